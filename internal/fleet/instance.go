@@ -1,0 +1,58 @@
+// Package fleet is who is there: workers announce themselves on NATS, and
+// every reader holds an immutable snapshot of them. It decides liveness
+// (live, suspect, dead) and pair compatibility; it never routes.
+package fleet
+
+// Role is what a worker does now; it can change while the worker runs.
+type Role string
+
+// Roles.
+const (
+	Prefill Role = "prefill"
+	Decode  Role = "decode"
+)
+
+// Layout is the KV geometry that a worker announces; the fields mirror
+// kernels.Layout without importing it.
+type Layout struct {
+	Layers      int    `json:"layers"`
+	KVHeads     int    `json:"kv_heads"`
+	HeadDim     int    `json:"head_dim"`
+	BlockTokens int    `json:"block_tokens"`
+	DType       string `json:"dtype"`
+}
+
+// Load is a worker's own report, refreshed with every heartbeat.
+type Load struct {
+	Running      int     `json:"running"`       // sequences in the batch
+	Waiting      int     `json:"waiting"`       // sequences queued
+	QueuedTokens int     `json:"queued_tokens"` // prompt tokens not yet computed
+	KVUsed       float64 `json:"kv_used"`       // 0..1 of the block pool, held
+}
+
+// Instance is one worker's announcement.
+type Instance struct {
+	ID       string `json:"id"`    // stable across restarts when configured, e.g. "prefill-0"
+	Epoch    uint64 `json:"epoch"` // new at every start
+	Role     Role   `json:"role"`
+	URL      string `json:"url"`     // http://host:port of its HTTP listener
+	KVAddr   string `json:"kv_addr"` // host:port of its kvconn listener
+	Dialect  string `json:"dialect"` // "native"
+	Model    string `json:"model"`   // the name clients use
+	Build    string `json:"build"`   // shown, never compared
+	Draining bool   `json:"draining,omitempty"`
+
+	ProtocolMin int `json:"protocol_min"` // kvconn protocol range
+	ProtocolMax int `json:"protocol_max"`
+
+	ModelFingerprint     string `json:"model_fingerprint"`
+	TokenizerFingerprint string `json:"tokenizer_fingerprint"`
+	Numerics             string `json:"numerics"`
+	Layout               Layout `json:"layout"`
+
+	MaxModelLen int  `json:"max_model_len"` // tokens, prompt and output
+	Blocks      int  `json:"blocks"`        // blocks in the pool
+	MaxBatch    int  `json:"max_batch"`
+	PID         int  `json:"pid"`
+	Load        Load `json:"load"`
+}

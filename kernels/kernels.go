@@ -1,0 +1,270 @@
+// Package kernels is the compute layer: a Backend holds one model's weights
+// and one paged KV pool on one device, and executes whole steps on them.
+//
+// The contract is step-level on purpose: a step carries every sequence of the
+// batch (prefill chunks and decode tokens together), and comes back with
+// sampled tokens. A GPU backend can turn a step into one graph launch; a
+// caller never asks for a single operation.
+//
+// Non-goals: scheduling, block allocation, tokenising. Callers (the engine)
+// own the block ids; a Backend only reads and writes the rows they name.
+// KV layout and digests are defined to the bit in DESIGN.md.
+package kernels
+
+import "fmt"
+
+// DType is the element type of a weight tensor as it lies in memory.
+type DType uint8
+
+// Element types. Quantised GGUF tensors are dequantised to F32 by the reader.
+const (
+	F32 DType = iota
+	F16
+	BF16
+)
+
+// Bytes returns the size of one element in bytes.
+func (d DType) Bytes() int {
+	if d == F32 {
+		return 4
+	}
+	return 2
+}
+
+func (d DType) String() string {
+	switch d {
+	case F32:
+		return "f32"
+	case F16:
+		return "f16"
+	case BF16:
+		return "bf16"
+	}
+	return fmt.Sprintf("dtype(%d)", uint8(d))
+}
+
+// Tensor is a row-major, little-endian weight. Projections are [out, in].
+// An absent tensor (no bias, tied head) has no Data.
+type Tensor struct {
+	DType DType
+	Shape []int
+	Data  []byte
+}
+
+// RopeScaling selects how rotary frequencies are stretched.
+// Kind is "", "linear", "llama3" or "yarn"; the fields follow the names of
+// Hugging Face's config.json rope_scaling object.
+type RopeScaling struct {
+	Kind            string
+	Factor          float64
+	LowFreqFactor   float64 // llama3
+	HighFreqFactor  float64 // llama3
+	OriginalMaxPos  int     // llama3, yarn
+	AttentionFactor float64 // yarn; 0 means derived from Factor
+	BetaFast        float64 // yarn; 0 means 32
+	BetaSlow        float64 // yarn; 0 means 1
+	MScale          float64 // yarn; 0 means unset
+	MScaleAllDim    float64 // yarn; 0 means unset
+	NoTruncate      bool    // yarn; truncate=false in config.json
+}
+
+// Arch is the shape of a Llama-family decoder (Llama, Qwen2, Qwen3, SmolLM2).
+type Arch struct {
+	Layers       int
+	Hidden       int // model width
+	Intermediate int // SwiGLU width
+	Heads        int // query heads
+	KVHeads      int // divides Heads
+	HeadDim      int // may differ from Hidden/Heads (Qwen3)
+	Vocab        int
+	MaxPositions int // longest context, tokens
+	NormEps      float32
+	RopeTheta    float64
+	Rope         RopeScaling
+	QKVBias      bool // Qwen2
+	QKNorm       bool // Qwen3: RMSNorm over each head of q and k before RoPE
+	TiedHead     bool
+}
+
+// LayerWeights are one decoder layer's tensors, rotate-half RoPE convention.
+type LayerWeights struct {
+	AttnNorm            Tensor // [hidden]
+	Q                   Tensor // [heads*head_dim, hidden]
+	K, V                Tensor // [kv_heads*head_dim, hidden]
+	QBias, KBias, VBias Tensor // [rows of Q, K, V], QKVBias only
+	QNorm, KNorm        Tensor // [head_dim], QKNorm only
+	O                   Tensor // [hidden, heads*head_dim]
+	MLPNorm             Tensor // [hidden]
+	Gate, Up            Tensor // [intermediate, hidden]
+	Down                Tensor // [hidden, intermediate]
+}
+
+// Weights are a whole model. Head is absent when Arch.TiedHead.
+// A backend copies what it needs: the caller may unmap them after New returns.
+type Weights struct {
+	Embed  Tensor // [vocab, hidden]
+	Layers []LayerWeights
+	Norm   Tensor // [hidden]
+	Head   Tensor // [vocab, hidden]
+}
+
+// Layout describes the KV pool's geometry; see DESIGN.md. Per layer the pool
+// is [block][2 (K,V)][kv_head][block_tokens][head_dim].
+type Layout struct {
+	Layers      int    `json:"layers"`
+	KVHeads     int    `json:"kv_heads"`
+	HeadDim     int    `json:"head_dim"`
+	BlockTokens int    `json:"block_tokens"`
+	DType       string `json:"dtype"`     // "f32", "bf16", "f16"
+	RowBytes    int    `json:"row_bytes"` // bytes of one (layer, K or V, head, position) row
+}
+
+// RowsBytes is the size of n packed positions of one layer:
+// [2][kv_heads][n][row_bytes].
+func (l Layout) RowsBytes(n int) int { return 2 * l.KVHeads * n * l.RowBytes }
+
+// BlockBytes is the size of one whole block of one layer.
+func (l Layout) BlockBytes() int { return l.RowsBytes(l.BlockTokens) }
+
+// Info says what a backend is.
+type Info struct {
+	Name     string // "cpu", "cuda"
+	Numerics string // blocks are shared only between equal strings; "cpu-f32-1"
+	SIMD     string // "avx512", "avx2", "portable": shown, never compared
+	Threads  int
+	Device   string // human readable
+}
+
+// Step is one forward pass over a batch. All slices stay owned by the caller
+// and must not change until Step returns.
+type Step struct {
+	Seqs []Seq
+	// OnLayer, when set, is called once a layer, in order, after that layer's
+	// K and V rows of every Seq lie in the pool with their digests. It runs on
+	// the stepping goroutine and must not block: it is how a push starts
+	// before the next layer is computed.
+	OnLayer func(layer int)
+}
+
+// Seq is one sequence's part of a step: n = len(Tokens) new positions.
+type Seq struct {
+	Tokens []int32 // token ids at positions Pos .. Pos+n-1
+	Pos    int     // absolute position of Tokens[0]; rows below Pos are in Blocks already
+	Blocks []int32 // block table; covers at least Pos+n positions
+
+	// Samples lists draws from the logits after the last token; usually none
+	// (an inner prefill chunk), one, or n for the first token of n choices.
+	Samples []Sample
+	// Targets, when set, has len(Tokens) ids: Result.Prompt[i] is then the log
+	// probability of Targets[i] after Tokens[i] (prompt logprobs). A target
+	// of -1 is skipped and yields a zero entry.
+	Targets        []int32
+	TargetLogprobs int  // how many top entries each Targets result lists
+	WantLogits     bool // copy the last position's raw logits into Result.Logits
+}
+
+// Bias adds Value to the logit of token ID.
+type Bias struct {
+	ID    int32
+	Value float32
+}
+
+// Sample holds one draw's parameters. Values are validated by the caller.
+// The order is: raw logits -> Bias, Ban -> repetition, presence, frequency
+// penalties -> temperature -> top-k -> top-p -> min-p -> draw.
+// Temperature 0 is argmax (lowest id wins ties) after bias and penalties.
+type Sample struct {
+	Seed        uint64
+	Choice      uint32 // choice index in 0..n-1
+	Position    int    // absolute position of the token being drawn
+	Temperature float32
+	TopK        int     // <= 0: off
+	TopP        float32 // 1: off
+	MinP        float32 // 0: off
+	Repetition  float32 // 1: off; over prompt and output tokens
+	Presence    float32 // over output tokens
+	Frequency   float32 // over output tokens
+	Prompt      []int32 // read only when Repetition is on
+	Output      []int32 // tokens so far; read only when a penalty is on
+	Bias        []Bias
+	Ban         []int32 // ids that must not be drawn (min_tokens)
+	Logprobs    int     // -1: none; else how many top entries to list
+}
+
+// TokenLogprob is a token with its natural-log probability under the raw
+// logits (before bias, penalties, temperature), as vLLM's "raw_logprobs".
+type TokenLogprob struct {
+	ID      int32   `json:"id"`
+	Logprob float32 `json:"logprob"`
+	Rank    int32   `json:"rank"` // 1 is the most likely; 0 when not computed
+}
+
+// Sampled is one drawn token.
+type Sampled struct {
+	Token int32          `json:"token"`
+	Self  TokenLogprob   `json:"self"`          // set when Logprobs >= 0
+	Top   []TokenLogprob `json:"top,omitempty"` // most likely first, len = Logprobs
+}
+
+// PromptLogprob answers one Targets entry.
+type PromptLogprob struct {
+	Self TokenLogprob   `json:"self"`
+	Top  []TokenLogprob `json:"top,omitempty"`
+}
+
+// Result is one Seq's outcome.
+type Result struct {
+	Samples []Sampled       // one a Seq.Samples entry
+	Prompt  []PromptLogprob // one a Seq.Targets entry
+	Logits  []float32       // [vocab], when WantLogits
+}
+
+// Backend executes steps of one model over one KV pool. One goroutine calls
+// Step; the pool methods may be called from others at the same time for
+// blocks that no running step writes.
+type Backend interface {
+	Info() Info
+	Arch() Arch
+	Layout() Layout
+	Blocks() int // blocks in the pool
+	// Step runs the batch and returns one Result a Seq. The results are valid
+	// until the next call of Step.
+	Step(*Step) ([]Result, error)
+	Pool
+	Close() error
+}
+
+// Pool moves rows in and out of the KV pool. Packed rows of one layer are
+// [2 (K,V)][kv_heads][n][row_bytes]; digests are one uint64 a KV head: the
+// sum over K and V rows of RowHash.
+type Pool interface {
+	// Gather copies positions row .. row+n-1 (offsets inside the block) of one
+	// layer into dst, packed. len(dst) must be Layout.RowsBytes(n).
+	Gather(layer int, block int32, row, n int, dst []byte)
+	// Scatter is the reverse. It leaves digests alone: see SetDigest.
+	Scatter(layer int, block int32, row, n int, src []byte)
+	// Digest writes the block's stored digest of one layer, one a KV head.
+	Digest(layer int, block int32, dst []uint64)
+	// SetDigest records the digest of rows 0 .. filled-1 of a block.
+	SetDigest(layer int, block int32, filled int, digest []uint64)
+	// CopyBlock copies rows 0 .. n-1 of every layer, with their digests
+	// (recomputed when n is less than what src had filled). firstPos is the
+	// absolute position of the block's row 0.
+	CopyBlock(dst, src int32, firstPos, n int)
+}
+
+// Error is a failed backend call.
+type Error struct {
+	Call string // "step", "xk_step"
+	Code int    // backend specific; 0 when it has none
+	Err  error
+}
+
+func (e *Error) Error() string {
+	if e.Code != 0 {
+		return fmt.Sprintf("%s: code %d: %v", e.Call, e.Code, e.Err)
+	}
+	return fmt.Sprintf("%s: %v", e.Call, e.Err)
+}
+
+func (e *Error) Unwrap() error { return e.Err }
