@@ -1,0 +1,52 @@
+# xpyd: `make help` lists the targets. CI calls the same ones; none needs a secret.
+GO       ?= go
+PKGS     ?= ./...
+RACE     ?= ./kvconn/... ./router/... ./internal/... ./prefill/... ./decode/... ./e2e/...
+FUZZTIME ?= 10s
+LINT     ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+.PHONY: help build dist test race fuzz bench lint faults soak clients goldens bench-report docker compose-check
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+build: ## one static binary, ./bin/xpyd
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/xpyd ./cmd/xpyd
+
+dist: ## stripped static binary for images, ./dist/xpyd
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o dist/xpyd ./cmd/xpyd
+
+test: ## every test, no GPU needed
+	$(GO) test $(PKGS)
+
+race: ## the packages where concurrency lives, under the race detector
+	$(GO) test -race $(RACE)
+
+fuzz: ## every fuzz target for FUZZTIME (10s)
+	scripts/fuzz $(FUZZTIME)
+
+lint: ## gofmt, vet, golangci-lint with the import rules
+	test -z "$$(gofmt -l $$(git ls-files '*.go'))"
+	$(GO) vet $(PKGS)
+	$(GO) run $(LINT) run $(PKGS)
+
+clients: ## the official Python and Node OpenAI libraries against `xpyd up`
+	scripts/clients
+
+faults: ## kill -9 and kill -STOP of every kind of process, 20 rounds
+	XPYD_FAULT_ROUNDS=20 $(GO) test ./e2e -run TestFaults -count=1 -timeout 60m -v
+
+soak: ## 1,000 random requests, xPyD against a single worker
+	XPYD_SOAK_REQUESTS=1000 $(GO) test ./e2e -run TestDifferential -count=1 -timeout 60m -v
+
+goldens: ## remake recorded goldens (needs Python with torch, transformers)
+	scripts/goldens
+
+bench: ## the figures of bench/: needs LLAMA2C=path/to/run.c (see bench/README.md)
+	scripts/bench-cpu
+
+bench-report: ## bench/README.md from bench/results/*.jsonl
+	$(GO) run ./scripts/benchreport bench/results > bench/README.md
+
+docker: dist ## container image from the static binary
+	docker build -t xpyd .
