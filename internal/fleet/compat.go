@@ -1,0 +1,123 @@
+package fleet
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// Mismatch is the first field in which a prefill and a decode instance
+// differ so that they must not be paired.
+type Mismatch struct {
+	Field   string `json:"field"`
+	Prefill string `json:"prefill"`
+	Decode  string `json:"decode"`
+}
+
+// Error makes a Mismatch usable as the reason of a refused pair.
+func (m *Mismatch) Error() string {
+	return fmt.Sprintf("%s differs: prefill has %s, decode has %s", m.Field, m.Prefill, m.Decode)
+}
+
+// Compatible returns nil when the KV blocks of p can serve requests on d,
+// else the first difference. Build and load are never compared; the block
+// size is not, because kvconn converts between block sizes.
+func Compatible(p, d *Instance) *Mismatch {
+	diff := func(field, prefill, decode string) *Mismatch {
+		return &Mismatch{Field: field, Prefill: shown(prefill), Decode: shown(decode)}
+	}
+	num := func(field string, prefill, decode int) *Mismatch {
+		return diff(field, strconv.Itoa(prefill), strconv.Itoa(decode))
+	}
+	a, b := &p.Layout, &d.Layout
+	switch {
+	case p.Dialect != d.Dialect:
+		return diff("dialect", p.Dialect, d.Dialect)
+	case p.Model != d.Model:
+		return diff("model", p.Model, d.Model)
+	case p.ModelFingerprint != d.ModelFingerprint:
+		return diff("model_fingerprint", p.ModelFingerprint, d.ModelFingerprint)
+	case p.TokenizerFingerprint != d.TokenizerFingerprint:
+		return diff("tokenizer_fingerprint", p.TokenizerFingerprint, d.TokenizerFingerprint)
+	case p.Numerics != d.Numerics:
+		return diff("numerics", p.Numerics, d.Numerics)
+	case a.Layers != b.Layers:
+		return num("layout.layers", a.Layers, b.Layers)
+	case a.KVHeads != b.KVHeads:
+		return num("layout.kv_heads", a.KVHeads, b.KVHeads)
+	case a.HeadDim != b.HeadDim:
+		return num("layout.head_dim", a.HeadDim, b.HeadDim)
+	case a.DType != b.DType:
+		return diff("layout.dtype", a.DType, b.DType)
+	case p.ProtocolMin > d.ProtocolMax || d.ProtocolMin > p.ProtocolMax:
+		return diff("protocol", span(p), span(d))
+	}
+	return nil
+}
+
+func span(i *Instance) string { return fmt.Sprintf("%d-%d", i.ProtocolMin, i.ProtocolMax) }
+
+func shown(v string) string {
+	if v == "" {
+		return "(none)"
+	}
+	return v
+}
+
+// Refusal is a live member that cannot be paired with every, or with most,
+// of its counterparts.
+type Refusal struct {
+	ID       string   `json:"id"`
+	Role     Role     `json:"role"`
+	Against  string   `json:"against"` // one counterpart with that difference
+	Mismatch Mismatch `json:"mismatch"`
+	Refused  int      `json:"refused"` // counterparts it cannot be paired with
+	Of       int      `json:"of"`      // live counterparts
+}
+
+func (r Refusal) String() string {
+	return fmt.Sprintf("%s %s cannot be paired with %d of %d, such as %s: %s",
+		r.Role, r.ID, r.Refused, r.Of, r.Against, r.Mismatch.Error())
+}
+
+// Refusals names every live member that has no compatible counterpart, or is
+// incompatible with more than half of them, with the difference that it has
+// most often. A role without counterparts is not refused. Order is by ID.
+// It compares every pair: for status and the log, not for the request path.
+func (s *Snapshot) Refusals() []Refusal {
+	var out []Refusal
+	for i := range s.Members {
+		m := &s.Members[i]
+		if m.State != Live {
+			continue
+		}
+		if r, ok := s.refusal(m); ok {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+func (s *Snapshot) refusal(m *Member) (Refusal, bool) {
+	r := Refusal{ID: m.ID, Role: m.Role}
+	seen := map[Mismatch]int{}
+	for i := range s.Members {
+		o := &s.Members[i]
+		if o.State != Live || o.Role == m.Role {
+			continue
+		}
+		r.Of++
+		p, d := &m.Instance, &o.Instance
+		if m.Role == Decode {
+			p, d = d, p
+		}
+		diff := Compatible(p, d)
+		if diff == nil {
+			continue
+		}
+		r.Refused++
+		if seen[*diff]++; seen[*diff] > seen[r.Mismatch] || r.Against == "" {
+			r.Against, r.Mismatch = o.ID, *diff
+		}
+	}
+	return r, 2*r.Refused > r.Of
+}

@@ -1,0 +1,96 @@
+package fleet
+
+import (
+	"iter"
+	"sort"
+	"time"
+)
+
+// State is what a reader may do with a member.
+type State string
+
+// States. New work goes to live members only; a suspect one keeps what it
+// has; whatever a dead or gone one had is lost.
+const (
+	Live    State = "live"
+	Suspect State = "suspect" // silent for longer than SuspectAfter
+	Dead    State = "dead"    // silent for longer than DeadAfter, or reported
+	Gone    State = "gone"    // said goodbye, or was removed
+)
+
+// Source says how a member became known.
+type Source string
+
+// Sources. Only members of source NATS send heartbeats, so only they can die
+// of silence; the others live until somebody reports them.
+const (
+	NATS   Source = "nats"
+	Static Source = "static" // a list in the configuration
+	Admin  Source = "admin"  // the admin API
+)
+
+// Member is one instance and what is known about its life.
+type Member struct {
+	Instance
+
+	State  State     `json:"state"`
+	Since  time.Time `json:"since"`            // when State began
+	Heard  time.Time `json:"heard"`            // the last sign of life
+	Reason string    `json:"reason,omitempty"` // why it is not live
+	Source Source    `json:"source"`
+}
+
+// Usable reports whether the member may be given new work.
+func (m *Member) Usable() bool { return m.State == Live && !m.Draining }
+
+// Link is the state of a connection to NATS.
+type Link struct {
+	Up         bool      `json:"up"`
+	Since      time.Time `json:"since"`
+	Reconnects uint64    `json:"reconnects"`
+}
+
+// Snapshot is the fleet at one moment. It is immutable and may be kept; its
+// members must not be written to.
+type Snapshot struct {
+	// Version rises with every change of membership, state, role, drain or
+	// announced field. Two snapshots of one version differ at most in Load
+	// and Heard.
+	Version uint64    `json:"version"`
+	At      time.Time `json:"at"`
+	Link    Link      `json:"link"`
+	Members []Member  `json:"members"` // ascending by ID, also dead and gone ones
+
+	index map[string]int
+}
+
+// NewSnapshot makes a snapshot of members, which it takes over and sorts by
+// ID; tests and simulators use it, watchers make their own.
+func NewSnapshot(version uint64, at time.Time, members []Member) *Snapshot {
+	sort.Slice(members, func(i, j int) bool { return members[i].ID < members[j].ID })
+	index := make(map[string]int, len(members))
+	for i := range members {
+		index[members[i].ID] = i
+	}
+	return &Snapshot{Version: version, At: at, Members: members, index: index}
+}
+
+// Get returns the member of that id, or nil.
+func (s *Snapshot) Get(id string) *Member {
+	i, ok := s.index[id]
+	if !ok {
+		return nil
+	}
+	return &s.Members[i]
+}
+
+// Usable yields the members of a role that may be given new work, by ID.
+func (s *Snapshot) Usable(role Role) iter.Seq[*Member] {
+	return func(yield func(*Member) bool) {
+		for i := range s.Members {
+			if m := &s.Members[i]; m.Role == role && m.Usable() && !yield(m) {
+				return
+			}
+		}
+	}
+}
