@@ -1,0 +1,77 @@
+package kvconn
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// Phase is how far a session or a ticket had come.
+type Phase string
+
+// Phases, in order.
+const (
+	PhaseDial      Phase = "dial"
+	PhaseHandshake Phase = "handshake"
+	PhaseTicket    Phase = "ticket"  // sent, not accepted
+	PhaseData      Phase = "data"    // accepted, no commit yet
+	PhaseCommit    Phase = "commit"  // committed, blocks still missing
+	PhaseRelease   Phase = "release" // all there; the sender may free
+	PhaseIdle      Phase = "idle"    // a session without tickets
+)
+
+// Error is every failure that leaves this package.
+type Error struct {
+	Op      string // "open", "request", "wait", "revoke", "send", "serve"
+	Peer    PeerID
+	Phase   Phase
+	Outcome ticket.Outcome
+	Err     error
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("%s %s: %s: %s: %v", e.Op, e.Peer, e.Phase, e.Outcome, e.Err)
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// Retryable says whether the same request may succeed on another pair.
+func (e *Error) Retryable() bool { return e.Outcome.Retryable() }
+
+// OutcomeOf returns the outcome that err carries, and fallback when it has
+// none. A nil error is Done.
+func OutcomeOf(err error, fallback ticket.Outcome) ticket.Outcome {
+	if err == nil {
+		return ticket.Done
+	}
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Outcome
+	}
+	return fallback
+}
+
+// Incompatible says which field of the handshake keeps two peers apart. Both
+// sides get one, each with its own value in Ours.
+type Incompatible struct {
+	Field        string // "protocol", "model_fingerprint", "layout.groups[0].dtype", "epoch"
+	Ours, Theirs string
+}
+
+func (e *Incompatible) Error() string {
+	return fmt.Sprintf("%s differs: ours %q, theirs %q", e.Field, e.Ours, e.Theirs)
+}
+
+// ErrDigest is what a Sink returns for rows whose digest does not match. The
+// session asks for them again, and gives up after Config.Resends tries.
+var ErrDigest = errors.New("digest mismatch")
+
+var (
+	errSilent   = errors.New("peer is silent")
+	errStalled  = errors.New("peer does not take bytes")
+	errClosed   = errors.New("closed")
+	errDraining = errors.New("peer is draining")
+	errRevoked  = errors.New("revoked")
+	errDeadline = errors.New("deadline passed")
+)
