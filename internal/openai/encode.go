@@ -1,0 +1,306 @@
+package openai
+
+import (
+	"math"
+	"strconv"
+	"unicode/utf8"
+)
+
+// TopLogprob is one alternative at a position.
+type TopLogprob struct {
+	ID      int32
+	Token   string // its text; may hold U+FFFD where Bytes are no whole characters
+	Bytes   []byte // its exact bytes; nil renders as null
+	Logprob float32
+}
+
+// TokenLogprob is one position: the token there and its alternatives, best
+// first. None marks a position without a distribution, which is an echoed
+// prompt's first token.
+type TokenLogprob struct {
+	TopLogprob
+	Top    []TopLogprob
+	Offset int // characters before it in the choice's text (completions only)
+	None   bool
+}
+
+// Choice is what one chunk, or a full response, says about one choice. Role
+// is meant for a chat stream's first chunk of a choice.
+type Choice struct {
+	Index    int
+	Text     string
+	Role     bool
+	Logprobs []TokenLogprob // nil renders as null
+	Finish   string         // "", "stop", "length", "tool_calls", …
+	// StopString or StopToken say what stopped it; both zero render as null.
+	StopString string
+	StopToken  int32 // id + 1, so that zero is none
+
+	TokenIDs       []int32        // with return_token_ids
+	PromptTokenIDs []int32        // with return_token_ids, first chunk of a choice or full response
+	PromptLogprobs []TokenLogprob // full completions only; nil leaves the field out
+}
+
+// Usage counts tokens of the whole request.
+type Usage struct {
+	Prompt     int
+	Completion int
+	Cached     int // of Prompt, found in a prefix cache
+}
+
+// Encoder writes one response. The zero value is not usable; NewEncoder
+// renders the fields that repeat. An Encoder is for one goroutine.
+type Encoder struct {
+	chat, ids, nullUsage bool
+	chunk, full          []byte // up to and including `"choices":[`
+}
+
+// Meta is what all chunks of a response have in common.
+type Meta struct {
+	ID      string // cmpl-… or chatcmpl-…
+	Model   string
+	Created int64 // Unix seconds
+	Chat    bool
+	// IncludeUsage makes every chunk carry "usage":null until the last
+	// (AppendUsage).
+	IncludeUsage   bool
+	ReturnTokenIDs bool
+}
+
+// NewEncoder prepares the writer of one response.
+func NewEncoder(m Meta) *Encoder {
+	e := &Encoder{chat: m.Chat, nullUsage: m.IncludeUsage, ids: m.ReturnTokenIDs}
+	head := func(object string) []byte {
+		b := append([]byte(nil), `{"id":`...)
+		b = AppendString(b, m.ID)
+		b = append(b, `,"object":"`...)
+		b = append(b, object...)
+		b = append(b, `","created":`...)
+		b = strconv.AppendInt(b, m.Created, 10)
+		b = append(b, `,"model":`...)
+		b = AppendString(b, m.Model)
+		return append(b, `,"system_fingerprint":null,"choices":[`...)
+	}
+	if m.Chat {
+		e.chunk, e.full = head("chat.completion.chunk"), head("chat.completion")
+	} else {
+		e.chunk, e.full = head("text_completion"), head("text_completion")
+	}
+	return e
+}
+
+// AppendChunk appends one server-sent event with one choice. usage, when not
+// nil, is the running count (stream_options.continuous_usage_stats). It does
+// not allocate when dst has room.
+func (e *Encoder) AppendChunk(dst []byte, c *Choice, usage *Usage) []byte {
+	dst = append(dst, "data: "...)
+	dst = append(dst, e.chunk...)
+	if e.chat {
+		dst = e.appendDelta(dst, c)
+	} else {
+		dst = e.appendText(dst, c, false)
+	}
+	dst = append(dst, ']')
+	switch {
+	case usage != nil:
+		dst = usage.append(append(dst, `,"usage":`...))
+	case e.nullUsage:
+		dst = append(dst, `,"usage":null`...)
+	}
+	return append(dst, "}\n\n"...)
+}
+
+// AppendUsage appends the event that closes a stream with include_usage: no
+// choices, and the usage.
+func (e *Encoder) AppendUsage(dst []byte, u Usage) []byte {
+	dst = append(dst, "data: "...)
+	dst = append(dst, e.chunk...)
+	dst = u.append(append(dst, `],"usage":`...))
+	return append(dst, "}\n\n"...)
+}
+
+// AppendFull appends the response of a request that does not stream.
+func (e *Encoder) AppendFull(dst []byte, choices []Choice, u Usage) []byte {
+	dst = append(dst, e.full...)
+	for i := range choices {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		if e.chat {
+			dst = e.appendMessage(dst, &choices[i])
+		} else {
+			dst = e.appendText(dst, &choices[i], true)
+		}
+	}
+	dst = u.append(append(dst, `],"usage":`...))
+	return append(dst, '}')
+}
+
+// AppendDone appends the event that ends every successful stream.
+func AppendDone(dst []byte) []byte { return append(dst, "data: [DONE]\n\n"...) }
+
+// AppendErrorEvent appends err as an event; the stream ends after it, without
+// [DONE].
+func AppendErrorEvent(dst []byte, err *Error) []byte {
+	dst = append(dst, "data: "...)
+	dst = err.Append(dst)
+	return append(dst, "\n\n"...)
+}
+
+func (u *Usage) append(dst []byte) []byte {
+	dst = append(dst, `{"prompt_tokens":`...)
+	dst = strconv.AppendInt(dst, int64(u.Prompt), 10)
+	dst = append(dst, `,"completion_tokens":`...)
+	dst = strconv.AppendInt(dst, int64(u.Completion), 10)
+	dst = append(dst, `,"total_tokens":`...)
+	dst = strconv.AppendInt(dst, int64(u.Prompt+u.Completion), 10)
+	dst = append(dst, `,"prompt_tokens_details":{"cached_tokens":`...)
+	dst = strconv.AppendInt(dst, int64(u.Cached), 10)
+	return append(dst, `}}`...)
+}
+
+// appendText writes a completions choice.
+func (e *Encoder) appendText(dst []byte, c *Choice, full bool) []byte {
+	dst = append(dst, `{"index":`...)
+	dst = strconv.AppendInt(dst, int64(c.Index), 10)
+	dst = append(dst, `,"text":`...)
+	dst = AppendString(dst, c.Text)
+	dst = append(dst, `,"logprobs":`...)
+	dst = appendTextLogprobs(dst, c.Logprobs)
+	dst = appendFinish(dst, c)
+	if full && c.PromptLogprobs != nil {
+		dst = appendPromptLogprobs(append(dst, `,"prompt_logprobs":`...), c.PromptLogprobs)
+	}
+	dst = e.appendIDs(dst, c, full)
+	return append(dst, '}')
+}
+
+// appendDelta writes a chat stream's choice.
+func (e *Encoder) appendDelta(dst []byte, c *Choice) []byte {
+	dst = append(dst, `{"index":`...)
+	dst = strconv.AppendInt(dst, int64(c.Index), 10)
+	dst = append(dst, `,"delta":{`...)
+	if c.Role {
+		dst = append(dst, `"role":"assistant",`...)
+	}
+	if c.Role || c.Text != "" || len(c.Logprobs) > 0 || len(c.TokenIDs) > 0 {
+		dst = append(dst, `"content":`...)
+		dst = AppendString(dst, c.Text)
+	}
+	dst = append(dst, `},"logprobs":`...)
+	dst = appendChatLogprobs(dst, c.Logprobs)
+	dst = appendFinish(dst, c)
+	dst = e.appendIDs(dst, c, false)
+	return append(dst, '}')
+}
+
+// appendMessage writes a full chat response's choice.
+func (e *Encoder) appendMessage(dst []byte, c *Choice) []byte {
+	dst = append(dst, `{"index":`...)
+	dst = strconv.AppendInt(dst, int64(c.Index), 10)
+	dst = append(dst, `,"message":{"role":"assistant","content":`...)
+	dst = AppendString(dst, c.Text)
+	dst = append(dst, `,"refusal":null},"logprobs":`...)
+	dst = appendChatLogprobs(dst, c.Logprobs)
+	dst = appendFinish(dst, c)
+	if c.PromptLogprobs != nil {
+		dst = appendPromptLogprobs(append(dst, `,"prompt_logprobs":`...), c.PromptLogprobs)
+	}
+	dst = e.appendIDs(dst, c, true)
+	return append(dst, '}')
+}
+
+func appendFinish(dst []byte, c *Choice) []byte {
+	dst = append(dst, `,"finish_reason":`...)
+	dst = appendStringOrNull(dst, c.Finish)
+	dst = append(dst, `,"stop_reason":`...)
+	if c.StopToken > 0 {
+		return strconv.AppendInt(dst, int64(c.StopToken)-1, 10)
+	}
+	return appendStringOrNull(dst, c.StopString)
+}
+
+func (e *Encoder) appendIDs(dst []byte, c *Choice, full bool) []byte {
+	if !e.ids {
+		return dst
+	}
+	dst = appendInts(append(dst, `,"token_ids":`...), c.TokenIDs)
+	if full || c.PromptTokenIDs != nil {
+		dst = appendInts(append(dst, `,"prompt_token_ids":`...), c.PromptTokenIDs)
+	}
+	return dst
+}
+
+func appendInts(dst []byte, ids []int32) []byte {
+	dst = append(dst, '[')
+	for i, id := range ids {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(dst, int64(id), 10)
+	}
+	return append(dst, ']')
+}
+
+func appendStringOrNull(dst []byte, s string) []byte {
+	if s == "" {
+		return append(dst, "null"...)
+	}
+	return AppendString(dst, s)
+}
+
+const hexDigits = "0123456789abcdef"
+
+// AppendString appends s as a JSON string. Characters beyond ASCII stay as
+// they are; bytes that are no UTF-8 become U+FFFD.
+func AppendString(dst []byte, s string) []byte {
+	dst = append(dst, '"')
+	start := 0
+	for i := 0; i < len(s); {
+		c := s[i]
+		if c < utf8.RuneSelf {
+			if c >= 0x20 && c != '"' && c != '\\' {
+				i++
+				continue
+			}
+			dst = append(dst, s[start:i]...)
+			switch c {
+			case '"', '\\':
+				dst = append(dst, '\\', c)
+			case '\n':
+				dst = append(dst, `\n`...)
+			case '\r':
+				dst = append(dst, `\r`...)
+			case '\t':
+				dst = append(dst, `\t`...)
+			default:
+				dst = append(dst, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
+			}
+			i++
+			start = i
+			continue
+		}
+		v, size := utf8.DecodeRuneInString(s[i:])
+		if v == utf8.RuneError && size == 1 {
+			dst = append(dst, s[start:i]...)
+			dst = append(dst, "\uFFFD"...)
+			start = i + 1
+		}
+		i += size
+	}
+	dst = append(dst, s[start:]...)
+	return append(dst, '"')
+}
+
+// appendLogprob appends v; JSON has no infinity, and -9999 stands for it as
+// in vLLM.
+func appendLogprob(dst []byte, v float32) []byte {
+	if f := float64(v); math.IsNaN(f) || f < -9999 {
+		v = -9999
+	}
+	format := byte('f')
+	if abs := math.Abs(float64(v)); abs != 0 && abs < 1e-6 {
+		format = 'e'
+	}
+	return strconv.AppendFloat(dst, float64(v), format, -1, 32)
+}

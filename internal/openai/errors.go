@@ -1,0 +1,99 @@
+package openai
+
+import "fmt"
+
+// Error is a refusal or failure in the API's shape. Param and Code render as
+// null when empty.
+type Error struct {
+	Status  int    // HTTP status
+	Message string // for people
+	Type    string // invalid_request_error, authentication_error, rate_limit_error, server_error
+	Param   string // the field at fault
+	Code    string // for programs
+}
+
+// Error types.
+const (
+	TypeInvalid   = "invalid_request_error"
+	TypeAuth      = "authentication_error"
+	TypeRateLimit = "rate_limit_error"
+	TypeServer    = "server_error"
+)
+
+func (e *Error) Error() string {
+	if e.Param != "" {
+		return fmt.Sprintf("%d %s: %s", e.Status, e.Param, e.Message)
+	}
+	return fmt.Sprintf("%d %s", e.Status, e.Message)
+}
+
+// BadRequest is a 400 that names the field at fault ("" when it is the body).
+func BadRequest(param, format string, args ...any) *Error {
+	return &Error{Status: 400, Type: TypeInvalid, Param: param, Message: fmt.Sprintf(format, args...)}
+}
+
+// Unauthorized is a 401.
+func Unauthorized(format string, args ...any) *Error {
+	return &Error{Status: 401, Type: TypeAuth, Code: "invalid_api_key", Message: fmt.Sprintf(format, args...)}
+}
+
+// NotFound is a 404; for an unknown model use ModelNotFound.
+func NotFound(format string, args ...any) *Error {
+	return &Error{Status: 404, Type: TypeInvalid, Code: "not_found", Message: fmt.Sprintf(format, args...)}
+}
+
+// ModelNotFound is the 404 for a model that nobody serves.
+func ModelNotFound(model string) *Error {
+	return &Error{Status: 404, Type: TypeInvalid, Param: "model", Code: "model_not_found",
+		Message: fmt.Sprintf("the model %q does not exist", clip(model, 200))}
+}
+
+// TooLarge is a 413.
+func TooLarge(format string, args ...any) *Error {
+	return &Error{Status: 413, Type: TypeInvalid, Code: "request_too_large", Message: fmt.Sprintf(format, args...)}
+}
+
+// TooMany is a 429; the HTTP layer adds Retry-After.
+func TooMany(format string, args ...any) *Error {
+	return &Error{Status: 429, Type: TypeRateLimit, Code: "rate_limit_exceeded", Message: fmt.Sprintf(format, args...)}
+}
+
+// Internal is a 500.
+func Internal(format string, args ...any) *Error {
+	return &Error{Status: 500, Type: TypeServer, Code: "internal_error", Message: fmt.Sprintf(format, args...)}
+}
+
+// Upstream is a 502: an engine failed.
+func Upstream(format string, args ...any) *Error {
+	return &Error{Status: 502, Type: TypeServer, Code: "engine_failed", Message: fmt.Sprintf(format, args...)}
+}
+
+// Unavailable is a 503: no pair can serve, or the router sheds load.
+func Unavailable(format string, args ...any) *Error {
+	return &Error{Status: 503, Type: TypeServer, Code: "unavailable", Message: fmt.Sprintf(format, args...)}
+}
+
+// Deadline is a 504.
+func Deadline(format string, args ...any) *Error {
+	return &Error{Status: 504, Type: TypeServer, Code: "deadline_exceeded", Message: fmt.Sprintf(format, args...)}
+}
+
+// Append appends {"error":{…}}.
+func (e *Error) Append(dst []byte) []byte {
+	dst = append(dst, `{"error":{"message":`...)
+	dst = AppendString(dst, e.Message)
+	dst = append(dst, `,"type":`...)
+	dst = AppendString(dst, e.Type)
+	dst = append(dst, `,"param":`...)
+	dst = appendStringOrNull(dst, e.Param)
+	dst = append(dst, `,"code":`...)
+	dst = appendStringOrNull(dst, e.Code)
+	return append(dst, `}}`...)
+}
+
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + "…"
+}

@@ -1,0 +1,152 @@
+package openai
+
+import "strconv"
+
+// appendTextLogprobs writes the completions shape: parallel lists.
+func appendTextLogprobs(dst []byte, lps []TokenLogprob) []byte {
+	if lps == nil {
+		return append(dst, "null"...)
+	}
+	list := func(dst []byte, name string, item func(dst []byte, lp *TokenLogprob) []byte) []byte {
+		dst = append(dst, name...)
+		for i := range lps {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			dst = item(dst, &lps[i])
+		}
+		return append(dst, ']')
+	}
+	dst = list(dst, `{"text_offset":[`, func(dst []byte, lp *TokenLogprob) []byte {
+		return strconv.AppendInt(dst, int64(lp.Offset), 10)
+	})
+	dst = list(dst, `,"token_logprobs":[`, func(dst []byte, lp *TokenLogprob) []byte {
+		if lp.None {
+			return append(dst, "null"...)
+		}
+		return appendLogprob(dst, lp.Logprob)
+	})
+	dst = list(dst, `,"tokens":[`, func(dst []byte, lp *TokenLogprob) []byte {
+		return AppendString(dst, lp.Token)
+	})
+	dst = list(dst, `,"top_logprobs":[`, appendTopMap)
+	return append(dst, '}')
+}
+
+// appendTopMap writes {token: logprob}, the chosen token first, then the
+// alternatives. Of tokens with the same text the first wins.
+func appendTopMap(dst []byte, lp *TokenLogprob) []byte {
+	if lp.None {
+		return append(dst, "null"...)
+	}
+	dst = append(dst, '{')
+	dst = AppendString(dst, lp.Token)
+	dst = append(dst, ':')
+	dst = appendLogprob(dst, lp.Logprob)
+next:
+	for i := range lp.Top {
+		t := &lp.Top[i]
+		if t.Token == lp.Token {
+			continue
+		}
+		for j := range i {
+			if lp.Top[j].Token == t.Token {
+				continue next
+			}
+		}
+		dst = append(dst, ',')
+		dst = AppendString(dst, t.Token)
+		dst = append(dst, ':')
+		dst = appendLogprob(dst, t.Logprob)
+	}
+	return append(dst, '}')
+}
+
+// appendChatLogprobs writes the chat shape: {"content":[{…}],"refusal":null}.
+func appendChatLogprobs(dst []byte, lps []TokenLogprob) []byte {
+	if lps == nil {
+		return append(dst, "null"...)
+	}
+	dst = append(dst, `{"content":[`...)
+	for i := range lps {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendEntry(dst, &lps[i].TopLogprob)
+		dst = append(dst, `,"top_logprobs":[`...)
+		for j := range lps[i].Top {
+			if j > 0 {
+				dst = append(dst, ',')
+			}
+			dst = append(appendEntry(dst, &lps[i].Top[j]), '}')
+		}
+		dst = append(dst, `]}`...)
+	}
+	return append(dst, `],"refusal":null}`...)
+}
+
+// appendEntry writes {"token","logprob","bytes" and leaves the brace open.
+func appendEntry(dst []byte, t *TopLogprob) []byte {
+	dst = append(dst, `{"token":`...)
+	dst = AppendString(dst, t.Token)
+	dst = append(dst, `,"logprob":`...)
+	dst = appendLogprob(dst, t.Logprob)
+	dst = append(dst, `,"bytes":`...)
+	if t.Bytes == nil {
+		return append(dst, "null"...)
+	}
+	dst = append(dst, '[')
+	for i, c := range t.Bytes {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendUint(dst, uint64(c), 10)
+	}
+	return append(dst, ']')
+}
+
+// appendPromptLogprobs writes vLLM's shape: a list with null for the first
+// position, then {"id":{"logprob","rank","decoded_token"}}. Rank is 1 for the
+// best of the alternatives; a token outside them has a null rank.
+func appendPromptLogprobs(dst []byte, lps []TokenLogprob) []byte {
+	entry := func(dst []byte, t *TopLogprob, rank int) []byte {
+		dst = append(dst, '"')
+		dst = strconv.AppendInt(dst, int64(t.ID), 10)
+		dst = append(dst, `":{"logprob":`...)
+		dst = appendLogprob(dst, t.Logprob)
+		dst = append(dst, `,"rank":`...)
+		if rank == 0 {
+			dst = append(dst, "null"...)
+		} else {
+			dst = strconv.AppendInt(dst, int64(rank), 10)
+		}
+		dst = append(dst, `,"decoded_token":`...)
+		dst = AppendString(dst, t.Token)
+		return append(dst, '}')
+	}
+	dst = append(dst, '[')
+	for i := range lps {
+		lp := &lps[i]
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		if lp.None {
+			dst = append(dst, "null"...)
+			continue
+		}
+		rank := 0
+		for j := range lp.Top {
+			if lp.Top[j].ID == lp.ID {
+				rank = j + 1
+			}
+		}
+		dst = entry(append(dst, '{'), &lp.TopLogprob, rank)
+		for j := range lp.Top {
+			if lp.Top[j].ID != lp.ID {
+				dst = entry(append(dst, ','), &lp.Top[j], j+1)
+			}
+		}
+		dst = append(dst, '}')
+	}
+	return append(dst, ']')
+}

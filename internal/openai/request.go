@@ -1,0 +1,143 @@
+package openai
+
+import "encoding/json"
+
+// Limits bounds a request. The zero value of a field means the default.
+type Limits struct {
+	MaxPrompts   int // prompts in one completion request; 256
+	MaxN         int // choices a prompt; 128
+	MaxLogprobs  int // alternatives a position; 20
+	MaxStops     int // stop strings; 16
+	MaxStopBytes int // bytes of one stop string; 1024
+	MaxBias      int // logit_bias and stop_token_ids entries; 1024
+	MaxDepth     int // JSON nesting; 64
+	VocabSize    int // token ids must be below it; 0 leaves them unchecked
+}
+
+func (l Limits) withDefaults() Limits {
+	def := func(p *int, v int) {
+		if *p == 0 {
+			*p = v
+		}
+	}
+	def(&l.MaxPrompts, 256)
+	def(&l.MaxN, 128)
+	def(&l.MaxLogprobs, 20)
+	def(&l.MaxStops, 16)
+	def(&l.MaxStopBytes, 1024)
+	def(&l.MaxBias, 1024)
+	def(&l.MaxDepth, 64)
+	return l
+}
+
+// Fields is a set of request fields that the client gave a value; a worker
+// fills the others from the model's generation config.
+type Fields uint8
+
+// The fields whose absence can matter.
+const (
+	GivenTemperature Fields = 1 << iota
+	GivenTopP
+	GivenTopK
+	GivenMinP
+	GivenRepetition
+)
+
+// Has says whether f was given.
+func (g Fields) Has(f Fields) bool { return g&f != 0 }
+
+// Bias is one logit_bias entry.
+type Bias struct {
+	ID    int32
+	Value float32 // added to the logit, -100..100
+}
+
+// Sampling is what completions and chat share. Values hold the API's defaults
+// where the client gave none.
+type Sampling struct {
+	Model  string // "" when absent
+	User   string
+	N      int // choices a prompt, >= 1
+	Seed   *int64
+	Stream bool
+
+	IncludeUsage    bool // stream_options.include_usage
+	ContinuousUsage bool // stream_options.continuous_usage_stats
+
+	MaxTokens    *int // output tokens; nil: the rest of the context (chat), 16 (completions, already filled in)
+	MinTokens    int
+	Stop         []string
+	StopTokenIDs []int32
+	IncludeStop  bool // include_stop_str_in_output
+	IgnoreEOS    bool
+	SkipSpecial  bool // skip_special_tokens, default true
+
+	Given       Fields
+	Temperature float32 // 0..2, 1
+	TopP        float32 // (0,1], 1
+	MinP        float32 // [0,1], 0
+	TopK        int     // 0 means the whole vocabulary
+	Presence    float32 // -2..2, 0
+	Frequency   float32 // -2..2, 0
+	Repetition  float32 // (0,2], 1
+	LogitBias   []Bias
+
+	PromptLogprobs *int // prompt_logprobs: alternatives at each prompt position
+	ReturnTokenIDs bool
+	CacheSalt      string // separates prefix caches
+
+	// KVTransferParams is the raw kv_transfer_params object; nil when absent
+	// or null.
+	KVTransferParams json.RawMessage
+}
+
+// Prompt is text or token ids.
+type Prompt struct {
+	Text     string
+	Tokens   []int32
+	IsTokens bool
+}
+
+// Completion is a POST /v1/completions body.
+type Completion struct {
+	Sampling
+	Prompts    []Prompt // at least one
+	Echo       bool
+	Logprobs   *int // 0..MaxLogprobs; nil: none
+	AddSpecial bool // add_special_tokens, default true
+}
+
+// Chat is a POST /v1/chat/completions body.
+type Chat struct {
+	Sampling
+	// Messages are as sent, except that a list of text parts is joined with
+	// newlines into one string, an absent content is nil, and the arguments
+	// of tool calls are decoded JSON, as chat templates expect them.
+	Messages    []map[string]any
+	Logprobs    bool
+	TopLogprobs int // 0..MaxLogprobs
+
+	Tools          json.RawMessage // array; nil when absent or empty
+	ToolChoice     json.RawMessage
+	ResponseFormat json.RawMessage
+
+	AddGenerationPrompt  bool // default true
+	ContinueFinalMessage bool
+	AddSpecial           bool           // default false: templates write their own
+	TemplateKwargs       map[string]any // chat_template_kwargs
+}
+
+// Tokenize is a POST /tokenize body: a prompt, or a chat when Chat is set.
+type Tokenize struct {
+	Model      string
+	Prompt     string
+	Chat       *Chat // messages form
+	AddSpecial bool  // default true for a prompt, false for a chat
+	ReturnStrs bool  // return_token_strs
+}
+
+// Detokenize is a POST /detokenize body.
+type Detokenize struct {
+	Model  string
+	Tokens []int32
+}

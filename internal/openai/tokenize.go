@@ -1,0 +1,132 @@
+package openai
+
+import (
+	"math"
+	"strconv"
+)
+
+// ParseTokenize reads a POST /tokenize body, in either of vLLM's forms:
+// prompt, or messages with the chat fields.
+func ParseTokenize(body []byte, lim Limits) (*Tokenize, *Error) {
+	lim = lim.withDefaults()
+	t := &Tokenize{}
+	c := &Chat{Sampling: defaults(), AddGenerationPrompt: true}
+	hasPrompt, special, specialGiven := false, false, false
+	p := parser{lim: lim}
+	err := p.body(body, func(key []byte) (err *Error) {
+		switch string(key) {
+		case "prompt":
+			t.Prompt, hasPrompt, err = p.r.readString("prompt")
+		case "add_special_tokens":
+			special, specialGiven, err = p.r.readBool("add_special_tokens")
+		case "return_token_strs":
+			t.ReturnStrs, _, err = p.r.readBool("return_token_strs")
+		default:
+			err = p.chatField(c, key)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	t.Model = c.Model
+	switch {
+	case c.Messages != nil && hasPrompt:
+		return nil, BadRequest("prompt", "give prompt or messages, not both")
+	case c.Messages != nil:
+		if err := p.checkChat(c); err != nil {
+			return nil, err
+		}
+		t.Chat = c
+	case !hasPrompt:
+		return nil, BadRequest("prompt", "prompt or messages is required")
+	default:
+		t.AddSpecial = true
+	}
+	if specialGiven {
+		t.AddSpecial = special
+	}
+	if t.Chat != nil {
+		t.Chat.AddSpecial = t.AddSpecial
+	}
+	return t, nil
+}
+
+// ParseDetokenize reads a POST /detokenize body.
+func ParseDetokenize(body []byte, lim Limits) (*Detokenize, *Error) {
+	d := &Detokenize{}
+	p := parser{lim: lim.withDefaults()}
+	err := p.body(body, func(key []byte) (err *Error) {
+		switch string(key) {
+		case "model":
+			d.Model, _, err = p.r.readString("model")
+		case "tokens":
+			d.Tokens, err = p.tokenIDs("tokens", math.MaxInt32)
+		default:
+			err = p.r.skip()
+		}
+		return err
+	})
+	if err == nil && d.Tokens == nil {
+		err = BadRequest("tokens", "tokens is required")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// AppendTokenized appends the answer to /tokenize; strs nil renders as null.
+func AppendTokenized(dst []byte, tokens []int32, strs []string, maxModelLen int) []byte {
+	dst = append(dst, `{"count":`...)
+	dst = strconv.AppendInt(dst, int64(len(tokens)), 10)
+	dst = append(dst, `,"max_model_len":`...)
+	dst = strconv.AppendInt(dst, int64(maxModelLen), 10)
+	dst = appendInts(append(dst, `,"tokens":`...), tokens)
+	dst = append(dst, `,"token_strs":`...)
+	if strs == nil {
+		return append(dst, `null}`...)
+	}
+	dst = append(dst, '[')
+	for i, s := range strs {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = AppendString(dst, s)
+	}
+	return append(dst, `]}`...)
+}
+
+// AppendDetokenized appends the answer to /detokenize.
+func AppendDetokenized(dst []byte, prompt string) []byte {
+	dst = append(dst, `{"prompt":`...)
+	dst = AppendString(dst, prompt)
+	return append(dst, '}')
+}
+
+// Model is one entry of /v1/models.
+type Model struct {
+	ID          string
+	Created     int64
+	MaxModelLen int
+}
+
+// AppendModels appends the answer to /v1/models.
+func AppendModels(dst []byte, models []Model) []byte {
+	dst = append(dst, `{"object":"list","data":[`...)
+	for i, m := range models {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = append(dst, `{"id":`...)
+		dst = AppendString(dst, m.ID)
+		dst = append(dst, `,"object":"model","created":`...)
+		dst = strconv.AppendInt(dst, m.Created, 10)
+		dst = append(dst, `,"owned_by":"xpyd","root":`...)
+		dst = AppendString(dst, m.ID)
+		dst = append(dst, `,"parent":null,"max_model_len":`...)
+		dst = strconv.AppendInt(dst, int64(m.MaxModelLen), 10)
+		dst = append(dst, '}')
+	}
+	return append(dst, `]}`...)
+}
