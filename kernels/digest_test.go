@@ -1,0 +1,188 @@
+package kernels_test
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+func TestDigestVectors(t *testing.T) {
+	raw, err := os.ReadFile("testdata/digest_vectors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v struct {
+		Rows []struct {
+			Layer, KV, Head, Pos int
+			Row, Hash            string
+		}
+		Slabs []struct {
+			KVHeads  int `json:"kv_heads"`
+			N        int
+			RowBytes int `json:"row_bytes"`
+			Layer    int
+			FirstPos int `json:"first_pos"`
+			Packed   string
+			Digest   []string
+		}
+	}
+	if err := json.Unmarshal(raw, &v); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range v.Rows {
+		row, _ := hex.DecodeString(r.Row)
+		if got := fmt.Sprintf("%016x", kernels.RowHash(r.Layer, r.KV, r.Head, r.Pos, row)); got != r.Hash {
+			t.Errorf("row of %d bytes at (%d,%d,%d,%d): got %s want %s", len(row), r.Layer, r.KV, r.Head, r.Pos, got, r.Hash)
+		}
+	}
+	for i, s := range v.Slabs {
+		packed, _ := hex.DecodeString(s.Packed)
+		out := make([]uint64, s.KVHeads)
+		l := kernels.Layout{KVHeads: s.KVHeads, RowBytes: s.RowBytes}
+		kernels.DigestRows(l, s.Layer, s.FirstPos, s.N, packed, out)
+		for h, want := range s.Digest {
+			if got := fmt.Sprintf("%016x", out[h]); got != want {
+				t.Errorf("slab %d head %d: got %s want %s", i, h, got, want)
+			}
+		}
+	}
+}
+
+func randomBytes(r *rand.Rand, n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return b
+}
+
+// A flip of any single bit is always seen, also where a product's factor is
+// zero, one or all ones: see DESIGN.md for the proof.
+func TestRowHashSingleBitFlips(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	f := func(row []byte) {
+		t.Helper()
+		want := kernels.RowHash(3, 1, 2, 77, row)
+		for bit := range 8 * len(row) {
+			row[bit/8] ^= 1 << (bit % 8)
+			if kernels.RowHash(3, 1, 2, 77, row) == want {
+				t.Fatalf("flip of bit %d of %d bytes not seen", bit, len(row))
+			}
+			row[bit/8] ^= 1 << (bit % 8)
+		}
+	}
+	for range 50 {
+		f(randomBytes(r, 1+r.IntN(300)))
+	}
+	f(make([]byte, 256))
+	// Lanes whose factors are 0, 1 or 2^32-1 for the real keys.
+	for _, lo := range []uint32{0, 1, 0xffffffff} {
+		for _, hi := range []uint32{0, 1, 0xffffffff} {
+			row := make([]byte, 64)
+			for i := range 8 {
+				k := kernels.DigestKey(i)
+				binary.LittleEndian.PutUint64(row[8*i:], uint64(uint32(k)^lo)|uint64(uint32(k>>32)^hi)<<32)
+			}
+			f(row)
+		}
+	}
+}
+
+func TestDigestDetects(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	l := kernels.Layout{KVHeads: 3, RowBytes: 48}
+	const n = 5
+	base := randomBytes(r, l.RowsBytes(n))
+	sum := func(layer, pos int, p []byte) (s uint64) {
+		out := make([]uint64, l.KVHeads)
+		kernels.DigestRows(l, layer, pos, n, p, out)
+		for _, d := range out {
+			s += d
+		}
+		return s
+	}
+	want := sum(2, 9, base)
+	if sum(3, 9, base) == want || sum(2, 10, base) == want {
+		t.Error("a moved block was not seen")
+	}
+	rows := len(base) / l.RowBytes
+	row := func(p []byte, i int) []byte { return p[i*l.RowBytes : (i+1)*l.RowBytes] }
+	for i := range rows {
+		zeroed := append([]byte(nil), base...)
+		clear(row(zeroed, i))
+		if sum(2, 9, zeroed) == want {
+			t.Errorf("zeroed row %d was not seen", i)
+		}
+		for j := range i {
+			swapped := append([]byte(nil), base...)
+			copy(row(swapped, i), row(base, j))
+			copy(row(swapped, j), row(base, i))
+			if sum(2, 9, swapped) == want {
+				t.Errorf("swap of rows %d and %d was not seen", i, j)
+			}
+		}
+	}
+	zero := make([]byte, len(base))
+	if sum(2, 9, zero) == 0 || sum(2, 9, zero) == sum(2, 10, zero) {
+		t.Error("zero rows carry no coordinates")
+	}
+}
+
+// FuzzDigestAdds checks that a digest is the sum over any split of its rows,
+// and that hashing never panics or depends on padding bytes.
+func FuzzDigestAdds(f *testing.F) {
+	f.Add([]byte("0123456789abcdef0123456789abcdef"), uint16(7), uint8(2), uint8(1))
+	f.Add(make([]byte, 200), uint16(65535), uint8(5), uint8(20))
+	f.Fuzz(func(t *testing.T, data []byte, pos uint16, cut, rowBytes uint8) {
+		rb := int(rowBytes) + 1
+		l := kernels.Layout{KVHeads: 1, RowBytes: rb}
+		n := len(data) / (2 * rb)
+		data = data[:2*n*rb]
+		out := make([]uint64, 1)
+		kernels.DigestRows(l, 4, int(pos), n, data, out)
+		a := 0
+		if n > 0 {
+			a = int(cut) % (n + 1)
+		}
+		k, v := data[:n*rb], data[n*rb:]
+		sum := kernels.DigestHeadRows(4, 0, 0, int(pos), a, rb, k) +
+			kernels.DigestHeadRows(4, 0, 0, int(pos)+a, n-a, rb, k[a*rb:]) +
+			kernels.DigestHeadRows(4, 1, 0, int(pos), a, rb, v) +
+			kernels.DigestHeadRows(4, 1, 0, int(pos)+a, n-a, rb, v[a*rb:])
+		if sum != out[0] {
+			t.Fatalf("split at %d of %d: %x, whole %x", a, n, sum, out[0])
+		}
+		pad := append(append([]byte(nil), data...), make([]byte, (16-len(data)%16)%16)...)
+		if kernels.RowHash(0, 0, 0, 0, data) != kernels.RowHash(0, 0, 0, 0, pad) {
+			t.Fatal("zero padding to 16 bytes changed the hash")
+		}
+	})
+}
+
+func TestDigestKeys(t *testing.T) {
+	long := make([]byte, 16*130)
+	for i := range 260 {
+		if i < 256 && kernels.DigestTable(i) != kernels.DigestKey(i) {
+			t.Errorf("table entry %d differs from the formula", i)
+		}
+	}
+	if kernels.RowHash(0, 0, 0, 0, long) == kernels.RowHash(0, 0, 0, 0, long[:2048]) {
+		t.Error("lanes past the table are not hashed")
+	}
+}
+
+func BenchmarkDigestRows(b *testing.B) {
+	l := kernels.Layout{KVHeads: 4, RowBytes: 256}
+	p := make([]byte, l.RowsBytes(16))
+	out := make([]uint64, 4)
+	b.SetBytes(int64(len(p)))
+	for b.Loop() {
+		kernels.DigestRows(l, 1, 0, 16, p, out)
+	}
+}
