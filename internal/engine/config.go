@@ -1,0 +1,113 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config holds the engine's limits. None of them changes which tokens a
+// request gets, only when.
+type Config struct {
+	// MaxRunning is how many sequences (choices) one step carries.
+	MaxRunning int
+	// MaxWaiting is how many requests may wait to be started; more are
+	// refused with ErrQueueFull.
+	MaxWaiting int
+	// StepTokens is the token budget of a step: decoding sequences take one
+	// each, prefill chunks the rest.
+	StepTokens int
+	// MaxStepTime is how long a step with a prefill chunk should take at
+	// most; the chunk adapts to the measured speed. 0 means StepTokens alone
+	// decides.
+	MaxStepTime time.Duration
+	// MaxBacklog is how many unread events a choice may have before it
+	// pauses until they are read.
+	MaxBacklog int
+	// MaxModelLen caps prompt plus output tokens; 0 means what model and
+	// pool allow.
+	MaxModelLen int
+	// MaxFailures is how many steps in a row may fail before Health reports
+	// the engine as broken.
+	MaxFailures int
+	// EOS are the model's end-of-sequence ids.
+	EOS []int32
+}
+
+// DefaultConfig returns limits that suit a small server.
+func DefaultConfig() Config {
+	return Config{
+		MaxRunning:  256,
+		MaxWaiting:  1024,
+		StepTokens:  2048,
+		MaxStepTime: 50 * time.Millisecond,
+		MaxBacklog:  64,
+		MaxFailures: 3,
+	}
+}
+
+// Validate checks the ranges.
+func (c *Config) Validate() error {
+	for _, f := range []struct {
+		name  string
+		value int
+		least int
+	}{
+		{"max running", c.MaxRunning, 1},
+		{"max waiting", c.MaxWaiting, 1},
+		{"step tokens", c.StepTokens, 1},
+		{"max backlog", c.MaxBacklog, 1},
+		{"max model len", c.MaxModelLen, 0},
+		{"max failures", c.MaxFailures, 1},
+		{"max step time", int(c.MaxStepTime), 0},
+	} {
+		if f.value < f.least {
+			return fmt.Errorf("engine: %s is %d, want at least %d", f.name, f.value, f.least)
+		}
+	}
+	return nil
+}
+
+// Errors of Submit and of Handle.Next.
+var (
+	// ErrQueueFull: MaxWaiting requests wait already.
+	ErrQueueFull = errors.New("engine queue is full")
+	// ErrClosed: the engine is closing, or closed before the request ended.
+	ErrClosed = errors.New("engine is closed")
+	// ErrCancelled: Handle.Cancel was called, or the request's context ended.
+	ErrCancelled = errors.New("request was cancelled")
+)
+
+// TooLongError says that a prompt cannot fit, whatever else runs.
+type TooLongError struct {
+	Prompt int // tokens of the prompt
+	Max    int // tokens of prompt and output together
+}
+
+func (e *TooLongError) Error() string {
+	return fmt.Sprintf("prompt has %d tokens, which leaves no room for output: prompt and output may have %d together",
+		e.Prompt, e.Max)
+}
+
+// RequestError says that a request is malformed: a caller's mistake.
+type RequestError struct {
+	Field string
+	Msg   string
+}
+
+func (e *RequestError) Error() string { return fmt.Sprintf("request %s: %s", e.Field, e.Msg) }
+
+// StepError says that the backend failed in a step that carried the request.
+type StepError struct {
+	Panicked bool
+	Err      error
+}
+
+func (e *StepError) Error() string {
+	if e.Panicked {
+		return fmt.Sprintf("backend step panicked: %v", e.Err)
+	}
+	return fmt.Sprintf("backend step: %v", e.Err)
+}
+
+func (e *StepError) Unwrap() error { return e.Err }

@@ -1,0 +1,123 @@
+package kvcache
+
+import "fmt"
+
+// Check verifies the cache's invariants: every block is in exactly one state,
+// references equal the owners' accounts, and the index agrees with the blocks
+// and with its own orders. It is for tests and for an idle engine's audit.
+func (c *Cache) Check() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	refs := make([]int32, len(c.blocks))
+	quarantined := make([]bool, len(c.blocks))
+	for owner, h := range c.owners {
+		if len(h.refs) == 0 && len(h.quarantined) == 0 {
+			return fmt.Errorf("owner %q has an empty account", owner)
+		}
+		for id, n := range h.refs {
+			refs[id] += int32(n)
+		}
+		for id := range h.quarantined {
+			if quarantined[id] {
+				return fmt.Errorf("block %d is in quarantine twice", id)
+			}
+			quarantined[id] = true
+		}
+	}
+	free := make([]bool, len(c.blocks))
+	for _, id := range c.free {
+		if free[id] {
+			return fmt.Errorf("block %d is free twice", id)
+		}
+		free[id] = true
+	}
+	cached := 0
+	for i := range c.blocks {
+		b := &c.blocks[i]
+		states := 0
+		for _, is := range []bool{free[i], b.refs > 0, b.refs == 0 && b.entry != nil, b.quarantined} {
+			if is {
+				states++
+			}
+		}
+		switch {
+		case states != 1:
+			return fmt.Errorf("block %d: in %d states: free %t, refs %d, indexed %t, quarantined %t",
+				i, states, free[i], b.refs, b.entry != nil, b.quarantined)
+		case b.refs != refs[i]:
+			return fmt.Errorf("block %d: %d references, owners have %d", i, b.refs, refs[i])
+		case b.quarantined != quarantined[i]:
+			return fmt.Errorf("block %d: quarantine %t, owners say %t", i, b.quarantined, quarantined[i])
+		case b.entry != nil && (free[i] || b.quarantined):
+			return fmt.Errorf("block %d: indexed though not in use", i)
+		case b.entry != nil && c.index[b.entry.hash] != b.entry:
+			return fmt.Errorf("block %d: its entry is not in the index", i)
+		}
+		if b.refs == 0 && b.entry != nil {
+			cached++
+		}
+	}
+	if cached != c.cached {
+		return fmt.Errorf("%d blocks cached, counted %d", cached, c.cached)
+	}
+	if len(c.waiters.list()) != c.waiters.len {
+		return fmt.Errorf("%d waiters, counted %d", len(c.waiters.list()), c.waiters.len)
+	}
+	return c.checkIndex()
+}
+
+func (c *Cache) checkIndex() error {
+	kids := make(map[Hash]int)
+	idle := 0
+	for hash, e := range c.index {
+		kids[e.parent]++
+		n := 0
+		for _, id := range e.blocks {
+			b := &c.blocks[id]
+			if b.entry != e {
+				return fmt.Errorf("block %d: indexed under an entry it does not know", id)
+			}
+			if b.refs == 0 {
+				n++
+			}
+		}
+		switch {
+		case hash != e.hash || len(e.blocks) != c.unitBlocks:
+			return fmt.Errorf("entry %x: hash %x, %d blocks", hash, e.hash, len(e.blocks))
+		case n != e.idle:
+			return fmt.Errorf("entry %x: %d blocks idle, counted %d", hash, n, e.idle)
+		case n > 0 && (e.pos >= len(c.idle) || c.idle[e.pos] != e):
+			return fmt.Errorf("entry %x: not where its heap position says", hash)
+		case e.leaf != (c.kids[hash] == 0):
+			return fmt.Errorf("entry %x: leaf %t with %d children", hash, e.leaf, c.kids[hash])
+		}
+		if n > 0 {
+			idle++
+		}
+	}
+	if idle != len(c.idle) {
+		return fmt.Errorf("%d entries evictable, heap has %d", idle, len(c.idle))
+	}
+	if len(kids) != len(c.kids) {
+		return fmt.Errorf("%d parents, counted %d", len(kids), len(c.kids))
+	}
+	for hash, n := range kids {
+		if c.kids[hash] != n {
+			return fmt.Errorf("entry %x: %d children, counted %d", hash, n, c.kids[hash])
+		}
+	}
+	for i := 1; i < len(c.idle); i++ {
+		if c.idle.Less(i, (i-1)/2) {
+			return fmt.Errorf("eviction heap out of order at %d", i)
+		}
+	}
+	return nil
+}
+
+func (l *waiterList) list() []*waiter {
+	var all []*waiter
+	for w := l.first; w != nil; w = w.next {
+		all = append(all, w)
+	}
+	return all
+}

@@ -1,0 +1,217 @@
+package kvcache
+
+import "container/heap"
+
+// entry is one indexed unit of a prefix: UnitTokens tokens in unitBlocks
+// blocks, named by the chain hash at its end.
+type entry struct {
+	hash, parent Hash
+	blocks       []int32
+	idle         int    // its blocks that nobody holds
+	used         uint64 // clock of the last release
+	leaf         bool   // no indexed entry extends it
+	pos          int    // in Cache.idle, when idle > 0
+}
+
+// entryHeap orders entries with something to evict: leaves before inner
+// entries, then least recently used.
+type entryHeap []*entry
+
+func (h entryHeap) Len() int { return len(h) }
+func (h entryHeap) Less(i, j int) bool {
+	if h[i].leaf != h[j].leaf {
+		return h[i].leaf
+	}
+	return h[i].used < h[j].used
+}
+func (h entryHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].pos, h[j].pos = i, j
+}
+func (h *entryHeap) Push(x any) {
+	e := x.(*entry)
+	e.pos = len(*h)
+	*h = append(*h, e)
+}
+func (h *entryHeap) Pop() any {
+	last := len(*h) - 1
+	e := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return e
+}
+
+// Match finds the longest indexed prefix of tokens, at most maxTokens long,
+// and gives owner a reference to each of its blocks. n is its length, a
+// multiple of UnitTokens.
+func (c *Cache) Match(tokens []int32, salt string, maxTokens int, owner string) (ids []int32, n int) {
+	ch := c.NewChain(salt)
+	ch.Extend(tokens[:min(len(tokens), max(maxTokens, 0))])
+	return c.MatchChain(&ch, maxTokens, owner)
+}
+
+// MatchChain is Match for a sequence whose chain is at hand.
+func (c *Cache) MatchChain(ch *Chain, maxTokens int, owner string) (ids []int32, n int) {
+	grains := c.unitTokens / Grain
+	c.mu.Lock()
+	defer c.unlock()
+	for i := grains; i <= len(ch.hashes) && i*Grain <= maxTokens; i += grains {
+		e := c.index[ch.hashes[i-1]]
+		if e == nil {
+			break
+		}
+		ids = append(ids, e.blocks...)
+		n = i * Grain
+	}
+	c.retain(ids, owner)
+	c.counters.hitTokens += uint64(n)
+	c.counters.askedToken += uint64(max(maxTokens, 0))
+	return ids, n
+}
+
+// Insert tells the index that blocks ids, all held, contain the KV rows of
+// tokens; a last incomplete unit is left out. A prefix the index has already
+// keeps its blocks, and the caller's stay private copies.
+func (c *Cache) Insert(tokens []int32, salt string, ids []int32) {
+	ch := c.NewChain(salt)
+	ch.Extend(tokens)
+	c.InsertChain(&ch, tokens, ids, 0)
+}
+
+// InsertChain is Insert for a sequence whose chain, covering tokens, is at
+// hand; the first from tokens are indexed already. It returns how many tokens
+// are done with: pass that as from next time.
+func (c *Cache) InsertChain(ch *Chain, tokens, ids []int32, from int) int {
+	whole := min(len(tokens), len(ids)*c.cfg.BlockTokens, ch.Tokens())
+	if from+c.unitTokens > whole {
+		return from
+	}
+	c.mu.Lock()
+	defer c.unlock()
+	for ; from+c.unitTokens <= whole; from += c.unitTokens {
+		b := from / c.cfg.BlockTokens
+		c.insert(ch, from, tokens[from:from+c.unitTokens], ids[b:b+c.unitBlocks])
+	}
+	return from
+}
+
+func (c *Cache) insert(ch *Chain, from int, tokens, ids []int32) {
+	hash := ch.at((from + c.unitTokens) / Grain)
+	if c.index[hash] != nil {
+		return
+	}
+	for _, id := range ids {
+		b := c.at(id)
+		if b.refs == 0 {
+			panic("kvcache: insert of a block that nobody holds")
+		}
+		if b.entry != nil {
+			// A unit of several blocks that shares its first ones with a
+			// forked sibling's unit: a block is indexed once.
+			return
+		}
+	}
+	e := &entry{
+		hash:   hash,
+		parent: ch.at(from / Grain),
+		blocks: append([]int32(nil), ids...),
+		leaf:   c.kids[hash] == 0,
+	}
+	c.index[hash] = e
+	c.kids[e.parent]++
+	c.releaf(e.parent)
+	for _, id := range ids {
+		c.blocks[id].entry = e
+	}
+	if c.cfg.Listener != nil {
+		ev := Event{Kind: Stored, Hash: e.hash, Tokens: append([]int32(nil), tokens...), Blocks: e.blocks}
+		if from > 0 {
+			ev.Parent = e.parent
+		}
+		c.pending = append(c.pending, ev)
+	}
+}
+
+// Clear empties the index: cached blocks are freed, held ones stay held.
+func (c *Cache) Clear() {
+	c.mu.Lock()
+	defer c.unlock()
+	for _, e := range c.index {
+		c.unindex(e)
+	}
+	clear(c.index)
+	clear(c.kids)
+	clear(c.idle)
+	c.idle = c.idle[:0]
+	if c.cfg.Listener != nil {
+		c.pending = append(c.pending, Event{Kind: Cleared})
+	}
+}
+
+// evict drops the entry that is worth least. The caller knows that at least
+// one block is cached.
+func (c *Cache) evict() {
+	e := c.idle[0]
+	c.counters.evicted += uint64(e.idle)
+	c.drop(e)
+}
+
+// drop takes an entry out of the index. Entries that extend it stay: they
+// match again once it is back.
+func (c *Cache) drop(e *entry) {
+	if e.idle > 0 {
+		heap.Remove(&c.idle, e.pos)
+	}
+	c.unindex(e)
+	delete(c.index, e.hash)
+	if c.kids[e.parent]--; c.kids[e.parent] == 0 {
+		delete(c.kids, e.parent)
+	}
+	c.releaf(e.parent)
+	if c.cfg.Listener != nil {
+		c.pending = append(c.pending, Event{Kind: Removed, Hash: e.hash, Blocks: e.blocks})
+	}
+}
+
+// unindex parts an entry from its blocks; idle ones become free.
+func (c *Cache) unindex(e *entry) {
+	for _, id := range e.blocks {
+		b := &c.blocks[id]
+		b.entry = nil
+		if b.refs == 0 {
+			b.gen++
+			c.cached--
+			c.free = append(c.free, id)
+		}
+	}
+}
+
+// releaf updates whether the entry of that hash, if indexed, is a leaf.
+func (c *Cache) releaf(hash Hash) {
+	e := c.index[hash]
+	if e == nil {
+		return
+	}
+	e.leaf = c.kids[hash] == 0
+	if e.idle > 0 {
+		heap.Fix(&c.idle, e.pos)
+	}
+}
+
+// entryBusy and entryIdle record that one more block of e is held, or no
+// longer is.
+func (c *Cache) entryBusy(e *entry) {
+	if e.idle--; e.idle == 0 {
+		heap.Remove(&c.idle, e.pos)
+	}
+}
+
+func (c *Cache) entryIdle(e *entry) {
+	c.clock++
+	e.used = c.clock
+	if e.idle++; e.idle == 1 {
+		heap.Push(&c.idle, e)
+		return
+	}
+	heap.Fix(&c.idle, e.pos)
+}

@@ -1,0 +1,200 @@
+// Package kvcache says which KV block belongs to whom: a pool of block ids
+// with generations, reference counts and owners, and an index of finished
+// prefixes that later requests reuse. It is safe for concurrent use: HTTP
+// handlers reserve blocks while the engine runs.
+//
+// Every block is in exactly one state:
+//
+//	free        nobody holds it, its content means nothing
+//	held        one or more references, each booked on an owner's label
+//	cached      no references, but the prefix index knows its content;
+//	            taken back, least recently used leaf first, when Alloc needs it
+//	quarantined revoked while a peer may still write to it; not reusable
+//	            until Unquarantine
+//
+// Non-goals: moving or reading KV rows (kernels.Pool does), deciding who runs
+// (the engine does), and trusting callers: a release of something not held is
+// a bug that would mix two requests' memory, so it panics.
+package kvcache
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// Errors of Alloc and AllocWait.
+var (
+	// ErrNoSpace: not enough free or evictable blocks now.
+	ErrNoSpace = errors.New("no free KV blocks")
+	// ErrTooLarge: more blocks than the pool has.
+	ErrTooLarge = errors.New("more KV blocks than the pool has")
+	// ErrTooManyWaiters: AllocWait's queue is full.
+	ErrTooManyWaiters = errors.New("too many requests wait for KV blocks")
+)
+
+// Config describes the pool. It must match the backend's.
+type Config struct {
+	Blocks      int // blocks in the pool, ids 0 .. Blocks-1
+	BlockTokens int // positions a block, 1 to 256
+	// Fingerprint and Numerics go into every hash: blocks made by another
+	// model or under other numerics never match.
+	Fingerprint string
+	Numerics    string
+	MaxWaiters  int      // AllocWait calls that may queue; 0 means 1024
+	Listener    Listener // told about index changes; may be nil
+}
+
+// Validate checks the ranges.
+func (c *Config) Validate() error {
+	switch {
+	case c.Blocks < 1 || c.Blocks > 1<<30:
+		return fmt.Errorf("kv cache: blocks is %d, want at least 1", c.Blocks)
+	case c.BlockTokens < 1 || c.BlockTokens > 256:
+		return fmt.Errorf("kv cache: block_tokens is %d, want 1 to 256", c.BlockTokens)
+	case c.MaxWaiters < 0:
+		return fmt.Errorf("kv cache: max waiters is %d, want 0 or more", c.MaxWaiters)
+	}
+	return nil
+}
+
+// block is what the pool knows of one id.
+type block struct {
+	gen         uint32
+	refs        int32
+	quarantined bool
+	entry       *entry // the index entry it belongs to
+}
+
+// Cache is the pool and its prefix index.
+type Cache struct {
+	cfg        Config
+	unitTokens int // lcm(BlockTokens, Grain)
+	unitBlocks int
+
+	deliverMu sync.Mutex // taken before mu; held while the listener runs
+
+	mu          sync.Mutex // guards all below
+	blocks      []block
+	free        []int32 // stack
+	cached      int     // blocks in state cached
+	quarantined int
+	owners      map[string]*holding
+	index       map[Hash]*entry
+	kids        map[Hash]int // indexed entries by their parent's hash
+	idle        entryHeap    // entries with at least one cached block
+	clock       uint64       // orders uses, for LRU
+	waiters     waiterList
+	pending     []Event // index changes not yet told
+	freed       bool    // blocks became available since the last unlock
+	notify      func()
+	counters    counters
+}
+
+type counters struct {
+	evicted    uint64
+	hitTokens  uint64
+	askedToken uint64
+}
+
+// New makes an empty cache.
+func New(cfg Config) (*Cache, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.MaxWaiters == 0 {
+		cfg.MaxWaiters = 1024
+	}
+	unit := lcm(cfg.BlockTokens, Grain)
+	c := &Cache{
+		cfg:        cfg,
+		unitTokens: unit,
+		unitBlocks: unit / cfg.BlockTokens,
+		blocks:     make([]block, cfg.Blocks),
+		free:       make([]int32, 0, cfg.Blocks),
+		owners:     make(map[string]*holding),
+		index:      make(map[Hash]*entry),
+		kids:       make(map[Hash]int),
+	}
+	for id := cfg.Blocks - 1; id >= 0; id-- {
+		c.free = append(c.free, int32(id))
+	}
+	return c, nil
+}
+
+// Blocks returns the pool's size.
+func (c *Cache) Blocks() int { return c.cfg.Blocks }
+
+// BlockTokens returns the positions a block holds.
+func (c *Cache) BlockTokens() int { return c.cfg.BlockTokens }
+
+// UnitTokens returns the tokens that one index entry covers: prefixes match
+// in multiples of it.
+func (c *Cache) UnitTokens() int { return c.unitTokens }
+
+// BlocksFor returns how many blocks hold n positions.
+func (c *Cache) BlocksFor(n int) int {
+	return (n + c.cfg.BlockTokens - 1) / c.cfg.BlockTokens
+}
+
+// Notify sets the function called, outside all locks, whenever blocks became
+// available. It must not block. The engine sets it; a later call replaces it.
+func (c *Cache) Notify(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.notify = f
+}
+
+// Stats is a snapshot of counts.
+type Stats struct {
+	Blocks, Free, Held, Cached, Quarantined int
+
+	Entries   int    // prefix index entries
+	Waiters   int    // AllocWait calls in the queue
+	Evicted   uint64 // blocks taken back from the index, ever
+	HitTokens uint64 // tokens found by Match, ever
+	AskTokens uint64 // tokens that Match was asked for, ever
+}
+
+// Available is how many blocks an Alloc could get.
+func (s Stats) Available() int { return s.Free + s.Cached }
+
+// Stats returns current counts.
+func (c *Cache) Stats() Stats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := Stats{
+		Blocks: c.cfg.Blocks, Free: len(c.free), Cached: c.cached,
+		Quarantined: c.quarantined,
+		Entries:     len(c.index), Waiters: c.waiters.len,
+		Evicted:   c.counters.evicted,
+		HitTokens: c.counters.hitTokens, AskTokens: c.counters.askedToken,
+	}
+	s.Held = s.Blocks - s.Free - s.Cached - s.Quarantined
+	return s
+}
+
+// unlock ends a mutation: it serves waiters, lets go of the lock, then tells
+// the listener and the notifier what happened.
+func (c *Cache) unlock() {
+	if c.freed {
+		c.grant()
+	}
+	freed, notify, events := c.freed, c.notify, len(c.pending) > 0
+	c.freed = false
+	c.mu.Unlock()
+	if events {
+		c.deliver()
+	}
+	if freed && notify != nil {
+		notify()
+	}
+}
+
+func lcm(a, b int) int {
+	x, y := a, b
+	for y != 0 {
+		x, y = y, x%y
+	}
+	return a / x * b
+}
