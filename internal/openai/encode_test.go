@@ -1,0 +1,268 @@
+package openai_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sort"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/openai"
+)
+
+// events returns the JSON of each event of an SSE body, and checks [DONE].
+func events(t *testing.T, body []byte) []map[string]any {
+	t.Helper()
+	var out []map[string]any
+	done := false
+	s := bufio.NewScanner(bytes.NewReader(body))
+	for s.Scan() {
+		data, ok := strings.CutPrefix(s.Text(), "data: ")
+		switch {
+		case s.Text() == "":
+		case !ok || done:
+			t.Fatalf("line %q", s.Text())
+		case data == "[DONE]":
+			done = true
+		default:
+			var m map[string]any
+			if err := json.Unmarshal([]byte(data), &m); err != nil {
+				t.Fatalf("%s: %v", data, err)
+			}
+			out = append(out, m)
+		}
+	}
+	if !done {
+		t.Fatal("no [DONE]")
+	}
+	return out
+}
+
+// shape describes a value by its keys and types; null matches anything, so
+// it is left out.
+func shape(prefix string, v any, out map[string]string) {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, x := range v {
+			shape(prefix+"."+k, x, out)
+		}
+	case []any:
+		for _, x := range v {
+			shape(prefix+"[]", x, out)
+		}
+	case nil:
+	default:
+		out[prefix] = reflect.TypeOf(v).Kind().String()
+	}
+}
+
+// TestChatStreamsLikeRecorded replays recorded streams through the encoder
+// and compares what a client would read: every field that both have, of the
+// same type and value.
+func TestChatStreamsLikeRecorded(t *testing.T) {
+	files, _ := filepath.Glob("testdata/sse/*.sse")
+	if len(files) != 3 {
+		t.Fatalf("have %v", files)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			body, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := events(t, body)
+			first := want[0]
+			enc := openai.NewEncoder(openai.Meta{ID: first["id"].(string), Model: first["model"].(string),
+				Created: int64(first["created"].(float64)), Chat: true, IncludeUsage: true})
+			var out []byte
+			for _, m := range want {
+				out = replay(enc, out, m)
+			}
+			got := events(t, openai.AppendDone(out))
+			if len(got) != len(want) {
+				t.Fatalf("%d events, want %d", len(got), len(want))
+			}
+			for i := range want {
+				a, b := map[string]string{}, map[string]string{}
+				shape("", want[i], a)
+				shape("", got[i], b)
+				for k, kind := range a {
+					if k == ".system_fingerprint" || strings.HasPrefix(k, ".usage.completion_tokens_details") {
+						continue
+					}
+					if b[k] != kind {
+						t.Errorf("event %d: %s is %q, want %q", i, k, b[k], kind)
+					}
+				}
+				if !reflect.DeepEqual(got[i]["id"], want[i]["id"]) {
+					t.Errorf("event %d: id", i)
+				}
+				if !reflect.DeepEqual(content(got[i]), content(want[i])) {
+					t.Errorf("event %d:\n got %v\nwant %v", i, content(got[i]), content(want[i]))
+				}
+			}
+		})
+	}
+}
+
+func replay(enc *openai.Encoder, out []byte, m map[string]any) []byte {
+	if u, ok := m["usage"].(map[string]any); ok {
+		return enc.AppendUsage(out, openai.Usage{Prompt: int(u["prompt_tokens"].(float64)), Completion: int(u["completion_tokens"].(float64))})
+	}
+	c := m["choices"].([]any)[0].(map[string]any)
+	delta := c["delta"].(map[string]any)
+	choice := openai.Choice{Index: int(c["index"].(float64))}
+	choice.Text, _ = delta["content"].(string)
+	_, choice.Role = delta["role"]
+	choice.Finish, _ = c["finish_reason"].(string)
+	if lp, ok := c["logprobs"].(map[string]any); ok {
+		choice.Logprobs = []openai.TokenLogprob{}
+		for _, x := range lp["content"].([]any) {
+			x := x.(map[string]any)
+			l := openai.TokenLogprob{TopLogprob: openai.TopLogprob{Token: x["token"].(string), Logprob: float32(x["logprob"].(float64))}}
+			for _, b := range x["bytes"].([]any) {
+				l.Bytes = append(l.Bytes, byte(b.(float64)))
+			}
+			choice.Logprobs = append(choice.Logprobs, l)
+		}
+	}
+	return enc.AppendChunk(out, &choice, nil)
+}
+
+// content is what clients act on.
+func content(m map[string]any) []any {
+	out := []any{m["object"], m["created"], m["model"]}
+	for _, c := range m["choices"].([]any) {
+		c := c.(map[string]any)
+		d := c["delta"].(map[string]any)
+		out = append(out, c["index"], c["finish_reason"], d["role"], d["content"], c["logprobs"])
+	}
+	return out
+}
+
+func keys(m map[string]any) string {
+	var ks []string
+	for k := range m {
+		ks = append(ks, k)
+	}
+	sort.Strings(ks)
+	return strings.Join(ks, " ")
+}
+
+func TestFullShapes(t *testing.T) {
+	lps := []openai.TokenLogprob{
+		{TopLogprob: openai.TopLogprob{ID: 1, Token: "<s>"}, None: true},
+		{TopLogprob: openai.TopLogprob{ID: 2, Token: "a\"", Bytes: []byte(`a"`), Logprob: -0.5}, Offset: 3,
+			Top: []openai.TopLogprob{{ID: 3, Token: "b", Logprob: -0.25}, {ID: 2, Token: "a\"", Logprob: -0.5},
+				{ID: 4, Token: "b", Logprob: float32(math.Inf(-1))}}},
+	}
+	choices := []openai.Choice{
+		{Index: 0, Text: "x\u0000\u2028é", Finish: "stop", StopString: "\n", Logprobs: lps, PromptLogprobs: lps, TokenIDs: []int32{5, 6}, PromptTokenIDs: []int32{1}},
+		{Index: 1, Text: "\xff", Finish: "length", StopToken: 1},
+	}
+	f := func(chat bool, wantTop, wantChoice string) map[string]any {
+		t.Helper()
+		enc := openai.NewEncoder(openai.Meta{ID: "i", Model: "m", Created: 5, Chat: chat, ReturnTokenIDs: true})
+		b := enc.AppendFull(nil, choices, openai.Usage{Prompt: 3, Completion: 4, Cached: 2})
+		var m map[string]any
+		if err := json.Unmarshal(b, &m); err != nil {
+			t.Fatalf("%s: %v", b, err)
+		}
+		c := m["choices"].([]any)[0].(map[string]any)
+		if keys(m) != wantTop || keys(c) != wantChoice {
+			t.Errorf("keys %q, %q", keys(m), keys(c))
+		}
+		u := m["usage"].(map[string]any)
+		if u["total_tokens"] != 7.0 || u["prompt_tokens_details"].(map[string]any)["cached_tokens"] != 2.0 {
+			t.Errorf("usage %v", u)
+		}
+		if c1 := m["choices"].([]any)[1].(map[string]any); c1["stop_reason"] != 0.0 {
+			t.Errorf("stop_reason %v", c1["stop_reason"])
+		}
+		return c
+	}
+	top := "choices created id model object system_fingerprint usage"
+	c := f(false, top, "finish_reason index logprobs prompt_logprobs prompt_token_ids stop_reason text token_ids")
+	if c["text"] != "x\u0000\u2028é" || c["stop_reason"] != "\n" {
+		t.Errorf("text %q, stop_reason %q", c["text"], c["stop_reason"])
+	}
+	got, _ := json.Marshal(c["logprobs"])
+	want := `{"text_offset":[0,3],"token_logprobs":[null,-0.5],"tokens":["\u003cs\u003e","a\""],"top_logprobs":[null,{"a\"":-0.5,"b":-0.25}]}`
+	if string(got) != want {
+		t.Errorf("logprobs %s", got)
+	}
+	got, _ = json.Marshal(c["prompt_logprobs"])
+	want = `[null,{"2":{"decoded_token":"a\"","logprob":-0.5,"rank":2},"3":{"decoded_token":"b","logprob":-0.25,"rank":1},"4":{"decoded_token":"b","logprob":-9999,"rank":3}}]`
+	if string(got) != want {
+		t.Errorf("prompt_logprobs %s", got)
+	}
+	c = f(true, top, "finish_reason index logprobs message prompt_logprobs prompt_token_ids stop_reason token_ids")
+	if k := keys(c["message"].(map[string]any)); k != "content refusal role" {
+		t.Errorf("message keys %q", k)
+	}
+	entry := c["logprobs"].(map[string]any)["content"].([]any)[1].(map[string]any)
+	if k := keys(entry); k != "bytes logprob token top_logprobs" {
+		t.Errorf("logprob keys %q", k)
+	}
+}
+
+func TestErrorShape(t *testing.T) {
+	f := func(err *openai.Error, want string) {
+		t.Helper()
+		if got := string(err.Append(nil)); got != want {
+			t.Errorf("got %s", got)
+		}
+	}
+	f(openai.BadRequest("n", "n is %q", `"`), `{"error":{"message":"n is \"\\\"\"","type":"invalid_request_error","param":"n","code":null}}`)
+	f(openai.Upstream("gone"), `{"error":{"message":"gone","type":"server_error","param":null,"code":"engine_failed"}}`)
+}
+
+func TestChunkAllocatesNothing(t *testing.T) {
+	c := openai.Choice{Index: 1, Text: "hello \"world\"\n", TokenIDs: []int32{1, 2}, Logprobs: []openai.TokenLogprob{
+		{TopLogprob: openai.TopLogprob{Token: "a", Bytes: []byte("a"), Logprob: -1}, Top: []openai.TopLogprob{{Token: "b", Logprob: -2}}}}}
+	usage := openai.Usage{Prompt: 1}
+	for _, chat := range []bool{false, true} {
+		enc := openai.NewEncoder(openai.Meta{ID: "i", Model: "m", Chat: chat, ReturnTokenIDs: true})
+		buf := make([]byte, 0, 4096)
+		if n := testing.AllocsPerRun(100, func() { buf = enc.AppendChunk(buf[:0], &c, &usage) }); n != 0 {
+			t.Errorf("chat %v: %v allocations a chunk", chat, n)
+		}
+	}
+}
+
+func TestScanAllocations(t *testing.T) {
+	body := []byte(`{"model":"m","prompt":"` + strings.Repeat("word ", 2000) + `","x":[{"a":1,"b":[2,3]},{"c":{}}],"seed":1}`)
+	if n := testing.AllocsPerRun(100, func() {
+		if _, err := openai.Scan(body, openai.Limits{}); err != nil {
+			t.Fatal(err)
+		}
+	}); n > 4 {
+		t.Errorf("%v allocations a scan", n)
+	}
+}
+
+func BenchmarkScan(b *testing.B) {
+	body := []byte(`{"model":"m","prompt":"` + strings.Repeat("word ", 20000) + `","max_tokens":16,"stream":true}`)
+	b.SetBytes(int64(len(body)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := openai.Scan(body, openai.Limits{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkChunk(b *testing.B) {
+	enc := openai.NewEncoder(openai.Meta{ID: "cmpl-0123456789abcdef", Model: "stories260k"})
+	c := openai.Choice{Text: " hello"}
+	var buf []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		buf = enc.AppendChunk(buf[:0], &c, nil)
+	}
+}

@@ -1,0 +1,268 @@
+package openai_test
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/openai"
+)
+
+func TestBadCompletions(t *testing.T) {
+	long := strings.Repeat("x", 1025)
+	deep := strings.Repeat("[", 65) + strings.Repeat("]", 65)
+	for _, c := range []struct{ body, param, message string }{
+		{``, "", "unexpected end"},
+		{`{`, "", "expected a string"},
+		{`[]`, "", "must be a JSON object"},
+		{`"x"`, "", "must be a JSON object"},
+		{`{"prompt":"x"} {}`, "", "trailing data"},
+		{"{\"prompt\":\"x\"}\x00", "", "trailing data"},
+		{`{"prompt":"x",}`, "", "expected a string"},
+		{`{"prompt" "x"}`, "", "expected ':'"},
+		{`{"prompt":"x" "n":1}`, "", "expected ','"},
+		{`{'prompt':"x"}`, "", "expected a string"},
+		{`{"prompt":"x","a":NaN}`, "", "unexpected character"},
+		{`{"prompt":"x","temperature":NaN}`, "", "unexpected character"},
+		{`{"prompt":"x","a":Infinity}`, "", "unexpected character"},
+		{`{"prompt":"x","a":-Infinity}`, "", "invalid number"},
+		{`{"prompt":"x","a":01}`, "", "expected ','"},
+		{`{"prompt":"x","a":1.}`, "", "invalid number"},
+		{`{"prompt":"x","a":1e}`, "", "invalid number"},
+		{`{"prompt":"x","a":tru}`, "", "invalid literal"},
+		{`{"prompt":"x","a":` + deep + `}`, "", "nests deeper"},
+		{"{\"prompt\":\"\xff\"}", "", "not valid UTF-8"},
+		{"{\"prompt\":\"a\nb\"}", "", "control character"},
+		{`{"prompt":"\ud800"}`, "", "lone surrogate"},
+		{`{"prompt":"\udc00\ud800"}`, "", "lone surrogate"},
+		{`{"prompt":"\u12g4"}`, "", "invalid \\u escape"},
+		{`{"prompt":"\x"}`, "", "invalid escape"},
+		{`{"prompt":"abc`, "", "unterminated"},
+		{`{}`, "prompt", "required"},
+		{`{"prompt":null}`, "prompt", "required"},
+		{`{"prompt":[]}`, "prompt", "empty"},
+		{`{"prompt":[[]]}`, "prompt", "empty"},
+		{`{"prompt":3}`, "prompt", "not a number"},
+		{`{"prompt":{"a":1}}`, "prompt", "not an object"},
+		{`{"prompt":["a",1]}`, "prompt", "prompt[1]"},
+		{`{"prompt":[1,"a"]}`, "prompt", "prompt[1]"},
+		{`{"prompt":["a",[1]]}`, "prompt", "prompt[1]"},
+		{`{"prompt":[[1],"a"]}`, "prompt", "prompt[1]"},
+		{`{"prompt":[[1,"a"]]}`, "prompt", "prompt[0][1]"},
+		{`{"prompt":[true]}`, "prompt", "prompt[0]"},
+		{`{"prompt":[-1]}`, "prompt", "prompt[0]"},
+		{`{"prompt":[1.5]}`, "prompt", "integer"},
+		{`{"prompt":[512]}`, "prompt", "between 0 and 511"},
+		{`{"prompt":[99999999999999999999]}`, "prompt", "prompt[0]"},
+		{`{"prompt":"x","model":3}`, "model", "string"},
+		{`{"prompt":"x","stream":"yes"}`, "stream", "boolean"},
+		{`{"prompt":"x","stream":1}`, "stream", "boolean"},
+		{`{"prompt":"x","n":0}`, "n", "between 1 and 128"},
+		{`{"prompt":"x","n":129}`, "n", "between 1 and 128"},
+		{`{"prompt":"x","n":"2"}`, "n", "integer"},
+		{`{"prompt":"x","n":1.5}`, "n", "integer"},
+		{`{"prompt":"x","n":true}`, "n", "integer"},
+		{`{"prompt":"x","max_tokens":0}`, "max_tokens", "at least 1"},
+		{`{"prompt":"x","max_tokens":-1}`, "max_tokens", "at least 0"},
+		{`{"prompt":"x","max_tokens":1e400}`, "max_tokens", "at least 0"},
+		{`{"prompt":"x","max_tokens":4,"min_tokens":5}`, "min_tokens", "above max_tokens"},
+		{`{"prompt":"x","temperature":-0.1}`, "temperature", "between 0 and 2"},
+		{`{"prompt":"x","temperature":1e999}`, "temperature", "between 0 and 2"},
+		{`{"prompt":"x","temperature":"hot"}`, "temperature", "number"},
+		{`{"prompt":"x","top_p":0}`, "top_p", "above 0"},
+		{`{"prompt":"x","top_p":1.01}`, "top_p", "between 0 and 1"},
+		{`{"prompt":"x","min_p":2}`, "min_p", "between 0 and 1"},
+		{`{"prompt":"x","top_k":-2}`, "top_k", "at least -1"},
+		{`{"prompt":"x","presence_penalty":3}`, "presence_penalty", "between -2 and 2"},
+		{`{"prompt":"x","frequency_penalty":-3}`, "frequency_penalty", "between -2 and 2"},
+		{`{"prompt":"x","repetition_penalty":0}`, "repetition_penalty", "above 0"},
+		{`{"prompt":"x","seed":1e300}`, "seed", "between"},
+		{`{"prompt":"x","seed":"1"}`, "seed", "integer"},
+		{`{"prompt":"x","logprobs":21}`, "logprobs", "between 0 and 20"},
+		{`{"prompt":"x","logprobs":true}`, "logprobs", "integer"},
+		{`{"prompt":"x","stop":1}`, "stop", "a string or a list"},
+		{`{"prompt":"x","stop":["a",1]}`, "stop", "stop[1]"},
+		{`{"prompt":"x","stop":""}`, "stop", "empty"},
+		{`{"prompt":"x","stop":["a",null]}`, "stop", "empty"},
+		{`{"prompt":"x","stop":"` + long + `"}`, "stop", "longer than 1024"},
+		{`{"prompt":"x","stop":[` + strings.Repeat(`"a",`, 16) + `"a"]}`, "stop", "more than 16"},
+		{`{"prompt":"x","stop_token_ids":3}`, "stop_token_ids", "list"},
+		{`{"prompt":"x","logit_bias":[]}`, "logit_bias", "object"},
+		{`{"prompt":"x","logit_bias":{"a":1}}`, "logit_bias", "no token id"},
+		{`{"prompt":"x","logit_bias":{"512":1}}`, "logit_bias", "no token id"},
+		{`{"prompt":"x","logit_bias":{"1":101}}`, "logit_bias", "between -100 and 100"},
+		{`{"prompt":"x","logit_bias":{"1":null}}`, "logit_bias", "number"},
+		{`{"prompt":"x","stream_options":{"include_usage":true}}`, "stream_options", "stream"},
+		{`{"prompt":"x","stream_options":3}`, "stream_options", "object"},
+		{`{"prompt":"x","stream":true,"stream_options":{"include_usage":1}}`, "stream_options.include_usage", "boolean"},
+		{`{"prompt":"x","stream":true,"prompt_logprobs":1}`, "prompt_logprobs", "stream"},
+		{`{"prompt":"x","best_of":2}`, "best_of", "not supported"},
+		{`{"prompt":"x","suffix":"y"}`, "suffix", "not supported"},
+		{`{"prompt":"x","guided_json":{}}`, "guided_json", "not supported"},
+		{`{"prompt":"x","response_format":{"type":"json_object"}}`, "response_format", "not supported"},
+		{`{"prompt":"x","cache_salt":""}`, "cache_salt", "empty"},
+		{`{"prompt":"x","kv_transfer_params":[]}`, "kv_transfer_params", "object"},
+	} {
+		got, err := openai.ParseCompletion([]byte(c.body), openai.Limits{VocabSize: 512})
+		if err == nil || got != nil {
+			t.Errorf("%s: accepted", c.body)
+			continue
+		}
+		if err.Status != 400 || err.Param != c.param || !strings.Contains(err.Message, c.message) {
+			t.Errorf("%s:\n got %v\nwant %q in %q", c.body, err, c.message, c.param)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	got, err := openai.ParseCompletion([]byte(`{
+		"model":"m\u00e9\ud83d\ude00","prompt":[[1,2],[3.0]],"n":1,"n":2,"stream":true,"max_tokens":1e2,
+		"stream_options":{"include_usage":true,"x":[1]},"stop":"\n","stop_token_ids":[7],"echo":true,
+		"temperature":0.5,"top_p":null,"top_k":-1,"seed":-9223372036854775808,"logprobs":0,
+		"logit_bias":{"5":-100,"6":1,"5":2},"unknown":{"deep":[{}]},"best_of":1,"suffix":null,
+		"kv_transfer_params":{"a":1},"skip_special_tokens":false}`), openai.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Model != "mé😀" || got.N != 2 || *got.MaxTokens != 100 || !got.Stream || !got.IncludeUsage ||
+		!got.Echo || *got.Logprobs != 0 || *got.Seed != -1<<63 || got.Temperature != 0.5 || got.TopP != 1 ||
+		got.TopK != 0 || got.SkipSpecial || !got.AddSpecial {
+		t.Errorf("got %+v", got)
+	}
+	if got.Given != openai.GivenTemperature|openai.GivenTopK {
+		t.Errorf("given %b", got.Given)
+	}
+	want := []openai.Prompt{{Tokens: []int32{1, 2}, IsTokens: true}, {Tokens: []int32{3}, IsTokens: true}}
+	if !reflect.DeepEqual(got.Prompts, want) {
+		t.Errorf("prompts %+v", got.Prompts)
+	}
+	if !reflect.DeepEqual(got.LogitBias, []openai.Bias{{5, 2}, {6, 1}}) || string(got.KVTransferParams) != `{"a":1}` {
+		t.Errorf("bias %v, kv %s", got.LogitBias, got.KVTransferParams)
+	}
+}
+
+func TestPromptForms(t *testing.T) {
+	f := func(prompt string, want ...openai.Prompt) {
+		t.Helper()
+		got, err := openai.ParseCompletion([]byte(`{"prompt":`+prompt+`}`), openai.Limits{})
+		if err != nil || !reflect.DeepEqual(got.Prompts, want) {
+			t.Errorf("%s: %+v, %v", prompt, got, err)
+		}
+	}
+	f(`""`, openai.Prompt{})
+	f(`"a\"b"`, openai.Prompt{Text: `a"b`})
+	f(`["a",""]`, openai.Prompt{Text: "a"}, openai.Prompt{})
+	f(`[ 0 , 5 ]`, openai.Prompt{Tokens: []int32{0, 5}, IsTokens: true})
+}
+
+func TestBadChats(t *testing.T) {
+	hi := `"messages":[{"role":"user","content":"hi"}]`
+	for _, c := range []struct{ body, param, message string }{
+		{`{}`, "messages", "required"},
+		{`{"messages":[]}`, "messages", "required"},
+		{`{"messages":"hi"}`, "messages", "list"},
+		{`{"messages":[1]}`, "messages", "messages[0]"},
+		{`{"messages":[{"content":"x"}]}`, "messages", "role"},
+		{`{"messages":[{"role":3,"content":"x"}]}`, "messages", "role"},
+		{`{"messages":[{"role":"user"}]}`, "messages", "content"},
+		{`{"messages":[{"role":"user","content":3}]}`, "messages", "content"},
+		{`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`, "messages", "only text"},
+		{`{"messages":[{"role":"user","content":[{"type":"text"}]}]}`, "messages", "text must be a string"},
+		{`{"messages":[{"role":"assistant","tool_calls":[{"function":{"arguments":"{"}}]}]}`, "messages", "arguments"},
+		{`{` + hi + `,"logprobs":1}`, "logprobs", "boolean"},
+		{`{` + hi + `,"top_logprobs":3}`, "top_logprobs", "logprobs"},
+		{`{` + hi + `,"logprobs":true,"top_logprobs":21}`, "top_logprobs", "between 0 and 20"},
+		{`{` + hi + `,"max_tokens":0}`, "max_tokens", "at least 1"},
+		{`{` + hi + `,"tools":{}}`, "tools", "list"},
+		{`{` + hi + `,"tools":[{}]}`, "tools", "type"},
+		{`{` + hi + `,"tool_choice":3}`, "tool_choice", "string or an object"},
+		{`{` + hi + `,"response_format":"json"}`, "response_format", "object"},
+		{`{` + hi + `,"response_format":{}}`, "response_format", "type"},
+		{`{` + hi + `,"functions":[]}`, "functions", "not supported"},
+		{`{` + hi + `,"chat_template_kwargs":1}`, "chat_template_kwargs", "object"},
+		{`{` + hi + `,"add_generation_prompt":true,"continue_final_message":true}`, "continue_final_message", "both"},
+		{`{` + hi + `,"x":1e999999999999}`, "ok", ""},
+		{`{"messages":[{"role":"user","content":"x","n":1e999}]}`, "", "out of range"},
+	} {
+		got, err := openai.ParseChat([]byte(c.body), openai.Limits{})
+		if c.param == "ok" {
+			if err != nil {
+				t.Errorf("%s: %v", c.body, err)
+			}
+			continue
+		}
+		if err == nil || got != nil || err.Param != c.param || !strings.Contains(err.Message, c.message) {
+			t.Errorf("%s:\n got %v\nwant %q in %q", c.body, err, c.message, c.param)
+		}
+	}
+}
+
+func TestChat(t *testing.T) {
+	got, err := openai.ParseChat([]byte(`{"model":"m","messages":[
+		{"role":"system","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
+		{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"x\":[1,2.5]}"}}]},
+		{"role":"user","content":"hi"}],
+		"max_completion_tokens":5,"max_tokens":9,"logprobs":true,"top_logprobs":2,
+		"tools":[{"type":"function","function":{"name":"f"}}],"response_format":{"type":"text"},
+		"chat_template_kwargs":{"enable_thinking":false},"continue_final_message":true}`), openai.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Messages[0]["content"] != "a\nb" || *got.MaxTokens != 5 || got.TopLogprobs != 2 || got.ResponseFormat != nil ||
+		got.AddGenerationPrompt || got.TemplateKwargs["enable_thinking"] != false || len(got.Tools) == 0 {
+		t.Errorf("got %+v", got)
+	}
+	args := got.Messages[1]["tool_calls"].([]any)[0].(map[string]any)["function"].(map[string]any)["arguments"]
+	if !reflect.DeepEqual(args, map[string]any{"x": []any{int64(1), 2.5}}) {
+		t.Errorf("arguments %#v", args)
+	}
+}
+
+func TestScan(t *testing.T) {
+	body := `{"mod\u0065l":"m","stream":true,"seed":4,"n":3,"max_tokens":7,"prompt": ["ab", "c"] ,"x":{"kv_transfer_params":1}}`
+	got, err := openai.Scan([]byte(body), openai.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Model != "m" || !got.Stream || !got.HasSeed || got.N != 3 || got.MaxTokens != 7 ||
+		string(got.Prompt) != `["ab", "c"]` || got.Messages || got.Link != "" {
+		t.Errorf("got %+v", got)
+	}
+	link := func(body, want string) {
+		t.Helper()
+		if got, err := openai.Scan([]byte(body), openai.Limits{}); err != nil || got.Link != want {
+			t.Errorf("%s: %q, %v", body, got.Link, err)
+		}
+	}
+	link(`{"kv_transfer_params":{}}`, "kv_transfer_params")
+	link(`{"kv_transfer_params":null}`, "")
+	link(`{"bootstrap_room":1}`, "bootstrap_room")
+	link(`{"bootstrap_new":1}`, "bootstrap_*")
+	link(`{"disaggregated_params":{}}`, "disaggregated_params")
+	tokens := func(body string, want int) {
+		t.Helper()
+		if got, _ := openai.Scan([]byte(body), openai.Limits{}); got.PromptTokens() != want {
+			t.Errorf("%s: %d tokens, want %d", body, got.PromptTokens(), want)
+		}
+	}
+	tokens(`{"prompt":[1,2,3]}`, 3)
+	tokens(`{"prompt":[[1,2],[3]]}`, 3)
+	tokens(`{"prompt":"0123456789"}`, 4)
+}
+
+func TestTokenize(t *testing.T) {
+	got, err := openai.ParseTokenize([]byte(`{"model":"m","prompt":"x","return_token_strs":true}`), openai.Limits{})
+	if err != nil || got.Prompt != "x" || !got.AddSpecial || !got.ReturnStrs || got.Chat != nil {
+		t.Errorf("%+v, %v", got, err)
+	}
+	got, err = openai.ParseTokenize([]byte(`{"messages":[{"role":"user","content":"x"}],"add_special_tokens":true}`), openai.Limits{})
+	if err != nil || got.Chat == nil || !got.AddSpecial || !got.Chat.AddSpecial {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if _, err := openai.ParseTokenize([]byte(`{}`), openai.Limits{}); err == nil || err.Param != "prompt" {
+		t.Errorf("empty: %v", err)
+	}
+	if _, err := openai.ParseDetokenize([]byte(`{"tokens":["a"]}`), openai.Limits{}); err == nil || err.Param != "tokens" {
+		t.Errorf("detokenize: %v", err)
+	}
+}
