@@ -82,31 +82,62 @@ func (r Refusal) String() string {
 // Refusals names every live member that has no compatible counterpart, or is
 // incompatible with more than half of them, with the difference that it has
 // most often. A role without counterparts is not refused. Order is by ID.
-// It compares every pair: for status and the log, not for the request path.
+// For status and the log, not for the request path.
 func (s *Snapshot) Refusals() []Refusal {
+	classes := s.classes()
 	var out []Refusal
 	for i := range s.Members {
-		m := &s.Members[i]
-		if m.State != Live {
-			continue
-		}
-		if r, ok := s.refusal(m); ok {
-			out = append(out, r)
+		if m := &s.Members[i]; m.State == Live {
+			if r := m.refusal(classes); 2*r.Refused > r.Of {
+				out = append(out, r)
+			}
 		}
 	}
 	return out
 }
 
-func (s *Snapshot) refusal(m *Member) (Refusal, bool) {
-	r := Refusal{ID: m.ID, Role: m.Role}
-	seen := map[Mismatch]int{}
+// class is all live members that agree in everything Compatible looks at.
+// Fleets have few, so members are compared with classes, not with members.
+type class struct {
+	*Member // the first by ID
+	size    int
+}
+
+func (s *Snapshot) classes() []*class {
+	byKey := map[Instance]*class{}
+	var out []*class
 	for i := range s.Members {
-		o := &s.Members[i]
-		if o.State != Live || o.Role == m.Role {
+		m := &s.Members[i]
+		if m.State != Live {
 			continue
 		}
-		r.Of++
-		p, d := &m.Instance, &o.Instance
+		key := Instance{
+			Role: m.Role, Dialect: m.Dialect, Model: m.Model,
+			ModelFingerprint: m.ModelFingerprint, TokenizerFingerprint: m.TokenizerFingerprint,
+			Numerics: m.Numerics, Layout: m.Layout,
+			ProtocolMin: m.ProtocolMin, ProtocolMax: m.ProtocolMax,
+		}
+		key.Layout.BlockTokens = 0
+		c := byKey[key]
+		if c == nil {
+			c = &class{Member: m}
+			byKey[key] = c
+			out = append(out, c)
+		}
+		c.size++
+	}
+	return out
+}
+
+func (m *Member) refusal(classes []*class) Refusal {
+	r := Refusal{ID: m.ID, Role: m.Role}
+	seen := map[Mismatch]int{}
+	for _, c := range classes {
+		if c.Role == m.Role {
+			continue
+		}
+		r.Of += c.size
+		p, d := &m.Instance, &c.Instance
 		if m.Role == Decode {
 			p, d = d, p
 		}
@@ -114,10 +145,10 @@ func (s *Snapshot) refusal(m *Member) (Refusal, bool) {
 		if diff == nil {
 			continue
 		}
-		r.Refused++
-		if seen[*diff]++; seen[*diff] > seen[r.Mismatch] || r.Against == "" {
-			r.Against, r.Mismatch = o.ID, *diff
+		r.Refused += c.size
+		if seen[*diff] += c.size; r.Against == "" || seen[*diff] > seen[r.Mismatch] {
+			r.Against, r.Mismatch = c.ID, *diff
 		}
 	}
-	return r, 2*r.Refused > r.Of
+	return r
 }

@@ -1,0 +1,220 @@
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// NewEpoch is a worker's epoch for this start: microseconds since 1970, so
+// that it rises over restarts and survives JSON readers with 53 bits.
+func NewEpoch() uint64 { return uint64(time.Now().UnixMicro()) }
+
+// AnnouncerConfig configures an Announcer.
+type AnnouncerConfig struct {
+	Conn     *Conn    // required
+	Instance Instance // required; its epoch must not be zero
+	// Load is called for every heartbeat, when set; else the instance's own
+	// Load is sent. It must not block.
+	Load func() Load
+	// Heartbeat is the interval of heartbeats; default 250 ms, at most 1 s.
+	Heartbeat time.Duration
+
+	Log *slog.Logger
+}
+
+const (
+	defaultHeartbeat = 250 * time.Millisecond
+	maxHeartbeat     = time.Second
+	reannounce       = 5 * time.Second // repairs what a lost message broke
+	queryBacklog     = 64
+)
+
+// Announcer makes one worker known for as long as it is open: it announces
+// it, beats for it, and answers queries.
+type Announcer struct {
+	cfg    AnnouncerConfig
+	log    *slog.Logger
+	wake   chan struct{} // an announcement is due
+	quit   chan struct{}
+	done   chan struct{}
+	paused atomic.Bool // set by tests to model a stopped process
+
+	mu   sync.Mutex
+	inst Instance
+
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// Announce makes the instance known now, and again whenever NATS is reached
+// anew. The caller closes the Announcer before its Conn.
+func Announce(cfg AnnouncerConfig) (*Announcer, error) {
+	if cfg.Heartbeat == 0 {
+		cfg.Heartbeat = defaultHeartbeat
+	}
+	if cfg.Heartbeat < 0 || cfg.Heartbeat > maxHeartbeat {
+		return nil, fmt.Errorf("announce: heartbeat %v is not in 0..%v", cfg.Heartbeat, maxHeartbeat)
+	}
+	if cfg.Instance.Epoch == 0 {
+		return nil, errors.New("announce: epoch is zero")
+	}
+	if err := cfg.Instance.Validate(); err != nil {
+		return nil, fmt.Errorf("announce: %w", err)
+	}
+	a := &Announcer{
+		cfg:  cfg,
+		log:  logger(cfg.Log),
+		wake: make(chan struct{}, 1),
+		quit: make(chan struct{}),
+		done: make(chan struct{}),
+		inst: cfg.Instance,
+	}
+	queries := make(chan *nats.Msg, queryBacklog)
+	sub, err := cfg.Conn.nc.ChanSubscribe(subjectQuery, queries)
+	if err != nil {
+		return nil, fmt.Errorf("announce: subscribe: %w", err)
+	}
+	stop := cfg.Conn.listen(func(l Link) {
+		if l.Up {
+			a.due()
+		}
+	})
+	go func() {
+		defer close(a.done)
+		defer stop()
+		a.run(queries)
+		if err := sub.Unsubscribe(); err != nil {
+			a.log.Debug("unsubscribe from queries", "err", err)
+		}
+	}()
+	return a, nil
+}
+
+// Instance returns what is announced now, with the present load.
+func (a *Announcer) Instance() Instance {
+	a.mu.Lock()
+	inst := a.inst
+	a.mu.Unlock()
+	if a.cfg.Load != nil {
+		inst.Load = a.cfg.Load()
+	}
+	return inst
+}
+
+// Update changes the instance and announces it at once. ID and epoch cannot
+// change; an invalid instance is refused and nothing changes.
+func (a *Announcer) Update(change func(*Instance)) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	next := a.inst
+	change(&next)
+	if next.ID != a.inst.ID || next.Epoch != a.inst.Epoch {
+		return errors.New("update: id and epoch are fixed")
+	}
+	if err := next.Validate(); err != nil {
+		return fmt.Errorf("update: %w", err)
+	}
+	a.inst = next
+	a.due()
+	return nil
+}
+
+func (a *Announcer) due() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (a *Announcer) run(queries <-chan *nats.Msg) {
+	// The first beat comes at a random phase: workers that were started
+	// together need not beat together.
+	beat := time.NewTimer(rand.N(a.cfg.Heartbeat))
+	defer beat.Stop()
+	again := time.NewTicker(reannounce)
+	defer again.Stop()
+	for {
+		select {
+		case <-a.quit:
+			return
+		case m := <-queries:
+			a.answer(m)
+		case <-a.wake:
+			a.announce()
+		case <-again.C:
+			a.announce()
+		case <-beat.C:
+			beat.Reset(a.cfg.Heartbeat)
+			a.publish(subjectHeartbeat, a.beat())
+		}
+	}
+}
+
+func (a *Announcer) beat() beat {
+	i := a.Instance()
+	return beat{ID: i.ID, Epoch: i.Epoch, Role: i.Role, Draining: i.Draining, Load: i.Load}
+}
+
+func (a *Announcer) announce() { a.publish(subjectAnnounce, a.Instance()) }
+
+// publish sends v on the worker's own subject. While NATS is away this
+// fails, which needs no care: the link's return triggers an announcement.
+func (a *Announcer) publish(prefix string, v any) {
+	a.send(prefix+a.cfg.Instance.ID, v)
+}
+
+func (a *Announcer) send(subject string, v any) {
+	if a.paused.Load() {
+		return
+	}
+	payload, err := json.Marshal(v)
+	if err == nil {
+		err = a.cfg.Conn.nc.Publish(subject, payload)
+	}
+	if err != nil {
+		a.log.Debug("publish", "subject", subject, "err", err)
+	}
+}
+
+func (a *Announcer) answer(m *nats.Msg) {
+	if len(m.Data) > maxMessageBytes {
+		return
+	}
+	var q query
+	if len(m.Data) > 0 && json.Unmarshal(m.Data, &q) != nil {
+		return
+	}
+	switch {
+	case q.ID != "" && q.ID != a.cfg.Instance.ID:
+	case m.Reply != "":
+		a.send(m.Reply, a.Instance())
+	default:
+		a.announce()
+	}
+}
+
+// Close says goodbye and waits until the server has it, or ctx ends. Later
+// calls return the same error.
+func (a *Announcer) Close(ctx context.Context) error {
+	a.closeOnce.Do(func() {
+		close(a.quit)
+		<-a.done
+		if !a.cfg.Conn.Link().Up || a.paused.Load() {
+			return
+		}
+		a.publish(subjectBye, a.beat())
+		if err := a.cfg.Conn.nc.FlushWithContext(ctx); err != nil {
+			a.closeErr = fmt.Errorf("say goodbye: %w", err)
+		}
+	})
+	return a.closeErr
+}

@@ -1,0 +1,227 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// ConnConfig says how to reach NATS. The zero value of every field but URL
+// is a usable default.
+type ConnConfig struct {
+	// URL is one or more nats:// or tls:// URLs, comma separated, which may
+	// hold user:password. They are the servers of one cluster; one of them
+	// is used at a time.
+	URL string
+	// Name is shown in the server's connection list.
+	Name string
+	// CredsFile is a NATS credentials file (JWT and seed).
+	CredsFile string
+	// TLSCert, TLSKey and TLSCA are PEM files; setting any turns TLS on.
+	TLSCert, TLSKey, TLSCA string
+	// Insecure allows a URL off this machine without credentials and TLS.
+	Insecure bool
+
+	Log *slog.Logger
+}
+
+// Validate checks the URLs and the rule that NATS off this machine needs
+// credentials or TLS. Its errors never show a password.
+func (c *ConnConfig) Validate() error {
+	_, err := c.urls()
+	return err
+}
+
+func (c *ConnConfig) urls() ([]string, error) {
+	var out []string
+	for _, raw := range strings.Split(c.URL, ",") {
+		if raw = strings.TrimSpace(raw); raw == "" {
+			continue
+		}
+		if !strings.Contains(raw, "://") {
+			raw = "nats://" + raw
+		}
+		u, err := url.Parse(raw)
+		if err != nil {
+			return nil, errors.New("nats url: want nats://[user:password@]host:port")
+		}
+		if (u.Scheme != "nats" && u.Scheme != "tls") || u.Hostname() == "" {
+			return nil, fmt.Errorf("nats url %s: want nats://[user:password@]host:port", u.Redacted())
+		}
+		secured := c.Insecure || u.User != nil || u.Scheme == "tls" || c.CredsFile != "" || c.tls()
+		if !secured && !loopback(u.Hostname()) {
+			return nil, fmt.Errorf("nats url %s: a server off this machine needs credentials or TLS, or insecure: true", u.Redacted())
+		}
+		out = append(out, raw)
+	}
+	if len(out) == 0 {
+		return nil, errors.New("nats url: none given")
+	}
+	return out, nil
+}
+
+func (c *ConnConfig) tls() bool { return c.TLSCert != "" || c.TLSCA != "" }
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// Timing of the link. Three missed pings end it, well before the three
+// seconds after which silence kills.
+const (
+	pingInterval  = 500 * time.Millisecond
+	maxPingsOut   = 2
+	reconnectWait = 100 * time.Millisecond
+	dialTimeout   = 2 * time.Second
+)
+
+// Conn is one process's connection to NATS. It reconnects for ever, and
+// buffers nothing while it is down: old news of liveness is worse than none.
+type Conn struct {
+	nc     *nats.Conn
+	log    *slog.Logger
+	closed chan struct{} // closed when the client has let go
+
+	mu         sync.Mutex
+	link       Link
+	wasUp      bool
+	listeners  map[int]func(Link) // called in order, with mu held
+	next       int
+	complained time.Time
+}
+
+// Connect returns at once when NATS is not there yet and keeps trying; only
+// a bad configuration is an error. The caller closes the Conn after every
+// Announcer and Watcher on it.
+func Connect(cfg ConnConfig) (*Conn, error) {
+	urls, err := cfg.urls()
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{
+		log:       logger(cfg.Log),
+		closed:    make(chan struct{}),
+		link:      Link{Since: time.Now()},
+		listeners: map[int]func(Link){},
+	}
+	opts := []nats.Option{
+		nats.Name(cfg.Name),
+		nats.MaxReconnects(-1),
+		nats.RetryOnFailedConnect(true),
+		nats.IgnoreAuthErrorAbort(),
+		nats.ReconnectWait(reconnectWait),
+		nats.ReconnectJitter(reconnectWait, reconnectWait),
+		nats.ReconnectBufSize(-1),
+		nats.PingInterval(pingInterval),
+		nats.MaxPingsOutstanding(maxPingsOut),
+		nats.Timeout(dialTimeout),
+		nats.FlusherTimeout(dialTimeout),
+		nats.DrainTimeout(dialTimeout),
+		nats.ConnectHandler(func(*nats.Conn) { c.set(true, nil) }),
+		nats.ReconnectHandler(func(*nats.Conn) { c.set(true, nil) }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.set(false, err) }),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { c.complain(err) }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { c.complain(err) }),
+		nats.ClosedHandler(func(*nats.Conn) { close(c.closed) }),
+	}
+	if cfg.CredsFile != "" {
+		opts = append(opts, nats.UserCredentials(cfg.CredsFile))
+	}
+	if cfg.TLSCert != "" {
+		opts = append(opts, nats.ClientCert(cfg.TLSCert, cfg.TLSKey))
+	}
+	if cfg.TLSCA != "" {
+		opts = append(opts, nats.RootCAs(cfg.TLSCA))
+	}
+	if c.nc, err = nats.Connect(strings.Join(urls, ","), opts...); err != nil {
+		return nil, fmt.Errorf("connect to nats: %w", err)
+	}
+	return c, nil
+}
+
+// Link reports whether NATS is reachable, and since when that is so.
+func (c *Conn) Link() Link {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.link
+}
+
+// listen calls f with the present state and then with every change, one call
+// at a time, until stop has returned. f must not block nor call c.
+func (c *Conn) listen(f func(Link)) (stop func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	id := c.next
+	c.next++
+	c.listeners[id] = f
+	f(c.link)
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.listeners, id)
+	}
+}
+
+func (c *Conn) set(up bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if up == c.link.Up {
+		return
+	}
+	if up && c.wasUp {
+		c.link.Reconnects++
+	}
+	c.wasUp = c.wasUp || up
+	c.link.Up, c.link.Since = up, time.Now()
+	if up {
+		c.complained = time.Time{}
+		c.log.Info("nats link is up")
+	} else {
+		c.log.Warn("nats link is down", "err", err)
+	}
+	for _, f := range c.listeners {
+		f(c.link)
+	}
+}
+
+// complain logs an error of the link, at most one in ten seconds.
+func (c *Conn) complain(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now := time.Now(); now.Sub(c.complained) > 10*time.Second {
+		c.complained = now
+		c.log.Warn("nats", "err", err)
+	}
+}
+
+// Close sends what is buffered, ends all subscriptions and closes, at the
+// latest when ctx ends.
+func (c *Conn) Close(ctx context.Context) error {
+	if err := c.nc.Drain(); err != nil && !errors.Is(err, nats.ErrConnectionReconnecting) && !errors.Is(err, nats.ErrConnectionClosed) {
+		c.nc.Close()
+	}
+	select {
+	case <-c.closed:
+		return nil
+	case <-ctx.Done():
+		c.nc.Close()
+		<-c.closed
+		return fmt.Errorf("drain nats: %w", ctx.Err())
+	}
+}
+
+func logger(l *slog.Logger) *slog.Logger {
+	if l == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return l
+}

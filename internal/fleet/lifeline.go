@@ -1,0 +1,255 @@
+package fleet
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/textproto"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+)
+
+// lifelinePath is held open for ever by a native worker.
+const lifelinePath = "/xpyd/v1/lifeline"
+
+// LifelineConfig configures a Lifeline; zero fields take their defaults.
+type LifelineConfig struct {
+	Dial    func(ctx context.Context, network, addr string) (net.Conn, error)
+	TLS     *tls.Config   // for https URLs
+	Timeout time.Duration // to dial and to get the response head; default 2 s
+	Backoff time.Duration // first wait before dialling again, doubling; default 250 ms
+	Most    time.Duration // longest wait; default 5 s
+	Log     *slog.Logger
+}
+
+func (c *LifelineConfig) defaults() {
+	if c.Timeout == 0 {
+		c.Timeout = 2 * time.Second
+	}
+	if c.Backoff == 0 {
+		c.Backoff = 250 * time.Millisecond
+	}
+	if c.Most == 0 {
+		c.Most = 5 * time.Second
+	}
+	if c.Dial == nil {
+		d := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
+			Enable: true, Idle: time.Second, Interval: time.Second, Count: 3,
+		}}
+		c.Dial = d.DialContext
+	}
+}
+
+// Lifeline holds one TCP connection to each live member, so that the end of
+// its process is known at once, without asking: the kernel closes what a
+// dead process held. A member that has no lifeline is merely not watched.
+type Lifeline struct {
+	fleet *Watcher
+	cfg   LifelineConfig
+	log   *slog.Logger
+
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+}
+
+// WatchLifeline reports the end of members' processes to w. The caller
+// closes the Lifeline before w.
+func WatchLifeline(w *Watcher, cfg LifelineConfig) *Lifeline {
+	cfg.defaults()
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &Lifeline{fleet: w, cfg: cfg, log: logger(cfg.Log), cancel: cancel}
+	l.wg.Go(func() { l.run(ctx) })
+	return l
+}
+
+// Close drops all lifelines and waits.
+func (l *Lifeline) Close() {
+	l.cancel()
+	l.wg.Wait()
+}
+
+// target is what one lifeline goroutine is for.
+type target struct {
+	id     string
+	epoch  uint64
+	url    string
+	source Source
+}
+
+func (l *Lifeline) run(ctx context.Context) {
+	held := map[target]context.CancelFunc{}
+	defer func() {
+		for _, cancel := range held {
+			cancel()
+		}
+	}()
+	for version := uint64(0); ; {
+		s, err := l.fleet.Wait(ctx, version)
+		if err != nil {
+			return
+		}
+		version = s.Version
+		want := map[target]bool{}
+		for i := range s.Members {
+			m := &s.Members[i]
+			// A dead static member is dialled on: nothing else would notice
+			// that it is back.
+			if !over(m.State) || m.State == Dead && m.Source != NATS {
+				want[target{m.ID, m.Epoch, m.URL, m.Source}] = true
+			}
+		}
+		for t, cancel := range held {
+			if !want[t] {
+				cancel()
+				delete(held, t)
+			}
+		}
+		for t := range want {
+			if held[t] == nil {
+				tctx, cancel := context.WithCancel(ctx)
+				held[t] = cancel
+				l.wg.Go(func() { l.watch(tctx, t) })
+			}
+		}
+	}
+}
+
+// watch holds a lifeline to t for as long as ctx lasts.
+func (l *Lifeline) watch(ctx context.Context, t target) {
+	wait := l.cfg.Backoff
+	for ctx.Err() == nil {
+		conn, err := l.open(ctx, t.url)
+		if err != nil {
+			l.log.Debug("no lifeline", "id", t.id, "err", err)
+		} else {
+			if t.source != NATS {
+				l.fleet.ReportAlive(t.id, t.epoch)
+			}
+			wait = l.cfg.Backoff
+			if err = l.hold(ctx, conn); ctx.Err() == nil {
+				l.fleet.ReportDead(t.id, t.epoch, fmt.Sprintf("lifeline ended: %v", err))
+			}
+		}
+		// Jitter: many watchers lose the same worker at the same time.
+		pause := time.NewTimer(wait/2 + rand.N(wait/2+1))
+		select {
+		case <-ctx.Done():
+		case <-pause.C:
+		}
+		pause.Stop()
+		wait = min(2*wait, l.cfg.Most)
+	}
+}
+
+// open dials and asks; the response head is read when it returns.
+func (l *Lifeline) open(ctx context.Context, rawURL string) (net.Conn, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return nil, err
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"https": "443"}[u.Scheme]
+	}
+	if port == "" {
+		port = "80"
+	}
+	dialCtx, cancel := context.WithTimeout(ctx, l.cfg.Timeout)
+	defer cancel()
+	conn, err := l.cfg.Dial(dialCtx, "tcp", net.JoinHostPort(u.Hostname(), port))
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(dialCtx, func() { conn.Close() })
+	defer stop()
+	if u.Scheme == "https" {
+		conn, err = l.secure(dialCtx, conn, u.Hostname())
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := ask(conn, u.Host); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	if !stop() {
+		return nil, dialCtx.Err()
+	}
+	return conn, nil
+}
+
+func (l *Lifeline) secure(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
+	conf := &tls.Config{MinVersion: tls.VersionTLS12}
+	if l.cfg.TLS != nil {
+		conf = l.cfg.TLS.Clone()
+	}
+	if conf.ServerName == "" {
+		conf.ServerName = host
+	}
+	t := tls.Client(conn, conf)
+	if err := t.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+const maxHeadBytes = 8 << 10
+
+// ask sends the request and reads the response head: 200 means that the
+// worker holds the line. Bytes of the body that came along are dropped.
+func ask(conn net.Conn, host string) error {
+	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: xpyd\r\n\r\n", lifelinePath, host); err != nil {
+		return err
+	}
+	r := textproto.NewReader(bufio.NewReader(io.LimitReader(conn, maxHeadBytes)))
+	status, err := r.ReadLine()
+	if err != nil {
+		return err
+	}
+	if f := strings.Fields(status); len(f) < 2 || !strings.HasPrefix(f[0], "HTTP/1.") || f[1] != "200" {
+		return fmt.Errorf("answer %q", clip(status))
+	}
+	head, err := r.ReadMIMEHeader()
+	if err != nil {
+		return err
+	}
+	if !strings.EqualFold(head.Get("Transfer-Encoding"), "chunked") {
+		return errors.New("answer is not chunked")
+	}
+	return nil
+}
+
+var errFinished = errors.New("the worker closed it")
+
+// hold reads until the line ends, and says how.
+func (l *Lifeline) hold(ctx context.Context, conn net.Conn) error {
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer conn.Close()
+	defer stop()
+	buf := make([]byte, 512)
+	var tail []byte // the end of what was read
+	for {
+		n, err := conn.Read(buf)
+		if err != nil {
+			return err
+		}
+		tail = append(tail, buf[:n]...)
+		tail = tail[max(0, len(tail)-len(lastChunk)):]
+		if bytes.Equal(tail, []byte(lastChunk)) {
+			return errFinished
+		}
+	}
+}
+
+// lastChunk ends a chunked body that had at least one chunk.
+const lastChunk = "\r\n0\r\n\r\n"

@@ -1,0 +1,325 @@
+package fleet
+
+import (
+	"fmt"
+	"time"
+)
+
+// rules are the settings of a registry.
+type rules struct {
+	suspectAfter time.Duration
+	deadAfter    time.Duration
+	grace        time.Duration // after the link is back, silence kills nobody
+	forgetAfter  time.Duration
+	maxStep      time.Duration // see registry.witnessed
+	maxMembers   int
+}
+
+// registry is the state machine of a watcher: no I/O, no clock, no locks.
+// Time comes in with every call and must not run backwards.
+//
+// Silence is measured on the witnessed clock, which advances only when an
+// echo that the watcher sent to itself comes back through NATS: by the time
+// between two echoes' sending, and by maxStep at most. Everything published
+// before an echo arrives before it, so silence is never blamed on a worker
+// while the link is cut without notice, while it is down, or while the
+// watcher's own process was stopped.
+type registry struct {
+	rules
+	members   map[string]*record
+	asked     map[string]time.Time // when an unknown id was last queried
+	witnessed time.Duration
+	proved    time.Time // send time of the newest echo that came back
+	link      Link
+	judgeFrom time.Time // silence is not judged before
+	version   uint64
+	stale     bool    // Load or Heard changed since the last snapshot
+	events    []event // since the last drain, for log and metrics
+}
+
+// record is a member and what the registry alone needs to know of it.
+type record struct {
+	Member
+	heard     time.Duration // witnessed clock at the last sign of life
+	seen      time.Time     // the last message, also an ignored one
+	deafUntil time.Time     // signs of life are ignored until then
+	reports   int           // reported deaths, each doubling the deafness
+}
+
+// Causes of an event; a closed set, used as a metric label.
+const (
+	causeJoin    = "join"
+	causeBack    = "back"
+	causeSilence = "silence"
+	causeReport  = "report"
+	causeReplace = "replaced"
+	causeBye     = "bye"
+	causeRemove  = "removed"
+	causeForget  = "forgotten"
+	causeFull    = "full"
+)
+
+type event struct {
+	id     string
+	role   Role
+	epoch  uint64
+	state  State
+	cause  string
+	reason string
+}
+
+const maxDoublings = 3
+
+func newRegistry(r rules, now time.Time) *registry {
+	return &registry{
+		rules:   r,
+		members: map[string]*record{},
+		asked:   map[string]time.Time{},
+		proved:  now,
+		link:    Link{Since: now},
+	}
+}
+
+// apply takes one message in. It returns an id that should be asked to
+// announce itself, or "".
+func (r *registry) apply(m *message, now time.Time) (ask string) {
+	switch m.kind {
+	case kindAnnounce:
+		r.announce(&m.inst, NATS, now)
+	case kindBeat:
+		return r.beat(&m.beat, now)
+	case kindBye:
+		r.bye(&m.beat, now)
+	}
+	return ""
+}
+
+// announce adds or replaces a member. Older epochs lose; of equal epochs the
+// later announcement wins.
+func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
+	rec := r.members[inst.ID]
+	if rec != nil {
+		rec.seen = now
+		if inst.Epoch < rec.Epoch {
+			return false
+		}
+		if inst.Epoch == rec.Epoch && source == NATS && rec.Source == NATS {
+			if !r.alive(rec, now) {
+				return false
+			}
+			load := rec.Load
+			rec.Load = inst.Load
+			if rec.Instance != *inst {
+				rec.Instance = *inst
+				r.version++
+			} else if load != inst.Load {
+				r.stale = true
+			}
+			return true
+		}
+	} else if !r.room() {
+		r.note(&record{Member: Member{Instance: *inst, State: Gone}}, causeFull,
+			fmt.Sprintf("the table of %d members is full", r.maxMembers))
+		return false
+	}
+	delete(r.asked, inst.ID)
+	rec = &record{
+		Member: Member{Instance: *inst, State: Live, Since: now, Heard: now, Source: source},
+		heard:  r.witnessed, seen: now,
+	}
+	r.members[inst.ID] = rec
+	r.version++
+	r.note(rec, causeJoin, "")
+	return true
+}
+
+// room makes sure that one more member fits, if need be by forgetting the
+// one that has been dead or gone the longest.
+func (r *registry) room() bool {
+	if len(r.members) < r.maxMembers {
+		return true
+	}
+	var oldest *record
+	for _, rec := range r.members {
+		if over(rec.State) && (oldest == nil || rec.Since.Before(oldest.Since)) {
+			oldest = rec
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	r.forget(oldest)
+	return true
+}
+
+func (r *registry) beat(b *beat, now time.Time) (ask string) {
+	rec := r.members[b.ID]
+	if rec == nil || rec.Epoch < b.Epoch {
+		if rec != nil && !over(rec.State) {
+			r.end(rec, Dead, causeReplace, fmt.Sprintf("replaced by epoch %d", b.Epoch), now)
+		}
+		return r.unknown(b.ID, now)
+	}
+	rec.seen = now
+	if rec.Epoch > b.Epoch || !r.alive(rec, now) {
+		return ""
+	}
+	if rec.Role != b.Role || rec.Draining != b.Draining {
+		rec.Role, rec.Draining = b.Role, b.Draining
+		r.version++
+	}
+	rec.Load = b.Load
+	return ""
+}
+
+func (r *registry) unknown(id string, now time.Time) (ask string) {
+	if last, ok := r.asked[id]; ok && now.Sub(last) < r.suspectAfter {
+		return ""
+	} else if !ok && len(r.asked) >= r.maxMembers {
+		return ""
+	}
+	r.asked[id] = now
+	return id
+}
+
+func (r *registry) bye(b *beat, now time.Time) {
+	if rec := r.members[b.ID]; rec != nil && rec.Epoch == b.Epoch && rec.State != Gone {
+		rec.seen = now
+		r.end(rec, Gone, causeBye, "said goodbye", now)
+	}
+}
+
+// alive notes a sign of life and reports whether it counts: one that a gone
+// member sent, or that may have been under way when the member's death was
+// reported, does not.
+func (r *registry) alive(rec *record, now time.Time) bool {
+	if rec.State == Gone || now.Before(rec.deafUntil) {
+		return false
+	}
+	rec.heard, rec.Heard, r.stale = r.witnessed, now, true
+	if rec.State != Live {
+		rec.State, rec.Since, rec.Reason = Live, now, ""
+		r.version++
+		r.note(rec, causeBack, "")
+	}
+	return true
+}
+
+// reportAlive is a sign of life from the data path.
+func (r *registry) reportAlive(id string, epoch uint64, now time.Time) {
+	if rec := r.members[id]; rec != nil && rec.Epoch == epoch {
+		r.alive(rec, now)
+	}
+}
+
+// reportDead is a death that the data path saw. Signs of life are ignored
+// for a while after it, longer each time, so that neither messages under way
+// nor a half-dead worker make it flap.
+func (r *registry) reportDead(id string, epoch uint64, reason string, now time.Time) {
+	rec := r.members[id]
+	if rec == nil || rec.Epoch != epoch || over(rec.State) {
+		return
+	}
+	if now.Sub(rec.deafUntil) > r.forgetAfter {
+		rec.reports = 0
+	}
+	rec.deafUntil = now.Add(r.suspectAfter << min(rec.reports, maxDoublings))
+	rec.reports++
+	r.end(rec, Dead, causeReport, reason, now)
+}
+
+// remove ends a member for good: messages of its epoch are ignored for as
+// long as they keep coming.
+func (r *registry) remove(id, reason string, now time.Time) bool {
+	rec := r.members[id]
+	if rec == nil || rec.State == Gone {
+		return false
+	}
+	r.end(rec, Gone, causeRemove, reason, now)
+	return true
+}
+
+// echo is proof that the link worked at the time sent.
+func (r *registry) echo(sent time.Time) {
+	if sent.After(r.proved) {
+		r.witnessed += min(sent.Sub(r.proved), r.maxStep)
+		r.proved = sent
+	}
+}
+
+// setLink notes that the link went up or down. When it comes up, everybody
+// counts as just heard, and nobody's silence is judged for the grace time.
+func (r *registry) setLink(l Link, now time.Time) {
+	if l.Up {
+		r.judgeFrom = now.Add(r.grace)
+		r.proved = now
+		for _, rec := range r.members {
+			rec.heard = r.witnessed
+		}
+	}
+	r.link = l
+	r.version++
+}
+
+// tick judges silence and forgets.
+func (r *registry) tick(now time.Time) {
+	judge := r.link.Up && !now.Before(r.judgeFrom)
+	for _, rec := range r.members {
+		if over(rec.State) {
+			if (rec.Source == NATS || rec.State == Gone) && now.Sub(later(rec.Since, rec.seen)) > r.forgetAfter {
+				r.forget(rec)
+			}
+			continue
+		}
+		if !judge || rec.Source != NATS {
+			continue
+		}
+		switch silent := r.witnessed - rec.heard; {
+		case silent > r.deadAfter:
+			r.end(rec, Dead, causeSilence, fmt.Sprintf("silent for %.1f s", silent.Seconds()), now)
+		case silent > r.suspectAfter && rec.State == Live:
+			r.end(rec, Suspect, causeSilence, fmt.Sprintf("silent for %.1f s", silent.Seconds()), now)
+		}
+	}
+	for id, at := range r.asked {
+		if now.Sub(at) > r.deadAfter {
+			delete(r.asked, id)
+		}
+	}
+}
+
+func (r *registry) end(rec *record, s State, cause, reason string, now time.Time) {
+	rec.State, rec.Since, rec.Reason = s, now, reason
+	r.version++
+	r.note(rec, cause, reason)
+}
+
+func (r *registry) forget(rec *record) {
+	delete(r.members, rec.ID)
+	r.version++
+	r.note(rec, causeForget, "")
+}
+
+func (r *registry) note(rec *record, cause, reason string) {
+	r.events = append(r.events, event{rec.ID, rec.Role, rec.Epoch, rec.State, cause, reason})
+}
+
+func (r *registry) snapshot(now time.Time) *Snapshot {
+	members := make([]Member, 0, len(r.members))
+	for _, rec := range r.members {
+		members = append(members, rec.Member)
+	}
+	s := NewSnapshot(r.version, now, members)
+	s.Link = r.link
+	r.stale = false
+	return s
+}
+
+func over(s State) bool { return s == Dead || s == Gone }
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

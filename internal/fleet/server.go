@@ -1,0 +1,273 @@
+package fleet
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// ServerConfig configures the NATS server that a router embeds. The zero
+// value listens on a free loopback port with generated credentials.
+type ServerConfig struct {
+	// Listen is host:port; default 127.0.0.1:0, which is any free port.
+	Listen string
+	// Advertise is the host that ClientURL names when Listen binds every
+	// address.
+	Advertise string
+	// User and Password of workers and routers. When none are given they
+	// are generated, unless Insecure.
+	User, Password string
+	// TLSCert, TLSKey and TLSCA are PEM files for clients and routes; with a
+	// CA, peers must show a certificate.
+	TLSCert, TLSKey, TLSCA string
+
+	// ClusterListen is host:port for the servers of other routers; empty
+	// means none. ClusterRoutes are the ClusterURLs of those.
+	ClusterListen string
+	ClusterRoutes []string
+	// ClusterUser and ClusterPassword must be the same in every router; when
+	// none are given they are generated, unless Insecure.
+	ClusterUser, ClusterPassword string
+
+	// Insecure allows a server without credentials, also off this machine.
+	Insecure bool
+
+	Log *slog.Logger
+}
+
+// Validate checks addresses and the rule that a listener off this machine
+// needs configured credentials or TLS.
+func (c *ServerConfig) Validate() error {
+	check := func(what, addr, user string) error {
+		host, port, err := net.SplitHostPort(addr)
+		if err != nil {
+			return fmt.Errorf("%s %q: want host:port", what, addr)
+		}
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return fmt.Errorf("%s %q: port is not in 0..65535", what, addr)
+		}
+		if !loopback(host) && user == "" && c.TLSCert == "" && !c.Insecure {
+			return fmt.Errorf("%s %s: a listener off this machine needs credentials or TLS, or insecure: true", what, addr)
+		}
+		return nil
+	}
+	if err := check("nats listen", c.listen(), c.User); err != nil {
+		return err
+	}
+	if c.ClusterListen == "" {
+		if len(c.ClusterRoutes) > 0 {
+			return errors.New("nats cluster: routes need a cluster listener")
+		}
+		return nil
+	}
+	if err := check("nats cluster listen", c.ClusterListen, c.ClusterUser); err != nil {
+		return err
+	}
+	for _, r := range c.ClusterRoutes {
+		if u, err := url.Parse(r); err != nil || u.Host == "" {
+			return errors.New("nats cluster route: want nats-route://user:password@host:port")
+		}
+	}
+	return nil
+}
+
+func (c *ServerConfig) listen() string {
+	if c.Listen == "" {
+		return "127.0.0.1:0"
+	}
+	return c.Listen
+}
+
+// Limits of the embedded server; the fleet's messages are small and few.
+const (
+	maxClients    = 16 << 10
+	maxPayload    = 64 << 10
+	maxPending    = 16 << 20
+	startDeadline = 5 * time.Second
+	clusterName   = "xpyd"
+)
+
+// Server is an embedded NATS server without JetStream and without files.
+type Server struct {
+	ns        *server.Server
+	opts      *server.Options
+	advertise string
+}
+
+// StartServer returns when the server accepts clients. The caller closes it
+// after everything that uses it.
+func StartServer(cfg ServerConfig) (*Server, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	opts, err := cfg.options()
+	if err != nil {
+		return nil, err
+	}
+	ns, err := server.NewServer(opts)
+	if err != nil {
+		return nil, fmt.Errorf("embedded nats: %w", err)
+	}
+	fatal := &serverLog{log: logger(cfg.Log)}
+	ns.SetLoggerV2(fatal, false, false, false)
+	ns.Start()
+	for deadline := time.Now().Add(startDeadline); !ns.ReadyForConnections(50 * time.Millisecond); {
+		err := fatal.first()
+		if err == nil && time.Now().After(deadline) {
+			err = fmt.Errorf("not ready after %v", startDeadline)
+		}
+		if err != nil {
+			ns.Shutdown()
+			ns.WaitForShutdown()
+			return nil, fmt.Errorf("embedded nats: %w", err)
+		}
+	}
+	s := &Server{ns: ns, opts: opts, advertise: cfg.Advertise}
+	fatal.log.Info("embedded nats listens", "addr", ns.Addr().String())
+	return s, nil
+}
+
+func (c *ServerConfig) options() (*server.Options, error) {
+	token := rand.Text()
+	o := &server.Options{
+		ServerName: "xpyd-" + token[:12],
+		NoSigs:     true,
+		MaxConn:    maxClients, MaxPayload: maxPayload, MaxPending: maxPending,
+		PingInterval: time.Second, MaxPingsOut: 2,
+		WriteDeadline:         2 * time.Second,
+		DisableShortFirstPing: true,
+	}
+	o.Host, o.Port = splitListen(c.listen())
+	o.Username, o.Password = c.credentials(c.User, c.Password)
+	if c.TLSCert != "" {
+		conf, err := server.GenTLSConfig(&server.TLSConfigOpts{
+			CertFile: c.TLSCert, KeyFile: c.TLSKey, CaFile: c.TLSCA, Verify: c.TLSCA != "",
+		})
+		if err != nil {
+			return nil, fmt.Errorf("embedded nats tls: %w", err)
+		}
+		o.TLSConfig, o.TLSVerify, o.TLSTimeout = conf, c.TLSCA != "", dialTimeout.Seconds()
+	}
+	if c.ClusterListen == "" {
+		return o, nil
+	}
+	o.Cluster = server.ClusterOpts{
+		Name: clusterName, NoAdvertise: true,
+		PingInterval: time.Second, MaxPingsOut: 2, WriteDeadline: 2 * time.Second,
+		ConnectRetries: 1 << 30,
+	}
+	o.Cluster.Host, o.Cluster.Port = splitListen(c.ClusterListen)
+	o.Cluster.Username, o.Cluster.Password = c.credentials(c.ClusterUser, c.ClusterPassword)
+	if o.TLSConfig != nil {
+		o.Cluster.TLSConfig, o.Cluster.TLSTimeout = o.TLSConfig.Clone(), dialTimeout.Seconds()
+		o.Cluster.TLSConfig.RootCAs = o.TLSConfig.ClientCAs
+	}
+	for _, r := range c.ClusterRoutes {
+		u, err := url.Parse(r)
+		if err != nil {
+			return nil, errors.New("nats cluster route: not a url")
+		}
+		o.Routes = append(o.Routes, u)
+	}
+	return o, nil
+}
+
+func (c *ServerConfig) credentials(user, password string) (string, string) {
+	if user != "" || password != "" || c.Insecure {
+		return user, password
+	}
+	return "xpyd", rand.Text()
+}
+
+// splitListen splits a validated address; the server calls any free port -1.
+func splitListen(addr string) (string, int) {
+	host, port, _ := net.SplitHostPort(addr)
+	n, _ := strconv.Atoi(port)
+	if n == 0 {
+		n = -1
+	}
+	return host, n
+}
+
+// ClientURL is the URL for ConnConfig, with the credentials in it: a secret.
+func (s *Server) ClientURL() string {
+	scheme := "nats"
+	if s.opts.TLSConfig != nil {
+		scheme = "tls"
+	}
+	return s.url(scheme, s.ns.Addr(), s.opts.Username, s.opts.Password)
+}
+
+// ClusterURL is the route for ClusterRoutes of other routers, or "" without
+// a cluster; with the credentials in it: a secret.
+func (s *Server) ClusterURL() string {
+	if s.opts.Cluster.Name == "" {
+		return ""
+	}
+	return s.url("nats-route", s.ns.ClusterAddr(), s.opts.Cluster.Username, s.opts.Cluster.Password)
+}
+
+func (s *Server) url(scheme string, addr net.Addr, user, password string) string {
+	host, port, _ := net.SplitHostPort(addr.String())
+	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
+		if host = s.advertise; host == "" {
+			host = "127.0.0.1"
+		}
+	}
+	u := url.URL{Scheme: scheme, Host: net.JoinHostPort(host, port)}
+	if user != "" {
+		u.User = url.UserPassword(user, password)
+	}
+	return u.String()
+}
+
+// Routes is the number of route connections to other servers of the cluster.
+func (s *Server) Routes() int { return s.ns.NumRoutes() }
+
+// Close disconnects everybody and waits until the server has ended.
+func (s *Server) Close() {
+	s.ns.Shutdown()
+	s.ns.WaitForShutdown()
+}
+
+// serverLog passes the server's log on, and keeps what the server calls
+// fatal instead of ending the process.
+type serverLog struct {
+	log *slog.Logger
+
+	mu    sync.Mutex
+	fatal error
+}
+
+func (l *serverLog) first() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fatal
+}
+
+func (l *serverLog) Fatalf(format string, v ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fatal == nil {
+		l.fatal = errors.New(strings.ToLower(fmt.Sprintf(format, v...)))
+	}
+}
+
+func (l *serverLog) Errorf(format string, v ...any) {
+	l.log.Error("nats: " + fmt.Sprintf(format, v...))
+}
+func (l *serverLog) Warnf(format string, v ...any) { l.log.Warn("nats: " + fmt.Sprintf(format, v...)) }
+func (l *serverLog) Noticef(format string, v ...any) {
+	l.log.Debug("nats: " + fmt.Sprintf(format, v...))
+}
+func (l *serverLog) Debugf(string, ...any) {}
+func (l *serverLog) Tracef(string, ...any) {}

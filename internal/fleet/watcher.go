@@ -1,0 +1,371 @@
+package fleet
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// WatcherConfig configures a Watcher; zero fields take their defaults.
+type WatcherConfig struct {
+	// Conn is the link to NATS. Without one only members that are added by
+	// AddStatic are known.
+	Conn *Conn
+
+	SuspectAfter time.Duration // silence until a member is suspect; default 1 s
+	DeadAfter    time.Duration // silence until it is dead; default 3 s
+	Grace        time.Duration // mercy after the link is back; default 3 s
+	ForgetAfter  time.Duration // a dead member is shown for so long; default 60 s
+	MaxMembers   int           // size of the table; default 4096
+
+	Log        *slog.Logger
+	Registerer prometheus.Registerer
+}
+
+func (c *WatcherConfig) defaults() {
+	set := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	set(&c.SuspectAfter, time.Second)
+	set(&c.DeadAfter, 3*time.Second)
+	set(&c.Grace, 3*time.Second)
+	set(&c.ForgetAfter, time.Minute)
+	if c.MaxMembers == 0 {
+		c.MaxMembers = 4096
+	}
+}
+
+// Validate checks the settings, after defaults.
+func (c WatcherConfig) Validate() error {
+	c.defaults()
+	if c.SuspectAfter < 0 || c.DeadAfter <= c.SuspectAfter {
+		return fmt.Errorf("watch fleet: dead after %v must be more than suspect after %v", c.DeadAfter, c.SuspectAfter)
+	}
+	if c.Grace < 0 || c.ForgetAfter < 0 || c.MaxMembers < 1 {
+		return errors.New("watch fleet: grace, forget after and the table size must be positive")
+	}
+	return nil
+}
+
+const (
+	echoInterval = 100 * time.Millisecond
+	echoStep     = 500 * time.Millisecond // most that one echo proves
+	backlog      = 8192                   // messages between NATS and the watcher
+	batch        = 256                    // messages between two snapshots
+)
+
+// Watcher keeps the fleet's snapshot. Its methods are safe for concurrent
+// use; what they change is in the snapshot when they return.
+type Watcher struct {
+	cfg     WatcherConfig
+	log     *slog.Logger
+	metrics *metrics
+	start   time.Time
+	token   string // last word of this watcher's own subjects
+
+	snap  atomic.Pointer[Snapshot]
+	query chan struct{} // everybody should be asked to announce itself
+	quit  chan struct{}
+	done  chan struct{}
+
+	mu       sync.Mutex // after Conn.mu in order
+	reg      *registry
+	changed  chan struct{} // closed and renewed with each version
+	refusals map[string]Refusal
+	mute     time.Time // no complaint about bad messages before
+
+	closeOnce sync.Once
+}
+
+// Watch starts watching. The caller closes the Watcher before its Conn.
+func Watch(cfg WatcherConfig) (*Watcher, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.defaults()
+	now := time.Now()
+	w := &Watcher{
+		cfg: cfg, log: logger(cfg.Log), start: now, token: rand.Text(),
+		query: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
+		changed: make(chan struct{}), refusals: map[string]Refusal{},
+		reg: newRegistry(rules{
+			suspectAfter: cfg.SuspectAfter, deadAfter: cfg.DeadAfter, grace: cfg.Grace,
+			forgetAfter: cfg.ForgetAfter, maxStep: echoStep, maxMembers: cfg.MaxMembers,
+		}, now),
+	}
+	w.snap.Store(w.reg.snapshot(now))
+	var err error
+	if w.metrics, err = newMetrics(cfg.Registerer, w); err != nil {
+		return nil, fmt.Errorf("watch fleet: %w", err)
+	}
+	msgs := make(chan *nats.Msg, backlog)
+	stop, err := w.subscribe(msgs)
+	if err != nil {
+		w.metrics.unregister()
+		return nil, fmt.Errorf("watch fleet: %w", err)
+	}
+	go func() {
+		defer close(w.done)
+		defer w.metrics.unregister()
+		defer stop()
+		w.run(msgs)
+	}()
+	return w, nil
+}
+
+// subscribe brings all subjects into one channel: the server delivers them
+// in the order of publication, which the witnessed clock relies on.
+func (w *Watcher) subscribe(msgs chan *nats.Msg) (stop func(), err error) {
+	if w.cfg.Conn == nil {
+		return func() {}, nil
+	}
+	var subs []*nats.Subscription
+	unsubscribe := func() {
+		for _, s := range subs {
+			if err := s.Unsubscribe(); err != nil {
+				w.log.Debug("unsubscribe", "subject", s.Subject, "err", err)
+			}
+		}
+	}
+	for _, subject := range []string{
+		subjectAnnounce + ">", subjectHeartbeat + ">", subjectBye + ">",
+		subjectReply + w.token, subjectEcho + w.token,
+	} {
+		s, err := w.cfg.Conn.nc.ChanSubscribe(subject, msgs)
+		if err != nil {
+			unsubscribe()
+			return nil, fmt.Errorf("subscribe to %s: %w", subject, err)
+		}
+		subs = append(subs, s)
+	}
+	stopLink := w.cfg.Conn.listen(w.setLink)
+	return func() { stopLink(); unsubscribe() }, nil
+}
+
+func (w *Watcher) setLink(l Link) {
+	w.change(func(now time.Time) { w.reg.setLink(l, now) })
+	if l.Up {
+		select {
+		case w.query <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (w *Watcher) run(msgs <-chan *nats.Msg) {
+	tick := time.NewTicker(echoInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.quit:
+			return
+		case <-w.query:
+			w.ask(query{})
+		case m := <-msgs:
+			w.receive(m, msgs)
+		case <-tick.C:
+			w.change(func(now time.Time) {
+				w.reg.tick(now)
+				if w.reg.stale {
+					w.store(now)
+				}
+			})
+			w.publish(subjectEcho+w.token, "", encodeEcho(time.Since(w.start)))
+		}
+	}
+}
+
+// receive applies m and what else is waiting, then shows the result once.
+func (w *Watcher) receive(m *nats.Msg, more <-chan *nats.Msg) {
+	var asks []string
+	w.change(func(now time.Time) {
+		for range batch {
+			if id := w.apply(m, now); id != "" {
+				asks = append(asks, id)
+			}
+			select {
+			case m = <-more:
+			default:
+				return
+			}
+		}
+	})
+	for _, id := range asks {
+		w.ask(query{ID: id})
+	}
+}
+
+// apply takes one message in; w.mu is held.
+func (w *Watcher) apply(m *nats.Msg, now time.Time) (ask string) {
+	d, err := decode(m.Subject, m.Data)
+	if err != nil {
+		w.metrics.refused.Inc()
+		if now.After(w.mute) {
+			w.mute = now.Add(10 * time.Second)
+			w.log.Warn("refused a fleet message", "subject", m.Subject, "err", err)
+		}
+		return ""
+	}
+	if d.kind == kindEcho {
+		if sent := w.start.Add(d.echo); !sent.After(now) {
+			w.reg.echo(sent)
+		}
+		return ""
+	}
+	return w.reg.apply(&d, now)
+}
+
+func (w *Watcher) ask(q query) {
+	payload, err := json.Marshal(q)
+	if err != nil {
+		return
+	}
+	w.publish(subjectQuery, subjectReply+w.token, payload)
+}
+
+// publish drops the message while NATS is away; the link's return repeats
+// what matters.
+func (w *Watcher) publish(subject, reply string, payload []byte) {
+	if w.cfg.Conn == nil {
+		return
+	}
+	if err := w.cfg.Conn.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: payload}); err != nil {
+		w.log.Debug("publish", "subject", subject, "err", err)
+	}
+}
+
+// change runs f on the registry and shows what it changed.
+func (w *Watcher) change(f func(now time.Time)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	f(now)
+	if w.reg.version != w.snap.Load().Version {
+		w.store(now)
+		close(w.changed)
+		w.changed = make(chan struct{})
+		w.tellRefusals()
+	}
+	for _, e := range w.reg.events {
+		w.tell(e)
+	}
+	w.reg.events = w.reg.events[:0]
+}
+
+func (w *Watcher) store(now time.Time) { w.snap.Store(w.reg.snapshot(now)) }
+
+func (w *Watcher) tell(e event) {
+	w.metrics.events.WithLabelValues(string(e.role), e.cause).Inc()
+	args := []any{"id", e.id, "role", string(e.role), "epoch", e.epoch, "state", string(e.state), "cause", e.cause}
+	if e.reason != "" {
+		args = append(args, "reason", e.reason)
+	}
+	if e.state == Live || e.cause == causeBye || e.cause == causeForget {
+		w.log.Info("fleet", args...)
+	} else {
+		w.log.Warn("fleet", args...)
+	}
+}
+
+// tellRefusals logs each refusal when it begins or changes.
+func (w *Watcher) tellRefusals() {
+	now := map[string]Refusal{}
+	for _, r := range w.snap.Load().Refusals() {
+		if now[r.ID] = r; w.refusals[r.ID].Mismatch != r.Mismatch {
+			w.log.Warn("incompatible member", "id", r.ID, "role", string(r.Role), "against", r.Against,
+				"field", r.Mismatch.Field, "prefill", r.Mismatch.Prefill, "decode", r.Mismatch.Decode)
+		}
+	}
+	w.refusals = now
+}
+
+// Snapshot is the fleet now; it never blocks.
+func (w *Watcher) Snapshot() *Snapshot { return w.snap.Load() }
+
+// Changed returns a channel that is closed when a version after the present
+// one is there. Take it before the snapshot that it is to guard.
+func (w *Watcher) Changed() <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.changed
+}
+
+// Wait returns a snapshot with a version above the given one, or ctx's error
+// with the present snapshot.
+func (w *Watcher) Wait(ctx context.Context, version uint64) (*Snapshot, error) {
+	for {
+		changed := w.Changed()
+		if s := w.Snapshot(); s.Version > version {
+			return s, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return w.Snapshot(), ctx.Err()
+		}
+	}
+}
+
+// ReportDead is for the data path: the member of that epoch exited, reset or
+// broke a connection. It is dead at once. Its heartbeats bring it back, but
+// only those that come well after.
+func (w *Watcher) ReportDead(id string, epoch uint64, reason string) {
+	w.change(func(now time.Time) { w.reg.reportDead(id, epoch, reason, now) })
+}
+
+// ReportAlive is for the data path: the member of that epoch answered.
+func (w *Watcher) ReportAlive(id string, epoch uint64) {
+	w.change(func(now time.Time) { w.reg.reportAlive(id, epoch, now) })
+}
+
+// AddStatic adds a member that does not announce itself, or replaces an
+// earlier static one of that id. An id that announces itself is refused
+// while it lives, unless the epoch is newer.
+func (w *Watcher) AddStatic(inst Instance, source Source) (err error) {
+	if source != Static && source != Admin {
+		return fmt.Errorf("add %s: source %q is not static or admin", clip(inst.ID), source)
+	}
+	if err := inst.Validate(); err != nil {
+		return fmt.Errorf("add %s: %w", clip(inst.ID), err)
+	}
+	w.change(func(now time.Time) {
+		if rec := w.reg.members[inst.ID]; rec != nil && rec.Source == NATS && inst.Epoch <= rec.Epoch && !over(rec.State) {
+			err = fmt.Errorf("add %s: the id is taken by a worker that announced itself", inst.ID)
+			return
+		}
+		if !w.reg.announce(&inst, source, now) {
+			err = fmt.Errorf("add %s: the table of %d members is full, or a newer epoch is known", inst.ID, w.cfg.MaxMembers)
+		}
+	})
+	return err
+}
+
+// Remove ends a member, of any source, until it starts anew. It reports
+// whether there was one.
+func (w *Watcher) Remove(id, reason string) (ok bool) {
+	w.change(func(now time.Time) { ok = w.reg.remove(id, reason, now) })
+	return ok
+}
+
+// Connected reports whether NATS is reachable, and since when that is so.
+func (w *Watcher) Connected() (up bool, since time.Time) {
+	l := w.Snapshot().Link
+	return l.Up, l.Since
+}
+
+// Close stops watching and waits; the last snapshot stays.
+func (w *Watcher) Close() {
+	w.closeOnce.Do(func() { close(w.quit) })
+	<-w.done
+}
