@@ -1,0 +1,332 @@
+package model
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Bounds on GGUF headers, beside maxHeaderBytes and maxTensors.
+const (
+	maxMetaKeys  = 1 << 16
+	maxArrayLen  = 1 << 22
+	maxBoxed     = 1 << 22 // elements of all arrays that become []any
+	maxArrayNest = 4
+	maxGGUFDims  = 4
+)
+
+// gguf is a parsed file: metadata, and windows on its tensors.
+type gguf struct {
+	meta    map[string]any
+	tensors map[string]ggufTensor
+}
+
+type ggufTensor struct {
+	kind uint32   // ggml type
+	dims []uint64 // fastest first, as in the file
+	raw  []byte   // nil when the type is not supported
+}
+
+// ggmlType describes a tensor type. Plain ones are kept in their dtype.
+type ggmlType struct {
+	name  string
+	quant quant
+	plain bool
+	dtype DType
+}
+
+// ggmlTypeOf returns what is known of a ggml type id, and whether it is read.
+func ggmlTypeOf(id uint32) (ggmlType, bool) {
+	q := func(name string, block, size int, one func([]float32, []byte)) (ggmlType, bool) {
+		return ggmlType{name: name, quant: quant{block, size, one}}, true
+	}
+	switch id {
+	case 0:
+		return ggmlType{name: "F32", quant: quant{block: 1, size: 4}, plain: true, dtype: F32}, true
+	case 1:
+		return ggmlType{name: "F16", quant: quant{block: 1, size: 2}, plain: true, dtype: F16}, true
+	case 30:
+		return ggmlType{name: "BF16", quant: quant{block: 1, size: 2}, plain: true, dtype: BF16}, true
+	case 2:
+		return q("Q4_0", 32, 18, q4_0)
+	case 3:
+		return q("Q4_1", 32, 20, q4_1)
+	case 6:
+		return q("Q5_0", 32, 22, q5_0)
+	case 7:
+		return q("Q5_1", 32, 24, q5_1)
+	case 8:
+		return q("Q8_0", 32, 34, q8_0)
+	case 12:
+		return q("Q4_K", 256, 144, q4_k)
+	case 13:
+		return q("Q5_K", 256, 176, q5_k)
+	case 14:
+		return q("Q6_K", 256, 210, q6_k)
+	}
+	names := map[uint32]string{9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
+		19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
+		28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
+	if n, ok := names[id]; ok {
+		return ggmlType{name: n}, false
+	}
+	return ggmlType{name: fmt.Sprintf("number %d", id)}, false
+}
+
+// parseGGUF reads versions 2 and 3. Layout: "GGUF", uint32 version, uint64
+// tensors, uint64 keys, the keys with their values, the tensor infos, padding
+// to general.alignment, tensor data. Everything is little-endian.
+func parseGGUF(data []byte) (*gguf, error) {
+	r := &cursor{b: data[:min(len(data), maxHeaderBytes)]}
+	if magic := r.bytes(4); r.err == nil && string(magic) != "GGUF" {
+		return nil, errors.New("not a GGUF file: the magic is missing")
+	}
+	version := r.u32()
+	tensors, keys := r.u64(), r.u64()
+	switch {
+	case r.err != nil:
+		return nil, r.err
+	case version == 1:
+		return nil, errors.New("GGUF version 1 is not supported (2 and 3 are): convert the file again")
+	case version != 2 && version != 3:
+		return nil, fmt.Errorf("GGUF version %d is not supported (2 and 3, little-endian, are)", version)
+	case tensors > maxTensors:
+		return nil, fmt.Errorf("%d tensors are more than %d", tensors, maxTensors)
+	case keys > maxMetaKeys:
+		return nil, fmt.Errorf("%d metadata keys are more than %d", keys, maxMetaKeys)
+	}
+	g := &gguf{meta: make(map[string]any), tensors: make(map[string]ggufTensor)}
+	for range keys {
+		key := r.str()
+		v := r.value(r.u32(), 0)
+		if r.err != nil {
+			return nil, fmt.Errorf("metadata key %.120q: %w", key, r.err)
+		}
+		if _, twice := g.meta[key]; twice {
+			return nil, fmt.Errorf("metadata key %.120q appears twice", key)
+		}
+		g.meta[key] = v
+	}
+	return g, g.readTensors(r, data, int(tensors))
+}
+
+// readTensors reads n tensor infos and cuts the tensors out of data.
+func (g *gguf) readTensors(r *cursor, data []byte, n int) error {
+	align := uint64(32)
+	if v, ok := g.meta["general.alignment"]; ok {
+		a, ok := v.(uint32)
+		if !ok || a == 0 || a > 1<<16 || a&(a-1) != 0 {
+			return fmt.Errorf("general.alignment %v is not a power of two up to 65536", v)
+		}
+		align = uint64(a)
+	}
+	type info struct {
+		ggufTensor
+		name   string
+		offset uint64
+	}
+	var infos []info
+	for range n {
+		in := info{name: r.str()}
+		dims := r.u32()
+		if r.err == nil && dims > maxGGUFDims {
+			return fmt.Errorf("tensor %.120q: %d dimensions", in.name, dims)
+		}
+		for range dims {
+			in.dims = append(in.dims, r.u64())
+		}
+		in.kind, in.offset = r.u32(), r.u64()
+		if r.err != nil {
+			return fmt.Errorf("tensor info %.120q: %w", in.name, r.err)
+		}
+		infos = append(infos, in)
+	}
+	if n == 0 {
+		return nil
+	}
+	start := (uint64(r.at) + align - 1) / align * align
+	if start > uint64(len(data)) {
+		return fmt.Errorf("tensor data would begin at %d, the file ends at %d", start, len(data))
+	}
+	body := data[start:]
+	var spans []span
+	for _, in := range infos {
+		if _, twice := g.tensors[in.name]; twice {
+			return fmt.Errorf("tensor %.120q appears twice", in.name)
+		}
+		if in.offset%align != 0 || in.offset > uint64(len(body)) {
+			return fmt.Errorf("tensor %.120q: offset %d is unaligned or past %d data bytes", in.name, in.offset, len(body))
+		}
+		t, known := ggmlTypeOf(in.kind)
+		if known {
+			size, err := t.sizeOf(in.dims)
+			if err != nil {
+				return fmt.Errorf("tensor %.120q: %w", in.name, err)
+			}
+			if size > uint64(len(body))-in.offset {
+				return fmt.Errorf("tensor %.120q: %d bytes at offset %d exceed %d data bytes", in.name, size, in.offset, len(body))
+			}
+			in.raw = body[in.offset : in.offset+size : in.offset+size]
+		}
+		spans = append(spans, span{in.name, in.offset, in.offset + uint64(len(in.raw))})
+		g.tensors[in.name] = in.ggufTensor
+	}
+	slices.SortFunc(spans, func(a, b span) int {
+		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end))
+	})
+	for i := 1; i < len(spans); i++ {
+		if spans[i].begin < spans[i-1].end {
+			return fmt.Errorf("tensors %.120q and %.120q overlap", spans[i-1].name, spans[i].name)
+		}
+	}
+	return nil
+}
+
+// sizeOf is the stored size of a tensor of dims, fastest first.
+func (t ggmlType) sizeOf(dims []uint64) (uint64, error) {
+	n, ok := checkedProduct(append(slices.Clone(dims), uint64(t.quant.size)))
+	for _, d := range dims {
+		ok = ok && d <= math.MaxInt32
+	}
+	if !ok {
+		return 0, fmt.Errorf("dimensions %v are too large", dims)
+	}
+	if block := uint64(t.quant.block); block > 1 {
+		if len(dims) == 0 || dims[0]%block != 0 {
+			return 0, fmt.Errorf("type %s needs rows of a multiple of %d values, not %v", t.name, block, dims)
+		}
+		n /= block
+	}
+	return n, nil
+}
+
+// cursor reads a header; after the first error it yields zeros.
+type cursor struct {
+	b   []byte
+	at  int
+	err error
+
+	boxed uint64 // elements of []any so far
+}
+
+func (r *cursor) bytes(n uint64) []byte {
+	if r.err == nil && n > uint64(len(r.b)-r.at) {
+		r.err = fmt.Errorf("header ends at byte %d where %d more are needed", len(r.b), n)
+	}
+	if r.err != nil {
+		return nil
+	}
+	b := r.b[r.at:][:n]
+	r.at += int(n)
+	return b
+}
+
+// fixed returns n bytes, zeros after an error.
+func (r *cursor) fixed(n uint64) []byte {
+	if b := r.bytes(n); b != nil {
+		return b
+	}
+	return make([]byte, n)
+}
+
+func (r *cursor) u32() uint32 { return binary.LittleEndian.Uint32(r.fixed(4)) }
+func (r *cursor) u64() uint64 { return binary.LittleEndian.Uint64(r.fixed(8)) }
+func (r *cursor) str() string { return string(r.bytes(r.u64())) }
+
+// Value types of GGUF metadata.
+const (
+	ggufU8 = iota
+	ggufI8
+	ggufU16
+	ggufI16
+	ggufU32
+	ggufI32
+	ggufF32
+	ggufBool
+	ggufString
+	ggufArray
+	ggufU64
+	ggufI64
+	ggufF64
+)
+
+// value reads one metadata value of the given type.
+func (r *cursor) value(kind uint32, depth int) any {
+	switch kind {
+	case ggufU8:
+		return r.fixed(1)[0]
+	case ggufI8:
+		return int8(r.fixed(1)[0])
+	case ggufU16:
+		return binary.LittleEndian.Uint16(r.fixed(2))
+	case ggufI16:
+		return int16(binary.LittleEndian.Uint16(r.fixed(2)))
+	case ggufU32:
+		return r.u32()
+	case ggufI32:
+		return int32(r.u32())
+	case ggufF32:
+		return math.Float32frombits(r.u32())
+	case ggufBool:
+		return r.fixed(1)[0] != 0
+	case ggufString:
+		return r.str()
+	case ggufArray:
+		return r.array(depth + 1)
+	case ggufU64:
+		return r.u64()
+	case ggufI64:
+		return int64(r.u64())
+	case ggufF64:
+		return math.Float64frombits(r.u64())
+	}
+	if r.err == nil {
+		r.err = fmt.Errorf("value type %d is unknown", kind)
+	}
+	return nil
+}
+
+// array reads an array. An element takes at least one byte of the header and
+// boxed ones are counted, so that memory stays in proportion to it.
+func (r *cursor) array(depth int) any {
+	kind, n := r.u32(), r.u64()
+	if r.err == nil && (depth > maxArrayNest || n > maxArrayLen || n > uint64(len(r.b)-r.at)) {
+		r.err = fmt.Errorf("array of %d elements, %d levels deep, is too large", n, depth)
+	}
+	if r.err != nil {
+		return nil
+	}
+	switch kind {
+	case ggufString:
+		return fill(r, n, r.str)
+	case ggufI32:
+		return fill(r, n, func() int32 { return int32(r.u32()) })
+	case ggufU32:
+		return fill(r, n, r.u32)
+	case ggufF32:
+		return fill(r, n, func() float32 { return math.Float32frombits(r.u32()) })
+	}
+	if r.boxed += n; r.boxed > maxBoxed {
+		r.err = fmt.Errorf("arrays of more than %d elements in all", maxBoxed)
+		return nil
+	}
+	return fill(r, n, func() any { return r.value(kind, depth) })
+}
+
+func fill[T any](r *cursor, n uint64, next func() T) []T {
+	var out []T
+	for range n {
+		v := next()
+		if r.err != nil {
+			return nil
+		}
+		out = append(out, v)
+	}
+	if out == nil {
+		out = []T{}
+	}
+	return out
+}

@@ -1,0 +1,257 @@
+package model
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Sizes that the small files of a model may have.
+const (
+	maxConfigBytes    = 4 << 20
+	maxTokenizerBytes = 256 << 20
+)
+
+// folder is a directory in Hugging Face layout: on disk, or in the binary.
+type folder struct {
+	fs   fs.FS
+	root string // "" in the binary: nothing to map
+}
+
+// path is how errors name a file of the folder.
+func (d folder) path(name string) string { return filepath.Join(d.root, name) }
+
+// read returns a file of at most limit bytes.
+func (d folder) read(name string, limit int64) ([]byte, error) {
+	f, err := d.fs.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", d.path(name), err)
+	}
+	if int64(len(b)) > limit {
+		return nil, fmt.Errorf("%s: larger than %d bytes", d.path(name), limit)
+	}
+	return b, nil
+}
+
+// optional is read for a file that need not exist.
+func (d folder) optional(name string, limit int64) ([]byte, error) {
+	b, err := d.read(name, limit)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return b, err
+}
+
+func (d folder) exists(name string) bool {
+	_, err := fs.Stat(d.fs, name)
+	return err == nil
+}
+
+func (d folder) mapFile(name string) (*mapping, error) {
+	if d.root != "" {
+		return mapFile(d.path(name))
+	}
+	b, err := fs.ReadFile(d.fs, name)
+	return &mapping{data: b}, err
+}
+
+func openDir(dir string) (*Model, error) {
+	d := folder{fs: os.DirFS(dir), root: dir}
+	if !d.exists("config.json") {
+		if ggufs, _ := fs.Glob(d.fs, "*.gguf"); len(ggufs) > 0 {
+			return nil, fmt.Errorf("%s: no config.json; to serve a GGUF file name the file itself: %s", dir, d.path(ggufs[0]))
+		}
+	}
+	m, err := openFolder(d)
+	if err != nil {
+		return nil, err
+	}
+	m.Name = nameOf(dir)
+	return m, nil
+}
+
+// snapshotDir matches a snapshot inside the hub's cache.
+var snapshotDir = regexp.MustCompile(`(?:^|/)models--([^/]+)--([^/]+)/snapshots/[^/]+$`)
+
+// nameOf is the directory's base name, or OWNER/NAME inside the hub's cache.
+func nameOf(dir string) string {
+	abs := dir
+	if p, err := filepath.Abs(dir); err == nil {
+		abs = p
+	}
+	if s := snapshotDir.FindStringSubmatch(filepath.ToSlash(abs)); s != nil {
+		return s[1] + "/" + s[2]
+	}
+	return filepath.Base(abs)
+}
+
+// openFolder reads everything but the name and the fingerprint.
+func openFolder(d folder) (_ *Model, err error) {
+	b, err := d.read("config.json", maxConfigBytes)
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{source: d.root}
+	if m.Config, err = parseConfig(b); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.path("config.json"), err)
+	}
+	if b, err = d.optional("generation_config.json", maxConfigBytes); err != nil {
+		return nil, err
+	}
+	if b != nil {
+		if m.Generation, err = parseGeneration(b); err != nil {
+			return nil, fmt.Errorf("%s: %w", d.path("generation_config.json"), err)
+		}
+		m.Config.EOS = union(m.Config.EOS, m.Generation.EOS)
+	}
+	for i, name := range []string{"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} {
+		if m.tokenizer[i], err = d.optional(name, maxTokenizerBytes); err != nil {
+			return nil, err
+		}
+	}
+	defer func() {
+		if err != nil {
+			m.Close()
+		}
+	}()
+	have, err := m.mapSafetensors(d)
+	if err != nil {
+		return nil, err
+	}
+	if m.Config.TiedHead {
+		delete(have, "lm_head.weight") // some exporters save the embedding twice
+	}
+	if m.tensors, err = m.Config.choose(d.path("*.safetensors"), have); err != nil {
+		return nil, err
+	}
+	m.names = sortedNames(m.tensors)
+	return m, nil
+}
+
+func sortedNames(ts map[string]entry) []string {
+	names := make([]string, 0, len(ts))
+	for n := range ts {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// union appends to a the ids of b that it lacks.
+func union(a, b []int32) []int32 {
+	a = slices.Clone(a)
+	for _, id := range b {
+		if !slices.Contains(a, id) {
+			a = append(a, id)
+		}
+	}
+	return a
+}
+
+const indexName = "model.safetensors.index.json"
+
+// mapSafetensors maps the directory's weight files and lists their tensors:
+// those of the index, of model.safetensors, or of every *.safetensors.
+func (m *Model) mapSafetensors(d folder) (map[string]stored, error) {
+	var owner map[string]string // tensor -> file; nil without an index
+	var files []string
+	switch {
+	case d.exists(indexName):
+		b, err := d.read(indexName, maxHeaderBytes)
+		if err != nil {
+			return nil, err
+		}
+		if owner, err = parseIndex(b); err != nil {
+			return nil, fmt.Errorf("%s: %w", d.path(indexName), err)
+		}
+		files = filesOf(owner)
+	case d.exists("model.safetensors"):
+		files = []string{"model.safetensors"}
+	default:
+		all, err := fs.Glob(d.fs, "*.safetensors")
+		if err != nil {
+			return nil, err
+		}
+		files = slices.DeleteFunc(all, func(n string) bool { return strings.HasPrefix(n, "consolidated") })
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("%s: no .safetensors file (weights in other formats, such as pytorch_model.bin, are not supported)", d.root)
+	}
+	have := make(map[string]stored)
+	for _, file := range files {
+		mp, err := d.mapFile(file)
+		if err != nil {
+			return nil, err
+		}
+		m.maps = append(m.maps, mp)
+		ts, err := parseSafetensors(mp.data)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", d.path(file), err)
+		}
+		for name, s := range ts {
+			if owner != nil && owner[name] != file {
+				continue
+			}
+			if other, twice := have[name]; twice {
+				return nil, fmt.Errorf("%s: tensor %s is also in %s", d.path(file), name, other.file)
+			}
+			s.file = d.path(file)
+			have[name] = s
+		}
+	}
+	for name, file := range owner {
+		if _, ok := have[name]; !ok {
+			return nil, fmt.Errorf("%s: tensor %s is missing; %s lists it there", d.path(file), name, indexName)
+		}
+	}
+	return have, nil
+}
+
+// parseGeneration reads generation_config.json.
+func parseGeneration(b []byte) (GenerationConfig, error) {
+	var g struct {
+		GenerationConfig
+		EOS ids `json:"eos_token_id"`
+	}
+	if err := json.Unmarshal(b, &g); err != nil {
+		return GenerationConfig{}, err
+	}
+	g.GenerationConfig.EOS = g.EOS
+	return g.GenerationConfig, nil
+}
+
+// ids is a token id, a list of them, or null.
+type ids []int32
+
+func (v *ids) UnmarshalJSON(b []byte) error {
+	var list []int64
+	var one *int64
+	if err := json.Unmarshal(b, &one); err == nil {
+		if one != nil {
+			list = []int64{*one}
+		}
+	} else if err := json.Unmarshal(b, &list); err != nil {
+		return fmt.Errorf("token id %.40q is neither a number nor a list of numbers", b)
+	}
+	*v = nil
+	for _, id := range list {
+		if id < 0 || id > math.MaxInt32 {
+			return fmt.Errorf("token id %d is out of range", id)
+		}
+		*v = union(*v, []int32{int32(id)})
+	}
+	return nil
+}

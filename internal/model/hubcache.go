@@ -1,0 +1,142 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// hubCache is one repository's folder in the cache that every Hugging Face
+// tool shares:
+//
+//	models--OWNER--NAME/blobs/ETAG                content
+//	models--OWNER--NAME/blobs/ETAG.incomplete     a download under way
+//	models--OWNER--NAME/refs/REVISION             its commit
+//	models--OWNER--NAME/snapshots/COMMIT/FILE     link to ../../blobs/ETAG
+//	.locks/models--OWNER--NAME/ETAG.lock          held while a blob is written
+type hubCache struct {
+	dir   string // …/models--OWNER--NAME
+	locks string // …/.locks/models--OWNER--NAME
+}
+
+func newHubCache(r repo, getenv func(string) string) (hubCache, error) {
+	root := getenv("HF_HUB_CACHE")
+	if root == "" {
+		home := getenv("HF_HOME")
+		if home == "" {
+			base := getenv("XDG_CACHE_HOME")
+			if base == "" {
+				user, err := os.UserHomeDir()
+				if err != nil {
+					return hubCache{}, fmt.Errorf("no place for the hub's cache, set HF_HOME: %w", err)
+				}
+				base = filepath.Join(user, ".cache")
+			}
+			home = filepath.Join(base, "huggingface")
+		}
+		root = filepath.Join(home, "hub")
+	}
+	name := "models--" + r.owner + "--" + r.name
+	return hubCache{dir: filepath.Join(root, name), locks: filepath.Join(root, ".locks", name)}, nil
+}
+
+func (c hubCache) snapshot(commit string) string { return filepath.Join(c.dir, "snapshots", commit) }
+func (c hubCache) blob(etag string) string       { return filepath.Join(c.dir, "blobs", etag) }
+
+// find returns the snapshot of a revision and whether it has all weights.
+func (c hubCache) find(rev string) (dir string, complete bool) {
+	commit := rev
+	if !commitID.MatchString(rev) {
+		b, err := os.ReadFile(filepath.Join(c.dir, "refs", filepath.FromSlash(rev)))
+		if err != nil {
+			return "", false
+		}
+		if commit = strings.TrimSpace(string(b)); !commitID.MatchString(commit) {
+			return "", false
+		}
+	}
+	dir = c.snapshot(commit)
+	d := folder{fs: os.DirFS(dir), root: dir}
+	if !d.exists("config.json") {
+		return dir, false
+	}
+	if b, err := d.read(indexName, maxHeaderBytes); err == nil {
+		owner, err := parseIndex(b)
+		if err != nil {
+			return dir, false
+		}
+		for _, f := range filesOf(owner) {
+			if !d.exists(f) {
+				return dir, false
+			}
+		}
+		return dir, true
+	}
+	return dir, d.exists("model.safetensors")
+}
+
+// setRef remembers the commit that a branch or tag stood for.
+func (c hubCache) setRef(rev, commit string) error {
+	if rev == commit {
+		return nil
+	}
+	path := filepath.Join(c.dir, "refs", filepath.FromSlash(rev))
+	if b, err := os.ReadFile(path); err == nil && string(b) == commit {
+		return nil
+	}
+	return writeFile(path, []byte(commit))
+}
+
+// link makes the snapshot's file point at the blob.
+func (c hubCache) link(commit, name, etag string) error {
+	to := filepath.Join(c.snapshot(commit), name)
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	if _, err := os.Stat(to); err == nil {
+		return nil
+	}
+	// A link that leads nowhere is replaced.
+	if err := os.Remove(to); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	err := os.Symlink(filepath.Join("..", "..", "blobs", etag), to)
+	if err != nil && !errors.Is(err, os.ErrExist) {
+		// Where links need a privilege (Windows), a second name does too.
+		err = os.Link(c.blob(etag), to)
+	}
+	if errors.Is(err, os.ErrExist) {
+		return nil // another process was quicker
+	}
+	return err
+}
+
+// lockEvery is how often a lock that is held elsewhere is tried again.
+const lockEvery = 100 * time.Millisecond
+
+// lock takes the blob's lock, waiting for other processes until ctx ends.
+func (c hubCache) lock(ctx context.Context, etag string) (unlock func(), err error) {
+	if err := os.MkdirAll(c.locks, 0o755); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(c.locks, etag+".lock")
+	t := time.NewTicker(lockEvery)
+	defer t.Stop()
+	for {
+		unlock, err := tryLock(path)
+		if err == nil || !errors.Is(err, errLocked) {
+			return unlock, err
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for %s, which another process holds: %w", path, ctx.Err())
+		}
+	}
+}
+
+var errLocked = errors.New("locked")

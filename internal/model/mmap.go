@@ -1,0 +1,66 @@
+package model
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// mapping is a file's bytes, for reading only. A file that shrinks while it
+// is mapped kills the reader (SIGBUS): weights are replaced by rename, never
+// rewritten in place.
+type mapping struct {
+	path    string // absolute, links resolved; "" for embedded bytes
+	data    []byte
+	modTime time.Time
+	unmap   func() error // nil when data is on the heap
+}
+
+// mapFile maps path, or reads it where there is no mmap.
+func mapFile(path string) (*mapping, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: not a regular file", path)
+	}
+	if st.Size() == 0 {
+		return nil, fmt.Errorf("%s: empty file", path)
+	}
+	if int64(int(st.Size())) != st.Size() {
+		return nil, fmt.Errorf("%s: %d bytes do not fit this machine's address space", path, st.Size())
+	}
+	m := &mapping{path: resolve(path), modTime: st.ModTime()}
+	if m.data, m.unmap, err = mapBytes(f, int(st.Size())); err != nil {
+		return nil, fmt.Errorf("map %s: %w", path, err)
+	}
+	return m, nil
+}
+
+// resolve makes a path absolute and follows links, as far as that goes.
+func resolve(path string) string {
+	if p, err := filepath.Abs(path); err == nil {
+		path = p
+	}
+	if p, err := filepath.EvalSymlinks(path); err == nil {
+		path = p
+	}
+	return path
+}
+
+func (m *mapping) close() error {
+	if m.unmap == nil {
+		m.data = nil
+		return nil
+	}
+	err := m.unmap()
+	m.data, m.unmap = nil, nil
+	return err
+}

@@ -1,0 +1,174 @@
+// Package model reads weights: the embedded stories260k, Hugging Face
+// directories (config.json and safetensors), GGUF files, and Hugging Face
+// hub repositories, which it downloads into the hub's own cache layout.
+//
+// Whatever the source, a [Model] has one shape: a [Config] that says which
+// Llama-family decoder this is, and tensors under their Hugging Face names
+// ("model.layers.0.self_attn.q_proj.weight") in the rotate-half RoPE
+// convention. Open checks that every tensor the architecture needs is there
+// with the right shape, and refuses what would compute something else: a
+// model that opens is one that can be served.
+//
+// Non-goals: computing with the weights, tokenising, writing models (tests
+// find a writer in modeltest), formats that can execute code (pickle).
+package model
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// EmbeddedName is the name of the model inside the binary.
+const EmbeddedName = "stories260k"
+
+// Options for Open. The zero value is usable.
+type Options struct {
+	// Log receives warnings and one line a step; nil discards.
+	Log *slog.Logger
+	// Progress, when set, is called while a download or a fingerprint runs,
+	// from one goroutine at a time and at most ten times a second, plus once
+	// at the end of each phase. It must not block for long.
+	Progress func(Progress)
+	// CacheDir holds remembered fingerprints; "" is the user's cache directory
+	// (os.UserCacheDir), folder xpyd.
+	CacheDir string
+	// Getenv reads HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE,
+	// HF_HUB_OFFLINE and XDG_CACHE_HOME; nil is os.Getenv.
+	Getenv func(string) string
+	// HTTP talks to the hub; nil is a client of its own. Its CheckRedirect and
+	// Timeout are replaced.
+	HTTP *http.Client
+}
+
+func (o Options) withDefaults() Options {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Getenv == nil {
+		o.Getenv = os.Getenv
+	}
+	return o
+}
+
+// Model is one opened model. Its methods may be called concurrently, except
+// Close, which comes last.
+type Model struct {
+	// Name is what clients call the model: "stories260k", the directory's
+	// base name, the file's without ".gguf", or "OWNER/NAME" on the hub.
+	Name   string
+	Config Config
+	// Generation holds the defaults that generation_config.json asks for.
+	Generation GenerationConfig
+	// Fingerprint is 64 hex digits over the Config and every tensor's name,
+	// dtype, shape and stored bytes. Equal fingerprints mean equal models.
+	Fingerprint string
+
+	source    string // what errors name: a path, or "embedded stories260k"
+	tensors   map[string]entry
+	names     []string // sorted
+	maps      []*mapping
+	gguf      map[string]any
+	tokenizer [3][]byte // tokenizer.json, tokenizer_config.json, chat_template.jinja
+}
+
+// Open reads the model that ref names: "" or "stories260k" is the embedded
+// one, "hf:OWNER/NAME" or "hf:OWNER/NAME@REVISION" a hub repository, a path
+// ending in ".gguf" a GGUF file, and any other path a directory in Hugging
+// Face layout. The caller closes the model.
+func Open(ctx context.Context, ref string, opts Options) (*Model, error) {
+	opts = opts.withDefaults()
+	m, err := open(ctx, ref, opts)
+	if err != nil {
+		return nil, fmt.Errorf("open model: %w", err)
+	}
+	if err := m.fingerprint(ctx, opts); err != nil {
+		return nil, fmt.Errorf("open model: %w", joinClose(err, m))
+	}
+	return m, nil
+}
+
+func open(ctx context.Context, ref string, opts Options) (*Model, error) {
+	switch {
+	case ref == "" || ref == EmbeddedName:
+		return openEmbedded()
+	case strings.HasPrefix(ref, "hf:"):
+		repo, err := parseRepo(ref)
+		if err != nil {
+			return nil, err
+		}
+		dir, err := fetch(ctx, repo, opts)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", ref, err)
+		}
+		m, err := openDir(dir)
+		if err != nil {
+			return nil, err
+		}
+		m.Name = repo.owner + "/" + repo.name
+		return m, nil
+	case strings.EqualFold(filepath.Ext(ref), ".gguf"):
+		return openGGUF(ref)
+	}
+	st, err := os.Stat(ref)
+	if os.IsNotExist(err) && repoRef.MatchString(ref) {
+		return nil, fmt.Errorf("%w (for the hub's repository of that name write hf:%s)", err, ref)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !st.IsDir() {
+		return nil, fmt.Errorf("%s: neither a directory nor a .gguf file", ref)
+	}
+	return openDir(ref)
+}
+
+// joinClose closes m on a failure path; the first error is the one that tells.
+func joinClose(err error, m *Model) error {
+	m.Close()
+	return err
+}
+
+// Tensor returns the named tensor. Its Data is read-only and valid until
+// Close. Quantised GGUF tensors are dequantised to F32 and re-ordered ones
+// copied anew on each call; all else is a window on the mapped file.
+func (m *Model) Tensor(name string) (Tensor, bool) {
+	e, ok := m.tensors[name]
+	if !ok {
+		return Tensor{}, false
+	}
+	return e.tensor(), true
+}
+
+// Names lists the tensors that Config's architecture uses, sorted.
+func (m *Model) Names() []string { return slices.Clone(m.names) }
+
+// TokenizerFiles returns tokenizer.json, tokenizer_config.json and
+// chat_template.jinja as they are; nil for each that the model lacks. A GGUF
+// model has none: see GGUFMeta.
+func (m *Model) TokenizerFiles() (tokenizerJSON, configJSON, chatTemplate []byte) {
+	return m.tokenizer[0], m.tokenizer[1], m.tokenizer[2]
+}
+
+// GGUFMeta returns the metadata of a GGUF file whose keys begin with
+// "tokenizer."; nil for other models. Values are string, bool, uint8 to int64,
+// float32, float64, []string, []int32, []uint32, []float32, and []any for
+// arrays of anything else. The caller must not change it.
+func (m *Model) GGUFMeta() map[string]any { return m.gguf }
+
+// Close unmaps the weights: Data of every Tensor is invalid from here on.
+func (m *Model) Close() error {
+	var first error
+	for _, mp := range m.maps {
+		if err := mp.close(); err != nil && first == nil {
+			first = fmt.Errorf("unmap %s: %w", mp.path, err)
+		}
+	}
+	m.maps, m.tensors, m.names = nil, nil, nil
+	return first
+}
