@@ -1,0 +1,33 @@
+package decode
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+)
+
+// sink stores a ticket's rows in the pool. It implements kvconn.Sink: a row is
+// believed only after its digest was made again from the bytes that arrived.
+type sink struct {
+	backend Backend
+	layout  kernels.Layout
+}
+
+// Store implements kvconn.Sink.
+func (s *sink) Store(layer int, dst int32, row, rows, firstPos int, packed []byte, digests []uint64) error {
+	if row != 0 || rows < 1 || rows > s.layout.BlockTokens || len(packed) != s.layout.RowsBytes(rows) {
+		return fmt.Errorf("store layer %d block %d: rows %d+%d in %d bytes", layer, dst, row, rows, len(packed))
+	}
+	sums := make([]uint64, s.layout.KVHeads)
+	kernels.DigestRows(s.layout, layer, firstPos, rows, packed, sums)
+	if !slices.Equal(sums, digests) {
+		return kvconn.ErrDigest
+	}
+	s.backend.Scatter(layer, dst, 0, rows, packed)
+	s.backend.SetDigest(layer, dst, rows, digests)
+	return nil
+}
+
+var _ kvconn.Sink = (*sink)(nil)

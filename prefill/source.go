@@ -1,0 +1,145 @@
+package prefill
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+)
+
+// source reads one prompt's rows out of the pool for a receiver whose blocks
+// may have another size than ours. It implements kvconn.Source.
+type source struct {
+	pool      kernels.Pool
+	layout    kernels.Layout
+	positions int // of the prompt
+	destBlock int // receiver's block size, tokens
+
+	mu    sync.Mutex
+	table []int32 // our blocks, -1 until known
+	upto  []int   // a layer: positions ready so far
+}
+
+func newSource(pool kernels.Pool, layout kernels.Layout, positions, destBlock int) *source {
+	blocks := (positions + layout.BlockTokens - 1) / layout.BlockTokens
+	s := &source{pool: pool, layout: layout, positions: positions, destBlock: destBlock,
+		table: make([]int32, blocks), upto: make([]int, layout.Layers)}
+	for i := range s.table {
+		s.table[i] = -1
+	}
+	return s
+}
+
+// newKeptSource is a source whose rows are all there: a lease.
+func newKeptSource(pool kernels.Pool, layout kernels.Layout, positions, destBlock int, blocks []int32) *source {
+	s := newSource(pool, layout, positions, destBlock)
+	copy(s.table, blocks)
+	for l := range s.upto {
+		s.upto[l] = positions
+	}
+	return s
+}
+
+// ready notes blocks of ours that the engine completed, in order, and returns
+// the receiver's blocks that became complete by them.
+func (s *source) ready(layer int, blocks []engine.Ready) []int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := s.upto[layer]
+	for _, b := range blocks {
+		s.table[b.Index] = b.Block
+		s.upto[layer] = max(s.upto[layer], b.FirstPos+b.Rows)
+	}
+	return s.destBlocks(from, s.upto[layer])
+}
+
+// all lists every destination block.
+func (s *source) all() []int { return s.destBlocks(0, s.positions) }
+
+// destBlocks lists the receiver's blocks that end in (from, upto].
+func (s *source) destBlocks(from, upto int) []int {
+	first, end := from/s.destBlock, upto/s.destBlock
+	if upto == s.positions && upto%s.destBlock != 0 && from < upto {
+		end++
+	}
+	out := make([]int, 0, end-first)
+	for i := first; i < end; i++ {
+		out = append(out, i)
+	}
+	return out
+}
+
+// Load implements kvconn.Source.
+func (s *source) Load(layer, index, firstPos, rows int, dst []byte, digests []uint64) error {
+	bt := s.layout.BlockTokens
+	if layer < 0 || layer >= s.layout.Layers || firstPos < 0 || rows < 1 || firstPos+rows > s.positions {
+		return fmt.Errorf("load layer %d positions %d+%d of %d: out of range", layer, firstPos, rows, s.positions)
+	}
+	if len(dst) != s.layout.RowsBytes(rows) || len(digests) != s.layout.KVHeads {
+		return fmt.Errorf("load: buffer of %d bytes and %d digests for %d rows", len(dst), len(digests), rows)
+	}
+	first, last := firstPos/bt, (firstPos+rows-1)/bt
+	s.mu.Lock()
+	blocks := slices.Clone(s.table[first : last+1])
+	s.mu.Unlock()
+	for i, b := range blocks {
+		if b < 0 {
+			return fmt.Errorf("load layer %d positions %d+%d: block %d is not computed", layer, firstPos, rows, first+i)
+		}
+	}
+	if first == last && firstPos == first*bt && rows == s.filled(first) {
+		s.pool.Gather(layer, blocks[0], 0, rows, dst)
+		s.pool.Digest(layer, blocks[0], digests)
+		return nil
+	}
+	return s.cut(layer, first, blocks, firstPos, rows, dst, digests)
+}
+
+// filled is how many of the prompt's rows block i of the table holds.
+func (s *source) filled(i int) int {
+	return min(s.layout.BlockTokens, s.positions-i*s.layout.BlockTokens)
+}
+
+// cut joins or slices our blocks into one of the receiver's. Slicing makes new
+// digests, so each source block is checked against its own first: a bad row
+// must not get a good digest on its way out.
+func (s *source) cut(layer, first int, blocks []int32, firstPos, rows int, dst []byte, digests []uint64) error {
+	l := s.layout
+	whole := make([]byte, l.BlockBytes())
+	stored, sum := make([]uint64, l.KVHeads), make([]uint64, l.KVHeads)
+	clear(digests)
+	for i, block := range blocks {
+		base := (first + i) * l.BlockTokens
+		n := s.filled(first + i)
+		buf := whole[:l.RowsBytes(n)]
+		s.pool.Gather(layer, block, 0, n, buf)
+		s.pool.Digest(layer, block, stored)
+		kernels.DigestRows(l, layer, base, n, buf, sum)
+		if !slices.Equal(stored, sum) {
+			return fmt.Errorf("load layer %d block %d: %w", layer, block, kvconn.ErrDigest)
+		}
+		lo, hi := max(firstPos, base), min(firstPos+rows, base+n)
+		if lo == base && hi == base+n {
+			copyRows(l, dst, rows, lo-firstPos, buf, n, 0, n)
+		} else {
+			part := make([]byte, l.RowsBytes(hi-lo))
+			copyRows(l, part, hi-lo, 0, buf, n, lo-base, hi-lo)
+			kernels.DigestRows(l, layer, lo, hi-lo, part, sum)
+			copyRows(l, dst, rows, lo-firstPos, part, hi-lo, 0, hi-lo)
+		}
+		for h := range digests {
+			digests[h] += sum[h]
+		}
+	}
+	return nil
+}
+
+// copyRows copies n positions between packed buffers [2][kv_heads][rows][row].
+func copyRows(l kernels.Layout, dst []byte, dstRows, dstAt int, src []byte, srcRows, srcAt, n int) {
+	for p := range 2 * l.KVHeads {
+		copy(dst[(p*dstRows+dstAt)*l.RowBytes:][:n*l.RowBytes], src[(p*srcRows+srcAt)*l.RowBytes:][:n*l.RowBytes])
+	}
+}
