@@ -1,6 +1,9 @@
 package kvcache
 
-import "container/heap"
+import (
+	"container/heap"
+	"fmt"
+)
 
 // entry is one indexed unit of a prefix: UnitTokens tokens in unitBlocks
 // blocks, named by the chain hash at its end.
@@ -52,9 +55,41 @@ func (c *Cache) Match(tokens []int32, salt string, maxTokens int, owner string) 
 
 // MatchChain is Match for a sequence whose chain is at hand.
 func (c *Cache) MatchChain(ch *Chain, maxTokens int, owner string) (ids []int32, n int) {
-	grains := c.unitTokens / Grain
 	c.mu.Lock()
 	defer c.unlock()
+	ids, n, _ = c.find(ch, maxTokens)
+	c.retain(ids, owner)
+	c.counted(n, maxTokens)
+	return ids, n
+}
+
+// Reserve is MatchChain, then Alloc of what is missing to make a table of
+// blocks, both or neither: ErrNoSpace when that would leave fewer than spare
+// blocks available, ErrTooLarge when the pool is too small. n is how many
+// tokens the index had.
+func (c *Cache) Reserve(ch *Chain, maxTokens, blocks, spare int, owner string) (ids []int32, n int, err error) {
+	c.mu.Lock()
+	defer c.unlock()
+	if blocks > c.cfg.Blocks {
+		return nil, 0, fmt.Errorf("reserve %d of %d blocks: %w", blocks, c.cfg.Blocks, ErrTooLarge)
+	}
+	ids, n, idle := c.find(ch, min(maxTokens, blocks*c.cfg.BlockTokens))
+	missing := blocks - len(ids)
+	if missing+spare > len(c.free)+c.cached-idle {
+		return nil, 0, ErrNoSpace
+	}
+	c.retain(ids, owner) // first, so that alloc does not evict them
+	more, err := c.alloc(missing, owner)
+	if err != nil {
+		return nil, 0, err // never: counted above
+	}
+	c.counted(n, maxTokens)
+	return append(ids, more...), n, nil
+}
+
+// find looks a prefix up; idle is how many of its blocks nobody holds.
+func (c *Cache) find(ch *Chain, maxTokens int) (ids []int32, n, idle int) {
+	grains := c.unitTokens / Grain
 	for i := grains; i <= len(ch.hashes) && i*Grain <= maxTokens; i += grains {
 		e := c.index[ch.hashes[i-1]]
 		if e == nil {
@@ -62,11 +97,14 @@ func (c *Cache) MatchChain(ch *Chain, maxTokens int, owner string) (ids []int32,
 		}
 		ids = append(ids, e.blocks...)
 		n = i * Grain
+		idle += e.idle
 	}
-	c.retain(ids, owner)
-	c.counters.hitTokens += uint64(n)
-	c.counters.askedToken += uint64(max(maxTokens, 0))
-	return ids, n
+	return ids, n, idle
+}
+
+func (c *Cache) counted(hit, asked int) {
+	c.counters.hitTokens += uint64(hit)
+	c.counters.askedTokens += uint64(max(asked, 0))
 }
 
 // Insert tells the index that blocks ids, all held, contain the KV rows of

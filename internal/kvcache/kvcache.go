@@ -92,9 +92,9 @@ type Cache struct {
 }
 
 type counters struct {
-	evicted    uint64
-	hitTokens  uint64
-	askedToken uint64
+	evicted     uint64
+	hitTokens   uint64
+	askedTokens uint64
 }
 
 // New makes an empty cache.
@@ -168,7 +168,7 @@ func (c *Cache) Stats() Stats {
 		Quarantined: c.quarantined,
 		Entries:     len(c.index), Waiters: c.waiters.len,
 		Evicted:   c.counters.evicted,
-		HitTokens: c.counters.hitTokens, AskTokens: c.counters.askedToken,
+		HitTokens: c.counters.hitTokens, AskTokens: c.counters.askedTokens,
 	}
 	s.Held = s.Blocks - s.Free - s.Cached - s.Quarantined
 	return s

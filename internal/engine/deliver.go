@@ -1,0 +1,130 @@
+package engine
+
+import (
+	"io"
+	"slices"
+	"time"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// deliver hands out what a step found for q. The result belongs to the
+// backend: what outlives the step is copied.
+func (e *Engine) deliver(q *sequence, res *kernels.Result) {
+	q.chunk = 0
+	if !q.running {
+		return // ended with a sibling earlier in the batch
+	}
+	h := q.h
+	for _, p := range res.Prompt {
+		p.Top = slices.Clone(p.Top)
+		h.logprobs = append(h.logprobs, p)
+	}
+	if len(res.Samples) == 0 {
+		return
+	}
+	drawn := slices.Clone(res.Samples)
+	for i := range drawn {
+		drawn[i].Top = slices.Clone(drawn[i].Top)
+	}
+	if h.prompted {
+		e.accept(q, drawn[0])
+		return
+	}
+	if n := len(h.logprobs); n > 0 && h.req.Prefilled == nil {
+		h.logprobs = h.logprobs[:n-1] // nothing follows the last prompt token
+	}
+	e.firstDraw(q, drawn)
+}
+
+// firstDraw turns the sequence that computed the prompt into one for each
+// choice still wanted. They share its blocks; whoever first writes to the
+// partial last one copies it (grow).
+func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
+	h := q.h
+	h.prompted = true
+	h.info = &PromptInfo{
+		Tokens:       len(h.req.Prompt),
+		CachedTokens: h.CachedTokens(),
+		Logprobs:     h.logprobs,
+		Queued:       h.started.Sub(h.arrived),
+		Prefill:      time.Since(h.started),
+	}
+	h.logprobs = nil
+	choices := h.survivors()
+	if h.req.PrefillOnly {
+		e.prefilled(h, choices, drawn)
+		return
+	}
+	if len(choices) == 0 {
+		e.finish(h, io.EOF)
+		return
+	}
+	family := []*sequence{q}
+	for _, c := range choices[1:] {
+		e.cache.Retain(q.table, h.owner)
+		fork := &sequence{
+			h: h, choice: c, tokens: q.tokens,
+			table: slices.Clone(q.table), computed: q.computed,
+			chain: q.chain.Fork(q.computed), indexed: q.indexed,
+			running: q.running,
+		}
+		h.seqs = append(h.seqs, fork)
+		if q.running {
+			e.running = insertByAge(e.running, fork)
+		} else {
+			e.waiting = insertByAge(e.waiting, fork)
+		}
+		family = append(family, fork)
+	}
+	q.choice = choices[0] // still the first of its family: age order holds
+	for _, q := range family {
+		q.draws = 1
+		q.tokens = slices.Clip(q.tokens) // the first append copies
+		q.shared = q.shared || len(family) > 1
+	}
+	for _, q := range family {
+		e.accept(q, drawn[q.choice])
+	}
+}
+
+// prefilled ends a PrefillOnly request with its first tokens.
+func (e *Engine) prefilled(h *Handle, choices []int, drawn []kernels.Sampled) {
+	for _, c := range choices {
+		finish := e.finishOf(h, drawn[c].Token, 1)
+		if finish == FinishNone {
+			finish = FinishLength
+		}
+		h.push(Event{Choice: c, Sampled: drawn[c], Finish: finish})
+	}
+	e.finish(h, io.EOF)
+}
+
+// accept appends a drawn token to its sequence and tells the reader.
+func (e *Engine) accept(q *sequence, s kernels.Sampled) {
+	h := q.h
+	q.tokens = append(q.tokens, s.Token)
+	n := len(q.output())
+	finish := e.finishOf(h, s.Token, n)
+	h.push(Event{Choice: q.choice, Index: n - 1, Sampled: s, Finish: finish})
+	if finish == FinishNone {
+		return
+	}
+	e.drop(q)
+	if len(h.seqs) == 0 {
+		e.finish(h, io.EOF)
+	}
+}
+
+// finishOf says whether the n-th output token ends its choice.
+func (e *Engine) finishOf(h *Handle, token int32, n int) Finish {
+	r := h.req
+	stops := !r.IgnoreEOS && slices.Contains(e.cfg.EOS, token) || slices.Contains(r.StopTokens, token)
+	switch {
+	case stops && n >= r.MinTokens:
+		return FinishStop
+	case r.MaxTokens > 0 && n >= r.MaxTokens, len(r.Prompt)+n >= e.maxLen:
+		return FinishLength
+	}
+	return FinishNone
+}

@@ -1,0 +1,208 @@
+package engine
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// Handle is a submitted request. One goroutine reads Next; the other methods
+// may be called from any.
+type Handle struct {
+	e       *Engine
+	req     *Request // normalised copy
+	owner   string
+	order   uint64
+	arrived time.Time
+	unwatch func() bool   // ends the watch on the request's context
+	ready   chan struct{} // wakes Next
+	done    chan struct{}
+
+	flagged bool // in the engine's inbox; guarded by Engine.mu
+	waits   bool // counted in Engine.queued; guarded by Engine.mu
+
+	mu        sync.Mutex // guards the fields below; Engine.mu may be taken before it, never inside
+	events    []Event
+	unread    []int  // events of each choice
+	dropped   []bool // choices cancelled
+	err       error  // how it ended
+	cancelled bool
+	released  bool
+	blocks    []int32 // PrefillOnly: the block table, until given back
+	cached    int
+
+	// The loop's own.
+	begun     bool
+	seqs      []*sequence
+	info      *PromptInfo // to go with the first event; nil once gone
+	prompted  bool        // the prompt's logits were drawn from
+	logprobs  []kernels.PromptLogprob
+	started   time.Time // of the first step
+	allBanned []int32   // EOS and stop ids, while MinTokens is not reached
+}
+
+// Next waits for events and returns all there are, per choice in order. After
+// the last one it returns io.EOF; a request that failed or was aborted ends
+// with *StepError or ErrClosed after what was drawn before, a cancelled one
+// with ErrCancelled at once. When ctx ends first: its error, and nothing is
+// lost.
+func (h *Handle) Next(ctx context.Context) ([]Event, error) {
+	for {
+		if events, err := h.take(); len(events) > 0 || err != nil {
+			return events, err
+		}
+		select {
+		case <-h.ready:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (h *Handle) take() ([]Event, error) {
+	h.mu.Lock()
+	if len(h.events) == 0 {
+		defer h.mu.Unlock()
+		return nil, h.err
+	}
+	events := h.events
+	h.events = nil
+	resume := slices.Max(h.unread) > h.e.cfg.MaxBacklog
+	clear(h.unread)
+	h.mu.Unlock()
+	if resume {
+		h.e.signal()
+	}
+	return events, nil
+}
+
+// CancelChoice ends one choice (a stop string was hit): its unread events are
+// dropped and no more come.
+func (h *Handle) CancelChoice(choice int) {
+	h.mu.Lock()
+	if choice < 0 || choice >= len(h.dropped) || h.dropped[choice] {
+		h.mu.Unlock()
+		return
+	}
+	h.dropped[choice] = true
+	h.unread[choice] = 0
+	h.events = slices.DeleteFunc(h.events, func(ev Event) bool { return ev.Choice == choice })
+	h.mu.Unlock()
+	h.e.attend(h)
+}
+
+// Cancel ends the request (the client left). Its blocks are free at the end
+// of the running step at the latest, except a PrefillOnly request's, which
+// wait for Release. Cancelling an ended request does nothing.
+func (h *Handle) Cancel() {
+	h.mu.Lock()
+	h.cancelled = true
+	h.mu.Unlock()
+	h.e.attend(h)
+}
+
+// Release gives back a PrefillOnly request's blocks, at the end of the
+// running step at the latest; it cancels the request if that still runs. Each
+// PrefillOnly request needs it, whatever its end. On others it is Cancel.
+func (h *Handle) Release() {
+	h.mu.Lock()
+	h.released, h.cancelled = true, true
+	h.mu.Unlock()
+	h.e.attend(h)
+}
+
+// Blocks returns a PrefillOnly request's block table: nil until it is started
+// and after its release. Read only.
+func (h *Handle) Blocks() []int32 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.blocks
+}
+
+// CachedTokens returns how many prompt tokens the prefix cache had; valid
+// from the first OnBlocks call or event on.
+func (h *Handle) CachedTokens() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.cached
+}
+
+// Owner returns the label of the request's blocks in the ledger.
+func (h *Handle) Owner() string { return h.owner }
+
+// Done is closed once the engine holds nothing for the request any more.
+func (h *Handle) Done() <-chan struct{} { return h.done }
+
+// push hands an event to the reader, unless its choice was cancelled.
+func (h *Handle) push(ev Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.dropped[ev.Choice] {
+		return
+	}
+	if h.info != nil {
+		ev.Prompt, h.info = h.info, nil
+	}
+	h.events = append(h.events, ev)
+	h.unread[ev.Choice]++
+	h.notify()
+}
+
+// end records how the request ended. The first call counts.
+func (h *Handle) end(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.err != nil {
+		return
+	}
+	h.err = err
+	if err == ErrCancelled {
+		h.events = nil
+		clear(h.unread)
+	}
+	h.notify()
+}
+
+func (h *Handle) notify() {
+	select {
+	case h.ready <- struct{}{}:
+	default:
+	}
+}
+
+// giveBack frees the blocks of an ended and released PrefillOnly request, and
+// reports whether it did so now.
+func (h *Handle) giveBack() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.err == nil || !h.released || h.blocks == nil {
+		return false
+	}
+	h.e.cache.Release(h.blocks, h.owner)
+	h.blocks = nil
+	close(h.done)
+	return true
+}
+
+// paused says that a choice has too many unread events.
+func (h *Handle) paused(choice int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.unread[choice] > h.e.cfg.MaxBacklog
+}
+
+// survivors lists the choices not cancelled.
+func (h *Handle) survivors() []int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var list []int
+	for i, dropped := range h.dropped {
+		if !dropped {
+			list = append(list, i)
+		}
+	}
+	return list
+}

@@ -1,0 +1,191 @@
+package engine
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// stepBuffers are reused from step to step.
+type stepBuffers struct {
+	walk    []*sequence
+	seqs    []kernels.Seq
+	samples []kernels.Sample
+	targets []int32
+	tells   []tell
+}
+
+// tell is what one sequence's OnBlocks hears during a step.
+type tell struct {
+	onBlocks func(layer int, ready []Ready)
+	ready    []Ready
+}
+
+// run executes the batch and handles its outcome.
+func (e *Engine) run() {
+	step := e.build()
+	var results []kernels.Result
+	began := time.Now()
+	err := guard(func() (err error) {
+		results, err = e.backend.Step(step)
+		if err == nil {
+			err = checkResults(step, results)
+		}
+		return err
+	})
+	took := time.Since(began)
+	e.metrics.step(took, e.batch)
+	e.record(err)
+	if err != nil {
+		e.log.Error("engine step", "sequences", len(e.batch), "error", err)
+		e.fail(err)
+		return
+	}
+	prefill, total := 0, 0
+	for _, q := range e.batch {
+		total += q.chunk
+		if q.chunk > 1 {
+			prefill += q.chunk
+		}
+	}
+	if prefill > 0 {
+		e.pace.observe(total, took)
+	}
+	// Advance all before delivering any: delivery can end a request with
+	// several sequences in the batch.
+	for _, q := range e.batch {
+		e.advance(q)
+	}
+	for i, q := range e.batch {
+		e.deliver(q, &results[i])
+	}
+}
+
+// build describes the batch to the backend.
+func (e *Engine) build() *kernels.Step {
+	b := &e.step
+	b.seqs, b.samples, b.targets, b.tells = b.seqs[:0], b.samples[:0], b.targets[:0], b.tells[:0]
+	for _, q := range e.batch {
+		end := q.computed + q.chunk
+		s := kernels.Seq{
+			Tokens: q.tokens[q.computed:end],
+			Pos:    q.computed,
+			Blocks: q.table[:e.cache.BlocksFor(end)],
+		}
+		if end == len(q.tokens) {
+			from := len(b.samples)
+			for i := range q.draws {
+				b.samples = append(b.samples, q.sample(i))
+			}
+			s.Samples = b.samples[from:len(b.samples):len(b.samples)]
+		}
+		if q.wantsPrompt() {
+			from := len(b.targets)
+			b.targets = append(b.targets, q.tokens[q.computed+1:min(end+1, len(q.tokens))]...)
+			if end == len(q.tokens) {
+				b.targets = append(b.targets, -1)
+			}
+			s.Targets = b.targets[from:len(b.targets):len(b.targets)]
+			s.TargetLogprobs = q.h.req.PromptLogprobs
+		}
+		if on := q.h.req.OnBlocks; on != nil {
+			whole := end
+			if end < len(q.tokens) {
+				whole -= end % e.blockToks
+			}
+			if from := q.told * e.blockToks; whole > from {
+				b.tells = append(b.tells, tell{on, e.ready(q, from, whole)})
+				q.told = e.cache.BlocksFor(whole)
+			}
+		}
+		b.seqs = append(b.seqs, s)
+	}
+	step := &kernels.Step{Seqs: b.seqs}
+	if len(b.tells) > 0 {
+		step.OnLayer = func(layer int) {
+			for _, t := range b.tells {
+				t.onBlocks(layer, t.ready)
+			}
+		}
+	}
+	return step
+}
+
+// sample describes q's i-th draw.
+func (q *sequence) sample(i int) kernels.Sample {
+	r := q.h.req
+	s := kernels.Sample{
+		Seed: r.Seed, Choice: uint32(q.choice + i), Position: len(q.tokens),
+		Temperature: r.Temperature, TopK: r.TopK, TopP: r.TopP, MinP: r.MinP,
+		Repetition: r.Repetition, Presence: r.Presence, Frequency: r.Frequency,
+		Prompt: r.Prompt, Output: q.output(), Bias: r.Bias, Logprobs: r.Logprobs,
+	}
+	if len(s.Output) < r.MinTokens {
+		s.Ban = q.h.allBanned
+	}
+	return s
+}
+
+// wantsPrompt says that this pass yields prompt log probabilities.
+func (q *sequence) wantsPrompt() bool {
+	return q.h.req.PromptLogprobs >= 0 && !q.h.prompted && q.h.req.Prefilled == nil
+}
+
+// advance books the step's new KV rows, and lets the prefix cache know of
+// blocks they completed.
+func (e *Engine) advance(q *sequence) {
+	q.computed += q.chunk
+	e.index(q)
+}
+
+func (e *Engine) index(q *sequence) {
+	done := q.tokens[:q.computed]
+	q.chain.Extend(done)
+	q.indexed = e.cache.InsertChain(&q.chain, done, q.table, q.indexed)
+}
+
+// record keeps count of failures for Health.
+func (e *Engine) record(err error) {
+	if err == nil && e.failures == 0 {
+		return
+	}
+	e.failures++
+	if err == nil {
+		e.failures = 0
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case err == nil:
+		e.failure = nil
+	case e.failures >= e.cfg.MaxFailures:
+		e.failure = fmt.Errorf("%d steps in a row failed: %w", e.failures, err)
+	}
+}
+
+// fail ends every request of the batch: the rows of this step mean nothing.
+func (e *Engine) fail(err error) {
+	e.metrics.failures.Inc()
+	for _, q := range e.batch {
+		q.chunk = 0
+		if q.running { // else it ended with a sibling
+			e.finish(q.h, err)
+		}
+	}
+}
+
+// checkResults guards the loop against a backend that answers out of shape.
+func checkResults(step *kernels.Step, results []kernels.Result) error {
+	if len(results) != len(step.Seqs) {
+		return fmt.Errorf("%d results for %d sequences", len(results), len(step.Seqs))
+	}
+	for i := range results {
+		r, s := &results[i], &step.Seqs[i]
+		if len(r.Samples) != len(s.Samples) || len(r.Prompt) != len(s.Targets) {
+			return fmt.Errorf("sequence %d: %d draws and %d prompt entries, want %d and %d",
+				i, len(r.Samples), len(r.Prompt), len(s.Samples), len(s.Targets))
+		}
+	}
+	return nil
+}
