@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -13,6 +12,7 @@ import (
 	"net"
 	"net/textproto"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -101,6 +101,9 @@ func (l *Lifeline) run(ctx context.Context) {
 		want := map[target]bool{}
 		for i := range s.Members {
 			m := &s.Members[i]
+			if m.Dialect != "native" {
+				continue // its 200 would mean nothing
+			}
 			// A dead static member is dialled on: nothing else would notice
 			// that it is back.
 			if !over(m.State) || m.State == Dead && m.Source != NATS {
@@ -131,11 +134,8 @@ func (l *Lifeline) watch(ctx context.Context, t target) {
 		if err != nil {
 			l.log.Debug("no lifeline", "id", t.id, "err", err)
 		} else {
-			if t.source != NATS {
-				l.fleet.ReportAlive(t.id, t.epoch)
-			}
 			wait = l.cfg.Backoff
-			if err = l.hold(ctx, conn); ctx.Err() == nil {
+			if err = l.hold(ctx, conn, t); ctx.Err() == nil {
 				l.fleet.ReportDead(t.id, t.epoch, fmt.Sprintf("lifeline ended: %v", err))
 			}
 		}
@@ -208,7 +208,7 @@ const maxHeadBytes = 8 << 10
 // ask sends the request and reads the response head: 200 means that the
 // worker holds the line. Bytes of the body that came along are dropped.
 func ask(conn net.Conn, host string) error {
-	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: xpyd\r\n\r\n", lifelinePath, host); err != nil {
+	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: xpyd\r\nConnection: close\r\n\r\n", lifelinePath, host); err != nil {
 		return err
 	}
 	r := textproto.NewReader(bufio.NewReader(io.LimitReader(conn, maxHeadBytes)))
@@ -229,27 +229,24 @@ func ask(conn net.Conn, host string) error {
 	return nil
 }
 
-var errFinished = errors.New("the worker closed it")
-
-// hold reads until the line ends, and says how.
-func (l *Lifeline) hold(ctx context.Context, conn net.Conn) error {
+// hold reads until the line ends, and says how. That the line was opened is
+// a sign of life of those that send no others; it is repeated until it counts,
+// because a reported death makes the fleet deaf for a while.
+func (l *Lifeline) hold(ctx context.Context, conn net.Conn, t target) error {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer conn.Close()
 	defer stop()
-	buf := make([]byte, 512)
-	var tail []byte // the end of what was read
-	for {
-		n, err := conn.Read(buf)
-		if err != nil {
+	buf := make([]byte, 64)
+	for heard := t.source == NATS; ; {
+		var until time.Time
+		if heard = heard || l.fleet.ReportAlive(t.id, t.epoch); !heard {
+			until = time.Now().Add(l.cfg.Backoff)
+		}
+		if err := conn.SetReadDeadline(until); err != nil {
 			return err
 		}
-		tail = append(tail, buf[:n]...)
-		tail = tail[max(0, len(tail)-len(lastChunk)):]
-		if bytes.Equal(tail, []byte(lastChunk)) {
-			return errFinished
+		if _, err := conn.Read(buf); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
 		}
 	}
 }
-
-// lastChunk ends a chunked body that had at least one chunk.
-const lastChunk = "\r\n0\r\n\r\n"

@@ -206,10 +206,9 @@ func (r *registry) alive(rec *record, now time.Time) bool {
 }
 
 // reportAlive is a sign of life from the data path.
-func (r *registry) reportAlive(id string, epoch uint64, now time.Time) {
-	if rec := r.members[id]; rec != nil && rec.Epoch == epoch {
-		r.alive(rec, now)
-	}
+func (r *registry) reportAlive(id string, epoch uint64, now time.Time) bool {
+	rec := r.members[id]
+	return rec != nil && rec.Epoch == epoch && r.alive(rec, now)
 }
 
 // reportDead is a death that the data path saw. Signs of life are ignored

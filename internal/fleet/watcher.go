@@ -324,9 +324,11 @@ func (w *Watcher) ReportDead(id string, epoch uint64, reason string) {
 	w.change(func(now time.Time) { w.reg.reportDead(id, epoch, reason, now) })
 }
 
-// ReportAlive is for the data path: the member of that epoch answered.
-func (w *Watcher) ReportAlive(id string, epoch uint64) {
-	w.change(func(now time.Time) { w.reg.reportAlive(id, epoch, now) })
+// ReportAlive is for the data path: the member of that epoch answered. It
+// reports whether that counts, which it does not soon after ReportDead.
+func (w *Watcher) ReportAlive(id string, epoch uint64) (counts bool) {
+	w.change(func(now time.Time) { counts = w.reg.reportAlive(id, epoch, now) })
+	return counts
 }
 
 // AddStatic adds a member that does not announce itself, or replaces an

@@ -1,0 +1,99 @@
+package fleet_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+func instance(id string, role fleet.Role) fleet.Instance {
+	return fleet.Instance{
+		ID: id, Epoch: 1, Role: role, URL: "http://127.0.0.1:1", KVAddr: "127.0.0.1:2", Dialect: "native",
+		Model: "m", ModelFingerprint: "f", TokenizerFingerprint: "t", Numerics: "cpu",
+		Layout:      fleet.Layout{Layers: 5, KVHeads: 4, HeadDim: 8, BlockTokens: 16, DType: "f32"},
+		ProtocolMin: 1, ProtocolMax: 2,
+	}
+}
+
+func TestCompatible(t *testing.T) {
+	f := func(want string, change func(d *fleet.Instance)) {
+		t.Helper()
+		p, d := instance("p", fleet.Prefill), instance("d", fleet.Decode)
+		change(&d)
+		got := ""
+		if m := fleet.Compatible(&p, &d); m != nil {
+			got = m.Error()
+		}
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	f("", func(d *fleet.Instance) {})
+	f("", func(d *fleet.Instance) { d.Layout.BlockTokens = 32; d.Build = "x"; d.MaxModelLen = 9 })
+	f("", func(d *fleet.Instance) { d.ProtocolMin, d.ProtocolMax = 2, 3 })
+	f("protocol differs: prefill has 1-2, decode has 3-4", func(d *fleet.Instance) { d.ProtocolMin, d.ProtocolMax = 3, 4 })
+	f("protocol differs: prefill has 1-2, decode has 0-0", func(d *fleet.Instance) { d.ProtocolMin, d.ProtocolMax = 0, 0 })
+	f("model differs: prefill has m, decode has n", func(d *fleet.Instance) { d.Model = "n" })
+	f("model_fingerprint differs: prefill has f, decode has (none)", func(d *fleet.Instance) { d.ModelFingerprint = "" })
+	f("tokenizer_fingerprint differs: prefill has t, decode has u", func(d *fleet.Instance) { d.TokenizerFingerprint = "u" })
+	f("numerics differs: prefill has cpu, decode has cuda", func(d *fleet.Instance) { d.Numerics = "cuda" })
+	f("dialect differs: prefill has native, decode has vllm", func(d *fleet.Instance) { d.Dialect = "vllm" })
+	f("layout.layers differs: prefill has 5, decode has 6", func(d *fleet.Instance) { d.Layout.Layers = 6 })
+	f("layout.kv_heads differs: prefill has 4, decode has 2", func(d *fleet.Instance) { d.Layout.KVHeads = 2 })
+	f("layout.head_dim differs: prefill has 8, decode has 16", func(d *fleet.Instance) { d.Layout.HeadDim = 16 })
+	f("layout.dtype differs: prefill has f32, decode has bf16", func(d *fleet.Instance) { d.Layout.DType = "bf16" })
+}
+
+func TestRefusals(t *testing.T) {
+	f := func(want string, members ...fleet.Member) {
+		t.Helper()
+		var got []string
+		for _, r := range fleet.NewSnapshot(1, time.Now(), members).Refusals() {
+			got = append(got, r.String())
+		}
+		if s := strings.Join(got, "\n"); s != want {
+			t.Errorf("got\n%s\nwant\n%s", s, want)
+		}
+	}
+	m := func(id string, role fleet.Role, numerics string, state fleet.State) fleet.Member {
+		i := instance(id, role)
+		i.Numerics = numerics
+		return fleet.Member{Instance: i, State: state}
+	}
+	p, d := fleet.Prefill, fleet.Decode
+	f("", m("p", p, "cpu", fleet.Live))
+	f("", m("p", p, "cpu", fleet.Live), m("d", d, "cpu", fleet.Live))
+	f("", m("p", p, "cpu", fleet.Live), m("d", d, "gpu", fleet.Dead))
+	f("decode d2 cannot be paired with 2 of 2, such as p1: numerics differs: prefill has cpu, decode has gpu",
+		m("p1", p, "cpu", fleet.Live), m("p2", p, "cpu", fleet.Live),
+		m("d1", d, "cpu", fleet.Live), m("d2", d, "gpu", fleet.Live))
+	f("decode d2 cannot be paired with 1 of 1, such as p: numerics differs: prefill has cpu, decode has gpu\n"+
+		"decode d3 cannot be paired with 1 of 1, such as p: numerics differs: prefill has cpu, decode has gpu\n"+
+		"prefill p cannot be paired with 2 of 3, such as d2: numerics differs: prefill has cpu, decode has gpu",
+		m("d1", d, "cpu", fleet.Live), m("d2", d, "gpu", fleet.Live), m("d3", d, "gpu", fleet.Live),
+		m("p", p, "cpu", fleet.Live))
+}
+
+func TestUsable(t *testing.T) {
+	draining := instance("p2", fleet.Prefill)
+	draining.Draining = true
+	s := fleet.NewSnapshot(1, time.Now(), []fleet.Member{
+		{Instance: instance("p3", fleet.Prefill), State: fleet.Live},
+		{Instance: draining, State: fleet.Live},
+		{Instance: instance("p1", fleet.Prefill), State: fleet.Live},
+		{Instance: instance("p0", fleet.Prefill), State: fleet.Suspect},
+		{Instance: instance("d0", fleet.Decode), State: fleet.Live},
+	})
+	var got []string
+	for m := range s.Usable(fleet.Prefill) {
+		got = append(got, m.ID)
+	}
+	if strings.Join(got, " ") != "p1 p3" {
+		t.Fatal(got)
+	}
+	if s.Get("d0").Role != fleet.Decode || s.Get("x") != nil {
+		t.Fatal("lookup")
+	}
+}

@@ -1,0 +1,289 @@
+package fleet
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// clock drives a registry through time as a watcher would: one echo and one
+// tick every 100 ms while the link works.
+type clock struct {
+	t    *testing.T
+	r    *registry
+	now  time.Time
+	cut  bool // echoes do not come back
+	seen []*message
+}
+
+func newClock(t *testing.T, maxMembers int) *clock {
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	r := newRegistry(rules{
+		suspectAfter: time.Second, deadAfter: 3 * time.Second, grace: 3 * time.Second,
+		forgetAfter: time.Minute, maxStep: 500 * time.Millisecond, maxMembers: maxMembers,
+	}, start)
+	c := &clock{t: t, r: r, now: start}
+	r.setLink(Link{Up: true, Since: start}, start)
+	c.run(3 * time.Second) // past the grace
+	return c
+}
+
+// run passes d; the workers in beating send a heartbeat every 200 ms.
+func (c *clock) run(d time.Duration, beating ...*Instance) {
+	for end := c.now.Add(d); c.now.Before(end); {
+		sent := c.now
+		c.now = c.now.Add(100 * time.Millisecond)
+		if c.now.Nanosecond()%int(200*time.Millisecond) == 0 {
+			for _, i := range beating {
+				c.beat(i)
+			}
+		}
+		if !c.cut {
+			c.r.echo(sent)
+		}
+		c.r.tick(c.now)
+	}
+}
+
+func (c *clock) announce(i *Instance) { c.r.apply(&message{kind: kindAnnounce, inst: *i}, c.now) }
+func (c *clock) beat(i *Instance) string {
+	return c.r.apply(&message{kind: kindBeat, beat: beat{ID: i.ID, Epoch: i.Epoch, Role: i.Role, Draining: i.Draining, Load: i.Load}}, c.now)
+}
+func (c *clock) bye(i *Instance) {
+	c.r.apply(&message{kind: kindBye, beat: beat{ID: i.ID, Epoch: i.Epoch, Role: i.Role}}, c.now)
+}
+func (c *clock) link(up bool) {
+	c.cut = !up
+	c.r.setLink(Link{Up: up, Since: c.now}, c.now)
+}
+
+func (c *clock) want(id string, s State) {
+	c.t.Helper()
+	m := c.r.snapshot(c.now).Get(id)
+	switch {
+	case m == nil && s != "":
+		c.t.Fatalf("%s is unknown, want %s", id, s)
+	case m != nil && m.State != s:
+		c.t.Fatalf("%s is %s (%s), want %q", id, m.State, m.Reason, s)
+	}
+}
+
+func worker(id string, epoch uint64) *Instance {
+	return &Instance{ID: id, Epoch: epoch, Role: Prefill, URL: "http://127.0.0.1:1", Dialect: "native"}
+}
+
+func TestSilence(t *testing.T) {
+	c := newClock(t, 10)
+	a, b := worker("a", 1), worker("b", 1)
+	c.announce(a)
+	c.announce(b)
+	c.run(5*time.Second, a, b)
+	c.want("a", Live)
+	c.run(900*time.Millisecond, b)
+	c.want("a", Live)
+	c.run(400*time.Millisecond, b)
+	c.want("a", Suspect)
+	c.run(1500*time.Millisecond, b)
+	c.want("a", Suspect)
+	c.run(500*time.Millisecond, b)
+	c.want("a", Dead)
+	c.want("b", Live)
+	c.beat(a)
+	c.want("a", Live) // it was stopped, and goes on
+	c.run(70*time.Second, b)
+	c.want("a", "")
+	if len(c.r.members) != 1 {
+		t.Fatalf("%d members", len(c.r.members))
+	}
+}
+
+func TestSuspectRecovers(t *testing.T) {
+	c := newClock(t, 10)
+	a := worker("a", 1)
+	c.announce(a)
+	c.run(2 * time.Second)
+	c.want("a", Suspect)
+	c.r.reportAlive("a", 1, c.now)
+	c.want("a", Live)
+	c.run(2 * time.Second)
+	c.want("a", Suspect)
+	c.beat(a)
+	c.want("a", Live)
+}
+
+func TestSilenceWhileLinkIsDown(t *testing.T) {
+	c := newClock(t, 10)
+	a, b := worker("a", 1), worker("b", 1)
+	c.announce(a)
+	c.announce(b)
+	c.link(false)
+	c.run(time.Hour / 10)
+	c.want("a", Live)
+	c.r.reportDead("b", 1, "connection reset", c.now)
+	c.want("b", Dead) // the data path still kills
+	c.link(true)
+	c.run(2900 * time.Millisecond)
+	c.want("a", Live) // grace
+	c.run(400 * time.Millisecond)
+	c.want("a", Dead)
+
+	// A link that is cut without notice kills nobody either.
+	a.Epoch = 2
+	c.announce(a)
+	c.cut = true
+	c.run(time.Minute)
+	c.want("a", Live)
+	c.link(false)
+	c.run(time.Minute)
+	c.link(true)
+	c.run(10*time.Second, a)
+	c.want("a", Live)
+}
+
+// TestOwnPause models a watcher that was itself stopped: on its return, the
+// clock has jumped, and the first messages were sent long ago.
+func TestOwnPause(t *testing.T) {
+	c := newClock(t, 10)
+	a := worker("a", 1)
+	c.announce(a)
+	c.run(time.Second, a)
+	sent := c.now
+	c.now = c.now.Add(time.Minute)
+	c.r.tick(c.now)
+	c.r.echo(sent)
+	c.r.tick(c.now)
+	c.r.echo(c.now)
+	c.r.tick(c.now)
+	c.want("a", Live)
+	c.run(5*time.Second, a)
+	c.want("a", Live)
+}
+
+func TestReportDead(t *testing.T) {
+	c := newClock(t, 10)
+	a := worker("a", 7)
+	c.announce(a)
+	c.r.reportDead("a", 6, "older epoch", c.now)
+	c.want("a", Live)
+	c.r.reportDead("a", 7, "EOF", c.now)
+	c.want("a", Dead)
+	c.beat(a) // was under way
+	c.announce(a)
+	c.r.reportAlive("a", 7, c.now)
+	c.want("a", Dead)
+	c.run(900*time.Millisecond, a)
+	c.want("a", Dead)
+	c.run(300*time.Millisecond, a)
+	c.want("a", Live)
+	c.r.reportDead("a", 7, "EOF", c.now) // the second time it takes longer
+	c.run(1900*time.Millisecond, a)
+	c.want("a", Dead)
+	c.run(300*time.Millisecond, a)
+	c.want("a", Live)
+	c.r.reportDead("a", 7, "EOF", c.now)
+	a.Epoch = 8 // a new start needs no patience
+	c.announce(a)
+	c.want("a", Live)
+}
+
+func TestEpochs(t *testing.T) {
+	c := newClock(t, 10)
+	old, young := worker("a", 1), worker("a", 2)
+	c.announce(old)
+	if ask := c.beat(young); ask != "a" {
+		t.Fatalf("a newer epoch's beat asks %q", ask)
+	}
+	c.want("a", Dead)
+	c.announce(young)
+	c.want("a", Live)
+	c.announce(old)
+	c.beat(old)
+	c.bye(old)
+	c.r.reportDead("a", 1, "late", c.now)
+	c.want("a", Live)
+	if m := c.r.members["a"]; m.Epoch != 2 {
+		t.Fatalf("epoch %d", m.Epoch)
+	}
+	c.bye(young)
+	c.want("a", Gone)
+	c.beat(young)
+	c.announce(young)
+	c.want("a", Gone)
+}
+
+func TestUnknownIsAskedOncePerSecond(t *testing.T) {
+	c := newClock(t, 3)
+	for i := range 5 {
+		want := ""
+		if i < 3 {
+			want = fmt.Sprint("w", i)
+		}
+		if got := c.beat(worker(fmt.Sprint("w", i), 1)); got != want {
+			t.Fatalf("beat %d asks %q, want %q", i, got, want)
+		}
+	}
+	if got := c.beat(worker("w0", 1)); got != "" {
+		t.Fatalf("asks %q again", got)
+	}
+	c.run(1100 * time.Millisecond)
+	if got := c.beat(worker("w0", 1)); got != "w0" {
+		t.Fatalf("asks %q", got)
+	}
+	c.run(5 * time.Second)
+	if len(c.r.asked) != 0 {
+		t.Fatalf("%d asked are kept", len(c.r.asked))
+	}
+}
+
+func TestTableIsBounded(t *testing.T) {
+	c := newClock(t, 2)
+	c.announce(worker("a", 1))
+	c.announce(worker("b", 1))
+	c.announce(worker("c", 1))
+	c.want("c", "")
+	c.r.reportDead("b", 1, "EOF", c.now)
+	c.announce(worker("c", 1))
+	c.want("c", Live)
+	c.want("b", "")
+	c.want("a", Live)
+}
+
+func TestStaticAndRemoved(t *testing.T) {
+	c := newClock(t, 10)
+	s := worker("s", 0)
+	c.r.announce(s, Static, c.now)
+	c.run(time.Hour / 10)
+	c.want("s", Live)
+	c.r.reportDead("s", 0, "refused", c.now)
+	c.run(2 * time.Minute)
+	c.want("s", Dead) // configured, so not forgotten
+	c.r.reportAlive("s", 0, c.now)
+	c.want("s", Live)
+	a := worker("s", 3) // it announces itself after all
+	c.announce(a)
+	c.run(2 * time.Second)
+	c.want("s", Suspect)
+	c.r.remove("s", "by admin", c.now)
+	c.run(2*time.Minute, a)
+	c.want("s", Gone) // it still beats, and stays removed
+	c.run(2 * time.Minute)
+	c.want("s", "")
+}
+
+func TestRoleDrainAndLoad(t *testing.T) {
+	c := newClock(t, 10)
+	a := worker("a", 1)
+	c.announce(a)
+	v := c.r.version
+	a.Load.Running = 3
+	c.beat(a)
+	if c.r.version != v || !c.r.stale {
+		t.Fatal("load alone must not make a version, but a new snapshot")
+	}
+	a.Draining, a.Role = true, Decode
+	c.beat(a)
+	m := c.r.snapshot(c.now).Get("a")
+	if c.r.version == v || m.Role != Decode || m.Usable() || m.Load.Running != 3 {
+		t.Fatalf("%+v", m)
+	}
+}
