@@ -1,0 +1,181 @@
+package engine_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/internal/engine/enginetest"
+)
+
+// TestSameTokensInAnyCompany runs random mixes of requests on small, badly
+// fitting pools: whatever the company, chunks, prefix hits, preemptions and
+// evictions, each request must get the tokens it gets alone.
+func TestSameTokensInAnyCompany(t *testing.T) {
+	rounds := 60
+	if testing.Short() {
+		rounds = 15
+	}
+	for seed := range uint64(rounds) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			company(t, rand.New(rand.NewPCG(seed, 1)))
+		})
+	}
+}
+
+func company(t *testing.T, rng *rand.Rand) {
+	blockTokens := []int{1, 3, 4, 8, 16, 24, 32}[rng.IntN(7)]
+	tokens := 96 + rng.IntN(200)
+	shape := enginetest.Config{BlockTokens: blockTokens, Blocks: max(tokens/blockTokens, 3)}
+	cfg := config()
+	cfg.MaxRunning = 1 + rng.IntN(10)
+	cfg.StepTokens = 1 + rng.IntN(80)
+	cfg.MaxBacklog = []int{1, 3, 1000}[rng.IntN(3)]
+	r := newRig(t, cfg, shape, nil)
+	stems := [][]int32{prompt(rng, 64), prompt(rng, 48)}
+	var wg sync.WaitGroup
+	for i := range 12 {
+		req := randomRequest(rng, r.MaxModelLen(), stems)
+		req.ID = fmt.Sprint(i)
+		want, _ := alone(t, shape, r.MaxModelLen(), req)
+		fate := rng.IntN(6)
+		cut := rng.IntN(8)
+		wg.Go(func() { r.live(t, req, want, fate, cut) })
+	}
+	wg.Wait()
+	r.cache.Clear()
+	if s := r.cache.Stats(); s.Free != s.Blocks {
+		t.Errorf("not all free at the end: %+v", s)
+	}
+}
+
+func randomRequest(rng *rand.Rand, maxLen int, stems [][]int32) *engine.Request {
+	p := slices.Clone(stems[rng.IntN(len(stems))])
+	p = append(p[:rng.IntN(len(p)+1)], prompt(rng, 1+rng.IntN(20))...)
+	p = p[:min(len(p), maxLen-1)]
+	req := request(p, 1+rng.IntN(50))
+	req.Seed = rng.Uint64()
+	req.Temperature = float32(rng.IntN(3)) / 2
+	if rng.IntN(3) == 0 {
+		req.N = 2 + rng.IntN(4)
+	}
+	if rng.IntN(3) == 0 {
+		req.MinTokens = rng.IntN(req.MaxTokens + 1)
+	}
+	if rng.IntN(3) == 0 {
+		req.StopTokens = []int32{rng.Int32N(48), rng.Int32N(48)}
+	}
+	if rng.IntN(4) == 0 {
+		req.MaxTokens = 0
+	}
+	req.IgnoreEOS = rng.IntN(2) == 0
+	if rng.IntN(4) == 0 {
+		req.Frequency = 0.5
+	}
+	if rng.IntN(5) == 0 {
+		req.PromptLogprobs = 2
+	}
+	if rng.IntN(5) == 0 {
+		req.Salt = "other"
+	}
+	return req
+}
+
+// live lets one request meet its fate and compares what it got.
+func (r *rig) live(t *testing.T, req *engine.Request, want []output, fate, cut int) {
+	switch fate {
+	case 0: // cancelled in the middle
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		h, err := r.Submit(ctx, req)
+		if err != nil {
+			t.Errorf("submit: %v", err)
+			return
+		}
+		got := make([]output, max(req.N, 1))
+		for range cut {
+			events, err := h.Next(context.Background())
+			if err != nil {
+				break
+			}
+			for _, ev := range events {
+				got[ev.Choice].tokens = append(got[ev.Choice].tokens, ev.Sampled.Token)
+				got[ev.Choice].finish = ev.Finish
+			}
+		}
+		cancel()
+		<-h.Done()
+		same(t, "cancelled", got, want, true)
+	case 1: // one choice hits a stop string
+		h := r.submit(req)
+		for i := range max(req.N, 1) {
+			if i%2 == 0 {
+				h.CancelChoice(i)
+			}
+		}
+		got, _, err := collect(h, max(req.N, 1))
+		if err != nil {
+			t.Errorf("collect: %v", err)
+		}
+		for i := range got {
+			if i%2 == 0 { // what came before the cancel is right too
+				same(t, "cut choice", got[i:i+1], want[i:i+1], true)
+			} else {
+				same(t, "sibling of a cut choice", got[i:i+1], want[i:i+1], false)
+			}
+		}
+	case 2: // prefilled elsewhere, in part by itself
+		r.handoff(t, req, want, cut%2 == 0)
+	default:
+		got, _, err := collect(r.submit(req), max(req.N, 1))
+		if err != nil {
+			t.Errorf("collect: %v", err)
+		}
+		same(t, "whole", got, want, false)
+	}
+}
+
+// handoff runs the prompt as a prefill worker would and goes on from a copy
+// of its rows as a decode worker would, both on this engine.
+func (r *rig) handoff(t *testing.T, req *engine.Request, want []output, recompute bool) {
+	first := *req
+	first.ID += "-prefill"
+	first.PrefillOnly = true
+	first.MaxTokens, first.MinTokens = req.MaxTokens, req.MinTokens
+	h := r.submit(&first)
+	defer h.Release()
+	out, info, err := collect(h, max(req.N, 1))
+	if err != nil {
+		t.Errorf("prefill: %v", err)
+		return
+	}
+	rows := r.gather(h.Blocks(), len(req.Prompt))
+	h.Release()
+	<-h.Done()
+	second := *req
+	second.Owner = req.ID + "-decode"
+	blocks, err := r.cache.AllocWait(context.Background(), r.cache.BlocksFor(len(req.Prompt)), second.Owner)
+	if err != nil {
+		t.Errorf("reserve: %v", err)
+		return
+	}
+	r.scatter(blocks, len(req.Prompt), rows)
+	second.Prefilled = &engine.Prefilled{Blocks: blocks, CachedTokens: info.CachedTokens}
+	if !recompute {
+		for _, o := range out {
+			second.Prefilled.First = append(second.Prefilled.First, o.sampled...)
+		}
+	}
+	got, _, err := collect(r.submit(&second), max(req.N, 1))
+	if err != nil {
+		t.Errorf("decode: %v", err)
+		return
+	}
+	same(t, fmt.Sprintf("handed over, recompute %t", recompute), got, want, false)
+}
+

@@ -1,0 +1,201 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/internal/engine/enginetest"
+	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+const eos = 7
+
+// rig is an engine on a fake backend.
+type rig struct {
+	*engine.Engine
+	t       testing.TB
+	backend *enginetest.Backend
+	cache   *kvcache.Cache
+	reg     *prometheus.Registry
+}
+
+func config() engine.Config {
+	cfg := engine.DefaultConfig()
+	cfg.EOS = []int32{eos}
+	cfg.MaxBacklog = 1 << 20
+	return cfg
+}
+
+// newRig starts an engine; onStep may be nil. The test's end checks that
+// nothing is held.
+func newRig(t testing.TB, cfg engine.Config, shape enginetest.Config, onStep func(*kernels.Step) error) *rig {
+	t.Helper()
+	r := &rig{t: t, backend: enginetest.New(shape), reg: prometheus.NewRegistry()}
+	r.backend.OnStep = onStep
+	var err error
+	r.cache, err = kvcache.New(kvcache.Config{
+		Blocks: r.backend.Blocks(), BlockTokens: r.backend.Layout().BlockTokens,
+		Fingerprint: "fake", Numerics: "fake-1",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	if r.Engine, err = engine.New(cfg, r.backend, r.cache, log, r.reg); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.close)
+	return r
+}
+
+func (r *rig) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := r.Close(ctx); err != nil {
+		r.t.Errorf("close: %v", err)
+	}
+	if err := r.cache.Check(); err != nil {
+		r.t.Errorf("cache: %v", err)
+	}
+	if held := r.Holders(); len(held) > 0 {
+		r.t.Errorf("still held: %+v", held)
+	}
+}
+
+func (r *rig) submit(req *engine.Request) *engine.Handle {
+	r.t.Helper()
+	h, err := r.Submit(context.Background(), req)
+	if err != nil {
+		r.t.Fatalf("submit: %v", err)
+	}
+	return h
+}
+
+// output is what one choice produced.
+type output struct {
+	tokens  []int32
+	sampled []kernels.Sampled
+	finish  engine.Finish
+}
+
+// collect reads a request to its end.
+func collect(h *engine.Handle, n int) ([]output, *engine.PromptInfo, error) {
+	out := make([]output, n)
+	var info *engine.PromptInfo
+	for {
+		events, err := h.Next(context.Background())
+		if errors.Is(err, io.EOF) {
+			return out, info, nil
+		}
+		if err != nil {
+			return out, info, err
+		}
+		for _, ev := range events {
+			o := &out[ev.Choice]
+			if ev.Index != len(o.tokens) || o.finish != "" {
+				return out, info, errors.New("events out of order")
+			}
+			o.tokens = append(o.tokens, ev.Sampled.Token)
+			o.sampled = append(o.sampled, ev.Sampled)
+			o.finish = ev.Finish
+			if ev.Prompt != nil {
+				if info != nil {
+					return out, info, errors.New("prompt info came twice")
+				}
+				info = ev.Prompt
+			}
+		}
+	}
+}
+
+func (r *rig) generate(req *engine.Request) []output {
+	r.t.Helper()
+	out, _, err := collect(r.submit(req), max(req.N, 1))
+	if err != nil {
+		r.t.Fatalf("generate: %v", err)
+	}
+	return out
+}
+
+// alone is what a request yields by itself on a roomy engine.
+func alone(t testing.TB, shape enginetest.Config, maxLen int, req *engine.Request) ([]output, *engine.PromptInfo) {
+	t.Helper()
+	cfg := config()
+	cfg.MaxModelLen = maxLen
+	shape.Blocks, shape.BlockTokens = 1024, 16
+	r := newRig(t, cfg, shape, nil)
+	defer r.close()
+	solo := *req
+	solo.Prefilled, solo.PrefillOnly, solo.OnBlocks, solo.Owner = nil, false, nil, ""
+	out, info, err := collect(r.submit(&solo), max(req.N, 1))
+	if err != nil {
+		t.Fatalf("alone: %v", err)
+	}
+	return out, info
+}
+
+// same compares tokens and reasons. part allows got to be cut short.
+func same(t testing.TB, what string, got, want []output, part bool) {
+	t.Helper()
+	for i := range want {
+		g, w := got[i], want[i]
+		if part && len(g.tokens) < len(w.tokens) && g.finish == "" {
+			w.tokens, w.finish = w.tokens[:len(g.tokens)], ""
+		}
+		if !slices.Equal(g.tokens, w.tokens) || g.finish != w.finish {
+			t.Fatalf("%s, choice %d:\n got %v %q\nwant %v %q", what, i, g.tokens, g.finish, w.tokens, w.finish)
+		}
+	}
+}
+
+func prompt(rng *rand.Rand, n int) []int32 {
+	p := make([]int32, n)
+	for i := range p {
+		p[i] = rng.Int32N(48)
+	}
+	return p
+}
+
+func request(p []int32, maxTokens int) *engine.Request {
+	return &engine.Request{
+		Prompt: p, MaxTokens: maxTokens, Logprobs: -1, PromptLogprobs: -1,
+		Sampling: engine.Sampling{Seed: 1, Temperature: 1},
+	}
+}
+
+// gather copies a prompt's rows out of the pool, scatter into it, as a push
+// does: [layer][block] packed rows.
+func (r *rig) gather(blocks []int32, n int) [][]byte {
+	var out [][]byte
+	r.eachBlock(blocks, n, func(layer int, id int32, rows int) {
+		buf := make([]byte, r.backend.Layout().RowsBytes(rows))
+		r.backend.Gather(layer, id, 0, rows, buf)
+		out = append(out, buf)
+	})
+	return out
+}
+
+func (r *rig) scatter(blocks []int32, n int, packed [][]byte) {
+	r.eachBlock(blocks, n, func(layer int, id int32, rows int) {
+		r.backend.Scatter(layer, id, 0, rows, packed[0])
+		packed = packed[1:]
+	})
+}
+
+func (r *rig) eachBlock(blocks []int32, n int, f func(layer int, id int32, rows int)) {
+	for layer := range r.backend.Layout().Layers {
+		for i, id := range blocks {
+			f(layer, id, min(r.cache.BlockTokens(), n-i*r.cache.BlockTokens()))
+		}
+	}
+}
