@@ -63,6 +63,15 @@ func (e *Incompatible) Error() string {
 	return fmt.Sprintf("%s differs: ours %q, theirs %q", e.Field, e.Ours, e.Theirs)
 }
 
+// asIncompatible digs for the field that a handshake was refused for.
+func asIncompatible(err error) *Incompatible {
+	var d *Incompatible
+	if errors.As(err, &d) {
+		return d
+	}
+	return nil
+}
+
 // ErrDigest is what a Sink returns for rows whose digest does not match. The
 // session asks for them again, and gives up after Config.Resends tries.
 var ErrDigest = errors.New("digest mismatch")

@@ -93,7 +93,7 @@ func (l Layout) validate() error {
 	for i, g := range l.Groups {
 		in := func(v, max int) bool { return v >= 1 && v <= max }
 		if !in(g.Layers, maxLayers) || !in(g.KVHeads, maxKVHeads) || !in(g.HeadDim, maxHeadDim) ||
-			!in(g.RowBytes, maxRowBytes) || g.Window < 0 || g.Window > 1<<30 {
+			!in(g.RowBytes, maxRowBytes) || g.Window < 0 || g.Window > 1<<30 || len(g.Kind) > 64 || len(g.DType) > 64 {
 			return fmt.Errorf("layout: group %d is out of range: %+v", i, g)
 		}
 		if 2*g.KVHeads*g.RowBytes*l.BlockTokens > maxUnitPayload {

@@ -1,0 +1,215 @@
+package kvconn
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+const (
+	bannerName = "xpyd-kv "
+	maxBanner  = 32 // bytes, with the line feed
+)
+
+// banners writes ours and reads theirs: one line of text each way, before any
+// frame, so that every two builds can at least tell each other their range.
+func (f *frameConn) banners(lo, hi int) error {
+	if err := f.write(fmt.Appendf(nil, "%s%d-%d\n", bannerName, lo, hi)); err != nil {
+		return err
+	}
+	line := make([]byte, 0, maxBanner)
+	for len(line) == 0 || line[len(line)-1] != '\n' {
+		c, err := f.r.ReadByte()
+		if err != nil {
+			return err
+		}
+		if line = append(line, c); len(line) == maxBanner {
+			break
+		}
+	}
+	min, max, ok := parseBanner(line)
+	if !ok {
+		return &Incompatible{Field: "banner", Ours: bannerRange(lo, hi), Theirs: strconv.QuoteToASCII(string(line))}
+	}
+	v, ok := agree(lo, hi, min, max)
+	if !ok {
+		return &Incompatible{Field: "protocol", Ours: bannerRange(lo, hi), Theirs: bannerRange(min, max)}
+	}
+	f.version = uint8(v)
+	return nil
+}
+
+// parseBanner accepts exactly what banners writes.
+func parseBanner(line []byte) (min, max int, ok bool) {
+	if _, err := fmt.Sscanf(string(line), bannerName+"%d-%d\n", &min, &max); err != nil {
+		return 0, 0, false
+	}
+	if string(line) != bannerName+bannerRange(min, max)+"\n" || min < 1 || max < min || max > 255 {
+		return 0, 0, false
+	}
+	return min, max, true
+}
+
+func bannerRange(min, max int) string { return fmt.Sprintf("%d-%d", min, max) }
+
+// agree picks the highest version inside both ranges.
+func agree(aMin, aMax, bMin, bMax int) (int, bool) {
+	v := min(aMax, bMax)
+	return v, v >= max(aMin, bMin)
+}
+
+// refusal is a handshake that one of the two sides refused.
+type refusal struct {
+	outcome ticket.Outcome
+	err     error
+}
+
+func (r *refusal) Error() string { return r.err.Error() }
+func (r *refusal) Unwrap() error { return r.err }
+
+// turnAway tells the peer why, and returns the same as our error.
+func (f *frameConn) turnAway(o ticket.Outcome, d *Incompatible) error {
+	err := f.send(&refuse{Outcome: o, Field: d.Field, Ours: d.Ours, Theirs: d.Theirs})
+	if err != nil {
+		return fmt.Errorf("%w (telling the peer: %v)", &refusal{o, d}, err)
+	}
+	return &refusal{o, d}
+}
+
+// expect reads the next frame, which must be of type t or a refusal.
+func (f *frameConn) expect(t frameType) ([]byte, error) {
+	typ, body, err := f.next()
+	if err != nil {
+		return nil, err
+	}
+	switch typ {
+	case t:
+		return body, nil
+	case typeRefuse:
+		m, err := decodeRefuse(body)
+		if err != nil {
+			return nil, &wireError{err}
+		}
+		return nil, &refusal{m.Outcome, &Incompatible{Field: m.Field, Ours: m.Theirs, Theirs: m.Ours}}
+	}
+	return nil, &wireError{fmt.Errorf("frame type %d, want %d", typ, t)}
+}
+
+func (f *frameConn) expectHello(want role, version [2]int) (*hello, error) {
+	body, err := f.expect(typeHello)
+	if err != nil {
+		return nil, err
+	}
+	h, err := decodeHello(body)
+	if err != nil {
+		return nil, &wireError{err}
+	}
+	if h.Role != want {
+		return nil, f.turnAway(ticket.Incompatible, &Incompatible{Field: "role", Ours: "peer must be " + want.String(), Theirs: h.Role.String()})
+	}
+	// The banner has no checksum: the range is said again under one.
+	if v, ok := agree(version[0], version[1], int(h.ProtocolMin), int(h.ProtocolMax)); !ok || v != int(f.version) {
+		return nil, &wireError{errors.New("hello: protocol range is not the banner's")}
+	}
+	return h, nil
+}
+
+// greetSender is the receiver's half of a control connection's handshake.
+func greetSender(f *frameConn, cfg *Config, expect PeerID) (*hello, error) {
+	if err := f.banners(cfg.ProtocolMin, cfg.ProtocolMax); err != nil {
+		return nil, err
+	}
+	ours := &hello{ProtocolMin: uint8(cfg.ProtocolMin), ProtocolMax: uint8(cfg.ProtocolMax),
+		Role: roleReceiver, Bulk: uint8(cfg.BulkConns), Identity: cfg.Identity}
+	if err := f.send(ours); err != nil {
+		return nil, err
+	}
+	h, err := f.expectHello(roleSender, [2]int{cfg.ProtocolMin, cfg.ProtocolMax})
+	if err != nil {
+		return nil, err
+	}
+	if d := cfg.Identity.compare(h.Identity); d != nil {
+		return nil, f.turnAway(ticket.Incompatible, d)
+	}
+	// Another instance or run than the router meant: that one is gone.
+	if expect.ID != "" && expect.ID != h.Identity.ID {
+		return nil, f.turnAway(ticket.Dead, &Incompatible{Field: "id", Ours: expect.ID, Theirs: h.Identity.ID})
+	}
+	if expect.Epoch != 0 && expect.Epoch != h.Identity.Epoch {
+		return nil, f.turnAway(ticket.Dead, &Incompatible{Field: "epoch",
+			Ours: strconv.FormatUint(expect.Epoch, 10), Theirs: strconv.FormatUint(h.Identity.Epoch, 10)})
+	}
+	return h, f.send(bare(typeReady))
+}
+
+// bindBulk is the receiver's half of a bulk connection's handshake.
+func bindBulk(f *frameConn, cfg *Config, session [16]byte, index int) error {
+	if err := f.banners(cfg.ProtocolMin, cfg.ProtocolMax); err != nil {
+		return err
+	}
+	if err := f.send(&bind{Session: session, Index: uint32(index)}); err != nil {
+		return err
+	}
+	body, err := f.expect(typeBound)
+	if err == nil && len(body) > 0 {
+		err = &wireError{errTrail}
+	}
+	return err
+}
+
+// greetReceiver is the sender's half for a control connection whose hello has
+// been read; it ends when the receiver is ready.
+func greetReceiver(f *frameConn, cfg *Config, h *hello, session [16]byte) error {
+	if d := cfg.Identity.compare(h.Identity); d != nil {
+		return f.turnAway(ticket.Incompatible, d)
+	}
+	if h.Bulk < 1 || h.Bulk > maxBulkConns {
+		return f.turnAway(ticket.Refused, &Incompatible{Field: "bulk_conns", Ours: "1-" + strconv.Itoa(maxBulkConns), Theirs: strconv.Itoa(int(h.Bulk))})
+	}
+	ours := &hello{ProtocolMin: uint8(cfg.ProtocolMin), ProtocolMax: uint8(cfg.ProtocolMax),
+		Role: roleSender, Bulk: h.Bulk, Session: session, Identity: cfg.Identity}
+	if err := f.send(ours); err != nil {
+		return err
+	}
+	body, err := f.expect(typeReady)
+	if err == nil && len(body) > 0 {
+		err = &wireError{errTrail}
+	}
+	return err
+}
+
+// classify gives a connection's failure its outcome.
+func classify(err error) ticket.Outcome {
+	var r *refusal
+	var d *Incompatible
+	var w *wireError
+	var n net.Error
+	switch {
+	case errors.As(err, &r):
+		return r.outcome
+	case errors.As(err, &d):
+		return ticket.Incompatible
+	case errors.As(err, &w):
+		return ticket.Corrupt
+	case errors.Is(err, errStalled), errors.Is(err, errDeadline):
+		return ticket.Late
+	case errors.Is(err, errSilent), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return ticket.Dead
+	case errors.As(err, &n) && n.Timeout():
+		return ticket.Late
+	}
+	return ticket.Dead
+}
+
+// within bounds a handshake; the caller clears it with a zero duration.
+func (f *frameConn) within(d time.Duration) error {
+	if d == 0 {
+		return f.conn.SetDeadline(time.Time{})
+	}
+	return f.conn.SetDeadline(time.Now().Add(d))
+}

@@ -1,0 +1,426 @@
+package kvconn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// Incoming is a ticket on the receiver's side. Units go missing -> storing ->
+// stored; a wrong digest puts one back to missing and asks for it again. The
+// ticket is over when all are stored and the commit is there, or at the first
+// failure; the fence is shut at that moment and never opens again.
+type Incoming struct {
+	s      *Session
+	id     uint64
+	tag    uint64
+	spec   TicketSpec
+	layers int
+	fence  *fence
+	done   chan struct{}
+
+	mu        sync.Mutex
+	units     []unitState // layer*len(Dest) + index
+	missing   int         // units not stored
+	tries     map[uint32]int
+	round     uint32 // of resends; marks of older rounds say nothing
+	marks     uint64 // bit n: bulk connection n has delivered all of this round
+	accepted  bool
+	committed bool
+	commit    Commit
+	started   time.Time
+	progress  time.Time // last stored unit, commit or resend
+	ended     bool
+	err       *Error    // why it ended; nil is success
+	revoked   time.Time // when the peer was told; zero: it knows, or need not
+}
+
+type unitState uint8
+
+const (
+	unitMissing unitState = iota
+	unitStoring
+	unitStored
+	unitHad
+)
+
+// Commit is the sender's word that the prompt is computed.
+type Commit struct {
+	Payload []byte // opaque: what the sender's handler gave to Outgoing.Commit
+	Units   int    // units that the sender pushed
+}
+
+// newIncoming checks the spec and makes the ticket and its wire form; ids and
+// secret are the caller's to fill in.
+func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
+	layout := s.cfg.Identity.Layout
+	bt, layers, blocks := layout.BlockTokens, layout.Layers(), len(spec.Dest)
+	switch {
+	case spec.Sink == nil:
+		return nil, nil, errors.New("no sink")
+	case spec.Positions < 1 || spec.Positions > maxPositions || len(spec.Tokens) > maxPositions:
+		return nil, nil, fmt.Errorf("%d positions, %d tokens: want 1..%d", spec.Positions, len(spec.Tokens), maxPositions)
+	case blocks != (spec.Positions+bt-1)/bt:
+		return nil, nil, fmt.Errorf("%d blocks of %d tokens for %d positions", blocks, bt, spec.Positions)
+	case blocks*layers > maxUnits:
+		return nil, nil, fmt.Errorf("%d blocks of %d layers: over %d units", blocks, layers, maxUnits)
+	case spec.Have != nil && len(spec.Have) != blocks:
+		return nil, nil, fmt.Errorf("have lists %d blocks of %d", len(spec.Have), blocks)
+	case spec.Have != nil && spec.Have[blocks-1] && spec.Positions%bt != 0:
+		return nil, nil, errors.New("have lists the partly filled last block")
+	case spec.Stored.layers != 0 && (spec.Stored.layers != layers || spec.Stored.blocks != blocks):
+		return nil, nil, errors.New("stored is of another shape")
+	case len(spec.RequestID) > maxString || len(spec.LeaseID) > maxString || len(spec.First) > maxPayload:
+		return nil, nil, errors.New("a field is too long")
+	}
+	now := time.Now()
+	i := &Incoming{s: s, spec: spec, layers: layers, fence: newFence(nil), done: make(chan struct{}),
+		units: make([]unitState, layers*blocks), missing: layers * blocks, started: now, progress: now}
+	m := &request{Link: spec.Link, DestBlockTokens: uint32(bt), Positions: uint32(spec.Positions), RequestID: spec.RequestID,
+		LeaseID: spec.LeaseID, First: spec.First, Tokens: spec.Tokens, Dest: spec.Dest}
+	for u := range i.units {
+		if (spec.Have != nil && spec.Have[u%blocks]) || spec.Stored.Has(u/blocks, u%blocks) {
+			if m.Have == nil {
+				m.Have = newBitmap(len(i.units))
+			}
+			bitmap(m.Have).set(u)
+			i.units[u] = unitHad
+			i.missing--
+		}
+	}
+	return i, m, nil
+}
+
+// ID is the ticket id, unique in its session.
+func (i *Incoming) ID() uint64 { return i.id }
+
+// Done is closed when the ticket is over: complete, failed or revoked.
+func (i *Incoming) Done() <-chan struct{} { return i.done }
+
+// Wait returns when every missing block of every layer is stored and verified
+// and the commit has come, or when the ticket fails. The error is an *Error.
+// When ctx ends first the ticket goes on: Revoke it.
+func (i *Incoming) Wait(ctx context.Context) (Commit, error) {
+	select {
+	case <-i.done:
+	case <-ctx.Done():
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		return Commit{}, &Error{"wait", i.s.peer.PeerID, i.phase(), ticket.Cancelled, ctx.Err()}
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.err != nil {
+		return Commit{}, i.err
+	}
+	return i.commit, nil
+}
+
+// Revoke is the fence: once it has returned nil, no Store of this ticket runs
+// or will run, so its blocks may get a new generation and be used again. It
+// waits for a Store that runs now and for nothing else, in particular not for
+// the peer, which is told in passing. It may be called at any time, also after
+// the ticket is over, and again after an error (ctx ended).
+func (i *Incoming) Revoke(ctx context.Context) error {
+	i.end(ticket.Cancelled, errRevoked)
+	select {
+	case <-i.fence.quiet:
+		return nil
+	case <-ctx.Done():
+		return &Error{"revoke", i.s.peer.PeerID, PhaseRelease, ticket.Late, ctx.Err()}
+	}
+}
+
+// Stored returns the units that are stored and verified so far, those that the
+// spec listed included. After Revoke it is final.
+func (i *Incoming) Stored() UnitSet {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	set := UnitSet{layers: i.layers, blocks: len(i.spec.Dest), bits: newBitmap(len(i.units))}
+	for u, st := range i.units {
+		if st == unitStored || st == unitHad {
+			set.bits.set(u)
+		}
+	}
+	return set
+}
+
+// end shuts the fence and settles the ticket, once. A ticket that the peer may
+// still be sending stays in the ledger as revoking until the peer has said
+// that it stopped.
+func (i *Incoming) end(o ticket.Outcome, err error) {
+	i.fence.shut()
+	i.mu.Lock()
+	if i.ended {
+		i.mu.Unlock()
+		return
+	}
+	if o != ticket.Done {
+		i.err = &Error{"wait", i.s.peer.PeerID, i.phase(), o, err}
+		i.revoked = time.Now()
+	}
+	i.ended = true
+	seconds := time.Since(i.started).Seconds()
+	i.mu.Unlock()
+	close(i.done)
+	i.s.side.ticketEnd(o, seconds)
+	if o == ticket.Done {
+		i.s.drop(i.id)
+		i.s.post(note{typeReceived, i.id})
+		return
+	}
+	i.s.log.Debug("kv ticket over", logTicket, i.id, logReqID, i.spec.RequestID, logPhase, string(i.err.Phase), "outcome", string(o), "why", err)
+	i.s.post(note{typeRevoke, i.id})
+}
+
+// store takes one unit. It returns why the unit was dropped as stale, or "".
+func (i *Incoming) store(u *unitHead, digests []uint64, rows []byte) (stale string) {
+	unit, ok := i.address(u, digests, rows)
+	if !ok {
+		return "address"
+	}
+	if !i.fence.enter() {
+		return "ended"
+	}
+	defer i.fence.leave()
+	if !i.claim(unit) {
+		return "duplicate"
+	}
+	first := int(u.Index) * i.s.cfg.Identity.Layout.BlockTokens
+	err := i.spec.Sink.Store(int(u.Layer), u.Block, 0, int(u.Rows), first, rows, digests)
+	i.stored(unit, err)
+	if err == nil {
+		i.s.side.units.Inc()
+		i.s.side.bytes.Add(float64(len(rows)))
+	}
+	return ""
+}
+
+// address checks everything that the unit says of itself against the ticket.
+func (i *Incoming) address(u *unitHead, digests []uint64, rows []byte) (unit uint32, ok bool) {
+	blocks := uint32(len(i.spec.Dest))
+	if u.Layer >= uint32(i.layers) || u.Index >= blocks {
+		return 0, false
+	}
+	layout := i.s.cfg.Identity.Layout
+	g, _ := layout.Group(int(u.Layer))
+	want := min(layout.BlockTokens, i.spec.Positions-int(u.Index)*layout.BlockTokens)
+	d := i.spec.Dest[u.Index]
+	return u.Layer*blocks + u.Index, u.Block == d.Block && u.Generation == d.Generation && int(u.Rows) == want &&
+		len(digests) == g.KVHeads && len(rows) == 2*g.KVHeads*want*g.RowBytes
+}
+
+func (i *Incoming) claim(unit uint32) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.units[unit] != unitMissing {
+		return false
+	}
+	i.units[unit] = unitStoring
+	return true
+}
+
+// stored settles a claimed unit.
+func (i *Incoming) stored(unit uint32, err error) {
+	i.mu.Lock()
+	if err == nil {
+		i.units[unit] = unitStored
+		i.missing--
+		i.progress = time.Now()
+		complete := i.missing == 0 && i.committed
+		i.mu.Unlock()
+		if complete {
+			i.end(ticket.Done, nil)
+		}
+		return
+	}
+	i.units[unit] = unitMissing
+	i.mu.Unlock()
+	if errors.Is(err, ErrDigest) {
+		i.s.m.corrupt.Inc()
+		i.again([]run{{unit, 1}}, err)
+		return
+	}
+	i.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("store: %w", err))
+}
+
+// again asks for units once more, in a new round, or gives up.
+func (i *Incoming) again(runs []run, why error) {
+	i.mu.Lock()
+	if i.ended {
+		i.mu.Unlock()
+		return
+	}
+	if i.tries == nil {
+		i.tries = map[uint32]int{}
+	}
+	n, tired := 0, false
+	for _, r := range runs {
+		for u := r.First; u < r.First+r.Count; u++ {
+			i.tries[u]++
+			tired = tired || i.tries[u] > i.s.cfg.Resends
+			n++
+		}
+	}
+	i.round++
+	i.marks = 0
+	i.progress = time.Now()
+	m := &resend{ID: i.id, Round: i.round, Runs: runs}
+	i.mu.Unlock()
+	if tired {
+		i.end(ticket.Corrupt, fmt.Errorf("asked %d times again: %w", i.s.cfg.Resends, why))
+		return
+	}
+	i.s.side.resends.Add(float64(n))
+	i.s.post(m)
+}
+
+// lost returns the missing units as runs; needs mu.
+func (i *Incoming) lost() []run {
+	var runs []run
+	for u, st := range i.units {
+		if st != unitMissing {
+			continue
+		}
+		if n := len(runs); n > 0 && runs[n-1].First+runs[n-1].Count == uint32(u) {
+			runs[n-1].Count++
+		} else {
+			runs = append(runs, run{uint32(u), 1})
+		}
+	}
+	return runs
+}
+
+var errLost = errors.New("blocks did not arrive")
+
+// onSent notes a bulk connection's mark. Once all have theirs, and the commit
+// is there, nothing of this round is under way: what is missing was lost.
+func (i *Incoming) onSent(round uint32, conn int) {
+	i.mu.Lock()
+	var runs []run
+	if round == i.round && !i.ended {
+		i.marks |= 1 << conn
+		runs = i.settledRound()
+	}
+	i.mu.Unlock()
+	if len(runs) > 0 {
+		i.again(runs, errLost)
+	}
+}
+
+// settledRound returns what this round has lost, once it is over; needs mu.
+func (i *Incoming) settledRound() []run {
+	if !i.committed || bits.OnesCount64(i.marks) < len(i.s.bulk) {
+		return nil
+	}
+	return i.lost()
+}
+
+func (i *Incoming) onAccepted() {
+	i.mu.Lock()
+	i.accepted = true
+	i.mu.Unlock()
+}
+
+func (i *Incoming) onCommit(m *commit) {
+	i.mu.Lock()
+	if i.ended || i.committed {
+		i.mu.Unlock()
+		return
+	}
+	i.accepted, i.committed = true, true
+	i.commit = Commit{Payload: m.Payload, Units: int(m.Units)}
+	i.progress = time.Now()
+	complete := i.missing == 0
+	var runs []run
+	if !complete {
+		runs = i.settledRound()
+	}
+	i.mu.Unlock()
+	if complete {
+		i.end(ticket.Done, nil)
+	} else if len(runs) > 0 {
+		i.again(runs, errLost)
+	}
+}
+
+// onFailed ends the ticket; the peer has stopped already.
+func (i *Incoming) onFailed(m *failed) {
+	i.end(m.Outcome, fmt.Errorf("peer: %s", m.Message))
+}
+
+func (i *Incoming) onRevokeAck() {
+	i.mu.Lock()
+	ended := i.ended
+	i.mu.Unlock()
+	if ended {
+		i.s.drop(i.id)
+	}
+}
+
+// keepTime applies this ticket's deadlines.
+func (i *Incoming) keepTime(now time.Time) {
+	cfg := i.s.cfg
+	i.mu.Lock()
+	var late error
+	var runs []run
+	mute := false
+	switch {
+	case i.ended:
+		mute = !i.revoked.IsZero() && now.Sub(i.revoked) > cfg.RevokeTimeout
+	case now.After(i.spec.Deadline):
+		late = errDeadline
+	case !i.accepted && now.Sub(i.started) > cfg.AcceptTimeout:
+		late = fmt.Errorf("not accepted: %w", errDeadline)
+	case i.committed && now.Sub(i.progress) > cfg.RepairTimeout:
+		runs = i.lost()
+	}
+	i.mu.Unlock()
+	switch {
+	case late != nil:
+		i.end(ticket.Late, late)
+	case mute:
+		i.s.fail(ticket.Late, fmt.Errorf("revoke of ticket %d not acknowledged: %w", i.id, errDeadline))
+	case len(runs) > 0:
+		i.again(runs, errLost)
+	}
+}
+
+// phase needs mu.
+func (i *Incoming) phase() Phase {
+	switch {
+	case i.ended:
+		return PhaseRelease
+	case i.committed:
+		return PhaseCommit
+	case i.accepted:
+		return PhaseData
+	}
+	return PhaseTicket
+}
+
+func (i *Incoming) entry() Entry {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	e := Entry{Side: SideReceiver, TicketID: i.id, Link: i.spec.Link.String(), RequestID: i.spec.RequestID,
+		Peer: i.s.peer.PeerID, Phase: i.phase(), Since: i.started, Blocks: len(i.spec.Dest), Missing: i.missing}
+	switch {
+	case i.ended:
+		e.State = "revoking"
+	case i.committed:
+		e.State = "committed"
+	case i.accepted:
+		e.State = "accepted"
+	default:
+		e.State = "ticketed"
+	}
+	if i.err != nil {
+		e.Outcome, e.Why, e.Phase = i.err.Outcome, i.err.Err.Error(), i.err.Phase
+	}
+	return e
+}

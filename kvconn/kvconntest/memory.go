@@ -1,0 +1,233 @@
+package kvconntest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync"
+
+	"github.com/xpyd/xpyd/kvconn"
+)
+
+// Row fills dst with the bytes that row (layer, K or V, head, position) of the
+// sequence seed has. Every byte depends on all of them.
+func Row(dst []byte, seed uint64, layer, kv, head, pos int) {
+	x := mix(seed ^ uint64(layer)<<48 ^ uint64(kv)<<40 ^ uint64(head)<<24 ^ uint64(pos))
+	for i := range dst {
+		if i%8 == 0 {
+			x = mix(x + uint64(i))
+		}
+		dst[i] = byte(x >> (8 * (i % 8)))
+	}
+}
+
+// RowHash is the test's keyed hash of a row and its coordinates. Like the real
+// one it makes a block's digest a sum.
+func RowHash(layer, kv, head, pos int, row []byte) uint64 {
+	h := mix(uint64(layer)<<48 ^ uint64(kv)<<40 ^ uint64(head)<<24 ^ uint64(pos) ^ 0x9e3779b97f4a7c15)
+	for ; len(row) >= 8; row = row[8:] {
+		h = mix(h ^ binary.LittleEndian.Uint64(row))
+	}
+	for _, b := range row {
+		h = mix(h ^ uint64(b))
+	}
+	return h
+}
+
+func mix(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// Pool is a receiver's block pool.
+type Pool struct {
+	layout kvconn.Layout
+
+	mu     sync.Mutex
+	data   map[poolKey][]byte // packed rows as they were stored
+	gens   []uint32
+	stores int
+	errs   []string
+}
+
+type poolKey struct {
+	layer int
+	block int32
+}
+
+// NewPool makes a pool of empty blocks.
+func NewPool(layout kvconn.Layout, blocks int) *Pool {
+	return &Pool{layout: layout, data: map[poolKey][]byte{}, gens: make([]uint32, blocks)}
+}
+
+// Dest lists n blocks from first on under their present generations.
+func (p *Pool) Dest(first, n int) []kvconn.Dest {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d := make([]kvconn.Dest, n)
+	for i := range d {
+		d[i] = kvconn.Dest{Block: int32(first + i), Generation: p.gens[first+i]}
+	}
+	return d
+}
+
+// Reclaim gives blocks a new generation and empties them: what a receiver does
+// after Revoke. Later stores under the old generation are errors.
+func (p *Pool) Reclaim(dest []kvconn.Dest) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, d := range dest {
+		p.gens[d.Block]++
+		for l := range p.layout.Layers() {
+			delete(p.data, poolKey{l, d.Block})
+		}
+	}
+}
+
+// Stores counts the blocks of a layer stored so far.
+func (p *Pool) Stores() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stores
+}
+
+// Errors lists the broken promises that the pool has seen.
+func (p *Pool) Errors() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return append([]string(nil), p.errs...)
+}
+
+// Sink returns a sink for the blocks dest, held under those generations.
+func (p *Pool) Sink(dest []kvconn.Dest) kvconn.Sink {
+	s := &poolSink{p: p, gens: map[int32]uint32{}}
+	for _, d := range dest {
+		s.gens[d.Block] = d.Generation
+	}
+	return s
+}
+
+type poolSink struct {
+	p    *Pool
+	gens map[int32]uint32
+}
+
+func (s *poolSink) Store(layer int, dst int32, row, rows, firstPos int, packed []byte, digests []uint64) error {
+	g, _ := s.p.layout.Group(layer)
+	if len(packed) != s.p.layout.RowsBytes(layer, rows) || len(digests) != g.KVHeads || row != 0 {
+		return fmt.Errorf("layer %d: %d bytes, %d digests, row %d", layer, len(packed), len(digests), row)
+	}
+	sums := make([]uint64, g.KVHeads)
+	digest(g, layer, firstPos, rows, packed, sums)
+	for h := range sums {
+		if sums[h] != digests[h] {
+			return kvconn.ErrDigest
+		}
+	}
+	s.p.mu.Lock()
+	defer s.p.mu.Unlock()
+	s.p.stores++
+	if gen, ok := s.gens[dst]; !ok || gen != s.p.gens[dst] {
+		s.p.errs = append(s.p.errs, fmt.Sprintf("store into block %d under generation %d, pool has %d", dst, gen, s.p.gens[dst]))
+	}
+	if _, ok := s.p.data[poolKey{layer, dst}]; ok {
+		s.p.errs = append(s.p.errs, fmt.Sprintf("second store into layer %d block %d", layer, dst))
+	}
+	s.p.data[poolKey{layer, dst}] = append([]byte(nil), packed...)
+	return nil
+}
+
+func digest(g kvconn.Group, layer, firstPos, rows int, packed []byte, sums []uint64) {
+	for kv := range 2 {
+		for h := range g.KVHeads {
+			for r := range rows {
+				at := ((kv*g.KVHeads+h)*rows + r) * g.RowBytes
+				sums[h] += RowHash(layer, kv, h, firstPos+r, packed[at:at+g.RowBytes])
+			}
+		}
+	}
+}
+
+// Check compares blocks with the rows that sequence seed has; skip says which
+// indexes are not looked at.
+func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(layer, index int) bool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	src := &Source{Layout: p.layout, Seed: seed}
+	for l := range p.layout.Layers() {
+		g, _ := p.layout.Group(l)
+		for i, d := range dest {
+			if skip != nil && skip(l, i) {
+				continue
+			}
+			first := i * p.layout.BlockTokens
+			rows := min(p.layout.BlockTokens, positions-first)
+			want := make([]byte, p.layout.RowsBytes(l, rows))
+			src.fill(g, l, first, rows, want)
+			if got := p.data[poolKey{l, d.Block}]; string(got) != string(want) {
+				return fmt.Errorf("layer %d block %d (index %d): %d bytes stored, want %d, or they differ", l, d.Block, i, len(got), len(want))
+			}
+		}
+	}
+	return nil
+}
+
+// Source makes the rows of sequence Seed.
+type Source struct {
+	Layout kvconn.Layout
+	Seed   uint64
+	// Hook, when set, runs before each load; its error is Load's.
+	Hook func(layer, index int) error
+
+	mu     sync.Mutex
+	loads  int
+	freed  bool
+	misuse int
+}
+
+// Load implements kvconn.Source.
+func (s *Source) Load(layer, index, firstPos, rows int, dst []byte, digests []uint64) error {
+	s.mu.Lock()
+	s.loads++
+	if s.freed {
+		s.misuse++
+	}
+	s.mu.Unlock()
+	if s.Hook != nil {
+		if err := s.Hook(layer, index); err != nil {
+			return err
+		}
+	}
+	g, _ := s.Layout.Group(layer)
+	s.fill(g, layer, firstPos, rows, dst)
+	clear(digests)
+	digest(g, layer, firstPos, rows, dst, digests)
+	return nil
+}
+
+func (s *Source) fill(g kvconn.Group, layer, firstPos, rows int, dst []byte) {
+	for kv := range 2 {
+		for h := range g.KVHeads {
+			for r := range rows {
+				at := ((kv*g.KVHeads+h)*rows + r) * g.RowBytes
+				Row(dst[at:at+g.RowBytes], s.Seed, layer, kv, h, firstPos+r)
+			}
+		}
+	}
+}
+
+// Free marks the blocks as freed: a load after it is counted as misuse.
+func (s *Source) Free() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.freed = true
+}
+
+// Loads returns how often Load was called, and how often after Free.
+func (s *Source) Loads() (loads, afterFree int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.loads, s.misuse
+}

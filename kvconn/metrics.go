@@ -1,0 +1,98 @@
+package kvconn
+
+import (
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// Metrics are this package's counters; one value serves a process's receiver
+// and its server.
+type Metrics struct {
+	tickets  *prometheus.CounterVec   // side, outcome
+	seconds  *prometheus.HistogramVec // side
+	active   *prometheus.GaugeVec     // side
+	sessions *prometheus.GaugeVec     // side
+	ends     *prometheus.CounterVec   // side, outcome
+	bytes    *prometheus.CounterVec   // side
+	units    *prometheus.CounterVec   // side
+	resends  *prometheus.CounterVec   // side
+	corrupt  prometheus.Counter
+	stale    *prometheus.CounterVec // reason
+	refusals *prometheus.CounterVec // field
+}
+
+// NewMetrics registers the metrics with reg, which may be nil (then they are
+// counted and shown nowhere).
+func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_kvconn_" + name, Help: help}, labels)
+	}
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "xpyd_kvconn_" + name, Help: help}, labels)
+	}
+	m := &Metrics{
+		tickets: counter("tickets_total", "Tickets that ended, by outcome.", "side", "outcome"),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "xpyd_kvconn_ticket_seconds",
+			Help:    "Time from a ticket to its end, prompt computation included.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 18)}, []string{"side"}),
+		active:   gauge("active_tickets", "Tickets that are not over.", "side"),
+		sessions: gauge("sessions", "Live sessions.", "side"),
+		ends:     counter("session_ends_total", "Sessions that ended, by outcome; done is an orderly close.", "side", "outcome"),
+		bytes:    counter("payload_bytes_total", "KV row bytes sent, or stored after their digest check.", "side"),
+		units:    counter("units_total", "Blocks of one layer sent, or stored after their digest check.", "side"),
+		resends:  counter("resent_units_total", "Blocks of one layer asked for again, or sent again.", "side"),
+		corrupt: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_kvconn_corrupt_units_total",
+			Help: "Blocks of one layer that arrived with a wrong digest and were not stored."}),
+		stale:    counter("stale_units_total", "Blocks of one layer dropped on arrival, by reason.", "reason"),
+		refusals: counter("handshake_refusals_total", "Handshakes refused by either side, by field.", "field"),
+	}
+	if reg == nil {
+		return m, nil
+	}
+	for _, c := range []prometheus.Collector{m.tickets, m.seconds, m.active, m.sessions, m.ends, m.bytes, m.units, m.resends, m.corrupt, m.stale, m.refusals} {
+		if err := reg.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// perSide are the counters that a session touches often, looked up once.
+type perSide struct {
+	m                     *Metrics
+	side                  string
+	bytes, units, resends prometheus.Counter
+	active, sessions      prometheus.Gauge
+}
+
+func (m *Metrics) of(side Side) perSide {
+	s := string(side)
+	return perSide{m: m, side: s,
+		bytes: m.bytes.WithLabelValues(s), units: m.units.WithLabelValues(s), resends: m.resends.WithLabelValues(s),
+		active: m.active.WithLabelValues(s), sessions: m.sessions.WithLabelValues(s)}
+}
+
+func (p perSide) ticketEnd(o ticket.Outcome, seconds float64) {
+	p.active.Dec()
+	p.m.tickets.WithLabelValues(p.side, string(o)).Inc()
+	p.m.seconds.WithLabelValues(p.side).Observe(seconds)
+}
+
+func (p perSide) sessionEnd(o ticket.Outcome) {
+	p.sessions.Dec()
+	p.m.ends.WithLabelValues(p.side, string(o)).Inc()
+}
+
+// refused counts under the field without its index, so that labels stay few.
+func (m *Metrics) refused(d *Incompatible) {
+	field, _, _ := strings.Cut(d.Field, "[")
+	switch field {
+	case "banner", "protocol", "role", "id", "epoch", "model_fingerprint", "tokenizer_fingerprint", "numerics", "layout.groups", "bulk_conns", "session", "capacity":
+	default: // a peer's refusal may name anything
+		field = "other"
+	}
+	m.refusals.WithLabelValues(field).Inc()
+}

@@ -1,0 +1,246 @@
+package kvconn
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// Log keys.
+const (
+	logPeer   = "peer"
+	logPhase  = "phase"
+	logTicket = "ticket"
+	logReqID  = "request_id"
+)
+
+// Receiver is a pool of sessions to senders, at most one per address and
+// expected peer. It dials on demand; a session that has died is replaced by
+// the next Open.
+type Receiver struct {
+	cfg Config
+	tr  Transport
+	log *slog.Logger
+	m   *Metrics
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // dials and sessions
+
+	mu     sync.Mutex
+	slots  map[slotKey]*slot
+	closed bool
+}
+
+type slotKey struct {
+	addr   string
+	expect PeerID
+}
+
+// slot is one session or the dial that will make it. s and err are set before
+// ready is closed.
+type slot struct {
+	ready chan struct{}
+	s     *Session
+	err   error
+}
+
+// NewReceiver makes a pool that dials over tr. Close it.
+func NewReceiver(cfg Config, tr Transport, log *slog.Logger, m *Metrics) (*Receiver, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("kvconn receiver: %w", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	return &Receiver{cfg: cfg, tr: tr, log: log, m: m, ctx: ctx, cancel: cancel, slots: map[slotKey]*slot{}}, nil
+}
+
+// Open returns a live session to the sender at addr, and dials one when there
+// is none; callers that ask at the same time share one dial. A zero expect.ID
+// or expect.Epoch is not checked. The error is an *Error: Incompatible when
+// the handshake was refused, Dead when nobody is there or another run of the
+// worker answers, Late when a deadline passed.
+func (r *Receiver) Open(ctx context.Context, addr string, expect PeerID) (*Session, error) {
+	key := slotKey{addr, expect}
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil, &Error{"open", expect, PhaseDial, ticket.Cancelled, errClosed}
+	}
+	sl := r.slots[key]
+	if sl == nil || sl.over() {
+		sl = &slot{ready: make(chan struct{})}
+		r.slots[key] = sl
+		r.wg.Go(func() { r.run(key, sl) })
+	}
+	r.mu.Unlock()
+	select {
+	case <-sl.ready:
+	case <-ctx.Done():
+		return nil, &Error{"open", expect, PhaseDial, ticket.Cancelled, ctx.Err()}
+	}
+	if sl.err != nil {
+		return nil, sl.err
+	}
+	sl.s.touch()
+	return sl.s, nil
+}
+
+// over tells whether the slot's session has ended or its dial has failed.
+func (sl *slot) over() bool {
+	select {
+	case <-sl.ready:
+	default:
+		return false
+	}
+	if sl.err != nil {
+		return true
+	}
+	select {
+	case <-sl.s.ctx.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// run dials, then lives as long as the session does.
+func (r *Receiver) run(key slotKey, sl *slot) {
+	s, err := r.connect(key)
+	if err != nil {
+		r.log.Warn("kv session not opened", logPeer, key.expect.String(), "addr", key.addr, "transport", r.tr.Name(), "error", err)
+	}
+	sl.s, sl.err = s, err
+	close(sl.ready)
+	if err == nil {
+		s.run(r.ctx)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.slots[key] == sl {
+		delete(r.slots, key)
+	}
+}
+
+// connect makes the control connection and the bulk connections of a session.
+func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
+	phase := PhaseDial
+	var conns []*frameConn
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, f := range conns {
+			f.conn.Close()
+		}
+		e := &Error{"open", key.expect, phase, classify(err), err}
+		if r.ctx.Err() != nil {
+			e.Outcome = ticket.Cancelled
+		}
+		if d := asIncompatible(err); d != nil {
+			r.m.refused(d)
+		}
+		err = e
+	}()
+	dial := func(buffer int, greet func(*frameConn) error) error {
+		phase = PhaseDial
+		ctx, cancel := context.WithTimeout(r.ctx, r.cfg.DialTimeout)
+		defer cancel()
+		c, err := r.tr.Dial(ctx, key.addr)
+		if err != nil {
+			return err
+		}
+		f := newFrameConn(c, buffer)
+		conns = append(conns, f)
+		phase = PhaseHandshake
+		if err := f.within(r.cfg.HandshakeTimeout); err != nil {
+			return err
+		}
+		stop := context.AfterFunc(r.ctx, func() { c.Close() })
+		defer stop()
+		if err := greet(f); err != nil {
+			return err
+		}
+		f.silence = r.cfg.PeerSilence
+		return f.within(0)
+	}
+	var h *hello
+	if err := dial(controlBuffer, func(f *frameConn) (err error) {
+		h, err = greetSender(f, &r.cfg, key.expect)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	payload, heads := r.cfg.Identity.Layout.maxUnit(r.cfg.Identity.Layout.BlockTokens)
+	unit := unitBytes(heads, payload)
+	for i := range r.cfg.BulkConns {
+		if err := dial(max(1<<20, 2*unit), func(f *frameConn) error {
+			f.maxUnit = unit - headerSize
+			return bindBulk(f, &r.cfg, h.Session, i)
+		}); err != nil {
+			return nil, err
+		}
+		conns[len(conns)-1].ordered = false // a lost or repeated unit is repaired, not fatal
+	}
+	return newSession(r, h, conns[0], conns[1:]), nil
+}
+
+// Ledger lists the tickets that are not over.
+func (r *Receiver) Ledger() []Entry {
+	var out []Entry
+	for _, s := range r.sessions() {
+		out = append(out, s.ledger()...)
+	}
+	return out
+}
+
+func (r *Receiver) sessions() []*Session {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []*Session
+	for _, sl := range r.slots {
+		select {
+		case <-sl.ready:
+			if sl.s != nil {
+				out = append(out, sl.s)
+			}
+		default:
+		}
+	}
+	return out
+}
+
+// Close ends every session, their tickets with Cancelled, and waits for all
+// goroutines or for ctx.
+func (r *Receiver) Close(ctx context.Context) error {
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+	r.cancel()
+	return wait(ctx, &r.wg)
+}
+
+// wait waits for wg or ctx. The helper goroutine ends when wg does.
+func wait(ctx context.Context, wg *sync.WaitGroup) error {
+	done := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("kvconn close: %w", ctx.Err())
+	}
+}
+
+// hangUp closes the connections of one session; reads and writes on them fail.
+func hangUp(ctl *frameConn, bulk []*frameConn) {
+	ctl.conn.Close()
+	for _, f := range bulk {
+		f.conn.Close()
+	}
+}

@@ -1,0 +1,287 @@
+package kvconn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// sender is the sender's half of a session. Its goroutines are run's: a
+// control reader, a control writer that keeps time, a writer and a hang-up
+// watcher for each bulk connection, and one OnTicket a ticket. Locks: mu
+// guards the session and all its Outgoings; a fence's lock may be taken
+// inside it, never the other way round.
+type sender struct {
+	srv    *Server
+	cfg    *Config
+	log    *slog.Logger
+	side   perSide
+	peer   Identity
+	key    [16]byte
+	layout Layout // ours, cut to the receiver's block size
+	ctl    *frameConn
+	out    chan message
+	h      Handler
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	opened time.Time
+
+	mu      sync.Mutex
+	bulk    []*bulkWriter // by index; nil until bound
+	bound   int
+	tickets map[uint64]*Outgoing
+	lastID  uint64
+	ring    []*Outgoing // those with queued units, each once, oldest turn first
+	err     *Error
+}
+
+func newSender(s *Server, hi *hello, ctl *frameConn, h Handler) *sender {
+	p := &sender{srv: s, cfg: &s.cfg, log: s.log.With(logPeer, hi.Identity.PeerID.String()), side: s.m.of(SideSender),
+		peer: hi.Identity, key: newKey(), layout: s.cfg.Identity.Layout, ctl: ctl, out: make(chan message, controlQueue), h: h,
+		opened: time.Now(), bulk: make([]*bulkWriter, hi.Bulk), tickets: map[uint64]*Outgoing{}}
+	p.layout.BlockTokens = hi.Identity.Layout.BlockTokens
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	return p
+}
+
+// run owns the session's goroutines; it returns when the session is over.
+func (p *sender) run(parent context.Context) {
+	stop := context.AfterFunc(parent, func() { p.fail(ticket.Cancelled, errClosed) })
+	defer stop()
+	p.log.Info("kv session accepted", "build", p.peer.Build, "bulk", len(p.bulk))
+	p.wg.Go(p.readControl)
+	p.writeControl()
+	p.wg.Wait()
+}
+
+// bind takes a bulk connection on.
+func (p *sender) bind(f *frameConn, index uint32) error {
+	no := func(why string) error {
+		return f.turnAway(ticket.Refused, &Incompatible{Field: "session", Ours: why, Theirs: "bulk " + strconv.FormatUint(uint64(index), 10)})
+	}
+	if index >= uint32(len(p.bulk)) {
+		return no("no such connection")
+	}
+	w := &bulkWriter{p: p, f: f, wake: make(chan struct{}, 1)}
+	p.mu.Lock()
+	free := p.bulk[index] == nil && p.err == nil
+	if free {
+		p.bulk[index] = w // before the answer: a ticket may follow it at once
+		p.bound++
+	}
+	p.mu.Unlock()
+	if !free {
+		return no("already bound, or the session is over")
+	}
+	err := f.send(bare(typeBound))
+	if err == nil {
+		err = f.within(0)
+	}
+	if err != nil {
+		p.fail(classify(err), fmt.Errorf("bind: %w", err))
+		return err
+	}
+	f.silence = p.cfg.PeerSilence
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err != nil {
+		return p.err // the caller closes the connection
+	}
+	p.wg.Go(w.run) // err is nil, so nobody waits for wg yet
+	p.wg.Go(w.watch)
+	return nil
+}
+
+// fail ends the session once; every ticket ends with the same outcome.
+func (p *sender) fail(o ticket.Outcome, err error) {
+	p.mu.Lock()
+	if p.err != nil {
+		p.mu.Unlock()
+		return
+	}
+	p.err = &Error{"session", p.peer.PeerID, PhaseIdle, o, err}
+	bulk := make([]*frameConn, 0, len(p.bulk))
+	for _, w := range p.bulk {
+		if w != nil {
+			bulk = append(bulk, w.f)
+		}
+	}
+	all := p.outgoings()
+	p.mu.Unlock()
+	p.cancel()
+	hangUp(p.ctl, bulk)
+	for _, g := range all {
+		g.end(o, err, false)
+	}
+	p.side.sessionEnd(o)
+	p.log.Info("kv session over", "outcome", string(o), "tickets", len(all), "why", err)
+}
+
+// outgoings needs mu.
+func (p *sender) outgoings() []*Outgoing {
+	all := make([]*Outgoing, 0, len(p.tickets))
+	for _, g := range p.tickets {
+		all = append(all, g)
+	}
+	return all
+}
+
+// post queues a control message; it never blocks.
+func (p *sender) post(m message) {
+	select {
+	case p.out <- m:
+	default:
+		p.fail(ticket.Dead, errStalled)
+	}
+}
+
+func (p *sender) find(id uint64) *Outgoing {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.tickets[id]
+}
+
+// readControl handles what the receiver says until the connection ends.
+func (p *sender) readControl() {
+	for {
+		typ, body, err := p.ctl.next()
+		if err == nil {
+			if err = p.onControl(typ, body); err != nil {
+				err = &wireError{err}
+			}
+		}
+		if err != nil {
+			p.fail(classify(err), fmt.Errorf("control: %w", err))
+			return
+		}
+	}
+}
+
+func (p *sender) onControl(typ frameType, body []byte) error {
+	switch typ {
+	case typePing:
+		p.post(bare(typePong))
+		return nil
+	case typeTicket:
+		m, err := decodeRequest(body)
+		if err != nil {
+			return err
+		}
+		return p.onTicket(m)
+	case typeRevoke, typeReceived:
+		n, err := decodeNote(typ, body)
+		if err != nil {
+			return err
+		}
+		g := p.find(n.ID)
+		switch {
+		case typ == typeReceived && g == nil: // it has crossed our Failed
+			return nil
+		case typ == typeReceived:
+			return g.onReceived()
+		case g == nil:
+			p.post(note{typeRevokeAck, n.ID})
+		default:
+			g.onRevoke()
+		}
+		return nil
+	case typeResend:
+		m, err := decodeResend(body)
+		if err != nil {
+			return err
+		}
+		if g := p.find(m.ID); g != nil {
+			return g.onResend(m)
+		}
+		return nil
+	}
+	return fmt.Errorf("frame type %d on a sender's control connection", typ)
+}
+
+func (p *sender) onTicket(m *request) error {
+	g, err := newOutgoing(p, m)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	if p.bound < len(p.bulk) || m.ID <= p.lastID {
+		p.mu.Unlock()
+		return fmt.Errorf("ticket %d: before the bulk connections, or not a new id", m.ID)
+	}
+	p.lastID = m.ID
+	if p.err != nil {
+		p.mu.Unlock()
+		return nil
+	}
+	full := len(p.tickets) >= p.cfg.MaxTickets
+	if !full && !p.srv.isDraining() {
+		p.tickets[m.ID] = g
+		p.mu.Unlock()
+		p.side.active.Inc()
+		p.wg.Go(g.run)
+		return nil
+	}
+	p.mu.Unlock()
+	g.cancel()
+	why := errDraining.Error()
+	if full {
+		why = fmt.Sprintf("%d tickets are under way", p.cfg.MaxTickets)
+	}
+	p.post(&failed{ID: m.ID, Outcome: ticket.NoSpace, Message: why})
+	return nil
+}
+
+// writeControl sends queued messages and keeps the tickets' time.
+func (p *sender) writeControl() {
+	tick := time.NewTicker(p.cfg.KeepAlive)
+	defer tick.Stop()
+	for {
+		select {
+		case <-p.ctx.Done():
+			return
+		case m := <-p.out:
+			if err := p.ctl.send(m); err != nil {
+				p.fail(classify(err), fmt.Errorf("control: %w", err))
+				return
+			}
+		case now := <-tick.C:
+			p.keepTime(now)
+		}
+	}
+}
+
+func (p *sender) keepTime(now time.Time) {
+	p.mu.Lock()
+	unbound := p.bound < len(p.bulk) && now.Sub(p.opened) > p.cfg.HandshakeTimeout
+	var late []*Outgoing
+	for _, g := range p.tickets {
+		if !g.ended && now.After(g.t.Deadline) {
+			late = append(late, g)
+		}
+	}
+	p.mu.Unlock()
+	if unbound {
+		p.fail(ticket.Late, errors.New("bulk connections did not come"))
+	}
+	for _, g := range late {
+		g.end(ticket.Late, errDeadline, true)
+	}
+}
+
+func (p *sender) ledger() []Entry {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := make([]Entry, 0, len(p.tickets))
+	for _, g := range p.tickets {
+		out = append(out, g.entry())
+	}
+	return out
+}

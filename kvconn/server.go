@@ -1,0 +1,264 @@
+package kvconn
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// Handler answers tickets on the sender's side.
+type Handler interface {
+	// OnTicket runs on a goroutine of its own, one a ticket; Serve waits for
+	// all of them. ctx ends with the ticket: complete, revoked, failed, past
+	// its deadline, or its session gone. It should call o.Accept soon, then
+	// Push as layers are computed, then Commit; or Fail at any point. It may
+	// return before the ticket is over, but not before Commit or Fail.
+	OnTicket(ctx context.Context, o *Outgoing)
+}
+
+// Server is the sender's side: it accepts sessions and answers tickets.
+type Server struct {
+	cfg  Config
+	log  *slog.Logger
+	m    *Metrics
+	gone chan struct{} // a ticket has left; one slot
+
+	mu       sync.Mutex
+	sessions map[[16]byte]*sender
+	shaking  int // connections whose handshake is not over
+	draining bool
+}
+
+// NewServer makes a server.
+func NewServer(cfg Config, log *slog.Logger, m *Metrics) (*Server, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("kvconn server: %w", err)
+	}
+	return &Server{cfg: cfg, log: log, m: m, gone: make(chan struct{}, 1), sessions: map[[16]byte]*sender{}}, nil
+}
+
+// acceptPause is how long Serve waits after a failed accept, so that running
+// out of file descriptors is not a busy loop.
+const acceptPause = 5 * time.Millisecond
+
+// Serve accepts on ln until ctx ends, then closes ln, ends every session and
+// waits for every goroutine, the handler's included. It returns nil when ctx
+// ended it.
+func (s *Server) Serve(ctx context.Context, ln net.Listener, h Handler) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { ln.Close() })
+	defer stop()
+	for {
+		c, err := ln.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				c.Close()
+			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return &Error{"serve", s.cfg.Identity.PeerID, PhaseDial, ticket.Dead, err}
+		case err != nil:
+			s.log.Warn("kv accept", "error", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(acceptPause):
+			}
+		case !s.shake(1):
+			c.Close()
+		default:
+			wg.Go(func() { s.serveConn(ctx, c, h) })
+		}
+	}
+}
+
+// shake counts handshakes under way and keeps them below MaxSessions.
+func (s *Server) shake(n int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n > 0 && s.shaking >= s.cfg.MaxSessions {
+		return false
+	}
+	s.shaking += n
+	return true
+}
+
+// serveConn shakes hands; a control connection then lives here, a bulk
+// connection goes to its session.
+func (s *Server) serveConn(ctx context.Context, c net.Conn, h Handler) {
+	f := newFrameConn(c, controlBuffer)
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	sess, err := s.greet(f, h)
+	stop()
+	s.shake(-1)
+	if err != nil {
+		c.Close()
+		if d := asIncompatible(err); d != nil {
+			s.m.refused(d)
+		}
+		s.log.Warn("kv handshake", "addr", c.RemoteAddr(), "outcome", string(classify(err)), "error", err)
+		return
+	}
+	if sess != nil {
+		sess.run(ctx)
+		s.remove(sess)
+	}
+}
+
+// greet is the sender's half of the handshake. It returns a session for a
+// control connection, and nil for a bulk connection, which it has bound.
+func (s *Server) greet(f *frameConn, h Handler) (*sender, error) {
+	if err := f.within(s.cfg.HandshakeTimeout); err != nil {
+		return nil, err
+	}
+	if err := f.banners(s.cfg.ProtocolMin, s.cfg.ProtocolMax); err != nil {
+		return nil, err
+	}
+	head, err := f.r.Peek(2)
+	if err != nil {
+		return nil, err
+	}
+	if frameType(head[1]) == typeBind {
+		return nil, s.greetBulk(f)
+	}
+	hi, err := f.expectHello(roleReceiver, [2]int{s.cfg.ProtocolMin, s.cfg.ProtocolMax})
+	if err != nil {
+		return nil, err
+	}
+	sess := newSender(s, hi, f, h)
+	if !s.add(sess) { // before our hello: the key in it may come back on a bulk connection at once
+		sess.cancel()
+		return nil, f.turnAway(ticket.NoSpace, &Incompatible{Field: "capacity", Ours: "sessions are all taken", Theirs: "one more"})
+	}
+	err = greetReceiver(f, &s.cfg, hi, sess.key)
+	if err == nil {
+		err = f.within(0)
+	}
+	if err != nil {
+		sess.fail(classify(err), err)
+		sess.wg.Wait()
+		s.remove(sess)
+		return nil, err
+	}
+	f.silence = s.cfg.PeerSilence
+	s.welcome(sess)
+	return sess, nil
+}
+
+func (s *Server) greetBulk(f *frameConn) error {
+	body, err := f.expect(typeBind)
+	if err != nil {
+		return err
+	}
+	m, err := decodeBind(body)
+	if err != nil {
+		return &wireError{err}
+	}
+	s.mu.Lock()
+	sess := s.sessions[m.Session]
+	s.mu.Unlock()
+	if sess == nil {
+		return f.turnAway(ticket.Dead, &Incompatible{Field: "session", Ours: "no such session", Theirs: fmt.Sprintf("bulk %d", m.Index)})
+	}
+	return sess.bind(f, m.Index)
+}
+
+// add registers a session, if there is room.
+func (s *Server) add(sess *sender) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.sessions) >= s.cfg.MaxSessions {
+		return false
+	}
+	s.sessions[sess.key] = sess
+	sess.side.sessions.Inc()
+	return true
+}
+
+func (s *Server) remove(sess *sender) {
+	s.mu.Lock()
+	delete(s.sessions, sess.key)
+	s.mu.Unlock()
+	s.wake()
+}
+
+// welcome is for a session whose handshake is over. A new run of a known
+// receiver proves that the former one is gone.
+func (s *Server) welcome(sess *sender) {
+	for _, o := range s.all() {
+		if o.peer.ID == sess.peer.ID && o.peer.Epoch != sess.peer.Epoch {
+			o.fail(ticket.Dead, fmt.Errorf("peer has restarted as epoch %d", sess.peer.Epoch))
+		}
+	}
+	if s.isDraining() {
+		sess.post(bare(typeGoaway))
+	}
+}
+
+func (s *Server) all() []*sender {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]*sender, 0, len(s.sessions))
+	for _, sess := range s.sessions {
+		out = append(out, sess)
+	}
+	return out
+}
+
+// wake tells Drain that a ticket has left.
+func (s *Server) wake() {
+	select {
+	case s.gone <- struct{}{}:
+	default:
+	}
+}
+
+// Drain tells every receiver to send no more tickets, refuses those that come
+// anyway, and waits until those there are over or ctx ends. One caller.
+func (s *Server) Drain(ctx context.Context) error {
+	s.mu.Lock()
+	s.draining = true
+	s.mu.Unlock()
+	for _, sess := range s.all() {
+		sess.post(bare(typeGoaway))
+	}
+	for len(s.Ledger()) > 0 {
+		select {
+		case <-s.gone:
+		case <-ctx.Done():
+			return fmt.Errorf("kvconn drain: %w", ctx.Err())
+		}
+	}
+	return nil
+}
+
+func (s *Server) isDraining() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.draining
+}
+
+// Ledger lists the tickets that are not over.
+func (s *Server) Ledger() []Entry {
+	var out []Entry
+	for _, sess := range s.all() {
+		out = append(out, sess.ledger()...)
+	}
+	return out
+}
+
+// newKey returns a random session key.
+func newKey() (k [16]byte) {
+	rand.Read(k[:]) // never fails (crypto/rand)
+	return k
+}

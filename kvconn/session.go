@@ -1,0 +1,372 @@
+package kvconn
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// Session is one receiver's binding to one run of one sender. Its goroutines
+// are run's: one reader a connection, and one that writes control messages
+// and keeps time. Locks: mu, or one Incoming's mu, never both at once.
+type Session struct {
+	cfg  *Config
+	log  *slog.Logger
+	m    *Metrics
+	side perSide
+	peer Identity
+	key  [16]byte // the session key, part of every unit tag
+	ctl  *frameConn
+	bulk []*frameConn
+	out  chan message // to the control writer
+
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu       sync.Mutex
+	tickets  map[uint64]*Incoming
+	lastID   uint64
+	draining bool
+	used     time.Time // last Open, Request or end of a ticket
+	err      *Error    // why the session ended
+}
+
+// controlQueue is how many control messages may wait for the writer. More
+// means that the peer has stopped reading, which PeerSilence ends anyway.
+const controlQueue = 4096
+
+func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn) *Session {
+	s := &Session{cfg: &r.cfg, log: r.log.With(logPeer, h.Identity.PeerID.String()), m: r.m, side: r.m.of(SideReceiver),
+		peer: h.Identity, key: h.Session, ctl: ctl, bulk: bulk,
+		out: make(chan message, controlQueue), tickets: map[uint64]*Incoming{}, used: time.Now()}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.side.sessions.Inc()
+	return s
+}
+
+// Peer returns the sender's identity.
+func (s *Session) Peer() Identity { return s.peer }
+
+// Done is closed when the session is over.
+func (s *Session) Done() <-chan struct{} { return s.ctx.Done() }
+
+// run owns the session's goroutines; it returns when the session is over.
+func (s *Session) run(parent context.Context) {
+	stop := context.AfterFunc(parent, func() { s.fail(ticket.Cancelled, errClosed) })
+	defer stop()
+	s.log.Info("kv session open", "build", s.peer.Build, "bulk", len(s.bulk))
+	var wg sync.WaitGroup
+	wg.Go(s.readControl)
+	for n, f := range s.bulk {
+		wg.Go(func() { s.readBulk(n, f) })
+	}
+	s.writeControl()
+	wg.Wait()
+}
+
+// fail ends the session once; every ticket ends with the same outcome. Done is
+// an orderly close; a ticket that slipped in before it is not done.
+func (s *Session) fail(o ticket.Outcome, err error) {
+	s.mu.Lock()
+	if s.err != nil {
+		s.mu.Unlock()
+		return
+	}
+	s.err = &Error{"session", s.peer.PeerID, PhaseIdle, o, err}
+	all := make([]*Incoming, 0, len(s.tickets))
+	for _, i := range s.tickets {
+		all = append(all, i)
+	}
+	s.mu.Unlock()
+	s.cancel()
+	hangUp(s.ctl, s.bulk)
+	for _, i := range all {
+		if o == ticket.Done {
+			i.end(ticket.Dead, err)
+		} else {
+			i.end(o, err)
+		}
+		s.drop(i.id)
+	}
+	s.side.sessionEnd(o)
+	s.log.Info("kv session over", "outcome", string(o), "tickets", len(all), "why", err)
+}
+
+// post queues a control message; it never blocks.
+func (s *Session) post(m message) {
+	select {
+	case s.out <- m:
+	default:
+		s.fail(ticket.Dead, errStalled)
+	}
+}
+
+// touch puts the idle timeout off.
+func (s *Session) touch() {
+	s.mu.Lock()
+	s.used = time.Now()
+	s.mu.Unlock()
+}
+
+func (s *Session) find(id uint64) *Incoming {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.tickets[id]
+}
+
+func (s *Session) drop(id uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.tickets, id)
+	s.used = time.Now()
+}
+
+// TicketSpec is what a receiver asks for.
+type TicketSpec struct {
+	Link      ticket.Link
+	RequestID string
+	Tokens    []int32 // the prompt; may be empty when LeaseID names it
+	Positions int     // positions to move, from 0; 0 means len(Tokens)
+	First     []byte  // opaque to kvconn: how to sample the first token(s)
+	Dest      []Dest  // blocks for positions 0..Positions-1, in order
+	// Have tells which Dest blocks already hold their rows: nil, or one entry
+	// a block. A partly filled last block always moves and must be false.
+	Have []bool
+	// Stored resumes a former ticket: units that its Incoming.Stored reported,
+	// of the same positions in the same Dest blocks.
+	Stored   UnitSet
+	LeaseID  string    // foreign exchange: names the kept blocks; "" is native
+	Deadline time.Time // zero: Config.TicketTimeout from now
+	Sink     Sink
+}
+
+// Dest is one destination block: its id in the receiver's pool and the
+// generation under which the receiver holds it.
+type Dest struct {
+	Block      int32
+	Generation uint32
+}
+
+// Request sends a ticket. It does not wait for the answer: Incoming.Wait does.
+// The error is an *Error: Dead when the session is over, NoSpace when the peer
+// drains or MaxTickets are under way, Refused when the spec is not in order.
+// The slices of spec must not change until the ticket is over.
+func (s *Session) Request(ctx context.Context, spec TicketSpec) (*Incoming, error) {
+	refuse := func(o ticket.Outcome, err error) (*Incoming, error) {
+		return nil, &Error{"request", s.peer.PeerID, PhaseTicket, o, err}
+	}
+	if err := ctx.Err(); err != nil {
+		return refuse(ticket.Cancelled, err)
+	}
+	now := time.Now()
+	if spec.Positions == 0 {
+		spec.Positions = len(spec.Tokens)
+	}
+	if spec.Deadline.IsZero() {
+		spec.Deadline = now.Add(s.cfg.TicketTimeout)
+	}
+	left := spec.Deadline.Sub(now)
+	if left <= 0 {
+		return refuse(ticket.Late, errDeadline)
+	}
+	i, m, err := newIncoming(s, spec)
+	if err != nil {
+		return refuse(ticket.Refused, err)
+	}
+	m.DeadlineMS = uint32(min(max(left.Milliseconds(), 1), math.MaxUint32))
+	rand.Read(m.Secret[:]) // never fails (crypto/rand)
+
+	s.mu.Lock()
+	var o ticket.Outcome
+	switch {
+	case s.err != nil:
+		o, err = s.err.Outcome, s.err.Err
+	case s.draining:
+		o, err = ticket.NoSpace, errDraining
+	case len(s.tickets) >= s.cfg.MaxTickets:
+		o, err = ticket.NoSpace, fmt.Errorf("%d tickets are under way", len(s.tickets))
+	default:
+		s.lastID++
+		i.id, m.ID, s.used = s.lastID, s.lastID, now
+		i.tag = unitTag(m.Secret, s.key, m.ID)
+		s.tickets[i.id] = i
+		s.side.active.Inc()
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return refuse(o, err)
+	}
+	s.post(m)
+	return i, nil
+}
+
+// readControl handles what the sender says until the connection ends.
+func (s *Session) readControl() {
+	for {
+		typ, body, err := s.ctl.next()
+		if err == nil {
+			err = s.onControl(typ, body)
+		}
+		if err != nil {
+			s.fail(classify(err), fmt.Errorf("control: %w", err))
+			return
+		}
+	}
+}
+
+func (s *Session) onControl(typ frameType, body []byte) error {
+	bad := func(err error) error { return &wireError{err} }
+	switch typ {
+	case typePong:
+		return nil
+	case typeGoaway:
+		s.mu.Lock()
+		s.draining = true
+		s.mu.Unlock()
+		return nil
+	case typeAccepted, typeRevokeAck:
+		n, err := decodeNote(typ, body)
+		if err != nil {
+			return bad(err)
+		}
+		if i := s.find(n.ID); i != nil && typ == typeAccepted {
+			i.onAccepted()
+		} else if i != nil {
+			i.onRevokeAck()
+		}
+		return nil
+	case typeCommit:
+		m, err := decodeCommit(body)
+		if err != nil {
+			return bad(err)
+		}
+		if i := s.find(m.ID); i != nil {
+			i.onCommit(m)
+		}
+		return nil
+	case typeFailed:
+		m, err := decodeFailed(body)
+		if err != nil {
+			return bad(err)
+		}
+		if i := s.find(m.ID); i != nil {
+			i.onFailed(m)
+		}
+		return nil
+	}
+	return bad(fmt.Errorf("frame type %d on a receiver's control connection", typ))
+}
+
+// readBulk stores units until the connection ends.
+func (s *Session) readBulk(n int, f *frameConn) {
+	var sums []uint64
+	for {
+		typ, body, err := f.next()
+		if err == nil {
+			switch typ {
+			case typeUnit:
+				var u unitHead
+				var rows []byte
+				if u, sums, rows, err = decodeUnit(body, sums[:0]); err == nil {
+					s.onUnit(&u, sums, rows)
+				}
+			case typeSent:
+				var m *sent
+				if m, err = decodeSent(body); err == nil {
+					s.onSent(m, n)
+				}
+			case typeBeat:
+			default:
+				err = fmt.Errorf("frame type %d on a bulk connection", typ)
+			}
+			if err != nil {
+				err = &wireError{err}
+			}
+		}
+		if err != nil {
+			s.fail(classify(err), fmt.Errorf("bulk: %w", err))
+			return
+		}
+	}
+}
+
+func (s *Session) onUnit(u *unitHead, digests []uint64, rows []byte) {
+	reason := "unknown"
+	if i := s.find(u.Ticket); i != nil {
+		reason = "tag"
+		if u.Tag == i.tag {
+			reason = i.store(u, digests, rows)
+		}
+	}
+	if reason != "" {
+		s.m.stale.WithLabelValues(reason).Inc()
+	}
+}
+
+func (s *Session) onSent(m *sent, conn int) {
+	if i := s.find(m.ID); i != nil && i.tag == m.Tag {
+		i.onSent(m.Round, conn)
+	}
+}
+
+// writeControl sends queued messages and pings, and keeps the tickets' time.
+func (s *Session) writeControl() {
+	tick := time.NewTicker(s.cfg.KeepAlive)
+	defer tick.Stop()
+	for {
+		var err error
+		select {
+		case <-s.ctx.Done():
+			return
+		case m := <-s.out:
+			err = s.ctl.send(m)
+		case now := <-tick.C:
+			if s.keepTime(now) {
+				s.fail(ticket.Done, errors.New("idle"))
+				return
+			}
+			err = s.ctl.send(bare(typePing))
+		}
+		if err != nil {
+			s.fail(classify(err), fmt.Errorf("control: %w", err))
+			return
+		}
+	}
+}
+
+// keepTime applies the deadlines; it reports whether the session is idle for
+// too long.
+func (s *Session) keepTime(now time.Time) bool {
+	s.mu.Lock()
+	idle := len(s.tickets) == 0 && now.Sub(s.used) > s.cfg.IdleTimeout
+	all := make([]*Incoming, 0, len(s.tickets))
+	for _, i := range s.tickets {
+		all = append(all, i)
+	}
+	s.mu.Unlock()
+	for _, i := range all {
+		i.keepTime(now)
+	}
+	return idle
+}
+
+func (s *Session) ledger() []Entry {
+	s.mu.Lock()
+	all := make([]*Incoming, 0, len(s.tickets))
+	for _, i := range s.tickets {
+		all = append(all, i)
+	}
+	s.mu.Unlock()
+	out := make([]Entry, len(all))
+	for n, i := range all {
+		out[n] = i.entry()
+	}
+	return out
+}

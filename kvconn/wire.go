@@ -1,0 +1,204 @@
+package kvconn
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+)
+
+// frameType is the second byte of every frame.
+type frameType uint8
+
+// Frame types. R is the receiver, S the sender.
+const (
+	typeHello  frameType = 1 // both ways, first frame of a control connection
+	typeRefuse frameType = 2 // both ways, instead of hello, ready or bound
+	typeReady  frameType = 3 // R to S: the session may start
+	typeBind   frameType = 4 // R to S, first frame of a bulk connection
+	typeBound  frameType = 5 // S to R
+
+	typeTicket   frameType = 16 // R to S, control
+	typeRevoke   frameType = 17
+	typeResend   frameType = 18
+	typeReceived frameType = 19
+	typePing     frameType = 20
+
+	typeAccepted  frameType = 32 // S to R, control
+	typeCommit    frameType = 33
+	typeFailed    frameType = 34
+	typeRevokeAck frameType = 35
+	typePong      frameType = 36
+	typeGoaway    frameType = 37
+
+	typeUnit frameType = 48 // S to R, bulk
+	typeSent frameType = 49
+	typeBeat frameType = 50
+)
+
+// A frame is a header, then length bytes of body, little-endian throughout:
+//
+//	0  version u8 | 1 type u8 | 2 flags u16 (zero) | 4 length u32 | 8 seq u32 | 12 crc u32
+//
+// seq counts the frames of one direction of one connection from 0. crc is
+// CRC-32C over bytes 0..11 and the body; of a unit, over bytes 0..11 and the
+// unit's head, because its rows have digests of their own.
+const headerSize = 16
+
+// Bounds of what a peer may send. They are checked before any allocation.
+const (
+	maxSmallBody = 64 << 10 // every frame but the three below
+	maxLargeBody = 80 << 20 // ticket, resend, commit
+	maxString    = 4096     // bytes of any one string
+	maxPayload   = 16 << 20 // Ticket.First, Commit.Payload
+	maxPositions = 1 << 22  // tokens, and so blocks, of one ticket
+	maxUnits     = 1 << 23  // layers x blocks of one ticket
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+type header struct {
+	version uint8
+	typ     frameType
+	length  uint32
+	seq     uint32
+	crc     uint32
+}
+
+// maxBody is the largest body a frame of this type may have; unit is the
+// session's bound for units.
+func (t frameType) maxBody(unit int) int {
+	switch t {
+	case typeTicket, typeResend, typeCommit:
+		return maxLargeBody
+	case typeUnit:
+		return unit
+	}
+	return maxSmallBody
+}
+
+var (
+	errFlags   = errors.New("frame: reserved flags are set")
+	errTrunc   = errors.New("truncated")
+	errTrail   = errors.New("trailing bytes")
+	errSum     = errors.New("frame: checksum mismatch")
+	errVersion = errors.New("frame: wrong version")
+)
+
+// beginFrame appends a header to be filled in by endFrame.
+func beginFrame(b []byte, version uint8, t frameType) []byte {
+	return append(b, version, byte(t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+}
+
+// endFrame completes the frame that starts at b[at] and ends at the end of b.
+func endFrame(b []byte, at int, seq uint32) {
+	f := b[at:]
+	binary.LittleEndian.PutUint32(f[4:], uint32(len(f)-headerSize))
+	binary.LittleEndian.PutUint32(f[8:], seq)
+	binary.LittleEndian.PutUint32(f[12:], frameSum(f[:headerSize], f[headerSize:]))
+}
+
+func frameSum(head, body []byte) uint32 {
+	if frameType(head[1]) == typeUnit {
+		body = body[:min(len(body), unitHeadSize)]
+	}
+	return crc32.Update(crc32.Checksum(head[:12], castagnoli), castagnoli, body)
+}
+
+// parseHeader reads headerSize bytes. It does not check the sum: the body is
+// not there yet.
+func parseHeader(b []byte, version uint8, maxUnit int) (header, error) {
+	h := header{
+		version: b[0],
+		typ:     frameType(b[1]),
+		length:  binary.LittleEndian.Uint32(b[4:]),
+		seq:     binary.LittleEndian.Uint32(b[8:]),
+		crc:     binary.LittleEndian.Uint32(b[12:]),
+	}
+	if h.version != version {
+		return h, fmt.Errorf("%w: %d, agreed on %d", errVersion, h.version, version)
+	}
+	if binary.LittleEndian.Uint16(b[2:]) != 0 {
+		return h, errFlags
+	}
+	if max := h.typ.maxBody(maxUnit); int64(h.length) > int64(max) {
+		return h, fmt.Errorf("frame: type %d of %d bytes, at most %d", h.typ, h.length, max)
+	}
+	return h, nil
+}
+
+// cursor reads a body. After the first failure everything it returns is zero.
+type cursor struct {
+	b   []byte
+	err error
+}
+
+func (c *cursor) take(n int) []byte {
+	if c.err != nil || n > len(c.b) {
+		if c.err == nil {
+			c.err = errTrunc
+		}
+		return nil
+	}
+	v := c.b[:n]
+	c.b = c.b[n:]
+	return v
+}
+
+func (c *cursor) u8() uint8 {
+	if v := c.take(1); v != nil {
+		return v[0]
+	}
+	return 0
+}
+
+func (c *cursor) u32() uint32 {
+	if v := c.take(4); v != nil {
+		return binary.LittleEndian.Uint32(v)
+	}
+	return 0
+}
+
+func (c *cursor) u64() uint64 {
+	if v := c.take(8); v != nil {
+		return binary.LittleEndian.Uint64(v)
+	}
+	return 0
+}
+
+func (c *cursor) key() (k [16]byte) {
+	copy(k[:], c.take(16))
+	return k
+}
+
+// count reads a u32 element count and checks it against max and against the
+// bytes that are there, so that no count allocates more than its frame holds.
+func (c *cursor) count(elem, max int) int {
+	n := int64(c.u32())
+	if c.err == nil && (n > int64(max) || n*int64(elem) > int64(len(c.b))) {
+		c.err = fmt.Errorf("count %d: %w", n, errTrunc)
+	}
+	if c.err != nil {
+		return 0
+	}
+	return int(n)
+}
+
+func (c *cursor) str() string { return string(c.take(c.count(1, maxString))) }
+
+// blob copies, because bodies live in reused buffers. An empty one is nil.
+func (c *cursor) blob(max int) []byte {
+	return append([]byte(nil), c.take(c.count(1, max))...)
+}
+
+func (c *cursor) end() error {
+	if c.err == nil && len(c.b) > 0 {
+		return errTrail
+	}
+	return c.err
+}
+
+func putU32(b []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(b, v) }
+func putU64(b []byte, v uint64) []byte { return binary.LittleEndian.AppendUint64(b, v) }
+func putStr(b []byte, s string) []byte { return append(putU32(b, uint32(len(s))), s...) }
+func putBlob(b, v []byte) []byte       { return append(putU32(b, uint32(len(v))), v...) }
