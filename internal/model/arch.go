@@ -10,19 +10,19 @@ import (
 	"strings"
 )
 
-// want is one tensor that an architecture needs.
-type want struct {
-	name  string // Hugging Face name
-	shape []int
+// TensorSpec is one tensor that an architecture needs.
+type TensorSpec struct {
+	Name  string // Hugging Face name
+	Shape []int
 }
 
-// wants lists every tensor of c's architecture, in forward order.
-func (c *Config) wants() []want {
+// Tensors lists every tensor of c's architecture, in forward order.
+func (c *Config) Tensors() []TensorSpec {
 	q, kv := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim
-	ws := []want{{"model.embed_tokens.weight", []int{c.Vocab, c.Hidden}}}
+	ws := []TensorSpec{{"model.embed_tokens.weight", []int{c.Vocab, c.Hidden}}}
 	for l := range c.Layers {
 		add := func(name string, shape ...int) {
-			ws = append(ws, want{"model.layers." + strconv.Itoa(l) + "." + name, shape})
+			ws = append(ws, TensorSpec{"model.layers." + strconv.Itoa(l) + "." + name, shape})
 		}
 		add("input_layernorm.weight", c.Hidden)
 		add("self_attn.q_proj.weight", q, c.Hidden)
@@ -43,9 +43,9 @@ func (c *Config) wants() []want {
 		add("mlp.up_proj.weight", c.Intermediate, c.Hidden)
 		add("mlp.down_proj.weight", c.Hidden, c.Intermediate)
 	}
-	ws = append(ws, want{"model.norm.weight", []int{c.Hidden}})
+	ws = append(ws, TensorSpec{"model.norm.weight", []int{c.Hidden}})
 	if !c.TiedHead {
-		ws = append(ws, want{"lm_head.weight", []int{c.Vocab, c.Hidden}})
+		ws = append(ws, TensorSpec{"lm_head.weight", []int{c.Vocab, c.Hidden}})
 	}
 	return ws
 }
@@ -62,17 +62,17 @@ type stored struct {
 // them computes something else.
 func (c *Config) choose(source string, have map[string]stored) (map[string]entry, error) {
 	out := make(map[string]entry)
-	for _, w := range c.wants() {
-		s, ok := have[w.name]
+	for _, w := range c.Tensors() {
+		s, ok := have[w.Name]
 		switch {
 		case !ok:
-			return nil, fmt.Errorf("%s: tensor %s is missing", source, w.name)
+			return nil, fmt.Errorf("%s: tensor %s is missing", source, w.Name)
 		case s.why != "":
-			return nil, fmt.Errorf("%s: tensor %s: %s", s.file, w.name, s.why)
-		case !slices.Equal(s.shape, w.shape):
-			return nil, fmt.Errorf("%s: tensor %s has shape %v, the configuration needs %v", s.file, w.name, s.shape, w.shape)
+			return nil, fmt.Errorf("%s: tensor %s: %s", s.file, w.Name, s.why)
+		case !slices.Equal(s.shape, w.Shape):
+			return nil, fmt.Errorf("%s: tensor %s has shape %v, the configuration needs %v", s.file, w.Name, s.shape, w.Shape)
 		}
-		out[w.name] = s.entry
+		out[w.Name] = s.entry
 	}
 	for _, name := range slices.Sorted(maps.Keys(have)) {
 		if _, ok := out[name]; ok || !strings.HasPrefix(name, "model.layers.") || harmless.MatchString(name) {

@@ -22,8 +22,8 @@ import (
 type job struct {
 	commit, name string
 	etag         string // set by head: the blob's name
-	size         int64  // set by head; 0 when the hub does not say
-	sized        bool
+	size         int64  // set by head; 0 when the hub does not state it
+	sized        bool   // it did
 }
 
 var (
@@ -33,7 +33,7 @@ var (
 )
 
 func (h *hub) url(j *job) *url.URL {
-	return h.endpoint.JoinPath(h.owner, h.name, "resolve", j.commit, j.name)
+	return h.endpoint.JoinPath(h.owner, h.name, "resolve", j.commit, url.PathEscape(j.name))
 }
 
 // head asks for the file's checksum and size.
@@ -120,8 +120,7 @@ func (h *hub) fill(ctx context.Context, j *job, part string, meter *meter) (resu
 		return false, err
 	}
 	d := &fileDownload{job: j, f: f, meter: meter}
-	if !j.sized || have > j.size {
-		// Without a size nothing tells a finished file from a cut one.
+	if have > j.size { // also where no size is stated: size is 0 then
 		if err := f.Truncate(0); err != nil {
 			return false, err
 		}
@@ -130,10 +129,7 @@ func (h *hub) fill(ctx context.Context, j *job, part string, meter *meter) (resu
 	if d.have, resumed = have, have > 0; resumed {
 		meter.add(have)
 	}
-	for first := true; first || d.have < j.size; first = false {
-		if j.sized && d.have == j.size {
-			break
-		}
+	if !j.sized || d.have < j.size {
 		if err := h.retry(ctx, false, func() (bool, error) { return h.pull(ctx, d) }); err != nil {
 			return resumed, err
 		}

@@ -1,0 +1,111 @@
+package model_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/modeltest"
+)
+
+// The embedded model's fingerprint is part of what peers compare: it changes
+// only with a new fingerprintMagic.
+func TestFingerprintIsStable(t *testing.T) {
+	const want = "b11084bb12b24b59a5880849cf3b6389c111cf89c17147059668107ec3b7ea96"
+	if m := open(t, ""); m.Fingerprint != want {
+		t.Errorf("fingerprint %s, want %s", m.Fingerprint, want)
+	}
+}
+
+func TestFingerprintTellsModelsApart(t *testing.T) {
+	c := modeltest.Tiny("llama")
+	other := c
+	other.RopeTheta = 20000
+	seen := map[string]string{}
+	f := func(name, dir string) {
+		fp := open(t, dir).Fingerprint
+		if twin, ok := seen[fp]; ok {
+			t.Errorf("%s has the fingerprint of %s", name, twin)
+		}
+		seen[fp] = name
+	}
+	f("first", writeHF(t, c, modeltest.HFOptions{Seed: 1}))
+	f("other weights", writeHF(t, c, modeltest.HFOptions{Seed: 2}))
+	f("other dtype", writeHF(t, c, modeltest.HFOptions{Seed: 1, DType: model.BF16}))
+	f("other configuration", writeHF(t, other, modeltest.HFOptions{Seed: 1}))
+	again := open(t, writeHF(t, c, modeltest.HFOptions{Seed: 1, Shards: 4})).Fingerprint
+	if seen[again] != "first" {
+		t.Error("shards change the fingerprint")
+	}
+}
+
+func TestFingerprintCache(t *testing.T) {
+	dir, cache := writeHF(t, modeltest.Tiny("llama"), modeltest.HFOptions{}), t.TempDir()
+	weights := filepath.Join(dir, "model.safetensors")
+	age := func(d time.Duration) {
+		t.Helper()
+		when := time.Now().Add(-d)
+		if err := os.Chtimes(weights, when, when); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// load opens the model and tells whether its weights were read.
+	load := func() (fp string, read bool) {
+		t.Helper()
+		m, err := model.Open(t.Context(), dir, model.Options{CacheDir: cache, Progress: func(p model.Progress) {
+			if p.Phase != "fingerprint" || p.Done > p.Total {
+				t.Errorf("progress %+v", p)
+			}
+			read = true
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		return m.Fingerprint, read
+	}
+	f := func(name, want string, wantRead bool) string {
+		t.Helper()
+		fp, read := load()
+		if read != wantRead || (want != "" && fp != want) {
+			t.Errorf("%s: weights read %v, fingerprint %s", name, read, fp)
+		}
+		return fp
+	}
+	age(0)
+	fp := f("first", "", true)
+	f("fresh files are not remembered", fp, true)
+	age(time.Hour)
+	f("old files", fp, true)
+	f("remembered", fp, false)
+	age(2 * time.Hour)
+	f("other time", fp, true)
+	f("remembered again", fp, false)
+	files, err := filepath.Glob(filepath.Join(cache, "fingerprints", "*"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("cache files %v, %v", files, err)
+	}
+	for _, bad := range []string{"", "{", `{"state":"x","fingerprint":"y"}`, "\x00\x01"} {
+		if err := os.WriteFile(files[0], []byte(bad), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		f("corrupt cache", fp, true)
+	}
+	b, err := os.ReadFile(weights)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)-1] ^= 1
+	if err := os.WriteFile(weights, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if changed, read := load(); !read || changed == fp {
+		t.Error("changed weights are not noticed")
+	}
+	// A cache that cannot be written is no reason to fail.
+	age(time.Hour)
+	cache = filepath.Join(weights, "no-directory")
+	f("no cache", "", true)
+}

@@ -1,0 +1,223 @@
+package modeltest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/xpyd/xpyd/internal/model"
+)
+
+// GGUFOptions say how WriteGGUF writes.
+type GGUFOptions struct {
+	Seed uint64
+	// Type of the matrices: "F32" (also ""), "F16", "BF16", "Q8_0", "Q4_0".
+	// Norms and biases are F32.
+	Type string
+	// Meta holds more keys, such as tokenizer.ggml.tokens: see GGUF.Meta.
+	Meta map[string]any
+}
+
+// WriteGGUF writes a model with c's shape, in memory first: for small shapes.
+func WriteGGUF(path string, c model.Config, o GGUFOptions) error {
+	b, err := ModelGGUF(c, o).Encode()
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, b, 0o644)
+}
+
+// GGUF is a file to be written. Supported Meta values: bool, uint8, int8,
+// uint16, int16, uint32, int32, uint64, int64, float32, float64, string, and
+// []string, []int32, []uint32, []float32, []any (of one type).
+type GGUF struct {
+	Version uint32 // 0 means 3
+	Meta    map[string]any
+	Tensors []GGUFTensor
+}
+
+// GGUFTensor is one tensor, its data as it is stored.
+type GGUFTensor struct {
+	Name   string
+	Dims   []uint64 // fastest first
+	Type   uint32   // ggml type
+	Data   []byte
+	Offset *uint64 // nil: placed one after the other
+}
+
+// ModelGGUF is the file of a model with c's shape.
+func ModelGGUF(c model.Config, o GGUFOptions) GGUF {
+	a := c.ModelType
+	g := GGUF{Meta: map[string]any{
+		"general.architecture": a, "general.alignment": uint32(32),
+		a + ".block_count": uint32(c.Layers), a + ".context_length": uint32(c.MaxPositions),
+		a + ".embedding_length": uint32(c.Hidden), a + ".feed_forward_length": uint32(c.Intermediate),
+		a + ".attention.head_count": uint32(c.Heads), a + ".attention.head_count_kv": uint32(c.KVHeads),
+		a + ".attention.key_length": uint32(c.HeadDim), a + ".attention.value_length": uint32(c.HeadDim),
+		a + ".attention.layer_norm_rms_epsilon": c.NormEps, a + ".rope.freq_base": float32(c.RopeTheta),
+	}}
+	if len(c.BOS) > 0 {
+		g.Meta["tokenizer.ggml.bos_token_id"] = uint32(c.BOS[0])
+	}
+	if len(c.EOS) > 0 {
+		g.Meta["tokenizer.ggml.eos_token_id"] = uint32(c.EOS[0])
+	}
+	maps.Copy(g.Meta, o.Meta)
+	for _, s := range c.Tensors() {
+		v := Values(o.Seed, s.Name, s.Shape)
+		t := GGUFTensor{Name: ggufName(s.Name)}
+		if a == "llama" && (strings.Contains(s.Name, ".q_proj.") || strings.Contains(s.Name, ".k_proj.")) {
+			v = interleave(v, s.Shape[0], c.HeadDim)
+		}
+		for _, d := range slices.Backward(s.Shape) {
+			t.Dims = append(t.Dims, uint64(d))
+		}
+		kind := o.Type
+		if len(s.Shape) == 1 {
+			kind = "F32"
+		}
+		switch kind {
+		case "F16":
+			t.Type, t.Data = 1, encode(nil, v, model.F16)
+		case "BF16":
+			t.Type, t.Data = 30, encode(nil, v, model.BF16)
+		case "Q8_0":
+			t.Type, t.Data = 8, quantise(v, kind)
+		case "Q4_0":
+			t.Type, t.Data = 2, quantise(v, kind)
+		default:
+			t.Data = encode(nil, v, model.F32)
+		}
+		g.Tensors = append(g.Tensors, t)
+	}
+	if n := len(c.RopeFreqFactors); n > 0 {
+		g.Tensors = append(g.Tensors, GGUFTensor{Name: "rope_freqs.weight", Dims: []uint64{uint64(n)}, Data: encode(nil, c.RopeFreqFactors, model.F32)})
+	}
+	return g
+}
+
+// interleave puts the two halves of each head's rows side by side, as
+// llama.cpp's converter does: stored row 2i+s is row i+s*dim/2.
+func interleave(v []float32, rows, dim int) []float32 {
+	out := make([]float32, 0, len(v))
+	in := len(v) / rows
+	for r := range rows {
+		head, at := r/dim, r%dim
+		src := head*dim + at/2 + at%2*(dim/2)
+		out = append(out, v[src*in:][:in]...)
+	}
+	return out
+}
+
+func ggufName(hf string) string {
+	return strings.NewReplacer("model.layers.", "blk.", "model.embed_tokens", "token_embd", "model.norm", "output_norm",
+		"lm_head", "output", "input_layernorm", "attn_norm", "post_attention_layernorm", "ffn_norm", "self_attn.q_norm", "attn_q_norm",
+		"self_attn.k_norm", "attn_k_norm", "self_attn.q_proj", "attn_q", "self_attn.k_proj", "attn_k", "self_attn.v_proj", "attn_v",
+		"self_attn.o_proj", "attn_output", "mlp.gate_proj", "ffn_gate", "mlp.up_proj", "ffn_up", "mlp.down_proj", "ffn_down").Replace(hf)
+}
+
+// Encode renders the file. Keys are written in order of their names.
+func (g GGUF) Encode() ([]byte, error) {
+	le := binary.LittleEndian
+	version := g.Version
+	if version == 0 {
+		version = 3
+	}
+	b := le.AppendUint32([]byte("GGUF"), version)
+	b = le.AppendUint64(b, uint64(len(g.Tensors)))
+	b = le.AppendUint64(b, uint64(len(g.Meta)))
+	for _, k := range slices.Sorted(maps.Keys(g.Meta)) {
+		kind, v, err := ggufValue(g.Meta[k])
+		if err != nil {
+			return nil, fmt.Errorf("key %s: %w", k, err)
+		}
+		b = append(le.AppendUint32(append(le.AppendUint64(b, uint64(len(k))), k...), kind), v...)
+	}
+	align := uint64(32)
+	if a, ok := g.Meta["general.alignment"].(uint32); ok {
+		align = uint64(a)
+	}
+	var data []byte
+	pad := func(b []byte) []byte { return append(b, make([]byte, (align-uint64(len(b))%align)%align)...) }
+	for _, t := range g.Tensors {
+		data = pad(data)
+		at := uint64(len(data))
+		if t.Offset != nil {
+			at = *t.Offset
+		}
+		b = append(le.AppendUint64(b, uint64(len(t.Name))), t.Name...)
+		b = le.AppendUint32(b, uint32(len(t.Dims)))
+		for _, d := range t.Dims {
+			b = le.AppendUint64(b, d)
+		}
+		b = le.AppendUint64(le.AppendUint32(b, t.Type), at)
+		data = append(data, t.Data...)
+	}
+	return append(pad(b), data...), nil
+}
+
+// ggufValue returns the type id and the bytes of one value.
+func ggufValue(v any) (uint32, []byte, error) {
+	le := binary.LittleEndian
+	switch v := v.(type) {
+	case uint8:
+		return 0, []byte{v}, nil
+	case int8:
+		return 1, []byte{byte(v)}, nil
+	case uint16:
+		return 2, le.AppendUint16(nil, v), nil
+	case int16:
+		return 3, le.AppendUint16(nil, uint16(v)), nil
+	case uint32:
+		return 4, le.AppendUint32(nil, v), nil
+	case int32:
+		return 5, le.AppendUint32(nil, uint32(v)), nil
+	case float32:
+		return 6, le.AppendUint32(nil, math.Float32bits(v)), nil
+	case bool:
+		if v {
+			return 7, []byte{1}, nil
+		}
+		return 7, []byte{0}, nil
+	case string:
+		return 8, append(le.AppendUint64(nil, uint64(len(v))), v...), nil
+	case uint64:
+		return 10, le.AppendUint64(nil, v), nil
+	case int64:
+		return 11, le.AppendUint64(nil, uint64(v)), nil
+	case float64:
+		return 12, le.AppendUint64(nil, math.Float64bits(v)), nil
+	case []string:
+		return ggufArray(v, 8)
+	case []int32:
+		return ggufArray(v, 5)
+	case []uint32:
+		return ggufArray(v, 4)
+	case []float32:
+		return ggufArray(v, 6)
+	case []any:
+		return ggufArray(v, 0)
+	}
+	return 0, nil, fmt.Errorf("type %T is not supported", v)
+}
+
+// ggufArray encodes a list; kind is the type of an empty one's elements.
+func ggufArray[T any](list []T, kind uint32) (uint32, []byte, error) {
+	var body []byte
+	for i, x := range list {
+		k, b, err := ggufValue(x)
+		if err != nil {
+			return 0, nil, err
+		}
+		if i > 0 && k != kind {
+			return 0, nil, fmt.Errorf("array of type %d holds type %d", kind, k)
+		}
+		kind, body = k, append(body, b...)
+	}
+	head := binary.LittleEndian.AppendUint32(nil, kind)
+	return 9, append(binary.LittleEndian.AppendUint64(head, uint64(len(list))), body...), nil
+}

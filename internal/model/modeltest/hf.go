@@ -1,0 +1,136 @@
+package modeltest
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/xpyd/xpyd/internal/model"
+)
+
+// HFOptions say how WriteHF writes.
+type HFOptions struct {
+	Seed   uint64
+	DType  model.DType       // of every tensor
+	Shards int               // > 1: that many files and an index
+	Files  map[string][]byte // more files, such as tokenizer.json
+}
+
+// WriteHF makes dir a Hugging Face directory of a model with c's shape. One
+// tensor at a time is in memory.
+func WriteHF(dir string, c model.Config, o HFOptions) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	cfg, err := json.MarshalIndent(ConfigJSON(c, o.DType), "", "  ")
+	if err != nil {
+		return err
+	}
+	files := map[string][]byte{"config.json": cfg}
+	for name, b := range o.Files {
+		files[name] = b
+	}
+	specs, shards := c.Tensors(), max(1, o.Shards)
+	owner := map[string]string{}
+	for s := range shards {
+		name := "model.safetensors"
+		if shards > 1 {
+			name = fmt.Sprintf("model-%05d-of-%05d.safetensors", s+1, shards)
+		}
+		part := specs[len(specs)*s/shards : len(specs)*(s+1)/shards]
+		if err := writeSafetensors(filepath.Join(dir, name), part, o); err != nil {
+			return err
+		}
+		for _, sp := range part {
+			owner[sp.Name] = name
+		}
+	}
+	if shards > 1 {
+		b, err := json.Marshal(map[string]any{"metadata": map[string]any{}, "weight_map": owner})
+		if err != nil {
+			return err
+		}
+		files["model.safetensors.index.json"] = b
+	}
+	for name, b := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), b, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeSafetensors(path string, specs []model.TensorSpec, o HFOptions) (err error) {
+	header, at := map[string]any{"__metadata__": map[string]string{"format": "pt"}}, 0
+	dtype := map[model.DType]string{model.F32: "F32", model.F16: "F16", model.BF16: "BF16"}[o.DType]
+	for _, s := range specs {
+		n := o.DType.Bytes()
+		for _, d := range s.Shape {
+			n *= d
+		}
+		header[s.Name] = map[string]any{"dtype": dtype, "shape": s.Shape, "data_offsets": []int{at, at + n}}
+		at += n
+	}
+	h, err := json.Marshal(header)
+	if err != nil {
+		return err
+	}
+	for len(h)%8 != 0 {
+		h = append(h, ' ')
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := f.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	w := bufio.NewWriterSize(f, 1<<20)
+	w.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(h))))
+	w.Write(h)
+	var buf []byte
+	for _, s := range specs {
+		buf = encode(buf[:0], Values(o.Seed, s.Name, s.Shape), o.DType)
+		w.Write(buf)
+	}
+	return w.Flush()
+}
+
+// ConfigJSON is c as the object of a config.json.
+func ConfigJSON(c model.Config, d model.DType) map[string]any {
+	class := map[string]string{"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[c.ModelType]
+	j := map[string]any{
+		"architectures": []string{class + "ForCausalLM"}, "model_type": c.ModelType, "hidden_act": "silu",
+		"torch_dtype":       map[model.DType]string{model.F32: "float32", model.F16: "float16", model.BF16: "bfloat16"}[d],
+		"num_hidden_layers": c.Layers, "hidden_size": c.Hidden, "intermediate_size": c.Intermediate,
+		"num_attention_heads": c.Heads, "num_key_value_heads": c.KVHeads, "head_dim": c.HeadDim,
+		"vocab_size": c.Vocab, "max_position_embeddings": c.MaxPositions, "rms_norm_eps": c.NormEps,
+		"rope_theta": c.RopeTheta, "tie_word_embeddings": c.TiedHead, "attention_bias": c.QKVBias && c.ModelType != "qwen2",
+	}
+	if len(c.BOS) > 0 {
+		j["bos_token_id"] = c.BOS[0]
+	}
+	if len(c.EOS) > 0 {
+		j["eos_token_id"] = c.EOS
+	}
+	if r := c.Rope; r.Kind != "" {
+		s := map[string]any{"rope_type": r.Kind, "factor": r.Factor}
+		for k, v := range map[string]float64{"low_freq_factor": r.LowFreqFactor, "high_freq_factor": r.HighFreqFactor,
+			"original_max_position_embeddings": float64(r.OriginalMaxPos), "attention_factor": r.AttentionFactor,
+			"beta_fast": r.BetaFast, "beta_slow": r.BetaSlow, "mscale": r.MScale, "mscale_all_dim": r.MScaleAllDim} {
+			if v != 0 {
+				s[k] = v
+			}
+		}
+		if r.NoTruncate {
+			s["truncate"] = false
+		}
+		j["rope_scaling"] = s
+	}
+	return j
+}

@@ -1,0 +1,245 @@
+package model_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/modeltest"
+)
+
+func open(t *testing.T, ref string) *model.Model {
+	t.Helper()
+	m, err := model.Open(t.Context(), ref, model.Options{CacheDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+func writeHF(t *testing.T, c model.Config, o modeltest.HFOptions) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "my-model")
+	if err := modeltest.WriteHF(dir, c, o); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// floats widens any tensor to float32.
+func floats(t *testing.T, tn model.Tensor) []float32 {
+	t.Helper()
+	var out []float32
+	for b := tn.Data; len(b) > 0; b = b[tn.DType.Bytes():] {
+		switch tn.DType {
+		case model.F32:
+			out = append(out, math.Float32frombits(binary.LittleEndian.Uint32(b)))
+		case model.BF16:
+			out = append(out, math.Float32frombits(uint32(binary.LittleEndian.Uint16(b))<<16))
+		case model.F16:
+			h := binary.LittleEndian.Uint16(b)
+			v := math.Ldexp(float64(h&0x3ff|0x400), int(h>>10&31)-25)
+			if h>>10&31 == 0 {
+				v = math.Ldexp(float64(h&0x3ff), -24)
+			}
+			if h>>15 == 1 {
+				v = -v
+			}
+			out = append(out, float32(v))
+		}
+	}
+	return out
+}
+
+func TestOpenEmbedded(t *testing.T) {
+	m := open(t, "")
+	want := model.Config{
+		ModelType: "llama", Layers: 5, Hidden: 64, Intermediate: 172, Heads: 8, KVHeads: 4, HeadDim: 8, Vocab: 512,
+		MaxPositions: 512, NormEps: 1e-5, RopeTheta: 10000, TiedHead: true, BOS: []int32{1}, EOS: []int32{2},
+	}
+	if !reflect.DeepEqual(m.Config, want) {
+		t.Errorf("config\n%+v, want\n%+v", m.Config, want)
+	}
+	if m.Name != "stories260k" || len(m.Fingerprint) != 64 || len(m.Names()) != 47 {
+		t.Errorf("name %q, fingerprint %q, %d tensors", m.Name, m.Fingerprint, len(m.Names()))
+	}
+	tok, cfg, tmpl := m.TokenizerFiles()
+	if len(tok) == 0 || len(cfg) == 0 || tmpl != nil {
+		t.Errorf("tokenizer files of %d, %d, %d bytes", len(tok), len(cfg), len(tmpl))
+	}
+	if m.GGUFMeta() != nil {
+		t.Error("GGUF metadata without a GGUF file")
+	}
+	if again := open(t, "stories260k"); again.Fingerprint != m.Fingerprint {
+		t.Error("two openings, two fingerprints")
+	}
+}
+
+func TestOpenHF(t *testing.T) {
+	f := func(name string, c model.Config, o modeltest.HFOptions) {
+		t.Run(name, func(t *testing.T) {
+			m := open(t, writeHF(t, c, o))
+			if !reflect.DeepEqual(m.Config, c) {
+				t.Errorf("config\n%+v, want\n%+v", m.Config, c)
+			}
+			if m.Name != "my-model" {
+				t.Errorf("name %q", m.Name)
+			}
+			specs := c.Tensors()
+			if len(specs) != len(m.Names()) {
+				t.Errorf("%d tensors, want %d", len(m.Names()), len(specs))
+			}
+			for _, s := range specs {
+				tn, ok := m.Tensor(s.Name)
+				if !ok || tn.DType != o.DType || !slices.Equal(tn.Shape, s.Shape) {
+					t.Fatalf("%s: %v %v %v", s.Name, ok, tn.DType, tn.Shape)
+				}
+				got, want := floats(t, tn), modeltest.Values(o.Seed, s.Name, s.Shape)
+				for i := range want {
+					tolerance := map[model.DType]float64{model.F16: 1. / 2048, model.BF16: 1. / 256}[o.DType]
+					if math.Abs(float64(got[i]-want[i])) > tolerance*math.Abs(float64(want[i]))+tolerance*1e-4 {
+						t.Fatalf("%s[%d] is %v, want %v", s.Name, i, got[i], want[i])
+					}
+				}
+			}
+		})
+	}
+	f("llama f32", modeltest.Tiny("llama"), modeltest.HFOptions{Seed: 1})
+	f("llama bf16 in shards", modeltest.Tiny("llama"), modeltest.HFOptions{Seed: 2, DType: model.BF16, Shards: 3})
+	f("qwen2 f16", modeltest.Tiny("qwen2"), modeltest.HFOptions{Seed: 3, DType: model.F16})
+	f("qwen3", modeltest.Tiny("qwen3"), modeltest.HFOptions{Seed: 4})
+	biased := modeltest.Tiny("llama")
+	biased.QKVBias = true
+	f("llama with attention bias", biased, modeltest.HFOptions{Seed: 5})
+	scaled := modeltest.Tiny("llama")
+	scaled.Rope = model.RopeScaling{Kind: "llama3", Factor: 32, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPos: 64}
+	f("llama 3 scaling", scaled, modeltest.HFOptions{Seed: 6})
+}
+
+func TestOpenHFFiles(t *testing.T) {
+	m := open(t, writeHF(t, modeltest.Tiny("llama"), modeltest.HFOptions{Files: map[string][]byte{
+		"tokenizer.json": []byte("{}"), "chat_template.jinja": []byte("{{ x }}"),
+		"generation_config.json": []byte(`{"eos_token_id": [2, 9], "temperature": 0.6, "top_k": 20, "top_p": null}`),
+	}}))
+	tok, cfg, tmpl := m.TokenizerFiles()
+	if string(tok) != "{}" || cfg != nil || string(tmpl) != "{{ x }}" {
+		t.Errorf("files %q %q %q", tok, cfg, tmpl)
+	}
+	if !slices.Equal(m.Config.EOS, []int32{2, 9}) {
+		t.Errorf("end ids %v", m.Config.EOS)
+	}
+	g := m.Generation
+	if g.Temperature == nil || *g.Temperature != 0.6 || g.TopK == nil || *g.TopK != 20 || g.TopP != nil {
+		t.Errorf("generation %+v", g)
+	}
+}
+
+func TestOpenSnapshotName(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "models--acme--Tiny-1", "snapshots", strings.Repeat("a", 40))
+	if err := modeltest.WriteHF(dir, modeltest.Tiny("llama"), modeltest.HFOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if m := open(t, dir); m.Name != "acme/Tiny-1" {
+		t.Errorf("name %q", m.Name)
+	}
+}
+
+func TestOpenErrors(t *testing.T) {
+	type files map[string]string // file -> new content; "-" removes it
+	f := func(name, want string, c func(*model.Config), o modeltest.HFOptions, change files) {
+		t.Run(name, func(t *testing.T) {
+			stored := modeltest.Tiny("llama")
+			dir := writeHF(t, stored, o)
+			if c != nil {
+				c(&stored)
+				other := writeHF(t, stored, o)
+				b, err := os.ReadFile(filepath.Join(other, "config.json"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				change = files{"config.json": string(b)}
+			}
+			for name, text := range change {
+				var err error
+				if text == "-" {
+					err = os.Remove(filepath.Join(dir, name))
+				} else {
+					err = os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			_, err := model.Open(t.Context(), dir, model.Options{CacheDir: t.TempDir()})
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, want one with %q", err, want)
+			}
+			if err != nil && !strings.Contains(err.Error(), dir) {
+				t.Errorf("error %v does not name the place", err)
+			}
+		})
+	}
+	sharded := modeltest.HFOptions{Shards: 2}
+	f("no weights", "no .safetensors file", nil, modeltest.HFOptions{}, files{"model.safetensors": "-"})
+	f("no shard", "model-00002-of-00002.safetensors", nil, sharded, files{"model-00002-of-00002.safetensors": "-"})
+	f("empty weights", "model.safetensors: empty file", nil, modeltest.HFOptions{}, files{"model.safetensors": ""})
+	f("cut weights", "model.safetensors: safetensors header", nil, modeltest.HFOptions{}, files{"model.safetensors": "12345678{}"})
+	f("index leads outside", "is not a plain", nil, sharded, files{"model.safetensors.index.json": `{"weight_map":{"a":"../a.safetensors"}}`})
+	f("tensor not in its shard", "model-00001-of-00002.safetensors: tensor a is missing", nil, sharded,
+		files{"model.safetensors.index.json": `{"weight_map":{"a":"model-00001-of-00002.safetensors"}}`})
+	f("missing tensor", "tensor model.layers.0.self_attn.q_norm.weight is missing", func(c *model.Config) { c.ModelType, c.QKNorm = "qwen3", true }, modeltest.HFOptions{}, nil)
+	f("missing bias", "tensor model.layers.0.self_attn.q_proj.bias is missing", func(c *model.Config) { c.QKVBias = true }, modeltest.HFOptions{}, nil)
+	f("wrong shape", "tensor model.embed_tokens.weight has shape [128 64], the configuration needs [127 64]", func(c *model.Config) { c.Vocab-- }, modeltest.HFOptions{}, nil)
+	f("layers beyond", "tensor model.layers.1.input_layernorm.weight has no place", func(c *model.Config) { c.Layers-- }, modeltest.HFOptions{}, nil)
+	f("config cut", "config.json: unexpected end of JSON input", nil, modeltest.HFOptions{}, files{"config.json": "{"})
+	f("generation config", "generation_config.json: token id", nil, modeltest.HFOptions{}, files{"generation_config.json": `{"eos_token_id":"x"}`})
+
+	if _, err := model.Open(t.Context(), "/no/such/dir", model.Options{}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("absent directory: %v", err)
+	}
+	if _, err := model.Open(t.Context(), "acme/tiny", model.Options{}); err == nil || !strings.Contains(err.Error(), "hf:acme/tiny") {
+		t.Errorf("repository without hf: %v", err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "m.gguf"), []byte("GGUF"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := model.Open(t.Context(), dir, model.Options{}); err == nil || !strings.Contains(err.Error(), "m.gguf") {
+		t.Errorf("directory with a GGUF file: %v", err)
+	}
+}
+
+func TestTiedHeadSavedTwice(t *testing.T) {
+	c := modeltest.Tiny("llama") // has lm_head
+	dir := writeHF(t, c, modeltest.HFOptions{})
+	c.TiedHead = true
+	other := writeHF(t, c, modeltest.HFOptions{})
+	if err := os.Rename(filepath.Join(other, "config.json"), filepath.Join(dir, "config.json")); err != nil {
+		t.Fatal(err)
+	}
+	if m := open(t, dir); slices.Contains(m.Names(), "lm_head.weight") {
+		t.Error("a tied model has a head")
+	}
+}
+
+func TestOpenCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := model.Open(ctx, "", model.Options{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+}
