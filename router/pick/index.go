@@ -1,0 +1,152 @@
+package pick
+
+import (
+	"hash/maphash"
+	"slices"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+// Chain is the rolling hash of a prompt's text, block by block: each hash
+// covers everything up to its block's end. Blocks are 256 bytes at first and
+// grow with the position, so that a prompt of 100,000 tokens has about 250.
+type Chain struct {
+	hashes []uint64
+	length int
+}
+
+// blockBytes is the size of the block at an offset.
+func blockBytes(at int) int {
+	switch {
+	case at < 16<<10:
+		return 256
+	case at < 128<<10:
+		return 1 << 10
+	}
+	return 4 << 10
+}
+
+// NewChain hashes text; a trailing part of a block is left out. Seed separates
+// what must not match: models, salts, tools.
+func NewChain(seed maphash.Seed, text []byte, separate ...string) Chain {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	for _, s := range separate {
+		h.WriteString(s)
+		h.WriteByte(0)
+	}
+	c := Chain{length: len(text)}
+	for at := 0; at+blockBytes(at) <= len(text); {
+		next := at + blockBytes(at)
+		h.Write(text[at:next])
+		c.hashes = append(c.hashes, h.Sum64())
+		at = next
+	}
+	return c
+}
+
+// match is how far the prompt's text is known to have gone through a node in
+// a role; one of p and d is set.
+type match struct {
+	p, d  *node
+	bytes int
+}
+
+func (m match) node(role fleet.Role) *node {
+	if role == fleet.Prefill {
+		return m.p
+	}
+	return m.d
+}
+
+// index remembers which pair last served each prefix, least recently used
+// out first. The list is threaded through a slice; slot 0 is its head.
+type index struct {
+	slots map[uint64]int32
+	list  []entry
+	max   int
+}
+
+type entry struct {
+	hash       uint64
+	p, d       *node
+	prev, next int32
+}
+
+// entryBytes is one entry with its share of the map.
+const entryBytes = 40 + 40
+
+func newIndex(budget int) *index {
+	return &index{slots: map[uint64]int32{}, list: make([]entry, 1), max: budget / entryBytes}
+}
+
+func (x *index) bytes() int { return len(x.slots) * entryBytes }
+
+// match returns, for each node on the known part of the chain, how deep it
+// goes: having served a longer prefix implies the shorter ones.
+func (x *index) match(c Chain) ([]match, int) {
+	var out []match
+	deepen := func(m match) {
+		i := slices.IndexFunc(out, func(o match) bool { return o.p == m.p && o.d == m.d })
+		if i >= 0 {
+			out[i].bytes = m.bytes
+		} else if len(out) < 16 {
+			out = append(out, m)
+		}
+	}
+	at := 0
+	for _, h := range c.hashes {
+		i, ok := x.slots[h]
+		if !ok {
+			break
+		}
+		at += blockBytes(at)
+		deepen(match{p: x.list[i].p, bytes: at})
+		deepen(match{d: x.list[i].d, bytes: at})
+	}
+	return out, c.length
+}
+
+// put notes that the pair serves the chain. The start of the chain ends up
+// most recent: a prefix must outlive its continuations.
+func (x *index) put(c Chain, p, d *node) {
+	n := min(len(c.hashes), x.max)
+	for k := n - 1; k >= 0; k-- {
+		h := c.hashes[k]
+		i, ok := x.slots[h]
+		if ok {
+			x.unlink(i)
+		} else {
+			i = x.slot()
+			x.slots[h] = i
+		}
+		e := &x.list[i]
+		e.hash, e.p, e.d = h, p, d
+		x.toFront(i)
+	}
+}
+
+// slot returns an unused slot, if need be that of the oldest entry.
+func (x *index) slot() int32 {
+	if len(x.slots) >= x.max {
+		oldest := x.list[0].prev
+		x.unlink(oldest)
+		delete(x.slots, x.list[oldest].hash)
+		return oldest
+	}
+	x.list = append(x.list, entry{})
+	return int32(len(x.list) - 1)
+}
+
+func (x *index) unlink(i int32) {
+	e := &x.list[i]
+	x.list[e.prev].next = e.next
+	x.list[e.next].prev = e.prev
+}
+
+func (x *index) toFront(i int32) {
+	first := x.list[0].next
+	x.list[i].prev, x.list[i].next = 0, first
+	x.list[first].prev = i
+	x.list[0].next = i
+}

@@ -1,0 +1,303 @@
+package pick_test
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+var seed = maphash.MakeSeed()
+
+func member(id string, role fleet.Role, edit ...func(*fleet.Member)) fleet.Member {
+	m := fleet.Member{State: fleet.Live, Instance: fleet.Instance{ID: id, Epoch: 1, Role: role, Dialect: "native",
+		Model: "m", ModelFingerprint: "f", Layout: fleet.Layout{BlockTokens: 16}, Blocks: 1000, MaxBatch: 8}}
+	for _, e := range edit {
+		e(&m)
+	}
+	return m
+}
+
+// fleetOf makes np prefill and nd decode members, p0… and d0….
+func fleetOf(np, nd int, more ...fleet.Member) *fleet.Snapshot {
+	for i := range np {
+		more = append(more, member(fmt.Sprintf("p%d", i), fleet.Prefill))
+	}
+	for i := range nd {
+		more = append(more, member(fmt.Sprintf("d%d", i), fleet.Decode))
+	}
+	return fleet.NewSnapshot(1, time.Time{}, more)
+}
+
+func newPicker(policy string) *pick.Picker {
+	return pick.New(pick.Config{Policy: policy, AffinityBytes: 1 << 20}, rand.New(rand.NewPCG(1, 2)))
+}
+
+func mustPick(t *testing.T, p *pick.Picker, s *fleet.Snapshot, req pick.Request) *pick.Choice {
+	t.Helper()
+	if req.Model == "" {
+		req.Model = "m"
+	}
+	c, err := p.Pick(pick.View{Snapshot: s}, &req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func end(c *pick.Choice) { c.EndPrefill(); c.EndDecode() }
+
+func TestLoadCountsAtDispatch(t *testing.T) {
+	for _, policy := range []string{pick.Prefix, pick.LeastLoaded} {
+		p, s := newPicker(policy), fleetOf(2, 2)
+		a := mustPick(t, p, s, pick.Request{Tokens: 32000})
+		b := mustPick(t, p, s, pick.Request{Tokens: 32000})
+		if a.Prefill.ID == b.Prefill.ID || a.Decode.ID == b.Decode.ID {
+			t.Errorf("%s: both went to %s and %s", policy, a.Prefill.ID, a.Decode.ID)
+		}
+		a.EndPrefill()
+		c := mustPick(t, p, s, pick.Request{Tokens: 10})
+		if c.Prefill.ID != a.Prefill.ID {
+			t.Errorf("%s: went to the loaded %s", policy, c.Prefill.ID)
+		}
+	}
+}
+
+func TestReportedLoad(t *testing.T) {
+	busy := func(m *fleet.Member) { m.Load = fleet.Load{QueuedTokens: 5000, Running: 6} }
+	s := fleetOf(0, 0, member("p0", fleet.Prefill, busy), member("p1", fleet.Prefill),
+		member("d0", fleet.Decode, busy), member("d1", fleet.Decode))
+	c := mustPick(t, newPicker(pick.Prefix), s, pick.Request{Tokens: 100})
+	if c.Prefill.ID != "p1" || c.Decode.ID != "d1" {
+		t.Errorf("chose %s, %s", c.Prefill.ID, c.Decode.ID)
+	}
+}
+
+func TestPrefixSticksUntilLoaded(t *testing.T) {
+	p, s := newPicker(pick.Prefix), fleetOf(4, 4)
+	text := []byte(strings.Repeat("All happy families are alike. ", 200))
+	req := pick.Request{Tokens: 1500, Chain: pick.NewChain(seed, text, "m")}
+	first := mustPick(t, p, s, req)
+	end(first)
+	end(mustPick(t, p, s, pick.Request{Tokens: 100})) // someone else
+	longer := pick.Request{Tokens: 1600, Explain: true,
+		Chain: pick.NewChain(seed, append(text[:len(text):len(text)], strings.Repeat("x", 600)...), "m")}
+	c := mustPick(t, p, s, longer)
+	if c.Prefill.ID != first.Prefill.ID || c.Decode.ID != first.Decode.ID {
+		t.Errorf("went to %s, %s; the prefix is on %s, %s", c.Prefill.ID, c.Decode.ID, first.Prefill.ID, first.Decode.ID)
+	}
+	if c.Explain.Prefill[0].Match < 0.8 {
+		t.Errorf("explain %+v", c.Explain)
+	}
+	// While that prefill is busy with more than the prefix saves, others win.
+	if c := mustPick(t, p, s, longer); c.Prefill.ID == first.Prefill.ID {
+		t.Error("went to the busy worker")
+	}
+	other := pick.NewChain(seed, text, "m", "salt")
+	if c := mustPick(t, p, s, pick.Request{Tokens: 1500, Chain: other, Explain: true}); c.Explain.Prefill[0].Match != 0 {
+		t.Error("another salt matched")
+	}
+}
+
+// TestSequentialTraffic: requests one after another that share only a small
+// system prompt spread over the workers.
+func TestSequentialTraffic(t *testing.T) {
+	for _, policy := range []string{pick.Prefix, pick.LeastLoaded, pick.RoundRobin, pick.Random, pick.PowerOfTwo} {
+		p, s := newPicker(policy), fleetOf(2, 2)
+		got := map[string]int{}
+		for i := range 400 {
+			text := strings.Repeat("You are a helpful assistant. ", 20) + strings.Repeat(fmt.Sprintf("%d ", i), 1500)
+			c := mustPick(t, p, s, pick.Request{Tokens: len(text) / 4, Chain: pick.NewChain(seed, []byte(text))})
+			got[c.Prefill.ID]++
+			got[c.Decode.ID]++
+			end(c)
+		}
+		for id, n := range got {
+			if n < 120 {
+				t.Errorf("%s: %s got %d of 400", policy, id, n)
+			}
+		}
+	}
+}
+
+func TestOnlyUsable(t *testing.T) {
+	set := func(f func(m *fleet.Member)) func(m *fleet.Member) { return f }
+	for name, edit := range map[string]func(m *fleet.Member){
+		"suspect":      set(func(m *fleet.Member) { m.State = fleet.Suspect }),
+		"dead":         set(func(m *fleet.Member) { m.State = fleet.Dead }),
+		"draining":     set(func(m *fleet.Member) { m.Draining = true }),
+		"incompatible": set(func(m *fleet.Member) { m.ModelFingerprint = "other" }),
+		"other model":  set(func(m *fleet.Member) { m.Model = "other" }),
+	} {
+		s := fleetOf(0, 0, member("p0", fleet.Prefill, edit), member("d0", fleet.Decode))
+		p := newPicker(pick.Prefix)
+		_, err := p.Pick(pick.View{Snapshot: s}, &pick.Request{Model: "m"})
+		if !errors.Is(err, pick.ErrNoPair) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if p.Ready(pick.View{Snapshot: s}) {
+			t.Errorf("%s: ready", name)
+		}
+	}
+	s := fleetOf(1, 1)
+	p := newPicker(pick.Prefix)
+	if _, err := p.Pick(pick.View{Snapshot: s}, &pick.Request{Model: "x"}); !errors.Is(err, pick.ErrNoModel) {
+		t.Errorf("unknown model: %v", err)
+	}
+	no := pick.View{Snapshot: s, Eligible: func(m *fleet.Member) bool { return m.Role == fleet.Prefill }, Generation: 1}
+	if _, err := p.Pick(no, &pick.Request{Model: "m"}); !errors.Is(err, pick.ErrNoPair) || p.Ready(no) {
+		t.Errorf("unprobed: %v", err)
+	}
+	if !p.Ready(pick.View{Snapshot: s}) {
+		t.Error("not ready")
+	}
+}
+
+func TestExcludeAndAvoid(t *testing.T) {
+	p, s := newPicker(pick.Prefix), fleetOf(2, 1)
+	for range 10 {
+		if c := mustPick(t, p, s, pick.Request{Exclude: []string{"p0"}, Avoid: []string{"d0"}}); c.Prefill.ID != "p1" {
+			t.Fatal("chose an excluded member")
+		}
+		if c := mustPick(t, p, s, pick.Request{Avoid: []string{"p1"}}); c.Prefill.ID != "p0" {
+			t.Fatal("chose an avoided member")
+		}
+	}
+	_, err := p.Pick(pick.View{Snapshot: s}, &pick.Request{Model: "m", Exclude: []string{"d0"}})
+	if !errors.Is(err, pick.ErrNoPair) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestProperties drives random fleets with random requests: never an
+// incompatible, unusable or excluded pair; counts match what is in flight, and
+// return to zero.
+func TestProperties(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(3, 4))
+	policies := []string{pick.Prefix, pick.LeastLoaded, pick.RoundRobin, pick.Random, pick.PowerOfTwo}
+	for round := range 60 {
+		p := newPicker(policies[round%len(policies)])
+		var held []*pick.Choice
+		ids := map[string]uint64{}
+		for version := range uint64(5) {
+			s := randomFleet(rnd, version+1, ids)
+			for range 40 {
+				req := pick.Request{Model: "m", Tokens: rnd.IntN(5000), Output: rnd.IntN(500), Seqs: rnd.IntN(4),
+					Chain:   pick.NewChain(seed, []byte(strings.Repeat(string(rune('a'+rnd.IntN(5))), rnd.IntN(4000)))),
+					Exclude: []string{fmt.Sprintf("w%d", rnd.IntN(30))}, Explain: rnd.IntN(2) == 0}
+				c, err := p.Pick(pick.View{Snapshot: s}, &req)
+				if err != nil {
+					continue
+				}
+				held = append(held, c)
+				for _, m := range []*fleet.Member{c.Prefill, c.Decode} {
+					if !m.Usable() || m.ID == req.Exclude[0] {
+						t.Fatalf("chose %+v", m)
+					}
+				}
+				if c.Prefill.Role != fleet.Prefill || c.Decode.Role != fleet.Decode {
+					t.Fatal("roles")
+				}
+				if diff := fleet.Compatible(&c.Prefill.Instance, &c.Decode.Instance); diff != nil {
+					t.Fatal(diff)
+				}
+				if rnd.IntN(3) == 0 {
+					i := rnd.IntN(len(held))
+					held[i].EndDecode()
+					held[i].EndDecode()
+					if rnd.IntN(2) == 0 {
+						held[i].EndPrefill()
+					}
+				}
+			}
+		}
+		for _, c := range held {
+			end(c)
+		}
+		for id, epoch := range ids {
+			for e := uint64(1); e <= epoch; e++ {
+				if l := p.Loads(id, e); l != (pick.Loads{}) {
+					t.Fatalf("%s holds %+v", id, l)
+				}
+			}
+		}
+	}
+}
+
+func randomFleet(rnd *rand.Rand, version uint64, ids map[string]uint64) *fleet.Snapshot {
+	var ms []fleet.Member
+	for i := range 30 {
+		id := fmt.Sprintf("w%d", i)
+		if rnd.IntN(4) == 0 {
+			continue
+		}
+		if rnd.IntN(3) == 0 {
+			ids[id]++
+		}
+		ids[id] = max(ids[id], 1)
+		role := fleet.Prefill
+		if i%2 == 0 {
+			role = fleet.Decode
+		}
+		ms = append(ms, member(id, role, func(m *fleet.Member) {
+			m.Epoch = ids[id]
+			m.State = []fleet.State{fleet.Live, fleet.Live, fleet.Live, fleet.Suspect, fleet.Dead}[rnd.IntN(5)]
+			m.Draining = rnd.IntN(8) == 0
+			m.Numerics = []string{"a", "a", "b"}[rnd.IntN(3)]
+			m.ProtocolMin, m.ProtocolMax = 1, 1+rnd.IntN(2)
+			m.Load.QueuedTokens = rnd.IntN(1000)
+		}))
+	}
+	return fleet.NewSnapshot(version, time.Time{}, ms)
+}
+
+// TestIndexBudget: the prefix index stays within its budget and forgets the
+// oldest first.
+func TestIndexBudget(t *testing.T) {
+	p, s := newPicker(pick.Prefix), fleetOf(1, 1)
+	system := strings.Repeat("s", 2048)
+	for i := range 3000 {
+		text := system + strings.Repeat(fmt.Sprintf("%d,", i), 4000)
+		end(mustPick(t, p, s, pick.Request{Chain: pick.NewChain(seed, []byte(text))}))
+		if b := p.AffinityBytes(); b > 1<<20 {
+			t.Fatalf("%d bytes", b)
+		}
+	}
+	c := mustPick(t, p, s, pick.Request{Chain: pick.NewChain(seed, []byte(system)), Explain: true})
+	if c.Explain.Prefill[0].Match != 1 {
+		t.Errorf("the shared prefix was forgotten: %+v", c.Explain.Prefill)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	if err := pick.DefaultConfig().Validate(); err != nil {
+		t.Error(err)
+	}
+	if err := (pick.Config{Policy: "best"}).Validate(); err == nil || !strings.HasPrefix(err.Error(), "policy:") {
+		t.Errorf("%v", err)
+	}
+}
+
+func BenchmarkPick(b *testing.B) {
+	for _, n := range []int{2, 16, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			p, s := newPicker(pick.Prefix), fleetOf(n, n)
+			text := []byte(strings.Repeat("All happy families are alike. ", 60))
+			b.ReportAllocs()
+			for b.Loop() {
+				req := pick.Request{Model: "m", Tokens: 450, Chain: pick.NewChain(seed, text)}
+				c, err := p.Pick(pick.View{Snapshot: s}, &req)
+				if err != nil {
+					b.Fatal(err)
+				}
+				end(c)
+			}
+		})
+	}
+}
