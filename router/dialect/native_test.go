@@ -1,0 +1,65 @@
+package dialect_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/dialect"
+)
+
+func TestNativeLegs(t *testing.T) {
+	x := &dialect.Exchange{RequestID: `r"1`, Link: ticket.NewLink(), Path: "/v1/completions", Body: []byte(`{"x":1}`), Seed: -7,
+		Prefill: &fleet.Instance{ID: "p0", Epoch: 9, KVAddr: "h:1"}, Decode: &fleet.Instance{ID: "d0"}, Left: 1500 * time.Millisecond}
+	d := dialect.For("native")
+
+	var h fasthttp.RequestHeader
+	var body struct {
+		Link      string `json:"link"`
+		RequestID string `json:"request_id"`
+		DecodeID  string `json:"decode_id"`
+		Deadline  int    `json:"deadline_ms"`
+	}
+	if err := json.Unmarshal(d.Prefill(&h, x), &body); err != nil {
+		t.Fatal(err)
+	}
+	if body.Link != x.Link.String() || body.RequestID != x.RequestID || body.DecodeID != "d0" || body.Deadline != 1500 ||
+		string(h.RequestURI()) != "/xpyd/v1/prefill" || string(h.Method()) != "POST" {
+		t.Errorf("%+v, %s", body, h.String())
+	}
+
+	h = fasthttp.RequestHeader{}
+	if got := d.Decode(&h, x); string(got) != `{"x":1}` || string(h.RequestURI()) != "/v1/completions" {
+		t.Errorf("%s, %s", got, h.String())
+	}
+	for name, want := range map[string]string{
+		dialect.HeaderLink: x.Link.String(), dialect.HeaderPrefill: "p0", dialect.HeaderPrefillEpoch: "9",
+		dialect.HeaderPrefillKV: "h:1", dialect.HeaderSeed: "-7", dialect.HeaderDeadline: "1500", dialect.HeaderProbe: "",
+	} {
+		if got := string(h.Peek(name)); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	if dialect.For("telepathy") != nil {
+		t.Error("an unknown dialect exists")
+	}
+}
+
+func TestNativeResult(t *testing.T) {
+	f := func(status int, body, header string, want ticket.Outcome) {
+		t.Helper()
+		if got, _ := (dialect.Native{}).Result(dialect.Answer{Status: status, Body: []byte(body), Outcome: header}); got != want {
+			t.Errorf("%d %s: %s, want %s", status, body, got, want)
+		}
+	}
+	f(200, `{"outcome":"done","ms":3}`, "", ticket.Done)
+	f(503, `{"outcome":"no_space","message":"full"}`, "", ticket.NoSpace)
+	f(503, `{"error":{"message":"x"}}`, "dead", ticket.Dead)
+	f(200, `{"outcome":"late"}`, "", ticket.Late)
+	f(200, `{`, "", ticket.Refused)
+	f(500, ``, "", ticket.Refused)
+}
