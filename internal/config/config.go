@@ -1,0 +1,245 @@
+// Package config loads a role's Config struct from its defaults, a YAML file,
+// XPYD_* environment variables and flags; later ones win. What it does not
+// know it refuses, naming place and key. It knows no role's settings: fields
+// are found by their `koanf:"name"` tags.
+//
+// A field's type decides what is accepted: bool, integers, floats, strings,
+// time.Duration ("3s"), Size ("64MiB"), types with UnmarshalText, and slices,
+// pointers, structs and string-keyed maps of those.
+//
+// The environment variable of the key limits.max_body is XPYD_LIMITS_MAX_BODY;
+// XPYD_LIMITS__MAX_BODY is the same. A list is comma separated; lists, maps
+// and structs may also be YAML ("[a, b]", "{a: 1}").
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/knadh/koanf/providers/confmap"
+	"github.com/knadh/koanf/v2"
+	"github.com/spf13/pflag"
+)
+
+// Options says where a configuration comes from.
+type Options struct {
+	// File is a YAML file; empty means none.
+	File string
+	// EnvPrefix is of the variables that are read; empty means "XPYD_".
+	EnvPrefix string
+	// Environ is os.Environ(), or what a test wants; nil reads none.
+	Environ []string
+	// EnvAllow are variables with the prefix that belong to somebody else;
+	// a trailing * matches the rest. XPYD_ADMIN_TOKEN and XPYD_PARENT_FD
+	// are always allowed, unless a key claims them.
+	EnvAllow []string
+	// Flags that were set win over all else; FlagKeys maps a flag's name to
+	// its key. Flags without a key are not configuration.
+	Flags    *pflag.FlagSet
+	FlagKeys map[string]string
+}
+
+// KeyError is for Validate methods: what is wrong with the value of a key,
+// relative to the struct that is validated. Load adds where it was set.
+// Packages that cannot import this one return any error with the method
+// ConfigKey; its message should then not repeat the key.
+type KeyError struct{ Key, Msg string }
+
+func (e *KeyError) Error() string { return e.Key + ": " + e.Msg }
+
+// ConfigKey is the key that the error is about.
+func (e *KeyError) ConfigKey() string { return e.Key }
+
+// Error is one refused setting. Load joins all that it finds.
+type Error struct {
+	Source string // "router.yaml:12", "XPYD_LISTEN", "--listen", or "" for a default
+	Key    string // dotted; "" when the file as a whole is meant
+	Msg    string
+}
+
+func (e *Error) Error() string {
+	s := e.Msg
+	if e.Key != "" {
+		s = e.Key + ": " + s
+	}
+	if e.Source != "" {
+		s = e.Source + ": " + s
+	}
+	return s
+}
+
+// maxFileBytes bounds a configuration file.
+const maxFileBytes = 4 << 20
+
+// delim separates keys inside koanf; a map's keys may hold dots.
+const delim = "\x00"
+
+// Load fills dst, a pointer to a struct that holds the defaults, and calls
+// Validate() error of dst and of every struct in it that has one. On error
+// dst is unchanged but for what Validate did, and every problem is in the
+// joined error as an *Error.
+func Load(dst any, o Options) error {
+	v := reflect.ValueOf(dst)
+	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
+		return fmt.Errorf("load configuration: want a pointer to a struct, not %T", dst)
+	}
+	l := &loader{root: v.Elem().Type(), origin: map[string]string{}}
+	file, err := l.file(o.File)
+	if err != nil {
+		return err
+	}
+	// The layers hold plain text, lists and maps, already checked against the
+	// types; what no layer sets stays as dst has it.
+	k := koanf.New(delim)
+	for _, layer := range []map[string]any{file, l.environ(o), l.flags(o)} {
+		if err := k.Load(confmap.Provider(layer, ""), nil); err != nil {
+			return fmt.Errorf("merge configuration: %w", err)
+		}
+	}
+	if len(l.errs) > 0 {
+		return l.err()
+	}
+	next := reflect.New(l.root)
+	next.Elem().Set(v.Elem())
+	if err := assign(next.Elem(), k.Raw(), unit{}); err != nil {
+		return fmt.Errorf("load configuration: %w", err)
+	}
+	l.validate(next.Elem(), "", 0)
+	if len(l.errs) > 0 {
+		return l.err()
+	}
+	v.Elem().Set(next.Elem())
+	return nil
+}
+
+// loader collects problems, and where each key was set last.
+type loader struct {
+	root   reflect.Type
+	origin map[string]string // dotted key -> source
+	errs   []*Error
+}
+
+func (l *loader) fail(source, key, format string, args ...any) {
+	e := &Error{Source: source, Key: key, Msg: fmt.Sprintf(format, args...)}
+	if !slices.ContainsFunc(l.errs, func(o *Error) bool { return *o == *e }) {
+		l.errs = append(l.errs, e)
+	}
+}
+
+func (l *loader) err() error {
+	errs := make([]error, len(l.errs))
+	for i, e := range l.errs {
+		errs[i] = e
+	}
+	return errors.Join(errs...)
+}
+
+func (l *loader) file(path string) (map[string]any, error) {
+	if path == "" {
+		return nil, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open configuration: %w", err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	if err == nil && len(text) > maxFileBytes {
+		err = fmt.Errorf("more than %d bytes", maxFileBytes)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read configuration %s: %w", path, err)
+	}
+	return l.yaml(path, text), nil
+}
+
+// set notes where a key was set.
+func (l *loader) set(key, source string) { l.origin[key] = source }
+
+// where is the source of a key, or of the nearest section around it that has
+// one.
+func (l *loader) where(key string) string {
+	for key != "" {
+		if s, ok := l.origin[key]; ok {
+			return s
+		}
+		key = key[:max(0, strings.LastIndexAny(key, ".["))]
+	}
+	return ""
+}
+
+// maxDepth bounds the nesting of configuration types.
+const maxDepth = 16
+
+// validate calls Validate on every struct in v, the innermost first.
+func (l *loader) validate(v reflect.Value, key string, depth int) {
+	if depth > maxDepth {
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			l.validate(v.Elem(), key, depth+1)
+		}
+		return
+	case reflect.Slice:
+		for i := range v.Len() {
+			l.validate(v.Index(i), fmt.Sprintf("%s[%d]", key, i), depth+1)
+		}
+		return
+	case reflect.Map:
+		for _, k := range sortedKeys(v) {
+			elem := reflect.New(v.Type().Elem()).Elem()
+			elem.Set(v.MapIndex(k))
+			l.validate(elem, join(key, k.String()), depth+1)
+		}
+		return
+	case reflect.Struct:
+	default:
+		return
+	}
+	for _, f := range fields(v.Type()) {
+		l.validate(v.FieldByIndex(f.index), join(key, f.name), depth+1)
+	}
+	if c, ok := v.Addr().Interface().(interface{ Validate() error }); ok {
+		l.invalid(c.Validate(), key)
+	}
+}
+
+// invalid adds what a Validate method returned.
+func (l *loader) invalid(err error, section string) {
+	if err == nil {
+		return
+	}
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range many.Unwrap() {
+			l.invalid(e, section)
+		}
+		return
+	}
+	key, msg := section, err.Error()
+	var keyed interface {
+		error
+		ConfigKey() string
+	}
+	if errors.As(err, &keyed) {
+		key = join(section, keyed.ConfigKey())
+	}
+	var own *KeyError
+	if errors.As(err, &own) {
+		msg = own.Msg
+	}
+	l.fail(l.where(key), key, "%s", msg)
+}
+
+func join(section, key string) string {
+	if section == "" || key == "" {
+		return section + key
+	}
+	return section + "." + key
+}

@@ -1,0 +1,266 @@
+package config
+
+import (
+	"encoding"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// unit is what a field's tags say about its text.
+type unit struct {
+	bytes  bool   // unit:"bytes": an integer is a size, as Size is
+	secret string // secret:"true" or secret:"url", see Print
+}
+
+// field is one setting of a struct.
+type field struct {
+	name  string
+	index []int
+	typ   reflect.Type
+	unit  unit
+}
+
+// fields are the settings of a struct type: its exported fields with a koanf
+// tag, those of embedded structs among them, in order.
+func fields(t reflect.Type) []field {
+	var out []field
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, option, _ := strings.Cut(f.Tag.Get("koanf"), ",")
+		if f.Type.Kind() == reflect.Struct && f.IsExported() && (option == "squash" || f.Anonymous && name == "") {
+			for _, inner := range fields(f.Type) {
+				inner.index = append([]int{i}, inner.index...)
+				out = append(out, inner)
+			}
+			continue
+		}
+		if name == "" || name == "-" || !f.IsExported() {
+			continue
+		}
+		out = append(out, field{name, []int{i}, f.Type, unit{
+			bytes:  f.Tag.Get("unit") == "bytes",
+			secret: f.Tag.Get("secret"),
+		}})
+	}
+	return out
+}
+
+func find(fs []field, name string) (field, bool) {
+	i := slices.IndexFunc(fs, func(f field) bool { return f.name == name })
+	if i < 0 {
+		return field{}, false
+	}
+	return fs[i], true
+}
+
+// Size is a number of bytes, written as "64MiB", "1.5GB" or "4096".
+type Size int64
+
+var sizeUnits = []struct {
+	name string
+	n    int64
+}{
+	{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
+	{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"KB", 1e3}, {"B", 1},
+}
+
+var errSize = errors.New(`want a size such as "64MiB"`)
+
+// ParseSize reads a size; binary and decimal units are told apart.
+func ParseSize(text string) (Size, error) {
+	number, scale := strings.TrimSpace(text), int64(1)
+	for _, u := range sizeUnits {
+		if rest, ok := strings.CutSuffix(number, u.name); ok {
+			number, scale = strings.TrimSpace(rest), u.n
+			break
+		}
+	}
+	if number == "" || strings.Trim(number, "0123456789.") != "" {
+		return 0, errSize
+	}
+	if n, err := strconv.ParseInt(number, 10, 64); err == nil {
+		if n > math.MaxInt64/scale {
+			return 0, errSize
+		}
+		return Size(n * scale), nil
+	}
+	f, err := strconv.ParseFloat(number, 64)
+	if f *= float64(scale); err != nil || f != math.Trunc(f) || f >= math.MaxInt64 {
+		return 0, errSize
+	}
+	return Size(f), nil
+}
+
+// String is the shortest exact form with a binary unit.
+func (s Size) String() string {
+	for _, u := range sizeUnits[:4] {
+		if n := int64(s); n >= u.n && n%u.n == 0 {
+			return strconv.FormatInt(n/u.n, 10) + u.name
+		}
+	}
+	return strconv.FormatInt(int64(s), 10)
+}
+
+// UnmarshalText is ParseSize.
+func (s *Size) UnmarshalText(text []byte) (err error) {
+	*s, err = ParseSize(string(text))
+	return err
+}
+
+// MarshalText is String.
+func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+var (
+	typeDuration    = reflect.TypeFor[time.Duration]()
+	typeUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
+)
+
+// isScalar reports whether values of the type are written as one text.
+func isScalar(t reflect.Type) bool {
+	if reflect.PointerTo(t).Implements(typeUnmarshaler) {
+		return true
+	}
+	switch t.Kind() {
+	case reflect.Struct, reflect.Map, reflect.Slice, reflect.Pointer:
+		return false
+	}
+	return true
+}
+
+// parse sets the scalar v from text.
+func parse(v reflect.Value, text string, u unit) error {
+	if m, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
+		return m.UnmarshalText([]byte(text))
+	}
+	switch t := v.Type(); {
+	case t == typeDuration:
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return errors.New(`want a duration such as "3s" or "250ms"`)
+		}
+		v.SetInt(int64(d))
+	case t.Kind() == reflect.String:
+		v.SetString(text)
+	case t.Kind() == reflect.Bool:
+		if text != "true" && text != "false" {
+			return errors.New("want true or false")
+		}
+		v.SetBool(text == "true")
+	case v.CanInt():
+		n, err := parseInt(text, u)
+		if err != nil {
+			return err
+		}
+		if v.OverflowInt(n) {
+			return fmt.Errorf("%d does not fit", n)
+		}
+		v.SetInt(n)
+	case v.CanUint():
+		n, err := parseInt(text, u)
+		if err != nil {
+			return err
+		}
+		if n < 0 || v.OverflowUint(uint64(n)) {
+			return fmt.Errorf("%d does not fit", n)
+		}
+		v.SetUint(uint64(n))
+	case v.CanFloat():
+		f, err := strconv.ParseFloat(text, 64)
+		if err != nil || math.IsNaN(f) || math.IsInf(f, 0) || v.OverflowFloat(f) {
+			return errors.New("want a number")
+		}
+		v.SetFloat(f)
+	default:
+		return fmt.Errorf("cannot be configured: %v", t)
+	}
+	return nil
+}
+
+func parseInt(text string, u unit) (int64, error) {
+	if u.bytes {
+		s, err := ParseSize(text)
+		return int64(s), err
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0, errors.New("want a whole number")
+	}
+	return n, nil
+}
+
+// check says what is wrong with text as a scalar of type t.
+func check(t reflect.Type, text string, u unit) error { return parse(reflect.New(t).Elem(), text, u) }
+
+// assign sets v from a layer's value: a string for a scalar, []any, or
+// map[string]any. What it writes to is never shared with the old v.
+func assign(v reflect.Value, from any, u unit) error {
+	t := v.Type()
+	if isScalar(t) {
+		text, ok := from.(string)
+		if !ok {
+			return fmt.Errorf("want one value, not %T", from)
+		}
+		return parse(v, text, u)
+	}
+	if t.Kind() == reflect.Pointer {
+		next := reflect.New(t.Elem())
+		if !v.IsNil() {
+			next.Elem().Set(v.Elem())
+		}
+		v.Set(next)
+		return assign(next.Elem(), from, u)
+	}
+	if list, ok := from.([]any); ok && t.Kind() == reflect.Slice {
+		next := reflect.MakeSlice(t, len(list), len(list))
+		for i, e := range list {
+			if err := assign(next.Index(i), e, u); err != nil {
+				return err
+			}
+		}
+		v.Set(next)
+		return nil
+	}
+	m, ok := from.(map[string]any)
+	switch {
+	case ok && t.Kind() == reflect.Struct:
+		for _, f := range fields(t) {
+			if e, ok := m[f.name]; ok {
+				if err := assign(v.FieldByIndex(f.index), e, f.unit); err != nil {
+					return fmt.Errorf("%s: %w", f.name, err)
+				}
+			}
+		}
+	case ok && t.Kind() == reflect.Map:
+		next := reflect.MakeMap(t)
+		for _, k := range v.MapKeys() {
+			next.SetMapIndex(k, v.MapIndex(k))
+		}
+		for name, e := range m {
+			k := reflect.ValueOf(name).Convert(t.Key())
+			elem := reflect.New(t.Elem()).Elem()
+			if old := v.MapIndex(k); old.IsValid() {
+				elem.Set(old)
+			}
+			if err := assign(elem, e, u); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			next.SetMapIndex(k, elem)
+		}
+		v.Set(next)
+	default:
+		return fmt.Errorf("%v from %T", t, from)
+	}
+	return nil
+}
+
+func sortedKeys(m reflect.Value) []reflect.Value {
+	keys := m.MapKeys()
+	slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
+	return keys
+}
