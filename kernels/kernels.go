@@ -81,9 +81,12 @@ type Arch struct {
 	NormEps      float32
 	RopeTheta    float64
 	Rope         RopeScaling
-	QKVBias      bool // Qwen2
-	QKNorm       bool // Qwen3: RMSNorm over each head of q and k before RoPE
-	TiedHead     bool
+	// RopeFreqFactors, when set, has HeadDim/2 entries that divide the rotary
+	// frequencies (GGUF's rope_freqs tensor). Rope.Kind is then "".
+	RopeFreqFactors []float32
+	QKVBias         bool // Qwen2
+	QKNorm          bool // Qwen3: RMSNorm over each head of q and k before RoPE
+	TiedHead        bool
 }
 
 // LayerWeights are one decoder layer's tensors, rotate-half RoPE convention.

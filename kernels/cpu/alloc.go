@@ -1,0 +1,38 @@
+package cpu
+
+import "unsafe"
+
+const hugeBytes = 2 << 20
+
+// alloc returns n zeroed bytes, aligned to 64; big areas are aligned to 2 MiB
+// and, where the system can, backed by huge pages: weights are read end to end
+// every step, and page walks and prefetchers stopping at 4 KiB cost speed.
+func alloc(n int) []byte {
+	if n < hugeBytes {
+		b := make([]byte, n+64)
+		off := -int(uintptr(unsafe.Pointer(&b[0]))) & 63
+		return b[off : off+n : off+n]
+	}
+	b := make([]byte, roundUp(n, hugeBytes)+hugeBytes)
+	off := -int(uintptr(unsafe.Pointer(&b[0]))) & (hugeBytes - 1)
+	b = b[off : off+roundUp(n, hugeBytes)]
+	adviseHuge(b)
+	return b[:n:n]
+}
+
+// allocFloats is alloc for n float32.
+func allocFloats(n int) []float32 {
+	if n == 0 {
+		return nil
+	}
+	b := alloc(4 * n)
+	return unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), n)
+}
+
+// bytesOf views float32 memory as bytes.
+func bytesOf(f []float32) []byte {
+	if len(f) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&f[0])), 4*len(f))
+}

@@ -1,0 +1,155 @@
+package cpu
+
+import (
+	"math"
+	"unsafe"
+)
+
+// appendRows finishes q, k and v of a layer (bias, norm, rotation) and writes
+// the K and V rows with their digests.
+func (b *Backend) appendRows(layer int) {
+	s := &b.step
+	chunk := b.team.share(len(s.items), 1)
+	for {
+		lo, hi := b.team.claim(len(s.items), chunk)
+		if lo == hi {
+			return
+		}
+		for i := lo; i < hi; i++ {
+			b.appendItem(layer, &s.items[i])
+		}
+	}
+}
+
+func (b *Backend) appendItem(layer int, it *item) {
+	s, l := &b.step, &b.layers[layer]
+	dim, size := b.arch.HeadDim, b.layout.BlockTokens
+	group := b.arch.Heads / b.arch.KVHeads
+	kAt := (b.arch.Heads + it.kv) * dim
+	vAt := kAt + b.arch.KVHeads*dim
+	q := &s.step.Seqs[it.seq]
+	pos := q.Pos + it.index
+	for i := 0; i < it.n; {
+		// One block at a time.
+		block, row := q.Blocks[(pos+i)/size], (pos+i)%size
+		n := min(size-row, it.n-i)
+		ks, vs := b.rows(layer, block, 0, it.kv, row, n), b.rows(layer, block, 1, it.kv, row, n)
+		for j := range n {
+			r := it.row + i + j
+			qkv, cosSin := s.qkv[r*s.qkvRow:(r+1)*s.qkvRow], s.cosSin[r*dim:(r+1)*dim]
+			for h := it.kv * group; h < (it.kv+1)*group; h++ {
+				b.finishHead(qkv, h*dim, l.bias, l.qNorm, cosSin)
+			}
+			b.finishHead(qkv, kAt, l.bias, l.kNorm, cosSin)
+			addBias(qkv[vAt:vAt+dim], l.bias, vAt)
+			copy(ks[j*dim:], qkv[kAt:kAt+dim])
+			copy(vs[j*dim:], qkv[vAt:vAt+dim])
+		}
+		b.appended(layer, block, it.kv, pos+i-row, row, n)
+		i += n
+	}
+}
+
+// finishHead applies bias, norm and rotation to the head at qkv[at:].
+func (b *Backend) finishHead(qkv []float32, at int, bias, norm, cosSin []float32) {
+	x := qkv[at : at+b.arch.HeadDim]
+	addBias(x, bias, at)
+	if norm != nil {
+		n := len(x)
+		if n%16 == 0 {
+			b.ops.scaleMul(&x[0], &x[0], &norm[0], b.rsqrtMean(b.ops.sumSq(&x[0], n), n), n)
+		} else {
+			scaleMulPortable(&x[0], &x[0], &norm[0], b.rsqrtMean(sumSqPortable(&x[0], n), n), n)
+		}
+	}
+	rotate(x, cosSin)
+}
+
+func addBias(x, bias []float32, at int) {
+	if bias == nil {
+		return
+	}
+	for i, v := range bias[at : at+len(x)] {
+		x[i] += v
+	}
+}
+
+// attend computes the attention output of a layer.
+func (b *Backend) attend(m *member, layer int) {
+	s := &b.step
+	chunk := 1
+	if b.team.active == 1 {
+		chunk = len(s.items)
+	}
+	for {
+		lo, hi := b.team.claim(len(s.items), chunk)
+		if lo == hi {
+			return
+		}
+		for i := lo; i < hi; i++ {
+			// The last items see the most positions: start with them.
+			b.attendItem(m, layer, &s.items[len(s.items)-1-i])
+		}
+	}
+}
+
+func (b *Backend) attendItem(m *member, layer int, it *item) {
+	s := &b.step
+	dim := b.arch.HeadDim
+	group := b.arch.Heads / b.arch.KVHeads
+	q := &s.step.Seqs[it.seq]
+	score, pv := &m.score, &m.pv
+	*score = scoreArgs{
+		k:           b.base(layer, 0, it.kv),
+		blocks:      &q.Blocks[0],
+		blockStride: b.layout.BlockBytes(),
+		rowBytes:    b.layout.RowBytes,
+		blockTokens: b.layout.BlockTokens,
+		scale:       b.scale,
+	}
+	*pv = pvArgs{
+		p:           unsafe.Pointer(&m.scores[0]),
+		blocks:      score.blocks,
+		blockStride: score.blockStride,
+		rowBytes:    score.rowBytes,
+		blockTokens: score.blockTokens,
+		pStride:     4 * m.row,
+		inv:         &m.inv[0],
+		outStride:   4 * dim,
+	}
+	v := b.base(layer, 1, it.kv)
+	for i := range it.n {
+		r, n := it.row+i, q.Pos+it.index+i+1
+		score.n, pv.n = n, n
+		for h, left := it.kv*group, group; left > 0; {
+			rows := 1
+			for rows*2 <= min(left, b.pvRows) {
+				rows *= 2
+			}
+			for j := range rows {
+				score.q = unsafe.Pointer(&s.qkv[r*s.qkvRow+(h+j)*dim])
+				score.out = &m.scores[j*m.row]
+				b.ops.scores(score)
+				m.inv[j] = 1 / b.softmax(m.scores[j*m.row:], n)
+			}
+			out := unsafe.Pointer(&s.att[r*s.attRow+h*dim])
+			for k := range b.pvPasses {
+				p := &b.pvPasses[k]
+				pv.v, pv.out = unsafe.Add(v, 4*p.at), unsafe.Add(out, 4*p.at)
+				p.rows[rows](pv)
+			}
+			h, left = h+rows, left-rows
+		}
+	}
+	*score, *pv = scoreArgs{}, pvArgs{}
+}
+
+// softmax replaces n scores by exp(s-max) and returns their sum. The kernel
+// works on whole groups of 8: the rest is -Inf, whose exponential is 0.
+func (b *Backend) softmax(s []float32, n int) float32 {
+	n8 := roundUp(n, 8)
+	for i := n; i < n8; i++ {
+		s[i] = float32(math.Inf(-1))
+	}
+	return b.ops.softmax(&s[0], n8)
+}

@@ -1,0 +1,90 @@
+package cpu
+
+import "github.com/xpyd/xpyd/kernels"
+
+// finish computes the logits that are wanted, a tile of rows at a time, and
+// what is wanted from them.
+func (b *Backend) finish(m *member) {
+	s, t := &b.step, b.team
+	n := len(s.finals)
+	if n == 0 {
+		return
+	}
+	b.lastNorm()
+	t.barrier()
+	row := b.head.outRows()
+	for lo := 0; lo < n; lo += headTile {
+		hi := min(lo+headTile, n)
+		b.project(&b.head, s.last[lo*s.hidden:], s.hidden, s.logits, row, hi-lo)
+		t.barrier()
+		for {
+			i, end := t.claim(hi-lo, 1)
+			if i == end {
+				break
+			}
+			b.answer(m, &s.finals[lo+i], s.logits[i*row:i*row+b.arch.Vocab])
+		}
+		t.barrier()
+	}
+}
+
+// lastNorm applies the last residual and the final norm, to wanted rows only.
+func (b *Backend) lastNorm() {
+	s := &b.step
+	chunk := b.team.share(len(s.finals), 1)
+	for {
+		lo, hi := b.team.claim(len(s.finals), chunk)
+		if lo == hi {
+			return
+		}
+		for i := lo; i < hi; i++ {
+			at := s.finals[i].row * s.hidden
+			sum := b.ops.addSumSq(&s.x[at], &s.delta[at], s.hidden)
+			b.rmsNorm(s.last[i*s.hidden:], s.x[at:], b.norm, sum)
+		}
+	}
+}
+
+// answer fills what one row of logits is wanted for.
+func (b *Backend) answer(m *member, f *final, logits []float32) {
+	s := &b.step
+	q, r := &s.step.Seqs[f.seq], &s.results[f.seq]
+	var lse float64
+	have := false
+	sum := func() float64 {
+		if !have {
+			lse, have = logSumExp(logits), true
+		}
+		return lse
+	}
+	tops := s.tops[f.tops:]
+	take := func(n int) []kernels.TokenLogprob {
+		n = min(max(n, 0), len(logits))
+		top := tops[:n:n]
+		tops = tops[n:]
+		if n == 0 {
+			return nil
+		}
+		topLogprobs(logits, sum(), top)
+		return top
+	}
+	if len(q.Targets) > 0 && q.Targets[f.index] >= 0 {
+		p := &r.Prompt[f.index]
+		p.Self = logprob(logits, sum(), q.Targets[f.index])
+		p.Top = take(q.TargetLogprobs)
+	}
+	if !f.last {
+		return
+	}
+	for i := range q.Samples {
+		p, out := &q.Samples[i], &r.Samples[i]
+		*out = kernels.Sampled{Token: m.draw.token(logits, p)}
+		if p.Logprobs >= 0 {
+			out.Self = logprob(logits, sum(), out.Token)
+			out.Top = take(p.Logprobs)
+		}
+	}
+	if q.WantLogits {
+		copy(r.Logits, logits)
+	}
+}

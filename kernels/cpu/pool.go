@@ -1,0 +1,136 @@
+package cpu
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// pool is the KV memory: one area a layer, laid out as kernels/DESIGN.md says,
+// and a digest with its row count for each (layer, block, head).
+//
+// Nothing here is locked. Whoever owns a block's rows decides who may touch
+// them; distinct blocks share no words.
+type pool struct {
+	layout kernels.Layout
+	blocks int
+	data   [][]float32 // [layer] of [block][2][kv_head][block_tokens][head_dim]
+	digest []uint64    // [layer][block][kv_head]
+	filled []uint16    // [layer][block][kv_head]: rows 0..filled-1 are in digest
+}
+
+func newPool(l kernels.Layout, blocks int) *pool {
+	p := &pool{
+		layout: l,
+		blocks: blocks,
+		data:   make([][]float32, l.Layers),
+		digest: make([]uint64, l.Layers*blocks*l.KVHeads),
+		filled: make([]uint16, l.Layers*blocks*l.KVHeads),
+	}
+	for i := range p.data {
+		p.data[i] = allocFloats(blocks * l.BlockBytes() / 4)
+	}
+	return p
+}
+
+// rows returns rows row..row+n-1 of one head's K (kv 0) or V (kv 1).
+func (p *pool) rows(layer int, block int32, kv, head, row, n int) []float32 {
+	l := &p.layout
+	if row < 0 || n < 0 || row+n > l.BlockTokens || uint(block) >= uint(p.blocks) {
+		panic(fmt.Sprintf("kernels/cpu: rows %d+%d of block %d, pool has %d blocks of %d", row, n, block, p.blocks, l.BlockTokens))
+	}
+	at := (((int(block)*2+kv)*l.KVHeads+head)*l.BlockTokens + row) * l.HeadDim
+	return p.data[layer][at : at+n*l.HeadDim]
+}
+
+func (p *pool) slot(layer int, block int32, head int) int {
+	return (layer*p.blocks+int(block))*p.layout.KVHeads + head
+}
+
+// base points at row 0 of one head's K or V in block 0.
+func (p *pool) base(layer, kv, head int) unsafe.Pointer {
+	return unsafe.Pointer(&p.data[layer][(kv*p.layout.KVHeads+head)*p.layout.BlockTokens*p.layout.HeadDim])
+}
+
+// appended brings the digest up to date after rows row..row+n-1 of one head
+// were written. pos is the absolute position of the block's row 0. Rows at and
+// after row+n leave the digest; rows below row are hashed again unless they
+// are exactly what it holds.
+func (p *pool) appended(layer int, block int32, head, pos, row, n int) {
+	s := p.slot(layer, block, head)
+	if int(p.filled[s]) != row {
+		p.digest[s] = p.hash(layer, block, head, pos, 0, row)
+	}
+	p.digest[s] += p.hash(layer, block, head, pos, row, n)
+	p.filled[s] = uint16(row + n)
+}
+
+func (p *pool) hash(layer int, block int32, head, pos, row, n int) (sum uint64) {
+	for kv := range 2 {
+		rows := bytesOf(p.rows(layer, block, kv, head, row, n))
+		sum += kernels.DigestHeadRows(layer, kv, head, pos+row, n, p.layout.RowBytes, rows)
+	}
+	return sum
+}
+
+// Gather implements kernels.Pool.
+func (p *pool) Gather(layer int, block int32, row, n int, dst []byte) {
+	p.each(layer, block, row, n, len(dst), func(off int, rows []byte) { copy(dst[off:], rows) })
+}
+
+// Scatter implements kernels.Pool.
+func (p *pool) Scatter(layer int, block int32, row, n int, src []byte) {
+	p.each(layer, block, row, n, len(src), func(off int, rows []byte) { copy(rows, src[off:]) })
+}
+
+// each visits the packed runs of n rows with their offset in a packed buffer.
+func (p *pool) each(layer int, block int32, row, n, size int, f func(off int, rows []byte)) {
+	if size != p.layout.RowsBytes(n) {
+		panic(fmt.Sprintf("kernels/cpu: %d packed bytes for %d rows, want %d", size, n, p.layout.RowsBytes(n)))
+	}
+	off := 0
+	for kv := range 2 {
+		for h := range p.layout.KVHeads {
+			rows := bytesOf(p.rows(layer, block, kv, h, row, n))
+			f(off, rows)
+			off += len(rows)
+		}
+	}
+}
+
+// Digest implements kernels.Pool.
+func (p *pool) Digest(layer int, block int32, dst []uint64) {
+	s := p.slot(layer, block, 0)
+	copy(dst[:p.layout.KVHeads], p.digest[s:s+p.layout.KVHeads])
+}
+
+// SetDigest implements kernels.Pool.
+func (p *pool) SetDigest(layer int, block int32, filled int, digest []uint64) {
+	if filled < 0 || filled > p.layout.BlockTokens {
+		panic(fmt.Sprintf("kernels/cpu: digest of %d rows, a block has %d", filled, p.layout.BlockTokens))
+	}
+	s := p.slot(layer, block, 0)
+	copy(p.digest[s:s+p.layout.KVHeads], digest[:p.layout.KVHeads])
+	for h := range p.layout.KVHeads {
+		p.filled[s+h] = uint16(filled)
+	}
+}
+
+// CopyBlock implements kernels.Pool.
+func (p *pool) CopyBlock(dst, src int32, firstPos, n int) {
+	for layer := range p.layout.Layers {
+		for h := range p.layout.KVHeads {
+			for kv := range 2 {
+				copy(p.rows(layer, dst, kv, h, 0, n), p.rows(layer, src, kv, h, 0, n))
+			}
+			d, s := p.slot(layer, dst, h), p.slot(layer, src, h)
+			if int(p.filled[s]) == n {
+				p.digest[d] = p.digest[s]
+			} else {
+				p.digest[d] = p.hash(layer, dst, h, firstPos, 0, n)
+			}
+			p.filled[d] = uint16(n)
+		}
+	}
+}

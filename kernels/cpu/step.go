@@ -1,0 +1,391 @@
+package cpu
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// soloMACs is the size of a step, in multiply-adds, below which waking and
+// meeting other threads costs more than they would save.
+const soloMACs = 4 << 20
+
+// headTile is how many rows of logits exist at once.
+const headTile = 48
+
+// stepState is the scratch of a step. It grows to the largest step seen and is
+// reused, so a steady state allocates nothing. Activations are
+// [token of the batch][width], widths padded to 16 or 32 floats with zeros.
+type stepState struct {
+	step   *kernels.Step
+	tokens []token
+	items  []item
+	finals []final
+
+	hidden, qkvRow, attRow, ffRow int       // padded widths
+	x                             []float32 // residual stream
+	xn                            []float32 // normed input of a projection
+	qkv                           []float32
+	att                           []float32
+	ff                            []float32 // silu(gate)*up
+	delta                         []float32 // output of o and down
+	cosSin                        []float32
+	last                          []float32 // [final] normed
+	logits                        []float32 // [headTile][padded vocab]
+
+	members []member
+
+	results []kernels.Result
+	samples []kernels.Sampled
+	prompts []kernels.PromptLogprob
+	tops    []kernels.TokenLogprob
+	raw     []float32 // Result.Logits
+}
+
+// token is one row of the batch.
+type token struct {
+	id  int32
+	pos int
+}
+
+// item is the unit of the attention phases: some tokens of one sequence, one
+// KV head. Items never share a (block, head), which makes appending safe.
+type item struct {
+	seq, kv int
+	row, n  int // rows of the batch
+	index   int // of the first token in the sequence's part
+}
+
+// final is a row whose logits are wanted.
+type final struct {
+	seq, row, index int
+	last            bool
+	tops            int // first entry in stepState.tops
+}
+
+// member is one thread's own scratch.
+type member struct {
+	scores []float32 // [pvRows][scoreRow]
+	row    int       // floats from row to row
+	inv    [4]float32
+	gated  []float32 // panels of gate and up before they are combined
+	score  scoreArgs
+	pv     pvArgs
+	draw   *sampler
+	_      [64]byte
+}
+
+// gatedPanels is how many panels of gate and up a member takes at a time.
+const gatedPanels = 8
+
+func (s *stepState) init(b *Backend, threads int) {
+	a := b.arch
+	s.hidden = roundUp(a.Hidden, panelRows)
+	s.qkvRow = b.layers[0].qkv.outRows()
+	s.attRow = a.Heads * a.HeadDim
+	s.ffRow = b.layers[0].gated.panels * guRows
+	s.members = make([]member, threads)
+	context := min(a.MaxPositions, b.blocks*b.layout.BlockTokens)
+	for i := range s.members {
+		m := &s.members[i]
+		m.row = roundUp(context, 16) + 16
+		m.scores = allocFloats(b.pvRows * m.row)
+		m.draw = newSampler(a.Vocab, b.ops)
+	}
+}
+
+// grow makes room for n tokens.
+func (s *stepState) grow(b *Backend, n int) {
+	have := len(s.x) / s.hidden
+	if n <= have {
+		return
+	}
+	n = max(roundUp(n, 8), min(2*have, 512))
+	s.x = allocFloats(n * s.hidden)
+	s.xn = allocFloats(n * s.hidden)
+	s.delta = allocFloats(n * s.hidden)
+	s.qkv = allocFloats(n * s.qkvRow)
+	s.att = allocFloats(n * s.attRow)
+	s.ff = allocFloats(n * s.ffRow)
+	s.cosSin = allocFloats(n * b.arch.HeadDim)
+	for i := range s.members {
+		s.members[i].gated = allocFloats(max(n, gatedPanels*len(b.ops.gemm[0])) * panelRows)
+	}
+}
+
+// Step implements kernels.Backend.
+func (b *Backend) Step(st *kernels.Step) ([]kernels.Result, error) {
+	s := &b.step
+	if err := b.plan(st); err != nil {
+		return nil, &kernels.Error{Call: "step", Err: err}
+	}
+	if len(s.tokens) == 0 {
+		return s.results, nil
+	}
+	n := b.team.size
+	if len(s.tokens)*b.layerMACs+len(s.finals)*b.arch.Vocab*b.arch.Hidden < soloMACs {
+		n = 1
+	}
+	b.team.run(n, b.work)
+	s.step = nil
+	return s.results, nil
+}
+
+// plan checks the step, so that nothing later can go out of bounds, and lays
+// out its rows, items and results.
+func (b *Backend) plan(st *kernels.Step) error {
+	s := &b.step
+	if b.team.closed {
+		return errors.New("backend is closed")
+	}
+	s.step = st
+	s.tokens, s.items, s.finals = s.tokens[:0], s.items[:0], s.finals[:0]
+	var samples, prompts, tops, raw int
+	for i := range st.Seqs {
+		q := &st.Seqs[i]
+		if err := b.checkSeq(q); err != nil {
+			return fmt.Errorf("sequence %d: %w", i, err)
+		}
+		b.planSeq(i, q)
+		samples += len(q.Samples)
+		prompts += len(q.Targets)
+		if q.WantLogits {
+			raw += b.arch.Vocab
+		}
+	}
+	for i := range s.finals {
+		f := &s.finals[i]
+		f.tops = tops
+		q := &st.Seqs[f.seq]
+		if q.Targets != nil && q.Targets[f.index] >= 0 {
+			tops += min(max(q.TargetLogprobs, 0), b.arch.Vocab)
+		}
+		if f.last {
+			for j := range q.Samples {
+				tops += min(max(q.Samples[j].Logprobs, 0), b.arch.Vocab)
+			}
+		}
+	}
+	s.results = resize(s.results, len(st.Seqs))
+	s.samples = resize(s.samples, samples)
+	s.prompts = resize(s.prompts, prompts)
+	s.tops = resize(s.tops, tops)
+	s.raw = resize(s.raw, raw)
+	samples, prompts, raw = 0, 0, 0
+	for i := range st.Seqs {
+		q, r := &st.Seqs[i], &s.results[i]
+		*r = kernels.Result{}
+		if n := len(q.Samples); n > 0 {
+			r.Samples = s.samples[samples : samples+n : samples+n]
+			samples += n
+		}
+		if n := len(q.Targets); n > 0 {
+			r.Prompt = s.prompts[prompts : prompts+n : prompts+n]
+			clear(r.Prompt)
+			prompts += n
+		}
+		if q.WantLogits {
+			r.Logits = s.raw[raw : raw+b.arch.Vocab : raw+b.arch.Vocab]
+			raw += b.arch.Vocab
+		}
+	}
+	s.grow(b, len(s.tokens))
+	if n := len(s.finals); n > 0 {
+		s.last = growFloats(s.last, n*s.hidden)
+		s.logits = growFloats(s.logits, min(n, headTile)*b.head.outRows())
+	}
+	return nil
+}
+
+func (b *Backend) checkSeq(q *kernels.Seq) error {
+	n := len(q.Tokens)
+	if n == 0 || q.Pos < 0 || q.Pos > b.arch.MaxPositions-n {
+		return fmt.Errorf("%d tokens at position %d, context is %d", n, q.Pos, b.arch.MaxPositions)
+	}
+	for _, id := range q.Tokens {
+		if uint(id) >= uint(b.arch.Vocab) {
+			return fmt.Errorf("token %d of a vocabulary of %d", id, b.arch.Vocab)
+		}
+	}
+	need := (q.Pos + n + b.layout.BlockTokens - 1) / b.layout.BlockTokens
+	if len(q.Blocks) < need {
+		return fmt.Errorf("%d blocks for %d positions, want %d", len(q.Blocks), q.Pos+n, need)
+	}
+	for _, id := range q.Blocks[:need] {
+		if uint(id) >= uint(b.blocks) {
+			return fmt.Errorf("block %d of a pool of %d", id, b.blocks)
+		}
+	}
+	if len(q.Targets) != 0 && len(q.Targets) != n {
+		return fmt.Errorf("%d targets for %d tokens", len(q.Targets), n)
+	}
+	for _, id := range q.Targets {
+		if int(id) >= b.arch.Vocab {
+			return fmt.Errorf("target %d of a vocabulary of %d", id, b.arch.Vocab)
+		}
+	}
+	return nil
+}
+
+// planSeq appends the rows, items and finals of one sequence.
+func (b *Backend) planSeq(seq int, q *kernels.Seq) {
+	s := &b.step
+	row, n := len(s.tokens), len(q.Tokens)
+	for i, id := range q.Tokens {
+		s.tokens = append(s.tokens, token{id, q.Pos + i})
+		last := i == n-1 && (len(q.Samples) > 0 || q.WantLogits)
+		if last || len(q.Targets) > 0 && q.Targets[i] >= 0 {
+			s.finals = append(s.finals, final{seq: seq, row: row + i, index: i, last: last})
+		}
+	}
+	// Runs end where a multiple of align, hence a block, ends.
+	align := roundUp(16, b.layout.BlockTokens)
+	for i := 0; i < n; {
+		run := min(align-(q.Pos+i)%align, n-i)
+		for kv := range b.arch.KVHeads {
+			s.items = append(s.items, item{seq: seq, kv: kv, row: row + i, n: run, index: i})
+		}
+		i += run
+	}
+}
+
+func resize[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n, n+n/2)
+	}
+	return s[:n]
+}
+
+func growFloats(s []float32, n int) []float32 {
+	if len(s) < n {
+		return allocFloats(n)
+	}
+	return s
+}
+
+// member is one thread's part of a step. All members pass the same barriers;
+// between two of them they share out the items of one operation.
+func (b *Backend) member(id int) {
+	s, t := &b.step, b.team
+	m := &s.members[id]
+	b.embedRows()
+	t.barrier()
+	for i := range b.layers {
+		l := &b.layers[i]
+		b.project(&l.qkv, s.xn, s.hidden, s.qkv, s.qkvRow, len(s.tokens))
+		t.barrier()
+		b.appendRows(i)
+		t.barrier()
+		if id == 0 && s.step.OnLayer != nil {
+			s.step.OnLayer(i)
+		}
+		b.attend(m, i)
+		t.barrier()
+		b.project(&l.o, s.att, s.attRow, s.delta, s.hidden, len(s.tokens))
+		t.barrier()
+		b.addNorm(l.mlpNorm)
+		t.barrier()
+		b.gate(m, l)
+		t.barrier()
+		b.project(&l.down, s.ff, s.ffRow, s.delta, s.hidden, len(s.tokens))
+		t.barrier()
+		if i+1 < len(b.layers) {
+			b.addNorm(b.layers[i+1].attnNorm)
+			t.barrier()
+		}
+	}
+	b.finish(m)
+	if id != 0 {
+		t.barrier() // member 0 waits for it in run
+	}
+}
+
+// embedRows writes each token's embedding, rotary table and first norm.
+func (b *Backend) embedRows() {
+	s := &b.step
+	dim := b.arch.HeadDim
+	chunk := b.team.share(len(s.tokens), 1)
+	for {
+		lo, hi := b.team.claim(len(s.tokens), chunk)
+		if lo == hi {
+			return
+		}
+		for r := lo; r < hi; r++ {
+			x := s.x[r*s.hidden : (r+1)*s.hidden]
+			b.embedding(int(s.tokens[r].id), x)
+			clear(x[b.arch.Hidden:])
+			b.ropeRow(s.cosSin[r*dim:(r+1)*dim], s.tokens[r].pos)
+			b.rmsNorm(s.xn[r*s.hidden:], x, b.layers[0].attnNorm, b.ops.sumSq(&x[0], s.hidden))
+		}
+	}
+}
+
+func (b *Backend) embedding(id int, dst []float32) {
+	if b.embed.Data == nil {
+		b.head.row(id, dst)
+		return
+	}
+	k := b.arch.Hidden
+	for i := range dst[:k] {
+		dst[i] = widen(b.embed.DType, b.embed.Data, id*k+i)
+	}
+}
+
+// rmsNorm writes x/rms(x)*w, given the sum of squares.
+func (b *Backend) rmsNorm(out, x, w []float32, sumSq float32) {
+	b.ops.scaleMul(&out[0], &x[0], &w[0], b.rsqrtMean(sumSq, b.arch.Hidden), len(w))
+}
+
+func (b *Backend) rsqrtMean(sumSq float32, n int) float32 {
+	return float32(1 / math.Sqrt(float64(sumSq/float32(n)+b.arch.NormEps)))
+}
+
+// addNorm adds the last projection to the residual stream and norms the sum.
+func (b *Backend) addNorm(w []float32) {
+	s := &b.step
+	chunk := b.team.share(len(s.tokens), 1)
+	for {
+		lo, hi := b.team.claim(len(s.tokens), chunk)
+		if lo == hi {
+			return
+		}
+		for r := lo; r < hi; r++ {
+			at := r * s.hidden
+			sum := b.ops.addSumSq(&s.x[at], &s.delta[at], s.hidden)
+			b.rmsNorm(s.xn[at:], s.x[at:], w, sum)
+		}
+	}
+}
+
+// project computes out = m*x for n rows.
+func (b *Backend) project(m *matrix, x []float32, xs int, out []float32, os, n int) {
+	chunk := b.team.share(m.panels, 4)
+	for {
+		lo, hi := b.team.claim(m.panels, chunk)
+		if lo == hi {
+			return
+		}
+		m.mul(b.ops, x, xs, out[lo*panelRows:], os, n, lo, hi)
+	}
+}
+
+// gate computes silu(gate*x)*(up*x): the two products go to the member's own
+// scratch and leave it combined.
+func (b *Backend) gate(m *member, l *layer) {
+	s := &b.step
+	n := len(s.tokens)
+	panels := min(max(len(m.gated)/(n*panelRows), 1), gatedPanels)
+	for {
+		lo, hi := b.team.claim(l.gated.panels, panels)
+		if lo == hi {
+			return
+		}
+		row := (hi - lo) * panelRows
+		l.gated.mul(b.ops, s.xn, s.hidden, m.gated, row, n, lo, hi)
+		for r := range n {
+			b.ops.siluMul(&s.ff[r*s.ffRow+lo*guRows], &m.gated[r*row], hi-lo)
+		}
+	}
+}

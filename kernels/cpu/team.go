@@ -1,0 +1,142 @@
+package cpu
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+// team is a fixed set of goroutines that run one function together, meeting
+// at barriers inside it. Member 0 is the caller of run; the others sleep on a
+// channel between runs and never spin then.
+type team struct {
+	size  int
+	start []chan func(member int) // one a sleeping member
+	wg    sync.WaitGroup
+
+	closed  bool
+	active  int          // members of the current run
+	_       [64]byte     // the words below change under everybody's eyes
+	arrived atomic.Int32 // members at the barrier
+	_       [60]byte
+	phase   atomic.Uint32 // barriers passed
+	_       [60]byte
+	next    atomic.Int64 // first unclaimed item since the last barrier
+	_       [56]byte
+
+	parked atomic.Int32
+	mu     sync.Mutex // guards nothing but the wait on phase
+	cond   sync.Cond
+}
+
+// At a barrier a member first spins, which covers the usual microsecond of
+// imbalance, then yields to other goroutines, then sleeps.
+const (
+	spinRounds  = 200 // of spinPauses PAUSE instructions each
+	spinPauses  = 4
+	yieldRounds = 20
+)
+
+func newTeam(size int) *team {
+	t := &team{size: size, active: 1}
+	t.cond.L = &t.mu
+	for member := 1; member < size; member++ {
+		start := make(chan func(int), 1)
+		t.start = append(t.start, start)
+		t.wg.Go(func() {
+			for work := range start {
+				work(member)
+			}
+		})
+	}
+	return t
+}
+
+// run calls work(member) on n members, which all must pass the same barriers.
+// The members other than 0 end work with one barrier more: run waits there.
+func (t *team) run(n int, work func(member int)) {
+	t.active = n
+	t.next.Store(0)
+	for _, c := range t.start[:n-1] {
+		c <- work
+	}
+	work(0)
+	t.barrier()
+}
+
+// barrier waits until every active member is here, and resets claim.
+func (t *team) barrier() {
+	if t.active == 1 {
+		t.next.Store(0)
+		return
+	}
+	phase := t.phase.Load()
+	if int(t.arrived.Add(1)) == t.active {
+		t.arrived.Store(0)
+		t.next.Store(0)
+		t.phase.Add(1)
+		if t.parked.Load() > 0 {
+			t.mu.Lock()
+			t.cond.Broadcast()
+			t.mu.Unlock()
+		}
+		return
+	}
+	for range spinRounds {
+		if t.phase.Load() != phase {
+			return
+		}
+		pause(spinPauses)
+	}
+	for range yieldRounds {
+		if t.phase.Load() != phase {
+			return
+		}
+		runtime.Gosched()
+	}
+	t.mu.Lock()
+	t.parked.Add(1)
+	for t.phase.Load() == phase {
+		t.cond.Wait()
+	}
+	t.parked.Add(-1)
+	t.mu.Unlock()
+}
+
+// claim takes up to chunk of the items 0..n-1 that nobody has taken since the
+// last barrier. lo == hi means none are left.
+func (t *team) claim(n, chunk int) (lo, hi int) {
+	if t.active == 1 {
+		lo = int(t.next.Load())
+		if lo >= n {
+			return n, n
+		}
+		hi = min(lo+chunk, n)
+		t.next.Store(int64(hi))
+		return lo, hi
+	}
+	lo = int(t.next.Add(int64(chunk))) - chunk
+	if lo >= n {
+		return n, n
+	}
+	return lo, min(lo+chunk, n)
+}
+
+// share is a chunk for claim: a few chunks a member, in multiples of unit, or
+// everything at once when alone.
+func (t *team) share(n, unit int) int {
+	if t.active == 1 {
+		return max(n, 1)
+	}
+	c := n / (4 * t.active)
+	return max(unit, c-c%unit)
+}
+
+// close ends the goroutines and waits for them. No run may be in progress.
+func (t *team) close() {
+	for _, c := range t.start {
+		close(c)
+	}
+	t.start, t.closed = nil, true
+	t.wg.Wait()
+}
