@@ -1,0 +1,178 @@
+package worker
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/kvconn"
+)
+
+// Config is one worker's settings; the koanf tags are its YAML keys.
+type Config struct {
+	ID   string `koanf:"id"`   // name in the fleet; empty: the role and a random suffix
+	Role string `koanf:"role"` // "prefill" or "decode"; can be changed while it runs
+
+	Model      string `koanf:"model"`       // empty: the embedded stories260k; a directory, a .gguf file, or hf:OWNER/NAME
+	ServedName string `koanf:"served_name"` // what clients call the model; empty: its own name
+	Device     string `koanf:"device"`      // "auto", "cpu" or "cuda"
+	Threads    int    `koanf:"threads"`     // CPU threads; 0: all cores
+
+	Listen     string   `koanf:"listen"`      // HTTP
+	KVListen   string   `koanf:"kv_listen"`   // kvconn
+	Advertise  string   `koanf:"advertise"`   // host that others dial; empty: found from listen
+	AllowHosts []string `koanf:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
+
+	BlockTokens int           `koanf:"block_tokens"`  // positions a KV block
+	KVMemory    int64         `koanf:"kv_memory"`     // bytes of the KV pool; used when blocks is 0
+	Blocks      int           `koanf:"blocks"`        // blocks of the KV pool; 0: from kv_memory
+	MaxModelLen int           `koanf:"max_model_len"` // tokens, prompt and output; 0: what model and pool allow
+	MaxBatch    int           `koanf:"max_batch"`     // sequences a step
+	MaxWaiting  int           `koanf:"max_waiting"`   // requests that may queue
+	StepTokens  int           `koanf:"step_tokens"`   // tokens a step
+	MaxStepTime time.Duration `koanf:"max_step_time"` // aim for a step with a prefill chunk
+
+	MaxBody      int64         `koanf:"max_body"`      // bytes of a request body
+	ReadTimeout  time.Duration `koanf:"read_timeout"`  // for a whole request to arrive
+	DrainTimeout time.Duration `koanf:"drain_timeout"` // for running requests to finish at shutdown
+	LeaseTime    time.Duration `koanf:"lease_time"`    // finished prompts wait so long for a foreign proxy's decode
+	TicketWait   time.Duration `koanf:"ticket_wait"`   // the router's leg waits so long for decode's ticket
+	ReserveWait  time.Duration `koanf:"reserve_wait"`  // decode waits so long for free blocks
+
+	Fleet Fleet `koanf:"fleet"`
+	KV    KV    `koanf:"kv"`
+	Log   Log   `koanf:"log"`
+}
+
+// Fleet says how to reach NATS; an empty URL is a worker of its own.
+type Fleet struct {
+	URL       string        `koanf:"url" secret:"true"` // nats://user:password@host:port, comma separated
+	CredsFile string        `koanf:"creds_file"`
+	TLSCert   string        `koanf:"tls_cert"`
+	TLSKey    string        `koanf:"tls_key"`
+	TLSCA     string        `koanf:"tls_ca"`
+	Insecure  bool          `koanf:"insecure"` // allow NATS off this machine without credentials or TLS
+	Heartbeat time.Duration `koanf:"heartbeat"`
+}
+
+// KV are the connector's settings; kvconn/DESIGN.md explains each deadline.
+type KV struct {
+	BulkConns        int           `koanf:"bulk_conns"`
+	DialTimeout      time.Duration `koanf:"dial_timeout"`
+	HandshakeTimeout time.Duration `koanf:"handshake_timeout"`
+	AcceptTimeout    time.Duration `koanf:"accept_timeout"`
+	TicketTimeout    time.Duration `koanf:"ticket_timeout"`
+	PeerSilence      time.Duration `koanf:"peer_silence"`
+	Resends          int           `koanf:"resends"`
+}
+
+// Log is the log's shape.
+type Log struct {
+	Level  string `koanf:"level"`  // debug, info, warn or error
+	Format string `koanf:"format"` // text or json
+}
+
+// DefaultConfig returns the settings of a worker that joins with one flag.
+func DefaultConfig(role fleet.Role) Config {
+	kv := kvconn.DefaultConfig()
+	return Config{
+		Role: string(role), Device: "auto",
+		Listen: "127.0.0.1:0", KVListen: "127.0.0.1:0",
+		BlockTokens: 16, KVMemory: 256 << 20, MaxBatch: 64, MaxWaiting: 1024,
+		StepTokens: 512, MaxStepTime: 50 * time.Millisecond,
+		MaxBody: 64 << 20, ReadTimeout: 30 * time.Second, DrainTimeout: 30 * time.Second,
+		LeaseTime: 30 * time.Second, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
+		Fleet: Fleet{Heartbeat: 250 * time.Millisecond},
+		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
+			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends},
+		Log: Log{Level: "info", Format: "text"},
+	}
+}
+
+// KeyError is a bad value of one key; the loader adds file and line.
+type KeyError struct{ Key, Msg string }
+
+func (e *KeyError) Error() string { return e.Key + ": " + e.Msg }
+
+// ConfigKey names the key for the loader.
+func (e *KeyError) ConfigKey() string { return e.Key }
+
+// Validate checks ranges and returns the first *KeyError.
+func (c *Config) Validate() error {
+	bad := func(key, format string, args ...any) error { return &KeyError{key, fmt.Sprintf(format, args...)} }
+	oneOf := func(key, v string, allowed ...string) error {
+		for _, a := range allowed {
+			if v == a {
+				return nil
+			}
+		}
+		return bad(key, "%q is not one of %s", v, strings.Join(allowed, ", "))
+	}
+	if err := oneOf("role", c.Role, "prefill", "decode"); err != nil {
+		return err
+	}
+	if err := oneOf("device", c.Device, "auto", "cpu", "cuda"); err != nil {
+		return err
+	}
+	if err := oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error"); err != nil {
+		return err
+	}
+	if err := oneOf("log.format", c.Log.Format, "text", "json"); err != nil {
+		return err
+	}
+	if c.ID != "" {
+		if err := fleet.ValidID(c.ID); err != nil {
+			return bad("id", "%v", err)
+		}
+	}
+	for _, a := range []struct{ key, addr string }{{"listen", c.Listen}, {"kv_listen", c.KVListen}} {
+		if _, _, err := net.SplitHostPort(a.addr); err != nil {
+			return bad(a.key, "%q is not host:port", a.addr)
+		}
+	}
+	for _, r := range []struct {
+		key       string
+		v, lo, hi int64
+	}{
+		{"threads", int64(c.Threads), 0, 4096},
+		{"block_tokens", int64(c.BlockTokens), 1, 256},
+		{"blocks", int64(c.Blocks), 0, 1 << 30},
+		{"kv_memory", c.KVMemory, 1 << 10, 1 << 46},
+		{"max_model_len", int64(c.MaxModelLen), 0, 1 << 30},
+		{"max_batch", int64(c.MaxBatch), 1, 1 << 16},
+		{"max_waiting", int64(c.MaxWaiting), 1, 1 << 20},
+		{"step_tokens", int64(c.StepTokens), 1, 1 << 20},
+		{"max_body", c.MaxBody, 1 << 10, 1 << 31},
+		{"kv.bulk_conns", int64(c.KV.BulkConns), 1, 64},
+		{"kv.resends", int64(c.KV.Resends), 0, 100},
+	} {
+		if r.v < r.lo || r.v > r.hi {
+			return bad(r.key, "%d is not in %d..%d", r.v, r.lo, r.hi)
+		}
+	}
+	for _, d := range []struct {
+		key string
+		v   time.Duration
+	}{
+		{"max_step_time", c.MaxStepTime}, {"read_timeout", c.ReadTimeout}, {"drain_timeout", c.DrainTimeout},
+		{"lease_time", c.LeaseTime}, {"ticket_wait", c.TicketWait}, {"reserve_wait", c.ReserveWait},
+		{"fleet.heartbeat", c.Fleet.Heartbeat}, {"kv.dial_timeout", c.KV.DialTimeout}, {"kv.handshake_timeout", c.KV.HandshakeTimeout},
+		{"kv.accept_timeout", c.KV.AcceptTimeout}, {"kv.ticket_timeout", c.KV.TicketTimeout}, {"kv.peer_silence", c.KV.PeerSilence},
+	} {
+		if d.v <= 0 {
+			return bad(d.key, "must be positive")
+		}
+	}
+	return nil
+}
+
+func (c *Config) kvconn(id kvconn.Identity) kvconn.Config {
+	kv := kvconn.DefaultConfig()
+	kv.Identity = id
+	kv.BulkConns, kv.Resends = c.KV.BulkConns, c.KV.Resends
+	kv.DialTimeout, kv.HandshakeTimeout = c.KV.DialTimeout, c.KV.HandshakeTimeout
+	kv.AcceptTimeout, kv.TicketTimeout, kv.PeerSilence = c.KV.AcceptTimeout, c.KV.TicketTimeout, c.KV.PeerSilence
+	return kv
+}

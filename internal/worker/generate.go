@@ -1,0 +1,224 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// failure is an API error together with the outcome that a router acts on.
+type failure struct {
+	*openai.Error
+	outcome ticket.Outcome
+}
+
+// batch is what one prompt's goroutine hands to the response writer.
+type batch struct {
+	item   int
+	events []engine.Event
+	err    *failure // the prompt failed; nothing more comes from it
+	end    bool     // the prompt is finished
+}
+
+// generation runs a job's prompts, one goroutine each, and merges their
+// events. The consumer reads batches; while it does not, the goroutines wait,
+// and the engine pauses the choices that get ahead.
+type generation struct {
+	w       *Worker
+	j       *job
+	ex      *exchange // nil: both phases here
+	id      string    // unlike any other live request's
+	seed    uint64
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	batches chan batch
+
+	choices []*choice
+	open    int // prompts not finished
+	err     *failure
+	usage   openai.Usage
+	timing  timing
+
+	mu      sync.Mutex
+	handles []*engine.Handle
+}
+
+// timing is what goes into Server-Timing: the slowest prompt's.
+type timing struct {
+	queue, prefill, kv time.Duration
+}
+
+func (w *Worker) generate(ctx context.Context, j *job, ex *exchange, id string, seed uint64) *generation {
+	ctx, cancel := context.WithCancel(ctx)
+	g := &generation{w: w, j: j, ex: ex, id: id, seed: seed, cancel: cancel,
+		batches: make(chan batch), open: len(j.items), handles: make([]*engine.Handle, len(j.items))}
+	for i := range j.items {
+		it := &j.items[i]
+		g.usage.Prompt += len(it.tokens)
+		for n := range j.N {
+			g.choices = append(g.choices, newChoice(w, j, it, i*j.N+n))
+		}
+		g.wg.Add(1)
+		go func() {
+			defer g.wg.Done()
+			g.run(ctx, i)
+		}()
+	}
+	return g
+}
+
+// close ends whatever still runs and waits for it.
+func (g *generation) close() {
+	g.cancel()
+	g.wg.Wait()
+}
+
+// run drives one prompt to its end.
+func (g *generation) run(ctx context.Context, i int) {
+	send := func(b batch) bool {
+		b.item = i
+		select {
+		case g.batches <- b:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	h, fail := g.start(ctx, i)
+	if fail != nil {
+		send(batch{err: fail})
+		return
+	}
+	defer h.Cancel()
+	g.mu.Lock()
+	g.handles[i] = h
+	g.mu.Unlock()
+	for {
+		events, err := h.Next(ctx)
+		if len(events) > 0 && !send(batch{events: events}) {
+			return
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			send(batch{end: true})
+			return
+		case err != nil:
+			send(batch{err: &failure{engineError(err), ticket.Dead}})
+			return
+		}
+	}
+}
+
+// start submits one prompt: with KV from a prefill worker, or from scratch.
+func (g *generation) start(ctx context.Context, i int) (*engine.Handle, *failure) {
+	r := g.w.request(g.j, i, g.id, g.seed)
+	if g.ex != nil {
+		pre, rep, err := g.w.decode.Fetch(ctx, g.ex.claim(r, i, len(g.j.items)))
+		if err != nil {
+			return nil, fetchFailure(err)
+		}
+		g.note(timing{queue: rep.Reserve + rep.Queue, prefill: rep.Prefill, kv: max(0, rep.KV-rep.Queue-rep.Prefill)})
+		r.Prefilled = pre
+	}
+	h, err := g.w.engine.Submit(ctx, r)
+	if err != nil {
+		if r.Prefilled != nil {
+			g.w.cache.Release(r.Prefilled.Blocks, r.Owner)
+		}
+		outcome := ticket.Refused
+		if errors.Is(err, engine.ErrQueueFull) || errors.Is(err, engine.ErrClosed) {
+			outcome = ticket.NoSpace
+		}
+		return nil, &failure{engineError(err), outcome}
+	}
+	return h, nil
+}
+
+func (g *generation) note(t timing) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.timing.queue = max(g.timing.queue, t.queue)
+	g.timing.prefill = max(g.timing.prefill, t.prefill)
+	g.timing.kv = max(g.timing.kv, t.kv)
+}
+
+func (g *generation) timings() timing {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.timing
+}
+
+func fetchFailure(err error) *failure {
+	var e *decode.Error
+	if !errors.As(err, &e) {
+		return &failure{openai.Upstream("%v", err), ticket.Dead}
+	}
+	switch e.Outcome {
+	case ticket.NoSpace:
+		return &failure{openai.Unavailable("%v", err), e.Outcome}
+	case ticket.Late:
+		return &failure{openai.Deadline("%v", err), e.Outcome}
+	}
+	return &failure{openai.Upstream("%v", err), e.Outcome}
+}
+
+// next waits for the next batch and renders it. It returns false when the
+// generation is over: g.err says whether it failed.
+func (g *generation) next(ctx context.Context) bool {
+	if g.open == 0 || g.err != nil {
+		return false
+	}
+	select {
+	case b := <-g.batches:
+		g.take(b)
+		return g.err == nil
+	case <-ctx.Done():
+		g.err = &failure{openai.Upstream("%v", context.Cause(ctx)), ticket.Cancelled}
+		return false
+	}
+}
+
+func (g *generation) take(b batch) {
+	switch {
+	case b.err != nil:
+		g.err = b.err
+		return
+	case b.end:
+		g.open--
+		return
+	}
+	for i := range b.events {
+		e := &b.events[i]
+		if p := e.Prompt; p != nil {
+			g.usage.Cached += p.CachedTokens
+			if g.ex == nil {
+				g.note(timing{queue: p.Queued, prefill: p.Prefill})
+			}
+		}
+		c := g.choices[b.item*g.j.N+e.Choice]
+		if c.done {
+			continue
+		}
+		g.usage.Completion++
+		if c.push(e) {
+			g.mu.Lock()
+			h := g.handles[b.item]
+			g.mu.Unlock()
+			h.CancelChoice(e.Choice)
+		}
+	}
+}
+
+// header is the part of Server-Timing that a worker knows.
+func (t timing) header() string {
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	return fmt.Sprintf("queue;dur=%.3f, prefill;dur=%.3f, kv;dur=%.3f", ms(t.queue), ms(t.prefill), ms(t.kv))
+}

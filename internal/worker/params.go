@@ -1,0 +1,191 @@
+package worker
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/tokenizer"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// job is a parsed request: one or more prompts under common parameters.
+type job struct {
+	openai.Sampling
+	chat     bool
+	echo     bool
+	logprobs int // alternatives listed with each token; -1: none
+	items    []item
+}
+
+// item is one prompt.
+type item struct {
+	tokens []int32
+	text   string // as the client sent it, or decoded when echo asks for it
+}
+
+// completionJob reads a POST /v1/completions body.
+func (w *Worker) completionJob(body []byte) (*job, *openai.Error) {
+	c, err := openai.ParseCompletion(body, w.limits())
+	if err != nil {
+		return nil, err
+	}
+	j := &job{Sampling: c.Sampling, echo: c.Echo, logprobs: -1}
+	if c.Logprobs != nil {
+		j.logprobs = *c.Logprobs
+	}
+	for i, p := range c.Prompts {
+		it := item{tokens: p.Tokens, text: p.Text}
+		if !p.IsTokens {
+			it.tokens = w.tok.Encode(p.Text, c.AddSpecial)
+		} else if c.Echo {
+			it.text = w.tok.Decode(p.Tokens, false)
+		}
+		if len(it.tokens) == 0 {
+			return nil, openai.BadRequest("prompt", "prompt %d is empty", i)
+		}
+		j.items = append(j.items, it)
+	}
+	return j, w.check(j)
+}
+
+// chatJob reads a POST /v1/chat/completions body.
+func (w *Worker) chatJob(body []byte) (*job, *openai.Error) {
+	c, err := openai.ParseChat(body, w.limits())
+	if err != nil {
+		return nil, err
+	}
+	if c.ResponseFormat != nil && !plainText(c.ResponseFormat) {
+		return nil, openai.BadRequest("response_format", "this engine generates plain text only")
+	}
+	tokens, err := w.renderChat(c)
+	if err != nil {
+		return nil, err
+	}
+	j := &job{Sampling: c.Sampling, chat: true, logprobs: -1, items: []item{{tokens: tokens}}}
+	if c.Logprobs {
+		j.logprobs = c.TopLogprobs
+	}
+	return j, w.check(j)
+}
+
+func plainText(format json.RawMessage) bool {
+	var f struct {
+		Type string `json:"type"`
+	}
+	return json.Unmarshal(format, &f) == nil && f.Type == "text"
+}
+
+// renderChat turns messages into the model's prompt.
+func (w *Worker) renderChat(c *openai.Chat) ([]int32, *openai.Error) {
+	if !w.tok.HasChatTemplate() {
+		return nil, openai.BadRequest("messages", "model %s has no chat template; use /v1/completions", w.served)
+	}
+	in := tokenizer.ChatInput{Messages: c.Messages, AddGenerationPrompt: c.AddGenerationPrompt,
+		ContinueFinalMessage: c.ContinueFinalMessage, Kwargs: c.TemplateKwargs}
+	if c.Tools != nil && string(c.ToolChoice) != `"none"` {
+		if err := json.Unmarshal(c.Tools, &in.Tools); err != nil {
+			return nil, openai.BadRequest("tools", "%v", err)
+		}
+	}
+	text, err := w.tok.RenderChat(in)
+	if err != nil {
+		return nil, openai.BadRequest("messages", "chat template: %v", err)
+	}
+	tokens := w.tok.Encode(text, c.AddSpecial)
+	if len(tokens) == 0 {
+		return nil, openai.BadRequest("messages", "the chat template renders nothing")
+	}
+	return tokens, nil
+}
+
+func (w *Worker) limits() openai.Limits {
+	return openai.Limits{VocabSize: w.backend.Arch().Vocab}
+}
+
+// check refuses what cannot run here, with numbers.
+func (w *Worker) check(j *job) *openai.Error {
+	if j.Model != "" && j.Model != w.served {
+		return openai.ModelNotFound(j.Model)
+	}
+	most := w.engine.MaxModelLen()
+	for i := range j.items {
+		n := len(j.items[i].tokens)
+		if n >= most {
+			return openai.BadRequest("prompt", "the prompt has %d tokens; with one token of output the limit is %d", n, most-1)
+		}
+		if j.MaxTokens != nil && n+*j.MaxTokens > most {
+			return openai.BadRequest("max_tokens", "%d prompt tokens and max_tokens %d are over the limit of %d tokens", n, *j.MaxTokens, most)
+		}
+		for _, id := range j.items[i].tokens {
+			if id < 0 || int(id) >= w.backend.Arch().Vocab {
+				return openai.BadRequest("prompt", "token id %d is outside the vocabulary of %d", id, w.backend.Arch().Vocab)
+			}
+		}
+	}
+	return nil
+}
+
+// sampling maps the request's parameters to the engine's, filling what the
+// client left out from the model's generation_config.json.
+func (w *Worker) sampling(s *openai.Sampling, seed uint64) engine.Sampling {
+	out := engine.Sampling{
+		Seed: seed, Temperature: s.Temperature, TopK: s.TopK, TopP: s.TopP, MinP: s.MinP,
+		Repetition: s.Repetition, Presence: s.Presence, Frequency: s.Frequency,
+	}
+	gen := &w.model.Generation
+	fill(&out.Temperature, gen.Temperature, s.Given.Has(openai.GivenTemperature))
+	fill(&out.TopP, gen.TopP, s.Given.Has(openai.GivenTopP))
+	fill(&out.TopK, gen.TopK, s.Given.Has(openai.GivenTopK))
+	fill(&out.MinP, gen.MinP, s.Given.Has(openai.GivenMinP))
+	fill(&out.Repetition, gen.RepetitionPenalty, s.Given.Has(openai.GivenRepetition))
+	for _, b := range s.LogitBias {
+		out.Bias = append(out.Bias, kernels.Bias{ID: b.ID, Value: b.Value})
+	}
+	return out
+}
+
+func fill[T any](dst *T, def *T, given bool) {
+	if def != nil && !given {
+		*dst = *def
+	}
+}
+
+// request builds the engine's request for one prompt.
+func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request {
+	r := &engine.Request{
+		ID: id, Owner: fmt.Sprintf("%s/%d", id, i), Prompt: j.items[i].tokens, N: j.N,
+		Sampling: w.sampling(&j.Sampling, seed), MinTokens: j.MinTokens,
+		StopTokens: j.StopTokenIDs, IgnoreEOS: j.IgnoreEOS, Salt: j.CacheSalt,
+		Logprobs: j.logprobs, PromptLogprobs: -1,
+	}
+	if j.MaxTokens != nil {
+		r.MaxTokens = *j.MaxTokens
+	}
+	if j.echo && j.logprobs >= 0 {
+		r.PromptLogprobs = j.logprobs
+	}
+	if j.PromptLogprobs != nil {
+		r.PromptLogprobs = *j.PromptLogprobs
+	}
+	return r
+}
+
+// engineError maps what the engine refuses to the API's shape.
+func engineError(err error) *openai.Error {
+	var bad *engine.RequestError
+	var long *engine.TooLongError
+	switch {
+	case errors.As(err, &bad):
+		return openai.BadRequest(bad.Field, "%s", bad.Msg)
+	case errors.As(err, &long):
+		return openai.BadRequest("prompt", "%v", err)
+	case errors.Is(err, engine.ErrQueueFull):
+		return openai.Unavailable("%v", err)
+	case errors.Is(err, engine.ErrClosed):
+		return openai.Unavailable("this worker is shutting down")
+	}
+	return openai.Upstream("%v", err)
+}
