@@ -1,0 +1,254 @@
+package cpu_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/cpu"
+)
+
+// shape makes small architectures readable.
+func shape(layers, hidden, ff, heads, kv, dim, vocab int) kernels.Arch {
+	return kernels.Arch{
+		Layers: layers, Hidden: hidden, Intermediate: ff, Heads: heads, KVHeads: kv, HeadDim: dim,
+		Vocab: vocab, MaxPositions: 640, NormEps: 1e-5, RopeTheta: 10000, TiedHead: true,
+	}
+}
+
+func tensor(r *rand.Rand, dt kernels.DType, scale float64, base float64, dims ...int) kernels.Tensor {
+	n := 1
+	for _, d := range dims {
+		n *= d
+	}
+	t := kernels.Tensor{DType: dt, Shape: dims, Data: make([]byte, n*dt.Bytes())}
+	for i := range n {
+		v := float32(base + scale*r.NormFloat64())
+		bits := math.Float32bits(v)
+		switch dt {
+		case kernels.F32:
+			binary.LittleEndian.PutUint32(t.Data[4*i:], bits)
+		case kernels.BF16:
+			binary.LittleEndian.PutUint16(t.Data[2*i:], uint16(bits>>16))
+		case kernels.F16: // truncated; normal range only
+			e := int(bits>>23&255) - 112
+			h := uint16(0)
+			if e > 0 && e < 31 {
+				h = uint16(e<<10) | uint16(bits>>13&1023)
+			}
+			binary.LittleEndian.PutUint16(t.Data[2*i:], h|uint16(bits>>16)&0x8000)
+		}
+	}
+	return t
+}
+
+// randomWeights makes a model whose activations stay near one.
+func randomWeights(a kernels.Arch, dt kernels.DType, seed uint64) kernels.Weights {
+	r := rand.New(rand.NewPCG(seed, 99))
+	proj := func(rows, k int) kernels.Tensor { return tensor(r, dt, 1/math.Sqrt(float64(k)), 0, rows, k) }
+	norm := func(n int) kernels.Tensor { return tensor(r, kernels.F32, 0.1, 1, n) }
+	q, kv := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim
+	w := kernels.Weights{Embed: tensor(r, dt, 0.7, 0, a.Vocab, a.Hidden), Norm: norm(a.Hidden)}
+	if !a.TiedHead {
+		w.Head = proj(a.Vocab, a.Hidden)
+	}
+	for range a.Layers {
+		l := kernels.LayerWeights{
+			AttnNorm: norm(a.Hidden), MLPNorm: norm(a.Hidden),
+			Q: proj(q, a.Hidden), K: proj(kv, a.Hidden), V: proj(kv, a.Hidden), O: proj(a.Hidden, q),
+			Gate: proj(a.Intermediate, a.Hidden), Up: proj(a.Intermediate, a.Hidden), Down: proj(a.Hidden, a.Intermediate),
+		}
+		if a.QKVBias {
+			l.QBias, l.KBias, l.VBias = tensor(r, dt, 0.3, 0, q), tensor(r, dt, 0.3, 0, kv), tensor(r, dt, 0.3, 0, kv)
+		}
+		if a.QKNorm {
+			l.QNorm, l.KNorm = norm(a.HeadDim), norm(a.HeadDim)
+		}
+		w.Layers = append(w.Layers, l)
+	}
+	return w
+}
+
+func open(t testing.TB, a kernels.Arch, w kernels.Weights, opt cpu.Options) *cpu.Backend {
+	t.Helper()
+	b, err := cpu.New(a, w, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close() })
+	return b
+}
+
+func mustStep(t testing.TB, b kernels.Backend, seqs ...kernels.Seq) []kernels.Result {
+	t.Helper()
+	r, err := b.Step(&kernels.Step{Seqs: seqs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func randomTokens(r *rand.Rand, n, vocab int) []int32 {
+	ids := make([]int32, n)
+	for i := range ids {
+		ids[i] = int32(r.IntN(vocab))
+	}
+	return ids
+}
+
+// families are architectures that together use every feature and head size.
+func families() map[string]kernels.Arch {
+	f := map[string]kernels.Arch{
+		"llama mha 64":   shape(2, 128, 300, 2, 2, 64, 100),
+		"llama gqa2 8":   shape(3, 64, 172, 8, 4, 8, 512),
+		"llama gqa4 128": shape(2, 96, 200, 4, 1, 128, 77),
+		"qwen2 gqa7 64":  shape(2, 112, 160, 14, 2, 64, 90),
+		"qwen3 gqa2 80":  shape(2, 72, 144, 4, 2, 80, 64),
+		"gqa3 96":        shape(1, 100, 90, 3, 1, 96, 65),
+		"odd head 6":     shape(2, 36, 50, 6, 3, 6, 40),
+		"head 20 norm":   shape(2, 40, 50, 4, 4, 20, 40),
+	}
+	set := func(name string, g func(a *kernels.Arch)) { a := f[name]; g(&a); f[name] = a }
+	set("llama mha 64", func(a *kernels.Arch) { a.TiedHead = false })
+	set("llama gqa4 128", func(a *kernels.Arch) {
+		a.Rope = kernels.RopeScaling{Kind: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPos: 64}
+	})
+	set("qwen2 gqa7 64", func(a *kernels.Arch) {
+		a.QKVBias = true
+		a.Rope = kernels.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 64}
+	})
+	set("qwen3 gqa2 80", func(a *kernels.Arch) { a.QKNorm, a.NormEps, a.RopeTheta = true, 1e-6, 1e6 })
+	set("head 20 norm", func(a *kernels.Arch) { a.QKNorm, a.QKVBias = true, true })
+	set("gqa3 96", func(a *kernels.Arch) { a.Rope = kernels.RopeScaling{Kind: "linear", Factor: 2} })
+	return f
+}
+
+var simds = []string{"avx512", "avx2", "portable"}
+
+// supported skips instruction sets that this machine lacks.
+func supported(simd string) bool {
+	a := shape(1, 16, 16, 1, 1, 8, 8)
+	b, err := cpu.New(a, randomWeights(a, kernels.F32, 1), cpu.Options{Blocks: 1, SIMD: simd})
+	if err != nil {
+		return false
+	}
+	b.Close()
+	return true
+}
+
+// run feeds tokens in the given chunks with a scrambled block table, other
+// sequences beside it, and returns the logits after every token, the KV rows
+// in order and the digests.
+func run(t *testing.T, b *cpu.Backend, tokens []int32, chunks []int, beside int, seed uint64) (logits [][]float32, kv []byte, digests []uint64) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(seed, 5))
+	size := b.Layout().BlockTokens
+	per := (len(tokens) + size - 1) / size
+	perm := r.Perm(b.Blocks())
+	table := make([]int32, per)
+	for i := range table {
+		table[i] = int32(perm[i])
+	}
+	free := perm[per:]
+	pos := 0
+	for i := 0; pos < len(tokens); i++ {
+		n := min(chunks[i%len(chunks)], len(tokens)-pos)
+		seqs := []kernels.Seq{{Tokens: tokens[pos : pos+n], Pos: pos, Blocks: table, WantLogits: true}}
+		for j := range beside {
+			m := 1 + r.IntN(3)
+			o := kernels.Seq{Tokens: randomTokens(r, m, b.Arch().Vocab), Blocks: []int32{int32(free[3*j]), int32(free[3*j+1]), int32(free[3*j+2])}}
+			if o.WantLogits = r.IntN(2) == 0; r.IntN(2) == 0 {
+				seqs = append(seqs, o)
+			} else {
+				seqs = append([]kernels.Seq{o}, seqs...)
+			}
+		}
+		for k, res := range mustStep(t, b, seqs...) {
+			if &seqs[k].Blocks[0] == &table[0] {
+				logits = append(logits, slices.Clone(res.Logits))
+			}
+		}
+		pos += n
+	}
+	l := b.Layout()
+	d := make([]uint64, l.KVHeads)
+	for layer := range l.Layers {
+		for i, block := range table {
+			n := min(size, len(tokens)-i*size)
+			rows := make([]byte, l.RowsBytes(n))
+			b.Gather(layer, block, 0, n, rows)
+			kv = append(kv, rows...)
+			b.Digest(layer, block, d)
+			digests = append(digests, d...)
+			want := make([]uint64, l.KVHeads)
+			kernels.DigestRows(l, layer, i*size, n, rows, want)
+			if !slices.Equal(d, want) {
+				t.Fatalf("layer %d block %d: stored digest %x, rows have %x", layer, i, d, want)
+			}
+		}
+	}
+	return logits, kv, digests
+}
+
+func sameBits(a, b []float32) bool {
+	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) })
+}
+
+// The contract: the same bits whatever the instruction set, threads, chunks,
+// batch and block size; and close to a float64 forward written independently.
+func TestSameBits(t *testing.T) {
+	for name, a := range families() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, dt := range []kernels.DType{kernels.F32, kernels.BF16, kernels.F16} {
+				w := randomWeights(a, dt, 7)
+				r := rand.New(rand.NewPCG(11, uint64(dt)))
+				tokens := randomTokens(r, 37, a.Vocab)
+				var want [][]float32
+				var wantKV []byte
+				check := func(label string, opt cpu.Options, chunks []int, beside int) {
+					t.Helper()
+					b := open(t, a, w, opt)
+					logits, kv, _ := run(t, b, tokens, chunks, beside, uint64(len(label)))
+					if want == nil {
+						want, wantKV = logits, kv
+						return
+					}
+					// Compare the logits at each chunk's end with the token-by-token run.
+					pos := 0
+					for i, l := range logits {
+						pos = min(pos+chunks[i%len(chunks)], len(tokens))
+						if !sameBits(l, want[pos-1]) {
+							t.Fatalf("%v %s: logits after %d tokens differ", dt, label, pos)
+						}
+					}
+					if opt.BlockTokens == 16 && !slices.Equal(kv, wantKV) {
+						t.Fatalf("%v %s: KV rows differ", dt, label)
+					}
+				}
+				check("first", cpu.Options{Blocks: 32, BlockTokens: 16, Threads: 1}, []int{1}, 0)
+				reference(t, a, w, tokens, want)
+				for _, simd := range simds {
+					if !supported(simd) {
+						continue
+					}
+					check(simd+" whole", cpu.Options{Blocks: 32, BlockTokens: 16, Threads: 2, SIMD: simd}, []int{37}, 0)
+					if simd == "portable" && dt != kernels.F32 {
+						continue
+					}
+					check(simd+" chunks", cpu.Options{Blocks: 32, BlockTokens: 16, Threads: 1, SIMD: simd}, []int{3, 14, 1, 7}, 3)
+				}
+				if dt != kernels.F32 {
+					continue
+				}
+				for _, size := range []int{1, 3, 4, 16, 256} {
+					check(fmt.Sprintf("block %d", size), cpu.Options{Blocks: 64, BlockTokens: size, Threads: 3}, []int{5, 1, 20}, 2)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,142 @@
+package cpu_test
+
+import (
+	"encoding/binary"
+	"math"
+	"testing"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// value reads one weight, independently of the package under test.
+func value(t kernels.Tensor, i int) float64 {
+	switch t.DType {
+	case kernels.BF16:
+		return float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(t.Data[2*i:])) << 16))
+	case kernels.F16:
+		h := binary.LittleEndian.Uint16(t.Data[2*i:])
+		v := math.Ldexp(1024+float64(h&1023), int(h>>10&31)-25)
+		if h>>10&31 == 0 {
+			v = math.Ldexp(float64(h&1023), -24)
+		}
+		if h>>15 == 1 {
+			v = -v
+		}
+		return v
+	}
+	return float64(math.Float32frombits(binary.LittleEndian.Uint32(t.Data[4*i:])))
+}
+
+func naiveMul(t kernels.Tensor, rows int, x []float64) []float64 {
+	out := make([]float64, rows)
+	for r := range out {
+		for k, v := range x {
+			out[r] += value(t, r*len(x)+k) * v
+		}
+	}
+	return out
+}
+
+func naiveNorm(w kernels.Tensor, x []float64, eps float64) []float64 {
+	var ss float64
+	for _, v := range x {
+		ss += v * v
+	}
+	out := make([]float64, len(x))
+	for i, v := range x {
+		out[i] = v / math.Sqrt(ss/float64(len(x))+eps) * value(w, i)
+	}
+	return out
+}
+
+// naiveForward is a whole forward pass in float64, written from the papers:
+// it returns the logits after every token. rope gives a position's rotation.
+func naiveForward(a kernels.Arch, w kernels.Weights, tokens []int32, freq []float64, factor float64) [][]float64 {
+	d, group := a.HeadDim, a.Heads/a.KVHeads
+	keys, vals := make([][][]float64, a.Layers), make([][][]float64, a.Layers)
+	var all [][]float64
+	for pos, id := range tokens {
+		x := make([]float64, a.Hidden)
+		for i := range x {
+			x[i] = value(w.Embed, int(id)*a.Hidden+i)
+		}
+		finish := func(v []float64, bias, norm kernels.Tensor, turn bool) []float64 {
+			for i := range v {
+				if a.QKVBias {
+					v[i] += value(bias, i)
+				}
+			}
+			for h := 0; turn && h < len(v); h += d {
+				head := v[h : h+d]
+				if a.QKNorm {
+					copy(head, naiveNorm(norm, head, float64(a.NormEps)))
+				}
+				for i := range d / 2 {
+					s, c := math.Sincos(freq[i] * float64(pos))
+					s, c = s*factor, c*factor
+					p, q := head[i], head[i+d/2]
+					head[i], head[i+d/2] = p*c-q*s, q*c+p*s
+				}
+			}
+			return v
+		}
+		for li, l := range w.Layers {
+			n := naiveNorm(l.AttnNorm, x, float64(a.NormEps))
+			q := finish(naiveMul(l.Q, a.Heads*d, n), l.QBias, l.QNorm, true)
+			keys[li] = append(keys[li], finish(naiveMul(l.K, a.KVHeads*d, n), l.KBias, l.KNorm, true))
+			vals[li] = append(vals[li], finish(naiveMul(l.V, a.KVHeads*d, n), l.VBias, kernels.Tensor{}, false))
+			out := make([]float64, a.Heads*d)
+			for h := range a.Heads {
+				at := h / group * d
+				p := make([]float64, pos+1)
+				var sum float64
+				for t := range p {
+					var dot float64
+					for i := range d {
+						dot += q[h*d+i] * keys[li][t][at+i]
+					}
+					p[t] = math.Exp(dot / math.Sqrt(float64(d)))
+					sum += p[t]
+				}
+				for t := range p {
+					for i := range d {
+						out[h*d+i] += p[t] / sum * vals[li][t][at+i]
+					}
+				}
+			}
+			for i, v := range naiveMul(l.O, a.Hidden, out) {
+				x[i] += v
+			}
+			n = naiveNorm(l.MLPNorm, x, float64(a.NormEps))
+			g, u := naiveMul(l.Gate, a.Intermediate, n), naiveMul(l.Up, a.Intermediate, n)
+			for i := range g {
+				g[i] = g[i] / (1 + math.Exp(-g[i])) * u[i]
+			}
+			for i, v := range naiveMul(l.Down, a.Hidden, g) {
+				x[i] += v
+			}
+		}
+		head := w.Head
+		if a.TiedHead {
+			head = w.Embed
+		}
+		all = append(all, naiveMul(head, a.Vocab, naiveNorm(w.Norm, x, float64(a.NormEps))))
+	}
+	return all
+}
+
+// reference compares logits with the naive forward.
+func reference(t *testing.T, a kernels.Arch, w kernels.Weights, tokens []int32, got [][]float32) {
+	t.Helper()
+	freq, factor := ropeOf(t, a)
+	want := naiveForward(a, w, tokens, freq, factor)
+	worst := 0.0
+	for i := range want {
+		for j, v := range want[i] {
+			worst = max(worst, math.Abs(v-float64(got[i][j])))
+		}
+	}
+	if worst > 2e-4 {
+		t.Errorf("logits differ from float64 by up to %g", worst)
+	}
+}
