@@ -151,7 +151,11 @@ func (l *loader) text(out map[string]any, lf leaf, source, text string) {
 // node adds a setting to a layer.
 func (l *loader) node(out map[string]any, lf leaf, source string, n *yaml.Node) {
 	key := lf.key()
-	delete(l.origin, key)
+	for k := range l.origin { // what an earlier layer set is no more
+		if strings.HasPrefix(k, key+"[") {
+			delete(l.origin, k)
+		}
+	}
 	r := &reader{loader: l, source: func(*yaml.Node) string { return source }}
 	value := r.value(n, lf.typ, key, lf.unit)
 	l.set(key, source)

@@ -83,11 +83,6 @@ func (r *reader) value(n *yaml.Node, t reflect.Type, key string, u unit) any {
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
 		return nil
 	}
-	if key != "" {
-		if _, ok := r.origin[key]; !ok || n.Kind == yaml.ScalarNode {
-			r.set(key, r.source(n))
-		}
-	}
 	switch {
 	case isScalar(t):
 		if n.Kind != yaml.ScalarNode {
@@ -123,14 +118,14 @@ func (r *reader) list(n *yaml.Node, t reflect.Type, key string, u unit) any {
 	}
 	out := make([]any, 0, len(n.Content))
 	for i, c := range n.Content {
-		v := r.value(c, t.Elem(), fmt.Sprintf("%s[%d]", key, i), u)
-		if v == nil {
-			if len(r.errs) == 0 {
-				r.fail(r.source(c), fmt.Sprintf("%s[%d]", key, i), "is empty")
-			}
-			return nil
+		at := fmt.Sprintf("%s[%d]", key, i)
+		r.set(at, r.source(c))
+		refused := len(r.errs)
+		if v := r.value(c, t.Elem(), at, u); v != nil {
+			out = append(out, v)
+		} else if len(r.errs) == refused {
+			r.fail(r.source(c), at, "is empty")
 		}
-		out = append(out, v)
 	}
 	return out
 }
