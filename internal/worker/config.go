@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/kvconn"
 )
@@ -26,7 +27,7 @@ type Config struct {
 	AllowHosts []string `koanf:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
 
 	BlockTokens int           `koanf:"block_tokens"`  // positions a KV block
-	KVMemory    int64         `koanf:"kv_memory"`     // bytes of the KV pool; used when blocks is 0
+	KVMemory    config.Size   `koanf:"kv_memory"`     // bytes of the KV pool; used when blocks is 0
 	Blocks      int           `koanf:"blocks"`        // blocks of the KV pool; 0: from kv_memory
 	MaxModelLen int           `koanf:"max_model_len"` // tokens, prompt and output; 0: what model and pool allow
 	MaxBatch    int           `koanf:"max_batch"`     // sequences a step
@@ -34,7 +35,7 @@ type Config struct {
 	StepTokens  int           `koanf:"step_tokens"`   // tokens a step
 	MaxStepTime time.Duration `koanf:"max_step_time"` // aim for a step with a prefill chunk
 
-	MaxBody      int64         `koanf:"max_body"`      // bytes of a request body
+	MaxBody      config.Size   `koanf:"max_body"`      // bytes of a request body
 	ReadTimeout  time.Duration `koanf:"read_timeout"`  // for a whole request to arrive
 	DrainTimeout time.Duration `koanf:"drain_timeout"` // for running requests to finish at shutdown
 	LeaseTime    time.Duration `koanf:"lease_time"`    // finished prompts wait so long for a foreign proxy's decode
@@ -48,7 +49,7 @@ type Config struct {
 
 // Fleet says how to reach NATS; an empty URL is a worker of its own.
 type Fleet struct {
-	URL       string        `koanf:"url" secret:"true"` // nats://user:password@host:port, comma separated
+	URL       string        `koanf:"url" secret:"url"` // nats://user:password@host:port, comma separated
 	CredsFile string        `koanf:"creds_file"`
 	TLSCert   string        `koanf:"tls_cert"`
 	TLSKey    string        `koanf:"tls_key"`
@@ -91,17 +92,11 @@ func DefaultConfig(role fleet.Role) Config {
 	}
 }
 
-// KeyError is a bad value of one key; the loader adds file and line.
-type KeyError struct{ Key, Msg string }
-
-func (e *KeyError) Error() string { return e.Key + ": " + e.Msg }
-
-// ConfigKey names the key for the loader.
-func (e *KeyError) ConfigKey() string { return e.Key }
-
-// Validate checks ranges and returns the first *KeyError.
+// Validate checks ranges and returns the first *config.KeyError.
 func (c *Config) Validate() error {
-	bad := func(key, format string, args ...any) error { return &KeyError{key, fmt.Sprintf(format, args...)} }
+	bad := func(key, format string, args ...any) error {
+		return &config.KeyError{Key: key, Msg: fmt.Sprintf(format, args...)}
+	}
 	oneOf := func(key, v string, allowed ...string) error {
 		for _, a := range allowed {
 			if v == a {
@@ -139,12 +134,12 @@ func (c *Config) Validate() error {
 		{"threads", int64(c.Threads), 0, 4096},
 		{"block_tokens", int64(c.BlockTokens), 1, 256},
 		{"blocks", int64(c.Blocks), 0, 1 << 30},
-		{"kv_memory", c.KVMemory, 1 << 10, 1 << 46},
+		{"kv_memory", int64(c.KVMemory), 1 << 10, 1 << 46},
 		{"max_model_len", int64(c.MaxModelLen), 0, 1 << 30},
 		{"max_batch", int64(c.MaxBatch), 1, 1 << 16},
 		{"max_waiting", int64(c.MaxWaiting), 1, 1 << 20},
 		{"step_tokens", int64(c.StepTokens), 1, 1 << 20},
-		{"max_body", c.MaxBody, 1 << 10, 1 << 31},
+		{"max_body", int64(c.MaxBody), 1 << 10, 1 << 31},
 		{"kv.bulk_conns", int64(c.KV.BulkConns), 1, 64},
 		{"kv.resends", int64(c.KV.Resends), 0, 100},
 	} {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"sync"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
@@ -30,7 +31,7 @@ func join(w *Worker) (*membership, error) {
 	conn, err := fleet.Connect(fleet.ConnConfig{URL: f.URL, Name: w.identity.ID, CredsFile: f.CredsFile,
 		TLSCert: f.TLSCert, TLSKey: f.TLSKey, TLSCA: f.TLSCA, Insecure: f.Insecure, Log: w.log})
 	if err != nil {
-		return nil, &KeyError{"fleet.url", err.Error()}
+		return nil, &config.KeyError{Key: "fleet.url", Msg: err.Error()}
 	}
 	m.conn = conn
 	if m.watcher, err = fleet.Watch(fleet.WatcherConfig{Conn: conn, Log: w.log, Registerer: w.registry}); err == nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
@@ -81,12 +82,12 @@ func newBackend(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	blocks := cfg.Blocks
 	if blocks == 0 {
 		perToken := int64(2*4) * int64(a.Layers*a.KVHeads*a.HeadDim) // K and V rows, f32
-		blocks = int(cfg.KVMemory / (perToken * int64(cfg.BlockTokens)))
+		blocks = int(int64(cfg.KVMemory) / (perToken * int64(cfg.BlockTokens)))
 		most := 64 * ((a.MaxPositions + cfg.BlockTokens - 1) / cfg.BlockTokens) // 64 whole contexts
 		blocks = min(blocks, most)
 	}
 	if blocks < 1 {
-		return nil, &KeyError{"kv_memory", fmt.Sprintf("%d bytes hold no block of %d tokens", cfg.KVMemory, cfg.BlockTokens)}
+		return nil, &config.KeyError{Key: "kv_memory", Msg: fmt.Sprintf("%d bytes hold no block of %d tokens", cfg.KVMemory, cfg.BlockTokens)}
 	}
 	b, err := cpu.New(a, weights(m), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: threads})
 	if err != nil {

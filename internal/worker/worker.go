@@ -26,6 +26,7 @@ import (
 
 	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/internal/clientwatch"
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvcache"
@@ -303,7 +304,7 @@ func (w *Worker) advertised(a net.Addr) (string, error) {
 			return net.JoinHostPort(n.IP.String(), port), nil
 		}
 	}
-	return "", &KeyError{"advertise", "listening on every address, and none can be found that others could dial; set it"}
+	return "", &config.KeyError{Key: "advertise", Msg: "listening on every address, and none can be found that others could dial; set it"}
 }
 
 // instance describes this worker to the fleet.

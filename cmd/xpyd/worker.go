@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+
+	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/supervise"
+	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/kvconn/tcp"
+)
+
+// newWorker is `xpyd prefill` or `xpyd decode`: one worker process.
+func newWorker(role fleet.Role) *cobra.Command {
+	cfg := worker.DefaultConfig(role)
+	var file string
+	var printConfig bool
+	cmd := &cobra.Command{
+		Use:   fmt.Sprintf("%s (--join NATS_URL [--model M] | --config FILE)", role),
+		Short: fmt.Sprintf("Run one %s worker", role),
+		Long: fmt.Sprintf(`Run one %s worker. It loads the model, joins the fleet on NATS, and answers
+HTTP on a port of its own; plain OpenAI requests work there too. The join URL
+is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, role),
+		Example: fmt.Sprintf("  xpyd %[1]s --join nats://user:password@10.0.0.1:4222 --model hf:Qwen/Qwen3-0.6B\n  xpyd %[1]s --config configs/samples/%[1]s.yaml\n  xpyd %[1]s --config %[1]s.yaml --print-config", role),
+		Args:    cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	f.StringVar(&file, "config", "", "YAML file; see configs/samples")
+	f.BoolVar(&printConfig, "print-config", false, "print the configuration in force and exit")
+	f.String("join", "", "NATS URL of the fleet, with credentials; comma separated for two routers")
+	f.String("model", "", "a directory, a .gguf file or hf:OWNER/NAME; default: the embedded stories260k")
+	f.String("served-name", "", "what clients call the model")
+	f.String("id", "", "name in the fleet; default: the role and a random suffix")
+	f.String("listen", cfg.Listen, "HTTP address")
+	f.String("kv-listen", cfg.KVListen, "KV connector address")
+	f.String("advertise", "", "host that others dial, when it is not the listen host")
+	f.String("device", cfg.Device, "auto, cpu or cuda")
+	f.Int("threads", 0, "CPU threads; 0: all cores")
+	f.Int("block-tokens", cfg.BlockTokens, "positions a KV block, 1 to 256")
+	f.Int("blocks", 0, "blocks of the KV pool; 0: from --kv-memory")
+	f.String("kv-memory", cfg.KVMemory.String(), "size of the KV pool")
+	f.String("log-level", cfg.Log.Level, "debug, info, warn or error")
+	f.String("log-format", cfg.Log.Format, "text or json")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: map[string]string{
+			"join": "fleet.url", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
+			"kv-listen": "kv_listen", "advertise": "advertise", "device": "device", "threads": "threads",
+			"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory",
+			"log-level": "log.level", "log-format": "log.format",
+		}}); err != nil {
+			return usageError{err}
+		}
+		if printConfig {
+			return config.Print(cmd.OutOrStdout(), &cfg)
+		}
+		return runWorker(cmd.Context(), cfg, cmd.ErrOrStderr())
+	}
+	return cmd
+}
+
+// foreignEnv are XPYD_ variables that belong to other commands.
+var foreignEnv = []string{"XPYD_DATA", "XPYD_ADMIN*", "XPYD_NATS_PASSWORD"}
+
+// runWorker runs until ctx ends, the parent goes away, or a listener fails.
+func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
+	log := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	gone, err := supervise.ParentGone(ctx)
+	if err != nil {
+		return err
+	}
+	w, err := worker.Start(ctx, cfg, worker.Deps{Log: log, Registry: prometheus.NewRegistry(),
+		Transport: tcp.New(tcp.Config{}), Build: build(), Progress: progress(stderr)})
+	if err != nil {
+		return err
+	}
+	var failure error
+	drain := cfg.DrainTimeout
+	select {
+	case <-ctx.Done():
+		log.Info("draining", "timeout", drain)
+	case <-gone:
+		failure, drain = fmt.Errorf("the supervising process is gone"), time.Second
+	case failure = <-w.Failed():
+	}
+	// One second more than the drain: what is left then is ended by force.
+	stop, done := context.WithTimeout(context.WithoutCancel(ctx), drain+time.Second)
+	defer done()
+	if err := w.Close(stop); err != nil {
+		log.Warn("shutdown was not clean", "error", err)
+	}
+	return failure
+}
+
+// newLogger makes the process's log.
+func newLogger(w io.Writer, level, format string) *slog.Logger {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		l = slog.LevelInfo // validated before
+	}
+	o := &slog.HandlerOptions{Level: l}
+	if format == "json" {
+		return slog.New(slog.NewJSONHandler(w, o))
+	}
+	return slog.New(slog.NewTextHandler(w, o))
+}
+
+// progress shows long work, at most a line a second and one at the end.
+func progress(w io.Writer) func(model.Progress) {
+	var last time.Time
+	return func(p model.Progress) {
+		if now := time.Now(); p.Done < p.Total && now.Sub(last) < time.Second {
+			return
+		} else if last.IsZero() && p.Done >= p.Total {
+			return // it was not long
+		} else {
+			last = now
+		}
+		fmt.Fprintf(w, "%s %s: %d of %d MiB (%d%%)\n", p.Phase, p.What, p.Done>>20, p.Total>>20, 100*p.Done/max(p.Total, 1))
+	}
+}
