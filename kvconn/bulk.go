@@ -176,11 +176,12 @@ func (w *bulkWriter) load(g *Outgoing, u uint32) (int, error) {
 	return size, nil
 }
 
-// watch notices at once when the receiver hangs up. It never says anything on
-// a bulk connection.
+// watch notices at once when the receiver hangs up. The receiver says nothing
+// on a bulk connection, so this read has no deadline: it ends with the session.
 func (w *bulkWriter) watch() {
-	_, err := w.f.r.ReadByte()
-	if err == nil {
+	var one [1]byte
+	_, err := w.f.conn.Read(one[:])
+	if err == nil || w.f.r.Buffered() > 0 {
 		err = &wireError{errors.New("bytes from the receiver on a bulk connection")}
 	}
 	w.p.fail(classify(err), fmt.Errorf("bulk: %w", err))

@@ -1,0 +1,359 @@
+package kvconntest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+type leafCase struct {
+	name string
+	tune func(r, s *kvconn.Config)
+	run  func(t *testing.T, f Factory, w *World, ch *Chaos)
+}
+
+// transfers are the cases without faults of the path.
+var transfers = []leafCase{
+	{name: "one", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		for _, n := range []int{1, 3, 4, 5, 40} {
+			if err := w.Fetch(t.Context(), w.Spec(fmt.Sprintf("n-%d", n), int32(n), n, 20*(n%7))); err != nil {
+				t.Errorf("%d tokens: %v", n, err)
+			}
+			w.Pool.Reclaim(w.Pool.Dest(20*(n%7), (n+3)/4))
+		}
+		w.Empty(w.RConfig.PeerSilence)
+		for _, o := range w.Ends() {
+			if o != ticket.Done {
+				t.Errorf("sender saw %q", o)
+			}
+		}
+	}},
+	{name: "many", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		var wg sync.WaitGroup
+		for n := range 24 {
+			spec := w.Spec(fmt.Sprintf("many-%d", n), int32(1000*n), 37, 10*n)
+			wg.Go(func() {
+				if err := w.Fetch(t.Context(), spec); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}},
+	{name: "set-delta", run: setDelta},
+	{name: "resume", run: resume},
+	{name: "revoke-is-a-fence", run: revokeFence},
+	{name: "revoke-with-a-stalled-link", run: revokeStalled},
+	{name: "sender-fails", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		for _, o := range []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Refused, ticket.Corrupt, ticket.Cancelled} {
+			w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) { g.Fail(o, "as told") }
+			err := w.Fetch(t.Context(), w.Spec("fails", 1, 9, 0))
+			if kvconn.OutcomeOf(err, "") != o {
+				t.Errorf("want %s, have %v", o, err)
+			}
+		}
+	}},
+	{name: "source-fails", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) {
+			src.Hook = func(layer, index int) error {
+				if layer == 1 {
+					return errors.New("cannot read")
+				}
+				return nil
+			}
+			w.Compute(ctx, g, src)
+		}
+		if err := w.Fetch(t.Context(), w.Spec("fails", 1, 9, 0)); kvconn.OutcomeOf(err, "") != ticket.Corrupt {
+			t.Errorf("want corrupt, have %v", err)
+		}
+	}},
+	{name: "always-corrupt", run: alwaysCorrupt},
+	{name: "handler-mute", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) { <-ctx.Done() }
+		start := time.Now()
+		spec := w.Spec("mute", 1, 9, 0)
+		spec.Deadline = start.Add(w.RConfig.PeerSilence)
+		if err := w.Fetch(t.Context(), spec); kvconn.OutcomeOf(err, "") != ticket.Late {
+			t.Errorf("want late, have %v", err)
+		}
+		if took := time.Since(start); took > 2*w.RConfig.PeerSilence {
+			t.Errorf("took %v", took)
+		}
+	}},
+	{name: "slow-compute-is-not-death", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) {
+			time.Sleep(2 * w.RConfig.PeerSilence)
+			w.Compute(ctx, g, src)
+		}
+		spec := w.Spec("slow", 1, 9, 0)
+		if err := w.Fetch(t.Context(), spec); err != nil {
+			t.Error(err)
+		}
+	}},
+	{name: "drain", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		if err := w.Fetch(t.Context(), w.Spec("first", 1, 9, 0)); err != nil {
+			t.Error(err)
+		}
+		if err := w.Server.Drain(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := w.Fetch(t.Context(), w.Spec("second", 1, 9, 8)); kvconn.OutcomeOf(err, "") != ticket.NoSpace {
+			t.Errorf("want no_space, have %v", err)
+		}
+	}},
+	{name: "double-close", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		if err := w.Fetch(t.Context(), w.Spec("first", 1, 9, 0)); err != nil {
+			t.Error(err)
+		}
+		for range 2 {
+			if err := w.Receiver.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := w.Fetch(t.Context(), w.Spec("second", 1, 9, 8)); kvconn.OutcomeOf(err, "") != ticket.Cancelled {
+			t.Errorf("want cancelled, have %v", err)
+		}
+	}},
+	{name: "no-listener", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		w.stop()
+		w.wg.Wait()
+		if err := w.Fetch(t.Context(), w.Spec("first", 1, 9, 0)); kvconn.OutcomeOf(err, "") != ticket.Dead {
+			t.Errorf("want dead, have %v", err)
+		}
+	}},
+	{name: "stranger", run: stranger},
+}
+
+// setDelta moves exactly the blocks that the receiver does not have.
+func setDelta(t *testing.T, f Factory, w *World, ch *Chaos) {
+	var units int
+	ch.Trace(func(to Direction, step Step, frame []byte) {
+		if step == Unit {
+			units++
+		}
+	})
+	spec := w.Spec("delta", 7, 30, 0) // 8 blocks, the last one partly filled
+	spec.Have = []bool{true, false, true, true, false, false, true, false}
+	if err := w.Fetch(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	ch.Trace(nil)
+	if want := 4 * w.RConfig.Identity.Layout.Layers(); units != want {
+		t.Errorf("%d units moved, want %d", units, want)
+	}
+	spec = w.Spec("all", 7, 8, 16)
+	spec.Have = []bool{true, true}
+	if err := w.Fetch(t.Context(), spec); err != nil {
+		t.Errorf("nothing to move: %v", err)
+	}
+	spec = w.Spec("tail", 7, 30, 24)
+	spec.Have = []bool{7: true}
+	if err := w.Fetch(t.Context(), spec); kvconn.OutcomeOf(err, "") != ticket.Refused {
+		t.Errorf("have of a partly filled block: %v", err)
+	}
+}
+
+// resume asks a second time for what a broken transfer has not brought.
+func resume(t *testing.T, f Factory, w *World, ch *Chaos) {
+	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+	check(t, err)
+	spec := w.Spec("resume", 7, 30, 0)
+	ch.Arm(Rule{Step: Unit, To: ToReceiver, Nth: 9, Action: Kill})
+	in, err := s.Request(t.Context(), spec)
+	check(t, err)
+	if _, err = in.Wait(t.Context()); kvconn.OutcomeOf(err, "") != ticket.Dead {
+		t.Fatalf("want dead, have %v", err)
+	}
+	check(t, in.Revoke(t.Context()))
+	ch.Heal()
+	done := in.Stored().Len()
+	spec.Stored = in.Stored()
+	s, err = w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+	check(t, err)
+	in, err = s.Request(t.Context(), spec)
+	check(t, err)
+	c, err := in.Wait(t.Context())
+	check(t, err)
+	if want := 24 - done; c.Units != want {
+		t.Errorf("%d units pushed, want %d", c.Units, want)
+	}
+	if err := w.Pool.Check(Seed(spec.Tokens), spec.Dest, 30, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// revokeFence revokes in the middle of a push and then watches the blocks.
+func revokeFence(t *testing.T, f Factory, w *World, ch *Chaos) {
+	w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) {
+		if g.Accept(src) != nil {
+			return
+		}
+		for l := range 3 {
+			for i := range g.Ticket().Dest {
+				g.Push(l, []int{i})
+				if i%5 == 4 {
+					time.Sleep(w.RConfig.KeepAlive / 50)
+				}
+			}
+		}
+		<-ctx.Done()
+		g.Push(0, []int{0}) // late: does nothing
+		g.Commit(nil)
+	}
+	for n := range 6 {
+		s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+		check(t, err)
+		spec := w.Spec("revoked", int32(n), 160, 0)
+		in, err := s.Request(t.Context(), spec)
+		check(t, err)
+		time.Sleep(time.Duration(n) * w.RConfig.KeepAlive / 30)
+		check(t, in.Revoke(t.Context()))
+		w.Pool.Reclaim(spec.Dest)
+		before := w.Pool.Stores()
+		if _, err := in.Wait(t.Context()); kvconn.OutcomeOf(err, "") != ticket.Cancelled {
+			t.Errorf("want cancelled, have %v", err)
+		}
+		w.Empty(w.RConfig.PeerSilence)
+		if now := w.Pool.Stores(); now != before {
+			t.Errorf("%d stores after the fence", now-before)
+		}
+	}
+	for _, o := range w.Ends() {
+		if o != ticket.Cancelled {
+			t.Errorf("sender saw %q", o)
+		}
+	}
+}
+
+// revokeStalled: a link that takes no bytes does not hold the fence up.
+func revokeStalled(t *testing.T, f Factory, w *World, ch *Chaos) {
+	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+	check(t, err)
+	ch.Arm(Rule{Step: Unit, To: ToReceiver, Nth: 2, Action: Stall})
+	spec := w.Spec("stalled", 1, 160, 0)
+	in, err := s.Request(t.Context(), spec)
+	check(t, err)
+	time.Sleep(w.RConfig.KeepAlive / 2)
+	start := time.Now()
+	check(t, in.Revoke(t.Context()))
+	if took := time.Since(start); took > w.RConfig.KeepAlive {
+		t.Errorf("revoke took %v", took)
+	}
+	w.Pool.Reclaim(spec.Dest)
+	w.Empty(2 * w.RConfig.PeerSilence)
+}
+
+// alwaysCorrupt: a unit that is wrong each time ends the ticket after the
+// bounded number of tries, and nothing of it is stored.
+func alwaysCorrupt(t *testing.T, f Factory, w *World, ch *Chaos) {
+	resends := 0
+	ch.Trace(func(to Direction, step Step, frame []byte) {
+		if step == Resend {
+			resends++
+		}
+	})
+	ch.Arm(Rule{Step: Unit, To: ToReceiver, Times: 1 << 20, Action: FlipTail})
+	err := w.Fetch(t.Context(), w.Spec("corrupt", 1, 4, 0))
+	ch.Trace(nil)
+	if kvconn.OutcomeOf(err, "") != ticket.Corrupt || !errors.Is(err, kvconn.ErrDigest) {
+		t.Errorf("want corrupt by digest, have %v", err)
+	}
+	if n := w.Pool.Stores(); n != 0 {
+		t.Errorf("%d stores", n)
+	}
+	if most := 3 * w.RConfig.Resends; resends == 0 || resends > most {
+		t.Errorf("%d resends, want 1..%d", resends, most)
+	}
+	ch.Heal()
+	if err := w.Fetch(t.Context(), w.Spec("again", 1, 4, 8)); err != nil {
+		t.Error(err)
+	}
+}
+
+// stranger: connections that speak something else are shut out in time and
+// harm nobody.
+func stranger(t *testing.T, f Factory, w *World, ch *Chaos) {
+	for _, say := range []string{"", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "xpyd-kv 1-1\n", "xpyd-kv 1-1\n\x01\x01\x00\x00\xff\xff\xff\xffaaaabbbb",
+		"xpyd-kv 0-999999999999\n", "xpyd-kv 7-9\n", "xpyd-kv 1-1\n" + string(slices.Repeat([]byte{0}, 64))} {
+		c := w.Raw(ch.Transport)
+		check(t, c.SetDeadline(time.Now().Add(2*w.RConfig.HandshakeTimeout)))
+		c.Write([]byte(say))
+		buf := make([]byte, 4096)
+		for {
+			if _, err := c.Read(buf); err != nil {
+				var ne interface{ Timeout() bool }
+				if errors.As(err, &ne) && ne.Timeout() {
+					t.Errorf("%q: still connected", say)
+				}
+				break
+			}
+		}
+		c.Close()
+	}
+	if err := w.Fetch(t.Context(), w.Spec("friend", 1, 9, 0)); err != nil {
+		t.Error(err)
+	}
+}
+
+// negotiations are handshakes that agree, convert or refuse.
+var negotiations = []leafCase{
+	{name: "range-overlaps", tune: func(r, s *kvconn.Config) { r.ProtocolMax, s.ProtocolMax = 2, 1 }, run: works},
+	{name: "range-overlaps-the-other-way", tune: func(r, s *kvconn.Config) { s.ProtocolMax = 3 }, run: works},
+	{name: "newer-both", tune: func(r, s *kvconn.Config) { r.ProtocolMax, s.ProtocolMax = 2, 2 }, run: works},
+	{name: "no-common-version", tune: func(r, s *kvconn.Config) { r.ProtocolMin, r.ProtocolMax = 2, 3 }, run: refused("protocol", "2-3", "1-1")},
+	{name: "model", tune: func(r, s *kvconn.Config) { s.Identity.ModelFingerprint = "other" }, run: refused("model_fingerprint", "model", "other")},
+	{name: "tokenizer", tune: func(r, s *kvconn.Config) { s.Identity.TokenizerFingerprint = "other" }, run: refused("tokenizer_fingerprint", "tokenizer", "other")},
+	{name: "numerics", tune: func(r, s *kvconn.Config) { s.Identity.Numerics = "test-2" }, run: refused("numerics", "test-1", "test-2")},
+	{name: "dtype", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].DType = "bf16" }, run: refused("layout.groups[0].dtype", "f32", "bf16")},
+	{name: "heads", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].KVHeads = 4 }, run: refused("layout.groups[0].kv_heads", "2", "4")},
+	{name: "block-size-is-converted", tune: func(r, s *kvconn.Config) { s.Identity.Layout.BlockTokens = 16 }, run: works},
+	{name: "two-groups", tune: twoGroups, run: works},
+	{name: "four-bulk-connections", tune: func(r, s *kvconn.Config) { r.BulkConns = 4; s.BatchBytes = 1 }, run: works},
+	{name: "other-epoch", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		w.SConfig.Identity.Epoch = 9 // what we expect; the sender says 1
+		err := w.Fetch(t.Context(), w.Spec("epoch", 1, 9, 0))
+		var d *kvconn.Incompatible
+		if kvconn.OutcomeOf(err, "") != ticket.Dead || !errors.As(err, &d) || d.Field != "epoch" {
+			t.Errorf("want dead by epoch, have %v", err)
+		}
+	}},
+}
+
+func twoGroups(r, s *kvconn.Config) {
+	for _, c := range []*kvconn.Config{r, s} {
+		c.Identity.Layout.Groups = append(c.Identity.Layout.Groups, kvconn.Group{Kind: "window", Layers: 2, KVHeads: 1, HeadDim: 4, RowBytes: 8, DType: "bf16", Window: 128})
+	}
+}
+
+func works(t *testing.T, f Factory, w *World, ch *Chaos) {
+	for n := range 3 {
+		if err := w.Fetch(t.Context(), w.Spec("works", int32(n), 41, 16*n)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// refused expects the same refusal on both sides, each with its own value
+// first; the sender's is seen on the wire.
+func refused(field, ours, theirs string) func(t *testing.T, f Factory, w *World, ch *Chaos) {
+	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		err := w.Fetch(t.Context(), w.Spec("refused", 1, 9, 0))
+		var d *kvconn.Incompatible
+		if kvconn.OutcomeOf(err, "") != ticket.Incompatible || !errors.As(err, &d) {
+			t.Fatalf("want incompatible, have %v", err)
+		}
+		if want := (kvconn.Incompatible{Field: field, Ours: ours, Theirs: theirs}); *d != want {
+			t.Errorf("have %+v, want %+v", *d, want)
+		}
+		if n := w.Pool.Stores(); n != 0 {
+			t.Errorf("%d stores", n)
+		}
+	}
+}

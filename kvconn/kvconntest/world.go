@@ -1,0 +1,252 @@
+package kvconntest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// Layout is a small pool geometry: blocks of 4 tokens.
+func Layout() kvconn.Layout {
+	return kvconn.Layout{BlockTokens: 4, Groups: []kvconn.Group{{Kind: "full", Layers: 3, KVHeads: 2, HeadDim: 8, RowBytes: 32, DType: "f32"}}}
+}
+
+// Config returns settings for a test peer: defaults, with every wait divided
+// by shrink.
+func Config(id string, shrink int) kvconn.Config {
+	c := kvconn.DefaultConfig()
+	c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "model", TokenizerFingerprint: "tokenizer",
+		Numerics: "test-1", Layout: Layout(), Build: "test"}
+	for _, d := range []*time.Duration{&c.DialTimeout, &c.HandshakeTimeout, &c.KeepAlive, &c.PeerSilence, &c.AcceptTimeout,
+		&c.RepairTimeout, &c.RevokeTimeout} {
+		*d /= time.Duration(shrink)
+	}
+	c.TicketTimeout = 3 * c.PeerSilence
+	return c
+}
+
+// World is one receiver and one sender over a transport, with the promises
+// that both sides make checked as they run.
+type World struct {
+	T        testing.TB
+	Receiver *kvconn.Receiver
+	Server   *kvconn.Server
+	Addr     string
+	Pool     *Pool
+	RConfig  kvconn.Config
+	SConfig  kvconn.Config
+
+	// Answer, when set, replaces the handler's answer to a ticket.
+	Answer func(ctx context.Context, o *kvconn.Outgoing, src *Source)
+
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	sources []*Source
+	ends    []ticket.Outcome
+	serve   error
+}
+
+// NewWorld starts both sides over tr; tune may change either configuration.
+func NewWorld(t testing.TB, tr kvconn.Transport, addr string, shrink int, tune func(r, s *kvconn.Config)) *World {
+	t.Helper()
+	w := &World{T: t, RConfig: Config("decode-0", shrink), SConfig: Config("prefill-0", shrink)}
+	if tune != nil {
+		tune(&w.RConfig, &w.SConfig)
+	}
+	w.Pool = NewPool(w.RConfig.Identity.Layout, 256)
+	m, err := kvconn.NewMetrics(nil)
+	check(t, err)
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	w.Receiver, err = kvconn.NewReceiver(w.RConfig, tr, log, m)
+	check(t, err)
+	w.Server, err = kvconn.NewServer(w.SConfig, log, m)
+	check(t, err)
+	ln, err := tr.Listen(addr)
+	check(t, err)
+	w.Addr = ln.Addr().String()
+	ctx, cancel := context.WithCancel(context.Background())
+	w.stop = cancel
+	w.wg.Go(func() {
+		err := w.Server.Serve(ctx, ln, w)
+		w.mu.Lock()
+		w.serve = err
+		w.mu.Unlock()
+	})
+	return w
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// OnTicket computes a prompt layer by layer and pushes it, blocks of a layer in
+// any order, then commits the request id.
+func (w *World) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
+	layout := w.SConfig.Identity.Layout
+	src := &Source{Layout: layout, Seed: Seed(o.Ticket().Tokens)}
+	w.mu.Lock()
+	w.sources = append(w.sources, src)
+	answer := w.Answer
+	w.mu.Unlock()
+	if answer == nil {
+		answer = w.Compute
+	}
+	answer(ctx, o, src)
+	<-o.Done()
+	src.Free()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ends = append(w.ends, kvconn.OutcomeOf(o.Err(), "untyped"))
+}
+
+// Compute is the ordinary answer.
+func (w *World) Compute(ctx context.Context, o *kvconn.Outgoing, src *Source) {
+	if err := o.Accept(src); err != nil {
+		return
+	}
+	for l := range src.Layout.Layers() {
+		o.Push(l, rand.Perm(len(o.Ticket().Dest)))
+	}
+	o.Commit([]byte("commit of " + o.Ticket().RequestID))
+}
+
+// Seed is the sequence that a prompt stands for.
+func Seed(tokens []int32) uint64 {
+	var s uint64
+	for _, t := range tokens {
+		s = mix(s ^ uint64(uint32(t)))
+	}
+	return s
+}
+
+// Prompt makes n tokens.
+func Prompt(seed int32, n int) []int32 {
+	p := make([]int32, n)
+	for i := range p {
+		p[i] = seed + int32(i)
+	}
+	return p
+}
+
+// Spec is a ticket for a prompt of n tokens into blocks from first on.
+func (w *World) Spec(name string, seed int32, n, first int) kvconn.TicketSpec {
+	bt := w.RConfig.Identity.Layout.BlockTokens
+	dest := w.Pool.Dest(first, (n+bt-1)/bt)
+	return kvconn.TicketSpec{Link: ticket.NewLink(), RequestID: name, Tokens: Prompt(seed, n), Dest: dest, Sink: w.Pool.Sink(dest)}
+}
+
+// Fetch opens a session, sends a ticket and waits. On success it checks every
+// byte; on failure it checks that the error is typed, revokes, and gives the
+// blocks a new generation, as a receiver does.
+func (w *World) Fetch(ctx context.Context, spec kvconn.TicketSpec) error {
+	s, err := w.Receiver.Open(ctx, w.Addr, w.SConfig.Identity.PeerID)
+	if err != nil {
+		return w.typed(err)
+	}
+	in, err := s.Request(ctx, spec)
+	if err != nil {
+		return w.typed(err)
+	}
+	c, err := in.Wait(ctx)
+	if rerr := in.Revoke(ctx); rerr != nil {
+		w.T.Errorf("%s: revoke: %v", spec.RequestID, rerr)
+	}
+	if err != nil {
+		w.Pool.Reclaim(spec.Dest)
+		return w.typed(err)
+	}
+	if want := "commit of " + spec.RequestID; string(c.Payload) != want {
+		w.T.Errorf("%s: commit %q, want %q", spec.RequestID, c.Payload, want)
+	}
+	had := func(l, i int) bool { return spec.Have != nil && spec.Have[i] }
+	if err := w.Pool.Check(Seed(spec.Tokens), spec.Dest, len(spec.Tokens), had); err != nil {
+		w.T.Errorf("%s: wrong bytes believed: %v", spec.RequestID, err)
+	}
+	return nil
+}
+
+func (w *World) typed(err error) error {
+	var e *kvconn.Error
+	if !errors.As(err, &e) {
+		w.T.Errorf("untyped error %T: %v", err, err)
+	} else if e.Outcome == "" || e.Outcome == ticket.Done || e.Phase == "" {
+		w.T.Errorf("error without outcome or phase: %+v", e)
+	}
+	return err
+}
+
+// Empty waits until neither side holds a ticket, at most for limit.
+func (w *World) Empty(limit time.Duration) {
+	w.T.Helper()
+	by := time.Now().Add(limit)
+	for {
+		left := append(w.Receiver.Ledger(), w.Server.Ledger()...)
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(by) {
+			w.T.Errorf("ledger is not empty %v after: %+v", limit, left)
+			return
+		}
+		time.Sleep(w.RConfig.KeepAlive / 4)
+	}
+}
+
+// Close ends both sides and checks the promises that show only at the end.
+func (w *World) Close() {
+	w.T.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := w.Receiver.Close(ctx); err != nil {
+		w.T.Error(err)
+	}
+	w.stop()
+	w.wg.Wait()
+	if w.serve != nil {
+		w.T.Errorf("serve: %v", w.serve)
+	}
+	for _, e := range w.Pool.Errors() {
+		w.T.Error(e)
+	}
+	for _, s := range w.sources {
+		if _, misuse := s.Loads(); misuse > 0 {
+			w.T.Errorf("%d loads after the ticket was done", misuse)
+		}
+	}
+	for _, o := range w.ends {
+		if o == "untyped" {
+			w.T.Error("a ticket ended with an untyped error on the sender's side")
+		}
+	}
+}
+
+// Ends lists how the sender's tickets have ended.
+func (w *World) Ends() []ticket.Outcome {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]ticket.Outcome(nil), w.ends...)
+}
+
+// Raw dials the sender without a session.
+func (w *World) Raw(tr kvconn.Transport) net.Conn {
+	c, err := tr.Dial(context.Background(), w.Addr)
+	if err != nil {
+		w.T.Fatal(fmt.Errorf("dial: %w", err))
+	}
+	return c
+}
