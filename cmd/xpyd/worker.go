@@ -80,7 +80,7 @@ func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
 		return err
 	}
 	w, err := worker.Start(ctx, cfg, worker.Deps{Log: log, Registry: prometheus.NewRegistry(),
-		Transport: tcp.New(tcp.Config{}), Build: build(), Progress: progress(stderr)})
+		Transport: tcp.New(tcp.DefaultConfig()), Build: build(), Progress: progress(stderr)})
 	if err != nil {
 		return err
 	}

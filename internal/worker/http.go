@@ -162,7 +162,7 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 	if j.chat {
 		prefix = "chatcmpl-"
 	}
-	enc := openai.NewEncoder(&openai.Meta{ID: prefix + requestID, Model: w.served, Created: time.Now().Unix(),
+	enc := openai.NewEncoder(openai.Meta{ID: prefix + requestID, Model: w.served, Created: time.Now().Unix(),
 		Chat: j.chat, IncludeUsage: j.IncludeUsage, ReturnTokenIDs: j.ReturnTokenIDs})
 	if j.Stream {
 		w.stream(ctx, rctx, g, enc, stop)
@@ -305,7 +305,7 @@ func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, j *job, p *transferParams, 
 	if j.chat {
 		prefix = "chatcmpl-"
 	}
-	enc := openai.NewEncoder(&openai.Meta{ID: prefix + id, Model: w.served, Created: time.Now().Unix(), Chat: j.chat, ReturnTokenIDs: j.ReturnTokenIDs})
+	enc := openai.NewEncoder(openai.Meta{ID: prefix + id, Model: w.served, Created: time.Now().Unix(), Chat: j.chat, ReturnTokenIDs: j.ReturnTokenIDs})
 	body := enc.AppendFull(nil, []openai.Choice{c.take()}, openai.Usage{Prompt: kept.Info.Tokens, Completion: 1, Cached: kept.Info.CachedTokens})
 	params, merr := json.Marshal(w.keptParams(kept))
 	if merr != nil {

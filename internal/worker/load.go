@@ -20,11 +20,15 @@ func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 	if meta := m.GGUFMeta(); meta != nil {
 		return tokenizer.FromGGUF(meta)
 	}
-	tok, config, template := m.TokenizerFiles()
-	if tok == nil {
+	files, config, template := m.TokenizerFiles()
+	if files == nil {
 		return nil, fmt.Errorf("model %s has no tokenizer.json", m.Name)
 	}
-	return tokenizer.FromJSON(tok, config, template)
+	tok, err := tokenizer.FromJSON(files, config)
+	if err != nil || template == nil {
+		return tok, err
+	}
+	return tok.WithChatTemplate(string(template)) // chat_template.jinja wins
 }
 
 // arch maps the reader's architecture to the backend's.

@@ -86,8 +86,12 @@ func (w *Worker) renderChat(c *openai.Chat) ([]int32, *openai.Error) {
 	in := tokenizer.ChatInput{Messages: c.Messages, AddGenerationPrompt: c.AddGenerationPrompt,
 		ContinueFinalMessage: c.ContinueFinalMessage, Kwargs: c.TemplateKwargs}
 	if c.Tools != nil && string(c.ToolChoice) != `"none"` {
-		if err := json.Unmarshal(c.Tools, &in.Tools); err != nil {
+		var tools []json.RawMessage // templates see the keys in the client's order
+		if err := json.Unmarshal(c.Tools, &tools); err != nil {
 			return nil, openai.BadRequest("tools", "%v", err)
+		}
+		for _, t := range tools {
+			in.Tools = append(in.Tools, t)
 		}
 	}
 	text, err := w.tok.RenderChat(in)

@@ -71,6 +71,7 @@ type Worker struct {
 	clients *clientwatch.Watcher
 	client  *http.Client // to a foreign prefill's bootstrap
 	http    *fasthttp.Server
+	serving bool // http was given its listener
 
 	ctx      context.Context // ends when requests must: every request's parent
 	cancel   context.CancelFunc
@@ -263,8 +264,10 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 		// Streams and lifelines hold their connections for as long as they
 		// like: what has not ended by itself is ended now.
 		w.cancel()
-		ln.Close()
-		err := w.http.ShutdownWithContext(ctx)
+		err := w.http.ShutdownWithContext(ctx) // closes ln once it is served
+		if !w.serving {
+			err = ln.Close()
+		}
 		w.streams.Wait()
 		return err
 	})
@@ -274,6 +277,7 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 }
 
 func (w *Worker) serveHTTP(ln net.Listener) {
+	w.serving = true
 	w.wg.Add(1)
 	go func() {
 		defer w.wg.Done()
@@ -328,6 +332,9 @@ func (w *Worker) currentLoad() fleet.Load {
 	s := w.engine.Stats()
 	return fleet.Load{Running: s.Running, Waiting: s.Waiting, QueuedTokens: s.QueuedTokens, KVUsed: s.KVUsed}
 }
+
+// Instance is what the worker announces.
+func (w *Worker) Instance() fleet.Instance { return w.instance() }
 
 // URL is where the worker's HTTP listener is reached.
 func (w *Worker) URL() string { return w.url }
