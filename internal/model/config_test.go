@@ -87,6 +87,7 @@ func TestParseConfigRefuses(t *testing.T) {
 	f("quantization_config", m{"quantization_config": m{"quant_method": "gptq"}})
 	f("sliding_window 16", m{"use_sliding_window": true, "sliding_window": 16})
 	f("sliding_window 16", m{"model_type": "mistral", "sliding_window": 16})
+	f("layer_types", m{"layer_types": []string{"full_attention", "sliding_attention"}})
 	f("partial_rotary_factor", m{"partial_rotary_factor": 0.5})
 	f("partial_rotary_factor", m{"rope_parameters": m{"rope_type": "default", "partial_rotary_factor": 0.5}})
 	f(`type "dynamic"`, m{"rope_scaling": m{"type": "dynamic", "factor": 2}})

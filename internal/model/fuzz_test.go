@@ -39,7 +39,7 @@ func FuzzIndex(f *testing.F) {
 
 func FuzzGGUF(f *testing.F) {
 	c := modeltest.Tiny("llama")
-	c.Layers, c.Vocab, c.Intermediate = 1, 4, 32
+	c.Layers, c.Vocab, c.Hidden, c.Intermediate, c.Heads, c.KVHeads, c.HeadDim = 1, 1, 32, 32, 1, 1, 32
 	for _, kind := range []string{"F32", "Q8_0"} {
 		b, err := modeltest.ModelGGUF(c, modeltest.GGUFOptions{Type: kind, Meta: map[string]any{
 			"tokenizer.ggml.tokens": []string{"a", "b"}, "x": []any{[]int32{1}, []int32{}}}}).Encode()

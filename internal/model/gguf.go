@@ -51,21 +51,21 @@ func ggmlTypeOf(id uint32) (ggmlType, bool) {
 	case 30:
 		return ggmlType{name: "BF16", quant: quant{block: 1, size: 2}, plain: true, dtype: BF16}, true
 	case 2:
-		return q("Q4_0", 32, 18, q4_0)
+		return q("Q4_0", 32, 18, q40)
 	case 3:
-		return q("Q4_1", 32, 20, q4_1)
+		return q("Q4_1", 32, 20, q41)
 	case 6:
-		return q("Q5_0", 32, 22, q5_0)
+		return q("Q5_0", 32, 22, q50)
 	case 7:
-		return q("Q5_1", 32, 24, q5_1)
+		return q("Q5_1", 32, 24, q51)
 	case 8:
-		return q("Q8_0", 32, 34, q8_0)
+		return q("Q8_0", 32, 34, q80)
 	case 12:
-		return q("Q4_K", 256, 144, q4_k)
+		return q("Q4_K", 256, 144, q4K)
 	case 13:
-		return q("Q5_K", 256, 176, q5_k)
+		return q("Q5_K", 256, 176, q5K)
 	case 14:
-		return q("Q6_K", 256, 210, q6_k)
+		return q("Q6_K", 256, 210, q6K)
 	}
 	names := map[uint32]string{9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
 		19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64",

@@ -19,7 +19,7 @@ func openGGUF(path string) (_ *Model, err error) {
 	m := &Model{Name: strings.TrimSuffix(base, filepath.Ext(base)), source: path, maps: []*mapping{mp}}
 	defer func() {
 		if err != nil {
-			m.Close()
+			_ = m.Close()
 		}
 	}()
 	g, err := parseGGUF(mp.data)

@@ -34,6 +34,7 @@ type hfConfig struct {
 	SlidingWindow    *int            `json:"sliding_window"`
 	Quantization     json.RawMessage `json:"quantization_config"`
 	NoRopeLayers     json.RawMessage `json:"no_rope_layers"`
+	LayerTypes       []string        `json:"layer_types"`
 	ResidualMultiply *float64        `json:"residual_multiplier"`
 }
 
@@ -135,6 +136,11 @@ func (h *hfConfig) refuse() error {
 		return fmt.Errorf("partial_rotary_factor %v is not supported", *h.PartialRotary)
 	case h.ResidualMultiply != nil && *h.ResidualMultiply != 1:
 		return fmt.Errorf("residual_multiplier %v is not supported", *h.ResidualMultiply)
+	}
+	for _, kind := range h.LayerTypes {
+		if kind != "full_attention" {
+			return fmt.Errorf("layer_types: %.40q is not supported (full_attention is)", kind)
+		}
 	}
 	// Mistral's window is in use when it is given; Qwen has a switch for it.
 	window := h.ModelType == "mistral"

@@ -35,7 +35,7 @@ func (d folder) read(name string, limit int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	b, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", d.path(name), err)
@@ -124,7 +124,7 @@ func openFolder(d folder) (_ *Model, err error) {
 	}
 	defer func() {
 		if err != nil {
-			m.Close()
+			_ = m.Close()
 		}
 	}()
 	have, err := m.mapSafetensors(d)

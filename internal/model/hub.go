@@ -142,7 +142,7 @@ func (h *hub) snapshot(ctx context.Context) (string, error) {
 	}
 	list, err := h.list(ctx, complete)
 	var refused *statusError
-	if err != nil && complete && ctx.Err() == nil && !errors.As(err, &refused) {
+	if err != nil && complete && ctx.Err() == nil && (!errors.As(err, &refused) || refused.retryable) {
 		h.opts.Log.Warn("hub not reached: using the cached snapshot, which may not be the newest", "repository", h.owner+"/"+h.name, "snapshot", cached, "err", err)
 		return cached, nil
 	}

@@ -108,6 +108,14 @@ func TestHubCache(t *testing.T) {
 	h.mu.Unlock()
 	f("a new commit with one new file", "tokenizer.json")
 
+	h.refuse = func(*http.Request) int { return 503 }
+	if dir, err := get(t, h); err != nil || !strings.HasSuffix(dir, commit2) {
+		t.Errorf("hub is ill: %s, %v", dir, err)
+	}
+	h.refuse = func(*http.Request) int { return 403 }
+	if _, err := get(t, h); err == nil {
+		t.Error("access was withdrawn, and nobody said so")
+	}
 	h.hub.Close()
 	if dir, err := get(t, h); err != nil || !strings.HasSuffix(dir, commit2) {
 		t.Errorf("hub is gone: %s, %v", dir, err)

@@ -232,7 +232,7 @@ func verify(ctx context.Context, path, etag string) error {
 			return err
 		}
 		sum = sha1.New()
-		fmt.Fprintf(sum, "blob %d\x00", st.Size())
+		sum.Write(fmt.Appendf(nil, "blob %d\x00", st.Size()))
 	default:
 		return nil
 	}

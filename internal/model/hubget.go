@@ -220,9 +220,6 @@ func (h *hub) retry(ctx context.Context, once bool, fn func() (progress bool, er
 			failures = 0
 		}
 		if failures++; once || failures == maxAttempts {
-			if isStatus {
-				return fmt.Errorf("after %d attempts: %s", failures, status.text)
-			}
 			return fmt.Errorf("after %d attempts: %w", failures, err)
 		}
 		wait := h.pause(failures)

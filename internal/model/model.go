@@ -130,7 +130,7 @@ func open(ctx context.Context, ref string, opts Options) (*Model, error) {
 
 // joinClose closes m on a failure path; the first error is the one that tells.
 func joinClose(err error, m *Model) error {
-	m.Close()
+	_ = m.Close()
 	return err
 }
 

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
@@ -233,6 +234,29 @@ func TestTiedHeadSavedTwice(t *testing.T) {
 	}
 	if m := open(t, dir); slices.Contains(m.Names(), "lm_head.weight") {
 		t.Error("a tied model has a head")
+	}
+}
+
+// TestTensorAlignment: data at odd places in the file comes out aligned.
+func TestTensorAlignment(t *testing.T) {
+	dir := writeHF(t, modeltest.Tiny("llama"), modeltest.HFOptions{})
+	path := filepath.Join(dir, "model.safetensors")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := binary.LittleEndian.Uint64(b)
+	b = slices.Insert(b, int(8+n), ' ')
+	binary.LittleEndian.PutUint64(b, n+1)
+	if err := os.WriteFile(path, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m := open(t, dir)
+	for _, name := range m.Names() {
+		tn, _ := m.Tensor(name)
+		if uintptr(unsafe.Pointer(&tn.Data[0]))%uintptr(tn.DType.Bytes()) != 0 {
+			t.Errorf("%s is not aligned", name)
+		}
 	}
 }
 

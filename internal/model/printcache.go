@@ -36,13 +36,13 @@ func newPrintCache(m *Model, opts Options) printCache {
 	}
 	var c printCache
 	files, state := sha256.New(), sha256.New()
-	fmt.Fprintf(state, "%s%s", fingerprintMagic, m.Config.canonical())
+	state.Write([]byte(fingerprintMagic + m.Config.canonical()))
 	for _, mp := range m.maps {
 		if mp.path == "" {
 			return printCache{} // embedded: hashing it is quicker than a file
 		}
-		fmt.Fprintf(files, "%d:%s", len(mp.path), mp.path)
-		fmt.Fprintf(state, "%d:%s %d %d\n", len(mp.path), mp.path, len(mp.data), mp.modTime.UnixNano())
+		files.Write(fmt.Appendf(nil, "%d:%s", len(mp.path), mp.path))
+		state.Write(fmt.Appendf(nil, "%d:%s %d %d\n", len(mp.path), mp.path, len(mp.data), mp.modTime.UnixNano()))
 		if mp.modTime.After(c.newest) {
 			c.newest = mp.modTime
 		}

@@ -45,7 +45,7 @@ func half(b []byte) float32 {
 }
 
 // f16 d, 32 x int8
-func q8_0(out []float32, b []byte) {
+func q80(out []float32, b []byte) {
 	d := half(b)
 	for i, v := range b[2:34] {
 		out[i] = float32(int8(v)) * d
@@ -53,7 +53,7 @@ func q8_0(out []float32, b []byte) {
 }
 
 // f16 d, 16 bytes of nibbles: value i low, value i+16 high
-func q4_0(out []float32, b []byte) {
+func q40(out []float32, b []byte) {
 	d := half(b)
 	for i, v := range b[2:18] {
 		out[i] = d * float32(int(v&15)-8)
@@ -61,8 +61,8 @@ func q4_0(out []float32, b []byte) {
 	}
 }
 
-// f16 d, f16 m, nibbles as in q4_0
-func q4_1(out []float32, b []byte) {
+// f16 d, f16 m, nibbles as in q40
+func q41(out []float32, b []byte) {
 	d, m := half(b), half(b[2:])
 	for i, v := range b[4:20] {
 		out[i] = float32(d*float32(v&15)) + m
@@ -70,8 +70,8 @@ func q4_1(out []float32, b []byte) {
 	}
 }
 
-// f16 d, uint32 fifth bits, nibbles as in q4_0
-func q5_0(out []float32, b []byte) {
+// f16 d, uint32 fifth bits, nibbles as in q40
+func q50(out []float32, b []byte) {
 	d, high := half(b), binary.LittleEndian.Uint32(b[2:])
 	for i, v := range b[6:22] {
 		lo := int(v&15) | int(high>>i&1)<<4
@@ -81,8 +81,8 @@ func q5_0(out []float32, b []byte) {
 	}
 }
 
-// f16 d, f16 m, uint32 fifth bits, nibbles as in q4_0
-func q5_1(out []float32, b []byte) {
+// f16 d, f16 m, uint32 fifth bits, nibbles as in q40
+func q51(out []float32, b []byte) {
 	d, m, high := half(b), half(b[2:]), binary.LittleEndian.Uint32(b[4:])
 	for i, v := range b[8:24] {
 		lo := int(v&15) | int(high>>i&1)<<4
@@ -104,7 +104,7 @@ func subScale(b []byte, j int) (scale, minimum float32) {
 
 // f16 d, f16 dmin, 12 bytes of scales, 128 bytes of nibbles: each run of 32
 // bytes holds 32 values low, the next 32 high
-func q4_k(out []float32, b []byte) {
+func q4K(out []float32, b []byte) {
 	d, dmin, scales, qs := half(b), half(b[2:]), b[4:16], b[16:144]
 	for j := range 8 {
 		sc, mn := subScale(scales, j)
@@ -116,9 +116,9 @@ func q4_k(out []float32, b []byte) {
 	}
 }
 
-// as q4_k, with 32 bytes of fifth bits before the nibbles: bit j of byte i
+// as q4K, with 32 bytes of fifth bits before the nibbles: bit j of byte i
 // belongs to value i of sub-block j
-func q5_k(out []float32, b []byte) {
+func q5K(out []float32, b []byte) {
 	d, dmin, scales, high, qs := half(b), half(b[2:]), b[4:16], b[16:48], b[48:176]
 	for j := range 8 {
 		sc, mn := subScale(scales, j)
@@ -133,7 +133,7 @@ func q5_k(out []float32, b []byte) {
 
 // 128 bytes of low nibbles, 64 bytes of high bit pairs, 16 x int8 scales,
 // f16 d. Each half of 128 values uses 64 low and 32 high bytes.
-func q6_k(out []float32, b []byte) {
+func q6K(out []float32, b []byte) {
 	low, high, scales, d := b[:128], b[128:192], b[192:208], half(b[208:])
 	for k := range 8 { // runs of 32 values
 		n, r := k/4, k%4 // half, run in the half

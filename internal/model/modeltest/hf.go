@@ -90,13 +90,13 @@ func writeSafetensors(path string, specs []model.TensorSpec, o HFOptions) (err e
 			err = cerr
 		}
 	}()
-	w := bufio.NewWriterSize(f, 1<<20)
-	w.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(h))))
-	w.Write(h)
+	w := bufio.NewWriterSize(f, 1<<20) // Flush reports any error before it
+	_, _ = w.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(h))))
+	_, _ = w.Write(h)
 	var buf []byte
 	for _, s := range specs {
 		buf = encode(buf[:0], Values(o.Seed, s.Name, s.Shape), o.DType)
-		w.Write(buf)
+		_, _ = w.Write(buf)
 	}
 	return w.Flush()
 }
