@@ -1,0 +1,282 @@
+package tokenizer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/tokenizer/jinja"
+)
+
+// Names that Hugging Face gives to a model's templates.
+const (
+	defaultTemplate = "default"
+	toolTemplate    = "tool_use"
+)
+
+// ErrNoChatTemplate is what RenderChat returns for a model without one.
+var ErrNoChatTemplate = errors.New("the model has no chat template")
+
+// chat is the parsed chat templates of a model.
+type chat struct {
+	named   map[string]chatTemplate
+	special map[string]string // bos_token, eos_token, …
+}
+
+type chatTemplate struct {
+	source string
+	parsed *jinja.Template
+	parts  bool  // takes content as a list of parts
+	err    error // why it does not parse; told to whoever wants to chat
+}
+
+// ChatInput is a conversation in the shape of OpenAI's API. Values are as
+// encoding/json makes them; where the order of an object's keys matters, above
+// all in tools, pass json.RawMessage, since a Go map has none.
+type ChatInput struct {
+	Messages             []map[string]any
+	Tools                []any // nil: none
+	AddGenerationPrompt  bool
+	ContinueFinalMessage bool           // leave the last message open, to be gone on with
+	Kwargs               map[string]any // chat_template_kwargs, such as enable_thinking
+	Now                  time.Time      // what strftime_now says; zero: the present
+}
+
+// newChat parses templates. One that does not parse is an error only when it
+// is used: the model can still complete text.
+func newChat(sources, special map[string]string) *chat {
+	c := &chat{named: map[string]chatTemplate{}, special: map[string]string{}}
+	for name, tok := range special {
+		if tok != "" {
+			c.special[name] = tok
+		}
+	}
+	for name, src := range sources {
+		parsed, err := jinja.Parse(src)
+		t := chatTemplate{source: src, parsed: parsed, err: err}
+		if err == nil {
+			t.parts = parsed.LoopsOver("content")
+		}
+		c.named[name] = t
+	}
+	return c
+}
+
+// sources returns all that decides a rendering, in canonical order.
+func (c *chat) sources() []string {
+	if c == nil {
+		return nil
+	}
+	var out []string
+	for name, t := range c.named {
+		out = append(out, "template "+name+"\n"+t.source)
+	}
+	for name, tok := range c.special {
+		out = append(out, name+"\n"+tok)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// pick returns the template for an input with or without tools.
+func (c *chat) pick(tools bool) (chatTemplate, bool) {
+	if c == nil {
+		return chatTemplate{}, false
+	}
+	if t, ok := c.named[toolTemplate]; ok && tools {
+		return t, true
+	}
+	t, ok := c.named[defaultTemplate]
+	return t, ok
+}
+
+// HasChatTemplate says whether RenderChat can work.
+func (t *Tokenizer) HasChatTemplate() bool {
+	_, ok := t.chat.pick(false)
+	return ok
+}
+
+// WithChatTemplate returns a copy of t with another chat template, which must
+// parse.
+func (t *Tokenizer) WithChatTemplate(source string) (*Tokenizer, error) {
+	if _, err := jinja.Parse(source); err != nil {
+		return nil, fmt.Errorf("chat template: %w", err)
+	}
+	c := *t
+	var special map[string]string
+	if t.chat != nil {
+		special = t.chat.special
+	}
+	c.chat = newChat(map[string]string{defaultTemplate: source}, special)
+	c.finish()
+	return &c, nil
+}
+
+// continueMark stands at the end of the message to be continued, and shows
+// where the template puts it. The space at its end shows whether the template
+// trims.
+const continueMark = "XPYD_CONTINUE_FINAL_MESSAGE "
+
+// RenderChat returns the text of a conversation, to be encoded without adding
+// special tokens: the template writes them itself. As vLLM does, arguments of
+// tool calls that are JSON text are handed to the template as objects, and
+// content given as a list of text parts is joined with newlines if the
+// template wants a string.
+func (t *Tokenizer) RenderChat(in ChatInput) (string, error) {
+	tmpl, ok := t.chat.pick(len(in.Tools) > 0)
+	switch {
+	case !ok:
+		return "", ErrNoChatTemplate
+	case tmpl.err != nil:
+		return "", fmt.Errorf("chat template: %w", tmpl.err)
+	case len(in.Messages) == 0:
+		return "", errors.New("no messages")
+	case in.ContinueFinalMessage && in.AddGenerationPrompt:
+		return "", errors.New("continue_final_message excludes add_generation_prompt")
+	}
+	vars := map[string]any{"tools": nil, "documents": nil, "add_generation_prompt": in.AddGenerationPrompt}
+	for name, tok := range t.chat.special {
+		vars[name] = tok
+	}
+	for name, v := range in.Kwargs {
+		switch name {
+		case "messages", "tools", "add_generation_prompt":
+			return "", fmt.Errorf("chat_template_kwargs must not set %s", name)
+		}
+		vars[name] = v
+	}
+	if len(in.Tools) > 0 {
+		vars["tools"] = in.Tools
+	}
+	messages := make([]any, len(in.Messages))
+	for i, m := range in.Messages {
+		d, err := templateMessage(m, tmpl.parts)
+		if err == nil && in.ContinueFinalMessage && i == len(in.Messages)-1 {
+			d, err = markFinal(d)
+		}
+		if err != nil {
+			return "", fmt.Errorf("message %d: %w", i, err)
+		}
+		messages[i] = d
+	}
+	vars["messages"] = jinja.NewList(messages...)
+	lim := jinja.Limits{}
+	if !in.Now.IsZero() {
+		lim.Now = func() time.Time { return in.Now }
+	}
+	out, err := tmpl.parsed.Render(vars, lim)
+	if err != nil {
+		return "", fmt.Errorf("render chat template: %w", err)
+	}
+	if in.ContinueFinalMessage {
+		at := strings.LastIndex(out, strings.TrimSpace(continueMark))
+		if at < 0 {
+			return "", errors.New("continue_final_message: the template does not show the final message")
+		}
+		trimmed := !strings.HasPrefix(out[at:], continueMark)
+		if out = out[:at]; trimmed {
+			out = strings.TrimRight(out, " \t\r\n")
+		}
+	}
+	return out, nil
+}
+
+// templateMessage returns a message as templates expect it.
+func templateMessage(m map[string]any, parts bool) (*jinja.Dict, error) {
+	v, err := jinja.FromGo(m)
+	if err != nil {
+		return nil, err
+	}
+	d := v.(*jinja.Dict)
+	if content, ok := d.Get("content"); ok {
+		if content, err = templateContent(content, parts); err != nil {
+			return nil, fmt.Errorf("content: %w", err)
+		}
+		d = d.With("content", content)
+	}
+	if calls, ok := d.Get("tool_calls"); ok {
+		if calls, err = toolCalls(calls); err != nil {
+			return nil, fmt.Errorf("tool_calls: %w", err)
+		}
+		d = d.With("tool_calls", calls)
+	}
+	return d, nil
+}
+
+// templateContent joins text parts for a template that wants a string.
+func templateContent(v any, parts bool) (any, error) {
+	list, ok := v.(*jinja.List)
+	if !ok || parts {
+		return v, nil
+	}
+	var texts []string
+	for i, part := range list.Items() {
+		if d, ok := part.(*jinja.Dict); ok {
+			part, _ = d.Get("text")
+		}
+		text, ok := part.(string)
+		if !ok {
+			return nil, fmt.Errorf("part %d is not text, and the chat template takes text only", i)
+		}
+		texts = append(texts, text)
+	}
+	return strings.Join(texts, "\n"), nil
+}
+
+// toolCalls returns tool calls whose arguments are objects instead of JSON.
+func toolCalls(v any) (any, error) {
+	list, ok := v.(*jinja.List)
+	if !ok {
+		return v, nil
+	}
+	out := make([]any, len(list.Items()))
+	for i, item := range list.Items() {
+		out[i] = item
+		call, _ := item.(*jinja.Dict)
+		if call == nil {
+			continue
+		}
+		fn, _ := call.Get("function")
+		d, ok := fn.(*jinja.Dict)
+		if !ok {
+			continue
+		}
+		a, _ := d.Get("arguments")
+		if a == nil || a == "" {
+			a = "{}"
+		}
+		if text, ok := a.(string); ok {
+			parsed, err := jinja.FromJSON([]byte(text))
+			if err != nil {
+				return nil, fmt.Errorf("call %d: arguments: %w", i, err)
+			}
+			out[i] = call.With("function", d.With("arguments", parsed))
+		}
+	}
+	return jinja.NewList(out...), nil
+}
+
+// markFinal returns the last message with continueMark after its text.
+func markFinal(m *jinja.Dict) (*jinja.Dict, error) {
+	content, _ := m.Get("content")
+	switch c := content.(type) {
+	case string:
+		return m.With("content", c+continueMark), nil
+	case *jinja.List:
+		items := slices.Clone(c.Items())
+		for i := len(items) - 1; i >= 0; i-- {
+			part, ok := items[i].(*jinja.Dict)
+			if !ok {
+				continue
+			}
+			v, _ := part.Get("text")
+			if text, ok := v.(string); ok {
+				items[i] = part.With("text", text+continueMark)
+				return m.With("content", jinja.NewList(items...)), nil
+			}
+		}
+	}
+	return nil, errors.New("continue_final_message: the final message has no text")
+}

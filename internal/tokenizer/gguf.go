@@ -1,0 +1,336 @@
+package tokenizer
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"math"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/text/unicode/norm"
+)
+
+// Token types of a GGUF vocabulary.
+const (
+	ggufNormal = iota + 1
+	ggufUnknown
+	ggufControl
+	ggufUserDefined
+	ggufUnused
+	ggufByte
+)
+
+// FromGGUF builds a Tokenizer from the metadata of a GGUF file: the keys
+// tokenizer.ggml.* with values as a GGUF reader makes them (string, bool,
+// uint32, []string, []int32, []float32, …), and tokenizer.chat_template. The
+// models gpt2 (byte-level BPE) and llama (sentencepiece BPE with scores) are
+// understood.
+func FromGGUF(meta map[string]any) (*Tokenizer, error) {
+	t, err := (&gguf{meta: meta}).build()
+	if err != nil {
+		return nil, fmt.Errorf("read GGUF vocabulary: %w", err)
+	}
+	return t, nil
+}
+
+type gguf struct {
+	meta   map[string]any
+	tokens []string
+	types  []int32
+	addBOS bool // where the file does not say
+}
+
+const ggml = "tokenizer.ggml."
+
+func (g *gguf) build() (*Tokenizer, error) {
+	g.tokens, _ = g.meta[ggml+"tokens"].([]string)
+	if len(g.tokens) == 0 || len(g.tokens) > maxID {
+		return nil, fmt.Errorf("%stokens has %d entries", ggml, len(g.tokens))
+	}
+	if types := g.meta[ggml+"token_type"]; types != nil {
+		var ok bool
+		if g.types, ok = types.([]int32); !ok || len(g.types) != len(g.tokens) {
+			return nil, fmt.Errorf("%stoken_type: want %d int32, have %T of other length or type", ggml, len(g.tokens), types)
+		}
+	}
+	t := &Tokenizer{}
+	var err error
+	kind, _ := g.meta[ggml+"model"].(string)
+	switch kind {
+	case "gpt2":
+		err = g.byteLevel(t)
+	case "llama":
+		err = g.sentencePiece(t)
+	default:
+		err = fmt.Errorf("%smodel %q is not supported, only gpt2 and llama", ggml, kind)
+	}
+	if err != nil {
+		return nil, err
+	}
+	g.specials(t)
+	t.finish()
+	return t, nil
+}
+
+func (g *gguf) kind(id int) int32 {
+	if g.types == nil {
+		return ggufNormal
+	}
+	return g.types[id]
+}
+
+// ggufPre lists the pre-tokenizers of byte-level models by tokenizer.ggml.pre.
+// The names and patterns are llama.cpp's; families that differ only in name
+// share a line.
+func ggufPre(name string) (patterns []string, nfc, llama3 bool, err error) {
+	switch name {
+	case "gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v1-en", "jina-v2-es", "jina-v2-de",
+		"jina-v2-code", "roberta-bpe", "mpt", "olmo", "jais", "trillion", "exaone4", "a.x-4.0", "mellum":
+		return []string{gpt2Pattern}, false, false, nil
+	case "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2":
+		return []string{llama3Pattern}, false, true, nil
+	case "dbrx", "smaug-bpe":
+		return []string{llama3Pattern}, false, false, nil
+	case "qwen2", "deepseek-r1-qwen", "kormo", "megrez":
+		// llama.cpp does not normalise; the models' own tokenizers do.
+		return []string{qwen2Pattern}, true, false, nil
+	case "stablelm2", "hunyuan":
+		return []string{qwen2Pattern}, false, false, nil
+	case "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b":
+		return []string{`\p{N}`, gpt2Pattern}, false, false, nil
+	case "", "default":
+		return []string{`[\p{P}\$\+<=>\^~\|]+`, gpt2Pattern, `\p{N}+`, `[0-9][0-9][0-9]`}, false, false, nil
+	}
+	return nil, false, false, fmt.Errorf("%spre %q is not supported", ggml, name)
+}
+
+func (g *gguf) byteLevel(t *Tokenizer) error {
+	pre, _ := g.meta[ggml+"pre"].(string)
+	patterns, nfc, llama3, err := ggufPre(pre)
+	if err != nil {
+		return err
+	}
+	for _, p := range patterns {
+		cut, err := patternCutter(p)
+		if err != nil {
+			return err
+		}
+		t.pre = append(t.pre, splitStep{cut: cut})
+	}
+	if nfc {
+		form := norm.NFC
+		t.norm = []normStep{{form: &form}}
+	}
+	merges, ok := g.meta[ggml+"merges"].([]string)
+	if !ok {
+		return errors.New(ggml + "merges is missing")
+	}
+	pairs, err := splitMerges(slices.Clone(merges))
+	if err != nil {
+		return err
+	}
+	vocab := make(map[string]int32, len(g.tokens))
+	b := &bpe{byteLevel: true, ignoreMerges: llama3, unk: -1, vocabSize: int32(len(g.tokens)),
+		seed: maphash.MakeSeed(), words: make(map[string]int32, len(g.tokens))}
+	for id, piece := range g.tokens {
+		if _, dup := vocab[piece]; dup {
+			continue // as in llama.cpp, the first stands
+		}
+		vocab[piece] = int32(id)
+		if text, ok := fromByteLevel(piece); ok && g.kind(id) == ggufNormal {
+			b.words[text] = int32(id)
+		}
+	}
+	b.firstSymbols(false)
+	b.merges = newPairTable(len(pairs))
+	for rank, p := range pairs {
+		left, ok1 := vocab[p[0]]
+		right, ok2 := vocab[p[1]]
+		merged, ok3 := vocab[p[0]+p[1]]
+		if ok1 && ok2 && ok3 { // others can never apply
+			b.merges.put(left, right, merged, uint32(rank))
+		}
+	}
+	t.model = b
+	g.addBOS = llama3
+	g.setTokens(t, decoder{byteLevel: true})
+	t.description = append(t.description, "gguf gpt2 "+pre)
+	return nil
+}
+
+func (g *gguf) sentencePiece(t *Tokenizer) error {
+	scores, ok := g.meta[ggml+"scores"].([]float32)
+	if !ok || len(scores) != len(g.tokens) {
+		return fmt.Errorf("%sscores: want %d float32", ggml, len(g.tokens))
+	}
+	b := &bpe{unk: -1, vocabSize: int32(len(g.tokens)), seed: maphash.MakeSeed(), words: make(map[string]int32, len(g.tokens))}
+	var usable []int32
+	for id, piece := range g.tokens {
+		if _, dup := b.words[piece]; dup || piece == "" || !utf8.ValidString(piece) || math.IsNaN(float64(scores[id])) {
+			continue
+		}
+		b.words[piece] = int32(id)
+		switch g.kind(id) {
+		case ggufUnknown:
+			b.unk = int32(id)
+		case ggufControl, ggufByte:
+		default:
+			usable = append(usable, int32(id))
+		}
+	}
+	b.firstSymbols(true)
+	b.fuseUnk = true
+	slices.SortStableFunc(usable, func(x, y int32) int { return cmp.Compare(scores[y], scores[x]) })
+	// A pair merges if its text is a token, best score first; so every way to
+	// cut a token in two symbols is a merge of the rank of its score.
+	// Characters that are no token themselves are hidden symbols.
+	symbol := func(s string) (int32, bool) {
+		if id, ok := b.words[s]; ok {
+			return id, true
+		}
+		if _, n := utf8.DecodeRuneInString(s); n < len(s) {
+			return 0, false
+		}
+		id := b.vocabSize + int32(len(b.hidden))
+		b.hidden = append(b.hidden, s)
+		b.words[s] = id
+		if len(s) == 1 {
+			b.ascii[s[0]] = id
+		}
+		return id, true
+	}
+	type merge struct {
+		left, right, id int32
+		rank            uint32
+	}
+	var merges []merge
+	rank := uint32(0)
+	for i, id := range usable {
+		if i > 0 && scores[id] != scores[usable[i-1]] {
+			rank++
+		}
+		piece := g.tokens[id]
+		for at := range piece {
+			if at == 0 {
+				continue
+			}
+			left, ok1 := symbol(piece[:at])
+			right, ok2 := symbol(piece[at:])
+			if ok1 && ok2 {
+				merges = append(merges, merge{left, right, id, rank})
+			}
+		}
+	}
+	b.merges = newPairTable(len(merges))
+	for _, m := range merges {
+		b.merges.put(m.left, m.right, m.id, m.rank)
+	}
+	t.model = b
+
+	dec := decoder{fallback: true, replace: [][2]string{{spaceMark, " "}}}
+	dec.perByte = true
+	if v, ok := g.meta[ggml+"add_space_prefix"].(bool); !ok || v {
+		t.norm = []normStep{{prepend: spaceMark}}
+		dec.strip = 1
+	}
+	t.norm = append(t.norm, normStep{old: " ", content: spaceMark})
+	t.dec = dec.decoding
+	g.addBOS = true
+	g.setTokens(t, dec)
+	t.description = append(t.description, fmt.Sprint("gguf llama ", len(t.norm)))
+	return nil
+}
+
+// setTokens fills the tables by id. Added tokens are those that are not normal.
+func (g *gguf) setTokens(t *Tokenizer, dec decoder) {
+	n := len(g.tokens)
+	t.pieces, t.texts, t.flags = make([]string, n), make([]string, n), make([]tokenFlag, n)
+	var added []addedToken
+	for id, piece := range g.tokens {
+		if !utf8.ValidString(piece) {
+			piece = strings.ToValidUTF8(piece, "\uFFFD")
+		}
+		t.setToken(int32(id), piece, dec)
+		kind := g.kind(id)
+		special := kind == ggufControl || kind == ggufUnknown
+		if special {
+			t.flags[id] |= flagSpecial
+		}
+		if piece != "" && (special || kind == ggufUserDefined) {
+			added = append(added, addedToken{id: int32(id), content: piece, special: special})
+		}
+	}
+	t.setAdded(added)
+}
+
+// specials sets begin and end tokens and the chat template.
+func (g *gguf) specials(t *Tokenizer) {
+	named := map[string]string{}
+	id := func(key, name string) (int32, bool) {
+		n, ok := toInt(g.meta[ggml+key])
+		if !ok || n < 0 || n >= int64(len(g.tokens)) {
+			return 0, false
+		}
+		if name != "" {
+			named[name] = t.pieces[n]
+		}
+		return int32(n), true
+	}
+	t.bos, t.hasBOS = id("bos_token_id", "bos_token")
+	for _, key := range []string{"eos_token_id", "eot_token_id", "eom_token_id"} {
+		name := ""
+		if key == "eos_token_id" {
+			name = "eos_token"
+		}
+		if n, ok := id(key, name); ok && !slices.Contains(t.eos, n) {
+			t.eos = append(t.eos, n)
+		}
+	}
+	id("unknown_token_id", "unk_token")
+	id("padding_token_id", "pad_token")
+	addBOS, ok := g.meta[ggml+"add_bos_token"].(bool)
+	if !ok {
+		addBOS = g.addBOS
+	}
+	if addBOS && t.hasBOS {
+		t.prefix = []int32{t.bos}
+	}
+	if addEOS, _ := g.meta[ggml+"add_eos_token"].(bool); addEOS && len(t.eos) > 0 {
+		t.suffix = t.eos[:1:1]
+	}
+	sources := map[string]string{}
+	for key, v := range g.meta {
+		src, ok := v.(string)
+		switch name, named := strings.CutPrefix(key, "tokenizer.chat_template"); {
+		case !named || !ok:
+		case name == "":
+			sources[defaultTemplate] = src
+		case name[0] == '.':
+			sources[name[1:]] = src
+		}
+	}
+	t.chat = newChat(sources, named)
+}
+
+func toInt(v any) (int64, bool) {
+	switch n := v.(type) {
+	case uint32:
+		return int64(n), true
+	case int32:
+		return int64(n), true
+	case uint64:
+		return int64(n), true
+	case int64:
+		return n, true
+	case uint16:
+		return int64(n), true
+	case uint8:
+		return int64(n), true
+	case int:
+		return int64(n), true
+	}
+	return 0, false
+}

@@ -1,0 +1,295 @@
+package jinja
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// interp is one rendering.
+type interp struct {
+	globals map[string]value
+	out     *strings.Builder
+	steps   int
+	bytes   int
+	calls   int // depth of macro calls
+	line    int
+	now     func() time.Time
+}
+
+type scope struct {
+	vars   map[string]value
+	parent *scope
+}
+
+func (in *interp) fail(format string, args ...any) {
+	panic(&Error{Line: in.line, Msg: fmt.Sprintf(format, args...)})
+}
+
+func (in *interp) step() {
+	if in.steps--; in.steps < 0 {
+		in.fail("rendering takes too many steps")
+	}
+}
+
+// charge accounts for n bytes about to be made.
+func (in *interp) charge(n int) {
+	if in.bytes -= n; in.bytes < 0 {
+		in.fail("rendering takes too much memory")
+	}
+}
+
+func (in *interp) write(s string) {
+	in.charge(len(s))
+	in.out.WriteString(s)
+}
+
+func (in *interp) lookup(name string, sc *scope) value {
+	for ; sc != nil; sc = sc.parent {
+		if v, ok := sc.vars[name]; ok {
+			return v
+		}
+	}
+	if v, ok := in.globals[name]; ok {
+		return v
+	}
+	if f := builtin(name); f != nil {
+		return f
+	}
+	return undefined{name}
+}
+
+type flow uint8
+
+const (
+	goOn flow = iota
+	breakLoop
+	nextRound
+)
+
+func (in *interp) exec(body []stmt, sc *scope) flow {
+	for _, s := range body {
+		in.step()
+		if f := in.stmt(s, sc); f != goOn {
+			return f
+		}
+	}
+	return goOn
+}
+
+func (in *interp) stmt(s stmt, sc *scope) flow {
+	switch s := s.(type) {
+	case *textStmt:
+		in.write(s.text)
+	case *outStmt:
+		in.line = s.line
+		in.write(in.str(in.eval(s.x, sc)))
+	case *ifStmt:
+		for i := range s.arms {
+			in.line = s.arms[i].line
+			if truth(in.eval(s.arms[i].cond, sc)) {
+				return in.exec(s.arms[i].body, sc)
+			}
+		}
+		return in.exec(s.els, sc)
+	case *forStmt:
+		return in.loop(s, sc)
+	case *setStmt:
+		in.line = s.line
+		var v value
+		if s.x != nil {
+			v = in.eval(s.x, sc)
+		} else {
+			v = in.filtered(s.filters, in.capture(s.body, inner(sc)), sc)
+		}
+		in.assign(s.target, v, sc)
+	case *macroStmt:
+		sc.vars[s.name] = in.macro(s, sc)
+	case *callStmt:
+		in.line = s.line
+		a := in.args(s.call.args, sc)
+		a.set("caller", in.macro(s.caller, sc))
+		in.write(in.str(in.call(in.eval(s.call.fn, sc), a)))
+	case *filterStmt:
+		in.line = s.line
+		in.write(in.str(in.filtered(s.filters, in.capture(s.body, inner(sc)), sc)))
+	case *withStmt:
+		in.line = s.line
+		in2 := inner(sc)
+		for i, x := range s.values {
+			in2.vars[s.names[i]] = in.eval(x, sc)
+		}
+		return in.exec(s.body, in2)
+	case *loopCtl:
+		if s.brk {
+			return breakLoop
+		}
+		return nextRound
+	}
+	return goOn
+}
+
+func inner(sc *scope) *scope { return &scope{vars: map[string]value{}, parent: sc} }
+
+// capture returns what body writes.
+func (in *interp) capture(body []stmt, sc *scope) string {
+	outer := in.out
+	in.out = &strings.Builder{}
+	in.exec(body, sc)
+	s := in.out.String()
+	in.out = outer
+	return s
+}
+
+func (in *interp) filtered(filters []filterExpr, v value, sc *scope) value {
+	for i := range filters {
+		v = in.filter(filters[i].name, v, in.args(filters[i].args, sc))
+	}
+	return v
+}
+
+func (in *interp) assign(t target, v value, sc *scope) {
+	if t.attr != "" {
+		ns, ok := in.lookup(t.names[0], sc).(*namespace)
+		if !ok {
+			in.fail("%s is not a namespace", t.names[0])
+		}
+		in.charge(32)
+		ns.vars[t.attr] = v
+		return
+	}
+	if !t.tuple {
+		sc.vars[t.names[0]] = v
+		return
+	}
+	items := in.items(v)
+	if len(items) != len(t.names) {
+		in.fail("%d values for %d names", len(items), len(t.names))
+	}
+	for i, n := range t.names {
+		sc.vars[n] = items[i]
+	}
+}
+
+// loop is the variable loop of a for statement.
+type loop struct {
+	items []value
+	at    int
+	depth int
+	last  *List // argument of changed()
+}
+
+func (in *interp) loop(s *forStmt, sc *scope) flow {
+	in.line = s.line
+	items := in.items(in.eval(s.iter, sc))
+	if s.cond != nil {
+		var kept []value
+		for _, v := range items {
+			in.step()
+			body := inner(sc)
+			in.assign(s.target, v, body)
+			if truth(in.eval(s.cond, body)) {
+				kept = append(kept, v)
+			}
+		}
+		items = kept
+	}
+	if len(items) == 0 {
+		return in.exec(s.els, sc)
+	}
+	l := &loop{items: items, depth: 1}
+	if outer, ok := in.lookup("loop", sc).(*loop); ok {
+		l.depth = outer.depth + 1
+	}
+	for i, v := range items {
+		in.step()
+		l.at = i
+		body := inner(sc)
+		body.vars["loop"] = l
+		in.assign(s.target, v, body)
+		if in.exec(s.body, body) == breakLoop {
+			break
+		}
+	}
+	return goOn
+}
+
+func (in *interp) loopAttr(l *loop, name string) value {
+	n := len(l.items)
+	at := func(i int) value {
+		if i < 0 || i >= n {
+			return undefined{"loop." + name}
+		}
+		return l.items[i]
+	}
+	switch name {
+	case "index":
+		return int64(l.at + 1)
+	case "index0":
+		return int64(l.at)
+	case "revindex":
+		return int64(n - l.at)
+	case "revindex0":
+		return int64(n - l.at - 1)
+	case "first":
+		return l.at == 0
+	case "last":
+		return l.at == n-1
+	case "length":
+		return int64(n)
+	case "previtem":
+		return at(l.at - 1)
+	case "nextitem":
+		return at(l.at + 1)
+	case "depth":
+		return int64(l.depth)
+	case "depth0":
+		return int64(l.depth - 1)
+	case "cycle":
+		return &function{"cycle", func(in *interp, a args) value {
+			if len(a.pos) == 0 {
+				in.fail("cycle without values")
+			}
+			return a.pos[l.at%len(a.pos)]
+		}}
+	case "changed":
+		return &function{"changed", func(in *interp, a args) value {
+			now := &List{items: a.pos}
+			if l.last != nil && in.equal(l.last, now, 0) {
+				return false
+			}
+			l.last = now
+			return true
+		}}
+	}
+	return undefined{"loop." + name}
+}
+
+// macro makes a macro callable; it sees the scope that it was defined in.
+func (in *interp) macro(m *macroStmt, sc *scope) *function {
+	return &function{m.name, func(in *interp, a args) value {
+		if in.calls++; in.calls > maxNest {
+			in.fail("macros called deeper than %d", maxNest)
+		}
+		body := inner(sc)
+		if caller, ok := a.take("caller"); ok {
+			body.vars["caller"] = caller
+		}
+		names := make([]string, len(m.params))
+		for i := range m.params {
+			names[i] = m.params[i].name
+		}
+		for i, v := range a.bind(in, m.name, names...) {
+			if v != (absent{}) {
+				body.vars[names[i]] = v
+			} else if d := m.params[i].def; d != nil {
+				body.vars[names[i]] = in.eval(d, body)
+			} else {
+				body.vars[names[i]] = undefined{names[i]}
+			}
+		}
+		s := in.capture(m.body, body)
+		in.calls--
+		return s
+	}}
+}

@@ -1,0 +1,512 @@
+package jinja
+
+import (
+	"math"
+	"math/bits"
+	"strings"
+	"unicode/utf8"
+)
+
+// args are the evaluated arguments of a call.
+type args struct {
+	pos   []value
+	names []string
+	named []value
+}
+
+// absent stands for an argument that was not given.
+type absent struct{}
+
+func (a *args) set(name string, v value) {
+	a.names, a.named = append(a.names, name), append(a.named, v)
+}
+
+func (a *args) take(name string) (value, bool) {
+	for i, n := range a.names {
+		if n == name {
+			v := a.named[i]
+			a.names = append(append([]string(nil), a.names[:i]...), a.names[i+1:]...)
+			a.named = append(append([]value(nil), a.named[:i]...), a.named[i+1:]...)
+			return v, true
+		}
+	}
+	return nil, false
+}
+
+// bind orders the arguments of a call by parameter; those not given are absent.
+func (a args) bind(in *interp, fn string, params ...string) []value {
+	if len(a.pos) > len(params) {
+		in.fail("%s takes at most %d arguments, have %d", fn, len(params), len(a.pos))
+	}
+	out := make([]value, len(params))
+	for i := range out {
+		out[i] = absent{}
+		if i < len(a.pos) {
+			out[i] = a.pos[i]
+		}
+	}
+next:
+	for i, n := range a.names {
+		for j, p := range params {
+			if n == p {
+				if out[j] != (absent{}) {
+					in.fail("%s has two values for %s", fn, n)
+				}
+				out[j] = a.named[i]
+				continue next
+			}
+		}
+		in.fail("%s has no argument %s", fn, n)
+	}
+	return out
+}
+
+func (in *interp) args(c callArgs, sc *scope) args {
+	a := args{names: c.names}
+	for _, x := range c.pos {
+		a.pos = append(a.pos, in.eval(x, sc))
+	}
+	for _, x := range c.named {
+		a.named = append(a.named, in.eval(x, sc))
+	}
+	return a
+}
+
+func (in *interp) call(f value, a args) value {
+	fn, ok := f.(*function)
+	if !ok {
+		if u, isUndef := f.(undefined); isUndef {
+			in.fail("%s is undefined", u.what)
+		}
+		in.fail("%s cannot be called", kindOf(f))
+	}
+	return fn.call(in, a)
+}
+
+func (in *interp) eval(x expr, sc *scope) value {
+	in.step()
+	switch x := x.(type) {
+	case *literal:
+		return x.v
+	case *nameExpr:
+		return in.lookup(x.name, sc)
+	case *listExpr:
+		in.charge(16 * len(x.items))
+		l := &List{items: make([]value, len(x.items)), tuple: x.tuple}
+		for i, it := range x.items {
+			l.items[i] = in.eval(it, sc)
+		}
+		return l
+	case *dictExpr:
+		in.charge(64 * len(x.keys))
+		d := newDict()
+		for i := range x.keys {
+			k := in.eval(x.keys[i], sc)
+			switch k.(type) {
+			case string, int64, float64, bool, nil:
+			default:
+				in.fail("%s cannot be a key", kindOf(k))
+			}
+			d.set(k, in.eval(x.vals[i], sc))
+		}
+		return d
+	case *unary:
+		return in.unary(x.op, in.eval(x.x, sc))
+	case *binary:
+		l := in.eval(x.l, sc)
+		switch {
+		case x.op == "and" && !truth(l), x.op == "or" && truth(l):
+			return l
+		}
+		return in.binary(x.op, l, in.eval(x.r, sc))
+	case *compare:
+		l := in.eval(x.first, sc)
+		for i, op := range x.ops {
+			r := in.eval(x.rest[i], sc)
+			if !in.compareOp(op, l, r) {
+				return false
+			}
+			l = r
+		}
+		return true
+	case *condExpr:
+		switch {
+		case truth(in.eval(x.cond, sc)):
+			return in.eval(x.then, sc)
+		case x.els == nil:
+			return undefined{"the value of an if without else"}
+		}
+		return in.eval(x.els, sc)
+	case *attrExpr:
+		return in.attr(in.eval(x.x, sc), x.name)
+	case *indexExpr:
+		return in.index(in.eval(x.x, sc), in.eval(x.at, sc))
+	case *sliceExpr:
+		return in.slice(x, sc)
+	case *callExpr:
+		return in.call(in.eval(x.fn, sc), in.args(x.args, sc))
+	case *filterExpr:
+		return in.filter(x.name, in.eval(x.x, sc), in.args(x.args, sc))
+	case *testExpr:
+		return in.test(x.name, in.eval(x.x, sc), in.args(x.args, sc)) != x.not
+	}
+	in.fail("unknown expression %T", x)
+	return nil
+}
+
+func (in *interp) compareOp(op string, l, r value) bool {
+	switch op {
+	case "==":
+		return in.equal(l, r, 0)
+	case "!=":
+		return !in.equal(l, r, 0)
+	case "in":
+		return in.contains(r, l)
+	case "not in":
+		return !in.contains(r, l)
+	}
+	c := in.compare(l, r, 0)
+	switch op {
+	case "<":
+		return c < 0
+	case "<=":
+		return c <= 0
+	case ">":
+		return c > 0
+	}
+	return c >= 0
+}
+
+func (in *interp) contains(set, v value) bool {
+	switch set := set.(type) {
+	case string:
+		s, ok := v.(string)
+		if !ok {
+			in.fail("a string cannot contain %s", kindOf(v))
+		}
+		return strings.Contains(set, s)
+	case *Dict:
+		_, ok := set.get(v)
+		return ok
+	}
+	for _, x := range in.items(set) {
+		if in.equal(x, v, 0) {
+			return true
+		}
+	}
+	return false
+}
+
+func (in *interp) unary(op string, v value) value {
+	if op == "not" {
+		return !truth(v)
+	}
+	i, f, isInt, ok := number(v)
+	switch {
+	case !ok:
+		in.fail("bad operand %s for %s", kindOf(v), op)
+	case op == "+" && isInt:
+		return i
+	case op == "+":
+		return f
+	case isInt:
+		return -i
+	}
+	return -f
+}
+
+func (in *interp) binary(op string, l, r value) value {
+	switch op {
+	case "and", "or":
+		return r
+	case "~":
+		a, b := in.str(l), in.str(r)
+		in.charge(len(a) + len(b))
+		return a + b
+	}
+	x, fx, xi, ok1 := number(l)
+	y, fy, yi, ok2 := number(r)
+	switch {
+	case ok1 && ok2 && xi && yi:
+		return in.intOp(op, x, y)
+	case ok1 && ok2:
+		return in.floatOp(op, fx, fy)
+	}
+	switch a := l.(type) {
+	case string:
+		if b, ok := r.(string); ok && op == "+" {
+			in.charge(len(a) + len(b))
+			return a + b
+		}
+		if op == "%" {
+			return in.format(a, r)
+		}
+		if op == "*" && yi {
+			return in.repeat(a, y)
+		}
+	case *List:
+		if b, ok := r.(*List); ok && op == "+" && a.tuple == b.tuple {
+			in.charge(16 * (len(a.items) + len(b.items)))
+			return &List{items: append(append([]value(nil), a.items...), b.items...), tuple: a.tuple}
+		}
+	}
+	if s, ok := r.(string); ok && op == "*" && xi {
+		return in.repeat(s, x)
+	}
+	for _, v := range []value{l, r} {
+		if u, ok := v.(undefined); ok {
+			in.fail("%s is undefined", u.what)
+		}
+	}
+	in.fail("bad operands %s and %s for %s", kindOf(l), kindOf(r), op)
+	return nil
+}
+
+func (in *interp) repeat(s string, n int64) value {
+	if n <= 0 || s == "" {
+		return ""
+	}
+	if n > int64(in.bytes) {
+		in.charge(in.bytes + 1)
+	}
+	in.charge(len(s) * int(min(n, int64(math.MaxInt/len(s)))))
+	return strings.Repeat(s, int(n))
+}
+
+func (in *interp) intOp(op string, x, y int64) value {
+	overflow := func(bad bool) {
+		if bad {
+			in.fail("integer overflow")
+		}
+	}
+	switch op {
+	case "+":
+		overflow((x+y < x) != (y < 0))
+		return x + y
+	case "-":
+		overflow((x-y > x) != (y < 0))
+		return x - y
+	case "*":
+		return in.mul(x, y)
+	case "**":
+		if y < 0 {
+			return math.Pow(float64(x), float64(y))
+		}
+		n := int64(1)
+		for ; y > 0; y-- {
+			in.step()
+			n = in.mul(n, x)
+		}
+		return n
+	}
+	if y == 0 {
+		in.fail("division by zero")
+	}
+	overflow(x == math.MinInt64 && y == -1)
+	switch op {
+	case "/":
+		return float64(x) / float64(y)
+	case "//":
+		q := x / y
+		if x%y != 0 && (x < 0) != (y < 0) {
+			q--
+		}
+		return q
+	}
+	m := x % y
+	if m != 0 && (m < 0) != (y < 0) {
+		m += y
+	}
+	return m
+}
+
+func (in *interp) mul(x, y int64) int64 {
+	abs := func(n int64) uint64 {
+		if n < 0 {
+			return -uint64(n)
+		}
+		return uint64(n)
+	}
+	if hi, lo := bits.Mul64(abs(x), abs(y)); hi != 0 || lo > math.MaxInt64 {
+		in.fail("integer overflow")
+	}
+	return x * y
+}
+
+func (in *interp) floatOp(op string, x, y float64) value {
+	switch op {
+	case "+":
+		return x + y
+	case "-":
+		return x - y
+	case "*":
+		return x * y
+	case "**":
+		return math.Pow(x, y)
+	}
+	if y == 0 {
+		in.fail("division by zero")
+	}
+	switch op {
+	case "/":
+		return x / y
+	case "//":
+		return math.Floor(x / y)
+	}
+	m := math.Mod(x, y)
+	if m != 0 && (m < 0) != (y < 0) {
+		m += y
+	}
+	return m
+}
+
+// attr is v.name: what Python's getattr finds, else the item of that key.
+func (in *interp) attr(v value, name string) value {
+	switch v := v.(type) {
+	case undefined:
+		in.fail("%s is undefined", v.what)
+	case *namespace:
+		if x, ok := v.vars[name]; ok {
+			return x
+		}
+	case *loop:
+		return in.loopAttr(v, name)
+	case *Dict:
+		if f := dictMethod(v, name); f != nil {
+			return f
+		}
+		if x, ok := v.get(name); ok {
+			return x
+		}
+	case string:
+		if f := stringMethod(v, name); f != nil {
+			return f
+		}
+	case *List:
+		if f := listMethod(v, name); f != nil {
+			return f
+		}
+	case *function:
+		if name == "name" {
+			return v.name
+		}
+	}
+	return undefined{"attribute " + name + " of " + kindOf(v)}
+}
+
+// index is v[at]: the item, else the attribute of that name.
+func (in *interp) index(v, at value) value {
+	switch v := v.(type) {
+	case undefined:
+		in.fail("%s is undefined", v.what)
+	case *Dict:
+		if x, ok := v.get(at); ok {
+			return x
+		}
+	case *List:
+		if i, _, isInt, _ := number(at); isInt {
+			if i < 0 {
+				i += int64(len(v.items))
+			}
+			if i >= 0 && i < int64(len(v.items)) {
+				return v.items[i]
+			}
+		}
+	case string:
+		if i, _, isInt, _ := number(at); isInt {
+			in.charge(len(v) / 4)
+			if n := int64(utf8.RuneCountInString(v)); i < 0 {
+				i += n
+			}
+			for _, r := range v {
+				if i == 0 {
+					return string(r)
+				}
+				i--
+			}
+		}
+	}
+	if s, ok := at.(string); ok {
+		return in.attr(v, s)
+	}
+	return undefined{"item " + in.str(at) + " of " + kindOf(v)}
+}
+
+// slice is v[from:to:step] of a list or a string.
+func (in *interp) slice(x *sliceExpr, sc *scope) value {
+	v := in.eval(x.x, sc)
+	part := func(e expr) (int, bool) {
+		if e == nil {
+			return 0, false
+		}
+		n := in.eval(e, sc)
+		if n == nil {
+			return 0, false
+		}
+		i, _, isInt, _ := number(n)
+		if !isInt {
+			in.fail("slice with %s", kindOf(n))
+		}
+		return int(i), true
+	}
+	from, hasFrom := part(x.from)
+	to, hasTo := part(x.to)
+	step, hasStep := part(x.step)
+	if !hasStep {
+		step = 1
+	}
+	if step == 0 {
+		in.fail("slice with step 0")
+	}
+	s, isString := v.(string)
+	l, isList := v.(*List)
+	if !isString && !isList {
+		if u, ok := v.(undefined); ok {
+			in.fail("%s is undefined", u.what)
+		}
+		in.fail("%s cannot be sliced", kindOf(v))
+	}
+	src := in.items(v)
+	n := len(src)
+	// Where a part is absent or out of range, as Python's slice.indices.
+	low, high := 0, n
+	if step < 0 {
+		low, high = -1, n-1
+	}
+	clamp := func(i int) int {
+		if i < 0 {
+			i += n
+		}
+		return min(max(i, low), high)
+	}
+	a, b := low, high
+	if step < 0 {
+		a, b = high, low
+	}
+	if hasFrom {
+		a = clamp(from)
+	}
+	if hasTo {
+		b = clamp(to)
+	}
+	in.charge(16 * n)
+	if isString && step == 1 && n == len(s) { // ASCII
+		return s[a:max(a, b)]
+	}
+	out := []value{}
+	for i := a; step > 0 && i < b || step < 0 && i > b; {
+		out = append(out, src[i])
+		if step > n || step < -n {
+			break
+		}
+		i += step
+	}
+	if isList {
+		return &List{items: out, tuple: l.tuple}
+	}
+	var sb strings.Builder
+	for _, c := range out {
+		sb.WriteString(c.(string))
+	}
+	return sb.String()
+}

@@ -1,0 +1,108 @@
+// Package jinja renders the Jinja2 templates that models carry for chats, as
+// Hugging Face renders them: trim_blocks and lstrip_blocks on, no autoescape,
+// loop controls, tojson without ASCII escapes, raise_exception, strftime_now.
+//
+// A template comes with a model, from a stranger: rendering is bounded in steps,
+// in bytes made and in depth, values are immutable (but for namespaces), and
+// nothing outside the template and its variables can be reached. Not covered:
+// inheritance, include, import, recursive loops, autoescape.
+package jinja
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Limits bounds one rendering. A zero field means the default.
+type Limits struct {
+	Steps int              // statements and expressions evaluated; default 4 million
+	Bytes int              // bytes of all strings and lists made on the way; default 256 MiB
+	Now   func() time.Time // clock of strftime_now; default time.Now
+}
+
+const (
+	defaultSteps = 4 << 20
+	defaultBytes = 256 << 20
+	maxSource    = 1 << 20
+	maxNest      = 100  // depth of nesting in a template, of macro calls, of values
+	maxChain     = 1000 // operators in a row
+)
+
+// Error is what is wrong with a template, or why it refused its input.
+type Error struct {
+	Line   int
+	Msg    string
+	Raised bool // the template itself called raise_exception(Msg)
+}
+
+func (e *Error) Error() string {
+	if e.Raised {
+		return e.Msg
+	}
+	return fmt.Sprintf("template line %d: %s", e.Line, e.Msg)
+}
+
+// Template is a parsed template. It is immutable and safe for concurrent use.
+type Template struct{ body []stmt }
+
+// Parse reads a template.
+func Parse(source string) (t *Template, err error) {
+	if len(source) > maxSource {
+		return nil, fmt.Errorf("template of %d bytes is larger than %d", len(source), maxSource)
+	}
+	defer catch(&err)
+	p := &parser{toks: lex(source)}
+	body := p.body()
+	if p.kind() != tokEOF {
+		p.fail("unexpected %q", p.cur().val)
+	}
+	return &Template{body: body}, nil
+}
+
+// Render executes the template with vars, whose values FromGo converts.
+func (t *Template) Render(vars map[string]any, lim Limits) (out string, err error) {
+	if lim.Steps == 0 {
+		lim.Steps = defaultSteps
+	}
+	if lim.Bytes == 0 {
+		lim.Bytes = defaultBytes
+	}
+	if lim.Now == nil {
+		lim.Now = time.Now
+	}
+	defer catch(&err)
+	in := &interp{steps: lim.Steps, bytes: lim.Bytes, now: lim.Now, out: &strings.Builder{}, globals: map[string]value{}}
+	for name, v := range vars {
+		conv, err := FromGo(v)
+		if err != nil {
+			return "", fmt.Errorf("template variable %s: %w", name, err)
+		}
+		in.globals[name] = conv
+	}
+	sc := &scope{vars: map[string]value{}}
+	in.exec(t.body, sc)
+	return in.out.String(), nil
+}
+
+// catch turns the panic of a fail method into an error; the evaluator is
+// recursive and would otherwise be mostly error checks.
+func catch(err *error) {
+	r := recover()
+	if r == nil {
+		return
+	}
+	e, ok := r.(*Error)
+	if !ok {
+		panic(r)
+	}
+	*err = e
+}
+
+// IsRaised says whether err is a template's own raise_exception, that is, the
+// input is at fault and not the template.
+func IsRaised(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Raised
+}

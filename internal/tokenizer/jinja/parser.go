@@ -1,0 +1,284 @@
+package jinja
+
+import "fmt"
+
+type parser struct {
+	toks  []token
+	at    int
+	depth int
+	loops int // for statements around, for break and continue
+}
+
+func (p *parser) fail(format string, args ...any) {
+	panic(&Error{Line: p.cur().line, Msg: fmt.Sprintf(format, args...)})
+}
+
+func (p *parser) cur() *token   { return &p.toks[p.at] }
+func (p *parser) kind() tokKind { return p.toks[p.at].kind }
+
+func (p *parser) next() token {
+	t := p.toks[p.at]
+	if t.kind != tokEOF {
+		p.at++
+	}
+	return t
+}
+
+// is says whether the current token is the operator or name val.
+func (p *parser) is(kind tokKind, val string) bool {
+	t := p.cur()
+	return t.kind == kind && t.val == val
+}
+
+func (p *parser) accept(kind tokKind, val string) bool {
+	if p.is(kind, val) {
+		p.at++
+		return true
+	}
+	return false
+}
+
+func (p *parser) expect(kind tokKind, val string) {
+	if !p.accept(kind, val) {
+		p.fail("want %q, have %q", val, p.cur().val)
+	}
+}
+
+func (p *parser) name() string {
+	if p.kind() != tokName {
+		p.fail("want a name, have %q", p.cur().val)
+	}
+	return p.next().val
+}
+
+func (p *parser) blockEnd() {
+	if p.kind() != tokBlockEnd {
+		p.fail("want the end of the tag, have %q", p.cur().val)
+	}
+	p.at++
+}
+
+func (p *parser) enter() {
+	if p.depth++; p.depth > maxNest {
+		p.fail("nested deeper than %d", maxNest)
+	}
+}
+
+// body parses statements up to a tag that begins with one of ends, of which it
+// takes the {% and the word; or, without ends, to the end of the template.
+func (p *parser) body(ends ...string) []stmt {
+	p.enter()
+	defer func() { p.depth-- }()
+	var out []stmt
+	for {
+		switch t := p.cur(); t.kind {
+		case tokText:
+			out = append(out, &textStmt{t.val})
+			p.at++
+		case tokVarBegin:
+			p.at++
+			x := p.tuple(true)
+			if p.kind() != tokVarEnd {
+				p.fail("want the end of the expression, have %q", p.cur().val)
+			}
+			p.at++
+			out = append(out, &outStmt{x, t.line})
+		case tokBlockBegin:
+			p.at++
+			word := p.cur().val
+			if p.kind() != tokName {
+				p.fail("want the name of a statement, have %q", word)
+			}
+			for _, e := range ends {
+				if word == e {
+					return out
+				}
+			}
+			if s := p.statement(); s != nil {
+				out = append(out, s)
+			}
+		default:
+			if len(ends) > 0 {
+				p.fail("want %q, have %q", ends[0], t.val)
+			}
+			return out
+		}
+	}
+}
+
+// end takes the end of a tag whose only word is the current token.
+func (p *parser) end() {
+	p.at++
+	p.blockEnd()
+}
+
+func (p *parser) statement() stmt {
+	line := p.cur().line
+	switch word := p.next().val; word {
+	case "if":
+		return p.ifStmt()
+	case "for":
+		return p.forStmt(line)
+	case "set":
+		return p.setStmt(line)
+	case "macro":
+		m := &macroStmt{name: p.name(), params: p.params()}
+		m.body = p.inner("endmacro")
+		return m
+	case "call":
+		m := &macroStmt{name: "caller"}
+		if p.is(tokOp, "(") {
+			m.params = p.params()
+		}
+		call, ok := p.expr().(*callExpr)
+		if !ok {
+			p.fail("call wants a call")
+		}
+		m.body = p.inner("endcall")
+		return &callStmt{call, m, line}
+	case "filter":
+		s := &filterStmt{filters: []filterExpr{p.filterCall(nil)}, line: line}
+		s.filters = append(s.filters, p.filterChain()...)
+		p.blockEnd()
+		s.body = p.body("endfilter")
+		p.end()
+		return s
+	case "with":
+		s := &withStmt{line: line}
+		for p.kind() != tokBlockEnd {
+			if len(s.names) > 0 {
+				p.expect(tokOp, ",")
+			}
+			s.names = append(s.names, p.name())
+			p.expect(tokOp, "=")
+			s.values = append(s.values, p.expr())
+		}
+		p.blockEnd()
+		s.body = p.body("endwith")
+		p.end()
+		return s
+	case "generation": // marks what an assistant wrote, for training; here it is nothing
+		p.blockEnd()
+		body := p.body("endgeneration")
+		p.end()
+		return &ifStmt{arms: []ifArm{{cond: &literal{true}, body: body, line: line}}}
+	case "break", "continue":
+		if p.loops == 0 {
+			p.fail("%s outside a loop", word)
+		}
+		p.blockEnd()
+		return &loopCtl{word == "break"}
+	default:
+		p.fail("unknown statement %q", word)
+		return nil
+	}
+}
+
+// inner parses the body of a macro, in which a loop around does not count.
+func (p *parser) inner(end string) []stmt {
+	p.blockEnd()
+	loops := p.loops
+	p.loops = 0
+	body := p.body(end)
+	p.loops = loops
+	p.end()
+	return body
+}
+
+func (p *parser) ifStmt() stmt {
+	s := &ifStmt{}
+	for {
+		arm := ifArm{line: p.cur().line, cond: p.tuple(true)}
+		p.blockEnd()
+		arm.body = p.body("elif", "else", "endif")
+		s.arms = append(s.arms, arm)
+		if p.next().val == "elif" {
+			continue
+		}
+		p.at--
+		if p.is(tokName, "else") {
+			p.end()
+			s.els = p.body("endif")
+		}
+		p.end()
+		return s
+	}
+}
+
+func (p *parser) forStmt(line int) stmt {
+	s := &forStmt{line: line, target: p.target(false)}
+	p.expect(tokName, "in")
+	s.iter = p.tuple(false)
+	if p.accept(tokName, "if") {
+		s.cond = p.expr()
+	}
+	if p.is(tokName, "recursive") {
+		p.fail("recursive loops are not supported")
+	}
+	p.blockEnd()
+	p.loops++
+	s.body = p.body("else", "endfor")
+	p.loops--
+	if p.is(tokName, "else") {
+		p.end()
+		s.els = p.body("endfor")
+	}
+	p.end()
+	return s
+}
+
+func (p *parser) target(attr bool) target {
+	var t target
+	paren := p.accept(tokOp, "(")
+	for {
+		t.names = append(t.names, p.name())
+		if attr && len(t.names) == 1 && p.accept(tokOp, ".") {
+			t.attr = p.name()
+			break
+		}
+		if !p.accept(tokOp, ",") {
+			break
+		}
+		t.tuple = true
+		if p.kind() != tokName || p.is(tokName, "in") {
+			break
+		}
+	}
+	if paren {
+		p.expect(tokOp, ")")
+	}
+	return t
+}
+
+func (p *parser) setStmt(line int) stmt {
+	s := &setStmt{target: p.target(true), line: line}
+	if p.accept(tokOp, "=") {
+		s.x = p.tuple(true)
+		p.blockEnd()
+		return s
+	}
+	s.filters = p.filterChain()
+	p.blockEnd()
+	s.body = p.body("endset")
+	p.end()
+	return s
+}
+
+func (p *parser) params() []param {
+	p.expect(tokOp, "(")
+	var out []param
+	for !p.accept(tokOp, ")") {
+		if len(out) > 0 {
+			p.expect(tokOp, ",")
+			if p.accept(tokOp, ")") {
+				break
+			}
+		}
+		pr := param{name: p.name()}
+		if p.accept(tokOp, "=") {
+			pr.def = p.expr()
+		}
+		out = append(out, pr)
+	}
+	return out
+}

@@ -1,0 +1,515 @@
+package jinja
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// value is what a template computes with: nil (none), undefined, bool, int64,
+// float64, string, *List, *Dict, *namespace, *loop or *function.
+type value = any
+
+type undefined struct{ what string }
+
+// List is a sequence. Make one with NewList.
+type List struct {
+	items []value
+	tuple bool
+}
+
+// NewList returns a list of items, which are as FromGo returns them.
+func NewList(items ...any) *List { return &List{items: items} }
+
+// Items returns the items of l, not to be changed.
+func (l *List) Items() []any { return l.items }
+
+type namespace struct{ vars map[string]value }
+
+type function struct {
+	name string
+	call func(in *interp, a args) value
+}
+
+// Dict is a mapping that keeps the order of its keys, as Python's does. Make
+// one with FromJSON, or put json.RawMessage among the variables.
+type Dict struct {
+	keys  []value
+	vals  []value
+	index map[value]int
+}
+
+func newDict() *Dict { return &Dict{index: map[value]int{}} }
+
+// Get returns the value of key k.
+func (d *Dict) Get(k string) (any, bool) { return d.get(k) }
+
+// With returns a copy of d in which k has the value v, which is as FromGo
+// returns it; a new key comes last.
+func (d *Dict) With(k string, v any) *Dict {
+	c := &Dict{keys: slices.Clone(d.keys), vals: slices.Clone(d.vals), index: maps.Clone(d.index)}
+	c.set(k, v)
+	return c
+}
+
+func (d *Dict) set(k, v value) {
+	if i, ok := d.index[k]; ok {
+		d.vals[i] = v
+		return
+	}
+	d.index[k] = len(d.keys)
+	d.keys = append(d.keys, k)
+	d.vals = append(d.vals, v)
+}
+
+func (d *Dict) get(k value) (value, bool) {
+	switch k.(type) {
+	case string, int64, float64, bool, nil:
+		i, ok := d.index[k]
+		if !ok {
+			return nil, false
+		}
+		return d.vals[i], true
+	}
+	return nil, false
+}
+
+// FromJSON reads a JSON value; objects become *Dict in the order of the text,
+// numbers int64 where they are written as integers and fit, else float64.
+func FromJSON(raw []byte) (any, error) {
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.UseNumber()
+	v, err := decodeJSON(dec, 0)
+	if err != nil {
+		return nil, fmt.Errorf("read JSON: %w", err)
+	}
+	if dec.More() {
+		return nil, fmt.Errorf("read JSON: text after the value")
+	}
+	return v, nil
+}
+
+func decodeJSON(dec *json.Decoder, depth int) (value, error) {
+	tok, err := dec.Token()
+	if err != nil {
+		return nil, err
+	}
+	if depth > maxNest {
+		return nil, fmt.Errorf("nested deeper than %d", maxNest)
+	}
+	switch t := tok.(type) {
+	case json.Number:
+		return fromNumber(t)
+	case json.Delim:
+		if t == '[' {
+			l := &List{}
+			for dec.More() {
+				v, err := decodeJSON(dec, depth+1)
+				if err != nil {
+					return nil, err
+				}
+				l.items = append(l.items, v)
+			}
+			_, err := dec.Token()
+			return l, err
+		}
+		d := newDict()
+		for dec.More() {
+			k, err := dec.Token()
+			if err != nil {
+				return nil, err
+			}
+			v, err := decodeJSON(dec, depth+1)
+			if err != nil {
+				return nil, err
+			}
+			d.set(k, v) // a key of an object is a string
+		}
+		_, err := dec.Token()
+		return d, err
+	}
+	return tok, nil // string, bool, nil
+}
+
+func fromNumber(n json.Number) (value, error) {
+	if i, err := strconv.ParseInt(n.String(), 10, 64); err == nil {
+		return i, nil
+	}
+	return n.Float64()
+}
+
+// FromGo converts Go values as encoding/json makes them, and json.RawMessage,
+// json.Number, the integer types, []string and []map[string]any. The keys of a
+// Go map come in sorted order; a json.RawMessage keeps the order it has. A
+// float64 without a fraction becomes an integer.
+func FromGo(v any) (any, error) { return fromGo(v, 0) }
+
+func fromGo(v any, depth int) (value, error) {
+	if depth > maxNest {
+		return nil, fmt.Errorf("nested deeper than %d", maxNest)
+	}
+	switch v := v.(type) {
+	case nil, bool, string, int64, *Dict, *List:
+		return v, nil
+	case json.RawMessage:
+		return FromJSON(v)
+	case json.Number:
+		return fromNumber(v)
+	case int:
+		return int64(v), nil
+	case int32:
+		return int64(v), nil
+	case float64:
+		if v == math.Trunc(v) && math.Abs(v) < 1<<53 {
+			return int64(v), nil
+		}
+		return v, nil
+	case map[string]any:
+		d := newDict()
+		keys := make([]string, 0, len(v))
+		for k := range v {
+			keys = append(keys, k)
+		}
+		sort.Strings(keys)
+		for _, k := range keys {
+			c, err := fromGo(v[k], depth+1)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", k, err)
+			}
+			d.set(k, c)
+		}
+		return d, nil
+	case []any:
+		return fromSlice(v, depth)
+	case []map[string]any:
+		return fromSlice(v, depth)
+	case []string:
+		return fromSlice(v, depth)
+	case []json.RawMessage:
+		return fromSlice(v, depth)
+	}
+	return nil, fmt.Errorf("a value of type %T is not supported", v)
+}
+
+func fromSlice[T any](s []T, depth int) (value, error) {
+	l := &List{items: make([]value, len(s))}
+	for i, x := range s {
+		c, err := fromGo(x, depth+1)
+		if err != nil {
+			return nil, fmt.Errorf("item %d: %w", i, err)
+		}
+		l.items[i] = c
+	}
+	return l, nil
+}
+
+func truth(v value) bool {
+	switch v := v.(type) {
+	case nil, undefined:
+		return false
+	case bool:
+		return v
+	case int64:
+		return v != 0
+	case float64:
+		return v != 0
+	case string:
+		return v != ""
+	case *List:
+		return len(v.items) > 0
+	case *Dict:
+		return len(v.keys) > 0
+	}
+	return true
+}
+
+// str is Python's str(v), what {{ v }} prints.
+func (in *interp) str(v value) string {
+	switch v := v.(type) {
+	case string:
+		return v
+	case undefined:
+		return ""
+	}
+	var b strings.Builder
+	in.repr(&b, v, 0)
+	return b.String()
+}
+
+// repr writes Python's repr(v).
+func (in *interp) repr(b *strings.Builder, v value, depth int) {
+	in.step()
+	if depth > maxNest {
+		in.fail("value nested deeper than %d", maxNest)
+	}
+	switch v := v.(type) {
+	case nil:
+		b.WriteString("None")
+	case undefined:
+		b.WriteString("Undefined")
+	case bool:
+		if v {
+			b.WriteString("True")
+		} else {
+			b.WriteString("False")
+		}
+	case int64:
+		b.WriteString(strconv.FormatInt(v, 10))
+	case float64:
+		b.WriteString(pyFloat(v))
+	case string:
+		in.charge(len(v))
+		quote(b, v)
+	case *List:
+		opening, closing := "[", "]"
+		if v.tuple {
+			opening, closing = "(", ")"
+			if len(v.items) == 1 {
+				closing = ",)"
+			}
+		}
+		b.WriteString(opening)
+		for i, x := range v.items {
+			if i > 0 {
+				b.WriteString(", ")
+			}
+			in.repr(b, x, depth+1)
+		}
+		b.WriteString(closing)
+	case *Dict:
+		b.WriteByte('{')
+		for i, k := range v.keys {
+			if i > 0 {
+				b.WriteString(", ")
+			}
+			in.repr(b, k, depth+1)
+			b.WriteString(": ")
+			in.repr(b, v.vals[i], depth+1)
+		}
+		b.WriteByte('}')
+	default:
+		fmt.Fprintf(b, "<%s>", kindOf(v))
+	}
+}
+
+// pyFloat is Python's repr of a float.
+func pyFloat(f float64) string {
+	switch {
+	case math.IsNaN(f):
+		return "nan"
+	case math.IsInf(f, 1):
+		return "inf"
+	case math.IsInf(f, -1):
+		return "-inf"
+	}
+	s := strconv.FormatFloat(f, 'e', -1, 64)
+	exp, _ := strconv.Atoi(s[strings.IndexByte(s, 'e')+1:])
+	if exp < -4 || exp >= 16 {
+		return s // both write at least two digits of exponent
+	}
+	s = strconv.FormatFloat(f, 'f', -1, 64)
+	if !strings.Contains(s, ".") {
+		s += ".0"
+	}
+	return s
+}
+
+// quote writes a Python string literal.
+func quote(b *strings.Builder, s string) {
+	q := byte('\'')
+	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
+		q = '"'
+	}
+	b.WriteByte(q)
+	for _, r := range s {
+		switch {
+		case r == rune(q) || r == '\\':
+			b.WriteByte('\\')
+			b.WriteRune(r)
+		case r == '\n':
+			b.WriteString(`\n`)
+		case r == '\r':
+			b.WriteString(`\r`)
+		case r == '\t':
+			b.WriteString(`\t`)
+		case r == ' ' || unicode.IsPrint(r):
+			b.WriteRune(r)
+		case r < 0x100:
+			fmt.Fprintf(b, `\x%02x`, r)
+		case r < 0x10000:
+			fmt.Fprintf(b, `\u%04x`, r)
+		default:
+			fmt.Fprintf(b, `\U%08x`, r)
+		}
+	}
+	b.WriteByte(q)
+}
+
+func kindOf(v value) string {
+	switch v := v.(type) {
+	case nil:
+		return "none"
+	case undefined:
+		return "undefined"
+	case bool:
+		return "boolean"
+	case int64:
+		return "integer"
+	case float64:
+		return "float"
+	case string:
+		return "string"
+	case *List:
+		return "list"
+	case *Dict:
+		return "mapping"
+	case *function:
+		return "function " + v.name
+	}
+	return strings.TrimPrefix(fmt.Sprintf("%T", v), "*jinja.")
+}
+
+// number returns v as a number; a bool counts as 0 or 1.
+func number(v value) (i int64, f float64, isInt, ok bool) {
+	switch v := v.(type) {
+	case bool:
+		if v {
+			return 1, 1, true, true
+		}
+		return 0, 0, true, true
+	case int64:
+		return v, float64(v), true, true
+	case float64:
+		return 0, v, false, true
+	}
+	return 0, 0, false, false
+}
+
+func (in *interp) equal(a, b value, depth int) bool {
+	in.step()
+	if depth > maxNest {
+		in.fail("value nested deeper than %d", maxNest)
+	}
+	if x, fx, xi, ok := number(a); ok {
+		y, fy, yi, ok := number(b)
+		return ok && (xi && yi && x == y || !(xi && yi) && fx == fy)
+	}
+	switch a := a.(type) {
+	case nil:
+		return b == nil
+	case undefined:
+		_, ok := b.(undefined)
+		return ok
+	case string:
+		s, ok := b.(string)
+		return ok && a == s
+	case *List:
+		o, ok := b.(*List)
+		if !ok || len(a.items) != len(o.items) || a.tuple != o.tuple {
+			return false
+		}
+		for i := range a.items {
+			if !in.equal(a.items[i], o.items[i], depth+1) {
+				return false
+			}
+		}
+		return true
+	case *Dict:
+		o, ok := b.(*Dict)
+		if !ok || len(a.keys) != len(o.keys) {
+			return false
+		}
+		for i, k := range a.keys {
+			v, ok := o.get(k)
+			if !ok || !in.equal(a.vals[i], v, depth+1) {
+				return false
+			}
+		}
+		return true
+	}
+	return a == b // pointers
+}
+
+// compare orders two numbers, strings or lists.
+func (in *interp) compare(a, b value, depth int) int {
+	in.step()
+	x, fx, xi, ok1 := number(a)
+	y, fy, yi, ok2 := number(b)
+	switch {
+	case ok1 && ok2 && xi && yi:
+		return order(x, y)
+	case ok1 && ok2:
+		return order(fx, fy)
+	}
+	if s, ok := a.(string); ok {
+		if t, ok := b.(string); ok {
+			return strings.Compare(s, t)
+		}
+	}
+	if s, ok := a.(*List); ok {
+		if t, ok := b.(*List); ok && depth < maxNest {
+			for i := 0; i < len(s.items) && i < len(t.items); i++ {
+				if !in.equal(s.items[i], t.items[i], depth+1) {
+					return in.compare(s.items[i], t.items[i], depth+1)
+				}
+			}
+			return order(len(s.items), len(t.items))
+		}
+	}
+	in.fail("cannot order %s and %s", kindOf(a), kindOf(b))
+	return 0
+}
+
+func order[T int | int64 | float64](a, b T) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+// items returns what a for loop over v yields.
+func (in *interp) items(v value) []value {
+	switch v := v.(type) {
+	case undefined:
+		return nil
+	case *List:
+		return v.items
+	case *Dict:
+		return v.keys
+	case string:
+		in.charge(16 * len(v))
+		out := make([]value, 0, len(v))
+		for _, r := range v {
+			out = append(out, string(r))
+		}
+		return out
+	}
+	in.fail("%s is not iterable", kindOf(v))
+	return nil
+}
+
+func (in *interp) length(v value) int {
+	switch v := v.(type) {
+	case undefined:
+		return 0
+	case string:
+		return utf8.RuneCountInString(v)
+	case *List:
+		return len(v.items)
+	case *Dict:
+		return len(v.keys)
+	}
+	in.fail("%s has no length", kindOf(v))
+	return 0
+}
