@@ -10,7 +10,15 @@ import (
 
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/engine/enginetest"
+	"github.com/xpyd/xpyd/kernels"
 )
+
+// backends makes a backend for a pool.
+type backends func(blocks, blockTokens int) kernels.Backend
+
+func fakes(blocks, blockTokens int) kernels.Backend {
+	return enginetest.New(enginetest.Config{Blocks: blocks, BlockTokens: blockTokens})
+}
 
 // TestSameTokensInAnyCompany runs random mixes of requests on small, badly
 // fitting pools: whatever the company, chunks, prefix hits, preemptions and
@@ -23,26 +31,25 @@ func TestSameTokensInAnyCompany(t *testing.T) {
 	for seed := range uint64(rounds) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			company(t, rand.New(rand.NewPCG(seed, 1)))
+			company(t, rand.New(rand.NewPCG(seed, 1)), fakes)
 		})
 	}
 }
 
-func company(t *testing.T, rng *rand.Rand) {
+func company(t *testing.T, rng *rand.Rand, open backends) {
 	blockTokens := []int{1, 3, 4, 8, 16, 24, 32}[rng.IntN(7)]
 	tokens := 96 + rng.IntN(200)
-	shape := enginetest.Config{BlockTokens: blockTokens, Blocks: max(tokens/blockTokens, 3)}
 	cfg := config()
 	cfg.MaxRunning = 1 + rng.IntN(10)
 	cfg.StepTokens = 1 + rng.IntN(80)
 	cfg.MaxBacklog = []int{1, 3, 1000}[rng.IntN(3)]
-	r := newRig(t, cfg, shape, nil)
+	r := newRigOn(t, cfg, open(max(tokens/blockTokens, 3), blockTokens))
 	stems := [][]int32{prompt(rng, 64), prompt(rng, 48)}
 	var wg sync.WaitGroup
 	for i := range 12 {
 		req := randomRequest(rng, r.MaxModelLen(), stems)
 		req.ID = fmt.Sprint(i)
-		want, _ := alone(t, shape, r.MaxModelLen(), req)
+		want := aloneOn(t, open(64, 16), r.MaxModelLen(), req)
 		fate := rng.IntN(6)
 		cut := rng.IntN(8)
 		wg.Go(func() { r.live(t, req, want, fate, cut) })
@@ -178,4 +185,3 @@ func (r *rig) handoff(t *testing.T, req *engine.Request, want []output, recomput
 	}
 	same(t, fmt.Sprintf("handed over, recompute %t", recompute), got, want, false)
 }
-

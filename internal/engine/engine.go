@@ -156,13 +156,13 @@ func (e *Engine) loop() {
 			return
 		}
 		e.admit()
-		if e.plan() {
-			e.run()
-			e.publish()
-			continue
-		}
+		work := e.plan()
 		e.publish()
-		<-e.wake
+		if work {
+			e.run()
+		} else {
+			<-e.wake
+		}
 	}
 }
 

@@ -151,12 +151,13 @@ func (h *Handle) push(ev Event) {
 	h.notify()
 }
 
-// end records how the request ended. The first call counts.
+// end records how the request ended. One that was cancelled during its last
+// step is cancelled all the same.
 func (h *Handle) end(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.err != nil {
-		return
+	if h.cancelled {
+		err = ErrCancelled
 	}
 	h.err = err
 	if err == ErrCancelled {

@@ -20,11 +20,11 @@ import (
 
 const eos = 7
 
-// rig is an engine on a fake backend.
+// rig is an engine with what it stands on.
 type rig struct {
 	*engine.Engine
 	t       testing.TB
-	backend *enginetest.Backend
+	backend kernels.Backend
 	cache   *kvcache.Cache
 	reg     *prometheus.Registry
 }
@@ -36,12 +36,18 @@ func config() engine.Config {
 	return cfg
 }
 
-// newRig starts an engine; onStep may be nil. The test's end checks that
-// nothing is held.
+// newRig starts an engine on a fake backend; onStep may be nil.
 func newRig(t testing.TB, cfg engine.Config, shape enginetest.Config, onStep func(*kernels.Step) error) *rig {
 	t.Helper()
-	r := &rig{t: t, backend: enginetest.New(shape), reg: prometheus.NewRegistry()}
-	r.backend.OnStep = onStep
+	b := enginetest.New(shape)
+	b.OnStep = onStep
+	return newRigOn(t, cfg, b)
+}
+
+// newRigOn starts an engine. The test's end checks that nothing is held.
+func newRigOn(t testing.TB, cfg engine.Config, b kernels.Backend) *rig {
+	t.Helper()
+	r := &rig{t: t, backend: b, reg: prometheus.NewRegistry()}
 	var err error
 	r.cache, err = kvcache.New(kvcache.Config{
 		Blocks: r.backend.Blocks(), BlockTokens: r.backend.Layout().BlockTokens,
@@ -127,21 +133,22 @@ func (r *rig) generate(req *engine.Request) []output {
 	return out
 }
 
-// alone is what a request yields by itself on a roomy engine.
-func alone(t testing.TB, shape enginetest.Config, maxLen int, req *engine.Request) ([]output, *engine.PromptInfo) {
+// alone is what a request yields by itself on a roomy engine with the default
+// fake, or on backend b.
+func alone(t testing.TB, maxLen int, req *engine.Request) []output {
+	t.Helper()
+	return aloneOn(t, enginetest.New(enginetest.Config{Blocks: 1024}), maxLen, req)
+}
+
+func aloneOn(t testing.TB, b kernels.Backend, maxLen int, req *engine.Request) []output {
 	t.Helper()
 	cfg := config()
 	cfg.MaxModelLen = maxLen
-	shape.Blocks, shape.BlockTokens = 1024, 16
-	r := newRig(t, cfg, shape, nil)
+	r := newRigOn(t, cfg, b)
 	defer r.close()
 	solo := *req
 	solo.Prefilled, solo.PrefillOnly, solo.OnBlocks, solo.Owner = nil, false, nil, ""
-	out, info, err := collect(r.submit(&solo), max(req.N, 1))
-	if err != nil {
-		t.Fatalf("alone: %v", err)
-	}
-	return out, info
+	return r.generate(&solo)
 }
 
 // same compares tokens and reasons. part allows got to be cut short.

@@ -1,0 +1,421 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/internal/engine/enginetest"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// metric reads a counter without labels.
+func (r *rig) metric(name string) float64 {
+	r.t.Helper()
+	families, err := r.reg.Gather()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	r.t.Fatalf("no metric %s", name)
+	return 0
+}
+
+func TestIdleEngineSleeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config(), enginetest.Config{}, nil)
+		r.generate(request(prompt(rng(), 20), 4))
+		before := time.Now()
+		time.Sleep(time.Hour) // returns only if nothing else wants the clock
+		synctest.Wait()
+		if time.Since(before) != time.Hour {
+			t.Error("something polls")
+		}
+		r.close()
+	})
+}
+
+func TestDecodeGoesFirst(t *testing.T) {
+	var shapes [][]int // tokens of each sequence, step by step
+	cfg := config()
+	cfg.StepTokens, cfg.MaxStepTime = 32, 0
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		r := newRig(t, cfg, enginetest.Config{}, func(s *kernels.Step) error {
+			<-gate
+			var shape []int
+			for _, q := range s.Seqs {
+				shape = append(shape, len(q.Tokens))
+			}
+			shapes = append(shapes, shape)
+			return nil
+		})
+		short := request(prompt(rng(), 10), 5)
+		short.IgnoreEOS = true
+		h := r.submit(short)
+		synctest.Wait() // in its first step
+		long := r.submit(request(prompt(rng(), 100), 1))
+		close(gate)
+		for _, h := range []*engine.Handle{h, long} {
+			if _, _, err := collect(h, 1); err != nil {
+				t.Error(err)
+			}
+		}
+		r.close()
+	})
+	// Chunks end with a block of 16.
+	want := [][]int{{10}, {1, 16}, {1, 16}, {1, 16}, {1, 16}, {32}, {4}}
+	if !slices.EqualFunc(shapes, want, slices.Equal) {
+		t.Errorf("steps %v, want %v", shapes, want)
+	}
+}
+
+// TestStepTime lets the fake take 1 ms a token: chunks settle at MaxStepTime.
+func TestStepTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var took []time.Duration
+		r := newRig(t, config(), enginetest.Config{}, func(s *kernels.Step) error {
+			n := 0
+			for _, q := range s.Seqs {
+				n += len(q.Tokens)
+			}
+			d := time.Duration(n) * time.Millisecond
+			took = append(took, d)
+			time.Sleep(d)
+			return nil
+		})
+		r.generate(request(prompt(rng(), 500), 1))
+		for i, d := range took[1:] {
+			if d > 50*time.Millisecond || d < 30*time.Millisecond && i+2 < len(took) {
+				t.Errorf("step %d of %d took %v", i+1, len(took), d)
+			}
+		}
+		r.close()
+	})
+}
+
+func TestBackPressure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config()
+		cfg.MaxBacklog = 3
+		r := newRig(t, cfg, enginetest.Config{Blocks: 6, BlockTokens: 16}, nil)
+		slow := request(prompt(rng(), 20), 40)
+		slow.IgnoreEOS = true
+		want := alone(t, r.MaxModelLen(), slow)
+		h := r.submit(slow)
+		synctest.Wait()
+		if n := r.cache.Stats().Held; n != 2 {
+			t.Errorf("paused, it holds %d blocks", n)
+		}
+		events, err := h.Next(t.Context())
+		if err != nil || len(events) != 4 {
+			t.Fatalf("%d events before the first read, %v", len(events), err)
+		}
+		synctest.Wait() // paused again; now one that needs the whole pool
+		big := request(prompt(rng(), 80), 10)
+		big.Seed, big.IgnoreEOS = 2, true
+		same(t, "one that needs a paused one's memory", r.generate(big), alone(t, r.MaxModelLen(), big), false)
+		if n := r.metric("xpyd_engine_preemptions_total"); n != 1 {
+			t.Errorf("%v preemptions", n)
+		}
+		out := []output{{}}
+		for _, ev := range events {
+			out[0].tokens = append(out[0].tokens, ev.Sampled.Token)
+		}
+		for {
+			events, err := h.Next(t.Context())
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if len(events) > 4 {
+				t.Errorf("a backlog of %d", len(events))
+			}
+			for _, ev := range events {
+				out[0].tokens, out[0].finish = append(out[0].tokens, ev.Sampled.Token), ev.Finish
+			}
+			synctest.Wait()
+		}
+		same(t, "slow reader", out, want, false)
+		r.close()
+	})
+}
+
+func TestPausedIsNotPreemptedForNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config()
+		cfg.MaxBacklog = 3
+		r := newRig(t, cfg, enginetest.Config{Blocks: 6, BlockTokens: 16}, nil)
+		outside, err := r.cache.Alloc(3, "elsewhere")
+		if err != nil {
+			t.Fatal(err)
+		}
+		slow := request(prompt(rng(), 20), 40)
+		slow.IgnoreEOS = true
+		paused := r.submit(slow)
+		synctest.Wait()
+		big := r.submit(request(prompt(rng(), 80), 1))
+		synctest.Wait()
+		if n := r.metric("xpyd_engine_preemptions_total"); n != 0 {
+			t.Errorf("%v preemptions that did not help", n)
+		}
+		r.cache.Release(outside, "elsewhere") // wakes the engine
+		if _, _, err := collect(big, 1); err != nil {
+			t.Error(err)
+		}
+		paused.Cancel()
+		r.close()
+	})
+}
+
+func TestPreemptsYoungestAndRecomputes(t *testing.T) {
+	r := newRig(t, config(), enginetest.Config{Blocks: 6, BlockTokens: 16}, nil)
+	var requests []*engine.Request
+	var want [][]output
+	random := rng()
+	for range 3 {
+		req := request(prompt(random, 20), 50)
+		req.IgnoreEOS = true
+		requests = append(requests, req)
+		want = append(want, alone(t, r.MaxModelLen(), req))
+	}
+	var handles []*engine.Handle
+	for _, req := range requests {
+		handles = append(handles, r.submit(req))
+	}
+	for i, h := range handles {
+		got, _, err := collect(h, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, "preempted", got, want[i], false)
+	}
+	if n := r.metric("xpyd_engine_preemptions_total"); n == 0 {
+		t.Error("nothing was preempted: the test shows nothing")
+	}
+}
+
+// TestWaitsForOthersMemory starves a running sequence of blocks that are held
+// outside the engine: it pauses, and goes on when they come back.
+func TestWaitsForOthersMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config(), enginetest.Config{Blocks: 4, BlockTokens: 16}, nil)
+		outside, err := r.cache.Alloc(2, "elsewhere")
+		if err != nil {
+			t.Fatal(err)
+		}
+		req := request(prompt(rng(), 20), 30)
+		req.IgnoreEOS = true
+		want := alone(t, r.MaxModelLen(), req)
+		h := r.submit(req)
+		synctest.Wait()
+		events, err := h.Next(t.Context())
+		if err != nil || len(events) != 13 { // positions 20..32: 32 rows, and a draw
+			t.Errorf("%d events in two blocks, %v", len(events), err)
+		}
+		r.cache.Release(outside, "elsewhere")
+		rest, err := readAll(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int32
+		for _, ev := range append(events, rest...) {
+			got = append(got, ev.Sampled.Token)
+		}
+		if !slices.Equal(got, want[0].tokens) {
+			t.Errorf("got %v, want %v", got, want[0].tokens)
+		}
+		r.close()
+	})
+}
+
+func readAll(h *engine.Handle) ([]engine.Event, error) {
+	var all []engine.Event
+	for {
+		events, err := h.Next(context.Background())
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return all, err
+		}
+		all = append(all, events...)
+	}
+}
+
+func TestCancelFreesAtTheEndOfTheStep(t *testing.T) {
+	f := func(name string, leave func(h *engine.Handle, cancel func())) {
+		t.Helper()
+		synctest.Test(t, func(t *testing.T) {
+			gate := make(chan struct{})
+			r := newRig(t, config(), enginetest.Config{}, func(*kernels.Step) error { <-gate; return nil })
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			req := request(prompt(rng(), 40), 100)
+			req.N = 3
+			h, err := r.Submit(ctx, req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			leave(h, cancel)
+			synctest.Wait()
+			if len(r.Holders()) != 1 {
+				t.Errorf("%s: freed while the step runs", name)
+			}
+			gate <- struct{}{}
+			synctest.Wait()
+			select {
+			case <-h.Done():
+			default:
+				t.Errorf("%s: not done after the step", name)
+			}
+			if len(r.Holders()) != 0 {
+				t.Errorf("%s: still held: %+v", name, r.Holders())
+			}
+			if _, err := h.Next(t.Context()); err == nil {
+				t.Errorf("%s: more events", name)
+			}
+			close(gate)
+			r.close()
+		})
+	}
+	f("cancel", func(h *engine.Handle, _ func()) { h.Cancel() })
+	f("context", func(_ *engine.Handle, cancel func()) { cancel() })
+	f("release", func(h *engine.Handle, _ func()) { h.Release() })
+	f("every choice", func(h *engine.Handle, _ func()) {
+		for i := range 3 {
+			h.CancelChoice(i)
+		}
+		h.CancelChoice(0)
+		h.CancelChoice(7)
+	})
+}
+
+func TestNextHonoursContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		r := newRig(t, config(), enginetest.Config{}, func(*kernels.Step) error { <-gate; return nil })
+		h := r.submit(request(prompt(rng(), 5), 1))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := h.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("at the deadline: %v", err)
+		}
+		close(gate)
+		if _, _, err := collect(h, 1); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+		r.close()
+	})
+}
+
+// TestPrefilledPassesTheQueue: blocks that were reserved are not left idle
+// behind a request that waits for memory.
+func TestPrefilledPassesTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config(), enginetest.Config{Blocks: 6, BlockTokens: 16}, nil)
+		p := prompt(rng(), 20)
+		pre := request(p, 0)
+		pre.PrefillOnly = true
+		h := r.submit(pre)
+		out, _, err := collect(h, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows := r.gather(h.Blocks(), len(p))
+		h.Release()
+		<-h.Done()
+		blocks, err := r.cache.Alloc(2, "d")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.scatter(blocks, len(p), rows)
+		outside, err := r.cache.Alloc(2, "elsewhere")
+		if err != nil {
+			t.Fatal(err)
+		}
+		big := r.submit(request(prompt(rng(), 80), 1)) // waits
+		synctest.Wait()
+		req := request(p, 8)
+		req.IgnoreEOS, req.Owner = true, "d"
+		req.Prefilled = &engine.Prefilled{Blocks: blocks, First: out[0].sampled, CachedTokens: 3}
+		d := r.submit(req)
+		got, info, err := collect(d, 1)
+		if err != nil || info.CachedTokens != 3 {
+			t.Fatalf("%+v, %v", info, err)
+		}
+		same(t, "prefilled", got, alone(t, r.MaxModelLen(), req), false)
+		r.cache.Release(outside, "elsewhere")
+		if _, _, err := collect(big, 1); err != nil {
+			t.Error(err)
+		}
+		r.close()
+	})
+}
+
+// TestRecomputeIntoIndexedBlocks covers a prompt that ends with a block which
+// the prefix index has, in a pool without a block to spare.
+func TestRecomputeIntoIndexedBlocks(t *testing.T) {
+	r := newRig(t, config(), enginetest.Config{Blocks: 2, BlockTokens: 16, MaxPositions: 100}, nil)
+	p := prompt(rng(), 31)
+	r.generate(request(p, 1)) // leaves the first block cached
+	blocks, n := r.cache.Match(p, "", 16, "d")
+	if n != 16 {
+		t.Fatalf("matched %d", n)
+	}
+	req := request(p[:16], 5)
+	req.Owner, req.N = "d", 2
+	req.Prefilled = &engine.Prefilled{Blocks: blocks}
+	want := alone(t, r.MaxModelLen(), req)
+	same(t, "recomputed", r.generate(req), want, false)
+}
+
+// TestStopsAtTheFirstToken: a prefilled request whose first tokens end it
+// never enters the batch.
+func TestStopsAtTheFirstToken(t *testing.T) {
+	r := newRig(t, config(), enginetest.Config{}, nil)
+	blocks, err := r.cache.Alloc(1, "d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := request(prompt(rng(), 5), 9)
+	req.Owner, req.N = "d", 2
+	req.Prefilled = &engine.Prefilled{Blocks: blocks, First: []kernels.Sampled{{Token: eos}, {Token: eos}}}
+	out := r.generate(req)
+	for _, o := range out {
+		if !slices.Equal(o.tokens, []int32{eos}) || o.finish != engine.FinishStop {
+			t.Errorf("%+v", o)
+		}
+	}
+	if n, _ := r.backend.(*enginetest.Backend).Steps(); n != 0 {
+		t.Errorf("%d steps", n)
+	}
+}
+
+// TestReservationsGetTheirTurn: blocks freed by the engine reach AllocWait.
+func TestReservationsGetTheirTurn(t *testing.T) {
+	r := newRig(t, config(), enginetest.Config{Blocks: 4, BlockTokens: 16}, nil)
+	req := request(prompt(rng(), 40), 10)
+	req.IgnoreEOS = true
+	h := r.submit(req)
+	ids, err := r.cache.AllocWait(t.Context(), 4, "d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.cache.Release(ids, "d")
+	if _, _, err := collect(h, 1); err != nil {
+		t.Error(err)
+	}
+	if s := r.cache.Stats(); s.Held != 0 {
+		t.Errorf("%+v", s)
+	}
+}
