@@ -121,7 +121,7 @@ func TestDifferential(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	next := make(chan int)
-	for c := range 6 {
+	for c := range 24 {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
