@@ -177,7 +177,9 @@ func TestPausedIsNotPreemptedForNothing(t *testing.T) {
 }
 
 func TestPreemptsYoungestAndRecomputes(t *testing.T) {
-	r := newRig(t, config(), enginetest.Config{Blocks: 6, BlockTokens: 16}, nil)
+	gate := make(chan struct{})
+	r := newRig(t, config(), enginetest.Config{Blocks: 6, BlockTokens: 16},
+		func(*kernels.Step) error { <-gate; return nil })
 	var requests []*engine.Request
 	var want [][]output
 	random := rng()
@@ -191,6 +193,7 @@ func TestPreemptsYoungestAndRecomputes(t *testing.T) {
 	for _, req := range requests {
 		handles = append(handles, r.submit(req))
 	}
+	close(gate)
 	for i, h := range handles {
 		got, _, err := collect(h, 1)
 		if err != nil {
