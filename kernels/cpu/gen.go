@@ -128,6 +128,8 @@ func kLoop(unroll, row int, xregs []string, body func(u int)) {
 
 // one emits the single-token kernel: up to wide panels at once, each a stream
 // of its own, so that enough independent accumulators hide the FMA latency.
+// There is no software prefetch: measured on Zen 4 (31.8 GB/s a core from
+// memory), it only takes load slots from the hardware's own.
 func one(m isa, d dtype) {
 	name := fmt.Sprintf("gemm%s%sx1", m.name, d.name)
 	header(name)
@@ -159,11 +161,6 @@ func one(m isa, d dtype) {
 		kLoop(4, row, []string{"R8"}, func(u int) {
 			p("\tVBROADCASTSS %d(R8), %s", 4*u, bc)
 			for i := range q {
-				{
-					for l := 0; l < row; l += 64 {
-						p("\tPREFETCHT0 %s", at(u*row+l+prefetch, "SI", "R9", "R10", i))
-					}
-				}
 				for j := range m.perRow {
 					addr := at(u*row+j*m.bytes*d.size/4, "SI", "R9", "R10", i)
 					acc := fmt.Sprintf("%s%d", m.reg, i*m.perRow+j)
@@ -197,8 +194,6 @@ func one(m isa, d dtype) {
 	p("\tRET\n")
 }
 
-const prefetch = 1024
-
 // tile emits the kernel of t tokens over one panel at a time.
 func tile(m isa, d dtype, t int) {
 	name := fmt.Sprintf("gemm%s%sx%d", m.name, d.name, t)
@@ -226,9 +221,6 @@ func tile(m isa, d dtype, t int) {
 	}
 	acc := t * m.perRow
 	kLoop(unroll, row, bases, func(u int) {
-		for l := 0; l < row; l += 64 {
-			p("\tPREFETCHT0 %d(SI)", u*row+l+prefetch)
-		}
 		x := func(i int) string { return at(4*u, bases[i/4], "R9", "R10", i%4) }
 		if m.perRow == 2 {
 			w0, w1 := fmt.Sprintf("Z%d", 24+2*(u%2)), fmt.Sprintf("Z%d", 25+2*(u%2))
