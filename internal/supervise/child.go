@@ -1,0 +1,258 @@
+package supervise
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// backoff is the wait before each restart.
+type backoff struct {
+	min, max, reset time.Duration
+	last            time.Duration
+}
+
+// next takes how long the ended process was ready.
+func (b *backoff) next(ready time.Duration) time.Duration {
+	if b.last == 0 || ready >= b.reset {
+		b.last = b.min
+	} else {
+		b.last = min(2*b.last, b.max)
+	}
+	return b.last
+}
+
+// verdict kills the process of that pid.
+type verdict struct {
+	pid    int
+	reason string
+}
+
+// child is a Child that is kept running by its goroutine.
+type child struct {
+	Child
+	s     *Supervisor
+	wait  backoff
+	beats atomic.Uint64
+
+	endOnce, killOnce sync.Once
+	endNow, killNow   chan struct{} // closed when it shall exit, or die
+	silent            chan verdict
+	done              chan struct{} // closed when it ended for good
+
+	status Status // guarded by s.mu
+}
+
+func newChild(s *Supervisor, c Child) *child {
+	return &child{
+		Child: c, s: s,
+		wait:   backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax, reset: s.cfg.ResetAfter},
+		endNow: make(chan struct{}), killNow: make(chan struct{}),
+		silent: make(chan verdict, 1), done: make(chan struct{}),
+		status: Status{Name: c.Name, Role: c.Role, State: Starting, Since: time.Now()},
+	}
+}
+
+func (c *child) end()  { c.endOnce.Do(func() { close(c.endNow) }) }
+func (c *child) kill() { c.killOnce.Do(func() { close(c.killNow) }) }
+
+func (c *child) ending() bool {
+	select {
+	case <-c.endNow:
+		return true
+	default:
+		return false
+	}
+}
+
+// set changes the status and tells everybody.
+func (c *child) set(change func(*Status)) {
+	s := c.s
+	s.mu.Lock()
+	now := time.Now()
+	old := c.status.State
+	change(&c.status)
+	if c.status.State != old {
+		c.status.Since = now
+	}
+	e := Event{Status: c.status, At: now}
+	close(s.changed)
+	s.changed = make(chan struct{})
+	s.mu.Unlock()
+
+	args := []any{"child", c.Name, "state", string(e.State), "pid", e.PID}
+	if e.Exit != nil && e.PID == 0 {
+		args = append(args, "exit", e.Exit.String(), "reason", e.Reason, "wait", e.Wait)
+	}
+	s.cfg.Log.Info("supervise", args...)
+	if s.cfg.OnEvent != nil {
+		s.cfg.OnEvent(e)
+	}
+}
+
+// run keeps the child running until it shall end.
+func (c *child) run() {
+	for !c.over() {
+		exit, ready := c.once()
+		over := c.over()
+		var wait time.Duration
+		if !over {
+			wait = c.wait.next(ready)
+		}
+		c.set(func(s *Status) {
+			s.State, s.Wait, s.PID, s.Exit = Backoff, wait, 0, &exit
+			if over {
+				s.State = Stopped
+			}
+		})
+		if over {
+			return
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-c.endNow:
+		}
+		timer.Stop()
+	}
+	c.set(func(s *Status) { s.State, s.Wait = Stopped, 0 })
+}
+
+// over reports whether the child shall not be started again.
+func (c *child) over() bool {
+	c.s.mu.Lock()
+	stopping := c.s.stopping
+	c.s.mu.Unlock()
+	return stopping || c.ending()
+}
+
+// once runs one process to its end, and says for how long it was ready.
+func (c *child) once() (exit Exit, ready time.Duration) {
+	lines := c.s.out.lines(c.Name)
+	p, err := c.s.cfg.Launcher.Launch(Spec{
+		Path: c.Path, Args: c.Args, Dir: c.Dir, Env: c.Env, Base: c.s.cfg.Env, Output: lines,
+	})
+	if err != nil {
+		c.set(func(s *Status) { s.Starts++; s.Reason, s.LastLine = "", "" })
+		return Exit{Code: -1, Err: fmt.Sprintf("start: %v", err)}, 0
+	}
+	select { // a verdict on an earlier process
+	case <-c.silent:
+	default:
+	}
+	c.set(func(s *Status) {
+		s.State, s.PID, s.Wait, s.Reason, s.LastLine = Starting, p.PID(), 0, "", ""
+		s.Starts++
+	})
+	exit, ready = c.attend(p)
+	lines.flush()
+	c.s.mu.Lock()
+	c.status.LastLine = lines.last
+	c.s.mu.Unlock()
+	return exit, ready
+}
+
+// attend serves a running process until it has exited.
+func (c *child) attend(p Process) (exit Exit, ready time.Duration) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var helpers sync.WaitGroup
+	defer helpers.Wait()
+	defer cancel()
+	exited, isReady := make(chan Exit, 1), make(chan error, 1)
+	helpers.Go(func() { exited <- p.Wait() })
+	helpers.Go(func() { isReady <- c.ready(ctx, p.PID()) })
+
+	kill := func(reason string) {
+		c.s.mu.Lock()
+		if c.status.Reason == "" {
+			c.status.Reason = reason
+		}
+		c.s.mu.Unlock()
+		if err := p.Kill(); err != nil {
+			c.s.cfg.Log.Warn("kill", "child", c.Name, "pid", p.PID(), "err", err)
+		}
+	}
+	endNow, killNow := c.endNow, c.killNow
+	var drained <-chan time.Time
+	var readySince time.Time
+	pulse := newPulse(c.s.cfg.SilentAfter, c.beats.Load())
+	defer pulse.stop()
+	for {
+		select {
+		case exit = <-exited:
+			if !readySince.IsZero() {
+				ready = time.Since(readySince)
+			}
+			return exit, ready
+		case err := <-isReady:
+			isReady = nil
+			if err != nil {
+				kill(fmt.Sprintf("not ready: %v", err))
+				continue
+			}
+			readySince = time.Now()
+			if endNow != nil {
+				c.set(func(s *Status) { s.State, s.WasReady = Ready, true })
+			}
+		case <-endNow:
+			endNow = nil
+			c.set(func(s *Status) { s.State = Draining })
+			if err := p.Terminate(); err != nil {
+				c.s.cfg.Log.Warn("terminate", "child", c.Name, "pid", p.PID(), "err", err)
+			}
+			timer := time.NewTimer(c.s.cfg.DrainTimeout)
+			defer timer.Stop()
+			drained = timer.C
+		case <-drained:
+			kill(fmt.Sprintf("did not exit within %v", c.s.cfg.DrainTimeout))
+		case <-killNow:
+			killNow = nil
+			kill("stopped at once")
+		case v := <-c.silent:
+			if v.pid == p.PID() {
+				kill(v.reason)
+			}
+		case <-pulse.tick():
+			if pulse.lost(c.beats.Load()) {
+				kill(fmt.Sprintf("silent for %v", c.s.cfg.SilentAfter))
+			}
+		}
+	}
+}
+
+func (c *child) ready(ctx context.Context, pid int) error {
+	if c.Ready == nil {
+		return nil
+	}
+	return c.Ready(ctx, pid)
+}
+
+// pulse notices that heartbeats stopped. It counts ticks, not time, so that
+// a supervisor that was itself stopped blames nobody.
+type pulse struct {
+	ticker *time.Ticker
+	beats  uint64
+	alive  bool // there was a beat
+	ticks  int  // since the last beat
+}
+
+// pulseTicks is how many ticks make SilentAfter.
+const pulseTicks = 12
+
+func newPulse(silentAfter time.Duration, beats uint64) *pulse {
+	return &pulse{ticker: time.NewTicker(max(silentAfter/pulseTicks, 1)), beats: beats}
+}
+
+func (p *pulse) tick() <-chan time.Time { return p.ticker.C }
+func (p *pulse) stop()                  { p.ticker.Stop() }
+
+func (p *pulse) lost(beats uint64) bool {
+	if beats != p.beats {
+		p.beats, p.alive, p.ticks = beats, true, 0
+		return false
+	}
+	p.ticks++
+	return p.alive && p.ticks == pulseTicks
+}

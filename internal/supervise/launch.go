@@ -1,0 +1,156 @@
+package supervise
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"time"
+)
+
+// Spec is one process to start.
+type Spec struct {
+	Path   string
+	Args   []string
+	Dir    string
+	Base   []string // environment; nil is the parent's own
+	Env    []string // added to it
+	Output io.Writer
+}
+
+// Launcher starts processes.
+type Launcher interface {
+	Launch(Spec) (Process, error)
+}
+
+// Process is a running process. Wait is called once, by one goroutine, and
+// returns when the process is gone, reaped and its output is read; the other
+// methods may be called at any time, also after that.
+type Process interface {
+	PID() int
+	Wait() Exit
+	Terminate() error // asks it to exit
+	Kill() error      // ends it, and what it started
+}
+
+// Exit is how a process ended.
+type Exit struct {
+	Code int    `json:"code"` // -1 when it was killed or never started
+	Err  string `json:"err,omitempty"`
+}
+
+func (e *Exit) String() string {
+	switch {
+	case e == nil:
+		return "did not exit"
+	case e.Err != "":
+		return e.Err
+	}
+	return fmt.Sprintf("exit status %d", e.Code)
+}
+
+// outputDelay is how long output is read after the exit, when something else
+// holds the pipe.
+const outputDelay = time.Second
+
+// launcher starts real processes, all from one OS thread: the kernel sends
+// the parent death signal when the thread that forked ends, not the process.
+type launcher struct {
+	pipe  [2]*os.File // children hold [0]; [1] is closed by the parent's end
+	start chan func()
+	done  chan struct{}
+	close sync.Once
+}
+
+func newLauncher() (*launcher, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	l := &launcher{pipe: [2]*os.File{r, w}, start: make(chan func()), done: make(chan struct{})}
+	go func() {
+		defer close(l.done)
+		runtime.LockOSThread() // never unlocked: the thread ends with l
+		for f := range l.start {
+			f()
+		}
+	}()
+	return l, nil
+}
+
+// Close ends the launcher; its processes must have ended.
+func (l *launcher) Close() (err error) {
+	l.close.Do(func() {
+		close(l.start)
+		<-l.done
+		err = errors.Join(l.pipe[0].Close(), l.pipe[1].Close())
+	})
+	return err
+}
+
+func (l *launcher) Launch(s Spec) (Process, error) {
+	cmd := exec.Command(s.Path, s.Args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = s.Dir, s.Output, s.Output, outputDelay
+	cmd.Env = s.Base
+	if cmd.Env == nil {
+		cmd.Env = os.Environ()
+	}
+	cmd.Env = append(append([]string(nil), cmd.Env...), s.Env...)
+	l.prepare(cmd)
+	result := make(chan error)
+	l.start <- func() { result <- cmd.Start() }
+	if err := <-result; err != nil {
+		return nil, err
+	}
+	return &process{cmd: cmd}, nil
+}
+
+// process is a child process, the leader of its group where there are
+// groups.
+type process struct {
+	cmd *exec.Cmd
+
+	mu     sync.Mutex
+	exited bool // its pid may be somebody else's soon
+}
+
+func (p *process) PID() int { return p.cmd.Process.Pid }
+
+func (p *process) Wait() Exit {
+	if p.awaitExit() {
+		p.setExited()
+	}
+	err := p.cmd.Wait()
+	p.setExited()
+	exit := Exit{Code: -1}
+	if s := p.cmd.ProcessState; s != nil {
+		exit.Code = s.ExitCode()
+		if exit.Code < 0 {
+			exit.Err = s.String()
+		}
+	} else if err != nil {
+		exit.Err = err.Error()
+	}
+	return exit
+}
+
+func (p *process) setExited() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.exited = true
+}
+
+func (p *process) Terminate() error { return p.signal(terminate) }
+func (p *process) Kill() error      { return p.signal(killGroup) }
+
+func (p *process) signal(f func(*os.Process) error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.exited {
+		return nil
+	}
+	return f(p.cmd.Process)
+}

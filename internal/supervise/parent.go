@@ -1,0 +1,48 @@
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+)
+
+// parentFD names the variable that holds the descriptor of the parent's pipe.
+const parentFD = "XPYD_PARENT_FD"
+
+// ParentGone is for children: the channel is closed when the supervising
+// parent has ended, however it did. Without a parent it is nil, which never
+// fires. The one goroutine behind it ends with ctx. Call it once, early: it
+// keeps the descriptor from processes that the child starts.
+func ParentGone(ctx context.Context) (<-chan struct{}, error) {
+	text := os.Getenv(parentFD)
+	if text == "" {
+		return nil, nil
+	}
+	fd, err := strconv.Atoi(text)
+	if err != nil || fd < 3 {
+		return nil, fmt.Errorf("%s=%q: not a descriptor", parentFD, text)
+	}
+	pipe, err := adopt(fd)
+	if err != nil {
+		return nil, fmt.Errorf("%s=%d: %w", parentFD, fd, err)
+	}
+	gone := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { pipe.Close() })
+	go func() {
+		defer stop()
+		defer pipe.Close()
+		var b [1]byte
+		for {
+			if _, err := pipe.Read(b[:]); errors.Is(err, io.EOF) {
+				close(gone)
+				return
+			} else if err != nil {
+				return
+			}
+		}
+	}()
+	return gone, nil
+}

@@ -1,0 +1,408 @@
+// Package supervise keeps the child processes of `xpyd up` running: it
+// starts them, restarts what fails, kills what is silent, scales, and stops
+// all in order. Children die with their parent, however that ends. It knows
+// nothing of what the children do; the caller says when they are ready and
+// feeds it their signs of life.
+//
+// Goroutines: one a child, owned by the Supervisor and waited for by Stop;
+// while the process runs it has two helpers (waiting for its exit, waiting
+// until it is ready) that end with it. The launcher has one more, tied to
+// the OS thread that starts all processes.
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Child describes one process.
+type Child struct {
+	Name string   // unique; also the prefix of its output
+	Role string   // what Scale counts and StopOrder orders
+	Path string   // of the executable
+	Args []string // without the executable
+	Env  []string // added to Config.Env
+	Dir  string
+	// Ready blocks until the process of that pid serves; then the child is
+	// ready. An error means that it never will, and it is killed. ctx ends
+	// with the process. No Ready means ready at once.
+	Ready func(ctx context.Context, pid int) error
+}
+
+// Config of a Supervisor; zero fields take their defaults.
+type Config struct {
+	Env    []string  // of all children; nil is the parent's own
+	Output io.Writer // gets the children's lines, one Write each; nil drops them
+	// Templates make the i-th child of a role, for Scale.
+	Templates map[string]func(i int) Child
+	// StopOrder is the order of roles in Stop: each is stopped when those
+	// before it have exited. Roles not named stop last, together.
+	StopOrder []string
+
+	BackoffMin   time.Duration // first wait before a restart, doubling; default 100 ms
+	BackoffMax   time.Duration // longest wait; default 5 s
+	ResetAfter   time.Duration // ready for so long, the wait starts over; default 5 s
+	SilentAfter  time.Duration // from the last Heartbeat to the kill; default 3 s
+	DrainTimeout time.Duration // from SIGTERM to SIGKILL; default 30 s
+	KillTimeout  time.Duration // from SIGKILL until Stop gives up; default 5 s
+	MaxLine      int           // bytes of output that stay one line; default 16 KiB
+	MaxChildren  int           // default 256
+
+	// OnEvent is called at each change of a child, in order for each child.
+	// It must not block.
+	OnEvent  func(Event)
+	Launcher Launcher // for tests; default starts real processes
+	Log      *slog.Logger
+}
+
+func (c *Config) defaults() {
+	duration := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	duration(&c.BackoffMin, 100*time.Millisecond)
+	duration(&c.BackoffMax, 5*time.Second)
+	duration(&c.ResetAfter, 5*time.Second)
+	duration(&c.SilentAfter, 3*time.Second)
+	duration(&c.DrainTimeout, 30*time.Second)
+	duration(&c.KillTimeout, 5*time.Second)
+	if c.MaxLine == 0 {
+		c.MaxLine = 16 << 10
+	}
+	if c.MaxChildren == 0 {
+		c.MaxChildren = 256
+	}
+	if c.Output == nil {
+		c.Output = io.Discard
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+}
+
+// State of a child.
+type State string
+
+// States.
+const (
+	Starting State = "starting" // runs, not yet ready
+	Ready    State = "ready"
+	Backoff  State = "backoff"  // does not run, will be started
+	Draining State = "draining" // was asked to exit
+	Stopped  State = "stopped"  // does not run, and will not
+)
+
+// Event is a change of a child.
+type Event struct {
+	Status
+	At time.Time
+}
+
+// Status of a child.
+type Status struct {
+	Name     string        `json:"name"`
+	Role     string        `json:"role"`
+	State    State         `json:"state"`
+	PID      int           `json:"pid,omitempty"` // 0 when it does not run
+	Since    time.Time     `json:"since"`         // when State began
+	Starts   int           `json:"starts"`
+	WasReady bool          `json:"was_ready"`           // in any of its starts
+	Exit     *Exit         `json:"exit,omitempty"`      // of the last process
+	Reason   string        `json:"reason,omitempty"`    // why it was killed
+	LastLine string        `json:"last_line,omitempty"` // of its output
+	Wait     time.Duration `json:"wait,omitempty"`      // in state Backoff: until the next start
+}
+
+// StartError says that a child ended before it was ever ready.
+type StartError struct{ Status Status }
+
+// Error is one line: the child's own last words, if it had any.
+func (e *StartError) Error() string {
+	if e.Status.LastLine != "" {
+		return fmt.Sprintf("%s: %s", e.Status.Name, e.Status.LastLine)
+	}
+	return fmt.Sprintf("%s: %v before it was ready", e.Status.Name, e.Status.Exit)
+}
+
+// Errors of Add and Scale.
+var (
+	ErrStopping = errors.New("supervisor is stopping")
+	ErrTooMany  = errors.New("too many children")
+)
+
+// Supervisor runs children until Stop. Its methods are safe for concurrent
+// use.
+type Supervisor struct {
+	cfg Config
+	out *output
+	own io.Closer // the launcher, when it is ours
+	wg  sync.WaitGroup
+
+	mu       sync.Mutex
+	children map[string]*child
+	stopping bool
+	changed  chan struct{} // closed and renewed at each event
+}
+
+// New makes a supervisor without children. The caller must Stop it.
+func New(cfg Config) (*Supervisor, error) {
+	cfg.defaults()
+	s := &Supervisor{
+		cfg:      cfg,
+		out:      &output{w: cfg.Output, max: cfg.MaxLine},
+		children: map[string]*child{},
+		changed:  make(chan struct{}),
+	}
+	if cfg.Launcher == nil {
+		l, err := newLauncher()
+		if err != nil {
+			return nil, fmt.Errorf("supervise: %w", err)
+		}
+		s.cfg.Launcher, s.own = l, l
+	}
+	return s, nil
+}
+
+// Add starts a child and keeps it running.
+func (s *Supervisor) Add(c Child) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.add(c)
+}
+
+func (s *Supervisor) add(c Child) error {
+	switch {
+	case s.stopping:
+		return ErrStopping
+	case len(s.children) >= s.cfg.MaxChildren:
+		return ErrTooMany
+	case c.Name == "" || s.children[c.Name] != nil:
+		return fmt.Errorf("add child %q: the name is empty or taken", c.Name)
+	}
+	ch := newChild(s, c)
+	s.children[c.Name] = ch
+	s.wg.Go(func() {
+		ch.run()
+		s.forget(ch)
+	})
+	return nil
+}
+
+// forget drops a child that ended because it was removed; after Stop the
+// last status stays readable.
+func (s *Supervisor) forget(ch *child) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.stopping {
+		delete(s.children, ch.Name)
+	}
+	close(ch.done)
+}
+
+// Scale starts or drains children of a role until n are wanted. It returns
+// at once, with the names; those with the highest index go first, and an
+// index is taken again when its last process has exited.
+func (s *Supervisor) Scale(role string, n int) (added, removed []string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	template := s.cfg.Templates[role]
+	if template == nil {
+		return nil, nil, fmt.Errorf("scale %s: no such role", role)
+	}
+	if n < 0 || n > s.cfg.MaxChildren {
+		return nil, nil, fmt.Errorf("scale %s to %d: %w", role, n, ErrTooMany)
+	}
+	wanted := s.wanted(role)
+	for i := 0; len(wanted)+len(added) < n; i++ {
+		c := template(i)
+		if i > 2*s.cfg.MaxChildren {
+			return added, nil, fmt.Errorf("scale %s to %d: %s: names repeat", role, n, c.Name)
+		}
+		if s.children[c.Name] != nil {
+			continue
+		}
+		if err := s.add(c); err != nil {
+			return added, nil, fmt.Errorf("scale %s to %d: %w", role, n, err)
+		}
+		added = append(added, c.Name)
+	}
+	for i := len(wanted) - 1; i >= n; i-- {
+		wanted[i].end()
+		removed = append(removed, wanted[i].Name)
+	}
+	return added, removed, nil
+}
+
+// wanted are the children of a role that have not been asked to end, the
+// oldest index first.
+func (s *Supervisor) wanted(role string) []*child {
+	var out []*child
+	for _, ch := range s.children {
+		if ch.Role == role && !ch.ending() {
+			out = append(out, ch)
+		}
+	}
+	sort.Slice(out, func(i, j int) bool {
+		a, b := out[i].Name, out[j].Name
+		if len(a) != len(b) {
+			return len(a) < len(b) // worker-9 before worker-10
+		}
+		return a < b
+	})
+	return out
+}
+
+// Remove drains one child. It reports whether there is one.
+func (s *Supervisor) Remove(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ch := s.children[name]
+	if ch != nil {
+		ch.end()
+	}
+	return ch != nil
+}
+
+// Heartbeat is a sign of life of a child. From its first one on, a process
+// is killed when it is silent for SilentAfter.
+func (s *Supervisor) Heartbeat(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ch := s.children[name]; ch != nil {
+		ch.beats.Add(1)
+	}
+}
+
+// KillSilent kills a child's process, which is then restarted. With a pid
+// other than 0 it does so only if that is the present one's. It reports
+// whether it did.
+func (s *Supervisor) KillSilent(name string, pid int, reason string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ch := s.children[name]
+	if ch == nil || ch.status.PID == 0 || pid != 0 && ch.status.PID != pid {
+		return false
+	}
+	select {
+	case ch.silent <- verdict{ch.status.PID, reason}:
+	default: // another reason came first
+	}
+	return true
+}
+
+// Status lists the children by name.
+func (s *Supervisor) Status() []Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]Status, 0, len(s.children))
+	for _, ch := range s.children {
+		out = append(out, ch.status)
+	}
+	slices.SortFunc(out, func(a, b Status) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+// WaitReady waits until all present children have been ready, and fails with
+// a *StartError as soon as one of them ends before.
+func (s *Supervisor) WaitReady(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		changed, waiting := s.changed, false
+		var failed *StartError
+		for _, ch := range s.children {
+			if st := ch.status; !st.WasReady && !ch.ending() {
+				waiting = true
+				if st.Exit != nil && (failed == nil || st.Since.Before(failed.Status.Since)) {
+					failed = &StartError{st}
+				}
+			}
+		}
+		s.mu.Unlock()
+		if failed != nil {
+			return failed
+		}
+		if !waiting {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for children: %w", ctx.Err())
+		}
+	}
+}
+
+// Stop asks the children to exit, role after role, kills what is left when
+// ctx ends, and waits for all. It returns an error only if a process could
+// not be killed. Nothing can be added from now on, and nothing is restarted.
+func (s *Supervisor) Stop(ctx context.Context) error {
+	s.mu.Lock()
+	s.stopping = true
+	var all []*child
+	for _, ch := range s.children {
+		all = append(all, ch)
+	}
+	s.mu.Unlock()
+
+	for _, role := range append(slices.Clone(s.cfg.StopOrder), "") {
+		var now []*child
+		for _, ch := range all {
+			if ch.Role == role || role == "" {
+				now = append(now, ch)
+				ch.end()
+			}
+		}
+		for _, ch := range now {
+			select {
+			case <-ch.done:
+			case <-ctx.Done():
+				s.Kill()
+			}
+			if ctx.Err() != nil {
+				break
+			}
+		}
+	}
+	return s.finish(all)
+}
+
+// finish waits for children that were killed or have exited.
+func (s *Supervisor) finish(all []*child) error {
+	limit := time.NewTimer(s.cfg.KillTimeout)
+	defer limit.Stop()
+	for _, ch := range all {
+		select {
+		case <-ch.done:
+		case <-limit.C:
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return fmt.Errorf("stop: %s (pid %d) does not die", ch.Name, ch.status.PID)
+		}
+	}
+	s.wg.Wait()
+	if s.own != nil {
+		return s.own.Close()
+	}
+	return nil
+}
+
+// Kill ends all processes at once, for a second signal: a Stop that waits
+// then returns soon.
+func (s *Supervisor) Kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopping = true
+	for _, ch := range s.children {
+		ch.end()
+		ch.kill()
+	}
+}
