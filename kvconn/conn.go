@@ -20,7 +20,8 @@ type frameConn struct {
 	in, out uint32
 	silence time.Duration // 0: deadlines are the caller's
 	ordered bool          // refuse gaps and repeats in the sequence numbers
-	buf     []byte        // of writeMessages
+	buf     []byte        // of send
+	head    [headerSize]byte
 }
 
 // Read and write chunk sizes. A deadline covers one chunk, so that a slow
@@ -114,8 +115,7 @@ func (f *frameConn) next() (frameType, []byte, error) {
 	if err != nil {
 		return 0, nil, &wireError{err}
 	}
-	var fixed [headerSize]byte
-	copy(fixed[:], head)
+	copy(f.head[:], head) // reading the body may move the buffer under it
 	size := headerSize + int(h.length)
 	var body []byte
 	if size <= f.r.Size() {
@@ -131,7 +131,7 @@ func (f *frameConn) next() (frameType, []byte, error) {
 			return 0, nil, cut(err)
 		}
 	}
-	if frameSum(fixed[:], body) != h.crc {
+	if frameSum(f.head[:], body) != h.crc {
 		return 0, nil, &wireError{errSum}
 	}
 	if f.ordered && h.seq != f.in {

@@ -64,22 +64,25 @@ func (p *sender) run(parent context.Context) {
 
 // bind takes a bulk connection on.
 func (p *sender) bind(f *frameConn, index uint32) error {
-	no := func(why string) error {
-		return f.turnAway(ticket.Refused, &Incompatible{Field: "session", Ours: why, Theirs: "bulk " + strconv.FormatUint(uint64(index), 10)})
+	no := func(o ticket.Outcome, why string) error {
+		return f.turnAway(o, &Incompatible{Field: "session", Ours: why, Theirs: "bulk " + strconv.FormatUint(uint64(index), 10)})
 	}
 	if index >= uint32(len(p.bulk)) {
-		return no("no such connection")
+		return no(ticket.Refused, "no such connection")
 	}
 	w := &bulkWriter{p: p, f: f, wake: make(chan struct{}, 1)}
 	p.mu.Lock()
-	free := p.bulk[index] == nil && p.err == nil
-	if free {
+	over, free := p.err != nil, p.bulk[index] == nil
+	if free && !over {
 		p.bulk[index] = w // before the answer: a ticket may follow it at once
 		p.bound++
 	}
 	p.mu.Unlock()
+	if over {
+		return no(ticket.Dead, "session is over")
+	}
 	if !free {
-		return no("already bound, or the session is over")
+		return no(ticket.Refused, "already bound")
 	}
 	err := f.send(bare(typeBound))
 	if err == nil {

@@ -38,11 +38,13 @@ const (
 
 // A frame is a header, then length bytes of body, little-endian throughout:
 //
-//	0  version u8 | 1 type u8 | 2 flags u16 (zero) | 4 length u32 | 8 seq u32 | 12 crc u32
+//	0  version u8 | 1 type u8 | 2 check u16 | 4 length u32 | 8 seq u32 | 12 crc u32
 //
-// seq counts the frames of one direction of one connection from 0. crc is
-// CRC-32C over bytes 0..11 and the body; of a unit, over bytes 0..11 and the
-// unit's head, because its rows have digests of their own.
+// check is the low half of CRC-32C over bytes 0..1 and 4..11, so that a wrong
+// length is known before anybody waits for that many bytes. seq counts the
+// frames of one direction of one connection from 0. crc is CRC-32C over bytes
+// 0..11 and the body; of a unit, over bytes 0..11 and the unit's head, because
+// its rows have digests of their own.
 const headerSize = 16
 
 // Bounds of what a peer may send. They are checked before any allocation.
@@ -78,7 +80,7 @@ func (t frameType) maxBody(unit int) int {
 }
 
 var (
-	errFlags   = errors.New("frame: reserved flags are set")
+	errCheck   = errors.New("frame: header check mismatch")
 	errTrunc   = errors.New("truncated")
 	errTrail   = errors.New("trailing bytes")
 	errSum     = errors.New("frame: checksum mismatch")
@@ -95,7 +97,12 @@ func endFrame(b []byte, at int, seq uint32) {
 	f := b[at:]
 	binary.LittleEndian.PutUint32(f[4:], uint32(len(f)-headerSize))
 	binary.LittleEndian.PutUint32(f[8:], seq)
+	binary.LittleEndian.PutUint16(f[2:], headCheck(f))
 	binary.LittleEndian.PutUint32(f[12:], frameSum(f[:headerSize], f[headerSize:]))
+}
+
+func headCheck(head []byte) uint16 {
+	return uint16(crc32.Update(crc32.Checksum(head[:2], castagnoli), castagnoli, head[4:12]))
 }
 
 func frameSum(head, body []byte) uint32 {
@@ -105,8 +112,8 @@ func frameSum(head, body []byte) uint32 {
 	return crc32.Update(crc32.Checksum(head[:12], castagnoli), castagnoli, body)
 }
 
-// parseHeader reads headerSize bytes. It does not check the sum: the body is
-// not there yet.
+// parseHeader reads headerSize bytes. It does not check the sum over the
+// body, which is not there yet.
 func parseHeader(b []byte, version uint8, maxUnit int) (header, error) {
 	h := header{
 		version: b[0],
@@ -115,11 +122,11 @@ func parseHeader(b []byte, version uint8, maxUnit int) (header, error) {
 		seq:     binary.LittleEndian.Uint32(b[8:]),
 		crc:     binary.LittleEndian.Uint32(b[12:]),
 	}
+	if binary.LittleEndian.Uint16(b[2:]) != headCheck(b) {
+		return h, errCheck
+	}
 	if h.version != version {
 		return h, fmt.Errorf("%w: %d, agreed on %d", errVersion, h.version, version)
-	}
-	if binary.LittleEndian.Uint16(b[2:]) != 0 {
-		return h, errFlags
 	}
 	if max := h.typ.maxBody(maxUnit); int64(h.length) > int64(max) {
 		return h, fmt.Errorf("frame: type %d of %d bytes, at most %d", h.typ, h.length, max)

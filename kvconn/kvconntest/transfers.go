@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -341,7 +342,7 @@ func works(t *testing.T, f Factory, w *World, ch *Chaos) {
 }
 
 // refused expects the same refusal on both sides, each with its own value
-// first; the sender's is seen on the wire.
+// first; the sender's shows in its metrics.
 func refused(field, ours, theirs string) func(t *testing.T, f Factory, w *World, ch *Chaos) {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		err := w.Fetch(t.Context(), w.Spec("refused", 1, 9, 0))
@@ -354,6 +355,14 @@ func refused(field, ours, theirs string) func(t *testing.T, f Factory, w *World,
 		}
 		if n := w.Pool.Stores(); n != 0 {
 			t.Errorf("%d stores", n)
+		}
+		label, _, _ := strings.Cut(field, "[")
+		const name = "xpyd_kvconn_handshake_refusals_total"
+		for by := time.Now().Add(w.RConfig.PeerSilence); w.Value(w.SMetrics, name, label) == 0 && time.Now().Before(by); {
+			time.Sleep(w.RConfig.KeepAlive / 4)
+		}
+		if r, s := w.Value(w.RMetrics, name, label), w.Value(w.SMetrics, name, label); r != 1 || s != 1 {
+			t.Errorf("refusals counted for %s: %v by the receiver, %v by the sender", field, r, s)
 		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -45,6 +47,8 @@ type World struct {
 	Pool     *Pool
 	RConfig  kvconn.Config
 	SConfig  kvconn.Config
+	RMetrics *prometheus.Registry
+	SMetrics *prometheus.Registry
 
 	// Answer, when set, replaces the handler's answer to a ticket.
 	Answer func(ctx context.Context, o *kvconn.Outgoing, src *Source)
@@ -66,12 +70,15 @@ func NewWorld(t testing.TB, tr kvconn.Transport, addr string, shrink int, tune f
 		tune(&w.RConfig, &w.SConfig)
 	}
 	w.Pool = NewPool(w.RConfig.Identity.Layout, 256)
-	m, err := kvconn.NewMetrics(nil)
+	w.RMetrics, w.SMetrics = prometheus.NewPedanticRegistry(), prometheus.NewPedanticRegistry()
+	rm, err := kvconn.NewMetrics(w.RMetrics)
+	check(t, err)
+	sm, err := kvconn.NewMetrics(w.SMetrics)
 	check(t, err)
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	w.Receiver, err = kvconn.NewReceiver(w.RConfig, tr, log, m)
+	w.Receiver, err = kvconn.NewReceiver(w.RConfig, tr, log, rm)
 	check(t, err)
-	w.Server, err = kvconn.NewServer(w.SConfig, log, m)
+	w.Server, err = kvconn.NewServer(w.SConfig, log, sm)
 	check(t, err)
 	ln, err := tr.Listen(addr)
 	check(t, err)
@@ -223,6 +230,13 @@ func (w *World) Close() {
 	for _, e := range w.Pool.Errors() {
 		w.T.Error(e)
 	}
+	for _, reg := range []*prometheus.Registry{w.RMetrics, w.SMetrics} {
+		for _, name := range []string{"xpyd_kvconn_active_tickets", "xpyd_kvconn_sessions"} {
+			if v := w.Value(reg, name, ""); v != 0 {
+				w.T.Errorf("%s is %v at the end", name, v)
+			}
+		}
+	}
 	for _, s := range w.sources {
 		if _, misuse := s.Loads(); misuse > 0 {
 			w.T.Errorf("%d loads after the ticket was done", misuse)
@@ -233,6 +247,25 @@ func (w *World) Close() {
 			w.T.Error("a ticket ended with an untyped error on the sender's side")
 		}
 	}
+}
+
+// Value sums the series of a counter or gauge that carry a label value.
+func (w *World) Value(reg *prometheus.Registry, name, label string) float64 {
+	families, err := reg.Gather()
+	check(w.T, err)
+	sum := 0.0
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			hit := f.GetName() == name && label == ""
+			for _, l := range m.GetLabel() {
+				hit = hit || f.GetName() == name && l.GetValue() == label
+			}
+			if hit {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	return sum
 }
 
 // Ends lists how the sender's tickets have ended.

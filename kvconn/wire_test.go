@@ -1,0 +1,294 @@
+package kvconn
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// messages has one of every control message, as seeds and as a round trip.
+func messages() []message {
+	layout := Layout{BlockTokens: 16, Groups: []Group{{Kind: "full", Layers: 2, KVHeads: 2, HeadDim: 4, RowBytes: 16, DType: "f32"}}}
+	return []message{
+		&hello{ProtocolMin: 1, ProtocolMax: 2, Role: roleSender, Bulk: 3, Session: [16]byte{1, 2}, Identity: Identity{PeerID: PeerID{"p", 7},
+			ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n", Layout: layout, Build: "b"}},
+		&refuse{ticket.Incompatible, "numerics", "a", "b"},
+		&bind{[16]byte{9}, 2},
+		note{typeRevoke, 12}, note{typeReceived, 1 << 60}, note{typeAccepted, 0}, note{typeRevokeAck, 3},
+		&request{ID: 1, Secret: [16]byte{1}, Link: ticket.Link{2}, DeadlineMS: 3, DestBlockTokens: 16, Positions: 17, RequestID: "r", LeaseID: "l",
+			First: []byte("{}"), Tokens: []int32{-1, 2}, Dest: []Dest{{1, 2}, {3, 4}}, Have: []byte{5}},
+		&resend{ID: 1, Round: 2, Runs: []run{{0, 1}, {5, 3}}},
+		&commit{ID: 1, Units: 2, Payload: []byte("x")},
+		&failed{ID: 1, Outcome: ticket.Late, Message: "m"},
+		&sent{ID: 1, Tag: 2, Round: 3},
+	}
+}
+
+// decodeAny decodes a body as its type's receiver would.
+func decodeAny(t frameType, b []byte) (message, error) {
+	switch t {
+	case typeHello:
+		return decodeHello(b)
+	case typeRefuse:
+		return decodeRefuse(b)
+	case typeBind:
+		return decodeBind(b)
+	case typeRevoke, typeReceived, typeAccepted, typeRevokeAck:
+		return decodeNote(t, b)
+	case typeTicket:
+		return decodeRequest(b)
+	case typeResend:
+		return decodeResend(b)
+	case typeCommit:
+		return decodeCommit(b)
+	case typeFailed:
+		return decodeFailed(b)
+	case typeSent:
+		return decodeSent(b)
+	}
+	return nil, errors.New("no body")
+}
+
+func TestMessageRoundTrip(t *testing.T) {
+	for _, m := range messages() {
+		b := m.append(nil)
+		got, err := decodeAny(m.kind(), b)
+		if err != nil {
+			t.Errorf("%T: %v", m, err)
+			continue
+		}
+		if again := got.append(nil); !bytes.Equal(again, b) {
+			t.Errorf("%T: %x became %x", m, b, again)
+		}
+		for n := range b { // every shorter body is refused
+			if _, err := decodeAny(m.kind(), b[:n]); err == nil {
+				t.Errorf("%T: accepted %d of %d bytes", m, n, len(b))
+			}
+		}
+		if _, err := decodeAny(m.kind(), append(b, 0)); err == nil {
+			t.Errorf("%T: accepted a trailing byte", m)
+		}
+	}
+}
+
+// FuzzMessage: what decodes encodes to the same bytes.
+func FuzzMessage(f *testing.F) {
+	for _, m := range messages() {
+		f.Add(uint8(m.kind()), m.append(nil))
+	}
+	f.Fuzz(func(t *testing.T, typ uint8, b []byte) {
+		m, err := decodeAny(frameType(typ), b)
+		if err != nil {
+			return
+		}
+		if again := m.append(nil); !bytes.Equal(again, b) {
+			t.Errorf("type %d: %x became %x", typ, b, again)
+		}
+	})
+}
+
+// FuzzUnit: a unit's parts are inside its body, and encode to it.
+func FuzzUnit(f *testing.F) {
+	u := unitHead{Ticket: 1, Tag: 2, Layer: 3, Index: 4, Block: -5, Generation: 6, Rows: 1, Heads: 2}
+	f.Add(append(u.append(nil), make([]byte, 16+40)...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		u, sums, rows, err := decodeUnit(b, nil)
+		if err != nil {
+			return
+		}
+		again := u.append(nil)
+		for _, s := range sums {
+			again = putU64(again, s)
+		}
+		if again = append(again, rows...); !bytes.Equal(again, b) {
+			t.Errorf("%x became %x", b, again)
+		}
+	})
+}
+
+// FuzzFrames: any byte stream is read without panic, and what is accepted
+// encodes to the same bytes.
+func FuzzFrames(f *testing.F) {
+	w := &frameConn{version: 1}
+	var all []byte
+	for _, m := range messages() {
+		all = w.frame(all, m)
+	}
+	f.Add(all)
+	f.Add(all[:len(all)-3])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := newFrameConn(&stubConn{r: bytes.NewReader(b)}, 64)
+		r.version, r.maxUnit = 1, 1<<16
+		w := &frameConn{version: 1}
+		var again []byte
+		for {
+			typ, body, err := r.next()
+			if err != nil {
+				break
+			}
+			at := len(again)
+			again = append(beginFrame(again, 1, typ), body...)
+			endFrame(again, at, w.out)
+			w.out++
+		}
+		if !bytes.HasPrefix(b, again) {
+			t.Errorf("%x became %x", b, again)
+		}
+	})
+}
+
+// stubConn is a connection that only reads.
+type stubConn struct {
+	net.Conn
+	r io.Reader
+}
+
+func (c *stubConn) Read(b []byte) (int, error)        { return c.r.Read(b) }
+func (c *stubConn) SetReadDeadline(t time.Time) error { return nil }
+
+func TestFrameRefused(t *testing.T) {
+	f := func(name string, change func(b []byte) []byte, want error) {
+		t.Helper()
+		w := &frameConn{version: 1}
+		b := change(w.frame(nil, note{typeRevoke, 1}))
+		r := newFrameConn(&stubConn{r: bytes.NewReader(b)}, 64)
+		r.version = 1
+		_, _, err := r.next()
+		var we *wireError
+		if err == nil || (want != nil && !errors.Is(err, want)) || (want == nil && !errors.As(err, &we)) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	seal := func(b []byte) []byte { // makes the header check right again
+		binary.LittleEndian.PutUint16(b[2:], headCheck(b))
+		return b
+	}
+	f("version", func(b []byte) []byte { b[0] = 2; return seal(b) }, errVersion)
+	f("length bit", func(b []byte) []byte { b[5] ^= 4; return b }, errCheck)
+	f("type bit", func(b []byte) []byte { b[1] ^= 4; return b }, errCheck)
+	f("length over the bound", func(b []byte) []byte { b[7] = 255; return seal(b) }, nil)
+	f("sequence", func(b []byte) []byte { endFrame(b, 0, 1); return b }, nil)
+	f("checksum", func(b []byte) []byte { b[12]++; return b }, errSum)
+	f("body bit", func(b []byte) []byte { b[20] ^= 1; return b }, errSum)
+	f("cut head", func(b []byte) []byte { return b[:9] }, io.ErrUnexpectedEOF)
+	f("cut body", func(b []byte) []byte { return b[:20] }, io.ErrUnexpectedEOF)
+	f("nothing", func(b []byte) []byte { return nil }, io.EOF)
+}
+
+// A claim of many bytes allocates only for those that come.
+func TestNoOverAllocation(t *testing.T) {
+	b := beginFrame(nil, 1, typeTicket)
+	b = append(b, make([]byte, 100)...)
+	endFrame(b, 0, 0)
+	b[7] = 4 // a length of 64 MiB and more
+	binary.LittleEndian.PutUint16(b[2:], headCheck(b))
+	r := newFrameConn(&stubConn{r: bytes.NewReader(b)}, 64)
+	r.version = 1
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, _, err := r.next(); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Error(err)
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 1<<20 {
+		t.Errorf("%d bytes allocated", n)
+	}
+	c := &cursor{b: []byte{255, 255, 255, 127}}
+	if c.count(4, maxPositions); c.err == nil {
+		t.Error("a count beyond the frame was accepted")
+	}
+}
+
+// Reading a unit allocates nothing.
+func TestUnitAllocations(t *testing.T) {
+	w := &frameConn{version: 1}
+	u := unitHead{Rows: 16, Heads: 8}
+	b := beginFrame(nil, 1, typeUnit)
+	b = append(u.append(b), make([]byte, 64+16<<10)...)
+	endFrame(b, 0, w.out)
+	src := bytes.NewReader(b)
+	r := newFrameConn(&stubConn{r: src}, 64<<10)
+	r.version, r.maxUnit = 1, 1<<20
+	sums := make([]uint64, 0, 8)
+	if n := testing.AllocsPerRun(100, func() {
+		src.Reset(b)
+		_, body, err := r.next()
+		if err == nil {
+			_, sums, _, err = decodeUnit(body, sums[:0])
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.in = 0
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func FuzzBanner(f *testing.F) {
+	f.Add([]byte("xpyd-kv 1-1\n"))
+	f.Add([]byte("xpyd-kv 12-255\n"))
+	f.Add([]byte("HTTP/1.1 400\r\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if lo, hi, ok := parseBanner(b); ok && string(b) != bannerName+bannerRange(lo, hi)+"\n" {
+			t.Errorf("%q read as %d-%d", b, lo, hi)
+		}
+	})
+}
+
+func TestAgree(t *testing.T) {
+	f := func(aMin, aMax, bMin, bMax, want int) {
+		t.Helper()
+		got, ok := agree(aMin, aMax, bMin, bMax)
+		if ok != (want > 0) || (ok && got != want) {
+			t.Errorf("%d-%d with %d-%d: %d, %v", aMin, aMax, bMin, bMax, got, ok)
+		}
+	}
+	f(1, 1, 1, 1, 1)
+	f(1, 2, 1, 1, 1)
+	f(1, 2, 2, 3, 2)
+	f(2, 5, 1, 4, 4)
+	f(1, 1, 2, 3, 0)
+	f(4, 5, 1, 3, 0)
+}
+
+func TestUnitTag(t *testing.T) {
+	a := unitTag([16]byte{1}, [16]byte{2}, 3)
+	if a == unitTag([16]byte{2}, [16]byte{2}, 3) || a == unitTag([16]byte{1}, [16]byte{3}, 3) || a == unitTag([16]byte{1}, [16]byte{2}, 4) {
+		t.Error("tags of different tickets are equal")
+	}
+}
+
+func TestFence(t *testing.T) {
+	settled := 0
+	f := newFence(func() { settled++ })
+	if !f.enter() || !f.enter() {
+		t.Fatal("an open fence lets in")
+	}
+	f.shut()
+	f.shut()
+	if f.enter() {
+		t.Error("a shut fence let in")
+	}
+	f.leave()
+	select {
+	case <-f.quiet:
+		t.Error("quiet with one inside")
+	default:
+	}
+	f.leave()
+	<-f.quiet
+	if settled != 1 {
+		t.Errorf("settled %d times", settled)
+	}
+	g := newFence(nil)
+	g.shut()
+	<-g.quiet
+}
