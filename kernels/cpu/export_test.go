@@ -8,6 +8,7 @@ var (
 	LogSumExp       = logSumExp
 	Uniform         = uniform
 	Philox          = philox
+	TopLogprobs     = topLogprobs
 )
 
 // Draw runs the sampler alone, with the named instruction set.

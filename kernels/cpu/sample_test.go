@@ -1,0 +1,357 @@
+package cpu_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/cpu"
+)
+
+// Known answers of Philox4x32-10, from the Random123 distribution's kat_vectors.
+func TestPhilox(t *testing.T) {
+	f := func(c [4]uint32, k [2]uint32, want [4]uint32) {
+		t.Helper()
+		if got := cpu.Philox(c, k); got != want {
+			t.Errorf("%08x: %08x, want %08x", c, got, want)
+		}
+	}
+	f([4]uint32{}, [2]uint32{}, [4]uint32{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8})
+	m := ^uint32(0)
+	f([4]uint32{m, m, m, m}, [2]uint32{m, m}, [4]uint32{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd})
+	f([4]uint32{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, [2]uint32{0xa4093822, 0x299f31d0},
+		[4]uint32{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1})
+}
+
+func TestUniform(t *testing.T) {
+	var bins [64]float64
+	const n = 64000
+	for i := range n {
+		u := cpu.Uniform(uint64(i%7), uint32(i%5), i)
+		if u < 0 || u >= 1 {
+			t.Fatal(u)
+		}
+		bins[int(u*64)]++
+	}
+	if x := chi2(bins[:], slices.Repeat([]float64{1.0 / 64}, 64), n); x > 120 { // 63 degrees of freedom
+		t.Errorf("chi-square %v", x)
+	}
+	if cpu.Uniform(1, 0, 5) == cpu.Uniform(1, 1, 5) || cpu.Uniform(1, 0, 5) == cpu.Uniform(1, 0, 6) || cpu.Uniform(1, 0, 5) == cpu.Uniform(1<<40|1, 0, 5) {
+		t.Error("seed, choice or position is not used")
+	}
+}
+
+func chi2(seen, p []float64, n float64) (x float64) {
+	for i, o := range seen {
+		if e := p[i] * n; e > 0 {
+			x += (o - e) * (o - e) / e
+		} else if o > 0 {
+			return math.Inf(1)
+		}
+	}
+	return x
+}
+
+func draw(t *testing.T, vocab int) func([]float32, *kernels.Sample) int32 {
+	t.Helper()
+	d, err := cpu.Draw("", vocab)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// naive is the sampler's definition, written the slow way: it returns the
+// probability of each token.
+func naive(raw []float32, p *kernels.Sample) []float64 {
+	x := make([]float64, len(raw))
+	for i, v := range raw {
+		x[i] = float64(v)
+	}
+	for _, b := range p.Bias {
+		x[b.ID] += float64(b.Value)
+	}
+	for _, id := range p.Ban {
+		x[id] = math.Inf(-1)
+	}
+	for i := range x {
+		id := int32(i)
+		if p.Repetition != 1 && (slices.Contains(p.Prompt, id) || slices.Contains(p.Output, id)) {
+			if x[i] > 0 {
+				x[i] /= float64(p.Repetition)
+			} else {
+				x[i] *= float64(p.Repetition)
+			}
+		}
+		n := 0
+		for _, o := range p.Output {
+			if o == id {
+				n++
+			}
+		}
+		if n > 0 {
+			x[i] -= float64(p.Frequency)*float64(n) + float64(p.Presence)
+		}
+	}
+	order := make([]int, len(x))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		switch {
+		case x[a] > x[b]:
+			return -1
+		case x[a] < x[b]:
+			return 1
+		}
+		return 0
+	})
+	prob := make([]float64, len(x))
+	if p.Temperature == 0 {
+		prob[order[0]] = 1
+		return prob
+	}
+	w := func(i int) float64 { return math.Exp((x[i] - x[order[0]]) / float64(p.Temperature)) }
+	if p.TopK > 0 {
+		order = order[:min(p.TopK, len(order))]
+	}
+	total := 0.0
+	for _, i := range order {
+		total += w(i)
+	}
+	kept, sum := 0, 0.0
+	for kept < len(order) && sum < float64(p.TopP)*total {
+		sum += w(order[kept])
+		kept++
+	}
+	order = order[:max(kept, 1)]
+	total = 0
+	for _, i := range order {
+		if w(i) >= float64(p.MinP) {
+			prob[i] = w(i)
+			total += w(i)
+		}
+	}
+	for i := range prob {
+		prob[i] /= total
+	}
+	return prob
+}
+
+func randomLogits(r *rand.Rand, n int, quantum float64) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		v := r.NormFloat64() * 3
+		if quantum > 0 {
+			v = math.Round(v/quantum) * quantum // ties
+		}
+		x[i] = float32(v)
+	}
+	return x
+}
+
+// Random parameters: the frequencies of the drawn tokens follow the naive
+// probabilities, and no token outside the naive set is ever drawn.
+func TestSampleDistribution(t *testing.T) {
+	r := rand.New(rand.NewPCG(21, 1))
+	const n = 3000
+	for trial := range 120 {
+		vocab := 3 + r.IntN(60)
+		d := draw(t, vocab)
+		logits := randomLogits(r, vocab, []float64{0, 0.5, 2}[r.IntN(3)])
+		p := kernels.Sample{Seed: r.Uint64(), Temperature: float32(0.3 + 1.5*r.Float64()), TopP: 1, Repetition: 1, Logprobs: -1}
+		if r.IntN(2) == 0 {
+			p.TopK = 1 + r.IntN(vocab+3)
+		}
+		if r.IntN(2) == 0 {
+			p.TopP = float32(0.05 + 0.95*r.Float64())
+		}
+		if r.IntN(2) == 0 {
+			p.MinP = float32(0.5 * r.Float64())
+		}
+		if r.IntN(2) == 0 {
+			p.Repetition, p.Presence, p.Frequency = float32(0.5+r.Float64()), float32(r.NormFloat64()), float32(r.NormFloat64())
+			p.Prompt, p.Output = randomTokens(r, 5, vocab), randomTokens(r, 9, vocab)
+			p.Bias = []kernels.Bias{{ID: int32(r.IntN(vocab)), Value: 2}}
+			p.Ban = []int32{int32(r.IntN(vocab))}
+		}
+		want := naive(logits, &p)
+		seen := make([]float64, vocab)
+		for i := range n {
+			p.Position = i
+			seen[d(logits, &p)]++
+		}
+		df := -1.0
+		for i, w := range want {
+			if w == 0 && seen[i] > 0 {
+				t.Fatalf("trial %d: token %d drawn %v times outside the set: %+v", trial, i, seen[i], p)
+			}
+			if w > 0 {
+				df++
+			}
+		}
+		// Six sigma: small expected counts make the tail heavier than normal.
+		if x := chi2(seen, want, n); x > df+8*math.Sqrt(2*df+1)+30 {
+			t.Errorf("trial %d: chi-square %v with %v degrees of freedom: %+v", trial, x, df, p)
+		}
+	}
+}
+
+// With a vocabulary of real size the kept set is exactly the naive one.
+func TestSampleSets(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 8))
+	const vocab = 5000
+	d := draw(t, vocab)
+	for range 60 {
+		logits := randomLogits(r, vocab, []float64{0, 0.25}[r.IntN(2)])
+		p := kernels.Sample{Temperature: 0.5, TopP: 1, Repetition: 1}
+		switch r.IntN(3) {
+		case 0:
+			p.TopK = 1 + r.IntN(8)
+		case 1:
+			p.TopP = 0.02 + 0.05*r.Float32()
+		case 2:
+			p.MinP = 0.3 + 0.6*r.Float32()
+		}
+		want := naive(logits, &p)
+		got := map[int32]bool{}
+		for i := range 3000 {
+			p.Position = i
+			got[d(logits, &p)] = true
+		}
+		for id := range got {
+			if want[id] == 0 {
+				t.Fatalf("token %d drawn outside the set: %+v", id, p)
+			}
+		}
+		for id, w := range want {
+			if w > 0.01 && !got[int32(id)] {
+				t.Fatalf("token %d of probability %v never drawn: %+v", id, w, p)
+			}
+		}
+	}
+}
+
+func TestGreedy(t *testing.T) {
+	f := func(logits []float32, p kernels.Sample, want int32) {
+		t.Helper()
+		p.TopP = 1
+		if p.Repetition == 0 {
+			p.Repetition = 1
+		}
+		before := slices.Clone(logits)
+		if got := draw(t, len(logits))(logits, &p); got != want {
+			t.Errorf("%v %+v: %d, want %d", logits, p, got, want)
+		}
+		if !sameBits(before, logits) {
+			t.Errorf("%v: the raw logits were changed", logits)
+		}
+	}
+	inf, nan := float32(math.Inf(1)), float32(math.NaN())
+	f([]float32{1, 3, 3, 2}, kernels.Sample{}, 1)
+	f([]float32{1, 3, 3, 2}, kernels.Sample{Ban: []int32{1}}, 2)
+	f([]float32{1, 3, 3, 2}, kernels.Sample{Bias: []kernels.Bias{{ID: 0, Value: 5}}}, 0)
+	f([]float32{1, 4, 3, 2}, kernels.Sample{Repetition: 2, Prompt: []int32{1, 1}}, 2)
+	f([]float32{-1, -4, -3, -2}, kernels.Sample{Repetition: 3, Output: []int32{0, 0}}, 3)
+	f([]float32{1, 4, 3, 2}, kernels.Sample{Frequency: 0.6, Output: []int32{1, 1}}, 2)
+	f([]float32{1, 4, 3, 2}, kernels.Sample{Presence: 1.5, Output: []int32{1}}, 2)
+	f([]float32{nan, -inf, -5, nan}, kernels.Sample{}, 2)
+	f([]float32{nan, nan}, kernels.Sample{}, 0)
+	f([]float32{0, inf, 1}, kernels.Sample{Temperature: 1}, 1)
+	f([]float32{nan, 2, -inf}, kernels.Sample{Temperature: 1, Seed: 4}, 1)
+	f([]float32{1, 2}, kernels.Sample{Temperature: 1e-30}, 1)
+}
+
+// Draws are the same on every instruction set.
+func TestSampleSIMD(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 9))
+	const vocab = 3001
+	logits := randomLogits(r, vocab, 0)
+	for i := range 500 {
+		p := kernels.Sample{Seed: uint64(i), Temperature: 1, TopP: 0.9, TopK: i, Repetition: 1, Position: i}
+		want := draw(t, vocab)(logits, &p)
+		for _, simd := range simds {
+			if d, err := cpu.Draw(simd, vocab); err == nil {
+				if got := d(logits, &p); got != want {
+					t.Fatalf("%s draws %d, want %d", simd, got, want)
+				}
+			}
+		}
+	}
+}
+
+func TestLogprobs(t *testing.T) {
+	a := shape(2, 64, 96, 4, 2, 16, 300)
+	b := open(t, a, randomWeights(a, kernels.F32, 3), cpu.Options{Blocks: 8, Threads: 2})
+	tokens := []int32{5, 9, 200, 3, 77}
+	targets := []int32{9, -1, 3, 77, 299}
+	res := mustStep(t, b, kernels.Seq{
+		Tokens: tokens, Blocks: []int32{3}, Targets: targets, TargetLogprobs: 4, WantLogits: true,
+		Samples: []kernels.Sample{
+			{TopP: 1, Repetition: 1, Logprobs: 5, Ban: []int32{1}},
+			{TopP: 1, Repetition: 1, Logprobs: -1},
+			{TopP: 1, Repetition: 1, Logprobs: 0, Temperature: 1, Choice: 2, Seed: 8},
+		},
+	})[0]
+	x := res.Logits
+	var sum float64
+	for _, v := range x {
+		sum += math.Exp(float64(v))
+	}
+	checkOne := func(what string, l kernels.TokenLogprob) {
+		t.Helper()
+		rank := int32(0)
+		for _, v := range x {
+			if v >= x[l.ID] {
+				rank++
+			}
+		}
+		if want := float64(x[l.ID]) - math.Log(sum); math.Abs(float64(l.Logprob)-want) > 1e-5 || l.Rank != rank {
+			t.Errorf("%s: %+v, want %v rank %d", what, l, want, rank)
+		}
+	}
+	s := res.Samples
+	if len(s) != 3 || len(s[0].Top) != 5 || s[1].Top != nil || s[1].Self != (kernels.TokenLogprob{}) || len(s[2].Top) != 0 {
+		t.Fatalf("samples %+v", s)
+	}
+	checkOne("self", s[0].Self)
+	checkOne("drawn", s[2].Self)
+	if s[0].Token != s[0].Self.ID || s[0].Top[0].ID != s[1].Token {
+		t.Errorf("tokens do not match: %+v", s)
+	}
+	for i, l := range s[0].Top {
+		checkOne("top", l)
+		if int(l.Rank) != i+1 {
+			t.Errorf("top %d has rank %d", i, l.Rank)
+		}
+	}
+	checkOne("target", res.Prompt[4].Self)
+	if len(res.Prompt) != 5 || res.Prompt[1].Self != (kernels.TokenLogprob{}) || len(res.Prompt[0].Top) != 4 || res.Prompt[0].Self.ID != 9 {
+		t.Errorf("prompt %+v", res.Prompt)
+	}
+	// Each prompt entry is what the shorter prompt gives.
+	for i := range tokens {
+		if targets[i] < 0 {
+			continue
+		}
+		want := res.Prompt[i]
+		top := slices.Clone(want.Top)
+		got := mustStep(t, b, kernels.Seq{Tokens: tokens[i : i+1], Pos: i, Blocks: []int32{3}, Targets: targets[i : i+1], TargetLogprobs: 4})[0].Prompt[0]
+		if got.Self != want.Self || !slices.Equal(got.Top, top) {
+			t.Errorf("target %d alone: %+v, want %+v", i, got, want)
+		}
+		res = mustStep(t, b, kernels.Seq{Tokens: tokens, Blocks: []int32{3}, Targets: targets, TargetLogprobs: 4})[0]
+	}
+}
+
+// Ties: the lower id comes first, ranks count places in the list.
+func TestTopTies(t *testing.T) {
+	got := make([]kernels.TokenLogprob, 4)
+	cpu.TopLogprobs([]float32{1, 3, float32(math.NaN()), 3, 0, 3}, 0, got)
+	ids := []int32{got[0].ID, got[1].ID, got[2].ID, got[3].ID}
+	if !slices.Equal(ids, []int32{1, 3, 5, 0}) {
+		t.Errorf("order %v", ids)
+	}
+}
