@@ -1,0 +1,339 @@
+package supervise_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/supervise"
+)
+
+// fakes starts processes that live in a synctest bubble.
+type fakes struct {
+	mu     sync.Mutex
+	pid    int
+	starts []string // "name at", name being the first argument
+	begin  time.Time
+	live   map[string]*fake
+	deaf   bool // new processes ignore SIGTERM
+	fail   error
+}
+
+type fake struct {
+	*fakes
+	name string
+	pid  int
+	deaf bool
+	exit chan supervise.Exit
+	once sync.Once
+}
+
+func newFakes() *fakes { return &fakes{begin: time.Now(), live: map[string]*fake{}} }
+
+func (f *fakes) Launch(s supervise.Spec) (supervise.Process, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.starts = append(f.starts, fmt.Sprintf("%s@%v", s.Args[0], time.Since(f.begin)))
+	if f.fail != nil {
+		return nil, f.fail
+	}
+	f.pid++
+	p := &fake{fakes: f, name: s.Args[0], pid: f.pid, deaf: f.deaf, exit: make(chan supervise.Exit, 1)}
+	f.live[p.name] = p
+	fmt.Fprintf(s.Output, "hello from %s\n", p.name)
+	return p, nil
+}
+
+func (f *fakes) get(name string) *fake {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.live[name]
+}
+
+func (f *fakes) log() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return strings.Join(f.starts, " ")
+}
+
+func (p *fake) PID() int             { return p.pid }
+func (p *fake) Wait() supervise.Exit { return <-p.exit }
+func (p *fake) end(code int) {
+	p.once.Do(func() {
+		p.mu.Lock()
+		delete(p.live, p.name)
+		p.mu.Unlock()
+		p.exit <- supervise.Exit{Code: code}
+	})
+}
+func (p *fake) Terminate() error {
+	if !p.deaf {
+		p.end(0)
+	}
+	return nil
+}
+func (p *fake) Kill() error { p.end(-1); return nil }
+
+func child(name, role string) supervise.Child {
+	return supervise.Child{Name: name, Role: role, Args: []string{name}}
+}
+
+func start(t *testing.T, cfg supervise.Config) *supervise.Supervisor {
+	t.Helper()
+	s, err := supervise.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func stop(t *testing.T, s *supervise.Supervisor, within time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	if err := s.Stop(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func status(s *supervise.Supervisor, name string) supervise.Status {
+	for _, st := range s.Status() {
+		if st.Name == name {
+			return st
+		}
+	}
+	return supervise.Status{}
+}
+
+func TestBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		f.fail = errors.New("no such file")
+		s := start(t, supervise.Config{Launcher: f})
+		if err := s.Add(child("a", "r")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(17 * time.Second)
+		want := "a@0s a@100ms a@300ms a@700ms a@1.5s a@3.1s a@6.3s a@11.3s a@16.3s"
+		if got := f.log(); got != want {
+			t.Fatalf("got  %s\nwant %s", got, want)
+		}
+		if st := status(s, "a"); st.State != supervise.Backoff || st.Wait != 5*time.Second || st.Starts != 9 || !strings.Contains(st.Exit.String(), "no such file") {
+			t.Fatalf("%+v", st)
+		}
+		stop(t, s, time.Second)
+		if time.Since(f.begin) != 17*time.Second {
+			t.Fatal("stop waited for the back-off")
+		}
+	})
+}
+
+func TestBackoffResetsAfterReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		s := start(t, supervise.Config{Launcher: f})
+		c := child("a", "r")
+		c.Ready = func(ctx context.Context, pid int) error {
+			time.Sleep(time.Second)
+			return nil
+		}
+		if err := s.Add(c); err != nil {
+			t.Fatal(err)
+		}
+		die := func(after time.Duration) {
+			time.Sleep(after)
+			f.get("a").end(1)
+			synctest.Wait()
+		}
+		wait := func(want time.Duration) {
+			t.Helper()
+			if st := status(s, "a"); st.Wait != want || st.State != supervise.Backoff {
+				t.Fatalf("%+v, want %v", st, want)
+			}
+			time.Sleep(want)
+			synctest.Wait()
+		}
+		die(1500 * time.Millisecond)
+		wait(100 * time.Millisecond)
+		die(5900 * time.Millisecond) // ready for 4.9 s
+		wait(200 * time.Millisecond)
+		die(6 * time.Second)
+		wait(100 * time.Millisecond)
+		stop(t, s, 10*time.Second)
+	})
+}
+
+func TestSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		s := start(t, supervise.Config{Launcher: f})
+		if err := s.Add(child("a", "r")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute) // it never beat: that is no silence
+		for range 20 {
+			s.Heartbeat("a")
+			time.Sleep(2 * time.Second)
+		}
+		if st := status(s, "a"); st.Starts != 1 {
+			t.Fatalf("%+v", st)
+		}
+		time.Sleep(800 * time.Millisecond)
+		if f.get("a") == nil {
+			t.Fatal("killed early")
+		}
+		time.Sleep(600 * time.Millisecond)
+		synctest.Wait()
+		st := status(s, "a")
+		if st.Starts != 2 && st.State != supervise.Backoff || st.Exit == nil {
+			t.Fatalf("%+v", st)
+		}
+		time.Sleep(time.Second)
+		pid := f.get("a").pid
+		if s.KillSilent("a", pid-1, "old news") || s.KillSilent("b", 0, "unknown") {
+			t.Fatal("killed the wrong one")
+		}
+		if !s.KillSilent("a", pid, "fleet says so") {
+			t.Fatal("not killed")
+		}
+		synctest.Wait()
+		if st := status(s, "a"); st.Reason != "fleet says so" || st.State != supervise.Backoff || st.LastLine != "hello from a" {
+			t.Fatalf("%+v", st)
+		}
+		stop(t, s, time.Second)
+	})
+}
+
+func TestScale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		s := start(t, supervise.Config{Launcher: f, MaxChildren: 5, Templates: map[string]func(int) supervise.Child{
+			"prefill": func(i int) supervise.Child { return child(fmt.Sprint("prefill-", i), "prefill") },
+			"same":    func(i int) supervise.Child { return child("prefill-0", "same") },
+		}})
+		f.deaf = true
+		scale := func(role string, n int, want string) {
+			t.Helper()
+			added, removed, err := s.Scale(role, n)
+			got := fmt.Sprint(added, removed)
+			if err != nil {
+				got = err.Error()
+			}
+			if got != want {
+				t.Fatalf("got %s, want %s", got, want)
+			}
+			synctest.Wait()
+		}
+		scale("prefill", 2, "[prefill-0 prefill-1] []")
+		scale("prefill", 4, "[prefill-2 prefill-3] []")
+		scale("prefill", 1, "[] [prefill-3 prefill-2 prefill-1]")
+		if st := status(s, "prefill-1"); st.State != supervise.Draining {
+			t.Fatalf("%+v", st)
+		}
+		scale("prefill", 2, "[prefill-4] []") // 1 still drains
+		scale("prefill", 3, "scale prefill to 3: too many children")
+		scale("prefill", 6, "scale prefill to 6: too many children")
+		scale("other", 1, "scale other: no such role")
+		time.Sleep(31 * time.Second) // drain deadline
+		if n := len(s.Status()); n != 2 {
+			t.Fatalf("%d children", n)
+		}
+		scale("same", 2, "scale same to 2: prefill-0: names repeat")
+		scale("prefill", 3, "[prefill-1] []")
+		if err := s.Add(child("prefill-1", "x")); err == nil {
+			t.Fatal("a name twice")
+		}
+		if !s.Remove("prefill-1") || s.Remove("nobody") {
+			t.Fatal("remove")
+		}
+		stop(t, s, time.Second) // all are deaf: killed at the deadline
+		if err := s.Add(child("x", "x")); !errors.Is(err, supervise.ErrStopping) {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestStopOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		var mu sync.Mutex
+		var order []string
+		s := start(t, supervise.Config{
+			Launcher: f, StopOrder: []string{"router", "decode", "prefill"},
+			OnEvent: func(e supervise.Event) {
+				if e.State == supervise.Stopped {
+					mu.Lock()
+					defer mu.Unlock()
+					order = append(order, e.Name)
+				}
+			},
+		})
+		for _, role := range []string{"prefill", "other", "decode", "router"} {
+			if err := s.Add(child(role, role)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.WaitReady(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		stop(t, s, time.Second)
+		if got := strings.Join(order, " "); got != "router decode prefill other" {
+			t.Fatal(got)
+		}
+		stop(t, s, time.Second) // twice is fine
+	})
+}
+
+func TestSecondSignal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		f.deaf = true
+		s := start(t, supervise.Config{Launcher: f})
+		if err := s.Add(child("a", "r")); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		time.AfterFunc(2*time.Second, s.Kill)
+		stop(t, s, time.Minute)
+		if d := time.Since(f.begin); d != 2*time.Second {
+			t.Fatal(d)
+		}
+	})
+}
+
+func TestWaitReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		s := start(t, supervise.Config{Launcher: f})
+		slow := child("slow", "r")
+		slow.Ready = func(ctx context.Context, _ int) error { <-ctx.Done(); return ctx.Err() }
+		if err := s.Add(slow); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := s.WaitReady(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Second, func() { f.get("slow").end(1) })
+		var failed *supervise.StartError
+		if err := s.WaitReady(t.Context()); !errors.As(err, &failed) || err.Error() != "slow: hello from slow" || failed.Status.Exit.Code != 1 {
+			t.Fatal(err)
+		}
+		never := child("never", "r")
+		never.Ready = func(context.Context, int) error { return errors.New("bad model") }
+		if err := s.Add(never); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if st := status(s, "never"); st.Reason != "not ready: bad model" || st.State != supervise.Backoff {
+			t.Fatalf("%+v", st)
+		}
+		stop(t, s, time.Second)
+	})
+}
