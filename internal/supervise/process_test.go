@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	case "child": // says its pid and ignores SIGTERM
 		signal.Ignore(syscall.SIGTERM)
 		fmt.Println("pid", os.Getpid())
-		select {}
+		time.Sleep(time.Hour)
 	case "polite": // exits when asked to, or when its parent is gone
 		asked := make(chan os.Signal, 1)
 		signal.Notify(asked, syscall.SIGTERM)
@@ -65,7 +65,7 @@ func TestMain(m *testing.M) {
 				panic(err)
 			}
 		}
-		select {}
+		time.Sleep(time.Hour)
 	default:
 		panic(part)
 	}
