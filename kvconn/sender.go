@@ -32,6 +32,7 @@ type sender struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	over   chan struct{} // fail has run to its end
 	opened time.Time
 
 	mu      sync.Mutex
@@ -46,7 +47,7 @@ type sender struct {
 func newSender(s *Server, hi *hello, ctl *frameConn, h Handler) *sender {
 	p := &sender{srv: s, cfg: &s.cfg, log: s.log.With(logPeer, hi.Identity.PeerID.String()), side: s.m.of(SideSender),
 		peer: hi.Identity, key: newKey(), layout: s.cfg.Identity.Layout, ctl: ctl, out: make(chan message, controlQueue), h: h,
-		opened: time.Now(), bulk: make([]*bulkWriter, hi.Bulk), tickets: map[uint64]*Outgoing{}}
+		opened: time.Now(), over: make(chan struct{}), bulk: make([]*bulkWriter, hi.Bulk), tickets: map[uint64]*Outgoing{}}
 	p.layout.BlockTokens = hi.Identity.Layout.BlockTokens
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
@@ -59,7 +60,13 @@ func (p *sender) run(parent context.Context) {
 	p.log.Info("kv session accepted", "build", p.peer.Build, "bulk", len(p.bulk))
 	p.wg.Go(p.readControl)
 	p.writeControl()
+	p.wait()
+}
+
+// wait waits for the goroutines of a session that has failed.
+func (p *sender) wait() {
 	p.wg.Wait()
+	<-p.over
 }
 
 // bind takes a bulk connection on.
@@ -126,6 +133,7 @@ func (p *sender) fail(o ticket.Outcome, err error) {
 	}
 	p.side.sessionEnd(o)
 	p.log.Info("kv session over", "outcome", string(o), "tickets", len(all), "why", err)
+	close(p.over)
 }
 
 // outgoings needs mu.

@@ -146,7 +146,7 @@ func (s *Server) greet(f *frameConn, h Handler) (*sender, error) {
 	}
 	if err != nil {
 		sess.fail(classify(err), err)
-		sess.wg.Wait()
+		sess.wait()
 		s.remove(sess)
 		return nil, err
 	}

@@ -29,6 +29,7 @@ type Session struct {
 
 	ctx    context.Context
 	cancel context.CancelFunc
+	over   chan struct{} // fail has run to its end
 
 	mu       sync.Mutex
 	tickets  map[uint64]*Incoming
@@ -45,7 +46,7 @@ const controlQueue = 4096
 func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn) *Session {
 	s := &Session{cfg: &r.cfg, log: r.log.With(logPeer, h.Identity.PeerID.String()), m: r.m, side: r.m.of(SideReceiver),
 		peer: h.Identity, key: h.Session, ctl: ctl, bulk: bulk,
-		out: make(chan message, controlQueue), tickets: map[uint64]*Incoming{}, used: time.Now()}
+		out: make(chan message, controlQueue), tickets: map[uint64]*Incoming{}, over: make(chan struct{}), used: time.Now()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.side.sessions.Inc()
 	return s
@@ -69,6 +70,7 @@ func (s *Session) run(parent context.Context) {
 	}
 	s.writeControl()
 	wg.Wait()
+	<-s.over
 }
 
 // fail ends the session once; every ticket ends with the same outcome. Done is
@@ -97,6 +99,7 @@ func (s *Session) fail(o ticket.Outcome, err error) {
 	}
 	s.side.sessionEnd(o)
 	s.log.Info("kv session over", "outcome", string(o), "tickets", len(all), "why", err)
+	close(s.over)
 }
 
 // post queues a control message; it never blocks.

@@ -1,12 +1,22 @@
 package tcp_test
 
 import (
+	"flag"
+	"os"
 	"testing"
 
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
+
+// TestMain lets more cases run at once than there are cores: the suite's cases
+// wait for deadlines, they do not compute.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	flag.Set("test.parallel", "24")
+	os.Exit(m.Run())
+}
 
 func TestTCP(t *testing.T) {
 	kvconntest.Run(t, kvconntest.Factory{
@@ -17,6 +27,6 @@ func TestTCP(t *testing.T) {
 			}
 			return tr, "127.0.0.1:0"
 		},
-		Shrink: 10,
+		Shrink: 4,
 	})
 }
