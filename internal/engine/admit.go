@@ -8,12 +8,7 @@ import (
 // memory and gets none holds back younger ones that need memory too; those
 // that bring their blocks along pass.
 func (e *Engine) admit() {
-	active := 0
-	for _, q := range e.running {
-		if !q.h.paused(q.choice) {
-			active++
-		}
-	}
+	active := e.claim()
 	full := false // of memory
 	for i := 0; i < len(e.waiting) && active < e.cfg.MaxRunning; {
 		q := e.waiting[i]
@@ -37,6 +32,25 @@ func (e *Engine) admit() {
 	}
 }
 
+// claim counts the sequences that want to step, and tells the cache what the
+// engine needs before reservations from outside get anything: a block to grow
+// for each of them, and the first waiting sequence's table.
+func (e *Engine) claim() (active int) {
+	for _, q := range e.running {
+		if !q.h.paused(q.choice) {
+			active++
+		}
+	}
+	for _, q := range e.waiting {
+		if q.table == nil && !q.h.paused(q.choice) {
+			e.cache.Prioritise(active, e.cache.BlocksFor(len(q.tokens)), q.h.arrived)
+			return active
+		}
+	}
+	e.cache.Prioritise(active, 0, time.Time{})
+	return active
+}
+
 // place gives a sequence a block table for all its tokens: what the prefix
 // cache has, and fresh blocks. It leaves a block free for each active
 // sequence, so that a newcomer is not preempted at once. Paused sequences
@@ -49,9 +63,9 @@ func (e *Engine) place(q *sequence, active int) bool {
 		reusable = 0
 	}
 	blocks := e.cache.BlocksFor(len(q.tokens))
-	table, hit, err := e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.owner)
+	table, hit, err := e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.arrived, q.h.owner)
 	for err != nil && e.evictPaused(blocks+active) {
-		table, hit, err = e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.owner)
+		table, hit, err = e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.arrived, q.h.owner)
 	}
 	if err != nil {
 		return false

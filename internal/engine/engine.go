@@ -20,6 +20,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -153,6 +154,7 @@ func (e *Engine) loop() {
 	for {
 		e.intake()
 		if e.leave() {
+			e.cache.Prioritise(0, 0, time.Time{})
 			return
 		}
 		e.admit()

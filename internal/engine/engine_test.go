@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -415,6 +416,32 @@ func TestCloseAborts(t *testing.T) {
 	}
 	held.Release() // the loop is gone
 	<-held.Done()
+}
+
+func TestCloseAbortsLiveRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		cfg := config()
+		cfg.MaxRunning = 1
+		r := newRig(t, cfg, enginetest.Config{}, func(*kernels.Step) error { <-gate; return nil })
+		req := request(prompt(rng(), 20), 400)
+		req.IgnoreEOS = true
+		handles := []*engine.Handle{r.submit(req), r.submit(req)} // one runs, one waits
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		closed := make(chan error)
+		go func() { closed <- r.Close(ctx) }()
+		time.Sleep(2 * time.Second)
+		close(gate)
+		if err := <-closed; !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("close: %v", err)
+		}
+		for _, h := range handles {
+			if _, _, err := collect(h, 1); !errors.Is(err, engine.ErrClosed) {
+				t.Errorf("an aborted request ends with %v", err)
+			}
+		}
+	})
 }
 
 func TestMetrics(t *testing.T) {

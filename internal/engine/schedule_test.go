@@ -404,6 +404,48 @@ func TestStopsAtTheFirstToken(t *testing.T) {
 	}
 }
 
+// TestReservationsDoNotRobTheRunning: what a preemption frees is for the
+// sequence that needed it, not for whoever waits outside.
+func TestReservationsDoNotRobTheRunning(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		r := newRig(t, config(), enginetest.Config{Blocks: 8, BlockTokens: 16},
+			func(*kernels.Step) error { <-gate; return nil })
+		var handles []*engine.Handle
+		random := rng()
+		for range 3 { // a block each, two in the end: one more than there is
+			req := request(prompt(random, 10), 30)
+			req.IgnoreEOS = true
+			handles = append(handles, r.submit(req))
+		}
+		outside, err := r.cache.Alloc(3, "elsewhere")
+		if err != nil {
+			t.Fatal(err)
+		}
+		served := make(chan error, 1)
+		go func() {
+			_, err := r.cache.AllocWait(t.Context(), 2, "d")
+			served <- err
+		}()
+		synctest.Wait()
+		close(gate)
+		for _, h := range handles {
+			if _, _, err := collect(h, 1); err != nil {
+				t.Error(err)
+			}
+		}
+		if n := r.metric("xpyd_engine_preemptions_total"); n != 1 {
+			t.Errorf("%v preemptions, want 1", n)
+		}
+		if err := <-served; err != nil {
+			t.Errorf("the reservation: %v", err)
+		}
+		r.cache.Release(outside, "elsewhere")
+		r.cache.ReleaseAll("d")
+		r.close()
+	})
+}
+
 // TestReservationsGetTheirTurn: blocks freed by the engine reach AllocWait.
 func TestReservationsGetTheirTurn(t *testing.T) {
 	r := newRig(t, config(), enginetest.Config{Blocks: 4, BlockTokens: 16}, nil)

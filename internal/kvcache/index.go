@@ -3,6 +3,7 @@ package kvcache
 import (
 	"container/heap"
 	"fmt"
+	"time"
 )
 
 // entry is one indexed unit of a prefix: UnitTokens tokens in unitBlocks
@@ -65,11 +66,19 @@ func (c *Cache) MatchChain(ch *Chain, maxTokens int, owner string) (ids []int32,
 
 // Reserve is MatchChain, then Alloc of what is missing to make a table of
 // blocks, both or neither: ErrNoSpace when that would leave fewer than spare
-// blocks available, ErrTooLarge when the pool is too small. n is how many
-// tokens the index had.
-func (c *Cache) Reserve(ch *Chain, maxTokens, blocks, spare int, owner string) (ids []int32, n int, err error) {
+// blocks available, or when a ReserveWait that began before since still
+// waits; ErrTooLarge when the pool is too small. n is how many tokens the
+// index had.
+func (c *Cache) Reserve(ch *Chain, maxTokens, blocks, spare int, since time.Time, owner string) (ids []int32, n int, err error) {
 	c.mu.Lock()
 	defer c.unlock()
+	if w := c.waiters.first; w != nil && w.since.Before(since) {
+		return nil, 0, ErrNoSpace
+	}
+	return c.reserve(ch, maxTokens, blocks, spare, owner)
+}
+
+func (c *Cache) reserve(ch *Chain, maxTokens, blocks, spare int, owner string) (ids []int32, n int, err error) {
 	if blocks > c.cfg.Blocks {
 		return nil, 0, fmt.Errorf("reserve %d of %d blocks: %w", blocks, c.cfg.Blocks, ErrTooLarge)
 	}

@@ -23,13 +23,13 @@ import (
 	"sync"
 )
 
-// Errors of Alloc and AllocWait.
+// Errors of Alloc, Reserve and ReserveWait.
 var (
 	// ErrNoSpace: not enough free or evictable blocks now.
 	ErrNoSpace = errors.New("no free KV blocks")
 	// ErrTooLarge: more blocks than the pool has.
 	ErrTooLarge = errors.New("more KV blocks than the pool has")
-	// ErrTooManyWaiters: AllocWait's queue is full.
+	// ErrTooManyWaiters: ReserveWait's queue is full.
 	ErrTooManyWaiters = errors.New("too many requests wait for KV blocks")
 )
 
@@ -41,7 +41,7 @@ type Config struct {
 	// model or under other numerics never match.
 	Fingerprint string
 	Numerics    string
-	MaxWaiters  int      // AllocWait calls that may queue; 0 means 1024
+	MaxWaiters  int      // ReserveWait calls that may queue; 0 means 1024
 	Listener    Listener // told about index changes; may be nil
 }
 
@@ -85,6 +85,7 @@ type Cache struct {
 	idle        entryHeap    // entries with at least one cached block
 	clock       uint64       // orders uses, for LRU
 	waiters     waiterList
+	demand      demand
 	pending     []Event // index changes not yet told
 	freed       bool    // blocks became available since the last unlock
 	notify      func()
@@ -150,7 +151,7 @@ type Stats struct {
 	Blocks, Free, Held, Cached, Quarantined int
 
 	Entries   int    // prefix index entries
-	Waiters   int    // AllocWait calls in the queue
+	Waiters   int    // ReserveWait calls in the queue
 	Evicted   uint64 // blocks taken back from the index, ever
 	HitTokens uint64 // tokens found by Match, ever
 	AskTokens uint64 // tokens that Match was asked for, ever

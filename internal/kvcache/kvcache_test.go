@@ -224,20 +224,20 @@ func TestReserve(t *testing.T) {
 	cached(t, c, toks[:32])
 	ch := c.NewChain("")
 	ch.Extend(toks)
-	if _, _, err := c.Reserve(&ch, 95, 6, 1, "a"); !errors.Is(err, kvcache.ErrNoSpace) {
+	if _, _, err := c.Reserve(&ch, 95, 6, 1, time.Now(), "a"); !errors.Is(err, kvcache.ErrNoSpace) {
 		t.Errorf("with one to spare: %v", err)
 	}
 	if len(c.Holders()) != 0 {
 		t.Errorf("a refused reservation holds %+v", c.Holders())
 	}
-	ids, n, err := c.Reserve(&ch, 95, 6, 0, "a")
+	ids, n, err := c.Reserve(&ch, 95, 6, 0, time.Now(), "a")
 	if err != nil || n != 32 || len(ids) != 6 {
 		t.Fatalf("reserve: %v, %d cached, %v", ids, n, err)
 	}
 	if s := c.Stats(); s.Evicted != 0 || s.Held != 6 {
 		t.Errorf("stats: %+v", s)
 	}
-	if _, _, err := c.Reserve(&ch, 95, 7, 0, "b"); !errors.Is(err, kvcache.ErrTooLarge) {
+	if _, _, err := c.Reserve(&ch, 95, 7, 0, time.Now(), "b"); !errors.Is(err, kvcache.ErrTooLarge) {
 		t.Errorf("more than the pool: %v", err)
 	}
 	c.Release(ids, "a")
@@ -426,6 +426,76 @@ func TestAllocWaitGivesUp(t *testing.T) {
 		}
 		c.Release(held, "a")
 		c.ReleaseAll("small")
+	})
+}
+
+// TestPriority sets the engine's needs against a waiter's, by age.
+func TestPriority(t *testing.T) {
+	f := func(name string, running, next int, engineFirst bool, freed int, want bool) {
+		t.Helper()
+		synctest.Test(t, func(t *testing.T) {
+			c := newCache(t, 8, 16)
+			all := alloc(t, c, 8, "a")
+			begin := time.Now()
+			time.Sleep(time.Second)
+			since := begin
+			if !engineFirst {
+				since = begin.Add(time.Hour)
+			}
+			c.Prioritise(running, next, since)
+			got := false
+			go func() {
+				ids, err := c.AllocWait(t.Context(), 2, "w")
+				got = err == nil
+				defer c.Release(ids, "w")
+				<-t.Context().Done()
+			}()
+			synctest.Wait()
+			c.Release(all[:freed], "a")
+			synctest.Wait()
+			if got != want {
+				t.Errorf("%s: %d freed, waiter served %t", name, freed, got)
+			}
+			ch := c.NewChain("")
+			ids, _, err := c.Reserve(&ch, 0, 1, 0, since, "engine")
+			if barred := !engineFirst && !want; barred != errors.Is(err, kvcache.ErrNoSpace) && freed > 2 {
+				t.Errorf("%s: engine's reservation: %v", name, err)
+			}
+			c.Release(ids, "engine")
+			c.Prioritise(0, 0, time.Time{}) // and now that nothing is needed:
+			synctest.Wait()
+			if freed >= 2 && !got {
+				t.Errorf("%s: not served in the end", name)
+			}
+			c.Release(all[freed:], "a")
+		})
+	}
+	f("no demand", 0, 0, true, 2, true)
+	f("running ones first", 2, 0, true, 3, false)
+	f("running ones first", 2, 0, true, 4, true)
+	f("older engine request first", 1, 3, true, 5, false)
+	f("older engine request first", 1, 3, true, 6, true)
+	f("older waiter first", 1, 3, false, 3, true)
+	f("older waiter bars the engine", 2, 3, false, 3, false)
+}
+
+func TestReserveWaitMatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCache(t, 4, 16)
+		toks := tokens(64, 0)
+		cached(t, c, toks[:48])
+		ch := c.NewChain("")
+		ch.Extend(toks)
+		held := alloc(t, c, 1, "a")
+		go func() {
+			time.Sleep(time.Second)
+			c.Release(held, "a")
+		}()
+		ids, n, err := c.ReserveWait(t.Context(), &ch, 63, 4, "b")
+		if err != nil || n != 48 || len(ids) != 4 {
+			t.Errorf("%v, %d cached, %v", ids, n, err)
+		}
+		c.Release(ids, "b")
 	})
 }
 

@@ -3,8 +3,8 @@ package kvcache
 import "fmt"
 
 // Alloc takes n blocks for owner, evicting cached ones if it must, or none:
-// ErrNoSpace, ErrTooLarge. It does not queue behind AllocWait: running
-// sequences grow before new ones are let in.
+// ErrNoSpace, ErrTooLarge. It does not queue behind ReserveWait: it is
+// for sequences that run and grow.
 func (c *Cache) Alloc(n int, owner string) ([]int32, error) {
 	c.mu.Lock()
 	defer c.unlock()

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
 )
@@ -77,7 +78,7 @@ func (a *actor) begin() {
 	t := table{toks: toks, owner: a.owner()}
 	ch := a.c.NewChain("")
 	ch.Extend(toks)
-	ids, n, err := a.c.Reserve(&ch, len(toks)-1, a.c.BlocksFor(len(toks)), a.next(3), t.owner)
+	ids, n, err := a.c.Reserve(&ch, len(toks)-1, a.c.BlocksFor(len(toks)), a.next(3), time.Time{}, t.owner)
 	if err != nil {
 		return
 	}

@@ -3,13 +3,18 @@ package kvcache
 import (
 	"context"
 	"fmt"
+	"time"
 )
 
-// waiter is one AllocWait call in the queue.
+// waiter is one ReserveWait call in the queue.
 type waiter struct {
-	n          int
+	chain      *Chain
+	maxTokens  int
+	blocks     int
 	owner      string
-	ids        []int32       // set before granted is closed
+	since      time.Time
+	ids        []int32       // with hit: set before granted is closed
+	hit        int           // tokens
 	granted    chan struct{} // closed under Cache.mu
 	prev, next *waiter
 }
@@ -45,52 +50,87 @@ func (l *waiterList) remove(w *waiter) {
 	l.len--
 }
 
-// AllocWait is Alloc that waits its turn, first come first served, until ctx
-// ends: then ErrNoSpace wrapped together with the context's cause.
-// ErrTooManyWaiters when the queue is full, ErrTooLarge when n can never fit.
+// AllocWait is ReserveWait without a prefix to look for.
 func (c *Cache) AllocWait(ctx context.Context, n int, owner string) ([]int32, error) {
-	w, ids, err := c.enqueue(n, owner)
-	if w == nil {
-		return ids, err
+	ids, _, err := c.ReserveWait(ctx, &Chain{}, 0, n, owner)
+	return ids, err
+}
+
+// ReserveWait is Reserve that waits its turn, first come first served, until
+// ctx ends: then ErrNoSpace wrapped together with the context's cause.
+// ErrTooManyWaiters when the queue is full, ErrTooLarge when it can never
+// fit. The chain must not change meanwhile.
+func (c *Cache) ReserveWait(ctx context.Context, ch *Chain, maxTokens, blocks int, owner string) (ids []int32, n int, err error) {
+	w := &waiter{
+		chain: ch, maxTokens: maxTokens, blocks: blocks, owner: owner,
+		since: time.Now(), granted: make(chan struct{}),
+	}
+	if err := c.enqueue(w); err != nil {
+		return nil, 0, err
 	}
 	select {
 	case <-w.granted:
-		return w.ids, nil
+		return w.ids, w.hit, nil
 	case <-ctx.Done():
 	}
 	c.mu.Lock()
 	defer c.unlock()
 	select {
 	case <-w.granted: // in the meantime
-		return w.ids, nil
+		return w.ids, w.hit, nil
 	default:
 	}
 	c.waiters.remove(w)
 	c.grant() // who stood behind may need less
-	return nil, fmt.Errorf("wait for %d blocks: %w: %w", n, ErrNoSpace, context.Cause(ctx))
+	return nil, 0, fmt.Errorf("wait for %d blocks: %w: %w", blocks, ErrNoSpace, context.Cause(ctx))
 }
 
-// enqueue allocates at once when nobody waits and there is space; otherwise
-// it returns a queued waiter, or an error.
-func (c *Cache) enqueue(n int, owner string) (*waiter, []int32, error) {
+// enqueue puts a waiter at the end of the queue, and serves it at once if
+// nobody stands before it and there is space.
+func (c *Cache) enqueue(w *waiter) error {
 	c.mu.Lock()
 	defer c.unlock()
-	if n > c.cfg.Blocks || c.waiters.len == 0 && n <= len(c.free)+c.cached {
-		ids, err := c.alloc(n, owner)
-		return nil, ids, err
+	switch {
+	case w.blocks > c.cfg.Blocks:
+		return fmt.Errorf("reserve %d of %d blocks: %w", w.blocks, c.cfg.Blocks, ErrTooLarge)
+	case c.waiters.len >= c.cfg.MaxWaiters:
+		return ErrTooManyWaiters
 	}
-	if c.waiters.len >= c.cfg.MaxWaiters {
-		return nil, nil, ErrTooManyWaiters
-	}
-	w := &waiter{n: n, owner: owner, granted: make(chan struct{})}
 	c.waiters.push(w)
-	return w, nil, nil
+	if c.waiters.len == 1 {
+		c.grant()
+	}
+	return nil
+}
+
+// Prioritise tells the cache what the engine is about to need, so that blocks
+// which it frees by preemption do not go to waiters first: each waiter leaves
+// running blocks available, and next more unless it came before since.
+func (c *Cache) Prioritise(running, next int, since time.Time) {
+	c.mu.Lock()
+	defer c.unlock()
+	c.demand = demand{running, next, since}
+	c.grant()
+}
+
+// demand is what Prioritise said.
+type demand struct {
+	running, next int
+	since         time.Time
 }
 
 // grant serves waiters from the front while there is space.
 func (c *Cache) grant() {
-	for w := c.waiters.first; w != nil && w.n <= len(c.free)+c.cached; w = c.waiters.first {
-		w.ids, _ = c.alloc(w.n, w.owner)
+	for w := c.waiters.first; w != nil; w = c.waiters.first {
+		spare := c.demand.running
+		if c.demand.next > 0 && c.demand.since.Before(w.since) {
+			spare += c.demand.next
+		}
+		ids, hit, err := c.reserve(w.chain, w.maxTokens, w.blocks, spare, w.owner)
+		if err != nil {
+			return
+		}
+		w.ids, w.hit = ids, hit
 		c.waiters.remove(w)
 		close(w.granted)
 	}
