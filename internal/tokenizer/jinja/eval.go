@@ -175,7 +175,6 @@ func (in *interp) assign(t target, v value, sc *scope) {
 type loop struct {
 	items []value
 	at    int
-	depth int
 	last  *List // argument of changed()
 }
 
@@ -197,10 +196,7 @@ func (in *interp) loop(s *forStmt, sc *scope) flow {
 	if len(items) == 0 {
 		return in.exec(s.els, sc)
 	}
-	l := &loop{items: items, depth: 1}
-	if outer, ok := in.lookup("loop", sc).(*loop); ok {
-		l.depth = outer.depth + 1
-	}
+	l := &loop{items: items}
 	for i, v := range items {
 		in.step()
 		l.at = i
@@ -241,10 +237,10 @@ func (in *interp) loopAttr(l *loop, name string) value {
 		return at(l.at - 1)
 	case "nextitem":
 		return at(l.at + 1)
-	case "depth":
-		return int64(l.depth)
+	case "depth": // of recursion
+		return int64(1)
 	case "depth0":
-		return int64(l.depth - 1)
+		return int64(0)
 	case "cycle":
 		return &function{"cycle", func(in *interp, a args) value {
 			if len(a.pos) == 0 {

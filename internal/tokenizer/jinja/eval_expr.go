@@ -102,9 +102,7 @@ func (in *interp) eval(x expr, sc *scope) value {
 		d := newDict()
 		for i := range x.keys {
 			k := in.eval(x.keys[i], sc)
-			switch k.(type) {
-			case string, int64, float64, bool, nil:
-			default:
+			if !isKey(k) {
 				in.fail("%s cannot be a key", kindOf(k))
 			}
 			d.set(k, in.eval(x.vals[i], sc))

@@ -112,12 +112,11 @@ func (p *parser) chain(ops string, next func() expr) expr {
 	return x
 }
 
-// Jinja2's order, in which ~ binds closer than + and -.
+// Jinja2's order, in which ~ binds closer than + and -, and a sign closer than **.
 func (p *parser) additive() expr       { return p.chain(" + - ", p.concat) }
 func (p *parser) concat() expr         { return p.chain(" ~ ", p.multiplicative) }
-func (p *parser) multiplicative() expr { return p.chain(" * / // % ", p.unaryFiltered) }
-
-func (p *parser) unaryFiltered() expr { return p.unary(true) }
+func (p *parser) multiplicative() expr { return p.chain(" * / // % ", p.power) }
+func (p *parser) power() expr          { return p.chain(" ** ", func() expr { return p.unary(true) }) }
 
 func (p *parser) unary(filtered bool) expr {
 	p.enter()
@@ -127,9 +126,6 @@ func (p *parser) unary(filtered bool) expr {
 		x = &unary{p.next().val, p.unary(false)}
 	} else {
 		x = p.postfix(p.primary())
-		if p.accept(tokOp, "**") {
-			x = &binary{"**", x, p.unary(false)}
-		}
 	}
 	if !filtered {
 		return x

@@ -264,34 +264,34 @@ func split(in *interp, s string, right bool, sep, limit value) value {
 	return collect(len(parts), func(i int) value { return parts[i] })
 }
 
-// splitSpace splits at runs of white space, at most n times if n >= 0.
+// splitSpace splits at runs of white space, at most n times if n >= 0; what is
+// left then keeps its far end.
 func splitSpace(s string, right bool, n int64) []string {
-	fields := strings.Fields(s)
-	if n < 0 || int64(len(fields)) <= n+1 {
+	if fields := strings.Fields(s); n < 0 || int64(len(fields)) <= n {
 		return fields
 	}
-	var parts []string
 	trim, index := strings.TrimLeftFunc, strings.IndexFunc
 	if right {
 		trim, index = strings.TrimRightFunc, strings.LastIndexFunc
 	}
-	for s = trim(s, unicode.IsSpace); n > 0; n-- {
+	var parts []string
+	for s = trim(s, unicode.IsSpace); s != ""; n-- {
 		i := index(s, unicode.IsSpace)
+		if n == 0 || i < 0 {
+			parts = append(parts, s)
+			break
+		}
 		if right {
 			_, w := utf8.DecodeRuneInString(s[i:])
-			parts = append(parts, s[i+w:])
-			s = s[:i]
+			parts, s = append(parts, s[i+w:]), s[:i]
 		} else {
-			parts = append(parts, s[:i])
-			s = s[i:]
+			parts, s = append(parts, s[:i]), s[i:]
 		}
 		s = trim(s, unicode.IsSpace)
 	}
-	if !right {
-		return append(parts, strings.TrimRightFunc(s, unicode.IsSpace))
+	if right {
+		reverse(parts)
 	}
-	parts = append(parts, strings.TrimLeftFunc(s, unicode.IsSpace))
-	reverse(parts)
 	return parts
 }
 

@@ -61,25 +61,47 @@ func (d *Dict) With(k string, v any) *Dict {
 }
 
 func (d *Dict) set(k, v value) {
-	if i, ok := d.index[k]; ok {
+	h := hashKey(k)
+	if i, ok := d.index[h]; ok {
 		d.vals[i] = v
 		return
 	}
-	d.index[k] = len(d.keys)
+	d.index[h] = len(d.keys)
 	d.keys = append(d.keys, k)
 	d.vals = append(d.vals, v)
 }
 
 func (d *Dict) get(k value) (value, bool) {
+	if !isKey(k) {
+		return nil, false
+	}
+	i, ok := d.index[hashKey(k)]
+	if !ok {
+		return nil, false
+	}
+	return d.vals[i], true
+}
+
+func isKey(k value) bool {
 	switch k.(type) {
 	case string, int64, float64, bool, nil:
-		i, ok := d.index[k]
-		if !ok {
-			return nil, false
-		}
-		return d.vals[i], true
+		return true
 	}
-	return nil, false
+	return false
+}
+
+// hashKey makes keys alike that are equal: 1, 1.0 and true.
+func hashKey(k value) value {
+	i, f, isInt, ok := number(k)
+	switch {
+	case !ok:
+		return k
+	case isInt:
+		return i
+	case f == math.Trunc(f) && math.Abs(f) < 1<<62:
+		return int64(f)
+	}
+	return f
 }
 
 // FromJSON reads a JSON value; objects become *Dict in the order of the text,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes encode.jsonl.gz and chat.json here, from the reference implementations.
+"""Makes encode.jsonl.gz and chat.json.gz here, from the reference implementations.
 
     python3 -m venv v && v/bin/pip install tokenizers==0.23.3 jinja2==3.1.6
     v/bin/python make_goldens.py            # the committed files
@@ -7,9 +7,9 @@
 
 encode.jsonl.gz: Hugging Face tokenizers' ids of nasty texts, and texts of
 random ids, for gpt2, smollm2, qwen3, stories260k and three variants made of
-them. chat.json: Jinja2's rendering, set up as transformers sets it up.
+them. chat.json.gz: Jinja2's rendering, set up as transformers sets it up.
 """
-import datetime, gzip, json, random, sys
+import gzip, json, random, sys
 from tokenizers import Tokenizer
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

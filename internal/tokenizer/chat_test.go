@@ -1,0 +1,132 @@
+package tokenizer_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/tokenizer"
+)
+
+type chatGoldens struct {
+	Tools []json.RawMessage
+	Chats map[string][]map[string]json.RawMessage
+	Cases []struct {
+		Template, Chat, Out, Err string
+		Tools, Prompt            bool
+		Kwargs                   map[string]any
+	}
+}
+
+// TestChatGoldens compares with Jinja2; see testdata/chat_goldens.py.
+func TestChatGoldens(t *testing.T) {
+	path := "chat.json"
+	if p := os.Getenv("XPYD_CHAT_GOLDENS"); p != "" { // made from other templates by the same script
+		path = p
+	}
+	var g chatGoldens
+	if err := json.Unmarshal(read(t, path), &g); err != nil {
+		t.Fatal(err)
+	}
+	templates := map[string]*tokenizer.Tokenizer{}
+	bad := 0
+	for _, c := range g.Cases {
+		tok := templates[c.Template]
+		if tok == nil {
+			var err error
+			if tok, err = load(t, "stories260k").WithChatTemplate(templateSource(t, c.Template)); err != nil {
+				t.Errorf("%s: %v", c.Template, err)
+				continue
+			}
+			templates[c.Template] = tok
+		}
+		in := tokenizer.ChatInput{AddGenerationPrompt: c.Prompt, Kwargs: c.Kwargs, Now: time.Date(2024, 7, 26, 9, 5, 3, 0, time.UTC)}
+		for _, m := range g.Chats[c.Chat] {
+			msg := map[string]any{}
+			for k, v := range m {
+				msg[k] = v
+			}
+			in.Messages = append(in.Messages, msg)
+		}
+		if c.Tools {
+			for _, tool := range g.Tools {
+				in.Tools = append(in.Tools, tool)
+			}
+		}
+		got, err := tok.RenderChat(in)
+		if got != c.Out || (err != nil) != (c.Err != "") {
+			t.Errorf("%s, %s, tools %v, prompt %v, %v:\nhave %q, %v\nwant %q, %s", c.Template, c.Chat, c.Tools, c.Prompt, c.Kwargs, got, err, c.Out, c.Err)
+			if bad++; bad > 10 {
+				t.Fatal("too many")
+			}
+		}
+	}
+	t.Logf("%d cases", len(g.Cases))
+}
+
+func templateSource(t *testing.T, name string) string {
+	t.Helper()
+	if name == "qwen3" {
+		var c struct{ Chat_Template string }
+		if err := json.Unmarshal(read(t, "qwen3.config.json"), &c); err != nil {
+			t.Fatal(err)
+		}
+		return c.Chat_Template
+	}
+	if !filepath.IsAbs(name) {
+		name = filepath.Join("testdata/templates", name+".jinja")
+	}
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestChatInput(t *testing.T) {
+	qwen := load(t, "qwen3")
+	if !qwen.HasChatTemplate() || load(t, "stories260k").HasChatTemplate() {
+		t.Error("HasChatTemplate is wrong")
+	}
+	user := map[string]any{"role": "user", "content": "hi"}
+	if _, err := load(t, "stories260k").RenderChat(tokenizer.ChatInput{Messages: []map[string]any{user}}); !errors.Is(err, tokenizer.ErrNoChatTemplate) {
+		t.Errorf("have %v", err)
+	}
+	f := func(in tokenizer.ChatInput, want string) {
+		t.Helper()
+		got, err := qwen.RenderChat(in)
+		if err != nil || got != want {
+			t.Errorf("have %q, %v\nwant %q", got, err, want)
+		}
+	}
+	f(tokenizer.ChatInput{Messages: []map[string]any{{"role": "user", "content": []any{
+		map[string]any{"type": "text", "text": "a"}, map[string]any{"type": "text", "text": "b"}}}}, AddGenerationPrompt: true},
+		"<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n")
+	f(tokenizer.ChatInput{Messages: []map[string]any{user, {"role": "assistant", "content": "Hel "}}, ContinueFinalMessage: true},
+		"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nHel ")
+	// OpenAI's arguments are JSON text, and the order of keys stays.
+	call := json.RawMessage(`[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"z\": 1.0, \"a\": [2]}"}}]`)
+	f(tokenizer.ChatInput{Messages: []map[string]any{user, {"role": "assistant", "content": "", "tool_calls": call}}},
+		"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"z\": 1.0, \"a\": [2]}}\n</tool_call><|im_end|>\n")
+
+	for name, in := range map[string]tokenizer.ChatInput{
+		"no messages": {},
+		"both":        {Messages: []map[string]any{user}, AddGenerationPrompt: true, ContinueFinalMessage: true},
+		"kwargs":      {Messages: []map[string]any{user}, Kwargs: map[string]any{"messages": nil}},
+		"image": {Messages: []map[string]any{{"role": "user", "content": []any{
+			map[string]any{"type": "image_url", "image_url": "x"}}}}},
+		"arguments": {Messages: []map[string]any{{"role": "assistant", "tool_calls": []any{
+			map[string]any{"function": map[string]any{"arguments": "{"}}}}}},
+	} {
+		if got, err := qwen.RenderChat(in); err == nil {
+			t.Errorf("%s: have %q", name, got)
+		}
+	}
+	if _, err := qwen.WithChatTemplate("{% if %}"); err == nil || !strings.Contains(err.Error(), "line 1") {
+		t.Errorf("have %v", err)
+	}
+}

@@ -1,0 +1,131 @@
+package jinja_test
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/tokenizer/jinja"
+)
+
+var limits = jinja.Limits{Now: func() time.Time { return time.Date(2024, 7, 26, 9, 5, 3, 0, time.UTC) }}
+
+// TestSnippets compares with Jinja2; see ../testdata/chat_goldens.py.
+func TestSnippets(t *testing.T) {
+	raw, err := os.ReadFile("testdata/snippets.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []struct{ Src, Out, Err, Msg string }
+	if err := json.Unmarshal(raw, &cases); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range cases {
+		out, err := render(c.Src, nil, limits)
+		switch {
+		case c.Err != "" && err == nil:
+			t.Errorf("%q\nhave %q\nwant error %s", c.Src, out, c.Msg)
+		case c.Err == "" && err != nil:
+			t.Errorf("%q\nhave error %v\nwant %q", c.Src, err, c.Out)
+		case out != c.Out:
+			t.Errorf("%q\nhave %q\nwant %q", c.Src, out, c.Out)
+		}
+	}
+}
+
+func render(src string, vars map[string]any, lim jinja.Limits) (string, error) {
+	tmpl, err := jinja.Parse(src)
+	if err != nil {
+		return "", err
+	}
+	return tmpl.Render(vars, lim)
+}
+
+func TestVariables(t *testing.T) {
+	f := func(src string, v any, want string) {
+		t.Helper()
+		got, err := render(src, map[string]any{"v": v}, limits)
+		if err != nil || got != want {
+			t.Errorf("%s of %v: have %q, %v, want %q", src, v, got, err, want)
+		}
+	}
+	f("{{ v | tojson }}", json.RawMessage(`{"b":1,"a":[1.0,2e3,9223372036854775807,null]}`), `{"b": 1, "a": [1.0, 2000.0, 9223372036854775807, null]}`)
+	f("{{ v | tojson }}", map[string]any{"b": 1.0, "a": 2.5, "c": []string{"x"}}, `{"a": 2.5, "b": 1, "c": ["x"]}`)
+	f("{{ v.a.b }}", map[string]any{"a": map[string]any{"b": "c"}}, "c")
+	f("{{ v | length }}", []map[string]any{{}, {}}, "2")
+	f("{% generation %}{{ v }}{% endgeneration %}", int32(3), "3")
+	if _, err := render("{{ v }}", map[string]any{"v": struct{}{}}, limits); err == nil {
+		t.Error("a struct was taken")
+	}
+	if _, err := jinja.FromJSON([]byte(`{} {}`)); err == nil {
+		t.Error("two JSON values were taken")
+	}
+}
+
+func TestRaised(t *testing.T) {
+	_, err := render("a\n{{ raise_exception('no') }}", nil, limits)
+	if !jinja.IsRaised(err) || err.Error() != "no" {
+		t.Errorf("have %v", err)
+	}
+	_, err = render("a\n\n{{ 1 / 0 }}", nil, limits)
+	if jinja.IsRaised(err) || err == nil || err.Error() != "template line 3: division by zero" {
+		t.Errorf("have %v", err)
+	}
+}
+
+// TestBounds renders templates that would take for ever, or all memory.
+func TestBounds(t *testing.T) {
+	lim := jinja.Limits{Steps: 100_000, Bytes: 1 << 20}
+	for name, src := range map[string]string{
+		"loops":         "{% for a in range(1000) %}{% for b in range(1000) %}{% for c in range(1000) %}{% endfor %}{% endfor %}{% endfor %}",
+		"range":         "{{ range(1000000000000) }}",
+		"repeat":        "{{ 'a' * 1000000000000 }}",
+		"doubling":      "{% set ns = namespace(s='ab') %}{% for i in range(100) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+		"list doubling": "{% set ns = namespace(s=[1]) %}{% for i in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+		"replace":       "{% set a = 'x' * 100000 %}{{ a.replace('x', a) }}",
+		"recursion":     "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+		"nested value":  "{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
+		"nested json":   "{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+		"power":         "{{ 2 ** 2 ** 62 }} {{ 10 ** 30 }}",
+		"width":         "{{ '%999999999d' % 1 }}",
+		"indent":        "{{ 'a' | indent(1000000000, true) }}",
+		"parentheses":   strings.Repeat("{{ (", 1) + strings.Repeat("(", 100_000),
+		"ifs":           strings.Repeat("{% if 1 %}", 10_000),
+		"sum":           "{{ 1" + strings.Repeat("+1", 10_000) + " }}",
+		"nots":          "{{ " + strings.Repeat("not ", 10_000) + "1 }}",
+		"min integer":   "{{ (-9223372036854775807 - 1) // -1 }}",
+		"batch":         "{{ [1] | batch(1000000000, 0) | list }}",
+		"join":          "{{ range(1000) | join('x' * 10000) }}",
+		"json indent":   "{{ [[[1]]] | tojson(indent=1000000000) }}",
+	} {
+		if out, err := render(src, nil, lim); err == nil {
+			t.Errorf("%s: rendered %d bytes", name, len(out))
+		}
+	}
+}
+
+func FuzzRender(f *testing.F) {
+	raw, err := os.ReadFile("testdata/snippets.json")
+	if err != nil {
+		f.Fatal(err)
+	}
+	var cases []struct{ Src string }
+	if err := json.Unmarshal(raw, &cases); err != nil {
+		f.Fatal(err)
+	}
+	for _, c := range cases {
+		f.Add(c.Src)
+	}
+	vars := map[string]any{"messages": json.RawMessage(`[{"role":"user","content":"a"},{"role":"tool","content":[1,{"x":null}]}]`)}
+	f.Fuzz(func(t *testing.T, src string) {
+		out, err := render(src, vars, jinja.Limits{Steps: 20_000, Bytes: 1 << 20})
+		if len(out) > 1<<20 {
+			t.Errorf("%d bytes", len(out))
+		}
+		if err != nil && out != "" {
+			t.Errorf("%q beside error %v", out, err)
+		}
+	})
+}
