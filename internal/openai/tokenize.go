@@ -118,15 +118,20 @@ func AppendModels(dst []byte, models []Model) []byte {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		dst = append(dst, `{"id":`...)
-		dst = AppendString(dst, m.ID)
-		dst = append(dst, `,"object":"model","created":`...)
-		dst = strconv.AppendInt(dst, m.Created, 10)
-		dst = append(dst, `,"owned_by":"xpyd","root":`...)
-		dst = AppendString(dst, m.ID)
-		dst = append(dst, `,"parent":null,"max_model_len":`...)
-		dst = strconv.AppendInt(dst, int64(m.MaxModelLen), 10)
-		dst = append(dst, '}')
+		dst = AppendModel(dst, m)
 	}
 	return append(dst, `]}`...)
+}
+
+// AppendModel appends the answer to /v1/models/{id}.
+func AppendModel(dst []byte, m Model) []byte {
+	dst = append(dst, `{"id":`...)
+	dst = AppendString(dst, m.ID)
+	dst = append(dst, `,"object":"model","created":`...)
+	dst = strconv.AppendInt(dst, m.Created, 10)
+	dst = append(dst, `,"owned_by":"xpyd","root":`...)
+	dst = AppendString(dst, m.ID)
+	dst = append(dst, `,"parent":null,"max_model_len":`...)
+	dst = strconv.AppendInt(dst, int64(m.MaxModelLen), 10)
+	return append(dst, '}')
 }

@@ -1,0 +1,214 @@
+package router
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/valyala/fasthttp"
+	"github.com/valyala/fasthttp/pprofhandler"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// serveAdmin routes the admin listener: all but /metrics and /health are
+// behind the bearer token.
+func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
+	id := requestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
+	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
+	path := string(ctx.Path())
+	switch {
+	case path == "/metrics" && r.deps.Gatherer != nil:
+		r.serveMetrics(ctx)
+		return
+	case path == "/health":
+		writeJSON(ctx, 200, []byte(`{"status":"ok"}`))
+		return
+	case !bearerIs(ctx, r.deps.AdminToken):
+		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
+		writeError(ctx, openai.Unauthorized("the admin token is missing or wrong"))
+		return
+	}
+	verb := method(ctx)
+	rest, instances := strings.CutPrefix(path, "/admin/v1/instances")
+	request, single := strings.CutPrefix(path, "/debug/requests/")
+	switch mount := r.deps.Mounts[verb+" "+path]; {
+	case mount != nil:
+		mount(ctx)
+	case instances && (rest == "" || rest[0] == '/'):
+		r.instances(ctx, id, verb, strings.TrimPrefix(rest, "/"))
+	case path == "/debug/ledger" && verb == "GET":
+		r.serveLedger(ctx)
+	case single && verb == "GET":
+		r.serveRequest(ctx, request)
+	case strings.HasPrefix(path, "/debug/pprof"):
+		pprofhandler.PprofHandler(ctx)
+	default:
+		writeError(ctx, openai.NotFound("there is no %s %s", clip(verb), clip(path)))
+	}
+}
+
+// serveMetrics writes the text format.
+func (r *Router) serveMetrics(ctx *fasthttp.RequestCtx) {
+	families, err := r.deps.Gatherer.Gather()
+	if err != nil && len(families) == 0 {
+		writeError(ctx, openai.Internal("gather metrics: %v", err))
+		return
+	}
+	var buf bytes.Buffer
+	format := expfmt.NewFormat(expfmt.TypeTextPlain)
+	enc := expfmt.NewEncoder(&buf, format)
+	for _, f := range families {
+		if err := enc.Encode(f); err != nil {
+			writeError(ctx, openai.Internal("encode metrics: %v", err))
+			return
+		}
+	}
+	ctx.SetContentType(string(format))
+	ctx.SetBody(buf.Bytes())
+}
+
+// instanceInfo is one member as the admin API lists it.
+type instanceInfo struct {
+	*fleet.Member
+	Probed     bool       `json:"probed"`
+	ProbeError string     `json:"probe_error,omitempty"`
+	Draining   bool       `json:"draining"` // announced, or asked for here
+	InFlight   pick.Loads `json:"in_flight"`
+}
+
+type fleetInfo struct {
+	Version   uint64          `json:"version"`
+	Ready     bool            `json:"ready"`
+	Link      fleet.Link      `json:"link"`
+	Instances []instanceInfo  `json:"instances"`
+	Refusals  []fleet.Refusal `json:"refusals"`
+}
+
+// instances serves /admin/v1/instances and what is below it.
+func (r *Router) instances(ctx *fasthttp.RequestCtx, id, verb, rest string) {
+	name, action, _ := strings.Cut(rest, "/")
+	switch {
+	case name == "" && verb == "GET":
+		r.listInstances(ctx)
+	case name == "" && verb == "POST":
+		r.addInstance(ctx)
+	case name != "" && action == "" && verb == "DELETE":
+		r.removeInstance(ctx, name)
+	case name != "" && slices.Contains([]string{"drain", "undrain", "role"}, action) && verb == "POST":
+		r.order(ctx, id, name, action)
+	default:
+		writeError(ctx, openai.NotFound("there is no %s %s", clip(verb), clip(string(ctx.Path()))))
+	}
+}
+
+func (r *Router) listInstances(ctx *fasthttp.RequestCtx) {
+	s := r.fleet.Snapshot()
+	info := fleetInfo{Version: s.Version, Ready: r.Ready(), Link: s.Link, Instances: []instanceInfo{}, Refusals: s.Refusals()}
+	for i := range s.Members {
+		m := &s.Members[i]
+		ok, err := r.probes.state(m)
+		info.Instances = append(info.Instances, instanceInfo{Member: m, Probed: ok, ProbeError: err,
+			Draining: m.Draining || r.drained(m), InFlight: r.picker.Loads(m.ID, m.Epoch)})
+	}
+	reply(ctx, 200, info)
+}
+
+func (r *Router) addInstance(ctx *fasthttp.RequestCtx) {
+	ed, ok := r.fleet.(Editor)
+	if !ok {
+		writeError(ctx, openai.BadRequest("", "this fleet cannot be added to"))
+		return
+	}
+	var inst fleet.Instance
+	dec := json.NewDecoder(bytes.NewReader(ctx.PostBody()))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&inst); err != nil {
+		writeError(ctx, openai.BadRequest("", "read instance: %v", err))
+		return
+	}
+	if inst.Dialect == "" {
+		inst.Dialect = "native"
+	}
+	if inst.Epoch == 0 {
+		inst.Epoch = uint64(time.Now().UnixNano())
+	}
+	err := checkInstance(&inst)
+	if err == nil {
+		err = ed.AddStatic(inst, fleet.Admin)
+	}
+	if err != nil {
+		writeError(ctx, openai.BadRequest("", "%v", err))
+		return
+	}
+	reply(ctx, 201, inst)
+}
+
+// checkInstance refuses what the router could not reach.
+func checkInstance(inst *fleet.Instance) error {
+	if inst.ID == "" || strings.ContainsAny(inst.ID, "/? \r\n") {
+		return fmt.Errorf("id: %q is no id", inst.ID)
+	}
+	if dialect.For(inst.Dialect) == nil {
+		return fmt.Errorf("dialect: %q is unknown", inst.Dialect)
+	}
+	_, err := hostPort(inst.URL)
+	return err
+}
+
+func (r *Router) removeInstance(ctx *fasthttp.RequestCtx, name string) {
+	ed, ok := r.fleet.(Editor)
+	if !ok {
+		writeError(ctx, openai.BadRequest("", "this fleet cannot be removed from"))
+		return
+	}
+	if !ed.Remove(name, "removed by the admin API") {
+		writeError(ctx, openai.NotFound("there is no instance %q", clip(name)))
+		return
+	}
+	ctx.SetStatusCode(204)
+}
+
+// order hands a drain, undrain or role to the worker. A drain holds here from
+// this moment, before the worker's announcement says so.
+func (r *Router) order(ctx *fasthttp.RequestCtx, id, name, action string) {
+	m := r.fleet.Snapshot().Get(name)
+	if m == nil || m.State == fleet.Gone {
+		writeError(ctx, openai.NotFound("there is no instance %q", clip(name)))
+		return
+	}
+	if action != "role" {
+		r.setMark(m.ID, m.Epoch, action == "drain")
+	}
+	q := r.newRequest(id, "POST", "/xpyd/v1/"+action)
+	q.probe = true // not a user's
+	q.body = ctx.PostBody()
+	q.deadline(10 * time.Second)
+	ans, err := q.askOne(m, r.fleet.Snapshot().Version)
+	if err != nil {
+		e := openai.Upstream("%s: %v", action, err)
+		writeError(ctx, e)
+		q.finish(e.Status, e.Message)
+		return
+	}
+	q.finish(ans.status, "")
+	ctx.SetStatusCode(ans.status)
+	ctx.SetContentType(ans.contentType)
+	ctx.Response.SetBodyRaw(ans.body)
+}
+
+func reply(ctx *fasthttp.RequestCtx, status int, v any) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		writeError(ctx, openai.Internal("encode answer: %v", err))
+		return
+	}
+	writeJSON(ctx, status, b)
+}

@@ -1,0 +1,162 @@
+package router
+
+import (
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// Config configures a Router. Errors of Validate begin with the key.
+type Config struct {
+	// Listen is the public listener, host:port.
+	Listen string `koanf:"listen"`
+	// AdminListen is the admin listener; "" leaves it out.
+	AdminListen string `koanf:"admin_listen"`
+	// TLSCert and TLSKey are PEM files; both make the public listener TLS.
+	TLSCert string `koanf:"tls_cert"`
+	TLSKey  string `koanf:"tls_key"`
+	// APIKeys, when there are any, are the bearer tokens that the public
+	// listener's /v1 and tokenizer paths take.
+	APIKeys []string `koanf:"api_keys"`
+	// PublicMetrics serves /metrics on the public listener too.
+	PublicMetrics bool `koanf:"public_metrics"`
+
+	// MaxConns bounds the client connections; more are answered 503 at once.
+	MaxConns int `koanf:"max_conns"`
+	// MaxBodyBytes and MaxHeaderBytes bound a request (413, 431).
+	MaxBodyBytes   int `koanf:"max_body_bytes"`
+	MaxHeaderBytes int `koanf:"max_header_bytes"`
+	// MaxResponseBytes bounds an answer that does not stream, which is held
+	// in memory until it is whole.
+	MaxResponseBytes int `koanf:"max_response_bytes"`
+	// ReadTimeout is how long a client may take to send one request (408).
+	ReadTimeout time.Duration `koanf:"read_timeout"`
+	// IdleTimeout is how long a kept-alive client connection may idle.
+	IdleTimeout time.Duration `koanf:"idle_timeout"`
+	// StallTimeout is how long a client may not read while its stream has
+	// bytes for it.
+	StallTimeout time.Duration `koanf:"stall_timeout"`
+
+	// ConnectTimeout, WriteTimeout and FirstByteTimeout bound the phases of a
+	// leg; ChunkTimeout is decode's longest silence within a stream.
+	ConnectTimeout   time.Duration `koanf:"connect_timeout"`
+	WriteTimeout     time.Duration `koanf:"write_timeout"`
+	FirstByteTimeout time.Duration `koanf:"first_byte_timeout"`
+	ChunkTimeout     time.Duration `koanf:"chunk_timeout"`
+	// IdleConns is how many idle connections are kept to each worker.
+	IdleConns int `koanf:"idle_conns"`
+
+	// Attempts is how many pairs a request may be tried on.
+	Attempts int `koanf:"attempts"`
+	// RetryRatio is how many retries each request earns for all, and
+	// RetryBurst how many can be saved up.
+	RetryRatio float64 `koanf:"retry_ratio"`
+	RetryBurst int     `koanf:"retry_burst"`
+
+	// ProbeTimeout bounds the one-token request that a worker must pass
+	// before it gets users' requests.
+	ProbeTimeout time.Duration `koanf:"probe_timeout"`
+	// History is how many finished requests /debug/requests remembers.
+	History int `koanf:"history"`
+
+	Limits Limits      `koanf:"limits"` // reloadable
+	Pick   pick.Config `koanf:"pick"`   // its policy is reloadable
+}
+
+// Limits is what Reload changes without dropping a request.
+type Limits struct {
+	// MaxInFlight requests run at once; up to MaxQueue more wait, each at most
+	// QueueWait (429 when full, 503 when late).
+	MaxInFlight int           `koanf:"max_in_flight"`
+	MaxQueue    int           `koanf:"max_queue"`
+	QueueWait   time.Duration `koanf:"queue_wait"`
+	// PairWait is how long a request waits for a pair when there is none.
+	PairWait time.Duration `koanf:"pair_wait"`
+	// RequestTimeout is a request's longest life; the header
+	// x-request-timeout-ms can only shorten it.
+	RequestTimeout time.Duration `koanf:"request_timeout"`
+}
+
+// DefaultConfig is for one machine.
+func DefaultConfig() Config {
+	return Config{
+		Listen: "127.0.0.1:8000", AdminListen: "127.0.0.1:8001",
+		MaxConns: 16384, MaxBodyBytes: 32 << 20, MaxHeaderBytes: 16 << 10, MaxResponseBytes: 64 << 20,
+		ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, StallTimeout: time.Minute,
+		ConnectTimeout: 2 * time.Second, WriteTimeout: 10 * time.Second,
+		FirstByteTimeout: 5 * time.Minute, ChunkTimeout: time.Minute, IdleConns: 256,
+		Attempts: 3, RetryRatio: 0.2, RetryBurst: 256,
+		ProbeTimeout: 10 * time.Second, History: 1024,
+		Limits: Limits{MaxInFlight: 1024, MaxQueue: 1024, QueueWait: 30 * time.Second,
+			PairWait: time.Second, RequestTimeout: 10 * time.Minute},
+		Pick: pick.DefaultConfig(),
+	}
+}
+
+// Validate names the key at fault.
+func (c Config) Validate() error {
+	for _, a := range []struct{ key, addr string }{{"listen", c.Listen}, {"admin_listen", c.AdminListen}} {
+		if a.addr == "" && a.key == "admin_listen" {
+			continue
+		}
+		if _, _, err := net.SplitHostPort(a.addr); err != nil {
+			return fmt.Errorf("%s: %w", a.key, err)
+		}
+	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		return fmt.Errorf("tls_cert: tls_cert and tls_key go together")
+	}
+	for _, n := range []struct {
+		key      string
+		v, least int
+	}{
+		{"max_conns", c.MaxConns, 1}, {"max_body_bytes", c.MaxBodyBytes, 1024}, {"max_header_bytes", c.MaxHeaderBytes, 1024},
+		{"max_response_bytes", c.MaxResponseBytes, 1024}, {"idle_conns", c.IdleConns, 0}, {"attempts", c.Attempts, 1},
+		{"retry_burst", c.RetryBurst, 0}, {"history", c.History, 0},
+	} {
+		if n.v < n.least {
+			return fmt.Errorf("%s: %d is below %d", n.key, n.v, n.least)
+		}
+	}
+	if !(c.RetryRatio >= 0 && c.RetryRatio <= 1) {
+		return fmt.Errorf("retry_ratio: %v is not within 0 and 1", c.RetryRatio)
+	}
+	for _, d := range []struct {
+		key string
+		v   time.Duration
+	}{
+		{"read_timeout", c.ReadTimeout}, {"idle_timeout", c.IdleTimeout}, {"stall_timeout", c.StallTimeout},
+		{"connect_timeout", c.ConnectTimeout}, {"write_timeout", c.WriteTimeout}, {"first_byte_timeout", c.FirstByteTimeout},
+		{"chunk_timeout", c.ChunkTimeout}, {"probe_timeout", c.ProbeTimeout},
+	} {
+		if d.v <= 0 {
+			return fmt.Errorf("%s: %v is not a positive duration", d.key, d.v)
+		}
+	}
+	if err := c.Limits.Validate(); err != nil {
+		return fmt.Errorf("limits.%w", err)
+	}
+	if err := c.Pick.Validate(); err != nil {
+		return fmt.Errorf("pick.%w", err)
+	}
+	return nil
+}
+
+// Validate names the key at fault.
+func (l Limits) Validate() error {
+	switch {
+	case l.MaxInFlight < 1:
+		return fmt.Errorf("max_in_flight: %d is below 1", l.MaxInFlight)
+	case l.MaxQueue < 0:
+		return fmt.Errorf("max_queue: %d is below 0", l.MaxQueue)
+	case l.QueueWait <= 0:
+		return fmt.Errorf("queue_wait: %v is not a positive duration", l.QueueWait)
+	case l.PairWait < 0:
+		return fmt.Errorf("pair_wait: %v is negative", l.PairWait)
+	case l.RequestTimeout <= 0:
+		return fmt.Errorf("request_timeout: %v is not a positive duration", l.RequestTimeout)
+	}
+	return nil
+}

@@ -1,0 +1,462 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// answer is what decode said, once nothing more can be repeated: a whole
+// body, or a stream whose first events are here.
+type answer struct {
+	status      int
+	contentType string
+	timing      string // decode's Server-Timing
+	body        []byte
+	stream      *events // nil for a whole body
+	first       []byte
+}
+
+// attempt is one exchange of a request with one pair. Its link is fresh.
+type attempt struct {
+	q      *request
+	choice *pick.Choice
+	speak  dialect.Dialect
+	link   ticket.Link
+	start  time.Time
+	p, d   *leg
+
+	stop  context.CancelCauseFunc // both legs
+	pDone chan struct{}           // prefill's goroutine is over
+	dDone chan struct{}           // decode has answered or failed
+
+	mu        sync.Mutex
+	committed bool // decode's header is here: prefill's fate matters no more
+	outcome   ticket.Outcome
+	failed    *failure
+}
+
+// dispatch tries pairs until one answers or nothing is left to try.
+func (q *request) dispatch() (*answer, *openai.Error) {
+	var exclude, avoid []string
+	var last *failure
+	for n := 1; ; n++ {
+		choice, version, oerr := q.choose(exclude, avoid, last != nil)
+		if oerr != nil {
+			if last != nil && q.ctx.Err() == nil {
+				oerr.Message += "; " + last.Error()
+			}
+			return nil, oerr
+		}
+		again := slices.Contains(avoid, choice.Prefill.ID) || slices.Contains(avoid, choice.Decode.ID)
+		if again && !q.pause(n) {
+			choice.EndPrefill()
+			choice.EndDecode()
+			return nil, contextError(q.ctx)
+		}
+		a := q.newAttempt(choice, version)
+		ans, f := a.run()
+		if f == nil {
+			return ans, nil
+		}
+		a.close()
+		if q.ctx.Err() != nil {
+			return nil, contextError(q.ctx)
+		}
+		q.r.log.Warn("attempt failed", "request_id", q.id, "link", a.link.String(), "prefill", a.p.inst.ID, "decode", a.d.inst.ID,
+			"attempt", n, "err", f.Error())
+		if !f.retry || q.probe || n >= q.r.cfg.Attempts || !q.r.budget.spend() {
+			return nil, f.httpError()
+		}
+		q.r.metrics.retries.WithLabelValues(f.reason).Inc()
+		last = f
+		exclude, avoid = append(exclude, f.exclude...), append(avoid, f.avoid...)
+	}
+}
+
+// pause lets a worker that had no room find some before the next attempt; it
+// is short, because another pair may be free now.
+func (q *request) pause(n int) bool {
+	timer := time.NewTimer(time.Duration(n) * 10 * time.Millisecond)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-q.ctx.Done():
+		return false
+	}
+}
+
+// retryPairWait bounds a retry's wait for another pair.
+const retryPairWait = 500 * time.Millisecond
+
+// choose picks a pair, waiting up to PairWait for one to come.
+func (q *request) choose(exclude, avoid []string, again bool) (*pick.Choice, uint64, *openai.Error) {
+	r := q.r
+	if q.ctx.Err() != nil {
+		return nil, 0, contextError(q.ctx)
+	}
+	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
+		Exclude: exclude, Avoid: avoid, Explain: q.ex}
+	var timeout <-chan time.Time
+	for {
+		changed, probed := r.fleet.Changed(), r.probes.changed()
+		view := r.view()
+		choice, err := r.picker.Pick(view, req)
+		if err == nil {
+			return choice, view.Snapshot.Version, nil
+		}
+		wait := r.gate.get().PairWait
+		if again { // it has a failure to report
+			wait = min(wait, retryPairWait)
+		}
+		if !errors.Is(err, pick.ErrNoPair) && len(view.Snapshot.Members) > 0 {
+			wait = 0 // an unknown model will not come
+		}
+		if len(view.Snapshot.Members) == 0 {
+			err = fmt.Errorf("%w: there are no workers", pick.ErrNoPair)
+		}
+		if wait == 0 {
+			return nil, 0, pickError(err, q.top.Model)
+		}
+		if timeout == nil {
+			timer := time.NewTimer(wait)
+			defer timer.Stop()
+			timeout = timer.C
+			q.set(statePicking)
+		}
+		select {
+		case <-changed:
+		case <-probed:
+		case <-timeout:
+			return nil, 0, pickError(err, q.top.Model)
+		case <-q.ctx.Done():
+			return nil, 0, contextError(q.ctx)
+		}
+	}
+}
+
+// output estimates how many tokens may be generated.
+func (q *request) output() int {
+	n := q.top.MaxTokens
+	if n == 0 {
+		if n = 16; q.top.Messages {
+			n = 256
+		}
+	}
+	return n * q.top.N
+}
+
+func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
+	a := &attempt{q: q, choice: c, speak: dialect.For(c.Decode.Dialect), link: ticket.NewLink(), start: time.Now(), pDone: make(chan struct{}), dDone: make(chan struct{})}
+	ctx, stop := context.WithCancelCause(q.ctx)
+	a.stop = stop
+	a.p = newLeg(ctx, fleet.Prefill, &c.Prefill.Instance, version)
+	a.d = newLeg(ctx, fleet.Decode, &c.Decode.Instance, version)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.attempts = append(q.attempts, a)
+	q.state, q.since = stateWaiting, a.start
+	if q.dispatched.IsZero() {
+		q.dispatched = a.start
+	}
+	return a
+}
+
+// run sends both legs at once: prefill's on its own goroutine, which close
+// waits for, decode's here. Whichever fails first, before decode's header is
+// here, ends the other.
+func (a *attempt) run() (*answer, *failure) {
+	r := a.q.r
+	if a.speak == nil {
+		close(a.pDone)
+		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Incompatible, reason: reasonOutcome + string(ticket.Incompatible),
+			err: fmt.Errorf("its dialect %q is unknown", a.d.inst.Dialect)}
+	}
+	x := &dialect.Exchange{RequestID: a.q.id, Link: a.link, Path: a.q.path, Body: a.q.body, Seed: a.q.seed,
+		Prefill: a.p.inst, Decode: a.d.inst, Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace}
+	r.legs.add(a.p)
+	r.legs.add(a.d)
+	now := r.fleet.Snapshot() // a death between the choice and add
+	for _, l := range []*leg{a.p, a.d} {
+		if err := lost(now.Get(l.inst.ID), l.inst); err != nil && l.version <= now.Version {
+			l.end(err)
+		}
+	}
+	started := r.spawn(func() {
+		defer close(a.pDone)
+		a.prefill(x)
+	})
+	if !started {
+		close(a.pDone)
+		a.d.end(errShutdown)
+	}
+	ans, f := a.decode(x)
+	close(a.dDone)
+	if f == nil {
+		return ans, nil
+	}
+	return nil, a.blame(f)
+}
+
+// grace is how long one leg's hearsay about the other waits for the other's
+// own word.
+const grace = 50 * time.Millisecond
+
+// prefill sends prefill's leg and waits for its outcome, however long decode
+// takes to stream; it is over when prefill's part is.
+func (a *attempt) prefill(x *dialect.Exchange) {
+	outcome, f := a.askPrefill(x)
+	a.choice.EndPrefill()
+	a.q.r.legs.remove(a.p)
+	if f == nil {
+		a.p.set(legDone)
+		a.mu.Lock()
+		a.outcome = outcome
+		a.mu.Unlock()
+		return
+	}
+	a.p.fail()
+	if f.hearsay() {
+		await(a.dDone)
+	}
+	a.mu.Lock()
+	a.outcome = outcome
+	matters := !a.committed && a.failed == nil
+	if matters {
+		a.failed = f
+	}
+	a.mu.Unlock()
+	if matters {
+		a.d.end(f)
+	}
+}
+
+func await(done <-chan struct{}) {
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
+}
+
+func (a *attempt) askPrefill(x *dialect.Exchange) (ticket.Outcome, *failure) {
+	var h fasthttp.RequestHeader
+	body := a.speak.Prefill(&h, x)
+	b, err := a.q.r.send(a.p, &h, body)
+	if err != nil {
+		return "", a.broken(a.p, err)
+	}
+	a.p.set(legAnswer)
+	text, err := b.all(64 << 10)
+	if err != nil {
+		b.abort()
+		return "", a.broken(a.p, err)
+	}
+	b.finish()
+	outcome, message := a.speak.Result(dialect.Answer{Status: b.header.StatusCode(), Outcome: string(b.header.Peek(dialect.HeaderOutcome)), Body: text})
+	if outcome == ticket.Done {
+		return outcome, nil
+	}
+	return outcome, a.told(a.p, a.d, outcome, message)
+}
+
+// decode sends decode's leg and reads its answer up to where it can still be
+// repeated: the whole body, or a stream's first events.
+func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
+	var h fasthttp.RequestHeader
+	body := a.speak.Decode(&h, x)
+	b, err := a.q.r.send(a.d, &h, body)
+	if err != nil {
+		return nil, a.broken(a.d, err)
+	}
+	status := b.header.StatusCode()
+	if status < 500 && !a.commit() {
+		b.abort()
+		return nil, a.broken(a.d, context.Cause(a.d.ctx))
+	}
+	a.d.set(legAnswer)
+	ans := &answer{status: status, contentType: string(b.header.ContentType()), timing: string(b.header.Peek("Server-Timing"))}
+	if status == 200 && isEventStream(ans.contentType) {
+		ans.stream = &events{body: b}
+		if ans.first, err = ans.stream.next(); err != nil {
+			b.abort()
+			return nil, a.broken(a.d, err)
+		}
+		a.q.firstByte()
+		return ans, nil
+	}
+	if ans.body, err = b.all(a.q.r.cfg.MaxResponseBytes); err != nil {
+		b.abort()
+		return nil, a.broken(a.d, err)
+	}
+	outcome := ticket.Outcome(b.header.Peek(dialect.HeaderOutcome))
+	b.finish()
+	if status >= 500 {
+		if outcome != "" && outcome != ticket.Refused {
+			return nil, a.told(a.d, a.p, outcome, errorMessage(ans.body))
+		}
+		if !isJSON(ans.contentType) { // not our worker's own words
+			return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, reason: reasonStatus, retry: true, avoid: []string{a.d.inst.ID},
+				err: fmt.Errorf("status %d", status)}
+		}
+	}
+	a.q.firstByte()
+	return ans, nil
+}
+
+// commit marks that decode has begun to answer, unless prefill's failure came
+// first.
+func (a *attempt) commit() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.failed != nil || a.d.ctx.Err() != nil {
+		return false
+	}
+	a.committed = true
+	return true
+}
+
+// blame returns what really ended the attempt: a leg often only reports what
+// happened to the other, whose own word is about to come.
+func (a *attempt) blame(f *failure) *failure {
+	a.d.fail()
+	if f.hearsay() {
+		await(a.pDone)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.failed == nil || a.failed.hearsay() && !f.hearsay() {
+		a.failed = f
+	}
+	return a.failed
+}
+
+// broken is the failure of a leg whose connection broke, timed out, or was
+// closed because its worker is dead or the other leg failed.
+func (a *attempt) broken(l *leg, err error) *failure {
+	f := &failure{role: l.role, id: l.inst.ID, outcome: ticket.Dead, retry: true, exclude: []string{l.inst.ID}, err: err, reason: reasonTransport}
+	cause := l.cause()
+	var other *failure
+	switch {
+	case errors.As(cause, &other):
+		return other
+	case errors.Is(cause, errInstanceDead):
+		f.err, f.reason = cause, reasonDead
+	case cause != nil: // the request is over
+		f.err, f.retry = cause, false
+	default:
+		var le *legError
+		if errors.As(err, &le) && !le.gone() {
+			f.outcome, f.reason = ticket.Late, reasonTimeout
+			break
+		}
+		a.q.r.suspect(l.inst, err)
+	}
+	return f
+}
+
+// told is the failure that a worker reported in words; they are mostly about
+// its partner.
+func (a *attempt) told(by, partner *leg, o ticket.Outcome, message string) *failure {
+	if message == "" {
+		message = "no reason given"
+	}
+	f := &failure{role: by.role, id: by.inst.ID, outcome: o, retry: o.Retryable() || o == ticket.Cancelled, reason: reasonOutcome + string(o),
+		err: fmt.Errorf("%s: %s", o, message)}
+	if !slices.Contains(retryReasons, f.reason) {
+		f.reason = reasonStatus
+	}
+	if o == ticket.NoSpace {
+		partner = by
+	}
+	f.avoid = []string{partner.inst.ID}
+	return f
+}
+
+// close ends what is left of the attempt and waits for prefill's goroutine.
+func (a *attempt) close() {
+	cut := a.q.ctx.Err() != nil
+	for _, l := range []*leg{a.p, a.d} {
+		if l.finish(cut) {
+			a.q.r.metrics.cancelled.WithLabelValues(string(l.role)).Inc()
+		}
+	}
+	a.stop(errOver)
+	<-a.pDone
+	a.p.end(nil)
+	a.d.end(nil)
+	a.q.r.legs.remove(a.p)
+	a.q.r.legs.remove(a.d)
+	a.choice.EndPrefill()
+	a.choice.EndDecode()
+}
+
+// firstByte notes the time of the answer's first byte.
+func (q *request) firstByte() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.first = time.Now()
+	q.state, q.since = stateRelay, q.first
+}
+
+// send does a leg's round trip to its worker.
+func (r *Router) send(l *leg, h *fasthttp.RequestHeader, body []byte) (*upBody, error) {
+	addr, err := hostPort(l.inst.URL)
+	if err != nil {
+		return nil, &legError{"connect", err}
+	}
+	return r.up.roundTrip(l.ctx, addr, h, body)
+}
+
+// suspect looks at a worker whose connection broke: if it takes no new one it
+// is reported dead. A single broken connection does not condemn it.
+func (r *Router) suspect(inst *fleet.Instance, err error) {
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		r.fleet.ReportDead(inst.ID, inst.Epoch, err.Error())
+		return
+	}
+	addr, aerr := hostPort(inst.URL)
+	if aerr != nil {
+		return
+	}
+	key := fmt.Sprintf("%s/%d", inst.ID, inst.Epoch)
+	r.mu.Lock()
+	busy := r.suspects[key]
+	r.suspects[key] = true
+	r.mu.Unlock()
+	if busy {
+		return
+	}
+	r.spawn(func() {
+		defer func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			delete(r.suspects, key)
+		}()
+		ctx, cancel := context.WithTimeout(r.ctx, 500*time.Millisecond)
+		defer cancel()
+		conn, derr := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+		if derr == nil {
+			conn.Close()
+			return
+		}
+		if r.ctx.Err() == nil {
+			r.fleet.ReportDead(inst.ID, inst.Epoch, fmt.Sprintf("%v, then %v", err, derr))
+		}
+	})
+}

@@ -1,0 +1,101 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// Causes of a request's or a leg's end.
+var (
+	errClientGone = errors.New("the client left")
+	errDeadline   = errors.New("the request's deadline passed")
+	errShutdown   = errors.New("the router is shutting down")
+	errOver       = errors.New("the exchange is over")
+	errStalled    = errors.New("the client stopped reading")
+)
+
+// statusClientGone is nginx's 499: logged, never sent.
+const statusClientGone = 499
+
+// failure is how one attempt ended without an answer.
+type failure struct {
+	role    fleet.Role     // the leg that failed first
+	id      string         // its worker
+	outcome ticket.Outcome // Dead for a broken connection
+	reason  string         // for retries' metric: a closed set
+	err     error
+	retry   bool
+	exclude []string // ids that must not be tried again
+	avoid   []string // ids to try again only when no others are left
+}
+
+func (f *failure) Error() string {
+	return fmt.Sprintf("%s worker %s: %v", f.role, f.id, f.err)
+}
+
+// hearsay says whether the failure is a worker's report that its partner is
+// gone: the partner's own leg knows better.
+func (f *failure) hearsay() bool {
+	return f.reason == reasonOutcome+string(ticket.Cancelled) || f.reason == reasonOutcome+string(ticket.Dead)
+}
+
+// Reasons of retries and cancelled legs.
+const (
+	reasonTransport = "transport"
+	reasonTimeout   = "timeout"
+	reasonDead      = "dead"
+	reasonOutcome   = "outcome_" // with the outcome
+	reasonStatus    = "status"
+)
+
+// retryReasons is the label set of the retry metric.
+var retryReasons = []string{
+	reasonTransport, reasonTimeout, reasonDead, reasonStatus,
+	reasonOutcome + string(ticket.NoSpace), reasonOutcome + string(ticket.Late), reasonOutcome + string(ticket.Dead),
+	reasonOutcome + string(ticket.Incompatible), reasonOutcome + string(ticket.Corrupt), reasonOutcome + string(ticket.Cancelled),
+}
+
+// httpError is the answer for a request whose attempts all failed.
+func (f *failure) httpError() *openai.Error {
+	switch {
+	case f.outcome == ticket.NoSpace || f.outcome == ticket.Incompatible:
+		return openai.Unavailable("%s", f.Error())
+	case f.outcome == ticket.Late || f.reason == reasonTimeout:
+		return openai.Deadline("%s", f.Error())
+	}
+	return openai.Upstream("%s", f.Error())
+}
+
+// contextError is the answer for a request whose context ended.
+func contextError(ctx context.Context) *openai.Error {
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, errClientGone) || errors.Is(cause, errStalled):
+		return &openai.Error{Status: statusClientGone, Type: openai.TypeInvalid, Code: "client_gone", Message: cause.Error()}
+	case errors.Is(cause, errShutdown):
+		return openai.Unavailable("%v", cause)
+	default:
+		return openai.Deadline("%v", errDeadline)
+	}
+}
+
+// pickError is the answer when no pair can be chosen.
+func pickError(err error, model string) *openai.Error {
+	if errors.Is(err, pick.ErrNoModel) {
+		return openai.ModelNotFound(model)
+	}
+	return openai.Unavailable("%v", err)
+}
+
+// retryAfter is in seconds; 0 means no Retry-After.
+func retryAfter(status int) int {
+	if status == 429 || status == 503 {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,167 @@
+package router
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// generate serves completions and chat.
+func (r *Router) generate(ctx *fasthttp.RequestCtx, id string) {
+	q := r.newRequest(id, string(ctx.Method()), string(ctx.Path()))
+	q.watch(ctx.Conn())
+	ans, err := q.serve(ctx)
+	if err != nil {
+		writeError(ctx, err)
+		q.describe(ctx, "")
+		q.finish(err.Status, err.Message)
+		return
+	}
+	ctx.SetStatusCode(ans.status)
+	ctx.SetContentType(ans.contentType)
+	q.describe(ctx, ans.timing)
+	if ans.stream == nil {
+		if ans.status >= 500 {
+			ctx.Response.Header.Set("Retry-After", "1")
+		}
+		q.bytes = int64(len(ans.body))
+		ctx.Response.SetBodyRaw(ans.body)
+		q.finish(ans.status, "")
+		return
+	}
+	ctx.Response.Header.Set("Cache-Control", "no-cache")
+	ctx.Response.Header.Set("X-Accel-Buffering", "no")
+	ctx.Response.SetBodyStream(&stream{q: q, events: ans.stream, body: ans.stream.body, conn: ctx.Conn(), first: ans.first}, -1)
+}
+
+// serve takes the request through scan, admission and dispatch.
+func (q *request) serve(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
+	r := q.r
+	if err := q.read(ctx); err != nil {
+		return nil, err
+	}
+	r.budget.earn()
+	if err := r.gate.enter(q.ctx); err != nil {
+		return nil, err
+	}
+	q.stop = append(q.stop, r.gate.leave)
+	ans, err := q.dispatch()
+	if !q.dispatched.IsZero() {
+		r.metrics.queued.Observe(q.dispatched.Sub(q.start).Seconds())
+	}
+	return ans, err
+}
+
+// read checks what the router itself decides, and takes what it needs.
+func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
+	r, h := q.r, &ctx.Request.Header
+	if enc := h.ContentEncoding(); len(enc) > 0 && string(enc) != "identity" {
+		e := openai.BadRequest("", "the content encoding %q is not supported", clip(string(enc)))
+		e.Status, e.Code = 415, "unsupported_encoding"
+		return e
+	}
+	life, err := lifetime(h.Peek(headerTimeout), r.gate.get().RequestTimeout)
+	if err != nil {
+		return err
+	}
+	q.deadline(life)
+	q.body = ctx.PostBody()
+	if q.top, err = openai.Scan(q.body, openai.Limits{}); err != nil {
+		return err
+	}
+	switch {
+	case q.top.Link != "":
+		return openai.BadRequest(q.top.Link, "%s links prefill and decode inside the fleet; a client may not set it", q.top.Link)
+	case q.top.Messages != (q.path == "/v1/chat/completions") && q.top.Prompt != nil:
+		return openai.BadRequest(wanted(q.path), "%s is required here", wanted(q.path))
+	case q.top.Prompt == nil:
+		return openai.BadRequest(wanted(q.path), "%s is required", wanted(q.path))
+	}
+	if q.top.Model == "" {
+		models := r.served()
+		if len(models) > 1 {
+			return openai.BadRequest("model", "model is required: %d are served", len(models))
+		}
+		if len(models) == 1 {
+			q.top.Model = models[0].ID
+		}
+	}
+	q.mu.Lock()
+	q.model, q.streams = clip(q.top.Model), q.top.Stream
+	q.mu.Unlock()
+	q.ex = string(h.Peek(headerExplain)) == "1"
+	q.trace = [2]string{string(h.Peek("traceparent")), string(h.Peek("tracestate"))}
+	q.chain = pick.NewChain(r.seed, q.top.Prompt, q.top.Model, string(q.top.Salt), string(q.top.Tools))
+	return nil
+}
+
+func wanted(path string) string {
+	if path == "/v1/chat/completions" {
+		return "messages"
+	}
+	return "prompt"
+}
+
+// lifetime is the configured one, or what the client's header shortens it to.
+func lifetime(header []byte, most time.Duration) (time.Duration, *openai.Error) {
+	if len(header) == 0 {
+		return most, nil
+	}
+	ms, err := strconv.ParseInt(string(header), 10, 64)
+	if err != nil || ms <= 0 {
+		return 0, openai.BadRequest(headerTimeout, "the header %s must be a positive number of milliseconds", headerTimeout)
+	}
+	if ms > most.Milliseconds() {
+		return most, nil
+	}
+	return time.Duration(ms) * time.Millisecond, nil
+}
+
+const maxExplain = 8 << 10
+
+// describe sets the headers that say what happened: the pair, the timings and,
+// if asked for, the choice.
+func (q *request) describe(ctx *fasthttp.RequestCtx, timing string) {
+	h := &ctx.Response.Header
+	if len(q.attempts) == 0 {
+		return
+	}
+	a := q.attempts[len(q.attempts)-1]
+	h.Set(dialect.HeaderPrefill, a.p.inst.ID)
+	h.Set(headerDecode, a.d.inst.ID)
+	ms := func(d time.Duration) string { return strconv.FormatFloat(float64(d.Microseconds())/1000, 'f', 3, 64) }
+	line := "queue;dur=" + ms(q.dispatched.Sub(q.start))
+	if timing != "" && len(timing) < 1024 { // decode's prefill and kv
+		line += ", " + timing
+	}
+	if !q.first.IsZero() {
+		line += ", ttft;dur=" + ms(q.first.Sub(q.start))
+	}
+	h.Set("Server-Timing", line)
+	if !q.ex {
+		return
+	}
+	type shown struct {
+		*pick.Explain
+		Attempts int      `json:"attempts"`
+		Failed   []string `json:"failed,omitempty"`
+	}
+	s := shown{Explain: a.choice.Explain, Attempts: len(q.attempts)}
+	for _, old := range q.attempts {
+		old.mu.Lock()
+		if old.failed != nil {
+			s.Failed = append(s.Failed, clip(fmt.Sprintf("%s/%s: %v", old.p.inst.ID, old.d.inst.ID, old.failed)))
+		}
+		old.mu.Unlock()
+	}
+	if b, err := json.Marshal(s); err == nil && len(b) <= maxExplain {
+		h.SetBytesV(headerExplain, b)
+	}
+}

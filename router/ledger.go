@@ -1,0 +1,130 @@
+package router
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+)
+
+// ledger is what this process holds, for whom and since when. At rest
+// requests is empty and the counts are zero.
+type ledger struct {
+	Process   string                     `json:"process"`
+	At        time.Time                  `json:"at"`
+	Requests  []*requestInfo             `json:"requests"`
+	Legs      int                        `json:"legs"`
+	Running   int                        `json:"running"` // admitted
+	Waiting   int                        `json:"waiting"` // for admission
+	ConnsBusy int                        `json:"upstream_conns_busy"`
+	ConnsIdle int                        `json:"upstream_conns_idle"`
+	Fleet     map[string]json.RawMessage `json:"fleet,omitempty"` // the workers' ledgers, or their errors
+}
+
+func (r *Router) ledger() *ledger {
+	l := &ledger{Process: "router", At: time.Now(), Requests: []*requestInfo{}, Legs: r.legs.count()}
+	l.Running, l.Waiting = r.gate.counts()
+	l.ConnsBusy, l.ConnsIdle = r.up.counts()
+	r.mu.Lock()
+	qs := make([]*request, 0, len(r.requests))
+	for q := range r.requests {
+		qs = append(qs, q)
+	}
+	r.mu.Unlock()
+	for _, q := range qs {
+		l.Requests = append(l.Requests, q.info())
+	}
+	slices.SortFunc(l.Requests, func(a, b *requestInfo) int { return cmp.Or(a.Start.Compare(b.Start), cmp.Compare(a.ID, b.ID)) })
+	return l
+}
+
+// serveLedger adds the workers' own ledgers with ?fleet=1.
+func (r *Router) serveLedger(ctx *fasthttp.RequestCtx) {
+	l := r.ledger()
+	if string(ctx.QueryArgs().Peek("fleet")) == "1" {
+		l.Fleet = r.fleetLedgers()
+	}
+	reply(ctx, 200, l)
+}
+
+const (
+	ledgersAtOnce = 16
+	ledgerTimeout = 2 * time.Second
+	maxLedger     = 8 << 20
+)
+
+func (r *Router) fleetLedgers() map[string]json.RawMessage {
+	s := r.fleet.Snapshot()
+	out := make(map[string]json.RawMessage, len(s.Members))
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, ledgersAtOnce)
+	for i := range s.Members {
+		m := &s.Members[i]
+		if m.State == fleet.Gone || m.State == fleet.Dead {
+			continue
+		}
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			b := r.workerLedger(m, s.Version)
+			mu.Lock()
+			defer mu.Unlock()
+			out[m.ID] = b
+		})
+	}
+	wg.Wait()
+	return out
+}
+
+func (r *Router) workerLedger(m *fleet.Member, version uint64) json.RawMessage {
+	q := r.newRequest(requestID(nil), "GET", "/debug/ledger")
+	q.probe = true
+	q.deadline(ledgerTimeout)
+	defer q.finish(200, "")
+	l := newLeg(q.ctx, m.Role, &m.Instance, version)
+	defer l.end(errOver)
+	var h fasthttp.RequestHeader
+	h.SetMethod(fasthttp.MethodGet)
+	h.SetRequestURI("/debug/ledger")
+	b, err := r.send(l, &h, nil)
+	if err != nil {
+		return openai.Upstream("%v", err).Append(nil)
+	}
+	defer b.finish()
+	body, err := b.all(maxLedger)
+	if err != nil {
+		return openai.Upstream("%v", err).Append(nil)
+	}
+	if !json.Valid(body) {
+		return openai.Upstream("status %d, and no JSON", b.header.StatusCode()).Append(nil)
+	}
+	return body
+}
+
+// serveRequest shows one request, running or recent.
+func (r *Router) serveRequest(ctx *fasthttp.RequestCtx, id string) {
+	r.mu.Lock()
+	info := r.history.byID[id]
+	var running *request
+	for q := range r.requests {
+		if q.id == id {
+			running = q
+		}
+	}
+	r.mu.Unlock()
+	if running != nil {
+		info = running.info()
+	}
+	if info == nil {
+		writeError(ctx, openai.NotFound("there is no request %q, or it is too old", clip(id)))
+		return
+	}
+	reply(ctx, 200, info)
+}

@@ -1,0 +1,152 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+// errInstanceDead is why the legs on a dead worker end.
+var errInstanceDead = errors.New("the worker is dead")
+
+// leg is one exchange with one worker.
+type leg struct {
+	role    fleet.Role
+	inst    *fleet.Instance
+	version uint64 // of the snapshot that it was chosen from
+
+	// end closes the leg's connection; the first cause counts.
+	ctx context.Context
+	end context.CancelCauseFunc
+
+	mu    sync.Mutex
+	state string // see the states below
+	since time.Time
+}
+
+// States of a leg.
+const (
+	legOpen      = "open"   // sent or being sent, unanswered
+	legAnswer    = "answer" // the answer is arriving
+	legDone      = "done"
+	legFailed    = "failed"
+	legCancelled = "cancelled" // ended by the router
+)
+
+func newLeg(ctx context.Context, role fleet.Role, inst *fleet.Instance, version uint64) *leg {
+	l := &leg{role: role, inst: inst, version: version, state: legOpen, since: time.Now()}
+	l.ctx, l.end = context.WithCancelCause(ctx)
+	return l
+}
+
+func (l *leg) set(state string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.state, l.since = state, time.Now()
+}
+
+// fail marks the leg as failed, unless it was ended from outside.
+func (l *leg) fail() {
+	if l.cause() == nil {
+		l.set(legFailed)
+	}
+}
+
+// finish settles the state at the exchange's end and says whether the router
+// cut the leg short; cut says that the whole request was.
+func (l *leg) finish(cut bool) (cancelled bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.state == legDone || l.state == legFailed || l.state == legCancelled:
+		return false
+	case l.state == legAnswer && !cut:
+		l.state = legDone
+	default:
+		l.state, cancelled = legCancelled, true
+	}
+	l.since = time.Now()
+	return cancelled
+}
+
+func (l *leg) get() (state string, since time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state, l.since
+}
+
+// legs are the open legs by worker, so that a death ends them at once.
+type legs struct {
+	mu   sync.Mutex
+	byID map[string]map[*leg]struct{}
+	n    int
+}
+
+func (r *legs) add(l *leg) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.byID[l.inst.ID]
+	if m == nil {
+		m = map[*leg]struct{}{}
+		r.byID[l.inst.ID] = m
+	}
+	m[l] = struct{}{}
+	r.n++
+}
+
+func (r *legs) remove(l *leg) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.byID[l.inst.ID]
+	if _, ok := m[l]; !ok {
+		return
+	}
+	delete(m, l)
+	r.n--
+	if len(m) == 0 {
+		delete(r.byID, l.inst.ID)
+	}
+}
+
+func (r *legs) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.n
+}
+
+// sweep ends the legs on workers that s knows to be dead, gone or restarted.
+func (r *legs) sweep(s *fleet.Snapshot) {
+	var dead []*leg
+	r.mu.Lock()
+	for id, m := range r.byID {
+		for l := range m {
+			if l.version <= s.Version && lost(s.Get(id), l.inst) != nil {
+				dead = append(dead, l)
+			}
+		}
+	}
+	r.mu.Unlock()
+	for _, l := range dead {
+		l.end(lost(s.Get(l.inst.ID), l.inst))
+	}
+}
+
+// lost says why what inst had is lost, nil if it is not.
+func lost(m *fleet.Member, inst *fleet.Instance) error {
+	switch {
+	case m == nil:
+		return fmt.Errorf("%w: it was removed", errInstanceDead)
+	case m.Epoch != inst.Epoch:
+		return fmt.Errorf("%w: it was restarted", errInstanceDead)
+	case m.State == fleet.Dead || m.State == fleet.Gone:
+		return fmt.Errorf("%w: %s %s", errInstanceDead, m.State, m.Reason)
+	}
+	return nil
+}
+
+// cause is why the leg was ended from outside, nil if it was not.
+func (l *leg) cause() error { return context.Cause(l.ctx) }

@@ -1,0 +1,144 @@
+package router
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/openai"
+)
+
+// clientConns are the public listener's connections: counted, bounded, and
+// closable one by one at shutdown.
+type clientConns struct {
+	max int
+	mu  sync.Mutex
+	set map[*clientConn]struct{}
+}
+
+func (c *clientConns) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.set)
+}
+
+// closeIdle closes connections that are not within a request.
+func (c *clientConns) closeIdle() {
+	for _, conn := range c.list() {
+		if !conn.begun.Load() {
+			conn.Close()
+		}
+	}
+}
+
+func (c *clientConns) closeAll() {
+	for _, conn := range c.list() {
+		conn.linger.Store(false)
+		conn.Close()
+	}
+}
+
+func (c *clientConns) list() []*clientConn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make([]*clientConn, 0, len(c.set))
+	for conn := range c.set {
+		out = append(out, conn)
+	}
+	return out
+}
+
+// clientConn is one of them.
+type clientConn struct {
+	net.Conn
+	all    *clientConns
+	begun  atomic.Bool // bytes of a request came, and it is not over
+	linger atomic.Bool // an answer went out while the client was sending
+	once   sync.Once
+}
+
+// NetConn lets the client watcher find the descriptor.
+func (c *clientConn) NetConn() net.Conn { return c.Conn }
+
+func (c *clientConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		c.begun.Store(true)
+	}
+	return n, err
+}
+
+const (
+	lingerFor  = 2 * time.Second
+	lingerMost = 256 << 20 // bytes thrown away
+)
+
+// Close of a connection that still has bytes to read would reset it, and the
+// client would lose the answer that it has not read. So what it sends is
+// thrown away for a while first.
+func (c *clientConn) Close() error {
+	var err error
+	c.once.Do(func() {
+		if tc, ok := c.Conn.(*net.TCPConn); ok && c.linger.Load() {
+			tc.CloseWrite()
+			tc.SetReadDeadline(time.Now().Add(lingerFor))
+			var buf [16 << 10]byte
+			for total := 0; total < lingerMost; {
+				n, rerr := tc.Read(buf[:])
+				if total += n; rerr != nil {
+					break
+				}
+			}
+		}
+		c.all.mu.Lock()
+		delete(c.all.set, c)
+		c.all.mu.Unlock()
+		err = c.Conn.Close()
+	})
+	return err
+}
+
+// clientOf finds our connection under the server's.
+func clientOf(conn net.Conn) *clientConn {
+	if t, ok := conn.(*tls.Conn); ok {
+		conn = t.NetConn()
+	}
+	c, _ := conn.(*clientConn)
+	return c
+}
+
+// listener wraps accepted connections and turns away those above the bound.
+type listener struct {
+	net.Listener
+	conns *clientConns
+	tls   bool
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		c := &clientConn{Conn: conn, all: l.conns}
+		l.conns.mu.Lock()
+		full := len(l.conns.set) >= l.conns.max
+		if !full {
+			l.conns.set[c] = struct{}{}
+		}
+		l.conns.mu.Unlock()
+		if !full {
+			return c, nil
+		}
+		if !l.tls {
+			conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)) // a new socket has room for this
+			body := openai.Unavailable("the router has its %d connections", l.conns.max).Append(nil)
+			fmt.Fprintf(conn, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"+
+				"Connection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		}
+		conn.Close()
+	}
+}

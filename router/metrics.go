@@ -1,0 +1,92 @@
+package router
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are the router's, without probes. Labels come from closed sets:
+// path is a route or "other".
+type metrics struct {
+	requests  *prometheus.CounterVec   // path, code
+	duration  *prometheus.HistogramVec // path
+	ttft      *prometheus.HistogramVec // path
+	queued    prometheus.Histogram
+	retries   *prometheus.CounterVec // reason
+	cancelled *prometheus.CounterVec // role
+	probes    *prometheus.CounterVec // result
+	bytes     prometheus.Counter
+
+	reg prometheus.Registerer
+	all []prometheus.Collector
+}
+
+func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
+	if reg == nil {
+		reg = prometheus.NewRegistry()
+	}
+	seconds := []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
+	m := &metrics{
+		reg: reg,
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_requests_total",
+			Help: "Requests answered, by route and status; 499 is a client that left."}, []string{"path", "code"}),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "xpyd_router_request_duration_seconds",
+			Help: "From a request's arrival to the end of its answer.", Buckets: seconds}, []string{"path"}),
+		ttft: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "xpyd_router_ttft_seconds",
+			Help: "From a request's arrival to decode's first byte.", Buckets: seconds}, []string{"path"}),
+		queued: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "xpyd_router_queue_duration_seconds",
+			Help: "Wait for admission and for a pair.", Buckets: seconds}),
+		retries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_retries_total",
+			Help: "Attempts that were repeated on another pair, by what ended them."}, []string{"reason"}),
+		cancelled: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_legs_cancelled_total",
+			Help: "Legs that the router ended before their worker did."}, []string{"role"}),
+		probes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_probes_total",
+			Help: "One-token probes sent, by result."}, []string{"result"}),
+		bytes: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_router_response_bytes_total",
+			Help: "Bytes of answers relayed to clients."}),
+	}
+	gauge := func(name, help string, f func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
+	}
+	m.all = []prometheus.Collector{m.requests, m.duration, m.ttft, m.queued, m.retries, m.cancelled, m.probes, m.bytes,
+		gauge("xpyd_router_requests_in_flight", "Requests that are admitted and not over.", func() float64 {
+			n, _ := r.gate.counts()
+			return float64(n)
+		}),
+		gauge("xpyd_router_queue_requests", "Requests that wait for admission.", func() float64 {
+			_, n := r.gate.counts()
+			return float64(n)
+		}),
+		gauge("xpyd_router_legs_in_flight", "Legs that are open to workers.", func() float64 { return float64(r.legs.count()) }),
+		gauge("xpyd_router_connections", "Client connections on the public listener.", func() float64 { return float64(r.conns.count()) }),
+		gauge("xpyd_router_ready", "1 while a probed, compatible pair is live.", func() float64 {
+			if r.Ready() {
+				return 1
+			}
+			return 0
+		}),
+	}
+	for _, reason := range retryReasons {
+		m.retries.WithLabelValues(reason)
+	}
+	for i, c := range m.all {
+		if err := reg.Register(c); err != nil {
+			m.all = m.all[:i]
+			m.unregister()
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	return m, nil
+}
+
+func (m *metrics) unregister() {
+	for _, c := range m.all {
+		m.reg.Unregister(c)
+	}
+}
+
+func (m *metrics) request(path string, code int) {
+	m.requests.WithLabelValues(path, strconv.Itoa(code)).Inc()
+}

@@ -1,0 +1,288 @@
+package router
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// prober sends each worker one one-token request through a pair before users'
+// requests may use it: once for each id, epoch and role, marked, and outside
+// the user metrics. What passed stays passed; liveness is the fleet's matter.
+type prober struct {
+	r    *Router
+	poke chan struct{}
+
+	mu     sync.Mutex
+	gen    uint64
+	change chan struct{} // closed and renewed with gen
+	known  map[probeKey]*probeState
+}
+
+type probeKey struct {
+	id    string
+	epoch uint64
+	role  fleet.Role
+}
+
+type probeState struct {
+	ok      bool
+	running bool
+	fails   int
+	next    time.Time // not before
+	err     string
+}
+
+const (
+	probesAtOnce   = 8
+	probeFirstWait = 100 * time.Millisecond // after a failure, doubling
+	probeMaxWait   = 2 * time.Second
+)
+
+func newProber(r *Router) *prober {
+	return &prober{r: r, poke: make(chan struct{}, 1), change: make(chan struct{}), known: map[probeKey]*probeState{}}
+}
+
+func keyOf(m *fleet.Member) probeKey { return probeKey{m.ID, m.Epoch, m.Role} }
+
+// passed says whether m may serve users.
+func (p *prober) passed(m *fleet.Member) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.known[keyOf(m)]
+	return s != nil && s.ok
+}
+
+// state is what the admin API shows of m: passed, or the last error.
+func (p *prober) state(m *fleet.Member) (ok bool, err string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.known[keyOf(m)]
+	if s == nil {
+		return false, ""
+	}
+	return s.ok, s.err
+}
+
+func (p *prober) generation() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.gen
+}
+
+// changed returns a channel that closes when more workers have passed.
+func (p *prober) changed() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.change
+}
+
+// wake makes run look at the fleet.
+func (p *prober) wake() {
+	select {
+	case p.poke <- struct{}{}:
+	default:
+	}
+}
+
+// run starts probes until the router ends.
+func (p *prober) run() {
+	slots := make(chan struct{}, probesAtOnce)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-p.poke:
+		case <-timer.C:
+		case <-p.r.ctx.Done():
+			return
+		}
+		pairs, wait := p.plan(p.r.fleet.Snapshot())
+		for _, pair := range pairs {
+			select {
+			case slots <- struct{}{}:
+			case <-p.r.ctx.Done():
+				return
+			}
+			if !p.r.spawn(func() {
+				defer func() { <-slots }()
+				p.probe(pair)
+			}) {
+				return
+			}
+		}
+		timer.Reset(wait)
+	}
+}
+
+// pair is one probe to send.
+type pair struct {
+	p, d    *fleet.Member
+	version uint64
+}
+
+// plan pairs every worker that has yet to pass with a partner, preferring one
+// that has passed or is not being probed, and says when to look again.
+func (p *prober) plan(s *fleet.Snapshot) ([]pair, time.Duration) {
+	now := time.Now()
+	wait := time.Minute
+	var out []pair
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.forget(s)
+	for i := range s.Members {
+		m := &s.Members[i]
+		if !m.Usable() {
+			continue
+		}
+		st := p.known[keyOf(m)]
+		if st == nil {
+			st = &probeState{}
+			p.known[keyOf(m)] = st
+		}
+		if st.ok || st.running {
+			continue
+		}
+		if d := st.next.Sub(now); d > 0 {
+			wait = min(wait, d)
+			continue
+		}
+		if partner := p.partner(s, m, st.fails); partner != nil {
+			pr := pair{p: m, d: partner, version: s.Version}
+			if m.Role == fleet.Decode {
+				pr.p, pr.d = partner, m
+			}
+			for _, x := range []*fleet.Member{pr.p, pr.d} {
+				p.known[keyOf(x)].running = true
+			}
+			out = append(out, pr)
+		}
+	}
+	return out, wait
+}
+
+// partner chooses whom to probe m with; after failures others get their turn.
+func (p *prober) partner(s *fleet.Snapshot, m *fleet.Member, turn int) *fleet.Member {
+	var passed, fresh []*fleet.Member
+	for i := range s.Members {
+		o := &s.Members[i]
+		if o.Role == m.Role || !o.Usable() {
+			continue
+		}
+		a, b := &m.Instance, &o.Instance
+		if m.Role == fleet.Decode {
+			a, b = b, a
+		}
+		if fleet.Compatible(a, b) != nil {
+			continue
+		}
+		st := p.known[keyOf(o)]
+		if st == nil {
+			st = &probeState{}
+			p.known[keyOf(o)] = st
+		}
+		switch {
+		case st.ok:
+			passed = append(passed, o)
+		case !st.running:
+			fresh = append(fresh, o)
+		}
+	}
+	all := append(passed, fresh...)
+	if len(all) == 0 {
+		return nil
+	}
+	return all[turn%len(all)]
+}
+
+// forget drops what is known of members that are no more; p.mu is held.
+func (p *prober) forget(s *fleet.Snapshot) {
+	for k := range p.known {
+		if m := s.Get(k.id); m == nil || keyOf(m) != k {
+			delete(p.known, k)
+		}
+	}
+}
+
+// probe sends one and notes the result for both members.
+func (p *prober) probe(pr pair) {
+	err := p.send(pr)
+	result := "ok"
+	if err != nil {
+		result = "failed"
+		p.r.log.Warn("probe failed", "prefill", pr.p.ID, "decode", pr.d.ID, "err", err.Error())
+	}
+	p.r.metrics.probes.WithLabelValues(result).Inc()
+	p.mu.Lock()
+	for _, m := range []*fleet.Member{pr.p, pr.d} {
+		st := p.known[keyOf(m)]
+		if st == nil {
+			continue // it is no more
+		}
+		st.running = false
+		if err == nil {
+			st.ok, st.err = true, ""
+		} else if !st.ok {
+			st.err = err.Error()
+			st.next = time.Now().Add(min(probeFirstWait<<min(st.fails, 10), probeMaxWait))
+			st.fails++
+		}
+	}
+	if err == nil {
+		p.gen++
+		close(p.change)
+		p.change = make(chan struct{})
+	}
+	p.mu.Unlock()
+	p.wake()
+}
+
+// send runs the probe as a request that is marked and bound to its pair.
+func (p *prober) send(pr pair) error {
+	q := p.r.newRequest(requestID(nil), "POST", "/v1/completions")
+	q.probe = true
+	q.body = openai.AppendString([]byte(`{"model":`), pr.d.Model)
+	q.body = append(q.body, `,"prompt":"Hi","max_tokens":1,"temperature":0,"ignore_eos":true}`...)
+	q.deadline(p.r.cfg.ProbeTimeout)
+	q.top = openai.Top{Model: pr.d.Model, N: 1, MaxTokens: 1}
+	q.model = pr.d.Model
+	view := pick.View{Snapshot: fleet.NewSnapshot(pr.version, time.Time{}, []fleet.Member{*pr.p, *pr.d})}
+	// A picker of its own: probes are no load, and no user's choice.
+	own := pick.New(pick.Config{Policy: pick.RoundRobin}, nil)
+	choice, err := own.Pick(view, &pick.Request{Model: pr.d.Model})
+	if err != nil {
+		q.finish(503, err.Error())
+		return err
+	}
+	a := q.newAttempt(choice, pr.version)
+	ans, f := a.run()
+	switch {
+	case f != nil:
+		err = f
+	case ans.status != 200:
+		err = fmt.Errorf("status %d: %s", ans.status, errorMessage(ans.body))
+	default:
+		a.await() // prefill's word too: both must have passed
+		err = a.prefillError()
+	}
+	q.finish(200, "")
+	return err
+}
+
+// await waits for prefill's leg, which ends at the request's deadline at the
+// latest.
+func (a *attempt) await() { <-a.pDone }
+
+// prefillError says whether prefill's leg ended other than done.
+func (a *attempt) prefillError() error {
+	if state, _ := a.p.get(); state != legDone {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return fmt.Errorf("prefill worker %s: its leg ended %s %s", a.p.inst.ID, state, a.outcome)
+	}
+	return nil
+}

@@ -1,0 +1,104 @@
+package router
+
+import (
+	"fmt"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/dialect"
+)
+
+// proxy serves /tokenize and /detokenize: any live worker of the model can
+// answer; a second is tried if the first's connection breaks.
+func (r *Router) proxy(ctx *fasthttp.RequestCtx, id string) {
+	q := r.newRequest(id, string(ctx.Method()), string(ctx.Path()))
+	q.watch(ctx.Conn())
+	q.body = ctx.PostBody()
+	q.deadline(min(r.gate.get().RequestTimeout, r.cfg.FirstByteTimeout))
+	ans, err := q.ask()
+	if err != nil {
+		writeError(ctx, err)
+		q.finish(err.Status, err.Message)
+		return
+	}
+	ctx.SetStatusCode(ans.status)
+	ctx.SetContentType(ans.contentType)
+	ctx.Response.SetBodyRaw(ans.body)
+	q.bytes = int64(len(ans.body))
+	q.finish(ans.status, "")
+}
+
+// ask sends the request to one worker, then to another.
+func (q *request) ask() (*answer, *openai.Error) {
+	r := q.r
+	top, err := openai.Scan(q.body, openai.Limits{})
+	if err != nil {
+		return nil, err
+	}
+	q.mu.Lock()
+	q.model = clip(top.Model)
+	q.mu.Unlock()
+	if err := r.gate.enter(q.ctx); err != nil {
+		return nil, err
+	}
+	q.stop = append(q.stop, r.gate.leave)
+	s := r.fleet.Snapshot()
+	known, last := len(s.Members) == 0, fmt.Errorf("no worker is live")
+	tries := 0
+	for _, role := range []fleet.Role{fleet.Decode, fleet.Prefill} {
+		for i := range s.Members {
+			m := &s.Members[i]
+			if m.Role != role || top.Model != "" && m.Model != top.Model {
+				continue
+			}
+			known = true
+			if !m.Usable() || tries == 2 {
+				continue
+			}
+			tries++
+			ans, err := q.askOne(m, s.Version)
+			if err == nil {
+				return ans, nil
+			}
+			if q.ctx.Err() != nil {
+				return nil, contextError(q.ctx)
+			}
+			last = err
+		}
+	}
+	if !known {
+		return nil, openai.ModelNotFound(top.Model)
+	}
+	if tries == 0 {
+		return nil, openai.Unavailable("%v", last)
+	}
+	return nil, openai.Upstream("%v", last)
+}
+
+func (q *request) askOne(m *fleet.Member, version uint64) (*answer, error) {
+	l := newLeg(q.ctx, m.Role, &m.Instance, version)
+	defer l.end(errOver)
+	q.r.legs.add(l)
+	defer q.r.legs.remove(l)
+	var h fasthttp.RequestHeader
+	h.SetMethod(fasthttp.MethodPost)
+	h.SetRequestURI(q.path)
+	h.SetContentType("application/json")
+	h.Set(dialect.HeaderRequestID, q.id)
+	b, err := q.r.send(l, &h, q.body)
+	if err != nil {
+		if l.cause() == nil {
+			q.r.suspect(&m.Instance, err)
+		}
+		return nil, fmt.Errorf("worker %s: %w", m.ID, err)
+	}
+	body, err := b.all(q.r.cfg.MaxResponseBytes)
+	if err != nil {
+		b.abort()
+		return nil, fmt.Errorf("worker %s: %w", m.ID, err)
+	}
+	b.finish()
+	return &answer{status: b.header.StatusCode(), contentType: string(b.header.ContentType()), body: body}, nil
+}

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package router
+
+import "net"
+
+// quiet cannot be told cheaply here; a stale connection costs a retry.
+func quiet(net.Conn) bool { return true }

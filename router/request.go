@@ -1,0 +1,176 @@
+package router
+
+import (
+	"context"
+	crand "crypto/rand"
+	"encoding/hex"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// States of a request, in order.
+const (
+	stateQueued  = "queued"  // waits for admission
+	statePicking = "picking" // waits for a pair
+	stateWaiting = "waiting" // legs are out, no byte yet
+	stateRelay   = "relay"   // decode answers
+	stateOver    = "over"
+)
+
+// request is one inference request from its arrival to the end of its answer.
+type request struct {
+	r      *Router
+	id     string
+	method string
+	path   string // route
+	body   []byte // the client's; valid until the handler returns
+	top    openai.Top
+	seed   int64
+	probe  bool
+	ex     bool // explain
+	trace  [2]string
+	start  time.Time
+	end    time.Time // deadline
+
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	stop   []func() // run at the end, last first
+
+	chain pick.Chain
+
+	mu         sync.Mutex // guards what the ledger shows
+	model      string
+	streams    bool
+	dispatched time.Time // first dispatch
+	first      time.Time // decode's first byte
+	state      string
+	since      time.Time
+	attempts   []*attempt
+	status     int
+	failed     string // why, for the log
+	bytes      int64
+	over       bool
+}
+
+func (q *request) set(state string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.state, q.since = state, time.Now()
+}
+
+// newRequest registers a request; finish is its end.
+func (r *Router) newRequest(id, method, path string) *request {
+	q := &request{r: r, id: id, method: method, path: path, start: time.Now(), seed: rand.Int64()}
+	q.state, q.since = stateQueued, q.start
+	q.ctx, q.cancel = context.WithCancelCause(r.ctx)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.requests[q] = struct{}{}
+	return q
+}
+
+// deadline makes the request end after d at most.
+func (q *request) deadline(d time.Duration) {
+	q.end = q.start.Add(d)
+	ctx, cancel := context.WithDeadlineCause(q.ctx, q.end, errDeadline)
+	q.ctx = ctx
+	q.stop = append(q.stop, cancel)
+}
+
+// watch cancels the request when its client leaves.
+func (q *request) watch(conn net.Conn) {
+	q.stop = append(q.stop, q.r.watcher.Watch(conn, func() { q.cancel(errClientGone) }))
+}
+
+// finish ends the request with what the client was told, and accounts for it.
+// Only the first call counts.
+func (q *request) finish(status int, reason string) {
+	q.mu.Lock()
+	if q.over {
+		q.mu.Unlock()
+		return
+	}
+	q.over = true
+	q.state, q.since = stateOver, time.Now()
+	q.status, q.failed = status, reason
+	attempts := q.attempts
+	q.mu.Unlock()
+
+	for _, a := range attempts {
+		a.close()
+	}
+	for i := len(q.stop) - 1; i >= 0; i-- {
+		q.stop[i]()
+	}
+	q.cancel(errOver)
+	r, info := q.r, q.info()
+	r.mu.Lock()
+	delete(r.requests, q)
+	if !q.probe {
+		r.history.add(info)
+	}
+	r.mu.Unlock()
+	if !q.probe {
+		q.account()
+	}
+}
+
+func (q *request) account() {
+	m, took := q.r.metrics, time.Since(q.start)
+	m.request(q.path, q.status)
+	m.duration.WithLabelValues(q.path).Observe(took.Seconds())
+	if !q.first.IsZero() {
+		m.ttft.WithLabelValues(q.path).Observe(q.first.Sub(q.start).Seconds())
+	}
+	m.bytes.Add(float64(q.bytes))
+	log := q.r.log
+	if !log.Enabled(q.ctx, slog.LevelInfo) {
+		return
+	}
+	attrs := []slog.Attr{
+		slog.String("request_id", q.id), slog.String("method", q.method), slog.String("path", q.path), slog.Int("status", q.status),
+		slog.String("model", q.model), slog.Bool("stream", q.streams), slog.Duration("took", took), slog.Int64("bytes", q.bytes),
+	}
+	if !q.first.IsZero() {
+		attrs = append(attrs, slog.Duration("ttft", q.first.Sub(q.start)))
+	}
+	if n := len(q.attempts); n > 0 {
+		a := q.attempts[n-1]
+		attrs = append(attrs, slog.String("prefill", a.p.inst.ID), slog.String("decode", a.d.inst.ID),
+			slog.String("link", a.link.String()), slog.Int("attempts", n))
+	}
+	if q.failed != "" {
+		attrs = append(attrs, slog.String("err", q.failed))
+	}
+	log.LogAttrs(q.ctx, slog.LevelInfo, "request", attrs...)
+}
+
+// requestID is the client's if it is a plain name, else a fresh one.
+func requestID(client []byte) string {
+	if plainID(client) {
+		return string(client)
+	}
+	var b [12]byte
+	crand.Read(b[:]) // never fails
+	return "req-" + hex.EncodeToString(b[:])
+}
+
+func plainID(id []byte) bool {
+	if len(id) == 0 || len(id) > 128 {
+		return false
+	}
+	for _, c := range id {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,374 @@
+package router
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/clientwatch"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// Fleet is what the router needs of who is there; *fleet.Watcher has it.
+type Fleet interface {
+	// Snapshot is the fleet now.
+	Snapshot() *fleet.Snapshot
+	// Changed returns a channel that closes when a newer version is there.
+	Changed() <-chan struct{}
+	// ReportDead says that the data path found a worker gone.
+	ReportDead(id string, epoch uint64, reason string)
+}
+
+// Editor is a Fleet that the admin API can add to and remove from.
+type Editor interface {
+	AddStatic(inst fleet.Instance, source fleet.Source) error
+	Remove(id, reason string) bool
+}
+
+// Deps is what a router is given.
+type Deps struct {
+	Fleet      Fleet
+	Log        *slog.Logger
+	Registerer prometheus.Registerer
+	Gatherer   prometheus.Gatherer // for /metrics; nil leaves the path out
+	AdminToken string              // required unless AdminListen is ""
+	Version    string              // for GET /version
+	// Mounts adds handlers to the admin listener, behind its token:
+	// "POST /admin/v1/scale" and the like.
+	Mounts map[string]fasthttp.RequestHandler
+}
+
+// Router is one front door. New, Start, Shutdown, in this order, once each.
+type Router struct {
+	cfg     Config
+	deps    Deps
+	fleet   Fleet
+	log     *slog.Logger
+	metrics *metrics
+	gate    gate
+	budget  *budget
+	picker  *pick.Picker
+	seed    maphash.Seed
+	up      *upstream
+	legs    legs
+	probes  *prober
+	conns   clientConns
+	watcher *clientwatch.Watcher
+	created time.Time
+
+	ctx    context.Context // ends when everything must
+	cancel context.CancelCauseFunc
+	wg     sync.WaitGroup // goroutines of spawn
+
+	public, admin     *fasthttp.Server
+	publicLn, adminLn net.Listener
+	serving           sync.WaitGroup
+
+	mu       sync.Mutex // guards the following; never held while calling out
+	closed   bool       // spawn starts nothing more
+	stopping bool       // not ready any more
+	requests map[*request]struct{}
+	history  history
+	suspects map[string]bool
+	marked   map[string]mark // drains that the fleet does not show yet
+	marks    uint64          // changes of marked
+}
+
+// mark is a drain asked for here.
+type mark struct {
+	epoch uint64
+}
+
+// New checks cfg and prepares a router; it opens nothing yet.
+func New(cfg Config, deps Deps) (*Router, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.AdminListen != "" && deps.AdminToken == "" {
+		return nil, errors.New("admin_listen: the admin listener needs a token")
+	}
+	if deps.Log == nil {
+		deps.Log = slog.New(slog.DiscardHandler)
+	}
+	r := &Router{
+		cfg: cfg, deps: deps, fleet: deps.Fleet, log: deps.Log, seed: maphash.MakeSeed(), created: time.Now(),
+		budget:   newBudget(cfg.RetryRatio, cfg.RetryBurst),
+		picker:   pick.New(cfg.Pick, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))),
+		legs:     legs{byID: map[string]map[*leg]struct{}{}},
+		conns:    clientConns{max: cfg.MaxConns, set: map[*clientConn]struct{}{}},
+		requests: map[*request]struct{}{}, history: newHistory(cfg.History),
+		suspects: map[string]bool{}, marked: map[string]mark{},
+	}
+	r.gate.limits = cfg.Limits
+	r.up = newUpstream(&r.cfg)
+	r.probes = newProber(r)
+	r.ctx, r.cancel = context.WithCancelCause(context.Background())
+	var err error
+	if r.metrics, err = newMetrics(deps.Registerer, r); err != nil {
+		return nil, err
+	}
+	if r.watcher, err = clientwatch.New(); err != nil {
+		r.metrics.unregister()
+		return nil, err
+	}
+	r.public, r.admin = r.servers()
+	return r, nil
+}
+
+// Start listens and serves. On an error the router is closed.
+func (r *Router) Start() (err error) {
+	defer func() {
+		if err != nil {
+			r.close()
+		}
+	}()
+	ln, err := net.Listen("tcp", r.cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	r.publicLn = &listener{Listener: ln, conns: &r.conns, tls: r.cfg.TLSCert != ""}
+	if r.cfg.TLSCert != "" {
+		pair, err := tls.LoadX509KeyPair(r.cfg.TLSCert, r.cfg.TLSKey)
+		if err != nil {
+			return errors.Join(fmt.Errorf("tls_cert: %w", err), ln.Close())
+		}
+		r.publicLn = tls.NewListener(r.publicLn, &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12})
+	}
+	if r.cfg.AdminListen != "" {
+		if r.adminLn, err = net.Listen("tcp", r.cfg.AdminListen); err != nil {
+			return errors.Join(fmt.Errorf("admin_listen: %w", err), ln.Close())
+		}
+		r.serve(r.admin, r.adminLn)
+	}
+	r.spawn(r.followFleet)
+	r.spawn(r.probes.run)
+	r.serve(r.public, r.publicLn)
+	return nil
+}
+
+func (r *Router) serve(s *fasthttp.Server, ln net.Listener) {
+	r.serving.Go(func() {
+		if err := s.Serve(ln); err != nil {
+			r.log.Error("serve", "addr", ln.Addr().String(), "err", err)
+		}
+	})
+}
+
+// Addr is where the public listener is, once started.
+func (r *Router) Addr() net.Addr { return r.publicLn.Addr() }
+
+// AdminAddr is where the admin listener is, nil without one.
+func (r *Router) AdminAddr() net.Addr {
+	if r.adminLn == nil {
+		return nil
+	}
+	return r.adminLn.Addr()
+}
+
+// Reload puts new limits and the policy in force; requests go on.
+func (r *Router) Reload(l Limits, policy string) error {
+	if err := l.Validate(); err != nil {
+		return fmt.Errorf("limits.%w", err)
+	}
+	if err := (pick.Config{Policy: policy}).Validate(); err != nil {
+		return fmt.Errorf("pick.%w", err)
+	}
+	r.gate.set(l)
+	r.picker.SetPolicy(policy)
+	return nil
+}
+
+// Ready says whether a live, probed, compatible pair exists.
+func (r *Router) Ready() bool {
+	r.mu.Lock()
+	stopping := r.stopping
+	r.mu.Unlock()
+	return !stopping && r.picker.Ready(r.view())
+}
+
+// view is the fleet as users' requests may use it.
+func (r *Router) view() pick.View {
+	r.mu.Lock()
+	marks := r.marks
+	r.mu.Unlock()
+	return pick.View{Snapshot: r.fleet.Snapshot(), Generation: r.probes.generation() + marks,
+		Eligible: func(m *fleet.Member) bool { return r.probes.passed(m) && !r.drained(m) }}
+}
+
+func (r *Router) drained(m *fleet.Member) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	k, ok := r.marked[m.ID]
+	return ok && k.epoch == m.Epoch
+}
+
+// setMark remembers a drain until the fleet shows it, or forgets it.
+func (r *Router) setMark(id string, epoch uint64, on bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if on {
+		r.marked[id] = mark{epoch}
+	} else {
+		delete(r.marked, id)
+	}
+	r.marks++
+}
+
+// spawn runs f on a goroutine that Shutdown waits for; false when it is too
+// late for that.
+func (r *Router) spawn(f func()) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false
+	}
+	r.wg.Go(f)
+	return true
+}
+
+// followFleet ends the legs of workers that died, as soon as that is known.
+func (r *Router) followFleet() {
+	tick := time.NewTicker(upIdle / 2)
+	defer tick.Stop()
+	for {
+		changed := r.fleet.Changed()
+		s := r.fleet.Snapshot()
+		r.legs.sweep(s)
+		r.forgetMarks(s)
+		r.probes.wake()
+		select {
+		case <-changed:
+		case <-tick.C:
+			r.up.prune()
+		case <-r.ctx.Done():
+			return
+		}
+	}
+}
+
+// forgetMarks drops the drains of epochs that are over.
+func (r *Router) forgetMarks(s *fleet.Snapshot) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, k := range r.marked {
+		if m := s.Get(id); m == nil || m.Epoch != k.epoch {
+			delete(r.marked, id)
+			r.marks++
+		}
+	}
+}
+
+// Shutdown drains along the data path: not ready and accepting nothing, then
+// the running requests to their end, then the connections. When ctx ends
+// first, what still runs is cut with an error event. It may be called once.
+func (r *Router) Shutdown(ctx context.Context) error {
+	r.mu.Lock()
+	r.stopping = true
+	r.mu.Unlock()
+	drained := make(chan error, 1)
+	if r.publicLn != nil {
+		r.spawn(func() { drained <- r.public.ShutdownWithContext(ctx) })
+	} else {
+		drained <- nil
+	}
+	err := r.drain(ctx, drained)
+	if err != nil {
+		err = fmt.Errorf("drain: %w", err)
+	}
+	if r.adminLn != nil {
+		// Last, so that the drain can be watched.
+		if aerr := r.adminLn.Close(); aerr != nil {
+			err = errors.Join(err, aerr)
+		}
+		actx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		r.admin.ShutdownWithContext(actx) // its requests are short, and may be cut
+	}
+	r.close()
+	return err
+}
+
+// awaitHandlers waits for the connections' goroutines, which have nothing left
+// to do; the HTTP server can only be asked.
+func (r *Router) awaitHandlers() {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.NewTimer(5 * time.Second)
+	defer limit.Stop()
+	for r.public.GetOpenConnectionsCount() > 0 {
+		select {
+		case <-tick.C:
+		case <-limit.C:
+			r.log.Error("connections are still being served after shutdown", "count", r.public.GetOpenConnectionsCount())
+			return
+		}
+	}
+}
+
+// drain waits for the public server, which closes its listener first.
+func (r *Router) drain(ctx context.Context, drained <-chan error) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		r.conns.closeIdle() // no request will come on these
+		select {
+		case err := <-drained:
+			if err == nil || ctx.Err() == nil {
+				return err
+			}
+			// Too late: the streams end with an error event, the rest with a
+			// 503, and what cannot even write that is cut.
+			r.cancel(errShutdown)
+			cut, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			for r.inFlight() > 0 && cut.Err() == nil {
+				select {
+				case <-tick.C:
+				case <-cut.Done():
+				}
+			}
+			r.conns.closeAll()
+			return err
+		case <-tick.C:
+		}
+	}
+}
+
+func (r *Router) inFlight() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.requests)
+}
+
+// close ends everything and waits for it.
+func (r *Router) close() {
+	r.cancel(errShutdown)
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+	for _, ln := range []net.Listener{r.publicLn, r.adminLn} {
+		if ln != nil {
+			ln.Close() // mostly closed already
+		}
+	}
+	r.conns.closeAll()
+	r.up.close()
+	r.serving.Wait()
+	r.awaitHandlers()
+	r.wg.Wait()
+	if err := r.watcher.Close(); err != nil {
+		r.log.Error("close client watcher", "err", err)
+	}
+	r.metrics.unregister()
+}

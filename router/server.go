@@ -1,0 +1,273 @@
+package router
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/dialect"
+)
+
+// Header names of the public listener, besides the dialect's.
+const (
+	headerDecode  = "x-xpyd-decode"
+	headerExplain = "x-xpyd-explain"
+	headerTimeout = "x-request-timeout-ms"
+)
+
+// routes are the public paths and their only method.
+var routes = map[string]struct {
+	method string
+	serve  func(*Router, *fasthttp.RequestCtx, string)
+	key    bool // behind the API key
+}{
+	"/v1/completions":      {"POST", (*Router).generate, true},
+	"/v1/chat/completions": {"POST", (*Router).generate, true},
+	"/v1/models":           {"GET", (*Router).models, true},
+	"/tokenize":            {"POST", (*Router).proxy, true},
+	"/detokenize":          {"POST", (*Router).proxy, true},
+	"/version":             {"GET", (*Router).version, false},
+	"/health":              {"GET", (*Router).health, false},
+	"/ready":               {"GET", (*Router).ready, false},
+}
+
+// servers makes both HTTP servers.
+func (r *Router) servers() (public, admin *fasthttp.Server) {
+	base := func(h fasthttp.RequestHandler) *fasthttp.Server {
+		return &fasthttp.Server{
+			Handler: h, ErrorHandler: r.httpError,
+			Concurrency: r.cfg.MaxConns + 1, MaxRequestBodySize: r.cfg.MaxBodyBytes, ReadBufferSize: r.cfg.MaxHeaderBytes,
+			ReadTimeout: r.cfg.ReadTimeout, IdleTimeout: r.cfg.IdleTimeout,
+			NoDefaultServerHeader: true, NoDefaultContentType: true, DisablePreParseMultipartForm: true,
+			CloseOnShutdown: true, Logger: logAdapter{r.log}, SecureErrorLogMessage: true,
+		}
+	}
+	public, admin = base(r.servePublic), base(r.serveAdmin)
+	public.ConnState = func(conn net.Conn, state fasthttp.ConnState) {
+		if c := clientOf(conn); c != nil && state == fasthttp.StateIdle {
+			c.begun.Store(false)
+		}
+	}
+	admin.WriteTimeout = time.Minute // profiles take their time
+	return public, admin
+}
+
+// logAdapter takes what the HTTP server has to say about broken connections,
+// which is a client's doing and no warning.
+type logAdapter struct{ log *slog.Logger }
+
+func (l logAdapter) Printf(format string, args ...any) {
+	l.log.Debug("http", "text", strings.TrimSpace(format))
+}
+
+// servePublic routes a request.
+func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
+	id := requestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
+	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
+	// The answer is written after the handler; a stream renews the deadline.
+	defer func() { ctx.Conn().SetWriteDeadline(time.Now().Add(r.cfg.StallTimeout)) }()
+	path := string(ctx.Path())
+	route, ok := routes[path]
+	switch {
+	case ok && route.key && !r.keyed(ctx):
+		r.refuse(ctx, id, path, openai.Unauthorized("the API key is missing or wrong"))
+	case ok && method(ctx) == route.method:
+		route.serve(r, ctx, id)
+	case ok:
+		ctx.Response.Header.Set("Allow", route.method)
+		r.refuse(ctx, id, path, methodNotAllowed(ctx, route.method))
+	case path == "/metrics" && r.cfg.PublicMetrics && r.deps.Gatherer != nil:
+		r.serveMetrics(ctx)
+	case strings.HasPrefix(path, "/v1/models/") && method(ctx) == "GET":
+		r.oneModel(ctx, id, strings.TrimPrefix(path, "/v1/models/"))
+	default:
+		r.refuse(ctx, id, "other", openai.NotFound("there is no %s", clip(path)))
+	}
+}
+
+// method treats HEAD as GET: the server leaves the body out.
+func method(ctx *fasthttp.RequestCtx) string {
+	if ctx.IsHead() {
+		return "GET"
+	}
+	return string(ctx.Method())
+}
+
+func methodNotAllowed(ctx *fasthttp.RequestCtx, allowed string) *openai.Error {
+	e := openai.BadRequest("", "%s is not allowed here, use %s", clip(string(ctx.Method())), allowed)
+	e.Status, e.Code = 405, "method_not_allowed"
+	return e
+}
+
+// keyed checks the API key, in constant time over each.
+func (r *Router) keyed(ctx *fasthttp.RequestCtx) bool {
+	return len(r.cfg.APIKeys) == 0 || bearerIs(ctx, r.cfg.APIKeys...)
+}
+
+func bearerIs(ctx *fasthttp.RequestCtx, tokens ...string) bool {
+	token, ok := bytes.CutPrefix(ctx.Request.Header.Peek("Authorization"), []byte("Bearer "))
+	got := sha256.Sum256(token)
+	match := 0
+	for _, t := range tokens {
+		want := sha256.Sum256([]byte(t))
+		match |= subtle.ConstantTimeCompare(got[:], want[:])
+	}
+	return ok && match == 1
+}
+
+// refuse answers a request that has no life of its own.
+func (r *Router) refuse(ctx *fasthttp.RequestCtx, id, path string, e *openai.Error) {
+	writeError(ctx, e)
+	r.brief(ctx, id, path)
+}
+
+// brief accounts for a request that the router answered by itself. Health
+// checks and the like are logged at debug level only.
+func (r *Router) brief(ctx *fasthttp.RequestCtx, id, path string) {
+	status := ctx.Response.StatusCode()
+	r.metrics.request(path, status)
+	level := slog.LevelInfo
+	if status < 400 || path == "/ready" {
+		level = slog.LevelDebug
+	}
+	r.log.Log(r.ctx, level, "request", "request_id", id, "method", clip(string(ctx.Method())), "path", clip(string(ctx.Path())), "status", status)
+}
+
+// httpError answers what is no proper HTTP request, or one beyond the bounds.
+func (r *Router) httpError(ctx *fasthttp.RequestCtx, err error) {
+	var small *fasthttp.ErrSmallBuffer
+	var timeout interface{ Timeout() bool }
+	var e *openai.Error
+	switch {
+	case errors.Is(err, fasthttp.ErrBodyTooLarge):
+		e = openai.TooLarge("the body is larger than %d bytes", r.cfg.MaxBodyBytes)
+	case errors.As(err, &small):
+		e = openai.BadRequest("", "the header is larger than %d bytes", r.cfg.MaxHeaderBytes)
+		e.Status, e.Code = 431, "header_too_large"
+	case errors.As(err, &timeout) && timeout.Timeout():
+		e = openai.BadRequest("", "the request was not complete within %v", r.cfg.ReadTimeout)
+		e.Status, e.Code = 408, "request_timeout"
+	default:
+		e = openai.BadRequest("", "malformed HTTP request")
+	}
+	id := requestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
+	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
+	ctx.Conn().SetWriteDeadline(time.Now().Add(r.cfg.StallTimeout))
+	if c := clientOf(ctx.Conn()); c != nil {
+		c.linger.Store(true)
+	}
+	writeError(ctx, e)
+	r.brief(ctx, id, "other")
+}
+
+func writeError(ctx *fasthttp.RequestCtx, e *openai.Error) {
+	ctx.Response.ResetBody()
+	ctx.SetStatusCode(e.Status)
+	ctx.SetContentType("application/json")
+	if s := retryAfter(e.Status); s > 0 {
+		ctx.Response.Header.Set("Retry-After", strconv.Itoa(s))
+	}
+	ctx.Response.SetBodyRaw(e.Append(nil))
+}
+
+func writeJSON(ctx *fasthttp.RequestCtx, status int, body []byte) {
+	ctx.SetStatusCode(status)
+	ctx.SetContentType("application/json")
+	ctx.Response.SetBodyRaw(body)
+}
+
+// health says that the process is up.
+func (r *Router) health(ctx *fasthttp.RequestCtx, id string) {
+	writeJSON(ctx, 200, []byte(`{"status":"ok"}`))
+	r.brief(ctx, id, "/health")
+}
+
+// ready says whether requests can be served.
+func (r *Router) ready(ctx *fasthttp.RequestCtx, id string) {
+	if r.Ready() {
+		writeJSON(ctx, 200, []byte(`{"status":"ready"}`))
+	} else {
+		writeError(ctx, openai.Unavailable("no live, compatible pair of workers has passed its probe"))
+	}
+	r.brief(ctx, id, "/ready")
+}
+
+func (r *Router) version(ctx *fasthttp.RequestCtx, id string) {
+	b := openai.AppendString([]byte(`{"version":`), r.deps.Version)
+	writeJSON(ctx, 200, append(b, '}'))
+	r.brief(ctx, id, "/version")
+}
+
+// served lists the models that usable workers have, in order of the workers.
+func (r *Router) served() []openai.Model {
+	var out []openai.Model
+	s := r.fleet.Snapshot()
+next:
+	for m := range s.Usable(fleet.Decode) {
+		for i := range out {
+			if out[i].ID == m.Model {
+				out[i].MaxModelLen = min(out[i].MaxModelLen, m.MaxModelLen)
+				continue next
+			}
+		}
+		out = append(out, openai.Model{ID: m.Model, Created: r.created.Unix(), MaxModelLen: m.MaxModelLen})
+	}
+	return out
+}
+
+func (r *Router) models(ctx *fasthttp.RequestCtx, id string) {
+	writeJSON(ctx, 200, openai.AppendModels(nil, r.served()))
+	r.brief(ctx, id, "/v1/models")
+}
+
+func (r *Router) oneModel(ctx *fasthttp.RequestCtx, id, name string) {
+	if !r.keyed(ctx) {
+		r.refuse(ctx, id, "/v1/models", openai.Unauthorized("the API key is missing or wrong"))
+		return
+	}
+	for _, m := range r.served() {
+		if m.ID == name {
+			writeJSON(ctx, 200, openai.AppendModel(nil, m))
+			r.brief(ctx, id, "/v1/models")
+			return
+		}
+	}
+	r.refuse(ctx, id, "/v1/models", openai.ModelNotFound(name))
+}
+
+// errorMessage is the message of an error body, for logs and wrapping.
+func errorMessage(body []byte) string {
+	var b struct {
+		Error struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(body, &b) == nil && b.Error.Message != "" {
+		return clip(b.Error.Message)
+	}
+	return clip(string(body))
+}
+
+func isEventStream(contentType string) bool {
+	return strings.HasPrefix(contentType, "text/event-stream")
+}
+func isJSON(contentType string) bool { return strings.HasPrefix(contentType, "application/json") }
+
+// clip bounds foreign text in messages and logs.
+func clip(s string) string {
+	if len(s) > 200 {
+		return strings.ToValidUTF8(s[:200], "") + "…"
+	}
+	return s
+}

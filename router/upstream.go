@@ -1,0 +1,234 @@
+package router
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+// upstream is the connections to workers. Each leg owns one connection from
+// request to answer, so that cancelling a leg is closing its connection, which
+// the worker notices at once.
+type upstream struct {
+	cfg    *Config
+	dialer net.Dialer
+
+	mu     sync.Mutex
+	closed bool
+	idle   map[string][]*upConn // by address, newest last
+	open   map[*upConn]struct{}
+}
+
+const (
+	upIdle       = 15 * time.Second // idle longer than this, a connection is not used again
+	upHeader     = 16 << 10         // most bytes of an answer's header
+	upReadBuffer = upHeader
+)
+
+func newUpstream(cfg *Config) *upstream {
+	return &upstream{cfg: cfg, idle: map[string][]*upConn{}, open: map[*upConn]struct{}{}}
+}
+
+// upConn is one connection, used by one leg at a time.
+type upConn struct {
+	net.Conn
+	u     *upstream
+	addr  string
+	br    *bufio.Reader
+	since time.Time   // idle since
+	stop  func() bool // ends the leg's hold on it
+	once  sync.Once
+}
+
+// Close may be called by a leg's end and its cancellation at once.
+func (c *upConn) Close() error {
+	var err error
+	c.once.Do(func() {
+		c.u.mu.Lock()
+		delete(c.u.open, c)
+		c.u.mu.Unlock()
+		err = c.Conn.Close()
+	})
+	return err
+}
+
+// hostPort is the address in an instance's URL.
+func hostPort(url string) (string, error) {
+	rest, ok := strings.CutPrefix(url, "http://")
+	if !ok {
+		return "", fmt.Errorf("worker URL %q does not begin with http://", url)
+	}
+	rest, _, _ = strings.Cut(rest, "/")
+	if _, _, err := net.SplitHostPort(rest); err != nil {
+		return "", fmt.Errorf("worker URL %q: %w", url, err)
+	}
+	return rest, nil
+}
+
+// get returns an idle connection that still is one, or dials.
+func (u *upstream) get(ctx context.Context, addr string) (*upConn, error) {
+	for {
+		c := u.pop(addr)
+		if c == nil {
+			break
+		}
+		if time.Since(c.since) < upIdle && quiet(c.Conn) {
+			return c, nil
+		}
+		c.Close()
+	}
+	ctx, cancel := context.WithTimeout(ctx, u.cfg.ConnectTimeout)
+	defer cancel()
+	conn, err := u.dialer.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	c := &upConn{Conn: conn, u: u, addr: addr, br: bufio.NewReaderSize(conn, upReadBuffer)}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.closed {
+		conn.Close()
+		return nil, errShutdown
+	}
+	u.open[c] = struct{}{}
+	return c, nil
+}
+
+func (u *upstream) pop(addr string) *upConn {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	list := u.idle[addr]
+	if len(list) == 0 {
+		return nil
+	}
+	c := list[len(list)-1]
+	if u.idle[addr] = list[:len(list)-1]; len(list) == 1 {
+		delete(u.idle, addr)
+	}
+	return c
+}
+
+// put takes back a connection whose answer was read to its end.
+func (u *upstream) put(c *upConn) {
+	c.since = time.Now()
+	u.mu.Lock()
+	list := u.idle[c.addr]
+	if keep := !u.closed && len(list) < u.cfg.IdleConns; keep {
+		u.idle[c.addr] = append(list, c)
+		u.mu.Unlock()
+		return
+	}
+	u.mu.Unlock()
+	c.Close()
+}
+
+// prune closes connections that have idled too long; the fleet loop calls it.
+func (u *upstream) prune() {
+	u.mu.Lock()
+	var old []*upConn
+	for addr, list := range u.idle {
+		n := 0 // the oldest are first
+		for n < len(list) && time.Since(list[n].since) >= upIdle {
+			n++
+		}
+		old = append(old, list[:n]...)
+		if u.idle[addr] = list[n:]; len(list) == n {
+			delete(u.idle, addr)
+		}
+	}
+	u.mu.Unlock()
+	for _, c := range old {
+		c.Close()
+	}
+}
+
+// counts returns the connections in use and idle.
+func (u *upstream) counts() (busy, idle int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, list := range u.idle {
+		idle += len(list)
+	}
+	return len(u.open) - idle, idle
+}
+
+func (u *upstream) close() {
+	u.mu.Lock()
+	u.closed = true
+	all := make([]*upConn, 0, len(u.open))
+	for c := range u.open {
+		all = append(all, c)
+	}
+	clear(u.idle)
+	u.mu.Unlock()
+	for _, c := range all {
+		c.Close()
+	}
+}
+
+// legError is a leg that broke, and in which phase. Dial errors and ends of a
+// connection speak about the worker; timeouts do not.
+type legError struct {
+	phase string // connect, send, answer, body
+	err   error
+}
+
+func (e *legError) Error() string { return e.phase + ": " + e.err.Error() }
+func (e *legError) Unwrap() error { return e.err }
+
+// gone says whether the error shows that the worker's end is not there, as
+// opposed to slow.
+func (e *legError) gone() bool {
+	var timeout interface{ Timeout() bool }
+	if errors.As(e.err, &timeout) && timeout.Timeout() {
+		return false
+	}
+	return !errors.Is(e.err, context.Canceled) && !errors.Is(e.err, context.DeadlineExceeded)
+}
+
+// roundTrip sends one request and reads the header of its answer. When ctx
+// ends the connection is closed, now or while the body is read. The caller
+// ends the body.
+func (u *upstream) roundTrip(ctx context.Context, addr string, req *fasthttp.RequestHeader, body []byte) (*upBody, error) {
+	c, err := u.get(ctx, addr)
+	if err != nil {
+		return nil, &legError{"connect", err}
+	}
+	c.stop = context.AfterFunc(ctx, func() { c.Close() })
+	b := &upBody{conn: c}
+	if err := b.exchange(addr, req, body); err != nil {
+		b.abort()
+		return nil, err
+	}
+	return b, nil
+}
+
+// exchange writes the request in one write if it is small, and reads the
+// answer's header.
+func (b *upBody) exchange(addr string, req *fasthttp.RequestHeader, body []byte) error {
+	c := b.conn
+	req.SetHost(addr)
+	req.SetContentLength(len(body))
+	if err := c.SetDeadline(time.Now().Add(c.u.cfg.WriteTimeout)); err != nil {
+		return &legError{"send", err}
+	}
+	bufs := net.Buffers{req.Header(), body}
+	if _, err := bufs.WriteTo(c.Conn); err != nil {
+		return &legError{"send", err}
+	}
+	if err := c.SetReadDeadline(time.Now().Add(c.u.cfg.FirstByteTimeout)); err != nil {
+		return &legError{"answer", err}
+	}
+	if err := b.header.Read(c.br); err != nil {
+		return &legError{"answer", err}
+	}
+	b.begin()
+	return nil
+}
