@@ -193,11 +193,11 @@ func (c *Conn) set(up bool, err error) {
 	}
 }
 
-// complain logs an error of the link, at most one in ten seconds.
+// complain logs an error of the link, now and then.
 func (c *Conn) complain(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if now := time.Now(); now.Sub(c.complained) > 10*time.Second {
+	if now := time.Now(); now.Sub(c.complained) > complaints {
 		c.complained = now
 		c.log.Warn("nats", "err", err)
 	}

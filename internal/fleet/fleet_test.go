@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"runtime"
 	"strings"
 	"testing"
@@ -154,11 +153,7 @@ func TestLoadIsRefreshedWithoutVersion(t *testing.T) {
 	v := eventually(t, w, "join", is("p", fleet.Live)).Version
 	<-load
 	load <- 5
-	for end := time.Now().Add(patience); w.Snapshot().Get("p").Load.Running != 5; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("load is not refreshed")
-		}
-	}
+	within(t, "load is not refreshed", func() bool { return w.Snapshot().Get("p").Load.Running == 5 })
 	if got := w.Snapshot().Version; got != v {
 		t.Fatalf("version %d, then %d", v, got)
 	}
@@ -192,10 +187,6 @@ func TestNATSRestartKillsNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	clientURL := first.ClientURL()
-	u, err := url.Parse(clientURL)
-	if err != nil {
-		t.Fatal(err)
-	}
 	second := first
 	t.Cleanup(func() { second.Close() }) // after its clients
 	w := watch(t, fleet.WatcherConfig{Conn: connect(t, clientURL)})
@@ -219,7 +210,7 @@ func TestNATSRestartKillsNobody(t *testing.T) {
 		t.Fatal("the data path does not kill")
 	}
 
-	cfg.Listen = u.Host
+	cfg.Listen = hostOf(t, clientURL)
 	if second, err = fleet.StartServer(cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -312,11 +303,7 @@ func TestStaticMembersNeedNoNATS(t *testing.T) {
 func TestWrongPasswordIsNotALink(t *testing.T) {
 	noLeak(t)
 	s := startServer(t, fleet.ServerConfig{})
-	u, err := url.Parse(s.ClientURL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := connect(t, "nats://xpyd:wrong@"+u.Host)
+	c := connect(t, "nats://xpyd:wrong@"+hostOf(t, s.ClientURL()))
 	time.Sleep(300 * time.Millisecond)
 	if c.Link().Up {
 		t.Fatal("connected")
@@ -404,11 +391,7 @@ func TestLifeline(t *testing.T) {
 	add("refused", "http://127.0.0.1:1")
 	add("held", held.URL)
 	heard := w.Snapshot().Get("held").Heard
-	for end := time.Now().Add(patience); !w.Snapshot().Get("held").Heard.After(heard); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("no lifeline")
-		}
-	}
+	within(t, "no lifeline", func() bool { return w.Snapshot().Get("held").Heard.After(heard) })
 	held.CloseClientConnections()
 	eventually(t, w, "death", is("held", fleet.Dead))
 	// The process is back, at the same place: the lifeline finds it.

@@ -63,6 +63,8 @@ const (
 	echoStep     = 500 * time.Millisecond // most that one echo proves
 	backlog      = 8192                   // messages between NATS and the watcher
 	batch        = 256                    // messages between two snapshots
+	echoPatience = 5 * time.Second        // until missing echoes are complained of
+	complaints   = 10 * time.Second       // between two of a kind
 )
 
 // Watcher keeps the fleet's snapshot. Its methods are safe for concurrent
@@ -84,6 +86,7 @@ type Watcher struct {
 	changed  chan struct{} // closed and renewed with each version
 	refusals map[string]Refusal
 	mute     time.Time // no complaint about bad messages before
+	muteEcho time.Time // nor about missing echoes
 
 	closeOnce sync.Once
 }
@@ -180,9 +183,19 @@ func (w *Watcher) run(msgs <-chan *nats.Msg) {
 				if w.reg.stale {
 					w.store(now)
 				}
+				w.checkEcho(now)
 			})
 			w.publish(subjectEcho+w.token, "", encodeEcho(time.Since(w.start)))
 		}
+	}
+}
+
+// checkEcho complains, now and then, of a link on which the watcher's own
+// messages do not come back: then silence is not judged. w.mu is held.
+func (w *Watcher) checkEcho(now time.Time) {
+	if w.reg.link.Up && now.Sub(w.reg.proved) > echoPatience && now.After(w.muteEcho) {
+		w.muteEcho = now.Add(complaints)
+		w.log.Warn("no echo from nats, silent workers are not noticed; may this user publish and subscribe to xpyd.fleet.>?")
 	}
 }
 
@@ -212,7 +225,7 @@ func (w *Watcher) apply(m *nats.Msg, now time.Time) (ask string) {
 	if err != nil {
 		w.metrics.refused.Inc()
 		if now.After(w.mute) {
-			w.mute = now.Add(10 * time.Second)
+			w.mute = now.Add(complaints)
 			w.log.Warn("refused a fleet message", "subject", m.Subject, "err", err)
 		}
 		return ""

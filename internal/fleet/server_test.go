@@ -1,0 +1,136 @@
+package fleet_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+// selfSigned writes a certificate for 127.0.0.1, which is its own authority.
+func selfSigned(t *testing.T) (cert, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "xpyd test"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalECPrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(name, kind string, der []byte) string {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	return write("cert.pem", "CERTIFICATE", der), write("key.pem", "EC PRIVATE KEY", secret)
+}
+
+func TestMutualTLS(t *testing.T) {
+	noLeak(t)
+	cert, key := selfSigned(t)
+	cfg := fleet.ServerConfig{TLSCert: cert, TLSKey: key, TLSCA: cert, ClusterListen: "127.0.0.1:0", ClusterUser: "r", ClusterPassword: "s"}
+	a := startServer(t, cfg)
+	cfg.ClusterRoutes = []string{a.ClusterURL()}
+	b := startServer(t, cfg)
+	dial := func(cfg fleet.ConnConfig) *fleet.Conn {
+		c, err := fleet.Connect(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := c.Close(t.Context()); err != nil && t.Context().Err() == nil {
+				t.Error(err)
+			}
+		})
+		return c
+	}
+	secured := func(s *fleet.Server) *fleet.Conn {
+		return dial(fleet.ConnConfig{URL: s.ClientURL(), TLSCert: cert, TLSKey: key, TLSCA: cert})
+	}
+	if !strings.HasPrefix(a.ClientURL(), "tls://") {
+		t.Fatal(a.ClientURL())
+	}
+	w := watch(t, fleet.WatcherConfig{Conn: secured(a)})
+	announce(t, secured(b), instance("p", fleet.Prefill))
+	eventually(t, w, "join over two servers", is("p", fleet.Live))
+	stranger := dial(fleet.ConnConfig{URL: a.ClientURL(), TLSCA: cert})
+	time.Sleep(200 * time.Millisecond)
+	if stranger.Link().Up {
+		t.Fatal("connected without a certificate")
+	}
+}
+
+// TestClusterHeals restarts the server that the other one's route leads to.
+func TestClusterHeals(t *testing.T) {
+	noLeak(t)
+	cfg := fleet.ServerConfig{User: "u", Password: "p", ClusterListen: "127.0.0.1:0", ClusterUser: "r", ClusterPassword: "s"}
+	a, err := fleet.StartServer(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close() })
+	client, route := hostOf(t, a.ClientURL()), hostOf(t, a.ClusterURL())
+	withRoute := cfg
+	withRoute.ClusterRoutes = []string{a.ClusterURL()}
+	b := startServer(t, withRoute)
+	w := watch(t, fleet.WatcherConfig{Conn: connect(t, a.ClientURL())})
+	announce(t, connect(t, b.ClientURL()), instance("p", fleet.Prefill))
+	eventually(t, w, "join", is("p", fleet.Live))
+
+	a.Close()
+	eventually(t, w, "link down", linked(false))
+	cfg.Listen, cfg.ClusterListen = client, route
+	if a, err = fleet.StartServer(cfg); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, w, "link up", linked(true))
+	at := w.Snapshot().Get("p").Heard
+	within(t, "the route does not heal", func() bool { return w.Snapshot().Get("p").Heard.After(at) })
+	if m := w.Snapshot().Get("p"); m.State != fleet.Live {
+		t.Fatalf("%+v", m)
+	}
+}
+
+func hostOf(t *testing.T, raw string) string {
+	t.Helper()
+	u, err := url.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u.Host
+}
+
+func within(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal(what)
+		}
+	}
+}
