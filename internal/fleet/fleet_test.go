@@ -260,6 +260,8 @@ func TestStrangersAreRefused(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	w := watch(t, fleet.WatcherConfig{Conn: c, Registerer: reg})
 	eventually(t, w, "link", linked(true))
+	// Nobody is there to answer the watcher's query; the server says so,
+	// which is no stranger's doing.
 	if err := c.Publish("xpyd.fleet.announce.x", []byte(`{"id":"y"}`)); err != nil {
 		t.Fatal(err)
 	}

@@ -64,6 +64,7 @@ const (
 	backlog      = 8192                   // messages between NATS and the watcher
 	batch        = 256                    // messages between two snapshots
 	echoPatience = 5 * time.Second        // until missing echoes are complained of
+	noResponders = "503"                  // a NATS status
 	complaints   = 10 * time.Second       // between two of a kind
 )
 
@@ -221,6 +222,9 @@ func (w *Watcher) receive(m *nats.Msg, more <-chan *nats.Msg) {
 
 // apply takes one message in; w.mu is held.
 func (w *Watcher) apply(m *nats.Msg, now time.Time) (ask string) {
+	if len(m.Data) == 0 && m.Header.Get("Status") == noResponders {
+		return "" // the server's answer to a query that no worker heard
+	}
 	d, err := decode(m.Subject, m.Data)
 	if err != nil {
 		w.metrics.refused.Inc()
