@@ -1,0 +1,148 @@
+package cpu_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/cpu"
+)
+
+// digestsMatch checks that block's stored digests are those of its first n rows.
+func digestsMatch(t *testing.T, b *cpu.Backend, block int32, firstPos, n int) {
+	t.Helper()
+	l := b.Layout()
+	got, want := make([]uint64, l.KVHeads), make([]uint64, l.KVHeads)
+	rows := make([]byte, l.RowsBytes(n))
+	for layer := range l.Layers {
+		b.Gather(layer, block, 0, n, rows)
+		kernels.DigestRows(l, layer, firstPos, n, rows, want)
+		if b.Digest(layer, block, got); !slices.Equal(got, want) {
+			t.Fatalf("layer %d block %d: digest %x, rows have %x", layer, block, got, want)
+		}
+	}
+}
+
+func TestDigestFollowsOverwrites(t *testing.T) {
+	a := shape(2, 32, 48, 4, 2, 8, 50)
+	b := open(t, a, randomWeights(a, kernels.F32, 1), cpu.Options{Blocks: 4, BlockTokens: 8, Threads: 1})
+	blocks := []int32{2, 0}
+	feed := func(pos int, tokens ...int32) {
+		mustStep(t, b, kernels.Seq{Tokens: tokens, Pos: pos, Blocks: blocks})
+	}
+	feed(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
+	digestsMatch(t, b, 2, 0, 8)
+	digestsMatch(t, b, 0, 8, 3)
+	feed(10, 12) // the last position again, with another token
+	digestsMatch(t, b, 0, 8, 3)
+	feed(11, 13)
+	digestsMatch(t, b, 0, 8, 4)
+	feed(9, 14) // back into the block: what follows leaves the digest
+	digestsMatch(t, b, 0, 8, 2)
+	blocks = []int32{0, 2} // reuse from offset 0, at another position
+	feed(0, 1, 2, 3)
+	digestsMatch(t, b, 0, 0, 3)
+	feed(3, 4, 5, 6, 7, 8, 9, 10)
+	digestsMatch(t, b, 0, 0, 8)
+	digestsMatch(t, b, 2, 8, 2)
+}
+
+func TestGatherScatterCopy(t *testing.T) {
+	a := shape(2, 32, 48, 4, 2, 8, 50)
+	w := randomWeights(a, kernels.F32, 1)
+	src := open(t, a, w, cpu.Options{Blocks: 4, BlockTokens: 8, Threads: 1})
+	dst := open(t, a, w, cpu.Options{Blocks: 6, BlockTokens: 8, Threads: 1})
+	tokens := randomTokens(rand.New(rand.NewPCG(1, 1)), 13, 50)
+	mustStep(t, src, kernels.Seq{Tokens: tokens, Blocks: []int32{3, 1}})
+	l := src.Layout()
+	d := make([]uint64, l.KVHeads)
+	move := func(from, to int32, n int) {
+		rows := make([]byte, l.RowsBytes(n))
+		for layer := range l.Layers {
+			src.Gather(layer, from, 0, n, rows)
+			dst.Scatter(layer, to, 0, n, rows)
+			src.Digest(layer, from, d)
+			dst.SetDigest(layer, to, n, d)
+		}
+	}
+	move(3, 5, 8)
+	move(1, 0, 5)
+	digestsMatch(t, dst, 5, 0, 8)
+	digestsMatch(t, dst, 0, 8, 5)
+	next := func(b *cpu.Backend, blocks ...int32) []float32 {
+		return slices.Clone(mustStep(t, b, kernels.Seq{Tokens: []int32{7}, Pos: 13, Blocks: blocks, WantLogits: true})[0].Logits)
+	}
+	dst.CopyBlock(4, 0, 8, 5) // a full copy takes the digest
+	dst.CopyBlock(2, 0, 8, 3) // a partial one hashes its rows
+	digestsMatch(t, dst, 4, 8, 5)
+	digestsMatch(t, dst, 2, 8, 3)
+	want := next(src, 3, 1)
+	for _, block := range []int32{0, 4} {
+		if !sameBits(next(dst, 5, block), want) {
+			t.Errorf("block %d: moved rows give other logits", block)
+		}
+		digestsMatch(t, dst, block, 8, 6)
+	}
+	// One head's slice of a gather is where the layout says.
+	all, one := make([]byte, l.RowsBytes(8)), make([]byte, l.RowsBytes(1))
+	src.Gather(1, 3, 0, 8, all)
+	src.Gather(1, 3, 6, 1, one)
+	for i := range 2 * l.KVHeads {
+		if !slices.Equal(one[i*l.RowBytes:(i+1)*l.RowBytes], all[(i*8+6)*l.RowBytes:(i*8+7)*l.RowBytes]) {
+			t.Errorf("run %d of row 6 differs", i)
+		}
+	}
+}
+
+// Other goroutines move blocks that no step writes while steps run.
+func TestPoolBesideSteps(t *testing.T) {
+	a := shape(2, 64, 96, 8, 4, 8, 64)
+	b := open(t, a, randomWeights(a, kernels.F32, 1), cpu.Options{Blocks: 16, Threads: 2})
+	mustStep(t, b, kernels.Seq{Tokens: make([]int32, 16), Blocks: []int32{9}})
+	var wg sync.WaitGroup
+	for g := range int32(3) {
+		wg.Go(func() {
+			l := b.Layout()
+			buf, d := make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
+			for i := range 200 {
+				layer := i % l.Layers
+				b.Gather(layer, 9, 0, 16, buf)
+				b.Digest(layer, 9, d)
+				b.Scatter(layer, 10+g, 0, 16, buf)
+				b.SetDigest(layer, 10+g, 16, d)
+				b.CopyBlock(13+g, 9, 0, 16)
+			}
+		})
+	}
+	for i := range 40 {
+		mustStep(t, b, kernels.Seq{Tokens: make([]int32, 30), Pos: i, Blocks: []int32{0, 1, 2, 3, 4}},
+			kernels.Seq{Tokens: []int32{5}, Pos: 16 + i%16, Blocks: []int32{9, 8}})
+	}
+	wg.Wait()
+	for _, block := range []int32{9, 10, 11, 12, 13, 14, 15} {
+		digestsMatch(t, b, block, 0, 16)
+	}
+}
+
+func TestPoolRefusesBadRanges(t *testing.T) {
+	a := shape(1, 16, 16, 1, 1, 8, 8)
+	b := open(t, a, randomWeights(a, kernels.F32, 1), cpu.Options{Blocks: 2, BlockTokens: 4, Threads: 1})
+	buf := make([]byte, b.Layout().RowsBytes(2))
+	f := func(name string, call func()) {
+		t.Helper()
+		defer func() {
+			if recover() == nil {
+				t.Errorf("%s: no panic", name)
+			}
+		}()
+		call()
+	}
+	f("past the block", func() { b.Gather(0, 0, 3, 2, buf) })
+	f("past the pool", func() { b.Gather(0, 2, 0, 2, buf) })
+	f("negative block", func() { b.Scatter(0, -1, 0, 2, buf) })
+	f("short buffer", func() { b.Scatter(0, 0, 0, 2, buf[1:]) })
+	f("digest of too many rows", func() { b.SetDigest(0, 0, 5, make([]uint64, 1)) })
+	f("digest past the pool", func() { b.Digest(0, 2, make([]uint64, 1)) })
+}
