@@ -23,13 +23,15 @@ func (e *Engine) deliver(q *sequence, res *kernels.Result) {
 	if len(res.Samples) == 0 {
 		return
 	}
+	if h.prompted {
+		s := res.Samples[0]
+		s.Top = slices.Clone(s.Top)
+		e.accept(q, s)
+		return
+	}
 	drawn := slices.Clone(res.Samples)
 	for i := range drawn {
 		drawn[i].Top = slices.Clone(drawn[i].Top)
-	}
-	if h.prompted {
-		e.accept(q, drawn[0])
-		return
 	}
 	if n := len(h.logprobs); n > 0 && h.req.Prefilled == nil {
 		h.logprobs = h.logprobs[:n-1] // nothing follows the last prompt token

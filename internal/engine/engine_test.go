@@ -145,17 +145,17 @@ func TestPromptLogprobs(t *testing.T) {
 		cfg.StepTokens = stepTokens
 		r := newRig(t, cfg, enginetest.Config{BlockTokens: 4}, nil)
 		req := request(prompt(rng(), length), 3)
-		req.PromptLogprobs, req.Logprobs = 2, 1
+		req.PromptLogprobs, req.Logprobs, req.IgnoreEOS = 2, 1, true
 		out, info, err := collect(r.submit(req), 1)
 		if err != nil || len(info.Logprobs) != length-1 {
 			t.Fatalf("chunks of %d: %d entries, %v", stepTokens, len(info.Logprobs), err)
 		}
 		for i, p := range info.Logprobs {
-			if p.Self.ID != req.Prompt[i+1] || p.Self.Rank == 0 || len(p.Top) != 2 {
+			if p.Self.ID != req.Prompt[i+1] || p.Self.Rank == 0 || len(p.Top) != 2 || p.Top[0].Rank != 1 {
 				t.Errorf("chunks of %d: entry %d is %+v", stepTokens, i, p)
 			}
 		}
-		if s := out[0].sampled[2]; s.Self.ID != s.Token || len(s.Top) != 1 {
+		if s := out[0].sampled[1]; s.Self.ID != s.Token || len(s.Top) != 1 || s.Top[0].Rank != 1 {
 			t.Errorf("logprobs: %+v", s)
 		}
 	}

@@ -27,6 +27,8 @@ type Backend struct {
 	// step's. Set it before the engine starts.
 	OnStep func(*kernels.Step) error
 
+	last []kernels.Result // of the latest step; spoiled by the next
+
 	mu    sync.Mutex // guards the fields below
 	rows  []uint64   // [layer][block][row]
 	steps int
@@ -84,8 +86,10 @@ func (b *Backend) Steps() (n, peak int) {
 	return b.steps, b.peak
 }
 
-// Step implements kernels.Backend.
+// Step implements kernels.Backend. It spoils the previous step's results,
+// which callers must not read any more.
 func (b *Backend) Step(s *kernels.Step) ([]kernels.Result, error) {
+	spoil(b.last)
 	if b.OnStep != nil {
 		if err := b.OnStep(s); err != nil {
 			return nil, err
@@ -114,7 +118,21 @@ func (b *Backend) Step(s *kernels.Step) ([]kernels.Result, error) {
 	for i := range s.Seqs {
 		results[i] = b.draw(&s.Seqs[i], hidden[i])
 	}
+	b.last = results
 	return results, nil
+}
+
+func spoil(results []kernels.Result) {
+	for _, r := range results {
+		for i := range r.Samples {
+			clear(r.Samples[i].Top)
+			r.Samples[i] = kernels.Sampled{Token: -1}
+		}
+		for i := range r.Prompt {
+			clear(r.Prompt[i].Top)
+			r.Prompt[i] = kernels.PromptLogprob{}
+		}
+	}
 }
 
 // layer writes this layer's rows of all sequences, then lets each position
