@@ -1,6 +1,7 @@
 package kvconn
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -50,6 +51,23 @@ func OutcomeOf(err error, fallback ticket.Outcome) ticket.Outcome {
 		return e.Outcome
 	}
 	return fallback
+}
+
+// ended is the outcome of a wait that ctx has ended.
+func ended(ctx context.Context) ticket.Outcome {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return ticket.Late
+	}
+	return ticket.Cancelled
+}
+
+// orderly turns a hang-up (EOF, or a reset when bytes crossed it) that
+// interrupted nothing into an ordinary end.
+func orderly(o ticket.Outcome, err error, tickets int) ticket.Outcome {
+	if o == ticket.Dead && !errors.Is(err, errSilent) && tickets == 0 {
+		return ticket.Done
+	}
+	return o
 }
 
 // Incompatible says which field of the handshake keeps two peers apart. Both

@@ -111,7 +111,7 @@ func (i *Incoming) Wait(ctx context.Context) (Commit, error) {
 	case <-ctx.Done():
 		i.mu.Lock()
 		defer i.mu.Unlock()
-		return Commit{}, &Error{"wait", i.s.peer.PeerID, i.phase(), ticket.Cancelled, ctx.Err()}
+		return Commit{}, &Error{"wait", i.s.peer.PeerID, i.phase(), ended(ctx), ctx.Err()}
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -79,7 +79,7 @@ func (r *Receiver) Open(ctx context.Context, addr string, expect PeerID) (*Sessi
 	select {
 	case <-sl.ready:
 	case <-ctx.Done():
-		return nil, &Error{"open", expect, PhaseDial, ticket.Cancelled, ctx.Err()}
+		return nil, &Error{"open", expect, PhaseDial, ended(ctx), ctx.Err()}
 	}
 	if sl.err != nil {
 		return nil, sl.err

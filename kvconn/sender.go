@@ -117,6 +117,7 @@ func (p *sender) fail(o ticket.Outcome, err error) {
 		p.mu.Unlock()
 		return
 	}
+	o = orderly(o, err, len(p.tickets))
 	p.err = &Error{"session", p.peer.PeerID, PhaseIdle, o, err}
 	bulk := make([]*frameConn, 0, len(p.bulk))
 	for _, w := range p.bulk {

@@ -81,11 +81,13 @@ func (s *Session) fail(o ticket.Outcome, err error) {
 		s.mu.Unlock()
 		return
 	}
+	o = orderly(o, err, len(s.tickets))
 	s.err = &Error{"session", s.peer.PeerID, PhaseIdle, o, err}
 	all := make([]*Incoming, 0, len(s.tickets))
 	for _, i := range s.tickets {
 		all = append(all, i)
 	}
+	clear(s.tickets)
 	s.mu.Unlock()
 	s.cancel()
 	hangUp(s.ctl, s.bulk)
@@ -95,7 +97,6 @@ func (s *Session) fail(o ticket.Outcome, err error) {
 		} else {
 			i.end(o, err)
 		}
-		s.drop(i.id)
 	}
 	s.side.sessionEnd(o)
 	s.log.Info("kv session over", "outcome", string(o), "tickets", len(all), "why", err)
@@ -166,7 +167,7 @@ func (s *Session) Request(ctx context.Context, spec TicketSpec) (*Incoming, erro
 		return nil, &Error{"request", s.peer.PeerID, PhaseTicket, o, err}
 	}
 	if err := ctx.Err(); err != nil {
-		return refuse(ticket.Cancelled, err)
+		return refuse(ended(ctx), err)
 	}
 	now := time.Now()
 	if spec.Positions == 0 {
@@ -189,6 +190,8 @@ func (s *Session) Request(ctx context.Context, spec TicketSpec) (*Incoming, erro
 	s.mu.Lock()
 	var o ticket.Outcome
 	switch {
+	case s.err != nil && s.err.Outcome == ticket.Done: // closed for idleness just now
+		o, err = ticket.Dead, s.err.Err
 	case s.err != nil:
 		o, err = s.err.Outcome, s.err.Err
 	case s.draining:

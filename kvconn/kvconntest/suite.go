@@ -35,7 +35,7 @@ func Run(t *testing.T, f Factory) {
 	before := runtime.NumGoroutine()
 	t.Run("case", func(t *testing.T) {
 		for _, c := range transfers {
-			f.leaf(t, "transfer/"+c.name, nil, c.run)
+			f.leaf(t, "transfer/"+c.name, c.tune, c.run)
 		}
 		for _, c := range negotiations {
 			f.leaf(t, "handshake/"+c.name, c.tune, c.run)

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -130,6 +132,9 @@ var transfers = []leafCase{
 		}
 	}},
 	{name: "stranger", run: stranger},
+	{name: "no-room", tune: func(r, s *kvconn.Config) { s.MaxTickets = 1 }, run: noRoom},
+	{name: "fair", tune: func(r, s *kvconn.Config) { s.BatchBytes = 1024 }, run: fair},
+	{name: "idle-session-closes", tune: func(r, s *kvconn.Config) { r.IdleTimeout = r.PeerSilence }, run: idleCloses},
 }
 
 // setDelta moves exactly the blocks that the receiver does not have.
@@ -276,6 +281,67 @@ func alwaysCorrupt(t *testing.T, f Factory, w *World, ch *Chaos) {
 	if err := w.Fetch(t.Context(), w.Spec("again", 1, 4, 8)); err != nil {
 		t.Error(err)
 	}
+}
+
+// noRoom: a ticket too many is refused as no_space, by whichever side is full.
+func noRoom(t *testing.T, f Factory, w *World, ch *Chaos) {
+	hold := make(chan struct{})
+	w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) {
+		<-hold
+		w.Compute(ctx, g, src)
+	}
+	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+	check(t, err)
+	spec := w.Spec("first", 1, 9, 0)
+	in, err := s.Request(t.Context(), spec)
+	check(t, err)
+	second, err := s.Request(t.Context(), w.Spec("second", 1, 9, 8))
+	check(t, err)
+	if _, err := second.Wait(t.Context()); kvconn.OutcomeOf(err, "") != ticket.NoSpace {
+		t.Errorf("want no_space, have %v", err)
+	}
+	close(hold)
+	if _, err := in.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// fair: a short ticket does not wait for a long one that came before it.
+func fair(t *testing.T, f Factory, w *World, ch *Chaos) {
+	ch.Delay = w.RConfig.KeepAlive / 100
+	ch.Arm(Rule{Step: Unit, To: ToReceiver, Action: Slow})
+	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+	check(t, err)
+	long, err := s.Request(t.Context(), w.Spec("long", 1, 240, 0))
+	check(t, err)
+	short, err := s.Request(t.Context(), w.Spec("short", 1, 8, 100))
+	check(t, err)
+	if _, err := short.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	select {
+	case <-long.Done():
+		t.Error("the long ticket was over first")
+	default:
+	}
+	if _, err := long.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// idleCloses: a session without tickets ends in order, and Open makes another.
+func idleCloses(t *testing.T, f Factory, w *World, ch *Chaos) {
+	check(t, w.Fetch(t.Context(), w.Spec("first", 1, 9, 0)))
+	s, err := w.Receiver.Open(t.Context(), w.Addr, w.SConfig.Identity.PeerID)
+	check(t, err)
+	<-s.Done()
+	time.Sleep(w.RConfig.KeepAlive)
+	for _, reg := range []*prometheus.Registry{w.RMetrics, w.SMetrics} {
+		if n := w.Value(reg, "xpyd_kvconn_session_ends_total", "done"); n != 1 {
+			t.Errorf("%v orderly ends", n)
+		}
+	}
+	check(t, w.Fetch(t.Context(), w.Spec("second", 1, 9, 8)))
 }
 
 // stranger: connections that speak something else are shut out in time and
