@@ -128,7 +128,7 @@ func (g *gguf) byteLevel(t *Tokenizer) error {
 	if !ok {
 		return errors.New(ggml + "merges is missing")
 	}
-	pairs, err := splitMerges(slices.Clone(merges))
+	pairs, err := splitMerges(merges)
 	if err != nil {
 		return err
 	}

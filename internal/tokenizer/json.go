@@ -1,11 +1,11 @@
 package tokenizer
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -233,33 +233,37 @@ func (t *Tokenizer) setModel(m *modelJSON, byteLevel bool) error {
 
 // readMerges reads merges in either form: "a b", or ["a", "b"].
 func readMerges(raw json.RawMessage) ([][2]string, error) {
-	var lines []string
-	if err := json.Unmarshal(raw, &lines); err == nil {
+	inner, isList := bytes.CutPrefix(bytes.TrimSpace(raw), []byte("["))
+	if !isList || !bytes.HasPrefix(bytes.TrimSpace(inner), []byte("[")) {
+		var lines []string
+		if err := json.Unmarshal(raw, &lines); err != nil {
+			return nil, fmt.Errorf("merges: %w", err)
+		}
 		return splitMerges(lines)
 	}
-	var pairs [][]string
+	var pairs [][2]string
 	if err := json.Unmarshal(raw, &pairs); err != nil {
 		return nil, fmt.Errorf("merges: %w", err)
 	}
-	out := make([][2]string, len(pairs))
 	for i, p := range pairs {
-		if len(p) != 2 {
-			return nil, fmt.Errorf("merge %d: want 2 parts, have %d", i, len(p))
+		if p[0] == "" || p[1] == "" {
+			return nil, fmt.Errorf("merge %d: want two parts, have %q", i, p)
 		}
-		out[i] = [2]string(p)
 	}
-	return out, nil
+	return pairs, nil
 }
 
 func splitMerges(lines []string) ([][2]string, error) {
-	lines = slices.DeleteFunc(lines, func(s string) bool { return strings.HasPrefix(s, "#version") })
-	out := make([][2]string, len(lines))
+	out := make([][2]string, 0, len(lines))
 	for i, line := range lines {
+		if strings.HasPrefix(line, "#version") {
+			continue
+		}
 		left, right, ok := strings.Cut(line, " ")
 		if !ok || left == "" || right == "" || strings.Contains(right, " ") {
 			return nil, fmt.Errorf("merge %d: want two parts in %q", i, line)
 		}
-		out[i] = [2]string{left, right}
+		out = append(out, [2]string{left, right})
 	}
 	return out, nil
 }

@@ -97,7 +97,7 @@ func compilePattern(pattern string) (re *regexp.Regexp, tail int, err error) {
 			class = true
 		case !class && rest[0] == '(' && !strings.HasPrefix(rest, "(?"):
 			groups++
-		case !class && !escaped && rest[0] == '+' && i > 0 && strings.IndexByte("?*+}", pattern[i-1]) >= 0:
+		case !class && !escaped && rest[0] == '+' && i > 0 && strings.IndexByte("?*+", pattern[i-1]) >= 0:
 			return nil, 0, fmt.Errorf("pattern %q: possessive repetition is not supported", pattern)
 		}
 		b.WriteByte(rest[0])

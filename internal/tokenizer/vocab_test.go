@@ -49,7 +49,7 @@ func load(t testing.TB, name string) *tokenizer.Tokenizer {
 	if v, ok := vocabularies.Load(name); ok {
 		return v.(*tokenizer.Tokenizer)
 	}
-	tok, err := make(t, name)
+	tok, err := build(t, name)
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
@@ -59,8 +59,8 @@ func load(t testing.TB, name string) *tokenizer.Tokenizer {
 
 const llama3Regex = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 
-// make builds a vocabulary, or a variant of one that make_goldens.py makes too.
-func make(t testing.TB, name string) (*tokenizer.Tokenizer, error) {
+// build makes a vocabulary, or a variant of one that make_goldens.py makes too.
+func build(t testing.TB, name string) (*tokenizer.Tokenizer, error) {
 	type object = map[string]any
 	var config []byte
 	base := name

@@ -1,0 +1,162 @@
+package tokenizer
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var atoms = []string{" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u0085", "'s", "'S", "'ll", "'LL", "'ſ", "'", "'r", "'re", "a", "Z", "é", "e\u0301",
+	"你", "ſ", "1", "123", "½", "٣", "!", "?!", "…", "<|", "_", "\u200d", "😀", "\x00", "\U0010ffff", "\uFFFD", "Ⅷ", "ǅ"}
+
+func randomText(r *rand.Rand, n int) string {
+	var b strings.Builder
+	for range r.IntN(n) {
+		b.WriteString(atoms[r.IntN(len(atoms))])
+	}
+	return b.String()
+}
+
+// TestCuttersByHand compares the hand-written cutters with their patterns.
+func TestCuttersByHand(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, pattern := range []string{gpt2Pattern, llama3Pattern, qwen2Pattern} {
+		hand, err := patternCutter(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slow, err := regexpCutter(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 20_000 {
+			for s := randomText(r, 12); s != ""; {
+				n, ok := hand(s)
+				m, match := slow(s)
+				if n != m || ok != match || n < 1 {
+					t.Fatalf("%s\ncuts %q by hand at %d (%v), by pattern at %d (%v)", pattern, s, n, ok, m, match)
+				}
+				s = s[n:]
+			}
+		}
+	}
+}
+
+func TestPatterns(t *testing.T) {
+	f := func(pattern, text string, want ...string) {
+		t.Helper()
+		cut, err := regexpCutter(pattern)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		var got []string
+		for s := text; s != ""; {
+			n, _ := cut(s)
+			got, s = append(got, s[:n]), s[n:]
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s cuts %q into %q", pattern, text, got)
+		}
+	}
+	f(`\d+`, "a12b", "a", "12", "b")
+	f(`[\s\d]+|\S`, "1 2ab", "1 2", "a", "b")
+	f(`a(?:b|c)+\+`, "xabc+y", "x", "abc+", "y")
+	f(`(a)|\s+(?!\S)|\s+`, "a   b", "a", "  ", " ", "b")
+	f(`x*`, "aaa", "aaa")
+	bad := func(pattern string) {
+		t.Helper()
+		if _, err := regexpCutter(pattern); err == nil {
+			t.Errorf("%s compiles", pattern)
+		}
+	}
+	bad(`a(?=b)`)
+	bad(`a(?!b)`)
+	bad(`(?<!a)b`)
+	bad(`\s+(?!\S)|\s+(?!\S)`)
+	bad(`a++`)
+	bad(`[a-z&&[^b]]`)
+	bad(`\bword`)
+	bad(`[\S]`)
+	bad(`(`)
+}
+
+// TestMergeLong compares the two ways to merge.
+func TestMergeLong(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 2000 {
+		letters := int32(2 + r.IntN(4))
+		table := newPairTable(64)
+		next := letters
+		for rank := range uint32(40) {
+			table.put(r.Int32N(next), r.Int32N(next), next, rank/uint32(1+r.IntN(2)))
+			next++
+		}
+		syms := make([]int32, r.IntN(120))
+		for i := range syms {
+			syms[i] = r.Int32N(letters)
+		}
+		a, b := scratch{syms: slices.Clone(syms)}, scratch{syms: slices.Clone(syms)}
+		a.mergeShort(&table)
+		b.mergeLong(&table)
+		if !slices.Equal(a.syms, b.syms) {
+			t.Fatalf("%v: %v and %v", syms, a.syms, b.syms)
+		}
+	}
+}
+
+func TestByteChars(t *testing.T) {
+	seen := map[rune]bool{}
+	for i := range 256 {
+		r := byteChar(byte(i))
+		b, ok := charByte(r)
+		if !ok || b != byte(i) || seen[r] {
+			t.Errorf("byte %#x is %q is %#x", i, r, b)
+		}
+		seen[r] = true
+	}
+	for r := rune(0); r < 0x400; r++ {
+		if _, ok := charByte(r); ok != seen[r] {
+			t.Errorf("%q: %v", r, ok)
+		}
+	}
+}
+
+func TestSplitBehaviors(t *testing.T) {
+	f := func(mode behavior, invert bool, text string, want ...string) {
+		t.Helper()
+		var got []string
+		words := map[string]int32{}
+		m := &bpe{ignoreMerges: true, words: words, vocabSize: 100}
+		for i := range len(text) {
+			for j := i + 1; j <= len(text); j++ {
+				if _, ok := words[text[i:j]]; !ok {
+					words[text[i:j]] = int32(len(words))
+				}
+			}
+		}
+		e := encoder{t: &Tokenizer{model: m}}
+		e.split(text, []splitStep{{cut: stringCutter("-"), mode: mode, invert: invert}}, true)
+		for _, id := range e.out {
+			for w, n := range words {
+				if n == id {
+					got = append(got, w)
+				}
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("mode %d, invert %v: %q is cut into %q", mode, invert, text, got)
+		}
+	}
+	// The example of Hugging Face's documentation of SplitDelimiterBehavior.
+	const text = "the-final--countdown"
+	f(removed, false, text, "the", "final", "countdown")
+	f(isolated, false, text, "the", "-", "final", "-", "-", "countdown")
+	f(mergedWithPrevious, false, text, "the-", "final-", "-", "countdown")
+	f(mergedWithNext, false, text, "the", "-final", "-", "-countdown")
+	f(contiguous, false, text, "the", "-", "final", "--", "countdown")
+	f(removed, true, text, "-", "-", "-")
+	f(mergedWithNext, false, "-a-", "-a", "-")
+	f(mergedWithPrevious, false, "-a-", "-", "a-")
+}
