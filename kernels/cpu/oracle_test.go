@@ -77,7 +77,10 @@ func TestStories260KOracle(t *testing.T) {
 			continue
 		}
 		b := open(t, a, w, cpu.Options{Blocks: 32, SIMD: simd})
-		for _, c := range oracle.Cases {
+		for i, c := range oracle.Cases {
+			if simd == "portable" && i > 0 {
+				break // slow, and the same bits by TestSameBits
+			}
 			blocks := make([]int32, 32)
 			for i := range blocks {
 				blocks[i] = int32(31 - i)

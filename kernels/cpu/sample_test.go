@@ -157,7 +157,7 @@ func randomLogits(r *rand.Rand, n int, quantum float64) []float32 {
 func TestSampleDistribution(t *testing.T) {
 	r := rand.New(rand.NewPCG(21, 1))
 	const n = 3000
-	for trial := range 120 {
+	for trial := range 60 {
 		vocab := 3 + r.IntN(60)
 		d := draw(t, vocab)
 		logits := randomLogits(r, vocab, []float64{0, 0.5, 2}[r.IntN(3)])
@@ -202,9 +202,9 @@ func TestSampleDistribution(t *testing.T) {
 // With a vocabulary of real size the kept set is exactly the naive one.
 func TestSampleSets(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 8))
-	const vocab = 5000
+	const vocab = 2000
 	d := draw(t, vocab)
-	for range 60 {
+	for range 24 {
 		logits := randomLogits(r, vocab, []float64{0, 0.25}[r.IntN(2)])
 		p := kernels.Sample{Temperature: 0.5, TopP: 1, Repetition: 1}
 		switch r.IntN(3) {
@@ -217,7 +217,7 @@ func TestSampleSets(t *testing.T) {
 		}
 		want := naive(logits, &p)
 		got := map[int32]bool{}
-		for i := range 3000 {
+		for i := range 2000 {
 			p.Position = i
 			got[d(logits, &p)] = true
 		}
@@ -227,7 +227,7 @@ func TestSampleSets(t *testing.T) {
 			}
 		}
 		for id, w := range want {
-			if w > 0.01 && !got[int32(id)] {
+			if w > 0.015 && !got[int32(id)] {
 				t.Fatalf("token %d of probability %v never drawn: %+v", id, w, p)
 			}
 		}

@@ -66,12 +66,14 @@ func (t *team) run(n int, work func(member int)) {
 
 // barrier waits until every active member is here, and resets claim.
 func (t *team) barrier() {
-	if t.active == 1 {
+	// Read before arriving: after it, member 0 may already be in the next run.
+	active := int32(t.active)
+	if active == 1 {
 		t.next.Store(0)
 		return
 	}
 	phase := t.phase.Load()
-	if int(t.arrived.Add(1)) == t.active {
+	if t.arrived.Add(1) == active {
 		t.arrived.Store(0)
 		t.next.Store(0)
 		t.phase.Add(1)
