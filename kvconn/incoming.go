@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/bits"
 	"sync"
 	"time"
 
@@ -247,78 +246,6 @@ func (i *Incoming) stored(unit uint32, err error) {
 		return
 	}
 	i.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("store: %w", err))
-}
-
-// again asks for units once more, in a new round, or gives up.
-func (i *Incoming) again(runs []run, why error) {
-	i.mu.Lock()
-	if i.ended {
-		i.mu.Unlock()
-		return
-	}
-	if i.tries == nil {
-		i.tries = map[uint32]int{}
-	}
-	n, tired := 0, false
-	for _, r := range runs {
-		for u := r.First; u < r.First+r.Count; u++ {
-			i.tries[u]++
-			tired = tired || i.tries[u] > i.s.cfg.Resends
-			n++
-		}
-	}
-	i.round++
-	i.marks = 0
-	i.progress = time.Now()
-	m := &resend{ID: i.id, Round: i.round, Runs: runs}
-	i.mu.Unlock()
-	if tired {
-		i.end(ticket.Corrupt, fmt.Errorf("asked %d times again: %w", i.s.cfg.Resends, why))
-		return
-	}
-	i.s.side.resends.Add(float64(n))
-	i.s.post(m)
-}
-
-// lost returns the missing units as runs; needs mu.
-func (i *Incoming) lost() []run {
-	var runs []run
-	for u, st := range i.units {
-		if st != unitMissing {
-			continue
-		}
-		if n := len(runs); n > 0 && runs[n-1].First+runs[n-1].Count == uint32(u) {
-			runs[n-1].Count++
-		} else {
-			runs = append(runs, run{uint32(u), 1})
-		}
-	}
-	return runs
-}
-
-var errLost = errors.New("blocks did not arrive")
-
-// onSent notes a bulk connection's mark. Once all have theirs, and the commit
-// is there, nothing of this round is under way: what is missing was lost.
-func (i *Incoming) onSent(round uint32, conn int) {
-	i.mu.Lock()
-	var runs []run
-	if round == i.round && !i.ended {
-		i.marks |= 1 << conn
-		runs = i.settledRound()
-	}
-	i.mu.Unlock()
-	if len(runs) > 0 {
-		i.again(runs, errLost)
-	}
-}
-
-// settledRound returns what this round has lost, once it is over; needs mu.
-func (i *Incoming) settledRound() []run {
-	if !i.committed || bits.OnesCount64(i.marks) < len(i.s.bulk) {
-		return nil
-	}
-	return i.lost()
 }
 
 func (i *Incoming) onAccepted() {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"runtime"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -264,6 +265,27 @@ func TestUnitTag(t *testing.T) {
 	if a == unitTag([16]byte{2}, [16]byte{2}, 3) || a == unitTag([16]byte{1}, [16]byte{3}, 3) || a == unitTag([16]byte{1}, [16]byte{2}, 4) {
 		t.Error("tags of different tickets are equal")
 	}
+}
+
+// A peer that takes no bytes, and one that sends none, are told apart.
+func TestSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := net.Pipe()
+		defer a.Close()
+		defer b.Close()
+		f := newFrameConn(a, 64)
+		f.silence = time.Second
+		start := time.Now()
+		if err := f.send(bare(typePing)); !errors.Is(err, errStalled) {
+			t.Errorf("write: %v", err)
+		}
+		if _, _, err := f.next(); !errors.Is(err, errSilent) {
+			t.Errorf("read: %v", err)
+		}
+		if took := time.Since(start); took != 2*time.Second {
+			t.Errorf("took %v", took)
+		}
+	})
 }
 
 func TestFence(t *testing.T) {

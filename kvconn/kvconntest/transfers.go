@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -133,7 +132,10 @@ var transfers = []leafCase{
 	}},
 	{name: "stranger", run: stranger},
 	{name: "no-room", tune: func(r, s *kvconn.Config) { s.MaxTickets = 1 }, run: noRoom},
-	{name: "fair", tune: func(r, s *kvconn.Config) { s.BatchBytes = 1024 }, run: fair},
+	{name: "fair", tune: func(r, s *kvconn.Config) {
+		s.BatchBytes, s.TicketTimeout, r.TicketTimeout = 1024, time.Minute, time.Minute
+	}, run: fair},
+	{name: "marks-tell-what-was-lost", tune: func(r, s *kvconn.Config) { r.RepairTimeout = time.Hour; r.BulkConns = 2 }, run: marks},
 	{name: "idle-session-closes", tune: func(r, s *kvconn.Config) { r.IdleTimeout = r.PeerSilence }, run: idleCloses},
 }
 
@@ -329,6 +331,19 @@ func fair(t *testing.T, f Factory, w *World, ch *Chaos) {
 	}
 }
 
+// marks: a lost unit is asked for without waiting for a timeout.
+func marks(t *testing.T, f Factory, w *World, ch *Chaos) {
+	for n := range 4 {
+		ch.Arm(Rule{Step: Unit, To: ToReceiver, Nth: 3 * n, Times: 2, Action: Drop})
+		if err := w.Fetch(t.Context(), w.Spec("lost", int32(n), 20, 8*n)); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := w.Value(w.RMetrics, "xpyd_kvconn_resent_units_total", "receiver"); n < 8 {
+		t.Errorf("%v units asked for again, 8 were lost", n)
+	}
+}
+
 // idleCloses: a session without tickets ends in order, and Open makes another.
 func idleCloses(t *testing.T, f Factory, w *World, ch *Chaos) {
 	check(t, w.Fetch(t.Context(), w.Spec("first", 1, 9, 0)))
@@ -366,69 +381,5 @@ func stranger(t *testing.T, f Factory, w *World, ch *Chaos) {
 	}
 	if err := w.Fetch(t.Context(), w.Spec("friend", 1, 9, 0)); err != nil {
 		t.Error(err)
-	}
-}
-
-// negotiations are handshakes that agree, convert or refuse.
-var negotiations = []leafCase{
-	{name: "range-overlaps", tune: func(r, s *kvconn.Config) { r.ProtocolMax, s.ProtocolMax = 2, 1 }, run: works},
-	{name: "range-overlaps-the-other-way", tune: func(r, s *kvconn.Config) { s.ProtocolMax = 3 }, run: works},
-	{name: "newer-both", tune: func(r, s *kvconn.Config) { r.ProtocolMax, s.ProtocolMax = 2, 2 }, run: works},
-	{name: "no-common-version", tune: func(r, s *kvconn.Config) { r.ProtocolMin, r.ProtocolMax = 2, 3 }, run: refused("protocol", "2-3", "1-1")},
-	{name: "model", tune: func(r, s *kvconn.Config) { s.Identity.ModelFingerprint = "other" }, run: refused("model_fingerprint", "model", "other")},
-	{name: "tokenizer", tune: func(r, s *kvconn.Config) { s.Identity.TokenizerFingerprint = "other" }, run: refused("tokenizer_fingerprint", "tokenizer", "other")},
-	{name: "numerics", tune: func(r, s *kvconn.Config) { s.Identity.Numerics = "test-2" }, run: refused("numerics", "test-1", "test-2")},
-	{name: "dtype", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].DType = "bf16" }, run: refused("layout.groups[0].dtype", "f32", "bf16")},
-	{name: "heads", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].KVHeads = 4 }, run: refused("layout.groups[0].kv_heads", "2", "4")},
-	{name: "block-size-is-converted", tune: func(r, s *kvconn.Config) { s.Identity.Layout.BlockTokens = 16 }, run: works},
-	{name: "two-groups", tune: twoGroups, run: works},
-	{name: "four-bulk-connections", tune: func(r, s *kvconn.Config) { r.BulkConns = 4; s.BatchBytes = 1 }, run: works},
-	{name: "other-epoch", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		w.SConfig.Identity.Epoch = 9 // what we expect; the sender says 1
-		err := w.Fetch(t.Context(), w.Spec("epoch", 1, 9, 0))
-		var d *kvconn.Incompatible
-		if kvconn.OutcomeOf(err, "") != ticket.Dead || !errors.As(err, &d) || d.Field != "epoch" {
-			t.Errorf("want dead by epoch, have %v", err)
-		}
-	}},
-}
-
-func twoGroups(r, s *kvconn.Config) {
-	for _, c := range []*kvconn.Config{r, s} {
-		c.Identity.Layout.Groups = append(c.Identity.Layout.Groups, kvconn.Group{Kind: "window", Layers: 2, KVHeads: 1, HeadDim: 4, RowBytes: 8, DType: "bf16", Window: 128})
-	}
-}
-
-func works(t *testing.T, f Factory, w *World, ch *Chaos) {
-	for n := range 3 {
-		if err := w.Fetch(t.Context(), w.Spec("works", int32(n), 41, 16*n)); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// refused expects the same refusal on both sides, each with its own value
-// first; the sender's shows in its metrics.
-func refused(field, ours, theirs string) func(t *testing.T, f Factory, w *World, ch *Chaos) {
-	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		err := w.Fetch(t.Context(), w.Spec("refused", 1, 9, 0))
-		var d *kvconn.Incompatible
-		if kvconn.OutcomeOf(err, "") != ticket.Incompatible || !errors.As(err, &d) {
-			t.Fatalf("want incompatible, have %v", err)
-		}
-		if want := (kvconn.Incompatible{Field: field, Ours: ours, Theirs: theirs}); *d != want {
-			t.Errorf("have %+v, want %+v", *d, want)
-		}
-		if n := w.Pool.Stores(); n != 0 {
-			t.Errorf("%d stores", n)
-		}
-		label, _, _ := strings.Cut(field, "[")
-		const name = "xpyd_kvconn_handshake_refusals_total"
-		for by := time.Now().Add(w.RConfig.PeerSilence); w.Value(w.SMetrics, name, label) == 0 && time.Now().Before(by); {
-			time.Sleep(w.RConfig.KeepAlive / 4)
-		}
-		if r, s := w.Value(w.RMetrics, name, label), w.Value(w.SMetrics, name, label); r != 1 || s != 1 {
-			t.Errorf("refusals counted for %s: %v by the receiver, %v by the sender", field, r, s)
-		}
 	}
 }

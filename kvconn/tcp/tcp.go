@@ -10,8 +10,9 @@ import (
 
 // Config tunes the sockets.
 type Config struct {
-	// BufferBytes is the kernel's send and receive buffer a connection; 0
-	// leaves it to the kernel's own tuning.
+	// BufferBytes is the kernel's send and receive buffer a connection. 0, the
+	// default, leaves it to the kernel, which grows it to fill the path; a
+	// fixed size turns that off and is cut to net.core.{r,w}mem_max.
 	BufferBytes int
 	// KeepAlive is the idle time after which the kernel probes the peer. The
 	// sessions' own pings are faster; this one clears sockets that nobody reads.
@@ -20,7 +21,7 @@ type Config struct {
 
 // DefaultConfig returns the settings for a data-centre network.
 func DefaultConfig() Config {
-	return Config{BufferBytes: 4 << 20, KeepAlive: 15 * time.Second}
+	return Config{KeepAlive: 15 * time.Second}
 }
 
 // Validate says what is wrong with the settings.
