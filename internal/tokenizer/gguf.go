@@ -82,45 +82,20 @@ func (g *gguf) kind(id int) int32 {
 	return g.types[id]
 }
 
-// ggufPre lists the pre-tokenizers of byte-level models by tokenizer.ggml.pre.
-// The names and patterns are llama.cpp's; families that differ only in name
-// share a line.
-func ggufPre(name string) (patterns []string, nfc, llama3 bool, err error) {
-	switch name {
-	case "gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v1-en", "jina-v2-es", "jina-v2-de",
-		"jina-v2-code", "roberta-bpe", "mpt", "olmo", "jais", "trillion", "exaone4", "a.x-4.0", "mellum":
-		return []string{gpt2Pattern}, false, false, nil
-	case "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2":
-		return []string{llama3Pattern}, false, true, nil
-	case "dbrx", "smaug-bpe":
-		return []string{llama3Pattern}, false, false, nil
-	case "qwen2", "deepseek-r1-qwen", "kormo", "megrez":
-		// llama.cpp does not normalise; the models' own tokenizers do.
-		return []string{qwen2Pattern}, true, false, nil
-	case "stablelm2", "hunyuan":
-		return []string{qwen2Pattern}, false, false, nil
-	case "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b":
-		return []string{`\p{N}`, gpt2Pattern}, false, false, nil
-	case "", "default":
-		return []string{`[\p{P}\$\+<=>\^~\|]+`, gpt2Pattern, `\p{N}+`, `[0-9][0-9][0-9]`}, false, false, nil
-	}
-	return nil, false, false, fmt.Errorf("%spre %q is not supported", ggml, name)
-}
-
 func (g *gguf) byteLevel(t *Tokenizer) error {
 	pre, _ := g.meta[ggml+"pre"].(string)
-	patterns, nfc, llama3, err := ggufPre(pre)
+	family, err := ggufPre(pre)
 	if err != nil {
 		return err
 	}
-	for _, p := range patterns {
+	for _, p := range family.patterns {
 		cut, err := patternCutter(p)
 		if err != nil {
 			return err
 		}
 		t.pre = append(t.pre, splitStep{cut: cut})
 	}
-	if nfc {
+	if family.nfc {
 		form := norm.NFC
 		t.norm = []normStep{{form: &form}}
 	}
@@ -133,7 +108,7 @@ func (g *gguf) byteLevel(t *Tokenizer) error {
 		return err
 	}
 	vocab := make(map[string]int32, len(g.tokens))
-	b := &bpe{byteLevel: true, ignoreMerges: llama3, unk: -1, vocabSize: int32(len(g.tokens)),
+	b := &bpe{byteLevel: true, ignoreMerges: family.ignoreMerges, unk: -1, vocabSize: int32(len(g.tokens)),
 		seed: maphash.MakeSeed(), words: make(map[string]int32, len(g.tokens))}
 	for id, piece := range g.tokens {
 		if _, dup := vocab[piece]; dup {
@@ -155,7 +130,7 @@ func (g *gguf) byteLevel(t *Tokenizer) error {
 		}
 	}
 	t.model = b
-	g.addBOS = llama3
+	g.addBOS = family.bos
 	g.setTokens(t, decoder{byteLevel: true})
 	t.description = append(t.description, "gguf gpt2 "+pre)
 	return nil

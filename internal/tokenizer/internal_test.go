@@ -160,3 +160,20 @@ func TestSplitBehaviors(t *testing.T) {
 	f(mergedWithNext, false, "-a-", "-a", "-")
 	f(mergedWithPrevious, false, "-a-", "-", "a-")
 }
+
+func TestGGUFPre(t *testing.T) {
+	for _, name := range []string{"gpt-2", "llama-bpe", "smaug-bpe", "qwen2", "stablelm2", "smollm", "gpt-4o", "deepseek-v3", "default", ""} {
+		family, err := ggufPre(name)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for _, p := range family.patterns {
+			if _, err := patternCutter(p); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	if _, err := ggufPre("nosuch"); err == nil {
+		t.Error("an unknown name is taken")
+	}
+}

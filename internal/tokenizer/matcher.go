@@ -60,6 +60,10 @@ func newMatcher(tokens []addedToken) *matcher {
 func (m *matcher) each(text string, ordinary bool, f func(part string, id int32)) {
 	start := 0
 	for i := 0; m != nil && i < len(text); {
+		if !m.first[text[i]] {
+			i++
+			continue
+		}
 		tok, n := m.match(text[i:])
 		if tok == nil {
 			i++
@@ -87,11 +91,8 @@ func (m *matcher) each(text string, ordinary bool, f func(part string, id int32)
 	}
 }
 
-// match returns the longest token that s begins with.
+// match returns the longest token that s begins with, and its length.
 func (m *matcher) match(s string) (*addedToken, int) {
-	if !m.first[s[0]] {
-		return nil, 0
-	}
 	at, best, n := int32(0), int32(-1), 0
 	for i := range len(s) {
 		next, ok := m.nodes[at].next[s[i]]

@@ -2,7 +2,9 @@ package tokenizer_test
 
 import (
 	"math/rand/v2"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"unicode/utf8"
 
@@ -160,4 +162,21 @@ func TestStopperChunks(t *testing.T) {
 			t.Fatalf("%q over %q: have %q, %q, want %q, %q", stops, text, wholeOut, wholeHit, cut, want)
 		}
 	}
+}
+
+// TestConcurrent is for the race detector.
+func TestConcurrent(t *testing.T) {
+	tok := load(t, "gpt2")
+	want := tok.Encode(prose, false)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 3 {
+				if got := tok.Encode(prose, false); !slices.Equal(got, want) {
+					t.Error("ids differ")
+				}
+			}
+		})
+	}
+	wg.Wait()
 }

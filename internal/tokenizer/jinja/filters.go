@@ -5,7 +5,6 @@ import (
 	"sort"
 	"strconv"
 	"strings"
-	"unicode"
 )
 
 // filter is v | name(a).
@@ -372,110 +371,4 @@ func (in *interp) indent(s string, width value, first, blank bool) string {
 		lines[i] = by + line
 	}
 	return strings.Join(lines, "\n")
-}
-
-// test is v is name(a).
-func (in *interp) test(name string, v value, a args) bool {
-	_, undef := v.(undefined)
-	i, _, isInt, isNumber := number(v)
-	_, isBool := v.(bool)
-	arg := func() value { return a.bind(in, name, "other")[0] }
-	switch name {
-	case "defined":
-		return !undef
-	case "undefined":
-		return undef
-	case "none":
-		return v == nil
-	case "string":
-		_, ok := v.(string)
-		return ok
-	case "boolean":
-		return isBool
-	case "true":
-		return v == true
-	case "false":
-		return v == false
-	case "number":
-		return isNumber
-	case "integer":
-		return isInt && !isBool
-	case "float":
-		return isNumber && !isInt
-	case "mapping":
-		_, ok := v.(*Dict)
-		return ok
-	case "sequence", "iterable":
-		switch v.(type) {
-		case string, *List, *Dict, undefined:
-			return true
-		}
-		return false
-	case "callable":
-		_, ok := v.(*function)
-		return ok
-	case "odd":
-		return in.integer(v)&1 == 1
-	case "even":
-		return in.integer(v)&1 == 0
-	case "divisibleby":
-		n := in.integer(arg())
-		if n == 0 {
-			in.fail("division by zero")
-		}
-		return isInt && i%n == 0
-	case "upper", "lower":
-		return isCase(in.str(v), name)
-	case "sameas":
-		o := arg()
-		return v == o && kindOf(v) == kindOf(o)
-	case "in":
-		return in.contains(arg(), v)
-	case "filter", "test":
-		in.fail("test %q is not supported", name)
-	}
-	ops := map[string]string{"eq": "==", "equalto": "==", "==": "==", "ne": "!=", "!=": "!=", "lt": "<", "lessthan": "<",
-		"<": "<", "le": "<=", "<=": "<=", "gt": ">", "greaterthan": ">", ">": ">", "ge": ">=", ">=": ">="}
-	op, ok := ops[name]
-	if !ok {
-		in.fail("no test %q", name)
-	}
-	return in.compareOp(op, v, arg())
-}
-
-// format is Python's s % v, for %s %r %d %i %f %x and %%.
-func (in *interp) format(s string, v value) string {
-	vals := []value{v}
-	if l, ok := v.(*List); ok && l.tuple {
-		vals = l.items
-	}
-	var b strings.Builder
-	for at := 0; at < len(s); at++ {
-		if s[at] != '%' {
-			b.WriteByte(s[at])
-			continue
-		}
-		end := at + 1
-		for end < len(s) && (unicode.IsDigit(rune(s[end])) || strings.IndexByte("-+ .#", s[end]) >= 0) {
-			end++
-		}
-		if end == len(s) {
-			in.fail("incomplete format")
-		}
-		spec, verb := s[at+1:end], s[end]
-		at = end
-		if verb == '%' {
-			b.WriteByte('%')
-			continue
-		}
-		if len(vals) == 0 {
-			in.fail("not enough values for the format")
-		}
-		out := in.formatOne(spec, verb, vals[0])
-		vals = vals[1:]
-		in.charge(len(out))
-		b.WriteString(out)
-	}
-	in.charge(len(s))
-	return b.String()
 }

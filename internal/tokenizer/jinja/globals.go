@@ -2,9 +2,7 @@ package jinja
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
-	"unicode/utf8"
 )
 
 // builtin returns a function that every template has, or nil.
@@ -139,64 +137,4 @@ func (in *interp) strftime(format string) string {
 		}
 	}
 	return b.String()
-}
-
-// formatOne formats one value; spec is what stands between % and verb.
-func (in *interp) formatOne(spec string, verb byte, v value) string {
-	flags := strings.TrimLeft(spec, "-+ #0")
-	width, precision, hasPrecision := strings.Cut(flags, ".")
-	n, err1 := strconv.Atoi("0" + width)
-	prec, err2 := strconv.Atoi("0" + precision)
-	const most = 1000
-	if err1 != nil || err2 != nil || n > most || prec > most {
-		in.fail("bad format %%%s%c", spec, verb)
-	}
-	flags = spec[:len(spec)-len(flags)]
-	i, f, isInt, ok := number(v)
-	var s string
-	switch {
-	case verb == 's' || verb == 'r':
-		s = in.str(v)
-		if verb == 'r' {
-			var b strings.Builder
-			in.repr(&b, v, 0)
-			s = b.String()
-		}
-		if hasPrecision && utf8.RuneCountInString(s) > prec {
-			s = string([]rune(s)[:prec])
-		}
-		flags = strings.ReplaceAll(flags, "0", "")
-	case !ok:
-		in.fail("format %%%c of %s", verb, kindOf(v))
-	case verb == 'd' || verb == 'i':
-		if !isInt {
-			i = int64(f)
-		}
-		s = strconv.FormatInt(i, 10)
-	case verb == 'x' && isInt:
-		s = strconv.FormatInt(i, 16)
-	case verb == 'f':
-		if !hasPrecision {
-			prec = 6
-		}
-		s = strconv.FormatFloat(f, 'f', prec, 64)
-	default:
-		in.fail("format %%%c is not supported", verb)
-	}
-	if verb != 's' && verb != 'r' && strings.Contains(flags, "+") && s[0] != '-' {
-		s = "+" + s
-	}
-	pad := n - utf8.RuneCountInString(s)
-	switch {
-	case pad <= 0:
-	case strings.Contains(flags, "-"):
-		s += strings.Repeat(" ", pad)
-	case strings.Contains(flags, "0") && (s[0] == '-' || s[0] == '+'):
-		s = s[:1] + strings.Repeat("0", pad) + s[1:]
-	case strings.Contains(flags, "0"):
-		s = strings.Repeat("0", pad) + s
-	default:
-		s = strings.Repeat(" ", pad) + s
-	}
-	return s
 }

@@ -1,0 +1,170 @@
+package jinja
+
+import (
+	"math"
+	"math/bits"
+	"strings"
+)
+
+func (in *interp) unary(op string, v value) value {
+	if op == "not" {
+		return !truth(v)
+	}
+	i, f, isInt, ok := number(v)
+	switch {
+	case !ok:
+		in.fail("bad operand %s for %s", kindOf(v), op)
+	case op == "+" && isInt:
+		return i
+	case op == "+":
+		return f
+	case isInt:
+		return -i
+	}
+	return -f
+}
+
+func (in *interp) binary(op string, l, r value) value {
+	switch op {
+	case "and", "or":
+		return r
+	case "~":
+		a, b := in.str(l), in.str(r)
+		in.charge(len(a) + len(b))
+		return a + b
+	}
+	x, fx, xi, ok1 := number(l)
+	y, fy, yi, ok2 := number(r)
+	switch {
+	case ok1 && ok2 && xi && yi:
+		return in.intOp(op, x, y)
+	case ok1 && ok2:
+		return in.floatOp(op, fx, fy)
+	}
+	switch a := l.(type) {
+	case string:
+		if b, ok := r.(string); ok && op == "+" {
+			in.charge(len(a) + len(b))
+			return a + b
+		}
+		if op == "%" {
+			return in.format(a, r)
+		}
+		if op == "*" && yi {
+			return in.repeat(a, y)
+		}
+	case *List:
+		if b, ok := r.(*List); ok && op == "+" && a.tuple == b.tuple {
+			in.charge(16 * (len(a.items) + len(b.items)))
+			return &List{items: append(append([]value(nil), a.items...), b.items...), tuple: a.tuple}
+		}
+	}
+	if s, ok := r.(string); ok && op == "*" && xi {
+		return in.repeat(s, x)
+	}
+	for _, v := range []value{l, r} {
+		if u, ok := v.(undefined); ok {
+			in.fail("%s is undefined", u.what)
+		}
+	}
+	in.fail("bad operands %s and %s for %s", kindOf(l), kindOf(r), op)
+	return nil
+}
+
+func (in *interp) repeat(s string, n int64) value {
+	if n <= 0 || s == "" {
+		return ""
+	}
+	if n > int64(in.bytes) {
+		in.charge(in.bytes + 1)
+	}
+	in.charge(len(s) * int(min(n, int64(math.MaxInt/len(s)))))
+	return strings.Repeat(s, int(n))
+}
+
+func (in *interp) intOp(op string, x, y int64) value {
+	overflow := func(bad bool) {
+		if bad {
+			in.fail("integer overflow")
+		}
+	}
+	switch op {
+	case "+":
+		overflow((x+y < x) != (y < 0))
+		return x + y
+	case "-":
+		overflow((x-y > x) != (y < 0))
+		return x - y
+	case "*":
+		return in.mul(x, y)
+	case "**":
+		if y < 0 {
+			return math.Pow(float64(x), float64(y))
+		}
+		n := int64(1)
+		for ; y > 0; y-- {
+			in.step()
+			n = in.mul(n, x)
+		}
+		return n
+	}
+	if y == 0 {
+		in.fail("division by zero")
+	}
+	overflow(x == math.MinInt64 && y == -1)
+	switch op {
+	case "/":
+		return float64(x) / float64(y)
+	case "//":
+		q := x / y
+		if x%y != 0 && (x < 0) != (y < 0) {
+			q--
+		}
+		return q
+	}
+	m := x % y
+	if m != 0 && (m < 0) != (y < 0) {
+		m += y
+	}
+	return m
+}
+
+func (in *interp) mul(x, y int64) int64 {
+	abs := func(n int64) uint64 {
+		if n < 0 {
+			return -uint64(n)
+		}
+		return uint64(n)
+	}
+	if hi, lo := bits.Mul64(abs(x), abs(y)); hi != 0 || lo > math.MaxInt64 {
+		in.fail("integer overflow")
+	}
+	return x * y
+}
+
+func (in *interp) floatOp(op string, x, y float64) value {
+	switch op {
+	case "+":
+		return x + y
+	case "-":
+		return x - y
+	case "*":
+		return x * y
+	case "**":
+		return math.Pow(x, y)
+	}
+	if y == 0 {
+		in.fail("division by zero")
+	}
+	switch op {
+	case "/":
+		return x / y
+	case "//":
+		return math.Floor(x / y)
+	}
+	m := math.Mod(x, y)
+	if m != 0 && (m < 0) != (y < 0) {
+		m += y
+	}
+	return m
+}
