@@ -50,7 +50,8 @@ func (r *Router) servers() (public, admin *fasthttp.Server) {
 			Concurrency: r.cfg.MaxConns + 1, MaxRequestBodySize: r.cfg.MaxBodyBytes, ReadBufferSize: r.cfg.MaxHeaderBytes,
 			ReadTimeout: r.cfg.ReadTimeout, IdleTimeout: r.cfg.IdleTimeout,
 			NoDefaultServerHeader: true, NoDefaultContentType: true, DisablePreParseMultipartForm: true,
-			CloseOnShutdown: true, Logger: logAdapter{r.log}, SecureErrorLogMessage: true,
+			MaxIdleWorkerDuration: 2 * time.Second, // also how long its sweeper outlives Shutdown
+			CloseOnShutdown:       true, Logger: logAdapter{r.log}, SecureErrorLogMessage: true,
 		}
 	}
 	public, admin = base(r.servePublic), base(r.serveAdmin)

@@ -1,0 +1,383 @@
+package router_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router"
+)
+
+// mock is a fake worker on a real loopback listener. Its handlers can be
+// replaced; the defaults answer at once.
+type mock struct {
+	id      string
+	srv     *httptest.Server
+	inst    fleet.Instance
+	prefill atomic.Pointer[http.HandlerFunc]
+	decode  atomic.Pointer[http.HandlerFunc]
+	other   atomic.Pointer[http.HandlerFunc] // tokenize, admin
+	calls   atomic.Int64                     // legs, without probes
+	probes  atomic.Int64
+	active  atomic.Int64
+
+	mu   sync.Mutex
+	last http.Header // of the last leg
+	body []byte
+}
+
+func (m *mock) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	m.active.Add(1)
+	defer m.active.Add(-1)
+	h := m.other.Load()
+	switch r.URL.Path {
+	case "/xpyd/v1/prefill":
+		h = m.prefill.Load()
+	case "/v1/completions", "/v1/chat/completions":
+		h = m.decode.Load()
+	}
+	if r.Header.Get("x-xpyd-probe") != "" { // probes always succeed, unless the test says otherwise
+		m.probes.Add(1)
+		if r.Header.Get("x-xpyd-link") == "" {
+			prefillDone(w, r)
+		} else {
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"choices":[]}`)
+		}
+		return
+	}
+	m.calls.Add(1)
+	m.mu.Lock()
+	m.last, m.body = r.Header, body
+	m.mu.Unlock()
+	(*h)(w, r)
+}
+
+func (m *mock) on(slot *atomic.Pointer[http.HandlerFunc], h http.HandlerFunc) { slot.Store(&h) }
+
+func prefillDone(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprint(w, `{"outcome":"done"}`)
+}
+
+// outcome fails a leg in words.
+func outcome(status int, o string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("x-xpyd-outcome", o)
+		w.WriteHeader(status)
+		if r.URL.Path == "/xpyd/v1/prefill" {
+			fmt.Fprintf(w, `{"outcome":%q,"message":"says the mock"}`, o)
+			return
+		}
+		fmt.Fprint(w, `{"error":{"message":"says the mock","type":"server_error","param":null,"code":null}}`)
+	}
+}
+
+// reset breaks the connection without an answer.
+func reset(w http.ResponseWriter, _ *http.Request) {
+	conn, _, _ := w.(http.Hijacker).Hijack()
+	conn.(*net.TCPConn).SetLinger(0)
+	conn.Close()
+}
+
+// hold waits until the router closes the leg, and says when.
+func hold(started, ended chan<- time.Time) http.HandlerFunc {
+	return func(_ http.ResponseWriter, r *http.Request) {
+		started <- time.Now()
+		<-r.Context().Done()
+		ended <- time.Now()
+	}
+}
+
+// story answers with three events, or whole if the request does not stream.
+func story(w http.ResponseWriter, _ *http.Request) { tell(w, 3, nil) }
+
+func streamed(n int, pause func(i int)) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { tell(w, n, pause) }
+}
+
+func tell(w http.ResponseWriter, n int, pause func(i int)) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Server-Timing", "prefill;dur=1.5, kv;dur=0.5")
+	for i := range n {
+		if pause != nil {
+			pause(i)
+		}
+		fmt.Fprintf(w, "data: {\"n\":%d}\n\n", i)
+		w.(http.Flusher).Flush()
+	}
+	fmt.Fprint(w, "data: [DONE]\n\n")
+}
+
+const storyText = "data: {\"n\":0}\n\ndata: {\"n\":1}\n\ndata: {\"n\":2}\n\ndata: [DONE]\n\n"
+
+func whole(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprint(w, `{"whole":true}`)
+}
+
+// rig is a router in front of mocks.
+type rig struct {
+	t       *testing.T
+	r       *router.Router
+	watcher *fleet.Watcher
+	reg     *prometheus.Registry
+	logs    *logs
+	workers map[string]*mock
+	url     string
+	admin   string
+	client  *http.Client
+	stopped bool
+}
+
+type logs struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// newRig starts np+nd mocks (p0…, d0…) and a router, and waits until it is
+// ready. At the end it checks that nothing is left.
+func newRig(t *testing.T, np, nd int, edit ...func(*router.Config)) *rig {
+	t.Helper()
+	before := goroutines()
+	g := &rig{t: t, reg: prometheus.NewRegistry(), logs: &logs{}, workers: map[string]*mock{}}
+	var err error
+	if g.watcher, err = fleet.Watch(fleet.WatcherConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range np {
+		g.add(fmt.Sprintf("p%d", i), fleet.Prefill)
+	}
+	for i := range nd {
+		g.add(fmt.Sprintf("d%d", i), fleet.Decode)
+	}
+	cfg := router.DefaultConfig()
+	cfg.Listen, cfg.AdminListen = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Limits.PairWait = 200 * time.Millisecond
+	for _, e := range edit {
+		e(&cfg)
+	}
+	g.r, err = router.New(cfg, router.Deps{Fleet: g.watcher, Registerer: g.reg, Gatherer: g.reg, AdminToken: "secret", Version: "1.2.3",
+		Log: slog.New(slog.NewTextHandler(g.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.r.Start(); err != nil {
+		t.Fatal(err)
+	}
+	g.url, g.admin = "http://"+g.r.Addr().String(), "http://"+g.r.AdminAddr().String()
+	g.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
+	t.Cleanup(func() { g.end(before) })
+	if np > 0 && nd > 0 {
+		g.until("every worker probed", func() bool {
+			for _, m := range g.workers {
+				if m.probes.Load() == 0 {
+					return false
+				}
+			}
+			return g.r.Ready() && g.idle()
+		})
+	}
+	return g
+}
+
+func (g *rig) add(id string, role fleet.Role, edit ...func(*fleet.Instance)) *mock {
+	g.t.Helper()
+	m := &mock{id: id}
+	m.on(&m.prefill, prefillDone)
+	m.on(&m.decode, story)
+	m.on(&m.other, whole)
+	m.srv = httptest.NewServer(m)
+	m.inst = fleet.Instance{ID: id, Epoch: 1, Role: role, URL: m.srv.URL, KVAddr: "127.0.0.1:1", Dialect: "native", Model: "m", MaxModelLen: 512}
+	for _, e := range edit {
+		e(&m.inst)
+	}
+	g.workers[id] = m
+	if err := g.watcher.AddStatic(m.inst, fleet.Static); err != nil {
+		g.t.Fatal(err)
+	}
+	return m
+}
+
+// idle says whether the router's ledger shows nothing.
+func (g *rig) idle() bool {
+	var l struct {
+		Requests  []any `json:"requests"`
+		Legs      int   `json:"legs"`
+		Running   int   `json:"running"`
+		ConnsBusy int   `json:"upstream_conns_busy"`
+	}
+	g.adminJSON("GET", "/debug/ledger", "", &l)
+	return len(l.Requests) == 0 && l.Legs == 0 && l.Running == 0 && l.ConnsBusy == 0
+}
+
+// end checks that the ledger is empty and that nothing outlives the router.
+func (g *rig) end(before int) {
+	if !g.stopped {
+		g.until("the ledger to be empty", g.idle)
+		for id := range g.workers {
+			var list struct {
+				Instances []struct {
+					ID       string         `json:"id"`
+					InFlight map[string]int `json:"in_flight"`
+				} `json:"instances"`
+			}
+			g.adminJSON("GET", "/admin/v1/instances", "", &list)
+			for _, i := range list.Instances {
+				if i.ID == id && i.InFlight["legs"]+i.InFlight["tokens"]+i.InFlight["seqs"]+i.InFlight["kv"] != 0 {
+					g.t.Errorf("%s still counts %v", id, i.InFlight)
+				}
+			}
+		}
+		g.shutdown()
+	}
+	g.client.CloseIdleConnections()
+	g.watcher.Close()
+	for _, m := range g.workers {
+		m.srv.CloseClientConnections()
+		m.srv.Close()
+	}
+	g.until("goroutines to end", func() bool {
+		http.DefaultClient.CloseIdleConnections()
+		return goroutines() <= before
+	})
+}
+
+// goroutines counts them, without the HTTP library's process-wide clock and
+// its sweeper, which sleeps a little past its server's end.
+func goroutines() int {
+	buf := make([]byte, 1<<20)
+	all := string(buf[:runtime.Stack(buf, true)])
+	return strings.Count(all, "\ngoroutine ") + 1 - strings.Count(all, "fasthttp.updateServerDate.func1()") -
+		strings.Count(all, "fasthttp.(*workerPool).Start.func2()")
+}
+
+func (g *rig) shutdown() {
+	g.t.Helper()
+	g.stopped = true
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	g.client.CloseIdleConnections()
+	if err := g.r.Shutdown(ctx); err != nil {
+		g.t.Errorf("shutdown: %v", err)
+	}
+}
+
+func (g *rig) until(what string, ok func() bool) {
+	g.t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			buf := make([]byte, 1<<20)
+			g.t.Fatalf("waited in vain for %s\n%s\n%s", what, g.logs, buf[:runtime.Stack(buf, true)])
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func (g *rig) adminJSON(method, path, body string, v any) int {
+	g.t.Helper()
+	req, _ := http.NewRequest(method, g.admin+path, strings.NewReader(body))
+	req.Header.Set("Authorization", "Bearer secret")
+	resp, err := g.client.Do(req)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, _ := io.ReadAll(resp.Body)
+	if v != nil {
+		if err := json.Unmarshal(b, v); err != nil {
+			g.t.Fatalf("%s %s: %v", path, b, err)
+		}
+	}
+	return resp.StatusCode
+}
+
+const (
+	ask       = `{"model":"m","prompt":"Once upon a time","max_tokens":8}`
+	askStream = `{"model":"m","prompt":"Once upon a time","max_tokens":8,"stream":true}`
+)
+
+// post sends a body and returns the whole answer.
+func (g *rig) post(path, body string, header ...string) (*http.Response, string) {
+	g.t.Helper()
+	req, _ := http.NewRequest("POST", g.url+path, strings.NewReader(body))
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := g.client.Do(req)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return resp, string(b)
+}
+
+// get reads a public path.
+func (g *rig) get(path string) (int, string) {
+	g.t.Helper()
+	resp, err := g.client.Get(g.url + path)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(b)
+}
+
+// apiError checks the shape of an error and returns it.
+func apiError(t *testing.T, body string) (e struct {
+	Message, Type string
+	Param, Code   *string
+}) {
+	t.Helper()
+	var v struct {
+		Error map[string]json.RawMessage `json:"error"`
+	}
+	if err := json.Unmarshal([]byte(body), &v); err != nil || len(v.Error) != 4 {
+		t.Errorf("not an API error: %q", body)
+		return e
+	}
+	for key, dst := range map[string]any{"message": &e.Message, "type": &e.Type, "param": &e.Param, "code": &e.Code} {
+		if err := json.Unmarshal(v.Error[key], dst); err != nil {
+			t.Errorf("%s: %v in %q", key, err, body)
+		}
+	}
+	return e
+}

@@ -1,0 +1,224 @@
+package router_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+func TestStreamAndWhole(t *testing.T) {
+	g := newRig(t, 1, 1)
+	resp, body := g.post("/v1/completions", askStream, "x-request-id", "my.id-1", "x-xpyd-explain", "1")
+	if resp.StatusCode != 200 || body != storyText {
+		t.Errorf("%d %q", resp.StatusCode, body)
+	}
+	h := resp.Header
+	if h.Get("x-request-id") != "my.id-1" || h.Get("x-xpyd-prefill") != "p0" || h.Get("x-xpyd-decode") != "d0" ||
+		!strings.HasPrefix(h.Get("Content-Type"), "text/event-stream") {
+		t.Errorf("%v", h)
+	}
+	if !regexp.MustCompile(`^queue;dur=[0-9.]+, prefill;dur=1.5, kv;dur=0.5, ttft;dur=[0-9.]+$`).MatchString(h.Get("Server-Timing")) {
+		t.Errorf("Server-Timing %q", h.Get("Server-Timing"))
+	}
+	var ex struct {
+		Policy, Reason string
+		Prefill        []struct{ ID string }
+	}
+	if err := json.Unmarshal([]byte(h.Get("x-xpyd-explain")), &ex); err != nil || ex.Policy != "prefix" || ex.Prefill[0].ID != "p0" || ex.Reason == "" {
+		t.Errorf("explain %q, %v", h.Get("x-xpyd-explain"), err)
+	}
+
+	p, d := g.workers["p0"], g.workers["d0"]
+	d.on(&d.decode, whole)
+	resp, body = g.post("/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"x"}],"seed":3}`, "x-request-id", "no/slash")
+	if resp.StatusCode != 200 || body != `{"whole":true}` || resp.Header.Get("x-xpyd-explain") != "" {
+		t.Errorf("%d %q", resp.StatusCode, body)
+	}
+	if id := resp.Header.Get("x-request-id"); !strings.HasPrefix(id, "req-") {
+		t.Errorf("request id %q", id)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if string(d.body) != `{"model":"m","messages":[{"role":"user","content":"x"}],"seed":3}` {
+		t.Errorf("decode got %q", d.body)
+	}
+	for name, want := range map[string]string{"x-xpyd-prefill": "p0", "x-xpyd-prefill-epoch": "1", "x-xpyd-prefill-kv": "127.0.0.1:1"} {
+		if got := d.last.Get(name); got != want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	var leg struct {
+		Link       string `json:"link"`
+		DecodeID   string `json:"decode_id"`
+		DeadlineMS int    `json:"deadline_ms"`
+	}
+	g.until("prefill's leg", func() bool { return p.calls.Load() == 2 })
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := json.Unmarshal(p.body, &leg); err != nil || leg.Link != d.last.Get("x-xpyd-link") || len(leg.Link) != 32 ||
+		leg.DecodeID != "d0" || leg.DeadlineMS < 500000 {
+		t.Errorf("prefill got %q", p.body)
+	}
+	if d.last.Get("x-xpyd-seed") == "" {
+		t.Error("no seed")
+	}
+}
+
+func TestOwnPaths(t *testing.T) {
+	g := newRig(t, 1, 1)
+	f := func(path string, status int, want string) {
+		t.Helper()
+		if code, body := g.get(path); code != status || !strings.Contains(body, want) {
+			t.Errorf("%s: %d %q", path, code, body)
+		}
+	}
+	f("/health", 200, "ok")
+	f("/ready", 200, "ready")
+	f("/version", 200, `"version":"1.2.3"`)
+	f("/v1/models", 200, `"id":"m"`)
+	f("/v1/models/m", 200, `"max_model_len":512`)
+	f("/v1/models/x", 404, "model_not_found")
+	f("/metrics", 404, "not_found")
+	f("/nothing", 404, "not_found")
+	f("/v1/completions", 405, "method_not_allowed")
+	if resp, body := g.post("/tokenize", `{"prompt":"x"}`); resp.StatusCode != 200 || body != `{"whole":true}` {
+		t.Errorf("tokenize: %d %q", resp.StatusCode, body)
+	}
+	if resp, body := g.post("/detokenize", `{"model":"x","tokens":[1]}`); resp.StatusCode != 404 {
+		t.Errorf("detokenize: %d %q", resp.StatusCode, body)
+	}
+	resp, body := g.post("/ready", ``)
+	if resp.StatusCode != 405 || resp.Header.Get("Allow") != "GET" {
+		t.Errorf("POST /ready: %d %q", resp.StatusCode, body)
+	}
+	apiError(t, body)
+}
+
+func TestReadyNeedsAProbedPair(t *testing.T) {
+	g := newRig(t, 1, 1)
+	p := g.workers["p0"]
+	if n := p.probes.Load(); n != 1 {
+		t.Errorf("%d probes", n)
+	}
+	g.watcher.ReportDead("p0", 1, "test")
+	if code, body := g.get("/ready"); code != 503 {
+		t.Errorf("%d %q", code, body)
+	}
+	resp, body := g.post("/v1/completions", ask)
+	if resp.StatusCode != 503 || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("%d %q", resp.StatusCode, body)
+	}
+	apiError(t, body)
+	next := p.inst
+	next.Epoch = 2
+	if err := g.watcher.AddStatic(next, fleet.Static); err != nil {
+		t.Fatal(err)
+	}
+	g.until("ready again", func() bool { return g.r.Ready() })
+	if n := p.probes.Load(); n != 2 {
+		t.Errorf("%d probes after two epochs", n)
+	}
+}
+
+func TestFailedProbesAreRepeated(t *testing.T) {
+	g := newRig(t, 0, 0)
+	p := g.add("p0", fleet.Prefill)
+	d := g.add("d0", fleet.Decode)
+	_ = p
+	g.until("ready", func() bool { return g.r.Ready() })
+	other := g.add("p1", fleet.Prefill, func(i *fleet.Instance) { i.ModelFingerprint = "other" })
+	if other.probes.Load() != 0 {
+		t.Error("an incompatible worker was probed")
+	}
+	// A worker that cannot be reached is probed again once it can.
+	late := d.inst
+	late.ID, late.URL = "d1", "http://127.0.0.1:1"
+	if err := g.watcher.AddStatic(late, fleet.Static); err != nil {
+		t.Fatal(err)
+	}
+	g.until("a failed probe", func() bool { return strings.Contains(g.logs.String(), "probe failed") })
+}
+
+func TestAdmin(t *testing.T) {
+	g := newRig(t, 2, 1)
+	resp, err := http.Get(g.admin + "/admin/v1/instances")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 401 {
+		t.Errorf("without a token: %d", resp.StatusCode)
+	}
+	var list struct {
+		Ready     bool
+		Instances []struct {
+			ID               string
+			Probed, Draining bool
+		}
+	}
+	g.adminJSON("GET", "/admin/v1/instances", "", &list)
+	if !list.Ready || len(list.Instances) != 3 || !list.Instances[0].Probed {
+		t.Errorf("%+v", list)
+	}
+	if code := g.adminJSON("POST", "/admin/v1/instances/p0/drain", "", nil); code != 200 {
+		t.Errorf("drain: %d", code)
+	}
+	for range 6 {
+		if resp, _ := g.post("/v1/completions", ask); resp.Header.Get("x-xpyd-prefill") != "p1" {
+			t.Error("a draining worker got a request")
+		}
+	}
+	if code := g.adminJSON("POST", "/admin/v1/instances/p0/undrain", "", nil); code != 200 {
+		t.Errorf("undrain: %d", code)
+	}
+	if code := g.adminJSON("POST", "/admin/v1/instances/p9/drain", "", nil); code != 404 {
+		t.Errorf("unknown: %d", code)
+	}
+	if code := g.adminJSON("DELETE", "/admin/v1/instances/p0", "", nil); code != 204 {
+		t.Errorf("delete: %d", code)
+	}
+	if code := g.adminJSON("POST", "/admin/v1/instances", `{"id":"p7","role":"prefill","url":"`+g.workers["p0"].srv.URL+`","model":"m","max_model_len":512}`, nil); code != 201 {
+		t.Errorf("add: %d", code)
+	}
+	g.until("p7", func() bool {
+		g.adminJSON("GET", "/admin/v1/instances", "", &list)
+		for _, i := range list.Instances {
+			if i.ID == "p7" && i.Probed {
+				return true
+			}
+		}
+		return false
+	})
+	for body, want := range map[string]int{`{`: 400, `{"id":"x","role":"cook","url":"http://a:1"}`: 400, `{"id":"x","what":1}`: 400, `{"id":"x","role":"prefill","url":"ftp://x"}`: 400} {
+		if code := g.adminJSON("POST", "/admin/v1/instances", body, nil); code != want {
+			t.Errorf("%s: %d", body, code)
+		}
+	}
+	var ledger struct {
+		Fleet map[string]any `json:"fleet"`
+	}
+	g.adminJSON("GET", "/debug/ledger?fleet=1", "", &ledger)
+	if len(ledger.Fleet) < 3 {
+		t.Errorf("%v", ledger.Fleet)
+	}
+	resp, _ = g.post("/v1/completions", ask, "x-request-id", "seen")
+	var info struct {
+		Status   int
+		Attempts []struct{ Link string }
+	}
+	if code := g.adminJSON("GET", "/debug/requests/seen", "", &info); code != 200 || info.Status != 200 || len(info.Attempts) != 1 {
+		t.Errorf("%d %+v", code, info)
+	}
+	if code := g.adminJSON("GET", "/debug/requests/unseen", "", nil); code != 404 {
+		t.Errorf("%d", code)
+	}
+	resp, err = http.Get(g.admin + "/metrics")
+	if err != nil || resp.StatusCode != 200 {
+		t.Errorf("metrics: %v", err)
+	}
+	resp.Body.Close()
+}
