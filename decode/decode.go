@@ -131,27 +131,16 @@ func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Repor
 }
 
 // reserve returns the prompt's block table; the first had blocks were in the
-// prefix cache and are pinned.
+// prefix cache and are pinned. It waits its turn among all who want blocks.
 func (s *Service) reserve(ctx context.Context, c *Claim) (blocks []int32, had int, err error) {
-	// The last position is left out: an exchange without first tokens
-	// computes it again, and its block must be ours alone.
-	matched, _ := s.cache.Match(c.Tokens, c.Order.Salt, len(c.Tokens)-1, c.Owner)
-	total := s.cache.BlocksFor(len(c.Tokens))
-	fresh, err := s.cache.Alloc(total-len(matched), c.Owner)
-	if err == nil {
-		return append(matched, fresh...), len(matched), nil
-	}
-	if !errors.Is(err, kvcache.ErrNoSpace) {
-		s.cache.Release(matched, c.Owner)
-		return nil, 0, err
-	}
-	// Two requests that each pin a prefix and wait for the rest could wait
-	// for each other: a waiting request pins nothing.
-	s.cache.Release(matched, c.Owner)
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.ReserveTimeout)
 	defer cancel()
-	blocks, err = s.cache.AllocWait(ctx, total, c.Owner)
-	return blocks, 0, err
+	chain := s.cache.NewChain(c.Order.Salt)
+	chain.Extend(c.Tokens)
+	// The last position is left out: an exchange without first tokens
+	// computes it again, and its block must be ours alone.
+	blocks, hit, err := s.cache.ReserveWait(ctx, &chain, len(c.Tokens)-1, s.cache.BlocksFor(len(c.Tokens)), c.Owner)
+	return blocks, hit / s.cache.BlockTokens(), err
 }
 
 // collect runs one ticket into blocks, of which the first had are filled.

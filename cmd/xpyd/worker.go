@@ -79,8 +79,12 @@ func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	transport, err := tcp.New(tcp.DefaultConfig())
+	if err != nil {
+		return err
+	}
 	w, err := worker.Start(ctx, cfg, worker.Deps{Log: log, Registry: prometheus.NewRegistry(),
-		Transport: tcp.New(tcp.DefaultConfig()), Build: build(), Progress: progress(stderr)})
+		Transport: transport, Build: build(), Progress: progress(stderr)})
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/xpyd/xpyd/internal/config"
+)
+
+const shutdownTimeout = 30 * time.Second
+
+// newRouter is `xpyd router`: the front door, alone.
+func newRouter() *cobra.Command {
+	var file string
+	var printConfig bool
+	cmd := &cobra.Command{
+		Use:   "router --config FILE",
+		Short: "Run the front door, alone",
+		Long: `Run the router. Without fleet.url it embeds a NATS server and prints the URL
+with which workers join. SIGHUP reloads limits and policy; SIGTERM drains.`,
+		Example: "  xpyd router --config configs/samples/router.yaml\n  xpyd router --listen 0.0.0.0:8000\n  xpyd router --config router.yaml --print-config",
+		Args:    cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	def := defaultRouterConfig()
+	f.StringVar(&file, "config", "", "YAML file; see configs/samples/router.yaml")
+	f.BoolVar(&printConfig, "print-config", false, "print the configuration in force and exit")
+	f.String("listen", def.Listen, "public address")
+	f.String("admin", def.AdminListen, "admin address; \"\" leaves it out")
+	f.String("nats", "", "URL of an external NATS; default: an embedded server")
+	f.String("data", def.Data, "folder of the admin token and the join URL")
+	f.String("log-level", def.Log.Level, "debug, info, warn or error")
+	f.String("log-format", def.Log.Format, "text or json")
+	load := func() (*RouterConfig, error) {
+		cfg := defaultRouterConfig()
+		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: map[string]string{
+			"listen": "listen", "admin": "admin_listen", "nats": "fleet.url", "data": "data",
+			"log-level": "log.level", "log-format": "log.format",
+		}})
+		return &cfg, err
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		cfg, err := load()
+		if err != nil {
+			return usageError{err}
+		}
+		if printConfig {
+			return config.Print(cmd.OutOrStdout(), cfg)
+		}
+		log := newLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
+		front, err := openFront(cfg, log, nil)
+		if err != nil {
+			return err
+		}
+		reload := config.NewReloader(cfg, load, func(_, next *RouterConfig) error {
+			return front.router.Reload(next.Limits, next.Pick.Policy)
+		}, log)
+		ctx := cmd.Context()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			reload.Run(ctx)
+		}()
+		out := cmd.OutOrStdout()
+		fmt.Fprintf(out, "listening %s\njoin with: xpyd prefill --join $(cat %s/%s)\n", front.url(cfg), front.data.path, fileJoin)
+		<-ctx.Done()
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		defer cancel()
+		front.close(stop)
+		<-done
+		return nil
+	}
+	return cmd
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+// fleetStatus is what GET /admin/v1/instances says, as far as a table needs.
+type fleetStatus struct {
+	Ready     bool
+	Link      fleet.Link
+	Refusals  []fleet.Refusal
+	Instances []struct {
+		fleet.Member
+		Probed     bool   `json:"probed"`
+		ProbeError string `json:"probe_error"`
+		Draining   bool   `json:"draining"`
+	}
+}
+
+// newStatus is `xpyd status`.
+func newStatus() *cobra.Command {
+	var admin adminFlags
+	var watch, asJSON, ledger bool
+	cmd := &cobra.Command{
+		Use: "status", Short: "Show the fleet: who is there, in which state, with which load",
+		Example: "  xpyd status\n  xpyd status --watch\n  xpyd status --json | jq .instances\n  xpyd status --ledger        every ticket and block held, by whom, since when, why",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path := "/admin/v1/instances"
+			if ledger {
+				path = "/debug/ledger?fleet=1"
+			}
+			show := func() error {
+				var raw json.RawMessage
+				if err := admin.call(cmd.Context(), "GET", path, nil, &raw); err != nil {
+					return err
+				}
+				if asJSON || ledger {
+					return printJSON(cmd.OutOrStdout(), raw)
+				}
+				var s fleetStatus
+				if err := json.Unmarshal(raw, &s); err != nil {
+					return err
+				}
+				return s.print(cmd.OutOrStdout(), time.Now())
+			}
+			if !watch {
+				return show()
+			}
+			return every(cmd.Context(), time.Second, func() error {
+				fmt.Fprint(cmd.OutOrStdout(), "\033[H\033[2J")
+				return show()
+			})
+		},
+	}
+	admin.register(cmd)
+	cmd.Flags().BoolVar(&watch, "watch", false, "again every second")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON")
+	cmd.Flags().BoolVar(&ledger, "ledger", false, "what every process holds, as JSON")
+	return cmd
+}
+
+func printJSON(w io.Writer, raw json.RawMessage) error {
+	var v any
+	if err := json.Unmarshal(raw, &v); err != nil {
+		return err
+	}
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// every calls f at once and then each interval, until ctx ends.
+func every(ctx context.Context, interval time.Duration, f func() error) error {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		if err := f(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *fleetStatus) print(w io.Writer, now time.Time) error {
+	ready := "ready"
+	if !s.Ready {
+		ready = "not ready: no live, probed, compatible pair"
+	}
+	nats := "up"
+	if !s.Link.Up {
+		nats = fmt.Sprintf("down for %v; the fleet below is what was known then", now.Sub(s.Link.Since).Round(time.Second))
+	}
+	fmt.Fprintf(w, "%s; nats %s\n\n", ready, nats)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "ID\tROLE\tSTATE\tFOR\tMODEL\tRUN\tWAIT\tKV\tURL\tBUILD\tNOTE")
+	for i := range s.Instances {
+		m := &s.Instances[i]
+		state, note := string(m.State), m.Reason
+		if m.Draining {
+			state += ",draining"
+		}
+		if m.State == fleet.Live && !m.Probed {
+			state += ",unprobed"
+			note = m.ProbeError
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%v\t%s\t%d\t%d\t%.0f%%\t%s\t%s\t%s\n", m.ID, m.Role, state, now.Sub(m.Since).Round(time.Second),
+			m.Model, m.Load.Running, m.Load.Waiting, 100*m.Load.KVUsed, m.URL, m.Build, note)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, r := range s.Refusals {
+		fmt.Fprintf(w, "refused: %s\n", r.String())
+	}
+	return nil
+}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/supervise"
+	"github.com/xpyd/xpyd/internal/worker"
+)
+
+// upConfig is `xpyd up`: a router and the workers it starts.
+type upConfig struct {
+	RouterConfig
+	Prefill     int         `koanf:"prefill"` // workers of each role
+	Decode      int         `koanf:"decode"`
+	Model       string      `koanf:"model"`
+	Device      string      `koanf:"device"`
+	Threads     int         `koanf:"threads"`
+	BlockTokens int         `koanf:"block_tokens"`
+	KVMemory    config.Size `koanf:"kv_memory"` // of each worker
+}
+
+const maxWorkers = 64 // of a role, on one machine
+
+// Validate checks what the router's and the workers' own checks do not.
+func (c *upConfig) Validate() error {
+	for key, n := range map[string]int{"prefill": c.Prefill, "decode": c.Decode} {
+		if n < 1 || n > maxWorkers {
+			return &config.KeyError{Key: key, Msg: fmt.Sprintf("%d is not in 1..%d", n, maxWorkers)}
+		}
+	}
+	w := worker.DefaultConfig(fleet.Prefill)
+	w.Device, w.Threads, w.BlockTokens, w.KVMemory, w.Log = c.Device, c.Threads, c.BlockTokens, c.KVMemory, c.Log
+	return errors.Join(c.Config.Validate(), w.Validate())
+}
+
+// newUp is `xpyd up`: a whole xPyD on this machine.
+func newUp() *cobra.Command {
+	wdef := worker.DefaultConfig(fleet.Prefill)
+	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
+		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory}
+	def.Fleet.Listen = "127.0.0.1:0"
+	def.Log.Level = "warn"
+	var file string
+	var printConfig bool
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Start a whole xPyD on this machine: router, prefill and decode workers",
+		Long: `Start a router with an embedded NATS server, and prefill and decode workers as
+processes of their own, supervised. It prints "ready URL" once a request has
+gone through prefill, push and decode. Ctrl-C drains; a second one stops at once.`,
+		Example: "  xpyd up\n  xpyd up --prefill 2 --decode 2 --listen 127.0.0.1:9000 --admin 127.0.0.1:9001\n  xpyd up --model hf:HuggingFaceTB/SmolLM2-135M-Instruct\n  curl http://127.0.0.1:8000/v1/completions -d '{\"model\":\"stories260k\",\"prompt\":\"Once upon a time\",\"max_tokens\":100,\"stream\":true}'",
+		Args:    cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	f.StringVar(&file, "config", "", "YAML file: the router's keys, and prefill, decode, model, …")
+	f.BoolVar(&printConfig, "print-config", false, "print the configuration in force and exit")
+	f.Int("prefill", def.Prefill, "prefill workers")
+	f.Int("decode", def.Decode, "decode workers")
+	f.String("model", "", "a directory, a .gguf file or hf:OWNER/NAME; default: the embedded stories260k")
+	f.String("listen", def.Listen, "public address")
+	f.String("admin", def.AdminListen, "admin address")
+	f.String("device", def.Device, "auto, cpu or cuda")
+	f.Int("threads", 0, "CPU threads of each worker; 0: all cores")
+	f.Int("block-tokens", def.BlockTokens, "positions a KV block, 1 to 256")
+	f.String("kv-memory", def.KVMemory.String(), "size of each worker's KV pool")
+	f.String("data", def.Data, "folder of the admin token and the join URL")
+	f.String("nats", "", "URL of an external NATS; default: an embedded server")
+	f.String("log-level", def.Log.Level, "debug, info, warn or error")
+	f.String("log-format", def.Log.Format, "text or json")
+	load := func() (*upConfig, error) {
+		cfg := def
+		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: map[string]string{
+			"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
+			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory",
+			"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
+		}})
+		return &cfg, err
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		cfg, err := load()
+		if err != nil {
+			return usageError{err}
+		}
+		if printConfig {
+			return config.Print(cmd.OutOrStdout(), cfg)
+		}
+		return runUp(cmd.Context(), cfg, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	}
+	return cmd
+}
+
+// runUp runs until ctx ends.
+func runUp(ctx context.Context, cfg *upConfig, stdout, stderr io.Writer) error {
+	log := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	scale := &scaler{}
+	front, err := openFront(&cfg.RouterConfig, log, scale.mounts())
+	if err != nil {
+		return err
+	}
+	sup, err := supervise.New(supervise.Config{
+		Env: childEnv(os.Environ(), front.joinURL), Output: stderr, Log: log,
+		StopOrder: []string{"decode", "prefill"}, // a stream needs its decode, nothing needs its prefill
+		Templates: map[string]func(int) supervise.Child{
+			"prefill": cfg.child(exe, fleet.Prefill, front.watcher),
+			"decode":  cfg.child(exe, fleet.Decode, front.watcher),
+		},
+	})
+	if err != nil {
+		front.close(ctx)
+		return err
+	}
+	scale.set(sup)
+	pulseCtx, endPulse := context.WithCancel(ctx)
+	pulse := make(chan struct{})
+	go func() {
+		defer close(pulse)
+		forwardPulse(pulseCtx, front.watcher, sup)
+	}()
+	err = startAll(ctx, cfg, sup, front, stdout)
+	if err == nil {
+		<-ctx.Done()
+	} else if ctx.Err() != nil {
+		err = nil // stopped while starting: no failure
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	// The router first, so that running requests end with their workers still
+	// there; then the workers; the fleet's view and NATS last.
+	if serr := front.router.Shutdown(stop); serr != nil {
+		log.Warn("router did not drain", "error", serr)
+	}
+	front.router = nil
+	if serr := sup.Stop(stop); serr != nil {
+		log.Warn("workers did not stop", "error", serr)
+	}
+	endPulse()
+	<-pulse
+	front.close(stop)
+	return err
+}
+
+// startAll starts the workers and says ready once a request went through.
+func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, front *front, stdout io.Writer) error {
+	for role, n := range map[string]int{"prefill": cfg.Prefill, "decode": cfg.Decode} {
+		if _, _, err := sup.Scale(role, n); err != nil {
+			return err
+		}
+	}
+	if err := sup.WaitReady(ctx); err != nil {
+		return err
+	}
+	if err := waitReady(ctx, front); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(stdout, "ready %s\n", front.url(&cfg.RouterConfig))
+	return err
+}
+
+// waitReady polls the router until its probe went through a whole pair.
+func waitReady(ctx context.Context, front *front) error {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !front.router.Ready() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// child makes the i-th worker of a role. It is ready when the fleet knows it.
+func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int) supervise.Child {
+	return func(i int) supervise.Child {
+		id := fmt.Sprintf("%s-%d", role, i)
+		args := []string{string(role), "--id", id, "--device", c.Device, "--threads", strconv.Itoa(c.Threads),
+			"--block-tokens", strconv.Itoa(c.BlockTokens), "--kv-memory", c.KVMemory.String(),
+			"--log-level", c.Log.Level, "--log-format", c.Log.Format}
+		if c.Model != "" {
+			args = append(args, "--model", c.Model)
+		}
+		return supervise.Child{Name: id, Role: string(role), Path: exe, Args: args,
+			Ready: func(ctx context.Context, pid int) error {
+				for s := w.Snapshot(); ; {
+					if m := s.Get(id); m != nil && m.PID == pid && m.State == fleet.Live {
+						return nil
+					}
+					var err error
+					if s, err = w.Wait(ctx, s.Version); err != nil {
+						return err
+					}
+				}
+			}}
+	}
+}
+
+// childEnv is the parent's environment less its own settings, which a worker
+// does not know, and with the fleet's URL: credentials do not show in ps.
+func childEnv(environ []string, joinURL string) []string {
+	var out []string
+	for _, kv := range environ {
+		if !strings.HasPrefix(kv, "XPYD_") {
+			out = append(out, kv)
+		}
+	}
+	return append(out, "XPYD_FLEET__URL="+joinURL)
+}
+
+// forwardPulse tells the supervisor of the workers' heartbeats, so that it can
+// kill one that stopped: a stopped process ignores everything but SIGKILL.
+func forwardPulse(ctx context.Context, w *fleet.Watcher, sup *supervise.Supervisor) {
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	heard := map[string]time.Time{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		link := w.Snapshot().Link
+		for _, s := range sup.Status() {
+			m := w.Snapshot().Get(s.Name)
+			if m == nil || m.PID != s.PID {
+				continue
+			}
+			// While NATS is away nobody can be heard, and silence means nothing.
+			if m.Heard.After(heard[s.Name]) || !link.Up {
+				heard[s.Name] = m.Heard
+				sup.Heartbeat(s.Name)
+			}
+		}
+	}
+}
