@@ -46,7 +46,6 @@ type cachedWord struct {
 type pairTable struct {
 	slots []pairSlot
 	shift uint
-	n     int
 }
 
 type pairSlot struct{ key, val uint64 }

@@ -71,11 +71,13 @@ func TestChatGoldens(t *testing.T) {
 func templateSource(t *testing.T, name string) string {
 	t.Helper()
 	if name == "qwen3" {
-		var c struct{ Chat_Template string }
+		var c struct {
+			Template string `json:"chat_template"`
+		}
 		if err := json.Unmarshal(read(t, "qwen3.config.json"), &c); err != nil {
 			t.Fatal(err)
 		}
-		return c.Chat_Template
+		return c.Template
 	}
 	if !filepath.IsAbs(name) {
 		name = filepath.Join("testdata/templates", name+".jinja")

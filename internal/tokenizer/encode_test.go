@@ -42,10 +42,10 @@ func TestPairs(t *testing.T) {
 
 func TestStories(t *testing.T) {
 	var cases []struct {
-		Prompt     string
-		Prompt_IDs []int32
-		IDs        []int32
-		Text       string
+		Prompt    string
+		PromptIDs []int32 `json:"prompt_ids"`
+		IDs       []int32
+		Text      string
 	}
 	if err := json.Unmarshal(read(t, "stories260k.oracle.json"), &cases); err != nil {
 		t.Fatal(err)
@@ -54,8 +54,8 @@ func TestStories(t *testing.T) {
 		tok := load(t, vocab)
 		for _, c := range cases {
 			ids := tok.Encode(c.Prompt, true)
-			if !slices.Equal(ids, c.Prompt_IDs) {
-				t.Errorf("%s: %q:\nhave %v\nwant %v", vocab, c.Prompt, ids, c.Prompt_IDs)
+			if !slices.Equal(ids, c.PromptIDs) {
+				t.Errorf("%s: %q:\nhave %v\nwant %v", vocab, c.Prompt, ids, c.PromptIDs)
 			}
 			if got := tok.Decode(ids, true); got != c.Prompt {
 				t.Errorf("%s: %q decodes to %q", vocab, c.Prompt, got)

@@ -1,7 +1,6 @@
 package tokenizer
 
 import (
-	"bufio"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -11,14 +10,14 @@ import (
 // finish computes the fingerprint, once everything else is set.
 func (t *Tokenizer) finish() {
 	h := sha256.New()
-	w := bufio.NewWriterSize(h, 1<<16) // writes to a hash cannot fail
-	num := func(n int64) {
-		var b [8]byte
-		w.Write(binary.LittleEndian.AppendUint64(b[:0], uint64(n)))
-	}
+	var buf []byte
+	num := func(n int64) { buf = binary.LittleEndian.AppendUint64(buf, uint64(n)) }
 	str := func(s string) {
 		num(int64(len(s)))
-		w.WriteString(s)
+		if buf = append(buf, s...); len(buf) > 1<<16 {
+			h.Write(buf)
+			buf = buf[:0]
+		}
 	}
 	ids := func(list []int32) {
 		num(int64(len(list)))
@@ -62,6 +61,6 @@ func (t *Tokenizer) finish() {
 	if t.hasBOS {
 		num(int64(t.bos))
 	}
-	w.Flush()
+	h.Write(buf)
 	t.fingerprint = hex.EncodeToString(h.Sum(nil))
 }

@@ -59,18 +59,18 @@ func TestLoad(t *testing.T) {
 
 func TestFingerprint(t *testing.T) {
 	raw, config := read(t, "stories260k.json"), read(t, "stories260k.config.json")
-	print := func(raw, config []byte) string {
+	fingerprint := func(raw, config []byte) string {
 		tok, err := tokenizer.FromJSON(raw, config)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return tok.Fingerprint()
 	}
-	same := print(raw, config)
-	if print(raw, config) != same {
+	same := fingerprint(raw, config)
+	if fingerprint(raw, config) != same {
 		t.Error("two readings differ")
 	}
-	if print(append([]byte("  "), raw...), config) != same {
+	if fingerprint(append([]byte("  "), raw...), config) != same {
 		t.Error("white space counts")
 	}
 	replace := func(old, new string) []byte {
@@ -80,12 +80,12 @@ func TestFingerprint(t *testing.T) {
 		return []byte(strings.Replace(string(raw), old, new, 1))
 	}
 	for _, changed := range [][]byte{replace(`"ignore_merges"`, `"x"`)} {
-		if print(changed, config) != same {
+		if fingerprint(changed, config) != same {
 			t.Error("what changes nothing counts")
 		}
 	}
 	for _, changed := range [][]byte{replace(`"fuse_unk": true`, `"fuse_unk": false`), replace(`"special": true`, `"special": false`)} {
-		if print(changed, config) == same {
+		if fingerprint(changed, config) == same {
 			t.Error("a change does not count")
 		}
 	}
