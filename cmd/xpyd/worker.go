@@ -119,17 +119,13 @@ func newLogger(w io.Writer, level, format string) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, o))
 }
 
-// progress shows long work, at most a line a second and one at the end.
+// progress shows long work, at most a line a second; short work is not shown.
 func progress(w io.Writer) func(model.Progress) {
-	var last time.Time
+	last := time.Now()
 	return func(p model.Progress) {
-		if now := time.Now(); p.Done < p.Total && now.Sub(last) < time.Second {
-			return
-		} else if last.IsZero() && p.Done >= p.Total {
-			return // it was not long
-		} else {
+		if now := time.Now(); now.Sub(last) >= time.Second {
 			last = now
+			fmt.Fprintf(w, "%s %s: %d of %d MiB (%d%%)\n", p.Phase, p.What, p.Done>>20, p.Total>>20, 100*p.Done/max(p.Total, 1))
 		}
-		fmt.Fprintf(w, "%s %s: %d of %d MiB (%d%%)\n", p.Phase, p.What, p.Done>>20, p.Total>>20, 100*p.Done/max(p.Total, 1))
 	}
 }

@@ -182,10 +182,13 @@ func (c *Conn) set(up bool, err error) {
 	}
 	c.wasUp = c.wasUp || up
 	c.link.Up, c.link.Since = up, time.Now()
-	if up {
+	switch {
+	case up:
 		c.complained = time.Time{}
 		c.log.Info("nats link is up")
-	} else {
+	case err == nil: // our own Close, or the server's farewell
+		c.log.Info("nats link is closed")
+	default:
 		c.log.Warn("nats link is down", "err", err)
 	}
 	for _, f := range c.listeners {

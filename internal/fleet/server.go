@@ -265,7 +265,14 @@ func (l *serverLog) Fatalf(format string, v ...any) {
 func (l *serverLog) Errorf(format string, v ...any) {
 	l.log.Error("nats: " + fmt.Sprintf(format, v...))
 }
-func (l *serverLog) Warnf(format string, v ...any) { l.log.Warn("nats: " + fmt.Sprintf(format, v...)) }
+
+// Warnf leaves out the server's advice to hash passwords: ours is random, made
+// at start, and in this process's memory only.
+func (l *serverLog) Warnf(format string, v ...any) {
+	if !strings.HasPrefix(format, "Plaintext passwords") {
+		l.log.Warn("nats: " + fmt.Sprintf(format, v...))
+	}
+}
 func (l *serverLog) Noticef(format string, v ...any) {
 	l.log.Debug("nats: " + fmt.Sprintf(format, v...))
 }

@@ -42,7 +42,8 @@ type generation struct {
 	batches chan batch
 
 	choices []*choice
-	open    int // prompts not finished
+	emit    func(*choice) // called whenever a choice has something ready; nil: at the end
+	open    int           // prompts not finished
 	err     *failure
 	usage   openai.Usage
 	timing  timing
@@ -208,7 +209,11 @@ func (g *generation) take(b batch) {
 			continue
 		}
 		g.usage.Completion++
-		if c.push(e) {
+		stopped := c.push(e)
+		if g.emit != nil && c.ready() {
+			g.emit(c)
+		}
+		if stopped {
 			g.mu.Lock()
 			h := g.handles[b.item]
 			g.mu.Unlock()
@@ -217,8 +222,9 @@ func (g *generation) take(b batch) {
 	}
 }
 
-// header is the part of Server-Timing that a worker knows.
+// header is the part of Server-Timing that a worker knows: wait is for blocks
+// and in prefill's queue; the router adds queue, its own, and ttft.
 func (t timing) header() string {
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-	return fmt.Sprintf("queue;dur=%.3f, prefill;dur=%.3f, kv;dur=%.3f", ms(t.queue), ms(t.prefill), ms(t.kv))
+	return fmt.Sprintf("wait;dur=%.3f, prefill;dur=%.3f, kv;dur=%.3f", ms(t.queue), ms(t.prefill), ms(t.kv))
 }

@@ -211,9 +211,21 @@ func (w *Worker) whole(ctx *fasthttp.RequestCtx, rctx context.Context, g *genera
 	writeJSON(ctx, 200, enc.AppendFull(nil, choices, g.usage))
 }
 
-// stream answers with server-sent events. The status waits for the first
-// token, so that a failure before it has a real one.
+// stream answers with server-sent events, one a token as far as its text is
+// whole characters. The status waits for the first token, so that a failure
+// before it has a real one.
 func (w *Worker) stream(ctx *fasthttp.RequestCtx, rctx context.Context, g *generation, enc *openai.Encoder, stop func()) {
+	var buf []byte
+	g.emit = func(c *choice) {
+		out := c.take()
+		c.sent = c.done
+		var usage *openai.Usage
+		if g.j.ContinuousUsage {
+			u := g.usage
+			usage = &u
+		}
+		buf = enc.AppendChunk(buf, &out, usage)
+	}
 	if !g.next(rctx) && g.err != nil {
 		writeFailure(ctx, g.err)
 		g.close()
@@ -228,22 +240,15 @@ func (w *Worker) stream(ctx *fasthttp.RequestCtx, rctx context.Context, g *gener
 		defer w.streams.Done()
 		defer stop()
 		defer g.close()
-		var buf []byte
 		for more := true; more; more = g.next(rctx) {
-			buf = buf[:0]
-			for _, c := range g.choices {
-				if c.ready() {
-					buf = w.chunk(buf, c, g, enc)
-				}
-			}
 			if len(buf) == 0 {
 				continue
 			}
 			if _, err := out.Write(buf); err != nil || out.Flush() != nil {
 				return // the client left; close cancels the rest
 			}
+			buf = buf[:0]
 		}
-		buf = buf[:0]
 		switch {
 		case g.err != nil:
 			buf = openai.AppendErrorEvent(buf, g.err.Error)
@@ -256,18 +261,6 @@ func (w *Worker) stream(ctx *fasthttp.RequestCtx, rctx context.Context, g *gener
 		_, _ = out.Write(buf) // the flush reports what fails
 		_ = out.Flush()       // nobody is left to tell
 	})
-}
-
-// chunk appends one choice's event: what became ready since the last.
-func (w *Worker) chunk(buf []byte, c *choice, g *generation, enc *openai.Encoder) []byte {
-	out := c.take()
-	c.sent = c.done
-	var usage *openai.Usage
-	if g.j.ContinuousUsage {
-		u := g.usage
-		usage = &u
-	}
-	return enc.AppendChunk(buf, &out, usage)
 }
 
 // serveKeep is prefill's side behind a foreign proxy: run the prompt, keep its
