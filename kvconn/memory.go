@@ -22,8 +22,9 @@ type Sink interface {
 // packed as [2 (K,V)][kv_heads][rows][row_bytes], and one digest a KV head
 // into digests. index is the destination block index (firstPos / the
 // receiver's block size); an implementation whose blocks have another size
-// joins or cuts them here. dst need not be aligned. Calls may be concurrent. An error fails the ticket:
-// with its outcome when it is an *Error, else as Corrupt.
+// joins or cuts them here. dst need not be aligned. Calls may be concurrent.
+// An error fails the ticket: with its outcome when it is an *Error, else as
+// Corrupt.
 type Source interface {
 	Load(layer, index, firstPos, rows int, dst []byte, digests []uint64) error
 }
