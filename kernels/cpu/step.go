@@ -78,7 +78,7 @@ type member struct {
 }
 
 // gatedPanels is how many panels of gate and up a member takes at a time.
-const gatedPanels = 8
+const gatedPanels = 4
 
 func (s *stepState) init(b *Backend, threads int) {
 	a := b.arch
@@ -361,7 +361,7 @@ func (b *Backend) addNorm(w []float32) {
 
 // project computes out = m*x for n rows.
 func (b *Backend) project(m *matrix, x []float32, xs int, out []float32, os, n int) {
-	chunk := b.team.share(m.panels, 4)
+	chunk := b.team.share(m.panels, 2)
 	for {
 		lo, hi := b.team.claim(m.panels, chunk)
 		if lo == hi {

@@ -124,13 +124,14 @@ func (t *team) claim(n, chunk int) (lo, hi int) {
 	return lo, min(lo+chunk, n)
 }
 
-// share is a chunk for claim: a few chunks a member, in multiples of unit, or
-// everything at once when alone.
+// share is a chunk for claim: small enough that the last one a member takes
+// keeps the others waiting little, in multiples of unit; everything at once
+// when alone.
 func (t *team) share(n, unit int) int {
 	if t.active == 1 {
 		return max(n, 1)
 	}
-	c := n / (4 * t.active)
+	c := n / (16 * t.active)
 	return max(unit, c-c%unit)
 }
 
