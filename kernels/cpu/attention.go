@@ -21,6 +21,23 @@ func (b *Backend) appendRows(layer int) {
 	}
 }
 
+// appendAttend does both halves of each item at once, one barrier less: for
+// steps without OnLayer whose sequences are single items a head, as in decode.
+func (b *Backend) appendAttend(m *member, layer int) {
+	s := &b.step
+	chunk := b.team.share(len(s.items), 1)
+	for {
+		lo, hi := b.team.claim(len(s.items), chunk)
+		if lo == hi {
+			return
+		}
+		for i := lo; i < hi; i++ {
+			b.appendItem(layer, &s.items[i])
+			b.attendItem(m, layer, &s.items[i])
+		}
+	}
+}
+
 func (b *Backend) appendItem(layer int, it *item) {
 	s, l := &b.step, &b.layers[layer]
 	dim, size := b.arch.HeadDim, b.layout.BlockTokens

@@ -23,6 +23,7 @@ type stepState struct {
 	tokens []token
 	items  []item
 	finals []final
+	fused  bool // an item's attention needs no other item's rows
 
 	hidden, qkvRow, attRow, ffRow int       // padded widths
 	x                             []float32 // residual stream
@@ -142,6 +143,7 @@ func (b *Backend) plan(st *kernels.Step) error {
 	}
 	s.step = st
 	s.tokens, s.items, s.finals = s.tokens[:0], s.items[:0], s.finals[:0]
+	s.fused = st.OnLayer == nil
 	var samples, prompts, tops, raw int
 	for i := range st.Seqs {
 		q := &st.Seqs[i]
@@ -247,7 +249,9 @@ func (b *Backend) planSeq(seq int, q *kernels.Seq) {
 		for kv := range b.arch.KVHeads {
 			s.items = append(s.items, item{seq: seq, kv: kv, row: row + i, n: run, index: i})
 		}
-		i += run
+		if i += run; i < n {
+			s.fused = false
+		}
 	}
 }
 
@@ -276,12 +280,16 @@ func (b *Backend) member(id int) {
 		l := &b.layers[i]
 		b.project(&l.qkv, s.xn, s.hidden, s.qkv, s.qkvRow, len(s.tokens))
 		t.barrier()
-		b.appendRows(i)
-		t.barrier()
-		if id == 0 && s.step.OnLayer != nil {
-			s.step.OnLayer(i)
+		if s.fused {
+			b.appendAttend(m, i)
+		} else {
+			b.appendRows(i)
+			t.barrier()
+			if id == 0 && s.step.OnLayer != nil {
+				s.step.OnLayer(i)
+			}
+			b.attend(m, i)
 		}
-		b.attend(m, i)
 		t.barrier()
 		b.project(&l.o, s.att, s.attRow, s.delta, s.hidden, len(s.tokens))
 		t.barrier()
