@@ -406,6 +406,16 @@ func (a *attempt) close() {
 	a.choice.EndDecode()
 }
 
+// prefillOpen says whether prefill's leg is still to be answered.
+func (a *attempt) prefillOpen() bool {
+	select {
+	case <-a.pDone:
+		return false
+	default:
+		return true
+	}
+}
+
 // firstByte notes the time of the answer's first byte.
 func (q *request) firstByte() {
 	q.mu.Lock()

@@ -70,7 +70,6 @@ func TestRetries(t *testing.T) {
 						})
 					}
 				}
-				links := map[string]bool{}
 				for range 4 { // the bad one is chosen at least once
 					resp, text := g.post("/v1/completions", body)
 					if resp.StatusCode != 200 || text != storyText {
@@ -80,7 +79,6 @@ func TestRetries(t *testing.T) {
 				if bad.calls.Load() == 0 {
 					t.Error("the bad worker was never asked")
 				}
-				_ = links
 			})
 		}
 	}
@@ -149,12 +147,14 @@ func TestPrefillFailureAfterCommit(t *testing.T) {
 	})
 	d.on(&d.decode, streamed(3, func(i int) {
 		if i == 1 {
-			close(answered)
+			<-answered
+			g.until("prefill to fail", func() bool { return p.active.Load() == 0 })
 			time.Sleep(20 * time.Millisecond) // room for the wrong reaction
 		}
 	}))
-	if resp, text := g.post("/v1/completions", askStream); resp.StatusCode != 200 || text != storyText {
-		t.Errorf("%d %q", resp.StatusCode, text)
+	status, text := g.stream(askStream, func() { close(answered) })
+	if status != 200 || text != storyText {
+		t.Errorf("%d %q", status, text)
 	}
 }
 
@@ -188,11 +188,8 @@ func TestDeathEndsStream(t *testing.T) {
 			w.(http.Flusher).Flush()
 			reset(w, r)
 		},
-		"declared dead": func(g *rig, _ http.ResponseWriter, r *http.Request) {
-			g.watcher.ReportDead("d0", 1, "test")
-			<-r.Context().Done()
-		},
-		"ends early": func(*rig, http.ResponseWriter, *http.Request) {},
+		"declared dead": func(g *rig, _ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+		"ends early":    func(*rig, http.ResponseWriter, *http.Request) {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, 1, 1)
@@ -204,10 +201,14 @@ func TestDeathEndsStream(t *testing.T) {
 				die(g, w, r)
 			})
 			start := time.Now()
-			resp, text := g.post("/v1/completions", askStream)
+			status, text := g.stream(askStream, func() {
+				if name == "declared dead" {
+					g.watcher.ReportDead("d0", 1, "test")
+				}
+			})
 			first, rest, _ := strings.Cut(text, "\n\n")
-			if resp.StatusCode != 200 || first != `data: {"n":0}` || !strings.HasSuffix(rest, "\n\n") {
-				t.Fatalf("%d %q", resp.StatusCode, text)
+			if status != 200 || first != `data: {"n":0}` || !strings.HasSuffix(rest, "\n\n") {
+				t.Fatalf("%d %q", status, text)
 			}
 			apiError(t, strings.TrimPrefix(rest, "data: "))
 			if took := time.Since(start); took > 2*time.Second {

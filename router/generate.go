@@ -28,8 +28,8 @@ func (r *Router) generate(ctx *fasthttp.RequestCtx, id string) {
 	ctx.SetContentType(ans.contentType)
 	q.describe(ctx, ans.timing)
 	if ans.stream == nil {
-		if ans.status >= 500 {
-			ctx.Response.Header.Set("Retry-After", "1")
+		if s := retryAfter(ans.status); s > 0 {
+			ctx.Response.Header.Set("Retry-After", strconv.Itoa(s))
 		}
 		q.bytes = int64(len(ans.body))
 		ctx.Response.SetBodyRaw(ans.body)

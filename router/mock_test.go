@@ -349,6 +349,27 @@ func (g *rig) post(path, body string, header ...string) (*http.Response, string)
 	return resp, string(b)
 }
 
+// stream posts a body and calls first once the first event is here.
+func (g *rig) stream(body string, first func()) (status int, text string) {
+	g.t.Helper()
+	resp, err := g.client.Post(g.url+"/v1/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	head := make([]byte, 16)
+	n, err := io.ReadAtLeast(resp.Body, head, 1)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	first()
+	rest, err := io.ReadAll(resp.Body)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return resp.StatusCode, string(head[:n]) + string(rest)
+}
+
 // get reads a public path.
 func (g *rig) get(path string) (int, string) {
 	g.t.Helper()

@@ -41,6 +41,7 @@ type request struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	stop   []func() // run at the end, last first
+	unset  func()   // frees the deadline's timer
 
 	chain pick.Chain
 
@@ -79,8 +80,7 @@ func (r *Router) newRequest(id, method, path string) *request {
 func (q *request) deadline(d time.Duration) {
 	q.end = q.start.Add(d)
 	ctx, cancel := context.WithDeadlineCause(q.ctx, q.end, errDeadline)
-	q.ctx = ctx
-	q.stop = append(q.stop, cancel)
+	q.ctx, q.unset = ctx, cancel
 }
 
 // watch cancels the request when its client leaves.
@@ -102,13 +102,24 @@ func (q *request) finish(status int, reason string) {
 	attempts := q.attempts
 	q.mu.Unlock()
 
-	for _, a := range attempts {
-		a.close()
-	}
 	for i := len(q.stop) - 1; i >= 0; i-- {
 		q.stop[i]()
 	}
-	q.cancel(errOver)
+	end := func() {
+		for _, a := range attempts {
+			a.close()
+		}
+		q.cancel(errOver)
+		if q.unset != nil {
+			q.unset()
+		}
+	}
+	// Decode may end before prefill's "done" is here. It is about to come, and
+	// closing its connection would only cost the next request one.
+	if n := len(attempts); n == 0 || status != 200 || !attempts[n-1].prefillOpen() ||
+		!q.r.spawn(func() { await(attempts[n-1].pDone); end() }) {
+		end()
+	}
 	r, info := q.r, q.info()
 	r.mu.Lock()
 	delete(r.requests, q)

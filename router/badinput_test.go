@@ -1,0 +1,294 @@
+package router_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/router"
+)
+
+// beside runs a stream while f is at work, and checks that it is undisturbed.
+func beside(t *testing.T, g *rig, f func()) {
+	t.Helper()
+	d := g.workers["d0"]
+	finish := make(chan struct{})
+	d.on(&d.decode, streamed(3, func(i int) {
+		if i == 1 {
+			<-finish
+		}
+	}))
+	started, got := make(chan struct{}), make(chan string, 1)
+	go func() {
+		_, text := g.stream(askStream, func() { close(started) })
+		got <- text
+	}()
+	<-started
+	d.on(&d.decode, whole)
+	f()
+	close(finish)
+	if text := <-got; text != storyText {
+		t.Errorf("the stream beside it got %q", text)
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	g := newRig(t, 1, 1)
+	const ok = `"model":"m","prompt":"x"`
+	deep := strings.Repeat("[", 100) + strings.Repeat("]", 100)
+	type bad struct {
+		path, body string
+		status     int
+		param      string
+		header     []string
+	}
+	c, chat := "/v1/completions", "/v1/chat/completions"
+	cases := []bad{
+		{c, ``, 400, "", nil},
+		{c, ` `, 400, "", nil},
+		{c, `{`, 400, "", nil},
+		{c, `}`, 400, "", nil},
+		{c, `null`, 400, "", nil},
+		{c, `[]`, 400, "", nil},
+		{c, `"x"`, 400, "", nil},
+		{c, `1`, 400, "", nil},
+		{c, `{` + ok, 400, "", nil},
+		{c, `{` + ok + `,}`, 400, "", nil},
+		{c, `{` + ok + `}}`, 400, "", nil},
+		{c, `{` + ok + `} x`, 400, "", nil},
+		{c, `{` + ok + `,"a"}`, 400, "", nil},
+		{c, `{` + ok + `,"a":}`, 400, "", nil},
+		{c, `{` + ok + `,a:1}`, 400, "", nil},
+		{c, `{` + ok + `,"a":NaN}`, 400, "", nil},
+		{c, `{` + ok + `,"a":Infinity}`, 400, "", nil},
+		{c, `{` + ok + `,"a":-Infinity}`, 400, "", nil},
+		{c, `{` + ok + `,"a":+1}`, 400, "", nil},
+		{c, `{` + ok + `,"a":.5}`, 400, "", nil},
+		{c, `{` + ok + `,"a":0x10}`, 400, "", nil},
+		{c, `{` + ok + `,"a":'x'}`, 400, "", nil},
+		{c, `{` + ok + `,"a":"\q"}`, 400, "", nil},
+		{c, `{` + ok + `,"a":"\ud83d"}`, 400, "", nil},
+		{c, "{" + ok + ",\"a\":\"\t\"}", 400, "", nil},
+		{c, "{" + ok + ",\"a\":\"\xff\xfe\"}", 400, "", nil},
+		{c, "{" + ok + ",\"a\":\"\xed\xa0\x80\"}", 400, "", nil},
+		{c, "\xef\xbb\xbf{" + ok + "}", 400, "", nil},
+		{c, "{" + ok + "}\x00", 400, "", nil},
+		{c, `{` + ok + `,"a":` + deep + `}`, 400, "", nil},
+		{c, `{"model":"m"}`, 400, "prompt", nil},
+		{c, `{"model":"m","prompt":null}`, 400, "prompt", nil},
+		{c, `{"model":"m","messages":[]}`, 400, "prompt", nil},
+		{chat, `{"model":"m"}`, 400, "messages", nil},
+		{chat, `{` + ok + `}`, 400, "messages", nil},
+		{c, `{"model":3,"prompt":"x"}`, 400, "model", nil},
+		{c, `{"model":["m"],"prompt":"x"}`, 400, "model", nil},
+		{c, `{"model":"no such","prompt":"x"}`, 404, "model", nil},
+		{c, `{"model":"` + strings.Repeat("m", 5000) + `","prompt":"x"}`, 404, "model", nil},
+		{c, `{` + ok + `,"stream":"true"}`, 400, "stream", nil},
+		{c, `{` + ok + `,"stream":1}`, 400, "stream", nil},
+		{c, `{` + ok + `,"n":0}`, 400, "n", nil},
+		{c, `{` + ok + `,"n":-1}`, 400, "n", nil},
+		{c, `{` + ok + `,"n":1.5}`, 400, "n", nil},
+		{c, `{` + ok + `,"n":1e9}`, 400, "n", nil},
+		{c, `{` + ok + `,"n":"1"}`, 400, "n", nil},
+		{c, `{` + ok + `,"seed":1.5}`, 400, "seed", nil},
+		{c, `{` + ok + `,"seed":99999999999999999999}`, 400, "seed", nil},
+		{c, `{` + ok + `,"max_tokens":-5}`, 400, "max_tokens", nil},
+		{c, `{` + ok + `,"max_tokens":1e300}`, 400, "max_tokens", nil},
+		{c, `{` + ok + `,"max_tokens":true}`, 400, "max_tokens", nil},
+		{c, `{` + ok + `,"kv_transfer_params":{"do_remote_decode":true}}`, 400, "kv_transfer_params", nil},
+		{c, `{` + ok + `,"disaggregated_params":{}}`, 400, "disaggregated_params", nil},
+		{c, `{` + ok + `,"bootstrap_host":"h"}`, 400, "bootstrap_host", nil},
+		{c, `{` + ok + `,"bootstrap_port":1}`, 400, "bootstrap_port", nil},
+		{c, `{` + ok + `,"bootstrap_room":1}`, 400, "bootstrap_room", nil},
+		{c, `{` + ok + `}`, 400, "x-request-timeout-ms", []string{"x-request-timeout-ms", "soon"}},
+		{c, `{` + ok + `}`, 400, "x-request-timeout-ms", []string{"x-request-timeout-ms", "0"}},
+		{c, `{` + ok + `}`, 415, "", []string{"Content-Encoding", "gzip"}},
+		{"/v1/embeddings", `{}`, 404, "", nil},
+		{"/v1/completions/", `{}`, 404, "", nil},
+		{"/xpyd/v1/prefill", `{}`, 404, "", nil},
+		{"/admin/v1/instances", `{}`, 404, "", nil},
+		{"/debug/ledger", ``, 404, "", nil},
+		{"/v1/models", `{}`, 405, "", nil},
+		{"/tokenize", `{`, 400, "", nil},
+		{"/tokenize", `{"model":"no such"}`, 404, "model", nil},
+	}
+	beside(t, g, func() {
+		before := g.workers["d0"].calls.Load()
+		for _, b := range cases {
+			resp, text := g.post(b.path, b.body, b.header...)
+			e := apiError(t, text)
+			param := ""
+			if e.Param != nil {
+				param = *e.Param
+			}
+			if resp.StatusCode != b.status || param != b.param || resp.Header.Get("x-request-id") == "" {
+				t.Errorf("%s %.80q: %d, param %q: %s", b.path, b.body, resp.StatusCode, param, text)
+			}
+			if len(text) > 1024 {
+				t.Errorf("%s %.80q: %d bytes of error", b.path, b.body, len(text))
+			}
+		}
+		if n := g.workers["d0"].calls.Load() - before; n != 0 {
+			t.Errorf("%d bad requests reached decode", n)
+		}
+		// Headers that only the router may set do not pass.
+		g.post(c, `{`+ok+`}`, "x-xpyd-link", "forged", "x-xpyd-prefill-kv", "evil:1", "x-xpyd-probe", "1", "x-xpyd-seed", "1")
+		g.workers["d0"].mu.Lock()
+		defer g.workers["d0"].mu.Unlock()
+		if h := g.workers["d0"].last; h.Get("x-xpyd-link") == "forged" || h.Get("x-xpyd-prefill-kv") != "127.0.0.1:1" || h.Get("x-xpyd-probe") != "" {
+			t.Errorf("forged headers passed: %v", h)
+		}
+	})
+}
+
+// TestBadHTTP is what only raw bytes can do.
+func TestBadHTTP(t *testing.T) {
+	g := newRig(t, 1, 1, func(c *router.Config) {
+		c.ReadTimeout, c.MaxBodyBytes, c.MaxHeaderBytes = 300*time.Millisecond, 1<<20, 4096
+	})
+	head := "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+	endless := func(w io.Writer) { // sends for as long as it is let
+		buf := make([]byte, 64<<10)
+		for range 1600 { // 100 MB
+			if _, err := w.Write(buf); err != nil {
+				return
+			}
+		}
+	}
+	send := func(s string) func(io.Writer) { return func(w io.Writer) { io.WriteString(w, s) } }
+	cases := map[string]struct {
+		send   func(w io.Writer)
+		status int
+	}{
+		"no HTTP":             {send("hello\r\n\r\n"), 400},
+		"TLS on a plain port": {send("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"), 400},
+		"bad version":         {send("GET / HTTP/9.x\r\n\r\n"), 400},
+		"bad length":          {send(head + "Content-Length: x\r\n\r\n"), 400},
+		"negative length":     {send(head + "Content-Length: -1\r\n\r\n"), 400},
+		"bad chunk":           {send(head + "Transfer-Encoding: chunked\r\n\r\nzz\r\n"), 400},
+		"header flood":        {send(head + strings.Repeat("x-a: b\r\n", 1000) + "\r\n"), 431},
+		"one huge header":     {send(head + "x-a: " + strings.Repeat("b", 10000) + "\r\n\r\n"), 431},
+		"endless header line": {func(w io.Writer) { io.WriteString(w, head); endless(w) }, 431},
+		"announced 100 MB":    {func(w io.Writer) { io.WriteString(w, head+"Content-Length: 104857600\r\n\r\n"); endless(w) }, 413},
+		"chunked 100 MB": {func(w io.Writer) {
+			io.WriteString(w, head+"Transfer-Encoding: chunked\r\n\r\n6400000\r\n")
+			endless(w)
+		}, 413},
+		"slow header": {send("POST /v1/comp"), 408},
+		"slow body":   {send(head + "Content-Length: 100\r\n\r\n{"), 408},
+		"slow chunk":  {send(head + "Transfer-Encoding: chunked\r\n\r\n5\r\n{"), 408},
+	}
+	beside(t, g, func() {
+		for name, c := range cases {
+			conn, err := net.Dial("tcp", g.r.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn.SetDeadline(time.Now().Add(10 * time.Second))
+			wrote := make(chan struct{})
+			go func() { defer close(wrote); c.send(conn) }()
+			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			} else {
+				body, _ := io.ReadAll(resp.Body)
+				apiError(t, string(body))
+				if resp.StatusCode != c.status {
+					t.Errorf("%s: %d %s", name, resp.StatusCode, body)
+				}
+			}
+			conn.Close()
+			<-wrote
+		}
+		// A client that closes its writing side counts as gone: no answer, no
+		// trace.
+		conn, err := net.Dial("tcp", g.r.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "%sContent-Length: 10\r\n\r\n{", head)
+		conn.(*net.TCPConn).CloseWrite()
+		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err := io.ReadAll(conn); err != nil {
+			t.Errorf("half-closed within a body: %v", err)
+		}
+	})
+}
+
+func TestTooManyConnections(t *testing.T) {
+	g := newRig(t, 1, 1, func(c *router.Config) { c.MaxConns = 2 })
+	var held []net.Conn
+	for range 2 {
+		conn, err := net.Dial("tcp", g.r.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, conn)
+		fmt.Fprint(conn, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+		if _, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	conn, err := net.Dial("tcp", g.r.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || resp.StatusCode != 503 {
+		t.Errorf("%v, %v", resp, err)
+	}
+	conn.Close()
+	for _, conn := range held {
+		conn.Close()
+	}
+	g.until("room", func() bool {
+		resp, err := g.client.Get(g.url + "/health")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == 200
+	})
+}
+
+func TestAPIKeys(t *testing.T) {
+	g := newRig(t, 1, 1, func(c *router.Config) { c.APIKeys = []string{"one", "two"} })
+	if resp, body := g.post("/v1/completions", ask); resp.StatusCode != 401 {
+		t.Errorf("%d %q", resp.StatusCode, body)
+	}
+	for _, key := range []string{"one", "two"} {
+		if resp, body := g.post("/v1/completions", ask, "Authorization", "Bearer "+key); resp.StatusCode != 200 {
+			t.Errorf("%d %q", resp.StatusCode, body)
+		}
+	}
+	if code, _ := g.get("/ready"); code != 200 {
+		t.Errorf("/ready: %d", code)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	if err := router.DefaultConfig().Validate(); err != nil {
+		t.Error(err)
+	}
+	f := func(key string, edit func(*router.Config)) {
+		t.Helper()
+		c := router.DefaultConfig()
+		edit(&c)
+		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), key+":") {
+			t.Errorf("%s: %v", key, err)
+		}
+	}
+	f("listen", func(c *router.Config) { c.Listen = "8000" })
+	f("tls_cert", func(c *router.Config) { c.TLSKey = "k" })
+	f("attempts", func(c *router.Config) { c.Attempts = 0 })
+	f("retry_ratio", func(c *router.Config) { c.RetryRatio = 2 })
+	f("read_timeout", func(c *router.Config) { c.ReadTimeout = 0 })
+	f("limits.max_in_flight", func(c *router.Config) { c.Limits.MaxInFlight = 0 })
+	f("pick.policy", func(c *router.Config) { c.Pick.Policy = "best" })
+}

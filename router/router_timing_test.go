@@ -1,0 +1,90 @@
+package router_test
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router"
+)
+
+// benchRig is a router in front of one pair of mocks that answer at once; it
+// returns the router's address.
+func benchRig(b *testing.B) string {
+	b.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	worker := &fasthttp.Server{NoDefaultServerHeader: true, Handler: func(ctx *fasthttp.RequestCtx) {
+		ctx.SetContentType("application/json")
+		switch {
+		case string(ctx.Path()) == "/xpyd/v1/prefill":
+			ctx.SetBodyString(`{"outcome":"done"}`)
+		case string(ctx.Request.Header.Peek("x-stream")) != "" || len(ctx.PostBody()) > 40 && string(ctx.PostBody()[:14]) == `{"stream":true`:
+			ctx.SetContentType("text/event-stream")
+			ctx.SetBodyStreamWriter(func(w *bufio.Writer) {
+				for range 16 {
+					fmt.Fprint(w, "data: {\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"choices\":[{\"index\":0,\"text\":\" word\"}]}\n\n")
+					w.Flush()
+				}
+				fmt.Fprint(w, "data: [DONE]\n\n")
+			})
+		default:
+			ctx.SetBodyString(`{"id":"cmpl-1","choices":[{"index":0,"text":" word"}]}`)
+		}
+	}}
+	go worker.Serve(ln)
+	watcher, err := fleet.Watch(fleet.WatcherConfig{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for id, role := range map[string]fleet.Role{"p": fleet.Prefill, "d": fleet.Decode} {
+		if err := watcher.AddStatic(fleet.Instance{ID: id, Epoch: 1, Role: role, URL: "http://" + ln.Addr().String(), Dialect: "native", Model: "m"}, fleet.Static); err != nil {
+			b.Fatal(err)
+		}
+	}
+	cfg := router.DefaultConfig()
+	cfg.Listen, cfg.AdminListen = "127.0.0.1:0", ""
+	r, err := router.New(cfg, router.Deps{Fleet: watcher})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := r.Start(); err != nil {
+		b.Fatal(err)
+	}
+	for !r.Ready() {
+		time.Sleep(time.Millisecond)
+	}
+	b.Cleanup(func() { r.Shutdown(b.Context()); watcher.Close(); ln.Close() })
+	return r.Addr().String()
+}
+
+func benchmark(b *testing.B, body string) {
+	addr := benchRig(b)
+	var client fasthttp.Client
+	var req fasthttp.Request
+	var resp fasthttp.Response
+	req.SetRequestURI("http://" + addr + "/v1/completions")
+	req.Header.SetMethod("POST")
+	req.SetBodyString(body)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := client.Do(&req, &resp); err != nil || resp.StatusCode() != 200 {
+			b.Fatal(err, resp.StatusCode())
+		}
+	}
+}
+
+func BenchmarkWhole(b *testing.B) {
+	benchmark(b, `{"stream":false,"model":"m","prompt":"Once upon a time","max_tokens":1}`)
+}
+
+func BenchmarkStream16(b *testing.B) {
+	benchmark(b, `{"stream":true,"model":"m","prompt":"Once upon a time","max_tokens":16}`)
+}
