@@ -103,10 +103,15 @@ class Chat(unittest.TestCase):
         self.assertEqual(bytes(content[0].bytes).decode("utf-8", "replace"), content[0].token)
 
     def test_stream_helper(self):
-        with self.c.chat.completions.stream(model=MODEL, messages=self.messages, max_tokens=8) as s:
-            for _ in s:
-                pass
-            self.assertTrue(s.get_final_completion().choices[0].message.content)
+        # The helper raises LengthFinishReasonError for "length", so let it stop.
+        with self.c.chat.completions.stream(model=MODEL, messages=self.messages, max_tokens=64, temperature=0, stop=" Lily") as s:
+            kinds = {event.type for event in s}
+            choice = s.get_final_completion().choices[0]
+        self.assertEqual((choice.message.content, choice.finish_reason), (", there was a little girl named", "stop"))
+        self.assertLessEqual({"chunk", "content.delta", "content.done"}, kinds)
+        with self.assertRaises(openai.LengthFinishReasonError):
+            with self.c.chat.completions.stream(model=MODEL, messages=self.messages, max_tokens=4) as s:
+                s.get_final_completion()
 
 
 class Errors(unittest.TestCase):
