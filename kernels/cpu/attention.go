@@ -9,7 +9,7 @@ import (
 // the K and V rows with their digests.
 func (b *Backend) appendRows(layer int) {
 	s := &b.step
-	chunk := b.team.share(len(s.items), 1)
+	chunk := b.team.share(len(s.items))
 	for {
 		lo, hi := b.team.claim(len(s.items), chunk)
 		if lo == hi {
@@ -25,9 +25,8 @@ func (b *Backend) appendRows(layer int) {
 // steps without OnLayer whose sequences are single items a head, as in decode.
 func (b *Backend) appendAttend(m *member, layer int) {
 	s := &b.step
-	chunk := b.team.share(len(s.items), 1)
 	for {
-		lo, hi := b.team.claim(len(s.items), chunk)
+		lo, hi := b.team.claim(len(s.items), 1)
 		if lo == hi {
 			return
 		}
@@ -94,12 +93,8 @@ func addBias(x, bias []float32, at int) {
 // attend computes the attention output of a layer.
 func (b *Backend) attend(m *member, layer int) {
 	s := &b.step
-	chunk := 1
-	if b.team.active == 1 {
-		chunk = len(s.items)
-	}
 	for {
-		lo, hi := b.team.claim(len(s.items), chunk)
+		lo, hi := b.team.claim(len(s.items), 1)
 		if lo == hi {
 			return
 		}

@@ -31,7 +31,7 @@ func (b *Backend) finish(m *member) {
 // lastNorm applies the last residual and the final norm, to wanted rows only.
 func (b *Backend) lastNorm() {
 	s := &b.step
-	chunk := b.team.share(len(s.finals), 1)
+	chunk := b.team.share(len(s.finals))
 	for {
 		lo, hi := b.team.claim(len(s.finals), chunk)
 		if lo == hi {

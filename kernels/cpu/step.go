@@ -78,8 +78,9 @@ type member struct {
 	_      [64]byte
 }
 
-// gatedPanels is how many panels of gate and up a member takes at a time.
-const gatedPanels = 4
+// gatedPanels is how many panels of gate and up a member takes at a time, at
+// most.
+const gatedPanels = 32
 
 func (s *stepState) init(b *Backend, threads int) {
 	a := b.arch
@@ -314,7 +315,7 @@ func (b *Backend) member(id int) {
 func (b *Backend) embedRows() {
 	s := &b.step
 	dim := b.arch.HeadDim
-	chunk := b.team.share(len(s.tokens), 1)
+	chunk := b.team.share(len(s.tokens))
 	for {
 		lo, hi := b.team.claim(len(s.tokens), chunk)
 		if lo == hi {
@@ -353,7 +354,7 @@ func (b *Backend) rsqrtMean(sumSq float32, n int) float32 {
 // addNorm adds the last projection to the residual stream and norms the sum.
 func (b *Backend) addNorm(w []float32) {
 	s := &b.step
-	chunk := b.team.share(len(s.tokens), 1)
+	chunk := b.team.share(len(s.tokens))
 	for {
 		lo, hi := b.team.claim(len(s.tokens), chunk)
 		if lo == hi {
@@ -369,7 +370,7 @@ func (b *Backend) addNorm(w []float32) {
 
 // project computes out = m*x for n rows.
 func (b *Backend) project(m *matrix, x []float32, xs int, out []float32, os, n int) {
-	chunk := b.team.share(m.panels, 2)
+	chunk := b.team.share(m.panels)
 	for {
 		lo, hi := b.team.claim(m.panels, chunk)
 		if lo == hi {
@@ -384,7 +385,7 @@ func (b *Backend) project(m *matrix, x []float32, xs int, out []float32, os, n i
 func (b *Backend) gate(m *member, l *layer) {
 	s := &b.step
 	n := len(s.tokens)
-	panels := min(max(len(m.gated)/(n*panelRows), 1), gatedPanels)
+	panels := min(max(len(m.gated)/(n*panelRows), 1), gatedPanels, b.team.share(l.gated.panels))
 	for {
 		lo, hi := b.team.claim(l.gated.panels, panels)
 		if lo == hi {

@@ -63,7 +63,7 @@ func TestNewRefuses(t *testing.T) {
 	f(`simd "neon"`, func(_ *kernels.Arch, _ *kernels.Weights, o *cpu.Options) { o.SIMD = "neon" })
 	f("bad architecture", func(a *kernels.Arch, _ *kernels.Weights, _ *cpu.Options) { a.KVHeads = 3 })
 	f("bad architecture", func(a *kernels.Arch, _ *kernels.Weights, _ *cpu.Options) { a.HeadDim = 7 })
-	f("bad architecture", func(a *kernels.Arch, _ *kernels.Weights, _ *cpu.Options) { a.Hidden = 1 << 40 })
+	f("bad architecture", func(a *kernels.Arch, _ *kernels.Weights, _ *cpu.Options) { a.Hidden = math.MaxInt32 })
 	f("weights of 0 layers", func(_ *kernels.Arch, w *kernels.Weights, _ *cpu.Options) { w.Layers = nil })
 	f("layer 0 down", func(_ *kernels.Arch, w *kernels.Weights, _ *cpu.Options) { w.Layers[0].Down.Data = nil })
 	f("q bias", func(a *kernels.Arch, _ *kernels.Weights, _ *cpu.Options) { a.QKVBias = true })
