@@ -1,0 +1,91 @@
+// Package cluster runs xpyd as real processes, for tests: it builds the
+// binary once a test run, starts and stops `xpyd up` and single commands, an
+// external NATS server as a process of its own, and reads what they say of
+// themselves. Nothing but tests imports it.
+//
+// A test package that uses it has
+//
+//	func TestMain(m *testing.M) { os.Exit(cluster.Main(m)) }
+//
+// Everything started under a t is killed and waited for when t ends.
+// XPYD_E2E_RACE=1 builds the binary with the race detector, and
+// XPYD_E2E_LOG=1 copies what the processes print to standard error.
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Main runs a package's tests and removes what they share. In a process that
+// StartNATS started it is the NATS server instead.
+func Main(m *testing.M) int {
+	if addr := os.Getenv(natsEnv); addr != "" {
+		return serveNATS(addr)
+	}
+	code := m.Run()
+	if dir := os.Getenv(buildEnv); dir != "" {
+		os.RemoveAll(dir)
+	}
+	return code
+}
+
+// buildEnv names the folder of the binary, for Main to remove.
+const buildEnv = "XPYD_E2E_BUILD"
+
+// binary is built at the first use: the only state that the tests of a
+// process share.
+var binary = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "xpyd-e2e-")
+	if err != nil {
+		return "", err
+	}
+	if err := os.Setenv(buildEnv, dir); err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "xpyd")
+	args, cgo := []string{"build", "-o", path}, "CGO_ENABLED=0"
+	if os.Getenv("XPYD_E2E_RACE") != "" {
+		args, cgo = append(args, "-race"), "CGO_ENABLED=1"
+	}
+	cmd := exec.Command("go", append(args, "github.com/xpyd/xpyd/cmd/xpyd")...)
+	cmd.Env = append(os.Environ(), cgo)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%v: %w\n%s", cmd, err, out)
+	}
+	return path, nil
+})
+
+// Binary is the path of the built xpyd.
+func Binary(t testing.TB) string {
+	t.Helper()
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Wait polls f until it returns nil, and fails the test with its last error
+// after limit.
+func Wait(t testing.TB, limit time.Duration, what string, f func() error) {
+	t.Helper()
+	if err := Poll(limit, f); err != nil {
+		t.Fatalf("%s: not within %v: %v", what, limit, err)
+	}
+}
+
+// Poll is Wait for goroutines, which must not end the test.
+func Poll(limit time.Duration, f func() error) error {
+	for deadline := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
+		err := f()
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package cluster
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+// Counts is what a process must not leak.
+type Counts struct {
+	Goroutines, FDs int
+}
+
+// Counts reads the counts of the router and of every live worker, by id; the
+// router's name is "router". A restarted worker counts as another one.
+func (r *Router) Counts() (map[string]Counts, error) {
+	f, err := r.Fleet()
+	if err != nil {
+		return nil, err
+	}
+	urls := map[string]string{"router": r.Admin}
+	for i := range f.Instances {
+		if m := &f.Instances[i]; m.State == fleet.Live {
+			urls[fmt.Sprintf("%s/%d", m.ID, m.PID)] = m.URL
+		}
+	}
+	out := map[string]Counts{}
+	for id, url := range urls {
+		var text string
+		if err := get(r.client, url+"/metrics", &text); err != nil {
+			return nil, err
+		}
+		out[id] = Counts{Goroutines: int(metric(text, "go_goroutines")), FDs: int(metric(text, "process_open_fds"))}
+	}
+	return out, nil
+}
+
+// Grown is nil when no process that is in both has more than slack over
+// before.
+func Grown(before, now map[string]Counts, slack int) error {
+	for _, id := range slices.Sorted(maps.Keys(before)) {
+		b := before[id]
+		n, ok := now[id]
+		if ok && (n.Goroutines > b.Goroutines+slack || n.FDs > b.FDs+slack) {
+			return fmt.Errorf("%s: %d goroutines and %d descriptors, before %d and %d", id, n.Goroutines, n.FDs, b.Goroutines, b.FDs)
+		}
+	}
+	return nil
+}
+
+// metric reads one sample without labels of the text format, 0 if absent.
+func metric(text, name string) float64 {
+	for line := range strings.SplitSeq(text, "\n") {
+		if v, ok := strings.CutPrefix(line, name+" "); ok {
+			f, _ := strconv.ParseFloat(v, 64)
+			return f
+		}
+	}
+	return 0
+}
+
+// Goroutines is the router's goroutine profile, stacks and counts, for the
+// message of a test that found a leak.
+func (r *Router) Goroutines() string {
+	var text string
+	if err := r.Call("GET", "/debug/pprof/goroutine?debug=1", nil, &text); err != nil {
+		return err.Error()
+	}
+	return text
+}

@@ -1,0 +1,70 @@
+package cluster
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+// natsEnv makes Main the NATS server on that address.
+const natsEnv = "XPYD_E2E_NATS"
+
+const natsUser, natsPassword = "fleet", "test"
+
+// NATS is an external NATS server, a process of its own. A restarted one has
+// the same URL.
+type NATS struct {
+	*Process
+	URL  string
+	addr string
+}
+
+// StartNATS starts a server on a free port.
+func StartNATS(t testing.TB) *NATS {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := ln.Addr().String()
+	ln.Close()
+	n := &NATS{addr: addr, URL: fmt.Sprintf("nats://%s:%s@%s", natsUser, natsPassword, addr)}
+	n.Restart(t)
+	return n
+}
+
+// Restart starts the server again, after Kill.
+func (n *NATS) Restart(t testing.TB) {
+	t.Helper()
+	if n.Process != nil {
+		n.Exit(t, 10*time.Second)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Process = start(t, exec.Command(self, "-test.run=^$"), []string{natsEnv + "=" + n.addr})
+	n.Line(t, 20*time.Second, "nats ")
+}
+
+// serveNATS is the server's process.
+func serveNATS(addr string) int {
+	s, err := fleet.StartServer(fleet.ServerConfig{Listen: addr, User: natsUser, Password: natsPassword})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer s.Close()
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
+	fmt.Fprintln(os.Stdout, "nats", addr)
+	<-stop
+	return 0
+}

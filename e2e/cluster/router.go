@@ -1,0 +1,276 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/internal/supervise"
+	"github.com/xpyd/xpyd/internal/worker"
+)
+
+// Router is a running `xpyd up` or `xpyd router`.
+type Router struct {
+	*Process
+	URL   string // public
+	Admin string
+	Token string
+	Join  string // NATS URL of workers
+	Data  string // its --data folder
+
+	client *http.Client
+}
+
+// Up starts `xpyd up` on free ports and returns when it is ready.
+func Up(t testing.TB, args ...string) *Router {
+	t.Helper()
+	r := Launch(t, "up", args...)
+	r.URL = r.Line(t, time.Minute, "ready ")
+	r.find(t)
+	return r
+}
+
+// Alone starts `xpyd router` with an embedded NATS on free ports and returns
+// when it listens; workers are to be started with Worker.
+func Alone(t testing.TB, args ...string) *Router {
+	t.Helper()
+	config := filepath.Join(t.TempDir(), "nats.yaml")
+	if err := os.WriteFile(config, []byte("fleet: {listen: \"127.0.0.1:0\"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(strings.Join(args, " "), "--config") {
+		args = append([]string{"--config", config}, args...)
+	}
+	r := Launch(t, "router", args...)
+	r.URL = r.Line(t, time.Minute, "listening ")
+	r.find(t)
+	return r
+}
+
+// Launch starts `xpyd up` or `xpyd router` on free ports, and waits for
+// nothing.
+func Launch(t testing.TB, command string, args ...string) *Router {
+	t.Helper()
+	data := filepath.Join(t.TempDir(), "data")
+	args = append([]string{command, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", data}, args...)
+	return &Router{Process: Start(t, nil, args...), Data: data, client: NewClient(t)}
+}
+
+// find reads what the router left in its data folder.
+func (r *Router) find(t testing.TB) {
+	t.Helper()
+	for name, to := range map[string]*string{"admin-url": &r.Admin, "admin-token": &r.Token, "join-url": &r.Join} {
+		b, err := os.ReadFile(filepath.Join(r.Data, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		*to = strings.TrimSpace(string(b))
+	}
+}
+
+// Worker starts one worker that joins r with one flag.
+func (r *Router) Worker(t testing.TB, role fleet.Role, args ...string) *Process {
+	t.Helper()
+	return Start(t, nil, append([]string{string(role), "--join", r.Join, "--threads", "1"}, args...)...)
+}
+
+// CLI runs an xpyd command against r, such as "status" or "drain".
+func (r *Router) CLI(t testing.TB, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	return Run(t, append(args, "--data", r.Data)...)
+}
+
+// Call does one request at the admin listener; in and out are JSON, or nil.
+func (r *Router) Call(method, path string, in, out any) error {
+	var body io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(b)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, r.Admin+path, body)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Authorization", "Bearer "+r.Token)
+	return fetch(r.client, req, out)
+}
+
+// fetch decodes a JSON answer; out may be a *string, for any answer.
+func fetch(client *http.Client, req *http.Request, out any) error {
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 300 {
+		return fmt.Errorf("%s %s: %s: %s", req.Method, req.URL.Path, resp.Status, b)
+	}
+	switch to := out.(type) {
+	case nil:
+		return nil
+	case *string:
+		*to = string(b)
+		return nil
+	}
+	return json.Unmarshal(b, out)
+}
+
+func get(client *http.Client, url string, out any) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	return fetch(client, req, out)
+}
+
+// Ready is nil when GET /ready says 200.
+func (r *Router) Ready() error { return get(r.client, r.URL+"/ready", nil) }
+
+// Fleet is what GET /admin/v1/instances says.
+type Fleet struct {
+	Ready     bool
+	Link      fleet.Link
+	Refusals  []fleet.Refusal
+	Instances []Instance
+}
+
+// Instance is one member as the router sees it.
+type Instance struct {
+	fleet.Member
+	Probed   bool   `json:"probed"`
+	Problem  string `json:"probe_error"`
+	Draining bool   `json:"draining"`
+}
+
+// Get returns the member of that id, nil if there is none.
+func (f *Fleet) Get(id string) *Instance {
+	for i := range f.Instances {
+		if f.Instances[i].ID == id {
+			return &f.Instances[i]
+		}
+	}
+	return nil
+}
+
+// Serving counts the members of a role that users' requests may go to.
+func (f *Fleet) Serving(role fleet.Role) (n int) {
+	for i := range f.Instances {
+		if m := &f.Instances[i]; m.Role == role && m.State == fleet.Live && m.Probed && !m.Draining {
+			n++
+		}
+	}
+	return n
+}
+
+// Fleet asks the router who is there.
+func (r *Router) Fleet() (*Fleet, error) {
+	var f Fleet
+	return &f, r.Call(http.MethodGet, "/admin/v1/instances", nil, &f)
+}
+
+// WaitServing waits until that many workers of each role serve.
+func (r *Router) WaitServing(t testing.TB, limit time.Duration, prefill, decode int) {
+	t.Helper()
+	Wait(t, limit, "workers serving", func() error { return r.ServingIs(prefill, decode) })
+}
+
+// ServingIs is nil when that many workers of each role serve.
+func (r *Router) ServingIs(prefill, decode int) error {
+	f, err := r.Fleet()
+	if err != nil {
+		return err
+	}
+	if p, d := f.Serving(fleet.Prefill), f.Serving(fleet.Decode); p != prefill || d != decode {
+		return fmt.Errorf("%d prefill and %d decode serve, want %d and %d", p, d, prefill, decode)
+	}
+	return nil
+}
+
+// Children are the worker processes of an `up`, by name.
+func (r *Router) Children() (map[string]supervise.Status, error) {
+	var list []supervise.Status
+	if err := r.Call(http.MethodGet, "/admin/v1/workers", nil, &list); err != nil {
+		return nil, err
+	}
+	out := map[string]supervise.Status{}
+	for _, s := range list {
+		out[s.Name] = s
+	}
+	return out, nil
+}
+
+// Ledger is what the router and all its workers hold.
+type Ledger struct {
+	Requests  []json.RawMessage
+	Legs      int
+	Running   int
+	Waiting   int
+	ConnsBusy int `json:"upstream_conns_busy"`
+	ConnsIdle int `json:"upstream_conns_idle"`
+	Fleet     map[string]struct {
+		worker.Ledger
+		Error json.RawMessage `json:"error"` // the worker could not be asked
+	}
+}
+
+// Ledger asks all processes.
+func (r *Router) Ledger() (*Ledger, error) {
+	var l Ledger
+	return &l, r.Call(http.MethodGet, "/debug/ledger?fleet=1", nil, &l)
+}
+
+// Idle is nil when no process holds anything, quarantined blocks aside.
+func (r *Router) Idle() error {
+	l, err := r.Ledger()
+	if err != nil {
+		return err
+	}
+	// The ledger's own requests to the workers are begun after it is made.
+	if len(l.Requests)+l.Legs+l.Running+l.Waiting+l.ConnsBusy > 0 {
+		return fmt.Errorf("the router holds %d requests, %d legs, %d running, %d waiting, %d connections: %s",
+			len(l.Requests), l.Legs, l.Running, l.Waiting, l.ConnsBusy, l.Requests)
+	}
+	for id, w := range l.Fleet {
+		if w.Error != nil {
+			return fmt.Errorf("%s: %s", id, w.Error)
+		}
+		if !w.Empty() {
+			b, err := json.Marshal(w.Ledger)
+			return fmt.Errorf("%s holds %s %w", id, b, err)
+		}
+	}
+	return nil
+}
+
+// Quarantined counts the blocks of all workers that are in quarantine.
+func (l *Ledger) Quarantined() (n int) {
+	for _, w := range l.Fleet {
+		for _, h := range w.Blocks {
+			if h.State == kvcache.StateQuarantined {
+				n += len(h.Blocks)
+			}
+		}
+	}
+	return n
+}
