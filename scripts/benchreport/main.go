@@ -1,0 +1,81 @@
+// Command benchreport renders bench/README.md from the result lines in a
+// folder: go run ./scripts/benchreport bench/results > bench/README.md
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+	"sort"
+)
+
+type figure struct {
+	Name      string  `json:"name"`
+	Value     float64 `json:"value"`
+	Unit      string  `json:"unit"`
+	Peer      string  `json:"peer"`
+	PeerValue float64 `json:"peer_value"`
+	Ratio     float64 `json:"ratio"`
+	Device    string  `json:"device"`
+	Model     string  `json:"model"`
+	Command   string  `json:"command"`
+	Commit    string  `json:"commit"`
+	Date      string  `json:"date"`
+	Runs      int     `json:"runs"`
+	Spread    string  `json:"spread"`
+	Raw       string  `json:"raw"`
+}
+
+func main() {
+	log.SetFlags(0)
+	files, err := filepath.Glob(filepath.Join(os.Args[1], "*.jsonl"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	newest := map[string]figure{}
+	for _, path := range files {
+		f, err := os.Open(path)
+		if err != nil {
+			log.Fatal(err)
+		}
+		lines := bufio.NewScanner(f)
+		for lines.Scan() {
+			var g figure
+			if err := json.Unmarshal(lines.Bytes(), &g); err != nil {
+				log.Fatalf("%s: %v", path, err)
+			}
+			newest[g.Name] = g // the newest line of a name counts
+		}
+		f.Close()
+	}
+	names := make([]string, 0, len(newest))
+	for n := range newest {
+		names = append(names, n)
+	}
+	sort.Strings(names)
+	fmt.Fprint(os.Stdout, head)
+	for _, n := range names {
+		g := newest[n]
+		fmt.Fprintf(os.Stdout, "| `%s` | %.4g %s | %.4g (%s) | %.3g | %s | %s | %s | %s | [raw](%s) |\n", g.Name, g.Value, g.Unit, g.PeerValue, g.Peer,
+			g.Ratio, g.Spread, g.Model, g.Device, g.Date+" "+g.Commit, "../"+g.Raw)
+	}
+	fmt.Fprint(os.Stdout, "\nCommands:\n\n")
+	for _, n := range names {
+		fmt.Fprintf(os.Stdout, "- `%s`: `%s`\n", n, newest[n].Command)
+	}
+}
+
+const head = `# Measured
+
+Every figure stands beside its peer's, or its limit, from the same run; the
+newest line of a name in ` + "`results/*.jsonl`" + ` counts. Medians of the runs; the
+ratio is the median of the pairs' ratios, ours over the peer. This page is made
+by ` + "`make bench-report`" + `. llama2.c is karpathy/llama2.c's run.c, built apart with
+the flags named.
+
+| figure | ours | peer or limit | ratio | spread | model | device | date, commit | log |
+|---|---|---|---|---|---|---|---|---|
+`
