@@ -2,6 +2,8 @@ package cpu
 
 import "golang.org/x/sys/cpu"
 
+//go:generate go run gen.go
+
 //go:noescape
 func softmaxAVX2(s *float32, n8 int) float32
 
