@@ -1,14 +1,17 @@
 package router
 
 import (
+	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// Config configures a Router. Errors of Validate begin with the key.
+// Config configures a Router.
 type Config struct {
 	// Listen is the public listener, host:port.
 	Listen string `koanf:"listen"`
@@ -26,11 +29,11 @@ type Config struct {
 	// MaxConns bounds the client connections; more are answered 503 at once.
 	MaxConns int `koanf:"max_conns"`
 	// MaxBodyBytes and MaxHeaderBytes bound a request (413, 431).
-	MaxBodyBytes   int `koanf:"max_body_bytes"`
-	MaxHeaderBytes int `koanf:"max_header_bytes"`
+	MaxBodyBytes   int `koanf:"max_body_bytes" unit:"bytes"`
+	MaxHeaderBytes int `koanf:"max_header_bytes" unit:"bytes"`
 	// MaxResponseBytes bounds an answer that does not stream, which is held
 	// in memory until it is whole.
-	MaxResponseBytes int `koanf:"max_response_bytes"`
+	MaxResponseBytes int `koanf:"max_response_bytes" unit:"bytes"`
 	// ReadTimeout is how long a client may take to send one request (408).
 	ReadTimeout time.Duration `koanf:"read_timeout"`
 	// IdleTimeout is how long a kept-alive client connection may idle.
@@ -95,18 +98,23 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate names the key at fault.
+// bad is an error of Validate.
+func bad(key, format string, args ...any) error {
+	return &config.KeyError{Key: key, Msg: fmt.Sprintf(format, args...)}
+}
+
+// Validate returns *config.KeyErrors.
 func (c Config) Validate() error {
 	for _, a := range []struct{ key, addr string }{{"listen", c.Listen}, {"admin_listen", c.AdminListen}} {
 		if a.addr == "" && a.key == "admin_listen" {
 			continue
 		}
 		if _, _, err := net.SplitHostPort(a.addr); err != nil {
-			return fmt.Errorf("%s: %w", a.key, err)
+			return bad(a.key, "%q is not host:port", a.addr)
 		}
 	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
-		return fmt.Errorf("tls_cert: tls_cert and tls_key go together")
+		return bad("tls_cert", "tls_cert and tls_key go together")
 	}
 	for _, n := range []struct {
 		key      string
@@ -117,11 +125,11 @@ func (c Config) Validate() error {
 		{"retry_burst", c.RetryBurst, 0}, {"history", c.History, 0},
 	} {
 		if n.v < n.least {
-			return fmt.Errorf("%s: %d is below %d", n.key, n.v, n.least)
+			return bad(n.key, "%d is below %d", n.v, n.least)
 		}
 	}
 	if !(c.RetryRatio >= 0 && c.RetryRatio <= 1) {
-		return fmt.Errorf("retry_ratio: %v is not within 0 and 1", c.RetryRatio)
+		return bad("retry_ratio", "%v is not within 0 and 1", c.RetryRatio)
 	}
 	for _, d := range []struct {
 		key string
@@ -132,31 +140,37 @@ func (c Config) Validate() error {
 		{"chunk_timeout", c.ChunkTimeout}, {"probe_timeout", c.ProbeTimeout},
 	} {
 		if d.v <= 0 {
-			return fmt.Errorf("%s: %v is not a positive duration", d.key, d.v)
+			return bad(d.key, "%v is not a positive duration", d.v)
 		}
 	}
-	if err := c.Limits.Validate(); err != nil {
-		return fmt.Errorf("limits.%w", err)
-	}
-	if err := c.Pick.Validate(); err != nil {
-		return fmt.Errorf("pick.%w", err)
-	}
-	return nil
+	return errors.Join(within("limits", c.Limits.Validate()), within("pick", c.Pick.Validate()))
 }
 
-// Validate names the key at fault.
+// within puts a section before the key of its error.
+func within(section string, err error) error {
+	var keyed interface {
+		error
+		ConfigKey() string
+	}
+	if !errors.As(err, &keyed) {
+		return err
+	}
+	return bad(section+"."+keyed.ConfigKey(), "%s", strings.TrimPrefix(keyed.Error(), keyed.ConfigKey()+": "))
+}
+
+// Validate returns the first *config.KeyError.
 func (l Limits) Validate() error {
 	switch {
 	case l.MaxInFlight < 1:
-		return fmt.Errorf("max_in_flight: %d is below 1", l.MaxInFlight)
+		return bad("max_in_flight", "%d is below 1", l.MaxInFlight)
 	case l.MaxQueue < 0:
-		return fmt.Errorf("max_queue: %d is below 0", l.MaxQueue)
+		return bad("max_queue", "%d is below 0", l.MaxQueue)
 	case l.QueueWait <= 0:
-		return fmt.Errorf("queue_wait: %v is not a positive duration", l.QueueWait)
+		return bad("queue_wait", "%v is not a positive duration", l.QueueWait)
 	case l.PairWait < 0:
-		return fmt.Errorf("pair_wait: %v is negative", l.PairWait)
+		return bad("pair_wait", "%v is negative", l.PairWait)
 	case l.RequestTimeout <= 0:
-		return fmt.Errorf("request_timeout: %v is not a positive duration", l.RequestTimeout)
+		return bad("request_timeout", "%v is not a positive duration", l.RequestTimeout)
 	}
 	return nil
 }

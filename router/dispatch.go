@@ -381,10 +381,14 @@ func (a *attempt) told(by, partner *leg, o ticket.Outcome, message string) *fail
 	if !slices.Contains(retryReasons, f.reason) {
 		f.reason = reasonStatus
 	}
-	if o == ticket.NoSpace {
-		partner = by
+	switch {
+	case o == ticket.NoSpace:
+		f.avoid = []string{by.inst.ID}
+	case f.hearsay():
+		f.avoid = []string{partner.inst.ID, partner.inst.ID, by.inst.ID}
+	default: // either may be at fault
+		f.avoid = []string{partner.inst.ID, by.inst.ID}
 	}
-	f.avoid = []string{partner.inst.ID}
 	return f
 }
 
@@ -440,33 +444,45 @@ func (r *Router) suspect(inst *fleet.Instance, err error) {
 		r.fleet.ReportDead(inst.ID, inst.Epoch, err.Error())
 		return
 	}
-	addr, aerr := hostPort(inst.URL)
-	if aerr != nil {
+	r.knock(inst, func(derr error) {
+		if derr != nil {
+			r.fleet.ReportDead(inst.ID, inst.Epoch, fmt.Sprintf("%v, then %v", err, derr))
+		}
+	})
+}
+
+// knock connects to a worker and tells then whether it took the connection;
+// while one knock is out others are dropped. A slow answer is no answer.
+func (r *Router) knock(inst *fleet.Instance, then func(error)) {
+	addr, err := hostPort(inst.URL)
+	if err != nil {
 		return
 	}
 	key := fmt.Sprintf("%s/%d", inst.ID, inst.Epoch)
 	r.mu.Lock()
-	busy := r.suspects[key]
-	r.suspects[key] = true
+	busy := r.knocks[key]
+	r.knocks[key] = true
 	r.mu.Unlock()
 	if busy {
 		return
 	}
-	r.spawn(func() {
-		defer func() {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			delete(r.suspects, key)
-		}()
+	done := func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.knocks, key)
+	}
+	if !r.spawn(func() {
+		defer done()
 		ctx, cancel := context.WithTimeout(r.ctx, 500*time.Millisecond)
 		defer cancel()
-		conn, derr := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
-		if derr == nil {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+		if err == nil {
 			conn.Close()
-			return
 		}
 		if r.ctx.Err() == nil {
-			r.fleet.ReportDead(inst.ID, inst.Epoch, fmt.Sprintf("%v, then %v", err, derr))
+			then(err)
 		}
-	})
+	}) {
+		done()
+	}
 }

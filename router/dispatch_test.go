@@ -264,6 +264,19 @@ func TestRefusedConnectionIsDeath(t *testing.T) {
 	if m := g.watcher.Snapshot().Get("p0"); m.State != fleet.Dead {
 		t.Errorf("state %s", m.State)
 	}
+	// A static member that takes connections again is probed and used again.
+	old := g.workers["p0"]
+	ln, err := net.Listen("tcp", strings.TrimPrefix(old.srv.URL, "http://"))
+	if err != nil {
+		t.Skip("its port was taken meanwhile")
+	}
+	probes := old.probes.Load()
+	back := &http.Server{Handler: old}
+	go back.Serve(ln)
+	defer back.Close()
+	g.until("p0 to be back", func() bool {
+		return g.watcher.Snapshot().Get("p0").State == fleet.Live && old.probes.Load() > probes
+	})
 }
 
 // TestClientLeaves: both legs are closed within 100 ms, whatever is going on.
@@ -570,3 +583,10 @@ func TestMetricNames(t *testing.T) {
 		}
 	}
 }
+
+// The fleet's watcher is all that the router can use of a fleet.
+var (
+	_ router.Fleet   = (*fleet.Watcher)(nil)
+	_ router.Editor  = (*fleet.Watcher)(nil)
+	_ router.Reviver = (*fleet.Watcher)(nil)
+)

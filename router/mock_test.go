@@ -174,7 +174,7 @@ func newRig(t *testing.T, np, nd int, edit ...func(*router.Config)) *rig {
 	before := goroutines()
 	g := &rig{t: t, reg: prometheus.NewRegistry(), logs: &logs{}, workers: map[string]*mock{}}
 	var err error
-	if g.watcher, err = fleet.Watch(fleet.WatcherConfig{}); err != nil {
+	if g.watcher, err = fleet.Watch(fleet.WatcherConfig{Log: slog.New(slog.NewTextHandler(g.logs, nil))}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range np {

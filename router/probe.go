@@ -199,10 +199,12 @@ func (p *prober) partner(s *fleet.Snapshot, m *fleet.Member, turn int) *fleet.Me
 	return all[turn%len(all)]
 }
 
-// forget drops what is known of members that are no more; p.mu is held.
+// forget drops what is known of members that are no more, and of dead ones
+// that do not announce themselves: should they come back, it is as another
+// process under the same epoch. p.mu is held.
 func (p *prober) forget(s *fleet.Snapshot) {
 	for k := range p.known {
-		if m := s.Get(k.id); m == nil || keyOf(m) != k {
+		if m := s.Get(k.id); m == nil || keyOf(m) != k || m.State == fleet.Dead && m.Source != fleet.NATS {
 			delete(p.known, k)
 		}
 	}

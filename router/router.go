@@ -30,6 +30,12 @@ type Fleet interface {
 	ReportDead(id string, epoch uint64, reason string)
 }
 
+// Reviver is a Fleet whose members need not announce themselves: such a one
+// that died is alive again when it takes connections.
+type Reviver interface {
+	ReportAlive(id string, epoch uint64) bool
+}
+
 // Editor is a Fleet that the admin API can add to and remove from.
 type Editor interface {
 	AddStatic(inst fleet.Instance, source fleet.Source) error
@@ -80,7 +86,7 @@ type Router struct {
 	stopping bool       // not ready any more
 	requests map[*request]struct{}
 	history  history
-	suspects map[string]bool
+	knocks   map[string]bool // connection attempts of knock, by worker
 	marked   map[string]mark // drains that the fleet does not show yet
 	marks    uint64          // changes of marked
 }
@@ -108,7 +114,7 @@ func New(cfg Config, deps Deps) (*Router, error) {
 		legs:     legs{byID: map[string]map[*leg]struct{}{}},
 		conns:    clientConns{max: cfg.MaxConns, set: map[*clientConn]struct{}{}},
 		requests: map[*request]struct{}{}, history: newHistory(cfg.History),
-		suspects: map[string]bool{}, marked: map[string]mark{},
+		knocks: map[string]bool{}, marked: map[string]mark{},
 	}
 	r.gate.limits = cfg.Limits
 	r.up = newUpstream(&r.cfg)
@@ -239,7 +245,7 @@ func (r *Router) spawn(f func()) bool {
 
 // followFleet ends the legs of workers that died, as soon as that is known.
 func (r *Router) followFleet() {
-	tick := time.NewTicker(upIdle / 2)
+	tick := time.NewTicker(reviveEvery)
 	defer tick.Stop()
 	for {
 		changed := r.fleet.Changed()
@@ -251,8 +257,30 @@ func (r *Router) followFleet() {
 		case <-changed:
 		case <-tick.C:
 			r.up.prune()
+			r.revive(s)
 		case <-r.ctx.Done():
 			return
+		}
+	}
+}
+
+// reviveEvery is how often dead members that do not announce themselves are
+// tried.
+const reviveEvery = 2 * time.Second
+
+// revive tries them, each on its own goroutine and one at a time.
+func (r *Router) revive(s *fleet.Snapshot) {
+	rev, ok := r.fleet.(Reviver)
+	if !ok {
+		return
+	}
+	for i := range s.Members {
+		if m := &s.Members[i]; m.State == fleet.Dead && m.Source != fleet.NATS {
+			r.knock(&m.Instance, func(err error) {
+				if err == nil {
+					rev.ReportAlive(m.ID, m.Epoch)
+				}
+			})
 		}
 	}
 }

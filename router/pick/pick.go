@@ -35,19 +35,26 @@ type Config struct {
 	// Policy is one of the constants above. It can be changed while running.
 	Policy string `koanf:"policy"`
 	// AffinityBytes bounds the memory of the prefix index.
-	AffinityBytes int `koanf:"affinity_bytes"`
+	AffinityBytes int `koanf:"affinity_bytes" unit:"bytes"`
 }
 
 // DefaultConfig is the prefix policy with a 16 MiB index.
 func DefaultConfig() Config { return Config{Policy: Prefix, AffinityBytes: 16 << 20} }
 
-// Validate names the key at fault.
+// keyError is a value that Validate refuses.
+type keyError struct{ key, msg string }
+
+func (e *keyError) Error() string     { return e.key + ": " + e.msg }
+func (e *keyError) ConfigKey() string { return e.key }
+
+// Validate refuses what New cannot work with; the error's ConfigKey method
+// names the key.
 func (c Config) Validate() error {
 	if !slices.Contains([]string{Prefix, LeastLoaded, RoundRobin, Random, PowerOfTwo}, c.Policy) {
-		return fmt.Errorf("policy: %q is none of prefix, least_loaded, round_robin, random, power_of_two", c.Policy)
+		return &keyError{"policy", fmt.Sprintf("%q is none of prefix, least_loaded, round_robin, random, power_of_two", c.Policy)}
 	}
 	if c.AffinityBytes < 0 {
-		return fmt.Errorf("affinity_bytes: %d is negative", c.AffinityBytes)
+		return &keyError{"affinity_bytes", fmt.Sprintf("%d is negative", c.AffinityBytes)}
 	}
 	return nil
 }
@@ -60,7 +67,7 @@ type Request struct {
 	Output  int      // tokens it may generate, over all choices
 	Seqs    int      // sequences that decode will run; at least 1
 	Exclude []string // ids never to choose
-	Avoid   []string // ids to choose only when no other pair is left
+	Avoid   []string // ids to choose only for want of better; each mention weighs
 	Explain bool
 }
 
@@ -150,10 +157,7 @@ func (p *Picker) Pick(v View, req *Request) (*Choice, error) {
 	}
 	s := &scorer{p: p, snap: v.Snapshot, req: req}
 	s.matches, s.length = p.index.match(req.Chain)
-	pn, dn := s.pair(m, true)
-	if pn == nil && len(req.Avoid) > 0 {
-		pn, dn = s.pair(m, false)
-	}
+	pn, dn := s.pair(m)
 	if pn == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNoPair, m.why(v))
 	}

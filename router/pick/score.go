@@ -21,6 +21,13 @@ const (
 	pastBatch  = 2   // a sequence would wait for a place in the batch
 )
 
+// tokensPerSeq is how many queued prompt tokens weigh like one running
+// sequence.
+const tokensPerSeq = 1000
+
+// avoided outweighs every load, in sequences.
+const avoided = 1e6
+
 // scorer is one pick.
 type scorer struct {
 	p       *Picker
@@ -34,25 +41,24 @@ type scorer struct {
 
 // pair returns the cheapest compatible pair, nil when there is none. Members
 // of a class are interchangeable partners, so the best of each class decides.
-func (s *scorer) pair(m *model, avoid bool) (p, d *node) {
+func (s *scorer) pair(m *model) (p, d *node) {
 	best := 0.0
 	bestD := make([]*node, len(m.decode))
 	costD := make([]float64, len(m.decode))
 	s.prefills, s.decodes = nil, nil
 	for j := range m.decode {
-		bestD[j], costD[j] = s.best(&m.decode[j], fleet.Decode, avoid)
+		bestD[j], costD[j] = s.best(&m.decode[j], fleet.Decode)
 	}
 	for i := range m.prefill {
 		if !slices.Contains(m.compatible[i], true) {
 			continue
 		}
-		pn, cost := s.best(&m.prefill[i], fleet.Prefill, avoid)
+		pn, cost := s.best(&m.prefill[i], fleet.Prefill)
 		if pn == nil {
 			continue
 		}
 		for j, dn := range bestD {
-			// 1,000 queued prompt tokens weigh like one running sequence.
-			if total := cost/1000 + costD[j]; dn != nil && m.compatible[i][j] && (p == nil || total < best) {
+			if total := cost/tokensPerSeq + costD[j]; dn != nil && m.compatible[i][j] && (p == nil || total < best) {
 				p, d, best = pn, dn, total
 			}
 		}
@@ -61,11 +67,11 @@ func (s *scorer) pair(m *model, avoid bool) (p, d *node) {
 }
 
 // best returns the cheapest member of a class that the request may use.
-func (s *scorer) best(c *class, role fleet.Role, avoid bool) (*node, float64) {
+func (s *scorer) best(c *class, role fleet.Role) (*node, float64) {
 	var best *node
 	var bestCost float64
 	consider := func(n *node) {
-		if slices.Contains(s.req.Exclude, n.key.id) || avoid && slices.Contains(s.req.Avoid, n.key.id) || n == best {
+		if slices.Contains(s.req.Exclude, n.key.id) || n == best {
 			return
 		}
 		cost := s.cost(n, role)
@@ -143,6 +149,16 @@ func (s *scorer) cost(n *node, role fleet.Role) float64 {
 		}
 	}
 	cand.Match = share
+	for _, id := range s.req.Avoid {
+		if id != n.key.id {
+			continue
+		}
+		if role == fleet.Prefill {
+			cand.Cost += avoided * tokensPerSeq
+		} else {
+			cand.Cost += avoided
+		}
+	}
 	if s.req.Explain {
 		s.note(role, cand)
 	}
