@@ -1,0 +1,276 @@
+// Package faults tests that no fault makes a request hang, get a wrong
+// answer or leave something behind: real processes are killed and stopped
+// under load, and started, drained and ended in every way a user can.
+package faults
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/e2e/cluster"
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+// Limits of the contract, and what a loaded machine may add.
+const (
+	silence    = 3 * time.Second // until a stopped worker is dead
+	afterKnown = time.Second     // until all consequences have followed
+	readyAgain = 5 * time.Second // after the death is known
+	beat       = 250 * time.Millisecond
+	slack      = 750 * time.Millisecond
+
+	streams = 50
+)
+
+// rounds is how often each fault is injected.
+func rounds(t *testing.T) int {
+	n, err := strconv.Atoi(cmpOr(os.Getenv("XPYD_FAULT_ROUNDS"), "2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func cmpOr(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a
+}
+
+// config writes a router configuration that keeps few idle connections, so
+// that descriptors can be counted.
+func config(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "up.yaml")
+	if err := os.WriteFile(path, []byte("idle_conns: 4\nlog: {level: info}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// scene is a cluster under test with its load.
+type scene struct {
+	*cluster.Router
+	asks []*ask
+	base map[string]cluster.Counts
+}
+
+// open starts 2 + 2 workers, records the right answers, and counts what the
+// processes hold after a load without faults.
+func open(t *testing.T, args ...string) *scene {
+	t.Helper()
+	s := &scene{Router: cluster.Up(t, append([]string{"--prefill", "2", "--decode", "2", "--config", config(t)}, args...)...), asks: asks(60)}
+	s.WaitServing(t, 10*time.Second, 2, 2)
+	record(t, s.Router, s.asks)
+	l := startLoad(t, s.Router, s.asks, streams)
+	time.Sleep(time.Second)
+	for _, r := range l.stop() {
+		if !r.Good() || r.Text != r.want {
+			t.Fatalf("without a fault: %v\n%s", r.Reply, r.body)
+		}
+	}
+	cluster.Wait(t, time.Second+slack, "ledgers empty before any fault", s.Idle)
+	var err error
+	if s.base, err = s.Counts(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// settled checks that nothing was leaked since open.
+func (s *scene) settled(t *testing.T) {
+	t.Helper()
+	var first error
+	start := time.Now()
+	err := cluster.Poll(20*time.Second, func() error {
+		now, err := s.Counts()
+		if err != nil {
+			return err
+		}
+		err = cluster.Grown(s.base, now, 8)
+		if first == nil {
+			first = err
+		}
+		return err
+	})
+	t.Logf("settled after %v; at first: %v", time.Since(start).Round(time.Millisecond), first)
+	now, _ := s.Counts()
+	for _, id := range slices.Sorted(maps.Keys(now)) {
+		t.Logf("%s: %+v, before the faults %+v", id, now[id], s.base[id])
+	}
+	if err != nil {
+		t.Errorf("leaked: %v\n%s", err, s.Goroutines())
+	}
+	l, err := s.Ledger()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := l.Quarantined(); n > 0 {
+		t.Errorf("%d blocks are still quarantined", n)
+	}
+}
+
+// figures of one round, for the log.
+type figures struct {
+	inFlight, done, events int
+	known, ready, lastEnd  time.Duration // after the fault, the last after it is known
+}
+
+func (f figures) String() string {
+	return fmt.Sprintf("%d in flight, %d answered in all, %d ended by an error event, known after %v, whole again %v later, last error %v after known",
+		f.inFlight, f.done, f.events, f.known.Round(time.Millisecond), f.ready.Round(time.Millisecond), f.lastEnd.Round(time.Millisecond))
+}
+
+// TestFaults: kill -9 and kill -STOP of a prefill and of a decode worker under
+// 50 concurrent requests. XPYD_FAULT_ROUNDS sets how often each (2).
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	for round := range rounds(t) {
+		for _, f := range []struct {
+			role   fleet.Role
+			signal syscall.Signal
+		}{
+			{fleet.Prefill, syscall.SIGKILL}, {fleet.Decode, syscall.SIGKILL},
+			{fleet.Prefill, syscall.SIGSTOP}, {fleet.Decode, syscall.SIGSTOP},
+		} {
+			t.Run(fmt.Sprintf("%d/%v %s", round, f.signal, f.role), func(t *testing.T) { s.fault(t, f.role, f.signal) })
+		}
+	}
+	s.settled(t)
+}
+
+// fault injects one fault and checks all that must follow.
+func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal) {
+	victim := string(role) + "-0"
+	before, err := s.Fleet()
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := before.Get(victim)
+	l := startLoad(t, s.Router, s.asks, streams)
+	cluster.Wait(t, 5*time.Second, "load", func() error {
+		if n := l.inFlight.Load(); n < streams {
+			return fmt.Errorf("%d in flight", n)
+		}
+		return nil
+	})
+	time.Sleep(500 * time.Millisecond)
+	var f figures
+	f.inFlight = int(l.inFlight.Load())
+	at := time.Now()
+	if err := syscall.Kill(old.PID, signal); err != nil {
+		t.Fatal(err)
+	}
+	known := s.awaitDeath(t, old, at)
+	if f.known = known.Sub(at); signal == syscall.SIGKILL {
+		if f.known > slack {
+			t.Errorf("a killed worker was known to be dead after %v", f.known)
+		}
+		known = at // a death is known at once
+	} else if f.known > silence+beat+slack {
+		t.Errorf("a stopped worker was known to be dead after %v", f.known)
+	}
+	s.awaitWhole(t, old, known)
+	f.ready = time.Since(known)
+	results := l.stop()
+	f.done = len(results)
+	for _, r := range results {
+		if bad := s.judge(r, old, at, known, &f); bad != "" {
+			t.Errorf("%s: %v\n%s", bad, r.Reply, r.body)
+		}
+	}
+	cluster.Wait(t, afterKnown+slack, "ledgers empty", s.Idle)
+	t.Log(f)
+}
+
+// awaitDeath returns when the router said first that old is not alive.
+func (s *scene) awaitDeath(t *testing.T, old *cluster.Instance, at time.Time) time.Time {
+	t.Helper()
+	var known time.Time
+	cluster.Wait(t, silence+3*time.Second, "death known", func() error {
+		f, err := s.Fleet()
+		if err != nil {
+			return err
+		}
+		if m := f.Get(old.ID); m != nil && m.Epoch == old.Epoch && m.State != fleet.Dead && m.State != fleet.Gone {
+			return fmt.Errorf("%s is %s", m.ID, m.State)
+		} else if known = time.Now(); m != nil && m.Epoch == old.Epoch {
+			known = m.Since // exact
+		}
+		return nil
+	})
+	if known.Before(at) {
+		t.Fatalf("%s was dead %v before the fault", old.ID, at.Sub(known))
+	}
+	return known
+}
+
+// awaitWhole waits until the victim's successor serves and checks that
+// everything that a survivor had with the victim is over in time.
+func (s *scene) awaitWhole(t *testing.T, old *cluster.Instance, known time.Time) {
+	t.Helper()
+	err := cluster.Poll(time.Until(known.Add(afterKnown+slack)), func() error { return s.rid(old) })
+	if err != nil {
+		t.Errorf("%v after the death of %s: %v", time.Since(known), old.ID, err)
+	}
+	err = cluster.Poll(time.Until(known.Add(readyAgain)), func() error {
+		if err := s.Ready(); err != nil {
+			return err
+		}
+		return s.ServingIs(2, 2)
+	})
+	if err != nil {
+		t.Errorf("%v after the death of %s: %v", time.Since(known), old.ID, err)
+	}
+}
+
+// rid is nil when no survivor holds a ticket with old any more.
+func (s *scene) rid(old *cluster.Instance) error {
+	l, err := s.Ledger()
+	if err != nil {
+		return err
+	}
+	for id, w := range l.Fleet {
+		for _, ticket := range w.Tickets {
+			if ticket.Peer.ID == old.ID && ticket.Peer.Epoch == old.Epoch {
+				return fmt.Errorf("%s holds a ticket: %+v", id, ticket)
+			}
+		}
+	}
+	return nil
+}
+
+// judge says what is wrong with an answer, given who died and when.
+func (s *scene) judge(r result, old *cluster.Instance, at, known time.Time, f *figures) string {
+	switch {
+	case r.Good() && r.Text == r.want:
+		return ""
+	case r.Good():
+		return fmt.Sprintf("wrong text\n got %q\nwant %q", r.Text, r.want)
+	case !strings.HasPrefix(r.want, r.Text):
+		return fmt.Sprintf("wrong text before the error\n got %q\nwant %q", r.Text, r.want)
+	case r.First.IsZero() || r.Status != 200:
+		return "failed though no byte had been sent"
+	case r.Problem == "":
+		return "stopped without an error event"
+	case old.Role != fleet.Decode || r.Decode != old.ID:
+		return "failed though the dead worker had no part in it"
+	case r.First.After(known):
+		return "sent its first byte after the death was known, and then failed"
+	case r.End.Sub(known) > afterKnown+slack:
+		return fmt.Sprintf("error event %v after the death was known", r.End.Sub(known))
+	}
+	f.events++
+	f.lastEnd = max(f.lastEnd, r.End.Sub(known))
+	return ""
+}
