@@ -47,7 +47,7 @@ type Options struct {
 // KeyError is for Validate methods: what is wrong with the value of a key,
 // relative to the struct that is validated. Load adds where it was set.
 // Packages that cannot import this one return any error with the method
-// ConfigKey; its message should then not repeat the key.
+// ConfigKey; a message that begins with the key is shown without it.
 type KeyError struct{ Key, Msg string }
 
 func (e *KeyError) Error() string { return e.Key + ": " + e.Msg }
@@ -229,10 +229,7 @@ func (l *loader) invalid(err error, section string) {
 	}
 	if errors.As(err, &keyed) {
 		key = join(section, keyed.ConfigKey())
-	}
-	var own *KeyError
-	if errors.As(err, &own) {
-		msg = own.Msg
+		msg = strings.TrimPrefix(keyed.Error(), keyed.ConfigKey()+": ")
 	}
 	l.fail(l.where(key), key, "%s", msg)
 }

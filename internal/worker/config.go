@@ -3,6 +3,7 @@ package worker
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -92,29 +93,32 @@ func DefaultConfig(role fleet.Role) Config {
 	}
 }
 
-// Validate checks ranges and returns the first *config.KeyError.
+func bad(key, format string, args ...any) error {
+	return &config.KeyError{Key: key, Msg: fmt.Sprintf(format, args...)}
+}
+
+func oneOf(key, v string, allowed ...string) error {
+	if slices.Contains(allowed, v) {
+		return nil
+	}
+	return bad(key, "%q is not one of %s", v, strings.Join(allowed, ", "))
+}
+
+// Validate returns a *config.KeyError.
+func (l Log) Validate() error {
+	if err := oneOf("level", l.Level, "debug", "info", "warn", "error"); err != nil {
+		return err
+	}
+	return oneOf("format", l.Format, "text", "json")
+}
+
+// Validate checks ranges and returns the first *config.KeyError; Log has a
+// check of its own.
 func (c *Config) Validate() error {
-	bad := func(key, format string, args ...any) error {
-		return &config.KeyError{Key: key, Msg: fmt.Sprintf(format, args...)}
-	}
-	oneOf := func(key, v string, allowed ...string) error {
-		for _, a := range allowed {
-			if v == a {
-				return nil
-			}
-		}
-		return bad(key, "%q is not one of %s", v, strings.Join(allowed, ", "))
-	}
 	if err := oneOf("role", c.Role, "prefill", "decode"); err != nil {
 		return err
 	}
 	if err := oneOf("device", c.Device, "auto", "cpu", "cuda"); err != nil {
-		return err
-	}
-	if err := oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error"); err != nil {
-		return err
-	}
-	if err := oneOf("log.format", c.Log.Format, "text", "json"); err != nil {
 		return err
 	}
 	if c.ID != "" {
