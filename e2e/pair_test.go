@@ -149,6 +149,8 @@ type oracle struct {
 		PromptIDs []int32 `json:"prompt_ids"`
 		Greedy    []int32 `json:"greedy_64_ids"`
 		Text      string  `json:"greedy_64_text"`
+
+		Top [][2]float64 `json:"last_prompt_logits_top10"` // id, logit
 	}
 }
 
