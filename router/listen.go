@@ -2,6 +2,7 @@ package router
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -29,7 +30,7 @@ func (c *clientConns) count() int {
 func (c *clientConns) closeIdle() {
 	for _, conn := range c.list() {
 		if !conn.begun.Load() {
-			conn.Close()
+			_ = conn.Close()
 		}
 	}
 }
@@ -37,7 +38,7 @@ func (c *clientConns) closeIdle() {
 func (c *clientConns) closeAll() {
 	for _, conn := range c.list() {
 		conn.linger.Store(false)
-		conn.Close()
+		_ = conn.Close()
 	}
 }
 
@@ -83,10 +84,9 @@ func (c *clientConn) Close() error {
 	var err error
 	c.once.Do(func() {
 		if tc, ok := c.Conn.(*net.TCPConn); ok && c.linger.Load() {
-			tc.CloseWrite()
-			tc.SetReadDeadline(time.Now().Add(lingerFor))
+			err := errors.Join(tc.CloseWrite(), tc.SetReadDeadline(time.Now().Add(lingerFor)))
 			var buf [16 << 10]byte
-			for total := 0; total < lingerMost; {
+			for total := 0; err == nil && total < lingerMost; {
 				n, rerr := tc.Read(buf[:])
 				if total += n; rerr != nil {
 					break
@@ -136,7 +136,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		if !l.tls {
 			conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)) // a new socket has room for this
 			body := openai.Unavailable("the router has its %d connections", l.conns.max).Append(nil)
-			fmt.Fprintf(conn, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"+
+			_, _ = fmt.Fprintf(conn, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"+
 				"Connection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 		}
 		conn.Close()

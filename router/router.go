@@ -321,7 +321,7 @@ func (r *Router) Shutdown(ctx context.Context) error {
 		}
 		actx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		r.admin.ShutdownWithContext(actx) // its requests are short, and may be cut
+		_ = r.admin.ShutdownWithContext(actx) // its requests are short, and may be cut
 	}
 	r.close()
 	return err

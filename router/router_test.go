@@ -205,7 +205,7 @@ func TestAdmin(t *testing.T) {
 	if len(ledger.Fleet) < 3 {
 		t.Errorf("%v", ledger.Fleet)
 	}
-	resp, _ = g.post("/v1/completions", ask, "x-request-id", "seen")
+	g.post("/v1/completions", ask, "x-request-id", "seen")
 	var info struct {
 		Status   int
 		Attempts []struct{ Link string }

@@ -189,7 +189,7 @@ func (b *upBody) finish() {
 	}
 	b.over = true
 	if !b.conn.stop() {
-		b.conn.Close() // its leg was cancelled just now
+		_ = b.conn.Close() // its leg was cancelled just now
 		return
 	}
 	b.conn.u.put(b.conn)
@@ -202,5 +202,5 @@ func (b *upBody) abort() {
 	}
 	b.over = true
 	b.conn.stop()
-	b.conn.Close()
+	_ = b.conn.Close()
 }

@@ -82,7 +82,7 @@ func (u *upstream) get(ctx context.Context, addr string) (*upConn, error) {
 		if time.Since(c.since) < upIdle && quiet(c.Conn) {
 			return c, nil
 		}
-		c.Close()
+		_ = c.Close()
 	}
 	ctx, cancel := context.WithTimeout(ctx, u.cfg.ConnectTimeout)
 	defer cancel()
@@ -126,7 +126,7 @@ func (u *upstream) put(c *upConn) {
 		return
 	}
 	u.mu.Unlock()
-	c.Close()
+	_ = c.Close()
 }
 
 // prune closes connections that have idled too long; the fleet loop calls it.
@@ -145,7 +145,7 @@ func (u *upstream) prune() {
 	}
 	u.mu.Unlock()
 	for _, c := range old {
-		c.Close()
+		_ = c.Close()
 	}
 }
 
@@ -169,7 +169,7 @@ func (u *upstream) close() {
 	clear(u.idle)
 	u.mu.Unlock()
 	for _, c := range all {
-		c.Close()
+		_ = c.Close()
 	}
 }
 
@@ -201,7 +201,7 @@ func (u *upstream) roundTrip(ctx context.Context, addr string, req *fasthttp.Req
 	if err != nil {
 		return nil, &legError{"connect", err}
 	}
-	c.stop = context.AfterFunc(ctx, func() { c.Close() })
+	c.stop = context.AfterFunc(ctx, func() { _ = c.Close() })
 	b := &upBody{conn: c}
 	if err := b.exchange(addr, req, body); err != nil {
 		b.abort()

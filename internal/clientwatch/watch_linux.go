@@ -36,14 +36,11 @@ func New() (*Watcher, error) {
 	}
 	wakefd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
-		unix.Close(epfd)
-		return nil, fmt.Errorf("create eventfd: %w", err)
+		return nil, errors.Join(fmt.Errorf("create eventfd: %w", err), unix.Close(epfd))
 	}
 	w := &Watcher{epfd: epfd, wakefd: wakefd, done: make(chan struct{}), gone: map[uint64]func(){}}
 	if err := unix.EpollCtl(epfd, unix.EPOLL_CTL_ADD, wakefd, event(unix.EPOLLIN, 0)); err != nil {
-		unix.Close(epfd)
-		unix.Close(wakefd)
-		return nil, fmt.Errorf("watch eventfd: %w", err)
+		return nil, errors.Join(fmt.Errorf("watch eventfd: %w", err), unix.Close(epfd), unix.Close(wakefd))
 	}
 	go w.loop()
 	return w, nil
