@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/valyala/fasthttp"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/router"
@@ -49,6 +50,28 @@ type fleetConfig struct {
 	ClusterRoutes   []string `koanf:"cluster_routes"`
 	ClusterUser     string   `koanf:"cluster_user"`
 	ClusterPassword string   `koanf:"cluster_password" secret:"true"`
+}
+
+// Validate refuses what could not be listened on or connected to.
+func (c *fleetConfig) Validate() error {
+	if c.URL != "" {
+		conn := fleet.ConnConfig{URL: c.URL, CredsFile: c.CredsFile, TLSCert: c.TLSCert, TLSCA: c.TLSCA, Insecure: c.Insecure}
+		if err := conn.Validate(); err != nil {
+			return &config.KeyError{Key: "url", Msg: err.Error()}
+		}
+		return nil
+	}
+	server := c.server()
+	if err := server.Validate(); err != nil {
+		return &config.KeyError{Key: "listen", Msg: err.Error()}
+	}
+	return nil
+}
+
+func (c *fleetConfig) server() fleet.ServerConfig {
+	return fleet.ServerConfig{Listen: c.Listen, Advertise: c.Advertise, User: c.User, Password: c.Password,
+		TLSCert: c.TLSCert, TLSKey: c.TLSKey, TLSCA: c.TLSCA, ClusterListen: c.ClusterListen, ClusterRoutes: c.ClusterRoutes,
+		ClusterUser: c.ClusterUser, ClusterPassword: c.ClusterPassword, Insecure: c.Insecure}
 }
 
 func defaultRouterConfig() RouterConfig {
@@ -150,10 +173,9 @@ func openFront(cfg *RouterConfig, log *slog.Logger, mounts map[string]fasthttp.R
 		return
 	}
 	if f.joinURL = cfg.Fleet.URL; f.joinURL == "" {
-		c := &cfg.Fleet
-		f.nats, err = fleet.StartServer(fleet.ServerConfig{Listen: c.Listen, Advertise: c.Advertise, User: c.User, Password: c.Password,
-			TLSCert: c.TLSCert, TLSKey: c.TLSKey, TLSCA: c.TLSCA, ClusterListen: c.ClusterListen, ClusterRoutes: c.ClusterRoutes,
-			ClusterUser: c.ClusterUser, ClusterPassword: c.ClusterPassword, Insecure: c.Insecure, Log: log})
+		server := cfg.Fleet.server()
+		server.Log = log
+		f.nats, err = fleet.StartServer(server)
 		if err != nil {
 			return
 		}

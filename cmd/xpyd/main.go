@@ -76,7 +76,20 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newUp(), newRouter(), newWorker("prefill"), newWorker("decode"),
 		newScale(), newStatus(), newDrain(), newUndrain(), newRole(), newVersion(),
 	)
+	for _, c := range root.Commands() {
+		c.Args = usageArgs(c.Args)
+	}
 	return root
+}
+
+// usageArgs makes a wrong number of arguments bad usage.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{fmt.Errorf("%s: %w; see `%s --help`", cmd.CommandPath(), err, cmd.CommandPath())}
+		}
+		return nil
+	}
 }
 
 // shutdownContext is cancelled by the first SIGINT or SIGTERM; a second one

@@ -131,6 +131,12 @@ func (c *Config) Validate() error {
 			return bad(a.key, "%q is not host:port", a.addr)
 		}
 	}
+	if f := c.Fleet; f.URL != "" {
+		conn := fleet.ConnConfig{URL: f.URL, CredsFile: f.CredsFile, TLSCert: f.TLSCert, TLSCA: f.TLSCA, Insecure: f.Insecure}
+		if err := conn.Validate(); err != nil {
+			return bad("fleet.url", "%v", err)
+		}
+	}
 	for _, r := range []struct {
 		key       string
 		v, lo, hi int64

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestMain keeps the settings of whoever runs the tests out of them.
+func TestMain(m *testing.M) {
+	for _, kv := range os.Environ() {
+		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "XPYD_") {
+			os.Unsetenv(name)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// xpyd runs a command line in this process; it is stopped after a while.
+func xpyd(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var out, errs bytes.Buffer
+	code = run(ctx, args, &out, &errs)
+	if ctx.Err() != nil {
+		t.Errorf("%v did not end by itself", args)
+	}
+	return out.String(), errs.String(), code
+}
+
+// TestHelp: each command has help on standard output, with an example that
+// names it and only flags that it has.
+func TestHelp(t *testing.T) {
+	root := newRoot(new(bytes.Buffer), new(bytes.Buffer))
+	commands := [][]string{nil}
+	for _, c := range root.Commands() {
+		if c.Name() != "help" && c.Name() != "completion" {
+			commands = append(commands, []string{c.Name()})
+		}
+	}
+	if len(commands) < 10 {
+		t.Fatalf("%d commands", len(commands))
+	}
+	for _, command := range commands {
+		out, errs, code := xpyd(t, append(command, "--help")...)
+		_, examples, ok := strings.Cut(out, "Examples:\n")
+		if examples, _, _ = strings.Cut(examples, "\n\n"); code != exitDone || errs != "" || !ok {
+			t.Errorf("%v --help: exit code %d, %q: no examples in\n%s", command, code, errs, out)
+		}
+		want := strings.Join(append([]string{"  xpyd"}, command...), " ")
+		if !strings.Contains(examples, want) {
+			t.Errorf("%v --help: no example with %q:\n%s", command, want, examples)
+		}
+		for line := range strings.Lines(examples) {
+			c, rest, err := root.Find(strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "xpyd ")))
+			if err != nil {
+				continue // a comment or another program
+			}
+			for _, word := range rest {
+				if name, ok := strings.CutPrefix(word, "--"); ok && c.Flags().Lookup(name) == nil && name != "help" {
+					t.Errorf("%v --help: the example %q has an unknown flag %s", command, strings.TrimSpace(line), word)
+				}
+			}
+		}
+	}
+}
+
+// TestExitCodes: 0 done, 1 failed, 2 bad usage or configuration; a failure is
+// one line on standard error.
+func TestExitCodes(t *testing.T) {
+	dir := t.TempDir()
+	data := []string{"--data", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}
+	nobody := []string{"--admin", "http://127.0.0.1:1", "--data", dir}
+	f := func(want int, message string, args ...string) {
+		t.Helper()
+		_, errs, code := xpyd(t, args...)
+		if code != want || !strings.Contains(errs, message) {
+			t.Errorf("%v: exit code %d, want %d: %q lacks %q", args, code, want, errs, message)
+		}
+		if want != exitDone && (!strings.HasPrefix(errs, "xpyd: ") || strings.Count(errs, "\n") != 1) {
+			t.Errorf("%v: not one line: %q", args, errs)
+		}
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	taken := ln.Addr().String()
+	notAModel := filepath.Join(dir, "model.gguf")
+	if err := os.WriteFile(notAModel, []byte("nothing"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	anyNATS := filepath.Join(dir, "nats.yaml")
+	if err := os.WriteFile(anyNATS, []byte("fleet: {listen: \"127.0.0.1:0\"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	f(exitDone, "")
+	f(exitDone, "", "version")
+	f(exitDone, "", "--help")
+	f(exitDone, "", "up", "--print-config")
+
+	f(exitUsage, `unknown command "upp"`, "upp")
+	f(exitUsage, "unknown flag: --lisen", "up", "--lisen", "x")
+	f(exitUsage, `"many"`, "up", "--prefill", "many")
+	f(exitUsage, "--prefill: prefill: 0 is not in 1..64", "up", "--prefill", "0")
+	f(exitUsage, `--device: device: "tpu"`, "up", "--device", "tpu")
+	f(exitUsage, "--log-level: log.level", "router", "--log-level", "loud")
+	f(exitUsage, "--listen: listen", "router", "--listen", "8000")
+	f(exitUsage, "--join: fleet.url", "prefill", "--join", "http://x")
+	f(exitUsage, "", "up", "extra")
+	f(exitUsage, "", "version", "extra")
+	f(exitUsage, "", "drain")
+	f(exitUsage, `"both": want prefill or decode`, "role", "decode-0", "both")
+	f(exitUsage, "", "role", "decode-0")
+	f(exitUsage, "", "scale")
+	f(exitUsage, "", "scale", "prefill=x")
+	f(exitUsage, "", "scale", "cook=1")
+	f(exitUsage, "no such file", "router", "--config", filepath.Join(dir, "absent.yaml"))
+
+	f(exitFailed, "no router at http://127.0.0.1:1", append([]string{"status"}, nobody...)...)
+	f(exitFailed, "no router at", append([]string{"drain", "x"}, nobody...)...)
+	f(exitFailed, "no router at", append([]string{"scale", "prefill=1"}, nobody...)...)
+	f(exitFailed, "address already in use", append([]string{"router", "--config", anyNATS, "--log-level", "warn", "--listen", taken}, data[:2]...)...)
+	f(exitFailed, "address already in use", append([]string{"up", "--listen", taken}, data[:2]...)...)
+	f(exitFailed, notAModel, "prefill", "--model", notAModel)
+	f(exitFailed, "absent", "decode", "--model", filepath.Join(dir, "absent"))
+	f(exitFailed, "CUDA", "prefill", "--device", "cuda")
+}
+
+// TestSecondRouter: one data folder is one router's.
+func TestSecondRouter(t *testing.T) {
+	data, err := openData(filepath.Join(t.TempDir(), "data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.close()
+	_, errs, code := xpyd(t, "router", "--data", data.path, "--listen", "127.0.0.1:0", "--admin", "")
+	if code != exitFailed || !strings.Contains(errs, fmt.Sprintf("another xpyd uses %s", data.path)) {
+		t.Errorf("%d %q", code, errs)
+	}
+}
