@@ -124,9 +124,9 @@ func (f *frameConn) next() (frameType, []byte, error) {
 			return 0, nil, cut(err)
 		}
 		body = whole[headerSize:]
-		f.r.Discard(size) // buffered: cannot fail, and leaves the bytes in place
+		_, _ = f.r.Discard(size) // buffered: cannot fail, and leaves the bytes in place
 	} else {
-		f.r.Discard(headerSize)
+		_, _ = f.r.Discard(headerSize)
 		if body, err = readGrowing(f.r, int(h.length)); err != nil {
 			return 0, nil, cut(err)
 		}
