@@ -9,11 +9,10 @@ import (
 // clock drives a registry through time as a watcher would: one echo and one
 // tick every 100 ms while the link works.
 type clock struct {
-	t    *testing.T
-	r    *registry
-	now  time.Time
-	cut  bool // echoes do not come back
-	seen []*message
+	t   *testing.T
+	r   *registry
+	now time.Time
+	cut bool // echoes do not come back
 }
 
 func newClock(t *testing.T, maxMembers int) *clock {
