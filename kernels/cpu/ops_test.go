@@ -17,7 +17,7 @@ func interesting(r *rand.Rand) float32 {
 	case 0:
 		return float32(math.Copysign(0, r.Float64()-0.5))
 	case 1:
-		return math.Float32frombits(r.Uint32()&0x807fffff | 0) // subnormal
+		return math.Float32frombits(r.Uint32() & 0x807fffff) // subnormal
 	case 2:
 		return math.Float32frombits(r.Uint32()) // anything
 	case 3:
@@ -225,14 +225,15 @@ func testAttention(t *testing.T, o *ops, r *rand.Rand, eq func(string, []float32
 	for rows := 1; rows <= o.pvRows; rows *= 2 {
 		p, inv := fill(r, rows*(n+3)), fill(r, rows)
 		got, want := make([]float32, rows*dim), make([]float32, rows*dim)
-		for at, regs := 0, 1; at < dim; at += regs * o.lanes {
-			regs = min(1+r.IntN(4), (dim-at)/o.lanes)
+		for at := 0; at < dim; {
+			regs := min(1+r.IntN(4), (dim-at)/o.lanes)
 			pv := pvArgs{
 				p: unsafe.Pointer(&p[0]), v: unsafe.Pointer(&pool[at]), blocks: &table[0], out: unsafe.Pointer(&got[at]),
 				blockStride: 4 * size * dim, rowBytes: 4 * dim, blockTokens: size, n: n,
 				pStride: 4 * (n + 3), inv: &inv[0], outStride: 4 * dim,
 			}
 			o.pv[rows][regs](&pv)
+			at += regs * o.lanes
 		}
 		for i := range rows {
 			pv := pvArgs{
