@@ -16,7 +16,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// ErrTooManyLeases: MaxLeases prompts are kept already.
+// ErrTooManyLeases says that MaxLeases prompts are kept already.
 var ErrTooManyLeases = errors.New("too many leases")
 
 // lease is a finished prompt whose blocks wait for a claim.
