@@ -88,7 +88,7 @@ func (b *bench) ttft() error {
 	if err != nil {
 		return err
 	}
-	defer c.stop()
+	defer func() { _ = c.stop() }()
 	bin, err := b.binary()
 	if err != nil {
 		return err
