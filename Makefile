@@ -34,7 +34,7 @@ clients: ## the official Python and Node OpenAI libraries against `xpyd up`
 	scripts/clients
 
 faults: ## kill -9 and kill -STOP of every kind of process, 20 rounds
-	XPYD_FAULT_ROUNDS=20 $(GO) test ./e2e -run TestFaults -count=1 -timeout 60m -v
+	XPYD_FAULT_ROUNDS=20 $(GO) test ./e2e/faults -run TestFault -count=1 -timeout 60m -v
 
 soak: ## 1,000 random requests, xPyD against a single worker
 	XPYD_SOAK_REQUESTS=1000 $(GO) test ./e2e -run TestDifferential -count=1 -timeout 60m -v

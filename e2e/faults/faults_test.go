@@ -64,12 +64,16 @@ type scene struct {
 	base map[string]cluster.Counts
 }
 
-// open starts 2 + 2 workers, records the right answers, and counts what the
-// processes hold after a load without faults.
+// open starts 2 + 2 workers, counts what the processes hold at rest, records
+// the right answers, and checks them under the load without a fault.
 func open(t *testing.T, args ...string) *scene {
 	t.Helper()
 	s := &scene{Router: cluster.Up(t, append([]string{"--prefill", "2", "--decode", "2", "--config", config(t)}, args...)...), asks: asks(60)}
 	s.WaitServing(t, 10*time.Second, 2, 2)
+	var err error
+	if s.base, err = s.Counts(); err != nil {
+		t.Fatal(err)
+	}
 	record(t, s.Router, s.asks)
 	l := startLoad(t, s.Router, s.asks, streams)
 	time.Sleep(time.Second)
@@ -79,30 +83,20 @@ func open(t *testing.T, args ...string) *scene {
 		}
 	}
 	cluster.Wait(t, time.Second+slack, "ledgers empty before any fault", s.Idle)
-	var err error
-	if s.base, err = s.Counts(); err != nil {
-		t.Fatal(err)
-	}
 	return s
 }
 
-// settled checks that nothing was leaked since open.
+// settled checks that nothing was leaked since open. The HTTP servers keep
+// idle goroutines for ten seconds, and the router idle connections for fifteen.
 func (s *scene) settled(t *testing.T) {
 	t.Helper()
-	var first error
-	start := time.Now()
-	err := cluster.Poll(20*time.Second, func() error {
+	err := cluster.Poll(30*time.Second, func() error {
 		now, err := s.Counts()
 		if err != nil {
 			return err
 		}
-		err = cluster.Grown(s.base, now, 8)
-		if first == nil {
-			first = err
-		}
-		return err
+		return cluster.Grown(s.base, now, 8)
 	})
-	t.Logf("settled after %v; at first: %v", time.Since(start).Round(time.Millisecond), first)
 	now, _ := s.Counts()
 	for _, id := range slices.Sorted(maps.Keys(now)) {
 		t.Logf("%s: %+v, before the faults %+v", id, now[id], s.base[id])
@@ -143,14 +137,16 @@ func TestFaults(t *testing.T) {
 			{fleet.Prefill, syscall.SIGKILL}, {fleet.Decode, syscall.SIGKILL},
 			{fleet.Prefill, syscall.SIGSTOP}, {fleet.Decode, syscall.SIGSTOP},
 		} {
-			t.Run(fmt.Sprintf("%d/%v %s", round, f.signal, f.role), func(t *testing.T) { s.fault(t, f.role, f.signal) })
+			t.Run(fmt.Sprintf("%d/%v %s", round, f.signal, f.role), func(t *testing.T) { s.fault(t, f.role, f.signal, nil) })
 		}
 	}
 	s.settled(t)
 }
 
-// fault injects one fault and checks all that must follow.
-func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal) {
+// fault injects one fault and checks all that must follow; later, if any, is
+// called once the death is known, and without it nobody can come back.
+func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal, later func()) {
+	t.Helper()
 	victim := string(role) + "-0"
 	before, err := s.Fleet()
 	if err != nil {
@@ -158,13 +154,7 @@ func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal) {
 	}
 	old := before.Get(victim)
 	l := startLoad(t, s.Router, s.asks, streams)
-	cluster.Wait(t, 5*time.Second, "load", func() error {
-		if n := l.inFlight.Load(); n < streams {
-			return fmt.Errorf("%d in flight", n)
-		}
-		return nil
-	})
-	time.Sleep(500 * time.Millisecond)
+	l.warm(t)
 	var f figures
 	f.inFlight = int(l.inFlight.Load())
 	at := time.Now()
@@ -180,8 +170,13 @@ func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal) {
 	} else if f.known > silence+beat+slack {
 		t.Errorf("a stopped worker was known to be dead after %v", f.known)
 	}
-	s.awaitWhole(t, old, known)
-	f.ready = time.Since(known)
+	whole := known
+	if later != nil {
+		later()
+		whole = time.Now()
+	}
+	s.awaitWhole(t, old, known, whole)
+	f.ready = time.Since(whole)
 	results := l.stop()
 	f.done = len(results)
 	for _, r := range results {
@@ -217,13 +212,13 @@ func (s *scene) awaitDeath(t *testing.T, old *cluster.Instance, at time.Time) ti
 
 // awaitWhole waits until the victim's successor serves and checks that
 // everything that a survivor had with the victim is over in time.
-func (s *scene) awaitWhole(t *testing.T, old *cluster.Instance, known time.Time) {
+func (s *scene) awaitWhole(t *testing.T, old *cluster.Instance, known, from time.Time) {
 	t.Helper()
 	err := cluster.Poll(time.Until(known.Add(afterKnown+slack)), func() error { return s.rid(old) })
 	if err != nil {
 		t.Errorf("%v after the death of %s: %v", time.Since(known), old.ID, err)
 	}
-	err = cluster.Poll(time.Until(known.Add(readyAgain)), func() error {
+	err = cluster.Poll(time.Until(from.Add(readyAgain)), func() error {
 		if err := s.Ready(); err != nil {
 			return err
 		}

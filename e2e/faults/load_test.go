@@ -90,6 +90,7 @@ type load struct {
 	inFlight atomic.Int64
 	client   *http.Client
 	quit     chan struct{}
+	quitOnce sync.Once
 	wg       sync.WaitGroup
 
 	mu      sync.Mutex
@@ -127,12 +128,26 @@ func startLoad(t *testing.T, r *cluster.Router, list []*ask, streams int) *load 
 			}
 		})
 	}
+	t.Cleanup(func() { l.stop() }) // of a test that gave up
 	return l
+}
+
+// warm waits until all requests are on their way, most of them in the middle
+// of their answers.
+func (l *load) warm(t *testing.T) {
+	t.Helper()
+	cluster.Wait(t, 10*time.Second, "load", func() error {
+		if n := l.inFlight.Load(); n < streams {
+			return fmt.Errorf("%d in flight", n)
+		}
+		return nil
+	})
+	time.Sleep(500 * time.Millisecond)
 }
 
 // stop lets the running requests finish and returns all results.
 func (l *load) stop() []result {
-	close(l.quit)
+	l.quitOnce.Do(func() { close(l.quit) })
 	l.wg.Wait()
 	l.client.CloseIdleConnections()
 	return l.results
