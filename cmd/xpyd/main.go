@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -31,6 +32,9 @@ func (e usageError) Unwrap() error { return e.err }
 func main() {
 	ctx, stop := shutdownContext(os.Exit)
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	if cut(ctx) {
+		code = exitFailed
+	}
 	stop()
 	os.Exit(code)
 }
@@ -92,24 +96,32 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// shutdownContext is cancelled by the first SIGINT or SIGTERM; a second one
-// stops at once.
+// shutdownContext is cancelled by the first SIGINT or SIGTERM, and the drain
+// that follows by a second one: what runs is then cut, and if that takes
+// longer than lastGrace, or at a third signal, the process just exits.
 func shutdownContext(exit func(int)) (context.Context, func()) {
-	ctx, cancel := context.WithCancel(context.Background())
+	now, cut := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), drainKey{}, now))
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	done := make(chan struct{})
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)
-		select {
-		case <-signals:
-			cancel()
-		case <-done:
-			return
+		for _, act := range []func(){cancel, cut} {
+			select {
+			case <-signals:
+				act()
+			case <-done:
+				return
+			}
 		}
+		timer := time.NewTimer(lastGrace)
+		defer timer.Stop()
 		select {
 		case <-signals:
+			exit(exitFailed)
+		case <-timer.C:
 			exit(exitFailed)
 		case <-done:
 		}
@@ -119,5 +131,29 @@ func shutdownContext(exit func(int)) (context.Context, func()) {
 		close(done)
 		<-finished
 		cancel()
+		cut()
 	}
+}
+
+// lastGrace is for leaving no process and no file behind after a second
+// signal.
+const lastGrace = 500 * time.Millisecond
+
+// drainKey is where a command's context has the context of its drain.
+type drainKey struct{}
+
+// draining returns the context of a command's drain: it ends after limit, or
+// with a second signal, and not with ctx.
+func draining(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	parent, ok := ctx.Value(drainKey{}).(context.Context)
+	if !ok {
+		parent = context.Background()
+	}
+	return context.WithTimeout(parent, limit)
+}
+
+// cut says whether a second signal came.
+func cut(ctx context.Context) bool {
+	now, ok := ctx.Value(drainKey{}).(context.Context)
+	return ok && now.Err() != nil
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"time"
@@ -68,7 +67,7 @@ with which workers join. SIGHUP reloads limits and policy; SIGTERM drains.`,
 		out := cmd.OutOrStdout()
 		fmt.Fprintf(out, "listening %s\njoin with: xpyd prefill --join $(cat %s/%s)\n", front.url(cfg), front.data.path, fileJoin)
 		<-ctx.Done()
-		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		stop, cancel := draining(ctx, shutdownTimeout)
 		defer cancel()
 		front.close(stop)
 		<-done

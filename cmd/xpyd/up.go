@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -112,8 +114,9 @@ func runUp(ctx context.Context, cfg *upConfig, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	output := &startOutput{w: stderr, held: map[string][]byte{}}
 	sup, err := supervise.New(supervise.Config{
-		Env: childEnv(os.Environ(), front.joinURL), Output: stderr, Log: log,
+		Env: childEnv(os.Environ(), front.joinURL), Output: output, Log: log,
 		StopOrder: []string{"decode", "prefill"}, // a stream needs its decode, nothing needs its prefill
 		Templates: map[string]func(int) supervise.Child{
 			"prefill": cfg.child(exe, fleet.Prefill, front.watcher),
@@ -133,11 +136,12 @@ func runUp(ctx context.Context, cfg *upConfig, stdout, stderr io.Writer) error {
 	}()
 	err = startAll(ctx, cfg, sup, front, stdout)
 	if err == nil {
+		output.release()
 		<-ctx.Done()
 	} else if ctx.Err() != nil {
 		err = nil // stopped while starting: no failure
 	}
-	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	stop, cancel := draining(ctx, shutdownTimeout)
 	defer cancel()
 	// The router first, so that running requests end with their workers still
 	// there; then the workers; the fleet's view and NATS last.
@@ -162,6 +166,10 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 		}
 	}
 	if err := sup.WaitReady(ctx); err != nil {
+		var start *supervise.StartError
+		if errors.As(err, &start) && start.Status.LastLine != "" { // as its own main put it
+			err = fmt.Errorf("%s: %s", start.Status.Name, strings.TrimPrefix(start.Status.LastLine, "xpyd: "))
+		}
 		return err
 	}
 	if err := waitReady(ctx, front); err != nil {
@@ -169,6 +177,39 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 	}
 	_, err := fmt.Fprintf(stdout, "ready %s\n", front.url(&cfg.RouterConfig))
 	return err
+}
+
+// startOutput passes the children's lines on, but keeps back the newest of
+// each until all have started: when a start fails, that line is the error, and
+// is printed once.
+type startOutput struct {
+	mu   sync.Mutex
+	w    io.Writer
+	held map[string][]byte // by the name that begins a line; nil once released
+}
+
+// Write takes one line.
+func (o *startOutput) Write(line []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.held == nil {
+		return o.w.Write(line)
+	}
+	name, _, _ := strings.Cut(string(line), " ")
+	last := o.held[name]
+	o.held[name] = bytes.Clone(line)
+	_, err := o.w.Write(last)
+	return len(line), err
+}
+
+// release lets go of everything.
+func (o *startOutput) release() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, line := range o.held {
+		_, _ = o.w.Write(line) // nobody is left to tell
+	}
+	o.held = nil
 }
 
 // waitReady polls the router until its probe went through a whole pair.

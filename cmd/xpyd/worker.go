@@ -98,7 +98,7 @@ func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
 	case failure = <-w.Failed():
 	}
 	// One second more than the drain: what is left then is ended by force.
-	stop, done := context.WithTimeout(context.WithoutCancel(ctx), drain+time.Second)
+	stop, done := draining(ctx, drain+time.Second)
 	defer done()
 	if err := w.Close(stop); err != nil {
 		log.Warn("shutdown was not clean", "error", err)

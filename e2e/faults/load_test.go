@@ -136,13 +136,18 @@ func startLoad(t *testing.T, r *cluster.Router, list []*ask, streams int) *load 
 // of their answers.
 func (l *load) warm(t *testing.T) {
 	t.Helper()
+	l.warmTo(t, streams)
+	time.Sleep(500 * time.Millisecond)
+}
+
+func (l *load) warmTo(t *testing.T, streams int64) {
+	t.Helper()
 	cluster.Wait(t, 10*time.Second, "load", func() error {
 		if n := l.inFlight.Load(); n < streams {
 			return fmt.Errorf("%d in flight", n)
 		}
 		return nil
 	})
-	time.Sleep(500 * time.Millisecond)
 }
 
 // stop lets the running requests finish and returns all results.

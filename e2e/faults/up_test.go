@@ -1,0 +1,305 @@
+package faults
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/e2e/cluster"
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+// childPIDs are the pids of an up's workers.
+func childPIDs(t *testing.T, r *cluster.Router) []int {
+	t.Helper()
+	children, err := r.Children()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for _, c := range children {
+		pids = append(pids, c.PID)
+	}
+	if len(pids) < 2 {
+		t.Fatalf("children: %v", children)
+	}
+	return pids
+}
+
+// nothingLeft checks that an up which ended left no process, file or port.
+func nothingLeft(t *testing.T, r *cluster.Router, pids []int, limit time.Duration) {
+	t.Helper()
+	cluster.Wait(t, limit, "no process left", func() error {
+		for _, pid := range pids {
+			if cluster.Alive(pid) {
+				return fmt.Errorf("pid %d lives", pid)
+			}
+		}
+		return nil
+	})
+	for _, url := range []string{r.URL, r.Admin, r.Join[strings.LastIndex(r.Join, "@"):]} {
+		addr := url[strings.LastIndexAny(url, "/@")+1:]
+		if conn, err := net.DialTimeout("tcp", addr, time.Second); err == nil {
+			conn.Close()
+			t.Errorf("%s still listens", addr)
+		}
+	}
+}
+
+func noFiles(t *testing.T, r *cluster.Router) {
+	t.Helper()
+	if _, err := os.Stat(r.Data); !os.IsNotExist(err) {
+		list, _ := filepath.Glob(filepath.Join(r.Data, "*"))
+		t.Errorf("the data folder is left: %v %v", err, list)
+	}
+}
+
+// TestUpReady: the time to the ready line is recorded; only a machine that is
+// not itself slow may hold it against us.
+func TestUpReady(t *testing.T) {
+	cluster.Binary(t) // building is not part of it
+	r := cluster.Launch(t, "up")
+	r.Line(t, 20*time.Second, "ready http://127.0.0.1:")
+	took := time.Since(r.Started)
+	t.Logf("ready after %v", took.Round(time.Millisecond))
+	if took > 5*time.Second {
+		t.Errorf("ready after %v", took)
+	}
+	if out := r.Stdout.String() + r.Stderr.String(); strings.Count(out, "\n") != 1 {
+		t.Errorf("more than one line:\n%s", out)
+	}
+}
+
+// TestUpInterrupt: Ctrl-C drains: running requests finish, and then nothing is
+// left. A signal to the process alone and one to its whole group, as a
+// terminal sends it, do the same.
+func TestUpInterrupt(t *testing.T) {
+	t.Parallel()
+	for _, group := range []bool{false, true} {
+		t.Run(fmt.Sprintf("group %v", group), func(t *testing.T) {
+			r := cluster.Up(t, "--log-level", "info")
+			list := asks(10)
+			record(t, r, list)
+			pids := childPIDs(t, r)
+			l := startLoad(t, r, list, 10)
+			l.warmTo(t, 10)
+			l.quitOnce.Do(func() { close(l.quit) })
+			time.Sleep(50 * time.Millisecond) // the last of them have arrived
+			running := l.inFlight.Load()
+			pid := r.PID()
+			if group {
+				pid = -pid
+			}
+			if err := syscall.Kill(pid, syscall.SIGINT); err != nil {
+				t.Fatal(err)
+			}
+			if code := r.Exit(t, 20*time.Second); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+			for _, res := range l.stop() {
+				if !res.Good() || res.Text != res.want {
+					t.Errorf("cut by the drain: %v", res.Reply)
+				}
+			}
+			nothingLeft(t, r, pids, 0)
+			noFiles(t, r)
+			t.Logf("%d requests were running", running)
+		})
+	}
+}
+
+// TestUpInterruptEarly: Ctrl-C at any moment of the start ends it cleanly.
+func TestUpInterruptEarly(t *testing.T) {
+	t.Parallel()
+	cluster.Binary(t)
+	for wait := 5 * time.Millisecond; wait < 100*time.Millisecond; wait = wait * 3 / 2 {
+		r := cluster.Launch(t, "up")
+		time.Sleep(wait)
+		r.Signal(os.Interrupt)
+		code := r.Exit(t, 10*time.Second)
+		if code == -1 { // before it could ask for the signal
+			continue
+		}
+		if code != 0 || strings.Count(r.Stderr.String(), "\n") > 0 {
+			t.Errorf("after %v: exit code %d, printed %s", wait, code, r.Stderr)
+		}
+		noFiles(t, r)
+	}
+}
+
+// TestUpInterruptTwice: the second Ctrl-C does not wait for anything.
+func TestUpInterruptTwice(t *testing.T) {
+	t.Parallel()
+	r := cluster.Up(t, "--model", slowModel(t))
+	pids := childPIDs(t, r)
+	client := cluster.NewClient(t)
+	gone := make(chan *cluster.Reply, 1)
+	go func() {
+		gone <- cluster.Post(t.Context(), client, r.URL+"/v1/completions", slowBody(r, true, 1))
+	}()
+	cluster.Wait(t, 10*time.Second, "a running request", func() error {
+		if r.Idle() == nil {
+			return fmt.Errorf("idle")
+		}
+		return nil
+	})
+	r.Signal(os.Interrupt)
+	cluster.Wait(t, 5*time.Second, "draining", func() error {
+		if r.Ready() == nil {
+			return fmt.Errorf("still ready")
+		}
+		return nil
+	})
+	at := time.Now()
+	r.Signal(os.Interrupt)
+	if code := r.Exit(t, 5*time.Second); code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	if d := time.Since(at); d > time.Second {
+		t.Errorf("took %v", d)
+	}
+	<-gone
+	nothingLeft(t, r, pids, time.Second+slack)
+	noFiles(t, r)
+}
+
+// TestUpKilled: children die with their parent.
+func TestUpKilled(t *testing.T) {
+	t.Parallel()
+	r := cluster.Up(t, "--prefill", "2", "--decode", "2")
+	pids := childPIDs(t, r)
+	r.Kill()
+	r.Exit(t, 5*time.Second)
+	nothingLeft(t, r, pids, time.Second)
+	// The folder of a dead one can be taken over.
+	again := cluster.Start(t, nil, "up", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", r.Data)
+	again.Line(t, 20*time.Second, "ready ")
+}
+
+// TestUpRefuses: what cannot work is one clear line and the exit code of its
+// kind, with nothing left behind.
+func TestUpRefuses(t *testing.T) {
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	taken := ln.Addr().String()
+	broken := t.TempDir()
+	if err := os.WriteFile(filepath.Join(broken, "config.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	garbage := filepath.Join(t.TempDir(), "model.gguf")
+	if err := os.WriteFile(garbage, []byte("no model at all"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	badConfig := filepath.Join(t.TempDir(), "up.yaml")
+	if err := os.WriteFile(badConfig, []byte("lisen: 127.0.0.1:1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		want string
+	}{
+		{"taken port", []string{"up", "--listen", taken}, 1, taken},
+		{"taken admin port", []string{"up", "--admin", taken}, 1, taken},
+		{"no model there", []string{"up", "--model", "/does/not/exist"}, 1, "/does/not/exist"},
+		{"broken model", []string{"up", "--model", broken}, 1, "config.json"},
+		{"garbage model", []string{"up", "--model", garbage}, 1, "model.gguf"},
+		{"model of a worker", []string{"decode", "--model", "/does/not/exist"}, 1, "/does/not/exist"},
+		{"unknown flag", []string{"up", "--lisen", "x"}, 2, "--lisen"},
+		{"bad count", []string{"up", "--prefill", "0"}, 2, "prefill"},
+		{"no number", []string{"up", "--prefill", "two"}, 2, "prefill"},
+		{"bad block size", []string{"up", "--block-tokens", "0"}, 2, "block_tokens"},
+		{"bad address", []string{"up", "--listen", "nowhere"}, 2, "listen"},
+		{"bad device", []string{"up", "--device", "abacus"}, 2, "abacus"},
+		{"no config file", []string{"up", "--config", "/does/not/exist"}, 2, "/does/not/exist"},
+		{"unknown key", []string{"up", "--config", badConfig}, 2, "lisen"},
+		{"unknown command", []string{"down"}, 2, "down"},
+		{"argument", []string{"up", "now"}, 2, "now"},
+		{"scale without counts", []string{"scale"}, 2, ""},
+		{"scale of nothing", []string{"scale", "router=2"}, 2, "router=2"},
+		{"role of nothing", []string{"role", "decode-0", "both"}, 2, "both"},
+		{"nobody there", []string{"status", "--admin", "127.0.0.1:1"}, 1, "127.0.0.1:1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			data := filepath.Join(t.TempDir(), "data")
+			args := append([]string{}, c.args...)
+			if c.args[0] == "up" {
+				for _, def := range [][2]string{{"--listen", "127.0.0.1:0"}, {"--admin", "127.0.0.1:0"}} {
+					if !contains(strings.Join(c.args, " "), def[0]+" ") {
+						args = append(args, def[:]...)
+					}
+				}
+				args = append(args, "--data", data)
+			}
+			out, errs, code := cluster.Run(t, args...)
+			if code != c.code {
+				t.Errorf("exit code %d, want %d", code, c.code)
+			}
+			if out != "" || strings.Count(errs, "\n") != 1 || !contains(errs, c.want) {
+				t.Errorf("want one line with %q, printed %q and\n%s", c.want, out, errs)
+			}
+			if _, err := os.Stat(data); err == nil {
+				t.Errorf("%s is left", data)
+			}
+		})
+	}
+}
+
+// TestUpScale: scale, drain, undrain and role under load lose no request.
+func TestUpScale(t *testing.T) {
+	t.Parallel()
+	r := cluster.Up(t, "--prefill", "2", "--decode", "2")
+	list := asks(30)
+	record(t, r, list)
+	l := startLoad(t, r, list, 16)
+	run := func(args ...string) {
+		t.Helper()
+		if out, errs, code := r.CLI(t, args...); code != 0 {
+			t.Errorf("%v: %d %s%s", args, code, out, errs)
+		}
+	}
+	run("scale", "prefill=3", "decode=1")
+	r.WaitServing(t, 20*time.Second, 3, 1)
+	run("scale", "prefill=2", "decode=2")
+	r.WaitServing(t, 20*time.Second, 2, 2)
+	run("drain", "decode-0")
+	r.WaitServing(t, 5*time.Second, 2, 1)
+	run("undrain", "decode-0")
+	r.WaitServing(t, 5*time.Second, 2, 2)
+	run("role", "prefill-1", "decode")
+	r.WaitServing(t, 5*time.Second, 1, 3)
+	run("role", "prefill-1", "prefill")
+	r.WaitServing(t, 5*time.Second, 2, 2)
+	join := r.Worker(t, fleet.Decode, "--id", "late")
+	r.WaitServing(t, 20*time.Second, 2, 3)
+	time.Sleep(500 * time.Millisecond)
+	join.Signal(syscall.SIGTERM) // it drains
+	if code := join.Exit(t, 20*time.Second); code != 0 {
+		t.Errorf("the joined worker: exit code %d", code)
+	}
+	late := 0
+	results := l.stop()
+	for _, res := range results {
+		if !res.Good() || res.Text != res.want {
+			t.Errorf("%v\n got %q\nwant %q", res.Reply, res.Text, res.want)
+		}
+		if res.Decode == "late" {
+			late++
+		}
+	}
+	if late == 0 {
+		t.Error("a worker that joined got no request")
+	}
+	t.Logf("%d answered, %d of them by the worker that joined", len(results), late)
+	cluster.Wait(t, afterKnown+slack, "ledgers empty", r.Idle)
+}
