@@ -149,6 +149,8 @@ func runUp(ctx context.Context, cfg *upConfig, stdout, stderr io.Writer) error {
 		log.Warn("router did not drain", "error", serr)
 	}
 	front.router = nil
+	front.lifeline.Close() // or it would report the deaths of workers that leave
+	front.lifeline = nil
 	if serr := sup.Stop(stop); serr != nil {
 		log.Warn("workers did not stop", "error", serr)
 	}
