@@ -28,14 +28,18 @@ import (
 type Config struct {
 	// ReserveTimeout is how long a request waits for free blocks.
 	ReserveTimeout time.Duration
-	// FenceTimeout bounds one try to fence a failed ticket; blocks stay
-	// quarantined until a try succeeds or the session is over.
+	// FenceTimeout is how long a failed Fetch waits for its fence; after it
+	// the blocks are quarantined until the fence holds.
 	FenceTimeout time.Duration
+	// MaxQuarantined is how many blocks may be in quarantine before nothing
+	// more is fetched (NoSpace), so that silent peers cannot take the pool
+	// bit by bit. Those under way at that moment can still add theirs.
+	MaxQuarantined int
 }
 
-// DefaultConfig returns the documented settings.
-func DefaultConfig() Config {
-	return Config{ReserveTimeout: 10 * time.Second, FenceTimeout: 2 * time.Second}
+// DefaultConfig returns the documented settings for a pool of blocks.
+func DefaultConfig(blocks int) Config {
+	return Config{ReserveTimeout: 10 * time.Second, FenceTimeout: 500 * time.Millisecond, MaxQuarantined: max(blocks/4, 1)}
 }
 
 // Claim is what to collect, and from whom.
@@ -43,7 +47,7 @@ type Claim struct {
 	Addr      string        // prefill's kvconn address
 	Peer      kvconn.PeerID // who must answer there; zero fields are not checked
 	Link      ticket.Link
-	LeaseID   string // foreign exchange; the Order is then not used
+	LeaseID   string // foreign exchange; of the Order only Salt and PromptLogprobs are used
 	RequestID string
 	Owner     string // label of the blocks; the engine request's Owner
 	Tokens    []int32
@@ -86,6 +90,9 @@ type Service struct {
 
 	ctx    context.Context // ends with Close: the fencing goroutines' life
 	cancel context.CancelFunc
+
+	mu     sync.Mutex // guards closed, and wg.Go against Wait
+	closed bool
 	wg     sync.WaitGroup
 }
 
@@ -95,8 +102,13 @@ func New(cfg Config, recv *kvconn.Receiver, cache *kvcache.Cache, backend Backen
 	return &Service{cfg: cfg, recv: recv, cache: cache, backend: backend, log: log, ctx: ctx, cancel: cancel}
 }
 
-// Close waits for the fences that are still under way.
+// Close gives up the fences that do not hold yet, and waits for their
+// goroutines. Their blocks stay quarantined: the pool must outlive the
+// receiver's sessions.
 func (s *Service) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
 	s.cancel()
 	s.wg.Wait()
 }
@@ -107,21 +119,43 @@ func (s *Service) Close() {
 // silent peer could still write to: those are quarantined until it cannot.
 func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Report, error) {
 	var rep Report
+	fail := func(op string, err error, fallback ticket.Outcome) (*engine.Prefilled, Report, error) {
+		return nil, rep, failure(ctx, op, err, fallback)
+	}
+	if n := s.cache.Stats().Quarantined; n >= s.cfg.MaxQuarantined {
+		return fail("reserve blocks", fmt.Errorf("%d blocks are quarantined: %w", n, kvcache.ErrNoSpace), ticket.NoSpace)
+	}
+	order, err := c.Order.Encode()
+	if err != nil {
+		return fail("send ticket", err, ticket.Refused)
+	}
 	session, err := s.recv.Open(ctx, c.Addr, c.Peer)
 	if err != nil {
-		return nil, rep, failure("open session", err, ticket.Dead)
+		return fail("open session", err, ticket.Dead)
 	}
 	start := time.Now()
 	blocks, had, err := s.reserve(ctx, c)
 	rep.Reserve = time.Since(start)
 	if err != nil {
-		return nil, rep, failure("reserve blocks", err, ticket.NoSpace)
+		return fail("reserve blocks", err, ticket.NoSpace)
 	}
+	s.cache.SetState(c.Owner, "receiving")
 	start = time.Now()
-	draft, err := s.collect(ctx, session, c, blocks, had)
+	in, err := session.Request(ctx, s.ticket(c, order, blocks, had))
+	if err != nil {
+		s.cache.Release(blocks, c.Owner)
+		return fail("send ticket", err, ticket.Dead)
+	}
+	commit, err := in.Wait(ctx)
 	rep.KV = time.Since(start)
 	if err != nil {
-		return nil, rep, err
+		s.fence(in, c.Owner, blocks, had)
+		return fail("collect prompt", err, ticket.Dead)
+	}
+	draft, err := handoff.ParseDraft(commit.Payload, &c.Order, c.LeaseID != "", len(c.Tokens), s.backend.Arch().Vocab)
+	if err != nil {
+		s.cache.Release(blocks, c.Owner)
+		return fail("collect prompt", err, ticket.Corrupt)
 	}
 	rep.Queue = time.Duration(draft.QueueUS) * time.Microsecond
 	rep.Prefill = time.Duration(draft.ComputeUS) * time.Microsecond
@@ -143,11 +177,10 @@ func (s *Service) reserve(ctx context.Context, c *Claim) (blocks []int32, had in
 	return blocks, hit / s.cache.BlockTokens(), err
 }
 
-// collect runs one ticket into blocks, of which the first had are filled.
-func (s *Service) collect(ctx context.Context, session *kvconn.Session, c *Claim, blocks []int32, had int) (*handoff.Draft, error) {
+// ticket asks for the blocks of which the first had are not filled.
+func (s *Service) ticket(c *Claim, order []byte, blocks []int32, had int) kvconn.TicketSpec {
 	spec := kvconn.TicketSpec{
-		Link: c.Link, RequestID: c.RequestID, Tokens: c.Tokens, LeaseID: c.LeaseID,
-		First: c.Order.Encode(), Deadline: c.Deadline,
+		Link: c.Link, RequestID: c.RequestID, Tokens: c.Tokens, LeaseID: c.LeaseID, First: order, Deadline: c.Deadline,
 		Dest: make([]kvconn.Dest, len(blocks)), Have: make([]bool, len(blocks)),
 		Sink: &sink{backend: s.backend, layout: s.backend.Layout()},
 	}
@@ -155,35 +188,12 @@ func (s *Service) collect(ctx context.Context, session *kvconn.Session, c *Claim
 		spec.Dest[i] = kvconn.Dest{Block: blocks[i], Generation: g}
 		spec.Have[i] = i < had
 	}
-	in, err := session.Request(ctx, spec)
-	if err != nil {
-		s.cache.Release(blocks, c.Owner)
-		return nil, failure("send ticket", err, ticket.Dead)
-	}
-	commit, err := in.Wait(ctx)
-	if err != nil {
-		s.fence(in, c.Owner, blocks, had)
-		if cause := context.Cause(ctx); cause != nil {
-			return nil, &Error{Outcome: cancelOutcome(cause), Err: fmt.Errorf("collect prompt: %w", cause)}
-		}
-		return nil, failure("collect prompt", err, ticket.Dead)
-	}
-	n := c.Order.N
-	if c.LeaseID != "" {
-		n = 0
-	}
-	draft, err := handoff.ParseDraft(commit.Payload, n, s.backend.Arch().Vocab)
-	if err != nil {
-		s.cache.Release(blocks, c.Owner)
-		return nil, &Error{Outcome: ticket.Corrupt, Err: err}
-	}
-	return draft, nil
+	return spec
 }
 
 // fence makes the blocks of a failed ticket reusable: first the generation
-// moves, then no store may be running or come. A fence that does not succeed
-// at once leaves the blocks quarantined and is retried until it does or the
-// session is over.
+// moves, then no store may be running or come. A fence that does not hold at
+// once leaves the blocks quarantined until it does.
 func (s *Service) fence(in *kvconn.Incoming, owner string, blocks []int32, had int) {
 	fresh := blocks[had:]
 	s.cache.Revoke(fresh, owner)
@@ -195,40 +205,32 @@ func (s *Service) fence(in *kvconn.Incoming, owner string, blocks []int32, had i
 	}
 	s.cache.Release(blocks[:had], owner)
 	s.cache.Quarantine(fresh, owner)
-	s.log.Warn("blocks quarantined: the peer does not acknowledge a revoke", "owner", owner, "blocks", len(fresh))
-	s.wg.Add(1)
-	go func() {
-		defer s.wg.Done()
-		for s.ctx.Err() == nil {
-			try, cancel := context.WithTimeout(s.ctx, s.cfg.FenceTimeout)
-			err := in.Revoke(try)
-			cancel()
-			if err == nil {
-				s.cache.Unquarantine(fresh, owner)
-				return
-			}
+	s.log.Warn("blocks quarantined: a store into them does not end", "owner", owner, "blocks", len(fresh))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.wg.Go(func() {
+		if in.Revoke(s.ctx) == nil {
+			s.cache.Unquarantine(fresh, owner)
+			s.log.Info("quarantine over", "owner", owner, "blocks", len(fresh))
 		}
-	}()
+	})
 }
 
-func failure(op string, err error, fallback ticket.Outcome) *Error {
+// failure gives err the outcome that the router acts on. Whatever broke once
+// the caller had left, it is the caller's leaving.
+func failure(ctx context.Context, op string, err error, fallback ticket.Outcome) *Error {
 	outcome := kvconn.OutcomeOf(err, fallback)
+	cause := context.Cause(ctx)
 	switch {
-	case errors.Is(err, kvcache.ErrTooLarge):
-		outcome = ticket.Refused
-	case errors.Is(err, kvcache.ErrNoSpace), errors.Is(err, kvcache.ErrTooManyWaiters):
-		outcome = ticket.NoSpace
-	case errors.Is(err, context.Canceled):
-		outcome = ticket.Cancelled
-	case errors.Is(err, context.DeadlineExceeded) && outcome == fallback:
+	case errors.Is(cause, context.DeadlineExceeded):
 		outcome = ticket.Late
+	case cause != nil:
+		outcome, err = ticket.Cancelled, cause
+	case errors.Is(err, kvcache.ErrTooLarge), errors.Is(err, kvcache.ErrNoSpace), errors.Is(err, kvcache.ErrTooManyWaiters):
+		outcome = ticket.NoSpace
 	}
 	return &Error{Outcome: outcome, Err: fmt.Errorf("%s: %w", op, err)}
-}
-
-func cancelOutcome(cause error) ticket.Outcome {
-	if errors.Is(cause, context.DeadlineExceeded) {
-		return ticket.Late
-	}
-	return ticket.Cancelled
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,36 +17,26 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// ErrTooManyLeases says that MaxLeases prompts are kept already.
-var ErrTooManyLeases = errors.New("too many leases")
+// Errors of Keep, besides the engine's.
+var (
+	// ErrTooManyLeases: MaxLeases prompts run or wait to be collected.
+	ErrTooManyLeases = errors.New("too many leases")
+	// ErrLeaseExists: the id is in use.
+	ErrLeaseExists = errors.New("a lease of that id exists")
+	// ErrClaimGone: whoever claimed the lease left before it was ready, or the
+	// worker is shutting down.
+	ErrClaimGone = errors.New("the claim of the lease is gone")
+)
 
-// lease is a finished prompt whose blocks wait for a claim.
-type lease struct {
-	tokens []int32
-	handle *engine.Handle
-	since  time.Time
-	timer  *time.Timer
-}
-
-// leases keeps finished prompts by id, and lets a claim come before its lease.
-type leases struct {
-	mu      sync.Mutex
-	kept    map[string]*lease
-	waiting map[string]chan struct{} // closed when that lease is kept
-	ttl     time.Duration
-	limit   int
-	closed  bool
-}
-
-func newLeases(ttl time.Duration, limit int) *leases {
-	return &leases{kept: map[string]*lease{}, waiting: map[string]chan struct{}{}, ttl: ttl, limit: limit}
-}
+// EarlyClaim begins the id of a lease that may be claimed before its prompt
+// has come: decode and prefill were told at the same time.
+const EarlyClaim = "xfer:"
 
 // Kept describes a lease to the proxy that will hand it to decode.
 type Kept struct {
 	ID     string
 	Blocks []int32
-	First  engine.Event // the token that the prompt was answered with
+	First  []engine.Event // one a choice
 	Info   engine.PromptInfo
 }
 
@@ -58,141 +49,293 @@ func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept
 		rand.Read(raw[:]) // never fails (crypto/rand)
 		id = hex.EncodeToString(raw[:])
 	}
-	if err := s.leases.room(id); err != nil {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	k, err := s.leases.begin(id, r.Prompt, cancel)
+	if err != nil {
 		return nil, err
 	}
+	kept, err := s.keep(ctx, k, r)
+	if err != nil {
+		s.leases.failed(k, err)
+		return nil, err
+	}
+	return kept, nil
+}
+
+func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request) (*Kept, error) {
 	r.PrefillOnly, r.OnBlocks = true, nil
 	h, err := s.engine.Submit(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	draft, err := drawn(ctx, h, max(r.N, 1))
+	events, info, err := drawn(ctx, h, max(r.N, 1))
 	if err != nil {
 		h.Release()
 		return nil, err
 	}
-	k := &Kept{ID: id, Blocks: slices.Clone(h.Blocks()), First: engine.Event{Sampled: draft.First[0]},
-		Info: engine.PromptInfo{Tokens: len(r.Prompt), CachedTokens: draft.Cached, Logprobs: draft.Prompt}}
-	if err := s.leases.keep(id, r.Prompt, h); err != nil {
+	kept := &Kept{ID: k.id, Blocks: slices.Clone(h.Blocks()), First: events, Info: *info}
+	if err := s.leases.keep(k, h, info); err != nil {
 		h.Release()
 		return nil, err
 	}
-	return k, nil
+	return kept, nil
 }
 
-// serveLease answers a ticket that names a lease: everything in one pass.
+// serveLease answers a ticket that names a lease: everything in one pass. The
+// ticket is accepted at once, since an early claim may wait for the prompt.
 func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 	t := o.Ticket()
-	l, err := s.leases.claim(ctx, t.LeaseID)
+	src := newSource(s.pool, s.layout, len(t.Tokens), t.DestBlockTokens)
+	if o.Accept(src) != nil {
+		return // it is over already
+	}
+	k, err := s.leases.claim(ctx, t.LeaseID)
 	if err != nil {
-		s.fail(o, ticket.Late, err)
+		s.fail(o, err)
 		return
 	}
-	defer l.handle.Release()
-	if !slices.Equal(l.tokens, t.Tokens) {
-		s.fail(o, ticket.Refused, fmt.Errorf("lease %s is of another prompt (%d tokens, the claim has %d)", t.LeaseID, len(l.tokens), len(t.Tokens)))
+	defer k.handle.Release()
+	if !slices.Equal(k.tokens, t.Tokens) {
+		s.fail(o, &endError{ticket.Refused, fmt.Sprintf("lease %s is of another prompt: %d tokens, the claim has %d", t.LeaseID, len(k.tokens), len(t.Tokens))})
 		return
 	}
-	src := newKeptSource(s.pool, s.layout, len(l.tokens), t.DestBlockTokens, l.handle.Blocks())
-	if err := o.Accept(src); err != nil {
-		return // the session is gone; kvconn logged it
+	draft, err := (&handoff.Draft{Cached: k.info.CachedTokens, Prompt: k.info.Logprobs}).Encode()
+	if err != nil {
+		s.fail(o, err)
+		return
 	}
+	src.fill(k.handle.Blocks())
 	for layer := range s.layout.Layers {
 		o.Push(layer, src.all())
 	}
-	o.Commit((&handoff.Draft{Cached: l.handle.CachedTokens()}).Encode())
+	o.Commit(draft)
 	<-o.Done()
 }
 
-func (l *leases) room(id string) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// lease is a prompt that runs or has run, whose blocks wait for their one
+// claim; or a claim that waits for its prompt. The fields below ready are
+// written once, before it is closed.
+type lease struct {
+	id      string
+	since   time.Time               // of the last change
+	begun   chan struct{}           // closed when the prompt has come
+	cancel  context.CancelCauseFunc // of the prompt; nil before it has come
+	claimed bool
+	timer   *time.Timer   // ends a lease that nobody claims; nil before
+	ready   chan struct{} // closed when the prompt has run, or failed
+
+	tokens []int32
+	handle *engine.Handle // nil: it failed
+	info   *engine.PromptInfo
+	err    error
+}
+
+// leases is the table of them by id.
+type leases struct {
+	ttl   time.Duration // of a finished prompt
+	early time.Duration // a claim waits so long for its prompt to come
+	limit int
+
+	mu      sync.Mutex
+	byID    map[string]*lease
+	closed  bool
+	changed chan struct{} // closed and replaced when one leaves or fails
+}
+
+func newLeases(ttl, early time.Duration, limit int) *leases {
+	return &leases{ttl: ttl, early: early, limit: limit, byID: map[string]*lease{}, changed: make(chan struct{})}
+}
+
+// add makes an entry; needs mu.
+func (l *leases) add(id string) (*lease, error) {
 	switch {
 	case l.closed:
-		return engine.ErrClosed
-	case l.kept[id] != nil:
-		return fmt.Errorf("lease %s exists", id)
-	case len(l.kept) >= l.limit:
-		return fmt.Errorf("%w: %d prompts wait to be collected", ErrTooManyLeases, l.limit)
+		return nil, engine.ErrClosed
+	case len(l.byID) >= l.limit:
+		return nil, fmt.Errorf("%w: %d", ErrTooManyLeases, l.limit)
 	}
+	k := &lease{id: id, since: time.Now(), begun: make(chan struct{}), ready: make(chan struct{})}
+	l.byID[id] = k
+	return k, nil
+}
+
+// remove takes an entry out, once; needs mu.
+func (l *leases) remove(k *lease) bool {
+	if l.byID[k.id] != k {
+		return false
+	}
+	if k.timer != nil {
+		k.timer.Stop()
+	}
+	delete(l.byID, k.id)
+	l.tell()
+	return true
+}
+
+// tell wakes idle; needs mu.
+func (l *leases) tell() {
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// begin books the prompt of a lease, which a claim may wait for already.
+func (l *leases) begin(id string, tokens []int32, cancel context.CancelCauseFunc) (*lease, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := l.byID[id]
+	if k != nil && k.cancel != nil {
+		return nil, fmt.Errorf("%w: %s", ErrLeaseExists, id)
+	}
+	if k == nil {
+		var err error
+		if k, err = l.add(id); err != nil {
+			return nil, err
+		}
+	}
+	k.tokens, k.cancel = tokens, cancel
+	close(k.begun)
+	return k, nil
+}
+
+// keep hands the prompt's blocks over to the claim or to the table.
+func (l *leases) keep(k *lease, h *engine.Handle, info *engine.PromptInfo) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.byID[k.id] != k { // closed, or its claim gave up
+		return ErrClaimGone
+	}
+	k.handle, k.info, k.since = h, info, time.Now()
+	close(k.ready)
+	if k.claimed {
+		l.remove(k)
+		return nil
+	}
+	k.timer = time.AfterFunc(l.ttl, func() { l.expire(k) })
 	return nil
 }
 
-func (l *leases) keep(id string, tokens []int32, h *engine.Handle) error {
-	if err := l.room(id); err != nil {
-		return err
+// failed tells the claim, or one that is still to come, that there is nothing.
+func (l *leases) failed(k *lease, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.byID[k.id] != k {
+		return
+	}
+	k.err = err
+	close(k.ready)
+	if k.claimed || !strings.HasPrefix(k.id, EarlyClaim) {
+		l.remove(k)
+		return
+	}
+	k.timer = time.AfterFunc(l.early, func() { l.expire(k) })
+	l.tell()
+}
+
+func (l *leases) expire(k *lease) {
+	l.mu.Lock()
+	mine := !k.claimed && l.remove(k)
+	l.mu.Unlock()
+	if mine && k.handle != nil {
+		k.handle.Release()
+	}
+}
+
+// claim takes a lease out of the table, when it is ready; the caller releases
+// its handle. There is one claim for each.
+func (l *leases) claim(ctx context.Context, id string) (*lease, error) {
+	k, err := l.reserve(id)
+	if err != nil {
+		return nil, err
+	}
+	timer := time.NewTimer(l.early)
+	defer timer.Stop()
+	select {
+	case <-k.begun:
+		select {
+		case <-k.ready:
+		case <-ctx.Done():
+		}
+	case <-timer.C:
+	case <-ctx.Done():
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	k := &lease{tokens: tokens, handle: h, since: time.Now()}
-	k.timer = time.AfterFunc(l.ttl, func() { l.expire(id, k) })
-	l.kept[id] = k
-	if w := l.waiting[id]; w != nil {
-		close(w)
-		delete(l.waiting, id)
+	waits := l.remove(k) // nobody has brought anything
+	switch {
+	case k.handle != nil:
+		return k, nil
+	case k.err != nil:
+		return nil, fmt.Errorf("lease %s: %w", id, k.err)
+	case waits && k.cancel != nil:
+		k.cancel(&endError{ticket.Cancelled, "decode gave up the lease"})
 	}
-	return nil
+	if cause := context.Cause(ctx); cause != nil {
+		return nil, fmt.Errorf("wait for lease %s: %w", id, cause)
+	}
+	return nil, &endError{ticket.Late, fmt.Sprintf("no prompt for lease %s within %v", id, l.early)}
 }
 
-func (l *leases) expire(id string, k *lease) {
+// reserve marks a lease as claimed.
+func (l *leases) reserve(id string) (*lease, error) {
 	l.mu.Lock()
-	mine := l.kept[id] == k
-	if mine {
-		delete(l.kept, id)
+	defer l.mu.Unlock()
+	k := l.byID[id]
+	switch {
+	case k != nil && k.claimed:
+		return nil, &endError{ticket.Refused, fmt.Sprintf("lease %s is claimed already", id)}
+	case k == nil && !strings.HasPrefix(id, EarlyClaim):
+		return nil, &endError{ticket.Late, fmt.Sprintf("lease %s has ended or never was", id)}
+	case k == nil:
+		var err error
+		if k, err = l.add(id); err != nil {
+			return nil, err
+		}
 	}
-	l.mu.Unlock()
-	if mine {
-		k.handle.Release()
-	}
+	k.claimed = true
+	return k, nil
 }
 
-// EarlyClaim begins the id of a lease that may be claimed before it is kept:
-// decode and prefill were told at the same time.
-const EarlyClaim = "xfer:"
-
-// claim takes the lease out of the table; the caller releases its handle.
-func (l *leases) claim(ctx context.Context, id string) (*lease, error) {
-	late := fmt.Errorf("lease %s has ended or never was", id)
+// idle waits until no lease waits for its claim.
+func (l *leases) idle(ctx context.Context) error {
 	for {
+		n := 0
 		l.mu.Lock()
-		if k := l.kept[id]; k != nil {
-			delete(l.kept, id)
-			l.mu.Unlock()
-			k.timer.Stop() // expire finds the table empty if it runs all the same
-			return k, nil
-		}
-		early := len(id) > len(EarlyClaim) && id[:len(EarlyClaim)] == EarlyClaim
-		if !early || l.closed || len(l.waiting) >= l.limit {
-			l.mu.Unlock()
-			return nil, late
-		}
-		w := l.waiting[id]
-		if w == nil {
-			w = make(chan struct{})
-			l.waiting[id] = w
-		}
-		l.mu.Unlock()
-		select {
-		case <-w:
-		case <-ctx.Done():
-			l.mu.Lock()
-			if l.waiting[id] == w {
-				delete(l.waiting, id)
+		for _, k := range l.byID {
+			if k.err == nil {
+				n++
 			}
-			l.mu.Unlock()
-			return nil, late
+		}
+		changed := l.changed
+		l.mu.Unlock()
+		if n == 0 {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("%d leases are not collected: %w", n, context.Cause(ctx))
 		}
 	}
 }
 
+// close gives all of them back; prompts that run are cancelled.
 func (l *leases) close() {
 	l.mu.Lock()
-	kept := l.kept
-	l.kept, l.closed = map[string]*lease{}, true
+	l.closed = true
+	var kept []*engine.Handle
+	for _, k := range l.byID {
+		l.remove(k)
+		switch {
+		case k.handle != nil:
+			kept = append(kept, k.handle)
+		case k.cancel != nil:
+			k.cancel(engine.ErrClosed)
+		}
+	}
 	l.mu.Unlock()
-	for _, k := range kept {
-		k.timer.Stop()
-		k.handle.Release()
+	for _, h := range kept {
+		h.Release()
 	}
 }
 
@@ -200,8 +343,19 @@ func (l *leases) ledger() []Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var out []Entry
-	for id, k := range l.kept {
-		out = append(out, Entry{Kind: "leased", ID: id, Since: k.since, Why: "finished prompt waits to be collected"})
+	for id, k := range l.byID {
+		e := Entry{Kind: "leased", ID: id, Since: k.since, Why: "finished prompt waits to be collected"}
+		switch {
+		case k.handle != nil:
+			e.Owner, e.Blocks = k.handle.Owner(), len(k.handle.Blocks())
+		case k.err != nil:
+			continue // holds nothing: it only tells a late claim why
+		case k.cancel != nil:
+			e.Kind, e.Why = "leasing", "the prompt runs"
+		default:
+			e.Kind, e.Why = "claimed", "decode waits for the prompt to come"
+		}
+		out = append(out, e)
 	}
 	return out
 }

@@ -11,9 +11,6 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// errLegGone ends a link's tickets when the router's leg went away.
-var errLegGone = errors.New("the router gave up the exchange")
-
 // Report is how a link ended: the answer to the router's leg.
 type Report struct {
 	Outcome      ticket.Outcome `json:"outcome"`
@@ -22,10 +19,6 @@ type Report struct {
 	CachedTokens int            `json:"cached_tokens"`
 	QueueUS      int64          `json:"queue_us"`   // longest of its tickets
 	ComputeUS    int64          `json:"compute_us"` // longest of its tickets
-}
-
-func reportOf(o ticket.Outcome, err error) Report {
-	return Report{Outcome: o, Message: err.Error()}
 }
 
 // merge adds one ticket's report to its link's: the first failure wins.
@@ -39,115 +32,153 @@ func (r *Report) merge(t Report) {
 	r.ComputeUS = max(r.ComputeUS, t.ComputeUS)
 }
 
+// endError ends a ticket for a reason outside it, with an outcome: its link is
+// over, the router's leg left, its lease is gone.
+type endError struct {
+	outcome ticket.Outcome
+	msg     string
+}
+
+func (e *endError) Error() string { return e.msg }
+
 // link is one exchange: the router's leg on one side, decode's tickets on the
-// other, in whichever order they come.
+// other, in whichever order they come. It is over when all its tickets are
+// done, one failed, the leg left, or the next ticket did not come in time.
 type link struct {
 	since   time.Time
-	seen    map[int]bool // ticket indexes begun
-	ended   int
-	of      int // 0 until the first ticket
-	cancels map[int]context.CancelCauseFunc
-	gone    bool // the leg left: tickets that still come are refused
-	awaited bool
+	of      int                             // tickets announced; 0 until the first
+	seen    map[int]bool                    // tickets begun
+	running map[int]context.CancelCauseFunc // of them
+	ended   int                             // of them
+	awaited bool                            // the leg is here
+	quiet   time.Time                       // since when no ticket runs
+	timer   *time.Timer                     // for the next ticket; stopped while one runs
 	report  Report
-	over    chan struct{} // closed when every ticket ended, or one failed
 	done    bool
+	over    chan struct{} // closed when done
 }
 
 // links is the table of live exchanges and a bounded memory of finished ones.
 type links struct {
+	wait  time.Duration // for the first or next ticket
+	limit int           // finished links remembered
+
 	mu       sync.Mutex
 	live     map[ticket.Link]*link
-	finished map[ticket.Link]*list.Element // of rememberedLink
-	order    *list.List
-	limit    int
+	finished map[ticket.Link]*list.Element // of finishedLink
+	order    *list.List                    // oldest first
 }
 
-type rememberedLink struct {
+type finishedLink struct {
 	key    ticket.Link
 	report Report
 }
 
-func newLinks(limit int) *links {
-	return &links{live: map[ticket.Link]*link{}, finished: map[ticket.Link]*list.Element{}, order: list.New(), limit: limit}
+func newLinks(wait time.Duration, limit int) *links {
+	return &links{wait: wait, limit: limit, live: map[ticket.Link]*link{}, finished: map[ticket.Link]*list.Element{}, order: list.New()}
 }
 
-// get returns the live link; the caller holds mu.
+// get returns the link, which is live or fresh; needs mu.
 func (l *links) get(key ticket.Link) *link {
 	k := l.live[key]
 	if k == nil {
-		k = &link{since: time.Now(), seen: map[int]bool{}, cancels: map[int]context.CancelCauseFunc{}, over: make(chan struct{})}
+		now := time.Now()
+		k = &link{since: now, quiet: now, seen: map[int]bool{}, running: map[int]context.CancelCauseFunc{}, over: make(chan struct{})}
+		k.timer = time.AfterFunc(l.wait, func() { l.expire(key, k) })
 		l.live[key] = k
 	}
 	return k
 }
 
-// begin books ticket index of key; end must be called with its report.
+// begin books ticket index of key; end must be called with its report. The
+// error is an *endError.
 func (l *links) begin(key ticket.Link, index, of int, cancel context.CancelCauseFunc) (end func(Report), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, ok := l.finished[key]; ok {
-		return nil, fmt.Errorf("link %s is over", key)
+	if e, ok := l.finished[key]; ok {
+		r := e.Value.(finishedLink).report
+		if r.Outcome == ticket.Done {
+			r = Report{Outcome: ticket.Refused, Message: fmt.Sprintf("link %s is over", key)}
+		}
+		return nil, &endError{r.Outcome, r.Message}
 	}
 	k := l.get(key)
 	switch {
-	case k.gone:
-		return nil, errLegGone
 	case k.seen[index]:
-		return nil, fmt.Errorf("link %s: ticket %d came twice", key, index)
+		return nil, &endError{ticket.Refused, fmt.Sprintf("link %s: ticket %d came twice", key, index)}
 	case k.of != 0 && k.of != of:
-		return nil, fmt.Errorf("link %s: %d tickets announced, now %d", key, k.of, of)
+		return nil, &endError{ticket.Refused, fmt.Sprintf("link %s: %d tickets announced, now %d", key, k.of, of)}
 	}
 	k.of = of
 	k.seen[index] = true
-	k.cancels[index] = cancel
+	k.running[index] = cancel
+	k.timer.Stop()
 	return func(r Report) { l.end(key, k, index, r) }, nil
 }
 
 func (l *links) end(key ticket.Link, k *link, index int, r Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(k.cancels, index)
+	delete(k.running, index)
 	k.ended++
 	k.report.merge(r)
-	if !k.done && (k.ended == k.of || r.Outcome != ticket.Done) {
-		k.done = true
-		close(k.over)
-		for _, cancel := range k.cancels { // one failed ticket ends its siblings
-			cancel(errors.New(r.Message))
-		}
-		l.remember(key, k.report)
+	switch {
+	case k.done:
+	case k.ended == k.of || r.Outcome != ticket.Done:
+		l.finish(key, k)
+	case len(k.running) == 0:
+		k.quiet = time.Now()
+		k.timer.Reset(l.wait)
 	}
-	if k.done && len(k.cancels) == 0 && !k.awaited {
-		delete(l.live, key)
-	}
+	l.forget(key, k)
 }
 
-// remember keeps the report of a finished link; the caller holds mu.
-func (l *links) remember(key ticket.Link, r Report) {
-	if e, ok := l.finished[key]; ok {
-		e.Value = rememberedLink{key, r}
-		return
+// finish settles a link by its report, and ends the tickets that still run
+// the same way; needs mu.
+func (l *links) finish(key ticket.Link, k *link) {
+	k.done = true
+	k.timer.Stop()
+	close(k.over)
+	for _, cancel := range k.running {
+		cancel(&endError{k.report.Outcome, k.report.Message})
 	}
-	l.finished[key] = l.order.PushBack(rememberedLink{key, r})
+	l.finished[key] = l.order.PushBack(finishedLink{key, k.report})
 	for l.order.Len() > l.limit {
-		oldest := l.order.Remove(l.order.Front()).(rememberedLink)
+		oldest := l.order.Remove(l.order.Front()).(finishedLink)
 		delete(l.finished, oldest.key)
 	}
 }
 
-// Await is the router's leg: it returns when the exchange of key is over, or
-// Late when no ticket came in time. When ctx ends first the exchange is
-// cancelled.
-func (s *Service) Await(ctx context.Context, key ticket.Link) Report {
-	return s.links.await(ctx, key, s.cfg.TicketWait)
+// forget drops a finished link that nobody is in any more; needs mu.
+func (l *links) forget(key ticket.Link, k *link) {
+	if k.done && len(k.running) == 0 && !k.awaited {
+		delete(l.live, key)
+	}
 }
 
-func (l *links) await(ctx context.Context, key ticket.Link, wait time.Duration) Report {
+// expire ends a link whose next ticket has not come.
+func (l *links) expire(key ticket.Link, k *link) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k.done || len(k.running) > 0 || time.Since(k.quiet) < l.wait {
+		return
+	}
+	k.report.Outcome, k.report.Message = ticket.Late, fmt.Sprintf("no ticket for link %s within %v", key, l.wait)
+	l.finish(key, k)
+	l.forget(key, k)
+}
+
+// Await is the router's leg: it returns when the exchange of key is over: Late
+// when the next ticket did not come within Config.TicketWait. When ctx ends
+// first the exchange is ended, as Late when that was a deadline, else as
+// Cancelled.
+func (s *Service) Await(ctx context.Context, key ticket.Link) Report { return s.links.await(ctx, key) }
+
+func (l *links) await(ctx context.Context, key ticket.Link) Report {
 	l.mu.Lock()
 	if e, ok := l.finished[key]; ok {
-		l.mu.Unlock()
-		return e.Value.(rememberedLink).report
+		defer l.mu.Unlock()
+		return e.Value.(finishedLink).report
 	}
 	k := l.get(key)
 	if k.awaited {
@@ -157,57 +188,36 @@ func (l *links) await(ctx context.Context, key ticket.Link, wait time.Duration) 
 	k.awaited = true
 	l.mu.Unlock()
 
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	var gone error
-	var late bool
-wait:
-	for {
-		select {
-		case <-k.over:
-			break wait
-		case <-timer.C:
-			if l.begun(k) {
-				continue // from here on the ticket's own deadline rules
-			}
-			late, gone = true, fmt.Errorf("no ticket for link %s within %v", key, wait)
-			break wait
-		case <-ctx.Done():
-			gone = errLegGone
-			break wait
-		}
+	select {
+	case <-k.over:
+	case <-ctx.Done():
 	}
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k.awaited = false
-	if k.done {
-		if len(k.cancels) == 0 {
-			delete(l.live, key)
+	if !k.done {
+		k.report.Outcome, k.report.Message = ticket.Cancelled, "the router gave up the exchange"
+		if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+			k.report.Outcome, k.report.Message = ticket.Late, "the request's deadline passed"
 		}
-		return k.report
+		l.finish(key, k)
 	}
-	k.gone = true
-	for _, cancel := range k.cancels {
-		cancel(gone)
-	}
-	k.done = true
-	close(k.over)
-	k.report = Report{Outcome: ticket.Cancelled, Message: gone.Error()}
-	if late {
-		k.report.Outcome = ticket.Late
-	}
-	l.remember(key, k.report)
-	if len(k.cancels) == 0 {
-		delete(l.live, key)
-	}
+	l.forget(key, k)
 	return k.report
 }
 
-func (l *links) begun(k *link) bool {
+// close ends every link.
+func (l *links) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(k.seen) > 0
+	for key, k := range l.live {
+		if !k.done {
+			k.report.Outcome, k.report.Message = ticket.Cancelled, "this worker is shutting down"
+			l.finish(key, k)
+			l.forget(key, k)
+		}
+	}
 }
 
 func (l *links) ledger() []Entry {
@@ -215,9 +225,11 @@ func (l *links) ledger() []Entry {
 	defer l.mu.Unlock()
 	var out []Entry
 	for key, k := range l.live {
+		e := Entry{Kind: "linked", ID: key.String(), Since: k.since, Why: fmt.Sprintf("%d of %d tickets have ended", k.ended, k.of)}
 		if k.awaited {
-			out = append(out, Entry{Kind: "awaited", ID: key.String(), Since: k.since, Why: "the router's leg waits for the exchange to end"})
+			e.Kind, e.Why = "awaited", "the router's leg waits for the exchange to end"
 		}
+		out = append(out, e)
 	}
 	return out
 }

@@ -31,7 +31,8 @@ import (
 
 // Config bounds what the service keeps.
 type Config struct {
-	// TicketWait is how long the router's leg waits for decode's ticket.
+	// TicketWait is how long a link waits for decode's first or next ticket,
+	// and a claim that came early for its prompt.
 	TicketWait time.Duration
 	// Lease is how long finished blocks are kept for a claim (Keep).
 	Lease time.Duration
@@ -67,34 +68,45 @@ type Service struct {
 func New(cfg Config, e Engine, pool kernels.Pool, layout kernels.Layout, log *slog.Logger) *Service {
 	return &Service{
 		cfg: cfg, engine: e, pool: pool, layout: layout, log: log,
-		links:  newLinks(cfg.Remembered),
-		leases: newLeases(cfg.Lease, cfg.MaxLeases),
+		links:  newLinks(cfg.TicketWait, cfg.Remembered),
+		leases: newLeases(cfg.Lease, cfg.TicketWait, cfg.MaxLeases),
 	}
 }
 
-// Close gives back every lease. Tickets end with the kvconn server.
-func (s *Service) Close() { s.leases.close() }
+// Idle waits until every lease was collected or has ended.
+func (s *Service) Idle(ctx context.Context) error { return s.leases.idle(ctx) }
+
+// Close ends every link and gives back every lease. Tickets end with the
+// kvconn server.
+func (s *Service) Close() {
+	s.links.close()
+	s.leases.close()
+}
 
 // OnTicket implements kvconn.Handler: it serves one ticket to its end.
 func (s *Service) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
-	if o.Ticket().LeaseID != "" {
+	t := o.Ticket()
+	switch {
+	case t.Positions != len(t.Tokens):
+		s.fail(o, &endError{ticket.Refused, fmt.Sprintf("a ticket for %d positions of %d tokens", t.Positions, len(t.Tokens))})
+		return
+	case t.LeaseID != "":
 		s.serveLease(ctx, o)
 		return
 	}
-	order, err := handoff.ParseOrder(o.Ticket().First)
+	order, err := handoff.ParseOrder(t.First)
 	if err != nil {
-		s.fail(o, ticket.Refused, err)
+		s.fail(o, &endError{ticket.Refused, err.Error()})
 		return
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	end, err := s.links.begin(o.Ticket().Link, order.Index, order.Of, cancel)
+	end, err := s.links.begin(t.Link, order.Index, order.Of, cancel)
 	if err != nil {
-		s.fail(o, ticket.Refused, err)
+		s.fail(o, err)
 		return
 	}
-	report := s.serve(ctx, o, order)
-	end(report)
+	end(s.serve(ctx, o, order))
 }
 
 // serve runs the prompt of one ticket and pushes it.
@@ -102,11 +114,11 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 	t := o.Ticket()
 	src := newSource(s.pool, s.layout, len(t.Tokens), t.DestBlockTokens)
 	if err := o.Accept(src); err != nil {
-		return reportOf(kvconn.OutcomeOf(err, ticket.Dead), err)
+		return Report{Outcome: kvconn.OutcomeOf(err, ticket.Dead), Message: err.Error()}
 	}
 	h, err := s.engine.Submit(ctx, &engine.Request{
 		ID: t.RequestID, Prompt: t.Tokens, N: order.N, Sampling: order.Sampling,
-		MaxTokens: 1, MinTokens: order.MinTokens, StopTokens: order.StopTokens, IgnoreEOS: order.IgnoreEOS,
+		MinTokens: order.MinTokens, StopTokens: order.StopTokens, IgnoreEOS: order.IgnoreEOS,
 		Salt: order.Salt, Logprobs: order.Logprobs, PromptLogprobs: order.PromptLogprobs,
 		PrefillOnly: true,
 		OnBlocks: func(layer int, ready []engine.Ready) {
@@ -114,72 +126,99 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 		},
 	})
 	if err != nil {
-		return s.fail(o, outcomeOf(err), err)
+		return s.fail(o, err)
 	}
-	defer h.Release()
-	draft, err := drawn(ctx, h, order.N)
+	defer h.Release() // not before Done: the pusher reads our blocks until then
+	draft, payload, err := s.draft(ctx, h, order.N)
 	if err != nil {
-		report := s.fail(o, outcomeOf(err), err)
-		<-o.Done() // the pusher reads our blocks until then
-		return report
+		return s.fail(o, err)
 	}
-	o.Commit(draft.Encode())
+	o.Commit(payload)
 	<-o.Done()
 	if err := o.Err(); err != nil {
-		return reportOf(kvconn.OutcomeOf(err, ticket.Dead), err)
+		return Report{Outcome: kvconn.OutcomeOf(err, ticket.Dead), Message: err.Error()}
 	}
 	return Report{Outcome: ticket.Done, PromptTokens: len(t.Tokens), CachedTokens: draft.Cached,
 		QueueUS: draft.QueueUS, ComputeUS: draft.ComputeUS}
 }
 
-// fail tells the receiver why and returns the same as a report.
-func (s *Service) fail(o *kvconn.Outgoing, outcome ticket.Outcome, err error) Report {
-	o.Fail(outcome, err.Error())
-	s.log.Warn("ticket failed", "request_id", o.Ticket().RequestID, "ticket", o.Ticket().ID,
-		"peer", o.Peer().PeerID.String(), "outcome", string(outcome), "error", err)
-	return reportOf(outcome, err)
+// fail tells the receiver why, waits until the source is not read any more,
+// and returns how the ticket ended: so, unless it had ended before.
+func (s *Service) fail(o *kvconn.Outgoing, err error) Report {
+	o.Fail(outcomeOf(err), err.Error())
+	<-o.Done()
+	r := Report{Outcome: outcomeOf(err), Message: err.Error()}
+	if e := o.Err(); e != nil {
+		r.Outcome = kvconn.OutcomeOf(e, r.Outcome)
+	}
+	level := slog.LevelWarn
+	if r.Outcome == ticket.Cancelled {
+		level = slog.LevelDebug
+	}
+	s.log.Log(context.Background(), level, "ticket failed", "request_id", o.Ticket().RequestID, "ticket", o.Ticket().ID,
+		"peer", o.Peer().PeerID.String(), "outcome", string(r.Outcome), "error", err)
+	return r
+}
+
+// draft waits for the prompt's end and encodes what was drawn.
+func (s *Service) draft(ctx context.Context, h *engine.Handle, n int) (*handoff.Draft, []byte, error) {
+	events, info, err := drawn(ctx, h, n)
+	if err != nil {
+		return nil, nil, err
+	}
+	d := &handoff.Draft{First: make([]kernels.Sampled, n), Prompt: info.Logprobs, Cached: info.CachedTokens,
+		QueueUS: info.Queued.Microseconds(), ComputeUS: info.Prefill.Microseconds()}
+	for i := range events {
+		d.First[i] = events[i].Sampled
+	}
+	payload, err := d.Encode()
+	return d, payload, err
 }
 
 // drawn collects the first token of each of n choices.
-func drawn(ctx context.Context, h *engine.Handle, n int) (*handoff.Draft, error) {
-	d := &handoff.Draft{First: make([]kernels.Sampled, n)}
+func drawn(ctx context.Context, h *engine.Handle, n int) ([]engine.Event, *engine.PromptInfo, error) {
+	first := make([]engine.Event, n)
+	var info *engine.PromptInfo
 	for got := 0; ; {
 		events, err := h.Next(ctx)
-		if errors.Is(err, io.EOF) {
-			if got < n {
-				return nil, fmt.Errorf("prompt ended with %d of %d first tokens", got, n)
+		for _, e := range events {
+			first[e.Choice] = e
+			got++
+			if e.Prompt != nil {
+				info = e.Prompt
 			}
-			return d, nil
 		}
-		if err != nil {
+		switch {
+		case errors.Is(err, io.EOF) && got == n && info != nil:
+			return first, info, nil
+		case errors.Is(err, io.EOF):
+			return nil, nil, fmt.Errorf("prompt ended with %d of %d first tokens", got, n)
+		case err != nil:
 			if cause := context.Cause(ctx); cause != nil {
 				err = cause
 			}
-			return nil, fmt.Errorf("run prompt: %w", err)
-		}
-		for _, e := range events {
-			d.First[e.Choice] = e.Sampled
-			got++
-			if p := e.Prompt; p != nil {
-				d.Cached, d.Prompt = p.CachedTokens, p.Logprobs
-				d.QueueUS, d.ComputeUS = p.Queued.Microseconds(), p.Prefill.Microseconds()
-			}
+			return nil, nil, fmt.Errorf("run prompt: %w", err)
 		}
 	}
 }
 
-// outcomeOf names an engine error for the peer and the router.
+// outcomeOf names an error for the peer and the router.
 func outcomeOf(err error) ticket.Outcome {
+	var end *endError
 	var bad *engine.RequestError
 	var long *engine.TooLongError
 	switch {
-	case errors.As(err, &bad), errors.As(err, &long):
+	case errors.As(err, &end):
+		return end.outcome
+	case errors.As(err, &bad), errors.Is(err, ErrLeaseExists):
 		return ticket.Refused
-	case errors.Is(err, engine.ErrQueueFull):
+	case errors.As(err, &long): // for this worker; decode had room
+		return ticket.NoSpace
+	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrClosed), errors.Is(err, ErrTooManyLeases):
 		return ticket.NoSpace
 	case errors.Is(err, context.DeadlineExceeded):
 		return ticket.Late
-	case errors.Is(err, context.Canceled), errors.Is(err, engine.ErrCancelled), errors.Is(err, errLegGone):
+	case errors.Is(err, context.Canceled), errors.Is(err, engine.ErrCancelled), errors.Is(err, ErrClaimGone):
 		return ticket.Cancelled
 	}
 	return ticket.Dead
@@ -187,13 +226,15 @@ func outcomeOf(err error) ticket.Outcome {
 
 // Entry is one thing the service holds, for the ledger.
 type Entry struct {
-	Kind  string    `json:"kind"` // "leased", "awaited"
-	ID    string    `json:"id"`
-	Since time.Time `json:"since"`
-	Why   string    `json:"why"`
+	Kind   string    `json:"kind"` // "leasing", "leased", "claimed"; "awaited", "linked"
+	ID     string    `json:"id"`   // of the lease, or the link
+	Owner  string    `json:"owner,omitempty"`
+	Blocks int       `json:"blocks,omitempty"`
+	Since  time.Time `json:"since"`
+	Why    string    `json:"why"`
 }
 
-// Ledger lists leases and router legs that wait; tickets are kvconn's.
+// Ledger lists leases and live links; tickets are kvconn's.
 func (s *Service) Ledger() []Entry {
 	return append(s.leases.ledger(), s.links.ledger()...)
 }

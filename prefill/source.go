@@ -21,6 +21,7 @@ type source struct {
 	mu    sync.Mutex
 	table []int32 // our blocks, -1 until known
 	upto  []int   // a layer: positions ready so far
+	last  *checked
 }
 
 func newSource(pool kernels.Pool, layout kernels.Layout, positions, destBlock int) *source {
@@ -33,14 +34,14 @@ func newSource(pool kernels.Pool, layout kernels.Layout, positions, destBlock in
 	return s
 }
 
-// newKeptSource is a source whose rows are all there: a lease.
-func newKeptSource(pool kernels.Pool, layout kernels.Layout, positions, destBlock int, blocks []int32) *source {
-	s := newSource(pool, layout, positions, destBlock)
+// fill gives the source a whole prompt's blocks at once.
+func (s *source) fill(blocks []int32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	copy(s.table, blocks)
 	for l := range s.upto {
-		s.upto[l] = positions
+		s.upto[l] = s.positions
 	}
-	return s
 }
 
 // ready notes blocks of ours that the engine completed, in order, and returns
@@ -83,12 +84,10 @@ func (s *source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 	}
 	first, last := firstPos/bt, (firstPos+rows-1)/bt
 	s.mu.Lock()
-	blocks := slices.Clone(s.table[first : last+1])
+	blocks, upto := slices.Clone(s.table[first:last+1]), s.upto[layer]
 	s.mu.Unlock()
-	for i, b := range blocks {
-		if b < 0 {
-			return fmt.Errorf("load layer %d positions %d+%d: block %d is not computed", layer, firstPos, rows, first+i)
-		}
+	if firstPos+rows > upto { // else the pool has what another prompt left there
+		return fmt.Errorf("load layer %d positions %d+%d: computed up to %d", layer, firstPos, rows, upto)
 	}
 	if first == last && firstPos == first*bt && rows == s.filled(first) {
 		s.pool.Gather(layer, blocks[0], 0, rows, dst)
@@ -108,25 +107,22 @@ func (s *source) filled(i int) int {
 // must not get a good digest on its way out.
 func (s *source) cut(layer, first int, blocks []int32, firstPos, rows int, dst []byte, digests []uint64) error {
 	l := s.layout
-	whole := make([]byte, l.BlockBytes())
-	stored, sum := make([]uint64, l.KVHeads), make([]uint64, l.KVHeads)
+	sum := make([]uint64, l.KVHeads)
 	clear(digests)
 	for i, block := range blocks {
+		c, err := s.check(layer, first+i, block)
+		if err != nil {
+			return err
+		}
 		base := (first + i) * l.BlockTokens
 		n := s.filled(first + i)
-		buf := whole[:l.RowsBytes(n)]
-		s.pool.Gather(layer, block, 0, n, buf)
-		s.pool.Digest(layer, block, stored)
-		kernels.DigestRows(l, layer, base, n, buf, sum)
-		if !slices.Equal(stored, sum) {
-			return fmt.Errorf("load layer %d block %d: %w", layer, block, kvconn.ErrDigest)
-		}
 		lo, hi := max(firstPos, base), min(firstPos+rows, base+n)
 		if lo == base && hi == base+n {
-			copyRows(l, dst, rows, lo-firstPos, buf, n, 0, n)
+			copyRows(l, dst, rows, lo-firstPos, c.rows, n, 0, n)
+			copy(sum, c.sums)
 		} else {
 			part := make([]byte, l.RowsBytes(hi-lo))
-			copyRows(l, part, hi-lo, 0, buf, n, lo-base, hi-lo)
+			copyRows(l, part, hi-lo, 0, c.rows, n, lo-base, hi-lo)
 			kernels.DigestRows(l, layer, lo, hi-lo, part, sum)
 			copyRows(l, dst, rows, lo-firstPos, part, hi-lo, 0, hi-lo)
 		}
@@ -135,6 +131,37 @@ func (s *source) cut(layer, first int, blocks []int32, firstPos, rows int, dst [
 		}
 	}
 	return nil
+}
+
+// checked is a copy of one of our blocks that agrees with its digest.
+type checked struct {
+	layer, index int
+	rows         []byte
+	sums         []uint64
+}
+
+// check copies block i of the table out of the pool and compares it with its
+// digest. The receiver's next block is often another piece of the same one.
+func (s *source) check(layer, i int, block int32) (*checked, error) {
+	s.mu.Lock()
+	c := s.last
+	s.mu.Unlock()
+	if c != nil && c.layer == layer && c.index == i {
+		return c, nil
+	}
+	l, n := s.layout, s.filled(i)
+	c = &checked{layer: layer, index: i, rows: make([]byte, l.RowsBytes(n)), sums: make([]uint64, l.KVHeads)}
+	stored := make([]uint64, l.KVHeads)
+	s.pool.Gather(layer, block, 0, n, c.rows)
+	s.pool.Digest(layer, block, stored)
+	kernels.DigestRows(l, layer, i*l.BlockTokens, n, c.rows, c.sums)
+	if !slices.Equal(stored, c.sums) {
+		return nil, fmt.Errorf("load layer %d block %d: %w", layer, block, kvconn.ErrDigest)
+	}
+	s.mu.Lock()
+	s.last = c
+	s.mu.Unlock()
+	return c, nil
 }
 
 // copyRows copies n positions between packed buffers [2][kv_heads][rows][row].

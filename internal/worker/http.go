@@ -290,16 +290,18 @@ func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, j *job, p *transferParams, 
 		writeFailure(ctx, f)
 		return
 	}
-	c := newChoice(w, j, &j.items[0], 0)
-	kept.First.Finish = "length"
-	kept.First.Prompt = &kept.Info
-	c.push(&kept.First)
+	choices := make([]openai.Choice, len(kept.First))
+	for i := range kept.First {
+		c := newChoice(w, j, &j.items[0], i)
+		c.push(&kept.First[i])
+		choices[i] = c.take()
+	}
 	prefix := "cmpl-"
 	if j.chat {
 		prefix = "chatcmpl-"
 	}
 	enc := openai.NewEncoder(openai.Meta{ID: prefix + id, Model: w.served, Created: time.Now().Unix(), Chat: j.chat, ReturnTokenIDs: j.ReturnTokenIDs})
-	body := enc.AppendFull(nil, []openai.Choice{c.take()}, openai.Usage{Prompt: kept.Info.Tokens, Completion: 1, Cached: kept.Info.CachedTokens})
+	body := enc.AppendFull(nil, choices, openai.Usage{Prompt: kept.Info.Tokens, Completion: len(choices), Cached: kept.Info.CachedTokens})
 	params, merr := json.Marshal(w.keptParams(kept))
 	if merr != nil {
 		panic(merr) // a plain struct

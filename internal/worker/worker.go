@@ -207,7 +207,7 @@ func (w *Worker) startKV(tr kvconn.Transport) error {
 	if w.recv, err = kvconn.NewReceiver(cfg, tr, w.log, metrics); err != nil {
 		return err
 	}
-	dcfg := decode.DefaultConfig()
+	dcfg := decode.DefaultConfig(w.cache.Blocks())
 	dcfg.ReserveTimeout = w.cfg.ReserveWait
 	w.decode = decode.New(dcfg, w.recv, w.cache, w.backend, w.log)
 	w.later("close sessions to prefill", func(ctx context.Context) error {

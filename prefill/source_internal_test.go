@@ -1,0 +1,188 @@
+package prefill
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+)
+
+// rows is a pool of one prompt whose rows say which they are.
+type rows struct {
+	layout kernels.Layout
+	first  map[int32]int // position of a block's row 0
+	filled map[int32]int
+	broken map[int32]bool // a bit of its first row is wrong
+}
+
+func (p *rows) fill(dst []byte, layer, firstPos, n int) {
+	for part := range 2 * p.layout.KVHeads {
+		for i := range n {
+			row := dst[(part*n+i)*p.layout.RowBytes:]
+			binary.LittleEndian.PutUint64(row, uint64(layer)<<48|uint64(part)<<32|uint64(firstPos+i))
+		}
+	}
+}
+
+func (p *rows) Gather(layer int, block int32, row, n int, dst []byte) {
+	p.fill(dst, layer, p.first[block]+row, n)
+	if p.broken[block] && row == 0 {
+		dst[0] ^= 1
+	}
+}
+
+func (p *rows) Digest(layer int, block int32, dst []uint64) {
+	b := make([]byte, p.layout.RowsBytes(p.filled[block]))
+	p.fill(b, layer, p.first[block], p.filled[block])
+	kernels.DigestRows(p.layout, layer, p.first[block], p.filled[block], b, dst)
+}
+
+func (*rows) Scatter(int, int32, int, int, []byte)      {}
+func (*rows) SetDigest(int, int32, int, []uint64)       {}
+func (*rows) CopyBlock(dst, src int32, firstPos, n int) {}
+
+// prompt makes a pool that holds a prompt of n positions in blocks of size bt,
+// and its block table.
+func prompt(bt, n int) (*rows, []engine.Ready) {
+	p := &rows{layout: kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 2, BlockTokens: bt, DType: "f32", RowBytes: 8},
+		first: map[int32]int{}, filled: map[int32]int{}, broken: map[int32]bool{}}
+	var ready []engine.Ready
+	for i := 0; i*bt < n; i++ {
+		b := int32(1000 - i)
+		p.first[b], p.filled[b] = i*bt, min(bt, n-i*bt)
+		ready = append(ready, engine.Ready{Index: i, Block: b, FirstPos: i * bt, Rows: p.filled[b]})
+	}
+	return p, ready
+}
+
+// TestConvert: whatever the two block sizes, each of the receiver's blocks is
+// announced once, when its rows are there, with the right rows and a digest
+// that holds for them.
+func TestConvert(t *testing.T) {
+	sizes := []int{1, 2, 3, 5, 7, 8, 13, 16, 17, 31, 32, 48, 64, 100, 128, 255, 256}
+	r := rand.New(rand.NewPCG(1, 1))
+	for _, from := range sizes {
+		for _, to := range sizes {
+			for _, n := range []int{1, from, to, from*to%512 + 1, 1 + r.IntN(600)} {
+				convert(t, from, to, n, 1+r.IntN(4))
+			}
+		}
+	}
+}
+
+func convert(t *testing.T, from, to, n, chunk int) {
+	p, ready := prompt(from, n)
+	s := newSource(p, p.layout, n, to)
+	blocks := (n + to - 1) / to
+	for layer := range p.layout.Layers {
+		var told []int
+		for at := 0; at < len(ready); at += chunk {
+			some := ready[at:min(at+chunk, len(ready))]
+			for _, i := range s.ready(layer, some) {
+				told = append(told, i)
+				if err := loads(p, s, layer, i, to, n); err != nil {
+					t.Fatalf("%d to %d, %d positions, chunk %d: layer %d block %d: %v", from, to, n, chunk, layer, i, err)
+				}
+			}
+		}
+		if len(told) != blocks || !slices.IsSorted(told) || told[len(told)-1] != blocks-1 {
+			t.Fatalf("%d to %d, %d positions: told of %v, want %d blocks", from, to, n, told, blocks)
+		}
+	}
+	if all := s.all(); len(all) != blocks {
+		t.Fatalf("%d to %d, %d positions: all is %v", from, to, n, all)
+	}
+}
+
+// loads compares one of the receiver's blocks with what it must be.
+func loads(p *rows, s *source, layer, index, to, n int) error {
+	first := index * to
+	count := min(to, n-first)
+	got, want := make([]byte, p.layout.RowsBytes(count)), make([]byte, p.layout.RowsBytes(count))
+	sums, wantSums := make([]uint64, p.layout.KVHeads), make([]uint64, p.layout.KVHeads)
+	for i := range got {
+		got[i] = 0xff
+	}
+	if err := s.Load(layer, index, first, count, got, sums); err != nil {
+		return err
+	}
+	p.fill(want, layer, first, count)
+	kernels.DigestRows(p.layout, layer, first, count, want, wantSums)
+	if !slices.Equal(got, want) {
+		return errors.New("wrong rows")
+	}
+	if !slices.Equal(sums, wantSums) {
+		return fmt.Errorf("digests %x, want %x", sums, wantSums)
+	}
+	return nil
+}
+
+// TestBrokenRow: a row that no longer agrees with its digest gets no good
+// digest by being cut; moved whole, it keeps the digest that gives it away.
+func TestBrokenRow(t *testing.T) {
+	for _, to := range []int{1, 3, 4, 5, 8, 32} {
+		p, ready := prompt(4, 30)
+		p.broken[ready[2].Block] = true // positions 8 to 11; the bit is in 8
+		s := newSource(p, p.layout, 30, to)
+		for layer := range p.layout.Layers {
+			s.ready(layer, ready)
+			for _, i := range s.all() {
+				touches := i*to < 12 && (i+1)*to > 8
+				err := loads(p, s, layer, i, to, 30)
+				switch {
+				case !touches && err != nil:
+					t.Errorf("to %d, block %d: %v", to, i, err)
+				case touches && err == nil:
+					t.Errorf("to %d, block %d: a broken row went out", to, i)
+				case touches && to != 4 && !errors.Is(err, kvconn.ErrDigest):
+					t.Errorf("to %d, block %d: %v, want %v", to, i, err, kvconn.ErrDigest)
+				}
+			}
+		}
+	}
+	p, ready := prompt(4, 8)
+	p.broken[ready[1].Block] = true
+	s := newSource(p, p.layout, 8, 4)
+	s.ready(0, ready)
+	got, sums, again := make([]byte, p.layout.RowsBytes(4)), make([]uint64, 2), make([]uint64, 2)
+	if err := s.Load(0, 1, 4, 4, got, sums); err != nil {
+		t.Fatal(err)
+	}
+	if kernels.DigestRows(p.layout, 0, 4, 4, got, again); slices.Equal(sums, again) {
+		t.Error("a broken block went out with a digest that holds")
+	}
+}
+
+// TestNotReady: nothing is loaded before it is computed, in its own layer, nor
+// outside the prompt.
+func TestNotReady(t *testing.T) {
+	p, ready := prompt(4, 10)
+	s := newSource(p, p.layout, 10, 4)
+	s.ready(0, ready[:2])
+	f := func(layer, first, n int, ok bool) {
+		t.Helper()
+		buf, sums := make([]byte, p.layout.RowsBytes(max(n, 0))), make([]uint64, 2)
+		if err := s.Load(layer, first/4, first, n, buf, sums); (err == nil) != ok {
+			t.Errorf("layer %d positions %d+%d: %v", layer, first, n, err)
+		}
+	}
+	f(0, 4, 4, true)
+	f(1, 4, 4, false) // the other layer
+	f(0, 8, 2, false)
+	f(0, 8, 4, false) // past the end
+	f(-1, 0, 4, false)
+	f(2, 0, 4, false)
+	f(0, -4, 4, false)
+	f(0, 0, 0, false)
+	if err := s.Load(0, 0, 0, 4, make([]byte, 3), make([]uint64, 2)); err == nil {
+		t.Error("a short buffer was filled")
+	}
+	s.fill([]int32{1000, 999, 998})
+	f(1, 8, 2, true)
+}
