@@ -16,6 +16,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/reqbody"
 	"github.com/xpyd/xpyd/router/dialect"
 )
 
@@ -46,7 +47,15 @@ var routes = map[string]struct {
 func (r *Router) servers() (public, admin *fasthttp.Server) {
 	base := func(h fasthttp.RequestHandler) *fasthttp.Server {
 		return &fasthttp.Server{
-			Handler: h, ErrorHandler: r.httpError,
+			Handler: func(ctx *fasthttp.RequestCtx) {
+				if err := reqbody.Read(ctx, r.cfg.MaxBodyBytes); err != nil {
+					r.httpError(ctx, err)
+					ctx.SetConnectionClose()
+					return
+				}
+				h(ctx)
+			},
+			ErrorHandler: r.httpError, StreamRequestBody: true,
 			Concurrency: r.cfg.MaxConns + 1, MaxRequestBodySize: r.cfg.MaxBodyBytes, ReadBufferSize: r.cfg.MaxHeaderBytes,
 			ReadTimeout: r.cfg.ReadTimeout, IdleTimeout: r.cfg.IdleTimeout,
 			NoDefaultServerHeader: true, NoDefaultContentType: true, DisablePreParseMultipartForm: true,
@@ -81,6 +90,9 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	path := string(ctx.Path())
 	route, ok := routes[path]
 	switch {
+	case !spoken(ctx):
+		ctx.SetConnectionClose()
+		r.refuse(ctx, id, "other", versionNotSupported())
 	case ok && route.key && !r.keyed(ctx):
 		r.refuse(ctx, id, path, openai.Unauthorized("the API key is missing or wrong"))
 	case ok && method(ctx) == route.method:
@@ -108,6 +120,21 @@ func method(ctx *fasthttp.RequestCtx) string {
 func methodNotAllowed(ctx *fasthttp.RequestCtx, allowed string) *openai.Error {
 	e := openai.BadRequest("", "%s is not allowed here, use %s", clip(string(ctx.Method())), allowed)
 	e.Status, e.Code = 405, "method_not_allowed"
+	return e
+}
+
+// spoken says whether the request is of a version that we answer in.
+func spoken(ctx *fasthttp.RequestCtx) bool {
+	switch string(ctx.Request.Header.Protocol()) {
+	case "HTTP/1.1", "HTTP/1.0":
+		return true
+	}
+	return false
+}
+
+func versionNotSupported() *openai.Error {
+	e := openai.BadRequest("", "want HTTP/1.1 or HTTP/1.0")
+	e.Status, e.Code = 505, "http_version_not_supported"
 	return e
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/reqbody"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/prefill"
 )
@@ -48,8 +49,14 @@ func (w *Worker) newHTTP() *fasthttp.Server {
 		Name: "xpyd", NoDefaultServerHeader: true, NoDefaultDate: true,
 		ReadTimeout: w.cfg.ReadTimeout, IdleTimeout: 2 * time.Minute,
 		MaxRequestBodySize: int(w.cfg.MaxBody), ReadBufferSize: 32 << 10,
-		CloseOnShutdown: true, Logger: quiet{},
+		StreamRequestBody: true, DisablePreParseMultipartForm: true,
+		CloseOnShutdown: true, Logger: quiet{}, ErrorHandler: w.httpError, ConnState: w.unused.note,
 		Handler: func(ctx *fasthttp.RequestCtx) {
+			if err := reqbody.Read(ctx, int(w.cfg.MaxBody)); err != nil {
+				w.httpError(ctx, err)
+				ctx.SetConnectionClose()
+				return
+			}
 			h, ok := routes[string(ctx.Method())+" "+string(ctx.Path())]
 			if !ok {
 				writeError(ctx, openai.NotFound("no %s %s here", ctx.Method(), ctx.Path()))
@@ -57,17 +64,23 @@ func (w *Worker) newHTTP() *fasthttp.Server {
 			}
 			h(ctx)
 		},
-		ErrorHandler: func(ctx *fasthttp.RequestCtx, err error) {
-			var small *fasthttp.ErrSmallBuffer
-			switch {
-			case errors.Is(err, fasthttp.ErrBodyTooLarge):
-				writeError(ctx, openai.TooLarge("the body is over %d bytes", w.cfg.MaxBody))
-			case errors.As(err, &small):
-				writeError(ctx, &openai.Error{Status: 431, Type: openai.TypeInvalid, Code: "headers_too_large", Message: "the headers are too large"})
-			default:
-				writeError(ctx, openai.BadRequest("", "malformed HTTP request"))
-			}
-		},
+	}
+}
+
+// httpError answers what is no proper HTTP request, or one beyond the bounds.
+func (w *Worker) httpError(ctx *fasthttp.RequestCtx, err error) {
+	var small *fasthttp.ErrSmallBuffer
+	var timeout interface{ Timeout() bool }
+	switch {
+	case errors.Is(err, fasthttp.ErrBodyTooLarge):
+		writeError(ctx, openai.TooLarge("the body is over %d bytes", w.cfg.MaxBody))
+	case errors.As(err, &small):
+		writeError(ctx, &openai.Error{Status: 431, Type: openai.TypeInvalid, Code: "headers_too_large", Message: "the headers are too large"})
+	case errors.As(err, &timeout) && timeout.Timeout():
+		writeError(ctx, &openai.Error{Status: 408, Type: openai.TypeInvalid, Code: "request_timeout",
+			Message: fmt.Sprintf("the request was not complete within %v", w.cfg.ReadTimeout)})
+	default:
+		writeError(ctx, openai.BadRequest("", "malformed HTTP request"))
 	}
 }
 
