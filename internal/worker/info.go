@@ -16,6 +16,10 @@ func (w *Worker) serveModels(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, 200, openai.AppendModels(nil, []openai.Model{{ID: w.served, Created: w.started.Unix(), MaxModelLen: w.engine.MaxModelLen()}}))
 }
 
+// tokenizeBytes of text may be tokenised whatever the model's length: people
+// count the tokens of what they are about to cut.
+const tokenizeBytes = 1 << 20
+
 func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) {
 	t, err := openai.ParseTokenize(ctx.PostBody(), w.limits())
 	if err == nil && t.Model != "" && t.Model != w.served {
@@ -32,6 +36,10 @@ func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) {
 			return
 		}
 	} else {
+		if err := w.fits("prompt", t.Prompt, tokenizeBytes); err != nil {
+			writeError(ctx, err)
+			return
+		}
 		ids = w.tok.Encode(t.Prompt, t.AddSpecial)
 	}
 	var strs []string

@@ -20,6 +20,14 @@ type job struct {
 	items    []item
 }
 
+// source is the request's field that the prompts come from.
+func (j *job) source() string {
+	if j.chat {
+		return "messages"
+	}
+	return "prompt"
+}
+
 // item is one prompt.
 type item struct {
 	tokens []int32
@@ -39,6 +47,9 @@ func (w *Worker) completionJob(body []byte) (*job, *openai.Error) {
 	for i, p := range c.Prompts {
 		it := item{tokens: p.Tokens, text: p.Text}
 		if !p.IsTokens {
+			if err := w.fits("prompt", p.Text, 0); err != nil {
+				return nil, err
+			}
 			it.tokens = w.tok.Encode(p.Text, c.AddSpecial)
 		} else if c.Echo {
 			it.text = w.tok.Decode(p.Tokens, false)
@@ -59,6 +70,11 @@ func (w *Worker) chatJob(body []byte) (*job, *openai.Error) {
 	}
 	if c.ResponseFormat != nil && !plainText(c.ResponseFormat) {
 		return nil, openai.BadRequest("response_format", "this engine generates plain text only")
+	}
+	switch string(c.ToolChoice) {
+	case "", `"auto"`, `"none"`:
+	default:
+		return nil, openai.BadRequest("tool_choice", "this engine cannot be made to call a tool; use auto or none")
 	}
 	tokens, err := w.renderChat(c)
 	if err != nil {
@@ -98,6 +114,9 @@ func (w *Worker) renderChat(c *openai.Chat) ([]int32, *openai.Error) {
 	if err != nil {
 		return nil, openai.BadRequest("messages", "chat template: %v", err)
 	}
+	if err := w.fits("messages", text, 0); err != nil {
+		return nil, err
+	}
 	tokens := w.tok.Encode(text, c.AddSpecial)
 	if len(tokens) == 0 {
 		return nil, openai.BadRequest("messages", "the chat template renders nothing")
@@ -109,6 +128,21 @@ func (w *Worker) limits() openai.Limits {
 	return openai.Limits{VocabSize: w.backend.Arch().Vocab}
 }
 
+// shrink is how much shorter than a text its normalised form may be: NFC makes
+// one syllable of three jamo.
+const shrink = 4
+
+// fits refuses text of which no tokenisation is short enough for the model.
+// Text is what a request has most of, and tokenising takes a hundred times
+// its size, so this comes first. least is accepted in any case.
+func (w *Worker) fits(field, text string, least int) *openai.Error {
+	most := w.engine.MaxModelLen()
+	if limit := max(shrink*w.longest*most, least); len(text) > limit {
+		return openai.BadRequest(field, "%s has %d bytes of text; %d is the limit where %d tokens are", field, len(text), limit, most)
+	}
+	return nil
+}
+
 // check refuses what cannot run here, with numbers.
 func (w *Worker) check(j *job) *openai.Error {
 	if j.Model != "" && j.Model != w.served {
@@ -118,14 +152,14 @@ func (w *Worker) check(j *job) *openai.Error {
 	for i := range j.items {
 		n := len(j.items[i].tokens)
 		if n >= most {
-			return openai.BadRequest("prompt", "the prompt has %d tokens; with one token of output the limit is %d", n, most-1)
+			return openai.BadRequest(j.source(), "the prompt has %d tokens; with one token of output the limit is %d", n, most-1)
 		}
 		if j.MaxTokens != nil && n+*j.MaxTokens > most {
 			return openai.BadRequest("max_tokens", "%d prompt tokens and max_tokens %d are over the limit of %d tokens", n, *j.MaxTokens, most)
 		}
 		for _, id := range j.items[i].tokens {
 			if id < 0 || int(id) >= w.backend.Arch().Vocab {
-				return openai.BadRequest("prompt", "token id %d is outside the vocabulary of %d", id, w.backend.Arch().Vocab)
+				return openai.BadRequest(j.source(), "token id %d is outside the vocabulary of %d", id, w.backend.Arch().Vocab)
 			}
 		}
 	}

@@ -60,6 +60,7 @@ type Worker struct {
 
 	model   *model.Model
 	tok     *tokenizer.Tokenizer
+	longest int // bytes of the longest token
 	backend kernels.Backend
 	cache   *kvcache.Cache
 	engine  *engine.Engine
@@ -71,6 +72,7 @@ type Worker struct {
 	clients *clientwatch.Watcher
 	client  *http.Client // to a foreign prefill's bootstrap
 	http    *fasthttp.Server
+	unused  unused
 	serving bool // http was given its listener
 
 	ctx      context.Context // ends when requests must: every request's parent
@@ -163,6 +165,9 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 	}
 	if w.tok, err = loadTokenizer(m); err != nil {
 		return err
+	}
+	for id := range w.tok.VocabSize() {
+		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
 	}
 	if w.backend, err = newBackend(&w.cfg, m); err != nil {
 		return err
@@ -264,6 +269,7 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 		// Streams and lifelines hold their connections for as long as they
 		// like: what has not ended by itself is ended now.
 		w.cancel()
+		w.unused.close()
 		err := w.http.ShutdownWithContext(ctx) // closes ln once it is served
 		if !w.serving {
 			err = ln.Close()

@@ -1,0 +1,101 @@
+package worker_test
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/kvconn/tcp"
+)
+
+// start runs a worker without a fleet.
+func start(t *testing.T, change func(*worker.Config)) *worker.Worker {
+	t.Helper()
+	cfg := worker.DefaultConfig(fleet.Decode)
+	cfg.Threads, cfg.KVMemory = 1, 8<<20
+	if change != nil {
+		change(&cfg)
+	}
+	tr, err := tcp.New(tcp.DefaultConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := worker.Start(t.Context(), cfg, worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Transport: tr, Build: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := w.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// talking is stories260k with a chat template, which it lacks.
+func talking(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "stories260k")
+	if err := os.CopyFS(dir, os.DirFS("../model/stories260k")); err != nil {
+		t.Fatal(err)
+	}
+	const template = `{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}`
+	if err := os.WriteFile(filepath.Join(dir, "chat_template.jinja"), []byte(template), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestRefuse: what only a worker can decide, with the field's name.
+func TestRefuse(t *testing.T) {
+	w := start(t, func(c *worker.Config) { c.Model = talking(t) })
+	f := func(path, body string, status int, want string) {
+		t.Helper()
+		resp, err := http.Post(w.URL()+path, "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != status || !strings.Contains(string(b), want) {
+			t.Errorf("%s %.100s: %d, want %d with %q: %.300s %v", path, body, resp.StatusCode, status, want, b, err)
+		}
+	}
+	const chat = `{"max_tokens":1,"messages":[{"role":"user","content":"hello"}],"tools":[{"type":"function","function":{"name":"f"}}]`
+	f("/v1/chat/completions", chat+`}`, 200, `"content"`)
+	f("/v1/chat/completions", chat+`,"tool_choice":"auto"}`, 200, `"content"`)
+	f("/v1/chat/completions", chat+`,"tool_choice":"required"}`, 400, `"param":"tool_choice"`)
+	f("/v1/chat/completions", chat+`,"tool_choice":{"type":"function","function":{"name":"f"}}}`, 400, `"param":"tool_choice"`)
+	f("/v1/chat/completions", chat+`,"response_format":{"type":"json_object"}}`, 400, `"param":"response_format"`)
+
+	// Just over the limit in tokens; and far over it in bytes, which is
+	// refused before the work of tokenising.
+	words, book := strings.Repeat("hello ", 600), strings.Repeat("hello ", 200_000)
+	for path, body := range map[string]string{"/v1/completions": `{"prompt":"TEXT"}`, "/v1/chat/completions": `{"messages":[{"role":"user","content":"TEXT"}]}`} {
+		param := `"param":"prompt"`
+		if strings.Contains(body, "messages") {
+			param = `"param":"messages"`
+		}
+		f(path, strings.Replace(body, "TEXT", words, 1), 400, param)
+		f(path, strings.Replace(body, "TEXT", book, 1), 400, param)
+		f(path, strings.Replace(body, "TEXT", book, 1), 400, "bytes of text")
+	}
+	f("/v1/completions", `{"prompt":["a","`+book+`"]}`, 400, "bytes of text")
+	f("/tokenize", `{"prompt":"`+words+`"}`, 200, `"count":`)
+	f("/tokenize", `{"prompt":"`+book+`"}`, 400, "bytes of text")
+	f("/v1/completions", `{"prompt":[1,512]}`, 400, `"param":"prompt"`)
+	f("/v1/completions", `{"prompt":"x","max_tokens":600}`, 400, `"param":"max_tokens"`)
+	f("/v1/completions", `{"prompt":"x","model":"other"}`, 404, `"code":"model_not_found"`)
+}
