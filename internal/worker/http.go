@@ -50,7 +50,7 @@ func (w *Worker) newHTTP() *fasthttp.Server {
 		ReadTimeout: w.cfg.ReadTimeout, IdleTimeout: 2 * time.Minute,
 		MaxRequestBodySize: int(w.cfg.MaxBody), ReadBufferSize: 32 << 10,
 		StreamRequestBody: true, DisablePreParseMultipartForm: true,
-		CloseOnShutdown: true, Logger: quiet{}, ErrorHandler: w.httpError, ConnState: w.unused.note,
+		CloseOnShutdown: true, Logger: quiet{}, ErrorHandler: w.httpError,
 		Handler: func(ctx *fasthttp.RequestCtx) {
 			if err := reqbody.Read(ctx, int(w.cfg.MaxBody)); err != nil {
 				w.httpError(ctx, err)

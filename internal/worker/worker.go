@@ -265,6 +265,7 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	w.http = w.newHTTP()
+	w.unused.set = map[*clientConn]struct{}{}
 	w.later("close the HTTP listener", func(ctx context.Context) error {
 		// Streams and lifelines hold their connections for as long as they
 		// like: what has not ended by itself is ended now.
@@ -287,7 +288,7 @@ func (w *Worker) serveHTTP(ln net.Listener) {
 	w.wg.Add(1)
 	go func() {
 		defer w.wg.Done()
-		if err := w.http.Serve(ln); err != nil && w.ctx.Err() == nil {
+		if err := w.http.Serve(&listener{Listener: ln, unused: &w.unused}); err != nil && w.ctx.Err() == nil {
 			w.failed <- fmt.Errorf("http listener: %w", err)
 		}
 	}()
