@@ -162,6 +162,7 @@ func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal, late
 		t.Fatal(err)
 	}
 	known := s.awaitDeath(t, old, at)
+	seen := known
 	if f.known = known.Sub(at); signal == syscall.SIGKILL {
 		if f.known > slack {
 			t.Errorf("a killed worker was known to be dead after %v", f.known)
@@ -180,7 +181,7 @@ func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal, late
 	results := l.stop()
 	f.done = len(results)
 	for _, r := range results {
-		if bad := s.judge(r, old, at, known, &f); bad != "" {
+		if bad := s.judge(r, old, known, seen, &f); bad != "" {
 			t.Errorf("%s: %v\n%s", bad, r.Reply, r.body)
 		}
 	}
@@ -245,8 +246,9 @@ func (s *scene) rid(old *cluster.Instance) error {
 	return nil
 }
 
-// judge says what is wrong with an answer, given who died and when.
-func (s *scene) judge(r result, old *cluster.Instance, at, known time.Time, f *figures) string {
+// judge says what is wrong with an answer, given who died, when that should
+// have been known and when the router saw it.
+func (s *scene) judge(r result, old *cluster.Instance, known, seen time.Time, f *figures) string {
 	switch {
 	case r.Good() && r.Text == r.want:
 		return ""
@@ -260,7 +262,7 @@ func (s *scene) judge(r result, old *cluster.Instance, at, known time.Time, f *f
 		return "stopped without an error event"
 	case old.Role != fleet.Decode || r.Decode != old.ID:
 		return "failed though the dead worker had no part in it"
-	case r.First.After(known):
+	case r.First.After(seen.Add(slack)):
 		return "sent its first byte after the death was known, and then failed"
 	case r.End.Sub(known) > afterKnown+slack:
 		return fmt.Sprintf("error event %v after the death was known", r.End.Sub(known))
