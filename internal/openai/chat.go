@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"strconv"
@@ -233,14 +234,14 @@ func (p *parser) toolCall(name string, call any) *Error {
 			return nil
 		}
 		r := reader{b: []byte(args), maxDepth: p.lim.MaxDepth}
-		v, err := r.value()
+		err := r.skip()
 		if err == nil {
 			err = r.end()
 		}
 		if err != nil {
 			return BadRequest("messages", "%s.function.arguments is not valid JSON", name)
 		}
-		fn["arguments"] = v
+		fn["arguments"] = json.RawMessage(args) // templates see its keys in the client's order
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package openai_test
 
 import (
+	"encoding/json"
 	"reflect"
 	"strings"
 	"testing"
@@ -213,7 +214,7 @@ func TestChat(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	args := got.Messages[1]["tool_calls"].([]any)[0].(map[string]any)["function"].(map[string]any)["arguments"]
-	if !reflect.DeepEqual(args, map[string]any{"x": []any{int64(1), 2.5}}) {
+	if !reflect.DeepEqual(args, json.RawMessage(`{"x":[1,2.5]}`)) {
 		t.Errorf("arguments %#v", args)
 	}
 }

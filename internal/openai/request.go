@@ -112,7 +112,8 @@ type Chat struct {
 	Sampling
 	// Messages are as sent, except that a list of text parts is joined with
 	// newlines into one string, an absent content is nil, and the arguments
-	// of tool calls are decoded JSON, as chat templates expect them.
+	// of tool calls are JSON (json.RawMessage) instead of text that holds it,
+	// as chat templates expect them.
 	Messages    []map[string]any
 	Logprobs    bool
 	TopLogprobs int // 0..MaxLogprobs

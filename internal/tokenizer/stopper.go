@@ -66,17 +66,39 @@ func (s *Stopper) Push(text string) (emit, hit string, stopped bool) {
 		}
 		return s.Flush(), hit, true
 	}
-	hold := 0
-	for j := range s.stops {
-		hold = max(hold, s.stops[j].state)
+	return s.hold(text), "", false
+}
+
+// Skip takes text in which no stop string may end, though one may begin; it
+// returns what may be shown.
+func (s *Stopper) Skip(text string) (emit string) {
+	if s.done {
+		return ""
 	}
-	if len(s.held) == 0 && hold == 0 {
-		return text, "", false
+	for i := range len(text) {
+		for j := range s.stops {
+			if st := &s.stops[j]; st.step(text[i]) {
+				st.state = st.fail[st.state-1]
+			}
+		}
+	}
+	return s.hold(text)
+}
+
+// hold adds text and returns all but what may be the beginning of a stop
+// string.
+func (s *Stopper) hold(text string) (emit string) {
+	n := 0
+	for j := range s.stops {
+		n = max(n, s.stops[j].state)
+	}
+	if len(s.held) == 0 && n == 0 {
+		return text
 	}
 	s.held = append(s.held, text...)
-	emit = string(s.held[:len(s.held)-hold])
-	s.held = append(s.held[:0], s.held[len(s.held)-hold:]...)
-	return emit, "", false
+	emit = string(s.held[:len(s.held)-n])
+	s.held = append(s.held[:0], s.held[len(s.held)-n:]...)
+	return emit
 }
 
 // Flush ends the stream for another reason and returns what was held back.

@@ -108,6 +108,34 @@ func TestStopper(t *testing.T) {
 	f([]string{"\n\n"}, false, []string{"a\n", "b\n", "\nc"}, "a\nb", "\n\n")
 }
 
+// TestStopperSkip: no stop string ends in skipped text, but one may begin there.
+func TestStopperSkip(t *testing.T) {
+	f := func(stops []string, skipped, rest []string, want, hit string) {
+		t.Helper()
+		s := tokenizer.NewStopper(stops, false)
+		got, gotHit := "", ""
+		for _, c := range skipped {
+			got += s.Skip(c)
+		}
+		for _, c := range rest {
+			emit, h, stopped := s.Push(c)
+			if got += emit; stopped {
+				gotHit = h
+				break
+			}
+		}
+		if got += s.Flush(); got != want || gotHit != hit {
+			t.Errorf("%q over %q, %q: have %q, %q, want %q, %q", stops, skipped, rest, got, gotHit, want, hit)
+		}
+	}
+	f([]string{"END"}, []string{"xENDy"}, []string{"z"}, "xENDyz", "")
+	f([]string{"END"}, []string{"xEND"}, []string{"END"}, "xEND", "END")
+	f([]string{"END"}, []string{"xE", "N"}, []string{"D"}, "x", "END")
+	f([]string{"aa"}, []string{"aaa"}, []string{"a"}, "aa", "aa")
+	f([]string{"b", "abc"}, []string{"ab"}, []string{"c"}, "", "abc")
+	f(nil, []string{"a"}, []string{"b"}, "ab", "")
+}
+
 // TestStopperChunks cuts texts at random: the result must not change, and no
 // part of a stop string may leak before it is known not to be one.
 func TestStopperChunks(t *testing.T) {
