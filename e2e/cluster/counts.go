@@ -52,15 +52,24 @@ func Grown(before, now map[string]Counts, slack int) error {
 	return nil
 }
 
-// metric reads one sample without labels of the text format, 0 if absent.
-func metric(text, name string) float64 {
+// metric sums the samples of a name in the text format, 0 if there are none.
+func metric(text, name string) (sum float64) {
 	for line := range strings.SplitSeq(text, "\n") {
-		if v, ok := strings.CutPrefix(line, name+" "); ok {
-			f, _ := strconv.ParseFloat(v, 64)
-			return f
+		rest, ok := strings.CutPrefix(line, name)
+		if !ok || rest == "" || rest[0] != ' ' && rest[0] != '{' {
+			continue
 		}
+		f, _ := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:], 64)
+		sum += f
 	}
-	return 0
+	return sum
+}
+
+// Metric is one of the router's metrics, summed over its labels.
+func (r *Router) Metric(name string) (float64, error) {
+	var text string
+	err := get(r.client, r.Admin+"/metrics", &text)
+	return metric(text, name), err
 }
 
 // Goroutines is the router's goroutine profile, stacks and counts, for the

@@ -30,6 +30,12 @@ func Start(t testing.TB, env []string, args ...string) *Process {
 	return start(t, exec.Command(Binary(t), args...), env)
 }
 
+// StartCommand is Start for another program.
+func StartCommand(t testing.TB, cmd *exec.Cmd, env []string) *Process {
+	t.Helper()
+	return start(t, cmd, env)
+}
+
 func start(t testing.TB, cmd *exec.Cmd, env []string) *Process {
 	t.Helper()
 	p := &Process{Cmd: cmd, Stdout: &Output{}, Stderr: &Output{}, done: make(chan struct{})}

@@ -4,6 +4,7 @@
 package faults
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -32,19 +33,15 @@ const (
 
 // rounds is how often each fault is injected.
 func rounds(t *testing.T) int {
-	n, err := strconv.Atoi(cmpOr(os.Getenv("XPYD_FAULT_ROUNDS"), "2"))
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("XPYD_FAULT_ROUNDS"), "2"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return n
 }
 
-func cmpOr(a, b string) string {
-	if a == "" {
-		return b
-	}
-	return a
-}
+// half is for tests whose rounds take long.
+func half(rounds int) int { return (rounds + 1) / 2 }
 
 // config writes a router configuration that keeps few idle connections, so
 // that descriptors can be counted.
@@ -66,9 +63,9 @@ type scene struct {
 
 // open starts 2 + 2 workers, counts what the processes hold at rest, records
 // the right answers, and checks them under the load without a fault.
-func open(t *testing.T, args ...string) *scene {
+func open(t *testing.T, list []*ask, args ...string) *scene {
 	t.Helper()
-	s := &scene{Router: cluster.Up(t, append([]string{"--prefill", "2", "--decode", "2", "--config", config(t)}, args...)...), asks: asks(60)}
+	s := &scene{Router: cluster.Up(t, append([]string{"--prefill", "2", "--decode", "2", "--config", config(t)}, args...)...), asks: list}
 	s.WaitServing(t, 10*time.Second, 2, 2)
 	var err error
 	if s.base, err = s.Counts(); err != nil {
@@ -116,20 +113,36 @@ func (s *scene) settled(t *testing.T) {
 // figures of one round, for the log.
 type figures struct {
 	inFlight, done, events int
+	retries                int
 	known, ready, lastEnd  time.Duration // after the fault, the last after it is known
 }
 
 func (f figures) String() string {
-	return fmt.Sprintf("%d in flight, %d answered in all, %d ended by an error event, known after %v, whole again %v later, last error %v after known",
-		f.inFlight, f.done, f.events, f.known.Round(time.Millisecond), f.ready.Round(time.Millisecond), f.lastEnd.Round(time.Millisecond))
+	return fmt.Sprintf("%d in flight, %d answered in all, %d attempts repeated, %d ended by an error event, known after %v, whole again %v later, last error %v after known",
+		f.inFlight, f.done, f.retries, f.events, f.known.Round(time.Millisecond), f.ready.Round(time.Millisecond), f.lastEnd.Round(time.Millisecond))
 }
 
 // TestFaults: kill -9 and kill -STOP of a prefill and of a decode worker under
 // 50 concurrent requests. XPYD_FAULT_ROUNDS sets how often each (2).
 func TestFaults(t *testing.T) {
 	t.Parallel()
-	s := open(t)
-	for round := range rounds(t) {
+	s := open(t, asks(60))
+	s.rounds(t, rounds(t))
+	s.settled(t)
+}
+
+// TestFaultsPrefilling: the same on a larger model with longer prompts, where
+// most requests have sent no byte when the fault comes.
+func TestFaultsPrefilling(t *testing.T) {
+	t.Parallel()
+	s := open(t, promptAsks(40), "--model", mediumModel(t), "--threads", "1")
+	s.rounds(t, half(rounds(t)))
+	s.settled(t)
+}
+
+// rounds injects every fault of a worker, again and again.
+func (s *scene) rounds(t *testing.T, n int) {
+	for round := range n {
 		for _, f := range []struct {
 			role   fleet.Role
 			signal syscall.Signal
@@ -137,10 +150,10 @@ func TestFaults(t *testing.T) {
 			{fleet.Prefill, syscall.SIGKILL}, {fleet.Decode, syscall.SIGKILL},
 			{fleet.Prefill, syscall.SIGSTOP}, {fleet.Decode, syscall.SIGSTOP},
 		} {
-			t.Run(fmt.Sprintf("%d/%v %s", round, f.signal, f.role), func(t *testing.T) { s.fault(t, f.role, f.signal, nil) })
+			name := map[syscall.Signal]string{syscall.SIGKILL: "kill", syscall.SIGSTOP: "stop"}[f.signal]
+			t.Run(fmt.Sprintf("%d/%s %s", round, name, f.role), func(t *testing.T) { s.fault(t, f.role, f.signal, nil) })
 		}
 	}
-	s.settled(t)
 }
 
 // fault injects one fault and checks all that must follow; later, if any, is
@@ -156,7 +169,7 @@ func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal, late
 	l := startLoad(t, s.Router, s.asks, streams)
 	l.warm(t)
 	var f figures
-	f.inFlight = int(l.inFlight.Load())
+	f.inFlight, f.retries = int(l.inFlight.Load()), -s.retried(t)
 	at := time.Now()
 	if err := syscall.Kill(old.PID, signal); err != nil {
 		t.Fatal(err)
@@ -180,6 +193,7 @@ func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal, late
 	f.ready = time.Since(whole)
 	results := l.stop()
 	f.done = len(results)
+	f.retries += s.retried(t)
 	for _, r := range results {
 		if bad := s.judge(r, old, known, seen, &f); bad != "" {
 			t.Errorf("%s: %v\n%s", bad, r.Reply, r.body)
@@ -187,6 +201,16 @@ func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal, late
 	}
 	cluster.Wait(t, afterKnown+slack, "ledgers empty", s.Idle)
 	t.Log(f)
+}
+
+// retried is how many attempts the router repeated so far.
+func (s *scene) retried(t *testing.T) int {
+	t.Helper()
+	n, err := s.Metric("xpyd_router_retries_total")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(n)
 }
 
 // awaitDeath returns when the router said first that old is not alive.

@@ -53,6 +53,22 @@ func asks(n int) []*ask {
 	return out
 }
 
+// promptAsks makes n requests that are mostly prompt.
+func promptAsks(n int) []*ask {
+	r := rand.New(rand.NewPCG(8, 8))
+	var out []*ask
+	for i := range n {
+		ids := make([]string, 250+r.IntN(150))
+		for k := range ids {
+			ids[k] = fmt.Sprint(3 + r.IntN(500))
+		}
+		out = append(out, &ask{path: "/v1/completions",
+			body: fmt.Sprintf(`{"model":"medium","prompt":[%s],"max_tokens":%d,"ignore_eos":true,"stream":%v,"temperature":0.7,"seed":%d`,
+				strings.Join(ids, ","), 8+r.IntN(16), i%3 != 0, i)})
+	}
+	return out
+}
+
 // send does the request once; salt keeps it from the prefix cache.
 func (a *ask) send(ctx context.Context, client *http.Client, url, salt string) *cluster.Reply {
 	body := a.body + "}"

@@ -16,9 +16,9 @@ import (
 func TestFaultsNATS(t *testing.T) {
 	t.Parallel()
 	nats := cluster.StartNATS(t)
-	s := open(t, "--nats", nats.URL)
+	s := open(t, asks(60), "--nats", nats.URL)
 	restart := func() { nats.Restart(t) }    // the new process outlives a subtest
-	for round := range (rounds(t) + 1) / 2 { // each is long
+	for round := range half(rounds(t)) {
 		t.Run(fmt.Sprintf("%d/killed", round), func(t *testing.T) { s.outage(t, nats.Kill, restart) })
 		t.Run(fmt.Sprintf("%d/stopped", round), func(t *testing.T) {
 			s.outage(t, func() { nats.Signal(syscall.SIGSTOP) }, func() { nats.Signal(syscall.SIGCONT) })
