@@ -61,6 +61,13 @@ func start(t testing.TB, cmd *exec.Cmd, env []string) *Process {
 	t.Cleanup(func() {
 		p.Kill()
 		<-p.done
+		for _, line := range strings.Split(p.Stderr.String(), "\n") {
+			// Also of its children: a supervisor restarts them, and nobody
+			// would notice.
+			if strings.Contains(line, "DATA RACE") || strings.Contains(line, "panic: ") || strings.Contains(line, "fatal error: ") {
+				t.Errorf("%s: %s", cmd.Args[1], line)
+			}
+		}
 		if t.Failed() {
 			t.Logf("%s printed:\n%s%s", strings.Join(cmd.Args[1:], " "), p.Stdout, p.Stderr)
 		}

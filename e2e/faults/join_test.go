@@ -51,8 +51,7 @@ func tiny(t *testing.T) string {
 func TestJoin(t *testing.T) {
 	t.Parallel()
 	r := cluster.Up(t, "--log-level", "info")
-	list := asks(12)
-	record(t, r, list)
+	list := recorded(t, r, 12)
 	f, err := r.Fleet()
 	if err != nil {
 		t.Fatal(err)

@@ -101,6 +101,14 @@ func record(t *testing.T, r *cluster.Router, list []*ask) {
 	}
 }
 
+// recorded is n requests with their right answers.
+func recorded(t *testing.T, r *cluster.Router, n int) []*ask {
+	t.Helper()
+	list := asks(n)
+	record(t, r, list)
+	return list
+}
+
 // load keeps streams requests running until stop.
 type load struct {
 	inFlight atomic.Int64

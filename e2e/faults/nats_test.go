@@ -17,7 +17,7 @@ func TestFaultsNATS(t *testing.T) {
 	t.Parallel()
 	nats := cluster.StartNATS(t)
 	s := open(t, asks(60), "--nats", nats.URL)
-	restart := func() { nats.Restart(t) }    // the new process outlives a subtest
+	restart := func() { nats.Restart(t) } // the new process outlives a subtest
 	for round := range half(rounds(t)) {
 		t.Run(fmt.Sprintf("%d/killed", round), func(t *testing.T) { s.outage(t, nats.Kill, restart) })
 		t.Run(fmt.Sprintf("%d/stopped", round), func(t *testing.T) {

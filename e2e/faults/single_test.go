@@ -18,8 +18,7 @@ func contains(text, part string) bool { return strings.Contains(text, part) }
 func TestFaultLastPair(t *testing.T) {
 	t.Parallel()
 	r := cluster.Up(t, "--config", config(t))
-	list := asks(12)
-	record(t, r, list)
+	list := recorded(t, r, 12)
 	for _, victim := range []string{"prefill-0", "decode-0"} {
 		t.Run(victim, func(t *testing.T) {
 			f, err := r.Fleet()

@@ -83,8 +83,7 @@ func TestUpInterrupt(t *testing.T) {
 	for _, group := range []bool{false, true} {
 		t.Run(fmt.Sprintf("group %v", group), func(t *testing.T) {
 			r := cluster.Up(t, "--log-level", "info")
-			list := asks(10)
-			record(t, r, list)
+			list := recorded(t, r, 10)
 			pids := childPIDs(t, r)
 			l := startLoad(t, r, list, 10)
 			l.warmTo(t, 10)
@@ -110,6 +109,34 @@ func TestUpInterrupt(t *testing.T) {
 			noFiles(t, r)
 			t.Logf("%d requests were running", running)
 		})
+	}
+}
+
+// TestUpQuiet: with the default log level nothing but the ready line is said
+// in a life without trouble: starting, serving, scaling, ending.
+func TestUpQuiet(t *testing.T) {
+	t.Parallel()
+	r := cluster.Up(t)
+	traffic(t, r, recorded(t, r, 4))
+	for _, counts := range [][]string{{"prefill=2", "decode=2"}, {"prefill=1", "decode=1"}} {
+		if out, errs, code := r.CLI(t, "scale", counts[0], counts[1]); code != 0 || errs != "" {
+			t.Errorf("scale: %d %s%s", code, out, errs)
+		}
+		cluster.Wait(t, 20*time.Second, "scaled", func() error {
+			children, err := r.Children()
+			if err == nil && len(children) != 2*int(counts[0][len(counts[0])-1]-'0') {
+				err = fmt.Errorf("%v", children)
+			}
+			return err
+		})
+	}
+	r.WaitServing(t, 20*time.Second, 1, 1)
+	r.Signal(os.Interrupt)
+	if code := r.Exit(t, 20*time.Second); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if r.Stderr.String() != "" || r.Stdout.String() != "ready "+r.URL+"\n" {
+		t.Errorf("printed %s%s", r.Stdout, r.Stderr)
 	}
 }
 
@@ -203,6 +230,7 @@ func TestUpRefuses(t *testing.T) {
 	if err := os.WriteFile(badConfig, []byte("lisen: 127.0.0.1:1\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	running := cluster.Up(t)
 	for _, c := range []struct {
 		name string
 		args []string
@@ -228,6 +256,7 @@ func TestUpRefuses(t *testing.T) {
 		{"scale without counts", []string{"scale"}, 2, ""},
 		{"scale of nothing", []string{"scale", "router=2"}, 2, "router=2"},
 		{"role of nothing", []string{"role", "decode-0", "both"}, 2, "both"},
+		{"data folder in use", []string{"up", "--data", running.Data}, 1, running.Data},
 		{"nobody there", []string{"status", "--admin", "127.0.0.1:1"}, 1, "127.0.0.1:1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -239,7 +268,9 @@ func TestUpRefuses(t *testing.T) {
 						args = append(args, def[:]...)
 					}
 				}
-				args = append(args, "--data", data)
+				if !contains(strings.Join(c.args, " "), "--data ") {
+					args = append(args, "--data", data)
+				}
 			}
 			out, errs, code := cluster.Run(t, args...)
 			if code != c.code {
@@ -259,8 +290,7 @@ func TestUpRefuses(t *testing.T) {
 func TestUpScale(t *testing.T) {
 	t.Parallel()
 	r := cluster.Up(t, "--prefill", "2", "--decode", "2")
-	list := asks(30)
-	record(t, r, list)
+	list := recorded(t, r, 30)
 	l := startLoad(t, r, list, 16)
 	run := func(args ...string) {
 		t.Helper()

@@ -66,6 +66,8 @@ type event struct {
 	state  State
 	cause  string
 	reason string
+
+	expected bool // the member was draining
 }
 
 const maxDoublings = 3
@@ -300,7 +302,8 @@ func (r *registry) forget(rec *record) {
 }
 
 func (r *registry) note(rec *record, cause, reason string) {
-	r.events = append(r.events, event{rec.ID, rec.Role, rec.Epoch, rec.State, cause, reason})
+	r.events = append(r.events, event{id: rec.ID, role: rec.Role, epoch: rec.Epoch, state: rec.State,
+		cause: cause, reason: reason, expected: rec.Draining})
 }
 
 func (r *registry) snapshot(now time.Time) *Snapshot {

@@ -288,7 +288,8 @@ func (w *Watcher) tell(e event) {
 	if e.reason != "" {
 		args = append(args, "reason", e.reason)
 	}
-	if e.state == Live || e.cause == causeBye || e.cause == causeForget {
+	// The end of a drained worker's process may be seen before its goodbye.
+	if e.state == Live || e.cause == causeBye || e.cause == causeForget || e.cause == causeReport && e.expected {
 		w.log.Info("fleet", args...)
 	} else {
 		w.log.Warn("fleet", args...)
