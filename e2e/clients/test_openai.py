@@ -3,6 +3,7 @@
 Run by scripts/clients, which starts xpyd and sets XPYD_URL. The model is
 stories260k with a small chat template, so the expected text is the oracle's.
 """
+import asyncio
 import concurrent.futures
 import os
 import time
@@ -123,6 +124,33 @@ class Errors(unittest.TestCase):
             self.c.completions.create(model="nope", prompt="x")
         self.assertEqual(e.exception.body["code"], "model_not_found")
 
+    def test_error_has_all_parts(self):
+        with self.assertRaises(openai.BadRequestError) as e:
+            self.c.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], top_p=2,
+                                           extra_headers={"x-request-id": "py-bad"})
+        e = e.exception
+        self.assertEqual((e.status_code, e.type, e.param, e.request_id), (400, "invalid_request_error", "top_p", "py-bad"))
+        self.assertIn("top_p", e.message)
+
+    def test_error_of_a_stream_is_raised_at_once(self):
+        with self.assertRaises(openai.BadRequestError):
+            self.c.completions.create(model=MODEL, prompt="x", max_tokens=10_000, stream=True)
+
+    def test_deadline_is_a_server_error_and_is_retried(self):
+        # One token a step: 500 of them take longer than a millisecond.
+        seen = []
+        hooks = {"response": [lambda r: seen.append(r.status_code)]}
+        with openai.OpenAI(base_url=URL + "/v1", api_key="x", max_retries=2, timeout=30,
+                           http_client=openai.DefaultHttpxClient(event_hooks=hooks)) as c:
+            with self.assertRaises(openai.InternalServerError) as e:
+                c.completions.create(model=MODEL, prompt=PROMPT, max_tokens=500, extra_body={"ignore_eos": True},
+                                     extra_headers={"x-request-timeout-ms": "1"})
+        self.assertEqual((e.exception.status_code, seen), (504, [504, 504, 504]))
+
+    def test_unknown_path(self):
+        with self.assertRaises(openai.NotFoundError):
+            self.c.embeddings.create(model=MODEL, input="x")
+
     def test_bad_value_names_the_field(self):
         with self.assertRaises(openai.BadRequestError) as e:
             self.c.completions.create(model=MODEL, prompt="x", temperature=-1)
@@ -136,6 +164,31 @@ class Errors(unittest.TestCase):
         with self.assertRaises(openai.BadRequestError) as e:
             self.c.completions.create(model=MODEL, prompt="x", extra_body={"kv_transfer_params": {"do_remote_decode": True}})
         self.assertEqual(e.exception.param, "kv_transfer_params")
+
+
+class Async(unittest.IsolatedAsyncioTestCase):
+    async def test_streams_side_by_side_and_cancelled(self):
+        async with openai.AsyncOpenAI(base_url=URL + "/v1", api_key="x", max_retries=0, timeout=60) as c:
+            async def read(limit=None):
+                parts = []
+                s = await c.completions.create(model=MODEL, prompt=PROMPT, max_tokens=100, temperature=0, stream=True)
+                async for chunk in s:
+                    parts.append(chunk.choices[0].text)
+                    if limit and len(parts) == limit:
+                        await s.close()
+                        break
+                return "".join(parts)
+            whole = await read()
+            self.assertTrue(whole.startswith(STORY))
+            got = await asyncio.gather(*[read(3 if i % 2 else None) for i in range(20)])
+            for i, text in enumerate(got):
+                self.assertTrue(whole.startswith(text) if i % 2 else text == whole, text)
+            task = asyncio.create_task(c.completions.create(model=MODEL, prompt=PROMPT, max_tokens=450))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            self.assertEqual(await read(), whole)
 
 
 class Lifetimes(unittest.TestCase):
