@@ -38,6 +38,7 @@ type Config struct {
 
 	MaxBody      config.Size   `koanf:"max_body"`      // bytes of a request body
 	ReadTimeout  time.Duration `koanf:"read_timeout"`  // for a whole request to arrive
+	StallTimeout time.Duration `koanf:"stall_timeout"` // a client that takes no bytes for so long is cut off
 	DrainTimeout time.Duration `koanf:"drain_timeout"` // for running requests to finish at shutdown
 	LeaseTime    time.Duration `koanf:"lease_time"`    // finished prompts wait so long for a foreign proxy's decode
 	TicketWait   time.Duration `koanf:"ticket_wait"`   // the router's leg waits so long for decode's ticket
@@ -84,7 +85,7 @@ func DefaultConfig(role fleet.Role) Config {
 		Listen: "127.0.0.1:0", KVListen: "127.0.0.1:0",
 		BlockTokens: 16, KVMemory: 256 << 20, MaxBatch: 64, MaxWaiting: 1024,
 		StepTokens: 512, MaxStepTime: 50 * time.Millisecond,
-		MaxBody: 64 << 20, ReadTimeout: 30 * time.Second, DrainTimeout: 30 * time.Second,
+		MaxBody: 64 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
 		Fleet: Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
@@ -161,7 +162,7 @@ func (c *Config) Validate() error {
 		key string
 		v   time.Duration
 	}{
-		{"max_step_time", c.MaxStepTime}, {"read_timeout", c.ReadTimeout}, {"drain_timeout", c.DrainTimeout},
+		{"max_step_time", c.MaxStepTime}, {"read_timeout", c.ReadTimeout}, {"stall_timeout", c.StallTimeout}, {"drain_timeout", c.DrainTimeout},
 		{"lease_time", c.LeaseTime}, {"ticket_wait", c.TicketWait}, {"reserve_wait", c.ReserveWait},
 		{"fleet.heartbeat", c.Fleet.Heartbeat}, {"kv.dial_timeout", c.KV.DialTimeout}, {"kv.handshake_timeout", c.KV.HandshakeTimeout},
 		{"kv.accept_timeout", c.KV.AcceptTimeout}, {"kv.ticket_timeout", c.KV.TicketTimeout}, {"kv.peer_silence", c.KV.PeerSilence},

@@ -134,13 +134,23 @@ func (g *generation) start(ctx context.Context, i int) (*engine.Handle, *failure
 		if r.Prefilled != nil {
 			g.w.cache.Release(r.Prefilled.Blocks, r.Owner)
 		}
-		outcome := ticket.Refused
-		if errors.Is(err, engine.ErrQueueFull) || errors.Is(err, engine.ErrClosed) {
-			outcome = ticket.NoSpace
-		}
-		return nil, &failure{engineError(err), outcome}
+		return nil, submitFailure(err)
 	}
 	return h, nil
+}
+
+// submitFailure gives what the engine refused its outcome.
+func submitFailure(err error) *failure {
+	outcome := ticket.Dead
+	var bad *engine.RequestError
+	var long *engine.TooLongError
+	switch {
+	case errors.As(err, &bad), errors.As(err, &long):
+		outcome = ticket.Refused
+	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrClosed):
+		outcome = ticket.NoSpace
+	}
+	return &failure{engineError(err), outcome}
 }
 
 func (g *generation) note(t timing) {
@@ -183,6 +193,9 @@ func (g *generation) next(ctx context.Context) bool {
 		return g.err == nil
 	case <-ctx.Done():
 		g.err = &failure{openai.Upstream("%v", context.Cause(ctx)), ticket.Cancelled}
+		if errors.Is(context.Cause(ctx), errClosing) {
+			g.err = closing()
+		}
 		return false
 	}
 }
@@ -199,6 +212,7 @@ func (g *generation) take(b batch) {
 	for i := range b.events {
 		e := &b.events[i]
 		if p := e.Prompt; p != nil {
+			g.j.items[b.item].info = p
 			g.usage.Cached += p.CachedTokens
 			if g.ex == nil {
 				g.note(timing{queue: p.Queued, prefill: p.Prefill})
@@ -208,8 +222,10 @@ func (g *generation) take(b batch) {
 		if c.done {
 			continue
 		}
-		g.usage.Completion++
 		stopped := c.push(e)
+		if !g.j.echoOnly() {
+			g.usage.Completion++
+		}
 		if g.emit != nil && c.ready() {
 			g.emit(c)
 		}

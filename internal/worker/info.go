@@ -80,12 +80,13 @@ func (w *Worker) serveHealth(ctx *fasthttp.RequestCtx) {
 // Ledger is everything that this process holds for somebody; all empty when
 // nothing is going on.
 type Ledger struct {
-	ID      string           `json:"id"`
-	Epoch   uint64           `json:"epoch"`
-	Role    fleet.Role       `json:"role"`
-	Blocks  []kvcache.Holder `json:"blocks"`
-	Tickets []kvconn.Entry   `json:"tickets"`
-	Held    []prefill.Entry  `json:"held"` // leases and waiting router legs
+	ID       string           `json:"id"`
+	Epoch    uint64           `json:"epoch"`
+	Role     fleet.Role       `json:"role"`
+	Requests []Running        `json:"requests"`
+	Blocks   []kvcache.Holder `json:"blocks"`
+	Tickets  []kvconn.Entry   `json:"tickets"`
+	Held     []prefill.Entry  `json:"held"` // leases and links
 }
 
 // Empty says whether nothing is held, quarantined blocks aside.
@@ -95,12 +96,12 @@ func (l *Ledger) Empty() bool {
 			return false
 		}
 	}
-	return len(l.Tickets) == 0 && len(l.Held) == 0
+	return len(l.Requests)+len(l.Tickets)+len(l.Held) == 0
 }
 
 // Ledger returns what is held now.
 func (w *Worker) Ledger() *Ledger {
-	l := &Ledger{ID: w.identity.ID, Epoch: w.identity.Epoch, Role: w.Role(),
+	l := &Ledger{ID: w.identity.ID, Epoch: w.identity.Epoch, Role: w.Role(), Requests: w.jobs.ledger(),
 		Blocks: w.cache.Holders(), Held: w.prefill.Ledger(),
 		Tickets: append(w.recv.Ledger(), w.server.Ledger()...)}
 	if l.Blocks == nil {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/valyala/fasthttp"
+
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/prefill"
@@ -29,56 +31,46 @@ const (
 	maxQueryBytes   = 1 << 20
 )
 
-// appendQuery is prefill's answer to GET /query.
-func (w *Worker) appendQuery(dst []byte) []byte {
-	b, err := json.Marshal(map[string]mooncakeRank{"0": {
+// serveQuery is prefill's answer to GET /query.
+func (w *Worker) serveQuery(ctx *fasthttp.RequestCtx) {
+	writeJSON(ctx, 200, mustJSON(map[string]mooncakeRank{"0": {
 		EngineID:   engineID(w.identity.PeerID),
 		WorkerAddr: map[string]map[string]string{"0": {"0": "tcp://" + w.kvAddr}},
-	}})
-	if err != nil {
-		panic(err) // strings and maps
-	}
-	return append(dst, b...)
+	}}))
 }
 
 // mooncakeExchange asks prefill's bootstrap where to dial.
-func (w *Worker) mooncakeExchange(p *transferParams) (*exchange, *openai.Error) {
-	const field = "kv_transfer_params"
+func (w *Worker) mooncakeExchange(ctx context.Context, p *transferParams) (*exchange, *failure) {
 	u, err := url.Parse(p.RemoteBootstrapAddr)
 	if err != nil || u.Scheme != "http" || u.Host == "" {
-		return nil, openai.BadRequest(field, "remote_bootstrap_addr %q is no http URL", p.RemoteBootstrapAddr)
+		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_bootstrap_addr %q is no http URL", p.RemoteBootstrapAddr)}
 	}
-	if e := w.allowPeer(field, u.Host); e != nil {
-		return nil, e
+	if err := w.allowPeer(fieldTransfer, u.Host); err != nil {
+		return nil, &failure{Error: err}
 	}
-	ranks, err := w.queryBootstrap(u)
+	ranks, err := w.queryBootstrap(ctx, u)
 	if err != nil {
-		return nil, openai.Upstream("ask %s: %v", u.Host, err)
+		return nil, &failure{openai.Upstream("ask %s: %v", u.Host, err), ticket.Dead}
 	}
 	for _, r := range ranks {
 		if p.RemoteEngineID != nil && *p.RemoteEngineID != r.EngineID {
 			continue
 		}
-		addr := strings.TrimPrefix(r.WorkerAddr["0"]["0"], "tcp://")
 		peer, ok := parseEngineID(r.EngineID)
 		if !ok {
-			return nil, openai.BadRequest(field, "engine_id %q is none of ours", r.EngineID)
+			return nil, &failure{Error: openai.BadRequest(fieldTransfer, "%s has engine_id %q, which is none of ours", u.Host, r.EngineID)}
 		}
-		return &exchange{link: ticket.NewLink(), leaseID: prefill.EarlyClaim + p.TransferID, addr: addr, peer: peer},
-			w.allowPeer(field, addr)
+		addr := strings.TrimPrefix(r.WorkerAddr["0"]["0"], "tcp://")
+		if err := w.allowPeer(fieldTransfer, addr); err != nil {
+			return nil, &failure{Error: err}
+		}
+		return &exchange{link: ticket.NewLink(), leaseID: prefill.EarlyClaim + p.TransferID, addr: addr, peer: peer}, nil
 	}
-	return nil, openai.Upstream("%s has no engine %q: it restarted, or the proxy's knowledge is old", u.Host, deref(p.RemoteEngineID))
+	return nil, &failure{openai.Upstream("%s has not the engine that was asked for: it restarted, or the proxy's knowledge is old", u.Host), ticket.Dead}
 }
 
-func deref(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
-}
-
-func (w *Worker) queryBootstrap(u *url.URL) (map[string]mooncakeRank, error) {
-	ctx, cancel := context.WithTimeout(w.ctx, mooncakeTimeout)
+func (w *Worker) queryBootstrap(ctx context.Context, u *url.URL) (map[string]mooncakeRank, error) {
+	ctx, cancel := context.WithTimeout(ctx, mooncakeTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.JoinPath("/query").String(), nil)
 	if err != nil {
@@ -97,4 +89,13 @@ func (w *Worker) queryBootstrap(u *url.URL) (map[string]mooncakeRank, error) {
 		return nil, err
 	}
 	return ranks, nil
+}
+
+// newClient asks bootstraps. It follows nobody elsewhere: hosts are checked
+// before.
+func newClient() *http.Client {
+	return &http.Client{
+		Transport:     &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
 }

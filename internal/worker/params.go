@@ -28,10 +28,15 @@ func (j *job) source() string {
 	return "prompt"
 }
 
+// echoOnly says that the prompt is all the answer: max_tokens 0 with echo. One
+// token is drawn all the same, and not shown.
+func (j *job) echoOnly() bool { return j.echo && j.MaxTokens != nil && *j.MaxTokens == 0 }
+
 // item is one prompt.
 type item struct {
 	tokens []int32
-	text   string // as the client sent it, or decoded when echo asks for it
+	text   string             // as the client sent it, or decoded when echo asks for it
+	info   *engine.PromptInfo // known from its first event on
 }
 
 // completionJob reads a POST /v1/completions body.
@@ -143,10 +148,15 @@ func (w *Worker) fits(field, text string, least int) *openai.Error {
 	return nil
 }
 
+const maxSalt = 1024 // bytes: it travels with every ticket
+
 // check refuses what cannot run here, with numbers.
 func (w *Worker) check(j *job) *openai.Error {
 	if j.Model != "" && j.Model != w.served {
 		return openai.ModelNotFound(j.Model)
+	}
+	if len(j.CacheSalt) > maxSalt {
+		return openai.BadRequest("cache_salt", "cache_salt has %d bytes; %d is the limit", len(j.CacheSalt), maxSalt)
 	}
 	most := w.engine.MaxModelLen()
 	for i := range j.items {
@@ -191,6 +201,9 @@ func fill[T any](dst *T, def *T, given bool) {
 	}
 }
 
+// seedStride parts the seeds of a list's prompts (2^64 over the golden ratio).
+const seedStride = 0x9e3779b97f4a7c15
+
 // request builds the engine's request for one prompt.
 func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request {
 	r := &engine.Request{
@@ -199,14 +212,17 @@ func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request 
 		StopTokens: j.StopTokenIDs, IgnoreEOS: j.IgnoreEOS, Salt: j.CacheSalt,
 		Logprobs: j.logprobs, PromptLogprobs: -1,
 	}
+	if j.Seed == nil { // the same prompt twice in a list gets two answers
+		r.Seed += uint64(i) * seedStride
+	}
 	if j.MaxTokens != nil {
-		r.MaxTokens = *j.MaxTokens
+		r.MaxTokens = max(*j.MaxTokens, 1)
 	}
 	if j.echo && j.logprobs >= 0 {
 		r.PromptLogprobs = j.logprobs
 	}
 	if j.PromptLogprobs != nil {
-		r.PromptLogprobs = *j.PromptLogprobs
+		r.PromptLogprobs = max(r.PromptLogprobs, *j.PromptLogprobs)
 	}
 	return r
 }

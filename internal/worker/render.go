@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"slices"
 	"unicode/utf8"
 
 	"github.com/xpyd/xpyd/internal/engine"
@@ -15,6 +16,7 @@ import (
 type choice struct {
 	j      *job
 	tok    *tokenizer.Tokenizer
+	eos    []int32
 	item   *item
 	index  int // in the response
 	detok  *tokenizer.Detokenizer
@@ -34,7 +36,7 @@ type choice struct {
 }
 
 func newChoice(w *Worker, j *job, it *item, index int) *choice {
-	return &choice{j: j, tok: w.tok, item: it, index: index,
+	return &choice{j: j, tok: w.tok, eos: w.eos(), item: it, index: index,
 		detok: w.tok.NewDetokenizer(j.SkipSpecial, it.tokens),
 		stop:  tokenizer.NewStopper(j.Stop, j.IncludeStop)}
 }
@@ -45,79 +47,102 @@ func (c *choice) push(e *engine.Event) (stopped bool) {
 	if c.done {
 		return false
 	}
-	if e.Prompt != nil && c.j.echo {
-		c.echoPrompt(e.Prompt)
-	} else if c.tokens == 0 && c.j.echo && e.Prompt == nil && len(c.text) == 0 && !c.begun {
-		c.echoPrompt(nil)
+	if c.tokens == 0 && c.j.echo {
+		c.echoPrompt()
+	}
+	if c.j.echoOnly() {
+		c.finish, c.done = string(engine.FinishLength), true
+		return false
 	}
 	c.tokens++
 	id := e.Sampled.Token
 	c.ids = append(c.ids, id)
 	if c.j.logprobs >= 0 {
-		c.addLogprob(e.Sampled.Self, e.Sampled.Top)
+		c.logprobs = append(c.logprobs, c.logprob(e.Sampled.Self, e.Sampled.Top))
 	}
 	ended := e.Finish == engine.FinishStop
-	if !ended || !c.tok.IsSpecial(id) || !c.j.SkipSpecial {
-		emit, hit, stop := c.stop.Push(c.detok.Push(id))
-		c.text = append(c.text, emit...)
-		if stop {
-			c.finish, c.hit, c.done = "stop", hit, true
+	if !ended || c.j.IncludeStop { // the token that ends it is no text
+		if c.show(c.detok.Push(id)) {
 			return e.Finish == engine.FinishNone
 		}
 	}
-	if e.Finish != engine.FinishNone {
-		emit, hit, stop := c.stop.Push(c.detok.Flush())
-		c.text = append(c.text, emit...)
-		c.finish, c.hit, c.done = string(e.Finish), hit, true
-		if !stop {
-			c.text = append(c.text, c.stop.Flush()...)
-		} else {
-			c.finish = "stop"
-		}
-		if ended && c.hit == "" && !isEOS(c.tok, id) {
-			c.stopID = id + 1
-		}
+	if e.Finish == engine.FinishNone || c.show(c.detok.Flush()) {
+		return false
+	}
+	c.text = append(c.text, c.stop.Flush()...)
+	c.finish, c.done = string(e.Finish), true
+	if ended && slices.Contains(c.j.StopTokenIDs, id) && (c.j.IgnoreEOS || !slices.Contains(c.eos, id)) {
+		c.stopID = id + 1
 	}
 	return false
 }
 
-func isEOS(t *tokenizer.Tokenizer, id int32) bool {
-	for _, e := range t.EOS() {
-		if e == id {
-			return true
-		}
+// show adds text, and says whether a stop string ends the choice in it. None
+// does before min_tokens.
+func (c *choice) show(text string) (stopped bool) {
+	if c.tokens <= c.j.MinTokens {
+		c.text = append(c.text, c.stop.Skip(text)...)
+		return false
 	}
-	return false
+	emit, hit, stopped := c.stop.Push(text)
+	c.text = append(c.text, emit...)
+	if stopped {
+		c.finish, c.hit, c.done = string(engine.FinishStop), hit, true
+	}
+	return stopped
 }
 
 // echoPrompt puts the prompt in front of the answer, with its log
 // probabilities when the request has them.
-func (c *choice) echoPrompt(info *engine.PromptInfo) {
+func (c *choice) echoPrompt() {
 	c.text = append(c.text, c.item.text...)
-	if c.j.logprobs < 0 {
-		return
-	}
-	for i, id := range c.item.tokens {
-		if i == 0 || info == nil || i > len(info.Logprobs) {
-			c.logprobs = append(c.logprobs, openai.TokenLogprob{TopLogprob: c.top(kernels.TokenLogprob{ID: id}), Offset: c.offset, None: true})
-			c.offset += utf8.RuneCountInString(c.tok.TokenText(id))
-			continue
-		}
-		c.addLogprob(info.Logprobs[i-1].Self, info.Logprobs[i-1].Top)
+	if c.j.logprobs >= 0 {
+		c.logprobs = c.promptLogprobs(c.j.logprobs)
 	}
 }
 
-func (c *choice) addLogprob(self kernels.TokenLogprob, top []kernels.TokenLogprob) {
+// promptLogprobs lists the prompt's tokens; the first has no distribution, nor
+// has one that nobody computed (the prompt came from elsewhere).
+func (c *choice) promptLogprobs(most int) []openai.TokenLogprob {
+	list := make([]openai.TokenLogprob, 0, len(c.item.tokens))
+	for i, id := range c.item.tokens {
+		info := c.item.info
+		if i > 0 && info != nil && i <= len(info.Logprobs) {
+			p := &info.Logprobs[i-1]
+			list = append(list, c.logprob(p.Self, p.Top[:min(most, len(p.Top))]))
+			continue
+		}
+		lp := c.logprob(kernels.TokenLogprob{ID: id}, nil)
+		lp.None = true
+		list = append(list, lp)
+	}
+	return list
+}
+
+// logprob renders one position, and moves the text offset past it.
+func (c *choice) logprob(self kernels.TokenLogprob, top []kernels.TokenLogprob) openai.TokenLogprob {
 	lp := openai.TokenLogprob{TopLogprob: c.top(self), Offset: c.offset}
-	for _, t := range top {
-		lp.Top = append(lp.Top, c.top(t))
+	if len(top) > 0 {
+		lp.Top = make([]openai.TopLogprob, len(top))
+	}
+	for i, t := range top {
+		lp.Top[i] = c.top(t)
 	}
 	c.offset += utf8.RuneCountInString(lp.Token)
-	c.logprobs = append(c.logprobs, lp)
+	return lp
 }
 
 func (c *choice) top(t kernels.TokenLogprob) openai.TopLogprob {
 	return openai.TopLogprob{ID: t.ID, Token: c.tok.TokenText(t.ID), Bytes: c.tok.TokenBytes(t.ID), Logprob: t.Logprob}
+}
+
+// usage is the choice's own count, for continuous_usage_stats.
+func (c *choice) usage() openai.Usage {
+	u := openai.Usage{Prompt: len(c.item.tokens), Completion: c.tokens}
+	if c.item.info != nil {
+		u.Cached = c.item.info.CachedTokens
+	}
+	return u
 }
 
 // ready says whether there is something to send.
@@ -135,11 +160,16 @@ func (c *choice) take() openai.Choice {
 	}
 	if c.j.ReturnTokenIDs {
 		out.TokenIDs = c.ids
-		if !c.begun {
+	}
+	if !c.begun {
+		if c.j.ReturnTokenIDs {
 			out.PromptTokenIDs = c.item.tokens
+		}
+		if c.j.PromptLogprobs != nil {
+			out.PromptLogprobs = c.promptLogprobs(*c.j.PromptLogprobs)
 		}
 	}
 	c.begun = true
-	c.text, c.logprobs, c.ids = c.text[:0], nil, nil
+	c.text, c.logprobs, c.ids = c.text[:0], c.logprobs[:0], c.ids[:0]
 	return out
 }

@@ -3,17 +3,16 @@
 // the fleet. The role is only what it announces: every worker can do either
 // phase, and both for a plain request.
 //
-// A request travels http.go (parse, watch the client), params.go (to engine
-// terms), generate.go (one goroutine a prompt: collect KV, submit, events),
-// render.go (text, stops, log probabilities), and back through http.go.
+// A request travels http.go (bounds, watch the client), params.go (to engine
+// terms), exchange.go and foreign.go (where its KV comes from), generate.go
+// (one goroutine a prompt: collect KV, submit, events), render.go (text, stops,
+// log probabilities), and out through serve.go.
 package worker
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"sync"
@@ -21,12 +20,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/internal/clientwatch"
-	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvcache"
@@ -73,21 +70,15 @@ type Worker struct {
 	client  *http.Client // to a foreign prefill's bootstrap
 	http    *fasthttp.Server
 	unused  unused
-	serving bool // http was given its listener
 
-	ctx      context.Context // ends when requests must: every request's parent
-	cancel   context.CancelFunc
-	wg       sync.WaitGroup // the listeners' goroutines
-	streams  sync.WaitGroup // responses still being written
-	sequence atomic.Uint64
-	failed   chan error // a listener that ended by itself
-	closers  []closer
-}
-
-// closer is one step of Close, run in reverse order of construction.
-type closer struct {
-	name string
-	run  func(context.Context) error
+	ctx       context.Context // ends when requests must: every request's parent
+	cancel    context.CancelCauseFunc
+	wg        sync.WaitGroup // the listeners' goroutines
+	jobs      *jobs
+	lifelines *jobs
+	sequence  atomic.Uint64
+	failed    chan error // a listener that ended by itself
+	closers   []closer
 }
 
 // Start loads the model, opens the listeners and joins the fleet. The caller
@@ -97,12 +88,10 @@ func Start(ctx context.Context, cfg Config, d Deps) (*Worker, error) {
 		return nil, err
 	}
 	w := &Worker{cfg: cfg, log: d.Log, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 2),
-		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute}}}
-	w.ctx, w.cancel = context.WithCancel(context.Background())
+		client: newClient(), jobs: newJobs(), lifelines: newJobs()}
+	w.ctx, w.cancel = context.WithCancelCause(context.Background())
 	if err := w.start(ctx, d); err != nil {
-		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-		defer cancel()
-		return nil, errors.Join(err, w.close(stop))
+		return nil, errors.Join(err, w.close(ctx))
 	}
 	return w, nil
 }
@@ -148,17 +137,13 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	return nil
 }
 
-func (w *Worker) later(name string, run func(context.Context) error) {
-	w.closers = append(w.closers, closer{name, run})
-}
-
 func (w *Worker) load(ctx context.Context, d Deps) error {
 	m, err := model.Open(ctx, w.cfg.Model, model.Options{Log: w.log, Progress: d.Progress})
 	if err != nil {
 		return err
 	}
 	w.model = m
-	w.later("unmap the model", func(context.Context) error { return m.Close() })
+	w.free("unmap the model", func(context.Context) error { return m.Close() })
 	w.served = w.cfg.ServedName
 	if w.served == "" {
 		w.served = m.Name
@@ -172,7 +157,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 	if w.backend, err = newBackend(&w.cfg, m); err != nil {
 		return err
 	}
-	w.later("free the backend", func(context.Context) error { return w.backend.Close() })
+	w.free("free the backend", func(context.Context) error { return w.backend.Close() })
 	return nil
 }
 
@@ -201,121 +186,6 @@ func (w *Worker) eos() []int32 {
 		return w.model.Config.EOS
 	}
 	return w.tok.EOS()
-}
-
-func (w *Worker) startKV(tr kvconn.Transport) error {
-	metrics, err := kvconn.NewMetrics(w.registry)
-	if err != nil {
-		return err
-	}
-	cfg := w.cfg.kvconn(w.identity)
-	if w.recv, err = kvconn.NewReceiver(cfg, tr, w.log, metrics); err != nil {
-		return err
-	}
-	dcfg := decode.DefaultConfig(w.cache.Blocks())
-	dcfg.ReserveTimeout = w.cfg.ReserveWait
-	w.decode = decode.New(dcfg, w.recv, w.cache, w.backend, w.log)
-	w.later("close sessions to prefill", func(ctx context.Context) error {
-		err := w.recv.Close(ctx)
-		w.decode.Close()
-		return err
-	})
-	pcfg := prefill.DefaultConfig()
-	pcfg.Lease, pcfg.TicketWait = w.cfg.LeaseTime, w.cfg.TicketWait
-	w.prefill = prefill.New(pcfg, w.engine, w.backend, w.backend.Layout(), w.log)
-	if w.server, err = kvconn.NewServer(cfg, w.log, metrics); err != nil {
-		return err
-	}
-	ln, err := tr.Listen(w.cfg.KVListen)
-	if err != nil {
-		return fmt.Errorf("kv_listen: %w", err)
-	}
-	if w.kvAddr, err = w.advertised(ln.Addr()); err != nil {
-		return errors.Join(err, ln.Close())
-	}
-	serve, stop := context.WithCancel(context.Background())
-	w.wg.Add(1)
-	done := make(chan struct{})
-	go func() {
-		defer w.wg.Done()
-		defer close(done)
-		if err := w.server.Serve(serve, ln, w.prefill); err != nil && serve.Err() == nil {
-			w.failed <- fmt.Errorf("kv listener: %w", err)
-		}
-	}()
-	w.later("end sessions of decode", func(ctx context.Context) error {
-		err := w.server.Drain(ctx)
-		stop()
-		<-done
-		w.prefill.Close()
-		return err
-	})
-	return nil
-}
-
-// listenHTTP opens the HTTP listener; serveHTTP answers on it.
-func (w *Worker) listenHTTP() (net.Listener, error) {
-	var err error
-	if w.clients, err = clientwatch.New(); err != nil {
-		return nil, err
-	}
-	w.later("stop watching clients", func(context.Context) error { return w.clients.Close() })
-	ln, err := net.Listen("tcp", w.cfg.Listen)
-	if err != nil {
-		return nil, fmt.Errorf("listen: %w", err)
-	}
-	w.http = w.newHTTP()
-	w.unused.set = map[*clientConn]struct{}{}
-	w.later("close the HTTP listener", func(ctx context.Context) error {
-		// Streams and lifelines hold their connections for as long as they
-		// like: what has not ended by itself is ended now.
-		w.cancel()
-		w.unused.close()
-		err := w.http.ShutdownWithContext(ctx) // closes ln once it is served
-		if !w.serving {
-			err = ln.Close()
-		}
-		w.streams.Wait()
-		return err
-	})
-	addr, err := w.advertised(ln.Addr())
-	w.url = "http://" + addr
-	return ln, err
-}
-
-func (w *Worker) serveHTTP(ln net.Listener) {
-	w.serving = true
-	w.wg.Add(1)
-	go func() {
-		defer w.wg.Done()
-		if err := w.http.Serve(&listener{Listener: ln, unused: &w.unused}); err != nil && w.ctx.Err() == nil {
-			w.failed <- fmt.Errorf("http listener: %w", err)
-		}
-	}()
-}
-
-// advertised is the address that others dial for a listener of ours.
-func (w *Worker) advertised(a net.Addr) (string, error) {
-	host, port, err := net.SplitHostPort(a.String())
-	if err != nil {
-		return "", err
-	}
-	if w.cfg.Advertise != "" {
-		return net.JoinHostPort(w.cfg.Advertise, port), nil
-	}
-	if ip := net.ParseIP(host); ip == nil || !ip.IsUnspecified() {
-		return net.JoinHostPort(host, port), nil
-	}
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return "", err
-	}
-	for _, a := range addrs {
-		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
-			return net.JoinHostPort(n.IP.String(), port), nil
-		}
-	}
-	return "", &config.KeyError{Key: "advertise", Msg: "listening on every address, and none can be found that others could dial; set it"}
 }
 
 // instance describes this worker to the fleet.
@@ -367,66 +237,3 @@ func (w *Worker) SetRole(r fleet.Role) error {
 
 // Failed yields an error when a listener ended by itself.
 func (w *Worker) Failed() <-chan error { return w.failed }
-
-// Close drains and ends the worker: it announces the drain, lets running
-// requests finish until ctx ends, leaves the fleet, closes listeners and
-// sessions, and frees the model. Each step's reason is its name.
-func (w *Worker) Close(ctx context.Context) error {
-	if err := w.Drain(); err != nil {
-		w.log.Warn("announce drain", "error", err)
-	}
-	w.idle(ctx)
-	return w.close(ctx)
-}
-
-// idle waits until nothing runs, or ctx ends.
-func (w *Worker) idle(ctx context.Context) {
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !w.Ledger().Empty() || w.engine.Stats().Waiting > 0 {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-func (w *Worker) close(ctx context.Context) error {
-	var errs []error
-	w.client.CloseIdleConnections()
-	for i := len(w.closers) - 1; i >= 0; i-- {
-		if err := w.closers[i].run(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", w.closers[i].name, err))
-		}
-	}
-	w.cancel()
-	w.wg.Wait()
-	return errors.Join(errs...)
-}
-
-// registerMetrics adds the process's own metrics, and vLLM's names beside
-// ours so that existing dashboards and pickers work.
-func (w *Worker) registerMetrics() error {
-	label := prometheus.Labels{"model_name": w.served}
-	gauge := func(name, help string, f func() float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: label}, f)
-	}
-	stats := func(f func(engine.Stats) float64) func() float64 {
-		return func() float64 { return f(w.engine.Stats()) }
-	}
-	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "vllm:cache_config_info", Help: "KV cache configuration, as vLLM names it.",
-		ConstLabels: prometheus.Labels{"block_size": fmt.Sprint(w.cfg.BlockTokens), "num_gpu_blocks": fmt.Sprint(w.backend.Blocks())}})
-	info.Set(1)
-	for _, c := range []prometheus.Collector{
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), info,
-		gauge("vllm:num_requests_running", "Sequences in the batch, as vLLM names it.", stats(func(s engine.Stats) float64 { return float64(s.Running) })),
-		gauge("vllm:num_requests_waiting", "Requests not started, as vLLM names it.", stats(func(s engine.Stats) float64 { return float64(s.Waiting) })),
-		gauge("vllm:kv_cache_usage_perc", "Share of KV blocks held, 0 to 1, as vLLM names it.", stats(func(s engine.Stats) float64 { return s.KVUsed })),
-	} {
-		if err := w.registry.Register(c); err != nil {
-			return fmt.Errorf("register metrics: %w", err)
-		}
-	}
-	return nil
-}

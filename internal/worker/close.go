@@ -1,0 +1,65 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// closer is one step of Close, run in reverse order of construction.
+type closer struct {
+	name   string
+	run    func(context.Context) error
+	memory bool // frees what other steps' goroutines use
+}
+
+func (w *Worker) later(name string, run func(context.Context) error) {
+	w.closers = append(w.closers, closer{name: name, run: run})
+}
+
+func (w *Worker) free(name string, run func(context.Context) error) {
+	w.closers = append(w.closers, closer{name: name, run: run, memory: true})
+}
+
+// closeGrace is for all steps of the end together, once requests were ended:
+// they are quick unless something hangs.
+const closeGrace = 5 * time.Second
+
+// Close drains and ends the worker: it announces the drain, refuses new
+// requests, and lets running ones finish and leases be collected until ctx
+// ends. Then it leaves the fleet, ends what still runs, closes listeners and
+// sessions, and frees the model. Each step's reason is its name.
+func (w *Worker) Close(ctx context.Context) error {
+	if err := w.Drain(); err != nil {
+		w.log.Warn("announce drain", "error", err)
+	}
+	w.jobs.close()
+	err := w.jobs.wait(ctx)
+	if err == nil {
+		err = w.prefill.Idle(ctx)
+	}
+	if err != nil {
+		w.log.Warn("drain is over", "error", err)
+	}
+	return w.close(ctx)
+}
+
+func (w *Worker) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
+	defer cancel()
+	var errs []error
+	w.client.CloseIdleConnections()
+	for i := len(w.closers) - 1; i >= 0; i-- {
+		c := &w.closers[i]
+		if c.memory && len(errs) > 0 {
+			break // what did not end may still use it; the process's end frees it
+		}
+		if err := c.run(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", c.name, err))
+		}
+	}
+	w.cancel(errClosing)
+	w.wg.Wait()
+	return errors.Join(errs...)
+}

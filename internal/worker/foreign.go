@@ -1,0 +1,164 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/prefill"
+)
+
+const fieldTransfer = "kv_transfer_params"
+
+// transferParams is what we read of vLLM's kv_transfer_params; all else is
+// opaque, as it is to a proxy.
+type transferParams struct {
+	DoRemoteDecode      bool    `json:"do_remote_decode"`
+	DoRemotePrefill     bool    `json:"do_remote_prefill"`
+	RemoteEngineID      *string `json:"remote_engine_id"`
+	RemoteHost          *string `json:"remote_host"`
+	RemotePort          *int    `json:"remote_port"`
+	RemoteRequestID     *string `json:"remote_request_id"`
+	TransferID          string  `json:"transfer_id"`
+	RemoteBootstrapAddr string  `json:"remote_bootstrap_addr"`
+}
+
+// parseTransfer reads kv_transfer_params; nil when the request has none.
+func parseTransfer(raw json.RawMessage) (*transferParams, *openai.Error) {
+	if raw == nil {
+		return nil, nil
+	}
+	var p transferParams
+	if err := json.Unmarshal(raw, &p); err != nil {
+		return nil, openai.BadRequest(fieldTransfer, "%v", err)
+	}
+	switch {
+	case p.DoRemoteDecode && p.DoRemotePrefill:
+		return nil, openai.BadRequest(fieldTransfer, "do_remote_decode and do_remote_prefill exclude each other")
+	case len(p.TransferID) > maxTransferID:
+		return nil, openai.BadRequest(fieldTransfer, "transfer_id is over %d bytes", maxTransferID)
+	}
+	return &p, nil
+}
+
+const maxTransferID = 256 // bytes
+
+// keptParams is what vLLM's NIXL connector answers: how decode collects the
+// prompt.
+type keptParams struct {
+	DoRemotePrefill  bool      `json:"do_remote_prefill"`
+	DoRemoteDecode   bool      `json:"do_remote_decode"`
+	RemoteBlockIDs   [][]int32 `json:"remote_block_ids"` // of each KV group
+	RemoteEngineID   string    `json:"remote_engine_id"`
+	RemoteRequestID  string    `json:"remote_request_id"`
+	RemoteHost       string    `json:"remote_host"`
+	RemotePort       int       `json:"remote_port"`
+	TPSize           int       `json:"tp_size"`
+	RemoteNumTokens  int       `json:"remote_num_tokens"`
+	BlocksExpiryTime *float64  `json:"remote_blocks_expiry_time"` // null from prefill
+	TransferMode     string    `json:"transfer_mode"`
+}
+
+func (w *Worker) keptParams(k *prefill.Kept) *keptParams {
+	host, portText, _ := net.SplitHostPort(w.kvAddr) // made by advertised, always well formed
+	port, _ := strconv.Atoi(portText)
+	return &keptParams{DoRemotePrefill: true, RemoteBlockIDs: [][]int32{k.Blocks}, RemoteEngineID: engineID(w.identity.PeerID),
+		RemoteRequestID: k.ID, RemoteHost: host, RemotePort: port, TPSize: 1, RemoteNumTokens: k.Info.Tokens, TransferMode: "pull"}
+}
+
+// serveKeep is prefill's side behind a foreign proxy: run the prompt, keep its
+// blocks under a lease, and say how decode collects them. With a transfer id
+// decode knows that already, and may be waiting.
+func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, c context.Context, j *job, p *transferParams, enc *openai.Encoder, id string, seed uint64) {
+	switch {
+	case len(j.items) != 1:
+		writeError(ctx, openai.BadRequest("prompt", "do_remote_decode takes one prompt"))
+		return
+	case j.Stream:
+		writeError(ctx, openai.BadRequest("stream", "do_remote_decode answers once, without a stream"))
+		return
+	}
+	lease := ""
+	if p.TransferID != "" {
+		lease = prefill.EarlyClaim + p.TransferID
+	}
+	kept, err := w.prefill.Keep(c, w.request(j, 0, id, seed), lease)
+	if err != nil {
+		writeFailure(ctx, keepFailure(err))
+		return
+	}
+	j.items[0].info = &kept.Info
+	choices := make([]openai.Choice, len(kept.First))
+	for i := range kept.First {
+		c := newChoice(w, j, &j.items[0], i)
+		c.push(&kept.First[i])
+		choices[i] = c.take()
+	}
+	body := enc.AppendFull(nil, choices, openai.Usage{Prompt: kept.Info.Tokens, Completion: len(choices), Cached: kept.Info.CachedTokens})
+	if lease == "" {
+		body = append(body[:len(body)-1], `,"kv_transfer_params":`...)
+		body = append(append(body, mustJSON(w.keptParams(kept))...), '}')
+	}
+	writeJSON(ctx, 200, body)
+}
+
+func keepFailure(err error) *failure {
+	switch {
+	case errors.Is(err, prefill.ErrLeaseExists):
+		return &failure{Error: openai.BadRequest(fieldTransfer, "transfer_id: %v", err)}
+	case errors.Is(err, prefill.ErrTooManyLeases):
+		return &failure{openai.Unavailable("%v", err), ticket.NoSpace}
+	case errors.Is(err, prefill.ErrClaimGone):
+		return &failure{openai.Upstream("%v", err), ticket.Cancelled}
+	}
+	return submitFailure(err)
+}
+
+// foreignExchange is decode's side behind a foreign proxy: the lease that
+// prefill's answer named (prefill, then decode), or Mooncake's transfer id
+// (both at once), for which prefill's GET /query says where to dial.
+func (w *Worker) foreignExchange(ctx context.Context, p *transferParams) (*exchange, *failure) {
+	if p.TransferID != "" && p.RemoteBootstrapAddr != "" {
+		return w.mooncakeExchange(ctx, p)
+	}
+	if p.RemoteHost == nil || p.RemotePort == nil || p.RemoteRequestID == nil || *p.RemoteRequestID == "" {
+		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "do_remote_prefill needs remote_host, remote_port and remote_request_id")}
+	}
+	if strings.HasPrefix(*p.RemoteRequestID, prefill.EarlyClaim) {
+		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_request_id is none of ours")}
+	}
+	ex := &exchange{link: ticket.NewLink(), leaseID: *p.RemoteRequestID,
+		addr: net.JoinHostPort(*p.RemoteHost, strconv.Itoa(*p.RemotePort))}
+	if p.RemoteEngineID != nil {
+		peer, ok := parseEngineID(*p.RemoteEngineID)
+		if !ok {
+			return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_engine_id %q is none of ours", *p.RemoteEngineID)}
+		}
+		ex.peer = peer
+	}
+	if err := w.allowPeer(fieldTransfer, ex.addr); err != nil {
+		return nil, &failure{Error: err}
+	}
+	return ex, nil
+}
+
+// engineID is what we call ourselves in vLLM's dialect: new with each epoch.
+func engineID(p kvconn.PeerID) string { return fmt.Sprintf("%s@%d", p.ID, p.Epoch) }
+
+func parseEngineID(s string) (kvconn.PeerID, bool) {
+	at := strings.LastIndexByte(s, '@')
+	if at < 1 {
+		return kvconn.PeerID{}, false
+	}
+	epoch, err := strconv.ParseUint(s[at+1:], 10, 64)
+	return kvconn.PeerID{ID: s[:at], Epoch: epoch}, err == nil
+}

@@ -1,0 +1,91 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Running is one request that a worker is busy with, for the ledger.
+type Running struct {
+	ID    string    `json:"id"`
+	Kind  string    `json:"kind"`  // "generate", "keep" (a foreign proxy's prefill), "prefill" (our router's leg)
+	State string    `json:"state"` // "started", "answering" once the first token is there
+	Since time.Time `json:"since"`
+}
+
+// jobs are the requests under way. Once it is shut nobody enters, and quiet is
+// closed when the last one has left.
+type jobs struct {
+	mu    sync.Mutex
+	live  map[*Running]struct{}
+	shut  bool
+	quiet chan struct{}
+}
+
+func newJobs() *jobs { return &jobs{live: map[*Running]struct{}{}, quiet: make(chan struct{})} }
+
+// enter books a request until leave is called; false when the worker closes.
+func (j *jobs) enter(kind, id string) (r *Running, ok bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.shut {
+		return nil, false
+	}
+	r = &Running{ID: id, Kind: kind, State: "started", Since: time.Now()}
+	j.live[r] = struct{}{}
+	return r, true
+}
+
+func (j *jobs) leave(r *Running) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	delete(j.live, r)
+	if j.shut && len(j.live) == 0 {
+		close(j.quiet)
+	}
+}
+
+// answering notes that the first token is there.
+func (j *jobs) answering(r *Running) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	r.State = "answering"
+}
+
+// close lets nobody in any more.
+func (j *jobs) close() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.shut {
+		return
+	}
+	j.shut = true
+	if len(j.live) == 0 {
+		close(j.quiet)
+	}
+}
+
+// wait waits until all have left, after close.
+func (j *jobs) wait(ctx context.Context) error {
+	select {
+	case <-j.quiet:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%d requests still run: %w", len(j.ledger()), context.Cause(ctx))
+	}
+}
+
+// ledger lists them, oldest first.
+func (j *jobs) ledger() []Running {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	list := make([]Running, 0, len(j.live))
+	for r := range j.live {
+		list = append(list, *r)
+	}
+	slices.SortFunc(list, func(a, b Running) int { return a.Since.Compare(b.Since) })
+	return list
+}

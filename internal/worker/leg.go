@@ -1,0 +1,71 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// servePrefillLeg is our router's leg to prefill: it waits for the exchange of
+// one link to end, and its own end ends the exchange.
+func (w *Worker) servePrefillLeg(ctx *fasthttp.RequestCtx) {
+	var leg struct {
+		Link       string `json:"link"`
+		RequestID  string `json:"request_id"`
+		DeadlineMS int64  `json:"deadline_ms"` // from now; 0: none
+	}
+	if err := json.Unmarshal(ctx.PostBody(), &leg); err != nil {
+		writeError(ctx, openai.BadRequest("", "%v", err))
+		return
+	}
+	link, err := ticket.ParseLink(leg.Link)
+	if err != nil {
+		writeError(ctx, openai.BadRequest("link", "%v", err))
+		return
+	}
+	if leg.DeadlineMS < 0 {
+		writeError(ctx, openai.BadRequest("deadline_ms", "deadline_ms is %d", leg.DeadlineMS))
+		return
+	}
+	c := w.begin(ctx, w.jobs, "prefill", leg.RequestID)
+	if c == nil {
+		return
+	}
+	defer c.leave()
+	var wait context.Context = c
+	if leg.DeadlineMS > 0 {
+		var cancel context.CancelFunc
+		wait, cancel = context.WithTimeout(c, milliseconds(leg.DeadlineMS))
+		defer cancel()
+	}
+	report := w.prefill.Await(wait, link)
+	status := legStatus(report.Outcome)
+	if status != 200 {
+		ctx.Response.Header.Set(headerOutcome, string(report.Outcome))
+	}
+	writeJSON(ctx, status, mustJSON(report))
+}
+
+func legStatus(o ticket.Outcome) int {
+	switch o {
+	case ticket.Done:
+		return 200
+	case ticket.NoSpace:
+		return 503
+	case ticket.Late:
+		return 504
+	case ticket.Cancelled:
+		return 499
+	}
+	return 502
+}
+
+// milliseconds is a peer's duration, at most a day.
+func milliseconds(n int64) time.Duration {
+	return time.Duration(min(n, int64(24*time.Hour/time.Millisecond))) * time.Millisecond
+}

@@ -1,0 +1,129 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/internal/clientwatch"
+	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/prefill"
+)
+
+func (w *Worker) startKV(tr kvconn.Transport) error {
+	metrics, err := kvconn.NewMetrics(w.registry)
+	if err != nil {
+		return err
+	}
+	cfg := w.cfg.kvconn(w.identity)
+	if w.recv, err = kvconn.NewReceiver(cfg, tr, w.log, metrics); err != nil {
+		return err
+	}
+	dcfg := decode.DefaultConfig(w.cache.Blocks())
+	dcfg.ReserveTimeout = w.cfg.ReserveWait
+	w.decode = decode.New(dcfg, w.recv, w.cache, w.backend, w.log)
+	w.later("close sessions to prefill", func(ctx context.Context) error {
+		err := w.recv.Close(ctx)
+		w.decode.Close()
+		return err
+	})
+	pcfg := prefill.DefaultConfig()
+	pcfg.Lease, pcfg.TicketWait = w.cfg.LeaseTime, w.cfg.TicketWait
+	w.prefill = prefill.New(pcfg, w.engine, w.backend, w.backend.Layout(), w.log)
+	if w.server, err = kvconn.NewServer(cfg, w.log, metrics); err != nil {
+		return err
+	}
+	ln, err := tr.Listen(w.cfg.KVListen)
+	if err != nil {
+		return fmt.Errorf("kv_listen: %w", err)
+	}
+	if w.kvAddr, err = w.advertised(ln.Addr()); err != nil {
+		return errors.Join(err, ln.Close())
+	}
+	serve, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := w.server.Serve(serve, ln, w.prefill); err != nil && serve.Err() == nil {
+			w.failed <- fmt.Errorf("kv listener: %w", err)
+		}
+	}()
+	w.later("end sessions of decode", func(ctx context.Context) error {
+		err := w.server.Drain(ctx)
+		w.prefill.Close()
+		stop()
+		select {
+		case <-done:
+			return err
+		case <-ctx.Done():
+			return errors.Join(err, errors.New("ticket handlers still run"))
+		}
+	})
+	return nil
+}
+
+// listenHTTP opens the HTTP listener; serveHTTP answers on it.
+func (w *Worker) listenHTTP() (net.Listener, error) {
+	var err error
+	if w.clients, err = clientwatch.New(); err != nil {
+		return nil, err
+	}
+	w.later("stop watching clients", func(context.Context) error { return w.clients.Close() })
+	ln, err := net.Listen("tcp", w.cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	w.http = w.newHTTP()
+	w.unused.set = map[*clientConn]struct{}{}
+	w.later("close the HTTP listener", func(ctx context.Context) error {
+		// Streams and lifelines hold their connections for as long as they
+		// like: what has not ended by itself is ended now.
+		w.jobs.close()
+		w.lifelines.close()
+		w.cancel(errClosing)
+		w.unused.close()
+		err := w.http.ShutdownWithContext(ctx) // knows ln only once it is served
+		if e := ln.Close(); e != nil && !errors.Is(e, net.ErrClosed) {
+			err = errors.Join(err, e)
+		}
+		return errors.Join(err, w.jobs.wait(ctx), w.lifelines.wait(ctx))
+	})
+	addr, err := w.advertised(ln.Addr())
+	w.url = "http://" + addr
+	return ln, err
+}
+
+func (w *Worker) serveHTTP(ln net.Listener) {
+	w.wg.Go(func() {
+		if err := w.http.Serve(&listener{Listener: ln, unused: &w.unused}); err != nil && w.ctx.Err() == nil {
+			w.failed <- fmt.Errorf("http listener: %w", err)
+		}
+	})
+}
+
+// advertised is the address that others dial for a listener of ours.
+func (w *Worker) advertised(a net.Addr) (string, error) {
+	host, port, err := net.SplitHostPort(a.String())
+	if err != nil {
+		return "", err
+	}
+	if w.cfg.Advertise != "" {
+		return net.JoinHostPort(w.cfg.Advertise, port), nil
+	}
+	if ip := net.ParseIP(host); ip == nil || !ip.IsUnspecified() {
+		return net.JoinHostPort(host, port), nil
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return "", err
+	}
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
+			return net.JoinHostPort(n.IP.String(), port), nil
+		}
+	}
+	return "", &config.KeyError{Key: "advertise", Msg: "listening on every address, and none can be found that others could dial; set it"}
+}

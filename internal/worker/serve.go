@@ -1,0 +1,197 @@
+package worker
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/openai"
+)
+
+func (w *Worker) serveCompletion(ctx *fasthttp.RequestCtx) {
+	j, err := w.completionJob(ctx.PostBody())
+	if err != nil {
+		writeError(ctx, err)
+		return
+	}
+	w.serveJob(ctx, j)
+}
+
+func (w *Worker) serveChat(ctx *fasthttp.RequestCtx) {
+	j, err := w.chatJob(ctx.PostBody())
+	if err != nil {
+		writeError(ctx, err)
+		return
+	}
+	w.serveJob(ctx, j)
+}
+
+// serveJob answers a generation, alone or as one side of a pair.
+func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
+	params, err := parseTransfer(j.KVTransferParams)
+	if err != nil {
+		writeError(ctx, err)
+		return
+	}
+	seed, err := seedOf(j, ctx.Request.Header.Peek(headerSeed))
+	if err != nil {
+		writeError(ctx, err)
+		return
+	}
+	keep, kind := params != nil && params.DoRemoteDecode, "generate"
+	if keep {
+		kind = "keep"
+	}
+	// The client's id may come again while it is in use; ours may not.
+	public := requestID(&ctx.Request.Header)
+	id := fmt.Sprintf("%s#%d", public, w.sequence.Add(1))
+	c := w.begin(ctx, w.jobs, kind, id)
+	if c == nil {
+		return
+	}
+	enc := w.encoder(j, public)
+	if keep {
+		defer c.leave()
+		w.serveKeep(ctx, c, j, params, enc, id, seed)
+		return
+	}
+	ex, fail := w.exchangeOf(c, &ctx.Request.Header, params)
+	if fail != nil {
+		writeFailure(ctx, fail)
+		c.leave()
+		return
+	}
+	if ex != nil {
+		ex.requestID = public
+	}
+	g := w.generate(c, j, ex, id, seed)
+	if j.Stream {
+		w.stream(ctx, c, g, enc)
+		return
+	}
+	w.whole(ctx, c, g, enc)
+}
+
+// encoder writes the answer to j.
+func (w *Worker) encoder(j *job, id string) *openai.Encoder {
+	prefix := "cmpl-"
+	if j.chat {
+		prefix = "chatcmpl-"
+	}
+	return openai.NewEncoder(openai.Meta{ID: prefix + id, Model: w.served, Created: time.Now().Unix(),
+		Chat: j.chat, IncludeUsage: j.IncludeUsage, ReturnTokenIDs: j.ReturnTokenIDs})
+}
+
+// seedOf returns the client's seed, the router's, or a fresh one.
+func seedOf(j *job, header []byte) (uint64, *openai.Error) {
+	if j.Seed != nil {
+		return uint64(*j.Seed), nil
+	}
+	if len(header) > 0 {
+		n, err := strconv.ParseUint(string(header), 10, 64)
+		if err != nil {
+			return 0, openai.BadRequest(headerSeed, "%v", err)
+		}
+		return n, nil
+	}
+	var b [8]byte
+	rand.Read(b[:]) // never fails (crypto/rand)
+	return binary.LittleEndian.Uint64(b[:]), nil
+}
+
+// whole answers a request that does not stream.
+func (w *Worker) whole(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) {
+	defer c.leave()
+	defer g.close()
+	for g.next(c) {
+		w.jobs.answering(c.run)
+	}
+	if g.err != nil {
+		writeFailure(ctx, g.err)
+		return
+	}
+	choices := make([]openai.Choice, len(g.choices))
+	for i, c := range g.choices {
+		choices[i] = c.take()
+	}
+	ctx.Response.Header.Set("Server-Timing", g.timings().header())
+	writeJSON(ctx, 200, enc.AppendFull(nil, choices, g.usage))
+}
+
+// stream answers with server-sent events, one a token as far as its text is
+// whole characters. The status waits for the first token, so that a failure
+// before it has a real one.
+func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) {
+	var buf []byte
+	g.emit = func(c *choice) {
+		out := c.take()
+		c.sent = c.done
+		if g.j.IncludeUsage && g.j.ContinuousUsage {
+			u := c.usage()
+			buf = enc.AppendChunk(buf, &out, &u)
+			return
+		}
+		buf = enc.AppendChunk(buf, &out, nil)
+	}
+	if !g.next(c) && g.err != nil {
+		writeFailure(ctx, g.err)
+		g.close()
+		c.leave()
+		return
+	}
+	w.jobs.answering(c.run)
+	ctx.SetContentType("text/event-stream; charset=utf-8")
+	ctx.Response.Header.Set("Cache-Control", "no-cache")
+	ctx.Response.Header.Set("Server-Timing", g.timings().header())
+	conn := ctx.Conn()
+	ctx.SetBodyStreamWriter(func(out *bufio.Writer) {
+		defer c.leave()
+		defer g.close()
+		defer w.hurry(conn)()
+		flush := func() error {
+			if _, err := out.Write(buf); err != nil {
+				return err
+			}
+			if w.ctx.Err() == nil {
+				_ = conn.SetWriteDeadline(time.Now().Add(w.cfg.StallTimeout)) // fails only with the write
+			}
+			buf = buf[:0]
+			return out.Flush()
+		}
+		for more := true; more; more = g.next(c) {
+			if len(buf) > 0 && flush() != nil {
+				return // the client left or takes nothing; close cancels the rest
+			}
+		}
+		switch {
+		case g.err != nil:
+			buf = openai.AppendErrorEvent(buf, g.err.Error)
+		default:
+			if g.j.IncludeUsage {
+				buf = enc.AppendUsage(buf, g.usage)
+			}
+			buf = openai.AppendDone(buf)
+		}
+		_ = flush() // nobody is left to tell
+	})
+}
+
+// lastWords is how long a connection may take its last bytes once the worker
+// closes.
+const lastWords = time.Second
+
+// hurry makes a client that takes nothing not hold up the worker's end. The
+// caller calls what it returns when it writes no more.
+func (w *Worker) hurry(conn net.Conn) (stop func()) {
+	undo := context.AfterFunc(w.ctx, func() {
+		_ = conn.SetWriteDeadline(time.Now().Add(lastWords)) // fails only on a closed one
+	})
+	return func() { undo() }
+}
