@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -192,6 +193,55 @@ func TestUpInterruptTwice(t *testing.T) {
 	}
 	<-gone
 	nothingLeft(t, r, pids, time.Second+slack)
+	noFiles(t, r)
+}
+
+// TestWorkerInterruptTwice: a worker alone drains too, and stops at once when
+// asked again.
+func TestWorkerInterruptTwice(t *testing.T) {
+	t.Parallel()
+	r := cluster.Alone(t)
+	p := r.Worker(t, fleet.Prefill, "--model", slowModel(t), "--id", "p")
+	d := r.Worker(t, fleet.Decode, "--id", "d", "--model", p.Cmd.Args[slices.Index(p.Cmd.Args, "--model")+1])
+	r.WaitServing(t, 30*time.Second, 1, 1)
+	client := cluster.NewClient(t)
+	answer := make(chan *cluster.Reply, 1)
+	go func() { answer <- cluster.Post(t.Context(), client, r.URL+"/v1/completions", slowBody(r, true, 1)) }()
+	cluster.Wait(t, 10*time.Second, "a running request", func() error {
+		if l, err := r.Ledger(); err != nil || len(l.Fleet["d"].Tickets) == 0 {
+			return fmt.Errorf("no ticket, %v", err)
+		}
+		return nil
+	})
+	d.Signal(syscall.SIGTERM)
+	cluster.Wait(t, 5*time.Second, "draining", func() error {
+		if f, err := r.Fleet(); err != nil || !f.Get("d").Draining {
+			return fmt.Errorf("not draining, %v", err)
+		}
+		return nil
+	})
+	if !cluster.Alive(d.PID()) {
+		t.Fatal("did not wait for its request")
+	}
+	at := time.Now()
+	d.Signal(syscall.SIGTERM)
+	if code := d.Exit(t, 5*time.Second); code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	if took := time.Since(at); took > time.Second {
+		t.Errorf("took %v", took)
+	}
+	if a := <-answer; a.Good() || a.Err != nil {
+		t.Errorf("no clear error: %v", a)
+	}
+	p.Signal(syscall.SIGTERM)
+	if code := p.Exit(t, 5*time.Second); code != 0 {
+		t.Errorf("the idle one: exit code %d", code)
+	}
+	r.Signal(syscall.SIGTERM)
+	if code := r.Exit(t, 5*time.Second); code != 0 {
+		t.Errorf("the router: exit code %d", code)
+	}
 	noFiles(t, r)
 }
 
