@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 
@@ -208,6 +209,33 @@ func openFront(cfg *RouterConfig, log *slog.Logger, mounts map[string]fasthttp.R
 		err = f.data.write(fileAdmin, "http://"+a.String())
 	}
 	return
+}
+
+// reloading puts limits and policy in force anew on each SIGHUP, until end is
+// called.
+func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error)) (end func()) {
+	r, log := f.router, f.log
+	reload := config.NewReloader(cfg, load, func(old, next *RouterConfig) error {
+		if err := r.Reload(next.Limits, next.Pick.Policy); err != nil {
+			return err
+		}
+		rest := *next
+		rest.Limits, rest.Pick.Policy = old.Limits, old.Pick.Policy
+		if !reflect.DeepEqual(&rest, old) {
+			log.Warn("limits and pick.policy are in force; what else has changed needs a restart")
+		}
+		return nil
+	}, log)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		reload.Run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
 }
 
 // url is the public listener's.

@@ -55,22 +55,15 @@ with which workers join. SIGHUP reloads limits and policy; SIGTERM drains.`,
 		if err != nil {
 			return err
 		}
-		reload := config.NewReloader(cfg, load, func(_, next *RouterConfig) error {
-			return front.router.Reload(next.Limits, next.Pick.Policy)
-		}, log)
 		ctx := cmd.Context()
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			reload.Run(ctx)
-		}()
+		endReloads := front.reloading(cfg, load)
 		out := cmd.OutOrStdout()
 		fmt.Fprintf(out, "listening %s\njoin with: xpyd prefill --join $(cat %s/%s)\n", front.url(cfg), front.data.path, fileJoin)
 		<-ctx.Done()
+		endReloads()
 		stop, cancel := draining(ctx, shutdownTimeout)
 		defer cancel()
 		front.close(stop)
-		<-done
 		return nil
 	}
 	return cmd

@@ -60,7 +60,8 @@ func newUp() *cobra.Command {
 		Short: "Start a whole xPyD on this machine: router, prefill and decode workers",
 		Long: `Start a router with an embedded NATS server, and prefill and decode workers as
 processes of their own, supervised. It prints "ready URL" once a request has
-gone through prefill, push and decode. Ctrl-C drains; a second one stops at once.`,
+gone through prefill, push and decode. SIGHUP reloads limits and policy; Ctrl-C
+drains; a second one stops at once.`,
 		Example: "  xpyd up\n  xpyd up --prefill 2 --decode 2 --listen 127.0.0.1:9000 --admin 127.0.0.1:9001\n  xpyd up --model hf:HuggingFaceTB/SmolLM2-135M-Instruct\n  curl http://127.0.0.1:8000/v1/completions -d '{\"model\":\"stories260k\",\"prompt\":\"Once upon a time\",\"max_tokens\":100,\"stream\":true}'",
 		Args:    cobra.NoArgs,
 	}
@@ -97,13 +98,13 @@ gone through prefill, push and decode. Ctrl-C drains; a second one stops at once
 		if printConfig {
 			return config.Print(cmd.OutOrStdout(), cfg)
 		}
-		return runUp(cmd.Context(), cfg, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return runUp(cmd.Context(), cfg, load, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
 	return cmd
 }
 
 // runUp runs until ctx ends.
-func runUp(ctx context.Context, cfg *upConfig, stdout, stderr io.Writer) error {
+func runUp(ctx context.Context, cfg *upConfig, load func() (*upConfig, error), stdout, stderr io.Writer) error {
 	log := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
 	exe, err := os.Executable()
 	if err != nil {
@@ -114,6 +115,10 @@ func runUp(ctx context.Context, cfg *upConfig, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	endReloads := front.reloading(&cfg.RouterConfig, func() (*RouterConfig, error) {
+		next, err := load()
+		return &next.RouterConfig, err
+	})
 	output := &startOutput{w: stderr, held: map[string][]byte{}}
 	sup, err := supervise.New(supervise.Config{
 		Env: childEnv(os.Environ(), front.joinURL), Output: output, Log: log,
@@ -124,11 +129,12 @@ func runUp(ctx context.Context, cfg *upConfig, stdout, stderr io.Writer) error {
 		},
 	})
 	if err != nil {
+		endReloads()
 		front.close(ctx)
 		return err
 	}
 	scale.set(sup)
-	pulseCtx, endPulse := context.WithCancel(ctx)
+	pulseCtx, endPulse := context.WithCancel(context.WithoutCancel(ctx)) // the workers are watched while they drain, too
 	pulse := make(chan struct{})
 	go func() {
 		defer close(pulse)
@@ -141,6 +147,7 @@ func runUp(ctx context.Context, cfg *upConfig, stdout, stderr io.Writer) error {
 	} else if ctx.Err() != nil {
 		err = nil // stopped while starting: no failure
 	}
+	endReloads()
 	stop, cancel := draining(ctx, shutdownTimeout)
 	defer cancel()
 	// The router first, so that running requests end with their workers still

@@ -6,6 +6,8 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -88,14 +90,23 @@ func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	hup := make(chan os.Signal, 1) // SIGHUP must not end a worker's requests
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
 	var failure error
 	drain := cfg.DrainTimeout
-	select {
-	case <-ctx.Done():
-		log.Info("draining", "timeout", drain)
-	case <-gone:
-		failure, drain = fmt.Errorf("the supervising process is gone"), time.Second
-	case failure = <-w.Failed():
+	for running := true; running; {
+		running = false
+		select {
+		case <-ctx.Done():
+			log.Info("draining", "timeout", drain)
+		case <-gone:
+			failure, drain = fmt.Errorf("the supervising process is gone"), time.Second
+		case failure = <-w.Failed():
+		case <-hup:
+			log.Warn("a worker has nothing to reload; restart it to change its configuration")
+			running = true
+		}
 	}
 	// One second more than the drain: what is left then is ended by force.
 	stop, done := draining(ctx, drain+time.Second)
