@@ -1,7 +1,7 @@
 # xpyd: `make help` lists the targets. CI calls the same ones; none needs a secret.
 GO       ?= go
 PKGS     ?= ./...
-RACE     ?= ./kvconn/... ./router/... ./internal/... ./prefill/... ./decode/... ./e2e/...
+RACE     ?= ./kvconn/... ./router/... ./internal/... ./prefill/... ./decode/... ./e2e
 FUZZTIME ?= 10s
 LINT     ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
