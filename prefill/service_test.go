@@ -1,0 +1,573 @@
+package prefill_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/internal/engine/enginetest"
+	"github.com/xpyd/xpyd/internal/handoff"
+	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/prefill"
+)
+
+const (
+	vocab  = 48
+	eos    = 7
+	blocks = 16
+)
+
+// rig is a prefill worker's inside and a decode that sends it tickets.
+type rig struct {
+	*prefill.Service
+	t       *testing.T
+	backend *enginetest.Backend
+	cache   *kvcache.Cache
+	engine  *engine.Engine
+	recv    *kvconn.Receiver
+	server  *kvconn.Server
+	addr    string
+	stop    context.CancelFunc
+}
+
+// bubble runs f on a fresh rig under a fake clock; at its end nothing may be
+// held.
+func bubble(t *testing.T, change func(*prefill.Config), onStep func(*kernels.Step) error, f func(r *rig)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, change, onStep)
+		f(r)
+		time.Sleep(time.Second)
+		r.empty()
+		r.close()
+	})
+}
+
+func newRig(t *testing.T, change func(*prefill.Config), onStep func(*kernels.Step) error) *rig {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := &rig{t: t, backend: enginetest.New(enginetest.Config{Blocks: blocks, BlockTokens: 4, Vocab: vocab})}
+	r.backend.OnStep = onStep
+	log := slog.New(slog.DiscardHandler)
+	var err error
+	r.cache, err = kvcache.New(kvcache.Config{Blocks: blocks, BlockTokens: 4, Fingerprint: "m", Numerics: "n"})
+	must(err)
+	ecfg := engine.DefaultConfig()
+	ecfg.EOS, ecfg.MaxStepTime, ecfg.StepTokens, ecfg.MaxWaiting = []int32{eos}, 0, 8, 4
+	r.engine, err = engine.New(ecfg, r.backend, r.cache, log, prometheus.NewRegistry())
+	must(err)
+	cfg := prefill.DefaultConfig()
+	if change != nil {
+		change(&cfg)
+	}
+	r.Service = prefill.New(cfg, r.engine, r.backend, r.backend.Layout(), log)
+	l := r.backend.Layout()
+	kv := func(id string) kvconn.Config {
+		c := kvconn.DefaultConfig()
+		c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n",
+			Layout: kvconn.Layout{BlockTokens: l.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: l.Layers,
+				KVHeads: l.KVHeads, HeadDim: l.HeadDim, RowBytes: l.RowBytes, DType: l.DType}}}}
+		return c
+	}
+	mem := kvconntest.NewMemory(1 << 16)
+	metrics, err := kvconn.NewMetrics(prometheus.NewRegistry())
+	must(err)
+	r.recv, err = kvconn.NewReceiver(kv("decode-0"), mem, log, metrics)
+	must(err)
+	metrics, err = kvconn.NewMetrics(prometheus.NewRegistry())
+	must(err)
+	r.server, err = kvconn.NewServer(kv("prefill-0"), log, metrics)
+	must(err)
+	ln, err := mem.Listen("")
+	must(err)
+	r.addr = ln.Addr().String()
+	var ctx context.Context
+	ctx, r.stop = context.WithCancel(t.Context())
+	go func() {
+		if err := r.server.Serve(ctx, ln, r); err != nil {
+			t.Error(err)
+		}
+	}()
+	return r
+}
+
+func (r *rig) empty() {
+	r.t.Helper()
+	synctest.Wait()
+	if h := r.cache.Holders(); len(h) > 0 {
+		r.t.Errorf("held: %+v", h)
+	}
+	if l := append(r.recv.Ledger(), r.server.Ledger()...); len(l) > 0 {
+		r.t.Errorf("tickets: %+v", l)
+	}
+	if l := r.Ledger(); len(l) > 0 {
+		r.t.Errorf("ledger: %+v", l)
+	}
+	if err := r.cache.Check(); err != nil {
+		r.t.Error(err)
+	}
+}
+
+func (r *rig) close() {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	r.Close()
+	if err := errors.Join(r.recv.Close(ctx), r.engine.Close(ctx)); err != nil {
+		r.t.Error(err)
+	}
+	r.stop()
+}
+
+// sink collects what prefill pushes.
+type sink struct {
+	mu   sync.Mutex
+	rows map[[2]int]string // layer, destination block
+}
+
+func (s *sink) Store(layer int, dst int32, _, _, _ int, packed []byte, _ []uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rows[[2]int{layer, int(dst)}] = string(packed)
+	return nil
+}
+
+// tokens makes a prompt.
+func tokens(seed, n int) []int32 {
+	p := make([]int32, n)
+	for i := range p {
+		p[i] = int32(8 + (seed+i*i)%40)
+	}
+	return p
+}
+
+func order(change func(*handoff.Order)) []byte {
+	o := &handoff.Order{N: 1, Logprobs: -1, PromptLogprobs: -1, Of: 1}
+	if change != nil {
+		change(o)
+	}
+	b, err := o.Encode()
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+func spec(prompt []int32) kvconn.TicketSpec {
+	s := kvconn.TicketSpec{Link: ticket.NewLink(), RequestID: "r", Tokens: prompt, First: order(nil), Sink: &sink{rows: map[[2]int]string{}},
+		Dest: make([]kvconn.Dest, (len(prompt)+3)/4)}
+	for i := range s.Dest {
+		s.Dest[i].Block = int32(i)
+	}
+	return s
+}
+
+// send sends a ticket.
+func (r *rig) send(s kvconn.TicketSpec) *kvconn.Incoming {
+	r.t.Helper()
+	session, err := r.recv.Open(r.t.Context(), r.addr, kvconn.PeerID{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	in, err := session.Request(r.t.Context(), s)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return in
+}
+
+// gets waits for a ticket's end.
+func (r *rig) gets(in *kvconn.Incoming, want ticket.Outcome, msg string) *handoff.Draft {
+	r.t.Helper()
+	c, err := in.Wait(r.t.Context())
+	if o := kvconn.OutcomeOf(err, "untyped"); o != want || err != nil && !strings.Contains(err.Error(), msg) {
+		r.t.Errorf("the ticket ended as %s: %v; want %s %q", o, err, want, msg)
+	}
+	if err != nil {
+		return nil
+	}
+	d := &handoff.Draft{}
+	for n := range 9 { // of so many choices
+		o := &handoff.Order{N: n, Logprobs: 5, PromptLogprobs: -1}
+		if d, err = handoff.ParseDraft(c.Payload, o, false, 1000, vocab); err == nil {
+			return d
+		}
+	}
+	r.t.Errorf("draft %s: %v", c.Payload, err)
+	return d
+}
+
+// alone is what the engine draws first for each choice, without any exchange.
+func (r *rig) alone(q *engine.Request) []int32 {
+	r.t.Helper()
+	h, err := r.engine.Submit(r.t.Context(), q)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	out := make([]int32, q.N)
+	for {
+		events, err := h.Next(r.t.Context())
+		for _, e := range events {
+			if e.Index == 0 {
+				out[e.Choice] = e.Sampled.Token
+			}
+		}
+		if err != nil {
+			return out
+		}
+	}
+}
+
+// TestTicket: a prompt's rows arrive as they are in the pool, with the tokens
+// that a plain request draws.
+func TestTicket(t *testing.T) {
+	for _, n := range []int{1, 4, 5, 23} {
+		bubble(t, nil, nil, func(r *rig) {
+			p := tokens(n, n)
+			s := spec(p)
+			s.First = order(func(o *handoff.Order) {
+				o.N, o.Sampling = 3, engine.Sampling{Seed: 9, Temperature: 1}
+				o.MinTokens = 5 // more than prefill's one token
+			})
+			want := r.alone(&engine.Request{ID: "plain", Prompt: p, N: 3, MaxTokens: 5, MinTokens: 5,
+				Sampling: engine.Sampling{Seed: 9, Temperature: 1}, Logprobs: -1, PromptLogprobs: -1})
+			report := make(chan prefill.Report, 1)
+			go func() { report <- r.Await(r.t.Context(), s.Link) }()
+			d := r.gets(r.send(s), ticket.Done, "")
+			for i, f := range d.First {
+				if f.Token != want[i] {
+					r.t.Errorf("choice %d: %d, alone %v", i, f.Token, want)
+				}
+			}
+			if got := s.Sink.(*sink).rows; len(got) != len(s.Dest)*2 {
+				r.t.Errorf("%d blocks of layers arrived, want %d", len(got), len(s.Dest)*2)
+			}
+			if rep := <-report; rep.Outcome != ticket.Done || rep.PromptTokens != n {
+				r.t.Errorf("%+v", rep)
+			}
+			// The engine has the prompt's blocks in its index still.
+			table, hit := r.cache.Match(p, "", n, "test")
+			buf := make([]byte, r.backend.Layout().RowsBytes(4))
+			for i := range hit / 4 {
+				r.backend.Gather(1, table[i], 0, 4, buf)
+				if s.Sink.(*sink).rows[[2]int{1, i}] != string(buf) {
+					r.t.Errorf("block %d differs", i)
+				}
+			}
+			r.cache.Release(table, "test")
+		})
+	}
+}
+
+func TestTicketRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*kvconn.TicketSpec)
+		want   ticket.Outcome
+	}{
+		"read order":    {func(s *kvconn.TicketSpec) { s.First = []byte("{}") }, ticket.Refused},
+		"positions":     {func(s *kvconn.TicketSpec) { s.Tokens = s.Tokens[:5]; s.Positions = 8 }, ticket.Refused},
+		"vocabulary":    {func(s *kvconn.TicketSpec) { s.Tokens[2] = vocab }, ticket.Refused},
+		"has ended":     {func(s *kvconn.TicketSpec) { s.LeaseID = "nope" }, ticket.Late},
+		"choices":       {func(s *kvconn.TicketSpec) { s.First = order(func(o *handoff.Order) { o.N = 500 }) }, ticket.Refused},
+		"prompt has 68": {func(s *kvconn.TicketSpec) { *s = spec(tokens(1, 68)) }, ticket.NoSpace},
+	} {
+		bubble(t, nil, nil, func(r *rig) {
+			s := spec(tokens(1, 8))
+			c.change(&s)
+			if name == "choices" {
+				name = "n is 500"
+			}
+			r.gets(r.send(s), c.want, name)
+		})
+	}
+}
+
+// TestEngineFails: a failed step ends the ticket and the leg as dead.
+func TestEngineFails(t *testing.T) {
+	bubble(t, nil, func(*kernels.Step) error { return errors.New("broken") }, func(r *rig) {
+		s := spec(tokens(1, 8))
+		in := r.send(s)
+		r.gets(in, ticket.Dead, "broken")
+		if rep := r.Await(r.t.Context(), s.Link); rep.Outcome != ticket.Dead || !strings.Contains(rep.Message, "broken") {
+			r.t.Errorf("%+v", rep)
+		}
+	})
+}
+
+// hold makes the engine's steps wait until release is called.
+func hold() (onStep func(*kernels.Step) error, release func()) {
+	gate := make(chan struct{})
+	return func(*kernels.Step) error { <-gate; return nil }, sync.OnceFunc(func() { close(gate) })
+}
+
+// TestEitherEnd: in mid prompt, the end of either side ends the other.
+func TestEitherEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		onStep, release := hold()
+		r := newRig(t, nil, onStep)
+		ctx, leave := context.WithCancel(t.Context())
+		s := spec(tokens(1, 8))
+		report := make(chan prefill.Report, 1)
+		go func() { report <- r.Await(ctx, s.Link) }()
+		in := r.send(s)
+		synctest.Wait()
+		leave() // the router
+		if rep := <-report; rep.Outcome != ticket.Cancelled {
+			t.Errorf("%+v", rep)
+		}
+		r.gets(in, ticket.Cancelled, "gave up")
+
+		s = spec(tokens(2, 8))
+		go func() { report <- r.Await(t.Context(), s.Link) }()
+		in = r.send(s)
+		synctest.Wait()
+		if err := in.Revoke(t.Context()); err != nil { // decode
+			t.Fatal(err)
+		}
+		if rep := <-report; rep.Outcome != ticket.Cancelled {
+			t.Errorf("%+v", rep)
+		}
+
+		s = spec(tokens(3, 8))
+		go func() { report <- r.Await(t.Context(), s.Link) }()
+		r.send(s)
+		synctest.Wait()
+		if err := r.recv.Close(t.Context()); err != nil { // decode's process
+			t.Fatal(err)
+		}
+		if rep := <-report; rep.Outcome != ticket.Dead {
+			t.Errorf("%+v", rep)
+		}
+		release()
+		r.empty()
+		r.close()
+	})
+}
+
+// TestQueueFull: prefill has no room, which is no fault of the request's.
+func TestQueueFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		onStep, release := hold()
+		r := newRig(t, nil, onStep)
+		var all []*kvconn.Incoming
+		for i := range 8 {
+			all = append(all, r.send(spec(tokens(i, 30))))
+			synctest.Wait()
+		}
+		r.gets(all[7], ticket.NoSpace, "queue is full")
+		release()
+		for _, in := range all[:2] {
+			r.gets(in, ticket.Done, "")
+		}
+		time.Sleep(time.Second)
+		r.empty()
+		r.close()
+	})
+}
+
+// ---- leases
+
+func (r *rig) keep(id string, prompt []int32) (*prefill.Kept, error) {
+	return r.Keep(r.t.Context(), &engine.Request{ID: "keep", Prompt: prompt, Logprobs: -1, PromptLogprobs: -1}, id)
+}
+
+func claim(id string, prompt []int32) kvconn.TicketSpec {
+	s := spec(prompt)
+	s.LeaseID = id
+	return s
+}
+
+func TestLease(t *testing.T) {
+	p := tokens(4, 10)
+	bubble(t, nil, nil, func(r *rig) {
+		k, err := r.keep("", p)
+		if err != nil || len(k.First) != 1 || k.Info.Tokens != 10 || len(k.Blocks) != 3 || k.First[0].Finish == "" {
+			r.t.Fatalf("%+v, %v", k, err)
+		}
+		if l := r.Ledger(); len(l) != 1 || l[0].Kind != "leased" || l[0].Blocks != 3 || l[0].ID != k.ID {
+			r.t.Errorf("%+v", l)
+		}
+		time.Sleep(29 * time.Second)
+		s := claim(k.ID, p)
+		d := r.gets(r.send(s), ticket.Done, "")
+		if len(d.First) != 0 || len(s.Sink.(*sink).rows) != 6 {
+			r.t.Errorf("%+v, %d blocks", d, len(s.Sink.(*sink).rows))
+		}
+		r.gets(r.send(claim(k.ID, p)), ticket.Late, "has ended") // once
+	})
+	bubble(t, nil, nil, func(r *rig) { // expired
+		k, err := r.keep("", p)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		time.Sleep(30 * time.Second)
+		r.empty()
+		r.gets(r.send(claim(k.ID, p)), ticket.Late, "has ended")
+	})
+	bubble(t, nil, nil, func(r *rig) { // of another prompt
+		k, err := r.keep("", p)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.gets(r.send(claim(k.ID, tokens(5, 10))), ticket.Refused, "another prompt")
+	})
+	bubble(t, func(c *prefill.Config) { c.MaxLeases = 2 }, nil, func(r *rig) { // bounded; Close gives all back
+		for range 2 {
+			if _, err := r.keep("", p); err != nil {
+				r.t.Fatal(err)
+			}
+		}
+		if _, err := r.keep("", p); !errors.Is(err, prefill.ErrTooManyLeases) {
+			r.t.Error(err)
+		}
+		r.Close()
+		r.empty()
+		if _, err := r.keep("", p); !errors.Is(err, engine.ErrClosed) {
+			r.t.Error(err)
+		}
+	})
+	bubble(t, nil, nil, func(r *rig) { // Idle waits for the last one
+		k, err := r.keep("", p)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		idle := make(chan error, 1)
+		go func() { idle <- r.Idle(r.t.Context()) }()
+		synctest.Wait()
+		if len(idle) > 0 {
+			r.t.Error("idle with a lease")
+		}
+		r.gets(r.send(claim(k.ID, p)), ticket.Done, "")
+		if err := <-idle; err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
+// TestEarlyClaim: decode may ask before prefill was asked.
+func TestEarlyClaim(t *testing.T) {
+	p := tokens(4, 10)
+	const id = prefill.EarlyClaim + "1"
+	bubble(t, nil, nil, func(r *rig) {
+		in := r.send(claim(id, p))
+		time.Sleep(9 * time.Second)
+		if _, err := r.keep(id, p); err != nil {
+			r.t.Error(err)
+		}
+		r.gets(in, ticket.Done, "")
+	})
+	bubble(t, nil, nil, func(r *rig) { // and no prompt comes
+		began := time.Now()
+		r.gets(r.send(claim(id, p)), ticket.Late, "no prompt")
+		if d := time.Since(began); d != 10*time.Second {
+			r.t.Errorf("after %v", d)
+		}
+	})
+	bubble(t, nil, nil, func(r *rig) { // there is one claim
+		in := r.send(claim(id, p))
+		synctest.Wait()
+		r.gets(r.send(claim(id, p)), ticket.Refused, "claimed already")
+		if _, err := r.keep(id, p); err != nil {
+			r.t.Error(err)
+		}
+		r.gets(in, ticket.Done, "")
+	})
+	bubble(t, nil, nil, func(r *rig) { // and one prompt
+		if _, err := r.keep(id, p); err != nil {
+			r.t.Error(err)
+		}
+		if _, err := r.keep(id, p); !errors.Is(err, prefill.ErrLeaseExists) {
+			r.t.Error(err)
+		}
+		r.gets(r.send(claim(id, p)), ticket.Done, "")
+	})
+	bubble(t, nil, func(*kernels.Step) error { return errors.New("broken") }, func(r *rig) { // the prompt fails
+		before := r.send(claim(id, p))
+		synctest.Wait()
+		if _, err := r.keep(id, p); err == nil {
+			r.t.Error("kept")
+		}
+		r.gets(before, ticket.Dead, "broken")
+		const later = prefill.EarlyClaim + "2"
+		if _, err := r.keep(later, p); err == nil {
+			r.t.Error("kept")
+		}
+		if err := r.Idle(r.t.Context()); err != nil {
+			r.t.Error(err)
+		}
+		r.gets(r.send(claim(later, p)), ticket.Dead, "broken") // told at once
+	})
+	synctest.Test(t, func(t *testing.T) { // the claim leaves
+		onStep, release := hold()
+		r := newRig(t, nil, onStep)
+		in := r.send(claim(id, p))
+		kept := make(chan error, 1)
+		go func() { _, err := r.keep(id, p); kept <- err }()
+		time.Sleep(20 * time.Second) // longer than a claim waits for its prompt to come
+		if l := r.Ledger(); len(l) != 1 || l[0].Kind != "leasing" {
+			t.Errorf("%+v", l)
+		}
+		if err := in.Revoke(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		release()
+		if err := <-kept; err == nil {
+			t.Error("kept for a claim that has left")
+		}
+		r.empty()
+		r.close()
+	})
+	synctest.Test(t, func(t *testing.T) { // the proxy leaves
+		onStep, release := hold()
+		r := newRig(t, nil, onStep)
+		in := r.send(claim(id, p))
+		ctx, leave := context.WithCancel(t.Context())
+		go func() {
+			_, _ = r.Keep(ctx, &engine.Request{ID: "keep", Prompt: p, Logprobs: -1, PromptLogprobs: -1}, id)
+		}()
+		synctest.Wait()
+		leave()
+		r.gets(in, ticket.Cancelled, "")
+		release()
+		r.empty()
+		r.close()
+	})
+}
+
+// TestLeasePromptLogprobs: what prefill was asked for is collected too.
+func TestLeasePromptLogprobs(t *testing.T) {
+	p := tokens(4, 10)
+	bubble(t, nil, nil, func(r *rig) {
+		k, err := r.Keep(r.t.Context(), &engine.Request{ID: "keep", Prompt: p, Logprobs: -1, PromptLogprobs: 1}, "")
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		c, err := r.send(claim(k.ID, p)).Wait(r.t.Context())
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		d, err := handoff.ParseDraft(c.Payload, &handoff.Order{PromptLogprobs: 1}, true, len(p), vocab)
+		if err != nil || len(d.Prompt) != 9 || !slices.EqualFunc(d.Prompt, k.Info.Logprobs, func(a, b kernels.PromptLogprob) bool { return a.Self == b.Self }) {
+			r.t.Errorf("%+v, %v", d, err)
+		}
+	})
+}
