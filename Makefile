@@ -3,7 +3,7 @@ GO       ?= go
 PKGS     ?= ./...
 RACE     ?= ./kvconn/... ./router/... ./internal/... ./prefill/... ./decode/... ./e2e
 FUZZTIME ?= 10s
-LINT     ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 .PHONY: help build dist test race fuzz bench lint faults soak clients goldens bench-report docker compose-check
 
@@ -28,7 +28,7 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 lint: ## gofmt, vet, golangci-lint with the import rules
 	test -z "$$(gofmt -l $$(git ls-files '*.go'))"
 	$(GO) vet $(PKGS)
-	$(GO) run $(LINT) run $(PKGS)
+	$(GO) run $(GOLANGCI) run $(PKGS)
 
 clients: ## the official Python and Node OpenAI libraries against `xpyd up`
 	scripts/clients
