@@ -5,6 +5,7 @@ stories260k with a small chat template, so the expected text is the oracle's.
 """
 import asyncio
 import concurrent.futures
+import logging
 import os
 import time
 import unittest
@@ -239,4 +240,5 @@ class Lifetimes(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # its test case says what was slow
     unittest.main(verbosity=1)
