@@ -214,6 +214,9 @@ func (p *prober) forget(s *fleet.Snapshot) {
 func (p *prober) probe(pr pair) {
 	err := p.send(pr)
 	result := "ok"
+	if err != nil && p.r.ctx.Err() != nil {
+		return // cut by the router's own end
+	}
 	if err != nil {
 		result = "failed"
 		p.r.log.Warn("probe failed", "prefill", pr.p.ID, "decode", pr.d.ID, "err", err.Error())

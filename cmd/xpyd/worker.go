@@ -87,6 +87,10 @@ func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
 	}
 	w, err := worker.Start(ctx, cfg, worker.Deps{Log: log, Registry: prometheus.NewRegistry(),
 		Transport: transport, Build: build(), Progress: progress(stderr)})
+	if err != nil && ctx.Err() != nil {
+		log.Info("stopped while starting", "error", err)
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -57,7 +57,7 @@ func randomModel(t *testing.T, name string, c model.Config) string {
 	return dir
 }
 
-const slowPrompt = 1200 // tokens
+const slowPrompt = 1000 // tokens
 
 // slowBody is a request whose prefill takes seconds; n tells requests apart,
 // so that no prefix is cached.

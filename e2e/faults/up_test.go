@@ -141,6 +141,21 @@ func TestUpQuiet(t *testing.T) {
 	}
 }
 
+// TestWorkerInterruptEarly: a worker that is told to stop while it starts does
+// not call that a failure.
+func TestWorkerInterruptEarly(t *testing.T) {
+	t.Parallel()
+	dir := slowModel(t) // loads for a while
+	for wait := 10 * time.Millisecond; wait < 200*time.Millisecond; wait = wait * 3 / 2 {
+		p := cluster.Start(t, nil, "decode", "--model", dir, "--log-level", "warn")
+		time.Sleep(wait)
+		p.Signal(syscall.SIGTERM)
+		if code := p.Exit(t, 10*time.Second); code != -1 && code != 0 || p.Stderr.String() != "" {
+			t.Errorf("after %v: exit code %d, printed %s", wait, code, p.Stderr)
+		}
+	}
+}
+
 // TestUpInterruptEarly: Ctrl-C at any moment of the start ends it cleanly.
 func TestUpInterruptEarly(t *testing.T) {
 	t.Parallel()
