@@ -120,7 +120,7 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 		ID: t.RequestID, Prompt: t.Tokens, N: order.N, Sampling: order.Sampling,
 		MinTokens: order.MinTokens, StopTokens: order.StopTokens, IgnoreEOS: order.IgnoreEOS,
 		Salt: order.Salt, Logprobs: order.Logprobs, PromptLogprobs: order.PromptLogprobs,
-		PrefillOnly: true,
+		PrefillOnly: true, Urgent: order.Urgent,
 		OnBlocks: func(layer int, ready []engine.Ready) {
 			o.Push(layer, src.ready(layer, ready))
 		},

@@ -43,6 +43,10 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 	return h, nil
 }
 
+// ordinary is added to the arrival numbers of all requests but urgent ones, so
+// that those are older than any other.
+const ordinary = 1 << 63
+
 // enter gives the request its place in the queue.
 func (e *Engine) enter(ctx context.Context, h *Handle) error {
 	e.mu.Lock()
@@ -54,9 +58,11 @@ func (e *Engine) enter(ctx context.Context, h *Handle) error {
 		return fmt.Errorf("%d requests wait: %w", e.queued, ErrQueueFull)
 	}
 	e.orders++
-	h.order = e.orders
 	if h.owner == "" {
-		h.owner = fmt.Sprintf("%s#%d", h.req.ID, h.order)
+		h.owner = fmt.Sprintf("%s#%d", h.req.ID, e.orders)
+	}
+	if h.order = e.orders; !h.req.Urgent {
+		h.order += ordinary
 	}
 	e.queued++
 	h.waits = true

@@ -15,6 +15,10 @@ type Request struct {
 	// request names the label its blocks were reserved under.
 	Owner string
 
+	// Urgent puts the request before all others that wait: for a router's
+	// probe, which must not queue behind what it is to make room for.
+	Urgent bool
+
 	Prompt []int32
 	N      int // choices; 0 means 1
 	Sampling

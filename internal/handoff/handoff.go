@@ -34,6 +34,7 @@ type Order struct {
 	Logprobs       int             `json:"logprobs"`        // -1: none
 	PromptLogprobs int             `json:"prompt_logprobs"` // -1: none
 	Salt           string          `json:"salt,omitempty"`
+	Urgent         bool            `json:"urgent,omitempty"` // a router's probe: before what waits
 
 	// Index and Of number the tickets of one link: a request with a list of
 	// prompts needs one each. The link is over when all Of are.

@@ -26,6 +26,7 @@ const (
 	headerSeed         = "x-xpyd-seed"
 	headerDeadline     = "x-xpyd-deadline-ms"
 	headerRequestID    = "x-request-id"
+	headerProbe        = "x-xpyd-probe" // "1": the router's own, goes before what waits
 	headerOutcome      = "x-xpyd-outcome"
 )
 
@@ -44,7 +45,7 @@ func (ex *exchange) claim(r *engine.Request, i, n int) *decode.Claim {
 	return &decode.Claim{
 		Addr: ex.addr, Peer: ex.peer, Link: ex.link, LeaseID: ex.leaseID, RequestID: ex.requestID,
 		Owner: r.Owner, Tokens: r.Prompt, Deadline: ex.deadline,
-		Order: handoff.Order{Sampling: r.Sampling, N: max(r.N, 1), MinTokens: r.MinTokens, StopTokens: r.StopTokens,
+		Order: handoff.Order{Sampling: r.Sampling, N: max(r.N, 1), Urgent: r.Urgent, MinTokens: r.MinTokens, StopTokens: r.StopTokens,
 			IgnoreEOS: r.IgnoreEOS, Logprobs: r.Logprobs, PromptLogprobs: r.PromptLogprobs, Salt: r.Salt, Index: i, Of: n},
 	}
 }

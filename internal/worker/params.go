@@ -17,6 +17,7 @@ type job struct {
 	chat     bool
 	echo     bool
 	logprobs int // alternatives listed with each token; -1: none
+	urgent   bool
 	items    []item
 }
 
@@ -207,7 +208,7 @@ const seedStride = 0x9e3779b97f4a7c15
 // request builds the engine's request for one prompt.
 func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request {
 	r := &engine.Request{
-		ID: id, Owner: fmt.Sprintf("%s/%d", id, i), Prompt: j.items[i].tokens, N: j.N,
+		ID: id, Owner: fmt.Sprintf("%s/%d", id, i), Prompt: j.items[i].tokens, N: j.N, Urgent: j.urgent,
 		Sampling: w.sampling(&j.Sampling, seed), MinTokens: j.MinTokens,
 		StopTokens: j.StopTokenIDs, IgnoreEOS: j.IgnoreEOS, Salt: j.CacheSalt,
 		Logprobs: j.logprobs, PromptLogprobs: -1,

@@ -71,6 +71,7 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 	if ex != nil {
 		ex.requestID = public
 	}
+	j.urgent = string(ctx.Request.Header.Peek(headerProbe)) == "1"
 	g := w.generate(c, j, ex, id, seed)
 	if j.Stream {
 		w.stream(ctx, c, g, enc)
