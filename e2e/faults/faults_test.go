@@ -5,6 +5,7 @@ package faults
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -248,11 +249,9 @@ func (s *scene) awaitWhole(t *testing.T, old *cluster.Instance, known, from time
 	if err != nil {
 		t.Errorf("%v after the death of %s: %v", time.Since(known), old.ID, err)
 	}
-	if err := cluster.Poll(time.Until(from.Add(readyAgain)), s.Ready); err != nil {
-		t.Errorf("%v after the death of %s: %v", time.Since(known), old.ID, err)
-	}
-	// The successor's probe waits its turn among the users' prompts.
-	err = cluster.Poll(time.Until(from.Add(3*readyAgain)), func() error { return s.ServingIs(2, 2) })
+	// All of 2 + 2, not only a pair: the successor's probe goes before the
+	// users' prompts that wait.
+	err = cluster.Poll(time.Until(from.Add(readyAgain)), func() error { return errors.Join(s.Ready(), s.ServingIs(2, 2)) })
 	if err != nil {
 		t.Errorf("%v after the death of %s: %v", time.Since(known), old.ID, err)
 	}
