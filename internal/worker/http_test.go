@@ -128,12 +128,18 @@ func empty(t testing.TB, w *worker.Worker) {
 // dial sends a request on a connection of its own.
 func dial(t testing.TB, w *worker.Worker, path, body string) (net.Conn, *bufio.Reader) {
 	t.Helper()
+	return dialWith(t, w, path, "", body)
+}
+
+// dialWith has header lines too.
+func dialWith(t testing.TB, w *worker.Worker, path, header, body string) (net.Conn, *bufio.Reader) {
+	t.Helper()
 	c, err := net.Dial("tcp", strings.TrimPrefix(w.URL(), "http://"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", path, len(body), body); err != nil {
+	if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n%s", path, header, len(body), body); err != nil {
 		t.Fatal(err)
 	}
 	return c, bufio.NewReaderSize(c, 64<<10)
