@@ -78,7 +78,7 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 		}
 		q.r.log.Warn("attempt failed", "request_id", q.id, "link", a.link.String(), "prefill", a.p.inst.ID, "decode", a.d.inst.ID,
 			"attempt", n, "err", f.Error())
-		if !f.retry || q.probe || n >= q.r.cfg.Attempts || !q.r.budget.spend() {
+		if !f.retry || q.probe || n >= q.r.cfg.Attempts || f.budgeted() && !q.r.budget.spend() {
 			return nil, f.httpError()
 		}
 		q.r.metrics.retries.WithLabelValues(f.reason).Inc()

@@ -135,6 +135,29 @@ func TestExhausted(t *testing.T) {
 	f(outcome(500, ""), 500, 1)        // decode's own words
 }
 
+// TestBudget: retries of overload are budgeted over all requests; what a lost
+// worker had in flight is repeated without one.
+func TestBudget(t *testing.T) {
+	f := func(fail http.HandlerFunc, want int) {
+		t.Helper()
+		g := newRig(t, 1, 2, func(c *router.Config) { c.RetryRatio, c.RetryBurst = 0, 0 })
+		for _, id := range []string{"d0", "d1"} { // the first decode that is asked
+			d := g.workers[id]
+			d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
+				for _, w := range g.workers {
+					w.on(&w.decode, story)
+				}
+				fail(w, r)
+			})
+		}
+		if resp, body := g.post("/v1/completions", ask); resp.StatusCode != want {
+			t.Errorf("%d, want %d: %s", resp.StatusCode, want, body)
+		}
+	}
+	f(outcome(503, "no_space"), 503)
+	f(reset, 200)
+}
+
 // TestPrefillFailureAfterCommit: once decode answers, prefill's fate does not
 // matter.
 func TestPrefillFailureAfterCommit(t *testing.T) {

@@ -45,6 +45,13 @@ func (f *failure) hearsay() bool {
 	return f.reason == reasonOutcome+string(ticket.Cancelled) || f.reason == reasonOutcome+string(ticket.Dead)
 }
 
+// budgeted says whether another attempt counts against the retry budget, which
+// keeps overload from feeding itself. What a lost worker had in flight does
+// not: it is repeated wherever another pair lives, and bounded by itself.
+func (f *failure) budgeted() bool {
+	return f.outcome != ticket.Dead && f.outcome != ticket.Cancelled
+}
+
 // Reasons of retries and cancelled legs.
 const (
 	reasonTransport = "transport"
