@@ -29,8 +29,14 @@ const closeGrace = 5 * time.Second
 // Close drains and ends the worker: it announces the drain, refuses new
 // requests, and lets running ones finish and leases be collected until ctx
 // ends. Then it leaves the fleet, ends what still runs, closes listeners and
-// sessions, and frees the model. Each step's reason is its name.
+// sessions, and frees the model. Each step's reason is its name. A second call
+// waits for the first and returns the same.
 func (w *Worker) Close(ctx context.Context) error {
+	w.ended.Do(func() { w.endErr = w.end(ctx) })
+	return w.endErr
+}
+
+func (w *Worker) end(ctx context.Context) error {
 	if err := w.Drain(); err != nil {
 		w.log.Warn("announce drain", "error", err)
 	}

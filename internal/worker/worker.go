@@ -79,6 +79,8 @@ type Worker struct {
 	sequence  atomic.Uint64
 	failed    chan error // a listener that ended by itself
 	closers   []closer
+	ended     sync.Once
+	endErr    error
 }
 
 // Start loads the model, opens the listeners and joins the fleet. The caller
