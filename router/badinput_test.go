@@ -149,7 +149,7 @@ func TestBadRequests(t *testing.T) {
 // TestBadHTTP is what only raw bytes can do.
 func TestBadHTTP(t *testing.T) {
 	g := newRig(t, 1, 1, func(c *router.Config) {
-		c.ReadTimeout, c.MaxBodyBytes, c.MaxHeaderBytes = 300*time.Millisecond, 1<<20, 4096
+		c.ReadTimeout, c.MaxBodyBytes, c.MaxHeaderBytes = time.Second, 1<<20, 4096
 	})
 	head := "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 	endless := func(w io.Writer) { // sends for as long as it is let
