@@ -52,7 +52,7 @@ func (s *scorer) pair(m *model) (p, d *node) {
 	for j, dn := range bestD { // engines that do both phases
 		if dn != nil && m.decode[j].rep.Alone() {
 			total := s.cost(dn, fleet.Prefill)/tokensPerSeq + costD[j]
-			if p == nil || total < best {
+			if p == nil || total < best || total == best && dn.last < d.last {
 				p, d, best = dn, dn, total
 			}
 		}
@@ -66,7 +66,8 @@ func (s *scorer) pair(m *model) (p, d *node) {
 			continue
 		}
 		for j, dn := range bestD {
-			if total := cost/tokensPerSeq + costD[j]; dn != nil && m.compatible[i][j] && (p == nil || total < best) {
+			if total := cost/tokensPerSeq + costD[j]; dn != nil && m.compatible[i][j] &&
+				(p == nil || total < best || total == best && dn.last < d.last) {
 				p, d, best = pn, dn, total
 			}
 		}

@@ -161,10 +161,21 @@ func (m *model) why(v View) string {
 	case m.nDecode == 0:
 		return "there is no decode worker"
 	case len(m.prefill) == 0:
-		return "no prefill worker is live and probed"
+		return "no prefill worker is live and probed" + m.refusal(v)
 	case len(m.decode) == 0:
-		return "no decode worker is live and probed"
+		return "no decode worker is live and probed" + m.refusal(v)
 	}
 	p, d := m.prefill[0].rep, m.decode[0].rep
 	return fmt.Sprintf("%s and %s are incompatible, %v", p.ID, d.ID, fleet.Compatible(p, d))
+}
+
+// refusal is why a live worker of the model cannot even be probed, if there is
+// such a one.
+func (m *model) refusal(v View) string {
+	for _, r := range v.Snapshot.Refusals() {
+		if mem := v.Snapshot.Get(r.ID); mem != nil && mem.Model == m.name {
+			return "; " + r.String()
+		}
+	}
+	return ""
 }
