@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
@@ -15,12 +17,11 @@ type Static struct {
 	ID   string     `koanf:"id"`
 	Role fleet.Role `koanf:"role"` // prefill or decode; decode for dialect openai
 	URL  string     `koanf:"url"`  // http://host:port
-	// Dialect is one of dialect.Names; empty means native.
+	// Dialect is one of dialect.Names, but not native: native workers announce
+	// themselves.
 	Dialect string `koanf:"dialect"`
 	Model   string `koanf:"model"` // the name clients use
 
-	// KVAddr is a native worker's kvconn listener.
-	KVAddr string `koanf:"kv_addr"`
 	// Version is the engine's; empty asks GET /version.
 	Version string `koanf:"version"`
 	// Bootstrap is host:port where decode finds this prefill engine; empty
@@ -36,11 +37,8 @@ type Static struct {
 }
 
 func (s *Static) instance() fleet.Instance {
-	i := fleet.Instance{ID: s.ID, Role: s.Role, URL: s.URL, Dialect: s.Dialect, Model: s.Model, KVAddr: s.KVAddr, Version: s.Version,
+	i := fleet.Instance{ID: s.ID, Role: s.Role, URL: s.URL, Dialect: s.Dialect, Model: s.Model, Version: s.Version,
 		Bootstrap: s.Bootstrap, EngineID: s.EngineID, TP: s.TP, PP: s.PP, DPRanks: s.DPRanks, MaxModelLen: s.MaxModelLen, MaxBatch: s.MaxBatch}
-	if i.Dialect == "" {
-		i.Dialect = "native"
-	}
 	if i.Role == "" && i.Alone() {
 		i.Role = fleet.Decode
 	}
@@ -55,6 +53,8 @@ func validStatics(list []Static) error {
 		err := i.Validate()
 		switch {
 		case err != nil:
+		case s.Dialect == "" || s.Dialect == "native":
+			err = fmt.Errorf("dialect: want one of %s; native workers announce themselves, with --join", strings.Join(foreignNames(), ", "))
 		case seen[s.ID]:
 			err = fmt.Errorf("id: %q is there twice", s.ID)
 		case s.Model == "":
@@ -68,6 +68,10 @@ func validStatics(list []Static) error {
 		seen[s.ID] = true
 	}
 	return nil
+}
+
+func foreignNames() []string {
+	return slices.DeleteFunc(dialect.Names(), func(n string) bool { return n == "native" })
 }
 
 // SetStatic makes the list the static members of the fleet: new and changed

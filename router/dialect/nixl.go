@@ -1,7 +1,6 @@
 package dialect
 
 import (
-	"encoding/json"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -54,7 +53,9 @@ func (NIXLPull) Prefill(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 func (NIXLPull) Decode(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 	foreign(h, x)
 	pinned(h, x, x.Decode)
-	return params(x, json.RawMessage(x.Kept.Params))
+	e := openai.NewEdit(x.Body, x.Top)
+	e.Add("kv_transfer_params", string(x.Kept.Params))
+	return e.Parts()
 }
 
 // Result takes kv_transfer_params. Without them decode would silently compute
