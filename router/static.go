@@ -53,7 +53,7 @@ func validStatics(list []Static) error {
 		err := i.Validate()
 		switch {
 		case err != nil:
-		case s.Dialect == "" || s.Dialect == "native":
+		case !slices.Contains(foreignNames(), s.Dialect):
 			err = fmt.Errorf("dialect: want one of %s; native workers announce themselves, with --join", strings.Join(foreignNames(), ", "))
 		case seen[s.ID]:
 			err = fmt.Errorf("id: %q is there twice", s.ID)
