@@ -194,8 +194,11 @@ func TestDialectFailures(t *testing.T) {
 			"decode is silent": {fleet.Decode, fake.Fault{Hang: true}},
 		} {
 			t.Run(dialect+", "+name, func(t *testing.T) {
+				hang := c.fault.Hang
 				g, ps, ds := pairRig(t, dialect, 2, 2, func(c *router.Config) {
-					c.DecodeSilence, c.FirstByteTimeout = 300*time.Millisecond, 600*time.Millisecond
+					if c.DecodeSilence = 10 * time.Second; hang {
+						c.DecodeSilence, c.FirstByteTimeout = 300*time.Millisecond, 600*time.Millisecond
+					}
 				})
 				bad := ps[0]
 				if c.role == fleet.Decode {

@@ -438,8 +438,10 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 		if !a.commit() {
 			return nil, a.broken(a.d, context.Cause(a.d.ctx))
 		}
-		if u, ok := a.promptUsage(); ok && ans.merge != nil {
-			ans.body = openai.MergeUsage(ans.body, u)
+		if ans.merge != nil {
+			if u, ok := ans.merge(); ok {
+				ans.body = openai.MergeUsage(ans.body, u)
+			}
 		}
 	} else if status >= 500 {
 		if outcome != "" && outcome != ticket.Refused {

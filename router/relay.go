@@ -123,7 +123,7 @@ func (s *stream) next() ([]byte, error) {
 
 // merged puts the prompt's usage into a run of events, if there is any.
 func (s *stream) merged(run []byte) []byte {
-	if s.merge == nil {
+	if s.merge == nil || !openai.HasUsage(run) {
 		return run
 	}
 	u, ok := s.merge()

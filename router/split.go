@@ -107,8 +107,10 @@ func asEvents(body []byte) []byte {
 	return openai.AppendDone(line.Bytes())
 }
 
-// promptUsage is what prefill has counted, if it has.
+// promptUsage is what prefill has counted, if it has. Its answer may be a
+// moment behind decode's.
 func (a *attempt) promptUsage() (openai.PromptUsage, bool) {
+	await(a.pDone)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.usage, a.counted

@@ -138,10 +138,15 @@ func MergeUsage(body []byte, u PromptUsage) []byte {
 	return With(body, [2]string{"usage", string(merged)})
 }
 
+// HasUsage says whether a run of server-sent events may hold a usage object.
+func HasUsage(run []byte) bool {
+	return bytes.Contains(run, []byte(`"usage":{`)) || bytes.Contains(run, []byte(`"usage": {`))
+}
+
 // MergeUsageEvents is MergeUsage for a run of server-sent events; a run
 // without a usage object is returned as it is.
 func MergeUsageEvents(run []byte, u PromptUsage) []byte {
-	if !bytes.Contains(run, []byte(`"usage":{`)) && !bytes.Contains(run, []byte(`"usage": {`)) {
+	if !HasUsage(run) {
 		return run
 	}
 	var out []byte
