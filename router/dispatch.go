@@ -43,6 +43,7 @@ type attempt struct {
 	p, d   *leg
 	alone  bool          // decode does it all, and p is not used,
 	falls  dialect.Shape // because of this; "" for engines without a partner
+	asked  bool          // for the usage; the handler's own
 
 	stop  context.CancelCauseFunc // both legs
 	pDone chan struct{}           // prefill's goroutine is over

@@ -110,7 +110,10 @@ func asEvents(body []byte) []byte {
 // promptUsage is what prefill has counted, if it has. Its answer may be a
 // moment behind decode's.
 func (a *attempt) promptUsage() (openai.PromptUsage, bool) {
-	await(a.pDone)
+	if !a.asked { // once: a stream may tell its usage with each event
+		a.asked = true
+		await(a.pDone)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.usage, a.counted
