@@ -48,6 +48,12 @@ type Config struct {
 	WriteTimeout     time.Duration `koanf:"write_timeout"`
 	FirstByteTimeout time.Duration `koanf:"first_byte_timeout"`
 	ChunkTimeout     time.Duration `koanf:"chunk_timeout"`
+	// DecodeSilence is how long a foreign decode engine may say nothing after
+	// prefill's answer: some wait in vain, and for minutes.
+	DecodeSilence time.Duration `koanf:"decode_silence"`
+	// Fallback lets decode serve alone what its dialect cannot split.
+	// Otherwise such requests are refused.
+	Fallback bool `koanf:"fallback"`
 	// IdleConns is how many idle connections are kept to each worker.
 	IdleConns int `koanf:"idle_conns"`
 
@@ -63,6 +69,10 @@ type Config struct {
 	ProbeTimeout time.Duration `koanf:"probe_timeout"`
 	// History is how many finished requests /debug/requests remembers.
 	History int `koanf:"history"`
+
+	// Static is workers and engines that do not announce themselves;
+	// reloadable with SetStatic.
+	Static []Static `koanf:"static"`
 
 	Limits Limits      `koanf:"limits"` // reloadable
 	Pick   pick.Config `koanf:"pick"`   // its policy is reloadable
@@ -89,7 +99,7 @@ func DefaultConfig() Config {
 		MaxConns: 16384, MaxBodyBytes: 32 << 20, MaxHeaderBytes: 16 << 10, MaxResponseBytes: 64 << 20,
 		ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, StallTimeout: time.Minute,
 		ConnectTimeout: 2 * time.Second, WriteTimeout: 10 * time.Second,
-		FirstByteTimeout: 5 * time.Minute, ChunkTimeout: time.Minute, IdleConns: 256,
+		FirstByteTimeout: 5 * time.Minute, ChunkTimeout: time.Minute, DecodeSilence: time.Minute, Fallback: true, IdleConns: 256,
 		Attempts: 3, RetryRatio: 0.2, RetryBurst: 256,
 		ProbeTimeout: 10 * time.Second, History: 1024,
 		Limits: Limits{MaxInFlight: 1024, MaxQueue: 1024, QueueWait: 30 * time.Second,
@@ -137,13 +147,13 @@ func (c Config) Validate() error {
 	}{
 		{"read_timeout", c.ReadTimeout}, {"idle_timeout", c.IdleTimeout}, {"stall_timeout", c.StallTimeout},
 		{"connect_timeout", c.ConnectTimeout}, {"write_timeout", c.WriteTimeout}, {"first_byte_timeout", c.FirstByteTimeout},
-		{"chunk_timeout", c.ChunkTimeout}, {"probe_timeout", c.ProbeTimeout},
+		{"chunk_timeout", c.ChunkTimeout}, {"decode_silence", c.DecodeSilence}, {"probe_timeout", c.ProbeTimeout},
 	} {
 		if d.v <= 0 {
 			return bad(d.key, "%v is not a positive duration", d.v)
 		}
 	}
-	return errors.Join(within("limits", c.Limits.Validate()), within("pick", c.Pick.Validate()))
+	return errors.Join(validStatics(c.Static), within("limits", c.Limits.Validate()), within("pick", c.Pick.Validate()))
 }
 
 // within puts a section before the key of its error.

@@ -28,6 +28,8 @@ type answer struct {
 	body        []byte
 	stream      *events // nil for a whole body
 	first       []byte
+	// merge is where the prompt's usage is found, nil if decode knows it.
+	merge func() (openai.PromptUsage, bool)
 }
 
 // attempt is one exchange of a request with one pair. Its link is fresh.
@@ -35,18 +37,26 @@ type attempt struct {
 	q      *request
 	choice *pick.Choice
 	speak  dialect.Dialect
+	rules  *dialect.Rules
 	link   ticket.Link
 	start  time.Time
 	p, d   *leg
+	alone  bool          // decode does it all, and p is not used,
+	falls  dialect.Shape // because of this; "" for engines without a partner
+	asked  bool          // for the usage; the handler's own
 
 	stop  context.CancelCauseFunc // both legs
 	pDone chan struct{}           // prefill's goroutine is over
 	dDone chan struct{}           // decode has answered or failed
 
 	mu        sync.Mutex
-	committed bool // decode's header is here: prefill's fate matters no more
+	committed bool // decode answers: prefill's fate matters no more
 	outcome   ticket.Outcome
 	failed    *failure
+	usage     openai.PromptUsage // prefill's, if counted
+	counted   bool
+	unwatch   func() // see watch; nil when nothing is watched
+	closed    bool
 }
 
 // dispatch tries pairs until one answers or nothing is left to try.
@@ -76,6 +86,11 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 		if q.ctx.Err() != nil {
 			return nil, contextError(q.ctx)
 		}
+		if f.relay != nil { // the client's own fault, in an engine's words
+			q.firstByte()
+			return f.relay, nil
+		}
+		q.r.facts.forget(a.p.inst)
 		q.r.log.Warn("attempt failed", "request_id", q.id, "link", a.link.String(), "prefill", a.p.inst.ID, "decode", a.d.inst.ID,
 			"attempt", n, "err", f.Error())
 		if !f.retry || q.probe || n >= q.r.cfg.Attempts || f.budgeted() && !q.r.budget.spend() {
@@ -164,7 +179,19 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	a := &attempt{q: q, choice: c, speak: dialect.For(c.Decode.Dialect), link: ticket.NewLink(), start: time.Now(), pDone: make(chan struct{}), dDone: make(chan struct{})}
 	ctx, stop := context.WithCancelCause(q.ctx)
 	a.stop = stop
-	a.p = newLeg(ctx, fleet.Prefill, &c.Prefill.Instance, version)
+	pctx := ctx
+	if a.speak != nil {
+		a.rules = a.speak.Rules()
+		if a.rules.Order == dialect.Alone {
+			a.alone = true
+		} else if a.falls = a.rules.Cannot(&q.top); a.falls != "" {
+			a.alone = true
+		}
+		if a.rules.Linger > 0 {
+			pctx = q.r.ctx // it may outlive the request
+		}
+	}
+	a.p = newLeg(pctx, fleet.Prefill, &c.Prefill.Instance, version)
 	a.d = newLeg(ctx, fleet.Decode, &c.Decode.Instance, version)
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -176,9 +203,7 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	return a
 }
 
-// run sends both legs at once: prefill's on its own goroutine, which close
-// waits for, decode's here. Whichever fails first, before decode's header is
-// here, ends the other.
+// run makes the attempt, up to decode's first event or a failure.
 func (a *attempt) run() (*answer, *failure) {
 	r := a.q.r
 	if a.speak == nil {
@@ -186,17 +211,42 @@ func (a *attempt) run() (*answer, *failure) {
 		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Incompatible, reason: reasonOutcome + string(ticket.Incompatible),
 			err: fmt.Errorf("its dialect %q is unknown", a.d.inst.Dialect)}
 	}
-	x := &dialect.Exchange{RequestID: a.q.id, Link: a.link, Path: a.q.path, Body: a.q.body, Seed: a.q.seed,
+	x := &dialect.Exchange{RequestID: a.q.id, Link: a.link, Path: a.q.path, Body: a.q.body, Top: &a.q.top, Seed: a.q.seed,
 		Prefill: a.p.inst, Decode: a.d.inst, Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace}
-	r.legs.add(a.p)
 	r.legs.add(a.d)
+	if !a.alone {
+		r.legs.add(a.p)
+	}
 	now := r.fleet.Snapshot() // a death between the choice and add
 	for _, l := range []*leg{a.p, a.d} {
 		if err := lost(now.Get(l.inst.ID), l.inst); err != nil && l.version <= now.Version {
 			l.end(err)
 		}
 	}
-	started := r.spawn(func() {
+	var ans *answer
+	f := a.ask(x)
+	switch {
+	case f != nil:
+		close(a.pDone)
+	case a.alone:
+		ans, f = a.runAlone(x)
+	case a.rules.Order == dialect.PrefillFirst:
+		ans, f = a.runInOrder(x)
+	default:
+		ans, f = a.runTogether(x)
+	}
+	close(a.dDone)
+	if f == nil {
+		return ans, nil
+	}
+	return nil, a.blame(f)
+}
+
+// runTogether sends both legs at once: prefill's on its own goroutine, which
+// close waits for, decode's here. Whichever fails first, before decode has
+// committed itself, ends the other.
+func (a *attempt) runTogether(x *dialect.Exchange) (*answer, *failure) {
+	started := a.q.r.spawn(func() {
 		defer close(a.pDone)
 		a.prefill(x)
 	})
@@ -204,12 +254,7 @@ func (a *attempt) run() (*answer, *failure) {
 		close(a.pDone)
 		a.d.end(errShutdown)
 	}
-	ans, f := a.decode(x)
-	close(a.dDone)
-	if f == nil {
-		return ans, nil
-	}
-	return nil, a.blame(f)
+	return a.decode(x)
 }
 
 // grace is how long one leg's hearsay about the other waits for the other's
@@ -219,23 +264,80 @@ const grace = 50 * time.Millisecond
 // prefill sends prefill's leg and waits for its outcome, however long decode
 // takes to stream; it is over when prefill's part is.
 func (a *attempt) prefill(x *dialect.Exchange) {
-	outcome, f := a.askPrefill(x)
+	res, f := a.askPrefill(x)
 	a.choice.EndPrefill()
-	a.q.r.legs.remove(a.p)
 	if f == nil {
 		a.p.set(legDone)
-		a.mu.Lock()
-		a.outcome = outcome
-		a.mu.Unlock()
+		a.heard(res)
 		return
 	}
+	a.q.r.legs.remove(a.p)
 	a.p.fail()
 	if f.hearsay() {
 		await(a.dDone)
 	}
 	a.mu.Lock()
-	a.outcome = outcome
-	matters := !a.committed && a.failed == nil
+	a.outcome = res.Outcome
+	a.mu.Unlock()
+	a.give(f)
+}
+
+// heard notes prefill's good word. If decode can wait in vain from here on,
+// prefill is still watched until decode's first event, and so is the clock.
+func (a *attempt) heard(res dialect.Result) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.outcome, a.usage, a.counted = res.Outcome, res.Prompt, res.Counted
+	if !a.rules.Watched || a.committed || a.failed != nil || a.closed {
+		a.q.r.legs.remove(a.p)
+		return
+	}
+	a.unwatch = a.watch()
+}
+
+// watch ends decode's leg when prefill dies with the blocks that decode has to
+// collect, and when the dialect's budgets of time are used up. It returns how
+// to end that.
+func (a *attempt) watch() func() {
+	late := func(err error) *failure {
+		return &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Late, reason: reasonTimeout, err: err, retry: true,
+			avoid: []string{a.p.inst.ID, a.d.inst.ID, a.d.inst.ID}}
+	}
+	silence := a.q.r.cfg.DecodeSilence
+	timers := []*time.Timer{time.AfterFunc(silence, func() {
+		err := fmt.Errorf("it is silent for %v after prefill's answer", silence)
+		if a.rules.Hint != "" {
+			err = fmt.Errorf("%w; %s", err, a.rules.Hint)
+		}
+		a.give(late(err))
+	})}
+	if gap := a.rules.Gap; gap > 0 && a.rules.Order == dialect.PrefillFirst {
+		timers = append(timers, time.AfterFunc(gap, func() {
+			if !a.d.sent.Load() {
+				a.give(late(fmt.Errorf("it did not take its request within %v of prefill's answer", gap)))
+			}
+		}))
+	}
+	stop := context.AfterFunc(a.p.ctx, func() {
+		if cause := a.p.cause(); errors.Is(cause, errInstanceDead) {
+			a.give(&failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: ticket.Dead, reason: reasonDead, err: cause, retry: true,
+				exclude: []string{a.p.inst.ID}})
+		}
+	})
+	return func() {
+		for _, t := range timers {
+			t.Stop()
+		}
+		stop()
+		a.q.r.legs.remove(a.p)
+	}
+}
+
+// give ends decode's leg with the failure, unless decode has committed itself
+// or something else failed before.
+func (a *attempt) give(f *failure) {
+	a.mu.Lock()
+	matters := !a.committed && a.failed == nil && !a.closed
 	if matters {
 		a.failed = f
 	}
@@ -254,47 +356,71 @@ func await(done <-chan struct{}) {
 	}
 }
 
-func (a *attempt) askPrefill(x *dialect.Exchange) (ticket.Outcome, *failure) {
+// maxPrefillAnswer bounds prefill's answer: block ids, token ids, a state.
+const maxPrefillAnswer = 16 << 20
+
+func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 	var h fasthttp.RequestHeader
 	body := a.speak.Prefill(&h, x)
 	b, err := a.q.r.send(a.p, &h, body)
 	if err != nil {
-		return "", a.broken(a.p, err)
+		return dialect.Result{}, a.broken(a.p, err)
 	}
 	a.p.set(legAnswer)
-	text, err := b.all(64 << 10)
+	text, err := b.all(maxPrefillAnswer)
 	if err != nil {
 		b.abort()
-		return "", a.broken(a.p, err)
+		return dialect.Result{}, a.broken(a.p, err)
 	}
 	b.finish()
-	outcome, message := a.speak.Result(dialect.Answer{Status: b.header.StatusCode(), Outcome: string(b.header.Peek(dialect.HeaderOutcome)), Body: text})
-	if outcome == ticket.Done {
-		return outcome, nil
+	said := dialect.Answer{Status: b.header.StatusCode(), ContentType: string(b.header.ContentType()),
+		Outcome: string(b.header.Peek(dialect.HeaderOutcome)), Body: text}
+	res := a.speak.Result(x, said)
+	switch {
+	case res.Outcome == ticket.Done:
+		return res, nil
+	case !a.rules.Typed && (said.Status < 200 || said.Status > 299):
+		return res, a.refused(a.p, a.d, said)
 	}
-	return outcome, a.told(a.p, a.d, outcome, message)
+	return res, a.told(a.p, a.d, res.Outcome, res.Message)
 }
 
 // decode sends decode's leg and reads its answer up to where it can still be
 // repeated: the whole body, or a stream's first events.
 func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 	var h fasthttp.RequestHeader
-	body := a.speak.Decode(&h, x)
+	var body [][]byte
+	if a.alone {
+		body = dialect.Plain(&h, x)
+	} else {
+		body = a.speak.Decode(&h, x)
+	}
 	b, err := a.q.r.send(a.d, &h, body)
 	if err != nil {
 		return nil, a.broken(a.d, err)
 	}
 	status := b.header.StatusCode()
-	if status < 500 && !a.commit() {
+	if a.rules.Typed && status < 500 && !a.commit() {
 		b.abort()
 		return nil, a.broken(a.d, context.Cause(a.d.ctx))
 	}
 	a.d.set(legAnswer)
 	ans := &answer{status: status, contentType: string(b.header.ContentType()), timing: string(b.header.Peek("Server-Timing"))}
+	if a.rules.Usage && !a.alone {
+		ans.merge = a.promptUsage
+	}
 	if status == 200 && isEventStream(ans.contentType) {
 		ans.stream = &events{body: b}
-		if ans.first, err = ans.stream.next(); err != nil {
+		ans.first, err = ans.stream.next()
+		if err == nil && !a.rules.Typed {
+			err = a.opening(ans.first)
+		}
+		if err != nil {
 			b.abort()
+			if errors.Is(err, errOpening) { // mostly of blocks that it could not get
+				return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, reason: reasonStatus, retry: true,
+					avoid: []string{a.p.inst.ID, a.d.inst.ID}, err: err}
+			}
 			return nil, a.broken(a.d, err)
 		}
 		a.q.firstByte()
@@ -306,7 +432,19 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 	}
 	outcome := ticket.Outcome(b.header.Peek(dialect.HeaderOutcome))
 	b.finish()
-	if status >= 500 {
+	if !a.rules.Typed {
+		if status < 200 || status > 299 {
+			return nil, a.refused(a.d, a.p, dialect.Answer{Status: status, ContentType: ans.contentType, Outcome: string(outcome), Body: ans.body})
+		}
+		if !a.commit() {
+			return nil, a.broken(a.d, context.Cause(a.d.ctx))
+		}
+		if ans.merge != nil {
+			if u, ok := ans.merge(); ok {
+				ans.body = openai.MergeUsage(ans.body, u)
+			}
+		}
+	} else if status >= 500 {
 		if outcome != "" && outcome != ticket.Refused {
 			return nil, a.told(a.d, a.p, outcome, errorMessage(ans.body))
 		}
@@ -328,6 +466,7 @@ func (a *attempt) commit() bool {
 		return false
 	}
 	a.committed = true
+	a.endWatch()
 	return true
 }
 
@@ -392,22 +531,50 @@ func (a *attempt) told(by, partner *leg, o ticket.Outcome, message string) *fail
 	return f
 }
 
-// close ends what is left of the attempt and waits for prefill's goroutine.
+// close ends what is left of the attempt and waits for prefill's goroutine,
+// but for a leg that must not be cut: that one is given its time.
 func (a *attempt) close() {
+	a.mu.Lock()
+	again := a.closed
+	a.closed = true
+	a.endWatch()
+	a.mu.Unlock()
+	if again {
+		return
+	}
 	cut := a.q.ctx.Err() != nil
-	for _, l := range []*leg{a.p, a.d} {
+	settle := func(l *leg) {
 		if l.finish(cut) {
 			a.q.r.metrics.cancelled.WithLabelValues(string(l.role)).Inc()
 		}
 	}
+	prefill := func() {
+		settle(a.p)
+		a.p.end(errOver)
+		<-a.pDone
+		a.q.r.legs.remove(a.p)
+		a.choice.EndPrefill()
+	}
+	settle(a.d)
 	a.stop(errOver)
-	<-a.pDone
-	a.p.end(nil)
 	a.d.end(nil)
-	a.q.r.legs.remove(a.p)
 	a.q.r.legs.remove(a.d)
-	a.choice.EndPrefill()
 	a.choice.EndDecode()
+	if a.rules == nil || a.rules.Linger == 0 || !a.p.sent.Load() || !a.prefillOpen() ||
+		!a.q.r.spawn(func() { a.linger(); prefill() }) {
+		prefill()
+	}
+}
+
+// linger waits for prefill's leg for as long as the dialect wants.
+func (a *attempt) linger() {
+	timer := time.NewTimer(a.rules.Linger)
+	defer timer.Stop()
+	select {
+	case <-a.pDone:
+	case <-timer.C:
+	case <-a.q.r.ctx.Done():
+	}
 }
 
 // prefillOpen says whether prefill's leg is still to be answered.
@@ -429,12 +596,12 @@ func (q *request) firstByte() {
 }
 
 // send does a leg's round trip to its worker.
-func (r *Router) send(l *leg, h *fasthttp.RequestHeader, body []byte) (*upBody, error) {
+func (r *Router) send(l *leg, h *fasthttp.RequestHeader, body [][]byte) (*upBody, error) {
 	addr, err := hostPort(l.inst.URL)
 	if err != nil {
 		return nil, &legError{"connect", err}
 	}
-	return r.up.roundTrip(l.ctx, addr, h, body)
+	return r.up.roundTrip(l.ctx, addr, h, body, func() { l.sent.Store(true) })
 }
 
 // suspect looks at a worker whose connection broke: if it takes no new one it

@@ -33,6 +33,8 @@ type failure struct {
 	retry   bool
 	exclude []string // ids that must not be tried again
 	avoid   []string // ids to try again only when no others are left
+	relay   *answer  // what an engine has to say to the client, if it is the client's fault
+	api     *openai.Error
 }
 
 func (f *failure) Error() string {
@@ -71,6 +73,8 @@ var retryReasons = []string{
 // httpError is the answer for a request whose attempts all failed.
 func (f *failure) httpError() *openai.Error {
 	switch {
+	case f.api != nil:
+		return f.api
 	case f.outcome == ticket.NoSpace || f.outcome == ticket.Incompatible:
 		return openai.Unavailable("%s", f.Error())
 	case f.outcome == ticket.Late || f.reason == reasonTimeout:

@@ -38,7 +38,7 @@ func (r *Router) generate(ctx *fasthttp.RequestCtx, id string) {
 	}
 	ctx.Response.Header.Set("Cache-Control", "no-cache")
 	ctx.Response.Header.Set("X-Accel-Buffering", "no")
-	ctx.Response.SetBodyStream(&stream{q: q, events: ans.stream, body: ans.stream.body, conn: ctx.Conn(), first: ans.first}, -1)
+	ctx.Response.SetBodyStream(&stream{q: q, events: ans.stream, body: ans.stream.body, conn: ctx.Conn(), first: ans.first, merge: ans.merge}, -1)
 }
 
 // serve takes the request through scan, admission and dispatch.
@@ -134,7 +134,12 @@ func (q *request) describe(ctx *fasthttp.RequestCtx, timing string) {
 		return
 	}
 	a := q.attempts[len(q.attempts)-1]
-	h.Set(dialect.HeaderPrefill, a.p.inst.ID)
+	if !a.alone {
+		h.Set(dialect.HeaderPrefill, a.p.inst.ID)
+	}
+	if a.falls != "" {
+		h.Set(headerFallback, string(a.falls))
+	}
 	h.Set(headerDecode, a.d.inst.ID)
 	ms := func(d time.Duration) string { return strconv.FormatFloat(float64(d.Microseconds())/1000, 'f', 3, 64) }
 	line := "queue;dur=" + ms(q.dispatched.Sub(q.start))

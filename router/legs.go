@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
@@ -23,6 +24,8 @@ type leg struct {
 	ctx context.Context
 	end context.CancelCauseFunc
 
+	sent atomic.Bool // the request is written: its body is not needed any more
+
 	mu    sync.Mutex
 	state string // see the states below
 	since time.Time
@@ -35,6 +38,7 @@ const (
 	legDone      = "done"
 	legFailed    = "failed"
 	legCancelled = "cancelled" // ended by the router
+	legUnused    = "unused"    // the other leg does both phases
 )
 
 func newLeg(ctx context.Context, role fleet.Role, inst *fleet.Instance, version uint64) *leg {
@@ -62,7 +66,7 @@ func (l *leg) finish(cut bool) (cancelled bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.state == legDone || l.state == legFailed || l.state == legCancelled:
+	case l.state == legDone || l.state == legFailed || l.state == legCancelled || l.state == legUnused:
 		return false
 	case l.state == legAnswer && !cut:
 		l.state = legDone

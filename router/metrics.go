@@ -5,6 +5,8 @@ import (
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/router/dialect"
 )
 
 // metrics are the router's, without probes. Labels come from closed sets:
@@ -17,6 +19,7 @@ type metrics struct {
 	retries   *prometheus.CounterVec // reason
 	cancelled *prometheus.CounterVec // role
 	probes    *prometheus.CounterVec // result
+	fallbacks *prometheus.CounterVec // reason
 	bytes     prometheus.Counter
 
 	reg prometheus.Registerer
@@ -44,13 +47,15 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 			Help: "Legs that the router ended before their worker did."}, []string{"role"}),
 		probes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_probes_total",
 			Help: "One-token probes sent, by result."}, []string{"result"}),
+		fallbacks: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_fallbacks_total",
+			Help: "Requests that decode served alone because they could not be split, by what of them could not."}, []string{"reason"}),
 		bytes: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_router_response_bytes_total",
 			Help: "Bytes of answers relayed to clients."}),
 	}
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
 	}
-	m.all = []prometheus.Collector{m.requests, m.duration, m.ttft, m.queued, m.retries, m.cancelled, m.probes, m.bytes,
+	m.all = []prometheus.Collector{m.requests, m.duration, m.ttft, m.queued, m.retries, m.cancelled, m.probes, m.fallbacks, m.bytes,
 		gauge("xpyd_router_requests_in_flight", "Requests that are admitted and not over.", func() float64 {
 			n, _ := r.gate.counts()
 			return float64(n)
@@ -70,6 +75,9 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 	}
 	for _, reason := range retryReasons {
 		m.retries.WithLabelValues(reason)
+	}
+	for _, s := range dialect.Shapes {
+		m.fallbacks.WithLabelValues(string(s))
 	}
 	for i, c := range m.all {
 		if err := reg.Register(c); err != nil {

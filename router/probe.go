@@ -125,6 +125,14 @@ type pair struct {
 	version uint64
 }
 
+// members is the two, or the one that has no partner.
+func (pr *pair) members() []*fleet.Member {
+	if pr.p == pr.d {
+		return []*fleet.Member{pr.d}
+	}
+	return []*fleet.Member{pr.p, pr.d}
+}
+
 // plan pairs every worker that has yet to pass with a partner, preferring one
 // that has passed or is not being probed, and says when to look again.
 func (p *prober) plan(s *fleet.Snapshot) ([]pair, time.Duration) {
@@ -156,7 +164,7 @@ func (p *prober) plan(s *fleet.Snapshot) ([]pair, time.Duration) {
 			if m.Role == fleet.Decode {
 				pr.p, pr.d = partner, m
 			}
-			for _, x := range []*fleet.Member{pr.p, pr.d} {
+			for _, x := range pr.members() {
 				p.known[keyOf(x)].running = true
 			}
 			out = append(out, pr)
@@ -167,6 +175,9 @@ func (p *prober) plan(s *fleet.Snapshot) ([]pair, time.Duration) {
 
 // partner chooses whom to probe m with; after failures others get their turn.
 func (p *prober) partner(s *fleet.Snapshot, m *fleet.Member, turn int) *fleet.Member {
+	if m.Alone() {
+		return m
+	}
 	var passed, fresh []*fleet.Member
 	for i := range s.Members {
 		o := &s.Members[i]
@@ -212,6 +223,17 @@ func (p *prober) forget(s *fleet.Snapshot) {
 
 // probe sends one and notes the result for both members.
 func (p *prober) probe(pr pair) {
+	if p.learn(pr) {
+		p.mu.Lock()
+		for _, m := range pr.members() {
+			if st := p.known[keyOf(m)]; st != nil {
+				st.running = false
+			}
+		}
+		p.mu.Unlock()
+		p.wake()
+		return
+	}
 	err := p.send(pr)
 	result := "ok"
 	if err != nil && p.r.ctx.Err() != nil {
@@ -223,7 +245,7 @@ func (p *prober) probe(pr pair) {
 	}
 	p.r.metrics.probes.WithLabelValues(result).Inc()
 	p.mu.Lock()
-	for _, m := range []*fleet.Member{pr.p, pr.d} {
+	for _, m := range pr.members() {
 		st := p.known[keyOf(m)]
 		if st == nil {
 			continue // it is no more
@@ -253,9 +275,17 @@ func (p *prober) send(pr pair) error {
 	q.body = openai.AppendString([]byte(`{"model":`), pr.d.Model)
 	q.body = append(q.body, `,"prompt":"Hi","max_tokens":1,"temperature":0,"ignore_eos":true}`...)
 	q.deadline(p.r.cfg.ProbeTimeout)
-	q.top = openai.Top{Model: pr.d.Model, N: 1, MaxTokens: 1}
+	var serr *openai.Error
+	if q.top, serr = openai.Scan(q.body, openai.Limits{}); serr != nil {
+		q.finish(serr.Status, serr.Message)
+		return serr
+	}
 	q.model = pr.d.Model
-	view := pick.View{Snapshot: fleet.NewSnapshot(pr.version, time.Time{}, []fleet.Member{*pr.p, *pr.d})}
+	members := make([]fleet.Member, 0, 2)
+	for _, m := range pr.members() {
+		members = append(members, *m)
+	}
+	view := pick.View{Snapshot: fleet.NewSnapshot(pr.version, time.Time{}, members)}
 	// A picker of its own: probes are no load, and no user's choice.
 	own := pick.New(pick.Config{Policy: pick.RoundRobin}, nil)
 	choice, err := own.Pick(view, &pick.Request{Model: pr.d.Model})
@@ -284,7 +314,7 @@ func (a *attempt) await() { <-a.pDone }
 
 // prefillError says whether prefill's leg ended other than done.
 func (a *attempt) prefillError() error {
-	if state, _ := a.p.get(); state != legDone {
+	if state, _ := a.p.get(); state != legDone && state != legUnused {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		return fmt.Errorf("prefill worker %s: its leg ended %s %s", a.p.inst.ID, state, a.outcome)

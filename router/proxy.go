@@ -87,7 +87,7 @@ func (q *request) askOne(m *fleet.Member, version uint64) (*answer, error) {
 	h.SetRequestURI(q.path)
 	h.SetContentType("application/json")
 	h.Set(dialect.HeaderRequestID, q.id)
-	b, err := q.r.send(l, &h, q.body)
+	b, err := q.r.send(l, &h, [][]byte{q.body})
 	if err != nil {
 		if l.cause() == nil {
 			q.r.suspect(&m.Instance, err)

@@ -83,8 +83,9 @@ type stream struct {
 	events *events
 	body   *upBody
 	conn   net.Conn
-	first  []byte // events read before the headers went out
-	rest   []byte // of a run that Read could not return whole
+	first  []byte                            // events read before the headers went out
+	merge  func() (openai.PromptUsage, bool) // see answer
+	rest   []byte                            // of a run that Read could not return whole
 	done   bool
 	failed string
 }
@@ -94,14 +95,14 @@ type stream struct {
 func (s *stream) next() ([]byte, error) {
 	if run := s.first; run != nil {
 		s.first = nil
-		return run, nil
+		return s.merged(run), nil
 	}
 	if s.done {
 		return nil, io.EOF
 	}
 	run, err := s.events.next()
 	if err == nil {
-		return run, nil
+		return s.merged(run), nil
 	}
 	s.done = true
 	if err == io.EOF {
@@ -118,6 +119,18 @@ func (s *stream) next() ([]byte, error) {
 		return nil, errClientGone
 	}
 	return openai.AppendErrorEvent(nil, e), nil
+}
+
+// merged puts the prompt's usage into a run of events, if there is any.
+func (s *stream) merged(run []byte) []byte {
+	if s.merge == nil || !openai.HasUsage(run) {
+		return run
+	}
+	u, ok := s.merge()
+	if !ok {
+		return run
+	}
+	return openai.MergeUsageEvents(run, u)
 }
 
 // SupportsBodyWriteTo lets the server use WriteTo: one chunk a run of events.

@@ -115,8 +115,9 @@ func (q *request) finish(status int, reason string) {
 		}
 	}
 	// Decode may end before prefill's "done" is here. It is about to come, and
-	// closing its connection would only cost the next request one.
-	if n := len(attempts); n == 0 || status != 200 || !attempts[n-1].prefillOpen() ||
+	// closing its connection would only cost the next request one. A leg that
+	// is still being sent may hold the client's body, which ends here.
+	if n := len(attempts); n == 0 || status != 200 || !attempts[n-1].prefillOpen() || !attempts[n-1].p.sent.Load() ||
 		!q.r.spawn(func() { await(attempts[n-1].pDone); end() }) {
 		end()
 	}
@@ -155,6 +156,9 @@ func (q *request) account() {
 		a := q.attempts[n-1]
 		attrs = append(attrs, slog.String("prefill", a.p.inst.ID), slog.String("decode", a.d.inst.ID),
 			slog.String("link", a.link.String()), slog.Int("attempts", n))
+	}
+	if n := len(q.attempts); n > 0 && q.attempts[n-1].falls != "" {
+		attrs = append(attrs, slog.String("fallback", string(q.attempts[n-1].falls)))
 	}
 	if q.failed != "" {
 		attrs = append(attrs, slog.String("err", q.failed))

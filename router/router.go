@@ -68,6 +68,7 @@ type Router struct {
 	seed    maphash.Seed
 	up      *upstream
 	legs    legs
+	facts   facts
 	probes  *prober
 	conns   clientConns
 	watcher *clientwatch.Watcher
@@ -89,6 +90,9 @@ type Router struct {
 	knocks   map[string]bool // connection attempts of knock, by worker
 	marked   map[string]mark // drains that the fleet does not show yet
 	marks    uint64          // changes of marked
+
+	staticMu sync.Mutex // one SetStatic at a time
+	statics  map[string]Static
 }
 
 // mark is a drain asked for here.
@@ -114,7 +118,7 @@ func New(cfg Config, deps Deps) (*Router, error) {
 		legs:     legs{byID: map[string]map[*leg]struct{}{}},
 		conns:    clientConns{max: cfg.MaxConns, set: map[*clientConn]struct{}{}},
 		requests: map[*request]struct{}{}, history: newHistory(cfg.History),
-		knocks: map[string]bool{}, marked: map[string]mark{},
+		facts: facts{byID: map[string]known{}}, knocks: map[string]bool{}, marked: map[string]mark{}, statics: map[string]Static{},
 	}
 	r.gate.limits = cfg.Limits
 	r.up = newUpstream(&r.cfg)
@@ -156,6 +160,9 @@ func (r *Router) Start() (err error) {
 			return errors.Join(fmt.Errorf("admin_listen: %w", err), ln.Close())
 		}
 		r.serve(r.admin, r.adminLn)
+	}
+	if err := r.SetStatic(r.cfg.Static); err != nil {
+		return errors.Join(err, r.publicLn.Close())
 	}
 	r.spawn(r.followFleet)
 	r.spawn(r.probes.run)

@@ -22,9 +22,10 @@ import (
 
 // Header names of the public listener, besides the dialect's.
 const (
-	headerDecode  = "x-xpyd-decode"
-	headerExplain = "x-xpyd-explain"
-	headerTimeout = "x-request-timeout-ms"
+	headerDecode   = "x-xpyd-decode"
+	headerFallback = "x-xpyd-fallback" // why decode served a request alone
+	headerExplain  = "x-xpyd-explain"
+	headerTimeout  = "x-request-timeout-ms"
 )
 
 // routes are the public paths and their only method.

@@ -195,33 +195,41 @@ func (e *legError) gone() bool {
 
 // roundTrip sends one request and reads the header of its answer. When ctx
 // ends the connection is closed, now or while the body is read. The caller
-// ends the body.
-func (u *upstream) roundTrip(ctx context.Context, addr string, req *fasthttp.RequestHeader, body []byte) (*upBody, error) {
+// ends the body. sent, if not nil, is called once body is not needed any more
+// because it was written.
+func (u *upstream) roundTrip(ctx context.Context, addr string, req *fasthttp.RequestHeader, body [][]byte, sent func()) (*upBody, error) {
 	c, err := u.get(ctx, addr)
 	if err != nil {
 		return nil, &legError{"connect", err}
 	}
 	c.stop = context.AfterFunc(ctx, func() { _ = c.Close() })
 	b := &upBody{conn: c}
-	if err := b.exchange(addr, req, body); err != nil {
+	if err := b.exchange(addr, req, body, sent); err != nil {
 		b.abort()
 		return nil, err
 	}
 	return b, nil
 }
 
-// exchange writes the request in one write if it is small, and reads the
-// answer's header.
-func (b *upBody) exchange(addr string, req *fasthttp.RequestHeader, body []byte) error {
+// exchange writes the request, header and pieces of the body in one write if
+// it is small, and reads the answer's header.
+func (b *upBody) exchange(addr string, req *fasthttp.RequestHeader, body [][]byte, sent func()) error {
 	c := b.conn
+	size := 0
+	for _, part := range body {
+		size += len(part)
+	}
 	req.SetHost(addr)
-	req.SetContentLength(len(body))
+	req.SetContentLength(size)
 	if err := c.SetDeadline(time.Now().Add(c.u.cfg.WriteTimeout)); err != nil {
 		return &legError{"send", err}
 	}
-	bufs := net.Buffers{req.Header(), body}
+	bufs := append(net.Buffers{req.Header()}, body...)
 	if _, err := bufs.WriteTo(c.Conn); err != nil {
 		return &legError{"send", err}
+	}
+	if sent != nil {
+		sent()
 	}
 	if err := c.SetReadDeadline(time.Now().Add(c.u.cfg.FirstByteTimeout)); err != nil {
 		return &legError{"answer", err}

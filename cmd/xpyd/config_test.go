@@ -98,6 +98,19 @@ func TestComposeConfigs(t *testing.T) {
 	}
 }
 
+// TestEngineConfigs: the examples of foreign engines are understood.
+func TestEngineConfigs(t *testing.T) {
+	files, err := filepath.Glob("../../configs/engines/*.yaml")
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, file := range files {
+		if out, _ := inForce(t, "router", "--config", file); !strings.Contains(out, "dialect: ") {
+			t.Errorf("%s: no dialect in\n%s", file, out)
+		}
+	}
+}
+
 // TestInvalid: every file of configs/invalid is refused with exit code 2 and
 // one line that has the place and begins as its first line says. The command
 // is the first word of the file's name.

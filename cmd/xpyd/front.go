@@ -211,7 +211,7 @@ func openFront(cfg *RouterConfig, log *slog.Logger, mounts map[string]fasthttp.R
 	return
 }
 
-// reloading puts limits and policy in force anew on each SIGHUP, until end is
+// reloading puts limits, policy and static members in force anew on each SIGHUP, until end is
 // called.
 func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error)) (end func()) {
 	r, log := f.router, f.log
@@ -219,10 +219,13 @@ func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error))
 		if err := r.Reload(next.Limits, next.Pick.Policy); err != nil {
 			return err
 		}
+		if err := r.SetStatic(next.Static); err != nil { // the others of the list are in force
+			log.Error("static members", "err", err)
+		}
 		rest := *next
-		rest.Limits, rest.Pick.Policy = old.Limits, old.Pick.Policy
+		rest.Limits, rest.Pick.Policy, rest.Static = old.Limits, old.Pick.Policy, old.Static
 		if !reflect.DeepEqual(&rest, old) {
-			log.Warn("limits and pick.policy are in force; what else has changed needs a restart")
+			log.Warn("limits, pick.policy and static are in force; what else has changed needs a restart")
 		}
 		return nil
 	}, log)

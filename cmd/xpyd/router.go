@@ -20,7 +20,7 @@ func newRouter() *cobra.Command {
 		Use:   "router --config FILE",
 		Short: "Run the front door, alone",
 		Long: `Run the router. Without fleet.url it embeds a NATS server and prints the URL
-with which workers join. SIGHUP reloads limits and policy; SIGTERM drains.`,
+with which workers join. SIGHUP reloads limits, policy and static; SIGTERM drains.`,
 		Example: "  xpyd router --config configs/samples/router.yaml\n  xpyd router --listen 0.0.0.0:8000\n  xpyd router --config router.yaml --print-config",
 		Args:    cobra.NoArgs,
 	}

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -17,6 +18,9 @@ type Mismatch struct {
 func (m *Mismatch) Error() string {
 	return fmt.Sprintf("%s differs: prefill has %s, decode has %s", m.Field, m.Prefill, m.Decode)
 }
+
+// Alone says that the instance serves whole requests and has no partner.
+func (i *Instance) Alone() bool { return i.Dialect == "openai" }
 
 // Compatible returns nil when the KV blocks of p can serve requests on d,
 // else the first difference. Build and load are never compared; the block
@@ -34,6 +38,8 @@ func Compatible(p, d *Instance) *Mismatch {
 		return diff("dialect", p.Dialect, d.Dialect)
 	case p.Model != d.Model:
 		return diff("model", p.Model, d.Model)
+	case p.Version != d.Version && p.Version != "" && d.Version != "":
+		return diff("version", p.Version, d.Version)
 	case p.ModelFingerprint != d.ModelFingerprint:
 		return diff("model_fingerprint", p.ModelFingerprint, d.ModelFingerprint)
 	case p.TokenizerFingerprint != d.TokenizerFingerprint:
@@ -81,13 +87,14 @@ func (r Refusal) String() string {
 
 // Refusals names every live member that has no compatible counterpart, or is
 // incompatible with more than half of them, with the difference that it has
-// most often. A role without counterparts is not refused. Order is by ID.
+// most often. A role without counterparts is not refused, and fleets of
+// several dialects side by side do not refuse each other. Order is by ID.
 // For status and the log, not for the request path.
 func (s *Snapshot) Refusals() []Refusal {
 	classes := s.classes()
 	var out []Refusal
 	for i := range s.Members {
-		if m := &s.Members[i]; m.State == Live {
+		if m := &s.Members[i]; m.State == Live && !m.Alone() {
 			if r := m.refusal(classes); 2*r.Refused > r.Of {
 				out = append(out, r)
 			}
@@ -112,7 +119,7 @@ func (s *Snapshot) classes() []*class {
 			continue
 		}
 		key := Instance{
-			Role: m.Role, Dialect: m.Dialect, Model: m.Model,
+			Role: m.Role, Dialect: m.Dialect, Model: m.Model, Version: m.Version,
 			ModelFingerprint: m.ModelFingerprint, TokenizerFingerprint: m.TokenizerFingerprint,
 			Numerics: m.Numerics, Layout: m.Layout,
 			ProtocolMin: m.ProtocolMin, ProtocolMax: m.ProtocolMax,
@@ -132,9 +139,10 @@ func (s *Snapshot) classes() []*class {
 func (m *Member) refusal(classes []*class) Refusal {
 	r := Refusal{ID: m.ID, Role: m.Role}
 	seen := map[Mismatch]int{}
+	kin := slices.ContainsFunc(classes, func(c *class) bool { return c.Role != m.Role && c.Dialect == m.Dialect })
 	for _, c := range classes {
-		if c.Role == m.Role {
-			continue
+		if c.Role == m.Role || c.Alone() || kin && c.Dialect != m.Dialect {
+			continue // of other dialects only one without its own kind is told
 		}
 		r.Of += c.size
 		p, d := &m.Instance, &c.Instance

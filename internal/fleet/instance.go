@@ -37,7 +37,7 @@ type Instance struct {
 	Role     Role   `json:"role"`
 	URL      string `json:"url"`     // http://host:port of its HTTP listener
 	KVAddr   string `json:"kv_addr"` // host:port of its kvconn listener
-	Dialect  string `json:"dialect"` // "native"
+	Dialect  string `json:"dialect"` // "native", or of a foreign engine: router/dialect
 	Model    string `json:"model"`   // the name clients use
 	Build    string `json:"build"`   // shown, never compared
 	Draining bool   `json:"draining,omitempty"`
@@ -49,6 +49,14 @@ type Instance struct {
 	TokenizerFingerprint string `json:"tokenizer_fingerprint"`
 	Numerics             string `json:"numerics"`
 	Layout               Layout `json:"layout"`
+
+	// What a foreign engine's dialect needs to know of it.
+	Version   string `json:"version,omitempty"`   // of the engine; both of a pair must agree if both are known
+	Bootstrap string `json:"bootstrap,omitempty"` // host:port where the other role finds it
+	EngineID  string `json:"engine_id,omitempty"`
+	TP        int    `json:"tp,omitempty"`       // tensor-parallel ranks, 0 means 1
+	PP        int    `json:"pp,omitempty"`       // pipeline stages, 0 means 1
+	DPRanks   int    `json:"dp_ranks,omitempty"` // data-parallel ranks, 0 means 1
 
 	MaxModelLen int  `json:"max_model_len"` // tokens, prompt and output
 	Blocks      int  `json:"blocks"`        // blocks in the pool

@@ -177,8 +177,16 @@ func (i *Instance) Validate() error {
 			return fmt.Errorf("kv_addr %q: %w", clip(i.KVAddr), err)
 		}
 	}
+	if i.Bootstrap != "" {
+		if err := validHostPort(i.Bootstrap); err != nil {
+			return fmt.Errorf("bootstrap %q: %w", clip(i.Bootstrap), err)
+		}
+	}
+	if i.Alone() && i.Role != Decode {
+		return fmt.Errorf("role: an engine of dialect %q has no other half; its role is decode", i.Dialect)
+	}
 	for _, f := range []struct{ name, value string }{
-		{"url", i.URL}, {"kv_addr", i.KVAddr}, {"dialect", i.Dialect}, {"model", i.Model}, {"build", i.Build},
+		{"version", i.Version}, {"engine_id", i.EngineID}, {"url", i.URL}, {"kv_addr", i.KVAddr}, {"dialect", i.Dialect}, {"model", i.Model}, {"build", i.Build},
 		{"model_fingerprint", i.ModelFingerprint}, {"tokenizer_fingerprint", i.TokenizerFingerprint},
 		{"numerics", i.Numerics}, {"layout.dtype", i.Layout.DType},
 	} {
@@ -192,6 +200,7 @@ func (i *Instance) Validate() error {
 	}{
 		{"layout.layers", i.Layout.Layers}, {"layout.kv_heads", i.Layout.KVHeads}, {"layout.head_dim", i.Layout.HeadDim},
 		{"layout.block_tokens", i.Layout.BlockTokens}, {"max_model_len", i.MaxModelLen}, {"blocks", i.Blocks},
+		{"tp", i.TP}, {"pp", i.PP}, {"dp_ranks", i.DPRanks},
 		{"max_batch", i.MaxBatch}, {"pid", i.PID}, {"protocol_min", i.ProtocolMin}, {"protocol_max", i.ProtocolMax},
 	} {
 		if f.value < 0 || f.value > maxCount {

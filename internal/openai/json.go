@@ -15,6 +15,7 @@ type reader struct {
 	depth    int
 	maxDepth int
 	key      []byte // scratch of object
+	keyAt    int    // where the present key's quote is
 }
 
 func newReader(b []byte, maxDepth int) (reader, *Error) {
@@ -285,6 +286,7 @@ func (r *reader) object(field func(key []byte) *Error) *Error {
 		if c == '}' && first {
 			break
 		}
+		at := r.i
 		key, escaped, err := r.str()
 		if err != nil {
 			return err
@@ -297,6 +299,7 @@ func (r *reader) object(field func(key []byte) *Error) *Error {
 			return r.syntax("expected ':'")
 		}
 		r.i++
+		r.keyAt = at
 		if err := field(key); err != nil {
 			return err
 		}

@@ -19,6 +19,18 @@ type Top struct {
 	Salt     []byte // raw JSON of cache_salt
 
 	Link string // the first field present that links legs, "" when none
+
+	// What decides whether a request can be split between two engines.
+	Prompts        int  // 1, or more for a batch
+	Echo           bool // echo
+	Logprobs       bool // logprobs or top_logprobs ask for some
+	PromptLogprobs bool // prompt_logprobs is there
+
+	// Where the fields that an Edit can change are, and where the closing
+	// brace is. Twice names a known field that came more than once.
+	at    [fields]span
+	close int
+	Twice string
 }
 
 // PromptTokens is a cheap estimate of the prompt's length in tokens: exact
@@ -39,7 +51,7 @@ func (t *Top) PromptTokens() int {
 // nothing else: a worker's parser has the last word.
 func Scan(body []byte, lim Limits) (Top, *Error) {
 	lim = lim.withDefaults()
-	t := Top{N: 1}
+	t := Top{N: 1, Prompts: 1}
 	r, err := newReader(body, lim.MaxDepth)
 	if err != nil {
 		return Top{}, err
@@ -47,8 +59,9 @@ func Scan(body []byte, lim Limits) (Top, *Error) {
 	if r.peek() != '{' {
 		return Top{}, r.notObject()
 	}
-	err = r.object(func(key []byte) *Error { return t.field(&r, key, lim) })
+	err = r.object(func(key []byte) *Error { return t.spanned(&r, key, lim) })
 	if err == nil {
+		t.close = r.i - 1
 		err = r.end()
 	}
 	if err != nil {
@@ -65,6 +78,24 @@ func (r *reader) notObject() *Error {
 		return err
 	}
 	return BadRequest("", "the body must be a JSON object")
+}
+
+// spanned reads a field and remembers where it is if it is a known one.
+func (t *Top) spanned(r *reader, key []byte, lim Limits) *Error {
+	f, known := fieldOf(key)
+	if !known {
+		return t.field(r, key, lim)
+	}
+	if t.at[f].end != 0 {
+		t.Twice = f.String()
+	}
+	s := span{key: r.keyAt}
+	r.peek()
+	s.val = r.i
+	err := t.field(r, key, lim)
+	s.end = r.i
+	t.at[f] = s
+	return err
 }
 
 func (t *Top) field(r *reader, key []byte, lim Limits) (err *Error) {
@@ -87,9 +118,25 @@ func (t *Top) field(r *reader, key []byte, lim Limits) (err *Error) {
 		n, _, err = r.readInt(string(key), 0, math.MaxInt32)
 		t.MaxTokens = int(n)
 	case "prompt":
-		if t.Prompt, err = r.raw(); err == nil && len(t.Prompt) > 0 {
+		if r.peek() == '[' {
+			t.Prompt, t.Prompts, err = r.rawList()
+		} else {
+			t.Prompt, err = r.raw()
+			t.Prompts = 1
+		}
+		if err == nil && len(t.Prompt) > 0 {
 			t.Messages = false
 		}
+	case "echo":
+		t.Echo, err = r.truth()
+	case "logprobs", "top_logprobs":
+		var on bool
+		on, err = r.truth()
+		t.Logprobs = t.Logprobs || on
+	case "prompt_logprobs":
+		var raw []byte
+		raw, err = r.raw()
+		t.PromptLogprobs = raw != nil
 	case "messages":
 		if t.Prompt, err = r.raw(); err == nil && len(t.Prompt) > 0 {
 			t.Messages = true
@@ -118,6 +165,35 @@ func (r *reader) raw() ([]byte, *Error) {
 		return nil, err
 	}
 	return r.b[start:r.i:r.i], nil
+}
+
+// rawList is raw for an array, and counts its prompts: strings or lists of
+// token ids count each, token ids together are one.
+func (r *reader) rawList() (raw []byte, prompts int, err *Error) {
+	start, n, ids := r.i, 0, false
+	err = r.array(func(int) *Error {
+		c := r.peek()
+		if n++; c == '-' || c >= '0' && c <= '9' {
+			ids = true
+		}
+		return r.skip()
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	if ids {
+		n = 1
+	}
+	return r.b[start:r.i:r.i], n, nil
+}
+
+// truth steps over a value of any kind and says whether it asks for
+// something: it is neither false nor null, and of a number that counts, not
+// what a worker's parser will refuse.
+func (r *reader) truth() (bool, *Error) {
+	c := r.peek()
+	err := r.skip()
+	return c != 'f' && c != 'n', err
 }
 
 // linkField names the field if it is one that engines link legs with.

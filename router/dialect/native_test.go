@@ -1,6 +1,7 @@
 package dialect_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"testing"
 	"time"
@@ -11,6 +12,8 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
 )
+
+func joined(parts [][]byte) []byte { return bytes.Join(parts, nil) }
 
 func TestNativeLegs(t *testing.T) {
 	x := &dialect.Exchange{RequestID: `r"1`, Link: ticket.NewLink(), Path: "/v1/completions", Body: []byte(`{"x":1}`), Seed: -7,
@@ -24,7 +27,7 @@ func TestNativeLegs(t *testing.T) {
 		DecodeID  string `json:"decode_id"`
 		Deadline  int    `json:"deadline_ms"`
 	}
-	if err := json.Unmarshal(d.Prefill(&h, x), &body); err != nil {
+	if err := json.Unmarshal(joined(d.Prefill(&h, x)), &body); err != nil {
 		t.Fatal(err)
 	}
 	if body.Link != x.Link.String() || body.RequestID != x.RequestID || body.DecodeID != "d0" || body.Deadline != 1500 ||
@@ -33,7 +36,7 @@ func TestNativeLegs(t *testing.T) {
 	}
 
 	h = fasthttp.RequestHeader{}
-	if got := d.Decode(&h, x); string(got) != `{"x":1}` || string(h.RequestURI()) != "/v1/completions" {
+	if got := joined(d.Decode(&h, x)); string(got) != `{"x":1}` || string(h.RequestURI()) != "/v1/completions" {
 		t.Errorf("%s, %s", got, h.String())
 	}
 	for name, want := range map[string]string{
@@ -52,8 +55,9 @@ func TestNativeLegs(t *testing.T) {
 func TestNativeResult(t *testing.T) {
 	f := func(status int, body, header string, want ticket.Outcome) {
 		t.Helper()
-		if got, _ := (dialect.Native{}).Result(dialect.Answer{Status: status, Body: []byte(body), Outcome: header}); got != want {
-			t.Errorf("%d %s: %s, want %s", status, body, got, want)
+		a := dialect.Answer{Status: status, Body: []byte(body), Outcome: header}
+		if got := (dialect.Native{}).Result(nil, a); got.Outcome != want {
+			t.Errorf("%d %s: %s, want %s", status, body, got.Outcome, want)
 		}
 	}
 	f(200, `{"outcome":"done","ms":3}`, "", ticket.Done)

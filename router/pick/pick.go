@@ -110,7 +110,8 @@ type View struct {
 	Generation uint64
 }
 
-// Choice is a pair that was chosen, and the load that it stands for.
+// Choice is a pair that was chosen, and the load that it stands for. Prefill
+// and Decode are the same member if that one does both phases.
 type Choice struct {
 	Prefill, Decode *fleet.Member
 	Explain         *Explain // when asked for

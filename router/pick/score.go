@@ -49,6 +49,14 @@ func (s *scorer) pair(m *model) (p, d *node) {
 	for j := range m.decode {
 		bestD[j], costD[j] = s.best(&m.decode[j], fleet.Decode)
 	}
+	for j, dn := range bestD { // engines that do both phases
+		if dn != nil && m.decode[j].rep.Alone() {
+			total := s.cost(dn, fleet.Prefill)/tokensPerSeq + costD[j]
+			if p == nil || total < best || total == best && dn.last < d.last {
+				p, d, best = dn, dn, total
+			}
+		}
+	}
 	for i := range m.prefill {
 		if !slices.Contains(m.compatible[i], true) {
 			continue
@@ -58,7 +66,8 @@ func (s *scorer) pair(m *model) (p, d *node) {
 			continue
 		}
 		for j, dn := range bestD {
-			if total := cost/tokensPerSeq + costD[j]; dn != nil && m.compatible[i][j] && (p == nil || total < best) {
+			if total := cost/tokensPerSeq + costD[j]; dn != nil && m.compatible[i][j] &&
+				(p == nil || total < best || total == best && dn.last < d.last) {
 				p, d, best = pn, dn, total
 			}
 		}

@@ -64,11 +64,12 @@ type class struct {
 type classKey struct {
 	dialect, fingerprint, tokenizer, numerics string
 	layout                                    fleet.Layout
+	version                                   string
 	protoMin, protoMax                        int
 }
 
 func keyOf(i *fleet.Instance) classKey {
-	return classKey{i.Dialect, i.ModelFingerprint, i.TokenizerFingerprint, i.Numerics, i.Layout, i.ProtocolMin, i.ProtocolMax}
+	return classKey{i.Dialect, i.ModelFingerprint, i.TokenizerFingerprint, i.Numerics, i.Layout, i.Version, i.ProtocolMin, i.ProtocolMax}
 }
 
 // refresh makes the table of v unless it is the present one.
@@ -135,6 +136,11 @@ func addTo(classes *[]class, inst *fleet.Instance, n *node) {
 }
 
 func (m *model) ready() bool {
+	for i := range m.decode {
+		if m.decode[i].rep.Alone() {
+			return true
+		}
+	}
 	for _, row := range m.compatible {
 		for _, ok := range row {
 			if ok {
@@ -148,17 +154,28 @@ func (m *model) ready() bool {
 // why says why a model has no pair, for the error's reader.
 func (m *model) why(v View) string {
 	switch {
+	case m.nDecode > 0 && len(m.decode) > 0 && m.ready():
+		return "the remaining pairs have failed it already"
 	case m.nPrefill == 0:
 		return "there is no prefill worker"
 	case m.nDecode == 0:
 		return "there is no decode worker"
 	case len(m.prefill) == 0:
-		return "no prefill worker is live and probed"
+		return "no prefill worker is live and probed" + m.refusal(v)
 	case len(m.decode) == 0:
-		return "no decode worker is live and probed"
-	case m.ready():
-		return "the remaining pairs have failed it already"
+		return "no decode worker is live and probed" + m.refusal(v)
 	}
 	p, d := m.prefill[0].rep, m.decode[0].rep
 	return fmt.Sprintf("%s and %s are incompatible, %v", p.ID, d.ID, fleet.Compatible(p, d))
+}
+
+// refusal is why a live worker of the model cannot even be probed, if there is
+// such a one.
+func (m *model) refusal(v View) string {
+	for _, r := range v.Snapshot.Refusals() {
+		if mem := v.Snapshot.Get(r.ID); mem != nil && mem.Model == m.name {
+			return "; " + r.String()
+		}
+	}
+	return ""
 }

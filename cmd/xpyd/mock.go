@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/xpyd/xpyd/internal/mock"
+)
+
+// newMock is `xpyd mock`: a fake engine.
+func newMock() *cobra.Command {
+	cfg := mock.Config{}
+	var fault, logLevel string
+	cmd := &cobra.Command{
+		Use:   "mock --dialect NAME --role ROLE",
+		Short: "A fake engine that speaks one dialect, for tests and demos",
+		Long: `A test tool: no model runs. It speaks one engine's protocol as prefill, decode
+or both, refuses with 400 whatever that engine would not understand and says
+which field it is, and answers a text that depends on the prompt alone. A decode
+mock collects from the prefill mock that its request names.
+
+GET /mock/records shows what it was sent. Its own address is also its
+bootstrap address. A router's probes are exempt from the fault.`,
+		Example: `  xpyd mock --dialect vllm-nixl --role prefill --listen 127.0.0.1:8100
+  xpyd mock --dialect vllm-nixl --role decode --listen 127.0.0.1:8200 --ttft 50ms --itl 10ms
+  xpyd mock --dialect sglang --role decode --listen 127.0.0.1:8200 --fault cut=3
+  xpyd mock --dialect openai --role decode --listen 127.0.0.1:8300 --fault status=503`,
+		Args: cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Dialect, "dialect", "openai", "engine protocol: openai, vllm-nixl, vllm-nixl-push, vllm-mooncake,\nvllm-offloading, vllm-p2pnccl, storage, sglang, trtllm, trtllm-generation-first")
+	f.StringVar(&cfg.Role, "role", "decode", "prefill, decode or both (both: only where the request tells the leg)")
+	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:0", "address; port 0 takes a free one")
+	f.StringVar(&cfg.Model, "model", "mock", "model name in answers")
+	f.StringVar(&cfg.Version, "engine-version", "mock", "what GET /version says; \"\" for 404")
+	f.DurationVar(&cfg.TTFT, "ttft", 0, "time of prefill, before the first token")
+	f.DurationVar(&cfg.ITL, "itl", 0, "time between tokens")
+	f.StringVar(&fault, "fault", "", "status=CODE, hang, refuse (close connections), error-event, cut=CHUNKS")
+	f.StringVar(&logLevel, "log-level", "warn", "debug, info, warn or error; refused requests are warnings")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		var err error
+		if cfg.Fault, err = mock.ParseFault(fault); err != nil {
+			return usageError{err}
+		}
+		if err := cfg.Validate(); err != nil {
+			return usageError{err}
+		}
+		cfg.Log = newLogger(cmd.ErrOrStderr(), logLevel, "text")
+		e, err := mock.Start(cfg)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "listening %s engine_id %s since %s\n", e.URL(), e.ID(), time.Now().Format(time.RFC3339))
+		<-cmd.Context().Done()
+		return e.Close()
+	}
+	return cmd
+}

@@ -1,0 +1,204 @@
+// Package mock is a fake engine for tests and demonstrations: it speaks one
+// dialect as prefill, decode or both, checks strictly what it is sent, and
+// answers a deterministic text with latencies and faults of the user's choice.
+// Its checks are written from the engines' behaviour, not from our router's
+// code. A decode mock collects from the prefill mock that its request names,
+// over HTTP, so that a wrong address, link or prompt is noticed also between
+// processes.
+package mock
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Dialects that a mock speaks.
+var Dialects = []string{"openai", "vllm-nixl", "vllm-nixl-push", "vllm-mooncake", "vllm-offloading", "vllm-p2pnccl", "storage",
+	"sglang", "trtllm", "trtllm-generation-first"}
+
+// Config configures an Engine.
+type Config struct {
+	Listen  string // host:port; port 0 takes a free one
+	Dialect string
+	Role    string // prefill, decode or both
+	Model   string
+	Version string        // of GET /version
+	TTFT    time.Duration // before the first token, or prefill's answer
+	ITL     time.Duration // between tokens
+	Fault   Fault
+	Log     *slog.Logger
+}
+
+// Fault is what goes wrong with requests, but not with a router's probes.
+type Fault struct {
+	Status int  // answer with it; 0: no
+	Hang   bool // never answer
+	Refuse bool // close connections without an answer
+	Event  bool // 200, then an error as the first event
+	Cut    int  // break the connection after so many chunks; 0: no
+}
+
+// ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3", or
+// "" for none.
+func ParseFault(s string) (Fault, error) {
+	name, value, given := strings.Cut(s, "=")
+	n, err := strconv.Atoi(value)
+	switch {
+	case s == "":
+		return Fault{}, nil
+	case name == "status" && given && err == nil && n >= 300 && n < 600:
+		return Fault{Status: n}, nil
+	case name == "cut" && given && err == nil && n > 0:
+		return Fault{Cut: n}, nil
+	case s == "hang":
+		return Fault{Hang: true}, nil
+	case s == "refuse":
+		return Fault{Refuse: true}, nil
+	case s == "error-event":
+		return Fault{Event: true}, nil
+	}
+	return Fault{}, fmt.Errorf("fault %q is none of status=CODE, hang, refuse, error-event, cut=CHUNKS", s)
+}
+
+// Validate refuses what Start cannot work with.
+func (c *Config) Validate() error {
+	if !slices.Contains(Dialects, c.Dialect) {
+		return fmt.Errorf("dialect %q is none of %s", c.Dialect, strings.Join(Dialects, ", "))
+	}
+	if !slices.Contains([]string{"prefill", "decode", "both"}, c.Role) {
+		return fmt.Errorf("role %q is none of prefill, decode, both", c.Role)
+	}
+	if c.TTFT < 0 || c.ITL < 0 {
+		return errors.New("a latency is negative")
+	}
+	return nil
+}
+
+// Record is one generation request that an Engine got.
+type Record struct {
+	Leg    string // prefill, decode or plain
+	Path   string
+	Header http.Header
+	Body   string
+	Probe  bool
+	Status int  // of the answer, 0 while there is none
+	Left   bool // the caller closed the connection before the answer's end
+	Over   bool
+}
+
+// Engine is a running mock.
+type Engine struct {
+	cfg Config
+	ln  net.Listener
+	srv *http.Server
+	id  string // engine id, new with each start
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	client *http.Client
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	fault   Fault
+	records []*Record
+	total   int
+	links   map[string]*kept
+}
+
+// maxRecords bounds what an Engine remembers; the oldest go first, and of
+// links those that are over.
+const maxRecords = 4096
+
+// Start listens and serves until Close.
+func Start(cfg Config) (*Engine, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	ln, err := net.Listen("tcp", cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	var id [8]byte
+	rand.Read(id[:]) // never fails
+	e := &Engine{cfg: cfg, ln: ln, id: hex.EncodeToString(id[:]), fault: cfg.Fault, links: map[string]*kept{}, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e.srv = &http.Server{Handler: e.mux(), ReadHeaderTimeout: 10 * time.Second}
+	e.wg.Go(func() {
+		if err := e.srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			cfg.Log.Error("serve", "err", err)
+		}
+	})
+	return e, nil
+}
+
+// Close cuts what runs, and waits.
+func (e *Engine) Close() error {
+	e.cancel()
+	err := e.srv.Close()
+	e.wg.Wait()
+	e.client.CloseIdleConnections()
+	return err
+}
+
+// Addr is where it listens; also what a configuration gives as its bootstrap.
+func (e *Engine) Addr() string { return e.ln.Addr().String() }
+
+// URL is its address as a URL.
+func (e *Engine) URL() string { return "http://" + e.Addr() }
+
+// ID is its engine id.
+func (e *Engine) ID() string { return e.id }
+
+// Renew gives it another engine id, as a restart would.
+func (e *Engine) Renew() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.id += "'"
+}
+
+// SetFault changes what goes wrong from now on.
+func (e *Engine) SetFault(f Fault) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.fault = f
+}
+
+// Records returns copies of the newest requests, without probes.
+func (e *Engine) Records() []Record {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var out []Record
+	for _, r := range e.records {
+		if !r.Probe {
+			out = append(out, *r)
+		}
+	}
+	return out
+}
+
+// Held is how many prompts a prefill mock keeps that no decode has collected.
+func (e *Engine) Held() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	n := 0
+	for _, k := range e.links {
+		if k.ready && !k.taken {
+			n++
+		}
+	}
+	return n
+}

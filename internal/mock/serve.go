@@ -1,0 +1,383 @@
+package mock
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/openai"
+)
+
+const maxBody = 64 << 20
+
+func (e *Engine) mux() http.Handler {
+	m := http.NewServeMux()
+	m.HandleFunc("POST /v1/completions", e.serve)
+	m.HandleFunc("POST /v1/chat/completions", e.serve)
+	m.HandleFunc("POST /mock/claim", e.serveClaim)
+	m.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	m.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
+		if e.cfg.Version == "" {
+			http.NotFound(w, nil)
+			return
+		}
+		writeJSON(w, map[string]string{"version": e.cfg.Version})
+	})
+	m.HandleFunc("GET /query", func(w http.ResponseWriter, r *http.Request) {
+		if e.cfg.Dialect != "vllm-mooncake" || e.cfg.Role == legDecode {
+			http.NotFound(w, r)
+			return
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		writeJSON(w, map[string]any{"0": map[string]any{"engine_id": e.id, "worker_addr": map[string]any{"0": map[string]string{"0": "tcp://" + e.Addr()}}}})
+	})
+	m.HandleFunc("GET /mock/records", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, e.Records()) })
+	return m
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v) // the reader may have left
+}
+
+func fail(w http.ResponseWriter, status int, format string, args ...any) {
+	err := openai.BadRequest("", format, args...)
+	if err.Status = status; status >= 500 {
+		err.Type = openai.TypeServer
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(err.Append(nil)) // the reader may have left
+}
+
+// job is one generation.
+type job struct {
+	e       *Engine
+	w       http.ResponseWriter
+	ctx     context.Context
+	f       fieldsOf
+	s       sight
+	chat    bool
+	prompt  string
+	n       int
+	max     int
+	stream  bool
+	usage   bool
+	fault   Fault
+	headers bool // sent
+	chunks  int
+}
+
+// serve answers one request for tokens.
+func (e *Engine) serve(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
+	if err != nil {
+		return
+	}
+	rec := &Record{Path: r.URL.Path, Header: r.Header, Body: string(body), Probe: r.Header.Get("x-xpyd-probe") != ""}
+	sw := &statusWriter{ResponseWriter: w, e: e, rec: rec}
+	e.mu.Lock()
+	if e.records = append(e.records, rec); len(e.records) > maxRecords {
+		e.records = e.records[len(e.records)-maxRecords:]
+	}
+	j := &job{e: e, w: sw, ctx: r.Context(), chat: r.URL.Path == "/v1/chat/completions", n: 1, max: 16, fault: e.fault}
+	e.mu.Unlock()
+	if rec.Probe {
+		j.fault = Fault{}
+	}
+	defer func() {
+		e.mu.Lock()
+		rec.Over, rec.Left = true, r.Context().Err() != nil
+		e.mu.Unlock()
+	}()
+	var oerr error
+	if err := json.Unmarshal(body, &j.f); err == nil {
+		j.s, oerr = e.check(r.Header, j.f)
+	} else {
+		oerr = err
+	}
+	e.mu.Lock()
+	rec.Leg = j.s.leg
+	e.mu.Unlock()
+	if oerr != nil {
+		e.cfg.Log.Warn("refused", "path", r.URL.Path, "err", oerr, "body", string(body))
+		fail(sw, 400, "mock %s %s: %v", e.cfg.Dialect, e.cfg.Role, oerr)
+		return
+	}
+	e.cfg.Log.Info("request", "leg", j.s.leg, "path", r.URL.Path, "links", j.s.links)
+	j.read()
+	j.run()
+}
+
+// statusWriter notes the status.
+type statusWriter struct {
+	http.ResponseWriter
+	e   *Engine
+	rec *Record
+}
+
+func (w *statusWriter) WriteHeader(status int) {
+	w.e.mu.Lock()
+	w.rec.Status = status
+	w.e.mu.Unlock()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (j *job) read() {
+	j.prompt = compact(j.f["prompt"])
+	if j.chat {
+		j.prompt = compact(j.f["messages"])
+		if ids := j.f["prompt_token_ids"]; j.s.leg == legDecode && ids != nil {
+			j.prompt = compact(ids)
+		}
+	}
+	get := func(name string, to *int) {
+		if n, err := strconv.Atoi(string(j.f[name])); err == nil {
+			*to = n
+		}
+	}
+	get("n", &j.n)
+	get("max_tokens", &j.max)
+	get("max_completion_tokens", &j.max)
+	j.stream = string(j.f["stream"]) == "true"
+	if o, err := j.f.object("stream_options"); err == nil {
+		j.usage = string(o["include_usage"]) == "true"
+	}
+}
+
+func compact(raw json.RawMessage) string {
+	var b bytes.Buffer
+	if json.Compact(&b, raw) != nil {
+		return string(raw)
+	}
+	return b.String()
+}
+
+// run does the leg with its faults.
+func (j *job) run() {
+	switch {
+	case j.fault.Hang:
+		<-j.ctx.Done()
+	case j.fault.Refuse:
+		j.cut()
+	case j.fault.Status != 0:
+		fail(j.w, j.fault.Status, "mock: status %d was ordered", j.fault.Status)
+	case j.fault.Event:
+		j.header()
+		_, _ = j.w.Write(openai.AppendErrorEvent(nil, openai.Upstream("mock: an error event was ordered")))
+		_, _ = j.w.Write(openai.AppendDone(nil))
+	case j.s.leg == legPrefill:
+		j.prefill()
+		return
+	default:
+		j.decode()
+		return
+	}
+	if j.s.leg == legPrefill {
+		j.e.keep(j.s.links, "", "", false)
+	}
+}
+
+// cut breaks the connection.
+func (j *job) cut() {
+	conn, _, err := http.NewResponseController(j.w).Hijack()
+	if err != nil {
+		return
+	}
+	if t, ok := conn.(*net.TCPConn); ok {
+		_ = t.SetLinger(0) // only to make it a reset
+	}
+	_ = conn.Close() // it is broken on purpose
+}
+
+// pause returns false when the caller left.
+func (j *job) pause(d time.Duration) bool {
+	if d == 0 {
+		return j.ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-j.ctx.Done():
+		return false
+	case <-j.e.ctx.Done():
+		return false
+	}
+}
+
+// promptIDs is how the mock tokenises.
+func promptIDs(prompt string) string {
+	h := fnv.New32a()
+	_, _ = io.WriteString(h, prompt) // never fails
+	return fmt.Sprintf("[1,%d,3]", h.Sum32()%1000+10)
+}
+
+// Tokens that the mocks count: prefill finds a part of the prompt cached, and
+// decode, as vLLM's does, reports all that it was sent as cached.
+const (
+	promptTokens = 9
+	cachedTokens = 3
+)
+
+func (j *job) prefill() {
+	e, ids := j.e, promptIDs(j.prompt)
+	if !j.pause(e.cfg.TTFT) {
+		e.keep(j.s.links, "", "", false)
+		return
+	}
+	e.keep(j.s.links, j.prompt, ids, true)
+	if e.cfg.Dialect == "sglang" { // it answers when the transfer is over
+		for _, link := range j.s.links {
+			if !e.wait(j.ctx, link, func(k *kept) bool { return k.taken }) {
+				e.keep(j.s.links, "", "", false)
+				fail(j.w, 500, "mock: room %s: decode never came", link)
+				return
+			}
+		}
+	}
+	j.n, j.max = 1, 1
+	enc := j.encoder()
+	body := enc.AppendFull(nil, []openai.Choice{{Text: " x", Finish: "length"}}, openai.Usage{Prompt: promptTokens, Completion: 1, Cached: cachedTokens})
+	switch e.cfg.Dialect {
+	case "vllm-nixl":
+		host, port, _ := net.SplitHostPort(e.Addr()) // of a listener: well formed
+		params := fmt.Sprintf(`{"do_remote_prefill":true, "do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":%q,"remote_request_id":%q,`+
+			`"remote_host":%q,"remote_port":%s,"tp_size":1,"remote_num_tokens":%d,"remote_blocks_expiry_time":null,"transfer_mode":"pull","mock_opaque":1.50}`,
+			e.ID(), j.s.links[0], host, port, promptTokens)
+		body = openai.With(body, [2]string{"kv_transfer_params", params})
+	case "trtllm":
+		params := fmt.Sprintf(`{"request_type":"context_only","ctx_request_id":77,"disagg_request_id":%s,"first_gen_tokens":[5],"encoded_opaque_state":%q}`, j.s.disagg, e.Addr())
+		choices := bytes.TrimSuffix(openai.Member(body, "choices"), []byte("}]"))
+		choices = append(append(append([]byte{}, choices...), `,"disaggregated_params":`...), params+"}]"...)
+		body = openai.With(body, [2]string{"choices", string(choices)}, [2]string{"prompt_token_ids", ids})
+	}
+	j.w.Header().Set("Content-Type", "application/json")
+	j.w.WriteHeader(200)
+	_, _ = j.w.Write(body) // the reader may have left
+}
+
+func (j *job) encoder() *openai.Encoder {
+	id := "cmpl-mock"
+	if j.chat {
+		id = "chatcmpl-mock"
+	}
+	return openai.NewEncoder(openai.Meta{ID: id, Model: j.e.cfg.Model, Created: time.Now().Unix(), Chat: j.chat, IncludeUsage: j.usage})
+}
+
+func (j *job) header() {
+	if !j.headers {
+		j.headers = true
+		j.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+		j.w.WriteHeader(200)
+		_ = http.NewResponseController(j.w).Flush() // the reader may have left
+	}
+}
+
+// decode collects, and tells.
+func (j *job) decode() {
+	e := j.e
+	if j.stream && e.cfg.Dialect != "openai" {
+		j.header() // as vLLM does, long before there is a token
+	}
+	if j.s.leg == legDecode && j.s.peer != "" {
+		for _, link := range j.s.links {
+			prompt, err := e.collect(j.ctx, j.s.peer, claim{Link: link, Engine: j.s.engine, Prompt: j.prompt})
+			if err != nil {
+				if j.headers {
+					_, _ = j.w.Write(openai.AppendErrorEvent(nil, openai.Upstream("%v", err)))
+					_, _ = j.w.Write(openai.AppendDone(nil))
+				} else {
+					fail(j.w, 500, "%v", err)
+				}
+				return
+			}
+			j.prompt = prompt
+		}
+	} else if !j.pause(e.cfg.TTFT) {
+		return
+	}
+	j.tell()
+}
+
+// Words are the text of choice for a prompt, as raw JSON without white space.
+func Words(prompt string, choice, n int) []string {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, prompt) // never fails
+	x := h.Sum64() + uint64(choice)
+	list := []string{" once", " upon", " a", " time", " there", " was", " one", " small", " mock"}
+	out := make([]string, n)
+	for i := range out {
+		x = x*6364136223846793005 + 1442695040888963407
+		out[i] = list[x>>33%uint64(len(list))]
+	}
+	return out
+}
+
+func (j *job) tell() {
+	enc := j.encoder()
+	count := j.n * promptsOf(j.f)
+	texts := make([][]string, count)
+	for c := range texts {
+		texts[c] = Words(j.prompt, c, j.max)
+	}
+	usage := openai.Usage{Prompt: promptTokens, Completion: count * j.max}
+	if j.s.leg == legDecode {
+		usage.Cached = promptTokens - 1
+	}
+	if !j.stream {
+		choices := make([]openai.Choice, count)
+		for c := range choices {
+			for i, t := range texts[c] {
+				choices[c].Text += t
+				if i > 0 && !j.pause(j.e.cfg.ITL) {
+					return
+				}
+			}
+			choices[c].Index, choices[c].Finish = c, "length"
+		}
+		if j.fault.Cut > 0 {
+			j.cut()
+			return
+		}
+		j.w.Header().Set("Content-Type", "application/json")
+		j.w.WriteHeader(200)
+		_, _ = j.w.Write(enc.AppendFull(nil, choices, usage)) // the reader may have left
+		return
+	}
+	j.header()
+	for i := range j.max {
+		if i > 0 && !j.pause(j.e.cfg.ITL) {
+			return
+		}
+		for c := range texts {
+			ch := openai.Choice{Index: c, Text: texts[c][i], Role: i == 0}
+			if i == j.max-1 {
+				ch.Finish = "length"
+			}
+			if _, err := j.w.Write(enc.AppendChunk(nil, &ch, nil)); err != nil {
+				return
+			}
+			_ = http.NewResponseController(j.w).Flush() // the next write tells
+			if j.chunks++; j.chunks == j.fault.Cut {
+				j.cut()
+				return
+			}
+		}
+	}
+	if j.usage {
+		_, _ = j.w.Write(enc.AppendUsage(nil, usage))
+	}
+	_, _ = j.w.Write(openai.AppendDone(nil)) // the reader may have left
+}

@@ -1,0 +1,163 @@
+package openai
+
+import (
+	"bytes"
+	"strconv"
+)
+
+// maxResponseDepth bounds the nesting of engines' answers.
+const maxResponseDepth = 64
+
+// Member returns the raw value of a top-level member of a JSON object, nil
+// when body is no valid object or the member is absent or null. It aliases
+// body.
+func Member(body []byte, name string) []byte {
+	var found []byte
+	if !members(body, func(key, value []byte, _, _ int) {
+		if string(key) == name {
+			found = value
+		}
+	}) || string(found) == "null" {
+		return nil
+	}
+	return found
+}
+
+// members calls f with each top-level member of a JSON object and where its
+// value is; false when body is no valid object.
+func members(body []byte, f func(key, value []byte, from, to int)) bool {
+	r, err := newReader(body, maxResponseDepth)
+	if err != nil || r.peek() != '{' {
+		return false
+	}
+	err = r.object(func(key []byte) *Error {
+		r.peek()
+		from := r.i
+		if err := r.skip(); err != nil {
+			return err
+		}
+		f(key, body[from:r.i:r.i], from, r.i)
+		return nil
+	})
+	return err == nil && r.end() == nil
+}
+
+// With returns the JSON object with the members set to raw JSON values: those
+// that are there are replaced in place, the others appended. Everything else
+// keeps its bytes. An object that is not valid is returned as it is.
+func With(object []byte, set ...[2]string) []byte {
+	type cut struct {
+		from, to int
+		raw      string
+	}
+	var cuts []cut
+	done := make([]bool, len(set))
+	n := 0
+	if !members(object, func(key, _ []byte, from, to int) {
+		n++
+		for i, s := range set {
+			if string(key) == s[0] {
+				cuts = append(cuts, cut{from, to, s[1]})
+				done[i] = true
+			}
+		}
+	}) {
+		return object
+	}
+	out := make([]byte, 0, len(object)+64)
+	at := 0
+	for _, c := range cuts {
+		out = append(append(out, object[at:c.from]...), c.raw...)
+		at = c.to
+	}
+	end := bytes.LastIndexByte(object, '}')
+	out = append(out, object[at:end]...)
+	for i, s := range set {
+		if done[i] {
+			continue
+		}
+		if n > 0 {
+			out = append(out, ',')
+		}
+		n++
+		out = append(append(AppendString(out, s[0]), ':'), s[1]...)
+	}
+	return append(out, object[end:]...)
+}
+
+// PromptUsage is the part of a usage that prefill knows. Cached is -1 when it
+// does not say.
+type PromptUsage struct {
+	Prompt, Cached int
+}
+
+// ReadUsage reads the prompt's part of an answer's usage, which may be a
+// whole answer or an event stream; false when there is none.
+func ReadUsage(body []byte) (PromptUsage, bool) {
+	if i := bytes.LastIndex(body, []byte(`"usage":{`)); bytes.HasPrefix(body, []byte("data:")) && i >= 0 {
+		start := bytes.LastIndex(body[:i], []byte("data:")) + len("data:")
+		body, _, _ = bytes.Cut(body[start:], []byte("\n"))
+	}
+	usage := Member(body, "usage")
+	prompt, ok := atoi(Member(usage, "prompt_tokens"))
+	if !ok {
+		return PromptUsage{}, false
+	}
+	u := PromptUsage{Prompt: prompt, Cached: -1}
+	if n, ok := atoi(Member(Member(usage, "prompt_tokens_details"), "cached_tokens")); ok {
+		u.Cached = n
+	}
+	return u, true
+}
+
+func atoi(raw []byte) (int, bool) {
+	n, err := strconv.Atoi(string(raw))
+	return n, err == nil && n >= 0
+}
+
+// MergeUsage puts the prompt's part of usage, which is prefill's to know, into
+// decode's answer: a whole one, or one event's JSON. An answer without a usage
+// object is returned as it is.
+func MergeUsage(body []byte, u PromptUsage) []byte {
+	usage := Member(body, "usage")
+	completion, ok := atoi(Member(usage, "completion_tokens"))
+	if !ok && (usage == nil || usage[0] != '{') {
+		return body
+	}
+	details := "null"
+	if u.Cached >= 0 {
+		details = `{"cached_tokens":` + strconv.Itoa(u.Cached) + `}`
+		if old := Member(usage, "prompt_tokens_details"); old != nil {
+			details = string(With(old, [2]string{"cached_tokens", strconv.Itoa(u.Cached)}))
+		}
+	}
+	merged := With(usage,
+		[2]string{"prompt_tokens", strconv.Itoa(u.Prompt)},
+		[2]string{"total_tokens", strconv.Itoa(u.Prompt + completion)},
+		[2]string{"prompt_tokens_details", details})
+	return With(body, [2]string{"usage", string(merged)})
+}
+
+// HasUsage says whether a run of server-sent events may hold a usage object.
+func HasUsage(run []byte) bool {
+	return bytes.Contains(run, []byte(`"usage":{`)) || bytes.Contains(run, []byte(`"usage": {`))
+}
+
+// MergeUsageEvents is MergeUsage for a run of server-sent events; a run
+// without a usage object is returned as it is.
+func MergeUsageEvents(run []byte, u PromptUsage) []byte {
+	if !HasUsage(run) {
+		return run
+	}
+	var out []byte
+	for line := range bytes.Lines(run) {
+		data, ok := bytes.CutPrefix(line, []byte("data: "))
+		if text := bytes.TrimRight(data, "\r\n"); ok && len(text) > 0 && text[0] == '{' {
+			out = append(append(out, "data: "...), MergeUsage(text, u)...)
+			out = append(out, data[len(text):]...)
+			continue
+		}
+		out = append(out, line...)
+	}
+	return out
+}

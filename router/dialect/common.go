@@ -1,0 +1,161 @@
+package dialect
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// common is what every leg carries.
+func common(h *fasthttp.RequestHeader, x *Exchange) {
+	h.SetMethod(fasthttp.MethodPost)
+	h.SetRequestURI(x.Path)
+	h.SetContentType("application/json")
+	h.Set(HeaderRequestID, x.RequestID)
+	h.Set(HeaderDeadline, strconv.FormatInt(leftMS(x), 10))
+	if x.Probe {
+		h.Set(HeaderProbe, "1")
+	}
+	if x.Trace[0] != "" {
+		h.Set("traceparent", x.Trace[0])
+		if x.Trace[1] != "" {
+			h.Set("tracestate", x.Trace[1])
+		}
+	}
+}
+
+func leftMS(x *Exchange) int64 { return max(x.Left.Milliseconds(), 1) }
+
+// foreign is common for engines that link or log by the request's id: it is
+// unlike any other, also for a retry and for a client that repeats its ids.
+func foreign(h *fasthttp.RequestHeader, x *Exchange) {
+	common(h, x)
+	h.Set(HeaderRequestID, engineRequest(x))
+	h.Set(HeaderSeed, strconv.FormatInt(x.Seed, 10))
+}
+
+func engineRequest(x *Exchange) string { return x.RequestID + "-" + x.Link.String() }
+
+// pinned adds the data-parallel rank of an engine that has several.
+func pinned(h *fasthttp.RequestHeader, x *Exchange, i *fleet.Instance) {
+	if i.DPRanks > 1 {
+		h.Set(HeaderDPRank, strconv.Itoa(rank(x, i)))
+	}
+}
+
+// rank spreads exchanges over the data-parallel ranks of an engine: the room
+// modulo their number, as SGLang's engines count by default.
+func rank(x *Exchange, i *fleet.Instance) int {
+	return int(room(x, 0) % uint64(max(i.DPRanks, 1)))
+}
+
+// room is a number in [0, 2^63-1] made of the link, a different one for each
+// item of a batch.
+func room(x *Exchange, item int) uint64 {
+	return (binary.BigEndian.Uint64(x.Link[:8]) + uint64(item)*0x9e3779b97f4a7c15) >> 1
+}
+
+// onlyPrefill edits a request so that vLLM computes the prompt and one token,
+// and answers at once.
+func onlyPrefill(x *Exchange) *openai.Edit {
+	e := openai.NewEdit(x.Body, x.Top)
+	e.Set(openai.Stream, "false")
+	e.Remove(openai.StreamOptions)
+	e.Set(openai.MaxTokens, "1")
+	e.Replace(openai.MaxCompletionTokens, "1")
+	e.Remove(openai.MinTokens)
+	e.Remove(openai.MinCompletionTokens)
+	return e
+}
+
+// params appends kv_transfer_params to the client's body.
+func params(x *Exchange, v any) [][]byte {
+	return withParams(openai.NewEdit(x.Body, x.Top), v)
+}
+
+func withParams(e *openai.Edit, v any) [][]byte {
+	e.Add("kv_transfer_params", string(encode(v)))
+	return e.Parts()
+}
+
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // strings, numbers and raw JSON that was checked
+	}
+	return b
+}
+
+// bootstrap is where decode finds prefill: what is configured, or the URL's
+// host with the engine's default port.
+func bootstrap(p *fleet.Instance, port int) (string, int) {
+	if host, text, err := net.SplitHostPort(p.Bootstrap); err == nil {
+		n, err := strconv.Atoi(text)
+		if err == nil {
+			return host, n
+		}
+	}
+	if u, err := url.Parse(p.URL); err == nil {
+		return u.Hostname(), port
+	}
+	return "", port
+}
+
+// status is the outcome of an answer by its HTTP status: what foreign engines
+// say in words is for people.
+func status(a Answer) Result {
+	switch {
+	case a.Status >= 200 && a.Status < 300:
+		if msg := streamError(a.Body); msg != "" {
+			return Result{Outcome: ticket.Refused, Message: msg}
+		}
+		r := Result{Outcome: ticket.Done}
+		r.Prompt, r.Counted = openai.ReadUsage(a.Body)
+		return r
+	case a.Status == 429 || a.Status == 503:
+		return Result{Outcome: ticket.NoSpace, Message: message(a)}
+	}
+	return Result{Outcome: ticket.Refused, Message: message(a)}
+}
+
+// streamError is the message of an event stream that holds only an error.
+func streamError(body []byte) string {
+	const start = `data: {"error":`
+	if len(body) > len(start) && string(body[:len(start)]) == start {
+		return clip(string(body))
+	}
+	return ""
+}
+
+func message(a Answer) string {
+	var body struct {
+		Message string `json:"message"`
+		Error   struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	text := ""
+	if json.Unmarshal(a.Body, &body) == nil {
+		text = body.Error.Message + body.Message
+	}
+	if text == "" {
+		text = string(a.Body)
+	}
+	return fmt.Sprintf("status %d: %s", a.Status, clip(text))
+}
+
+func clip(s string) string {
+	if len(s) > 200 {
+		return s[:200] + "…"
+	}
+	return s
+}

@@ -1,0 +1,245 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/dialect"
+)
+
+// runInOrder lets prefill answer, and then gives decode what it kept. The two
+// follow each other on the handler's goroutine; each leg's end, also by its
+// worker's death, ends the attempt.
+func (a *attempt) runInOrder(x *dialect.Exchange) (*answer, *failure) {
+	stop := context.AfterFunc(a.d.ctx, func() { // decode died, and will not collect
+		cause := a.d.cause()
+		if errors.Is(cause, errInstanceDead) {
+			cause = &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Dead, reason: reasonDead, err: cause, retry: true,
+				exclude: []string{a.d.inst.ID}}
+		}
+		a.p.end(cause)
+	})
+	res, f := a.askPrefill(x)
+	alive := stop()
+	a.choice.EndPrefill()
+	defer close(a.pDone)
+	if f != nil {
+		a.p.fail()
+		a.d.set(legUnused)
+		a.mu.Lock()
+		a.outcome = res.Outcome
+		a.mu.Unlock()
+		return nil, f
+	}
+	a.p.set(legDone)
+	a.heard(res)
+	if res.Final != nil {
+		return a.final(res.Final)
+	}
+	if !alive { // its death crossed prefill's answer
+		return nil, a.broken(a.d, context.Cause(a.d.ctx))
+	}
+	x.Kept, x.Left = res.Kept, time.Until(a.q.end)
+	return a.decode(x)
+}
+
+// runAlone gives decode the whole request.
+func (a *attempt) runAlone(x *dialect.Exchange) (*answer, *failure) {
+	close(a.pDone)
+	a.p.set(legUnused)
+	if a.falls == "" {
+		defer a.choice.EndPrefill() // it computes the prompt until its first event
+		return a.decode(x)
+	}
+	a.choice.EndPrefill()
+	if !a.rules.Falls || !a.q.r.cfg.Fallback {
+		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, api: openai.BadRequest(string(a.falls),
+			"%s: engines of dialect %q cannot split such a request between prefill and decode", a.falls, a.d.inst.Dialect)}
+	}
+	a.q.r.metrics.fallbacks.WithLabelValues(string(a.falls)).Inc()
+	return a.decode(x)
+}
+
+// final answers with prefill's words, which left nothing to decode.
+func (a *attempt) final(body []byte) (*answer, *failure) {
+	if !a.commit() {
+		return nil, a.broken(a.d, context.Cause(a.d.ctx))
+	}
+	a.d.set(legUnused)
+	a.q.firstByte()
+	if !a.q.top.Stream {
+		return &answer{status: 200, contentType: "application/json", body: body}, nil
+	}
+	return &answer{status: 200, contentType: "text/event-stream", body: asEvents(body)}, nil
+}
+
+// asEvents is a whole answer as a stream of one event and the end.
+func asEvents(body []byte) []byte {
+	if choices := openai.Member(body, "choices"); choices != nil && string(openai.Member(body, "object")) == `"chat.completion"` {
+		var list []map[string]json.RawMessage
+		if json.Unmarshal(choices, &list) == nil {
+			for _, c := range list {
+				c["delta"] = c["message"]
+				delete(c, "message")
+			}
+			if b, err := json.Marshal(list); err == nil {
+				body = openai.With(body, [2]string{"object", `"chat.completion.chunk"`}, [2]string{"choices", string(b)})
+			}
+		}
+	}
+	var line bytes.Buffer // an event's data is one line
+	line.WriteString("data: ")
+	if err := json.Compact(&line, body); err != nil {
+		line.Reset()
+	}
+	line.WriteString("\n\n")
+	return openai.AppendDone(line.Bytes())
+}
+
+// promptUsage is what prefill has counted, if it has. Its answer may be a
+// moment behind decode's.
+func (a *attempt) promptUsage() (openai.PromptUsage, bool) {
+	if !a.asked { // once: a stream may tell its usage with each event
+		a.asked = true
+		await(a.pDone)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.usage, a.counted
+}
+
+// endWatch ends watch; a.mu is held.
+func (a *attempt) endWatch() {
+	if a.unwatch != nil {
+		a.unwatch()
+		a.unwatch = nil
+	}
+}
+
+// errOpening is a stream that begins with an error: its 200 was early.
+var errOpening = errors.New("its stream begins with an error")
+
+// opening commits decode on its first event.
+func (a *attempt) opening(first []byte) error {
+	if bytes.HasPrefix(first, []byte(`data: {"error":`)) || bytes.HasPrefix(first, []byte(`data: {"object":"error"`)) || bytes.HasPrefix(first, []byte("event: error")) {
+		text, _, _ := bytes.Cut(bytes.TrimPrefix(first, []byte("data: ")), eventEnd)
+		return &legError{"answer", fmt.Errorf("%w: %s", errOpening, errorMessage(text))}
+	}
+	if !a.commit() {
+		return context.Cause(a.d.ctx)
+	}
+	return nil
+}
+
+// refused is the failure of an engine that answered other than 2xx. What is
+// wrong with the request is the client's to hear; all else may go better with
+// another pair.
+func (a *attempt) refused(by, partner *leg, said dialect.Answer) *failure {
+	if o := ticket.Outcome(said.Outcome); o != "" && o != ticket.Refused {
+		return a.told(by, partner, o, errorMessage(said.Body))
+	}
+	f := &failure{role: by.role, id: by.inst.ID, reason: reasonStatus, retry: true, avoid: []string{by.inst.ID},
+		err: fmt.Errorf("status %d: %s", said.Status, errorMessage(said.Body))}
+	switch said.Status {
+	case 400, 413, 422:
+		f.retry = false
+		f.relay = &answer{status: said.Status, contentType: "application/json", body: said.Body}
+		if !bytes.HasPrefix(openai.Member(said.Body, "error"), []byte("{")) {
+			e := openai.BadRequest("", "%s", errorMessage(said.Body))
+			e.Status = said.Status
+			f.relay.body = e.Append(nil)
+		}
+	case 429, 503:
+		f.outcome = ticket.NoSpace
+	}
+	return f
+}
+
+// facts is what prefill engines said about themselves.
+type facts struct {
+	mu   sync.Mutex
+	byID map[string]known
+}
+
+type known struct {
+	epoch uint64
+	facts dialect.Facts
+}
+
+// forget makes the next exchange ask again.
+func (k *facts) forget(inst *fleet.Instance) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.byID, inst.ID)
+}
+
+func (k *facts) get(inst *fleet.Instance) (dialect.Facts, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	v, ok := k.byID[inst.ID]
+	return v.facts, ok && v.epoch == inst.Epoch
+}
+
+func (k *facts) put(inst *fleet.Instance, f dialect.Facts) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.byID[inst.ID] = known{inst.Epoch, f}
+}
+
+// askTimeout bounds a question to an engine that is not a leg.
+const askTimeout = 2 * time.Second
+
+// ask finds out what the dialect must know of prefill.
+func (a *attempt) ask(x *dialect.Exchange) *failure {
+	asker, ok := a.speak.(dialect.Asker)
+	if !ok || a.alone {
+		return nil
+	}
+	r := a.q.r
+	if x.Facts, ok = r.facts.get(a.p.inst); ok {
+		return nil
+	}
+	body, err := r.question(a.p.ctx, asker.Ask(a.p.inst))
+	if err == nil {
+		x.Facts, err = asker.Learn(body)
+	}
+	if err != nil { // its bootstrap is not there; that says nothing about its other port
+		return &failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: ticket.Dead, reason: reasonTransport, retry: true,
+			avoid: []string{a.p.inst.ID}, err: fmt.Errorf("ask its bootstrap: %w", err)}
+	}
+	r.facts.put(a.p.inst, x.Facts)
+	return nil
+}
+
+// question GETs a small answer.
+func (r *Router) question(ctx context.Context, url string) ([]byte, error) {
+	addr, err := hostPort(url)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var h fasthttp.RequestHeader
+	h.SetMethod(fasthttp.MethodGet)
+	h.SetRequestURI("/" + strings.TrimPrefix(strings.TrimPrefix(url, "http://"+addr), "/"))
+	b, err := r.up.roundTrip(ctx, addr, &h, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer b.finish()
+	if s := b.header.StatusCode(); s != 200 {
+		return nil, &legError{"answer", fmt.Errorf("%s: status %d", url, s)}
+	}
+	return b.all(1 << 20)
+}

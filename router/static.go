@@ -1,0 +1,152 @@
+package router
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/dialect"
+)
+
+// Static is one worker or engine of the configuration.
+type Static struct {
+	ID   string     `koanf:"id"`
+	Role fleet.Role `koanf:"role"` // prefill or decode; decode for dialect openai
+	URL  string     `koanf:"url"`  // http://host:port
+	// Dialect is one of dialect.Names, but not native: native workers announce
+	// themselves.
+	Dialect string `koanf:"dialect"`
+	Model   string `koanf:"model"` // the name clients use
+
+	// Version is the engine's; empty asks GET /version.
+	Version string `koanf:"version"`
+	// Bootstrap is host:port where decode finds this prefill engine; empty
+	// means the URL's host and the dialect's usual port. For vllm-p2pnccl it
+	// is the ZMQ address, of both roles.
+	Bootstrap   string `koanf:"bootstrap"`
+	EngineID    string `koanf:"engine_id"` // vllm-nixl-push
+	TP          int    `koanf:"tp"`        // vllm-nixl-push
+	PP          int    `koanf:"pp"`        // vllm-nixl-push
+	DPRanks     int    `koanf:"dp_ranks"`  // data-parallel ranks behind the URL
+	MaxModelLen int    `koanf:"max_model_len"`
+	MaxBatch    int    `koanf:"max_batch"` // sequences that decode runs at once; 0: unknown
+}
+
+func (s *Static) instance() fleet.Instance {
+	i := fleet.Instance{ID: s.ID, Role: s.Role, URL: s.URL, Dialect: s.Dialect, Model: s.Model, Version: s.Version,
+		Bootstrap: s.Bootstrap, EngineID: s.EngineID, TP: s.TP, PP: s.PP, DPRanks: s.DPRanks, MaxModelLen: s.MaxModelLen, MaxBatch: s.MaxBatch}
+	if i.Role == "" && i.Alone() {
+		i.Role = fleet.Decode
+	}
+	return i
+}
+
+// validStatics returns a *config.KeyError.
+func validStatics(list []Static) error {
+	seen := map[string]bool{}
+	for n, s := range list {
+		i := s.instance()
+		err := i.Validate()
+		switch {
+		case err != nil:
+		case !slices.Contains(foreignNames(), s.Dialect):
+			err = fmt.Errorf("dialect: want one of %s; native workers announce themselves, with --join", strings.Join(foreignNames(), ", "))
+		case seen[s.ID]:
+			err = fmt.Errorf("id: %q is there twice", s.ID)
+		case s.Model == "":
+			err = errors.New("model: it is required")
+		default:
+			err = checkInstance(&i)
+		}
+		if err != nil {
+			return bad("static", "entry %d: %v", n+1, err)
+		}
+		seen[s.ID] = true
+	}
+	return nil
+}
+
+func foreignNames() []string {
+	return slices.DeleteFunc(dialect.Names(), func(n string) bool { return n == "native" })
+}
+
+// SetStatic makes the list the static members of the fleet: new and changed
+// ones are probed anew, those that are gone from it end, the others are left
+// alone with their requests.
+func (r *Router) SetStatic(list []Static) error {
+	if err := validStatics(list); err != nil {
+		return err
+	}
+	r.staticMu.Lock()
+	defer r.staticMu.Unlock()
+	if len(list) == 0 && len(r.statics) == 0 {
+		return nil
+	}
+	ed, ok := r.fleet.(Editor)
+	if !ok {
+		return bad("static", "this fleet cannot be added to")
+	}
+	next := map[string]Static{}
+	var errs []error
+	for _, s := range list {
+		next[s.ID] = s
+		if old, ok := r.statics[s.ID]; ok && old == s {
+			continue
+		}
+		inst := s.instance()
+		inst.Epoch = uint64(time.Now().UnixNano())
+		if err := ed.AddStatic(inst, fleet.Static); err != nil {
+			errs = append(errs, err)
+			delete(next, s.ID)
+		}
+	}
+	for id := range r.statics {
+		if _, ok := next[id]; !ok {
+			ed.Remove(id, "taken out of the configuration")
+		}
+	}
+	r.statics = next
+	return errors.Join(errs...)
+}
+
+// learn asks the engines of a foreign pair for their version before they are
+// probed, and says whether one has become known that was not: the pair may be
+// none any more.
+func (p *prober) learn(pr pair) (changed bool) {
+	ed, ok := p.r.fleet.(Editor)
+	if !ok {
+		return false
+	}
+	for _, m := range pr.members() {
+		if d := dialect.For(m.Dialect); m.Source == fleet.NATS || d == nil || d.Rules().Typed || p.configured(m) {
+			continue
+		}
+		body, err := p.r.question(p.r.ctx, m.URL+"/version")
+		var v struct {
+			Version string `json:"version"`
+		}
+		if err != nil || json.Unmarshal(body, &v) != nil || v.Version == m.Version {
+			continue // an engine need not tell
+		}
+		inst := m.Instance
+		inst.Version = clip(v.Version)
+		if err := ed.AddStatic(inst, m.Source); err != nil {
+			p.r.log.Warn("note an engine's version", "id", m.ID, "version", inst.Version, "err", err)
+			continue
+		}
+		p.r.log.Info("engine found", "id", m.ID, "role", string(m.Role), "dialect", m.Dialect, "version", inst.Version)
+		changed = true
+	}
+	return changed
+}
+
+// configured says whether the operator has told the version.
+func (p *prober) configured(m *fleet.Member) bool {
+	p.r.staticMu.Lock()
+	defer p.r.staticMu.Unlock()
+	return p.r.statics[m.ID].Version != ""
+}
