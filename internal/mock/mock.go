@@ -112,7 +112,6 @@ type Engine struct {
 	mu      sync.Mutex
 	fault   Fault
 	records []*Record
-	total   int
 	links   map[string]*kept
 }
 
