@@ -423,6 +423,7 @@ func TestReservationsDoNotRobTheRunning(t *testing.T) {
 			t.Fatal(err)
 		}
 		served := make(chan error, 1)
+		time.Sleep(time.Millisecond) // the reservation is younger than the requests
 		go func() {
 			_, err := r.cache.AllocWait(t.Context(), 2, "d")
 			served <- err

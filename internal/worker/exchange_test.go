@@ -186,6 +186,15 @@ func TestLegEnds(t *testing.T) {
 			}
 		} else {
 			decConn.Close()
+			soon(t, 2*time.Second, func() error {
+				if l := p.Ledger(); len(l.Tickets)+len(l.Blocks) > 0 {
+					return fmt.Errorf("%d tickets, %d holders of blocks", len(l.Tickets), len(l.Blocks))
+				}
+				return nil
+			})
+			// A link between two of its tickets has none that could fail: it
+			// is the router that ends its leg then.
+			legConn.Close()
 		}
 		empty(t, p)
 		empty(t, d)
