@@ -12,7 +12,7 @@
 #define XK_EACH(F) \
 	F(abi) F(last_error) F(device_info) F(open) F(load) F(rope) F(block_bytes) F(free_bytes) F(start) F(close) \
 	F(step) F(wait_layer) F(wait_step) F(gather) F(scatter) F(digest) F(set_digest) F(copy_block) \
-	F(fill_random) F(last_step_us)
+	F(fill_random) F(last_step_us) F(profile)
 #define XK_FIELD(name) __typeof__(&xk_##name) name;
 typedef struct { void *handle; XK_EACH(XK_FIELD) } xk_api;
 
@@ -45,5 +45,6 @@ static inline int32_t api_set_digest(xk_api *a, xk_ctx *c, int32_t l, int32_t b,
 static inline int32_t api_copy_block(xk_api *a, xk_ctx *c, int32_t d, int32_t s, int32_t p, int32_t n) { return a->copy_block(c, d, s, p, n); }
 static inline int32_t api_fill_random(xk_api *a, xk_ctx *c, uint64_t s) { return a->fill_random(c, s); }
 static inline int32_t api_last_step_us(xk_api *a, xk_ctx *c, double *o) { return a->last_step_us(c, o); }
+static inline int32_t api_profile(xk_api *a, int32_t on) { return a->profile(on); }
 
 #endif

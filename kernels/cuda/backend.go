@@ -244,3 +244,9 @@ func (b *Backend) LastStepTime() (float64, error) {
 	err := b.lib.call("xk_last_step_us", func() C.int32_t { return C.api_last_step_us(b.lib.api, b.ctx, &us) })
 	return float64(us), err
 }
+
+// Profile begins or ends a CUDA profiler range: ncu and nsys record what lies
+// inside with --profile-from-start off, or -c cudaProfilerApi.
+func (b *Backend) Profile(on bool) error {
+	return b.lib.call("xk_profile", func() C.int32_t { return C.api_profile(b.lib.api, flag(on)) })
+}

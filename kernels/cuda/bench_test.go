@@ -38,6 +38,9 @@ func TestSpeed(t *testing.T) {
 	}
 	defer b.Close()
 	t.Logf("%s: opened in %.1f s, %d blocks of 16", b.Info().Device, time.Since(began).Seconds(), b.Blocks())
+	if os.Getenv("XPYD_CUDA_PROFILE") != "" { // one step of each, in a profiler range
+		profiled = b.Profile
+	}
 	for _, w := range what {
 		if n, ok := strings.CutPrefix(w, "b"); ok {
 			batch, _ := strconv.Atoi(n)
@@ -46,6 +49,20 @@ func TestSpeed(t *testing.T) {
 			k, _ := strconv.Atoi(strings.TrimSuffix(w, "k"))
 			prefillSpeed(t, b, k*1024)
 		}
+	}
+}
+
+// profiled brackets the one step that a profiler is to see; nil when none is.
+var profiled func(on bool) error
+
+func profile(t *testing.T, b *cuda.Backend, seqs ...kernels.Seq) {
+	mustStep(t, b, seqs...)
+	if err := profiled(true); err != nil {
+		t.Fatal(err)
+	}
+	mustStep(t, b, seqs...)
+	if err := profiled(false); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -71,6 +88,10 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 		seqs = append(seqs, q)
 	}
 	measure := func(name string) {
+		if profiled != nil {
+			profile(t, b, seqs...)
+			return
+		}
 		var host, device []float64
 		for step := range 120 {
 			for i := range seqs {
@@ -109,6 +130,10 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
 	tokens := make([]int32, length)
 	for i := range tokens {
 		tokens[i] = int32(i * 104729 % b.Arch().Vocab)
+	}
+	if profiled != nil {
+		profile(t, b, kernels.Seq{Tokens: tokens[:2048], Blocks: blocks})
+		return
 	}
 	rounds := max(4, 12*2048/length)
 	var host, device []float64

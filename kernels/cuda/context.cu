@@ -27,7 +27,7 @@ int32_t xk_device_info(int32_t device, xk_device *out) {
   XK_TRY(cudaGetDeviceProperties(&p, device));
   if (p.major < 9) return xk_fail(XK_NO_DEVICE, "%s has compute capability %d.%d: 9.0 is the least", p.name, p.major, p.minor);
   memset(out, 0, sizeof *out);
-  snprintf(out->name, sizeof out->name, "%s", p.name);
+  snprintf(out->name, sizeof out->name, "%.127s", p.name);
   out->major = p.major, out->minor = p.minor, out->sms = p.multiProcessorCount;
   XK_TRY(cudaDriverGetVersion(&out->driver));
   XK_TRY(cudaSetDevice(device));

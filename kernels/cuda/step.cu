@@ -3,6 +3,7 @@
 // their bucket; everything that varies lies in the arena.
 #include <algorithm>
 #include <cstring>
+#include <cuda_profiler_api.h>
 
 #include "context.cuh"
 
@@ -158,5 +159,10 @@ int32_t xk_last_step_us(xk_ctx *c, double *out) {
   float ms;
   XK_TRY(cudaEventElapsedTime(&ms, c->began, c->ended));
   *out = double(ms) * 1000;
+  return XK_OK;
+}
+
+int32_t xk_profile(int32_t on) {
+  XK_TRY(on ? cudaProfilerStart() : cudaProfilerStop());
   return XK_OK;
 }

@@ -157,6 +157,7 @@ int32_t xk_copy_block(xk_ctx *c, int32_t dst, int32_t src, int32_t first_pos, in
 // For tests and benchmarks.
 int32_t xk_fill_random(xk_ctx *c, uint64_t seed); // every weight, as a plausible model's
 int32_t xk_last_step_us(xk_ctx *c, double *out);  // device time of the last waited step
+int32_t xk_profile(int32_t on);                   // a CUDA profiler range begins or ends
 
 #ifdef __cplusplus
 #pragma GCC visibility pop
