@@ -15,6 +15,8 @@ static __device__ uint64_t hash_stored(const bf16 *row, int dim, int lane) {
   return warp_sum(sum);
 }
 
+// PASSES: 32 lanes take 4 elements each a pass, so 1 up to head_dim 128, else 2.
+template <int PASSES>
 static __global__ __launch_bounds__(WARPS * 32) void append_kernel(Rope r, Pool p) {
   __shared__ unsigned long long digest;
   pdl_wait();
@@ -29,19 +31,30 @@ static __global__ __launch_bounds__(WARPS * 32) void append_kernel(Rope r, Pool 
   int filled = p.filled[slot];
   __syncthreads();
 
+  // A lane hashes one 8-byte lane a pass: even ones of the first half, odd of
+  // the second.
+  uint64_t keys[PASSES];
+#pragma unroll
+  for (int k = 0; k < PASSES; k++) {
+    int j = lane + 32 * k;
+    keys[k] = lane_key(lane % 2 == 0 ? j / 2 : (half / 2 + j) / 2);
+  }
+  const int tasks = 2 + group;
+  const FastDiv &by_tasks = r.by_tasks;
+
   // Task 0 is K, 1 is V, the others are the group's query heads.
-  for (int w = warp; w < s.n * (2 + group); w += WARPS) {
-    int i = w / (2 + group), task = w % (2 + group);
+  for (int w = warp; w < s.n * tasks; w += WARPS) {
+    int i = by_tasks.div(w), task = w - i * tasks;
     int pos = s.pos + s.at + i;
     int column = (task == 0 ? r.heads + kv_head : task == 1 ? r.heads + p.kv_heads + kv_head : kv_head * group + task - 2) * dim;
     uint32_t *src = reinterpret_cast<uint32_t *>(r.qkv + int64_t(s.row + i) * width + column);
     const float *norm = task == 0 ? r.k_norm : task == 1 ? nullptr : r.q_norm;
     const float2 *bias = r.bias ? reinterpret_cast<const float2 *>(r.bias + column) : nullptr;
-    // Pairs (2j, 2j+1) of each half; at most 2 a lane, as head_dim <= 256.
-    float2 lo[2], hi[2];
+    // Pairs (2j, 2j+1) of each half.
+    float2 lo[PASSES], hi[PASSES];
     float sum = 0;
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < PASSES; k++) {
       int j = lane + 32 * k;
       if (j >= half / 2) break;
       lo[k] = unpack(src[j]);
@@ -56,7 +69,7 @@ static __global__ __launch_bounds__(WARPS * 32) void append_kernel(Rope r, Pool 
     uint32_t *dst = task < 2 ? reinterpret_cast<uint32_t *>(p.data + p.row(s.block, task, kv_head, s.at + i)) : src;
     uint64_t hash = 0;
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < PASSES; k++) {
       int j = lane + 32 * k;
       bool on = j < half / 2;
       uint32_t first = 0, second = 0;
@@ -77,9 +90,8 @@ static __global__ __launch_bounds__(WARPS * 32) void append_kernel(Rope r, Pool 
         dst[half / 2 + j] = second;
       }
       if (task < 2) { // an 8-byte lane of the hash is two neighbours' words
-        uint32_t other_first = __shfl_xor_sync(~0u, first, 1), other_second = __shfl_xor_sync(~0u, second, 1);
-        if (on && lane % 2 == 0) hash += lane_hash(first, other_first, lane_key(j / 2));
-        if (on && lane % 2 == 1) hash += lane_hash(other_second, second, lane_key((half / 2 + j) / 2));
+        uint32_t other = __shfl_xor_sync(~0u, lane % 2 == 0 ? second : first, 1);
+        if (on) hash += lane % 2 == 0 ? lane_hash(first, other, keys[k]) : lane_hash(other, second, keys[k]);
       }
     }
     if (task < 2) {
@@ -104,5 +116,9 @@ static __global__ __launch_bounds__(WARPS * 32) void append_kernel(Rope r, Pool 
 // ---------------------------------------------------------------- launchers
 
 int32_t xk_append(const Launch &l, const Rope &r, const Pool &p) {
-  return launch(l, append_kernel, dim3(r.n_segs, p.kv_heads), WARPS * 32, 0, r, p);
+  Rope t = r;
+  t.by_tasks = FastDiv(2 + r.heads / p.kv_heads);
+  dim3 grid(r.n_segs, p.kv_heads);
+  if (p.head_dim <= 128) return launch(l, append_kernel<1>, grid, WARPS * 32, 0, t, p);
+  return launch(l, append_kernel<2>, grid, WARPS * 32, 0, t, p);
 }

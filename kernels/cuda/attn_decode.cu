@@ -13,7 +13,7 @@
 
 #include "common.cuh"
 
-static constexpr int WARPS = 4, STAGES = 3, CHUNK = 16, MIN_SPLIT = 256;
+static constexpr int WARPS = 4, STAGES = 3, CHUNK = 16;
 
 template <int D> static constexpr int smem_bytes = WARPS * STAGES * 2 * CHUNK * D * 2;
 
@@ -29,7 +29,7 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   int row = rows[index];
   int length = a.positions[row] + 1;
   if (length <= 0) return;
-  int per = max(MIN_SPLIT, div_up(div_up(length, a.splits), WARPS * CHUNK) * WARPS * CHUNK);
+  int per = max(a.min_split, div_up(div_up(length, a.splits), WARPS * CHUNK) * WARPS * CHUNK);
   int splits = div_up(length, per);
   if (split >= splits) return;
   int begin = split * per, end = min(begin + per, length);
@@ -183,12 +183,20 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   for (int i = threadIdx.x; i < group * D; i += WARPS * 32) {
     int h = i / D, d = i % D;
     float m = -INFINITY, l = 0, v = 0;
-    for (int s = 0; s < splits; s++) m = fmaxf(m, __ldcg(partial(h, s) + D));
-    for (int s = 0; s < splits; s++) {
-      const float *from = partial(h, s);
-      float f = exp2f(__ldcg(from + D) - m);
-      l += f * __ldcg(from + D + 1);
-      v += f * __ldcg(from + d);
+    const float *from = partial(h, 0);
+    for (int s0 = 0; s0 < splits; s0 += 8) { // loads of eight splits at once
+      float top[8], all[8], part[8];
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        const float *at = from + min(s0 + j, splits - 1) * stride;
+        top[j] = __ldcg(at + D), all[j] = __ldcg(at + D + 1), part[j] = __ldcg(at + d);
+      }
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        if (s0 + j >= splits) break;
+        float most = fmaxf(m, top[j]), old = exp2f(m - most), now = exp2f(top[j] - most);
+        m = most, l = l * old + all[j] * now, v = v * old + part[j] * now;
+      }
     }
     result(h)[d] = __float2bfloat16(v / l);
   }

@@ -156,6 +156,7 @@ struct Rope {
   const xk_seg *segs;
   int n_segs, heads, layer;
   float eps;
+  FastDiv by_tasks; // set by xk_append
 };
 // Bias, norm and rotation of q and k, K and V rows into the pool, digests.
 int32_t xk_append(const Launch &l, const Rope &r, const Pool &p);
@@ -169,7 +170,8 @@ struct Attention {
   float scale; // of scores
   float *partial;     // decode: [decode row][heads][splits][D + 2]
   unsigned *tickets;  // decode: [decode row][kv_heads], zero between launches
-  int splits;
+  int splits;      // decode: the most
+  int min_split;   // decode: fewest positions of a split, a multiple of 64
 };
 int32_t xk_attn_prefill(const Launch &l, const Attention &a, const Pool &p, const xk_tile *tiles, int n_tiles);
 int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const int32_t *rows, int n_rows);

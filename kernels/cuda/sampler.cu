@@ -4,11 +4,12 @@
 // prepare: grid (chunk, sample). Copies a row that is adjusted to scratch, and
 // finds the best (logit, lowest id) of each chunk.
 // draw: one CTA a sample. Weights are exp((x-max)/T), computed anew each pass.
-// Their mass is summed as integers of 2^-40, so that order never matters and a
+// Their mass is summed as integers of 2^-32, so that order never matters and a
 // draw is the same on every run. A cut (k-th token, or the token at which mass
 // p is reached) is found by radix: a histogram over the leading 12 bits of the
 // weights, then the bin's candidates over 10 and 10 more; ties fall to the
-// lower id.
+// lower id. A bin's mass follows from its count and the sum of the bits below
+// its own, which 32-bit shared atomics add (64-bit ones are loops).
 // Oracle: the sampler of kernels/cpu, and chi-square over draws.
 #include <climits>
 
@@ -100,13 +101,11 @@ struct Cut { // keeps greater weights, and equal ones with ids up to id
 };
 
 struct DrawSmem {
-  u64 mass[BINS];
-  uint32_t count[BINS];
+  uint32_t count[BINS], low[BINS], high[BINS]; // sums of bits 0..9 and 10..19 below the bin's
   uint32_t list_bits[LIST];
   int list_id[LIST];
   u64 cells[MAX_CELLS];
   u64 warp_sums[32];
-  uint32_t warp_counts[32];
   u64 found_mass; // of the bins above the found one
   uint32_t found_count;
   int found, listed;
@@ -115,17 +114,18 @@ struct DrawSmem {
 
 struct Weights {
   const float *x;
-  float top, inverse;
+  float top, inverse; // log2(e) / temperature
   int n;
   bool all_inf;
   __device__ float of(float v) const {
     if (v == top) return 1.0f;
     if (!(v < top) || all_inf) return 0.0f;
     float z = (v - top) * inverse;
-    return z < -87.0f ? 0.0f : expf(z);
+    return z < -125.0f ? 0.0f : exp2f(z);
   }
 };
-static __device__ __forceinline__ u64 fixed(float w) { return u64(w * 1099511627776.0f); }
+static __device__ __forceinline__ u64 fixed(float w) { return __float2uint_rn(w * 4294967296.0f); }
+static constexpr uint32_t LEAST = 0x2f000000; // 2^-33: what rounds to a mass of 1
 
 // Visits every (weight bits, id) of the row; ids of a warp's 128 are together.
 template <typename F> static __device__ __forceinline__ void each(const Weights &w, F f) {
@@ -158,55 +158,61 @@ static __device__ u64 block_scan(u64 v, DrawSmem &m, u64 *all) {
   return before + sum - v;
 }
 
+// Mass of the weights in a bin that begins at bits.
+static __device__ u64 bin_mass(const DrawSmem &m, int bin, uint32_t bits) {
+  double begin = __uint_as_float(bits);
+  double step = __uint_as_float(bits & 0x7f800000u) * 1.1920928955078125e-7; // of the last mantissa bit
+  return u64((begin * m.count[bin] + step * (double(m.low[bin]) + 1024.0 * m.high[bin])) * 4294967296.0);
+}
+
 // Finds the highest bin at which the sum from above reaches need: m.found, and
-// what lies above it. Bins are taken in descending order; two a thread.
-static __device__ void find_bin(DrawSmem &m, int bins, u64 need, bool by_count) {
+// what lies above it. Bins are taken in descending order; two a thread. Bin b
+// holds weights from (prefix | b) << shift.
+static __device__ void find_bin(DrawSmem &m, int bins, uint32_t prefix, int shift, u64 need, bool by_count) {
   __syncthreads();
-  u64 mine = 0;
-  uint32_t counts = 0;
+  u64 here[2] = {}, mine = 0;
   for (int j = 0; j < 2; j++) {
     int bin = bins - 1 - (2 * int(threadIdx.x) + j);
     if (bin < 0) break;
-    mine += by_count ? m.count[bin] : m.mass[bin];
-    counts += m.count[bin];
+    here[j] = by_count ? m.count[bin] : bin_mass(m, bin, (prefix | bin) << shift);
+    mine += here[j];
   }
   u64 all, above = block_scan(mine, m, &all);
-  u64 all_counts, above_counts = block_scan(counts, m, &all_counts);
   if (threadIdx.x == 0) m.found = -1;
   __syncthreads();
   if (need > all) need = all;
   if (above < need && above + mine >= need) {
     for (int j = 0; j < 2; j++) {
-      int bin = bins - 1 - (2 * int(threadIdx.x) + j);
-      u64 here = by_count ? m.count[bin] : m.mass[bin];
-      if (above + here >= need) {
-        m.found = bin, m.found_mass = above, m.found_count = uint32_t(above_counts);
+      if (above + here[j] >= need) {
+        m.found = bins - 1 - (2 * int(threadIdx.x) + j), m.found_mass = above;
         break;
       }
-      above += here;
-      above_counts += m.count[bin];
+      above += here[j];
     }
   }
   __syncthreads();
 }
 
-// The cut at which the tokens within c reach need: a count, or a mass.
-static __device__ Cut cut_at(const Weights &w, Cut c, u64 need, bool by_count, DrawSmem &m) {
+// The cut at which the tokens within c reach need: a count, or a mass. Weights
+// below least are known to lie under the cut.
+static __device__ Cut cut_at(const Weights &w, Cut c, u64 need, bool by_count, uint32_t least, DrawSmem &m) {
   auto clear = [&] {
     __syncthreads();
-    for (int i = threadIdx.x; i < BINS; i += THREADS) m.mass[i] = 0, m.count[i] = 0;
+    for (int i = threadIdx.x; i < BINS; i += THREADS) m.count[i] = 0, m.low[i] = 0, m.high[i] = 0;
     __syncthreads();
   };
-  auto add = [&](uint32_t bin, float v) {
-    if (!by_count) atomicAdd(&m.mass[bin], fixed(v));
+  auto add = [&](uint32_t bin, uint32_t below) { // below: the bits under the bin's
     atomicAdd(&m.count[bin], 1u);
+    if (by_count) return;
+    if (below & 1023) atomicAdd(&m.low[bin], below & 1023);
+    if (below >> 10) atomicAdd(&m.high[bin], below >> 10);
   };
   clear();
   each(w, [&](float v, int id) {
     uint32_t bits = __float_as_uint(v);
-    if (c.keeps(bits, id) && (by_count || fixed(v))) add(bits >> 20, v);
+    if (bits >= least && c.keeps(bits, id)) add(bits >> 20, bits & 0xfffff);
   });
-  find_bin(m, BINS, need, by_count);
+  find_bin(m, BINS, 0, 20, need, by_count);
   if (m.found < 0) return c; // nothing to keep less of
   uint32_t high = m.found, in_bin = m.count[m.found];
   need -= m.found_mass;
@@ -217,7 +223,7 @@ static __device__ Cut cut_at(const Weights &w, Cut c, u64 need, bool by_count, D
     __syncthreads();
     each(w, [&](float v, int id) {
       uint32_t bits = __float_as_uint(v);
-      if (bits >> 20 == high && c.keeps(bits, id) && (by_count || fixed(v))) {
+      if (bits >> 20 == high && bits >= least && c.keeps(bits, id)) {
         int at = atomicAdd(&m.listed, 1);
         m.list_bits[at] = bits, m.list_id[at] = id;
       }
@@ -230,7 +236,7 @@ static __device__ Cut cut_at(const Weights &w, Cut c, u64 need, bool by_count, D
     } else {
       each(w, [&](float v, int id) {
         uint32_t bits = __float_as_uint(v);
-        if (c.keeps(bits, id) && (by_count || fixed(v))) f(bits, id);
+        if (bits >= least && c.keeps(bits, id)) f(bits, id);
       });
     }
   };
@@ -238,14 +244,15 @@ static __device__ Cut cut_at(const Weights &w, Cut c, u64 need, bool by_count, D
   for (int shift = 10; shift >= 0; shift -= 10) {
     clear();
     candidates([&](uint32_t bits, int) {
-      if (bits >> (shift + 10) == prefix) add((bits >> shift) & 1023, __uint_as_float(bits));
+      if (bits >> (shift + 10) == prefix) add((bits >> shift) & 1023, bits & ((1u << shift) - 1));
     });
-    find_bin(m, 1024, need, by_count);
+    find_bin(m, 1024, prefix << 10, shift, need, by_count);
+    if (m.found < 0) return {prefix << (shift + 10), INT_MAX}; // rounding ate the rest: the whole bin
     need -= m.found_mass;
     prefix = prefix << 10 | uint32_t(m.found);
   }
   uint32_t equal = m.count[prefix & 1023];
-  u64 each_mass = by_count ? 1 : fixed(__uint_as_float(prefix));
+  u64 each_mass = by_count ? 1 : max(fixed(__uint_as_float(prefix)), u64(1));
   u64 keep = (need + each_mass - 1) / each_mass; // of the equal ones, lowest ids first
   if (keep >= equal) return {prefix, c.bits == prefix ? c.id : INT_MAX};
   // The keep-th of the equal ids, by halving the range of ids.
@@ -253,7 +260,7 @@ static __device__ Cut cut_at(const Weights &w, Cut c, u64 need, bool by_count, D
   while (lo < hi) {
     int mid = (lo + hi) / 2;
     __syncthreads();
-    if (threadIdx.x == 0) m.listed = m.listed, m.found_count = 0;
+    if (threadIdx.x == 0) m.found_count = 0;
     __syncthreads();
     uint32_t mine = 0;
     candidates([&](uint32_t bits, int id) { mine += bits == prefix && id <= mid; });
@@ -361,15 +368,17 @@ static __global__ __launch_bounds__(THREADS, 1) void draw_kernel(Sampling p) {
   if (best.id != INT_MAX && s.temperature != 0 && s.top_k != 1) {
     Weights w;
     w.x = shapes(s) ? p.scratch + int64_t(blockIdx.x) * p.stride : p.logits + int64_t(s.final - p.first_final) * p.stride;
-    w.top = best.v, w.inverse = 1.0f / s.temperature, w.n = p.vocab, w.all_inf = isinf(best.v);
+    w.top = best.v, w.inverse = 1.4426950408889634f / s.temperature, w.n = p.vocab, w.all_inf = isinf(best.v);
     Cut keep = {0, INT_MAX};
-    if (s.top_k > 0 && s.top_k < p.vocab) keep = cut_at(w, keep, s.top_k, true, m);
+    if (s.top_k > 0 && s.top_k < p.vocab) keep = cut_at(w, keep, s.top_k, true, 0, m);
     if (s.top_p < 1) {
       u64 mine = 0, total;
       each(w, [&](float v, int id) { mine += keep.keeps(__float_as_uint(v), id) ? fixed(v) : 0; });
       block_scan(mine, m, &total);
       u64 need = u64(ceil(double(s.top_p) * double(total)));
-      keep = cut_at(w, keep, need ? need : 1, false, m);
+      // All weights below this add up to less than half of 1-p of the total.
+      float floor = 0.5f * (1 - s.top_p) * float(double(total) / 4294967296.0) / float(p.vocab);
+      keep = cut_at(w, keep, need ? need : 1, false, max(LEAST, __float_as_uint(fminf(floor, 1.0f))), m);
     }
     if (s.min_p > __uint_as_float(keep.bits)) keep = {__float_as_uint(s.min_p), INT_MAX};
     token = pick(w, keep, uniform(s), token, m);
