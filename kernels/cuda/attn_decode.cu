@@ -61,9 +61,6 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   };
 
   int chunks = div_up(end - begin, CHUNK);
-#pragma unroll
-  for (int s = 0; s < STAGES - 1; s++) fetch(warp + s * WARPS, s);
-
   uint32_t q[D / 16][4];
   {
     const uint32_t *src = reinterpret_cast<const uint32_t *>(a.qkv + int64_t(row) * (a.heads + 2 * kv_heads) * D + int64_t(kv_head) * group * D);
@@ -79,9 +76,15 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
   const float scale = a.scale * 1.4426950408889634f;
 
-  int stage = 0;
-  for (int c = warp; c < chunks; c += WARPS) {
-    cp_async_wait<STAGES - 2>();
+  // One copy of the fetch code: the first rounds only fill the ring.
+  int stage = 0, ahead = 0; // of this round's chunk, and of the one it fetches
+#pragma unroll 1
+  for (int c = warp - (STAGES - 1) * WARPS; c < chunks; c += WARPS) {
+    fetch(c + (STAGES - 1) * WARPS, ahead);
+    ahead = ahead + 1 == STAGES ? 0 : ahead + 1;
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    if (c < 0) continue;
+    cp_async_wait<STAGES - 1>();
     __syncwarp();
     uint32_t k0 = smem_addr(ring + stage * (2 * CHUNK * D * 2)), v0 = k0 + CHUNK * D * 2;
     float s[2][4] = {};
@@ -129,8 +132,6 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
       mma(o[2 * i + 1], p0, p1, p2, p3, b[2], b[3]);
     }
     __syncwarp();
-    fetch(c + (STAGES - 1) * WARPS, (stage + STAGES - 1) % STAGES);
-    stage = (stage + 1) % STAGES;
   }
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -149,29 +150,35 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   }
   __syncthreads();
 
-  const int stride = D + 2; // of a partial: values, max, sum
+  // Merge the warps, and then the splits, four elements a thread.
+  constexpr int stride = D + 4; // of a partial: values, max, sum
   auto partial = [&](int h, int s) {
     return a.partial + ((int64_t(index) * a.heads + kv_head * group + h) * a.splits + s) * stride;
   };
-  auto result = [&](int h) { return a.out + int64_t(row) * a.heads * D + (kv_head * group + h) * D; };
-  for (int i = threadIdx.x; i < group * D; i += WARPS * 32) {
-    int h = i / D, d = i % D;
-    float m = -INFINITY, l = 0, v = 0;
+  auto put = [&](int h, int d, float4 v, float l) {
+    uint2 packed = make_uint2(pack(v.x / l, v.y / l), pack(v.z / l, v.w / l));
+    *reinterpret_cast<uint2 *>(a.out + int64_t(row) * a.heads * D + (kv_head * group + h) * D + d) = packed;
+  };
+  auto add = [](float4 &v, float4 x, float f) { v.x += f * x.x, v.y += f * x.y, v.z += f * x.z, v.w += f * x.w; };
+  for (int i = threadIdx.x; i < group * D / 4; i += WARPS * 32) {
+    int h = i / (D / 4), d = i % (D / 4) * 4;
+    float m = -INFINITY, l = 0;
+    float4 v = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int w = 0; w < WARPS; w++) m = fmaxf(m, stat[w][0][h]);
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
       float f = exp2f(stat[w][0][h] - m);
       l += f * stat[w][1][h];
-      v += f * mine[(w * 16 + h) * D + d];
+      add(v, *reinterpret_cast<float4 *>(mine + (w * 16 + h) * D + d), f);
     }
     if (splits == 1) {
-      result(h)[d] = __float2bfloat16(v / l);
+      put(h, d, v, l);
       continue;
     }
     float *to = partial(h, split);
-    to[d] = v;
-    if (d == 0) to[D] = m, to[D + 1] = l;
+    __stcg(reinterpret_cast<float4 *>(to + d), v);
+    if (d == 0) __stcg(reinterpret_cast<float4 *>(to + D), make_float4(m, l, 0, 0));
   }
   if (splits == 1) return;
   __threadfence();
@@ -180,25 +187,30 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   __syncthreads();
   if (arrived != unsigned(splits - 1)) return;
   __threadfence();
-  for (int i = threadIdx.x; i < group * D; i += WARPS * 32) {
-    int h = i / D, d = i % D;
-    float m = -INFINITY, l = 0, v = 0;
+  for (int i = threadIdx.x; i < group * D / 4; i += WARPS * 32) {
+    int h = i / (D / 4), d = i % (D / 4) * 4;
+    float m = -INFINITY, l = 0;
+    float4 v = make_float4(0, 0, 0, 0);
     const float *from = partial(h, 0);
     for (int s0 = 0; s0 < splits; s0 += 8) { // loads of eight splits at once
-      float top[8], all[8], part[8];
+      float4 value[8];
+      float2 ml[8];
 #pragma unroll
       for (int j = 0; j < 8; j++) {
         const float *at = from + min(s0 + j, splits - 1) * stride;
-        top[j] = __ldcg(at + D), all[j] = __ldcg(at + D + 1), part[j] = __ldcg(at + d);
+        value[j] = __ldcg(reinterpret_cast<const float4 *>(at + d));
+        ml[j] = __ldcg(reinterpret_cast<const float2 *>(at + D));
       }
 #pragma unroll
       for (int j = 0; j < 8; j++) {
         if (s0 + j >= splits) break;
-        float most = fmaxf(m, top[j]), old = exp2f(m - most), now = exp2f(top[j] - most);
-        m = most, l = l * old + all[j] * now, v = v * old + part[j] * now;
+        float most = fmaxf(m, ml[j].x), old = exp2f(m - most), now = exp2f(ml[j].x - most);
+        m = most, l = l * old + ml[j].y * now;
+        v.x *= old, v.y *= old, v.z *= old, v.w *= old;
+        add(v, value[j], now);
       }
     }
-    result(h)[d] = __float2bfloat16(v / l);
+    put(h, d, v, l);
   }
 }
 

@@ -9,24 +9,17 @@
 // Oracle: kernels/cpu.
 #include "common.cuh"
 
-#ifndef PREFILL_WARPS
-#define PREFILL_WARPS 8
-#endif
-static constexpr int WARPS = PREFILL_WARPS, N = 64, ROWS = WARPS * 16, SUBS = 128 / ROWS;
+static constexpr int WARPS = 8, N = 64; // WARPS * 16 = 128 query rows, as an xk_tile has
 
 template <int D> static constexpr int smem_bytes = (2 * 2 * N * D) * 2;
 
 template <int D>
-static __global__ __launch_bounds__(WARPS * 32, 8 / WARPS) void prefill_kernel(Attention a, Pool p, const xk_tile *tiles) {
+static __global__ __launch_bounds__(WARPS * 32, 1) void prefill_kernel(Attention a, Pool p, const xk_tile *tiles) {
   constexpr int PARTS = D / 8;
   extern __shared__ __align__(128) uint8_t smem[]; // [stage][K, V][N][D]
   pdl_wait();
   pdl_next();
-  int place = gridDim.x - 1 - blockIdx.x; // the longest first
-  xk_tile tile = tiles[place / SUBS];
-  int skip = place % SUBS * ROWS;
-  if (skip >= tile.n) return;
-  tile.row += skip, tile.pos += skip, tile.n = min(tile.n - skip, ROWS);
+  xk_tile tile = tiles[gridDim.x - 1 - blockIdx.x]; // the longest first
   int head = blockIdx.y, kv_head = head / (a.heads / p.kv_heads);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t *table = a.tail + tile.table;
@@ -199,7 +192,7 @@ static __global__ __launch_bounds__(128) void any_kernel(Attention a, Pool p) {
 bool xk_attn_fast(int head_dim, int group) { return (head_dim == 64 || head_dim == 128) && group <= 16; }
 
 template <int D> static int32_t prefill(const Launch &l, const Attention &a, const Pool &p, const xk_tile *tiles, int n) {
-  return launch(l, prefill_kernel<D>, dim3(n * SUBS, a.heads), WARPS * 32, smem_bytes<D>, a, p, tiles);
+  return launch(l, prefill_kernel<D>, dim3(n, a.heads), WARPS * 32, smem_bytes<D>, a, p, tiles);
 }
 
 int32_t xk_attn_prefill(const Launch &l, const Attention &a, const Pool &p, const xk_tile *tiles, int n) {

@@ -96,7 +96,7 @@ func open(a kernels.Arch, opt Options) (*Backend, error) {
 		qkv_bias: flag(a.QKVBias), qk_norm: flag(a.QKNorm), tied_head: flag(a.TiedHead),
 		norm_eps: C.float(a.NormEps), block_tokens: C.int32_t(opt.BlockTokens),
 		max_rows: C.int32_t(opt.MaxTokens), max_seqs: C.int32_t(opt.MaxSeqs),
-		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL),
+		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune),
 	}
 	if err := lib.call("xk_open", func() C.int32_t { return C.api_open_ctx(lib.api, &cfg, &b.ctx) }); err != nil {
 		return nil, err

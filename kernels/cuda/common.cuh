@@ -35,7 +35,7 @@ __host__ __device__ inline int64_t round_up(int64_t a, int64_t b) { return (a + 
 struct FastDiv {
   uint32_t magic;
   int d;
-  explicit FastDiv(int d = 1) : magic(d == 1 ? 0 : uint32_t((uint64_t(1) << 32) / d + 1)), d(d) {}
+  FastDiv(int d = 1) : magic(d == 1 ? 0 : uint32_t((uint64_t(1) << 32) / d + 1)), d(d) {}
   __device__ int div(int n) const { return d == 1 ? n : int(__umulhi(uint32_t(n), magic)); }
 };
 
@@ -168,7 +168,7 @@ struct Attention {
   const int32_t *tail;
   int heads;
   float scale; // of scores
-  float *partial;     // decode: [decode row][heads][splits][D + 2]
+  float *partial;     // decode: [decode row][heads][splits][D + 4]
   unsigned *tickets;  // decode: [decode row][kv_heads], zero between launches
   int splits;      // decode: the most
   int min_split;   // decode: fewest positions of a split, a multiple of 64

@@ -9,7 +9,8 @@
 //
 // Non-goals: the same bits whatever the batch (the number of attention splits
 // and the projections' kernels depend on it). Results of one and the same step
-// are the same on every run.
+// are the same on every run and in every process with the same device and
+// library, unless Options.Tune is set.
 package cuda
 
 import (
@@ -40,6 +41,8 @@ type Options struct {
 	MaxSeqs     int     // sequences a step that are answered at once; 0 is 256
 	NoGraphs    bool    // launch kernels one by one
 	NoPDL       bool    // no programmatic dependent launch
+	Tune        bool    // choose projections by timing: other bits in each process
+	Tune        bool    // choose projections by timing: other bits in each process
 }
 
 func (o *Options) fill() error {

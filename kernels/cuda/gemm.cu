@@ -1,6 +1,7 @@
-// Projections: cuBLASLt, with the algorithm of each (shape, rows) chosen at
-// start by timing its heuristics and the skinny kernel over different layers'
-// weights, so that no candidate finds them in L2.
+// Projections: the skinny kernel up to 16 rows, cuBLASLt with its first
+// heuristic above: a choice that is the same in every process. With cfg.tune,
+// each (shape, rows) is chosen at start by timing more heuristics and the
+// skinny kernel over different layers' weights, so that none finds them in L2.
 // Weights are [N][K], activations [rows][K], results [rows][N], all row-major:
 // for cuBLASLt's columns that is N x rows = W^T x X.
 #include <algorithm>
@@ -102,6 +103,11 @@ static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
   cublasStatus_t st = cublasLtMatmulAlgoGetHeuristic(c->lt, c->matmul, &t.a, &t.b, &t.d, &t.d, want, CANDIDATES, found, &n);
   cublasLtMatmulPreferenceDestroy(want);
   if (st != CUBLAS_STATUS_SUCCESS) n = 0; // cublasLtMatmul's own default then
+  if (!c->cfg.tune) {
+    best->skinny = rows <= 16, best->algo_known = n > 0;
+    if (n > 0) best->algo = found[0].algo;
+    return XK_OK;
+  }
   float least = 1e30f, ms;
   for (int i = 0; i < n; i++) {
     Choice h;

@@ -13,7 +13,7 @@ static constexpr int WARPS = 8;
 static constexpr int UNROLL = 4; // 32-wide k chunks in flight a warp
 
 template <Epilogue E, int NT>
-static __global__ __launch_bounds__(WARPS * 32) void skinny_kernel(const bf16 *w, const bf16 *x, int x_stride, void *out, int out_stride, int m, int n, int k) {
+static __global__ __launch_bounds__(WARPS * 32, NT == 1 ? 2 : 1) void skinny_kernel(const bf16 *w, const bf16 *x, int x_stride, void *out, int out_stride, int m, int n, int k) {
   __shared__ float part[WARPS][16][NT * 8 + 1];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   int n0 = blockIdx.x * 16;

@@ -7,15 +7,11 @@
 
 #include "context.cuh"
 
-// Enough CTAs for some waves, at most 32 splits a sequence.
+// Four CTAs a multiprocessor (two waves), at most 32 splits a sequence.
 static int splits_for(const xk_ctx *c, int rows) {
-  static int ctas = getenv("XK_CTAS") ? atoi(getenv("XK_CTAS")) : 1056;
-  return std::max(1, std::min(32, ctas / (rows * c->cfg.kv_heads)));
+  return std::max(1, std::min(32, 4 * c->sms / (rows * c->cfg.kv_heads)));
 }
-static int min_split() {
-  static int v = getenv("XK_MIN_SPLIT") ? atoi(getenv("XK_MIN_SPLIT")) : 256;
-  return v;
-}
+static constexpr int MIN_SPLIT = 128; // positions
 
 template <typename T> static T *on_device(xk_ctx *c, int64_t offset) { return reinterpret_cast<T *>(c->arena + offset); }
 template <typename T> static const T *on_host(xk_ctx *c, int64_t offset) {
@@ -32,7 +28,7 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   XK_OK_OR_RETURN(xk_append(l, r, p));
   if (a.on_layer) XK_TRY(cudaEventRecord(c->layer_done[i], l.stream));
   Attention t = {c->qkv, c->att, on_device<int32_t>(c, a.positions), on_device<int32_t>(c, a.tables), on_device<int32_t>(c, a.tail),
-                 g.heads, 1.0f / sqrtf(float(g.head_dim)), c->partial, c->tickets, 1, min_split()};
+                 g.heads, 1.0f / sqrtf(float(g.head_dim)), c->partial, c->tickets, 1, MIN_SPLIT};
   if (!xk_attn_fast(g.head_dim, g.heads / g.kv_heads)) {
     XK_OK_OR_RETURN(xk_attn_any(l, t, p, a.n_rows));
   } else {

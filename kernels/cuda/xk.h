@@ -40,6 +40,7 @@ typedef struct {
   int32_t max_seqs;     // rows of logits that exist at once, and the largest graph
   int32_t no_graphs;    // launch kernels one by one (debugging)
   int32_t no_pdl;       // no programmatic dependent launch
+  int32_t tune;         // choose projections by timing: faster, not the same bits in every process
 } xk_config;
 
 enum xk_weight {
