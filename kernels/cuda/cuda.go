@@ -42,7 +42,6 @@ type Options struct {
 	NoGraphs    bool    // launch kernels one by one
 	NoPDL       bool    // no programmatic dependent launch
 	Tune        bool    // choose projections by timing: other bits in each process
-	Tune        bool    // choose projections by timing: other bits in each process
 }
 
 func (o *Options) fill() error {
