@@ -18,6 +18,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
 // upConfig is `xpyd up`: a router and the workers it starts.
@@ -265,7 +266,7 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 func childEnv(environ []string, joinURL string) []string {
 	var out []string
 	for _, kv := range environ {
-		if !strings.HasPrefix(kv, "XPYD_") {
+		if !strings.HasPrefix(kv, "XPYD_") || strings.HasPrefix(kv, cuda.LibraryEnv+"=") {
 			out = append(out, kv)
 		}
 	}

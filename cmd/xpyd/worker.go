@@ -69,8 +69,9 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	return cmd
 }
 
-// foreignEnv are XPYD_ variables that belong to other commands.
-var foreignEnv = []string{"XPYD_DATA", "XPYD_ADMIN*", "XPYD_NATS_PASSWORD"}
+// foreignEnv are XPYD_ variables that belong to other commands, or to the CUDA
+// library's search.
+var foreignEnv = []string{"XPYD_DATA", "XPYD_ADMIN*", "XPYD_NATS_PASSWORD", "XPYD_CUDA_*"}
 
 // runWorker runs until ctx ends, the parent goes away, or a listener fails.
 func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {

@@ -1,8 +1,10 @@
 package worker
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
 
 	"github.com/xpyd/xpyd/internal/config"
@@ -10,10 +12,8 @@ import (
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
+	"github.com/xpyd/xpyd/kernels/cuda"
 )
-
-// errNoCUDA answers --device cuda: this build has the CPU backend only.
-var errNoCUDA = errors.New("device cuda: this build has no CUDA backend; use --device cpu")
 
 // loadTokenizer makes the model's tokenizer, whatever kind of files it has.
 func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
@@ -73,29 +73,63 @@ func weights(m *model.Model) kernels.Weights {
 	return w
 }
 
-// newBackend puts the model on the device that cfg names.
-func newBackend(cfg *Config, m *model.Model) (kernels.Backend, error) {
-	if cfg.Device == "cuda" {
-		return nil, errNoCUDA
+// newBackend puts the model on the device that cfg names. "auto" takes a GPU
+// where there is one that can be used, else the CPU, and says so.
+func newBackend(cfg *Config, m *model.Model, log *slog.Logger) (kernels.Backend, error) {
+	if cfg.Device != "cpu" {
+		b, err := newCUDA(cfg, m)
+		if err == nil || cfg.Device == "cuda" {
+			return b, err
+		}
+		level := slog.LevelWarn
+		if errors.Is(err, cuda.ErrUnavailable) {
+			level = slog.LevelInfo
+		}
+		log.Log(context.Background(), level, "device auto: taking the CPU", "reason", err)
 	}
 	a := arch(&m.Config)
 	threads := cfg.Threads
 	if threads == 0 {
 		threads = runtime.GOMAXPROCS(0)
 	}
-	blocks := cfg.Blocks
-	if blocks == 0 {
-		perToken := int64(2*4) * int64(a.Layers*a.KVHeads*a.HeadDim) // K and V rows, f32
-		blocks = int(int64(cfg.KVMemory) / (perToken * int64(cfg.BlockTokens)))
-		most := 64 * ((a.MaxPositions + cfg.BlockTokens - 1) / cfg.BlockTokens) // 64 whole contexts
-		blocks = min(blocks, most)
-	}
-	if blocks < 1 {
-		return nil, &config.KeyError{Key: "kv_memory", Msg: fmt.Sprintf("%d bytes hold no block of %d tokens", cfg.KVMemory, cfg.BlockTokens)}
+	blocks, err := poolBlocks(cfg, &a, kernels.F32)
+	if err != nil {
+		return nil, err
 	}
 	b, err := cpu.New(a, weights(m), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: threads})
 	if err != nil {
 		return nil, fmt.Errorf("model %s: %w", m.Name, err)
 	}
 	return b, nil
+}
+
+func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
+	a := arch(&m.Config)
+	blocks, err := poolBlocks(cfg, &a, kernels.BF16)
+	if err != nil {
+		return nil, err
+	}
+	b, err := cuda.New(a, weights(m), cuda.Options{
+		Blocks: blocks, BlockTokens: cfg.BlockTokens,
+		MaxTokens: max(cfg.StepTokens, cfg.MaxBatch), MaxSeqs: cfg.MaxBatch,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("model %s: device cuda: %w", m.Name, err)
+	}
+	return b, nil
+}
+
+// poolBlocks is the pool's size: as set, or what kv_memory holds, at most 64
+// whole contexts.
+func poolBlocks(cfg *Config, a *kernels.Arch, dt kernels.DType) (int, error) {
+	if cfg.Blocks != 0 {
+		return cfg.Blocks, nil
+	}
+	perToken := int64(2*dt.Bytes()) * int64(a.Layers*a.KVHeads*a.HeadDim) // K and V rows
+	blocks := int(int64(cfg.KVMemory) / (perToken * int64(cfg.BlockTokens)))
+	blocks = min(blocks, 64*((a.MaxPositions+cfg.BlockTokens-1)/cfg.BlockTokens))
+	if blocks < 1 {
+		return 0, &config.KeyError{Key: "kv_memory", Msg: fmt.Sprintf("%d bytes hold no block of %d tokens", cfg.KVMemory, cfg.BlockTokens)}
+	}
+	return blocks, nil
 }

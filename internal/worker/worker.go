@@ -156,7 +156,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 	for id := range w.tok.VocabSize() {
 		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
 	}
-	if w.backend, err = newBackend(&w.cfg, m); err != nil {
+	if w.backend, err = newBackend(&w.cfg, m, w.log); err != nil {
 		return err
 	}
 	w.free("free the backend", func(context.Context) error { return w.backend.Close() })

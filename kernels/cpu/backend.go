@@ -88,7 +88,7 @@ func New(a kernels.Arch, w kernels.Weights, opt Options) (*Backend, error) {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
 	b := &Backend{arch: a, ops: o, scale: float32(1 / math.Sqrt(float64(a.HeadDim)))}
-	if b.freq, b.freqScale, err = ropeFrequencies(a); err != nil {
+	if b.freq, b.freqScale, err = a.RopeFrequencies(); err != nil {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
 	b.choosePV()

@@ -4,11 +4,10 @@ import "github.com/xpyd/xpyd/kernels"
 
 // Exported to the external tests.
 var (
-	RopeFrequencies = ropeFrequencies
-	LogSumExp       = logSumExp
-	Uniform         = uniform
-	Philox          = philox
-	TopLogprobs     = topLogprobs
+	LogSumExp   = logSumExp
+	Uniform     = uniform
+	Philox      = philox
+	TopLogprobs = topLogprobs
 )
 
 // Draw runs the sampler alone, with the named instruction set.

@@ -7,12 +7,11 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/kernels"
-	"github.com/xpyd/xpyd/kernels/cpu"
 )
 
 func ropeOf(t *testing.T, a kernels.Arch) ([]float64, float64) {
 	t.Helper()
-	freq, factor, err := cpu.RopeFrequencies(a)
+	freq, factor, err := a.RopeFrequencies()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +81,7 @@ func TestRopeFactors(t *testing.T) {
 		{HeadDim: 8, RopeTheta: 1e4, Rope: kernels.RopeScaling{Kind: "yarn", Factor: 2}},
 		{HeadDim: 8, RopeTheta: 1e4, Rope: kernels.RopeScaling{Kind: "linear"}},
 	} {
-		if _, _, err := cpu.RopeFrequencies(a); err == nil {
+		if _, _, err := a.RopeFrequencies(); err == nil {
 			t.Errorf("%+v: no error", a.Rope)
 		}
 	}

@@ -148,7 +148,7 @@ func (b *Backend) plan(st *kernels.Step) error {
 	var samples, prompts, tops, raw int
 	for i := range st.Seqs {
 		q := &st.Seqs[i]
-		if err := b.checkSeq(q); err != nil {
+		if err := q.Check(&b.arch, b.layout.BlockTokens, b.blocks); err != nil {
 			return fmt.Errorf("sequence %d: %w", i, err)
 		}
 		b.planSeq(i, q)
@@ -198,36 +198,6 @@ func (b *Backend) plan(st *kernels.Step) error {
 	if n := len(s.finals); n > 0 {
 		s.last = growFloats(s.last, n*s.hidden)
 		s.logits = growFloats(s.logits, min(n, headTile)*b.head.outRows())
-	}
-	return nil
-}
-
-func (b *Backend) checkSeq(q *kernels.Seq) error {
-	n := len(q.Tokens)
-	if n == 0 || q.Pos < 0 || q.Pos > b.arch.MaxPositions-n {
-		return fmt.Errorf("%d tokens at position %d, context is %d", n, q.Pos, b.arch.MaxPositions)
-	}
-	for _, id := range q.Tokens {
-		if uint(id) >= uint(b.arch.Vocab) {
-			return fmt.Errorf("token %d of a vocabulary of %d", id, b.arch.Vocab)
-		}
-	}
-	need := (q.Pos + n + b.layout.BlockTokens - 1) / b.layout.BlockTokens
-	if len(q.Blocks) < need {
-		return fmt.Errorf("%d blocks for %d positions, want %d", len(q.Blocks), q.Pos+n, need)
-	}
-	for _, id := range q.Blocks[:need] {
-		if uint(id) >= uint(b.blocks) {
-			return fmt.Errorf("block %d of a pool of %d", id, b.blocks)
-		}
-	}
-	if len(q.Targets) != 0 && len(q.Targets) != n {
-		return fmt.Errorf("%d targets for %d tokens", len(q.Targets), n)
-	}
-	for _, id := range q.Targets {
-		if int(id) >= b.arch.Vocab {
-			return fmt.Errorf("target %d of a vocabulary of %d", id, b.arch.Vocab)
-		}
 	}
 	return nil
 }

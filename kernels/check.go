@@ -1,0 +1,35 @@
+package kernels
+
+import "fmt"
+
+// Check reports what makes the sequence unfit for a backend of that shape, with
+// a pool of blocks blocks: after it, nothing that it names is out of bounds.
+func (q *Seq) Check(a *Arch, blockTokens, blocks int) error {
+	n := len(q.Tokens)
+	if n == 0 || q.Pos < 0 || q.Pos > a.MaxPositions-n {
+		return fmt.Errorf("%d tokens at position %d, context is %d", n, q.Pos, a.MaxPositions)
+	}
+	for _, id := range q.Tokens {
+		if uint(id) >= uint(a.Vocab) {
+			return fmt.Errorf("token %d of a vocabulary of %d", id, a.Vocab)
+		}
+	}
+	need := (q.Pos + n + blockTokens - 1) / blockTokens
+	if len(q.Blocks) < need {
+		return fmt.Errorf("%d blocks for %d positions, want %d", len(q.Blocks), q.Pos+n, need)
+	}
+	for _, id := range q.Blocks[:need] {
+		if uint(id) >= uint(blocks) {
+			return fmt.Errorf("block %d of a pool of %d", id, blocks)
+		}
+	}
+	if len(q.Targets) != 0 && len(q.Targets) != n {
+		return fmt.Errorf("%d targets for %d tokens", len(q.Targets), n)
+	}
+	for _, id := range q.Targets {
+		if int(id) >= a.Vocab {
+			return fmt.Errorf("target %d of a vocabulary of %d", id, a.Vocab)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,50 @@
+// The library's functions as pointers, found by dlopen, with a caller each: Go
+// cannot call a C function pointer.
+#ifndef XPYD_CUDA_API_H
+#define XPYD_CUDA_API_H
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include "xk.h"
+
+// One pointer a function of xk.h, found at run time.
+#define XK_EACH(F) \
+	F(abi) F(last_error) F(device_info) F(open) F(load) F(rope) F(block_bytes) F(free_bytes) F(start) F(close) \
+	F(step) F(wait_layer) F(wait_step) F(gather) F(scatter) F(digest) F(set_digest) F(copy_block) \
+	F(fill_random) F(last_step_us) F(profile)
+#define XK_FIELD(name) __typeof__(&xk_##name) name;
+typedef struct { void *handle; XK_EACH(XK_FIELD) } xk_api;
+
+// Returns NULL, or what is wrong (for the caller to free).
+static inline char *api_open(const char *path, xk_api *a) {
+	a->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!a->handle) return strdup(dlerror());
+#define XK_FIND(name) if (!(a->name = (__typeof__(&xk_##name))dlsym(a->handle, "xk_" #name))) { char *e = strdup(dlerror()); dlclose(a->handle); return e; }
+	XK_EACH(XK_FIND)
+	return NULL;
+}
+
+static inline int32_t api_abi(xk_api *a) { return a->abi(); }
+static inline const char *api_last_error(xk_api *a) { return a->last_error(); }
+static inline int32_t api_device_info(xk_api *a, int32_t d, xk_device *o) { return a->device_info(d, o); }
+static inline int32_t api_open_ctx(xk_api *a, const xk_config *g, xk_ctx **o) { return a->open(g, o); }
+static inline int32_t api_load(xk_api *a, xk_ctx *c, int32_t w, int32_t l, int32_t t, const void *p, int64_t n) { return a->load(c, w, l, t, p, n); }
+static inline int32_t api_rope(xk_api *a, xk_ctx *c, const double *f, double s) { return a->rope(c, f, s); }
+static inline int32_t api_block_bytes(xk_api *a, xk_ctx *c, int64_t *o) { return a->block_bytes(c, o); }
+static inline int32_t api_free_bytes(xk_api *a, xk_ctx *c, int64_t *o) { return a->free_bytes(c, o); }
+static inline int32_t api_start(xk_api *a, xk_ctx *c, int32_t n, xk_buffers *o) { return a->start(c, n, o); }
+static inline int32_t api_close(xk_api *a, xk_ctx *c) { return a->close(c); }
+static inline int32_t api_step(xk_api *a, xk_ctx *c, const xk_step_args *s) { return a->step(c, s); }
+static inline int32_t api_wait_layer(xk_api *a, xk_ctx *c, int32_t l) { return a->wait_layer(c, l); }
+static inline int32_t api_wait_step(xk_api *a, xk_ctx *c) { return a->wait_step(c); }
+static inline int32_t api_gather(xk_api *a, xk_ctx *c, int32_t l, int32_t b, int32_t r, int32_t n, void *p) { return a->gather(c, l, b, r, n, p); }
+static inline int32_t api_scatter(xk_api *a, xk_ctx *c, int32_t l, int32_t b, int32_t r, int32_t n, const void *p) { return a->scatter(c, l, b, r, n, p); }
+static inline int32_t api_digest(xk_api *a, xk_ctx *c, int32_t l, int32_t b, uint64_t *p) { return a->digest(c, l, b, p); }
+static inline int32_t api_set_digest(xk_api *a, xk_ctx *c, int32_t l, int32_t b, int32_t n, const uint64_t *p) { return a->set_digest(c, l, b, n, p); }
+static inline int32_t api_copy_block(xk_api *a, xk_ctx *c, int32_t d, int32_t s, int32_t p, int32_t n) { return a->copy_block(c, d, s, p, n); }
+static inline int32_t api_fill_random(xk_api *a, xk_ctx *c, uint64_t s) { return a->fill_random(c, s); }
+static inline int32_t api_last_step_us(xk_api *a, xk_ctx *c, double *o) { return a->last_step_us(c, o); }
+static inline int32_t api_profile(xk_api *a, int32_t on) { return a->profile(on); }
+
+#endif

@@ -1,0 +1,232 @@
+// Paged decode attention: one query row a sequence, split-KV.
+//
+// A CTA has one (split, KV head, sequence). The query heads of the group are
+// the 16 rows of an mma tile, so K and V are read once a group. Its four warps
+// take chunks of 16 positions in turn, each with its own cp.async ring and
+// softmax state: no barrier until the end, where they merge in warp order.
+// With several splits the last CTA to arrive adds them up in split order, so
+// the result does not depend on timing.
+// The number of splits is computed here from the length, so that a graph's
+// grid is the same for every length.
+// Oracle: xk_attn_any and kernels/cpu.
+#include <climits>
+
+#include "common.cuh"
+
+static constexpr int WARPS = 4, STAGES = 3, CHUNK = 16;
+
+template <int D> static constexpr int smem_bytes = WARPS * STAGES * 2 * CHUNK * D * 2;
+
+template <int D>
+static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, Pool p, const int32_t *rows) {
+  constexpr int PARTS = D / 8; // 16-byte parts of a row
+  extern __shared__ __align__(128) uint8_t smem[];
+  __shared__ float stat[WARPS][2][16]; // max and sum of each warp
+  __shared__ unsigned arrived;
+  pdl_wait();
+  pdl_next();
+  int split = blockIdx.x, kv_head = blockIdx.y, index = blockIdx.z;
+  int row = rows[index];
+  int length = a.positions[row] + 1;
+  if (length <= 0) return;
+  int per = max(a.min_split, div_up(div_up(length, a.splits), WARPS * CHUNK) * WARPS * CHUNK);
+  int splits = div_up(length, per);
+  if (split >= splits) return;
+  int begin = split * per, end = min(begin + per, length);
+
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  int kv_heads = p.kv_heads, group = a.heads / kv_heads;
+  const int32_t *table = a.tail + a.tables[row];
+  uint8_t *ring = smem + warp * (STAGES * 2 * CHUNK * D * 2);
+  const int64_t value = int64_t(kv_heads) * p.bt.d * D; // from a K row to its V row
+
+  // Lanes 0..15 look up one position each; all copy 16-byte parts.
+  auto fetch = [&](int chunk, int stage) {
+    int first = begin + chunk * CHUNK;
+    if (first < end) {
+      int mine = first + lane % CHUNK;
+      int64_t base = mine < end ? p.at(table, 0, kv_head, mine) : -1;
+      uint8_t *to = ring + stage * (2 * CHUNK * D * 2);
+#pragma unroll
+      for (int i = 0; i < CHUNK * PARTS / 32; i++) {
+        int r = (i * 32 + lane) / PARTS, part = (i * 32 + lane) % PARTS;
+        int64_t from = __shfl_sync(~0u, base, r);
+        const bf16 *k = p.data + (from < 0 ? 0 : from) + part * 8;
+        uint8_t *dst = to + (r * PARTS + (part ^ (r & 7))) * 16;
+        cp_async16(dst, k, from >= 0);
+        cp_async16(dst + CHUNK * D * 2, k + value, from >= 0);
+      }
+    }
+    cp_async_commit();
+  };
+
+  int chunks = div_up(end - begin, CHUNK);
+  uint32_t q[D / 16][4];
+  {
+    const uint32_t *src = reinterpret_cast<const uint32_t *>(a.qkv + int64_t(row) * (a.heads + 2 * kv_heads) * D + int64_t(kv_head) * group * D);
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+      q[i][0] = g < group ? src[(g * D + i * 16) / 2 + t] : 0;
+      q[i][1] = g + 8 < group ? src[((g + 8) * D + i * 16) / 2 + t] : 0;
+      q[i][2] = g < group ? src[(g * D + i * 16) / 2 + 4 + t] : 0;
+      q[i][3] = g + 8 < group ? src[((g + 8) * D + i * 16) / 2 + 4 + t] : 0;
+    }
+  }
+  float o[D / 8][4] = {};
+  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+  const float scale = a.scale * 1.4426950408889634f;
+
+  // One copy of the fetch code: the first rounds only fill the ring.
+  int stage = 0, ahead = 0; // of this round's chunk, and of the one it fetches
+#pragma unroll 1
+  for (int c = warp - (STAGES - 1) * WARPS; c < chunks; c += WARPS) {
+    fetch(c + (STAGES - 1) * WARPS, ahead);
+    ahead = ahead + 1 == STAGES ? 0 : ahead + 1;
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    if (c < 0) continue;
+    cp_async_wait<STAGES - 1>();
+    __syncwarp();
+    uint32_t k0 = smem_addr(ring + stage * (2 * CHUNK * D * 2)), v0 = k0 + CHUNK * D * 2;
+    float s[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+      int r = (lane / 16) * 8 + lane % 8, part = 2 * i + (lane / 8) % 2;
+      uint32_t b[4];
+      ldmatrix4(b, k0 + (r * PARTS + (part ^ (r & 7))) * 16);
+      mma(s[0], q[i][0], q[i][1], q[i][2], q[i][3], b[0], b[1]);
+      mma(s[1], q[i][0], q[i][1], q[i][2], q[i][3], b[2], b[3]);
+    }
+    float most[2] = {top[0], top[1]};
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        bool in = begin + c * CHUNK + n * 8 + 2 * t + (e & 1) < end;
+        s[n][e] = in ? s[n][e] * scale : -INFINITY;
+        most[e / 2] = fmaxf(most[e / 2], s[n][e]);
+      }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
+      most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
+      float old = exp2f(top[h] - most[h]); // every chunk has a position: most is finite
+      top[h] = most[h];
+      sum[h] *= old;
+#pragma unroll
+      for (int i = 0; i < D / 8; i++) o[i][2 * h] *= old, o[i][2 * h + 1] *= old;
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; e++) {
+          s[n][e] = exp2f(s[n][e] - most[h]);
+          sum[h] += s[n][e];
+        }
+    }
+    uint32_t p0 = pack(s[0][0], s[0][1]), p1 = pack(s[0][2], s[0][3]), p2 = pack(s[1][0], s[1][1]), p3 = pack(s[1][2], s[1][3]);
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+      int r = (lane / 8) % 2 * 8 + lane % 8, part = 2 * i + lane / 16;
+      uint32_t b[4];
+      ldmatrix4_trans(b, v0 + (r * PARTS + (part ^ (r & 7))) * 16);
+      mma(o[2 * i], p0, p1, p2, p3, b[0], b[1]);
+      mma(o[2 * i + 1], p0, p1, p2, p3, b[2], b[3]);
+    }
+    __syncwarp();
+  }
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
+    sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
+    if (t == 0) stat[warp][0][g + 8 * h] = top[h], stat[warp][1][g + 8 * h] = sum[h];
+  }
+  cp_async_wait<0>();
+  __syncthreads(); // the rings are free
+  float *mine = reinterpret_cast<float *>(smem); // [warp][16][D]
+#pragma unroll
+  for (int i = 0; i < D / 8; i++) {
+    float *at = mine + (warp * 16 + g) * D + i * 8 + 2 * t;
+    at[0] = o[i][0], at[1] = o[i][1];
+    at[8 * D] = o[i][2], at[8 * D + 1] = o[i][3];
+  }
+  __syncthreads();
+
+  // Merge the warps, and then the splits, four elements a thread.
+  constexpr int stride = D + 4; // of a partial: values, max, sum
+  auto partial = [&](int h, int s) {
+    return a.partial + ((int64_t(index) * a.heads + kv_head * group + h) * a.splits + s) * stride;
+  };
+  auto put = [&](int h, int d, float4 v, float l) {
+    uint2 packed = make_uint2(pack(v.x / l, v.y / l), pack(v.z / l, v.w / l));
+    *reinterpret_cast<uint2 *>(a.out + int64_t(row) * a.heads * D + (kv_head * group + h) * D + d) = packed;
+  };
+  auto add = [](float4 &v, float4 x, float f) { v.x += f * x.x, v.y += f * x.y, v.z += f * x.z, v.w += f * x.w; };
+  for (int i = threadIdx.x; i < group * D / 4; i += WARPS * 32) {
+    int h = i / (D / 4), d = i % (D / 4) * 4;
+    float m = -INFINITY, l = 0;
+    float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) m = fmaxf(m, stat[w][0][h]);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      float f = exp2f(stat[w][0][h] - m);
+      l += f * stat[w][1][h];
+      add(v, *reinterpret_cast<float4 *>(mine + (w * 16 + h) * D + d), f);
+    }
+    if (splits == 1) {
+      put(h, d, v, l);
+      continue;
+    }
+    float *to = partial(h, split);
+    __stcg(reinterpret_cast<float4 *>(to + d), v);
+    if (d == 0) __stcg(reinterpret_cast<float4 *>(to + D), make_float4(m, l, 0, 0));
+  }
+  if (splits == 1) return;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) arrived = atomicInc(a.tickets + int64_t(index) * kv_heads + kv_head, splits - 1);
+  __syncthreads();
+  if (arrived != unsigned(splits - 1)) return;
+  __threadfence();
+  for (int i = threadIdx.x; i < group * D / 4; i += WARPS * 32) {
+    int h = i / (D / 4), d = i % (D / 4) * 4;
+    float m = -INFINITY, l = 0;
+    float4 v = make_float4(0, 0, 0, 0);
+    const float *from = partial(h, 0);
+    for (int s0 = 0; s0 < splits; s0 += 8) { // loads of eight splits at once
+      float4 value[8];
+      float2 ml[8];
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        const float *at = from + min(s0 + j, splits - 1) * stride;
+        value[j] = __ldcg(reinterpret_cast<const float4 *>(at + d));
+        ml[j] = __ldcg(reinterpret_cast<const float2 *>(at + D));
+      }
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        if (s0 + j >= splits) break;
+        float most = fmaxf(m, ml[j].x), old = exp2f(m - most), now = exp2f(ml[j].x - most);
+        m = most, l = l * old + ml[j].y * now;
+        v.x *= old, v.y *= old, v.z *= old, v.w *= old;
+        add(v, value[j], now);
+      }
+    }
+    put(h, d, v, l);
+  }
+}
+
+// ---------------------------------------------------------------- launchers
+
+template <int D> static int32_t decode(const Launch &l, const Attention &a, const Pool &p, const int32_t *rows, int n) {
+  return launch(l, decode_kernel<D>, dim3(a.splits, p.kv_heads, n), WARPS * 32, smem_bytes<D>, a, p, rows);
+}
+
+int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const int32_t *rows, int n) {
+  if (!xk_attn_fast(p.head_dim, a.heads / p.kv_heads)) return xk_fail(XK_INVALID, "decode attention: head_dim %d", p.head_dim);
+  return p.head_dim == 64 ? decode<64>(l, a, p, rows, n) : decode<128>(l, a, p, rows, n);
+}
+
+int32_t xk_attn_decode_init() {
+  XK_TRY(cudaFuncSetAttribute(decode_kernel<64>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<64>));
+  XK_TRY(cudaFuncSetAttribute(decode_kernel<128>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<128>));
+  return XK_OK;
+}

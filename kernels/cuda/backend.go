@@ -1,0 +1,252 @@
+//go:build cgo && linux
+
+package cuda
+
+// #include "api.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// Backend implements kernels.Backend. One goroutine at a time calls Step; Close
+// must not run beside any other call.
+type Backend struct {
+	lib    *library
+	ctx    *C.xk_ctx
+	arch   kernels.Arch
+	layout kernels.Layout
+	blocks int
+	opt    Options
+	device string
+	closed bool
+	step   stepState
+	once   sync.Once
+}
+
+// New opens the library and the device, copies the weights there (rounded to
+// bf16) and allocates the pool. The caller may release w when it returns.
+func New(a kernels.Arch, w kernels.Weights, opt Options) (*Backend, error) {
+	b, err := open(a, opt)
+	if err != nil {
+		return nil, fmt.Errorf("cuda backend: %w", err)
+	}
+	err = b.load(w)
+	if err == nil {
+		err = b.start()
+	}
+	if err != nil {
+		b.Close()
+		return nil, fmt.Errorf("cuda backend: %w", err)
+	}
+	return b, nil
+}
+
+// NewRandom is New with random weights made on the device, for benchmarks.
+func NewRandom(a kernels.Arch, seed uint64, opt Options) (*Backend, error) {
+	b, err := open(a, opt)
+	if err != nil {
+		return nil, fmt.Errorf("cuda backend: %w", err)
+	}
+	err = b.lib.call("xk_fill_random", func() C.int32_t { return C.api_fill_random(b.lib.api, b.ctx, C.uint64_t(seed)) })
+	if err == nil {
+		err = b.start()
+	}
+	if err != nil {
+		b.Close()
+		return nil, fmt.Errorf("cuda backend: %w", err)
+	}
+	return b, nil
+}
+
+// open makes a context with room for the weights.
+func open(a kernels.Arch, opt Options) (*Backend, error) {
+	if err := opt.fill(); err != nil {
+		return nil, err
+	}
+	if err := checkArch(&a); err != nil {
+		return nil, err
+	}
+	freq, scale, err := a.RopeFrequencies()
+	if err != nil {
+		return nil, err
+	}
+	lib, err := openLibrary(opt.Library)
+	if err != nil {
+		return nil, err
+	}
+	dev, err := lib.device(opt.Device)
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{lib: lib, arch: a, opt: opt, device: C.GoString(&dev.name[0])}
+	b.layout = kernels.Layout{
+		Layers: a.Layers, KVHeads: a.KVHeads, HeadDim: a.HeadDim,
+		BlockTokens: opt.BlockTokens, DType: kernels.BF16.String(), RowBytes: 2 * a.HeadDim,
+	}
+	cfg := C.xk_config{
+		device: C.int32_t(opt.Device), layers: C.int32_t(a.Layers), hidden: C.int32_t(a.Hidden),
+		intermediate: C.int32_t(a.Intermediate), heads: C.int32_t(a.Heads), kv_heads: C.int32_t(a.KVHeads),
+		head_dim: C.int32_t(a.HeadDim), vocab: C.int32_t(a.Vocab), max_positions: C.int32_t(a.MaxPositions),
+		qkv_bias: flag(a.QKVBias), qk_norm: flag(a.QKNorm), tied_head: flag(a.TiedHead),
+		norm_eps: C.float(a.NormEps), block_tokens: C.int32_t(opt.BlockTokens),
+		max_rows: C.int32_t(opt.MaxTokens), max_seqs: C.int32_t(opt.MaxSeqs),
+		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune),
+	}
+	if err := lib.call("xk_open", func() C.int32_t { return C.api_open_ctx(lib.api, &cfg, &b.ctx) }); err != nil {
+		return nil, err
+	}
+	err = lib.call("xk_rope", func() C.int32_t {
+		return C.api_rope(lib.api, b.ctx, (*C.double)(unsafe.Pointer(&freq[0])), C.double(scale))
+	})
+	if err != nil {
+		b.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+func flag(b bool) C.int32_t {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// load copies the weights to the device. The library checks their sizes.
+func (b *Backend) load(w kernels.Weights) error {
+	if len(w.Layers) != b.arch.Layers {
+		return fmt.Errorf("weights of %d layers, want %d", len(w.Layers), b.arch.Layers)
+	}
+	put := func(which C.int32_t, layer int, t kernels.Tensor) error {
+		if len(t.Data) == 0 || len(t.Data)%t.DType.Bytes() != 0 {
+			return fmt.Errorf("weight %d of layer %d has %d bytes", which, layer, len(t.Data))
+		}
+		return b.lib.call("xk_load", func() C.int32_t {
+			return C.api_load(b.lib.api, b.ctx, which, C.int32_t(layer), C.int32_t(t.DType),
+				unsafe.Pointer(&t.Data[0]), C.int64_t(len(t.Data)/t.DType.Bytes()))
+		})
+	}
+	type part struct {
+		which C.int32_t
+		t     kernels.Tensor
+	}
+	all := func(layer int, parts ...part) error {
+		for _, p := range parts {
+			if err := put(p.which, layer, p.t); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	err := all(0, part{C.XK_EMBED, w.Embed}, part{C.XK_NORM, w.Norm})
+	if err == nil && !b.arch.TiedHead {
+		err = put(C.XK_HEAD, 0, w.Head)
+	}
+	for i := 0; err == nil && i < len(w.Layers); i++ {
+		l := &w.Layers[i]
+		err = all(i, part{C.XK_ATTN_NORM, l.AttnNorm}, part{C.XK_Q, l.Q}, part{C.XK_K, l.K}, part{C.XK_V, l.V}, part{C.XK_O, l.O},
+			part{C.XK_MLP_NORM, l.MLPNorm}, part{C.XK_GATE, l.Gate}, part{C.XK_UP, l.Up}, part{C.XK_DOWN, l.Down})
+		if err == nil && b.arch.QKVBias {
+			err = all(i, part{C.XK_Q_BIAS, l.QBias}, part{C.XK_K_BIAS, l.KBias}, part{C.XK_V_BIAS, l.VBias})
+		}
+		if err == nil && b.arch.QKNorm {
+			err = all(i, part{C.XK_Q_NORM, l.QNorm}, part{C.XK_K_NORM, l.KNorm})
+		}
+	}
+	return err
+}
+
+// reserve is left free of the pool for what the driver and cuBLASLt allocate.
+const reserve = 512 << 20
+
+// stepBytes bounds what the library allocates for steps of MaxTokens rows.
+func (b *Backend) stepBytes() int64 {
+	a, o := &b.arch, &b.opt
+	row := 2*a.Hidden + 2*a.Heads*a.HeadDim + 2*a.KVHeads*a.HeadDim + 3*(a.Intermediate+64)
+	logits := 2 * 4 * (a.Vocab + 8)
+	partials := 4 * (a.Heads * (a.HeadDim + 2))
+	return int64(o.MaxTokens)*int64(2*row+96) + int64(o.MaxSeqs)*int64(logits+2*a.Hidden) +
+		int64(2*o.MaxSeqs+2048)*int64(partials) + 128<<20
+}
+
+// start sizes and allocates the pool, and runs one empty step a bucket so that
+// graphs exist before the first request.
+func (b *Backend) start() error {
+	if b.blocks = b.opt.Blocks; b.blocks == 0 {
+		var free, block C.int64_t
+		err := b.lib.call("xk_free_bytes", func() C.int32_t { return C.api_free_bytes(b.lib.api, b.ctx, &free) })
+		if err == nil {
+			err = b.lib.call("xk_block_bytes", func() C.int32_t { return C.api_block_bytes(b.lib.api, b.ctx, &block) })
+		}
+		if err != nil {
+			return err
+		}
+		room := float64(free)*b.opt.MemoryPart - float64(b.stepBytes()) - reserve
+		if b.blocks = int(min(room/float64(block), 1<<30)); b.blocks < 1 {
+			return fmt.Errorf("%s has %d MiB free after the weights: no room for a KV block", b.device, free>>20)
+		}
+	}
+	var buf C.xk_buffers
+	err := b.lib.call("xk_start", func() C.int32_t { return C.api_start(b.lib.api, b.ctx, C.int32_t(b.blocks), &buf) })
+	if err != nil {
+		return err
+	}
+	b.step.init(b, &buf)
+	if b.opt.NoGraphs {
+		return nil
+	}
+	for _, n := range buckets {
+		if n > b.opt.MaxSeqs || n > b.opt.MaxTokens {
+			break
+		}
+		if _, err := b.run(&kernels.Step{}, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Info implements kernels.Backend.
+func (b *Backend) Info() kernels.Info {
+	return kernels.Info{Name: "cuda", Numerics: Numerics, Device: b.device}
+}
+
+// Arch implements kernels.Backend.
+func (b *Backend) Arch() kernels.Arch { return b.arch }
+
+// Layout implements kernels.Backend.
+func (b *Backend) Layout() kernels.Layout { return b.layout }
+
+// Blocks implements kernels.Backend.
+func (b *Backend) Blocks() int { return b.blocks }
+
+// Close frees the device's memory. Closing twice is allowed.
+func (b *Backend) Close() error {
+	b.once.Do(func() {
+		C.api_close(b.lib.api, b.ctx)
+		b.closed = true
+	})
+	return nil
+}
+
+var errClosed = errors.New("backend is closed")
+
+// LastStepTime is the device time of the last step in microseconds, from its
+// first kernel to its last result.
+func (b *Backend) LastStepTime() (float64, error) {
+	var us C.double
+	err := b.lib.call("xk_last_step_us", func() C.int32_t { return C.api_last_step_us(b.lib.api, b.ctx, &us) })
+	return float64(us), err
+}
+
+// Profile begins or ends a CUDA profiler range: ncu and nsys record what lies
+// inside with --profile-from-start off, or -c cudaProfilerApi.
+func (b *Backend) Profile(on bool) error {
+	return b.lib.call("xk_profile", func() C.int32_t { return C.api_profile(b.lib.api, flag(on)) })
+}

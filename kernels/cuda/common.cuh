@@ -1,0 +1,200 @@
+// What every kernel file shares: the context, error plumbing, launches, and the
+// few PTX instructions that CUDA C++ has no name for.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "xk.h"
+
+using bf16 = __nv_bfloat16;
+using bf162 = __nv_bfloat162;
+
+int32_t xk_fail(int32_t status, const char *format, ...);
+
+#define XK_TRY(call)                                                                            \
+  do {                                                                                          \
+    cudaError_t e_ = (call);                                                                    \
+    if (e_ != cudaSuccess)                                                                      \
+      return xk_fail(e_ == cudaErrorMemoryAllocation ? XK_NOMEM : XK_CUDA, "%s: %s (%s:%d)",    \
+                     #call, cudaGetErrorString(e_), __FILE__, __LINE__);                        \
+  } while (0)
+#define XK_OK_OR_RETURN(call)   \
+  do {                          \
+    int32_t s_ = (call);        \
+    if (s_ != XK_OK) return s_; \
+  } while (0)
+
+__host__ __device__ inline int div_up(int64_t a, int64_t b) { return int((a + b - 1) / b); }
+__host__ __device__ inline int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+
+// Division of a non-negative int below 2^24 by a block size of 1..256.
+struct FastDiv {
+  uint32_t magic;
+  int d;
+  FastDiv(int d = 1) : magic(d == 1 ? 0 : uint32_t((uint64_t(1) << 32) / d + 1)), d(d) {}
+  __device__ int div(int n) const { return d == 1 ? n : int(__umulhi(uint32_t(n), magic)); }
+};
+
+// Where the rows of one layer lie: [block][2][kv_heads][block_tokens][head_dim].
+struct Pool {
+  bf16 *data;       // of this layer
+  uint64_t *digest; // [block][kv_heads], of this layer
+  uint16_t *filled; // as digest: rows 0..filled-1 are in it
+  int kv_heads, head_dim;
+  FastDiv bt;
+  __device__ int64_t row(int block, int kv, int head, int at) const {
+    return ((int64_t(block) * 2 + kv) * kv_heads + head) * (int64_t(bt.d) * head_dim) + int64_t(at) * head_dim;
+  }
+  // Offset of an absolute position through a block table.
+  __device__ int64_t at(const int32_t *table, int kv, int head, int pos) const {
+    int b = bt.div(pos);
+    return row(__ldg(table + b), kv, head, pos - b * bt.d);
+  }
+};
+
+struct Launch { // how kernels of one step are launched
+  cudaStream_t stream;
+  bool pdl;
+};
+
+// launch starts a kernel that calls pdl_wait before it touches anything an
+// earlier kernel writes.
+template <typename... P, typename... A>
+int32_t launch(const Launch &l, void (*kernel)(P...), dim3 grid, dim3 block, size_t smem, A... args) {
+  cudaLaunchConfig_t cfg = {};
+  cfg.gridDim = grid;
+  cfg.blockDim = block;
+  cfg.dynamicSmemBytes = smem;
+  cfg.stream = l.stream;
+  cudaLaunchAttribute attr = {};
+  attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attr.val.programmaticStreamSerializationAllowed = 1;
+  cfg.attrs = &attr;
+  cfg.numAttrs = l.pdl ? 1 : 0;
+  XK_TRY(cudaLaunchKernelEx(&cfg, kernel, P(args)...));
+  return XK_OK;
+}
+
+// PDL: a kernel may start while the one before it drains. Weights may be read
+// at once; everything else only after pdl_wait.
+__device__ __forceinline__ void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void pdl_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+__device__ __forceinline__ uint32_t smem_addr(const void *p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+__device__ __forceinline__ void cp_async16(void *dst, const void *src, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_addr(dst)), "l"(src), "r"(valid ? 16 : 0));
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;"); }
+template <int N> __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+__device__ __forceinline__ void ldmatrix4(uint32_t r[4], uint32_t addr) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
+}
+__device__ __forceinline__ void ldmatrix4_trans(uint32_t r[4], uint32_t addr) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
+}
+// c[16][8] += a[16][16] b[16][8]
+__device__ __forceinline__ void mma(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ uint32_t pack(float lo, float hi) {
+  bf162 v = __floats2bfloat162_rn(lo, hi);
+  return *reinterpret_cast<uint32_t *>(&v);
+}
+__device__ __forceinline__ float2 unpack(uint32_t v) { return __bfloat1622float2(*reinterpret_cast<bf162 *>(&v)); }
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
+  return v;
+}
+__device__ __forceinline__ uint64_t warp_sum(uint64_t v) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
+  return v;
+}
+
+// Digests: kernels/DESIGN.md, section 2.
+__host__ __device__ __forceinline__ uint64_t mix64(uint64_t z) {
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+  return z ^ z >> 31;
+}
+__device__ __forceinline__ uint64_t lane_key(int i) { return mix64(0x9e3779b97f4a7c15ull * (uint64_t(i) + 1)); }
+__device__ __forceinline__ uint64_t lane_hash(uint32_t lo, uint32_t hi, uint64_t key) {
+  return (uint64_t(lo + hi) << 32) + uint64_t(lo ^ uint32_t(key)) * uint64_t(hi ^ uint32_t(key >> 32));
+}
+__device__ __forceinline__ uint64_t row_hash(uint64_t sum, int layer, int kv, int head, int pos) {
+  uint64_t coord = uint64_t(uint32_t(pos)) | uint64_t(head) << 32 | uint64_t(kv) << 47 | uint64_t(layer) << 48;
+  return mix64(sum ^ mix64(0xd1b54a32d192ed03ull + coord));
+}
+
+// Launchers, one family a file. Shapes: R rows of the step, H hidden, D head_dim.
+
+// x[r] = embed[tokens[r]]; embed [vocab][H].
+int32_t xk_embed(const Launch &l, const bf16 *embed, const int32_t *tokens, bf16 *x, int rows, int hidden);
+// out[r] = rmsnorm(x[index ? index[r] : r]) * w; w fp32 [H].
+int32_t xk_rmsnorm(const Launch &l, const bf16 *x, const int32_t *index, const float *w, bf16 *out, int rows, int hidden, float eps);
+// out[r][i] = silu(gate) * up; in [R][2*width], 8 gates and 8 ups in turn.
+int32_t xk_silu(const Launch &l, const bf16 *in, bf16 *out, int rows, int width);
+
+struct Rope {
+  bf16 *qkv; // [R][(heads + 2 kv_heads) * D]; q is rotated in place
+  const float *bias;             // over qkv's columns, or null
+  const float *q_norm, *k_norm;  // [D], or null
+  const float2 *table;           // [position][D/2] cos, sin
+  const xk_seg *segs;
+  int n_segs, heads, layer;
+  float eps;
+  FastDiv by_tasks; // set by xk_append
+};
+// Bias, norm and rotation of q and k, K and V rows into the pool, digests.
+int32_t xk_append(const Launch &l, const Rope &r, const Pool &p);
+
+struct Attention {
+  const bf16 *qkv; // as Rope's
+  bf16 *out;       // [R][heads * D]
+  const int32_t *positions, *tables; // by row
+  const int32_t *tail;
+  int heads;
+  float scale; // of scores
+  float *partial;     // decode: [decode row][heads][splits][D + 4]
+  unsigned *tickets;  // decode: [decode row][kv_heads], zero between launches
+  int splits;      // decode: the most
+  int min_split;   // decode: fewest positions of a split, a multiple of 64
+};
+int32_t xk_attn_prefill(const Launch &l, const Attention &a, const Pool &p, const xk_tile *tiles, int n_tiles);
+int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const int32_t *rows, int n_rows);
+int32_t xk_attn_any(const Launch &l, const Attention &a, const Pool &p, int n_rows);
+bool xk_attn_fast(int head_dim, int group); // prefill and decode kernels take it
+int32_t xk_attn_init();
+
+// Skinny projection, rows <= 32: out[m][n] = sum_k w[n][k] x[m][k].
+enum Epilogue { STORE_BF16, ADD_BF16, SILU_BF16, STORE_F32 }; // ADD: out += ; SILU: pairs of 8 rows
+int32_t xk_skinny(const Launch &l, Epilogue e, const bf16 *w, const bf16 *x, int x_stride, void *out, int out_stride, int m, int n, int k);
+
+struct Sampling {
+  const float *logits; // [finals of the tile][stride], raw
+  float *scratch;      // [samples of the tile][stride]
+  void *partial;       // [samples of the tile][XK_SAMPLE_CHUNKS] best of a chunk
+  int vocab, stride, first_final;
+  const xk_sample *samples;
+  const xk_adjust *adjust;
+  int n_samples;
+  int32_t *tokens;        // of samples[0], host
+  int32_t *device_tokens; // the same on the device
+};
+#define XK_SAMPLE_CHUNKS 16
+int32_t xk_draw(const Launch &l, const Sampling &s);
+int32_t xk_logprobs(const Launch &l, const Sampling &s, const xk_item *items, int n_items, const int32_t *all_tokens, xk_logprob *out);
+int32_t xk_sampler_init();

@@ -1,0 +1,312 @@
+// Life of a context: device, weights, buffers.
+#include <cmath>
+#include <cstdarg>
+#include <cstring>
+
+#include "context.cuh"
+
+static thread_local char last_error[512];
+
+int32_t xk_fail(int32_t status, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  vsnprintf(last_error, sizeof last_error, format, args);
+  va_end(args);
+  return status;
+}
+
+int32_t xk_abi(void) { return XK_ABI; }
+const char *xk_last_error(void) { return last_error; }
+
+int32_t xk_device_info(int32_t device, xk_device *out) {
+  int n = 0;
+  cudaError_t e = cudaGetDeviceCount(&n);
+  if (e != cudaSuccess || n == 0) return xk_fail(XK_NO_DEVICE, "no CUDA device: %s", cudaGetErrorString(e));
+  if (device < 0 || device >= n) return xk_fail(XK_NO_DEVICE, "device %d of %d", device, n);
+  cudaDeviceProp p;
+  XK_TRY(cudaGetDeviceProperties(&p, device));
+  if (p.major < 9) return xk_fail(XK_NO_DEVICE, "%s has compute capability %d.%d: 9.0 is the least", p.name, p.major, p.minor);
+  memset(out, 0, sizeof *out);
+  snprintf(out->name, sizeof out->name, "%.127s", p.name);
+  out->major = p.major, out->minor = p.minor, out->sms = p.multiProcessorCount;
+  XK_TRY(cudaDriverGetVersion(&out->driver));
+  XK_TRY(cudaSetDevice(device));
+  size_t free_bytes, total;
+  XK_TRY(cudaMemGetInfo(&free_bytes, &total));
+  out->free_bytes = free_bytes, out->total_bytes = total;
+  return XK_OK;
+}
+
+static int32_t check(const xk_config &g) {
+  if (g.layers < 1 || g.hidden < 8 || g.hidden % 8 || g.intermediate < 1 || g.heads < 1 || g.kv_heads < 1 || g.heads % g.kv_heads || g.vocab < 1 || g.max_positions < 1)
+    return xk_fail(XK_INVALID, "shape: %d layers, hidden %d (a multiple of 8), %d heads, %d KV heads, vocabulary %d", g.layers, g.hidden, g.heads, g.kv_heads, g.vocab);
+  if (g.head_dim < 8 || g.head_dim > 256 || g.head_dim % 8) return xk_fail(XK_INVALID, "head_dim %d: want a multiple of 8, at most 256", g.head_dim);
+  if (g.vocab > 1 << 19) return xk_fail(XK_INVALID, "vocabulary of %d: at most %d", g.vocab, 1 << 19);
+  if (g.block_tokens < 1 || g.block_tokens > 256) return xk_fail(XK_INVALID, "blocks of %d tokens: want 1 to 256", g.block_tokens);
+  if (g.max_rows < 1 || g.max_seqs < 1 || g.max_positions > 1 << 24) return xk_fail(XK_INVALID, "%d rows, %d sequences, %d positions", g.max_rows, g.max_seqs, g.max_positions);
+  return XK_OK;
+}
+
+static int32_t open(xk_ctx *c) {
+  const xk_config &g = c->cfg;
+  xk_device d;
+  XK_OK_OR_RETURN(xk_device_info(g.device, &d));
+  c->sms = d.sms;
+  c->width = (g.heads + 2 * g.kv_heads) * g.head_dim;
+  c->ff = int(round_up(g.intermediate, 64));
+  c->stride = int(round_up(g.vocab, 8));
+  XK_TRY(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
+  XK_TRY(cudaEventCreate(&c->began));
+  XK_TRY(cudaEventCreate(&c->ended));
+  c->layer_done.resize(g.layers);
+  for (cudaEvent_t &e : c->layer_done) XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+  XK_OK_OR_RETURN(xk_attn_init());
+  XK_OK_OR_RETURN(xk_sampler_init());
+
+  XK_OK_OR_RETURN(xk_alloc(c, &c->embed, int64_t(g.vocab) * g.hidden));
+  if (g.tied_head) c->head = c->embed;
+  else XK_OK_OR_RETURN(xk_alloc(c, &c->head, int64_t(g.vocab) * g.hidden));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->norm, g.hidden));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->rope, int64_t(g.max_positions) * (g.head_dim / 2)));
+  c->layers.resize(g.layers);
+  for (Layer &l : c->layers) {
+    l = {};
+    XK_OK_OR_RETURN(xk_alloc(c, &l.qkv, int64_t(c->width) * g.hidden));
+    XK_OK_OR_RETURN(xk_alloc(c, &l.o, int64_t(g.hidden) * g.heads * g.head_dim));
+    XK_OK_OR_RETURN(xk_alloc(c, &l.gate_up, int64_t(2) * c->ff * g.hidden, true));
+    XK_OK_OR_RETURN(xk_alloc(c, &l.down, int64_t(g.hidden) * c->ff, true));
+    XK_OK_OR_RETURN(xk_alloc(c, &l.attn_norm, g.hidden));
+    XK_OK_OR_RETURN(xk_alloc(c, &l.mlp_norm, g.hidden));
+    if (g.qkv_bias) XK_OK_OR_RETURN(xk_alloc(c, &l.bias, c->width));
+    if (g.qk_norm) {
+      XK_OK_OR_RETURN(xk_alloc(c, &l.q_norm, g.head_dim));
+      XK_OK_OR_RETURN(xk_alloc(c, &l.k_norm, g.head_dim));
+    }
+  }
+  return xk_gemm_open(c);
+}
+
+int32_t xk_open(const xk_config *cfg, xk_ctx **out) {
+  *out = nullptr;
+  XK_OK_OR_RETURN(check(*cfg));
+  xk_ctx *c = new xk_ctx;
+  c->cfg = *cfg;
+  int32_t s = open(c);
+  if (s != XK_OK) {
+    char kept[sizeof last_error];
+    memcpy(kept, last_error, sizeof kept);
+    xk_close(c);
+    memcpy(last_error, kept, sizeof kept);
+    return s;
+  }
+  *out = c;
+  return XK_OK;
+}
+
+int32_t xk_close(xk_ctx *c) {
+  if (!c) return XK_OK;
+  cudaSetDevice(c->cfg.device);
+  cudaDeviceSynchronize();
+  for (auto &g : c->graphs)
+    if (g.second.exec) cudaGraphExecDestroy(g.second.exec);
+  xk_gemm_close(c);
+  xk_pool_close(c);
+  for (cudaEvent_t e : c->layer_done)
+    if (e) cudaEventDestroy(e);
+  if (c->began) cudaEventDestroy(c->began);
+  if (c->ended) cudaEventDestroy(c->ended);
+  if (c->stream) cudaStreamDestroy(c->stream);
+  for (void *p : c->owned) cudaFree(p);
+  for (void *p : c->pinned) cudaFreeHost(p);
+  delete c;
+  return XK_OK;
+}
+
+// Where a tensor goes: rows of cols elements.
+struct Place {
+  bf16 *matrix = nullptr; // or
+  float *vector = nullptr;
+  int64_t rows = 1, cols = 0, stride = 0;
+  int interleave = -1; // 0 gate, 1 up: row r is (r/8)*16 + interleave*8 + r%8
+};
+
+static int32_t place(xk_ctx *c, int weight, int layer, Place *p) {
+  const xk_config &g = c->cfg;
+  if (weight > XK_HEAD && (layer < 0 || layer >= g.layers)) return xk_fail(XK_INVALID, "layer %d of %d", layer, g.layers);
+  Layer none = {}, &l = weight > XK_HEAD ? c->layers[layer] : none;
+  int64_t h = g.hidden, q = int64_t(g.heads) * g.head_dim, kv = int64_t(g.kv_heads) * g.head_dim;
+  auto matrix = [&](bf16 *at, int64_t rows, int64_t cols, int64_t stride, int interleave = -1) { *p = {at, nullptr, rows, cols, stride, interleave}; };
+  auto vector = [&](float *at, int64_t n) { *p = {nullptr, at, 1, n, n, -1}; };
+  switch (weight) {
+  case XK_EMBED: matrix(c->embed, g.vocab, h, h); break;
+  case XK_HEAD: matrix(g.tied_head ? nullptr : c->head, g.vocab, h, h); break;
+  case XK_NORM: vector(c->norm, h); break;
+  case XK_ATTN_NORM: vector(l.attn_norm, h); break;
+  case XK_MLP_NORM: vector(l.mlp_norm, h); break;
+  case XK_Q: matrix(l.qkv, q, h, h); break;
+  case XK_K: matrix(l.qkv + q * h, kv, h, h); break;
+  case XK_V: matrix(l.qkv + (q + kv) * h, kv, h, h); break;
+  case XK_O: matrix(l.o, h, q, q); break;
+  case XK_GATE: matrix(l.gate_up, g.intermediate, h, h, 0); break;
+  case XK_UP: matrix(l.gate_up, g.intermediate, h, h, 1); break;
+  case XK_DOWN: matrix(l.down, h, g.intermediate, c->ff); break;
+  case XK_Q_BIAS: vector(l.bias, q); break;
+  case XK_K_BIAS: vector(l.bias ? l.bias + q : nullptr, kv); break;
+  case XK_V_BIAS: vector(l.bias ? l.bias + q + kv : nullptr, kv); break;
+  case XK_Q_NORM: vector(l.q_norm, g.head_dim); break;
+  case XK_K_NORM: vector(l.k_norm, g.head_dim); break;
+  default: return xk_fail(XK_INVALID, "weight %d", weight);
+  }
+  if (!p->matrix && !p->vector) return xk_fail(XK_INVALID, "weight %d is none of this architecture's", weight);
+  return XK_OK;
+}
+
+static __device__ float widen(const void *src, int dtype, int64_t i) {
+  if (dtype == XK_F32) return static_cast<const float *>(src)[i];
+  if (dtype == XK_F16) return __half2float(static_cast<const __half *>(src)[i]);
+  return __bfloat162float(static_cast<const bf16 *>(src)[i]);
+}
+
+// src holds rows first_row .. of the tensor.
+static __global__ void place_kernel(const void *src, int dtype, Place p, int64_t first_row, int64_t n) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
+    float v = widen(src, dtype, i);
+    int64_t row = first_row + i / p.cols, col = i % p.cols;
+    if (p.interleave >= 0) row = row / 8 * 16 + p.interleave * 8 + row % 8;
+    if (p.matrix) p.matrix[row * p.stride + col] = __float2bfloat16(v);
+    else p.vector[col] = v;
+  }
+}
+
+int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements) {
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  Place p;
+  XK_OK_OR_RETURN(place(c, weight, layer, &p));
+  if (elements != p.rows * p.cols || dtype < XK_F32 || dtype > XK_BF16)
+    return xk_fail(XK_INVALID, "weight %d: %lld elements of type %d, want %lld", weight, (long long)elements, dtype, (long long)(p.rows * p.cols));
+  int64_t size = dtype == XK_F32 ? 4 : 2;
+  int64_t most = std::max<int64_t>(1, (int64_t(64) << 20) / (p.cols * size));
+  void *staging;
+  XK_TRY(cudaMalloc(&staging, std::min(most, p.rows) * p.cols * size));
+  for (int64_t row = 0; row < p.rows; row += most) {
+    int64_t n = std::min(most, p.rows - row) * p.cols;
+    cudaError_t e = cudaMemcpy(staging, static_cast<const uint8_t *>(data) + row * p.cols * size, n * size, cudaMemcpyHostToDevice);
+    if (e == cudaSuccess) {
+      place_kernel<<<1024, 256>>>(staging, dtype, p, row, n);
+      e = cudaDeviceSynchronize();
+    }
+    if (e != cudaSuccess) {
+      cudaFree(staging);
+      return xk_fail(XK_CUDA, "weight %d: %s", weight, cudaGetErrorString(e));
+    }
+  }
+  XK_TRY(cudaFree(staging));
+  return XK_OK;
+}
+
+static __global__ void random_kernel(Place p, uint64_t seed, float mean, float scale) {
+  int64_t n = p.rows * p.cols;
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
+    uint64_t z = mix64(seed + i * 0x9e3779b97f4a7c15ull);
+    float u = (float(uint32_t(z)) + float(uint32_t(z >> 32))) * (1.0f / 4294967296.0f) - 1.0f; // triangular, sd 0.41
+    float v = mean + scale * 2.45f * u;
+    int64_t row = i / p.cols, col = i % p.cols;
+    if (p.interleave >= 0) row = row / 8 * 16 + p.interleave * 8 + row % 8;
+    if (p.matrix) p.matrix[row * p.stride + col] = __float2bfloat16(v);
+    else p.vector[col] = v;
+  }
+}
+
+int32_t xk_fill_random(xk_ctx *c, uint64_t seed) {
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  for (int w = 0; w < XK_WEIGHTS; w++) {
+    for (int l = 0; l < (w > XK_HEAD ? c->cfg.layers : 1); l++) {
+      Place p;
+      if (place(c, w, l, &p) != XK_OK) continue; // not in this architecture
+      bool norm = p.vector && w != XK_Q_BIAS && w != XK_K_BIAS && w != XK_V_BIAS;
+      float scale = w == XK_EMBED ? 0.7f : p.matrix ? 1 / std::sqrt(float(p.cols)) : norm ? 0.1f : 0.3f;
+      random_kernel<<<1024, 256>>>(p, mix64(seed * 1000 + w) + uint64_t(l) << 40, norm ? 1.0f : 0.0f, scale);
+    }
+  }
+  XK_TRY(cudaDeviceSynchronize());
+  return XK_OK;
+}
+
+static __global__ void rope_kernel(const double *freq, double scale, int half, int64_t n, float2 *out) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
+    double s, c;
+    sincos(freq[i % half] * double(i / half), &s, &c);
+    out[i] = make_float2(float(c * scale), float(s * scale));
+  }
+}
+
+int32_t xk_rope(xk_ctx *c, const double *freq, double scale) {
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  int half = c->cfg.head_dim / 2;
+  double *d;
+  XK_OK_OR_RETURN(xk_alloc(c, &d, half));
+  XK_TRY(cudaMemcpy(d, freq, half * sizeof *d, cudaMemcpyHostToDevice));
+  rope_kernel<<<1024, 256>>>(d, scale, half, int64_t(c->cfg.max_positions) * half, c->rope);
+  XK_TRY(cudaDeviceSynchronize());
+  return XK_OK;
+}
+
+int32_t xk_block_bytes(xk_ctx *c, int64_t *out) {
+  const xk_config &g = c->cfg;
+  *out = int64_t(g.layers) * g.kv_heads * (int64_t(2) * g.block_tokens * g.head_dim * 2 + 10);
+  return XK_OK;
+}
+
+int32_t xk_free_bytes(xk_ctx *c, int64_t *out) {
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  size_t free_bytes, total;
+  XK_TRY(cudaMemGetInfo(&free_bytes, &total));
+  *out = int64_t(free_bytes);
+  return XK_OK;
+}
+
+// What every step needs, so that none allocates.
+static int32_t buffers(xk_ctx *c) {
+  const xk_config &g = c->cfg;
+  int64_t r = g.max_rows, s = g.max_seqs, att = int64_t(g.heads) * g.head_dim;
+  XK_OK_OR_RETURN(xk_alloc(c, &c->x, r * g.hidden, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->xn, r * g.hidden, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->qkv, r * c->width, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->att, r * att, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->gu, r * 2 * c->ff, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->act, r * c->ff, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->last, s * g.hidden, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->logits, s * c->stride, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->scratch, s * c->stride, true));
+  XK_OK_OR_RETURN(xk_alloc(c, reinterpret_cast<uint64_t **>(&c->best), s * XK_SAMPLE_CHUNKS));
+  int64_t splits = std::max<int64_t>(s, 4 * c->sms / g.kv_heads + s); // sequences x splits, see step.cu
+  XK_OK_OR_RETURN(xk_alloc(c, &c->partial, splits * g.heads * (g.head_dim + 4)));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->tickets, r * g.kv_heads, true));
+
+  xk_buffers &b = c->buffers;
+  b.max_samples = int32_t(std::max<int64_t>(4 * s, 1024));
+  b.max_logprobs = int32_t((r + b.max_samples) * 24);
+  b.max_wants = int32_t(std::max<int64_t>(s, 64));
+  b.arena_bytes = r * 96 + int64_t(b.max_samples) * 128 + (int64_t(32) << 20);
+  uint8_t *arena;
+  XK_OK_OR_RETURN(xk_alloc_pinned(c, &arena, b.arena_bytes));
+  b.arena = arena;
+  XK_OK_OR_RETURN(xk_alloc(c, &c->arena, b.arena_bytes));
+  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.tokens, b.max_samples));
+  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logprobs, b.max_logprobs));
+  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logits, int64_t(b.max_wants) * g.vocab));
+  return xk_alloc(c, &c->device_tokens, b.max_samples, true);
+}
+
+int32_t xk_start(xk_ctx *c, int32_t blocks, xk_buffers *out) {
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  if (c->blocks || blocks < 1) return xk_fail(XK_INVALID, "start with %d blocks", blocks);
+  c->blocks = blocks;
+  XK_OK_OR_RETURN(buffers(c));
+  XK_OK_OR_RETURN(xk_gemm_tune(c));
+  XK_OK_OR_RETURN(xk_pool_open(c));
+  XK_TRY(cudaMemset(c->x, 0, int64_t(c->cfg.max_rows) * c->cfg.hidden * sizeof(bf16)));
+  XK_TRY(cudaDeviceSynchronize());
+  *out = c->buffers;
+  return XK_OK;
+}

@@ -1,0 +1,100 @@
+// The context behind xk.h.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "common.cuh"
+
+struct Layer {
+  bf16 *qkv, *o, *gate_up, *down;    // [N][K] row-major; gate_up: 8 gate rows, 8 up rows in turn
+  float *attn_norm, *mlp_norm, *bias, *q_norm, *k_norm;
+};
+
+enum Shape { QKV, OUT, GATE_UP, DOWN, HEAD, SHAPES };
+
+// How one projection is done for row counts up to a bucket.
+struct Choice {
+  bool skinny = false, algo_known = false;
+  cublasLtMatmulAlgo_t algo;
+};
+
+struct Graph {
+  cudaGraphExec_t exec = nullptr;
+  xk_step_args args; // section offsets it was captured with
+};
+
+// A lane for pool calls from any thread: its own stream and pinned memory.
+struct Mover {
+  std::mutex busy;
+  cudaStream_t stream = nullptr;
+  uint8_t *host = nullptr;
+};
+
+struct xk_ctx {
+  xk_config cfg;
+  int sms = 0;
+  int width = 0;  // columns of qkv
+  int ff = 0;     // intermediate, padded to 64 with zero weights
+  int stride = 0; // of a row of logits
+  int blocks = 0;
+  cudaStream_t stream = nullptr;
+  cudaEvent_t began = nullptr, ended = nullptr;
+  std::vector<cudaEvent_t> layer_done;
+  std::vector<void *> owned, pinned;
+
+  std::vector<Layer> layers;
+  bf16 *embed = nullptr, *head = nullptr;
+  float *norm = nullptr;
+  float2 *rope = nullptr; // [max_positions][head_dim/2] cos, sin
+
+  bf16 *x = nullptr, *xn = nullptr, *qkv = nullptr, *att = nullptr, *gu = nullptr, *act = nullptr, *last = nullptr;
+  float *logits = nullptr, *scratch = nullptr, *partial = nullptr;
+  unsigned *tickets = nullptr;
+  void *best = nullptr;
+  int32_t *device_tokens = nullptr;
+  uint8_t *arena = nullptr; // device copy of buffers.arena
+  xk_buffers buffers = {};
+
+  bf16 *pool = nullptr;
+  uint64_t *digest = nullptr;
+  uint16_t *filled = nullptr;
+  static constexpr int MOVERS = 4;
+  Mover movers[MOVERS];
+  std::atomic<unsigned> next_mover{0};
+
+  cublasLtHandle_t lt = nullptr;
+  cublasLtMatmulDesc_t matmul = nullptr;
+  void *workspace = nullptr;
+  static constexpr size_t WORKSPACE = size_t(64) << 20;
+  std::map<int, Choice> choices[SHAPES]; // by row bucket
+  std::map<int, Graph> graphs;           // by decode bucket
+
+  Pool pool_of(int layer) const;
+  int64_t layer_elements() const; // of the pool
+};
+
+template <typename T> int32_t xk_alloc(xk_ctx *c, T **p, int64_t n, bool zero = false) {
+  XK_TRY(cudaMalloc(reinterpret_cast<void **>(p), n * sizeof(T)));
+  c->owned.push_back(*p);
+  if (zero) XK_TRY(cudaMemset(*p, 0, n * sizeof(T)));
+  return XK_OK;
+}
+template <typename T> int32_t xk_alloc_pinned(xk_ctx *c, T **p, int64_t n) {
+  XK_TRY(cudaHostAlloc(reinterpret_cast<void **>(p), n * sizeof(T), cudaHostAllocMapped | cudaHostAllocPortable));
+  c->pinned.push_back(*p);
+  return XK_OK;
+}
+
+int32_t xk_gemm_open(xk_ctx *c);
+int32_t xk_gemm_tune(xk_ctx *c);
+void xk_gemm_close(xk_ctx *c);
+// The projection of layer l (ignored for HEAD): OUT and DOWN add to x. GATE_UP
+// leaves silu(gate)*up in c->act.
+int32_t xk_project(xk_ctx *c, const Launch &l, Shape s, int layer, int rows);
+int32_t xk_pool_open(xk_ctx *c);
+void xk_pool_close(xk_ctx *c);

@@ -1,0 +1,97 @@
+//go:build cgo && linux
+
+package cuda
+
+/*
+#cgo LDFLAGS: -ldl
+#include "api.h"
+#include <stdlib.h>
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"unsafe"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+const libraryName = "libxpyd_cuda.so"
+
+// library is the opened .so. It is never closed: CUDA does not unload cleanly.
+type library struct{ api *C.xk_api }
+
+// candidates lists where the library is looked for. A path that was asked for
+// is the only one.
+func candidates(path string) []string {
+	if path == "" {
+		path = os.Getenv(LibraryEnv)
+	}
+	if path != "" {
+		return []string{path}
+	}
+	var list []string
+	if self, err := os.Executable(); err == nil {
+		if at := filepath.Join(filepath.Dir(self), libraryName); exists(at) {
+			list = append(list, at)
+		}
+	}
+	return append(list, libraryName)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func openLibrary(path string) (*library, error) {
+	var errs []error
+	for _, p := range candidates(path) {
+		lib, err := openAt(p)
+		if err == nil {
+			return lib, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, fmt.Errorf("%w: %w", ErrUnavailable, errors.Join(errs...))
+}
+
+func openAt(path string) (*library, error) {
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	api := (*C.xk_api)(C.calloc(1, C.sizeof_xk_api))
+	if msg := C.api_open(name, api); msg != nil {
+		defer C.free(unsafe.Pointer(msg))
+		C.free(unsafe.Pointer(api))
+		return nil, fmt.Errorf("open %s: %s", path, C.GoString(msg))
+	}
+	if v := C.api_abi(api); v != C.XK_ABI {
+		C.free(unsafe.Pointer(api))
+		return nil, fmt.Errorf("open %s: interface version %d, this xpyd needs %d", path, v, C.XK_ABI)
+	}
+	return &library{api}, nil
+}
+
+// call turns a status into an error. The message is the thread's, so f and the
+// look at it stay on one.
+func (l *library) call(name string, f func() C.int32_t) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if s := f(); s != C.XK_OK {
+		return &kernels.Error{Call: name, Code: int(s), Err: errors.New(C.GoString(C.api_last_error(l.api)))}
+	}
+	return nil
+}
+
+func (l *library) device(ordinal int) (C.xk_device, error) {
+	var d C.xk_device
+	err := l.call("xk_device_info", func() C.int32_t { return C.api_device_info(l.api, C.int32_t(ordinal), &d) })
+	if err != nil {
+		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return d, err
+}

@@ -1,0 +1,122 @@
+//go:build cuda && cgo && linux
+
+package cuda_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/cuda"
+)
+
+func TestDigestFollowsOverwrites(t *testing.T) {
+	a := families()["llama gqa2 8"]
+	b := open(t, a, randomWeights(a, 1), cuda.Options{Blocks: 4, BlockTokens: 8})
+	r := rand.New(rand.NewPCG(1, 2))
+	blocks := []int32{2, 0}
+	step := func(pos, n int) {
+		t.Helper()
+		mustStep(t, b, kernels.Seq{Tokens: randomTokens(r, n, a.Vocab), Pos: pos, Blocks: blocks})
+		for i, block := range blocks {
+			if rows := min(pos+n-8*i, 8); rows > 0 {
+				digestsMatch(t, b, block, 8*i, rows)
+			}
+		}
+	}
+	step(0, 5)
+	step(5, 1)
+	step(5, 1) // the last position again
+	step(6, 7)
+	step(3, 2) // a block cut back
+	step(5, 9)
+	step(0, 1)
+}
+
+func TestPoolMovesRows(t *testing.T) {
+	for _, name := range []string{"llama gqa2 8", "llama gqa4 128", "qwen3 gqa2 80"} {
+		a := families()[name]
+		b := open(t, a, randomWeights(a, 1), cuda.Options{Blocks: 8, BlockTokens: 16})
+		l := b.Layout()
+		r := rand.New(rand.NewPCG(1, 2))
+		mustStep(t, b, kernels.Seq{Tokens: randomTokens(r, 16, a.Vocab), Blocks: []int32{3}})
+		whole, part, back := make([]byte, l.BlockBytes()), make([]byte, l.RowsBytes(5)), make([]byte, l.BlockBytes())
+		d := make([]uint64, l.KVHeads)
+		for layer := range l.Layers {
+			b.Gather(layer, 3, 0, 16, whole)
+			b.Scatter(layer, 6, 0, 16, whole)
+			b.Gather(layer, 3, 4, 5, part)
+			b.Scatter(layer, 6, 4, 5, part)
+			b.Digest(layer, 3, d)
+			b.SetDigest(layer, 6, 16, d)
+			if b.Gather(layer, 6, 0, 16, back); !slices.Equal(back, whole) {
+				t.Fatalf("%s layer %d: rows changed on the way", name, layer)
+			}
+			for h := range 2 * l.KVHeads { // packed rows of heads
+				if !slices.Equal(part[h*5*l.RowBytes:(h+1)*5*l.RowBytes], whole[(h*16+4)*l.RowBytes:(h*16+9)*l.RowBytes]) {
+					t.Fatalf("%s layer %d: rows 4..8 of half-head %d differ", name, layer, h)
+				}
+			}
+		}
+		digestsMatch(t, b, 6, 0, 16)
+		b.CopyBlock(1, 6, 0, 16)
+		b.CopyBlock(2, 6, 0, 7)
+		digestsMatch(t, b, 1, 0, 16)
+		digestsMatch(t, b, 2, 0, 7)
+		mustStep(t, b, kernels.Seq{Tokens: randomTokens(r, 3, a.Vocab), Pos: 7, Blocks: []int32{2}})
+		digestsMatch(t, b, 2, 0, 10)
+	}
+}
+
+// Other goroutines move blocks that no step writes while steps run.
+func TestPoolBesideSteps(t *testing.T) {
+	a := families()["llama gqa4 128"]
+	b := open(t, a, randomWeights(a, 1), cuda.Options{Blocks: 16})
+	mustStep(t, b, kernels.Seq{Tokens: make([]int32, 16), Blocks: []int32{9}})
+	var wg sync.WaitGroup
+	for g := range int32(3) {
+		wg.Go(func() {
+			l := b.Layout()
+			buf, d := make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
+			for i := range 200 {
+				layer := i % l.Layers
+				b.Gather(layer, 9, 0, 16, buf)
+				b.Digest(layer, 9, d)
+				b.Scatter(layer, 10+g, 0, 16, buf)
+				b.SetDigest(layer, 10+g, 16, d)
+				b.CopyBlock(13+g, 9, 0, 16)
+			}
+		})
+	}
+	for i := range 40 {
+		mustStep(t, b, kernels.Seq{Tokens: make([]int32, 30), Pos: i, Blocks: []int32{0, 1, 2, 3, 4}},
+			kernels.Seq{Tokens: []int32{5}, Pos: 16 + i%16, Blocks: []int32{9, 8}})
+	}
+	wg.Wait()
+	for _, block := range []int32{9, 10, 11, 12, 13, 14, 15} {
+		digestsMatch(t, b, block, 0, 16)
+	}
+}
+
+func TestPoolRefusesBadRanges(t *testing.T) {
+	a := families()["llama gqa2 8"]
+	b := open(t, a, randomWeights(a, 1), cuda.Options{Blocks: 2, BlockTokens: 4})
+	buf := make([]byte, b.Layout().RowsBytes(2))
+	f := func(name string, call func()) {
+		t.Helper()
+		defer func() {
+			if recover() == nil {
+				t.Errorf("%s: no panic", name)
+			}
+		}()
+		call()
+	}
+	f("past the block", func() { b.Gather(0, 0, 3, 2, buf) })
+	f("past the pool", func() { b.Gather(0, 2, 0, 2, buf) })
+	f("negative block", func() { b.Scatter(0, -1, 0, 2, buf) })
+	f("short buffer", func() { b.Scatter(0, 0, 0, 2, buf[1:]) })
+	f("digest of too many rows", func() { b.SetDigest(0, 0, 5, make([]uint64, 4)) })
+	f("digest past the pool", func() { b.Digest(0, 2, make([]uint64, 4)) })
+}

@@ -1,0 +1,169 @@
+// One step: the forward pass over a batch and its draws, launched on one
+// stream. Padded decode steps run as a graph, captured at the first use of
+// their bucket; everything that varies lies in the arena.
+#include <algorithm>
+#include <cstring>
+#include <cuda_profiler_api.h>
+
+#include "context.cuh"
+
+// Four CTAs a multiprocessor (two waves), at most 32 splits a sequence.
+static int splits_for(const xk_ctx *c, int rows) {
+  return std::max(1, std::min(32, 4 * c->sms / (rows * c->cfg.kv_heads)));
+}
+static constexpr int MIN_SPLIT = 128; // positions
+
+template <typename T> static T *on_device(xk_ctx *c, int64_t offset) { return reinterpret_cast<T *>(c->arena + offset); }
+template <typename T> static const T *on_host(xk_ctx *c, int64_t offset) {
+  return reinterpret_cast<const T *>(static_cast<uint8_t *>(c->buffers.arena) + offset);
+}
+
+static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
+  const xk_config &g = c->cfg;
+  const Layer &w = c->layers[i];
+  Pool p = c->pool_of(i);
+  XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, nullptr, w.attn_norm, c->xn, a.n_rows, g.hidden, g.norm_eps));
+  XK_OK_OR_RETURN(xk_project(c, l, QKV, i, a.n_rows));
+  Rope r = {c->qkv, w.bias, w.q_norm, w.k_norm, c->rope, on_device<xk_seg>(c, a.segs), a.n_segs, g.heads, i, g.norm_eps};
+  XK_OK_OR_RETURN(xk_append(l, r, p));
+  if (a.on_layer) XK_TRY(cudaEventRecord(c->layer_done[i], l.stream));
+  Attention t = {c->qkv, c->att, on_device<int32_t>(c, a.positions), on_device<int32_t>(c, a.tables), on_device<int32_t>(c, a.tail),
+                 g.heads, 1.0f / sqrtf(float(g.head_dim)), c->partial, c->tickets, 1, MIN_SPLIT};
+  if (!xk_attn_fast(g.head_dim, g.heads / g.kv_heads)) {
+    XK_OK_OR_RETURN(xk_attn_any(l, t, p, a.n_rows));
+  } else {
+    if (a.n_tiles) XK_OK_OR_RETURN(xk_attn_prefill(l, t, p, on_device<xk_tile>(c, a.tiles), a.n_tiles));
+    if (a.n_decode) {
+      t.splits = splits_for(c, a.n_decode);
+      XK_OK_OR_RETURN(xk_attn_decode(l, t, p, on_device<int32_t>(c, a.decode), a.n_decode));
+    }
+  }
+  XK_OK_OR_RETURN(xk_project(c, l, OUT, i, a.n_rows));
+  XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, nullptr, w.mlp_norm, c->xn, a.n_rows, g.hidden, g.norm_eps));
+  XK_OK_OR_RETURN(xk_project(c, l, GATE_UP, i, a.n_rows));
+  return xk_project(c, l, DOWN, i, a.n_rows);
+}
+
+// Logits, draws and log probabilities of finals first .. first+n-1. Samples
+// and items of that range follow each other.
+static int32_t answer(xk_ctx *c, const Launch &l, const xk_step_args &a, int first, int n, int s0, int s1, int i0, int i1) {
+  const xk_config &g = c->cfg;
+  XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, on_device<int32_t>(c, a.finals) + first, c->norm, c->last, n, g.hidden, g.norm_eps));
+  XK_OK_OR_RETURN(xk_project(c, l, HEAD, 0, n));
+  Sampling s = {c->logits, c->scratch, c->best, g.vocab, c->stride, first, nullptr, on_device<xk_adjust>(c, a.adjust), 0, nullptr, nullptr};
+  for (int at = s0; at < s1; at += g.max_seqs) { // scratch has max_seqs rows
+    s.samples = on_device<xk_sample>(c, a.samples) + at;
+    s.n_samples = std::min(s1 - at, g.max_seqs);
+    s.tokens = c->buffers.tokens + at, s.device_tokens = c->device_tokens + at;
+    XK_OK_OR_RETURN(xk_draw(l, s));
+  }
+  if (i1 > i0) XK_OK_OR_RETURN(xk_logprobs(l, s, on_device<xk_item>(c, a.items) + i0, i1 - i0, c->device_tokens, c->buffers.logprobs));
+  return XK_OK;
+}
+
+static int32_t copy_wants(xk_ctx *c, const xk_step_args &a, int first, int n, int *next) {
+  const int32_t *wants = on_host<int32_t>(c, a.wants);
+  for (; *next < a.n_wants && wants[*next] < first + n; ++*next)
+    XK_TRY(cudaMemcpyAsync(c->buffers.logits + int64_t(*next) * c->cfg.vocab, c->logits + int64_t(wants[*next] - first) * c->stride,
+                           c->cfg.vocab * sizeof(float), cudaMemcpyDeviceToHost, c->stream));
+  return XK_OK;
+}
+
+static int32_t forward(xk_ctx *c, const Launch &l, const xk_step_args &a) {
+  XK_OK_OR_RETURN(xk_embed(l, c->embed, on_device<int32_t>(c, a.tokens), c->x, a.n_rows, c->cfg.hidden));
+  for (int i = 0; i < c->cfg.layers; i++) XK_OK_OR_RETURN(layer(c, l, a, i));
+  return XK_OK;
+}
+
+static int32_t eager(xk_ctx *c, const Launch &l, const xk_step_args &a) {
+  XK_OK_OR_RETURN(forward(c, l, a));
+  const xk_sample *samples = on_host<xk_sample>(c, a.samples);
+  const xk_item *items = on_host<xk_item>(c, a.items);
+  int s = 0, i = 0, want = 0;
+  for (int first = 0; first < a.n_finals; first += c->cfg.max_seqs) {
+    int n = std::min(a.n_finals - first, c->cfg.max_seqs), s0 = s, i0 = i;
+    while (s < a.n_samples && samples[s].final < first + n) s++;
+    while (i < a.n_items && items[i].final < first + n) i++;
+    XK_OK_OR_RETURN(answer(c, l, a, first, n, s0, s, i0, i));
+    XK_OK_OR_RETURN(copy_wants(c, a, first, n, &want));
+  }
+  return XK_OK;
+}
+
+static bool same_sections(const xk_step_args &a, const xk_step_args &b) {
+  return a.tokens == b.tokens && a.positions == b.positions && a.tables == b.tables && a.segs == b.segs && a.decode == b.decode &&
+         a.finals == b.finals && a.samples == b.samples && a.items == b.items && a.tail == b.tail && a.adjust == b.adjust;
+}
+
+static int32_t capture(xk_ctx *c, const Launch &l, const xk_step_args &a, Graph *g) {
+  XK_TRY(cudaStreamBeginCapture(l.stream, cudaStreamCaptureModeThreadLocal));
+  int32_t s = forward(c, l, a);
+  if (s == XK_OK) s = answer(c, l, a, 0, a.bucket, 0, a.bucket, 0, a.bucket);
+  cudaGraph_t graph = nullptr;
+  cudaError_t e = cudaStreamEndCapture(l.stream, &graph);
+  if (s == XK_OK && e == cudaSuccess) e = cudaGraphInstantiate(&g->exec, graph, 0);
+  if (graph) cudaGraphDestroy(graph);
+  if (s != XK_OK) return s;
+  XK_TRY(e);
+  g->args = a;
+  return XK_OK;
+}
+
+static int32_t check(xk_ctx *c, const xk_step_args &a) {
+  const xk_config &g = c->cfg;
+  const xk_buffers &b = c->buffers;
+  if (a.n_rows < 1 || a.n_rows > g.max_rows || a.n_samples > b.max_samples || a.n_wants > b.max_wants || a.used_bytes > b.arena_bytes)
+    return xk_fail(XK_INVALID, "step of %d rows, %d samples, %d wanted logits, %lld bytes: limits are %d, %d, %d, %lld", a.n_rows, a.n_samples, a.n_wants,
+                   (long long)a.used_bytes, g.max_rows, b.max_samples, b.max_wants, (long long)b.arena_bytes);
+  if (a.bucket && (a.bucket > g.max_seqs || a.n_rows != a.bucket || a.n_segs != a.bucket || a.n_decode != a.bucket || a.n_finals != a.bucket ||
+                   a.n_samples != a.bucket || a.n_items != a.bucket || a.n_tiles || a.on_layer))
+    return xk_fail(XK_INVALID, "decode step of bucket %d is not padded", a.bucket);
+  return XK_OK;
+}
+
+int32_t xk_step(xk_ctx *c, const xk_step_args *args) {
+  const xk_step_args &a = *args;
+  if (!c->blocks) return xk_fail(XK_INVALID, "step before start");
+  XK_OK_OR_RETURN(check(c, a));
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  Launch l = {c->stream, !c->cfg.no_pdl};
+  XK_TRY(cudaMemcpyAsync(c->arena, c->buffers.arena, a.used_bytes, cudaMemcpyHostToDevice, c->stream));
+  if (!a.bucket || c->cfg.no_graphs) {
+    XK_TRY(cudaEventRecord(c->began, c->stream));
+    XK_OK_OR_RETURN(eager(c, l, a));
+  } else {
+    Graph &g = c->graphs[a.bucket];
+    if (!g.exec) XK_OK_OR_RETURN(capture(c, l, a, &g));
+    if (!same_sections(g.args, a)) return xk_fail(XK_INVALID, "sections of bucket %d have moved", a.bucket);
+    XK_TRY(cudaEventRecord(c->began, c->stream));
+    XK_TRY(cudaGraphLaunch(g.exec, c->stream));
+    int want = 0;
+    XK_OK_OR_RETURN(copy_wants(c, a, 0, a.bucket, &want));
+  }
+  XK_TRY(cudaEventRecord(c->ended, c->stream));
+  return XK_OK;
+}
+
+int32_t xk_wait_layer(xk_ctx *c, int32_t layer) {
+  if (layer < 0 || layer >= c->cfg.layers) return xk_fail(XK_INVALID, "layer %d of %d", layer, c->cfg.layers);
+  XK_TRY(cudaEventSynchronize(c->layer_done[layer]));
+  return XK_OK;
+}
+
+int32_t xk_wait_step(xk_ctx *c) {
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  XK_TRY(cudaStreamSynchronize(c->stream));
+  return XK_OK;
+}
+
+int32_t xk_last_step_us(xk_ctx *c, double *out) {
+  float ms;
+  XK_TRY(cudaEventElapsedTime(&ms, c->began, c->ended));
+  *out = double(ms) * 1000;
+  return XK_OK;
+}
+
+int32_t xk_profile(int32_t on) {
+  XK_TRY(on ? cudaProfilerStart() : cudaProfilerStop());
+  return XK_OK;
+}

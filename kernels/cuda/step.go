@@ -1,0 +1,407 @@
+//go:build cgo && linux
+
+package cuda
+
+// #include "api.h"
+import "C"
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// queryTile is the rows of one xk_tile, adjustBytes the size of an xk_adjust.
+const (
+	queryTile   = 128
+	adjustBytes = C.sizeof_xk_adjust
+)
+
+// stepState is the descriptor under construction and the results of a step.
+// It is reused; a steady state allocates nothing.
+type stepState struct {
+	arena    []byte // pinned: sections lie in it, see xk_step_args
+	used     int
+	tokens   []int32 // pinned: drawn ids
+	logprobs []C.xk_logprob
+	logits   []float32 // pinned
+
+	tail    []int32
+	finals  []int32
+	wants   []int32
+	samples []C.xk_sample
+	adjust  []C.xk_adjust
+	items   []C.xk_item
+	outs    int // entries of logprobs taken
+	fold    folder
+
+	results []kernels.Result
+	drawn   []kernels.Sampled
+	prompts []kernels.PromptLogprob
+	tops    []kernels.TokenLogprob
+}
+
+func (s *stepState) init(b *Backend, buf *C.xk_buffers) {
+	s.arena = unsafe.Slice((*byte)(buf.arena), int(buf.arena_bytes))
+	s.tokens = unsafe.Slice((*int32)(unsafe.Pointer(buf.tokens)), int(buf.max_samples))
+	s.logprobs = unsafe.Slice(buf.logprobs, int(buf.max_logprobs))
+	s.logits = unsafe.Slice((*float32)(unsafe.Pointer(buf.logits)), int(buf.max_wants)*b.arch.Vocab)
+	s.fold.init(b.arch.Vocab)
+}
+
+// section takes n values from the arena; their offset is returned too. It is
+// nil when the arena is full.
+func section[T any](s *stepState, n int) ([]T, C.int64_t) {
+	var zero T
+	at := (s.used + 15) &^ 15
+	end := at + n*int(unsafe.Sizeof(zero))
+	if end > len(s.arena) {
+		s.used = len(s.arena) + 1
+		return nil, 0
+	}
+	s.used = end
+	if n == 0 {
+		return nil, C.int64_t(at)
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(&s.arena[at])), n), C.int64_t(at)
+}
+
+func put[T any](s *stepState, values []T, n int) C.int64_t {
+	to, at := section[T](s, n)
+	copy(to, values)
+	return at
+}
+
+// Step implements kernels.Backend.
+func (b *Backend) Step(st *kernels.Step) ([]kernels.Result, error) {
+	if b.closed {
+		return nil, &kernels.Error{Call: "step", Err: errClosed}
+	}
+	rows := 0
+	single := st.OnLayer == nil
+	for i := range st.Seqs {
+		q := &st.Seqs[i]
+		if err := q.Check(&b.arch, b.layout.BlockTokens, b.blocks); err != nil {
+			return nil, &kernels.Error{Call: "step", Err: fmt.Errorf("sequence %d: %w", i, err)}
+		}
+		rows += len(q.Tokens)
+		single = single && len(q.Tokens) == 1 && len(q.Samples) <= 1 && len(q.Targets) == 0
+	}
+	if rows > b.opt.MaxTokens {
+		return nil, &kernels.Error{Call: "step", Err: fmt.Errorf("%d tokens, this backend takes %d a step", rows, b.opt.MaxTokens)}
+	}
+	bucket := 0
+	if single && !b.opt.NoGraphs {
+		bucket = bucketFor(rows, min(b.opt.MaxSeqs, b.opt.MaxTokens))
+	}
+	if rows == 0 {
+		return nil, nil
+	}
+	return b.run(st, bucket)
+}
+
+// run describes the step, launches it, and reads its results. A bucket pads
+// every section to that many entries, so that they lie where its graph has
+// them.
+func (b *Backend) run(st *kernels.Step, bucket int) ([]kernels.Result, error) {
+	args, err := b.describe(st, bucket)
+	if err != nil {
+		return nil, &kernels.Error{Call: "step", Err: err}
+	}
+	err = b.lib.call("xk_step", func() C.int32_t { return C.api_step(b.lib.api, b.ctx, &args) })
+	if err != nil {
+		return nil, err
+	}
+	if st.OnLayer != nil {
+		for l := range b.arch.Layers {
+			err := b.lib.call("xk_wait_layer", func() C.int32_t { return C.api_wait_layer(b.lib.api, b.ctx, C.int32_t(l)) })
+			if err != nil {
+				return nil, err
+			}
+			st.OnLayer(l)
+		}
+	}
+	if err := b.lib.call("xk_wait_step", func() C.int32_t { return C.api_wait_step(b.lib.api, b.ctx) }); err != nil {
+		return nil, err
+	}
+	return b.collect(st), nil
+}
+
+// describe fills the arena.
+func (b *Backend) describe(st *kernels.Step, bucket int) (C.xk_step_args, error) {
+	s := &b.step
+	s.used = 0
+	rows, segs, decodes, tiles := 0, 0, 0, 0
+	s.outs = 0
+	bt := b.layout.BlockTokens
+	for i := range st.Seqs {
+		q := &st.Seqs[i]
+		n := len(q.Tokens)
+		rows += n
+		segs += (q.Pos+n-1)/bt - q.Pos/bt + 1
+		if n == 1 {
+			decodes++
+		} else {
+			tiles += (n + queryTile - 1) / queryTile
+		}
+	}
+	if bucket > 0 {
+		rows, segs, decodes = bucket, bucket, bucket
+	}
+	var a C.xk_step_args
+	var tokens, positions, tables, decode []int32
+	var seg []C.xk_seg
+	var tile []C.xk_tile
+	tokens, a.tokens = section[int32](s, rows)
+	positions, a.positions = section[int32](s, rows)
+	tables, a.tables = section[int32](s, rows)
+	seg, a.segs = section[C.xk_seg](s, segs)
+	decode, a.decode = section[int32](s, decodes)
+	tile, a.tiles = section[C.xk_tile](s, tiles)
+
+	s.tail, s.finals, s.wants = s.tail[:0], s.finals[:0], s.wants[:0]
+	s.samples, s.adjust, s.items = s.samples[:0], s.adjust[:0], s.items[:0]
+	row, nseg, ndecode, ntile := 0, 0, 0, 0
+	for i := range st.Seqs {
+		q := &st.Seqs[i]
+		n := len(q.Tokens)
+		table := int32(len(s.tail))
+		s.tail = append(s.tail, q.Blocks[:(q.Pos+n+bt-1)/bt]...)
+		copy(tokens[row:], q.Tokens)
+		for j := range n {
+			positions[row+j] = int32(q.Pos + j)
+			tables[row+j] = table
+		}
+		for j := 0; j < n; {
+			pos := q.Pos + j
+			run := min(bt-pos%bt, n-j)
+			seg[nseg] = C.xk_seg{row: C.int32_t(row + j), n: C.int32_t(run), block: C.int32_t(q.Blocks[pos/bt]), at: C.int32_t(pos % bt), pos: C.int32_t(pos - pos%bt)}
+			nseg++
+			j += run
+		}
+		if n == 1 {
+			decode[ndecode] = int32(row)
+			ndecode++
+		} else {
+			for j := 0; j < n; j += queryTile {
+				tile[ntile] = C.xk_tile{row: C.int32_t(row + j), n: C.int32_t(min(queryTile, n-j)), pos: C.int32_t(q.Pos + j), table: C.int32_t(table)}
+				ntile++
+			}
+		}
+		if err := b.answers(q, row); err != nil {
+			return a, fmt.Errorf("sequence %d: %w", i, err)
+		}
+		row += n
+	}
+	finals, samples, items := len(s.finals), len(s.samples), len(s.items)
+	if bucket > 0 {
+		for i := row; i < bucket; i++ {
+			tokens[i], positions[i], tables[i] = 0, -1, 0
+			decode[i] = int32(i)
+			seg[i] = C.xk_seg{}
+		}
+		for len(s.samples) < bucket {
+			s.samples = append(s.samples, C.xk_sample{final: -1})
+		}
+		for len(s.items) < bucket {
+			s.items = append(s.items, C.xk_item{final: -1})
+		}
+		for len(s.finals) < bucket {
+			s.finals = append(s.finals, 0)
+		}
+		finals, samples, items = bucket, bucket, bucket
+	}
+	base := C.int32_t(len(s.tail)*4+15) / adjustBytes
+	for i := range s.samples {
+		s.samples[i].adjust += base
+	}
+	a.finals = put(s, s.finals, finals)
+	a.samples = put(s, s.samples, samples)
+	a.items = put(s, s.items, items)
+	a.tail = put(s, s.tail, len(s.tail))
+	a.adjust = a.tail // samples count from there: a graph has one place for both
+	put(s, s.adjust, len(s.adjust))
+	a.used_bytes = C.int64_t(s.used)
+	a.wants = put(s, s.wants, len(s.wants))
+	if s.used > len(s.arena) {
+		return a, fmt.Errorf("the step's block tables and penalties take more than %d bytes", len(s.arena))
+	}
+	a.n_rows, a.n_segs, a.n_decode, a.n_tiles = C.int32_t(rows), C.int32_t(segs), C.int32_t(decodes), C.int32_t(tiles)
+	a.n_finals, a.n_samples, a.n_items, a.n_wants = C.int32_t(finals), C.int32_t(samples), C.int32_t(items), C.int32_t(len(s.wants))
+	a.bucket, a.on_layer = C.int32_t(bucket), flag(st.OnLayer != nil)
+	return a, nil
+}
+
+// answers notes what is wanted from one sequence's logits. collect walks the
+// same way.
+func (b *Backend) answers(q *kernels.Seq, row int) error {
+	s := &b.step
+	n := len(q.Tokens)
+	for i := range n {
+		last := i == n-1 && (len(q.Samples) > 0 || q.WantLogits)
+		target := len(q.Targets) > 0 && q.Targets[i] >= 0
+		if !last && !target {
+			continue
+		}
+		final := C.int32_t(len(s.finals))
+		s.finals = append(s.finals, int32(row+i))
+		if target {
+			s.item(final, C.int32_t(q.Targets[i]), b.tops(q.TargetLogprobs))
+		}
+		if !last {
+			continue
+		}
+		for j := range q.Samples {
+			p := &q.Samples[j]
+			if p.Logprobs >= 0 {
+				s.item(final, C.int32_t(-1-len(s.samples)), b.tops(p.Logprobs))
+			}
+			s.sample(final, p)
+		}
+		if q.WantLogits {
+			s.wants = append(s.wants, int32(final))
+		}
+	}
+	if len(s.samples) > len(s.tokens) || s.outs > len(s.logprobs) || len(s.wants) > len(s.logits)/b.arch.Vocab {
+		return fmt.Errorf("%d draws, %d log probabilities and %d rows of logits in one step: at most %d, %d and %d",
+			len(s.samples), s.outs, len(s.wants), len(s.tokens), len(s.logprobs), len(s.logits)/b.arch.Vocab)
+	}
+	return nil
+}
+
+// tops is how many entries a list of most likely tokens has.
+func (b *Backend) tops(n int) int { return min(max(n, 0), b.arch.Vocab) }
+
+func (s *stepState) item(final, id C.int32_t, top int) {
+	s.items = append(s.items, C.xk_item{final: final, id: id, top: C.int32_t(top), out: C.int32_t(s.outs)})
+	s.outs += 1 + top
+}
+
+func (s *stepState) sample(final C.int32_t, p *kernels.Sample) {
+	from := len(s.adjust)
+	s.adjust = s.fold.fold(s.adjust, p)
+	s.samples = append(s.samples, C.xk_sample{
+		final: final, top_k: C.int32_t(min(p.TopK, 1<<30)),
+		temperature: C.float(p.Temperature), top_p: C.float(p.TopP), min_p: C.float(p.MinP),
+		repetition: C.float(p.Repetition), presence: C.float(p.Presence), frequency: C.float(p.Frequency),
+		adjust: C.int32_t(from), n_adjust: C.int32_t(len(s.adjust) - from),
+		seed_lo: C.uint32_t(p.Seed), seed_hi: C.uint32_t(p.Seed >> 32),
+		pos_lo: C.uint32_t(p.Position), pos_hi: C.uint32_t(uint64(p.Position) >> 32), choice: C.uint32_t(p.Choice),
+	})
+}
+
+// collect reads the results, which stay valid until the next step.
+func (b *Backend) collect(st *kernels.Step) []kernels.Result {
+	s := &b.step
+	s.results = resize(s.results, len(st.Seqs))
+	s.tops = resize(s.tops, s.outs)
+	for i := range s.outs {
+		e := &s.logprobs[i]
+		s.tops[i] = kernels.TokenLogprob{ID: int32(e.id), Logprob: float32(e.logprob), Rank: int32(e.rank)}
+	}
+	var samples, prompts int
+	for i := range st.Seqs {
+		samples += len(st.Seqs[i].Samples)
+		prompts += len(st.Seqs[i].Targets)
+	}
+	s.drawn, s.prompts = resize(s.drawn, samples), resize(s.prompts, prompts)
+	clear(s.prompts)
+	out := 0
+	take := func(top int) (self kernels.TokenLogprob, list []kernels.TokenLogprob) {
+		self = s.tops[out]
+		if top > 0 {
+			list = s.tops[out+1 : out+1+top : out+1+top]
+		}
+		out += 1 + top
+		return self, list
+	}
+	sample, prompt, want := 0, 0, 0
+	for i := range st.Seqs {
+		q, r := &st.Seqs[i], &s.results[i]
+		*r = kernels.Result{}
+		if n := len(q.Targets); n > 0 {
+			r.Prompt = s.prompts[prompt : prompt+n : prompt+n]
+			prompt += n
+			for j, id := range q.Targets {
+				if id >= 0 {
+					r.Prompt[j].Self, r.Prompt[j].Top = take(b.tops(q.TargetLogprobs))
+				}
+			}
+		}
+		if n := len(q.Samples); n > 0 {
+			r.Samples = s.drawn[sample : sample+n : sample+n]
+			for j := range q.Samples {
+				r.Samples[j] = kernels.Sampled{Token: s.tokens[sample+j]}
+				if p := &q.Samples[j]; p.Logprobs >= 0 {
+					r.Samples[j].Self, r.Samples[j].Top = take(b.tops(p.Logprobs))
+				}
+			}
+			sample += n
+		}
+		if q.WantLogits {
+			r.Logits = s.logits[want*b.arch.Vocab : (want+1)*b.arch.Vocab : (want+1)*b.arch.Vocab]
+			want++
+		}
+	}
+	return s.results
+}
+
+func resize[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n, n+n/2)
+	}
+	return s[:n]
+}
+
+// folder merges a draw's bias, bans and penalties into one entry a token, so
+// that the device applies each without an order.
+type folder struct {
+	at []int32 // by token: 1 + its entry, 0 between draws
+}
+
+func (f *folder) init(vocab int) { f.at = make([]int32, vocab) }
+
+func (f *folder) fold(list []C.xk_adjust, p *kernels.Sample) []C.xk_adjust {
+	from := len(list)
+	entry := func(id int32) *C.xk_adjust {
+		if uint(id) >= uint(len(f.at)) {
+			return nil
+		}
+		if f.at[id] == 0 {
+			list = append(list, C.xk_adjust{id: C.int32_t(id)})
+			f.at[id] = int32(len(list) - from)
+		}
+		return &list[from+int(f.at[id])-1]
+	}
+	for _, v := range p.Bias {
+		if e := entry(v.ID); e != nil {
+			e.bias += C.float(v.Value)
+		}
+	}
+	for _, id := range p.Ban {
+		if e := entry(id); e != nil {
+			e.flags |= C.XK_BAN
+		}
+	}
+	if p.Repetition != 1 && p.Repetition != 0 {
+		for _, ids := range [2][]int32{p.Prompt, p.Output} {
+			for _, id := range ids {
+				if e := entry(id); e != nil {
+					e.flags |= C.XK_SEEN
+				}
+			}
+		}
+	}
+	if p.Presence != 0 || p.Frequency != 0 {
+		for _, id := range p.Output {
+			if e := entry(id); e != nil {
+				e.count++
+			}
+		}
+	}
+	for i := range list[from:] {
+		f.at[list[from+i].id] = 0
+	}
+	return list
+}

@@ -1,0 +1,17 @@
+//go:build !cgo || !linux
+
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// Backend is never made in a build without cgo.
+type Backend struct{ kernels.Backend }
+
+// New fails: this build cannot open libraries.
+func New(kernels.Arch, kernels.Weights, Options) (*Backend, error) {
+	return nil, fmt.Errorf("%w: xpyd was built without cgo", ErrUnavailable)
+}

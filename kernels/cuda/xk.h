@@ -1,0 +1,167 @@
+// The C ABI of libxpyd_cuda.so. Go opens the library at run time (library.go),
+// so that building xpyd needs no CUDA.
+//
+// Every function returns an xk_status; xk_last_error says more, for the calling
+// thread. A context belongs to one device. One thread at a time calls xk_step
+// and the waits; the pool functions may run beside it from any thread, on
+// blocks that no running step writes. Nothing here throws or exits.
+//
+// Layouts and digests: kernels/DESIGN.md. Weights and KV are bf16, sums fp32.
+#ifndef XPYD_XK_H
+#define XPYD_XK_H
+
+#include <stdint.h>
+
+#define XK_ABI 1 // raised by any change of this file
+
+#ifdef __cplusplus
+extern "C" {
+#pragma GCC visibility push(default)
+#endif
+
+enum xk_status { XK_OK = 0, XK_INVALID = 1, XK_CUDA = 2, XK_CUBLAS = 3, XK_NOMEM = 4, XK_NO_DEVICE = 5 };
+
+typedef struct xk_ctx xk_ctx;
+
+typedef struct {
+  char name[128];
+  uint64_t total_bytes, free_bytes;
+  int32_t major, minor, sms, driver; // compute capability, multiprocessors, CUDA driver version
+} xk_device;
+
+// The model's shape and the limits of a step. Widths are elements.
+typedef struct {
+  int32_t device;
+  int32_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, max_positions;
+  int32_t qkv_bias, qk_norm, tied_head;
+  float norm_eps;
+  int32_t block_tokens; // positions a KV block
+  int32_t max_rows;     // tokens a step
+  int32_t max_seqs;     // rows of logits that exist at once, and the largest graph
+  int32_t no_graphs;    // launch kernels one by one (debugging)
+  int32_t no_pdl;       // no programmatic dependent launch
+  int32_t tune;         // choose projections by timing: faster, not the same bits in every process
+} xk_config;
+
+enum xk_weight {
+  XK_EMBED, XK_NORM, XK_HEAD, // layer is ignored
+  XK_ATTN_NORM, XK_Q, XK_K, XK_V, XK_O, XK_MLP_NORM, XK_GATE, XK_UP, XK_DOWN,
+  XK_Q_BIAS, XK_K_BIAS, XK_V_BIAS, XK_Q_NORM, XK_K_NORM, XK_WEIGHTS
+};
+enum xk_dtype { XK_F32, XK_F16, XK_BF16 }; // as kernels.DType
+
+// A run of rows of one sequence inside one KV block: what one CTA a KV head
+// appends.
+typedef struct {
+  int32_t row, n; // rows of the step; n 0 is padding
+  int32_t block;
+  int32_t at;  // first row inside the block
+  int32_t pos; // absolute position of the block's row 0
+} xk_seg;
+
+// Up to 128 query rows of one sequence, for prefill attention.
+typedef struct {
+  int32_t row, n;
+  int32_t pos;   // absolute position of the first
+  int32_t table; // int32 offset of the block table in the tail
+} xk_tile;
+
+// One draw: kernels.Sample. adjust lists each token at most once.
+typedef struct {
+  int32_t final;              // index into finals; -1 is padding
+  int32_t top_k;              // <= 0 off
+  float temperature, top_p, min_p;
+  float repetition, presence, frequency;
+  int32_t adjust, n_adjust;   // index of the first xk_adjust after args.adjust, count
+  uint32_t seed_lo, seed_hi, pos_lo, pos_hi, choice, _pad;
+} xk_sample;
+
+enum { XK_BAN = 1, XK_SEEN = 2 };
+typedef struct {
+  int32_t id;
+  float bias;
+  float count;    // occurrences in the output
+  uint32_t flags; // XK_BAN, XK_SEEN (in prompt or output)
+} xk_adjust;
+
+// A request for log probabilities under the raw logits of a final row.
+typedef struct {
+  int32_t final; // -1 is padding
+  int32_t id;    // token, or -1-i for what sample i drew
+  int32_t top;   // most likely tokens to list
+  int32_t out;   // index of the first result: self, then the listed
+} xk_item;
+
+typedef struct {
+  int32_t id;
+  float logprob; // natural
+  int32_t rank;  // 1 is the most likely
+} xk_logprob;
+
+// One step. Sections lie in the arena at byte offsets (multiples of 16); all
+// below used_bytes travels to the device in one copy.
+typedef struct {
+  int32_t n_rows, n_segs, n_decode, n_tiles, n_finals, n_samples, n_items, n_wants;
+  int32_t bucket;    // > 0: a padded decode step of that many rows, run as a graph
+  int32_t on_layer;  // record an event a layer, for xk_wait_layer
+  int64_t tokens;    // int32 [n_rows] token ids
+  int64_t positions; // int32 [n_rows] absolute; -1 is padding
+  int64_t tables;    // int32 [n_rows] offset of the row's block table in the tail
+  int64_t segs;      // xk_seg [n_segs]
+  int64_t decode;    // int32 [n_decode] rows that are a sequence's only one
+  int64_t tiles;     // xk_tile [n_tiles]
+  int64_t finals;    // int32 [n_finals] rows whose logits are wanted, ascending
+  int64_t samples;   // xk_sample [n_samples], ascending by final
+  int64_t items;     // xk_item [n_items], ascending by final
+  int64_t wants;     // int32 [n_wants] finals whose logits are copied out, ascending (host only)
+  int64_t tail;      // block tables (int32)
+  int64_t adjust;    // xk_adjust
+  int64_t used_bytes;
+} xk_step_args;
+
+// Host memory that the device sees; lives as long as the context.
+typedef struct {
+  void *arena;       // what xk_step_args describes
+  int64_t arena_bytes;
+  int32_t *tokens;   // drawn ids, one a sample
+  int32_t max_samples;
+  xk_logprob *logprobs;
+  int32_t max_logprobs;
+  float *logits;     // [n_wants][vocab]
+  int32_t max_wants;
+} xk_buffers;
+
+int32_t xk_abi(void);
+const char *xk_last_error(void);
+int32_t xk_device_info(int32_t device, xk_device *out);
+
+// Life of a context: open, load every weight, rope, start, steps, close.
+int32_t xk_open(const xk_config *cfg, xk_ctx **out);
+int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements);
+int32_t xk_rope(xk_ctx *c, const double *freq, double scale); // [head_dim/2] radians a position
+int32_t xk_block_bytes(xk_ctx *c, int64_t *all_layers);       // of one block, digests included
+int32_t xk_free_bytes(xk_ctx *c, int64_t *out);
+int32_t xk_start(xk_ctx *c, int32_t blocks, xk_buffers *out); // allocates the pool, picks GEMMs
+int32_t xk_close(xk_ctx *c);
+
+int32_t xk_step(xk_ctx *c, const xk_step_args *args); // returns when all is launched
+int32_t xk_wait_layer(xk_ctx *c, int32_t layer);      // K, V and digests of this layer are in the pool
+int32_t xk_wait_step(xk_ctx *c);                      // results are in xk_buffers
+
+// The pool: kernels.Pool. Each returns when it is done.
+int32_t xk_gather(xk_ctx *c, int32_t layer, int32_t block, int32_t row, int32_t n, void *dst);
+int32_t xk_scatter(xk_ctx *c, int32_t layer, int32_t block, int32_t row, int32_t n, const void *src);
+int32_t xk_digest(xk_ctx *c, int32_t layer, int32_t block, uint64_t *dst);
+int32_t xk_set_digest(xk_ctx *c, int32_t layer, int32_t block, int32_t filled, const uint64_t *digest);
+int32_t xk_copy_block(xk_ctx *c, int32_t dst, int32_t src, int32_t first_pos, int32_t n);
+
+// For tests and benchmarks.
+int32_t xk_fill_random(xk_ctx *c, uint64_t seed); // every weight, as a plausible model's
+int32_t xk_last_step_us(xk_ctx *c, double *out);  // device time of the last waited step
+int32_t xk_profile(int32_t on);                   // a CUDA profiler range begins or ends
+
+#ifdef __cplusplus
+#pragma GCC visibility pop
+}
+#endif
+#endif
