@@ -100,6 +100,10 @@ func (m *matrix) row(r int, dst []float32) {
 	}
 }
 
+// streamed is the size of a matrix, in bytes, from which it is taken to come
+// from memory in every step rather than from a cache.
+const streamed = 1 << 20
+
 // mul computes panels lo..hi-1 for t tokens. x is [t][xs] and out [t][os], in
 // floats; out begins at panel lo.
 func (m *matrix) mul(o *ops, x []float32, xs int, out []float32, os, t, lo, hi int) {
@@ -109,6 +113,15 @@ func (m *matrix) mul(o *ops, x []float32, xs int, out []float32, os, t, lo, hi i
 	fns := o.gemm[m.dtype]
 	_, _ = x[(t-1)*xs+m.k-1], out[(t-1)*os+(hi-lo)*panelRows-1]
 	xp, op := unsafe.Pointer(&x[0]), unsafe.Pointer(&out[0])
+	if t == 1 && m.panels*m.panelBytes() >= streamed {
+		// From memory one long run is faster than several side by side: the
+		// prefetchers keep up with it, and it needs no more than one panel's
+		// accumulators to stay ahead of the memory.
+		for p := lo; p < hi; p++ {
+			fns[0](unsafe.Pointer(&m.data[p*m.panelBytes()]), xp, 0, unsafe.Add(op, 4*(p-lo)*panelRows), 0, m.k, 1)
+		}
+		return
+	}
 	if t <= len(fns) {
 		fns[t-1](unsafe.Pointer(&m.data[lo*m.panelBytes()]), xp, uintptr(4*xs), op, uintptr(4*os), m.k, hi-lo)
 		return
