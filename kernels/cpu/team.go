@@ -124,15 +124,15 @@ func (t *team) claim(n, chunk int) (lo, hi int) {
 	return lo, min(lo+chunk, n)
 }
 
-// share is a chunk for claim: half of an even share, because a long run of
+// share is a chunk for claim: a quarter of an even share, because a long run of
 // panels streams from memory faster than many short ones (measured: 16 chunks
-// a member cost a quarter of the speed), and halves still even out a member
+// a member cost a quarter of the speed), and quarters still even out a member
 // that was interrupted. Everything at once when alone.
 func (t *team) share(n int) int {
 	if t.active == 1 {
 		return max(n, 1)
 	}
-	return max(1, (n+2*t.active-1)/(2*t.active))
+	return max(1, (n+4*t.active-1)/(4*t.active))
 }
 
 // close ends the goroutines and waits for them. No run may be in progress.
