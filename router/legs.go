@@ -139,14 +139,16 @@ func (r *legs) sweep(s *fleet.Snapshot) {
 	}
 }
 
-// lost says why what inst had is lost, nil if it is not.
+// lost says why what inst had is lost, nil if it is not. One that said goodbye
+// has answered what it had, though the last bytes may still be on their way:
+// its connections end by themselves.
 func lost(m *fleet.Member, inst *fleet.Instance) error {
 	switch {
 	case m == nil:
 		return fmt.Errorf("%w: it was removed", errInstanceDead)
 	case m.Epoch != inst.Epoch:
 		return fmt.Errorf("%w: it was restarted", errInstanceDead)
-	case m.State == fleet.Dead || m.State == fleet.Gone:
+	case m.State == fleet.Dead:
 		return fmt.Errorf("%w: %s %s", errInstanceDead, m.State, m.Reason)
 	}
 	return nil
