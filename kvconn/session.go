@@ -189,6 +189,7 @@ func (s *Session) Request(ctx context.Context, spec TicketSpec) (*Incoming, erro
 
 	s.mu.Lock()
 	var o ticket.Outcome
+	sent := true
 	switch {
 	case s.err != nil && s.err.Outcome == ticket.Done: // closed for idleness just now
 		o, err = ticket.Dead, s.err.Err
@@ -204,12 +205,21 @@ func (s *Session) Request(ctx context.Context, spec TicketSpec) (*Incoming, erro
 		i.tag = unitTag(m.Secret, s.key, m.ID)
 		s.tickets[i.id] = i
 		s.side.active.Inc()
+		// Under mu, because the sender takes ids in rising order only: two
+		// requests at once must not overtake each other on the way out.
+		select {
+		case s.out <- m:
+		default:
+			sent = false
+		}
 	}
 	s.mu.Unlock()
 	if err != nil {
 		return refuse(o, err)
 	}
-	s.post(m)
+	if !sent {
+		s.fail(ticket.Dead, errStalled)
+	}
 	return i, nil
 }
 
