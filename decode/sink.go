@@ -30,4 +30,28 @@ func (s *sink) Store(layer int, dst int32, row, rows, firstPos int, packed []byt
 	return nil
 }
 
-var _ kvconn.Sink = (*sink)(nil)
+// View implements kvconn.ViewSink.
+func (s *sink) View(layer int, dst int32, row, rows int) ([]byte, bool) {
+	viewer, ok := s.backend.(kernels.Viewer)
+	if !ok {
+		return nil, false
+	}
+	return viewer.View(layer, dst, row, rows)
+}
+
+// Verify implements kvconn.ViewSink.
+func (s *sink) Verify(layer int, dst int32, row, rows, firstPos int, digests []uint64) error {
+	run, ok := s.View(layer, dst, row, rows)
+	if !ok {
+		return fmt.Errorf("verify layer %d block %d: rows %d+%d cannot be viewed", layer, dst, row, rows)
+	}
+	sums := make([]uint64, s.layout.KVHeads)
+	kernels.DigestRows(s.layout, layer, firstPos, rows, run, sums)
+	if !slices.Equal(sums, digests) {
+		return kvconn.ErrDigest
+	}
+	s.backend.SetDigest(layer, dst, rows, digests)
+	return nil
+}
+
+var _ kvconn.ViewSink = (*sink)(nil)

@@ -256,6 +256,14 @@ type Pool interface {
 	CopyBlock(dst, src int32, firstPos, n int)
 }
 
+// Viewer is a Pool whose rows lie in this process's memory.
+type Viewer interface {
+	// View returns positions row .. row+n-1 of one layer of a block in place,
+	// packed as Gather packs them, when they are one run of the pool: whole
+	// blocks. Writing to it leaves digests alone: see SetDigest.
+	View(layer int, block int32, row, n int) (run []byte, ok bool)
+}
+
 // Error is a failed backend call.
 type Error struct {
 	Call string // "step", "xk_step"

@@ -28,3 +28,33 @@ type Sink interface {
 type Source interface {
 	Load(layer, index, firstPos, rows int, dst []byte, digests []uint64) error
 }
+
+// ViewSource is a Source whose rows can be sent from where they lie.
+//
+// View returns what Load would write, in place, and fills digests as Load
+// does, when the rows are one packed run in memory: full blocks of the
+// receiver's size. Anything else, errors included, is ok == false and then
+// asked of Load. run must keep its bytes until the ticket's fence is quiet;
+// the connector only reads it. Calls may be concurrent.
+type ViewSource interface {
+	Source
+	View(layer, index, firstPos, rows int, digests []uint64) (run []byte, ok bool)
+}
+
+// ViewSink is a Sink into whose blocks rows can be written directly.
+//
+// View returns the memory of rows row .. row+rows-1 of block dst in one layer
+// when they are one packed run there; ok == false means Store is to be used.
+// The connector writes run only for a unit that it has claimed, and only
+// inside the ticket's fence. What lies there is not to be believed before
+// Verify: it makes the digests anew from the block's bytes, records them as
+// the block's and returns nil, or ErrDigest, recording nothing, when they are
+// not equal to digests; any other error ends the ticket. A block that was
+// written and not verified is simply still missing. The rules of Store hold
+// for both: short, concurrent for different blocks or layers, never again for
+// a block of a layer once Verify or Store has returned nil for it.
+type ViewSink interface {
+	Sink
+	View(layer int, dst int32, row, rows int) (run []byte, ok bool)
+	Verify(layer int, dst int32, row, rows, firstPos int, digests []uint64) error
+}

@@ -97,6 +97,28 @@ func (s *source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 	return s.cut(layer, first, blocks, firstPos, rows, dst, digests)
 }
 
+// View implements kvconn.ViewSource: blocks that are whole, and of one size
+// at both ends, are sent from the pool itself.
+func (s *source) View(layer, index, firstPos, rows int, digests []uint64) ([]byte, bool) {
+	viewer, ok := s.pool.(kernels.Viewer)
+	bt := s.layout.BlockTokens
+	if !ok || s.destBlock != bt || rows != bt || firstPos != index*bt ||
+		layer < 0 || layer >= s.layout.Layers || index < 0 || index >= len(s.table) || len(digests) != s.layout.KVHeads {
+		return nil, false
+	}
+	s.mu.Lock()
+	block, upto := s.table[index], s.upto[layer]
+	s.mu.Unlock()
+	if firstPos+rows > upto {
+		return nil, false // Load says what is wrong
+	}
+	run, ok := viewer.View(layer, block, 0, rows)
+	if ok {
+		s.pool.Digest(layer, block, digests)
+	}
+	return run, ok
+}
+
 // filled is how many of the prompt's rows block i of the table holds.
 func (s *source) filled(i int) int {
 	return min(s.layout.BlockTokens, s.positions-i*s.layout.BlockTokens)
@@ -170,3 +192,5 @@ func copyRows(l kernels.Layout, dst []byte, dstRows, dstAt int, src []byte, srcR
 		copy(dst[(p*dstRows+dstAt)*l.RowBytes:][:n*l.RowBytes], src[(p*srcRows+srcAt)*l.RowBytes:][:n*l.RowBytes])
 	}
 }
+
+var _ kvconn.ViewSource = (*source)(nil)

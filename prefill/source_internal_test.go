@@ -186,3 +186,42 @@ func TestNotReady(t *testing.T) {
 	s.fill([]int32{1000, 999, 998})
 	f(1, 8, 2, true)
 }
+
+// viewed is a pool whose blocks can be seen in place.
+type viewed struct{ *rows }
+
+func (p viewed) View(layer int, block int32, row, n int) ([]byte, bool) {
+	b := make([]byte, p.layout.RowsBytes(n))
+	p.Gather(layer, block, row, n, b)
+	return b, row == 0 && n == p.layout.BlockTokens
+}
+
+// Whole blocks of one size at both ends are shown; what is not computed, not
+// whole or of another size is left to Load.
+func TestView(t *testing.T) {
+	p, ready := prompt(4, 10)
+	s := newSource(viewed{p}, p.layout, 10, 4)
+	digests := make([]uint64, 2)
+	if _, ok := s.View(1, 0, 0, 4, digests); ok {
+		t.Error("shown before it was computed")
+	}
+	s.ready(1, ready)
+	run, ok := s.View(1, 1, 4, 4, digests)
+	sums := make([]uint64, 2)
+	if ok {
+		kernels.DigestRows(p.layout, 1, 4, 4, run, sums)
+	}
+	if !ok || !slices.Equal(sums, digests) {
+		t.Errorf("view of a whole block: %v, digests %x, want %x", ok, digests, sums)
+	}
+	for _, c := range [][4]int{{1, 2, 8, 2}, {1, 2, 8, 4}, {1, 3, 12, 4}, {2, 0, 0, 4}, {1, 1, 3, 4}, {1, -1, -4, 4}} {
+		if _, ok := s.View(c[0], c[1], c[2], c[3], digests); ok {
+			t.Errorf("view of %v", c)
+		}
+	}
+	other := newSource(viewed{p}, p.layout, 10, 8)
+	other.ready(1, ready)
+	if _, ok := other.View(1, 0, 0, 4, digests); ok {
+		t.Error("shown to a receiver with other blocks")
+	}
+}

@@ -84,6 +84,17 @@ func (p *pool) Scatter(layer int, block int32, row, n int, src []byte) {
 	p.each(layer, block, row, n, len(src), func(off int, rows []byte) { copy(rows, src[off:]) })
 }
 
+// View implements kernels.Viewer.
+func (p *pool) View(layer int, block int32, row, n int) (run []byte, ok bool) {
+	l := &p.layout
+	if row != 0 || n != l.BlockTokens || uint(block) >= uint(p.blocks) || uint(layer) >= uint(l.Layers) {
+		return nil, false
+	}
+	size := l.BlockBytes()
+	at := int(block) * size
+	return bytesOf(p.data[layer])[at : at+size : at+size], true
+}
+
 // each visits the packed runs of n rows with their offset in a packed buffer.
 func (p *pool) each(layer int, block int32, row, n, size int, f func(off int, rows []byte)) {
 	if size != p.layout.RowsBytes(n) {

@@ -49,6 +49,32 @@ func TestDigestFollowsOverwrites(t *testing.T) {
 	digestsMatch(t, b, 2, 8, 2)
 }
 
+// A view is the pool's own memory: what Gather copies, and where Scatter writes.
+func TestView(t *testing.T) {
+	a := shape(2, 32, 48, 4, 2, 8, 50)
+	b := open(t, a, randomWeights(a, kernels.F32, 1), cpu.Options{Blocks: 4, BlockTokens: 8, Threads: 1})
+	l := b.Layout()
+	mustStep(t, b, kernels.Seq{Tokens: randomTokens(rand.New(rand.NewPCG(1, 1)), 16, 50), Blocks: []int32{3, 1}})
+	packed := make([]byte, l.BlockBytes())
+	for layer := range l.Layers {
+		run, ok := b.View(layer, 1, 0, l.BlockTokens)
+		b.Gather(layer, 1, 0, l.BlockTokens, packed)
+		if !ok || !slices.Equal(run, packed) {
+			t.Fatalf("layer %d: the view is not what Gather copies", layer)
+		}
+		run[5]++
+		b.Gather(layer, 1, 0, l.BlockTokens, packed)
+		if run[5] != packed[5] {
+			t.Error("the view is a copy")
+		}
+	}
+	for _, c := range [][4]int{{0, 1, 0, 7}, {0, 1, 1, 7}, {0, 4, 0, 8}, {0, -1, 0, 8}, {2, 1, 0, 8}, {-1, 1, 0, 8}} {
+		if _, ok := b.View(c[0], int32(c[1]), c[2], c[3]); ok {
+			t.Errorf("view of %v", c)
+		}
+	}
+}
+
 func TestGatherScatterCopy(t *testing.T) {
 	a := shape(2, 32, 48, 4, 2, 8, 50)
 	w := randomWeights(a, kernels.F32, 1)

@@ -47,6 +47,7 @@ type Pool struct {
 
 	mu     sync.Mutex
 	data   map[poolKey][]byte // packed rows as they were stored
+	blocks map[poolKey][]byte // memory that View has given out, a block each
 	gens   []uint32
 	stores int
 	errs   []string
@@ -59,7 +60,7 @@ type poolKey struct {
 
 // NewPool makes a pool of empty blocks.
 func NewPool(layout kvconn.Layout, blocks int) *Pool {
-	return &Pool{layout: layout, data: map[poolKey][]byte{}, gens: make([]uint32, blocks)}
+	return &Pool{layout: layout, data: map[poolKey][]byte{}, blocks: map[poolKey][]byte{}, gens: make([]uint32, blocks)}
 }
 
 // Dest lists n blocks from first on under their present generations.
@@ -82,6 +83,7 @@ func (p *Pool) Reclaim(dest []kvconn.Dest) {
 		p.gens[d.Block]++
 		for l := range p.layout.Layers() {
 			delete(p.data, poolKey{l, d.Block})
+			delete(p.blocks, poolKey{l, d.Block})
 		}
 	}
 }
@@ -129,14 +131,43 @@ func (s *poolSink) Store(layer int, dst int32, row, rows, firstPos int, packed [
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
 	s.p.stores++
-	if gen, ok := s.gens[dst]; !ok || gen != s.p.gens[dst] {
-		s.p.errs = append(s.p.errs, fmt.Sprintf("store into block %d under generation %d, pool has %d", dst, gen, s.p.gens[dst]))
-	}
+	s.p.held(s, dst)
 	if _, ok := s.p.data[poolKey{layer, dst}]; ok {
 		s.p.errs = append(s.p.errs, fmt.Sprintf("second store into layer %d block %d", layer, dst))
 	}
 	s.p.data[poolKey{layer, dst}] = append([]byte(nil), packed...)
 	return nil
+}
+
+// View implements kvconn.ViewSink: whole blocks have memory of their own.
+func (s *poolSink) View(layer int, dst int32, row, rows int) ([]byte, bool) {
+	if row != 0 || rows != s.p.layout.BlockTokens {
+		return nil, false
+	}
+	s.p.mu.Lock()
+	defer s.p.mu.Unlock()
+	s.p.held(s, dst)
+	k := poolKey{layer, dst}
+	if s.p.blocks[k] == nil {
+		s.p.blocks[k] = make([]byte, s.p.layout.RowsBytes(layer, rows))
+	}
+	return s.p.blocks[k], true
+}
+
+// Verify implements kvconn.ViewSink.
+func (s *poolSink) Verify(layer int, dst int32, row, rows, firstPos int, digests []uint64) error {
+	run, ok := s.View(layer, dst, row, rows)
+	if !ok {
+		return fmt.Errorf("layer %d block %d: verify of rows %d+%d", layer, dst, row, rows)
+	}
+	return s.Store(layer, dst, row, rows, firstPos, run, digests)
+}
+
+// held notes a block that is written under a generation that is over; needs mu.
+func (p *Pool) held(s *poolSink, dst int32) {
+	if gen, ok := s.gens[dst]; !ok || gen != p.gens[dst] {
+		p.errs = append(p.errs, fmt.Sprintf("store into block %d under generation %d, pool has %d", dst, gen, p.gens[dst]))
+	}
 }
 
 func digest(g kvconn.Group, layer, firstPos, rows int, packed []byte, sums []uint64) {
@@ -205,6 +236,15 @@ func (s *Source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 	clear(digests)
 	digest(g, layer, firstPos, rows, dst, digests)
 	return nil
+}
+
+// View implements kvconn.ViewSource: whole blocks of the source's size.
+func (s *Source) View(layer, index, firstPos, rows int, digests []uint64) ([]byte, bool) {
+	if rows != s.Layout.BlockTokens {
+		return nil, false
+	}
+	run := make([]byte, s.Layout.RowsBytes(layer, rows))
+	return run, s.Load(layer, index, firstPos, rows, run, digests) == nil
 }
 
 func (s *Source) fill(g kvconn.Group, layer, firstPos, rows int, dst []byte) {
