@@ -42,8 +42,8 @@ soak: ## 1,000 random requests, xPyD against a single worker
 goldens: ## remake recorded goldens (needs Python with torch, transformers)
 	scripts/goldens
 
-bench: ## the figures of bench/: needs LLAMA2C=path/to/run.c (see bench/README.md)
-	scripts/bench-cpu
+bench: ## the CPU figures of bench/: LLAMA2C and LLAMA2C_OMP are llama2.c's run, built apart
+	$(GO) run ./scripts/bench -run "$(LLAMA2C)" -run-omp "$(LLAMA2C_OMP)"
 
 bench-report: ## bench/README.md from bench/results/*.jsonl
 	$(GO) run ./scripts/benchreport bench/results > bench/README.md

@@ -17,6 +17,8 @@ import (
 	"github.com/xpyd/xpyd/internal/model/modeltest"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
+
+	"github.com/xpyd/xpyd/internal/figures"
 )
 
 // shape is one model of the decode figures.
@@ -129,7 +131,7 @@ func (b *bench) decode(name string, threads int) error {
 		return err
 	}
 	defer backend.Close()
-	f := figure{Name: "cpu.decode_ratio." + name, Unit: "tokens/s", Peer: "llama2.c run, -Ofast -march=native, 1 thread", Model: s.what}
+	f := figures.Figure{Name: "cpu.decode_ratio." + name, Unit: "tokens/s", Peer: "llama2.c run, -Ofast -march=native, 1 thread", Model: s.what}
 	binary, env := b.run, "OMP_NUM_THREADS=1"
 	if threads > 1 {
 		f.Name, f.Peer = "cpu.two_thread_ratio", "llama2.c run, -Ofast -march=native -fopenmp, 2 threads"
@@ -172,7 +174,7 @@ func (b *bench) batch8() error {
 		return err
 	}
 	defer eight.Close()
-	return b.pairs(figure{Name: "cpu.batch8_ratio", Unit: "tokens/s", Peer: "batch 1, same backend, 2 threads", Model: s.what},
+	return b.pairs(figures.Figure{Name: "cpu.batch8_ratio", Unit: "tokens/s", Peer: "batch 1, same backend, 2 threads", Model: s.what},
 		func() (float64, error) { return s.ours(eight, 8) }, func() (float64, error) { return s.ours(one, 1) })
 }
 

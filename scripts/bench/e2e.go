@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/figures"
 )
 
 // cluster is a running `xpyd up`.
@@ -69,7 +71,7 @@ func (c *cluster) stop() error {
 
 // ready times `xpyd up` from exec to its ready line; the limit is 2 s.
 func (b *bench) ready() error {
-	return b.pairs(figure{Name: "e2e.ready_s", Unit: "s", Peer: "limit: ready within 2 s", Model: "stories260k",
+	return b.pairs(figures.Figure{Name: "e2e.ready_s", Unit: "s", Peer: "limit: ready within 2 s", Model: "stories260k",
 		Command: "go run ./scripts/bench -only e2e.ready_s"},
 		func() (float64, error) {
 			c, err := b.up()
@@ -121,14 +123,14 @@ func (b *bench) ttft() error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(b.raw, "e2e.ttft_overhead_ms request %d: pair %.3f ms, single %.3f ms\n", i, p, a)
+		b.book.Logf("e2e.ttft_overhead_ms request %d: pair %.3f ms, single %.3f ms", i, p, a)
 		if i >= 20 {
 			pair, alone = append(pair, p), append(alone, a)
 		}
 	}
-	f := figure{Name: "e2e.ttft_overhead_ms", Unit: "ms", Peer: "single worker, p50 ms; limit 3 ms over it", Model: "stories260k",
-		Value: median(pair) - median(alone), PeerValue: median(alone), Ratio: median(pair) / median(alone), Runs: len(pair),
-		Spread:  fmt.Sprintf("pair p50 %.3f p90 %.3f, single p50 %.3f p90 %.3f ms", median(pair), p90(pair), median(alone), p90(alone)),
+	f := figures.Figure{Name: "e2e.ttft_overhead_ms", Unit: "ms", Peer: "single worker, p50 ms; limit 3 ms over it", Model: "stories260k",
+		Value: figures.Median(pair) - figures.Median(alone), PeerValue: figures.Median(alone), Ratio: figures.Median(pair) / figures.Median(alone), Runs: len(pair),
+		Spread:  fmt.Sprintf("pair p50 %.3f p90 %.3f, single p50 %.3f p90 %.3f ms", figures.Median(pair), figures.Quantile(pair, 0.9), figures.Median(alone), figures.Quantile(alone, 0.9)),
 		Command: "go run ./scripts/bench -only e2e.ttft_overhead_ms"}
 	return b.write(f)
 }

@@ -9,46 +9,21 @@
 package main
 
 import (
-	"encoding/json"
 	"flag"
 	"fmt"
-	"io"
 	"log"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"slices"
 	"strings"
-	"time"
-)
 
-// figure is one line of bench/results/*.jsonl.
-type figure struct {
-	Name      string  `json:"name"`
-	Value     float64 `json:"value"`
-	Unit      string  `json:"unit"`
-	Peer      string  `json:"peer"`
-	PeerValue float64 `json:"peer_value"`
-	Ratio     float64 `json:"ratio"`
-	Device    string  `json:"device"`
-	Model     string  `json:"model"`
-	Command   string  `json:"command"`
-	Commit    string  `json:"commit"`
-	Date      string  `json:"date"`
-	Runs      int     `json:"runs"`
-	Spread    string  `json:"spread"`
-	Raw       string  `json:"raw"`
-}
+	"github.com/xpyd/xpyd/internal/figures"
+)
 
 // bench holds what all figures share.
 type bench struct {
-	runs           int
-	run, runOMP    string
-	tmp            string
-	raw            io.Writer
-	rawPath        string
-	out            *os.File
-	device, commit string
+	runs        int
+	run, runOMP string
+	tmp         string
+	book        *figures.Book
 }
 
 func main() {
@@ -65,6 +40,7 @@ func main() {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(b.tmp)
+	defer b.book.Close()
 	for _, step := range []struct {
 		name string
 		run  func() error
@@ -91,56 +67,18 @@ func main() {
 	}
 }
 
-func (b *bench) open(out string) error {
-	date := time.Now().UTC().Format("2006-01-02")
-	b.rawPath = filepath.Join(out, "raw", date+"-cpu.log")
-	for _, dir := range []string{filepath.Join(out, "raw"), filepath.Join(out, "results")} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
-	}
-	raw, err := os.OpenFile(b.rawPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	b.raw = raw
-	if b.out, err = os.OpenFile(filepath.Join(out, "results", "cpu.jsonl"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
-		return err
-	}
+func (b *bench) open(out string) (err error) {
 	if b.tmp, err = os.MkdirTemp("", "xpyd-bench"); err != nil {
 		return err
 	}
-	commit, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output()
-	if err != nil {
-		return fmt.Errorf("git rev-parse: %w", err)
-	}
-	b.commit = strings.TrimSpace(string(commit))
-	b.device = cpuName()
-	fmt.Fprintf(b.raw, "\n# %s commit %s on %s: %s\n", time.Now().UTC().Format(time.RFC3339), b.commit, b.device, strings.Join(os.Args, " "))
-	return nil
-}
-
-func cpuName() string {
-	info, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return "unknown CPU"
-	}
-	for line := range strings.Lines(string(info)) {
-		if name, ok := strings.CutPrefix(line, "model name"); ok {
-			flags := "no AVX-512"
-			if strings.Contains(string(info), "avx512f") {
-				flags = "AVX-512"
-			}
-			return fmt.Sprintf("%s, %d CPUs, %s", strings.Trim(name, "\t: \n"), strings.Count(string(info), "processor\t"), flags)
-		}
-	}
-	return "unknown CPU"
+	b.book, err = figures.Open(out, "cpu")
+	return err
 }
 
 // pairs runs ours and the peer in turn and writes a figure: values are the
 // medians, the ratio is the median of the pairs' ratios ours/peer.
-func (b *bench) pairs(f figure, ours, peer func() (float64, error)) error {
-	var mine, theirs, ratios []float64
+func (b *bench) pairs(f figures.Figure, ours, peer func() (float64, error)) error {
+	var mine, theirs []float64
 	for i := range b.runs + 1 {
 		p, err := peer()
 		if err != nil {
@@ -150,43 +88,19 @@ func (b *bench) pairs(f figure, ours, peer func() (float64, error)) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(b.raw, "%s run %d: ours %.4f peer %.4f %s ratio %.4f\n", f.Name, i, o, p, f.Unit, o/p)
+		b.book.Logf("%s run %d: ours %.4f peer %.4f %s ratio %.4f", f.Name, i, o, p, f.Unit, o/p)
 		if i == 0 {
 			continue // warm-up
 		}
-		mine, theirs, ratios = append(mine, o), append(theirs, p), append(ratios, o/p)
+		mine, theirs = append(mine, o), append(theirs, p)
 	}
-	f.Value, f.PeerValue, f.Ratio = median(mine), median(theirs), median(ratios)
-	f.Spread = fmt.Sprintf("ours %.4g..%.4g, peer %.4g..%.4g, ratio %.3f..%.3f", slices.Min(mine), slices.Max(mine),
-		slices.Min(theirs), slices.Max(theirs), slices.Min(ratios), slices.Max(ratios))
-	f.Runs = b.runs
-	return b.write(f)
+	return b.write(f.Ratios(mine, theirs))
 }
 
-func (b *bench) write(f figure) error {
-	f.Device, f.Commit, f.Raw = b.device, b.commit, b.rawPath
-	f.Date = time.Now().UTC().Format("2006-01-02")
+func (b *bench) write(f figures.Figure) error {
 	if f.Command == "" {
 		f.Command = "go run ./scripts/bench -only " + f.Name + " -run RUN -run-omp RUN_OMP"
 	}
-	line, err := json.Marshal(f)
-	if err != nil {
-		return err
-	}
 	log.Printf("%s = %.4g %s, peer %.4g (%s), ratio %.3f; %s", f.Name, f.Value, f.Unit, f.PeerValue, f.Peer, f.Ratio, f.Spread)
-	_, err = b.out.Write(append(line, '\n'))
-	return err
-}
-
-func median(v []float64) float64 {
-	s := slices.Sorted(slices.Values(v))
-	if n := len(s); n%2 == 0 {
-		return (s[n/2-1] + s[n/2]) / 2
-	}
-	return s[len(s)/2]
-}
-
-func p90(v []float64) float64 {
-	s := slices.Sorted(slices.Values(v))
-	return s[len(s)*9/10]
+	return b.book.Add(f)
 }

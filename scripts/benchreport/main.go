@@ -3,31 +3,14 @@
 package main
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
 	"log"
 	"os"
 	"path/filepath"
 	"sort"
-)
 
-type figure struct {
-	Name      string  `json:"name"`
-	Value     float64 `json:"value"`
-	Unit      string  `json:"unit"`
-	Peer      string  `json:"peer"`
-	PeerValue float64 `json:"peer_value"`
-	Ratio     float64 `json:"ratio"`
-	Device    string  `json:"device"`
-	Model     string  `json:"model"`
-	Command   string  `json:"command"`
-	Commit    string  `json:"commit"`
-	Date      string  `json:"date"`
-	Runs      int     `json:"runs"`
-	Spread    string  `json:"spread"`
-	Raw       string  `json:"raw"`
-}
+	"github.com/xpyd/xpyd/internal/figures"
+)
 
 func main() {
 	log.SetFlags(0)
@@ -35,19 +18,14 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	newest := map[string]figure{}
+	newest := map[string]figures.Figure{}
 	for _, path := range files {
 		f, err := os.Open(path)
 		if err != nil {
 			log.Fatal(err)
 		}
-		lines := bufio.NewScanner(f)
-		for lines.Scan() {
-			var g figure
-			if err := json.Unmarshal(lines.Bytes(), &g); err != nil {
-				log.Fatalf("%s: %v", path, err)
-			}
-			newest[g.Name] = g // the newest line of a name counts
+		if err := figures.Newest(newest, f); err != nil {
+			log.Fatalf("%s: %v", path, err)
 		}
 		f.Close()
 	}
