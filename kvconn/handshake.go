@@ -105,7 +105,7 @@ func (f *frameConn) expectHello(want role, version [2]int) (*hello, error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := decodeHello(body)
+	h, err := decodeHello(body, f.version)
 	if err != nil {
 		return nil, &wireError{err}
 	}
@@ -119,13 +119,18 @@ func (f *frameConn) expectHello(want role, version [2]int) (*hello, error) {
 	return h, nil
 }
 
+// hello is what we say of ourselves on this connection.
+func (f *frameConn) hello(cfg *Config, r role) *hello {
+	return &hello{Version: f.version, ProtocolMin: uint8(cfg.ProtocolMin), ProtocolMax: uint8(cfg.ProtocolMax), Role: r, Identity: cfg.Identity}
+}
+
 // greetSender is the receiver's half of a control connection's handshake.
 func greetSender(f *frameConn, cfg *Config, expect PeerID) (*hello, error) {
 	if err := f.banners(cfg.ProtocolMin, cfg.ProtocolMax); err != nil {
 		return nil, err
 	}
-	ours := &hello{ProtocolMin: uint8(cfg.ProtocolMin), ProtocolMax: uint8(cfg.ProtocolMax),
-		Role: roleReceiver, Bulk: uint8(cfg.BulkConns), Identity: cfg.Identity}
+	ours := f.hello(cfg, roleReceiver)
+	ours.Bulk = uint8(cfg.BulkConns)
 	if err := f.send(ours); err != nil {
 		return nil, err
 	}
@@ -147,19 +152,30 @@ func greetSender(f *frameConn, cfg *Config, expect PeerID) (*hello, error) {
 	return h, f.send(bare(typeReady))
 }
 
-// bindBulk is the receiver's half of a bulk connection's handshake.
-func bindBulk(f *frameConn, cfg *Config, session [16]byte, index int) error {
+// bindBulk is the receiver's half of a bulk connection's handshake. A banner
+// has no checksum, so the version must be the control connection's.
+func bindBulk(f *frameConn, cfg *Config, h *hello, index int) error {
 	if err := f.banners(cfg.ProtocolMin, cfg.ProtocolMax); err != nil {
 		return err
 	}
-	if err := f.send(&bind{Session: session, Index: uint32(index)}); err != nil {
+	if f.version != h.Version {
+		return &wireError{fmt.Errorf("%w: %d, the session has %d", errVersion, f.version, h.Version)}
+	}
+	if err := f.send(&bind{Version: f.version, Session: h.Session, Index: uint32(index)}); err != nil {
 		return err
 	}
 	body, err := f.expect(typeBound)
-	if err == nil && len(body) > 0 {
-		err = &wireError{errTrail}
+	if err != nil {
+		return err
 	}
-	return err
+	m, err := decodeBound(body, f.version)
+	if err == nil && m.Mapped {
+		err = errors.New("bound: mapped, and no segment was offered")
+	}
+	if err != nil {
+		return &wireError{err}
+	}
+	return nil
 }
 
 // greetReceiver is the sender's half for a control connection whose hello has
@@ -171,8 +187,8 @@ func greetReceiver(f *frameConn, cfg *Config, h *hello, session [16]byte) error 
 	if h.Bulk < 1 || h.Bulk > maxBulkConns {
 		return f.turnAway(ticket.Refused, &Incompatible{Field: "bulk_conns", Ours: "1-" + strconv.Itoa(maxBulkConns), Theirs: strconv.Itoa(int(h.Bulk))})
 	}
-	ours := &hello{ProtocolMin: uint8(cfg.ProtocolMin), ProtocolMax: uint8(cfg.ProtocolMax),
-		Role: roleSender, Bulk: h.Bulk, Session: session, Identity: cfg.Identity}
+	ours := f.hello(cfg, roleSender)
+	ours.Bulk, ours.Session = h.Bulk, session
 	if err := f.send(ours); err != nil {
 		return err
 	}

@@ -80,7 +80,7 @@ func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
 	now := time.Now()
 	i := &Incoming{s: s, spec: spec, layers: layers, fence: newFence(nil), done: make(chan struct{}),
 		units: make([]unitState, layers*blocks), missing: layers * blocks, started: now, progress: now}
-	m := &request{Link: spec.Link, DestBlockTokens: uint32(bt), Positions: uint32(spec.Positions), RequestID: spec.RequestID,
+	m := &request{Version: s.version, Link: spec.Link, DestBlockTokens: uint32(bt), Positions: uint32(spec.Positions), RequestID: spec.RequestID,
 		LeaseID: spec.LeaseID, First: spec.First, Tokens: spec.Tokens, Dest: spec.Dest}
 	for u := range i.units {
 		if (spec.Have != nil && spec.Have[u%blocks]) || spec.Stored.Has(u/blocks, u%blocks) {

@@ -1,14 +1,14 @@
 package kvconn
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // A message is one control frame's body. append is the encoder; each type has
-// a decode function that accepts exactly what append writes.
+// a decode function that accepts exactly what append writes. Those that look
+// different from protocol 2 on carry the version of their connection.
 type message interface {
 	kind() frameType
 	append(b []byte) []byte
@@ -34,12 +34,21 @@ func (r role) String() string {
 
 // hello opens a control connection.
 type hello struct {
+	Version                  uint8
 	ProtocolMin, ProtocolMax uint8
 	Role                     role
 	Bulk                     uint8    // receiver: how many bulk connections will come
 	Session                  [16]byte // sender: the key that bulk connections present
 	Identity                 Identity
+	Convert                  bool // from 2: rows of another dtype may be converted
+	Unchecked                bool // from 2: digests need not be checked, if the peer says so too
 }
+
+// Bits of a hello's flags.
+const (
+	flagConvert   = 1 << 0
+	flagUnchecked = 1 << 1
+)
 
 func (m *hello) kind() frameType { return typeHello }
 
@@ -60,12 +69,26 @@ func (m *hello) append(b []byte) []byte {
 			b = putU32(b, uint32(v))
 		}
 	}
+	if m.Version < 2 {
+		return b
+	}
+	flags := uint32(0)
+	if m.Convert {
+		flags |= flagConvert
+	}
+	if m.Unchecked {
+		flags |= flagUnchecked
+	}
+	b = putU32(b, flags)
+	for _, g := range id.Layout.Groups {
+		b = putU32(putU32(b, uint32(g.HeadFirst)), uint32(g.HeadsTotal))
+	}
 	return b
 }
 
-func decodeHello(b []byte) (*hello, error) {
+func decodeHello(b []byte, version uint8) (*hello, error) {
 	c := &cursor{b: b}
-	m := &hello{ProtocolMin: c.u8(), ProtocolMax: c.u8(), Role: role(c.u8()), Bulk: c.u8(), Session: c.key()}
+	m := &hello{Version: version, ProtocolMin: c.u8(), ProtocolMax: c.u8(), Role: role(c.u8()), Bulk: c.u8(), Session: c.key()}
 	id := &m.Identity
 	id.Epoch = c.u64()
 	for _, s := range []*string{&id.ID, &id.ModelFingerprint, &id.TokenizerFingerprint, &id.Numerics, &id.Build} {
@@ -78,6 +101,16 @@ func decodeHello(b []byte) (*hello, error) {
 			*v = int(c.u32())
 		}
 		id.Layout.Groups = append(id.Layout.Groups, g)
+	}
+	if version >= 2 {
+		flags := c.u32()
+		if c.err == nil && flags&^(flagConvert|flagUnchecked) != 0 {
+			return nil, fmt.Errorf("hello: flags %#x", flags)
+		}
+		m.Convert, m.Unchecked = flags&flagConvert != 0, flags&flagUnchecked != 0
+		for i := range id.Layout.Groups {
+			id.Layout.Groups[i].HeadFirst, id.Layout.Groups[i].HeadsTotal = int(c.u32()), int(c.u32())
+		}
 	}
 	if err := c.end(); err != nil {
 		return nil, fmt.Errorf("hello: %w", err)
@@ -114,25 +147,7 @@ func decodeRefuse(b []byte) (*refuse, error) {
 	return m, nil
 }
 
-// bind opens a bulk connection of a session.
-type bind struct {
-	Session [16]byte
-	Index   uint32 // 0 .. bulk-1
-}
-
-func (m *bind) kind() frameType        { return typeBind }
-func (m *bind) append(b []byte) []byte { return putU32(append(b, m.Session[:]...), m.Index) }
-
-func decodeBind(b []byte) (*bind, error) {
-	c := &cursor{b: b}
-	m := &bind{Session: c.key(), Index: c.u32()}
-	if err := c.end(); err != nil {
-		return nil, fmt.Errorf("bind: %w", err)
-	}
-	return m, nil
-}
-
-// bare is a frame without a body: ready, bound, ping, pong, goaway, beat.
+// bare is a frame without a body: ready, ping, pong, goaway, beat.
 type bare frameType
 
 func (m bare) kind() frameType        { return frameType(m) }
@@ -153,72 +168,6 @@ func decodeNote(t frameType, b []byte) (note, error) {
 	m := note{typ: t, ID: c.u64()}
 	if err := c.end(); err != nil {
 		return note{}, fmt.Errorf("note %d: %w", t, err)
-	}
-	return m, nil
-}
-
-// request is a ticket on the wire.
-type request struct {
-	ID              uint64
-	Secret          [16]byte
-	Link            ticket.Link
-	DeadlineMS      uint32 // from receipt
-	DestBlockTokens uint32
-	Positions       uint32
-	RequestID       string
-	LeaseID         string
-	First           []byte
-	Tokens          []int32
-	Dest            []Dest
-	Have            []byte // bitmap over units, layer-major; empty when nothing is held
-}
-
-func (m *request) kind() frameType { return typeTicket }
-
-func (m *request) append(b []byte) []byte {
-	b = putU64(b, m.ID)
-	b = append(b, m.Secret[:]...)
-	b = append(b, m.Link[:]...)
-	b = putU32(putU32(putU32(b, m.DeadlineMS), m.DestBlockTokens), m.Positions)
-	b = putStr(putStr(b, m.RequestID), m.LeaseID)
-	b = putBlob(b, m.First)
-	b = putU32(b, uint32(len(m.Tokens)))
-	for _, t := range m.Tokens {
-		b = putU32(b, uint32(t))
-	}
-	b = putU32(b, uint32(len(m.Dest)))
-	for _, d := range m.Dest {
-		b = putU32(putU32(b, uint32(d.Block)), d.Generation)
-	}
-	return putBlob(b, m.Have)
-}
-
-var errShape = errors.New("positions, block size and blocks do not agree")
-
-func decodeRequest(b []byte) (*request, error) {
-	c := &cursor{b: b}
-	m := &request{ID: c.u64(), Secret: c.key(), Link: c.key(),
-		DeadlineMS: c.u32(), DestBlockTokens: c.u32(), Positions: c.u32(),
-		RequestID: c.str(), LeaseID: c.str(), First: c.blob(maxPayload)}
-	if n := c.count(4, maxPositions); n > 0 {
-		m.Tokens = make([]int32, n)
-		for i := range m.Tokens {
-			m.Tokens[i] = int32(c.u32())
-		}
-	}
-	if n := c.count(8, maxPositions); n > 0 {
-		m.Dest = make([]Dest, n)
-		for i := range m.Dest {
-			m.Dest[i] = Dest{Block: int32(c.u32()), Generation: c.u32()}
-		}
-	}
-	m.Have = c.blob(maxUnits / 8)
-	if err := c.end(); err != nil {
-		return nil, fmt.Errorf("ticket: %w", err)
-	}
-	bt, n := int64(m.DestBlockTokens), int64(m.Positions)
-	if bt < 1 || bt > maxBlockTokens || n < 1 || n > maxPositions || int64(len(m.Dest)) != (n+bt-1)/bt {
-		return nil, fmt.Errorf("ticket: %w", errShape)
 	}
 	return m, nil
 }

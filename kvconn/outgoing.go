@@ -63,6 +63,9 @@ func newOutgoing(p *sender, m *request) (*Outgoing, error) {
 	if units > maxUnits || (len(m.Have) > 0 && len(m.Have) != (units+7)/8) {
 		return nil, fmt.Errorf("ticket %d: %d units, have of %d bytes", m.ID, units, len(m.Have))
 	}
+	if err := m.sameParts(p.layout); err != nil {
+		return nil, fmt.Errorf("ticket %d: %w", m.ID, err)
+	}
 	now := time.Now()
 	deadline := now.Add(min(time.Duration(m.DeadlineMS)*time.Millisecond, p.cfg.TicketTimeout))
 	g := &Outgoing{p: p, tag: unitTag(m.Secret, p.key, m.ID), layers: layers, start: now, have: m.Have, pushed: newBitmap(units),

@@ -178,7 +178,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 	for i := range r.cfg.BulkConns {
 		if err := dial(max(1<<20, 2*unit), func(f *frameConn) error {
 			f.maxUnit = unit - headerSize
-			return bindBulk(f, &r.cfg, h.Session, i)
+			return bindBulk(f, &r.cfg, h, i)
 		}); err != nil {
 			return nil, err
 		}

@@ -91,7 +91,7 @@ func (p *sender) bind(f *frameConn, index uint32) error {
 	if !free {
 		return no(ticket.Refused, "already bound")
 	}
-	err := f.send(bare(typeBound))
+	err := f.send(&bound{Version: f.version})
 	if err == nil {
 		err = f.within(0)
 	}
@@ -183,7 +183,7 @@ func (p *sender) onControl(typ frameType, body []byte) error {
 		p.post(bare(typePong))
 		return nil
 	case typeTicket:
-		m, err := decodeRequest(body)
+		m, err := decodeRequest(body, p.ctl.version)
 		if err != nil {
 			return err
 		}

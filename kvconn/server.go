@@ -160,7 +160,7 @@ func (s *Server) greetBulk(f *frameConn) error {
 	if err != nil {
 		return err
 	}
-	m, err := decodeBind(body)
+	m, err := decodeBind(body, f.version)
 	if err != nil {
 		return &wireError{err}
 	}
@@ -169,6 +169,9 @@ func (s *Server) greetBulk(f *frameConn) error {
 	s.mu.Unlock()
 	if sess == nil {
 		return f.turnAway(ticket.Dead, &Incompatible{Field: "session", Ours: "no such session", Theirs: fmt.Sprintf("bulk %d", m.Index)})
+	}
+	if f.version != sess.ctl.version { // a banner has no checksum
+		return &wireError{fmt.Errorf("%w: bulk has %d, the session %d", errVersion, f.version, sess.ctl.version)}
 	}
 	return sess.bind(f, m.Index)
 }

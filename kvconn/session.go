@@ -17,15 +17,16 @@ import (
 // are run's: one reader a connection, and one that writes control messages
 // and keeps time. Locks: mu, or one Incoming's mu, never both at once.
 type Session struct {
-	cfg  *Config
-	log  *slog.Logger
-	m    *Metrics
-	side perSide
-	peer Identity
-	key  [16]byte // the session key, part of every unit tag
-	ctl  *frameConn
-	bulk []*frameConn
-	out  chan message // to the control writer
+	cfg     *Config
+	log     *slog.Logger
+	m       *Metrics
+	side    perSide
+	peer    Identity
+	key     [16]byte // the session key, part of every unit tag
+	version uint8    // of the protocol
+	ctl     *frameConn
+	bulk    []*frameConn
+	out     chan message // to the control writer
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -45,7 +46,7 @@ const controlQueue = 4096
 
 func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn) *Session {
 	s := &Session{cfg: &r.cfg, log: r.log.With(logPeer, h.Identity.PeerID.String()), m: r.m, side: r.m.of(SideReceiver),
-		peer: h.Identity, key: h.Session, ctl: ctl, bulk: bulk,
+		peer: h.Identity, key: h.Session, version: h.Version, ctl: ctl, bulk: bulk,
 		out: make(chan message, controlQueue), tickets: map[uint64]*Incoming{}, over: make(chan struct{}), used: time.Now()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.side.sessions.Inc()

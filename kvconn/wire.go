@@ -31,9 +31,10 @@ const (
 	typePong      frameType = 36
 	typeGoaway    frameType = 37
 
-	typeUnit frameType = 48 // S to R, bulk
-	typeSent frameType = 49
-	typeBeat frameType = 50
+	typeUnit   frameType = 48 // S to R, bulk
+	typeSent   frameType = 49
+	typeBeat   frameType = 50
+	typePlaced frameType = 51 // from protocol 2 on
 )
 
 // A frame is a header, then length bytes of body, little-endian throughout:

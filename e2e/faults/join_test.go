@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -190,7 +191,7 @@ func olderProtocol(t *testing.T, r *cluster.Router, list []*ask, good fleet.Inst
 		t.Fatal(err)
 	}
 	defer a.Close(context.Background())
-	refused(t, r, list, "older", "protocol", "1-1")
+	refused(t, r, list, "older", "protocol", fmt.Sprintf("%d-%d", good.ProtocolMin, good.ProtocolMax))
 	mu.Lock()
 	defer mu.Unlock()
 	if len(asked) > 0 {

@@ -1,0 +1,125 @@
+package client
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"time"
+)
+
+var errTooMany = errors.New("more than 2^20 chunks in one answer")
+
+// stream reads an event stream to its end. Events that arrive together have
+// the same time.
+func (c *Client) stream(b *body, sc *scratch, req *Request, res *Result) bool {
+	if ct := sc.header.ContentType(); !bytes.HasPrefix(ct, []byte("text/event-stream")) {
+		text, err := sc.read(b, maxEvent)
+		res.Kind, res.Message = Malformed, clip("Content-Type "+string(ct)+", not text/event-stream: "+string(text))
+		return err == nil
+	}
+	sc.sse.reset()
+	t := streamed{res: res, answer: res.answer(req)}
+	for {
+		p, err := b.next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			res.broke(err, Truncated)
+			return false
+		}
+		now := time.Since(res.Start)
+		for {
+			data, rest, named, ok, err := sc.sse.next(p)
+			if err != nil {
+				res.fail(Malformed, err)
+				return false
+			}
+			if !ok {
+				break
+			}
+			p = rest
+			if err := t.event(&sc.event, data, named, now); err != nil {
+				res.fail(Malformed, err)
+				return false
+			}
+		}
+	}
+	t.over()
+	return true
+}
+
+// streamed is how far a stream has come.
+type streamed struct {
+	res            *Result
+	answer         *[]byte
+	finished, done bool // a finish_reason came; [DONE] came
+}
+
+// event takes one event's data, which arrived at now.
+func (t *streamed) event(e *event, data []byte, named bool, now time.Duration) error {
+	res := t.res
+	if string(data) == "[DONE]" {
+		t.done = true
+		return nil
+	}
+	if err := e.parse(data, t.answer); err != nil {
+		return err
+	}
+	if e.err == nil && named {
+		e.err = data
+	}
+	if e.err != nil && res.Kind == "" {
+		res.Kind, res.Message = ErrorEvent, errorText(e.err)
+	}
+	if e.hasUsage {
+		res.HasUsage, res.Usage = true, e.usage
+	}
+	if e.tokens {
+		if res.Chunks == 0 {
+			res.FirstToken = now
+		} else {
+			if len(res.Gaps) == maxGaps {
+				return errTooMany
+			}
+			res.Gaps = append(res.Gaps, now-res.LastToken)
+		}
+		res.Chunks++
+		res.LastToken = now
+	} else if e.finish && res.Chunks == 0 && !t.finished { // the first token ended it
+		res.FirstToken, res.LastToken = now, now
+	}
+	t.finished = t.finished || e.finish
+	return nil
+}
+
+// over judges the stream at its end.
+func (t *streamed) over() {
+	res := t.res
+	switch {
+	case res.Kind != "":
+	case !t.done && !t.finished:
+		res.Kind, res.Message = Truncated, "the stream ended "+res.phase()+", without finish_reason and [DONE]"
+	case res.Chunks == 0 && res.Usage.Completion == 0:
+		res.Kind, res.Message = Empty, "an answer without a token"
+	}
+}
+
+// errorText is the message in the raw JSON of an error, or else the JSON.
+func errorText(raw []byte) string {
+	s := scanner{b: raw}
+	var text []byte
+	if s.peek() == '{' {
+		if err := s.object(func(key []byte) error {
+			if string(key) == "message" && s.peek() == '"' {
+				var err error
+				text, err = s.str()
+				return err
+			}
+			return s.skip(0)
+		}); err == nil && text != nil {
+			return clip(string(text))
+		}
+	}
+	return clip(string(raw))
+}

@@ -1,0 +1,139 @@
+package zmtp
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"slices"
+)
+
+// greetingBytes is the fixed size of the greeting: signature, version,
+// mechanism, as-server, filler.
+const greetingBytes = 64
+
+func greeting() []byte {
+	g := make([]byte, greetingBytes)
+	g[0], g[9] = 0xff, 0x7f
+	g[10], g[11] = 3, 1
+	copy(g[12:32], "NULL")
+	return g
+}
+
+// readGreeting returns the peer's minor version. It is read in the order in
+// which it tells most, so that a stranger is refused after ten bytes.
+func readGreeting(r io.Reader) (minor int, err error) {
+	var g [greetingBytes]byte
+	if _, err := io.ReadFull(r, g[:10]); err != nil {
+		return 0, cut(err)
+	}
+	if g[0] != 0xff || g[9]&1 == 0 {
+		return 0, fmt.Errorf("%w: no signature", ErrProtocol)
+	}
+	if _, err := io.ReadFull(r, g[10:11]); err != nil {
+		return 0, cut(err)
+	}
+	if g[10] < 3 {
+		return 0, fmt.Errorf("%w: the peer speaks version %d", ErrProtocol, g[10])
+	}
+	if _, err := io.ReadFull(r, g[11:]); err != nil {
+		return 0, cut(err)
+	}
+	if name := bytes.TrimRight(g[12:32], "\x00"); string(name) != "NULL" {
+		return 0, fmt.Errorf("%w: the peer wants mechanism %q", ErrProtocol, name)
+	}
+	return int(g[11]), nil
+}
+
+const (
+	propType     = "Socket-Type"
+	propIdentity = "Identity"
+)
+
+// readyBody is the metadata of READY: names and values with their lengths.
+func readyBody(c *Config) []byte {
+	var b []byte
+	put := func(name string, value []byte) {
+		b = append(append(b, byte(len(name))), name...)
+		b = append(binary.BigEndian.AppendUint32(b, uint32(len(value))), value...)
+	}
+	put(propType, []byte(c.Type))
+	if len(c.Identity) > 0 {
+		put(propIdentity, c.Identity)
+	}
+	return b
+}
+
+// parseReady reads the metadata; unknown names are skipped.
+func parseReady(b []byte, p *Peer) error {
+	for len(b) > 0 {
+		n := 1 + int(b[0])
+		if n == 1 || len(b) < n+4 {
+			return fmt.Errorf("%w: metadata is cut", ErrProtocol)
+		}
+		name, size := string(b[1:n]), binary.BigEndian.Uint32(b[n:])
+		b = b[n+4:]
+		if uint64(size) > uint64(len(b)) {
+			return fmt.Errorf("%w: metadata is cut", ErrProtocol)
+		}
+		value := b[:size]
+		b = b[size:]
+		// Names do not distinguish case.
+		switch {
+		case equalFold(name, propType):
+			p.Type = Type(value)
+		case equalFold(name, propIdentity):
+			if len(value) > 255 {
+				return fmt.Errorf("%w: an identity of %d bytes", ErrProtocol, len(value))
+			}
+			p.Identity = bytes.Clone(value)
+		}
+	}
+	return nil
+}
+
+func equalFold(a, b string) bool { return bytes.EqualFold([]byte(a), []byte(b)) }
+
+// maxReady bounds the peer's READY or ERROR command.
+const maxReady = 4 << 10
+
+// shake exchanges greetings and READY.
+func (c *Conn) shake() error {
+	if _, err := c.raw.Write(greeting()); err != nil {
+		return err
+	}
+	minor, err := readGreeting(c.in)
+	if err != nil {
+		return err
+	}
+	c.peer.Minor = minor
+	if _, err := c.raw.Write(appendCommand(nil, "READY", readyBody(&c.cfg))); err != nil {
+		return err
+	}
+	flags, body, err := readFrame(c.in, nil, maxReady)
+	if err != nil {
+		return cut(err)
+	}
+	if flags&flagCommand == 0 {
+		return fmt.Errorf("%w: a message before READY", ErrProtocol)
+	}
+	name, rest, err := splitCommand(body)
+	switch {
+	case err != nil:
+		return err
+	case name == "ERROR":
+		if len(rest) > 0 {
+			rest = rest[1:]
+		}
+		return fmt.Errorf("%w: %q", ErrRefused, rest)
+	case name != "READY":
+		return fmt.Errorf("%w: command %q before READY", ErrProtocol, name)
+	}
+	if err := parseReady(rest, &c.peer); err != nil {
+		return err
+	}
+	if !slices.Contains(partners[c.cfg.Type], c.peer.Type) {
+		return fmt.Errorf("%w: ours is %s, its is %q", ErrPartner, c.cfg.Type, c.peer.Type)
+	}
+	return nil
+}

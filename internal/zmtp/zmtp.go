@@ -1,0 +1,106 @@
+// Package zmtp speaks ZMTP 3.0 and 3.1, the wire protocol of ZeroMQ, with the
+// NULL mechanism: as much of it as inference engines use. Subscribe to a
+// publisher with Dial and Conn, publish with Publisher, take messages of
+// DEALER and REQ sockets with Router.
+//
+// Written against rfc.zeromq.org/spec/23 and /37, and tested against libzmq.
+// Everything a peer sends is bounded before it is stored, every wait has a
+// deadline or a heartbeat, and nothing reconnects by itself: the caller knows
+// what a lost connection means.
+//
+// Non-goals: PLAIN and CURVE, ZMTP 2, and socket semantics beyond the above
+// (no fair queueing, no high-water blocking). Without a mechanism nobody is
+// authenticated: what comes in must only ever be used as a hint.
+package zmtp
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Type is the kind of a socket, as the peers tell each other.
+type Type string
+
+// Socket types.
+const (
+	Pub        Type = "PUB"
+	Sub        Type = "SUB"
+	XPub       Type = "XPUB"
+	XSub       Type = "XSUB"
+	Dealer     Type = "DEALER"
+	RouterType Type = "ROUTER"
+	Req        Type = "REQ"
+	Rep        Type = "REP"
+)
+
+// partners is who may talk to whom.
+var partners = map[Type][]Type{
+	Pub: {Sub, XSub}, XPub: {Sub, XSub}, Sub: {Pub, XPub}, XSub: {Pub, XPub},
+	Dealer: {Dealer, RouterType, Rep}, RouterType: {Dealer, RouterType, Req},
+	Req: {RouterType, Rep}, Rep: {Dealer, Req},
+}
+
+// Errors. All of a Conn's are an *Error that wraps one of these, or an error
+// of the network.
+var (
+	ErrProtocol = errors.New("not ZMTP 3")
+	ErrRefused  = errors.New("refused by the peer")
+	ErrPartner  = errors.New("sockets of these types do not talk to each other")
+	ErrTooLarge = errors.New("message too large")
+	ErrSilent   = errors.New("the peer is silent")
+)
+
+// Error is what went wrong with a connection, and when.
+type Error struct {
+	Op   string // handshake, read or write
+	Peer string // address
+	Err  error
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("zmtp %s %s: %v", e.Op, e.Peer, e.Err) }
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Config describes one end of a connection; zero fields take their defaults.
+type Config struct {
+	Type     Type
+	Identity []byte // at most 255 bytes; may be empty
+
+	MaxMessage int // bytes of a message, over all frames; default 16 MiB
+	MaxFrames  int // frames of a message; default 64
+
+	HandshakeTimeout time.Duration // default 5 s
+	WriteTimeout     time.Duration // for one message; default 10 s
+	// Silence ends a connection on which nothing has come for so long;
+	// default 30 s. Peers of ZMTP 3.1 are asked for a sign of life in time,
+	// those of 3.0 cannot be: only TCP's keep-alive guards those.
+	Silence time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	set := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	set(&c.HandshakeTimeout, 5*time.Second)
+	set(&c.WriteTimeout, 10*time.Second)
+	set(&c.Silence, 30*time.Second)
+	if c.MaxMessage == 0 {
+		c.MaxMessage = 16 << 20
+	}
+	if c.MaxFrames == 0 {
+		c.MaxFrames = 64
+	}
+	return c
+}
+
+// Peer is what the other end says of itself.
+type Peer struct {
+	Addr     string
+	Type     Type
+	Identity []byte
+	Minor    int // of the protocol version, 3.Minor
+}

@@ -1,0 +1,149 @@
+package kvconn
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+)
+
+// bind opens a bulk connection of a session.
+type bind struct {
+	Version uint8
+	Session [16]byte
+	Index   uint32  // 0 .. bulk-1
+	Segment segment // from 2
+}
+
+// segment says where the receiver's blocks lie in memory that it shares with
+// the sender, whose descriptor travels beside the frame. Block b of layer l
+// begins at Layers[l].Offset + b*Layers[l].Stride. The zero value is: none.
+type segment struct {
+	Bytes  uint64 // size of the memory
+	Blocks uint32
+	Layers []span // one a layer
+}
+
+type span struct{ Offset, Stride uint64 } // bytes
+
+// maxSegment keeps every sum and product of a segment's fields inside 63 bits.
+const maxSegment = 1 << 47
+
+var errSegment = errors.New("segment: blocks lie outside the memory")
+
+// validate checks that every block begins and ends inside the memory, taking
+// a block to be as long as its stride.
+func (s *segment) validate() error {
+	if len(s.Layers) == 0 {
+		if s.Bytes != 0 || s.Blocks != 0 {
+			return errSegment
+		}
+		return nil
+	}
+	if s.Blocks < 1 || s.Blocks > math.MaxInt32 || s.Bytes > maxSegment {
+		return errSegment
+	}
+	for _, l := range s.Layers {
+		if l.Stride < 1 || l.Stride > s.Bytes || l.Offset > s.Bytes || uint64(s.Blocks) > (s.Bytes-l.Offset)/l.Stride {
+			return errSegment
+		}
+	}
+	return nil
+}
+
+func (m *bind) kind() frameType { return typeBind }
+
+func (m *bind) append(b []byte) []byte {
+	b = putU32(append(b, m.Session[:]...), m.Index)
+	if m.Version < 2 {
+		return b
+	}
+	b = putU32(putU64(b, m.Segment.Bytes), m.Segment.Blocks)
+	b = putU32(b, uint32(len(m.Segment.Layers)))
+	for _, l := range m.Segment.Layers {
+		b = putU64(putU64(b, l.Offset), l.Stride)
+	}
+	return b
+}
+
+func decodeBind(b []byte, version uint8) (*bind, error) {
+	c := &cursor{b: b}
+	m := &bind{Version: version, Session: c.key(), Index: c.u32()}
+	if version >= 2 {
+		m.Segment.Bytes, m.Segment.Blocks = c.u64(), c.u32()
+		if n := c.count(16, maxLayers); n > 0 {
+			m.Segment.Layers = make([]span, n)
+			for i := range m.Segment.Layers {
+				m.Segment.Layers[i] = span{c.u64(), c.u64()}
+			}
+		}
+	}
+	err := c.end()
+	if err == nil {
+		err = m.Segment.validate()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bind: %w", err)
+	}
+	return m, nil
+}
+
+// bound answers a bind.
+type bound struct {
+	Version uint8
+	Mapped  bool // from 2: the sender has the segment and will write there
+}
+
+func (m *bound) kind() frameType { return typeBound }
+
+func (m *bound) append(b []byte) []byte {
+	switch {
+	case m.Version < 2:
+		return b
+	case m.Mapped:
+		return append(b, 1)
+	}
+	return append(b, 0)
+}
+
+func decodeBound(b []byte, version uint8) (*bound, error) {
+	c := &cursor{b: b}
+	m := &bound{Version: version}
+	if version >= 2 {
+		v := c.u8()
+		if m.Mapped = v == 1; v > 1 {
+			return nil, fmt.Errorf("bound: mapped %d", v)
+		}
+	}
+	if err := c.end(); err != nil {
+		return nil, fmt.Errorf("bound: %w", err)
+	}
+	return m, nil
+}
+
+// placed says that one block of one layer lies in the receiver's memory
+// already: a unit's head and digests without the rows. Its checksum covers
+// the whole body.
+type placed struct {
+	unitHead
+	Digests []uint64 // one a head
+}
+
+func (m *placed) kind() frameType { return typePlaced }
+
+func (m *placed) append(b []byte) []byte {
+	b = m.unitHead.append(b)
+	for _, d := range m.Digests {
+		b = binary.LittleEndian.AppendUint64(b, d)
+	}
+	return b
+}
+
+// decodePlaced appends the digests to sums.
+func decodePlaced(b []byte, sums []uint64) (unitHead, []uint64, error) {
+	u, sums, rows, err := decodeUnit(b, sums)
+	if err == nil && len(rows) > 0 {
+		err = fmt.Errorf("placed: %w", errTrail)
+	}
+	return u, sums, err
+}
