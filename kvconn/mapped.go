@@ -2,6 +2,9 @@ package kvconn
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
 	"net"
 )
 
@@ -58,4 +61,122 @@ func sharing(c net.Conn) SharedConn {
 		}
 		c = u.NetConn()
 	}
+}
+
+// segment is the description as it goes over the wire.
+func (s *Shared) segment() segment {
+	if s == nil {
+		return segment{}
+	}
+	g := segment{Bytes: uint64(s.Bytes), Blocks: uint32(s.Blocks), Layers: make([]span, len(s.Layers))}
+	for i, l := range s.Layers {
+		g.Layers[i] = span{uint64(l.Offset), uint64(l.Stride)}
+	}
+	return g
+}
+
+// validate checks a description of our own pool.
+func (s *Shared) validate(layout Layout) error {
+	if s == nil {
+		return nil
+	}
+	if s.FD < 0 || s.Bytes < 1 || s.Blocks < 1 || s.Blocks > math.MaxInt32 {
+		return fmt.Errorf("shared pool: descriptor %d, %d bytes, %d blocks", s.FD, s.Bytes, s.Blocks)
+	}
+	for _, l := range s.Layers {
+		if l.Offset < 0 || l.Stride < 0 {
+			return fmt.Errorf("shared pool: a layer at %d, stride %d", l.Offset, l.Stride)
+		}
+	}
+	seg := s.segment()
+	return seg.holds(layout)
+}
+
+// holds checks that the segment has this layout's blocks, all inside it.
+func (s *segment) holds(l Layout) error {
+	if err := s.validate(); err != nil {
+		return err
+	}
+	if len(s.Layers) != l.Layers() {
+		return fmt.Errorf("segment: %d layers, the layout has %d", len(s.Layers), l.Layers())
+	}
+	for i := range s.Layers {
+		if need := l.RowsBytes(i, l.BlockTokens); s.Layers[i].Stride < uint64(need) {
+			return fmt.Errorf("segment: layer %d has a block every %d bytes, one needs %d", i, s.Layers[i].Stride, need)
+		}
+	}
+	return nil
+}
+
+// peerPool is a receiver's pool in its sender's address space.
+type peerPool struct {
+	window Window
+	mem    []byte
+	seg    segment
+	layout Layout // the receiver's
+}
+
+// mapPeer maps what the receiver offered on c and described as seg.
+func mapPeer(c net.Conn, seg segment, layout Layout) (*peerPool, error) {
+	if err := seg.holds(layout); err != nil {
+		return nil, err
+	}
+	sc := sharing(c)
+	if sc == nil {
+		return nil, errors.New("segment: no memory comes with this connection")
+	}
+	w, err := sc.Map(int64(seg.Bytes))
+	if err != nil {
+		return nil, err
+	}
+	p := &peerPool{window: w, mem: w.Bytes(), seg: seg, layout: layout}
+	if uint64(len(p.mem)) != seg.Bytes {
+		return nil, errors.Join(fmt.Errorf("segment: %d bytes mapped, the peer says %d", len(p.mem), seg.Bytes), w.Close())
+	}
+	return p, nil
+}
+
+// block is the memory of one whole block of one layer, if it has size bytes.
+func (p *peerPool) block(layer int, block int32, size int) (run []byte, ok bool) {
+	if p == nil || layer < 0 || layer >= len(p.seg.Layers) || block < 0 || uint32(block) >= p.seg.Blocks ||
+		size != p.layout.RowsBytes(layer, p.layout.BlockTokens) {
+		return nil, false
+	}
+	l := p.seg.Layers[layer] // checked by holds: the product and the sum stay inside mem
+	at := l.Offset + uint64(block)*l.Stride
+	return p.mem[at : at+uint64(size) : at+uint64(size)], true
+}
+
+// place copies one unit straight into the receiver's block and appends the
+// frame that says so. It does nothing (false) for a unit that is not a whole
+// block there, or whose session shares no memory: that one is sent. The caller
+// is inside the ticket's fence.
+func (w *bulkWriter) place(g *Outgoing, u uint32) (bytes int, done bool, err error) {
+	if w.p.pool == nil {
+		return 0, false, nil
+	}
+	blocks, bt := len(g.t.Dest), w.p.layout.BlockTokens
+	layer, index := int(u)/blocks, int(u)%blocks
+	gr, _ := w.p.layout.Group(layer)
+	first := index * bt
+	rows := min(bt, g.t.Positions-first)
+	size := 2 * gr.KVHeads * rows * gr.RowBytes
+	d := g.t.Dest[index]
+	dst, ok := w.p.pool.block(layer, d.Block, size)
+	if !ok {
+		return 0, false, nil
+	}
+	w.sums = append(w.sums[:0], make([]uint64, gr.KVHeads)...)
+	run, viewed := []byte(nil), false
+	if v, ok := g.src.(ViewSource); ok {
+		run, viewed = v.View(layer, index, first, rows, w.sums)
+	}
+	if viewed {
+		copy(dst, run)
+	} else if err := g.src.Load(layer, index, first, rows, dst, w.sums); err != nil {
+		return 0, false, err
+	}
+	w.buf = w.f.frame(w.buf, &placed{unitHead: unitHead{Ticket: g.t.ID, Tag: g.tag, Layer: uint32(layer), Index: uint32(index),
+		Block: d.Block, Generation: d.Generation, Rows: uint32(rows), Heads: uint32(gr.KVHeads)}, Digests: w.sums})
+	return size, true, nil
 }

@@ -18,6 +18,10 @@ import (
 type Factory struct {
 	// New returns a transport and an address to listen on.
 	New func(t testing.TB) (tr kvconn.Transport, addr string)
+	// Memory returns a descriptor of size bytes that the transport's two ends
+	// can share, and the bytes; nil: the transport shares no memory. It frees
+	// them when the test ends.
+	Memory func(t testing.TB, size int) (fd int, mem []byte)
 	// Bubble runs every case under testing/synctest, with a fake clock. Only
 	// a transport that is made of channels and timers can.
 	Bubble bool
@@ -58,7 +62,7 @@ func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config),
 		body := func(t *testing.T) {
 			tr, addr := f.New(t)
 			ch := NewChaos(tr)
-			w := NewWorld(t, ch, addr, f.Shrink, tune)
+			w := newWorld(t, ch, addr, f.Shrink, tune, f.Memory)
 			run(t, f, w, ch)
 			w.Empty(w.RConfig.PeerSilence)
 			w.Close()
@@ -116,10 +120,10 @@ var phases = []phase{
 	{name: "handshake-bound", step: Bound, to: ToReceiver, fatal: true},
 	{name: "ticket", step: Ticket, to: ToSender, fatal: true},
 	{name: "ticket-accepted", step: Accepted, to: ToReceiver, fatal: true},
-	{name: "data-first", step: Unit, to: ToReceiver},
-	{name: "data-middle", step: Unit, to: ToReceiver, nth: 7},
-	{name: "data-last", step: Unit, to: ToReceiver, nth: 14},
-	{name: "data-two-conns", step: Unit, to: ToReceiver, nth: 3, tune: twoBulk},
+	{name: "data-first", step: Rows, to: ToReceiver},
+	{name: "data-middle", step: Rows, to: ToReceiver, nth: 7},
+	{name: "data-last", step: Rows, to: ToReceiver, nth: 14},
+	{name: "data-two-conns", step: Rows, to: ToReceiver, nth: 3, tune: twoBulk},
 	{name: "data-sent", step: Sent, to: ToReceiver},
 	{name: "data-sent-two-conns", step: Sent, to: ToReceiver, tune: twoBulk},
 	{name: "commit", step: Commit, to: ToReceiver, fatal: true},
@@ -167,7 +171,7 @@ func faultCase(t *testing.T, w *World, ch *Chaos, p phase, r Rule) {
 		t.Errorf("outcome %q: %v", got, err)
 	}
 	repaired := slices.Contains([]Action{Drop, Duplicate, Reorder, Slow}, r.Action) && !p.fatal
-	repaired = repaired || r.Action == FlipTail && p.step == Unit || r.Action == Slow
+	repaired = repaired || r.Action == FlipTail && p.step == Rows || r.Action == Slow
 	if repaired && err != nil {
 		t.Errorf("must be repaired, not failed: %v", err)
 	}

@@ -1,0 +1,50 @@
+//go:build linux
+
+package shm_test
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/memfd"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvconn/shm"
+)
+
+// TestMain lets more cases run at once than there are cores: the suite's cases
+// wait for deadlines, they do not compute.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	flag.Set("test.parallel", "24")
+	os.Exit(m.Run())
+}
+
+func transport(t testing.TB) (kvconn.Transport, string) {
+	tr, err := shm.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr, ""
+}
+
+func memory(t testing.TB, size int) (fd int, mem []byte) {
+	m, err := memfd.New("xpyd-test", size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m.FD, m.Bytes[:m.Size]
+}
+
+// TestShared is the suite with rows that the sender places.
+func TestShared(t *testing.T) {
+	kvconntest.Run(t, kvconntest.Factory{New: transport, Memory: memory, Shrink: 4})
+}
+
+// TestSockets is the suite with a receiver that has no memory to share: rows go
+// over the sockets.
+func TestSockets(t *testing.T) {
+	kvconntest.Run(t, kvconntest.Factory{New: transport, Shrink: 4})
+}
