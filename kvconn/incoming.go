@@ -19,6 +19,7 @@ type Incoming struct {
 	id     uint64
 	tag    uint64
 	spec   TicketSpec
+	layout Layout // ours, cut to spec.Heads
 	layers int
 	fence  *fence
 	done   chan struct{}
@@ -60,11 +61,16 @@ type Commit struct {
 // newIncoming checks the spec and makes the ticket and its wire form; ids and
 // secret are the caller's to fill in.
 func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
-	layout := s.cfg.Identity.Layout
+	layout, err := s.cfg.Identity.Layout.cut(spec.Heads, s.peer.Layout)
+	if err != nil {
+		return nil, nil, err
+	}
 	bt, layers, blocks := layout.BlockTokens, layout.Layers(), len(spec.Dest)
 	switch {
 	case spec.Sink == nil:
 		return nil, nil, errors.New("no sink")
+	case spec.Heads != nil && s.version < 2:
+		return nil, nil, errors.New("heads of a ticket need protocol 2")
 	case spec.Positions < 1 || spec.Positions > maxPositions || len(spec.Tokens) > maxPositions:
 		return nil, nil, fmt.Errorf("%d positions, %d tokens: want 1..%d", spec.Positions, len(spec.Tokens), maxPositions)
 	case blocks != (spec.Positions+bt-1)/bt:
@@ -77,17 +83,20 @@ func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
 		return nil, nil, errors.New("have lists the partly filled last block")
 	case spec.Stored.layers != 0 && (spec.Stored.layers != layers || spec.Stored.blocks != blocks):
 		return nil, nil, errors.New("stored is of another shape")
-	case s.lent != nil && !views(spec.Sink):
+	case s.placeable(layout) && !views(spec.Sink):
 		return nil, nil, errors.New("the sink has no views, and this session's peer writes into blocks")
 	case len(spec.RequestID) > maxString || len(spec.LeaseID) > maxString || len(spec.First) > maxPayload:
 		return nil, nil, errors.New("a field is too long")
 	}
 	now := time.Now()
-	i := &Incoming{s: s, spec: spec, layers: layers, fence: newFence(nil), done: make(chan struct{}),
+	i := &Incoming{s: s, spec: spec, layout: layout, layers: layers, fence: newFence(nil), done: make(chan struct{}),
 		still: make(chan struct{}), units: make([]unitState, layers*blocks), missing: layers * blocks, started: now, progress: now}
 	i.view, _ = spec.Sink.(ViewSink)
 	m := &request{Version: s.version, Link: spec.Link, DestBlockTokens: uint32(bt), Positions: uint32(spec.Positions), RequestID: spec.RequestID,
 		LeaseID: spec.LeaseID, First: spec.First, Tokens: spec.Tokens, Dest: spec.Dest}
+	for n, r := range spec.Heads {
+		m.Parts = append(m.Parts, partOf{uint32(r.First), uint32(r.Count), layout.Groups[n].DType})
+	}
 	for u := range i.units {
 		if (spec.Have != nil && spec.Have[u%blocks]) || spec.Stored.Has(u/blocks, u%blocks) {
 			if m.Have == nil {
@@ -205,7 +214,7 @@ func (i *Incoming) store(u *unitHead, digests []uint64, rows []byte) (stale stri
 	if !i.claim(unit) {
 		return "duplicate"
 	}
-	first := int(u.Index) * i.s.cfg.Identity.Layout.BlockTokens
+	first := int(u.Index) * i.layout.BlockTokens
 	err := i.spec.Sink.Store(int(u.Layer), u.Block, 0, int(u.Rows), first, rows, digests)
 	i.stored(unit, err)
 	if err == nil {
@@ -227,11 +236,10 @@ func (i *Incoming) addressed(u *unitHead, heads int) (unit uint32, size int, ok 
 	if u.Layer >= uint32(i.layers) || u.Index >= blocks {
 		return 0, 0, false
 	}
-	layout := i.s.cfg.Identity.Layout
-	g, _ := layout.Group(int(u.Layer))
-	want := min(layout.BlockTokens, i.spec.Positions-int(u.Index)*layout.BlockTokens)
+	g, _ := i.layout.Group(int(u.Layer))
+	want := min(i.layout.BlockTokens, i.spec.Positions-int(u.Index)*i.layout.BlockTokens)
 	d := i.spec.Dest[u.Index]
-	return u.Layer*blocks + u.Index, 2 * g.KVHeads * want * g.RowBytes,
+	return u.Layer*blocks + u.Index, g.PackedBytes(want),
 		u.Block == d.Block && u.Generation == d.Generation && int(u.Rows) == want && heads == g.KVHeads
 }
 

@@ -66,8 +66,8 @@ func (r *Receiver) await(ctx context.Context, l *lent) {
 // why the unit was dropped as stale, or "".
 func (i *Incoming) placed(u *unitHead, digests []uint64) (stale string) {
 	unit, size, ok := i.addressed(u, len(digests))
-	bt := i.s.cfg.Identity.Layout.BlockTokens
-	if !ok || int(u.Rows) != bt {
+	bt := i.layout.BlockTokens
+	if !ok || int(u.Rows) != bt || !i.layout.same(i.s.cfg.Identity.Layout, int(u.Layer)) {
 		return "address"
 	}
 	if !i.fence.enter() {
@@ -84,6 +84,17 @@ func (i *Incoming) placed(u *unitHead, digests []uint64) (stale string) {
 		i.s.side.bytes.Add(float64(size))
 	}
 	return ""
+}
+
+// placeable tells whether a peer that has our memory may place any of a
+// ticket's blocks.
+func (s *Session) placeable(l Layout) bool {
+	for layer := range l.Layers() {
+		if s.lent != nil && l.same(s.cfg.Identity.Layout, layer) {
+			return true
+		}
+	}
+	return false
 }
 
 // claimPlaced is claim for a unit that lies in its block already. One that was

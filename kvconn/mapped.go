@@ -108,6 +108,15 @@ func (s *segment) holds(l Layout) error {
 	return nil
 }
 
+// same tells whether a layer's rows look alike in both layouts. Only such a
+// layer's blocks are placed: others are cut or converted on their way.
+func (l Layout) same(o Layout, layer int) bool {
+	a, ok := l.Group(layer)
+	b, has := o.Group(layer)
+	a.HeadsTotal, b.HeadsTotal = a.total(), b.total()
+	return ok && has && a == b && l.BlockTokens == o.BlockTokens
+}
+
 // peerPool is a receiver's pool in its sender's address space.
 type peerPool struct {
 	window Window
@@ -136,13 +145,13 @@ func mapPeer(c net.Conn, seg segment, layout Layout) (*peerPool, error) {
 	return p, nil
 }
 
-// block is the memory of one whole block of one layer, if it has size bytes.
-func (p *peerPool) block(layer int, block int32, size int) (run []byte, ok bool) {
-	if p == nil || layer < 0 || layer >= len(p.seg.Layers) || block < 0 || uint32(block) >= p.seg.Blocks ||
-		size != p.layout.RowsBytes(layer, p.layout.BlockTokens) {
+// block is the memory of one whole block of one layer.
+func (p *peerPool) block(layer int, block int32) (run []byte, ok bool) {
+	if layer < 0 || layer >= len(p.seg.Layers) || block < 0 || uint32(block) >= p.seg.Blocks {
 		return nil, false
 	}
-	l := p.seg.Layers[layer] // checked by holds: the product and the sum stay inside mem
+	size := p.layout.RowsBytes(layer, p.layout.BlockTokens)
+	l := p.seg.Layers[layer] // checked by holds: the product and the sums stay inside mem
 	at := l.Offset + uint64(block)*l.Stride
 	return p.mem[at : at+uint64(size) : at+uint64(size)], true
 }
@@ -155,15 +164,15 @@ func (w *bulkWriter) place(g *Outgoing, u uint32) (bytes int, done bool, err err
 	if w.p.pool == nil {
 		return 0, false, nil
 	}
-	blocks, bt := len(g.t.Dest), w.p.layout.BlockTokens
+	blocks, bt := len(g.t.Dest), g.layout.BlockTokens
 	layer, index := int(u)/blocks, int(u)%blocks
-	gr, _ := w.p.layout.Group(layer)
+	gr, _ := g.layout.Group(layer)
 	first := index * bt
 	rows := min(bt, g.t.Positions-first)
-	size := 2 * gr.KVHeads * rows * gr.RowBytes
+	size := gr.PackedBytes(rows)
 	d := g.t.Dest[index]
-	dst, ok := w.p.pool.block(layer, d.Block, size)
-	if !ok {
+	dst, ok := w.p.pool.block(layer, d.Block)
+	if !ok || rows != bt || !g.layout.same(w.p.peer.Layout, layer) {
 		return 0, false, nil
 	}
 	w.sums = append(w.sums[:0], make([]uint64, gr.KVHeads)...)

@@ -38,6 +38,7 @@ func Run(t *testing.T, f Factory) {
 	f.Shrink = max(f.Shrink, 1)
 	before := runtime.NumGoroutine()
 	t.Run("case", func(t *testing.T) {
+		f.leaf(t, "transfer/rows", nil, func(t *testing.T, f Factory, w *World, ch *Chaos) { f.rows(t, w, ch) })
 		for _, c := range transfers {
 			f.leaf(t, "transfer/"+c.name, c.tune, c.run)
 		}
@@ -53,6 +54,28 @@ func Run(t *testing.T, f Factory) {
 	})
 	if !f.Bubble { // a bubble fails by itself when a goroutine stays
 		settle(t, before)
+	}
+}
+
+// rows checks that rows come the way the transport is made for.
+func (f Factory) rows(t *testing.T, w *World, ch *Chaos) {
+	placed, sent := 0, 0
+	ch.Trace(func(conn int, to Direction, step Step, frame []byte) {
+		switch step {
+		case Placed:
+			placed++
+		case Unit:
+			sent++
+		}
+	})
+	check(t, w.Fetch(t.Context(), w.Spec("rows", 1, 18, 0))) // 4 whole blocks and a part of one, of 3 layers
+	ch.Trace(nil)
+	want := 0
+	if f.Memory != nil {
+		want = 12
+	}
+	if placed != want || placed+sent != 15 {
+		t.Errorf("%d blocks placed and %d sent, want %d placed of 15", placed, sent, want)
 	}
 }
 
