@@ -49,6 +49,7 @@ type Instance struct {
 	TokenizerFingerprint string `json:"tokenizer_fingerprint"`
 	Numerics             string `json:"numerics"`
 	Layout               Layout `json:"layout"`
+	Convert              bool   `json:"kv_convert,omitempty"` // rows of another dtype may be converted
 
 	// What a foreign engine's dialect needs to know of it.
 	Version   string `json:"version,omitempty"`   // of the engine; both of a pair must agree if both are known
