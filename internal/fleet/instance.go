@@ -59,6 +59,15 @@ type Instance struct {
 	PP        int    `json:"pp,omitempty"`       // pipeline stages, 0 means 1
 	DPRanks   int    `json:"dp_ranks,omitempty"` // data-parallel ranks, 0 means 1
 
+	// Where its KV events are published and repeated, host:port of rank 0; the
+	// ranks after it are at the ports after that.
+	KVEvents string `json:"kv_events,omitempty"`
+	KVReplay string `json:"kv_replay,omitempty"`
+	KVTopic  string `json:"kv_topic,omitempty"` // prefix of the topics that are its own
+	// Topology is where it is, from the widest label to the narrowest:
+	// "zone-a/rack-3". It is never compared for compatibility.
+	Topology string `json:"topology,omitempty"`
+
 	MaxModelLen int  `json:"max_model_len"` // tokens, prompt and output
 	Blocks      int  `json:"blocks"`        // blocks in the pool
 	MaxBatch    int  `json:"max_batch"`
