@@ -121,9 +121,14 @@ func (w *bulkWriter) run() {
 // connection's; a failed load only ends the ticket.
 func (w *bulkWriter) batch(g *Outgoing, units []uint32) error {
 	w.buf = w.buf[:0]
-	bytes := 0
+	bytes, copied := 0, 0
 	for _, u := range units {
-		n, err := w.load(g, u)
+		n, done, err := w.place(g, u)
+		if done {
+			copied++
+		} else if err == nil {
+			n, err = w.load(g, u)
+		}
 		if err != nil {
 			g.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("load: %w", err), true)
 			g.fence.leave()
@@ -131,12 +136,18 @@ func (w *bulkWriter) batch(g *Outgoing, units []uint32) error {
 		}
 		bytes += n
 	}
+	placed := copied == len(units)
+	if placed { // nothing of the ticket is touched any more: a link that takes no bytes must not hold a revoke up
+		g.fence.leave()
+	}
 	err := w.f.write(w.buf)
 	g.p.mu.Lock()
 	g.inflight--
 	g.mark()
 	g.p.mu.Unlock()
-	g.fence.leave()
+	if !placed {
+		g.fence.leave()
+	}
 	if err != nil {
 		return err
 	}

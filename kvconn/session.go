@@ -26,6 +26,7 @@ type Session struct {
 	version uint8    // of the protocol
 	ctl     *frameConn
 	bulk    []*frameConn
+	lent    *lent        // our memory that the peer writes into; nil: it sends
 	out     chan message // to the control writer
 
 	ctx    context.Context
@@ -44,9 +45,9 @@ type Session struct {
 // means that the peer has stopped reading, which PeerSilence ends anyway.
 const controlQueue = 4096
 
-func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn) *Session {
+func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn, loan *lent) *Session {
 	s := &Session{cfg: &r.cfg, log: r.log.With(logPeer, h.Identity.PeerID.String()), m: r.m, side: r.m.of(SideReceiver),
-		peer: h.Identity, key: h.Session, version: h.Version, ctl: ctl, bulk: bulk,
+		peer: h.Identity, key: h.Session, version: h.Version, ctl: ctl, bulk: bulk, lent: loan,
 		out: make(chan message, controlQueue), tickets: map[uint64]*Incoming{}, over: make(chan struct{}), used: time.Now()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.side.sessions.Inc()
@@ -300,6 +301,14 @@ func (s *Session) readBulk(n int, f *frameConn) {
 				if u, sums, rows, err = decodeUnit(body, sums[:0]); err == nil {
 					s.onUnit(&u, sums, rows)
 				}
+			case typePlaced:
+				var u unitHead
+				if u, sums, err = decodePlaced(body, sums[:0]); err == nil && s.lent == nil {
+					err = errors.New("placed: this session shares no memory")
+				}
+				if err == nil {
+					s.onPlaced(&u, sums)
+				}
 			case typeSent:
 				var m *sent
 				if m, err = decodeSent(body); err == nil {
@@ -321,11 +330,20 @@ func (s *Session) readBulk(n int, f *frameConn) {
 }
 
 func (s *Session) onUnit(u *unitHead, digests []uint64, rows []byte) {
+	s.taken(u, func(i *Incoming) string { return i.store(u, digests, rows) })
+}
+
+func (s *Session) onPlaced(u *unitHead, digests []uint64) {
+	s.taken(u, func(i *Incoming) string { return i.placed(u, digests) })
+}
+
+// taken gives a unit to its ticket, and counts it when it was not wanted.
+func (s *Session) taken(u *unitHead, take func(*Incoming) (stale string)) {
 	reason := "unknown"
 	if i := s.find(u.Ticket); i != nil {
 		reason = "tag"
 		if u.Tag == i.tag {
-			reason = i.store(u, digests, rows)
+			reason = take(i)
 		}
 	}
 	if reason != "" {
