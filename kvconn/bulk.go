@@ -75,8 +75,8 @@ func (p *sender) take(w *bulkWriter, units []uint32) (marks []message, g *Outgoi
 		for size := 0; g.head < len(g.queue) && size < p.cfg.BatchBytes; g.head++ {
 			u := g.queue[g.head]
 			units = append(units, u)
-			gr, _ := p.layout.Group(int(u) / len(g.t.Dest))
-			size += unitBytes(gr.KVHeads, 2*gr.KVHeads*p.layout.BlockTokens*gr.RowBytes)
+			gr, _ := g.layout.Group(int(u) / len(g.t.Dest))
+			size += unitBytes(gr.KVHeads, gr.PackedBytes(g.layout.BlockTokens))
 		}
 		if g.head == len(g.queue) {
 			g.queue, g.head = g.queue[:0], 0
@@ -147,12 +147,12 @@ func (w *bulkWriter) batch(g *Outgoing, units []uint32) error {
 
 // load appends one unit's frame to the buffer and returns its row bytes.
 func (w *bulkWriter) load(g *Outgoing, u uint32) (int, error) {
-	blocks, bt := len(g.t.Dest), w.p.layout.BlockTokens
+	blocks, bt := len(g.t.Dest), g.layout.BlockTokens
 	layer, index := int(u)/blocks, int(u)%blocks
-	gr, _ := w.p.layout.Group(layer)
+	gr, _ := g.layout.Group(layer)
 	first := index * bt
 	rows := min(bt, g.t.Positions-first)
-	size := 2 * gr.KVHeads * rows * gr.RowBytes
+	size := gr.PackedBytes(rows)
 
 	at := len(w.buf)
 	w.buf = slices.Grow(w.buf, unitBytes(gr.KVHeads, size))

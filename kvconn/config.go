@@ -16,6 +16,14 @@ type Config struct {
 	// the package's own unless a test or a staged upgrade narrows them.
 	ProtocolMin, ProtocolMax int
 
+	// Convert allows rows whose dtype differs from the peer's: the sender
+	// converts them, and the two may then have different numerics, so the same
+	// tokens are no longer promised. In force when both sides allow it.
+	Convert bool
+	// Unchecked says that digests need not be checked on arrival. In force
+	// when both sides say so; for measuring what the checks cost.
+	Unchecked bool
+
 	// BulkConns is how many bulk connections a receiver dials for a session.
 	// One fills loopback and 10 GbE; faster links want 2 to 8.
 	BulkConns int

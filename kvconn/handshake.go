@@ -121,7 +121,13 @@ func (f *frameConn) expectHello(want role, version [2]int) (*hello, error) {
 
 // hello is what we say of ourselves on this connection.
 func (f *frameConn) hello(cfg *Config, r role) *hello {
-	return &hello{Version: f.version, ProtocolMin: uint8(cfg.ProtocolMin), ProtocolMax: uint8(cfg.ProtocolMax), Role: r, Identity: cfg.Identity}
+	return &hello{Version: f.version, ProtocolMin: uint8(cfg.ProtocolMin), ProtocolMax: uint8(cfg.ProtocolMax), Role: r, Identity: cfg.Identity,
+		Convert: cfg.Convert, Unchecked: cfg.Unchecked}
+}
+
+// pairing is what their hello and our settings agree on.
+func (m *hello) pairing(cfg *Config) pairing {
+	return pairing{version: m.Version, convert: cfg.Convert && m.Convert}
 }
 
 // greetSender is the receiver's half of a control connection's handshake.
@@ -138,7 +144,7 @@ func greetSender(f *frameConn, cfg *Config, expect PeerID) (*hello, error) {
 	if err != nil {
 		return nil, err
 	}
-	if d := cfg.Identity.compare(h.Identity); d != nil {
+	if d := h.pairing(cfg).compare(cfg.Identity, h.Identity); d != nil {
 		return nil, f.turnAway(ticket.Incompatible, d)
 	}
 	// Another instance or run than the router meant: that one is gone.
@@ -181,7 +187,7 @@ func bindBulk(f *frameConn, cfg *Config, h *hello, index int) error {
 // greetReceiver is the sender's half for a control connection whose hello has
 // been read; it ends when the receiver is ready.
 func greetReceiver(f *frameConn, cfg *Config, h *hello, session [16]byte) error {
-	if d := cfg.Identity.compare(h.Identity); d != nil {
+	if d := h.pairing(cfg).compare(cfg.Identity, h.Identity); d != nil {
 		return f.turnAway(ticket.Incompatible, d)
 	}
 	if h.Bulk < 1 || h.Bulk > maxBulkConns {

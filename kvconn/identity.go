@@ -59,8 +59,9 @@ func (g Group) heads() string {
 	return fmt.Sprintf("%d+%d of %d", g.HeadFirst, g.KVHeads, g.HeadsTotal)
 }
 
-// Layout is the geometry of a worker's KV pool. Peers must agree on Groups;
-// BlockTokens may differ, the sender cuts rows to the receiver's blocks.
+// Layout is the geometry of a worker's KV pool. BlockTokens may differ between
+// peers: the sender cuts rows to the receiver's blocks. From protocol 2 on so
+// may the slice of the heads, and the dtype where both sides allow it.
 type Layout struct {
 	Groups      []Group `json:"groups"`
 	BlockTokens int     `json:"block_tokens"`
@@ -89,11 +90,11 @@ func (l Layout) Group(layer int) (Group, bool) {
 	return Group{}, false
 }
 
-// RowsBytes is the size of n packed positions of one layer:
-// [2][kv_heads][n][row_bytes].
+// RowsBytes is the size of n packed positions of one layer; see
+// Group.PackedBytes.
 func (l Layout) RowsBytes(layer, n int) int {
 	g, _ := l.Group(layer)
-	return 2 * g.KVHeads * n * g.RowBytes
+	return g.PackedBytes(n)
 }
 
 // Bounds of a layout. They keep every product of its fields inside an int and
@@ -125,7 +126,7 @@ func (l Layout) validate() error {
 		if g.HeadFirst < 0 || g.HeadsTotal < 0 || g.total() > maxKVHeads || g.HeadFirst+g.KVHeads > g.total() {
 			return fmt.Errorf("layout: group %d: heads %d+%d of %d", i, g.HeadFirst, g.KVHeads, g.total())
 		}
-		if 2*g.KVHeads*g.RowBytes*l.BlockTokens > maxUnitPayload {
+		if g.PackedBytes(l.BlockTokens) > maxUnitPayload {
 			return fmt.Errorf("layout: group %d: a block of a layer is over %d bytes", i, maxUnitPayload)
 		}
 		layers += g.Layers
@@ -139,7 +140,7 @@ func (l Layout) validate() error {
 // maxUnit is the largest unit payload and head count at this block size.
 func (l Layout) maxUnit(blockTokens int) (payload, heads int) {
 	for _, g := range l.Groups {
-		payload = max(payload, 2*g.KVHeads*g.RowBytes*blockTokens)
+		payload = max(payload, g.PackedBytes(blockTokens))
 		heads = max(heads, g.KVHeads)
 	}
 	return payload, heads
@@ -153,44 +154,4 @@ type Identity struct {
 	Numerics             string // "cpu-f32-1": blocks are shared only between equal strings
 	Layout               Layout
 	Build                string // shown, never compared
-}
-
-// compare returns the first field that keeps the two from being paired.
-func (ours Identity) compare(theirs Identity) *Incompatible {
-	diff := func(field, a, b string) *Incompatible {
-		if a == b {
-			return nil
-		}
-		return &Incompatible{Field: field, Ours: a, Theirs: b}
-	}
-	if d := diff("model_fingerprint", ours.ModelFingerprint, theirs.ModelFingerprint); d != nil {
-		return d
-	}
-	if d := diff("tokenizer_fingerprint", ours.TokenizerFingerprint, theirs.TokenizerFingerprint); d != nil {
-		return d
-	}
-	if d := diff("numerics", ours.Numerics, theirs.Numerics); d != nil {
-		return d
-	}
-	a, b := ours.Layout.Groups, theirs.Layout.Groups
-	if d := diff("layout.groups", strconv.Itoa(len(a)), strconv.Itoa(len(b))); d != nil {
-		return d
-	}
-	for i := range a {
-		at := "layout.groups[" + strconv.Itoa(i) + "]."
-		for _, f := range []struct{ name, a, b string }{
-			{"kind", a[i].Kind, b[i].Kind},
-			{"layers", strconv.Itoa(a[i].Layers), strconv.Itoa(b[i].Layers)},
-			{"kv_heads", a[i].heads(), b[i].heads()},
-			{"head_dim", strconv.Itoa(a[i].HeadDim), strconv.Itoa(b[i].HeadDim)},
-			{"row_bytes", strconv.Itoa(a[i].RowBytes), strconv.Itoa(b[i].RowBytes)},
-			{"dtype", a[i].DType, b[i].DType},
-			{"window", strconv.Itoa(a[i].Window), strconv.Itoa(b[i].Window)},
-		} {
-			if d := diff(at+f.name, f.a, f.b); d != nil {
-				return d
-			}
-		}
-	}
-	return nil
 }

@@ -19,6 +19,7 @@ type Incoming struct {
 	id     uint64
 	tag    uint64
 	spec   TicketSpec
+	layout Layout // ours, cut to spec.Heads
 	layers int
 	fence  *fence
 	done   chan struct{}
@@ -57,11 +58,16 @@ type Commit struct {
 // newIncoming checks the spec and makes the ticket and its wire form; ids and
 // secret are the caller's to fill in.
 func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
-	layout := s.cfg.Identity.Layout
+	layout, err := s.cfg.Identity.Layout.cut(spec.Heads, s.peer.Layout)
+	if err != nil {
+		return nil, nil, err
+	}
 	bt, layers, blocks := layout.BlockTokens, layout.Layers(), len(spec.Dest)
 	switch {
 	case spec.Sink == nil:
 		return nil, nil, errors.New("no sink")
+	case spec.Heads != nil && s.version < 2:
+		return nil, nil, errors.New("heads of a ticket need protocol 2")
 	case spec.Positions < 1 || spec.Positions > maxPositions || len(spec.Tokens) > maxPositions:
 		return nil, nil, fmt.Errorf("%d positions, %d tokens: want 1..%d", spec.Positions, len(spec.Tokens), maxPositions)
 	case blocks != (spec.Positions+bt-1)/bt:
@@ -78,10 +84,13 @@ func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
 		return nil, nil, errors.New("a field is too long")
 	}
 	now := time.Now()
-	i := &Incoming{s: s, spec: spec, layers: layers, fence: newFence(nil), done: make(chan struct{}),
+	i := &Incoming{s: s, spec: spec, layout: layout, layers: layers, fence: newFence(nil), done: make(chan struct{}),
 		units: make([]unitState, layers*blocks), missing: layers * blocks, started: now, progress: now}
 	m := &request{Version: s.version, Link: spec.Link, DestBlockTokens: uint32(bt), Positions: uint32(spec.Positions), RequestID: spec.RequestID,
 		LeaseID: spec.LeaseID, First: spec.First, Tokens: spec.Tokens, Dest: spec.Dest}
+	for n, r := range spec.Heads {
+		m.Parts = append(m.Parts, partOf{uint32(r.First), uint32(r.Count), layout.Groups[n].DType})
+	}
 	for u := range i.units {
 		if (spec.Have != nil && spec.Have[u%blocks]) || spec.Stored.Has(u/blocks, u%blocks) {
 			if m.Have == nil {
@@ -190,7 +199,7 @@ func (i *Incoming) store(u *unitHead, digests []uint64, rows []byte) (stale stri
 	if !i.claim(unit) {
 		return "duplicate"
 	}
-	first := int(u.Index) * i.s.cfg.Identity.Layout.BlockTokens
+	first := int(u.Index) * i.layout.BlockTokens
 	err := i.spec.Sink.Store(int(u.Layer), u.Block, 0, int(u.Rows), first, rows, digests)
 	i.stored(unit, err)
 	if err == nil {
@@ -206,12 +215,11 @@ func (i *Incoming) address(u *unitHead, digests []uint64, rows []byte) (unit uin
 	if u.Layer >= uint32(i.layers) || u.Index >= blocks {
 		return 0, false
 	}
-	layout := i.s.cfg.Identity.Layout
-	g, _ := layout.Group(int(u.Layer))
-	want := min(layout.BlockTokens, i.spec.Positions-int(u.Index)*layout.BlockTokens)
+	g, _ := i.layout.Group(int(u.Layer))
+	want := min(i.layout.BlockTokens, i.spec.Positions-int(u.Index)*i.layout.BlockTokens)
 	d := i.spec.Dest[u.Index]
 	return u.Layer*blocks + u.Index, u.Block == d.Block && u.Generation == d.Generation && int(u.Rows) == want &&
-		len(digests) == g.KVHeads && len(rows) == 2*g.KVHeads*want*g.RowBytes
+		len(digests) == g.KVHeads && len(rows) == g.PackedBytes(want)
 }
 
 func (i *Incoming) claim(unit uint32) bool {

@@ -38,7 +38,7 @@ func lonely(t *testing.T, sink Sink) (*Session, *Incoming) {
 	}
 	cfg := DefaultConfig()
 	cfg.Identity.Layout = Layout{BlockTokens: 2, Groups: []Group{{Layers: 2, KVHeads: 2, HeadDim: 1, RowBytes: 4}}}
-	s := &Session{cfg: &cfg, log: slog.New(slog.NewTextHandler(io.Discard, nil)), m: m, side: m.of(SideReceiver),
+	s := &Session{cfg: &cfg, peer: cfg.Identity, log: slog.New(slog.NewTextHandler(io.Discard, nil)), m: m, side: m.of(SideReceiver),
 		bulk: make([]*frameConn, 1), out: make(chan message, 64), tickets: map[uint64]*Incoming{}}
 	s.ctx, s.cancel = context.WithCancel(t.Context())
 	t.Cleanup(s.cancel)

@@ -29,6 +29,7 @@ type Outgoing struct {
 	p      *sender
 	t      Ticket
 	tag    uint64
+	layout Layout // of what is sent: the receiver's, cut to the parts it asks for
 	layers int
 	fence  *fence // around every Load and the write that follows
 	ctx    context.Context
@@ -55,20 +56,21 @@ type Outgoing struct {
 }
 
 func newOutgoing(p *sender, m *request) (*Outgoing, error) {
-	layers := p.layout.Layers()
+	layout, err := m.layout(p.peer.Layout, p.cfg.Identity.Layout)
+	if err != nil {
+		return nil, fmt.Errorf("ticket %d: %w", m.ID, err)
+	}
+	layers := layout.Layers()
 	units := layers * len(m.Dest)
-	if int(m.DestBlockTokens) != p.layout.BlockTokens {
-		return nil, fmt.Errorf("ticket %d: block of %d tokens, the handshake said %d", m.ID, m.DestBlockTokens, p.layout.BlockTokens)
+	if int(m.DestBlockTokens) != layout.BlockTokens {
+		return nil, fmt.Errorf("ticket %d: block of %d tokens, the handshake said %d", m.ID, m.DestBlockTokens, layout.BlockTokens)
 	}
 	if units > maxUnits || (len(m.Have) > 0 && len(m.Have) != (units+7)/8) {
 		return nil, fmt.Errorf("ticket %d: %d units, have of %d bytes", m.ID, units, len(m.Have))
 	}
-	if err := m.sameParts(p.layout); err != nil {
-		return nil, fmt.Errorf("ticket %d: %w", m.ID, err)
-	}
 	now := time.Now()
 	deadline := now.Add(min(time.Duration(m.DeadlineMS)*time.Millisecond, p.cfg.TicketTimeout))
-	g := &Outgoing{p: p, tag: unitTag(m.Secret, p.key, m.ID), layers: layers, start: now, have: m.Have, pushed: newBitmap(units),
+	g := &Outgoing{p: p, tag: unitTag(m.Secret, p.key, m.ID), layout: layout, layers: layers, start: now, have: m.Have, pushed: newBitmap(units),
 		t: Ticket{ID: m.ID, Link: m.Link, RequestID: m.RequestID, Tokens: m.Tokens, Positions: int(m.Positions), First: m.First,
 			Dest: m.Dest, DestBlockTokens: int(m.DestBlockTokens), LeaseID: m.LeaseID, Deadline: deadline}}
 	g.fence = newFence(g.settle)
@@ -95,6 +97,11 @@ func (g *Outgoing) run() {
 
 // Ticket returns what the receiver asked for; read only.
 func (g *Outgoing) Ticket() *Ticket { return &g.t }
+
+// Layout is the shape of the rows to send: which KV heads of each group, their
+// dtype and the receiver's block size. A source that keeps them otherwise has
+// to convert; see package convert.
+func (g *Outgoing) Layout() Layout { return g.layout }
 
 // Peer returns the receiver's identity.
 func (g *Outgoing) Peer() Identity { return g.p.peer }

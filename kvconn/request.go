@@ -3,6 +3,7 @@ package kvconn
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -99,18 +100,44 @@ func decodeRequest(b []byte, version uint8) (*request, error) {
 	return m, nil
 }
 
-// sameParts checks that the ticket asks for whole groups of layout.
-func (m *request) sameParts(layout Layout) error {
-	if len(m.Parts) == 0 {
-		return nil
+// layout is the receiver's layout theirs, cut to the parts that the ticket asks
+// for. All of it must be in ours, the sender's.
+func (m *request) layout(theirs, ours Layout) (Layout, error) {
+	if len(m.Parts) > 0 && len(m.Parts) != len(theirs.Groups) {
+		return Layout{}, fmt.Errorf("parts of %d groups, the layout has %d", len(m.Parts), len(theirs.Groups))
 	}
-	if len(m.Parts) != len(layout.Groups) {
-		return fmt.Errorf("parts of %d groups, the layout has %d", len(m.Parts), len(layout.Groups))
-	}
-	for i, g := range layout.Groups {
-		if p := m.Parts[i]; int(p.First) != g.HeadFirst || int(p.Heads) != g.KVHeads || p.DType != g.DType {
-			return fmt.Errorf("part %d: heads %d+%d of %s, the layout has %s of %s", i, p.First, p.Heads, p.DType, g.heads(), g.DType)
+	ranges := make([]HeadRange, len(m.Parts))
+	for i, p := range m.Parts {
+		ranges[i] = HeadRange{int(p.First), int(p.Heads)}
+		if p.DType != theirs.Groups[i].DType {
+			return Layout{}, fmt.Errorf("part %d: %s, the handshake said %s", i, p.DType, theirs.Groups[i].DType)
 		}
 	}
-	return nil
+	return theirs.cut(ranges, ours)
+}
+
+// HeadRange is a run of the model's KV heads.
+type HeadRange struct{ First, Count int }
+
+// cut narrows the layout to a range of heads a group; none means all that it
+// has. The range must be in it and in other, the peer's.
+func (l Layout) cut(ranges []HeadRange, other Layout) (Layout, error) {
+	if len(l.Groups) != len(other.Groups) || len(ranges) > 0 && len(ranges) != len(l.Groups) {
+		return Layout{}, fmt.Errorf("heads of %d groups, the layouts have %d and %d", len(ranges), len(l.Groups), len(other.Groups))
+	}
+	out := Layout{BlockTokens: l.BlockTokens, Groups: slices.Clone(l.Groups)}
+	for i := range out.Groups {
+		g := &out.Groups[i]
+		r := HeadRange{g.HeadFirst, g.KVHeads}
+		if len(ranges) > 0 {
+			r = ranges[i]
+		}
+		for _, in := range []Group{l.Groups[i], other.Groups[i]} {
+			if r.Count < 1 || r.First < in.HeadFirst || r.First+r.Count > in.HeadFirst+in.KVHeads {
+				return Layout{}, fmt.Errorf("group %d: heads %d+%d are not in %s", i, r.First, r.Count, in.heads())
+			}
+		}
+		g.HeadsTotal, g.HeadFirst, g.KVHeads = g.total(), r.First, r.Count
+	}
+	return out, nil
 }

@@ -18,16 +18,15 @@ import (
 // guards the session and all its Outgoings; a fence's lock may be taken
 // inside it, never the other way round.
 type sender struct {
-	srv    *Server
-	cfg    *Config
-	log    *slog.Logger
-	side   perSide
-	peer   Identity
-	key    [16]byte
-	layout Layout // ours, cut to the receiver's block size
-	ctl    *frameConn
-	out    chan message
-	h      Handler
+	srv  *Server
+	cfg  *Config
+	log  *slog.Logger
+	side perSide
+	peer Identity
+	key  [16]byte
+	ctl  *frameConn
+	out  chan message
+	h    Handler
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -46,9 +45,8 @@ type sender struct {
 
 func newSender(s *Server, hi *hello, ctl *frameConn, h Handler) *sender {
 	p := &sender{srv: s, cfg: &s.cfg, log: s.log.With(logPeer, hi.Identity.PeerID.String()), side: s.m.of(SideSender),
-		peer: hi.Identity, key: newKey(), layout: s.cfg.Identity.Layout, ctl: ctl, out: make(chan message, controlQueue), h: h,
+		peer: hi.Identity, key: newKey(), ctl: ctl, out: make(chan message, controlQueue), h: h,
 		opened: time.Now(), over: make(chan struct{}), bulk: make([]*bulkWriter, hi.Bulk), tickets: map[uint64]*Outgoing{}}
-	p.layout.BlockTokens = hi.Identity.Layout.BlockTokens
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
 }

@@ -144,6 +144,12 @@ type TicketSpec struct {
 	// Have tells which Dest blocks already hold their rows: nil, or one entry
 	// a block. A partly filled last block always moves and must be false.
 	Have []bool
+	// Heads asks for a part of the model's KV heads, one range a group of the
+	// layout; nil asks for all that this side keeps. Sink then gets rows and
+	// digests of these heads only. A receiver that collects from several
+	// senders has a ticket for each, for disjoint ranges of the same blocks:
+	// see Joint. Needs protocol 2.
+	Heads []HeadRange
 	// Stored resumes a former ticket: units that its Incoming.Stored reported,
 	// of the same positions in the same Dest blocks.
 	Stored   UnitSet

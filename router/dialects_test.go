@@ -494,3 +494,24 @@ func TestReloadStatic(t *testing.T) {
 		t.Error("an engine without a decode half was taken")
 	}
 }
+
+// A good answer waits for nothing but its legs. The mocks answer at once, so of
+// many requests the fastest has to stay under any timer of the router's own.
+func TestNothingToWaitFor(t *testing.T) {
+	for _, dialect := range split {
+		t.Run(dialect, func(t *testing.T) {
+			g, _, _ := pairRig(t, dialect, 1, 1)
+			fastest := time.Hour
+			for range 20 {
+				start := time.Now()
+				if resp, body := g.post("/v1/completions", askText); resp.StatusCode != 200 {
+					t.Fatal(resp.Status, body)
+				}
+				fastest = min(fastest, time.Since(start))
+			}
+			if fastest >= 45*time.Millisecond {
+				t.Errorf("the fastest of 20 requests took %v", fastest)
+			}
+		})
+	}
+}

@@ -33,17 +33,18 @@ func (a *attempt) runInOrder(x *dialect.Exchange) (*answer, *failure) {
 	res, f := a.askPrefill(x)
 	alive := stop()
 	a.choice.EndPrefill()
-	defer close(a.pDone)
 	if f != nil {
 		a.p.fail()
 		a.d.set(legUnused)
 		a.mu.Lock()
 		a.outcome = res.Outcome
 		a.mu.Unlock()
+		close(a.pDone)
 		return nil, f
 	}
 	a.p.set(legDone)
 	a.heard(res)
+	close(a.pDone) // before decode is asked: its answer waits for prefill's usage
 	if res.Final != nil {
 		return a.final(res.Final)
 	}

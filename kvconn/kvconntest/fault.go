@@ -99,13 +99,14 @@ type Chaos struct {
 	hits   int
 	slow   bool
 	paused bool
-	trace  func(Direction, Step, []byte)
+	trace  func(int, Direction, Step, []byte)
 	conns  map[*chaosConn]struct{}
+	count  map[Direction]int // connections so far, by the direction written
 }
 
 // NewChaos wraps tr; it is transparent until Arm.
 func NewChaos(tr kvconn.Transport) *Chaos {
-	return &Chaos{Transport: tr, Delay: 5 * time.Millisecond, conns: map[*chaosConn]struct{}{}}
+	return &Chaos{Transport: tr, Delay: 5 * time.Millisecond, conns: map[*chaosConn]struct{}{}, count: map[Direction]int{}}
 }
 
 // Arm sets the rule; counting starts now.
@@ -132,8 +133,10 @@ func (c *Chaos) Hits() int {
 	return c.hits
 }
 
-// Trace calls f for every frame that is written, before any fault.
-func (c *Chaos) Trace(f func(to Direction, step Step, frame []byte)) {
+// Trace calls f for every frame that is written, before any fault. conn counts
+// the connections: both ends of one have the same number, as long as they are
+// dialled one after the other.
+func (c *Chaos) Trace(f func(conn int, to Direction, step Step, frame []byte)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.trace = f
@@ -175,6 +178,8 @@ func (c *Chaos) wrap(conn net.Conn, to Direction) net.Conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.conns[cc] = struct{}{}
+	cc.n = c.count[to]
+	c.count[to]++
 	return cc
 }
 
@@ -183,6 +188,7 @@ type chaosConn struct {
 	net.Conn
 	c    *Chaos
 	to   Direction
+	n    int
 	once sync.Once
 	gone chan struct{}
 
@@ -311,7 +317,7 @@ func (c *Chaos) judge(cc *chaosConn, step Step, frame []byte) (Action, time.Dura
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.trace != nil {
-		c.trace(cc.to, step, frame)
+		c.trace(cc.n, cc.to, step, frame)
 	}
 	var act Action
 	if c.armed && c.rule.Step == step && c.rule.To == cc.to {

@@ -2,7 +2,9 @@ package kvconntest
 
 import (
 	"errors"
+	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,11 +14,15 @@ import (
 
 // negotiations are handshakes that agree, convert or refuse.
 var negotiations = []leafCase{
-	{name: "range-overlaps", tune: func(r, s *kvconn.Config) { r.ProtocolMax, s.ProtocolMax = 2, 1 }, run: works},
-	{name: "range-overlaps-the-other-way", tune: func(r, s *kvconn.Config) { s.ProtocolMax = 3 }, run: works},
-	{name: "newer-both", tune: func(r, s *kvconn.Config) { r.ProtocolMax, s.ProtocolMax = 3, 3 }, run: works},
-	{name: "first-version", tune: func(r, s *kvconn.Config) { r.ProtocolMax, s.ProtocolMax = 1, 1 }, run: works},
-	{name: "no-common-version", tune: func(r, s *kvconn.Config) { r.ProtocolMin, r.ProtocolMax, s.ProtocolMax = 2, 3, 1 }, run: refused("protocol", "2-3", "1-1")},
+	{name: "oldest-receiver", tune: func(r, s *kvconn.Config) { r.ProtocolMax = kvconn.ProtocolMin }, run: speaks(kvconn.ProtocolMin)},
+	{name: "oldest-sender", tune: func(r, s *kvconn.Config) { s.ProtocolMax = kvconn.ProtocolMin }, run: speaks(kvconn.ProtocolMin)},
+	{name: "newest-both", run: speaks(kvconn.ProtocolMax)},
+	{name: "newer-receiver", tune: func(r, s *kvconn.Config) { r.ProtocolMax = kvconn.ProtocolMax + 1 }, run: speaks(kvconn.ProtocolMax)},
+	{name: "newer-sender", tune: func(r, s *kvconn.Config) { s.ProtocolMax = kvconn.ProtocolMax + 1 }, run: speaks(kvconn.ProtocolMax)},
+	{name: "no-common-version-receiver-ahead", tune: func(r, s *kvconn.Config) { r.ProtocolMin, r.ProtocolMax = future, future+1 },
+		run: refused("protocol", protocols(future, future+1), protocols(kvconn.ProtocolMin, kvconn.ProtocolMax))},
+	{name: "no-common-version-sender-ahead", tune: func(r, s *kvconn.Config) { s.ProtocolMin, s.ProtocolMax = future, future+1 },
+		run: refused("protocol", protocols(kvconn.ProtocolMin, kvconn.ProtocolMax), protocols(future, future+1))},
 	{name: "model", tune: func(r, s *kvconn.Config) { s.Identity.ModelFingerprint = "other" }, run: refused("model_fingerprint", "model", "other")},
 	{name: "tokenizer", tune: func(r, s *kvconn.Config) { s.Identity.TokenizerFingerprint = "other" }, run: refused("tokenizer_fingerprint", "tokenizer", "other")},
 	{name: "numerics", tune: func(r, s *kvconn.Config) { s.Identity.Numerics = "test-2" }, run: refused("numerics", "test-1", "test-2")},
@@ -39,6 +45,29 @@ var negotiations = []leafCase{
 func twoGroups(r, s *kvconn.Config) {
 	for _, c := range []*kvconn.Config{r, s} {
 		c.Identity.Layout.Groups = append(c.Identity.Layout.Groups, kvconn.Group{Kind: "window", Layers: 2, KVHeads: 1, HeadDim: 4, RowBytes: 8, DType: "bf16", Window: 128})
+	}
+}
+
+// future is a version after all of this build's.
+const future = kvconn.ProtocolMax + 1
+
+func protocols(lo, hi int) string { return fmt.Sprintf("%d-%d", lo, hi) }
+
+// speaks expects transfers to work, in frames of one version only.
+func speaks(version int) func(t *testing.T, f Factory, w *World, ch *Chaos) {
+	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		var frames atomic.Int64
+		ch.Trace(func(_ int, to Direction, step Step, frame []byte) {
+			if step != Banner && int(frame[0]) != version {
+				t.Errorf("%s %s under version %d, want %d", step, to, frame[0], version)
+			}
+			frames.Add(1)
+		})
+		works(t, f, w, ch)
+		ch.Trace(nil)
+		if frames.Load() < 20 {
+			t.Errorf("%d frames seen", frames.Load())
+		}
 	}
 }
 

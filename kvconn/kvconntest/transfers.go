@@ -142,7 +142,7 @@ var transfers = []leafCase{
 // setDelta moves exactly the blocks that the receiver does not have.
 func setDelta(t *testing.T, f Factory, w *World, ch *Chaos) {
 	var units int
-	ch.Trace(func(to Direction, step Step, frame []byte) {
+	ch.Trace(func(_ int, to Direction, step Step, frame []byte) {
 		if step == Unit {
 			units++
 		}
@@ -262,7 +262,7 @@ func revokeStalled(t *testing.T, f Factory, w *World, ch *Chaos) {
 // bounded number of tries, and nothing of it is stored.
 func alwaysCorrupt(t *testing.T, f Factory, w *World, ch *Chaos) {
 	resends := 0
-	ch.Trace(func(to Direction, step Step, frame []byte) {
+	ch.Trace(func(_ int, to Direction, step Step, frame []byte) {
 		if step == Resend {
 			resends++
 		}

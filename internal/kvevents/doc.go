@@ -1,0 +1,17 @@
+// Package kvevents is what inference engines publish about their KV caches:
+// which blocks of which token prefixes they hold, in which tier. It reads the
+// event batches of vLLM and SGLang in all their shapes, writes vLLM's, follows
+// a publisher over ZMQ (Feed) and is one (Publisher).
+//
+// A publisher sends three frames: a topic, a sequence number (8 bytes, big
+// endian, from 0 at each start), and a batch in msgpack: [time, events, rank].
+// PUB sockets lose messages without a word, so a Feed watches the sequence and
+// asks the publisher's replay socket for what it missed; what nobody can tell
+// it any more makes it forget all it knew.
+//
+// Engines name blocks by hashes that mean nothing to others: vLLM's are seeded
+// at random by default. They are kept as opaque names within one publisher;
+// the prefix that a block stands for is known from its parent and its token
+// ids. Nothing here is authenticated, and nothing more than a choice of worker
+// may depend on it.
+package kvevents

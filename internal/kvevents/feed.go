@@ -1,0 +1,265 @@
+package kvevents
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/zmtp"
+)
+
+// Handler is told what a feed learns, one call at a time and in order.
+type Handler interface {
+	Apply(*Batch)
+	// Reset says that what was applied may be wrong by now: forget it.
+	Reset(reason string)
+}
+
+// FeedConfig says whom to follow.
+type FeedConfig struct {
+	Endpoint string // host:port of the publisher
+	Replay   string // host:port of its replay socket; "" if it has none
+	Topic    string // prefix of the topics wanted; "" for all
+	Handler  Handler
+	Log      *slog.Logger
+}
+
+// Stats counts what a Feed went through.
+type Stats struct {
+	Connected atomic.Bool
+	Batches   atomic.Uint64
+	Gaps      atomic.Uint64 // in the sequence, mended by replay or not
+	Resets    atomic.Uint64 // that could not be mended
+	Malformed atomic.Uint64
+}
+
+// Feed follows one publisher: one data-parallel rank of one engine. Run does
+// the work.
+type Feed struct {
+	cfg   FeedConfig
+	stats Stats
+	seed  maphash.Seed
+
+	heard bool   // something was applied since the last reset
+	next  uint64 // sequence number wanted
+	print uint64 // of the payload before next
+
+	// Within a session live numbers only rise. Those below caughtUp are in
+	// the replay that came meanwhile.
+	live     uint64 // the number after the last live one
+	caughtUp uint64
+}
+
+// NewFeed prepares a feed.
+func NewFeed(cfg FeedConfig) *Feed {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Feed{cfg: cfg, seed: maphash.MakeSeed()}
+}
+
+// Stats may be read at any time.
+func (f *Feed) Stats() *Stats { return &f.stats }
+
+const (
+	firstWait  = 100 * time.Millisecond // after a lost connection, doubling
+	lastWait   = 5 * time.Second
+	maxBatch   = 8 << 20
+	replayTime = 10 * time.Second
+	endSeq     = math.MaxUint64 // -1, after the last batch of a replay
+)
+
+// Run follows until ctx ends; its connections are closed then.
+func (f *Feed) Run(ctx context.Context) {
+	wait := firstWait
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	<-timer.C
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := f.session(ctx)
+		f.stats.Connected.Store(false)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > lastWait {
+			wait = firstWait
+		}
+		f.cfg.Log.Debug("kv events", "endpoint", f.cfg.Endpoint, "err", err, "again_in", wait)
+		timer.Reset(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
+		wait = min(2*wait, lastWait)
+	}
+}
+
+// session is one connection.
+func (f *Feed) session(ctx context.Context) error {
+	c, err := zmtp.Dial(ctx, f.cfg.Endpoint, zmtp.Config{Type: zmtp.Sub, MaxMessage: maxBatch})
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
+	defer c.Close()
+	if err := c.Subscribe(f.cfg.Topic); err != nil {
+		return err
+	}
+	f.live, f.caughtUp = 0, 0
+	if f.cfg.Replay != "" {
+		f.resume(ctx)
+	}
+	f.stats.Connected.Store(true)
+	var frames [][]byte
+	for {
+		if frames, err = c.ReadMessage(frames); err != nil {
+			return err
+		}
+		if len(frames) != 3 || len(frames[1]) != 8 {
+			return fmt.Errorf("%w: %d frames", ErrMalformed, len(frames))
+		}
+		f.message(ctx, binary.BigEndian.Uint64(frames[1]), frames[2])
+	}
+}
+
+// message takes one live batch.
+func (f *Feed) message(ctx context.Context, seq uint64, payload []byte) {
+	again := seq < f.live
+	f.live = seq + 1
+	switch {
+	case again: // the numbers start anew
+		f.reset(fmt.Sprintf("the sequence went back to %d", seq))
+		if seq > 0 && f.cfg.Replay != "" && f.replay(ctx, 0, nil) == nil && seq < f.next {
+			return
+		}
+	case f.heard && seq < f.caughtUp:
+		return // known from the replay
+	case f.heard && seq < f.next:
+		f.reset(fmt.Sprintf("sequence number %d after %d", seq, f.next-1))
+	case f.heard && seq > f.next:
+		f.stats.Gaps.Add(1)
+		if f.mend(ctx, seq) {
+			return
+		}
+	}
+	f.take(seq, payload)
+}
+
+// mend fetches what is missing before seq. False leaves seq itself to be
+// applied.
+func (f *Feed) mend(ctx context.Context, seq uint64) bool {
+	missing := fmt.Sprintf("%d batches before %d were lost", seq-f.next, seq)
+	if f.cfg.Replay == "" {
+		f.reset(missing)
+		return false
+	}
+	if err := f.replay(ctx, f.next, nil); err != nil {
+		f.reset(fmt.Sprintf("%s: %v", missing, err))
+		return false
+	}
+	if f.heard && f.next <= seq { // the replay is over before it
+		if f.next < seq {
+			f.reset(missing)
+		}
+		return false
+	}
+	return f.heard
+}
+
+// resume finds out, on a new connection, whether this is still the publisher
+// that we know: one that repeats our last batch is.
+func (f *Feed) resume(ctx context.Context) {
+	if f.heard && f.next > 0 {
+		same := false
+		err := f.replay(ctx, f.next-1, func(seq uint64, payload []byte) bool {
+			same = seq == f.next-1 && maphash.Bytes(f.seed, payload) == f.print
+			return same
+		})
+		if same && err == nil {
+			return
+		}
+		f.reset("reconnected, and the publisher is not the one from before")
+	}
+	if err := f.replay(ctx, 0, nil); err != nil {
+		f.cfg.Log.Debug("kv events replay", "endpoint", f.cfg.Replay, "err", err)
+	}
+}
+
+var errStopped = errors.New("not the batch that was expected")
+
+// replay applies all batches from a number on. The first one goes to check
+// instead, if that is given, which may end it.
+func (f *Feed) replay(ctx context.Context, from uint64, check func(uint64, []byte) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, replayTime)
+	defer cancel()
+	c, err := zmtp.Dial(ctx, f.cfg.Replay, zmtp.Config{Type: zmtp.Dealer, MaxMessage: maxBatch})
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
+	defer c.Close()
+	if err := c.WriteMessage(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
+		return err
+	}
+	var frames [][]byte
+	for {
+		if frames, err = c.ReadMessage(frames); err != nil {
+			return err
+		}
+		// A delimiter, the topic at some publishers, the number, the batch.
+		n := len(frames)
+		if n < 2 || n > 4 || len(frames[n-2]) != 8 {
+			return fmt.Errorf("%w: a replay of %d frames", ErrMalformed, n)
+		}
+		seq := binary.BigEndian.Uint64(frames[n-2])
+		if seq == endSeq {
+			f.caughtUp = f.next
+			return nil
+		}
+		if check != nil {
+			if !check(seq, frames[n-1]) {
+				return errStopped
+			}
+			check = nil
+			continue
+		}
+		switch {
+		case f.heard && seq < f.next:
+			continue
+		case f.heard && seq > f.next: // the oldest it has is too young
+			f.reset(fmt.Sprintf("batches %d to %d are gone from the replay", f.next, seq-1))
+		}
+		f.take(seq, frames[n-1])
+	}
+}
+
+// take applies one batch.
+func (f *Feed) take(seq uint64, payload []byte) {
+	f.next, f.print, f.heard = seq+1, maphash.Bytes(f.seed, payload), true
+	b, err := Decode(payload)
+	if err != nil {
+		f.stats.Malformed.Add(1)
+		f.reset(err.Error())
+		f.heard = true // the numbers go on
+		return
+	}
+	f.stats.Batches.Add(1)
+	f.cfg.Handler.Apply(b)
+}
+
+func (f *Feed) reset(reason string) {
+	f.heard = false
+	f.stats.Resets.Add(1)
+	f.cfg.Log.Info("kv events start anew", "endpoint", f.cfg.Endpoint, "reason", reason)
+	f.cfg.Handler.Reset(reason)
+}

@@ -1,0 +1,141 @@
+package kvevents
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"sync"
+
+	"github.com/xpyd/xpyd/internal/zmtp"
+)
+
+// PublisherConfig says where to publish.
+type PublisherConfig struct {
+	Listen string // host:port; port 0 takes a free one
+	Replay string // the same, of the replay socket; "" leaves it out
+	Topic  string
+	Arrays bool // events as lists, as SGLang and older vLLMs have them
+
+	Keep      int // batches that can be replayed; default 10,000
+	KeepBytes int // and their bytes; default 32 MiB
+}
+
+// Publisher publishes batches as vLLM does, with the same replay socket.
+type Publisher struct {
+	cfg    PublisherConfig
+	pub    *zmtp.Publisher
+	router *zmtp.Router
+
+	mu    sync.Mutex
+	next  uint64
+	kept  [][]byte // the newest batches, up to next
+	first int      // how many at the front of kept are dropped
+	bytes int
+}
+
+// Publish listens. The caller closes the publisher.
+func Publish(cfg PublisherConfig) (*Publisher, error) {
+	if cfg.Keep == 0 {
+		cfg.Keep = 10_000
+	}
+	if cfg.KeepBytes == 0 {
+		cfg.KeepBytes = 32 << 20
+	}
+	p := &Publisher{cfg: cfg}
+	var err error
+	if p.pub, err = zmtp.ListenPublisher(cfg.Listen, zmtp.Config{}); err != nil {
+		return nil, err
+	}
+	if cfg.Replay != "" {
+		if p.router, err = zmtp.ListenRouter(cfg.Replay, zmtp.Config{MaxMessage: 1 << 10}, p.replay); err != nil {
+			return nil, errors.Join(err, p.pub.Close())
+		}
+	}
+	return p, nil
+}
+
+// Addr is where batches are published, ReplayAddr where they are repeated; nil
+// if nowhere.
+func (p *Publisher) Addr() net.Addr { return p.pub.Addr() }
+
+// ReplayAddr is the replay socket's address, nil without one.
+func (p *Publisher) ReplayAddr() net.Addr {
+	if p.router == nil {
+		return nil
+	}
+	return p.router.Addr()
+}
+
+// Subscribers is how many listen.
+func (p *Publisher) Subscribers() int { return p.pub.Subscribers() }
+
+// Send publishes a batch.
+func (p *Publisher) Send(b *Batch) {
+	var payload []byte
+	if p.cfg.Arrays {
+		payload = AppendArrays(nil, b)
+	} else {
+		payload = Append(nil, b)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pub.Publish([]byte(p.cfg.Topic), binary.BigEndian.AppendUint64(nil, p.next), payload)
+	p.next++
+	if p.router != nil {
+		p.kept = append(p.kept, payload)
+		p.bytes += len(payload)
+		p.trim(p.cfg.Keep, p.cfg.KeepBytes)
+	}
+}
+
+// Lose says that events were lost before they could be sent: the sequence gets
+// a gap that no replay mends, so that readers start anew.
+func (p *Publisher) Lose() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.next++
+	p.trim(0, 0)
+}
+
+// trim drops the oldest; p.mu is held.
+func (p *Publisher) trim(batches, bytes int) {
+	for len(p.kept)-p.first > batches || p.bytes > bytes {
+		p.bytes -= len(p.kept[p.first])
+		p.kept[p.first] = nil
+		p.first++
+	}
+	if p.first > len(p.kept)/2 {
+		p.kept = append(p.kept[:0], p.kept[p.first:]...)
+		p.first = 0
+	}
+}
+
+// replay answers one question: the batches from a number on, then the end.
+func (p *Publisher) replay(_ zmtp.Peer, frames [][]byte, reply func(...[]byte) error) error {
+	if n := len(frames); n < 1 || n > 2 || len(frames[n-1]) != 8 {
+		return ErrMalformed
+	}
+	from := binary.BigEndian.Uint64(frames[len(frames)-1])
+	p.mu.Lock()
+	list := append([][]byte(nil), p.kept[p.first:]...)
+	seq := p.next - uint64(len(list))
+	p.mu.Unlock()
+	for _, payload := range list {
+		if seq >= from {
+			if err := reply(nil, []byte(p.cfg.Topic), binary.BigEndian.AppendUint64(nil, seq), payload); err != nil {
+				return err
+			}
+		}
+		seq++
+	}
+	return reply(nil, nil, binary.BigEndian.AppendUint64(nil, endSeq), nil)
+}
+
+// Close ends both sockets, and waits.
+func (p *Publisher) Close() error {
+	err := p.pub.Close()
+	if p.router != nil {
+		err = errors.Join(err, p.router.Close())
+	}
+	return err
+}

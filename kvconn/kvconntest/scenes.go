@@ -1,0 +1,230 @@
+package kvconntest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// Scene is a short deterministic session of a world. It is recorded once a
+// released version of the protocol; later builds play either side of it
+// against the recorded other one.
+type Scene struct {
+	Name string
+	tune func(r, s *kvconn.Config)
+	// answer is the sender's part.
+	answer func(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source)
+	// drive is the receiver's part, with its checks.
+	drive func(w *World)
+	// ends is how the sender's tickets end, in any order.
+	ends []ticket.Outcome
+	// refused is the handshake field that both sides must name.
+	refused string
+}
+
+// World starts the scene's two sides over tr.
+func (s Scene) World(t testing.TB, tr kvconn.Transport) *World {
+	w := NewWorld(t, tr, "", 1, func(rc, sc *kvconn.Config) {
+		for _, c := range []*kvconn.Config{rc, sc} {
+			c.Identity.Layout = kvconn.Layout{BlockTokens: 4, Groups: []kvconn.Group{{Kind: "full", Layers: 2, KVHeads: 2, HeadDim: 2, RowBytes: 8, DType: "f32"}}}
+			c.Identity.Build = "recorded"
+			c.TicketTimeout = time.Minute
+		}
+		if s.tune != nil {
+			s.tune(rc, sc)
+		}
+	})
+	answer := s.answer
+	if answer == nil {
+		answer = inOrder
+	}
+	w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) { answer(ctx, w, o, src) }
+	return w
+}
+
+// Drive plays the receiver's part.
+func (s Scene) Drive(w *World) {
+	if s.drive == nil {
+		s.driveRefused(w)
+		return
+	}
+	s.drive(w)
+}
+
+// Judge compares how the sender's tickets have ended; call it when they have.
+func (s Scene) Judge(w *World) {
+	got, want := w.Ends(), slices.Clone(s.ends)
+	slices.Sort(got) // handlers end when they end
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		w.T.Errorf("the sender's tickets ended %v, want %v", got, want)
+	}
+	if s.refused != "" && w.Value(w.SMetrics, "xpyd_kvconn_handshake_refusals_total", s.refused) != 1 {
+		w.T.Errorf("the sender did not count a refusal for %s", s.refused)
+	}
+}
+
+// inOrder is World.Compute with blocks in the order of the prompt.
+func inOrder(_ context.Context, w *World, o *kvconn.Outgoing, src *Source) {
+	if o.Accept(src) != nil {
+		return
+	}
+	pushAll(o, src)
+	o.Commit([]byte("commit of " + o.Ticket().RequestID))
+}
+
+func pushAll(o *kvconn.Outgoing, src *Source) {
+	all := make([]int, len(o.Ticket().Dest))
+	for i := range all {
+		all[i] = i
+	}
+	for l := range src.Layout.Layers() {
+		o.Push(l, all)
+	}
+}
+
+// fetch transfers, and wants the outcome o.
+func fetch(w *World, o ticket.Outcome, spec kvconn.TicketSpec) {
+	w.T.Helper()
+	if err := w.Fetch(context.Background(), spec); kvconn.OutcomeOf(err, "untyped") != o {
+		w.T.Errorf("%s: want %s, have %v", spec.RequestID, o, err)
+	}
+}
+
+// Scenes are what is recorded of a released version.
+var Scenes = []Scene{
+	{Name: "push", ends: []ticket.Outcome{ticket.Done, ticket.Done}, drive: func(w *World) {
+		fetch(w, ticket.Done, w.Spec("ten", 1, 10, 0))
+		fetch(w, ticket.Done, w.Spec("four", 2, 4, 8))
+	}},
+	{Name: "two-bulk", tune: twoBulk, ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
+		fetch(w, ticket.Done, w.Spec("twelve", 3, 12, 0))
+	}},
+	{Name: "set-delta", ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
+		spec := w.Spec("delta", 4, 18, 0)
+		spec.Have = []bool{true, false, true, false, false}
+		fetch(w, ticket.Done, spec)
+	}},
+	{Name: "resend", answer: wrongOnce, ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
+		fetch(w, ticket.Done, w.Spec("resent", 5, 8, 0))
+	}},
+	{Name: "revoke-resume", answer: firstLayerOnce, ends: []ticket.Outcome{ticket.Cancelled, ticket.Done}, drive: driveResume},
+	{Name: "failed", answer: func(_ context.Context, w *World, o *kvconn.Outgoing, _ *Source) {
+		o.Fail(ticket.Outcome(o.Ticket().RequestID), "as told")
+	}, ends: failures, drive: func(w *World) {
+		for n, o := range failures {
+			fetch(w, o, w.Spec(string(o), 6, 4, 4*n))
+		}
+	}},
+	{Name: "goaway", ends: []ticket.Outcome{ticket.Done}, answer: func(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source) {
+		over, cancel := context.WithCancel(ctx)
+		cancel()
+		w.Server.Drain(over) // says goodbye, and does not wait
+		inOrder(ctx, w, o, src)
+	}, drive: func(w *World) {
+		fetch(w, ticket.Done, w.Spec("last", 7, 4, 0))
+		fetch(w, ticket.NoSpace, w.Spec("too-late", 7, 4, 4))
+	}},
+	{Name: "idle", ends: []ticket.Outcome{ticket.Done, ticket.Done}, drive: func(w *World) {
+		fetch(w, ticket.Done, w.Spec("before", 8, 4, 0))
+		time.Sleep(3 * w.RConfig.KeepAlive)
+		fetch(w, ticket.Done, w.Spec("after", 9, 4, 4))
+	}},
+	{Name: "refuse-protocol", refused: "protocol", tune: func(r, s *kvconn.Config) { r.ProtocolMin, r.ProtocolMax = 200, 201 }},
+	{Name: "refuse-model", refused: "model_fingerprint", tune: func(r, s *kvconn.Config) { s.Identity.ModelFingerprint = "other" }},
+	{Name: "refuse-tokenizer", refused: "tokenizer_fingerprint", tune: func(r, s *kvconn.Config) { s.Identity.TokenizerFingerprint = "other" }},
+	{Name: "refuse-numerics", refused: "numerics", tune: func(r, s *kvconn.Config) { s.Identity.Numerics = "other" }},
+	{Name: "refuse-dtype", refused: "layout.groups", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].DType = "f16" }},
+	{Name: "refuse-heads", refused: "layout.groups", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].KVHeads = 4 }},
+	{Name: "refuse-epoch", refused: "epoch", drive: func(w *World) {
+		w.SConfig.Identity.Epoch = 9 // what we expect; the sender says 1
+		driveDead(w, "epoch")
+	}},
+	{Name: "refuse-id", refused: "id", drive: func(w *World) {
+		w.SConfig.Identity.ID = "prefill-9"
+		driveDead(w, "id")
+	}},
+}
+
+var failures = []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Dead, ticket.Corrupt, ticket.Cancelled, ticket.Refused}
+
+func (s Scene) driveRefused(w *World) {
+	err := w.Fetch(context.Background(), w.Spec("refused", 1, 4, 0))
+	var d *kvconn.Incompatible
+	if kvconn.OutcomeOf(err, "") != ticket.Incompatible || !errors.As(err, &d) || !strings.HasPrefix(d.Field, s.refused) {
+		w.T.Errorf("want incompatible by %s, have %v", s.refused, err)
+	}
+}
+
+func driveDead(w *World, field string) {
+	err := w.Fetch(context.Background(), w.Spec("dead", 1, 4, 0))
+	var d *kvconn.Incompatible
+	if kvconn.OutcomeOf(err, "") != ticket.Dead || !errors.As(err, &d) || d.Field != field {
+		w.T.Errorf("want dead by %s, have %v", field, err)
+	}
+}
+
+// wrongOnce gives a wrong byte for the first load of layer 0, block 1.
+func wrongOnce(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source) {
+	if o.Accept(&flaky{Source: src}) != nil {
+		return
+	}
+	pushAll(o, src)
+	o.Commit([]byte("commit of " + o.Ticket().RequestID))
+}
+
+// flaky is read by one bulk writer only: it has no lock.
+type flaky struct {
+	kvconn.Source
+	done bool
+}
+
+func (f *flaky) Load(layer, index, firstPos, rows int, dst []byte, digests []uint64) error {
+	err := f.Source.Load(layer, index, firstPos, rows, dst, digests)
+	if layer == 0 && index == 1 && !f.done {
+		f.done = true
+		dst[0] ^= 1
+	}
+	return err
+}
+
+// firstLayerOnce pushes one layer of a ticket named "revoked", and all of
+// others.
+func firstLayerOnce(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source) {
+	if o.Ticket().RequestID != "revoked" {
+		inOrder(ctx, w, o, src)
+		return
+	}
+	if o.Accept(src) != nil {
+		return
+	}
+	o.Push(0, []int{0, 1, 2})
+	<-ctx.Done()
+}
+
+// driveResume revokes a ticket of which one layer has come, then asks for the
+// rest.
+func driveResume(w *World) {
+	ctx := context.Background()
+	s, err := w.Receiver.Open(ctx, w.Addr, w.SConfig.Identity.PeerID)
+	check(w.T, err)
+	spec := w.Spec("revoked", 10, 11, 0)
+	in, err := s.Request(ctx, spec)
+	check(w.T, err)
+	for by := time.Now().Add(10 * time.Second); in.Stored().Len() < 3; time.Sleep(time.Millisecond) {
+		if time.Now().After(by) {
+			w.T.Error("the first layer did not come")
+			return
+		}
+	}
+	check(w.T, in.Revoke(ctx))
+	w.Empty(10 * time.Second) // the acknowledgement comes before the next ticket goes
+	spec.RequestID, spec.Stored = "resumed", in.Stored()
+	fetch(w, ticket.Done, spec)
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"fmt"
+	"log"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/figures"
+)
+
+// delayBook counts delays in steps of a tenth of a millisecond up to 2 s.
+type delayBook struct {
+	mu    sync.Mutex
+	steps [20000]int
+	n     int
+}
+
+func (d *delayBook) add(s float64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.steps[min(max(int(s*1e4), 0), len(d.steps)-1)]++
+	d.n++
+}
+
+func (d *delayBook) quantile(q float64) float64 {
+	want := int(q * float64(d.n))
+	for i, n := range d.steps {
+		if want -= n; want < 0 {
+			return float64(i) / 10
+		}
+	}
+	return float64(len(d.steps)) / 10
+}
+
+// manyStreams opens count streams of rate chunks a second for so long, through
+// xpyd and, for the delay that this machine and the mocks have of themselves,
+// direct.
+func (b *bench) manyStreams(name string, count, rate int, long time.Duration) error {
+	req := request("/v1/completions", body(prompt(2<<10), true, rate*int(long.Seconds()), fmt.Sprintf("pace-%d", 1000/rate)))
+	p, err := b.router()
+	if err != nil {
+		return err
+	}
+	defer p.stop()
+	before := p.rss()
+	ours, peak, err := openStreams(p.addr, count, req, long, p.rss)
+	if err != nil {
+		return err
+	}
+	direct, _, err := openStreams(b.d, count, req, long, func() int { return 0 })
+	if err != nil {
+		return err
+	}
+	kb := float64(peak-before) / 1024 / float64(count)
+	b.book.Logf("streams %s: %d at %d/s: delay p50 %.1f p99 %.1f ms (direct p50 %.1f p99 %.1f), rss %d -> %d, %.1f KB a stream",
+		name, count, rate, ours.quantile(0.5), ours.quantile(0.99), direct.quantile(0.5), direct.quantile(0.99), before, peak, kb)
+	log.Printf("%d streams at %d/s: p99 %.1f ms, direct %.1f ms, %.1f KB a stream", count, rate, ours.quantile(0.99), direct.quantile(0.99), kb)
+	about := fmt.Sprintf("mock engines, %d open streams, %d tokens/s each", count, rate)
+	if name == "slow" {
+		if err := b.figure(figures.Figure{Name: "router.stream_kb", Value: kb, Unit: "KB a stream", Peer: "limit", PeerValue: 32, Ratio: kb / 32, Runs: 1, Model: about, Spread: "one run"}); err != nil {
+			return err
+		}
+	}
+	return b.figure(figures.Figure{Name: "router.stream_delay_p99_ms." + name, Value: ours.quantile(0.99), Unit: "ms", Peer: "direct, same load",
+		PeerValue: direct.quantile(0.99), Ratio: ours.quantile(0.99) / max(direct.quantile(0.99), 0.1), Runs: 1, Model: about, Spread: fmt.Sprintf("p50 %.1f ms", ours.quantile(0.5))})
+}
+
+func openStreams(addr string, count int, req []byte, long time.Duration, rss func() int) (*delayBook, int, error) {
+	d := &delayBook{}
+	var wg sync.WaitGroup
+	errs := make(chan error, count)
+	for i := range count {
+		c, err := dial(addr)
+		if err != nil {
+			return nil, 0, fmt.Errorf("stream %d: %w", i, err)
+		}
+		wg.Go(func() {
+			defer c.conn.Close()
+			if err := delays(c, req, d.add); err != nil {
+				errs <- err
+			}
+		})
+		if i%100 == 99 {
+			time.Sleep(10 * time.Millisecond) // a ramp: opening is not what is measured
+		}
+	}
+	peak := 0
+	over := make(chan struct{})
+	go func() { wg.Wait(); close(over) }()
+	for {
+		select {
+		case <-over:
+			if len(errs) > 0 {
+				return nil, 0, fmt.Errorf("%d of %d streams failed: %w", len(errs), count, <-errs)
+			}
+			return d, peak, nil
+		case <-time.After(time.Second):
+			peak = max(peak, rss())
+		}
+	}
+}
