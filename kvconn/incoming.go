@@ -186,31 +186,8 @@ func (i *Incoming) end(o ticket.Outcome, err error) {
 	i.s.post(note{typeRevoke, i.id})
 }
 
-// store takes one unit. It returns why the unit was dropped as stale, or "".
-func (i *Incoming) store(u *unitHead, digests []uint64, rows []byte) (stale string) {
-	unit, ok := i.address(u, digests, rows)
-	if !ok {
-		return "address"
-	}
-	if !i.fence.enter() {
-		return "ended"
-	}
-	defer i.fence.leave()
-	if !i.claim(unit) {
-		return "duplicate"
-	}
-	first := int(u.Index) * i.layout.BlockTokens
-	err := i.spec.Sink.Store(int(u.Layer), u.Block, 0, int(u.Rows), first, rows, digests)
-	i.stored(unit, err)
-	if err == nil {
-		i.s.side.units.Inc()
-		i.s.side.bytes.Add(float64(len(rows)))
-	}
-	return ""
-}
-
 // address checks everything that the unit says of itself against the ticket.
-func (i *Incoming) address(u *unitHead, digests []uint64, rows []byte) (unit uint32, ok bool) {
+func (i *Incoming) address(u *unitHead, bytes int) (unit uint32, ok bool) {
 	blocks := uint32(len(i.spec.Dest))
 	if u.Layer >= uint32(i.layers) || u.Index >= blocks {
 		return 0, false
@@ -219,7 +196,7 @@ func (i *Incoming) address(u *unitHead, digests []uint64, rows []byte) (unit uin
 	want := min(i.layout.BlockTokens, i.spec.Positions-int(u.Index)*i.layout.BlockTokens)
 	d := i.spec.Dest[u.Index]
 	return u.Layer*blocks + u.Index, u.Block == d.Block && u.Generation == d.Generation && int(u.Rows) == want &&
-		len(digests) == g.KVHeads && len(rows) == g.PackedBytes(want)
+		int(u.Heads) == g.KVHeads && bytes == g.PackedBytes(want)
 }
 
 func (i *Incoming) claim(unit uint32) bool {

@@ -95,7 +95,7 @@ func (r *intake) admit(i *Incoming, u *arrival, views bool) {
 		return
 	}
 	u.unit, u.at = unit, wantsCopy
-	if v, ok := i.spec.Sink.(ViewSink); ok && views {
+	if v, ok := i.spec.Sink.(ViewSink); ok && views && i.spec.Heads == nil {
 		if u.run, ok = v.View(int(u.Layer), u.Block, 0, int(u.Rows)); ok && len(u.run) == u.bytes {
 			u.at = wantsView
 		}
@@ -163,7 +163,7 @@ func (r *intake) plan(i *Incoming, inside bool, n, off int) {
 
 // settle verifies or stores a unit whose rows are all there; inside the fence.
 func (i *Incoming) settle(u *arrival) {
-	layer, first := int(u.Layer), int(u.Index)*i.s.cfg.Identity.Layout.BlockTokens
+	layer, first := int(u.Layer), int(u.Index)*i.layout.BlockTokens
 	var err error
 	if u.at == wantsView {
 		err = i.spec.Sink.(ViewSink).Verify(layer, u.Block, 0, int(u.Rows), first, u.digests)

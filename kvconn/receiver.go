@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -144,7 +145,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		}
 		err = e
 	}()
-	dial := func(buffer int, greet func(*frameConn) error) error {
+	dial := func(wrap func(net.Conn) *frameConn, greet func(*frameConn) error) error {
 		phase = PhaseDial
 		ctx, cancel := context.WithTimeout(r.ctx, r.cfg.DialTimeout)
 		defer cancel()
@@ -152,7 +153,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		if err != nil {
 			return err
 		}
-		f := newFrameConn(c, buffer)
+		f := wrap(c)
 		conns = append(conns, f)
 		phase = PhaseHandshake
 		if err := f.within(r.cfg.HandshakeTimeout); err != nil {
@@ -167,7 +168,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		return f.within(0)
 	}
 	var h *hello
-	if err := dial(controlBuffer, func(f *frameConn) (err error) {
+	if err := dial(func(c net.Conn) *frameConn { return newFrameConn(c, controlBuffer) }, func(f *frameConn) (err error) {
 		h, err = greetSender(f, &r.cfg, key.expect)
 		return err
 	}); err != nil {
@@ -176,8 +177,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 	payload, heads := r.cfg.Identity.Layout.maxUnit(r.cfg.Identity.Layout.BlockTokens)
 	unit := unitBytes(heads, payload)
 	for i := range r.cfg.BulkConns {
-		if err := dial(max(1<<20, 2*unit), func(f *frameConn) error {
-			f.maxUnit = unit - headerSize
+		if err := dial(func(c net.Conn) *frameConn { return newBulkConn(c, unit) }, func(f *frameConn) error {
 			return bindBulk(f, &r.cfg, h, i)
 		}); err != nil {
 			return nil, err

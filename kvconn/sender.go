@@ -75,6 +75,7 @@ func (p *sender) bind(f *frameConn, index uint32) error {
 	if index >= uint32(len(p.bulk)) {
 		return no(ticket.Refused, "no such connection")
 	}
+	f.vec = vectorsOf(f.conn)
 	w := &bulkWriter{p: p, f: f, wake: make(chan struct{}, 1)}
 	p.mu.Lock()
 	over, free := p.err != nil, p.bulk[index] == nil

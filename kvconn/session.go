@@ -287,52 +287,6 @@ func (s *Session) onControl(typ frameType, body []byte) error {
 	return bad(fmt.Errorf("frame type %d on a receiver's control connection", typ))
 }
 
-// readBulk stores units until the connection ends.
-func (s *Session) readBulk(n int, f *frameConn) {
-	var sums []uint64
-	for {
-		typ, body, err := f.next()
-		if err == nil {
-			switch typ {
-			case typeUnit:
-				var u unitHead
-				var rows []byte
-				if u, sums, rows, err = decodeUnit(body, sums[:0]); err == nil {
-					s.onUnit(&u, sums, rows)
-				}
-			case typeSent:
-				var m *sent
-				if m, err = decodeSent(body); err == nil {
-					s.onSent(m, n)
-				}
-			case typeBeat:
-			default:
-				err = fmt.Errorf("frame type %d on a bulk connection", typ)
-			}
-			if err != nil {
-				err = &wireError{err}
-			}
-		}
-		if err != nil {
-			s.fail(classify(err), fmt.Errorf("bulk: %w", err))
-			return
-		}
-	}
-}
-
-func (s *Session) onUnit(u *unitHead, digests []uint64, rows []byte) {
-	reason := "unknown"
-	if i := s.find(u.Ticket); i != nil {
-		reason = "tag"
-		if u.Tag == i.tag {
-			reason = i.store(u, digests, rows)
-		}
-	}
-	if reason != "" {
-		s.m.stale.WithLabelValues(reason).Inc()
-	}
-}
-
 func (s *Session) onSent(m *sent, conn int) {
 	if i := s.find(m.ID); i != nil && i.tag == m.Tag {
 		i.onSent(m.Round, conn)

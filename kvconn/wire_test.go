@@ -218,7 +218,14 @@ func FuzzFrames(f *testing.F) {
 			}
 			at := len(again)
 			again = append(beginFrame(again, v, typ), body...)
-			endFrame(again, at, w.out)
+			rest := r.rest
+			endRows(again, at, w.out, rest)
+			rows, err := r.takeRows(rest)
+			if err != nil {
+				again = again[:at]
+				break
+			}
+			again = append(again, rows...)
 			w.out++
 		}
 		if !bytes.HasPrefix(b, again) {
@@ -299,12 +306,15 @@ func TestUnitAllocations(t *testing.T) {
 	src := bytes.NewReader(b)
 	r := newFrameConn(&stubConn{r: src}, 64<<10)
 	r.version, r.maxUnit = 1, 1<<20
-	sums := make([]uint64, 0, 8)
+	sums, list := make([]uint64, 0, 8), make([]arrival, 0, 1)
 	if n := testing.AllocsPerRun(100, func() {
 		src.Reset(b)
-		_, body, err := r.next()
+		typ, head, err := r.next()
 		if err == nil {
-			_, sums, _, err = decodeUnit(body, sums[:0])
+			list, sums, err = decodeArrivals(typ, head, r.rest, list[:0], sums[:0])
+		}
+		if err == nil {
+			_, err = r.takeRows(r.rest)
 		}
 		if err != nil {
 			t.Fatal(err)

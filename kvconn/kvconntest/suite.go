@@ -106,6 +106,11 @@ func (p phase) actions() []Action {
 
 func twoBulk(r, s *kvconn.Config) { r.BulkConns = 2 }
 
+// batches makes frames of about three blocks each.
+func batches(r, s *kvconn.Config) {
+	s.BatchBytes = 3*s.Identity.Layout.RowsBytes(0, s.Identity.Layout.BlockTokens) - 1
+}
+
 var phases = []phase{
 	{name: "handshake-banner-r", step: Banner, to: ToSender, fatal: true},
 	{name: "handshake-banner-s", step: Banner, to: ToReceiver, fatal: true},
@@ -120,6 +125,7 @@ var phases = []phase{
 	{name: "data-middle", step: Unit, to: ToReceiver, nth: 7},
 	{name: "data-last", step: Unit, to: ToReceiver, nth: 14},
 	{name: "data-two-conns", step: Unit, to: ToReceiver, nth: 3, tune: twoBulk},
+	{name: "data-batch", step: Batch, to: ToReceiver, nth: 2, tune: batches},
 	{name: "data-sent", step: Sent, to: ToReceiver},
 	{name: "data-sent-two-conns", step: Sent, to: ToReceiver, tune: twoBulk},
 	{name: "commit", step: Commit, to: ToReceiver, fatal: true},
@@ -167,7 +173,7 @@ func faultCase(t *testing.T, w *World, ch *Chaos, p phase, r Rule) {
 		t.Errorf("outcome %q: %v", got, err)
 	}
 	repaired := slices.Contains([]Action{Drop, Duplicate, Reorder, Slow}, r.Action) && !p.fatal
-	repaired = repaired || r.Action == FlipTail && p.step == Unit || r.Action == Slow
+	repaired = repaired || r.Action == FlipTail && (p.step == Unit || p.step == Batch) || r.Action == Slow
 	if repaired && err != nil {
 		t.Errorf("must be repaired, not failed: %v", err)
 	}

@@ -37,6 +37,13 @@ var transfers = []leafCase{
 			}
 		}
 	}},
+	{name: "batches", tune: batches, run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		for i, n := range []int{1, 7, 24, 41} {
+			if err := w.Fetch(t.Context(), w.Spec(fmt.Sprintf("n-%d", n), int32(n), n, 16*i)); err != nil {
+				t.Errorf("%d tokens: %v", n, err)
+			}
+		}
+	}},
 	{name: "many", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		var wg sync.WaitGroup
 		for n := range 24 {
@@ -311,7 +318,7 @@ func noRoom(t *testing.T, f Factory, w *World, ch *Chaos) {
 // fair: a short ticket does not wait for a long one that came before it.
 func fair(t *testing.T, f Factory, w *World, ch *Chaos) {
 	ch.Delay = w.RConfig.KeepAlive / 100
-	ch.Arm(Rule{Step: Unit, To: ToReceiver, Action: Slow})
+	ch.Arm(Rule{Step: Batch, To: ToReceiver, Action: Slow})
 	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
 	check(t, err)
 	long, err := s.Request(t.Context(), w.Spec("long", 1, 240, 0))
