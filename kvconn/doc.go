@@ -27,5 +27,5 @@
 //
 // Non-goals: choosing peers, retrying on another pair (the router does both),
 // allocating blocks, hiding the bytes from an eavesdropper (use a private
-// network), and moving rows between different dtypes.
+// network), and converting rows (package convert, on the sender's side).
 package kvconn

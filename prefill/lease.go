@@ -87,7 +87,7 @@ func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request) (*Kept,
 func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 	t := o.Ticket()
 	src := newSource(s.pool, s.layout, len(t.Tokens), t.DestBlockTokens)
-	if o.Accept(src) != nil {
+	if s.accept(o, src) != nil {
 		return // it is over already
 	}
 	k, err := s.leases.claim(ctx, t.LeaseID)

@@ -26,6 +26,7 @@ import (
 	"github.com/xpyd/xpyd/internal/handoff"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/convert"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
@@ -113,7 +114,7 @@ func (s *Service) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.Order) Report {
 	t := o.Ticket()
 	src := newSource(s.pool, s.layout, len(t.Tokens), t.DestBlockTokens)
-	if err := o.Accept(src); err != nil {
+	if err := s.accept(o, src); err != nil {
 		return Report{Outcome: kvconn.OutcomeOf(err, ticket.Dead), Message: err.Error()}
 	}
 	h, err := s.engine.Submit(ctx, &engine.Request{
@@ -140,6 +141,19 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 	}
 	return Report{Outcome: ticket.Done, PromptTokens: len(t.Tokens), CachedTokens: draft.Cached,
 		QueueUS: draft.QueueUS, ComputeUS: draft.ComputeUS}
+}
+
+// accept takes the ticket on with src, in the form that the receiver keeps.
+func (s *Service) accept(o *kvconn.Outgoing, src *source) error {
+	l := s.layout
+	ours := kvconn.Layout{BlockTokens: l.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: l.Layers,
+		KVHeads: l.KVHeads, HeadDim: l.HeadDim, RowBytes: l.RowBytes, DType: l.DType}}}
+	rows, err := convert.New(src, ours, o.Layout(), kernels.DigestHeadRows)
+	if err != nil {
+		o.Fail(ticket.Incompatible, err.Error())
+		return err
+	}
+	return o.Accept(rows)
 }
 
 // fail tells the receiver why, waits until the source is not read any more,

@@ -70,13 +70,13 @@ func TestConvert(t *testing.T) {
 	for _, from := range sizes {
 		for _, to := range sizes {
 			for _, n := range []int{1, from, to, from*to%512 + 1, 1 + r.IntN(600)} {
-				convert(t, from, to, n, 1+r.IntN(4))
+				convertAll(t, from, to, n, 1+r.IntN(4))
 			}
 		}
 	}
 }
 
-func convert(t *testing.T, from, to, n, chunk int) {
+func convertAll(t *testing.T, from, to, n, chunk int) {
 	p, ready := prompt(from, n)
 	s := newSource(p, p.layout, n, to)
 	blocks := (n + to - 1) / to

@@ -45,9 +45,8 @@ type attempt struct {
 	falls  dialect.Shape // because of this; "" for engines without a partner
 	asked  bool          // for the usage; the handler's own
 
-	stop  context.CancelCauseFunc // both legs
-	pDone chan struct{}           // prefill's goroutine is over
-	dDone chan struct{}           // decode has answered or failed
+	pDone chan struct{} // prefill's goroutine is over
+	dDone chan struct{} // decode has answered or failed
 
 	mu        sync.Mutex
 	committed bool // decode answers: prefill's fate matters no more
@@ -177,9 +176,7 @@ func (q *request) output() int {
 
 func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	a := &attempt{q: q, choice: c, speak: dialect.For(c.Decode.Dialect), link: ticket.NewLink(), start: time.Now(), pDone: make(chan struct{}), dDone: make(chan struct{})}
-	ctx, stop := context.WithCancelCause(q.ctx)
-	a.stop = stop
-	pctx := ctx
+	pctx := q.ctx
 	if a.speak != nil {
 		a.rules = a.speak.Rules()
 		if a.rules.Order == dialect.Alone {
@@ -192,7 +189,7 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 		}
 	}
 	a.p = newLeg(pctx, fleet.Prefill, &c.Prefill.Instance, version)
-	a.d = newLeg(ctx, fleet.Decode, &c.Decode.Instance, version)
+	a.d = newLeg(q.ctx, fleet.Decode, &c.Decode.Instance, version)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.attempts = append(q.attempts, a)
@@ -303,21 +300,30 @@ func (a *attempt) watch() func() {
 		return &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Late, reason: reasonTimeout, err: err, retry: true,
 			avoid: []string{a.p.inst.ID, a.d.inst.ID, a.d.inst.ID}}
 	}
-	silence := a.q.r.cfg.DecodeSilence
-	timers := []*time.Timer{time.AfterFunc(silence, func() {
-		err := fmt.Errorf("it is silent for %v after prefill's answer", silence)
-		if a.rules.Hint != "" {
-			err = fmt.Errorf("%w; %s", err, a.rules.Hint)
-		}
-		a.give(late(err))
-	})}
-	if gap := a.rules.Gap; gap > 0 && a.rules.Order == dialect.PrefillFirst {
-		timers = append(timers, time.AfterFunc(gap, func() {
-			if !a.d.sent.Load() {
-				a.give(late(fmt.Errorf("it did not take its request within %v of prefill's answer", gap)))
-			}
-		}))
+	start, silence, gap := time.Now(), a.q.r.cfg.DecodeSilence, a.rules.Gap
+	if gap <= 0 || a.rules.Order != dialect.PrefillFirst {
+		gap = silence
 	}
+	var timer *time.Timer
+	timer = time.AfterFunc(min(gap, silence), func() {
+		left := silence - time.Since(start)
+		switch {
+		case left <= 0:
+			err := fmt.Errorf("it is silent for %v after prefill's answer", silence)
+			if a.rules.Hint != "" {
+				err = fmt.Errorf("%w; %s", err, a.rules.Hint)
+			}
+			a.give(late(err))
+		case !a.d.sent.Load():
+			a.give(late(fmt.Errorf("it did not take its request within %v of prefill's answer", gap)))
+		default:
+			a.mu.Lock() // unwatch may have stopped the timer just now
+			if a.unwatch != nil {
+				timer.Reset(left)
+			}
+			a.mu.Unlock()
+		}
+	})
 	stop := context.AfterFunc(a.p.ctx, func() {
 		if cause := a.p.cause(); errors.Is(cause, errInstanceDead) {
 			a.give(&failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: ticket.Dead, reason: reasonDead, err: cause, retry: true,
@@ -325,9 +331,7 @@ func (a *attempt) watch() func() {
 		}
 	})
 	return func() {
-		for _, t := range timers {
-			t.Stop()
-		}
+		timer.Stop()
 		stop()
 		a.q.r.legs.remove(a.p)
 	}
@@ -348,6 +352,11 @@ func (a *attempt) give(f *failure) {
 }
 
 func await(done <-chan struct{}) {
+	select {
+	case <-done: // mostly
+		return
+	default:
+	}
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
 	select {
@@ -360,9 +369,10 @@ func await(done <-chan struct{}) {
 const maxPrefillAnswer = 16 << 20
 
 func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
-	var h fasthttp.RequestHeader
-	body := a.speak.Prefill(&h, x)
-	b, err := a.q.r.send(a.p, &h, body)
+	h := a.q.r.up.request()
+	defer a.q.r.up.requests.Put(h)
+	body := a.speak.Prefill(h, x)
+	b, err := a.q.r.send(a.p, h, body)
 	if err != nil {
 		return dialect.Result{}, a.broken(a.p, err)
 	}
@@ -372,9 +382,9 @@ func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 		b.abort()
 		return dialect.Result{}, a.broken(a.p, err)
 	}
-	b.finish()
 	said := dialect.Answer{Status: b.header.StatusCode(), ContentType: string(b.header.ContentType()),
 		Outcome: string(b.header.Peek(dialect.HeaderOutcome)), Body: text}
+	b.finish()
 	res := a.speak.Result(x, said)
 	switch {
 	case res.Outcome == ticket.Done:
@@ -388,14 +398,15 @@ func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 // decode sends decode's leg and reads its answer up to where it can still be
 // repeated: the whole body, or a stream's first events.
 func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
-	var h fasthttp.RequestHeader
+	h := a.q.r.up.request()
+	defer a.q.r.up.requests.Put(h)
 	var body [][]byte
 	if a.alone {
-		body = dialect.Plain(&h, x)
+		body = dialect.Plain(h, x)
 	} else {
-		body = a.speak.Decode(&h, x)
+		body = a.speak.Decode(h, x)
 	}
-	b, err := a.q.r.send(a.d, &h, body)
+	b, err := a.q.r.send(a.d, h, body)
 	if err != nil {
 		return nil, a.broken(a.d, err)
 	}
@@ -556,8 +567,7 @@ func (a *attempt) close() {
 		a.choice.EndPrefill()
 	}
 	settle(a.d)
-	a.stop(errOver)
-	a.d.end(nil)
+	a.d.end(errOver)
 	a.q.r.legs.remove(a.d)
 	a.choice.EndDecode()
 	if a.rules == nil || a.rules.Linger == 0 || !a.p.sent.Load() || !a.prefillOpen() ||

@@ -124,6 +124,13 @@ func lifetime(header []byte, most time.Duration) (time.Duration, *openai.Error) 
 	return time.Duration(ms) * time.Millisecond, nil
 }
 
+// appendMS writes milliseconds with three decimals.
+func appendMS(b []byte, d time.Duration) []byte {
+	us := max(d.Microseconds(), 0)
+	b = append(strconv.AppendInt(b, us/1000, 10), '.')
+	return append(b, byte('0'+us/100%10), byte('0'+us/10%10), byte('0'+us%10))
+}
+
 const maxExplain = 8 << 10
 
 // describe sets the headers that say what happened: the pair, the timings and,
@@ -141,15 +148,15 @@ func (q *request) describe(ctx *fasthttp.RequestCtx, timing string) {
 		h.Set(headerFallback, string(a.falls))
 	}
 	h.Set(headerDecode, a.d.inst.ID)
-	ms := func(d time.Duration) string { return strconv.FormatFloat(float64(d.Microseconds())/1000, 'f', 3, 64) }
-	line := "queue;dur=" + ms(q.dispatched.Sub(q.start))
+	var space [128]byte
+	line := appendMS(append(space[:0], "queue;dur="...), q.dispatched.Sub(q.start))
 	if timing != "" && len(timing) < 1024 { // decode's prefill and kv
-		line += ", " + timing
+		line = append(append(line, ", "...), timing...)
 	}
 	if !q.first.IsZero() {
-		line += ", ttft;dur=" + ms(q.first.Sub(q.start))
+		line = appendMS(append(line, ", ttft;dur="...), q.first.Sub(q.start))
 	}
-	h.Set("Server-Timing", line)
+	h.SetBytesV("Server-Timing", line)
 	if !q.ex {
 		return
 	}

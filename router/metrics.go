@@ -22,8 +22,18 @@ type metrics struct {
 	fallbacks *prometheus.CounterVec // reason
 	bytes     prometheus.Counter
 
+	// good is what a request that went well counts on its route: looking a
+	// label up for each costs more than counting.
+	good map[string]*routeMetrics
+
 	reg prometheus.Registerer
 	all []prometheus.Collector
+}
+
+// routeMetrics are one route's, for status 200.
+type routeMetrics struct {
+	requests       prometheus.Counter
+	duration, ttft prometheus.Observer
 }
 
 func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
@@ -79,6 +89,10 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 	for _, s := range dialect.Shapes {
 		m.fallbacks.WithLabelValues(string(s))
 	}
+	m.good = make(map[string]*routeMetrics, len(routes))
+	for path := range routes {
+		m.good[path] = m.route(path)
+	}
 	for i, c := range m.all {
 		if err := reg.Register(c); err != nil {
 			m.all = m.all[:i]
@@ -93,6 +107,10 @@ func (m *metrics) unregister() {
 	for _, c := range m.all {
 		m.reg.Unregister(c)
 	}
+}
+
+func (m *metrics) route(path string) *routeMetrics {
+	return &routeMetrics{m.requests.WithLabelValues(path, "200"), m.duration.WithLabelValues(path), m.ttft.WithLabelValues(path)}
 }
 
 func (m *metrics) request(path string, code int) {

@@ -99,6 +99,7 @@ func (q *request) askOne(m *fleet.Member, version uint64) (*answer, error) {
 		b.abort()
 		return nil, fmt.Errorf("worker %s: %w", m.ID, err)
 	}
+	ans := &answer{status: b.header.StatusCode(), contentType: string(b.header.ContentType()), body: body}
 	b.finish()
-	return &answer{status: b.header.StatusCode(), contentType: string(b.header.ContentType()), body: body}, nil
+	return ans, nil
 }

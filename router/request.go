@@ -40,8 +40,8 @@ type request struct {
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	stop   []func() // run at the end, last first
-	unset  func()   // frees the deadline's timer
+	stop   []func()    // run at the end, last first
+	timer  *time.Timer // ends it at the deadline
 
 	chain pick.Chain
 
@@ -79,8 +79,7 @@ func (r *Router) newRequest(id, method, path string) *request {
 // deadline makes the request end after d at most.
 func (q *request) deadline(d time.Duration) {
 	q.end = q.start.Add(d)
-	ctx, cancel := context.WithDeadlineCause(q.ctx, q.end, errDeadline)
-	q.ctx, q.unset = ctx, cancel
+	q.timer = time.AfterFunc(d, func() { q.cancel(errDeadline) })
 }
 
 // watch cancels the request when its client leaves.
@@ -110,8 +109,8 @@ func (q *request) finish(status int, reason string) {
 			a.close()
 		}
 		q.cancel(errOver)
-		if q.unset != nil {
-			q.unset()
+		if q.timer != nil {
+			q.timer.Stop()
 		}
 	}
 	// Decode may end before prefill's "done" is here. It is about to come, and
@@ -135,20 +134,29 @@ func (q *request) finish(status int, reason string) {
 
 func (q *request) account() {
 	m, took := q.r.metrics, time.Since(q.start)
-	m.request(q.path, q.status)
-	m.duration.WithLabelValues(q.path).Observe(took.Seconds())
+	route := m.good[q.path]
+	switch {
+	case route == nil: // not a public route
+		route = m.route(q.path)
+		fallthrough
+	case q.status != 200:
+		m.request(q.path, q.status)
+	default:
+		route.requests.Inc()
+	}
+	route.duration.Observe(took.Seconds())
 	if !q.first.IsZero() {
-		m.ttft.WithLabelValues(q.path).Observe(q.first.Sub(q.start).Seconds())
+		route.ttft.Observe(q.first.Sub(q.start).Seconds())
 	}
 	m.bytes.Add(float64(q.bytes))
 	log := q.r.log
 	if !log.Enabled(q.ctx, slog.LevelInfo) {
 		return
 	}
-	attrs := []slog.Attr{
+	var space [16]slog.Attr
+	attrs := append(space[:0],
 		slog.String("request_id", q.id), slog.String("method", q.method), slog.String("path", q.path), slog.Int("status", q.status),
-		slog.String("model", q.model), slog.Bool("stream", q.streams), slog.Duration("took", took), slog.Int64("bytes", q.bytes),
-	}
+		slog.String("model", q.model), slog.Bool("stream", q.streams), slog.Duration("took", took), slog.Int64("bytes", q.bytes))
 	if !q.first.IsZero() {
 		attrs = append(attrs, slog.Duration("ttft", q.first.Sub(q.start)))
 	}

@@ -13,7 +13,7 @@ import (
 // upBody is a worker's answer: its header, and its body as it arrives.
 type upBody struct {
 	conn   *upConn
-	header fasthttp.ResponseHeader
+	header *fasthttp.ResponseHeader // the connection's, until finish or abort
 
 	left    int64 // bytes left of the body, or of the chunk
 	chunked bool
@@ -187,7 +187,7 @@ func (b *upBody) finish() {
 		b.abort()
 		return
 	}
-	b.over = true
+	b.over, b.header = true, nil
 	if !b.conn.stop() {
 		_ = b.conn.Close() // its leg was cancelled just now
 		return
@@ -200,7 +200,7 @@ func (b *upBody) abort() {
 	if b.over {
 		return
 	}
-	b.over = true
+	b.over, b.header = true, nil
 	b.conn.stop()
 	_ = b.conn.Close()
 }

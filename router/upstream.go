@@ -24,11 +24,14 @@ type upstream struct {
 	closed bool
 	idle   map[string][]*upConn // by address, newest last
 	open   map[*upConn]struct{}
+
+	requests sync.Pool // of *fasthttp.RequestHeader
 }
 
 const (
-	upIdle       = 15 * time.Second // idle longer than this, a connection is not used again
-	upHeader     = 16 << 10         // most bytes of an answer's header
+	upIdle       = 15 * time.Second      // idle longer than this, a connection is not used again
+	upFresh      = 10 * time.Millisecond // idle shorter than this, it is not looked at first: servers time idle connections out in seconds
+	upHeader     = 16 << 10              // most bytes of an answer's header
 	upReadBuffer = upHeader
 )
 
@@ -36,15 +39,28 @@ func newUpstream(cfg *Config) *upstream {
 	return &upstream{cfg: cfg, idle: map[string][]*upConn{}, open: map[*upConn]struct{}{}}
 }
 
+// request returns an empty header; it goes back to requests once it is sent.
+func (u *upstream) request() *fasthttp.RequestHeader {
+	h, _ := u.requests.Get().(*fasthttp.RequestHeader)
+	if h == nil {
+		h = &fasthttp.RequestHeader{}
+	}
+	h.Reset()
+	h.DisableNormalizing() // the names are ours
+	return h
+}
+
 // upConn is one connection, used by one leg at a time.
 type upConn struct {
 	net.Conn
-	u     *upstream
-	addr  string
-	br    *bufio.Reader
-	since time.Time   // idle since
-	stop  func() bool // ends the leg's hold on it
-	once  sync.Once
+	u      *upstream
+	addr   string
+	br     *bufio.Reader
+	answer fasthttp.ResponseHeader // of the leg that uses it
+	parts  [][]byte                // of its request, while it is written
+	since  time.Time               // idle since
+	stop   func() bool             // ends the leg's hold on it
+	once   sync.Once
 }
 
 // Close may be called by a leg's end and its cancellation at once.
@@ -79,7 +95,7 @@ func (u *upstream) get(ctx context.Context, addr string) (*upConn, error) {
 		if c == nil {
 			break
 		}
-		if time.Since(c.since) < upIdle && quiet(c.Conn) {
+		if idle := time.Since(c.since); idle < upFresh || idle < upIdle && quiet(c.Conn) {
 			return c, nil
 		}
 		_ = c.Close()
@@ -224,8 +240,11 @@ func (b *upBody) exchange(addr string, req *fasthttp.RequestHeader, body [][]byt
 	if err := c.SetDeadline(time.Now().Add(c.u.cfg.WriteTimeout)); err != nil {
 		return &legError{"send", err}
 	}
-	bufs := append(net.Buffers{req.Header()}, body...)
-	if _, err := bufs.WriteTo(c.Conn); err != nil {
+	c.parts = append(append(c.parts[:0], req.Header()), body...)
+	bufs := net.Buffers(c.parts)
+	_, err := bufs.WriteTo(c.Conn)
+	clear(c.parts)
+	if err != nil {
 		return &legError{"send", err}
 	}
 	if sent != nil {
@@ -234,9 +253,10 @@ func (b *upBody) exchange(addr string, req *fasthttp.RequestHeader, body [][]byt
 	if err := c.SetReadDeadline(time.Now().Add(c.u.cfg.FirstByteTimeout)); err != nil {
 		return &legError{"answer", err}
 	}
-	if err := b.header.Read(c.br); err != nil {
+	if err := c.answer.Read(c.br); err != nil {
 		return &legError{"answer", err}
 	}
+	b.header = &c.answer
 	b.begin()
 	return nil
 }

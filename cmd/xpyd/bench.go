@@ -23,5 +23,5 @@ func newBench() *cobra.Command {
 // benchCommands are the subcommands of bench. Each sets Args, as those of the
 // root do, and has an example that begins with its whole name.
 func benchCommands() []*cobra.Command {
-	return []*cobra.Command{}
+	return []*cobra.Command{newBenchKV()}
 }

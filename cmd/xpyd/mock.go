@@ -47,7 +47,9 @@ bootstrap address. A router's probes are exempt from the fault.`,
 		if err := cfg.Validate(); err != nil {
 			return usageError{err}
 		}
-		cfg.Log = newLogger(cmd.ErrOrStderr(), logLevel, "text")
+		log, flush := newLogger(cmd.ErrOrStderr(), logLevel, "text")
+		defer flush()
+		cfg.Log = log
 		e, err := mock.Start(cfg)
 		if err != nil {
 			return err

@@ -50,7 +50,9 @@ with which workers join. SIGHUP reloads limits, policy and static; SIGTERM drain
 		if printConfig {
 			return config.Print(cmd.OutOrStdout(), cfg)
 		}
-		log := newLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
+		log, flush := newLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
+		defer flush()
+		collectLess()
 		front, err := openFront(cfg, log, nil)
 		if err != nil {
 			return err

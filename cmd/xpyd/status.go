@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -116,6 +117,9 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 		if m.State == fleet.Live && !m.Probed {
 			state += ",unprobed"
 			note = m.ProbeError
+		}
+		if m.Convert {
+			note = strings.TrimPrefix(note+"; kv.convert: allow", "; ")
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%v\t%s\t%d\t%d\t%.0f%%\t%s\t%s\t%s\n", m.ID, m.Role, state, now.Sub(m.Since).Round(time.Second),
 			m.Model, m.Load.Running, m.Load.Waiting, 100*m.Load.KVUsed, m.URL, m.Build, note)

@@ -106,7 +106,9 @@ drains; a second one stops at once.`,
 
 // runUp runs until ctx ends.
 func runUp(ctx context.Context, cfg *upConfig, load func() (*upConfig, error), stdout, stderr io.Writer) error {
-	log := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
+	log, flush := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
+	defer flush()
+	collectLess()
 	exe, err := os.Executable()
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/logbuf"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/worker"
@@ -75,7 +76,8 @@ var foreignEnv = []string{"XPYD_DATA", "XPYD_ADMIN*", "XPYD_NATS_PASSWORD", "XPY
 
 // runWorker runs until ctx ends, the parent goes away, or a listener fails.
 func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
-	log := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
+	log, flush := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
+	defer flush()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	gone, err := supervise.ParentGone(ctx)
@@ -122,17 +124,20 @@ func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
 	return failure
 }
 
-// newLogger makes the process's log.
-func newLogger(w io.Writer, level, format string) *slog.Logger {
+// newLogger makes the process's log. Lines of single requests are written in
+// batches; flush writes the last.
+func newLogger(w io.Writer, level, format string) (log *slog.Logger, flush func()) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		l = slog.LevelInfo // validated before
 	}
+	b := logbuf.New(w)
 	o := &slog.HandlerOptions{Level: l}
+	var h slog.Handler = slog.NewTextHandler(b, o)
 	if format == "json" {
-		return slog.New(slog.NewJSONHandler(w, o))
+		h = slog.NewJSONHandler(b, o)
 	}
-	return slog.New(slog.NewTextHandler(w, o))
+	return slog.New(logbuf.Handler(h, b, "request")), func() { _ = b.Flush() } // nobody is left to tell
 }
 
 // progress shows long work, at most a line a second; short work is not shown.

@@ -24,7 +24,8 @@ func (i *Instance) Alone() bool { return i.Dialect == "openai" }
 
 // Compatible returns nil when the KV blocks of p can serve requests on d,
 // else the first difference. Build and load are never compared; the block
-// size is not, because kvconn converts between block sizes.
+// size is not, because kvconn converts between block sizes; dtype and numerics
+// may differ where both allow a conversion, as kvconn's handshake has it.
 func Compatible(p, d *Instance) *Mismatch {
 	diff := func(field, prefill, decode string) *Mismatch {
 		return &Mismatch{Field: field, Prefill: shown(prefill), Decode: shown(decode)}
@@ -33,6 +34,7 @@ func Compatible(p, d *Instance) *Mismatch {
 		return diff(field, strconv.Itoa(prefill), strconv.Itoa(decode))
 	}
 	a, b := &p.Layout, &d.Layout
+	converts := p.Convert && d.Convert && min(p.ProtocolMax, d.ProtocolMax) >= 2 && a.DType != b.DType
 	switch {
 	case p.Dialect != d.Dialect:
 		return diff("dialect", p.Dialect, d.Dialect)
@@ -44,7 +46,7 @@ func Compatible(p, d *Instance) *Mismatch {
 		return diff("model_fingerprint", p.ModelFingerprint, d.ModelFingerprint)
 	case p.TokenizerFingerprint != d.TokenizerFingerprint:
 		return diff("tokenizer_fingerprint", p.TokenizerFingerprint, d.TokenizerFingerprint)
-	case p.Numerics != d.Numerics:
+	case p.Numerics != d.Numerics && !converts:
 		return diff("numerics", p.Numerics, d.Numerics)
 	case a.Layers != b.Layers:
 		return num("layout.layers", a.Layers, b.Layers)
@@ -52,7 +54,7 @@ func Compatible(p, d *Instance) *Mismatch {
 		return num("layout.kv_heads", a.KVHeads, b.KVHeads)
 	case a.HeadDim != b.HeadDim:
 		return num("layout.head_dim", a.HeadDim, b.HeadDim)
-	case a.DType != b.DType:
+	case a.DType != b.DType && !converts:
 		return diff("layout.dtype", a.DType, b.DType)
 	case p.ProtocolMin > d.ProtocolMax || d.ProtocolMin > p.ProtocolMax:
 		return diff("protocol", span(p), span(d))
@@ -121,7 +123,7 @@ func (s *Snapshot) classes() []*class {
 		key := Instance{
 			Role: m.Role, Dialect: m.Dialect, Model: m.Model, Version: m.Version,
 			ModelFingerprint: m.ModelFingerprint, TokenizerFingerprint: m.TokenizerFingerprint,
-			Numerics: m.Numerics, Layout: m.Layout,
+			Numerics: m.Numerics, Layout: m.Layout, Convert: m.Convert,
 			ProtocolMin: m.ProtocolMin, ProtocolMax: m.ProtocolMax,
 		}
 		key.Layout.BlockTokens = 0

@@ -44,6 +44,30 @@ func TestCompatible(t *testing.T) {
 	f("layout.kv_heads differs: prefill has 4, decode has 2", func(d *fleet.Instance) { d.Layout.KVHeads = 2 })
 	f("layout.head_dim differs: prefill has 8, decode has 16", func(d *fleet.Instance) { d.Layout.HeadDim = 16 })
 	f("layout.dtype differs: prefill has f32, decode has bf16", func(d *fleet.Instance) { d.Layout.DType = "bf16" })
+	f("numerics differs: prefill has cpu, decode has cuda", func(d *fleet.Instance) { d.Convert, d.Layout.DType, d.Numerics = true, "bf16", "cuda" })
+}
+
+// Both must allow a conversion and speak protocol 2, and only another dtype
+// excuses other numerics.
+func TestCompatibleByConversion(t *testing.T) {
+	f := func(want string, change func(p, d *fleet.Instance)) {
+		t.Helper()
+		p, d := instance("p", fleet.Prefill), instance("d", fleet.Decode)
+		p.Convert, d.Convert, d.Layout.DType, d.Numerics = true, true, "bf16", "cuda"
+		change(&p, &d)
+		got := ""
+		if m := fleet.Compatible(&p, &d); m != nil {
+			got = m.Field
+		}
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	f("", func(p, d *fleet.Instance) {})
+	f("numerics", func(p, d *fleet.Instance) { p.Convert = false })
+	f("numerics", func(p, d *fleet.Instance) { p.ProtocolMax = 1 })
+	f("numerics", func(p, d *fleet.Instance) { d.Layout.DType = "f32" })
+	f("layout.kv_heads", func(p, d *fleet.Instance) { d.Layout.KVHeads = 2 })
 }
 
 func TestRefusals(t *testing.T) {

@@ -49,6 +49,7 @@ type Instance struct {
 	TokenizerFingerprint string `json:"tokenizer_fingerprint"`
 	Numerics             string `json:"numerics"`
 	Layout               Layout `json:"layout"`
+	Convert              bool   `json:"kv_convert,omitempty"` // rows of another dtype may be converted
 
 	// What a foreign engine's dialect needs to know of it.
 	Version   string `json:"version,omitempty"`   // of the engine; both of a pair must agree if both are known
@@ -57,6 +58,15 @@ type Instance struct {
 	TP        int    `json:"tp,omitempty"`       // tensor-parallel ranks, 0 means 1
 	PP        int    `json:"pp,omitempty"`       // pipeline stages, 0 means 1
 	DPRanks   int    `json:"dp_ranks,omitempty"` // data-parallel ranks, 0 means 1
+
+	// Where its KV events are published and repeated, host:port of rank 0; the
+	// ranks after it are at the ports after that.
+	KVEvents string `json:"kv_events,omitempty"`
+	KVReplay string `json:"kv_replay,omitempty"`
+	KVTopic  string `json:"kv_topic,omitempty"` // prefix of the topics that are its own
+	// Topology is where it is, from the widest label to the narrowest:
+	// "zone-a/rack-3". It is never compared for compatibility.
+	Topology string `json:"topology,omitempty"`
 
 	MaxModelLen int  `json:"max_model_len"` // tokens, prompt and output
 	Blocks      int  `json:"blocks"`        // blocks in the pool

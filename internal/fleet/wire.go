@@ -177,9 +177,12 @@ func (i *Instance) Validate() error {
 			return fmt.Errorf("kv_addr %q: %w", clip(i.KVAddr), err)
 		}
 	}
-	if i.Bootstrap != "" {
-		if err := validHostPort(i.Bootstrap); err != nil {
-			return fmt.Errorf("bootstrap %q: %w", clip(i.Bootstrap), err)
+	for _, f := range []struct{ name, addr string }{{"bootstrap", i.Bootstrap}, {"kv_events", i.KVEvents}, {"kv_replay", i.KVReplay}} {
+		if f.addr == "" {
+			continue
+		}
+		if err := validHostPort(f.addr); err != nil {
+			return fmt.Errorf("%s %q: %w", f.name, clip(f.addr), err)
 		}
 	}
 	if i.Alone() && i.Role != Decode {
@@ -188,7 +191,7 @@ func (i *Instance) Validate() error {
 	for _, f := range []struct{ name, value string }{
 		{"version", i.Version}, {"engine_id", i.EngineID}, {"url", i.URL}, {"kv_addr", i.KVAddr}, {"dialect", i.Dialect}, {"model", i.Model}, {"build", i.Build},
 		{"model_fingerprint", i.ModelFingerprint}, {"tokenizer_fingerprint", i.TokenizerFingerprint},
-		{"numerics", i.Numerics}, {"layout.dtype", i.Layout.DType},
+		{"numerics", i.Numerics}, {"kv_topic", i.KVTopic}, {"topology", i.Topology}, {"layout.dtype", i.Layout.DType},
 	} {
 		if !validText(f.value) {
 			return fmt.Errorf("%s: want at most %d printable bytes", f.name, maxFieldBytes)

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
 )
 
@@ -119,15 +120,26 @@ func atoi(raw []byte) (int, bool) {
 // decode's answer: a whole one, or one event's JSON. An answer without a usage
 // object is returned as it is.
 func MergeUsage(body []byte, u PromptUsage) []byte {
-	usage := Member(body, "usage")
-	completion, ok := atoi(Member(usage, "completion_tokens"))
-	if !ok && (usage == nil || usage[0] != '{') {
+	from, to := 0, 0
+	if !members(body, func(key, _ []byte, f, t int) {
+		if string(key) == "usage" {
+			from, to = f, t
+		}
+	}) || to == 0 || body[from] != '{' {
 		return body
 	}
-	details := "null"
+	usage, completion, details := body[from:to], 0, "null"
+	var old []byte
+	members(usage, func(key, value []byte, _, _ int) {
+		switch string(key) {
+		case "completion_tokens":
+			completion, _ = atoi(value)
+		case "prompt_tokens_details":
+			old = value
+		}
+	})
 	if u.Cached >= 0 {
-		details = `{"cached_tokens":` + strconv.Itoa(u.Cached) + `}`
-		if old := Member(usage, "prompt_tokens_details"); old != nil {
+		if details = `{"cached_tokens":` + strconv.Itoa(u.Cached) + `}`; len(old) > 0 && old[0] == '{' {
 			details = string(With(old, [2]string{"cached_tokens", strconv.Itoa(u.Cached)}))
 		}
 	}
@@ -135,7 +147,7 @@ func MergeUsage(body []byte, u PromptUsage) []byte {
 		[2]string{"prompt_tokens", strconv.Itoa(u.Prompt)},
 		[2]string{"total_tokens", strconv.Itoa(u.Prompt + completion)},
 		[2]string{"prompt_tokens_details", details})
-	return With(body, [2]string{"usage", string(merged)})
+	return slices.Concat(body[:from], merged, body[to:])
 }
 
 // HasUsage says whether a run of server-sent events may hold a usage object.

@@ -69,7 +69,12 @@ type KV struct {
 	TicketTimeout    time.Duration `koanf:"ticket_timeout"`
 	PeerSilence      time.Duration `koanf:"peer_silence"`
 	Resends          int           `koanf:"resends"`
+	Convert          string        `koanf:"convert"` // "refuse" or "allow" peers whose KV has another dtype
 }
+
+// convertAllow gives up the promise of the same tokens for workers that keep
+// their KV in different dtypes; the numerics of their blocks are then mixed.
+const convertAllow = "allow"
 
 // Log is the log's shape.
 type Log struct {
@@ -89,7 +94,7 @@ func DefaultConfig(role fleet.Role) Config {
 		LeaseTime: 30 * time.Second, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
 		Fleet: Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
-			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends},
+			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, Convert: "refuse"},
 		Log: Log{Level: "info", Format: "text"},
 	}
 }
@@ -120,6 +125,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := oneOf("device", c.Device, "auto", "cpu", "cuda"); err != nil {
+		return err
+	}
+	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {
 		return err
 	}
 	if c.ID != "" {
@@ -177,7 +185,7 @@ func (c *Config) Validate() error {
 func (c *Config) kvconn(id kvconn.Identity) kvconn.Config {
 	kv := kvconn.DefaultConfig()
 	kv.Identity = id
-	kv.BulkConns, kv.Resends = c.KV.BulkConns, c.KV.Resends
+	kv.BulkConns, kv.Resends, kv.Convert = c.KV.BulkConns, c.KV.Resends, c.KV.Convert == convertAllow
 	kv.DialTimeout, kv.HandshakeTimeout = c.KV.DialTimeout, c.KV.HandshakeTimeout
 	kv.AcceptTimeout, kv.TicketTimeout, kv.PeerSilence = c.KV.AcceptTimeout, c.KV.TicketTimeout, c.KV.PeerSilence
 	return kv

@@ -202,6 +202,7 @@ func (w *Worker) instance() fleet.Instance {
 		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr,
 		Dialect: "native", Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
 		ModelFingerprint: w.identity.ModelFingerprint, TokenizerFingerprint: w.identity.TokenizerFingerprint, Numerics: w.identity.Numerics,
+		Convert:     w.cfg.KV.Convert == convertAllow,
 		Layout:      fleet.Layout{Layers: l.Layers, KVHeads: l.KVHeads, HeadDim: l.HeadDim, BlockTokens: l.BlockTokens, DType: l.DType},
 		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), MaxBatch: w.cfg.MaxBatch, PID: os.Getpid(),
 	}

@@ -1,5 +1,6 @@
-// Paged prefill attention (causal, GQA, any prefix in the pool), in the manner
-// of FlashAttention-2 with mma.sync: 128 query rows of one head a CTA, eight
+// Paged prefill attention (causal, GQA, any prefix in the pool) for blocks that
+// attn_hopper.cu does not take and GPUs after Hopper, in the manner of
+// FlashAttention-2 with mma.sync: 128 query rows of one head a CTA, eight
 // warps of 16 rows, K and V in tiles of 64 positions through a double-buffered
 // cp.async ring, found through the block table. Tiles after the diagonal are
 // never read.
@@ -19,7 +20,7 @@ static __global__ __launch_bounds__(WARPS * 32, 1) void prefill_kernel(Attention
   extern __shared__ __align__(128) uint8_t smem[]; // [stage][K, V][N][D]
   pdl_wait();
   pdl_next();
-  xk_tile tile = tiles[gridDim.x - 1 - blockIdx.x]; // the longest first
+  xk_tile tile = tiles[blockIdx.x]; // the longest first
   int head = blockIdx.y, kv_head = head / (a.heads / p.kv_heads);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t *table = a.tail + tile.table;
@@ -195,18 +196,19 @@ template <int D> static int32_t prefill(const Launch &l, const Attention &a, con
   return launch(l, prefill_kernel<D>, dim3(n, a.heads), WARPS * 32, smem_bytes<D>, a, p, tiles);
 }
 
-int32_t xk_attn_prefill(const Launch &l, const Attention &a, const Pool &p, const xk_tile *tiles, int n) {
+int32_t xk_attn_prefill(const Launch &l, const Attention &a, const Pool &p, const Prefill &f) {
   if (!xk_attn_fast(p.head_dim, a.heads / p.kv_heads)) return xk_fail(XK_INVALID, "prefill attention: head_dim %d", p.head_dim);
-  return p.head_dim == 64 ? prefill<64>(l, a, p, tiles, n) : prefill<128>(l, a, p, tiles, n);
+  if (xk_attn_hopper_takes(p, f)) return xk_attn_prefill_hopper(l, a, p, f);
+  return p.head_dim == 64 ? prefill<64>(l, a, p, f.tiles, f.n_tiles) : prefill<128>(l, a, p, f.tiles, f.n_tiles);
 }
 
 int32_t xk_attn_any(const Launch &l, const Attention &a, const Pool &p, int n_rows) {
   return launch(l, any_kernel, dim3(n_rows, a.heads), 128, 0, a, p);
 }
 
-int32_t xk_attn_decode_init();
 int32_t xk_attn_init() {
   XK_TRY(cudaFuncSetAttribute(prefill_kernel<64>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<64>));
   XK_TRY(cudaFuncSetAttribute(prefill_kernel<128>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<128>));
+  XK_OK_OR_RETURN(xk_attn_hopper_init());
   return xk_attn_decode_init();
 }

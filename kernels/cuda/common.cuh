@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -173,11 +174,26 @@ struct Attention {
   int splits;      // decode: the most
   int min_split;   // decode: fewest positions of a split, a multiple of 64
 };
-int32_t xk_attn_prefill(const Launch &l, const Attention &a, const Pool &p, const xk_tile *tiles, int n_tiles);
+struct Prefill {
+  const xk_tile *tiles; // the longest first
+  int n_tiles, longest; // positions of the first tile
+  // For the Hopper kernel; kv_map is null where there is none.
+  const CUtensorMap *q_map, *kv_map; // of qkv, and of the pool of all layers
+  unsigned *work;       // two counters, zero between launches
+  int sms;
+  int first_row, total_rows; // of the layer, and of the pool, in the map
+};
+int32_t xk_attn_prefill(const Launch &l, const Attention &a, const Pool &p, const Prefill &f);
+bool xk_attn_hopper_takes(const Pool &p, const Prefill &f);
+int32_t xk_attn_prefill_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f);
+int32_t xk_kv_map(CUtensorMap *map, const bf16 *pool, int64_t rows, int head_dim);
+int32_t xk_q_map(CUtensorMap *map, const bf16 *qkv, int64_t rows, int width);
 int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const int32_t *rows, int n_rows);
 int32_t xk_attn_any(const Launch &l, const Attention &a, const Pool &p, int n_rows);
 bool xk_attn_fast(int head_dim, int group); // prefill and decode kernels take it
-int32_t xk_attn_init();
+int32_t xk_attn_init(); // and those of the other files
+int32_t xk_attn_decode_init();
+int32_t xk_attn_hopper_init();
 
 // Skinny projection, rows <= 32: out[m][n] = sum_k w[n][k] x[m][k].
 enum Epilogue { STORE_BF16, ADD_BF16, SILU_BF16, STORE_F32 }; // ADD: out += ; SILU: pairs of 8 rows

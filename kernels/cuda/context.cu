@@ -52,6 +52,7 @@ static int32_t open(xk_ctx *c) {
   xk_device d;
   XK_OK_OR_RETURN(xk_device_info(g.device, &d));
   c->sms = d.sms;
+  c->hopper = d.major == 9 && d.minor == 0;
   c->width = (g.heads + 2 * g.kv_heads) * g.head_dim;
   c->ff = int(round_up(g.intermediate, 64));
   c->stride = int(round_up(g.vocab, 8));
@@ -282,6 +283,7 @@ static int32_t buffers(xk_ctx *c) {
   int64_t splits = std::max<int64_t>(s, 4 * c->sms / g.kv_heads + s); // sequences x splits, see step.cu
   XK_OK_OR_RETURN(xk_alloc(c, &c->partial, splits * g.heads * (g.head_dim + 4)));
   XK_OK_OR_RETURN(xk_alloc(c, &c->tickets, r * g.kv_heads, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->work, 2, true));
 
   xk_buffers &b = c->buffers;
   b.max_samples = int32_t(std::max<int64_t>(4 * s, 1024));

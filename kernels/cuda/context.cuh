@@ -66,6 +66,9 @@ struct xk_ctx {
   static constexpr int MOVERS = 4;
   Mover movers[MOVERS];
   std::atomic<unsigned> next_mover{0};
+  bool hopper = false; // compute capability 9.0: wgmma
+  CUtensorMap q_map, kv_map;
+  unsigned *work = nullptr; // of prefill attention
 
   cublasLtHandle_t lt = nullptr;
   cublasLtMatmulDesc_t matmul = nullptr;

@@ -55,6 +55,12 @@ int32_t xk_pool_open(xk_ctx *c) {
   const xk_config &g = c->cfg;
   int64_t slots = int64_t(g.layers) * c->blocks * g.kv_heads;
   XK_OK_OR_RETURN(xk_alloc(c, &c->pool, g.layers * c->layer_elements(), true));
+  int64_t rows = g.layers * c->layer_elements() / g.head_dim;
+  c->hopper = c->hopper && xk_attn_fast(g.head_dim, g.heads / g.kv_heads) && rows < INT32_MAX;
+  if (c->hopper) {
+    XK_OK_OR_RETURN(xk_kv_map(&c->kv_map, c->pool, rows, g.head_dim));
+    XK_OK_OR_RETURN(xk_q_map(&c->q_map, c->qkv, g.max_rows, c->width));
+  }
   XK_OK_OR_RETURN(xk_alloc(c, &c->digest, slots, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->filled, slots, true));
   int least, greatest;

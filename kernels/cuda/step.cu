@@ -32,7 +32,12 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   if (!xk_attn_fast(g.head_dim, g.heads / g.kv_heads)) {
     XK_OK_OR_RETURN(xk_attn_any(l, t, p, a.n_rows));
   } else {
-    if (a.n_tiles) XK_OK_OR_RETURN(xk_attn_prefill(l, t, p, on_device<xk_tile>(c, a.tiles), a.n_tiles));
+    if (a.n_tiles) {
+      const xk_tile &longest = on_host<xk_tile>(c, a.tiles)[0];
+      int rows = int(c->layer_elements() / g.head_dim);
+      Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, longest.pos + longest.n, &c->q_map, c->hopper ? &c->kv_map : nullptr, c->work, c->sms, i * rows, g.layers * rows};
+      XK_OK_OR_RETURN(xk_attn_prefill(l, t, p, f));
+    }
     if (a.n_decode) {
       t.splits = splits_for(c, a.n_decode);
       XK_OK_OR_RETURN(xk_attn_decode(l, t, p, on_device<int32_t>(c, a.decode), a.n_decode));

@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -194,6 +195,7 @@ func (b *Backend) describe(st *kernels.Step, bucket int) (C.xk_step_args, error)
 		}
 		row += n
 	}
+	slices.SortStableFunc(tile, func(x, y C.xk_tile) int { return int(y.pos + y.n - x.pos - x.n) })
 	finals, samples, items := len(s.finals), len(s.samples), len(s.items)
 	if bucket > 0 {
 		for i := row; i < bucket; i++ {

@@ -59,7 +59,8 @@ typedef struct {
   int32_t pos; // absolute position of the block's row 0
 } xk_seg;
 
-// Up to 128 query rows of one sequence, for prefill attention.
+// Up to 128 query rows of one sequence, for prefill attention. Those with most
+// positions before their end come first.
 typedef struct {
   int32_t row, n;
   int32_t pos;   // absolute position of the first

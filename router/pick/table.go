@@ -66,10 +66,11 @@ type classKey struct {
 	layout                                    fleet.Layout
 	version                                   string
 	protoMin, protoMax                        int
+	convert                                   bool
 }
 
 func keyOf(i *fleet.Instance) classKey {
-	return classKey{i.Dialect, i.ModelFingerprint, i.TokenizerFingerprint, i.Numerics, i.Layout, i.Version, i.ProtocolMin, i.ProtocolMax}
+	return classKey{i.Dialect, i.ModelFingerprint, i.TokenizerFingerprint, i.Numerics, i.Layout, i.Version, i.ProtocolMin, i.ProtocolMax, i.Convert}
 }
 
 // refresh makes the table of v unless it is the present one.

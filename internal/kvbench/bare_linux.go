@@ -1,0 +1,217 @@
+package kvbench
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The bare loop is the limit of any transport over TCP: the same scattered
+// blocks, writev into readv, no frames, no checks. Each connection moves its
+// share of the blocks; 8 bytes from the receiver, how many of each layer, start
+// a transfer.
+
+// bareBatch is how many bytes one writev or readv names. Larger ones were no
+// faster on loopback.
+const bareBatch = 1 << 20
+
+// bare serves loops until ctx ends or the receiver closes them.
+func (s *sender) bare(ctx context.Context, c net.Conn, conns int) (addr string, err error) {
+	ln, err := net.Listen("tcp", Transport{}.at(c))
+	if err != nil {
+		return "", err
+	}
+	stop := context.AfterFunc(ctx, func() { ln.Close() })
+	s.wg.Go(func() {
+		defer stop()
+		defer ln.Close()
+		for range conns {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			s.wg.Go(func() {
+				defer c.Close()
+				stop := context.AfterFunc(ctx, func() { hangUp(c) })
+				defer stop()
+				if err := s.bareServe(c); err != nil && !errors.Is(err, io.EOF) {
+					s.log.Warn("bench kv: bare loop", "error", err)
+				}
+			})
+		}
+	})
+	return ln.Addr().String(), nil
+}
+
+func (s *sender) bareServe(c net.Conn) error {
+	f, err := blocking(c)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var go8 [8]byte
+	for {
+		if _, err := io.ReadFull(f, go8[:]); err != nil {
+			return err
+		}
+		first, n := int(binary.LittleEndian.Uint32(go8[:])), int(binary.LittleEndian.Uint32(go8[4:]))
+		if first < 0 || n < 1 || first+n > len(s.order) {
+			return fmt.Errorf("%d blocks from %d of %d", n, first, len(s.order))
+		}
+		if err := vectored(f, s.pool, s.order[first:first+n], unix.Writev); err != nil {
+			return err
+		}
+	}
+}
+
+// blocking takes c's socket out of the runtime's poller: a bare loop waits in
+// the system call.
+func blocking(c net.Conn) (*os.File, error) {
+	tc, ok := c.(*net.TCPConn)
+	if !ok {
+		return nil, fmt.Errorf("%T is no TCP connection", c)
+	}
+	f, err := tc.File()
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.SetNonblock(int(f.Fd()), false); err != nil {
+		f.Close()
+		return nil, err
+	}
+	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+		limit := unix.NsecToTimeval(controlIdle.Nanoseconds())
+		if err := unix.SetsockoptTimeval(int(f.Fd()), unix.SOL_SOCKET, option, &limit); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// hangUp ends a blocked read or write; closing one of the socket's two
+// descriptors would not.
+func hangUp(c net.Conn) {
+	if tc, ok := c.(*net.TCPConn); ok {
+		_ = tc.CloseWrite()
+		_ = tc.CloseRead()
+	}
+}
+
+// vectored moves the blocks of every layer with one system call a batch.
+func vectored(f *os.File, p *pool, order []int32, move func(fd int, iovs [][]byte) (int, error)) error {
+	fd := int(f.Fd())
+	batch := max(1, min(bareBatch/p.size, 512))
+	iovs := make([][]byte, 0, batch)
+	for layer := range p.layout.Layers {
+		for at := 0; at < len(order); at += batch {
+			iovs = iovs[:0]
+			for _, b := range order[at:min(at+batch, len(order))] {
+				iovs = append(iovs, p.run(layer, b))
+			}
+			for rest := iovs; len(rest) > 0; {
+				n, err := move(fd, rest)
+				if errors.Is(err, unix.EINTR) {
+					continue
+				}
+				if err != nil {
+					return err
+				}
+				if n == 0 {
+					return io.ErrUnexpectedEOF
+				}
+				rest = skip(rest, n)
+			}
+		}
+	}
+	return nil
+}
+
+// skip drops the first n bytes of v, in place.
+func skip(v [][]byte, n int) [][]byte {
+	for len(v) > 0 && n >= len(v[0]) {
+		n -= len(v[0])
+		v = v[1:]
+	}
+	if n > 0 {
+		v[0] = v[0][n:]
+	}
+	return v
+}
+
+// bareLoop is the receiver's end.
+type bareLoop struct {
+	files []*os.File
+	conns []net.Conn
+}
+
+func dialBare(ctx context.Context, addr string, conns int) (_ *bareLoop, err error) {
+	l := &bareLoop{}
+	defer func() {
+		if err != nil {
+			l.close()
+		}
+	}()
+	d := net.Dialer{Timeout: 5 * time.Second}
+	for range conns {
+		c, err := d.DialContext(ctx, "tcp", addr)
+		if err != nil {
+			return nil, fmt.Errorf("bare loop: %w", err)
+		}
+		l.conns = append(l.conns, c)
+		f, err := blocking(c)
+		if err != nil {
+			return nil, fmt.Errorf("bare loop: %w", err)
+		}
+		l.files = append(l.files, f)
+	}
+	return l, nil
+}
+
+// transfer moves the first blocks of the sender's sequence into order.
+func (l *bareLoop) transfer(ctx context.Context, p *pool, order []int32) error {
+	stop := context.AfterFunc(ctx, func() {
+		for _, c := range l.conns {
+			hangUp(c)
+		}
+	})
+	defer stop()
+	errs := make([]error, len(l.files))
+	var wg sync.WaitGroup
+	for i, f := range l.files {
+		first, end := len(order)*i/len(l.files), len(order)*(i+1)/len(l.files)
+		if first == end {
+			continue
+		}
+		wg.Go(func() {
+			var go8 [8]byte
+			binary.LittleEndian.PutUint32(go8[:], uint32(first))
+			binary.LittleEndian.PutUint32(go8[4:], uint32(end-first))
+			if _, errs[i] = f.Write(go8[:]); errs[i] == nil {
+				errs[i] = vectored(f, p, order[first:end], unix.Readv)
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("bare loop: %w", err)
+	}
+	return nil
+}
+
+func (l *bareLoop) close() {
+	for _, f := range l.files {
+		f.Close()
+	}
+	for _, c := range l.conns {
+		c.Close()
+	}
+}

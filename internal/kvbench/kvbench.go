@@ -1,0 +1,187 @@
+// Package kvbench measures kvconn between two processes: how fast a prompt's
+// blocks move from one pool to another, how long a small transfer takes, what
+// a new peer costs, and how that compares with limits measured in the same
+// run: memcpy, and a bare writev/readv loop over the same scattered memory.
+//
+// One process is the sender (Serve), as a prefill worker is; the other, where
+// the clock is, the receiver (Run), as a decode worker is. They meet on a small
+// control connection of their own: the receiver sends the shape of the pools
+// and asks for the sender's CPU time. The pools are memory with kvconn's views,
+// the rows a fixed pattern with the digests that a prefill worker would have
+// stored with them.
+//
+// Non-goals: models, engines, the router; see `xpyd bench` for those.
+package kvbench
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+)
+
+// Config says what to measure. Start from DefaultConfig.
+type Config struct {
+	Transport   string `json:"transport"`    // "tcp", "shm" or "auto"
+	BlockBytes  int    `json:"block_bytes"`  // one block of one layer
+	BlockTokens int    `json:"block_tokens"` // positions in a block
+	Layers      int    `json:"layers"`
+	KVHeads     int    `json:"kv_heads"`
+	Bytes       int    `json:"bytes"`       // of one transfer
+	Scatter     string `json:"scatter"`     // order of block ids at both ends: "shuffled" or "contiguous"
+	Concurrency int    `json:"concurrency"` // transfers at a time
+	Connections int    `json:"connections"` // bulk connections
+	Digests     string `json:"digests"`     // checked on arrival: "on", "off", or "both" in turn
+	Verify      bool   `json:"verify"`      // compare every byte at the end
+
+	Warmup      int           `json:"warmup"`      // transfers before the clock
+	Repetitions int           `json:"repetitions"` // at least so many of each kind
+	Duration    time.Duration `json:"duration"`    // and for at least so long
+	Baselines   bool          `json:"baselines"`   // measure the limits in turn with ours
+
+	LatencyBytes int `json:"latency_bytes"` // of one small transfer
+	LatencyRuns  int `json:"latency_runs"`  // small transfers, one at a time
+	Handshakes   int `json:"handshakes"`    // new peers in a row
+
+	Sweep []int `json:"sweep"` // transfer sizes for the plot
+}
+
+// DefaultConfig moves 256 MiB in 16 KiB blocks, the shape of a model of 16
+// layers with two KV heads of 128 bf16.
+func DefaultConfig() Config {
+	return Config{
+		Transport: "auto", BlockBytes: 16 << 10, BlockTokens: 16, Layers: 16, KVHeads: 2, Bytes: 256 << 20,
+		Scatter: "shuffled", Concurrency: 1, Connections: 1, Digests: "on", Verify: true,
+		Warmup: 2, Repetitions: 7, Baselines: true,
+		LatencyBytes: 256 << 10, LatencyRuns: 1000, Handshakes: 20,
+	}
+}
+
+// Bounds of what one process asks another for.
+const (
+	maxPool    = 64 << 30
+	maxRuns    = 1 << 20
+	maxConfig  = 64 << 10 // bytes of a request
+	maxConns   = 64
+	maxTickets = 256
+)
+
+// Validate says what is wrong, all of it.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	in := func(name string, v, low, high int) {
+		if v < low || v > high {
+			bad("%s: %d is not in %d..%d", name, v, low, high)
+		}
+	}
+	oneOf := func(name, v string, want ...string) {
+		for _, w := range want {
+			if v == w {
+				return
+			}
+		}
+		bad("%s: %q is not one of %s", name, v, strings.Join(want, ", "))
+	}
+	oneOf("transport", c.Transport, "tcp", "shm", "auto")
+	oneOf("scatter", c.Scatter, "shuffled", "contiguous")
+	oneOf("digests", c.Digests, "on", "off", "both")
+	in("layers", c.Layers, 1, 1024)
+	in("kv-heads", c.KVHeads, 1, 1024)
+	in("block-tokens", c.BlockTokens, 1, 256)
+	in("block", c.BlockBytes, 1, 64<<20)
+	in("concurrency", c.Concurrency, 1, maxTickets)
+	in("connections", c.Connections, 1, maxConns)
+	in("repetitions", c.Repetitions, 1, maxRuns)
+	in("warmup", c.Warmup, 0, maxRuns)
+	in("latency-runs", c.LatencyRuns, 0, maxRuns)
+	in("handshakes", c.Handshakes, 0, maxRuns)
+	if c.Duration < 0 || c.Duration > 24*time.Hour {
+		bad("duration: %v is not in 0..24h", c.Duration)
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	if rows := 2 * c.KVHeads * c.BlockTokens; c.BlockBytes%rows != 0 {
+		bad("block: %s is not a whole number of bytes for each of 2 (K,V) x %d heads x %d tokens", Size(c.BlockBytes), c.KVHeads, c.BlockTokens)
+	}
+	step := c.Layers * c.BlockBytes
+	sizes := append([]int{c.Bytes}, c.Sweep...)
+	if c.LatencyRuns > 0 || c.Handshakes > 0 {
+		sizes = append(sizes, c.LatencyBytes)
+	}
+	for _, n := range sizes {
+		if n < step || n%step != 0 || n > maxPool/c.Concurrency {
+			bad("size: %s is not a multiple of %s (%d layers x %s), or over %s in all", Size(n), Size(step), c.Layers, Size(c.BlockBytes), Size(maxPool))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// rowBytes is the length of one row: (layer, K or V, head, position).
+func (c Config) rowBytes() int { return c.BlockBytes / (2 * c.KVHeads * c.BlockTokens) }
+
+// blocks is how many blocks a transfer of n bytes has in each layer.
+func (c Config) blocks(n int) int { return n / (c.Layers * c.BlockBytes) }
+
+// most is the largest transfer.
+func (c Config) most() int {
+	n := max(c.Bytes, c.LatencyBytes)
+	for _, s := range c.Sweep {
+		n = max(n, s)
+	}
+	return n
+}
+
+// layout is the pools' for kernels.
+func (c Config) layout() kernels.Layout {
+	return kernels.Layout{Layers: c.Layers, KVHeads: c.KVHeads, BlockTokens: c.BlockTokens, RowBytes: c.rowBytes()}
+}
+
+// connector is kvconn's configuration of one end.
+func (c Config) connector(id string) kvconn.Config {
+	k := kvconn.DefaultConfig()
+	k.BulkConns = c.Connections
+	k.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "bench kv", TokenizerFingerprint: "none", Numerics: "none",
+		Layout: kvconn.Layout{BlockTokens: c.BlockTokens, Groups: []kvconn.Group{
+			{Kind: "full", Layers: c.Layers, KVHeads: c.KVHeads, HeadDim: max(1, c.rowBytes()/2), RowBytes: c.rowBytes(), DType: "bf16"}}}}
+	return k
+}
+
+// Size writes a number of bytes as people do: "256 MiB".
+func Size(n int) string {
+	for _, u := range units {
+		if n >= u.bytes && n%u.bytes == 0 {
+			return strconv.Itoa(n/u.bytes) + " " + u.name
+		}
+	}
+	return strconv.Itoa(n) + " B"
+}
+
+var units = []struct {
+	name  string
+	bytes int
+}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}}
+
+// ParseSize reads "256MiB", "16 KiB", "64k" or a plain number of bytes; k, m
+// and g are powers of 1024.
+func ParseSize(s string) (int, error) {
+	t, scale := strings.ToLower(strings.ReplaceAll(s, " ", "")), 1
+	for _, u := range units {
+		for _, suffix := range []string{u.name, u.name[:1]} {
+			if v, ok := strings.CutSuffix(t, strings.ToLower(suffix)); ok && scale == 1 {
+				t, scale = v, u.bytes
+			}
+		}
+	}
+	t = strings.TrimSuffix(t, "b")
+	n, err := strconv.Atoi(t)
+	if err != nil || n < 1 || n > maxPool/scale {
+		return 0, fmt.Errorf("size %q: want bytes, or a number with KiB, MiB or GiB", s)
+	}
+	return n * scale, nil
+}

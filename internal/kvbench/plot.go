@@ -1,0 +1,146 @@
+package kvbench
+
+import (
+	"fmt"
+	"html"
+	"io"
+	"math"
+	"strings"
+)
+
+// Plot writes the sweep as one self-contained SVG: throughput above, latency
+// below, against the transfer size.
+func (r *Report) Plot(w io.Writer) error {
+	var b strings.Builder
+	const width, height = 760, 620
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n", width, height, width, height)
+	b.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
+	c := r.Config
+	title := fmt.Sprintf("xpyd bench kv: %s, blocks of %s %s, %d layers, %s, digests %s", r.Transport, Size(c.BlockBytes), c.Scatter, c.Layers,
+		count(c.Connections, "connection"), c.Digests)
+	fmt.Fprintf(&b, `<text x="70" y="22" font-size="14">%s</text>`+"\n", html.EscapeString(title))
+	sizes := make([]float64, len(r.Sweep))
+	gbs, p50, p99 := make([]float64, len(sizes)), make([]float64, len(sizes)), make([]float64, len(sizes))
+	for i, p := range r.Sweep {
+		sizes[i], gbs[i], p50[i], p99[i] = float64(p.Bytes), p.GBs.Median, p.P50, p.P99
+	}
+	chart{top: 50, label: "GB/s", x: sizes, lines: []line{{"throughput", "#1f6fb4", gbs}}, zero: true}.draw(&b)
+	chart{top: 345, label: "µs, ticket to verified", x: sizes, lines: []line{{"p50", "#1f6fb4", p50}, {"p99", "#c0392b", p99}}}.draw(&b)
+	b.WriteString("</svg>\n")
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// PlotHTML is Plot in a page with the table.
+func (r *Report) PlotHTML(w io.Writer) error {
+	fmt.Fprint(w, "<!doctype html>\n<meta charset=\"utf-8\"><title>xpyd bench kv</title>\n<body style=\"font-family:sans-serif\">\n")
+	if err := r.Plot(w); err != nil {
+		return err
+	}
+	var table strings.Builder
+	if err := r.Table(&table); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "<pre>%s</pre>\n</body>\n", html.EscapeString(table.String()))
+	return err
+}
+
+// chart is one pair of axes; x and, unless zero, y are logarithmic.
+type chart struct {
+	top   float64
+	label string
+	x     []float64
+	lines []line
+	zero  bool // y is linear and begins at 0
+}
+
+type line struct {
+	name, colour string
+	y            []float64
+}
+
+// The plotting area of a chart, in pixels.
+const (
+	left, right = 70, 730
+	tall        = 230
+)
+
+func (c chart) draw(b *strings.Builder) {
+	lowX, highX := bounds(c.x)
+	var all []float64
+	for _, l := range c.lines {
+		all = append(all, l.y...)
+	}
+	lowY, highY := bounds(all)
+	ticks := decades(lowY, highY)
+	if c.zero {
+		lowY, ticks = 0, steps(highY)
+		highY = math.Max(highY, ticks[len(ticks)-1])
+	} else {
+		lowY, highY = math.Min(lowY, ticks[0]), math.Max(highY, ticks[len(ticks)-1])
+	}
+	at := func(v, low, high float64, log bool) float64 {
+		if log {
+			v, low, high = math.Log(v), math.Log(low), math.Log(high)
+		}
+		if high == low {
+			return 0.5
+		}
+		return (v - low) / (high - low)
+	}
+	px := func(v float64) float64 { return left + (right-left)*at(v, lowX, highX, true) }
+	py := func(v float64) float64 { return c.top + tall*(1-at(v, lowY, highY, !c.zero)) }
+	fmt.Fprintf(b, `<text x="%d" y="%.0f">%s</text>`+"\n", left, c.top-8, html.EscapeString(c.label))
+	for _, v := range ticks {
+		fmt.Fprintf(b, `<path d="M%d %.1fH%d" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%g</text>`+"\n", left, py(v), right, left-8, py(v)+4, v)
+	}
+	for _, v := range c.x {
+		fmt.Fprintf(b, `<path d="M%.1f %.0fV%.0f" stroke="#eee"/><text x="%.1f" y="%.0f" text-anchor="middle">%s</text>`+"\n",
+			px(v), c.top, c.top+tall, px(v), c.top+tall+18, Size(int(v)))
+	}
+	for i, l := range c.lines {
+		var points []string
+		for k, v := range l.y {
+			points = append(points, fmt.Sprintf("%.1f,%.1f", px(c.x[k]), py(v)))
+		}
+		fmt.Fprintf(b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n", strings.Join(points, " "), l.colour)
+		for k, v := range l.y {
+			fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"><title>%s %s: %.4g</title></circle>`+"\n", px(c.x[k]), py(v), l.colour, l.name, Size(int(c.x[k])), v)
+		}
+		fmt.Fprintf(b, `<text x="%d" y="%.0f" fill="%s">%s</text>`+"\n", right-150+75*i, c.top-8, l.colour, l.name)
+	}
+}
+
+func bounds(v []float64) (low, high float64) {
+	low, high = math.Inf(1), math.Inf(-1)
+	for _, x := range v {
+		low, high = math.Min(low, x), math.Max(high, x)
+	}
+	return low, high
+}
+
+// decades are the powers of ten around low..high.
+func decades(low, high float64) (out []float64) {
+	for v := math.Pow(10, math.Floor(math.Log10(low))); ; v *= 10 {
+		if out = append(out, v); v >= high {
+			return out
+		}
+	}
+}
+
+// steps are about five round values from 0 to at least high.
+func steps(high float64) (out []float64) {
+	unit := math.Pow(10, math.Floor(math.Log10(high/5)))
+	for _, m := range []float64{1, 2, 5, 10} {
+		if unit*m >= high/5 {
+			unit *= m
+			break
+		}
+	}
+	for i := 0; ; i++ {
+		v := unit * float64(i)
+		if out = append(out, v); v >= high {
+			return out
+		}
+	}
+}
