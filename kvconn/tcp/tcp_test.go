@@ -31,8 +31,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestTCP(t *testing.T) {
+func TestTCP(t *testing.T)      { suite(t, false) }
+func TestTCPRelay(t *testing.T) { suite(t, true) }
+
+func suite(t *testing.T, relay bool) {
 	kvconntest.Run(t, kvconntest.Factory{
+		Relay: relay,
 		New: func(t testing.TB) (kvconn.Transport, string) {
 			tr, err := tcp.New(tcp.DefaultConfig())
 			if err != nil {
