@@ -132,11 +132,14 @@ func (w *bulkWriter) run() {
 // batch writes units of g, then leaves its fence. The error is the
 // connection's; a failed load only ends the ticket.
 func (w *bulkWriter) batch(g *Outgoing, units []uint32) error {
-	bytes, err := w.gather(g, units)
+	bytes, placed, err := w.gather(g, units)
 	if err != nil {
 		g.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("load: %w", err), true)
 		g.fence.leave()
 		return nil
+	}
+	if placed { // nothing of the ticket is touched any more: a link that takes no bytes must not hold a revoke up
+		g.fence.leave()
 	}
 	if w.f.vec == nil {
 		err = w.f.write(w.buf)
@@ -148,7 +151,9 @@ func (w *bulkWriter) batch(g *Outgoing, units []uint32) error {
 	g.inflight--
 	g.mark()
 	g.p.mu.Unlock()
-	g.fence.leave()
+	if !placed {
+		g.fence.leave()
+	}
 	if err != nil {
 		return err
 	}
@@ -164,24 +169,35 @@ type piece struct {
 	n    int
 }
 
-// gather makes the frames of units: one batch if the peer knows that, else a
-// frame each. It returns the bytes of their rows.
-func (w *bulkWriter) gather(g *Outgoing, units []uint32) (bytes int, err error) {
-	w.buf, w.pieces, w.all, w.sums = w.buf[:0], w.pieces[:0], w.all[:0], w.sums[:0]
+// gather makes the frames of units: those that can be placed are placed now,
+// the others go as one batch if the peer knows that, else as a frame each. It
+// returns the bytes of their rows and whether all are placed.
+func (w *bulkWriter) gather(g *Outgoing, units []uint32) (bytes int, placed bool, err error) {
+	w.buf, w.pieces, w.all = w.buf[:0], w.pieces[:0], w.all[:0]
 	for _, u := range units {
+		at := len(w.buf)
+		n, done, err := w.place(g, u)
+		if err != nil {
+			return 0, false, err
+		}
+		if done {
+			bytes += n
+			w.pieces = append(w.pieces, piece{n: len(w.buf) - at})
+			continue
+		}
 		d := w.describe(g, u)
 		bytes += d.bytes
 		w.all = append(w.all, d)
 	}
-	if len(units) == 1 || w.f.version < 2 {
-		for n := range w.all {
-			if err := w.frames(g, typeUnit, w.all[n:n+1]); err != nil {
-				return 0, err
-			}
-		}
-		return bytes, nil
+	if len(w.all) > 1 && w.f.version >= 2 {
+		return bytes, false, w.frames(g, typeBatch, w.all)
 	}
-	return bytes, w.frames(g, typeBatch, w.all)
+	for n := range w.all {
+		if err := w.frames(g, typeUnit, w.all[n:n+1]); err != nil {
+			return 0, false, err
+		}
+	}
+	return bytes, len(w.all) == 0, nil
 }
 
 // describe makes the head of one unit; its rows are not looked at yet.
@@ -189,14 +205,13 @@ func (w *bulkWriter) describe(g *Outgoing, u uint32) departure {
 	blocks := len(g.t.Dest)
 	layer, index := int(u)/blocks, int(u)%blocks
 	gr, _ := g.layout.Group(layer)
-	own, _ := w.p.cfg.Identity.Layout.Group(layer)
 	rows := min(g.layout.BlockTokens, g.t.Positions-index*g.layout.BlockTokens)
 	to := g.t.Dest[index]
 	return departure{
 		unitHead: unitHead{Ticket: g.t.ID, Tag: g.tag, Layer: uint32(layer), Index: uint32(index),
 			Block: to.Block, Generation: to.Generation, Rows: uint32(rows), Heads: uint32(gr.KVHeads)},
 		bytes: gr.PackedBytes(rows),
-		same:  gr.KVHeads == own.KVHeads && gr.HeadFirst == own.HeadFirst && gr.DType == own.DType && gr.RowBytes == own.RowBytes,
+		same:  g.layout.same(w.p.cfg.Identity.Layout, layer),
 	}
 }
 

@@ -12,6 +12,10 @@ type Config struct {
 	// Identity is what this worker says of itself; see Identity.
 	Identity Identity
 
+	// Shared describes this worker's pool, if it lies in memory that a sender on
+	// the same machine may write to; nil: rows are only ever received.
+	Shared *Shared
+
 	// ProtocolMin and ProtocolMax bound the wire versions offered. They are
 	// the package's own unless a test or a staged upgrade narrows them.
 	ProtocolMin, ProtocolMax int
@@ -103,6 +107,8 @@ func (c Config) Validate() error {
 		}
 	}
 	if err := c.Identity.Layout.validate(); err != nil {
+		errs = append(errs, err)
+	} else if err := c.Shared.validate(c.Identity.Layout); err != nil {
 		errs = append(errs, err)
 	}
 	if c.ProtocolMin < 1 || c.ProtocolMax < c.ProtocolMin || c.ProtocolMax > 255 {

@@ -95,6 +95,7 @@ func asIncompatible(err error) *Incompatible {
 var ErrDigest = errors.New("digest mismatch")
 
 var (
+	errHeld     = errors.New("memory is held")
 	errSilent   = errors.New("peer is silent")
 	errStalled  = errors.New("peer does not take bytes")
 	errClosed   = errors.New("closed")

@@ -160,14 +160,14 @@ func greetSender(f *frameConn, cfg *Config, expect PeerID) (*hello, error) {
 
 // bindBulk is the receiver's half of a bulk connection's handshake. A banner
 // has no checksum, so the version must be the control connection's.
-func bindBulk(f *frameConn, cfg *Config, h *hello, index int) error {
+func bindBulk(f *frameConn, cfg *Config, h *hello, index int, seg segment) error {
 	if err := f.banners(cfg.ProtocolMin, cfg.ProtocolMax); err != nil {
 		return err
 	}
 	if f.version != h.Version {
 		return &wireError{fmt.Errorf("%w: %d, the session has %d", errVersion, f.version, h.Version)}
 	}
-	if err := f.send(&bind{Version: f.version, Session: h.Session, Index: uint32(index)}); err != nil {
+	if err := f.send(&bind{Version: f.version, Session: h.Session, Index: uint32(index), Segment: seg}); err != nil {
 		return err
 	}
 	body, err := f.expect(typeBound)
@@ -175,8 +175,8 @@ func bindBulk(f *frameConn, cfg *Config, h *hello, index int) error {
 		return err
 	}
 	m, err := decodeBound(body, f.version)
-	if err == nil && m.Mapped {
-		err = errors.New("bound: mapped, and no segment was offered")
+	if offered := len(seg.Layers) > 0; err == nil && m.Mapped != offered {
+		err = fmt.Errorf("bound: mapped %t, segment offered %t", m.Mapped, offered)
 	}
 	if err != nil {
 		return &wireError{err}

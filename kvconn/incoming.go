@@ -23,6 +23,9 @@ type Incoming struct {
 	layers int
 	fence  *fence
 	done   chan struct{}
+	view   ViewSink      // the spec's sink, on a session that shares memory
+	still  chan struct{} // closed when the peer has said that it writes no more
+	stop   sync.Once     // closes still
 
 	mu        sync.Mutex
 	units     []unitState // layer*len(Dest) + index
@@ -80,12 +83,15 @@ func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
 		return nil, nil, errors.New("have lists the partly filled last block")
 	case spec.Stored.layers != 0 && (spec.Stored.layers != layers || spec.Stored.blocks != blocks):
 		return nil, nil, errors.New("stored is of another shape")
+	case s.placeable(layout) && !views(spec.Sink):
+		return nil, nil, errors.New("the sink has no views, and this session's peer writes into blocks")
 	case len(spec.RequestID) > maxString || len(spec.LeaseID) > maxString || len(spec.First) > maxPayload:
 		return nil, nil, errors.New("a field is too long")
 	}
 	now := time.Now()
 	i := &Incoming{s: s, spec: spec, layout: layout, layers: layers, fence: newFence(nil), done: make(chan struct{}),
-		units: make([]unitState, layers*blocks), missing: layers * blocks, started: now, progress: now}
+		still: make(chan struct{}), units: make([]unitState, layers*blocks), missing: layers * blocks, started: now, progress: now}
+	i.view, _ = spec.Sink.(ViewSink)
 	m := &request{Version: s.version, Link: spec.Link, DestBlockTokens: uint32(bt), Positions: uint32(spec.Positions), RequestID: spec.RequestID,
 		LeaseID: spec.LeaseID, First: spec.First, Tokens: spec.Tokens, Dest: spec.Dest}
 	for n, r := range spec.Heads {
@@ -131,17 +137,25 @@ func (i *Incoming) Wait(ctx context.Context) (Commit, error) {
 
 // Revoke is the fence: once it has returned nil, no Store of this ticket runs
 // or will run, so its blocks may get a new generation and be used again. It
-// waits for a Store that runs now and for nothing else, in particular not for
-// the peer, which is told in passing. It may be called at any time, also after
-// the ticket is over, and again after an error (ctx ended).
+// waits for a Store that runs now and, over a byte stream, for nothing else, in
+// particular not for the peer, which is told in passing. A peer that shares
+// our memory writes there by itself: then it also waits for that peer's word
+// that it has stopped, or for proof that it cannot go on. It may be called at
+// any time, also after the ticket is over, and again after an error (ctx
+// ended).
 func (i *Incoming) Revoke(ctx context.Context) error {
 	i.end(ticket.Cancelled, errRevoked)
+	var err error
 	select {
 	case <-i.fence.quiet:
-		return nil
+		err = i.unwritable(ctx)
 	case <-ctx.Done():
-		return &Error{"revoke", i.s.peer.PeerID, PhaseRelease, ticket.Late, ctx.Err()}
+		err = ctx.Err()
 	}
+	if err != nil {
+		return &Error{"revoke", i.s.peer.PeerID, PhaseRelease, ticket.Late, err}
+	}
+	return nil
 }
 
 // Stored returns the units that are stored and verified so far, those that the
@@ -178,6 +192,7 @@ func (i *Incoming) end(o ticket.Outcome, err error) {
 	close(i.done)
 	i.s.side.ticketEnd(o, seconds)
 	if o == ticket.Done {
+		i.stopped()
 		i.s.drop(i.id)
 		i.s.post(note{typeReceived, i.id})
 		return
@@ -188,15 +203,21 @@ func (i *Incoming) end(o ticket.Outcome, err error) {
 
 // address checks everything that the unit says of itself against the ticket.
 func (i *Incoming) address(u *unitHead, bytes int) (unit uint32, ok bool) {
+	unit, size, ok := i.addressed(u, int(u.Heads))
+	return unit, ok && bytes == size
+}
+
+// addressed is address without the rows; size is how many bytes they have.
+func (i *Incoming) addressed(u *unitHead, heads int) (unit uint32, size int, ok bool) {
 	blocks := uint32(len(i.spec.Dest))
 	if u.Layer >= uint32(i.layers) || u.Index >= blocks {
-		return 0, false
+		return 0, 0, false
 	}
 	g, _ := i.layout.Group(int(u.Layer))
 	want := min(i.layout.BlockTokens, i.spec.Positions-int(u.Index)*i.layout.BlockTokens)
 	d := i.spec.Dest[u.Index]
-	return u.Layer*blocks + u.Index, u.Block == d.Block && u.Generation == d.Generation && int(u.Rows) == want &&
-		int(u.Heads) == g.KVHeads && bytes == g.PackedBytes(want)
+	return u.Layer*blocks + u.Index, g.PackedBytes(want),
+		u.Block == d.Block && u.Generation == d.Generation && int(u.Rows) == want && heads == g.KVHeads
 }
 
 func (i *Incoming) claim(unit uint32) bool {
@@ -216,7 +237,7 @@ func (i *Incoming) stored(unit uint32, err error) {
 		i.units[unit] = unitStored
 		i.missing--
 		i.progress = time.Now()
-		complete := i.missing == 0 && i.committed
+		complete := i.complete()
 		i.mu.Unlock()
 		if complete {
 			i.end(ticket.Done, nil)
@@ -248,7 +269,7 @@ func (i *Incoming) onCommit(m *commit) {
 	i.accepted, i.committed = true, true
 	i.commit = Commit{Payload: m.Payload, Units: int(m.Units)}
 	i.progress = time.Now()
-	complete := i.missing == 0
+	complete := i.complete()
 	var runs []run
 	if !complete {
 		runs = i.settledRound()
@@ -271,6 +292,7 @@ func (i *Incoming) onRevokeAck() {
 	ended := i.ended
 	i.mu.Unlock()
 	if ended {
+		i.stopped()
 		i.s.drop(i.id)
 	}
 }
@@ -281,7 +303,7 @@ func (i *Incoming) keepTime(now time.Time) {
 	i.mu.Lock()
 	var late error
 	var runs []run
-	mute := false
+	mute, unmarked := false, false
 	switch {
 	case i.ended:
 		mute = !i.revoked.IsZero() && now.Sub(i.revoked) > cfg.RevokeTimeout
@@ -291,6 +313,7 @@ func (i *Incoming) keepTime(now time.Time) {
 		late = fmt.Errorf("not accepted: %w", errDeadline)
 	case i.committed && now.Sub(i.progress) > cfg.RepairTimeout:
 		runs = i.lost()
+		unmarked = len(runs) == 0 // all there, and the marks that say so lost
 	}
 	i.mu.Unlock()
 	switch {
@@ -298,7 +321,7 @@ func (i *Incoming) keepTime(now time.Time) {
 		i.end(ticket.Late, late)
 	case mute:
 		i.s.fail(ticket.Late, fmt.Errorf("revoke of ticket %d not acknowledged: %w", i.id, errDeadline))
-	case len(runs) > 0:
+	case len(runs) > 0 || unmarked:
 		i.again(runs, errLost)
 	}
 }

@@ -1,6 +1,9 @@
 package kvconn
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // intake is the reading half of one bulk connection: it takes rows from the
 // socket to the sinks. Where it can, the kernel copies them straight into the
@@ -177,6 +180,19 @@ func (i *Incoming) settle(u *arrival) {
 	}
 }
 
+// placed verifies a unit that the peer has written into its block.
+func (r *intake) placed(body []byte) (err error) {
+	var u unitHead
+	if u, r.sums, err = decodePlaced(body, r.sums[:0]); err == nil && r.s.lent == nil {
+		err = errors.New("placed: this session shares no memory")
+	}
+	if err != nil {
+		return &wireError{err}
+	}
+	r.s.onPlaced(&u, r.sums)
+	return nil
+}
+
 // readBulk stores units until the connection ends.
 func (s *Session) readBulk(n int, f *frameConn) {
 	r := &intake{s: s, f: f}
@@ -186,6 +202,8 @@ func (s *Session) readBulk(n int, f *frameConn) {
 			switch typ {
 			case typeUnit, typeBatch:
 				err = r.units(typ, body)
+			case typePlaced:
+				err = r.placed(body)
 			case typeSent:
 				var m *sent
 				if m, err = decodeSent(body); err == nil {

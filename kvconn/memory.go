@@ -52,9 +52,17 @@ type ViewSource interface {
 // not equal to digests; any other error ends the ticket. A block that was
 // written and not verified is simply still missing. The rules of Store hold
 // for both: short, concurrent for different blocks or layers, never again for
-// a block of a layer once Verify or Store has returned nil for it.
+// a block of a layer once Verify or Store has returned nil for it; except that
+// a peer that shares the memory may have written a block that was asked for
+// again a second time, which Verify then has to find as good as the first.
 type ViewSink interface {
 	Sink
 	View(layer int, dst int32, row, rows int) (run []byte, ok bool)
 	Verify(layer int, dst int32, row, rows, firstPos int, digests []uint64) error
+}
+
+// views tells whether a sink is a ViewSink.
+func views(s Sink) bool {
+	_, ok := s.(ViewSink)
+	return ok
 }

@@ -22,6 +22,7 @@ type Metrics struct {
 	corrupt  prometheus.Counter
 	stale    *prometheus.CounterVec // reason
 	refusals *prometheus.CounterVec // field
+	mapped   *prometheus.GaugeVec   // side
 }
 
 // NewMetrics registers the metrics with reg, which may be nil (then they are
@@ -47,12 +48,13 @@ func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 		corrupt: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_kvconn_corrupt_units_total",
 			Help: "Blocks of one layer that arrived with a wrong digest and were not stored."}),
 		stale:    counter("stale_units_total", "Blocks of one layer dropped on arrival, by reason.", "reason"),
+		mapped:   gauge("mapped_pools", "Receivers' pools that a sender has mapped: on the receiver's side those it has not proof of being unmapped.", "side"),
 		refusals: counter("handshake_refusals_total", "Handshakes refused by either side, by field.", "field"),
 	}
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.tickets, m.seconds, m.active, m.sessions, m.ends, m.bytes, m.units, m.resends, m.corrupt, m.stale, m.refusals} {
+	for _, c := range []prometheus.Collector{m.tickets, m.seconds, m.active, m.sessions, m.ends, m.bytes, m.units, m.resends, m.corrupt, m.stale, m.refusals, m.mapped} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}

@@ -313,6 +313,7 @@ func (g *Outgoing) onResend(m *resend) error {
 	}
 	g.p.side.resends.Add(float64(n))
 	g.round, g.marked = m.Round, false
+	g.mark() // asked for nothing but the marks
 	g.p.schedule(g)
 	return nil
 }

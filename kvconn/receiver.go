@@ -33,6 +33,7 @@ type Receiver struct {
 
 	mu     sync.Mutex
 	slots  map[slotKey]*slot
+	lent   int // peers that have our memory
 	closed bool
 }
 
@@ -129,7 +130,11 @@ func (r *Receiver) run(key slotKey, sl *slot) {
 func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 	phase := PhaseDial
 	var conns []*frameConn
+	var loan *lent
 	defer func() {
+		if loan != nil { // also of a peer that then refused the session
+			r.wg.Go(func() { r.await(r.ctx, loan) })
+		}
 		if err == nil {
 			return
 		}
@@ -145,7 +150,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		}
 		err = e
 	}()
-	dial := func(wrap func(net.Conn) *frameConn, greet func(*frameConn) error) error {
+	dial := func(wrap func(net.Conn) *frameConn, lend bool, greet func(*frameConn) error) error {
 		phase = PhaseDial
 		ctx, cancel := context.WithTimeout(r.ctx, r.cfg.DialTimeout)
 		defer cancel()
@@ -159,6 +164,11 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		if err := f.within(r.cfg.HandshakeTimeout); err != nil {
 			return err
 		}
+		if lend {
+			if loan, err = r.lend(c); err != nil {
+				return err
+			}
+		}
 		stop := context.AfterFunc(r.ctx, func() { c.Close() })
 		defer stop()
 		if err := greet(f); err != nil {
@@ -168,7 +178,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		return f.within(0)
 	}
 	var h *hello
-	if err := dial(func(c net.Conn) *frameConn { return newFrameConn(c, controlBuffer) }, func(f *frameConn) (err error) {
+	if err := dial(func(c net.Conn) *frameConn { return newFrameConn(c, controlBuffer) }, false, func(f *frameConn) (err error) {
 		h, err = greetSender(f, &r.cfg, key.expect)
 		return err
 	}); err != nil {
@@ -177,14 +187,19 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 	payload, heads := r.cfg.Identity.Layout.maxUnit(r.cfg.Identity.Layout.BlockTokens)
 	unit := unitBytes(heads, payload)
 	for i := range r.cfg.BulkConns {
-		if err := dial(func(c net.Conn) *frameConn { return newBulkConn(c, unit) }, func(f *frameConn) error {
-			return bindBulk(f, &r.cfg, h, i)
+		first := i == 0 && h.Version >= 2
+		if err := dial(func(c net.Conn) *frameConn { return newBulkConn(c, unit) }, first, func(f *frameConn) error {
+			var seg segment
+			if first && loan != nil {
+				seg = r.cfg.Shared.segment()
+			}
+			return bindBulk(f, &r.cfg, h, i, seg)
 		}); err != nil {
 			return nil, err
 		}
 		conns[len(conns)-1].ordered = false // a lost or repeated unit is repaired, not fatal
 	}
-	return newSession(r, h, conns[0], conns[1:]), nil
+	return newSession(r, h, conns[0], conns[1:], loan), nil
 }
 
 // Ledger lists the tickets that are not over.

@@ -63,20 +63,27 @@ var errLost = errors.New("blocks did not arrive")
 func (i *Incoming) onSent(round uint32, conn int) {
 	i.mu.Lock()
 	var runs []run
+	complete := false
 	if round == i.round && !i.ended {
 		i.marks |= 1 << conn
 		runs = i.settledRound()
+		complete = i.complete()
 	}
 	i.mu.Unlock()
-	if len(runs) > 0 {
+	if complete {
+		i.end(ticket.Done, nil)
+	} else if len(runs) > 0 {
 		i.again(runs, errLost)
 	}
 }
 
 // settledRound returns what this round has lost, once it is over; needs mu.
 func (i *Incoming) settledRound() []run {
-	if !i.committed || bits.OnesCount64(i.marks) < len(i.s.bulk) {
+	if !i.committed || !i.marked() {
 		return nil
 	}
 	return i.lost()
 }
+
+// marked needs mu: every bulk connection has delivered all of this round.
+func (i *Incoming) marked() bool { return bits.OnesCount64(i.marks) == len(i.s.bulk) }

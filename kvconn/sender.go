@@ -31,11 +31,13 @@ type sender struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	over   chan struct{} // fail has run to its end
+	writes sync.WaitGroup // of it, the bulk writers
+	over   chan struct{}  // fail has run to its end
 	opened time.Time
 
 	mu      sync.Mutex
 	bulk    []*bulkWriter // by index; nil until bound
+	pool    *peerPool     // the receiver's, if it shares it; set before the last bulk connection is bound
 	bound   int
 	tickets map[uint64]*Outgoing
 	lastID  uint64
@@ -61,14 +63,27 @@ func (p *sender) run(parent context.Context) {
 	p.wait()
 }
 
-// wait waits for the goroutines of a session that has failed.
+// wait waits for the goroutines of a session that has failed. The receiver's
+// memory goes once nobody is left who writes to it.
 func (p *sender) wait() {
-	p.wg.Wait()
 	<-p.over
+	p.writes.Wait()
+	p.mu.Lock()
+	pool := p.pool
+	p.mu.Unlock()
+	if pool != nil {
+		if err := pool.window.Close(); err != nil {
+			p.log.Error("unmap the peer's pool", "error", err)
+		}
+		p.srv.m.mapped.WithLabelValues(string(SideSender)).Dec()
+	}
+	p.wg.Wait()
 }
 
-// bind takes a bulk connection on.
-func (p *sender) bind(f *frameConn, index uint32) error {
+// bind takes a bulk connection on, and with the first one the receiver's
+// memory, if it has offered any.
+func (p *sender) bind(f *frameConn, m *bind) error {
+	index := m.Index
 	no := func(o ticket.Outcome, why string) error {
 		return f.turnAway(o, &Incompatible{Field: "session", Ours: why, Theirs: "bulk " + strconv.FormatUint(uint64(index), 10)})
 	}
@@ -76,21 +91,37 @@ func (p *sender) bind(f *frameConn, index uint32) error {
 		return no(ticket.Refused, "no such connection")
 	}
 	f.vec = vectorsOf(f.conn)
+	var pool *peerPool
+	if len(m.Segment.Layers) > 0 {
+		var err error
+		if pool, err = mapPeer(f.conn, m.Segment, p.peer.Layout); err != nil {
+			return f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: strconv.FormatUint(m.Segment.Bytes, 10) + " bytes"})
+		}
+	}
 	w := &bulkWriter{p: p, f: f, wake: make(chan struct{}, 1)}
 	p.mu.Lock()
-	over, free := p.err != nil, p.bulk[index] == nil
+	over, free := p.err != nil, p.bulk[index] == nil && (pool == nil || p.pool == nil)
 	if free && !over {
 		p.bulk[index] = w // before the answer: a ticket may follow it at once
 		p.bound++
+		if pool != nil {
+			p.pool = pool
+			p.srv.m.mapped.WithLabelValues(string(SideSender)).Inc()
+		}
 	}
 	p.mu.Unlock()
+	if pool != nil && (over || !free) {
+		if err := pool.window.Close(); err != nil {
+			p.log.Error("unmap the peer's pool", "error", err)
+		}
+	}
 	if over {
 		return no(ticket.Dead, "session is over")
 	}
 	if !free {
 		return no(ticket.Refused, "already bound")
 	}
-	err := f.send(&bound{Version: f.version})
+	err := f.send(&bound{Version: f.version, Mapped: pool != nil})
 	if err == nil {
 		err = f.within(0)
 	}
@@ -104,7 +135,7 @@ func (p *sender) bind(f *frameConn, index uint32) error {
 	if p.err != nil {
 		return p.err // the caller closes the connection
 	}
-	p.wg.Go(w.run) // err is nil, so nobody waits for wg yet
+	p.writes.Go(w.run) // err is nil, so nobody waits for them yet
 	p.wg.Go(w.watch)
 	return nil
 }

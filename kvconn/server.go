@@ -173,7 +173,7 @@ func (s *Server) greetBulk(f *frameConn) error {
 	if f.version != sess.ctl.version { // a banner has no checksum
 		return &wireError{fmt.Errorf("%w: bulk has %d, the session %d", errVersion, f.version, sess.ctl.version)}
 	}
-	return sess.bind(f, m.Index)
+	return sess.bind(f, m)
 }
 
 // add registers a session, if there is room.

@@ -26,6 +26,7 @@ type Session struct {
 	version uint8    // of the protocol
 	ctl     *frameConn
 	bulk    []*frameConn
+	lent    *lent        // our memory that the peer writes into; nil: it sends
 	out     chan message // to the control writer
 
 	ctx    context.Context
@@ -44,9 +45,9 @@ type Session struct {
 // means that the peer has stopped reading, which PeerSilence ends anyway.
 const controlQueue = 4096
 
-func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn) *Session {
+func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn, loan *lent) *Session {
 	s := &Session{cfg: &r.cfg, log: r.log.With(logPeer, h.Identity.PeerID.String()), m: r.m, side: r.m.of(SideReceiver),
-		peer: h.Identity, key: h.Session, version: h.Version, ctl: ctl, bulk: bulk,
+		peer: h.Identity, key: h.Session, version: h.Version, ctl: ctl, bulk: bulk, lent: loan,
 		out: make(chan message, controlQueue), tickets: map[uint64]*Incoming{}, over: make(chan struct{}), used: time.Now()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.side.sessions.Inc()
@@ -285,6 +286,20 @@ func (s *Session) onControl(typ frameType, body []byte) error {
 		return nil
 	}
 	return bad(fmt.Errorf("frame type %d on a receiver's control connection", typ))
+}
+
+// onPlaced takes a unit that lies in its block already.
+func (s *Session) onPlaced(u *unitHead, digests []uint64) {
+	reason := "unknown"
+	if i := s.find(u.Ticket); i != nil {
+		reason = "tag"
+		if u.Tag == i.tag {
+			reason = i.placed(u, digests)
+		}
+	}
+	if reason != "" {
+		s.m.stale.WithLabelValues(reason).Inc()
+	}
 }
 
 func (s *Session) onSent(m *sent, conn int) {

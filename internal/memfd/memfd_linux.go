@@ -1,0 +1,99 @@
+package memfd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Seals fix a file's size for good: a peer that has it mapped cannot be hit by
+// SIGBUS because the owner cut it.
+const Seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// New allocates size bytes; name is what /proc shows.
+func New(name string, size int) (*Memory, error) {
+	if size < 1 {
+		return nil, fmt.Errorf("memfd: %d bytes", size)
+	}
+	if size >= HugeBytes {
+		// Fails when no huge pages are reserved, which is the usual case.
+		if m, err := create(name, size, roundUp(size, HugeBytes), unix.MFD_HUGETLB|unix.MFD_HUGE_2MB); err == nil {
+			m.Pages = Huge
+			return m, nil
+		}
+	}
+	m, err := create(name, size, roundUp(size, os.Getpagesize()), 0)
+	if err != nil {
+		return nil, err
+	}
+	m.Pages = Small
+	// Only hints: errors mean that small pages are all there is.
+	if unix.Madvise(m.Bytes, unix.MADV_HUGEPAGE) == nil && transparent() {
+		m.Pages = Transparent
+	}
+	return m, nil
+}
+
+// create makes, sizes, maps and seals one file.
+func create(name string, size, whole, flags int) (_ *Memory, err error) {
+	fail := func(op string, err error) (*Memory, error) { return nil, fmt.Errorf("memfd: %s: %w", op, err) }
+	fd, err := unix.MemfdCreate(name, flags|unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return fail("create", err)
+	}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+		}
+	}()
+	if err = unix.Ftruncate(fd, int64(whole)); err != nil {
+		return fail("size", err)
+	}
+	if _, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, Seals); err != nil {
+		return fail("seal", err)
+	}
+	at, unmap, err := mapAligned(fd, whole)
+	if err != nil {
+		return fail("map", err)
+	}
+	b := unsafe.Slice((*byte)(at), whole)
+	place(b)
+	return &Memory{Bytes: b[:size:size], FD: fd, Size: int64(whole), unmap: unmap}, nil
+}
+
+// mapAligned maps a file at a multiple of HugeBytes: it takes a range that is
+// large enough wherever it lies, then puts the file at the first multiple.
+func mapAligned(fd, size int) (unsafe.Pointer, func() error, error) {
+	length := uintptr(roundUp(size, HugeBytes) + HugeBytes)
+	area, err := unix.MmapPtr(-1, 0, nil, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, nil, err
+	}
+	unmap := func() error { return unix.MunmapPtr(area, length) }
+	at := unsafe.Add(area, -int(uintptr(area))&(HugeBytes-1))
+	if _, err := unix.MmapPtr(fd, 0, at, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		return nil, nil, errors.Join(err, unmap())
+	}
+	return at, unmap, nil
+}
+
+// transparent says whether the kernel may back memory files with huge pages.
+func transparent() bool {
+	b, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+	return err == nil && !strings.Contains(string(b), "[never]") && !strings.Contains(string(b), "[deny]")
+}
+
+// Close unmaps the memory and closes the descriptor. Peers that have it mapped
+// keep it until they unmap it.
+func (m *Memory) Close() error {
+	if m.unmap == nil {
+		return nil
+	}
+	err := errors.Join(m.unmap(), unix.Close(m.FD))
+	m.unmap, m.Bytes, m.FD = nil, nil, -1
+	return err
+}

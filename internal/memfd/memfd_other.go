@@ -1,0 +1,9 @@
+//go:build !linux
+
+package memfd
+
+// New returns ErrUnsupported.
+func New(name string, size int) (*Memory, error) { return nil, ErrUnsupported }
+
+// Close does nothing.
+func (m *Memory) Close() error { return nil }

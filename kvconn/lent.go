@@ -1,0 +1,142 @@
+package kvconn
+
+import (
+	"context"
+	"fmt"
+	"net"
+)
+
+// lent is this receiver's memory in the hands of one session's peer. It
+// outlives the session: until gone is closed the peer may still write.
+type lent struct {
+	hold Hold
+	gone chan struct{}
+}
+
+// lend offers our pool on a connection that is still silent, if there is a
+// pool to offer and the connection can carry one.
+func (r *Receiver) lend(c net.Conn) (*lent, error) {
+	sc := sharing(c)
+	if r.cfg.Shared == nil || sc == nil {
+		return nil, nil
+	}
+	r.mu.Lock()
+	full := r.lent >= r.cfg.MaxSessions
+	if !full {
+		r.lent++
+	}
+	r.mu.Unlock()
+	if full {
+		return nil, fmt.Errorf("%d peers have our memory and do not let go of it: %w", r.cfg.MaxSessions, errHeld)
+	}
+	h, err := sc.Offer(r.cfg.Shared.FD)
+	if err != nil {
+		r.returned()
+		return nil, err
+	}
+	r.m.mapped.WithLabelValues(string(SideReceiver)).Inc()
+	return &lent{hold: h, gone: make(chan struct{})}, nil
+}
+
+// returned counts one peer that has no memory of ours any more.
+func (r *Receiver) returned() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lent--
+}
+
+// await closes l.gone once the peer's hold is over. It returns earlier when
+// ctx ends: then nothing was proven.
+func (r *Receiver) await(ctx context.Context, l *lent) {
+	err := l.hold.Wait(ctx)
+	if err == nil {
+		close(l.gone)
+	} else if ctx.Err() == nil {
+		// Without proof the blocks of its revoked tickets stay quarantined.
+		r.log.Error("cannot learn when a peer lets go of our memory", "error", err)
+	}
+	if err := l.hold.Close(); err != nil {
+		r.log.Warn("close the hold on a peer", "error", err)
+	}
+	r.m.mapped.WithLabelValues(string(SideReceiver)).Dec()
+	r.returned()
+}
+
+// placed takes one unit that the peer has written into its block. It returns
+// why the unit was dropped as stale, or "".
+func (i *Incoming) placed(u *unitHead, digests []uint64) (stale string) {
+	unit, size, ok := i.addressed(u, len(digests))
+	bt := i.layout.BlockTokens
+	if !ok || int(u.Rows) != bt || !i.layout.same(i.s.cfg.Identity.Layout, int(u.Layer)) {
+		return "address"
+	}
+	if !i.fence.enter() {
+		return "ended"
+	}
+	defer i.fence.leave()
+	if !i.claimPlaced(unit) {
+		return "duplicate"
+	}
+	err := i.view.Verify(int(u.Layer), u.Block, 0, bt, int(u.Index)*bt, digests)
+	i.stored(unit, err)
+	if err == nil {
+		i.s.side.units.Inc()
+		i.s.side.bytes.Add(float64(size))
+	}
+	return ""
+}
+
+// placeable tells whether a peer that has our memory may place any of a
+// ticket's blocks.
+func (s *Session) placeable(l Layout) bool {
+	for layer := range l.Layers() {
+		if s.lent != nil && l.same(s.cfg.Identity.Layout, layer) {
+			return true
+		}
+	}
+	return false
+}
+
+// claimPlaced is claim for a unit that lies in its block already. One that was
+// asked for again may be written twice: the second writing has to be verified
+// like the first, because it has replaced what that was true of.
+func (i *Incoming) claimPlaced(unit uint32) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch {
+	case i.units[unit] == unitStored && i.tries[unit] > 0:
+		i.missing++
+	case i.units[unit] != unitMissing:
+		return false
+	}
+	i.units[unit] = unitStoring
+	return true
+}
+
+// complete needs mu: everything is there, and the peer writes no more. In the
+// first round a placed frame follows the only writing of its block. Later ones
+// may overlap: then only the marks say that the writing is over.
+func (i *Incoming) complete() bool {
+	return i.missing == 0 && i.committed && (i.s.lent == nil || i.round == 0 || i.marked())
+}
+
+// stopped notes that the peer has said that it writes no more; once is enough.
+func (i *Incoming) stopped() {
+	i.stop.Do(func() { close(i.still) })
+}
+
+// unwritable waits until the peer cannot write into the ticket's blocks any
+// more: it has said so, or it has lost our memory.
+func (i *Incoming) unwritable(ctx context.Context) error {
+	if i.s.lent == nil {
+		return nil
+	}
+	select {
+	case <-i.still:
+		return nil
+	case <-i.s.lent.gone:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the peer may still write: %w", ctx.Err())
+	}
+}

@@ -1,0 +1,191 @@
+package kvconn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+)
+
+// Shared describes a receiver's block pool as memory that a sender on the same
+// machine may map: block b of layer l begins at Layers[l].Offset +
+// b*Layers[l].Stride and holds its rows as Gather packs them.
+type Shared struct {
+	FD     int // memory file, sealed against shrinking; stays the pool's
+	Bytes  int64
+	Blocks int
+	Layers []Span // one a layer
+}
+
+// Span is where one layer's blocks lie, in bytes.
+type Span struct{ Offset, Stride int64 }
+
+// SharedConn is a connection whose two ends can share memory. A Transport's
+// connections implement it, or have a NetConn method that leads to one that
+// does.
+type SharedConn interface {
+	net.Conn
+	// Offer hands the memory behind fd to the peer. The receiver calls it, on
+	// a connection on which nothing was written yet.
+	Offer(fd int) (Hold, error)
+	// Map maps what the peer offered, of which it says that it has so many
+	// bytes. The sender calls it once.
+	Map(bytes int64) (Window, error)
+}
+
+// Hold is a peer's hold of offered memory.
+type Hold interface {
+	// Wait returns nil once the peer cannot write any more: it has unmapped
+	// the memory, or its process has ended. Silence and a closed connection
+	// prove neither.
+	Wait(ctx context.Context) error
+	Close() error // nobody waits any more
+}
+
+// Window is offered memory in the sender's address space.
+type Window interface {
+	Bytes() []byte
+	Close() error // unmaps; Bytes must not be touched any more
+}
+
+// sharing digs for a connection's ability to share memory; nil: it has none.
+func sharing(c net.Conn) SharedConn {
+	for {
+		if s, ok := c.(SharedConn); ok {
+			return s
+		}
+		u, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return nil
+		}
+		c = u.NetConn()
+	}
+}
+
+// segment is the description as it goes over the wire.
+func (s *Shared) segment() segment {
+	if s == nil {
+		return segment{}
+	}
+	g := segment{Bytes: uint64(s.Bytes), Blocks: uint32(s.Blocks), Layers: make([]span, len(s.Layers))}
+	for i, l := range s.Layers {
+		g.Layers[i] = span{uint64(l.Offset), uint64(l.Stride)}
+	}
+	return g
+}
+
+// validate checks a description of our own pool.
+func (s *Shared) validate(layout Layout) error {
+	if s == nil {
+		return nil
+	}
+	if s.FD < 0 || s.Bytes < 1 || s.Blocks < 1 || s.Blocks > math.MaxInt32 {
+		return fmt.Errorf("shared pool: descriptor %d, %d bytes, %d blocks", s.FD, s.Bytes, s.Blocks)
+	}
+	for _, l := range s.Layers {
+		if l.Offset < 0 || l.Stride < 0 {
+			return fmt.Errorf("shared pool: a layer at %d, stride %d", l.Offset, l.Stride)
+		}
+	}
+	seg := s.segment()
+	return seg.holds(layout)
+}
+
+// holds checks that the segment has this layout's blocks, all inside it.
+func (s *segment) holds(l Layout) error {
+	if err := s.validate(); err != nil {
+		return err
+	}
+	if len(s.Layers) != l.Layers() {
+		return fmt.Errorf("segment: %d layers, the layout has %d", len(s.Layers), l.Layers())
+	}
+	for i := range s.Layers {
+		if need := l.RowsBytes(i, l.BlockTokens); s.Layers[i].Stride < uint64(need) {
+			return fmt.Errorf("segment: layer %d has a block every %d bytes, one needs %d", i, s.Layers[i].Stride, need)
+		}
+	}
+	return nil
+}
+
+// same tells whether a layer's rows look alike in both layouts. Only such a
+// layer's blocks are placed: others are cut or converted on their way.
+func (l Layout) same(o Layout, layer int) bool {
+	a, ok := l.Group(layer)
+	b, has := o.Group(layer)
+	a.HeadsTotal, b.HeadsTotal = a.total(), b.total()
+	return ok && has && a == b && l.BlockTokens == o.BlockTokens
+}
+
+// peerPool is a receiver's pool in its sender's address space.
+type peerPool struct {
+	window Window
+	mem    []byte
+	seg    segment
+	layout Layout // the receiver's
+}
+
+// mapPeer maps what the receiver offered on c and described as seg.
+func mapPeer(c net.Conn, seg segment, layout Layout) (*peerPool, error) {
+	if err := seg.holds(layout); err != nil {
+		return nil, err
+	}
+	sc := sharing(c)
+	if sc == nil {
+		return nil, errors.New("segment: no memory comes with this connection")
+	}
+	w, err := sc.Map(int64(seg.Bytes))
+	if err != nil {
+		return nil, err
+	}
+	p := &peerPool{window: w, mem: w.Bytes(), seg: seg, layout: layout}
+	if uint64(len(p.mem)) != seg.Bytes {
+		return nil, errors.Join(fmt.Errorf("segment: %d bytes mapped, the peer says %d", len(p.mem), seg.Bytes), w.Close())
+	}
+	return p, nil
+}
+
+// block is the memory of one whole block of one layer.
+func (p *peerPool) block(layer int, block int32) (run []byte, ok bool) {
+	if layer < 0 || layer >= len(p.seg.Layers) || block < 0 || uint32(block) >= p.seg.Blocks {
+		return nil, false
+	}
+	size := p.layout.RowsBytes(layer, p.layout.BlockTokens)
+	l := p.seg.Layers[layer] // checked by holds: the product and the sums stay inside mem
+	at := l.Offset + uint64(block)*l.Stride
+	return p.mem[at : at+uint64(size) : at+uint64(size)], true
+}
+
+// place copies one unit straight into the receiver's block and appends the
+// frame that says so. It does nothing (false) for a unit that is not a whole
+// block there, or whose session shares no memory: that one is sent. The caller
+// is inside the ticket's fence.
+func (w *bulkWriter) place(g *Outgoing, u uint32) (bytes int, done bool, err error) {
+	if w.p.pool == nil {
+		return 0, false, nil
+	}
+	blocks, bt := len(g.t.Dest), g.layout.BlockTokens
+	layer, index := int(u)/blocks, int(u)%blocks
+	gr, _ := g.layout.Group(layer)
+	first := index * bt
+	rows := min(bt, g.t.Positions-first)
+	size := gr.PackedBytes(rows)
+	d := g.t.Dest[index]
+	dst, ok := w.p.pool.block(layer, d.Block)
+	if !ok || rows != bt || !g.layout.same(w.p.peer.Layout, layer) {
+		return 0, false, nil
+	}
+	w.sums = append(w.sums[:0], make([]uint64, gr.KVHeads)...)
+	run, viewed := []byte(nil), false
+	if v, ok := g.src.(ViewSource); ok {
+		run, viewed = v.View(layer, index, first, rows, w.sums)
+	}
+	if viewed {
+		copy(dst, run)
+	} else if err := g.src.Load(layer, index, first, rows, dst, w.sums); err != nil {
+		return 0, false, err
+	}
+	w.buf = w.f.frame(w.buf, &placed{unitHead: unitHead{Ticket: g.t.ID, Tag: g.tag, Layer: uint32(layer), Index: uint32(index),
+		Block: d.Block, Generation: d.Generation, Rows: uint32(rows), Heads: uint32(gr.KVHeads)}, Digests: w.sums})
+	return size, true, nil
+}

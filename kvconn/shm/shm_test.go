@@ -1,0 +1,35 @@
+//go:build linux
+
+package shm_test
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvconn/shm"
+)
+
+// TestMain lets more cases run at once than there are cores: the suite's cases
+// wait for deadlines, they do not compute.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	flag.Set("test.parallel", "24")
+	os.Exit(m.Run())
+}
+
+func transport(t testing.TB) (kvconn.Transport, string) {
+	tr, err := shm.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr, ""
+}
+
+// TestSockets is the suite with a receiver that has no memory to share: rows go
+// over the sockets.
+func TestSockets(t *testing.T) {
+	kvconntest.Run(t, kvconntest.Factory{New: transport, Shrink: 4})
+}
