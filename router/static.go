@@ -125,7 +125,10 @@ func (p *prober) learn(pr pair) (changed bool) {
 		if d := dialect.For(m.Dialect); m.Source == fleet.NATS || d == nil || d.Rules().Typed || p.configured(m) {
 			continue
 		}
-		body, err := p.r.question(p.r.ctx, m.URL+"/version")
+		var l life
+		stop := l.within(p.r.ctx)
+		body, err := p.r.question(&l, m.URL+"/version")
+		stop()
 		var v struct {
 			Version string `json:"version"`
 		}

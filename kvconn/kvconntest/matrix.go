@@ -18,6 +18,8 @@ import (
 
 // matrix collects what came of each fault.
 type matrix struct {
+	order []phase // of the rows
+
 	mu      sync.Mutex
 	rows    []string
 	columns []Action
@@ -69,10 +71,10 @@ func (m *matrix) note(t testing.TB, row string, column Action, v verdict) {
 func (m *matrix) String() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	order := func(name string) int { return slices.IndexFunc(phases, func(p phase) bool { return p.name == name }) }
+	order := func(name string) int { return slices.IndexFunc(m.order, func(p phase) bool { return p.name == name }) }
 	slices.SortStableFunc(m.rows, func(a, b string) int { return cmp.Compare(order(a), order(b)) })
 	slices.SortFunc(m.columns, func(a, b Action) int {
-		return cmp.Compare(slices.Index(everyAction, a), slices.Index(everyAction, b))
+		return cmp.Or(cmp.Compare(slices.Index(everyAction, a), slices.Index(everyAction, b)), cmp.Compare(a, b))
 	})
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 1, ' ', 0)

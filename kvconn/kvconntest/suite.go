@@ -34,7 +34,7 @@ type Factory struct {
 func Run(t *testing.T, f Factory) {
 	f.Shrink = max(f.Shrink, 1)
 	before := runtime.NumGoroutine()
-	var m matrix
+	m := matrix{order: phases}
 	t.Run("case", func(t *testing.T) {
 		for _, c := range transfers {
 			if c.direct && f.Relay {
