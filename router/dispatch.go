@@ -126,6 +126,7 @@ func (q *request) choose(exclude, avoid []string, again bool) (*pick.Choice, uin
 	}
 	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
 		Exclude: exclude, Avoid: avoid, Explain: q.ex}
+	q.enrich(req)
 	var timeout <-chan time.Time
 	for {
 		changed, probed := r.fleet.Changed(), r.probes.changed()
@@ -180,6 +181,8 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	if a.speak != nil {
 		a.rules = a.speak.Rules()
 		if a.rules.Order == dialect.Alone {
+			a.alone = true
+		} else if c.Local != "" {
 			a.alone = true
 		} else if a.falls = a.rules.Cannot(&q.top); a.falls != "" {
 			a.alone = true

@@ -44,7 +44,8 @@ type request struct {
 	stop   []func()    // run at the end, last first
 	timer  *time.Timer // ends it at the deadline
 
-	chain pick.Chain
+	chain   pick.Chain
+	session string // what the client says belongs together
 
 	mu         sync.Mutex // guards what the ledger shows
 	model      string

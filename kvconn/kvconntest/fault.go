@@ -36,15 +36,17 @@ const (
 	Sent      Step = 49
 	Beat      Step = 50
 	Placed    Step = 51
+	Batch     Step = 52
 
-	// Rows is, in a Rule, either way in which rows come: Unit or Placed.
+	// Rows is, in a Rule, any frame that brings rows: Unit, Batch or Placed.
 	Rows Step = 255
 )
 
 func (s Step) String() string {
 	names := map[Step]string{Banner: "banner", Hello: "hello", Refuse: "refuse", Ready: "ready", Bind: "bind", Bound: "bound",
 		Ticket: "ticket", Revoke: "revoke", Resend: "resend", Received: "received", Ping: "ping", Accepted: "accepted",
-		Commit: "commit", Failed: "failed", RevokeAck: "revoke-ack", Pong: "pong", Goaway: "goaway", Unit: "unit", Sent: "sent", Beat: "beat", Placed: "placed"}
+		Commit: "commit", Failed: "failed", RevokeAck: "revoke-ack", Pong: "pong", Goaway: "goaway", Unit: "unit", Sent: "sent", Beat: "beat",
+		Placed: "placed", Batch: "batch"}
 	if n, ok := names[s]; ok {
 		return n
 	}
@@ -55,7 +57,7 @@ func (s Step) String() string {
 func (s Step) matches(step Step) bool { return s == step || s == Rows && step.CarriesRows() }
 
 // CarriesRows tells whether a frame brings rows, or says that they are there.
-func (s Step) CarriesRows() bool { return s == Unit || s == Placed }
+func (s Step) CarriesRows() bool { return s == Unit || s == Batch || s == Placed }
 
 // Direction is who writes the frame.
 type Direction string

@@ -120,6 +120,11 @@ func (p phase) actions() []Action {
 
 func twoBulk(r, s *kvconn.Config) { r.BulkConns = 2 }
 
+// batches makes frames of about three blocks each.
+func batches(r, s *kvconn.Config) {
+	s.BatchBytes = 3*s.Identity.Layout.RowsBytes(0, s.Identity.Layout.BlockTokens) - 1
+}
+
 var phases = []phase{
 	{name: "handshake-banner-r", step: Banner, to: ToSender, fatal: true},
 	{name: "handshake-banner-s", step: Banner, to: ToReceiver, fatal: true},
@@ -134,6 +139,7 @@ var phases = []phase{
 	{name: "data-middle", step: Rows, to: ToReceiver, nth: 7},
 	{name: "data-last", step: Rows, to: ToReceiver, nth: 14},
 	{name: "data-two-conns", step: Rows, to: ToReceiver, nth: 3, tune: twoBulk},
+	{name: "data-batch", step: Rows, to: ToReceiver, nth: 2, tune: batches},
 	{name: "data-sent", step: Sent, to: ToReceiver},
 	{name: "data-sent-two-conns", step: Sent, to: ToReceiver, tune: twoBulk},
 	{name: "resend", step: Resend, to: ToSender, fatal: true, answer: wrongOnce},

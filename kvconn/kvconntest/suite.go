@@ -21,6 +21,10 @@ type Factory struct {
 	// Bubble runs every case under testing/synctest, with a fake clock. Only
 	// a transport that is made of channels and timers can.
 	Bubble bool
+	// Relay makes the faults between the peers, which keep the transport's own
+	// connections; else the connections themselves make them, and cannot be
+	// used with the system calls of a socket.
+	Relay bool
 	// Shrink divides the default deadlines, to keep real-time runs short.
 	// Cases without a bubble run in parallel: they wait more than they work.
 	Shrink int
@@ -38,6 +42,9 @@ func Run(t *testing.T, f Factory) {
 	t.Run("case", func(t *testing.T) {
 		f.leaf(t, "transfer/rows", nil, func(t *testing.T, f Factory, w *World, ch *Chaos) { f.rows(t, w, ch) })
 		for _, c := range transfers {
+			if c.direct && f.Relay {
+				continue
+			}
 			f.leaf(t, "transfer/"+c.name, c.tune, c.run)
 		}
 		for _, c := range negotiations {
@@ -83,11 +90,16 @@ func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config),
 		body := func(t *testing.T) {
 			tr, addr := f.New(t)
 			ch := NewChaos(tr)
-			w := newWorld(t, ch, addr, f.Shrink, tune, f.Memory)
+			path, between := kvconn.Transport(ch), &relay{Transport: tr, ch: ch, addr: addr}
+			if f.Relay {
+				path = between
+			}
+			w := newWorld(t, path, addr, f.Shrink, tune, f.Memory)
 			run(t, f, w, ch)
 			ch.Heal()
 			w.Empty(w.RConfig.PeerSilence)
 			w.Close()
+			between.wg.Wait()
 		}
 		if f.Bubble {
 			synctest.Test(t, body)

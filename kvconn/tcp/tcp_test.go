@@ -4,6 +4,7 @@ package tcp_test
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"testing"
 
@@ -24,13 +25,21 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if os.Getenv(benchEnv) != "" {
+		fmt.Fprintln(os.Stderr, serveBench())
+		os.Exit(1)
+	}
 	flag.Parse()
 	flag.Set("test.parallel", "24")
 	os.Exit(m.Run())
 }
 
-func TestTCP(t *testing.T) {
+func TestTCP(t *testing.T)      { suite(t, false) }
+func TestTCPRelay(t *testing.T) { suite(t, true) }
+
+func suite(t *testing.T, relay bool) {
 	kvconntest.Run(t, kvconntest.Factory{
+		Relay: relay,
 		New: func(t testing.TB) (kvconn.Transport, string) {
 			tr, err := tcp.New(tcp.DefaultConfig())
 			if err != nil {
