@@ -17,12 +17,12 @@ func tiny() Config {
 // What a pool checks and believes is what a corrupted byte shows in.
 func TestPool(t *testing.T) {
 	c := tiny()
-	from, err := newPool(c, 4)
+	from, err := newPool(c, 4, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer from.free()
-	to, err := newPool(c, 8)
+	to, err := newPool(c, 8, false)
 	if err != nil {
 		t.Fatal(err)
 	}

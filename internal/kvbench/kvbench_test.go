@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/xml"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/kvbench"
+	"github.com/xpyd/xpyd/kvconn/shm"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
 
@@ -32,7 +34,13 @@ func transports(t *testing.T) map[string]kvbench.Transport {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return map[string]kvbench.Transport{"tcp": {Transport: tr}}
+	all := map[string]kvbench.Transport{"tcp": {Transport: tr}}
+	if mem, err := shm.New(); err == nil {
+		all["shm"] = kvbench.Transport{Transport: mem, Local: true}
+	} else if !errors.Is(err, shm.ErrUnsupported) {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // serve runs a sender in this process until the test is over.
@@ -122,19 +130,24 @@ func TestRun(t *testing.T) {
 	if r = run(t, c, addr); !slices.Equal(names(r), []string{kvbench.RunUnchecked}) || r.Handshake != nil || r.Why == "" || !r.Verified {
 		t.Errorf("%+v", r)
 	}
+	if _, ok := transports(t)["shm"]; ok != (r.Transport == "shm") || ok != r.Mapped {
+		t.Errorf("auto chose %s (%s)", r.Transport, r.Why)
+	}
 }
 
 // What cannot be is said before anything is measured.
 func TestRunErrors(t *testing.T) {
+	known := transports(t)
 	f := func(c kvbench.Config, addr, want string) {
 		t.Helper()
-		_, err := kvbench.Run(t.Context(), c, kvbench.Peer{Addr: addr, Transports: transports(t), Log: quiet()})
+		_, err := kvbench.Run(t.Context(), c, kvbench.Peer{Addr: addr, Transports: known, Log: quiet()})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("have %v, want %q", err, want)
 		}
 	}
 	c := small()
 	f(c, "127.0.0.1:1", "no sender at 127.0.0.1:1")
+	delete(known, "shm")
 	c.Transport = "shm"
 	f(c, serve(t, false), `no transport "shm"`)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -14,7 +14,7 @@ type Hist struct {
 	counts   []uint64 // by bucket, as far as there are any
 	n        uint64
 	sum      float64
-	squares  float64
+	mean, m2 float64 // Welford's: the mean, and the sum of squared differences from it
 	min, max int64
 }
 
@@ -53,7 +53,9 @@ func (h *Hist) Add(v int64) {
 	h.max = max(h.max, v)
 	h.n++
 	h.sum += float64(v)
-	h.squares += float64(v) * float64(v)
+	d := float64(v) - h.mean
+	h.mean += d / float64(h.n)
+	h.m2 += d * (float64(v) - h.mean)
 }
 
 // Count is how many values there are.
@@ -63,20 +65,14 @@ func (h *Hist) Count() uint64 { return h.n }
 func (h *Hist) Sum() float64 { return h.sum }
 
 // Mean is 0 without values.
-func (h *Hist) Mean() float64 {
-	if h.n == 0 {
-		return 0
-	}
-	return h.sum / float64(h.n)
-}
+func (h *Hist) Mean() float64 { return h.mean }
 
 // StdDev is the standard deviation of the values.
 func (h *Hist) StdDev() float64 {
 	if h.n == 0 {
 		return 0
 	}
-	m := h.Mean()
-	return math.Sqrt(max(0, h.squares/float64(h.n)-m*m))
+	return math.Sqrt(h.m2 / float64(h.n))
 }
 
 // Min and Max are 0 without values.

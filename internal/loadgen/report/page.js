@@ -17,7 +17,7 @@ function sv(tag, attrs, text) {
   return e;
 }
 function num(x) {
-  if (x === 0) return '0';
+  if (Number.isInteger(x)) return x.toLocaleString('en');
   const a = Math.abs(x);
   if (a >= 10000) return Math.round(x).toLocaleString('en');
   return a >= 1000 ? x.toFixed(0) : a >= 100 ? x.toFixed(1) : a >= 1 ? x.toFixed(2) : x.toPrecision(2);
@@ -43,9 +43,9 @@ function ticks(lo, hi, n) {
   return out;
 }
 
-const W = 520, L = 52, R = 12, T = 8, B = 34;
+const L = 52, R = 12, T = 8, B = 34;
 // plot makes an svg with axes and returns it with its scales.
-function plot({ x0, x1, y1, height = 190, xlabel, ylabel }) {
+function plot({ x0, x1, y1, width: W = 520, height = 190, xlabel }) {
   if (x1 <= x0) x1 = x0 + 1;
   if (!(y1 > 0)) y1 = 1;
   const H = height, svg = sv('svg', { viewBox: `0 0 ${W} ${H}`, role: 'img' });
@@ -54,14 +54,18 @@ function plot({ x0, x1, y1, height = 190, xlabel, ylabel }) {
     svg.append(sv('line', { x1: L, x2: W - R, y1: y(t), y2: y(t), stroke: 'var(--grid)' }));
     svg.append(sv('text', { x: L - 6, y: y(t) + 4, 'text-anchor': 'end' }, tick(t)));
   }
-  for (const t of ticks(x0, x1, 7)) svg.append(sv('text', { x: x(t), y: H - B + 15, 'text-anchor': 'middle' }, tick(t)));
+  for (const t of ticks(x0, x1, W / 75)) svg.append(sv('text', { x: x(t), y: H - B + 15, 'text-anchor': 'middle' }, tick(t)));
   svg.append(sv('line', { x1: L, x2: W - R, y1: H - B, y2: H - B, stroke: 'var(--line)' }));
   svg.append(sv('text', { x: W - R, y: H - 4, 'text-anchor': 'end' }, xlabel));
-  if (ylabel) svg.append(sv('text', { x: 0, y: T + 2 }, ylabel));
-  return { svg, x, y, H, x0, x1 };
+  return { svg, x, y, W, H };
 }
 
 function card(title, ...children) { return el('section', {}, el('h2', {}, title), ...children); }
+function wide(title, ...children) {
+  const c = card(title, ...children);
+  c.className = 'wide';
+  return c;
+}
 function legend(...items) {
   const d = el('div', { class: 'legend' });
   for (const [color, name] of items) {
@@ -83,7 +87,7 @@ function histogram(title, v) {
   });
   for (const [name, val] of [['p50', v.p50], ['p99', v.p99]]) {
     if (val > v.bins_to) continue;
-    const right = p.x(val) > W - 80;
+    const right = p.x(val) > p.W - 80;
     p.svg.append(sv('line', { x1: p.x(val), x2: p.x(val), y1: T, y2: p.H - B, stroke: 'var(--b)', 'stroke-dasharray': '4 3' }));
     p.svg.append(sv('text', { x: p.x(val) + (right ? -4 : 4), y: T + (name === 'p50' ? 8 : 21), 'text-anchor': right ? 'end' : 'start', style: 'fill:var(--b)' }, `${name} ${num(val)}`));
   }
@@ -99,10 +103,10 @@ function lines(title, t, unit, series) {
     if (s.area && n) p.svg.append(sv('polygon', { points: `${p.x(t.bin_s / 2)},${p.y(0)} ${pts.join(' ')} ${p.x((n - .5) * t.bin_s)},${p.y(0)}`, fill: 'var(--fill)' }));
     p.svg.append(sv('polyline', { points: pts.join(' '), fill: 'none', stroke: `var(--${s.color})`, 'stroke-width': 1.6 }));
   }
-  const cover = sv('rect', { x: L, y: T, width: W - L - R, height: p.H - B - T, fill: 'transparent' });
+  const cover = sv('rect', { x: L, y: T, width: p.W - L - R, height: p.H - B - T, fill: 'transparent' });
   hover(cover, e => {
-    const box = p.svg.getBoundingClientRect(), vx = (e.clientX - box.left) * W / box.width;
-    const i = Math.max(0, Math.min(n - 1, Math.floor((vx - L) / (W - L - R) * n)));
+    const box = p.svg.getBoundingClientRect(), vx = (e.clientX - box.left) * p.W / box.width;
+    const i = Math.max(0, Math.min(n - 1, Math.floor((vx - L) / (p.W - L - R) * n)));
     return `${num(i * t.bin_s)} s\n` + series.map(s => `${s.name} ${num(s.data[i])}${unit}`).join('\n');
   });
   p.svg.append(cover);
@@ -124,7 +128,7 @@ function scatter(ph) {
   const draw = () => {
     const xi = col[xsel.value], yi = col[ysel.value], bad = col.failed;
     const rows = ph.sample.filter(r => r[bad] || r[yi] > 0);
-    const p = plot({ x0: Math.min(0, ...rows.map(r => r[xi])), x1: Math.max(1e-9, ...rows.map(r => r[xi])) * 1.02, y1: Math.max(1e-9, ...rows.map(r => r[yi])) * 1.05, xlabel: axes[xsel.value], ylabel: axes[ysel.value], height: 300 });
+    const p = plot({ x0: Math.min(0, ...rows.map(r => r[xi])), x1: Math.max(1e-9, ...rows.map(r => r[xi])) * 1.02, y1: Math.max(1e-9, ...rows.map(r => r[yi])) * 1.05, xlabel: axes[xsel.value], width: 1080, height: 300 });
     for (const r of rows) {
       const c = sv('circle', { cx: p.x(r[xi]).toFixed(1), cy: p.y(r[yi]).toFixed(1), r: 2.4, fill: r[bad] ? 'var(--bad)' : 'var(--a)', 'fill-opacity': .55 });
       hover(c, ph.sample_columns.filter(k => axes[k] && (k !== 'turn' || r[col.turn])).map(k => `${axes[k]}: ${num(r[col[k]])}`).join('\n') + (r[bad] ? '\nfailed' : ''));
@@ -135,7 +139,7 @@ function scatter(ph) {
   xsel.onchange = ysel.onchange = draw;
   draw();
   const all = ph.requests.completed + ph.requests.failed;
-  return card('Requests' + (ph.sample.length < all ? ` (${num(ph.sample.length)} of ${num(all)}, at random)` : ''), el('div', { class: 'legend' }, ysel, ' over ', xsel), holder);
+  return wide('Requests' + (ph.sample.length < all ? ` (${num(ph.sample.length)} of ${num(all)}, at random)` : ''), el('div', { class: 'legend' }, ysel, ' over ', xsel), holder);
 }
 
 function table(head, rows) {
@@ -184,8 +188,8 @@ function show(ph) {
     if (ph.requests.failed) rates.push({ color: 'bad', name: 'failed', data: per(t.failed) });
     grid.append(lines('Requests a second', t, '/s', rates), lines('Output tokens a second', t, '/s', [{ color: 'a', name: '', area: true, data: per(t.output_tokens) }]), lines('In flight', t, '', [{ color: 'a', name: '', area: true, data: t.in_flight }]));
   }
-  if (ph.sample.length) grid.append(scatter(ph));
   out.push(grid);
+  if (ph.sample.length) out.push(scatter(ph));
   if (ph.turns && ph.turns.length) {
     out.push(el('section', { class: 'wide' }, el('h2', {}, 'Turns'), table(['turn', 'requests', 'input tokens', 'cached, %', 'TTFT p50', 'TTFT p99', 'E2E p50', 'E2E p99'],
       ph.turns.map(r => [String(r.turn), r.e2e_ms.count, r.mean_input_tokens, 100 * r.cached_fraction, r.ttft_ms.p50, r.ttft_ms.p99, r.e2e_ms.p50, r.e2e_ms.p99]))));
