@@ -81,10 +81,10 @@ type Cache struct {
 	quarantined int
 	owners      map[string]*holding
 	index       map[Hash]*entry
-	kids        map[Hash]int // indexed entries by their parent's hash
-	shelf       map[Hash]*entry
-	idle        entryHeap // entries with at least one cached block
-	clock       uint64    // orders uses, for LRU
+	kids        map[Hash]int    // indexed entries by their parent's hash
+	shelf       map[Hash]*entry // by name; see Shelve
+	idle        entryHeap       // entries with at least one cached block
+	clock       uint64          // orders uses, for LRU
 	waiters     waiterList
 	demand      demand
 	pending     []Event // index changes not yet told

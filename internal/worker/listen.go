@@ -24,6 +24,9 @@ func (w *Worker) startKV(tr kvconn.Transport) error {
 	}
 	dcfg := decode.DefaultConfig(w.cache.Blocks())
 	dcfg.ReserveTimeout = w.cfg.ReserveWait
+	if dcfg.Metrics, err = decode.NewMetrics(w.registry); err != nil {
+		return err
+	}
 	w.decode = decode.New(dcfg, w.recv, w.cache, w.backend, w.log)
 	w.later("close sessions to prefill", func(ctx context.Context) error {
 		err := w.recv.Close(ctx)

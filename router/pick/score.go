@@ -19,6 +19,7 @@ const (
 	coldPrefix = 0.5 // the whole prompt's KV must be moved
 	fullPool   = 4   // the block pool is nearly used up
 	pastBatch  = 2   // a sequence would wait for a place in the batch
+	preferred  = -4  // a broken transfer has brought a part of the prompt
 )
 
 // tokensPerSeq is how many queued prompt tokens weigh like one running
@@ -156,6 +157,9 @@ func (s *scorer) cost(n *node, role fleet.Role) float64 {
 		if s.p.policy == Prefix {
 			cand.Cost += coldPrefix*(1-share) + coldPrefix*n.recent(s.p.tick)/(2*halfLife)
 		}
+	}
+	if role == fleet.Decode && s.req.Prefer == n.key.id {
+		cand.Cost += preferred
 	}
 	cand.Match = share
 	for _, id := range s.req.Avoid {
