@@ -26,7 +26,11 @@ func digestKey(i int) uint64 { return mix64(digestKeySeed * (uint64(i) + 1)) }
 // coordHash packs a row's coordinates into 64 bits and mixes them.
 // layer < 2^16, kv < 2, head < 2^15, pos < 2^32.
 func coordHash(layer, kv, head, pos int) uint64 {
-	return mix64(digestCoordSeed + (uint64(uint32(pos)) | uint64(head)<<32 | uint64(kv)<<47 | uint64(layer)<<48))
+	return mix64(digestCoordSeed + coordinates(layer, kv, head, pos))
+}
+
+func coordinates(layer, kv, head, pos int) uint64 {
+	return uint64(uint32(pos)) | uint64(head)<<32 | uint64(kv)<<47 | uint64(layer)<<48
 }
 
 // lane is one lane's term: the sum of its halves in the high word, where any
@@ -74,12 +78,7 @@ func DigestRows(l Layout, layer, firstPos, n int, packed []byte, out []uint64) {
 	for kv := range 2 {
 		for h := range l.KVHeads {
 			base := (kv*l.KVHeads + h) * n * l.RowBytes
-			var sum uint64
-			for i := range n {
-				row := packed[base+i*l.RowBytes : base+(i+1)*l.RowBytes]
-				sum += RowHash(layer, kv, h, firstPos+i, row)
-			}
-			out[h] += sum
+			out[h] += DigestHeadRows(layer, kv, h, firstPos, n, l.RowBytes, packed[base:])
 		}
 	}
 }
@@ -87,8 +86,8 @@ func DigestRows(l Layout, layer, firstPos, n int, packed []byte, out []uint64) {
 // DigestHeadRows is DigestRows for one half of one head: n contiguous rows of
 // (layer, kv, head) beginning at firstPos. A pool uses it on rows in place.
 func DigestHeadRows(layer, kv, head, firstPos, n, rowBytes int, rows []byte) uint64 {
-	var sum uint64
-	for i := range n {
+	sum, done := hashRowsSIMD(layer, kv, head, firstPos, n, rowBytes, rows)
+	for i := done; i < n; i++ {
 		sum += RowHash(layer, kv, head, firstPos+i, rows[i*rowBytes:(i+1)*rowBytes])
 	}
 	return sum

@@ -165,6 +165,30 @@ func FuzzDigestAdds(f *testing.F) {
 	})
 }
 
+// Whatever instructions a machine has, the digest is that of the rows one by
+// one: for every row size, also past the key table, any count and alignment.
+func TestDigestSIMD(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	buf := randomBytes(r, 40*2304+64)
+	check := func(t *testing.T) {
+		for _, rb := range []int{1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 520, 1024, 2048, 2112, 2304} {
+			for _, n := range []int{1, 2, 7, 8, 9, 16, 17, 39} {
+				for _, pos := range []int{0, 1000, 1<<32 - 12} {
+					rows := buf[r.IntN(64):][:n*rb]
+					var want uint64
+					for i := range n {
+						want += kernels.RowHash(7, 1, 3, pos+i, rows[i*rb:(i+1)*rb])
+					}
+					if got := kernels.DigestHeadRows(7, 1, 3, pos, n, rb, rows); got != want {
+						t.Fatalf("%d rows of %d bytes at %d: %x, one by one %x", n, rb, pos, got, want)
+					}
+				}
+			}
+		}
+	}
+	kernels.EachSIMD(func(name string) { t.Run(name, check) })
+}
+
 func TestDigestKeys(t *testing.T) {
 	long := make([]byte, 16*130)
 	for i := range 260 {

@@ -11,16 +11,27 @@ import (
 )
 
 // bulkWriter owns the sending half of one bulk connection. It takes a batch
-// of one ticket's units at a time, tickets in turn, loads them behind each
-// other into its one buffer and writes that.
+// of one ticket's units at a time, tickets in turn, and writes it in one go:
+// gathered from the blocks themselves where source and connection can, else
+// loaded behind each other into its buffer.
 type bulkWriter struct {
 	p     *sender
 	f     *frameConn
 	wake  chan struct{} // one slot
-	buf   []byte
-	sums  []uint64
-	marks []message // guarded by p.mu
+	marks []message     // guarded by p.mu
+
+	// Of the batch that is being written, kept for their memory.
+	all    []departure
+	sums   []uint64
+	buf    []byte // heads, and rows that cannot be sent from where they lie
+	pieces []piece
+	vecs   [][]byte
 }
+
+// maxHead is how long the head of a batch gets, but for its last unit. It
+// keeps a batch inside maxBatch and maxSums, and its head inside the
+// receiver's buffer.
+const maxHead = 16 << 10
 
 // schedule gives g its turn, if it has units; needs p.mu.
 func (p *sender) schedule(g *Outgoing) {
@@ -72,11 +83,12 @@ func (p *sender) take(w *bulkWriter, units []uint32) (marks []message, g *Outgoi
 		if g.ended || !g.fence.enter() {
 			continue
 		}
-		for size := 0; g.head < len(g.queue) && size < p.cfg.BatchBytes; g.head++ {
+		for size, head := 0, 0; g.head < len(g.queue) && size < p.cfg.BatchBytes && head < maxHead; g.head++ {
 			u := g.queue[g.head]
 			units = append(units, u)
 			gr, _ := g.layout.Group(int(u) / len(g.t.Dest))
-			size += unitBytes(gr.KVHeads, gr.PackedBytes(g.layout.BlockTokens))
+			size += gr.PackedBytes(g.layout.BlockTokens)
+			head += batchEntrySize + 8*gr.KVHeads
 		}
 		if g.head == len(g.queue) {
 			g.queue, g.head = g.queue[:0], 0
@@ -117,30 +129,24 @@ func (w *bulkWriter) run() {
 	}
 }
 
-// batch loads and writes units of g, then leaves its fence. The error is the
+// batch writes units of g, then leaves its fence. The error is the
 // connection's; a failed load only ends the ticket.
 func (w *bulkWriter) batch(g *Outgoing, units []uint32) error {
-	w.buf = w.buf[:0]
-	bytes, copied := 0, 0
-	for _, u := range units {
-		n, done, err := w.place(g, u)
-		if done {
-			copied++
-		} else if err == nil {
-			n, err = w.load(g, u)
-		}
-		if err != nil {
-			g.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("load: %w", err), true)
-			g.fence.leave()
-			return nil
-		}
-		bytes += n
+	bytes, placed, err := w.gather(g, units)
+	if err != nil {
+		g.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("load: %w", err), true)
+		g.fence.leave()
+		return nil
 	}
-	placed := copied == len(units)
 	if placed { // nothing of the ticket is touched any more: a link that takes no bytes must not hold a revoke up
 		g.fence.leave()
 	}
-	err := w.f.write(w.buf)
+	if w.f.vec == nil {
+		err = w.f.write(w.buf)
+	} else {
+		err = w.f.writeRows(w.vectors())
+	}
+	clear(w.pieces) // the blocks are not ours to keep alive
 	g.p.mu.Lock()
 	g.inflight--
 	g.mark()
@@ -156,35 +162,134 @@ func (w *bulkWriter) batch(g *Outgoing, units []uint32) error {
 	return nil
 }
 
-// load appends one unit's frame to the buffer and returns its row bytes.
-func (w *bulkWriter) load(g *Outgoing, u uint32) (int, error) {
-	blocks, bt := len(g.t.Dest), g.layout.BlockTokens
+// piece is a stretch of what is written: rows where they lie, or the next n
+// bytes of the writer's buffer.
+type piece struct {
+	view []byte
+	n    int
+}
+
+// gather makes the frames of units: those that can be placed are placed now,
+// the others go as one batch if the peer knows that, else as a frame each. It
+// returns the bytes of their rows and whether all are placed.
+func (w *bulkWriter) gather(g *Outgoing, units []uint32) (bytes int, placed bool, err error) {
+	w.buf, w.pieces, w.all = w.buf[:0], w.pieces[:0], w.all[:0]
+	for _, u := range units {
+		at := len(w.buf)
+		n, done, err := w.place(g, u)
+		if err != nil {
+			return 0, false, err
+		}
+		if done {
+			bytes += n
+			w.pieces = append(w.pieces, piece{n: len(w.buf) - at})
+			continue
+		}
+		d := w.describe(g, u)
+		bytes += d.bytes
+		w.all = append(w.all, d)
+	}
+	if len(w.all) > 1 && w.f.version >= 2 {
+		return bytes, false, w.frames(g, typeBatch, w.all)
+	}
+	for n := range w.all {
+		if err := w.frames(g, typeUnit, w.all[n:n+1]); err != nil {
+			return 0, false, err
+		}
+	}
+	return bytes, len(w.all) == 0, nil
+}
+
+// describe makes the head of one unit; its rows are not looked at yet.
+func (w *bulkWriter) describe(g *Outgoing, u uint32) departure {
+	blocks := len(g.t.Dest)
 	layer, index := int(u)/blocks, int(u)%blocks
 	gr, _ := g.layout.Group(layer)
-	first := index * bt
-	rows := min(bt, g.t.Positions-first)
-	size := gr.PackedBytes(rows)
+	rows := min(g.layout.BlockTokens, g.t.Positions-index*g.layout.BlockTokens)
+	to := g.t.Dest[index]
+	return departure{
+		unitHead: unitHead{Ticket: g.t.ID, Tag: g.tag, Layer: uint32(layer), Index: uint32(index),
+			Block: to.Block, Generation: to.Generation, Rows: uint32(rows), Heads: uint32(gr.KVHeads)},
+		bytes: gr.PackedBytes(rows),
+		same:  g.layout.same(w.p.cfg.Identity.Layout, layer),
+	}
+}
 
-	at := len(w.buf)
-	w.buf = slices.Grow(w.buf, unitBytes(gr.KVHeads, size))
-	w.buf = beginFrame(w.buf, w.f.version, typeUnit)
-	d := g.t.Dest[index]
-	head := unitHead{Ticket: g.t.ID, Tag: g.tag, Layer: uint32(layer), Index: uint32(index),
-		Block: d.Block, Generation: d.Generation, Rows: uint32(rows), Heads: uint32(gr.KVHeads)}
-	w.buf = head.append(w.buf)
+// departure is one unit that is being sent.
+type departure struct {
+	unitHead
+	bytes int  // of its rows
+	same  bool // the receiver keeps these rows as we do
+}
+
+// frames appends one frame of typ with all units to the pieces.
+func (w *bulkWriter) frames(g *Outgoing, typ frameType, units []departure) error {
+	at, rows, heads := len(w.buf), 0, 0
+	for n := range units {
+		rows, heads = rows+units[n].bytes, heads+int(units[n].Heads)
+	}
+	w.buf = beginFrame(w.buf, w.f.version, typ)
+	if typ == typeBatch {
+		w.buf = appendBatchHead(w.buf, g.t.ID, g.tag, len(units), heads)
+		for n := range units {
+			w.buf = units[n].appendEntry(w.buf, units[n].bytes)
+		}
+	} else {
+		w.buf = units[0].append(w.buf)
+	}
 	sums := len(w.buf)
-	payload := sums + 8*gr.KVHeads
-	w.buf = w.buf[:payload+size]
-	w.sums = slices.Grow(w.sums[:0], gr.KVHeads)[:gr.KVHeads]
-	if err := g.src.Load(layer, index, first, rows, w.buf[payload:], w.sums); err != nil {
-		return 0, err
+	w.buf = slices.Grow(w.buf, 8*heads)[:sums+8*heads]
+	w.pieces = append(w.pieces, piece{n: len(w.buf) - at})
+	for n := range units {
+		if err := w.rows(g, &units[n]); err != nil {
+			return err
+		}
+		for _, v := range w.sums {
+			binary.LittleEndian.PutUint64(w.buf[sums:], v)
+			sums += 8
+		}
 	}
-	for i, v := range w.sums {
-		binary.LittleEndian.PutUint64(w.buf[sums+8*i:], v)
-	}
-	endFrame(w.buf, at, w.f.out)
+	// Rows are behind the sums, in the buffer or elsewhere: what is sealed is
+	// the head.
+	endRows(w.buf[:sums], at, w.f.out, rows)
 	w.f.out++
-	return size, nil
+	return nil
+}
+
+// rows appends one unit's rows to the pieces and leaves its digests in sums.
+func (w *bulkWriter) rows(g *Outgoing, d *departure) error {
+	w.sums = slices.Grow(w.sums[:0], int(d.Heads))[:d.Heads]
+	layer, index, n := int(d.Layer), int(d.Index), int(d.Rows)
+	first := index * g.layout.BlockTokens
+	if src, ok := g.src.(ViewSource); ok && w.f.vec != nil && d.same {
+		if view, ok := src.View(layer, index, first, n, w.sums); ok && len(view) == d.bytes {
+			w.pieces = append(w.pieces, piece{view: view})
+			return nil
+		}
+	}
+	at := len(w.buf)
+	w.buf = slices.Grow(w.buf, d.bytes)[:at+d.bytes]
+	w.pieces = append(w.pieces, piece{n: d.bytes})
+	return g.src.Load(layer, index, first, n, w.buf[at:], w.sums)
+}
+
+// vectors lists what is to be written, in order.
+func (w *bulkWriter) vectors() [][]byte {
+	w.vecs = w.vecs[:0]
+	left := w.buf
+	for n, run := 0, 0; n < len(w.pieces); n++ {
+		if w.pieces[n].view == nil { // neighbours in the buffer go as one
+			run += w.pieces[n].n
+		}
+		if run > 0 && (w.pieces[n].view != nil || n == len(w.pieces)-1) {
+			w.vecs = append(w.vecs, left[:run])
+			left, run = left[run:], 0
+		}
+		if w.pieces[n].view != nil {
+			w.vecs = append(w.vecs, w.pieces[n].view)
+		}
+	}
+	return w.vecs
 }
 
 // watch notices at once when the receiver hangs up. The receiver says nothing

@@ -14,6 +14,7 @@ import (
 // and one writes at a time; close may come from anywhere.
 type frameConn struct {
 	conn    net.Conn
+	vec     *vectors // nil: everything goes through buffers
 	r       *bufio.Reader
 	version uint8
 	maxUnit int // largest unit body accepted, bytes
@@ -22,6 +23,12 @@ type frameConn struct {
 	ordered bool          // refuse gaps and repeats in the sequence numbers
 	buf     []byte        // of send
 	head    [headerSize]byte
+
+	// Of a unit or a batch next returns the head only; its rows follow.
+	rest  int    // bytes of rows that nobody has taken yet
+	guess int    // length of the last such head: the next is often as long
+	ahead []byte // read behind the rows, not in r yet
+	spare []byte // ahead's memory
 }
 
 // Read and write chunk sizes. A deadline covers one chunk, so that a slow
@@ -37,26 +44,134 @@ func newFrameConn(c net.Conn, readBuffer int) *frameConn {
 	return f
 }
 
+// newBulkConn is newFrameConn for a connection on which units of up to unit
+// bytes will come. Without scatter reads each must fit in the buffer.
+func newBulkConn(c net.Conn, unit int) *frameConn {
+	v := vectorsOf(c)
+	size := max(1<<20, 2*unit)
+	if v != nil {
+		size = controlBuffer
+	}
+	f := newFrameConn(c, size)
+	f.vec, f.maxUnit, f.spare = v, unit-headerSize, make([]byte, controlBuffer)
+	return f
+}
+
 // patient reads with the silence deadline. A read that finds nothing for
 // three quarters of it is tried once more, so that a stall of this very
 // process is not taken for the peer's silence.
 type patient struct{ f *frameConn }
 
-func (p patient) Read(b []byte) (int, error) {
-	d := p.f.silence
+func (p patient) Read(b []byte) (n int, err error) {
+	f := p.f
+	if len(f.ahead) > 0 {
+		n = copy(b, f.ahead)
+		f.ahead = f.ahead[n:]
+		return n, nil
+	}
+	if f.vec != nil { // what is read here has to be copied to where it belongs
+		b = b[:min(len(b), headerSize+max(f.guess, unitHeadSize))]
+	}
+	err = f.patiently(func() (err error) {
+		n, err = f.conn.Read(b)
+		if n > 0 {
+			err = nil
+		}
+		return err
+	})
+	return n, err
+}
+
+// patiently calls wait under the silence deadline, and once more.
+func (f *frameConn) patiently(wait func() error) error {
+	d := f.silence
 	if d <= 0 {
-		return p.f.conn.Read(b)
+		return wait()
 	}
-	for _, wait := range []time.Duration{d - d/4, d / 4} {
-		if err := p.f.conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
-			return 0, err
+	for _, part := range [2]time.Duration{d - d/4, d / 4} {
+		if err := f.conn.SetReadDeadline(time.Now().Add(part)); err != nil {
+			return err
 		}
-		n, err := p.f.conn.Read(b)
-		if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
-			return n, err
+		if err := wait(); !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
 		}
 	}
-	return 0, errSilent
+	return errSilent
+}
+
+// readRows reads rows of the frame that next has returned, and what comes
+// behind them, into bufs. It never waits: errAgain says that nothing was
+// there, and waitRows then waits. bufs ends before the end of the rows, or at
+// it.
+func (f *frameConn) readRows(bufs [][]byte) (n int, err error) {
+	for f.r.Buffered() > 0 && len(bufs) > 0 {
+		m, _ := f.r.Read(bufs[0][:min(len(bufs[0]), f.r.Buffered())]) // buffered: cannot fail
+		if bufs[0] = bufs[0][m:]; len(bufs[0]) == 0 {
+			bufs = bufs[1:]
+		}
+		n += m
+	}
+	if n > 0 {
+		f.rest -= n
+		return n, nil
+	}
+	size := 0
+	for _, b := range bufs {
+		size += len(b)
+	}
+	if size == f.rest {
+		bufs = append(bufs, f.spare[:min(len(f.spare), headerSize+f.guess)])
+	}
+	if n, err = f.vec.read(bufs); n > size {
+		f.ahead, n = f.spare[:n-size], size
+	}
+	f.rest -= n
+	return n, err
+}
+
+// waitRows waits until readRows finds something, within the silence deadline.
+func (f *frameConn) waitRows() error { return f.patiently(f.vec.waitRead) }
+
+// takeRows returns the next n bytes of rows, valid until the following read.
+func (f *frameConn) takeRows(n int) ([]byte, error) {
+	f.rest -= n
+	if n > f.r.Size() {
+		b, err := readGrowing(f.r, n)
+		return b, cut(err)
+	}
+	b, err := f.r.Peek(n)
+	if err != nil {
+		return nil, cut(err)
+	}
+	_, _ = f.r.Discard(n) // buffered: cannot fail, and leaves the bytes in place
+	return b, nil
+}
+
+// writeRows writes the gathered bytes. The deadline covers the wait for room,
+// not the whole: a peer that takes bytes slowly is not a stalled one.
+func (f *frameConn) writeRows(bufs [][]byte) error {
+	for len(bufs) > 0 {
+		n, err := f.vec.write(bufs)
+		for n > 0 {
+			m := min(n, len(bufs[0]))
+			bufs[0], n = bufs[0][m:], n-m
+			if len(bufs[0]) == 0 {
+				bufs = bufs[1:]
+			}
+		}
+		if err == errAgain {
+			if err = f.conn.SetWriteDeadline(time.Now().Add(f.silence)); err == nil {
+				err = f.vec.waitWrite()
+			}
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return errStalled
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // write sends whole frames in chunks with a deadline each.
@@ -102,8 +217,16 @@ func (f *frameConn) send(ms ...message) error {
 	return err
 }
 
-// next returns the next frame. The body is valid until the following call.
+// next returns the next frame. The body is valid until the following call; of
+// a unit or a batch it is what stands before the rows. Rows that were not
+// taken are skipped.
 func (f *frameConn) next() (frameType, []byte, error) {
+	for f.rest > 0 {
+		n, err := f.r.Discard(f.rest)
+		if f.rest -= n; err != nil {
+			return 0, nil, cut(err)
+		}
+	}
 	head, err := f.r.Peek(headerSize)
 	if err != nil {
 		if err == io.EOF && len(head) > 0 {
@@ -117,6 +240,14 @@ func (f *frameConn) next() (frameType, []byte, error) {
 	}
 	copy(f.head[:], head) // reading the body may move the buffer under it
 	size := headerSize + int(h.length)
+	rest := 0
+	if fixed := h.typ.fixed(); fixed > 0 {
+		n, err := f.headSize(h, fixed)
+		if err != nil {
+			return 0, nil, err
+		}
+		rest, f.guess, size = int(h.length)-n, n, headerSize+n
+	}
 	var body []byte
 	if size <= f.r.Size() {
 		whole, err := f.r.Peek(size)
@@ -127,7 +258,7 @@ func (f *frameConn) next() (frameType, []byte, error) {
 		_, _ = f.r.Discard(size) // buffered: cannot fail, and leaves the bytes in place
 	} else {
 		_, _ = f.r.Discard(headerSize)
-		if body, err = readGrowing(f.r, int(h.length)); err != nil {
+		if body, err = readGrowing(f.r, size-headerSize); err != nil {
 			return 0, nil, cut(err)
 		}
 	}
@@ -138,7 +269,27 @@ func (f *frameConn) next() (frameType, []byte, error) {
 		return 0, nil, &wireError{fmt.Errorf("frame: sequence %d, want %d", h.seq, f.in)}
 	}
 	f.in = h.seq + 1
+	f.rest = rest
 	return h.typ, body, nil
+}
+
+// headSize is how much of a unit's or a batch's body stands before its rows.
+func (f *frameConn) headSize(h header, fixed int) (int, error) {
+	if int(h.length) < fixed {
+		return 0, &wireError{errTrunc}
+	}
+	b, err := f.r.Peek(headerSize + fixed)
+	if err != nil {
+		return 0, cut(err)
+	}
+	n, err := h.typ.headSize(b[headerSize:])
+	if err == nil && n > int(h.length) {
+		err = errTrunc
+	}
+	if err != nil {
+		return 0, &wireError{err}
+	}
+	return n, nil
 }
 
 // readGrowing reads n bytes and allocates no more than twice what has come.

@@ -202,33 +202,10 @@ func (i *Incoming) end(o ticket.Outcome, err error) {
 	i.s.post(note{typeRevoke, i.id})
 }
 
-// store takes one unit. It returns why the unit was dropped as stale, or "".
-func (i *Incoming) store(u *unitHead, digests []uint64, rows []byte) (stale string) {
-	unit, ok := i.address(u, digests, rows)
-	if !ok {
-		return "address"
-	}
-	if !i.fence.enter() {
-		return "ended"
-	}
-	defer i.fence.leave()
-	if !i.claim(unit) {
-		return "duplicate"
-	}
-	first := int(u.Index) * i.layout.BlockTokens
-	err := i.spec.Sink.Store(int(u.Layer), u.Block, 0, int(u.Rows), first, rows, digests)
-	i.stored(unit, err)
-	if err == nil {
-		i.s.side.units.Inc()
-		i.s.side.bytes.Add(float64(len(rows)))
-	}
-	return ""
-}
-
 // address checks everything that the unit says of itself against the ticket.
-func (i *Incoming) address(u *unitHead, digests []uint64, rows []byte) (unit uint32, ok bool) {
-	unit, size, ok := i.addressed(u, len(digests))
-	return unit, ok && len(rows) == size
+func (i *Incoming) address(u *unitHead, bytes int) (unit uint32, ok bool) {
+	unit, size, ok := i.addressed(u, int(u.Heads))
+	return unit, ok && bytes == size
 }
 
 // addressed is address without the rows; size is how many bytes they have.

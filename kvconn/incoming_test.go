@@ -1,6 +1,7 @@
 package kvconn
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -49,6 +50,26 @@ func lonely(t *testing.T, sink Sink) (*Session, *Incoming) {
 	return s, in
 }
 
+// onUnit lets one unit arrive.
+func onUnit(t *testing.T, s *Session, u *unitHead, digests []uint64, rows []byte) {
+	t.Helper()
+	b := u.append(beginFrame(nil, 1, typeUnit))
+	for _, d := range digests {
+		b = putU64(b, d)
+	}
+	b = append(b, rows...)
+	endFrame(b, 0, 0)
+	f := newBulkConn(&stubConn{r: bytes.NewReader(b)}, 1<<10)
+	f.version = 1
+	typ, head, err := f.next()
+	if err == nil {
+		err = (&intake{s: s, f: f}).units(typ, head)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // Whatever a unit says of itself is checked against the ticket before the
 // sink hears of it.
 func TestStaleUnits(t *testing.T) {
@@ -61,7 +82,7 @@ func TestStaleUnits(t *testing.T) {
 		t.Helper()
 		u, d, b := good()
 		change(&u, &d, &b)
-		s.onUnit(&u, d, b)
+		onUnit(t, s, &u, d, b)
 		if sink.stores != 0 {
 			t.Errorf("%s: stored", name)
 			sink.stores = 0
@@ -78,11 +99,11 @@ func TestStaleUnits(t *testing.T) {
 	f("digests", func(u *unitHead, d *[]uint64, b *[]byte) { *d = (*d)[:1] })
 	f("short rows", func(u *unitHead, d *[]uint64, b *[]byte) { *b = (*b)[:31] })
 	u, d, b := good()
-	s.onUnit(&u, d, b)
+	onUnit(t, s, &u, d, b)
 	if sink.stores != 1 {
 		t.Fatalf("the good unit: %d stores", sink.stores)
 	}
-	s.onUnit(&u, d, b)
+	onUnit(t, s, &u, d, b)
 	if sink.stores != 1 {
 		t.Error("a repeated unit was stored")
 	}
@@ -93,7 +114,7 @@ func TestStaleUnits(t *testing.T) {
 		t.Fatal(err)
 	}
 	u.Layer = 0
-	s.onUnit(&u, d, b)
+	onUnit(t, s, &u, d, b)
 	if sink.stores != 1 {
 		t.Error("stored after the fence")
 	}
@@ -106,7 +127,7 @@ func TestRevokeWaitsForStore(t *testing.T) {
 	stored := make(chan struct{})
 	go func() {
 		u := unitHead{Ticket: in.id, Tag: in.tag, Block: 10, Generation: 5, Rows: 2, Heads: 2}
-		s.onUnit(&u, make([]uint64, 2), make([]byte, 32))
+		onUnit(t, s, &u, make([]uint64, 2), make([]byte, 32))
 		close(stored)
 	}()
 	<-sink.inside
@@ -129,7 +150,7 @@ func TestSinkErrors(t *testing.T) {
 		s, in := lonely(t, &countSink{err: err})
 		u := unitHead{Ticket: in.id, Tag: in.tag, Block: 10, Generation: 5, Rows: 2, Heads: 2}
 		for range 1 + DefaultConfig().Resends {
-			s.onUnit(&u, make([]uint64, 2), make([]byte, 32))
+			onUnit(t, s, &u, make([]uint64, 2), make([]byte, 32))
 		}
 		if _, got := in.Wait(t.Context()); OutcomeOf(got, "") != want || !errors.Is(got, err) {
 			t.Errorf("%v: %v", err, got)

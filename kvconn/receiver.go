@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -149,7 +150,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		}
 		err = e
 	}()
-	dial := func(buffer int, lend bool, greet func(*frameConn) error) error {
+	dial := func(wrap func(net.Conn) *frameConn, lend bool, greet func(*frameConn) error) error {
 		phase = PhaseDial
 		ctx, cancel := context.WithTimeout(r.ctx, r.cfg.DialTimeout)
 		defer cancel()
@@ -157,7 +158,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		if err != nil {
 			return err
 		}
-		f := newFrameConn(c, buffer)
+		f := wrap(c)
 		conns = append(conns, f)
 		phase = PhaseHandshake
 		if err := f.within(r.cfg.HandshakeTimeout); err != nil {
@@ -177,7 +178,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		return f.within(0)
 	}
 	var h *hello
-	if err := dial(controlBuffer, false, func(f *frameConn) (err error) {
+	if err := dial(func(c net.Conn) *frameConn { return newFrameConn(c, controlBuffer) }, false, func(f *frameConn) (err error) {
 		h, err = greetSender(f, &r.cfg, key.expect)
 		return err
 	}); err != nil {
@@ -187,8 +188,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 	unit := unitBytes(heads, payload)
 	for i := range r.cfg.BulkConns {
 		first := i == 0 && h.Version >= 2
-		if err := dial(max(1<<20, 2*unit), first, func(f *frameConn) error {
-			f.maxUnit = unit - headerSize
+		if err := dial(func(c net.Conn) *frameConn { return newBulkConn(c, unit) }, first, func(f *frameConn) error {
 			var seg segment
 			if first && loan != nil {
 				seg = r.cfg.Shared.segment()

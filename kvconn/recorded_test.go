@@ -74,7 +74,11 @@ func rewrite(b []byte, version uint8) ([]byte, error) {
 		for _, s := range sums {
 			w = putU64(w, s)
 		}
-		w = append(w, rows...)
+		rest, err := r.takeRows(r.rest)
+		if err != nil {
+			return nil, err
+		}
+		w = append(append(w, rows...), rest...)
 	default:
 		m, err := decodeAny(version, typ, body)
 		if err != nil {

@@ -90,6 +90,7 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 	if index >= uint32(len(p.bulk)) {
 		return no(ticket.Refused, "no such connection")
 	}
+	f.vec = vectorsOf(f.conn)
 	var pool *peerPool
 	if len(m.Segment.Layers) > 0 {
 		var err error

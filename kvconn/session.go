@@ -292,62 +292,13 @@ func (s *Session) onControl(typ frameType, body []byte) error {
 	return bad(fmt.Errorf("frame type %d on a receiver's control connection", typ))
 }
 
-// readBulk stores units until the connection ends.
-func (s *Session) readBulk(n int, f *frameConn) {
-	var sums []uint64
-	for {
-		typ, body, err := f.next()
-		if err == nil {
-			switch typ {
-			case typeUnit:
-				var u unitHead
-				var rows []byte
-				if u, sums, rows, err = decodeUnit(body, sums[:0]); err == nil {
-					s.onUnit(&u, sums, rows)
-				}
-			case typePlaced:
-				var u unitHead
-				if u, sums, err = decodePlaced(body, sums[:0]); err == nil && s.lent == nil {
-					err = errors.New("placed: this session shares no memory")
-				}
-				if err == nil {
-					s.onPlaced(&u, sums)
-				}
-			case typeSent:
-				var m *sent
-				if m, err = decodeSent(body); err == nil {
-					s.onSent(m, n)
-				}
-			case typeBeat:
-			default:
-				err = fmt.Errorf("frame type %d on a bulk connection", typ)
-			}
-			if err != nil {
-				err = &wireError{err}
-			}
-		}
-		if err != nil {
-			s.fail(classify(err), fmt.Errorf("bulk: %w", err))
-			return
-		}
-	}
-}
-
-func (s *Session) onUnit(u *unitHead, digests []uint64, rows []byte) {
-	s.taken(u, func(i *Incoming) string { return i.store(u, digests, rows) })
-}
-
+// onPlaced takes a unit that lies in its block already.
 func (s *Session) onPlaced(u *unitHead, digests []uint64) {
-	s.taken(u, func(i *Incoming) string { return i.placed(u, digests) })
-}
-
-// taken gives a unit to its ticket, and counts it when it was not wanted.
-func (s *Session) taken(u *unitHead, take func(*Incoming) (stale string)) {
 	reason := "unknown"
 	if i := s.find(u.Ticket); i != nil {
 		reason = "tag"
 		if u.Tag == i.tag {
-			reason = take(i)
+			reason = i.placed(u, digests)
 		}
 	}
 	if reason != "" {

@@ -35,6 +35,7 @@ const (
 	typeSent   frameType = 49
 	typeBeat   frameType = 50
 	typePlaced frameType = 51 // from protocol 2 on
+	typeBatch  frameType = 52 // from protocol 2 on
 )
 
 // A frame is a header, then length bytes of body, little-endian throughout:
@@ -44,8 +45,8 @@ const (
 // check is the low half of CRC-32C over bytes 0..1 and 4..11, so that a wrong
 // length is known before anybody waits for that many bytes. seq counts the
 // frames of one direction of one connection from 0. crc is CRC-32C over bytes
-// 0..11 and the body; of a unit, over bytes 0..11 and the unit's head, because
-// its rows have digests of their own.
+// 0..11 and the body; of a unit or a batch, over bytes 0..11 and what stands
+// before its digests, because its rows have these.
 const headerSize = 16
 
 // Bounds of what a peer may send. They are checked before any allocation.
@@ -56,6 +57,9 @@ const (
 	maxPayload   = 16 << 20 // Ticket.First, Commit.Payload
 	maxPositions = 1 << 22  // tokens, and so blocks, of one ticket
 	maxUnits     = 1 << 23  // layers x blocks of one ticket
+	maxBatch     = 1024     // units in one batch
+	maxSums      = 1 << 16  // digests in one batch
+	maxBatchBody = 512 << 20
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -76,6 +80,11 @@ func (t frameType) maxBody(unit int) int {
 		return maxLargeBody
 	case typeUnit:
 		return unit
+	case typeBatch:
+		if unit == 0 {
+			return 0 // not a bulk connection
+		}
+		return maxBatchBody // of which only the head is ever held
 	}
 	return maxSmallBody
 }
@@ -95,8 +104,13 @@ func beginFrame(b []byte, version uint8, t frameType) []byte {
 
 // endFrame completes the frame that starts at b[at] and ends at the end of b.
 func endFrame(b []byte, at int, seq uint32) {
+	endRows(b, at, seq, 0)
+}
+
+// endRows is endFrame for a frame that goes on with rows behind the end of b.
+func endRows(b []byte, at int, seq uint32, rows int) {
 	f := b[at:]
-	binary.LittleEndian.PutUint32(f[4:], uint32(len(f)-headerSize))
+	binary.LittleEndian.PutUint32(f[4:], uint32(len(f)-headerSize+rows))
 	binary.LittleEndian.PutUint32(f[8:], seq)
 	binary.LittleEndian.PutUint16(f[2:], headCheck(f))
 	binary.LittleEndian.PutUint32(f[12:], frameSum(f[:headerSize], f[headerSize:]))
@@ -107,8 +121,9 @@ func headCheck(head []byte) uint16 {
 }
 
 func frameSum(head, body []byte) uint32 {
-	if frameType(head[1]) == typeUnit {
-		body = body[:min(len(body), unitHeadSize)]
+	switch t := frameType(head[1]); t {
+	case typeUnit, typeBatch:
+		body = body[:min(len(body), t.checked(body))]
 	}
 	return crc32.Update(crc32.Checksum(head[:12], castagnoli), castagnoli, body)
 }

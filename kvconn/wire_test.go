@@ -194,6 +194,86 @@ func FuzzUnit(f *testing.F) {
 	})
 }
 
+// aBatch is the head of a batch of three units, and the bytes of their rows.
+func aBatch() (head []byte, rows int) {
+	units := []unitHead{{Layer: 1, Index: 2, Block: 3, Generation: 4, Rows: 16, Heads: 2},
+		{Layer: 1, Index: 3, Block: -1, Generation: 1, Rows: 16, Heads: 2}, {Layer: 2, Index: 3, Block: 9, Rows: 1, Heads: 1}}
+	head = appendBatchHead(nil, 7, 8, len(units), 5)
+	for i := range units {
+		head = units[i].appendEntry(head, 10*(i+1))
+	}
+	for i := range 5 {
+		head = putU64(head, uint64(i)<<40)
+	}
+	return head, 60
+}
+
+func TestBatch(t *testing.T) {
+	head, rows := aBatch()
+	list, sums, err := decodeArrivals(typeBatch, head, rows, nil, nil)
+	if err != nil || len(list) != 3 || len(sums) != 5 {
+		t.Fatal(err, list, sums)
+	}
+	if u := list[2]; u.Ticket != 7 || u.Tag != 8 || u.Layer != 2 || u.Index != 3 || u.Block != 9 || u.Rows != 1 || u.bytes != 30 ||
+		len(u.digests) != 1 || u.digests[0] != 4<<40 {
+		t.Errorf("%+v", u)
+	}
+	f := func(name string, head []byte, rows int) {
+		t.Helper()
+		if n, err := typeBatch.headSize(head); err == nil && n <= len(head) {
+			if _, _, err := decodeArrivals(typeBatch, head[:n], rows, nil, nil); err == nil {
+				t.Errorf("%s: accepted", name)
+			}
+		}
+	}
+	change := func(at int, v uint32) []byte {
+		b := bytes.Clone(head)
+		binary.LittleEndian.PutUint32(b[at:], v)
+		return b
+	}
+	f("rows", head, 61)
+	f("no units", change(16, 0), rows)
+	f("fewer units", change(16, 2), rows)
+	f("many units", change(16, maxBatch+1), rows)
+	f("fewer digests", change(20, 4), rows)
+	f("many digests", change(20, 1<<31), rows)
+	f("heads", change(batchHeadSize+20, 1<<31), rows)
+	f("bytes", change(batchHeadSize+24, 1<<31), rows)
+}
+
+// FuzzBatch: the units of a batch add up to it, and encode to it.
+func FuzzBatch(f *testing.F) {
+	head, rows := aBatch()
+	f.Add(head, rows)
+	f.Add(head[:batchHeadSize], 0)
+	f.Fuzz(func(t *testing.T, b []byte, rows int) {
+		if len(b) < batchHeadSize {
+			return
+		}
+		if n, err := typeBatch.headSize(b); err != nil || n != len(b) {
+			return
+		}
+		list, sums, err := decodeArrivals(typeBatch, b, rows, nil, nil)
+		if err != nil {
+			return
+		}
+		again := appendBatchHead(nil, list[0].Ticket, list[0].Tag, len(list), len(sums))
+		total := 0
+		for i := range list {
+			again = list[i].appendEntry(again, list[i].bytes)
+			total += list[i].bytes
+		}
+		for i := range list {
+			for _, d := range list[i].digests {
+				again = putU64(again, d)
+			}
+		}
+		if total != rows || !bytes.Equal(again, b) {
+			t.Errorf("%x with %d became %x with %d", b, rows, again, total)
+		}
+	})
+}
+
 // FuzzFrames: any byte stream is read without panic, and what is accepted
 // encodes to the same bytes.
 func FuzzFrames(f *testing.F) {
@@ -203,6 +283,11 @@ func FuzzFrames(f *testing.F) {
 		for _, m := range messages(v) {
 			all = w.frame(all, m)
 		}
+		head, rows := aBatch()
+		at := len(all)
+		all = append(beginFrame(all, v, typeBatch), head...)
+		endRows(all, at, w.out, rows)
+		all = append(all, make([]byte, rows)...)
 		f.Add(v, all)
 		f.Add(v, all[:len(all)-3])
 	}
@@ -218,7 +303,14 @@ func FuzzFrames(f *testing.F) {
 			}
 			at := len(again)
 			again = append(beginFrame(again, v, typ), body...)
-			endFrame(again, at, w.out)
+			rest := r.rest
+			endRows(again, at, w.out, rest)
+			rows, err := r.takeRows(rest)
+			if err != nil {
+				again = again[:at]
+				break
+			}
+			again = append(again, rows...)
 			w.out++
 		}
 		if !bytes.HasPrefix(b, again) {
@@ -299,12 +391,15 @@ func TestUnitAllocations(t *testing.T) {
 	src := bytes.NewReader(b)
 	r := newFrameConn(&stubConn{r: src}, 64<<10)
 	r.version, r.maxUnit = 1, 1<<20
-	sums := make([]uint64, 0, 8)
+	sums, list := make([]uint64, 0, 8), make([]arrival, 0, 1)
 	if n := testing.AllocsPerRun(100, func() {
 		src.Reset(b)
-		_, body, err := r.next()
+		typ, head, err := r.next()
 		if err == nil {
-			_, sums, _, err = decodeUnit(body, sums[:0])
+			list, sums, err = decodeArrivals(typ, head, r.rest, list[:0], sums[:0])
+		}
+		if err == nil {
+			_, err = r.takeRows(r.rest)
 		}
 		if err != nil {
 			t.Fatal(err)

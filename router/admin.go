@@ -82,6 +82,7 @@ type instanceInfo struct {
 	ProbeError string     `json:"probe_error,omitempty"`
 	Draining   bool       `json:"draining"` // announced, or asked for here
 	InFlight   pick.Loads `json:"in_flight"`
+	KVEvents   *feedInfo  `json:"kv_feed,omitempty"`
 }
 
 type fleetInfo struct {
@@ -116,7 +117,7 @@ func (r *Router) listInstances(ctx *fasthttp.RequestCtx) {
 		m := &s.Members[i]
 		ok, err := r.probes.state(m)
 		info.Instances = append(info.Instances, instanceInfo{Member: m, Probed: ok, ProbeError: err,
-			Draining: m.Draining || r.drained(m), InFlight: r.picker.Loads(m.ID, m.Epoch)})
+			Draining: m.Draining || r.drained(m), InFlight: r.picker.Loads(m.ID, m.Epoch), KVEvents: r.kv.info(m)})
 	}
 	reply(ctx, 200, info)
 }

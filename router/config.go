@@ -74,8 +74,13 @@ type Config struct {
 	// reloadable with SetStatic.
 	Static []Static `koanf:"static"`
 
+	// SessionHeader names the header by which clients say what belongs
+	// together, for the policies session and consistent_hash.
+	SessionHeader string `koanf:"session_header"`
+
 	Limits Limits      `koanf:"limits"` // reloadable
 	Pick   pick.Config `koanf:"pick"`   // its policy is reloadable
+	Events Events      `koanf:"kv_events"`
 }
 
 // Limits is what Reload changes without dropping a request.
@@ -104,7 +109,8 @@ func DefaultConfig() Config {
 		ProbeTimeout: 10 * time.Second, History: 1024,
 		Limits: Limits{MaxInFlight: 1024, MaxQueue: 1024, QueueWait: 30 * time.Second,
 			PairWait: time.Second, RequestTimeout: 10 * time.Minute},
-		Pick: pick.DefaultConfig(),
+		SessionHeader: "x-session-id",
+		Pick:          pick.DefaultConfig(), Events: DefaultEvents(),
 	}
 }
 
@@ -153,7 +159,8 @@ func (c Config) Validate() error {
 			return bad(d.key, "%v is not a positive duration", d.v)
 		}
 	}
-	return errors.Join(validStatics(c.Static), within("limits", c.Limits.Validate()), within("pick", c.Pick.Validate()))
+	return errors.Join(validStatics(c.Static), within("limits", c.Limits.Validate()), within("pick", c.Pick.Validate()),
+		within("kv_events", c.Events.Validate()))
 }
 
 // within puts a section before the key of its error.

@@ -55,6 +55,7 @@ type attempt struct {
 	usage     openai.PromptUsage // prefill's, if counted
 	counted   bool
 	unwatch   func() // see watch; nil when nothing is watched
+	unlinger  func() bool
 	closed    bool
 }
 
@@ -130,6 +131,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 	}
 	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
 		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.ex}
+	q.enrich(req)
 	var timeout <-chan time.Time
 	for {
 		changed, probed := r.fleet.Changed(), r.probes.changed()
@@ -181,28 +183,53 @@ func (q *request) output() int {
 
 func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	a := &attempt{q: q, choice: c, speak: dialect.For(c.Decode.Dialect), link: ticket.NewLink(), start: time.Now(), pDone: make(chan struct{}), dDone: make(chan struct{})}
-	pctx := q.ctx
 	if a.speak != nil {
 		a.rules = a.speak.Rules()
 		if a.rules.Order == dialect.Alone {
 			a.alone = true
+		} else if c.Local != "" {
+			a.alone = true
 		} else if a.falls = a.rules.Cannot(&q.top); a.falls != "" {
 			a.alone = true
 		}
-		if a.rules.Linger > 0 {
-			pctx = q.r.ctx // it may outlive the request
-		}
 	}
-	a.p = newLeg(pctx, fleet.Prefill, &c.Prefill.Instance, version)
-	a.d = newLeg(q.ctx, fleet.Decode, &c.Decode.Instance, version)
+	a.p = newLeg(fleet.Prefill, &c.Prefill.Instance, version)
+	a.d = newLeg(fleet.Decode, &c.Decode.Instance, version)
 	q.mu.Lock()
-	defer q.mu.Unlock()
 	q.attempts = append(q.attempts, a)
 	q.state, q.since = stateWaiting, a.start
 	if q.dispatched.IsZero() {
 		q.dispatched = a.start
 	}
+	q.mu.Unlock()
+	if a.lingers() {
+		a.unlinger = a.p.within(q.r.ctx)
+	}
+	if cause := context.Cause(q.ctx); cause != nil { // its end may have missed this attempt
+		a.end(cause)
+	}
 	return a
+}
+
+// lingers says whether prefill's leg may outlive the request.
+func (a *attempt) lingers() bool { return a.rules != nil && a.rules.Linger > 0 }
+
+// end ends the legs, because the request is over.
+func (a *attempt) end(cause error) {
+	a.d.end(cause)
+	if !a.lingers() {
+		a.p.end(cause)
+	}
+}
+
+// endLegs ends the legs of all attempts with the request.
+func (q *request) endLegs() {
+	q.mu.Lock()
+	attempts := slices.Clone(q.attempts)
+	q.mu.Unlock()
+	for _, a := range attempts {
+		a.end(context.Cause(q.ctx))
+	}
 }
 
 // run makes the attempt, up to decode's first event or a failure.
@@ -329,7 +356,7 @@ func (a *attempt) watch() func() {
 			a.mu.Unlock()
 		}
 	})
-	stop := context.AfterFunc(a.p.ctx, func() {
+	stop := a.p.onEnd(func() {
 		if cause := a.p.cause(); errors.Is(cause, errInstanceDead) {
 			a.give(&failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: ticket.Dead, reason: reasonDead, err: cause, retry: true,
 				exclude: []string{a.p.inst.ID}, holds: a.d.inst.ID})
@@ -418,7 +445,7 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 	status := b.header.StatusCode()
 	if a.rules.Typed && status < 500 && !a.commit() {
 		b.abort()
-		return nil, a.broken(a.d, context.Cause(a.d.ctx))
+		return nil, a.beaten()
 	}
 	a.d.set(legAnswer)
 	ans := &answer{status: status, contentType: string(b.header.ContentType()), timing: string(b.header.Peek("Server-Timing"))}
@@ -453,7 +480,7 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 			return nil, a.refused(a.d, a.p, dialect.Answer{Status: status, ContentType: ans.contentType, Outcome: string(outcome), Body: ans.body})
 		}
 		if !a.commit() {
-			return nil, a.broken(a.d, context.Cause(a.d.ctx))
+			return nil, a.beaten()
 		}
 		if ans.merge != nil {
 			if u, ok := ans.merge(); ok {
@@ -478,12 +505,23 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 func (a *attempt) commit() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.failed != nil || a.d.ctx.Err() != nil {
+	if a.failed != nil || a.d.cause() != nil {
 		return false
 	}
 	a.committed = true
 	a.endWatch()
 	return true
+}
+
+// beaten is why decode could not commit.
+func (a *attempt) beaten() *failure {
+	a.mu.Lock()
+	f := a.failed
+	a.mu.Unlock()
+	if f == nil {
+		f = a.broken(a.d, a.d.cause())
+	}
+	return f
 }
 
 // blame returns what really ended the attempt: a leg often only reports what
@@ -573,6 +611,9 @@ func (a *attempt) close() {
 	prefill := func() {
 		settle(a.p)
 		a.p.end(errOver)
+		if a.unlinger != nil {
+			a.unlinger()
+		}
 		<-a.pDone
 		a.q.r.legs.remove(a.p)
 		a.choice.EndPrefill()
@@ -622,7 +663,7 @@ func (r *Router) send(l *leg, h *fasthttp.RequestHeader, body [][]byte) (*upBody
 	if err != nil {
 		return nil, &legError{"connect", err}
 	}
-	return r.up.roundTrip(l.ctx, addr, h, body, func() { l.sent.Store(true) })
+	return r.up.roundTrip(&l.life, addr, h, body, &l.sent)
 }
 
 // suspect looks at a worker whose connection broke: if it takes no new one it

@@ -53,6 +53,7 @@ func (q *request) serve(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	}
 	q.stop = append(q.stop, r.gate.leave)
 	ans, err := q.dispatch()
+	q.learned()
 	if !q.dispatched.IsZero() {
 		r.metrics.queued.Observe(q.dispatched.Sub(q.start).Seconds())
 	}
@@ -97,6 +98,7 @@ func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
 	q.model, q.streams = clip(q.top.Model), q.top.Stream
 	q.mu.Unlock()
 	q.ex = string(h.Peek(headerExplain)) == "1"
+	q.session = string(h.Peek(r.cfg.SessionHeader))
 	q.trace = [2]string{string(h.Peek("traceparent")), string(h.Peek("tracestate"))}
 	q.chain = pick.NewChain(r.seed, q.top.Prompt, q.top.Model, string(q.top.Salt), string(q.top.Tools))
 	return nil
@@ -146,6 +148,9 @@ func (q *request) describe(ctx *fasthttp.RequestCtx, timing string) {
 	}
 	if a.falls != "" {
 		h.Set(headerFallback, string(a.falls))
+	}
+	if a.choice.Local != "" {
+		h.Set(headerLocal, a.choice.Local)
 	}
 	h.Set(headerDecode, a.d.inst.ID)
 	var space [128]byte

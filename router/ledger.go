@@ -88,8 +88,9 @@ func (r *Router) workerLedger(m *fleet.Member, version uint64) json.RawMessage {
 	q.probe = true
 	q.deadline(ledgerTimeout)
 	defer q.finish(200, "")
-	l := newLeg(q.ctx, m.Role, &m.Instance, version)
+	l := newLeg(m.Role, &m.Instance, version)
 	defer l.end(errOver)
+	defer l.within(q.ctx)()
 	var h fasthttp.RequestHeader
 	h.SetMethod(fasthttp.MethodGet)
 	h.SetRequestURI("/debug/ledger")

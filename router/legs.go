@@ -1,7 +1,6 @@
 package router
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -20,13 +19,11 @@ type leg struct {
 	inst    *fleet.Instance
 	version uint64 // of the snapshot that it was chosen from
 
-	// end closes the leg's connection; the first cause counts.
-	ctx context.Context
-	end context.CancelCauseFunc
+	life // its end closes the leg's connection
 
 	sent atomic.Bool // the request is written: its body is not needed any more
 
-	mu    sync.Mutex
+	smu   sync.Mutex
 	state string // see the states below
 	since time.Time
 }
@@ -41,15 +38,13 @@ const (
 	legUnused    = "unused"    // the other leg does both phases
 )
 
-func newLeg(ctx context.Context, role fleet.Role, inst *fleet.Instance, version uint64) *leg {
-	l := &leg{role: role, inst: inst, version: version, state: legOpen, since: time.Now()}
-	l.ctx, l.end = context.WithCancelCause(ctx)
-	return l
+func newLeg(role fleet.Role, inst *fleet.Instance, version uint64) *leg {
+	return &leg{role: role, inst: inst, version: version, state: legOpen, since: time.Now()}
 }
 
 func (l *leg) set(state string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.smu.Lock()
+	defer l.smu.Unlock()
 	l.state, l.since = state, time.Now()
 }
 
@@ -63,8 +58,8 @@ func (l *leg) fail() {
 // finish settles the state at the exchange's end and says whether the router
 // cut the leg short; cut says that the whole request was.
 func (l *leg) finish(cut bool) (cancelled bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.smu.Lock()
+	defer l.smu.Unlock()
 	switch {
 	case l.state == legDone || l.state == legFailed || l.state == legCancelled || l.state == legUnused:
 		return false
@@ -78,8 +73,8 @@ func (l *leg) finish(cut bool) (cancelled bool) {
 }
 
 func (l *leg) get() (state string, since time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.smu.Lock()
+	defer l.smu.Unlock()
 	return l.state, l.since
 }
 
@@ -153,6 +148,3 @@ func lost(m *fleet.Member, inst *fleet.Instance) error {
 	}
 	return nil
 }
-
-// cause is why the leg was ended from outside, nil if it was not.
-func (l *leg) cause() error { return context.Cause(l.ctx) }

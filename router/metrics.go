@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/pick"
 )
 
 // metrics are the router's, without probes. Labels come from closed sets:
@@ -20,6 +21,7 @@ type metrics struct {
 	cancelled *prometheus.CounterVec // role
 	probes    *prometheus.CounterVec // result
 	fallbacks *prometheus.CounterVec // reason
+	local     *prometheus.CounterVec // reason
 	bytes     prometheus.Counter
 
 	// good is what a request that went well counts on its route: looking a
@@ -62,6 +64,11 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 		bytes: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_router_response_bytes_total",
 			Help: "Bytes of answers relayed to clients."}),
 	}
+	m.local = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_local_prefills_total",
+		Help: "Requests that decode served alone though they could be split: by predicted cost, or to learn it."}, []string{"reason"})
+	for _, reason := range []string{pick.LocalCost, pick.LocalExplore} {
+		m.local.WithLabelValues(reason)
+	}
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
 	}
@@ -83,6 +90,7 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 			return 0
 		}),
 	}
+	m.all = append(append(m.all, m.local), pickCollectors(r)...)
 	for _, reason := range retryReasons {
 		m.retries.WithLabelValues(reason)
 	}

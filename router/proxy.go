@@ -78,8 +78,9 @@ func (q *request) ask() (*answer, *openai.Error) {
 }
 
 func (q *request) askOne(m *fleet.Member, version uint64) (*answer, error) {
-	l := newLeg(q.ctx, m.Role, &m.Instance, version)
+	l := newLeg(m.Role, &m.Instance, version)
 	defer l.end(errOver)
+	defer l.within(q.ctx)()
 	q.r.legs.add(l)
 	defer q.r.legs.remove(l)
 	var h fasthttp.RequestHeader

@@ -40,10 +40,12 @@ type request struct {
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
+	unhook func() bool // the legs from ctx
 	stop   []func()    // run at the end, last first
 	timer  *time.Timer // ends it at the deadline
 
-	chain pick.Chain
+	chain   pick.Chain
+	session string // what the client says belongs together
 
 	mu         sync.Mutex // guards what the ledger shows
 	model      string
@@ -70,6 +72,7 @@ func (r *Router) newRequest(id, method, path string) *request {
 	q := &request{r: r, id: id, method: method, path: path, start: time.Now(), seed: rand.Int64()}
 	q.state, q.since = stateQueued, q.start
 	q.ctx, q.cancel = context.WithCancelCause(r.ctx)
+	q.unhook = context.AfterFunc(q.ctx, q.endLegs)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.requests[q] = struct{}{}
@@ -108,6 +111,7 @@ func (q *request) finish(status int, reason string) {
 		for _, a := range attempts {
 			a.close()
 		}
+		q.unhook()
 		q.cancel(errOver)
 		if q.timer != nil {
 			q.timer.Stop()

@@ -70,6 +70,7 @@ type Router struct {
 	legs    legs
 	facts   facts
 	probes  *prober
+	kv      *kvFeeds
 	conns   clientConns
 	watcher *clientwatch.Watcher
 	created time.Time
@@ -125,6 +126,9 @@ func New(cfg Config, deps Deps) (*Router, error) {
 	r.probes = newProber(r)
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
 	var err error
+	if r.kv, err = newKVFeeds(r); err != nil {
+		return nil, err
+	}
 	if r.metrics, err = newMetrics(deps.Registerer, r); err != nil {
 		return nil, err
 	}
@@ -166,6 +170,8 @@ func (r *Router) Start() (err error) {
 	}
 	r.spawn(r.followFleet)
 	r.spawn(r.probes.run)
+	r.spawn(r.followPicks)
+	r.spawn(r.kv.run)
 	r.serve(r.public, r.publicLn)
 	return nil
 }
@@ -194,11 +200,12 @@ func (r *Router) Reload(l Limits, policy string) error {
 	if err := l.Validate(); err != nil {
 		return fmt.Errorf("limits.%w", err)
 	}
-	if err := (pick.Config{Policy: policy}).Validate(); err != nil {
+	if err := pick.ValidPolicy(policy); err != nil {
 		return fmt.Errorf("pick.%w", err)
 	}
 	r.gate.set(l)
 	r.picker.SetPolicy(policy)
+	r.kv.wake()
 	return nil
 }
 
@@ -215,7 +222,7 @@ func (r *Router) view() pick.View {
 	r.mu.Lock()
 	marks := r.marks
 	r.mu.Unlock()
-	return pick.View{Snapshot: r.fleet.Snapshot(), Generation: r.probes.generation() + marks,
+	return pick.View{Snapshot: r.fleet.Snapshot(), Generation: r.probes.generation() + marks, Now: time.Now(), Behind: true,
 		Eligible: func(m *fleet.Member) bool { return r.probes.passed(m) && !r.drained(m) }}
 }
 

@@ -24,6 +24,7 @@ import (
 const (
 	headerDecode   = "x-xpyd-decode"
 	headerFallback = "x-xpyd-fallback" // why decode served a request alone
+	headerLocal    = "x-xpyd-local"    // the same, where it could have been split
 	headerExplain  = "x-xpyd-explain"
 	headerTimeout  = "x-request-timeout-ms"
 )

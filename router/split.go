@@ -22,7 +22,7 @@ import (
 // follow each other on the handler's goroutine; each leg's end, also by its
 // worker's death, ends the attempt.
 func (a *attempt) runInOrder(x *dialect.Exchange) (*answer, *failure) {
-	stop := context.AfterFunc(a.d.ctx, func() { // decode died, and will not collect
+	stop := a.d.onEnd(func() { // decode died, and will not collect
 		cause := a.d.cause()
 		if errors.Is(cause, errInstanceDead) {
 			cause = &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Dead, reason: reasonDead, err: cause, retry: true,
@@ -49,7 +49,7 @@ func (a *attempt) runInOrder(x *dialect.Exchange) (*answer, *failure) {
 		return a.final(res.Final)
 	}
 	if !alive { // its death crossed prefill's answer
-		return nil, a.broken(a.d, context.Cause(a.d.ctx))
+		return nil, a.broken(a.d, a.d.cause())
 	}
 	x.Kept, x.Left = res.Kept, time.Until(a.q.end)
 	return a.decode(x)
@@ -75,7 +75,7 @@ func (a *attempt) runAlone(x *dialect.Exchange) (*answer, *failure) {
 // final answers with prefill's words, which left nothing to decode.
 func (a *attempt) final(body []byte) (*answer, *failure) {
 	if !a.commit() {
-		return nil, a.broken(a.d, context.Cause(a.d.ctx))
+		return nil, a.beaten()
 	}
 	a.d.set(legUnused)
 	a.q.firstByte()
@@ -138,7 +138,7 @@ func (a *attempt) opening(first []byte) error {
 		return &legError{"answer", fmt.Errorf("%w: %s", errOpening, errorMessage(text))}
 	}
 	if !a.commit() {
-		return context.Cause(a.d.ctx)
+		return a.beaten()
 	}
 	return nil
 }
@@ -211,7 +211,7 @@ func (a *attempt) ask(x *dialect.Exchange) *failure {
 	if x.Facts, ok = r.facts.get(a.p.inst); ok {
 		return nil
 	}
-	body, err := r.question(a.p.ctx, asker.Ask(a.p.inst))
+	body, err := r.question(&a.p.life, asker.Ask(a.p.inst))
 	if err == nil {
 		x.Facts, err = asker.Learn(body)
 	}
@@ -224,17 +224,19 @@ func (a *attempt) ask(x *dialect.Exchange) *failure {
 }
 
 // question GETs a small answer.
-func (r *Router) question(ctx context.Context, url string) ([]byte, error) {
+func (r *Router) question(asker *life, url string) ([]byte, error) {
 	addr, err := hostPort(url)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
+	var q life
+	defer q.end(errOver)
+	defer asker.onEnd(func() { q.end(asker.cause()) })()
+	defer time.AfterFunc(askTimeout, func() { q.end(context.DeadlineExceeded) }).Stop()
 	var h fasthttp.RequestHeader
 	h.SetMethod(fasthttp.MethodGet)
 	h.SetRequestURI("/" + strings.TrimPrefix(strings.TrimPrefix(url, "http://"+addr), "/"))
-	b, err := r.up.roundTrip(ctx, addr, &h, nil, nil)
+	b, err := r.up.roundTrip(&q, addr, &h, nil, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -33,12 +33,19 @@ type Static struct {
 	PP          int    `koanf:"pp"`        // vllm-nixl-push
 	DPRanks     int    `koanf:"dp_ranks"`  // data-parallel ranks behind the URL
 	MaxModelLen int    `koanf:"max_model_len"`
-	MaxBatch    int    `koanf:"max_batch"` // sequences that decode runs at once; 0: unknown
+	// KVEvents and KVReplay are host:port of rank 0's publisher of KV events
+	// and of its replay socket; KVTopic is the prefix of its topics.
+	KVEvents string `koanf:"kv_events"`
+	KVReplay string `koanf:"kv_replay"`
+	KVTopic  string `koanf:"kv_topic"`
+	Topology string `koanf:"topology"`  // "zone-a/rack-3", for pick.topology_level
+	MaxBatch int    `koanf:"max_batch"` // sequences that decode runs at once; 0: unknown
 }
 
 func (s *Static) instance() fleet.Instance {
 	i := fleet.Instance{ID: s.ID, Role: s.Role, URL: s.URL, Dialect: s.Dialect, Model: s.Model, Version: s.Version,
-		Bootstrap: s.Bootstrap, EngineID: s.EngineID, TP: s.TP, PP: s.PP, DPRanks: s.DPRanks, MaxModelLen: s.MaxModelLen, MaxBatch: s.MaxBatch}
+		Bootstrap: s.Bootstrap, EngineID: s.EngineID, TP: s.TP, PP: s.PP, DPRanks: s.DPRanks, MaxModelLen: s.MaxModelLen, MaxBatch: s.MaxBatch,
+		KVEvents: s.KVEvents, KVReplay: s.KVReplay, KVTopic: s.KVTopic, Topology: s.Topology}
 	if i.Role == "" && i.Alone() {
 		i.Role = fleet.Decode
 	}
@@ -125,7 +132,10 @@ func (p *prober) learn(pr pair) (changed bool) {
 		if d := dialect.For(m.Dialect); m.Source == fleet.NATS || d == nil || d.Rules().Typed || p.configured(m) {
 			continue
 		}
-		body, err := p.r.question(p.r.ctx, m.URL+"/version")
+		var l life
+		stop := l.within(p.r.ctx)
+		body, err := p.r.question(&l, m.URL+"/version")
+		stop()
 		var v struct {
 			Version string `json:"version"`
 		}

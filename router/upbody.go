@@ -13,6 +13,7 @@ import (
 // upBody is a worker's answer: its header, and its body as it arrives.
 type upBody struct {
 	conn   *upConn
+	life   *life                    // of the leg, which holds conn
 	header *fasthttp.ResponseHeader // the connection's, until finish or abort
 
 	left    int64 // bytes left of the body, or of the chunk
@@ -188,7 +189,7 @@ func (b *upBody) finish() {
 		return
 	}
 	b.over, b.header = true, nil
-	if !b.conn.stop() {
+	if !b.life.release() {
 		_ = b.conn.Close() // its leg was cancelled just now
 		return
 	}
@@ -201,6 +202,6 @@ func (b *upBody) abort() {
 		return
 	}
 	b.over, b.header = true, nil
-	b.conn.stop()
+	b.life.release()
 	_ = b.conn.Close()
 }

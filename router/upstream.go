@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -59,7 +60,6 @@ type upConn struct {
 	answer fasthttp.ResponseHeader // of the leg that uses it
 	parts  [][]byte                // of its request, while it is written
 	since  time.Time               // idle since
-	stop   func() bool             // ends the leg's hold on it
 	once   sync.Once
 }
 
@@ -89,7 +89,7 @@ func hostPort(url string) (string, error) {
 }
 
 // get returns an idle connection that still is one, or dials.
-func (u *upstream) get(ctx context.Context, addr string) (*upConn, error) {
+func (u *upstream) get(l *life, addr string) (*upConn, error) {
 	for {
 		c := u.pop(addr)
 		if c == nil {
@@ -100,8 +100,10 @@ func (u *upstream) get(ctx context.Context, addr string) (*upConn, error) {
 		}
 		_ = c.Close()
 	}
-	ctx, cancel := context.WithTimeout(ctx, u.cfg.ConnectTimeout)
+	ctx, cancel := l.context()
 	defer cancel()
+	ctx, stop := context.WithTimeout(ctx, u.cfg.ConnectTimeout)
+	defer stop()
 	conn, err := u.dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
@@ -209,17 +211,20 @@ func (e *legError) gone() bool {
 	return !errors.Is(e.err, context.Canceled) && !errors.Is(e.err, context.DeadlineExceeded)
 }
 
-// roundTrip sends one request and reads the header of its answer. When ctx
+// roundTrip sends one request and reads the header of its answer. When l
 // ends the connection is closed, now or while the body is read. The caller
-// ends the body. sent, if not nil, is called once body is not needed any more
+// ends the body. sent, if not nil, is set once body is not needed any more
 // because it was written.
-func (u *upstream) roundTrip(ctx context.Context, addr string, req *fasthttp.RequestHeader, body [][]byte, sent func()) (*upBody, error) {
-	c, err := u.get(ctx, addr)
+func (u *upstream) roundTrip(l *life, addr string, req *fasthttp.RequestHeader, body [][]byte, sent *atomic.Bool) (*upBody, error) {
+	c, err := u.get(l, addr)
 	if err != nil {
 		return nil, &legError{"connect", err}
 	}
-	c.stop = context.AfterFunc(ctx, func() { _ = c.Close() })
-	b := &upBody{conn: c}
+	b := &upBody{conn: c, life: l}
+	if !l.hold(c) {
+		b.abort()
+		return nil, &legError{"connect", l.cause()}
+	}
 	if err := b.exchange(addr, req, body, sent); err != nil {
 		b.abort()
 		return nil, err
@@ -229,7 +234,7 @@ func (u *upstream) roundTrip(ctx context.Context, addr string, req *fasthttp.Req
 
 // exchange writes the request, header and pieces of the body in one write if
 // it is small, and reads the answer's header.
-func (b *upBody) exchange(addr string, req *fasthttp.RequestHeader, body [][]byte, sent func()) error {
+func (b *upBody) exchange(addr string, req *fasthttp.RequestHeader, body [][]byte, sent *atomic.Bool) error {
 	c := b.conn
 	size := 0
 	for _, part := range body {
@@ -248,7 +253,7 @@ func (b *upBody) exchange(addr string, req *fasthttp.RequestHeader, body [][]byt
 		return &legError{"send", err}
 	}
 	if sent != nil {
-		sent()
+		sent.Store(true)
 	}
 	if err := c.SetReadDeadline(time.Now().Add(c.u.cfg.FirstByteTimeout)); err != nil {
 		return &legError{"answer", err}

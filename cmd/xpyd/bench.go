@@ -1,17 +1,56 @@
 package main
 
 import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
 	"github.com/spf13/cobra"
+
+	"github.com/xpyd/xpyd/internal/loadgen"
+	"github.com/xpyd/xpyd/internal/loadgen/arrival"
+	"github.com/xpyd/xpyd/internal/loadgen/workload"
 )
 
-// newBench is `xpyd bench` and what belongs to it, one file a subcommand.
+// newBench is `xpyd bench`, the load on a server, and what else is measured,
+// one file a subcommand.
 func newBench() *cobra.Command {
+	b := &benchFlags{}
+	var s serveFlags
 	cmd := &cobra.Command{
-		Use:     "bench",
-		Short:   "Drive load and report",
-		Example: "  xpyd bench --help",
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, args []string) error { return cmd.Help() },
+		Use:   "bench --url URL",
+		Short: "Put load on an OpenAI-compatible server and report what it was like",
+		Long: `Sends requests to any OpenAI-compatible server and reports TTFT (to the first
+token), ITL (between chunks), TPOT (per output token after the first), E2E,
+throughput, goodput and errors, as text, JSON and a page of plots.
+
+A closed loop (--concurrency) keeps requests in flight. An open loop (--rate, or
+--trace) sends at its times whatever the server does, and also reports latencies
+from the scheduled time. Lists (--rate 1,2,4) run one phase each.
+
+Lengths are distributions of tokens: 512, 100-200 (uniform), normal:512,64,
+lognormal:512,0.5 or exp:512. Prompts are made of words that are one token in
+most vocabularies; --calibrate measures what they are in the server's.`,
+		Example: `  xpyd bench --url http://127.0.0.1:8000 --concurrency 32 --requests 1000
+  xpyd bench --url http://127.0.0.1:8000 --rate 1,2,4,8 --duration 60s --slo ttft=500ms,tpot=50ms --html report.html
+  xpyd bench --url http://127.0.0.1:8000 --rate 20 --burstiness 0.5 --ramp 10s --duration 2m --input normal:2000,500 --output exp:200
+  xpyd bench --url http://127.0.0.1:8000 --trace conversation_trace.jsonl --speed 2 --max-context 32768 --json report.json
+  xpyd bench --url https://api.example.com --endpoint completions --model m --prompts prompts.jsonl
+  xpyd bench multiturn --url http://127.0.0.1:8000 --clients 64 --turns 10`,
+		Args: cobra.NoArgs,
+	}
+	b.register(cmd, "chat")
+	s.register(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		phases, err := s.phases(b)
+		if err != nil {
+			return usageError{err}
+		}
+		return b.run(cmd, phases, func(text *workload.Text) (loadgen.Source, error) { return s.source(b, text) })
 	}
 	cmd.AddCommand(benchCommands()...)
 	for _, c := range cmd.Commands() {
@@ -23,5 +62,150 @@ func newBench() *cobra.Command {
 // benchCommands are the subcommands of bench. Each sets Args, as those of the
 // root do, and has an example that begins with its whole name.
 func benchCommands() []*cobra.Command {
-	return []*cobra.Command{newBenchKV()}
+	return []*cobra.Command{newBenchKV(), newBenchMultiturn()}
 }
+
+// serveFlags are those of bench itself.
+type serveFlags struct {
+	concurrency, rate string
+	burstiness        string
+	inFlight          int
+	trace, prompts    string
+	speed             float64
+	maxContext        int
+	promptIDs         string
+}
+
+func (s *serveFlags) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&s.concurrency, "concurrency", "", "closed loop: requests in flight; a list runs a phase each (default 16)")
+	f.StringVar(&s.rate, "rate", "", "open loop: requests a second; a list runs a phase each")
+	f.StringVar(&s.burstiness, "burstiness", "1", "of --rate: 1 is Poisson, less comes in bursts (gamma), fixed comes evenly")
+	f.IntVar(&s.inFlight, "max-in-flight", 16384, "open loop: the most requests at once; beyond it they are late, which shows")
+	f.StringVar(&s.trace, "trace", "", "send a trace: Mooncake JSON lines (with its shared prefixes) or Azure CSV; at its\ntimes, unless --rate or --concurrency is given")
+	f.Float64Var(&s.speed, "speed", 1, "of --trace: so many times as fast")
+	f.IntVar(&s.maxContext, "max-context", 0, "of --trace: leave out requests of more tokens than this")
+	f.StringVar(&s.prompts, "prompts", "", "JSON lines with prompt, messages or turns, and maybe max_tokens; over and over")
+	f.StringVar(&s.promptIDs, "prompt-ids", "", "send token ids from LOW-HIGH instead of words (--endpoint completions)")
+}
+
+// phases are what the flags ask for, one a level.
+func (s *serveFlags) phases(b *benchFlags) ([]loadgen.Phase, error) {
+	if s.concurrency != "" && s.rate != "" {
+		return nil, errors.New("--concurrency is a closed loop and --rate an open one; give one")
+	}
+	if s.trace != "" && s.prompts != "" {
+		return nil, errors.New("--trace and --prompts: give one")
+	}
+	if !(s.speed > 0) || s.speed > 1e6 {
+		return nil, fmt.Errorf("--speed %v: want more than 0", s.speed)
+	}
+	if s.trace != "" && s.rate == "" && s.concurrency == "" {
+		return []loadgen.Phase{{Name: "trace", Open: true, Clients: s.inFlight}}, nil
+	}
+	if b.requests == 0 && b.duration == 0 {
+		b.requests = 200
+	}
+	if s.rate != "" {
+		shape := math.Inf(1)
+		if s.burstiness != "fixed" {
+			var err error
+			if shape, err = strconv.ParseFloat(s.burstiness, 64); err != nil {
+				return nil, fmt.Errorf("--burstiness %q: want a number, or fixed", s.burstiness)
+			}
+		}
+		rates, err := list(s.rate)
+		if err != nil {
+			return nil, fmt.Errorf("--rate: %w", err)
+		}
+		var phases []loadgen.Phase
+		for _, r := range rates {
+			phases = append(phases, loadgen.Phase{Name: fmt.Sprintf("rate %g", r), Open: true, Clients: s.inFlight,
+				Arrival: &arrival.Config{Rate: r, Burstiness: shape, Ramp: b.ramp}})
+		}
+		return phases, nil
+	}
+	if s.concurrency == "" {
+		s.concurrency = "16"
+	}
+	levels, err := list(s.concurrency)
+	if err != nil {
+		return nil, fmt.Errorf("--concurrency: %w", err)
+	}
+	var phases []loadgen.Phase
+	for _, c := range levels {
+		if c != math.Trunc(c) || c > 1e6 {
+			return nil, fmt.Errorf("--concurrency %v: want a whole number", c)
+		}
+		phases = append(phases, loadgen.Phase{Name: fmt.Sprintf("concurrency %g", c), Clients: int(c)})
+	}
+	return phases, nil
+}
+
+// list reads positive numbers with commas between them.
+func list(s string) ([]float64, error) {
+	var out []float64
+	for _, part := range strings.Split(s, ",") {
+		x, err := strconv.ParseFloat(strings.TrimSpace(part), 64)
+		if err != nil || !(x > 0) || math.IsInf(x, 1) {
+			return nil, fmt.Errorf("%q is no list of numbers above 0", s)
+		}
+		out = append(out, x)
+	}
+	return out, nil
+}
+
+// source is the requests of all phases.
+func (s *serveFlags) source(b *benchFlags, text *workload.Text) (loadgen.Source, error) {
+	shape, err := b.shape()
+	if err != nil {
+		return nil, usageError{err}
+	}
+	if s.promptIDs != "" {
+		low, high, ok := strings.Cut(s.promptIDs, "-")
+		lo, err1 := strconv.ParseUint(low, 10, 31)
+		hi, err2 := strconv.ParseUint(high, 10, 31)
+		if !ok || err1 != nil || err2 != nil || hi < lo {
+			return nil, usageError{fmt.Errorf("--prompt-ids %q: want LOW-HIGH", s.promptIDs)}
+		}
+		if b.endpoint != "completions" || s.prompts != "" {
+			return nil, usageError{errors.New("--prompt-ids goes with --endpoint completions, and without --prompts")}
+		}
+		text.IDs, text.LowID, text.HighID = true, int(lo), int(hi)
+	}
+	switch {
+	case s.trace != "":
+		b.load.Kind, b.load.File, b.load.Speed = "trace", s.trace, s.speed
+		b.load.Input, b.load.Output = "", ""
+		entries, err := readFile(s.trace, func(f *os.File) ([]workload.Entry, error) { return workload.ReadTrace(f) })
+		if err != nil {
+			return nil, err
+		}
+		if entries = workload.Within(entries, s.maxContext); len(entries) == 0 {
+			return nil, fmt.Errorf("trace %s: no request within --max-context", s.trace)
+		}
+		return workload.NewTrace(text, entries, s.speed), nil
+	case s.prompts != "":
+		b.load.Kind, b.load.File, b.load.Input = "prompts", s.prompts, ""
+		return readFile(s.prompts, func(f *os.File) (*workload.Prompts, error) { return workload.ReadPrompts(f, text, shape.Out) })
+	}
+	b.load.Kind = "synthetic"
+	return workload.NewSynthetic(text, shape), nil
+}
+
+func readFile[T any](path string, read func(*os.File) (T, error)) (T, error) {
+	var none T
+	f, err := os.Open(path)
+	if err != nil {
+		return none, err
+	}
+	defer f.Close()
+	v, err := read(f)
+	if err != nil {
+		return none, fmt.Errorf("%s: %w", path, err)
+	}
+	return v, nil
+}
+
+// secs is for a report; it has no more than three decimals.
+func secs(d time.Duration) float64 { return math.Round(d.Seconds()*1000) / 1000 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/xpyd/xpyd/internal/kvbench"
+	"github.com/xpyd/xpyd/kvconn/shm"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
 
@@ -175,7 +176,14 @@ func benchTransports() (map[string]kvbench.Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]kvbench.Transport{"tcp": {Transport: overTCP}}, nil
+	all := map[string]kvbench.Transport{"tcp": {Transport: overTCP}}
+	overMemory, err := shm.New()
+	if err == nil {
+		all[shm.Name] = kvbench.Transport{Transport: overMemory, Local: true}
+	} else if !errors.Is(err, shm.ErrUnsupported) {
+		return nil, err
+	}
+	return all, nil
 }
 
 // startBenchSender runs this program once more as the sender and learns where

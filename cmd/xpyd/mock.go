@@ -39,6 +39,12 @@ bootstrap address. A router's probes are exempt from the fault.`,
 	f.DurationVar(&cfg.ITL, "itl", 0, "time between tokens")
 	f.StringVar(&fault, "fault", "", "status=CODE, hang, refuse (close connections), error-event, cut=CHUNKS")
 	f.StringVar(&logLevel, "log-level", "warn", "debug, info, warn or error; refused requests are warnings")
+	f.StringVar(&cfg.KV.Listen, "kv-events", "", "address at which to publish KV events over ZMQ")
+	f.StringVar(&cfg.KV.Replay, "kv-replay", "", "address of their replay socket")
+	f.StringVar(&cfg.KV.Topic, "kv-topic", "", "their topic")
+	f.BoolVar(&cfg.KV.Arrays, "kv-arrays", false, "events as arrays, like SGLang and older vLLMs")
+	f.IntVar(&cfg.KV.Block, "kv-block", 16, "tokens a block; text is a token a byte")
+	f.IntVar(&cfg.KV.Blocks, "kv-blocks", 1024, "blocks that fit")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var err error
 		if cfg.Fault, err = mock.ParseFault(fault); err != nil {

@@ -84,28 +84,34 @@ func (r *receiver) kinds(ctx context.Context, rep *Report) ([]kind, error) {
 		return kinds, nil
 	}
 	dest := blocksOf(r.dests[0][:r.cfg.blocks(n)])
-	if a, err := r.ctl.ask(request{Ask: askBare, Connections: r.cfg.Connections}); err != nil {
+	if r.peer.Transports[rep.Transport].Local { // a socket is no limit of shared memory
+	} else if a, err := r.ctl.ask(request{Ask: askBare, Connections: r.cfg.Connections}); err != nil {
 		rep.Notes = append(rep.Notes, "no bare loop: "+err.Error())
 	} else if r.bare, err = dialBare(ctx, a.Addr, r.cfg.Connections); err != nil {
 		return nil, err
 	} else {
 		kinds = append(kinds, kind{RunBare, n, timed(func() error { return r.bare.transfer(ctx, r.pool, dest) })})
 	}
-	spare, free, err := alloc(n)
-	if err != nil {
-		return nil, err
+	// Copies have memory of their own, the quickest there is, whatever the
+	// pools lie in.
+	var mem [2][]byte
+	for i := range mem {
+		m, free, err := alloc(n)
+		if err != nil {
+			return nil, err
+		}
+		mem[i] = m
+		r.free = append(r.free, free)
+		pattern(0, i, mem[i])
 	}
-	pattern(0, 0, spare) // ones and zeros, should a copy care
-	r.free = append(r.free, free)
-	from := order(r.cfg.Scatter, len(dest)*r.cfg.Layers, 3)
+	src, dst := mem[0], mem[1]
+	from, to := order(r.cfg.Scatter, n/r.pool.size, 3), order(r.cfg.Scatter, n/r.pool.size, 4)
 	return append(kinds,
-		kind{RunMemcpy, n, timed(func() error { copy(r.pool.mem[:n], spare); return nil })},
+		kind{RunMemcpy, n, timed(func() error { copy(dst, src); return nil })},
 		kind{RunScattered, n, timed(func() error {
-			for layer := range r.cfg.Layers {
-				for i, b := range dest {
-					at := int(from[layer*len(dest)+i]) * r.pool.size
-					copy(r.pool.run(layer, b), spare[at:at+r.pool.size])
-				}
+			for i, b := range from {
+				size := r.pool.size
+				copy(dst[int(to[i])*size:][:size], src[int(b)*size:][:size])
 			}
 			return nil
 		})}), nil
@@ -186,7 +192,7 @@ func (r *receiver) handshakes(ctx context.Context, rep *Report) error {
 		var at time.Time
 		sk := &sink{pool: r.pool, arrived: func() { once.Do(func() { at = time.Now() }) }}
 		begun := time.Now()
-		kv, s, err := r.session(ctx)
+		kv, s, err := r.session(ctx, nil)
 		if err != nil {
 			return err
 		}

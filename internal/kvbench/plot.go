@@ -92,7 +92,7 @@ func (c chart) draw(b *strings.Builder) {
 	py := func(v float64) float64 { return c.top + tall*(1-at(v, lowY, highY, !c.zero)) }
 	fmt.Fprintf(b, `<text x="%d" y="%.0f">%s</text>`+"\n", left, c.top-8, html.EscapeString(c.label))
 	for _, v := range ticks {
-		fmt.Fprintf(b, `<path d="M%d %.1fH%d" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%g</text>`+"\n", left, py(v), right, left-8, py(v)+4, v)
+		fmt.Fprintf(b, `<path d="M%d %.1fH%d" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%.4g</text>`+"\n", left, py(v), right, left-8, py(v)+4, v)
 	}
 	for _, v := range c.x {
 		fmt.Fprintf(b, `<path d="M%.1f %.0fV%.0f" stroke="#eee"/><text x="%.1f" y="%.0f" text-anchor="middle">%s</text>`+"\n",

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 )
@@ -20,16 +21,36 @@ type pool struct {
 	mem    []byte
 	digest []uint64
 	free   func()
+	shared *kvconn.Shared // for the sender to map; nil: the memory is private
 }
 
-func newPool(c Config, blocks int) (*pool, error) {
-	p := &pool{layout: c.layout(), blocks: blocks, size: c.BlockBytes, digest: make([]uint64, c.Layers*blocks*c.KVHeads)}
-	var err error
-	if p.mem, p.free, err = alloc(c.Layers * blocks * c.BlockBytes); err != nil {
-		return nil, fmt.Errorf("pool of %s: %w", Size(c.Layers*blocks*c.BlockBytes), err)
+// newPool makes a pool; one to be shared lies in a memory file, as decode's does.
+func newPool(c Config, blocks int, share bool) (p *pool, err error) {
+	p = &pool{layout: c.layout(), blocks: blocks, size: c.BlockBytes, digest: make([]uint64, c.Layers*blocks*c.KVHeads)}
+	bytes := c.Layers * blocks * c.BlockBytes
+	if share {
+		err = p.inFile(bytes)
+	} else {
+		p.mem, p.free, err = alloc(bytes)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pool of %s: %w", Size(bytes), err)
 	}
 	clear(p.mem) // so that no page is touched for the first time on the clock
 	return p, nil
+}
+
+func (p *pool) inFile(bytes int) error {
+	m, err := memfd.New("xpyd-bench-kv", bytes)
+	if err != nil {
+		return err
+	}
+	p.mem, p.free = m.Bytes, func() { _ = m.Close() }
+	p.shared = &kvconn.Shared{FD: m.FD, Bytes: m.Size, Blocks: p.blocks}
+	for layer := range p.layout.Layers {
+		p.shared.Layers = append(p.shared.Layers, kvconn.Span{Offset: int64(layer * p.blocks * p.size), Stride: int64(p.size)})
+	}
+	return nil
 }
 
 func (p *pool) run(layer int, block int32) []byte {

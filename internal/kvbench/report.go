@@ -16,10 +16,12 @@ type Report struct {
 	Config    Config     `json:"config"`
 	Transport string     `json:"transport"` // the one that was used
 	Why       string     `json:"why"`
+	Mapped    bool       `json:"mapped"`  // the sender writes into the receiver's pool itself
 	Runs      []*Series  `json:"runs"`    // in the order in which they took turns
 	Latency   Latency    `json:"latency"` // of Config.LatencyBytes
 	Handshake *Handshake `json:"handshake,omitempty"`
 	Sweep     []Point    `json:"sweep,omitempty"`
+	Resent    int        `json:"resent"`   // blocks that were asked for again
 	Verified  bool       `json:"verified"` // every byte, at the end
 	Notes     []string   `json:"notes,omitempty"`
 }

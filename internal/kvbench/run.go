@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/xpyd/xpyd/kvconn"
 )
 
@@ -33,7 +35,8 @@ type receiver struct {
 	sink  *sink
 	kv    *kvconn.Receiver
 	s     *kvconn.Session
-	dests [][]kvconn.Dest // a sequence of blocks for each transfer at a time
+	reg   *prometheus.Registry // of s
+	dests [][]kvconn.Dest      // a sequence of blocks for each transfer at a time
 	gen   uint32
 	bare  *bareLoop
 	free  []func() // what else was allocated
@@ -55,6 +58,9 @@ func Run(ctx context.Context, cfg Config, peer Peer) (*Report, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if rep.Resent = int(r.metric("xpyd_kvconn_resent_units_total")); rep.Resent > 0 {
+		rep.Notes = append(rep.Notes, fmt.Sprintf("%d blocks had to be asked for again", rep.Resent))
 	}
 	return rep, nil
 }
@@ -87,7 +93,7 @@ func (r *receiver) open(ctx context.Context, rep *Report) error {
 	r.addr = a.Addr
 	each := r.cfg.blocks(r.cfg.most())
 	blocks := each * r.cfg.Concurrency
-	if r.pool, err = newPool(r.cfg, blocks); err != nil {
+	if r.pool, err = newPool(r.cfg, blocks, r.peer.Transports[name].Local); err != nil {
 		return err
 	}
 	r.sink = &sink{pool: r.pool}
@@ -99,8 +105,30 @@ func (r *receiver) open(ctx context.Context, rep *Report) error {
 		}
 		r.dests = append(r.dests, dest)
 	}
-	r.kv, r.s, err = r.session(ctx)
-	return err
+	r.reg = prometheus.NewRegistry()
+	if r.kv, r.s, err = r.session(ctx, r.reg); err != nil {
+		return err
+	}
+	if rep.Mapped = r.metric("xpyd_kvconn_mapped_pools") > 0; r.pool.shared != nil && !rep.Mapped {
+		rep.Notes = append(rep.Notes, "the sender could not map the pool: rows go through the socket")
+	}
+	return nil
+}
+
+// metric sums the series of one of the session's gauges or counters.
+func (r *receiver) metric(name string) (sum float64) {
+	all, err := r.reg.Gather()
+	if err != nil {
+		return 0
+	}
+	for _, f := range all {
+		if f.GetName() == name {
+			for _, m := range f.GetMetric() {
+				sum += m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+	}
+	return sum
 }
 
 // choose names the transport: shared memory, when it is asked for or, with
@@ -120,12 +148,14 @@ func (r *receiver) choose(c net.Conn) (name, why string) {
 }
 
 // session opens one to the sender, on a receiver of its own: a new peer.
-func (r *receiver) session(ctx context.Context) (*kvconn.Receiver, *kvconn.Session, error) {
-	m, err := kvconn.NewMetrics(nil)
+func (r *receiver) session(ctx context.Context, reg prometheus.Registerer) (*kvconn.Receiver, *kvconn.Session, error) {
+	m, err := kvconn.NewMetrics(reg)
 	if err != nil {
 		return nil, nil, err
 	}
-	kv, err := kvconn.NewReceiver(r.cfg.connector("bench-receiver"), r.tr, r.peer.Log, m)
+	cfg := r.cfg.connector("bench-receiver")
+	cfg.Shared = r.pool.shared
+	kv, err := kvconn.NewReceiver(cfg, r.tr, r.peer.Log, m)
 	if err != nil {
 		return nil, nil, err
 	}

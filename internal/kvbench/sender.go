@@ -13,10 +13,10 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 )
 
-// Transport is one that may be measured, and where its sender listens.
+// Transport is one that may be measured.
 type Transport struct {
 	kvconn.Transport
-	Listen string
+	Local bool // between processes of one machine; "" is where it listens
 }
 
 // onceWait is how long a sender that serves once waits for its receiver, which
@@ -127,7 +127,7 @@ func (s *sender) start(ctx context.Context, c net.Conn, q request) (addr string,
 	}
 	s.cfg = q.Config
 	blocks := s.cfg.blocks(s.cfg.most())
-	if s.pool, err = newPool(s.cfg, blocks); err != nil {
+	if s.pool, err = newPool(s.cfg, blocks, false); err != nil {
 		return "", err
 	}
 	s.order = order(s.cfg.Scatter, blocks, 1)
@@ -147,8 +147,8 @@ func (s *sender) start(ctx context.Context, c net.Conn, q request) (addr string,
 // at is where to listen for whoever dialled c: on the same address as c came
 // to, so that the benchmark crosses the same network.
 func (t Transport) at(c net.Conn) string {
-	if t.Listen != "" {
-		return t.Listen
+	if t.Local {
+		return ""
 	}
 	host, _, err := net.SplitHostPort(c.LocalAddr().String())
 	if err != nil {

@@ -37,6 +37,7 @@ type Config struct {
 	TTFT    time.Duration // before the first token, or prefill's answer
 	ITL     time.Duration // between tokens
 	Fault   Fault
+	KV      KVEvents
 	Log     *slog.Logger
 }
 
@@ -113,6 +114,8 @@ type Engine struct {
 	fault   Fault
 	records []*Record
 	links   map[string]*kept
+
+	blocks *blocks // nil when no events are published
 }
 
 // maxRecords bounds what an Engine remembers; the oldest go first, and of
@@ -127,13 +130,18 @@ func Start(cfg Config) (*Engine, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	kv, err := newBlocks(cfg.KV)
+	if err != nil {
+		return nil, err
+	}
 	ln, err := net.Listen("tcp", cfg.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("listen: %w", err)
+		return nil, errors.Join(fmt.Errorf("listen: %w", err), kv.close())
 	}
 	var id [8]byte
 	rand.Read(id[:]) // never fails
 	e := &Engine{cfg: cfg, ln: ln, id: hex.EncodeToString(id[:]), fault: cfg.Fault, links: map[string]*kept{}, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	e.blocks = kv
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.srv = &http.Server{Handler: e.mux(), ReadHeaderTimeout: 10 * time.Second}
 	e.wg.Go(func() {
@@ -150,7 +158,7 @@ func (e *Engine) Close() error {
 	err := e.srv.Close()
 	e.wg.Wait()
 	e.client.CloseIdleConnections()
-	return err
+	return errors.Join(err, e.blocks.close())
 }
 
 // Addr is where it listens; also what a configuration gives as its bootstrap.

@@ -237,6 +237,7 @@ func (j *job) prefill() {
 		e.keep(j.s.links, "", "", false)
 		return
 	}
+	e.blocks.store(j.prompt)
 	e.keep(j.s.links, j.prompt, ids, true)
 	if e.cfg.Dialect == "sglang" { // it answers when the transfer is over
 		for _, link := range j.s.links {
@@ -308,6 +309,7 @@ func (j *job) decode() {
 	} else if !j.pause(e.cfg.TTFT) {
 		return
 	}
+	e.blocks.store(j.prompt)
 	j.tell()
 }
 

@@ -1,11 +1,16 @@
 // Bias, QK-norm, RoPE, KV append and row digests in one pass: one CTA a
-// (segment, KV head), one warp a row of one head. A segment is the only writer
-// of its (block, head), so the digest needs no lock. Query heads of the group
-// are rotated in place by the same CTA.
+// (segment, KV head). A segment is the only writer of its (block, head), so the
+// digest needs no lock. Query heads of the group are rotated in place by the
+// same CTA.
+//
+// A row of one head is one vector a lane: four elements of each half, so an
+// 8-byte lane of the hash is one register pair, and rotation partners meet in a
+// thread. The lanes of a row (a team) keep its token's cosines for all heads.
 // Oracle: kernels/cpu for values, kernels.DigestRows for digests, to the bit.
 #include "common.cuh"
 
 static constexpr int WARPS = 8;
+static constexpr int BATCH = 6; // rows of a team in flight: K, V and a group of four
 
 // Hash of a row that lies in the pool, by one warp; the sum is in every lane.
 static __device__ uint64_t hash_stored(const bf16 *row, int dim, int lane) {
@@ -15,90 +20,97 @@ static __device__ uint64_t hash_stored(const bf16 *row, int dim, int lane) {
   return warp_sum(sum);
 }
 
-// PASSES: 32 lanes take 4 elements each a pass, so 1 up to head_dim 128, else 2.
-template <int PASSES>
+// TEAM: lanes of a row; 4 TEAM elements are at least half of one.
+template <int TEAM>
 static __global__ __launch_bounds__(WARPS * 32) void append_kernel(Rope r, Pool p) {
   __shared__ unsigned long long digest;
   pdl_wait();
   pdl_next();
   xk_seg s = r.segs[blockIdx.x];
   if (s.n == 0) return;
-  int kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  constexpr int TEAMS = WARPS * 32 / TEAM;
+  int kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = threadIdx.x / TEAM, j = threadIdx.x % TEAM;
+  const unsigned mask = TEAM == 32 ? ~0u : 0xffffu << (lane & 16);
   int dim = p.head_dim, half = dim / 2, group = r.heads / p.kv_heads;
   int width = (r.heads + 2 * p.kv_heads) * dim;
   int64_t slot = int64_t(s.block) * p.kv_heads + kv_head;
   if (threadIdx.x == 0) digest = 0;
   int filled = p.filled[slot];
   __syncthreads();
+  bool on = 4 * j < half;
+  const uint64_t key_lo = lane_key(j), key_hi = lane_key(half / 4 + j);
 
-  // A lane hashes one 8-byte lane a pass: even ones of the first half, odd of
-  // the second.
-  uint64_t keys[PASSES];
-#pragma unroll
-  for (int k = 0; k < PASSES; k++) {
-    int j = lane + 32 * k;
-    keys[k] = lane_key(lane % 2 == 0 ? j / 2 : (half / 2 + j) / 2);
-  }
-  const int tasks = 2 + group;
-  const FastDiv &by_tasks = r.by_tasks;
-
-  // Task 0 is K, 1 is V, the others are the group's query heads.
-  for (int w = warp; w < s.n * tasks; w += WARPS) {
-    int i = by_tasks.div(w), task = w - i * tasks;
+  // Teams are dealt to tokens; what is left over shares a token's rows, or
+  // "tasks": 0 is K, 1 is V, the others are the group's query heads.
+  int tokens = 1;
+  while (tokens < TEAMS && tokens < s.n) tokens *= 2;
+  const int slices = TEAMS / tokens, tasks = 2 + group;
+  uint64_t mine = 0; // of the digest
+  for (int i = team % tokens; i < s.n; i += tokens) {
     int pos = s.pos + s.at + i;
-    int column = (task == 0 ? r.heads + kv_head : task == 1 ? r.heads + p.kv_heads + kv_head : kv_head * group + task - 2) * dim;
-    uint32_t *src = reinterpret_cast<uint32_t *>(r.qkv + int64_t(s.row + i) * width + column);
-    const float *norm = task == 0 ? r.k_norm : task == 1 ? nullptr : r.q_norm;
-    const float2 *bias = r.bias ? reinterpret_cast<const float2 *>(r.bias + column) : nullptr;
-    // Pairs (2j, 2j+1) of each half.
-    float2 lo[PASSES], hi[PASSES];
-    float sum = 0;
-#pragma unroll
-    for (int k = 0; k < PASSES; k++) {
-      int j = lane + 32 * k;
-      if (j >= half / 2) break;
-      lo[k] = unpack(src[j]);
-      hi[k] = unpack(src[half / 2 + j]);
-      if (bias) {
-        float2 a = bias[j], b = bias[half / 2 + j];
-        lo[k].x += a.x, lo[k].y += a.y, hi[k].x += b.x, hi[k].y += b.y;
-      }
-      sum += lo[k].x * lo[k].x + lo[k].y * lo[k].y + hi[k].x * hi[k].x + hi[k].y * hi[k].y;
+    bf16 *row = r.qkv + int64_t(s.row + i) * width + 4 * j;
+    float4 cs[2] = {}; // cos, sin of four pairs
+    if (on) {
+      const float4 *from = reinterpret_cast<const float4 *>(r.table + int64_t(pos) * half + 4 * j);
+      cs[0] = from[0], cs[1] = from[1];
     }
-    float scale = norm ? rsqrtf(warp_sum(sum) / float(dim) + r.eps) : 1.0f;
-    uint32_t *dst = task < 2 ? reinterpret_cast<uint32_t *>(p.data + p.row(s.block, task, kv_head, s.at + i)) : src;
-    uint64_t hash = 0;
+    auto column = [&](int task) { return (task == 0 ? r.heads + kv_head : task == 1 ? r.heads + p.kv_heads + kv_head : kv_head * group + task - 2) * dim; };
+    for (int first = team / tokens; first < tasks; first += BATCH * slices) {
+      uint2 raw[BATCH][2];
 #pragma unroll
-    for (int k = 0; k < PASSES; k++) {
-      int j = lane + 32 * k;
-      bool on = j < half / 2;
-      uint32_t first = 0, second = 0;
-      if (on) {
-        float2 a = lo[k], b = hi[k];
+      for (int b = 0; b < BATCH; b++) {
+        int task = first + b * slices;
+        if (task < tasks && on) {
+          const uint2 *src = reinterpret_cast<const uint2 *>(row + column(task));
+          raw[b][0] = src[0], raw[b][1] = *reinterpret_cast<const uint2 *>(row + column(task) + half);
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < BATCH; b++) {
+        int task = first + b * slices;
+        if (task >= tasks) break;
+        float2 a[2] = {}, z[2] = {}; // the halves
+        if (on) a[0] = unpack(raw[b][0].x), a[1] = unpack(raw[b][0].y), z[0] = unpack(raw[b][1].x), z[1] = unpack(raw[b][1].y);
+        if (r.bias && on) {
+          const float2 *lo = reinterpret_cast<const float2 *>(r.bias + column(task) + 4 * j), *hi = reinterpret_cast<const float2 *>(r.bias + column(task) + half + 4 * j);
+#pragma unroll
+          for (int k = 0; k < 2; k++) a[k].x += lo[k].x, a[k].y += lo[k].y, z[k].x += hi[k].x, z[k].y += hi[k].y;
+        }
+        const float *norm = task == 0 ? r.k_norm : task == 1 ? nullptr : r.q_norm;
         if (norm) {
-          float2 wa = reinterpret_cast<const float2 *>(norm)[j], wb = reinterpret_cast<const float2 *>(norm)[half / 2 + j];
-          a.x *= scale * wa.x, a.y *= scale * wa.y, b.x *= scale * wb.x, b.y *= scale * wb.y;
+          float sum = 0;
+#pragma unroll
+          for (int k = 0; k < 2; k++) sum += a[k].x * a[k].x + a[k].y * a[k].y + z[k].x * z[k].x + z[k].y * z[k].y;
+#pragma unroll
+          for (int o = TEAM / 2; o; o >>= 1) sum += __shfl_xor_sync(mask, sum, o);
+          float scale = rsqrtf(sum / float(dim) + r.eps);
+          if (on) {
+            const float2 *lo = reinterpret_cast<const float2 *>(norm + 4 * j), *hi = reinterpret_cast<const float2 *>(norm + half + 4 * j);
+#pragma unroll
+            for (int k = 0; k < 2; k++) a[k].x *= scale * lo[k].x, a[k].y *= scale * lo[k].y, z[k].x *= scale * hi[k].x, z[k].y *= scale * hi[k].y;
+          }
         }
         if (task != 1) {
-          float4 cs = reinterpret_cast<const float4 *>(r.table + int64_t(pos) * half)[j]; // cos, sin, cos, sin
-          float2 x = a;
-          a.x = x.x * cs.x - b.x * cs.y, b.x = b.x * cs.x + x.x * cs.y;
-          a.y = x.y * cs.z - b.y * cs.w, b.y = b.y * cs.z + x.y * cs.w;
+#pragma unroll
+          for (int k = 0; k < 2; k++) {
+            float2 x = a[k];
+            a[k].x = x.x * cs[k].x - z[k].x * cs[k].y, z[k].x = z[k].x * cs[k].x + x.x * cs[k].y;
+            a[k].y = x.y * cs[k].z - z[k].y * cs[k].w, z[k].y = z[k].y * cs[k].z + x.y * cs[k].w;
+          }
         }
-        first = pack(a.x, a.y), second = pack(b.x, b.y);
-        dst[j] = first;
-        dst[half / 2 + j] = second;
+        uint2 lo = make_uint2(pack(a[0].x, a[0].y), pack(a[1].x, a[1].y)), hi = make_uint2(pack(z[0].x, z[0].y), pack(z[1].x, z[1].y));
+        bf16 *to = task < 2 ? p.data + p.row(s.block, task, kv_head, s.at + i) + 4 * j : row + column(task);
+        if (on) *reinterpret_cast<uint2 *>(to) = lo, *reinterpret_cast<uint2 *>(to + half) = hi;
+        if (task < 2) {
+          uint64_t hash = on ? lane_hash(lo.x, lo.y, key_lo) + lane_hash(hi.x, hi.y, key_hi) : 0;
+#pragma unroll
+          for (int o = TEAM / 2; o; o >>= 1) hash += __shfl_xor_sync(mask, hash, o);
+          if (j == 0) mine += row_hash(hash, r.layer, task, kv_head, pos);
+        }
       }
-      if (task < 2) { // an 8-byte lane of the hash is two neighbours' words
-        uint32_t other = __shfl_xor_sync(~0u, lane % 2 == 0 ? second : first, 1);
-        if (on) hash += lane % 2 == 0 ? lane_hash(first, other, keys[k]) : lane_hash(other, second, keys[k]);
-      }
-    }
-    if (task < 2) {
-      hash = warp_sum(hash);
-      if (lane == 0) atomicAdd(&digest, (unsigned long long)row_hash(hash, r.layer, task, kv_head, pos));
     }
   }
+  if (mine) atomicAdd(&digest, (unsigned long long)mine);
   if (filled != s.at) { // the stored digest is of other rows: hash those below again
     for (int w = warp; w < 2 * s.at; w += WARPS) {
       int at = w / 2, kv = w % 2;
@@ -116,9 +128,7 @@ static __global__ __launch_bounds__(WARPS * 32) void append_kernel(Rope r, Pool 
 // ---------------------------------------------------------------- launchers
 
 int32_t xk_append(const Launch &l, const Rope &r, const Pool &p) {
-  Rope t = r;
-  t.by_tasks = FastDiv(2 + r.heads / p.kv_heads);
   dim3 grid(r.n_segs, p.kv_heads);
-  if (p.head_dim <= 128) return launch(l, append_kernel<1>, grid, WARPS * 32, 0, t, p);
-  return launch(l, append_kernel<2>, grid, WARPS * 32, 0, t, p);
+  if (p.head_dim <= 128) return launch(l, append_kernel<16>, grid, WARPS * 32, 0, r, p);
+  return launch(l, append_kernel<32>, grid, WARPS * 32, 0, r, p);
 }

@@ -14,6 +14,7 @@
 #include "common.cuh"
 
 static constexpr int WARPS = 4, STAGES = 3, CHUNK = 16;
+static constexpr int AT_ONCE = 16; // splits whose loads are in flight together when they are merged
 
 template <int D> static constexpr int smem_bytes = WARPS * STAGES * 2 * CHUNK * D * 2;
 
@@ -192,17 +193,17 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
     float m = -INFINITY, l = 0;
     float4 v = make_float4(0, 0, 0, 0);
     const float *from = partial(h, 0);
-    for (int s0 = 0; s0 < splits; s0 += 8) { // loads of eight splits at once
-      float4 value[8];
-      float2 ml[8];
+    for (int s0 = 0; s0 < splits; s0 += AT_ONCE) {
+      float4 value[AT_ONCE];
+      float2 ml[AT_ONCE];
 #pragma unroll
-      for (int j = 0; j < 8; j++) {
+      for (int j = 0; j < AT_ONCE; j++) {
         const float *at = from + min(s0 + j, splits - 1) * stride;
         value[j] = __ldcg(reinterpret_cast<const float4 *>(at + d));
         ml[j] = __ldcg(reinterpret_cast<const float2 *>(at + D));
       }
 #pragma unroll
-      for (int j = 0; j < 8; j++) {
+      for (int j = 0; j < AT_ONCE; j++) {
         if (s0 + j >= splits) break;
         float most = fmaxf(m, ml[j].x), old = exp2f(m - most), now = exp2f(ml[j].x - most);
         m = most, l = l * old + ml[j].y * now;

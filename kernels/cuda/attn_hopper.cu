@@ -1,12 +1,13 @@
 // Paged prefill attention on Hopper (causal, GQA, any prefix in the pool), in
-// the manner of FlashAttention-3: one producer warp and two consumer
-// warpgroups a CTA. A work item is an xk_tile (128 query rows) of one head; a
-// warpgroup has 64 of its rows, S and O in registers.
+// the manner of FlashAttention-3: producer warps and two consumer warpgroups a
+// CTA. A work item is an xk_tile (128 query rows) of one head; a
+// warpgroup has 64 of its rows, with Q, S and O in registers.
 //
-// The producer finds K and V through the block table: a tile of 128 positions
-// is eight runs of 16, and each lane asks the bulk copy engine for one run of
-// one 64-column half. K and V have rings of their own, Q two buffers, so the
-// next item's loads run under this one's end.
+// The producers find K and V through the block table: a tile of 128 positions
+// is eight runs of 16, each one bulk copy of all its columns. (Copies of one
+// 64-column half each, from a loop over lanes, held the kernel at 545 TFLOP/s.)
+// K and V have a warp and a ring each, Q two buffers, so the next item's loads
+// run under this one's end.
 // The consumers take turns at the tensor cores (named barriers 1 and 2): one
 // multiplies while the other is in its softmax, and each also has its own
 // S = Q K(i+1) and O += P(i) V(i) in flight during the softmax of i+1.
@@ -23,7 +24,8 @@ static constexpr int M = 128, N = 128, STAGES = 2, RUN = 16;
 static constexpr int CONSUMERS = 256, THREADS = CONSUMERS + 128;
 
 template <int D> struct Smem {
-  bf16 q[2][M * D], k[STAGES][N * D], v[STAGES][N * D]; // [64-column half][row][64], swizzled
+  bf16 q[2][M * D];                         // [64-column half][row][64], swizzled
+  bf16 k[STAGES][N * D], v[STAGES][N * D];  // [row / 8][64-column half][row % 8][64], swizzled
   uint64_t q_full[2], q_empty[2], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
   int item[2];
 };
@@ -58,19 +60,41 @@ static __device__ __forceinline__ void stay(float sum) {
   if (sum < 0) named_sync(7, 32);
 }
 
-template <int D>
-static __device__ __forceinline__ void produce(Smem<D> &m, const Attention &a, const Pool &p, const xk_tile *tiles, Order order, int items, unsigned *work, int row0,
-                                               const CUtensorMap *q_map, const CUtensorMap *kv_map, int out_of_range) {
-  constexpr int HALVES = D / 64;
-  int lane = threadIdx.x % 32, run = lane % 8, half = lane / 8;
-  bool copies = half < HALVES;
-  int group = a.heads / p.kv_heads, value = p.kv_heads * p.bt.d; // rows from K to V
-  int it = 0; // K tiles so far
+// What the producer warps share: one copies Q and K, the other V.
+template <int D> struct Source {
+  const Attention &a;
+  const Pool &p;
+  Order order;
+  const CUtensorMap *kv_map;
+  int row0, rows; // of the layer, and of the whole pool
+
+  // Copies tile n of K (value 0) or V: eight runs of 16 positions, each found
+  // by a lane, copied by one.
+  __device__ __forceinline__ int find(const Item &item, int n, int value, int lane) const {
+    int pos = n * N + lane % 8 * RUN;
+    if (n < 0 || pos >= item.tile.pos + item.tile.n) return rows / 8; // past the pool: zeros
+    int b = p.bt.div(pos), kv_head = item.head / (a.heads / p.kv_heads);
+    int block = __ldg(a.tail + item.tile.table + b);
+    return (row0 + ((block * 2 + value) * p.kv_heads + kv_head) * p.bt.d + pos - b * p.bt.d) / 8;
+  }
+  __device__ __forceinline__ void load(bf16 *to, uint64_t *full, uint64_t *empty, int round, int found, int lane) const {
+    mbar_wait(empty, (round & 1) ^ 1);
+    if (lane == 0) mbar_expect(full, N * D * 2);
+#pragma unroll
+    for (int r = 0; r < N / RUN; r++) {
+      int at = __shfl_sync(~0u, found, r);
+      if (lane == 0) tma_load(to + r * RUN * D, kv_map, full, 0, 0, 0, at);
+    }
+  }
+};
+
+template <int D> static __device__ __forceinline__ void produce_qk(Smem<D> &m, const Source<D> &s, const xk_tile *tiles, int items, unsigned *work, const CUtensorMap *q_map) {
+  int lane = threadIdx.x % 32, it = 0; // it: K tiles so far
   for (int w = 0;; w++) {
-    int index = 0, buffer = w & 1;
+    int index = 0, buffer = w % 2;
     if (lane == 0) index = atomicAdd(work, 1);
     index = __shfl_sync(~0u, index, 0);
-    mbar_wait(&m.q_empty[buffer], ((w >> 1) & 1) ^ 1);
+    mbar_wait(&m.q_empty[buffer], (w / 2 & 1) ^ 1);
     if (index >= items) {
       if (lane == 0) {
         m.item[buffer] = -1;
@@ -79,37 +103,37 @@ static __device__ __forceinline__ void produce(Smem<D> &m, const Attention &a, c
       }
       return;
     }
-    Item item = order.item(index, tiles);
+    Item item = s.order.item(index, tiles);
     if (lane == 0) {
       m.item[buffer] = index;
       mbar_expect(&m.q_full[buffer], M * D * 2);
-      for (int h = 0; h < HALVES; h++) tma_load(m.q[buffer] + h * M * 64, q_map, &m.q_full[buffer], item.head * D + h * 64, item.tile.row);
+      for (int h = 0; h < D / 64; h++) tma_load(m.q[buffer] + h * M * 64, q_map, &m.q_full[buffer], item.head * D + h * 64, item.tile.row);
     }
-    int length = item.tile.pos + item.tile.n, kv_head = item.head / group;
-    const int32_t *table = a.tail + item.tile.table;
-    auto row_of = [&](int n) { // of this lane's run in K tile n
-      int pos = n * N + run * RUN;
-      if (n < 0 || pos >= length) return out_of_range;
-      int b = p.bt.div(pos);
-      return row0 + (__ldg(table + b) * 2 * p.kv_heads + kv_head) * p.bt.d + pos - b * p.bt.d;
-    };
-    auto load = [&](bf16 *to, uint64_t *full, uint64_t *empty, int t, int row) {
-      mbar_wait(empty, ((t / STAGES) & 1) ^ 1);
-      if (lane == 0) mbar_expect(full, N * D * 2);
-      __syncwarp();
-      if (copies) tma_load(to + half * N * 64 + run * RUN * 64, kv_map, full, half * 64, row);
-    };
-    int before = out_of_range, here = row_of(item.last);
-    for (int n = item.last; n >= -1; n--, it++) { // K of n, V of n + 1
-      int next = row_of(n - 1);
-      if (n >= 0) load(m.k[it % STAGES], &m.k_full[it % STAGES], &m.k_empty[it % STAGES], it, here);
-      if (n < item.last) {
-        int t = it - 1;
-        load(m.v[t % STAGES], &m.v_full[t % STAGES], &m.v_empty[t % STAGES], t, before == out_of_range ? before : before + value);
-      }
-      before = here, here = next;
+    int found = s.find(item, item.last, 0, lane);
+    for (int n = item.last; n >= 0; n--, it++) {
+      int next = s.find(item, n - 1, 0, lane); // asked for before the wait
+      s.load(m.k[it % STAGES], &m.k_full[it % STAGES], &m.k_empty[it % STAGES], it / STAGES, found, lane);
+      found = next;
     }
-    it--; // the last round had no K
+  }
+}
+
+template <int D> static __device__ __forceinline__ void produce_v(Smem<D> &m, const Source<D> &s, const xk_tile *tiles) {
+  int lane = threadIdx.x % 32, it = 0;
+  for (int w = 0;; w++) {
+    int buffer = w % 2;
+    mbar_wait(&m.q_full[buffer], w / 2 & 1);
+    int index = m.item[buffer];
+    if (index < 0) return;
+    __syncwarp();
+    if (lane == 0) mbar_arrive(&m.q_empty[buffer]);
+    Item item = s.order.item(index, tiles);
+    int found = s.find(item, item.last, 1, lane);
+    for (int n = item.last; n >= 0; n--, it++) {
+      int next = s.find(item, n - 1, 1, lane);
+      s.load(m.v[it % STAGES], &m.v_full[it % STAGES], &m.v_empty[it % STAGES], it / STAGES, found, lane);
+      found = next;
+    }
   }
 }
 
@@ -121,27 +145,32 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, c
   if (wg == 1) named_arrive(other, CONSUMERS);
   int it = 0;
   for (int w = 0;; w++) {
-    int buffer = w & 1;
-    mbar_wait(&m.q_full[buffer], (w >> 1) & 1);
+    int buffer = w % 2;
+    mbar_wait(&m.q_full[buffer], (w / 2) & 1);
     int index = m.item[buffer];
     if (index < 0) return;
     Item item = order.item(index, tiles);
     int length = item.tile.pos + item.tile.n;
     int row = wg * 64 + warp * 16 + g; // and row + 8
     int first = item.tile.pos + wg * 64;
-    const uint64_t q = wgmma_desc(smem_addr(m.q[buffer]) + wg * 64 * 128, 16);
-
+    uint32_t q[D / 4];
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+      int r = wg * 64 + warp * 16 + lane % 16;
+      ldmatrix4(*reinterpret_cast<uint32_t(*)[4]>(q + 4 * i), smem_addr(m.q[buffer]) + (i / 4) * M * 128 + r * 128 + ((2 * i % 8 + lane / 16) ^ (r & 7)) * 16);
+    }
     float s[64], o[D / 2] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
     uint32_t probs[32];
+    constexpr int DOWN = D / 64 * 1024; // between groups of eight positions
     auto scores = [&](int stage) {
-      uint64_t k = wgmma_desc(smem_addr(m.k[stage]), 16);
+      uint64_t k = wgmma_desc(smem_addr(m.k[stage]), DOWN, 0);
 #pragma unroll
-      for (int i = 0; i < D / 16; i++) wgmma_ss(s, q + ((i / 4) * M * 128 + i % 4 * 32) / 16, k + ((i / 4) * N * 128 + i % 4 * 32) / 16, i > 0);
+      for (int i = 0; i < D / 16; i++) wgmma_rs<0>(s, q + 4 * i, k + ((i / 4) * 1024 + i % 4 * 32) / 16, i > 0);
     };
     auto values = [&](int stage) {
-      uint64_t v = wgmma_desc(smem_addr(m.v[stage]), N * 128);
+      uint64_t v = wgmma_desc(smem_addr(m.v[stage]), DOWN, 1024);
 #pragma unroll
-      for (int i = 0; i < N / 16; i++) wgmma_rs(o, probs + 4 * i, v + i * 2048 / 16, 1);
+      for (int i = 0; i < N / 16; i++) wgmma_rs<1>(o, probs + 4 * i, v + i * 2 * DOWN / 16, 1);
     };
     auto mask = [&](int n) {
 #pragma unroll
@@ -187,8 +216,11 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, c
       int from = length - item.last * N, to = int(round_up(from, RUN));
       uint4 *v = reinterpret_cast<uint4 *>(m.v[it % STAGES]);
       mbar_wait(&m.v_full[it % STAGES], (it / STAGES) & 1);
-      for (int i = threadIdx.x % 128; i < (to - from) * 8 * (D / 64); i += 128)
-        v[(i / 8 % (D / 64)) * N * 8 + (from + i / (8 * (D / 64))) * 8 + i % 8] = make_uint4(0, 0, 0, 0);
+      constexpr int PARTS = D / 8; // of 16 bytes
+      for (int i = threadIdx.x % 128; i < (to - from) * PARTS; i += 128) {
+        int r = from + i / PARTS, part = i % PARTS;
+        v[(r / 8) * 8 * PARTS + (part / 8) * 64 + r % 8 * 8 + part % 8] = make_uint4(0, 0, 0, 0);
+      }
       fence_async_shared();
       named_sync(mine, 128);
     };
@@ -253,7 +285,6 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, c
       sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
       sum[h] = 1.0f / sum[h];
     }
-    named_sync(mine, 128); // all have read Q
     uint8_t *rows = reinterpret_cast<uint8_t *>(m.q[buffer]);
 #pragma unroll
     for (int i = 0; i < D / 8; i++)
@@ -276,13 +307,13 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, c
 }
 
 template <int D>
-static __global__ __launch_bounds__(THREADS, 1) void hopper_kernel(Attention a, Pool p, const xk_tile *tiles, Order order, int items, unsigned *work, int row0, int out_of_range,
+static __global__ __launch_bounds__(THREADS, 1) void hopper_kernel(Attention a, Pool p, const xk_tile *tiles, Order order, int items, unsigned *work, int row0, int rows,
                                                                    const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint8_t raw[];
   Smem<D> &m = *reinterpret_cast<Smem<D> *>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t(1023));
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; i++) mbar_init(&m.q_full[i], 1), mbar_init(&m.q_empty[i], CONSUMERS / 32);
+    for (int i = 0; i < 2; i++) mbar_init(&m.q_full[i], 1), mbar_init(&m.q_empty[i], CONSUMERS / 32 + 1);
     for (int i = 0; i < STAGES; i++) {
       mbar_init(&m.k_full[i], 1), mbar_init(&m.k_empty[i], CONSUMERS / 32);
       mbar_init(&m.v_full[i], 1), mbar_init(&m.v_empty[i], CONSUMERS / 32);
@@ -294,10 +325,10 @@ static __global__ __launch_bounds__(THREADS, 1) void hopper_kernel(Attention a, 
   pdl_next();
   if (threadIdx.x < 128) {
     regs_give<40>();
-    if (threadIdx.x < 32) {
-      fence_async_global();
-      produce<D>(m, a, p, tiles, order, items, work, row0, &q_map, &kv_map, out_of_range);
-    }
+    Source<D> source = {a, p, order, &kv_map, row0, rows};
+    fence_async_global();
+    if (threadIdx.x < 32) produce_qk<D>(m, source, tiles, items, work, &q_map);
+    else if (threadIdx.x < 64) produce_v<D>(m, source, tiles);
   } else {
     regs_take<232>();
     consume<D>(m, a, tiles, order);
@@ -324,22 +355,29 @@ int32_t xk_attn_prefill_hopper(const Launch &l, const Attention &a, const Pool &
   return p.head_dim == 64 ? prefill<64>(l, a, p, f) : prefill<128>(l, a, p, f);
 }
 
-static int32_t encode(CUtensorMap *map, const void *base, uint64_t columns, uint64_t rows, uint64_t row_bytes, uint32_t box_rows) {
+static int32_t encode(CUtensorMap *map, const void *base, uint32_t rank, const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box) {
   void *f = nullptr;
   cudaDriverEntryPointQueryResult found;
   XK_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
   if (found != cudaDriverEntryPointSuccess) return xk_fail(XK_CUDA, "no cuTensorMapEncodeTiled in this driver");
-  cuuint64_t dims[2] = {columns, rows}, strides[1] = {row_bytes};
-  cuuint32_t box[2] = {64, box_rows}, steps[2] = {1, 1};
-  CUresult r = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(f)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(base), dims, strides, box, steps,
+  cuuint32_t steps[4] = {1, 1, 1, 1};
+  CUresult r = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(f)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void *>(base), dims, strides, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return r == CUDA_SUCCESS ? XK_OK : xk_fail(XK_CUDA, "cuTensorMapEncodeTiled: %d", int(r));
 }
 
-// The pool as [rows][head_dim], read in runs of 16 rows.
-int32_t xk_kv_map(CUtensorMap *map, const bf16 *pool, int64_t rows, int head_dim) { return encode(map, pool, head_dim, rows, head_dim * 2, RUN); }
-// qkv as [rows][width], read 128 rows at once.
-int32_t xk_q_map(CUtensorMap *map, const bf16 *qkv, int64_t rows, int width) { return encode(map, qkv, width, rows, int64_t(width) * 2, M); }
+// The pool as [rows / 8][64-column half][row % 8][64]: a box is a run.
+int32_t xk_kv_map(CUtensorMap *map, const bf16 *pool, int64_t rows, int head_dim) {
+  cuuint64_t dims[4] = {64, 8, cuuint64_t(head_dim) / 64, cuuint64_t(rows) / 8}, row = cuuint64_t(head_dim) * 2, strides[3] = {row, 128, 8 * row};
+  cuuint32_t box[4] = {64, 8, cuuint32_t(head_dim) / 64, RUN / 8};
+  return encode(map, pool, 4, dims, strides, box);
+}
+// qkv as [rows][width]: a box is 64 columns of 128 rows.
+int32_t xk_q_map(CUtensorMap *map, const bf16 *qkv, int64_t rows, int width) {
+  cuuint64_t dims[2] = {cuuint64_t(width), cuuint64_t(rows)}, strides[1] = {cuuint64_t(width) * 2};
+  cuuint32_t box[2] = {64, M};
+  return encode(map, qkv, 2, dims, strides, box);
+}
 
 int32_t xk_attn_hopper_init() {
   XK_TRY(cudaFuncSetAttribute(hopper_kernel<64>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<64>));

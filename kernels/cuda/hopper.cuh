@@ -21,10 +21,14 @@ __device__ __forceinline__ void mbar_wait(uint64_t *b, int parity) {
   } while (!done);
 }
 
-// Copies the box at (column, row); what lies outside the tensor is zero.
+// Copies the box at the coordinates; what lies outside the tensor is zero.
 __device__ __forceinline__ void tma_load(void *dst, const CUtensorMap *map, uint64_t *bar, int column, int row) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
                ::"r"(smem_addr(dst)), "l"(map), "r"(smem_addr(bar)), "r"(column), "r"(row) : "memory");
+}
+__device__ __forceinline__ void tma_load(void *dst, const CUtensorMap *map, uint64_t *bar, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+               ::"r"(smem_addr(dst)), "l"(map), "r"(smem_addr(bar)), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 // Orders this thread's shared memory accesses before later bulk copies and
 // wgmma; fence_async_global the same for global memory.
@@ -37,12 +41,13 @@ template <int N> __device__ __forceinline__ void regs_give() { asm volatile("set
 __device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 __device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
-// Descriptors of operands that lie in rows of 128 bytes with 128-byte swizzle.
-// Rows of K elements (K-major): eight rows are 1024 bytes, a step of 16 in k is
-// 32 bytes on. Rows of N elements (MN-major): stride is the distance of the
-// runs of 64 elements of n, a step of 16 in k is 2048 bytes on.
-__device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t stride) {
-  return uint64_t((addr & 0x3ffff) >> 4) | uint64_t(stride >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+// Descriptor of an operand in shared memory that consists of atoms of eight
+// rows of 128 bytes with 128-byte swizzle (1024 bytes, aligned so). down is the
+// distance in bytes of atoms with further rows, across of those with further
+// columns. Rows of K elements (K-major): a step of 16 in k is 32 bytes on,
+// across is not used.
+__device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t down, uint32_t across) {
+  return uint64_t((addr & 0x3ffff) >> 4) | uint64_t(across >> 4) << 16 | uint64_t(down >> 4) << 32 | uint64_t(1) << 62;
 }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -60,37 +65,21 @@ template <int N> __device__ __forceinline__ void pin(float (&d)[N]) {
 #define XK_R32(d, i) XK_R16(d, i), XK_R16(d, i + 16)
 #define XK_R64(d, i) XK_R32(d, i), XK_R32(d, i + 32)
 
-// d[64][2 N regs] = or += a[64][16] b[16][N], N twice the registers of d. ss: both
-// operands K-major in shared memory; rs: a in registers, b MN-major.
-__device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t a, uint64_t b, int add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-               "}, %64, %65, p, 1, 1, 0, 0;\n}"
-               : XK_R64(d, 0) : "l"(a), "l"(b), "r"(add));
-}
-__device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t *a, uint64_t b, int add) {
+// d[64][N] = or += a[64][16] b[16][N], N twice the registers of d; a in
+// registers, b in shared memory, its rows of N or (MN_MAJOR 0) of K elements.
+template <int MN_MAJOR = 1> __device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t *a, uint64_t b, int add) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
                "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-               "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
-               : XK_R64(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+               "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
+               : XK_R64(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(MN_MAJOR));
 }
-__device__ __forceinline__ void wgmma_ss(float (&d)[32], uint64_t a, uint64_t b, int add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-               "}, %32, %33, p, 1, 1, 0, 0;\n}"
-               : XK_R32(d, 0) : "l"(a), "l"(b), "r"(add));
-}
-__device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t *a, uint64_t b, int add) {
+template <int MN_MAJOR = 1> __device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t *a, uint64_t b, int add) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
                "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-               "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
-               : XK_R32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+               "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+               : XK_R32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(MN_MAJOR));
 }

@@ -56,7 +56,7 @@ int32_t xk_pool_open(xk_ctx *c) {
   int64_t slots = int64_t(g.layers) * c->blocks * g.kv_heads;
   XK_OK_OR_RETURN(xk_alloc(c, &c->pool, g.layers * c->layer_elements(), true));
   int64_t rows = g.layers * c->layer_elements() / g.head_dim;
-  c->hopper = c->hopper && xk_attn_fast(g.head_dim, g.heads / g.kv_heads) && rows < INT32_MAX;
+  c->hopper = c->hopper && xk_attn_fast(g.head_dim, g.heads / g.kv_heads) && g.block_tokens % 16 == 0 && rows < INT32_MAX;
   if (c->hopper) {
     XK_OK_OR_RETURN(xk_kv_map(&c->kv_map, c->pool, rows, g.head_dim));
     XK_OK_OR_RETURN(xk_q_map(&c->q_map, c->qkv, g.max_rows, c->width));

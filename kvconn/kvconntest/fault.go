@@ -2,10 +2,8 @@ package kvconntest
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"net"
-	"os"
 	"sync"
 	"time"
 
@@ -37,12 +35,14 @@ const (
 	Unit      Step = 48
 	Sent      Step = 49
 	Beat      Step = 50
+	Batch     Step = 52
 )
 
 func (s Step) String() string {
 	names := map[Step]string{Banner: "banner", Hello: "hello", Refuse: "refuse", Ready: "ready", Bind: "bind", Bound: "bound",
 		Ticket: "ticket", Revoke: "revoke", Resend: "resend", Received: "received", Ping: "ping", Accepted: "accepted",
-		Commit: "commit", Failed: "failed", RevokeAck: "revoke-ack", Pong: "pong", Goaway: "goaway", Unit: "unit", Sent: "sent", Beat: "beat"}
+		Commit: "commit", Failed: "failed", RevokeAck: "revoke-ack", Pong: "pong", Goaway: "goaway", Unit: "unit", Sent: "sent", Beat: "beat",
+		Batch: "batch"}
 	if n, ok := names[s]; ok {
 		return n
 	}
@@ -74,7 +74,13 @@ const (
 	FlipBody  Action = "flip-body" // one bit in the first quarter of the body
 	FlipTail  Action = "flip-tail" // the last bit of the frame
 	Slow      Action = "slow"      // this frame and all after it take Chaos.Delay each
+	Partition Action = "partition" // from this frame on nothing passes, either way, until Heal; then what waited does
+	Blip      Action = "blip"      // a partition of Chaos.Blip
 )
+
+// held is how many bytes a partitioned connection takes before it blocks, as
+// the kernel's socket buffers do.
+const held = 256 << 10
 
 // Rule is one fault: the Nth frame (from 0) of a step in a direction. Times is
 // how many frames from there on are hit; 0 means 1.
@@ -91,6 +97,7 @@ type Rule struct {
 type Chaos struct {
 	kvconn.Transport
 	Delay time.Duration // of Slow
+	Blip  time.Duration // how long one lasts
 
 	mu     sync.Mutex
 	rule   Rule
@@ -99,6 +106,7 @@ type Chaos struct {
 	hits   int
 	slow   bool
 	paused bool
+	cut    chan struct{} // closed when the partition ends; nil: there is none
 	trace  func(int, Direction, Step, []byte)
 	conns  map[*chaosConn]struct{}
 	count  map[Direction]int // connections so far, by the direction written
@@ -106,7 +114,7 @@ type Chaos struct {
 
 // NewChaos wraps tr; it is transparent until Arm.
 func NewChaos(tr kvconn.Transport) *Chaos {
-	return &Chaos{Transport: tr, Delay: 5 * time.Millisecond, conns: map[*chaosConn]struct{}{}, count: map[Direction]int{}}
+	return &Chaos{Transport: tr, Delay: 5 * time.Millisecond, Blip: 50 * time.Millisecond, conns: map[*chaosConn]struct{}{}, count: map[Direction]int{}}
 }
 
 // Arm sets the rule; counting starts now.
@@ -119,11 +127,56 @@ func (c *Chaos) Arm(r Rule) {
 	c.rule, c.armed, c.seen = r, true, 0
 }
 
-// Heal ends the rule for connections made from now on.
+// Heal ends the rule for connections made from now on, and a partition for
+// all: what was written meanwhile arrives.
 func (c *Chaos) Heal() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.armed, c.slow, c.paused = false, false, false
+	c.mu.Unlock()
+	c.mend()
+}
+
+// mend ends a partition.
+func (c *Chaos) mend() {
+	c.mu.Lock()
+	cut := c.cut
+	c.cut = nil
+	all := c.all()
+	c.mu.Unlock()
+	if cut == nil {
+		return
+	}
+	var wg sync.WaitGroup
+	for _, cc := range all { // at once: the reader of one may be closed by the flush of another
+		wg.Go(cc.flush)
+	}
+	wg.Wait()
+	close(cut)
+}
+
+// Sever makes a partition now.
+func (c *Chaos) Sever() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cut == nil {
+		c.cut = make(chan struct{})
+	}
+}
+
+// severed returns the partition's channel, or nil.
+func (c *Chaos) severed() chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cut
+}
+
+// all needs mu.
+func (c *Chaos) all() []*chaosConn {
+	all := make([]*chaosConn, 0, len(c.conns))
+	for cc := range c.conns {
+		all = append(all, cc)
+	}
+	return all
 }
 
 // Hits is how many frames a rule has hit.
@@ -144,6 +197,13 @@ func (c *Chaos) Trace(f func(conn int, to Direction, step Step, frame []byte)) {
 
 // Dial wraps the receiver's end.
 func (c *Chaos) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	for cut := c.severed(); cut != nil; cut = c.severed() {
+		select {
+		case <-cut:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 	conn, err := c.Transport.Dial(ctx, addr)
 	if err != nil {
 		return nil, err
@@ -174,142 +234,13 @@ func (l *chaosListener) Accept() (net.Conn, error) {
 }
 
 func (c *Chaos) wrap(conn net.Conn, to Direction) net.Conn {
-	cc := &chaosConn{Conn: conn, c: c, to: to, gone: make(chan struct{})}
+	cc := &chaosConn{Conn: conn, c: c, to: to, gone: make(chan struct{}), out: make(chan struct{}, 1)}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.conns[cc] = struct{}{}
 	cc.n = c.count[to]
 	c.count[to]++
 	return cc
-}
-
-// chaosConn applies the rule to what is written into it.
-type chaosConn struct {
-	net.Conn
-	c    *Chaos
-	to   Direction
-	n    int
-	once sync.Once
-	gone chan struct{}
-
-	part    []byte // of a frame
-	text    bool   // the banner is over
-	held    []byte // reordered frame
-	stalled bool
-	muted   bool // paused: what is written vanishes
-
-	mu      sync.Mutex
-	writeBy time.Time
-}
-
-func (cc *chaosConn) SetDeadline(t time.Time) error {
-	cc.mu.Lock()
-	cc.writeBy = t
-	cc.mu.Unlock()
-	return cc.Conn.SetDeadline(t)
-}
-
-func (cc *chaosConn) SetWriteDeadline(t time.Time) error {
-	cc.mu.Lock()
-	cc.writeBy = t
-	cc.mu.Unlock()
-	return cc.Conn.SetWriteDeadline(t)
-}
-
-func (cc *chaosConn) Close() error {
-	cc.once.Do(func() { close(cc.gone) })
-	cc.c.mu.Lock()
-	delete(cc.c.conns, cc)
-	cc.c.mu.Unlock()
-	return cc.Conn.Close()
-}
-
-// Write cuts b into frames; one that is not whole waits for the next Write.
-func (cc *chaosConn) Write(b []byte) (int, error) {
-	cc.part = append(cc.part, b...)
-	for {
-		n, step := cc.whole()
-		if n == 0 {
-			return len(b), nil
-		}
-		frame := append([]byte(nil), cc.part[:n]...)
-		cc.part = append(cc.part[:0], cc.part[n:]...)
-		if err := cc.pass(step, frame); err != nil {
-			return 0, err
-		}
-	}
-}
-
-func (cc *chaosConn) whole() (int, Step) {
-	if !cc.text {
-		for i, c := range cc.part {
-			if c == '\n' {
-				cc.text = true
-				return i + 1, Banner
-			}
-		}
-		return 0, 0
-	}
-	if len(cc.part) < 16 {
-		return 0, 0
-	}
-	if n := 16 + int(binary.LittleEndian.Uint32(cc.part[4:])); len(cc.part) >= n {
-		return n, Step(cc.part[1])
-	}
-	return 0, 0
-}
-
-func (cc *chaosConn) pass(step Step, frame []byte) error {
-	act, delay := cc.c.judge(cc, step, frame)
-	if cc.muted {
-		return nil
-	}
-	if cc.stalled {
-		return cc.block()
-	}
-	if delay > 0 {
-		select {
-		case <-time.After(delay):
-		case <-cc.gone:
-			return net.ErrClosed
-		}
-	}
-	out := frame
-	switch act {
-	case Kill:
-		cc.c.killAll()
-		return net.ErrClosed
-	case Stall:
-		cc.stalled = true
-		return cc.block()
-	case Pause, Drop:
-		return nil
-	case Duplicate:
-		out = append(frame, frame...)
-	case Reorder:
-		cc.held = frame
-		return nil
-	case Truncate:
-		cc.Conn.Write(frame[:(len(frame)+1)/2])
-		cc.Close()
-		return net.ErrClosed
-	case FlipHead:
-		out[min(5, len(out)-1)] ^= 4
-	case FlipBody:
-		if step != Banner && len(frame) > 16 {
-			out[16+(len(frame)-16)/4] ^= 16
-		} else {
-			out[len(frame)/4] ^= 16
-		}
-	case FlipTail:
-		out[len(out)-1] ^= 1
-	}
-	if act == "" && cc.held != nil {
-		out = append(frame, cc.held...)
-		cc.held = nil
-	}
-	_, err := cc.Conn.Write(out)
-	return err
 }
 
 // judge says what happens to the frame.
@@ -332,6 +263,13 @@ func (c *Chaos) judge(cc *chaosConn, step Step, frame []byte) (Action, time.Dura
 		c.paused = true
 	case Slow:
 		c.slow = true
+	case Partition, Blip:
+		if c.cut == nil {
+			c.cut = make(chan struct{})
+		}
+		if act == Blip {
+			time.AfterFunc(c.Blip, c.mend)
+		}
 	}
 	if c.paused {
 		cc.muted = true // for good: Heal is for new connections
@@ -345,31 +283,9 @@ func (c *Chaos) judge(cc *chaosConn, step Step, frame []byte) (Action, time.Dura
 // killAll closes every connection, as the end of a process does.
 func (c *Chaos) killAll() {
 	c.mu.Lock()
-	all := make([]*chaosConn, 0, len(c.conns))
-	for cc := range c.conns {
-		all = append(all, cc)
-	}
+	all := c.all()
 	c.mu.Unlock()
 	for _, cc := range all {
 		cc.Close()
-	}
-}
-
-// block takes nothing until the write deadline or the end of the connection.
-func (cc *chaosConn) block() error {
-	cc.mu.Lock()
-	by := cc.writeBy
-	cc.mu.Unlock()
-	if by.IsZero() {
-		<-cc.gone
-		return net.ErrClosed
-	}
-	t := time.NewTimer(time.Until(by))
-	defer t.Stop()
-	select {
-	case <-cc.gone:
-		return net.ErrClosed
-	case <-t.C:
-		return os.ErrDeadlineExceeded
 	}
 }

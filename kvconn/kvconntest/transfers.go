@@ -19,6 +19,8 @@ type leafCase struct {
 	name string
 	tune func(r, s *kvconn.Config)
 	run  func(t *testing.T, f Factory, w *World, ch *Chaos)
+	// direct cases watch the order of writes, which buffers on the way hide.
+	direct bool
 }
 
 // transfers are the cases without faults of the path.
@@ -34,6 +36,13 @@ var transfers = []leafCase{
 		for _, o := range w.Ends() {
 			if o != ticket.Done {
 				t.Errorf("sender saw %q", o)
+			}
+		}
+	}},
+	{name: "batches", tune: batches, run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		for i, n := range []int{1, 7, 24, 41} {
+			if err := w.Fetch(t.Context(), w.Spec(fmt.Sprintf("n-%d", n), int32(n), n, 16*i)); err != nil {
+				t.Errorf("%d tokens: %v", n, err)
 			}
 		}
 	}},
@@ -132,7 +141,7 @@ var transfers = []leafCase{
 	}},
 	{name: "stranger", run: stranger},
 	{name: "no-room", tune: func(r, s *kvconn.Config) { s.MaxTickets = 1 }, run: noRoom},
-	{name: "fair", tune: func(r, s *kvconn.Config) {
+	{name: "fair", direct: true, tune: func(r, s *kvconn.Config) {
 		s.BatchBytes, s.TicketTimeout, r.TicketTimeout = 1024, time.Minute, time.Minute
 	}, run: fair},
 	{name: "marks-tell-what-was-lost", tune: func(r, s *kvconn.Config) { r.RepairTimeout = time.Hour; r.BulkConns = 2 }, run: marks},
@@ -311,7 +320,7 @@ func noRoom(t *testing.T, f Factory, w *World, ch *Chaos) {
 // fair: a short ticket does not wait for a long one that came before it.
 func fair(t *testing.T, f Factory, w *World, ch *Chaos) {
 	ch.Delay = w.RConfig.KeepAlive / 100
-	ch.Arm(Rule{Step: Unit, To: ToReceiver, Action: Slow})
+	ch.Arm(Rule{Step: Batch, To: ToReceiver, Action: Slow})
 	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
 	check(t, err)
 	long, err := s.Request(t.Context(), w.Spec("long", 1, 240, 0))

@@ -34,6 +34,7 @@ func Config(id string, shrink int) kvconn.Config {
 		*d /= time.Duration(shrink)
 	}
 	c.TicketTimeout = 3 * c.PeerSilence
+	c.BatchBytes = 1 // a frame for each block of a layer, so that faults hit single ones
 	return c
 }
 

@@ -1,9 +1,10 @@
-//go:build unix
+//go:build linux
 
 package tcp_test
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"testing"
 
@@ -15,19 +16,30 @@ import (
 // TestMain lets more cases run at once than there are cores: the suite's cases
 // wait for deadlines, they do not compute.
 func TestMain(m *testing.M) {
+	if kvconntest.Child(peers) {
+		return
+	}
 	if os.Getenv(senderEnv) != "" {
 		if err := serveUntilKilled(); err != nil {
 			os.Exit(1)
 		}
 		os.Exit(0)
 	}
+	if os.Getenv(benchEnv) != "" {
+		fmt.Fprintln(os.Stderr, serveBench())
+		os.Exit(1)
+	}
 	flag.Parse()
 	flag.Set("test.parallel", "24")
 	os.Exit(m.Run())
 }
 
-func TestTCP(t *testing.T) {
+func TestTCP(t *testing.T)      { suite(t, false) }
+func TestTCPRelay(t *testing.T) { suite(t, true) }
+
+func suite(t *testing.T, relay bool) {
 	kvconntest.Run(t, kvconntest.Factory{
+		Relay: relay,
 		New: func(t testing.TB) (kvconn.Transport, string) {
 			tr, err := tcp.New(tcp.DefaultConfig())
 			if err != nil {

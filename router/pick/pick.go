@@ -1,10 +1,16 @@
-// Package pick chooses the pair of workers for a request: a pure function of
-// the request, the fleet's snapshot and the counts of what this router has in
-// flight. It starts nothing, reads no clock and does no I/O.
+// Package pick chooses the pair of workers for a request: a function of the
+// request, the fleet's snapshot, the counts of what this router has in flight,
+// and what it has learnt of how long things take. It starts nothing, reads no
+// clock and does no I/O.
 //
 // Only pairs that can serve are considered: both members live, not draining,
 // eligible in the caller's eyes (probed), and compatible with each other. The
 // two members are chosen together, never one by one.
+//
+// A choice costs the same in a fleet of any size: members are kept in classes
+// that are alike in all that compatibility looks at, lists and rings are
+// mended when members come and go (Refresh), and of large classes only the
+// warm, some random and the least recently used members are compared.
 //
 // Load is counted when a request is dispatched and given back when its leg
 // ends (Choice.EndPrefill, Choice.EndDecode); nothing but those calls changes a
@@ -15,54 +21,17 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// Policies.
-const (
-	Prefix      = "prefix"       // least loaded, less what a warm cache saves (default)
-	LeastLoaded = "least_loaded" // tokens and sequences in flight
-	RoundRobin  = "round_robin"  // least recently used
-	Random      = "random"
-	PowerOfTwo  = "power_of_two" // the less loaded of two random ones
-)
-
-// Config configures a Picker.
-type Config struct {
-	// Policy is one of the constants above. It can be changed while running.
-	Policy string `koanf:"policy"`
-	// AffinityBytes bounds the memory of the prefix index.
-	AffinityBytes int `koanf:"affinity_bytes" unit:"bytes"`
-}
-
-// DefaultConfig is the prefix policy with a 16 MiB index.
-func DefaultConfig() Config { return Config{Policy: Prefix, AffinityBytes: 16 << 20} }
-
-// keyError is a value that Validate refuses.
-type keyError struct{ key, msg string }
-
-func (e *keyError) Error() string     { return e.key + ": " + e.msg }
-func (e *keyError) ConfigKey() string { return e.key }
-
-// Validate refuses what New cannot work with; the error's ConfigKey method
-// names the key.
-func (c Config) Validate() error {
-	if !slices.Contains([]string{Prefix, LeastLoaded, RoundRobin, Random, PowerOfTwo}, c.Policy) {
-		return &keyError{"policy", fmt.Sprintf("%q is none of prefix, least_loaded, round_robin, random, power_of_two", c.Policy)}
-	}
-	if c.AffinityBytes < 0 {
-		return &keyError{"affinity_bytes", fmt.Sprintf("%d is negative", c.AffinityBytes)}
-	}
-	return nil
-}
-
 // Request is what a choice depends on.
 type Request struct {
 	Model   string
-	Chain   Chain    // of the prompt; the zero value matches nothing
+	Chain   Chain    // of the prompt's text; the zero value matches nothing
 	Tokens  int      // prompt tokens, estimated
 	Output  int      // tokens it may generate, over all choices
 	Seqs    int      // sequences that decode will run; at least 1
@@ -70,6 +39,27 @@ type Request struct {
 	Avoid   []string // ids to choose only for want of better; each mention weighs
 	Prefer  string   // a decode that holds a part of the prompt already, not cached for all; "" for none
 	Explain bool
+
+	// Warm says who has how much of the prompt, by the workers' own events.
+	// Tokenized says that it is the whole truth about those that publish
+	// events; Tokens is exact then.
+	Warm      []Warm
+	Tokenized bool
+	// Session is the client's word for what belongs together; Head is the
+	// prompt's beginning, which ConsistentHash takes where there is none.
+	Session string
+	Head    []byte
+	// Local says whether decode of a dialect could serve the request alone
+	// though it can be split; nil says no.
+	Local func(dialect string) bool
+}
+
+// Warm is a prefix that a worker has, in tokens of the prompt, those in slow
+// tiers counted in part.
+type Warm struct {
+	ID     string
+	Epoch  uint64
+	Tokens float64
 }
 
 // Errors of Pick. ErrNoPair is wrapped with the reason.
@@ -79,20 +69,28 @@ var (
 )
 
 // Picker holds the counts and the prefix index of one router. It is safe for
-// concurrent use.
+// concurrent use. Locks: build, then mu.
 type Picker struct {
+	cfg   Config
+	table atomic.Pointer[table]
+
+	build   sync.Mutex // one Refresh at a time; nodes and classes change under both locks
+	stamp   uint64     // of the last Refresh
+	classes map[classID]*class
+
 	mu     sync.Mutex
 	policy string
 	rnd    *rand.Rand
 	index  *index
 	nodes  map[nodeKey]*node
 	tick   uint64 // dispatches so far: the clock of recency and memory
-	table  *table
+	local  explorer
 }
 
 // New makes a picker; rnd is used under the picker's lock only.
 func New(cfg Config, rnd *rand.Rand) *Picker {
-	return &Picker{policy: cfg.Policy, rnd: rnd, index: newIndex(cfg.AffinityBytes), nodes: map[nodeKey]*node{}}
+	return &Picker{cfg: cfg, policy: cfg.Policy, rnd: rnd, index: newIndex(cfg.AffinityBytes),
+		nodes: map[nodeKey]*node{}, classes: map[classID]*class{}}
 }
 
 // SetPolicy changes the policy.
@@ -102,26 +100,44 @@ func (p *Picker) SetPolicy(policy string) {
 	p.policy = policy
 }
 
+// Policy is the one in force.
+func (p *Picker) Policy() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.policy
+}
+
 // View is the fleet as one pick sees it. Eligible says which members the
-// caller trusts; nil trusts all. Generation must change whenever Eligible's
-// answers do.
+// caller trusts; nil trusts all. Generation must rise whenever Eligible's
+// answers change.
 type View struct {
 	Snapshot   *fleet.Snapshot
 	Eligible   func(*fleet.Member) bool
 	Generation uint64
+	// Now is for newcomers' slow start; zero: none.
+	Now time.Time
+	// Behind says that somebody else calls Refresh for each view, so that a
+	// choice need not wait for it: newcomers may be missed for a moment, but
+	// never is a member chosen that this view does not have.
+	Behind bool
 }
 
 // Choice is a pair that was chosen, and the load that it stands for. Prefill
 // and Decode are the same member if that one does both phases.
 type Choice struct {
 	Prefill, Decode *fleet.Member
-	Explain         *Explain // when asked for
+	// Local says why decode serves a request alone that could be split; ""
+	// when it is split, or when the engine has no other half.
+	Local   string
+	Explain *Explain // when asked for
 
 	p            *Picker
 	pn, dn       *node
 	tokens       int
 	kv, seqs     int
-	pOver, dOver bool // under p.mu
+	work         float64 // prompt tokens to compute before the answer: the queue's and its own
+	moved        float64 // prompt tokens that decode does not have
+	pOver, dOver bool    // under p.mu
 }
 
 // EndPrefill gives back prefill's share of the load. Later calls do nothing.
@@ -131,7 +147,7 @@ func (c *Choice) EndPrefill() {
 	if !c.pOver {
 		c.pOver = true
 		c.pn.queued -= c.tokens
-		c.pn.legs--
+		c.pn.count(-1)
 	}
 }
 
@@ -143,39 +159,65 @@ func (c *Choice) EndDecode() {
 		c.dOver = true
 		c.dn.kv -= c.kv
 		c.dn.seqs -= c.seqs
-		c.dn.legs--
+		c.dn.count(-1)
 	}
 }
 
 // Pick chooses a pair and counts it as loaded. The caller ends both legs of
 // the choice, each once it is over.
 func (p *Picker) Pick(v View, req *Request) (*Choice, error) {
+	if !v.Behind {
+		p.Refresh(v)
+	}
+	for first := true; ; first = false {
+		c, err := p.pick(v, req)
+		if err == nil || !first || !p.table.Load().older(v) {
+			return c, err
+		}
+		p.Refresh(v) // it may know somebody
+	}
+}
+
+func (p *Picker) pick(v View, req *Request) (*Choice, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	t := p.refresh(v)
-	m := t.models[req.Model]
+	t := p.table.Load()
+	m := t.model(req.Model)
 	if m == nil {
 		return nil, fmt.Errorf("%w: %q", ErrNoModel, req.Model)
 	}
-	s := &scorer{p: p, snap: v.Snapshot, req: req}
-	s.matches, s.length = p.index.match(req.Chain)
-	pn, dn := s.pair(m)
-	if pn == nil {
-		return nil, fmt.Errorf("%w: %s", ErrNoPair, m.why(v))
+	s := &scorer{p: p, view: &v, snap: v.Snapshot, req: req, behind: t.older(v)}
+	s.warm()
+	for range maxBehind {
+		pair := s.pair(m)
+		if pair.p == nil {
+			break
+		}
+		if s.trusted(pair.p.n) && s.trusted(pair.d.n) {
+			return p.take(s, pair), nil
+		}
 	}
-	return p.take(s, pn, dn), nil
+	return nil, fmt.Errorf("%w: %s", ErrNoPair, m.why(v))
 }
 
+// maxBehind is how many choices of an outdated table may turn out wrong before
+// it has to be made anew.
+const maxBehind = 8
+
 // take counts the pair as loaded and remembers where the prefix went.
-func (p *Picker) take(s *scorer, pn, dn *node) *Choice {
-	req := s.req
+func (p *Picker) take(s *scorer, pair pair) *Choice {
+	req, pn, dn := s.req, pair.p.n, pair.d.n
 	seqs := max(req.Seqs, 1)
 	c := &Choice{
-		Prefill: &s.snap.Members[pn.at], Decode: &s.snap.Members[dn.at],
+		Prefill: s.member(pn), Decode: s.member(dn), Local: pair.local,
 		p: p, pn: pn, dn: dn, tokens: req.Tokens, kv: req.Tokens + req.Output, seqs: seqs,
+		work: pair.p.load + s.uncached(pair.p), moved: s.uncached(pair.d),
+	}
+	if pair.local != "" {
+		c.work = c.moved // measured by what decode computes
 	}
 	if req.Explain {
-		c.Explain = s.explain(pn, dn)
+		c.Explain = s.explain(pair)
 	}
 	p.tick++
 	pn.use(p.tick, float64(req.Tokens))
@@ -183,17 +225,16 @@ func (p *Picker) take(s *scorer, pn, dn *node) *Choice {
 	pn.queued += c.tokens
 	dn.kv += c.kv
 	dn.seqs += seqs
-	pn.legs++
-	dn.legs++
+	pn.count(1)
+	dn.count(1)
 	p.index.put(req.Chain, pn, dn)
 	return c
 }
 
 // Ready reports whether some pair of some model can take work.
 func (p *Picker) Ready(v View) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, m := range p.refresh(v).models {
+	p.Refresh(v)
+	for _, m := range p.table.Load().models {
 		if m.ready() {
 			return true
 		}

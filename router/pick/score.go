@@ -6,12 +6,15 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// Up to scanAll members of a class are all compared; of more, sample random
-// ones and those with a warm prefix, so that a choice costs the same in a
-// fleet of any size.
+// Up to scanAll members of a class are all compared; of more, those with a
+// warm prefix, the least recently used and some random ones, so that a choice
+// costs the same in a fleet of any size. The best few of each class are
+// looked at in pairs.
 const (
-	scanAll = 16
-	sample  = 8
+	scanAll  = 16
+	sample   = 8
+	idlest   = 2
+	finalist = 4
 )
 
 // Weights of the decode cost, in sequences.
@@ -26,157 +29,403 @@ const (
 // sequence.
 const tokensPerSeq = 1000
 
-// avoided outweighs every load, in sequences.
-const avoided = 1e6
+// Weights of the predicted time, in seconds: what a running sequence slows a
+// new one down, and a place in the batch that has to be waited for.
+const (
+	seqTime   = 5e-4
+	batchTime = 5e-2
+)
 
 // scorer is one pick.
 type scorer struct {
-	p       *Picker
-	snap    *fleet.Snapshot
-	req     *Request
-	matches []match
-	length  int // bytes of the prompt that the chain covers
+	p      *Picker
+	view   *View
+	snap   *fleet.Snapshot
+	req    *Request
+	behind bool // the table is older than the view
+
+	matches []match // of the text
+	length  int     // bytes of the prompt that the chain covers
+	warms   []warmNode
+	wrong   []*node // that the view does not have
+
+	pre, dec         []shortlist // by class of the model
+	localMS, splitMS float64     // predicted, when both were weighed
 
 	prefills, decodes []Candidate // when explaining
 }
 
-// pair returns the cheapest compatible pair, nil when there is none. Members
-// of a class are interchangeable partners, so the best of each class decides.
-func (s *scorer) pair(m *model) (p, d *node) {
-	best := 0.0
-	bestD := make([]*node, len(m.decode))
-	costD := make([]float64, len(m.decode))
-	s.prefills, s.decodes = nil, nil
-	for j := range m.decode {
-		bestD[j], costD[j] = s.best(&m.decode[j], fleet.Decode)
+type warmNode struct {
+	n     *node
+	share float64
+}
+
+// scored is a candidate: its cost in the policy's unit, its load, and the part
+// of the prompt that it has.
+type scored struct {
+	n                 *node
+	avoid             int
+	cost, load, share float64
+}
+
+// shortlist is the best of a class, best first.
+type shortlist struct {
+	list [finalist]scored
+	n    int
+}
+
+// pair is two candidates, the same one for an engine that does both phases or
+// a request that decode serves alone.
+type pair struct {
+	p, d  *scored
+	local string
+}
+
+// before orders candidates: those to avoid last, then by cost, of equals the
+// least recently used first.
+func (a *scored) before(b *scored) bool {
+	switch {
+	case a.avoid != b.avoid:
+		return a.avoid < b.avoid
+	case a.cost != b.cost:
+		return a.cost < b.cost
 	}
-	for j, dn := range bestD { // engines that do both phases
-		if dn != nil && m.decode[j].rep.Alone() {
-			total := s.cost(dn, fleet.Prefill)/tokensPerSeq + costD[j]
-			if p == nil || total < best || total == best && dn.last < d.last {
-				p, d, best = dn, dn, total
-			}
+	return a.n.last < b.n.last
+}
+
+func (l *shortlist) add(c scored) {
+	i := l.n
+	for i > 0 && c.before(&l.list[i-1]) {
+		i--
+	}
+	if i == finalist {
+		return
+	}
+	l.n = min(l.n+1, finalist)
+	copy(l.list[i+1:l.n], l.list[i:])
+	l.list[i] = c
+}
+
+func (s *scorer) policy() string { return s.p.policy }
+
+// byText and byEvents say what the policy knows prefixes from.
+func (s *scorer) byText() bool {
+	switch s.policy() {
+	case Prefix, KVEvents, PredictedTTFT:
+		return true
+	}
+	return s.p.cfg.Disaggregate == ByCost
+}
+
+func (s *scorer) byEvents() bool {
+	return s.req.Tokenized && (s.policy() == KVEvents || s.policy() == PredictedTTFT || s.policy() != Prefix && s.p.cfg.Disaggregate == ByCost)
+}
+
+// warm looks up who has a part of the prompt.
+func (s *scorer) warm() {
+	if s.byText() {
+		s.matches, s.length = s.p.index.match(s.req.Chain)
+	}
+	if !s.byEvents() {
+		return
+	}
+	for _, w := range s.req.Warm {
+		if n := s.p.nodes[nodeKey{w.ID, w.Epoch}]; n != nil && n.class != nil {
+			s.warms = append(s.warms, warmNode{n, min(w.Tokens/float64(max(s.req.Tokens, 1)), 1)})
 		}
 	}
-	for i := range m.prefill {
+}
+
+// member is what the view has of a node, nil if it has it no more.
+func (s *scorer) member(n *node) *fleet.Member {
+	if at := int(n.at.Load()); at < len(s.snap.Members) {
+		if m := &s.snap.Members[at]; m.ID == n.key.id && m.Epoch == n.key.epoch {
+			return m
+		}
+	}
+	if m := s.snap.Get(n.key.id); m != nil && m.Epoch == n.key.epoch {
+		return m
+	}
+	return nil
+}
+
+// trusted says whether a chosen node is still eligible; one that is not is
+// left out from then on.
+func (s *scorer) trusted(n *node) bool {
+	if !s.behind || s.view.Eligible == nil || s.view.Eligible(s.member(n)) {
+		return true
+	}
+	s.wrong = append(s.wrong, n)
+	return false
+}
+
+// usable returns the member of a node that the request may use, or nil.
+func (s *scorer) usable(n *node) *fleet.Member {
+	if slices.Contains(s.req.Exclude, n.key.id) || slices.Contains(s.wrong, n) {
+		return nil
+	}
+	m := s.member(n)
+	if m == nil || s.behind && (!m.Usable() || m.Role != n.class.id.role) {
+		return nil
+	}
+	return m
+}
+
+// pair returns the cheapest compatible pair; none has a nil p. Members of a
+// class are interchangeable partners but for where they are, so the best few
+// of each class decide.
+func (s *scorer) pair(m *model) pair {
+	s.prefills, s.decodes = nil, nil
+	s.pre, s.dec = make([]shortlist, len(m.prefill)), make([]shortlist, len(m.decode))
+	for j, c := range m.decode {
+		s.dec[j] = s.best(c, fleet.Decode)
+	}
+	var out pair
+	var best rating
+	offer := func(p, d *scored, r rating) {
+		if out.p == nil || r.before(&best) {
+			out, best = pair{p: p, d: d}, r
+		}
+	}
+	for j, c := range m.decode { // engines that do both phases
+		if d := &s.dec[j].list[0]; s.dec[j].n > 0 && c.rep.Alone() {
+			as := s.score(d.n, s.member(d.n), fleet.Prefill)
+			offer(d, d, s.rate(&as, d))
+		}
+	}
+	for i, c := range m.prefill {
 		if !slices.Contains(m.compatible[i], true) {
 			continue
 		}
-		pn, cost := s.best(&m.prefill[i], fleet.Prefill)
-		if pn == nil {
-			continue
-		}
-		for j, dn := range bestD {
-			if total := cost/tokensPerSeq + costD[j]; dn != nil && m.compatible[i][j] &&
-				(p == nil || total < best || total == best && dn.last < d.last) {
-				p, d, best = pn, dn, total
+		s.pre[i] = s.best(c, fleet.Prefill)
+		for j := range m.decode {
+			if !m.compatible[i][j] {
+				continue
+			}
+			as, ds := &s.pre[i], &s.dec[j]
+			wide := c.rep.Topology != ""
+			for a := range as.n {
+				for b := range ds.n {
+					if a+b == 0 || wide {
+						offer(&as.list[a], &ds.list[b], s.rate(&as.list[a], &ds.list[b]))
+					}
+				}
 			}
 		}
 	}
-	return p, d
+	if local, ok := s.alone(m, out); ok {
+		return local
+	}
+	return out
 }
 
-// best returns the cheapest member of a class that the request may use.
-func (s *scorer) best(c *class, role fleet.Role) (*node, float64) {
-	var best *node
-	var bestCost float64
-	consider := func(n *node) {
-		if slices.Contains(s.req.Exclude, n.key.id) || n == best {
-			return
-		}
-		cost := s.cost(n, role)
-		if best == nil || cost < bestCost || cost == bestCost && n.last < best.last {
-			best, bestCost = n, cost
-		}
-	}
+// rating orders pairs.
+type rating struct {
+	avoid        int
+	major, minor float64
+}
+
+func (a *rating) before(b *rating) bool {
 	switch {
-	case s.p.policy == Random || s.p.policy == PowerOfTwo:
-		tries := 1
-		if s.p.policy == PowerOfTwo {
-			tries = 2
+	case a.avoid != b.avoid:
+		return a.avoid < b.avoid
+	case a.major != b.major:
+		return a.major < b.major
+	}
+	return a.minor < b.minor
+}
+
+func (s *scorer) rate(p, d *scored) rating {
+	r := rating{avoid: p.avoid + d.avoid, minor: float64(d.n.last)}
+	far := 0.0
+	if p.n != d.n && p.n.class.rep.Topology != "" {
+		far = perLevel * float64(distance(s.member(p.n).Topology, s.member(d.n).Topology))
+	}
+	switch s.policy() {
+	case RoundRobin: // each role for itself
+		r.major, r.minor = p.cost, d.cost+far/1e3
+	case PredictedTTFT:
+		r.major = p.cost + d.cost + far*seqTime
+	default:
+		r.major = p.cost/tokensPerSeq + d.cost + far
+	}
+	return r
+}
+
+// best is the cheapest members of a class that the request may use.
+func (s *scorer) best(c *class, role fleet.Role) (out shortlist) {
+	consider := func(n *node) bool {
+		for i := range out.n {
+			if out.list[i].n == n {
+				return false
+			}
 		}
-		start := s.p.rnd.IntN(len(c.nodes))
-		for range tries {
-			consider(c.nodes[start])
-			start = s.p.rnd.IntN(len(c.nodes))
+		m := s.usable(n)
+		if m == nil {
+			return false
 		}
-		for i := 0; best == nil && i < len(c.nodes); i++ { // both were excluded
-			consider(c.nodes[(start+i)%len(c.nodes)])
+		out.add(s.score(n, m, role))
+		return true
+	}
+	switch policy := s.policy(); {
+	case policy == RoundRobin:
+		for n := c.root.next; n != &c.root && (out.n == 0 || out.list[0].avoid > 0); n = n.next {
+			consider(n)
 		}
-	case len(c.nodes) <= scanAll || s.p.policy == RoundRobin:
+	case policy == Random, policy == PowerOfTwo:
+		want := 1
+		if policy == PowerOfTwo {
+			want = 2
+		}
+		for range 4 * want {
+			n := c.nodes[s.p.rnd.IntN(len(c.nodes))]
+			if w := s.weight(n); w == 1 || s.p.rnd.Float64() < w {
+				if consider(n) {
+					want--
+				}
+			}
+			if want == 0 {
+				break
+			}
+		}
+	case s.key(policy) != 0:
+		if n := c.onRing(s.key(policy), func(n *node) bool { return s.usable(n) != nil && !slices.Contains(s.req.Avoid, n.key.id) }); n != nil {
+			consider(n)
+		}
+	case len(c.nodes) <= scanAll:
 		for _, n := range c.nodes {
 			consider(n)
 		}
 	default:
+		for _, w := range s.warms {
+			if w.n.class == c {
+				consider(w.n)
+			}
+		}
 		for _, m := range s.matches {
-			if n := m.node(role); n != nil && slices.Contains(c.nodes, n) {
+			if n := m.node(role); n != nil && n.class == c {
 				consider(n)
 			}
+		}
+		for _, n := range c.nodes {
+			if s.req.Prefer != "" && n.key.id == s.req.Prefer {
+				consider(n)
+			}
+		}
+		n := c.root.next
+		for range idlest {
+			consider(n)
+			n = n.next
 		}
 		for range sample {
 			consider(c.nodes[s.p.rnd.IntN(len(c.nodes))])
 		}
-		for i := 0; best == nil && i < len(c.nodes); i++ {
-			consider(c.nodes[i])
-		}
 	}
-	return best, bestCost
+	for n := c.root.next; out.n == 0 && n != &c.root; n = n.next { // all of those were excluded
+		consider(n)
+	}
+	return out
 }
 
-// cost is how unwelcome the request is at n: for prefill in prompt tokens to
-// compute before its answer, for decode in sequences beside it.
-func (s *scorer) cost(n *node, role fleet.Role) float64 {
-	m := &s.snap.Members[n.at]
-	cand := Candidate{ID: n.key.id}
-	share := 0.0
-	if s.p.policy == Prefix {
-		share = s.share(n, role)
-	}
+// key is what the request is hashed by, 0 if the policy does not.
+func (s *scorer) key(policy string) uint64 {
 	switch {
-	case s.p.policy == Random:
-	case s.p.policy == RoundRobin:
-		cand.Cost = float64(n.last)
-	case role == fleet.Prefill:
+	case policy != ConsistentHash && policy != Session:
+		return 0
+	case s.req.Session != "":
+		return max(hashString(s.req.Session), 1)
+	case policy == ConsistentHash && len(s.req.Head) > 0:
+		return max(hashString(s.req.Head), 1)
+	}
+	return 0
+}
+
+// score is how unwelcome the request is at n: by most policies, for prefill in
+// prompt tokens to compute before its answer, for decode in sequences beside
+// it.
+func (s *scorer) score(n *node, m *fleet.Member, role fleet.Role) scored {
+	out := scored{n: n, share: s.share(n, m, role)}
+	for _, id := range s.req.Avoid {
+		if id == n.key.id {
+			out.avoid++
+		}
+	}
+	unit := 1.0
+	if role == fleet.Prefill {
 		// Its own report knows of other routers, our count of the last
 		// moments: the larger is nearer the truth, their sum counts twice.
-		load := float64(max(n.queued, m.Load.QueuedTokens))
-		cand.Load = load
-		cand.Cost = load + float64(s.req.Tokens)*(1-share)
-		if s.p.policy == Prefix {
-			cand.Cost += n.recent(s.p.tick) / (2 * halfLife)
+		out.load = float64(max(n.queued, m.Load.QueuedTokens))
+		out.cost = out.load + float64(s.req.Tokens)*(1-out.share)
+		unit = float64(max(s.req.Tokens, 1))
+	} else {
+		out.load = float64(max(n.seqs, m.Load.Running+m.Load.Waiting))
+		out.cost = out.load
+	}
+	full := role == fleet.Decode && m.MaxBatch > 0 && out.load >= float64(m.MaxBatch)
+	switch s.policy() {
+	case Random:
+		out.cost, unit = s.p.rnd.ExpFloat64()/float64(len(n.class.nodes)), 0 // classes by their size
+	case RoundRobin:
+		out.cost, unit = float64(n.last), 0
+	case PredictedTTFT:
+		if role == fleet.Prefill {
+			out.cost = n.prefillTime(out.cost)
+		} else {
+			out.cost = n.decodeTime(s.uncached(&out)) + seqTime*out.load
+			if full {
+				out.cost += batchTime * (1 + out.load - float64(m.MaxBatch))
+			}
+		}
+		unit = 0
+	case LeastTokens:
+		if role == fleet.Decode {
+			out.cost = max(float64(n.kv), m.Load.KVUsed*float64(m.Blocks*m.Layout.BlockTokens)) / tokensPerSeq
 		}
 	default:
-		cand.Load = float64(max(n.seqs, m.Load.Running+m.Load.Waiting))
-		cand.Cost = cand.Load
-		if m.MaxBatch > 0 && cand.Load >= float64(m.MaxBatch) {
-			cand.Cost += pastBatch
+		warm := s.policy() == Prefix || s.policy() == KVEvents
+		if role == fleet.Prefill {
+			if warm {
+				out.cost += n.recent(s.p.tick) / (2 * halfLife)
+			}
+			break
+		}
+		if full {
+			out.cost += pastBatch
 		}
 		if used(n, m) > 0.9 {
-			cand.Cost += fullPool
+			out.cost += fullPool
 		}
-		if s.p.policy == Prefix {
-			cand.Cost += coldPrefix*(1-share) + coldPrefix*n.recent(s.p.tick)/(2*halfLife)
+		if warm {
+			out.cost += coldPrefix*(1-out.share) + coldPrefix*n.recent(s.p.tick)/(2*halfLife)
 		}
 	}
 	if role == fleet.Decode && s.req.Prefer == n.key.id {
-		cand.Cost += preferred
-	}
-	cand.Match = share
-	for _, id := range s.req.Avoid {
-		if id != n.key.id {
-			continue
-		}
-		if role == fleet.Prefill {
-			cand.Cost += avoided * tokensPerSeq
+		if s.policy() == PredictedTTFT {
+			out.cost += preferred * seqTime
 		} else {
-			cand.Cost += avoided
+			out.cost += preferred
 		}
+	}
+	if w := s.weight(n); w < 1 && s.policy() != RoundRobin {
+		out.cost = (out.cost+unit)/w - unit
 	}
 	if s.req.Explain {
-		s.note(role, cand)
+		s.note(role, Candidate{ID: n.key.id, Cost: out.cost, Load: out.load, Match: out.share})
 	}
-	return cand.Cost
+	return out
 }
+
+// weight is the share of work that a node takes, below 1 for newcomers.
+func (s *scorer) weight(n *node) float64 {
+	slow := s.p.cfg.SlowStart
+	if slow == 0 || s.view.Now.IsZero() || n.born.IsZero() {
+		return 1
+	}
+	return min(max(float64(s.view.Now.Sub(n.born))/float64(slow), 0.1), 1)
+}
+
+// uncached is how many prompt tokens a candidate does not have.
+func (s *scorer) uncached(c *scored) float64 { return float64(s.req.Tokens) * (1 - c.share) }
 
 // used is the fraction of n's block pool that is taken, by its own report or
 // by what we sent there.
@@ -188,14 +437,23 @@ func used(n *node, m *fleet.Member) float64 {
 	return max(m.Load.KVUsed, float64(n.kv)/float64(pool))
 }
 
-// share is the part of the prompt that n has probably cached.
-func (s *scorer) share(n *node, role fleet.Role) float64 {
+// share is the part of the prompt that n has cached: what its events say, or
+// else what was sent there before.
+func (s *scorer) share(n *node, m *fleet.Member, role fleet.Role) float64 {
+	if m.KVEvents != "" && s.byEvents() {
+		for _, w := range s.warms {
+			if w.n == n {
+				return w.share
+			}
+		}
+		return 0
+	}
 	if s.length == 0 {
 		return 0
 	}
-	for _, m := range s.matches {
-		if m.node(role) == n {
-			return float64(m.bytes) / float64(s.length)
+	for _, t := range s.matches {
+		if t.node(role) == n {
+			return float64(t.bytes) / float64(s.length)
 		}
 	}
 	return 0

@@ -2,84 +2,109 @@ package pick
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-type nodeKey struct {
-	id    string
-	epoch uint64
-}
-
-// node is what the picker remembers of one instance in one epoch; all under
-// Picker.mu.
-type node struct {
-	key nodeKey
-	at  int // its place in the snapshot's members, as of the table
-
-	legs   int // choices that count it
-	queued int // prompt tokens in flight (prefill)
-	seqs   int // sequences in flight (decode)
-	kv     int // tokens that they may hold (decode)
-
-	last   uint64  // tick of the last dispatch
-	memory float64 // dispatched work, decayed by later dispatches
-}
-
-// halfLife is how many dispatches halve a node's memory of its work.
-const halfLife = 32
-
-// recent is the decayed work at tick.
-func (n *node) recent(tick uint64) float64 {
-	return n.memory * math.Exp2(-float64(tick-n.last)/halfLife)
-}
-
-func (n *node) use(tick uint64, work float64) {
-	n.memory = n.recent(tick) + work
-	n.last = tick
-}
-
-// table is the snapshot as choices need it, made once a version.
+// table is which classes there are, made for one view and never changed.
 type table struct {
 	version, generation uint64
 	models              map[string]*model
 }
 
-// model is the members that serve one model, in classes: members of a class
-// are the same in everything that compatibility compares.
+// older says whether v may have members that the table does not know.
+func (t *table) older(v View) bool {
+	switch {
+	case t == nil || v.Snapshot.Version > t.version:
+		return true
+	case v.Snapshot.Version < t.version:
+		return false
+	}
+	return v.Generation > t.generation || v.Generation < t.generation && !v.Behind
+}
+
+func (t *table) model(name string) *model {
+	if t == nil {
+		return nil
+	}
+	return t.models[name]
+}
+
+// model is the members that serve one model.
 type model struct {
 	name              string
-	prefill, decode   []class
+	prefill, decode   []*class
 	compatible        [][]bool // by prefill class, decode class
 	nPrefill, nDecode int      // members of each role, whatever their state
 }
 
-type class struct {
-	rep   *fleet.Instance
-	key   classKey
-	nodes []*node
-}
-
-type classKey struct {
-	dialect, fingerprint, tokenizer, numerics string
-	layout                                    fleet.Layout
-	version                                   string
-	protoMin, protoMax                        int
-	convert                                   bool
-}
-
-func keyOf(i *fleet.Instance) classKey {
-	return classKey{i.Dialect, i.ModelFingerprint, i.TokenizerFingerprint, i.Numerics, i.Layout, i.Version, i.ProtocolMin, i.ProtocolMax, i.Convert}
-}
-
-// refresh makes the table of v unless it is the present one.
-func (p *Picker) refresh(v View) *table {
-	if p.table != nil && p.table.version == v.Snapshot.Version && p.table.generation == v.Generation {
-		return p.table
+// Refresh brings the picker up to a view. Only what has changed is touched
+// under the lock that choices need, so they do not wait for it.
+func (p *Picker) Refresh(v View) {
+	if !p.table.Load().older(v) {
+		return
 	}
+	p.build.Lock()
+	defer p.build.Unlock()
+	if !p.table.Load().older(v) {
+		return
+	}
+	p.stamp++
 	t := &table{version: v.Snapshot.Version, generation: v.Generation, models: map[string]*model{}}
-	seen := map[nodeKey]bool{}
+	moves := p.plan(v, t)
+	for _, m := range t.models {
+		m.pairUp()
+	}
+	var gone []nodeKey
+	for key, n := range p.nodes { // only this changes the map
+		switch {
+		case n.seen != p.stamp:
+			gone = append(gone, key)
+			fallthrough
+		case n.stamp != p.stamp:
+			moves = append(moves, move{n: n})
+		}
+	}
+	p.mu.Lock()
+	for _, m := range moves {
+		if m.n.class == m.to {
+			continue
+		}
+		if m.n.class != nil {
+			m.n.class.leave(m.n)
+		}
+		if m.to == nil {
+			continue
+		}
+		if p.nodes[m.n.key] == nil {
+			p.nodes[m.n.key] = m.n
+			m.n.last, m.n.born = p.tick, v.Now
+		}
+		m.to.join(m.n)
+	}
+	for _, key := range gone {
+		if p.nodes[key].legs == 0 {
+			delete(p.nodes, key)
+		}
+	}
+	p.table.Store(t)
+	p.mu.Unlock()
+	for id, c := range p.classes {
+		if c.stamp != p.stamp {
+			delete(p.classes, id)
+		}
+	}
+}
+
+// move is a node that changes its class; to is nil for none.
+type move struct {
+	n  *node
+	to *class
+}
+
+// plan sorts the usable members into classes, and says which nodes have to
+// move. It changes nothing that choices read.
+func (p *Picker) plan(v View, t *table) (moves []move) {
 	for i := range v.Snapshot.Members {
 		mem := &v.Snapshot.Members[i]
 		m := t.models[mem.Model]
@@ -87,58 +112,62 @@ func (p *Picker) refresh(v View) *table {
 			m = &model{name: mem.Model}
 			t.models[mem.Model] = m
 		}
-		classes := &m.prefill
+		list := &m.prefill
 		if mem.Role == fleet.Decode {
-			classes = &m.decode
+			list = &m.decode
 			m.nDecode++
 		} else {
 			m.nPrefill++
 		}
 		key := nodeKey{mem.ID, mem.Epoch}
-		seen[key] = true
+		n := p.nodes[key]
+		if n != nil {
+			n.seen = p.stamp
+		}
 		if !mem.Usable() || v.Eligible != nil && !v.Eligible(mem) {
 			continue
 		}
-		n := p.nodes[key]
 		if n == nil {
-			n = &node{key: key}
-			p.nodes[key] = n
+			n = &node{key: key, seen: p.stamp, point: hashString(mem.ID)}
 		}
-		n.at = i
-		addTo(classes, &mem.Instance, n)
-	}
-	for _, m := range t.models {
-		m.compatible = make([][]bool, len(m.prefill))
-		for i := range m.prefill {
-			m.compatible[i] = make([]bool, len(m.decode))
-			for j := range m.decode {
-				m.compatible[i][j] = fleet.Compatible(m.prefill[i].rep, m.decode[j].rep) == nil
-			}
+		n.at.Store(int32(i))
+		n.stamp = p.stamp
+		c := p.classOf(&mem.Instance)
+		if c.stamp != p.stamp {
+			c.stamp = p.stamp
+			*list = append(*list, c)
+		}
+		if n.class != c { // written under build too
+			moves = append(moves, move{n, c})
 		}
 	}
-	for key, n := range p.nodes {
-		if !seen[key] && n.legs == 0 {
-			delete(p.nodes, key)
-		}
-	}
-	p.table = t
-	return t
+	return moves
 }
 
-func addTo(classes *[]class, inst *fleet.Instance, n *node) {
-	key := keyOf(inst)
-	for i := range *classes {
-		if (*classes)[i].key == key {
-			(*classes)[i].nodes = append((*classes)[i].nodes, n)
-			return
+func (p *Picker) classOf(i *fleet.Instance) *class {
+	id := classID{model: i.Model, role: i.Role, zone: zone(i.Topology, p.cfg.TopologyLevel), dialect: i.Dialect, fingerprint: i.ModelFingerprint,
+		tokenizer: i.TokenizerFingerprint, numerics: i.Numerics, layout: i.Layout, version: i.Version, protoMin: i.ProtocolMin, protoMax: i.ProtocolMax}
+	c := p.classes[id]
+	if c == nil {
+		c = newClass(id, i)
+		p.classes[id] = c
+	}
+	return c
+}
+
+func (m *model) pairUp() {
+	m.compatible = make([][]bool, len(m.prefill))
+	for i, a := range m.prefill {
+		m.compatible[i] = make([]bool, len(m.decode))
+		for j, b := range m.decode {
+			m.compatible[i][j] = a.id.zone == b.id.zone && fleet.Compatible(&a.rep, &b.rep) == nil
 		}
 	}
-	*classes = append(*classes, class{rep: inst, key: key, nodes: []*node{n}})
 }
 
 func (m *model) ready() bool {
-	for i := range m.decode {
-		if m.decode[i].rep.Alone() {
+	for _, c := range m.decode {
+		if c.rep.Alone() {
 			return true
 		}
 	}
@@ -166,8 +195,11 @@ func (m *model) why(v View) string {
 	case len(m.decode) == 0:
 		return "no decode worker is live and probed" + m.refusal(v)
 	}
-	p, d := m.prefill[0].rep, m.decode[0].rep
-	return fmt.Sprintf("%s and %s are incompatible, %v", p.ID, d.ID, fleet.Compatible(p, d))
+	p, d := &m.prefill[0].rep, &m.decode[0].rep
+	if diff := fleet.Compatible(p, d); diff != nil {
+		return fmt.Sprintf("%s and %s are incompatible, %v", p.ID, d.ID, diff)
+	}
+	return fmt.Sprintf("%s and %s are too far apart: topology %q and %q", p.ID, d.ID, p.Topology, d.Topology)
 }
 
 // refusal is why a live worker of the model cannot even be probed, if there is

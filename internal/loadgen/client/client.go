@@ -5,6 +5,7 @@
 package client
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -111,36 +112,38 @@ func newServer(raw string, cfg *Config) (*server, error) {
 	return &server{pool: newPool(addr, config), head: []byte(head + "Content-Length: ")}, nil
 }
 
-// Close breaks off what runs; those requests end as Cancelled. Do must not be
-// called after it.
-func (c *Client) Close() {
+// Abort breaks off what runs; those requests end as Cancelled. It also closes
+// the idle connections, so it is what ends a Client.
+func (c *Client) Abort() {
 	for _, s := range c.servers {
-		s.pool.close()
+		s.pool.abort()
 	}
 }
 
 // Do posts req, reads the answer and notes in res what came when. It returns
-// when the answer is over or the deadline passed.
-func (c *Client) Do(req *Request, res *Result) {
+// when the answer is over or the deadline passed. The end of ctx keeps it from
+// beginning, but what runs is only ended by Abort, so whoever ends ctx calls
+// that after it.
+func (c *Client) Do(ctx context.Context, req *Request, res *Result) {
 	res.reset()
 	s := c.servers[int(c.turn.Add(1)-1)%len(c.servers)]
 	sc := c.scratch.Get().(*scratch)
 	defer c.scratch.Put(sc)
 	res.Sent = len(req.Body)
 	res.Start = time.Now()
-	again := c.try(s, sc, req, res, false)
+	again := c.try(ctx, s, sc, req, res, false)
 	if again {
 		res.Retried = true
-		c.try(s, sc, req, res, true)
+		c.try(ctx, s, sc, req, res, true)
 	}
 	res.End = time.Since(res.Start)
 }
 
 // try is one attempt. It returns true when an idle connection turned out to
 // be closed, before any byte of an answer.
-func (c *Client) try(s *server, sc *scratch, req *Request, res *Result, fresh bool) bool {
+func (c *Client) try(ctx context.Context, s *server, sc *scratch, req *Request, res *Result, fresh bool) bool {
 	deadline := res.Start.Add(c.cfg.Timeout)
-	conn, reused, err := s.pool.get(time.Until(deadline), fresh)
+	conn, reused, err := s.pool.get(ctx, time.Until(deadline), fresh)
 	if err != nil {
 		res.broke(err, Connect)
 		return false

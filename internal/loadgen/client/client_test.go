@@ -2,6 +2,7 @@ package client
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -31,7 +32,7 @@ func newClient(t *testing.T, cfg Config) *Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.Close)
+	t.Cleanup(c.Abort)
 	return c
 }
 
@@ -52,7 +53,7 @@ func TestStream(t *testing.T) {
 	c := newClient(t, Config{URLs: []string{url + "/v1/"}, Stream: true, Header: [][2]string{{"Authorization", "Bearer x"}}})
 	var res Result
 	for i := range 3 {
-		c.Do(&Request{Body: []byte(`{"n":1}`), WantAnswer: true}, &res)
+		c.Do(t.Context(), &Request{Body: []byte(`{"n":1}`), WantAnswer: true}, &res)
 		if !res.OK() || res.Chunks != 3 || len(res.Gaps) != 2 || res.Usage.Prompt != 5 || string(res.Answer) != "aaa" || res.Tokens() != 3 {
 			t.Fatalf("%d: %+v", i, res)
 		}
@@ -77,7 +78,7 @@ func TestWhole(t *testing.T) {
 	})
 	c := newClient(t, Config{URLs: []string{url}, Path: "chat/completions"})
 	var res Result
-	c.Do(&Request{Body: []byte(strings.Repeat("x", 1<<20)), WantAnswer: true}, &res)
+	c.Do(t.Context(), &Request{Body: []byte(strings.Repeat("x", 1<<20)), WantAnswer: true}, &res)
 	if !res.OK() || res.Tokens() != 3 || string(res.Answer) != `hi \u00e9` || res.LastToken == 0 || res.FirstToken != 0 {
 		t.Errorf("%+v", res)
 	}
@@ -98,7 +99,7 @@ func TestKinds(t *testing.T) {
 		t.Helper()
 		c := newClient(t, Config{URLs: []string{serve(t, h)}, Stream: true, Timeout: 300 * time.Millisecond})
 		var res Result
-		c.Do(&Request{Body: []byte("{}")}, &res)
+		c.Do(t.Context(), &Request{Body: []byte("{}")}, &res)
 		if res.Kind != want || !strings.Contains(res.Message, message) {
 			t.Errorf("%q %q, want %q %q", res.Kind, res.Message, want, message)
 		}
@@ -147,7 +148,7 @@ func TestKinds(t *testing.T) {
 	ln.Close()
 	c := newClient(t, Config{URLs: []string{"http://" + ln.Addr().String()}})
 	var res Result
-	if c.Do(&Request{}, &res); res.Kind != Connect {
+	if c.Do(t.Context(), &Request{}, &res); res.Kind != Connect {
 		t.Errorf("%+v", res)
 	}
 }
@@ -182,7 +183,7 @@ func TestStale(t *testing.T) {
 	c := newClient(t, Config{URLs: []string{"http://" + ln.Addr().String()}})
 	var res Result
 	for i := range 2 {
-		c.Do(&Request{}, &res)
+		c.Do(t.Context(), &Request{}, &res)
 		if !res.OK() || res.Retried != (i == 1) {
 			t.Fatalf("%d: %+v", i, res)
 		}
@@ -193,8 +194,8 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestClose breaks off what runs, and says that it was us.
-func TestClose(t *testing.T) {
+// TestAbort breaks off what runs, and says that it was us.
+func TestAbort(t *testing.T) {
 	arrived := make(chan struct{})
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
@@ -202,16 +203,22 @@ func TestClose(t *testing.T) {
 		<-r.Context().Done()
 	})
 	c := newClient(t, Config{URLs: []string{url}})
+	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan Result)
 	go func() {
 		var res Result
-		c.Do(&Request{}, &res)
+		c.Do(ctx, &Request{}, &res)
 		over <- res
 	}()
 	<-arrived
-	c.Close()
+	cancel()
+	c.Abort()
 	if res := <-over; res.Kind != Cancelled {
 		t.Errorf("%+v", res)
+	}
+	var res Result
+	if c.Do(ctx, &Request{}, &res); res.Kind != Cancelled {
+		t.Errorf("after the end: %+v", res)
 	}
 }
 

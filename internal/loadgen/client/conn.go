@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"errors"
 	"net"
 	"sync"
 	"time"
@@ -20,10 +19,8 @@ const readBuffer = 8 << 10
 // pool is the connections to one server. A request owns a connection from its
 // first byte to the answer's last, so that breaking off is closing.
 type pool struct {
-	addr   string
-	tls    *tls.Config // nil: none
-	ctx    context.Context
-	cancel context.CancelFunc
+	addr string
+	tls  *tls.Config // nil: none
 
 	mu   sync.Mutex
 	idle []*conn // newest last
@@ -37,18 +34,17 @@ type conn struct {
 }
 
 func newPool(addr string, config *tls.Config) *pool {
-	p := &pool{addr: addr, tls: config, open: map[*conn]struct{}{}}
-	p.ctx, p.cancel = context.WithCancel(context.Background())
-	return p
+	return &pool{addr: addr, tls: config, open: map[*conn]struct{}{}}
 }
 
 // get takes the newest idle connection, unless fresh asks for a new one.
-// reused says that it may turn out to be closed.
-func (p *pool) get(timeout time.Duration, fresh bool) (c *conn, reused bool, err error) {
+// reused says that it may turn out to be closed. Once ctx has ended and abort
+// was called, no connection is handed out any more: net.ErrClosed.
+func (p *pool) get(ctx context.Context, timeout time.Duration, fresh bool) (c *conn, reused bool, err error) {
 	for !fresh {
 		p.mu.Lock()
 		n := len(p.idle)
-		if n == 0 {
+		if n == 0 || ctx.Err() != nil {
 			p.mu.Unlock()
 			break
 		}
@@ -59,24 +55,17 @@ func (p *pool) get(timeout time.Duration, fresh bool) (c *conn, reused bool, err
 		}
 		p.drop(c)
 	}
-	ctx, cancel := context.WithTimeout(p.ctx, timeout)
-	defer cancel()
-	nc, err := (&net.Dialer{}).DialContext(ctx, "tcp", p.addr)
+	nc, err := p.dial(ctx, timeout)
 	if err != nil {
-		return nil, false, p.cancelled(err)
-	}
-	if p.tls != nil {
-		t := tls.Client(nc, p.tls)
-		if err := t.HandshakeContext(ctx); err != nil {
-			nc.Close()
-			return nil, false, p.cancelled(err)
+		if ctx.Err() != nil {
+			err = net.ErrClosed
 		}
-		nc = t
+		return nil, false, err
 	}
 	c = &conn{Conn: nc, br: bufio.NewReaderSize(nc, readBuffer)}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ctx.Err() != nil {
+	if ctx.Err() != nil {
 		nc.Close()
 		return nil, false, net.ErrClosed
 	}
@@ -84,12 +73,19 @@ func (p *pool) get(timeout time.Duration, fresh bool) (c *conn, reused bool, err
 	return c, false, nil
 }
 
-// cancelled makes an error of dialling net.ErrClosed when it was us.
-func (p *pool) cancelled(err error) error {
-	if p.ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return net.ErrClosed
+func (p *pool) dial(ctx context.Context, timeout time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	nc, err := (&net.Dialer{}).DialContext(ctx, "tcp", p.addr)
+	if err != nil || p.tls == nil {
+		return nc, err
 	}
-	return err
+	t := tls.Client(nc, p.tls)
+	if err := t.HandshakeContext(ctx); err != nil {
+		nc.Close()
+		return nil, err
+	}
+	return t, nil
 }
 
 // put takes back a connection whose answer was read to its end.
@@ -97,7 +93,7 @@ func (p *pool) put(c *conn) {
 	c.since = time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ctx.Err() == nil {
+	if _, ok := p.open[c]; ok {
 		p.idle = append(p.idle, c)
 	}
 }
@@ -109,13 +105,13 @@ func (p *pool) drop(c *conn) {
 	p.mu.Unlock()
 }
 
-// close breaks off what runs.
-func (p *pool) close() {
-	p.cancel()
+// abort breaks off what runs and closes what idles.
+func (p *pool) abort() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.idle = nil
 	for c := range p.open {
 		c.Close()
 	}
+	clear(p.open)
 }

@@ -113,15 +113,19 @@ struct Rig {
     a.positions = keep(upload(positions)), a.tables = keep(upload(tables)), a.tail = keep(upload(tail));
     a.splits = std::max(1, std::min(32, 4 * sms / std::max(1, int(decode.size()) * kv_heads)));
     a.min_split = 128;
+    if (getenv("XK_SPLITS")) a.splits = atoi(getenv("XK_SPLITS"));
+    if (getenv("XK_MIN")) a.min_split = atoi(getenv("XK_MIN"));
     a.partial = keep(device<float>(int64_t(std::max<size_t>(decode.size(), 1)) * heads * a.splits * (dim + 4)));
     a.tickets = keep(upload(std::vector<unsigned>(rows * kv_heads)));
     p.kv_heads = kv_heads, p.head_dim = dim, p.bt = FastDiv(bt);
     f.tiles = keep(upload(tiles)), f.n_tiles = int(tiles.size()), f.longest = tiles[0].pos + tiles[0].n;
     f.work = keep(upload(std::vector<unsigned>(2))), f.sms = sms;
     f.total_rows = int(layer_elements * layers / dim);
-    MUST(xk_kv_map(&kv_map, pool, f.total_rows, dim));
-    MUST(xk_q_map(&q_map, qkv, rows, width));
-    f.kv_map = &kv_map, f.q_map = &q_map;
+    if (bt % 16 == 0) {
+      MUST(xk_kv_map(&kv_map, pool, f.total_rows, dim));
+      MUST(xk_q_map(&q_map, qkv, rows, width));
+      f.kv_map = &kv_map, f.q_map = &q_map;
+    }
     owned.insert(owned.end(), {pool, qkv, out});
     at(0);
   }
@@ -292,12 +296,28 @@ static void rate(const char *name, const char *unit, double work, const Time &t)
 
 static double copy_rate; // bytes a microsecond, read and written
 
+static __global__ void copy_kernel(const uint4 *src, uint4 *dst, size_t n) {
+  size_t step = size_t(gridDim.x) * blockDim.x;
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += 4 * step) {
+    uint4 v[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      if (i + k * step < n) v[k] = src[i + k * step];
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      if (i + k * step < n) dst[i + k * step] = v[k];
+  }
+}
+
 static void bench_copy() {
   size_t n = size_t(1) << 31;
   char *a = device<char>(n), *b = device<char>(n);
   MUST(cudaMemset(a, 7, n));
+  MUST(cudaMemset(b, 7, n));
   Time t = timed(1, 20, [&](int) { MUST(cudaMemcpyAsync(b, a, n, cudaMemcpyDeviceToDevice, stream)); });
   copy_rate = 2.0 * n / t.median;
+  Time t2 = timed(1, 20, [&](int) { copy_kernel<<<sms * 16, 512, 0, stream>>>((uint4 *)a, (uint4 *)b, n / 16); });
+  rate("copy_kernel", "GB/s", 2.0 * n / 1000, t2);
   rate("copy", "GB/s", 2.0 * n / 1000, t);
   MUST(cudaFree(a));
   MUST(cudaFree(b));
@@ -307,7 +327,7 @@ static void bench_prefill(const char *which) {
   struct { const char *name; int length; } list[] = {{"2k", 2048}, {"8k", 8192}, {"32k", 32768}};
   for (auto &c : list) {
     if (*which && strcmp(which, c.name)) continue;
-    Rig r(32, 8, 128, 16, 1, {{0, c.length}}, false);
+    Rig r(32, 8, 128, getenv("XK_BT") ? atoi(getenv("XK_BT")) : 16, 1, {{0, c.length}}, false);
     Launch l = {stream, false};
     double flops = 2.0 * c.length * c.length * 128 * 32;
     Time t = timed(c.length > 8192 ? 1 : 10, 15, [&](int) { MUST(xk_attn_prefill(l, r.a, r.p, r.f)); });
@@ -321,14 +341,15 @@ static void bench_prefill(const char *which) {
   }
 }
 
-static void bench_decode() {
+static void bench_decode(const std::string &only) {
   struct { const char *name; int batch, length; } list[] = {{"b64_l4k", 64, 4096}, {"b64_l1k", 64, 1024}, {"b256_l1k", 256, 1024}, {"b1_l8k", 1, 8192}};
   for (auto &c : list) {
+    if (only == "b1" && c.batch != 1) continue;
     double bytes = double(c.batch) * c.length * 2 * 8 * 128 * 2;
     int layers = std::max(1, int(600e6 / bytes)); // rotate out of L2
     Rig r(32, 8, 128, 16, layers, std::vector<Rig::Seq>(c.batch, Rig::Seq{c.length - 1, 1}), false);
     int32_t *rows = upload(r.decode);
-    Launch l = {stream, false};
+    Launch l = {stream, true}; // as in a step
     Time t = timed(std::max(4, layers), 20, [&](int i) {
       r.at(i % layers);
       MUST(xk_attn_decode(l, r.a, r.p, rows, c.batch));
@@ -429,7 +450,7 @@ int main(int argc, char **argv) {
   if (name.empty() || name == "prefill") bench_prefill("");
   if (name == "prefill2k") bench_prefill("2k");
   if (name == "prefill8k") bench_prefill("8k");
-  if (name.empty() || name == "decode") bench_decode();
+  if (name.empty() || name == "decode" || name == "b1") bench_decode(name);
   if (name.empty() || name == "small") bench_small();
   if (name.empty() || name == "sampler") bench_sampler();
   return 0;

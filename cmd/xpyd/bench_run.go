@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/xpyd/xpyd/internal/loadgen"
+	"github.com/xpyd/xpyd/internal/loadgen/client"
+	"github.com/xpyd/xpyd/internal/loadgen/record"
+	"github.com/xpyd/xpyd/internal/loadgen/report"
+	"github.com/xpyd/xpyd/internal/loadgen/workload"
+)
+
+// run sends the phases' requests and reports.
+func (b *benchFlags) run(cmd *cobra.Command, phases []loadgen.Phase, makeSource func(*workload.Text) (loadgen.Source, error)) error {
+	if err := b.check(); err != nil {
+		return usageError{err}
+	}
+	for i := range phases {
+		p := &phases[i]
+		p.Requests, p.Duration, p.Ramp, p.Drain, p.Seed = b.requests, b.duration, b.ramp, b.drain, b.seed
+		if err := p.Validate(); err != nil {
+			return usageError{fmt.Errorf("%s: %w", p.Name, err)}
+		}
+	}
+	poster, err := b.client()
+	if err != nil {
+		return usageError{err}
+	}
+	defer poster.Abort()
+	text := workload.NewText(b.seed)
+	b.load.Seed = b.seed
+	src, err := makeSource(text)
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	if err := b.findModel(ctx); err != nil {
+		return err
+	}
+	enc, err := b.encoder()
+	if err != nil {
+		return usageError{err}
+	}
+	enc.IDs = text.IDs
+	out, err := openReports(cmd.OutOrStdout(), b.jsonPath, b.htmlPath)
+	if err != nil {
+		return err
+	}
+	defer out.close()
+	if b.calibrate {
+		if err := calibrate(ctx, poster, enc, text); err != nil {
+			return err
+		}
+		b.load.TokensPerWord = math.Round(text.PerWord*1000) / 1000
+	}
+	_, talks := src.(*workload.Talks)
+	runner := &loadgen.Runner{Post: poster, Encode: enc, Answers: talks}
+	rep := &report.Report{Schema: report.Schema, Version: build(), Started: time.Now().UTC().Truncate(time.Second), Command: command(cmd),
+		Target: report.Target{URLs: b.urls, Endpoint: b.path(), Model: b.model, Stream: !b.noStream}, Load: b.load, SLO: report.NewSLO(b.limits), Notes: []string{}}
+	if b.warmup > 0 {
+		shape, err := b.shape()
+		if err != nil {
+			return usageError{err}
+		}
+		warm := loadgen.Phase{Name: "warm-up", Clients: min(b.warmup, phases[0].Clients, 64), Requests: b.warmup}
+		rep.Phases = append(rep.Phases, b.phase(ctx, cmd.ErrOrStderr(), runner, &warm, workload.NewSynthetic(text.Other(), shape), false))
+	}
+	for i := range phases {
+		if ctx.Err() != nil {
+			break
+		}
+		rep.Phases = append(rep.Phases, b.phase(ctx, cmd.ErrOrStderr(), runner, &phases[i], src, true))
+	}
+	rep.Remark()
+	if err := out.write(rep); err != nil {
+		return err
+	}
+	for i := range rep.Phases {
+		if p := &rep.Phases[i]; p.Measured && p.Requests.Completed > 0 {
+			return nil
+		}
+	}
+	return errors.New("no request completed")
+}
+
+// phase runs one phase while its progress shows.
+func (b *benchFlags) phase(ctx context.Context, stderr io.Writer, runner *loadgen.Runner, p *loadgen.Phase, src loadgen.Source, measured bool) report.Phase {
+	limits := record.SLO{}
+	if measured {
+		limits = b.limits
+	}
+	rec := record.NewPhase(limits, time.Now())
+	stop := b.watch(stderr, p, rec)
+	runner.Run(ctx, p, src, rec)
+	stop()
+	out := report.Phase{Name: p.Name, Measured: measured, Mode: "closed", Concurrency: p.Clients, Ramp: secs(p.Ramp)}
+	if p.Open {
+		out.Mode, out.Arrival = "open", "trace"
+		if a := p.Arrival; a != nil {
+			out.RateAsked, out.Arrival = a.Rate, "poisson"
+			switch {
+			case math.IsInf(a.Burstiness, 1):
+				out.Arrival = "fixed"
+			case a.Burstiness != 1:
+				out.Arrival, out.Burstiness = "gamma", a.Burstiness
+			}
+		}
+	}
+	out.Fill(rec.Stats(), limits.Any())
+	return out
+}
+
+// watch shows a phase's progress until the function that it returns is called.
+func (b *benchFlags) watch(w io.Writer, p *loadgen.Phase, rec *record.Phase) (stop func()) {
+	if b.progress == "off" {
+		return func() {}
+	}
+	show := &report.Progress{W: w, Terminal: b.progress == "auto" && isTerminal(w), Name: p.Name, Requests: p.Requests, Duration: p.Duration}
+	done := make(chan struct{})
+	var watcher sync.WaitGroup
+	watcher.Go(func() {
+		tick := time.NewTicker(show.Every())
+		defer tick.Stop()
+		for {
+			select {
+			case at := <-tick.C:
+				show.Show(rec.Now(at))
+			case <-done:
+				show.End(rec.Now(time.Now()))
+				return
+			}
+		}
+	})
+	return func() {
+		close(done)
+		watcher.Wait()
+	}
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// calibrate measures the server's tokens a word, and those that it adds.
+func calibrate(ctx context.Context, poster *client.Client, enc *workload.Encoder, text *workload.Text) error {
+	const few, many = 64, 1064
+	var tokens [2]int
+	for i, n := range []int{few, many} {
+		it := &workload.Item{Messages: []workload.Message{{Role: "user", Content: text.Probe(uint64(i), n)}}, Out: 1}
+		var res client.Result
+		poster.Do(ctx, &client.Request{Body: enc.Append(nil, it)}, &res)
+		if !res.OK() {
+			return fmt.Errorf("--calibrate: %s: %s", res.Kind, res.Message)
+		}
+		tokens[i] = res.Usage.Prompt
+	}
+	if !text.Calibrate(few, tokens[0], many, tokens[1]) {
+		return fmt.Errorf("--calibrate: the server counts %d tokens in %d words and %d in %d", tokens[0], few, tokens[1], many)
+	}
+	return nil
+}
+
+// reports is where a report goes; files are opened before the load begins.
+type reports struct {
+	text       io.Writer // nil: JSON goes there
+	json, html io.Writer
+	files      []*os.File
+}
+
+func openReports(stdout io.Writer, jsonPath, htmlPath string) (*reports, error) {
+	r := &reports{text: stdout}
+	open := func(path string) (io.Writer, error) {
+		f, err := os.Create(path)
+		if err == nil {
+			r.files = append(r.files, f)
+		}
+		return f, err
+	}
+	var err error
+	switch {
+	case jsonPath == "-":
+		r.text, r.json = nil, stdout
+	case jsonPath != "":
+		if r.json, err = open(jsonPath); err != nil {
+			return nil, err
+		}
+	}
+	if htmlPath != "" {
+		if r.html, err = open(htmlPath); err != nil {
+			r.close()
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+func (r *reports) write(rep *report.Report) error {
+	var errs []error
+	if r.text != nil {
+		errs = append(errs, rep.WriteText(r.text))
+	}
+	if r.json != nil {
+		errs = append(errs, rep.WriteJSON(r.json))
+	}
+	if r.html != nil {
+		errs = append(errs, rep.WriteHTML(r.html))
+	}
+	for _, f := range r.files {
+		errs = append(errs, f.Close())
+	}
+	r.files = nil
+	return errors.Join(errs...)
+}
+
+// close is for when nothing was written.
+func (r *reports) close() {
+	for _, f := range r.files {
+		f.Close()
+	}
+}

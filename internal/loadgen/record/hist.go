@@ -1,0 +1,136 @@
+// Package record gathers what became of requests, in memory that does not grow
+// with their number.
+package record
+
+import (
+	"math"
+	"math/bits"
+)
+
+// Hist counts values, which are not negative, in buckets that are at most
+// 1/256 of their value wide. Count, mean, deviation, least and greatest are
+// exact.
+type Hist struct {
+	counts   []uint64 // by bucket, as far as there are any
+	n        uint64
+	sum      float64
+	mean, m2 float64 // Welford's: the mean, and the sum of squared differences from it
+	min, max int64
+}
+
+const (
+	subBits = 8
+	sub     = 1 << subBits
+)
+
+// bucket is the index of v's bucket: values below 2·sub have one each, and
+// from there on each power of two is cut in sub.
+func bucket(v int64) int {
+	shift := max(0, bits.Len64(uint64(v))-subBits-1)
+	return shift*sub + int(v>>shift)
+}
+
+// lower is the least value of a bucket.
+func lower(i int) int64 {
+	if i < 2*sub {
+		return int64(i)
+	}
+	shift := i/sub - 1
+	return int64(i-shift*sub) << shift
+}
+
+// Add counts v; what is negative counts as 0.
+func (h *Hist) Add(v int64) {
+	v = max(v, 0)
+	i := bucket(v)
+	if i >= len(h.counts) {
+		h.counts = append(h.counts, make([]uint64, i+1-len(h.counts))...)
+	}
+	h.counts[i]++
+	if h.n == 0 || v < h.min {
+		h.min = v
+	}
+	h.max = max(h.max, v)
+	h.n++
+	h.sum += float64(v)
+	d := float64(v) - h.mean
+	h.mean += d / float64(h.n)
+	h.m2 += d * (float64(v) - h.mean)
+}
+
+// Count is how many values there are.
+func (h *Hist) Count() uint64 { return h.n }
+
+// Sum is the sum of the values.
+func (h *Hist) Sum() float64 { return h.sum }
+
+// Mean is 0 without values.
+func (h *Hist) Mean() float64 { return h.mean }
+
+// StdDev is the standard deviation of the values.
+func (h *Hist) StdDev() float64 {
+	if h.n == 0 {
+		return 0
+	}
+	return math.Sqrt(h.m2 / float64(h.n))
+}
+
+// Min and Max are 0 without values.
+func (h *Hist) Min() int64 { return h.min }
+
+// Max is the greatest value.
+func (h *Hist) Max() int64 { return h.max }
+
+// Quantile is the value at rank ⌈q·n⌉, to within its bucket's width; 0 without
+// values.
+func (h *Hist) Quantile(q float64) float64 {
+	rank := max(1, uint64(math.Ceil(q*float64(h.n))))
+	before := uint64(0)
+	for i, c := range h.counts {
+		if before+c >= rank {
+			from, to := float64(lower(i)), float64(lower(i+1))
+			if to-from <= 1 {
+				return from
+			}
+			v := from + (to-from)*(float64(rank-before)-0.5)/float64(c)
+			return min(max(v, float64(h.min)), float64(h.max))
+		}
+		before += c
+	}
+	return float64(h.max)
+}
+
+// Bins cuts the values into n bins of equal width from least to the quantile
+// top; the last bin also has what is above. It returns the bins' edges, one
+// more than bins, and the counts.
+func (h *Hist) Bins(n int, top float64) (edges []float64, counts []float64) {
+	if h.n == 0 {
+		return nil, nil
+	}
+	from, to := float64(h.min), h.Quantile(top)
+	if to <= from {
+		to = from + 1
+	}
+	edges, counts = make([]float64, n+1), make([]float64, n)
+	for i := range edges {
+		edges[i] = from + (to-from)*float64(i)/float64(n)
+	}
+	width := (to - from) / float64(n)
+	at := func(v float64) float64 { return min(max((v-from)/width, 0), float64(n)) }
+	for i, c := range h.counts {
+		if c == 0 {
+			continue
+		}
+		// A bucket may be wider than a bin: it is spread over those it covers.
+		lo, hi := at(max(float64(lower(i)), from)), at(min(float64(lower(i+1)), float64(h.max)))
+		if hi <= lo {
+			counts[min(int(lo), n-1)] += float64(c)
+			continue
+		}
+		for b := int(lo); b < n && float64(b) < hi; b++ {
+			part := min(hi, float64(b+1)) - max(lo, float64(b))
+			counts[b] += float64(c) * part / (hi - lo)
+		}
+	}
+	return edges, counts
+}

@@ -1,0 +1,164 @@
+package workload
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/loadgen/client"
+)
+
+// TalkShape is what conversations look like.
+type TalkShape struct {
+	Shape            // In and Out are those of a turn; the prefix is a system message
+	Turns   Dist     // of a conversation
+	Think   Dist     // time between an answer and the next turn
+	Open    int      // conversations that are open at once: the working set
+	Total   int      // conversations in all; 0: no end
+	Chat    bool     // messages; else one text that grows
+	Stagger Dist     // time before an opening conversation's first turn, of the first Open
+	now     timeFunc // of tests
+}
+
+type timeFunc func() time.Time
+
+// Talks is conversations. Whoever calls Next takes the open conversation that
+// has waited longest, so with more of them open than clients each has been out
+// of use for a while when its next turn comes.
+type Talks struct {
+	text  *Text
+	shape TalkShape
+
+	mu     sync.Mutex
+	wake   *sync.Cond
+	queue  []*talk // that may go on, longest waiting first
+	begun  int     // conversations
+	active int     // turns handed out
+}
+
+// talk is one conversation, owned by the queue or by a turn.
+type talk struct {
+	number   uint64
+	rng      *rand.Rand
+	turns    int
+	turn     int // the last one that was handed out
+	messages []Message
+	tokens   int       // of all messages, as far as we know
+	ready    time.Time // when the next turn may go
+}
+
+// NewTalks opens the first conversations.
+func NewTalks(text *Text, shape TalkShape) *Talks {
+	if shape.now == nil {
+		shape.now = time.Now
+	}
+	t := &Talks{text: text, shape: shape}
+	t.wake = sync.NewCond(&t.mu)
+	now := shape.now()
+	for range shape.Open {
+		if c := t.begin(); c != nil {
+			c.ready = now.Add(shape.Stagger.Time(c.rng))
+			t.queue = append(t.queue, c)
+		}
+	}
+	return t
+}
+
+// begin opens a conversation; nil when there have been enough.
+func (t *Talks) begin() *talk {
+	if t.shape.Total > 0 && t.begun == t.shape.Total {
+		return nil
+	}
+	number := uint64(t.begun)
+	t.begun++
+	c := &talk{number: number, rng: t.text.rng(streamTalk, number)}
+	c.turns = t.shape.Turns.Tokens(c.rng, 1)
+	if prefix := t.shape.prefix(t.text, number, c.rng.Float64()); prefix != nil {
+		c.messages = append(c.messages, Message{Role: "system", Content: prefix})
+		c.tokens = t.shape.Prefix
+	}
+	c.tokens += t.text.Overhead
+	return c
+}
+
+// Next waits for a conversation and for its user to have thought, and makes
+// its next turn. It returns false when all conversations are over or ctx ends.
+func (t *Talks) Next(ctx context.Context) (*Item, bool) {
+	c := t.take(ctx)
+	if c == nil {
+		return nil, false
+	}
+	if wait := c.ready.Sub(t.shape.now()); wait > 0 {
+		timer := time.NewTimer(wait)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			t.give(nil)
+			return nil, false
+		}
+	}
+	c.turn++
+	in, out := t.shape.In.Tokens(c.rng, 1), t.shape.Out.Tokens(c.rng, 1)
+	content := make([]byte, 0, t.text.bytes(in))
+	if !t.shape.Chat && len(c.messages) > 0 {
+		content = append(content, ' ')
+	}
+	rng := t.text.rng(streamTurn, c.number<<20^uint64(c.turn))
+	content = append(content, t.text.append(nil, rng, t.text.count(in))...)
+	c.messages = append(c.messages, Message{Role: "user", Content: content})
+	c.tokens += in
+	return &Item{Messages: c.messages, In: c.tokens, Out: out, Turn: c.turn, talk: c}, true
+}
+
+// take pops the queue; nil when nothing will ever be there again.
+func (t *Talks) take(ctx context.Context) *talk {
+	stop := context.AfterFunc(ctx, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.wake.Broadcast()
+	})
+	defer stop()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for len(t.queue) == 0 && t.active > 0 && ctx.Err() == nil {
+		t.wake.Wait()
+	}
+	if len(t.queue) == 0 || ctx.Err() != nil {
+		return nil
+	}
+	c := t.queue[0]
+	t.queue[0] = nil
+	t.queue = t.queue[1:]
+	t.active++
+	return c
+}
+
+// give ends a turn: next, unless it is nil, waits for its own.
+func (t *Talks) give(next *talk) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.active--; next != nil {
+		t.queue = append(t.queue, next)
+	}
+	t.wake.Broadcast()
+}
+
+// Done takes a turn's answer into its conversation. One whose turn failed, or
+// was its last, is over, and another begins.
+func (t *Talks) Done(it *Item, res *client.Result) {
+	c := it.talk
+	if res.OK() && c.turn < c.turns {
+		c.messages = append(c.messages, Message{Role: "assistant", Content: append([]byte(nil), res.Answer...)})
+		c.tokens += res.Tokens()
+	} else {
+		t.mu.Lock()
+		c = t.begin()
+		t.mu.Unlock()
+	}
+	if c != nil {
+		c.ready = t.shape.now().Add(t.shape.Think.Time(c.rng))
+	}
+	t.give(c)
+}

@@ -1,0 +1,210 @@
+package workload
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/loadgen/client"
+)
+
+// Entry is one request of a trace.
+type Entry struct {
+	At      time.Duration // from the first request
+	In, Out int           // tokens
+	// Blocks are the ids of the prompt's blocks of BlockTokens; requests that
+	// begin with the same ids share that prefix. nil: nothing is shared.
+	Blocks []uint64
+}
+
+// Bounds of a trace.
+const (
+	maxLine    = 16 << 20
+	maxTokens  = 1 << 24
+	maxEntries = 10_000_000
+)
+
+// ReadTrace reads a Mooncake trace (JSON lines) or an Azure one (CSV),
+// whichever it is, sorted by time.
+func ReadTrace(r io.Reader) ([]Entry, error) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 64<<10), maxLine)
+	var entries []Entry
+	var read func([]byte) (Entry, error)
+	for number := 1; lines.Scan(); number++ {
+		line := bytes.TrimSpace(lines.Bytes())
+		if number == 1 {
+			line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))
+		}
+		switch {
+		case len(line) == 0:
+			continue
+		case read == nil && line[0] == '{':
+			read = mooncake
+		case read == nil:
+			if err := azureHead(string(line)); err != nil {
+				return nil, err
+			}
+			read = new(azure).line
+			continue
+		}
+		e, err := read(line)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", number, err)
+		}
+		if len(entries) == maxEntries {
+			return nil, fmt.Errorf("more than %d requests", maxEntries)
+		}
+		entries = append(entries, e)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, err
+	}
+	if len(entries) == 0 {
+		return nil, errors.New("no request in the trace")
+	}
+	slices.SortStableFunc(entries, func(a, b Entry) int { return cmp.Compare(a.At, b.At) })
+	first := entries[0].At
+	for i := range entries {
+		entries[i].At -= first
+	}
+	return entries, nil
+}
+
+// mooncake reads a line as kvcache-ai/Mooncake publishes them: timestamp in
+// ms, lengths in tokens, and an id for each block of 512.
+func mooncake(line []byte) (Entry, error) {
+	var m struct {
+		Timestamp *float64 `json:"timestamp"`
+		Input     int      `json:"input_length"`
+		Output    int      `json:"output_length"`
+		Hashes    []uint64 `json:"hash_ids"`
+	}
+	if err := json.Unmarshal(line, &m); err != nil {
+		return Entry{}, err
+	}
+	if m.Timestamp == nil {
+		return Entry{}, errors.New("no timestamp")
+	}
+	const most = float64(1 << 53) // ms
+	if !(*m.Timestamp >= 0 && *m.Timestamp < most/1e6) {
+		return Entry{}, fmt.Errorf("timestamp %v", *m.Timestamp)
+	}
+	e := Entry{At: time.Duration(*m.Timestamp * 1e6), In: m.Input, Out: m.Output, Blocks: m.Hashes}
+	if err := e.check(); err != nil {
+		return Entry{}, err
+	}
+	if want := (e.In + BlockTokens - 1) / BlockTokens; len(e.Blocks) > 0 && len(e.Blocks) != want {
+		return Entry{}, fmt.Errorf("%d hash_ids for %d tokens, want %d", len(e.Blocks), e.In, want)
+	}
+	return e, nil
+}
+
+func (e *Entry) check() error {
+	if e.In < 1 || e.In > maxTokens || e.Out < 1 || e.Out > maxTokens {
+		return fmt.Errorf("lengths %d and %d are not in 1..%d", e.In, e.Out, maxTokens)
+	}
+	return nil
+}
+
+const azureColumns = "TIMESTAMP,ContextTokens,GeneratedTokens"
+
+func azureHead(line string) error {
+	if line != azureColumns {
+		return fmt.Errorf("neither JSON lines nor CSV with the columns %s", azureColumns)
+	}
+	return nil
+}
+
+// azure reads lines as AzurePublicDataset has them: a time of day, and two
+// lengths.
+type azure struct{ first time.Time }
+
+func (a *azure) line(line []byte) (Entry, error) {
+	cells := strings.Split(string(line), ",")
+	if len(cells) != 3 {
+		return Entry{}, fmt.Errorf("%d columns", len(cells))
+	}
+	at, err := time.Parse("2006-01-02 15:04:05", strings.TrimSuffix(cells[0], "+00:00"))
+	if err != nil {
+		return Entry{}, err
+	}
+	if a.first.IsZero() {
+		a.first = at
+	}
+	var e Entry
+	e.At = at.Sub(a.first)
+	if e.In, err = strconv.Atoi(cells[1]); err != nil {
+		return Entry{}, err
+	}
+	if e.Out, err = strconv.Atoi(cells[2]); err != nil {
+		return Entry{}, err
+	}
+	if e.At < -maxSpan || e.At > maxSpan {
+		return Entry{}, fmt.Errorf("%s is more than a year from the first", cells[0])
+	}
+	return e, e.check()
+}
+
+const maxSpan = 365 * 24 * time.Hour
+
+// Trace is the requests of a trace, with prompts that share exactly what the
+// trace's blocks share.
+type Trace struct {
+	text    *Text
+	entries []Entry
+	speed   float64
+	next    atomic.Int64
+}
+
+// NewTrace replays entries, which stay the caller's, speed times as fast.
+func NewTrace(text *Text, entries []Entry, speed float64) *Trace {
+	return &Trace{text: text, entries: entries, speed: speed}
+}
+
+// Next makes the next request; false after the last.
+func (t *Trace) Next(context.Context) (*Item, bool) {
+	i := t.next.Add(1) - 1
+	if i >= int64(len(t.entries)) {
+		return nil, false
+	}
+	e := &t.entries[i]
+	it := &Item{At: time.Duration(float64(e.At) / t.speed), In: e.In, Out: e.Out}
+	dst := make([]byte, 0, t.text.bytes(e.In))
+	left := e.In
+	if len(e.Blocks) == 0 {
+		dst = t.text.append(dst, t.text.rng(streamPrompt, uint64(i)), t.text.count(max(1, left-t.text.Overhead)))
+	}
+	for _, id := range e.Blocks {
+		n := min(left, BlockTokens)
+		left -= n
+		if left == 0 { // the last block gives way to what the server adds
+			n = max(1, n-t.text.Overhead)
+		}
+		dst = t.text.append(dst, t.text.rng(streamBlock, id), t.text.count(n))
+	}
+	it.Messages = []Message{{Role: "user", Content: dst}}
+	return it, true
+}
+
+// Done is for those whose next request depends on an answer.
+func (t *Trace) Done(*Item, *client.Result) {}
+
+// Within leaves out the entries whose prompt and answer are longer than most
+// tokens; 0 is no bound.
+func Within(entries []Entry, most int) []Entry {
+	if most <= 0 {
+		return entries
+	}
+	return slices.DeleteFunc(entries, func(e Entry) bool { return e.In+e.Out > most })
+}

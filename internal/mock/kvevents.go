@@ -1,0 +1,152 @@
+package mock
+
+import (
+	"container/list"
+	"encoding/json"
+	"errors"
+	"hash/fnv"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/kvevents"
+)
+
+// KVEvents makes a mock publish what it would have cached: blocks of prompts
+// it has seen, least recently used out first.
+type KVEvents struct {
+	Listen string // host:port; "" publishes nothing
+	Replay string // the same, for the replay socket
+	Topic  string
+	Arrays bool // events in the older shape, as SGLang's
+	Block  int  // tokens a block; 0 means 16
+	Blocks int  // that fit; 0 means 1,024
+}
+
+// blocks is the cache that a mock pretends to have.
+type blocks struct {
+	cfg KVEvents
+	pub *kvevents.Publisher
+
+	mu   sync.Mutex
+	have map[uint64]*list.Element // hashes in lru
+	lru  list.List                // least recent first
+}
+
+// newBlocks returns nil if nothing is to be published.
+func newBlocks(cfg KVEvents) (*blocks, error) {
+	if cfg.Listen == "" {
+		return nil, nil
+	}
+	if cfg.Block < 0 || cfg.Blocks < 0 {
+		return nil, errors.New("kv events: a size is negative")
+	}
+	if cfg.Block == 0 {
+		cfg.Block = 16
+	}
+	if cfg.Blocks == 0 {
+		cfg.Blocks = 1024
+	}
+	pub, err := kvevents.Publish(kvevents.PublisherConfig{Listen: cfg.Listen, Replay: cfg.Replay, Topic: cfg.Topic, Arrays: cfg.Arrays})
+	if err != nil {
+		return nil, err
+	}
+	return &blocks{cfg: cfg, pub: pub, have: map[uint64]*list.Element{}}, nil
+}
+
+func (b *blocks) close() error {
+	if b == nil {
+		return nil
+	}
+	return b.pub.Close()
+}
+
+// tokensOf is how the mock tokenises for its cache: ids as they are, of text a
+// token a byte.
+func tokensOf(prompt string) []uint32 {
+	var ids []uint32
+	if json.Unmarshal([]byte(prompt), &ids) == nil {
+		return ids
+	}
+	ids = make([]uint32, len(prompt))
+	for i := range ids {
+		ids[i] = uint32(prompt[i])
+	}
+	return ids
+}
+
+// store caches a prompt's whole blocks and publishes the changes.
+func (b *blocks) store(prompt string) {
+	if b == nil {
+		return
+	}
+	tokens, size := tokensOf(prompt), b.cfg.Block
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	stored := kvevents.Event{BlockSize: size}
+	removed := kvevents.Event{Kind: kvevents.Removed}
+	h := fnv.New64a() // its sum names all up to here
+	var parent uint64
+	for n := range min(len(tokens)/size, b.cfg.Blocks) {
+		block := tokens[n*size : (n+1)*size]
+		for _, t := range block {
+			h.Write([]byte{byte(t), byte(t >> 8), byte(t >> 16), byte(t >> 24)})
+		}
+		hash := h.Sum64()
+		if el := b.have[hash]; el != nil {
+			b.lru.MoveToBack(el)
+		} else {
+			if len(stored.Hashes) == 0 {
+				stored.Parent, stored.HasParent = parent, n > 0
+			}
+			stored.Hashes = append(stored.Hashes, hash)
+			stored.Tokens = append(stored.Tokens, block...)
+			b.have[hash] = b.lru.PushBack(hash)
+			if b.lru.Len() > b.cfg.Blocks {
+				oldest := b.lru.Remove(b.lru.Front()).(uint64)
+				delete(b.have, oldest)
+				removed.Hashes = append(removed.Hashes, oldest)
+			}
+		}
+		parent = hash
+	}
+	batch := &kvevents.Batch{Time: float64(time.Now().UnixMicro()) / 1e6}
+	for _, ev := range []kvevents.Event{removed, stored} {
+		if len(ev.Hashes) > 0 {
+			batch.Events = append(batch.Events, ev)
+		}
+	}
+	if len(batch.Events) > 0 {
+		b.pub.Send(batch)
+	}
+}
+
+// ClearKV empties the cache, as an engine's reset does.
+func (e *Engine) ClearKV() {
+	b := e.blocks
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	clear(b.have)
+	b.lru.Init()
+	b.pub.Send(&kvevents.Batch{Events: []kvevents.Event{{Kind: kvevents.Cleared}}})
+}
+
+// LoseKV loses a batch of events that nobody can repeat.
+func (e *Engine) LoseKV() {
+	if e.blocks != nil {
+		e.blocks.pub.Lose()
+	}
+}
+
+// KVAddrs is where events are published and repeated; "" for nowhere.
+func (e *Engine) KVAddrs() (events, replay string) {
+	if e.blocks == nil {
+		return "", ""
+	}
+	if a := e.blocks.pub.ReplayAddr(); a != nil {
+		replay = a.String()
+	}
+	return e.blocks.pub.Addr().String(), replay
+}

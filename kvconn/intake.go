@@ -1,0 +1,224 @@
+package kvconn
+
+import (
+	"errors"
+	"fmt"
+)
+
+// intake is the reading half of one bulk connection: it takes rows from the
+// socket to the sinks. Where it can, the kernel copies them straight into the
+// destination blocks; else they pass through the connection's buffer.
+type intake struct {
+	s       *Session
+	f       *frameConn
+	list    []arrival
+	sums    []uint64
+	bufs    [][]byte
+	scratch []byte // one unit that is stored from a copy, or rows that nobody wants
+}
+
+// arrivalAt is what has become of an arriving unit.
+type arrivalAt uint8
+
+const (
+	arriving  arrivalAt = iota // nobody has looked at it yet
+	unwanted                   // its rows are thrown away
+	wantsCopy                  // claimed; Store gets a copy
+	wantsView                  // claimed; its rows go into the block itself
+)
+
+// stepBytes is how much is read and verified inside the fence at a time: a
+// revoke waits for it. What was read is still in the core's cache then.
+const stepBytes = 512 << 10
+
+// units stores the units of the frame whose head is given.
+func (r *intake) units(t frameType, head []byte) (err error) {
+	if r.list, r.sums, err = decodeArrivals(t, head, r.f.rest, r.list[:0], r.sums[:0]); err != nil {
+		return &wireError{err}
+	}
+	i, stale := r.s.find(r.list[0].Ticket), "unknown"
+	if i != nil && i.tag != r.list[0].Tag {
+		i, stale = nil, "tag"
+	}
+	for n := range r.list {
+		if r.list[n].bytes < 1 || r.list[n].bytes > r.f.maxUnit {
+			return &wireError{fmt.Errorf("unit of %d bytes", r.list[n].bytes)}
+		}
+		if i == nil {
+			r.drop(&r.list[n], stale)
+		}
+	}
+	if r.f.vec == nil {
+		return r.copied(i)
+	}
+	return r.scattered(i)
+}
+
+func (r *intake) drop(u *arrival, stale string) {
+	u.at = unwanted
+	r.s.m.stale.WithLabelValues(stale).Inc()
+}
+
+// copied takes the units one by one; each lies complete in the buffer before
+// the fence is entered.
+func (r *intake) copied(i *Incoming) error {
+	for n := range r.list {
+		u := &r.list[n]
+		rows, err := r.f.takeRows(u.bytes)
+		if err != nil {
+			return err
+		}
+		if u.at == unwanted {
+			continue
+		}
+		if !i.fence.enter() {
+			r.drop(u, "ended")
+			continue
+		}
+		r.admit(i, u, false)
+		if u.at == wantsCopy {
+			u.run = rows
+			i.settle(u)
+		}
+		i.fence.leave()
+	}
+	return nil
+}
+
+// admit checks a unit against its ticket, claims it and says where its rows
+// go; inside the fence.
+func (r *intake) admit(i *Incoming, u *arrival, views bool) {
+	unit, ok := i.address(&u.unitHead, u.bytes)
+	switch {
+	case !ok:
+		r.drop(u, "address")
+		return
+	case !i.claim(unit):
+		r.drop(u, "duplicate")
+		return
+	}
+	u.unit, u.at = unit, wantsCopy
+	if v, ok := i.spec.Sink.(ViewSink); ok && views && i.spec.Heads == nil {
+		if u.run, ok = v.View(int(u.Layer), u.Block, 0, int(u.Rows)); ok && len(u.run) == u.bytes {
+			u.at = wantsView
+		}
+	}
+}
+
+// scattered reads the rows of all units, as many at a time as there are. Each
+// step runs inside the fence and waits for nothing; between steps it waits
+// for bytes outside, so that a stalled peer holds no revoke up.
+func (r *intake) scattered(i *Incoming) error {
+	for n, off := 0, 0; n < len(r.list); {
+		inside := i != nil && i.fence.enter()
+		r.plan(i, inside, n, off)
+		got, err := r.f.readRows(r.bufs)
+		for off += got; n < len(r.list) && off >= r.list[n].bytes; n++ {
+			u := &r.list[n]
+			off -= u.bytes
+			if inside && u.at != unwanted {
+				i.settle(u)
+			}
+		}
+		if inside {
+			i.fence.leave()
+		}
+		if err == errAgain {
+			err = r.f.waitRows()
+		}
+		if err != nil {
+			return cut(err)
+		}
+	}
+	return nil
+}
+
+// plan lists the memory for the next rows: those of unit n from off on, and
+// of the units behind it. A copy ends the list, because there is one scratch.
+func (r *intake) plan(i *Incoming, inside bool, n, off int) {
+	r.bufs = r.bufs[:0]
+	for size := 0; n < len(r.list) && size < stepBytes && len(r.bufs) < maxBatch/2; n++ {
+		u := &r.list[n]
+		if !inside && u.at != unwanted { // the ticket has ended; what it claimed stays unsettled
+			r.drop(u, "ended")
+		}
+		if u.at == arriving {
+			r.admit(i, u, true)
+		}
+		run := u.run
+		if u.at != wantsView {
+			if len(r.scratch) < u.bytes {
+				r.scratch = make([]byte, u.bytes)
+			}
+			run = r.scratch[:u.bytes]
+		}
+		if u.at == wantsCopy {
+			u.run = run
+		}
+		r.bufs = append(r.bufs, run[off:])
+		size += u.bytes - off
+		off = 0
+		if u.at == wantsCopy {
+			return
+		}
+	}
+}
+
+// settle verifies or stores a unit whose rows are all there; inside the fence.
+func (i *Incoming) settle(u *arrival) {
+	layer, first := int(u.Layer), int(u.Index)*i.layout.BlockTokens
+	var err error
+	if u.at == wantsView {
+		err = i.spec.Sink.(ViewSink).Verify(layer, u.Block, 0, int(u.Rows), first, u.digests)
+	} else {
+		err = i.spec.Sink.Store(layer, u.Block, 0, int(u.Rows), first, u.run, u.digests)
+	}
+	i.stored(u.unit, err)
+	if err == nil {
+		i.s.side.units.Inc()
+		i.s.side.bytes.Add(float64(u.bytes))
+	}
+}
+
+// placed verifies a unit that the peer has written into its block.
+func (r *intake) placed(body []byte) (err error) {
+	var u unitHead
+	if u, r.sums, err = decodePlaced(body, r.sums[:0]); err == nil && r.s.lent == nil {
+		err = errors.New("placed: this session shares no memory")
+	}
+	if err != nil {
+		return &wireError{err}
+	}
+	r.s.onPlaced(&u, r.sums)
+	return nil
+}
+
+// readBulk stores units until the connection ends.
+func (s *Session) readBulk(n int, f *frameConn) {
+	r := &intake{s: s, f: f}
+	for {
+		typ, body, err := f.next()
+		if err == nil {
+			switch typ {
+			case typeUnit, typeBatch:
+				err = r.units(typ, body)
+			case typePlaced:
+				err = r.placed(body)
+			case typeSent:
+				var m *sent
+				if m, err = decodeSent(body); err == nil {
+					s.onSent(m, n)
+				} else {
+					err = &wireError{err}
+				}
+			case typeBeat:
+			default:
+				err = &wireError{fmt.Errorf("frame type %d on a bulk connection", typ)}
+			}
+		}
+		if err != nil {
+			s.fail(classify(err), fmt.Errorf("bulk: %w", err))
+			return
+		}
+	}
+}

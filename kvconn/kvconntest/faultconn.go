@@ -1,0 +1,235 @@
+package kvconntest
+
+import (
+	"encoding/binary"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// chaosConn applies the rule to what is written into it.
+type chaosConn struct {
+	net.Conn
+	c    *Chaos
+	to   Direction
+	n    int
+	once sync.Once
+	gone chan struct{}
+
+	part    []byte // of a frame
+	text    bool   // the banner is over
+	held    []byte // reordered frame
+	stalled bool
+	muted   bool // paused: what is written vanishes
+
+	out     chan struct{} // full while somebody writes to Conn; no mutex, which would hold a bubble's clock
+	backlog []byte        // written during a partition
+	closing bool          // closed during one: the peer hears of it when it is over
+
+	mu      sync.Mutex
+	writeBy time.Time
+}
+
+// Read ends with Close, also when the peer cannot be told yet.
+func (cc *chaosConn) Read(b []byte) (int, error) {
+	select {
+	case <-cc.gone:
+		return 0, net.ErrClosed
+	default:
+		return cc.Conn.Read(b)
+	}
+}
+
+func (cc *chaosConn) SetDeadline(t time.Time) error {
+	cc.mu.Lock()
+	cc.writeBy = t
+	cc.mu.Unlock()
+	return cc.Conn.SetDeadline(t)
+}
+
+func (cc *chaosConn) SetWriteDeadline(t time.Time) error {
+	cc.mu.Lock()
+	cc.writeBy = t
+	cc.mu.Unlock()
+	return cc.Conn.SetWriteDeadline(t)
+}
+
+func (cc *chaosConn) Close() error {
+	cc.once.Do(func() { close(cc.gone) })
+	cc.c.mu.Lock()
+	if cc.c.cut != nil {
+		cc.closing = true
+		cc.c.mu.Unlock()
+		return cc.Conn.SetReadDeadline(time.Unix(1, 0)) // wakes our reader
+	}
+	delete(cc.c.conns, cc)
+	cc.c.mu.Unlock()
+	return cc.Conn.Close()
+}
+
+// hold keeps b until the partition is over. It reports false when there is
+// none any more: then b is the caller's to write.
+func (cc *chaosConn) hold(b []byte) (bool, error) {
+	for {
+		cc.out <- struct{}{}
+		cut := cc.c.severed()
+		if cut == nil {
+			cc.deliver()
+			<-cc.out
+			return false, nil
+		}
+		if len(cc.backlog) == 0 || len(cc.backlog)+len(b) <= held {
+			cc.backlog = append(cc.backlog, b...)
+			<-cc.out
+			return true, nil
+		}
+		<-cc.out
+		if err := cc.block(cut); err != nil {
+			return false, err
+		}
+	}
+}
+
+// lastWords is how long a closed connection tries to say what it had to.
+const lastWords = 10 * time.Millisecond
+
+// deliver needs out.
+func (cc *chaosConn) deliver() {
+	if len(cc.backlog) > 0 {
+		cc.Conn.Write(cc.backlog)
+		cc.backlog = nil
+	}
+}
+
+// flush delivers what a partition has held up.
+func (cc *chaosConn) flush() {
+	cc.out <- struct{}{}
+	defer func() { <-cc.out }()
+	cc.c.mu.Lock()
+	closing := cc.closing
+	if closing {
+		delete(cc.c.conns, cc)
+	}
+	cc.c.mu.Unlock()
+	if closing { // its peer may have closed too, and read no more
+		cc.Conn.SetWriteDeadline(time.Now().Add(lastWords))
+		defer cc.Conn.Close()
+	}
+	cc.deliver()
+}
+
+// Write cuts b into frames; one that is not whole waits for the next Write.
+func (cc *chaosConn) Write(b []byte) (int, error) {
+	cc.part = append(cc.part, b...)
+	for {
+		n, step := cc.whole()
+		if n == 0 {
+			return len(b), nil
+		}
+		frame := append([]byte(nil), cc.part[:n]...)
+		cc.part = append(cc.part[:0], cc.part[n:]...)
+		if err := cc.pass(step, frame); err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (cc *chaosConn) whole() (int, Step) {
+	if !cc.text {
+		for i, c := range cc.part {
+			if c == '\n' {
+				cc.text = true
+				return i + 1, Banner
+			}
+		}
+		return 0, 0
+	}
+	if len(cc.part) < 16 {
+		return 0, 0
+	}
+	if n := 16 + int(binary.LittleEndian.Uint32(cc.part[4:])); len(cc.part) >= n {
+		return n, Step(cc.part[1])
+	}
+	return 0, 0
+}
+
+func (cc *chaosConn) pass(step Step, frame []byte) error {
+	act, delay := cc.c.judge(cc, step, frame)
+	if cc.muted {
+		return nil
+	}
+	if cc.stalled {
+		return cc.block(nil)
+	}
+	if delay > 0 {
+		select {
+		case <-time.After(delay):
+		case <-cc.gone:
+			return net.ErrClosed
+		}
+	}
+	out := frame
+	switch act {
+	case Kill:
+		cc.c.killAll()
+		return net.ErrClosed
+	case Stall:
+		cc.stalled = true
+		return cc.block(nil)
+	case Pause, Drop:
+		return nil
+	case Duplicate:
+		out = append(frame, frame...)
+	case Reorder:
+		cc.held = frame
+		return nil
+	case Truncate:
+		cc.Conn.Write(frame[:(len(frame)+1)/2])
+		cc.Close()
+		return net.ErrClosed
+	case FlipHead:
+		out[min(5, len(out)-1)] ^= 4
+	case FlipBody:
+		if step != Banner && len(frame) > 16 {
+			out[16+(len(frame)-16)/4] ^= 16
+		} else {
+			out[len(frame)/4] ^= 16
+		}
+	case FlipTail:
+		out[len(out)-1] ^= 1
+	}
+	if act == "" && cc.held != nil {
+		out = append(frame, cc.held...)
+		cc.held = nil
+	}
+	if kept, err := cc.hold(out); kept || err != nil {
+		return err
+	}
+	cc.out <- struct{}{}
+	defer func() { <-cc.out }()
+	_, err := cc.Conn.Write(out)
+	return err
+}
+
+// block takes nothing until the write deadline, the end of the connection, or
+// until is closed, if it is not nil.
+func (cc *chaosConn) block(until chan struct{}) error {
+	cc.mu.Lock()
+	by := cc.writeBy
+	cc.mu.Unlock()
+	var late <-chan time.Time
+	if !by.IsZero() {
+		t := time.NewTimer(time.Until(by))
+		defer t.Stop()
+		late = t.C
+	}
+	select {
+	case <-cc.gone:
+		return net.ErrClosed
+	case <-late:
+		return os.ErrDeadlineExceeded
+	case <-until:
+		return nil
+	}
+}

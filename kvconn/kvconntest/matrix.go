@@ -1,0 +1,280 @@
+package kvconntest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// matrix collects what came of each fault.
+type matrix struct {
+	order []phase // of the rows
+
+	mu      sync.Mutex
+	rows    []string
+	columns []Action
+	cells   map[string]string // by row and column
+}
+
+// verdict is what a fault has come to.
+type verdict struct {
+	outcome ticket.Outcome
+	took    time.Duration // until the transfer that it hit was over
+	back    time.Duration // from the heal until another one was complete
+}
+
+func (v verdict) String() string {
+	s := fmt.Sprintf("%s %s", v.outcome, brief(v.took))
+	if v.back > 0 {
+		s += ", back " + brief(v.back)
+	}
+	return s
+}
+
+func brief(d time.Duration) string {
+	if d < time.Second {
+		return fmt.Sprintf("%dms", d.Milliseconds())
+	}
+	return fmt.Sprintf("%.1fs", d.Seconds())
+}
+
+func (m *matrix) note(t testing.TB, row string, column Action, v verdict) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.cells == nil {
+		m.cells = map[string]string{}
+	}
+	if !slices.Contains(m.rows, row) {
+		m.rows = append(m.rows, row)
+	}
+	if !slices.Contains(m.columns, column) {
+		m.columns = append(m.columns, column)
+	}
+	verdict := "ok"
+	if t.Failed() {
+		verdict = "FAIL"
+	}
+	m.cells[row+"\n"+string(column)] = verdict + " " + v.String()
+}
+
+// String is the table, in the order of the protocol.
+func (m *matrix) String() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	order := func(name string) int { return slices.IndexFunc(m.order, func(p phase) bool { return p.name == name }) }
+	slices.SortStableFunc(m.rows, func(a, b string) int { return cmp.Compare(order(a), order(b)) })
+	slices.SortFunc(m.columns, func(a, b Action) int {
+		return cmp.Or(cmp.Compare(slices.Index(everyAction, a), slices.Index(everyAction, b)), cmp.Compare(a, b))
+	})
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 1, ' ', 0)
+	line := func(first string, cell func(a Action) string) {
+		fmt.Fprint(w, first)
+		for _, a := range m.columns {
+			fmt.Fprintf(w, "\t| %s", cmp.Or(cell(a), "-"))
+		}
+		fmt.Fprintln(w)
+	}
+	line("", func(a Action) string { return string(a) })
+	for _, r := range m.rows {
+		line(r, func(a Action) string { return m.cells[r+"\n"+string(a)] })
+	}
+	w.Flush()
+	return b.String()
+}
+
+// phase is one step of the protocol at which faults are made. The name ends
+// with who writes the frame, r or s, where both write one of its kind.
+type phase struct {
+	name string
+	step Step
+	to   Direction
+	nth  int
+	tune func(r, s *kvconn.Config)
+	// fatal says that losing or repeating this frame may fail the ticket; for
+	// the others it must be repaired.
+	fatal bool
+	// answer and drive, when set, replace the two sides of the transfer.
+	answer func(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source)
+	drive  func(ctx context.Context, w *World, spec kvconn.TicketSpec) error
+	want   ticket.Outcome // of drive without harm; "" is done
+}
+
+var everyAction = []Action{Kill, Pause, Stall, Drop, Duplicate, Reorder, Truncate, FlipHead, FlipBody, FlipTail, Slow, Partition, Blip}
+
+func (p phase) actions() []Action {
+	return slices.DeleteFunc(slices.Clone(everyAction), func(a Action) bool {
+		return p.step == Banner && (a == Reorder || a == FlipHead) // text has neither
+	})
+}
+
+func twoBulk(r, s *kvconn.Config) { r.BulkConns = 2 }
+
+// batches makes frames of about three blocks each.
+func batches(r, s *kvconn.Config) {
+	s.BatchBytes = 3*s.Identity.Layout.RowsBytes(0, s.Identity.Layout.BlockTokens) - 1
+}
+
+var phases = []phase{
+	{name: "handshake-banner-r", step: Banner, to: ToSender, fatal: true},
+	{name: "handshake-banner-s", step: Banner, to: ToReceiver, fatal: true},
+	{name: "handshake-hello-r", step: Hello, to: ToSender, fatal: true},
+	{name: "handshake-hello-s", step: Hello, to: ToReceiver, fatal: true},
+	{name: "handshake-ready", step: Ready, to: ToSender, fatal: true},
+	{name: "handshake-bind", step: Bind, to: ToSender, fatal: true},
+	{name: "handshake-bound", step: Bound, to: ToReceiver, fatal: true},
+	{name: "ticket", step: Ticket, to: ToSender, fatal: true},
+	{name: "ticket-accepted", step: Accepted, to: ToReceiver, fatal: true},
+	{name: "data-first", step: Unit, to: ToReceiver},
+	{name: "data-middle", step: Unit, to: ToReceiver, nth: 7},
+	{name: "data-last", step: Unit, to: ToReceiver, nth: 14},
+	{name: "data-two-conns", step: Unit, to: ToReceiver, nth: 3, tune: twoBulk},
+	{name: "data-batch", step: Batch, to: ToReceiver, nth: 2, tune: batches},
+	{name: "data-sent", step: Sent, to: ToReceiver},
+	{name: "data-sent-two-conns", step: Sent, to: ToReceiver, tune: twoBulk},
+	{name: "resend", step: Resend, to: ToSender, fatal: true, answer: wrongOnce},
+	{name: "revoke", step: Revoke, to: ToSender, fatal: true, answer: firstLayer, drive: revokeHalfway, want: ticket.Cancelled},
+	{name: "revoke-ack", step: RevokeAck, to: ToReceiver, fatal: true, answer: firstLayer, drive: revokeHalfway, want: ticket.Cancelled},
+	{name: "commit", step: Commit, to: ToReceiver, fatal: true},
+	{name: "release", step: Received, to: ToSender, fatal: true},
+	{name: "idle-ping", step: Ping, to: ToSender, fatal: true},
+	{name: "idle-pong", step: Pong, to: ToReceiver, fatal: true},
+	{name: "idle-beat", step: Beat, to: ToReceiver},
+}
+
+// faultCase makes one fault during a transfer, then heals and transfers again.
+func faultCase(t *testing.T, w *World, ch *Chaos, p phase, act Action) (v verdict) {
+	idle := strings.HasPrefix(p.name, "idle")
+	ch.Delay, ch.Blip = w.RConfig.KeepAlive/50, w.RConfig.PeerSilence/2
+	limit := w.RConfig.HandshakeTimeout + w.RConfig.TicketTimeout + 2*w.RConfig.PeerSilence
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	if idle {
+		if err := w.Fetch(ctx, w.Spec("before", 50, 18, 0)); err != nil {
+			t.Fatalf("before the fault: %v", err)
+		}
+	}
+	if p.answer != nil {
+		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
+			if o.Ticket().RequestID == "during" {
+				p.answer(ctx, w, o, src)
+			} else {
+				w.Compute(ctx, o, src)
+			}
+		}
+	}
+	drive := p.drive
+	if drive == nil {
+		drive = func(ctx context.Context, w *World, spec kvconn.TicketSpec) error { return w.Fetch(ctx, spec) }
+	}
+	ch.Arm(Rule{Step: p.step, To: p.to, Nth: p.nth, Action: act})
+	start := time.Now()
+	if idle {
+		time.Sleep(3 * w.RConfig.KeepAlive)
+	}
+	err := drive(ctx, w, w.Spec("during", 100, 18, 16))
+	v.took, v.outcome = time.Since(start), kvconn.OutcomeOf(err, "untyped")
+	if ctx.Err() != nil {
+		t.Errorf("not over after %v", v.took)
+	}
+	for by := time.Now().Add(w.RConfig.PeerSilence); ch.Hits() == 0; time.Sleep(w.RConfig.KeepAlive / 4) {
+		if time.Now().After(by) {
+			if p.step != Sent { // a ticket that is received first needs no marks
+				t.Error("no frame was hit")
+			}
+			break
+		}
+	}
+	if err == nil && slices.Contains([]Step{Received, Sent, Ping, Pong, Beat}, p.step) { // it may show only now
+		time.Sleep(w.RConfig.PeerSilence + 2*w.RConfig.KeepAlive)
+	}
+	unharmed := cmp.Or(p.want, ticket.Done)
+	allowed := []ticket.Outcome{unharmed, ticket.Dead, ticket.Late, ticket.Corrupt, ticket.Incompatible}
+	if !slices.Contains(allowed, v.outcome) {
+		t.Errorf("outcome %q: %v", v.outcome, err)
+	}
+	repaired := slices.Contains([]Action{Drop, Duplicate, Reorder}, act) && !p.fatal || act == FlipTail && (p.step == Unit || p.step == Batch) ||
+		act == Slow || act == Blip
+	if repaired && v.outcome != unharmed {
+		t.Errorf("must be repaired, not failed: %v", err)
+	}
+	known := time.Second
+	if p.want == ticket.Cancelled { // the revoke comes before the fault is known
+		known += w.RConfig.PeerSilence + 2*w.RConfig.KeepAlive
+	}
+	w.Empty(known)
+	ch.Heal()
+	healed := time.Now()
+	if err := w.settledFetch(t); err != nil {
+		t.Errorf("peers do not work after the fault: %v", err)
+	}
+	if v.back = time.Since(healed); v.back > recovery {
+		t.Errorf("peers worked again %v after the heal", v.back)
+	}
+	return v
+}
+
+// recovery bounds the time from the end of a fault to the next good transfer.
+const recovery = 2 * time.Second
+
+// firstLayer pushes one layer and then nothing.
+func firstLayer(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source) {
+	if o.Accept(src) == nil {
+		o.Push(0, []int{0, 1, 2, 3, 4})
+		<-ctx.Done()
+	}
+}
+
+// revokeHalfway revokes once something has come, and checks that the fence
+// does not wait for the peer.
+func revokeHalfway(ctx context.Context, w *World, spec kvconn.TicketSpec) error {
+	s, err := w.Receiver.Open(ctx, w.Addr, w.SConfig.Identity.PeerID)
+	if err != nil {
+		return w.typed(err)
+	}
+	in, err := s.Request(ctx, spec)
+	if err != nil {
+		return w.typed(err)
+	}
+	for in.Stored().Len() == 0 && ctx.Err() == nil {
+		select {
+		case <-in.Done():
+			return errors.New("over before the revoke")
+		case <-time.After(w.RConfig.KeepAlive / 50):
+		}
+	}
+	start := time.Now()
+	if err := in.Revoke(ctx); err != nil {
+		w.T.Errorf("revoke: %v", err)
+	}
+	if took := time.Since(start); took > w.RConfig.KeepAlive {
+		w.T.Errorf("revoke took %v", took)
+	}
+	w.Pool.Reclaim(spec.Dest)
+	_, err = in.Wait(ctx)
+	return w.typed(err)
+}
+
+// settledFetch transfers once more on the healed transport. A session that
+// the fault has wounded may have to be found dead first.
+func (w *World) settledFetch(t *testing.T) error {
+	ctx, cancel := context.WithTimeout(t.Context(), 4*w.RConfig.TicketTimeout)
+	defer cancel()
+	var err error
+	for n := range 3 {
+		if err = w.Fetch(ctx, w.Spec(fmt.Sprintf("after-%d", n), int32(200+n), 18, 32+8*n)); err == nil {
+			return nil
+		}
+	}
+	return err
+}

@@ -1,0 +1,341 @@
+//go:build linux
+
+package kvconntest
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// childEnv makes a test binary one peer of a world: "sender" or "receiver",
+// then the step, the number of the frame and the signal of its fault, if any.
+const childEnv = "XPYD_KVCONNTEST_CHILD"
+
+// Signals that end or stop a process; the columns of the process matrix.
+const (
+	ProcessKill  Action = "SIGKILL"
+	ProcessPause Action = "SIGSTOP"
+)
+
+var signals = map[Action]syscall.Signal{ProcessKill: syscall.SIGKILL, ProcessPause: syscall.SIGSTOP}
+
+// Child runs the other process of Processes, and tells whether this is one.
+// Call it first in TestMain.
+func Child(f Factory) bool {
+	args := strings.Fields(os.Getenv(childEnv))
+	if len(args) == 0 {
+		return false
+	}
+	if err := child(f, args); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	return true
+}
+
+// orphan is the testing.TB of a process without a test: World needs one.
+type orphan struct{ testing.TB }
+
+func (orphan) Helper()                      {}
+func (orphan) Errorf(f string, args ...any) { fmt.Printf("error "+f+"\n", args...) }
+func (orphan) Error(args ...any)            { fmt.Println("error", args) }
+func (orphan) Fatal(args ...any)            { fmt.Println("error", args); os.Exit(1) }
+func (orphan) Fatalf(f string, args ...any) { fmt.Printf("error "+f+"\n", args...); os.Exit(1) }
+func (orphan) Context() context.Context     { return context.Background() }
+func (orphan) Cleanup(func())               {}
+func (orphan) TempDir() string              { return os.TempDir() }
+func (orphan) Name() string                 { return "child" }
+func (orphan) Logf(format string, a ...any) {}
+func (orphan) Log(a ...any)                 {}
+
+// child serves until its standard input ends. A receiver first reads the
+// sender's address, then fetches once a line: name, seed, first block.
+func child(f Factory, args []string) error {
+	tr, addr := f.New(orphan{})
+	ch := NewChaos(tr)
+	if len(args) == 4 {
+		var step, nth int
+		if _, err := fmt.Sscan(args[1]+" "+args[2], &step, &nth); err != nil {
+			return err
+		}
+		to := ToReceiver
+		if args[0] == "receiver" {
+			to = ToSender
+		}
+		onFrame(ch, to, Step(step), nth, func() { strike(signals[Action(args[3])]) })
+	}
+	w := f.world(orphan{}, ch, addr)
+	in := bufio.NewReader(os.Stdin)
+	if args[0] == "sender" {
+		fmt.Println(w.Addr)
+		_, err := io.Copy(io.Discard, in)
+		return err
+	}
+	line, err := in.ReadString('\n')
+	if err != nil {
+		return err
+	}
+	w.Addr = strings.TrimSpace(line)
+	for {
+		var name string
+		var seed int32
+		var first int
+		if _, err := fmt.Fscanln(in, &name, &seed, &first); err != nil {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		err := w.Fetch(ctx, w.Spec(name, seed, 18, first))
+		cancel()
+		for _, e := range w.Pool.Errors() {
+			fmt.Println("error", e)
+		}
+		fmt.Println("outcome", kvconn.OutcomeOf(err, "untyped"))
+	}
+}
+
+// strike hits the calling thread, so that this very frame is not written: a
+// signal to the process may find another thread first.
+func strike(s syscall.Signal) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	syscall.RawSyscall(syscall.SYS_TGKILL, uintptr(os.Getpid()), uintptr(syscall.Gettid()), uintptr(s))
+}
+
+// onFrame calls f before the nth frame of a step and direction is written.
+func onFrame(ch *Chaos, to Direction, step Step, nth int, f func()) {
+	n := 0
+	ch.Trace(func(_ int, dir Direction, st Step, _ []byte) {
+		if dir == to && same(step, st) {
+			if n == nth {
+				f()
+			}
+			n++
+		}
+	})
+}
+
+// same tells whether a frame is of a step; rows that are placed are units too.
+func same(step, frame Step) bool { return frame == step || step == Unit && frame == 51 }
+
+// world makes one side of a process case.
+func (f Factory) world(t testing.TB, tr kvconn.Transport, addr string) *World {
+	return NewWorld(t, tr, addr, f.Shrink, nil)
+}
+
+// peer is the other process.
+type peer struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func startPeer(t *testing.T, args ...string) *peer {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"="+strings.Join(args, " "))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	check(t, err)
+	out, err := cmd.StdoutPipe()
+	check(t, err)
+	check(t, cmd.Start())
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	return &peer{cmd, in, bufio.NewReader(out)}
+}
+
+func (p *peer) signal(s syscall.Signal) { syscall.Kill(p.cmd.Process.Pid, s) }
+
+func (p *peer) say(format string, args ...any) { fmt.Fprintf(p.in, format+"\n", args...) }
+
+// line reads what the peer says next; EOF is the death of the peer.
+func (p *peer) line() (string, error) {
+	s, err := p.out.ReadString('\n')
+	return strings.TrimSpace(s), err
+}
+
+// outcome is how the peer's fetch has ended.
+func (p *peer) outcome(t *testing.T) ticket.Outcome {
+	t.Helper()
+	for {
+		s, err := p.line()
+		if err != nil {
+			return ""
+		}
+		if o, ok := strings.CutPrefix(s, "outcome "); ok {
+			return ticket.Outcome(o)
+		}
+		t.Errorf("peer: %s", s)
+	}
+}
+
+// processSteps are where a real process is ended or stopped: before a frame
+// that it writes, or that its peer is about to write.
+var processSteps = []phase{
+	{name: "handshake-hello-r", step: Hello, to: ToSender},
+	{name: "handshake-hello-s", step: Hello, to: ToReceiver},
+	{name: "handshake-ready", step: Ready, to: ToSender},
+	{name: "handshake-bind", step: Bind, to: ToSender},
+	{name: "handshake-bound", step: Bound, to: ToReceiver},
+	{name: "ticket", step: Ticket, to: ToSender},
+	{name: "ticket-accepted", step: Accepted, to: ToReceiver},
+	{name: "data-first", step: Unit, to: ToReceiver},
+	{name: "data-middle", step: Unit, to: ToReceiver, nth: 7},
+	{name: "data-last", step: Unit, to: ToReceiver, nth: 14},
+	{name: "commit", step: Commit, to: ToReceiver},
+	{name: "release", step: Received, to: ToSender},
+	{name: "idle-ping", step: Ping, to: ToSender, nth: 1},
+	{name: "idle-beat", step: Beat, to: ToReceiver, nth: 1},
+}
+
+// Processes kills and stops real processes, the sender's and the receiver's,
+// at every step of the protocol, and checks what Run checks. TestMain must
+// call Child.
+func Processes(t *testing.T, f Factory) {
+	f.Shrink = max(f.Shrink, 1)
+	m := matrix{order: processSteps}
+	t.Run("case", func(t *testing.T) {
+		for _, victim := range []string{"sender", "receiver"} {
+			for _, p := range processSteps {
+				for _, act := range []Action{ProcessKill, ProcessPause} {
+					t.Run(fmt.Sprintf("%s/%s/%s", victim, p.name, act), func(t *testing.T) {
+						t.Parallel()
+						m.note(t, p.name, Action(victim+" "+string(act)), processCase(t, f, victim, p, act))
+					})
+				}
+			}
+		}
+	})
+	t.Logf("processes, what the transfer they took part in came to, and when:\n%s", &m)
+}
+
+// scene is this process's world and the victim.
+type scene struct {
+	*World
+	f      Factory
+	t      *testing.T
+	victim string
+	peer   *peer
+	idle   bool
+}
+
+func processCase(t *testing.T, f Factory, victim string, p phase, act Action) verdict {
+	tr, addr := f.New(t)
+	ch := NewChaos(tr)
+	s := &scene{World: f.world(t, ch, addr), f: f, t: t, victim: victim, idle: strings.HasPrefix(p.name, "idle")}
+	defer s.Close()
+	if own := map[string]Direction{"sender": ToReceiver, "receiver": ToSender}[victim]; own == p.to {
+		s.start(fmt.Sprint(uint8(p.step)), fmt.Sprint(p.nth), string(act))
+	} else {
+		onFrame(ch, p.to, p.step, p.nth, func() {
+			s.peer.signal(signals[act])
+			s.peer.await(t, act)
+		})
+		s.start()
+	}
+	if s.idle {
+		if o := s.fetch("before", 50, 0)(); o != ticket.Done {
+			t.Errorf("before the fault: %s", o)
+		}
+	}
+	start := time.Now()
+	var outcome func() ticket.Outcome
+	if !s.idle {
+		outcome = s.fetch("during", 100, 16)
+	}
+	s.peer.await(t, act)
+	v := verdict{outcome: ticket.Dead} // of a process that cannot say
+	limit := s.RConfig.HandshakeTimeout + 2*s.RConfig.PeerSilence
+	if s.idle && victim == "sender" {
+		outcome = s.fetch("during", 100, 16)
+	}
+	if victim == "sender" {
+		v.outcome = outcome()
+	}
+	s.Empty(limit)
+	v.took = time.Since(start)
+	if act == ProcessPause {
+		time.Sleep(time.Until(start.Add(limit))) // the fault lasts longer than any patience
+		s.peer.signal(syscall.SIGCONT)
+		if victim == "receiver" && outcome != nil {
+			v.outcome = outcome()
+		}
+	}
+	if allowed := []ticket.Outcome{ticket.Done, ticket.Dead, ticket.Late, ticket.Corrupt}; !slices.Contains(allowed, v.outcome) {
+		t.Errorf("outcome %q", v.outcome)
+	}
+	if v.took > limit+time.Second {
+		t.Errorf("over after %v", v.took)
+	}
+	healed := time.Now()
+	if act == ProcessKill {
+		s.start()
+	}
+	last := ticket.Outcome("")
+	for n := int32(0); n < 3 && last != ticket.Done; n++ { // a wounded session may have to be found dead first
+		last = s.fetch("after", 200+n, 32+8*int(n))()
+	}
+	if v.back = time.Since(healed); last != ticket.Done || v.back > recovery {
+		t.Errorf("peers do not work after the fault: %s, after %v", last, v.back)
+	}
+	return v
+}
+
+// start makes the other process.
+func (s *scene) start(fault ...string) {
+	s.t.Helper()
+	s.peer = startPeer(s.t, append([]string{s.victim}, fault...)...)
+	if s.victim == "receiver" {
+		s.peer.say("%s", s.Addr)
+		return
+	}
+	addr, err := s.peer.line()
+	if err != nil {
+		s.t.Fatalf("no peer: %v", err)
+	}
+	s.Addr = addr
+}
+
+// fetch begins a transfer and returns a function that waits for its outcome.
+func (s *scene) fetch(name string, seed int32, first int) func() ticket.Outcome {
+	if s.victim == "receiver" {
+		s.peer.say("%s %d %d", name, seed, first)
+		return func() ticket.Outcome { return s.peer.outcome(s.t) }
+	}
+	done := make(chan ticket.Outcome, 1)
+	spec := s.Spec(name, seed, 18, first)
+	go func() {
+		ctx, cancel := context.WithTimeout(s.t.Context(), 10*time.Second)
+		defer cancel()
+		done <- kvconn.OutcomeOf(s.Fetch(ctx, spec), "untyped")
+	}()
+	return func() ticket.Outcome { return <-done }
+}
+
+// await waits until the signal has done its work.
+func (p *peer) await(t *testing.T, act Action) {
+	t.Helper()
+	for by := time.Now().Add(5 * time.Second); time.Now().Before(by); time.Sleep(time.Millisecond) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		if err != nil || strings.HasPrefix(rest, map[Action]string{ProcessKill: "Z", ProcessPause: "T"}[act]) {
+			return
+		}
+	}
+	t.Errorf("the process was not hit by %s", act)
+}

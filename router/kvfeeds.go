@@ -1,0 +1,297 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/kvevents"
+	"github.com/xpyd/xpyd/internal/tokenizer"
+	"github.com/xpyd/xpyd/router/index"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// Events configures what the router makes of the workers' KV events. They are
+// followed while pick.policy uses them.
+type Events struct {
+	// IndexBytes bounds the memory of the index of their blocks.
+	IndexBytes int64 `koanf:"index_bytes" unit:"bytes"`
+	// HostWeight and DiskWeight are what a token in a slower tier is worth of
+	// one in GPU memory, 0 to 1.
+	HostWeight float64 `koanf:"host_weight"`
+	DiskWeight float64 `koanf:"disk_weight"`
+	// Tokenizers are for prompts that come as text; without one for their
+	// model they are matched by text.
+	Tokenizers []Tokenizer `koanf:"tokenizers"`
+}
+
+// Tokenizer is the files of a model's tokenizer.
+type Tokenizer struct {
+	Model string `koanf:"model"` // the name clients use
+	Path  string `koanf:"path"`  // folder with tokenizer.json
+}
+
+// DefaultEvents has room for four million blocks.
+func DefaultEvents() Events { return Events{IndexBytes: 256 << 20, HostWeight: 0.8, DiskWeight: 0.4} }
+
+// Validate returns a *config.KeyError.
+func (e Events) Validate() error {
+	if e.IndexBytes < 1<<20 {
+		return bad("index_bytes", "%d is below 1 MiB", e.IndexBytes)
+	}
+	for _, w := range []struct {
+		key string
+		v   float64
+	}{{"host_weight", e.HostWeight}, {"disk_weight", e.DiskWeight}} {
+		if !(w.v >= 0 && w.v <= 1) {
+			return bad(w.key, "%v is not within 0 and 1", w.v)
+		}
+	}
+	seen := map[string]bool{}
+	for n, t := range e.Tokenizers {
+		switch {
+		case t.Model == "" || t.Path == "":
+			return bad("tokenizers", "entry %d: model and path are required", n+1)
+		case seen[t.Model]:
+			return bad("tokenizers", "entry %d: model %q is there twice", n+1, t.Model)
+		}
+		seen[t.Model] = true
+	}
+	return nil
+}
+
+// usesEvents says whether a policy looks at the index.
+func usesEvents(policy string) bool { return policy == pick.KVEvents || policy == pick.PredictedTTFT }
+
+// kvFeeds follows the publishers of the fleet and keeps the index.
+type kvFeeds struct {
+	r     *Router
+	index *index.Index
+	poke  chan struct{}
+	toks  map[string]*tokenizer.Tokenizer // by model
+
+	mu    sync.Mutex
+	feeds map[probeKey]*follow // by worker and epoch; the role is left out
+	alien map[string]bool      // models whose workers have another tokenizer
+}
+
+// follow is the feeds of one worker, one a data-parallel rank.
+type follow struct {
+	inst    fleet.Instance
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	feeds   []*kvevents.Feed
+	sources []*index.Source
+}
+
+func newKVFeeds(r *Router) (*kvFeeds, error) {
+	e := &kvFeeds{r: r, index: index.New(r.cfg.Events.IndexBytes), poke: make(chan struct{}, 1),
+		toks: map[string]*tokenizer.Tokenizer{}, feeds: map[probeKey]*follow{}, alien: map[string]bool{}}
+	for _, t := range r.cfg.Events.Tokenizers {
+		tok, err := tokenizer.Load(t.Path)
+		if err != nil {
+			return nil, fmt.Errorf("kv_events.tokenizers: %s: %w", t.Model, err)
+		}
+		e.toks[t.Model] = tok
+	}
+	return e, nil
+}
+
+// wake makes run look at the policy.
+func (e *kvFeeds) wake() {
+	select {
+	case e.poke <- struct{}{}:
+	default:
+	}
+}
+
+// run follows the fleet until the router ends.
+func (e *kvFeeds) run() {
+	for {
+		changed := e.r.fleet.Changed()
+		e.sync(e.r.fleet.Snapshot(), usesEvents(e.r.picker.Policy()))
+		select {
+		case <-changed:
+		case <-e.poke:
+		case <-e.r.ctx.Done():
+			e.sync(fleet.NewSnapshot(0, time.Time{}, nil), false)
+			return
+		}
+	}
+}
+
+// sync makes the feeds those of the members that there are.
+func (e *kvFeeds) sync(s *fleet.Snapshot, on bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	keep := map[probeKey]bool{}
+	clear(e.alien)
+	for i := range s.Members {
+		m := &s.Members[i]
+		if t := e.toks[m.Model]; t != nil && m.TokenizerFingerprint != "" && m.TokenizerFingerprint != t.Fingerprint() {
+			e.alien[m.Model] = true
+		}
+		if !on || m.KVEvents == "" || m.State == fleet.Dead || m.State == fleet.Gone {
+			continue
+		}
+		key := probeKey{id: m.ID, epoch: m.Epoch}
+		f := e.feeds[key]
+		if f != nil && (f.inst.KVEvents != m.KVEvents || f.inst.KVReplay != m.KVReplay || f.inst.KVTopic != m.KVTopic ||
+			f.inst.DPRanks != m.DPRanks || f.inst.Model != m.Model) {
+			f.end()
+			f = nil
+		}
+		if f == nil {
+			if f = e.start(m); f == nil {
+				continue
+			}
+			e.feeds[key] = f
+		}
+		for _, src := range f.sources {
+			src.SetRole(legOf(m))
+		}
+		keep[key] = true
+	}
+	for key, f := range e.feeds {
+		if !keep[key] {
+			f.end()
+			delete(e.feeds, key)
+		}
+	}
+}
+
+func legOf(m *fleet.Member) index.Role {
+	switch {
+	case m.Alone():
+		return index.Prefill | index.Decode
+	case m.Role == fleet.Prefill:
+		return index.Prefill
+	}
+	return index.Decode
+}
+
+// maxRanks bounds the feeds of one worker.
+const maxRanks = 64
+
+// start follows a member; nil if its addresses make no sense.
+func (e *kvFeeds) start(m *fleet.Member) *follow {
+	ctx, cancel := context.WithCancel(e.r.ctx)
+	f := &follow{inst: m.Instance, cancel: cancel}
+	for rank := range min(max(m.DPRanks, 1), maxRanks) {
+		endpoint, ok := portAfter(m.KVEvents, rank)
+		replay, ok2 := portAfter(m.KVReplay, rank)
+		if !ok || !ok2 {
+			e.r.log.Warn("kv events: no such port", "id", m.ID, "kv_events", m.KVEvents, "kv_replay", m.KVReplay, "rank", rank)
+			break
+		}
+		src := e.index.Add(index.Key{ID: m.ID, Epoch: m.Epoch, Rank: rank}, m.Model, legOf(m))
+		feed := kvevents.NewFeed(kvevents.FeedConfig{Endpoint: endpoint, Replay: replay, Topic: m.KVTopic, Handler: src,
+			Log: e.r.log.With("id", m.ID, "rank", rank)})
+		f.sources, f.feeds = append(f.sources, src), append(f.feeds, feed)
+		f.wg.Go(func() { feed.Run(ctx) })
+	}
+	return f
+}
+
+// end stops the feeds, waits for them, and forgets their blocks.
+func (f *follow) end() {
+	f.cancel()
+	f.wg.Wait()
+	for _, src := range f.sources {
+		src.Remove()
+	}
+}
+
+// portAfter is an address with a port so many higher; "" stays as it is.
+func portAfter(addr string, n int) (string, bool) {
+	if addr == "" {
+		return "", true
+	}
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return "", false
+	}
+	p, err := strconv.Atoi(port)
+	if err != nil || p+n > 65535 {
+		return "", false
+	}
+	return net.JoinHostPort(host, strconv.Itoa(p+n)), true
+}
+
+// warm tells a pick request who has how much of its prompt, if the policy
+// wants to know and the prompt's tokens can be known.
+func (e *kvFeeds) warm(q *request, req *pick.Request) {
+	if q.probe || !usesEvents(e.r.picker.Policy()) {
+		return
+	}
+	tokens := e.tokens(q)
+	if len(tokens) == 0 {
+		return
+	}
+	req.Tokens, req.Tokenized = len(tokens), true
+	weight := [kvevents.Tiers]float64{1, e.r.cfg.Events.HostWeight, e.r.cfg.Events.DiskWeight}
+	for _, h := range e.index.Match(&index.Query{Model: q.top.Model, Salt: saltOf(q.top.Salt), Tokens: tokens}) {
+		worth := 0.0
+		for tier, n := range h.Tokens {
+			worth += weight[tier] * float64(n)
+		}
+		i := slices.IndexFunc(req.Warm, func(w pick.Warm) bool { return w.ID == h.Key.ID && w.Epoch == h.Key.Epoch })
+		if i < 0 {
+			req.Warm = append(req.Warm, pick.Warm{ID: h.Key.ID, Epoch: h.Key.Epoch, Tokens: worth})
+		} else { // another rank of the same worker
+			req.Warm[i].Tokens = max(req.Warm[i].Tokens, worth)
+		}
+	}
+}
+
+// feedInfo is what the admin API shows of a worker's events.
+type feedInfo struct {
+	Connected bool   `json:"connected"` // all ranks
+	Blocks    int64  `json:"blocks"`
+	Batches   uint64 `json:"batches"`
+	Gaps      uint64 `json:"gaps"`
+	Resets    uint64 `json:"resets"`
+}
+
+// info returns nil for a worker that is not followed.
+func (e *kvFeeds) info(m *fleet.Member) *feedInfo {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f := e.feeds[probeKey{id: m.ID, epoch: m.Epoch}]
+	if f == nil {
+		return nil
+	}
+	out := &feedInfo{Connected: true}
+	for i, feed := range f.feeds {
+		s := feed.Stats()
+		out.Connected = out.Connected && s.Connected.Load()
+		out.Blocks += f.sources[i].Blocks()
+		out.Batches += s.Batches.Load()
+		out.Gaps += s.Gaps.Load()
+		out.Resets += s.Resets.Load()
+	}
+	return out
+}
+
+// totals sums up all feeds, for metrics.
+func (e *kvFeeds) totals() (feeds, connected int, gaps, resets uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, f := range e.feeds {
+		for _, feed := range f.feeds {
+			s := feed.Stats()
+			feeds++
+			if s.Connected.Load() {
+				connected++
+			}
+			gaps += s.Gaps.Load()
+			resets += s.Resets.Load()
+		}
+	}
+	return feeds, connected, gaps, resets
+}

@@ -1,0 +1,182 @@
+package router_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	fake "github.com/xpyd/xpyd/internal/mock"
+	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// idsPrompt is a request with n token ids.
+func idsPrompt(first, n int, more string) string {
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = fmt.Sprint(first + i)
+	}
+	return fmt.Sprintf(`{"model":"m","prompt":[%s],"max_tokens":2%s}`, strings.Join(ids, ","), more)
+}
+
+// explained asks with x-xpyd-explain and returns the header.
+func (g *rig) explained(body string) (pick.Explain, http.Header) {
+	g.t.Helper()
+	var ex pick.Explain
+	resp, text := g.post("/v1/completions", body, "x-xpyd-explain", "1")
+	if resp.StatusCode != 200 {
+		g.t.Fatalf("%d %s", resp.StatusCode, text)
+	}
+	if err := json.Unmarshal([]byte(resp.Header.Get("x-xpyd-explain")), &ex); err != nil {
+		g.t.Fatalf("%v in %q", err, resp.Header.Get("x-xpyd-explain"))
+	}
+	return ex, resp.Header
+}
+
+// metric is the value of a counter with its labels.
+func (g *rig) metric(name string) float64 {
+	g.t.Helper()
+	families, err := g.reg.Gather()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			full := f.GetName()
+			for _, l := range m.GetLabel() {
+				full += fmt.Sprintf("{%s=%q}", l.GetName(), l.GetValue())
+			}
+			if full == name {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	g.t.Fatalf("no metric %s", name)
+	return 0
+}
+
+// blocks is how many blocks the router knows of a worker.
+func (g *rig) blocks(id string) int {
+	g.t.Helper()
+	var list struct {
+		Instances []struct {
+			ID   string
+			Feed *struct {
+				Connected bool
+				Blocks    int
+			} `json:"kv_feed"`
+		}
+	}
+	g.adminJSON("GET", "/admin/v1/instances", "", &list)
+	for _, i := range list.Instances {
+		if i.ID == id && i.Feed != nil && i.Feed.Connected {
+			return i.Feed.Blocks
+		}
+	}
+	return -1
+}
+
+// TestKVEvents: a prompt goes to who holds most of it by the engines' own
+// events, whoever served it last; and no longer when those are gone.
+func TestKVEvents(t *testing.T) {
+	for _, arrays := range []bool{false, true} {
+		publishing := func(c *fake.Config) {
+			c.KV = fake.KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0", Arrays: arrays, Blocks: 64}
+		}
+		ps, list := engines(t, "vllm-nixl", fleet.Prefill, 4, publishing)
+		ds, more := engines(t, "vllm-nixl", fleet.Decode, 2, publishing)
+		list = append(list, more...)
+		for i, e := range append(append([]*fake.Engine{}, ps...), ds...) {
+			list[i].KVEvents, list[i].KVReplay = e.KVAddrs()
+		}
+		g := newRig(t, 0, 0, func(c *router.Config) { c.Static, c.Pick.Policy = list, pick.KVEvents })
+		g.allProbed(6)
+		// Somebody else's traffic warms p2, past the router.
+		body := strings.Replace(idsPrompt(1000, 320, ""), `"max_tokens":2`, `"max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,`+
+			`"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`, 1)
+		req, _ := http.NewRequest("POST", ps[2].URL()+"/v1/completions", strings.NewReader(body))
+		req.Header.Set("X-Request-Id", "other")
+		resp, err := g.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		said, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != 200 {
+			t.Fatalf("status %d: %s", resp.StatusCode, said)
+		}
+		g.until("the blocks are known", func() bool { return g.blocks("vllm-nixl-p2") >= 20 })
+		ex, h := g.explained(idsPrompt(1000, 330, ""))
+		if h.Get("x-xpyd-prefill") != "vllm-nixl-p2" || ex.Policy != pick.KVEvents || !strings.Contains(ex.Reason, "cached") || ex.Prefill[0].Match < 0.96 || ex.Prefill[0].Match > 0.98 {
+			t.Errorf("arrays %v: %s, %+v", arrays, h.Get("x-xpyd-prefill"), ex)
+		}
+		if _, h := g.explained(idsPrompt(1000, 330, `,"cache_salt":"s"`)); h.Get("x-xpyd-prefill") == "" {
+			t.Error("no pair for a salted prompt")
+		}
+		ps[2].ClearKV()
+		g.until("the blocks are forgotten", func() bool { return g.blocks("vllm-nixl-p2") == 0 })
+		ex, _ = g.explained(idsPrompt(1000, 330, `,"seed":7`))
+		for _, c := range ex.Prefill {
+			if c.ID == "vllm-nixl-p2" && c.Match != 0 {
+				t.Errorf("%+v", ex)
+			}
+		}
+		ds[0].LoseKV()
+	}
+}
+
+// TestPredictedTTFT: the slow engine gets less once that is known.
+func TestPredictedTTFT(t *testing.T) {
+	_, list := engines(t, "vllm-nixl", fleet.Prefill, 1, func(c *fake.Config) { c.TTFT = 30e6 })
+	_, fast := engines(t, "vllm-nixl", fleet.Prefill, 2)
+	fast = fast[1:] // the first one has the slow one's name
+	_, more := engines(t, "vllm-nixl", fleet.Decode, 1)
+	g := newRig(t, 0, 0, func(c *router.Config) {
+		c.Static, c.Pick.Policy, c.Pick.SlowStart = append(append(list, fast...), more...), pick.PredictedTTFT, 0
+	})
+	g.allProbed(3)
+	got := map[string]int{}
+	for i := range 40 {
+		_, h := g.explained(idsPrompt(i*1000, 64, ""))
+		got[h.Get("x-xpyd-prefill")]++
+	}
+	if got["vllm-nixl-p1"] < 25 {
+		t.Errorf("%v", got)
+	}
+}
+
+// TestLocalByCost: once it is known that decode alone is faster, short prompts
+// go there, visibly; long ones are split.
+func TestLocalByCost(t *testing.T) {
+	_, list := engines(t, "vllm-nixl", fleet.Prefill, 1, func(c *fake.Config) { c.TTFT = 20e6 })
+	_, more := engines(t, "vllm-nixl", fleet.Decode, 1)
+	g := newRig(t, 0, 0, func(c *router.Config) {
+		c.Static, c.Pick.Disaggregate, c.Pick.LocalMaxTokens = append(list, more...), pick.ByCost, 100
+	})
+	g.allProbed(2)
+	reasons := map[string]int{}
+	for i := range 200 {
+		_, h := g.explained(idsPrompt(i*1000, 64, ""))
+		reasons[h.Get("x-xpyd-local")]++
+		if h.Get("x-xpyd-local") == pick.LocalCost && reasons[pick.LocalCost] >= 5 {
+			break
+		}
+	}
+	if reasons[pick.LocalExplore] < 8 || reasons[pick.LocalCost] < 5 {
+		t.Fatalf("%v", reasons)
+	}
+	ex, h := g.explained(idsPrompt(9, 64, ""))
+	if h.Get("x-xpyd-local") != pick.LocalCost || h.Get("x-xpyd-prefill") != "" || ex.Split == nil || ex.Split.LocalMS >= ex.Split.PairMS {
+		t.Errorf("%v %+v", h, ex.Split)
+	}
+	if _, h := g.explained(idsPrompt(9, 164, "")); h.Get("x-xpyd-local") != "" {
+		t.Error("a long prompt was not split")
+	}
+	if m := g.metric(`xpyd_router_local_prefills_total{reason="cost"}`); m < 6 {
+		t.Errorf("the metric says %v", m)
+	}
+}

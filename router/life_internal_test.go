@@ -1,0 +1,80 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+)
+
+type closes struct{ n atomic.Int32 }
+
+func (c *closes) Close() error { c.n.Add(1); return nil }
+
+func TestLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := errors.New("first"), errors.New("second")
+		var l life
+		var conn, later closes
+		var calls atomic.Int32
+		if !l.hold(&conn) || l.cause() != nil {
+			t.Error("ended before its end")
+		}
+		stop := l.onEnd(func() { calls.Add(1) })
+		l.onEnd(func() { calls.Add(10) })
+		if !stop() || !l.release() || !l.hold(&later) {
+			t.Error("not alive")
+		}
+		ctx, cancel := l.context()
+		defer cancel()
+		l.end(first)
+		l.end(second)
+		if l.cause() != first || context.Cause(ctx) != first || calls.Load() != 10 {
+			t.Errorf("cause %v and %v, %d calls", l.cause(), context.Cause(ctx), calls.Load())
+		}
+		if conn.n.Load() != 0 || later.n.Load() != 1 {
+			t.Errorf("%d closes of what was released, %d of what was held", conn.n.Load(), later.n.Load())
+		}
+		if l.hold(&conn) || l.release() {
+			t.Error("alive after its end")
+		}
+		stop = l.onEnd(func() { calls.Add(100) })
+		synctest.Wait()
+		if stop() || calls.Load() != 110 {
+			t.Errorf("%d calls", calls.Load())
+		}
+	})
+}
+
+func TestLifeWithin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		why := errors.New("why")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var l, m life
+		l.within(ctx)
+		m.within(ctx)()
+		cancel(why)
+		synctest.Wait()
+		if l.cause() != why || m.cause() != nil {
+			t.Errorf("%v, %v", l.cause(), m.cause())
+		}
+	})
+}
+
+// However a hold and an end meet, what is held is closed once or released.
+func TestLifeRace(t *testing.T) {
+	for range 2000 {
+		var l life
+		var c closes
+		var wg sync.WaitGroup
+		var mine bool
+		wg.Go(func() { l.end(errOver) })
+		wg.Go(func() { mine = !l.hold(&c) || l.release() })
+		wg.Wait()
+		if got := c.n.Load(); mine != (got == 0) {
+			t.Fatalf("released %v, closed %d times", mine, got)
+		}
+	}
+}

@@ -1,0 +1,89 @@
+package pick
+
+import (
+	"time"
+)
+
+// line is y = a + b·x, fitted to what was seen lately: least squares with
+// weights that fade by forget with each point. The zero value knows nothing.
+type line struct {
+	w, x, y, xx, xy float64
+	n               int
+}
+
+const (
+	forget    = 0.98
+	enough    = 8    // points that make a node's own line better than its class's
+	guessBase = 5e-3 // seconds, before anything is known
+	guessRate = 1e-4 // seconds a token
+)
+
+func (l *line) add(x, y float64) {
+	l.w, l.x, l.y, l.xx, l.xy = l.w*forget+1, l.x*forget+x, l.y*forget+y, l.xx*forget+x*x, l.xy*forget+x*y
+	l.n++
+}
+
+// fit returns a and b, neither below zero: more work never takes less time.
+func (l *line) fit() (a, b float64) {
+	if l.n == 0 {
+		return guessBase, guessRate
+	}
+	if spread := l.xx - l.x*l.x/l.w; spread > 1e-6*l.xx {
+		b = (l.xy - l.x*l.y/l.w) / spread
+		a = (l.y - b*l.x) / l.w
+	} else { // all points at one place: by proportion
+		a, b = -1, 0
+	}
+	switch {
+	case b < 0:
+		return l.y / l.w, 0
+	case a < 0 && l.xx > 0:
+		return 0, l.xy / l.xx
+	case a < 0:
+		return l.y / l.w, 0
+	}
+	return a, b
+}
+
+func (l *line) at(x float64) float64 {
+	a, b := l.fit()
+	return a + b*x
+}
+
+// best is a node's own line, or its class's while that knows more.
+func best(own, class *line) *line {
+	if own.n >= enough || own.n >= class.n {
+		return own
+	}
+	return class
+}
+
+func (n *node) prefillTime(work float64) float64 { return best(&n.prefill, &n.class.prefill).at(work) }
+func (n *node) decodeTime(moved float64) float64 { return best(&n.decode, &n.class.decode).at(moved) }
+func (n *node) localTime(work float64) float64   { return best(&n.local, &n.class.local).at(work) }
+
+// learn adds a point to a node's line and its class's.
+func (n *node) learn(which func(*node, *class) (own, class *line), x float64, took time.Duration) {
+	if n.class == nil || took < 0 {
+		return
+	}
+	own, class := which(n, n.class)
+	own.add(x, took.Seconds())
+	class.add(x, took.Seconds())
+}
+
+// Answered tells the picker how long the first token took from dispatch, and
+// how much of that was prefill's leg; 0 if that is not known.
+func (c *Choice) Answered(prefill, first time.Duration) {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	if c.Local != "" || c.pn == c.dn {
+		c.dn.learn(func(n *node, k *class) (*line, *line) { return &n.local, &k.local }, c.work, first)
+		return
+	}
+	if prefill <= 0 || prefill > first {
+		prefill = first
+	}
+	c.pn.learn(func(n *node, k *class) (*line, *line) { return &n.prefill, &k.prefill }, c.work, prefill)
+	c.dn.learn(func(n *node, k *class) (*line, *line) { return &n.decode, &k.decode }, c.moved, first-prefill)
+}

@@ -1,0 +1,126 @@
+package pick
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+type nodeKey struct {
+	id    string
+	epoch uint64
+}
+
+// node is what the picker remembers of one instance in one epoch; under
+// Picker.mu but for what is marked otherwise.
+type node struct {
+	key   nodeKey
+	at    atomic.Int32 // about where it is in the snapshot's members
+	stamp uint64       // under Picker.build: the last Refresh that saw it usable,
+	seen  uint64       // and that saw it at all
+
+	class      *class // nil while it gets no work
+	slot       int    // in class.nodes
+	prev, next *node  // in class's order of use
+	point      uint64 // on class's ring
+	born       time.Time
+
+	legs   int // choices that count it
+	queued int // prompt tokens in flight (prefill)
+	seqs   int // sequences in flight (decode)
+	kv     int // tokens that they may hold (decode)
+
+	last   uint64  // tick of the last dispatch
+	memory float64 // dispatched work, decayed by later dispatches
+
+	prefill, decode, local line // what its time depends on
+}
+
+// halfLife is how many dispatches halve a node's memory of its work.
+const halfLife = 32
+
+// recent is the decayed work at tick.
+func (n *node) recent(tick uint64) float64 {
+	return n.memory * math.Exp2(-float64(tick-n.last)/halfLife)
+}
+
+func (n *node) use(tick uint64, work float64) {
+	n.memory = n.recent(tick) + work
+	n.last = tick
+	if n.class != nil {
+		n.class.unlink(n)
+		n.class.append(n)
+	}
+}
+
+// count changes the legs of the node and its class.
+func (n *node) count(by int) {
+	n.legs += by
+	if n.class != nil {
+		n.class.legs += by
+	}
+}
+
+// class is usable members of a model and role that are alike in all that
+// compatibility compares. It lives as long as it has members.
+type class struct {
+	id    classID
+	rep   fleet.Instance
+	stamp uint64 // under Picker.build
+
+	nodes []*node // in no order
+	root  node    // head of the list in order of use, least recent first
+	ring  []*node // by point
+	legs  int     // of all nodes
+
+	prefill, decode, local line // of all nodes
+}
+
+// classID is what members of a class have in common.
+type classID struct {
+	model string
+	role  fleet.Role
+	zone  string // the labels that pairs must share
+
+	dialect, fingerprint, tokenizer, numerics string
+	layout                                    fleet.Layout
+	version                                   string
+	protoMin, protoMax                        int
+}
+
+func newClass(id classID, rep *fleet.Instance) *class {
+	c := &class{id: id, rep: *rep}
+	c.root.prev, c.root.next = &c.root, &c.root
+	return c
+}
+
+func (c *class) unlink(n *node) { n.prev.next, n.next.prev = n.next, n.prev }
+
+func (c *class) append(n *node) {
+	last := c.root.prev
+	n.prev, n.next = last, &c.root
+	last.next, c.root.prev = n, n
+}
+
+// join adds a node as the most recently used.
+func (c *class) join(n *node) {
+	n.class, n.slot = c, len(c.nodes)
+	c.nodes = append(c.nodes, n)
+	c.append(n)
+	c.legs += n.legs
+	c.addPoint(n)
+}
+
+func (c *class) leave(n *node) {
+	last := len(c.nodes) - 1
+	c.nodes[n.slot] = c.nodes[last]
+	c.nodes[n.slot].slot = n.slot
+	c.nodes[last] = nil
+	c.nodes = c.nodes[:last]
+	c.unlink(n)
+	n.prev, n.next, n.class = nil, nil, nil
+	c.legs -= n.legs
+	c.removePoint(n)
+}
