@@ -308,6 +308,9 @@ func (g *Outgoing) onResend(m *resend) error {
 	}
 	for _, r := range m.Runs {
 		for u := r.First; u < r.First+r.Count; u++ {
+			if !g.committed && !g.pushed.has(int(u)) { // its rows may be another prompt's yet
+				return fmt.Errorf("ticket %d: resend of unit %d, which was not pushed", g.t.ID, u)
+			}
 			g.queue = append(g.queue, u)
 		}
 	}

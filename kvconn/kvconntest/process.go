@@ -116,9 +116,10 @@ func strike(s syscall.Signal) {
 
 // onFrame calls f before the nth frame of a step and direction is written.
 func onFrame(ch *Chaos, to Direction, step Step, nth int, f func()) {
-	n := 0
+	n, idle := 0, step != Ping && step != Beat
 	ch.Trace(func(_ int, dir Direction, st Step, _ []byte) {
-		if dir == to && same(step, st) {
+		idle = idle || st == Commit || st == Received // the transfer before the fault is over
+		if dir == to && same(step, st) && idle {
 			if n == nth {
 				f()
 			}
@@ -199,8 +200,8 @@ var processSteps = []phase{
 	{name: "data-last", step: Unit, to: ToReceiver, nth: 14},
 	{name: "commit", step: Commit, to: ToReceiver},
 	{name: "release", step: Received, to: ToSender},
-	{name: "idle-ping", step: Ping, to: ToSender, nth: 1},
-	{name: "idle-beat", step: Beat, to: ToReceiver, nth: 1},
+	{name: "idle-ping", step: Ping, to: ToSender, nth: 2},
+	{name: "idle-beat", step: Beat, to: ToReceiver, nth: 2},
 }
 
 // Processes kills and stops real processes, the sender's and the receiver's,
