@@ -44,9 +44,14 @@ type Config struct {
 	TicketWait   time.Duration `koanf:"ticket_wait"`   // the router's leg waits so long for decode's ticket
 	ReserveWait  time.Duration `koanf:"reserve_wait"`  // decode waits so long for free blocks
 
-	Fleet Fleet `koanf:"fleet"`
-	KV    KV    `koanf:"kv"`
-	Log   Log   `koanf:"log"`
+	// Topology is where it is, from the widest label to the narrowest:
+	// "zone-a/rack-3". Routers prefer near pairs.
+	Topology string `koanf:"topology"`
+
+	KVEvents KVEvents `koanf:"kv_events"`
+	Fleet    Fleet    `koanf:"fleet"`
+	KV       KV       `koanf:"kv"`
+	Log      Log      `koanf:"log"`
 }
 
 // Fleet says how to reach NATS; an empty URL is a worker of its own.
@@ -92,7 +97,8 @@ func DefaultConfig(role fleet.Role) Config {
 		StepTokens: 512, MaxStepTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
-		Fleet: Fleet{Heartbeat: 250 * time.Millisecond},
+		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
+		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
 			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, Convert: "refuse"},
 		Log: Log{Level: "info", Format: "text"},
@@ -137,6 +143,11 @@ func (c *Config) Validate() error {
 	}
 	for _, a := range []struct{ key, addr string }{{"listen", c.Listen}, {"kv_listen", c.KVListen}} {
 		if _, _, err := net.SplitHostPort(a.addr); err != nil {
+			return bad(a.key, "%q is not host:port", a.addr)
+		}
+	}
+	for _, a := range []struct{ key, addr string }{{"kv_events.listen", c.KVEvents.Listen}, {"kv_events.replay", c.KVEvents.Replay}} {
+		if _, _, err := net.SplitHostPort(a.addr); a.addr != "" && err != nil {
 			return bad(a.key, "%q is not host:port", a.addr)
 		}
 	}

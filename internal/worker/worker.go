@@ -66,6 +66,7 @@ type Worker struct {
 	recv    *kvconn.Receiver
 	server  *kvconn.Server
 	fleet   *membership
+	events  *eventWriter // nil without a publisher
 	clients *clientwatch.Watcher
 	client  *http.Client // to a foreign prefill's bootstrap
 	http    *fasthttp.Server
@@ -114,6 +115,9 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 			KVHeads: layout.KVHeads, HeadDim: layout.HeadDim, RowBytes: layout.RowBytes, DType: layout.DType}}},
 	}
 	if err := w.registerMetrics(); err != nil {
+		return err
+	}
+	if err := w.startEvents(); err != nil {
 		return err
 	}
 	if err := w.startEngine(); err != nil {
@@ -166,7 +170,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 func (w *Worker) startEngine() error {
 	var err error
 	w.cache, err = kvcache.New(kvcache.Config{Blocks: w.backend.Blocks(), BlockTokens: w.cfg.BlockTokens,
-		Fingerprint: w.model.Fingerprint, Numerics: w.backend.Info().Numerics})
+		Fingerprint: w.model.Fingerprint, Numerics: w.backend.Info().Numerics, Listener: w.listener()})
 	if err != nil {
 		return err
 	}
@@ -198,6 +202,7 @@ func (w *Worker) instance() fleet.Instance {
 		}
 	}
 	l := w.backend.Layout()
+	events, replay := w.eventAddrs()
 	return fleet.Instance{
 		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr,
 		Dialect: "native", Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
@@ -205,6 +210,7 @@ func (w *Worker) instance() fleet.Instance {
 		Convert:     w.cfg.KV.Convert == convertAllow,
 		Layout:      fleet.Layout{Layers: l.Layers, KVHeads: l.KVHeads, HeadDim: l.HeadDim, BlockTokens: l.BlockTokens, DType: l.DType},
 		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), MaxBatch: w.cfg.MaxBatch, PID: os.Getpid(),
+		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, Topology: w.cfg.Topology,
 	}
 }
 
