@@ -32,6 +32,9 @@ func (w *Worker) startKV(d Deps) error {
 	}
 	dcfg := decode.DefaultConfig(w.cache.Blocks())
 	dcfg.ReserveTimeout = w.cfg.ReserveWait
+	if dcfg.Metrics, err = decode.NewMetrics(w.registry); err != nil {
+		return err
+	}
 	if w.cfg.KV.MaxQuarantined > 0 {
 		dcfg.MaxQuarantined = w.cfg.KV.MaxQuarantined
 	}
