@@ -40,11 +40,11 @@ func memory(t testing.TB, size int) (fd int, mem []byte) {
 
 // TestShared is the suite with rows that the sender places.
 func TestShared(t *testing.T) {
-	kvconntest.Run(t, kvconntest.Factory{New: transport, Memory: memory, Shrink: 4})
+	kvconntest.Run(t, kvconntest.Factory{New: transport, Memory: memory, Shrink: 2})
 }
 
 // TestSockets is the suite with a receiver that has no memory to share: rows go
 // over the sockets.
 func TestSockets(t *testing.T) {
-	kvconntest.Run(t, kvconntest.Factory{New: transport, Shrink: 4})
+	kvconntest.Run(t, kvconntest.Factory{New: transport, Shrink: 2})
 }
