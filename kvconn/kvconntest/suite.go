@@ -45,7 +45,9 @@ func Run(t *testing.T, f Factory) {
 		for _, c := range negotiations {
 			f.leaf(t, "handshake/"+c.name, c.tune, c.run)
 		}
-		hostileReceiverCases(func(name string, body func(*testing.T, Factory, *World, *Chaos)) { f.leaf(t, name, nil, body) })
+		hostile := func(name string, body func(*testing.T, Factory, *World, *Chaos)) { f.leaf(t, name, nil, body) }
+		hostileReceiverCases(hostile)
+		hostileSenderCases(hostile)
 		for _, p := range phases {
 			for _, a := range p.actions() {
 				f.leaf(t, fmt.Sprintf("fault/%s/%s", p.name, a), p.tune, func(t *testing.T, f Factory, w *World, ch *Chaos) { m.note(t, p.name, a, faultCase(t, w, ch, p, a)) })

@@ -162,7 +162,12 @@ func (w *World) Spec(name string, seed int32, n, first int) kvconn.TicketSpec {
 // byte; on failure it checks that the error is typed, revokes, and gives the
 // blocks a new generation, as a receiver does.
 func (w *World) Fetch(ctx context.Context, spec kvconn.TicketSpec) error {
-	s, err := w.Receiver.Open(ctx, w.Addr, w.SConfig.Identity.PeerID)
+	return w.FetchFrom(ctx, w.Addr, w.SConfig.Identity.PeerID, spec)
+}
+
+// FetchFrom is Fetch from another sender than the world's.
+func (w *World) FetchFrom(ctx context.Context, addr string, peer kvconn.PeerID, spec kvconn.TicketSpec) error {
+	s, err := w.Receiver.Open(ctx, addr, peer)
 	if err != nil {
 		return w.typed(err)
 	}
