@@ -91,10 +91,16 @@ type Backend interface {
 	Arch() kernels.Arch
 }
 
+// Opener opens sessions to prefill workers: a kvconn.Receiver, or what chooses
+// a way for one.
+type Opener interface {
+	Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvconn.Session, error)
+}
+
 // Service collects prompts for one engine's pool.
 type Service struct {
 	cfg     Config
-	recv    *kvconn.Receiver
+	recv    Opener
 	cache   *kvcache.Cache
 	backend Backend
 	log     *slog.Logger
@@ -110,7 +116,7 @@ type Service struct {
 }
 
 // New makes a service that fills cache's blocks in backend's pool.
-func New(cfg Config, recv *kvconn.Receiver, cache *kvcache.Cache, backend Backend, log *slog.Logger) *Service {
+func New(cfg Config, recv Opener, cache *kvcache.Cache, backend Backend, log *slog.Logger) *Service {
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Service{cfg: cfg, recv: recv, cache: cache, backend: backend, log: log, ctx: ctx, cancel: cancel,
 		remains: newRemains(cfg.MaxRemains)}

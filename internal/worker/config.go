@@ -74,7 +74,9 @@ type KV struct {
 	TicketTimeout    time.Duration `koanf:"ticket_timeout"`
 	PeerSilence      time.Duration `koanf:"peer_silence"`
 	Resends          int           `koanf:"resends"`
-	Convert          string        `koanf:"convert"` // "refuse" or "allow" peers whose KV has another dtype
+	Transport        string        `koanf:"transport"`       // "auto", "tcp" or "shm"
+	MaxQuarantined   int           `koanf:"max_quarantined"` // blocks; 0: a quarter of the pool
+	Convert          string        `koanf:"convert"`         // "refuse" or "allow" peers whose KV has another dtype
 }
 
 // convertAllow gives up the promise of the same tokens for workers that keep
@@ -100,7 +102,7 @@ func DefaultConfig(role fleet.Role) Config {
 		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
-			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, Convert: "refuse"},
+			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, Transport: transportAuto, Convert: "refuse"},
 		Log: Log{Level: "info", Format: "text"},
 	}
 }
@@ -114,6 +116,11 @@ func oneOf(key, v string, allowed ...string) error {
 		return nil
 	}
 	return bad(key, "%q is not one of %s", v, strings.Join(allowed, ", "))
+}
+
+// ValidTransport checks a kv.transport that stands under key.
+func ValidTransport(key, v string) error {
+	return oneOf(key, v, transportAuto, transportTCP, transportSHM)
 }
 
 // Validate returns a *config.KeyError.
@@ -131,6 +138,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := oneOf("device", c.Device, "auto", "cpu", "cuda"); err != nil {
+		return err
+	}
+	if err := ValidTransport("kv.transport", c.KV.Transport); err != nil {
 		return err
 	}
 	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {
@@ -172,6 +182,7 @@ func (c *Config) Validate() error {
 		{"max_body", int64(c.MaxBody), 1 << 10, 1 << 31},
 		{"kv.bulk_conns", int64(c.KV.BulkConns), 1, 64},
 		{"kv.resends", int64(c.KV.Resends), 0, 100},
+		{"kv.max_quarantined", int64(c.KV.MaxQuarantined), 0, 1 << 30},
 	} {
 		if r.v < r.lo || r.v > r.hi {
 			return bad(r.key, "%d is not in %d..%d", r.v, r.lo, r.hi)

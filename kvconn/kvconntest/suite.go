@@ -14,6 +14,10 @@ import (
 type Factory struct {
 	// New returns a transport and an address to listen on.
 	New func(t testing.TB) (tr kvconn.Transport, addr string)
+	// Memory returns a descriptor of size bytes that the transport's two ends
+	// can share, and the bytes; nil: the transport shares no memory. It frees
+	// them when the test ends.
+	Memory func(t testing.TB, size int) (fd int, mem []byte)
 	// Bubble runs every case under testing/synctest, with a fake clock. Only
 	// a transport that is made of channels and timers can.
 	Bubble bool
@@ -36,6 +40,7 @@ func Run(t *testing.T, f Factory) {
 	before := runtime.NumGoroutine()
 	m := matrix{order: phases}
 	t.Run("case", func(t *testing.T) {
+		f.leaf(t, "transfer/rows", nil, func(t *testing.T, f Factory, w *World, ch *Chaos) { f.rows(t, w, ch) })
 		for _, c := range transfers {
 			if c.direct && f.Relay {
 				continue
@@ -60,6 +65,28 @@ func Run(t *testing.T, f Factory) {
 	}
 }
 
+// rows checks that rows come the way the transport is made for.
+func (f Factory) rows(t *testing.T, w *World, ch *Chaos) {
+	placed, sent := 0, 0
+	ch.Trace(func(conn int, to Direction, step Step, frame []byte) {
+		switch step {
+		case Placed:
+			placed++
+		case Unit:
+			sent++
+		}
+	})
+	check(t, w.Fetch(t.Context(), w.Spec("rows", 1, 18, 0))) // 4 whole blocks and a part of one, of 3 layers
+	ch.Trace(nil)
+	want := 0
+	if f.Memory != nil {
+		want = 12
+	}
+	if placed != want || placed+sent != 15 {
+		t.Errorf("%d blocks placed and %d sent, want %d placed of 15", placed, sent, want)
+	}
+}
+
 // leaf runs one case in a world of its own.
 func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config), run func(*testing.T, Factory, *World, *Chaos)) {
 	t.Run(name, func(t *testing.T) {
@@ -70,7 +97,7 @@ func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config),
 			if f.Relay {
 				path = between
 			}
-			w := NewWorld(t, path, addr, f.Shrink, tune)
+			w := newWorld(t, path, addr, f.Shrink, tune, f.Memory)
 			run(t, f, w, ch)
 			ch.Heal()
 			w.Empty(w.RConfig.PeerSilence)
