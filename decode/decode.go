@@ -35,11 +35,21 @@ type Config struct {
 	// more is fetched (NoSpace), so that silent peers cannot take the pool
 	// bit by bit. Those under way at that moment can still add theirs.
 	MaxQuarantined int
+	// MaxRemains bounds the broken transfers of which the arrived part is kept
+	// for another attempt. The blocks are not held meanwhile: whoever needs
+	// them takes them.
+	MaxRemains int
+	// RetryWait is how long an attempt waits for a former one of the same
+	// request that is just being fenced, to take up what that one had.
+	RetryWait time.Duration
+	// Metrics are counted when set.
+	Metrics *Metrics
 }
 
 // DefaultConfig returns the documented settings for a pool of blocks.
 func DefaultConfig(blocks int) Config {
-	return Config{ReserveTimeout: 10 * time.Second, FenceTimeout: 500 * time.Millisecond, MaxQuarantined: max(blocks/4, 1)}
+	return Config{ReserveTimeout: 10 * time.Second, FenceTimeout: 500 * time.Millisecond, MaxQuarantined: max(blocks/4, 1),
+		MaxRemains: 256, RetryWait: 100 * time.Millisecond}
 }
 
 // Claim is what to collect, and from whom.
@@ -62,6 +72,7 @@ type Report struct {
 	Queue   time.Duration // in prefill's queue
 	Prefill time.Duration // computing
 	Had     int           // prompt tokens that were here already
+	Resumed int           // blocks of a layer that a broken transfer had brought
 }
 
 // Error is a failed Fetch with the outcome that the router acts on.
@@ -80,10 +91,16 @@ type Backend interface {
 	Arch() kernels.Arch
 }
 
+// Opener opens sessions to prefill workers: a kvconn.Receiver, or what chooses
+// a way for one.
+type Opener interface {
+	Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvconn.Session, error)
+}
+
 // Service collects prompts for one engine's pool.
 type Service struct {
 	cfg     Config
-	recv    *kvconn.Receiver
+	recv    Opener
 	cache   *kvcache.Cache
 	backend Backend
 	log     *slog.Logger
@@ -91,15 +108,18 @@ type Service struct {
 	ctx    context.Context // ends with Close: the fencing goroutines' life
 	cancel context.CancelFunc
 
+	remains *remains
+
 	mu     sync.Mutex // guards closed, and wg.Go against Wait
 	closed bool
 	wg     sync.WaitGroup
 }
 
 // New makes a service that fills cache's blocks in backend's pool.
-func New(cfg Config, recv *kvconn.Receiver, cache *kvcache.Cache, backend Backend, log *slog.Logger) *Service {
+func New(cfg Config, recv Opener, cache *kvcache.Cache, backend Backend, log *slog.Logger) *Service {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Service{cfg: cfg, recv: recv, cache: cache, backend: backend, log: log, ctx: ctx, cancel: cancel}
+	return &Service{cfg: cfg, recv: recv, cache: cache, backend: backend, log: log, ctx: ctx, cancel: cancel,
+		remains: newRemains(cfg.MaxRemains)}
 }
 
 // Close gives up the fences that do not hold yet, and waits for their
@@ -134,33 +154,43 @@ func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Repor
 		return fail("open session", err, ticket.Dead)
 	}
 	start := time.Now()
-	blocks, had, err := s.reserve(ctx, c)
+	name := nameOf(c)
+	over, err := s.remains.begin(ctx, c, name, s.cfg.RetryWait)
+	if err != nil {
+		return fail("wait for the former attempt", err, ticket.Late)
+	}
+	defer over()
+	table, err := s.assemble(ctx, c, name, session.Peer().Numerics)
 	rep.Reserve = time.Since(start)
 	if err != nil {
 		return fail("reserve blocks", err, ticket.NoSpace)
 	}
 	s.cache.SetState(c.Owner, "receiving")
 	start = time.Now()
-	in, err := session.Request(ctx, s.ticket(c, order, blocks, had))
+	in, err := session.Request(ctx, s.ticket(c, order, table))
 	if err != nil {
-		s.cache.Release(blocks, c.Owner)
+		s.cache.Release(table.blocks, c.Owner)
 		return fail("send ticket", err, ticket.Dead)
 	}
 	commit, err := in.Wait(ctx)
 	rep.KV = time.Since(start)
 	if err != nil {
-		s.fence(in, c.Owner, blocks, had)
+		s.fence(in, c, name, table, session)
 		return fail("collect prompt", err, ticket.Dead)
 	}
 	draft, err := handoff.ParseDraft(commit.Payload, &c.Order, c.LeaseID != "", len(c.Tokens), s.backend.Arch().Vocab)
 	if err != nil {
-		s.cache.Release(blocks, c.Owner)
+		s.cache.Release(table.blocks, c.Owner)
 		return fail("collect prompt", err, ticket.Corrupt)
 	}
 	rep.Queue = time.Duration(draft.QueueUS) * time.Microsecond
 	rep.Prefill = time.Duration(draft.ComputeUS) * time.Microsecond
-	rep.Had = had * s.cache.BlockTokens()
-	return &engine.Prefilled{Blocks: blocks, First: draft.First,
+	rep.Had = table.had * s.cache.BlockTokens()
+	if rep.Resumed = table.resumed; rep.Resumed > 0 {
+		s.cfg.Metrics.takenUp(rep.Resumed, len(c.Tokens)-draft.Cached)
+		s.log.Info("transfer taken up", "request_id", c.RequestID, "peer", session.Peer().PeerID.String(), "units", rep.Resumed)
+	}
+	return &engine.Prefilled{Blocks: table.blocks, First: draft.First,
 		CachedTokens: draft.Cached, PromptLogprobs: draft.Prompt}, rep, nil
 }
 
@@ -177,30 +207,31 @@ func (s *Service) reserve(ctx context.Context, c *Claim) (blocks []int32, had in
 	return blocks, hit / s.cache.BlockTokens(), err
 }
 
-// ticket asks for the blocks of which the first had are not filled.
-func (s *Service) ticket(c *Claim, order []byte, blocks []int32, had int) kvconn.TicketSpec {
+// ticket asks for what the table's blocks lack.
+func (s *Service) ticket(c *Claim, order []byte, t *table) kvconn.TicketSpec {
 	spec := kvconn.TicketSpec{
 		Link: c.Link, RequestID: c.RequestID, Tokens: c.Tokens, LeaseID: c.LeaseID, First: order, Deadline: c.Deadline,
-		Dest: make([]kvconn.Dest, len(blocks)), Have: make([]bool, len(blocks)),
+		Dest: make([]kvconn.Dest, len(t.blocks)), Have: make([]bool, len(t.blocks)), Stored: t.stored,
 		Sink: &sink{backend: s.backend, layout: s.backend.Layout()},
 	}
-	for i, g := range s.cache.Generations(blocks) {
-		spec.Dest[i] = kvconn.Dest{Block: blocks[i], Generation: g}
-		spec.Have[i] = i < had
+	for i, g := range s.cache.Generations(t.blocks) {
+		spec.Dest[i] = kvconn.Dest{Block: t.blocks[i], Generation: g}
+		spec.Have[i] = i < t.had
 	}
 	return spec
 }
 
 // fence makes the blocks of a failed ticket reusable: first the generation
 // moves, then no store may be running or come. A fence that does not hold at
-// once leaves the blocks quarantined until it does.
-func (s *Service) fence(in *kvconn.Incoming, owner string, blocks []int32, had int) {
-	fresh := blocks[had:]
+// once leaves the blocks quarantined until it does; one that does leaves what
+// has arrived for another attempt.
+func (s *Service) fence(in *kvconn.Incoming, c *Claim, name kvcache.Hash, t *table, from *kvconn.Session) {
+	owner, blocks, had, fresh := c.Owner, t.blocks, t.had, t.blocks[t.had:]
 	s.cache.Revoke(fresh, owner)
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.FenceTimeout)
 	defer cancel()
 	if in.Revoke(ctx) == nil {
-		s.cache.Release(blocks, owner)
+		s.leave(c, name, t, in.Stored(), from)
 		return
 	}
 	s.cache.Release(blocks[:had], owner)

@@ -113,6 +113,7 @@ type rig struct {
 	recv   *kvconn.Receiver
 	server *kvconn.Server
 	addr   string
+	log    *slog.Logger
 	stop   context.CancelFunc // of the server
 
 	answer func(ctx context.Context, o *kvconn.Outgoing) // of prefill; set before a Fetch
@@ -139,6 +140,7 @@ func newRig(t *testing.T, change func(*decode.Config, *kvconn.Config)) *rig {
 		}
 	}
 	log := slog.New(slog.DiscardHandler)
+	r.log = log
 	var err error
 	r.cache, err = kvcache.New(kvcache.Config{Blocks: blocks, BlockTokens: blockTokens, Fingerprint: "m", Numerics: "n"})
 	must(err)

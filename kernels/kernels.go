@@ -264,6 +264,22 @@ type Viewer interface {
 	View(layer int, block int32, row, n int) (run []byte, ok bool)
 }
 
+// Sharer is a Pool that may lie in memory which other processes can map.
+type Sharer interface {
+	// Shared describes that memory; the error says why there is none.
+	Shared() (Shared, error)
+}
+
+// Shared is a pool as a file in memory: block b of layer l begins at
+// Layers[l] + b*Stride, bytes, and lies there as Layout has it.
+type Shared struct {
+	FD     int   // sealed against shrinking; the backend's own, valid until its Close
+	Bytes  int64 // size of the file
+	Layers []int64
+	Stride int64
+	Pages  string // what backs it: "huge", "transparent" or "small"
+}
+
 // Error is a failed backend call.
 type Error struct {
 	Call string // "step", "xk_step"

@@ -35,3 +35,30 @@ func (u UnitSet) Has(layer, index int) bool {
 	}
 	return u.bits.has(layer*u.blocks + index)
 }
+
+// Only returns those units of the set whose block index is kept.
+func (u UnitSet) Only(keep func(index int) bool) UnitSet {
+	out := UnitSet{u.layers, u.blocks, newBitmap(u.layers * u.blocks)}
+	for index := range u.blocks {
+		if !keep(index) {
+			continue
+		}
+		for layer := range u.layers {
+			if u.Has(layer, index) {
+				out.bits.set(layer*u.blocks + index)
+			}
+		}
+	}
+	return out
+}
+
+// Block is how many layers of a block are in the set.
+func (u UnitSet) Block(index int) int {
+	n := 0
+	for layer := range u.layers {
+		if u.Has(layer, index) {
+			n++
+		}
+	}
+	return n
+}

@@ -44,7 +44,7 @@ func TestMetricNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, f := range families {
-		if !strings.HasPrefix(f.GetName(), "xpyd_kvconn_") || f.GetHelp() == "" {
+		if !strings.HasPrefix(f.GetName(), "xpyd_kvconn_") && !strings.HasPrefix(f.GetName(), "xpyd_kv_") || f.GetHelp() == "" {
 			t.Errorf("%s: %q", f.GetName(), f.GetHelp())
 		}
 	}

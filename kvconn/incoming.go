@@ -159,13 +159,14 @@ func (i *Incoming) Revoke(ctx context.Context) error {
 }
 
 // Stored returns the units that are stored and verified so far, those that the
-// spec listed included. After Revoke it is final.
+// spec listed included. After Revoke it is final. One that a peer with our
+// memory was asked for again is left out: it may have died writing it anew.
 func (i *Incoming) Stored() UnitSet {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	set := UnitSet{layers: i.layers, blocks: len(i.spec.Dest), bits: newBitmap(len(i.units))}
 	for u, st := range i.units {
-		if st == unitStored || st == unitHad {
+		if st == unitHad || st == unitStored && (i.s.lent == nil || i.tries[uint32(u)] == 0) {
 			set.bits.set(u)
 		}
 	}
@@ -235,6 +236,9 @@ func (i *Incoming) stored(unit uint32, err error) {
 	i.mu.Lock()
 	if err == nil {
 		i.units[unit] = unitStored
+		if i.tries[unit] > 0 {
+			i.s.m.repaired.Inc()
+		}
 		i.missing--
 		i.progress = time.Now()
 		complete := i.complete()

@@ -177,10 +177,10 @@ func (w *bulkWriter) place(g *Outgoing, u uint32) (bytes int, done bool, err err
 	}
 	w.sums = append(w.sums[:0], make([]uint64, gr.KVHeads)...)
 	run, viewed := []byte(nil), false
-	if v, ok := g.src.(ViewSource); ok {
+	if v, ok := g.src.(ViewSource); ok && g.layout.same(w.p.cfg.Identity.Layout, layer) {
 		run, viewed = v.View(layer, index, first, rows, w.sums)
 	}
-	if viewed {
+	if viewed && len(run) == size {
 		copy(dst, run)
 	} else if err := g.src.Load(layer, index, first, rows, dst, w.sums); err != nil {
 		return 0, false, err

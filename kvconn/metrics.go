@@ -21,6 +21,7 @@ type Metrics struct {
 	resends  *prometheus.CounterVec   // side
 	corrupt  prometheus.Counter
 	stale    *prometheus.CounterVec // reason
+	repaired prometheus.Counter
 	refusals *prometheus.CounterVec // field
 	mapped   *prometheus.GaugeVec   // side
 }
@@ -47,6 +48,8 @@ func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 		resends:  counter("resent_units_total", "Blocks of one layer asked for again, or sent again.", "side"),
 		corrupt: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_kvconn_corrupt_units_total",
 			Help: "Blocks of one layer that arrived with a wrong digest and were not stored."}),
+		repaired: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_kv_repaired_units_total",
+			Help: "Blocks of one layer that arrived damaged or not at all and were stored after they had been asked for again."}),
 		stale:    counter("stale_units_total", "Blocks of one layer dropped on arrival, by reason.", "reason"),
 		mapped:   gauge("mapped_pools", "Receivers' pools that a sender has mapped: on the receiver's side those it has not proof of being unmapped.", "side"),
 		refusals: counter("handshake_refusals_total", "Handshakes refused by either side, by field.", "field"),
@@ -54,7 +57,7 @@ func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.tickets, m.seconds, m.active, m.sessions, m.ends, m.bytes, m.units, m.resends, m.corrupt, m.stale, m.refusals, m.mapped} {
+	for _, c := range []prometheus.Collector{m.tickets, m.seconds, m.active, m.sessions, m.ends, m.bytes, m.units, m.resends, m.corrupt, m.repaired, m.stale, m.refusals, m.mapped} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}

@@ -57,6 +57,10 @@ func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn, loan *
 // Peer returns the sender's identity.
 func (s *Session) Peer() Identity { return s.peer }
 
+// Exact tells whether the peer's blocks are made under our numerics, so that
+// they may stand beside our own.
+func (s *Session) Exact() bool { return s.peer.Numerics == s.cfg.Identity.Numerics }
+
 // Done is closed when the session is over.
 func (s *Session) Done() <-chan struct{} { return s.ctx.Done() }
 

@@ -62,9 +62,10 @@ type attempt struct {
 // dispatch tries pairs until one answers or nothing is left to try.
 func (q *request) dispatch() (*answer, *openai.Error) {
 	var exclude, avoid []string
+	prefer := ""
 	var last *failure
 	for n := 1; ; n++ {
-		choice, version, oerr := q.choose(exclude, avoid, last != nil)
+		choice, version, oerr := q.choose(exclude, avoid, prefer, last != nil)
 		if oerr != nil {
 			if last != nil && q.ctx.Err() == nil {
 				oerr.Message += "; " + last.Error()
@@ -99,6 +100,10 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 		q.r.metrics.retries.WithLabelValues(f.reason).Inc()
 		last = f
 		exclude, avoid = append(exclude, f.exclude...), append(avoid, f.avoid...)
+		if f.holds != "" && f.holds == prefer { // it lost two in a row: perhaps it is the one
+			avoid, f.holds = append(avoid, f.holds), ""
+		}
+		prefer = f.holds
 	}
 }
 
@@ -119,13 +124,13 @@ func (q *request) pause(n int) bool {
 const retryPairWait = 500 * time.Millisecond
 
 // choose picks a pair, waiting up to PairWait for one to come.
-func (q *request) choose(exclude, avoid []string, again bool) (*pick.Choice, uint64, *openai.Error) {
+func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*pick.Choice, uint64, *openai.Error) {
 	r := q.r
 	if q.ctx.Err() != nil {
 		return nil, 0, contextError(q.ctx)
 	}
 	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
-		Exclude: exclude, Avoid: avoid, Explain: q.ex}
+		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.ex}
 	q.enrich(req)
 	var timeout <-chan time.Time
 	for {
@@ -354,7 +359,7 @@ func (a *attempt) watch() func() {
 	stop := a.p.onEnd(func() {
 		if cause := a.p.cause(); errors.Is(cause, errInstanceDead) {
 			a.give(&failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: ticket.Dead, reason: reasonDead, err: cause, retry: true,
-				exclude: []string{a.p.inst.ID}})
+				exclude: []string{a.p.inst.ID}, holds: a.d.inst.ID})
 		}
 	})
 	return func() {
@@ -555,6 +560,9 @@ func (a *attempt) broken(l *leg, err error) *failure {
 		}
 		a.q.r.suspect(l.inst, err)
 	}
+	if l == a.p && f.retry {
+		f.holds = a.d.inst.ID
+	}
 	return f
 }
 
@@ -574,6 +582,9 @@ func (a *attempt) told(by, partner *leg, o ticket.Outcome, message string) *fail
 		f.avoid = []string{by.inst.ID}
 	case f.hearsay():
 		f.avoid = []string{partner.inst.ID, partner.inst.ID, by.inst.ID}
+		if by.role == fleet.Decode && o == ticket.Dead {
+			f.avoid, f.holds = f.avoid[:2], by.inst.ID
+		}
 	default: // either may be at fault
 		f.avoid = []string{partner.inst.ID, by.inst.ID}
 	}

@@ -33,6 +33,7 @@ type failure struct {
 	retry   bool
 	exclude []string // ids that must not be tried again
 	avoid   []string // ids to try again only when no others are left
+	holds   string   // a decode that keeps what has arrived of the prompt, and is not at fault
 	relay   *answer  // what an engine has to say to the client, if it is the client's fault
 	api     *openai.Error
 }

@@ -118,6 +118,9 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 			state += ",unprobed"
 			note = m.ProbeError
 		}
+		if m.KVPaths != "" {
+			note = strings.TrimPrefix(note+"; kv: "+m.KVPaths, "; ")
+		}
 		if m.Convert {
 			note = strings.TrimPrefix(note+"; kv.convert: allow", "; ")
 		}

@@ -30,7 +30,8 @@ type upConfig struct {
 	Device      string      `koanf:"device"`
 	Threads     int         `koanf:"threads"`
 	BlockTokens int         `koanf:"block_tokens"`
-	KVMemory    config.Size `koanf:"kv_memory"` // of each worker
+	KVMemory    config.Size `koanf:"kv_memory"`    // of each worker
+	KVTransport string      `koanf:"kv_transport"` // between them: auto, tcp or shm
 }
 
 const maxWorkers = 64 // of a role, on one machine
@@ -44,6 +45,9 @@ func (c *upConfig) Validate() error {
 	}
 	w := worker.DefaultConfig(fleet.Prefill)
 	w.Device, w.Threads, w.BlockTokens, w.KVMemory, w.Log = c.Device, c.Threads, c.BlockTokens, c.KVMemory, c.Log
+	if err := worker.ValidTransport("kv_transport", c.KVTransport); err != nil {
+		return err
+	}
 	return errors.Join(c.Config.Validate(), w.Validate())
 }
 
@@ -51,7 +55,7 @@ func (c *upConfig) Validate() error {
 func newUp() *cobra.Command {
 	wdef := worker.DefaultConfig(fleet.Prefill)
 	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
-		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory}
+		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, KVTransport: wdef.KV.Transport}
 	def.Fleet.Listen = "127.0.0.1:0"
 	def.Log.Level = "warn"
 	var file string
@@ -78,6 +82,7 @@ drains; a second one stops at once.`,
 	f.Int("threads", 0, "CPU threads of each worker; 0: all cores")
 	f.Int("block-tokens", def.BlockTokens, "positions a KV block, 1 to 256")
 	f.String("kv-memory", def.KVMemory.String(), "size of each worker's KV pool")
+	f.String("kv-transport", def.KVTransport, "between the workers: auto (shared memory where possible), tcp or shm")
 	f.String("data", def.Data, "folder of the admin token and the join URL")
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
 	f.String("log-level", def.Log.Level, "debug, info, warn or error")
@@ -86,7 +91,7 @@ drains; a second one stops at once.`,
 		cfg := def
 		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: map[string]string{
 			"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
-			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory",
+			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "kv-transport": "kv_transport",
 			"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
 		}})
 		return &cfg, err
@@ -243,7 +248,7 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 	return func(i int) supervise.Child {
 		id := fmt.Sprintf("%s-%d", role, i)
 		args := []string{string(role), "--id", id, "--device", c.Device, "--threads", strconv.Itoa(c.Threads),
-			"--block-tokens", strconv.Itoa(c.BlockTokens), "--kv-memory", c.KVMemory.String(),
+			"--block-tokens", strconv.Itoa(c.BlockTokens), "--kv-memory", c.KVMemory.String(), "--kv-transport", c.KVTransport,
 			"--log-level", c.Log.Level, "--log-format", c.Log.Format}
 		if c.Model != "" {
 			args = append(args, "--model", c.Model)

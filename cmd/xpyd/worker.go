@@ -19,6 +19,7 @@ import (
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/kvconn/shm"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
 
@@ -45,6 +46,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.String("id", "", "name in the fleet; default: the role and a random suffix")
 	f.String("listen", cfg.Listen, "HTTP address")
 	f.String("kv-listen", cfg.KVListen, "KV connector address")
+	f.String("kv-transport", cfg.KV.Transport, "auto, tcp or shm: how KV comes from workers of this machine")
 	f.String("advertise", "", "host that others dial, when it is not the listen host")
 	f.String("device", cfg.Device, "auto, cpu or cuda")
 	f.Int("threads", 0, "CPU threads; 0: all cores")
@@ -56,7 +58,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: map[string]string{
 			"join": "fleet.url", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
-			"kv-listen": "kv_listen", "advertise": "advertise", "device": "device", "threads": "threads",
+			"kv-listen": "kv_listen", "kv-transport": "kv.transport", "advertise": "advertise", "device": "device", "threads": "threads",
 			"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory",
 			"log-level": "log.level", "log-format": "log.format",
 		}}); err != nil {
@@ -90,8 +92,14 @@ func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	w, err := worker.Start(ctx, cfg, worker.Deps{Log: log, Registry: prometheus.NewRegistry(),
-		Transport: transport, Build: build(), Progress: progress(stderr)})
+	deps := worker.Deps{Log: log, Registry: prometheus.NewRegistry(),
+		Transport: transport, Build: build(), Progress: progress(stderr)}
+	if local, err := shm.New(); err != nil {
+		deps.NoLocal = err
+	} else {
+		deps.Local = local
+	}
+	w, err := worker.Start(ctx, cfg, deps)
 	if err != nil && ctx.Err() != nil {
 		log.Info("stopped while starting", "error", err)
 		return nil

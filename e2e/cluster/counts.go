@@ -81,3 +81,19 @@ func (r *Router) Goroutines() string {
 	}
 	return text
 }
+
+// WorkerMetric is one of a live worker's metrics, summed over those of its
+// samples that begin with name.
+func (r *Router) WorkerMetric(id, name string) (float64, error) {
+	f, err := r.Fleet()
+	if err != nil {
+		return 0, err
+	}
+	m := f.Get(id)
+	if m == nil {
+		return 0, fmt.Errorf("no worker %s", id)
+	}
+	var text string
+	err = get(r.client, m.URL+"/metrics", &text)
+	return metric(text, name), err
+}

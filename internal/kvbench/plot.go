@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"strings"
+	"time"
 )
 
 // Plot writes the sweep as one self-contained SVG: throughput above, latency
@@ -25,7 +26,7 @@ func (r *Report) Plot(w io.Writer) error {
 		sizes[i], gbs[i], p50[i], p99[i] = float64(p.Bytes), p.GBs.Median, p.P50, p.P99
 	}
 	chart{top: 50, label: "GB/s", x: sizes, lines: []line{{"throughput", "#1f6fb4", gbs}}, zero: true}.draw(&b)
-	chart{top: 345, label: "µs, ticket to verified", x: sizes, lines: []line{{"p50", "#1f6fb4", p50}, {"p99", "#c0392b", p99}}}.draw(&b)
+	chart{top: 345, label: "latency, ticket to verified", x: sizes, lines: []line{{"p50", "#1f6fb4", p50}, {"p99", "#c0392b", p99}}}.draw(&b)
 	b.WriteString("</svg>\n")
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -92,7 +93,7 @@ func (c chart) draw(b *strings.Builder) {
 	py := func(v float64) float64 { return c.top + tall*(1-at(v, lowY, highY, !c.zero)) }
 	fmt.Fprintf(b, `<text x="%d" y="%.0f">%s</text>`+"\n", left, c.top-8, html.EscapeString(c.label))
 	for _, v := range ticks {
-		fmt.Fprintf(b, `<path d="M%d %.1fH%d" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%.4g</text>`+"\n", left, py(v), right, left-8, py(v)+4, v)
+		fmt.Fprintf(b, `<path d="M%d %.1fH%d" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`+"\n", left, py(v), right, left-8, py(v)+4, c.tick(v))
 	}
 	for _, v := range c.x {
 		fmt.Fprintf(b, `<path d="M%.1f %.0fV%.0f" stroke="#eee"/><text x="%.1f" y="%.0f" text-anchor="middle">%s</text>`+"\n",
@@ -109,6 +110,14 @@ func (c chart) draw(b *strings.Builder) {
 		}
 		fmt.Fprintf(b, `<text x="%d" y="%.0f" fill="%s">%s</text>`+"\n", right-150+75*i, c.top-8, l.colour, l.name)
 	}
+}
+
+// tick writes a value on the y axis: microseconds as people read them.
+func (c chart) tick(v float64) string {
+	if c.zero {
+		return fmt.Sprintf("%.4g", v)
+	}
+	return time.Duration(v * 1e3).String()
 }
 
 func bounds(v []float64) (low, high float64) {

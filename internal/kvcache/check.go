@@ -1,6 +1,10 @@
 package kvcache
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+	"maps"
+)
 
 // Check verifies the cache's invariants: every block is in exactly one state,
 // references equal the owners' accounts, and the index agrees with the blocks
@@ -50,7 +54,7 @@ func (c *Cache) Check() error {
 			return fmt.Errorf("block %d: quarantine %t, owners say %t", i, b.quarantined, quarantined[i])
 		case b.entry != nil && (free[i] || b.quarantined):
 			return fmt.Errorf("block %d: indexed though not in use", i)
-		case b.entry != nil && c.index[b.entry.hash] != b.entry:
+		case b.entry != nil && c.index[b.entry.hash] != b.entry && c.shelf[b.entry.hash] != b.entry:
 			return fmt.Errorf("block %d: its entry is not in the index", i)
 		}
 		if b.refs == 0 && b.entry != nil {
@@ -69,8 +73,15 @@ func (c *Cache) Check() error {
 func (c *Cache) checkIndex() error {
 	kids := make(map[Hash]int)
 	idle := 0
-	for hash, e := range c.index {
-		kids[e.parent]++
+	entries := maps.Clone(c.index)
+	maps.Copy(entries, c.shelf)
+	if len(entries) != len(c.index)+len(c.shelf) {
+		return errors.New("a name on the shelf is in the index")
+	}
+	for hash, e := range entries {
+		if !e.shelved {
+			kids[e.parent]++
+		}
 		n := 0
 		for _, id := range e.blocks {
 			b := &c.blocks[id]
@@ -82,7 +93,7 @@ func (c *Cache) checkIndex() error {
 			}
 		}
 		switch {
-		case hash != e.hash || len(e.blocks) != c.unitBlocks:
+		case hash != e.hash || !e.shelved && len(e.blocks) != c.unitBlocks:
 			return fmt.Errorf("entry %x: hash %x, %d blocks", hash, e.hash, len(e.blocks))
 		case n != e.idle:
 			return fmt.Errorf("entry %x: %d blocks idle, counted %d", hash, n, e.idle)

@@ -15,6 +15,7 @@ type entry struct {
 	used         uint64 // clock of the last release
 	leaf         bool   // no indexed entry extends it
 	pos          int    // in Cache.idle, when idle > 0
+	shelved      bool   // in Cache.shelf, not in the index: hash is a name, and it has no parent
 }
 
 // entryHeap orders entries with something to evict: leaves before inner
@@ -179,14 +180,16 @@ func (c *Cache) insert(ch *Chain, from int, tokens, ids []int32) {
 	}
 }
 
-// Clear empties the index: cached blocks are freed, held ones stay held.
+// Clear empties the index and the shelf: cached blocks are freed, held ones stay held.
 func (c *Cache) Clear() {
 	c.mu.Lock()
 	defer c.unlock()
-	for _, e := range c.index {
-		c.unindex(e)
+	for _, entries := range []map[Hash]*entry{c.index, c.shelf} {
+		for _, e := range entries {
+			c.unindex(e)
+		}
+		clear(entries)
 	}
-	clear(c.index)
 	clear(c.kids)
 	clear(c.idle)
 	c.idle = c.idle[:0]
@@ -210,6 +213,10 @@ func (c *Cache) drop(e *entry) {
 		heap.Remove(&c.idle, e.pos)
 	}
 	c.unindex(e)
+	if e.shelved {
+		delete(c.shelf, e.hash)
+		return
+	}
 	delete(c.index, e.hash)
 	if c.kids[e.parent]--; c.kids[e.parent] == 0 {
 		delete(c.kids, e.parent)

@@ -7,7 +7,7 @@
 //
 //	free        nobody holds it, its content means nothing
 //	held        one or more references, each booked on an owner's label
-//	cached      no references, but the prefix index knows its content;
+//	cached      no references, but the prefix index, or a shelf, knows its content;
 //	            taken back, least recently used leaf first, when Alloc needs it
 //	quarantined revoked while a peer may still write to it; not reusable
 //	            until Unquarantine
@@ -81,9 +81,10 @@ type Cache struct {
 	quarantined int
 	owners      map[string]*holding
 	index       map[Hash]*entry
-	kids        map[Hash]int // indexed entries by their parent's hash
-	idle        entryHeap    // entries with at least one cached block
-	clock       uint64       // orders uses, for LRU
+	kids        map[Hash]int    // indexed entries by their parent's hash
+	shelf       map[Hash]*entry // by name; see Shelve
+	idle        entryHeap       // entries with at least one cached block
+	clock       uint64          // orders uses, for LRU
 	waiters     waiterList
 	demand      demand
 	pending     []Event // index changes not yet told
@@ -116,6 +117,7 @@ func New(cfg Config) (*Cache, error) {
 		owners:     make(map[string]*holding),
 		index:      make(map[Hash]*entry),
 		kids:       make(map[Hash]int),
+		shelf:      make(map[Hash]*entry),
 	}
 	for id := cfg.Blocks - 1; id >= 0; id-- {
 		c.free = append(c.free, int32(id))

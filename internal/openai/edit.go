@@ -29,16 +29,17 @@ var fieldNames = [fields]string{"stream", "stream_options", "max_tokens", "max_c
 func (f Field) String() string { return fieldNames[f] }
 
 func fieldOf(key []byte) (Field, bool) {
-	if len(key) < len("rid") || len(key) > len("disagg_prefill_dp_rank") {
-		return 0, false
-	}
-	for f, name := range fieldNames {
-		if string(key) == name {
-			return Field(f), true
-		}
-	}
-	return 0, false
+	f, ok := fieldsByName[string(key)]
+	return f, ok
 }
+
+var fieldsByName = func() map[string]Field {
+	m := make(map[string]Field, len(fieldNames))
+	for f, name := range fieldNames {
+		m[name] = Field(f)
+	}
+	return m
+}()
 
 // span is where a member is: [key, end) with its value at [val, end); end is
 // 0 for a field that is not there.

@@ -44,9 +44,14 @@ type Config struct {
 	TicketWait   time.Duration `koanf:"ticket_wait"`   // the router's leg waits so long for decode's ticket
 	ReserveWait  time.Duration `koanf:"reserve_wait"`  // decode waits so long for free blocks
 
-	Fleet Fleet `koanf:"fleet"`
-	KV    KV    `koanf:"kv"`
-	Log   Log   `koanf:"log"`
+	// Topology is where it is, from the widest label to the narrowest:
+	// "zone-a/rack-3". Routers prefer near pairs.
+	Topology string `koanf:"topology"`
+
+	KVEvents KVEvents `koanf:"kv_events"`
+	Fleet    Fleet    `koanf:"fleet"`
+	KV       KV       `koanf:"kv"`
+	Log      Log      `koanf:"log"`
 }
 
 // Fleet says how to reach NATS; an empty URL is a worker of its own.
@@ -73,7 +78,9 @@ type KV struct {
 	TLSCert          string        `koanf:"tls_cert"`
 	TLSKey           string        `koanf:"tls_key"`
 	TLSCA            string        `koanf:"tls_ca"`
-	Convert          string        `koanf:"convert"` // "refuse" or "allow" peers whose KV has another dtype
+	Transport        string        `koanf:"transport"`       // "auto", "tcp" or "shm"
+	MaxQuarantined   int           `koanf:"max_quarantined"` // blocks; 0: a quarter of the pool
+	Convert          string        `koanf:"convert"`         // "refuse" or "allow" peers whose KV has another dtype
 }
 
 // convertAllow gives up the promise of the same tokens for workers that keep
@@ -96,9 +103,10 @@ func DefaultConfig(role fleet.Role) Config {
 		StepTokens: 512, MaxStepTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
-		Fleet: Fleet{Heartbeat: 250 * time.Millisecond},
+		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
+		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
-			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Convert: "refuse"},
+			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Convert: "refuse"},
 		Log: Log{Level: "info", Format: "text"},
 	}
 }
@@ -112,6 +120,11 @@ func oneOf(key, v string, allowed ...string) error {
 		return nil
 	}
 	return bad(key, "%q is not one of %s", v, strings.Join(allowed, ", "))
+}
+
+// ValidTransport checks a kv.transport that stands under key.
+func ValidTransport(key, v string) error {
+	return oneOf(key, v, transportAuto, transportTCP, transportSHM)
 }
 
 // Validate returns a *config.KeyError.
@@ -131,6 +144,9 @@ func (c *Config) Validate() error {
 	if err := oneOf("device", c.Device, "auto", "cpu", "cuda"); err != nil {
 		return err
 	}
+	if err := ValidTransport("kv.transport", c.KV.Transport); err != nil {
+		return err
+	}
 	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {
 		return err
 	}
@@ -147,6 +163,11 @@ func (c *Config) Validate() error {
 	}
 	if k := c.KV; (k.TLSCert == "") != (k.TLSKey == "") || (k.TLSCert == "") != (k.TLSCA == "") {
 		return bad("kv.tls_cert", "tls_cert, tls_key and tls_ca go together")
+	}
+	for _, a := range []struct{ key, addr string }{{"kv_events.listen", c.KVEvents.Listen}, {"kv_events.replay", c.KVEvents.Replay}} {
+		if _, _, err := net.SplitHostPort(a.addr); a.addr != "" && err != nil {
+			return bad(a.key, "%q is not host:port", a.addr)
+		}
 	}
 	if f := c.Fleet; f.URL != "" {
 		conn := fleet.ConnConfig{URL: f.URL, CredsFile: f.CredsFile, TLSCert: f.TLSCert, TLSCA: f.TLSCA, Insecure: f.Insecure}
@@ -170,6 +191,7 @@ func (c *Config) Validate() error {
 		{"kv.bulk_conns", int64(c.KV.BulkConns), 1, 64},
 		{"kv.resends", int64(c.KV.Resends), 0, 100},
 		{"kv.max_sessions", int64(c.KV.MaxSessions), 1, 1 << 16},
+		{"kv.max_quarantined", int64(c.KV.MaxQuarantined), 0, 1 << 30},
 	} {
 		if r.v < r.lo || r.v > r.hi {
 			return bad(r.key, "%d is not in %d..%d", r.v, r.lo, r.hi)

@@ -5,26 +5,44 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 
 	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/internal/clientwatch"
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/prefill"
 )
 
-func (w *Worker) startKV(tr kvconn.Transport) error {
+func (w *Worker) startKV(d Deps) error {
+	tr := transports{Transport: d.Transport, local: d.Local}
 	metrics, err := kvconn.NewMetrics(w.registry)
 	if err != nil {
 		return err
 	}
 	cfg := w.cfg.kvconn(w.identity)
+	var private error
+	if cfg.Shared, private = w.shared(d); private != nil && w.cfg.KV.Transport == transportSHM {
+		return &config.KeyError{Key: "kv.transport", Msg: fmt.Sprintf("shm is not possible here: %v", private)}
+	}
 	if w.recv, err = kvconn.NewReceiver(cfg, tr, w.log, metrics); err != nil {
 		return err
 	}
 	dcfg := decode.DefaultConfig(w.cache.Blocks())
 	dcfg.ReserveTimeout = w.cfg.ReserveWait
-	w.decode = decode.New(dcfg, w.recv, w.cache, w.backend, w.log)
+	if dcfg.Metrics, err = decode.NewMetrics(w.registry); err != nil {
+		return err
+	}
+	if w.cfg.KV.MaxQuarantined > 0 {
+		dcfg.MaxQuarantined = w.cfg.KV.MaxQuarantined
+	}
+	ways, err := newPaths(w.recv, w.cfg.KV.Transport, text(private), w.members, w.publishPaths, w.log, w.registry)
+	if err != nil {
+		return err
+	}
+	w.decode = decode.New(dcfg, ways, w.cache, w.backend, w.log)
 	w.later("close sessions to prefill", func(ctx context.Context) error {
 		err := w.recv.Close(ctx)
 		w.decode.Close()
@@ -43,13 +61,32 @@ func (w *Worker) startKV(tr kvconn.Transport) error {
 	if w.kvAddr, err = w.advertised(ln.Addr()); err != nil {
 		return errors.Join(err, ln.Close())
 	}
+	listeners := []net.Listener{ln}
+	if d.Local != nil && w.cfg.KV.Transport != transportTCP {
+		local, err := d.Local.Listen("")
+		switch {
+		case err == nil:
+			w.kvLocal = local.Addr().String()
+			listeners = append(listeners, local)
+		case w.cfg.KV.Transport == transportSHM:
+			return errors.Join(&config.KeyError{Key: "kv.transport", Msg: fmt.Sprintf("shm: %v", err)}, ln.Close())
+		default:
+			w.log.Warn("peers on this machine must use tcp", "error", err)
+		}
+	}
 	serve, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
+	var running sync.WaitGroup
+	for _, ln := range listeners {
+		running.Go(func() {
+			if err := w.server.Serve(serve, ln, w.prefill); err != nil && serve.Err() == nil {
+				w.failed <- fmt.Errorf("kv listener: %w", err)
+			}
+		})
+	}
 	go func() {
 		defer close(done)
-		if err := w.server.Serve(serve, ln, w.prefill); err != nil && serve.Err() == nil {
-			w.failed <- fmt.Errorf("kv listener: %w", err)
-		}
+		running.Wait()
 	}()
 	w.later("end sessions of decode", func(ctx context.Context) error {
 		err := w.server.Drain(ctx)
@@ -63,6 +100,54 @@ func (w *Worker) startKV(tr kvconn.Transport) error {
 		}
 	})
 	return nil
+}
+
+// shared describes the pool to kvconn, or says why it cannot be shared.
+func (w *Worker) shared(d Deps) (*kvconn.Shared, error) {
+	switch {
+	case w.cfg.KV.Transport == transportTCP:
+		return nil, errors.New("kv.transport is tcp")
+	case d.Local == nil && d.NoLocal != nil:
+		return nil, d.NoLocal
+	case d.Local == nil:
+		return nil, errors.New("this process has no local transport")
+	}
+	sharer, ok := w.backend.(kernels.Sharer)
+	if !ok {
+		return nil, fmt.Errorf("the pool of device %s is not in shared memory", w.backend.Info().Name)
+	}
+	s, err := sharer.Shared()
+	if err != nil {
+		return nil, err
+	}
+	out := &kvconn.Shared{FD: s.FD, Bytes: s.Bytes, Blocks: w.backend.Blocks()}
+	for _, at := range s.Layers {
+		out.Layers = append(out.Layers, kvconn.Span{Offset: at, Stride: s.Stride})
+	}
+	w.log.Info("kv pool is in shared memory", "bytes", s.Bytes, "pages", s.Pages)
+	return out, nil
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// members is the fleet as this worker sees it; nil without one.
+func (w *Worker) members() *fleet.Snapshot {
+	if w.fleet == nil || w.fleet.watcher == nil {
+		return nil
+	}
+	return w.fleet.watcher.Snapshot()
+}
+
+// publishPaths announces how prefill workers are reached.
+func (w *Worker) publishPaths(summary string) {
+	if err := w.fleet.update(func(i *fleet.Instance) { i.KVPaths = summary }); err != nil {
+		w.log.Warn("announce kv paths", "error", err)
+	}
 }
 
 // listenHTTP opens the HTTP listener; serveHTTP answers on it.

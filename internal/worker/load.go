@@ -74,8 +74,9 @@ func weights(m *model.Model) kernels.Weights {
 }
 
 // newBackend puts the model on the device that cfg names. "auto" takes a GPU
-// where there is one that can be used, else the CPU, and says so.
-func newBackend(cfg *Config, m *model.Model, log *slog.Logger) (kernels.Backend, error) {
+// where there is one that can be used, else the CPU, and says so. share asks
+// for a pool that other processes can map.
+func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kernels.Backend, error) {
 	if cfg.Device != "cpu" {
 		b, err := newCUDA(cfg, m)
 		if err == nil || cfg.Device == "cuda" {
@@ -96,7 +97,7 @@ func newBackend(cfg *Config, m *model.Model, log *slog.Logger) (kernels.Backend,
 	if err != nil {
 		return nil, err
 	}
-	b, err := cpu.New(a, weights(m), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: threads})
+	b, err := cpu.New(a, weights(m), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: threads, Share: share})
 	if err != nil {
 		return nil, fmt.Errorf("model %s: %w", m.Name, err)
 	}

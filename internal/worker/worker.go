@@ -39,6 +39,8 @@ type Deps struct {
 	Log       *slog.Logger
 	Registry  *prometheus.Registry
 	Transport kvconn.Transport
+	Local     kvconn.Transport // between processes of this machine; nil: there is none
+	NoLocal   error            // why there is none
 	Build     string
 	Progress  func(model.Progress) // of a download or a fingerprint; may be nil
 }
@@ -54,6 +56,7 @@ type Worker struct {
 	identity kvconn.Identity
 	url      string
 	kvAddr   string
+	kvLocal  string // "": it is only reached over the network
 
 	model   *model.Model
 	tok     *tokenizer.Tokenizer
@@ -66,6 +69,7 @@ type Worker struct {
 	recv    *kvconn.Receiver
 	server  *kvconn.Server
 	fleet   *membership
+	events  *eventWriter // nil without a publisher
 	clients *clientwatch.Watcher
 	client  *http.Client // to a foreign prefill's bootstrap
 	http    *fasthttp.Server
@@ -89,7 +93,7 @@ func Start(ctx context.Context, cfg Config, d Deps) (*Worker, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	w := &Worker{cfg: cfg, log: d.Log, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 2),
+	w := &Worker{cfg: cfg, log: d.Log, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 3),
 		client: newClient(), jobs: newJobs(), lifelines: newJobs()}
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
 	if err := w.start(ctx, d); err != nil {
@@ -116,10 +120,13 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	if err := w.registerMetrics(); err != nil {
 		return err
 	}
+	if err := w.startEvents(); err != nil {
+		return err
+	}
 	if err := w.startEngine(); err != nil {
 		return err
 	}
-	if err := w.startKV(d.Transport); err != nil {
+	if err := w.startKV(d); err != nil {
 		return err
 	}
 	ln, err := w.listenHTTP()
@@ -156,7 +163,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 	for id := range w.tok.VocabSize() {
 		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
 	}
-	if w.backend, err = newBackend(&w.cfg, m, w.log); err != nil {
+	if w.backend, err = newBackend(&w.cfg, m, d.Local != nil && w.cfg.KV.Transport != transportTCP, w.log); err != nil {
 		return err
 	}
 	w.free("free the backend", func(context.Context) error { return w.backend.Close() })
@@ -166,7 +173,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 func (w *Worker) startEngine() error {
 	var err error
 	w.cache, err = kvcache.New(kvcache.Config{Blocks: w.backend.Blocks(), BlockTokens: w.cfg.BlockTokens,
-		Fingerprint: w.model.Fingerprint, Numerics: w.backend.Info().Numerics})
+		Fingerprint: w.model.Fingerprint, Numerics: w.backend.Info().Numerics, Listener: w.listener()})
 	if err != nil {
 		return err
 	}
@@ -198,13 +205,15 @@ func (w *Worker) instance() fleet.Instance {
 		}
 	}
 	l := w.backend.Layout()
+	events, replay := w.eventAddrs()
 	return fleet.Instance{
-		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr,
+		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVLocal: w.kvLocal, Machine: machineID(),
 		Dialect: "native", Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
 		ModelFingerprint: w.identity.ModelFingerprint, TokenizerFingerprint: w.identity.TokenizerFingerprint, Numerics: w.identity.Numerics,
 		Convert:     w.cfg.KV.Convert == convertAllow,
 		Layout:      fleet.Layout{Layers: l.Layers, KVHeads: l.KVHeads, HeadDim: l.HeadDim, BlockTokens: l.BlockTokens, DType: l.DType},
 		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), MaxBatch: w.cfg.MaxBatch, PID: os.Getpid(),
+		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, Topology: w.cfg.Topology,
 	}
 }
 

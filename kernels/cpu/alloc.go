@@ -29,6 +29,11 @@ func allocFloats(n int) []float32 {
 	return unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), n)
 }
 
+// floatsOf views memory that is aligned for it as float32.
+func floatsOf(b []byte) []float32 {
+	return unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), len(b)/4)
+}
+
 // bytesOf views float32 memory as bytes.
 func bytesOf(f []float32) []byte {
 	if len(f) == 0 {

@@ -29,6 +29,7 @@ type Options struct {
 	Blocks      int    // KV blocks in the pool
 	BlockTokens int    // positions a block: 1..256; 0 is 16
 	Threads     int    // 0 is GOMAXPROCS
+	Share       bool   // put the pool where other processes can map it, if the system has such memory
 	SIMD        string // "avx512", "avx2", "portable"; "" is the best there is
 }
 
@@ -100,7 +101,7 @@ func New(a kernels.Arch, w kernels.Weights, opt Options) (*Backend, error) {
 		BlockTokens: opt.BlockTokens,
 		DType:       kernels.F32.String(),
 		RowBytes:    4 * a.HeadDim,
-	}, opt.Blocks)
+	}, opt.Blocks, opt.Share)
 	b.team = newTeam(opt.Threads)
 	b.work = b.member
 	b.step.init(b, opt.Threads)
@@ -250,9 +251,10 @@ func (b *Backend) Layout() kernels.Layout { return b.layout }
 // Blocks implements kernels.Backend.
 func (b *Backend) Blocks() int { return b.blocks }
 
-// Close ends the worker goroutines and waits for them. The pool stays readable.
+// Close ends the worker goroutines and waits for them. The pool stays readable,
+// unless it is shared: then it is unmapped, and must not be touched any more.
 // Closing twice is allowed.
 func (b *Backend) Close() error {
 	b.team.close()
-	return nil
+	return b.pool.close()
 }

@@ -1,9 +1,11 @@
 package cpu
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 
+	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -18,9 +20,14 @@ type pool struct {
 	data   [][]float32 // [layer] of [block][2][kv_head][block_tokens][head_dim]
 	digest []uint64    // [layer][block][kv_head]
 	filled []uint16    // [layer][block][kv_head]: rows 0..filled-1 are in digest
+
+	shared  *memfd.Memory // holds data; nil: the Go heap does
+	private error         // why it is not shared
 }
 
-func newPool(l kernels.Layout, blocks int) *pool {
+// newPool allocates a pool, in memory for others to map if share asks for it
+// and the system has such.
+func newPool(l kernels.Layout, blocks int, share bool) *pool {
 	p := &pool{
 		layout: l,
 		blocks: blocks,
@@ -28,10 +35,44 @@ func newPool(l kernels.Layout, blocks int) *pool {
 		digest: make([]uint64, l.Layers*blocks*l.KVHeads),
 		filled: make([]uint16, l.Layers*blocks*l.KVHeads),
 	}
+	p.private = errors.New("the pool was not asked to be shared")
+	if share {
+		p.shared, p.private = memfd.New("xpyd-kv", l.Layers*p.layerBytes())
+	}
 	for i := range p.data {
-		p.data[i] = allocFloats(blocks * l.BlockBytes() / 4)
+		if p.shared != nil {
+			at := i * p.layerBytes()
+			p.data[i] = floatsOf(p.shared.Bytes[at : at+blocks*l.BlockBytes()])
+		} else {
+			p.data[i] = allocFloats(blocks * l.BlockBytes() / 4)
+		}
 	}
 	return p
+}
+
+// layerBytes is the distance between two layers of a shared pool: whole pages,
+// so that no two layers share one.
+func (p *pool) layerBytes() int { return roundUp(p.blocks*p.layout.BlockBytes(), 4096) }
+
+// Shared implements kernels.Sharer.
+func (p *pool) Shared() (kernels.Shared, error) {
+	if p.shared == nil {
+		return kernels.Shared{}, p.private
+	}
+	s := kernels.Shared{FD: p.shared.FD, Bytes: p.shared.Size, Stride: int64(p.layout.BlockBytes()),
+		Layers: make([]int64, p.layout.Layers), Pages: string(p.shared.Pages)}
+	for i := range s.Layers {
+		s.Layers[i] = int64(i * p.layerBytes())
+	}
+	return s, nil
+}
+
+// close gives shared memory back; the pool is gone then.
+func (p *pool) close() error {
+	if p.shared == nil {
+		return nil
+	}
+	return p.shared.Close()
 }
 
 // rows returns rows row..row+n-1 of one head's K (kv 0) or V (kv 1).

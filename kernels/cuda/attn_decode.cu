@@ -9,11 +9,12 @@
 // The number of splits is computed here from the length, so that a graph's
 // grid is the same for every length.
 // Oracle: xk_attn_any and kernels/cpu.
-#include <climits>
+#include <algorithm>
 
 #include "common.cuh"
 
 static constexpr int WARPS = 4, STAGES = 3, CHUNK = 16;
+static constexpr int AHEAD = 4;    // chunks of a warp whose blocks are known before they are copied
 static constexpr int AT_ONCE = 16; // splits whose loads are in flight together when they are merged
 
 template <int D> static constexpr int smem_bytes = WARPS * STAGES * 2 * CHUNK * D * 2;
@@ -41,12 +42,18 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   uint8_t *ring = smem + warp * (STAGES * 2 * CHUNK * D * 2);
   const int64_t value = int64_t(kv_heads) * p.bt.d * D; // from a K row to its V row
 
-  // Lanes 0..15 look up one position each; all copy 16-byte parts.
-  auto fetch = [&](int chunk, int stage) {
+  // Lanes 0..15 look up one position each, AHEAD chunks before they are copied:
+  // the latency of the lookups was a third of a short step.
+  auto look = [&](int chunk) {
+    int mine = begin + chunk * CHUNK + lane % CHUNK;
+    return mine < end ? __ldg(table + p.bt.div(mine)) : -1;
+  };
+  // All copy 16-byte parts.
+  auto fetch = [&](int chunk, int stage, int block) {
     int first = begin + chunk * CHUNK;
     if (first < end) {
       int mine = first + lane % CHUNK;
-      int64_t base = mine < end ? p.at(table, 0, kv_head, mine) : -1;
+      int64_t base = block < 0 ? -1 : p.row(block, 0, kv_head, mine - p.bt.div(mine) * p.bt.d);
       uint8_t *to = ring + stage * (2 * CHUNK * D * 2);
 #pragma unroll
       for (int i = 0; i < CHUNK * PARTS / 32; i++) {
@@ -62,6 +69,9 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   };
 
   int chunks = div_up(end - begin, CHUNK);
+  int blocks[AHEAD];
+#pragma unroll
+  for (int i = 0; i < AHEAD; i++) blocks[i] = look(warp + i * WARPS);
   uint32_t q[D / 16][4];
   {
     const uint32_t *src = reinterpret_cast<const uint32_t *>(a.qkv + int64_t(row) * (a.heads + 2 * kv_heads) * D + int64_t(kv_head) * group * D);
@@ -81,7 +91,11 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   int stage = 0, ahead = 0; // of this round's chunk, and of the one it fetches
 #pragma unroll 1
   for (int c = warp - (STAGES - 1) * WARPS; c < chunks; c += WARPS) {
-    fetch(c + (STAGES - 1) * WARPS, ahead);
+    int coming = c + (STAGES - 1) * WARPS;
+    fetch(coming, ahead, blocks[0]);
+#pragma unroll
+    for (int i = 0; i + 1 < AHEAD; i++) blocks[i] = blocks[i + 1];
+    blocks[AHEAD - 1] = look(coming + AHEAD * WARPS);
     ahead = ahead + 1 == STAGES ? 0 : ahead + 1;
     stage = stage + 1 == STAGES ? 0 : stage + 1;
     if (c < 0) continue;
@@ -225,6 +239,9 @@ int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const
   if (!xk_attn_fast(p.head_dim, a.heads / p.kv_heads)) return xk_fail(XK_INVALID, "decode attention: head_dim %d", p.head_dim);
   return p.head_dim == 64 ? decode<64>(l, a, p, rows, n) : decode<128>(l, a, p, rows, n);
 }
+
+// Enough CTAs that every multiprocessor has one; each more is more to merge.
+int xk_attn_splits(int sms, int rows, int kv_heads) { return std::min(32, div_up(sms, rows * kv_heads)); }
 
 int32_t xk_attn_decode_init() {
   XK_TRY(cudaFuncSetAttribute(decode_kernel<64>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<64>));

@@ -79,6 +79,24 @@ int32_t launch(const Launch &l, void (*kernel)(P...), dim3 grid, dim3 block, siz
   XK_TRY(cudaLaunchKernelEx(&cfg, kernel, P(args)...));
   return XK_OK;
 }
+// The same, with clusters of so many CTAs.
+template <typename... P, typename... A>
+int32_t launch_clusters(const Launch &l, void (*kernel)(P...), dim3 grid, dim3 block, size_t smem, int cluster, A... args) {
+  cudaLaunchConfig_t cfg = {};
+  cfg.gridDim = grid;
+  cfg.blockDim = block;
+  cfg.dynamicSmemBytes = smem;
+  cfg.stream = l.stream;
+  cudaLaunchAttribute attrs[2] = {};
+  attrs[0].id = cudaLaunchAttributeClusterDimension;
+  attrs[0].val.clusterDim.x = cluster, attrs[0].val.clusterDim.y = 1, attrs[0].val.clusterDim.z = 1;
+  attrs[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attrs[1].val.programmaticStreamSerializationAllowed = 1;
+  cfg.attrs = attrs;
+  cfg.numAttrs = l.pdl ? 2 : 1;
+  XK_TRY(cudaLaunchKernelEx(&cfg, kernel, P(args)...));
+  return XK_OK;
+}
 
 // PDL: a kernel may start while the one before it drains. Weights may be read
 // at once; everything else only after pdl_wait.
@@ -188,6 +206,7 @@ int32_t xk_attn_prefill_hopper(const Launch &l, const Attention &a, const Pool &
 int32_t xk_kv_map(CUtensorMap *map, const bf16 *pool, int64_t rows, int head_dim);
 int32_t xk_q_map(CUtensorMap *map, const bf16 *qkv, int64_t rows, int width);
 int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const int32_t *rows, int n_rows);
+int xk_attn_splits(int sms, int rows, int kv_heads); // of a decode step
 int32_t xk_attn_any(const Launch &l, const Attention &a, const Pool &p, int n_rows);
 bool xk_attn_fast(int head_dim, int group); // prefill and decode kernels take it
 int32_t xk_attn_init(); // and those of the other files
@@ -201,7 +220,7 @@ int32_t xk_skinny(const Launch &l, Epilogue e, const bf16 *w, const bf16 *x, int
 struct Sampling {
   const float *logits; // [finals of the tile][stride], raw
   float *scratch;      // [samples of the tile][stride]
-  void *partial;       // [samples of the tile][XK_SAMPLE_CHUNKS] best of a chunk
+  int sms;
   int vocab, stride, first_final;
   const xk_sample *samples;
   const xk_adjust *adjust;
@@ -209,7 +228,6 @@ struct Sampling {
   int32_t *tokens;        // of samples[0], host
   int32_t *device_tokens; // the same on the device
 };
-#define XK_SAMPLE_CHUNKS 16
 int32_t xk_draw(const Launch &l, const Sampling &s);
 int32_t xk_logprobs(const Launch &l, const Sampling &s, const xk_item *items, int n_items, const int32_t *all_tokens, xk_logprob *out);
 int32_t xk_sampler_init();

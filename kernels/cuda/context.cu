@@ -279,8 +279,7 @@ static int32_t buffers(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_alloc(c, &c->last, s * g.hidden, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->logits, s * c->stride, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->scratch, s * c->stride, true));
-  XK_OK_OR_RETURN(xk_alloc(c, reinterpret_cast<uint64_t **>(&c->best), s * XK_SAMPLE_CHUNKS));
-  int64_t splits = std::max<int64_t>(s, 4 * c->sms / g.kv_heads + s); // sequences x splits, see step.cu
+  int64_t splits = 2 * c->sms / g.kv_heads + 32; // sequences x splits where there is more than one: see xk_attn_splits
   XK_OK_OR_RETURN(xk_alloc(c, &c->partial, splits * g.heads * (g.head_dim + 4)));
   XK_OK_OR_RETURN(xk_alloc(c, &c->tickets, r * g.kv_heads, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->work, 2, true));

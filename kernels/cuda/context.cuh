@@ -55,7 +55,6 @@ struct xk_ctx {
   bf16 *x = nullptr, *xn = nullptr, *qkv = nullptr, *att = nullptr, *gu = nullptr, *act = nullptr, *last = nullptr;
   float *logits = nullptr, *scratch = nullptr, *partial = nullptr;
   unsigned *tickets = nullptr;
-  void *best = nullptr;
   int32_t *device_tokens = nullptr;
   uint8_t *arena = nullptr; // device copy of buffers.arena
   xk_buffers buffers = {};

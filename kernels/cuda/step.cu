@@ -7,10 +7,6 @@
 
 #include "context.cuh"
 
-// Four CTAs a multiprocessor (two waves), at most 32 splits a sequence.
-static int splits_for(const xk_ctx *c, int rows) {
-  return std::max(1, std::min(32, 4 * c->sms / (rows * c->cfg.kv_heads)));
-}
 static constexpr int MIN_SPLIT = 128; // positions
 
 template <typename T> static T *on_device(xk_ctx *c, int64_t offset) { return reinterpret_cast<T *>(c->arena + offset); }
@@ -39,7 +35,7 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
       XK_OK_OR_RETURN(xk_attn_prefill(l, t, p, f));
     }
     if (a.n_decode) {
-      t.splits = splits_for(c, a.n_decode);
+      t.splits = xk_attn_splits(c->sms, a.n_decode, g.kv_heads);
       XK_OK_OR_RETURN(xk_attn_decode(l, t, p, on_device<int32_t>(c, a.decode), a.n_decode));
     }
   }
@@ -55,7 +51,7 @@ static int32_t answer(xk_ctx *c, const Launch &l, const xk_step_args &a, int fir
   const xk_config &g = c->cfg;
   XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, on_device<int32_t>(c, a.finals) + first, c->norm, c->last, n, g.hidden, g.norm_eps));
   XK_OK_OR_RETURN(xk_project(c, l, HEAD, 0, n));
-  Sampling s = {c->logits, c->scratch, c->best, g.vocab, c->stride, first, nullptr, on_device<xk_adjust>(c, a.adjust), 0, nullptr, nullptr};
+  Sampling s = {c->logits, c->scratch, c->sms, g.vocab, c->stride, first, nullptr, on_device<xk_adjust>(c, a.adjust), 0, nullptr, nullptr};
   for (int at = s0; at < s1; at += g.max_seqs) { // scratch has max_seqs rows
     s.samples = on_device<xk_sample>(c, a.samples) + at;
     s.n_samples = std::min(s1 - at, g.max_seqs);

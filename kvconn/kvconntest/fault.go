@@ -35,19 +35,29 @@ const (
 	Unit      Step = 48
 	Sent      Step = 49
 	Beat      Step = 50
+	Placed    Step = 51
 	Batch     Step = 52
+
+	// Rows is, in a Rule, any frame that brings rows: Unit, Batch or Placed.
+	Rows Step = 255
 )
 
 func (s Step) String() string {
 	names := map[Step]string{Banner: "banner", Hello: "hello", Refuse: "refuse", Ready: "ready", Bind: "bind", Bound: "bound",
 		Ticket: "ticket", Revoke: "revoke", Resend: "resend", Received: "received", Ping: "ping", Accepted: "accepted",
 		Commit: "commit", Failed: "failed", RevokeAck: "revoke-ack", Pong: "pong", Goaway: "goaway", Unit: "unit", Sent: "sent", Beat: "beat",
-		Batch: "batch"}
+		Placed: "placed", Batch: "batch"}
 	if n, ok := names[s]; ok {
 		return n
 	}
 	return fmt.Sprintf("step-%d", uint8(s))
 }
+
+// matches tells whether a frame of step is what the rule step means.
+func (s Step) matches(step Step) bool { return s == step || s == Rows && step.CarriesRows() }
+
+// CarriesRows tells whether a frame brings rows, or says that they are there.
+func (s Step) CarriesRows() bool { return s == Unit || s == Batch || s == Placed }
 
 // Direction is who writes the frame.
 type Direction string
@@ -72,7 +82,7 @@ const (
 	Truncate  Action = "truncate"  // half the frame, then the connection closes
 	FlipHead  Action = "flip-head" // one bit of the header's length
 	FlipBody  Action = "flip-body" // one bit in the first quarter of the body
-	FlipTail  Action = "flip-tail" // the last bit of the frame
+	FlipTail  Action = "flip-tail" // the last bit of the frame; of a placed one, of its rows in memory
 	Slow      Action = "slow"      // this frame and all after it take Chaos.Delay each
 	Partition Action = "partition" // from this frame on nothing passes, either way, until Heal; then what waited does
 	Blip      Action = "blip"      // a partition of Chaos.Blip
@@ -98,6 +108,8 @@ type Chaos struct {
 	kvconn.Transport
 	Delay time.Duration // of Slow
 	Blip  time.Duration // how long one lasts
+	// Memory is where placed rows lie; nil: nothing is placed.
+	Memory *Pool
 
 	mu     sync.Mutex
 	rule   Rule
@@ -251,7 +263,7 @@ func (c *Chaos) judge(cc *chaosConn, step Step, frame []byte) (Action, time.Dura
 		c.trace(cc.n, cc.to, step, frame)
 	}
 	var act Action
-	if c.armed && c.rule.Step == step && c.rule.To == cc.to {
+	if c.armed && c.rule.Step.matches(step) && c.rule.To == cc.to {
 		if c.seen >= c.rule.Nth && c.seen < c.rule.Nth+c.rule.Times {
 			act = c.rule.Action
 			c.hits++

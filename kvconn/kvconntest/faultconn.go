@@ -31,6 +31,9 @@ type chaosConn struct {
 	writeBy time.Time
 }
 
+// NetConn leads to the connection that can share memory.
+func (cc *chaosConn) NetConn() net.Conn { return cc.Conn }
+
 // Read ends with Close, also when the peer cannot be told yet.
 func (cc *chaosConn) Read(b []byte) (int, error) {
 	select {
@@ -197,7 +200,11 @@ func (cc *chaosConn) pass(step Step, frame []byte) error {
 			out[len(frame)/4] ^= 16
 		}
 	case FlipTail:
-		out[len(out)-1] ^= 1
+		if step == Placed {
+			cc.c.Memory.flip(out)
+		} else {
+			out[len(out)-1] ^= 1
+		}
 	}
 	if act == "" && cc.held != nil {
 		out = append(frame, cc.held...)

@@ -51,6 +51,12 @@ type Pool struct {
 	gens   []uint32
 	stores int
 	errs   []string
+
+	// Of a shared pool: all blocks, where each layer's begin, and which of
+	// them were given up and so must not change any more.
+	shared []byte
+	layers []int
+	idle   map[poolKey]bool
 }
 
 type poolKey struct {
@@ -63,6 +69,55 @@ func NewPool(layout kvconn.Layout, blocks int) *Pool {
 	return &Pool{layout: layout, data: map[poolKey][]byte{}, blocks: map[poolKey][]byte{}, gens: make([]uint32, blocks)}
 }
 
+// Share puts the pool into memory of alloc's, and describes it.
+func (p *Pool) Share(alloc func(size int) (fd int, mem []byte)) *kvconn.Shared {
+	size := 0
+	d := &kvconn.Shared{Blocks: len(p.gens)}
+	for l := range p.layout.Layers() {
+		block := p.layout.RowsBytes(l, p.layout.BlockTokens)
+		p.layers = append(p.layers, size)
+		d.Layers = append(d.Layers, kvconn.Span{Offset: int64(size), Stride: int64(block)})
+		size += block * len(p.gens)
+	}
+	d.FD, p.shared = alloc((size + 4095) / 4096 * 4096)
+	d.Bytes, p.idle = int64(len(p.shared)), map[poolKey]bool{}
+	return d
+}
+
+// block is one block of a shared pool.
+func (p *Pool) block(k poolKey) []byte {
+	size := p.layout.RowsBytes(k.layer, p.layout.BlockTokens)
+	return p.shared[p.layers[k.layer]+int(k.block)*size:][:size]
+}
+
+// abandoned is what a shared block is filled with when it is given up.
+const abandoned = 0xee
+
+// untouched notes every block that was written after it was given up.
+func (p *Pool) untouched() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k := range p.idle {
+		p.unchanged(k)
+	}
+}
+
+// unchanged needs mu.
+func (p *Pool) unchanged(k poolKey) {
+	for _, b := range p.block(k) {
+		if b != abandoned {
+			p.errs = append(p.errs, fmt.Sprintf("layer %d block %d was written after the fence", k.layer, k.block))
+			return
+		}
+	}
+}
+
+// flip changes one bit of the rows that a placed frame speaks of.
+func (p *Pool) flip(frame []byte) {
+	layer, block := binary.LittleEndian.Uint32(frame[16+16:]), binary.LittleEndian.Uint32(frame[16+24:])
+	p.block(poolKey{int(layer), int32(block)})[0] ^= 1
+}
+
 // Dest lists n blocks from first on under their present generations.
 func (p *Pool) Dest(first, n int) []kvconn.Dest {
 	p.mu.Lock()
@@ -70,6 +125,12 @@ func (p *Pool) Dest(first, n int) []kvconn.Dest {
 	d := make([]kvconn.Dest, n)
 	for i := range d {
 		d[i] = kvconn.Dest{Block: int32(first + i), Generation: p.gens[first+i]}
+		for l := range p.layers {
+			if k := (poolKey{l, int32(first + i)}); p.idle[k] {
+				p.unchanged(k)
+				delete(p.idle, k)
+			}
+		}
 	}
 	return d
 }
@@ -82,8 +143,15 @@ func (p *Pool) Reclaim(dest []kvconn.Dest) {
 	for _, d := range dest {
 		p.gens[d.Block]++
 		for l := range p.layout.Layers() {
-			delete(p.data, poolKey{l, d.Block})
-			delete(p.blocks, poolKey{l, d.Block})
+			k := poolKey{l, d.Block}
+			delete(p.data, k)
+			delete(p.blocks, k)
+			if p.shared != nil {
+				for i := range p.block(k) {
+					p.block(k)[i] = abandoned
+				}
+				p.idle[k] = true
+			}
 		}
 	}
 }
@@ -132,10 +200,13 @@ func (s *poolSink) Store(layer int, dst int32, row, rows, firstPos int, packed [
 	defer s.p.mu.Unlock()
 	s.p.stores++
 	s.p.held(s, dst)
-	if _, ok := s.p.data[poolKey{layer, dst}]; ok {
+	if _, ok := s.p.data[poolKey{layer, dst}]; ok && s.p.shared == nil { // a peer may have written it again
 		s.p.errs = append(s.p.errs, fmt.Sprintf("second store into layer %d block %d", layer, dst))
 	}
 	s.p.data[poolKey{layer, dst}] = append([]byte(nil), packed...)
+	if s.p.shared != nil && rows == s.p.layout.BlockTokens {
+		copy(s.p.block(poolKey{layer, dst}), packed)
+	}
 	return nil
 }
 
@@ -148,6 +219,9 @@ func (s *poolSink) View(layer int, dst int32, row, rows int) ([]byte, bool) {
 	defer s.p.mu.Unlock()
 	s.p.held(s, dst)
 	k := poolKey{layer, dst}
+	if s.p.shared != nil {
+		return s.p.block(k), true
+	}
 	if s.p.blocks[k] == nil {
 		s.p.blocks[k] = make([]byte, s.p.layout.RowsBytes(layer, rows))
 	}
@@ -197,7 +271,11 @@ func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(l
 			rows := min(p.layout.BlockTokens, positions-first)
 			want := make([]byte, p.layout.RowsBytes(l, rows))
 			src.fill(g, l, first, rows, want)
-			if got := p.data[poolKey{l, d.Block}]; string(got) != string(want) {
+			got := p.data[poolKey{l, d.Block}]
+			if p.shared != nil && rows == p.layout.BlockTokens { // not what was verified, but what is there now
+				got = p.block(poolKey{l, d.Block})
+			}
+			if string(got) != string(want) {
 				return fmt.Errorf("layer %d block %d (index %d): %d bytes stored, want %d, or they differ", l, d.Block, i, len(got), len(want))
 			}
 		}

@@ -14,6 +14,10 @@ import (
 type Factory struct {
 	// New returns a transport and an address to listen on.
 	New func(t testing.TB) (tr kvconn.Transport, addr string)
+	// Memory returns a descriptor of size bytes that the transport's two ends
+	// can share, and the bytes; nil: the transport shares no memory. It frees
+	// them when the test ends.
+	Memory func(t testing.TB, size int) (fd int, mem []byte)
 	// Bubble runs every case under testing/synctest, with a fake clock. Only
 	// a transport that is made of channels and timers can.
 	Bubble bool
@@ -36,6 +40,7 @@ func Run(t *testing.T, f Factory) {
 	before := runtime.NumGoroutine()
 	m := matrix{order: phases}
 	t.Run("case", func(t *testing.T) {
+		f.leaf(t, "transfer/rows", nil, func(t *testing.T, f Factory, w *World, ch *Chaos) { f.rows(t, w, ch) })
 		for _, c := range transfers {
 			if c.direct && f.Relay {
 				continue
@@ -45,7 +50,9 @@ func Run(t *testing.T, f Factory) {
 		for _, c := range negotiations {
 			f.leaf(t, "handshake/"+c.name, c.tune, c.run)
 		}
-		hostileReceiverCases(func(name string, body func(*testing.T, Factory, *World, *Chaos)) { f.leaf(t, name, nil, body) })
+		hostile := func(name string, body func(*testing.T, Factory, *World, *Chaos)) { f.leaf(t, name, nil, body) }
+		hostileReceiverCases(hostile)
+		hostileSenderCases(hostile)
 		for _, p := range phases {
 			for _, a := range p.actions() {
 				f.leaf(t, fmt.Sprintf("fault/%s/%s", p.name, a), p.tune, func(t *testing.T, f Factory, w *World, ch *Chaos) { m.note(t, p.name, a, faultCase(t, w, ch, p, a)) })
@@ -55,6 +62,28 @@ func Run(t *testing.T, f Factory) {
 	t.Logf("faults, what the transfer they hit came to, and when:\n%s", &m)
 	if !f.Bubble { // a bubble fails by itself when a goroutine stays
 		settle(t, before)
+	}
+}
+
+// rows checks that rows come the way the transport is made for.
+func (f Factory) rows(t *testing.T, w *World, ch *Chaos) {
+	placed, sent := 0, 0
+	ch.Trace(func(conn int, to Direction, step Step, frame []byte) {
+		switch step {
+		case Placed:
+			placed++
+		case Unit:
+			sent++
+		}
+	})
+	check(t, w.Fetch(t.Context(), w.Spec("rows", 1, 18, 0))) // 4 whole blocks and a part of one, of 3 layers
+	ch.Trace(nil)
+	want := 0
+	if f.Memory != nil {
+		want = 12
+	}
+	if placed != want || placed+sent != 15 {
+		t.Errorf("%d blocks placed and %d sent, want %d placed of 15", placed, sent, want)
 	}
 }
 
@@ -68,7 +97,7 @@ func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config),
 			if f.Relay {
 				path = between
 			}
-			w := NewWorld(t, path, addr, f.Shrink, tune)
+			w := newWorld(t, path, addr, f.Shrink, tune, f.Memory)
 			run(t, f, w, ch)
 			ch.Heal()
 			w.Empty(w.RConfig.PeerSilence)

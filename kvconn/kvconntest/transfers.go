@@ -152,7 +152,7 @@ var transfers = []leafCase{
 func setDelta(t *testing.T, f Factory, w *World, ch *Chaos) {
 	var units int
 	ch.Trace(func(_ int, to Direction, step Step, frame []byte) {
-		if step == Unit {
+		if step.CarriesRows() {
 			units++
 		}
 	})
@@ -182,7 +182,7 @@ func resume(t *testing.T, f Factory, w *World, ch *Chaos) {
 	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
 	check(t, err)
 	spec := w.Spec("resume", 7, 30, 0)
-	ch.Arm(Rule{Step: Unit, To: ToReceiver, Nth: 9, Action: Kill})
+	ch.Arm(Rule{Step: Rows, To: ToReceiver, Nth: 9, Action: Kill})
 	in, err := s.Request(t.Context(), spec)
 	check(t, err)
 	if _, err = in.Wait(t.Context()); kvconn.OutcomeOf(err, "") != ticket.Dead {
@@ -253,7 +253,7 @@ func revokeFence(t *testing.T, f Factory, w *World, ch *Chaos) {
 func revokeStalled(t *testing.T, f Factory, w *World, ch *Chaos) {
 	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
 	check(t, err)
-	ch.Arm(Rule{Step: Unit, To: ToReceiver, Nth: 2, Action: Stall})
+	ch.Arm(Rule{Step: Rows, To: ToReceiver, Nth: 2, Action: Stall})
 	spec := w.Spec("stalled", 1, 160, 0)
 	in, err := s.Request(t.Context(), spec)
 	check(t, err)
@@ -276,7 +276,7 @@ func alwaysCorrupt(t *testing.T, f Factory, w *World, ch *Chaos) {
 			resends++
 		}
 	})
-	ch.Arm(Rule{Step: Unit, To: ToReceiver, Times: 1 << 20, Action: FlipTail})
+	ch.Arm(Rule{Step: Rows, To: ToReceiver, Times: 1 << 20, Action: FlipTail})
 	err := w.Fetch(t.Context(), w.Spec("corrupt", 1, 4, 0))
 	ch.Trace(nil)
 	if kvconn.OutcomeOf(err, "") != ticket.Corrupt || !errors.Is(err, kvconn.ErrDigest) {
@@ -320,7 +320,7 @@ func noRoom(t *testing.T, f Factory, w *World, ch *Chaos) {
 // fair: a short ticket does not wait for a long one that came before it.
 func fair(t *testing.T, f Factory, w *World, ch *Chaos) {
 	ch.Delay = w.RConfig.KeepAlive / 100
-	ch.Arm(Rule{Step: Batch, To: ToReceiver, Action: Slow})
+	ch.Arm(Rule{Step: Rows, To: ToReceiver, Action: Slow})
 	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
 	check(t, err)
 	long, err := s.Request(t.Context(), w.Spec("long", 1, 240, 0))
@@ -343,7 +343,7 @@ func fair(t *testing.T, f Factory, w *World, ch *Chaos) {
 // marks: a lost unit is asked for without waiting for a timeout.
 func marks(t *testing.T, f Factory, w *World, ch *Chaos) {
 	for n := range 4 {
-		ch.Arm(Rule{Step: Unit, To: ToReceiver, Nth: 3 * n, Times: 2, Action: Drop})
+		ch.Arm(Rule{Step: Rows, To: ToReceiver, Nth: 3 * n, Times: 2, Action: Drop})
 		if err := w.Fetch(t.Context(), w.Spec("lost", int32(n), 20, 8*n)); err != nil {
 			t.Error(err)
 		}

@@ -66,11 +66,23 @@ type World struct {
 // NewWorld starts both sides over tr; tune may change either configuration.
 func NewWorld(t testing.TB, tr kvconn.Transport, addr string, shrink int, tune func(r, s *kvconn.Config)) *World {
 	t.Helper()
+	return newWorld(t, tr, addr, shrink, tune, nil)
+}
+
+// newWorld is NewWorld with a pool in memory that both sides share.
+func newWorld(t testing.TB, tr kvconn.Transport, addr string, shrink int, tune func(r, s *kvconn.Config), memory func(testing.TB, int) (int, []byte)) *World {
+	t.Helper()
 	w := &World{T: t, RConfig: Config("decode-0", shrink), SConfig: Config("prefill-0", shrink)}
 	if tune != nil {
 		tune(&w.RConfig, &w.SConfig)
 	}
 	w.Pool = NewPool(w.RConfig.Identity.Layout, 256)
+	if memory != nil {
+		w.RConfig.Shared = w.Pool.Share(func(size int) (int, []byte) { return memory(t, size) })
+		if ch, ok := tr.(*Chaos); ok {
+			ch.Memory = w.Pool
+		}
+	}
 	w.RMetrics, w.SMetrics = prometheus.NewPedanticRegistry(), prometheus.NewPedanticRegistry()
 	rm, err := kvconn.NewMetrics(w.RMetrics)
 	check(t, err)
@@ -162,7 +174,12 @@ func (w *World) Spec(name string, seed int32, n, first int) kvconn.TicketSpec {
 // byte; on failure it checks that the error is typed, revokes, and gives the
 // blocks a new generation, as a receiver does.
 func (w *World) Fetch(ctx context.Context, spec kvconn.TicketSpec) error {
-	s, err := w.Receiver.Open(ctx, w.Addr, w.SConfig.Identity.PeerID)
+	return w.FetchFrom(ctx, w.Addr, w.SConfig.Identity.PeerID, spec)
+}
+
+// FetchFrom is Fetch from another sender than the world's.
+func (w *World) FetchFrom(ctx context.Context, addr string, peer kvconn.PeerID, spec kvconn.TicketSpec) error {
+	s, err := w.Receiver.Open(ctx, addr, peer)
 	if err != nil {
 		return w.typed(err)
 	}
@@ -228,6 +245,10 @@ func (w *World) Close() {
 	if w.serve != nil {
 		w.T.Errorf("serve: %v", w.serve)
 	}
+	if v := w.Value(w.SMetrics, "xpyd_kvconn_mapped_pools", ""); v != 0 {
+		w.T.Errorf("%v pools are mapped at the end", v)
+	}
+	w.Pool.untouched()
 	for _, e := range w.Pool.Errors() {
 		w.T.Error(e)
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/shm"
@@ -28,8 +29,22 @@ func transport(t testing.TB) (kvconn.Transport, string) {
 	return tr, ""
 }
 
+func memory(t testing.TB, size int) (fd int, mem []byte) {
+	m, err := memfd.New("xpyd-test", size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m.FD, m.Bytes[:m.Size]
+}
+
+// TestShared is the suite with rows that the sender places.
+func TestShared(t *testing.T) {
+	kvconntest.Run(t, kvconntest.Factory{New: transport, Memory: memory, Shrink: 2})
+}
+
 // TestSockets is the suite with a receiver that has no memory to share: rows go
 // over the sockets.
 func TestSockets(t *testing.T) {
-	kvconntest.Run(t, kvconntest.Factory{New: transport, Shrink: 4})
+	kvconntest.Run(t, kvconntest.Factory{New: transport, Shrink: 2})
 }

@@ -46,8 +46,12 @@ type vllmParams struct {
 func (NIXLPull) Prefill(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 	foreign(h, x)
 	pinned(h, x, x.Prefill)
-	return withParams(onlyPrefill(x), vllmParams{DoRemoteDecode: true})
+	e := onlyPrefill(x)
+	e.Add("kv_transfer_params", nixlKeep)
+	return e.Parts()
 }
+
+var nixlKeep = string(encode(vllmParams{DoRemoteDecode: true}))
 
 // Decode is the client's request with what prefill answered, verbatim.
 func (NIXLPull) Decode(h *fasthttp.RequestHeader, x *Exchange) [][]byte {

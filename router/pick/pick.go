@@ -37,6 +37,7 @@ type Request struct {
 	Seqs    int      // sequences that decode will run; at least 1
 	Exclude []string // ids never to choose
 	Avoid   []string // ids to choose only for want of better; each mention weighs
+	Prefer  string   // a decode that holds a part of the prompt already, not cached for all; "" for none
 	Explain bool
 
 	// Warm says who has how much of the prompt, by the workers' own events.

@@ -175,6 +175,27 @@ func TestExcludeAndAvoid(t *testing.T) {
 	}
 }
 
+// A decode that holds a part of the prompt is worth some load, and no more.
+func TestPrefer(t *testing.T) {
+	load := func(running int) *fleet.Snapshot {
+		return fleetOf(1, 1, member("held", fleet.Decode, func(m *fleet.Member) { m.Load.Running = running }))
+	}
+	for _, policy := range []string{pick.Prefix, pick.LeastLoaded} {
+		f := func(want string, running int, req pick.Request) {
+			t.Helper()
+			p := newPicker(policy)
+			if c := mustPick(t, p, load(running), req); c.Decode.ID != want {
+				t.Errorf("%s: chose %s, want %s", policy, c.Decode.ID, want)
+			}
+		}
+		f("d0", 3, pick.Request{})
+		f("held", 3, pick.Request{Prefer: "held"})
+		f("d0", 7, pick.Request{Prefer: "held"})
+		f("d0", 0, pick.Request{Prefer: "held", Avoid: []string{"held"}})
+		f("d0", 0, pick.Request{Prefer: "held", Exclude: []string{"held"}})
+	}
+}
+
 // TestProperties drives random fleets with random requests: never an
 // incompatible, unusable or excluded pair; counts match what is in flight, and
 // return to zero.

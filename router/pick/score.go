@@ -22,6 +22,7 @@ const (
 	coldPrefix = 0.5 // the whole prompt's KV must be moved
 	fullPool   = 4   // the block pool is nearly used up
 	pastBatch  = 2   // a sequence would wait for a place in the batch
+	preferred  = -4  // a broken transfer has brought a part of the prompt
 )
 
 // tokensPerSeq is how many queued prompt tokens weigh like one running
@@ -306,6 +307,11 @@ func (s *scorer) best(c *class, role fleet.Role) (out shortlist) {
 				consider(n)
 			}
 		}
+		for _, n := range c.nodes {
+			if s.req.Prefer != "" && n.key.id == s.req.Prefer {
+				consider(n)
+			}
+		}
 		n := c.root.next
 		for range idlest {
 			consider(n)
@@ -391,6 +397,13 @@ func (s *scorer) score(n *node, m *fleet.Member, role fleet.Role) scored {
 		}
 		if warm {
 			out.cost += coldPrefix*(1-out.share) + coldPrefix*n.recent(s.p.tick)/(2*halfLife)
+		}
+	}
+	if role == fleet.Decode && s.req.Prefer == n.key.id {
+		if s.policy() == PredictedTTFT {
+			out.cost += preferred * seqTime
+		} else {
+			out.cost += preferred
 		}
 	}
 	if w := s.weight(n); w < 1 && s.policy() != RoundRobin {

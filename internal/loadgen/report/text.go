@@ -62,7 +62,7 @@ func (p *Phase) text(b *strings.Builder) {
 	row("TTFT from schedule", l.SchedTTFT)
 	row("E2E from schedule", l.SchedE2E)
 	row("started late by", l.Late)
-	tab.Flush()
+	_ = tab.Flush() // a strings.Builder never fails
 	b.WriteByte('\n')
 	if len(p.Turns) == 0 {
 		return
@@ -72,7 +72,7 @@ func (p *Phase) text(b *strings.Builder) {
 	for _, t := range p.Turns {
 		fmt.Fprintf(tab, "  %d\t%d\t%.0f\t%.1f %%\t%s\t%s\t%s\t%s\t\n", t.Turn, t.E2E.Count, t.MeanInput, 100*t.CachedFraction, short(t.TTFT.P50), short(t.TTFT.P99), short(t.E2E.P50), short(t.E2E.P99))
 	}
-	tab.Flush()
+	_ = tab.Flush() // a strings.Builder never fails
 	b.WriteByte('\n')
 }
 

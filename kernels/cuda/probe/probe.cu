@@ -111,7 +111,7 @@ struct Rig {
     MUST(cudaMemset(out, 0xff, int64_t(rows + 2) * heads * dim * 2));
     a.qkv = qkv, a.out = out + heads * dim, a.heads = heads, a.scale = 1 / std::sqrt(float(dim));
     a.positions = keep(upload(positions)), a.tables = keep(upload(tables)), a.tail = keep(upload(tail));
-    a.splits = std::max(1, std::min(32, 4 * sms / std::max(1, int(decode.size()) * kv_heads)));
+    a.splits = xk_attn_splits(sms, std::max(1, int(decode.size())), kv_heads);
     a.min_split = 128;
     if (getenv("XK_SPLITS")) a.splits = atoi(getenv("XK_SPLITS"));
     if (getenv("XK_MIN")) a.min_split = atoi(getenv("XK_MIN"));
@@ -410,7 +410,6 @@ static void bench_sampler() {
       {"gpu.sampler_us.b64", 1.0f, {}}, {"sampler_us.b64_peaked", 3.0f, {}}, {"sampler_us.b64_top_k50", 1.0f, {}}, {"sampler_us.b64_greedy", 1.0f, {}}};
   Launch l = {stream, false};
   float *scratch = device<float>(size_t(batch) * vocab);
-  void *partial = device<uint64_t>(batch * XK_SAMPLE_CHUNKS);
   int32_t *tokens = device<int32_t>(2 * batch);
   for (auto &c : list) {
     float *logits = random_device<float>(size_t(sets) * batch * vocab, c.sd);
@@ -424,7 +423,7 @@ static void bench_sampler() {
     }
     xk_sample *d = upload(samples);
     Time t = timed(3 * sets, 20, [&](int i) {
-      Sampling s = {logits + size_t(i % sets) * batch * vocab, scratch, partial, vocab, vocab, 0, d, nullptr, batch, tokens, tokens + batch};
+      Sampling s = {logits + size_t(i % sets) * batch * vocab, scratch, sms, vocab, vocab, 0, d, nullptr, batch, tokens, tokens + batch};
       MUST(xk_draw(l, s));
     });
     result(c.name, "us", t.median, t.least, t.most, t.runs);

@@ -1,0 +1,34 @@
+package decode
+
+import (
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
+)
+
+// Rows made under other numerics are never put beside those to come.
+func TestOtherNumerics(t *testing.T) {
+	cache, err := kvcache.New(kvcache.Config{Blocks: 4, BlockTokens: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Service{cache: cache, remains: newRemains(1)}
+	c := &Claim{Tokens: []int32{1, 2, 3, 4, 5}, Owner: "r"}
+	left := func() *remainder {
+		ids, err := cache.Alloc(1, c.Owner)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cache.Shelve(kvcache.Hash{1}, ids, c.Owner)
+		return &remainder{shelf: kvcache.Hash{1}, numerics: "cpu", index: []int{0}}
+	}
+	if tab := s.resume(c, left(), "cuda"); tab != nil || len(cache.Holders()) > 0 || cache.Stats().Free != 4 {
+		t.Errorf("%+v; %+v; %+v", tab, cache.Holders(), cache.Stats())
+	}
+	if tab := s.resume(c, left(), "cpu"); tab == nil || len(tab.blocks) != 2 {
+		t.Errorf("%+v", tab)
+	}
+	if err := cache.Check(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,218 @@
+package decode_test
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// other adds a second prefill with the same model to the rig; close stops it.
+func (r *rig) other(id string, answer func(ctx context.Context, o *kvconn.Outgoing)) (addr string, peer kvconn.PeerID, close func()) {
+	r.t.Helper()
+	metrics, err := kvconn.NewMetrics(nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	cfg := kvconn.DefaultConfig()
+	peer = kvconn.PeerID{ID: id, Epoch: 1}
+	cfg.Identity = identity(peer)
+	srv, err := kvconn.NewServer(cfg, r.log, metrics)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ln, err := r.chaos.Listen("")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := srv.Serve(ctx, ln, handler(answer)); err != nil {
+			r.t.Error(err)
+		}
+	})
+	return ln.Addr().String(), peer, func() { cancel(); wg.Wait() }
+}
+
+type handler func(ctx context.Context, o *kvconn.Outgoing)
+
+func (h handler) OnTicket(ctx context.Context, o *kvconn.Outgoing) { h(ctx, o) }
+
+// pushes accepts and pushes some units, then waits for the end.
+func pushes(units map[int][]int) func(ctx context.Context, o *kvconn.Outgoing) {
+	return func(ctx context.Context, o *kvconn.Outgoing) {
+		if o.Accept(&source{seed: o.Ticket().Tokens[0]}) != nil {
+			return
+		}
+		for layer := range layout.Layers {
+			o.Push(layer, units[layer])
+		}
+		<-o.Done()
+	}
+}
+
+// breaks fetches c from a prefill that pushes units and is then gone.
+func (r *rig) breaks(c *decode.Claim, units map[int][]int) {
+	r.t.Helper()
+	addr, peer, stop := r.other("prefill-1", pushes(units))
+	first := *c
+	first.Addr, first.Peer, first.Link = addr, peer, ticket.NewLink()
+	var wg sync.WaitGroup
+	wg.Go(func() { r.fails(r.t.Context(), &first, ticket.Dead) })
+	synctest.Wait() // what was pushed has arrived
+	stop()
+	wg.Wait()
+	if h := r.cache.Holders(); len(h) > 0 {
+		r.t.Errorf("held after the break: %+v", h)
+	}
+	if err := r.cache.Check(); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// takes fetches c from the rig's prefill and returns the units that moved.
+func (r *rig) takes(c *decode.Claim) (rep decode.Report, moved int) {
+	r.t.Helper()
+	before := r.pool.stores
+	pre, rep, err := r.Fetch(r.t.Context(), c)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if !r.pool.has(pre.Blocks, c.Tokens[0], len(c.Tokens)) {
+		r.t.Error("wrong rows")
+	}
+	r.cache.Release(pre.Blocks, c.Owner)
+	return rep, r.pool.stores - before
+}
+
+// TestTakenUp: after a prefill has died, another is asked for nothing that has
+// arrived: (layer, block) by (layer, block), a partly filled last block too.
+func TestTakenUp(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		c := claim(r.addr, 3, 18) // 5 blocks, the last with 2 rows
+		r.breaks(c, map[int][]int{0: {0, 1, 4}, 1: {1, 3}})
+		rep, moved := r.takes(c)
+		if rep.Resumed != 5 || rep.Had != 0 || moved != 5 {
+			t.Errorf("resumed %d, had %d, moved %d, want 5, 0, 5", rep.Resumed, rep.Had, moved)
+		}
+		if rep, moved := r.takes(c); rep.Resumed != 0 || moved != 10 {
+			t.Errorf("taken up twice: %+v, %d moved", rep, moved)
+		}
+		r.clean()
+	})
+}
+
+// Whole blocks at the front go to the prefix cache, for any request; the rest
+// is taken up beside them.
+func TestTakenUpWithPrefix(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		c := claim(r.addr, 5, 26) // 7 blocks; a hash covers 4
+		r.breaks(c, map[int][]int{0: {0, 1, 2, 3, 4, 5}, 1: {0, 1, 2, 3, 4}})
+		longer := claim(r.addr, 5, 40)
+		longer.RequestID = "another"
+		if rep, _ := r.takes(longer); rep.Had != 16 || rep.Resumed != 0 {
+			t.Errorf("another prompt: %+v", rep)
+		}
+		if rep, moved := r.takes(c); rep.Had != 16 || rep.Resumed != 8+3 || moved != 3 {
+			t.Errorf("%+v, %d moved", rep, moved)
+		}
+		r.clean()
+	})
+}
+
+// What a broken transfer left is of use for the same tokens under the same
+// salt only, and blocks that are needed are taken from it.
+func TestNotTakenUp(t *testing.T) {
+	units := map[int][]int{0: {0, 1, 2, 3}, 1: {0}}
+	f := func(name string, between func(r *rig, c *decode.Claim)) {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(c *decode.Config, _ *kvconn.Config) { c.MaxRemains = 2 }, func(r *rig) {
+				c := claim(r.addr, 7, 14)
+				r.breaks(c, units)
+				between(r, c)
+				if rep, moved := r.takes(c); rep.Resumed != 0 || moved != 8 {
+					t.Errorf("%+v, %d moved", rep, moved)
+				}
+				r.clean()
+			})
+		})
+	}
+	f("salt", func(r *rig, c *decode.Claim) { c.Order.Salt = "tenant" })
+	f("last token", func(r *rig, c *decode.Claim) { c.Tokens = slices.Clone(c.Tokens); c.Tokens[13]++; c.RequestID = "x" })
+	f("evicted", func(r *rig, c *decode.Claim) {
+		ids, err := r.cache.Alloc(blocks, "big")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.cache.Release(ids, "big")
+	})
+	f("forgotten", func(r *rig, c *decode.Claim) {
+		for n := range int32(2) {
+			r.breaks(claim(r.addr, 20+n, 9), map[int][]int{0: {0}})
+		}
+	})
+}
+
+// A second break keeps what both transfers have brought; a repeated attempt
+// that comes before the former one is over waits for it.
+func TestTakenUpTwice(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		c := claim(r.addr, 9, 16)
+		r.breaks(c, map[int][]int{0: {0, 1}})
+		r.breaks(c, map[int][]int{0: {2, 3}, 1: {3}})
+		if rep, moved := r.takes(c); rep.Resumed != 5 || moved != 3 {
+			t.Errorf("%+v, %d moved", rep, moved)
+		}
+
+		c = claim(r.addr, 11, 16)
+		addr, peer, stop := r.other("prefill-2", pushes(map[int][]int{0: {0, 1, 2, 3}}))
+		first := *c
+		first.Addr, first.Peer, first.Link = addr, peer, ticket.NewLink()
+		var wg sync.WaitGroup
+		wg.Go(func() { r.fails(r.t.Context(), &first, ticket.Dead) })
+		synctest.Wait()
+		wg.Go(func() {
+			if rep, moved := r.takes(c); rep.Resumed != 4 || moved != 4 {
+				t.Errorf("%+v, %d moved", rep, moved)
+			}
+		})
+		time.Sleep(10 * time.Millisecond) // of the bubble
+		stop()
+		wg.Wait()
+		r.clean()
+	})
+}
+
+// With others waiting for blocks, an attempt goes to the end of their queue
+// instead of holding what it took up.
+func TestTakenUpUnderPressure(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		c := claim(r.addr, 13, 16)
+		r.breaks(c, map[int][]int{0: {0, 1}})
+		ids, err := r.cache.Alloc(blocks-2, "big")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if rep, _ := r.takes(c); rep.Resumed != 0 {
+				t.Errorf("%+v", rep)
+			}
+		})
+		time.Sleep(time.Second)
+		if h := r.cache.Holders(); !slices.ContainsFunc(h, func(h kvcache.Holder) bool { return h.Owner == "big" }) || len(h) != 1 {
+			t.Errorf("held while it waits: %+v", h)
+		}
+		r.cache.Release(ids, "big")
+		wg.Wait()
+		r.clean()
+	})
+}

@@ -1,0 +1,88 @@
+package faults
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/e2e/cluster"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/kvconn"
+)
+
+// TestFaultsTakeUp: a prefill is killed in the middle of a push. The request
+// is answered all the same, decode keeps what has arrived, and the second
+// prefill sends the rest only.
+func TestFaultsTakeUp(t *testing.T) {
+	t.Parallel()
+	r := cluster.Alone(t, "--config", config(t), "--nats", cluster.StartNATS(t).URL)
+	model := mediumModel(t)
+	procs := map[string]*cluster.Process{}
+	start := func(role fleet.Role, id string) {
+		procs[id] = r.Worker(t, role, "--id", id, "--model", model)
+	}
+	start(fleet.Prefill, "prefill-0")
+	start(fleet.Prefill, "prefill-1")
+	start(fleet.Decode, "decode-0")
+	r.WaitServing(t, 30*time.Second, 2, 1)
+	client := cluster.NewClient(t)
+	body := func(salt string) string {
+		ids := make([]string, 2500)
+		for i := range ids {
+			ids[i] = fmt.Sprint(3 + (i*i+i)%500)
+		}
+		return fmt.Sprintf(`{"model":"medium","prompt":[%s],"max_tokens":12,"ignore_eos":true,"temperature":0.7,"seed":3,"cache_salt":%q}`,
+			strings.Join(ids, ","), salt)
+	}
+	moved := func() (units, resumed float64) {
+		t.Helper()
+		of := func(name string) float64 {
+			v, err := r.WorkerMetric("decode-0", name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return v
+		}
+		return of(`xpyd_kvconn_units_total{side="receiver"}`), of("xpyd_kv_resumed_units_total")
+	}
+	before, _ := moved()
+	right := cluster.Post(t.Context(), client, r.URL+"/v1/completions", body("undisturbed"))
+	if !right.Good() {
+		t.Fatal(right)
+	}
+	after, _ := moved()
+	whole := after - before // units of such a prompt
+
+	before, _ = moved()
+	answer := make(chan *cluster.Reply, 1)
+	go func() { answer <- cluster.Post(t.Context(), client, r.URL+"/v1/completions", body("broken")) }()
+	victim := ""
+	cluster.Wait(t, time.Minute, "a push that is half done", func() error {
+		l, err := r.Ledger()
+		if err != nil {
+			return err
+		}
+		for _, e := range l.Fleet["decode-0"].Tickets {
+			if now, _ := moved(); e.Side == kvconn.SideReceiver && now-before > whole/4 && e.Missing > 0 {
+				victim = e.Peer.ID
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", l.Fleet["decode-0"].Tickets)
+	})
+	procs[victim].Kill()
+	got := <-answer
+	if !got.Good() || got.Text != right.Text {
+		t.Fatalf("%v, want %v", got, right)
+	}
+	now, resumed := moved()
+	t.Logf("%s killed; %v units of a prompt, %v moved over both attempts, %v taken up", victim, whole, now-before, resumed)
+	if now-before != whole {
+		t.Errorf("%v units were stored, want each of %v once", now-before, whole)
+	}
+	if resumed < whole/4 {
+		t.Errorf("%v units were taken up, at least %v had arrived", resumed, whole/4)
+	}
+	cluster.Wait(t, afterKnown+slack, "ledgers empty", r.Idle)
+}

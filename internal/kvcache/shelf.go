@@ -1,0 +1,44 @@
+package kvcache
+
+import "fmt"
+
+// Shelve gives up owner's only references to blocks, which the index does not
+// know, and keeps them together under name until Unshelve: like cached blocks
+// they are nobody's and go, all of them at once, when Alloc needs space, but
+// no prefix leads to them. It is for the part of a sequence that has arrived.
+// Blocks that lay there under the same name are freed.
+func (c *Cache) Shelve(name Hash, ids []int32, owner string) {
+	c.mu.Lock()
+	defer c.unlock()
+	if old := c.shelf[name]; old != nil {
+		c.drop(old)
+	}
+	if len(ids) == 0 {
+		return
+	}
+	e := &entry{hash: name, blocks: append([]int32(nil), ids...), leaf: true, shelved: true}
+	for _, id := range ids {
+		if b := c.at(id); b.refs != 1 || b.entry != nil {
+			panic(fmt.Sprintf("kvcache: shelve of block %d: %d references, indexed %t, want one unindexed", id, b.refs, b.entry != nil))
+		}
+		c.blocks[id].entry = e
+	}
+	c.shelf[name] = e
+	for _, id := range ids {
+		c.release(id, owner)
+	}
+}
+
+// Unshelve gives owner the blocks that lie under name, in their order and
+// under the generations that they have from then on; nil when they are gone.
+func (c *Cache) Unshelve(name Hash, owner string) []int32 {
+	c.mu.Lock()
+	defer c.unlock()
+	e := c.shelf[name]
+	if e == nil {
+		return nil
+	}
+	c.retain(e.blocks, owner)
+	c.drop(e)
+	return e.blocks
+}

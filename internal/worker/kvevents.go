@@ -1,0 +1,150 @@
+package worker
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/internal/kvevents"
+)
+
+// KVEvents says where the prefix cache's changes are published, as vLLM does.
+type KVEvents struct {
+	Listen string `koanf:"listen"` // host:port; empty: nowhere
+	Replay string `koanf:"replay"` // the same, of the replay socket; empty: none
+	Topic  string `koanf:"topic"`
+}
+
+// maxPendingEvents bounds what waits for the publisher, in events; what does
+// not fit is lost, and readers are told so.
+const maxPendingEvents = 1 << 16
+
+// eventWriter hands the cache's events to a publisher. It is the cache's
+// listener, which must not block, so a goroutine of its own encodes and sends.
+//
+// Prefixes under a cache salt are not published: the salt is their client's
+// secret, and without it they would look like others' prefixes.
+type eventWriter struct {
+	pub  *kvevents.Publisher
+	root func(tokens []int32) kvcache.Hash // names an unsalted first unit
+	poke chan struct{}
+	quit chan struct{}
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	pending []kvevents.Event
+	lost    bool
+}
+
+// startEvents opens the publisher, if one is configured.
+func (w *Worker) startEvents() error {
+	if w.cfg.KVEvents.Listen == "" {
+		return nil
+	}
+	pub, err := kvevents.Publish(kvevents.PublisherConfig{Listen: w.cfg.KVEvents.Listen, Replay: w.cfg.KVEvents.Replay, Topic: w.cfg.KVEvents.Topic})
+	if err != nil {
+		return fmt.Errorf("kv_events: %w", err)
+	}
+	root := kvcache.Root(w.model.Fingerprint, w.backend.Info().Numerics, "")
+	e := &eventWriter{pub: pub, root: func(tokens []int32) kvcache.Hash { return chain(root, tokens) }, poke: make(chan struct{}, 1), quit: make(chan struct{})}
+	e.wg.Go(e.run)
+	w.events = e
+	w.later("stop publishing KV events", func(context.Context) error {
+		close(e.quit)
+		e.wg.Wait()
+		return pub.Close()
+	})
+	return nil
+}
+
+// listener is what the cache tells its changes; nil if nobody is told.
+func (w *Worker) listener() kvcache.Listener {
+	if w.events == nil {
+		return nil
+	}
+	return w.events
+}
+
+// eventAddrs are the publisher's addresses as others dial them.
+func (w *Worker) eventAddrs() (events, replay string) {
+	if w.events == nil {
+		return "", ""
+	}
+	events, err := w.advertised(w.events.pub.Addr())
+	if err != nil {
+		return "", ""
+	}
+	if a := w.events.pub.ReplayAddr(); a != nil {
+		if replay, err = w.advertised(a); err != nil {
+			replay = ""
+		}
+	}
+	return events, replay
+}
+
+// KVEvent takes one change of the index in.
+func (e *eventWriter) KVEvent(ev kvcache.Event) {
+	out := kvevents.Event{Hashes: []uint64{short(ev.Hash)}}
+	switch ev.Kind {
+	case kvcache.Stored:
+		if ev.Parent == (kvcache.Hash{}) && e.root(ev.Tokens) != ev.Hash {
+			return // and what extends it will have no parent that anybody knows
+		}
+		out.Tokens, out.BlockSize = make([]uint32, len(ev.Tokens)), len(ev.Tokens)
+		for i, t := range ev.Tokens {
+			out.Tokens[i] = uint32(t)
+		}
+		if ev.Parent != (kvcache.Hash{}) {
+			out.Parent, out.HasParent = short(ev.Parent), true
+		}
+	case kvcache.Removed:
+		out.Kind = kvevents.Removed
+	case kvcache.Cleared:
+		out = kvevents.Event{Kind: kvevents.Cleared}
+	}
+	e.mu.Lock()
+	if len(e.pending) >= maxPendingEvents {
+		e.pending, e.lost = nil, true
+	}
+	e.pending = append(e.pending, out)
+	e.mu.Unlock()
+	select {
+	case e.poke <- struct{}{}:
+	default:
+	}
+}
+
+// chain names tokens, a multiple of the grain, as a prefix.
+func chain(h kvcache.Hash, tokens []int32) kvcache.Hash {
+	for ; len(tokens) >= kvcache.Grain; tokens = tokens[kvcache.Grain:] {
+		h = kvcache.Next(h, tokens)
+	}
+	return h
+}
+
+// short is a hash's last 8 bytes, as vLLM's integers are.
+func short(h kvcache.Hash) uint64 { return binary.BigEndian.Uint64(h[8:]) }
+
+// run sends what has come in, as one batch a time.
+func (e *eventWriter) run() {
+	for {
+		select {
+		case <-e.poke:
+		case <-e.quit:
+			return
+		}
+		e.mu.Lock()
+		batch, lost := e.pending, e.lost
+		e.pending, e.lost = nil, false
+		e.mu.Unlock()
+		if lost {
+			e.pub.Lose()
+		}
+		if len(batch) > 0 {
+			e.pub.Send(&kvevents.Batch{Time: float64(time.Now().UnixMicro()) / 1e6, Events: batch})
+		}
+	}
+}

@@ -1,0 +1,259 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// Values of kv.transport.
+const (
+	transportAuto = "auto" // the fastest that works, for each peer
+	transportTCP  = "tcp"
+	transportSHM  = "shm"
+)
+
+// transports is both ways to a peer as one: an address that begins with the
+// local transport's name and a colon is dialled there.
+type transports struct {
+	kvconn.Transport
+	local kvconn.Transport // nil: there is none
+}
+
+func (t transports) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	if t.local != nil && strings.HasPrefix(addr, t.local.Name()+":") {
+		return t.local.Dial(ctx, addr)
+	}
+	return t.Transport.Dial(ctx, addr)
+}
+
+// opener is what paths needs of kvconn.Receiver.
+type opener interface {
+	Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvconn.Session, error)
+}
+
+// paths chooses how decode reaches each prefill worker: through shared memory
+// where both run under one user on one machine and the socket answers, else
+// over TCP. It remembers what it chose and why, for status, metrics and log.
+type paths struct {
+	recv    opener
+	mode    string
+	machine string // of this process; see machineID
+	private string // why our pool cannot be shared; "": it can
+	members func() *fleet.Snapshot
+	publish func(summary string)
+	log     *slog.Logger
+	gauge   *prometheus.GaugeVec
+
+	mu    sync.Mutex
+	peers map[string]path // by id; only of the fleet's members
+}
+
+// path is how one peer is reached.
+type path struct {
+	epoch     uint64
+	transport string
+	reason    string    // why not the faster one: a metric's label
+	why       string    // in words
+	retry     time.Time // when the faster one is tried again
+}
+
+// pathRetry is how long a peer whose local socket did not answer is reached
+// over TCP before the socket is tried again.
+const pathRetry = 10 * time.Second
+
+// Reasons for not using shared memory.
+const (
+	reasonSetting  = "setting"  // kv.transport is tcp
+	reasonMemory   = "memory"   // our pool cannot be shared
+	reasonStranger = "stranger" // not a member of the fleet
+	reasonPeer     = "peer"     // it offers no such thing
+	reasonMachine  = "machine"  // it is on another one
+	reasonUser     = "user"     // it is another one's
+	reasonFailed   = "failed"   // its socket does not answer, or it refused
+)
+
+// newPaths registers its gauge with reg.
+func newPaths(recv opener, mode, private string, members func() *fleet.Snapshot, publish func(string), log *slog.Logger, reg prometheus.Registerer) (*paths, error) {
+	p := &paths{recv: recv, mode: mode, machine: machineID(), private: private, members: members, publish: publish, log: log, peers: map[string]path{},
+		gauge: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "xpyd_worker_kv_peers",
+			Help: "Prefill workers that this one has collected KV from, by transport and, over tcp, by why not shm."}, []string{"transport", "reason"})}
+	return p, reg.Register(p.gauge)
+}
+
+// Open implements decode.Opener.
+func (p *paths) Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvconn.Session, error) {
+	m := p.member(addr, peer)
+	local, next := p.local(m)
+	if local != "" {
+		s, err := p.recv.Open(ctx, local, peer)
+		if err == nil {
+			p.note(m, path{transport: transportSHM})
+			return s, nil
+		}
+		if !unreachable(err) {
+			return nil, err
+		}
+		next = path{transport: transportTCP, reason: reasonFailed, why: cause(err), retry: time.Now().Add(pathRetry)}
+	}
+	if p.mode == transportSHM {
+		return nil, &kvconn.Error{Op: "open", Peer: peer, Phase: kvconn.PhaseDial, Outcome: ticket.Incompatible,
+			Err: fmt.Errorf("kv.transport is shm here, which does not reach it: %s", next.why)}
+	}
+	s, err := p.recv.Open(ctx, addr, peer)
+	if err == nil { // else the peer is in trouble, whatever the path
+		p.note(m, next)
+	}
+	return s, err
+}
+
+// unreachable tells a local socket that does not lead to the peer, or a peer
+// that does not take our memory, from a peer that is in trouble.
+func unreachable(err error) bool {
+	var e *kvconn.Error
+	return errors.As(err, &e) && (e.Phase == kvconn.PhaseDial && e.Outcome == ticket.Dead || e.Outcome == ticket.Refused)
+}
+
+// cause is the innermost text of a failed open: peer and phase stand beside it.
+func cause(err error) string {
+	var e *kvconn.Error
+	if errors.As(err, &e) {
+		return e.Err.Error()
+	}
+	return err.Error()
+}
+
+// member finds the announcement of a peer, by its id when that is known.
+func (p *paths) member(addr string, peer kvconn.PeerID) *fleet.Member {
+	s := p.members()
+	if s == nil {
+		return nil
+	}
+	if peer.ID != "" {
+		if m := s.Get(peer.ID); m != nil && (peer.Epoch == 0 || m.Epoch == peer.Epoch) {
+			return m
+		}
+		return nil
+	}
+	if i := slices.IndexFunc(s.Members, func(m fleet.Member) bool { return m.KVAddr == addr }); i >= 0 {
+		return &s.Members[i]
+	}
+	return nil
+}
+
+// local returns the peer's local address, or the path that is taken instead.
+func (p *paths) local(m *fleet.Member) (addr string, instead path) {
+	tcp := func(reason, why string) (string, path) {
+		return "", path{transport: transportTCP, reason: reason, why: why}
+	}
+	switch {
+	case p.mode == transportTCP:
+		return tcp(reasonSetting, "kv.transport is tcp")
+	case p.private != "":
+		return tcp(reasonMemory, p.private)
+	case m == nil:
+		return tcp(reasonStranger, "no member of this fleet")
+	case m.KVLocal == "" || m.Machine == "":
+		return tcp(reasonPeer, "it does not offer shm")
+	case m.Machine != p.machine:
+		ours, _, _ := strings.Cut(p.machine, "/")
+		theirs, _, _ := strings.Cut(m.Machine, "/")
+		if ours != theirs {
+			return tcp(reasonMachine, "on another machine")
+		}
+		return tcp(reasonUser, "of another user")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if old := p.peers[m.ID]; old.epoch == m.Epoch && time.Now().Before(old.retry) {
+		return "", old
+	}
+	return m.KVLocal, path{}
+}
+
+// note remembers how a member is reached, and tells when that is new.
+func (p *paths) note(m *fleet.Member, now path) {
+	if m == nil {
+		return
+	}
+	now.epoch = m.Epoch
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	old, known := p.peers[m.ID]
+	p.peers[m.ID] = now
+	if known && old.transport == now.transport && old.why == now.why {
+		return
+	}
+	if s := p.members(); s != nil {
+		for id := range p.peers {
+			if s.Get(id) == nil {
+				delete(p.peers, id)
+			}
+		}
+	}
+	p.log.Info("kv path", "peer", m.ID, "transport", now.transport, "why_not_shm", now.why)
+	p.gauge.Reset()
+	for _, v := range p.peers {
+		p.gauge.WithLabelValues(v.transport, v.reason).Inc()
+	}
+	p.publish(p.summary())
+}
+
+// maxSummary is what fits an announcement's field.
+const maxSummary = 400
+
+// summary says in a line how each peer is reached; needs mu.
+func (p *paths) summary() string {
+	ids := make([]string, 0, len(p.peers))
+	for id := range p.peers {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	var b strings.Builder
+	for i, id := range ids {
+		v := p.peers[id]
+		text := id + " " + v.transport
+		if v.why != "" {
+			text += " (" + strings.Map(printable, v.why) + ")"
+		}
+		if b.Len()+len(text) > maxSummary {
+			fmt.Fprintf(&b, ", and %d more", len(ids)-i)
+			break
+		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(text)
+	}
+	return b.String()
+}
+
+func printable(r rune) rune {
+	if r < ' ' || r > '~' {
+		return '?'
+	}
+	return r
+}
+
+// machineID names the machine and the user of this process: only processes
+// with the same one can share memory. "" when the system does not say.
+func machineID() string {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%s/%d", strings.TrimSpace(string(boot)), os.Geteuid())
+}

@@ -1,0 +1,58 @@
+package cpu_test
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/cpu"
+)
+
+// Another mapping of a shared pool's file shows each block where Shared says.
+func TestShared(t *testing.T) {
+	a := shape(3, 32, 48, 4, 2, 8, 50)
+	w := randomWeights(a, kernels.F32, 1)
+	private := open(t, a, w, cpu.Options{Blocks: 4, BlockTokens: 8, Threads: 1})
+	if _, err := private.Shared(); err == nil {
+		t.Error("a pool that was not asked to be shared is")
+	}
+	b, err := cpu.New(a, w, cpu.Options{Blocks: 4, BlockTokens: 8, Threads: 1, Share: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustStep(t, b, kernels.Seq{Tokens: randomTokens(rand.New(rand.NewPCG(1, 1)), 16, 50), Blocks: []int32{3, 1}})
+	s, err := b.Shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(s.FD, 0, int(s.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := b.Layout()
+	want := make([]byte, l.BlockBytes())
+	for layer := range l.Layers {
+		for block := range int64(4) {
+			at := s.Layers[layer] + block*s.Stride
+			b.Gather(layer, int32(block), 0, l.BlockTokens, want)
+			if !bytes.Equal(mem[at:at+int64(l.BlockBytes())], want) {
+				t.Errorf("layer %d block %d differs", layer, block)
+			}
+		}
+	}
+	mem[s.Layers[2]+s.Stride] ^= 1
+	if b.Gather(2, 1, 0, l.BlockTokens, want); want[0] != mem[s.Layers[2]+s.Stride] {
+		t.Error("the pool does not show what the other mapping wrote")
+	}
+	for range 2 {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := unix.Munmap(mem); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,438 @@
+// Drawing on the device: bias, ban, penalties, temperature, top-k, top-p, min-p,
+// draw. Semantics: kernels/DESIGN.md, section 5.
+//
+// A cluster of CTAs has one sample, each CTA a span of the ids, whose logits
+// are read once and stay in registers and shared memory. They become masses:
+// exp((x - max) / T) in units of 2^-31, integers, so that no order of sums
+// matters and a draw is the same on every run and for every cluster size.
+//
+// A cut (the k-th token, or the one at which mass p is reached) is found in
+// rounds over the resident masses. The first counts tokens in bins of 1/64
+// octave; bounds of the bins' masses leave a few bins in question. The next
+// rounds sum the masses of 2048 equal parts of what is in question, exactly,
+// until the part that has the cut has one token or one value. Among equal
+// values a round over ids decides. The CTAs merge their histograms through
+// distributed shared memory.
+// Oracle: the sorting sampler of sampler_test.go, kernels/cpu, and chi-square.
+#include <climits>
+#include <cooperative_groups.h>
+
+#include "best.cuh"
+
+namespace cg = cooperative_groups;
+using u64 = unsigned long long;
+
+static constexpr int THREADS = 1024, WARPS = THREADS / 32;
+static constexpr int ROW = 4 * THREADS;              // ids that a row of slots has, four a thread
+static constexpr int REG_ROWS = 6, SMEM_ROWS = 10, ROWS = REG_ROWS + SMEM_ROWS;
+static constexpr int SPAN = ROWS * ROW;              // ids of a CTA at most
+static constexpr int BINS = 2048;                    // two a thread
+static constexpr int OCTAVES = 25;                   // that bins of 1/64 octave cover; bin 0 is what lies below
+static constexpr int LOG_BINS = OCTAVES * 64 + 2;
+static constexpr uint32_t ONE = 1u << 31;            // mass of the most likely token
+
+static __device__ __forceinline__ float weight_of(float z) { // 2^z
+  float w;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(w) : "f"(z));
+  return w;
+}
+// Weight (0 to 1) to mass, rounded down, without the slow conversion.
+static __device__ __forceinline__ uint32_t mass_of(float w) {
+  uint32_t bits = __float_as_uint(w), m;
+  asm("shr.u32 %0, %1, %2;" : "=r"(m) : "r"((bits << 8) | 0x80000000u), "r"(127 - (bits >> 23))); // a shift over 31 gives 0
+  return m;
+}
+static __device__ __forceinline__ int log_bin(float w) { return max(int(__float_as_uint(w) >> 17) - (127 - OCTAVES) * 64 + 1, 0); }
+static __device__ __forceinline__ uint32_t bin_edge(int bin) { // least mass of a bin
+  return bin == 0 ? 0 : bin >= LOG_BINS ? ONE + 1 : mass_of(__uint_as_float(uint32_t(bin - 1 + (127 - OCTAVES) * 64) << 17));
+}
+
+static __device__ __forceinline__ bool shapes(const xk_sample &s) { return s.n_adjust > 0; }
+
+static __device__ __forceinline__ float adjusted(float x, const xk_adjust &a, const xk_sample &s) {
+  x += a.bias;
+  if (a.flags & XK_BAN) x = -INFINITY;
+  if ((a.flags & XK_SEEN) && s.repetition != 1 && s.repetition != 0) x = x > 0 ? x / s.repetition : x * s.repetition;
+  if (a.count > 0) x = __fsub_rn(__fsub_rn(x, __fmul_rn(s.frequency, a.count)), s.presence);
+  return x;
+}
+
+// Philox4x32-10, the first 53 bits as kernels/DESIGN.md wants them.
+static __device__ double uniform(const xk_sample &s) {
+  uint32_t c0 = s.pos_lo, c1 = s.pos_hi, c2 = s.choice, c3 = 0, k0 = s.seed_lo, k1 = s.seed_hi;
+  for (int i = 0; i < 10; i++) {
+    uint32_t h0 = __umulhi(0xd2511f53u, c0), l0 = 0xd2511f53u * c0;
+    uint32_t h1 = __umulhi(0xcd9e8d57u, c2), l1 = 0xcd9e8d57u * c2;
+    c0 = h1 ^ c1 ^ k0, c1 = l1, c2 = h0 ^ c3 ^ k1, c3 = l0;
+    k0 += 0x9e3779b9u, k1 += 0xbb67ae85u;
+  }
+  return double((uint64_t(c1) << 32 | c0) >> 11) * (1.0 / 9007199254740992.0);
+}
+
+struct Cut { // keeps greater masses, and equal ones with ids up to id
+  uint32_t mass;
+  int id;
+  __device__ __forceinline__ bool keeps(uint32_t m, int i) const { return m > mass || (m == mass && i <= id); }
+};
+
+struct DrawSmem {
+  uint4 slots[SMEM_ROWS][THREADS];
+  uint32_t logs[LOG_BINS];
+  uint32_t count[2][BINS], low[2][BINS], high[2][BINS]; // of two rounds: tokens, sums of the masses' halves
+  u64 cells[ROWS * WARPS]; // kept mass of 128 ids
+  u64 sums[WARPS];
+  u64 shared[4];           // what others of the cluster read: above of two rounds, the total, the kept mass
+  Best best_here, best[WARPS];
+  uint32_t lo, hi, found_count;
+  u64 found_above;
+  int found, token;
+};
+
+// Exclusive sum over the CTA; the total in *all.
+static __device__ u64 block_scan(DrawSmem &m, u64 v, u64 *all) {
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  auto inclusive = [&](u64 x) {
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+      u64 other = __shfl_up_sync(~0u, x, o);
+      if (lane >= o) x += other;
+    }
+    return x;
+  };
+  u64 sum = inclusive(v);
+  __syncthreads();
+  if (lane == 31) m.sums[warp] = sum;
+  __syncthreads();
+  u64 warps = inclusive(m.sums[lane]);
+  *all = __shfl_sync(~0u, warps, 31);
+  u64 before = __shfl_sync(~0u, warps, max(warp - 1, 0));
+  return (warp ? before : 0) + sum - v;
+}
+
+// One sample in one CTA of its cluster. Everything is inlined: the masses stay in
+// registers.
+struct Draw {
+  DrawSmem &m;
+  cg::cluster_group cluster;
+  int base, end; // ids of this CTA
+  int round = 0;
+  uint32_t kept[4 * REG_ROWS]; // logits, later masses; the other rows are in m.slots
+
+  __device__ Draw(DrawSmem &m) : m(m), cluster(cg::this_cluster()) {}
+
+  // f(mass, id) of every slot; beyond the span mass is 0.
+  template <typename F> __device__ __forceinline__ void each(F f) {
+    int id = base + 4 * int(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < 4 * REG_ROWS; i++) f(kept[i], id + i / 4 * ROW + i % 4);
+#pragma unroll 2
+    for (int j = 0; j < SMEM_ROWS; j++) {
+      uint4 v = m.slots[j][threadIdx.x];
+      int at = id + (REG_ROWS + j) * ROW;
+      f(v.x, at), f(v.y, at + 1), f(v.z, at + 2), f(v.w, at + 3);
+    }
+  }
+
+  __device__ __forceinline__ u64 scan(u64 v, u64 *all) { return block_scan(m, v, all); }
+  __device__ __forceinline__ u64 sum(u64 v) {
+    u64 all;
+    block_scan(m, v, &all);
+    return all;
+  }
+  // Sum over the cluster of what each CTA put in shared[i].
+  __device__ __forceinline__ u64 over_cluster(int i) {
+    u64 all = 0;
+    for (unsigned r = 0; r < cluster.num_blocks(); r++) all += cluster.map_shared_rank(m.shared, r)[i];
+    return all;
+  }
+
+  // Reads the logits and returns the best of all; NaN becomes -inf.
+  __device__ __forceinline__ Best read(const float *row) {
+    Best b = {0, INT_MAX};
+    int first = base + 4 * int(threadIdx.x);
+    auto value = [&](float x, int id) {
+      if (id < end && x == x && (b.id == INT_MAX || x > b.v)) b = {x, id}; // ids ascend
+      return id < end && x == x ? x : -INFINITY;
+    };
+    auto four = [&](int j) {
+      int id = first + j * ROW;
+      float4 v = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+      if (id + 4 <= end) v = __ldcg(reinterpret_cast<const float4 *>(row + id));
+      else if (id < end) {
+        v.x = row[id];
+        if (id + 1 < end) v.y = row[id + 1];
+        if (id + 2 < end) v.z = row[id + 2];
+      }
+      return v;
+    };
+    float4 ahead[REG_ROWS];
+#pragma unroll
+    for (int j = 0; j < REG_ROWS; j++) ahead[j] = four(j);
+#pragma unroll
+    for (int j = 0; j < REG_ROWS; j++) {
+      int id = first + j * ROW;
+      kept[4 * j] = __float_as_uint(value(ahead[j].x, id)), kept[4 * j + 1] = __float_as_uint(value(ahead[j].y, id + 1));
+      kept[4 * j + 2] = __float_as_uint(value(ahead[j].z, id + 2)), kept[4 * j + 3] = __float_as_uint(value(ahead[j].w, id + 3));
+    }
+#pragma unroll 5
+    for (int j = 0; j < SMEM_ROWS; j++) {
+      float4 v = four(REG_ROWS + j);
+      int id = first + (REG_ROWS + j) * ROW;
+      m.slots[j][threadIdx.x] = make_uint4(__float_as_uint(value(v.x, id)), __float_as_uint(value(v.y, id + 1)), __float_as_uint(value(v.z, id + 2)), __float_as_uint(value(v.w, id + 3)));
+    }
+    b = block_best(b, m.best);
+    if (threadIdx.x == 0) m.best_here = b;
+    cluster.sync();
+    b = {0, INT_MAX};
+    for (unsigned r = 0; r < cluster.num_blocks(); r++) b = better(b, *cluster.map_shared_rank(&m.best_here, r));
+    return b;
+  }
+
+  // Turns logits into masses and counts them; returns the mass of all.
+  __device__ __forceinline__ u64 weigh(float top, float inverse) {
+    bool infinite = isinf(top);
+    u64 mine = 0;
+    auto mass = [&](uint32_t bits) {
+      float x = __uint_as_float(bits), w = infinite ? (x == top ? 1.0f : 0.0f) : weight_of((x - top) * inverse);
+      int bin = log_bin(w);
+      if (bin) atomicAdd(&m.logs[bin], 1u);
+      uint32_t v = mass_of(w);
+      mine += v;
+      return v;
+    };
+#pragma unroll
+    for (int i = 0; i < 4 * REG_ROWS; i++) kept[i] = mass(kept[i]);
+#pragma unroll 2
+    for (int j = 0; j < SMEM_ROWS; j++) {
+      uint4 v = m.slots[j][threadIdx.x];
+      m.slots[j][threadIdx.x] = make_uint4(mass(v.x), mass(v.y), mass(v.z), mass(v.w));
+    }
+    mine = sum(mine);
+    if (threadIdx.x == 0) m.shared[2] = mine;
+    cluster.sync();
+    return over_cluster(2);
+  }
+
+  // Which masses may be the cut's, by the first histogram: [lo, hi).
+  __device__ __forceinline__ void bracket(u64 need, bool by_count, uint32_t *lo, uint32_t *hi) {
+    u64 least[2] = {}, most[2] = {};
+    int first = LOG_BINS - 1 - 2 * int(threadIdx.x); // and the one below
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      int bin = first - j;
+      if (bin < 0) break;
+      u64 n = 0;
+      for (unsigned r = 0; r < cluster.num_blocks(); r++) n += cluster.map_shared_rank(m.logs, r)[bin];
+      least[j] = by_count ? n : n * bin_edge(bin), most[j] = by_count ? n : n * min(bin_edge(bin + 1), ONE);
+    }
+    u64 all, below = scan(least[0] + least[1], &all), above = scan(most[0] + most[1], &all);
+    if (threadIdx.x == 0) m.lo = 0, m.hi = bin_edge(1);
+    __syncthreads();
+    // The first bins from above at which a bound reaches need.
+    if (above < need && above + most[0] + most[1] >= need) m.hi = bin_edge(above + most[0] >= need ? first + 1 : first);
+    if (below < need && below + least[0] + least[1] >= need) m.lo = bin_edge(below + least[0] >= need ? first : first - 1);
+    __syncthreads();
+    *lo = max(m.lo, 1u), *hi = m.hi; // tokens without mass are never drawn
+  }
+
+  struct Found {
+    uint32_t lo, count; // the part that has the cut begins at lo and has count tokens
+    u64 above;          // sum of greater keys
+  };
+  // Narrows [lo, hi) of keys to the part at which the sum from above reaches
+  // need, among what c keeps. The key is the mass; with TIES, which looks at
+  // tokens of mass tie alone, the lowest id has the greatest.
+  static constexpr uint32_t LAST = 1u << 20; // above every id
+  template <bool TIES> __device__ __forceinline__ Found narrow(uint32_t lo, uint32_t hi, u64 need, bool by_count, Cut c, uint32_t tie) {
+    int b = round++ % 2;
+    int shift = shift_of(lo, hi);
+    u64 above = 0;
+    each([&](uint32_t v, int id) {
+      uint32_t k = TIES ? (v == tie && c.keeps(v, id) ? LAST - id : 0) : v;
+      if (k >= hi) above += by_count ? 1 : v;
+      if (k < lo || k >= hi || !(TIES || c.keeps(v, id))) return;
+      int bin = (k - lo) >> shift;
+      atomicAdd(&m.count[b][bin], 1u);
+      if (by_count) return;
+      atomicAdd(&m.low[b][bin], v & 0xffff);
+      atomicAdd(&m.high[b][bin], v >> 16);
+    });
+    above = sum(above);
+    if (threadIdx.x == 0) m.shared[b] = above;
+    cluster.sync();
+    above = over_cluster(b);
+    uint32_t count[2] = {};
+    u64 here[2] = {};
+    int first = BINS - 1 - 2 * int(threadIdx.x);
+    for (unsigned r = 0; r < cluster.num_blocks(); r++) {
+      const DrawSmem *o = cluster.map_shared_rank(&m, r);
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        count[j] += o->count[b][first - j];
+        here[j] += by_count ? o->count[b][first - j] : o->low[b][first - j] + (u64(o->high[b][first - j]) << 16);
+      }
+    }
+    // The others are done with the buffer of the round before this.
+#pragma unroll
+    for (int j = 0; j < 2; j++) m.count[b ^ 1][first - j] = m.low[b ^ 1][first - j] = m.high[b ^ 1][first - j] = 0;
+    u64 all, before = scan(here[0] + here[1], &all);
+    if (threadIdx.x == 0) m.found = -1;
+    __syncthreads();
+    u64 want = min(need > above ? need - above : 1, all);
+    if (before < want && before + here[0] + here[1] >= want) {
+      int j = before + here[0] >= want ? 0 : 1;
+      m.found = first - j, m.found_count = count[j], m.found_above = above + before + (j ? here[0] : 0);
+    }
+    __syncthreads();
+    if (m.found < 0) return {hi, 0, above}; // nothing in question has mass
+    return {lo + (uint32_t(m.found) << shift), m.found_count, m.found_above};
+  }
+  static __device__ __forceinline__ int shift_of(uint32_t lo, uint32_t hi) { return max(0, 32 - __clz(hi - 1 - lo) - 11); }
+
+  // The fewest of those that c keeps, in order, whose sum reaches need.
+  __device__ __forceinline__ Cut cut(Cut c, u64 need, bool by_count) {
+    uint32_t lo, hi, tie = 0;
+    bracket(need, by_count, &lo, &hi);
+    lo = max(lo, c.mass), hi = max(hi, lo + 1);
+    for (;;) {
+      Found f = tie ? narrow<true>(lo, hi, need, true, c, tie) : narrow<false>(lo, hi, need, by_count, c, 0);
+      int shift = shift_of(lo, hi);
+      if (f.count > 1 && shift) {
+        lo = f.lo, hi = min(hi, f.lo + (1u << shift));
+        continue;
+      }
+      if (tie) return {tie, int(LAST - f.lo)};
+      u64 each_mass = by_count ? 1 : f.lo, keep = need > f.above ? (need - f.above + each_mass - 1) / each_mass : 1;
+      if (keep >= f.count) return {f.lo, f.lo == c.mass ? c.id : INT_MAX}; // one token, or all of a value
+      tie = f.lo, need = keep, lo = 1, hi = LAST + 1;
+    }
+  }
+
+  // Inverts the cumulative mass of the kept tokens, in order of id; -1 in the
+  // CTAs that do not have it.
+  __device__ __forceinline__ int pick(Cut c, double u) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = base + 4 * int(threadIdx.x);
+    auto row_mass = [&](uint4 v, int j) { // of this thread's four
+      int id = first + j * ROW;
+      return u64(c.keeps(v.x, id) ? v.x : 0) + (c.keeps(v.y, id + 1) ? v.y : 0) + (c.keeps(v.z, id + 2) ? v.z : 0) + (c.keeps(v.w, id + 3) ? v.w : 0);
+    };
+    auto cell = [&](u64 v, int j) { // v is below 2^34
+      u64 all = __reduce_add_sync(~0u, uint32_t(v) & 0xffff) + (u64(__reduce_add_sync(~0u, uint32_t(v >> 16))) << 16);
+      if (lane == 0) m.cells[j * WARPS + warp] = all;
+    };
+    auto in_regs = [&](int j) { return make_uint4(kept[4 * j], kept[4 * j + 1], kept[4 * j + 2], kept[4 * j + 3]); };
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < REG_ROWS; j++) cell(row_mass(in_regs(j), j), j);
+#pragma unroll 2
+    for (int j = 0; j < SMEM_ROWS; j++) cell(row_mass(m.slots[j][threadIdx.x], REG_ROWS + j), REG_ROWS + j);
+    __syncthreads();
+    u64 mine = threadIdx.x < ROWS * WARPS ? m.cells[threadIdx.x] : 0, here, before = scan(mine, &here);
+    if (threadIdx.x == 0) m.shared[3] = here, m.found = -1;
+    cluster.sync();
+    u64 total = over_cluster(3), below = 0;
+    for (unsigned r = 0; r < cluster.block_rank(); r++) below += cluster.map_shared_rank(m.shared, r)[3];
+    u64 target = u64(u * double(total));
+    if (target >= total && total > 0) target = total - 1;
+    if (target < below || target >= below + here) return -1;
+    target -= below;
+    if (before <= target && target < before + mine) m.found = threadIdx.x, m.found_above = before;
+    __syncthreads();
+    if (warp == m.found % WARPS) {
+      int j = m.found / WARPS;
+      uint4 v = m.slots[max(j - REG_ROWS, 0)][threadIdx.x];
+#pragma unroll
+      for (int i = 0; i < REG_ROWS; i++)
+        if (i == j) v = in_regs(i);
+      uint32_t masses[4] = {v.x, v.y, v.z, v.w};
+      u64 sum = row_mass(v, j), upto = sum;
+      for (int o = 1; o < 32; o <<= 1) {
+        u64 other = __shfl_up_sync(~0u, upto, o);
+        if (lane >= o) upto += other;
+      }
+      u64 at = m.found_above + upto - sum;
+      if (at <= target && target < at + sum) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          int id = first + j * ROW + e;
+          u64 v = c.keeps(masses[e], id) ? masses[e] : 0;
+          if (at <= target && target < at + v) m.token = id;
+          at += v;
+        }
+      }
+    }
+    __syncthreads();
+    return m.token;
+  }
+};
+
+static __global__ __launch_bounds__(THREADS, 1) void draw_kernel(Sampling p, int span) {
+  extern __shared__ __align__(16) uint8_t raw[];
+  Draw d(*reinterpret_cast<DrawSmem *>(raw));
+  DrawSmem &m = d.m;
+  int rank = d.cluster.block_rank(), index = blockIdx.x / d.cluster.num_blocks();
+  for (int i = threadIdx.x; i < LOG_BINS; i += THREADS) m.logs[i] = 0;
+  for (int i = threadIdx.x; i < BINS; i += THREADS)
+    for (int b = 0; b < 2; b++) m.count[b][i] = m.low[b][i] = m.high[b][i] = 0;
+  pdl_wait();
+  pdl_next();
+  const xk_sample s = p.samples[index];
+  if (s.final < 0) return; // all CTAs of the cluster
+  d.base = rank * span, d.end = min(d.base + span, p.vocab);
+  const float *row = p.logits + int64_t(s.final - p.first_final) * p.stride;
+  if (shapes(s)) {
+    float *to = p.scratch + int64_t(index) * p.stride;
+    for (int i = d.base + threadIdx.x; i < d.end; i += THREADS) to[i] = row[i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < s.n_adjust; i += THREADS) {
+      const xk_adjust &a = p.adjust[s.adjust + i];
+      if (a.id >= d.base && a.id < d.end) to[a.id] = adjusted(to[a.id], a, s);
+    }
+    __syncthreads();
+    row = to;
+  }
+  Best best = d.read(row);
+  int token = best.id == INT_MAX ? 0 : best.id;
+  bool drawn = best.id != INT_MAX && best.v != -INFINITY && s.temperature != 0 && s.top_k != 1;
+  if (drawn) {
+    u64 total = d.weigh(best.v, 1.4426950408889634f / s.temperature);
+    Cut keep = {0, INT_MAX};
+    for (int filter = 0; filter < 2; filter++) { // top-k, then top-p of what it left
+      bool by_count = filter == 0;
+      if (by_count ? s.top_k <= 0 || s.top_k >= p.vocab : !(s.top_p < 1)) continue;
+      if (!by_count && keep.mass) {
+        u64 mine = 0;
+        d.each([&](uint32_t v, int id) { mine += keep.keeps(v, id) ? v : 0; });
+        mine = d.sum(mine);
+        d.cluster.sync(); // all have read shared[2]
+        if (threadIdx.x == 0) m.shared[2] = mine;
+        d.cluster.sync();
+        total = d.over_cluster(2);
+      }
+      u64 need = by_count ? s.top_k : u64(ceil(double(s.top_p) * double(total)));
+      keep = d.cut(keep, need ? need : 1, by_count);
+    }
+    uint32_t least = mass_of(fminf(fmaxf(s.min_p, 0.0f), 1.0f));
+    if (least > keep.mass) keep = {least, INT_MAX};
+    int picked = d.pick(keep, uniform(s));
+    if (picked >= 0 && threadIdx.x == 0) p.tokens[index] = p.device_tokens[index] = picked;
+  } else if (rank == 0 && threadIdx.x == 0) {
+    p.tokens[index] = p.device_tokens[index] = token;
+  }
+  d.cluster.sync(); // nobody reads an exited CTA's memory
+}
+
+// ---------------------------------------------------------------- launchers
+
+int32_t xk_draw(const Launch &l, const Sampling &s) {
+  int cluster = 1; // more CTAs a sample while multiprocessors are free
+  while (cluster < 8 && (s.vocab > cluster * SPAN || (2 * cluster * s.n_samples <= s.sms && s.vocab > cluster * ROW))) cluster *= 2;
+  int span = int(round_up(div_up(s.vocab, cluster), 4));
+  if (span > SPAN) return xk_fail(XK_INVALID, "sampler: vocabulary of %d, at most %d", s.vocab, 8 * SPAN);
+  return launch_clusters(l, draw_kernel, s.n_samples * cluster, THREADS, sizeof(DrawSmem), cluster, s, span);
+}
+
+int32_t xk_sampler_init() {
+  XK_TRY(cudaFuncSetAttribute(draw_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(DrawSmem))));
+  return XK_OK;
+}

@@ -1,0 +1,482 @@
+package kvconntest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// eve is a sender without scruples. Its methods run on a goroutine of its own;
+// what fails there shows in what the receiver comes to.
+type eve struct {
+	w    *World
+	ln   net.Listener
+	ctl  *RawConn
+	bulk *RawConn
+	key  [16]byte
+
+	id     uint64 // of the ticket
+	secret [16]byte
+	spec   kvconn.TicketSpec
+}
+
+// greet is the sender's half of a handshake, with one bulk connection.
+func (e *eve) greet() error {
+	var err error
+	if e.ctl, err = e.accept(); err != nil {
+		return err
+	}
+	if _, err = e.ctl.Expect(Hello); err != nil {
+		return err
+	}
+	if err = e.ctl.Send(Hello, HelloBody(1, 1, 2, 1, e.key, e.identity())); err != nil {
+		return err
+	}
+	if _, err = e.ctl.Expect(Ready); err != nil {
+		return err
+	}
+	if e.bulk, err = e.accept(); err != nil {
+		return err
+	}
+	if _, err = e.bulk.Expect(Bind); err != nil {
+		return err
+	}
+	return e.bulk.Send(Bound, nil)
+}
+
+func (e *eve) identity() kvconn.Identity {
+	id := e.w.SConfig.Identity
+	id.ID = "eve"
+	return id
+}
+
+func (e *eve) accept() (*RawConn, error) {
+	c, err := e.ln.Accept()
+	if err != nil {
+		return nil, err
+	}
+	r := NewRawConn(c)
+	_, err = r.Greet("xpyd-kv 1-1\n")
+	return r, err
+}
+
+// next waits for a ticket.
+func (e *eve) next() error {
+	f, err := e.ctl.Expect(Ticket)
+	if err == nil {
+		e.id, e.secret = binary.LittleEndian.Uint64(f.Body), [16]byte(f.Body[8:24])
+	}
+	return err
+}
+
+// listen answers pings, and resends with what again says, until the receiver
+// has had enough.
+func (e *eve) listen(again func()) {
+	for {
+		f, err := e.ctl.Next()
+		switch {
+		case err != nil:
+			return
+		case f.Step == Ping:
+			e.ctl.Send(Pong, nil)
+			e.bulk.Send(Beat, nil)
+		case f.Step == Resend && again != nil:
+			again()
+		case f.Step == Revoke:
+			e.ctl.Send(RevokeAck, f.Body)
+		}
+	}
+}
+
+// head is a unit's head, to be bent.
+type head struct {
+	ticket, tag  uint64
+	layer, index uint32
+	block        int32
+	generation   uint32
+	rows, heads  uint32
+}
+
+func (e *eve) unit(layer, index int, bend func(h *head, rows *[]byte)) Body {
+	l := e.w.SConfig.Identity.Layout
+	g, _ := l.Group(layer)
+	first := index * l.BlockTokens
+	n := min(l.BlockTokens, len(e.spec.Tokens)-first)
+	rows, sums := make([]byte, l.RowsBytes(layer, n)), make([]uint64, g.KVHeads)
+	src := &Source{Layout: l, Seed: Seed(e.spec.Tokens)}
+	src.Load(layer, index, first, n, rows, sums)
+	d := e.spec.Dest[index]
+	h := head{e.id, UnitTag(e.secret, e.key, e.id), uint32(layer), uint32(index), d.Block, d.Generation, uint32(n), uint32(g.KVHeads)}
+	if bend != nil {
+		bend(&h, &rows)
+	}
+	return append(Body(nil).U64(h.ticket, h.tag).U32(h.layer, h.index, uint32(h.block), h.generation, h.rows, h.heads).U64(sums...), rows...)
+}
+
+// send sends one bent unit.
+func (e *eve) send(layer, index int, bend func(h *head, rows *[]byte)) {
+	e.bulk.Send(Unit, e.unit(layer, index, bend))
+}
+
+// all sends every unit as it should be, and the commit.
+func (e *eve) all() {
+	e.ctl.Send(Accepted, Body(nil).U64(e.id))
+	for l := range e.w.SConfig.Identity.Layout.Layers() {
+		for i := range e.spec.Dest {
+			e.send(l, i, nil)
+		}
+	}
+	e.commit()
+}
+
+func (e *eve) commit() {
+	e.ctl.Send(Commit, Body(nil).U64(e.id).U32(9).Str("commit of "+e.spec.RequestID))
+}
+
+func (e *eve) sent(round uint32) {
+	e.bulk.Send(Sent, Body(nil).U64(e.id, UnitTag(e.secret, e.key, e.id)).U32(round))
+}
+
+func (e *eve) close() {
+	e.ln.Close()
+	for _, c := range []*RawConn{e.ctl, e.bulk} {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+// bent sends a bent unit, then everything as it should be.
+func bent(bend func(h *head, rows *[]byte)) func(e *eve) {
+	return func(e *eve) {
+		e.send(1, 0, bend)
+		e.all()
+	}
+}
+
+// hostileSenders are what a sender does with a ticket of 9 tokens, 3 blocks in
+// each of 3 layers, and what the ticket must come to.
+var hostileSenders = []struct {
+	name string
+	want ticket.Outcome
+	do   func(e *eve)
+}{
+	{"old-generation", ticket.Done, bent(func(h *head, _ *[]byte) { h.generation-- })},
+	{"next-generation", ticket.Done, bent(func(h *head, _ *[]byte) { h.generation++ })},
+	{"another-block", ticket.Done, bent(func(h *head, _ *[]byte) { h.block++ })},
+	{"block-outside-the-pool", ticket.Done, bent(func(h *head, _ *[]byte) { h.block = math.MaxInt32 })},
+	{"block-below-zero", ticket.Done, bent(func(h *head, _ *[]byte) { h.block = -1 })},
+	{"layer-of-2^31", ticket.Done, bent(func(h *head, _ *[]byte) { h.layer = 1 << 31 })},
+	{"index-of-2^32", ticket.Done, bent(func(h *head, _ *[]byte) { h.index = math.MaxUint32 })},
+	{"another-tag", ticket.Done, bent(func(h *head, _ *[]byte) { h.tag ^= 1 })},
+	{"no-tag", ticket.Done, bent(func(h *head, _ *[]byte) { h.tag = 0 })},
+	{"ticket-of-2^63", ticket.Done, bent(func(h *head, _ *[]byte) { h.ticket = 1 << 63 })},
+	{"no-rows", ticket.Corrupt, bent(func(h *head, rows *[]byte) { h.rows, *rows = 0, nil })},
+	{"rows-of-2^32", ticket.Done, bent(func(h *head, _ *[]byte) { h.rows = math.MaxUint32 })},
+	{"fewer-rows", ticket.Done, bent(func(h *head, rows *[]byte) { h.rows, *rows = 3, (*rows)[:len(*rows)*3/4] })},
+	{"short-rows", ticket.Done, bent(func(h *head, rows *[]byte) { *rows = (*rows)[:len(*rows)-1] })},
+	{"long-last-block", ticket.Done, func(e *eve) {
+		e.send(1, 2, func(h *head, rows *[]byte) { h.rows, *rows = 4, make([]byte, 4*len(*rows)) })
+		e.all()
+	}},
+	{"more-heads", ticket.Done, bent(func(h *head, _ *[]byte) { h.heads = 3 })},
+	{"heads-of-2^32", ticket.Corrupt, bent(func(h *head, _ *[]byte) { h.heads = math.MaxUint32 })},
+	{"unit-without-a-head", ticket.Corrupt, func(e *eve) { e.bulk.Send(Unit, make([]byte, 39)); e.all() }},
+	{"unit-a-thousand-times", ticket.Done, func(e *eve) {
+		for range 1000 {
+			e.send(0, 0, nil)
+		}
+		e.all()
+	}},
+	{"wrong-rows-once", ticket.Done, func(e *eve) {
+		e.send(1, 0, func(_ *head, rows *[]byte) { (*rows)[5] ^= 1 })
+		e.all()
+	}},
+	{"wrong-rows-always", ticket.Corrupt, func(e *eve) {
+		wrong := func() { e.send(1, 0, func(_ *head, rows *[]byte) { (*rows)[5] ^= 1 }) }
+		e.ctl.Send(Accepted, Body(nil).U64(e.id))
+		wrong()
+		e.listen(wrong)
+	}},
+	{"swapped-rows", ticket.Corrupt, func(e *eve) { // right bytes, right digests, other coordinates
+		swap := func() {
+			e.send(0, 0, func(h *head, _ *[]byte) {
+				h.index, h.block, h.generation = 1, e.spec.Dest[1].Block, e.spec.Dest[1].Generation
+			})
+		}
+		swap()
+		e.listen(swap)
+	}},
+	{"commit-and-no-rows", ticket.Corrupt, func(e *eve) { e.commit(); e.listen(nil) }},
+	{"commit-and-marks-only", ticket.Corrupt, func(e *eve) {
+		round := uint32(0)
+		e.commit()
+		e.sent(round)
+		e.listen(func() { round++; e.sent(round) })
+	}},
+	{"marks-of-other-rounds", ticket.Done, func(e *eve) {
+		for r := range uint32(100) {
+			e.sent(math.MaxUint32 - r)
+		}
+		e.bulk.Send(Sent, Body(nil).U64(e.id, 1).U32(0))
+		e.all()
+	}},
+	{"never-accepted", ticket.Late, func(e *eve) { e.listen(nil) }},
+	{"accepted-and-nothing-more", ticket.Late, func(e *eve) { e.ctl.Send(Accepted, Body(nil).U64(e.id)); e.listen(nil) }},
+	{"a-unit-drop-by-drop", ticket.Late, func(e *eve) {
+		var wg sync.WaitGroup
+		frame := Frame{Version: 1, Step: Unit, Seq: e.bulk.Out, Body: e.unit(0, 0, nil)}.Bytes()
+		wg.Go(func() {
+			for _, b := range frame[:len(frame)-1] {
+				if _, err := e.bulk.Write([]byte{b}); err != nil {
+					return
+				}
+				time.Sleep(e.w.RConfig.PeerSilence / 4)
+			}
+		})
+		for { // like listen, but the bulk connection is busy
+			f, err := e.ctl.Next()
+			if err != nil {
+				break
+			}
+			switch f.Step {
+			case Ping:
+				e.ctl.Send(Pong, nil)
+			case Revoke:
+				e.ctl.Send(RevokeAck, f.Body)
+			}
+		}
+		wg.Wait()
+	}},
+	{"failed-as-done", ticket.Corrupt, func(e *eve) { e.ctl.Send(Failed, Body(nil).U64(e.id).Str("done", "")) }},
+	{"failed-as-nonsense", ticket.Corrupt, func(e *eve) { e.ctl.Send(Failed, Body(nil).U64(e.id).Str("nonsense", "")) }},
+	{"commit-of-4-GiB", ticket.Corrupt, func(e *eve) { e.ctl.Send(Commit, Body(nil).U64(e.id).U32(9, math.MaxUint32)) }},
+	{"commit-twice", ticket.Done, func(e *eve) {
+		e.commit()
+		e.ctl.Send(Commit, Body(nil).U64(e.id).U32(9).Str("another"))
+		e.all()
+	}},
+	{"acknowledges-what-nobody-revoked", ticket.Done, func(e *eve) {
+		e.ctl.Send(RevokeAck, Body(nil).U64(e.id))
+		e.ctl.Send(RevokeAck, Body(nil).U64(1<<63))
+		e.all()
+	}},
+	{"notes-of-unknown-tickets", ticket.Done, func(e *eve) {
+		e.ctl.Send(Accepted, Body(nil).U64(1<<63))
+		e.ctl.Send(Commit, Body(nil).U64(1<<63).U32(0).Str(""))
+		e.ctl.Send(Failed, Body(nil).U64(1<<63).Str("dead", ""))
+		for range 1000 {
+			e.ctl.Send(Goaway, nil)
+			e.ctl.Send(Pong, nil)
+		}
+		e.all()
+	}},
+	{"ticket-to-a-receiver", ticket.Corrupt, func(e *eve) { e.ctl.Send(Ticket, make([]byte, 100)) }},
+	{"ping-to-a-receiver", ticket.Corrupt, func(e *eve) { e.ctl.Send(Ping, nil) }},
+	{"unit-on-control", ticket.Corrupt, func(e *eve) { e.ctl.Send(Unit, e.unit(0, 0, nil)) }},
+	{"commit-on-bulk", ticket.Corrupt, func(e *eve) { e.bulk.Send(Commit, Body(nil).U64(e.id).U32(9).Str("")) }},
+	{"placed-without-memory", ticket.Corrupt, func(e *eve) { e.bulk.Send(51, e.unit(0, 0, func(_ *head, rows *[]byte) { *rows = nil })) }},
+	{"unit-over-its-bound", ticket.Corrupt, func(e *eve) { e.bulk.Send(Unit, make([]byte, 1<<16)) }},
+	{"frame-of-4-GiB-on-bulk", ticket.Corrupt, func(e *eve) {
+		b := Frame{Version: 1, Step: Unit, Seq: e.bulk.Out, Body: e.unit(0, 0, nil)}.Bytes()
+		binary.LittleEndian.PutUint32(b[4:], math.MaxUint32)
+		Seal(b)
+		e.bulk.Write(b)
+	}},
+	{"version-of-tomorrow-on-bulk", ticket.Corrupt, func(e *eve) { e.bulk.Version = 2; e.all() }},
+	{"noise-on-bulk", ticket.Corrupt, func(e *eve) { e.bulk.Write(bytes.Repeat([]byte{0xa5}, 64)) }},
+	{"hangs-up-inside-a-unit", ticket.Dead, func(e *eve) {
+		b := Frame{Version: 1, Step: Unit, Seq: e.bulk.Out, Body: e.unit(0, 0, nil)}.Bytes()
+		e.bulk.Write(b[:len(b)-7])
+		e.bulk.Close()
+	}},
+	{"silence", ticket.Dead, func(e *eve) { e.ctl.Expect(Ticket) }}, // there is no other: it only reads
+	{"replays-a-former-ticket", ticket.Done, replays},
+}
+
+// replays serves one ticket, and answers the next one, for the same blocks
+// under their new generations, with the frames of the first before its own.
+func replays(e *eve) {
+	var old []Body
+	for l := range 3 {
+		for i := range e.spec.Dest {
+			old = append(old, e.unit(l, i, nil))
+		}
+	}
+	former := e.id
+	e.all()
+	if e.next() != nil {
+		return
+	}
+	for i := range e.spec.Dest {
+		e.spec.Dest[i].Generation++ // the pool's, after Reclaim
+	}
+	for _, b := range old {
+		e.bulk.Send(Unit, b) // of the ticket that is over
+		b = bytes.Clone(b)
+		binary.LittleEndian.PutUint64(b, e.id)
+		e.bulk.Send(Unit, b) // of the new one, by the old one's tag
+		binary.LittleEndian.PutUint64(b[8:], UnitTag(e.secret, e.key, e.id))
+		e.bulk.Send(Unit, b) // of the new one, under the old generation
+	}
+	e.ctl.Send(RevokeAck, Body(nil).U64(former))
+	e.all()
+}
+
+func hostileSender(name string, want ticket.Outcome, do func(e *eve)) func(*testing.T, Factory, *World, *Chaos) {
+	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		_, addr := f.New(t)
+		ln, err := ch.Transport.Listen(addr)
+		check(t, err)
+		spec := w.Spec(name, 7, 9, 128)
+		e := &eve{w: w, ln: ln, key: [16]byte{1, 2, 3}, spec: spec}
+		e.spec.Dest = slices.Clone(spec.Dest)
+		var peers sync.WaitGroup
+		peers.Go(func() {
+			if e.greet() == nil && e.next() == nil {
+				do(e)
+				e.listen(nil)
+			}
+		})
+		peers.Go(func() {
+			for n := range 4 {
+				if err := w.Fetch(t.Context(), w.Spec("beside", int32(n), 18, 8*n)); err != nil {
+					t.Errorf("beside it: %v", err)
+				}
+			}
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), w.RConfig.TicketTimeout+2*w.RConfig.PeerSilence)
+		defer cancel()
+		rounds := 1
+		if name == "replays-a-former-ticket" {
+			rounds = 2
+		}
+		for range rounds {
+			if err := w.FetchFrom(ctx, ln.Addr().String(), kvconn.PeerID{ID: "eve"}, spec); !f.as(kvconn.OutcomeOf(err, "untyped"), want) {
+				t.Errorf("want %s, have %v", want, err)
+			}
+			if want == ticket.Done {
+				w.Pool.Reclaim(spec.Dest)
+				spec = w.Spec(name, 7, 9, 128)
+			}
+		}
+		w.Empty(w.RConfig.PeerSilence + time.Second)
+		e.close()
+		peers.Wait()
+	}
+}
+
+// meet exchanges banners and hears the receiver's hello.
+func (e *eve) meet(c *RawConn) {
+	c.Greet("xpyd-kv 1-1\n")
+	c.Expect(Hello)
+}
+
+// as tells whether an outcome is the one that a peer has earned. In real time
+// a loaded machine may find a peer silent or late first.
+func (f Factory) as(got, want ticket.Outcome) bool {
+	return got == want || !f.Bubble && (got == ticket.Dead || got == ticket.Late)
+}
+
+// hostileGreetings never get as far as a session with a receiver.
+var hostileGreetings = []struct {
+	name string
+	want ticket.Outcome
+	do   func(e *eve, c *RawConn)
+}{
+	{"no-banner", ticket.Late, func(e *eve, c *RawConn) {}},
+	{"endless-banner", ticket.Incompatible, func(e *eve, c *RawConn) { c.Write(bytes.Repeat([]byte{'x'}, 1000)) }},
+	{"banner-of-2^31", ticket.Incompatible, func(e *eve, c *RawConn) { c.Write([]byte("xpyd-kv 1-2147483648\n")) }},
+	{"banner-upside-down", ticket.Incompatible, func(e *eve, c *RawConn) { c.Write([]byte("xpyd-kv 2-1\n")) }},
+	{"no-hello", ticket.Late, func(e *eve, c *RawConn) { c.Greet("xpyd-kv 1-1\n") }},
+	{"hello-drop-by-drop", ticket.Late, func(e *eve, c *RawConn) {
+		e.meet(c)
+		for _, b := range (Frame{Version: 1, Step: Hello, Body: HelloBody(1, 1, 2, 1, e.key, e.identity())}).Bytes() {
+			if _, err := c.Write([]byte{b}); err != nil {
+				return
+			}
+			time.Sleep(e.w.RConfig.KeepAlive / 4)
+		}
+	}},
+	{"hello-of-a-receiver", ticket.Incompatible, func(e *eve, c *RawConn) {
+		e.meet(c)
+		c.Send(Hello, HelloBody(1, 1, 1, 1, e.key, e.identity()))
+	}},
+	{"hello-of-another-range", ticket.Corrupt, func(e *eve, c *RawConn) {
+		e.meet(c)
+		c.Send(Hello, HelloBody(1, 9, 2, 1, e.key, e.identity()))
+	}},
+	{"hello-with-2^31-layers", ticket.Corrupt, func(e *eve, c *RawConn) {
+		e.meet(c)
+		id := e.identity()
+		id.Layout.Groups = slices.Clone(id.Layout.Groups)
+		id.Layout.Groups[0].Layers = 1 << 31
+		c.Send(Hello, HelloBody(1, 1, 2, 1, e.key, id))
+	}},
+	{"hello-with-a-tail", ticket.Corrupt, func(e *eve, c *RawConn) {
+		e.meet(c)
+		c.Send(Hello, append(HelloBody(1, 1, 2, 1, e.key, e.identity()), 0))
+	}},
+	{"refuse-as-nonsense", ticket.Corrupt, func(e *eve, c *RawConn) {
+		e.meet(c)
+		c.Send(Refuse, Body(nil).Str("nonsense", "a", "b", "c"))
+	}},
+	{"commit-first", ticket.Corrupt, func(e *eve, c *RawConn) {
+		e.meet(c)
+		c.Send(Commit, Body(nil).U64(1).U32(0).Str(""))
+	}},
+}
+
+func hostileGreeting(want ticket.Outcome, do func(e *eve, c *RawConn)) func(*testing.T, Factory, *World, *Chaos) {
+	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		_, addr := f.New(t)
+		ln, err := ch.Transport.Listen(addr)
+		check(t, err)
+		e := &eve{w: w, ln: ln}
+		var peer sync.WaitGroup
+		peer.Go(func() {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			raw := NewRawConn(c)
+			do(e, raw)
+			c.SetDeadline(time.Now().Add(4 * w.RConfig.HandshakeTimeout))
+			for err == nil { // until the receiver hangs up
+				_, err = raw.r.Discard(1)
+			}
+		})
+		start := time.Now()
+		_, err = w.Receiver.Open(t.Context(), ln.Addr().String(), kvconn.PeerID{})
+		if took := time.Since(start); !f.as(kvconn.OutcomeOf(err, "untyped"), want) || took > 2*w.RConfig.HandshakeTimeout {
+			t.Errorf("want %s, have %v after %v", want, err, took)
+		}
+		var e2 *kvconn.Error
+		if !errors.As(err, &e2) || e2.Phase != kvconn.PhaseHandshake {
+			t.Errorf("not an error of the handshake: %v", err)
+		}
+		ln.Close()
+		peer.Wait()
+		check(t, w.Fetch(t.Context(), w.Spec("after", 2, 18, 64)))
+	}
+}
+
+func hostileSenderCases(run func(name string, body func(*testing.T, Factory, *World, *Chaos))) {
+	for _, c := range hostileSenders {
+		run("hostile/sender/"+c.name, hostileSender(c.name, c.want, c.do))
+	}
+	for _, c := range hostileGreetings {
+		run("hostile/greeting/"+c.name, hostileGreeting(c.want, c.do))
+	}
+}
