@@ -28,6 +28,7 @@ type eve struct {
 	id     uint64 // of the ticket
 	secret [16]byte
 	spec   kvconn.TicketSpec
+	stale  string // why the receiver must have dropped a unit; "" if it need not
 }
 
 // greet is the sender's half of a handshake, with one bulk connection.
@@ -156,10 +157,12 @@ func (e *eve) close() {
 	}
 }
 
-// bent sends a bent unit, then everything as it should be.
-func bent(bend func(h *head, rows *[]byte)) func(e *eve) {
+// bent sends a bent unit, then everything as it should be. The receiver must
+// have dropped the first for the reason given, before any sink saw it.
+func bent(stale string, bend func(h *head, rows *[]byte)) func(e *eve) {
 	return func(e *eve) {
 		e.send(1, 0, bend)
+		e.stale = stale
 		e.all()
 	}
 }
@@ -171,26 +174,26 @@ var hostileSenders = []struct {
 	want ticket.Outcome
 	do   func(e *eve)
 }{
-	{"old-generation", ticket.Done, bent(func(h *head, _ *[]byte) { h.generation-- })},
-	{"next-generation", ticket.Done, bent(func(h *head, _ *[]byte) { h.generation++ })},
-	{"another-block", ticket.Done, bent(func(h *head, _ *[]byte) { h.block++ })},
-	{"block-outside-the-pool", ticket.Done, bent(func(h *head, _ *[]byte) { h.block = math.MaxInt32 })},
-	{"block-below-zero", ticket.Done, bent(func(h *head, _ *[]byte) { h.block = -1 })},
-	{"layer-of-2^31", ticket.Done, bent(func(h *head, _ *[]byte) { h.layer = 1 << 31 })},
-	{"index-of-2^32", ticket.Done, bent(func(h *head, _ *[]byte) { h.index = math.MaxUint32 })},
-	{"another-tag", ticket.Done, bent(func(h *head, _ *[]byte) { h.tag ^= 1 })},
-	{"no-tag", ticket.Done, bent(func(h *head, _ *[]byte) { h.tag = 0 })},
-	{"ticket-of-2^63", ticket.Done, bent(func(h *head, _ *[]byte) { h.ticket = 1 << 63 })},
-	{"no-rows", ticket.Corrupt, bent(func(h *head, rows *[]byte) { h.rows, *rows = 0, nil })},
-	{"rows-of-2^32", ticket.Done, bent(func(h *head, _ *[]byte) { h.rows = math.MaxUint32 })},
-	{"fewer-rows", ticket.Done, bent(func(h *head, rows *[]byte) { h.rows, *rows = 3, (*rows)[:len(*rows)*3/4] })},
-	{"short-rows", ticket.Done, bent(func(h *head, rows *[]byte) { *rows = (*rows)[:len(*rows)-1] })},
+	{"old-generation", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.generation-- })},
+	{"next-generation", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.generation++ })},
+	{"another-block", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.block++ })},
+	{"block-outside-the-pool", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.block = math.MaxInt32 })},
+	{"block-below-zero", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.block = -1 })},
+	{"layer-of-2^31", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.layer = 1 << 31 })},
+	{"index-of-2^32", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.index = math.MaxUint32 })},
+	{"another-tag", ticket.Done, bent("tag", func(h *head, _ *[]byte) { h.tag ^= 1 })},
+	{"no-tag", ticket.Done, bent("tag", func(h *head, _ *[]byte) { h.tag = 0 })},
+	{"ticket-of-2^63", ticket.Done, bent("unknown", func(h *head, _ *[]byte) { h.ticket = 1 << 63 })},
+	{"no-rows", ticket.Corrupt, bent("", func(h *head, rows *[]byte) { h.rows, *rows = 0, nil })},
+	{"rows-of-2^32", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.rows = math.MaxUint32 })},
+	{"fewer-rows", ticket.Done, bent("address", func(h *head, rows *[]byte) { h.rows, *rows = 3, (*rows)[:len(*rows)*3/4] })},
+	{"short-rows", ticket.Done, bent("address", func(h *head, rows *[]byte) { *rows = (*rows)[:len(*rows)-1] })},
 	{"long-last-block", ticket.Done, func(e *eve) {
 		e.send(1, 2, func(h *head, rows *[]byte) { h.rows, *rows = 4, make([]byte, 4*len(*rows)) })
 		e.all()
 	}},
-	{"more-heads", ticket.Done, bent(func(h *head, _ *[]byte) { h.heads = 3 })},
-	{"heads-of-2^32", ticket.Corrupt, bent(func(h *head, _ *[]byte) { h.heads = math.MaxUint32 })},
+	{"more-heads", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.heads = 3 })},
+	{"heads-of-2^32", ticket.Corrupt, bent("", func(h *head, _ *[]byte) { h.heads = math.MaxUint32 })},
 	{"unit-without-a-head", ticket.Corrupt, func(e *eve) { e.bulk.Send(Unit, make([]byte, 39)); e.all() }},
 	{"unit-a-thousand-times", ticket.Done, func(e *eve) {
 		for range 1000 {
@@ -350,12 +353,10 @@ func hostileSender(name string, want ticket.Outcome, do func(e *eve)) func(*test
 		})
 		peers.Go(func() {
 			for n := range 4 {
-				if err := w.Fetch(t.Context(), w.Spec("beside", int32(n), 18, 8*n)); err != nil {
-					t.Errorf("beside it: %v", err)
-				}
+				f.friend(t, w, "beside it", 8*n)
 			}
 		})
-		ctx, cancel := context.WithTimeout(t.Context(), w.RConfig.TicketTimeout+2*w.RConfig.PeerSilence)
+		ctx, cancel := context.WithTimeout(t.Context(), 4*w.RConfig.TicketTimeout)
 		defer cancel()
 		rounds := 1
 		if name == "replays-a-former-ticket" {
@@ -373,6 +374,9 @@ func hostileSender(name string, want ticket.Outcome, do func(e *eve)) func(*test
 		w.Empty(w.RConfig.PeerSilence + time.Second)
 		e.close()
 		peers.Wait()
+		if n := w.Value(w.RMetrics, "xpyd_kvconn_stale_units_total", e.stale); e.stale != "" && n < 1 {
+			t.Errorf("no unit was dropped for its %s", e.stale)
+		}
 	}
 }
 
@@ -468,7 +472,7 @@ func hostileGreeting(want ticket.Outcome, do func(e *eve, c *RawConn)) func(*tes
 		}
 		ln.Close()
 		peer.Wait()
-		check(t, w.Fetch(t.Context(), w.Spec("after", 2, 18, 64)))
+		f.friend(t, w, "after", 64)
 	}
 }
 

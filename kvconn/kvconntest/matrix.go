@@ -155,7 +155,7 @@ var phases = []phase{
 // faultCase makes one fault during a transfer, then heals and transfers again.
 func faultCase(t *testing.T, w *World, ch *Chaos, p phase, act Action) (v verdict) {
 	idle := strings.HasPrefix(p.name, "idle")
-	ch.Delay, ch.Blip = w.RConfig.KeepAlive/50, w.RConfig.PeerSilence/2
+	ch.Delay, ch.Blip = w.RConfig.KeepAlive/50, w.RConfig.KeepAlive
 	limit := w.RConfig.HandshakeTimeout + w.RConfig.TicketTimeout + 2*w.RConfig.PeerSilence
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()

@@ -47,6 +47,6 @@ func suite(t *testing.T, relay bool) {
 			}
 			return tr, "127.0.0.1:0"
 		},
-		Shrink: 4,
+		Shrink: 2,
 	})
 }

@@ -33,11 +33,22 @@ func tiersIn(word uint64, id uint32) uint64 {
 // or, where that is smaller, 4 bits for each id there is.
 type set struct {
 	w     []uint32
+	print uint64 // of the holders and their tiers: equal sets have equal ones
 	n     int32
 	dense bool
 }
 
-const setBytes = 32
+const setBytes = 40
+
+// mark is a holder's part of its set's print.
+func mark(id uint32, tiers uint64) uint64 {
+	if tiers == 0 {
+		return 0
+	}
+	x := (uint64(id)<<3 | tiers) * 0x9e3779b97f4a7c15
+	x = (x ^ x>>29) * 0xbf58476d1ce4e5b9
+	return x ^ x>>32
+}
 
 func (s *set) tiers(id uint32) uint64 {
 	if s.dense {
@@ -64,6 +75,7 @@ func (s *set) put(id uint32, tiers uint64, sources int) {
 		}
 		at := &s.w[id/8]
 		was := *at >> (id % 8 * 4) & 7
+		s.print ^= mark(id, uint64(was)) ^ mark(id, tiers)
 		*at = *at&^(15<<(id%8*4)) | uint32(tiers)<<(id%8*4)
 		s.n += presence(tiers) - presence(uint64(was))
 		if int(s.n) < len(s.w)/2 {
@@ -72,6 +84,10 @@ func (s *set) put(id uint32, tiers uint64, sources int) {
 		return
 	}
 	i, ok := s.search(id)
+	s.print ^= mark(id, tiers)
+	if ok {
+		s.print ^= mark(id, uint64(s.w[i]&7))
+	}
 	switch {
 	case ok && tiers == 0:
 		s.w = slices.Delete(s.w, i, i+1)

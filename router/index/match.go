@@ -40,15 +40,17 @@ const (
 // scratch is what one Match needs.
 type scratch struct {
 	names []uint64 // of the prompt's prefixes
-	words []uint64 // their holders
+	words []uint64 // their holders; with a set's print for its number
 	found []candidate
 	count [4]int // by role
 }
 
+// candidate is a holder of the prefix that match has come back to.
 type candidate struct {
-	src  *Source
-	role Role
-	held [kvevents.Tiers]int
+	src   *Source
+	role  Role
+	tiers uint64 // at the present prefix
+	held  [kvevents.Tiers]int
 }
 
 var pool = sync.Pool{New: func() any { return &scratch{} }}
@@ -92,24 +94,22 @@ func (x *Index) match(q *Query, grain int, sc *scratch) {
 		sc.names, sc.words = append(sc.names, name), append(sc.words, word)
 	}
 	sources := *x.byID.Load()
+	run := 0 // tokens of prefixes that all have the same holders
 	for i := len(sc.words) - 1; i >= 0; i-- {
-		if sc.words[i]&manyBit != 0 {
-			x.many(sc, i, grain, sources)
+		run += grain
+		if i > 0 && sc.words[i-1] == sc.words[i] {
 			continue
 		}
-		word := sc.words[i]
+		x.visit(sc, i, sources)
 		for j := range sc.found {
-			sc.found[j].count(tiersIn(word, sc.found[j].src.id), grain)
+			sc.found[j].add(run)
 		}
-		for _, h := range [2]uint64{word & holderMask, word >> holderBits & holderMask} {
-			if h != 0 {
-				sc.add(uint32(h>>3)-1, h&7, grain, sources)
-			}
-		}
+		run = 0
 	}
 }
 
-// holders reads a prefix's word, and notes that it was asked for.
+// holders reads a prefix's word, and notes that it was asked for. Words are
+// equal where the holders are: a set's has its print.
 func (x *Index) holders(name uint64) uint64 {
 	sh := x.shard(name)
 	sh.mu.Lock()
@@ -125,54 +125,70 @@ func (x *Index) holders(name uint64) uint64 {
 	if v&refBit == 0 {
 		sh.nodes.slots[at].val = v | refBit
 	}
-	return v
+	if v&manyBit != 0 {
+		return sh.sets[uint32(v)].print | manyBit
+	}
+	return v &^ refBit
 }
 
-// many is a step of match at a prefix with a set of holders.
-func (x *Index) many(sc *scratch, i, grain int, sources []*Source) {
-	sh := x.shard(sc.names[i])
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	word, _ := sh.nodes.get(sc.names[i])
-	if word&manyBit == 0 { // it has changed meanwhile
-		for j := range sc.found {
-			sc.found[j].count(tiersIn(word, sc.found[j].src.id), grain)
+// visit sees which candidates hold a prefix, and which others do.
+func (x *Index) visit(sc *scratch, i int, sources []*Source) {
+	word := sc.words[i]
+	if word&manyBit != 0 {
+		sh := x.shard(sc.names[i])
+		sh.mu.Lock()
+		defer sh.mu.Unlock()
+		now, _ := sh.nodes.get(sc.names[i])
+		if now&manyBit != 0 {
+			sc.visit(&sh.sets[uint32(now)], sources)
+			return
 		}
-		return
+		word = now // it has changed meanwhile
 	}
-	s := &sh.sets[uint32(word)]
 	for j := range sc.found {
-		sc.found[j].count(s.tiers(sc.found[j].src.id), grain)
+		sc.found[j].tiers = tiersIn(word, sc.found[j].src.id)
+	}
+	for _, h := range [2]uint64{word & holderMask, word >> holderBits & holderMask} {
+		if h != 0 {
+			sc.add(uint32(h>>3)-1, h&7, sources)
+		}
+	}
+}
+
+func (sc *scratch) visit(s *set, sources []*Source) {
+	for j := range sc.found {
+		sc.found[j].tiers = s.tiers(sc.found[j].src.id)
 	}
 	if sc.full() || len(s.w) == 0 {
 		return
 	}
 	looked := 0
 	s.each(rand.IntN(len(s.w)), func(id uint32, tiers uint64) bool {
-		sc.add(id, tiers, grain, sources)
+		sc.add(id, tiers, sources)
 		looked++
 		return looked < examined && !sc.full()
 	})
 }
 
-// count goes one step back: what lies behind a gap is of no use.
-func (c *candidate) count(tiers uint64, grain int) {
+// add counts tokens that all come before those counted so far: if the
+// candidate does not have them, what lies behind is of no use.
+func (c *candidate) add(tokens int) {
 	switch {
-	case tiers == 0:
+	case c.tiers == 0:
 		c.held = [kvevents.Tiers]int{}
-	case tiers&1 != 0:
-		c.held[kvevents.GPU] += grain
-	case tiers&2 != 0:
-		c.held[kvevents.Host] += grain
+	case c.tiers&1 != 0:
+		c.held[kvevents.GPU] += tokens
+	case c.tiers&2 != 0:
+		c.held[kvevents.Host] += tokens
 	default:
-		c.held[kvevents.Disk] += grain
+		c.held[kvevents.Disk] += tokens
 	}
 }
 
 func (sc *scratch) full() bool { return sc.count[Prefill] >= perRole && sc.count[Decode] >= perRole }
 
 // add makes a holder a candidate unless it is one, or its role has enough.
-func (sc *scratch) add(id uint32, tiers uint64, grain int, sources []*Source) {
+func (sc *scratch) add(id uint32, tiers uint64, sources []*Source) {
 	if int(id) >= len(sources) || sources[id] == nil {
 		return
 	}
@@ -187,12 +203,10 @@ func (sc *scratch) add(id uint32, tiers uint64, grain int, sources []*Source) {
 			return
 		}
 	}
-	c := candidate{src: src, role: role}
-	c.count(tiers, grain)
 	for r := Prefill; r <= Decode; r <<= 1 {
 		if role&r != 0 {
 			sc.count[r]++
 		}
 	}
-	sc.found = append(sc.found, c)
+	sc.found = append(sc.found, candidate{src: src, role: role, tiers: tiers})
 }
