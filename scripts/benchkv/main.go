@@ -61,6 +61,12 @@ func (b *bench) run(ctx context.Context, out, only string) error {
 		defer book.Close()
 		b.logf = book.Logf
 	}
+	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
+		b.logf("load averages at the start: %s", load)
+		if !strings.HasPrefix(string(load), "0.") {
+			log.Printf("this machine is busy (load %s): what follows is noisy", strings.Fields(string(load))[0])
+		}
+	}
 	steps := b.steps()
 	for round := range b.rounds {
 		for _, s := range steps {

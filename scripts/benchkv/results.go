@@ -67,11 +67,10 @@ func (b *bench) figures() (out []figures.Figure, missing []string) {
 	// The limits of both of our processes' runs: the same memory, the same time.
 	memcpy := best(false, series{"one run of 256 MiB", b.of(stepSHM, kvbench.RunMemcpy).v},
 		series{"the same 16 KiB blocks", b.of(stepSHM, kvbench.RunScattered).v}, series{"libc memmove, one run of 256 MiB", b.of(stepLibc, "gb_s").v})
-	copies := "also: " + b.medians("GB/s", b.of(stepSHM, kvbench.RunMemcpy), "Go copy, one run", b.of(stepSHM, kvbench.RunScattered), "Go copy, same blocks", b.of(stepLibc, "gb_s"), "libc, one run")
 	shm, tcp := best(false, b.each("gb_s", nixlSHM...)...), best(false, b.each("gb_s", nixlTCP...)...)
 	shmAll, tcpAll := b.settings("GB/s", "gb_s", nixlSHM...), b.settings("GB/s", "gb_s", append(nixlTCP, stepMoon)...)
-	speed("kv.shm_ratio.256m", kvbench.RunChecked, stepSHM, memcpy, "memcpy by one thread: $", copies)
-	speed("kv.shm_ratio.256m_nodigest", kvbench.RunUnchecked, stepSHM, memcpy, "memcpy by one thread: $", copies)
+	speed("kv.shm_ratio.256m", kvbench.RunChecked, stepSHM, memcpy, "memcpy by one thread: $", b.copies(kvbench.RunChecked))
+	speed("kv.shm_ratio.256m_nodigest", kvbench.RunUnchecked, stepSHM, memcpy, "memcpy by one thread: $", b.copies(kvbench.RunUnchecked))
 	speed("kv.shm_over_nixl.256m", kvbench.RunChecked, stepSHM, shm, "NIXL: $", shmAll)
 	speed("kv.tcp_ratio.256m", kvbench.RunChecked, stepTCP, series{"bare", b.of(stepTCP, kvbench.RunBare).v}, "bare writev/readv loop, same memory, same connections",
 		b.medians("GB/s", b.of(stepTCP, kvbench.RunUnchecked), "digests off", b.of(stepIPF, "gb_s"), "iperf3"))
@@ -104,6 +103,20 @@ func (b *bench) figures() (out []figures.Figure, missing []string) {
 			b.of(h.step, "handshake_ms"), b.of(h.peer, "connect_ms"))
 	}
 	return out, missing
+}
+
+// copies is every flavour of memcpy, with what ours over shared memory is of it.
+func (b *bench) copies(ours string) string {
+	var out []string
+	for _, s := range []series{{"Go, one run", b.of(stepSHM, kvbench.RunMemcpy).v}, {"Go, the same blocks", b.of(stepSHM, kvbench.RunScattered).v},
+		{"libc, one run", b.of(stepLibc, "gb_s").v}} {
+		v := b.of(stepSHM, ours).v
+		if n := min(len(v), len(s.v)); n > 0 {
+			f := figures.Figure{}.Ratios(v[:n], s.v[:n])
+			out = append(out, fmt.Sprintf("%s %.4g GB/s, ours %.3f of it", s.name, f.PeerValue, f.Ratio))
+		}
+	}
+	return strings.Join(out, "; ")
 }
 
 // shown is a step's version and settings, where it has any.

@@ -39,7 +39,7 @@ const (
 // kv_peers.py for what is timed.
 var (
 	nixlTCP = []string{"nixl tcp", "nixl tcp tuned"}
-	nixlSHM = []string{"nixl shm posix", "nixl shm posix 32k", "nixl shm cma"}
+	nixlSHM = []string{"nixl shm posix", "nixl shm posix 32k", "nixl shm cma", "nixl shm posix, progress threads"}
 )
 
 func (b *bench) steps() []step {
@@ -60,6 +60,7 @@ func (b *bench) steps() []step {
 		{nixlSHM[0], nixl("posix,sysv,self")},
 		{nixlSHM[1], nixl("posix,sysv,self", "UCX_POSIX_SEG_SIZE=32k", "UCX_SYSV_SEG_SIZE=32k")},
 		{nixlSHM[2], nixl("posix,cma,self")},
+		{nixlSHM[3], b.peer([]string{"nixl", "--ucx-tls", "posix,sysv,self", "--ucx-errors", "none", "--threads", "1"})}, // its default
 		{stepLibc, b.peer([]string{"memcpy"})},
 	}
 }
