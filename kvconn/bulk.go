@@ -211,7 +211,7 @@ func (w *bulkWriter) describe(g *Outgoing, u uint32) departure {
 		unitHead: unitHead{Ticket: g.t.ID, Tag: g.tag, Layer: uint32(layer), Index: uint32(index),
 			Block: to.Block, Generation: to.Generation, Rows: uint32(rows), Heads: uint32(gr.KVHeads)},
 		bytes: gr.PackedBytes(rows),
-		same:  g.layout.same(w.p.cfg.Identity.Layout, layer),
+		same:  rows == g.layout.BlockTokens && g.layout.same(w.p.cfg.Identity.Layout, layer),
 	}
 }
 

@@ -88,7 +88,7 @@ func DefaultConfig() Config {
 		Resends:          3,
 		MaxTickets:       1024,
 		MaxSessions:      256,
-		BatchBytes:       256 << 10,
+		BatchBytes:       1 << 20,
 	}
 }
 

@@ -2,7 +2,10 @@ package kvconn
 
 import (
 	"context"
+	"fmt"
 	"net"
+	"strconv"
+	"strings"
 )
 
 // Transport makes byte streams between workers. Its connections are ordered,
@@ -12,4 +15,23 @@ type Transport interface {
 	Dial(ctx context.Context, addr string) (net.Conn, error)
 	Listen(addr string) (net.Listener, error)
 	Name() string // "tcp"; used as a log value
+}
+
+// SplitPorts reads host:port or host:first-last, as Listen takes it. Port 0,
+// any free one, cannot be in a range.
+func SplitPorts(addr string) (host string, first, last int, err error) {
+	host, ports, err := net.SplitHostPort(addr)
+	if err != nil {
+		return "", 0, 0, err
+	}
+	lo, hi, ranged := strings.Cut(ports, "-")
+	if !ranged {
+		hi = lo
+	}
+	a, errA := strconv.ParseUint(lo, 10, 16)
+	b, errB := strconv.ParseUint(hi, 10, 16)
+	if errA != nil || errB != nil || b < a || ranged && a == 0 {
+		return "", 0, 0, fmt.Errorf("address %s: ports %q are not port or first-last", addr, ports)
+	}
+	return host, int(a), int(b), nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net/http"
 	"os"
 	"sync"
 	"time"
@@ -155,21 +156,30 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// calibrate measures the server's tokens a word, and those that it adds.
+// calibrate measures the server's tokens a word, and those that it adds. A
+// long prompt tells more, but a small model may refuse it.
 func calibrate(ctx context.Context, poster *client.Client, enc *workload.Encoder, text *workload.Text) error {
-	const few, many = 64, 1064
-	var tokens [2]int
-	for i, n := range []int{few, many} {
-		it := &workload.Item{Messages: []workload.Message{{Role: "user", Content: text.Probe(uint64(i), n)}}, Out: 1}
+	const few = 8
+	count := func(words int) (int, *client.Result) {
+		it := &workload.Item{Messages: []workload.Message{{Role: "user", Content: text.Probe(uint64(words), words)}}, Out: 1}
 		var res client.Result
 		poster.Do(ctx, &client.Request{Body: enc.Append(nil, it)}, &res)
-		if !res.OK() {
-			return fmt.Errorf("--calibrate: %s: %s", res.Kind, res.Message)
-		}
-		tokens[i] = res.Usage.Prompt
+		return res.Usage.Prompt, &res
 	}
-	if !text.Calibrate(few, tokens[0], many, tokens[1]) {
-		return fmt.Errorf("--calibrate: the server counts %d tokens in %d words and %d in %d", tokens[0], few, tokens[1], many)
+	fewTokens, res := count(few)
+	many, manyTokens := 1008, 0
+	if res.OK() {
+		manyTokens, res = count(many)
+	}
+	if res.Status == http.StatusBadRequest {
+		many = 88
+		manyTokens, res = count(many)
+	}
+	if !res.OK() {
+		return fmt.Errorf("--calibrate: %s: %s", res.Kind, res.Message)
+	}
+	if !text.Calibrate(few, fewTokens, many, manyTokens) {
+		return fmt.Errorf("--calibrate: the server counts %d tokens in %d words and %d in %d", fewTokens, few, manyTokens, many)
 	}
 	return nil
 }

@@ -86,7 +86,9 @@ func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	transport, err := tcp.New(tcp.DefaultConfig())
+	tcfg := tcp.DefaultConfig()
+	tcfg.Cert, tcfg.Key, tcfg.CA = cfg.KV.TLSCert, cfg.KV.TLSKey, cfg.KV.TLSCA
+	transport, err := tcp.New(tcfg)
 	if err != nil {
 		return err
 	}

@@ -74,6 +74,10 @@ type KV struct {
 	TicketTimeout    time.Duration `koanf:"ticket_timeout"`
 	PeerSilence      time.Duration `koanf:"peer_silence"`
 	Resends          int           `koanf:"resends"`
+	MaxSessions      int           `koanf:"max_sessions"`
+	TLSCert          string        `koanf:"tls_cert"`
+	TLSKey           string        `koanf:"tls_key"`
+	TLSCA            string        `koanf:"tls_ca"`
 	Transport        string        `koanf:"transport"`       // "auto", "tcp" or "shm"
 	MaxQuarantined   int           `koanf:"max_quarantined"` // blocks; 0: a quarter of the pool
 	Convert          string        `koanf:"convert"`         // "refuse" or "allow" peers whose KV has another dtype
@@ -102,7 +106,7 @@ func DefaultConfig(role fleet.Role) Config {
 		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
-			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, Transport: transportAuto, Convert: "refuse"},
+			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Convert: "refuse"},
 		Log: Log{Level: "info", Format: "text"},
 	}
 }
@@ -151,10 +155,14 @@ func (c *Config) Validate() error {
 			return bad("id", "%v", err)
 		}
 	}
-	for _, a := range []struct{ key, addr string }{{"listen", c.Listen}, {"kv_listen", c.KVListen}} {
-		if _, _, err := net.SplitHostPort(a.addr); err != nil {
-			return bad(a.key, "%q is not host:port", a.addr)
-		}
+	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+		return bad("listen", "%q is not host:port", c.Listen)
+	}
+	if _, _, _, err := kvconn.SplitPorts(c.KVListen); err != nil {
+		return bad("kv_listen", "%q is not host:port or host:first-last", c.KVListen)
+	}
+	if k := c.KV; (k.TLSCert == "") != (k.TLSKey == "") || (k.TLSCert == "") != (k.TLSCA == "") {
+		return bad("kv.tls_cert", "tls_cert, tls_key and tls_ca go together")
 	}
 	for _, a := range []struct{ key, addr string }{{"kv_events.listen", c.KVEvents.Listen}, {"kv_events.replay", c.KVEvents.Replay}} {
 		if _, _, err := net.SplitHostPort(a.addr); a.addr != "" && err != nil {
@@ -182,6 +190,7 @@ func (c *Config) Validate() error {
 		{"max_body", int64(c.MaxBody), 1 << 10, 1 << 31},
 		{"kv.bulk_conns", int64(c.KV.BulkConns), 1, 64},
 		{"kv.resends", int64(c.KV.Resends), 0, 100},
+		{"kv.max_sessions", int64(c.KV.MaxSessions), 1, 1 << 16},
 		{"kv.max_quarantined", int64(c.KV.MaxQuarantined), 0, 1 << 30},
 	} {
 		if r.v < r.lo || r.v > r.hi {
@@ -207,6 +216,7 @@ func (c *Config) Validate() error {
 func (c *Config) kvconn(id kvconn.Identity) kvconn.Config {
 	kv := kvconn.DefaultConfig()
 	kv.Identity = id
+	kv.MaxSessions = c.KV.MaxSessions
 	kv.BulkConns, kv.Resends, kv.Convert = c.KV.BulkConns, c.KV.Resends, c.KV.Convert == convertAllow
 	kv.DialTimeout, kv.HandshakeTimeout = c.KV.DialTimeout, c.KV.HandshakeTimeout
 	kv.AcceptTimeout, kv.TicketTimeout, kv.PeerSilence = c.KV.AcceptTimeout, c.KV.TicketTimeout, c.KV.PeerSilence

@@ -10,14 +10,14 @@
 // rounds over the resident masses. The first counts tokens in bins of 1/64
 // octave; bounds of the bins' masses leave a few bins in question. The next
 // rounds sum the masses of 2048 equal parts of what is in question, exactly,
-// until the part that has the cut has one token or one value. Among equal
-// values a round over ids decides. The CTAs merge their histograms through
-// distributed shared memory.
+// until the part that has the cut has so few tokens that a warp can order them.
+// The CTAs read each other's histograms and lists through distributed shared
+// memory.
 // Oracle: the sorting sampler of sampler_test.go, kernels/cpu, and chi-square.
 #include <climits>
 #include <cooperative_groups.h>
 
-#include "best.cuh"
+#include "common.cuh"
 
 namespace cg = cooperative_groups;
 using u64 = unsigned long long;
@@ -29,6 +29,7 @@ static constexpr int SPAN = ROWS * ROW;              // ids of a CTA at most
 static constexpr int BINS = 2048;                    // two a thread
 static constexpr int OCTAVES = 25;                   // that bins of 1/64 octave cover; bin 0 is what lies below
 static constexpr int LOG_BINS = OCTAVES * 64 + 2;
+static constexpr int LIST = 32;                      // tokens that one warp can order
 static constexpr uint32_t ONE = 1u << 31;            // mass of the most likely token
 
 static __device__ __forceinline__ float weight_of(float z) { // 2^z
@@ -81,11 +82,12 @@ struct DrawSmem {
   uint32_t count[2][BINS], low[2][BINS], high[2][BINS]; // of two rounds: tokens, sums of the masses' halves
   u64 cells[ROWS * WARPS]; // kept mass of 128 ids
   u64 sums[WARPS];
-  u64 shared[4];           // what others of the cluster read: above of two rounds, the total, the kept mass
-  Best best_here, best[WARPS];
+  u64 shared[6];           // what others of the cluster read: above of two rounds, the total, the kept mass, two counts of equals
+  float tops[WARPS], top;
+  uint2 list[LIST]; // mass, id
   uint32_t lo, hi, found_count;
   u64 found_above;
-  int found, token;
+  int found, token, listed;
 };
 
 // Exclusive sum over the CTA; the total in *all.
@@ -115,7 +117,7 @@ struct Draw {
   DrawSmem &m;
   cg::cluster_group cluster;
   int base, end; // ids of this CTA
-  int round = 0;
+  int round = 0, equals = 0; // of cuts, and of their search among equals
   uint32_t kept[4 * REG_ROWS]; // logits, later masses; the other rows are in m.slots
 
   __device__ Draw(DrawSmem &m) : m(m), cluster(cg::this_cluster()) {}
@@ -146,56 +148,73 @@ struct Draw {
     return all;
   }
 
-  // Reads the logits and returns the best of all; NaN becomes -inf.
-  __device__ __forceinline__ Best read(const float *row) {
-    Best b = {0, INT_MAX};
+  // Reads the logits and returns the greatest; -inf if there is none. What lies
+  // beyond the span is -inf; NaN stays, maxima pass it over.
+  __device__ __forceinline__ float read(const float *row) {
     int first = base + 4 * int(threadIdx.x);
-    auto value = [&](float x, int id) {
-      if (id < end && x == x && (b.id == INT_MAX || x > b.v)) b = {x, id}; // ids ascend
-      return id < end && x == x ? x : -INFINITY;
-    };
+    float top = -INFINITY;
     auto four = [&](int j) {
       int id = first + j * ROW;
       float4 v = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-      if (id + 4 <= end) v = __ldcg(reinterpret_cast<const float4 *>(row + id));
-      else if (id < end) {
+      if (id + 4 <= end) {
+        v = __ldcg(reinterpret_cast<const float4 *>(row + id));
+      } else if (id < end) {
         v.x = row[id];
         if (id + 1 < end) v.y = row[id + 1];
         if (id + 2 < end) v.z = row[id + 2];
       }
       return v;
     };
+    auto see = [&](float4 v) {
+      top = fmaxf(fmaxf(fmaxf(top, v.x), fmaxf(v.y, v.z)), v.w);
+      return make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
+    };
     float4 ahead[REG_ROWS];
 #pragma unroll
     for (int j = 0; j < REG_ROWS; j++) ahead[j] = four(j);
 #pragma unroll
     for (int j = 0; j < REG_ROWS; j++) {
-      int id = first + j * ROW;
-      kept[4 * j] = __float_as_uint(value(ahead[j].x, id)), kept[4 * j + 1] = __float_as_uint(value(ahead[j].y, id + 1));
-      kept[4 * j + 2] = __float_as_uint(value(ahead[j].z, id + 2)), kept[4 * j + 3] = __float_as_uint(value(ahead[j].w, id + 3));
+      uint4 v = see(ahead[j]);
+      kept[4 * j] = v.x, kept[4 * j + 1] = v.y, kept[4 * j + 2] = v.z, kept[4 * j + 3] = v.w;
     }
 #pragma unroll 5
-    for (int j = 0; j < SMEM_ROWS; j++) {
-      float4 v = four(REG_ROWS + j);
-      int id = first + (REG_ROWS + j) * ROW;
-      m.slots[j][threadIdx.x] = make_uint4(__float_as_uint(value(v.x, id)), __float_as_uint(value(v.y, id + 1)), __float_as_uint(value(v.z, id + 2)), __float_as_uint(value(v.w, id + 3)));
-    }
-    b = block_best(b, m.best);
-    if (threadIdx.x == 0) m.best_here = b;
+    for (int j = 0; j < SMEM_ROWS; j++) m.slots[j][threadIdx.x] = see(four(REG_ROWS + j));
+#pragma unroll
+    for (int o = 16; o; o >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+    if (threadIdx.x % 32 == 0) m.tops[threadIdx.x / 32] = top;
+    __syncthreads();
+    top = m.tops[threadIdx.x % 32];
+#pragma unroll
+    for (int o = 16; o; o >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+    if (threadIdx.x == 0) m.top = top, m.token = INT_MAX;
     cluster.sync();
-    b = {0, INT_MAX};
-    for (unsigned r = 0; r < cluster.num_blocks(); r++) b = better(b, *cluster.map_shared_rank(&m.best_here, r));
-    return b;
+    for (unsigned r = 0; r < cluster.num_blocks(); r++) top = fmaxf(top, *cluster.map_shared_rank(&m.top, r));
+    return top;
   }
 
-  // Turns logits into masses and counts them; returns the mass of all.
-  __device__ __forceinline__ u64 weigh(float top, float inverse) {
-    bool infinite = isinf(top);
+  // The lowest id of the greatest logit; INT_MAX if all are NaN. Before weigh.
+  __device__ __forceinline__ int lowest(float top) {
+    int mine = INT_MAX;
+    each([&](uint32_t bits, int id) {
+      if (__uint_as_float(bits) == top && id < end) mine = min(mine, id);
+    });
+    mine = __reduce_min_sync(~0u, mine);
+    if (threadIdx.x % 32 == 0) atomicMin(&m.token, mine);
+    cluster.sync();
+    for (unsigned r = 0; r < cluster.num_blocks(); r++) mine = min(mine, *cluster.map_shared_rank(&m.token, r));
+    return mine;
+  }
+
+  // Turns logits into masses and, if a cut is wanted, counts them; returns the
+  // mass of all.
+  __device__ __forceinline__ u64 weigh(float top, float inverse, bool counts) {
     u64 mine = 0;
     auto mass = [&](uint32_t bits) {
-      float x = __uint_as_float(bits), w = infinite ? (x == top ? 1.0f : 0.0f) : weight_of((x - top) * inverse);
-      int bin = log_bin(w);
-      if (bin) atomicAdd(&m.logs[bin], 1u);
+      float x = __uint_as_float(bits), w = x == top ? 1.0f : weight_of(fmaxf((x - top) * inverse, -200.0f)); // NaN and x - inf: 0
+      if (counts) {
+        int bin = log_bin(w);
+        if (bin) atomicAdd(&m.logs[bin], 1u);
+      }
       uint32_t v = mass_of(w);
       mine += v;
       return v;
@@ -237,30 +256,30 @@ struct Draw {
 
   struct Found {
     uint32_t lo, count; // the part that has the cut begins at lo and has count tokens
-    u64 above;          // sum of greater keys
+    u64 above;          // sum of greater masses
   };
-  // Narrows [lo, hi) of keys to the part at which the sum from above reaches
-  // need, among what c keeps. The key is the mass; with TIES, which looks at
-  // tokens of mass tie alone, the lowest id has the greatest.
-  static constexpr uint32_t LAST = 1u << 20; // above every id
-  template <bool TIES> __device__ __forceinline__ Found narrow(uint32_t lo, uint32_t hi, u64 need, bool by_count, Cut c, uint32_t tie) {
-    int b = round++ % 2;
-    int shift = shift_of(lo, hi);
-    u64 above = 0;
+  static __device__ __forceinline__ int shift_of(uint32_t lo, uint32_t hi) { return max(0, 32 - __clz(hi - 1 - lo) - 11); }
+  // Narrows [lo, hi) of masses to the part at which the sum from above reaches
+  // need, among what c keeps. above is the sum of greater masses; the FIRST
+  // round makes it.
+  template <bool FIRST> __device__ __forceinline__ Found narrow(uint32_t lo, uint32_t hi, u64 need, bool by_count, Cut c, u64 above) {
+    int b = round++ % 2, shift = shift_of(lo, hi);
+    uint32_t width = hi - lo;
     each([&](uint32_t v, int id) {
-      uint32_t k = TIES ? (v == tie && c.keeps(v, id) ? LAST - id : 0) : v;
-      if (k >= hi) above += by_count ? 1 : v;
-      if (k < lo || k >= hi || !(TIES || c.keeps(v, id))) return;
-      int bin = (k - lo) >> shift;
+      if (FIRST && v >= hi) above += by_count ? 1 : v;
+      if (v - lo >= width || !c.keeps(v, id)) return;
+      int bin = (v - lo) >> shift;
       atomicAdd(&m.count[b][bin], 1u);
       if (by_count) return;
       atomicAdd(&m.low[b][bin], v & 0xffff);
       atomicAdd(&m.high[b][bin], v >> 16);
     });
-    above = sum(above);
-    if (threadIdx.x == 0) m.shared[b] = above;
+    if (FIRST) {
+      above = sum(above);
+      if (threadIdx.x == 0) m.shared[b] = above;
+    }
     cluster.sync();
-    above = over_cluster(b);
+    if (FIRST) above = over_cluster(b);
     uint32_t count[2] = {};
     u64 here[2] = {};
     int first = BINS - 1 - 2 * int(threadIdx.x);
@@ -268,15 +287,16 @@ struct Draw {
       const DrawSmem *o = cluster.map_shared_rank(&m, r);
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        count[j] += o->count[b][first - j];
-        here[j] += by_count ? o->count[b][first - j] : o->low[b][first - j] + (u64(o->high[b][first - j]) << 16);
+        uint32_t n = o->count[b][first - j];
+        count[j] += n;
+        here[j] += by_count ? n : o->low[b][first - j] + (u64(o->high[b][first - j]) << 16);
       }
     }
     // The others are done with the buffer of the round before this.
 #pragma unroll
     for (int j = 0; j < 2; j++) m.count[b ^ 1][first - j] = m.low[b ^ 1][first - j] = m.high[b ^ 1][first - j] = 0;
     u64 all, before = scan(here[0] + here[1], &all);
-    if (threadIdx.x == 0) m.found = -1;
+    if (threadIdx.x == 0) m.found = -1, m.listed = 0;
     __syncthreads();
     u64 want = min(need > above ? need - above : 1, all);
     if (before < want && before + here[0] + here[1] >= want) {
@@ -287,34 +307,88 @@ struct Draw {
     if (m.found < 0) return {hi, 0, above}; // nothing in question has mass
     return {lo + (uint32_t(m.found) << shift), m.found_count, m.found_above};
   }
-  static __device__ __forceinline__ int shift_of(uint32_t lo, uint32_t hi) { return max(0, 32 - __clz(hi - 1 - lo) - 11); }
+
+  // The cut among at most LIST tokens of masses [lo, hi), which every CTA
+  // gathers from all. The order of the list does not matter.
+  __device__ __forceinline__ Cut choose(uint32_t lo, uint32_t hi, u64 need, bool by_count, Cut c, u64 above) {
+    each([&](uint32_t v, int id) {
+      if (v - lo >= hi - lo || !c.keeps(v, id)) return;
+      int at = atomicAdd(&m.listed, 1);
+      m.list[at] = make_uint2(v, id);
+    });
+    cluster.sync();
+    if (threadIdx.x < 32) {
+      uint2 mine = make_uint2(0, INT_MAX); // no token
+      int at = threadIdx.x;
+      for (unsigned r = 0; r < cluster.num_blocks(); r++) {
+        const DrawSmem *o = cluster.map_shared_rank(&m, r);
+        int n = o->listed;
+        if (at >= 0 && at < n) mine = o->list[at];
+        at -= n;
+      }
+      u64 before = above;
+      for (int i = 0; i < 32; i++) {
+        uint2 other = make_uint2(__shfl_sync(~0u, mine.x, i), __shfl_sync(~0u, mine.y, i));
+        if (other.x > mine.x || (other.x == mine.x && other.y < mine.y)) before += by_count ? other.x > 0 : other.x;
+      }
+      // The first from above that reaches need, or the last there is.
+      bool reaches = mine.x && before + (by_count ? 1 : mine.x) >= need;
+      bool chosen = reaches && before < need;
+      if (!__any_sync(~0u, chosen)) {
+        uint32_t least = __reduce_min_sync(~0u, mine.x ? mine.x : ~0u);
+        int last = __reduce_max_sync(~0u, mine.x == least ? int(mine.y) : -1);
+        chosen = mine.x == least && int(mine.y) == last;
+      }
+      if (chosen) m.lo = mine.x, m.found = mine.y;
+    }
+    __syncthreads();
+    return {m.lo, m.found};
+  }
+
+  // The same where many have the one mass tie: ids up to the keep-th, by halving.
+  __device__ __forceinline__ Cut among_equals(uint32_t tie, u64 keep, Cut c) {
+    int lo = 0, hi = (1 << 19) - 1;
+    while (lo < hi) {
+      int middle = (lo + hi) / 2, b = 4 + equals++ % 2;
+      u64 mine = 0;
+      each([&](uint32_t v, int id) { mine += v == tie && id <= middle && c.keeps(v, id); });
+      mine = sum(mine);
+      if (threadIdx.x == 0) m.shared[b] = mine;
+      cluster.sync();
+      if (over_cluster(b) >= keep) hi = middle;
+      else lo = middle + 1;
+    }
+    return {tie, lo};
+  }
 
   // The fewest of those that c keeps, in order, whose sum reaches need.
   __device__ __forceinline__ Cut cut(Cut c, u64 need, bool by_count) {
-    uint32_t lo, hi, tie = 0;
+    uint32_t lo, hi;
     bracket(need, by_count, &lo, &hi);
     lo = max(lo, c.mass), hi = max(hi, lo + 1);
+    Found f = narrow<true>(lo, hi, need, by_count, c, 0);
     for (;;) {
-      Found f = tie ? narrow<true>(lo, hi, need, true, c, tie) : narrow<false>(lo, hi, need, by_count, c, 0);
       int shift = shift_of(lo, hi);
-      if (f.count > 1 && shift) {
-        lo = f.lo, hi = min(hi, f.lo + (1u << shift));
-        continue;
-      }
-      if (tie) return {tie, int(LAST - f.lo)};
-      u64 each_mass = by_count ? 1 : f.lo, keep = need > f.above ? (need - f.above + each_mass - 1) / each_mass : 1;
-      if (keep >= f.count) return {f.lo, f.lo == c.mass ? c.id : INT_MAX}; // one token, or all of a value
-      tie = f.lo, need = keep, lo = 1, hi = LAST + 1;
+      hi = min(hi, f.lo + (1u << shift)), lo = f.lo;
+      if (f.count <= 1) return {lo, lo == c.mass ? c.id : INT_MAX};
+      if (f.count <= LIST) return choose(lo, hi, need, by_count, c, f.above);
+      if (!shift) break;
+      f = narrow<false>(lo, hi, need, by_count, c, f.above);
     }
+    u64 each_mass = by_count ? 1 : lo, keep = need > f.above ? (need - f.above + each_mass - 1) / each_mass : 1;
+    if (keep >= f.count) return {lo, lo == c.mass ? c.id : INT_MAX};
+    return among_equals(lo, keep, c);
   }
 
   // Inverts the cumulative mass of the kept tokens, in order of id; -1 in the
   // CTAs that do not have it.
   __device__ __forceinline__ int pick(Cut c, double u) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = base + 4 * int(threadIdx.x);
+    bool exact = c.id != INT_MAX; // else the mass alone decides
+    auto kept_mass = [&](uint32_t v, int id) { return v < c.mass || (exact && v == c.mass && id > c.id) ? 0 : v; };
     auto row_mass = [&](uint4 v, int j) { // of this thread's four
       int id = first + j * ROW;
-      return u64(c.keeps(v.x, id) ? v.x : 0) + (c.keeps(v.y, id + 1) ? v.y : 0) + (c.keeps(v.z, id + 2) ? v.z : 0) + (c.keeps(v.w, id + 3) ? v.w : 0);
+      return u64(kept_mass(v.x, id)) + kept_mass(v.y, id + 1) + kept_mass(v.z, id + 2) + kept_mass(v.w, id + 3);
     };
     auto cell = [&](u64 v, int j) { // v is below 2^34
       u64 all = __reduce_add_sync(~0u, uint32_t(v) & 0xffff) + (u64(__reduce_add_sync(~0u, uint32_t(v >> 16))) << 16);
@@ -355,7 +429,7 @@ struct Draw {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           int id = first + j * ROW + e;
-          u64 v = c.keeps(masses[e], id) ? masses[e] : 0;
+          u64 v = kept_mass(masses[e], id);
           if (at <= target && target < at + v) m.token = id;
           at += v;
         }
@@ -391,15 +465,17 @@ static __global__ __launch_bounds__(THREADS, 1) void draw_kernel(Sampling p, int
     __syncthreads();
     row = to;
   }
-  Best best = d.read(row);
-  int token = best.id == INT_MAX ? 0 : best.id;
-  bool drawn = best.id != INT_MAX && best.v != -INFINITY && s.temperature != 0 && s.top_k != 1;
-  if (drawn) {
-    u64 total = d.weigh(best.v, 1.4426950408889634f / s.temperature);
+  float top = d.read(row);
+  if (s.temperature == 0 || s.top_k == 1 || top == -INFINITY) {
+    int token = d.lowest(top);
+    if (rank == 0 && threadIdx.x == 0) p.tokens[index] = p.device_tokens[index] = token == INT_MAX ? 0 : token;
+  } else {
+    bool by_k = s.top_k > 0 && s.top_k < p.vocab, by_p = s.top_p < 1;
+    u64 total = d.weigh(top, 1.4426950408889634f / s.temperature, by_k || by_p);
     Cut keep = {0, INT_MAX};
     for (int filter = 0; filter < 2; filter++) { // top-k, then top-p of what it left
       bool by_count = filter == 0;
-      if (by_count ? s.top_k <= 0 || s.top_k >= p.vocab : !(s.top_p < 1)) continue;
+      if (!(by_count ? by_k : by_p)) continue;
       if (!by_count && keep.mass) {
         u64 mine = 0;
         d.each([&](uint32_t v, int id) { mine += keep.keeps(v, id) ? v : 0; });
@@ -416,8 +492,6 @@ static __global__ __launch_bounds__(THREADS, 1) void draw_kernel(Sampling p, int
     if (least > keep.mass) keep = {least, INT_MAX};
     int picked = d.pick(keep, uniform(s));
     if (picked >= 0 && threadIdx.x == 0) p.tokens[index] = p.device_tokens[index] = picked;
-  } else if (rank == 0 && threadIdx.x == 0) {
-    p.tokens[index] = p.device_tokens[index] = token;
   }
   d.cluster.sync(); // nobody reads an exited CTA's memory
 }

@@ -438,7 +438,7 @@ func slowloris(t *testing.T, f Factory, w *World, ch *Chaos) {
 					break
 				}
 			}
-			m.shutOut(c, w.SConfig.PeerSilence)
+			m.shutOut(c, 2*w.SConfig.HandshakeTimeout-time.Since(start)) // also of one whose own deadline was first
 			if took := time.Since(start); took > 2*w.SConfig.HandshakeTimeout {
 				t.Errorf("shut out after %v", took)
 			}

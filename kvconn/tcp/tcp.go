@@ -1,11 +1,17 @@
-// Package tcp is kvconn's transport over TCP.
+// Package tcp is kvconn's transport over TCP, with mutual TLS where that is
+// configured.
 package tcp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"strconv"
+	"syscall"
 	"time"
+
+	"github.com/xpyd/xpyd/kvconn"
 )
 
 // Config tunes the sockets.
@@ -17,6 +23,11 @@ type Config struct {
 	// KeepAlive is the idle time after which the kernel probes the peer. The
 	// sessions' own pings are faster; this one clears sockets that nobody reads.
 	KeepAlive time.Duration
+
+	// Cert, Key and CA are PEM files: this worker's certificate, and the CA
+	// that signs every worker's. All three make every connection mutual TLS
+	// 1.3, none of them plain TCP. Both ends of a connection must agree.
+	Cert, Key, CA string
 }
 
 // DefaultConfig returns the settings for a data-centre network.
@@ -32,18 +43,28 @@ func (c Config) Validate() error {
 	if c.KeepAlive <= 0 {
 		return fmt.Errorf("tcp: keep_alive must be positive")
 	}
+	if (c.Cert == "") != (c.Key == "") || (c.Cert == "") != (c.CA == "") {
+		return fmt.Errorf("tcp: tls_cert, tls_key and tls_ca go together")
+	}
 	return nil
 }
 
 // Transport implements kvconn.Transport.
-type Transport struct{ cfg Config }
+type Transport struct {
+	cfg Config
+	tls *credentials
+}
 
 // New makes a transport; it holds nothing open.
 func New(cfg Config) (*Transport, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Transport{cfg: cfg}, nil
+	creds, err := loadCredentials(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Transport{cfg: cfg, tls: creds}, nil
 }
 
 // Name returns "tcp".
@@ -56,17 +77,27 @@ func (t *Transport) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return t.tune(c)
+	return t.tune(c, true)
 }
 
-// Listen binds host:port; port 0 picks a free one.
+// Listen binds host:port; port 0 picks a free one, and first-last the first
+// free one of a range, bounds included. The host may be an IPv6 address in
+// brackets.
 func (t *Transport) Listen(addr string) (net.Listener, error) {
-	lc := net.ListenConfig{KeepAliveConfig: t.keepAlive()}
-	ln, err := lc.Listen(context.Background(), "tcp", addr)
+	host, first, last, err := kvconn.SplitPorts(addr)
 	if err != nil {
 		return nil, err
 	}
-	return &listener{Listener: ln, t: t}, nil
+	lc := net.ListenConfig{KeepAliveConfig: t.keepAlive()}
+	for port := first; ; port++ {
+		ln, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		if err == nil {
+			return &listener{Listener: ln, t: t}, nil
+		}
+		if port == last || !errors.Is(err, syscall.EADDRINUSE) {
+			return nil, err
+		}
+	}
 }
 
 type listener struct {
@@ -79,7 +110,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.t.tune(c)
+	return l.t.tune(c, false)
 }
 
 func (t *Transport) keepAlive() net.KeepAliveConfig {
@@ -88,7 +119,7 @@ func (t *Transport) keepAlive() net.KeepAliveConfig {
 
 // tune sets the socket options. A peer may have closed in the meantime, so a
 // failure is that connection's error, not the listener's.
-func (t *Transport) tune(c net.Conn) (net.Conn, error) {
+func (t *Transport) tune(c net.Conn, dialled bool) (net.Conn, error) {
 	tc, ok := c.(*net.TCPConn)
 	if !ok {
 		return c, nil
@@ -103,5 +134,5 @@ func (t *Transport) tune(c net.Conn) (net.Conn, error) {
 		c.Close()
 		return nil, fmt.Errorf("tune %s: %w", c.RemoteAddr(), err)
 	}
-	return c, nil
+	return t.secure(c, dialled), nil
 }

@@ -134,7 +134,11 @@ func (r *Report) Remark() {
 			note("%s: %d requests were broken off at the end and are in no figure", p.Name, n)
 		}
 		if late := p.Latency.Late; late != nil && late.P99 > 10 {
-			note("%s: requests began up to %.0f ms late (p99 %.0f ms): all %d in flight, or this client too busy; look at the scheduled latencies", p.Name, late.Max, late.P99, p.Concurrency)
+			why := "this client was too busy"
+			if slices.Contains(p.Timeline.InFlight, p.Concurrency) {
+				why = fmt.Sprintf("%d were in flight, the most allowed", p.Concurrency)
+			}
+			note("%s: requests began up to %.0f ms late (p99 %.0f ms), as %s; the latencies from the schedule have that wait", p.Name, late.Max, late.P99, why)
 		}
 	}
 }

@@ -84,7 +84,11 @@ func TestGoldens(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "report.txt", text.Bytes())
-	golden(t, "report.json", js.Bytes())
+	var lines bytes.Buffer
+	if err := json.Indent(&lines, js.Bytes(), "", " "); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "report.json", lines.Bytes())
 }
 
 // TestHTML: the page holds the same figures, loads nothing, and what a server
