@@ -35,6 +35,7 @@ type Outgoing struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	start  time.Time
+	places bool   // rows go straight into the receiver's memory; set before run
 	have   bitmap // units that the receiver holds; empty when none
 
 	// Guarded by p.mu.

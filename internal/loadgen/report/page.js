@@ -94,9 +94,9 @@ function histogram(title, v) {
   return card(title, p.svg);
 }
 
-// coarse merges a timeline's bins so that at most 120 are drawn.
+// coarse merges a timeline's bins so that at most 60 are drawn.
 function coarse(t) {
-  const k = Math.ceil(t.started.length / 120) || 1, out = { bin_s: t.bin_s * k };
+  const k = Math.ceil(t.started.length / 60) || 1, out = { bin_s: t.bin_s * k };
   for (const name of ['started', 'completed', 'failed', 'output_tokens', 'in_flight']) {
     out[name] = [];
     for (let i = 0; i < t[name].length; i += k) {
