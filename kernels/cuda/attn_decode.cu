@@ -24,15 +24,14 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   extern __shared__ __align__(128) uint8_t smem[];
   __shared__ float stat[WARPS][2][16]; // max and sum of each warp
   __shared__ unsigned arrived;
-  pdl_wait();
-  pdl_next();
   int split = blockIdx.x, kv_head = blockIdx.y, index = blockIdx.z;
+  // What describes the step is there before its first kernel.
   int row = rows[index];
   int length = a.positions[row] + 1;
-  if (length <= 0) return;
+  if (length <= 0) return pdl_wait(); // all wait, or those after us would not
   int per = max(a.min_split, div_up(div_up(length, a.splits), WARPS * CHUNK) * WARPS * CHUNK);
   int splits = div_up(length, per);
-  if (split >= splits) return;
+  if (split >= splits) return pdl_wait();
   int begin = split * per, end = min(begin + per, length);
 
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -81,6 +80,17 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   };
 
   int chunks = div_up(end - begin, CHUNK);
+  // The kernel before this writes the last position: chunks ahead of it are
+  // copied while that one still runs.
+  bool early = begin + (warp + (STAGES - 2) * WARPS + 1) * CHUNK < length;
+  int stage = 0, ahead = 0; // of this round's chunk, and of the one it fetches
+#pragma unroll 1
+  for (int phase = 0; phase < 2; phase++) {
+    if (phase) pdl_wait();
+#pragma unroll 1
+    for (int i = 0; early == !phase && i < STAGES - 1; i++) fetch(warp + i * WARPS, ahead++);
+  }
+  pdl_next();
   uint32_t q[D / 16][4];
   {
     const uint32_t *src = reinterpret_cast<const uint32_t *>(a.qkv + int64_t(row) * (a.heads + 2 * kv_heads) * D + int64_t(kv_head) * group * D);
@@ -96,14 +106,10 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
   const float scale = a.scale * 1.4426950408889634f;
 
-  // One copy of the fetch code: the first rounds only fill the ring.
-  int stage = 0, ahead = 0; // of this round's chunk, and of the one it fetches
 #pragma unroll 1
-  for (int c = warp - (STAGES - 1) * WARPS; c < chunks; c += WARPS) {
+  for (int c = warp; c < chunks; c += WARPS) {
     fetch(c + (STAGES - 1) * WARPS, ahead);
     ahead = ahead + 1 == STAGES ? 0 : ahead + 1;
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
-    if (c < 0) continue;
     cp_async_wait<STAGES - 1>();
     __syncwarp();
     uint32_t k0 = smem_addr(ring + stage * (2 * CHUNK * D * 2)), v0 = k0 + CHUNK * D * 2;
@@ -151,6 +157,7 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
       mma(o[2 * i], p0, p1, p2, p3, b[0], b[1]);
       mma(o[2 * i + 1], p0, p1, p2, p3, b[2], b[3]);
     }
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
     __syncwarp();
   }
 #pragma unroll

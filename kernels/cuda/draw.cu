@@ -281,15 +281,22 @@ struct Draw {
   template <bool FIRST> __device__ __forceinline__ Found narrow(uint32_t lo, uint32_t hi, u64 need, bool by_count, Cut c, u64 above) {
     int b = round++ % 2, shift = shift_of(lo, hi);
     uint32_t width = hi - lo;
-    if (FIRST) each([&](uint32_t v, int) { above += v < hi ? 0 : by_count ? 1 : v; });
-    each_in(lo, width, [&](uint32_t v, int id) {
+    auto count_in = [&](uint32_t v, int id) {
       if (!c.keeps(v, id)) return;
       int bin = (v - lo) >> shift;
       atomicAdd(&m.count[b][bin], 1u);
       if (by_count) return;
       atomicAdd(&m.low[b][bin], v & 0xffff);
       atomicAdd(&m.high[b][bin], v >> 16);
-    });
+    };
+    if (FIRST) { // a few of a hundred are in question
+      each([&](uint32_t v, int id) {
+        if (v >= hi) above += by_count ? 1 : v;
+        else if (v >= lo) count_in(v, id);
+      });
+    } else {
+      each_in(lo, width, count_in);
+    }
     if (FIRST) {
       above = sum(above);
       if (threadIdx.x == 0) m.shared[b] = above;
