@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/figures"
@@ -32,7 +33,7 @@ func main() {
 	flag.StringVar(&out, "out", "bench", "folder for results/ and raw/; empty: print the figures only")
 	flag.StringVar(&only, "only", "", "only steps whose name contains this")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := b.run(ctx, out, only)
 	stop()
 	if err != nil {
