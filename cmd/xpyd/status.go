@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/discover"
 )
 
 // fleetStatus is what GET /admin/v1/instances says, as far as a table needs.
@@ -19,6 +20,7 @@ type fleetStatus struct {
 	Ready     bool
 	Link      fleet.Link
 	Refusals  []fleet.Refusal
+	Strangers []discover.Refusal
 	Instances []struct {
 		fleet.Member
 		Probed     bool   `json:"probed"`
@@ -132,6 +134,9 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 	}
 	for _, r := range s.Refusals {
 		fmt.Fprintf(w, "refused: %s\n", r.String())
+	}
+	for _, r := range s.Strangers {
+		fmt.Fprintf(w, "not added: %s\n", r.String())
 	}
 	return nil
 }

@@ -64,6 +64,7 @@ var transfers = []leafCase{
 	{name: "revoke-is-a-fence", run: revokeFence},
 	{name: "revoke-with-a-stalled-link", run: revokeStalled},
 	{name: "acknowledged-when-quiet", run: acknowledged},
+	{name: "slow-link-and-long-partition", run: longPartition},
 	{name: "sender-fails", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		for _, o := range []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Refused, ticket.Corrupt, ticket.Cancelled} {
 			w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) { g.Fail(o, "as told") }
@@ -248,6 +249,35 @@ func revokeFence(t *testing.T, f Factory, w *World, ch *Chaos) {
 		if o != ticket.Cancelled {
 			t.Errorf("sender saw %q", o)
 		}
+	}
+}
+
+// longPartition: on a link with 20 ms of delay, a partition of five silences in
+// the middle of transfers costs them, and nothing else.
+func longPartition(t *testing.T, f Factory, w *World, ch *Chaos) {
+	ch.Delay = 20 * time.Millisecond
+	ch.Arm(Rule{Step: Banner, To: ToSender, Action: Slow})
+	f.friend(t, w, "before", 0)
+	var wg sync.WaitGroup
+	start := time.Now()
+	for n := range 4 {
+		wg.Go(func() {
+			err := w.Fetch(t.Context(), w.Spec("cut", int32(n), 40, 16+10*n))
+			if o := kvconn.OutcomeOf(err, "untyped"); o != ticket.Dead && o != ticket.Late {
+				t.Errorf("cut off in the middle: %v", err)
+			}
+		})
+	}
+	time.Sleep(w.RConfig.KeepAlive / 4)
+	ch.Sever()
+	wg.Wait()
+	w.Empty(time.Second)
+	time.Sleep(time.Until(start.Add(5 * w.RConfig.PeerSilence)))
+	ch.Heal()
+	healed := time.Now()
+	check(t, w.settledFetch(t))
+	if back := time.Since(healed); back > recovery {
+		t.Errorf("worked again %v after the heal", back)
 	}
 }
 
