@@ -339,16 +339,7 @@ func (g *Outgoing) phase() Phase {
 func (g *Outgoing) entry() Entry {
 	e := Entry{Side: SideSender, TicketID: g.t.ID, Link: g.t.Link.String(), RequestID: g.t.RequestID, Peer: g.p.peer.PeerID,
 		Phase: g.phase(), Since: g.start, Blocks: len(g.t.Dest), Missing: len(g.queue) - g.head}
-	switch {
-	case g.ended:
-		e.State = "ending"
-	case g.committed:
-		e.State = "committed"
-	case g.src != nil:
-		e.State = "accepted"
-	default:
-		e.State = "ticketed"
-	}
+	e.state(g.ended, g.committed, g.src != nil)
 	if g.err != nil {
 		e.Outcome, e.Why, e.Phase = g.err.Outcome, g.err.Err.Error(), g.err.Phase
 	}

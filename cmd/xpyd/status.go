@@ -47,7 +47,20 @@ func newStatus() *cobra.Command {
 				if err := admin.call(cmd.Context(), "GET", path, nil, &raw); err != nil {
 					return err
 				}
-				if asJSON || ledger {
+				if ledger {
+					var f fleetLedger
+					if err := json.Unmarshal(raw, &f); err != nil {
+						return err
+					}
+					held := f.lines()
+					if !asJSON {
+						return held.print(cmd.OutOrStdout())
+					}
+					enc := json.NewEncoder(cmd.OutOrStdout())
+					enc.SetIndent("", "  ")
+					return enc.Encode(held)
+				}
+				if asJSON {
 					return printJSON(cmd.OutOrStdout(), raw)
 				}
 				var s fleetStatus
@@ -68,7 +81,7 @@ func newStatus() *cobra.Command {
 	admin.register(cmd)
 	cmd.Flags().BoolVar(&watch, "watch", false, "again every second")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON")
-	cmd.Flags().BoolVar(&ledger, "ledger", false, "what every process holds, as JSON")
+	cmd.Flags().BoolVar(&ledger, "ledger", false, "what every process holds, oldest first; --json for programs")
 	return cmd
 }
 

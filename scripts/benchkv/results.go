@@ -84,7 +84,8 @@ func (b *bench) figures() (out []figures.Figure, missing []string) {
 			name, step string
 			peers      []string
 		}{{"tcp", stepTCP, append([]string{stepMoon}, nixlTCP...)}, {"shm", stepSHM, nixlSHM}} {
-			add(figures.Figure{Name: "kv." + l.name + "_latency_ratio." + q, Unit: "µs", Model: small, Peer: "best peer: $", Spread: b.settings("µs", what, l.peers...)},
+			add(figures.Figure{Name: "kv." + l.name + "_latency_ratio." + q, Unit: "µs", Model: small, Peer: "best peer, from posting: $",
+				Spread: b.settings("µs", what, l.peers...) + "; from asking, as ours: " + b.settings("µs", "exchange_"+what, l.peers...)},
 				b.of(l.step, what), best(true, b.each(what, l.peers...)...))
 		}
 	}
