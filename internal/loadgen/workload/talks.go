@@ -11,7 +11,7 @@ import (
 
 // TalkShape is what conversations look like.
 type TalkShape struct {
-	Shape            // In and Out are those of a turn; the prefix is a system message
+	Shape      // In and Out are those of a turn; the prefix is a system message
 	Turns Dist // of a conversation
 	Think Dist // time between an answer and the next turn
 	Open  int  // conversations that are open at once: the working set
