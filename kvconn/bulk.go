@@ -60,11 +60,36 @@ func (g *Outgoing) mark() {
 	if g.ended || g.marked || !g.committed || g.inflight > 0 || g.head < len(g.queue) {
 		return
 	}
+	g.p.mark(g, nil)
+}
+
+// mark queues g's marks with every bulk writer but one; needs p.mu.
+func (p *sender) mark(g *Outgoing, but *bulkWriter) {
 	g.marked = true
-	for _, w := range g.p.bulk {
-		w.marks = append(w.marks, &sent{ID: g.t.ID, Tag: g.tag, Round: g.round})
+	for _, w := range p.bulk {
+		if w != but {
+			w.marks = append(w.marks, g.markOf())
+		}
 	}
-	g.p.wakeBulk()
+	if but == nil || len(p.bulk) > 1 {
+		p.wakeBulk()
+	}
+}
+
+func (g *Outgoing) markOf() *sent { return &sent{ID: g.t.ID, Tag: g.tag, Round: g.round} }
+
+// markBehind puts this round's mark behind what is gathered, when that is the
+// last of it: it costs no write and no wake of its own then.
+func (w *bulkWriter) markBehind(g *Outgoing) {
+	w.p.mu.Lock()
+	defer w.p.mu.Unlock()
+	if g.ended || g.marked || !g.committed || g.inflight > 1 || g.head < len(g.queue) {
+		return
+	}
+	w.p.mark(g, w)
+	at := len(w.buf)
+	w.buf = w.f.frame(w.buf, g.markOf())
+	w.pieces = append(w.pieces, piece{n: len(w.buf) - at})
 }
 
 // take returns the next work: marks, or a batch of one ticket inside whose
@@ -138,6 +163,7 @@ func (w *bulkWriter) batch(g *Outgoing, units []uint32) error {
 		g.fence.leave()
 		return nil
 	}
+	w.markBehind(g)
 	if placed { // nothing of the ticket is touched any more: a link that takes no bytes must not hold a revoke up
 		g.fence.leave()
 	}
