@@ -111,9 +111,9 @@ func (p *sender) take(w *bulkWriter, units []uint32) (marks []message, g *Outgoi
 		for size, head := 0, 0; g.head < len(g.queue) && size < p.cfg.BatchBytes && head < maxHead; g.head++ {
 			u := g.queue[g.head]
 			units = append(units, u)
-			gr, _ := g.layout.Group(int(u) / len(g.t.Dest))
-			size += gr.PackedBytes(g.layout.BlockTokens)
-			head += batchEntrySize + 8*gr.KVHeads
+			sh := &g.shapes[int(u)/len(g.t.Dest)]
+			size += sh.row * g.layout.BlockTokens
+			head += batchEntrySize + 8*sh.heads
 		}
 		if g.head == len(g.queue) {
 			g.queue, g.head = g.queue[:0], 0
@@ -230,14 +230,14 @@ func (w *bulkWriter) gather(g *Outgoing, units []uint32) (bytes int, placed bool
 func (w *bulkWriter) describe(g *Outgoing, u uint32) departure {
 	blocks := len(g.t.Dest)
 	layer, index := int(u)/blocks, int(u)%blocks
-	gr, _ := g.layout.Group(layer)
+	sh := &g.shapes[layer]
 	rows := min(g.layout.BlockTokens, g.t.Positions-index*g.layout.BlockTokens)
 	to := g.t.Dest[index]
 	return departure{
 		unitHead: unitHead{Ticket: g.t.ID, Tag: g.tag, Layer: uint32(layer), Index: uint32(index),
-			Block: to.Block, Generation: to.Generation, Rows: uint32(rows), Heads: uint32(gr.KVHeads)},
-		bytes: gr.PackedBytes(rows),
-		same:  rows == g.layout.BlockTokens && g.layout.same(w.p.cfg.Identity.Layout, layer),
+			Block: to.Block, Generation: to.Generation, Rows: uint32(rows), Heads: uint32(sh.heads)},
+		bytes: sh.row * rows,
+		same:  sh.same && rows == g.layout.BlockTokens,
 	}
 }
 
