@@ -5,7 +5,7 @@ RACE     ?= ./kvconn/... ./router/... ./internal/... ./prefill/... ./decode/... 
 FUZZTIME ?= 10s
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: help build dist test race fuzz bench bench-kv lint faults soak clients goldens bench-report docker compose-check
+.PHONY: help build dist test race fuzz bench bench-kv bench-load lint faults soak clients goldens bench-report docker compose-check
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ bench: ## the CPU figures of bench/: LLAMA2C and LLAMA2C_OMP are llama2.c's run,
 
 bench-kv: ## the KV transfer figures of bench/, peers included: four quiet minutes
 	scripts/bench-kv
+
+bench-load: ## the load generator beside aiperf, which it installs: fifteen quiet minutes
+	scripts/bench-aiperf
 
 bench-report: ## bench/README.md from bench/results/*.jsonl
 	$(GO) run ./scripts/benchreport bench/results > bench/README.md

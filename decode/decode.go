@@ -165,7 +165,7 @@ func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Repor
 	if err != nil {
 		return fail("reserve blocks", err, ticket.NoSpace)
 	}
-	s.cache.SetState(c.Owner, "receiving")
+	s.cache.SetState(c.Owner, kvcache.StateReceiving)
 	start = time.Now()
 	in, err := session.Request(ctx, s.ticket(c, order, table))
 	if err != nil {

@@ -429,7 +429,7 @@ func TestPrefillFails(t *testing.T) {
 
 // TestRepaired: what is lost, doubled or bent on the way once is made good.
 func TestRepaired(t *testing.T) {
-	for _, act := range []kvconntest.Action{kvconntest.Drop, kvconntest.Duplicate, kvconntest.Reorder, kvconntest.Slow} {
+	for _, act := range []kvconntest.Action{kvconntest.Drop, kvconntest.Duplicate, kvconntest.Reorder, kvconntest.Slow, kvconntest.FlipTail} {
 		t.Run(string(act), func(t *testing.T) {
 			bubble(t, nil, func(r *rig) {
 				r.chaos.Arm(kvconntest.Rule{Step: kvconntest.Unit, To: kvconntest.ToReceiver, Nth: 1, Action: act})

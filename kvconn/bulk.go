@@ -26,6 +26,7 @@ type bulkWriter struct {
 	buf    []byte // heads, and rows that cannot be sent from where they lie
 	pieces []piece
 	vecs   [][]byte
+	spots  []spot
 }
 
 // maxHead is how long the head of a batch gets, but for its last unit. It
@@ -108,13 +109,12 @@ func (p *sender) take(w *bulkWriter, units []uint32) (marks []message, g *Outgoi
 		if g.ended || !g.fence.enter() {
 			continue
 		}
-		for size, head := 0, 0; g.head < len(g.queue) && size < p.cfg.BatchBytes && head < maxHead; g.head++ {
-			u := g.queue[g.head]
-			units = append(units, u)
-			sh := &g.shapes[int(u)/len(g.t.Dest)]
-			size += sh.row * g.layout.BlockTokens
-			head += batchEntrySize + 8*sh.heads
+		n := p.fit(g, g.queue[g.head:])
+		for turns := placeTurns; g.places && turns > 1 && g.head+n < len(g.queue); turns-- {
+			n += p.fit(g, g.queue[g.head+n:])
 		}
+		units = append(units, g.queue[g.head:g.head+n]...)
+		g.head += n
 		if g.head == len(g.queue) {
 			g.queue, g.head = g.queue[:0], 0
 		}
@@ -123,6 +123,16 @@ func (p *sender) take(w *bulkWriter, units []uint32) (marks []message, g *Outgoi
 		return nil, g, units
 	}
 	return nil, nil, units
+}
+
+// fit is how many of these units make one batch.
+func (p *sender) fit(g *Outgoing, units []uint32) (n int) {
+	for size, head := 0, 0; n < len(units) && size < p.cfg.BatchBytes && head < maxHead; n++ {
+		sh := &g.shapes[int(units[n])/len(g.t.Dest)]
+		size += sh.row * g.layout.BlockTokens
+		head += batchEntrySize + 8*sh.heads
+	}
+	return n
 }
 
 // run writes until the session is over.
@@ -154,18 +164,47 @@ func (w *bulkWriter) run() {
 	}
 }
 
-// batch writes units of g, then leaves its fence. The error is the
+// loadError is a source that failed: the ticket's end, not the connection's.
+type loadError struct{ err error }
+
+func (e *loadError) Error() string { return "load: " + e.err.Error() }
+func (e *loadError) Unwrap() error { return e.err }
+
+// batch places or writes units of g, then leaves its fence. The error is the
 // connection's; a failed load only ends the ticket.
-func (w *bulkWriter) batch(g *Outgoing, units []uint32) error {
-	bytes, placed, err := w.gather(g, units)
-	if err != nil {
-		g.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("load: %w", err), true)
-		g.fence.leave()
-		return nil
+func (w *bulkWriter) batch(g *Outgoing, units []uint32) (err error) {
+	inside := true
+	if g.places {
+		units, inside, err = w.place(g, units)
 	}
-	w.markBehind(g)
-	if placed { // nothing of the ticket is touched any more: a link that takes no bytes must not hold a revoke up
+	for err == nil && inside && len(units) > 0 {
+		n := w.p.fit(g, units)
+		err = w.send(g, units[:n], n == len(units))
+		units = units[n:]
+	}
+	var load *loadError
+	if errors.As(err, &load) {
+		g.end(OutcomeOf(load.err, ticket.Corrupt), load, true)
+		err = nil
+	}
+	g.p.mu.Lock()
+	g.inflight--
+	g.mark()
+	g.p.mu.Unlock()
+	if inside {
 		g.fence.leave()
+	}
+	return err
+}
+
+// send writes units with their rows; last says that they end the batch.
+func (w *bulkWriter) send(g *Outgoing, units []uint32, last bool) error {
+	bytes, err := w.gather(g, units)
+	if err != nil {
+		return &loadError{err}
+	}
+	if last {
+		w.markBehind(g)
 	}
 	if w.f.vec == nil {
 		err = w.f.write(w.buf)
@@ -173,19 +212,11 @@ func (w *bulkWriter) batch(g *Outgoing, units []uint32) error {
 		err = w.f.writeRows(w.vectors())
 	}
 	clear(w.pieces) // the blocks are not ours to keep alive
-	g.p.mu.Lock()
-	g.inflight--
-	g.mark()
-	g.p.mu.Unlock()
-	if !placed {
-		g.fence.leave()
+	if err == nil {
+		w.p.side.units.Add(float64(len(units)))
+		w.p.side.bytes.Add(float64(bytes))
 	}
-	if err != nil {
-		return err
-	}
-	w.p.side.units.Add(float64(len(units)))
-	w.p.side.bytes.Add(float64(bytes))
-	return nil
+	return err
 }
 
 // piece is a stretch of what is written: rows where they lie, or the next n
@@ -195,35 +226,24 @@ type piece struct {
 	n    int
 }
 
-// gather makes the frames of units: those that can be placed are placed now,
-// the others go as one batch if the peer knows that, else as a frame each. It
-// returns the bytes of their rows and whether all are placed.
-func (w *bulkWriter) gather(g *Outgoing, units []uint32) (bytes int, placed bool, err error) {
+// gather makes the frames of units: one batch if the peer knows that, else a
+// frame each. It returns the bytes of their rows.
+func (w *bulkWriter) gather(g *Outgoing, units []uint32) (bytes int, err error) {
 	w.buf, w.pieces, w.all = w.buf[:0], w.pieces[:0], w.all[:0]
 	for _, u := range units {
-		at := len(w.buf)
-		n, done, err := w.place(g, u)
-		if err != nil {
-			return 0, false, err
-		}
-		if done {
-			bytes += n
-			w.pieces = append(w.pieces, piece{n: len(w.buf) - at})
-			continue
-		}
 		d := w.describe(g, u)
 		bytes += d.bytes
 		w.all = append(w.all, d)
 	}
 	if len(w.all) > 1 && w.f.version >= 2 {
-		return bytes, false, w.frames(g, typeBatch, w.all)
+		return bytes, w.frames(g, typeBatch, w.all)
 	}
 	for n := range w.all {
 		if err := w.frames(g, typeUnit, w.all[n:n+1]); err != nil {
-			return 0, false, err
+			return 0, err
 		}
 	}
-	return bytes, len(w.all) == 0, nil
+	return bytes, nil
 }
 
 // describe makes the head of one unit; its rows are not looked at yet.

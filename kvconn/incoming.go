@@ -348,16 +348,7 @@ func (i *Incoming) entry() Entry {
 	defer i.mu.Unlock()
 	e := Entry{Side: SideReceiver, TicketID: i.id, Link: i.spec.Link.String(), RequestID: i.spec.RequestID,
 		Peer: i.s.peer.PeerID, Phase: i.phase(), Since: i.started, Blocks: len(i.spec.Dest), Missing: i.missing}
-	switch {
-	case i.ended:
-		e.State = "revoking"
-	case i.committed:
-		e.State = "committed"
-	case i.accepted:
-		e.State = "accepted"
-	default:
-		e.State = "ticketed"
-	}
+	e.state(i.ended, i.committed, i.accepted)
 	if i.err != nil {
 		e.Outcome, e.Why, e.Phase = i.err.Outcome, i.err.Err.Error(), i.err.Phase
 	}

@@ -181,3 +181,18 @@ func TestLostUnitsAreAskedFor(t *testing.T) {
 		t.Error("not asked again when the marks were lost")
 	}
 }
+
+// A mark that does not come from the ticket's holder says nothing.
+func TestForgedMark(t *testing.T) {
+	s, in := lonely(t, &countSink{})
+	<-s.out // the ticket
+	in.onCommit(&commit{ID: in.id})
+	s.onSent(&sent{ID: in.id, Tag: in.tag + 1}, 0)
+	if len(s.out) != 0 {
+		t.Error("asked for blocks again because of a forged mark")
+	}
+	s.onSent(&sent{ID: in.id, Tag: in.tag}, 0)
+	if len(s.out) != 1 {
+		t.Error("the true mark was not heard")
+	}
+}

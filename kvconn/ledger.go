@@ -1,6 +1,7 @@
 package kvconn
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -28,5 +29,37 @@ type Entry struct {
 	Blocks    int            `json:"blocks"`  // destination blocks named by the ticket
 	Missing   int            `json:"missing"` // units (block of a layer) not yet there, or not yet sent
 	Outcome   ticket.Outcome `json:"outcome,omitempty"`
-	Why       string         `json:"why,omitempty"`
+	Why       string         `json:"why"` // what it waits for, or why it failed
+}
+
+// States of a ticket in the ledger.
+const (
+	stateTicketed  = "ticketed"
+	stateAccepted  = "accepted"
+	stateCommitted = "committed"
+	stateRevoking  = "revoking" // receiver: failed, and the peer has not said that it stopped
+	stateEnding    = "ending"   // sender: over, and its blocks are still being read
+)
+
+// state names how far the ticket is, and what it waits for.
+func (e *Entry) state(ended, committed, accepted bool) {
+	receives := e.Side == SideReceiver
+	switch {
+	case ended && receives:
+		e.State, e.Why = stateRevoking, "the peer may still send"
+	case ended:
+		e.State, e.Why = stateEnding, "a write of its blocks is under way, or its handler runs"
+	case committed && receives:
+		e.State, e.Why = stateCommitted, fmt.Sprintf("%d blocks of a layer have not arrived whole", e.Missing)
+	case committed:
+		e.State, e.Why = stateCommitted, fmt.Sprintf("%d blocks of a layer to write; then the receiver's word that it has all", e.Missing)
+	case accepted && receives:
+		e.State, e.Why = stateAccepted, fmt.Sprintf("the peer computes and sends; %d blocks of a layer to come", e.Missing)
+	case accepted:
+		e.State, e.Why = stateAccepted, fmt.Sprintf("the prompt runs; %d blocks of a layer to write", e.Missing)
+	case receives:
+		e.State, e.Why = stateTicketed, "the peer has not accepted it"
+	default:
+		e.State, e.Why = stateTicketed, "its handler has not accepted it"
+	}
 }

@@ -46,6 +46,10 @@ type Hold interface {
 // Window is offered memory in the sender's address space.
 type Window interface {
 	Bytes() []byte
+	// Copy fills dst, a part of Bytes, from src, which is as long. It is for
+	// much memory: past the caches, and touching nextDst and nextSrc, which
+	// will be copied next, in advance. The stores are done when it returns.
+	Copy(dst, src, nextDst, nextSrc []byte)
 	Close() error // unmaps; Bytes must not be touched any more
 }
 
@@ -154,38 +158,4 @@ func (p *peerPool) block(layer int, block int32) (run []byte, ok bool) {
 	l := p.seg.Layers[layer] // checked by holds: the product and the sums stay inside mem
 	at := l.Offset + uint64(block)*l.Stride
 	return p.mem[at : at+uint64(size) : at+uint64(size)], true
-}
-
-// place copies one unit straight into the receiver's block and appends the
-// frame that says so. It does nothing (false) for a unit that is not a whole
-// block there, or whose session shares no memory: that one is sent. The caller
-// is inside the ticket's fence.
-func (w *bulkWriter) place(g *Outgoing, u uint32) (bytes int, done bool, err error) {
-	if w.p.pool == nil {
-		return 0, false, nil
-	}
-	blocks, bt := len(g.t.Dest), g.layout.BlockTokens
-	layer, index := int(u)/blocks, int(u)%blocks
-	gr, _ := g.layout.Group(layer)
-	first := index * bt
-	rows := min(bt, g.t.Positions-first)
-	size := gr.PackedBytes(rows)
-	d := g.t.Dest[index]
-	dst, ok := w.p.pool.block(layer, d.Block)
-	if !ok || rows != bt || !g.layout.same(w.p.peer.Layout, layer) {
-		return 0, false, nil
-	}
-	w.sums = append(w.sums[:0], make([]uint64, gr.KVHeads)...)
-	run, viewed := []byte(nil), false
-	if v, ok := g.src.(ViewSource); ok && g.layout.same(w.p.cfg.Identity.Layout, layer) {
-		run, viewed = v.View(layer, index, first, rows, w.sums)
-	}
-	if viewed && len(run) == size {
-		copy(dst, run)
-	} else if err := g.src.Load(layer, index, first, rows, dst, w.sums); err != nil {
-		return 0, false, err
-	}
-	w.buf = w.f.frame(w.buf, &placed{unitHead: unitHead{Ticket: g.t.ID, Tag: g.tag, Layer: uint32(layer), Index: uint32(index),
-		Block: d.Block, Generation: d.Generation, Rows: uint32(rows), Heads: uint32(gr.KVHeads)}, Digests: w.sums})
-	return size, true, nil
 }

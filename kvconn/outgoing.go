@@ -36,6 +36,7 @@ type Outgoing struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	start  time.Time
+	places bool   // rows go straight into the receiver's memory; set before run
 	have   bitmap // units that the receiver holds; empty when none
 
 	// Guarded by p.mu.
@@ -351,16 +352,7 @@ func (g *Outgoing) phase() Phase {
 func (g *Outgoing) entry() Entry {
 	e := Entry{Side: SideSender, TicketID: g.t.ID, Link: g.t.Link.String(), RequestID: g.t.RequestID, Peer: g.p.peer.PeerID,
 		Phase: g.phase(), Since: g.start, Blocks: len(g.t.Dest), Missing: len(g.queue) - g.head}
-	switch {
-	case g.ended:
-		e.State = "ending"
-	case g.committed:
-		e.State = "committed"
-	case g.src != nil:
-		e.State = "accepted"
-	default:
-		e.State = "ticketed"
-	}
+	e.state(g.ended, g.committed, g.src != nil)
 	if g.err != nil {
 		e.Outcome, e.Why, e.Phase = g.err.Outcome, g.err.Err.Error(), g.err.Phase
 	}

@@ -266,6 +266,7 @@ func (p *sender) onTicket(m *request) error {
 	full := len(p.tickets) >= p.cfg.MaxTickets
 	if !full && !p.srv.isDraining() {
 		p.tickets[m.ID] = g
+		g.places = p.pool != nil && g.layout.whole(p.peer.Layout)
 		p.mu.Unlock()
 		p.side.active.Inc()
 		p.wg.Go(g.run)

@@ -145,15 +145,21 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 
 // accept takes the ticket on with src, in the form that the receiver keeps.
 func (s *Service) accept(o *kvconn.Outgoing, src *source) error {
-	l := s.layout
-	ours := kvconn.Layout{BlockTokens: l.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: l.Layers,
-		KVHeads: l.KVHeads, HeadDim: l.HeadDim, RowBytes: l.RowBytes, DType: l.DType}}}
-	rows, err := convert.New(src, ours, o.Layout(), kernels.DigestHeadRows)
+	rows, err := inForm(src, o.Layout())
 	if err != nil {
 		o.Fail(ticket.Incompatible, err.Error())
 		return err
 	}
 	return o.Accept(rows)
+}
+
+// inForm is src with the KV heads and in the dtype of to, which is cut to its
+// block size already.
+func inForm(src *source, to kvconn.Layout) (kvconn.Source, error) {
+	l := src.layout
+	ours := kvconn.Layout{BlockTokens: l.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: l.Layers,
+		KVHeads: l.KVHeads, HeadDim: l.HeadDim, RowBytes: l.RowBytes, DType: l.DType}}}
+	return convert.New(src, ours, to, kernels.DigestHeadRows)
 }
 
 // fail tells the receiver why, waits until the source is not read any more,

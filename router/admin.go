@@ -15,6 +15,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
@@ -91,6 +92,8 @@ type fleetInfo struct {
 	Link      fleet.Link      `json:"link"`
 	Instances []instanceInfo  `json:"instances"`
 	Refusals  []fleet.Refusal `json:"refusals"`
+	// Strangers are engines that were found and not added.
+	Strangers []discover.Refusal `json:"strangers"`
 }
 
 // instances serves /admin/v1/instances and what is below it.
@@ -112,7 +115,7 @@ func (r *Router) instances(ctx *fasthttp.RequestCtx, id, verb, rest string) {
 
 func (r *Router) listInstances(ctx *fasthttp.RequestCtx) {
 	s := r.fleet.Snapshot()
-	info := fleetInfo{Version: s.Version, Ready: r.Ready(), Link: s.Link, Instances: []instanceInfo{}, Refusals: s.Refusals()}
+	info := fleetInfo{Version: s.Version, Ready: r.Ready(), Link: s.Link, Instances: []instanceInfo{}, Refusals: s.Refusals(), Strangers: r.found.refusals()}
 	for i := range s.Members {
 		m := &s.Members[i]
 		ok, err := r.probes.state(m)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
@@ -81,6 +82,8 @@ type Config struct {
 	Limits Limits      `koanf:"limits"` // reloadable
 	Pick   pick.Config `koanf:"pick"`   // its policy is reloadable
 	Events Events      `koanf:"kv_events"`
+	// Discovery is how engines are found that do not announce themselves.
+	Discovery discover.Config `koanf:"discovery"`
 }
 
 // Limits is what Reload changes without dropping a request.
@@ -111,6 +114,7 @@ func DefaultConfig() Config {
 			PairWait: time.Second, RequestTimeout: 10 * time.Minute},
 		SessionHeader: "x-session-id",
 		Pick:          pick.DefaultConfig(), Events: DefaultEvents(),
+		Discovery: discover.DefaultConfig(),
 	}
 }
 
@@ -160,7 +164,7 @@ func (c Config) Validate() error {
 		}
 	}
 	return errors.Join(validStatics(c.Static), within("limits", c.Limits.Validate()), within("pick", c.Pick.Validate()),
-		within("kv_events", c.Events.Validate()))
+		within("kv_events", c.Events.Validate()), within("discovery", c.Discovery.Validate()))
 }
 
 // within puts a section before the key of its error.

@@ -560,7 +560,7 @@ func (a *attempt) broken(l *leg, err error) *failure {
 		}
 		a.q.r.suspect(l.inst, err)
 	}
-	if l == a.p && f.retry {
+	if l == a.p && f.outcome == ticket.Dead && f.retry && a.rules != nil && a.rules.Typed {
 		f.holds = a.d.inst.ID
 	}
 	return f

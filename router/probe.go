@@ -223,7 +223,8 @@ func (p *prober) forget(s *fleet.Snapshot) {
 
 // probe sends one and notes the result for both members.
 func (p *prober) probe(pr pair) {
-	if p.learn(pr) {
+	changed, err := p.learn(pr)
+	if changed {
 		p.mu.Lock()
 		for _, m := range pr.members() {
 			if st := p.known[keyOf(m)]; st != nil {
@@ -234,7 +235,9 @@ func (p *prober) probe(pr pair) {
 		p.wake()
 		return
 	}
-	err := p.send(pr)
+	if err == nil {
+		err = p.send(pr)
+	}
 	result := "ok"
 	if err != nil && p.r.ctx.Err() != nil {
 		return // cut by the router's own end

@@ -17,6 +17,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/clientwatch"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
@@ -71,6 +72,7 @@ type Router struct {
 	facts   facts
 	probes  *prober
 	kv      *kvFeeds
+	found   discovery
 	conns   clientConns
 	watcher *clientwatch.Watcher
 	created time.Time
@@ -121,6 +123,7 @@ func New(cfg Config, deps Deps) (*Router, error) {
 		requests: map[*request]struct{}{}, history: newHistory(cfg.History),
 		facts: facts{byID: map[string]known{}}, knocks: map[string]bool{}, marked: map[string]mark{}, statics: map[string]Static{},
 	}
+	r.found.client = discover.NewClient()
 	r.gate.limits = cfg.Limits
 	r.up = newUpstream(&r.cfg)
 	r.probes = newProber(r)
@@ -165,7 +168,7 @@ func (r *Router) Start() (err error) {
 		}
 		r.serve(r.admin, r.adminLn)
 	}
-	if err := r.SetStatic(r.cfg.Static); err != nil {
+	if err := errors.Join(r.SetStatic(r.cfg.Static), r.discover()); err != nil {
 		return errors.Join(err, r.publicLn.Close())
 	}
 	r.spawn(r.followFleet)
@@ -405,6 +408,9 @@ func (r *Router) close() {
 		}
 	}
 	r.conns.closeAll()
+	if err := r.found.close(); err != nil {
+		r.log.Warn("stop looking for engines", "err", err)
+	}
 	r.up.close()
 	r.serving.Wait()
 	r.awaitHandlers()

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -118,40 +117,6 @@ func (r *Router) SetStatic(list []Static) error {
 	}
 	r.statics = next
 	return errors.Join(errs...)
-}
-
-// learn asks the engines of a foreign pair for their version before they are
-// probed, and says whether one has become known that was not: the pair may be
-// none any more.
-func (p *prober) learn(pr pair) (changed bool) {
-	ed, ok := p.r.fleet.(Editor)
-	if !ok {
-		return false
-	}
-	for _, m := range pr.members() {
-		if d := dialect.For(m.Dialect); m.Source == fleet.NATS || d == nil || d.Rules().Typed || p.configured(m) {
-			continue
-		}
-		var l life
-		stop := l.within(p.r.ctx)
-		body, err := p.r.question(&l, m.URL+"/version")
-		stop()
-		var v struct {
-			Version string `json:"version"`
-		}
-		if err != nil || json.Unmarshal(body, &v) != nil || v.Version == m.Version {
-			continue // an engine need not tell
-		}
-		inst := m.Instance
-		inst.Version = clip(v.Version)
-		if err := ed.AddStatic(inst, m.Source); err != nil {
-			p.r.log.Warn("note an engine's version", "id", m.ID, "version", inst.Version, "err", err)
-			continue
-		}
-		p.r.log.Info("engine found", "id", m.ID, "role", string(m.Role), "dialect", m.Dialect, "version", inst.Version)
-		changed = true
-	}
-	return changed
 }
 
 // configured says whether the operator has told the version.

@@ -22,6 +22,11 @@ beforehand and converted inside the call), and warm-up transfers of the same
 size. Not timed, because these libraries do not do it: digests, and the
 target's knowledge that the data has come. At the end the target compares all
 of its memory with the pattern, byte for byte.
+
+With NIXL there is a second latency, "exchange": the target, which is where the
+clock is then, notifies the initiator, which posts the same SMALL transfer with
+a notification, until the target has seen that. It is what a decode worker that
+asks a prefill worker for blocks does, and what xpyd's own latency is of.
 """
 import argparse
 import base64
@@ -115,6 +120,39 @@ class Nixl:
     def progress(self):
         self.agent.get_new_notifs()
 
+    def seen(self, peer, word):
+        """Polls until peer has notified us of word."""
+        poll = self.agent.get_new_notifs
+        while True:
+            got = poll()
+            if got:
+                if got.get(peer) != [word]:
+                    sys.exit("nixl: notified of %r" % got)
+                return
+
+    def serve(self, peer, handle, n):
+        """The initiator's end of n exchanges."""
+        for _ in range(n):
+            self.seen(peer, b"want")
+            state = self.agent.transfer(handle, b"done")
+            while state == "PROC":
+                state = self.agent.check_xfer_state(handle)
+            if state != "DONE":
+                sys.exit("nixl: transfer state " + state)
+
+    def exchange(self, peer, warmup, n):
+        """The target's end: seconds of each."""
+        self.agent.add_remote_agent(base64.b64decode(peer["md"]))
+        peer = peer["name"]
+        seconds = np.zeros(n)
+        for i in range(-warmup, n):
+            t = time.perf_counter()
+            self.agent.send_notif(peer, b"want")
+            self.seen(peer, b"done")
+            if i >= 0:
+                seconds[i] = time.perf_counter() - t
+        return seconds
+
 
 class Mooncake:
     def __init__(self, a, name):
@@ -160,56 +198,58 @@ class Mooncake:
 
 
 def target(a):
-    """Says where its memory is, polls if its library wants that, and checks the
-    bytes when told."""
+    """Says where its memory is, polls if its library wants that, and answers
+    what the initiator asks until that ends."""
     lib = LIBS[a.lib](a, "target")
     buf = memory(a.size)
     lib.register(buf)
     print(json.dumps(lib.describe()), flush=True)
-    os.set_blocking(0, False)
+    os.set_blocking(0, not lib.polls)
     while True:
-        if lib.polls:
-            for _ in range(64):
-                lib.progress()
-        else:
-            os.set_blocking(0, True)
-        line = sys.stdin.readline()
-        if line == "" or line == "end\n":
-            if line:
-                break
-            if not lib.polls or os.getppid() == 1:
-                return
+        for _ in range(64 if lib.polls else 0):
+            lib.progress()
+        try:
+            word = os.read(0, 1 << 16)  # one line at a time, each is answered
+        except BlockingIOError:
             continue
-        used = cpu_seconds()
-        if line == "cpu\n":
-            print(json.dumps({"cpu_s": used}), flush=True)
-        elif line == "check\n":
+        if word.startswith(b"exchange "):
+            seconds = lib.exchange(json.loads(word[9:]), a.small_warmup, a.small_n)
+            print(json.dumps(dict(zip(["p50_us", "p99_us"], np.quantile(seconds, [0.5, 0.99]) * 1e6))), flush=True)
+        elif word == b"cpu\n":
+            print(json.dumps({"cpu_s": cpu_seconds()}), flush=True)
+        elif word == b"check\n":
             src, dst = orders(a.size // a.block)
             want, have = pattern(a.size).reshape(-1, a.block), buf.reshape(-1, a.block)
             print(json.dumps({"equal": bool(np.array_equal(have[dst], want[src]))}), flush=True)
+        else:  # the initiator has ended
+            sys.stdout.flush()
+            os._exit(0)  # some libraries' threads outlive their objects
 
 
 def initiator(a):
     env = dict(os.environ)
     peer = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--target"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
-    def ask(word):
+    def tell(word):
         peer.stdin.write(word + "\n")
         peer.stdin.flush()
+
+    def answer():
         line = peer.stdout.readline()
         if not line:
             sys.exit("target ended with code %s" % peer.wait())
         return json.loads(line)
+
+    def ask(word):
+        tell(word)
+        return answer()
     try:
         begun = time.perf_counter()
         lib = LIBS[a.lib](a, "initiator")
         buf = memory(a.size)
         buf[:] = pattern(a.size)
         lib.register(buf)
-        line = peer.stdout.readline()
-        if not line:
-            sys.exit("target ended with code %s" % peer.wait())
-        there = json.loads(line)
+        there = answer()
         connect = time.perf_counter()
         lib.connect(there)
         src, dst = orders(a.size // a.block)
@@ -235,20 +275,24 @@ def initiator(a):
             t = time.perf_counter()
             small()
             small_s[i] = time.perf_counter() - t
+        both = {}
+        if a.lib == "nixl":
+            tell("exchange " + json.dumps(lib.describe()))
+            lib.serve(there["name"], keep1[2], a.small_warmup + a.small_n)
+            both = {"exchange_" + k: v for k, v in answer().items()}
         if not ask("check")["equal"]:
             sys.exit("the target's memory is not what was sent")
         q = np.quantile(small_s, [0.5, 0.9, 0.99, 1]) * 1e6 if a.small_n else [0] * 4
         report(a, lib.version(), large_s, cpu_s_per_gb=cpu / (a.repeat * a.size / 1e9), connect_ms=connect * 1e3, setup_s=setup,
-               p50_us=q[0], p90_us=q[1], p99_us=q[2], max_us=q[3])
-        peer.stdin.write("end\n")
-        peer.stdin.flush()
+               p50_us=q[0], p90_us=q[1], p99_us=q[2], max_us=q[3], **both)
+        peer.stdin.close()
         peer.wait(10)
     finally:
         if peer.poll() is None:
             peer.kill()
             peer.wait()
     sys.stdout.flush()
-    os._exit(0)  # some libraries' threads outlive their objects
+    os._exit(0)  # as the target does
 
 
 def report(a, version, seconds, **more):

@@ -114,6 +114,9 @@ func (b *benchFlags) parseSLO() error {
 		default:
 			return fmt.Errorf("--slo %q is none of ttft, tpot, itl, e2e", name)
 		}
+		if b.noStream && name != "e2e" {
+			return fmt.Errorf("--slo %s: not known with --no-stream", name)
+		}
 	}
 	return nil
 }

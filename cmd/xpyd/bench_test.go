@@ -167,6 +167,7 @@ func TestBenchFailures(t *testing.T) {
 	f("burstiness -1", append(url, "--rate", "1", "--burstiness", "-1")...)
 	f("--slo", append(url, "--slo", "ttft")...)
 	f("--slo", append(url, "--slo", "p99=1s")...)
+	f("--no-stream", append(url, "--slo", "e2e=1s,ttft=1s", "--no-stream")...)
 	f("--input", append(url, "--input", "0")...)
 	f("--prompt-ids", append(url, "--prompt-ids", "1-5")...)
 	f("--extra", append(url, "--extra", `{"stream":false}`)...)

@@ -45,6 +45,7 @@ bootstrap address. A router's probes are exempt from the fault.`,
 	f.BoolVar(&cfg.KV.Arrays, "kv-arrays", false, "events as arrays, like SGLang and older vLLMs")
 	f.IntVar(&cfg.KV.Block, "kv-block", 16, "tokens a block; text is a token a byte")
 	f.IntVar(&cfg.KV.Blocks, "kv-blocks", 1024, "blocks that fit")
+	f.StringVar(&cfg.Register, "register", "", "a router's discovery.p2p_listen, to register at like vllm-p2pnccl engines")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var err error
 		if cfg.Fault, err = mock.ParseFault(fault); err != nil {

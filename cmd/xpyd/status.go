@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/discover"
 )
 
 // fleetStatus is what GET /admin/v1/instances says, as far as a table needs.
@@ -19,6 +20,7 @@ type fleetStatus struct {
 	Ready     bool
 	Link      fleet.Link
 	Refusals  []fleet.Refusal
+	Strangers []discover.Refusal
 	Instances []struct {
 		fleet.Member
 		Probed     bool   `json:"probed"`
@@ -45,7 +47,20 @@ func newStatus() *cobra.Command {
 				if err := admin.call(cmd.Context(), "GET", path, nil, &raw); err != nil {
 					return err
 				}
-				if asJSON || ledger {
+				if ledger {
+					var f fleetLedger
+					if err := json.Unmarshal(raw, &f); err != nil {
+						return err
+					}
+					held := f.lines()
+					if !asJSON {
+						return held.print(cmd.OutOrStdout())
+					}
+					enc := json.NewEncoder(cmd.OutOrStdout())
+					enc.SetIndent("", "  ")
+					return enc.Encode(held)
+				}
+				if asJSON {
 					return printJSON(cmd.OutOrStdout(), raw)
 				}
 				var s fleetStatus
@@ -66,7 +81,7 @@ func newStatus() *cobra.Command {
 	admin.register(cmd)
 	cmd.Flags().BoolVar(&watch, "watch", false, "again every second")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON")
-	cmd.Flags().BoolVar(&ledger, "ledger", false, "what every process holds, as JSON")
+	cmd.Flags().BoolVar(&ledger, "ledger", false, "what every process holds, oldest first; --json for programs")
 	return cmd
 }
 
@@ -132,6 +147,9 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 	}
 	for _, r := range s.Refusals {
 		fmt.Fprintf(w, "refused: %s\n", r.String())
+	}
+	for _, r := range s.Strangers {
+		fmt.Fprintf(w, "not added: %s\n", r.String())
 	}
 	return nil
 }

@@ -1,7 +1,10 @@
 package faults
 
 import (
+	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -71,6 +74,29 @@ func TestFaultsTakeUp(t *testing.T) {
 		}
 		return fmt.Errorf("%+v", l.Fleet["decode-0"].Tickets)
 	})
+	var held struct {
+		Lines []struct {
+			Process, Kind, State, Peer, Why string
+			Age                             float64 `json:"age_s"`
+			Blocks, Missing                 int
+		}
+	}
+	out, stderr, code := r.CLI(t, "status", "--ledger", "--json")
+	if err := json.Unmarshal([]byte(out), &held); err != nil || code != 0 {
+		t.Fatalf("status --ledger: %v, exit %d, %s\n%s", err, code, stderr, out)
+	}
+	seen := map[string]bool{}
+	for n, l := range held.Lines {
+		seen[l.Process+" "+l.Kind+" "+l.State] = true
+		if l.Why == "" || n > 0 && l.Age > held.Lines[n-1].Age {
+			t.Errorf("line %d: %+v", n, l)
+		}
+	}
+	for _, want := range []string{"router request", "decode-0 request", "decode-0 ticket accepted", "decode-0 blocks receiving", victim + " ticket accepted"} {
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(seen)), func(k string) bool { return strings.HasPrefix(k, want) }) {
+			t.Errorf("no line %q in\n%s", want, out)
+		}
+	}
 	procs[victim].Kill()
 	got := <-answer
 	if !got.Good() || got.Text != right.Text {
@@ -85,4 +111,7 @@ func TestFaultsTakeUp(t *testing.T) {
 		t.Errorf("%v units were taken up, at least %v had arrived", resumed, whole/4)
 	}
 	cluster.Wait(t, afterKnown+slack, "ledgers empty", r.Idle)
+	if out, _, _ := r.CLI(t, "status", "--ledger"); out != "nothing is held\n" {
+		t.Errorf("at rest: %q", out)
+	}
 }

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"time"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
 )
 
 // admit moves waiting sequences into the batch, oldest first. One that needs
@@ -23,7 +25,7 @@ func (e *Engine) admit() {
 			q.h.started = time.Now()
 		}
 		e.unqueue(q.h)
-		e.cache.SetState(q.h.owner, "running")
+		e.cache.SetState(q.h.owner, kvcache.StateRunning)
 		if q.h.req.OnBlocks != nil {
 			if err := e.announceHits(q); err != nil {
 				e.finish(q.h, err)

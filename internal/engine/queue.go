@@ -6,6 +6,8 @@ import (
 	"io"
 	"slices"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
 )
 
 // Submit queues a request. When ctx ends before the request does, the request
@@ -136,7 +138,7 @@ func (e *Engine) begin(h *Handle) {
 	if p == nil {
 		return
 	}
-	e.cache.SetState(h.owner, "waiting")
+	e.cache.SetState(h.owner, kvcache.StateWaiting)
 	if len(p.First) > 0 {
 		h.started = time.Now()
 		e.index(q)

@@ -93,7 +93,7 @@ func (e *Engine) finish(h *Handle, err error) {
 	kept := h.blocks != nil
 	h.mu.Unlock()
 	if kept {
-		e.cache.SetState(h.owner, "finished")
+		e.cache.SetState(h.owner, kvcache.StateFinished)
 		e.held++
 	}
 	h.end(err)

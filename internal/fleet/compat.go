@@ -24,7 +24,7 @@ func (i *Instance) Alone() bool { return i.Dialect == "openai" }
 
 // Compatible returns nil when the KV blocks of p can serve requests on d,
 // else the first difference. Build and load are never compared; the block
-// size is not, because kvconn converts between block sizes; dtype and numerics
+// size is only SGLang's, because kvconn converts between block sizes; dtype and numerics
 // may differ where both allow a conversion, as kvconn's handshake has it.
 func Compatible(p, d *Instance) *Mismatch {
 	diff := func(field, prefill, decode string) *Mismatch {
@@ -56,6 +56,8 @@ func Compatible(p, d *Instance) *Mismatch {
 		return num("layout.head_dim", a.HeadDim, b.HeadDim)
 	case a.DType != b.DType && !converts:
 		return diff("layout.dtype", a.DType, b.DType)
+	case p.Dialect == "sglang" && a.BlockTokens != b.BlockTokens && a.BlockTokens > 0 && b.BlockTokens > 0:
+		return num("layout.block_tokens", a.BlockTokens, b.BlockTokens) // its decode fails then
 	case p.ProtocolMin > d.ProtocolMax || d.ProtocolMin > p.ProtocolMax:
 		return diff("protocol", span(p), span(d))
 	}
@@ -126,7 +128,9 @@ func (s *Snapshot) classes() []*class {
 			Numerics: m.Numerics, Layout: m.Layout, Convert: m.Convert,
 			ProtocolMin: m.ProtocolMin, ProtocolMax: m.ProtocolMax,
 		}
-		key.Layout.BlockTokens = 0
+		if m.Dialect != "sglang" {
+			key.Layout.BlockTokens = 0
+		}
 		c := byKey[key]
 		if c == nil {
 			c = &class{Member: m}

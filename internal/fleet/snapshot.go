@@ -27,6 +27,8 @@ const (
 	NATS   Source = "nats"
 	Static Source = "static" // a list in the configuration
 	Admin  Source = "admin"  // the admin API
+	ZMQ    Source = "zmq"    // registration pings of vLLM's P2pNccl connector
+	Kube   Source = "kube"   // Kubernetes EndpointSlices
 )
 
 // Member is one instance and what is known about its life.

@@ -353,8 +353,8 @@ func (w *Watcher) ReportAlive(id string, epoch uint64) (counts bool) {
 // earlier static one of that id. An id that announces itself is refused
 // while it lives, unless the epoch is newer.
 func (w *Watcher) AddStatic(inst Instance, source Source) (err error) {
-	if source != Static && source != Admin {
-		return fmt.Errorf("add %s: source %q is not static or admin", clip(inst.ID), source)
+	if source == NATS || source == "" {
+		return fmt.Errorf("add %s: source %q announces itself", clip(inst.ID), source)
 	}
 	if err := inst.Validate(); err != nil {
 		return fmt.Errorf("add %s: %w", clip(inst.ID), err)

@@ -57,7 +57,7 @@ func Run(ctx context.Context, cfg Config, peer Peer) (*Report, error) {
 		}
 	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("bench kv: %w", err)
 	}
 	if rep.Resent = int(r.metric("xpyd_kvconn_resent_units_total")); rep.Resent > 0 {
 		rep.Notes = append(rep.Notes, fmt.Sprintf("%d blocks had to be asked for again", rep.Resent))
@@ -76,14 +76,14 @@ func (r *receiver) open(ctx context.Context, rep *Report) error {
 	d := net.Dialer{Timeout: 5 * time.Second}
 	c, err := d.DialContext(ctx, "tcp", r.peer.Addr)
 	if err != nil {
-		return fmt.Errorf("bench kv: no sender at %s: %w", r.peer.Addr, err)
+		return fmt.Errorf("no sender at %s: %w", r.peer.Addr, err)
 	}
 	r.ctl = newControl(c)
 	name, why := r.choose(c)
 	rep.Transport, rep.Why = name, why
 	r.tr = r.peer.Transports[name].Transport
 	if r.tr == nil {
-		return fmt.Errorf("bench kv: no transport %q in this build", name)
+		return fmt.Errorf("no transport %q in this build", name)
 	}
 	r.say("%s; filling both pools", name)
 	a, err := r.ctl.ask(request{Ask: askStart, Config: r.cfg, Transport: name})
@@ -240,7 +240,7 @@ func (r *receiver) verify(ctx context.Context, rep *Report) error {
 	check := func() error {
 		for _, dest := range r.dests {
 			if err := r.pool.check(blocksOf(dest[:r.cfg.blocks(r.cfg.Bytes)])); err != nil {
-				return fmt.Errorf("bench kv: %w", err)
+				return err
 			}
 		}
 		return nil

@@ -13,11 +13,12 @@ type holding struct {
 	quarantined map[int32]bool
 	state       string
 	since       time.Time
+	silent      time.Time // since when some are in quarantine
 }
 
 func (h *holding) quarantine(id int32) {
-	if h.quarantined == nil {
-		h.quarantined = make(map[int32]bool)
+	if len(h.quarantined) == 0 {
+		h.quarantined, h.silent = make(map[int32]bool), time.Now()
 	}
 	h.quarantined[id] = true
 }
@@ -27,14 +28,37 @@ type Holder struct {
 	Owner  string    `json:"owner"`
 	Blocks []int32   `json:"blocks"` // ascending
 	State  string    `json:"state"`
-	Since  time.Time `json:"since"` // when the owner began to hold anything
+	Since  time.Time `json:"since"` // when the owner began to hold anything, or the first went into quarantine
+	Why    string    `json:"why"`
 }
 
-// States that the cache itself gives; SetState gives others ("leased", …).
+// States of held blocks. The cache itself gives held and quarantined, the
+// others come by SetState.
 const (
 	StateHeld        = "held"
+	StateReceiving   = "receiving"
+	StateWaiting     = "waiting"
+	StateRunning     = "running"
+	StateFinished    = "finished"
 	StateQuarantined = "quarantined"
 )
+
+// why says what blocks of a state are held for.
+func why(state string) string {
+	switch state {
+	case StateReceiving:
+		return "a prefill fills them under a ticket"
+	case StateWaiting:
+		return "its sequences wait for their turn in the batch"
+	case StateRunning:
+		return "its sequences run"
+	case StateFinished:
+		return "the prompt is computed; a receiver or a lease still reads them"
+	case StateQuarantined:
+		return "a peer that was told to stop may still write to them"
+	}
+	return "reserved for a request"
+}
 
 // SetState names what owner's blocks are for, as the ledger shows it. Nothing
 // happens when owner holds nothing.
@@ -54,10 +78,10 @@ func (c *Cache) Holders() []Holder {
 	var list []Holder
 	for owner, h := range c.owners {
 		if len(h.refs) > 0 {
-			list = append(list, Holder{owner, sortedKeys(h.refs), h.state, h.since})
+			list = append(list, Holder{owner, sortedKeys(h.refs), h.state, h.since, why(h.state)})
 		}
 		if len(h.quarantined) > 0 {
-			list = append(list, Holder{owner, sortedKeys(h.quarantined), StateQuarantined, h.since})
+			list = append(list, Holder{owner, sortedKeys(h.quarantined), StateQuarantined, h.silent, why(StateQuarantined)})
 		}
 	}
 	slices.SortFunc(list, func(a, b Holder) int {

@@ -38,7 +38,10 @@ type Config struct {
 	ITL     time.Duration // between tokens
 	Fault   Fault
 	KV      KVEvents
-	Log     *slog.Logger
+	// Register is the ZMQ address, host:port, at which a vllm-p2pnccl mock
+	// registers every 3 s; "" for nowhere.
+	Register string
+	Log      *slog.Logger
 }
 
 // Fault is what goes wrong with requests, but not with a router's probes.
@@ -144,6 +147,9 @@ func Start(cfg Config) (*Engine, error) {
 	e.blocks = kv
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.srv = &http.Server{Handler: e.mux(), ReadHeaderTimeout: 10 * time.Second}
+	if cfg.Register != "" {
+		e.wg.Go(e.register)
+	}
 	e.wg.Go(func() {
 		if err := e.srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
 			cfg.Log.Error("serve", "err", err)

@@ -23,6 +23,9 @@ func (e *Engine) mux() http.Handler {
 	m.HandleFunc("POST /v1/chat/completions", e.serve)
 	m.HandleFunc("POST /mock/claim", e.serveClaim)
 	m.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	m.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, map[string]any{"object": "list", "data": []map[string]any{{"id": e.cfg.Model, "object": "model", "owned_by": "mock", "max_model_len": 32768}}})
+	})
 	m.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
 		if e.cfg.Version == "" {
 			http.NotFound(w, nil)

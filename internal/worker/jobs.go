@@ -14,6 +14,20 @@ type Running struct {
 	Kind  string    `json:"kind"`  // "generate", "keep" (a foreign proxy's prefill), "prefill" (our router's leg)
 	State string    `json:"state"` // "started", "answering" once the first token is there
 	Since time.Time `json:"since"`
+	Why   string    `json:"why"`
+}
+
+// why says what a kind of request is busy with.
+func why(kind string) string {
+	switch kind {
+	case "generate":
+		return "a client, or the router, waits for its answer"
+	case "keep":
+		return "a foreign proxy waits for its prompt to be computed"
+	case "prefill":
+		return "the router waits for the exchange to end"
+	}
+	return "a caller waits for its answer"
 }
 
 // jobs are the requests under way. Once it is shut nobody enters, and quiet is
@@ -34,7 +48,7 @@ func (j *jobs) enter(kind, id string) (r *Running, ok bool) {
 	if j.shut {
 		return nil, false
 	}
-	r = &Running{ID: id, Kind: kind, State: "started", Since: time.Now()}
+	r = &Running{ID: id, Kind: kind, State: "started", Since: time.Now(), Why: why(kind)}
 	j.live[r] = struct{}{}
 	return r, true
 }

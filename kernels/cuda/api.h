@@ -44,7 +44,7 @@ static inline int32_t api_digest(xk_api *a, xk_ctx *c, int32_t l, int32_t b, uin
 static inline int32_t api_set_digest(xk_api *a, xk_ctx *c, int32_t l, int32_t b, int32_t n, const uint64_t *p) { return a->set_digest(c, l, b, n, p); }
 static inline int32_t api_copy_block(xk_api *a, xk_ctx *c, int32_t d, int32_t s, int32_t p, int32_t n) { return a->copy_block(c, d, s, p, n); }
 static inline int32_t api_fill_random(xk_api *a, xk_ctx *c, uint64_t s) { return a->fill_random(c, s); }
-static inline int32_t api_last_step_us(xk_api *a, xk_ctx *c, double *o) { return a->last_step_us(c, o); }
+static inline int32_t api_last_step_us(xk_api *a, xk_ctx *c, double *s, double *i) { return a->last_step_us(c, s, i); }
 static inline int32_t api_profile(xk_api *a, int32_t on) { return a->profile(on); }
 
 #endif

@@ -22,7 +22,7 @@ static __device__ uint64_t hash_stored(const bf16 *row, int dim, int lane) {
 
 // TEAM: lanes of a row; 4 TEAM elements are at least half of one.
 template <int TEAM>
-static __global__ __launch_bounds__(WARPS * 32) void append_kernel(Rope r, Pool p) {
+static __global__ __launch_bounds__(WARPS * 32, TEAM == 16 ? 4 : 2) void append_kernel(Rope r, Pool p) {
   __shared__ unsigned long long digest;
   pdl_wait();
   pdl_next();
@@ -35,8 +35,6 @@ static __global__ __launch_bounds__(WARPS * 32) void append_kernel(Rope r, Pool 
   int width = (r.heads + 2 * p.kv_heads) * dim;
   int64_t slot = int64_t(s.block) * p.kv_heads + kv_head;
   if (threadIdx.x == 0) digest = 0;
-  int filled = p.filled[slot];
-  __syncthreads();
   bool on = 4 * j < half;
   const uint64_t key_lo = lane_key(j), key_hi = lane_key(half / 4 + j);
 
@@ -110,6 +108,8 @@ static __global__ __launch_bounds__(WARPS * 32) void append_kernel(Rope r, Pool 
       }
     }
   }
+  int filled = p.filled[slot];
+  __syncthreads();
   if (mine) atomicAdd(&digest, (unsigned long long)mine);
   if (filled != s.at) { // the stored digest is of other rows: hash those below again
     for (int w = warp; w < 2 * s.at; w += WARPS) {

@@ -14,7 +14,6 @@
 #include "common.cuh"
 
 static constexpr int WARPS = 4, STAGES = 3, CHUNK = 16;
-static constexpr int AHEAD = 4;    // chunks of a warp whose blocks are known before they are copied
 static constexpr int AT_ONCE = 16; // splits whose loads are in flight together when they are merged
 
 template <int D> static constexpr int smem_bytes = WARPS * STAGES * 2 * CHUNK * D * 2;
@@ -25,15 +24,14 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   extern __shared__ __align__(128) uint8_t smem[];
   __shared__ float stat[WARPS][2][16]; // max and sum of each warp
   __shared__ unsigned arrived;
-  pdl_wait();
-  pdl_next();
   int split = blockIdx.x, kv_head = blockIdx.y, index = blockIdx.z;
+  // What describes the step is there before its first kernel.
   int row = rows[index];
   int length = a.positions[row] + 1;
-  if (length <= 0) return;
+  if (length <= 0) return pdl_wait(); // all wait, or those after us would not
   int per = max(a.min_split, div_up(div_up(length, a.splits), WARPS * CHUNK) * WARPS * CHUNK);
   int splits = div_up(length, per);
-  if (split >= splits) return;
+  if (split >= splits) return pdl_wait();
   int begin = split * per, end = min(begin + per, length);
 
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -42,17 +40,30 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   uint8_t *ring = smem + warp * (STAGES * 2 * CHUNK * D * 2);
   const int64_t value = int64_t(kv_heads) * p.bt.d * D; // from a K row to its V row
 
-  // Lanes 0..15 look up one position each, AHEAD chunks before they are copied:
-  // the latency of the lookups was a third of a short step.
+  // Lanes hold the next 64 entries of the block table: a lookup on the way to a
+  // copy was a third of a short step.
+  const int entries = p.bt.div(length - 1) + 1;
+  int window = p.bt.div(min(begin + warp * CHUNK, end - 1)), now, later;
+  auto entry = [&](int i) { return i < entries ? __ldg(table + i) : 0; };
+  now = entry(window + lane), later = entry(window + 32 + lane);
+  // The block of lane % 16's position; chunks ascend.
   auto look = [&](int chunk) {
-    int mine = begin + chunk * CHUNK + lane % CHUNK;
-    return mine < end ? __ldg(table + p.bt.div(mine)) : -1;
+    int first = begin + chunk * CHUNK, b = p.bt.div(min(first + lane % CHUNK, end - 1));
+    int lowest = __shfl_sync(~0u, b, 0), highest = __shfl_sync(~0u, b, CHUNK - 1);
+    if (highest >= window + 32) {
+      bool next = lowest == window + 32;
+      window = lowest;
+      now = next ? later : entry(window + lane);
+      later = entry(window + 32 + lane);
+    }
+    int block = __shfl_sync(~0u, now, b - window);
+    return first + lane % CHUNK < end ? block : -1;
   };
   // All copy 16-byte parts.
-  auto fetch = [&](int chunk, int stage, int block) {
+  auto fetch = [&](int chunk, int stage) {
     int first = begin + chunk * CHUNK;
     if (first < end) {
-      int mine = first + lane % CHUNK;
+      int mine = first + lane % CHUNK, block = look(chunk);
       int64_t base = block < 0 ? -1 : p.row(block, 0, kv_head, mine - p.bt.div(mine) * p.bt.d);
       uint8_t *to = ring + stage * (2 * CHUNK * D * 2);
 #pragma unroll
@@ -69,9 +80,17 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   };
 
   int chunks = div_up(end - begin, CHUNK);
-  int blocks[AHEAD];
-#pragma unroll
-  for (int i = 0; i < AHEAD; i++) blocks[i] = look(warp + i * WARPS);
+  // The kernel before this writes the last position: chunks ahead of it are
+  // copied while that one still runs.
+  bool early = begin + (warp + (STAGES - 2) * WARPS + 1) * CHUNK < length;
+  int stage = 0, ahead = 0; // of this round's chunk, and of the one it fetches
+#pragma unroll 1
+  for (int phase = 0; phase < 2; phase++) {
+    if (phase) pdl_wait();
+#pragma unroll 1
+    for (int i = 0; early == !phase && i < STAGES - 1; i++) fetch(warp + i * WARPS, ahead++);
+  }
+  pdl_next();
   uint32_t q[D / 16][4];
   {
     const uint32_t *src = reinterpret_cast<const uint32_t *>(a.qkv + int64_t(row) * (a.heads + 2 * kv_heads) * D + int64_t(kv_head) * group * D);
@@ -87,18 +106,10 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
   const float scale = a.scale * 1.4426950408889634f;
 
-  // One copy of the fetch code: the first rounds only fill the ring.
-  int stage = 0, ahead = 0; // of this round's chunk, and of the one it fetches
 #pragma unroll 1
-  for (int c = warp - (STAGES - 1) * WARPS; c < chunks; c += WARPS) {
-    int coming = c + (STAGES - 1) * WARPS;
-    fetch(coming, ahead, blocks[0]);
-#pragma unroll
-    for (int i = 0; i + 1 < AHEAD; i++) blocks[i] = blocks[i + 1];
-    blocks[AHEAD - 1] = look(coming + AHEAD * WARPS);
+  for (int c = warp; c < chunks; c += WARPS) {
+    fetch(c + (STAGES - 1) * WARPS, ahead);
     ahead = ahead + 1 == STAGES ? 0 : ahead + 1;
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
-    if (c < 0) continue;
     cp_async_wait<STAGES - 1>();
     __syncwarp();
     uint32_t k0 = smem_addr(ring + stage * (2 * CHUNK * D * 2)), v0 = k0 + CHUNK * D * 2;
@@ -146,6 +157,7 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
       mma(o[2 * i], p0, p1, p2, p3, b[0], b[1]);
       mma(o[2 * i + 1], p0, p1, p2, p3, b[2], b[3]);
     }
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
     __syncwarp();
   }
 #pragma unroll

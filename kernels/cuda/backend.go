@@ -238,11 +238,12 @@ func (b *Backend) Close() error {
 var errClosed = errors.New("backend is closed")
 
 // LastStepTime is the device time of the last step in microseconds, from its
-// first kernel to its last result.
-func (b *Backend) LastStepTime() (float64, error) {
-	var us C.double
-	err := b.lib.call("xk_last_step_us", func() C.int32_t { return C.api_last_step_us(b.lib.api, b.ctx, &us) })
-	return float64(us), err
+// first kernel to its last result, and how long the device was idle between
+// the step before it and its first kernel.
+func (b *Backend) LastStepTime() (step, idle float64, err error) {
+	var s, i C.double
+	err = b.lib.call("xk_last_step_us", func() C.int32_t { return C.api_last_step_us(b.lib.api, b.ctx, &s, &i) })
+	return float64(s), float64(i), err
 }
 
 // Profile begins or ends a CUDA profiler range: ncu and nsys record what lies

@@ -24,7 +24,8 @@ func llama8B() kernels.Arch {
 }
 
 // TestSpeed prints one JSON line a figure: host time of Step, with the device's
-// own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k".
+// own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
+// mixed384" (the number is the tokens of a chunk).
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
 	if len(what) == 0 {
@@ -42,7 +43,10 @@ func TestSpeed(t *testing.T) {
 		profiled = b.Profile
 	}
 	for _, w := range what {
-		if n, ok := strings.CutPrefix(w, "b"); ok {
+		if n, ok := strings.CutPrefix(w, "mixed"); ok {
+			chunk, _ := strconv.Atoi(n)
+			mixedSpeed(t, b, chunk)
+		} else if n, ok := strings.CutPrefix(w, "b"); ok {
 			batch, _ := strconv.Atoi(n)
 			decodeSpeed(t, b, batch)
 		} else {
@@ -92,7 +96,7 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 			profile(t, b, seqs...)
 			return
 		}
-		var host, device []float64
+		var host, device, gaps []float64
 		for step := range 120 {
 			for i := range seqs {
 				seqs[i].Pos = length + step%200
@@ -100,7 +104,7 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 			at := time.Now()
 			res := mustStep(t, b, seqs...)
 			took := float64(time.Since(at).Microseconds()) / 1000
-			us, err := b.LastStepTime()
+			us, idle, err := b.LastStepTime()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -108,10 +112,15 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 				seqs[i].Tokens[0] = res[i].Samples[0].Token
 			}
 			if step >= 20 {
-				host, device = append(host, took), append(device, us/1000)
+				host, device, gaps = append(host, took), append(device, us/1000), append(gaps, idle)
 			}
 		}
 		report(name, "ms", host, device)
+		if batch == 64 && name == "gpu.decode_step_ms.b64" {
+			slices.Sort(gaps)
+			result("gpu.host_gap_us.p50", "us", gaps[len(gaps)/2], gaps, nil)
+			result("gpu.host_gap_us.p99", "us", gaps[len(gaps)*99/100], gaps, nil)
+		}
 	}
 	measure(fmt.Sprintf("gpu.decode_step_ms.b%d", batch))
 	if batch == 64 {
@@ -146,7 +155,7 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
 				q.Samples = []kernels.Sample{{TopP: 1, Repetition: 1, Logprobs: -1}}
 			}
 			mustStep(t, b, q)
-			d, err := b.LastStepTime()
+			d, _, err := b.LastStepTime()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -160,12 +169,77 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
 	report(fmt.Sprintf("gpu.prefill_tok_s.%dk", length/1024), "tok/s", host, device)
 }
 
+// mixedSpeed decodes 64 streams alone, then with a chunk of an 8k prompt in each
+// step.
+func mixedSpeed(t *testing.T, b *cuda.Backend, chunk int) {
+	const batch, length, prompt = 64, 1024, 8192
+	var seqs []kernels.Seq
+	next := int32(0)
+	blocks := func(positions int) (list []int32) {
+		for range (positions + 15) / 16 {
+			list = append(list, (next*7919)%int32(b.Blocks()))
+			next++
+		}
+		return list
+	}
+	for i := range batch {
+		seqs = append(seqs, kernels.Seq{Tokens: []int32{int32(i)}, Pos: length, Blocks: blocks(length + 256),
+			Samples: []kernels.Sample{{Seed: uint64(i), Temperature: 0.8, TopP: 0.95, Repetition: 1, Logprobs: -1}}})
+	}
+	tokens, table := make([]int32, prompt), blocks(prompt)
+	for i := range tokens {
+		tokens[i] = int32(i * 104729 % b.Arch().Vocab)
+	}
+	run := func(steps int, beside bool) (took []float64, prefilled int, total time.Duration) {
+		pos := 0
+		for step := range steps + 20 {
+			all := seqs
+			if beside {
+				n := min(chunk, prompt-pos)
+				q := kernels.Seq{Tokens: tokens[pos : pos+n], Pos: pos, Blocks: table}
+				if pos += n; pos == prompt {
+					q.Samples, pos = []kernels.Sample{{TopP: 1, Repetition: 1, Logprobs: -1}}, 0
+				}
+				if step >= 20 {
+					prefilled += n
+				}
+				all = append(slices.Clone(seqs), q)
+			}
+			at := time.Now()
+			mustStep(t, b, all...)
+			if d := time.Since(at); step >= 20 {
+				took, total = append(took, float64(d.Microseconds())/1000), total+d
+			}
+		}
+		slices.Sort(took)
+		return took, prefilled, total
+	}
+	alone, _, _ := run(100, false)
+	mixed, prefilled, total := run(200, true)
+	ratio := make([]float64, len(mixed))
+	for i, v := range mixed {
+		ratio[i] = v / alone[len(alone)/2]
+	}
+	p99 := ratio[len(ratio)*99/100]
+	fmt.Fprintf(os.Stdout, "MIXED chunk %d: alone p50 %.2f ms, p99 %.2f; with prefill p50 %.2f, p99 %.2f\n", chunk, alone[50], alone[99], mixed[100], mixed[198])
+	result("gpu.mixed_itl_ratio", "x", p99, ratio, nil)
+	rate := float64(prefilled) / total.Seconds()
+	result("gpu.mixed_prefill_tok_s", "tok/s", rate, []float64{rate}, nil)
+}
+
+// report prints a figure as the median of what the host saw, and the device.
 func report(name, unit string, host, device []float64) {
 	slices.Sort(host)
 	slices.Sort(device)
-	line, _ := json.Marshal(map[string]any{
-		"name": name, "unit": unit, "value": host[len(host)/2], "p1": host[0], "p99": host[len(host)*99/100],
-		"device_value": device[len(device)/2], "runs": len(host),
-	})
+	result(name, unit, host[len(host)/2], host, device)
+}
+
+// result prints a figure; sorted are the runs it comes from.
+func result(name, unit string, value float64, sorted, device []float64) {
+	m := map[string]any{"name": name, "unit": unit, "value": value, "p1": sorted[0], "p99": sorted[len(sorted)*99/100], "runs": len(sorted)}
+	if len(device) > 0 {
+		m["device_value"] = device[len(device)/2]
+	}
+	line, _ := json.Marshal(m)
 	fmt.Fprintf(os.Stdout, "RESULT %s\n", line)
 }

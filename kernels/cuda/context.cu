@@ -59,6 +59,7 @@ static int32_t open(xk_ctx *c) {
   XK_TRY(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
   XK_TRY(cudaEventCreate(&c->began));
   XK_TRY(cudaEventCreate(&c->ended));
+  XK_TRY(cudaEventCreate(&c->ended_before));
   c->layer_done.resize(g.layers);
   for (cudaEvent_t &e : c->layer_done) XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
   XK_OK_OR_RETURN(xk_attn_init());
@@ -116,6 +117,7 @@ int32_t xk_close(xk_ctx *c) {
     if (e) cudaEventDestroy(e);
   if (c->began) cudaEventDestroy(c->began);
   if (c->ended) cudaEventDestroy(c->ended);
+  if (c->ended_before) cudaEventDestroy(c->ended_before);
   if (c->stream) cudaStreamDestroy(c->stream);
   for (void *p : c->owned) cudaFree(p);
   for (void *p : c->pinned) cudaFreeHost(p);

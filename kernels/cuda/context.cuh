@@ -43,7 +43,7 @@ struct xk_ctx {
   int stride = 0; // of a row of logits
   int blocks = 0;
   cudaStream_t stream = nullptr;
-  cudaEvent_t began = nullptr, ended = nullptr;
+  cudaEvent_t began = nullptr, ended = nullptr, ended_before = nullptr; // of steps
   std::vector<cudaEvent_t> layer_done;
   std::vector<void *> owned, pinned;
 

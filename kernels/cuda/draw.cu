@@ -141,6 +141,22 @@ struct Draw {
     block_scan(m, v, &all);
     return all;
   }
+  // f(mass, id) of the slots whose mass is in [lo, lo + width), which are few.
+  template <typename F> __device__ __forceinline__ void each_in(uint32_t lo, uint32_t width, F f) {
+    auto four = [&](uint4 v, int id) {
+      if (min(min(v.x - lo, v.y - lo), min(v.z - lo, v.w - lo)) >= width) return;
+#pragma unroll 1
+      for (int e = 0; e < 4; e++, v.x = v.y, v.y = v.z, v.z = v.w)
+        if (v.x - lo < width) f(v.x, id + e);
+    };
+    int id = base + 4 * int(threadIdx.x);
+#pragma unroll
+    for (int j = 0; j < REG_ROWS; j++) four(in_regs(j), id + j * ROW);
+#pragma unroll 2
+    for (int j = 0; j < SMEM_ROWS; j++) four(m.slots[j][threadIdx.x], id + (REG_ROWS + j) * ROW);
+  }
+  __device__ __forceinline__ uint4 in_regs(int j) const { return make_uint4(kept[4 * j], kept[4 * j + 1], kept[4 * j + 2], kept[4 * j + 3]); }
+
   // Sum over the cluster of what each CTA put in shared[i].
   __device__ __forceinline__ u64 over_cluster(int i) {
     u64 all = 0;
@@ -265,15 +281,22 @@ struct Draw {
   template <bool FIRST> __device__ __forceinline__ Found narrow(uint32_t lo, uint32_t hi, u64 need, bool by_count, Cut c, u64 above) {
     int b = round++ % 2, shift = shift_of(lo, hi);
     uint32_t width = hi - lo;
-    each([&](uint32_t v, int id) {
-      if (FIRST && v >= hi) above += by_count ? 1 : v;
-      if (v - lo >= width || !c.keeps(v, id)) return;
+    auto count_in = [&](uint32_t v, int id) {
+      if (!c.keeps(v, id)) return;
       int bin = (v - lo) >> shift;
       atomicAdd(&m.count[b][bin], 1u);
       if (by_count) return;
       atomicAdd(&m.low[b][bin], v & 0xffff);
       atomicAdd(&m.high[b][bin], v >> 16);
-    });
+    };
+    if (FIRST) { // a few of a hundred are in question
+      each([&](uint32_t v, int id) {
+        if (v >= hi) above += by_count ? 1 : v;
+        else if (v >= lo) count_in(v, id);
+      });
+    } else {
+      each_in(lo, width, count_in);
+    }
     if (FIRST) {
       above = sum(above);
       if (threadIdx.x == 0) m.shared[b] = above;
@@ -311,8 +334,8 @@ struct Draw {
   // The cut among at most LIST tokens of masses [lo, hi), which every CTA
   // gathers from all. The order of the list does not matter.
   __device__ __forceinline__ Cut choose(uint32_t lo, uint32_t hi, u64 need, bool by_count, Cut c, u64 above) {
-    each([&](uint32_t v, int id) {
-      if (v - lo >= hi - lo || !c.keeps(v, id)) return;
+    each_in(lo, hi - lo, [&](uint32_t v, int id) {
+      if (!c.keeps(v, id)) return;
       int at = atomicAdd(&m.listed, 1);
       m.list[at] = make_uint2(v, id);
     });
@@ -351,7 +374,7 @@ struct Draw {
     while (lo < hi) {
       int middle = (lo + hi) / 2, b = 4 + equals++ % 2;
       u64 mine = 0;
-      each([&](uint32_t v, int id) { mine += v == tie && id <= middle && c.keeps(v, id); });
+      each_in(tie, 1, [&](uint32_t v, int id) { mine += id <= middle && c.keeps(v, id); });
       mine = sum(mine);
       if (threadIdx.x == 0) m.shared[b] = mine;
       cluster.sync();
@@ -384,22 +407,27 @@ struct Draw {
   // CTAs that do not have it.
   __device__ __forceinline__ int pick(Cut c, double u) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = base + 4 * int(threadIdx.x);
-    bool exact = c.id != INT_MAX; // else the mass alone decides
-    auto kept_mass = [&](uint32_t v, int id) { return v < c.mass || (exact && v == c.mass && id > c.id) ? 0 : v; };
-    auto row_mass = [&](uint4 v, int j) { // of this thread's four
-      int id = first + j * ROW;
-      return u64(kept_mass(v.x, id)) + kept_mass(v.y, id + 1) + kept_mass(v.z, id + 2) + kept_mass(v.w, id + 3);
-    };
+    if (c.id != INT_MAX) { // ties with the cut that are not kept
+      auto drop = [&](uint32_t &v, int id) { v = v == c.mass && id > c.id ? 0 : v; };
+#pragma unroll
+      for (int i = 0; i < 4 * REG_ROWS; i++) drop(kept[i], first + i / 4 * ROW + i % 4);
+      for (int j = 0; j < SMEM_ROWS; j++) {
+        uint4 &v = m.slots[j][threadIdx.x];
+        int id = first + (REG_ROWS + j) * ROW;
+        drop(v.x, id), drop(v.y, id + 1), drop(v.z, id + 2), drop(v.w, id + 3);
+      }
+    }
+    auto kept_mass = [&](uint32_t v) { return v < c.mass ? 0 : v; };
+    auto row_mass = [&](uint4 v) { return u64(kept_mass(v.x)) + kept_mass(v.y) + kept_mass(v.z) + kept_mass(v.w); }; // of this thread's four
     auto cell = [&](u64 v, int j) { // v is below 2^34
       u64 all = __reduce_add_sync(~0u, uint32_t(v) & 0xffff) + (u64(__reduce_add_sync(~0u, uint32_t(v >> 16))) << 16);
       if (lane == 0) m.cells[j * WARPS + warp] = all;
     };
-    auto in_regs = [&](int j) { return make_uint4(kept[4 * j], kept[4 * j + 1], kept[4 * j + 2], kept[4 * j + 3]); };
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < REG_ROWS; j++) cell(row_mass(in_regs(j), j), j);
+    for (int j = 0; j < REG_ROWS; j++) cell(row_mass(in_regs(j)), j);
 #pragma unroll 2
-    for (int j = 0; j < SMEM_ROWS; j++) cell(row_mass(m.slots[j][threadIdx.x], REG_ROWS + j), REG_ROWS + j);
+    for (int j = 0; j < SMEM_ROWS; j++) cell(row_mass(m.slots[j][threadIdx.x]), REG_ROWS + j);
     __syncthreads();
     u64 mine = threadIdx.x < ROWS * WARPS ? m.cells[threadIdx.x] : 0, here, before = scan(mine, &here);
     if (threadIdx.x == 0) m.shared[3] = here, m.found = -1;
@@ -419,7 +447,7 @@ struct Draw {
       for (int i = 0; i < REG_ROWS; i++)
         if (i == j) v = in_regs(i);
       uint32_t masses[4] = {v.x, v.y, v.z, v.w};
-      u64 sum = row_mass(v, j), upto = sum;
+      u64 sum = row_mass(v), upto = sum;
       for (int o = 1; o < 32; o <<= 1) {
         u64 other = __shfl_up_sync(~0u, upto, o);
         if (lane >= o) upto += other;
@@ -429,7 +457,7 @@ struct Draw {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           int id = first + j * ROW + e;
-          u64 v = kept_mass(masses[e], id);
+          u64 v = kept_mass(masses[e]);
           if (at <= target && target < at + v) m.token = id;
           at += v;
         }

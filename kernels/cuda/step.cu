@@ -128,6 +128,7 @@ int32_t xk_step(xk_ctx *c, const xk_step_args *args) {
   XK_OK_OR_RETURN(check(c, a));
   XK_TRY(cudaSetDevice(c->cfg.device));
   Launch l = {c->stream, !c->cfg.no_pdl};
+  std::swap(c->ended, c->ended_before);
   XK_TRY(cudaMemcpyAsync(c->arena, c->buffers.arena, a.used_bytes, cudaMemcpyHostToDevice, c->stream));
   if (!a.bucket || c->cfg.no_graphs) {
     XK_TRY(cudaEventRecord(c->began, c->stream));
@@ -157,10 +158,13 @@ int32_t xk_wait_step(xk_ctx *c) {
   return XK_OK;
 }
 
-int32_t xk_last_step_us(xk_ctx *c, double *out) {
+int32_t xk_last_step_us(xk_ctx *c, double *step, double *idle) {
   float ms;
   XK_TRY(cudaEventElapsedTime(&ms, c->began, c->ended));
-  *out = double(ms) * 1000;
+  *step = double(ms) * 1000;
+  cudaError_t e = cudaEventElapsedTime(&ms, c->ended_before, c->began);
+  *idle = e == cudaSuccess ? double(ms) * 1000 : 0; // the first step has none before it
+  if (e != cudaSuccess) cudaGetLastError();
   return XK_OK;
 }
 

@@ -12,7 +12,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 1 // raised by any change of this file
+#define XK_ABI 2 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -158,7 +158,8 @@ int32_t xk_copy_block(xk_ctx *c, int32_t dst, int32_t src, int32_t first_pos, in
 
 // For tests and benchmarks.
 int32_t xk_fill_random(xk_ctx *c, uint64_t seed); // every weight, as a plausible model's
-int32_t xk_last_step_us(xk_ctx *c, double *out);  // device time of the last waited step
+// Device time of the last waited step, and how long the device was idle before it.
+int32_t xk_last_step_us(xk_ctx *c, double *step, double *idle);
 int32_t xk_profile(int32_t on);                   // a CUDA profiler range begins or ends
 
 #ifdef __cplusplus

@@ -80,19 +80,22 @@ func (m *mallory) ticketBody(id uint64, n int) Body {
 	return TicketBody(id, [16]byte{1}, 4, Prompt(1, n), n, dest, nil)
 }
 
-// shutOut wants the victim to hang up within limit.
-func (m *mallory) shutOut(c net.Conn, limit time.Duration) {
+// shutOut wants the victim to hang up within limit, with or without pings on
+// the control connection meanwhile.
+func (m *mallory) shutOut(c net.Conn, limit time.Duration, pings bool) {
 	m.t.Helper()
-	c.SetReadDeadline(time.Now().Add(limit))
 	buf := make([]byte, 4096)
-	for {
-		if _, err := c.Read(buf); errors.Is(err, os.ErrDeadlineExceeded) {
-			m.t.Errorf("still connected after %v", limit)
+	for start := time.Now(); time.Since(start) < limit; {
+		c.SetReadDeadline(time.Now().Add(m.w.SConfig.KeepAlive))
+		_, err := c.Read(buf)
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return
-		} else if err != nil {
+		}
+		if err != nil && pings && m.ctl.Send(Ping, nil) != nil {
 			return
 		}
 	}
+	m.t.Errorf("still connected after %v", limit)
 }
 
 func (m *mallory) close() {
@@ -107,6 +110,7 @@ func (m *mallory) close() {
 var hostileReceivers = []struct {
 	name  string
 	legal bool
+	mute  bool // it says nothing more; the others go on with pings, so that silence does not end them
 	do    func(m *mallory)
 }{
 	{name: "ticket-twice", do: func(m *mallory) { m.ticket(7, 9); m.ticket(7, 9) }},
@@ -187,17 +191,17 @@ var hostileReceivers = []struct {
 		m.send(m.ctl, Hello, HelloBody(1, 1, 1, 1, [16]byte{}, m.w.RConfig.Identity))
 	}},
 	{name: "bind-on-control", do: func(m *mallory) { m.send(m.ctl, Bind, append(Body(nil), m.key[:]...).U32(0)) }},
-	{name: "frame-of-another-version", do: func(m *mallory) { m.ctl.Version = 2; m.send(m.ctl, Ping, nil) }},
+	{name: "frame-of-another-version", do: func(m *mallory) { m.ctl.Version = 2; m.send(m.ctl, Ping, nil); m.ctl.Version = 1 }},
 	{name: "frame-out-of-sequence", do: func(m *mallory) { m.ctl.Out++; m.send(m.ctl, Ping, nil) }},
 	{name: "frame-repeated", do: func(m *mallory) { m.send(m.ctl, Ping, nil); m.ctl.Out--; m.send(m.ctl, Ping, nil) }},
-	{name: "frame-of-4-GiB", do: func(m *mallory) { m.raw(math.MaxUint32, nil) }},
-	{name: "frame-over-its-bound", do: func(m *mallory) { m.raw(64<<10+1, make([]byte, 64<<10+1)) }},
+	{name: "frame-of-4-GiB", mute: true, do: func(m *mallory) { m.raw(math.MaxUint32, nil) }},
+	{name: "frame-over-its-bound", mute: true, do: func(m *mallory) { m.raw(64<<10+1, make([]byte, 64<<10+1)) }},
 	{name: "frame-not-sealed", do: func(m *mallory) { m.ctl.Write(bytes.Repeat([]byte{1, 20, 3}, 20)) }},
 	{name: "note-with-a-tail", do: func(m *mallory) { m.send(m.ctl, Revoke, make([]byte, 9)) }},
 	{name: "bytes-on-bulk", do: func(m *mallory) { m.bulk[0].Write([]byte{0}) }},
-	{name: "silence", do: func(m *mallory) {}},
-	{name: "pings-unread", do: func(m *mallory) { m.flood() }},
-	{name: "half-a-frame-drop-by-drop", do: func(m *mallory) {
+	{name: "silence", mute: true, do: func(m *mallory) {}},
+	{name: "pings-unread", mute: true, do: func(m *mallory) { m.flood() }},
+	{name: "half-a-frame-drop-by-drop", mute: true, do: func(m *mallory) {
 		frame := Frame{Version: 1, Step: Ticket, Seq: m.ctl.Out, Body: m.ticketBody(1, 9)}.Bytes()
 		for _, b := range frame[:len(frame)/2] { // each byte in time, the whole never
 			if _, err := m.ctl.Write([]byte{b}); err != nil {
@@ -289,7 +293,7 @@ func (f Factory) friend(t *testing.T, w *World, when string, first int) {
 }
 
 // hostileReceiver runs one of them beside a friend, who notices nothing.
-func hostileReceiver(do func(m *mallory), legal bool) func(*testing.T, Factory, *World, *Chaos) {
+func hostileReceiver(do func(m *mallory), legal, mute bool) func(*testing.T, Factory, *World, *Chaos) {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		f.friend(t, w, "before", 0)
 		m := w.mallory(t, ch.Transport, 1)
@@ -301,10 +305,10 @@ func hostileReceiver(do func(m *mallory), legal bool) func(*testing.T, Factory, 
 			}
 		})
 		do(m)
-		friend.Wait()
 		if !legal {
-			m.shutOut(m.ctl, 2*w.SConfig.PeerSilence)
+			m.shutOut(m.ctl, 2*w.SConfig.PeerSilence, !mute)
 		}
+		friend.Wait()
 		m.close()
 		w.Empty(w.RConfig.PeerSilence + time.Second)
 		f.friend(t, w, "after", 64)
@@ -394,7 +398,7 @@ func hostileHandshake(do func(m *mallory, c *RawConn)) func(*testing.T, Factory,
 		c := m.dial()
 		defer c.Close()
 		do(m, c)
-		m.shutOut(c, 2*w.SConfig.HandshakeTimeout)
+		m.shutOut(c, 2*w.SConfig.HandshakeTimeout, false)
 		f.friend(t, w, "after", 64)
 	}
 }
@@ -410,7 +414,7 @@ func restarted(t *testing.T, f Factory, w *World, ch *Chaos) {
 	again := w.mallory(t, ch.Transport, 1)
 	defer again.close()
 	start := time.Now()
-	m.shutOut(m.ctl, 2*w.SConfig.PeerSilence)
+	m.shutOut(m.ctl, 2*w.SConfig.PeerSilence, true)
 	if took := time.Since(start); f.Bubble && took > w.SConfig.PeerSilence/2 { // silence would end it too, later
 		t.Errorf("the former run's session was over after %v", took)
 	}
@@ -438,7 +442,7 @@ func slowloris(t *testing.T, f Factory, w *World, ch *Chaos) {
 					break
 				}
 			}
-			m.shutOut(c, 2*w.SConfig.HandshakeTimeout-time.Since(start)) // also of one whose own deadline was first
+			m.shutOut(c, 2*w.SConfig.HandshakeTimeout-time.Since(start), false) // also of one whose own deadline was first
 			if took := time.Since(start); took > 2*w.SConfig.HandshakeTimeout {
 				t.Errorf("shut out after %v", took)
 			}
@@ -452,7 +456,7 @@ func slowloris(t *testing.T, f Factory, w *World, ch *Chaos) {
 
 func hostileReceiverCases(run func(name string, body func(*testing.T, Factory, *World, *Chaos))) {
 	for _, c := range hostileReceivers {
-		run("hostile/receiver/"+c.name, hostileReceiver(c.do, c.legal))
+		run("hostile/receiver/"+c.name, hostileReceiver(c.do, c.legal, c.mute))
 	}
 	for _, c := range hostileHandshakes {
 		run("hostile/handshake/"+c.name, hostileHandshake(c.do))

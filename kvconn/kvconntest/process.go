@@ -39,7 +39,11 @@ func Child(f Factory) bool {
 	if len(args) == 0 {
 		return false
 	}
-	if err := child(f, args); err != nil {
+	run := child
+	if args[0] == "lossy" {
+		run, args = lossy, args[1:]
+	}
+	if err := run(f, args); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

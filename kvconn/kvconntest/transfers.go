@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,6 +63,8 @@ var transfers = []leafCase{
 	{name: "resume", run: resume},
 	{name: "revoke-is-a-fence", run: revokeFence},
 	{name: "revoke-with-a-stalled-link", run: revokeStalled},
+	{name: "acknowledged-when-quiet", run: acknowledged},
+	{name: "slow-link-and-long-partition", run: longPartition},
 	{name: "sender-fails", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		for _, o := range []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Refused, ticket.Corrupt, ticket.Cancelled} {
 			w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) { g.Fail(o, "as told") }
@@ -246,6 +249,76 @@ func revokeFence(t *testing.T, f Factory, w *World, ch *Chaos) {
 		if o != ticket.Cancelled {
 			t.Errorf("sender saw %q", o)
 		}
+	}
+}
+
+// longPartition: on a link with 20 ms of delay, a partition of five silences in
+// the middle of transfers costs them, and nothing else.
+func longPartition(t *testing.T, f Factory, w *World, ch *Chaos) {
+	ch.Delay = 20 * time.Millisecond
+	ch.Arm(Rule{Step: Banner, To: ToSender, Action: Slow})
+	f.friend(t, w, "before", 0)
+	var wg sync.WaitGroup
+	start := time.Now()
+	for n := range 4 {
+		wg.Go(func() {
+			err := w.Fetch(t.Context(), w.Spec("cut", int32(n), 40, 16+10*n))
+			if o := kvconn.OutcomeOf(err, "untyped"); o != ticket.Dead && o != ticket.Late {
+				t.Errorf("cut off in the middle: %v", err)
+			}
+		})
+	}
+	time.Sleep(w.RConfig.KeepAlive / 4)
+	ch.Sever()
+	wg.Wait()
+	w.Empty(time.Second)
+	time.Sleep(time.Until(start.Add(5 * w.RConfig.PeerSilence)))
+	ch.Heal()
+	healed := time.Now()
+	check(t, w.settledFetch(t))
+	if back := time.Since(healed); back > recovery {
+		t.Errorf("worked again %v after the heal", back)
+	}
+}
+
+// acknowledged: the sender says that it has stopped once it has, and not while
+// a load runs.
+func acknowledged(t *testing.T, f Factory, w *World, ch *Chaos) {
+	var acks atomic.Int32
+	ch.Trace(func(_ int, _ Direction, step Step, _ []byte) {
+		if step == RevokeAck {
+			acks.Add(1)
+		}
+	})
+	inside, leave := make(chan struct{}, 99), make(chan struct{})
+	w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) {
+		src.Hook = func(layer, index int) error {
+			inside <- struct{}{}
+			<-leave
+			return nil
+		}
+		if g.Accept(src) == nil {
+			g.Push(0, []int{0})
+			<-ctx.Done()
+		}
+	}
+	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+	check(t, err)
+	in, err := s.Request(t.Context(), w.Spec("revoked", 1, 9, 0))
+	check(t, err)
+	<-inside
+	revoked := make(chan error, 1)
+	go func() { revoked <- in.Revoke(t.Context()) }() // over shared memory it waits for the acknowledgement
+	time.Sleep(w.RConfig.PeerSilence / 4)
+	if n := acks.Load(); n > 0 {
+		t.Error("acknowledged while a load was running")
+	}
+	close(leave)
+	check(t, <-revoked)
+	w.Empty(w.RConfig.PeerSilence)
+	ch.Trace(nil)
+	if n := acks.Load(); n != 1 {
+		t.Errorf("%d acknowledgements", n)
 	}
 }
 

@@ -98,6 +98,9 @@ func (c *conn) pidfd() (fd int, err error) {
 
 // Wait implements kvconn.Hold.
 func (h *hold) Wait(ctx context.Context) error {
+	if err := h.set.SetReadDeadline(time.Time{}); err != nil { // of a former Wait
+		return err
+	}
 	stop := context.AfterFunc(ctx, func() { _ = h.set.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	raw, err := h.set.SyscallConn()

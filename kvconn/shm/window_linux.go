@@ -60,6 +60,9 @@ type window struct {
 // Bytes implements kvconn.Window.
 func (w *window) Bytes() []byte { return w.b }
 
+// Copy implements kvconn.Window.
+func (w *window) Copy(dst, src, nextDst, nextSrc []byte) { streamCopy(dst, src, nextDst, nextSrc) }
+
 // Close implements kvconn.Window.
 func (w *window) Close() error {
 	w.once.Do(func() {

@@ -33,14 +33,14 @@ func tiersIn(word uint64, id uint32) uint64 {
 // or, where that is smaller, 4 bits for each id there is.
 type set struct {
 	w     []uint32
-	print uint64 // of the holders and their tiers: equal sets have equal ones
+	sum   uint64 // of the holders and their tiers: equal sets have equal ones
 	n     int32
 	dense bool
 }
 
 const setBytes = 40
 
-// mark is a holder's part of its set's print.
+// mark is a holder's part of its set's sum.
 func mark(id uint32, tiers uint64) uint64 {
 	if tiers == 0 {
 		return 0
@@ -75,7 +75,7 @@ func (s *set) put(id uint32, tiers uint64, sources int) {
 		}
 		at := &s.w[id/8]
 		was := *at >> (id % 8 * 4) & 7
-		s.print ^= mark(id, uint64(was)) ^ mark(id, tiers)
+		s.sum ^= mark(id, uint64(was)) ^ mark(id, tiers)
 		*at = *at&^(15<<(id%8*4)) | uint32(tiers)<<(id%8*4)
 		s.n += presence(tiers) - presence(uint64(was))
 		if int(s.n) < len(s.w)/2 {
@@ -84,9 +84,9 @@ func (s *set) put(id uint32, tiers uint64, sources int) {
 		return
 	}
 	i, ok := s.search(id)
-	s.print ^= mark(id, tiers)
+	s.sum ^= mark(id, tiers)
 	if ok {
-		s.print ^= mark(id, uint64(s.w[i]&7))
+		s.sum ^= mark(id, uint64(s.w[i]&7))
 	}
 	switch {
 	case ok && tiers == 0:

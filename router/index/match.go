@@ -40,7 +40,7 @@ const (
 // scratch is what one Match needs.
 type scratch struct {
 	names []uint64 // of the prompt's prefixes
-	words []uint64 // their holders; with a set's print for its number
+	words []uint64 // their holders; with a set's sum for its number
 	found []candidate
 	count [4]int // by role
 }
@@ -109,7 +109,7 @@ func (x *Index) match(q *Query, grain int, sc *scratch) {
 }
 
 // holders reads a prefix's word, and notes that it was asked for. Words are
-// equal where the holders are: a set's has its print.
+// equal where the holders are: a set's has its sum.
 func (x *Index) holders(name uint64) uint64 {
 	sh := x.shard(name)
 	sh.mu.Lock()
@@ -126,7 +126,7 @@ func (x *Index) holders(name uint64) uint64 {
 		sh.nodes.slots[at].val = v | refBit
 	}
 	if v&manyBit != 0 {
-		return sh.sets[uint32(v)].print | manyBit
+		return sh.sets[uint32(v)].sum | manyBit
 	}
 	return v &^ refBit
 }

@@ -87,6 +87,7 @@ type classID struct {
 	dialect, fingerprint, tokenizer, numerics string
 	layout                                    fleet.Layout
 	version                                   string
+	convert                                   bool
 	protoMin, protoMax                        int
 }
 

@@ -108,7 +108,7 @@ func TestPrefixSticksUntilLoaded(t *testing.T) {
 // TestSequentialTraffic: requests one after another that share only a small
 // system prompt spread over the workers.
 func TestSequentialTraffic(t *testing.T) {
-	for _, policy := range []string{pick.Prefix, pick.LeastLoaded, pick.RoundRobin, pick.Random, pick.PowerOfTwo} {
+	for _, policy := range pick.Policies {
 		p, s := newPicker(policy), fleetOf(2, 2)
 		got := map[string]int{}
 		for i := range 400 {
@@ -201,7 +201,7 @@ func TestPrefer(t *testing.T) {
 // return to zero.
 func TestProperties(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 4))
-	policies := []string{pick.Prefix, pick.LeastLoaded, pick.RoundRobin, pick.Random, pick.PowerOfTwo}
+	policies := pick.Policies
 	for round := range 60 {
 		p := newPicker(policies[round%len(policies)])
 		var held []*pick.Choice

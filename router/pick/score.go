@@ -203,7 +203,7 @@ func (s *scorer) pair(m *model) pair {
 				continue
 			}
 			as, ds := &s.pre[i], &s.dec[j]
-			wide := c.rep.Topology != ""
+			wide := as.n > 0 && s.member(as.list[0].n).Topology != ""
 			for a := range as.n {
 				for b := range ds.n {
 					if a+b == 0 || wide {
@@ -238,8 +238,8 @@ func (a *rating) before(b *rating) bool {
 func (s *scorer) rate(p, d *scored) rating {
 	r := rating{avoid: p.avoid + d.avoid, minor: float64(d.n.last)}
 	far := 0.0
-	if p.n != d.n && p.n.class.rep.Topology != "" {
-		far = perLevel * float64(distance(s.member(p.n).Topology, s.member(d.n).Topology))
+	if at := s.member(p.n).Topology; at != "" {
+		far = perLevel * float64(distance(at, s.member(d.n).Topology))
 	}
 	switch s.policy() {
 	case RoundRobin: // each role for itself

@@ -27,6 +27,13 @@ func zone(topology string, n int) string {
 	return topology[:at-1]
 }
 
+func labels(topology string) int {
+	if topology == "" {
+		return 0
+	}
+	return strings.Count(topology, "/") + 1
+}
+
 // distance is how many labels two workers do not share; 0 if one has none.
 func distance(a, b string) int {
 	if a == "" || b == "" {
@@ -36,7 +43,7 @@ func distance(a, b string) int {
 		x, restA, moreA := strings.Cut(a, "/")
 		y, restB, moreB := strings.Cut(b, "/")
 		if x != y {
-			return min(1+max(strings.Count(restA, "/")+1, strings.Count(restB, "/")+1), maxLabels-n)
+			return min(1+max(labels(restA), labels(restB)), maxLabels-n)
 		}
 		if !moreA || !moreB {
 			return 0

@@ -46,11 +46,12 @@ type bench struct {
 
 	values   map[string][]float64 // by step and figure: "nixl tcp/gb_s"
 	versions map[string]string    // of the peers
-	failed   map[string]error     // steps that are left out, and why
+	failed   map[string]error     // steps that failed, and why the last time
+	failures map[string]int       // how often
 }
 
 func (b *bench) run(ctx context.Context, out, only string) error {
-	b.values, b.versions, b.failed = map[string][]float64{}, map[string]string{}, map[string]error{}
+	b.values, b.versions, b.failed, b.failures = map[string][]float64{}, map[string]string{}, map[string]error{}, map[string]int{}
 	b.logf = func(string, ...any) {}
 	var book *figures.Book
 	if out != "" {
@@ -70,7 +71,7 @@ func (b *bench) run(ctx context.Context, out, only string) error {
 	steps := b.steps()
 	for round := range b.rounds {
 		for _, s := range steps {
-			if !strings.Contains(s.name, only) || b.failed[s.name] != nil {
+			if !strings.Contains(s.name, only) || b.failures[s.name] > 1 {
 				continue
 			}
 			said, err := s.run(ctx, s.name)
@@ -79,7 +80,8 @@ func (b *bench) run(ctx context.Context, out, only string) error {
 			}
 			if err != nil {
 				b.failed[s.name] = err
-				log.Printf("round %d: %s is left out: %v", round+1, s.name, err)
+				b.failures[s.name]++
+				log.Printf("round %d of %d: %s failed, and is left out the second time: %v", round+1, b.rounds, s.name, err)
 				b.logf("round %d: %s FAILED: %v", round+1, s.name, err)
 				continue
 			}

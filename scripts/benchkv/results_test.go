@@ -68,7 +68,10 @@ func TestFigures(t *testing.T) {
 	f("kv.digest_cost_pct.tcp", 10, 10, 1, "limit: 10 %")
 	f("kv.digest_cost_pct.shm", 10, 15, 10.0/15, "limit: 15 %")
 	f("kv.handshake_ms", 2, 10, 0.2, "NIXL")
-	if s := byName["kv.tcp_ratio.256m"].Spread; !strings.Contains(s, "iperf3 4") {
+	if s := byName["kv.tcp_ratio.256m"].Spread; !strings.Contains(s, "iperf3 4") || !strings.Contains(s, "best rounds 1.000") {
+		t.Error(s)
+	}
+	if s := byName["kv.tcp_latency_ratio.p50"].Spread; !strings.Contains(s, "best rounds 1.800") {
 		t.Error(s)
 	}
 }

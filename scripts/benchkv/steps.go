@@ -104,6 +104,9 @@ func (b *bench) peer(args []string, env ...string) func(context.Context, string)
 			P50     float64 `json:"p50_us"`
 			P99     float64 `json:"p99_us"`
 			Connect float64 `json:"connect_ms"`
+			// NIXL: from asking for the transfer by a notification.
+			Exchange50 float64 `json:"exchange_p50_us"`
+			Exchange99 float64 `json:"exchange_p99_us"`
 		}
 		if err := b.output(ctx, &r, env, b.python, append([]string{b.peers}, args...)...); err != nil {
 			return "", err
@@ -116,6 +119,10 @@ func (b *bench) peer(args []string, env ...string) func(context.Context, string)
 		b.note(name, "p50_us", r.P50)
 		b.note(name, "p99_us", r.P99)
 		b.note(name, "connect_ms", r.Connect)
+		if r.Exchange50 > 0 {
+			b.note(name, "exchange_p50_us", r.Exchange50)
+			b.note(name, "exchange_p99_us", r.Exchange99)
+		}
 		return fmt.Sprintf("%.2f GB/s; p50 %.0f p99 %.0f µs; first transfer of a new peer %.1f ms", r.GBs, r.P50, r.P99, r.Connect), nil
 	}
 }

@@ -60,7 +60,7 @@ func (b *bench) compare() error {
 		b.logf("aiperf: none given, nothing compared")
 		return nil
 	}
-	version, err := exec.Command(b.aiperf, "--version").Output()
+	version, err := exec.CommandContext(b.ctx, b.aiperf, "--version").Output()
 	if err != nil {
 		return fmt.Errorf("%s --version: %w", b.aiperf, err)
 	}
@@ -70,7 +70,7 @@ func (b *bench) compare() error {
 		tokenizer = "./" + tokenizer // else aiperf looks for it on the hub
 	}
 	const ttft, itl = "400ms", "50ms"
-	url, stop, err := server(b.xpyd, "mock", "--dialect", "openai", "--role", "decode", "--listen", "127.0.0.1:0", "--ttft", ttft, "--itl", itl)
+	url, stop, err := b.server(b.xpyd, "mock", "--dialect", "openai", "--role", "decode", "--listen", "127.0.0.1:0", "--ttft", ttft, "--itl", itl)
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (b *bench) runAiperf(url, tokenizer string, load []string) (map[string]aipe
 	args := append([]string{"profile", "-m", "m", "--url", url, "--endpoint-type", "chat", "--streaming", "--tokenizer", tokenizer, "--use-server-token-count",
 		"--synthetic-input-tokens-mean", "128", "--output-tokens-mean", "32", "--use-legacy-max-tokens", "--random-seed", "1", "--ui", "none", "--artifact-dir", dir}, load...)
 	b.book.Logf("$ aiperf %q", args)
-	cmd := exec.Command(b.aiperf, args...)
+	cmd := exec.CommandContext(b.ctx, b.aiperf, args...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {

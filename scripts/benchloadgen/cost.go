@@ -27,7 +27,7 @@ import (
 // in another process. The peers only look for the lines that begin with
 // "data:", which is less than ours does: it also reads the JSON.
 func (b *bench) cost() error {
-	url, stop, err := server(os.Args[0], "engine", "0s")
+	url, stop, err := b.server(os.Args[0], "engine", "0s")
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,7 +14,9 @@ import (
 	"log"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/xpyd/xpyd/internal/figures"
 )
@@ -40,18 +43,22 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "one part: cost, rate, streams or aiperf")
 	flag.IntVar(&o.repeats, "repeats", 5, "repeats of each measurement")
 	flag.Parse()
-	if err := run(o); err != nil {
+	// A signal ends what this program started, and so the program.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, o)
+	stop()
+	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(o options) error {
+func run(ctx context.Context, o options) error {
 	book, err := figures.Open(o.out, "loadgen")
 	if err != nil {
 		return err
 	}
 	defer book.Close()
-	b := &bench{options: o, book: book}
+	b := &bench{options: o, book: book, ctx: ctx}
 	for _, part := range []struct {
 		name string
 		run  func() error
@@ -70,6 +77,7 @@ func run(o options) error {
 type bench struct {
 	options
 	book *figures.Book
+	ctx  context.Context // ends with a signal
 }
 
 func (b *bench) logf(format string, args ...any) {
@@ -85,8 +93,8 @@ func (b *bench) add(f figures.Figure) error {
 
 // server starts a command that prints its URL in its first line, and returns
 // the URL and what stops it.
-func server(name string, args ...string) (url string, stop func(), err error) {
-	cmd := exec.Command(name, args...)
+func (b *bench) server(name string, args ...string) (url string, stop func(), err error) {
+	cmd := exec.CommandContext(b.ctx, name, args...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -23,7 +23,7 @@ type used struct {
 func (b *bench) xpydBench(args ...string) (*report.Report, used, error) {
 	args = append([]string{"bench", "--model", "m", "--progress", "off", "--json", "-"}, args...)
 	b.book.Logf("$ xpyd %q", args)
-	cmd := exec.Command(b.xpyd, args...)
+	cmd := exec.CommandContext(b.ctx, b.xpyd, args...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, os.Stderr
 	begin := time.Now()
@@ -47,7 +47,7 @@ func (b *bench) xpydBench(args ...string) (*report.Report, used, error) {
 
 // rate asks for 5,000 requests a second.
 func (b *bench) rate() error {
-	url, stop, err := server(os.Args[0], "engine", "0s")
+	url, stop, err := b.server(os.Args[0], "engine", "0s")
 	if err != nil {
 		return err
 	}
@@ -80,7 +80,7 @@ func (b *bench) rate() error {
 // streams opens 10,000 at 4 tokens a second each.
 func (b *bench) streams() error {
 	const open, pace = 10000, 250 * time.Millisecond
-	url, stop, err := server(os.Args[0], "engine", pace.String())
+	url, stop, err := b.server(os.Args[0], "engine", pace.String())
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -84,6 +85,21 @@ func TestWhole(t *testing.T) {
 	}
 	if _, ok := res.TPOT(); ok {
 		t.Error("a TPOT without a stream")
+	}
+}
+
+func TestTLS(t *testing.T) {
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, `{"choices":[{"text":"a"}]}`)
+	}))
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	t.Cleanup(s.Close)
+	var res Result
+	if newClient(t, Config{URLs: []string{s.URL}, Insecure: true}).Do(t.Context(), &Request{}, &res); !res.OK() {
+		t.Errorf("%+v", res)
+	}
+	if newClient(t, Config{URLs: []string{s.URL}}).Do(t.Context(), &Request{}, &res); res.Kind != Connect || !strings.Contains(res.Message, "certificate") {
+		t.Errorf("an unknown certificate: %+v", res)
 	}
 }
 

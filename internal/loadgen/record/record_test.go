@@ -77,7 +77,7 @@ func TestTimeline(t *testing.T) {
 		l.at(time.Duration(s)*time.Second).Started++
 		l.tokens(time.Duration(s)*time.Second, time.Duration(s+10)*time.Second, 11)
 	}
-	if l.width != 2*time.Second || len(l.bins) != 505 {
+	if l.width != 3200*time.Millisecond || len(l.bins) != 316 {
 		t.Errorf("%d bins of %v", len(l.bins), l.width)
 	}
 	n, tokens := 0, 0.0

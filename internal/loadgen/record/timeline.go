@@ -6,7 +6,7 @@ import "time"
 const maxBins = 512
 
 // firstBin is the width of the bins of a short run.
-const firstBin = 250 * time.Millisecond
+const firstBin = 50 * time.Millisecond
 
 // Bin is what happened in one stretch of time.
 type Bin struct {

@@ -94,6 +94,19 @@ function histogram(title, v) {
   return card(title, p.svg);
 }
 
+// coarse merges a timeline's bins so that at most 60 are drawn.
+function coarse(t) {
+  const k = Math.ceil(t.started.length / 60) || 1, out = { bin_s: t.bin_s * k };
+  for (const name of ['started', 'completed', 'failed', 'output_tokens', 'in_flight']) {
+    out[name] = [];
+    for (let i = 0; i < t[name].length; i += k) {
+      const part = t[name].slice(i, i + k);
+      out[name].push(name === 'in_flight' ? part[part.length - 1] : part.reduce((a, b) => a + b, 0));
+    }
+  }
+  return out;
+}
+
 // lines draws series over time: [{color, name, data}], a value a bin.
 function lines(title, t, unit, series) {
   const n = t.started.length, end = n * t.bin_s;
@@ -168,9 +181,7 @@ function show(ph) {
   tile(num(ph.throughput.requests_per_s), 'requests/s');
   tile(num(ph.throughput.output_tokens_per_s), 'output tokens/s');
   tile(num(ph.throughput.input_tokens_per_s), 'input tokens/s');
-  if (l.ttft_ms.count) tile(`${num(l.ttft_ms.p50)} / ${num(l.ttft_ms.p99)}`, 'TTFT p50 / p99, ms');
-  if (l.itl_ms.count) tile(`${num(l.itl_ms.p50)} / ${num(l.itl_ms.p99)}`, 'ITL p50 / p99, ms');
-  tile(`${num(l.e2e_ms.p50)} / ${num(l.e2e_ms.p99)}`, 'E2E p50 / p99, ms');
+  for (const [name, v] of [['TTFT', l.ttft_ms], ['ITL', l.itl_ms], ['E2E', l.e2e_ms]]) if (v.count) tile(num(v.p50), `${name} p50, ms; p99 ${num(v.p99)}`);
   if (ph.goodput) tile((100 * ph.goodput.fraction).toFixed(1) + ' %', `goodput, ${num(ph.goodput.requests_per_s)} requests/s`);
   tile(num(ph.requests.failed), `failed of ${num(ph.requests.completed + ph.requests.failed)}`, ph.requests.failed ? 'bad' : '');
   out.push(tiles);
@@ -181,7 +192,7 @@ function show(ph) {
   out.push(lat);
   if (ph.errors.length) out.push(el('section', { class: 'wide' }, el('h2', { class: 'bad' }, 'Failures'), table(['kind', 'example', 'count'], ph.errors.map(e => [e.kind, e.example, e.count]))));
 
-  const grid = el('div', { class: 'grid' }), t = ph.timeline, per = a => a.map(v => v / t.bin_s);
+  const grid = el('div', { class: 'grid' }), t = coarse(ph.timeline), per = a => a.map(v => v / t.bin_s);
   for (const h of [histogram('Time to first token', l.ttft_ms), histogram('Between chunks (ITL)', l.itl_ms), histogram('Time per output token (TPOT)', l.tpot_ms), histogram('Whole request (E2E)', l.e2e_ms)]) if (h) grid.append(h);
   if (t.started.length) {
     const rates = [{ color: 'a', name: 'started', data: per(t.started) }, { color: 'c', name: 'completed', data: per(t.completed) }];

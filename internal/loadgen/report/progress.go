@@ -32,15 +32,20 @@ func (p *Progress) Every() time.Duration {
 
 // Show writes a line.
 func (p *Progress) Show(now record.Now) {
-	line := p.line(now)
+	requests, tokens := p.rates(now)
 	p.last = now
 	if !p.Terminal {
-		fmt.Fprintln(p.W, line)
+		fmt.Fprintln(p.W, p.line(now, requests, tokens))
 		return
 	}
+	line := p.short(now, requests, tokens)
+	line = line[:min(len(line), columns)]
 	fmt.Fprintf(p.W, "\r%s%s", line, strings.Repeat(" ", max(0, p.length-len(line))))
 	p.length = len(line)
 }
+
+// columns that any terminal has, less one so that the line does not wrap.
+const columns = 79
 
 // End writes the last line, and on a terminal goes on to the next.
 func (p *Progress) End(now record.Now) {
@@ -50,23 +55,44 @@ func (p *Progress) End(now record.Now) {
 	}
 }
 
-func (p *Progress) line(now record.Now) string {
+// rates are requests and tokens a second since the last line.
+func (p *Progress) rates(now record.Now) (requests, tokens float64) {
+	t := (now.Elapsed - p.last.Elapsed).Seconds()
+	if t <= 0 {
+		return 0, 0
+	}
+	return float64(now.Done+now.Failed-p.last.Done-p.last.Failed) / t, (now.Tokens - p.last.Tokens) / t
+}
+
+func (p *Progress) line(now record.Now, requests, tokens float64) string {
 	b := &strings.Builder{}
 	fmt.Fprintf(b, "%s  %.1fs", p.Name, now.Elapsed.Seconds())
 	if p.Duration > 0 {
 		fmt.Fprintf(b, " of %v", p.Duration)
 	}
-	done := now.Done + now.Failed
-	fmt.Fprintf(b, "  %d", done)
+	fmt.Fprintf(b, "  %d", now.Done+now.Failed)
 	if p.Requests > 0 {
 		fmt.Fprintf(b, " of %d", p.Requests)
 	}
-	fmt.Fprintf(b, " requests, %d in flight, %d failed", now.InFlight, now.Failed)
-	if t := (now.Elapsed - p.last.Elapsed).Seconds(); t > 0 {
-		fmt.Fprintf(b, "  %.1f requests/s, %.0f tokens/s", float64(done-p.last.Done-p.last.Failed)/t, (now.Tokens-p.last.Tokens)/t)
-	}
+	fmt.Fprintf(b, " requests, %d in flight, %d failed  %.1f requests/s, %.0f tokens/s", now.InFlight, now.Failed, requests, tokens)
 	if now.TTFT > 0 {
 		fmt.Fprintf(b, "  p50: TTFT %s ms, E2E %s ms", short(now.TTFT/ms), short(now.E2E/ms))
 	}
 	return b.String()
+}
+
+// short is a line for a terminal.
+func (p *Progress) short(now record.Now, requests, tokens float64) string {
+	share := ""
+	switch {
+	case p.Requests > 0:
+		share = fmt.Sprintf(" %d%%", 100*(now.Done+now.Failed)/p.Requests)
+	case p.Duration > 0:
+		share = fmt.Sprintf(" %d%%", min(100, 100*now.Elapsed/p.Duration))
+	}
+	failed := ""
+	if now.Failed > 0 {
+		failed = fmt.Sprintf(" %d failed", now.Failed)
+	}
+	return fmt.Sprintf("%s %.0fs%s: %d done%s, %d busy, %.1f req/s, %.0f tok/s, TTFT %s ms", p.Name, now.Elapsed.Seconds(), share, now.Done, failed, now.InFlight, requests, tokens, short(now.TTFT/ms))
 }

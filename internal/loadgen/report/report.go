@@ -190,12 +190,8 @@ type Timeline struct {
 	OutputTokens []float64 `json:"output_tokens"`
 }
 
-// WriteJSON writes r with indentation.
-func (r *Report) WriteJSON(w io.Writer) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", " ")
-	return enc.Encode(r)
-}
+// WriteJSON writes r in one line.
+func (r *Report) WriteJSON(w io.Writer) error { return json.NewEncoder(w).Encode(r) }
 
 const ms = float64(time.Millisecond)
 

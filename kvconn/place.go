@@ -1,0 +1,126 @@
+package kvconn
+
+import (
+	"cmp"
+	"slices"
+	"unsafe"
+)
+
+const (
+	// placeTurns is how many batches a ticket may place at a turn, so that
+	// there is something to put in order.
+	placeTurns = 64
+	// streamFrom is from how many bytes a turn on rows go past the caches. It
+	// is faster for much memory; little of it the receiver finds in the cache
+	// that both share.
+	streamFrom = 2 << 20
+	// streamNotify is how many batches are placed before the receiver hears of
+	// them, when they go past the caches anyway.
+	streamNotify = 4
+)
+
+// spot is one unit that goes straight into the receiver's block.
+type spot struct {
+	unitHead
+	dst  []byte // there
+	src  []byte // our block; nil: Load writes to dst
+	sums int    // where its digests begin
+}
+
+// whole tells whether every layer's rows look alike in both layouts.
+func (l Layout) whole(o Layout) bool {
+	for layer := range l.Layers() {
+		if !l.same(o, layer) {
+			return false
+		}
+	}
+	return true
+}
+
+// place copies units straight into the receiver's blocks and sends the frames
+// that say so; it returns those that are no whole blocks there and have to be
+// sent. The caller is inside the ticket's fence; place leaves it while it
+// writes frames, so that a link that takes no bytes cannot hold a revoke up.
+// inside says whether it could come back: if not, the ticket has ended.
+func (w *bulkWriter) place(g *Outgoing, units []uint32) (rest []uint32, inside bool, err error) {
+	rest, size := units[:0], 0
+	w.spots, w.sums = w.spots[:0], w.sums[:0]
+	for _, u := range units {
+		if s, ok := w.spot(g, u); ok {
+			w.spots = append(w.spots, s)
+			size += len(s.dst)
+		} else {
+			rest = append(rest, u)
+		}
+	}
+	defer func() { clear(w.spots) }() // the blocks are not ours to keep alive
+	stream, notify := size >= streamFrom, w.p.cfg.BatchBytes
+	if stream {
+		notify *= streamNotify
+		// In the order in which they lie here: reading at random costs more
+		// than writing at random (DESIGN.md).
+		slices.SortFunc(w.spots, func(a, b spot) int { return cmp.Compare(addressOf(a.src), addressOf(b.src)) })
+	}
+	for at := 0; at < len(w.spots); {
+		first, bytes := at, 0
+		w.buf = w.buf[:0]
+		for ; at < len(w.spots) && bytes < notify; at++ {
+			if err := w.fill(g, at, stream); err != nil {
+				return nil, true, &loadError{err}
+			}
+			bytes += len(w.spots[at].dst)
+		}
+		g.fence.leave()
+		err := w.f.write(w.buf)
+		inside := g.fence.enter()
+		if err != nil || !inside {
+			return nil, inside, err
+		}
+		w.p.side.units.Add(float64(at - first))
+		w.p.side.bytes.Add(float64(bytes))
+	}
+	return rest, true, nil
+}
+
+// fill copies the rows of spot n and appends its frame.
+func (w *bulkWriter) fill(g *Outgoing, n int, stream bool) error {
+	s := &w.spots[n]
+	sums := w.sums[s.sums : s.sums+int(s.Heads)]
+	switch {
+	case s.src == nil:
+		if err := g.src.Load(int(s.Layer), int(s.Index), int(s.Index)*g.layout.BlockTokens, int(s.Rows), s.dst, sums); err != nil {
+			return err
+		}
+	case stream:
+		next := &w.spots[min(n+1, len(w.spots)-1)]
+		w.p.pool.window.Copy(s.dst, s.src, next.dst, next.src)
+	default:
+		copy(s.dst, s.src)
+	}
+	w.buf = w.f.frame(w.buf, &placed{unitHead: s.unitHead, Digests: sums})
+	return nil
+}
+
+// spot finds the two ends of a unit that is a whole block in the receiver's
+// pool, and its digests if it can be copied from where it lies.
+func (w *bulkWriter) spot(g *Outgoing, u uint32) (s spot, ok bool) {
+	d := w.describe(g, u)
+	if int(d.Rows) != g.layout.BlockTokens {
+		return spot{}, false
+	}
+	s = spot{unitHead: d.unitHead, sums: len(w.sums)}
+	if s.dst, ok = w.p.pool.block(int(d.Layer), d.Block); !ok {
+		return spot{}, false
+	}
+	w.sums = slices.Grow(w.sums, int(d.Heads))[:s.sums+int(d.Heads)]
+	if v, ok := g.src.(ViewSource); ok && d.same {
+		first := int(d.Index) * g.layout.BlockTokens
+		if run, ok := v.View(int(d.Layer), int(d.Index), first, int(d.Rows), w.sums[s.sums:]); ok && len(run) == d.bytes {
+			s.src = run
+		}
+	}
+	return s, true
+}
+
+// addressOf is where b lies, to put blocks in order.
+func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

@@ -1,0 +1,236 @@
+//go:build linux
+
+package shm
+
+import (
+	"context"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xpyd/xpyd/internal/memfd"
+)
+
+// pair returns both ends of a new connection; the first is the dialler's.
+func pair(t *testing.T) (*conn, *conn) {
+	t.Helper()
+	tr, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := tr.Listen("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	a, err := tr.Dial(t.Context(), ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(); b.Close() })
+	for _, c := range []net.Conn{a, b} {
+		if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return a.(*conn), b.(*conn)
+}
+
+// descriptors counts what this process has open.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	e, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(e)
+}
+
+// Memory that one end offers is the memory that the other maps; the hold ends
+// when it is unmapped, and not when the connection is closed.
+func TestOffer(t *testing.T) {
+	before := descriptors(t)
+	m, err := memfd.New("xpyd-offer", 8192)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := pair(t)
+	h, err := a.Offer(m.FD)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 16)
+	if n, err := b.Read(buf); err != nil || string(buf[:n]) != "hello" {
+		t.Fatalf("read %q, %v", buf[:n], err)
+	}
+	w, err := b.Map(m.Size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Bytes()[100] = 42
+	if m.Bytes[100] != 42 {
+		t.Error("what the peer wrote is not in our memory")
+	}
+	if _, err := b.Map(m.Size); err == nil {
+		t.Error("mapped twice")
+	}
+	if _, err := a.Offer(m.FD); err == nil {
+		t.Error("offered late")
+	}
+	a.Close()
+	b.Close()
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := h.Wait(short); err != context.DeadlineExceeded {
+		t.Errorf("the hold of mapped memory ended: %v", err)
+	}
+	for range 2 {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := h.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := h.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	if now := descriptors(t); now != before {
+		t.Errorf("%d descriptors open, %d before", now, before)
+	}
+}
+
+// A peer may say and offer what it likes: it is refused, nothing stays open,
+// and nothing is mapped that could be cut under us.
+func TestRefused(t *testing.T) {
+	file := func(size int64, seals int) int {
+		fd, err := unix.MemfdCreate("xpyd-refused", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+		if err == nil {
+			err = unix.Ftruncate(fd, size)
+		}
+		if err == nil && seals != 0 {
+			_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fd
+	}
+	f := func(name, text string, fds []int, want string) {
+		t.Helper()
+		before := descriptors(t)
+		a, b := pair(t)
+		var oob []byte
+		if len(fds) > 0 {
+			oob = unix.UnixRights(fds...)
+		}
+		if _, _, err := a.WriteMsgUnix([]byte(text), oob, nil); err != nil {
+			t.Fatal(err)
+		}
+		a.greeted = true
+		if _, err := a.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		_, err := b.Read(make([]byte, 16))
+		if err == nil {
+			_, err = b.Map(4096)
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+		a.Close()
+		b.Close()
+		if now := descriptors(t); now != before {
+			t.Errorf("%s: %d descriptors open, %d before", name, now, before)
+		}
+	}
+	good, loose, long := file(4096, memfd.Seals), file(4096, 0), file(8192, memfd.Seals)
+	f("another protocol", "GET / HT", nil, "preamble")
+	f("more than it says", "xpydshm0", []int{good, good}, "preamble")
+	f("less than it says", "xpydshm2", nil, "preamble")
+	f("too many", "xpydshm2", []int{good, good, good, good, good}, "preamble")
+	f("an odd number", "xpydshm1", []int{good}, "preamble")
+	f("nothing", "xpydshm0", nil, "no memory")
+	f("no memory file", "xpydshm2", []int{1, good}, "no memory file")
+	f("not sealed", "xpydshm2", []int{loose, good}, "not sealed")
+	f("another size", "xpydshm2", []int{long, good}, "8192 bytes")
+	for _, fd := range []int{good, loose, long} {
+		unix.Close(fd)
+	}
+}
+
+// A preamble that does not come is bounded by the connection's deadline, and
+// one that comes in pieces is read.
+func TestSlowPreamble(t *testing.T) {
+	a, b := pair(t)
+	if err := b.SetReadDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Read(make([]byte, 1)); err == nil {
+		t.Fatal("read without a preamble")
+	}
+	a, b = pair(t)
+	a.greeted = true
+	for _, c := range preamble + "0x" {
+		if _, err := a.Write([]byte(string(c))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	buf := make([]byte, 4)
+	if n, err := b.Read(buf); err != nil || string(buf[:n]) != "x" {
+		t.Errorf("read %q, %v", buf[:n], err)
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	tr, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, addr := range []string{"", "x", "shm:", "tcp:x", "shm:" + strings.Repeat("x", maxName+1), "shm:@x", "shm:\x00"} {
+		if _, err := tr.Dial(t.Context(), addr); err == nil {
+			t.Errorf("dialled %q", addr)
+		}
+		if addr != "" {
+			if ln, err := tr.Listen(addr); err == nil {
+				ln.Close()
+				t.Errorf("listened on %q", addr)
+			}
+		}
+	}
+	ln, err := tr.Listen("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if _, err := tr.Listen(ln.Addr().String()); err == nil {
+		t.Error("two listeners of one name")
+	}
+}
+
+// FuzzRights: control messages of any form give descriptors or an error, and
+// never a panic. The descriptors in them are not opened, so none are closed.
+func FuzzRights(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(unix.UnixRights(1, 2))
+	f.Add(append(unix.UnixRights(1), 1, 2, 3))
+	f.Fuzz(func(t *testing.T, oob []byte) {
+		if fds, err := rights(oob); err == nil && 4*len(fds) > len(oob) {
+			t.Errorf("%d descriptors in %d bytes", len(fds), len(oob))
+		}
+	})
+}

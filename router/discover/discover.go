@@ -1,0 +1,140 @@
+// Package discover finds engines that do not know us: vLLM's P2pNccl connector
+// registers over ZMQ, Kubernetes lists the pods of a service. What is found is
+// asked what it is (Examine) and added to the fleet; who goes silent or away is
+// taken out. What is found but refused is kept with the reason, for people.
+package discover
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+// Fleet is where engines are added to; *fleet.Watcher is one.
+type Fleet interface {
+	AddStatic(inst fleet.Instance, source fleet.Source) error
+	Remove(id, reason string) bool
+}
+
+// Config says where to look.
+type Config struct {
+	// P2PListen is the ZMQ address, host:port, at which engines with vLLM's
+	// P2pNccl connector register; "" listens nowhere.
+	P2PListen string `koanf:"p2p_listen"`
+	// P2PExpiry is how long an engine may not repeat its registration, which
+	// it does every 3 s.
+	P2PExpiry time.Duration `koanf:"p2p_expiry"`
+	// P2PAllow is networks, such as 10.0.0.0/8, of which an engine may name
+	// addresses. It may always name the one that it registers from.
+	P2PAllow []string `koanf:"p2p_allow"`
+
+	Kubernetes Kubernetes `koanf:"kubernetes"`
+}
+
+// DefaultConfig looks nowhere.
+func DefaultConfig() Config { return Config{P2PExpiry: 10 * time.Second} }
+
+// keyError is a value that Validate refuses.
+type keyError struct{ key, msg string }
+
+func (e *keyError) Error() string     { return e.key + ": " + e.msg }
+func (e *keyError) ConfigKey() string { return e.key }
+
+func bad(key, format string, args ...any) error { return &keyError{key, fmt.Sprintf(format, args...)} }
+
+// Validate refuses what Start cannot work with; the error's ConfigKey method
+// names the key.
+func (c Config) Validate() error {
+	if c.P2PListen != "" {
+		if _, _, err := net.SplitHostPort(c.P2PListen); err != nil {
+			return bad("p2p_listen", "%q is not host:port", c.P2PListen)
+		}
+	}
+	if c.P2PExpiry < 3*time.Second {
+		return bad("p2p_expiry", "%v is below the 3s between two registrations", c.P2PExpiry)
+	}
+	for _, n := range c.P2PAllow {
+		if _, err := netip.ParsePrefix(n); err != nil {
+			return bad("p2p_allow", "%q is no network such as 10.0.0.0/8", n)
+		}
+	}
+	return c.Kubernetes.validate()
+}
+
+// Refusal is an engine that was found and not added.
+type Refusal struct {
+	From   string    `json:"from"` // zmq or kube
+	Name   string    `json:"name"` // address or pod
+	Reason string    `json:"reason"`
+	At     time.Time `json:"at"`
+}
+
+func (r Refusal) String() string { return fmt.Sprintf("%s %s: %s", r.From, r.Name, r.Reason) }
+
+// refusals keeps the newest one of each name, within a bound.
+type refusals struct {
+	mu   sync.Mutex
+	list map[string]Refusal
+}
+
+const maxRefusals = 256
+
+// note returns whether the refusal is news.
+func (r *refusals) note(f Refusal) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.list == nil {
+		r.list = map[string]Refusal{}
+	}
+	key := f.From + " " + f.Name
+	old, known := r.list[key]
+	if !known && len(r.list) >= maxRefusals {
+		return false
+	}
+	r.list[key] = f
+	return old.Reason != f.Reason
+}
+
+func (r *refusals) forget(from, name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.list, from+" "+name)
+}
+
+// all returns what is younger than a while, by name.
+func (r *refusals) all(now time.Time, while time.Duration) []Refusal {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := []Refusal{}
+	for key, f := range r.list {
+		if now.Sub(f.At) > while {
+			delete(r.list, key)
+			continue
+		}
+		out = append(out, f)
+	}
+	slices.SortFunc(out, func(a, b Refusal) int { return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.Name, b.Name)) })
+	return out
+}
+
+// named makes an id of the fleet from an address or a pod's name.
+func named(prefix, name string) string {
+	id := prefix + strings.Map(func(c rune) rune {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '-', c == '_':
+			return c
+		}
+		return '-'
+	}, name)
+	for strings.Contains(id, "..") {
+		id = strings.ReplaceAll(id, "..", ".")
+	}
+	return strings.Trim(id[:min(len(id), 64)], ".")
+}

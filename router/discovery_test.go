@@ -1,0 +1,79 @@
+package router_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	fake "github.com/xpyd/xpyd/internal/mock"
+	"github.com/xpyd/xpyd/router"
+)
+
+// instances is what the admin API lists.
+type instances struct {
+	Instances []struct {
+		ID, State, Source, Reason string
+		Probed                    bool
+		ProbeError                string `json:"probe_error"`
+		Version                   string
+	}
+	Strangers []struct{ Name, Reason string }
+}
+
+func (g *rig) list() (out instances) {
+	g.t.Helper()
+	g.adminJSON("GET", "/admin/v1/instances", "", &out)
+	return out
+}
+
+// TestP2PRegistration: engines that register over ZMQ are asked what they are,
+// probed and used; one that stops is taken out.
+func TestP2PRegistration(t *testing.T) {
+	g := newRig(t, 0, 0, func(c *router.Config) {
+		c.Discovery.P2PListen, c.Discovery.P2PExpiry = "127.0.0.1:0", 4*time.Second
+	})
+	registering := func(c *fake.Config) { c.Register = g.r.P2PAddr().String() }
+	engines(t, "vllm-p2pnccl", fleet.Prefill, 2, registering)
+	ds, _ := engines(t, "vllm-p2pnccl", fleet.Decode, 1, registering)
+	g.allProbed(3)
+	resp, body := g.post("/v1/completions", askText)
+	if text, _ := read(t, body); resp.StatusCode != 200 || text != wantText(`"Once upon"`) {
+		t.Fatalf("%d %s", resp.StatusCode, body)
+	}
+	for _, i := range g.list().Instances {
+		if i.Source != "zmq" || i.Version != "1.0" || !strings.HasPrefix(i.ID, "p2p-127.0.0.1-") {
+			t.Errorf("%+v", i)
+		}
+	}
+	if err := ds[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	g.until("the decode engine is gone", func() bool {
+		for _, i := range g.list().Instances {
+			if strings.HasSuffix(i.ID, strings.ReplaceAll(ds[0].Addr(), ":", "-")) {
+				return i.State == "gone" && strings.Contains(i.Reason, "has not registered for 4s")
+			}
+		}
+		return false
+	})
+}
+
+// TestRefusesOtherModel: an engine that serves another model than its entry
+// says never passes, and the list says why.
+func TestRefusesOtherModel(t *testing.T) {
+	_, list := engines(t, "vllm-nixl", fleet.Prefill, 1, func(c *fake.Config) { c.Model = "llama" })
+	_, more := engines(t, "vllm-nixl", fleet.Decode, 1)
+	g := newRig(t, 0, 0, func(c *router.Config) { c.Static = append(list, more...) })
+	g.until("it is refused", func() bool {
+		for _, i := range g.list().Instances {
+			if i.ID == list[0].ID {
+				return !i.Probed && strings.Contains(i.ProbeError, `serves "llama", not "m"`)
+			}
+		}
+		return false
+	})
+	if g.r.Ready() {
+		t.Error("ready")
+	}
+}

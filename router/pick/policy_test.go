@@ -1,0 +1,274 @@
+package pick_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// TestRoundRobin: in any stretch of time, members of a role that were there
+// all along got the same number of requests, or one more; whatever joins,
+// leaves or drains, with any numbers of the two roles.
+func TestRoundRobin(t *testing.T) {
+	for _, xy := range [][2]int{{1, 1}, {3, 5}, {40, 7}, {2, 60}} {
+		p := newPicker(pick.RoundRobin)
+		rnd := rand.New(rand.NewPCG(uint64(xy[0]), 9))
+		joined := map[string]int{}     // request before which a member joined for good
+		got := map[string][]int{}      // requests that it got
+		drained := map[string]uint64{} // until this version
+		epochs := map[string]uint64{}
+		n := 0
+		for version := uint64(1); version < 60; version++ {
+			var members []fleet.Member
+			for i := range xy[0] + xy[1] {
+				role := fleet.Prefill
+				if i >= xy[0] {
+					role = fleet.Decode
+				}
+				id := fmt.Sprintf("%s%d", role, i)
+				stable := i == 0 || i == xy[0] || i%3 == 0
+				if !stable && rnd.IntN(6) == 0 {
+					epochs[id]++
+				}
+				if !stable && rnd.IntN(8) == 0 {
+					drained[id] = version + 2
+				}
+				m := member(id, role, func(m *fleet.Member) {
+					m.Epoch, m.Draining = 1+epochs[id], version < drained[id]
+				})
+				members = append(members, m)
+				if !stable {
+					delete(joined, id)
+				} else if _, ok := joined[id]; !ok {
+					joined[id] = n
+				}
+			}
+			s := fleet.NewSnapshot(version, time.Time{}, members)
+			for range rnd.IntN(200) {
+				c := mustPick(t, p, s, pick.Request{Tokens: rnd.IntN(1000)})
+				for _, id := range []string{c.Prefill.ID, c.Decode.ID} {
+					if _, ok := joined[id]; ok {
+						got[id] = append(got[id], n)
+					}
+				}
+				if n++; rnd.IntN(2) == 0 {
+					end(c)
+				}
+			}
+		}
+		for _, role := range []fleet.Role{fleet.Prefill, fleet.Decode} {
+			least, most := 1<<30, 0
+			for id := range joined {
+				if strings.HasPrefix(id, string(role)) {
+					least, most = min(least, len(got[id])), max(most, len(got[id]))
+				}
+			}
+			if most-least > 1 {
+				t.Errorf("%v: %s: from %d to %d", xy, role, least, most)
+			}
+		}
+	}
+}
+
+// TestHash: a key stays with its worker, moves only if that one goes, and
+// goes elsewhere only while that one has a quarter more than the mean.
+func TestHash(t *testing.T) {
+	const workers, keys = 20, 2000
+	where := func(p *pick.Picker, s *fleet.Snapshot) map[string]string {
+		out := map[string]string{}
+		for k := range keys {
+			key := fmt.Sprint("session-", k)
+			c := mustPick(t, p, s, pick.Request{Session: key})
+			out[key] = c.Decode.ID
+			end(c)
+		}
+		return out
+	}
+	p := newPicker(pick.Session)
+	all := fleetOf(1, workers)
+	before := where(p, all)
+	count := map[string]int{}
+	for _, id := range before {
+		count[id]++
+	}
+	for id, n := range count {
+		if n < keys/workers/2 || n > keys/workers*2 {
+			t.Errorf("%s has %d keys", id, n)
+		}
+	}
+	less := fleet.NewSnapshot(2, time.Time{}, append([]fleet.Member{}, all.Members[1:]...)) // without d0
+	after := where(p, less)
+	for key, id := range before {
+		if id != "d0" && after[key] != id {
+			t.Fatalf("%s moved from %s to %s", key, id, after[key])
+		}
+	}
+	if other := where(newPicker(pick.Session), less); fmt.Sprint(other) != fmt.Sprint(after) {
+		t.Error("another router disagrees")
+	}
+	// Everybody has the same session: the load is bounded all the same.
+	held := map[string]int{}
+	for range 200 {
+		held[mustPick(t, p, less, pick.Request{Session: "one"}).Decode.ID]++
+	}
+	for id, n := range held {
+		if n > 14 { // 1.25 × 201/19, rounded up
+			t.Errorf("%s has %d of 200 in flight", id, n)
+		}
+	}
+}
+
+// TestHashKeys: without a session the prompt's beginning counts, or nothing.
+func TestHashKeys(t *testing.T) {
+	s := fleetOf(9, 9)
+	p := newPicker(pick.ConsistentHash)
+	got := map[string]bool{}
+	for i := range 30 {
+		a := mustPick(t, p, s, pick.Request{Head: []byte(fmt.Sprint("prompt ", i))})
+		end(a)
+		b := mustPick(t, p, s, pick.Request{Head: []byte(fmt.Sprint("prompt ", i)), Explain: true})
+		end(b)
+		if a.Prefill.ID != b.Prefill.ID || a.Decode.ID != b.Decode.ID || b.Explain.Reason != "by its hash" {
+			t.Fatalf("%s/%s, then %s/%s", a.Prefill.ID, a.Decode.ID, b.Prefill.ID, b.Decode.ID)
+		}
+		got[a.Prefill.ID] = true
+	}
+	if len(got) < 6 {
+		t.Errorf("all went to %v", got)
+	}
+	c := mustPick(t, p, s, pick.Request{Head: []byte("x"), Exclude: []string{"p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7"}})
+	if c.Prefill.ID != "p8" {
+		t.Errorf("chose %s", c.Prefill.ID)
+	}
+	p = newPicker(pick.Session) // no session: by load
+	a, b := mustPick(t, p, s, pick.Request{Head: []byte("x"), Tokens: 500}), mustPick(t, p, s, pick.Request{Head: []byte("x"), Tokens: 500})
+	if a.Prefill.ID == b.Prefill.ID {
+		t.Error("both went to the same worker")
+	}
+}
+
+func TestLeastTokens(t *testing.T) {
+	p, s := newPicker(pick.LeastTokens), fleetOf(1, 2)
+	a := mustPick(t, p, s, pick.Request{Tokens: 10, Output: 5000})
+	for range 3 { // three small ones beside one large
+		if c := mustPick(t, p, s, pick.Request{Tokens: 10, Output: 100}); c.Decode.ID == a.Decode.ID {
+			t.Error("counted sequences")
+		}
+	}
+}
+
+func TestTopology(t *testing.T) {
+	at := func(where string) func(*fleet.Member) { return func(m *fleet.Member) { m.Topology = where } }
+	s := fleetOf(0, 0, member("p0", fleet.Prefill, at("a/1/x")), member("p1", fleet.Prefill, at("b/1/y")),
+		member("d0", fleet.Decode, at("a/1/z")), member("d1", fleet.Decode, at("a/2/w")), member("d2", fleet.Decode, at("b/1/v")))
+	cfg := pick.DefaultConfig()
+	cfg.Policy = pick.LeastLoaded
+	p := pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
+	for range 6 { // near pairs, as long as the load is alike
+		c := mustPick(t, p, s, pick.Request{Tokens: 1})
+		if c.Prefill.Topology[:3] != c.Decode.Topology[:3] {
+			t.Errorf("%s with %s", c.Prefill.Topology, c.Decode.Topology)
+		}
+		end(c)
+	}
+	cfg.TopologyLevel = 1
+	p = pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
+	for range 30 { // whatever the load
+		if c := mustPick(t, p, s, pick.Request{Tokens: 1}); c.Prefill.Topology[0] != c.Decode.Topology[0] {
+			t.Errorf("%s with %s", c.Prefill.Topology, c.Decode.Topology)
+		}
+	}
+	cfg.TopologyLevel = 3
+	p = pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
+	_, err := p.Pick(pick.View{Snapshot: s}, &pick.Request{Model: "m"})
+	if err == nil || !strings.Contains(err.Error(), `too far apart: topology "a/1/x" and "a/1/z"`) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestSlowStart: a newcomer's share rises with time.
+func TestSlowStart(t *testing.T) {
+	for _, policy := range []string{pick.LeastLoaded, pick.Prefix, pick.Random} {
+		cfg := pick.DefaultConfig()
+		cfg.Policy = policy
+		p := pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
+		start := time.Unix(1000, 0)
+		view := pick.View{Snapshot: fleetOf(4, 1), Now: start}
+		p.Refresh(view)
+		share := func(at time.Duration) float64 {
+			view.Snapshot = fleet.NewSnapshot(2, time.Time{}, append(fleetOf(4, 1).Members, member("new", fleet.Prefill)))
+			view.Now = start.Add(time.Hour + at)
+			got, n := 0, 400
+			var held []*pick.Choice
+			for range n {
+				c, err := p.Pick(view, &pick.Request{Model: "m", Tokens: 100})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c.Prefill.ID == "new" {
+					got++
+				}
+				if held = append(held, c); len(held) > 50 {
+					end(held[0])
+					held = held[1:]
+				}
+			}
+			for _, c := range held {
+				end(c)
+			}
+			return float64(got) / float64(n)
+		}
+		early, mid, late := share(100*time.Millisecond), share(5*time.Second), share(20*time.Second)
+		if early > 0.08 || mid <= early || mid > 0.16 || late < 0.15 {
+			t.Errorf("%s: shares %.2f, %.2f, %.2f", policy, early, mid, late)
+		}
+	}
+}
+
+// TestWarm: events beat the text where they are known, and only there.
+func TestWarm(t *testing.T) {
+	s := fleetOf(0, 1, member("fed", fleet.Prefill, func(m *fleet.Member) { m.KVEvents = "h:1" }),
+		member("fed2", fleet.Prefill, func(m *fleet.Member) { m.KVEvents = "h:1" }), member("mute", fleet.Prefill))
+	p := newPicker(pick.KVEvents)
+	chain := pick.NewChain(seed, []byte(strings.Repeat("All happy families are alike. ", 200)), "m")
+	req := pick.Request{Tokens: 1500, Chain: chain, Tokenized: true, Explain: true, Warm: []pick.Warm{{ID: "fed2", Epoch: 1, Tokens: 1200}, {ID: "fed", Epoch: 9, Tokens: 1500}}}
+	c := mustPick(t, p, s, req)
+	if c.Prefill.ID != "fed2" || c.Explain.Prefill[0].Match != 0.8 {
+		t.Errorf("%s: %+v", c.Prefill.ID, c.Explain)
+	}
+	end(c)
+	req.Exclude = []string{"fed", "fed2"}
+	end(mustPick(t, p, s, req))
+	req.Exclude, req.Warm = nil, nil
+	c = mustPick(t, p, s, req) // nobody fed has it any more; mute was sent it
+	if c.Prefill.ID != "mute" {
+		t.Errorf("%s: %+v", c.Prefill.ID, c.Explain)
+	}
+}
+
+// TestBehind: an outdated table never yields whom the view does not have, and
+// is made anew when it yields nobody.
+func TestBehind(t *testing.T) {
+	p := newPicker(pick.LeastLoaded)
+	old := fleetOf(3, 3)
+	p.Refresh(pick.View{Snapshot: old})
+	gone := fleet.NewSnapshot(2, time.Time{}, []fleet.Member{member("p0", fleet.Prefill, func(m *fleet.Member) { m.Draining = true }),
+		member("p1", fleet.Prefill), member("p2", fleet.Prefill, func(m *fleet.Member) { m.Epoch = 2 }), member("d1", fleet.Decode), member("d2", fleet.Decode)})
+	distrusts := func(m *fleet.Member) bool { return m.ID != "d1" }
+	for range 20 {
+		c, err := p.Pick(pick.View{Snapshot: gone, Behind: true, Eligible: distrusts}, &pick.Request{Model: "m"})
+		if err != nil || c.Prefill.ID != "p1" || c.Decode.ID != "d2" {
+			t.Fatalf("%+v, %v", c, err)
+		}
+		end(c)
+	}
+	fresh := fleet.NewSnapshot(3, time.Time{}, []fleet.Member{member("p9", fleet.Prefill), member("d9", fleet.Decode)})
+	if c, err := p.Pick(pick.View{Snapshot: fresh, Behind: true}, &pick.Request{Model: "m"}); err != nil || c.Prefill.ID != "p9" {
+		t.Errorf("%+v, %v", c, err)
+	}
+}

@@ -1,0 +1,358 @@
+// Kvsoak keeps many transfers of many peers in flight between two processes
+// and shows whether memory, goroutines and latency stay flat.
+//
+//	go run ./scripts/kvsoak -peers 200 -transfers 10000 -time 10m
+//
+// This process holds the receivers, one session each to the one sender, which
+// is a second process. A transfer waits at the sender for -compute, as for a
+// prompt, and then moves 4 small blocks of one layer, every byte of which is
+// compared. Latency is what a transfer takes beyond that wait.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvconn/tcp"
+)
+
+const tokens, blocks = 8, 2 // of one transfer; 2 layers
+
+func config(id string, compute time.Duration, transfers int) kvconn.Config {
+	c := kvconn.DefaultConfig()
+	c.PeerSilence = 10 * time.Second // the machine is shared: this is no test of silence
+	c.AcceptTimeout, c.RevokeTimeout = 30*time.Second, 10*time.Second
+	c.TicketTimeout = compute + time.Minute
+	c.MaxTickets = max(c.MaxTickets, transfers)
+	c.MaxSessions = 1024
+	c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "soak", TokenizerFingerprint: "soak", Numerics: "soak", Build: "soak",
+		Layout: kvconn.Layout{BlockTokens: 4, Groups: []kvconn.Group{{Kind: "full", Layers: 2, KVHeads: 2, HeadDim: 4, RowBytes: 16, DType: "f32"}}}}
+	return c
+}
+
+func main() {
+	peers := flag.Int("peers", 200, "receivers, one session each")
+	transfers := flag.Int("transfers", 10_000, "in flight at a time, over all receivers")
+	length := flag.Duration("time", 10*time.Minute, "how long")
+	every := flag.Duration("every", 15*time.Second, "between two lines")
+	compute := flag.Duration("compute", 4*time.Second, "wait at the sender")
+	sender := flag.Bool("sender", false, "be the second process")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	var err error
+	if *sender {
+		err = serve(ctx, config("sender", *compute, *transfers), *compute)
+	} else {
+		err = soak(ctx, *peers, *transfers, *length, *every, *compute)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "kvsoak:", err)
+		os.Exit(1)
+	}
+}
+
+// sample is what one process holds.
+type sample struct {
+	RSS, Heap  uint64 // MiB
+	Goroutines int
+	Tickets    int
+}
+
+func measure(tickets int) sample {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	s := sample{Heap: m.HeapAlloc >> 20, Goroutines: runtime.NumGoroutine(), Tickets: tickets}
+	if b, err := os.ReadFile("/proc/self/statm"); err == nil {
+		var size, pages uint64
+		fmt.Sscan(string(b), &size, &pages)
+		s.RSS = pages * uint64(os.Getpagesize()) >> 20
+	}
+	return s
+}
+
+// handler computes for a while, then pushes.
+type handler struct{ compute time.Duration }
+
+func (h handler) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
+	src := &kvconntest.Source{Layout: o.Peer().Layout, Seed: kvconntest.Seed(o.Ticket().Tokens)}
+	if o.Accept(src) != nil {
+		return
+	}
+	select {
+	case <-time.After(h.compute):
+	case <-ctx.Done():
+		return
+	}
+	for l := range src.Layout.Layers() {
+		o.Push(l, []int{0, 1})
+	}
+	o.Commit(nil)
+}
+
+// serve is the second process: it prints its address, then a sample for each
+// line that it reads.
+func serve(ctx context.Context, cfg kvconn.Config, compute time.Duration) error {
+	srv, err := kvconn.NewServer(cfg, slog.New(slog.NewTextHandler(io.Discard, nil)), metrics())
+	if err != nil {
+		return err
+	}
+	ln, err := transport().Listen("127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	fmt.Fprintln(os.Stdout, ln.Addr())
+	go func() {
+		defer cancel()
+		for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+			json.NewEncoder(os.Stdout).Encode(measure(len(srv.Ledger())))
+		}
+	}()
+	return srv.Serve(ctx, ln, handler{compute})
+}
+
+func metrics() *kvconn.Metrics {
+	m, err := kvconn.NewMetrics(nil)
+	if err != nil {
+		panic(err)
+	}
+	return m
+}
+
+func transport() kvconn.Transport {
+	tr, err := tcp.New(tcp.DefaultConfig())
+	if err != nil {
+		panic(err)
+	}
+	return tr
+}
+
+// checker compares what arrives with what the prompt's rows are.
+type checker struct {
+	src   *kvconntest.Source
+	wrong *atomic.Int64
+}
+
+func (c *checker) Store(layer int, dst int32, row, rows, firstPos int, packed []byte, digests []uint64) error {
+	want, sums := make([]byte, len(packed)), make([]uint64, len(digests))
+	if err := c.src.Load(layer, 0, firstPos, rows, want, sums); err != nil {
+		return err
+	}
+	if !bytes.Equal(want, packed) || !slices.Equal(sums, digests) {
+		c.wrong.Add(1)
+		return kvconn.ErrDigest
+	}
+	return nil
+}
+
+// run is the soak's common state.
+type run struct {
+	compute             time.Duration
+	flying, done, wrong atomic.Int64
+	mu                  sync.Mutex
+	took                []time.Duration // since the last line
+	failures            map[string]int
+}
+
+// loop makes one transfer after the other.
+func (r *run) loop(ctx context.Context, s *kvconn.Session, seed int32) {
+	dest := []kvconn.Dest{{Block: 0, Generation: 1}, {Block: 1, Generation: 1}}
+	for n := int32(0); ctx.Err() == nil; n++ {
+		prompt := kvconntest.Prompt(seed+n*tokens, tokens)
+		src := &kvconntest.Source{Layout: s.Peer().Layout, Seed: kvconntest.Seed(prompt)}
+		start := time.Now()
+		r.flying.Add(1)
+		in, err := s.Request(ctx, kvconn.TicketSpec{Tokens: prompt, Dest: dest, Sink: &checker{src, &r.wrong}})
+		if err == nil {
+			_, err = in.Wait(ctx)
+			if err != nil {
+				in.Revoke(context.Background())
+			}
+		}
+		r.flying.Add(-1)
+		if ctx.Err() != nil {
+			return
+		}
+		r.mu.Lock()
+		if err != nil {
+			r.failures[string(kvconn.OutcomeOf(err, "untyped"))]++
+		} else {
+			r.done.Add(1)
+			r.took = append(r.took, time.Since(start)-r.compute)
+		}
+		r.mu.Unlock()
+		if err != nil { // a session that is over answers at once
+			return
+		}
+	}
+}
+
+func soak(ctx context.Context, peers, transfers int, length, every, compute time.Duration) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, self, "-sender", "-compute", compute.String(), "-transfers", fmt.Sprint(transfers))
+	cmd.Stderr = os.Stderr
+	ask, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	defer cmd.Wait()
+	defer ask.Close()
+	answers := bufio.NewReader(out)
+	addr, err := answers.ReadString('\n')
+	if err != nil {
+		return err
+	}
+	fmt.Printf("# %d peers, %d transfers in flight of %d blocks x 2 layers of 256 bytes, %v at the sender, %d CPUs, %s\n",
+		peers, transfers, blocks, compute, runtime.NumCPU(), runtime.Version())
+
+	r := &run{compute: compute, failures: map[string]int{}}
+	loops, end := context.WithTimeout(ctx, length)
+	defer end()
+	var wg sync.WaitGroup
+	var pools []*kvconn.Receiver
+	for p := range peers {
+		pool, err := kvconn.NewReceiver(config(fmt.Sprint("receiver-", p), compute, transfers), transport(), slog.New(slog.NewTextHandler(io.Discard, nil)), metrics())
+		if err != nil {
+			return err
+		}
+		s, err := pool.Open(ctx, strings.TrimSpace(addr), kvconn.PeerID{})
+		if err != nil {
+			return err
+		}
+		pools = append(pools, pool)
+		for t := range transfers / peers {
+			// Spread over one wait, so that they do not all end at once.
+			at := time.Duration(p*(transfers/peers)+t) * compute / time.Duration(transfers)
+			wg.Go(func() {
+				select {
+				case <-time.After(at):
+					r.loop(loops, s, int32(1_000_000*p+10_000*t))
+				case <-loops.Done():
+				}
+			})
+		}
+	}
+	series, err := r.watch(loops, every, ask, answers, pools)
+	wg.Wait()
+	if err != nil {
+		return err
+	}
+	return r.verdict(ctx, series, transfers, pools)
+}
+
+// line is one line of the time series.
+type line struct {
+	at             time.Duration
+	here, there    sample
+	flying         int64
+	rate, p50, p99 float64
+}
+
+func (r *run) watch(ctx context.Context, every time.Duration, ask io.Writer, answers *bufio.Reader, pools []*kvconn.Receiver) ([]line, error) {
+	var series []line
+	start, last := time.Now(), int64(0)
+	fmt.Println("   time  in flight  done/s   p50 ms   p99 ms | receivers: RSS MiB  heap  goroutines | sender: RSS MiB  heap  goroutines  tickets")
+	for tick := time.NewTicker(every); ; {
+		select {
+		case <-ctx.Done():
+			tick.Stop()
+			return series, nil
+		case <-tick.C:
+		}
+		held := 0
+		for _, p := range pools {
+			held += len(p.Ledger())
+		}
+		l := line{at: time.Since(start), here: measure(held), flying: r.flying.Load()}
+		fmt.Fprintln(ask)
+		if err := json.NewDecoder(answers).Decode(&l.there); err != nil {
+			return series, err
+		}
+		r.mu.Lock()
+		took := r.took
+		r.took = nil
+		r.mu.Unlock()
+		done := r.done.Load()
+		l.rate, last = float64(done-last)/every.Seconds(), done
+		if slices.Sort(took); len(took) > 0 {
+			l.p50 = took[len(took)/2].Seconds() * 1e3
+			l.p99 = took[len(took)*99/100].Seconds() * 1e3
+		}
+		fmt.Printf("%7s %10d %7.0f %8.1f %8.1f | %18d %5d %11d | %15d %5d %11d %8d\n", l.at.Round(time.Second), l.flying, l.rate, l.p50, l.p99,
+			l.here.RSS, l.here.Heap, l.here.Goroutines, l.there.RSS, l.there.Heap, l.there.Goroutines, l.there.Tickets)
+		series = append(series, l)
+	}
+}
+
+// verdict compares the second third of the series with the last one.
+func (r *run) verdict(ctx context.Context, series []line, transfers int, pools []*kvconn.Receiver) error {
+	if len(series) < 6 {
+		return fmt.Errorf("%d lines are too few for a verdict", len(series))
+	}
+	third := len(series) / 3
+	worst := func(part []line, f func(l line) float64) (w float64) {
+		for _, l := range part {
+			w = max(w, f(l))
+		}
+		return w
+	}
+	bad := 0
+	judge := func(name string, grown float64, f func(l line) float64) {
+		early, late := worst(series[third:2*third], f), worst(series[2*third:], f)
+		word := "flat"
+		if late > early*grown+1 {
+			word = "GROWS"
+			bad++
+		}
+		fmt.Printf("%-28s most in the second third %.0f, in the last %.0f: %s\n", name, early, late, word)
+	}
+	judge("receivers' RSS, MiB", 1.2, func(l line) float64 { return float64(l.here.RSS) })
+	judge("receivers' goroutines", 1.05, func(l line) float64 { return float64(l.here.Goroutines) })
+	judge("sender's RSS, MiB", 1.2, func(l line) float64 { return float64(l.there.RSS) })
+	judge("sender's goroutines", 1.05, func(l line) float64 { return float64(l.there.Goroutines) })
+	judge("p99, ms", 2, func(l line) float64 { return l.p99 })
+	fmt.Printf("%d transfers done, %d wrong blocks, failures %v\n", r.done.Load(), r.wrong.Load(), r.failures)
+	for _, p := range pools {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		if err := p.Close(ctx); err != nil || len(p.Ledger()) > 0 {
+			fmt.Printf("ledger: %v, %d tickets\n", err, len(p.Ledger()))
+			bad++
+		}
+		cancel()
+	}
+	if bad > 0 || r.wrong.Load() > 0 || len(r.failures) > 0 {
+		return fmt.Errorf("not flat, or not right")
+	}
+	fmt.Println("verdict: bounded, flat, and right")
+	return nil
+}
