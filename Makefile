@@ -5,7 +5,7 @@ RACE     ?= ./kvconn/... ./router/... ./internal/... ./prefill/... ./decode/... 
 FUZZTIME ?= 10s
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: help build dist test race fuzz bench bench-kv bench-load lint faults soak clients goldens bench-report docker compose-check
+.PHONY: help build dist test race fuzz bench bench-kv bench-load lint faults kv-soak kv-skew kv-mutate soak clients goldens bench-report docker compose-check
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -33,8 +33,18 @@ lint: ## gofmt, vet, golangci-lint with the import rules
 clients: ## the official Python and Node OpenAI libraries against `xpyd up`
 	scripts/clients
 
-faults: ## kill -9 and kill -STOP of every kind of process, 20 rounds
+faults: ## the connector's fault matrix, then kill -9 and kill -STOP of every kind of process, 20 rounds
+	XPYD_FAULT_ROUNDS=10 scripts/kv-faults
 	XPYD_FAULT_ROUNDS=20 $(GO) test ./e2e/faults -run TestFault -count=1 -timeout 60m -v
+
+kv-soak: ## 200 peers, 10,000 KV transfers in flight, ten minutes
+	$(GO) run ./scripts/kvsoak -time 10m
+
+kv-skew: ## the last release's workers beside this tree's, both ways
+	scripts/kv-skew
+
+kv-mutate: ## every guard of kvconn removed, one at a time: a test must fail
+	scripts/mutate-kv
 
 soak: ## 1,000 random requests, xPyD against a single worker
 	XPYD_SOAK_REQUESTS=1000 $(GO) test ./e2e -run TestDifferential -count=1 -timeout 60m -v

@@ -363,6 +363,7 @@ var hostileHandshakes = []struct {
 		c.Next()
 		c.Send(Ready, nil)
 		c.Send(Ticket, m.ticketBody(1, 9))
+		m.shutOut(c, 2*m.w.SConfig.KeepAlive, false) // at once, not when the connection is late
 	}},
 	{"bind-with-another-key", func(m *mallory, c *RawConn) {
 		c.Send(Hello, HelloBody(1, 1, 1, 1, [16]byte{}, m.w.RConfig.Identity)) // a session that waits for its connection
@@ -432,8 +433,8 @@ func slowloris(t *testing.T, f Factory, w *World, ch *Chaos) {
 		drips.Go(func() {
 			defer c.Close()
 			start := time.Now()
+			c.SetDeadline(start.Add(2 * w.SConfig.HandshakeTimeout))
 			for _, b := range frame {
-				c.SetDeadline(time.Now().Add(w.SConfig.KeepAlive))
 				if _, err := c.Write([]byte{b}); err != nil {
 					break
 				}

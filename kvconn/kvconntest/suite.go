@@ -55,7 +55,7 @@ func Run(t *testing.T, f Factory) {
 		hostileSenderCases(hostile)
 		for _, p := range phases {
 			for _, a := range p.actions() {
-				f.leaf(t, fmt.Sprintf("fault/%s/%s", p.name, a), p.tune, func(t *testing.T, f Factory, w *World, ch *Chaos) { m.note(t, p.name, a, faultCase(t, w, ch, p, a)) })
+				f.leaf(t, fmt.Sprintf("fault/%s/%s", p.name, a), p.tune, func(t *testing.T, f Factory, w *World, ch *Chaos) { m.note(t, p.name, a, faultCase(t, f, w, ch, p, a)) })
 			}
 		}
 	})

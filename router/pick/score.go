@@ -2,6 +2,7 @@ package pick
 
 import (
 	"slices"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 )
@@ -415,13 +416,16 @@ func (s *scorer) score(n *node, m *fleet.Member, role fleet.Role) scored {
 	return out
 }
 
-// weight is the share of work that a node takes, below 1 for newcomers.
+// weight is the share of work that a node takes, below 1 for one that came
+// after the first of its class: it rises from a tenth with its age. Where all
+// are new, nobody waits.
 func (s *scorer) weight(n *node) float64 {
 	slow := s.p.cfg.SlowStart
 	if slow == 0 || s.view.Now.IsZero() || n.born.IsZero() {
 		return 1
 	}
-	return min(max(float64(s.view.Now.Sub(n.born))/float64(slow), 0.1), 1)
+	grown := func(born time.Time) float64 { return float64(min(max(s.view.Now.Sub(born), 0)+slow/10, slow)) }
+	return min(grown(n.born)/grown(n.class.born), 1)
 }
 
 // uncached is how many prompt tokens a candidate does not have.

@@ -13,7 +13,9 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/figures"
 )
@@ -62,11 +64,12 @@ func (b *bench) run(ctx context.Context, out, only string) error {
 		defer book.Close()
 		b.logf = book.Logf
 	}
-	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
-		b.logf("load averages at the start: %s", load)
-		if !strings.HasPrefix(string(load), "0.") {
-			log.Printf("this machine is busy (load %s): what follows is noisy", strings.Fields(string(load))[0])
-		}
+	others := busy(ctx, time.Second)
+	b.logf("others use %.0f %% of the processors at the start", 100*others)
+	if others > 0.1 {
+		warning := fmt.Sprintf("others use %.0f %% of the processors: peers that poll suffer from that more than ours, so these figures are not fair", 100*others)
+		log.Print(warning)
+		defer log.Print(warning)
 	}
 	steps := b.steps()
 	for round := range b.rounds {
@@ -105,6 +108,41 @@ func (b *bench) run(ctx context.Context, out, only string) error {
 		return fmt.Errorf("no figure for %s: %w", strings.Join(missing, ", "), errors.Join(why...))
 	}
 	return nil
+}
+
+// busy is the share of all processors that is in use for a while in which this
+// program does nothing; 0 where the system does not say.
+func busy(ctx context.Context, interval time.Duration) float64 {
+	used0, all0 := processors()
+	select {
+	case <-ctx.Done():
+	case <-time.After(interval):
+	}
+	used, all := processors()
+	if all <= all0 {
+		return 0
+	}
+	return float64(used-used0) / float64(all-all0)
+}
+
+// processors returns the ticks of all processors so far, and those not idle.
+func processors() (used, all int64) {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0
+	}
+	line, _, _ := strings.Cut(string(stat), "\n")
+	for i, field := range strings.Fields(line) {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			continue // "cpu"
+		}
+		all += n
+		if i != 4 && i != 5 { // idle, iowait
+			used += n
+		}
+	}
+	return used, all
 }
 
 // note keeps one round's value.

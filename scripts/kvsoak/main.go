@@ -39,7 +39,7 @@ const tokens, blocks = 8, 2 // of one transfer; 2 layers
 func config(id string, compute time.Duration, transfers int) kvconn.Config {
 	c := kvconn.DefaultConfig()
 	c.PeerSilence = 10 * time.Second // the machine is shared: this is no test of silence
-	c.AcceptTimeout, c.RevokeTimeout = 30*time.Second, 10*time.Second
+	c.AcceptTimeout, c.RevokeTimeout, c.RepairTimeout = 30*time.Second, 10*time.Second, 30*time.Second
 	c.TicketTimeout = compute + time.Minute
 	c.MaxTickets = max(c.MaxTickets, transfers)
 	c.MaxSessions = 1024
@@ -53,7 +53,7 @@ func main() {
 	transfers := flag.Int("transfers", 10_000, "in flight at a time, over all receivers")
 	length := flag.Duration("time", 10*time.Minute, "how long")
 	every := flag.Duration("every", 15*time.Second, "between two lines")
-	compute := flag.Duration("compute", 4*time.Second, "wait at the sender")
+	compute := flag.Duration("compute", 20*time.Second, "wait at the sender")
 	sender := flag.Bool("sender", false, "be the second process")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -195,6 +195,9 @@ func (r *run) loop(ctx context.Context, s *kvconn.Session, seed int32) {
 		}
 		r.mu.Lock()
 		if err != nil {
+			if len(r.failures) < 20 {
+				fmt.Printf("failure %v after %v: %v\n", r.failures, time.Since(start).Round(time.Millisecond), err)
+			}
 			r.failures[string(kvconn.OutcomeOf(err, "untyped"))]++
 		} else {
 			r.done.Add(1)
