@@ -37,7 +37,7 @@ const (
 	batchTime = 5e-2
 )
 
-// scorer is one pick.
+// scorer is one pick. A picker has one for all of them, for its memory.
 type scorer struct {
 	p      *Picker
 	view   *View
@@ -107,6 +107,19 @@ func (l *shortlist) add(c scored) {
 	l.list[i] = c
 }
 
+func (s *scorer) begin(p *Picker, v *View, req *Request, behind bool) {
+	*s = scorer{p: p, view: v, snap: v.Snapshot, req: req, behind: behind,
+		matches: s.matches[:0], warms: s.warms[:0], wrong: s.wrong[:0], pre: s.pre, dec: s.dec}
+}
+
+// end lets go of what the pick was about.
+func (s *scorer) end() {
+	clear(s.matches)
+	clear(s.warms)
+	clear(s.wrong)
+	s.view, s.snap, s.req, s.prefills, s.decodes = nil, nil, nil, nil, nil
+}
+
 func (s *scorer) policy() string { return s.p.policy }
 
 // byText and byEvents say what the policy knows prefixes from.
@@ -125,7 +138,7 @@ func (s *scorer) byEvents() bool {
 // warm looks up who has a part of the prompt.
 func (s *scorer) warm() {
 	if s.byText() {
-		s.matches, s.length = s.p.index.match(s.req.Chain)
+		s.matches, s.length = s.p.index.match(s.matches, s.req.Chain)
 	}
 	if !s.byEvents() {
 		return
@@ -177,7 +190,7 @@ func (s *scorer) usable(n *node) *fleet.Member {
 // of each class decide.
 func (s *scorer) pair(m *model) pair {
 	s.prefills, s.decodes = nil, nil
-	s.pre, s.dec = make([]shortlist, len(m.prefill)), make([]shortlist, len(m.decode))
+	s.pre, s.dec = sized(s.pre, len(m.prefill)), sized(s.dec, len(m.decode))
 	for j, c := range m.decode {
 		s.dec[j] = s.best(c, fleet.Decode)
 	}
@@ -218,6 +231,16 @@ func (s *scorer) pair(m *model) pair {
 		return local
 	}
 	return out
+}
+
+// sized is n empty lists, in the memory of old ones.
+func sized(old []shortlist, n int) []shortlist {
+	if cap(old) < n {
+		return make([]shortlist, n)
+	}
+	old = old[:n]
+	clear(old)
+	return old
 }
 
 // rating orders pairs.
