@@ -321,13 +321,15 @@ func (s *Session) onSent(m *sent, conn int) {
 func (s *Session) writeControl() {
 	tick := time.NewTicker(s.cfg.KeepAlive)
 	defer tick.Stop()
+	var queued []message
 	for {
 		var err error
 		select {
 		case <-s.ctx.Done():
 			return
 		case m := <-s.out:
-			err = s.ctl.send(m)
+			queued = waiting(m, s.out, queued)
+			err = s.ctl.send(queued...)
 		case now := <-tick.C:
 			if s.keepTime(now) {
 				s.fail(ticket.Done, errors.New("idle"))
