@@ -43,3 +43,30 @@ func TestSecondWritingIsVerified(t *testing.T) {
 		t.Errorf("a block that was not asked for again was verified %d times", sink.verified-3)
 	}
 }
+
+// A ticket may name any block; only those of the mapped pool are written.
+func TestPlacedInsideThePool(t *testing.T) {
+	layout := Layout{BlockTokens: 2, Groups: []Group{{Layers: 2, KVHeads: 2, HeadDim: 1, RowBytes: 4}}}
+	size := layout.RowsBytes(0, 2)
+	p := &peerPool{mem: make([]byte, 6*size), layout: layout,
+		seg: segment{Bytes: uint64(6 * size), Blocks: 3, Layers: []span{{0, uint64(size)}, {uint64(3 * size), uint64(size)}}}}
+	f := func(layer int, block int32, want bool) {
+		t.Helper()
+		defer func() {
+			if r := recover(); r != nil {
+				t.Errorf("layer %d block %d: %v", layer, block, r)
+			}
+		}()
+		if run, ok := p.block(layer, block); ok != want || ok && (len(run) != size || cap(run) != size) {
+			t.Errorf("layer %d block %d: %t, %d bytes", layer, block, ok, len(run))
+		}
+	}
+	f(0, 0, true)
+	f(1, 2, true)
+	f(0, 3, false) // layer 1's
+	f(1, 3, false)
+	f(1, 1<<31-1, false)
+	f(0, -1, false)
+	f(2, 0, false)
+	f(-1, 0, false)
+}
