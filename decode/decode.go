@@ -167,7 +167,7 @@ func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Repor
 	}
 	s.cache.SetState(c.Owner, kvcache.StateReceiving)
 	start = time.Now()
-	in, err := session.Request(ctx, s.ticket(c, order, table))
+	in, err := session.Request(ctx, s.ticket(c, order, table, session.Unchecked()))
 	if err != nil {
 		s.cache.Release(table.blocks, c.Owner)
 		return fail("send ticket", err, ticket.Dead)
@@ -208,11 +208,11 @@ func (s *Service) reserve(ctx context.Context, c *Claim) (blocks []int32, had in
 }
 
 // ticket asks for what the table's blocks lack.
-func (s *Service) ticket(c *Claim, order []byte, t *table) kvconn.TicketSpec {
+func (s *Service) ticket(c *Claim, order []byte, t *table, trust bool) kvconn.TicketSpec {
 	spec := kvconn.TicketSpec{
 		Link: c.Link, RequestID: c.RequestID, Tokens: c.Tokens, LeaseID: c.LeaseID, First: order, Deadline: c.Deadline,
 		Dest: make([]kvconn.Dest, len(t.blocks)), Have: make([]bool, len(t.blocks)), Stored: t.stored,
-		Sink: &sink{backend: s.backend, layout: s.backend.Layout()},
+		Sink: &sink{backend: s.backend, layout: s.backend.Layout(), trust: trust},
 	}
 	for i, g := range s.cache.Generations(t.blocks) {
 		spec.Dest[i] = kvconn.Dest{Block: t.blocks[i], Generation: g}

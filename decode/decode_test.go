@@ -154,8 +154,8 @@ func newRig(t *testing.T, change func(*decode.Config, *kvconn.Config)) *rig {
 	r.recv, err = kvconn.NewReceiver(cfg, r.chaos, log, metrics)
 	must(err)
 	scfg := kvconn.DefaultConfig()
-	scfg.BatchBytes = 1 // a frame for each block of a layer, so that faults hit single ones
-	scfg.Identity = identity(self)
+	scfg.BatchBytes = 1                                  // a frame for each block of a layer, so that faults hit single ones
+	scfg.Identity, scfg.Unchecked = identity(self), true // which says nothing alone
 	metrics, err = kvconn.NewMetrics(prometheus.NewRegistry())
 	must(err)
 	r.server, err = kvconn.NewServer(scfg, log, metrics)

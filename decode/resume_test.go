@@ -216,3 +216,33 @@ func TestTakenUpUnderPressure(t *testing.T) {
 		r.clean()
 	})
 }
+
+// With kv.digest off on both sides rows are believed as they come; with one
+// side's word they are checked.
+func TestUnchecked(t *testing.T) {
+	wrong := func(r *rig) func(ctx context.Context, o *kvconn.Outgoing) {
+		return func(ctx context.Context, o *kvconn.Outgoing) {
+			if o.Accept(&source{seed: o.Ticket().Tokens[0], wrong: true}) != nil {
+				return
+			}
+			r.push(o)
+			o.Commit(r.draft(o))
+			<-o.Done()
+		}
+	}
+	bubble(t, nil, func(r *rig) {
+		r.answer = wrong(r)
+		r.fails(r.t.Context(), claim(r.addr, 3, 9), ticket.Corrupt)
+		r.clean()
+	})
+	bubble(t, func(_ *decode.Config, c *kvconn.Config) { c.Unchecked = true }, func(r *rig) {
+		r.answer = wrong(r)
+		c := claim(r.addr, 3, 9)
+		pre, _, err := r.Fetch(r.t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.cache.Release(pre.Blocks, c.Owner)
+		r.clean()
+	})
+}

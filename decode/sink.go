@@ -13,6 +13,7 @@ import (
 type sink struct {
 	backend Backend
 	layout  kernels.Layout
+	trust   bool // digests are recorded and not checked (kv.digest: off)
 }
 
 // Store implements kvconn.Sink.
@@ -20,9 +21,7 @@ func (s *sink) Store(layer int, dst int32, row, rows, firstPos int, packed []byt
 	if row != 0 || rows < 1 || rows > s.layout.BlockTokens || len(packed) != s.layout.RowsBytes(rows) {
 		return fmt.Errorf("store layer %d block %d: rows %d+%d in %d bytes", layer, dst, row, rows, len(packed))
 	}
-	sums := make([]uint64, s.layout.KVHeads)
-	kernels.DigestRows(s.layout, layer, firstPos, rows, packed, sums)
-	if !slices.Equal(sums, digests) {
+	if !s.holds(layer, firstPos, rows, packed, digests) {
 		return kvconn.ErrDigest
 	}
 	s.backend.Scatter(layer, dst, 0, rows, packed)
@@ -45,13 +44,21 @@ func (s *sink) Verify(layer int, dst int32, row, rows, firstPos int, digests []u
 	if !ok {
 		return fmt.Errorf("verify layer %d block %d: rows %d+%d cannot be viewed", layer, dst, row, rows)
 	}
-	sums := make([]uint64, s.layout.KVHeads)
-	kernels.DigestRows(s.layout, layer, firstPos, rows, run, sums)
-	if !slices.Equal(sums, digests) {
+	if !s.holds(layer, firstPos, rows, run, digests) {
 		return kvconn.ErrDigest
 	}
 	s.backend.SetDigest(layer, dst, rows, digests)
 	return nil
+}
+
+// holds tells whether the rows agree with their digests, one a KV head.
+func (s *sink) holds(layer, firstPos, rows int, packed []byte, digests []uint64) bool {
+	if s.trust {
+		return len(digests) == s.layout.KVHeads
+	}
+	sums := make([]uint64, s.layout.KVHeads)
+	kernels.DigestRows(s.layout, layer, firstPos, rows, packed, sums)
+	return slices.Equal(sums, digests)
 }
 
 var _ kvconn.ViewSink = (*sink)(nil)

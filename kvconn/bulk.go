@@ -61,11 +61,36 @@ func (g *Outgoing) mark() {
 	if g.ended || g.marked || !g.committed || g.inflight > 0 || g.head < len(g.queue) {
 		return
 	}
+	g.p.mark(g, nil)
+}
+
+// mark queues g's marks with every bulk writer but one; needs p.mu.
+func (p *sender) mark(g *Outgoing, but *bulkWriter) {
 	g.marked = true
-	for _, w := range g.p.bulk {
-		w.marks = append(w.marks, &sent{ID: g.t.ID, Tag: g.tag, Round: g.round})
+	for _, w := range p.bulk {
+		if w != but {
+			w.marks = append(w.marks, g.markOf())
+		}
 	}
-	g.p.wakeBulk()
+	if but == nil || len(p.bulk) > 1 {
+		p.wakeBulk()
+	}
+}
+
+func (g *Outgoing) markOf() *sent { return &sent{ID: g.t.ID, Tag: g.tag, Round: g.round} }
+
+// markBehind puts this round's mark behind what is gathered, when that is the
+// last of it: it costs no write and no wake of its own then.
+func (w *bulkWriter) markBehind(g *Outgoing) {
+	w.p.mu.Lock()
+	defer w.p.mu.Unlock()
+	if g.ended || g.marked || !g.committed || g.inflight > 1 || g.head < len(g.queue) {
+		return
+	}
+	w.p.mark(g, w)
+	at := len(w.buf)
+	w.buf = w.f.frame(w.buf, g.markOf())
+	w.pieces = append(w.pieces, piece{n: len(w.buf) - at})
 }
 
 // take returns the next work: marks, or a batch of one ticket inside whose
@@ -103,9 +128,9 @@ func (p *sender) take(w *bulkWriter, units []uint32) (marks []message, g *Outgoi
 // fit is how many of these units make one batch.
 func (p *sender) fit(g *Outgoing, units []uint32) (n int) {
 	for size, head := 0, 0; n < len(units) && size < p.cfg.BatchBytes && head < maxHead; n++ {
-		gr, _ := g.layout.Group(int(units[n]) / len(g.t.Dest))
-		size += gr.PackedBytes(g.layout.BlockTokens)
-		head += batchEntrySize + 8*gr.KVHeads
+		sh := &g.shapes[int(units[n])/len(g.t.Dest)]
+		size += sh.row * g.layout.BlockTokens
+		head += batchEntrySize + 8*sh.heads
 	}
 	return n
 }
@@ -154,7 +179,7 @@ func (w *bulkWriter) batch(g *Outgoing, units []uint32) (err error) {
 	}
 	for err == nil && inside && len(units) > 0 {
 		n := w.p.fit(g, units)
-		err = w.send(g, units[:n])
+		err = w.send(g, units[:n], n == len(units))
 		units = units[n:]
 	}
 	var load *loadError
@@ -172,11 +197,14 @@ func (w *bulkWriter) batch(g *Outgoing, units []uint32) (err error) {
 	return err
 }
 
-// send writes units with their rows.
-func (w *bulkWriter) send(g *Outgoing, units []uint32) error {
+// send writes units with their rows; last says that they end the batch.
+func (w *bulkWriter) send(g *Outgoing, units []uint32, last bool) error {
 	bytes, err := w.gather(g, units)
 	if err != nil {
 		return &loadError{err}
+	}
+	if last {
+		w.markBehind(g)
 	}
 	if w.f.vec == nil {
 		err = w.f.write(w.buf)
@@ -222,14 +250,14 @@ func (w *bulkWriter) gather(g *Outgoing, units []uint32) (bytes int, err error) 
 func (w *bulkWriter) describe(g *Outgoing, u uint32) departure {
 	blocks := len(g.t.Dest)
 	layer, index := int(u)/blocks, int(u)%blocks
-	gr, _ := g.layout.Group(layer)
+	sh := &g.shapes[layer]
 	rows := min(g.layout.BlockTokens, g.t.Positions-index*g.layout.BlockTokens)
 	to := g.t.Dest[index]
 	return departure{
 		unitHead: unitHead{Ticket: g.t.ID, Tag: g.tag, Layer: uint32(layer), Index: uint32(index),
-			Block: to.Block, Generation: to.Generation, Rows: uint32(rows), Heads: uint32(gr.KVHeads)},
-		bytes: gr.PackedBytes(rows),
-		same:  rows == g.layout.BlockTokens && g.layout.same(w.p.cfg.Identity.Layout, layer),
+			Block: to.Block, Generation: to.Generation, Rows: uint32(rows), Heads: uint32(sh.heads)},
+		bytes: sh.row * rows,
+		same:  sh.same && rows == g.layout.BlockTokens,
 	}
 }
 

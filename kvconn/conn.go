@@ -217,6 +217,24 @@ func (f *frameConn) send(ms ...message) error {
 	return err
 }
 
+// waiting returns first and the messages that wait behind it, in into's
+// memory: they go out, and wake the peer, as one.
+func waiting(first message, out <-chan message, into []message) []message {
+	clear(into)
+	into = append(into[:0], first)
+	for len(into) < maxTogether {
+		select {
+		case m := <-out:
+			into = append(into, m)
+		default:
+			return into
+		}
+	}
+	return into
+}
+
+const maxTogether = 16
+
 // next returns the next frame. The body is valid until the following call; of
 // a unit or a batch it is what stands before the rows. Rows that were not
 // taken are skipped.

@@ -29,7 +29,7 @@ const (
 
 // stepBytes is how much is read and verified inside the fence at a time: a
 // revoke waits for it. What was read is still in the core's cache then.
-const stepBytes = 512 << 10
+const stepBytes = 256 << 10
 
 // units stores the units of the frame whose head is given.
 func (r *intake) units(t frameType, head []byte) (err error) {

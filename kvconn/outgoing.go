@@ -31,7 +31,8 @@ type Outgoing struct {
 	tag    uint64
 	layout Layout // of what is sent: the receiver's, cut to the parts it asks for
 	layers int
-	fence  *fence // around every Load and the write that follows
+	shapes []shape // of whole blocks, one a layer
+	fence  *fence  // around every Load and the write that follows
 	ctx    context.Context
 	cancel context.CancelFunc
 	start  time.Time
@@ -56,6 +57,13 @@ type Outgoing struct {
 	returned  bool // OnTicket has
 }
 
+// shape is what a writer has to know of one layer's units.
+type shape struct {
+	heads int
+	row   int  // bytes of one position, K and V of all heads
+	same  bool // we keep whole blocks as the receiver does
+}
+
 func newOutgoing(p *sender, m *request) (*Outgoing, error) {
 	layout, err := m.layout(p.peer.Layout, p.cfg.Identity.Layout)
 	if err != nil {
@@ -74,6 +82,11 @@ func newOutgoing(p *sender, m *request) (*Outgoing, error) {
 	g := &Outgoing{p: p, tag: unitTag(m.Secret, p.key, m.ID), layout: layout, layers: layers, start: now, have: m.Have, pushed: newBitmap(units),
 		t: Ticket{ID: m.ID, Link: m.Link, RequestID: m.RequestID, Tokens: m.Tokens, Positions: int(m.Positions), First: m.First,
 			Dest: m.Dest, DestBlockTokens: int(m.DestBlockTokens), LeaseID: m.LeaseID, Deadline: deadline}}
+	g.shapes = make([]shape, layers)
+	for l := range g.shapes {
+		gr, _ := layout.Group(l)
+		g.shapes[l] = shape{heads: gr.KVHeads, row: gr.PackedBytes(1), same: layout.same(p.cfg.Identity.Layout, l)}
+	}
 	g.fence = newFence(g.settle)
 	g.ctx, g.cancel = context.WithDeadline(p.ctx, deadline)
 	return g, nil

@@ -286,12 +286,14 @@ func (p *sender) onTicket(m *request) error {
 func (p *sender) writeControl() {
 	tick := time.NewTicker(p.cfg.KeepAlive)
 	defer tick.Stop()
+	var queued []message
 	for {
 		select {
 		case <-p.ctx.Done():
 			return
 		case m := <-p.out:
-			if err := p.ctl.send(m); err != nil {
+			queued = waiting(m, p.out, queued)
+			if err := p.ctl.send(queued...); err != nil {
 				p.fail(classify(err), fmt.Errorf("control: %w", err))
 				return
 			}

@@ -17,17 +17,18 @@ import (
 // are run's: one reader a connection, and one that writes control messages
 // and keeps time. Locks: mu, or one Incoming's mu, never both at once.
 type Session struct {
-	cfg     *Config
-	log     *slog.Logger
-	m       *Metrics
-	side    perSide
-	peer    Identity
-	key     [16]byte // the session key, part of every unit tag
-	version uint8    // of the protocol
-	ctl     *frameConn
-	bulk    []*frameConn
-	lent    *lent        // our memory that the peer writes into; nil: it sends
-	out     chan message // to the control writer
+	cfg       *Config
+	log       *slog.Logger
+	m         *Metrics
+	side      perSide
+	peer      Identity
+	key       [16]byte // the session key, part of every unit tag
+	version   uint8    // of the protocol
+	unchecked bool     // both sides said that digests need not be checked
+	ctl       *frameConn
+	bulk      []*frameConn
+	lent      *lent        // our memory that the peer writes into; nil: it sends
+	out       chan message // to the control writer
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -47,7 +48,7 @@ const controlQueue = 4096
 
 func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn, loan *lent) *Session {
 	s := &Session{cfg: &r.cfg, log: r.log.With(logPeer, h.Identity.PeerID.String()), m: r.m, side: r.m.of(SideReceiver),
-		peer: h.Identity, key: h.Session, version: h.Version, ctl: ctl, bulk: bulk, lent: loan,
+		peer: h.Identity, key: h.Session, version: h.Version, unchecked: r.cfg.Unchecked && h.Unchecked, ctl: ctl, bulk: bulk, lent: loan,
 		out: make(chan message, controlQueue), tickets: map[uint64]*Incoming{}, over: make(chan struct{}), used: time.Now()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.side.sessions.Inc()
@@ -56,6 +57,10 @@ func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn, loan *
 
 // Peer returns the sender's identity.
 func (s *Session) Peer() Identity { return s.peer }
+
+// Unchecked tells whether both sides said that digests need not be checked: a
+// Sink may then believe rows as they come.
+func (s *Session) Unchecked() bool { return s.unchecked }
 
 // Exact tells whether the peer's blocks are made under our numerics, so that
 // they may stand beside our own.
@@ -316,13 +321,15 @@ func (s *Session) onSent(m *sent, conn int) {
 func (s *Session) writeControl() {
 	tick := time.NewTicker(s.cfg.KeepAlive)
 	defer tick.Stop()
+	var queued []message
 	for {
 		var err error
 		select {
 		case <-s.ctx.Done():
 			return
 		case m := <-s.out:
-			err = s.ctl.send(m)
+			queued = waiting(m, s.out, queued)
+			err = s.ctl.send(queued...)
 		case now := <-tick.C:
 			if s.keepTime(now) {
 				s.fail(ticket.Done, errors.New("idle"))

@@ -190,6 +190,7 @@ func (r *Router) order(ctx *fasthttp.RequestCtx, id, name, action string) {
 	}
 	if action != "role" {
 		r.setMark(m.ID, m.Epoch, action == "drain")
+		r.picker.Refresh(r.view())
 	}
 	q := r.newRequest(id, "POST", "/xpyd/v1/"+action)
 	q.probe = true // not a user's

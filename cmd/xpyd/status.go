@@ -136,6 +136,9 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 		if m.KVPaths != "" {
 			note = strings.TrimPrefix(note+"; kv: "+m.KVPaths, "; ")
 		}
+		if m.Unchecked {
+			note = strings.TrimPrefix(note+"; kv.digest: off", "; ")
+		}
 		if m.Convert {
 			note = strings.TrimPrefix(note+"; kv.convert: allow", "; ")
 		}

@@ -52,7 +52,8 @@ type Instance struct {
 	TokenizerFingerprint string `json:"tokenizer_fingerprint"`
 	Numerics             string `json:"numerics"`
 	Layout               Layout `json:"layout"`
-	Convert              bool   `json:"kv_convert,omitempty"` // rows of another dtype may be converted
+	Convert              bool   `json:"kv_convert,omitempty"`   // rows of another dtype may be converted
+	Unchecked            bool   `json:"kv_unchecked,omitempty"` // digests are not checked where the peer says so too; shown, never compared
 
 	// What a foreign engine's dialect needs to know of it.
 	Version   string `json:"version,omitempty"`   // of the engine; both of a pair must agree if both are known

@@ -80,6 +80,7 @@ type KV struct {
 	TLSCA            string        `koanf:"tls_ca"`
 	Transport        string        `koanf:"transport"`       // "auto", "tcp" or "shm"
 	MaxQuarantined   int           `koanf:"max_quarantined"` // blocks; 0: a quarter of the pool
+	Digest           string        `koanf:"digest"`          // "on"; "off" leaves digests unchecked where both workers say so, for measuring
 	Convert          string        `koanf:"convert"`         // "refuse" or "allow" peers whose KV has another dtype
 }
 
@@ -106,7 +107,7 @@ func DefaultConfig(role fleet.Role) Config {
 		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
-			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Convert: "refuse"},
+			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse"},
 		Log: Log{Level: "info", Format: "text"},
 	}
 }
@@ -145,6 +146,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := ValidTransport("kv.transport", c.KV.Transport); err != nil {
+		return err
+	}
+	if err := oneOf("kv.digest", c.KV.Digest, "on", "off"); err != nil {
 		return err
 	}
 	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {
@@ -217,6 +221,7 @@ func (c *Config) kvconn(id kvconn.Identity) kvconn.Config {
 	kv := kvconn.DefaultConfig()
 	kv.Identity = id
 	kv.MaxSessions = c.KV.MaxSessions
+	kv.Unchecked = c.KV.Digest == "off"
 	kv.BulkConns, kv.Resends, kv.Convert = c.KV.BulkConns, c.KV.Resends, c.KV.Convert == convertAllow
 	kv.DialTimeout, kv.HandshakeTimeout = c.KV.DialTimeout, c.KV.HandshakeTimeout
 	kv.AcceptTimeout, kv.TicketTimeout, kv.PeerSilence = c.KV.AcceptTimeout, c.KV.TicketTimeout, c.KV.PeerSilence

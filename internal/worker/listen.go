@@ -136,11 +136,11 @@ func text(err error) string {
 }
 
 // members is the fleet as this worker sees it; nil without one.
-func (w *Worker) members() *fleet.Snapshot {
+func (w *Worker) members() []fleet.Member {
 	if w.fleet == nil || w.fleet.watcher == nil {
 		return nil
 	}
-	return w.fleet.watcher.Snapshot()
+	return w.fleet.watcher.Snapshot().Members
 }
 
 // publishPaths announces how prefill workers are reached.

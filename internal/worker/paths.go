@@ -53,7 +53,7 @@ type paths struct {
 	mode    string
 	machine string // of this process; see machineID
 	private string // why our pool cannot be shared; "": it can
-	members func() *fleet.Snapshot
+	members func() []fleet.Member
 	publish func(summary string)
 	log     *slog.Logger
 	gauge   *prometheus.GaugeVec
@@ -87,7 +87,7 @@ const (
 )
 
 // newPaths registers its gauge with reg.
-func newPaths(recv opener, mode, private string, members func() *fleet.Snapshot, publish func(string), log *slog.Logger, reg prometheus.Registerer) (*paths, error) {
+func newPaths(recv opener, mode, private string, members func() []fleet.Member, publish func(string), log *slog.Logger, reg prometheus.Registerer) (*paths, error) {
 	p := &paths{recv: recv, mode: mode, machine: machineID(), private: private, members: members, publish: publish, log: log, peers: map[string]path{},
 		gauge: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "xpyd_worker_kv_peers",
 			Help: "Prefill workers that this one has collected KV from, by transport and, over tcp, by why not shm."}, []string{"transport", "reason"})}
@@ -138,18 +138,12 @@ func cause(err error) string {
 
 // member finds the announcement of a peer, by its id when that is known.
 func (p *paths) member(addr string, peer kvconn.PeerID) *fleet.Member {
-	s := p.members()
-	if s == nil {
-		return nil
-	}
-	if peer.ID != "" {
-		if m := s.Get(peer.ID); m != nil && (peer.Epoch == 0 || m.Epoch == peer.Epoch) {
+	members := p.members()
+	for i := range members {
+		m := &members[i]
+		if peer.ID == "" && m.KVAddr == addr || peer.ID == m.ID && (peer.Epoch == 0 || peer.Epoch == m.Epoch) {
 			return m
 		}
-		return nil
-	}
-	if i := slices.IndexFunc(s.Members, func(m fleet.Member) bool { return m.KVAddr == addr }); i >= 0 {
-		return &s.Members[i]
 	}
 	return nil
 }
@@ -197,11 +191,10 @@ func (p *paths) note(m *fleet.Member, now path) {
 	if known && old.transport == now.transport && old.why == now.why {
 		return
 	}
-	if s := p.members(); s != nil {
-		for id := range p.peers {
-			if s.Get(id) == nil {
-				delete(p.peers, id)
-			}
+	members := p.members()
+	for id := range p.peers {
+		if !slices.ContainsFunc(members, func(m fleet.Member) bool { return m.ID == id }) {
+			delete(p.peers, id)
 		}
 	}
 	p.log.Info("kv path", "peer", m.ID, "transport", now.transport, "why_not_shm", now.why)

@@ -211,6 +211,7 @@ func (w *Worker) instance() fleet.Instance {
 		Dialect: "native", Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
 		ModelFingerprint: w.identity.ModelFingerprint, TokenizerFingerprint: w.identity.TokenizerFingerprint, Numerics: w.identity.Numerics,
 		Convert:     w.cfg.KV.Convert == convertAllow,
+		Unchecked:   w.cfg.KV.Digest == "off",
 		Layout:      fleet.Layout{Layers: l.Layers, KVHeads: l.KVHeads, HeadDim: l.HeadDim, BlockTokens: l.BlockTokens, DType: l.DType},
 		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), MaxBatch: w.cfg.MaxBatch, PID: os.Getpid(),
 		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, Topology: w.cfg.Topology,

@@ -10,7 +10,7 @@
 #include "common.cuh"
 
 static constexpr int WARPS = 8;
-static constexpr int BATCH = 6; // rows of a team in flight: K, V and a group of four
+static constexpr int BATCH = 3; // rows of a team in flight
 
 // Hash of a row that lies in the pool, by one warp; the sum is in every lane.
 static __device__ uint64_t hash_stored(const bf16 *row, int dim, int lane) {

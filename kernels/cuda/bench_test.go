@@ -25,7 +25,7 @@ func llama8B() kernels.Arch {
 
 // TestSpeed prints one JSON line a figure: host time of Step, with the device's
 // own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
-// mixed384" (the number is the tokens of a chunk).
+// mixed448" (the number is the tokens of a chunk).
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
 	if len(what) == 0 {
@@ -170,7 +170,7 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
 }
 
 // mixedSpeed decodes 64 streams alone, then with a chunk of an 8k prompt in each
-// step.
+// step, 64 tokens smaller in the second half of the prompt.
 func mixedSpeed(t *testing.T, b *cuda.Backend, chunk int) {
 	const batch, length, prompt = 64, 1024, 8192
 	var seqs []kernels.Seq
@@ -196,6 +196,9 @@ func mixedSpeed(t *testing.T, b *cuda.Backend, chunk int) {
 			all := seqs
 			if beside {
 				n := min(chunk, prompt-pos)
+				if pos >= prompt/2 { // there attention takes more
+					n = min(chunk-64, prompt-pos)
+				}
 				q := kernels.Seq{Tokens: tokens[pos : pos+n], Pos: pos, Blocks: table}
 				if pos += n; pos == prompt {
 					q.Samples, pos = []kernels.Sample{{TopP: 1, Repetition: 1, Logprobs: -1}}, 0

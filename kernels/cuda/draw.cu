@@ -27,8 +27,9 @@ static constexpr int ROW = 4 * THREADS;              // ids that a row of slots 
 static constexpr int REG_ROWS = 6, SMEM_ROWS = 10, ROWS = REG_ROWS + SMEM_ROWS;
 static constexpr int SPAN = ROWS * ROW;              // ids of a CTA at most
 static constexpr int BINS = 2048;                    // two a thread
-static constexpr int OCTAVES = 25;                   // that bins of 1/64 octave cover; bin 0 is what lies below
-static constexpr int LOG_BINS = OCTAVES * 64 + 2;
+static constexpr int OCTAVES = 24, PARTS_LOG2 = 7;   // that bins of 1/128 octave cover; bin 0 is what lies below
+static constexpr int LOG_BINS = (OCTAVES << PARTS_LOG2) + 2, LOG_EACH = 4; // a thread's
+static_assert(LOG_BINS <= LOG_EACH * THREADS && 31 - OCTAVES >= PARTS_LOG2, "edges of bins are integers");
 static constexpr int LIST = 32;                      // tokens that one warp can order
 static constexpr uint32_t ONE = 1u << 31;            // mass of the most likely token
 
@@ -43,9 +44,9 @@ static __device__ __forceinline__ uint32_t mass_of(float w) {
   asm("shr.u32 %0, %1, %2;" : "=r"(m) : "r"((bits << 8) | 0x80000000u), "r"(127 - (bits >> 23))); // a shift over 31 gives 0
   return m;
 }
-static __device__ __forceinline__ int log_bin(float w) { return max(int(__float_as_uint(w) >> 17) - (127 - OCTAVES) * 64 + 1, 0); }
+static __device__ __forceinline__ int log_bin(float w) { return max(int(__float_as_uint(w) >> (23 - PARTS_LOG2)) - ((127 - OCTAVES) << PARTS_LOG2) + 1, 0); }
 static __device__ __forceinline__ uint32_t bin_edge(int bin) { // least mass of a bin
-  return bin == 0 ? 0 : bin >= LOG_BINS ? ONE + 1 : mass_of(__uint_as_float(uint32_t(bin - 1 + (127 - OCTAVES) * 64) << 17));
+  return bin == 0 ? 0 : bin >= LOG_BINS ? ONE + 1 : mass_of(__uint_as_float(uint32_t(bin - 1 + ((127 - OCTAVES) << PARTS_LOG2)) << (23 - PARTS_LOG2)));
 }
 
 static __device__ __forceinline__ bool shapes(const xk_sample &s) { return s.n_adjust > 0; }
@@ -250,22 +251,28 @@ struct Draw {
 
   // Which masses may be the cut's, by the first histogram: [lo, hi).
   __device__ __forceinline__ void bracket(u64 need, bool by_count, uint32_t *lo, uint32_t *hi) {
-    u64 least[2] = {}, most[2] = {};
-    int first = LOG_BINS - 1 - 2 * int(threadIdx.x); // and the one below
+    u64 least[LOG_EACH] = {}, most[LOG_EACH] = {}, below = 0, above = 0;
+    int first = LOG_BINS - 1 - LOG_EACH * int(threadIdx.x); // and those below it
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
+    for (int j = 0; j < LOG_EACH; j++) {
       int bin = first - j;
       if (bin < 0) break;
       u64 n = 0;
       for (unsigned r = 0; r < cluster.num_blocks(); r++) n += cluster.map_shared_rank(m.logs, r)[bin];
       least[j] = by_count ? n : n * bin_edge(bin), most[j] = by_count ? n : n * min(bin_edge(bin + 1), ONE);
+      below += least[j], above += most[j];
     }
-    u64 all, below = scan(least[0] + least[1], &all), above = scan(most[0] + most[1], &all);
+    u64 all;
+    below = scan(below, &all), above = scan(above, &all);
     if (threadIdx.x == 0) m.lo = 0, m.hi = bin_edge(1);
     __syncthreads();
     // The first bins from above at which a bound reaches need.
-    if (above < need && above + most[0] + most[1] >= need) m.hi = bin_edge(above + most[0] >= need ? first + 1 : first);
-    if (below < need && below + least[0] + least[1] >= need) m.lo = bin_edge(below + least[0] >= need ? first : first - 1);
+#pragma unroll
+    for (int j = 0; j < LOG_EACH; j++) {
+      if (above < need && above + most[j] >= need) m.hi = bin_edge(first - j + 1);
+      if (below < need && below + least[j] >= need) m.lo = bin_edge(first - j);
+      above += most[j], below += least[j];
+    }
     __syncthreads();
     *lo = max(m.lo, 1u), *hi = m.hi; // tokens without mass are never drawn
   }

@@ -86,9 +86,9 @@ int32_t xk_embed(const Launch &l, const bf16 *embed, const int32_t *tokens, bf16
 
 int32_t xk_rmsnorm(const Launch &l, const bf16 *x, const int32_t *index, const float *w, bf16 *out, int rows, int hidden, float eps) {
   int n = hidden / 8;
-  int threads = n >= 512 ? 512 : int(round_up(n, 32));
-  if (n <= threads) return launch(l, rmsnorm_kernel<1>, rows, threads, 0, x, index, w, out, hidden, eps);
-  return launch(l, rmsnorm_kernel<4>, rows, threads, 0, x, index, w, out, hidden, eps);
+  if (n <= 256) return launch(l, rmsnorm_kernel<1>, rows, int(round_up(n, 32)), 0, x, index, w, out, hidden, eps);
+  if (n <= 512) return launch(l, rmsnorm_kernel<2>, rows, 256, 0, x, index, w, out, hidden, eps);
+  return launch(l, rmsnorm_kernel<4>, rows, 512, 0, x, index, w, out, hidden, eps);
 }
 
 int32_t xk_silu(const Launch &l, const bf16 *in, bf16 *out, int rows, int width) {

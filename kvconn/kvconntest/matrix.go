@@ -31,10 +31,14 @@ type verdict struct {
 	outcome ticket.Outcome
 	took    time.Duration // until the transfer that it hit was over
 	back    time.Duration // from the heal until another one was complete
+	note    string
 }
 
 func (v verdict) String() string {
 	s := fmt.Sprintf("%s %s", v.outcome, brief(v.took))
+	if v.note != "" {
+		s += ", " + v.note
+	}
 	if v.back > 0 {
 		s += ", back " + brief(v.back)
 	}

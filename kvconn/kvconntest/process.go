@@ -102,6 +102,7 @@ func child(f Factory, args []string) error {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		err := w.Fetch(ctx, w.Spec(name, seed, 18, first))
+		w.Release(ctx)
 		cancel()
 		for _, e := range w.Pool.Errors() {
 			fmt.Println("error", e)
@@ -137,7 +138,9 @@ func same(step, frame Step) bool { return frame == step || step == Unit && frame
 
 // world makes one side of a process case.
 func (f Factory) world(t testing.TB, tr kvconn.Transport, addr string) *World {
-	return NewWorld(t, tr, addr, f.Shrink, nil)
+	w := newWorld(t, tr, addr, f.Shrink, nil, f.Memory)
+	w.Quarantine = f.Memory != nil
+	return w
 }
 
 // peer is the other process.
@@ -226,7 +229,7 @@ func Processes(t *testing.T, f Factory) {
 			}
 		}
 	})
-	t.Logf("processes, what the transfer they took part in came to, and when:\n%s", &m)
+	t.Logf("%s: what the transfer that they took part in came to, and when:\n%s", t.Name(), &m)
 }
 
 // scene is this process's world and the victim.
@@ -288,6 +291,14 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 		t.Errorf("over after %v", v.took)
 	}
 	healed := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), recovery)
+	defer cancel()
+	if n := s.Release(ctx); n > 0 {
+		v.note = "quarantined"
+		if act == ProcessKill {
+			t.Errorf("%d tickets in quarantine for a process that is gone", n)
+		}
+	}
 	if act == ProcessKill {
 		s.start()
 	}

@@ -59,7 +59,7 @@ func Run(t *testing.T, f Factory) {
 			}
 		}
 	})
-	t.Logf("faults, what the transfer they hit came to, and when:\n%s", &m)
+	t.Logf("%s: faults, what the transfer they hit came to, and when:\n%s", t.Name(), &m)
 	if !f.Bubble { // a bubble fails by itself when a goroutine stays
 		settle(t, before)
 	}

@@ -50,8 +50,12 @@ func Seal(frame []byte) {
 	sum := crc32.Update(crc32.Checksum(frame[:2], castagnoli), castagnoli, frame[4:12])
 	binary.LittleEndian.PutUint16(frame[2:], uint16(sum))
 	covered := frame[headerSize:]
-	if Step(frame[1]) == Unit {
+	switch {
+	case Step(frame[1]) == Unit:
 		covered = covered[:min(len(covered), unitHeadSize)]
+	case Step(frame[1]) == Batch && len(covered) >= 24:
+		units := int(min(binary.LittleEndian.Uint32(covered[16:]), 1024))
+		covered = covered[:min(len(covered), 24+28*units)]
 	}
 	binary.LittleEndian.PutUint32(frame[12:], crc32.Update(crc32.Checksum(frame[:12], castagnoli), castagnoli, covered))
 }

@@ -54,13 +54,18 @@ type World struct {
 	// Answer, when set, replaces the handler's answer to a ticket.
 	Answer func(ctx context.Context, o *kvconn.Outgoing, src *Source)
 
+	// Quarantine lets Fetch leave a revoked ticket to Release when the peer
+	// that shares our memory does not say that it has stopped.
+	Quarantine bool
+
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
-	mu      sync.Mutex
-	sources []*Source
-	ends    []ticket.Outcome
-	serve   error
+	mu          sync.Mutex
+	sources     []*Source
+	ends        []ticket.Outcome
+	quarantined []quarantined
+	serve       error
 }
 
 // NewWorld starts both sides over tr; tune may change either configuration.
@@ -188,7 +193,12 @@ func (w *World) FetchFrom(ctx context.Context, addr string, peer kvconn.PeerID, 
 		return w.typed(err)
 	}
 	c, err := in.Wait(ctx)
-	if rerr := in.Revoke(ctx); rerr != nil {
+	if rerr := w.revoke(ctx, in); rerr != nil && err != nil && w.Quarantine {
+		w.mu.Lock()
+		w.quarantined = append(w.quarantined, quarantined{in, spec.Dest})
+		w.mu.Unlock()
+		return w.typed(err)
+	} else if rerr != nil {
 		w.T.Errorf("%s: revoke: %v", spec.RequestID, rerr)
 	}
 	if err != nil {
@@ -203,6 +213,39 @@ func (w *World) FetchFrom(ctx context.Context, addr string, peer kvconn.PeerID, 
 		w.T.Errorf("%s: wrong bytes believed: %v", spec.RequestID, err)
 	}
 	return nil
+}
+
+// quarantined is a revoked ticket whose peer may still write.
+type quarantined struct {
+	in   *kvconn.Incoming
+	dest []kvconn.Dest
+}
+
+// revoke is a bounded wait where blocks may be quarantined.
+func (w *World) revoke(ctx context.Context, in *kvconn.Incoming) error {
+	if w.Quarantine {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, w.RConfig.KeepAlive)
+		defer cancel()
+	}
+	return in.Revoke(ctx)
+}
+
+// Release ends the quarantine of what Fetch has left in it: its peer must
+// have resumed or died. It returns how many tickets that were.
+func (w *World) Release(ctx context.Context) int {
+	w.mu.Lock()
+	all := w.quarantined
+	w.quarantined = nil
+	w.mu.Unlock()
+	for _, q := range all {
+		if err := q.in.Revoke(ctx); err != nil {
+			w.T.Errorf("quarantine does not end: %v", err)
+			continue
+		}
+		w.Pool.Reclaim(q.dest)
+	}
+	return len(all)
 }
 
 func (w *World) typed(err error) error {

@@ -176,14 +176,14 @@ func TestRefused(t *testing.T) {
 // A preamble that does not come is bounded by the connection's deadline, and
 // one that comes in pieces is read.
 func TestSlowPreamble(t *testing.T) {
-	a, b := pair(t)
-	if err := b.SetReadDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
+	_, mute := pair(t)
+	if err := mute.SetReadDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Read(make([]byte, 1)); err == nil {
+	if _, err := mute.Read(make([]byte, 1)); err == nil {
 		t.Fatal("read without a preamble")
 	}
-	a, b = pair(t)
+	a, b := pair(t)
 	a.greeted = true
 	for _, c := range preamble + "0x" {
 		if _, err := a.Write([]byte(string(c))); err != nil {

@@ -17,6 +17,9 @@ import (
 // TestMain lets more cases run at once than there are cores: the suite's cases
 // wait for deadlines, they do not compute.
 func TestMain(m *testing.M) {
+	if kvconntest.Child(shared) {
+		return
+	}
 	if what := os.Getenv(processEnv); what != "" {
 		if err := processMain(what); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -45,6 +48,12 @@ func memory(t testing.TB, size int) (fd int, mem []byte) {
 	t.Cleanup(func() { m.Close() })
 	return m.FD, m.Bytes[:m.Size]
 }
+
+// shared are the worlds of real processes.
+var shared = kvconntest.Factory{New: transport, Memory: memory, Shrink: 2}
+
+// TestProcesses kills and stops real processes at every step.
+func TestProcesses(t *testing.T) { kvconntest.Processes(t, shared) }
 
 // TestShared is the suite with rows that the sender places.
 func TestShared(t *testing.T) {

@@ -134,5 +134,6 @@ func (t *Transport) tune(c net.Conn, dialled bool) (net.Conn, error) {
 		c.Close()
 		return nil, fmt.Errorf("tune %s: %w", c.RemoteAddr(), err)
 	}
+	withoutPacing(tc)
 	return t.secure(c, dialled), nil
 }

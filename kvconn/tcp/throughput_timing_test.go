@@ -194,7 +194,7 @@ func blocking(c *net.TCPConn) (*os.File, error) {
 	return f, err
 }
 
-// serveBare writes the part of all blocks that two bytes ask for, part and
+// serveBare writes the part of all blocks that four bytes ask for, part and
 // parts, again and again.
 func serveBare(c *net.TCPConn, src *slab) {
 	f, err := blocking(c)
@@ -202,12 +202,12 @@ func serveBare(c *net.TCPConn, src *slab) {
 		return
 	}
 	defer f.Close()
-	var ask [2]byte
+	var ask [4]byte
 	for {
 		if _, err := io.ReadFull(f, ask[:]); err != nil {
 			return
 		}
-		if src.bare(int(f.Fd()), unix.Writev, int(ask[0]), int(ask[1])) != nil {
+		if src.bare(int(f.Fd()), unix.Writev, int(binary.LittleEndian.Uint16(ask[:])), int(binary.LittleEndian.Uint16(ask[2:]))) != nil {
 			return
 		}
 	}
@@ -307,12 +307,8 @@ func newBenchPair(b *testing.B, conns int) *benchPair {
 func (p *benchPair) readBare() error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(p.bare))
-	for n, f := range p.bare {
-		wg.Go(func() {
-			if _, errs[n] = f.Write([]byte{byte(n), byte(len(p.bare))}); errs[n] == nil {
-				errs[n] = p.dst.bare(int(f.Fd()), unix.Readv, n, len(p.bare))
-			}
-		})
+	for n := range p.bare {
+		wg.Go(func() { errs[n] = p.askBare(n, n, len(p.bare)) })
 	}
 	wg.Wait()
 	for _, err := range errs {
@@ -321,6 +317,16 @@ func (p *benchPair) readBare() error {
 		}
 	}
 	return nil
+}
+
+// askBare reads one part with one connection.
+func (p *benchPair) askBare(conn, part, parts int) error {
+	f := p.bare[conn]
+	ask := binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint16(nil, uint16(part)), uint16(parts))
+	if _, err := f.Write(ask); err != nil {
+		return err
+	}
+	return p.dst.bare(int(f.Fd()), unix.Readv, part, parts)
 }
 
 // fetch reads n blocks of every layer with a ticket.
@@ -375,20 +381,28 @@ func BenchmarkTransfer(b *testing.B) {
 }
 
 // BenchmarkLatency moves one block of 16 layers, 256 KiB: from the request to
-// the end of the wait.
+// the end of the wait. The bare loop's part is a question of four bytes and the
+// same bytes back.
 func BenchmarkLatency(b *testing.B) {
 	for _, conns := range []int{1, 2} {
 		b.Run(fmt.Sprintf("conns=%d", conns), func(b *testing.B) {
 			p := newBenchPair(b, conns)
 			p.dst.verify = true
-			var took []float64
+			var took, bare []float64
 			for b.Loop() {
 				start := time.Now()
 				if err := p.fetch(b.Context(), 1); err != nil {
 					b.Fatal(err)
 				}
-				took = append(took, float64(time.Since(start).Microseconds()))
+				between := time.Now()
+				took = append(took, float64(between.Sub(start).Microseconds()))
+				if err := p.askBare(0, 0, benchBlocks); err != nil {
+					b.Fatal(err)
+				}
+				bare = append(bare, float64(time.Since(between).Microseconds()))
 			}
+			b.ReportMetric(quantile(bare, 0.5), "bare-p50-µs")
+			b.ReportMetric(quantile(bare, 0.99), "bare-p99-µs")
 			b.ReportMetric(quantile(took, 0.5), "p50-µs")
 			b.ReportMetric(quantile(took, 0.99), "p99-µs")
 		})

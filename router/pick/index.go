@@ -82,10 +82,9 @@ func newIndex(budget int) *index {
 
 func (x *index) bytes() int { return len(x.slots) * entryBytes }
 
-// match returns, for each node on the known part of the chain, how deep it
+// match appends to out, for each node on the known part of the chain, how deep it
 // goes: having served a longer prefix implies the shorter ones.
-func (x *index) match(c Chain) ([]match, int) {
-	var out []match
+func (x *index) match(out []match, c Chain) ([]match, int) {
 	deepen := func(m match) {
 		i := slices.IndexFunc(out, func(o match) bool { return o.p == m.p && o.d == m.d })
 		if i >= 0 {

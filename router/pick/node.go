@@ -70,10 +70,11 @@ type class struct {
 	rep   fleet.Instance
 	stamp uint64 // under Picker.build
 
-	nodes []*node // in no order
-	root  node    // head of the list in order of use, least recent first
-	ring  []*node // by point
-	legs  int     // of all nodes
+	born  time.Time // when its first member came
+	nodes []*node   // in no order
+	root  node      // head of the list in order of use, least recent first
+	ring  []*node   // by point
+	legs  int       // of all nodes
 
 	prefill, decode, local line // of all nodes
 }
@@ -107,6 +108,9 @@ func (c *class) append(n *node) {
 
 // join adds a node as the most recently used.
 func (c *class) join(n *node) {
+	if len(c.nodes) == 0 {
+		c.born = n.born
+	}
 	n.class, n.slot = c, len(c.nodes)
 	c.nodes = append(c.nodes, n)
 	c.append(n)

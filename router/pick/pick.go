@@ -85,6 +85,7 @@ type Picker struct {
 	nodes  map[nodeKey]*node
 	tick   uint64 // dispatches so far: the clock of recency and memory
 	local  explorer
+	scorer scorer
 }
 
 // New makes a picker; rnd is used under the picker's lock only.
@@ -186,7 +187,9 @@ func (p *Picker) pick(v View, req *Request) (*Choice, error) {
 	if m == nil {
 		return nil, fmt.Errorf("%w: %q", ErrNoModel, req.Model)
 	}
-	s := &scorer{p: p, view: &v, snap: v.Snapshot, req: req, behind: t.older(v)}
+	s := &p.scorer
+	s.begin(p, &v, req, t.older(v))
+	defer s.end()
 	s.warm()
 	for range maxBehind {
 		pair := s.pair(m)

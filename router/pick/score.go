@@ -2,6 +2,7 @@ package pick
 
 import (
 	"slices"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 )
@@ -36,7 +37,7 @@ const (
 	batchTime = 5e-2
 )
 
-// scorer is one pick.
+// scorer is one pick. A picker has one for all of them, for its memory.
 type scorer struct {
 	p      *Picker
 	view   *View
@@ -106,6 +107,19 @@ func (l *shortlist) add(c scored) {
 	l.list[i] = c
 }
 
+func (s *scorer) begin(p *Picker, v *View, req *Request, behind bool) {
+	*s = scorer{p: p, view: v, snap: v.Snapshot, req: req, behind: behind,
+		matches: s.matches[:0], warms: s.warms[:0], wrong: s.wrong[:0], pre: s.pre, dec: s.dec}
+}
+
+// end lets go of what the pick was about.
+func (s *scorer) end() {
+	clear(s.matches)
+	clear(s.warms)
+	clear(s.wrong)
+	s.view, s.snap, s.req, s.prefills, s.decodes = nil, nil, nil, nil, nil
+}
+
 func (s *scorer) policy() string { return s.p.policy }
 
 // byText and byEvents say what the policy knows prefixes from.
@@ -124,7 +138,7 @@ func (s *scorer) byEvents() bool {
 // warm looks up who has a part of the prompt.
 func (s *scorer) warm() {
 	if s.byText() {
-		s.matches, s.length = s.p.index.match(s.req.Chain)
+		s.matches, s.length = s.p.index.match(s.matches, s.req.Chain)
 	}
 	if !s.byEvents() {
 		return
@@ -176,7 +190,7 @@ func (s *scorer) usable(n *node) *fleet.Member {
 // of each class decide.
 func (s *scorer) pair(m *model) pair {
 	s.prefills, s.decodes = nil, nil
-	s.pre, s.dec = make([]shortlist, len(m.prefill)), make([]shortlist, len(m.decode))
+	s.pre, s.dec = sized(s.pre, len(m.prefill)), sized(s.dec, len(m.decode))
 	for j, c := range m.decode {
 		s.dec[j] = s.best(c, fleet.Decode)
 	}
@@ -217,6 +231,16 @@ func (s *scorer) pair(m *model) pair {
 		return local
 	}
 	return out
+}
+
+// sized is n empty lists, in the memory of old ones.
+func sized(old []shortlist, n int) []shortlist {
+	if cap(old) < n {
+		return make([]shortlist, n)
+	}
+	old = old[:n]
+	clear(old)
+	return old
 }
 
 // rating orders pairs.
@@ -415,13 +439,16 @@ func (s *scorer) score(n *node, m *fleet.Member, role fleet.Role) scored {
 	return out
 }
 
-// weight is the share of work that a node takes, below 1 for newcomers.
+// weight is the share of work that a node takes, below 1 for one that came
+// after the first of its class: it rises from a tenth with its age. Where all
+// are new, nobody waits.
 func (s *scorer) weight(n *node) float64 {
 	slow := s.p.cfg.SlowStart
 	if slow == 0 || s.view.Now.IsZero() || n.born.IsZero() {
 		return 1
 	}
-	return min(max(float64(s.view.Now.Sub(n.born))/float64(slow), 0.1), 1)
+	grown := func(born time.Time) float64 { return float64(min(max(s.view.Now.Sub(born), 0)+slow/10, slow)) }
+	return min(grown(n.born)/grown(n.class.born), 1)
 }
 
 // uncached is how many prompt tokens a candidate does not have.

@@ -113,7 +113,11 @@ func TestKinds(t *testing.T) {
 	}
 	f := func(want Kind, message string, h http.HandlerFunc) {
 		t.Helper()
-		c := newClient(t, Config{URLs: []string{serve(t, h)}, Stream: true, Timeout: 300 * time.Millisecond})
+		timeout := time.Minute
+		if want == Timeout {
+			timeout = 300 * time.Millisecond
+		}
+		c := newClient(t, Config{URLs: []string{serve(t, h)}, Stream: true, Timeout: timeout})
 		var res Result
 		c.Do(t.Context(), &Request{Body: []byte("{}")}, &res)
 		if res.Kind != want || !strings.Contains(res.Message, message) {

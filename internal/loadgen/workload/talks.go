@@ -11,17 +11,13 @@ import (
 
 // TalkShape is what conversations look like.
 type TalkShape struct {
-	Shape            // In and Out are those of a turn; the prefix is a system message
-	Turns   Dist     // of a conversation
-	Think   Dist     // time between an answer and the next turn
-	Open    int      // conversations that are open at once: the working set
-	Total   int      // conversations in all; 0: no end
-	Chat    bool     // messages; else one text that grows
-	Stagger Dist     // time before an opening conversation's first turn, of the first Open
-	now     timeFunc // of tests
+	Shape      // In and Out are those of a turn; the prefix is a system message
+	Turns Dist // of a conversation
+	Think Dist // time between an answer and the next turn
+	Open  int  // conversations that are open at once: the working set
+	Total int  // conversations in all; 0: no end
+	Chat  bool // messages; else one text that grows
 }
-
-type timeFunc func() time.Time
 
 // Talks is conversations. Whoever calls Next takes the open conversation that
 // has waited longest, so with more of them open than clients each has been out
@@ -50,15 +46,10 @@ type talk struct {
 
 // NewTalks opens the first conversations.
 func NewTalks(text *Text, shape TalkShape) *Talks {
-	if shape.now == nil {
-		shape.now = time.Now
-	}
 	t := &Talks{text: text, shape: shape}
 	t.wake = sync.NewCond(&t.mu)
-	now := shape.now()
 	for range shape.Open {
 		if c := t.begin(); c != nil {
-			c.ready = now.Add(shape.Stagger.Time(c.rng))
 			t.queue = append(t.queue, c)
 		}
 	}
@@ -89,7 +80,7 @@ func (t *Talks) Next(ctx context.Context) (*Item, bool) {
 	if c == nil {
 		return nil, false
 	}
-	if wait := c.ready.Sub(t.shape.now()); wait > 0 {
+	if wait := time.Until(c.ready); wait > 0 {
 		timer := time.NewTimer(wait)
 		defer timer.Stop()
 		select {
@@ -158,7 +149,7 @@ func (t *Talks) Done(it *Item, res *client.Result) {
 		t.mu.Unlock()
 	}
 	if c != nil {
-		c.ready = t.shape.now().Add(t.shape.Think.Time(c.rng))
+		c.ready = time.Now().Add(t.shape.Think.Time(c.rng))
 	}
 	t.give(c)
 }

@@ -1,0 +1,132 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// dials notes what was opened; local addresses fail with an error when set.
+type dials struct {
+	addrs []string
+	fail  error
+	tcp   error
+}
+
+func (d *dials) Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvconn.Session, error) {
+	d.addrs = append(d.addrs, addr)
+	if strings.HasPrefix(addr, "shm:") {
+		return nil, d.fail
+	}
+	return nil, d.tcp
+}
+
+func (d *dials) last(n int) string { return strings.Join(d.addrs[max(len(d.addrs)-n, 0):], " ") }
+
+// rig makes paths over a fleet of one prefill worker.
+func pathsRig(t *testing.T, mode, private string, change func(*fleet.Member)) (*paths, *dials, *[]string) {
+	t.Helper()
+	m := fleet.Member{Instance: fleet.Instance{ID: "prefill-0", Epoch: 7, KVAddr: "10.0.0.1:9", KVLocal: "shm:x", Machine: "boot/1"}}
+	if change != nil {
+		change(&m)
+	}
+	d, said := &dials{}, &[]string{}
+	p, err := newPaths(d, mode, private, func() []fleet.Member { return []fleet.Member{m} },
+		func(s string) { *said = append(*said, s) }, slog.New(slog.DiscardHandler), prometheus.NewPedanticRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.machine = "boot/1"
+	return p, d, said
+}
+
+var prefill0 = kvconn.PeerID{ID: "prefill-0", Epoch: 7}
+
+func TestPathChoice(t *testing.T) {
+	f := func(name, mode, private string, change func(*fleet.Member), dialled, said string) {
+		t.Helper()
+		p, d, s := pathsRig(t, mode, private, change)
+		for range 2 {
+			if _, err := p.Open(t.Context(), "10.0.0.1:9", prefill0); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if got := d.last(1); got != dialled {
+			t.Errorf("%s: dialled %s, want %s", name, got, dialled)
+		}
+		if got := strings.Join(*s, "|"); got != said {
+			t.Errorf("%s: said %q, want %q", name, got, said)
+		}
+	}
+	f("same machine", transportAuto, "", nil, "shm:x", "prefill-0 shm")
+	f("forced", transportSHM, "", nil, "shm:x", "prefill-0 shm")
+	f("tcp is set", transportTCP, "", nil, "10.0.0.1:9", "prefill-0 tcp (kv.transport is tcp)")
+	f("no memory here", transportAuto, "device cuda", nil, "10.0.0.1:9", "prefill-0 tcp (device cuda)")
+	f("it offers none", transportAuto, "", func(m *fleet.Member) { m.KVLocal = "" }, "10.0.0.1:9", "prefill-0 tcp (it does not offer shm)")
+	f("another machine", transportAuto, "", func(m *fleet.Member) { m.Machine = "other/0" }, "10.0.0.1:9", "prefill-0 tcp (on another machine)")
+	f("another user", transportAuto, "", func(m *fleet.Member) { m.Machine = "boot/2" }, "10.0.0.1:9", "prefill-0 tcp (of another user)")
+	f("another run", transportAuto, "", func(m *fleet.Member) { m.Epoch = 8 }, "10.0.0.1:9", "")
+}
+
+// A local socket that does not answer costs one attempt; it is tried again
+// later. A peer in trouble is not asked twice.
+func TestPathFallback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, d, said := pathsRig(t, transportAuto, "", nil)
+		open := func() error { _, err := p.Open(t.Context(), "10.0.0.1:9", prefill0); return err }
+		d.fail = &kvconn.Error{Phase: kvconn.PhaseDial, Outcome: ticket.Dead, Err: errors.New("connection refused")}
+		if err := open(); err != nil || d.last(2) != "shm:x 10.0.0.1:9" {
+			t.Errorf("%v, dialled %s", err, d.last(2))
+		}
+		if err := open(); err != nil || d.last(2) != "10.0.0.1:9 10.0.0.1:9" {
+			t.Errorf("%v, dialled %s", err, d.last(2))
+		}
+		if got := strings.Join(*said, "|"); got != "prefill-0 tcp (connection refused)" {
+			t.Errorf("said %q", got)
+		}
+		if n := testutil.ToFloat64(p.gauge.WithLabelValues(transportTCP, reasonFailed)); n != 1 {
+			t.Errorf("gauge %v", n)
+		}
+		time.Sleep(pathRetry)
+		d.fail = nil
+		if err := open(); err != nil || d.last(1) != "shm:x" || (*said)[len(*said)-1] != "prefill-0 shm" {
+			t.Errorf("%v, dialled %s, said %q", err, d.last(1), *said)
+		}
+		d.fail = &kvconn.Error{Phase: kvconn.PhaseHandshake, Outcome: ticket.Late, Err: errors.New("silent")}
+		before := len(d.addrs)
+		if err := open(); kvconn.OutcomeOf(err, "") != ticket.Late || len(d.addrs) != before+1 {
+			t.Errorf("%v after %d attempts", err, len(d.addrs)-before)
+		}
+	})
+}
+
+// Forced shared memory that is impossible is one clear error.
+func TestPathForced(t *testing.T) {
+	p, d, _ := pathsRig(t, transportSHM, "", func(m *fleet.Member) { m.Machine = "other/0" })
+	_, err := p.Open(t.Context(), "10.0.0.1:9", prefill0)
+	if kvconn.OutcomeOf(err, "") != ticket.Incompatible || !strings.Contains(err.Error(), "kv.transport is shm here, which does not reach it") || len(d.addrs) > 0 {
+		t.Errorf("%v after %v", err, d.addrs)
+	}
+}
+
+func TestPathSummaryIsBounded(t *testing.T) {
+	p := &paths{peers: map[string]path{}}
+	for i := range 200 {
+		p.peers[strings.Repeat("p", 20)+string(rune('a'+i%26))+strings.Repeat("x", i/26)] = path{transport: transportTCP, why: "no\nway"}
+	}
+	s := p.summary()
+	if len(s) > maxSummary+20 || !strings.Contains(s, "no?way") || !strings.HasSuffix(s, " more") {
+		t.Errorf("%d bytes: %q", len(s), s)
+	}
+}

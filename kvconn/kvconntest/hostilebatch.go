@@ -1,0 +1,97 @@
+package kvconntest
+
+import (
+	"encoding/binary"
+	"math"
+	"slices"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// batch sends units as one frame of protocol 2: the head and the entries, then
+// all digests, then all rows. bend may change the head and the entries, the
+// first 24 bytes and 28 for each unit.
+func (e *eve) batch(units [][2]int, bend func(b []byte)) {
+	heads := e.w.SConfig.Identity.Layout.Groups[0].KVHeads
+	var entries, sums, rows []byte
+	for _, u := range units {
+		b := e.unit(u[0], u[1], nil)
+		digests := unitHeadSize + 8*heads
+		entries = Body(append(entries, b[16:unitHeadSize]...)).U32(uint32(len(b) - digests))
+		sums = append(sums, b[unitHeadSize:digests]...)
+		rows = append(rows, b[digests:]...)
+	}
+	b := append(Body(nil).U64(e.id, UnitTag(e.secret, e.key, e.id)).U32(uint32(len(units)), uint32(heads*len(units))), entries...)
+	if bend != nil {
+		bend(b)
+	}
+	e.bulk.Send(Batch, append(append(b, sums...), rows...))
+}
+
+// every unit of the ticket, as it should be, in one batch, and the commit.
+func (e *eve) whole() {
+	var units [][2]int
+	for l := range e.w.SConfig.Identity.Layout.Layers() {
+		for i := range e.spec.Dest {
+			units = append(units, [2]int{l, i})
+		}
+	}
+	e.ctl.Send(Accepted, Body(nil).U64(e.id))
+	e.batch(units, nil)
+	e.sent(0)
+	e.commit()
+}
+
+// put overwrites a number in a batch's head or entries.
+func put(at int, v uint32) func(b []byte) {
+	return func(b []byte) { binary.LittleEndian.PutUint32(b[at:], v) }
+}
+
+// one sends a bent batch of two units, then everything.
+func one(bend func(b []byte)) func(e *eve) {
+	return func(e *eve) {
+		e.batch([][2]int{{0, 0}, {1, 0}}, bend)
+		e.whole()
+	}
+}
+
+// hostileBatches are hostileSenders of protocol 2.
+var hostileBatches = []struct {
+	name string
+	want ticket.Outcome
+	do   func(e *eve)
+}{
+	{"as-it-should-be", ticket.Done, (*eve).whole},
+	{"no-units", ticket.Corrupt, one(put(16, 0))},
+	{"2^32-units", ticket.Corrupt, one(put(16, math.MaxUint32))},
+	{"more-units-than-entries", ticket.Corrupt, one(put(16, 3))},
+	{"2^32-digests", ticket.Corrupt, one(put(20, math.MaxUint32))},
+	{"fewer-digests-than-heads", ticket.Corrupt, one(put(20, 3))},
+	{"heads-of-2^32", ticket.Corrupt, one(put(24+20, math.MaxUint32))},
+	{"a-unit-of-4-GiB", ticket.Corrupt, one(put(24+24, math.MaxUint32))},
+	{"a-unit-of-no-bytes", ticket.Corrupt, one(func(b []byte) {
+		n := binary.LittleEndian.Uint32(b[24+24:])
+		put(24+24, 0)(b)
+		put(24+28+24, 2*n)(b)
+	})},
+	{"bytes-of-another-unit", ticket.Done, one(func(b []byte) {
+		n := binary.LittleEndian.Uint32(b[24+24:])
+		put(24+24, n-8)(b)
+		put(24+28+24, n+8)(b)
+	})},
+	{"old-generation", ticket.Done, one(put(24+12, math.MaxUint32))},
+	{"another-block", ticket.Done, one(put(24+8, 7))},
+	{"another-tag", ticket.Done, one(put(8, 0))},
+	{"layer-of-2^32", ticket.Done, one(put(24, math.MaxUint32))},
+	{"the-same-unit-twice", ticket.Done, func(e *eve) {
+		e.batch([][2]int{{0, 0}, {0, 0}, {0, 0}}, nil)
+		e.whole()
+	}},
+	{"unit-inside-a-batch-cut-off", ticket.Dead, func(e *eve) {
+		e.ctl.Send(Accepted, Body(nil).U64(e.id))
+		e.batch([][2]int{{0, 0}, {1, 0}}, func(b []byte) {})
+		frame := slices.Clone(Frame{Version: 2, Step: Unit, Seq: e.bulk.Out, Body: e.unit(2, 0, nil)}.Bytes())
+		e.bulk.Write(frame[:len(frame)-9])
+		e.bulk.Close()
+	}},
+}

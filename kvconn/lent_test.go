@@ -1,0 +1,72 @@
+package kvconn
+
+import "testing"
+
+// viewSink counts what it is asked to verify.
+type viewSink struct {
+	countSink
+	verified int
+	errs     []error // of the next calls; then nil
+}
+
+func (s *viewSink) View(layer int, dst int32, row, rows int) ([]byte, bool) {
+	return make([]byte, 16*rows), true
+}
+
+func (s *viewSink) Verify(layer int, dst int32, row, rows, firstPos int, digests []uint64) error {
+	s.verified++
+	if len(s.errs) > 0 {
+		err := s.errs[0]
+		s.errs = s.errs[1:]
+		return err
+	}
+	return nil
+}
+
+// A block that was asked for again may be written twice by a peer that has our
+// memory: the second writing replaces what the first was verified for.
+func TestSecondWritingIsVerified(t *testing.T) {
+	sink := &viewSink{errs: []error{ErrDigest}}
+	s, in := lonely(t, sink)
+	s.lent, in.view = &lent{gone: make(chan struct{})}, sink
+	u := unitHead{Ticket: in.id, Tag: in.tag, Layer: 1, Block: 10, Generation: 5, Rows: 2, Heads: 2}
+	for n, want := range []int{1, 2, 3} { // wrong; good; written once more
+		if stale := in.placed(&u, make([]uint64, 2)); stale != "" || sink.verified != want {
+			t.Errorf("writing %d: stale %q, verified %d times", n+1, stale, sink.verified)
+		}
+	}
+	u.Layer = 0
+	for range 2 { // nobody asked for this one again
+		in.placed(&u, make([]uint64, 2))
+	}
+	if sink.verified != 4 {
+		t.Errorf("a block that was not asked for again was verified %d times", sink.verified-3)
+	}
+}
+
+// A ticket may name any block; only those of the mapped pool are written.
+func TestPlacedInsideThePool(t *testing.T) {
+	layout := Layout{BlockTokens: 2, Groups: []Group{{Layers: 2, KVHeads: 2, HeadDim: 1, RowBytes: 4}}}
+	size := layout.RowsBytes(0, 2)
+	p := &peerPool{mem: make([]byte, 6*size), layout: layout,
+		seg: segment{Bytes: uint64(6 * size), Blocks: 3, Layers: []span{{0, uint64(size)}, {uint64(3 * size), uint64(size)}}}}
+	f := func(layer int, block int32, want bool) {
+		t.Helper()
+		defer func() {
+			if r := recover(); r != nil {
+				t.Errorf("layer %d block %d: %v", layer, block, r)
+			}
+		}()
+		if run, ok := p.block(layer, block); ok != want || ok && (len(run) != size || cap(run) != size) {
+			t.Errorf("layer %d block %d: %t, %d bytes", layer, block, ok, len(run))
+		}
+	}
+	f(0, 0, true)
+	f(1, 2, true)
+	f(0, 3, false) // layer 1's
+	f(1, 3, false)
+	f(1, 1<<31-1, false)
+	f(0, -1, false)
+	f(2, 0, false)
+	f(-1, 0, false)
+}

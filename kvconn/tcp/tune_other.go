@@ -1,0 +1,7 @@
+//go:build !linux
+
+package tcp
+
+import "net"
+
+func withoutPacing(*net.TCPConn) {}
