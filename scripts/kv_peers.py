@@ -122,9 +122,11 @@ class Nixl:
 
     def seen(self, peer, word):
         """Polls until peer has notified us of word."""
-        poll = self.agent.get_new_notifs
+        poll, until = self.agent.get_new_notifs, time.perf_counter() + 20
         while True:
             got = poll()
+            if not got and time.perf_counter() > until:
+                sys.exit("nixl: no notification for 20 s")
             if got:
                 if got.get(peer) != [word]:
                     sys.exit("nixl: notified of %r" % got)
