@@ -179,9 +179,9 @@ func lossy(f Factory, args []string) error {
 	defer w.Close()
 
 	o := w.load(context.Background(), 4, 3*time.Second)
-	fmt.Printf("1%% loss, %v each way: %v, %d of %d packets lost\n", linkDelay, o, l.lost.Load(), l.carried.Load())
+	fmt.Fprintf(os.Stdout, "1%% loss, %v each way: %v, %d of %d packets lost\n", linkDelay, o, l.lost.Load(), l.carried.Load())
 	if o[ticket.Done] == 0 {
-		fmt.Println("error nothing was transferred")
+		fmt.Fprintln(os.Stdout, "error nothing was transferred")
 	}
 	var worst time.Duration
 	for n := range rounds {
@@ -211,13 +211,13 @@ func lossy(f Factory, args []string) error {
 			}
 		}
 		w.Pool.Reclaim(w.Pool.Dest(0, 16))
-		fmt.Printf("partition %d of %v: %v, ledgers empty %v after the cut, a transfer complete %v after the heal\n", n, partition, o, emptied.Round(time.Millisecond), back.Round(time.Millisecond))
+		fmt.Fprintf(os.Stdout, "partition %d of %v: %v, ledgers empty %v after the cut, a transfer complete %v after the heal\n", n, partition, o, emptied.Round(time.Millisecond), back.Round(time.Millisecond))
 		if back == 0 || back > recovery {
-			fmt.Printf("error recovery took %v\n", time.Since(healed))
+			fmt.Fprintf(os.Stdout, "error recovery took %v\n", time.Since(healed))
 		}
 		worst = max(worst, back)
 	}
-	fmt.Printf("recovery %.3f s at worst of %d partitions, limit %v\n", worst.Seconds(), rounds, recovery)
+	fmt.Fprintf(os.Stdout, "recovery %.3f s at worst of %d partitions, limit %v\n", worst.Seconds(), rounds, recovery)
 	return nil
 }
 

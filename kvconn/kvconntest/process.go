@@ -54,10 +54,13 @@ func Child(f Factory) bool {
 type orphan struct{ testing.TB }
 
 func (orphan) Helper()                      {}
-func (orphan) Errorf(f string, args ...any) { fmt.Printf("error "+f+"\n", args...) }
-func (orphan) Error(args ...any)            { fmt.Println("error", args) }
-func (orphan) Fatal(args ...any)            { fmt.Println("error", args); os.Exit(1) }
-func (orphan) Fatalf(f string, args ...any) { fmt.Printf("error "+f+"\n", args...); os.Exit(1) }
+func (orphan) Errorf(f string, args ...any) { fmt.Fprintf(os.Stdout, "error "+f+"\n", args...) }
+func (orphan) Error(args ...any)            { fmt.Fprintln(os.Stdout, "error", args) }
+func (orphan) Fatal(args ...any)            { fmt.Fprintln(os.Stdout, "error", args); os.Exit(1) }
+func (orphan) Fatalf(f string, args ...any) {
+	fmt.Fprintf(os.Stdout, "error "+f+"\n", args...)
+	os.Exit(1)
+}
 func (orphan) Context() context.Context     { return context.Background() }
 func (orphan) Cleanup(func())               {}
 func (orphan) TempDir() string              { return os.TempDir() }
@@ -84,7 +87,7 @@ func child(f Factory, args []string) error {
 	w := f.world(orphan{}, ch, addr)
 	in := bufio.NewReader(os.Stdin)
 	if args[0] == "sender" {
-		fmt.Println(w.Addr)
+		fmt.Fprintln(os.Stdout, w.Addr)
 		_, err := io.Copy(io.Discard, in)
 		return err
 	}
@@ -105,9 +108,9 @@ func child(f Factory, args []string) error {
 		w.Release(ctx)
 		cancel()
 		for _, e := range w.Pool.Errors() {
-			fmt.Println("error", e)
+			fmt.Fprintln(os.Stdout, "error", e)
 		}
-		fmt.Println("outcome", kvconn.OutcomeOf(err, "untyped"))
+		fmt.Fprintln(os.Stdout, "outcome", kvconn.OutcomeOf(err, "untyped"))
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -83,8 +84,9 @@ func measure(tickets int) sample {
 	s := sample{Heap: m.HeapAlloc >> 20, Goroutines: runtime.NumGoroutine(), Tickets: tickets}
 	if b, err := os.ReadFile("/proc/self/statm"); err == nil {
 		var size, pages uint64
-		fmt.Sscan(string(b), &size, &pages)
-		s.RSS = pages * uint64(os.Getpagesize()) >> 20
+		if _, err := fmt.Sscan(string(b), &size, &pages); err == nil {
+			s.RSS = pages * uint64(os.Getpagesize()) >> 20
+		}
 	}
 	return s
 }
@@ -125,7 +127,9 @@ func serve(ctx context.Context, cfg kvconn.Config, compute time.Duration) error 
 	go func() {
 		defer cancel()
 		for in := bufio.NewScanner(os.Stdin); in.Scan(); {
-			json.NewEncoder(os.Stdout).Encode(measure(len(srv.Ledger())))
+			if json.NewEncoder(os.Stdout).Encode(measure(len(srv.Ledger()))) != nil {
+				return
+			}
 		}
 	}()
 	return srv.Serve(ctx, ln, handler{compute})
@@ -186,7 +190,7 @@ func (r *run) loop(ctx context.Context, s *kvconn.Session, seed int32) {
 		if err == nil {
 			_, err = in.Wait(ctx)
 			if err != nil {
-				in.Revoke(context.Background())
+				err = errors.Join(err, in.Revoke(context.Background()))
 			}
 		}
 		r.flying.Add(-1)
@@ -196,7 +200,7 @@ func (r *run) loop(ctx context.Context, s *kvconn.Session, seed int32) {
 		r.mu.Lock()
 		if err != nil {
 			if len(r.failures) < 20 {
-				fmt.Printf("failure %v after %v: %v\n", r.failures, time.Since(start).Round(time.Millisecond), err)
+				fmt.Fprintf(os.Stdout, "failure %v after %v: %v\n", r.failures, time.Since(start).Round(time.Millisecond), err)
 			}
 			r.failures[string(kvconn.OutcomeOf(err, "untyped"))]++
 		} else {
@@ -228,14 +232,14 @@ func soak(ctx context.Context, peers, transfers int, length, every, compute time
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	defer cmd.Wait()
+	defer func() { _ = cmd.Wait() }() // it ends with its standard input
 	defer ask.Close()
 	answers := bufio.NewReader(out)
 	addr, err := answers.ReadString('\n')
 	if err != nil {
 		return err
 	}
-	fmt.Printf("# %d peers, %d transfers in flight of %d blocks x 2 layers of 256 bytes, %v at the sender, %d CPUs, %s\n",
+	fmt.Fprintf(os.Stdout, "# %d peers, %d transfers in flight of %d blocks x 2 layers of 256 bytes, %v at the sender, %d CPUs, %s\n",
 		peers, transfers, blocks, compute, runtime.NumCPU(), runtime.Version())
 
 	r := &run{compute: compute, failures: map[string]int{}}
@@ -284,7 +288,7 @@ type line struct {
 func (r *run) watch(ctx context.Context, every time.Duration, ask io.Writer, answers *bufio.Reader, pools []*kvconn.Receiver) ([]line, error) {
 	var series []line
 	start, last := time.Now(), int64(0)
-	fmt.Println("   time  in flight  done/s   p50 ms   p99 ms | receivers: RSS MiB  heap  goroutines | sender: RSS MiB  heap  goroutines  tickets")
+	fmt.Fprintln(os.Stdout, "   time  in flight  done/s   p50 ms   p99 ms | receivers: RSS MiB  heap  goroutines | sender: RSS MiB  heap  goroutines  tickets")
 	for tick := time.NewTicker(every); ; {
 		select {
 		case <-ctx.Done():
@@ -311,7 +315,7 @@ func (r *run) watch(ctx context.Context, every time.Duration, ask io.Writer, ans
 			l.p50 = took[len(took)/2].Seconds() * 1e3
 			l.p99 = took[len(took)*99/100].Seconds() * 1e3
 		}
-		fmt.Printf("%7s %10d %7.0f %8.1f %8.1f | %18d %5d %11d | %15d %5d %11d %8d\n", l.at.Round(time.Second), l.flying, l.rate, l.p50, l.p99,
+		fmt.Fprintf(os.Stdout, "%7s %10d %7.0f %8.1f %8.1f | %18d %5d %11d | %15d %5d %11d %8d\n", l.at.Round(time.Second), l.flying, l.rate, l.p50, l.p99,
 			l.here.RSS, l.here.Heap, l.here.Goroutines, l.there.RSS, l.there.Heap, l.there.Goroutines, l.there.Tickets)
 		series = append(series, l)
 	}
@@ -337,18 +341,18 @@ func (r *run) verdict(ctx context.Context, series []line, transfers int, pools [
 			word = "GROWS"
 			bad++
 		}
-		fmt.Printf("%-28s most in the second third %.0f, in the last %.0f: %s\n", name, early, late, word)
+		fmt.Fprintf(os.Stdout, "%-28s most in the second third %.0f, in the last %.0f: %s\n", name, early, late, word)
 	}
 	judge("receivers' RSS, MiB", 1.2, func(l line) float64 { return float64(l.here.RSS) })
 	judge("receivers' goroutines", 1.05, func(l line) float64 { return float64(l.here.Goroutines) })
 	judge("sender's RSS, MiB", 1.2, func(l line) float64 { return float64(l.there.RSS) })
 	judge("sender's goroutines", 1.05, func(l line) float64 { return float64(l.there.Goroutines) })
 	judge("p99, ms", 2, func(l line) float64 { return l.p99 })
-	fmt.Printf("%d transfers done, %d wrong blocks, failures %v\n", r.done.Load(), r.wrong.Load(), r.failures)
+	fmt.Fprintf(os.Stdout, "%d transfers done, %d wrong blocks, failures %v\n", r.done.Load(), r.wrong.Load(), r.failures)
 	for _, p := range pools {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		if err := p.Close(ctx); err != nil || len(p.Ledger()) > 0 {
-			fmt.Printf("ledger: %v, %d tickets\n", err, len(p.Ledger()))
+			fmt.Fprintf(os.Stdout, "ledger: %v, %d tickets\n", err, len(p.Ledger()))
 			bad++
 		}
 		cancel()
@@ -356,6 +360,6 @@ func (r *run) verdict(ctx context.Context, series []line, transfers int, pools [
 	if bad > 0 || r.wrong.Load() > 0 || len(r.failures) > 0 {
 		return fmt.Errorf("not flat, or not right")
 	}
-	fmt.Println("verdict: bounded, flat, and right")
+	fmt.Fprintln(os.Stdout, "verdict: bounded, flat, and right")
 	return nil
 }
