@@ -30,14 +30,6 @@ template <int D> struct Smem {
   int item[2];
 };
 
-// The item slot is handed over by mbarriers. The accesses are atomic only so
-// that compute-sanitizer's racecheck, which does not know those, is content.
-static __device__ __forceinline__ int read_item(int *slot) {
-  int index = 0;
-  if (threadIdx.x % 32 == 0) index = atomicAdd(slot, 0);
-  return __shfl_sync(~0u, index, 0);
-}
-
 struct Item {
   xk_tile tile;
   int head, last; // last: the K tile of the last query
@@ -64,7 +56,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
 // ptxas would move the wait for a multiplication up, ahead of arithmetic that
 // is meant to run beside it. It does not move it across this, which needs the
 // result of that arithmetic; sums of weights are never negative.
-static __device__ __forceinline__ void stay(float sum) {
+__device__ __forceinline__ void stay(float sum) {
   if (sum < 0) named_sync(7, 32);
 }
 
@@ -105,7 +97,7 @@ template <int D> static __device__ __forceinline__ void produce_qk(Smem<D> &m, c
     mbar_wait(&m.q_empty[buffer], (w / 2 & 1) ^ 1);
     if (index >= items) {
       if (lane == 0) {
-        atomicExch(&m.item[buffer], -1);
+        m.item[buffer] = -1;
         mbar_arrive(&m.q_full[buffer]);
         if (atomicAdd(work + 1, 1) == gridDim.x - 1) work[0] = 0, work[1] = 0; // the last one out
       }
@@ -113,7 +105,7 @@ template <int D> static __device__ __forceinline__ void produce_qk(Smem<D> &m, c
     }
     Item item = s.order.item(index, tiles);
     if (lane == 0) {
-      atomicExch(&m.item[buffer], index);
+      m.item[buffer] = index;
       mbar_expect(&m.q_full[buffer], M * D * 2);
       for (int h = 0; h < D / 64; h++) tma_load(m.q[buffer] + h * M * 64, q_map, &m.q_full[buffer], item.head * D + h * 64, item.tile.row);
     }
@@ -131,7 +123,7 @@ template <int D> static __device__ __forceinline__ void produce_v(Smem<D> &m, co
   for (int w = 0;; w++) {
     int buffer = w % 2;
     mbar_wait(&m.q_full[buffer], w / 2 & 1);
-    int index = read_item(&m.item[buffer]);
+    int index = m.item[buffer];
     if (index < 0) return;
     __syncwarp();
     if (lane == 0) mbar_arrive(&m.q_empty[buffer]);
@@ -155,7 +147,7 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, c
   for (int w = 0;; w++) {
     int buffer = w % 2;
     mbar_wait(&m.q_full[buffer], (w / 2) & 1);
-    int index = read_item(&m.item[buffer]);
+    int index = m.item[buffer];
     if (index < 0) return;
     Item item = order.item(index, tiles);
     int length = item.tile.pos + item.tile.n;
@@ -287,6 +279,7 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, c
     it++;
 
     // O leaves through the rows of Q that this warp had.
+    __syncwarp();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
