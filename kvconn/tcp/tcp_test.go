@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	flag.Parse()
-	flag.Set("test.parallel", "24")
+	flag.Set("test.parallel", "64")
 	os.Exit(m.Run())
 }
 
