@@ -322,6 +322,8 @@ func (f *follower) watch(ctx context.Context, version string) (string, error) {
 	defer again.Stop()
 	for {
 		select {
+		case <-ctx.Done():
+			return version, ctx.Err()
 		case <-again.C: // for engines that were not up yet
 			f.sync(ctx)
 		case c := <-changes:

@@ -181,7 +181,16 @@ func TestKube(t *testing.T) {
 	a.end = make(chan struct{})
 	lists := a.lists
 	a.version = 99
+	watches := len(a.froms)
 	a.mu.Unlock()
+	until(t, func() string {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if len(a.froms) == watches {
+			return "no new watch"
+		}
+		return ""
+	})
 	a.set("ADDED", "s3", endpoint("engines-3", "u3", ready), port)
 	b.want(t, "engines-1", "engines-3")
 	a.mu.Lock()
