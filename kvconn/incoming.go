@@ -315,7 +315,7 @@ func (i *Incoming) keepTime(now time.Time) {
 		late = errDeadline
 	case !i.accepted && now.Sub(i.started) > cfg.AcceptTimeout:
 		late = fmt.Errorf("not accepted: %w", errDeadline)
-	case i.committed && now.Sub(i.progress) > cfg.RepairTimeout:
+	case i.committed && now.Sub(i.progress) > cfg.RepairTimeout && i.s.idle(i.progress, now):
 		runs = i.lost()
 		unmarked = len(runs) == 0 // all there, and the marks that say so lost
 	}

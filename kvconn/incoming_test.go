@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,7 +41,7 @@ func lonely(t *testing.T, sink Sink) (*Session, *Incoming) {
 	cfg := DefaultConfig()
 	cfg.Identity.Layout = Layout{BlockTokens: 2, Groups: []Group{{Layers: 2, KVHeads: 2, HeadDim: 1, RowBytes: 4}}}
 	s := &Session{cfg: &cfg, peer: cfg.Identity, log: slog.New(slog.NewTextHandler(io.Discard, nil)), m: m, side: m.of(SideReceiver),
-		bulk: make([]*frameConn, 1), out: make(chan message, 64), tickets: map[uint64]*Incoming{}}
+		bulk: make([]*frameConn, 1), beats: make([]atomic.Int64, 1), out: make(chan message, 64), tickets: map[uint64]*Incoming{}}
 	s.ctx, s.cancel = context.WithCancel(t.Context())
 	t.Cleanup(s.cancel)
 	in, err := s.Request(t.Context(), TicketSpec{Positions: 3, Dest: []Dest{{10, 5}, {11, 6}}, Sink: sink})
@@ -176,7 +177,20 @@ func TestLostUnitsAreAskedFor(t *testing.T) {
 	if len(s.out) != 0 {
 		t.Error("asked again for an old mark")
 	}
-	in.keepTime(time.Now().Add(2 * s.cfg.RepairTimeout))
+	late := time.Now().Add(2 * s.cfg.RepairTimeout)
+	beat := func(at time.Time) {
+		for n := range s.beats {
+			s.beats[n].Store(at.UnixNano())
+		}
+	}
+	in.keepTime(late) // no beat: the sender is busy with other tickets
+	beat(late.Add(-3 * s.cfg.KeepAlive))
+	in.keepTime(late) // it was idle, and may be busy since
+	if len(s.out) != 0 {
+		t.Error("asked again while the sender may be busy")
+	}
+	beat(late.Add(-s.cfg.KeepAlive))
+	in.keepTime(late)
 	if m, ok := (<-s.out).(*resend); !ok || m.Round != 2 {
 		t.Error("not asked again when the marks were lost")
 	}

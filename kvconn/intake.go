@@ -3,6 +3,7 @@ package kvconn
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // intake is the reading half of one bulk connection: it takes rows from the
@@ -212,6 +213,7 @@ func (s *Session) readBulk(n int, f *frameConn) {
 					err = &wireError{err}
 				}
 			case typeBeat:
+				s.beats[n].Store(time.Now().UnixNano())
 			default:
 				err = &wireError{fmt.Errorf("frame type %d on a bulk connection", typ)}
 			}

@@ -77,6 +77,19 @@ func (i *Incoming) onSent(round uint32, conn int) {
 	}
 }
 
+// idle tells whether the sender has had nothing to send, on any bulk connection,
+// since then and until just now: it beats only when idle. A ticket that makes
+// no progress while it does not beat is waiting behind others, and asking again
+// would only lengthen that queue.
+func (s *Session) idle(since, now time.Time) bool {
+	for n := range s.beats {
+		if at := time.Unix(0, s.beats[n].Load()); !at.After(since) || now.Sub(at) > 2*s.cfg.KeepAlive {
+			return false
+		}
+	}
+	return true
+}
+
 // settledRound returns what this round has lost, once it is over; needs mu.
 func (i *Incoming) settledRound() []run {
 	if !i.committed || !i.marked() {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -27,8 +28,9 @@ type Session struct {
 	unchecked bool     // both sides said that digests need not be checked
 	ctl       *frameConn
 	bulk      []*frameConn
-	lent      *lent        // our memory that the peer writes into; nil: it sends
-	out       chan message // to the control writer
+	beats     []atomic.Int64 // by bulk connection: when its last beat came, Unix time in ns
+	lent      *lent          // our memory that the peer writes into; nil: it sends
+	out       chan message   // to the control writer
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -49,7 +51,7 @@ const controlQueue = 4096
 func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn, loan *lent) *Session {
 	s := &Session{cfg: &r.cfg, log: r.log.With(logPeer, h.Identity.PeerID.String()), m: r.m, side: r.m.of(SideReceiver),
 		peer: h.Identity, key: h.Session, version: h.Version, unchecked: r.cfg.Unchecked && h.Unchecked, ctl: ctl, bulk: bulk, lent: loan,
-		out: make(chan message, controlQueue), tickets: map[uint64]*Incoming{}, over: make(chan struct{}), used: time.Now()}
+		beats: make([]atomic.Int64, len(bulk)), out: make(chan message, controlQueue), tickets: map[uint64]*Incoming{}, over: make(chan struct{}), used: time.Now()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.side.sessions.Inc()
 	return s
