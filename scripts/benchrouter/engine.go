@@ -106,6 +106,6 @@ func stream(ctx *fasthttp.RequestCtx, chunks int, pace time.Duration) {
 				return
 			}
 		}
-		w.WriteString("data: [DONE]\n\n")
+		_, _ = w.WriteString("data: [DONE]\n\n") // the reader may have left
 	})
 }

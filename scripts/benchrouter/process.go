@@ -40,7 +40,7 @@ func (b *bench) start(cpu int, name, addr string, argv ...string) (*process, err
 		return nil, err
 	}
 	p := &process{name: name, cmd: cmd, addr: addr, done: make(chan struct{})}
-	go func() { cmd.Wait(); close(p.done) }()
+	go func() { _ = cmd.Wait(); close(p.done) }() // killed, mostly
 	b.procs = append(b.procs, p)
 	for deadline := time.Now().Add(60 * time.Second); ; {
 		c, err := net.DialTimeout("tcp", addr, time.Second)
