@@ -28,6 +28,11 @@ type Factory struct {
 	// Shrink divides the default deadlines, to keep real-time runs short.
 	// Cases without a bubble run in parallel: they wait more than they work.
 	Shrink int
+	// AtOnce bounds how many of them run at a time, 0 for no bound of its own:
+	// handshakes that compute must not eat up each other's deadlines.
+	AtOnce int
+
+	slots chan struct{}
 }
 
 // Run checks the contract's invariants on a transport: ordinary transfers,
@@ -37,6 +42,9 @@ type Factory struct {
 // still work. Verbose runs print the faults as a table.
 func Run(t *testing.T, f Factory) {
 	f.Shrink = max(f.Shrink, 1)
+	if f.AtOnce > 0 {
+		f.slots = make(chan struct{}, f.AtOnce)
+	}
 	before := runtime.NumGoroutine()
 	m := matrix{order: phases}
 	t.Run("case", func(t *testing.T) {
@@ -108,6 +116,10 @@ func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config),
 			synctest.Test(t, body)
 		} else {
 			t.Parallel()
+			if f.slots != nil {
+				f.slots <- struct{}{}
+				defer func() { <-f.slots }()
+			}
 			body(t)
 		}
 	})
