@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,9 +24,21 @@ import (
 // faster on loopback.
 const bareBatch = 1 << 20
 
+// unpaced gives the loop the congestion control that kvconn/tcp takes inside one
+// machine, without the timers of BBR: a limit must not be held back by them.
+// Connections inherit it from their listener; between machines, or where it is
+// not to be had, the host's own stays.
+func unpaced(_, addr string, rc syscall.RawConn) error {
+	if host, _, err := net.SplitHostPort(addr); err == nil && net.ParseIP(host).IsLoopback() {
+		return rc.Control(func(fd uintptr) { _ = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno") })
+	}
+	return nil
+}
+
 // bare serves loops until ctx ends or the receiver closes them.
 func (s *sender) bare(ctx context.Context, c net.Conn, conns int) (addr string, err error) {
-	ln, err := net.Listen("tcp", Transport{}.at(c))
+	lc := net.ListenConfig{Control: unpaced}
+	ln, err := lc.Listen(ctx, "tcp", Transport{}.at(c))
 	if err != nil {
 		return "", err
 	}
@@ -160,7 +173,7 @@ func dialBare(ctx context.Context, addr string, conns int) (_ *bareLoop, err err
 			l.close()
 		}
 	}()
-	d := net.Dialer{Timeout: 5 * time.Second}
+	d := net.Dialer{Timeout: 5 * time.Second, Control: unpaced}
 	for range conns {
 		c, err := d.DialContext(ctx, "tcp", addr)
 		if err != nil {

@@ -29,6 +29,7 @@ func main() {
 	flag.StringVar(&b.python, "python", "", "a Python that has the peers; without it they are left out")
 	flag.StringVar(&b.peers, "peers", "scripts/kv_peers.py", "the peers' program")
 	flag.IntVar(&b.connections, "connections", 1, "bulk connections of ours, of the bare loop and of iperf3")
+	flag.IntVar(&b.copiers, "shm-connections", 2, "bulk connections of ours over shared memory: threads that copy")
 	flag.IntVar(&b.rounds, "n", 7, "rounds")
 	flag.StringVar(&out, "out", "bench", "folder for results/ and raw/; empty: print the figures only")
 	flag.StringVar(&only, "only", "", "only steps whose name contains this")
@@ -45,6 +46,7 @@ func main() {
 type bench struct {
 	xpyd, python, peers string
 	connections, rounds int
+	copiers             int
 	logf                func(format string, args ...any)
 
 	values   map[string][]float64 // by step and figure: "nixl tcp/gb_s"

@@ -69,7 +69,11 @@ func (b *bench) steps() []step {
 func (b *bench) ours(transport string) func(context.Context, string) (string, error) {
 	return func(ctx context.Context, name string) (string, error) {
 		var r kvbench.Report
-		args := []string{"bench", "kv", "--json", "--transport", transport, "--digests", "both", "--connections", strconv.Itoa(b.connections),
+		connections := b.connections
+		if transport == "shm" {
+			connections = b.copiers
+		}
+		args := []string{"bench", "kv", "--json", "--transport", transport, "--digests", "both", "--connections", strconv.Itoa(connections),
 			"--repetitions", "5", "--latency-runs", "1000", "--handshakes", "10"}
 		if err := b.output(ctx, &r, nil, b.xpyd, args...); err != nil {
 			return "", err
