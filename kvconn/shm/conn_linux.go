@@ -148,6 +148,9 @@ func rights(oob []byte) (fds []int, err error) {
 		return nil, fmt.Errorf("shm: control message: %w", err)
 	}
 	for i := range msgs {
+		if cut := len(msgs[i].Data) % 4; cut != 0 { // the library reads whole ones only
+			msgs[i].Data = msgs[i].Data[:len(msgs[i].Data)-cut]
+		}
 		more, err := unix.ParseUnixRights(&msgs[i])
 		if err != nil {
 			return fds, fmt.Errorf("shm: control message: %w", err)
