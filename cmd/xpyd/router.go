@@ -52,7 +52,6 @@ with which workers join. SIGHUP reloads limits, policy and static; SIGTERM drain
 		}
 		log, flush := newLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
 		defer flush()
-		collectLess()
 		front, err := openFront(cfg, log, nil)
 		if err != nil {
 			return err

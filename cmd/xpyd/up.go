@@ -113,7 +113,6 @@ drains; a second one stops at once.`,
 func runUp(ctx context.Context, cfg *upConfig, load func() (*upConfig, error), stdout, stderr io.Writer) error {
 	log, flush := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
 	defer flush()
-	collectLess()
 	exe, err := os.Executable()
 	if err != nil {
 		return err
