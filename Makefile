@@ -5,7 +5,7 @@ RACE     ?= ./kvconn/... ./router/... ./internal/... ./prefill/... ./decode/... 
 FUZZTIME ?= 10s
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: help build dist test race fuzz bench bench-kv bench-load lint faults kv-soak kv-skew kv-mutate soak clients goldens bench-report docker compose-check
+.PHONY: help build dist test race fuzz bench bench-kv bench-load bench-router lint faults kv-soak kv-skew kv-mutate soak clients goldens bench-report docker compose-check
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ goldens: ## remake recorded goldens (needs Python with torch, transformers)
 
 bench: ## the CPU figures of bench/: LLAMA2C and LLAMA2C_OMP are llama2.c's run, built apart
 	$(GO) run ./scripts/bench -run "$(LLAMA2C)" -run-omp "$(LLAMA2C_OMP)"
+
+bench-router: ## the router's cost beside nginx and other P/D routers: eight quiet minutes
+	scripts/bench-router
 
 bench-kv: ## the KV transfer figures of bench/, peers included: four quiet minutes
 	scripts/bench-kv
