@@ -15,6 +15,7 @@ type Event struct {
 	Kind   EventKind
 	Hash   Hash
 	Parent Hash    // Stored: what it extends; zero for the first unit
+	Pos    int     // Stored: tokens before it
 	Tokens []int32 // Stored: its UnitTokens token ids
 	Blocks []int32
 }

@@ -76,7 +76,10 @@ func (c *Cache) Reserve(ch *Chain, maxTokens, blocks, spare int, since time.Time
 	if w := c.waiters.first; w != nil && w.since.Before(since) {
 		return nil, 0, ErrNoSpace
 	}
-	return c.reserve(ch, maxTokens, blocks, spare, owner)
+	if ids, n, err = c.reserve(ch, maxTokens, blocks, spare, owner); err == nil {
+		c.counted(n, maxTokens)
+	}
+	return ids, n, err
 }
 
 func (c *Cache) reserve(ch *Chain, maxTokens, blocks, spare int, owner string) (ids []int32, n int, err error) {
@@ -93,7 +96,6 @@ func (c *Cache) reserve(ch *Chain, maxTokens, blocks, spare int, owner string) (
 	if err != nil {
 		return nil, 0, err // never: counted above
 	}
-	c.counted(n, maxTokens)
 	return append(ids, more...), n, nil
 }
 
@@ -172,7 +174,7 @@ func (c *Cache) insert(ch *Chain, from int, tokens, ids []int32) {
 		c.blocks[id].entry = e
 	}
 	if c.cfg.Listener != nil {
-		ev := Event{Kind: Stored, Hash: e.hash, Tokens: append([]int32(nil), tokens...), Blocks: e.blocks}
+		ev := Event{Kind: Stored, Hash: e.hash, Pos: from, Tokens: append([]int32(nil), tokens...), Blocks: e.blocks}
 		if from > 0 {
 			ev.Parent = e.parent
 		}

@@ -1,0 +1,44 @@
+package kvcache
+
+// What lower tiers (internal/tier) need of the index: to look without
+// touching, to hold a unit while it is copied out, and to take room for units
+// that come back.
+
+// Reach returns how many leading tokens of the chain the index knows, at most
+// maxTokens. Nothing is held or counted: it may be less a moment later.
+func (c *Cache) Reach(ch *Chain, maxTokens int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, n, _ := c.find(ch, maxTokens)
+	return n
+}
+
+// Hold gives owner a reference to each block of the indexed unit that ends
+// with h; nil when the index does not know it (any more).
+func (c *Cache) Hold(h Hash, owner string) []int32 {
+	c.mu.Lock()
+	defer c.unlock()
+	e := c.index[h]
+	if e == nil {
+		return nil
+	}
+	c.retain(e.blocks, owner)
+	return e.blocks
+}
+
+// Borrow returns a table for the chain's first upto tokens, whole units: what
+// the index has (n tokens), and at most most fresh blocks. It stands behind
+// everybody: ErrNoSpace when somebody waits for blocks, or when it would take
+// what the engine is about to need.
+func (c *Cache) Borrow(ch *Chain, upto, most int, owner string) (ids []int32, n int, err error) {
+	c.mu.Lock()
+	defer c.unlock()
+	_, n, _ = c.find(ch, upto)
+	if blocks := (upto - n) / c.cfg.BlockTokens; c.waiters.first != nil || blocks > most {
+		return nil, 0, ErrNoSpace
+	}
+	return c.reserve(ch, upto, upto/c.cfg.BlockTokens, c.demand.running+c.demand.next, owner)
+}
+
+// Name returns the hash of the chain's first tokens, a multiple of Grain.
+func (ch *Chain) Name(tokens int) Hash { return ch.at(tokens / Grain) }

@@ -1,0 +1,32 @@
+package tier
+
+import (
+	"errors"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// openDirect opens a file past the page cache, where its file system can: what
+// is in host memory needs no second copy there.
+func openDirect(path string, flag int) (file, error) {
+	f, err := os.OpenFile(path, flag|unix.O_DIRECT, 0o600)
+	if errors.Is(err, unix.EINVAL) {
+		f, err = os.OpenFile(path, flag&^os.O_EXCL, 0o600)
+	}
+	if err != nil {
+		return nil, err // and no file that is not nil
+	}
+	return f, nil
+}
+
+// lockDir takes the folder for this process; the lock ends with the file.
+func lockDir(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
+
+// aligned allocates n bytes that O_DIRECT takes.
+func aligned(n int) []byte {
+	b := make([]byte, n+page)
+	off := -int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) & (page - 1)
+	return b[off : off+n : off+n]
+}

@@ -1,0 +1,17 @@
+//go:build !linux
+
+package tier
+
+import "os"
+
+func openDirect(path string, flag int) (file, error) {
+	f, err := os.OpenFile(path, flag, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func lockDir(*os.File) error { return nil }
+
+func aligned(n int) []byte { return make([]byte, n) }

@@ -1,0 +1,331 @@
+package tier
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
+)
+
+const (
+	segmentBytes = 256 << 20 // as a rule; a small tier has smaller ones
+	minSegments  = 4
+)
+
+// errGone: the unit was forgotten since it was looked up.
+var errGone = errors.New("no such unit")
+
+// disk is the SSD tier: a log of segments. New units go to the end; when the
+// log is full its oldest segment goes, except for units that were read since
+// they were written: those are written once more. All methods but write
+// accept a nil disk, which has nothing.
+type disk struct {
+	dir      string
+	shape    shape
+	identity string
+	slots    int // records a segment
+	most     int // segments
+	open     func(path string, flag int) (file, error)
+	lock     *os.File
+
+	mu      sync.Mutex
+	index   map[kvcache.Hash]place
+	pending map[kvcache.Hash]bool // being written
+	log     []*segment            // oldest first; the last is written to
+	last    uint64                // id of the newest segment ever
+	lost    uint64                // units that went for others
+}
+
+// file is what a segment needs of *os.File.
+type file interface {
+	io.ReaderAt
+	io.WriterAt
+	io.Closer
+}
+
+// place is where a unit lies.
+type place struct {
+	seg  *segment
+	slot int32
+}
+
+// openDisk takes the folder for this process, and finds what an earlier one
+// with the same identity has left there.
+func openDisk(dir string, bytes int64, s shape, identity string, open func(string, int) (file, error), log *slog.Logger) (*disk, error) {
+	records := bytes / int64(s.record())
+	if records < 2*minSegments {
+		return nil, fmt.Errorf("tier: %d bytes in %s, want room for %d units of %d bytes at least", bytes, dir, 2*minSegments, s.record())
+	}
+	d := &disk{dir: dir, shape: s, identity: identity, open: open, index: make(map[kvcache.Hash]place), pending: make(map[kvcache.Hash]bool)}
+	d.slots = int(max(1, min(segmentBytes/int64(s.record()), records/minSegments)))
+	d.most = int(records) / d.slots
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("tier: %w", err)
+	}
+	var err error
+	if d.lock, err = os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return nil, fmt.Errorf("tier: %w", err)
+	}
+	if err := lockDir(d.lock); err != nil {
+		return nil, errors.Join(fmt.Errorf("tier: another process uses %s: give each worker a folder of its own: %w", dir, err), d.lock.Close())
+	}
+	if err := d.load(log); err != nil {
+		return nil, errors.Join(fmt.Errorf("tier: %w", err), d.close())
+	}
+	return d, nil
+}
+
+// load recovers the segments there are, oldest first, and begins a new one.
+func (d *disk) load(log *slog.Logger) error {
+	names, err := filepath.Glob(filepath.Join(d.dir, "*.xpydkv"))
+	if err != nil {
+		return err
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		id, err := strconv.ParseUint(strings.TrimSuffix(filepath.Base(name), ".xpydkv"), 16, 64)
+		if err != nil || name != segmentPath(d.dir, id) {
+			continue // not a name of ours
+		}
+		d.last = max(d.last, id)
+		s, err := d.recover(id)
+		if err != nil {
+			log.Warn("KV segment not used, deleted", "file", name, "error", err)
+			if err := os.Remove(name); err != nil {
+				return err
+			}
+			continue
+		}
+		d.log = append(d.log, s)
+	}
+	for len(d.log) >= d.most {
+		d.retire(d.log[0])
+	}
+	if n := len(d.index); n > 0 {
+		log.Info("KV found on the SSD", "dir", d.dir, "units", n, "segments", len(d.log))
+	}
+	d.last++
+	s, err := d.create(d.last)
+	if err != nil {
+		return err
+	}
+	d.log = append(d.log, s)
+	return nil
+}
+
+// close ends it; nothing may be under way. The files stay.
+func (d *disk) close() error {
+	if d == nil {
+		return nil
+	}
+	var err error
+	for _, s := range d.log {
+		err = errors.Join(err, s.file.Close())
+	}
+	return errors.Join(err, d.lock.Close())
+}
+
+func (d *disk) has(key kvcache.Hash) bool {
+	if d == nil {
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, ok := d.index[key]
+	return ok
+}
+
+// drop forgets a unit; its space comes back with its segment's.
+func (d *disk) drop(key kvcache.Hash) {
+	if d == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.index, key)
+}
+
+// read reads a unit into rec, a whole record, and checks that it is the one.
+func (d *disk) read(key kvcache.Hash, pos int, rec []byte) error {
+	d.mu.Lock()
+	p, ok := d.index[key]
+	if !ok {
+		d.mu.Unlock()
+		return errGone
+	}
+	p.seg.users++
+	p.seg.hits[p.slot] = true
+	d.mu.Unlock()
+	defer d.done(p.seg)
+	if _, err := p.seg.file.ReadAt(rec, d.at(int(p.slot))); err != nil {
+		return err
+	}
+	h, err := parseHeader(rec)
+	want := header{key, d.shape.payload(), p.seg.id, uint32(p.slot), uint32(pos)}
+	if err == nil && h != want {
+		err = fmt.Errorf("a record of another unit in slot %d of %s", p.slot, p.seg.path)
+	}
+	return err
+}
+
+// done ends one use of a segment; the last one closes a retired file.
+func (d *disk) done(s *segment) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.unuse(s)
+}
+
+func (d *disk) unuse(s *segment) {
+	if s.users--; s.users == 0 {
+		s.file.Close()
+	}
+}
+
+// write appends a unit, unless it is there or being written. rec is a whole record whose header is set here.
+func (d *disk) write(key kvcache.Hash, pos int, rec []byte) (written bool, err error) {
+	return d.append(key, pos, rec, nil)
+}
+
+// append is write; a unit that lies in from is moved.
+func (d *disk) append(key kvcache.Hash, pos int, rec []byte, from *segment) (written bool, err error) {
+	s, slot, old, err := d.reserve(key, from)
+	if err != nil || s == nil {
+		return false, errors.Join(err, d.reprieve(old))
+	}
+	defer d.wrote(key, s)
+	h := header{key, d.shape.payload(), s.id, uint32(slot), uint32(pos)}
+	h.encode(rec)
+	if _, err := s.file.WriteAt(rec, d.at(slot)); err != nil {
+		return false, errors.Join(err, d.reprieve(old))
+	}
+	d.mu.Lock()
+	d.index[key] = place{s, int32(slot)}
+	d.mu.Unlock()
+	return true, d.reprieve(old)
+}
+
+// wrote ends a write.
+func (d *disk) wrote(key kvcache.Hash, s *segment) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.pending, key)
+	d.unuse(s)
+}
+
+// reserve hands out the next slot, in use for the caller; none if the unit
+// needs none. old are units of a segment that had to go, which deserve to be
+// kept.
+func (d *disk) reserve(key kvcache.Hash, from *segment) (s *segment, slot int, old *kept, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p := d.index[key]; p.seg != from || d.pending[key] {
+		return nil, 0, nil, nil
+	}
+	s = d.log[len(d.log)-1]
+	if len(s.keys) == d.slots {
+		if len(d.log) == d.most {
+			old = d.retire(d.log[0])
+		}
+		d.last++
+		fresh, err := d.create(d.last)
+		if err != nil {
+			return nil, 0, old, err
+		}
+		d.log = append(d.log, fresh)
+		s = fresh
+	}
+	s.keys, s.hits = append(s.keys, key), append(s.hits, false)
+	s.users++
+	d.pending[key] = true
+	return s, len(s.keys) - 1, old, nil
+}
+
+// kept are slots of a retired segment that are written again.
+type kept struct {
+	seg   *segment
+	slots []int
+}
+
+// retire takes the oldest segment off the log and deletes its file, which
+// stays readable for whoever uses it. At most half of it is kept, so that the
+// log moves on; what is kept stays in the index until reprieve.
+func (d *disk) retire(s *segment) *kept {
+	d.log = d.log[1:]
+	k := &kept{seg: s}
+	for i, key := range s.keys {
+		if d.index[key] != (place{s, int32(i)}) {
+			continue
+		}
+		if s.hits[i] && len(k.slots) < d.slots/2 {
+			k.slots = append(k.slots, i)
+			continue
+		}
+		delete(d.index, key)
+		d.lost++
+	}
+	os.Remove(s.path)
+	if len(k.slots) == 0 {
+		d.unuse(s)
+		return nil
+	}
+	return k // keeps the use of the list
+}
+
+// reprieve writes kept units to the end of the log; what cannot be is lost.
+func (d *disk) reprieve(k *kept) error {
+	if k == nil {
+		return nil
+	}
+	defer d.abolish(k)
+	rec := aligned(d.shape.record())
+	for _, i := range k.slots {
+		if _, err := k.seg.file.ReadAt(rec, d.at(i)); err != nil {
+			return err
+		}
+		h, err := parseHeader(rec)
+		if err != nil || h.key != k.seg.keys[i] || h.payload != d.shape.payload() {
+			continue // bad: it is not worth keeping
+		}
+		if _, err := d.append(h.key, int(h.pos), rec, k.seg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// abolish ends a retired segment.
+func (d *disk) abolish(k *kept) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, i := range k.slots {
+		if key := k.seg.keys[i]; d.index[key].seg == k.seg {
+			delete(d.index, key)
+			d.lost++
+		}
+	}
+	d.unuse(k.seg)
+}
+
+// clear forgets every unit; their space comes back with their segments'.
+func (d *disk) clear() {
+	if d == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	clear(d.index)
+}
+
+func (d *disk) stats() Stats {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return Stats{Tier: tierSSD, Units: len(d.index), Capacity: d.most * d.slots, UnitBytes: d.shape.record(), Evicted: d.lost}
+}

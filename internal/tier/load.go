@@ -1,0 +1,249 @@
+package tier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
+)
+
+// Load brings what the tiers have of a prompt into the pool and the prefix
+// index, as far as it is not there, at most its first upto tokens; it returns
+// how many were loaded. It is only ever a help: whatever goes wrong, fewer
+// tokens are loaded, and LoadTimeout bounds it.
+func (t *Tiers) Load(ctx context.Context, tokens []int32, salt string, upto int) int {
+	if t == nil || upto < t.cacheUnit() {
+		return 0
+	}
+	ctx, cancel := context.WithTimeout(ctx, t.cfg.LoadTimeout)
+	defer cancel()
+	chain := t.cache.NewChain(salt)
+	chain.Extend(tokens[:min(upto, len(tokens))])
+	for {
+		from := t.cache.Reach(&chain, upto)
+		to := t.reach(&chain, from, upto)
+		if to-from < max(t.cfg.MinLoadTokens, t.cacheUnit()) {
+			return 0
+		}
+		wait, mine := t.begin(chain.Name(from + t.cacheUnit()))
+		if mine != nil {
+			defer mine()
+			return t.load(ctx, &chain, tokens, to)
+		}
+		select { // somebody loads the same; what is then missing is looked up anew
+		case <-wait:
+		case <-ctx.Done():
+			return 0
+		}
+	}
+}
+
+func (t *Tiers) cacheUnit() int { return t.shape.blocks * t.shape.BlockTokens }
+
+// reach returns how far the tiers have the chain, without a gap.
+func (t *Tiers) reach(chain *kvcache.Chain, from, upto int) int {
+	unit := t.cacheUnit()
+	upto = min(upto, chain.Tokens())
+	for from+unit <= upto {
+		key := chain.Name(from + unit)
+		if !t.host.has(key) && !t.disk.has(key) {
+			break
+		}
+		from += unit
+	}
+	return from
+}
+
+// begin claims the load that starts with key; or returns the end of the one
+// that has claimed it.
+func (t *Tiers) begin(key kvcache.Hash) (wait <-chan struct{}, end func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c := t.loading[key]; c != nil {
+		return c, nil
+	}
+	c := make(chan struct{})
+	t.loading[key] = c
+	return nil, func() {
+		t.mu.Lock()
+		delete(t.loading, key)
+		t.mu.Unlock()
+		close(c)
+	}
+}
+
+// load fills blocks with units and indexes them.
+func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, to int) int {
+	began := time.Now()
+	owner, most, ok := t.admit()
+	if !ok {
+		return 0
+	}
+	table, from, err := t.cache.Borrow(chain, to, most, owner)
+	taken := 0
+	if err == nil {
+		taken = (to - from) / t.shape.BlockTokens
+		t.cache.SetState(owner, kvcache.StateReceiving)
+	}
+	t.settle(taken)
+	defer t.settle(-taken)
+	if err != nil {
+		t.metrics.noRoom.Inc()
+		return 0
+	}
+	unit := t.cacheUnit()
+	good := from
+	var ahead []*fetch
+	for next := from; good < to; good += unit {
+		for ; next < to && len(ahead) < window; next += unit {
+			ahead = append(ahead, t.fetch(chain, next))
+		}
+		f := ahead[0]
+		ahead = ahead[1:]
+		blocks := table[good/t.shape.BlockTokens:][:t.shape.blocks]
+		if !t.land(ctx, f, blocks) {
+			break
+		}
+	}
+	for _, f := range ahead {
+		f.abandon()
+	}
+	t.cache.InsertChain(chain, tokens[:good], table[:good/t.shape.BlockTokens], from)
+	t.cache.ReleaseAll(owner)
+	t.metrics.loaded.Add(float64(good - from))
+	t.metrics.loadTime.Observe(time.Since(began).Seconds())
+	return good - from
+}
+
+// admit names a load and says how many blocks it may take.
+func (t *Tiers) admit() (owner string, most int, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.loads++
+	return fmt.Sprintf("tier/load-%d", t.loads), t.cfg.LoadBlocks - t.taken, !t.closed && t.taken < t.cfg.LoadBlocks
+}
+
+func (t *Tiers) settle(blocks int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.taken += blocks
+}
+
+// land waits for a unit and puts it into blocks.
+func (t *Tiers) land(ctx context.Context, f *fetch, blocks []int32) bool {
+	l, tier := f.wait(ctx)
+	if l == nil {
+		return false
+	}
+	defer l.release()
+	if !t.shape.scatter(t.backend, blocks, f.pos, l.record()) {
+		t.metrics.corrupt.WithLabelValues(tier).Inc()
+		t.log.Error("KV in a tier does not agree with its digests; it is computed instead", "tier", tier, "unit", fmt.Sprintf("%x", f.key))
+		t.host.drop(f.key)
+		t.disk.drop(f.key)
+		return false
+	}
+	l.publish()
+	t.metrics.hits.WithLabelValues(tier).Inc()
+	return true
+}
+
+// fetch is one unit on its way into a host slot.
+type fetch struct {
+	key  kvcache.Hash
+	pos  int
+	tier string
+	got  chan *lease // one; nil when it failed
+	left atomic.Bool // nobody waits any more
+	have *lease      // it was in host memory
+}
+
+// fetch finds a unit in host memory, or begins to read it.
+func (t *Tiers) fetch(chain *kvcache.Chain, pos int) *fetch {
+	key := chain.Name(pos + t.cacheUnit())
+	f := &fetch{key: key, pos: pos, tier: tierHost, have: t.host.get(key)}
+	if f.have != nil {
+		return f
+	}
+	f.tier, f.got = tierSSD, make(chan *lease, 1)
+	l := t.host.take(key, chain.Name(pos), pos)
+	if l == nil || !t.spare() {
+		if l != nil {
+			l.release()
+		}
+		close(f.got)
+		return f
+	}
+	go func() {
+		defer t.wg.Done()
+		defer func() { <-t.reads }()
+		err := t.disk.read(key, pos, l.record())
+		if err != nil {
+			if !errors.Is(err, errGone) {
+				t.metrics.errors.WithLabelValues("read").Inc()
+				t.complain(fmt.Errorf("read from %s: %w", t.cfg.Dir, err))
+				t.disk.drop(key)
+			}
+			l.release()
+			l = nil
+		}
+		f.got <- l
+		if f.left.Load() {
+			f.drain()
+		}
+	}()
+	return f
+}
+
+// spare takes the right to one more read; its goroutine is counted in wg.
+func (t *Tiers) spare() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed || t.disk == nil {
+		return false
+	}
+	select {
+	case t.reads <- struct{}{}:
+		t.wg.Add(1)
+		return true
+	default:
+		return false
+	}
+}
+
+// wait returns the unit, and the tier that had it; nil when it does not come.
+func (f *fetch) wait(ctx context.Context) (*lease, string) {
+	if f.have != nil {
+		return f.have, f.tier
+	}
+	select {
+	case l := <-f.got:
+		return l, f.tier
+	case <-ctx.Done():
+		f.abandon()
+		return nil, f.tier
+	}
+}
+
+// abandon gives back what has come or will come.
+func (f *fetch) abandon() {
+	if f.have != nil {
+		f.have.release()
+		return
+	}
+	f.left.Store(true)
+	f.drain()
+}
+
+func (f *fetch) drain() {
+	select {
+	case l := <-f.got:
+		if l != nil {
+			l.release()
+		}
+	default:
+	}
+}

@@ -1,0 +1,87 @@
+package tier
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Tiers as labels name them.
+const (
+	tierHost = "host"
+	tierSSD  = "ssd"
+)
+
+type metrics struct {
+	saved, dropped, hits, corrupt, errors *prometheus.CounterVec
+	loaded, noRoom                        prometheus.Counter
+	loadTime                              prometheus.Histogram
+}
+
+func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
+	vec := func(name, help, label string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help}, []string{label})
+	}
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help})
+	}
+	m := &metrics{
+		saved:    vec("saved_units_total", "Units written into a tier.", "tier"),
+		dropped:  vec("dropped_units_total", "Units left out because too many waited.", "tier"),
+		hits:     vec("loaded_units_total", "Units that came back into the pool.", "tier"),
+		corrupt:  vec("corrupt_units_total", "Units that did not agree with their digests; they were computed instead.", "tier"),
+		errors:   vec("io_errors_total", "Failed reads and writes of the SSD tier.", "op"),
+		loaded:   counter("loaded_tokens_total", "Tokens whose KV was loaded instead of computed."),
+		noRoom:   counter("no_room_total", "Loads left out because the pool had no block to spare."),
+		loadTime: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "load_seconds", Help: "Time of a request's load.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)}),
+	}
+	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.corrupt, m.errors, m.loaded, m.noRoom, m.loadTime, &usage{t}}
+	for _, c := range all {
+		if err := reg.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// usage collects how full the tiers are.
+type usage struct{ t *Tiers }
+
+var (
+	unsavedDesc = prometheus.NewDesc("xpyd_kvtier_waiting_units", "Units on their way into a tier.", nil, nil)
+	unitsDesc   = prometheus.NewDesc("xpyd_kvtier_units", "Units in a tier.", []string{"tier"}, nil)
+	roomDesc    = prometheus.NewDesc("xpyd_kvtier_capacity_units", "Units that a tier has room for.", []string{"tier"}, nil)
+	evictedDesc = prometheus.NewDesc("xpyd_kvtier_evicted_units_total", "Units that made room for others.", []string{"tier"}, nil)
+)
+
+func (u *usage) Describe(c chan<- *prometheus.Desc) { prometheus.DescribeByCollect(u, c) }
+
+func (u *usage) Collect(c chan<- prometheus.Metric) {
+	c <- prometheus.MustNewConstMetric(unsavedDesc, prometheus.GaugeValue, float64(u.t.unsaved.Load()))
+	for _, s := range u.t.Stats() {
+		c <- prometheus.MustNewConstMetric(unitsDesc, prometheus.GaugeValue, float64(s.Units), s.Tier)
+		c <- prometheus.MustNewConstMetric(roomDesc, prometheus.GaugeValue, float64(s.Capacity), s.Tier)
+		c <- prometheus.MustNewConstMetric(evictedDesc, prometheus.CounterValue, float64(s.Evicted), s.Tier)
+	}
+}
+
+// Stats is how one tier stands.
+type Stats struct {
+	Tier      string `json:"tier"` // "host" or "ssd"
+	Units     int    `json:"units"`
+	Capacity  int    `json:"capacity_units"`
+	UnitBytes int    `json:"unit_bytes"`
+	Evicted   uint64 `json:"evicted_units"`
+}
+
+// Stats lists the tiers, nearest first.
+func (t *Tiers) Stats() []Stats {
+	if t == nil {
+		return nil
+	}
+	t.host.mu.Lock()
+	list := []Stats{{Tier: tierHost, Units: len(t.host.keys), Capacity: len(t.host.slots), UnitBytes: t.shape.record(), Evicted: t.host.lost}}
+	t.host.mu.Unlock()
+	if t.disk != nil {
+		list = append(list, t.disk.stats())
+	}
+	return list
+}

@@ -1,0 +1,122 @@
+package tier
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"slices"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// A record is one unit, in host memory as on the SSD:
+//
+//	offset  bytes
+//	0       8     magic
+//	8       16    the unit's hash
+//	24      8     bytes of rows and digests
+//	32      8     segment's number (SSD)
+//	40      4     slot in the segment (SSD)
+//	44      4     position of the unit's first token
+//	48      4     CRC-32C of bytes 0..47
+//	64            rows [layer][block][2][kv_head][block_tokens][head_dim]
+//	...           digests [layer][block][kv_head], uint64
+//
+// padded to a multiple of page; numbers are little-endian. Segment and slot
+// tell a write that went astray from the record that belongs there.
+const (
+	magic      = "xpydkv1\n"
+	headerSize = 64
+	page       = 4096 // O_DIRECT's alignment
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// header is a record's first part.
+type header struct {
+	key     kvcache.Hash
+	payload int
+	segment uint64
+	slot    uint32
+	pos     uint32
+}
+
+func (h *header) encode(b []byte) {
+	clear(b[:headerSize])
+	copy(b, magic)
+	copy(b[8:], h.key[:])
+	binary.LittleEndian.PutUint64(b[24:], uint64(h.payload))
+	binary.LittleEndian.PutUint64(b[32:], h.segment)
+	binary.LittleEndian.PutUint32(b[40:], h.slot)
+	binary.LittleEndian.PutUint32(b[44:], h.pos)
+	binary.LittleEndian.PutUint32(b[48:], crc32.Checksum(b[:48], castagnoli))
+}
+
+var errRecord = errors.New("no record")
+
+// parseHeader believes nothing but a whole header.
+func parseHeader(b []byte) (h header, err error) {
+	if len(b) < headerSize || string(b[:8]) != magic || binary.LittleEndian.Uint32(b[48:]) != crc32.Checksum(b[:48], castagnoli) {
+		return h, errRecord
+	}
+	n := binary.LittleEndian.Uint64(b[24:])
+	if n > 1<<40 {
+		return h, errRecord
+	}
+	return header{key: kvcache.Hash(b[8:24]), payload: int(n), segment: binary.LittleEndian.Uint64(b[32:]),
+		slot: binary.LittleEndian.Uint32(b[40:]), pos: binary.LittleEndian.Uint32(b[44:])}, nil
+}
+
+// shape is what a unit of the pool looks like.
+type shape struct {
+	kernels.Layout
+	blocks int // of a unit
+}
+
+func (s shape) rows() int    { return s.Layers * s.blocks * s.BlockBytes() }
+func (s shape) payload() int { return s.rows() + s.Layers*s.blocks*s.KVHeads*8 }
+func (s shape) record() int  { return (headerSize + s.payload() + page - 1) / page * page }
+
+// block returns the rows and the digests of one layer of the unit's i-th block.
+func (s shape) block(rec []byte, layer, i int) (rows, digests []byte) {
+	n := layer*s.blocks + i
+	rows = rec[headerSize+n*s.BlockBytes():][:s.BlockBytes()]
+	return rows, rec[headerSize+s.rows()+n*s.KVHeads*8:][:s.KVHeads*8]
+}
+
+// gather copies a unit out of the pool.
+func (s shape) gather(pool kernels.Pool, ids []int32, rec []byte) {
+	sums := make([]uint64, s.KVHeads)
+	for layer := range s.Layers {
+		for i, id := range ids {
+			rows, digests := s.block(rec, layer, i)
+			pool.Gather(layer, id, 0, s.BlockTokens, rows)
+			pool.Digest(layer, id, sums)
+			for h, d := range sums {
+				binary.LittleEndian.PutUint64(digests[8*h:], d)
+			}
+		}
+	}
+}
+
+// scatter puts a unit, whose first token has position pos, into blocks that
+// nobody reads. False: its rows are not what the digests were made of.
+func (s shape) scatter(pool kernels.Pool, ids []int32, pos int, rec []byte) bool {
+	stored, made := make([]uint64, s.KVHeads), make([]uint64, s.KVHeads)
+	for layer := range s.Layers {
+		for i, id := range ids {
+			rows, digests := s.block(rec, layer, i)
+			for h := range stored {
+				stored[h] = binary.LittleEndian.Uint64(digests[8*h:])
+			}
+			kernels.DigestRows(s.Layout, layer, pos+i*s.BlockTokens, s.BlockTokens, rows, made)
+			if !slices.Equal(stored, made) {
+				return false
+			}
+			pool.Scatter(layer, id, 0, s.BlockTokens, rows)
+			pool.SetDigest(layer, id, s.BlockTokens, made)
+		}
+	}
+	return true
+}

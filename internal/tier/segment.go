@@ -1,0 +1,120 @@
+package tier
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
+)
+
+// A segment is a file of slots of one record each, written once from the
+// front and deleted whole. Its first page says, in JSON, what the records are.
+//
+// Nothing is flushed and no length is trusted: after a crash a record is
+// whole, or its header is not there, or its rows disagree with their digests.
+type segment struct {
+	id    uint64
+	path  string
+	file  file
+	keys  []kvcache.Hash // of the slots handed out
+	hits  []bool         // by slot: it was read since it was written
+	users int            // reads and writes under way, and 1 while it is listed
+}
+
+// preamble is a segment's first page.
+type preamble struct {
+	Format   string `json:"format"`
+	Segment  uint64 `json:"segment"`
+	Identity string `json:"identity"` // of the model and its numerics
+	Record   int    `json:"record_bytes"`
+	Payload  int    `json:"payload_bytes"`
+	Blocks   int    `json:"unit_blocks"`
+	Tokens   int    `json:"block_tokens"`
+	Layers   int    `json:"layers"`
+	Heads    int    `json:"kv_heads"`
+	RowBytes int    `json:"row_bytes"`
+	DType    string `json:"dtype"`
+}
+
+func (d *disk) preamble(id uint64) preamble {
+	s := d.shape
+	return preamble{"xpyd KV segment 1", id, d.identity, s.record(), s.payload(), s.blocks, s.BlockTokens, s.Layers, s.KVHeads, s.RowBytes, s.DType}
+}
+
+func segmentPath(dir string, id uint64) string {
+	return filepath.Join(dir, fmt.Sprintf("%016x.xpydkv", id))
+}
+
+// create makes a new segment file.
+func (d *disk) create(id uint64) (*segment, error) {
+	p := d.preamble(id)
+	text, err := json.Marshal(&p)
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > page {
+		return nil, fmt.Errorf("identity of %d bytes", len(d.identity))
+	}
+	s := &segment{id: id, path: segmentPath(d.dir, id), users: 1}
+	if s.file, err = d.open(s.path, os.O_RDWR|os.O_CREATE|os.O_EXCL); err != nil {
+		return nil, err
+	}
+	b := aligned(page)
+	copy(b, text)
+	if _, err = s.file.WriteAt(b, 0); err != nil {
+		return nil, errors.Join(err, s.file.Close(), os.Remove(s.path))
+	}
+	return s, nil
+}
+
+var errForeign = errors.New("written by another model, layout or version")
+
+// recover reads what an earlier process has left. errForeign: not for us.
+func (d *disk) recover(id uint64) (*segment, error) {
+	s := &segment{id: id, path: segmentPath(d.dir, id), users: 1}
+	var err error
+	if s.file, err = d.open(s.path, os.O_RDWR); err != nil {
+		return nil, err
+	}
+	b := aligned(page)
+	if _, err = s.file.ReadAt(b, 0); err == nil {
+		err = d.recognise(id, b)
+	} else if errors.Is(err, io.EOF) {
+		err = errForeign
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.file.Close())
+	}
+	for i := range d.slots {
+		switch _, err := s.file.ReadAt(b, d.at(i)); {
+		case errors.Is(err, io.EOF):
+			return s, nil
+		case err != nil:
+			return nil, errors.Join(err, s.file.Close())
+		}
+		h, err := parseHeader(b)
+		ours := err == nil && h.segment == id && h.slot == uint32(i) && h.payload == d.shape.payload()
+		s.keys, s.hits = append(s.keys, kvcache.Hash{}), append(s.hits, false)
+		if ours {
+			s.keys[i] = h.key
+			d.index[h.key] = place{s, int32(i)}
+		}
+	}
+	return s, nil
+}
+
+func (d *disk) recognise(id uint64, b []byte) error {
+	var p preamble
+	if json.Unmarshal(bytes.TrimRight(b, "\x00"), &p) != nil || p != d.preamble(id) {
+		return errForeign
+	}
+	return nil
+}
+
+// at is where a slot begins in its file.
+func (d *disk) at(slot int) int64 { return page + int64(slot)*int64(d.shape.record()) }

@@ -1,0 +1,456 @@
+package tier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
+)
+
+// TestHost: what the pool lost comes back from host memory.
+func TestHost(t *testing.T) {
+	for _, blockTokens := range []int{1, 16, 64, 256} {
+		t.Run(fmt.Sprint(blockTokens), func(t *testing.T) {
+			cfg := config("")
+			cfg.HostBytes = 1 << 20
+			unit := max(blockTokens, 16)
+			r := newRigOf(t, cfg, 16*unit/blockTokens, blockTokens)
+			tokens := prompt(1, 3*unit)
+			r.run(tokens, 0)
+			r.saved(tierHost, 3)
+			r.load(tokens, 0) // all there
+			r.cache.Clear()
+			r.load(tokens, 3*unit)
+			r.run(tokens, 3*unit)
+			r.load(prompt(2, 3*unit)[:unit-1], 0)
+		})
+	}
+}
+
+// TestSSD: the same from the SSD, also after a restart, not after another
+// model's.
+func TestSSD(t *testing.T) {
+	cfg := config(filepath.Join(t.TempDir(), "kv"))
+	tokens := prompt(1, 96)
+	r := newRig(t, cfg)
+	r.run(tokens, 0)
+	r.saved(tierSSD, 6)
+	r.cache.Clear()
+	r.tiers.host.clear()
+	r.load(tokens, 96)
+	r.run(tokens, 96)
+	if r.value("loaded_units_total", tierSSD) != 6 {
+		t.Error("not from the SSD")
+	}
+	if _, err := New(cfg, r.pool, 1, r.tiers.log, r.reg); !errors.Is(err, syscall.EWOULDBLOCK) {
+		t.Errorf("two workers in one folder: %v", err)
+	}
+	r.close()
+
+	r = newRig(t, cfg)
+	r.load(tokens, 96)
+	r.run(tokens, 96)
+	r.close()
+
+	cfg.Identity = "another model"
+	r = newRig(t, cfg)
+	r.load(tokens, 0)
+	if left, _ := filepath.Glob(filepath.Join(cfg.Dir, "*.xpydkv")); len(left) != 1 {
+		t.Errorf("%d segments, want one new one", len(left))
+	}
+}
+
+// TestSalt: a prefix is its tenant's alone.
+func TestSalt(t *testing.T) {
+	r := newRig(t, config(""))
+	tokens := prompt(1, 64)
+	if _, err := r.compute(tokens, "one", "run"); err != nil {
+		t.Fatal(err)
+	}
+	r.saved(tierHost, 4)
+	r.cache.Clear()
+	for salt, want := range map[string]int{"": 0, "two": 0, "one": 64} {
+		if n := r.tiers.Load(t.Context(), tokens, salt, 64); n != want {
+			t.Errorf("salt %q: %d tokens, want %d", salt, n, want)
+		}
+	}
+}
+
+// TestCorrupt changes a byte of what a tier has, or puts a record astray.
+func TestCorrupt(t *testing.T) {
+	tokens := prompt(1, 96)
+	for name, harm := range map[string]func(r *rig, unit kvcache.Hash){
+		"host": func(r *rig, unit kvcache.Hash) {
+			l := r.tiers.host.get(unit)
+			l.record()[headerSize+100] ^= 4
+			l.release()
+			r.tiers.disk.drop(unit)
+		},
+		"host digest": func(r *rig, unit kvcache.Hash) {
+			l := r.tiers.host.get(unit)
+			l.record()[headerSize+r.tiers.shape.rows()] ^= 1
+			l.release()
+		},
+		"ssd": func(r *rig, unit kvcache.Hash) {
+			r.tiers.host.clear()
+			p := r.tiers.disk.index[unit]
+			r.edit(p, headerSize+100, []byte{0xff})
+		},
+		"ssd header": func(r *rig, unit kvcache.Hash) {
+			r.tiers.host.clear()
+			r.edit(r.tiers.disk.index[unit], 9, []byte{0xff})
+		},
+		"ssd astray": func(r *rig, unit kvcache.Hash) { // a whole record of another unit
+			r.tiers.host.clear()
+			rec := aligned(r.tiers.shape.record())
+			for other, p := range r.tiers.disk.index {
+				if other != unit {
+					if _, err := p.seg.file.ReadAt(rec, r.tiers.disk.at(int(p.slot))); err != nil {
+						r.t.Fatal(err)
+					}
+				}
+			}
+			r.edit(r.tiers.disk.index[unit], 0, rec)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, config(t.TempDir()))
+			r.run(tokens, 0)
+			r.saved(tierSSD, 6)
+			r.cache.Clear()
+			chain := r.cache.NewChain("")
+			chain.Extend(tokens)
+			harm(r, chain.Name(64))
+			r.load(tokens, 48)
+			r.run(tokens, 48) // checks the rows of the first 48, and makes the others
+			r.saved(tierSSD, 6)
+			r.cache.Clear()
+			r.load(tokens, 96)
+			r.run(tokens, 96)
+			if n := r.value("corrupt_units_total", "") + r.value("io_errors_total", "read"); n != 1 {
+				t.Errorf("%v units reported", n)
+			}
+		})
+	}
+}
+
+// edit overwrites bytes of a record behind the tier's back.
+func (r *rig) edit(p place, off int, b []byte) {
+	f, err := os.OpenFile(p.seg.path, os.O_WRONLY, 0)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(b, r.tiers.disk.at(int(p.slot))+int64(off)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// TestTorn: a restart over segments that a crash has left, cut at every length.
+func TestTorn(t *testing.T) {
+	dir := t.TempDir()
+	cfg := config(dir)
+	tokens := prompt(1, 96)
+	r := newRig(t, cfg)
+	r.run(tokens, 0)
+	r.saved(tierSSD, 6)
+	path := r.tiers.disk.log[0].path
+	size := int64(page + 6*r.tiers.shape.record())
+	r.close()
+	whole, err := os.ReadFile(path)
+	if err != nil || int64(len(whole)) != size {
+		t.Fatalf("%d bytes, want %d: %v", len(whole), size, err)
+	}
+	for _, n := range []int{0, 1, 100, page - 1, page, page + 1, page + headerSize, 2*page - 1, 3*page + 17, 5 * page, len(whole) - 1} {
+		cfg.Dir = t.TempDir()
+		if err := os.WriteFile(filepath.Join(cfg.Dir, filepath.Base(path)), whole[:n], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r := newRig(t, cfg)
+		got := r.tiers.Load(t.Context(), tokens, "", len(tokens))
+		if most := max(0, (n-page)/page*16); got > most {
+			t.Errorf("%d bytes: %d tokens loaded, there were %d", n, got, most)
+		}
+		r.run(tokens, got)
+		r.close()
+	}
+}
+
+// slowFile is a disk that answers late, or has no room.
+type slowFile struct {
+	file
+	gate <-chan struct{} // reads wait for it
+	full *atomic.Bool    // writes fail
+}
+
+func (f slowFile) ReadAt(b []byte, at int64) (int, error) {
+	if f.gate != nil {
+		<-f.gate
+	}
+	return f.file.ReadAt(b, at)
+}
+
+func (f slowFile) WriteAt(b []byte, at int64) (int, error) {
+	if f.full != nil && f.full.Load() {
+		return 0, syscall.ENOSPC
+	}
+	return f.file.WriteAt(b, at)
+}
+
+// wrap puts a fault between the tier and its files.
+func (r *rig) wrap(gate <-chan struct{}, full *atomic.Bool) {
+	d := r.tiers.disk
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.open = func(path string, flag int) (file, error) {
+		if full != nil && full.Load() {
+			return nil, syscall.ENOSPC
+		}
+		f, err := openDirect(path, flag)
+		return slowFile{f, gate, full}, err
+	}
+	for _, s := range d.log {
+		s.file = slowFile{s.file, gate, full}
+	}
+}
+
+// TestSlow: a disk that does not answer costs LoadTimeout, and nothing later.
+func TestSlow(t *testing.T) {
+	cfg := config(t.TempDir())
+	cfg.LoadTimeout = 20 * time.Millisecond
+	r := newRig(t, cfg)
+	tokens := prompt(1, 96)
+	r.run(tokens, 0)
+	r.saved(tierSSD, 6)
+	r.cache.Clear()
+	r.tiers.host.clear()
+	gate := make(chan struct{})
+	r.wrap(gate, nil)
+	r.load(tokens, 0)
+	r.run(tokens, 0)
+	r.cache.Clear()
+	close(gate)
+	r.saved(tierSSD, 6) // what was abandoned comes now
+	r.tiers.cfg.LoadTimeout = time.Minute
+	r.load(tokens, 96)
+	r.run(tokens, 96)
+}
+
+// TestFull: without room on the disk the tier works as far as it can.
+func TestFull(t *testing.T) {
+	r := newRig(t, config(t.TempDir()))
+	var full atomic.Bool
+	r.wrap(nil, &full)
+	full.Store(true)
+	tokens := prompt(1, 96)
+	r.run(tokens, 0)
+	r.quiet()
+	if n := r.value("io_errors_total", "write"); n != 6 {
+		t.Errorf("%v writes failed", n)
+	}
+	r.cache.Clear()
+	r.load(tokens, 96) // host memory has it
+	full.Store(false)
+	r.cache.Clear()
+	r.tiers.host.clear()
+	r.run(tokens, 0)
+	r.saved(tierSSD, 6)
+}
+
+// TestLog: a full log loses its oldest units, but not those that were read.
+func TestLog(t *testing.T) {
+	cfg := config(t.TempDir())
+	cfg.DirBytes = 16 * page // four segments of four units
+	r := newRig(t, cfg)
+	first := prompt(1000, 32)
+	r.run(first, 0)
+	r.saved(tierSSD, 2)
+	for n := range 40 {
+		r.cache.Clear()
+		r.run(prompt(n, 128), 0)
+		r.quiet()
+		r.cache.Clear()
+		r.tiers.host.clear()
+		r.load(first, 32) // each round, so it stays
+	}
+	if s := r.tiers.Stats()[1]; s.Units > s.Capacity || s.Capacity != 16 || s.Evicted == 0 {
+		t.Errorf("%+v", s)
+	}
+	if files, _ := filepath.Glob(filepath.Join(cfg.Dir, "*.xpydkv")); len(files) > 5 {
+		t.Errorf("%d segments", len(files))
+	}
+}
+
+// TestShared: fifty requests for one prompt load it once.
+func TestShared(t *testing.T) {
+	r := newRig(t, config(t.TempDir()))
+	tokens := prompt(1, 96)
+	r.run(tokens, 0)
+	r.saved(tierSSD, 6)
+	r.cache.Clear()
+	r.tiers.host.clear()
+	var wg sync.WaitGroup
+	var loaded atomic.Int64
+	for i := range 50 {
+		wg.Go(func() {
+			loaded.Add(int64(r.tiers.Load(t.Context(), tokens, "", 96)))
+			if hit, err := r.compute(tokens, "", fmt.Sprint("run-", i)); err != nil || hit != 96 {
+				t.Errorf("%d tokens were there: %v", hit, err)
+			}
+		})
+	}
+	wg.Wait()
+	if loaded.Load() != 96 {
+		t.Errorf("%d tokens loaded in all", loaded.Load())
+	}
+}
+
+// TestNoRoom: loads take nothing that somebody waits for, and wait for nobody.
+func TestNoRoom(t *testing.T) {
+	cfg := config("")
+	cfg.LoadBlocks = 3
+	r := newRig(t, cfg)
+	tokens := prompt(1, 64)
+	r.run(tokens, 0)
+	r.saved(tierHost, 4)
+	r.cache.Clear()
+	r.load(tokens, 0) // more than a load may take
+	r.tiers.cfg.LoadBlocks = 4
+	all, err := r.cache.Alloc(61, "others")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.load(tokens, 0)
+	r.cache.Release(all, "others")
+	ctx, cancel := context.WithCancel(t.Context())
+	all, _ = r.cache.Alloc(10, "others")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.cache.AllocWait(ctx, 64, "a waiter")
+	}()
+	for r.cache.Stats().Waiters == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	r.load(tokens, 0)
+	cancel()
+	<-done
+	r.cache.Release(all, "others")
+	r.load(tokens, 64)
+}
+
+// TestRandom does 10,000 random things, and after each one looks whether the
+// books agree and every row that the index leads to is what its tokens make.
+func TestRandom(t *testing.T) {
+	cfg := config(t.TempDir())
+	cfg.HostBytes, cfg.DirBytes, cfg.LoadBlocks = 24*page, 48*page, 32
+	gen := rand.New(rand.NewPCG(7, 7))
+	r := newRig(t, cfg)
+	loaded := 0
+	for i := range 10_000 {
+		tokens := prompt(gen.IntN(64), 16*(1+gen.IntN(8)))
+		switch gen.IntN(20) {
+		case 0:
+			r.cache.Clear()
+		case 1:
+			r.tiers.host.clear()
+		case 2:
+			if gen.IntN(8) == 0 {
+				r.tiers.Flush()
+			}
+		case 3:
+			ids, err := r.cache.Alloc(64, "storm") // everything is evicted
+			if err == nil {
+				r.cache.Release(ids, "storm")
+			}
+		case 4:
+			if gen.IntN(40) == 0 {
+				r.close()
+				r = newRig(t, cfg)
+			}
+		case 5, 6, 7, 8, 9, 10, 11, 12:
+			loaded += r.tiers.Load(t.Context(), tokens, "", len(tokens))
+			fallthrough
+		default:
+			if _, err := r.compute(tokens, "", "run"); err != nil && !errors.Is(err, kvcache.ErrNoSpace) {
+				t.Fatalf("operation %d: %v", i, err)
+			}
+		}
+		if err := r.cache.Check(); err != nil {
+			t.Fatalf("operation %d: %v", i, err)
+		}
+		if err := r.tiers.host.check(); err != nil {
+			t.Fatalf("operation %d: %v", i, err)
+		}
+	}
+	if loaded < 10_000 {
+		t.Errorf("only %d tokens were loaded: the test tests little", loaded)
+	}
+}
+
+// check verifies that every slot is in one place and the orders agree.
+func (h *host) check() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	kids := map[kvcache.Hash]int{}
+	idle := 0
+	for key, i := range h.keys {
+		s := &h.slots[i]
+		kids[s.parent]++
+		switch free := s.leases == 0; {
+		case s.key != key:
+			return fmt.Errorf("slot %d has another key", i)
+		case free != (s.at >= 0) || free && h.idle.order[s.at] != i:
+			return fmt.Errorf("slot %d: %d leases, at %d of the heap", i, s.leases, s.at)
+		case free:
+			idle++
+		}
+	}
+	for key, i := range h.keys {
+		if h.slots[i].leaf != (kids[key] == 0) {
+			return fmt.Errorf("slot %d: leaf %t, %d children", i, h.slots[i].leaf, kids[key])
+		}
+	}
+	if idle != len(h.idle.order) || len(h.keys)+len(h.free) != len(h.slots) || len(kids) != len(h.kids) {
+		return fmt.Errorf("%d idle, heap %d; %d keys and %d free of %d slots", idle, len(h.idle.order), len(h.keys), len(h.free), len(h.slots))
+	}
+	return nil
+}
+
+func FuzzHeader(f *testing.F) {
+	b := make([]byte, headerSize)
+	h := header{key: kvcache.Hash{1, 2}, payload: 4096, segment: 3, slot: 4, pos: 16}
+	h.encode(b)
+	f.Add(b)
+	f.Add([]byte(magic))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, err := parseHeader(b)
+		if err != nil {
+			return
+		}
+		c := make([]byte, headerSize)
+		h.encode(c)
+		if g, err := parseHeader(c); err != nil || g != h {
+			t.Fatalf("%+v became %+v: %v", h, g, err)
+		}
+	})
+}
+
+func FuzzPreamble(f *testing.F) {
+	d := &disk{shape: shape{newMemPool(1, 16).layout, 1}, identity: identity}
+	f.Add([]byte(`{"format":"xpyd KV segment 1","segment":1}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if d.recognise(1, b) == nil && len(b) < 50 {
+			t.Fatal(string(b))
+		}
+	})
+}
