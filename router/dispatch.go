@@ -3,6 +3,7 @@ package router
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -37,7 +38,7 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 			return nil, oerr
 		}
 		again := slices.Contains(avoid, choice.Prefill.ID) || slices.Contains(avoid, choice.Decode.ID)
-		if again && !q.pause(n) {
+		if again && !q.pause(backoff(n-1)) {
 			choice.EndPrefill()
 			choice.EndDecode()
 			return nil, contextError(q.ctx)
@@ -58,8 +59,14 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 		q.r.facts.forget(a.p.inst)
 		q.r.log.Warn("attempt failed", "request_id", q.id, "link", a.link.String(), "prefill", a.p.inst.ID, "decode", a.d.inst.ID,
 			"attempt", n, "err", f.Error())
-		if !f.retry || q.probe || n >= q.r.cfg.Attempts || f.budgeted() && !q.r.budget.spend() {
+		if !f.retry || q.probe || n >= q.r.cfg.Attempts {
 			return nil, f.httpError()
+		}
+		if f.budgeted() && !q.r.budget.spend(time.Now()) {
+			q.r.metrics.guards.exhausted.Inc()
+			oerr := f.httpError()
+			oerr.Message += "; the retry budget is used up"
+			return nil, oerr
 		}
 		q.r.metrics.retries.WithLabelValues(f.reason).Inc()
 		last = f
@@ -71,10 +78,23 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 	}
 }
 
-// pause lets a worker that had no room find some before the next attempt; it
-// is short, because another pair may be free now.
-func (q *request) pause(n int) bool {
-	timer := time.NewTimer(time.Duration(n) * 10 * time.Millisecond)
+// Back-off, which only an attempt waits for that has to try a worker again:
+// another one may be free now.
+const (
+	backoffFirst = 10 * time.Millisecond
+	backoffMost  = 500 * time.Millisecond
+)
+
+// backoff is the wait before retry n: it doubles, and half of it is drawn, so
+// that those who failed together do not come back together.
+func backoff(n int) time.Duration {
+	d := min(backoffFirst<<min(n-1, 16), backoffMost)
+	return d/2 + rand.N(d/2+1)
+}
+
+// pause waits d, unless the request ends before.
+func (q *request) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -116,7 +116,7 @@ func New(cfg Config, deps Deps) (*Router, error) {
 	}
 	r := &Router{
 		cfg: cfg, deps: deps, fleet: deps.Fleet, log: deps.Log, seed: maphash.MakeSeed(), created: time.Now(),
-		budget:   newBudget(cfg.RetryRatio, cfg.RetryBurst),
+		budget:   newBudget(cfg.RetryRatio, cfg.RetryBurst, cfg.RetryMin),
 		picker:   pick.New(cfg.Pick, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))),
 		legs:     legs{byID: map[string]map[*leg]struct{}{}},
 		conns:    clientConns{max: cfg.MaxConns, set: map[*clientConn]struct{}{}},
