@@ -94,33 +94,3 @@ func (g *gate) counts() (running, waiting int) {
 	defer g.mu.Unlock()
 	return g.running, g.queue.Len()
 }
-
-// budget bounds retries over all requests: each request earns a part of one,
-// up to a burst. It keeps a failing fleet from being hit several times as
-// hard.
-type budget struct {
-	mu     sync.Mutex
-	tokens float64
-	ratio  float64
-	burst  float64
-}
-
-func newBudget(ratio float64, burst int) *budget {
-	return &budget{tokens: float64(burst), ratio: ratio, burst: float64(burst)}
-}
-
-func (b *budget) earn() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.tokens = min(b.tokens+b.ratio, b.burst)
-}
-
-func (b *budget) spend() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.tokens < 1 {
-		return false
-	}
-	b.tokens--
-	return true
-}

@@ -60,10 +60,11 @@ type Config struct {
 
 	// Attempts is how many pairs a request may be tried on.
 	Attempts int `koanf:"attempts"`
-	// RetryRatio is how many retries each request earns for all, and
-	// RetryBurst how many can be saved up.
+	// RetryRatio is how many retries each request earns for all, RetryBurst
+	// how many can be saved up, and RetryMin how many come with each second.
 	RetryRatio float64 `koanf:"retry_ratio"`
 	RetryBurst int     `koanf:"retry_burst"`
+	RetryMin   float64 `koanf:"retry_min"`
 
 	// ProbeTimeout bounds the one-token request that a worker must pass
 	// before it gets users' requests.
@@ -108,7 +109,7 @@ func DefaultConfig() Config {
 		ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, StallTimeout: time.Minute,
 		ConnectTimeout: 2 * time.Second, WriteTimeout: 10 * time.Second,
 		FirstByteTimeout: 5 * time.Minute, ChunkTimeout: time.Minute, DecodeSilence: time.Minute, Fallback: true, IdleConns: 256,
-		Attempts: 3, RetryRatio: 0.2, RetryBurst: 256,
+		Attempts: 3, RetryRatio: 0.2, RetryBurst: 256, RetryMin: 1,
 		ProbeTimeout: 10 * time.Second, History: 1024,
 		Limits: Limits{MaxInFlight: 1024, MaxQueue: 1024, QueueWait: 30 * time.Second,
 			PairWait: time.Second, RequestTimeout: 10 * time.Minute},
@@ -150,6 +151,9 @@ func (c Config) Validate() error {
 	}
 	if !(c.RetryRatio >= 0 && c.RetryRatio <= 1) {
 		return bad("retry_ratio", "%v is not within 0 and 1", c.RetryRatio)
+	}
+	if !(c.RetryMin >= 0 && c.RetryMin <= 1e6) {
+		return bad("retry_min", "%v is not within 0 and 1000000", c.RetryMin)
 	}
 	for _, d := range []struct {
 		key string

@@ -140,7 +140,7 @@ func TestExhausted(t *testing.T) {
 func TestBudget(t *testing.T) {
 	f := func(fail http.HandlerFunc, want int) {
 		t.Helper()
-		g := newRig(t, 1, 2, func(c *router.Config) { c.RetryRatio, c.RetryBurst = 0, 0 })
+		g := newRig(t, 1, 2, func(c *router.Config) { c.RetryRatio, c.RetryBurst, c.RetryMin = 0, 0, 0 })
 		for _, id := range []string{"d0", "d1"} { // the first decode that is asked
 			d := g.workers[id]
 			d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {

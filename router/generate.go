@@ -38,7 +38,9 @@ func (r *Router) generate(ctx *fasthttp.RequestCtx, id string) {
 	}
 	ctx.Response.Header.Set("Cache-Control", "no-cache")
 	ctx.Response.Header.Set("X-Accel-Buffering", "no")
-	ctx.Response.SetBodyStream(&stream{q: q, events: ans.stream, body: ans.stream.body, conn: ctx.Conn(), first: ans.first, merge: ans.merge}, -1)
+	q.slim()
+	c := clientOf(ctx.Conn())
+	c.out = &stream{q: q, events: ans.stream, body: ans.stream.body, client: c, first: ans.first, merge: ans.merge}
 }
 
 // serve takes the request through scan, admission and dispatch.

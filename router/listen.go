@@ -56,21 +56,28 @@ func (c *clientConns) list() []*clientConn {
 type clientConn struct {
 	net.Conn
 	all    *clientConns
-	begun  atomic.Bool // bytes of a request came, and it is not over
+	begun  atomic.Bool // bytes of a request came, and its answer is not written
 	linger atomic.Bool // an answer went out while the client was sending
 	once   sync.Once
+
+	// What follows is of the goroutine that serves it.
+	in      inbuf
+	body    httpBody  // of the request
+	awaited bool      // the client sends the body without being told to
+	until   time.Time // the write deadline in force
+	out     *stream   // the answer, if it is one
+}
+
+// under is what conn, which is c or TLS over it, reads and writes by.
+func (c *clientConn) under(conn net.Conn) net.Conn {
+	if conn == net.Conn(c) {
+		return c.Conn
+	}
+	return conn
 }
 
 // NetConn lets the client watcher find the descriptor.
 func (c *clientConn) NetConn() net.Conn { return c.Conn }
-
-func (c *clientConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if n > 0 {
-		c.begun.Store(true)
-	}
-	return n, err
-}
 
 const (
 	lingerFor  = 2 * time.Second

@@ -23,6 +23,7 @@ type metrics struct {
 	fallbacks *prometheus.CounterVec // reason
 	local     *prometheus.CounterVec // reason
 	bytes     prometheus.Counter
+	guards    guardMetrics
 
 	// good is what a request that went well counts on its route: looking a
 	// label up for each costs more than counting.
@@ -91,6 +92,7 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 		}),
 	}
 	m.all = append(append(m.all, m.local), pickCollectors(r)...)
+	m.all = append(m.all, m.guards.collectors(r)...)
 	for _, reason := range retryReasons {
 		m.retries.WithLabelValues(reason)
 	}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"time"
+	"slices"
 
 	"github.com/xpyd/xpyd/internal/openai"
 )
@@ -18,19 +18,24 @@ const maxEvent = 4 << 20
 // that breaks can be ended by an error event: half an event is never relayed.
 type events struct {
 	body *upBody
-	buf  []byte // read and not yet returned: [from:]
+	lent *[]byte // what buf began as, to be given back
+	buf  []byte  // read and not yet returned: [from:]
 	from int
-	last []byte // the newest whole event, cut to what end needs
+	last [32]byte // the newest whole event, cut to what ended needs
+	size int      // of last
 	err  error
 }
 
 var eventEnd = []byte("\n\n")
 
+// eventBytes is what one read of events may return.
+const eventBytes = 16 << 10
+
 // next returns one or more whole events; they are valid until the next call.
-// At the body's end it returns what is left, then io.EOF.
+// At the body's end it returns what is left, then io.EOF. While it waits for a
+// new event it holds no buffer.
 func (e *events) next() ([]byte, error) {
-	e.buf = append(e.buf[:0], e.buf[e.from:]...)
-	e.from = 0
+	e.used()
 	scanned := 0
 	for {
 		if i := bytes.LastIndex(e.buf[scanned:], eventEnd); i >= 0 {
@@ -49,14 +54,29 @@ func (e *events) next() ([]byte, error) {
 			return nil, fmt.Errorf("an event of more than %d bytes", maxEvent)
 		}
 		scanned = max(len(e.buf)-1, 0) // the end may be split
-		if cap(e.buf)-len(e.buf) < 4096 {
-			grown := make([]byte, len(e.buf), 2*cap(e.buf)+8192)
-			copy(grown, e.buf)
-			e.buf = grown
+		if e.lent == nil {
+			if e.err = e.body.await(); e.err != nil {
+				continue
+			}
+			e.lent = e.body.conn.u.runs.get()
+			e.buf = *e.lent
+		}
+		if cap(e.buf)-len(e.buf) < eventBytes/4 {
+			e.buf = slices.Grow(e.buf, len(e.buf)+eventBytes)
 		}
 		n, err := e.body.Read(e.buf[len(e.buf):cap(e.buf)])
 		e.buf = e.buf[:len(e.buf)+n]
 		e.err = err
+	}
+}
+
+// used gives up what next has returned.
+func (e *events) used() {
+	e.buf = append(e.buf[:0], e.buf[e.from:]...)
+	e.from = 0
+	if len(e.buf) == 0 && e.lent != nil {
+		e.body.conn.u.runs.put(e.lent)
+		e.lent, e.buf = nil, nil
 	}
 }
 
@@ -66,27 +86,33 @@ func (e *events) remember(run []byte) {
 	if i := bytes.LastIndex(run, eventEnd); i >= 0 {
 		run = run[i+len(eventEnd):]
 	}
-	e.last = append(e.last[:0], run[:min(len(run), 32)]...)
+	e.size = copy(e.last[:], run)
 }
 
 // ended says whether the stream told its reader that it is over.
 func (e *events) ended() bool {
-	return bytes.HasPrefix(e.last, []byte("data: [DONE]")) || bytes.HasPrefix(e.last, []byte(`data: {"error":`)) ||
-		bytes.HasPrefix(e.last, []byte("event: error"))
+	last := e.last[:e.size]
+	return bytes.HasPrefix(last, []byte("data: [DONE]")) || bytes.HasPrefix(last, []byte(`data: {"error":`)) ||
+		bytes.HasPrefix(last, []byte("event: error"))
 }
 
-// stream relays decode's events to the client. The HTTP server reads it on
-// the connection's own goroutine, so a client that does not read stops the
-// reading from decode, and nothing piles up in between.
+// stream relays decode's events to the client, on the goroutine of the client's
+// connection: a client that does not read stops the reading from decode, and
+// nothing piles up in between.
 type stream struct {
 	q      *request
 	events *events
 	body   *upBody
-	conn   net.Conn
+	client *clientConn
 	first  []byte                            // events read before the headers went out
 	merge  func() (openai.PromptUsage, bool) // see answer
-	rest   []byte                            // of a run that Read could not return whole
-	done   bool
+
+	server  *server
+	head    []byte // of the answer, not yet written
+	chunked bool
+
+	over   bool // nothing comes behind what next has returned
+	done   bool // nothing more is to be read
 	failed string
 }
 
@@ -133,72 +159,76 @@ func (s *stream) merged(run []byte) []byte {
 	return openai.MergeUsageEvents(run, u)
 }
 
-// SupportsBodyWriteTo lets the server use WriteTo: one chunk a run of events.
-func (s *stream) SupportsBodyWriteTo() bool { return true }
-
-// WriteTo relays to the end.
-func (s *stream) WriteTo(w io.Writer) (int64, error) {
-	var total int64
-	for {
-		run, err := s.next()
-		if err == io.EOF {
-			return total, nil
-		}
-		if err != nil {
-			return total, err
-		}
-		n, err := s.write(w, run)
-		if total += int64(n); err != nil {
-			return total, err
+// relay writes the answer to its end and ends the request; false when the
+// connection is of no more use.
+func (s *stream) relay() bool {
+	var err error
+	for err == nil {
+		var run []byte
+		if run, err = s.next(); err == nil {
+			err = s.write(run)
 		}
 	}
+	if err == io.EOF {
+		err = nil
+		if len(s.head) > 0 || s.chunked && !s.over {
+			err = s.write(nil)
+		}
+	}
+	s.end(err)
+	return err == nil
 }
 
-// write gives the client StallTimeout for a run.
-func (s *stream) write(w io.Writer, run []byte) (int, error) {
-	if err := s.conn.SetWriteDeadline(time.Now().Add(s.q.r.cfg.StallTimeout)); err != nil {
-		return 0, err
-	}
-	n, err := w.Write(run)
-	s.q.bytes += int64(n)
-	if err != nil {
-		s.failed = errClientGone.Error()
-		var ne net.Error
-		if errors.As(err, &ne) && ne.Timeout() {
-			s.failed = errStalled.Error()
+// write sends a run in one piece, with the header before it and, when it is the
+// last, the chunk that ends the body behind it.
+func (s *stream) write(run []byte) error {
+	p := s.server.outs.get()
+	defer s.server.outs.put(p)
+	out := append(*p, s.head...)
+	s.head = nil
+	if !s.chunked {
+		out = append(out, run...)
+	} else {
+		if len(run) > 0 {
+			out = appendChunk(out, run)
+		}
+		if s.over = s.last(); s.over {
+			out = append(out, lastChunk...)
 		}
 	}
-	return n, err
-}
-
-// Read is for servers that do not use WriteTo.
-func (s *stream) Read(p []byte) (int, error) {
-	if len(s.rest) == 0 {
-		run, err := s.next()
-		if err != nil {
-			return 0, err
-		}
-		s.rest = run
+	*p = out
+	err := s.server.send(s.client, out)
+	if err == nil {
+		s.q.bytes += int64(len(run))
+		return nil
 	}
-	n := copy(p, s.rest)
-	s.rest = s.rest[n:]
-	s.q.bytes += int64(n)
-	return n, nil
+	s.failed = errClientGone.Error()
+	var ne net.Error
+	if errors.As(err, &ne) && ne.Timeout() {
+		s.failed = errStalled.Error()
+	}
+	return err
 }
 
-// Close ends the request; the server calls it once it has written the last
-// byte or failed to.
-func (s *stream) Close() error {
+// last says whether nothing comes behind the run that is being written, as far
+// as that is known without waiting for more.
+func (s *stream) last() bool {
+	return s.done || len(s.events.buf) == s.events.from && s.events.ended() && s.body.over()
+}
+
+// end ends the request.
+func (s *stream) end(err error) {
+	s.events.from = len(s.events.buf)
+	s.events.used()
 	s.body.abort() // does nothing after finish
 	status := 200
-	if s.failed == errClientGone.Error() || s.failed == errStalled.Error() || !s.done {
+	if err != nil {
 		status = statusClientGone
 		if s.failed == "" {
 			s.failed = errClientGone.Error()
 		}
 	}
 	s.q.finish(status, s.failed)
-	return nil
 }
 
 // streamError is what a client is told of a stream that broke.

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"bufio"
 	"bytes"
 	"io"
 	"net"
@@ -11,15 +10,24 @@ import (
 	"time"
 )
 
-// deadConn has deadlines and nothing else; bodies read from their bufio.Reader.
-type deadConn struct{ net.Conn }
+// deadConn reads from r.
+type deadConn struct {
+	net.Conn
+	r io.Reader
+}
 
 func (deadConn) SetReadDeadline(time.Time) error { return nil }
 
+func (c deadConn) Read(p []byte) (int, error) { return c.r.Read(p) }
+
 func bodyOf(r io.Reader, chunked bool, length int64) *upBody {
 	cfg := DefaultConfig()
-	c := &upConn{Conn: deadConn{}, u: newUpstream(&cfg), br: bufio.NewReaderSize(r, upReadBuffer)}
-	return &upBody{conn: c, chunked: chunked, left: length, eof: !chunked && length == 0}
+	c := &upConn{Conn: deadConn{r: r}, u: newUpstream(&cfg)}
+	c.in.init(c.Conn, c.u.bufs)
+	if chunked {
+		length = -1
+	}
+	return &upBody{conn: c, httpBody: newBody(&c.in, int(length))}
 }
 
 // FuzzChunked: what our chunk reader accepts, the standard library's accepts

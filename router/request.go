@@ -85,6 +85,16 @@ func (q *request) deadline(d time.Duration) {
 	q.timer = time.AfterFunc(d, func() { q.cancel(errDeadline) })
 }
 
+// slim gives up what only dispatch needs, once the answer streams: the prompt
+// can be larger than all else that a stream takes.
+func (q *request) slim() {
+	if q.attempts[len(q.attempts)-1].prefillOpen() {
+		return // its leg may be reading it
+	}
+	q.body, q.chain = nil, pick.Chain{}
+	q.top = openai.Top{N: q.top.N, Stream: q.top.Stream}
+}
+
 // watch cancels the request when its client leaves.
 func (q *request) watch(conn net.Conn) {
 	q.stop = append(q.stop, q.r.watcher.Watch(conn, func() { q.cancel(errClientGone) }))

@@ -81,7 +81,8 @@ type Router struct {
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup // goroutines of spawn
 
-	public, admin     *fasthttp.Server
+	public            *server
+	admin             *fasthttp.Server
 	publicLn, adminLn net.Listener
 	serving           sync.WaitGroup
 
@@ -116,7 +117,7 @@ func New(cfg Config, deps Deps) (*Router, error) {
 	}
 	r := &Router{
 		cfg: cfg, deps: deps, fleet: deps.Fleet, log: deps.Log, seed: maphash.MakeSeed(), created: time.Now(),
-		budget:   newBudget(cfg.RetryRatio, cfg.RetryBurst),
+		budget:   newBudget(cfg.RetryRatio, cfg.RetryBurst, cfg.RetryMin),
 		picker:   pick.New(cfg.Pick, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))),
 		legs:     legs{byID: map[string]map[*leg]struct{}{}},
 		conns:    clientConns{max: cfg.MaxConns, set: map[*clientConn]struct{}{}},
@@ -139,7 +140,7 @@ func New(cfg Config, deps Deps) (*Router, error) {
 		r.metrics.unregister()
 		return nil, err
 	}
-	r.public, r.admin = r.servers()
+	r.public, r.admin = newServer(r), r.adminServer()
 	return r, nil
 }
 
@@ -166,7 +167,7 @@ func (r *Router) Start() (err error) {
 		if r.adminLn, err = net.Listen("tcp", r.cfg.AdminListen); err != nil {
 			return errors.Join(fmt.Errorf("admin_listen: %w", err), ln.Close())
 		}
-		r.serve(r.admin, r.adminLn)
+		r.serving.Go(r.serveAdminConns)
 	}
 	if err := errors.Join(r.SetStatic(r.cfg.Static), r.discover()); err != nil {
 		return errors.Join(err, r.publicLn.Close())
@@ -175,16 +176,14 @@ func (r *Router) Start() (err error) {
 	r.spawn(r.probes.run)
 	r.spawn(r.followPicks)
 	r.spawn(r.kv.run)
-	r.serve(r.public, r.publicLn)
+	r.public.start(r.publicLn)
 	return nil
 }
 
-func (r *Router) serve(s *fasthttp.Server, ln net.Listener) {
-	r.serving.Go(func() {
-		if err := s.Serve(ln); err != nil {
-			r.log.Error("serve", "addr", ln.Addr().String(), "err", err)
-		}
-	})
+func (r *Router) serveAdminConns() {
+	if err := r.admin.Serve(r.adminLn); err != nil {
+		r.log.Error("serve", "addr", r.adminLn.Addr().String(), "err", err)
+	}
 }
 
 // Addr is where the public listener is, once started.
@@ -324,7 +323,7 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	r.mu.Unlock()
 	drained := make(chan error, 1)
 	if r.publicLn != nil {
-		r.spawn(func() { drained <- r.public.ShutdownWithContext(ctx) })
+		r.spawn(func() { drained <- r.public.drain(ctx, r.publicLn) })
 	} else {
 		drained <- nil
 	}
@@ -343,23 +342,6 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	}
 	r.close()
 	return err
-}
-
-// awaitHandlers waits for the connections' goroutines, which have nothing left
-// to do; the HTTP server can only be asked.
-func (r *Router) awaitHandlers() {
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.NewTimer(5 * time.Second)
-	defer limit.Stop()
-	for r.public.GetOpenConnectionsCount() > 0 {
-		select {
-		case <-tick.C:
-		case <-limit.C:
-			r.log.Error("connections are still being served after shutdown", "count", r.public.GetOpenConnectionsCount())
-			return
-		}
-	}
 }
 
 // drain waits for the public server, which closes its listener first.
@@ -414,7 +396,7 @@ func (r *Router) close() {
 	}
 	r.up.close()
 	r.serving.Wait()
-	r.awaitHandlers()
+	r.public.conns.Wait()
 	r.wg.Wait()
 	if err := r.watcher.Close(); err != nil {
 		r.log.Error("close client watcher", "err", err)

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -45,34 +44,24 @@ var routes = map[string]struct {
 	"/ready":               {"GET", (*Router).ready, false},
 }
 
-// servers makes both HTTP servers.
-func (r *Router) servers() (public, admin *fasthttp.Server) {
-	base := func(h fasthttp.RequestHandler) *fasthttp.Server {
-		return &fasthttp.Server{
-			Handler: func(ctx *fasthttp.RequestCtx) {
-				if err := reqbody.Read(ctx, r.cfg.MaxBodyBytes); err != nil {
-					r.httpError(ctx, err)
-					ctx.SetConnectionClose()
-					return
-				}
-				h(ctx)
-			},
-			ErrorHandler: r.httpError, StreamRequestBody: true,
-			Concurrency: r.cfg.MaxConns + 1, MaxRequestBodySize: r.cfg.MaxBodyBytes, ReadBufferSize: r.cfg.MaxHeaderBytes,
-			ReadTimeout: r.cfg.ReadTimeout, IdleTimeout: r.cfg.IdleTimeout,
-			NoDefaultServerHeader: true, NoDefaultContentType: true, DisablePreParseMultipartForm: true,
-			MaxIdleWorkerDuration: 2 * time.Second, // also how long its sweeper outlives Shutdown
-			CloseOnShutdown:       true, Logger: logAdapter{r.log}, SecureErrorLogMessage: true,
-		}
+// adminServer makes the admin listener's HTTP server.
+func (r *Router) adminServer() *fasthttp.Server {
+	return &fasthttp.Server{
+		Handler: func(ctx *fasthttp.RequestCtx) {
+			if err := reqbody.Read(ctx, r.cfg.MaxBodyBytes); err != nil {
+				r.httpError(ctx, err)
+				ctx.SetConnectionClose()
+				return
+			}
+			r.serveAdmin(ctx)
+		},
+		ErrorHandler: r.httpError, StreamRequestBody: true,
+		MaxRequestBodySize: r.cfg.MaxBodyBytes, ReadBufferSize: r.cfg.MaxHeaderBytes,
+		ReadTimeout: r.cfg.ReadTimeout, IdleTimeout: r.cfg.IdleTimeout, WriteTimeout: time.Minute, // profiles take their time
+		NoDefaultServerHeader: true, NoDefaultContentType: true, DisablePreParseMultipartForm: true,
+		MaxIdleWorkerDuration: 2 * time.Second, // also how long its sweeper outlives Shutdown
+		CloseOnShutdown:       true, Logger: logAdapter{r.log}, SecureErrorLogMessage: true,
 	}
-	public, admin = base(r.servePublic), base(r.serveAdmin)
-	public.ConnState = func(conn net.Conn, state fasthttp.ConnState) {
-		if c := clientOf(conn); c != nil && state == fasthttp.StateIdle {
-			c.begun.Store(false)
-		}
-	}
-	admin.WriteTimeout = time.Minute // profiles take their time
-	return public, admin
 }
 
 // logAdapter takes what the HTTP server has to say about broken connections,
@@ -87,8 +76,13 @@ func (l logAdapter) Printf(format string, args ...any) {
 func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	id := requestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
-	// The answer is written after the handler; a stream renews the deadline.
-	defer func() { ctx.Conn().SetWriteDeadline(time.Now().Add(r.cfg.StallTimeout)) }()
+	body, err := r.readBody(ctx)
+	if err != nil {
+		r.httpError(ctx, err)
+		ctx.SetConnectionClose()
+		return
+	}
+	ctx.Request.SetBodyRaw(body)
 	path := string(ctx.Path())
 	route, ok := routes[path]
 	switch {
@@ -193,7 +187,6 @@ func (r *Router) httpError(ctx *fasthttp.RequestCtx, err error) {
 	}
 	id := requestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
-	ctx.Conn().SetWriteDeadline(time.Now().Add(r.cfg.StallTimeout))
 	if c := clientOf(ctx.Conn()); c != nil {
 		c.linger.Store(true)
 	}

@@ -1,154 +1,59 @@
 package router
 
 import (
-	"bufio"
-	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/valyala/fasthttp"
 )
 
 // upBody is a worker's answer: its header, and its body as it arrives.
 type upBody struct {
+	httpBody
 	conn   *upConn
 	life   *life                    // of the leg, which holds conn
 	header *fasthttp.ResponseHeader // the connection's, until finish or abort
-
-	left    int64 // bytes left of the body, or of the chunk
-	chunked bool
-	toEnd   bool // the body ends with the connection
-	eof     bool
-	over    bool // finish or abort was called
+	done   bool                     // finish or abort was called
 }
 
 func (b *upBody) begin() {
-	status := b.header.StatusCode()
-	switch n := b.header.ContentLength(); {
-	case status == 204 || status == 304:
-		b.eof = true
-	case n == -1:
-		b.chunked = true
-	case n < 0:
-		b.toEnd = true
-	default:
-		b.left = int64(n)
-		b.eof = n == 0
+	length := b.header.ContentLength()
+	if status := b.header.StatusCode(); status == 204 || status == 304 {
+		length = 0
 	}
+	b.httpBody = newBody(&b.conn.in, length)
 }
 
-var errChunk = errors.New("malformed chunk")
-
-// Read returns body bytes as soon as there are any. A connection that ends
-// before the body does is io.ErrUnexpectedEOF.
+// Read returns body bytes as soon as there are any, at the latest within
+// ChunkTimeout. A connection that ends before the body does is
+// io.ErrUnexpectedEOF.
 func (b *upBody) Read(p []byte) (int, error) {
+	if err := b.patience(); err != nil {
+		return 0, err
+	}
+	return b.httpBody.Read(p)
+}
+
+// await waits for bytes or the end without holding a buffer.
+func (b *upBody) await() error {
 	if b.eof {
-		return 0, io.EOF
-	}
-	br := b.conn.br
-	if br.Buffered() == 0 { // it may block: one silence at a time
-		if err := b.conn.SetReadDeadline(time.Now().Add(b.conn.u.cfg.ChunkTimeout)); err != nil {
-			return 0, err
-		}
-	}
-	if b.chunked && b.left == 0 {
-		if err := b.nextChunk(); err != nil {
-			return 0, unexpected(err)
-		}
-		if b.eof {
-			return 0, io.EOF
-		}
-	}
-	if !b.toEnd && int64(len(p)) > b.left {
-		p = p[:b.left]
-	}
-	n, err := br.Read(p)
-	if b.toEnd {
-		b.eof = err == io.EOF
-		return n, err
-	}
-	b.left -= int64(n)
-	if err == nil && b.left == 0 {
-		if b.chunked {
-			err = expectCRLF(br)
-		} else {
-			b.eof = true
-		}
-	}
-	return n, unexpected(err)
-}
-
-func unexpected(err error) error {
-	if err == io.EOF {
-		return io.ErrUnexpectedEOF
-	}
-	return err
-}
-
-// nextChunk reads a chunk's size line; at the last chunk it reads the trailer.
-func (b *upBody) nextChunk() error {
-	line, err := b.conn.br.ReadSlice('\n')
-	if err != nil {
-		if errors.Is(err, bufio.ErrBufferFull) {
-			return errChunk
-		}
-		return err
-	}
-	var n int64
-	digits := 0
-	for _, c := range line {
-		v := hexValue(c)
-		if v < 0 {
-			break
-		}
-		if n = n<<4 | int64(v); n > 1<<40 {
-			return errChunk
-		}
-		digits++
-	}
-	if rest := line[digits:]; digits == 0 || rest[0] != '\r' && rest[0] != '\n' && rest[0] != ';' && rest[0] != ' ' {
-		return errChunk
-	}
-	if b.left = n; n > 0 {
 		return nil
 	}
-	for range 64 { // trailer fields, which we do not want
-		line, err := b.conn.br.ReadSlice('\n')
-		if err != nil {
-			return err
-		}
-		if len(line) <= 2 {
-			b.eof = true
-			return nil
-		}
+	if err := b.patience(); err != nil {
+		return err
 	}
-	return errChunk
-}
-
-func hexValue(c byte) int {
-	switch {
-	case c >= '0' && c <= '9':
-		return int(c - '0')
-	case c >= 'a' && c <= 'f':
-		return int(c-'a') + 10
-	case c >= 'A' && c <= 'F':
-		return int(c-'A') + 10
-	}
-	return -1
-}
-
-func expectCRLF(br *bufio.Reader) error {
-	for _, want := range []byte("\r\n") {
-		c, err := br.ReadByte()
-		if err != nil {
-			return err
-		}
-		if c != want {
-			return errChunk
-		}
+	if err := b.in.await(); err != nil {
+		return b.ended(err)
 	}
 	return nil
+}
+
+// patience renews the deadline where reading may have to wait.
+func (b *upBody) patience() error {
+	if b.eof || b.in.buffered() > 0 {
+		return nil
+	}
+	return b.in.within(b.conn.u.cfg.ChunkTimeout)
 }
 
 // all reads the whole body, which may have at most limit bytes.
@@ -181,14 +86,15 @@ func (b *upBody) all(limit int) ([]byte, error) {
 // finish gives the connection back if the body was read to its end, and
 // closes it otherwise.
 func (b *upBody) finish() {
-	if b.over {
+	if b.done {
 		return
 	}
-	if !b.eof || b.toEnd || b.header.ConnectionClose() || b.conn.br.Buffered() > 0 {
+	if !b.eof || b.toEnd || b.header.ConnectionClose() || b.in.buffered() > 0 {
 		b.abort()
 		return
 	}
-	b.over, b.header = true, nil
+	b.done, b.header = true, nil
+	b.in.rest()
 	if !b.life.release() {
 		_ = b.conn.Close() // its leg was cancelled just now
 		return
@@ -198,10 +104,11 @@ func (b *upBody) finish() {
 
 // abort closes the connection.
 func (b *upBody) abort() {
-	if b.over {
+	if b.done {
 		return
 	}
-	b.over, b.header = true, nil
+	b.done, b.header = true, nil
+	b.conn.in.drop()
 	b.life.release()
 	_ = b.conn.Close()
 }

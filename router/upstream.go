@@ -1,7 +1,6 @@
 package router
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -27,17 +26,20 @@ type upstream struct {
 	open   map[*upConn]struct{}
 
 	requests sync.Pool // of *fasthttp.RequestHeader
+	bufs     *lender   // what connections are read through
+	outs     outs      // what small requests are put together in
+	runs     outs      // what streams' events are cut in
 }
 
 const (
-	upIdle       = 15 * time.Second      // idle longer than this, a connection is not used again
-	upFresh      = 10 * time.Millisecond // idle shorter than this, it is not looked at first: servers time idle connections out in seconds
-	upHeader     = 16 << 10              // most bytes of an answer's header
-	upReadBuffer = upHeader
+	upIdle   = 15 * time.Second      // idle longer than this, a connection is not used again
+	upFresh  = 10 * time.Millisecond // idle shorter than this, it is not looked at first: servers time idle connections out in seconds
+	upHeader = 16 << 10              // most bytes of an answer's header
+	upSmall  = 16 << 10              // a request of so many bytes is put together and sent in one
 )
 
 func newUpstream(cfg *Config) *upstream {
-	return &upstream{cfg: cfg, idle: map[string][]*upConn{}, open: map[*upConn]struct{}{}}
+	return &upstream{cfg: cfg, idle: map[string][]*upConn{}, open: map[*upConn]struct{}{}, bufs: newLender(upHeader)}
 }
 
 // request returns an empty header; it goes back to requests once it is sent.
@@ -56,10 +58,11 @@ type upConn struct {
 	net.Conn
 	u      *upstream
 	addr   string
-	br     *bufio.Reader
+	in     inbuf
 	answer fasthttp.ResponseHeader // of the leg that uses it
 	parts  [][]byte                // of its request, while it is written
 	since  time.Time               // idle since
+	until  time.Time               // the write deadline in force
 	once   sync.Once
 }
 
@@ -108,7 +111,8 @@ func (u *upstream) get(l *life, addr string) (*upConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &upConn{Conn: conn, u: u, addr: addr, br: bufio.NewReaderSize(conn, upReadBuffer)}
+	c := &upConn{Conn: conn, u: u, addr: addr}
+	c.in.init(conn, u.bufs)
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.closed {
@@ -242,23 +246,57 @@ func (b *upBody) exchange(addr string, req *fasthttp.RequestHeader, body [][]byt
 	}
 	req.SetHost(addr)
 	req.SetContentLength(size)
-	if err := c.SetDeadline(time.Now().Add(c.u.cfg.WriteTimeout)); err != nil {
-		return &legError{"send", err}
+	if err := c.in.within(c.u.cfg.FirstByteTimeout); err != nil {
+		return &legError{"answer", err}
 	}
-	c.parts = append(append(c.parts[:0], req.Header()), body...)
-	bufs := net.Buffers(c.parts)
-	_, err := bufs.WriteTo(c.Conn)
-	clear(c.parts)
-	if err != nil {
-		return &legError{"send", err}
+	head := req.Header()
+	if c.in.raw == nil || len(head)+size > upSmall {
+		c.parts = append(append(c.parts[:0], head), body...)
+		if err := c.send(c.parts); err != nil {
+			return &legError{"send", err}
+		}
+	} else {
+		out := c.u.outs.get()
+		*out = append(*out, head...)
+		for _, part := range body {
+			*out = append(*out, part...)
+		}
+		left, err := c.in.ask(*out, sent)
+		if err == nil && len(left) > 0 {
+			err = c.send([][]byte{left})
+		}
+		c.u.outs.put(out)
+		if err != nil {
+			return &legError{"answer", err}
+		}
 	}
 	if sent != nil {
 		sent.Store(true)
 	}
-	if err := c.SetReadDeadline(time.Now().Add(c.u.cfg.FirstByteTimeout)); err != nil {
+	return b.answer()
+}
+
+// send writes parts within WriteTimeout; they are cleared.
+func (c *upConn) send(parts [][]byte) error {
+	if next, renew := prolong(c.until, c.u.cfg.WriteTimeout); renew {
+		if err := c.SetWriteDeadline(next); err != nil {
+			return err
+		}
+		c.until = next
+	}
+	bufs := net.Buffers(parts)
+	_, err := bufs.WriteTo(c.Conn)
+	clear(parts)
+	return err
+}
+
+// answer reads the answer's header.
+func (b *upBody) answer() error {
+	c := b.conn
+	if err := c.in.await(); err != nil {
 		return &legError{"answer", err}
 	}
-	if err := c.answer.Read(c.br); err != nil {
+	if err := c.answer.Read(c.in.br); err != nil {
 		return &legError{"answer", err}
 	}
 	b.header = &c.answer

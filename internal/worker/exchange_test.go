@@ -278,11 +278,18 @@ func TestNIXL(t *testing.T) {
 	f(func(m map[string]any) { m["remote_port"] = 1 }, 502, "")
 	f(func(m map[string]any) { m["do_remote_decode"] = true }, 400, "exclude")
 	f(func(m map[string]any) { m["remote_block_ids"] = []int{1, 2} }, 200, "choices") // opaque, as from older vLLM
-	for _, bad := range []string{`"prompt":["a","b"]`, `"prompt":"a","stream":true`} {
-		resp, b := ask(t, p.URL()+"/v1/completions", nil, `{`+bad+`,"kv_transfer_params":{"do_remote_decode":true}}`)
-		if resp.StatusCode != 400 {
-			t.Errorf("%s: %d %s", bad, resp.StatusCode, b)
-		}
+	if resp, b := ask(t, p.URL()+"/v1/completions", nil, `{"prompt":"a","stream":true,"kv_transfer_params":{"do_remote_decode":true}}`); resp.StatusCode != 400 {
+		t.Errorf("a stream from prefill: %d %s", resp.StatusCode, b)
+	}
+	// A batch is decode's alone: prefill keeps nothing and says so by silence.
+	const batch = `{"prompt":["a","b"],"temperature":0,"max_tokens":1,"kv_transfer_params":`
+	resp, b := ask(t, p.URL()+"/v1/completions", nil, batch+`{"do_remote_decode":true}}`)
+	if resp.StatusCode != 200 || bytes.Contains(b, []byte("kv_transfer_params")) {
+		t.Errorf("a batch at prefill: %d %s", resp.StatusCode, b)
+	}
+	resp, b = ask(t, d.URL()+"/v1/completions", nil, batch+`{"do_remote_prefill":true,"transfer_id":"x","remote_bootstrap_addr":"`+p.URL()+`"}}`)
+	if resp.StatusCode != 200 || bytes.Count(b, []byte(`"finish_reason"`)) != 2 {
+		t.Errorf("a batch at decode: %d %s", resp.StatusCode, b)
 	}
 	empty(t, p)
 	empty(t, d)

@@ -79,11 +79,7 @@ func (w *Worker) keptParams(k *prefill.Kept) *keptParams {
 // blocks under a lease, and say how decode collects them. With a transfer id
 // decode knows that already, and may be waiting.
 func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, c context.Context, j *job, p *transferParams, enc *openai.Encoder, id string, seed uint64) {
-	switch {
-	case len(j.items) != 1:
-		writeError(ctx, openai.BadRequest("prompt", "do_remote_decode takes one prompt"))
-		return
-	case j.Stream:
+	if j.Stream {
 		writeError(ctx, openai.BadRequest("stream", "do_remote_decode answers once, without a stream"))
 		return
 	}

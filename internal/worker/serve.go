@@ -40,6 +40,12 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 		writeError(ctx, err)
 		return
 	}
+	if len(j.items) > 1 {
+		// A transfer carries one prompt. Proxies that send a batch through both
+		// sides all the same find nothing kept at prefill, and decode does it
+		// alone, as with vLLM's engines for all prompts but the first.
+		params = nil
+	}
 	seed, err := seedOf(j, ctx.Request.Header.Peek(headerSeed))
 	if err != nil {
 		writeError(ctx, err)

@@ -1,0 +1,77 @@
+package router
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// blame returns what really ended the attempt: a leg often only reports what
+// happened to the other, whose own word is about to come.
+func (a *attempt) blame(f *failure) *failure {
+	a.d.fail()
+	if f.hearsay() {
+		await(a.pDone)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.failed == nil || a.failed.hearsay() && !f.hearsay() {
+		a.failed = f
+	}
+	return a.failed
+}
+
+// broken is the failure of a leg whose connection broke, timed out, or was
+// closed because its worker is dead or the other leg failed.
+func (a *attempt) broken(l *leg, err error) *failure {
+	f := &failure{role: l.role, id: l.inst.ID, outcome: ticket.Dead, retry: true, exclude: []string{l.inst.ID}, err: err, reason: reasonTransport}
+	cause := l.cause()
+	var other *failure
+	switch {
+	case errors.As(cause, &other):
+		return other
+	case errors.Is(cause, errInstanceDead):
+		f.err, f.reason = cause, reasonDead
+	case cause != nil: // the request is over
+		f.err, f.retry = cause, false
+	default:
+		var le *legError
+		if errors.As(err, &le) && !le.gone() {
+			f.outcome, f.reason = ticket.Late, reasonTimeout
+			break
+		}
+		a.q.r.suspect(l.inst, err)
+	}
+	if l == a.p && f.outcome == ticket.Dead && f.retry && a.rules != nil && a.rules.Typed {
+		f.holds = a.d.inst.ID
+	}
+	return f
+}
+
+// told is the failure that a worker reported in words; they are mostly about
+// its partner.
+func (a *attempt) told(by, partner *leg, o ticket.Outcome, message string) *failure {
+	if message == "" {
+		message = "no reason given"
+	}
+	f := &failure{role: by.role, id: by.inst.ID, outcome: o, retry: o.Retryable() || o == ticket.Cancelled, reason: reasonOutcome + string(o),
+		err: fmt.Errorf("%s: %s", o, message)}
+	if !slices.Contains(retryReasons, f.reason) {
+		f.reason = reasonStatus
+	}
+	switch {
+	case o == ticket.NoSpace:
+		f.avoid = []string{by.inst.ID}
+	case f.hearsay():
+		f.avoid = []string{partner.inst.ID, partner.inst.ID, by.inst.ID}
+		if by.role == fleet.Decode && o == ticket.Dead {
+			f.avoid, f.holds = f.avoid[:2], by.inst.ID
+		}
+	default: // either may be at fault
+		f.avoid = []string{partner.inst.ID, by.inst.ID}
+	}
+	return f
+}

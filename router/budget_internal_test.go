@@ -1,0 +1,67 @@
+package router
+
+import (
+	"testing"
+	"time"
+)
+
+// TestBudgetBucket: the burst first, then a part of a token a request and a
+// trickle with time, never more than the burst.
+func TestBudgetBucket(t *testing.T) {
+	now := time.Unix(1000, 0)
+	b := newBudget(0.25, 2, 1)
+	spent := func(want int) {
+		t.Helper()
+		n := 0
+		for b.spend(now) {
+			n++
+		}
+		if n != want {
+			t.Errorf("%d tokens, want %d", n, want)
+		}
+	}
+	spent(2)
+	for range 7 {
+		b.earn()
+	}
+	spent(1)
+	b.earn() // with the three quarters that were left
+	spent(1)
+	now = now.Add(900 * time.Millisecond)
+	spent(0)
+	now = now.Add(time.Hour)
+	spent(2)
+	for range 100 {
+		b.earn()
+	}
+	spent(2)
+
+	b = newBudget(0, 0, 0)
+	now = now.Add(time.Hour)
+	b.earn()
+	spent(0)
+	b = newBudget(0, 0, 0.5) // the trickle alone saves up one
+	spent(0)
+	now = now.Add(time.Hour)
+	spent(1)
+	now = now.Add(2 * time.Second)
+	spent(1)
+}
+
+// TestBudgetCost: a request pays one load for it.
+func TestBudgetCost(t *testing.T) {
+	b := newBudget(0.2, 256, 1)
+	if n := testing.AllocsPerRun(100, b.earn); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestBackoff(t *testing.T) {
+	for n, most := range map[int]time.Duration{1: backoffFirst, 2: 2 * backoffFirst, 3: 4 * backoffFirst, 30: backoffMost} {
+		for range 100 {
+			if d := backoff(n); d < most/2 || d > most {
+				t.Errorf("retry %d waits %v, not %v to %v", n, d, most/2, most)
+			}
+		}
+	}
+}

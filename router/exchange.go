@@ -1,0 +1,125 @@
+package router
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/dialect"
+)
+
+// maxPrefillAnswer bounds prefill's answer: block ids, token ids, a state.
+const maxPrefillAnswer = 16 << 20
+
+func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
+	h := a.q.r.up.request()
+	defer a.q.r.up.requests.Put(h)
+	body := a.speak.Prefill(h, x)
+	b, err := a.q.r.send(a.p, h, body)
+	if err != nil {
+		return dialect.Result{}, a.broken(a.p, err)
+	}
+	a.p.set(legAnswer)
+	text, err := b.all(maxPrefillAnswer)
+	if err != nil {
+		b.abort()
+		return dialect.Result{}, a.broken(a.p, err)
+	}
+	said := dialect.Answer{Status: b.header.StatusCode(), ContentType: string(b.header.ContentType()),
+		Outcome: string(b.header.Peek(dialect.HeaderOutcome)), Body: text}
+	b.finish()
+	res := a.speak.Result(x, said)
+	switch {
+	case res.Outcome == ticket.Done:
+		return res, nil
+	case !a.rules.Typed && (said.Status < 200 || said.Status > 299):
+		return res, a.refused(a.p, a.d, said)
+	}
+	return res, a.told(a.p, a.d, res.Outcome, res.Message)
+}
+
+// decode sends decode's leg and reads its answer up to where it can still be
+// repeated: the whole body, or a stream's first events.
+func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
+	h := a.q.r.up.request()
+	defer a.q.r.up.requests.Put(h)
+	var body [][]byte
+	if a.alone {
+		body = dialect.Plain(h, x)
+	} else {
+		body = a.speak.Decode(h, x)
+	}
+	b, err := a.q.r.send(a.d, h, body)
+	if err != nil {
+		return nil, a.broken(a.d, err)
+	}
+	status := b.header.StatusCode()
+	if a.rules.Typed && status < 500 && !a.commit() {
+		b.abort()
+		return nil, a.beaten()
+	}
+	a.d.set(legAnswer)
+	ans := &answer{status: status, contentType: string(b.header.ContentType()), timing: string(b.header.Peek("Server-Timing"))}
+	if a.rules.Usage && !a.alone {
+		ans.merge = a.promptUsage
+	}
+	if status == 200 && isEventStream(ans.contentType) {
+		ans.stream = &events{body: b}
+		ans.first, err = ans.stream.next()
+		if err == nil && !a.rules.Typed {
+			err = a.opening(ans.first)
+		}
+		if err != nil {
+			b.abort()
+			if errors.Is(err, errOpening) { // mostly of blocks that it could not get
+				return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, reason: reasonStatus, retry: true,
+					avoid: []string{a.p.inst.ID, a.d.inst.ID}, err: err}
+			}
+			return nil, a.broken(a.d, err)
+		}
+		a.q.firstByte()
+		return ans, nil
+	}
+	if ans.body, err = b.all(a.q.r.cfg.MaxResponseBytes); err != nil {
+		b.abort()
+		return nil, a.broken(a.d, err)
+	}
+	outcome := ticket.Outcome(b.header.Peek(dialect.HeaderOutcome))
+	b.finish()
+	if !a.rules.Typed {
+		if status < 200 || status > 299 {
+			return nil, a.refused(a.d, a.p, dialect.Answer{Status: status, ContentType: ans.contentType, Outcome: string(outcome), Body: ans.body})
+		}
+		if !a.commit() {
+			return nil, a.beaten()
+		}
+		if ans.merge != nil {
+			if u, ok := ans.merge(); ok {
+				ans.body = openai.MergeUsage(ans.body, u)
+			}
+		}
+	} else if status >= 500 {
+		if outcome != "" && outcome != ticket.Refused {
+			return nil, a.told(a.d, a.p, outcome, errorMessage(ans.body))
+		}
+		if !isJSON(ans.contentType) { // not our worker's own words
+			return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, reason: reasonStatus, retry: true, avoid: []string{a.d.inst.ID},
+				err: fmt.Errorf("status %d", status)}
+		}
+	}
+	a.q.firstByte()
+	return ans, nil
+}
+
+// send does a leg's round trip to its worker.
+func (r *Router) send(l *leg, h *fasthttp.RequestHeader, body [][]byte) (*upBody, error) {
+	addr, err := hostPort(l.inst.URL)
+	if err != nil {
+		return nil, &legError{"connect", err}
+	}
+	return r.up.roundTrip(&l.life, addr, h, body, &l.sent)
+}

@@ -1,0 +1,161 @@
+package router
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/dialect"
+)
+
+// runTogether sends both legs at once: prefill's on its own goroutine, which
+// close waits for, decode's here. Whichever fails first, before decode has
+// committed itself, ends the other.
+func (a *attempt) runTogether(x *dialect.Exchange) (*answer, *failure) {
+	started := a.q.r.spawn(func() {
+		defer close(a.pDone)
+		a.prefill(x)
+	})
+	if !started {
+		close(a.pDone)
+		a.d.end(errShutdown)
+	}
+	return a.decode(x)
+}
+
+// grace is how long one leg's hearsay about the other waits for the other's
+// own word.
+const grace = 50 * time.Millisecond
+
+// prefill sends prefill's leg and waits for its outcome, however long decode
+// takes to stream; it is over when prefill's part is.
+func (a *attempt) prefill(x *dialect.Exchange) {
+	res, f := a.askPrefill(x)
+	a.choice.EndPrefill()
+	if f == nil {
+		a.p.set(legDone)
+		a.heard(res)
+		return
+	}
+	a.q.r.legs.remove(a.p)
+	a.p.fail()
+	if f.hearsay() {
+		await(a.dDone)
+	}
+	a.mu.Lock()
+	a.outcome = res.Outcome
+	a.mu.Unlock()
+	a.give(f)
+}
+
+// heard notes prefill's good word. If decode can wait in vain from here on,
+// prefill is still watched until decode's first event, and so is the clock.
+func (a *attempt) heard(res dialect.Result) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.outcome, a.usage, a.counted = res.Outcome, res.Prompt, res.Counted
+	if !a.rules.Watched || a.committed || a.failed != nil || a.closed {
+		a.q.r.legs.remove(a.p)
+		return
+	}
+	a.unwatch = a.watch()
+}
+
+// watch ends decode's leg when prefill dies with the blocks that decode has to
+// collect, and when the dialect's budgets of time are used up. It returns how
+// to end that.
+func (a *attempt) watch() func() {
+	late := func(err error) *failure {
+		return &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Late, reason: reasonTimeout, err: err, retry: true,
+			avoid: []string{a.p.inst.ID, a.d.inst.ID, a.d.inst.ID}}
+	}
+	start, silence, gap := time.Now(), a.q.r.cfg.DecodeSilence, a.rules.Gap
+	if gap <= 0 || a.rules.Order != dialect.PrefillFirst {
+		gap = silence
+	}
+	var timer *time.Timer
+	timer = time.AfterFunc(min(gap, silence), func() {
+		left := silence - time.Since(start)
+		switch {
+		case left <= 0:
+			err := fmt.Errorf("it is silent for %v after prefill's answer", silence)
+			if a.rules.Hint != "" {
+				err = fmt.Errorf("%w; %s", err, a.rules.Hint)
+			}
+			a.give(late(err))
+		case !a.d.sent.Load():
+			a.give(late(fmt.Errorf("it did not take its request within %v of prefill's answer", gap)))
+		default:
+			a.mu.Lock() // unwatch may have stopped the timer just now
+			if a.unwatch != nil {
+				timer.Reset(left)
+			}
+			a.mu.Unlock()
+		}
+	})
+	stop := a.p.onEnd(func() {
+		if cause := a.p.cause(); errors.Is(cause, errInstanceDead) {
+			a.give(&failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: ticket.Dead, reason: reasonDead, err: cause, retry: true,
+				exclude: []string{a.p.inst.ID}, holds: a.d.inst.ID})
+		}
+	})
+	return func() {
+		timer.Stop()
+		stop()
+		a.q.r.legs.remove(a.p)
+	}
+}
+
+// give ends decode's leg with the failure, unless decode has committed itself
+// or something else failed before.
+func (a *attempt) give(f *failure) {
+	a.mu.Lock()
+	matters := !a.committed && a.failed == nil && !a.closed
+	if matters {
+		a.failed = f
+	}
+	a.mu.Unlock()
+	if matters {
+		a.d.end(f)
+	}
+}
+
+func await(done <-chan struct{}) {
+	select {
+	case <-done: // mostly
+		return
+	default:
+	}
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
+}
+
+// commit marks that decode has begun to answer, unless prefill's failure came
+// first.
+func (a *attempt) commit() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.failed != nil || a.d.cause() != nil {
+		return false
+	}
+	a.committed = true
+	a.endWatch()
+	return true
+}
+
+// beaten is why decode could not commit.
+func (a *attempt) beaten() *failure {
+	a.mu.Lock()
+	f := a.failed
+	a.mu.Unlock()
+	if f == nil {
+		f = a.broken(a.d, a.d.cause())
+	}
+	return f
+}
