@@ -44,6 +44,9 @@ type Config struct {
 	RetryWait time.Duration
 	// Metrics are counted when set.
 	Metrics *Metrics
+	// Warm, when set, brings what lower tiers have of a prompt into the cache,
+	// so that it need not come from prefill. It is bounded in time.
+	Warm func(ctx context.Context, tokens []int32, salt string)
 }
 
 // DefaultConfig returns the documented settings for a pool of blocks.
@@ -160,6 +163,9 @@ func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Repor
 		return fail("wait for the former attempt", err, ticket.Late)
 	}
 	defer over()
+	if s.cfg.Warm != nil {
+		s.cfg.Warm(ctx, c.Tokens, c.Order.Salt)
+	}
 	table, err := s.assemble(ctx, c, name, session.Peer().Numerics)
 	rep.Reserve = time.Since(start)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -32,6 +33,10 @@ type upConfig struct {
 	BlockTokens int         `koanf:"block_tokens"`
 	KVMemory    config.Size `koanf:"kv_memory"`    // of each worker
 	KVTransport string      `koanf:"kv_transport"` // between them: auto, tcp or shm
+
+	KVHostMemory config.Size `koanf:"kv_host_memory"` // of each worker, under its pool; 0: none
+	KVSSDDir     string      `koanf:"kv_ssd_dir"`     // each worker has a folder of its own there; empty: none
+	KVSSDSize    config.Size `koanf:"kv_ssd_size"`    // of each worker
 }
 
 const maxWorkers = 64 // of a role, on one machine
@@ -45,6 +50,9 @@ func (c *upConfig) Validate() error {
 	}
 	w := worker.DefaultConfig(fleet.Prefill)
 	w.Device, w.Threads, w.BlockTokens, w.KVMemory, w.Log = c.Device, c.Threads, c.BlockTokens, c.KVMemory, c.Log
+	if c.KVSSDDir != "" && c.KVHostMemory == 0 {
+		return &config.KeyError{Key: "kv_ssd_dir", Msg: "needs kv_host_memory: what comes from the SSD and goes there passes through it"}
+	}
 	if err := worker.ValidTransport("kv_transport", c.KVTransport); err != nil {
 		return err
 	}
@@ -55,7 +63,7 @@ func (c *upConfig) Validate() error {
 func newUp() *cobra.Command {
 	wdef := worker.DefaultConfig(fleet.Prefill)
 	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
-		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, KVTransport: wdef.KV.Transport}
+		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, KVTransport: wdef.KV.Transport, KVSSDSize: wdef.KV.SSDSize}
 	def.Fleet.Listen = "127.0.0.1:0"
 	def.Log.Level = "warn"
 	var file string
@@ -83,6 +91,9 @@ drains; a second one stops at once.`,
 	f.Int("block-tokens", def.BlockTokens, "positions a KV block, 1 to 256")
 	f.String("kv-memory", def.KVMemory.String(), "size of each worker's KV pool")
 	f.String("kv-transport", def.KVTransport, "between the workers: auto (shared memory where possible), tcp or shm")
+	f.String("kv-host-memory", def.KVHostMemory.String(), "host memory of each worker that keeps KV which its pool has no room for; 0: none")
+	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts; default: none")
+	f.String("kv-ssd-size", def.KVSSDSize.String(), "what each worker may fill of --kv-ssd-dir")
 	f.String("data", def.Data, "folder of the admin token and the join URL")
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
 	f.String("log-level", def.Log.Level, "debug, info, warn or error")
@@ -92,6 +103,7 @@ drains; a second one stops at once.`,
 		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: map[string]string{
 			"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
 			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "kv-transport": "kv_transport",
+			"kv-host-memory": "kv_host_memory", "kv-ssd-dir": "kv_ssd_dir", "kv-ssd-size": "kv_ssd_size",
 			"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
 		}})
 		return &cfg, err
@@ -249,6 +261,12 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 		args := []string{string(role), "--id", id, "--device", c.Device, "--threads", strconv.Itoa(c.Threads),
 			"--block-tokens", strconv.Itoa(c.BlockTokens), "--kv-memory", c.KVMemory.String(), "--kv-transport", c.KVTransport,
 			"--log-level", c.Log.Level, "--log-format", c.Log.Format}
+		if c.KVHostMemory > 0 {
+			args = append(args, "--kv-host-memory", c.KVHostMemory.String())
+		}
+		if c.KVSSDDir != "" {
+			args = append(args, "--kv-ssd-dir", filepath.Join(c.KVSSDDir, id), "--kv-ssd-size", c.KVSSDSize.String())
+		}
 		if c.Model != "" {
 			args = append(args, "--model", c.Model)
 		}

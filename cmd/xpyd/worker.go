@@ -34,7 +34,7 @@ func newWorker(role fleet.Role) *cobra.Command {
 		Long: fmt.Sprintf(`Run one %s worker. It loads the model, joins the fleet on NATS, and answers
 HTTP on a port of its own; plain OpenAI requests work there too. The join URL
 is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, role),
-		Example: fmt.Sprintf("  xpyd %[1]s --join nats://user:password@10.0.0.1:4222 --model hf:Qwen/Qwen3-0.6B\n  xpyd %[1]s --config configs/samples/%[1]s.yaml\n  xpyd %[1]s --config %[1]s.yaml --print-config", role),
+		Example: fmt.Sprintf("  xpyd %[1]s --join nats://user:password@10.0.0.1:4222 --model hf:Qwen/Qwen3-0.6B\n  xpyd %[1]s --join … --kv-host-memory 16GiB --kv-ssd-dir /var/cache/xpyd/%[1]s-0 --kv-ssd-size 200GiB\n  xpyd %[1]s --config configs/samples/%[1]s.yaml\n  xpyd %[1]s --config %[1]s.yaml --print-config", role),
 		Args:    cobra.NoArgs,
 	}
 	f := cmd.Flags()
@@ -53,6 +53,9 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.Int("block-tokens", cfg.BlockTokens, "positions a KV block, 1 to 256")
 	f.Int("blocks", 0, "blocks of the KV pool; 0: from --kv-memory")
 	f.String("kv-memory", cfg.KVMemory.String(), "size of the KV pool")
+	f.String("kv-host-memory", cfg.KV.HostMemory.String(), "host memory that keeps KV which the pool has no room for; 0: none")
+	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts, this worker's own; default: none")
+	f.String("kv-ssd-size", cfg.KV.SSDSize.String(), "what --kv-ssd-dir may fill")
 	f.String("log-level", cfg.Log.Level, "debug, info, warn or error")
 	f.String("log-format", cfg.Log.Format, "text or json")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -60,6 +63,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 			"join": "fleet.url", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
 			"kv-listen": "kv_listen", "kv-transport": "kv.transport", "advertise": "advertise", "device": "device", "threads": "threads",
 			"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory",
+			"kv-host-memory": "kv.host_memory", "kv-ssd-dir": "kv.ssd_dir", "kv-ssd-size": "kv.ssd_size",
 			"log-level": "log.level", "log-format": "log.format",
 		}}); err != nil {
 			return usageError{err}

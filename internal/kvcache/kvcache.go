@@ -107,7 +107,7 @@ func New(cfg Config) (*Cache, error) {
 	if cfg.MaxWaiters == 0 {
 		cfg.MaxWaiters = 1024
 	}
-	unit := lcm(cfg.BlockTokens, Grain)
+	unit := UnitBlocks(cfg.BlockTokens) * cfg.BlockTokens
 	c := &Cache{
 		cfg:        cfg,
 		unitTokens: unit,
@@ -124,6 +124,9 @@ func New(cfg Config) (*Cache, error) {
 	}
 	return c, nil
 }
+
+// UnitBlocks returns how many blocks of a size make one unit of the index.
+func UnitBlocks(blockTokens int) int { return lcm(blockTokens, Grain) / blockTokens }
 
 // Blocks returns the pool's size.
 func (c *Cache) Blocks() int { return c.cfg.Blocks }

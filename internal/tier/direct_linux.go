@@ -2,7 +2,9 @@ package tier
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +25,22 @@ func openDirect(path string, flag int) (file, error) {
 
 // lockDir takes the folder for this process; the lock ends with the file.
 func lockDir(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
+
+// memAvailable is what the kernel thinks it could give, bytes; 0: unknown.
+func memAvailable() int64 {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, "MemAvailable:"); ok {
+			var kib int64
+			fmt.Sscan(rest, &kib)
+			return kib << 10
+		}
+	}
+	return 0
+}
 
 // aligned allocates n bytes that O_DIRECT takes.
 func aligned(n int) []byte {

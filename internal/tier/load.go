@@ -82,6 +82,9 @@ func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, 
 	if !ok {
 		return 0
 	}
+	unit := t.cacheUnit()
+	from := t.cache.Reach(chain, to)
+	to = min(to, from+most/t.shape.blocks*unit)
 	table, from, err := t.cache.Borrow(chain, to, most, owner)
 	taken := 0
 	if err == nil {
@@ -94,7 +97,6 @@ func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, 
 		t.metrics.noRoom.Inc()
 		return 0
 	}
-	unit := t.cacheUnit()
 	good := from
 	var ahead []*fetch
 	for next := from; good < to; good += unit {

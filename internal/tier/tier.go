@@ -120,6 +120,9 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if free := memAvailable(); free > 0 && cfg.HostBytes > free {
+		return nil, fmt.Errorf("tier: %d MiB of host memory wanted, the machine has %d MiB to give", cfg.HostBytes>>20, free>>20)
+	}
 	s := shape{backend.Layout(), unitBlocks}
 	t := &Tiers{cfg: cfg, log: log, backend: backend, shape: s, saves: make(chan save, saveQueue), writes: make(chan write, diskQueue),
 		reads: make(chan struct{}, reads), loading: make(map[kvcache.Hash]chan struct{})}

@@ -323,7 +323,8 @@ func TestNoRoom(t *testing.T) {
 	r.run(tokens, 0)
 	r.saved(tierHost, 4)
 	r.cache.Clear()
-	r.load(tokens, 0) // more than a load may take
+	r.load(tokens, 48) // no more than loads may take
+	r.cache.Clear()
 	r.tiers.cfg.LoadBlocks = 4
 	all, err := r.cache.Alloc(61, "others")
 	if err != nil {

@@ -82,6 +82,11 @@ type KV struct {
 	MaxQuarantined   int           `koanf:"max_quarantined"` // blocks; 0: a quarter of the pool
 	Digest           string        `koanf:"digest"`          // "on"; "off" leaves digests unchecked where both workers say so, for measuring
 	Convert          string        `koanf:"convert"`         // "refuse" or "allow" peers whose KV has another dtype
+	HostMemory       config.Size   `koanf:"host_memory"`     // host memory under the pool; 0: none
+	SSDDir           string        `koanf:"ssd_dir"`         // folder of this worker alone, under host memory; empty: none
+	SSDSize          config.Size   `koanf:"ssd_size"`        // what ssd_dir may fill
+	LoadTimeout      time.Duration `koanf:"load_timeout"`    // what a request's prefix has not brought by then is computed
+	MinLoadTokens    int           `koanf:"min_load_tokens"` // fewer are computed rather than loaded
 }
 
 // convertAllow gives up the promise of the same tokens for workers that keep
@@ -107,7 +112,8 @@ func DefaultConfig(role fleet.Role) Config {
 		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
-			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse"},
+			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse",
+			SSDSize: 8 << 30, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32},
 		Log: Log{Level: "info", Format: "text"},
 	}
 }
@@ -168,6 +174,9 @@ func (c *Config) Validate() error {
 	if k := c.KV; (k.TLSCert == "") != (k.TLSKey == "") || (k.TLSCert == "") != (k.TLSCA == "") {
 		return bad("kv.tls_cert", "tls_cert, tls_key and tls_ca go together")
 	}
+	if k := c.KV; k.SSDDir != "" && k.HostMemory == 0 {
+		return bad("kv.ssd_dir", "needs kv.host_memory: what comes from the SSD and goes there passes through it")
+	}
 	for _, a := range []struct{ key, addr string }{{"kv_events.listen", c.KVEvents.Listen}, {"kv_events.replay", c.KVEvents.Replay}} {
 		if _, _, err := net.SplitHostPort(a.addr); a.addr != "" && err != nil {
 			return bad(a.key, "%q is not host:port", a.addr)
@@ -196,6 +205,9 @@ func (c *Config) Validate() error {
 		{"kv.resends", int64(c.KV.Resends), 0, 100},
 		{"kv.max_sessions", int64(c.KV.MaxSessions), 1, 1 << 16},
 		{"kv.max_quarantined", int64(c.KV.MaxQuarantined), 0, 1 << 30},
+		{"kv.host_memory", int64(c.KV.HostMemory), 0, 1 << 46},
+		{"kv.ssd_size", int64(c.KV.SSDSize), 1 << 10, 1 << 50},
+		{"kv.min_load_tokens", int64(c.KV.MinLoadTokens), 0, 1 << 30},
 	} {
 		if r.v < r.lo || r.v > r.hi {
 			return bad(r.key, "%d is not in %d..%d", r.v, r.lo, r.hi)
@@ -209,6 +221,7 @@ func (c *Config) Validate() error {
 		{"lease_time", c.LeaseTime}, {"ticket_wait", c.TicketWait}, {"reserve_wait", c.ReserveWait},
 		{"fleet.heartbeat", c.Fleet.Heartbeat}, {"kv.dial_timeout", c.KV.DialTimeout}, {"kv.handshake_timeout", c.KV.HandshakeTimeout},
 		{"kv.accept_timeout", c.KV.AcceptTimeout}, {"kv.ticket_timeout", c.KV.TicketTimeout}, {"kv.peer_silence", c.KV.PeerSilence},
+		{"kv.load_timeout", c.KV.LoadTimeout},
 	} {
 		if d.v <= 0 {
 			return bad(d.key, "must be positive")

@@ -60,14 +60,6 @@ func (w *Worker) startEvents() error {
 	return nil
 }
 
-// listener is what the cache tells its changes; nil if nobody is told.
-func (w *Worker) listener() kvcache.Listener {
-	if w.events == nil {
-		return nil
-	}
-	return w.events
-}
-
 // eventAddrs are the publisher's addresses as others dial them.
 func (w *Worker) eventAddrs() (events, replay string) {
 	if w.events == nil {

@@ -31,7 +31,7 @@ func (w *Worker) startKV(d Deps) error {
 		return err
 	}
 	dcfg := decode.DefaultConfig(w.cache.Blocks())
-	dcfg.ReserveTimeout = w.cfg.ReserveWait
+	dcfg.ReserveTimeout, dcfg.Warm = w.cfg.ReserveWait, w.warm
 	if dcfg.Metrics, err = decode.NewMetrics(w.registry); err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (w *Worker) startKV(d Deps) error {
 	})
 	pcfg := prefill.DefaultConfig()
 	pcfg.Lease, pcfg.TicketWait = w.cfg.LeaseTime, w.cfg.TicketWait
-	w.prefill = prefill.New(pcfg, w.engine, w.backend, w.backend.Layout(), w.log)
+	w.prefill = prefill.New(pcfg, submitter{w}, w.backend, w.backend.Layout(), w.log)
 	if w.server, err = kvconn.NewServer(cfg, w.log, metrics); err != nil {
 		return err
 	}

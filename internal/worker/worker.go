@@ -28,6 +28,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/tier"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
@@ -63,6 +64,7 @@ type Worker struct {
 	longest int // bytes of the longest token
 	backend kernels.Backend
 	cache   *kvcache.Cache
+	tiers   *tier.Tiers // nil: none
 	engine  *engine.Engine
 	prefill *prefill.Service
 	decode  *decode.Service
@@ -171,11 +173,17 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 }
 
 func (w *Worker) startEngine() error {
+	if err := w.openTiers(); err != nil {
+		return err
+	}
 	var err error
 	w.cache, err = kvcache.New(kvcache.Config{Blocks: w.backend.Blocks(), BlockTokens: w.cfg.BlockTokens,
 		Fingerprint: w.model.Fingerprint, Numerics: w.backend.Info().Numerics, Listener: w.listener()})
 	if err != nil {
 		return err
+	}
+	if w.tiers != nil {
+		w.tiers.Attach(w.cache)
 	}
 	cfg := engine.DefaultConfig()
 	cfg.MaxRunning, cfg.MaxWaiting = w.cfg.MaxBatch, w.cfg.MaxWaiting

@@ -1,0 +1,74 @@
+package worker
+
+import (
+	"context"
+
+	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/internal/tier"
+)
+
+// openTiers opens what is configured below the pool.
+func (w *Worker) openTiers() error {
+	k := w.cfg.KV
+	if k.HostMemory == 0 {
+		return nil
+	}
+	numerics := w.backend.Info().Numerics
+	cfg := tier.Config{HostBytes: int64(k.HostMemory), Dir: k.SSDDir, DirBytes: int64(k.SSDSize),
+		Identity: w.model.Fingerprint + " " + numerics, LoadTimeout: k.LoadTimeout, MinLoadTokens: k.MinLoadTokens,
+		LoadBlocks: max(w.backend.Blocks()*3/4, 1)}
+	var err error
+	if w.tiers, err = tier.New(cfg, w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens), w.log, w.registry); err != nil {
+		return err
+	}
+	w.later("close the KV tiers", w.tiers.Close)
+	return nil
+}
+
+// warm brings what the tiers have of a prompt into the pool; see tier.Load.
+func (w *Worker) warm(ctx context.Context, tokens []int32, salt string) {
+	w.tiers.Load(ctx, tokens, salt, len(tokens)-1) // the last one is computed, for its logits
+}
+
+// submit gives the engine a request whose prefix is in the pool as far as any
+// tier has it.
+func (w *Worker) submit(ctx context.Context, r *engine.Request) (*engine.Handle, error) {
+	if r.Prefilled == nil && r.PromptLogprobs < 0 {
+		w.warm(ctx, r.Prompt, r.Salt)
+	}
+	return w.engine.Submit(ctx, r)
+}
+
+// submitter is the engine as prefill sees it.
+type submitter struct{ *Worker }
+
+// Submit implements prefill.Engine.
+func (s submitter) Submit(ctx context.Context, r *engine.Request) (*engine.Handle, error) {
+	return s.submit(ctx, r)
+}
+
+// listeners hear of the prefix index's changes, each in turn.
+type listeners []kvcache.Listener
+
+// KVEvent implements kvcache.Listener.
+func (l listeners) KVEvent(ev kvcache.Event) {
+	for _, one := range l {
+		one.KVEvent(ev)
+	}
+}
+
+// listener is what the cache tells its changes; nil if nobody is told.
+func (w *Worker) listener() kvcache.Listener {
+	var all listeners
+	if w.events != nil {
+		all = append(all, w.events)
+	}
+	if w.tiers != nil {
+		all = append(all, w.tiers)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all
+}

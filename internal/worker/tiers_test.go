@@ -1,0 +1,89 @@
+package worker_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/worker"
+)
+
+// stories are prompts of some 200 tokens, which begin alike.
+func stories(n int) []string {
+	list := make([]string, n)
+	for i := range list {
+		list[i] = "Once upon a time there was a little girl. " + strings.Repeat(fmt.Sprintf("She saw %d birds and %d dogs. ", i+2, i+5), 12)
+	}
+	return list
+}
+
+// TestTiers: what the pool has lost comes back from host memory and, after a
+// restart, from the SSD; tokens are those of a worker that computes everything.
+func TestTiers(t *testing.T) {
+	body := func(prompt string) string {
+		return fmt.Sprintf(`{"model":"stories260k","prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, prompt)
+	}
+	prompts := stories(5)
+	plain := start(t, nil)
+	want := make([][]int32, len(prompts))
+	for i, p := range prompts {
+		want[i] = complete(t, plain, nil, body(p)).Choices[0].TokenIDs
+	}
+	for _, blockTokens := range []int{1, 16, 64, 256} {
+		t.Run(fmt.Sprint(blockTokens), func(t *testing.T) {
+			tiers := func(c *worker.Config) {
+				c.BlockTokens, c.Blocks = blockTokens, max(2, 320/blockTokens) // one prompt's worth and a bit
+				c.KV.HostMemory, c.KV.SSDDir, c.KV.SSDSize = 4<<20, filepath.Join(c.KV.SSDDir, "kv"), 16<<20
+				c.KV.LoadTimeout = time.Minute
+			}
+			dir := t.TempDir()
+			run := func(w *worker.Worker, warm bool) {
+				t.Helper()
+				for i, p := range prompts {
+					a := complete(t, w, nil, body(p))
+					if !reflect.DeepEqual(a.Choices[0].TokenIDs, want[i]) {
+						t.Errorf("prompt %d: tokens %v, want %v", i, a.Choices[0].TokenIDs, want[i])
+					}
+					least := (a.Usage.Prompt - 1) / max(blockTokens, 16) * max(blockTokens, 16)
+					if warm && a.Usage.Details.Cached != least {
+						t.Errorf("prompt %d: %d of %d tokens cached, want %d", i, a.Usage.Details.Cached, a.Usage.Prompt, least)
+					}
+				}
+			}
+			began := func() *worker.Worker {
+				return start(t, func(c *worker.Config) { c.KV.SSDDir = dir; tiers(c) })
+			}
+			w := began()
+			run(w, false)
+			soon(t, time.Minute, func() error { return settled(t, w) })
+			run(w, true)
+			soon(t, time.Minute, func() error { return settled(t, w) })
+			empty(t, w)
+			if err := w.Close(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			run(began(), true)
+		})
+	}
+}
+
+// settled says whether nothing is on its way into a tier.
+func settled(t *testing.T, w *worker.Worker) error {
+	resp, err := http.Get(w.URL() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || !bytes.Contains(b, []byte("\nxpyd_kvtier_waiting_units 0\n")) {
+		return fmt.Errorf("units wait: %v", err)
+	}
+	return nil
+}
