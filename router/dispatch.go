@@ -137,6 +137,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 		if wait == 0 {
 			return nil, 0, pickError(err, q.top.Model)
 		}
+		reopened, reopens := reopening(err)
 		if timeout == nil {
 			timer := time.NewTimer(wait)
 			defer timer.Stop()
@@ -146,12 +147,28 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 		select {
 		case <-changed:
 		case <-probed:
+		case <-reopened:
+		case <-reopens:
 		case <-timeout:
 			return nil, 0, pickError(err, q.top.Model)
 		case <-q.ctx.Done():
 			return nil, 0, contextError(q.ctx)
 		}
 	}
+}
+
+// reopening returns when a pair may come because a guard of its workers lets
+// somebody in: when that changes, and when its time is over. Both are nil if no
+// guard is why there is no pair.
+func reopening(err error) (changed <-chan struct{}, due <-chan time.Time) {
+	var shut *pick.Shut
+	if !errors.As(err, &shut) {
+		return nil, nil
+	}
+	if !shut.Until.IsZero() {
+		due = time.After(time.Until(shut.Until))
+	}
+	return shut.Changed, due
 }
 
 // output estimates how many tokens may be generated.

@@ -55,7 +55,7 @@ func (q *request) serve(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	}
 	q.stop = append(q.stop, r.gate.leave)
 	ans, err := q.dispatch()
-	q.learned()
+	q.learned(ans)
 	if !q.dispatched.IsZero() {
 		r.metrics.queued.Observe(q.dispatched.Sub(q.start).Seconds())
 	}

@@ -175,6 +175,7 @@ func (r *Router) Start() (err error) {
 	r.spawn(r.followFleet)
 	r.spawn(r.probes.run)
 	r.spawn(r.followPicks)
+	r.spawn(r.followGuards)
 	r.spawn(r.kv.run)
 	r.public.start(r.publicLn)
 	return nil

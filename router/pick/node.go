@@ -36,6 +36,8 @@ type node struct {
 	memory float64 // dispatched work, decayed by later dispatches
 
 	prefill, decode, local line // what its time depends on
+
+	guard guard
 }
 
 // halfLife is how many dispatches halve a node's memory of its work.

@@ -175,7 +175,7 @@ func (s *scorer) trusted(n *node) bool {
 
 // usable returns the member of a node that the request may use, or nil.
 func (s *scorer) usable(n *node) *fleet.Member {
-	if slices.Contains(s.req.Exclude, n.key.id) || slices.Contains(s.wrong, n) {
+	if slices.Contains(s.req.Exclude, n.key.id) || slices.Contains(s.wrong, n) || !n.guard.admits(s.view.Now) {
 		return nil
 	}
 	m := s.member(n)
