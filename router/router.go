@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -66,7 +65,6 @@ type Router struct {
 	gate    gate
 	budget  *budget
 	picker  *pick.Picker
-	seed    maphash.Seed
 	up      *upstream
 	legs    legs
 	facts   facts
@@ -116,7 +114,7 @@ func New(cfg Config, deps Deps) (*Router, error) {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
 	r := &Router{
-		cfg: cfg, deps: deps, fleet: deps.Fleet, log: deps.Log, seed: maphash.MakeSeed(), created: time.Now(),
+		cfg: cfg, deps: deps, fleet: deps.Fleet, log: deps.Log, created: time.Now(),
 		budget:   newBudget(cfg.RetryRatio, cfg.RetryBurst, cfg.RetryMin),
 		picker:   pick.New(cfg.Pick, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))),
 		legs:     legs{byID: map[string]map[*leg]struct{}{}},

@@ -89,6 +89,7 @@ type Picker struct {
 	events []Event       // of guards, not fetched yet
 	turn   chan struct{} // closes when a guard changes; nil while nobody waits
 	values []float64     // of Judge, for its memory
+	notes  notes
 }
 
 // New makes a picker; rnd is used under the picker's lock only.
@@ -171,6 +172,7 @@ func (c *Choice) endPrefill() {
 		c.pOver = true
 		c.pn.queued -= c.tokens
 		c.pn.count(-1)
+		c.p.note(c.pn)
 	}
 }
 
@@ -187,6 +189,7 @@ func (c *Choice) EndDecode() {
 		c.dn.kv -= c.kv
 		c.dn.seqs -= c.seqs
 		c.dn.count(-1)
+		c.p.note(c.dn)
 	}
 }
 
@@ -267,7 +270,9 @@ func (p *Picker) take(s *scorer, pair pair) *Choice {
 	dn.seqs += seqs
 	pn.count(1)
 	dn.count(1)
-	p.index.put(req.Chain, pn, dn)
+	p.note(pn)
+	p.note(dn)
+	p.noteHint(req.Chain, p.index.put(req.Chain, pn, dn), pn, dn)
 	return c
 }
 
