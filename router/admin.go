@@ -83,6 +83,7 @@ type instanceInfo struct {
 	ProbeError string     `json:"probe_error,omitempty"`
 	Draining   bool       `json:"draining"` // announced, or asked for here
 	InFlight   pick.Loads `json:"in_flight"`
+	Breaker    pick.Guard `json:"breaker"`
 	KVEvents   *feedInfo  `json:"kv_feed,omitempty"`
 }
 
@@ -120,7 +121,7 @@ func (r *Router) listInstances(ctx *fasthttp.RequestCtx) {
 		m := &s.Members[i]
 		ok, err := r.probes.state(m)
 		info.Instances = append(info.Instances, instanceInfo{Member: m, Probed: ok, ProbeError: err,
-			Draining: m.Draining || r.drained(m), InFlight: r.picker.Loads(m.ID, m.Epoch), KVEvents: r.kv.info(m)})
+			Draining: m.Draining || r.drained(m), InFlight: r.picker.Loads(m.ID, m.Epoch), Breaker: r.picker.Guard(m.ID, m.Epoch), KVEvents: r.kv.info(m)})
 	}
 	reply(ctx, 200, info)
 }

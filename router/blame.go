@@ -3,10 +3,14 @@ package router
 import (
 	"errors"
 	"fmt"
+	"io"
 	"slices"
+	"syscall"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/pick"
 )
 
 // blame returns what really ended the attempt: a leg often only reports what
@@ -39,6 +43,7 @@ func (a *attempt) broken(l *leg, err error) *failure {
 		f.err, f.retry = cause, false
 	default:
 		var le *legError
+		a.fault(l, pick.Broken)
 		if errors.As(err, &le) && !le.gone() {
 			f.outcome, f.reason = ticket.Late, reasonTimeout
 			break
@@ -74,4 +79,30 @@ func (a *attempt) told(by, partner *leg, o ticket.Outcome, message string) *fail
 		f.avoid = []string{partner.inst.ID, by.inst.ID}
 	}
 	return f
+}
+
+// fault counts against a leg's worker. It is called where a leg shows a fault of
+// its own: not for what the router cut, what a worker says about its partner,
+// what the client did wrong, or a worker that has no room.
+func (a *attempt) fault(l *leg, kind pick.Fault) { a.choice.Failed(l.role, kind, time.Now()) }
+
+// brokeOff notes that decode's stream broke after its first byte.
+func (a *attempt) brokeOff(err error) {
+	a.fault(a.d, pick.Broken)
+	var le *legError
+	if errors.As(err, &le) && le.gone() || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) {
+		a.q.r.suspect(a.d.inst, err)
+	}
+}
+
+// faultOf is the fault that a status shows, if any. A 503 mostly says that
+// there is no room, which a breaker would make worse; but one that says so more
+// often than its peers is an outlier.
+func (a *attempt) faultOf(l *leg, status int) {
+	switch {
+	case status == 503:
+		a.fault(l, pick.Poor)
+	case status >= 500:
+		a.fault(l, pick.Broken)
+	}
 }

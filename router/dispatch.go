@@ -44,10 +44,11 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 			return nil, contextError(q.ctx)
 		}
 		a := q.newAttempt(choice, version)
-		ans, f := a.run()
+		ans, f := q.run(a)
 		if f == nil {
 			return ans, nil
 		}
+		a = q.attempts[len(q.attempts)-1]
 		a.close()
 		if q.ctx.Err() != nil {
 			return nil, contextError(q.ctx)
@@ -113,9 +114,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 	if q.ctx.Err() != nil {
 		return nil, 0, contextError(q.ctx)
 	}
-	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
-		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.ex}
-	q.enrich(req)
+	req := q.pickRequest(exclude, avoid, prefer)
 	var timeout <-chan time.Time
 	for {
 		changed, probed := r.fleet.Changed(), r.probes.changed()
@@ -137,6 +136,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 		if wait == 0 {
 			return nil, 0, pickError(err, q.top.Model)
 		}
+		reopened, reopens := reopening(err)
 		if timeout == nil {
 			timer := time.NewTimer(wait)
 			defer timer.Stop()
@@ -146,12 +146,36 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 		select {
 		case <-changed:
 		case <-probed:
+		case <-reopened:
+		case <-reopens:
 		case <-timeout:
 			return nil, 0, pickError(err, q.top.Model)
 		case <-q.ctx.Done():
 			return nil, 0, contextError(q.ctx)
 		}
 	}
+}
+
+// pickRequest is what a choice of a pair depends on.
+func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Request {
+	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
+		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.ex}
+	q.enrich(req)
+	return req
+}
+
+// reopening returns when a pair may come because a guard of its workers lets
+// somebody in: when that changes, and when its time is over. Both are nil if no
+// guard is why there is no pair.
+func reopening(err error) (changed <-chan struct{}, due <-chan time.Time) {
+	var shut *pick.Shut
+	if !errors.As(err, &shut) {
+		return nil, nil
+	}
+	if !shut.Until.IsZero() {
+		due = time.After(time.Until(shut.Until))
+	}
+	return shut.Changed, due
 }
 
 // output estimates how many tokens may be generated.

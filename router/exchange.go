@@ -10,6 +10,7 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/pick"
 )
 
 // maxPrefillAnswer bounds prefill's answer: block ids, token ids, a state.
@@ -76,6 +77,7 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 		if err != nil {
 			b.abort()
 			if errors.Is(err, errOpening) { // mostly of blocks that it could not get
+				a.fault(a.d, pick.Poor)
 				return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, reason: reasonStatus, retry: true,
 					avoid: []string{a.p.inst.ID, a.d.inst.ID}, err: err}
 			}
@@ -105,6 +107,9 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 	} else if status >= 500 {
 		if outcome != "" && outcome != ticket.Refused {
 			return nil, a.told(a.d, a.p, outcome, errorMessage(ans.body))
+		}
+		if outcome == "" {
+			a.faultOf(a.d, status)
 		}
 		if !isJSON(ans.contentType) { // not our worker's own words
 			return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, reason: reasonStatus, retry: true, avoid: []string{a.d.inst.ID},

@@ -43,9 +43,9 @@ func (q *request) local(name string) bool {
 }
 
 // learned tells the picker how long the answer's first byte took.
-func (q *request) learned() {
+func (q *request) learned(ans *answer) {
 	n := len(q.attempts)
-	if n == 0 || q.probe || q.first.IsZero() {
+	if n == 0 || q.probe || q.first.IsZero() || ans == nil || ans.status != 200 {
 		return
 	}
 	a := q.attempts[n-1]
@@ -55,6 +55,9 @@ func (q *request) learned() {
 	}
 	if a.choice.Local != "" {
 		q.r.metrics.local.WithLabelValues(a.choice.Local).Inc()
+	}
+	if q.r.cfg.Hedge.Enabled {
+		q.r.hedges.first.add(q.first.Sub(q.dispatched))
 	}
 	a.choice.Answered(prefill, q.first.Sub(a.start))
 }

@@ -55,7 +55,7 @@ func (q *request) serve(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	}
 	q.stop = append(q.stop, r.gate.leave)
 	ans, err := q.dispatch()
-	q.learned()
+	q.learned(ans)
 	if !q.dispatched.IsZero() {
 		r.metrics.queued.Observe(q.dispatched.Sub(q.start).Seconds())
 	}
@@ -102,7 +102,7 @@ func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
 	q.ex = string(h.Peek(headerExplain)) == "1"
 	q.session = string(h.Peek(r.cfg.SessionHeader))
 	q.trace = [2]string{string(h.Peek("traceparent")), string(h.Peek("tracestate"))}
-	q.chain = pick.NewChain(r.seed, q.top.Prompt, q.top.Model, string(q.top.Salt), string(q.top.Tools))
+	q.chain = pick.NewChain(q.top.Prompt, q.top.Model, string(q.top.Salt), string(q.top.Tools))
 	return nil
 }
 

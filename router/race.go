@@ -8,6 +8,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/pick"
 )
 
 // runTogether sends both legs at once: prefill's on its own goroutine, which
@@ -33,12 +34,13 @@ const grace = 50 * time.Millisecond
 // takes to stream; it is over when prefill's part is.
 func (a *attempt) prefill(x *dialect.Exchange) {
 	res, f := a.askPrefill(x)
-	a.choice.EndPrefill()
 	if f == nil {
+		a.choice.DonePrefill()
 		a.p.set(legDone)
 		a.heard(res)
 		return
 	}
+	a.choice.EndPrefill()
 	a.q.r.legs.remove(a.p)
 	a.p.fail()
 	if f.hearsay() {
@@ -71,6 +73,11 @@ func (a *attempt) watch() func() {
 		return &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Late, reason: reasonTimeout, err: err, retry: true,
 			avoid: []string{a.p.inst.ID, a.d.inst.ID, a.d.inst.ID}}
 	}
+	silent := func(f *failure) {
+		if a.give(f) {
+			a.fault(a.d, pick.Broken)
+		}
+	}
 	start, silence, gap := time.Now(), a.q.r.cfg.DecodeSilence, a.rules.Gap
 	if gap <= 0 || a.rules.Order != dialect.PrefillFirst {
 		gap = silence
@@ -84,9 +91,9 @@ func (a *attempt) watch() func() {
 			if a.rules.Hint != "" {
 				err = fmt.Errorf("%w; %s", err, a.rules.Hint)
 			}
-			a.give(late(err))
+			silent(late(err))
 		case !a.d.sent.Load():
-			a.give(late(fmt.Errorf("it did not take its request within %v of prefill's answer", gap)))
+			silent(late(fmt.Errorf("it did not take its request within %v of prefill's answer", gap)))
 		default:
 			a.mu.Lock() // unwatch may have stopped the timer just now
 			if a.unwatch != nil {
@@ -110,9 +117,9 @@ func (a *attempt) watch() func() {
 
 // give ends decode's leg with the failure, unless decode has committed itself
 // or something else failed before.
-func (a *attempt) give(f *failure) {
+func (a *attempt) give(f *failure) (matters bool) {
 	a.mu.Lock()
-	matters := !a.committed && a.failed == nil && !a.closed
+	matters = !a.committed && a.failed == nil && !a.closed
 	if matters {
 		a.failed = f
 	}
@@ -120,6 +127,7 @@ func (a *attempt) give(f *failure) {
 	if matters {
 		a.d.end(f)
 	}
+	return matters
 }
 
 func await(done <-chan struct{}) {
@@ -136,17 +144,22 @@ func await(done <-chan struct{}) {
 	}
 }
 
-// commit marks that decode has begun to answer, unless prefill's failure came
-// first.
+// commit marks that decode has begun to answer, unless prefill's failure or
+// another attempt came first.
 func (a *attempt) commit() bool {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.failed != nil || a.d.cause() != nil {
-		return false
+	ok := a.failed == nil && a.d.cause() == nil
+	won := ok && a.hedge.win(a)
+	if a.committed = won; won {
+		a.endWatch()
 	}
-	a.committed = true
-	a.endWatch()
-	return true
+	a.mu.Unlock()
+	if won {
+		a.hedge.endLoser(a)
+	} else if ok {
+		a.end(errLost)
+	}
+	return won
 }
 
 // beaten is why decode could not commit.

@@ -239,6 +239,8 @@ func (q *request) streamError(err error) *openai.Error {
 	a := q.attempts[len(q.attempts)-1]
 	if cause := a.d.cause(); cause != nil {
 		err = cause
+	} else {
+		a.brokeOff(err)
 	}
 	return openai.Upstream("decode worker %s: %v", a.d.inst.ID, err)
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -65,8 +64,8 @@ type Router struct {
 	metrics *metrics
 	gate    gate
 	budget  *budget
+	hedges  *hedger
 	picker  *pick.Picker
-	seed    maphash.Seed
 	up      *upstream
 	legs    legs
 	facts   facts
@@ -116,8 +115,9 @@ func New(cfg Config, deps Deps) (*Router, error) {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
 	r := &Router{
-		cfg: cfg, deps: deps, fleet: deps.Fleet, log: deps.Log, seed: maphash.MakeSeed(), created: time.Now(),
+		cfg: cfg, deps: deps, fleet: deps.Fleet, log: deps.Log, created: time.Now(),
 		budget:   newBudget(cfg.RetryRatio, cfg.RetryBurst, cfg.RetryMin),
+		hedges:   newHedger(cfg.Hedge),
 		picker:   pick.New(cfg.Pick, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))),
 		legs:     legs{byID: map[string]map[*leg]struct{}{}},
 		conns:    clientConns{max: cfg.MaxConns, set: map[*clientConn]struct{}{}},
@@ -175,6 +175,7 @@ func (r *Router) Start() (err error) {
 	r.spawn(r.followFleet)
 	r.spawn(r.probes.run)
 	r.spawn(r.followPicks)
+	r.spawn(r.followGuards)
 	r.spawn(r.kv.run)
 	r.public.start(r.publicLn)
 	return nil

@@ -32,8 +32,8 @@ func (a *attempt) runInOrder(x *dialect.Exchange) (*answer, *failure) {
 	})
 	res, f := a.askPrefill(x)
 	alive := stop()
-	a.choice.EndPrefill()
 	if f != nil {
+		a.choice.EndPrefill()
 		a.p.fail()
 		a.d.set(legUnused)
 		a.mu.Lock()
@@ -42,6 +42,7 @@ func (a *attempt) runInOrder(x *dialect.Exchange) (*answer, *failure) {
 		close(a.pDone)
 		return nil, f
 	}
+	a.choice.DonePrefill()
 	a.p.set(legDone)
 	a.heard(res)
 	close(a.pDone) // before decode is asked: its answer waits for prefill's usage
@@ -152,6 +153,7 @@ func (a *attempt) refused(by, partner *leg, said dialect.Answer) *failure {
 	}
 	f := &failure{role: by.role, id: by.inst.ID, reason: reasonStatus, retry: true, avoid: []string{by.inst.ID},
 		err: fmt.Errorf("status %d: %s", said.Status, errorMessage(said.Body))}
+	a.faultOf(by, said.Status)
 	switch said.Status {
 	case 400, 413, 422:
 		f.retry = false

@@ -13,6 +13,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router/discover"
+	"github.com/xpyd/xpyd/router/pick"
 )
 
 // fleetStatus is what GET /admin/v1/instances says, as far as a table needs.
@@ -23,9 +24,10 @@ type fleetStatus struct {
 	Strangers []discover.Refusal
 	Instances []struct {
 		fleet.Member
-		Probed     bool   `json:"probed"`
-		ProbeError string `json:"probe_error"`
-		Draining   bool   `json:"draining"`
+		Probed     bool       `json:"probed"`
+		ProbeError string     `json:"probe_error"`
+		Draining   bool       `json:"draining"`
+		Breaker    pick.Guard `json:"breaker"`
 	}
 }
 
@@ -132,6 +134,14 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 		if m.State == fleet.Live && !m.Probed {
 			state += ",unprobed"
 			note = m.ProbeError
+		}
+		if b := m.Breaker; b.State != "" && b.State != pick.Closed {
+			state += "," + string(b.State)
+			why := b.Why
+			if b.Until != nil && b.Until.After(now) {
+				why += fmt.Sprintf(", for %v", b.Until.Sub(now).Round(100*time.Millisecond))
+			}
+			note = strings.TrimPrefix(note+"; "+why, "; ")
 		}
 		if m.KVPaths != "" {
 			note = strings.TrimPrefix(note+"; kv: "+m.KVPaths, "; ")

@@ -10,6 +10,8 @@ type Error struct {
 	Type    string // invalid_request_error, authentication_error, rate_limit_error, server_error
 	Param   string // the field at fault
 	Code    string // for programs
+
+	RetryAfter int // seconds for the header Retry-After; 0 leaves it to the HTTP layer
 }
 
 // Error types.

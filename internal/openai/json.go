@@ -18,6 +18,9 @@ type reader struct {
 	maxDepth int
 	key      []byte // scratch of object
 	keyAt    int    // where the present key's quote is
+
+	isURL func(key []byte) bool // see Top.fetched; nil finds none
+	urls  []string
 }
 
 func newReader(b []byte, maxDepth int) (reader, *Error) {
@@ -275,7 +278,7 @@ func (r *reader) skip() *Error {
 		_, _, err := r.str()
 		return err
 	case c == '{':
-		return r.object(func([]byte) *Error { return r.skip() })
+		return r.object(r.member)
 	case c == '[':
 		return r.array(func(int) *Error { return r.skip() })
 	case c == 't':

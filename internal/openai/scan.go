@@ -20,6 +20,13 @@ type Top struct {
 
 	Link string // the first field present that links legs, "" when none
 
+	Priority    int64 // vLLM's: the lower goes first; 0 when absent
+	HasPriority bool
+	Tier        string // service_tier
+	// URLs are what an engine would fetch for the client: of the images and the
+	// like in messages, and of tools' servers.
+	URLs []string
+
 	// What decides whether a request can be split between two engines.
 	Prompts        int  // 1, or more for a batch
 	Echo           bool // echo
@@ -138,11 +145,17 @@ func (t *Top) field(r *reader, key []byte, lim Limits) (err *Error) {
 		raw, err = r.raw()
 		t.PromptLogprobs = raw != nil
 	case "messages":
-		if t.Prompt, err = r.raw(); err == nil && len(t.Prompt) > 0 {
+		if t.Prompt, err = t.fetched(r, isMediaURL); err == nil && len(t.Prompt) > 0 {
 			t.Messages = true
 		}
+	case "input": // of embeddings and responses
+		_, err = t.fetched(r, isMediaURL)
 	case "tools":
-		t.Tools, err = r.raw()
+		t.Tools, err = t.fetched(r, isServerURL)
+	case "priority":
+		t.Priority, t.HasPriority, err = r.readInt("priority", math.MinInt64, math.MaxInt64)
+	case "service_tier":
+		t.Tier, _, err = r.readString("service_tier")
 	case "cache_salt":
 		t.Salt, err = r.raw()
 	default:

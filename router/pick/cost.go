@@ -62,12 +62,16 @@ func (n *node) prefillTime(work float64) float64 { return best(&n.prefill, &n.cl
 func (n *node) decodeTime(moved float64) float64 { return best(&n.decode, &n.class.decode).at(moved) }
 func (n *node) localTime(work float64) float64   { return best(&n.local, &n.class.local).at(work) }
 
-// learn adds a point to a node's line and its class's.
-func (n *node) learn(which func(*node, *class) (own, class *line), x float64, took time.Duration) {
+// learn adds a point to a node's line and its class's; compared says that it
+// also counts for ejection.
+func (n *node) learn(which func(*node, *class) (own, class *line), x float64, took time.Duration, compared bool) {
 	if n.class == nil || took < 0 {
 		return
 	}
 	own, class := which(n, n.class)
+	if compared {
+		n.took(class, x, took)
+	}
 	own.add(x, took.Seconds())
 	class.add(x, took.Seconds())
 }
@@ -77,13 +81,15 @@ func (n *node) learn(which func(*node, *class) (own, class *line), x float64, to
 func (c *Choice) Answered(prefill, first time.Duration) {
 	c.p.mu.Lock()
 	defer c.p.mu.Unlock()
+	compared := c.p.times()
+	c.p.succeeded(c.dn, &c.dTrial, c.at)
 	if c.Local != "" || c.pn == c.dn {
-		c.dn.learn(func(n *node, k *class) (*line, *line) { return &n.local, &k.local }, c.work, first)
+		c.dn.learn(func(n *node, k *class) (*line, *line) { return &n.local, &k.local }, c.work, first, compared)
 		return
 	}
 	if prefill <= 0 || prefill > first {
 		prefill = first
 	}
-	c.pn.learn(func(n *node, k *class) (*line, *line) { return &n.prefill, &k.prefill }, c.work, prefill)
-	c.dn.learn(func(n *node, k *class) (*line, *line) { return &n.decode, &k.decode }, c.moved, first-prefill)
+	c.pn.learn(func(n *node, k *class) (*line, *line) { return &n.prefill, &k.prefill }, c.work, prefill, compared)
+	c.dn.learn(func(n *node, k *class) (*line, *line) { return &n.decode, &k.decode }, c.moved, first-prefill, compared)
 }

@@ -1,8 +1,9 @@
 package pick
 
 import (
-	"hash/maphash"
 	"slices"
+
+	"github.com/cespare/xxhash/v2"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 )
@@ -26,19 +27,21 @@ func blockBytes(at int) int {
 	return 4 << 10
 }
 
-// NewChain hashes text; a trailing part of a block is left out. Seed separates
-// what must not match: models, salts, tools.
-func NewChain(seed maphash.Seed, text []byte, separate ...string) Chain {
-	var h maphash.Hash
-	h.SetSeed(seed)
+// NewChain hashes text; a trailing part of a block is left out. What must not
+// match is in separate: models, salts, tools. The hash has no secret, so that
+// routers side by side understand each other's hints: a forged collision could
+// only send a request where its prefix is not warm.
+func NewChain(text []byte, separate ...string) Chain {
+	var h xxhash.Digest
+	h.Reset()
 	for _, s := range separate {
-		h.WriteString(s)
-		h.WriteByte(0)
+		_, _ = h.WriteString(s) // it never fails
+		_, _ = h.Write([]byte{0})
 	}
 	c := Chain{length: len(text)}
 	for at := 0; at+blockBytes(at) <= len(text); {
 		next := at + blockBytes(at)
-		h.Write(text[at:next])
+		_, _ = h.Write(text[at:next])
 		c.hashes = append(c.hashes, h.Sum64())
 		at = next
 	}
@@ -106,9 +109,10 @@ func (x *index) match(out []match, c Chain) ([]match, int) {
 	return out, c.length
 }
 
-// put notes that the pair serves the chain. The start of the chain ends up
-// most recent: a prefix must outlive its continuations.
-func (x *index) put(c Chain, p, d *node) {
+// put notes that the pair serves the chain, and returns how many blocks at its
+// end were not known to be there. The start of the chain ends up most recent: a
+// prefix must outlive its continuations.
+func (x *index) put(c Chain, p, d *node) (fresh int) {
 	n := min(len(c.hashes), x.max)
 	for k := n - 1; k >= 0; k-- {
 		h := c.hashes[k]
@@ -120,9 +124,13 @@ func (x *index) put(c Chain, p, d *node) {
 			x.slots[h] = i
 		}
 		e := &x.list[i]
+		if !ok || e.p != p || e.d != d {
+			fresh = n - k
+		}
 		e.hash, e.p, e.d = h, p, d
 		x.toFront(i)
 	}
+	return fresh
 }
 
 // slot returns an unused slot, if need be that of the oldest entry.

@@ -36,6 +36,10 @@ type node struct {
 	memory float64 // dispatched work, decayed by later dispatches
 
 	prefill, decode, local line // what its time depends on
+
+	guard  guard
+	others Loads // what other routers have here
+	noted  bool  // it is in Picker.notes
 }
 
 // halfLife is how many dispatches halve a node's memory of its work.
@@ -74,7 +78,7 @@ type class struct {
 	nodes []*node   // in no order
 	root  node      // head of the list in order of use, least recent first
 	ring  []*node   // by point
-	legs  int       // of all nodes
+	legs  int       // of all nodes and routers
 
 	prefill, decode, local line // of all nodes
 }
@@ -114,7 +118,7 @@ func (c *class) join(n *node) {
 	n.class, n.slot = c, len(c.nodes)
 	c.nodes = append(c.nodes, n)
 	c.append(n)
-	c.legs += n.legs
+	c.legs += n.legsAll()
 	c.addPoint(n)
 }
 
@@ -126,6 +130,6 @@ func (c *class) leave(n *node) {
 	c.nodes = c.nodes[:last]
 	c.unlink(n)
 	n.prev, n.next, n.class = nil, nil, nil
-	c.legs -= n.legs
+	c.legs -= n.legsAll()
 	c.removePoint(n)
 }

@@ -86,6 +86,10 @@ type Picker struct {
 	tick   uint64 // dispatches so far: the clock of recency and memory
 	local  explorer
 	scorer scorer
+	events []Event       // of guards, not fetched yet
+	turn   chan struct{} // closes when a guard changes; nil while nobody waits
+	values []float64     // of Judge, for its memory
+	notes  notes
 }
 
 // New makes a picker; rnd is used under the picker's lock only.
@@ -138,17 +142,37 @@ type Choice struct {
 	kv, seqs     int
 	work         float64 // prompt tokens to compute before the answer: the queue's and its own
 	moved        float64 // prompt tokens that decode does not have
-	pOver, dOver bool    // under p.mu
+	at           time.Time
+	pOver, dOver bool // under p.mu, as what follows: whether the choice tries a half-open breaker
+	pTrial       bool
+	dTrial       bool
 }
 
 // EndPrefill gives back prefill's share of the load. Later calls do nothing.
 func (c *Choice) EndPrefill() {
 	c.p.mu.Lock()
 	defer c.p.mu.Unlock()
+	c.endPrefill()
+}
+
+// DonePrefill is EndPrefill of a prefill that did its part.
+func (c *Choice) DonePrefill() {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	c.p.succeeded(c.pn, &c.pTrial, c.at)
+	c.endPrefill()
+}
+
+func (c *Choice) endPrefill() {
+	if c.pTrial {
+		c.pTrial = false
+		c.p.leave(c.pn)
+	}
 	if !c.pOver {
 		c.pOver = true
 		c.pn.queued -= c.tokens
 		c.pn.count(-1)
+		c.p.note(c.pn)
 	}
 }
 
@@ -156,11 +180,16 @@ func (c *Choice) EndPrefill() {
 func (c *Choice) EndDecode() {
 	c.p.mu.Lock()
 	defer c.p.mu.Unlock()
+	if c.dTrial {
+		c.dTrial = false
+		c.p.leave(c.dn)
+	}
 	if !c.dOver {
 		c.dOver = true
 		c.dn.kv -= c.kv
 		c.dn.seqs -= c.seqs
 		c.dn.count(-1)
+		c.p.note(c.dn)
 	}
 }
 
@@ -200,6 +229,14 @@ func (p *Picker) pick(v View, req *Request) (*Choice, error) {
 			return p.take(s, pair), nil
 		}
 	}
+	if p.amnesty(m, v.Now) {
+		if pair := s.pair(m); pair.p != nil && s.trusted(pair.p.n) && s.trusted(pair.d.n) {
+			return p.take(s, pair), nil
+		}
+	}
+	if err := p.shut(m, v.Now); err != nil {
+		return nil, err
+	}
 	return nil, fmt.Errorf("%w: %s", ErrNoPair, m.why(v))
 }
 
@@ -219,6 +256,9 @@ func (p *Picker) take(s *scorer, pair pair) *Choice {
 	if pair.local != "" {
 		c.work = c.moved // measured by what decode computes
 	}
+	c.at = s.view.Now
+	c.dTrial = p.enter(dn, c.at)
+	c.pTrial = p.enter(pn, c.at) // not for an engine that does both
 	if req.Explain {
 		c.Explain = s.explain(pair)
 	}
@@ -230,7 +270,9 @@ func (p *Picker) take(s *scorer, pair pair) *Choice {
 	dn.seqs += seqs
 	pn.count(1)
 	dn.count(1)
-	p.index.put(req.Chain, pn, dn)
+	p.note(pn)
+	p.note(dn)
+	p.noteHint(req.Chain, p.index.put(req.Chain, pn, dn), pn, dn)
 	return c
 }
 

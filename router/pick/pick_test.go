@@ -3,7 +3,6 @@ package pick_test
 import (
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -12,8 +11,6 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router/pick"
 )
-
-var seed = maphash.MakeSeed()
 
 func member(id string, role fleet.Role, edit ...func(*fleet.Member)) fleet.Member {
 	m := fleet.Member{State: fleet.Live, Instance: fleet.Instance{ID: id, Epoch: 1, Role: role, Dialect: "native",
@@ -82,12 +79,12 @@ func TestReportedLoad(t *testing.T) {
 func TestPrefixSticksUntilLoaded(t *testing.T) {
 	p, s := newPicker(pick.Prefix), fleetOf(4, 4)
 	text := []byte(strings.Repeat("All happy families are alike. ", 200))
-	req := pick.Request{Tokens: 1500, Chain: pick.NewChain(seed, text, "m")}
+	req := pick.Request{Tokens: 1500, Chain: pick.NewChain(text, "m")}
 	first := mustPick(t, p, s, req)
 	end(first)
 	end(mustPick(t, p, s, pick.Request{Tokens: 100})) // someone else
 	longer := pick.Request{Tokens: 1600, Explain: true,
-		Chain: pick.NewChain(seed, append(text[:len(text):len(text)], strings.Repeat("x", 600)...), "m")}
+		Chain: pick.NewChain(append(text[:len(text):len(text)], strings.Repeat("x", 600)...), "m")}
 	c := mustPick(t, p, s, longer)
 	if c.Prefill.ID != first.Prefill.ID || c.Decode.ID != first.Decode.ID {
 		t.Errorf("went to %s, %s; the prefix is on %s, %s", c.Prefill.ID, c.Decode.ID, first.Prefill.ID, first.Decode.ID)
@@ -99,7 +96,7 @@ func TestPrefixSticksUntilLoaded(t *testing.T) {
 	if c := mustPick(t, p, s, longer); c.Prefill.ID == first.Prefill.ID {
 		t.Error("went to the busy worker")
 	}
-	other := pick.NewChain(seed, text, "m", "salt")
+	other := pick.NewChain(text, "m", "salt")
 	if c := mustPick(t, p, s, pick.Request{Tokens: 1500, Chain: other, Explain: true}); c.Explain.Prefill[0].Match != 0 {
 		t.Error("another salt matched")
 	}
@@ -113,7 +110,7 @@ func TestSequentialTraffic(t *testing.T) {
 		got := map[string]int{}
 		for i := range 400 {
 			text := strings.Repeat("You are a helpful assistant. ", 20) + strings.Repeat(fmt.Sprintf("%d ", i), 1500)
-			c := mustPick(t, p, s, pick.Request{Tokens: len(text) / 4, Chain: pick.NewChain(seed, []byte(text))})
+			c := mustPick(t, p, s, pick.Request{Tokens: len(text) / 4, Chain: pick.NewChain([]byte(text))})
 			got[c.Prefill.ID]++
 			got[c.Decode.ID]++
 			end(c)
@@ -210,7 +207,7 @@ func TestProperties(t *testing.T) {
 			s := randomFleet(rnd, version+1, ids)
 			for range 40 {
 				req := pick.Request{Model: "m", Tokens: rnd.IntN(5000), Output: rnd.IntN(500), Seqs: rnd.IntN(4),
-					Chain:   pick.NewChain(seed, []byte(strings.Repeat(string(rune('a'+rnd.IntN(5))), rnd.IntN(4000)))),
+					Chain:   pick.NewChain([]byte(strings.Repeat(string(rune('a'+rnd.IntN(5))), rnd.IntN(4000)))),
 					Exclude: []string{fmt.Sprintf("w%d", rnd.IntN(30))}, Explain: rnd.IntN(2) == 0}
 				c, err := p.Pick(pick.View{Snapshot: s}, &req)
 				if err != nil {
@@ -285,12 +282,12 @@ func TestIndexBudget(t *testing.T) {
 	system := strings.Repeat("s", 2048)
 	for i := range 3000 {
 		text := system + strings.Repeat(fmt.Sprintf("%d,", i), 4000)
-		end(mustPick(t, p, s, pick.Request{Chain: pick.NewChain(seed, []byte(text))}))
+		end(mustPick(t, p, s, pick.Request{Chain: pick.NewChain([]byte(text))}))
 		if b := p.AffinityBytes(); b > 1<<20 {
 			t.Fatalf("%d bytes", b)
 		}
 	}
-	c := mustPick(t, p, s, pick.Request{Chain: pick.NewChain(seed, []byte(system)), Explain: true})
+	c := mustPick(t, p, s, pick.Request{Chain: pick.NewChain([]byte(system)), Explain: true})
 	if c.Explain.Prefill[0].Match != 1 {
 		t.Errorf("the shared prefix was forgotten: %+v", c.Explain.Prefill)
 	}
@@ -312,7 +309,7 @@ func BenchmarkPick(b *testing.B) {
 			text := []byte(strings.Repeat("All happy families are alike. ", 60))
 			b.ReportAllocs()
 			for b.Loop() {
-				req := pick.Request{Model: "m", Tokens: 450, Chain: pick.NewChain(seed, text)}
+				req := pick.Request{Model: "m", Tokens: 450, Chain: pick.NewChain(text)}
 				c, err := p.Pick(pick.View{Snapshot: s}, &req)
 				if err != nil {
 					b.Fatal(err)

@@ -46,11 +46,15 @@ type Config struct {
 	// tokens that decode may be given to compute by the latter.
 	Disaggregate   string `koanf:"disaggregate"`
 	LocalMaxTokens int    `koanf:"local_max_tokens"`
+	// Breaker and Ejection keep requests from workers that fail.
+	Breaker  Breaker  `koanf:"breaker"`
+	Ejection Ejection `koanf:"ejection"`
 }
 
 // DefaultConfig is the prefix policy with a 16 MiB index.
 func DefaultConfig() Config {
-	return Config{Policy: Prefix, AffinityBytes: 16 << 20, SlowStart: 10 * time.Second, Disaggregate: Always, LocalMaxTokens: 2048}
+	return Config{Policy: Prefix, AffinityBytes: 16 << 20, SlowStart: 10 * time.Second, Disaggregate: Always, LocalMaxTokens: 2048,
+		Breaker: DefaultBreaker(), Ejection: DefaultEjection()}
 }
 
 // keyError is a value that Validate refuses.
@@ -85,5 +89,8 @@ func (c Config) Validate() error {
 	case c.LocalMaxTokens < 0:
 		return &keyError{"local_max_tokens", fmt.Sprintf("%d is negative", c.LocalMaxTokens)}
 	}
-	return nil
+	if err := c.Breaker.validate(); err != nil {
+		return err
+	}
+	return c.Ejection.validate()
 }

@@ -235,7 +235,7 @@ func TestWarm(t *testing.T) {
 	s := fleetOf(0, 1, member("fed", fleet.Prefill, func(m *fleet.Member) { m.KVEvents = "h:1" }),
 		member("fed2", fleet.Prefill, func(m *fleet.Member) { m.KVEvents = "h:1" }), member("mute", fleet.Prefill))
 	p := newPicker(pick.KVEvents)
-	chain := pick.NewChain(seed, []byte(strings.Repeat("All happy families are alike. ", 200)), "m")
+	chain := pick.NewChain([]byte(strings.Repeat("All happy families are alike. ", 200)), "m")
 	req := pick.Request{Tokens: 1500, Chain: chain, Tokenized: true, Explain: true, Warm: []pick.Warm{{ID: "fed2", Epoch: 1, Tokens: 1200}, {ID: "fed", Epoch: 9, Tokens: 1500}}}
 	c := mustPick(t, p, s, req)
 	if c.Prefill.ID != "fed2" || c.Explain.Prefill[0].Match != 0.8 {

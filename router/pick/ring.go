@@ -81,7 +81,7 @@ func (c *class) onRing(key uint64, will func(*node) bool) *node {
 		if !will(n) {
 			continue
 		}
-		if n.legs < most {
+		if n.legsAll() < most {
 			return n
 		}
 		if full == nil {

@@ -175,7 +175,7 @@ func (s *scorer) trusted(n *node) bool {
 
 // usable returns the member of a node that the request may use, or nil.
 func (s *scorer) usable(n *node) *fleet.Member {
-	if slices.Contains(s.req.Exclude, n.key.id) || slices.Contains(s.wrong, n) {
+	if slices.Contains(s.req.Exclude, n.key.id) || slices.Contains(s.wrong, n) || !n.guard.admits(s.view.Now) {
 		return nil
 	}
 	m := s.member(n)
@@ -291,6 +291,16 @@ func (s *scorer) best(c *class, role fleet.Role) (out shortlist) {
 		out.add(s.score(n, m, role))
 		return true
 	}
+	resumed := func() { // the decode that has a part of the prompt
+		if s.req.Prefer == "" || role != fleet.Decode {
+			return
+		}
+		for _, n := range c.nodes {
+			if n.key.id == s.req.Prefer {
+				consider(n)
+			}
+		}
+	}
 	switch policy := s.policy(); {
 	case policy == RoundRobin:
 		for n := c.root.next; n != &c.root && (out.n == 0 || out.list[0].avoid > 0); n = n.next {
@@ -316,6 +326,7 @@ func (s *scorer) best(c *class, role fleet.Role) (out shortlist) {
 		if n := c.onRing(s.key(policy), func(n *node) bool { return s.usable(n) != nil && !slices.Contains(s.req.Avoid, n.key.id) }); n != nil {
 			consider(n)
 		}
+		resumed() // a broken transfer's blocks are worth more than the home
 	case len(c.nodes) <= scanAll:
 		for _, n := range c.nodes {
 			consider(n)
@@ -331,11 +342,7 @@ func (s *scorer) best(c *class, role fleet.Role) (out shortlist) {
 				consider(n)
 			}
 		}
-		for _, n := range c.nodes {
-			if s.req.Prefer != "" && n.key.id == s.req.Prefer {
-				consider(n)
-			}
-		}
+		resumed()
 		n := c.root.next
 		for range idlest {
 			consider(n)
@@ -376,13 +383,13 @@ func (s *scorer) score(n *node, m *fleet.Member, role fleet.Role) scored {
 	}
 	unit := 1.0
 	if role == fleet.Prefill {
-		// Its own report knows of other routers, our count of the last
-		// moments: the larger is nearer the truth, their sum counts twice.
-		out.load = float64(max(n.queued, m.Load.QueuedTokens))
+		// Its own report and the routers' counts tell of the same work: the
+		// larger is nearer the truth, their sum counts twice.
+		out.load = float64(max(n.queuedAll(), m.Load.QueuedTokens))
 		out.cost = out.load + float64(s.req.Tokens)*(1-out.share)
 		unit = float64(max(s.req.Tokens, 1))
 	} else {
-		out.load = float64(max(n.seqs, m.Load.Running+m.Load.Waiting))
+		out.load = float64(max(n.seqsAll(), m.Load.Running+m.Load.Waiting))
 		out.cost = out.load
 	}
 	full := role == fleet.Decode && m.MaxBatch > 0 && out.load >= float64(m.MaxBatch)
@@ -403,7 +410,7 @@ func (s *scorer) score(n *node, m *fleet.Member, role fleet.Role) scored {
 		unit = 0
 	case LeastTokens:
 		if role == fleet.Decode {
-			out.cost = max(float64(n.kv), m.Load.KVUsed*float64(m.Blocks*m.Layout.BlockTokens)) / tokensPerSeq
+			out.cost = max(float64(n.kvAll()), m.Load.KVUsed*float64(m.Blocks*m.Layout.BlockTokens)) / tokensPerSeq
 		}
 	default:
 		warm := s.policy() == Prefix || s.policy() == KVEvents
@@ -461,7 +468,7 @@ func used(n *node, m *fleet.Member) float64 {
 	if pool <= 0 {
 		return m.Load.KVUsed
 	}
-	return max(m.Load.KVUsed, float64(n.kv)/float64(pool))
+	return max(m.Load.KVUsed, float64(n.kvAll())/float64(pool))
 }
 
 // share is the part of the prompt that n has cached: what its events say, or

@@ -54,7 +54,7 @@ func (s *sim) request(t *testing.T, family int, rnd *rand.Rand) {
 	text := strings.Repeat(fmt.Sprintf("family %03d ", family), shared*4/11)
 	own1 := fmt.Sprintf("%d", rnd.Uint64())
 	req := &pick.Request{Model: "m", Tokens: shared + own, Output: output, Seqs: 1, Tokenized: true, Session: fmt.Sprint(family),
-		Chain: pick.NewChain(seed, []byte(text+strings.Repeat(own1, own*4/len(own1))))}
+		Chain: pick.NewChain([]byte(text + strings.Repeat(own1, own*4/len(own1))))}
 	for id, families := range s.warm {
 		if families[family] {
 			req.Warm = append(req.Warm, pick.Warm{ID: id, Epoch: 1, Tokens: shared})

@@ -81,6 +81,9 @@ func (p *Picker) Refresh(v View) {
 			m.n.last, m.n.born = p.tick, v.Now
 		}
 		m.to.join(m.n)
+		if g := &m.n.guard; g.state == Open { // whoever comes back may show at once that it is well
+			g.until = v.Now
+		}
 	}
 	for _, key := range gone {
 		if p.nodes[key].legs == 0 {

@@ -1,0 +1,289 @@
+package pick
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+// Breaker configures the circuit breakers, one a worker. Failures in a row open
+// it, and no request goes there. After a while it is half open: one request may
+// try, and closes it or opens it again, for twice as long. A pair is chosen
+// only if both breakers admit it, so a place to try is never taken for nothing.
+type Breaker struct {
+	// Failures in a row open a breaker; 0 leaves them out.
+	Failures int `koanf:"failures"`
+	// Open is how long it stays open at first, MaxOpen at most.
+	Open    time.Duration `koanf:"open"`
+	MaxOpen time.Duration `koanf:"max_open"`
+}
+
+// DefaultBreaker opens for a second at first: shorter than what clients repeat
+// a request for, and longer than an engine's hiccup.
+func DefaultBreaker() Breaker {
+	return Breaker{Failures: 5, Open: time.Second, MaxOpen: 30 * time.Second}
+}
+
+func (b *Breaker) validate() error {
+	switch {
+	case b.Failures < 0:
+		return &keyError{"breaker.failures", fmt.Sprintf("%d is negative", b.Failures)}
+	case b.Open <= 0:
+		return &keyError{"breaker.open", fmt.Sprintf("%v is not a positive duration", b.Open)}
+	case b.MaxOpen < b.Open:
+		return &keyError{"breaker.max_open", fmt.Sprintf("%v is below breaker.open, %v", b.MaxOpen, b.Open)}
+	}
+	return nil
+}
+
+// GuardState says whether a worker gets requests.
+type GuardState string
+
+// States of a guard.
+const (
+	Closed   GuardState = "closed"    // it does
+	Open     GuardState = "open"      // its breaker is open
+	HalfOpen GuardState = "half_open" // one request is trying it
+	Ejected  GuardState = "ejected"   // it is an outlier: see Ejection
+)
+
+// guard keeps requests from a worker that fails; under Picker.mu.
+type guard struct {
+	state GuardState // "" for Closed
+	until time.Time  // of Open and Ejected
+	why   string
+
+	row    int       // failures since the last success
+	opened int       // times in a row, for the doubling
+	closed time.Time // when it recovered last
+	health           // for ejection
+}
+
+// shut says whether it is other than closed.
+func (g *guard) shut() bool { return g.state != "" && g.state != Closed }
+
+// admits says whether a request may go to the worker.
+func (g *guard) admits(now time.Time) bool {
+	switch g.state {
+	case "", Closed:
+		return true
+	case HalfOpen:
+		return false
+	}
+	return !now.Before(g.until)
+}
+
+// Guard is what Picker.Guard tells of a worker.
+type Guard struct {
+	State GuardState `json:"state"`
+	Until *time.Time `json:"until,omitempty"` // of open and ejected: a request may try it then
+	Why   string     `json:"why,omitempty"`
+}
+
+// Guard returns the state of an instance's breaker.
+func (p *Picker) Guard(id string, epoch uint64) Guard {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.nodes[nodeKey{id, epoch}]
+	if n == nil || !n.guard.shut() {
+		return Guard{State: Closed}
+	}
+	g := Guard{State: n.guard.state, Why: n.guard.why}
+	if g.State != HalfOpen {
+		until := n.guard.until
+		g.Until = &until
+	}
+	return g
+}
+
+// Guarded counts the workers whose breaker is not closed, and those ejected.
+func (p *Picker) Guarded() (open, ejected int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, n := range p.nodes {
+		switch n.guard.state {
+		case Open, HalfOpen:
+			open++
+		case Ejected:
+			ejected++
+		}
+	}
+	return open, ejected
+}
+
+// Event is a change of a guard.
+type Event struct {
+	ID   string
+	Role fleet.Role
+	Guard
+	Was GuardState
+}
+
+// maxEvents bounds the events that nobody has fetched: the oldest go first.
+const maxEvents = 1024
+
+// Events returns what has changed since it was called last, and a channel that
+// closes with the next change.
+func (p *Picker) Events() ([]Event, <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := p.events
+	p.events = nil
+	return out, p.turned()
+}
+
+// turned is a channel that closes with the next change of a guard; p.mu is held.
+func (p *Picker) turned() <-chan struct{} {
+	if p.turn == nil {
+		p.turn = make(chan struct{})
+	}
+	return p.turn
+}
+
+// wake tells who waits for a guard; p.mu is held.
+func (p *Picker) wake() {
+	if p.turn != nil {
+		close(p.turn)
+		p.turn = nil
+	}
+}
+
+// guardTo changes a guard; p.mu is held.
+func (p *Picker) guardTo(n *node, state GuardState, until time.Time, why string) {
+	g := &n.guard
+	ev := Event{ID: n.key.id, Was: g.state, Guard: Guard{State: state, Why: why}}
+	if ev.Was == "" {
+		ev.Was = Closed
+	}
+	if n.class != nil {
+		ev.Role = n.class.id.role
+	}
+	if state == Open || state == Ejected {
+		ev.Until = &until
+	}
+	g.state, g.until, g.why = state, until, why
+	if len(p.events) == maxEvents {
+		p.events = p.events[1:]
+	}
+	p.events = append(p.events, ev)
+	p.wake()
+}
+
+// enter lets a chosen request through a guard whose time is over, and says
+// whether it is the one that tries it; p.mu is held.
+func (p *Picker) enter(n *node, now time.Time) (trial bool) {
+	switch n.guard.state {
+	case Open:
+		p.guardTo(n, HalfOpen, time.Time{}, n.guard.why)
+		return true
+	case Ejected:
+		p.recover(n, now)
+	}
+	return false
+}
+
+// recover closes a guard; the worker starts slowly, like a newcomer.
+func (p *Picker) recover(n *node, now time.Time) {
+	p.guardTo(n, Closed, time.Time{}, "")
+	n.guard.row, n.guard.closed, n.born = 0, now, now
+	n.guard.health.reset()
+}
+
+// leave gives a place to try back, unused.
+func (p *Picker) leave(n *node) {
+	if n.guard.state == HalfOpen {
+		p.guardTo(n, Open, n.guard.until, n.guard.why) // until has passed
+	}
+}
+
+// succeeded notes that a worker did its part of a choice, which was made at
+// now; trial is the choice's place to try. p.mu is held.
+func (p *Picker) succeeded(n *node, trial *bool, now time.Time) {
+	n.guard.row = 0
+	n.guard.good++
+	if *trial {
+		*trial = false
+		if n.guard.state == HalfOpen {
+			p.recover(n, now)
+		}
+	}
+}
+
+// Fault says how a worker failed.
+type Fault uint8
+
+// Faults.
+const (
+	Broken Fault = iota // its connection, or a 5xx: counts for its breaker and its ejection
+	Poor                // an answer that was no good, of which it may not be the cause: counts for its ejection
+)
+
+// Failed notes that a worker failed its part: of 4xx, of clients that leave, and
+// of a worker that has no room it is not called.
+func (c *Choice) Failed(role fleet.Role, fault Fault, now time.Time) {
+	p := c.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n, trial := c.pn, &c.pTrial
+	if role == fleet.Decode {
+		n, trial = c.dn, &c.dTrial
+	}
+	g := &n.guard
+	g.bad++
+	if fault != Broken || p.cfg.Breaker.Failures == 0 {
+		return
+	}
+	g.row++
+	switch {
+	case *trial && g.state == HalfOpen:
+		*trial = false
+	case g.shut() || g.row < p.cfg.Breaker.Failures:
+		return
+	}
+	b := &p.cfg.Breaker
+	if g.opened > 0 && now.Sub(g.closed) > b.MaxOpen && !g.closed.IsZero() && g.state != HalfOpen {
+		g.opened = 0
+	}
+	d := min(b.Open<<min(g.opened, 20), b.MaxOpen)
+	g.opened++
+	// A fifth of it is drawn: routers side by side must not try all at once.
+	p.guardTo(n, Open, now.Add(d-time.Duration(p.rnd.Int64N(int64(d)/5+1))), fmt.Sprintf("%d failures in a row", g.row))
+}
+
+// Shut is the ErrNoPair of a model whose workers are there, but guarded.
+type Shut struct {
+	Until   time.Time       // when the first may be tried; zero while one is being tried
+	Changed <-chan struct{} // closes when a guard changes
+	who     string
+}
+
+func (e *Shut) Error() string { return fmt.Sprintf("%v: %s", ErrNoPair, e.who) }
+
+// Unwrap makes it an ErrNoPair.
+func (e *Shut) Unwrap() error { return ErrNoPair }
+
+// shut says which guards keep the model from having a pair, nil if that is not
+// why. p.mu is held.
+func (p *Picker) shut(m *model, now time.Time) error {
+	var e *Shut
+	for _, list := range [][]*class{m.prefill, m.decode} {
+		for _, c := range list {
+			for _, n := range c.nodes {
+				if n.guard.admits(now) {
+					continue
+				}
+				if e == nil {
+					e = &Shut{Changed: p.turned(), who: fmt.Sprintf("%s worker %s is not used: its breaker is %s after %s", c.id.role, n.key.id, n.guard.state, n.guard.why)}
+				}
+				if until := n.guard.until; n.guard.state != HalfOpen && (e.Until.IsZero() || until.Before(e.Until)) {
+					e.Until = until
+				}
+			}
+		}
+	}
+	if e == nil {
+		return nil
+	}
+	return e
+}

@@ -1,0 +1,140 @@
+package pick
+
+import "slices"
+
+// What routers side by side tell each other of their choices: the load that
+// each has on the workers, and where each has sent which prefixes. The picker
+// notes what has changed and takes in what others say; how that travels is not
+// its business.
+
+// WorkerLoad is what one router, or all others together, have in flight on one
+// worker.
+type WorkerLoad struct {
+	ID    string
+	Epoch uint64
+	Loads
+}
+
+// Hint is a part of a chain and the pair that has served it.
+type Hint struct {
+	Prefill, Decode           string
+	PrefillEpoch, DecodeEpoch uint64
+	Hashes                    []uint64
+}
+
+// maxNoted bounds the hashes of hints that wait to be fetched.
+const maxNoted = 1 << 14
+
+// notes is what has changed since it was fetched last; under Picker.mu.
+type notes struct {
+	on     bool
+	nodes  []*node // whose counts changed
+	hints  []Hint
+	hashes int // of all hints
+	lost   uint64
+}
+
+// Note starts or stops noting changes for Changes and Hints; while off it
+// costs nothing.
+func (p *Picker) Note(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if on == p.notes.on {
+		return
+	}
+	for _, n := range p.notes.nodes {
+		n.noted = false
+	}
+	p.notes = notes{on: on, lost: p.notes.lost}
+}
+
+// Changes appends the counts of workers that have changed since the last call,
+// at most so many; all is every worker with a count, and leaves the changes be.
+func (p *Picker) Changes(out []WorkerLoad, all bool, most int) []WorkerLoad {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if all {
+		for _, n := range p.nodes {
+			if n.legs > 0 && len(out) < most {
+				out = append(out, n.told())
+			}
+		}
+		return out
+	}
+	k := min(len(p.notes.nodes), most)
+	for _, n := range p.notes.nodes[:k] {
+		n.noted = false
+		out = append(out, n.told())
+	}
+	p.notes.nodes = slices.Delete(p.notes.nodes, 0, k)
+	return out
+}
+
+func (n *node) told() WorkerLoad {
+	return WorkerLoad{n.key.id, n.key.epoch, Loads{Legs: n.legs, Tokens: n.queued, Seqs: n.seqs, KV: n.kv}}
+}
+
+// Hints returns what was noted of prefixes since the last call, and how many
+// hashes were lost so far because nobody fetched them in time.
+func (p *Picker) Hints() (hints []Hint, lost uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	hints, p.notes.hints, p.notes.hashes = p.notes.hints, nil, 0
+	return hints, p.notes.lost
+}
+
+// SetOthers says what other routers together have on workers. Workers that
+// this one does not know are left out.
+func (p *Picker) SetOthers(list []WorkerLoad) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, w := range list {
+		if n := p.nodes[nodeKey{w.ID, w.Epoch}]; n != nil {
+			if n.class != nil {
+				n.class.legs += w.Legs - n.others.Legs
+			}
+			n.others = w.Loads
+		}
+	}
+}
+
+// AddHints takes in where other routers have sent prefixes.
+func (p *Picker) AddHints(list []Hint) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, h := range list {
+		pn, dn := p.nodes[nodeKey{h.Prefill, h.PrefillEpoch}], p.nodes[nodeKey{h.Decode, h.DecodeEpoch}]
+		if pn != nil && dn != nil {
+			p.index.put(Chain{hashes: h.Hashes}, pn, dn)
+		}
+	}
+}
+
+// note remembers that a node's counts have changed.
+func (p *Picker) note(n *node) {
+	if p.notes.on && !n.noted {
+		n.noted = true
+		p.notes.nodes = append(p.notes.nodes, n)
+	}
+}
+
+// noteHint remembers which blocks of a chain the index did not have with this
+// pair: its end, mostly.
+func (p *Picker) noteHint(c Chain, fresh int, pn, dn *node) {
+	if !p.notes.on || fresh == 0 {
+		return
+	}
+	if p.notes.hashes+fresh > maxNoted {
+		p.notes.lost += uint64(fresh)
+		return
+	}
+	p.notes.hashes += fresh
+	n := min(len(c.hashes), p.index.max)
+	p.notes.hints = append(p.notes.hints, Hint{pn.key.id, dn.key.id, pn.key.epoch, dn.key.epoch, c.hashes[n-fresh : n]})
+}
+
+// legsAll, queuedAll, seqsAll and kvAll are the counts of all routers.
+func (n *node) legsAll() int   { return n.legs + n.others.Legs }
+func (n *node) queuedAll() int { return n.queued + n.others.Tokens }
+func (n *node) seqsAll() int   { return n.seqs + n.others.Seqs }
+func (n *node) kvAll() int     { return n.kv + n.others.KV }

@@ -1,0 +1,256 @@
+package pick_test
+
+import (
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// TestOthersLoad: what other routers have on a worker counts like one's own,
+// and no more once they say so.
+func TestOthersLoad(t *testing.T) {
+	for _, policy := range []string{pick.Prefix, pick.LeastLoaded, pick.LeastTokens, pick.PowerOfTwo, pick.ConsistentHash} {
+		p, s := newPicker(policy), fleetOf(2, 2)
+		req := pick.Request{Tokens: 1000, Session: "s"}
+		home := mustPick(t, p, s, req)
+		end(home)
+		list := []pick.WorkerLoad{
+			{ID: home.Prefill.ID, Epoch: 1, Loads: pick.Loads{Legs: 4, Tokens: 40_000}},
+			{ID: home.Decode.ID, Epoch: 1, Loads: pick.Loads{Legs: 4, Seqs: 4, KV: 40_000}},
+			{ID: "stranger", Epoch: 1, Loads: pick.Loads{Legs: 9}},
+			{ID: home.Decode.ID, Epoch: 7, Loads: pick.Loads{Legs: 9, Seqs: 90}},
+		}
+		p.SetOthers(list)
+		for range 3 {
+			c := mustPick(t, p, s, req)
+			end(c)
+			if c.Prefill.ID == home.Prefill.ID || c.Decode.ID == home.Decode.ID {
+				t.Errorf("%s: went to %s, %s, where others are", policy, c.Prefill.ID, c.Decode.ID)
+			}
+		}
+		for i := range list {
+			list[i].Loads = pick.Loads{}
+		}
+		p.SetOthers(list)
+		if policy != pick.ConsistentHash {
+			continue
+		}
+		if c := mustPick(t, p, s, req); c.Prefill.ID != home.Prefill.ID || c.Decode.ID != home.Decode.ID {
+			t.Errorf("%s: the others left, and it went to %s, %s", policy, c.Prefill.ID, c.Decode.ID)
+		}
+	}
+}
+
+// TestChanges: changed counts are told once each, and come back to zero.
+func TestChanges(t *testing.T) {
+	p, s := newPicker(pick.RoundRobin), fleetOf(1, 2)
+	end(mustPick(t, p, s, pick.Request{Tokens: 10})) // nobody listens yet
+	p.Note(true)
+	if got := p.Changes(nil, false, 10); len(got) != 0 {
+		t.Errorf("nothing was noted: %v", got)
+	}
+	c := mustPick(t, p, s, pick.Request{Tokens: 10, Output: 5, Seqs: 2})
+	want := []pick.WorkerLoad{{ID: "p0", Epoch: 1, Loads: pick.Loads{Legs: 1, Tokens: 10}}, {ID: c.Decode.ID, Epoch: 1, Loads: pick.Loads{Legs: 1, Seqs: 2, KV: 15}}}
+	if got := p.Changes(nil, true, 10); len(got) != 2 {
+		t.Errorf("all: %v", got)
+	}
+	got := append(p.Changes(nil, false, 1), p.Changes(nil, false, 10)...)
+	if !slices.Equal(got, want) {
+		t.Errorf("changes %+v\nwant %+v", got, want)
+	}
+	end(c)
+	end(c)
+	got = p.Changes(nil, false, 10)
+	if len(got) != 2 || got[0].Loads != (pick.Loads{}) || got[1].Loads != (pick.Loads{}) {
+		t.Errorf("after the end: %+v", got)
+	}
+	if got := p.Changes(nil, false, 10); len(got) != 0 {
+		t.Errorf("told twice: %+v", got)
+	}
+}
+
+// TestHints: where one router sent a prefix, another finds it warm; only what
+// is new is told, within a bound.
+func TestHints(t *testing.T) {
+	a, b, s := newPicker(pick.Prefix), newPicker(pick.Prefix), fleetOf(4, 4)
+	a.Note(true)
+	b.Note(true)
+	b.Refresh(pick.View{Snapshot: s})
+	text := strings.Repeat("All happy families are alike. ", 100)
+	chain := pick.NewChain([]byte(text), "m")
+	first := mustPick(t, a, s, pick.Request{Tokens: 750, Chain: chain})
+	end(first)
+	hints, lost := a.Hints()
+	if len(hints) != 1 || len(hints[0].Hashes) != len(text)/256 || lost != 0 {
+		t.Fatalf("hints %+v, %d lost", hints, lost)
+	}
+	b.AddHints(append(hints, pick.Hint{Prefill: "stranger", Decode: "d0", DecodeEpoch: 1, Hashes: []uint64{1}}))
+	c := mustPick(t, b, s, pick.Request{Tokens: 750, Chain: chain, Explain: true})
+	if c.Prefill.ID != first.Prefill.ID || c.Decode.ID != first.Decode.ID || c.Explain.Prefill[0].Match < 0.8 {
+		t.Errorf("went to %s, %s, want %s, %s: %+v", c.Prefill.ID, c.Decode.ID, first.Prefill.ID, first.Decode.ID, c.Explain)
+	}
+	if hints, _ := b.Hints(); len(hints) != 0 {
+		t.Errorf("what it was told comes back: %+v", hints)
+	}
+	end(mustPick(t, a, s, pick.Request{Tokens: 750, Chain: chain}))
+	if hints, _ := a.Hints(); len(hints) != 0 {
+		t.Errorf("told twice: %+v", hints)
+	}
+	longer := pick.NewChain([]byte(text+strings.Repeat("x", 600)), "m")
+	end(mustPick(t, a, s, pick.Request{Tokens: 900, Chain: longer}))
+	if hints, _ := a.Hints(); len(hints) != 1 || len(hints[0].Hashes) != 3 {
+		t.Errorf("the new end: %+v", hints)
+	}
+	for i := range 3000 {
+		end(mustPick(t, a, s, pick.Request{Tokens: 750, Chain: pick.NewChain([]byte(fmt.Sprint(i, text)), "m")}))
+	}
+	hints, lost = a.Hints()
+	n := 0
+	for _, h := range hints {
+		n += len(h.Hashes)
+	}
+	if n > 1<<14 || lost == 0 {
+		t.Errorf("%d hashes waited, %d lost", n, lost)
+	}
+}
+
+// TestResumeAtHome: a retry whose decode holds a part of the prompt goes there
+// again, also by policies that hash.
+func TestResumeAtHome(t *testing.T) {
+	for _, policy := range []string{pick.ConsistentHash, pick.Session} {
+		p, s := newPicker(policy), fleetOf(2, 8)
+		home := mustPick(t, p, s, pick.Request{Tokens: 10, Session: "s"})
+		end(home)
+		for i := range 8 {
+			id := fmt.Sprintf("d%d", i)
+			c := mustPick(t, p, s, pick.Request{Tokens: 10, Session: "s", Prefer: id})
+			end(c)
+			if c.Decode.ID != id {
+				t.Errorf("%s: %s holds a part, and it went to %s", policy, id, c.Decode.ID)
+			}
+		}
+	}
+}
+
+// spread runs one traffic through so many routers that tell each other their
+// load at intervals of simulated time, 0 for never, and returns the greatest
+// and the mean difference between the busiest and the idlest decode worker, in
+// sequences, and how many requests ended on one worker within one interval at
+// most.
+func spread(t *testing.T, policy string, routers int, interval float64, seed uint64) (most int, mean float64, turnover int) {
+	t.Helper()
+	const workers, rate, length, total = 8, 160.0, 0.5, 1500
+	rnd := rand.New(rand.NewPCG(seed, 2))
+	s := fleetOf(4, workers)
+	var ps []*pick.Picker
+	for i := range routers {
+		p := pick.New(pick.Config{Policy: policy, AffinityBytes: 1 << 20}, rand.New(rand.NewPCG(seed, uint64(i))))
+		p.Refresh(pick.View{Snapshot: s})
+		p.Note(true)
+		ps = append(ps, p)
+	}
+	var todo events
+	now := 0.0
+	seqs, ended := map[string]int{}, map[string]int{}
+	for i := range workers {
+		seqs[fmt.Sprintf("d%d", i)] = 0
+	}
+	left, sum := total, 0.0
+	request := func() {
+		p := ps[rnd.IntN(routers)]
+		c := mustPick(t, p, s, pick.Request{Tokens: 100})
+		id := c.Decode.ID
+		seqs[id]++
+		heap.Push(&todo, event{now + 0.01, c.EndPrefill})
+		heap.Push(&todo, event{now + rnd.ExpFloat64()*length, func() {
+			c.EndDecode()
+			seqs[id]--
+			ended[id]++
+			turnover = max(turnover, ended[id])
+		}})
+		lo, hi := total, 0
+		for _, n := range seqs {
+			lo, hi = min(lo, n), max(hi, n)
+		}
+		most = max(most, hi-lo)
+		sum += float64(hi - lo)
+		left--
+	}
+	at := 0.0
+	for range total {
+		at += rnd.ExpFloat64() / rate
+		heap.Push(&todo, event{at, request})
+	}
+	var tell func()
+	tell = func() {
+		clear(ended)
+		others := map[string]pick.Loads{}
+		for i, p := range ps {
+			for _, w := range p.Changes(nil, false, 1000) {
+				others[fmt.Sprint(i, w.ID)] = w.Loads
+			}
+			for j, q := range ps {
+				if i == j {
+					continue
+				}
+				var list []pick.WorkerLoad
+				for k := range s.Members {
+					id := s.Members[k].ID
+					if l, ok := others[fmt.Sprint(i, id)]; ok {
+						list = append(list, pick.WorkerLoad{ID: id, Epoch: 1, Loads: l})
+					}
+				}
+				q.SetOthers(list) // of two routers the other is all others
+			}
+		}
+		if left > 0 {
+			heap.Push(&todo, event{now + interval, tell})
+		}
+	}
+	if interval > 0 {
+		heap.Push(&todo, event{interval, tell})
+	}
+	for todo.Len() > 0 {
+		e := heap.Pop(&todo).(event)
+		now = e.at
+		e.do()
+	}
+	for i, p := range ps {
+		for k := range s.Members {
+			if l := p.Loads(s.Members[k].ID, 1); l != (pick.Loads{}) {
+				t.Errorf("router %d still holds %+v on %s", i, l, s.Members[k].ID)
+			}
+		}
+	}
+	return most, sum / total, turnover
+}
+
+// TestTwoRoutersSpread: two routers that tell each other their load every
+// 20 ms spread the same traffic nearly as evenly as one. Between two words both
+// may fill the same hole, which is as deep as what ended there since: that much
+// the spread may be worse. At a second, the other's word would be worse than
+// none.
+func TestTwoRoutersSpread(t *testing.T) {
+	for _, policy := range []string{pick.Prefix, pick.LeastLoaded} {
+		const seeds = 8
+		var one, two, apart float64
+		for seed := range uint64(seeds) {
+			m1, a1, _ := spread(t, policy, 1, 0.02, seed)
+			m2, a2, turnover := spread(t, policy, 2, 0.02, seed)
+			_, a3, _ := spread(t, policy, 2, 0, seed)
+			if m2 > m1+turnover {
+				t.Errorf("%s, seed %d: two routers differ by %d at most, one by %d, and %d ended in an interval", policy, seed, m2, m1, turnover)
+			}
+			one, two, apart = one+a1/seeds, two+a2/seeds, apart+a3/seeds
+		}
+		t.Logf("%s: mean difference with one router %.2f, with two %.2f, with two that do not talk %.2f", policy, one, two, apart)
+		if two > one+0.75 || two > apart {
+			t.Errorf("%s: mean difference with one router %.2f, with two %.2f, with two that do not talk %.2f", policy, one, two, apart)
+		}
+	}
+}
