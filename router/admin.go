@@ -45,6 +45,10 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 		mount(ctx)
 	case instances && (rest == "" || rest[0] == '/'):
 		r.instances(ctx, id, verb, strings.TrimPrefix(rest, "/"))
+	case path == "/admin/v1/cache" && verb == "GET":
+		reply(ctx, 200, r.everyWorker("GET", "/xpyd/v1/cache"))
+	case path == "/admin/v1/cache/flush" && verb == "POST":
+		reply(ctx, 200, r.everyWorker("POST", "/xpyd/v1/cache/flush"))
 	case path == "/debug/ledger" && verb == "GET":
 		r.serveLedger(ctx)
 	case single && verb == "GET":

@@ -48,7 +48,7 @@ func (r *Router) ledger() *ledger {
 func (r *Router) serveLedger(ctx *fasthttp.RequestCtx) {
 	l := r.ledger()
 	if string(ctx.QueryArgs().Peek("fleet")) == "1" {
-		l.Fleet = r.fleetLedgers()
+		l.Fleet = r.everyWorker("GET", "/debug/ledger")
 	}
 	reply(ctx, 200, l)
 }
@@ -59,7 +59,9 @@ const (
 	maxLedger     = 8 << 20
 )
 
-func (r *Router) fleetLedgers() map[string]json.RawMessage {
+// everyWorker sends one request to each worker that may answer, and returns
+// the JSON that they said by their ids; an error object for those that failed.
+func (r *Router) everyWorker(verb, path string) map[string]json.RawMessage {
 	s := r.fleet.Snapshot()
 	out := make(map[string]json.RawMessage, len(s.Members))
 	var mu sync.Mutex
@@ -67,13 +69,13 @@ func (r *Router) fleetLedgers() map[string]json.RawMessage {
 	slots := make(chan struct{}, ledgersAtOnce)
 	for i := range s.Members {
 		m := &s.Members[i]
-		if m.State == fleet.Gone || m.State == fleet.Dead {
+		if m.State == fleet.Gone || m.State == fleet.Dead || m.Dialect != "native" {
 			continue
 		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			b := r.workerLedger(m, s.Version)
+			b := r.oneWorker(m, s.Version, verb, path)
 			mu.Lock()
 			defer mu.Unlock()
 			out[m.ID] = b
@@ -83,8 +85,8 @@ func (r *Router) fleetLedgers() map[string]json.RawMessage {
 	return out
 }
 
-func (r *Router) workerLedger(m *fleet.Member, version uint64) json.RawMessage {
-	q := r.newRequest(requestID(nil), "GET", "/debug/ledger")
+func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string) json.RawMessage {
+	q := r.newRequest(requestID(nil), verb, path)
 	q.probe = true
 	q.deadline(ledgerTimeout)
 	defer q.finish(200, "")
@@ -92,8 +94,9 @@ func (r *Router) workerLedger(m *fleet.Member, version uint64) json.RawMessage {
 	defer l.end(errOver)
 	defer l.within(q.ctx)()
 	var h fasthttp.RequestHeader
-	h.SetMethod(fasthttp.MethodGet)
-	h.SetRequestURI("/debug/ledger")
+	h.SetMethod(verb)
+	h.SetRequestURI(path)
+	h.SetContentLength(0)
 	b, err := r.send(l, &h, nil)
 	if err != nil {
 		return openai.Upstream("%v", err).Append(nil)

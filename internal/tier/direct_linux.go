@@ -2,8 +2,8 @@ package tier
 
 import (
 	"errors"
-	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -34,8 +34,10 @@ func memAvailable() int64 {
 	}
 	for line := range strings.Lines(string(b)) {
 		if rest, ok := strings.CutPrefix(line, "MemAvailable:"); ok {
-			var kib int64
-			fmt.Sscan(rest, &kib)
+			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			if err != nil {
+				return 0
+			}
 			return kib << 10
 		}
 	}

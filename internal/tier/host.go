@@ -30,7 +30,6 @@ type host struct {
 type slot struct {
 	key, parent kvcache.Hash
 	rec         []byte
-	pos         int
 	used        uint64
 	leases      int
 	ready       bool // to be found
@@ -67,11 +66,10 @@ type lease struct {
 }
 
 func (l *lease) record() []byte { return l.h.slots[l.i].rec }
-func (l *lease) pos() int       { return l.h.slots[l.i].pos }
 
 // take returns a slot to fill with a new unit; nil when the unit is here
 // already, or being filled, or every slot is leased.
-func (h *host) take(key, parent kvcache.Hash, pos int) *lease {
+func (h *host) take(key, parent kvcache.Hash) *lease {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if _, ok := h.keys[key]; ok {
@@ -87,7 +85,7 @@ func (h *host) take(key, parent kvcache.Hash, pos int) *lease {
 	i := h.free[len(h.free)-1]
 	h.free = h.free[:len(h.free)-1]
 	s := &h.slots[i]
-	s.key, s.parent, s.pos, s.leases, s.ready, s.doomed, s.leaf = key, parent, pos, 1, false, false, h.kids[key] == 0
+	s.key, s.parent, s.leases, s.ready, s.doomed, s.leaf = key, parent, 1, false, false, h.kids[key] == 0
 	h.keys[key] = i
 	h.kids[parent]++
 	h.releaf(parent)

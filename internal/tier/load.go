@@ -171,7 +171,7 @@ func (t *Tiers) fetch(chain *kvcache.Chain, pos int) *fetch {
 		return f
 	}
 	f.tier, f.got = tierSSD, make(chan *lease, 1)
-	l := t.host.take(key, chain.Name(pos), pos)
+	l := t.host.take(key, chain.Name(pos))
 	if l == nil || !t.spare() {
 		if l != nil {
 			l.release()

@@ -41,7 +41,7 @@ func (t *Tiers) saver() {
 }
 
 func (t *Tiers) save(s save) {
-	l := t.host.take(s.key, s.parent, s.pos)
+	l := t.host.take(s.key, s.parent)
 	if l == nil {
 		return // it is there: it came from there, mostly
 	}

@@ -21,6 +21,7 @@ package tier
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -139,8 +140,7 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 	}
 	if t.metrics, err = newMetrics(t, reg); err != nil {
 		t.host.close()
-		t.disk.close()
-		return nil, err
+		return nil, errors.Join(err, t.disk.close())
 	}
 	return t, nil
 }
@@ -177,8 +177,12 @@ func (t *Tiers) Close(ctx context.Context) error {
 	return t.disk.close()
 }
 
-// Flush forgets every unit of every tier.
+// Flush forgets every unit of every tier. What is being written at this moment
+// may come after it.
 func (t *Tiers) Flush() {
+	if t == nil {
+		return
+	}
 	t.host.clear()
 	t.disk.clear()
 }

@@ -43,6 +43,8 @@ func (w *Worker) newHTTP() *fasthttp.Server {
 		"POST /xpyd/v1/drain":       func(ctx *fasthttp.RequestCtx) { w.serveControl(ctx, w.Drain) },
 		"POST /xpyd/v1/undrain":     func(ctx *fasthttp.RequestCtx) { w.serveControl(ctx, w.Undrain) },
 		"POST /xpyd/v1/role":        w.serveRole,
+		"GET /xpyd/v1/cache":        w.serveCache,
+		"POST /xpyd/v1/cache/flush": w.serveFlush,
 	}
 	return &fasthttp.Server{
 		Name: "xpyd", NoDefaultServerHeader: true, NoDefaultDate: true,

@@ -1,7 +1,6 @@
 package worker_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -48,6 +47,7 @@ func TestTiers(t *testing.T) {
 				t.Helper()
 				for i, p := range prompts {
 					a := complete(t, w, nil, body(p))
+					soon(t, time.Minute, func() error { return settled(t, w) }) // before the next one takes its blocks
 					if !reflect.DeepEqual(a.Choices[0].TokenIDs, want[i]) {
 						t.Errorf("prompt %d: tokens %v, want %v", i, a.Choices[0].TokenIDs, want[i])
 					}
@@ -62,9 +62,7 @@ func TestTiers(t *testing.T) {
 			}
 			w := began()
 			run(w, false)
-			soon(t, time.Minute, func() error { return settled(t, w) })
 			run(w, true)
-			soon(t, time.Minute, func() error { return settled(t, w) })
 			empty(t, w)
 			if err := w.Close(context.Background()); err != nil {
 				t.Fatal(err)
@@ -76,14 +74,73 @@ func TestTiers(t *testing.T) {
 
 // settled says whether nothing is on its way into a tier.
 func settled(t *testing.T, w *worker.Worker) error {
+	if counter(t, w, "xpyd_kvtier_waiting_units") > 0 {
+		return fmt.Errorf("units wait")
+	}
+	return nil
+}
+
+// TestTiersPair: both halves of a pair find in their tiers what their pools
+// have lost, and what comes from there is not pushed again.
+func TestTiersPair(t *testing.T) {
+	body := func(prompt string) string {
+		return fmt.Sprintf(`{"model":"stories260k","prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, prompt)
+	}
+	prompts := stories(5)
+	plain := start(t, nil)
+	p, d := pair(t, func(pc, dc *worker.Config) {
+		for _, c := range []*worker.Config{pc, dc} {
+			c.Blocks, c.KV.HostMemory, c.KV.LoadTimeout = 20, 4<<20, time.Minute
+		}
+	})
+	for round := range 3 {
+		for i, prompt := range prompts {
+			link := fmt.Sprintf("%032x", 16*round+i)
+			done := leg(t, p, link)
+			a := complete(t, d, linked(p, link), body(prompt))
+			if got := <-done; !strings.HasPrefix(got, "200 ") || !strings.Contains(got, `"outcome":"done"`) {
+				t.Fatal(got)
+			}
+			if want := complete(t, plain, nil, body(prompt)).Choices[0].TokenIDs; !reflect.DeepEqual(a.Choices[0].TokenIDs, want) {
+				t.Errorf("tokens %v, want %v", a.Choices[0].TokenIDs, want)
+			}
+			if round > 0 && a.Usage.Details.Cached != 192 {
+				t.Errorf("prefill had %d tokens of %d", a.Usage.Details.Cached, a.Usage.Prompt)
+			}
+			for _, w := range []*worker.Worker{p, d} {
+				soon(t, time.Minute, func() error { return settled(t, w) })
+			}
+		}
+	}
+	for _, w := range []*worker.Worker{p, d} {
+		empty(t, w)
+		if n := counter(t, w, "xpyd_kvtier_loaded_tokens_total"); n < 2*5*128 {
+			t.Errorf("%s has loaded %v tokens", w.ID(), n)
+		}
+	}
+}
+
+// counter reads one series without labels.
+func counter(t *testing.T, w *worker.Worker, name string) (v float64) {
+	t.Helper()
+	_, rest, ok := strings.Cut(metrics(t, w), "\n"+name+" ")
+	if !ok {
+		t.Fatalf("no %s", name)
+	}
+	fmt.Sscan(rest, &v)
+	return v
+}
+
+func metrics(t *testing.T, w *worker.Worker) string {
+	t.Helper()
 	resp, err := http.Get(w.URL() + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
-	if err != nil || !bytes.Contains(b, []byte("\nxpyd_kvtier_waiting_units 0\n")) {
-		return fmt.Errorf("units wait: %v", err)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return nil
+	return string(b)
 }
