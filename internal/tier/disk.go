@@ -83,7 +83,8 @@ func openDisk(dir string, bytes int64, s shape, identity string, open func(strin
 	return d, nil
 }
 
-// load recovers the segments there are, oldest first, and begins a new one.
+// load recovers the segments there are, oldest first; the newest goes on if it
+// has room.
 func (d *disk) load(log *slog.Logger) error {
 	names, err := filepath.Glob(filepath.Join(d.dir, "*.xpydkv"))
 	if err != nil {
@@ -106,17 +107,28 @@ func (d *disk) load(log *slog.Logger) error {
 		}
 		d.log = append(d.log, s)
 	}
-	for len(d.log) >= d.most {
+	for len(d.log) > d.most {
 		d.retire(d.log[0])
 	}
 	if n := len(d.index); n > 0 {
 		log.Info("KV found on the SSD", "dir", d.dir, "units", n, "segments", len(d.log))
 	}
-	d.last++
-	s, err := d.create(d.last)
+	if n := len(d.log); n > 0 && len(d.log[n-1].keys) < d.slots {
+		return nil
+	}
+	if len(d.log) == d.most {
+		d.retire(d.log[0])
+	}
+	return d.grow()
+}
+
+// grow begins a new segment.
+func (d *disk) grow() error {
+	s, err := d.create(d.last + 1)
 	if err != nil {
 		return err
 	}
+	d.last++
 	d.log = append(d.log, s)
 	return nil
 }
@@ -234,13 +246,10 @@ func (d *disk) reserve(key kvcache.Hash, from *segment) (s *segment, slot int, o
 		if len(d.log) == d.most {
 			old = d.retire(d.log[0])
 		}
-		d.last++
-		fresh, err := d.create(d.last)
-		if err != nil {
+		if err := d.grow(); err != nil {
 			return nil, 0, old, err
 		}
-		d.log = append(d.log, fresh)
-		s = fresh
+		s = d.log[len(d.log)-1]
 	}
 	s.keys, s.hits = append(s.keys, key), append(s.hits, false)
 	s.users++
@@ -314,14 +323,21 @@ func (d *disk) abolish(k *kept) {
 	d.unuse(k.seg)
 }
 
-// clear forgets every unit; their space comes back with their segments'.
-func (d *disk) clear() {
+// clear forgets every unit and deletes the files.
+func (d *disk) clear() error {
 	if d == nil {
-		return
+		return nil
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.grow(); err != nil { // the log is never empty
+		return err
+	}
 	clear(d.index)
+	for len(d.log) > 1 {
+		d.retire(d.log[0])
+	}
+	return nil
 }
 
 func (d *disk) stats() Stats {

@@ -179,12 +179,12 @@ func (t *Tiers) Close(ctx context.Context) error {
 
 // Flush forgets every unit of every tier. What is being written at this moment
 // may come after it.
-func (t *Tiers) Flush() {
+func (t *Tiers) Flush() error {
 	if t == nil {
-		return
+		return nil
 	}
 	t.host.clear()
-	t.disk.clear()
+	return t.disk.clear()
 }
 
 // complain logs what goes wrong with the SSD, at most every ten seconds.

@@ -56,9 +56,29 @@ func TestSSD(t *testing.T) {
 	}
 	r.close()
 
+	for range 20 { // restarts cost nothing
+		r = newRig(t, cfg)
+		r.load(tokens, 96)
+		r.run(tokens, 96)
+		r.close()
+	}
+	r = newRig(t, cfg)
+	more := prompt(700, 96)
+	r.run(more, 0)
+	r.saved(tierSSD, 12)
+	r.close()
 	r = newRig(t, cfg)
 	r.load(tokens, 96)
-	r.run(tokens, 96)
+	r.load(more, 96)
+	if err := r.tiers.Flush(); err != nil {
+		t.Error(err)
+	}
+	r.cache.Clear()
+	r.load(tokens, 0)
+	r.close()
+	r = newRig(t, cfg)
+	r.load(tokens, 0)
+	r.run(tokens, 0)
 	r.close()
 
 	cfg.Identity = "another model"
@@ -366,7 +386,9 @@ func TestRandom(t *testing.T) {
 			r.tiers.host.clear()
 		case 2:
 			if gen.IntN(8) == 0 {
-				r.tiers.Flush()
+				if err := r.tiers.Flush(); err != nil {
+					t.Fatal(err)
+				}
 			}
 		case 3:
 			ids, err := r.cache.Alloc(64, "storm") // everything is evicted

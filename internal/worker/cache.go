@@ -44,6 +44,9 @@ func (w *Worker) serveCache(ctx *fasthttp.RequestCtx) {
 // and in every tier.
 func (w *Worker) serveFlush(ctx *fasthttp.RequestCtx) {
 	w.cache.Clear()
-	w.tiers.Flush()
+	if err := w.tiers.Flush(); err != nil {
+		writeError(ctx, openai.Internal("flush the SSD tier: %v", err))
+		return
+	}
 	w.serveCache(ctx)
 }
