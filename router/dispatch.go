@@ -22,6 +22,10 @@ type answer struct {
 	first       []byte
 	// merge is where the prompt's usage is found, nil if decode knows it.
 	merge func() (openai.PromptUsage, bool)
+	// passed is another API's answer, as it comes; length is its body's, -1 if
+	// that is not announced.
+	passed bool
+	length int
 }
 
 // dispatch tries pairs until one answers or nothing is left to try.
@@ -44,11 +48,10 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 			return nil, contextError(q.ctx)
 		}
 		a := q.newAttempt(choice, version)
-		ans, f := q.run(a)
+		ans, f := a.run()
 		if f == nil {
 			return ans, nil
 		}
-		a = q.attempts[len(q.attempts)-1]
 		a.close()
 		if q.ctx.Err() != nil {
 			return nil, contextError(q.ctx)
@@ -114,7 +117,9 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 	if q.ctx.Err() != nil {
 		return nil, 0, contextError(q.ctx)
 	}
-	req := q.pickRequest(exclude, avoid, prefer)
+	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
+		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.ex}
+	q.enrich(req)
 	var timeout <-chan time.Time
 	for {
 		changed, probed := r.fleet.Changed(), r.probes.changed()
@@ -154,14 +159,6 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 			return nil, 0, contextError(q.ctx)
 		}
 	}
-}
-
-// pickRequest is what a choice of a pair depends on.
-func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Request {
-	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
-		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.ex}
-	q.enrich(req)
-	return req
 }
 
 // reopening returns when a pair may come because a guard of its workers lets

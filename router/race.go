@@ -144,22 +144,17 @@ func await(done <-chan struct{}) {
 	}
 }
 
-// commit marks that decode has begun to answer, unless prefill's failure or
-// another attempt came first.
+// commit marks that decode has begun to answer, unless prefill's failure came
+// first.
 func (a *attempt) commit() bool {
 	a.mu.Lock()
-	ok := a.failed == nil && a.d.cause() == nil
-	won := ok && a.hedge.win(a)
-	if a.committed = won; won {
-		a.endWatch()
+	defer a.mu.Unlock()
+	if a.failed != nil || a.d.cause() != nil {
+		return false
 	}
-	a.mu.Unlock()
-	if won {
-		a.hedge.endLoser(a)
-	} else if ok {
-		a.end(errLost)
-	}
-	return won
+	a.committed = true
+	a.endWatch()
+	return true
 }
 
 // beaten is why decode could not commit.

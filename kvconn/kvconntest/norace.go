@@ -1,5 +1,0 @@
-//go:build !race
-
-package kvconntest
-
-const underRace = false
