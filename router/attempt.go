@@ -26,6 +26,7 @@ type attempt struct {
 	alone  bool          // decode does it all, and p is not used,
 	falls  dialect.Shape // because of this; "" for engines without a partner
 	asked  bool          // for the usage; the handler's own
+	hedge  *hedge        // whose other attempt may be first; mostly nil
 
 	pDone chan struct{} // prefill's goroutine is over
 	dDone chan struct{} // decode has answered or failed

@@ -66,6 +66,9 @@ type Config struct {
 	RetryBurst int     `koanf:"retry_burst"`
 	RetryMin   float64 `koanf:"retry_min"`
 
+	// Hedge is second requests for slow ones; off by default.
+	Hedge Hedge `koanf:"hedge"`
+
 	// ProbeTimeout bounds the one-token request that a worker must pass
 	// before it gets users' requests.
 	ProbeTimeout time.Duration `koanf:"probe_timeout"`
@@ -109,7 +112,7 @@ func DefaultConfig() Config {
 		ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, StallTimeout: time.Minute,
 		ConnectTimeout: 2 * time.Second, WriteTimeout: 10 * time.Second,
 		FirstByteTimeout: 5 * time.Minute, ChunkTimeout: time.Minute, DecodeSilence: time.Minute, Fallback: true, IdleConns: 256,
-		Attempts: 3, RetryRatio: 0.2, RetryBurst: 256, RetryMin: 1,
+		Attempts: 3, RetryRatio: 0.2, RetryBurst: 256, RetryMin: 1, Hedge: DefaultHedge(),
 		ProbeTimeout: 10 * time.Second, History: 1024,
 		Limits: Limits{MaxInFlight: 1024, MaxQueue: 1024, QueueWait: 30 * time.Second,
 			PairWait: time.Second, RequestTimeout: 10 * time.Minute},
@@ -167,7 +170,7 @@ func (c Config) Validate() error {
 			return bad(d.key, "%v is not a positive duration", d.v)
 		}
 	}
-	return errors.Join(validStatics(c.Static), within("limits", c.Limits.Validate()), within("pick", c.Pick.Validate()),
+	return errors.Join(validStatics(c.Static), within("hedge", c.Hedge.Validate()), within("limits", c.Limits.Validate()), within("pick", c.Pick.Validate()),
 		within("kv_events", c.Events.Validate()), within("discovery", c.Discovery.Validate()))
 }
 

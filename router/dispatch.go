@@ -48,10 +48,11 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 			return nil, contextError(q.ctx)
 		}
 		a := q.newAttempt(choice, version)
-		ans, f := a.run()
+		ans, f := q.run(a)
 		if f == nil {
 			return ans, nil
 		}
+		a = q.attempts[len(q.attempts)-1]
 		a.close()
 		if q.ctx.Err() != nil {
 			return nil, contextError(q.ctx)
@@ -117,9 +118,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 	if q.ctx.Err() != nil {
 		return nil, 0, contextError(q.ctx)
 	}
-	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
-		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.ex}
-	q.enrich(req)
+	req := q.pickRequest(exclude, avoid, prefer)
 	var timeout <-chan time.Time
 	for {
 		changed, probed := r.fleet.Changed(), r.probes.changed()
@@ -159,6 +158,14 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 			return nil, 0, contextError(q.ctx)
 		}
 	}
+}
+
+// pickRequest is what a choice of a pair depends on.
+func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Request {
+	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
+		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.ex}
+	q.enrich(req)
+	return req
 }
 
 // reopening returns when a pair may come because a guard of its workers lets

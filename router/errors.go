@@ -42,6 +42,9 @@ func (f *failure) Error() string {
 	return fmt.Sprintf("%s worker %s: %v", f.role, f.id, f.err)
 }
 
+// cause is the error below the failure.
+func (f *failure) cause() error { return f.err }
+
 // hearsay says whether the failure is a worker's report that its partner is
 // gone: the partner's own leg knows better.
 func (f *failure) hearsay() bool {

@@ -56,6 +56,9 @@ func (q *request) learned(ans *answer) {
 	if a.choice.Local != "" {
 		q.r.metrics.local.WithLabelValues(a.choice.Local).Inc()
 	}
+	if q.r.cfg.Hedge.Enabled {
+		q.r.hedges.first.add(q.first.Sub(q.dispatched))
+	}
 	a.choice.Answered(prefill, q.first.Sub(a.start))
 }
 

@@ -31,7 +31,7 @@ func (g *guardMetrics) collectors(r *Router) []prometheus.Collector {
 	gauge := func(name, help string, f func() int) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(f()) })
 	}
-	return []prometheus.Collector{g.exhausted, g.opened, g.ejections,
+	return []prometheus.Collector{g.exhausted, g.opened, g.ejections, r.hedges.count,
 		gauge("xpyd_router_breakers_open", "Workers whose breaker is open or half open: they are live, and fail what they are given.",
 			func() int { n, _ := r.picker.Guarded(); return n }),
 		gauge("xpyd_router_workers_ejected", "Workers that get no requests because they do worse than their peers.",

@@ -144,17 +144,22 @@ func await(done <-chan struct{}) {
 	}
 }
 
-// commit marks that decode has begun to answer, unless prefill's failure came
-// first.
+// commit marks that decode has begun to answer, unless prefill's failure or
+// another attempt came first.
 func (a *attempt) commit() bool {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.failed != nil || a.d.cause() != nil {
-		return false
+	ok := a.failed == nil && a.d.cause() == nil
+	won := ok && a.hedge.win(a)
+	if a.committed = won; won {
+		a.endWatch()
 	}
-	a.committed = true
-	a.endWatch()
-	return true
+	a.mu.Unlock()
+	if won {
+		a.hedge.endLoser(a)
+	} else if ok {
+		a.end(errLost)
+	}
+	return won
 }
 
 // beaten is why decode could not commit.

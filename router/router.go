@@ -64,6 +64,7 @@ type Router struct {
 	metrics *metrics
 	gate    gate
 	budget  *budget
+	hedges  *hedger
 	picker  *pick.Picker
 	up      *upstream
 	legs    legs
@@ -116,6 +117,7 @@ func New(cfg Config, deps Deps) (*Router, error) {
 	r := &Router{
 		cfg: cfg, deps: deps, fleet: deps.Fleet, log: deps.Log, created: time.Now(),
 		budget:   newBudget(cfg.RetryRatio, cfg.RetryBurst, cfg.RetryMin),
+		hedges:   newHedger(cfg.Hedge),
 		picker:   pick.New(cfg.Pick, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))),
 		legs:     legs{byID: map[string]map[*leg]struct{}{}},
 		conns:    clientConns{max: cfg.MaxConns, set: map[*clientConn]struct{}{}},

@@ -80,6 +80,9 @@ type Rules struct {
 	// its connection is closed, because these engines strand blocks when that
 	// happens in the middle of a transfer; 0 closes it at once.
 	Linger time.Duration
+	// Hedges says that a request may go to a second pair, because cancelling the
+	// slower one strands nothing.
+	Hedges bool
 	// Hold is how long prefill keeps what decode does not collect, and Gap
 	// what may pass from prefill's answer until decode has its request.
 	Hold, Gap time.Duration

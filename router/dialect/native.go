@@ -18,7 +18,7 @@ type Native struct{}
 
 var nativeRules = Rules{
 	Order: Together, Link: "x-xpyd-link, fresh for each attempt",
-	Typed:  true,
+	Typed: true, Hedges: true,
 	Splits: Shapes, // decode gets the client's bytes
 	Usage:  false,  // decode knows it all from the commit
 }

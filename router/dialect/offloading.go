@@ -14,7 +14,7 @@ var offloadingRules = Rules{
 	Order: Together, Link: "kv_request_id",
 	Splits: vllmSplits, Falls: true,
 	Hold:    time.Minute, // as long as prefill's CPU cache has it
-	Watched: true, Usage: true,
+	Watched: true, Usage: true, Hedges: true,
 }
 
 // Rules of the peer-to-peer tier.

@@ -8,7 +8,7 @@ import (
 // is one leg, with the client's bytes.
 type OpenAI struct{}
 
-var openaiRules = Rules{Order: Alone, Link: "none", Splits: Shapes}
+var openaiRules = Rules{Order: Alone, Link: "none", Splits: Shapes, Hedges: true}
 
 // Rules of an engine alone.
 func (OpenAI) Rules() *Rules { return &openaiRules }

@@ -15,7 +15,7 @@ var storageRules = Rules{
 	Order: PrefillFirst, Link: "none: the prompt's tokens",
 	Splits: vllmSplits, Falls: true,
 	Gap:   time.Minute, // the cache's policy decides
-	Usage: true,
+	Usage: true, Hedges: true,
 }
 
 // Rules of a shared cache.
