@@ -145,17 +145,34 @@ func (i *Incoming) Wait(ctx context.Context) (Commit, error) {
 // ended).
 func (i *Incoming) Revoke(ctx context.Context) error {
 	i.end(ticket.Cancelled, errRevoked)
-	var err error
-	select {
-	case <-i.fence.quiet:
+	err := proven(ctx, i.fence.quiet, nil)
+	if err == nil {
 		err = i.unwritable(ctx)
-	case <-ctx.Done():
-		err = ctx.Err()
 	}
 	if err != nil {
 		return &Error{"revoke", i.s.peer.PeerID, PhaseRelease, ticket.Late, err}
 	}
 	return nil
+}
+
+// proven waits for one of two proofs. One that is there counts also when ctx
+// is over: a process that was stopped for a while may find both.
+func proven(ctx context.Context, a, b <-chan struct{}) error {
+	select {
+	case <-a:
+		return nil
+	case <-b:
+		return nil
+	case <-ctx.Done():
+	}
+	select {
+	case <-a:
+		return nil
+	case <-b:
+		return nil
+	default:
+		return ctx.Err()
+	}
 }
 
 // Stored returns the units that are stored and verified so far, those that the

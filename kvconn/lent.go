@@ -131,12 +131,8 @@ func (i *Incoming) unwritable(ctx context.Context) error {
 	if i.s.lent == nil {
 		return nil
 	}
-	select {
-	case <-i.still:
-		return nil
-	case <-i.s.lent.gone:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("the peer may still write: %w", ctx.Err())
+	if err := proven(ctx, i.still, i.s.lent.gone); err != nil {
+		return fmt.Errorf("the peer may still write: %w", err)
 	}
+	return nil
 }

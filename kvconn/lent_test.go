@@ -1,6 +1,9 @@
 package kvconn
 
-import "testing"
+import (
+	"context"
+	"testing"
+)
 
 // viewSink counts what it is asked to verify.
 type viewSink struct {
@@ -69,4 +72,20 @@ func TestPlacedInsideThePool(t *testing.T) {
 	f(0, -1, false)
 	f(2, 0, false)
 	f(-1, 0, false)
+}
+
+// A proof that is there counts also when there is no time left.
+func TestProofBeforeDeadline(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	there, not := make(chan struct{}), make(chan struct{})
+	close(there)
+	for range 100 {
+		if proven(ctx, there, not) != nil || proven(ctx, not, there) != nil || proven(ctx, there, nil) != nil {
+			t.Fatal("a proof was not seen")
+		}
+	}
+	if proven(ctx, not, not) == nil {
+		t.Error("proven without a proof")
+	}
 }

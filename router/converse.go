@@ -142,9 +142,12 @@ func (s *server) answer(ctx *fasthttp.RequestCtx, c *clientConn) (out *stream, a
 	}
 	if out = c.out; out != nil {
 		c.out, out.server = nil, s
-		if out.chunked = req.Header.IsHTTP11(); out.chunked {
+		switch out.chunked = out.length < 0 && req.Header.IsHTTP11(); {
+		case out.chunked:
 			resp.Header.SetContentLength(-1)
-		} else {
+		case out.length >= 0:
+			resp.Header.SetContentLength(out.length)
+		default:
 			resp.SetConnectionClose() // which is the body's end
 			again = false
 		}
@@ -197,8 +200,10 @@ func (r *Router) readBody(ctx *fasthttp.RequestCtx) ([]byte, error) {
 	c := clientOf(ctx.Conn())
 	most, limit := ctx.Request.Header.ContentLength(), r.cfg.MaxBodyBytes
 	if c.body.eof {
+		c.in.rest()
 		return nil, nil
 	}
+	defer c.in.rest()
 	if most > limit {
 		return nil, fasthttp.ErrBodyTooLarge
 	}

@@ -1,12 +1,8 @@
 package router_test
 
 import (
-	"bufio"
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -231,58 +227,6 @@ func TestDialectBroken(t *testing.T) {
 			if want := strings.Join(fake.Words(`"Once upon"`, 0, 2), ""); got != want || r.Error == nil || len(ds[0].Records()) != 1 {
 				t.Errorf("%q, error %v, %d legs", got, r.Error, len(ds[0].Records()))
 			}
-		})
-	}
-}
-
-// TestDialectCancel: the client leaves while prefill computes, and while
-// decode streams.
-func TestDialectCancel(t *testing.T) {
-	for _, dialect := range split {
-		t.Run(dialect, func(t *testing.T) {
-			slow := func(c *fake.Config) { c.TTFT, c.ITL = 400*time.Millisecond, 50*time.Millisecond }
-			ps, list := engines(t, dialect, fleet.Prefill, 1, slow)
-			ds, more := engines(t, dialect, fleet.Decode, 1, slow)
-			g := newRig(t, 0, 0, func(c *router.Config) { c.Static = append(list, more...) })
-			g.allProbed(2)
-			ctx, cancel := context.WithCancel(t.Context())
-			req, _ := http.NewRequestWithContext(ctx, "POST", g.url+"/v1/completions", strings.NewReader(askLive))
-			go func() {
-				g.until("prefill's leg", func() bool { return len(ps[0].Records()) == 1 })
-				cancel()
-			}()
-			if resp, err := g.client.Do(req); err == nil {
-				resp.Body.Close()
-				t.Fatal("an answer came")
-			}
-			left := time.Now()
-			g.until("both legs to end", func() bool {
-				for _, r := range append(ps[0].Records(), ds[0].Records()...) {
-					if !r.Over {
-						return false
-					}
-				}
-				return true
-			})
-			lingers := dialect == "sglang" || dialect == "trtllm-generation-first"
-			if took := time.Since(left); took > 350*time.Millisecond && !lingers {
-				t.Errorf("the legs went on for %v", took)
-			}
-
-			ctx, cancel = context.WithCancel(t.Context())
-			defer cancel()
-			req, _ = http.NewRequestWithContext(ctx, "POST", g.url+"/v1/completions", strings.NewReader(strings.Replace(askLive, ":5", ":500", 1)))
-			resp, err := g.client.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
-				t.Fatal(err)
-			}
-			cancel()
-			_, _ = io.Copy(io.Discard, resp.Body)
-			resp.Body.Close()
-			g.until("decode to notice", func() bool { r := ds[0].Records(); return r[len(r)-1].Over && r[len(r)-1].Left })
 		})
 	}
 }

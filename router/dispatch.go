@@ -22,6 +22,10 @@ type answer struct {
 	first       []byte
 	// merge is where the prompt's usage is found, nil if decode knows it.
 	merge func() (openai.PromptUsage, bool)
+	// passed is another API's answer, as it comes; length is its body's, -1 if
+	// that is not announced.
+	passed bool
+	length int
 }
 
 // dispatch tries pairs until one answers or nothing is left to try.

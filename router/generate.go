@@ -19,11 +19,21 @@ func (r *Router) generate(ctx *fasthttp.RequestCtx, id string) {
 	q.watch(ctx.Conn())
 	ans, err := q.serve(ctx)
 	if err != nil {
-		writeError(ctx, err)
-		q.describe(ctx, "")
-		q.finish(err.Status, err.Message)
+		q.refuse(ctx, err)
 		return
 	}
+	q.reply(ctx, ans)
+}
+
+// refuse answers with an error, and ends the request.
+func (q *request) refuse(ctx *fasthttp.RequestCtx, err *openai.Error) {
+	writeError(ctx, err)
+	q.describe(ctx, "")
+	q.finish(err.Status, err.Message)
+}
+
+// reply answers. A whole answer ends the request; a stream does when it ends.
+func (q *request) reply(ctx *fasthttp.RequestCtx, ans *answer) {
 	ctx.SetStatusCode(ans.status)
 	ctx.SetContentType(ans.contentType)
 	q.describe(ctx, ans.timing)
@@ -36,11 +46,17 @@ func (r *Router) generate(ctx *fasthttp.RequestCtx, id string) {
 		q.finish(ans.status, "")
 		return
 	}
-	ctx.Response.Header.Set("Cache-Control", "no-cache")
-	ctx.Response.Header.Set("X-Accel-Buffering", "no")
+	if !ans.stream.raw {
+		ctx.Response.Header.Set("Cache-Control", "no-cache")
+		ctx.Response.Header.Set("X-Accel-Buffering", "no")
+	}
 	q.slim()
 	c := clientOf(ctx.Conn())
-	c.out = &stream{q: q, events: ans.stream, body: ans.stream.body, client: c, first: ans.first, merge: ans.merge}
+	c.out = &stream{q: q, events: ans.stream, body: ans.stream.body, client: c, first: ans.first, merge: ans.merge,
+		status: ans.status, length: -1, passed: ans.passed}
+	if ans.passed {
+		c.out.length = ans.length
+	}
 }
 
 // serve takes the request through scan, admission and dispatch.
@@ -49,11 +65,9 @@ func (q *request) serve(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	if err := q.read(ctx); err != nil {
 		return nil, err
 	}
-	r.budget.earn()
-	if err := r.gate.enter(q.ctx); err != nil {
+	if err := q.admit(); err != nil {
 		return nil, err
 	}
-	q.stop = append(q.stop, r.gate.leave)
 	ans, err := q.dispatch()
 	q.learned(ans)
 	if !q.dispatched.IsZero() {
@@ -62,8 +76,18 @@ func (q *request) serve(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	return ans, err
 }
 
-// read checks what the router itself decides, and takes what it needs.
-func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
+// admit waits for a place, which the request's end gives back.
+func (q *request) admit() *openai.Error {
+	q.r.budget.earn()
+	if err := q.r.gate.enter(q.ctx); err != nil {
+		return err
+	}
+	q.stop = append(q.stop, q.r.gate.leave)
+	return nil
+}
+
+// opened reads what the header says, and starts the clock.
+func (q *request) opened(ctx *fasthttp.RequestCtx) *openai.Error {
 	r, h := q.r, &ctx.Request.Header
 	if enc := h.ContentEncoding(); len(enc) > 0 && string(enc) != "identity" {
 		e := openai.BadRequest("", "the content encoding %q is not supported", clip(string(enc)))
@@ -75,13 +99,26 @@ func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
 		return err
 	}
 	q.deadline(life)
+	q.ex = string(h.Peek(headerExplain)) == "1"
+	q.session = string(h.Peek(r.cfg.SessionHeader))
+	q.trace = [2]string{string(h.Peek("traceparent")), string(h.Peek("tracestate"))}
+	return nil
+}
+
+// read checks what the router itself decides, and takes what it needs.
+func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
+	err := q.opened(ctx)
+	if err != nil {
+		return err
+	}
+	r := q.r
 	q.body = ctx.PostBody()
 	if q.top, err = openai.Scan(q.body, openai.Limits{}); err != nil {
 		return err
 	}
 	switch {
 	case q.top.Link != "":
-		return openai.BadRequest(q.top.Link, "%s links prefill and decode inside the fleet; a client may not set it", q.top.Link)
+		return linked(q.top.Link)
 	case q.top.Messages != (q.path == "/v1/chat/completions") && q.top.Prompt != nil:
 		return openai.BadRequest(wanted(q.path), "%s is required here", wanted(q.path))
 	case q.top.Prompt == nil:
@@ -99,9 +136,6 @@ func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
 	q.mu.Lock()
 	q.model, q.streams = clip(q.top.Model), q.top.Stream
 	q.mu.Unlock()
-	q.ex = string(h.Peek(headerExplain)) == "1"
-	q.session = string(h.Peek(r.cfg.SessionHeader))
-	q.trace = [2]string{string(h.Peek("traceparent")), string(h.Peek("tracestate"))}
 	q.chain = pick.NewChain(q.top.Prompt, q.top.Model, string(q.top.Salt), string(q.top.Tools))
 	return nil
 }

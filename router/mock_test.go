@@ -31,7 +31,8 @@ type mock struct {
 	inst    fleet.Instance
 	prefill atomic.Pointer[http.HandlerFunc]
 	decode  atomic.Pointer[http.HandlerFunc]
-	other   atomic.Pointer[http.HandlerFunc] // tokenize, admin
+	other   atomic.Pointer[http.HandlerFunc] // all other paths
+	raw     atomic.Pointer[rawHandler]       // asked first; nil asks nobody
 	calls   atomic.Int64                     // legs, without probes
 	probes  atomic.Int64
 	active  atomic.Int64
@@ -41,7 +42,16 @@ type mock struct {
 	body []byte
 }
 
+// rawHandler handles a request whose body was not read, or says that it does
+// not want it.
+type rawHandler struct {
+	serve func(http.ResponseWriter, *http.Request) bool
+}
+
 func (m *mock) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if raw := m.raw.Load(); raw != nil && raw.serve(w, r) {
+		return
+	}
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return

@@ -18,6 +18,7 @@ const maxEvent = 4 << 20
 // that breaks can be ended by an error event: half an event is never relayed.
 type events struct {
 	body *upBody
+	raw  bool    // no events: whatever has come is a run
 	lent *[]byte // what buf began as, to be given back
 	buf  []byte  // read and not yet returned: [from:]
 	from int
@@ -38,6 +39,10 @@ func (e *events) next() ([]byte, error) {
 	e.used()
 	scanned := 0
 	for {
+		if e.raw && len(e.buf) > 0 {
+			e.from = len(e.buf)
+			return e.buf, nil
+		}
 		if i := bytes.LastIndex(e.buf[scanned:], eventEnd); i >= 0 {
 			e.from = scanned + i + len(eventEnd)
 			e.remember(e.buf[:e.from])
@@ -91,6 +96,9 @@ func (e *events) remember(run []byte) {
 
 // ended says whether the stream told its reader that it is over.
 func (e *events) ended() bool {
+	if e.raw {
+		return true
+	}
 	last := e.last[:e.size]
 	return bytes.HasPrefix(last, []byte("data: [DONE]")) || bytes.HasPrefix(last, []byte(`data: {"error":`)) ||
 		bytes.HasPrefix(last, []byte("event: error"))
@@ -106,6 +114,9 @@ type stream struct {
 	client *clientConn
 	first  []byte                            // events read before the headers went out
 	merge  func() (openai.PromptUsage, bool) // see answer
+	status int
+	length int  // of a body that is announced, else -1
+	passed bool // another API's, with ends of its own
 
 	server  *server
 	head    []byte // of the answer, not yet written
@@ -132,7 +143,7 @@ func (s *stream) next() ([]byte, error) {
 	}
 	s.done = true
 	if err == io.EOF {
-		if s.events.ended() {
+		if s.passed || s.events.ended() {
 			s.body.finish()
 			return nil, io.EOF
 		}
@@ -143,6 +154,10 @@ func (s *stream) next() ([]byte, error) {
 	s.failed = e.Message
 	if e.Status == statusClientGone {
 		return nil, errClientGone
+	}
+	if s.events.raw { // there is no saying it: the body is not whole
+		s.status = e.Status
+		return nil, errCut
 	}
 	return openai.AppendErrorEvent(nil, e), nil
 }
@@ -213,16 +228,22 @@ func (s *stream) write(run []byte) error {
 // last says whether nothing comes behind the run that is being written, as far
 // as that is known without waiting for more.
 func (s *stream) last() bool {
+	if s.passed {
+		return s.done || len(s.events.buf) == s.events.from && s.body.over()
+	}
 	return s.done || len(s.events.buf) == s.events.from && s.events.ended() && s.body.over()
 }
+
+// errCut is a body that ends too early.
+var errCut = errors.New("the answer broke")
 
 // end ends the request.
 func (s *stream) end(err error) {
 	s.events.from = len(s.events.buf)
 	s.events.used()
 	s.body.abort() // does nothing after finish
-	status := 200
-	if err != nil {
+	status := s.status
+	if err != nil && err != errCut { //nolint:errorlint // our own, never wrapped
 		status = statusClientGone
 		if s.failed == "" {
 			s.failed = errClientGone.Error()

@@ -28,20 +28,32 @@ const (
 	headerTimeout  = "x-request-timeout-ms"
 )
 
-// routes are the public paths and their only method.
-var routes = map[string]struct {
-	method string
-	serve  func(*Router, *fasthttp.RequestCtx, string)
-	key    bool // behind the API key
-}{
-	"/v1/completions":      {"POST", (*Router).generate, true},
-	"/v1/chat/completions": {"POST", (*Router).generate, true},
-	"/v1/models":           {"GET", (*Router).models, true},
-	"/tokenize":            {"POST", (*Router).proxy, true},
-	"/detokenize":          {"POST", (*Router).proxy, true},
-	"/version":             {"GET", (*Router).version, false},
-	"/health":              {"GET", (*Router).health, false},
-	"/ready":               {"GET", (*Router).ready, false},
+// route is what a public path is served by.
+type route struct {
+	method  string // its only one
+	serve   func(*Router, *fasthttp.RequestCtx, string)
+	key     bool // behind the API key
+	streams bool // serve reads the body
+}
+
+// routes are the public paths.
+var routes = publicRoutes()
+
+func publicRoutes() map[string]route {
+	all := map[string]route{
+		"/v1/completions":      {"POST", (*Router).generate, true, false},
+		"/v1/chat/completions": {"POST", (*Router).generate, true, false},
+		"/v1/models":           {"GET", (*Router).models, true, false},
+		"/tokenize":            {"POST", (*Router).proxy, true, false},
+		"/detokenize":          {"POST", (*Router).proxy, true, false},
+		"/version":             {"GET", (*Router).version, false, false},
+		"/health":              {"GET", (*Router).health, false, false},
+		"/ready":               {"GET", (*Router).ready, false, false},
+	}
+	for _, path := range passedPaths {
+		all[path] = route{"POST", (*Router).pass, true, true}
+	}
+	return all
 }
 
 // adminServer makes the admin listener's HTTP server.
@@ -76,15 +88,17 @@ func (l logAdapter) Printf(format string, args ...any) {
 func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	id := requestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
-	body, err := r.readBody(ctx)
-	if err != nil {
-		r.httpError(ctx, err)
-		ctx.SetConnectionClose()
-		return
-	}
-	ctx.Request.SetBodyRaw(body)
 	path := string(ctx.Path())
 	route, ok := routes[path]
+	if !ok || !route.streams {
+		body, err := r.readBody(ctx)
+		if err != nil {
+			r.httpError(ctx, err)
+			ctx.SetConnectionClose()
+			return
+		}
+		ctx.Request.SetBodyRaw(body)
+	}
 	switch {
 	case !spoken(ctx):
 		ctx.SetConnectionClose()

@@ -14,6 +14,7 @@ type upBody struct {
 	life   *life                    // of the leg, which holds conn
 	header *fasthttp.ResponseHeader // the connection's, until finish or abort
 	done   bool                     // finish or abort was called
+	spoilt bool                     // the connection cannot be used again
 }
 
 func (b *upBody) begin() {
@@ -89,7 +90,7 @@ func (b *upBody) finish() {
 	if b.done {
 		return
 	}
-	if !b.eof || b.toEnd || b.header.ConnectionClose() || b.in.buffered() > 0 {
+	if !b.eof || b.toEnd || b.spoilt || b.header.ConnectionClose() || b.in.buffered() > 0 {
 		b.abort()
 		return
 	}

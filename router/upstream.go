@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -220,6 +221,19 @@ func (e *legError) gone() bool {
 // ends the body. sent, if not nil, is set once body is not needed any more
 // because it was written.
 func (u *upstream) roundTrip(l *life, addr string, req *fasthttp.RequestHeader, body [][]byte, sent *atomic.Bool) (*upBody, error) {
+	b, err := u.take(l, addr)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.exchange(addr, req, body, sent); err != nil {
+		b.abort()
+		return nil, err
+	}
+	return b, nil
+}
+
+// take gives l a connection.
+func (u *upstream) take(l *life, addr string) (*upBody, error) {
 	c, err := u.get(l, addr)
 	if err != nil {
 		return nil, &legError{"connect", err}
@@ -229,11 +243,69 @@ func (u *upstream) roundTrip(l *life, addr string, req *fasthttp.RequestHeader, 
 		b.abort()
 		return nil, &legError{"connect", l.cause()}
 	}
-	if err := b.exchange(addr, req, body, sent); err != nil {
-		b.abort()
+	return b, nil
+}
+
+// upload is roundTrip for a body of which only a part is here yet.
+func (u *upstream) upload(l *life, addr string, req *fasthttp.RequestHeader, up *upload, sent *atomic.Bool) (*upBody, error) {
+	if up.rest == nil {
+		return u.roundTrip(l, addr, req, [][]byte{up.head}, sent)
+	}
+	b, err := u.take(l, addr)
+	if err != nil {
 		return nil, err
 	}
-	return b, nil
+	req.SetHost(addr)
+	req.SetContentLength(up.length)
+	if err = b.conn.pump(req, up); err == nil {
+		sent.Store(true)
+	} else {
+		b.spoilt = true // an engine that refuses may answer and read no more
+	}
+	if up.broken == nil {
+		if aerr := b.conn.in.within(u.cfg.FirstByteTimeout); aerr == nil && b.answer() == nil {
+			return b, nil
+		}
+	}
+	b.abort()
+	if err == nil {
+		err = io.ErrUnexpectedEOF
+	}
+	return nil, &legError{"send", err}
+}
+
+// pump writes a request whose body is still coming.
+func (c *upConn) pump(req *fasthttp.RequestHeader, up *upload) error {
+	out := c.u.outs.get()
+	defer c.u.outs.put(out)
+	buf := c.u.runs.get()
+	defer c.u.runs.put(buf)
+	*out = append(*out, req.Header()...)
+	piece := up.head
+	for {
+		if up.length < 0 && len(piece) > 0 {
+			*out = appendChunk(*out, piece)
+		} else {
+			*out = append(*out, piece...)
+		}
+		if len(*out) > 0 {
+			if err := c.send([][]byte{*out}); err != nil {
+				return err
+			}
+		}
+		*out = (*out)[:0]
+		n, err := up.Read((*buf)[:cap(*buf)])
+		if piece = (*buf)[:n]; err == io.EOF && n == 0 {
+			break
+		}
+		if err != nil && err != io.EOF {
+			return err
+		}
+	}
+	if up.length < 0 {
+		return c.send([][]byte{lastChunk})
+	}
+	return nil
 }
 
 // exchange writes the request, header and pieces of the body in one write if

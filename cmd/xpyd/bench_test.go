@@ -51,7 +51,7 @@ func TestBench(t *testing.T) {
 				t.Errorf("%s %s: %+v %+v", endpoint, p.Name, p.Requests, p.Tokens)
 			}
 			l := p.Latency
-			if l.TTFT.Min < 20 || l.ITL.Count != 48 || l.TPOT.Min < 4 || l.E2E.Min < 36 || l.E2E.Mean < l.TTFT.Mean+16 {
+			if l.TTFT.Min < 20 || l.ITL.Count != 48 || l.TPOT.Count != 12 || l.E2E.Min < 36 { // a reader that did not run sees tokens closer together than they were sent
 				t.Errorf("%s %s: %+v", endpoint, p.Name, l)
 			}
 		}

@@ -22,7 +22,7 @@ which field it is, and answers a text that depends on the prompt alone. A decode
 mock collects from the prefill mock that its request names.
 
 GET /mock/records shows what it was sent. Its own address is also its
-bootstrap address. A router's probes are exempt from the fault.`,
+bootstrap address. A router's probes are exempt from a fault without "probes".`,
 		Example: `  xpyd mock --dialect vllm-nixl --role prefill --listen 127.0.0.1:8100
   xpyd mock --dialect vllm-nixl --role decode --listen 127.0.0.1:8200 --ttft 50ms --itl 10ms
   xpyd mock --dialect sglang --role decode --listen 127.0.0.1:8200 --fault cut=3
@@ -37,7 +37,8 @@ bootstrap address. A router's probes are exempt from the fault.`,
 	f.StringVar(&cfg.Version, "engine-version", "mock", "what GET /version says; \"\" for 404")
 	f.DurationVar(&cfg.TTFT, "ttft", 0, "time of prefill, before the first token")
 	f.DurationVar(&cfg.ITL, "itl", 0, "time between tokens")
-	f.StringVar(&fault, "fault", "", "status=CODE, hang, refuse (close connections), error-event, cut=CHUNKS")
+	f.StringVar(&fault, "fault", "", "status=CODE, hang, refuse (close connections), error-event, cut=CHUNKS,\nfreeze=CHUNKS, of prefill mute and no-params; with \",probes\" also for probes")
+	f.DurationVar(&cfg.Lease, "lease", 0, "how long prefill keeps what no decode collects; 0: as long as it runs")
 	f.StringVar(&logLevel, "log-level", "warn", "debug, info, warn or error; refused requests are warnings")
 	f.StringVar(&cfg.KV.Listen, "kv-events", "", "address at which to publish KV events over ZMQ")
 	f.StringVar(&cfg.KV.Replay, "kv-replay", "", "address of their replay socket")

@@ -17,6 +17,7 @@ type kept struct {
 	ready  bool
 	taken  bool
 	failed bool
+	since  time.Time     // when it became ready or failed
 	change chan struct{} // closed and renewed with the above
 }
 
@@ -53,6 +54,7 @@ func (e *Engine) keep(keys []string, prompt, ids string, ok bool) {
 	for _, key := range keys {
 		k := e.link(key)
 		k.prompt, k.ids, k.ready, k.failed = prompt, ids, ok, !ok
+		k.since = time.Now()
 		k.changed()
 	}
 }
@@ -112,6 +114,8 @@ func (e *Engine) serveClaim(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case k.failed:
 		fail(w, 410, "prefill of link %q failed", c.Link)
+	case e.lease > 0 && time.Since(k.since) > e.lease:
+		fail(w, 410, "the lease of link %q is over", c.Link)
 	case k.taken:
 		fail(w, 409, "link %q was collected before", c.Link)
 	case c.Prompt != k.prompt && c.Prompt != k.ids:

@@ -17,7 +17,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -37,42 +36,14 @@ type Config struct {
 	TTFT    time.Duration // before the first token, or prefill's answer
 	ITL     time.Duration // between tokens
 	Fault   Fault
-	KV      KVEvents
+	// Lease is how long prefill keeps what no decode collects; 0: as long as
+	// it runs.
+	Lease time.Duration
+	KV    KVEvents
 	// Register is the ZMQ address, host:port, at which a vllm-p2pnccl mock
 	// registers every 3 s; "" for nowhere.
 	Register string
 	Log      *slog.Logger
-}
-
-// Fault is what goes wrong with requests, but not with a router's probes.
-type Fault struct {
-	Status int  // answer with it; 0: no
-	Hang   bool // never answer
-	Refuse bool // close connections without an answer
-	Event  bool // 200, then an error as the first event
-	Cut    int  // break the connection after so many chunks; 0: no
-}
-
-// ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3", or
-// "" for none.
-func ParseFault(s string) (Fault, error) {
-	name, value, given := strings.Cut(s, "=")
-	n, err := strconv.Atoi(value)
-	switch {
-	case s == "":
-		return Fault{}, nil
-	case name == "status" && given && err == nil && n >= 300 && n < 600:
-		return Fault{Status: n}, nil
-	case name == "cut" && given && err == nil && n > 0:
-		return Fault{Cut: n}, nil
-	case s == "hang":
-		return Fault{Hang: true}, nil
-	case s == "refuse":
-		return Fault{Refuse: true}, nil
-	case s == "error-event":
-		return Fault{Event: true}, nil
-	}
-	return Fault{}, fmt.Errorf("fault %q is none of status=CODE, hang, refuse, error-event, cut=CHUNKS", s)
 }
 
 // Validate refuses what Start cannot work with.
@@ -83,8 +54,8 @@ func (c *Config) Validate() error {
 	if !slices.Contains([]string{"prefill", "decode", "both"}, c.Role) {
 		return fmt.Errorf("role %q is none of prefill, decode, both", c.Role)
 	}
-	if c.TTFT < 0 || c.ITL < 0 {
-		return errors.New("a latency is negative")
+	if c.TTFT < 0 || c.ITL < 0 || c.Lease < 0 {
+		return errors.New("a latency or the lease is negative")
 	}
 	return nil
 }
@@ -115,6 +86,7 @@ type Engine struct {
 
 	mu      sync.Mutex
 	fault   Fault
+	lease   time.Duration
 	records []*Record
 	links   map[string]*kept
 
@@ -143,7 +115,7 @@ func Start(cfg Config) (*Engine, error) {
 	}
 	var id [8]byte
 	rand.Read(id[:]) // never fails
-	e := &Engine{cfg: cfg, ln: ln, id: hex.EncodeToString(id[:]), fault: cfg.Fault, links: map[string]*kept{}, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	e := &Engine{cfg: cfg, ln: ln, id: hex.EncodeToString(id[:]), fault: cfg.Fault, lease: cfg.Lease, links: map[string]*kept{}, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	e.blocks = kv
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.srv = &http.Server{Handler: e.mux(), ReadHeaderTimeout: 10 * time.Second}
@@ -188,6 +160,13 @@ func (e *Engine) SetFault(f Fault) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.fault = f
+}
+
+// SetLease changes Config.Lease, also for what prefill keeps already.
+func (e *Engine) SetLease(d time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.lease = d
 }
 
 // Records returns copies of the newest requests, without probes.

@@ -97,12 +97,13 @@ func TestCollect(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	for _, s := range []string{"status=200", "status", "cut=0", "hang=1", "fire"} {
+	for _, s := range []string{"status=200", "status", "cut=0", "hang=1", "fire", "freeze", "hang,fire"} {
 		if _, err := mock.ParseFault(s); err == nil {
 			t.Errorf("%q was taken", s)
 		}
 	}
-	for s, want := range map[string]mock.Fault{"": {}, "status=503": {Status: 503}, "cut=3": {Cut: 3}, "hang": {Hang: true}, "refuse": {Refuse: true}, "error-event": {Event: true}} {
+	for s, want := range map[string]mock.Fault{"": {}, "status=503": {Status: 503}, "cut=3": {Cut: 3}, "hang": {Hang: true}, "refuse": {Refuse: true}, "error-event": {Event: true},
+		"freeze=2": {Freeze: 2}, "mute": {Mute: true}, "no-params": {NoParams: true}, "hang,probes": {Hang: true, Probes: true}} {
 		if got, err := mock.ParseFault(s); err != nil || got != want {
 			t.Errorf("%q: %+v, %v", s, got, err)
 		}

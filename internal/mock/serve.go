@@ -93,7 +93,7 @@ func (e *Engine) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	j := &job{e: e, w: sw, ctx: r.Context(), chat: r.URL.Path == "/v1/chat/completions", n: 1, max: 16, fault: e.fault}
 	e.mu.Unlock()
-	if rec.Probe {
+	if rec.Probe && !j.fault.Probes {
 		j.fault = Fault{}
 	}
 	defer func() {
@@ -254,14 +254,19 @@ func (j *job) prefill() {
 	j.n, j.max = 1, 1
 	enc := j.encoder()
 	body := enc.AppendFull(nil, []openai.Choice{{Text: " x", Finish: "length"}}, openai.Usage{Prompt: promptTokens, Completion: 1, Cached: cachedTokens})
-	switch e.cfg.Dialect {
-	case "vllm-nixl":
+	if j.fault.Mute {
+		<-j.ctx.Done()
+		return
+	}
+	switch {
+	case j.fault.NoParams:
+	case e.cfg.Dialect == "vllm-nixl":
 		host, port, _ := net.SplitHostPort(e.Addr()) // of a listener: well formed
 		params := fmt.Sprintf(`{"do_remote_prefill":true, "do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":%q,"remote_request_id":%q,`+
 			`"remote_host":%q,"remote_port":%s,"tp_size":1,"remote_num_tokens":%d,"remote_blocks_expiry_time":null,"transfer_mode":"pull","mock_opaque":1.50}`,
 			e.ID(), j.s.links[0], host, port, promptTokens)
 		body = openai.With(body, [2]string{"kv_transfer_params", params})
-	case "trtllm":
+	case e.cfg.Dialect == "trtllm":
 		params := fmt.Sprintf(`{"request_type":"context_only","ctx_request_id":77,"disagg_request_id":%s,"first_gen_tokens":[5],"encoded_opaque_state":%q}`, j.s.disagg, e.Addr())
 		choices := bytes.TrimSuffix(openai.Member(body, "choices"), []byte("}]"))
 		choices = append(append(append([]byte{}, choices...), `,"disaggregated_params":`...), params+"}]"...)
@@ -375,8 +380,12 @@ func (j *job) tell() {
 				return
 			}
 			_ = http.NewResponseController(j.w).Flush() // the next write tells
-			if j.chunks++; j.chunks == j.fault.Cut {
+			switch j.chunks++; j.chunks {
+			case j.fault.Cut:
 				j.cut()
+				return
+			case j.fault.Freeze:
+				<-j.ctx.Done()
 				return
 			}
 		}

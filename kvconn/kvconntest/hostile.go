@@ -50,7 +50,7 @@ func (w *World) mallory(t *testing.T, tr kvconn.Transport, bulk int) *mallory {
 func (m *mallory) dial() *RawConn {
 	m.t.Helper()
 	c := NewRawConn(m.w.Raw(m.tr))
-	check(m.t, c.SetDeadline(time.Now().Add(10*m.w.RConfig.HandshakeTimeout)))
+	check(m.t, c.SetDeadline(time.Now().Add(patience*m.w.RConfig.HandshakeTimeout)))
 	if _, err := c.Greet("xpyd-kv 1-1\n"); err != nil {
 		m.t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func (m *mallory) ticketBody(id uint64, n int) Body {
 func (m *mallory) shutOut(c net.Conn, limit time.Duration, pings bool) {
 	m.t.Helper()
 	buf := make([]byte, 4096)
-	for start := time.Now(); time.Since(start) < limit; {
+	for start := m.w.Clock.Now(); m.w.Clock.Since(start) < limit; {
 		c.SetReadDeadline(time.Now().Add(m.w.SConfig.KeepAlive))
 		_, err := c.Read(buf)
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -275,21 +275,14 @@ func (m *mallory) flood() {
 	}
 }
 
-// friend transfers, and must succeed. On a real clock, where a loaded machine
-// may take a friend for silent, a second try is allowed, and a third.
+// friend transfers, and must succeed; on a real clock, see tries.
 func (f Factory) friend(t *testing.T, w *World, when string, first int) {
 	t.Helper()
-	var err error
-	for n := range 3 {
-		if err = w.Fetch(t.Context(), w.Spec(when, int32(first+n), 18, first)); err == nil {
-			w.Pool.Reclaim(w.Pool.Dest(first, 5))
-			return
-		}
-		if f.Bubble {
-			break
-		}
+	if err := f.tries(w, 1, func(n int) error { return w.Fetch(t.Context(), w.Spec(when, int32(first+n), 18, first)) }); err != nil {
+		t.Errorf("%s: %v", when, err)
+		return
 	}
-	t.Errorf("%s: %v", when, err)
+	w.Pool.Reclaim(w.Pool.Dest(first, 5))
 }
 
 // hostileReceiver runs one of them beside a friend, who notices nothing.
@@ -310,7 +303,7 @@ func hostileReceiver(do func(m *mallory), legal, mute bool) func(*testing.T, Fac
 		}
 		friend.Wait()
 		m.close()
-		w.Empty(w.RConfig.PeerSilence + time.Second)
+		w.Empty(w.RConfig.PeerSilence + w.long(time.Second))
 		f.friend(t, w, "after", 64)
 	}
 }
@@ -352,7 +345,7 @@ var hostileHandshakes = []struct {
 		c.Send(Hello, HelloBody(1, 1, 1, 2, [16]byte{}, m.w.RConfig.Identity))
 		c.Next()
 		c.Send(Ready, nil)
-		for by := time.Now().Add(2 * m.w.SConfig.HandshakeTimeout); time.Now().Before(by); time.Sleep(m.w.SConfig.KeepAlive) {
+		for start := m.w.Clock.Now(); m.w.Clock.Since(start) < 2*m.w.SConfig.HandshakeTimeout; time.Sleep(m.w.SConfig.KeepAlive) {
 			if c.Send(Ping, nil) != nil {
 				return
 			}
@@ -432,19 +425,19 @@ func slowloris(t *testing.T, f Factory, w *World, ch *Chaos) {
 		c := w.Raw(ch.Transport)
 		drips.Go(func() {
 			defer c.Close()
-			start := time.Now()
-			c.SetDeadline(start.Add(2 * w.SConfig.HandshakeTimeout))
+			start := w.Clock.Now()
+			c.SetDeadline(time.Now().Add(patience * w.SConfig.HandshakeTimeout))
 			for _, b := range frame {
 				if _, err := c.Write([]byte{b}); err != nil {
 					break
 				}
 				time.Sleep(w.SConfig.KeepAlive / 4)
-				if time.Since(start) > 2*w.SConfig.HandshakeTimeout {
+				if w.Clock.Since(start) > 2*w.SConfig.HandshakeTimeout {
 					break
 				}
 			}
-			m.shutOut(c, 2*w.SConfig.HandshakeTimeout-time.Since(start), false) // also of one whose own deadline was first
-			if took := time.Since(start); took > 2*w.SConfig.HandshakeTimeout {
+			m.shutOut(c, 2*w.SConfig.HandshakeTimeout-w.Clock.Since(start), false) // also of one whose own deadline was first
+			if took := w.Clock.Since(start); took > 2*w.SConfig.HandshakeTimeout {
 				t.Errorf("shut out after %v", took)
 			}
 		})

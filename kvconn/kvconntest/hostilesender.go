@@ -376,7 +376,7 @@ func hostileSender(name string, version uint8, want ticket.Outcome, do func(e *e
 				f.friend(t, w, "beside it", 8*n)
 			}
 		})
-		ctx, cancel := context.WithTimeout(t.Context(), 4*w.RConfig.TicketTimeout)
+		ctx, cancel := context.WithTimeout(t.Context(), patience*w.RConfig.TicketTimeout)
 		defer cancel()
 		rounds := 1
 		if name == "replays-a-former-ticket" {
@@ -391,7 +391,7 @@ func hostileSender(name string, version uint8, want ticket.Outcome, do func(e *e
 				spec = w.Spec(name, 7, 9, 128)
 			}
 		}
-		w.Empty(w.RConfig.PeerSilence + time.Second)
+		w.Empty(w.RConfig.PeerSilence + w.long(time.Second))
 		e.close()
 		peers.Wait()
 		if n := w.Value(w.RMetrics, "xpyd_kvconn_stale_units_total", e.stale); e.stale != "" && n < 1 {
@@ -476,14 +476,14 @@ func hostileGreeting(want ticket.Outcome, do func(e *eve, c *RawConn)) func(*tes
 			defer c.Close()
 			raw := NewRawConn(c)
 			do(e, raw)
-			c.SetDeadline(time.Now().Add(4 * w.RConfig.HandshakeTimeout))
+			c.SetDeadline(time.Now().Add(patience * w.RConfig.HandshakeTimeout))
 			for err == nil { // until the receiver hangs up
 				_, err = raw.r.Discard(1)
 			}
 		})
-		start := time.Now()
+		start := w.Clock.Now()
 		_, err = w.Receiver.Open(t.Context(), ln.Addr().String(), kvconn.PeerID{})
-		if took := time.Since(start); !f.as(kvconn.OutcomeOf(err, "untyped"), want) || took > 2*w.RConfig.HandshakeTimeout {
+		if took := w.Clock.Since(start); !f.as(kvconn.OutcomeOf(err, "untyped"), want) || took > 2*w.RConfig.HandshakeTimeout {
 			t.Errorf("want %s, have %v after %v", want, err, took)
 		}
 		var e2 *kvconn.Error

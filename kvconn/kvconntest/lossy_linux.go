@@ -175,6 +175,7 @@ func lossy(f Factory, args []string) error {
 	defer l.close()
 	tr, _ := f.New(orphan{})
 	w := NewWorld(orphan{}, tr, hereAddr+":0", 1, nil)
+	w.Clock = NewClock(orphan{})
 	w.Addr = strings.Replace(w.Addr, hereAddr, thereAddr, 1)
 	defer w.Close()
 
@@ -198,22 +199,22 @@ func lossy(f Factory, args []string) error {
 		emptied := time.Since(start)
 		time.Sleep(time.Until(start.Add(partition)))
 		l.cut.Store(false)
-		healed := time.Now()
+		healed, began := w.Clock.Now(), time.Now()
 		var back time.Duration
 		for back == 0 {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			err := w.Fetch(ctx, w.Spec("back", int32(n), 64, 0))
 			cancel()
 			if err == nil {
-				back = time.Since(healed)
-			} else if time.Since(healed) > 10*time.Second {
+				back = time.Since(began)
+			} else if w.Clock.Since(healed) > 10*time.Second {
 				break
 			}
 		}
 		w.Pool.Reclaim(w.Pool.Dest(0, 16))
 		fmt.Fprintf(os.Stdout, "partition %d of %v: %v, ledgers empty %v after the cut, a transfer complete %v after the heal\n", n, partition, o, emptied.Round(time.Millisecond), back.Round(time.Millisecond))
-		if back == 0 || back > recovery {
-			fmt.Fprintf(os.Stdout, "error recovery took %v\n", time.Since(healed))
+		if given := w.Clock.Since(healed); back == 0 || given > recovery {
+			fmt.Fprintf(os.Stdout, "error recovery took %v\n", given)
 		}
 		worst = max(worst, back)
 	}

@@ -96,7 +96,7 @@ func refused(field, ours, theirs string) func(t *testing.T, f Factory, w *World,
 		}
 		label, _, _ := strings.Cut(field, "[")
 		const name = "xpyd_kvconn_handshake_refusals_total"
-		for by := time.Now().Add(w.RConfig.PeerSilence); w.Value(w.SMetrics, name, label) == 0 && time.Now().Before(by); {
+		for start := w.Clock.Now(); w.Value(w.SMetrics, name, label) == 0 && w.Clock.Since(start) < w.RConfig.PeerSilence; {
 			time.Sleep(w.RConfig.KeepAlive / 4)
 		}
 		if r, s := w.Value(w.RMetrics, name, label), w.Value(w.SMetrics, name, label); r != 1 || s != 1 {

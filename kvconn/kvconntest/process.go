@@ -4,6 +4,7 @@ package kvconntest
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -21,7 +23,8 @@ import (
 )
 
 // childEnv makes a test binary one peer of a world: "sender" or "receiver",
-// then the step, the number of the frame and the signal of its fault, if any.
+// the stretch of its deadlines, and the step, the number of the frame and the
+// signal of its fault, if any.
 const childEnv = "XPYD_KVCONNTEST_CHILD"
 
 // Signals that end or stop a process; the columns of the process matrix.
@@ -73,16 +76,19 @@ func (orphan) Log(a ...any)                 {}
 func child(f Factory, args []string) error {
 	tr, addr := f.New(orphan{})
 	ch := NewChaos(tr)
-	if len(args) == 4 {
+	if _, err := fmt.Sscan(args[1], &f.stretch); err != nil {
+		return err
+	}
+	if len(args) == 5 {
 		var step, nth int
-		if _, err := fmt.Sscan(args[1]+" "+args[2], &step, &nth); err != nil {
+		if _, err := fmt.Sscan(args[2]+" "+args[3], &step, &nth); err != nil {
 			return err
 		}
 		to := ToReceiver
 		if args[0] == "receiver" {
 			to = ToSender
 		}
-		onFrame(ch, to, Step(step), nth, func() { strike(signals[Action(args[3])]) })
+		onFrame(ch, to, Step(step), nth, func() { strike(signals[Action(args[4])]) })
 	}
 	w := f.world(orphan{}, ch, addr)
 	in := bufio.NewReader(os.Stdin)
@@ -103,7 +109,7 @@ func child(f Factory, args []string) error {
 		if _, err := fmt.Fscanln(in, &name, &seed, &first); err != nil {
 			return nil
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), peerPatience)
 		err := w.Fetch(ctx, w.Spec(name, seed, 18, first))
 		w.Release(ctx)
 		cancel()
@@ -113,6 +119,9 @@ func child(f Factory, args []string) error {
 		fmt.Fprintln(os.Stdout, "outcome", kvconn.OutcomeOf(err, "untyped"))
 	}
 }
+
+// peerPatience bounds what hangs, whatever the machine is like.
+const peerPatience = time.Minute
 
 // strike hits the calling thread, so that this very frame is not written: a
 // signal to the process may find another thread first.
@@ -141,7 +150,7 @@ func same(step, frame Step) bool { return frame == step || step == Unit && frame
 
 // world makes one side of a process case.
 func (f Factory) world(t testing.TB, tr kvconn.Transport, addr string) *World {
-	w := newWorld(t, tr, addr, f.Shrink, nil, f.Memory)
+	w := newWorld(t, tr, addr, f, nil)
 	w.Quarantine = f.Memory != nil
 	return w
 }
@@ -151,6 +160,7 @@ type peer struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
+	src *os.File // of out
 }
 
 func startPeer(t *testing.T, args ...string) *peer {
@@ -167,7 +177,7 @@ func startPeer(t *testing.T, args ...string) *peer {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
-	return &peer{cmd, in, bufio.NewReader(out)}
+	return &peer{cmd, in, bufio.NewReader(out), out.(*os.File)}
 }
 
 func (p *peer) signal(s syscall.Signal) { syscall.Kill(p.cmd.Process.Pid, s) }
@@ -176,22 +186,31 @@ func (p *peer) say(format string, args ...any) { fmt.Fprintf(p.in, format+"\n", 
 
 // line reads what the peer says next; EOF is the death of the peer.
 func (p *peer) line() (string, error) {
+	if err := p.src.SetReadDeadline(time.Now().Add(2 * peerPatience)); err != nil {
+		return "", err
+	}
 	s, err := p.out.ReadString('\n')
 	return strings.TrimSpace(s), err
 }
 
+// answer is what a fetch has come to, and what the peer had to complain of.
+type answer struct {
+	outcome ticket.Outcome // "" of a peer that is gone
+	wrong   []string
+}
+
 // outcome is how the peer's fetch has ended.
-func (p *peer) outcome(t *testing.T) ticket.Outcome {
-	t.Helper()
+func (p *peer) outcome() (a answer) {
 	for {
 		s, err := p.line()
 		if err != nil {
-			return ""
+			return a
 		}
 		if o, ok := strings.CutPrefix(s, "outcome "); ok {
-			return ticket.Outcome(o)
+			a.outcome = ticket.Outcome(o)
+			return a
 		}
-		t.Errorf("peer: %s", s)
+		a.wrong = append(a.wrong, s)
 	}
 }
 
@@ -218,7 +237,8 @@ var processSteps = []phase{
 // at every step of the protocol, and checks what Run checks. TestMain must
 // call Child.
 func Processes(t *testing.T, f Factory) {
-	f.Shrink = max(f.Shrink, 1)
+	f.AtOnce = cmp.Or(f.AtOnce, 16) // of two processes each
+	f = f.realTime(t)
 	m := matrix{order: processSteps}
 	t.Run("case", func(t *testing.T) {
 		for _, victim := range []string{"sender", "receiver"} {
@@ -226,6 +246,8 @@ func Processes(t *testing.T, f Factory) {
 				for _, act := range []Action{ProcessKill, ProcessPause} {
 					t.Run(fmt.Sprintf("%s/%s/%s", victim, p.name, act), func(t *testing.T) {
 						t.Parallel()
+						f, done := f.turn()
+						defer done()
 						m.note(t, p.name, Action(victim+" "+string(act)), processCase(t, f, victim, p, act))
 					})
 				}
@@ -241,7 +263,7 @@ type scene struct {
 	f      Factory
 	t      *testing.T
 	victim string
-	peer   *peer
+	peer   atomic.Pointer[peer]
 	idle   bool
 }
 
@@ -254,47 +276,50 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 		s.start(fmt.Sprint(uint8(p.step)), fmt.Sprint(p.nth), string(act))
 	} else {
 		onFrame(ch, p.to, p.step, p.nth, func() {
-			s.peer.signal(signals[act])
-			s.peer.await(t, act)
+			s.peer.Load().signal(signals[act])
+			for by := time.Now().Add(peerPatience); !s.peer.Load().is(act) && time.Now().Before(by); {
+				time.Sleep(time.Millisecond)
+			}
 		})
 		s.start()
 	}
 	if s.idle {
-		if o := s.fetch("before", 50, 0)(); o != ticket.Done {
+		if o := s.fetches("before", 50, 0, 1); o != ticket.Done {
 			t.Errorf("before the fault: %s", o)
 		}
 	}
-	start := time.Now()
-	var outcome func() ticket.Outcome
-	if !s.idle {
-		outcome = s.fetch("during", 100, 16)
+	start, began := s.Clock.Now(), time.Now()
+	during, hit := s.strike(act)
+	if !hit {
+		t.Errorf("the process was not hit by %s", act)
+		return verdict{}
 	}
-	s.peer.await(t, act)
 	v := verdict{outcome: ticket.Dead} // of a process that cannot say
 	limit := s.RConfig.HandshakeTimeout + 2*s.RConfig.PeerSilence
 	if s.idle && victim == "sender" {
-		outcome = s.fetch("during", 100, 16)
+		during = s.fetch("during", 100, 16)
 	}
 	if victim == "sender" {
-		v.outcome = outcome()
+		v.outcome = s.outcome(during)
 	}
 	s.Empty(limit)
-	v.took = time.Since(start)
+	v.took = time.Since(began)
+	took := s.Clock.Since(start)
 	if act == ProcessPause {
-		time.Sleep(time.Until(start.Add(limit))) // the fault lasts longer than any patience
-		s.peer.signal(syscall.SIGCONT)
-		if victim == "receiver" && outcome != nil {
-			v.outcome = outcome()
+		time.Sleep(time.Until(began.Add(limit))) // the fault lasts longer than any patience
+		s.peer.Load().signal(syscall.SIGCONT)
+		if victim == "receiver" && during != nil {
+			v.outcome = s.outcome(during)
 		}
 	}
 	if allowed := []ticket.Outcome{ticket.Done, ticket.Dead, ticket.Late, ticket.Corrupt}; !slices.Contains(allowed, v.outcome) {
 		t.Errorf("outcome %q", v.outcome)
 	}
-	if v.took > limit+time.Second {
-		t.Errorf("over after %v", v.took)
+	if took > limit+s.long(time.Second) {
+		t.Errorf("over after %v", took)
 	}
-	healed := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), recovery)
+	healed, began := s.Clock.Now(), time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), patience*recovery)
 	defer cancel()
 	if n := s.Release(ctx); n > 0 {
 		v.note = "quarantined"
@@ -305,56 +330,97 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 	if act == ProcessKill {
 		s.start()
 	}
-	last := ticket.Outcome("")
-	for n := int32(0); n < 3 && last != ticket.Done; n++ { // a wounded session may have to be found dead first
-		last = s.fetch("after", 200+n, 32+8*int(n))()
-	}
-	if v.back = time.Since(healed); last != ticket.Done || v.back > recovery {
-		t.Errorf("peers do not work after the fault: %s, after %v", last, v.back)
+	last := s.fetches("after", 200, 32, 3) // a wounded session may have to be found dead first
+	v.back = time.Since(began)
+	if back := s.Clock.Since(healed); last != ticket.Done || back > s.long(recovery) {
+		t.Errorf("peers do not work after the fault: %s, after %v", last, back)
 	}
 	return v
+}
+
+// fetches transfers until it works; see Factory.tries.
+func (s *scene) fetches(name string, seed int32, first, tries int) (o ticket.Outcome) {
+	_ = s.f.tries(s.World, tries, func(n int) error {
+		if o = s.outcome(s.fetch(name, seed+int32(n), first+8*(n%8))); o == ticket.Done {
+			return nil
+		}
+		return &kvconn.Error{Outcome: o}
+	})
+	return o
 }
 
 // start makes the other process.
 func (s *scene) start(fault ...string) {
 	s.t.Helper()
-	s.peer = startPeer(s.t, append([]string{s.victim}, fault...)...)
+	s.peer.Store(startPeer(s.t, append([]string{s.victim, fmt.Sprint(s.stretch)}, fault...)...))
 	if s.victim == "receiver" {
-		s.peer.say("%s", s.Addr)
+		s.peer.Load().say("%s", s.Addr)
 		return
 	}
-	addr, err := s.peer.line()
+	addr, err := s.peer.Load().line()
 	if err != nil {
 		s.t.Fatalf("no peer: %v", err)
 	}
 	s.Addr = addr
 }
 
-// fetch begins a transfer and returns a function that waits for its outcome.
-func (s *scene) fetch(name string, seed int32, first int) func() ticket.Outcome {
-	if s.victim == "receiver" {
-		s.peer.say("%s %d %d", name, seed, first)
-		return func() ticket.Outcome { return s.peer.outcome(s.t) }
-	}
-	done := make(chan ticket.Outcome, 1)
-	spec := s.Spec(name, seed, 18, first)
-	go func() {
-		ctx, cancel := context.WithTimeout(s.t.Context(), 10*time.Second)
-		defer cancel()
-		done <- kvconn.OutcomeOf(s.Fetch(ctx, spec), "untyped")
-	}()
-	return func() ticket.Outcome { return <-done }
-}
-
-// await waits until the signal has done its work.
-func (p *peer) await(t *testing.T, act Action) {
-	t.Helper()
-	for by := time.Now().Add(5 * time.Second); time.Now().Before(by); time.Sleep(time.Millisecond) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-		_, rest, _ := strings.Cut(string(stat), ") ")
-		if err != nil || strings.HasPrefix(rest, map[Action]string{ProcessKill: "Z", ProcessPause: "T"}[act]) {
-			return
+// strike makes transfers until the victim is hit, and returns the last one. On
+// a loaded machine one may fail before it comes to the frame.
+func (s *scene) strike(act Action) (during chan answer, hit bool) {
+	for n := range 12 {
+		if during != nil {
+			s.outcome(during)
+		}
+		if !s.idle || n > 0 {
+			during = s.fetch("during", int32(100+n), 100+8*n)
+		}
+		wait := peerPatience
+		if s.idle {
+			wait = s.long(3 * time.Second)
+		}
+		for start := s.Clock.Now(); s.Clock.Since(start) < wait; time.Sleep(time.Millisecond) {
+			if s.peer.Load().is(act) {
+				return during, true
+			}
+			if len(during) > 0 && !s.idle { // it is over: if it was not hit now, it will not be
+				wait = min(wait, s.Clock.Since(start)+s.RConfig.KeepAlive)
+			}
 		}
 	}
-	t.Errorf("the process was not hit by %s", act)
+	return nil, false
+}
+
+// outcome waits for a transfer.
+func (s *scene) outcome(c chan answer) ticket.Outcome {
+	s.t.Helper()
+	a := <-c
+	for _, e := range a.wrong {
+		s.t.Errorf("peer: %s", e)
+	}
+	return a.outcome
+}
+
+// fetch begins a transfer.
+func (s *scene) fetch(name string, seed int32, first int) chan answer {
+	done := make(chan answer, 1)
+	if s.victim == "receiver" {
+		p := s.peer.Load()
+		p.say("%s %d %d", name, seed, first)
+		go func() { done <- p.outcome() }() // ends with the process
+		return done
+	}
+	spec := s.Spec(name, seed, 18, first)
+	go func() {
+		ctx, cancel := context.WithTimeout(s.t.Context(), peerPatience)
+		defer cancel()
+		done <- answer{outcome: kvconn.OutcomeOf(s.Fetch(ctx, spec), "untyped")}
+	}()
+	return done
+}
+
+// is tells whether the signal has done its work.
+func (p *peer) is(act Action) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return err != nil || strings.HasPrefix(rest, map[Action]string{ProcessKill: "Z", ProcessPause: "T"}[act])
 }

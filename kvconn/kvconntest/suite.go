@@ -1,8 +1,10 @@
 package kvconntest
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,11 +30,55 @@ type Factory struct {
 	// Shrink divides the default deadlines, to keep real-time runs short.
 	// Cases without a bubble run in parallel: they wait more than they work.
 	Shrink int
-	// AtOnce bounds how many of them run at a time, 0 for no bound of its own:
-	// handshakes that compute must not eat up each other's deadlines.
+	// AtOnce bounds how many of them run at a time, 0 for 24: handshakes that
+	// compute must not eat up each other's deadlines.
 	AtOnce int
 
-	slots chan struct{}
+	clock   *Clock  // of cases without a bubble
+	stretch float64 // of their deadlines; see Clock.stretch
+	turns   *turns
+}
+
+// realTime prepares a factory for cases on a real clock.
+func (f Factory) realTime(t *testing.T) Factory {
+	f.Shrink, f.AtOnce = max(f.Shrink, 1), cmp.Or(f.AtOnce, 24)
+	if underRace {
+		f.Shrink, f.AtOnce = 1, f.AtOnce/2
+	}
+	f.clock = NewClock(t)
+	f.turns = &turns{clock: f.clock, slots: make(chan struct{}, f.AtOnce)}
+	return f
+}
+
+// turn waits until the machine has room for one more case, and returns the
+// factory for it, with deadlines for a machine as slow as it is now. Done ends
+// the turn.
+func (f Factory) turn() (g Factory, done func()) {
+	f.turns.take()
+	f.stretch = f.clock.stretch()
+	return f, f.turns.leave
+}
+
+// turns hands out turns: on a machine that is slow already, only a few at once.
+type turns struct {
+	clock   *Clock
+	slots   chan struct{}
+	running atomic.Int32
+}
+
+const fewAtOnce = 4
+
+func (q *turns) take() {
+	q.slots <- struct{}{}
+	for q.running.Add(1) > fewAtOnce && q.clock.Rate() < 0.5 {
+		q.running.Add(-1)
+		time.Sleep(lapSleep)
+	}
+}
+
+func (q *turns) leave() {
+	q.running.Add(-1)
+	<-q.slots
 }
 
 // Run checks the contract's invariants on a transport: ordinary transfers,
@@ -41,22 +87,26 @@ type Factory struct {
 // and in time, both ledgers are empty, no goroutine is left, and both peers
 // still work. Verbose runs print the faults as a table.
 func Run(t *testing.T, f Factory) {
-	f.Shrink = max(f.Shrink, 1)
-	if f.AtOnce > 0 {
-		f.slots = make(chan struct{}, f.AtOnce)
-	}
 	before := runtime.NumGoroutine()
+	f.Shrink, f.stretch = max(f.Shrink, 1), 1
+	if !f.Bubble {
+		f = f.realTime(t)
+	}
 	m := matrix{order: phases}
 	t.Run("case", func(t *testing.T) {
-		f.leaf(t, "transfer/rows", nil, func(t *testing.T, f Factory, w *World, ch *Chaos) { f.rows(t, w, ch) })
+		f.leaf(t, "transfer/rows", f.patient(nil), func(t *testing.T, f Factory, w *World, ch *Chaos) { f.rows(t, w, ch) })
 		for _, c := range transfers {
 			if c.direct && f.Relay {
 				continue
 			}
-			f.leaf(t, "transfer/"+c.name, c.tune, c.run)
+			tune := c.tune
+			if !c.waits {
+				tune = f.patient(tune)
+			}
+			f.leaf(t, "transfer/"+c.name, tune, c.run)
 		}
 		for _, c := range negotiations {
-			f.leaf(t, "handshake/"+c.name, c.tune, c.run)
+			f.leaf(t, "handshake/"+c.name, f.patient(c.tune), c.run)
 		}
 		hostile := func(name string, body func(*testing.T, Factory, *World, *Chaos)) { f.leaf(t, name, nil, body) }
 		hostileReceiverCases(hostile)
@@ -69,7 +119,24 @@ func Run(t *testing.T, f Factory) {
 	})
 	t.Logf("%s: faults, what the transfer they hit came to, and when:\n%s", t.Name(), &m)
 	if !f.Bubble { // a bubble fails by itself when a goroutine stays
-		settle(t, before)
+		f.settle(t, before)
+	}
+}
+
+// patient makes the deadlines of cases that wait for none of them long, on a
+// real clock: a loaded machine is no silent peer there.
+func (f Factory) patient(tune func(r, s *kvconn.Config)) func(r, s *kvconn.Config) {
+	return func(r, s *kvconn.Config) {
+		for _, c := range []*kvconn.Config{r, s} {
+			if !f.Bubble {
+				for _, d := range []*time.Duration{&c.DialTimeout, &c.HandshakeTimeout, &c.PeerSilence, &c.AcceptTimeout, &c.TicketTimeout, &c.RevokeTimeout} {
+					*d *= patience
+				}
+			}
+		}
+		if tune != nil {
+			tune(r, s)
+		}
 	}
 }
 
@@ -98,14 +165,14 @@ func (f Factory) rows(t *testing.T, w *World, ch *Chaos) {
 // leaf runs one case in a world of its own.
 func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config), run func(*testing.T, Factory, *World, *Chaos)) {
 	t.Run(name, func(t *testing.T) {
-		body := func(t *testing.T) {
+		body := func(t *testing.T, f Factory) {
 			tr, addr := f.New(t)
 			ch := NewChaos(tr)
 			path, between := kvconn.Transport(ch), &relay{Transport: tr, ch: ch, addr: addr}
 			if f.Relay {
 				path = between
 			}
-			w := newWorld(t, path, addr, f.Shrink, tune, f.Memory)
+			w := newWorld(t, path, addr, f, tune)
 			run(t, f, w, ch)
 			ch.Heal()
 			w.Empty(w.RConfig.PeerSilence)
@@ -113,25 +180,23 @@ func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config),
 			between.wg.Wait()
 		}
 		if f.Bubble {
-			synctest.Test(t, body)
+			synctest.Test(t, func(t *testing.T) { body(t, f) })
 		} else {
 			t.Parallel()
-			if f.slots != nil {
-				f.slots <- struct{}{}
-				defer func() { <-f.slots }()
-			}
-			body(t)
+			f, done := f.turn()
+			defer done()
+			body(t, f)
 		}
 	})
 }
 
 // settle waits for the goroutine count to come back.
-func settle(t *testing.T, before int) {
-	for range 200 {
+func (f Factory) settle(t *testing.T, before int) {
+	before += 2 // the clock's
+	for start := f.clock.Now(); f.clock.Since(start) < time.Second; time.Sleep(5 * time.Millisecond) {
 		if runtime.NumGoroutine() <= before {
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 	buf := make([]byte, 1<<20)
 	t.Errorf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, buf[:runtime.Stack(buf, true)])

@@ -2,6 +2,7 @@ package kvconntest
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -22,6 +23,8 @@ type leafCase struct {
 	run  func(t *testing.T, f Factory, w *World, ch *Chaos)
 	// direct cases watch the order of writes, which buffers on the way hide.
 	direct bool
+	// waits says that the case waits for a deadline, or is about one.
+	waits bool
 }
 
 // transfers are the cases without faults of the path.
@@ -62,9 +65,9 @@ var transfers = []leafCase{
 	{name: "set-delta", run: setDelta},
 	{name: "resume", run: resume},
 	{name: "revoke-is-a-fence", run: revokeFence},
-	{name: "revoke-with-a-stalled-link", run: revokeStalled},
+	{name: "revoke-with-a-stalled-link", waits: true, run: revokeStalled},
 	{name: "acknowledged-when-quiet", run: acknowledged},
-	{name: "slow-link-and-long-partition", run: longPartition},
+	{name: "slow-link-and-long-partition", waits: true, run: longPartition},
 	{name: "sender-fails", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		for _, o := range []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Refused, ticket.Corrupt, ticket.Cancelled} {
 			w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) { g.Fail(o, "as told") }
@@ -89,25 +92,24 @@ var transfers = []leafCase{
 		}
 	}},
 	{name: "always-corrupt", run: alwaysCorrupt},
-	{name: "handler-mute", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+	{name: "handler-mute", waits: true, run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) { <-ctx.Done() }
-		start := time.Now()
+		start := w.Clock.Now()
 		spec := w.Spec("mute", 1, 9, 0)
-		spec.Deadline = start.Add(w.RConfig.PeerSilence)
+		spec.Deadline = time.Now().Add(w.RConfig.PeerSilence)
 		if err := w.Fetch(t.Context(), spec); kvconn.OutcomeOf(err, "") != ticket.Late {
 			t.Errorf("want late, have %v", err)
 		}
-		if took := time.Since(start); took > 2*w.RConfig.PeerSilence {
+		if took := w.Clock.Since(start); took > 2*w.RConfig.PeerSilence {
 			t.Errorf("took %v", took)
 		}
 	}},
-	{name: "slow-compute-is-not-death", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
+	{name: "slow-compute-is-not-death", waits: true, run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) {
 			time.Sleep(2 * w.RConfig.PeerSilence)
 			w.Compute(ctx, g, src)
 		}
-		spec := w.Spec("slow", 1, 9, 0)
-		if err := w.Fetch(t.Context(), spec); err != nil {
+		if err := f.tries(w, 1, func(int) error { return w.Fetch(t.Context(), w.Spec("slow", 1, 9, 0)) }); err != nil {
 			t.Error(err)
 		}
 	}},
@@ -142,13 +144,11 @@ var transfers = []leafCase{
 			t.Errorf("want dead, have %v", err)
 		}
 	}},
-	{name: "stranger", run: stranger},
+	{name: "stranger", waits: true, run: stranger},
 	{name: "no-room", tune: func(r, s *kvconn.Config) { s.MaxTickets = 1 }, run: noRoom},
-	{name: "fair", direct: true, tune: func(r, s *kvconn.Config) {
-		s.BatchBytes, s.TicketTimeout, r.TicketTimeout = 1024, time.Minute, time.Minute
-	}, run: fair},
+	{name: "fair", direct: true, run: fair},
 	{name: "marks-tell-what-was-lost", tune: func(r, s *kvconn.Config) { r.RepairTimeout = time.Hour; r.BulkConns = 2 }, run: marks},
-	{name: "idle-session-closes", tune: func(r, s *kvconn.Config) { r.IdleTimeout = r.PeerSilence }, run: idleCloses},
+	{name: "idle-session-closes", tune: func(r, s *kvconn.Config) { r.IdleTimeout = 3 * r.KeepAlive }, run: idleCloses},
 }
 
 // setDelta moves exactly the blocks that the receiver does not have.
@@ -271,12 +271,12 @@ func longPartition(t *testing.T, f Factory, w *World, ch *Chaos) {
 	time.Sleep(w.RConfig.KeepAlive / 4)
 	ch.Sever()
 	wg.Wait()
-	w.Empty(time.Second)
+	w.Empty(w.long(time.Second))
 	time.Sleep(time.Until(start.Add(5 * w.RConfig.PeerSilence)))
 	ch.Heal()
-	healed := time.Now()
-	check(t, w.settledFetch(t))
-	if back := time.Since(healed); back > recovery {
+	healed := w.Clock.Now()
+	check(t, f.settledFetch(t, w))
+	if back := w.Clock.Since(healed); back > w.long(recovery) {
 		t.Errorf("worked again %v after the heal", back)
 	}
 }
@@ -309,7 +309,7 @@ func acknowledged(t *testing.T, f Factory, w *World, ch *Chaos) {
 	<-inside
 	revoked := make(chan error, 1)
 	go func() { revoked <- in.Revoke(t.Context()) }() // over shared memory it waits for the acknowledgement
-	time.Sleep(w.RConfig.PeerSilence / 4)
+	time.Sleep(w.RConfig.KeepAlive)
 	if n := acks.Load(); n > 0 {
 		t.Error("acknowledged while a load was running")
 	}
@@ -331,9 +331,9 @@ func revokeStalled(t *testing.T, f Factory, w *World, ch *Chaos) {
 	in, err := s.Request(t.Context(), spec)
 	check(t, err)
 	time.Sleep(w.RConfig.KeepAlive / 2)
-	start := time.Now()
+	start := w.Clock.Now()
 	check(t, in.Revoke(t.Context()))
-	if took := time.Since(start); took > w.RConfig.KeepAlive {
+	if took := w.Clock.Since(start); took > w.RConfig.KeepAlive {
 		t.Errorf("revoke took %v", took)
 	}
 	w.Pool.Reclaim(spec.Dest)
@@ -390,26 +390,45 @@ func noRoom(t *testing.T, f Factory, w *World, ch *Chaos) {
 	}
 }
 
-// fair: a short ticket does not wait for a long one that came before it.
+// fair: a short ticket does not wait for a long one that came before it. Both
+// have queued all that they have before the sender's first block goes out.
 func fair(t *testing.T, f Factory, w *World, ch *Chaos) {
-	ch.Delay = w.RConfig.KeepAlive / 100
-	ch.Arm(Rule{Step: Rows, To: ToReceiver, Action: Slow})
+	var queued sync.WaitGroup
+	queued.Add(2)
+	begun, both := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
+		src.Hook = func(layer, index int) error {
+			once.Do(func() { close(begun) })
+			<-both
+			return nil
+		}
+		w.Compute(ctx, o, src)
+		queued.Done()
+	}
+	var order []uint64 // the tickets of the frames with rows
+	ch.Trace(func(_ int, _ Direction, step Step, frame []byte) {
+		if step.CarriesRows() {
+			order = append(order, binary.LittleEndian.Uint64(frame[headerSize:]))
+		}
+	})
 	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
 	check(t, err)
 	long, err := s.Request(t.Context(), w.Spec("long", 1, 240, 0))
 	check(t, err)
+	<-begun
 	short, err := s.Request(t.Context(), w.Spec("short", 1, 8, 100))
 	check(t, err)
-	if _, err := short.Wait(t.Context()); err != nil {
-		t.Error(err)
+	queued.Wait()
+	close(both)
+	for _, in := range []*kvconn.Incoming{short, long} {
+		if _, err := in.Wait(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
-	select {
-	case <-long.Done():
-		t.Error("the long ticket was over first")
-	default:
-	}
-	if _, err := long.Wait(t.Context()); err != nil {
-		t.Error(err)
+	ch.Trace(nil)
+	if other := slices.IndexFunc(order, func(id uint64) bool { return id != order[0] }); other < 0 || order[len(order)-1] != order[0] {
+		t.Errorf("the short ticket had to wait for the long one: %d", order)
 	}
 }
 
@@ -432,10 +451,13 @@ func idleCloses(t *testing.T, f Factory, w *World, ch *Chaos) {
 	s, err := w.Receiver.Open(t.Context(), w.Addr, w.SConfig.Identity.PeerID)
 	check(t, err)
 	<-s.Done()
-	time.Sleep(w.RConfig.KeepAlive)
+	const ends = "xpyd_kvconn_session_ends_total"
 	for _, reg := range []*prometheus.Registry{w.RMetrics, w.SMetrics} {
-		if n := w.Value(reg, "xpyd_kvconn_session_ends_total", "done"); n != 1 {
-			t.Errorf("%v orderly ends", n)
+		for start := w.Clock.Now(); w.Value(reg, ends, "") == 0 && w.Clock.Since(start) < w.RConfig.PeerSilence; {
+			time.Sleep(w.RConfig.KeepAlive / 4)
+		}
+		if n, all := w.Value(reg, ends, "done"), w.Value(reg, ends, ""); n < 1 || n != all {
+			t.Errorf("%v orderly ends of %v", n, all)
 		}
 	}
 	check(t, w.Fetch(t.Context(), w.Spec("second", 1, 9, 8)))

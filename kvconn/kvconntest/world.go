@@ -25,13 +25,16 @@ func Layout() kvconn.Layout {
 
 // Config returns settings for a test peer: defaults, with every wait divided
 // by shrink.
-func Config(id string, shrink int) kvconn.Config {
+func Config(id string, shrink int) kvconn.Config { return config(id, shrink, 1) }
+
+// config is Config with every wait so many times longer.
+func config(id string, shrink int, stretch float64) kvconn.Config {
 	c := kvconn.DefaultConfig()
 	c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "model", TokenizerFingerprint: "tokenizer",
 		Numerics: "test-1", Layout: Layout(), Build: "test"}
 	for _, d := range []*time.Duration{&c.DialTimeout, &c.HandshakeTimeout, &c.KeepAlive, &c.PeerSilence, &c.AcceptTimeout,
 		&c.RepairTimeout, &c.RevokeTimeout} {
-		*d /= time.Duration(shrink)
+		*d = time.Duration(float64(*d) * stretch / float64(shrink))
 	}
 	c.TicketTimeout = 3 * c.PeerSilence
 	c.BatchBytes = 1 // a frame for each block of a layer, so that faults hit single ones
@@ -54,12 +57,16 @@ type World struct {
 	// Answer, when set, replaces the handler's answer to a ticket.
 	Answer func(ctx context.Context, o *kvconn.Outgoing, src *Source)
 
+	// Clock measures how long things take; nil is the time of package time.
+	Clock *Clock
+
 	// Quarantine lets Fetch leave a revoked ticket to Release when the peer
 	// that shares our memory does not say that it has stopped.
 	Quarantine bool
 
-	stop context.CancelFunc
-	wg   sync.WaitGroup
+	stretch float64 // of the deadlines, for a slow machine
+	stop    context.CancelFunc
+	wg      sync.WaitGroup
 
 	mu          sync.Mutex
 	sources     []*Source
@@ -71,19 +78,19 @@ type World struct {
 // NewWorld starts both sides over tr; tune may change either configuration.
 func NewWorld(t testing.TB, tr kvconn.Transport, addr string, shrink int, tune func(r, s *kvconn.Config)) *World {
 	t.Helper()
-	return newWorld(t, tr, addr, shrink, tune, nil)
+	return newWorld(t, tr, addr, Factory{Shrink: shrink, stretch: 1}, tune)
 }
 
-// newWorld is NewWorld with a pool in memory that both sides share.
-func newWorld(t testing.TB, tr kvconn.Transport, addr string, shrink int, tune func(r, s *kvconn.Config), memory func(testing.TB, int) (int, []byte)) *World {
+// newWorld is NewWorld with the factory's memory, clock and deadlines.
+func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune func(r, s *kvconn.Config)) *World {
 	t.Helper()
-	w := &World{T: t, RConfig: Config("decode-0", shrink), SConfig: Config("prefill-0", shrink)}
+	w := &World{T: t, Clock: f.clock, stretch: f.stretch, RConfig: config("decode-0", f.Shrink, f.stretch), SConfig: config("prefill-0", f.Shrink, f.stretch)}
 	if tune != nil {
 		tune(&w.RConfig, &w.SConfig)
 	}
 	w.Pool = NewPool(w.RConfig.Identity.Layout, 256)
-	if memory != nil {
-		w.RConfig.Shared = w.Pool.Share(func(size int) (int, []byte) { return memory(t, size) })
+	if f.Memory != nil {
+		w.RConfig.Shared = w.Pool.Share(func(size int) (int, []byte) { return f.Memory(t, size) })
 		if ch, ok := tr.(*Chaos); ok {
 			ch.Memory = w.Pool
 		}
@@ -193,7 +200,7 @@ func (w *World) FetchFrom(ctx context.Context, addr string, peer kvconn.PeerID, 
 		return w.typed(err)
 	}
 	c, err := in.Wait(ctx)
-	if rerr := w.revoke(ctx, in); rerr != nil && err != nil && w.Quarantine {
+	if rerr := w.revoke(ctx, in, err != nil); rerr != nil && err != nil && w.Quarantine {
 		w.mu.Lock()
 		w.quarantined = append(w.quarantined, quarantined{in, spec.Dest})
 		w.mu.Unlock()
@@ -221,9 +228,10 @@ type quarantined struct {
 	dest []kvconn.Dest
 }
 
-// revoke is a bounded wait where blocks may be quarantined.
-func (w *World) revoke(ctx context.Context, in *kvconn.Incoming) error {
-	if w.Quarantine {
+// revoke is a bounded wait where blocks may be quarantined, those of a transfer
+// that failed.
+func (w *World) revoke(ctx context.Context, in *kvconn.Incoming, failed bool) error {
+	if w.Quarantine && failed {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, w.RConfig.KeepAlive)
 		defer cancel()
@@ -258,16 +266,19 @@ func (w *World) typed(err error) error {
 	return err
 }
 
+// long is a bound for this machine.
+func (w *World) long(d time.Duration) time.Duration { return time.Duration(float64(d) * w.stretch) }
+
 // Empty waits until neither side holds a ticket, at most for limit.
 func (w *World) Empty(limit time.Duration) {
 	w.T.Helper()
-	by := time.Now().Add(limit)
+	start := w.Clock.Now()
 	for {
 		left := append(w.Receiver.Ledger(), w.Server.Ledger()...)
 		if len(left) == 0 {
 			return
 		}
-		if time.Now().After(by) {
+		if w.Clock.Since(start) > limit {
 			w.T.Errorf("ledger is not empty %v after: %+v", limit, left)
 			return
 		}
@@ -278,7 +289,7 @@ func (w *World) Empty(limit time.Duration) {
 // Close ends both sides and checks the promises that show only at the end.
 func (w *World) Close() {
 	w.T.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), w.long(10*time.Second))
 	defer cancel()
 	if err := w.Receiver.Close(ctx); err != nil {
 		w.T.Error(err)

@@ -30,6 +30,13 @@ const processEnv = "XPYD_SHM_TEST_PROCESS"
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
+// config is a peer's that is patient, but not with silence.
+func config(id string) kvconn.Config {
+	c := kvconntest.Config(id, 1)
+	c.DialTimeout, c.HandshakeTimeout, c.AcceptTimeout = time.Minute, time.Minute, time.Minute
+	return c
+}
+
 // pushAndWait pushes all blocks of all layers but the last one, and computes
 // that for ever.
 type pushAndWait struct{}
@@ -59,7 +66,7 @@ func processMain(what string) error {
 		return err
 	}
 	if what == "sender" {
-		srv, err := kvconn.NewServer(kvconntest.Config("prefill-0", 1), quiet, m)
+		srv, err := kvconn.NewServer(config("prefill-0"), quiet, m)
 		if err != nil {
 			return err
 		}
@@ -70,7 +77,7 @@ func processMain(what string) error {
 		fmt.Println(ln.Addr())
 		return srv.Serve(context.Background(), ln, pushAndWait{})
 	}
-	cfg := kvconntest.Config("decode-0", 1)
+	cfg := config("decode-0")
 	pool := kvconntest.NewPool(kvconntest.Layout(), 256)
 	var failed error
 	cfg.Shared = pool.Share(func(size int) (int, []byte) {
@@ -133,11 +140,12 @@ func start(t *testing.T, what string) (*exec.Cmd, string) {
 	return cmd, strings.TrimSpace(line)
 }
 
-// eventually waits until ok, at most for limit.
+// eventually waits until ok, at most for limit of the machine's time.
 func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) {
 	t.Helper()
-	for by := time.Now().Add(limit); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(by) {
+	clock := kvconntest.NewClock(t)
+	for start := clock.Now(); !ok(); time.Sleep(2 * time.Millisecond) {
+		if clock.Since(start) > limit {
 			t.Fatalf("not within %v: %s", limit, what)
 		}
 	}
@@ -164,7 +172,7 @@ func TestSenderProcess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cfg := kvconntest.Config("decode-0", 1)
+			cfg := config("decode-0")
 			pool := kvconntest.NewPool(kvconntest.Layout(), 256)
 			cfg.Shared = pool.Share(func(size int) (int, []byte) { return memory(t, size) })
 			r, err := kvconn.NewReceiver(cfg, tr, quiet, m)
@@ -235,7 +243,7 @@ func TestReceiverProcess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			srv, err := kvconn.NewServer(kvconntest.Config("prefill-0", 1), quiet, m)
+			srv, err := kvconn.NewServer(config("prefill-0"), quiet, m)
 			if err != nil {
 				t.Fatal(err)
 			}

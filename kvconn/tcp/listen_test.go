@@ -4,6 +4,7 @@ import (
 	"net"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
@@ -89,7 +90,11 @@ func TestIPv6(t *testing.T) {
 		return
 	}
 	probe.Close()
-	w := kvconntest.NewWorld(t, plain(t), "[::1]:0", 1, nil)
+	w := kvconntest.NewWorld(t, plain(t), "[::1]:0", 1, func(r, s *kvconn.Config) {
+		for _, c := range []*kvconn.Config{r, s} {
+			c.DialTimeout, c.HandshakeTimeout, c.PeerSilence, c.TicketTimeout = time.Minute, time.Minute, time.Minute, time.Minute
+		}
+	})
 	defer w.Close()
 	if err := w.Fetch(t.Context(), w.Spec("six", 1, 40, 0)); err != nil {
 		t.Error(err)

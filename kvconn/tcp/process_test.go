@@ -43,7 +43,9 @@ func serveUntilKilled() error {
 	if err != nil {
 		return err
 	}
-	srv, err := kvconn.NewServer(kvconntest.Config("prefill-0", 1), slog.New(slog.NewTextHandler(io.Discard, nil)), m)
+	cfg := kvconntest.Config("prefill-0", 1)
+	cfg.HandshakeTimeout = time.Minute
+	srv, err := kvconn.NewServer(cfg, slog.New(slog.NewTextHandler(io.Discard, nil)), m)
 	if err != nil {
 		return err
 	}
@@ -86,7 +88,9 @@ func TestProcess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := kvconn.NewReceiver(kvconntest.Config("decode-0", 1), tr, slog.New(slog.NewTextHandler(io.Discard, nil)), m)
+			cfg := kvconntest.Config("decode-0", 1)
+			cfg.DialTimeout, cfg.HandshakeTimeout, cfg.AcceptTimeout = time.Minute, time.Minute, time.Minute
+			r, err := kvconn.NewReceiver(cfg, tr, slog.New(slog.NewTextHandler(io.Discard, nil)), m)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -102,17 +106,18 @@ func TestProcess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for by := time.Now().Add(5 * time.Second); in.Stored().Len() < 2; time.Sleep(5 * time.Millisecond) {
-				if time.Now().After(by) {
+			clock := kvconntest.NewClock(t)
+			for start := clock.Now(); in.Stored().Len() < 2; time.Sleep(5 * time.Millisecond) {
+				if clock.Since(start) > 5*time.Second {
 					t.Fatal("nothing came")
 				}
 			}
-			start := time.Now()
+			start := clock.Now()
 			if err := cmd.Process.Signal(sig); err != nil {
 				t.Fatal(err)
 			}
 			_, err = in.Wait(t.Context())
-			took := time.Since(start)
+			took := clock.Since(start)
 			if kvconn.OutcomeOf(err, "") != ticket.Dead {
 				t.Errorf("want dead, have %v", err)
 			}

@@ -98,18 +98,20 @@ func TestTLSRefused(t *testing.T) {
 	a.sign(t, "expired", &x509.Certificate{ExtKeyUsage: bothUsages, NotAfter: time.Now().Add(-time.Minute)})
 	a.sign(t, "client", &x509.Certificate{ExtKeyUsage: bothUsages[1:]})
 	good := a.transport(t, "worker", a)
+	clock := kvconntest.NewClock(t)
 	f := func(name string, server, client kvconn.Transport) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := kvconntest.NewWorld(t, &split{good, server, client}, "127.0.0.1:0", 4, nil)
+			w.Clock = clock
 			defer w.Close()
-			start := time.Now()
+			start := clock.Now()
 			if _, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{}); err == nil {
 				t.Error("a session was opened")
 			} else {
 				t.Log(err)
 			}
-			if took, limit := time.Since(start), w.RConfig.HandshakeTimeout+time.Second; took > limit {
+			if took, limit := clock.Since(start), w.RConfig.HandshakeTimeout+time.Second; took > limit {
 				t.Errorf("known after %v, want at most %v", took, limit)
 			}
 			w.Empty(w.RConfig.PeerSilence)

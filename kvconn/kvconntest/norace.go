@@ -1,0 +1,5 @@
+//go:build !race
+
+package kvconntest
+
+const underRace = false

@@ -1,0 +1,6 @@
+//go:build race
+
+package kvconntest
+
+// underRace: the race detector makes everything several times slower.
+const underRace = true

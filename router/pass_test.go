@@ -1,0 +1,289 @@
+package router_test
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/router"
+)
+
+// TestPass: what one engine answers by itself goes to decode as it came, and
+// the answer comes back as it is.
+func TestPass(t *testing.T) {
+	g := newRig(t, 1, 1)
+	d := g.workers["d0"]
+	var uri, kind, accept, body string
+	d.on(&d.other, func(w http.ResponseWriter, r *http.Request) {
+		d.mu.Lock()
+		uri, kind, accept, body = r.URL.RequestURI(), r.Header.Get("Content-Type"), r.Header.Get("Accept"), string(d.body)
+		d.mu.Unlock()
+		w.Header().Set("Content-Type", "audio/mpeg")
+		w.Header().Set("Content-Disposition", "attachment")
+		w.WriteHeader(201)
+		fmt.Fprint(w, "sound")
+	})
+	ask := `{"input":"x", "model":"m"}`
+	resp, text := g.post("/v1/audio/speech?a=b", ask, "Content-Type", "application/json", "Accept", "audio/*")
+	if resp.StatusCode != 201 || text != "sound" || resp.ContentLength != 5 || resp.Header.Get("Content-Type") != "audio/mpeg" ||
+		resp.Header.Get("Content-Disposition") != "attachment" || resp.Header.Get("x-xpyd-decode") != "d0" || resp.Header.Get("x-xpyd-prefill") != "" ||
+		resp.Header.Get("x-request-id") == "" || !strings.Contains(resp.Header.Get("Server-Timing"), "ttft;dur=") {
+		t.Errorf("%d %q %v", resp.StatusCode, text, resp.Header)
+	}
+	if uri != "/v1/audio/speech?a=b" || kind != "application/json" || accept != "audio/*" || body != ask {
+		t.Errorf("the engine got %s %s %s %s", uri, kind, accept, body)
+	}
+	f := func(path, body string, status int, param string) {
+		t.Helper()
+		resp, text := g.post(path, body)
+		e := apiError(t, text)
+		got := ""
+		if e.Param != nil {
+			got = *e.Param
+		}
+		if resp.StatusCode != status || got != param {
+			t.Errorf("%s %.60s: %d %s", path, body, resp.StatusCode, text)
+		}
+	}
+	f("/v1/embeddings", `{"model":"none","input":"x"}`, 404, "model")
+	f("/v1/responses", `{"model":"m","kv_transfer_params":{}}`, 400, "kv_transfer_params")
+	f("/v1/responses", `{"model":"m","input":"`+strings.Repeat("x", 400<<10)+`","bootstrap_room":1}`, 400, "bootstrap_room")
+	f("/v1/files", `{}`, 404, "")
+	f("/v1/responses/resp_1", ``, 404, "")
+	if resp, err := g.client.Get(g.url + "/v1/embeddings"); err != nil || resp.StatusCode != 405 {
+		t.Errorf("%v %v", resp, err)
+	} else {
+		resp.Body.Close()
+	}
+}
+
+// TestPassStream: another API's stream has ends of its own, and one that breaks
+// gets an error event; a body that breaks is cut.
+func TestPassStream(t *testing.T) {
+	g := newRig(t, 1, 1)
+	d := g.workers["d0"]
+	const events = "event: response.created\ndata: {\"n\":1}\n\nevent: response.completed\ndata: {\"n\":2}\n\n"
+	d.on(&d.other, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+		for _, e := range strings.SplitAfter(events, "\n\n") {
+			io.WriteString(w, e)
+			w.(http.Flusher).Flush()
+		}
+	})
+	resp, text := g.post("/v1/responses", `{"model":"m","stream":true}`)
+	if text != events || resp.Header.Get("Content-Type") != "text/event-stream; charset=utf-8" {
+		t.Errorf("%q %v", text, resp.Header)
+	}
+	d.on(&d.other, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, events+"event: half")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	_, text = g.post("/v1/responses", `{"model":"m","stream":true}`)
+	if !strings.HasPrefix(text, events+"data: {\"error\":") {
+		t.Errorf("%q", text)
+	}
+	d.on(&d.other, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		io.WriteString(w, "half")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	resp, err := g.client.Post(g.url+"/v1/audio/speech", "", strings.NewReader(`{"model":"m"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got, err := io.ReadAll(resp.Body); string(got) != "half" || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("%q %v", got, err)
+	}
+}
+
+// form is a transcription's with so many bytes of sound.
+func form(t *testing.T, sound int) (kind string, body []byte) {
+	t.Helper()
+	var b bytes.Buffer
+	w := multipart.NewWriter(&b)
+	err := w.WriteField("model", "m")
+	part, perr := w.CreateFormFile("file", "a.wav")
+	if err = errors.Join(err, perr); err == nil {
+		_, err = part.Write(bytes.Repeat([]byte("sound"), sound/5))
+	}
+	if err = errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return w.FormDataContentType(), b.Bytes()
+}
+
+// TestPassUpload: an upload reaches the engine while the client still sends it,
+// with a length and in chunks.
+func TestPassUpload(t *testing.T) {
+	g := newRig(t, 1, 1)
+	kind, body := form(t, 2<<20)
+	begun, got := make(chan struct{}), make(chan []byte, 1)
+	g.workers["d0"].raw.Store(&rawHandler{func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != "/v1/audio/transcriptions" {
+			return false
+		}
+		all := make([]byte, 1<<20)
+		if _, err := io.ReadFull(r.Body, all); err != nil {
+			t.Error(err)
+		}
+		begun <- struct{}{}
+		rest, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- append(all, rest...)
+		fmt.Fprint(w, `{"text":"hello"}`)
+		return true
+	}})
+	for _, length := range []int64{int64(len(body)), -1} {
+		in, out := io.Pipe()
+		go func() {
+			out.Write(body[:3<<19])
+			<-begun // the engine has what was sent so far
+			out.Write(body[3<<19:])
+			out.Close()
+		}()
+		req, _ := http.NewRequest("POST", g.url+"/v1/audio/transcriptions", in)
+		req.ContentLength = length
+		req.Header.Set("Content-Type", kind)
+		resp, err := g.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if sent := <-got; resp.StatusCode != 200 || string(text) != `{"text":"hello"}` || !bytes.Equal(sent, body) {
+			t.Errorf("length %d: %d %s, %d of %d bytes", length, resp.StatusCode, text, len(sent), len(body))
+		}
+	}
+}
+
+// TestPassRetry: a body that is here is sent again, one that is not cannot be.
+func TestPassRetry(t *testing.T) {
+	g := newRig(t, 1, 2, func(c *router.Config) { c.Pick.Policy = "round_robin" })
+	for _, id := range []string{"d0", "d1"} {
+		m := g.workers[id]
+		m.on(&m.other, reset)
+	}
+	healthy := g.workers["d1"]
+	healthy.on(&healthy.other, whole)
+	for range 2 { // each of the two comes first once
+		if resp, text := g.post("/v1/embeddings", `{"model":"m","input":"x"}`); resp.StatusCode != 200 || resp.Header.Get("x-xpyd-decode") != "d1" {
+			t.Errorf("%d %s", resp.StatusCode, text)
+		}
+	}
+	healthy.on(&healthy.other, reset)
+	kind, body := form(t, 2<<20)
+	calls := g.workers["d0"].calls.Load() + healthy.calls.Load()
+	resp, err := g.client.Post(g.url+"/v1/audio/transcriptions", kind, bytes.NewReader(body))
+	if err == nil { // else the refusal crossed what was still being sent
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		apiError(t, string(text))
+		if resp.StatusCode != 502 {
+			t.Errorf("%d %s", resp.StatusCode, text)
+		}
+	}
+	if n := g.workers["d0"].calls.Load() + healthy.calls.Load() - calls; n > 1 {
+		t.Errorf("tried %d times", n)
+	}
+}
+
+// TestPassCancel: the engine is let go when the client leaves.
+func TestPassCancel(t *testing.T) {
+	g := newRig(t, 1, 1)
+	d := g.workers["d0"]
+	started, ended := make(chan time.Time, 1), make(chan time.Time, 1)
+	d.on(&d.other, hold(started, ended))
+	conn, err := net.Dial("tcp", g.r.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const ask = `{"model":"m","input":"x"}`
+	fmt.Fprintf(conn, "POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(ask), ask)
+	<-started
+	conn.Close()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the leg goes on")
+	}
+	g.until("a 499 in the log", func() bool { return strings.Contains(g.logs.String(), "status=499") })
+	if resp, text := g.post("/v1/embeddings", ask, "x-request-timeout-ms", "50"); resp.StatusCode != 504 {
+		t.Errorf("%d %s", resp.StatusCode, text)
+	}
+	<-started
+	<-ended
+}
+
+// TestExpect: a client that waits to be told sends its body once it is.
+func TestExpect(t *testing.T) {
+	g := newRig(t, 1, 1)
+	for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
+		conn, err := net.Dial("tcp", g.r.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", path, len(ask))
+		in := bufio.NewReader(conn)
+		if line, err := in.ReadString('\n'); err != nil || line != "HTTP/1.1 100 Continue\r\n" {
+			t.Fatalf("%s: %q %v", path, line, err)
+		}
+		in.ReadString('\n')
+		io.WriteString(conn, ask)
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil || resp.StatusCode != 200 {
+			t.Fatalf("%s: %v %v", path, resp, err)
+		}
+	}
+}
+
+// TestOldClient: HTTP/1.0 knows no chunks; the body ends with the connection.
+func TestOldClient(t *testing.T) {
+	g := newRig(t, 1, 1)
+	conn, err := net.Dial("tcp", g.r.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s", len(askStream), askStream)
+	all, err := io.ReadAll(conn)
+	if err != nil || !strings.HasSuffix(string(all), "\r\n\r\n"+storyText) || strings.Contains(string(all), "chunked") {
+		t.Errorf("%q %v", all, err)
+	}
+}
+
+// TestPipelined requests are answered in order.
+func TestPipelined(t *testing.T) {
+	g := newRig(t, 1, 1)
+	conn, err := net.Dial("tcp", g.r.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	one := fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(askStream), askStream)
+	io.WriteString(conn, one+"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"+one)
+	in := bufio.NewReader(conn)
+	for i, want := range []string{storyText, `{"version":"1.2.3"}`, storyText} {
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(i, err)
+		}
+		if text, err := io.ReadAll(resp.Body); err != nil || string(text) != want {
+			t.Errorf("%d: %q %v", i, text, err)
+		}
+	}
+}
