@@ -1,7 +1,9 @@
 package kvconntest
 
 import (
+	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -15,7 +17,9 @@ import (
 //
 // It is made of laps: a sleep and a small exchange with another goroutine over
 // a pipe of the kernel's, as peers have. A lap counts for as long as it took,
-// but at most for lapLimit.
+// but at most for lapLimit; and less by the share of the processors' time that
+// this process's threads have waited for, where the kernel tells (schedstat):
+// who sleeps much is woken in time also on a machine where computing is slow.
 //
 // A nil Clock is the time of package time: exact in a bubble of synctest.
 type Clock struct {
@@ -32,6 +36,8 @@ const (
 	lapSleep = 10 * time.Millisecond
 	lapLimit = 13 * time.Millisecond // timers of quiet machines are up to 2 ms late
 	rateSpan = 500 * time.Millisecond
+	waitSpan = 100 * time.Millisecond // between two looks at the waits
+	leastRun = 1.0 / 16               // what counts of a lap at least
 )
 
 // NewClock starts a clock; it ends with the test.
@@ -82,6 +88,8 @@ func (c *Clock) run() {
 	var b [1]byte
 	sleep := time.NewTicker(lapSleep)
 	defer sleep.Stop()
+	share := 1.0 // of the processor time that we wanted
+	looked, waited := time.Now(), waits()
 	for start := time.Now(); ; {
 		select {
 		case <-quit:
@@ -98,12 +106,38 @@ func (c *Clock) run() {
 		lap := now.Sub(start)
 		start = now
 		sleep.Reset(lapSleep)
+		if span := now.Sub(looked); span >= waitSpan {
+			w := waits()
+			share = min(1, max(leastRun, 1-float64(w-waited)/float64(span)/float64(runtime.NumCPU()))) // threads may have ended
+			looked, waited = now, w
+		}
+		given := time.Duration(float64(min(lap, lapLimit)) * share)
 		c.mu.Lock()
-		c.given += min(lap, lapLimit)
+		c.given += given
 		weight := min(1, lap.Seconds()/rateSpan.Seconds())
-		c.rate += weight * (min(1, lapLimit.Seconds()/lap.Seconds()) - c.rate)
+		c.rate += weight * (given.Seconds()/lap.Seconds() - c.rate)
 		c.mu.Unlock()
 	}
+}
+
+// waits is how long this process's threads have been ready to run and did not
+// run, all together; 0 where the kernel does not say.
+func waits() (sum time.Duration) {
+	threads, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return 0
+	}
+	for _, t := range threads {
+		var ran, waited int64 // ns
+		b, err := os.ReadFile("/proc/self/task/" + t.Name() + "/schedstat")
+		if err != nil {
+			continue
+		}
+		if _, err := fmt.Sscan(string(b), &ran, &waited); err == nil {
+			sum += time.Duration(waited)
+		}
+	}
+	return sum
 }
 
 // Now is the time given so far; only differences mean something.
