@@ -10,6 +10,7 @@ import (
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/share"
 )
 
 // Config configures a Router.
@@ -86,6 +87,8 @@ type Config struct {
 	Limits Limits      `koanf:"limits"` // reloadable
 	Pick   pick.Config `koanf:"pick"`   // its policy is reloadable
 	Events Events      `koanf:"kv_events"`
+	// Share is what routers side by side tell each other.
+	Share share.Config `koanf:"share"`
 	// Discovery is how engines are found that do not announce themselves.
 	Discovery discover.Config `koanf:"discovery"`
 }
@@ -119,6 +122,7 @@ func DefaultConfig() Config {
 		SessionHeader: "x-session-id",
 		Pick:          pick.DefaultConfig(), Events: DefaultEvents(),
 		Discovery: discover.DefaultConfig(),
+		Share:     share.DefaultConfig(),
 	}
 }
 
@@ -171,7 +175,8 @@ func (c Config) Validate() error {
 		}
 	}
 	return errors.Join(validStatics(c.Static), within("hedge", c.Hedge.Validate()), within("limits", c.Limits.Validate()), within("pick", c.Pick.Validate()),
-		within("kv_events", c.Events.Validate()), within("discovery", c.Discovery.Validate()))
+		within("kv_events", c.Events.Validate()), within("discovery", c.Discovery.Validate()),
+		within("share", c.Share.Validate()))
 }
 
 // within puts a section before the key of its error.

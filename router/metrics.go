@@ -92,6 +92,9 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 		}),
 	}
 	m.all = append(append(m.all, m.local), pickCollectors(r)...)
+	if r.share != nil {
+		m.all = append(m.all, r.share.Collectors()...)
+	}
 	m.all = append(m.all, m.guards.collectors(r)...)
 	for _, reason := range retryReasons {
 		m.retries.WithLabelValues(reason)

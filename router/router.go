@@ -18,6 +18,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/share"
 )
 
 // Fleet is what the router needs of who is there; *fleet.Watcher has it.
@@ -48,6 +49,7 @@ type Deps struct {
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
 	Gatherer   prometheus.Gatherer // for /metrics; nil leaves the path out
+	Bus        share.Bus           // to other routers; nil for none
 	AdminToken string              // required unless AdminListen is ""
 	Version    string              // for GET /version
 	// Mounts adds handlers to the admin listener, behind its token:
@@ -71,6 +73,7 @@ type Router struct {
 	facts   facts
 	probes  *prober
 	kv      *kvFeeds
+	share   *share.Sharer // nil without a bus
 	found   discovery
 	conns   clientConns
 	watcher *clientwatch.Watcher
@@ -133,6 +136,9 @@ func New(cfg Config, deps Deps) (*Router, error) {
 	if r.kv, err = newKVFeeds(r); err != nil {
 		return nil, err
 	}
+	if deps.Bus != nil && cfg.Share.Interval > 0 {
+		r.share = share.New(cfg.Share, deps.Bus, r.picker, deps.Log)
+	}
 	if r.metrics, err = newMetrics(deps.Registerer, r); err != nil {
 		return nil, err
 	}
@@ -177,6 +183,9 @@ func (r *Router) Start() (err error) {
 	r.spawn(r.followPicks)
 	r.spawn(r.followGuards)
 	r.spawn(r.kv.run)
+	if r.share != nil {
+		r.spawn(func() { r.share.Run(r.ctx) })
+	}
 	r.public.start(r.publicLn)
 	return nil
 }

@@ -204,7 +204,7 @@ func openFront(cfg *RouterConfig, log *slog.Logger, mounts map[string]fasthttp.R
 		return
 	}
 	f.lifeline = fleet.WatchLifeline(f.watcher, fleet.LifelineConfig{Log: log})
-	r, err := router.New(cfg.Config, router.Deps{Fleet: f.watcher, Log: log, Registerer: reg, Gatherer: reg,
+	r, err := router.New(cfg.Config, router.Deps{Fleet: f.watcher, Bus: f.conn.Bus(), Log: log, Registerer: reg, Gatherer: reg,
 		AdminToken: token, Version: build(), Mounts: mounts})
 	if err != nil {
 		return

@@ -40,6 +40,7 @@ type node struct {
 	guard  guard
 	others Loads // what other routers have here
 	noted  bool  // it is in Picker.notes
+	named  bool  // its epoch is this router's own; others know it by its id
 }
 
 // halfLife is how many dispatches halve a node's memory of its work.

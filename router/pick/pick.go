@@ -90,12 +90,13 @@ type Picker struct {
 	turn   chan struct{} // closes when a guard changes; nil while nobody waits
 	values []float64     // of Judge, for its memory
 	notes  notes
+	named  map[string]*node // by id
 }
 
 // New makes a picker; rnd is used under the picker's lock only.
 func New(cfg Config, rnd *rand.Rand) *Picker {
 	return &Picker{cfg: cfg, policy: cfg.Policy, rnd: rnd, index: newIndex(cfg.AffinityBytes),
-		nodes: map[nodeKey]*node{}, classes: map[classID]*class{}}
+		nodes: map[nodeKey]*node{}, named: map[string]*node{}, classes: map[classID]*class{}}
 }
 
 // SetPolicy changes the policy.

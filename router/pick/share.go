@@ -8,7 +8,8 @@ import "slices"
 // its business.
 
 // WorkerLoad is what one router, or all others together, have in flight on one
-// worker.
+// worker. Epoch is 0 for engines that do not announce themselves: theirs is
+// each router's own.
 type WorkerLoad struct {
 	ID    string
 	Epoch uint64
@@ -23,7 +24,7 @@ type Hint struct {
 }
 
 // maxNoted bounds the hashes of hints that wait to be fetched.
-const maxNoted = 1 << 14
+const maxNoted = 1 << 12
 
 // notes is what has changed since it was fetched last; under Picker.mu.
 type notes struct {
@@ -71,7 +72,8 @@ func (p *Picker) Changes(out []WorkerLoad, all bool, most int) []WorkerLoad {
 }
 
 func (n *node) told() WorkerLoad {
-	return WorkerLoad{n.key.id, n.key.epoch, Loads{Legs: n.legs, Tokens: n.queued, Seqs: n.seqs, KV: n.kv}}
+	id, epoch := n.name()
+	return WorkerLoad{id, epoch, Loads{Legs: n.legs, Tokens: n.queued, Seqs: n.seqs, KV: n.kv}}
 }
 
 // Hints returns what was noted of prefixes since the last call, and how many
@@ -89,7 +91,7 @@ func (p *Picker) SetOthers(list []WorkerLoad) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, w := range list {
-		if n := p.nodes[nodeKey{w.ID, w.Epoch}]; n != nil {
+		if n := p.called(w.ID, w.Epoch); n != nil {
 			if n.class != nil {
 				n.class.legs += w.Legs - n.others.Legs
 			}
@@ -103,7 +105,7 @@ func (p *Picker) AddHints(list []Hint) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, h := range list {
-		pn, dn := p.nodes[nodeKey{h.Prefill, h.PrefillEpoch}], p.nodes[nodeKey{h.Decode, h.DecodeEpoch}]
+		pn, dn := p.called(h.Prefill, h.PrefillEpoch), p.called(h.Decode, h.DecodeEpoch)
 		if pn != nil && dn != nil {
 			p.index.put(Chain{hashes: h.Hashes}, pn, dn)
 		}
@@ -130,7 +132,26 @@ func (p *Picker) noteHint(c Chain, fresh int, pn, dn *node) {
 	}
 	p.notes.hashes += fresh
 	n := min(len(c.hashes), p.index.max)
-	p.notes.hints = append(p.notes.hints, Hint{pn.key.id, dn.key.id, pn.key.epoch, dn.key.epoch, c.hashes[n-fresh : n]})
+	h := Hint{Hashes: c.hashes[n-fresh : n]}
+	h.Prefill, h.PrefillEpoch = pn.name()
+	h.Decode, h.DecodeEpoch = dn.name()
+	p.notes.hints = append(p.notes.hints, h)
+}
+
+// name is how routers call a worker among themselves.
+func (n *node) name() (id string, epoch uint64) {
+	if n.named {
+		return n.key.id, 0
+	}
+	return n.key.id, n.key.epoch
+}
+
+// called returns the worker of such a name, nil if it is not known here.
+func (p *Picker) called(id string, epoch uint64) *node {
+	if epoch == 0 {
+		return p.named[id]
+	}
+	return p.nodes[nodeKey{id, epoch}]
 }
 
 // legsAll, queuedAll, seqsAll and kvAll are the counts of all routers.

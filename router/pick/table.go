@@ -78,6 +78,9 @@ func (p *Picker) Refresh(v View) {
 		}
 		if p.nodes[m.n.key] == nil {
 			p.nodes[m.n.key] = m.n
+			if m.n.named {
+				p.named[m.n.key.id] = m.n
+			}
 			m.n.last, m.n.born = p.tick, v.Now
 		}
 		m.to.join(m.n)
@@ -87,6 +90,9 @@ func (p *Picker) Refresh(v View) {
 	}
 	for _, key := range gone {
 		if p.nodes[key].legs == 0 {
+			if p.named[key.id] == p.nodes[key] {
+				delete(p.named, key.id)
+			}
 			delete(p.nodes, key)
 		}
 	}
@@ -131,7 +137,7 @@ func (p *Picker) plan(v View, t *table) (moves []move) {
 			continue
 		}
 		if n == nil {
-			n = &node{key: key, seen: p.stamp, point: hashString(mem.ID)}
+			n = &node{key: key, seen: p.stamp, point: hashString(mem.ID), named: mem.Source != "" && mem.Source != fleet.NATS}
 		}
 		n.at.Store(int32(i))
 		n.stamp = p.stamp

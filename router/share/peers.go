@@ -1,0 +1,163 @@
+package share
+
+import (
+	"time"
+
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// Bounds of what others may make this router remember.
+const (
+	maxPeers   = 64
+	maxWorkers = 16 << 10 // of one router
+)
+
+// name is how routers call a worker.
+type name struct {
+	id    string
+	epoch uint64
+}
+
+// told is what one router has on a worker.
+type told struct {
+	pick.Loads
+	mark int // of the snapshot that it was in last
+}
+
+// peer is another router.
+type peer struct {
+	heard   time.Time
+	seq     uint64
+	workers map[name]told
+	mark    int
+	next    int // part of the snapshot that must come next; -1 for none
+}
+
+// peers is what other routers have said: a state machine without I/O or clock.
+type peers struct {
+	expire time.Duration
+	byID   map[uint64]*peer
+	totals map[name]pick.Loads
+	counts counts
+}
+
+// counts are for metrics.
+type counts struct {
+	gaps    uint64 // messages that did not arrive
+	expired uint64 // routers that fell silent
+	refused uint64 // messages that could not be used
+}
+
+func newPeers(expire time.Duration) *peers {
+	return &peers{expire: expire, byID: map[uint64]*peer{}, totals: map[name]pick.Loads{}}
+}
+
+// apply takes a message in. It returns the workers whose totals it concerns,
+// and whether its sender was unknown.
+func (s *peers) apply(m *message, now time.Time) (touched []pick.WorkerLoad, isNew bool) {
+	p := s.byID[m.from]
+	if m.kind == kindBye {
+		return s.forget(m.from), false
+	}
+	if p == nil {
+		if len(s.byID) >= maxPeers {
+			s.counts.refused++
+			return nil, false
+		}
+		p, isNew = &peer{workers: map[name]told{}, next: -1, seq: m.seq - 1}, true
+		s.byID[m.from] = p
+	}
+	if m.seq <= p.seq && !isNew { // a bus may repeat itself, but not us
+		s.counts.refused++
+		return nil, false
+	}
+	s.counts.gaps += m.seq - p.seq - 1
+	p.seq, p.heard = m.seq, now
+	switch m.kind {
+	case kindChanges:
+		touched = s.set(p, m.workers, touched)
+	case kindSnapshot:
+		switch m.part {
+		case 0:
+			p.mark++
+			p.next = 1
+		case p.next:
+			p.next++
+		default: // a part was lost; the next snapshot will do
+			p.next = -1
+		}
+		touched = s.set(p, m.workers, touched)
+		if p.next == m.parts {
+			p.next = -1
+			for n, t := range p.workers {
+				if t.mark != p.mark {
+					touched = s.put(p, n, pick.Loads{}, touched)
+				}
+			}
+		}
+	}
+	return touched, isNew
+}
+
+func (s *peers) set(p *peer, list []pick.WorkerLoad, touched []pick.WorkerLoad) []pick.WorkerLoad {
+	for _, w := range list {
+		touched = s.put(p, name{w.ID, w.Epoch}, w.Loads, touched)
+	}
+	return touched
+}
+
+// put makes l what p has on a worker.
+func (s *peers) put(p *peer, n name, l pick.Loads, touched []pick.WorkerLoad) []pick.WorkerLoad {
+	old, known := p.workers[n]
+	switch {
+	case l == pick.Loads{}:
+		delete(p.workers, n)
+	case !known && len(p.workers) >= maxWorkers:
+		return touched
+	default:
+		p.workers[n] = told{l, p.mark}
+	}
+	t := s.totals[n]
+	t.Legs += l.Legs - old.Legs
+	t.Tokens += l.Tokens - old.Tokens
+	t.Seqs += l.Seqs - old.Seqs
+	t.KV += l.KV - old.KV
+	if t == (pick.Loads{}) {
+		delete(s.totals, n)
+	} else {
+		s.totals[n] = t
+	}
+	return append(touched, pick.WorkerLoad{ID: n.id, Epoch: n.epoch, Loads: t})
+}
+
+// forget drops a router with all that it has told.
+func (s *peers) forget(id uint64) (touched []pick.WorkerLoad) {
+	p := s.byID[id]
+	if p == nil {
+		return nil
+	}
+	for n := range p.workers {
+		touched = s.put(p, n, pick.Loads{}, touched)
+	}
+	delete(s.byID, id)
+	return touched
+}
+
+// tick forgets who has been silent for too long.
+func (s *peers) tick(now time.Time) (touched []pick.WorkerLoad) {
+	for id, p := range s.byID {
+		if now.Sub(p.heard) >= s.expire {
+			s.counts.expired++
+			touched = append(touched, s.forget(id)...)
+		}
+	}
+	return touched
+}
+
+// silence is how long the most silent router has been so.
+func (s *peers) silence(now time.Time) (most time.Duration) {
+	for _, p := range s.byID {
+		most = max(most, now.Sub(p.heard))
+	}
+	return most
+}

@@ -1,0 +1,294 @@
+package share
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// Config configures what routers tell each other.
+type Config struct {
+	// Interval is the least time between two words about changed load; 0
+	// shares nothing. Between two words both routers may fill the same gap.
+	Interval time.Duration `koanf:"interval"`
+	// Expire is how long the word of a router that has fallen silent counts.
+	Expire time.Duration `koanf:"expire"`
+}
+
+// DefaultConfig is 50 words a second at most.
+func DefaultConfig() Config { return Config{Interval: 20 * time.Millisecond, Expire: 3 * time.Second} }
+
+// keyError is a value that Validate refuses.
+type keyError struct{ key, msg string }
+
+func (e *keyError) Error() string     { return e.key + ": " + e.msg }
+func (e *keyError) ConfigKey() string { return e.key }
+
+// Validate returns an error whose ConfigKey method names the key.
+func (c Config) Validate() error {
+	switch {
+	case c.Interval < 0 || c.Interval > time.Second:
+		return &keyError{"interval", fmt.Sprintf("%v is not within 0 and 1s", c.Interval)}
+	case c.Expire < 2*snapshotEvery:
+		return &keyError{"expire", fmt.Sprintf("%v is below %v", c.Expire, 2*snapshotEvery)}
+	}
+	return nil
+}
+
+const (
+	snapshotEvery = time.Second
+	hintsEvery    = 100 * time.Millisecond
+	mostChanges   = 2048 // workers in one word
+)
+
+// Bus carries messages to all routers, perhaps the sender too. It may lose
+// them; those of one sender keep their order.
+type Bus interface {
+	// Publish does not wait; an error says that nobody will get it.
+	Publish(msg []byte) error
+	// Subscribe calls f for each message, one at a time, until stop has
+	// returned. The message is f's during the call only.
+	Subscribe(f func(msg []byte)) (stop func(), err error)
+}
+
+// Picker is what is shared: *pick.Picker.
+type Picker interface {
+	Note(on bool)
+	Changes(out []pick.WorkerLoad, all bool, most int) []pick.WorkerLoad
+	Hints() (hints []pick.Hint, lost uint64)
+	SetOthers(list []pick.WorkerLoad)
+	AddHints(list []pick.Hint)
+}
+
+// Sharer is one router's part. Run does the work.
+type Sharer struct {
+	cfg    Config
+	bus    Bus
+	picker Picker
+	log    *slog.Logger
+	id     uint64
+
+	seq  uint64 // of the last message; Run's own, as what follows
+	buf  []byte
+	list []pick.WorkerLoad
+
+	mu      sync.Mutex
+	peers   *peers
+	owed    bool // a newcomer waits for a snapshot
+	traffic traffic
+}
+
+// traffic is for metrics.
+type traffic struct {
+	sent, heard, unsent uint64
+	lost                uint64 // hashes of hints
+}
+
+// New makes a sharer that does nothing yet.
+func New(cfg Config, bus Bus, picker Picker, log *slog.Logger) *Sharer {
+	return &Sharer{cfg: cfg, bus: bus, picker: picker, log: log, id: rand.Uint64(), peers: newPeers(cfg.Expire)}
+}
+
+// Run shares until ctx ends, and says goodbye.
+func (s *Sharer) Run(ctx context.Context) {
+	if s.cfg.Interval == 0 {
+		return
+	}
+	stop, err := s.bus.Subscribe(s.hear)
+	if err != nil {
+		s.log.Error("routers do not hear each other", "err", err)
+		return
+	}
+	tick := time.NewTicker(s.cfg.Interval)
+	defer tick.Stop()
+	var full, hints time.Time
+	for {
+		now := time.Now()
+		alone, owed := s.look(now)
+		switch {
+		case owed || now.Sub(full) >= snapshotEvery:
+			full = now
+			if alone {
+				s.send(appendHead(s.buf[:0], kindHello, s.id, s.next()))
+			} else {
+				s.snapshot()
+			}
+		case !alone:
+			s.changes()
+		}
+		if !alone && now.Sub(hints) >= hintsEvery {
+			hints = now
+			s.hints()
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			stop()
+			s.send(appendHead(s.buf[:0], kindBye, s.id, s.next()))
+			s.picker.Note(false)
+			return
+		}
+	}
+}
+
+// look forgets the silent, and says whether anybody is left and wants all.
+func (s *Sharer) look(now time.Time) (alone, owed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := len(s.peers.byID)
+	if touched := s.peers.tick(now); len(touched) > 0 {
+		s.picker.SetOthers(touched)
+	}
+	if n := len(s.peers.byID); n < before {
+		s.log.Warn("a router has fallen silent; its share of the load counts no more", "routers", n+1)
+	}
+	alone, owed = len(s.peers.byID) == 0, s.owed
+	s.owed = false
+	s.picker.Note(!alone)
+	return alone, owed
+}
+
+// hear takes in what another router says.
+func (s *Sharer) hear(b []byte) {
+	m, err := decode(b)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err != nil:
+		s.peers.counts.refused++
+		return
+	case m.from == s.id:
+		return
+	}
+	s.traffic.heard++
+	touched, isNew := s.peers.apply(&m, time.Now())
+	if isNew {
+		s.owed = true
+		s.log.Info("another router is here", "routers", len(s.peers.byID)+1)
+	}
+	if len(touched) > 0 {
+		s.picker.SetOthers(touched)
+	}
+	if len(m.hints) > 0 && s.peers.byID[m.from] != nil {
+		s.picker.AddHints(m.hints)
+	}
+}
+
+func (s *Sharer) next() uint64 {
+	s.seq++
+	return s.seq
+}
+
+func (s *Sharer) send(b []byte) {
+	s.buf = b
+	err := s.bus.Publish(b)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.traffic.unsent++
+		return
+	}
+	s.traffic.sent++
+}
+
+// changes says what has changed since the last word.
+func (s *Sharer) changes() {
+	s.list = s.picker.Changes(s.list[:0], false, mostChanges)
+	b := s.buf[:0]
+	for i := range s.list {
+		if len(b) == 0 {
+			b = appendHead(b, kindChanges, s.id, s.next())
+		}
+		if b = appendWorker(b, &s.list[i]); len(b) > maxMessage-maxWorker || i == len(s.list)-1 {
+			s.send(b)
+			b = b[:0]
+		}
+	}
+}
+
+// perPart is how many workers surely fit in a message.
+const perPart = (maxMessage - 64) / maxWorker
+
+// snapshot says all there is, in parts.
+func (s *Sharer) snapshot() {
+	s.list = s.picker.Changes(s.list[:0], true, maxWorkers)
+	parts := max((len(s.list)+perPart-1)/perPart, 1)
+	for part := range parts {
+		b := appendHead(s.buf[:0], kindSnapshot, s.id, s.next())
+		b = appendNumbers(b, part, parts)
+		for i := part * perPart; i < min((part+1)*perPart, len(s.list)); i++ {
+			b = appendWorker(b, &s.list[i])
+		}
+		s.send(b)
+	}
+}
+
+// hints says where new prefixes went.
+func (s *Sharer) hints() {
+	list, lost := s.picker.Hints()
+	s.mu.Lock()
+	s.traffic.lost = lost
+	s.mu.Unlock()
+	b := s.buf[:0]
+	for i := range list {
+		for hashes := list[i].Hashes; len(hashes) > 0; {
+			h := list[i]
+			h.Hashes = hashes[:min(len(hashes), maxHashes)]
+			hashes = hashes[len(h.Hashes):]
+			if size := 2*maxWorker + 8*len(h.Hashes); len(b) > 0 && len(b)+size > maxMessage {
+				s.send(b)
+				b = b[:0]
+			}
+			if len(b) == 0 {
+				b = appendHead(b, kindHints, s.id, s.next())
+			}
+			b = appendHint(b, &h)
+		}
+	}
+	if len(b) > 0 {
+		s.send(b)
+	}
+}
+
+// Peers is how many other routers are heard.
+func (s *Sharer) Peers() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.peers.byID)
+}
+
+// Collectors are the metrics.
+func (s *Sharer) Collectors() []prometheus.Collector {
+	gauge := func(name, help string, f func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, s.locked(f))
+	}
+	count := func(name, help string, f func() float64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, s.locked(f))
+	}
+	return []prometheus.Collector{
+		gauge("xpyd_router_peers", "Other routers of the fleet that are heard. Below what you run: look at the links to NATS.", func() float64 { return float64(len(s.peers.byID)) }),
+		gauge("xpyd_router_peers_silence_seconds", "Since the most silent of them spoke. Over a second their load is known late; at share.expire it counts no more.", func() float64 { return s.peers.silence(time.Now()).Seconds() }),
+		count("xpyd_router_peers_expired_total", "Routers that fell silent without a goodbye.", func() float64 { return float64(s.peers.counts.expired) }),
+		count("xpyd_router_share_sent_total", "Messages to other routers.", func() float64 { return float64(s.traffic.sent) }),
+		count("xpyd_router_share_unsent_total", "Messages that NATS did not take, as its link is down.", func() float64 { return float64(s.traffic.unsent) }),
+		count("xpyd_router_share_received_total", "Messages from other routers.", func() float64 { return float64(s.traffic.heard) }),
+		count("xpyd_router_share_gaps_total", "Messages from other routers that did not arrive; the next second repairs what they said of load.", func() float64 { return float64(s.peers.counts.gaps) }),
+		count("xpyd_router_share_refused_total", "Messages that could not be used: of another version, repeated, or malformed.", func() float64 { return float64(s.peers.counts.refused) }),
+		count("xpyd_router_share_hints_lost_total", "Blocks of prefixes that other routers were not told of, because there were too many.", func() float64 { return float64(s.traffic.lost) }),
+	}
+}
+
+func (s *Sharer) locked(f func() float64) func() float64 {
+	return func() float64 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return f()
+	}
+}

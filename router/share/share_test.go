@@ -1,0 +1,361 @@
+package share
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// memory is a bus in this process.
+type memory struct {
+	mu   sync.Mutex
+	subs map[int]func([]byte)
+	n    int
+	down bool
+	drop func() bool // says which messages are lost
+	sent int
+	size int // bytes
+}
+
+func (m *memory) Publish(b []byte) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.down {
+		return errors.New("down")
+	}
+	m.sent++
+	m.size += len(b)
+	if m.drop != nil && m.drop() {
+		return nil
+	}
+	for _, f := range m.subs {
+		f(slices.Clone(b))
+	}
+	return nil
+}
+
+func (m *memory) Subscribe(f func([]byte)) (func(), error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.subs == nil {
+		m.subs = map[int]func([]byte){}
+	}
+	m.n++
+	id := m.n
+	m.subs[id] = f
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.subs, id)
+	}, nil
+}
+
+// fake is a picker: own is set by the test, others by the sharer.
+type fake struct {
+	mu      sync.Mutex
+	on      bool
+	own     map[name]pick.Loads
+	changed map[name]bool
+	others  map[name]pick.Loads
+	out     []pick.Hint
+	in      []pick.Hint
+}
+
+func newFake() *fake {
+	return &fake{own: map[name]pick.Loads{}, changed: map[name]bool{}, others: map[name]pick.Loads{}}
+}
+
+func (f *fake) Note(on bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.on = on
+}
+
+func (f *fake) set(id string, legs int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.own[name{id, 1}] = pick.Loads{Legs: legs, Seqs: legs}
+	f.changed[name{id, 1}] = f.on
+}
+
+func (f *fake) Changes(out []pick.WorkerLoad, all bool, most int) []pick.WorkerLoad {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for n, l := range f.own {
+		if len(out) < most && (all && l.Legs > 0 || !all && f.changed[n]) {
+			out = append(out, pick.WorkerLoad{ID: n.id, Epoch: n.epoch, Loads: l})
+			if !all {
+				delete(f.changed, n)
+			}
+		}
+	}
+	return out
+}
+
+func (f *fake) Hints() ([]pick.Hint, uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := f.out
+	f.out = nil
+	return out, 0
+}
+
+func (f *fake) SetOthers(list []pick.WorkerLoad) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range list {
+		f.others[name{w.ID, w.Epoch}] = w.Loads
+	}
+}
+
+func (f *fake) AddHints(list []pick.Hint) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.in = append(f.in, list...)
+}
+
+// sees is what others have on a worker, by f's knowledge.
+func (f *fake) sees(id string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.others[name{id, 1}].Legs
+}
+
+// start runs a sharer until stop.
+func start(bus Bus, f *fake) (s *Sharer, stop func()) {
+	s = New(DefaultConfig(), bus, f, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.Run(ctx)
+	}()
+	return s, func() { cancel(); <-done }
+}
+
+func TestShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bus, a, b := &memory{}, newFake(), newFake()
+		a.set("w0", 7) // before anybody listens
+		sa, stopA := start(bus, a)
+		time.Sleep(10 * time.Second)
+		if bus.sent > 11 || bus.size > 20*bus.sent {
+			t.Errorf("alone it sent %d messages of %d bytes", bus.sent, bus.size)
+		}
+		sb, stopB := start(bus, b)
+		time.Sleep(100 * time.Millisecond)
+		if sa.Peers() != 1 || sb.Peers() != 1 || b.sees("w0") != 7 {
+			t.Fatalf("%d, %d peers; it sees %d", sa.Peers(), sb.Peers(), b.sees("w0"))
+		}
+		a.set("w1", 3)
+		b.set("w1", 2)
+		time.Sleep(25 * time.Millisecond)
+		if b.sees("w1") != 3 || a.sees("w1") != 2 {
+			t.Errorf("within an interval: %d, %d", b.sees("w1"), a.sees("w1"))
+		}
+		before := bus.sent
+		for i := range 1000 { // a change each millisecond
+			a.set("w1", i)
+			time.Sleep(time.Millisecond)
+		}
+		if n := bus.sent - before; n > 60 {
+			t.Errorf("%d messages in a second", n)
+		}
+		a.set("w1", 0)
+		a.out = []pick.Hint{{Prefill: "p", Decode: "d", PrefillEpoch: 1, Hashes: make([]uint64, 3000)}}
+		time.Sleep(200 * time.Millisecond)
+		n := 0
+		for _, h := range b.in {
+			n += len(h.Hashes)
+		}
+		if b.sees("w1") != 0 || n != 3000 || len(a.in) != 0 {
+			t.Errorf("sees %d, got %d hashes, and %d back", b.sees("w1"), n, len(a.in))
+		}
+		stopA() // says goodbye
+		if sb.Peers() != 0 || b.sees("w0") != 0 || sb.peers.counts.expired != 0 {
+			t.Errorf("after a goodbye: %d peers, sees %d", sb.Peers(), b.sees("w0"))
+		}
+		stopB()
+		if len(bus.subs) != 0 || a.on || b.on {
+			t.Errorf("left behind: %d, %v, %v", len(bus.subs), a.on, b.on)
+		}
+	})
+}
+
+// TestSilence: the share of a router that dies, or whose link is cut, counts
+// for Expire and no longer; a link that comes back brings it back.
+func TestSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bus, a, b := &memory{}, newFake(), newFake()
+		sa, stopA := start(bus, a)
+		defer stopA()
+		sb, stopB := start(bus, b)
+		defer stopB()
+		time.Sleep(time.Second)
+		a.set("w", 5)
+		time.Sleep(50 * time.Millisecond)
+		bus.down = true
+		time.Sleep(1900 * time.Millisecond)
+		if b.sees("w") != 5 {
+			t.Errorf("a short silence: sees %d", b.sees("w"))
+		}
+		time.Sleep(1200 * time.Millisecond)
+		if b.sees("w") != 0 || sb.Peers() != 0 || sb.peers.counts.expired != 1 || sa.peers.counts.expired != 1 {
+			t.Errorf("a long one: sees %d, %d peers, %+v", b.sees("w"), sb.Peers(), sb.peers.counts)
+		}
+		bus.down = false
+		a.set("w", 6) // while it believes to be alone
+		time.Sleep(1100 * time.Millisecond)
+		if b.sees("w") != 6 {
+			t.Errorf("afterwards: sees %d", b.sees("w"))
+		}
+	})
+}
+
+// TestLoss: whatever is lost, a second after the bus is good again each router
+// knows exactly what the others have.
+func TestLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rnd := rand.New(rand.NewPCG(1, 2))
+		bus := &memory{}
+		var fakes []*fake
+		for range 3 {
+			f := newFake()
+			_, stop := start(bus, f)
+			defer stop()
+			fakes = append(fakes, f)
+		}
+		worker := func() string { return []string{"a", "b", "c", "d"}[rnd.IntN(4)] }
+		for range 20 {
+			bus.drop = func() bool { return rnd.IntN(3) == 0 }
+			for range 100 {
+				fakes[rnd.IntN(3)].set(worker(), rnd.IntN(4))
+				time.Sleep(time.Duration(rnd.IntN(30)) * time.Millisecond)
+			}
+			bus.drop = nil
+			time.Sleep(1100 * time.Millisecond)
+			for i, f := range fakes {
+				for _, w := range []string{"a", "b", "c", "d"} {
+					want := 0
+					for j, g := range fakes {
+						if j != i {
+							want += g.own[name{w, 1}].Legs
+						}
+					}
+					if got := f.sees(w); got != want {
+						t.Fatalf("router %d sees %d on %s, want %d", i, got, w, want)
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestManyWorkers: a fleet of thousands goes over in parts, and what is gone
+// from it is forgotten.
+func TestManyWorkers(t *testing.T) {
+	p := newPeers(3 * time.Second)
+	now := time.Unix(0, 0)
+	bus, f := &memory{}, newFake()
+	s := New(DefaultConfig(), bus, f, slog.New(slog.DiscardHandler))
+	var lost int
+	if _, err := bus.Subscribe(func(b []byte) {
+		m, err := decode(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if lost--; lost == 0 {
+			return
+		}
+		p.apply(&m, now)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4000 {
+		f.own[name{string(rune('a'+i%26)) + string(rune('a'+i/26%26)) + string(rune('a'+i/676)), 1}] = pick.Loads{Legs: 1}
+	}
+	s.snapshot()
+	if len(p.totals) != 4000 || bus.sent < 2 {
+		t.Errorf("%d workers in %d messages", len(p.totals), bus.sent)
+	}
+	for n := range f.own {
+		if len(f.own) > 1000 {
+			delete(f.own, n)
+		}
+	}
+	lost = 2
+	s.snapshot()
+	if len(p.totals) != 4000 {
+		t.Errorf("half a snapshot took %d away", 4000-len(p.totals))
+	}
+	s.snapshot()
+	if len(p.totals) != 1000 {
+		t.Errorf("%d workers, want 1000", len(p.totals))
+	}
+	p.tick(now.Add(3 * time.Second))
+	if len(p.totals) != 0 || len(p.byID) != 0 {
+		t.Errorf("%d workers are left", len(p.totals))
+	}
+}
+
+// TestStrangers: the number of routers is bounded, and old messages are not
+// taken for new ones.
+func TestStrangers(t *testing.T) {
+	p := newPeers(3 * time.Second)
+	now := time.Unix(0, 0)
+	for i := range uint64(100) {
+		p.apply(&message{kind: kindHello, from: i, seq: 9}, now)
+	}
+	if len(p.byID) != maxPeers || p.counts.refused != 100-maxPeers {
+		t.Errorf("%d peers, %+v", len(p.byID), p.counts)
+	}
+	w := []pick.WorkerLoad{{ID: "w", Epoch: 1, Loads: pick.Loads{Legs: 5}}}
+	p.apply(&message{kind: kindChanges, from: 1, seq: 10, workers: w}, now)
+	w = []pick.WorkerLoad{{ID: "w", Epoch: 1, Loads: pick.Loads{Legs: 1}}}
+	p.apply(&message{kind: kindChanges, from: 1, seq: 10, workers: w}, now)
+	p.apply(&message{kind: kindChanges, from: 1, seq: 3, workers: w}, now)
+	if l := p.totals[name{"w", 1}]; l.Legs != 5 {
+		t.Errorf("%+v", l)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	head := func(kind byte) []byte { return appendHead(nil, kind, 7, 3) }
+	worker := pick.WorkerLoad{ID: "decode-0", Epoch: 1795279060972119, Loads: pick.Loads{Legs: 2, Tokens: 3, Seqs: 300, KV: 5}}
+	hint := pick.Hint{Prefill: "p", Decode: "d", PrefillEpoch: 1, Hashes: []uint64{1, 1 << 63}}
+	f.Add(head(kindHello))
+	f.Add(head(kindBye))
+	f.Add(appendWorker(head(kindChanges), &worker))
+	f.Add(appendWorker(appendNumbers(head(kindSnapshot), 0, 1), &worker))
+	f.Add(appendHint(head(kindHints), &hint))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := decode(b)
+		if err != nil {
+			return
+		}
+		out := appendHead(nil, m.kind, m.from, m.seq)
+		if m.kind == kindSnapshot {
+			out = appendNumbers(out, m.part, m.parts)
+		}
+		for i := range m.workers {
+			out = appendWorker(out, &m.workers[i])
+		}
+		for i := range m.hints {
+			out = appendHint(out, &m.hints[i])
+		}
+		again, err := decode(out)
+		if err != nil || again.seq != m.seq || !slices.Equal(again.workers, m.workers) || len(again.hints) != len(m.hints) {
+			t.Errorf("%x\nbecomes %x: %v", b, out, err)
+		}
+		p := newPeers(time.Second)
+		p.apply(&m, time.Unix(0, 0))
+	})
+}
