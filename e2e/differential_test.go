@@ -108,9 +108,14 @@ func TestDifferential(t *testing.T) {
 	}
 	alone := startWorker(t, fleet.Decode, nil)
 	var pairs [][2]*worker.Worker
-	for _, bt := range [][2]int{{16, 16}, {4, 16}, {16, 3}} {
+	for i, bt := range [][2]int{{16, 16}, {4, 16}, {16, 3}, {8, 16}} {
 		small := func(tokens int) func(*worker.Config) {
-			return func(c *worker.Config) { c.BlockTokens, c.Blocks = tokens, 1100/tokens }
+			return func(c *worker.Config) {
+				c.BlockTokens, c.Blocks = tokens, 1100/tokens
+				if i == 3 { // with tiers below, which are small as well
+					c.KV.HostMemory, c.KV.SSDDir, c.KV.SSDSize, c.KV.MinLoadTokens = 1<<20, t.TempDir(), 4<<20, 0
+				}
+			}
 		}
 		pairs = append(pairs, [2]*worker.Worker{startWorker(t, fleet.Prefill, small(bt[0])), startWorker(t, fleet.Decode, small(bt[1]))})
 	}

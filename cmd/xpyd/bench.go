@@ -62,7 +62,7 @@ most vocabularies; --calibrate measures what they are in the server's.`,
 // benchCommands are the subcommands of bench. Each sets Args, as those of the
 // root do, and has an example that begins with its whole name.
 func benchCommands() []*cobra.Command {
-	return []*cobra.Command{newBenchKV(), newBenchMultiturn()}
+	return []*cobra.Command{newBenchKV(), newBenchKVIO(), newBenchMultiturn()}
 }
 
 // serveFlags are those of bench itself.

@@ -477,3 +477,17 @@ func FuzzPreamble(f *testing.F) {
 		}
 	})
 }
+
+// TestMeasureDisk: the benchmark moves what it says, and leaves nothing.
+func TestMeasureDisk(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "kv")
+	r, err := MeasureDisk(t.Context(), dir, 64<<10, 4<<20, 4)
+	if err != nil || r.Units != 64 || r.Write <= 0 || r.Read <= 0 {
+		t.Fatalf("%+v %v", r, err)
+	}
+	for _, bad := range []int{0, 100, 65 << 9} {
+		if _, err := MeasureDisk(t.Context(), dir, bad, 4<<20, 4); err == nil {
+			t.Errorf("units of %d bytes", bad)
+		}
+	}
+}

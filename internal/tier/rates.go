@@ -1,0 +1,113 @@
+package tier
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// Rates is how fast the SSD tier wrote and read units, bytes a second.
+type Rates struct {
+	UnitBytes int     `json:"unit_bytes"`
+	Units     int     `json:"units"`
+	Depth     int     `json:"depth"`
+	Write     float64 `json:"write_bytes_s"`
+	Read      float64 `json:"read_bytes_s"`
+}
+
+// MeasureDisk writes units of unitBytes (a multiple of 4 KiB) until total
+// bytes are written through an SSD tier in dir, a folder of nothing else, then
+// reads all of them in random order; depth of each at a time. Files are
+// deleted at the end.
+func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, depth int) (r Rates, err error) {
+	bad := func(units int) error {
+		return fmt.Errorf("units of %d bytes, %d of them, %d at a time: want a multiple of %d, at least %d, 1 to 1024", unitBytes, units, depth, page, 2*minSegments)
+	}
+	if unitBytes < page {
+		return r, bad(0)
+	}
+	rows := (unitBytes - headerSize - 8) / 32 // of [2][1 head][16 tokens]
+	s := shape{kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 1, BlockTokens: 16, DType: "u8", RowBytes: rows}, 1}
+	units := int(total / int64(unitBytes))
+	if rows < 1 || s.record() != unitBytes || units < 2*minSegments || depth < 1 || depth > 1024 {
+		return r, bad(units)
+	}
+	// A quarter more, so that nothing is evicted from a log of whole segments.
+	d, err := openDisk(dir, total+total/4+minSegments*segmentBytes, s, "measured", openDirect, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return r, err
+	}
+	defer func() {
+		if e := d.clear(); err == nil {
+			err = e
+		}
+		if e := d.close(); err == nil {
+			err = e
+		}
+	}()
+	r = Rates{UnitBytes: unitBytes, Units: units, Depth: depth}
+	key := func(i int) (k kvcache.Hash) {
+		binary.LittleEndian.PutUint64(k[:], uint64(i)+1)
+		return k
+	}
+	seconds, err := inTurns(ctx, depth, unitBytes, units, func(i int, rec []byte) error {
+		_, err := d.write(key(i), 16*i, rec)
+		return err
+	})
+	if err != nil {
+		return r, err
+	}
+	r.Write = float64(units) * float64(unitBytes) / seconds
+	order := rand.New(rand.NewPCG(1, 2)).Perm(units)
+	seconds, err = inTurns(ctx, depth, unitBytes, units, func(i int, rec []byte) error { return d.read(key(order[i]), 16*order[i], rec) })
+	r.Read = float64(units) * float64(unitBytes) / seconds
+	return r, err
+}
+
+// inTurns calls do for 0 .. n-1 from depth goroutines, each with a buffer of
+// its own, and returns how long all took.
+func inTurns(ctx context.Context, depth, size, n int, do func(i int, rec []byte) error) (seconds float64, err error) {
+	var mu sync.Mutex
+	next := 0
+	take := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil || next == n {
+			return -1
+		}
+		next++
+		return next - 1
+	}
+	buffers := make([][]byte, depth)
+	for i := range buffers {
+		buffers[i] = aligned(size)
+		for at := 0; at < size; at += 8 {
+			binary.LittleEndian.PutUint64(buffers[i][at:], rand.Uint64())
+		}
+	}
+	var wg sync.WaitGroup
+	began := time.Now()
+	for _, rec := range buffers {
+		wg.Go(func() {
+			for i := take(); i >= 0; i = take() {
+				if e := do(i, rec); e != nil {
+					mu.Lock()
+					err = e
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return time.Since(began).Seconds(), err
+}
