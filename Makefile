@@ -1,7 +1,8 @@
 # xpyd: `make help` lists the targets. CI calls the same ones; none needs a secret.
 GO       ?= go
 PKGS     ?= ./...
-RACE     ?= ./kvconn/... ./router/... ./internal/... ./prefill/... ./decode/... ./e2e
+REALTIME  = ./kvconn/tcp ./kvconn/shm
+RACE     ?= $(filter-out $(addprefix %,$(REALTIME:.%=%)),$(shell $(GO) list ./kvconn/... ./router/... ./internal/... ./prefill/... ./decode/... ./e2e))
 FUZZTIME ?= 10s
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
@@ -21,6 +22,7 @@ test: ## every test, no GPU needed
 
 race: ## the packages where concurrency lives, under the race detector
 	$(GO) test -race $(RACE)
+	$(GO) test -race -p 1 $(REALTIME)
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	scripts/fuzz $(FUZZTIME)
