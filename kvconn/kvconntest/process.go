@@ -284,8 +284,9 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 		s.start(fmt.Sprint(uint8(p.step)), fmt.Sprint(p.nth), string(act))
 	} else {
 		onFrame(ch, p.to, p.step, p.nth, func() {
-			s.peer.Load().signal(signals[act])
-			for by := time.Now().Add(peerPatience); !s.peer.Load().is(act) && time.Now().Before(by); {
+			p := s.peer.Load() // there will be another
+			p.signal(signals[act])
+			for by := time.Now().Add(peerPatience); !p.is(act) && time.Now().Before(by); {
 				time.Sleep(time.Millisecond)
 			}
 		})
