@@ -1,11 +1,12 @@
 # xpyd: `make help` lists the targets. CI calls the same ones; none needs a secret.
 GO       ?= go
 PKGS     ?= ./...
-RACE     ?= ./kvconn/... ./router/... ./internal/... ./prefill/... ./decode/... ./e2e
+REALTIME  = ./kvconn/tcp ./kvconn/shm
+RACE     ?= $(filter-out $(addprefix %,$(REALTIME:.%=%)),$(shell $(GO) list ./kvconn/... ./router/... ./internal/... ./prefill/... ./decode/... ./e2e))
 FUZZTIME ?= 10s
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: help build dist test race fuzz bench bench-kv bench-load bench-router lint faults kv-soak kv-skew kv-mutate soak clients goldens bench-report docker compose-check
+.PHONY: router-churn help build dist test race fuzz bench bench-kv bench-load bench-router lint faults kv-soak kv-skew kv-mutate soak clients goldens bench-report docker compose-check
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -21,6 +22,7 @@ test: ## every test, no GPU needed
 
 race: ## the packages where concurrency lives, under the race detector
 	$(GO) test -race $(RACE)
+	$(GO) test -race -p 1 $(REALTIME)
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	scripts/fuzz $(FUZZTIME)
@@ -45,6 +47,9 @@ kv-skew: ## the last release's workers beside this tree's, both ways
 
 kv-mutate: ## every guard of kvconn removed, one at a time: a test must fail
 	scripts/mutate-kv
+
+router-churn: ## the router through ten minutes of churn, faults and cancels; the last line counts
+	XPYD_CHURN=10m $(GO) test ./router -run TestChurn -count=1 -timeout 20m -v
 
 soak: ## 1,000 random requests, xPyD against a single worker
 	XPYD_SOAK_REQUESTS=1000 $(GO) test ./e2e -run TestDifferential -count=1 -timeout 60m -v

@@ -1,96 +1,235 @@
 package router
 
 import (
-	"container/list"
-	"context"
-	"sync"
+	"bytes"
+	"errors"
+	"math"
+	"sync/atomic"
 	"time"
 
+	"github.com/valyala/fasthttp"
+
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/limit"
 )
 
-// gate admits requests: so many run, so many more wait in order of arrival,
+// gate admits requests: so many run, so many more wait by priority and tenant,
 // the rest are refused.
 type gate struct {
-	mu      sync.Mutex
-	limits  Limits
-	running int
-	queue   list.List // of chan struct{}, closed when its owner may run
+	*limit.Gate
+	limits atomic.Pointer[Limits]
 }
 
-// enter waits for a place. The caller leaves once for each nil error.
-func (g *gate) enter(ctx context.Context) *openai.Error {
-	g.mu.Lock()
-	lim := g.limits
-	if g.running < lim.MaxInFlight && g.queue.Len() == 0 {
-		g.running++
-		g.mu.Unlock()
-		return nil
-	}
-	if g.queue.Len() >= lim.MaxQueue {
-		g.mu.Unlock()
-		return openai.TooMany("%d requests are running and %d are waiting; try again later", lim.MaxInFlight, lim.MaxQueue)
-	}
-	turn := make(chan struct{})
-	place := g.queue.PushBack(turn)
-	g.mu.Unlock()
-
-	timer := time.NewTimer(lim.QueueWait)
-	defer timer.Stop()
-	var err *openai.Error
-	select {
-	case <-turn:
-		return nil
-	case <-timer.C:
-		err = openai.Unavailable("no place became free within %v; try again later", lim.QueueWait)
-	case <-ctx.Done():
-		err = contextError(ctx)
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	select {
-	case <-turn: // it came at the last moment: pass it on
-		g.running--
-		g.admit()
-	default:
-		g.queue.Remove(place)
-	}
-	return err
+func newGate(l Limits) *gate {
+	g := &gate{Gate: limit.NewGate(l.gate())}
+	g.limits.Store(&l)
+	return g
 }
 
-// leave gives a place back.
-func (g *gate) leave() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.running--
-	g.admit()
-}
-
-// admit lets waiters run while there are places; g.mu is held.
-func (g *gate) admit() {
-	for g.running < g.limits.MaxInFlight && g.queue.Len() > 0 {
-		turn := g.queue.Remove(g.queue.Front()).(chan struct{})
-		g.running++
-		close(turn)
-	}
+func (l *Limits) gate() limit.Limits {
+	w := l.PriorityWeights
+	return limit.Limits{InFlight: l.MaxInFlight, Wait: l.QueueWait, Bounds: limit.Bounds{Items: l.MaxQueue, Bytes: l.MaxQueueBytes,
+		Weights: [limit.Classes]float64{w.High, w.Normal, w.Low}}}
 }
 
 // set changes the limits; more places are given out at once.
 func (g *gate) set(l Limits) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.limits = l
-	g.admit()
+	g.limits.Store(&l)
+	g.Set(l.gate())
 }
 
-func (g *gate) get() Limits {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.limits
+// get returns the limits in force, which must not be written to.
+func (g *gate) get() *Limits { return g.limits.Load() }
+
+func (g *gate) counts() (running, waiting int) { return g.Counts() }
+
+// admission is what a request holds that waited, or whose tenant is known;
+// most requests have none while no keys are configured.
+type admission struct {
+	tenant *tenant     // nil if nobody asked who it is
+	item   *limit.Item // nil if it did not wait
+	since  time.Time   // when it got its place
+	tokens float64     // estimate
+	taken  bool        // from the tenant's account
+	prompt int         // tokens, of the estimate
+
+	events    int // relayed
+	told      bool
+	used      int // prompt and answer, as the answer told
+	generated int
 }
 
-func (g *gate) counts() (running, waiting int) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.running, g.queue.Len()
+// admit lets a request through its tenant's limits and takes a place for it,
+// waiting for one if need be. finish gives all back.
+func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error {
+	r := q.r
+	if err := r.hosts.check(top.URLs); err != nil {
+		return err
+	}
+	if r.cfg.Upstream.PassAuthorization {
+		q.auth = string(ctx.Request.Header.Peek("Authorization"))
+	}
+	t := tenantOf(ctx)
+	class, err := q.priority(ctx, t, top)
+	if err != nil {
+		return err
+	}
+	if t != nil {
+		if !t.key.May(top.Model) {
+			return openai.ModelNotFound(top.Model)
+		}
+		q.adm = &admission{tenant: t}
+		q.estimate(top)
+		if err := q.take(ctx); err != nil {
+			return err
+		}
+	}
+	r.budget.earn()
+	if !r.gate.TryEnter() {
+		if err := q.queue(t, class, top); err != nil {
+			q.settle(false)
+			return err
+		}
+	}
+	q.stop = append(q.stop, q.leave)
+	return nil
 }
+
+// estimate is what the request will cost, as far as can be told now.
+func (q *request) estimate(top *openai.Top) {
+	a := q.adm
+	if a.tokens > 0 {
+		return
+	}
+	a.prompt, a.tokens = 0, 1 // tokenizing and the like
+	if top == &q.top {
+		a.prompt = top.PromptTokens()
+		a.tokens = float64(a.prompt + q.output())
+	}
+}
+
+// take takes the estimate from the tenant's account, if it has one, and tells
+// the client how much is left there.
+func (q *request) take(ctx *fasthttp.RequestCtx) *openai.Error {
+	a, t := q.adm, q.adm.tenant
+	if t.account == nil {
+		return nil
+	}
+	now := time.Now()
+	over := t.account.Take(now, a.tokens)
+	t.headers(&ctx.Response.Header, now)
+	if over == nil {
+		a.taken = true
+		return nil
+	}
+	t.stats.limited(over.What)
+	return t.over(over, a.tokens)
+}
+
+// queue waits for a place.
+func (q *request) queue(t *tenant, class limit.Class, top *openai.Top) *openai.Error {
+	if q.adm == nil {
+		q.adm = &admission{}
+	}
+	a := q.adm
+	q.estimate(top)
+	a.item = &limit.Item{Class: class, Cost: a.tokens, Bytes: int64(max(len(q.body), len(top.Prompt)))}
+	if t != nil {
+		a.item.Tenant, a.item.Weight = t.name, t.key.Weight
+	}
+	err := q.r.gate.Wait(q.ctx, a.item, q.end)
+	if err == nil {
+		a.since = time.Now()
+		return nil
+	}
+	var no *limit.Refusal
+	if !errors.As(err, &no) {
+		return contextError(q.ctx)
+	}
+	if t != nil {
+		t.stats.limited("queue")
+	}
+	return shedError(no)
+}
+
+// leave gives the place back, and settles.
+func (q *request) leave() {
+	since := q.start
+	if q.adm != nil && !q.adm.since.IsZero() {
+		since = q.adm.since
+	}
+	q.r.gate.Leave(since, q.status == 200)
+	q.settle(true)
+}
+
+// settle corrects the estimate by what the request used in fact: nothing, if
+// it failed before an answer.
+func (q *request) settle(ran bool) {
+	a := q.adm
+	if a == nil {
+		return
+	}
+	used := 0
+	if ran {
+		switch {
+		case a.told:
+			used = a.used
+		case q.status == 200 || q.status == statusClientGone && a.events > 0:
+			// It did not say. An event has about one token.
+			used, a.generated = a.prompt+a.events, a.events
+		}
+	}
+	more := float64(used) - a.tokens
+	if a.item != nil && ran {
+		q.r.gate.Settle(a.item, more)
+	}
+	if a.tenant == nil {
+		return
+	}
+	if a.taken {
+		a.tenant.account.Release(time.Now(), more, time.Since(q.start))
+	}
+	if ran {
+		a.tenant.stats.count(q.status, used-a.generated, a.generated)
+	}
+}
+
+// tally notes what a whole answer, or a run of a stream's events, says that
+// was used.
+func (a *admission) tally(body []byte, stream bool) {
+	if a == nil || a.tenant == nil && a.item == nil {
+		return
+	}
+	if stream {
+		a.events += bytes.Count(body, eventEnd)
+		if !openai.HasUsage(body) {
+			return
+		}
+	}
+	if p, c, ok := openai.ReadTokens(body); ok {
+		a.told, a.used, a.generated = true, p+c, c
+	}
+}
+
+// shedError is the answer for a request that got no place.
+func shedError(no *limit.Refusal) *openai.Error {
+	l := &no.Limits
+	var e *openai.Error
+	switch no.Why {
+	case limit.Full:
+		e = openai.TooMany("%d requests are running and the queue of %d is full; try again later", l.InFlight, l.Items)
+	case limit.Displaced:
+		e = openai.TooMany("the queue of %d is full, and others have fewer requests in it; try again later", l.Items)
+	case limit.Hopeless:
+		e = openai.Unavailable("the queue is too long: about %v, more than there is time for; try again later", no.After.Round(time.Second))
+	case limit.Deadline:
+		return openai.Deadline("no place became free in time for the request's deadline")
+	default:
+		e = openai.Unavailable("no place became free within %v; try again later", l.Wait)
+	}
+	e.RetryAfter = seconds(no.After)
+	return e
+}
+
+// seconds rounds up, 1 at least.
+func seconds(d time.Duration) int { return max(int(math.Ceil(d.Seconds())), 1) }

@@ -20,11 +20,23 @@ type Config struct {
 	// AdminListen is the admin listener; "" leaves it out.
 	AdminListen string `koanf:"admin_listen"`
 	// TLSCert and TLSKey are PEM files; both make the public listener TLS.
-	TLSCert string `koanf:"tls_cert"`
-	TLSKey  string `koanf:"tls_key"`
+	// With TLSClientCA clients need a certificate that it vouches for. Changed
+	// files are read again.
+	TLSCert     string `koanf:"tls_cert"`
+	TLSKey      string `koanf:"tls_key"`
+	TLSClientCA string `koanf:"tls_client_ca"`
 	// APIKeys, when there are any, are the bearer tokens that the public
-	// listener's /v1 and tokenizer paths take.
-	APIKeys []string `koanf:"api_keys"`
+	// listener's /v1 and tokenizer paths take; APIKeysFile has more, with
+	// limits (package apikey), and is read again when it changes.
+	APIKeys     []string `koanf:"api_keys" secret:"true"`
+	APIKeysFile string   `koanf:"api_keys_file"`
+	// TenantHeader names the header by which a trusted gateway in front says
+	// for whom a request is: anybody may set it while there are no keys, else
+	// those whose key has names_tenants. "" is none.
+	TenantHeader string `koanf:"tenant_header"`
+	// MediaHosts is from where engines may fetch what requests name by
+	// address, such as images: host, host:port, *.domain, or * for anywhere.
+	MediaHosts []string `koanf:"media_hosts"`
 	// PublicMetrics serves /metrics on the public listener too.
 	PublicMetrics bool `koanf:"public_metrics"`
 
@@ -84,6 +96,9 @@ type Config struct {
 	// together, for the policies session and consistent_hash.
 	SessionHeader string `koanf:"session_header"`
 
+	// Upstream is how engines are talked to.
+	Upstream Upstream `koanf:"upstream"`
+
 	Limits Limits      `koanf:"limits"` // reloadable
 	Pick   pick.Config `koanf:"pick"`   // its policy is reloadable
 	Events Events      `koanf:"kv_events"`
@@ -95,16 +110,27 @@ type Config struct {
 
 // Limits is what Reload changes without dropping a request.
 type Limits struct {
-	// MaxInFlight requests run at once; up to MaxQueue more wait, each at most
-	// QueueWait (429 when full, 503 when late).
-	MaxInFlight int           `koanf:"max_in_flight"`
-	MaxQueue    int           `koanf:"max_queue"`
-	QueueWait   time.Duration `koanf:"queue_wait"`
+	// MaxInFlight requests run at once; up to MaxQueue more, of MaxQueueBytes
+	// together, wait, each at most QueueWait (429 when full, 503 when late).
+	MaxInFlight   int           `koanf:"max_in_flight"`
+	MaxQueue      int           `koanf:"max_queue"`
+	MaxQueueBytes int64         `koanf:"max_queue_bytes" unit:"bytes"`
+	QueueWait     time.Duration `koanf:"queue_wait"`
+	// PriorityWeights are the shares of places, and of room in the queue, that
+	// requests of each priority get while they wait.
+	PriorityWeights Weights `koanf:"priority_weights"`
 	// PairWait is how long a request waits for a pair when there is none.
 	PairWait time.Duration `koanf:"pair_wait"`
 	// RequestTimeout is a request's longest life; the header
 	// x-request-timeout-ms can only shorten it.
 	RequestTimeout time.Duration `koanf:"request_timeout"`
+}
+
+// Weights are shares of the priorities.
+type Weights struct {
+	High   float64 `koanf:"high"`
+	Normal float64 `koanf:"normal"`
+	Low    float64 `koanf:"low"`
 }
 
 // DefaultConfig is for one machine.
@@ -117,8 +143,9 @@ func DefaultConfig() Config {
 		FirstByteTimeout: 5 * time.Minute, ChunkTimeout: time.Minute, DecodeSilence: time.Minute, Fallback: true, IdleConns: 256,
 		Attempts: 3, RetryRatio: 0.2, RetryBurst: 256, RetryMin: 1, Hedge: DefaultHedge(),
 		ProbeTimeout: 10 * time.Second, History: 1024,
-		Limits: Limits{MaxInFlight: 1024, MaxQueue: 1024, QueueWait: 30 * time.Second,
-			PairWait: time.Second, RequestTimeout: 10 * time.Minute},
+		Limits: Limits{MaxInFlight: 1024, MaxQueue: 1024, MaxQueueBytes: 256 << 20, QueueWait: 30 * time.Second,
+			PriorityWeights: Weights{High: 16, Normal: 4, Low: 1},
+			PairWait:        time.Second, RequestTimeout: 10 * time.Minute},
 		SessionHeader: "x-session-id",
 		Pick:          pick.DefaultConfig(), Events: DefaultEvents(),
 		Discovery: discover.DefaultConfig(),
@@ -143,6 +170,25 @@ func (c Config) Validate() error {
 	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		return bad("tls_cert", "tls_cert and tls_key go together")
+	}
+	if c.TLSClientCA != "" && c.TLSCert == "" {
+		return bad("tls_client_ca", "it needs tls_cert and tls_key")
+	}
+	for i, key := range c.APIKeys {
+		if key == "" {
+			return bad(fmt.Sprintf("api_keys[%d]", i), "an empty key lets nobody in")
+		}
+	}
+	for i, h := range c.MediaHosts {
+		if !validHost(h) {
+			return bad(fmt.Sprintf("media_hosts[%d]", i), "%q is not host, host:port, *.domain or *, in lower case", h)
+		}
+	}
+	if strings.EqualFold(c.TenantHeader, "authorization") || strings.ContainsAny(c.TenantHeader, ": \r\n") {
+		return bad("tenant_header", "%q is no name of a header for this", c.TenantHeader)
+	}
+	if c.Upstream.APIKey != "" && c.Discovery.P2PListen != "" {
+		return bad("upstream.api_key", "discovery.p2p_listen is set, and whoever registers there would be sent it")
 	}
 	for _, n := range []struct {
 		key      string
@@ -174,7 +220,8 @@ func (c Config) Validate() error {
 			return bad(d.key, "%v is not a positive duration", d.v)
 		}
 	}
-	return errors.Join(validStatics(c.Static), within("hedge", c.Hedge.Validate()), within("limits", c.Limits.Validate()), within("pick", c.Pick.Validate()),
+	return errors.Join(validStatics(c.Static), within("hedge", c.Hedge.Validate()), within("upstream", c.Upstream.Validate()),
+		within("limits", c.Limits.Validate()), within("pick", c.Pick.Validate()),
 		within("kv_events", c.Events.Validate()), within("discovery", c.Discovery.Validate()),
 		within("share", c.Share.Validate()))
 }
@@ -198,6 +245,10 @@ func (l Limits) Validate() error {
 		return bad("max_in_flight", "%d is below 1", l.MaxInFlight)
 	case l.MaxQueue < 0:
 		return bad("max_queue", "%d is below 0", l.MaxQueue)
+	case l.MaxQueueBytes < 0:
+		return bad("max_queue_bytes", "%d is below 0", l.MaxQueueBytes)
+	case !l.PriorityWeights.valid():
+		return bad("priority_weights", "each must be within 0.001 and 1000000")
 	case l.QueueWait <= 0:
 		return bad("queue_wait", "%v is not a positive duration", l.QueueWait)
 	case l.PairWait < 0:
@@ -206,4 +257,13 @@ func (l Limits) Validate() error {
 		return bad("request_timeout", "%v is not a positive duration", l.RequestTimeout)
 	}
 	return nil
+}
+
+func (w Weights) valid() bool {
+	for _, v := range []float64{w.High, w.Normal, w.Low} {
+		if !(v >= 0.001 && v <= 1e6) {
+			return false
+		}
+	}
+	return true
 }

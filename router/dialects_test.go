@@ -201,7 +201,7 @@ func TestDialectFailures(t *testing.T) {
 					bad = ds[0]
 				}
 				bad.SetFault(c.fault)
-				for range 4 {
+				for n := 0; n < 4 || n < 64 && len(bad.Records()) == 0; n++ { // equals are drawn at random
 					resp, text := g.post("/v1/completions", askLive)
 					if got, _ := read(t, text); resp.StatusCode != 200 || got != wantText(`"Once upon"`) {
 						t.Fatalf("%d %s\n%s", resp.StatusCode, text, g.logs)

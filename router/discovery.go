@@ -123,7 +123,7 @@ func (p *prober) ask(m *fleet.Member) (fleet.Instance, error) {
 	} else if !slices.Contains(facts.Models, m.Model) {
 		return inst, fmt.Errorf("%s serves %q, not %q", m.ID, clip(facts.Models[0]), m.Model)
 	}
-	host, _, err := net.SplitHostPort(strings.TrimPrefix(m.URL, "http://"))
+	host, _, err := net.SplitHostPort(m.URL[strings.Index(m.URL, "//")+2:])
 	if err != nil {
 		return inst, nil // the probe will say
 	}

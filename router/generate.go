@@ -65,25 +65,18 @@ func (q *request) serve(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	if err := q.read(ctx); err != nil {
 		return nil, err
 	}
-	if err := q.admit(); err != nil {
+	if err := q.admit(ctx, &q.top); err != nil {
 		return nil, err
 	}
 	ans, err := q.dispatch()
+	if ans != nil && ans.stream == nil {
+		q.adm.tally(ans.body, false)
+	}
 	q.learned(ans)
 	if !q.dispatched.IsZero() {
 		r.metrics.queued.Observe(q.dispatched.Sub(q.start).Seconds())
 	}
 	return ans, err
-}
-
-// admit waits for a place, which the request's end gives back.
-func (q *request) admit() *openai.Error {
-	q.r.budget.earn()
-	if err := q.r.gate.enter(q.ctx); err != nil {
-		return err
-	}
-	q.stop = append(q.stop, q.r.gate.leave)
-	return nil
 }
 
 // opened reads what the header says, and starts the clock.
@@ -125,7 +118,7 @@ func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
 		return openai.BadRequest(wanted(q.path), "%s is required", wanted(q.path))
 	}
 	if q.top.Model == "" {
-		models := r.served()
+		models := r.servedTo(ctx)
 		if len(models) > 1 {
 			return openai.BadRequest("model", "model is required: %d are served", len(models))
 		}

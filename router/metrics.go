@@ -23,7 +23,8 @@ type metrics struct {
 	fallbacks *prometheus.CounterVec // reason
 	local     *prometheus.CounterVec // reason
 	bytes     prometheus.Counter
-	guards    guardMetrics
+	*admissionMetrics
+	guards guardMetrics
 
 	// good is what a request that went well counts on its route: looking a
 	// label up for each costs more than counting.
@@ -91,7 +92,8 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 			return 0
 		}),
 	}
-	m.all = append(append(m.all, m.local), pickCollectors(r)...)
+	m.admissionMetrics = newAdmissionMetrics(r.gate)
+	m.all = append(append(m.all, m.local, m.admissionMetrics), pickCollectors(r)...)
 	if r.share != nil {
 		m.all = append(m.all, r.share.Collectors()...)
 	}

@@ -307,7 +307,7 @@ func (g *rig) shutdown() {
 
 func (g *rig) until(what string, ok func() bool) {
 	g.t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute) // for starved machines; all waits are for events
 	for !ok() {
 		if time.Now().After(deadline) {
 			buf := make([]byte, 1<<20)

@@ -175,7 +175,7 @@ func (c *capped) Read(p []byte) (int, error) {
 // passOn sends the request to one engine, and to another if nothing was
 // answered and the body can be sent again.
 func (q *request) passOn(ctx *fasthttp.RequestCtx, up *upload) (*answer, *openai.Error) {
-	if err := q.admit(); err != nil {
+	if err := q.admit(ctx, &q.top); err != nil {
 		return nil, err
 	}
 	var exclude, avoid []string
@@ -235,6 +235,9 @@ func (a *attempt) pass(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failure)
 		h.SetBytesV("Accept", accept)
 	}
 	h.Set(dialect.HeaderRequestID, a.q.id+"-"+a.link.String())
+	if a.q.auth != "" {
+		h.Set("Authorization", a.q.auth)
+	}
 	if a.q.trace[0] != "" {
 		h.Set("traceparent", a.q.trace[0])
 		h.Set("tracestate", a.q.trace[1])

@@ -17,7 +17,7 @@ func (r *Router) proxy(ctx *fasthttp.RequestCtx, id string) {
 	q.watch(ctx.Conn())
 	q.body = ctx.PostBody()
 	q.deadline(min(r.gate.get().RequestTimeout, r.cfg.FirstByteTimeout))
-	ans, err := q.ask()
+	ans, err := q.ask(ctx)
 	if err != nil {
 		writeError(ctx, err)
 		q.finish(err.Status, err.Message)
@@ -31,7 +31,7 @@ func (r *Router) proxy(ctx *fasthttp.RequestCtx, id string) {
 }
 
 // ask sends the request to one worker, then to another.
-func (q *request) ask() (*answer, *openai.Error) {
+func (q *request) ask(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	r := q.r
 	top, err := openai.Scan(q.body, openai.Limits{})
 	if err != nil {
@@ -40,10 +40,9 @@ func (q *request) ask() (*answer, *openai.Error) {
 	q.mu.Lock()
 	q.model = clip(top.Model)
 	q.mu.Unlock()
-	if err := r.gate.enter(q.ctx); err != nil {
+	if err := q.admit(ctx, &top); err != nil {
 		return nil, err
 	}
-	q.stop = append(q.stop, r.gate.leave)
 	s := r.fleet.Snapshot()
 	known, last := len(s.Members) == 0, fmt.Errorf("no worker is live")
 	tries := 0
@@ -88,6 +87,9 @@ func (q *request) askOne(m *fleet.Member, version uint64) (*answer, error) {
 	h.SetRequestURI(q.path)
 	h.SetContentType("application/json")
 	h.Set(dialect.HeaderRequestID, q.id)
+	if q.auth != "" {
+		h.Set("Authorization", q.auth)
+	}
 	b, err := q.r.send(l, &h, [][]byte{q.body})
 	if err != nil {
 		if l.cause() == nil {

@@ -132,14 +132,14 @@ type stream struct {
 func (s *stream) next() ([]byte, error) {
 	if run := s.first; run != nil {
 		s.first = nil
-		return s.merged(run), nil
+		return s.counted(run), nil
 	}
 	if s.done {
 		return nil, io.EOF
 	}
 	run, err := s.events.next()
 	if err == nil {
-		return s.merged(run), nil
+		return s.counted(run), nil
 	}
 	s.done = true
 	if err == io.EOF {
@@ -160,6 +160,13 @@ func (s *stream) next() ([]byte, error) {
 		return nil, errCut
 	}
 	return openai.AppendErrorEvent(nil, e), nil
+}
+
+// counted is merged, and told to the request's tenant.
+func (s *stream) counted(run []byte) []byte {
+	run = s.merged(run)
+	s.q.adm.tally(run, !s.events.raw)
+	return run
 }
 
 // merged puts the prompt's usage into a run of events, if there is any.

@@ -45,7 +45,9 @@ type request struct {
 	timer  *time.Timer // ends it at the deadline
 
 	chain   pick.Chain
-	session string // what the client says belongs together
+	session string     // what the client says belongs together
+	adm     *admission // nil for most; see there
+	auth    string     // the client's Authorization, if it is to be passed on
 
 	mu         sync.Mutex // guards what the ledger shows
 	model      string

@@ -2,7 +2,6 @@ package router
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/xpyd/xpyd/internal/clientwatch"
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/share"
 )
@@ -64,7 +62,11 @@ type Router struct {
 	fleet   Fleet
 	log     *slog.Logger
 	metrics *metrics
-	gate    gate
+	gate    *gate
+	keys    *keyring
+	hosts   hosts
+	files   *files
+	tls     serverTLS // of the public listener
 	budget  *budget
 	hedges  *hedger
 	picker  *pick.Picker
@@ -127,8 +129,7 @@ func New(cfg Config, deps Deps) (*Router, error) {
 		requests: map[*request]struct{}{}, history: newHistory(cfg.History),
 		facts: facts{byID: map[string]known{}}, knocks: map[string]bool{}, marked: map[string]mark{}, statics: map[string]Static{},
 	}
-	r.found.client = discover.NewClient()
-	r.gate.limits = cfg.Limits
+	r.gate, r.hosts = newGate(cfg.Limits), cfg.MediaHosts
 	r.up = newUpstream(&r.cfg)
 	r.probes = newProber(r)
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
@@ -140,6 +141,10 @@ func New(cfg Config, deps Deps) (*Router, error) {
 		r.share = share.New(cfg.Share, deps.Bus, r.picker, deps.Log)
 	}
 	if r.metrics, err = newMetrics(deps.Registerer, r); err != nil {
+		return nil, err
+	}
+	if err = r.loadFiles(); err != nil {
+		r.metrics.unregister()
 		return nil, err
 	}
 	if r.watcher, err = clientwatch.New(); err != nil {
@@ -163,11 +168,7 @@ func (r *Router) Start() (err error) {
 	}
 	r.publicLn = &listener{Listener: ln, conns: &r.conns, tls: r.cfg.TLSCert != ""}
 	if r.cfg.TLSCert != "" {
-		pair, err := tls.LoadX509KeyPair(r.cfg.TLSCert, r.cfg.TLSKey)
-		if err != nil {
-			return errors.Join(fmt.Errorf("tls_cert: %w", err), ln.Close())
-		}
-		r.publicLn = tls.NewListener(r.publicLn, &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12})
+		r.publicLn = r.tls.listen(r.publicLn)
 	}
 	if r.cfg.AdminListen != "" {
 		if r.adminLn, err = net.Listen("tcp", r.cfg.AdminListen); err != nil {
@@ -185,6 +186,9 @@ func (r *Router) Start() (err error) {
 	r.spawn(r.kv.run)
 	if r.share != nil {
 		r.spawn(func() { r.share.Run(r.ctx) })
+	}
+	if len(r.files.all) > 0 {
+		r.spawn(r.files.follow)
 	}
 	r.public.start(r.publicLn)
 	return nil
@@ -207,13 +211,17 @@ func (r *Router) AdminAddr() net.Addr {
 	return r.adminLn.Addr()
 }
 
-// Reload puts new limits and the policy in force; requests go on.
+// Reload puts new limits and the policy in force, and reads keys and
+// certificates again; requests go on.
 func (r *Router) Reload(l Limits, policy string) error {
 	if err := l.Validate(); err != nil {
 		return fmt.Errorf("limits.%w", err)
 	}
 	if err := pick.ValidPolicy(policy); err != nil {
 		return fmt.Errorf("pick.%w", err)
+	}
+	if err := r.files.reload(true); err != nil {
+		return err
 	}
 	r.gate.set(l)
 	r.picker.SetPolicy(policy)

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/json"
@@ -90,6 +89,10 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
 	path := string(ctx.Path())
 	route, ok := routes[path]
+	if ok && route.key && spoken(ctx) && !r.keyed(ctx) { // strangers' bodies are not read
+		r.refuse(ctx, id, path, openai.Unauthorized("the API key is missing or wrong, or it has expired"))
+		return
+	}
 	if !ok || !route.streams {
 		body, err := r.readBody(ctx)
 		if err != nil {
@@ -103,8 +106,6 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	case !spoken(ctx):
 		ctx.SetConnectionClose()
 		r.refuse(ctx, id, "other", versionNotSupported())
-	case ok && route.key && !r.keyed(ctx):
-		r.refuse(ctx, id, path, openai.Unauthorized("the API key is missing or wrong"))
 	case ok && method(ctx) == route.method:
 		route.serve(r, ctx, id)
 	case ok:
@@ -148,20 +149,11 @@ func versionNotSupported() *openai.Error {
 	return e
 }
 
-// keyed checks the API key, in constant time over each.
-func (r *Router) keyed(ctx *fasthttp.RequestCtx) bool {
-	return len(r.cfg.APIKeys) == 0 || bearerIs(ctx, r.cfg.APIKeys...)
-}
-
-func bearerIs(ctx *fasthttp.RequestCtx, tokens ...string) bool {
-	token, ok := bytes.CutPrefix(ctx.Request.Header.Peek("Authorization"), []byte("Bearer "))
-	got := sha256.Sum256(token)
-	match := 0
-	for _, t := range tokens {
-		want := sha256.Sum256([]byte(t))
-		match |= subtle.ConstantTimeCompare(got[:], want[:])
-	}
-	return ok && match == 1
+// bearerIs checks the admin token, in constant time.
+func bearerIs(ctx *fasthttp.RequestCtx, token string) bool {
+	shown, ok := bearer(&ctx.Request.Header)
+	got, want := sha256.Sum256(shown), sha256.Sum256([]byte(token))
+	return subtle.ConstantTimeCompare(got[:], want[:]) == 1 && ok
 }
 
 // refuse answers a request that has no life of its own.
@@ -212,7 +204,7 @@ func writeError(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	ctx.Response.ResetBody()
 	ctx.SetStatusCode(e.Status)
 	ctx.SetContentType("application/json")
-	if s := retryAfter(e.Status); s > 0 {
+	if s := max(e.RetryAfter, retryAfter(e.Status)); s > 0 {
 		ctx.Response.Header.Set("Retry-After", strconv.Itoa(s))
 	}
 	ctx.Response.SetBodyRaw(e.Append(nil))
@@ -264,16 +256,16 @@ next:
 }
 
 func (r *Router) models(ctx *fasthttp.RequestCtx, id string) {
-	writeJSON(ctx, 200, openai.AppendModels(nil, r.served()))
+	writeJSON(ctx, 200, openai.AppendModels(nil, r.servedTo(ctx)))
 	r.brief(ctx, id, "/v1/models")
 }
 
 func (r *Router) oneModel(ctx *fasthttp.RequestCtx, id, name string) {
 	if !r.keyed(ctx) {
-		r.refuse(ctx, id, "/v1/models", openai.Unauthorized("the API key is missing or wrong"))
+		r.refuse(ctx, id, "/v1/models", openai.Unauthorized("the API key is missing or wrong, or it has expired"))
 		return
 	}
-	for _, m := range r.served() {
+	for _, m := range r.servedTo(ctx) {
 		if m.ID == name {
 			writeJSON(ctx, 200, openai.AppendModel(nil, m))
 			r.brief(ctx, id, "/v1/models")

@@ -237,7 +237,8 @@ func (r *Router) question(asker *life, url string) ([]byte, error) {
 	defer time.AfterFunc(askTimeout, func() { q.end(context.DeadlineExceeded) }).Stop()
 	var h fasthttp.RequestHeader
 	h.SetMethod(fasthttp.MethodGet)
-	h.SetRequestURI("/" + strings.TrimPrefix(strings.TrimPrefix(url, "http://"+addr), "/"))
+	_, path, _ := strings.Cut(url[strings.Index(url, "//")+2:], "/")
+	h.SetRequestURI("/" + path)
 	b, err := r.up.roundTrip(&q, addr, &h, nil, nil)
 	if err != nil {
 		return nil, err

@@ -49,7 +49,7 @@ func (r *Router) knock(inst *fleet.Instance, then func(error)) {
 		defer done()
 		ctx, cancel := context.WithTimeout(r.ctx, 500*time.Millisecond)
 		defer cancel()
-		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", bare(addr))
 		if err == nil {
 			conn.Close()
 		}

@@ -20,6 +20,7 @@ import (
 type upstream struct {
 	cfg    *Config
 	dialer net.Dialer
+	tls    clientTLS
 
 	mu     sync.Mutex
 	closed bool
@@ -79,17 +80,21 @@ func (c *upConn) Close() error {
 	return err
 }
 
-// hostPort is the address in an instance's URL.
+// hostPort is the address in an instance's URL, marked as secure for https.
 func hostPort(url string) (string, error) {
 	rest, ok := strings.CutPrefix(url, "http://")
+	mark := ""
 	if !ok {
-		return "", fmt.Errorf("worker URL %q does not begin with http://", url)
+		if rest, ok = strings.CutPrefix(url, "https://"); !ok {
+			return "", fmt.Errorf("worker URL %q begins neither with http:// nor with https://", url)
+		}
+		mark = secure
 	}
 	rest, _, _ = strings.Cut(rest, "/")
 	if _, _, err := net.SplitHostPort(rest); err != nil {
 		return "", fmt.Errorf("worker URL %q: %w", url, err)
 	}
-	return rest, nil
+	return mark + rest, nil
 }
 
 // get returns an idle connection that still is one, or dials.
@@ -99,7 +104,7 @@ func (u *upstream) get(l *life, addr string) (*upConn, error) {
 		if c == nil {
 			break
 		}
-		if idle := time.Since(c.since); idle < upFresh || idle < upIdle && quiet(c.Conn) {
+		if idle := time.Since(c.since); idle < upFresh || idle < upIdle && quiet(under(c.Conn)) {
 			return c, nil
 		}
 		_ = c.Close()
@@ -108,7 +113,10 @@ func (u *upstream) get(l *life, addr string) (*upConn, error) {
 	defer cancel()
 	ctx, stop := context.WithTimeout(ctx, u.cfg.ConnectTimeout)
 	defer stop()
-	conn, err := u.dialer.DialContext(ctx, "tcp", addr)
+	conn, err := u.dialer.DialContext(ctx, "tcp", bare(addr))
+	if err == nil {
+		conn, err = u.tls.shake(ctx, conn, addr)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -216,6 +224,14 @@ func (e *legError) gone() bool {
 	return !errors.Is(e.err, context.Canceled) && !errors.Is(e.err, context.DeadlineExceeded)
 }
 
+// address says whose the request is, and who sends it.
+func (u *upstream) address(req *fasthttp.RequestHeader, addr string) {
+	req.SetHost(bare(addr))
+	if key := u.cfg.Upstream.APIKey; key != "" && len(req.Peek("Authorization")) == 0 {
+		req.Set("Authorization", "Bearer "+key)
+	}
+}
+
 // roundTrip sends one request and reads the header of its answer. When l
 // ends the connection is closed, now or while the body is read. The caller
 // ends the body. sent, if not nil, is set once body is not needed any more
@@ -255,7 +271,7 @@ func (u *upstream) upload(l *life, addr string, req *fasthttp.RequestHeader, up 
 	if err != nil {
 		return nil, err
 	}
-	req.SetHost(addr)
+	u.address(req, addr)
 	req.SetContentLength(up.length)
 	if err = b.conn.pump(req, up); err == nil {
 		sent.Store(true)
@@ -316,7 +332,7 @@ func (b *upBody) exchange(addr string, req *fasthttp.RequestHeader, body [][]byt
 	for _, part := range body {
 		size += len(part)
 	}
-	req.SetHost(addr)
+	c.u.address(req, addr)
 	req.SetContentLength(size)
 	if err := c.in.within(c.u.cfg.FirstByteTimeout); err != nil {
 		return &legError{"answer", err}

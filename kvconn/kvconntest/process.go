@@ -116,6 +116,9 @@ func child(f Factory, args []string) error {
 		for _, e := range w.Pool.Errors() {
 			fmt.Fprintln(os.Stdout, "error", e)
 		}
+		if err != nil {
+			fmt.Fprintln(os.Stdout, "why", err)
+		}
 		fmt.Fprintln(os.Stdout, "outcome", kvconn.OutcomeOf(err, "untyped"))
 	}
 }
@@ -196,6 +199,7 @@ func (p *peer) line() (string, error) {
 // answer is what a fetch has come to, and what the peer had to complain of.
 type answer struct {
 	outcome ticket.Outcome // "" of a peer that is gone
+	why     string
 	wrong   []string
 }
 
@@ -209,6 +213,10 @@ func (p *peer) outcome() (a answer) {
 		if o, ok := strings.CutPrefix(s, "outcome "); ok {
 			a.outcome = ticket.Outcome(o)
 			return a
+		}
+		if why, ok := strings.CutPrefix(s, "why "); ok {
+			a.why = why
+			continue
 		}
 		a.wrong = append(a.wrong, s)
 	}
@@ -237,7 +245,7 @@ var processSteps = []phase{
 // at every step of the protocol, and checks what Run checks. TestMain must
 // call Child.
 func Processes(t *testing.T, f Factory) {
-	f.AtOnce = cmp.Or(f.AtOnce, 16) // of two processes each
+	f.AtOnce = cmp.Or(f.AtOnce, 12) // of two processes each
 	f = f.realTime(t)
 	m := matrix{order: processSteps}
 	t.Run("case", func(t *testing.T) {
@@ -276,8 +284,9 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 		s.start(fmt.Sprint(uint8(p.step)), fmt.Sprint(p.nth), string(act))
 	} else {
 		onFrame(ch, p.to, p.step, p.nth, func() {
-			s.peer.Load().signal(signals[act])
-			for by := time.Now().Add(peerPatience); !s.peer.Load().is(act) && time.Now().Before(by); {
+			p := s.peer.Load() // there will be another
+			p.signal(signals[act])
+			for by := time.Now().Add(peerPatience); !p.is(act) && time.Now().Before(by); {
 				time.Sleep(time.Millisecond)
 			}
 		})
@@ -300,7 +309,7 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 		during = s.fetch("during", 100, 16)
 	}
 	if victim == "sender" {
-		v.outcome = s.outcome(during)
+		v.outcome = s.outcome(during).outcome
 	}
 	s.Empty(limit)
 	v.took = time.Since(began)
@@ -309,7 +318,7 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 		time.Sleep(time.Until(began.Add(limit))) // the fault lasts longer than any patience
 		s.peer.Load().signal(syscall.SIGCONT)
 		if victim == "receiver" && during != nil {
-			v.outcome = s.outcome(during)
+			v.outcome = s.outcome(during).outcome
 		}
 	}
 	if allowed := []ticket.Outcome{ticket.Done, ticket.Dead, ticket.Late, ticket.Corrupt}; !slices.Contains(allowed, v.outcome) {
@@ -341,9 +350,12 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 // fetches transfers until it works; see Factory.tries.
 func (s *scene) fetches(name string, seed int32, first, tries int) (o ticket.Outcome) {
 	_ = s.f.tries(s.World, tries, func(n int) error {
-		if o = s.outcome(s.fetch(name, seed+int32(n), first+8*(n%8))); o == ticket.Done {
+		began := time.Now()
+		a := s.outcome(s.fetch(name, seed+int32(n), first+8*(n%8)))
+		if o = a.outcome; o == ticket.Done {
 			return nil
 		}
+		s.t.Logf("%s: try %d: %s after %v: %s", name, n, o, time.Since(began).Round(time.Millisecond), a.why)
 		return &kvconn.Error{Outcome: o}
 	})
 	return o
@@ -391,13 +403,13 @@ func (s *scene) strike(act Action) (during chan answer, hit bool) {
 }
 
 // outcome waits for a transfer.
-func (s *scene) outcome(c chan answer) ticket.Outcome {
+func (s *scene) outcome(c chan answer) answer {
 	s.t.Helper()
 	a := <-c
 	for _, e := range a.wrong {
 		s.t.Errorf("peer: %s", e)
 	}
-	return a.outcome
+	return a
 }
 
 // fetch begins a transfer.
@@ -413,7 +425,8 @@ func (s *scene) fetch(name string, seed int32, first int) chan answer {
 	go func() {
 		ctx, cancel := context.WithTimeout(s.t.Context(), peerPatience)
 		defer cancel()
-		done <- answer{outcome: kvconn.OutcomeOf(s.Fetch(ctx, spec), "untyped")}
+		err := s.Fetch(ctx, spec)
+		done <- answer{outcome: kvconn.OutcomeOf(err, "untyped"), why: fmt.Sprint(err)}
 	}()
 	return done
 }

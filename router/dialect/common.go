@@ -25,6 +25,9 @@ func common(h *fasthttp.RequestHeader, x *Exchange) {
 	if x.Probe {
 		h.Set(HeaderProbe, "1")
 	}
+	if x.Authorization != "" {
+		h.Set("Authorization", x.Authorization)
+	}
 	if x.Trace[0] != "" {
 		h.Set("traceparent", x.Trace[0])
 		if x.Trace[1] != "" {

@@ -127,6 +127,8 @@ type Exchange struct {
 	Probe     bool
 	// Trace is what the client sent as traceparent and tracestate.
 	Trace [2]string
+	// Authorization is the client's header, if engines are to see it.
+	Authorization string
 
 	// Facts is what was asked of prefill; see Asker.
 	Facts Facts

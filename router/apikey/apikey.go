@@ -1,0 +1,203 @@
+// Package apikey reads who may use a router: a file of keys, of which only
+// SHA-256 hashes are written down, with what each key's owner may do.
+//
+// The keys that New makes have 256 random bits, so a plain hash is enough: it
+// cannot be reversed, and guessing is hopeless. Keys that people think up are
+// not safe in such a file.
+package apikey
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/router/limit"
+)
+
+// Key is one key's owner and what they may do.
+type Key struct {
+	// Name is the tenant: in logs, metrics and the order of the queue.
+	Name string `koanf:"name"`
+	// SHA256 is the key's hash in hexadecimal digits.
+	SHA256 string `koanf:"sha256"`
+
+	// RequestsPerMinute and TokensPerMinute (of prompts and answers) bound the
+	// rate, MaxInFlight what runs and waits at once; 0 does not.
+	RequestsPerMinute int64 `koanf:"requests_per_minute"`
+	TokensPerMinute   int64 `koanf:"tokens_per_minute"`
+	MaxInFlight       int   `koanf:"max_in_flight"`
+	// Weight is the share of the places while requests have to wait; 0 is 1.
+	Weight float64 `koanf:"weight"`
+	// Priority is the highest that may be asked for: high, normal or low; ""
+	// is normal.
+	Priority string `koanf:"priority"`
+	// Models that may be used; a * at the end matches the rest. None: all.
+	Models []string `koanf:"models"`
+	// NamesTenants lets whoever has the key, a gateway in front, say for whom
+	// a request is: see the router's tenant_header.
+	NamesTenants bool `koanf:"names_tenants"`
+	// Expires is when the key ends; zero is never.
+	Expires time.Time `koanf:"expires"`
+
+	hash [sha256.Size]byte
+}
+
+// File is what a file of keys holds.
+type File struct {
+	Keys []Key `koanf:"keys"`
+}
+
+func bad(key, format string, args ...any) error {
+	return &config.KeyError{Key: key, Msg: fmt.Sprintf(format, args...)}
+}
+
+// Validate returns the first *config.KeyError.
+func (k *Key) Validate() error {
+	if !PlainName(k.Name) {
+		return bad("name", "%q is not of 1 to 64 letters, digits and ._-@:/", k.Name)
+	}
+	if b, err := hex.DecodeString(k.SHA256); err != nil || len(b) != sha256.Size {
+		return bad("sha256", "want the 64 hexadecimal digits of the key's SHA-256")
+	}
+	if k.RequestsPerMinute < 0 {
+		return bad("requests_per_minute", "%d is below 0", k.RequestsPerMinute)
+	}
+	if k.TokensPerMinute < 0 {
+		return bad("tokens_per_minute", "%d is below 0", k.TokensPerMinute)
+	}
+	if k.MaxInFlight < 0 {
+		return bad("max_in_flight", "%d is below 0", k.MaxInFlight)
+	}
+	if !(k.Weight == 0 || k.Weight >= 0.001 && k.Weight <= 1000) {
+		return bad("weight", "%v is not within 0.001 and 1000", k.Weight)
+	}
+	if _, ok := limit.ParseClass(k.Priority); k.Priority != "" && !ok {
+		return bad("priority", "%q is not high, normal or low", k.Priority)
+	}
+	return nil
+}
+
+// Validate refuses names and keys that are there twice.
+func (f *File) Validate() error {
+	names, hashes := map[string]bool{}, map[string]string{}
+	for i, k := range f.Keys {
+		hash := strings.ToLower(k.SHA256)
+		switch other, twice := hashes[hash]; {
+		case names[k.Name]:
+			return bad(fmt.Sprintf("keys[%d].name", i), "%q is there twice", k.Name)
+		case twice:
+			return bad(fmt.Sprintf("keys[%d].sha256", i), "%q and %q have the same key", other, k.Name)
+		}
+		names[k.Name], hashes[hash] = true, k.Name
+	}
+	return nil
+}
+
+// PlainName says whether s can be a tenant's name: it shows in logs, metrics
+// and headers.
+func PlainName(s string) bool {
+	if len(s) == 0 || len(s) > 64 {
+		return false
+	}
+	for _, c := range []byte(s) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', strings.IndexByte("._-@:/", c) >= 0:
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// Class is the highest priority that may be asked for.
+func (k *Key) Class() limit.Class {
+	c, ok := limit.ParseClass(k.Priority)
+	if !ok {
+		return limit.Normal
+	}
+	return c
+}
+
+// Rates are the key's limits.
+func (k *Key) Rates() limit.Rates {
+	return limit.Rates{Requests: k.RequestsPerMinute, Tokens: k.TokensPerMinute, InFlight: k.MaxInFlight}
+}
+
+// May says whether the key's owner may use a model.
+func (k *Key) May(model string) bool {
+	for _, m := range k.Models {
+		if prefix, ok := strings.CutSuffix(m, "*"); m == model || ok && strings.HasPrefix(model, prefix) {
+			return true
+		}
+	}
+	return len(k.Models) == 0
+}
+
+// Expired says whether the key has ended.
+func (k *Key) Expired(now time.Time) bool { return !k.Expires.IsZero() && !now.Before(k.Expires) }
+
+// Load reads a file of keys. What is wrong with it is told with its line; the
+// error holds no key, since the file has none.
+func Load(path string) ([]Key, error) {
+	var f File
+	if err := config.Load(&f, config.Options{File: path}); err != nil {
+		return nil, err
+	}
+	return f.Keys, nil
+}
+
+// Plain makes a key without limits of one that is known in plain text.
+func Plain(name, secret string) Key {
+	sum := sha256.Sum256([]byte(secret))
+	return Key{Name: name, SHA256: hex.EncodeToString(sum[:]), Priority: limit.High.String()}
+}
+
+// Ring finds keys. It is immutable.
+type Ring struct {
+	keys map[uint64][]*Key // by the first bytes of the hash
+}
+
+// NewRing takes keys that are valid.
+func NewRing(keys []Key) *Ring {
+	r := &Ring{keys: make(map[uint64][]*Key, len(keys))}
+	for _, k := range keys {
+		hex.Decode(k.hash[:], []byte(k.SHA256)) // it was validated
+		at := binary.BigEndian.Uint64(k.hash[:])
+		r.keys[at] = append(r.keys[at], &k)
+	}
+	return r
+}
+
+// Find returns the key whose secret is presented, nil if there is none. Where
+// it looks depends on the presented secret's hash alone, which says nothing
+// about others'; the hashes are compared in constant time.
+func (r *Ring) Find(secret []byte) *Key {
+	sum := sha256.Sum256(secret)
+	for _, k := range r.keys[binary.BigEndian.Uint64(sum[:])] {
+		if subtle.ConstantTimeCompare(sum[:], k.hash[:]) == 1 {
+			return k
+		}
+	}
+	return nil
+}
+
+// Prefix begins each key that New makes, so that leaked ones can be searched
+// for.
+const Prefix = "sk-xpyd-"
+
+// New makes a key. The secret is shown to its owner and then forgotten.
+func New(name string) (secret string, k Key) {
+	var b [32]byte
+	rand.Read(b[:]) // never fails
+	secret = Prefix + base64.RawURLEncoding.EncodeToString(b[:])
+	k = Plain(name, secret)
+	k.Priority = ""
+	return secret, k
+}

@@ -1,0 +1,136 @@
+package router
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/router/discover"
+)
+
+// files are what is read again when it changes on disk: keys and certificates.
+// They are looked at by polling, which also sees through the links by which
+// Kubernetes changes secrets.
+type files struct {
+	r   *Router
+	all []*watchedFile
+	mu  sync.Mutex // one look at them at a time
+}
+
+// watchedFile is what one setting names, with what belongs to it.
+type watchedFile struct {
+	setting string
+	paths   []string
+	load    func() error // keeps the old on an error
+	seen    []os.FileInfo
+}
+
+// filesEvery is how often they are looked at.
+const filesEvery = 2 * time.Second
+
+// add loads a setting's files and keeps an eye on them.
+func (f *files) add(setting string, load func() error, paths ...string) error {
+	w := &watchedFile{setting: setting, load: load}
+	for _, p := range paths {
+		if p != "" {
+			w.paths = append(w.paths, p)
+		}
+	}
+	w.changed() // before they are read, so that no change in between is missed
+	if err := load(); err != nil {
+		return fmt.Errorf("%s: %w", setting, err)
+	}
+	if len(w.paths) > 0 {
+		f.all = append(f.all, w)
+	}
+	return nil
+}
+
+// changed says whether a file is another than the last time.
+func (w *watchedFile) changed() bool {
+	now := make([]os.FileInfo, len(w.paths))
+	differ := w.seen == nil
+	for i, p := range w.paths {
+		info, err := os.Stat(p)
+		if err != nil {
+			continue // nil: gone for now
+		}
+		now[i] = info
+		if !differ {
+			old := w.seen[i]
+			differ = old == nil || !os.SameFile(old, info) || !old.ModTime().Equal(info.ModTime()) || old.Size() != info.Size()
+		}
+	}
+	for i := range w.seen { // what is gone is not a change, what comes back is
+		if now[i] == nil {
+			now[i] = w.seen[i]
+		}
+	}
+	w.seen = now
+	return differ
+}
+
+// reload reads what has changed, or all.
+func (f *files) reload(all bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var errs []error
+	for _, w := range f.all {
+		if !w.changed() && !all {
+			continue
+		}
+		err := w.load()
+		result := "ok"
+		if err != nil {
+			result = "failed"
+			errs = append(errs, fmt.Errorf("%s: %w; the old ones stay in force", w.setting, err))
+		} else {
+			f.r.log.Info("read again", "setting", w.setting)
+		}
+		f.r.metrics.reloads.WithLabelValues(w.setting, result).Inc()
+	}
+	return errors.Join(errs...)
+}
+
+// follow looks at them until the router ends.
+func (f *files) follow() {
+	tick := time.NewTicker(filesEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if err := f.reload(false); err != nil {
+				f.r.log.Error("files", "err", err)
+			}
+		case <-f.r.ctx.Done():
+			return
+		}
+	}
+}
+
+// loadFiles reads keys and certificates, and begins to watch their files.
+func (r *Router) loadFiles() (err error) {
+	c := &r.cfg
+	r.files = &files{r: r}
+	if r.keys, err = newKeyring(c, r.metrics.tenants); err != nil {
+		return err
+	}
+	if c.APIKeysFile != "" {
+		err = r.files.add("api_keys_file", r.keys.load, c.APIKeysFile)
+	}
+	if c.TLSCert != "" && err == nil {
+		r.tls = serverTLS{cert: c.TLSCert, key: c.TLSKey, clientCA: c.TLSClientCA}
+		err = r.files.add("tls_cert", r.tls.load, c.TLSCert, c.TLSKey, c.TLSClientCA)
+	}
+	r.up.tls.u = c.Upstream
+	if err == nil {
+		err = r.files.add("upstream", r.up.tls.load, c.Upstream.CA, c.Upstream.Cert, c.Upstream.Key)
+	}
+	if c.Upstream.InsecureSkipVerify {
+		r.log.Warn("upstream.insecure_skip_verify: whoever answers at an https address of an engine is believed to be it")
+	}
+	r.found.client = r.up.tls.client(discover.NewClient())
+	return err
+}

@@ -1,0 +1,191 @@
+package router
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// maxPEM bounds a file of certificates.
+const maxPEM = 4 << 20
+
+// pool reads a file of CA certificates.
+func pool(path string) (*x509.CertPool, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > maxPEM {
+		return nil, fmt.Errorf("%s: more than %d bytes", path, maxPEM)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	p := x509.NewCertPool()
+	if !p.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s: no certificates in PEM", path)
+	}
+	return p, nil
+}
+
+// serverTLS is the public listener's; each handshake uses what is in force.
+type serverTLS struct {
+	cert, key, clientCA string
+	now                 atomic.Pointer[tls.Config]
+}
+
+// load reads the files.
+func (s *serverTLS) load() error {
+	pair, err := tls.LoadX509KeyPair(s.cert, s.key)
+	if err != nil {
+		return err
+	}
+	c := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
+	if s.clientCA != "" {
+		if c.ClientCAs, err = pool(s.clientCA); err != nil {
+			return fmt.Errorf("tls_client_ca: %w", err)
+		}
+		c.ClientAuth = tls.RequireAndVerifyClientCert
+	}
+	s.now.Store(c)
+	return nil
+}
+
+func (s *serverTLS) listen(ln net.Listener) net.Listener {
+	return tls.NewListener(ln, &tls.Config{MinVersion: tls.VersionTLS12,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.now.Load(), nil }})
+}
+
+// Upstream is how engines are talked to, beyond plain HTTP.
+type Upstream struct {
+	// CA is a PEM file of who may vouch for engines whose URL is https; "" is
+	// the system's. Cert and Key are PEM files by which the router shows who
+	// it is, "" for not at all.
+	CA   string `koanf:"ca"`
+	Cert string `koanf:"cert"`
+	Key  string `koanf:"key"`
+	// ServerName is in the engines' certificates, if it is not the host of
+	// their URL.
+	ServerName string `koanf:"server_name"`
+	// InsecureSkipVerify believes any certificate.
+	InsecureSkipVerify bool `koanf:"insecure_skip_verify"`
+	// APIKey is sent to engines as a bearer token, also with probes.
+	APIKey string `koanf:"api_key" secret:"true"`
+	// PassAuthorization sends the client's Authorization header on, in place
+	// of APIKey.
+	PassAuthorization bool `koanf:"pass_authorization"`
+}
+
+// Validate returns the first *config.KeyError.
+func (u *Upstream) Validate() error {
+	switch {
+	case (u.Cert == "") != (u.Key == ""):
+		return bad("cert", "cert and key go together")
+	case u.InsecureSkipVerify && (u.CA != "" || u.ServerName != ""):
+		return bad("insecure_skip_verify", "ca and server_name are not looked at with it; leave it out")
+	case strings.ContainsAny(u.APIKey, "\r\n\x00"):
+		return bad("api_key", "it has a line break in it")
+	}
+	return nil
+}
+
+// clientTLS is for engines whose URL is https.
+type clientTLS struct {
+	u   Upstream
+	now atomic.Pointer[tls.Config]
+}
+
+func (c *clientTLS) load() error {
+	t := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, ServerName: c.u.ServerName,
+		InsecureSkipVerify: c.u.InsecureSkipVerify, ClientSessionCache: tls.NewLRUClientSessionCache(256)}
+	var err error
+	if c.u.CA != "" {
+		if t.RootCAs, err = pool(c.u.CA); err != nil {
+			return err
+		}
+	}
+	if c.u.Cert != "" {
+		pair, err := tls.LoadX509KeyPair(c.u.Cert, c.u.Key)
+		if err != nil {
+			return err
+		}
+		t.Certificates = []tls.Certificate{pair}
+	}
+	c.now.Store(t)
+	return nil
+}
+
+// secure marks the addresses that are connected to by TLS, so that the
+// connections of both kinds are kept apart.
+const secure = "tls:"
+
+// bare is an address without the mark.
+func bare(addr string) string { return strings.TrimPrefix(addr, secure) }
+
+// shake makes a connection to addr a TLS one, if it is marked so.
+func (c *clientTLS) shake(ctx context.Context, conn net.Conn, addr string) (net.Conn, error) {
+	if !strings.HasPrefix(addr, secure) {
+		return conn, nil
+	}
+	conf := c.now.Load()
+	if conf.ServerName == "" {
+		conf = conf.Clone()
+		conf.ServerName, _, _ = net.SplitHostPort(bare(addr)) // hostPort has looked
+	}
+	t := tls.Client(conn, conf)
+	if err := t.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// under is the connection below TLS.
+func under(conn net.Conn) net.Conn {
+	if t, ok := conn.(*tls.Conn); ok {
+		return t.NetConn()
+	}
+	return conn
+}
+
+// client makes c, which asks engines what they are, connect and name itself as
+// legs do.
+func (c *clientTLS) client(h *http.Client) *http.Client {
+	t, ok := h.Transport.(*http.Transport)
+	if !ok {
+		return h
+	}
+	t = t.Clone()
+	t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := (&net.Dialer{Timeout: 2 * time.Second}).DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return c.shake(ctx, conn, secure+addr)
+	}
+	own := *h
+	own.Transport = &withKey{c.u.APIKey, t}
+	return &own
+}
+
+// withKey adds a bearer token.
+type withKey struct {
+	key string
+	*http.Transport
+}
+
+func (k *withKey) RoundTrip(req *http.Request) (*http.Response, error) {
+	if k.key != "" {
+		req = req.Clone(req.Context())
+		req.Header.Set("Authorization", "Bearer "+k.key)
+	}
+	return k.Transport.RoundTrip(req)
+}
