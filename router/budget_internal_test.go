@@ -65,3 +65,20 @@ func TestBackoff(t *testing.T) {
 		}
 	}
 }
+
+// TestQuantile: 95 % of the latest, once there are enough.
+func TestQuantile(t *testing.T) {
+	var q quantile
+	for i := range 31 {
+		q.add(time.Duration(i) * time.Millisecond)
+	}
+	if d := q.get(); d != 0 {
+		t.Errorf("%v of few", d)
+	}
+	for i := range 1000 {
+		q.add(time.Duration(i%100) * time.Millisecond)
+	}
+	if d := q.get(); d < 93*time.Millisecond || d > 97*time.Millisecond {
+		t.Errorf("%v", d)
+	}
+}

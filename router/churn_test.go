@@ -77,10 +77,10 @@ type churn struct {
 	epoch uint64
 	turns map[string]int // what disturb did
 
-	status   [600]atomic.Int64
-	left     atomic.Int64 // clients that left
-	broken   atomic.Int64 // streams that ended with an error event
-	longest  atomic.Int64 // of a request, beyond its deadline
+	status  [600]atomic.Int64
+	left    atomic.Int64 // clients that left
+	broken  atomic.Int64 // streams that ended with an error event
+	longest atomic.Int64 // of a request, beyond its deadline
 }
 
 // unit is one engine and its place in the fleet.

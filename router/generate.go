@@ -53,7 +53,7 @@ func (q *request) reply(ctx *fasthttp.RequestCtx, ans *answer) {
 	q.slim()
 	c := clientOf(ctx.Conn())
 	c.out = &stream{q: q, events: ans.stream, body: ans.stream.body, client: c, first: ans.first, merge: ans.merge,
-		status: ans.status, length: -1, passed: ans.passed}
+		status: ans.status, length: -1, passed: ans.passed, pace: q.pacer(ans)}
 	if ans.passed {
 		c.out.length = ans.length
 	}

@@ -117,6 +117,7 @@ type stream struct {
 	status int
 	length int  // of a body that is announced, else -1
 	passed bool // another API's, with ends of its own
+	pace   *pacer
 
 	server  *server
 	head    []byte // of the answer, not yet written
@@ -137,7 +138,7 @@ func (s *stream) next() ([]byte, error) {
 	if s.done {
 		return nil, io.EOF
 	}
-	run, err := s.events.next()
+	run, err := s.pace.next(s.events)
 	if err == nil {
 		return s.counted(run), nil
 	}
@@ -249,6 +250,7 @@ func (s *stream) end(err error) {
 	s.events.from = len(s.events.buf)
 	s.events.used()
 	s.body.abort() // does nothing after finish
+	s.pace.tell()
 	status := s.status
 	if err != nil && err != errCut { //nolint:errorlint // our own, never wrapped
 		status = statusClientGone

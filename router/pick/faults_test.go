@@ -88,7 +88,9 @@ func TestFaultC24_KeyIsTheWholePrompt(t *testing.T) {
 		defer end(c)
 		return c.Explain.Prefill[0].Match
 	}
-	turn := func(who, text string) string { return fmt.Sprintf(`{"role":%q,"content":%q}`, who, strings.Repeat(text, 300)) }
+	turn := func(who, text string) string {
+		return fmt.Sprintf(`{"role":%q,"content":%q}`, who, strings.Repeat(text, 300))
+	}
 	first := "[" + turn("user", "the same question ")
 	a, b := first+","+turn("assistant", "one answer ")+"]", first+","+turn("assistant", "another answer ")+"]"
 	if m := match(a, a); m < 0.99 {

@@ -1,0 +1,65 @@
+package router_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	fake "github.com/xpyd/xpyd/internal/mock"
+	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// TestEjection: a worker that answers half of its requests with an error, and
+// one whose tokens come slowly, get no more; the log, the metrics and the list
+// of instances say so, and they come back.
+func TestEjection(t *testing.T) {
+	for name, c := range map[string]struct {
+		slow bool
+		why  string
+	}{"errors": {false, "fail"}, "slow": {true, "take"}} {
+		t.Run(name, func(t *testing.T) {
+			itl := time.Duration(0)
+			if c.slow {
+				itl = 100 * time.Microsecond
+			}
+			_, list := engines(t, "vllm-nixl", fleet.Prefill, 1)
+			ds, more := engines(t, "vllm-nixl", fleet.Decode, 3, func(c *fake.Config) { c.ITL = itl })
+			if c.slow { // the last is another machine
+				bad, one := engines(t, "vllm-nixl", fleet.Decode, 1, func(c *fake.Config) { c.ITL = 4 * time.Millisecond })
+				one[0].ID = more[2].ID
+				ds[2], more[2] = bad[0], one[0]
+			} else {
+				ds[2].SetFault(fake.Fault{Status: 500})
+			}
+			g := newRig(t, 0, 0, func(cfg *router.Config) {
+				cfg.Static = append(list, more...)
+				cfg.Pick.Policy = pick.RoundRobin
+				cfg.Pick.Breaker.Failures = 0
+				if c.slow { // one stream in eight is measured
+					cfg.Pick.Ejection.Windows = 1
+				}
+				cfg.Pick.Ejection.Mode, cfg.Pick.Ejection.Interval = pick.EjectAll, 20*time.Millisecond
+				cfg.Pick.Ejection.Time, cfg.Pick.Ejection.MaxTime = 100*time.Millisecond, 100*time.Millisecond
+			})
+			g.allProbed(4)
+			ejected := `xpyd_router_ejections_total{role="decode"}`
+			g.until("the ejection", func() bool {
+				resp, text := g.post("/v1/completions", askLive)
+				if got, _ := read(t, text); resp.StatusCode != 200 || got != wantText(`"Once upon"`) {
+					t.Fatalf("%d %s", resp.StatusCode, text)
+				}
+				return strings.Contains(g.logs.String(), `msg="worker ejected" worker=vllm-nixl-d2`) && g.metric(ejected) > 0
+			})
+			if !strings.Contains(g.logs.String(), c.why) {
+				t.Errorf("%s", g.logs)
+			}
+			ds[2].SetFault(fake.Fault{})
+			g.until("its return", func() bool {
+				g.post("/v1/completions", askLive)
+				return strings.Contains(g.logs.String(), "worker gets requests again")
+			})
+		})
+	}
+}
