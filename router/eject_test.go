@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,12 +23,12 @@ func TestEjection(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			itl := time.Duration(0)
 			if c.slow {
-				itl = 100 * time.Microsecond
+				itl = 500 * time.Microsecond
 			}
 			_, list := engines(t, "vllm-nixl", fleet.Prefill, 1)
 			ds, more := engines(t, "vllm-nixl", fleet.Decode, 3, func(c *fake.Config) { c.ITL = itl })
 			if c.slow { // the last is another machine
-				bad, one := engines(t, "vllm-nixl", fleet.Decode, 1, func(c *fake.Config) { c.ITL = 4 * time.Millisecond })
+				bad, one := engines(t, "vllm-nixl", fleet.Decode, 1, func(c *fake.Config) { c.ITL = 8 * time.Millisecond })
 				one[0].ID = more[2].ID
 				ds[2], more[2] = bad[0], one[0]
 			} else {
@@ -46,10 +47,16 @@ func TestEjection(t *testing.T) {
 			g.allProbed(4)
 			ejected := `xpyd_router_ejections_total{role="decode"}`
 			g.until("the ejection", func() bool {
-				resp, text := g.post("/v1/completions", askLive)
-				if got, _ := read(t, text); resp.StatusCode != 200 || got != wantText(`"Once upon"`) {
-					t.Fatalf("%d %s", resp.StatusCode, text)
+				var wg sync.WaitGroup
+				for range 8 {
+					wg.Go(func() {
+						resp, text := g.post("/v1/completions", strings.Replace(askLive, ":5", ":12", 1))
+						if got, _ := read(t, text); resp.StatusCode != 200 || got != strings.Join(fake.Words(`"Once upon"`, 0, 12), "") {
+							t.Errorf("%d %s", resp.StatusCode, text)
+						}
+					})
 				}
+				wg.Wait()
 				return strings.Contains(g.logs.String(), `msg="worker ejected" worker=vllm-nixl-d2`) && g.metric(ejected) > 0
 			})
 			if !strings.Contains(g.logs.String(), c.why) {
