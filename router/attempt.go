@@ -102,7 +102,8 @@ func (a *attempt) run() (*answer, *failure) {
 			err: fmt.Errorf("its dialect %q is unknown", a.d.inst.Dialect)}
 	}
 	x := &dialect.Exchange{RequestID: a.q.id, Link: a.link, Path: a.q.path, Body: a.q.body, Top: &a.q.top, Seed: a.q.seed,
-		Prefill: a.p.inst, Decode: a.d.inst, Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace, Authorization: a.q.auth}
+		Prefill: a.p.inst, Decode: a.d.inst, PrefillRank: a.choice.PrefillRank, DecodeRank: a.choice.DecodeRank,
+		Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace, Authorization: a.q.auth}
 	r.legs.add(a.d)
 	if !a.alone {
 		r.legs.add(a.p)

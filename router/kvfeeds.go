@@ -242,9 +242,9 @@ func (e *kvFeeds) warm(q *request, req *pick.Request) {
 		}
 		i := slices.IndexFunc(req.Warm, func(w pick.Warm) bool { return w.ID == h.Key.ID && w.Epoch == h.Key.Epoch })
 		if i < 0 {
-			req.Warm = append(req.Warm, pick.Warm{ID: h.Key.ID, Epoch: h.Key.Epoch, Tokens: worth})
-		} else { // another rank of the same worker
-			req.Warm[i].Tokens = max(req.Warm[i].Tokens, worth)
+			req.Warm = append(req.Warm, pick.Warm{ID: h.Key.ID, Epoch: h.Key.Epoch, Tokens: worth, Rank: h.Key.Rank})
+		} else if w := &req.Warm[i]; worth > w.Tokens { // another rank of the same worker
+			w.Tokens, w.Rank = worth, h.Key.Rank
 		}
 	}
 }

@@ -55,9 +55,17 @@ func pinned(h *fasthttp.RequestHeader, x *Exchange, i *fleet.Instance) {
 	}
 }
 
-// rank spreads exchanges over the data-parallel ranks of an engine: the room
-// modulo their number, as SGLang's engines count by default.
+// rank is the data-parallel rank that was chosen, or else spreads exchanges over
+// an engine's ranks: the room modulo their number, as SGLang's engines count by
+// default.
 func rank(x *Exchange, i *fleet.Instance) int {
+	chosen := x.DecodeRank
+	if i == x.Prefill {
+		chosen = x.PrefillRank
+	}
+	if chosen > 0 && chosen <= i.DPRanks {
+		return chosen - 1
+	}
 	return int(room(x, 0) % uint64(max(i.DPRanks, 1)))
 }
 

@@ -123,8 +123,12 @@ type Exchange struct {
 	Seed      int64 // for a body without one
 	Prefill   *fleet.Instance
 	Decode    *fleet.Instance
-	Left      time.Duration // until the request's deadline
-	Probe     bool
+	// PrefillRank and DecodeRank are data-parallel ranks from 1; 0 leaves the
+	// choice to the dialect.
+	PrefillRank, DecodeRank int
+
+	Left  time.Duration // until the request's deadline
+	Probe bool
 	// Trace is what the client sent as traceparent and tracestate.
 	Trace [2]string
 	// Authorization is the client's header, if engines are to see it.

@@ -108,6 +108,17 @@ func TestNIXLPull(t *testing.T) {
 	if a, b := string(p.Peek("X-data-parallel-rank")), string(d.Peek("X-data-parallel-rank")); a == "" || b != "" {
 		t.Errorf("ranks %q and %q", a, b)
 	}
+	x = exchange(t, text, func(p, d *fleet.Instance) { p.DPRanks, d.DPRanks = 4, 2 })
+	x.PrefillRank, x.DecodeRank = 4, 2
+	p, d = legs(t, "vllm-nixl", withKept(x, `{"a":1}`), with(onlyPrefill, asked), with(text, `"kv_transfer_params":{"a":1}`))
+	if a, b := string(p.Peek("X-data-parallel-rank")), string(d.Peek("X-data-parallel-rank")); a != "3" || b != "1" {
+		t.Errorf("chosen ranks %q and %q", a, b)
+	}
+	x = exchange(t, text, func(p, d *fleet.Instance) { p.DPRanks, p.EngineID, p.Bootstrap = 4, "e", "h:5600" })
+	x.PrefillRank = 3
+	if got := string(joined(dialect.For("vllm-nixl-push").Decode(&fasthttp.RequestHeader{}, x))); !strings.Contains(got, `"remote_engine_id":"e_dp2","remote_host":"h","remote_port":5602`) {
+		t.Errorf("a push from a rank: %s", got)
+	}
 }
 
 func withKept(x *dialect.Exchange, raw string) *dialect.Exchange {
@@ -191,6 +202,10 @@ func TestSGLang(t *testing.T) {
 
 	x = exchange(t, `{"prompt":"a"}`, func(p, d *fleet.Instance) { p.DPRanks, d.DPRanks, p.Bootstrap = 4, 3, "10.0.0.1:8998" })
 	boot := `"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":` + room // mod 4 is 3, mod 3 is 2
+	legs(t, "sglang", x, `{"prompt":"a",`+boot+`,"routed_dp_rank":3}`, `{"prompt":"a",`+boot+`,"routed_dp_rank":2,"disagg_prefill_dp_rank":3}`)
+	x.PrefillRank, x.DecodeRank = 2, 1 // chosen, from 1
+	legs(t, "sglang", x, `{"prompt":"a",`+boot+`,"routed_dp_rank":1}`, `{"prompt":"a",`+boot+`,"routed_dp_rank":0,"disagg_prefill_dp_rank":1}`)
+	x.PrefillRank, x.DecodeRank = 9, 0 // of an engine that had more of them
 	legs(t, "sglang", x, `{"prompt":"a",`+boot+`,"routed_dp_rank":3}`, `{"prompt":"a",`+boot+`,"routed_dp_rank":2,"disagg_prefill_dp_rank":3}`)
 }
 

@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -104,6 +105,10 @@ func (NIXLPush) Decode(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 	foreign(h, x)
 	pinned(h, x, x.Decode)
 	host, port := bootstrap(x.Prefill, nixlPort)
+	engine := x.Prefill.EngineID
+	if x.Prefill.DPRanks > 1 { // as vLLM names its ranks
+		engine += "_dp" + strconv.Itoa(rank(x, x.Prefill))
+	}
 	return params(x, struct {
 		DoRemoteDecode  bool   `json:"do_remote_decode"`
 		DoRemotePrefill bool   `json:"do_remote_prefill"`
@@ -113,7 +118,7 @@ func (NIXLPush) Decode(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 		TPSize          int    `json:"tp_size"`
 		PPSize          int    `json:"pp_size"`
 		RemoteRequestID string `json:"remote_request_id"`
-	}{false, true, x.Prefill.EngineID, host, port + rank(x, x.Prefill), max(x.Prefill.TP, 1), max(x.Prefill.PP, 1), engineRequest(x)})
+	}{false, true, engine, host, port + rank(x, x.Prefill), max(x.Prefill.TP, 1), max(x.Prefill.PP, 1), engineRequest(x)})
 }
 
 // Result needs nothing of prefill's answer but that it is one.

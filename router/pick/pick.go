@@ -60,6 +60,7 @@ type Warm struct {
 	ID     string
 	Epoch  uint64
 	Tokens float64
+	Rank   int // of the data-parallel ranks behind ID, the one that has it
 }
 
 // Errors of Pick. ErrNoPair is wrapped with the reason.
@@ -136,6 +137,9 @@ type Choice struct {
 	// when it is split, or when the engine has no other half.
 	Local   string
 	Explain *Explain // when asked for
+	// PrefillRank and DecodeRank are the data-parallel ranks that have at least
+	// half of the prompt, counted from 1; 0 for any.
+	PrefillRank, DecodeRank int
 
 	p            *Picker
 	pn, dn       *node
@@ -260,6 +264,7 @@ func (p *Picker) take(s *scorer, pair pair) *Choice {
 	c.at = s.view.Now
 	c.dTrial = p.enter(dn, c.at)
 	c.pTrial = p.enter(pn, c.at) // not for an engine that does both
+	c.PrefillRank, c.DecodeRank = s.rank(pn), s.rank(dn)
 	if req.Explain {
 		c.Explain = s.explain(pair)
 	}

@@ -471,6 +471,18 @@ func used(n *node, m *fleet.Member) float64 {
 	return max(m.Load.KVUsed, float64(n.kvAll())/float64(pool))
 }
 
+// rank is the data-parallel rank of n that has half of the prompt or more, from
+// 1; 0 for none. A shorter prefix, which many prompts share, must not gather
+// them all on one rank.
+func (s *scorer) rank(n *node) int {
+	for _, w := range s.req.Warm {
+		if w.ID == n.key.id && w.Epoch == n.key.epoch && 2*w.Tokens >= float64(max(s.req.Tokens, 1)) {
+			return w.Rank + 1
+		}
+	}
+	return 0
+}
+
 // share is the part of the prompt that n has cached: what its events say, or
 // else what was sent there before.
 func (s *scorer) share(n *node, m *fleet.Member, role fleet.Role) float64 {

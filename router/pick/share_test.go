@@ -273,3 +273,21 @@ func TestTwoRoutersSpread(t *testing.T) {
 		}
 	}
 }
+
+// TestRanks: the data-parallel rank that has most of a prompt is named, not one
+// that only has what many prompts share.
+func TestRanks(t *testing.T) {
+	events := func(m *fleet.Member) { m.KVEvents = "h:1" }
+	p, s := newPicker(pick.KVEvents), fleetOf(0, 0, member("p0", fleet.Prefill, events), member("d0", fleet.Decode, events))
+	f := func(tokens float64, want int) {
+		t.Helper()
+		c := mustPick(t, p, s, pick.Request{Tokens: 1000, Tokenized: true, Warm: []pick.Warm{{ID: "p0", Epoch: 1, Tokens: tokens, Rank: 2}, {ID: "d0", Epoch: 9, Tokens: 1000}}})
+		end(c)
+		if c.PrefillRank != want || c.DecodeRank != 0 {
+			t.Errorf("%g tokens: ranks %d and %d, want %d and 0", tokens, c.PrefillRank, c.DecodeRank, want)
+		}
+	}
+	f(499, 0)
+	f(500, 3)
+	f(1000, 3)
+}
