@@ -51,11 +51,11 @@ func cases(model string, chat, sampled bool) []testCase {
 	add("one token", text, map[string]any{"prompt": "The", "max_tokens": 1})
 	add("other scripts", text, map[string]any{"prompt": "żółć Ünïcode 漢字 🙂 " + strings.Repeat("é", 40)})
 	add("log probabilities", text, map[string]any{"prompt": "Lily and Tom", "logprobs": 3})
-	add("two choices", text, map[string]any{"prompt": "The cat", "n": 2})
 	add("a batch", text, map[string]any{"prompt": []string{"The dog", "The bird sang"}})
 	add("a penalty", text, map[string]any{"prompt": "One day", "repetition_penalty": 1.3, "presence_penalty": 0.5})
 	if sampled {
 		add("sampled with a seed", text, map[string]any{"prompt": "Once upon a time", "temperature": 0.9, "top_p": 0.95, "seed": 42})
+		add("two choices", text, map[string]any{"prompt": "The cat", "n": 2, "temperature": 0.9, "seed": 7})
 	}
 	if chat {
 		const path = "/v1/chat/completions"
