@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"slices"
 )
 
 // Shared describes a receiver's block pool as memory that a sender on the same
@@ -147,6 +148,12 @@ func mapPeer(c net.Conn, seg segment, layout Layout) (*peerPool, error) {
 		return nil, errors.Join(fmt.Errorf("segment: %d bytes mapped, the peer says %d", len(p.mem), seg.Bytes), w.Close())
 	}
 	return p, nil
+}
+
+// has tells whether all of a ticket's blocks are the pool's; without a pool
+// nothing is written, so any may be named.
+func (p *peerPool) has(dest []Dest) bool {
+	return p == nil || !slices.ContainsFunc(dest, func(d Dest) bool { return d.Block < 0 || uint32(d.Block) >= p.seg.Blocks })
 }
 
 // block is the memory of one whole block of one layer.

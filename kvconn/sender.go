@@ -263,6 +263,10 @@ func (p *sender) onTicket(m *request) error {
 		p.mu.Unlock()
 		return nil
 	}
+	if !p.pool.has(m.Dest) {
+		p.mu.Unlock()
+		return fmt.Errorf("ticket %d: blocks outside the memory that was shared", m.ID)
+	}
 	full := len(p.tickets) >= p.cfg.MaxTickets
 	if !full && !p.srv.isDraining() {
 		p.tickets[m.ID] = g

@@ -111,6 +111,9 @@ func Run(t *testing.T, f Factory) {
 		hostile := func(name string, body func(*testing.T, Factory, *World, *Chaos)) { f.leaf(t, name, nil, body) }
 		hostileReceiverCases(hostile)
 		hostileSenderCases(hostile)
+		if f.Memory != nil {
+			hostileSharedCases(hostile)
+		}
 		for i, p := range phases {
 			for j, a := range p.actions() {
 				if underRace && !f.Bubble && (i+j)%3 > 0 { // the whole runs without the detector
