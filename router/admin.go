@@ -51,6 +51,8 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 		reply(ctx, 200, r.everyWorker("POST", "/xpyd/v1/cache/flush"))
 	case path == "/debug/ledger" && verb == "GET":
 		r.serveLedger(ctx)
+	case path == "/debug/requests" && verb == "GET":
+		r.serveRequests(ctx)
 	case single && verb == "GET":
 		r.serveRequest(ctx, request)
 	case strings.HasPrefix(path, "/debug/pprof"):

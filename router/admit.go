@@ -92,6 +92,9 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 		}
 	}
 	q.stop = append(q.stop, q.leave)
+	q.mu.Lock()
+	q.admitted = time.Now()
+	q.mu.Unlock()
 	return nil
 }
 

@@ -56,6 +56,7 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	}
 	a.p = newLeg(fleet.Prefill, &c.Prefill.Instance, version)
 	a.d = newLeg(fleet.Decode, &c.Decode.Instance, version)
+	a.p.span, a.d.span = q.spanOf(), q.spanOf()
 	q.mu.Lock()
 	q.attempts = append(q.attempts, a)
 	q.state, q.since = stateWaiting, a.start

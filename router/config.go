@@ -11,6 +11,7 @@ import (
 	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/share"
+	"github.com/xpyd/xpyd/router/trace"
 )
 
 // Config configures a Router.
@@ -104,6 +105,8 @@ type Config struct {
 	Events Events      `koanf:"kv_events"`
 	// Share is what routers side by side tell each other.
 	Share share.Config `koanf:"share"`
+	// Tracing is where spans of requests go.
+	Tracing trace.Config `koanf:"tracing"`
 	// Discovery is how engines are found that do not announce themselves.
 	Discovery discover.Config `koanf:"discovery"`
 }
@@ -150,6 +153,7 @@ func DefaultConfig() Config {
 		Pick:          pick.DefaultConfig(), Events: DefaultEvents(),
 		Discovery: discover.DefaultConfig(),
 		Share:     share.DefaultConfig(),
+		Tracing:   trace.DefaultConfig(),
 	}
 }
 
@@ -223,7 +227,7 @@ func (c Config) Validate() error {
 	return errors.Join(validStatics(c.Static), within("hedge", c.Hedge.Validate()), within("upstream", c.Upstream.Validate()),
 		within("limits", c.Limits.Validate()), within("pick", c.Pick.Validate()),
 		within("kv_events", c.Events.Validate()), within("discovery", c.Discovery.Validate()),
-		within("share", c.Share.Validate()))
+		within("share", c.Share.Validate()), within("tracing", c.Tracing.Validate()))
 }
 
 // within puts a section before the key of its error.

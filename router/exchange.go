@@ -126,5 +126,9 @@ func (r *Router) send(l *leg, h *fasthttp.RequestHeader, body [][]byte) (*upBody
 	if err != nil {
 		return nil, &legError{"connect", err}
 	}
+	l.begin()
+	if l.span != nil {
+		h.Set("traceparent", l.span.Parent())
+	}
 	return r.up.roundTrip(&l.life, addr, h, body, &l.sent)
 }

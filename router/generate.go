@@ -94,7 +94,7 @@ func (q *request) opened(ctx *fasthttp.RequestCtx) *openai.Error {
 	q.deadline(life)
 	q.ex = string(h.Peek(headerExplain)) == "1"
 	q.session = string(h.Peek(r.cfg.SessionHeader))
-	q.trace = [2]string{string(h.Peek("traceparent")), string(h.Peek("tracestate"))}
+	q.traced(string(h.Peek("traceparent")), string(h.Peek("tracestate")))
 	return nil
 }
 

@@ -23,6 +23,7 @@ type requestInfo struct {
 	Status   int           `json:"status,omitempty"`
 	Error    string        `json:"error,omitempty"`
 	Attempts []attemptInfo `json:"attempts,omitempty"`
+	Phases   []phaseInfo   `json:"phases,omitempty"`
 }
 
 type attemptInfo struct {
@@ -43,6 +44,7 @@ type legInfo struct {
 }
 
 func (q *request) info() *requestInfo {
+	phases := q.waterfall()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	ms := func(t time.Time) float64 {
@@ -53,7 +55,7 @@ func (q *request) info() *requestInfo {
 	}
 	i := &requestInfo{ID: q.id, Path: q.path, Model: q.model, Stream: q.streams, Internal: q.probe,
 		State: q.state, Since: q.since, Start: q.start, Status: q.status, Error: q.failed,
-		QueueMS: ms(q.dispatched), TTFTMS: ms(q.first)}
+		QueueMS: ms(q.dispatched), TTFTMS: ms(q.first), Phases: phases}
 	if !q.end.IsZero() {
 		end := q.end
 		i.Deadline = &end

@@ -111,24 +111,3 @@ func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string) j
 	}
 	return body
 }
-
-// serveRequest shows one request, running or recent.
-func (r *Router) serveRequest(ctx *fasthttp.RequestCtx, id string) {
-	r.mu.Lock()
-	info := r.history.byID[id]
-	var running *request
-	for q := range r.requests {
-		if q.id == id {
-			running = q
-		}
-	}
-	r.mu.Unlock()
-	if running != nil {
-		info = running.info()
-	}
-	if info == nil {
-		writeError(ctx, openai.NotFound("there is no request %q, or it is too old", clip(id)))
-		return
-	}
-	reply(ctx, 200, info)
-}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/trace"
 )
 
 // errInstanceDead is why the legs on a dead worker end.
@@ -23,9 +24,13 @@ type leg struct {
 
 	sent atomic.Bool // the request is written: its body is not needed any more
 
+	span *trace.Context // that the worker is told; nil without a trace
+
 	smu   sync.Mutex
 	state string // see the states below
 	since time.Time
+	begun time.Time // its request is being sent
+	ended time.Time
 }
 
 // States of a leg.
@@ -46,6 +51,24 @@ func (l *leg) set(state string) {
 	l.smu.Lock()
 	defer l.smu.Unlock()
 	l.state, l.since = state, time.Now()
+	if state == legDone || state == legFailed {
+		l.ended = l.since
+	}
+}
+
+// begin notes that the request is being sent.
+func (l *leg) begin() {
+	l.smu.Lock()
+	defer l.smu.Unlock()
+	l.begun = time.Now()
+}
+
+// times are when the request was begun to be sent, and when the leg ended;
+// zero for what has not happened.
+func (l *leg) times() (begun, ended time.Time) {
+	l.smu.Lock()
+	defer l.smu.Unlock()
+	return l.begun, l.ended
 }
 
 // fail marks the leg as failed, unless it was ended from outside.
@@ -69,6 +92,7 @@ func (l *leg) finish(cut bool) (cancelled bool) {
 		l.state, cancelled = legCancelled, true
 	}
 	l.since = time.Now()
+	l.ended = l.since
 	return cancelled
 }
 

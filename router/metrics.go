@@ -98,6 +98,15 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 		m.all = append(m.all, r.share.Collectors()...)
 	}
 	m.all = append(m.all, m.guards.collectors(r)...)
+	if r.tracer != nil {
+		count := func(name, help string, f func() float64) {
+			m.all = append(m.all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, f))
+		}
+		count("xpyd_router_spans_exported_total", "Spans that the collector took.",
+			func() float64 { n, _ := r.tracer.Counts(); return float64(n) })
+		count("xpyd_router_spans_dropped_total", "Spans dropped because the queue was full or the collector did not take them: look at its health, or sample less.",
+			func() float64 { _, n := r.tracer.Counts(); return float64(n) })
+	}
 	for _, reason := range retryReasons {
 		m.retries.WithLabelValues(reason)
 	}

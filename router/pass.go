@@ -238,9 +238,13 @@ func (a *attempt) pass(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failure)
 	if a.q.auth != "" {
 		h.Set("Authorization", a.q.auth)
 	}
+	a.d.begin()
 	if a.q.trace[0] != "" {
 		h.Set("traceparent", a.q.trace[0])
 		h.Set("tracestate", a.q.trace[1])
+	}
+	if a.d.span != nil {
+		h.Set("traceparent", a.d.span.Parent())
 	}
 	addr, err := hostPort(a.d.inst.URL)
 	var b *upBody

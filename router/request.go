@@ -33,8 +33,9 @@ type request struct {
 	top    openai.Top
 	seed   int64
 	probe  bool
-	ex     bool // explain
-	trace  [2]string
+	ex     bool      // explain
+	trace  [2]string // traceparent and tracestate for the legs
+	span   *span     // nil unless sampled
 	start  time.Time
 	end    time.Time // deadline
 
@@ -52,6 +53,7 @@ type request struct {
 	mu         sync.Mutex // guards what the ledger shows
 	model      string
 	streams    bool
+	admitted   time.Time
 	dispatched time.Time // first dispatch
 	first      time.Time // decode's first byte
 	state      string
@@ -128,6 +130,7 @@ func (q *request) finish(status int, reason string) {
 		if q.timer != nil {
 			q.timer.Stop()
 		}
+		q.record()
 	}
 	// Decode may end before prefill's "done" is here. It is about to come, and
 	// closing its connection would only cost the next request one. A leg that
@@ -136,15 +139,25 @@ func (q *request) finish(status int, reason string) {
 		!q.r.spawn(func() { await(attempts[n-1].pDone); end() }) {
 		end()
 	}
-	r, info := q.r, q.info()
-	r.mu.Lock()
-	delete(r.requests, q)
-	if !q.probe {
-		r.history.add(info)
-	}
-	r.mu.Unlock()
 	if !q.probe {
 		q.account()
+	}
+}
+
+// record moves the request from those that run to the recent ones.
+func (q *request) record() {
+	var info *requestInfo
+	if !q.probe {
+		if info = q.info(); q.span != nil {
+			q.emit()
+		}
+	}
+	r := q.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.requests, q)
+	if info != nil {
+		r.history.add(info)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/share"
+	"github.com/xpyd/xpyd/router/trace"
 )
 
 // Fleet is what the router needs of who is there; *fleet.Watcher has it.
@@ -71,6 +72,7 @@ type Router struct {
 	hedges  *hedger
 	picker  *pick.Picker
 	up      *upstream
+	tracer  *trace.Exporter // nil without tracing
 	legs    legs
 	facts   facts
 	probes  *prober
@@ -132,6 +134,9 @@ func New(cfg Config, deps Deps) (*Router, error) {
 	r.gate, r.hosts = newGate(cfg.Limits), cfg.MediaHosts
 	r.up = newUpstream(&r.cfg)
 	r.probes = newProber(r)
+	if cfg.Tracing.Endpoint != "" {
+		r.tracer = trace.New(cfg.Tracing, deps.Version, deps.Log)
+	}
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
 	var err error
 	if r.kv, err = newKVFeeds(r); err != nil {
@@ -189,6 +194,9 @@ func (r *Router) Start() (err error) {
 	}
 	if len(r.files.all) > 0 {
 		r.spawn(r.files.follow)
+	}
+	if r.tracer != nil {
+		r.tracer.Start()
 	}
 	r.public.start(r.publicLn)
 	return nil
@@ -416,6 +424,9 @@ func (r *Router) close() {
 	r.serving.Wait()
 	r.public.conns.Wait()
 	r.wg.Wait()
+	if r.tracer != nil {
+		r.tracer.Close() // the last requests' spans too
+	}
 	if err := r.watcher.Close(); err != nil {
 		r.log.Error("close client watcher", "err", err)
 	}
