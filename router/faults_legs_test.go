@@ -302,7 +302,7 @@ func TestFaultC07_RefusalFreesPrefill(t *testing.T) {
 // TestFaultC08_NoStrangersBlocks: no two attempts share a link, whatever clients
 // call their requests, and what an engine says is corrupt is never an answer.
 func TestFaultC08_NoStrangersBlocks(t *testing.T) {
-	g := newRig(t, 2, 2)
+	g := newRig(t, 2, 2, func(c *router.Config) { c.Attempts = 20 }) // every fifth answer is corrupt, whoever's it is
 	var mu sync.Mutex
 	seen, corrupt := map[string]int{}, 0
 	for _, id := range []string{"d0", "d1"} {
