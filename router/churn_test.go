@@ -63,6 +63,7 @@ func TestChurn(t *testing.T) {
 	}
 	samples := make(chan uint64, 1)
 	wg.Go(func() { samples <- c.heap(stop) })
+	wg.Go(func() { c.lag(stop) })
 	time.AfterFunc(length, func() { close(stop) })
 	wg.Wait()
 	c.settle()
@@ -81,6 +82,7 @@ type churn struct {
 	left    atomic.Int64 // clients that left
 	broken  atomic.Int64 // streams that ended with an error event
 	longest atomic.Int64 // of a request, beyond its deadline
+	stall   atomic.Int64 // longest time that the machine left this process waiting
 }
 
 // unit is one engine and its place in the fleet.
@@ -299,6 +301,23 @@ func (c *churn) one(ctx context.Context, body string, leaves, slow bool, pause t
 	}
 }
 
+// lag measures how late a timer is: what a request is over its deadline for want
+// of a processor.
+func (c *churn) lag(stop chan struct{}) {
+	const every = 5 * time.Millisecond
+	for {
+		start := time.Now()
+		select {
+		case <-stop:
+			return
+		case <-time.After(every):
+		}
+		if late := time.Since(start) - every; late > time.Duration(c.stall.Load()) {
+			c.stall.Store(int64(late))
+		}
+	}
+}
+
 // heap is its size in the middle, to be compared with the end.
 func (c *churn) heap(stop chan struct{}) uint64 {
 	<-stop
@@ -375,7 +394,7 @@ func (c *churn) report(seed uint64, length time.Duration, heap uint64) {
 	runtime.ReadMemStats(&m)
 	line, err := json.Marshal(map[string]any{
 		"seed": seed, "length": length.String(), "answers": total, "status": status, "clients_left": c.left.Load(), "broken_streams": c.broken.Load(),
-		"turns": c.turns, "latest_ms_over_deadline": max(c.longest.Load(), 0) / 1e6,
+		"turns": c.turns, "latest_ms_over_deadline": max(c.longest.Load(), 0) / 1e6, "latest_timer_ms": c.stall.Load() / 1e6,
 		"breakers_opened": c.metric(`xpyd_router_breaker_opened_total{role="prefill"}`) + c.metric(`xpyd_router_breaker_opened_total{role="decode"}`),
 		"ejections":       c.metric(`xpyd_router_ejections_total{role="prefill"}`) + c.metric(`xpyd_router_ejections_total{role="decode"}`),
 		"hedges_won":      c.metric(`xpyd_router_hedges_total{result="won"}`), "hedges_lost": c.metric(`xpyd_router_hedges_total{result="lost"}`),
