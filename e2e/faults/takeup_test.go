@@ -30,14 +30,6 @@ func TestFaultsTakeUp(t *testing.T) {
 	start(fleet.Decode, "decode-0")
 	r.WaitServing(t, 30*time.Second, 2, 1)
 	client := cluster.NewClient(t)
-	body := func(salt string) string {
-		ids := make([]string, 2500)
-		for i := range ids {
-			ids[i] = fmt.Sprint(3 + (i*i+i)%500)
-		}
-		return fmt.Sprintf(`{"model":"medium","prompt":[%s],"max_tokens":12,"ignore_eos":true,"temperature":0.7,"seed":3,"cache_salt":%q}`,
-			strings.Join(ids, ","), salt)
-	}
 	moved := func() (units, resumed float64) {
 		t.Helper()
 		of := func(name string) float64 {
@@ -50,7 +42,7 @@ func TestFaultsTakeUp(t *testing.T) {
 		return of(`xpyd_kvconn_units_total{side="receiver"}`), of("xpyd_kv_resumed_units_total")
 	}
 	before, _ := moved()
-	right := cluster.Post(t.Context(), client, r.URL+"/v1/completions", body("undisturbed"))
+	right := cluster.Post(t.Context(), client, r.URL+"/v1/completions", longBody("undisturbed"))
 	if !right.Good() {
 		t.Fatal(right)
 	}
@@ -59,7 +51,7 @@ func TestFaultsTakeUp(t *testing.T) {
 
 	before, _ = moved()
 	answer := make(chan *cluster.Reply, 1)
-	go func() { answer <- cluster.Post(t.Context(), client, r.URL+"/v1/completions", body("broken")) }()
+	go func() { answer <- cluster.Post(t.Context(), client, r.URL+"/v1/completions", longBody("broken")) }()
 	victim := ""
 	cluster.Wait(t, time.Minute, "a push that is half done", func() error {
 		l, err := r.Ledger()
