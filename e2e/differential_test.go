@@ -94,18 +94,24 @@ func comparable(t testing.TB, raw []byte) string {
 	return string(b)
 }
 
-// TestDifferential: seeded random requests get the same answer, byte for byte,
-// from a pair and from a single worker that does both phases. The pair's pools
-// are small, so that preemption and eviction happen on the way, and several
-// requests run at once. XPYD_SOAK_REQUESTS sets how many (60).
-func TestDifferential(t *testing.T) {
-	n := 60
+// soakRequests is how many requests a differential test makes.
+func soakRequests(t *testing.T, n int) int {
+	t.Helper()
 	if s := os.Getenv("XPYD_SOAK_REQUESTS"); s != "" {
 		var err error
 		if n, err = strconv.Atoi(s); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return n
+}
+
+// TestDifferential: seeded random requests get the same answer, byte for byte,
+// from a pair and from a single worker that does both phases. The pair's pools
+// are small, so that preemption and eviction happen on the way, and several
+// requests run at once. XPYD_SOAK_REQUESTS sets how many (60).
+func TestDifferential(t *testing.T) {
+	n := soakRequests(t, 60)
 	alone := startWorker(t, fleet.Decode, nil)
 	var pairs [][2]*worker.Worker
 	for i, bt := range [][2]int{{16, 16}, {4, 16}, {16, 3}, {8, 16}} {

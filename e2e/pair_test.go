@@ -19,6 +19,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/kvconn/shm"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -41,12 +42,18 @@ func startWorker(t testing.TB, role fleet.Role, change func(*worker.Config)) *wo
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := worker.Start(t.Context(), cfg, worker.Deps{Log: log, Registry: prometheus.NewRegistry(), Transport: tr, Build: "test"})
+	deps := worker.Deps{Log: log, Registry: prometheus.NewRegistry(), Transport: tr, Build: "test"}
+	if cfg.KV.Transport == "shm" {
+		if deps.Local, err = shm.New(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w, err := worker.Start(t.Context(), cfg, deps)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		waitFor(t, 3*time.Second, func() error {
+		waitFor(t, 30*time.Second, func() error {
 			if l := w.Ledger(); !l.Empty() {
 				b, _ := json.Marshal(l)
 				return fmt.Errorf("ledger of %s: %s", w.ID(), b)

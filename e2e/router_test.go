@@ -71,7 +71,7 @@ func startCluster(t testing.TB, x, y int, change func(*worker.Config)) string {
 			t.Errorf("shut the router down: %v", err)
 		}
 	})
-	waitFor(t, 5*time.Second, func() error {
+	waitFor(t, time.Minute, func() error {
 		if !r.Ready() {
 			return fmt.Errorf("not ready: %+v", watcher.Snapshot().Members)
 		}
