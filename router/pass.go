@@ -40,6 +40,7 @@ type upload struct {
 	rest   io.Reader // what comes behind head, nil if nothing does
 	skim   *skim     // of JSON, else nil
 	broken error     // why rest could not be read
+	hosts  hosts     // from where engines may fetch
 }
 
 // Read reads rest, noting whose fault an error is, and looks at what passes.
@@ -49,12 +50,24 @@ func (u *upload) Read(p []byte) (int, error) {
 		_, _ = u.skim.Write(p[:n]) // never fails
 		if u.skim.link != "" {
 			err = errLinked
+		} else if far := u.fetches(); far != nil {
+			err = far
 		}
 	}
 	if err != nil && err != io.EOF {
 		u.broken = err
 	}
 	return n, err
+}
+
+// fetches refuses what the body names that engines may not fetch.
+func (u *upload) fetches() error {
+	e := u.hosts.check(u.skim.urls)
+	u.skim.urls = u.skim.urls[:0]
+	if e == nil {
+		return nil
+	}
+	return e
 }
 
 var errLinked = errors.New("a field that links legs")
@@ -81,7 +94,7 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 		return nil, err
 	}
 	r, c, h := q.r, clientOf(ctx.Conn()), &ctx.Request.Header
-	up := &upload{kind: string(h.ContentType()), length: h.ContentLength()}
+	up := &upload{kind: string(h.ContentType()), length: h.ContentLength(), hosts: r.hosts}
 	switch {
 	case up.length > r.cfg.MaxBodyBytes:
 		return nil, openai.TooLarge("the body is larger than %d bytes", r.cfg.MaxBodyBytes)
@@ -115,6 +128,9 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 		if up.skim.link != "" {
 			return nil, linked(up.skim.link)
 		}
+		if err := up.fetches(); err != nil {
+			return nil, q.unread(err)
+		}
 	}
 	return up, q.named(model, up)
 }
@@ -145,7 +161,10 @@ func linked(field string) *openai.Error {
 // unread is what a client is told whose body could not be read.
 func (q *request) unread(err error) *openai.Error {
 	var timeout interface{ Timeout() bool }
+	var said *openai.Error
 	switch {
+	case errors.As(err, &said):
+		return said
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
 		return openai.TooLarge("the body is larger than %d bytes", q.r.cfg.MaxBodyBytes)
 	case errors.As(err, &timeout) && timeout.Timeout():

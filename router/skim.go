@@ -7,28 +7,34 @@ import (
 	"mime"
 	"mime/multipart"
 	"slices"
+	"strings"
 )
 
-// skim reads the top level of a JSON object that passes by: who the model is,
-// and whether a field is there that a client may not set. What is no JSON is
-// for the engine to refuse.
+// skim reads a JSON object that passes by: at its top level who the model is,
+// and whether a field is there that a client may not set; anywhere in it, what
+// the engine would fetch. What is no JSON is for the engine to refuse.
 type skim struct {
 	model string
-	link  string // the first field that links legs, "" when none
+	link  string   // the first field that links legs, "" when none
+	urls  []string // as openai.Top.URLs; whoever has looked at them empties it
 
 	depth     int
-	quoted    bool // within a string
-	escaped   bool // behind a backslash in it
-	wantKey   bool // at the top level, the next string is a key
-	collects  bool // the string is a key or the model's name
+	objects   [skimDepth]bool // whether what is open at each depth is an object
+	top       string          // key at the top level
+	quoted    bool            // within a string
+	escaped   bool            // behind a backslash in it
+	wantKey   bool            // the next string is a key
+	collects  bool            // the string is a key, the model's name or an address
 	key       string
 	token     []byte
 	overlong  bool
 	valueSeen bool
 }
 
-// maxToken bounds what is kept of a key or the model's name.
-const maxToken = 1 << 10
+const (
+	maxToken  = 1 << 10 // bounds what is kept of a string
+	skimDepth = 1 << 10 // deeper than engines' parsers go
+)
 
 // linkFields are what a client may not set, as openai.Scan says too.
 var linkFields = []string{"kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"}
@@ -43,22 +49,36 @@ func (s *skim) Write(p []byte) (int, error) {
 		switch c {
 		case '"':
 			s.quoted, s.overlong, s.token = true, false, s.token[:0]
-			s.collects = s.depth == 1 && (s.wantKey || s.key == "model" && !s.valueSeen)
+			s.collects = s.wantKey || !s.valueSeen && (s.depth == 1 && s.key == "model" || s.fetched())
 		case '{', '[':
-			s.depth++
-			s.wantKey = s.depth == 1 && c == '{'
+			if s.depth++; s.depth > 0 && s.depth <= skimDepth {
+				s.objects[s.depth-1] = c == '{'
+			}
+			s.wantKey = s.inObject()
 			s.valueSeen = true
 		case '}', ']':
 			s.depth--
+			s.wantKey, s.valueSeen = false, true
 		case ',':
-			s.wantKey = s.depth == 1
+			s.wantKey = s.inObject()
 		case ':':
-			if s.depth == 1 {
-				s.valueSeen = false
-			}
+			s.valueSeen = false
 		}
 	}
 	return len(p), nil
+}
+
+func (s *skim) inObject() bool { return s.depth > 0 && s.depth <= skimDepth && s.objects[s.depth-1] }
+
+// fetched says whether the present key is one whose value an engine fetches.
+func (s *skim) fetched() bool {
+	switch s.top {
+	case "metadata":
+		return false
+	case "tools": // schemas have any names
+		return s.key == "server_url"
+	}
+	return s.key == "url" || strings.HasSuffix(s.key, "_url")
 }
 
 // within takes a byte of a string.
@@ -70,7 +90,7 @@ func (s *skim) within(c byte) {
 		s.escaped = true
 	case c == '"':
 		s.quoted = false
-		if s.collects && !s.overlong {
+		if s.collects {
 			s.collected()
 		}
 		s.valueSeen = s.valueSeen || !s.wantKey
@@ -90,15 +110,28 @@ func (s *skim) collected() {
 	text := string(s.token)
 	if bytes.IndexByte(s.token, '\\') >= 0 {
 		if json.Unmarshal([]byte(`"`+text+`"`), &text) != nil {
-			return
+			text = string(s.token) // cut in an escape, or wrong
 		}
 	}
-	if !s.wantKey {
-		s.model = text
+	switch {
+	case s.wantKey && s.overlong:
+		s.key = ""
+	case s.wantKey:
+		s.key = text
+	case s.depth == 1 && s.key == "model":
+		if !s.overlong {
+			s.model = text
+		}
+		return
+	case !strings.HasPrefix(text, "data:"):
+		s.urls = append(s.urls, text)
 		return
 	}
-	if s.key = text; s.link == "" && slices.Contains(linkFields, text) {
-		s.link = text
+	if s.depth != 1 {
+		return
+	}
+	if s.top = s.key; s.link == "" && slices.Contains(linkFields, s.key) {
+		s.link = s.key
 	}
 }
 

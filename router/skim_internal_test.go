@@ -2,6 +2,8 @@ package router
 
 import (
 	"encoding/json"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/openai"
@@ -61,4 +63,33 @@ func FuzzSkim(f *testing.F) {
 			t.Fatalf("%q: model %q, want %q", in, s.model, model)
 		}
 	})
+}
+
+// TestSkimURLs: the same addresses as openai.Scan finds, in any pieces.
+func TestSkimURLs(t *testing.T) {
+	f := func(body string, want ...string) {
+		t.Helper()
+		for size := range 7 {
+			s := &skim{}
+			for rest := []byte(body); len(rest) > 0; {
+				n := min(size+1, len(rest))
+				_, _ = s.Write(rest[:n])
+				rest = rest[n:]
+			}
+			if !slices.Equal(s.urls, want) {
+				t.Errorf("%s in pieces of %d: %q", body, size+1, s.urls)
+			}
+		}
+	}
+	f(`{"model":"m","input":[{"type":"input_image","image_url":"http://h"},{"file_url":"http://i"}]}`, "http://h", "http://i")
+	f(`{"messages":[{"content":[{"image_\u0075rl":{"\u0075rl":"http:\/\/h"}}]}]}`, "http://h")
+	f(`{"url":"http://h","a":[1,{"b":2},"url"],"c":{"d":{"url" : "x"}}}`, "http://h", "x")
+	f(`{"input":[{"image_url":"data:image/png;base64,` + strings.Repeat("A", 2*maxToken) + `"}]}`)
+	f(`{"metadata":{"url":"http://h"},"tools":[{"url":"http://h","server_url":"http://s"}],"input":"url"}`, "http://s")
+	f(`{"input":[{"url":null},{"url":{"x":"y"}},{"curl":"http://h"}]}`)
+	f(`{"input":{"url":"`+strings.Repeat("h", 2*maxToken)+`"}}`, strings.Repeat("h", maxToken))
+	deep := strings.Repeat(`{"a":`, skimDepth+5) + `{"url":"x"}` + strings.Repeat("}", skimDepth+5)
+	f(`{"q":`+deep+`,"url":"http://h"}`, "http://h")
+	s := &skim{}
+	_, _ = s.Write([]byte(`}}]]{"model":"m","kv_transfer_params":1}`)) // no JSON, no panic
 }

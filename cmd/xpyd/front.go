@@ -233,7 +233,7 @@ func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error))
 		rest := *next
 		rest.Limits, rest.Pick.Policy, rest.Static = old.Limits, old.Pick.Policy, old.Static
 		if !reflect.DeepEqual(&rest, old) {
-			log.Warn("limits, pick.policy and static are in force; what else has changed needs a restart")
+			log.Warn("limits, pick.policy, static, keys and certificates are in force; what else has changed needs a restart")
 		}
 		return nil
 	}, log)

@@ -78,7 +78,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(
 		newUp(), newRouter(), newWorker("prefill"), newWorker("decode"),
-		newScale(), newStatus(), newDrain(), newUndrain(), newRole(), newMock(), newBench(), newVersion(),
+		newScale(), newStatus(), newDrain(), newUndrain(), newRole(), newMock(), newBench(), newKeys(), newVersion(),
 	)
 	for _, c := range root.Commands() {
 		c.Args = usageArgs(c.Args)

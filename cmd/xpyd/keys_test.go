@@ -1,0 +1,48 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/router/apikey"
+)
+
+func TestKeys(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	out, errs, code := xpyd(t, "keys", "new", "--file", file, "--name", "team-a", "--tokens-per-minute", "1000", "--models", "a,b*", "--expires", "720h")
+	secret := strings.TrimSpace(out)
+	if code != exitDone || !strings.HasPrefix(secret, apikey.Prefix) || errs != "" {
+		t.Fatalf("%d %q %q", code, out, errs)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil || strings.Contains(string(text), secret) {
+		t.Errorf("%s %v", text, err)
+	}
+	keys, err := apikey.Load(file)
+	if err != nil || len(keys) != 1 {
+		t.Fatal(keys, err)
+	}
+	if k := apikey.NewRing(keys).Find([]byte(secret)); k == nil || k.Name != "team-a" || k.TokensPerMinute != 1000 || len(k.Models) != 2 || k.Expires.IsZero() {
+		t.Errorf("%+v", k)
+	}
+	if out, _, code := xpyd(t, "keys", "list", "--file", file); code != exitDone || !strings.Contains(out, "team-a") {
+		t.Errorf("%d %q", code, out)
+	}
+	f := func(want int, message string, args ...string) {
+		t.Helper()
+		_, errs, code := xpyd(t, append([]string{"keys"}, args...)...)
+		if code != want || !strings.Contains(errs, message) {
+			t.Errorf("%v: %d %q", args, code, errs)
+		}
+	}
+	f(exitDone, "")
+	f(exitUsage, "--file", "new", "--name", "x")
+	f(exitUsage, "name:", "new", "--file", file)
+	f(exitUsage, "priority:", "new", "--file", file, "--name", "x", "--priority", "urgent")
+	f(exitUsage, "--expires", "new", "--file", file, "--name", "x", "--expires", "soon")
+	f(exitUsage, "", "new", "extra")
+	f(exitFailed, "twice", "new", "--file", file, "--name", "team-a")
+	f(exitUsage, "no such file", "list", "--file", file+"x")
+}
