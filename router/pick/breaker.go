@@ -198,14 +198,14 @@ func (p *Picker) leave(n *node) {
 }
 
 // succeeded notes that a worker did its part of a choice, which was made at
-// now; trial is the choice's place to try. p.mu is held.
-func (p *Picker) succeeded(n *node, trial *bool, now time.Time) {
+// at; trial is the choice's place to try. p.mu is held.
+func (p *Picker) succeeded(n *node, trial *bool, at int64) {
 	n.guard.row = 0
 	n.guard.good++
 	if *trial {
 		*trial = false
 		if n.guard.state == HalfOpen {
-			p.recover(n, now)
+			p.recover(n, time.Unix(0, at))
 		}
 	}
 }

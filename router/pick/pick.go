@@ -147,8 +147,8 @@ type Choice struct {
 	kv, seqs     int
 	work         float64 // prompt tokens to compute before the answer: the queue's and its own
 	moved        float64 // prompt tokens that decode does not have
-	at           time.Time
-	pOver, dOver bool // under p.mu, as what follows: whether the choice tries a half-open breaker
+	at           int64   // when it was made: Unix nanoseconds of the view's clock, 0 without one
+	pOver, dOver bool    // under p.mu, as what follows: whether the choice tries a half-open breaker
 	pTrial       bool
 	dTrial       bool
 }
@@ -261,9 +261,11 @@ func (p *Picker) take(s *scorer, pair pair) *Choice {
 	if pair.local != "" {
 		c.work = c.moved // measured by what decode computes
 	}
-	c.at = s.view.Now
-	c.dTrial = p.enter(dn, c.at)
-	c.pTrial = p.enter(pn, c.at) // not for an engine that does both
+	if !s.view.Now.IsZero() {
+		c.at = s.view.Now.UnixNano()
+	}
+	c.dTrial = p.enter(dn, s.view.Now)
+	c.pTrial = p.enter(pn, s.view.Now) // not for an engine that does both
 	c.PrefillRank, c.DecodeRank = s.rank(pn), s.rank(dn)
 	if req.Explain {
 		c.Explain = s.explain(pair)
