@@ -74,6 +74,7 @@ type Sharer struct {
 	picker Picker
 	log    *slog.Logger
 	id     uint64
+	wake   chan struct{} // somebody new is there
 
 	seq  uint64 // of the last message; Run's own, as what follows
 	buf  []byte
@@ -93,7 +94,7 @@ type traffic struct {
 
 // New makes a sharer that does nothing yet.
 func New(cfg Config, bus Bus, picker Picker, log *slog.Logger) *Sharer {
-	return &Sharer{cfg: cfg, bus: bus, picker: picker, log: log, id: rand.Uint64(), peers: newPeers(cfg.Expire)}
+	return &Sharer{cfg: cfg, bus: bus, picker: picker, log: log, id: rand.Uint64(), wake: make(chan struct{}, 1), peers: newPeers(cfg.Expire)}
 }
 
 // Run shares until ctx ends, and says goodbye.
@@ -106,10 +107,19 @@ func (s *Sharer) Run(ctx context.Context) {
 		s.log.Error("routers do not hear each other", "err", err)
 		return
 	}
-	tick := time.NewTicker(s.cfg.Interval)
-	defer tick.Stop()
+	pause := time.NewTimer(0)
+	defer pause.Stop()
 	var full, hints time.Time
 	for {
+		select {
+		case <-pause.C:
+		case <-s.wake:
+		case <-ctx.Done():
+			stop()
+			s.send(appendHead(s.buf[:0], kindBye, s.id, s.next()))
+			s.picker.Note(false)
+			return
+		}
 		now := time.Now()
 		alone, owed := s.look(now)
 		switch {
@@ -127,13 +137,10 @@ func (s *Sharer) Run(ctx context.Context) {
 			hints = now
 			s.hints()
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			stop()
-			s.send(appendHead(s.buf[:0], kindBye, s.id, s.next()))
-			s.picker.Note(false)
-			return
+		if alone {
+			pause.Reset(snapshotEvery)
+		} else {
+			pause.Reset(s.cfg.Interval)
 		}
 	}
 }
@@ -171,6 +178,10 @@ func (s *Sharer) hear(b []byte) {
 	touched, isNew := s.peers.apply(&m, time.Now())
 	if isNew {
 		s.owed = true
+		select {
+		case s.wake <- struct{}{}:
+		default:
+		}
 		s.log.Info("another router is here", "routers", len(s.peers.byID)+1)
 	}
 	if len(touched) > 0 {
