@@ -45,7 +45,7 @@ func TestRecordedFrames(t *testing.T) {
 		}
 	}
 	for _, typ := range []frameType{typeHello, typeRefuse, typeReady, typeBind, typeBound, typeTicket, typeRevoke, typeResend, typeReceived,
-		typePing, typeAccepted, typeCommit, typeFailed, typeRevokeAck, typePong, typeGoaway, typeUnit, typeSent, typeBeat} {
+		typePing, typeAccepted, typeCommit, typeFailed, typeRevokeAck, typePong, typeGoaway, typeUnit, typeSent, typeBeat, typeBatch} {
 		if !seen[typ] {
 			t.Errorf("no frame of type %d was recorded", typ)
 		}
@@ -79,6 +79,23 @@ func rewrite(b []byte, version uint8) ([]byte, error) {
 			return nil, err
 		}
 		w = append(append(w, rows...), rest...)
+	case typ == typeBatch:
+		list, sums, err := decodeArrivals(typeBatch, body, r.rest, nil, nil)
+		if err != nil {
+			return nil, err
+		}
+		w = appendBatchHead(w, list[0].Ticket, list[0].Tag, len(list), len(sums))
+		for i := range list {
+			w = list[i].appendEntry(w, list[i].bytes)
+		}
+		for _, s := range sums {
+			w = putU64(w, s)
+		}
+		rows, err := r.takeRows(r.rest)
+		if err != nil {
+			return nil, err
+		}
+		w = append(w, rows...)
 	default:
 		m, err := decodeAny(version, typ, body)
 		if err != nil {

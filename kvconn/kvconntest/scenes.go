@@ -17,7 +17,9 @@ import (
 // against the recorded other one.
 type Scene struct {
 	Name string
-	tune func(r, s *kvconn.Config)
+	// Since is the first protocol that has been recorded with it; 0: all.
+	Since int
+	tune  func(r, s *kvconn.Config)
 	// answer is the sender's part.
 	answer func(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source)
 	// drive is the receiver's part, with its checks.
@@ -102,6 +104,9 @@ var Scenes = []Scene{
 	{Name: "push", ends: []ticket.Outcome{ticket.Done, ticket.Done}, drive: func(w *World) {
 		fetch(w, ticket.Done, w.Spec("ten", 1, 10, 0))
 		fetch(w, ticket.Done, w.Spec("four", 2, 4, 8))
+	}},
+	{Name: "batch", Since: 2, tune: batches, ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
+		fetch(w, ticket.Done, w.Spec("batched", 10, 22, 0))
 	}},
 	{Name: "two-bulk", tune: twoBulk, ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
 		fetch(w, ticket.Done, w.Spec("twelve", 3, 12, 0))
