@@ -202,7 +202,7 @@ func (p *player) say(ctx context.Context, conn int, f Frame) error {
 		}
 	case Bind:
 		copy(body, p.key[:])
-	case Unit, Sent:
+	case Unit, Batch, Sent:
 		id := binary.LittleEndian.Uint64(body)
 		binary.LittleEndian.PutUint64(body[8:], UnitTag(p.secrets[id], p.key, id))
 	}
@@ -265,7 +265,7 @@ func plain(step Step, body []byte) []byte {
 		clear(b[:16])
 	case Ticket:
 		clear(b[8:44])
-	case Unit:
+	case Unit, Batch:
 		clear(b[8:16])
 	}
 	return b
