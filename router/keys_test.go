@@ -138,6 +138,9 @@ func TestKeyFile(t *testing.T) {
 		t.Error("the engine saw the client's key")
 	}
 	d.mu.Unlock()
+	if !strings.Contains(g.logs.String(), "tenant=all") {
+		t.Error("the log does not say for whom a request was")
+	}
 	for name, secret := range f.secrets {
 		if strings.Contains(g.logs.String(), secret) {
 			t.Errorf("the key of %s is in the log", name)

@@ -197,6 +197,9 @@ func (q *request) account() {
 	if n := len(q.attempts); n > 0 && q.attempts[n-1].falls != "" {
 		attrs = append(attrs, slog.String("fallback", string(q.attempts[n-1].falls)))
 	}
+	if q.adm != nil && q.adm.tenant != nil {
+		attrs = append(attrs, slog.String("tenant", q.adm.tenant.name))
+	}
 	if q.failed != "" {
 		attrs = append(attrs, slog.String("err", q.failed))
 	}

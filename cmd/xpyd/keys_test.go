@@ -9,6 +9,17 @@ import (
 	"github.com/xpyd/xpyd/router/apikey"
 )
 
+// TestKeysExample: the example in configs is understood.
+func TestKeysExample(t *testing.T) {
+	keys, err := apikey.Load("../../configs/keys.yaml")
+	if err != nil || len(keys) != 2 {
+		t.Fatal(keys, err)
+	}
+	if k := apikey.NewRing(keys).Find([]byte("sk-xpyd-example")); k == nil || k.Name != "team-a" || !keys[1].NamesTenants {
+		t.Errorf("%+v", k)
+	}
+}
+
 func TestKeys(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "keys.yaml")
 	out, errs, code := xpyd(t, "keys", "new", "--file", file, "--name", "team-a", "--tokens-per-minute", "1000", "--models", "a,b*", "--expires", "720h")
