@@ -130,6 +130,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
+		boundUnsent(conn)
 		c := &clientConn{Conn: conn, all: l.conns}
 		l.conns.mu.Lock()
 		full := len(l.conns.set) >= l.conns.max
