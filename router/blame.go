@@ -95,7 +95,7 @@ func (a *attempt) brokeOff(err error) {
 	}
 }
 
-// faultOf is the fault that a status shows, if any. A 503 mostly says that
+// faultOf is what a status says for or against a worker. A 503 mostly says that
 // there is no room, which a breaker would make worse; but one that says so more
 // often than its peers is an outlier.
 func (a *attempt) faultOf(l *leg, status int) {
@@ -104,5 +104,7 @@ func (a *attempt) faultOf(l *leg, status int) {
 		a.fault(l, pick.Poor)
 	case status >= 500:
 		a.fault(l, pick.Broken)
+	case status != 429: // it works, whatever it thinks of the request
+		a.choice.Succeeded(l.role)
 	}
 }

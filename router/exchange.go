@@ -63,6 +63,9 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 		b.abort()
 		return nil, a.beaten()
 	}
+	if a.rules.Typed && status >= 300 && status < 500 {
+		a.faultOf(a.d, status)
+	}
 	a.d.set(legAnswer)
 	ans := &answer{status: status, contentType: string(b.header.ContentType()), timing: string(b.header.Peek("Server-Timing"))}
 	if a.rules.Usage && !a.alone {

@@ -272,6 +272,9 @@ func (a *attempt) pass(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failure)
 	}
 	if err != nil {
 		a.d.fail()
+		if up.broken != nil { // the client's doing, not the engine's
+			return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, err: up.broken}
+		}
 		return nil, a.broken(a.d, err)
 	}
 	status := b.header.StatusCode()

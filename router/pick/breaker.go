@@ -210,6 +210,18 @@ func (p *Picker) succeeded(n *node, trial *bool, at int64) {
 	}
 }
 
+// Succeeded notes that a worker did its part, where neither DonePrefill nor
+// Answered is called for it.
+func (c *Choice) Succeeded(role fleet.Role) {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	if role == fleet.Prefill {
+		c.p.succeeded(c.pn, &c.pTrial, c.at)
+	} else {
+		c.p.succeeded(c.dn, &c.dTrial, c.at)
+	}
+}
+
 // Fault says how a worker failed.
 type Fault uint8
 

@@ -248,6 +248,19 @@ func TestBreakerAlone(t *testing.T) {
 	c.EndDecode()
 }
 
+// TestBreakerSucceeded: any word of a worker that works closes its breaker.
+func TestBreakerSucceeded(t *testing.T) {
+	for _, role := range []fleet.Role{fleet.Prefill, fleet.Decode} {
+		l := newLab(t, fleetOf(1, 1))
+		l.open(role)
+		l.now = l.now.Add(2 * time.Second)
+		c := l.pick()
+		c.Succeeded(role)
+		end(c)
+		l.want("p0", pick.Closed, "d0", pick.Closed)
+	}
+}
+
 // TestGuardEvents: every change is told, once.
 func TestGuardEvents(t *testing.T) {
 	l := newLab(t, fleetOf(1, 1))
