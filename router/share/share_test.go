@@ -42,6 +42,13 @@ func (m *memory) Publish(b []byte) error {
 	return nil
 }
 
+// change changes what is wrong with it.
+func (m *memory) change(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f()
+}
+
 func (m *memory) Subscribe(f func([]byte)) (func(), error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -122,6 +129,13 @@ func (f *fake) AddHints(list []pick.Hint) {
 	f.in = append(f.in, list...)
 }
 
+// has is what f has on a worker itself.
+func (f *fake) has(id string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.own[name{id, 1}].Legs
+}
+
 // sees is what others have on a worker, by f's knowledge.
 func (f *fake) sees(id string) int {
 	f.mu.Lock()
@@ -141,37 +155,45 @@ func start(bus Bus, f *fake) (s *Sharer, stop func()) {
 	return s, func() { cancel(); <-done }
 }
 
+// pass lets time pass, and everybody do what is due then.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
 func TestShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bus, a, b := &memory{}, newFake(), newFake()
 		a.set("w0", 7) // before anybody listens
 		sa, stopA := start(bus, a)
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		if bus.sent > 11 || bus.size > 20*bus.sent {
 			t.Errorf("alone it sent %d messages of %d bytes", bus.sent, bus.size)
 		}
 		sb, stopB := start(bus, b)
-		time.Sleep(100 * time.Millisecond)
+		pass(100 * time.Millisecond)
 		if sa.Peers() != 1 || sb.Peers() != 1 || b.sees("w0") != 7 {
 			t.Fatalf("%d, %d peers; it sees %d", sa.Peers(), sb.Peers(), b.sees("w0"))
 		}
 		a.set("w1", 3)
 		b.set("w1", 2)
-		time.Sleep(25 * time.Millisecond)
+		pass(25 * time.Millisecond)
 		if b.sees("w1") != 3 || a.sees("w1") != 2 {
 			t.Errorf("within an interval: %d, %d", b.sees("w1"), a.sees("w1"))
 		}
 		before := bus.sent
 		for i := range 1000 { // a change each millisecond
 			a.set("w1", i)
-			time.Sleep(time.Millisecond)
+			pass(time.Millisecond)
 		}
 		if n := bus.sent - before; n > 60 {
 			t.Errorf("%d messages in a second", n)
 		}
 		a.set("w1", 0)
+		a.mu.Lock()
 		a.out = []pick.Hint{{Prefill: "p", Decode: "d", PrefillEpoch: 1, Hashes: make([]uint64, 3000)}}
-		time.Sleep(200 * time.Millisecond)
+		a.mu.Unlock()
+		pass(200 * time.Millisecond)
 		n := 0
 		for _, h := range b.in {
 			n += len(h.Hashes)
@@ -199,21 +221,21 @@ func TestSilence(t *testing.T) {
 		defer stopA()
 		sb, stopB := start(bus, b)
 		defer stopB()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		a.set("w", 5)
-		time.Sleep(50 * time.Millisecond)
-		bus.down = true
-		time.Sleep(1900 * time.Millisecond)
+		pass(50 * time.Millisecond)
+		bus.change(func() { bus.down = true })
+		pass(1900 * time.Millisecond)
 		if b.sees("w") != 5 {
 			t.Errorf("a short silence: sees %d", b.sees("w"))
 		}
-		time.Sleep(1200 * time.Millisecond)
+		pass(1200 * time.Millisecond)
 		if b.sees("w") != 0 || sb.Peers() != 0 || sb.peers.counts.expired != 1 || sa.peers.counts.expired != 1 {
 			t.Errorf("a long one: sees %d, %d peers, %+v", b.sees("w"), sb.Peers(), sb.peers.counts)
 		}
-		bus.down = false
+		bus.change(func() { bus.down = false })
 		a.set("w", 6) // while it believes to be alone
-		time.Sleep(1100 * time.Millisecond)
+		pass(1100 * time.Millisecond)
 		if b.sees("w") != 6 {
 			t.Errorf("afterwards: sees %d", b.sees("w"))
 		}
@@ -224,7 +246,7 @@ func TestSilence(t *testing.T) {
 // knows exactly what the others have.
 func TestLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		rnd := rand.New(rand.NewPCG(1, 2))
+		rnd, lossy := rand.New(rand.NewPCG(1, 2)), rand.New(rand.NewPCG(3, 4))
 		bus := &memory{}
 		var fakes []*fake
 		for range 3 {
@@ -235,19 +257,19 @@ func TestLoss(t *testing.T) {
 		}
 		worker := func() string { return []string{"a", "b", "c", "d"}[rnd.IntN(4)] }
 		for range 20 {
-			bus.drop = func() bool { return rnd.IntN(3) == 0 }
+			bus.change(func() { bus.drop = func() bool { return lossy.IntN(3) == 0 } })
 			for range 100 {
 				fakes[rnd.IntN(3)].set(worker(), rnd.IntN(4))
-				time.Sleep(time.Duration(rnd.IntN(30)) * time.Millisecond)
+				pass(time.Duration(rnd.IntN(30)) * time.Millisecond)
 			}
-			bus.drop = nil
-			time.Sleep(1100 * time.Millisecond)
+			bus.change(func() { bus.drop = nil })
+			pass(1100 * time.Millisecond)
 			for i, f := range fakes {
 				for _, w := range []string{"a", "b", "c", "d"} {
 					want := 0
 					for j, g := range fakes {
 						if j != i {
-							want += g.own[name{w, 1}].Legs
+							want += g.has(w)
 						}
 					}
 					if got := f.sees(w); got != want {
