@@ -1,7 +1,6 @@
 package openai_test
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -65,7 +64,7 @@ func TestPriorityFields(t *testing.T) {
 	top, _ = openai.Scan(body, openai.Limits{})
 	e := openai.NewEdit(body, &top)
 	e.Replace(openai.PriorityField, "0")
-	if got := fmt.Sprintf("%s", slices.Concat(e.Parts()...)); got != `{"a":1, "priority" : 0}` {
+	if got := string(slices.Concat(e.Parts()...)); got != `{"a":1, "priority" : 0}` {
 		t.Errorf("%s", got)
 	}
 }

@@ -164,11 +164,13 @@ type Ring struct {
 	keys map[uint64][]*Key // by the first bytes of the hash
 }
 
-// NewRing takes keys that are valid.
+// NewRing takes keys that are valid; others are left out.
 func NewRing(keys []Key) *Ring {
 	r := &Ring{keys: make(map[uint64][]*Key, len(keys))}
 	for _, k := range keys {
-		hex.Decode(k.hash[:], []byte(k.SHA256)) // it was validated
+		if n, err := hex.Decode(k.hash[:], []byte(k.SHA256)); err != nil || n != len(k.hash) {
+			continue // it was not validated
+		}
 		at := binary.BigEndian.Uint64(k.hash[:])
 		r.keys[at] = append(r.keys[at], &k)
 	}

@@ -15,7 +15,7 @@ type Limits struct {
 	Bounds                 // of what waits
 }
 
-// Refusals of Gate.Wait, other than the context's cause.
+// Refusal is why Gate.Wait gave no place, other than the context's cause.
 type Refusal struct {
 	Why Why
 	// After is in what time the request might have got a place, as far as
