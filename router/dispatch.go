@@ -67,8 +67,7 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 		if !f.retry || q.probe || n >= q.r.cfg.Attempts {
 			return nil, f.httpError()
 		}
-		if f.budgeted() && !q.r.budget.spend(time.Now()) {
-			q.r.metrics.guards.exhausted.Inc()
+		if !q.r.affords(f) {
 			oerr := f.httpError()
 			oerr.Message += "; the retry budget is used up"
 			return nil, oerr

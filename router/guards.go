@@ -77,3 +77,12 @@ func (r *Router) guarded(ev *pick.Event) {
 		log.Info("worker gets requests again")
 	}
 }
+
+// affords says whether the retry budget has another attempt after f, and takes it.
+func (r *Router) affords(f *failure) bool {
+	if !f.budgeted() || r.budget.spend(time.Now()) {
+		return true
+	}
+	r.metrics.guards.exhausted.Inc()
+	return false
+}

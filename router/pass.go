@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -223,7 +222,7 @@ func (q *request) passOn(ctx *fasthttp.RequestCtx, up *upload) (*answer, *openai
 			return nil, contextError(q.ctx)
 		}
 		q.r.log.Warn("attempt failed", "request_id", q.id, "worker", a.d.inst.ID, "attempt", n, "err", f.Error())
-		if !f.retry || up.rest != nil || n >= q.r.cfg.Attempts || f.budgeted() && !q.r.budget.spend(time.Now()) {
+		if !f.retry || up.rest != nil || n >= q.r.cfg.Attempts || !q.r.affords(f) {
 			return nil, f.httpError()
 		}
 		q.r.metrics.retries.WithLabelValues(f.reason).Inc()
