@@ -22,7 +22,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -54,6 +56,7 @@ func main() {
 	transfers := flag.Int("transfers", 10_000, "in flight at a time, over all receivers")
 	length := flag.Duration("time", 10*time.Minute, "how long")
 	every := flag.Duration("every", 15*time.Second, "between two lines")
+	profiles := flag.String("profiles", "", "folder for the receivers' heap profiles after a third of the time and at the end")
 	compute := flag.Duration("compute", 20*time.Second, "wait at the sender")
 	sender := flag.Bool("sender", false, "be the second process")
 	flag.Parse()
@@ -63,7 +66,7 @@ func main() {
 	if *sender {
 		err = serve(ctx, config("sender", *compute, *transfers), *compute)
 	} else {
-		err = soak(ctx, *peers, *transfers, *length, *every, *compute)
+		err = soak(ctx, *peers, *transfers, *length, *every, *compute, *profiles)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "kvsoak:", err)
@@ -214,7 +217,7 @@ func (r *run) loop(ctx context.Context, s *kvconn.Session, seed int32) {
 	}
 }
 
-func soak(ctx context.Context, peers, transfers int, length, every, compute time.Duration) error {
+func soak(ctx context.Context, peers, transfers int, length, every, compute time.Duration, profiles string) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -269,12 +272,43 @@ func soak(ctx context.Context, peers, transfers int, length, every, compute time
 			})
 		}
 	}
+	wg.Go(func() {
+		for n, at := range []time.Duration{length / 3, length - every} {
+			select {
+			case <-time.After(at - time.Duration(n)*length/3):
+				if err := live(profiles, fmt.Sprintf("heap-%d", n+1), at); err != nil {
+					fmt.Fprintln(os.Stderr, "kvsoak:", err)
+				}
+			case <-loops.Done():
+				return
+			}
+		}
+	})
 	series, err := r.watch(loops, every, ask, answers, pools)
 	wg.Wait()
 	if err != nil {
 		return err
 	}
 	return r.verdict(ctx, series, transfers, pools)
+}
+
+// live prints what of this process's memory is alive, after a collection: RSS
+// also has what the collector has not given back yet. With a folder it leaves
+// a heap profile there.
+func live(dir, name string, at time.Duration) error {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	fmt.Fprintf(os.Stdout, "receivers after %v: %.1f MiB of heap alive in %d objects, %.1f MiB of stacks, %.1f MiB of spans idle, %.1f MiB from the system\n",
+		at.Round(time.Second), float64(m.HeapAlloc)/(1<<20), m.HeapObjects, float64(m.StackInuse)/(1<<20), float64(m.HeapIdle-m.HeapReleased)/(1<<20), float64(m.Sys-m.HeapReleased)/(1<<20))
+	if dir == "" {
+		return nil
+	}
+	f, err := os.Create(filepath.Join(dir, name+".pb.gz"))
+	if err != nil {
+		return err
+	}
+	return errors.Join(pprof.WriteHeapProfile(f), f.Close())
 }
 
 // line is one line of the time series.
