@@ -186,6 +186,8 @@ func (q *request) describe(ctx *fasthttp.RequestCtx, timing string) {
 	line := appendMS(append(space[:0], "queue;dur="...), q.dispatched.Sub(q.start))
 	if timing != "" && len(timing) < 1024 { // decode's prefill and kv
 		line = append(append(line, ", "...), timing...)
+	} else if begun, ended := a.p.times(); !begun.IsZero() && !ended.IsZero() { // a foreign engine's, as seen from here
+		line = appendMS(append(line, ", prefill;dur="...), ended.Sub(begun))
 	}
 	if !q.first.IsZero() {
 		line = appendMS(append(line, ", ttft;dur="...), q.first.Sub(q.start))

@@ -142,14 +142,17 @@ func TestTraces(t *testing.T) {
 		cfg.Tracing.Headers = map[string]string{"Authorization": "Bearer otel"}
 	})
 	const trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+	asked := int64(0)
 	f := func(sampled string, header ...string) (p, d string) {
 		t.Helper()
 		if resp, text := g.post("/v1/completions", askStream, header...); resp.StatusCode != 200 || text != storyText {
 			t.Fatalf("%d %q", resp.StatusCode, text)
 		}
 		var got [2]string
+		asked++
 		for i, id := range []string{"p0", "d0"} {
 			m := g.workers[id]
+			g.until("both legs", func() bool { return m.calls.Load() == asked }) // prefill's may be the later one
 			m.mu.Lock()
 			got[i] = m.last.Get("traceparent")
 			if len(header) > 2 && m.last.Get("tracestate") != header[3] {
@@ -214,11 +217,25 @@ func TestTracingOff(t *testing.T) {
 	g.post("/v1/completions", ask, "traceparent", parent, "tracestate", "a=b")
 	for _, id := range []string{"p0", "d0"} {
 		m := g.workers[id]
+		g.until("both legs", func() bool { return m.calls.Load() == 1 })
 		m.mu.Lock()
 		if m.last.Get("traceparent") != parent || m.last.Get("tracestate") != "a=b" {
 			t.Errorf("%s: %v", id, m.last)
 		}
 		m.mu.Unlock()
+	}
+}
+
+// TestServerTiming: where the engine does not say how long prefill took, the
+// router does.
+func TestServerTiming(t *testing.T) {
+	g, _, _ := pairRig(t, "vllm-nixl", 1, 1)
+	resp, _ := g.post("/v1/completions", askLive)
+	line := resp.Header.Get("Server-Timing")
+	for _, part := range []string{"queue;dur=", ", prefill;dur=", ", ttft;dur="} {
+		if !strings.Contains(line, part) {
+			t.Errorf("no %q in %q", part, line)
+		}
 	}
 }
 
