@@ -24,7 +24,7 @@ func (r *receiver) throughput(ctx context.Context, rep *Report) error {
 		return err
 	}
 	defer func() {
-		r.sink.unchecked.Store(r.cfg.Digests == "off")
+		_ = r.measure(ctx, r.cfg.Digests == "off") // it is open
 	}()
 	for i := range r.cfg.Warmup {
 		r.say("warm-up %d of %d", i+1, r.cfg.Warmup)
@@ -69,7 +69,11 @@ func (r *receiver) kinds(ctx context.Context, rep *Report) ([]kind, error) {
 	n := r.cfg.Bytes
 	ours := func(unchecked bool) func() (time.Duration, error) {
 		return func() (time.Duration, error) {
-			r.sink.unchecked.Store(unchecked)
+			if r.s != r.all[unchecked] || r.s == nil {
+				if err := r.measure(ctx, unchecked); err != nil {
+					return 0, err
+				}
+			}
 			return r.transfer(ctx, n)
 		}
 	}
@@ -192,7 +196,7 @@ func (r *receiver) handshakes(ctx context.Context, rep *Report) error {
 		var at time.Time
 		sk := &sink{pool: r.pool, arrived: func() { once.Do(func() { at = time.Now() }) }}
 		begun := time.Now()
-		kv, s, err := r.session(ctx, nil)
+		kv, s, err := r.session(ctx, nil, false)
 		if err != nil {
 			return err
 		}

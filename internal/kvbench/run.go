@@ -33,10 +33,11 @@ type receiver struct {
 	addr  string // of the sender's kvconn listener
 	pool  *pool
 	sink  *sink
-	kv    *kvconn.Receiver
-	s     *kvconn.Session
-	reg   *prometheus.Registry // of s
-	dests [][]kvconn.Dest      // a sequence of blocks for each transfer at a time
+	kvs   []*kvconn.Receiver
+	s     *kvconn.Session          // the one that is measured: with digests checked, or off
+	all   map[bool]*kvconn.Session // both, by whether their digests are unchecked
+	reg   *prometheus.Registry     // of the first of them
+	dests [][]kvconn.Dest          // a sequence of blocks for each transfer at a time
 	gen   uint32
 	bare  *bareLoop
 	free  []func() // what else was allocated
@@ -106,7 +107,8 @@ func (r *receiver) open(ctx context.Context, rep *Report) error {
 		r.dests = append(r.dests, dest)
 	}
 	r.reg = prometheus.NewRegistry()
-	if r.kv, r.s, err = r.session(ctx, r.reg); err != nil {
+	r.all = map[bool]*kvconn.Session{}
+	if err = r.measure(ctx, r.cfg.Digests == "off"); err != nil {
 		return err
 	}
 	if rep.Mapped = r.metric("xpyd_kvconn_mapped_pools") > 0; r.pool.shared != nil && !rep.Mapped {
@@ -147,14 +149,36 @@ func (r *receiver) choose(c net.Conn) (name, why string) {
 	return "shm", "the sender is on this machine"
 }
 
+// measure makes the session with or without digests the one that is measured;
+// both ends agree on that when it is opened.
+func (r *receiver) measure(ctx context.Context, unchecked bool) error {
+	if r.all[unchecked] == nil {
+		var reg prometheus.Registerer
+		if len(r.all) == 0 {
+			reg = r.reg
+		}
+		kv, s, err := r.session(ctx, reg, unchecked)
+		if err != nil {
+			return err
+		}
+		r.kvs, r.all[unchecked] = append(r.kvs, kv), s
+	}
+	r.s = r.all[unchecked]
+	if r.s.Unchecked() != unchecked {
+		return errors.New("the sender does not agree on digests")
+	}
+	r.sink.unchecked.Store(unchecked)
+	return nil
+}
+
 // session opens one to the sender, on a receiver of its own: a new peer.
-func (r *receiver) session(ctx context.Context, reg prometheus.Registerer) (*kvconn.Receiver, *kvconn.Session, error) {
+func (r *receiver) session(ctx context.Context, reg prometheus.Registerer, unchecked bool) (*kvconn.Receiver, *kvconn.Session, error) {
 	m, err := kvconn.NewMetrics(reg)
 	if err != nil {
 		return nil, nil, err
 	}
 	cfg := r.cfg.connector("bench-receiver")
-	cfg.Shared = r.pool.shared
+	cfg.Shared, cfg.Unchecked = r.pool.shared, unchecked
 	kv, err := kvconn.NewReceiver(cfg, r.tr, r.peer.Log, m)
 	if err != nil {
 		return nil, nil, err
@@ -177,8 +201,8 @@ func (r *receiver) close() {
 	if r.bare != nil {
 		r.bare.close()
 	}
-	if r.kv != nil {
-		closeReceiver(r.kv)
+	for _, kv := range r.kvs {
+		closeReceiver(kv)
 	}
 	if r.ctl != nil {
 		r.ctl.c.Close()

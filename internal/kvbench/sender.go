@@ -121,7 +121,9 @@ func (s *sender) start(ctx context.Context, c net.Conn, q request) (addr string,
 	if err != nil {
 		return "", err
 	}
-	srv, err := kvconn.NewServer(q.Config.connector("bench-sender"), s.log, m)
+	cfg := q.Config.connector("bench-sender")
+	cfg.Unchecked = true // in force where the receiver says so too
+	srv, err := kvconn.NewServer(cfg, s.log, m)
 	if err != nil {
 		return "", err
 	}
