@@ -15,22 +15,23 @@ import (
 
 // phaseInfo is a row of a request's waterfall, in milliseconds since its start.
 type phaseInfo struct {
-	Name    string   `json:"name"`
-	StartMS float64  `json:"start_ms"`
-	EndMS   *float64 `json:"end_ms,omitempty"` // absent while it lasts
-	Attempt int      `json:"attempt,omitempty"`
-	Worker  string   `json:"worker,omitempty"`
-	State   string   `json:"state,omitempty"` // of a leg
+	Name    string  `json:"name"`
+	StartMS float64 `json:"start_ms"`
+	EndMS   float64 `json:"end_ms,omitempty"` // absent while it lasts
+	Attempt int     `json:"attempt,omitempty"`
+	Worker  string  `json:"worker,omitempty"`
+	State   string  `json:"state,omitempty"` // of a leg
 }
 
 func (q *request) waterfall() []phaseInfo {
 	since := func(t time.Time) float64 { return float64(t.Sub(q.start).Microseconds()) / 1000 }
-	var out []phaseInfo
-	for _, p := range q.phases() {
+	phases := q.phases()
+	out := make([]phaseInfo, 0, len(phases))
+	for i := range phases {
+		p := &phases[i]
 		i := phaseInfo{Name: p.name, StartMS: since(p.start), Attempt: p.attempt}
 		if !p.end.IsZero() {
-			end := since(p.end)
-			i.EndMS = &end
+			i.EndMS = max(since(p.end), 0.001)
 		}
 		if p.leg != nil {
 			i.Worker = p.leg.inst.ID
@@ -134,15 +135,13 @@ func (i *requestInfo) text() []byte {
 	total := i.TookMS
 	for _, p := range i.Phases {
 		total = max(total, p.StartMS)
-		if p.EndMS != nil {
-			total = max(total, *p.EndMS)
-		}
+		total = max(total, p.EndMS)
 	}
 	fmt.Fprintf(&b, "\nstart %s, %.3f ms\n\n", i.Start.Format(time.RFC3339Nano), total)
 	for _, p := range i.Phases {
 		end, dur := total, "..."
-		if p.EndMS != nil {
-			end = *p.EndMS
+		if p.EndMS > 0 {
+			end = p.EndMS
 			dur = fmt.Sprintf("%.3f", end-p.StartMS)
 		}
 		from := int(width * p.StartMS / max(total, 0.001))

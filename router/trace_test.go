@@ -243,6 +243,10 @@ func TestServerTiming(t *testing.T) {
 // the prompt; no more than so many.
 func TestRecentRequests(t *testing.T) {
 	g := newRig(t, 1, 1, func(c *router.Config) { c.History = 3 })
+	p, d := g.workers["p0"], g.workers["d0"]
+	asked := make(chan struct{}, 5)
+	p.on(&p.prefill, func(w http.ResponseWriter, r *http.Request) { prefillDone(w, r); asked <- struct{}{} })
+	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) { <-asked; story(w, r) })
 	for i := range 5 {
 		g.post("/v1/completions", askStream, "x-request-id", fmt.Sprint("r", i))
 	}
