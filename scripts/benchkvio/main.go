@@ -55,7 +55,7 @@ func run(bin, dir, total string, rounds int, out string) error {
 			ours[i], peer[i] = append(ours[i], v), append(peer[i], f[i])
 		}
 		book.Logf("round %d: write %.3f fio %.3f, read %.3f fio %.3f GB/s", n+1, ours[0][n], peer[0][n], ours[1][n], peer[1][n])
-		fmt.Printf("round %d: write %.3f fio %.3f, read %.3f fio %.3f GB/s\n", n+1, ours[0][n], peer[0][n], ours[1][n], peer[1][n])
+		fmt.Fprintf(os.Stdout, "round %d: write %.3f fio %.3f, read %.3f fio %.3f GB/s\n", n+1, ours[0][n], peer[0][n], ours[1][n], peer[1][n])
 	}
 	for i, name := range []string{"write", "read"} {
 		f := figures.Figure{Name: "hicache.ssd_ratio." + name, Unit: "GB/s", Peer: "fio, io_uring, direct=1, the same size and depth",
