@@ -200,7 +200,7 @@ func (r *Router) order(ctx *fasthttp.RequestCtx, id, name, action string) {
 		r.picker.Refresh(r.view())
 	}
 	q := r.newRequest(id, "POST", "/xpyd/v1/"+action)
-	q.probe = true // not a user's
+	q.internal()
 	q.body = ctx.PostBody()
 	q.deadline(10 * time.Second)
 	ans, err := q.askOne(m, r.fleet.Snapshot().Version)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -22,6 +24,7 @@ type server struct {
 	r        *Router
 	in       *lender
 	outs     outs
+	pieces   pieces
 	ctxs     sync.Pool // of *fasthttp.RequestCtx
 	stopping atomic.Bool
 	conns    sync.WaitGroup
@@ -74,8 +77,14 @@ func (s *server) converse(conn net.Conn) {
 	c.in.init(c.under(conn), s.in)
 	defer c.in.drop()
 	wait := s.r.cfg.ReadTimeout
-	for !s.stopping.Load() {
-		if c.in.within(wait) != nil || c.in.await() != nil {
+	for first := true; !s.stopping.Load(); first = false {
+		if c.in.within(wait) != nil {
+			return
+		}
+		if err := c.in.await(); err != nil {
+			if first && errors.Is(err, os.ErrDeadlineExceeded) { // a client without a request
+				s.refuse(conn, c, err)
+			}
 			return
 		}
 		c.begun.Store(true)
@@ -85,6 +94,15 @@ func (s *server) converse(conn net.Conn) {
 		c.begun.Store(false)
 		wait = s.r.cfg.IdleTimeout
 	}
+}
+
+// refuse answers what is no request.
+func (s *server) refuse(conn net.Conn, c *clientConn, why error) {
+	var ctx fasthttp.RequestCtx
+	ctx.Init2(conn, logAdapter{s.r.log}, true)
+	s.r.httpError(&ctx, why)
+	ctx.SetConnectionClose()
+	s.write(&ctx, c)
 }
 
 // exchange answers one request, the first bytes of which are there; false ends
@@ -213,26 +231,60 @@ func (r *Router) readBody(ctx *fasthttp.RequestCtx) ([]byte, error) {
 	if err := c.invite(); err != nil {
 		return nil, err
 	}
-	body := make([]byte, 0, min(most, firstBody))
+	var whole [][]byte // pieces that are full
+	defer func() { r.public.pieces.put(whole) }()
+	got, body := 0, make([]byte, 0, min(most, firstBody))
 	for {
-		if len(body) == cap(body) {
-			body = append(make([]byte, 0, min(most, 2*cap(body))), body...)
+		switch {
+		case len(body) < cap(body):
+		case len(body) < pieceBytes:
+			body = append(make([]byte, 0, min(most-got, 2*cap(body), pieceBytes)), body...)
+		default:
+			whole, got = append(whole, body), got+len(body)
+			body = r.public.pieces.get()
 		}
 		n, err := c.body.Read(body[len(body):cap(body)])
 		body = body[:len(body)+n]
 		switch {
-		case len(body) > limit:
+		case got+len(body) > limit:
+			whole = append(whole, body)
 			return nil, fasthttp.ErrBodyTooLarge
 		case err == io.EOF || err == nil && c.body.over():
-			return body, nil
+			if len(whole) == 0 {
+				return body, nil
+			}
+			whole = append(whole, body)
+			return slices.Concat(whole...), nil
 		case err != nil:
+			whole = append(whole, body)
 			return nil, err
 		}
 	}
 }
 
-// firstBody is how much memory a body gets before more than that has come.
-const firstBody = 64 << 10
+const (
+	firstBody  = 64 << 10 // the memory that a body gets before more has come
+	pieceBytes = 1 << 20  // large bodies are read in pieces of so much
+)
+
+// pieces lends the memory of large bodies while they come, so that those that
+// turn out too large leave nothing behind.
+type pieces struct{ pool sync.Pool }
+
+func (p *pieces) get() []byte {
+	if b, _ := p.pool.Get().(*[]byte); b != nil {
+		return (*b)[:0]
+	}
+	return make([]byte, 0, pieceBytes)
+}
+
+func (p *pieces) put(all [][]byte) {
+	for _, b := range all {
+		if cap(b) == pieceBytes {
+			p.pool.Put(&b)
+		}
+	}
+}
 
 // invite tells a client that waits for it to send the body.
 func (c *clientConn) invite() error {

@@ -126,9 +126,7 @@ func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
 			q.top.Model = models[0].ID
 		}
 	}
-	q.mu.Lock()
-	q.model, q.streams = clip(q.top.Model), q.top.Stream
-	q.mu.Unlock()
+	q.shown(clip(q.top.Model), q.top.Stream)
 	q.chain = pick.NewChain(q.top.Prompt, q.top.Model, string(q.top.Salt), string(q.top.Tools))
 	return nil
 }

@@ -87,7 +87,7 @@ func (r *Router) everyWorker(verb, path string) map[string]json.RawMessage {
 
 func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string) json.RawMessage {
 	q := r.newRequest(requestID(nil), verb, path)
-	q.probe = true
+	q.internal()
 	q.deadline(ledgerTimeout)
 	defer q.finish(200, "")
 	l := newLeg(m.Role, &m.Instance, version)

@@ -147,9 +147,7 @@ func (q *request) named(model string, up *upload) *openai.Error {
 	}
 	// The length stands for the work that the engine is given.
 	q.top = openai.Top{Model: model, N: 1, Prompts: 1, Prompt: up.head}
-	q.mu.Lock()
-	q.model = clip(model)
-	q.mu.Unlock()
+	q.shown(clip(model), false)
 	return nil
 }
 

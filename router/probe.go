@@ -274,7 +274,8 @@ func (p *prober) probe(pr pair) {
 // send runs the probe as a request that is marked and bound to its pair.
 func (p *prober) send(pr pair) error {
 	q := p.r.newRequest(requestID(nil), "POST", "/v1/completions")
-	q.probe = true
+	q.internal()
+	q.shown(pr.d.Model, false)
 	q.body = openai.AppendString([]byte(`{"model":`), pr.d.Model)
 	q.body = append(q.body, `,"prompt":"Hi","max_tokens":1,"temperature":0,"ignore_eos":true}`...)
 	q.deadline(p.r.cfg.ProbeTimeout)
@@ -283,7 +284,6 @@ func (p *prober) send(pr pair) error {
 		q.finish(serr.Status, serr.Message)
 		return serr
 	}
-	q.model = pr.d.Model
 	members := make([]fleet.Member, 0, 2)
 	for _, m := range pr.members() {
 		members = append(members, *m)

@@ -37,9 +37,7 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	if err != nil {
 		return nil, err
 	}
-	q.mu.Lock()
-	q.model = clip(top.Model)
-	q.mu.Unlock()
+	q.shown(clip(top.Model), false)
 	if err := q.admit(ctx, &top); err != nil {
 		return nil, err
 	}

@@ -83,9 +83,26 @@ func (r *Router) newRequest(id, method, path string) *request {
 	return q
 }
 
+// shown sets what the ledger shows of the request: others read it from the
+// moment when it was made.
+func (q *request) shown(model string, streams bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.model, q.streams = model, streams
+}
+
+// internal marks a request that no user made.
+func (q *request) internal() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.probe = true
+}
+
 // deadline makes the request end after d at most.
 func (q *request) deadline(d time.Duration) {
+	q.mu.Lock()
 	q.end = q.start.Add(d)
+	q.mu.Unlock()
 	q.timer = time.AfterFunc(d, func() { q.cancel(errDeadline) })
 }
 

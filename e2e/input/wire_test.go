@@ -111,7 +111,7 @@ func TestWire(t *testing.T) {
 	f("unknown transfer encoding", text(head+"Transfer-Encoding: gzip\r\n\r\n"), 400)
 	f("length above int64", text(head+"Content-Length: 99999999999999999999\r\n\r\n"), 400)
 	f("length of exabytes", endless(length(1<<62)), 413)
-	f("length of exabytes, and nothing", text(length(1<<62)), 408)
+	f("length of exabytes, and nothing", text(length(1<<62)), 413)
 	f("announced 100 MB", endless(length(100<<20)), 413)
 	f("chunked 100 MB", endless(chunked+"6400000\r\n"), 413)
 	f("no body", text(head+"Content-Length: 0\r\n\r\n"), 400)

@@ -364,8 +364,15 @@ func TestSlowReader(t *testing.T) {
 		t.Skip("reads tens of megabytes")
 	}
 	w := start(t, func(c *worker.Config) { c.KVMemory = 32 << 20 })
-	_, r := dial(t, w, "/v1/completions", many)
-	firstEvent(t, r)
+	_, raw := dial(t, w, "/v1/completions", many)
+	resp, err := http.ReadResponse(raw, nil) // whose body is without chunks: one can end within a line
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReaderSize(resp.Body, 64<<10)
+	if _, err := r.ReadSlice('\n'); err != nil {
+		t.Fatal(err)
+	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	paused(t, w)
