@@ -1,12 +1,15 @@
 package router
 
 import (
+	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
@@ -244,7 +247,11 @@ func (p *prober) probe(pr pair) {
 	}
 	if err != nil {
 		result = "failed"
-		p.r.log.Warn("probe failed", "prefill", pr.p.ID, "decode", pr.d.ID, "err", err.Error())
+		level := slog.LevelWarn
+		if full := (*failure)(nil); errors.As(err, &full) && full.outcome == ticket.NoSpace {
+			level = slog.LevelInfo // it is full, or about to leave: no fault of its own
+		}
+		p.r.log.Log(p.r.ctx, level, "probe failed", "prefill", pr.p.ID, "decode", pr.d.ID, "err", err.Error())
 	}
 	p.r.metrics.probes.WithLabelValues(result).Inc()
 	p.mu.Lock()

@@ -114,6 +114,9 @@ func (u *upstream) get(l *life, addr string) (*upConn, error) {
 	ctx, stop := context.WithTimeout(ctx, u.cfg.ConnectTimeout)
 	defer stop()
 	conn, err := u.dialer.DialContext(ctx, "tcp", bare(addr))
+	if t, ok := conn.(*net.TCPConn); ok && err == nil {
+		err = t.SetReadBuffer(upBuffer)
+	}
 	if err == nil {
 		conn, err = u.tls.shake(ctx, conn, addr)
 	}
@@ -131,6 +134,10 @@ func (u *upstream) get(l *life, addr string) (*upConn, error) {
 	u.open[c] = struct{}{}
 	return c, nil
 }
+
+// upBuffer is what the kernel may hold of an answer whose client does not read:
+// left to itself it grows to megabytes.
+const upBuffer = 64 << 10
 
 func (u *upstream) pop(addr string) *upConn {
 	u.mu.Lock()
