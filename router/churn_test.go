@@ -410,11 +410,14 @@ func (c *churn) report(seed uint64, length time.Duration, heap uint64) {
 	}
 }
 
-// descriptors counts the process's open ones.
+// descriptors counts the process's open ones; where there is no /proc to list
+// them it is always 0, and all else is still checked.
 func descriptors(t *testing.T) int {
+	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		t.Skip("no /proc here")
+		t.Logf("descriptors are not counted: %v", err)
+		return 0
 	}
 	return len(list)
 }

@@ -31,7 +31,7 @@ func (t *Tiers) Load(ctx context.Context, tokens []int32, salt string, upto int)
 		wait, mine := t.begin(chain.Name(from + t.cacheUnit()))
 		if mine != nil {
 			defer mine()
-			return t.load(ctx, &chain, tokens, to)
+			return t.load(ctx, &chain, tokens, from, to)
 		}
 		select { // somebody loads the same; what is then missing is looked up anew
 		case <-wait:
@@ -75,15 +75,15 @@ func (t *Tiers) begin(key kvcache.Hash) (wait <-chan struct{}, end func()) {
 	}
 }
 
-// load fills blocks with units and indexes them.
-func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, to int) int {
+// load fills blocks with units and indexes them: those of tokens from .. to-1,
+// as far as loads may take blocks for them.
+func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int) int {
 	began := time.Now()
 	owner, most, ok := t.admit()
 	if !ok {
 		return 0
 	}
 	unit := t.cacheUnit()
-	from := t.cache.Reach(chain, to)
 	to = min(to, from+most/t.shape.blocks*unit)
 	table, from, err := t.cache.Borrow(chain, to, most, owner)
 	taken := 0

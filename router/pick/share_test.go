@@ -173,7 +173,7 @@ func spread(t *testing.T, policy string, routers int, interval float64, seed uin
 		p.Note(true)
 		ps = append(ps, p)
 	}
-	var todo events
+	var agenda events
 	now := 0.0
 	seqs, ended := map[string]int{}, map[string]int{}
 	for i := range workers {
@@ -185,8 +185,8 @@ func spread(t *testing.T, policy string, routers int, interval float64, seed uin
 		c := mustPick(t, p, s, pick.Request{Tokens: 100})
 		id := c.Decode.ID
 		seqs[id]++
-		heap.Push(&todo, event{now + 0.01, c.EndPrefill})
-		heap.Push(&todo, event{now + rnd.ExpFloat64()*length, func() {
+		heap.Push(&agenda, event{now + 0.01, c.EndPrefill})
+		heap.Push(&agenda, event{now + rnd.ExpFloat64()*length, func() {
 			c.EndDecode()
 			seqs[id]--
 			ended[id]++
@@ -203,7 +203,7 @@ func spread(t *testing.T, policy string, routers int, interval float64, seed uin
 	at := 0.0
 	for range total {
 		at += rnd.ExpFloat64() / rate
-		heap.Push(&todo, event{at, request})
+		heap.Push(&agenda, event{at, request})
 	}
 	var tell func()
 	tell = func() {
@@ -228,14 +228,14 @@ func spread(t *testing.T, policy string, routers int, interval float64, seed uin
 			}
 		}
 		if left > 0 {
-			heap.Push(&todo, event{now + interval, tell})
+			heap.Push(&agenda, event{now + interval, tell})
 		}
 	}
 	if interval > 0 {
-		heap.Push(&todo, event{interval, tell})
+		heap.Push(&agenda, event{interval, tell})
 	}
-	for todo.Len() > 0 {
-		e := heap.Pop(&todo).(event)
+	for agenda.Len() > 0 {
+		e := heap.Pop(&agenda).(event)
 		now = e.at
 		e.do()
 	}
