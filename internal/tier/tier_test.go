@@ -420,35 +420,6 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// check verifies that every slot is in one place and the orders agree.
-func (h *host) check() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	kids := map[kvcache.Hash]int{}
-	idle := 0
-	for key, i := range h.keys {
-		s := &h.slots[i]
-		kids[s.parent]++
-		switch free := s.leases == 0; {
-		case s.key != key:
-			return fmt.Errorf("slot %d has another key", i)
-		case free != (s.at >= 0) || free && h.idle.order[s.at] != i:
-			return fmt.Errorf("slot %d: %d leases, at %d of the heap", i, s.leases, s.at)
-		case free:
-			idle++
-		}
-	}
-	for key, i := range h.keys {
-		if h.slots[i].leaf != (kids[key] == 0) {
-			return fmt.Errorf("slot %d: leaf %t, %d children", i, h.slots[i].leaf, kids[key])
-		}
-	}
-	if idle != len(h.idle.order) || len(h.keys)+len(h.free) != len(h.slots) || len(kids) != len(h.kids) {
-		return fmt.Errorf("%d idle, heap %d; %d keys and %d free of %d slots", idle, len(h.idle.order), len(h.keys), len(h.free), len(h.slots))
-	}
-	return nil
-}
-
 func FuzzHeader(f *testing.F) {
 	b := make([]byte, headerSize)
 	h := header{key: kvcache.Hash{1, 2}, payload: 4096, segment: 3, slot: 4, pos: 16}
