@@ -30,8 +30,9 @@ type host struct {
 	tenants map[kvcache.Hash]*tenant
 	order   *order
 	leaving int
-	lost    uint64 // units that went for others, ever
-	over    uint64 // those of them that went because their tenant had too many
+	freed   chan struct{} // a poke: a slot is free
+	lost    uint64        // units that went for others, ever
+	over    uint64        // those of them that went because their tenant had too many
 }
 
 // unit names what is kept.
@@ -70,7 +71,8 @@ func newHost(s shape, bytes int64, policy Eviction, p *pins) (*host, error) {
 		return nil, fmt.Errorf("tier: host memory: %w", err)
 	}
 	h := &host{shape: s, mem: mem, pins: p, slots: make([]slot, n), keys: make(map[kvcache.Hash]int32), kids: make(map[kvcache.Hash]int),
-		tenants: make(map[kvcache.Hash]*tenant), order: newOrder(policy, int(n))}
+		tenants: make(map[kvcache.Hash]*tenant), order: newOrder(policy, int(n)),
+		freed: make(chan struct{}, 1)}
 	for i := int(n) - 1; i >= 0; i-- {
 		h.slots[i] = slot{rec: mem.Bytes[i*s.record():][:s.record():s.record()]}
 		h.free = append(h.free, int32(i))
@@ -222,6 +224,13 @@ func (h *host) leave(spare int) *lease {
 	return &lease{h, i}
 }
 
+// awaits says whether no slot is free, and some will be.
+func (h *host) awaits() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.free) == 0 && h.leaving > 0
+}
+
 // stay takes leave back.
 func (l *lease) stay() {
 	l.h.mu.Lock()
@@ -356,6 +365,10 @@ func (h *host) forget(i int32, went bool) {
 	h.order.leave(i, s.key, went)
 	delete(h.keys, s.key)
 	h.free = append(h.free, i)
+	select {
+	case h.freed <- struct{}{}:
+	default:
+	}
 	if t := s.tenant; t != nil {
 		if t.units--; t.units == 0 {
 			delete(h.tenants, s.root)

@@ -104,6 +104,7 @@ func (t *Tiers) save(s save) {
 	if t.host.has(s.key) {
 		return // it came from there, mostly
 	}
+	t.awaitRoom()
 	hold := t.cache.Hold
 	if s.cold {
 		hold = t.cache.HoldCold
@@ -172,6 +173,25 @@ func (t *Tiers) spill() {
 		if !t.push(write{u.key, l}) {
 			l.stay()
 			l.release()
+			return
+		}
+	}
+}
+
+// awaitRoom gives the SSD a moment to take what leaves host memory, before a
+// unit that it does not have yet is taken for another.
+func (t *Tiers) awaitRoom() {
+	if !t.host.awaits() {
+		return
+	}
+	timer := time.NewTimer(t.patience)
+	defer timer.Stop()
+	for t.host.awaits() {
+		select {
+		case <-t.host.freed:
+		case <-timer.C:
+			return
+		case <-t.ctx.Done():
 			return
 		}
 	}

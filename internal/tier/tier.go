@@ -112,7 +112,9 @@ type Tiers struct {
 	disk    *disk // nil: none
 	pins    *pins
 	spare   int // see spareMost
-	metrics *metrics
+	// patience is how long Back waits for an SSD that is slower than evictions.
+	patience time.Duration
+	metrics  *metrics
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
@@ -169,6 +171,7 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 		return nil, err
 	}
 	slots := len(t.host.slots)
+	t.patience = 100 * time.Millisecond
 	t.spare = min(spareMost, max(1, slots/8))
 	t.pins.most = int(cfg.PinShare * float64(slots))
 	t.host.ttl, t.host.went = cfg.TTL, t.lost
