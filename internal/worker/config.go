@@ -244,12 +244,18 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// validTiers checks what is said of the tiers below the pool, sizes excepted.
-func (k *KV) validTiers() error {
-	if err := oneOf("kv.write_policy", k.WritePolicy, string(tier.Through), string(tier.Selective), string(tier.Back)); err != nil {
+// ValidPolicies checks a kv.write_policy and a kv.eviction that stand under
+// these keys.
+func ValidPolicies(writeKey, write, evictionKey, eviction string) error {
+	if err := oneOf(writeKey, write, string(tier.Through), string(tier.Selective), string(tier.Back)); err != nil {
 		return err
 	}
-	if err := oneOf("kv.eviction", k.Eviction, string(tier.LRU), string(tier.LFU), string(tier.S3FIFO)); err != nil {
+	return oneOf(evictionKey, eviction, string(tier.LRU), string(tier.LFU), string(tier.S3FIFO))
+}
+
+// validTiers checks what is said of the tiers below the pool, sizes excepted.
+func (k *KV) validTiers() error {
+	if err := ValidPolicies("kv.write_policy", k.WritePolicy, "kv.eviction", k.Eviction); err != nil {
 		return err
 	}
 	switch {
