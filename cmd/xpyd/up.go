@@ -37,6 +37,9 @@ type upConfig struct {
 	KVHostMemory config.Size `koanf:"kv_host_memory"` // of each worker, under its pool; 0: none
 	KVSSDDir     string      `koanf:"kv_ssd_dir"`     // each worker has a folder of its own there; empty: none
 	KVSSDSize    config.Size `koanf:"kv_ssd_size"`    // of each worker
+
+	KVWritePolicy string `koanf:"kv_write_policy"` // through, selective or back
+	KVEviction    string `koanf:"kv_eviction"`     // of host memory: lru, lfu or s3fifo
 }
 
 const maxWorkers = 64 // of a role, on one machine
@@ -56,6 +59,9 @@ func (c *upConfig) Validate() error {
 	if err := worker.ValidTransport("kv_transport", c.KVTransport); err != nil {
 		return err
 	}
+	if err := worker.ValidPolicies("kv_write_policy", c.KVWritePolicy, "kv_eviction", c.KVEviction); err != nil {
+		return err
+	}
 	return errors.Join(c.Config.Validate(), w.Validate())
 }
 
@@ -63,7 +69,8 @@ func (c *upConfig) Validate() error {
 func newUp() *cobra.Command {
 	wdef := worker.DefaultConfig(fleet.Prefill)
 	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
-		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, KVTransport: wdef.KV.Transport, KVSSDSize: wdef.KV.SSDSize}
+		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, KVTransport: wdef.KV.Transport, KVSSDSize: wdef.KV.SSDSize,
+		KVWritePolicy: wdef.KV.WritePolicy, KVEviction: wdef.KV.Eviction}
 	def.Fleet.Listen = "127.0.0.1:0"
 	def.Log.Level = "warn"
 	var file string
@@ -94,6 +101,8 @@ drains; a second one stops at once.`,
 	f.String("kv-host-memory", def.KVHostMemory.String(), "host memory of each worker that keeps KV which its pool has no room for; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts; default: none")
 	f.String("kv-ssd-size", def.KVSSDSize.String(), "what each worker may fill of --kv-ssd-dir")
+	f.String("kv-write-policy", def.KVWritePolicy, writePolicyHelp)
+	f.String("kv-eviction", def.KVEviction, evictionHelp)
 	f.String("data", def.Data, "folder of the admin token and the join URL")
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
 	f.String("log-level", def.Log.Level, "debug, info, warn or error")
@@ -104,6 +113,7 @@ drains; a second one stops at once.`,
 			"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
 			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "kv-transport": "kv_transport",
 			"kv-host-memory": "kv_host_memory", "kv-ssd-dir": "kv_ssd_dir", "kv-ssd-size": "kv_ssd_size",
+			"kv-write-policy": "kv_write_policy", "kv-eviction": "kv_eviction",
 			"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
 		}})
 		return &cfg, err
@@ -262,7 +272,7 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 			"--block-tokens", strconv.Itoa(c.BlockTokens), "--kv-memory", c.KVMemory.String(), "--kv-transport", c.KVTransport,
 			"--log-level", c.Log.Level, "--log-format", c.Log.Format}
 		if c.KVHostMemory > 0 {
-			args = append(args, "--kv-host-memory", c.KVHostMemory.String())
+			args = append(args, "--kv-host-memory", c.KVHostMemory.String(), "--kv-write-policy", c.KVWritePolicy, "--kv-eviction", c.KVEviction)
 		}
 		if c.KVSSDDir != "" {
 			args = append(args, "--kv-ssd-dir", filepath.Join(c.KVSSDDir, id), "--kv-ssd-size", c.KVSSDSize.String())

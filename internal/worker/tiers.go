@@ -17,7 +17,9 @@ func (w *Worker) openTiers() error {
 	numerics := w.backend.Info().Numerics
 	cfg := tier.Config{HostBytes: int64(k.HostMemory), Dir: k.SSDDir, DirBytes: int64(k.SSDSize),
 		Identity: w.model.Fingerprint + " " + numerics, LoadTimeout: k.LoadTimeout, MinLoadTokens: k.MinLoadTokens,
-		LoadBlocks: max(w.backend.Blocks()*3/4, 1)}
+		LoadBlocks: max(w.backend.Blocks()*3/4, 1), LoadQuota: int64(k.LoadQuota),
+		Write: tier.WritePolicy(k.WritePolicy), WriteHits: k.WriteHits, Eviction: tier.Eviction(k.Eviction),
+		TTL: k.TTL, PinShare: k.PinShare, TenantShare: k.TenantShare}
 	var err error
 	if w.tiers, err = tier.New(cfg, w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens), w.log, w.registry); err != nil {
 		return err
