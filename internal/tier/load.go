@@ -101,7 +101,7 @@ func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, 
 	var ahead []*fetch
 	for next := from; good < to; good += unit {
 		for ; next < to && len(ahead) < window; next += unit {
-			ahead = append(ahead, t.fetch(chain, next))
+			ahead = append(ahead, t.fetch(chain, next, tokens[next:next+unit]))
 		}
 		f := ahead[0]
 		ahead = ahead[1:]
@@ -196,14 +196,14 @@ type fetch struct {
 }
 
 // fetch finds a unit in host memory, or begins to read it.
-func (t *Tiers) fetch(chain *kvcache.Chain, pos int) *fetch {
+func (t *Tiers) fetch(chain *kvcache.Chain, pos int, tokens []int32) *fetch {
 	key := chain.Name(pos + t.cacheUnit())
 	f := &fetch{key: key, pos: pos, tier: tierHost, have: t.host.get(key)}
 	if f.have != nil {
 		return f
 	}
 	f.tier, f.got = tierSSD, make(chan *lease, 1)
-	l := t.host.take(unit{key: key, parent: chain.Name(pos), root: chain.Name(0), pos: pos, born: t.disk.born(key)})
+	l := t.host.take(unit{key: key, parent: chain.Name(pos), root: chain.Name(0), pos: pos, tokens: tokens, born: t.disk.born(key)})
 	if l == nil || !t.mayRead() {
 		if l != nil {
 			l.release()

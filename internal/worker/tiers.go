@@ -20,6 +20,9 @@ func (w *Worker) openTiers() error {
 		LoadBlocks: max(w.backend.Blocks()*3/4, 1), LoadQuota: int64(k.LoadQuota),
 		Write: tier.WritePolicy(k.WritePolicy), WriteHits: k.WriteHits, Eviction: tier.Eviction(k.Eviction),
 		TTL: k.TTL, PinShare: k.PinShare, TenantShare: k.TenantShare}
+	if w.events != nil {
+		cfg.Changed = w.events.tierChange
+	}
 	var err error
 	if w.tiers, err = tier.New(cfg, w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens), w.log, w.registry); err != nil {
 		return err
