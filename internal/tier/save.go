@@ -32,6 +32,9 @@ func (t *Tiers) KVEvent(ev kvcache.Event) {
 // saver copies units from the pool to host memory until saves is closed.
 func (t *Tiers) saver() {
 	defer close(t.writes)
+	if t.shared != nil {
+		defer close(t.shared.queue)
+	}
 	for s := range t.saves {
 		if t.ctx.Err() == nil {
 			t.save(s)
@@ -54,6 +57,7 @@ func (t *Tiers) save(s save) {
 	t.cache.Release(ids, saveOwner)
 	l.publish()
 	t.metrics.saved.WithLabelValues(tierHost).Inc()
+	t.share(share{key: s.key, pos: s.pos})
 	if t.disk == nil || t.disk.has(s.key) {
 		return
 	}

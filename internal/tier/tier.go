@@ -1,5 +1,5 @@
-// Package tier keeps KV blocks below the device pool: in host memory, and
-// below that on an SSD, so that the next turn of a chat, or the same prompt
+// Package tier keeps KV blocks below the device pool: in host memory, below
+// that on an SSD, and in a store that several workers share, so that the next turn of a chat, or the same prompt
 // after a restart, is loaded and not computed again.
 //
 // What moves is the prefix index's unit (kvcache.UnitTokens tokens), under the
@@ -9,7 +9,7 @@
 // does not agree is forgotten, and its tokens are computed.
 //
 //	save   the index has learned of a unit: it is copied to host memory, then
-//	       written to the SSD (write-through). Bounded queues: under pressure
+//	       written to the SSD and the store (write-through). Bounded queues: under pressure
 //	       units are left out, nobody waits.
 //	load   before a request is queued, units that the index lacks and a tier
 //	       has are put into free blocks of the pool and indexed. Afterwards
@@ -31,6 +31,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/internal/tier/store"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -49,6 +50,10 @@ type Config struct {
 	MinLoadTokens int
 	// LoadBlocks bounds the blocks that loads under way may take together.
 	LoadBlocks int
+	// Store is what several workers share; nil: nothing. It is closed with the
+	// tiers. StoreWrites: units are also written to it.
+	Store       store.Store
+	StoreWrites bool
 }
 
 // Validate names what cannot be.
@@ -86,7 +91,8 @@ type Tiers struct {
 	backend Backend
 	shape   shape
 	host    *host
-	disk    *disk // nil: none
+	disk    *disk   // nil: none
+	shared  *shared // nil: none
 	metrics *metrics
 
 	ctx     context.Context // ends with Close
@@ -138,7 +144,13 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 			return nil, err
 		}
 	}
-	if t.metrics, err = newMetrics(t, reg); err != nil {
+	if cfg.Store != nil {
+		t.shared, err = newShared(cfg.Store, s, cfg.Identity, cfg.StoreWrites)
+	}
+	if err == nil {
+		t.metrics, err = newMetrics(t, reg)
+	}
+	if err != nil {
 		t.host.close()
 		return nil, errors.Join(err, t.disk.close())
 	}
@@ -156,6 +168,11 @@ func (t *Tiers) Attach(cache *kvcache.Cache) {
 			t.wg.Go(t.writer)
 		}
 	}
+	if t.shared != nil {
+		for range sharers {
+			t.wg.Go(t.sharer)
+		}
+	}
 }
 
 // Close writes what still waits for the SSD until ctx ends, and waits for
@@ -170,15 +187,15 @@ func (t *Tiers) Close(ctx context.Context) error {
 	}
 	stop := context.AfterFunc(ctx, t.cancel)
 	defer stop()
-	close(t.saves) // its saver closes writes; KVEvent sends no more
+	close(t.saves) // its saver closes the queues behind it; KVEvent sends no more
 	t.wg.Wait()
 	t.cancel()
 	t.host.close()
-	return t.disk.close()
+	return errors.Join(t.disk.close(), t.shared.close())
 }
 
-// Flush forgets every unit of every tier. What is being written at this moment
-// may come after it.
+// Flush forgets every unit of every tier that is this worker's own (Purge is
+// for the shared store). What is being written at this moment may come after it.
 func (t *Tiers) Flush() error {
 	if t == nil {
 		return nil
