@@ -30,9 +30,12 @@ type guard struct {
 
 // Read implements net.Conn.
 func (g *guard) Read(b []byte) (int, error) {
+	if g.bad != nil {
+		return 0, g.bad
+	}
 	n, err := g.Conn.Read(b)
-	if bad := g.follow(b[:n]); bad != nil {
-		return 0, bad
+	if good := g.follow(b[:n]); g.bad != nil {
+		return good, nil // replies before the bad one; never the end of its line
 	}
 	return n, err
 }
@@ -53,33 +56,35 @@ type bounds struct {
 	elements int   // of this reply
 }
 
-// follow takes the next bytes; after an error there is nothing but errors.
-func (g *bounds) follow(b []byte) error {
-	for len(b) > 0 && g.bad == nil {
+// follow takes the next bytes and returns how many are in order: fewer than
+// all when it sets bad.
+func (g *bounds) follow(b []byte) (good int) {
+	for good < len(b) {
 		if g.skip > 0 {
-			n := min(g.skip, len(b))
-			b = b[n:]
+			n := min(g.skip, len(b)-good)
+			good += n
 			if g.skip -= n; g.skip == 0 {
 				g.element()
 			}
 			continue
 		}
-		c := b[0]
-		b = b[1:]
-		if c != '\n' {
+		if c := b[good]; c == '\n' {
+			g.bad = g.header(g.line[:min(g.lineLen, len(g.line))])
+			g.lineLen = 0
+		} else {
 			if g.lineLen < len(g.line) {
 				g.line[g.lineLen] = c
 			}
 			if g.lineLen++; g.lineLen > maxLine {
 				g.bad = fmt.Errorf("%w: a line of more than %d bytes", errReply, maxLine)
 			}
-			continue
 		}
-		n := g.lineLen
-		g.lineLen = 0
-		g.bad = g.header(g.line[:min(n, len(g.line))])
+		if g.bad != nil {
+			return good
+		}
+		good++
 	}
-	return g.bad
+	return good
 }
 
 // header takes a whole line, or its beginning.
