@@ -80,8 +80,8 @@ func (b *breaker) close() {
 }
 
 // state says whether it is open, and the last failure ever.
-func (b *breaker) state() (open bool, last error, at time.Time) {
+func (b *breaker) state() (open bool, at time.Time, last error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.open, b.last, b.at
+	return b.open, b.at, b.last
 }

@@ -108,7 +108,7 @@ func (s *shared) done(ctx context.Context, op string, began time.Time, err error
 	case errors.Is(err, store.ErrRefused):
 		s.metrics.errors.WithLabelValues(op, "refused").Inc()
 		s.breaker.note(err)
-	case errors.Is(err, store.ErrTooLarge): // one value's fault, seen to already
+	case errors.Is(err, store.ErrForeign): // one value's fault, seen to already
 	default:
 		s.metrics.errors.WithLabelValues(op, "failed").Inc()
 		s.breaker.failed(ctx, err)
@@ -201,7 +201,7 @@ func (t *Tiers) readBurst(units []*fetch) {
 		next = i + 1
 		s.metrics.bytes.WithLabelValues("read").Add(float64(len(value)))
 		good := value != nil && s.unpack(f.key, f.pos, value, f.into.record())
-		if !good && (value != nil || errors.Is(err, store.ErrTooLarge)) {
+		if !good && (value != nil || errors.Is(err, store.ErrForeign)) {
 			t.spoilt(f)
 		} else if err != nil {
 			s.metrics.errors.WithLabelValues("read", "refused").Inc()

@@ -64,7 +64,7 @@ func (t *Tiers) StoreStats() *StoreStats {
 		return nil
 	}
 	s := t.shared
-	open, last, at := s.breaker.state()
+	open, at, last := s.breaker.state()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := &StoreStats{URL: s.store.String(), Prefix: s.prefix, UnitBytes: s.bytes(), Reachable: !open, Writes: s.writes, Written: s.written}
@@ -74,7 +74,7 @@ func (t *Tiers) StoreStats() *StoreStats {
 	return st
 }
 
-// ErrNoStore: there is no shared store, or this worker may not write to it.
+// ErrNoStore says that there is no shared store, or this worker may not write to it.
 var ErrNoStore = errors.New("no shared store to write to")
 
 // Purge deletes the units of this model, numerics and layout from the shared

@@ -108,7 +108,7 @@ func (g *bounds) header(line []byte) error {
 		case n < 0:
 			g.element()
 		case n > most:
-			return fmt.Errorf("%w: %d bytes, at most %d", store.ErrTooLarge, n, most)
+			return fmt.Errorf("%w: %d bytes, at most %d", store.ErrForeign, n, most)
 		default:
 			g.skip = n + 2
 		}

@@ -133,9 +133,11 @@ func (c *Client) Read(ctx context.Context, keys []string, got func(i int, value 
 			switch {
 			case errors.Is(err, store.ErrRefused):
 				got(i, nil, err)
-			case errors.Is(err, store.ErrTooLarge):
+			case errors.Is(err, store.ErrForeign):
 				got(i, nil, err)
-				return err // the stream cannot go on
+				if n.Err() != nil {
+					return err // it is too large, and the stream cannot go on
+				}
 			case err != nil:
 				return err
 			case !ok && v != nil:
@@ -238,9 +240,13 @@ func (n *conn) close() { n.Conn.Close() }
 func (n *conn) receive() (any, error) {
 	v, err := redis.ReceiveWithTimeout(n.Conn, 0) // the deadline is ours
 	if e, ok := err.(redis.Error); ok {
-		err = fmt.Errorf("%w: %q", store.ErrRefused, string(e))
+		kind := store.ErrRefused
+		if strings.HasPrefix(string(e), "WRONGTYPE ") {
+			kind = store.ErrForeign
+		}
+		err = fmt.Errorf("%w: %q", kind, string(e))
 	}
-	n.received = n.received || err == nil || errors.Is(err, store.ErrRefused)
+	n.received = n.received || n.Err() == nil
 	return v, err
 }
 
@@ -267,7 +273,7 @@ func (c *Client) with(ctx context.Context, use func(*conn) error) error {
 		_ = n.guard.Conn.SetDeadline(deadline) // on a closed one the next call says so
 		stop := context.AfterFunc(ctx, func() { n.guard.Conn.Close() })
 		err = use(n)
-		if stop() && (err == nil || errors.Is(err, store.ErrRefused)) {
+		if in := n.Err() == nil && (err == nil || errors.Is(err, store.ErrRefused)); stop() && in {
 			c.keep(n)
 			return err
 		}

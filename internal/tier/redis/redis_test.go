@@ -129,7 +129,7 @@ func TestRefused(t *testing.T) {
 	}
 	s.Set("k", []byte("v"))
 	var errs []error
-	if err := c.Read(t.Context(), []string{"list", "k"}, func(_ int, v []byte, err error) { errs = append(errs, err) }); err != nil || !errors.Is(errs[0], store.ErrRefused) || errs[1] != nil {
+	if err := c.Read(t.Context(), []string{"list", "k"}, func(_ int, v []byte, err error) { errs = append(errs, err) }); err != nil || !errors.Is(errs[0], store.ErrForeign) || errs[1] != nil {
 		t.Fatal(err, errs)
 	}
 	if _, err := s.Do("CONFIG", "SET", "maxmemory", "1"); err != nil {
@@ -153,7 +153,7 @@ func TestTooLarge(t *testing.T) {
 		}
 		var errs []error
 		err := c.Read(t.Context(), []string{"k", "big", "k"}, func(_ int, v []byte, err error) { errs = append(errs, err) })
-		if !errors.Is(err, store.ErrTooLarge) || len(errs) != 2 || errs[0] != nil || !errors.Is(errs[1], store.ErrTooLarge) {
+		if !errors.Is(err, store.ErrForeign) || len(errs) != 2 || errs[0] != nil || !errors.Is(errs[1], store.ErrForeign) {
 			t.Fatal(err, errs)
 		}
 	}

@@ -10,11 +10,12 @@ import (
 // Errors of a Store, by what follows from them. Any other one means that the
 // store cannot be reached or does not answer as it should.
 var (
-	// ErrRefused: the store is there and says no (it is full, read-only, the
-	// key has another type); it said so at once.
+	// ErrRefused: the store is there and says no (it is full, or read-only);
+	// it said so at once.
 	ErrRefused = errors.New("refused by the store")
-	// ErrTooLarge: a value has more bytes than any of ours.
-	ErrTooLarge = errors.New("a value larger than any of ours")
+	// ErrForeign: what the key has is no value of ours: it has more bytes than
+	// any, or another type.
+	ErrForeign = errors.New("no value of ours")
 )
 
 // Store keeps values under keys for many workers, and forgets them some time
