@@ -91,7 +91,7 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 			return err
 		}
 	}
-	q.stop = append(q.stop, q.leave)
+	q.placed = true
 	q.mu.Lock()
 	q.admitted = time.Now()
 	q.mu.Unlock()
@@ -140,14 +140,14 @@ func (q *request) queue(t *tenant, class limit.Class, top *openai.Top) *openai.E
 	if t != nil {
 		a.item.Tenant, a.item.Weight = t.name, t.key.Weight
 	}
-	err := q.r.gate.Wait(q.ctx, a.item, q.end)
+	err := q.r.gate.Wait(&q.ctx, a.item, q.end)
 	if err == nil {
 		a.since = time.Now()
 		return nil
 	}
 	var no *limit.Refusal
 	if !errors.As(err, &no) {
-		return contextError(q.ctx)
+		return contextError(&q.ctx)
 	}
 	if t != nil {
 		t.stats.limited("queue")

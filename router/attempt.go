@@ -1,7 +1,6 @@
 package router
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -67,7 +66,7 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	if a.lingers() {
 		a.unlinger = a.p.within(q.r.ctx)
 	}
-	if cause := context.Cause(q.ctx); cause != nil { // its end may have missed this attempt
+	if cause := q.ctx.cause(); cause != nil { // its end may have missed this attempt
 		a.end(cause)
 	}
 	return a
@@ -75,6 +74,14 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 
 // lingers says whether prefill's leg may outlive the request.
 func (a *attempt) lingers() bool { return a.rules != nil && a.rules.Linger > 0 }
+
+// leg is one of the two.
+func (a *attempt) leg(role fleet.Role) *leg {
+	if role == fleet.Prefill {
+		return a.p
+	}
+	return a.d
+}
 
 // end ends the legs, because the request is over.
 func (a *attempt) end(cause error) {
@@ -90,7 +97,7 @@ func (q *request) endLegs() {
 	attempts := slices.Clone(q.attempts)
 	q.mu.Unlock()
 	for _, a := range attempts {
-		a.end(context.Cause(q.ctx))
+		a.end(q.ctx.cause())
 	}
 }
 

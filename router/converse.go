@@ -76,6 +76,7 @@ func (s *server) converse(conn net.Conn) {
 	c := clientOf(conn)
 	c.in.init(c.under(conn), s.in)
 	defer c.in.drop()
+	defer c.forget()
 	wait := s.r.cfg.ReadTimeout
 	for first := true; !s.stopping.Load(); first = false {
 		if c.in.within(wait) != nil {
@@ -204,8 +205,7 @@ func (s *server) send(c *clientConn, out ...[]byte) error {
 		c.until = next
 	}
 	if len(out) == 1 {
-		_, err := c.in.conn.Write(out[0])
-		return err
+		return c.in.write(out[0])
 	}
 	bufs := net.Buffers(out)
 	_, err := bufs.WriteTo(c.in.conn)

@@ -45,7 +45,7 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 		if again && !q.pause(backoff(n-1)) {
 			choice.EndPrefill()
 			choice.EndDecode()
-			return nil, contextError(q.ctx)
+			return nil, contextError(&q.ctx)
 		}
 		a := q.newAttempt(choice, version)
 		ans, f := q.run(a)
@@ -55,7 +55,7 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 		a = q.attempts[len(q.attempts)-1]
 		a.close()
 		if q.ctx.Err() != nil {
-			return nil, contextError(q.ctx)
+			return nil, contextError(&q.ctx)
 		}
 		if f.relay != nil { // the client's own fault, in an engine's words
 			q.firstByte()
@@ -115,7 +115,7 @@ const retryPairWait = 500 * time.Millisecond
 func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*pick.Choice, uint64, *openai.Error) {
 	r := q.r
 	if q.ctx.Err() != nil {
-		return nil, 0, contextError(q.ctx)
+		return nil, 0, contextError(&q.ctx)
 	}
 	req := q.pickRequest(exclude, avoid, prefer)
 	var timeout <-chan time.Time
@@ -154,7 +154,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 		case <-timeout:
 			return nil, 0, pickError(err, q.top.Model)
 		case <-q.ctx.Done():
-			return nil, 0, contextError(q.ctx)
+			return nil, 0, contextError(&q.ctx)
 		}
 	}
 }

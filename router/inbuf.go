@@ -36,12 +36,13 @@ type inbuf struct {
 	from *lender
 	br   *bufio.Reader // nil without a buffer
 
-	out  []byte       // of ask: not written yet
+	out  []byte       // of ask and write: not written yet
 	sent *atomic.Bool // set once it is
 
 	fd  int                   // while try runs, else -1
 	try func(fd uintptr) bool // b.readable; made once
-	err error                 // its outcome
+	put func(fd uintptr) bool // b.writable; made once
+	err error                 // their outcome
 
 	until time.Time     // the read deadline in force
 	begun time.Duration // what has begun to come may take so long; 0 for what until says
@@ -51,7 +52,7 @@ func (b *inbuf) init(conn net.Conn, from *lender) {
 	b.conn, b.from, b.fd = conn, from, -1
 	if sc, ok := conn.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
-			b.raw, b.try = raw, b.readable
+			b.raw, b.try, b.put = raw, b.readable, b.writable
 		}
 	}
 }
@@ -118,6 +119,27 @@ func (b *inbuf) readable(fd uintptr) bool {
 	}
 	b.err = err
 	return err != errAgain //nolint:errorlint // our own, never wrapped
+}
+
+// write writes p, within the connection's write deadline.
+func (b *inbuf) write(p []byte) error {
+	if b.raw == nil {
+		_, err := b.conn.Write(p)
+		return err
+	}
+	b.out = p
+	err := b.raw.Write(b.put)
+	if b.out = nil; err != nil {
+		return err
+	}
+	return b.err
+}
+
+// writable writes what is taken; false when there is more.
+func (b *inbuf) writable(fd uintptr) bool {
+	n, err := writeNow(int(fd), b.out)
+	b.out, b.err = b.out[n:], err
+	return err != nil || len(b.out) == 0
 }
 
 // Read is for the bufio.Reader.

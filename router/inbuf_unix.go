@@ -11,7 +11,7 @@ import (
 // readNow reads what there is without waiting: errAgain if there is nothing.
 func readNow(fd int, p []byte) (int, error) {
 	for {
-		n, err := syscall.Read(fd, p)
+		n, err := sysRead(fd, p)
 		switch {
 		case err == syscall.EINTR:
 		case err == syscall.EAGAIN:
@@ -29,7 +29,7 @@ func readNow(fd int, p []byte) (int, error) {
 // writeNow writes what is taken without waiting.
 func writeNow(fd int, p []byte) (int, error) {
 	for {
-		n, err := syscall.Write(fd, p)
+		n, err := sysWrite(fd, p)
 		switch {
 		case err == syscall.EINTR:
 		case err == syscall.EAGAIN:

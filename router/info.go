@@ -44,66 +44,38 @@ type legInfo struct {
 }
 
 func (q *request) info() *requestInfo {
-	phases := q.waterfall()
-	q.mu.Lock()
-	defer q.mu.Unlock()
+	var rec record
+	q.note(&rec)
+	return rec.info()
+}
+
+func (rec *record) info() *requestInfo {
 	ms := func(t time.Time) float64 {
 		if t.IsZero() {
 			return 0
 		}
-		return float64(t.Sub(q.start).Microseconds()) / 1000
+		return float64(t.Sub(rec.start).Microseconds()) / 1000
 	}
-	i := &requestInfo{ID: q.id, Path: q.path, Model: q.model, Stream: q.streams, Internal: q.probe,
-		State: q.state, Since: q.since, Start: q.start, Status: q.status, Error: q.failed,
-		QueueMS: ms(q.dispatched), TTFTMS: ms(q.first), Phases: phases}
-	if !q.end.IsZero() {
-		end := q.end
-		i.Deadline = &end
+	i := &requestInfo{ID: rec.id, Path: rec.path, Model: rec.model, Stream: rec.streams, Internal: rec.probe,
+		State: rec.state, Since: rec.since, Start: rec.start, Status: rec.status, Error: rec.failed,
+		QueueMS: ms(rec.dispatched), TTFTMS: ms(rec.first), Phases: rec.waterfall()}
+	if !rec.end.IsZero() {
+		i.Deadline = &rec.end
 	}
-	if q.over {
-		i.TookMS = ms(q.since)
+	if rec.over {
+		i.TookMS = ms(rec.since)
 	}
-	for _, a := range q.attempts {
-		i.Attempts = append(i.Attempts, a.info())
+	for n := range rec.n {
+		i.Attempts = append(i.Attempts, rec.at(n).info())
 	}
 	return i
 }
 
-func (a *attempt) info() attemptInfo {
-	a.mu.Lock()
-	i := attemptInfo{Link: a.link.String(), Start: a.start, Outcome: string(a.outcome), Explain: a.choice.Explain}
-	if a.failed != nil {
-		i.Error = a.failed.Error()
-	}
-	a.mu.Unlock()
-	i.Prefill, i.Decode = a.p.info(), a.d.info()
-	return i
+func (rec *attemptRecord) info() attemptInfo {
+	return attemptInfo{Link: rec.link.String(), Start: rec.start, Outcome: string(rec.outcome), Error: rec.failed, Explain: rec.explain,
+		Prefill: rec.p.info(), Decode: rec.d.info()}
 }
 
-func (l *leg) info() legInfo {
-	state, since := l.get()
-	return legInfo{ID: l.inst.ID, Epoch: l.inst.Epoch, State: state, Since: since}
-}
-
-// history is the last finished requests; Router.mu guards it.
-type history struct {
-	ring []*requestInfo
-	next int
-	byID map[string]*requestInfo
-}
-
-func newHistory(n int) history {
-	return history{ring: make([]*requestInfo, n), byID: map[string]*requestInfo{}}
-}
-
-func (h *history) add(i *requestInfo) {
-	if len(h.ring) == 0 {
-		return
-	}
-	if old := h.ring[h.next]; old != nil && h.byID[old.ID] == old {
-		delete(h.byID, old.ID)
-	}
-	h.ring[h.next] = i
-	h.byID[i.ID] = i
-	h.next = (h.next + 1) % len(h.ring)
+func (rec *legRecord) info() legInfo {
+	return legInfo{ID: rec.id, Epoch: rec.epoch, State: rec.state, Since: rec.since}
 }

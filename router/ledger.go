@@ -92,7 +92,7 @@ func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string) j
 	defer q.finish(200, "")
 	l := newLeg(m.Role, &m.Instance, version)
 	defer l.end(errOver)
-	defer l.within(q.ctx)()
+	defer l.within(&q.ctx)()
 	var h fasthttp.RequestHeader
 	h.SetMethod(verb)
 	h.SetRequestURI(path)

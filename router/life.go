@@ -4,27 +4,32 @@ import (
 	"context"
 	"io"
 	"sync"
+	"time"
 )
 
-// life is a scope that ends once, for a reason: what a context would do, less
-// its tree, its locks and five allocations, of which a request would need a
+// life is a scope that ends once, for a reason: a context less the standard
+// one's tree, its locks and five allocations, of which a request would need a
 // dozen. The zero value has not ended.
 type life struct {
 	mu    sync.Mutex
+	done  chan struct{} // nil until somebody asks
 	over  bool
 	why   error
 	conn  io.Closer // closed at the end
 	hooks []func()  // called at the end; nil where stopped
 }
 
-// end ends it; the first reason counts.
-func (l *life) end(why error) {
+// end ends it; the first reason counts, and first says whether this was it.
+func (l *life) end(why error) (first bool) {
 	l.mu.Lock()
 	if l.over {
 		l.mu.Unlock()
-		return
+		return false
 	}
 	l.over, l.why = true, why
+	if l.done != nil {
+		close(l.done)
+	}
 	conn, hooks := l.conn, l.hooks
 	l.conn, l.hooks = nil, nil
 	l.mu.Unlock()
@@ -36,6 +41,7 @@ func (l *life) end(why error) {
 			f()
 		}
 	}
+	return true
 }
 
 // cause is why it has ended, nil if it has not.
@@ -89,6 +95,25 @@ func (l *life) onEnd(f func()) (stop func() bool) {
 		return true
 	}
 }
+
+// Done, Err, Deadline and Value are context.Context's; Err is why it ended.
+func (l *life) Done() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.done == nil {
+		if l.done = make(chan struct{}); l.over {
+			close(l.done)
+		}
+	}
+	return l.done
+}
+
+func (l *life) Err() error                  { return l.cause() }
+func (l *life) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (l *life) Value(any) any               { return nil }
+
+// AfterFunc is how package context follows a context that is not its own.
+func (l *life) AfterFunc(f func()) (stop func() bool) { return l.onEnd(func() { go f() }) }
 
 // context is one that ends with l; cancel frees it.
 func (l *life) context() (context.Context, context.CancelFunc) {

@@ -66,6 +66,26 @@ type clientConn struct {
 	awaited bool      // the client sends the body without being told to
 	until   time.Time // the write deadline in force
 	out     *stream   // the answer, if it is one
+	unwatch func()    // of its watch, from the first request on
+
+	asks atomic.Pointer[request] // what ends when the client leaves
+	gone atomic.Bool             // it left
+}
+
+// left is the client watcher's: once for a connection, so that requests need
+// no system call to be watched.
+func (c *clientConn) left() {
+	c.gone.Store(true)
+	if q := c.asks.Load(); q != nil {
+		q.cancel(errClientGone)
+	}
+}
+
+// forget ends the watch.
+func (c *clientConn) forget() {
+	if c.unwatch != nil {
+		c.unwatch()
+	}
 }
 
 // under is what conn, which is c or TLS over it, reads and writes by.

@@ -169,7 +169,7 @@ func (q *request) unread(err error) *openai.Error {
 		e.Status, e.Code = 408, "request_timeout"
 		return e
 	case q.ctx.Err() != nil:
-		return contextError(q.ctx)
+		return contextError(&q.ctx)
 	}
 	return openai.BadRequest("", "malformed HTTP request")
 }
@@ -203,7 +203,7 @@ func (q *request) passOn(ctx *fasthttp.RequestCtx, up *upload) (*answer, *openai
 		if slices.Contains(avoid, choice.Decode.ID) && !q.pause(backoff(n-1)) {
 			choice.EndPrefill()
 			choice.EndDecode()
-			return nil, contextError(q.ctx)
+			return nil, contextError(&q.ctx)
 		}
 		a := q.newAttempt(choice, version)
 		ans, f := a.pass(ctx, up)
@@ -217,7 +217,7 @@ func (q *request) passOn(ctx *fasthttp.RequestCtx, up *upload) (*answer, *openai
 		case up.broken != nil:
 			return nil, q.unread(up.broken)
 		case q.ctx.Err() != nil:
-			return nil, contextError(q.ctx)
+			return nil, contextError(&q.ctx)
 		}
 		q.r.log.Warn("attempt failed", "request_id", q.id, "worker", a.d.inst.ID, "attempt", n, "err", f.Error())
 		if !f.retry || up.rest != nil || n >= q.r.cfg.Attempts || !q.r.affords(f) {

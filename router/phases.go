@@ -3,6 +3,7 @@ package router
 import (
 	"time"
 
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router/trace"
 )
 
@@ -11,53 +12,50 @@ type phase struct {
 	name       string
 	start, end time.Time // end is zero while it lasts
 	attempt    int       // 1 for the first; 0 for what is before and behind
-	leg        *leg      // of a phase at a worker
+	role       fleet.Role
+	leg        *legRecord // of a phase at a worker
 }
 
 // phases are a request's so far, in order of their begin: admit; for each
 // attempt pick, prefill and decode; then first_byte, from decode's request to
 // its answer, and relay. What was not reached is left out.
-func (q *request) phases() []phase {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+func (rec *record) phases() []phase {
 	var over time.Time
-	if q.over {
-		over = q.since
+	if rec.over {
+		over = rec.since
 	}
-	admitted := q.admitted
+	admitted := rec.admitted
 	if admitted.IsZero() {
 		admitted = over
 	}
-	out := append(make([]phase, 0, 3*len(q.attempts)+3), phase{name: "admit", start: q.start, end: admitted})
-	from := q.admitted
-	var last *attempt
-	for i, a := range q.attempts {
+	out := append(make([]phase, 0, 3*rec.n+3), phase{name: "admit", start: rec.start, end: admitted})
+	from := rec.admitted
+	for i := range rec.n {
+		a := rec.at(i)
 		if from.Before(a.start) {
 			out = append(out, phase{name: "pick", start: from, end: a.start, attempt: i + 1})
 		}
-		for _, l := range []*leg{a.p, a.d} {
-			begun, ended := l.times()
-			if begun.IsZero() {
+		for _, l := range []*legRecord{&a.p, &a.d} {
+			if l.begun.IsZero() {
 				continue
 			}
-			name := "prefill"
-			if l == a.d {
-				name = "decode"
+			role := fleet.Prefill
+			if l == &a.d {
+				role = fleet.Decode
 			}
-			out = append(out, phase{name: name, start: begun, end: ended, attempt: i + 1, leg: l})
-			if ended.After(from) {
-				from = ended
+			out = append(out, phase{name: string(role), start: l.begun, end: l.ended, attempt: i + 1, role: role, leg: l})
+			if l.ended.After(from) {
+				from = l.ended
 			}
 		}
-		last = a
 	}
-	if last == nil || q.first.IsZero() {
+	if rec.n == 0 || rec.first.IsZero() {
 		return out
 	}
-	if begun, _ := last.d.times(); !begun.IsZero() {
-		out = append(out, phase{name: "first_byte", start: begun, end: q.first})
+	if begun := rec.at(rec.n - 1).d.begun; !begun.IsZero() {
+		out = append(out, phase{name: "first_byte", start: begun, end: rec.first})
 	}
-	return append(out, phase{name: "relay", start: q.first, end: over})
+	return append(out, phase{name: "relay", start: rec.first, end: over})
 }
 
 // traced takes up the client's trace, or begins one.
@@ -94,7 +92,9 @@ func (q *request) spanOf() *trace.Context {
 
 // emit exports the request's spans.
 func (q *request) emit() {
-	phases := q.phases()
+	var rec record
+	q.note(&rec)
+	phases := rec.phases()
 	q.mu.Lock()
 	end := q.since
 	root := trace.Span{Context: q.span.Context, Parent: q.span.from, Name: q.method + " " + q.path, Kind: trace.Server, Start: q.start, End: end,
@@ -106,6 +106,7 @@ func (q *request) emit() {
 	if q.status >= 500 || q.status == 200 && q.failed != "" {
 		root.Error = q.failed
 	}
+	attempts := q.attempts // it is over: they do not change any more
 	q.mu.Unlock()
 	spans := append(make([]trace.Span, 0, len(phases)+1), root)
 	for i := range phases {
@@ -115,15 +116,15 @@ func (q *request) emit() {
 			s.End = end
 		}
 		if p.leg != nil {
-			if p.leg.span != nil { // a hedge may have begun before there was a trace
-				s.Context = *p.leg.span
+			l := attempts[p.attempt-1].leg(p.role)
+			if l.span != nil { // a hedge may have begun before there was a trace
+				s.Context = *l.span
 			}
-			state, _ := p.leg.get()
 			s.Kind = trace.Client
-			s.Attrs = []trace.Attr{{Key: "xpyd.worker", Text: p.leg.inst.ID}, {Key: "server.address", Text: p.leg.inst.URL},
-				{Key: "xpyd.attempt", Int: int64(p.attempt)}, {Key: "xpyd.leg.state", Text: state}}
-			if state == legFailed {
-				s.Error = state
+			s.Attrs = []trace.Attr{{Key: "xpyd.worker", Text: p.leg.id}, {Key: "server.address", Text: l.inst.URL},
+				{Key: "xpyd.attempt", Int: int64(p.attempt)}, {Key: "xpyd.leg.state", Text: p.leg.state}}
+			if p.leg.state == legFailed {
+				s.Error = p.leg.state
 			}
 		}
 		spans = append(spans, s)

@@ -60,7 +60,7 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 				return ans, nil
 			}
 			if q.ctx.Err() != nil {
-				return nil, contextError(q.ctx)
+				return nil, contextError(&q.ctx)
 			}
 			last = err
 		}
@@ -77,7 +77,7 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 func (q *request) askOne(m *fleet.Member, version uint64) (*answer, error) {
 	l := newLeg(m.Role, &m.Instance, version)
 	defer l.end(errOver)
-	defer l.within(q.ctx)()
+	defer l.within(&q.ctx)()
 	q.r.legs.add(l)
 	defer q.r.legs.remove(l)
 	var h fasthttp.RequestHeader

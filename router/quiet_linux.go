@@ -20,9 +20,7 @@ func quiet(conn net.Conn) bool {
 	}
 	quiet := false
 	err = rc.Control(func(fd uintptr) {
-		var b [1]byte
-		_, _, rerr := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		quiet = rerr == unix.EAGAIN
+		quiet = sysPeek(int(fd)) == unix.EAGAIN
 	})
 	return err == nil && quiet
 }

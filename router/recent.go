@@ -23,9 +23,9 @@ type phaseInfo struct {
 	State   string  `json:"state,omitempty"` // of a leg
 }
 
-func (q *request) waterfall() []phaseInfo {
-	since := func(t time.Time) float64 { return float64(t.Sub(q.start).Microseconds()) / 1000 }
-	phases := q.phases()
+func (rec *record) waterfall() []phaseInfo {
+	since := func(t time.Time) float64 { return float64(t.Sub(rec.start).Microseconds()) / 1000 }
+	phases := rec.phases()
 	out := make([]phaseInfo, 0, len(phases))
 	for i := range phases {
 		p := &phases[i]
@@ -34,8 +34,7 @@ func (q *request) waterfall() []phaseInfo {
 			i.EndMS = max(since(p.end), 0.001)
 		}
 		if p.leg != nil {
-			i.Worker = p.leg.inst.ID
-			i.State, _ = p.leg.get()
+			i.Worker, i.State = p.leg.id, p.leg.state
 		}
 		out = append(out, i)
 	}
@@ -60,18 +59,17 @@ func (r *Router) serveRequests(ctx *fasthttp.RequestCtx) {
 	}
 	var running []*request
 	r.mu.Lock()
-	list := make([]*requestInfo, 0, len(r.history.ring))
-	for _, i := range r.history.ring {
-		if i != nil {
-			list = append(list, i)
-		}
-	}
+	recent := r.history.list()
 	for q := range r.requests {
 		if !q.probe {
 			running = append(running, q)
 		}
 	}
 	r.mu.Unlock()
+	list := make([]*requestInfo, 0, len(recent)+len(running))
+	for i := range recent {
+		list = append(list, recent[i].info())
+	}
 	for _, q := range running {
 		list = append(list, q.info())
 	}
@@ -98,7 +96,7 @@ func (r *Router) serveRequests(ctx *fasthttp.RequestCtx) {
 // serveRequest shows one request, running or recent.
 func (r *Router) serveRequest(ctx *fasthttp.RequestCtx, id string) {
 	r.mu.Lock()
-	info := r.history.byID[id]
+	recent := r.history.list()
 	var running *request
 	for q := range r.requests {
 		if q.id == id {
@@ -106,8 +104,11 @@ func (r *Router) serveRequest(ctx *fasthttp.RequestCtx, id string) {
 		}
 	}
 	r.mu.Unlock()
-	if running != nil {
+	var info *requestInfo
+	if i := slices.IndexFunc(recent, func(rec record) bool { return rec.id == id }); running != nil {
 		info = running.info()
+	} else if i >= 0 {
+		info = recent[i].info()
 	}
 	switch {
 	case info == nil:

@@ -264,7 +264,7 @@ func (s *stream) end(err error) {
 // streamError is what a client is told of a stream that broke.
 func (q *request) streamError(err error) *openai.Error {
 	if q.ctx.Err() != nil {
-		return contextError(q.ctx)
+		return contextError(&q.ctx)
 	}
 	a := q.attempts[len(q.attempts)-1]
 	if cause := a.d.cause(); cause != nil {

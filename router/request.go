@@ -39,11 +39,11 @@ type request struct {
 	start  time.Time
 	end    time.Time // deadline
 
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	unhook func() bool // the legs from ctx
-	stop   []func()    // run at the end, last first
-	timer  *time.Timer // ends it at the deadline
+	ctx   life        // ends with it; see cancel
+	timer *time.Timer // ends it at the deadline
+
+	client *clientConn // whose end ends it; nil for the router's own
+	placed bool        // it has a place, to be given back
 
 	chain   pick.Chain
 	session string     // what the client says belongs together
@@ -75,12 +75,25 @@ func (q *request) set(state string) {
 func (r *Router) newRequest(id, method, path string) *request {
 	q := &request{r: r, id: id, method: method, path: path, start: time.Now(), seed: rand.Int64()}
 	q.state, q.since = stateQueued, q.start
-	q.ctx, q.cancel = context.WithCancelCause(r.ctx)
-	q.unhook = context.AfterFunc(q.ctx, q.endLegs)
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.requests[q] = struct{}{}
+	over := context.Cause(r.ctx) // end, which comes behind that, has not seen q
+	r.mu.Unlock()
+	if over != nil {
+		q.cancel(over)
+	}
 	return q
+}
+
+// cancel ends the request before it is answered, and its legs. It does not
+// block.
+func (q *request) cancel(why error) {
+	if !q.ctx.end(why) {
+		return
+	}
+	if !q.r.spawn(q.endLegs) { // closing TLS can take a while
+		q.endLegs()
+	}
 }
 
 // shown sets what the ledger shows of the request: others read it from the
@@ -118,7 +131,15 @@ func (q *request) slim() {
 
 // watch cancels the request when its client leaves.
 func (q *request) watch(conn net.Conn) {
-	q.stop = append(q.stop, q.r.watcher.Watch(conn, func() { q.cancel(errClientGone) }))
+	c := clientOf(conn)
+	q.client = c
+	c.asks.Store(q)
+	if c.unwatch == nil {
+		c.unwatch = q.r.watcher.Watch(c, c.left)
+	}
+	if c.gone.Load() { // before asks could be seen
+		q.cancel(errClientGone)
+	}
 }
 
 // finish ends the request with what the client was told, and accounts for it.
@@ -135,15 +156,17 @@ func (q *request) finish(status int, reason string) {
 	attempts := q.attempts
 	q.mu.Unlock()
 
-	for i := len(q.stop) - 1; i >= 0; i-- {
-		q.stop[i]()
+	if q.placed {
+		q.leave()
+	}
+	if q.client != nil {
+		q.client.asks.CompareAndSwap(q, nil)
 	}
 	end := func() {
 		for _, a := range attempts {
 			a.close()
 		}
-		q.unhook()
-		q.cancel(errOver)
+		q.ctx.end(errOver)
 		if q.timer != nil {
 			q.timer.Stop()
 		}
@@ -163,23 +186,25 @@ func (q *request) finish(status int, reason string) {
 
 // record moves the request from those that run to the recent ones.
 func (q *request) record() {
-	var info *requestInfo
-	if !q.probe {
-		if info = q.info(); q.span != nil {
-			q.emit()
-		}
-	}
 	r := q.r
+	var rec record
+	if keep := !q.probe && len(r.history.ring) > 0; keep {
+		q.note(&rec)
+	}
+	if q.span != nil && !q.probe {
+		q.emit()
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.requests, q)
-	if info != nil {
-		r.history.add(info)
+	if rec.start != (time.Time{}) {
+		r.history.add(&rec)
 	}
 }
 
 func (q *request) account() {
-	m, took := q.r.metrics, time.Since(q.start)
+	m, now := q.r.metrics, time.Now()
+	took := now.Sub(q.start)
 	route := m.good[q.path]
 	switch {
 	case route == nil: // not a public route
@@ -195,8 +220,8 @@ func (q *request) account() {
 		route.ttft.Observe(q.first.Sub(q.start).Seconds())
 	}
 	m.bytes.Add(float64(q.bytes))
-	log := q.r.log
-	if !log.Enabled(q.ctx, slog.LevelInfo) {
+	log := q.r.log.Handler() // itself: a Logger looks up who calls it, for each line
+	if !log.Enabled(q.r.ctx, slog.LevelInfo) {
 		return
 	}
 	var space [16]slog.Attr
@@ -220,7 +245,9 @@ func (q *request) account() {
 	if q.failed != "" {
 		attrs = append(attrs, slog.String("err", q.failed))
 	}
-	log.LogAttrs(q.ctx, slog.LevelInfo, "request", attrs...)
+	line := slog.NewRecord(now, slog.LevelInfo, "request", 0)
+	line.AddAttrs(attrs...)
+	_ = log.Handle(q.r.ctx, line) // a log that cannot be written has nobody to tell
 }
 
 // requestID is the client's if it is a plain name, else a fresh one.

@@ -383,7 +383,7 @@ func (r *Router) drain(ctx context.Context, drained <-chan error) error {
 			}
 			// Too late: the streams end with an error event, the rest with a
 			// 503, and what cannot even write that is cut.
-			r.cancel(errShutdown)
+			r.end(errShutdown)
 			cut, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
 			for r.inFlight() > 0 && cut.Err() == nil {
@@ -399,6 +399,20 @@ func (r *Router) drain(ctx context.Context, drained <-chan error) error {
 	}
 }
 
+// end ends everything that runs, and what will begin.
+func (r *Router) end(why error) {
+	r.cancel(why)
+	r.mu.Lock()
+	running := make([]*request, 0, len(r.requests))
+	for q := range r.requests {
+		running = append(running, q)
+	}
+	r.mu.Unlock()
+	for _, q := range running {
+		q.cancel(why)
+	}
+}
+
 func (r *Router) inFlight() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -407,7 +421,7 @@ func (r *Router) inFlight() int {
 
 // close ends everything and waits for it.
 func (r *Router) close() {
-	r.cancel(errShutdown)
+	r.end(errShutdown)
 	r.mu.Lock()
 	r.closed = true
 	r.mu.Unlock()

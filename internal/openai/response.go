@@ -95,20 +95,45 @@ type PromptUsage struct {
 // ReadUsage reads the prompt's part of an answer's usage, which may be a
 // whole answer or an event stream; false when there is none.
 func ReadUsage(body []byte) (PromptUsage, bool) {
+	u, ok, _ := ReadUsageAnd(body, "")
+	return u, ok
+}
+
+// ReadUsageAnd is ReadUsage, and Member of another one in the same pass.
+func ReadUsageAnd(body []byte, name string) (u PromptUsage, counted bool, value []byte) {
 	if i := bytes.LastIndex(body, []byte(`"usage":{`)); bytes.HasPrefix(body, []byte("data:")) && i >= 0 {
 		start := bytes.LastIndex(body[:i], []byte("data:")) + len("data:")
 		body, _, _ = bytes.Cut(body[start:], []byte("\n"))
 	}
-	usage := Member(body, "usage")
-	prompt, ok := atoi(Member(usage, "prompt_tokens"))
-	if !ok {
-		return PromptUsage{}, false
+	var usage, details []byte
+	if !members(body, func(key, v []byte, _, _ int) {
+		switch string(key) {
+		case "usage":
+			usage = v
+		case name:
+			value = v
+		}
+	}) {
+		return PromptUsage{}, false, nil
 	}
-	u := PromptUsage{Prompt: prompt, Cached: -1}
-	if n, ok := atoi(Member(Member(usage, "prompt_tokens_details"), "cached_tokens")); ok {
+	if string(value) == "null" {
+		value = nil
+	}
+	if !members(usage, func(key, v []byte, _, _ int) {
+		switch string(key) {
+		case "prompt_tokens":
+			u.Prompt, counted = atoi(v)
+		case "prompt_tokens_details":
+			details = v
+		}
+	}) || !counted {
+		return PromptUsage{}, false, value
+	}
+	u.Cached = -1
+	if n, ok := atoi(Member(details, "cached_tokens")); ok {
 		u.Cached = n
 	}
-	return u, true
+	return u, true, value
 }
 
 func atoi(raw []byte) (int, bool) {

@@ -2,6 +2,7 @@ package dialect
 
 import (
 	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -17,11 +18,17 @@ import (
 
 // common is what every leg carries.
 func common(h *fasthttp.RequestHeader, x *Exchange) {
+	basic(h, x)
+	h.Set(HeaderRequestID, x.RequestID)
+}
+
+// basic is common but for the request's id.
+func basic(h *fasthttp.RequestHeader, x *Exchange) {
 	h.SetMethod(fasthttp.MethodPost)
 	h.SetRequestURI(x.Path)
 	h.SetContentType("application/json")
-	h.Set(HeaderRequestID, x.RequestID)
-	h.Set(HeaderDeadline, strconv.FormatInt(leftMS(x), 10))
+	var digits [20]byte
+	h.SetBytesV(HeaderDeadline, strconv.AppendInt(digits[:0], leftMS(x), 10))
 	if x.Probe {
 		h.Set(HeaderProbe, "1")
 	}
@@ -41,12 +48,18 @@ func leftMS(x *Exchange) int64 { return max(x.Left.Milliseconds(), 1) }
 // foreign is common for engines that link or log by the request's id: it is
 // unlike any other, also for a retry and for a client that repeats its ids.
 func foreign(h *fasthttp.RequestHeader, x *Exchange) {
-	common(h, x)
-	h.Set(HeaderRequestID, engineRequest(x))
-	h.Set(HeaderSeed, strconv.FormatInt(x.Seed, 10))
+	basic(h, x)
+	var space [192]byte
+	h.SetBytesV(HeaderRequestID, appendEngineRequest(space[:0], x))
+	h.SetBytesV(HeaderSeed, strconv.AppendInt(space[:0], x.Seed, 10))
 }
 
-func engineRequest(x *Exchange) string { return x.RequestID + "-" + x.Link.String() }
+func engineRequest(x *Exchange) string { return string(appendEngineRequest(nil, x)) }
+
+func appendEngineRequest(b []byte, x *Exchange) []byte {
+	b = append(append(b, x.RequestID...), '-')
+	return hex.AppendEncode(b, x.Link[:])
+}
 
 // pinned adds the data-parallel rank of an engine that has several.
 func pinned(h *fasthttp.RequestHeader, x *Exchange, i *fleet.Instance) {
@@ -123,14 +136,17 @@ func bootstrap(p *fleet.Instance, port int) (string, int) {
 
 // status is the outcome of an answer by its HTTP status: what foreign engines
 // say in words is for people.
-func status(a Answer) Result {
+func status(a Answer) Result { return statusAnd(a, "") }
+
+// statusAnd also takes a member of a good answer as Kept.Params.
+func statusAnd(a Answer, params string) Result {
 	switch {
 	case a.Status >= 200 && a.Status < 300:
 		if msg := streamError(a.Body); msg != "" {
 			return Result{Outcome: ticket.Refused, Message: msg}
 		}
 		r := Result{Outcome: ticket.Done}
-		r.Prompt, r.Counted = openai.ReadUsage(a.Body)
+		r.Prompt, r.Counted, r.Kept.Params = openai.ReadUsageAnd(a.Body, params)
 		return r
 	case a.Status == 429 || a.Status == 503:
 		return Result{Outcome: ticket.NoSpace, Message: message(a)}

@@ -66,11 +66,10 @@ func (NIXLPull) Decode(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 // Result takes kv_transfer_params. Without them decode would silently compute
 // the prompt itself.
 func (NIXLPull) Result(_ *Exchange, a Answer) Result {
-	r := status(a)
+	r := statusAnd(a, "kv_transfer_params")
 	if r.Outcome != ticket.Done {
 		return r
 	}
-	r.Kept.Params = openai.Member(a.Body, "kv_transfer_params")
 	if len(r.Kept.Params) < len(`{"a":1}`) || r.Kept.Params[0] != '{' {
 		return Result{Outcome: ticket.Incompatible, Message: "prefill answered without kv_transfer_params: is its NIXL connector configured?"}
 	}
