@@ -42,6 +42,9 @@ type upConfig struct {
 	KVStoreTTL     time.Duration `koanf:"kv_store_ttl"`
 	KVStoreTimeout time.Duration `koanf:"kv_store_timeout"`
 	KVStoreWrite   bool          `koanf:"kv_store_write"`
+
+	KVWritePolicy string `koanf:"kv_write_policy"` // through, selective or back
+	KVEviction    string `koanf:"kv_eviction"`     // of host memory: lru, lfu or s3fifo
 }
 
 const maxWorkers = 64 // of a role, on one machine
@@ -69,6 +72,9 @@ func (c *upConfig) Validate() error {
 	if err := worker.ValidTransport("kv_transport", c.KVTransport); err != nil {
 		return err
 	}
+	if err := worker.ValidPolicies("kv_write_policy", c.KVWritePolicy, "kv_eviction", c.KVEviction); err != nil {
+		return err
+	}
 	return errors.Join(c.Config.Validate(), w.Validate())
 }
 
@@ -77,7 +83,8 @@ func newUp() *cobra.Command {
 	wdef := worker.DefaultConfig(fleet.Prefill)
 	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
 		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, KVTransport: wdef.KV.Transport, KVSSDSize: wdef.KV.SSDSize,
-		KVStoreTTL: wdef.KV.StoreTTL, KVStoreTimeout: wdef.KV.StoreTimeout, KVStoreWrite: wdef.KV.StoreWrite}
+		KVStoreTTL: wdef.KV.StoreTTL, KVStoreTimeout: wdef.KV.StoreTimeout, KVStoreWrite: wdef.KV.StoreWrite,
+		KVWritePolicy: wdef.KV.WritePolicy, KVEviction: wdef.KV.Eviction}
 	def.Fleet.Listen = "127.0.0.1:0"
 	def.Log.Level = "warn"
 	var file string
@@ -109,6 +116,8 @@ drains; a second one stops at once.`,
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts; default: none")
 	f.String("kv-ssd-size", def.KVSSDSize.String(), "what each worker may fill of --kv-ssd-dir")
 	f.String("kv-store", "", "Redis or Valkey that keeps KV for all workers: redis://[user:password@]host[:port][/db], rediss://, valkey://, unix:///socket")
+	f.String("kv-write-policy", def.KVWritePolicy, writePolicyHelp)
+	f.String("kv-eviction", def.KVEviction, evictionHelp)
 	f.String("data", def.Data, "folder of the admin token and the join URL")
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
 	f.String("log-level", def.Log.Level, "debug, info, warn or error")
@@ -119,6 +128,7 @@ drains; a second one stops at once.`,
 			"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
 			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "kv-transport": "kv_transport",
 			"kv-host-memory": "kv_host_memory", "kv-ssd-dir": "kv_ssd_dir", "kv-ssd-size": "kv_ssd_size", "kv-store": "kv_store",
+			"kv-write-policy": "kv_write_policy", "kv-eviction": "kv_eviction",
 			"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
 		}})
 		return &cfg, err
@@ -277,7 +287,7 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 			"--block-tokens", strconv.Itoa(c.BlockTokens), "--kv-memory", c.KVMemory.String(), "--kv-transport", c.KVTransport,
 			"--log-level", c.Log.Level, "--log-format", c.Log.Format}
 		if c.KVHostMemory > 0 {
-			args = append(args, "--kv-host-memory", c.KVHostMemory.String())
+			args = append(args, "--kv-host-memory", c.KVHostMemory.String(), "--kv-write-policy", c.KVWritePolicy, "--kv-eviction", c.KVEviction)
 		}
 		if c.KVSSDDir != "" {
 			args = append(args, "--kv-ssd-dir", filepath.Join(c.KVSSDDir, id), "--kv-ssd-size", c.KVSSDSize.String())

@@ -72,7 +72,8 @@ func (c *Cache) Check() error {
 
 func (c *Cache) checkIndex() error {
 	kids := make(map[Hash]int)
-	idle := 0
+	coldKids := make(map[Hash]int)
+	idle, cold := 0, 0
 	entries := maps.Clone(c.index)
 	maps.Copy(entries, c.shelf)
 	if len(entries) != len(c.index)+len(c.shelf) {
@@ -81,6 +82,9 @@ func (c *Cache) checkIndex() error {
 	for hash, e := range entries {
 		if !e.shelved {
 			kids[e.parent]++
+			if e.cold {
+				coldKids[e.parent]++
+			}
 		}
 		n := 0
 		for _, id := range e.blocks {
@@ -97,17 +101,23 @@ func (c *Cache) checkIndex() error {
 			return fmt.Errorf("entry %x: hash %x, %d blocks", hash, e.hash, len(e.blocks))
 		case n != e.idle:
 			return fmt.Errorf("entry %x: %d blocks idle, counted %d", hash, n, e.idle)
-		case n > 0 && (e.pos >= len(c.idle) || c.idle[e.pos] != e):
+		case n > 0 && (e.pos >= len(*c.heapOf(e)) || (*c.heapOf(e))[e.pos] != e):
 			return fmt.Errorf("entry %x: not where its heap position says", hash)
-		case e.leaf != (c.kids[hash] == 0):
+		case e.leaf != c.isLeaf(e):
 			return fmt.Errorf("entry %x: leaf %t with %d children", hash, e.leaf, c.kids[hash])
 		}
 		if n > 0 {
 			idle++
 		}
+		if e.cold {
+			cold += n
+		}
 	}
-	if idle != len(c.idle) {
-		return fmt.Errorf("%d entries evictable, heap has %d", idle, len(c.idle))
+	if idle != len(c.idle)+len(c.cold) || cold != c.coldBlocks {
+		return fmt.Errorf("%d entries evictable, heaps have %d and %d; %d cold blocks, counted %d", idle, len(c.idle), len(c.cold), cold, c.coldBlocks)
+	}
+	if c.cfg.Listener != nil && len(c.free)+c.coldBlocks < c.cfg.Ahead && len(c.idle) > 0 {
+		return fmt.Errorf("%d blocks free and %d cold, %d more entries could be announced", len(c.free), c.coldBlocks, len(c.idle))
 	}
 	if len(kids) != len(c.kids) {
 		return fmt.Errorf("%d parents, counted %d", len(kids), len(c.kids))
@@ -117,9 +127,14 @@ func (c *Cache) checkIndex() error {
 			return fmt.Errorf("entry %x: %d children, counted %d", hash, n, c.kids[hash])
 		}
 	}
-	for i := 1; i < len(c.idle); i++ {
-		if c.idle.Less(i, (i-1)/2) {
-			return fmt.Errorf("eviction heap out of order at %d", i)
+	if !maps.Equal(coldKids, c.coldKids) {
+		return fmt.Errorf("%d parents of cold entries, counted %d", len(coldKids), len(c.coldKids))
+	}
+	for _, h := range []entryHeap{c.idle, c.cold} {
+		for i := 1; i < len(h); i++ {
+			if h.Less(i, (i-1)/2) {
+				return fmt.Errorf("eviction heap out of order at %d", i)
+			}
 		}
 	}
 	return nil

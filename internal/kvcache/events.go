@@ -8,16 +8,21 @@ const (
 	Stored  EventKind = iota // a unit can be matched from now on
 	Removed                  // a unit is gone
 	Cleared                  // every unit is gone
+	Hot                      // a unit was found Config.HotHits times
+	Cold                     // a unit is about to be evicted; see Config.Ahead
 )
 
 // Event is one change of the prefix index. Slices are read only.
 type Event struct {
 	Kind   EventKind
 	Hash   Hash
-	Parent Hash    // Stored: what it extends; zero for the first unit
-	Pos    int     // Stored: tokens before it
+	Root   Hash    // not of Cleared: the empty prefix's name, one for each salt
+	Parent Hash    // not of Removed, Cleared: what it extends; zero for the first unit
+	Pos    int     // the same: tokens before it
 	Tokens []int32 // Stored: its UnitTokens token ids
 	Blocks []int32
+	// Evicted: Removed to make room, not because its rows or the index changed.
+	Evicted bool
 }
 
 // Listener hears of index changes, in order, one call at a time, outside the

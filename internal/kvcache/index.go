@@ -13,22 +13,29 @@ type entry struct {
 	blocks       []int32
 	idle         int    // its blocks that nobody holds
 	used         uint64 // clock of the last release
-	leaf         bool   // no indexed entry extends it
-	pos          int    // in Cache.idle, when idle > 0
+	leaf         bool   // no indexed entry extends it; but see isLeaf
+	pos          int    // in Cache.idle or Cache.cold, when idle > 0
 	shelved      bool   // in Cache.shelf, not in the index: hash is a name, and it has no parent
+	root         Hash   // of its chain
+	from         int    // tokens before it
+	hits         int    // requests that found it
+	cold         bool   // announced as about to be evicted; see cold.go
+}
+
+// before says whether e is evicted before f.
+func (e *entry) before(f *entry) bool {
+	if e.leaf != f.leaf {
+		return e.leaf
+	}
+	return e.used < f.used
 }
 
 // entryHeap orders entries with something to evict: leaves before inner
 // entries, then least recently used.
 type entryHeap []*entry
 
-func (h entryHeap) Len() int { return len(h) }
-func (h entryHeap) Less(i, j int) bool {
-	if h[i].leaf != h[j].leaf {
-		return h[i].leaf
-	}
-	return h[i].used < h[j].used
-}
+func (h entryHeap) Len() int           { return len(h) }
+func (h entryHeap) Less(i, j int) bool { return h[i].before(h[j]) }
 func (h entryHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].pos, h[j].pos = i, j
@@ -61,7 +68,7 @@ func (c *Cache) MatchChain(ch *Chain, maxTokens int, owner string) (ids []int32,
 	defer c.unlock()
 	ids, n, _ = c.find(ch, maxTokens)
 	c.retain(ids, owner)
-	c.counted(n, maxTokens)
+	c.counted(ids, n, maxTokens)
 	return ids, n
 }
 
@@ -77,7 +84,7 @@ func (c *Cache) Reserve(ch *Chain, maxTokens, blocks, spare int, since time.Time
 		return nil, 0, ErrNoSpace
 	}
 	if ids, n, err = c.reserve(ch, maxTokens, blocks, spare, owner); err == nil {
-		c.counted(n, maxTokens)
+		c.counted(ids, n, maxTokens)
 	}
 	return ids, n, err
 }
@@ -114,9 +121,12 @@ func (c *Cache) find(ch *Chain, maxTokens int) (ids []int32, n, idle int) {
 	return ids, n, idle
 }
 
-func (c *Cache) counted(hit, asked int) {
+// counted notes that somebody asked for so many tokens and found the first
+// hit of them, in a table's first blocks.
+func (c *Cache) counted(table []int32, hit, asked int) {
 	c.counters.hitTokens += uint64(hit)
 	c.counters.askedTokens += uint64(max(asked, 0))
+	c.found(table[:hit/c.cfg.BlockTokens])
 }
 
 // Insert tells the index that blocks ids, all held, contain the KV rows of
@@ -165,8 +175,10 @@ func (c *Cache) insert(ch *Chain, from int, tokens, ids []int32) {
 		hash:   hash,
 		parent: ch.at(from / Grain),
 		blocks: append([]int32(nil), ids...),
-		leaf:   c.kids[hash] == 0,
+		root:   ch.root,
+		from:   from,
 	}
+	e.leaf = c.isLeaf(e)
 	c.index[hash] = e
 	c.kids[e.parent]++
 	c.releaf(e.parent)
@@ -174,10 +186,8 @@ func (c *Cache) insert(ch *Chain, from int, tokens, ids []int32) {
 		c.blocks[id].entry = e
 	}
 	if c.cfg.Listener != nil {
-		ev := Event{Kind: Stored, Hash: e.hash, Pos: from, Tokens: append([]int32(nil), tokens...), Blocks: e.blocks}
-		if from > 0 {
-			ev.Parent = e.parent
-		}
+		ev := e.event(Stored)
+		ev.Tokens = append([]int32(nil), tokens...)
 		c.pending = append(c.pending, ev)
 	}
 }
@@ -193,8 +203,10 @@ func (c *Cache) Clear() {
 		clear(entries)
 	}
 	clear(c.kids)
+	clear(c.coldKids)
 	clear(c.idle)
-	c.idle = c.idle[:0]
+	clear(c.cold)
+	c.idle, c.cold, c.coldBlocks = c.idle[:0], c.cold[:0], 0
 	if c.cfg.Listener != nil {
 		c.pending = append(c.pending, Event{Kind: Cleared})
 	}
@@ -203,17 +215,18 @@ func (c *Cache) Clear() {
 // evict drops the entry that is worth least. The caller knows that at least
 // one block is cached.
 func (c *Cache) evict() {
-	e := c.idle[0]
+	e := c.worst()
 	c.counters.evicted += uint64(e.idle)
-	c.drop(e)
+	c.remove(e, true)
 }
 
 // drop takes an entry out of the index. Entries that extend it stay: they
 // match again once it is back.
-func (c *Cache) drop(e *entry) {
-	if e.idle > 0 {
-		heap.Remove(&c.idle, e.pos)
-	}
+func (c *Cache) drop(e *entry) { c.remove(e, false) }
+
+func (c *Cache) remove(e *entry, evicted bool) {
+	c.unheap(e)
+	c.setCold(e, false)
 	c.unindex(e)
 	if e.shelved {
 		delete(c.shelf, e.hash)
@@ -225,7 +238,7 @@ func (c *Cache) drop(e *entry) {
 	}
 	c.releaf(e.parent)
 	if c.cfg.Listener != nil {
-		c.pending = append(c.pending, Event{Kind: Removed, Hash: e.hash, Blocks: e.blocks})
+		c.pending = append(c.pending, Event{Kind: Removed, Hash: e.hash, Root: e.root, Blocks: e.blocks, Evicted: evicted})
 	}
 }
 
@@ -248,26 +261,33 @@ func (c *Cache) releaf(hash Hash) {
 	if e == nil {
 		return
 	}
-	e.leaf = c.kids[hash] == 0
+	e.leaf = c.isLeaf(e)
 	if e.idle > 0 {
-		heap.Fix(&c.idle, e.pos)
+		heap.Fix(c.heapOf(e), e.pos)
 	}
 }
 
 // entryBusy and entryIdle record that one more block of e is held, or no
-// longer is.
+// longer is. quietly: that was no use of it.
 func (c *Cache) entryBusy(e *entry) {
+	if e.cold {
+		c.coldBlocks--
+	}
 	if e.idle--; e.idle == 0 {
-		heap.Remove(&c.idle, e.pos)
+		heap.Remove(c.heapOf(e), e.pos)
 	}
 }
 
-func (c *Cache) entryIdle(e *entry) {
-	c.clock++
-	e.used = c.clock
+func (c *Cache) entryIdle(e *entry, quietly bool) {
+	if !quietly {
+		c.use(e)
+	}
+	if e.cold {
+		c.coldBlocks++
+	}
 	if e.idle++; e.idle == 1 {
-		heap.Push(&c.idle, e)
+		heap.Push(c.heapOf(e), e)
 		return
 	}
-	heap.Fix(&c.idle, e.pos)
+	heap.Fix(c.heapOf(e), e.pos)
 }

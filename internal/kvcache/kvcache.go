@@ -43,6 +43,10 @@ type Config struct {
 	Numerics    string
 	MaxWaiters  int      // ReserveWait calls that may queue; 0 means 1024
 	Listener    Listener // told about index changes; may be nil
+	// HotHits: a unit that was found this often is announced, once, as Hot.
+	// Ahead: so many blocks are free, or of units that were announced as Cold
+	// before they must be evicted. 0: no announcements.
+	HotHits, Ahead int
 }
 
 // Validate checks the ranges.
@@ -52,6 +56,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("kv cache: blocks is %d, want at least 1", c.Blocks)
 	case c.BlockTokens < 1 || c.BlockTokens > 256:
 		return fmt.Errorf("kv cache: block_tokens is %d, want 1 to 256", c.BlockTokens)
+	case c.HotHits < 0 || c.Ahead < 0:
+		return fmt.Errorf("kv cache: announcements after %d hits, %d blocks ahead, want 0 or more", c.HotHits, c.Ahead)
 	case c.MaxWaiters < 0:
 		return fmt.Errorf("kv cache: max waiters is %d, want 0 or more", c.MaxWaiters)
 	}
@@ -82,8 +88,10 @@ type Cache struct {
 	owners      map[string]*holding
 	index       map[Hash]*entry
 	kids        map[Hash]int    // indexed entries by their parent's hash
+	coldKids    map[Hash]int    // the same, of cold ones
 	shelf       map[Hash]*entry // by name; see Shelve
-	idle        entryHeap       // entries with at least one cached block
+	idle, cold  entryHeap       // entries with at least one cached block; cold: those announced as Cold
+	coldBlocks  int             // cached blocks of entries in cold
 	clock       uint64          // orders uses, for LRU
 	waiters     waiterList
 	demand      demand
@@ -117,6 +125,7 @@ func New(cfg Config) (*Cache, error) {
 		owners:     make(map[string]*holding),
 		index:      make(map[Hash]*entry),
 		kids:       make(map[Hash]int),
+		coldKids:   make(map[Hash]int),
 		shelf:      make(map[Hash]*entry),
 	}
 	for id := cfg.Blocks - 1; id >= 0; id-- {
@@ -186,6 +195,7 @@ func (c *Cache) unlock() {
 	if c.freed {
 		c.grant()
 	}
+	c.announce()
 	freed, notify, events := c.freed, c.notify, len(c.pending) > 0
 	c.freed = false
 	c.mu.Unlock()

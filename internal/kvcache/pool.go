@@ -72,7 +72,7 @@ func (c *Cache) Release(ids []int32, owner string) {
 	defer c.unlock()
 	// Last first, so that the end of a sequence is evicted before its start.
 	for i := len(ids) - 1; i >= 0; i-- {
-		c.release(ids[i], owner)
+		c.release(ids[i], owner, false)
 	}
 }
 
@@ -88,14 +88,14 @@ func (c *Cache) ReleaseAll(owner string) int {
 	n := 0
 	for id, refs := range h.refs {
 		for range refs {
-			c.release(id, owner)
+			c.release(id, owner, false)
 			n++
 		}
 	}
 	return n
 }
 
-func (c *Cache) release(id int32, owner string) {
+func (c *Cache) release(id int32, owner string, quietly bool) {
 	c.disown(id, owner)
 	b := &c.blocks[id]
 	if b.refs--; b.refs > 0 {
@@ -105,7 +105,7 @@ func (c *Cache) release(id int32, owner string) {
 	c.freed = true
 	if b.entry != nil {
 		c.cached++
-		c.entryIdle(b.entry)
+		c.entryIdle(b.entry, quietly)
 		return
 	}
 	c.free = append(c.free, id)
@@ -129,7 +129,7 @@ func (c *Cache) Unshare(id int32, owner string) (int32, error) {
 	if err != nil {
 		return 0, err
 	}
-	c.release(id, owner)
+	c.release(id, owner, false)
 	return fresh[0], nil
 }
 

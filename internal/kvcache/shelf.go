@@ -25,7 +25,7 @@ func (c *Cache) Shelve(name Hash, ids []int32, owner string) {
 	}
 	c.shelf[name] = e
 	for _, id := range ids {
-		c.release(id, owner)
+		c.release(id, owner, false)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
 )
@@ -25,7 +26,7 @@ var errGone = errors.New("no such unit")
 
 // disk is the SSD tier: a log of segments. New units go to the end; when the
 // log is full its oldest segment goes, except for units that were read since
-// they were written: those are written once more. All methods but write
+// they were written, or are pinned: those are written once more. All methods but write
 // accept a nil disk, which has nothing.
 type disk struct {
 	dir      string
@@ -35,6 +36,9 @@ type disk struct {
 	most     int // segments
 	open     func(path string, flag int) (file, error)
 	lock     *os.File
+	ttl      time.Duration               // 0: none
+	pinned   func(kvcache.Hash) bool     // nil: nothing is
+	changed  func(key unit, stored bool) // told what can be found and what not, under mu; nil: nobody
 
 	mu      sync.Mutex
 	index   map[kvcache.Hash]place
@@ -151,8 +155,44 @@ func (d *disk) has(key kvcache.Hash) bool {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_, ok := d.index[key]
+	_, ok := d.find(key)
 	return ok
+}
+
+// born is when a unit came into the tiers; zero: it is not here.
+func (d *disk) born(key kvcache.Hash) (at time.Time) {
+	if d == nil {
+		return at
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p, ok := d.find(key); ok {
+		at = p.born()
+	}
+	return at
+}
+
+func (p place) born() time.Time { return time.Unix(p.seg.born[p.slot], 0) }
+
+// find looks a unit up, and forgets it if it is too old.
+func (d *disk) find(key kvcache.Hash) (place, bool) {
+	p, ok := d.index[key]
+	if ok && d.ttl > 0 && time.Since(p.born()) >= d.ttl {
+		d.forget(key)
+		return place{}, false
+	}
+	return p, ok
+}
+
+// forget takes a unit out of the index.
+func (d *disk) forget(key kvcache.Hash) {
+	if _, ok := d.index[key]; !ok {
+		return
+	}
+	delete(d.index, key)
+	if d.changed != nil {
+		d.changed(unit{key: key}, false)
+	}
 }
 
 // drop forgets a unit; its space comes back with its segment's.
@@ -162,26 +202,27 @@ func (d *disk) drop(key kvcache.Hash) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.index, key)
+	d.forget(key)
 }
 
 // read reads a unit into rec, a whole record, and checks that it is the one.
 func (d *disk) read(key kvcache.Hash, pos int, rec []byte) error {
 	d.mu.Lock()
-	p, ok := d.index[key]
+	p, ok := d.find(key)
 	if !ok {
 		d.mu.Unlock()
 		return errGone
 	}
 	p.seg.users++
 	p.seg.hits[p.slot] = true
+	born := p.seg.born[p.slot]
 	d.mu.Unlock()
 	defer d.done(p.seg)
 	if _, err := p.seg.file.ReadAt(rec, d.at(int(p.slot))); err != nil {
 		return err
 	}
 	h, err := parseHeader(rec)
-	want := header{key, d.shape.payload(), p.seg.id, uint32(p.slot), uint32(pos)}
+	want := header{key, d.shape.payload(), p.seg.id, uint32(p.slot), uint32(pos), born}
 	if err == nil && h != want {
 		err = fmt.Errorf("a record of another unit in slot %d of %s", p.slot, p.seg.path)
 	}
@@ -202,24 +243,27 @@ func (d *disk) unuse(s *segment) {
 }
 
 // write appends a unit, unless it is there or being written. rec is a whole record whose header is set here.
-func (d *disk) write(key kvcache.Hash, pos int, rec []byte) (written bool, err error) {
-	return d.append(key, pos, rec, nil)
+func (d *disk) write(u unit, rec []byte) (written bool, err error) {
+	return d.append(u, rec, nil)
 }
 
 // append is write; a unit that lies in from is moved.
-func (d *disk) append(key kvcache.Hash, pos int, rec []byte, from *segment) (written bool, err error) {
-	s, slot, old, err := d.reserve(key, from)
+func (d *disk) append(u unit, rec []byte, from *segment) (written bool, err error) {
+	s, slot, old, err := d.reserve(u, from)
 	if err != nil || s == nil {
 		return false, errors.Join(err, d.reprieve(old))
 	}
-	defer d.wrote(key, s)
-	h := header{key, d.shape.payload(), s.id, uint32(slot), uint32(pos)}
+	defer d.wrote(u.key, s)
+	h := header{u.key, d.shape.payload(), s.id, uint32(slot), uint32(u.pos), u.born.Unix()}
 	h.encode(rec)
 	if _, err := s.file.WriteAt(rec, d.at(slot)); err != nil {
 		return false, errors.Join(err, d.reprieve(old))
 	}
 	d.mu.Lock()
-	d.index[key] = place{s, int32(slot)}
+	d.index[u.key] = place{s, int32(slot)}
+	if d.changed != nil && from == nil {
+		d.changed(u, true)
+	}
 	d.mu.Unlock()
 	return true, d.reprieve(old)
 }
@@ -235,10 +279,10 @@ func (d *disk) wrote(key kvcache.Hash, s *segment) {
 // reserve hands out the next slot, in use for the caller; none if the unit
 // needs none. old are units of a segment that had to go, which deserve to be
 // kept.
-func (d *disk) reserve(key kvcache.Hash, from *segment) (s *segment, slot int, old *kept, err error) {
+func (d *disk) reserve(u unit, from *segment) (s *segment, slot int, old *kept, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if p := d.index[key]; p.seg != from || d.pending[key] {
+	if p := d.index[u.key]; p.seg != from || d.pending[u.key] {
 		return nil, 0, nil, nil
 	}
 	s = d.log[len(d.log)-1]
@@ -251,9 +295,9 @@ func (d *disk) reserve(key kvcache.Hash, from *segment) (s *segment, slot int, o
 		}
 		s = d.log[len(d.log)-1]
 	}
-	s.keys, s.hits = append(s.keys, key), append(s.hits, false)
+	s.add(u.key, u.born.Unix())
 	s.users++
-	d.pending[key] = true
+	d.pending[u.key] = true
 	return s, len(s.keys) - 1, old, nil
 }
 
@@ -264,8 +308,8 @@ type kept struct {
 }
 
 // retire takes the oldest segment off the log and deletes its file, which
-// stays readable for whoever uses it. At most half of it is kept, so that the
-// log moves on; what is kept stays in the index until reprieve.
+// stays readable for whoever uses it. At most half of it is kept for having
+// been read, so that the log moves on (pins are bounded for the same reason); what is kept stays in the index until reprieve.
 func (d *disk) retire(s *segment) *kept {
 	d.log = d.log[1:]
 	k := &kept{seg: s}
@@ -273,11 +317,11 @@ func (d *disk) retire(s *segment) *kept {
 		if d.index[key] != (place{s, int32(i)}) {
 			continue
 		}
-		if s.hits[i] && len(k.slots) < d.slots/2 {
+		if s.hits[i] && len(k.slots) < d.slots/2 || d.pinned != nil && d.pinned(key) {
 			k.slots = append(k.slots, i)
 			continue
 		}
-		delete(d.index, key)
+		d.forget(key)
 		d.lost++
 	}
 	os.Remove(s.path)
@@ -303,7 +347,7 @@ func (d *disk) reprieve(k *kept) error {
 		if err != nil || h.key != k.seg.keys[i] || h.payload != d.shape.payload() {
 			continue // bad: it is not worth keeping
 		}
-		if _, err := d.append(h.key, int(h.pos), rec, k.seg); err != nil {
+		if _, err := d.append(unit{key: h.key, pos: int(h.pos), born: time.Unix(h.born, 0)}, rec, k.seg); err != nil {
 			return err
 		}
 	}
@@ -316,7 +360,7 @@ func (d *disk) abolish(k *kept) {
 	defer d.mu.Unlock()
 	for _, i := range k.slots {
 		if key := k.seg.keys[i]; d.index[key].seg == k.seg {
-			delete(d.index, key)
+			d.forget(key)
 			d.lost++
 		}
 	}
@@ -333,7 +377,9 @@ func (d *disk) clear() error {
 	if err := d.grow(); err != nil { // the log is never empty
 		return err
 	}
-	clear(d.index)
+	for key := range d.index {
+		d.forget(key)
+	}
 	for len(d.log) > 1 {
 		d.retire(d.log[0])
 	}

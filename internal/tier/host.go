@@ -1,44 +1,67 @@
 package tier
 
 import (
-	"container/heap"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/memfd"
 )
 
 // host is the memory tier: slots of one record each. A slot is free, or being
-// filled by one lease, or ready: then it is found by its key, and taken for
-// another unit only while no lease holds it; units that nothing in memory
-// extends first, of those the one not used for longest.
+// filled by one lease, or ready: then it is found by its key, and may go for
+// another unit only while it is idle, which is to say not pinned and under no
+// lease. Who goes is order's to say.
 type host struct {
-	shape shape
-	mem   *memfd.Memory
+	shape   shape
+	mem     *memfd.Memory
+	ttl     time.Duration // 0: none
+	limit   int           // slots that units of one root may take; 0: all
+	pins    *pins
+	changed func(u unit, stored bool) // told what can be found and what not, under mu; nil: nobody
+	went    func(u unit)              // told what went for another unit, the same
 
-	mu    sync.Mutex
-	slots []slot
-	free  []int32
-	keys  map[kvcache.Hash]int32
-	kids  map[kvcache.Hash]int // ready or filling slots by their parent's key
-	idle  slotHeap             // ready slots without a lease
-	clock uint64
-	lost  uint64 // units taken back for others, ever
+	mu      sync.Mutex
+	slots   []slot
+	free    []int32
+	keys    map[kvcache.Hash]int32
+	kids    map[kvcache.Hash]int // ready or filling slots, those leaving excepted, by their parent's key
+	tenants map[kvcache.Hash]*tenant
+	order   *order
+	leaving int
+	freed   chan struct{} // a poke: a slot is free
+	lost    uint64        // units that went for others, ever
+	over    uint64        // those of them that went because their tenant had too many
+}
+
+// unit names what is kept.
+type unit struct {
+	key, parent kvcache.Hash
+	root        kvcache.Hash // of its chain: one for each cache salt
+	pos         int          // tokens before it
+	born        time.Time    // when it came into the tiers
 }
 
 type slot struct {
-	key, parent kvcache.Hash
-	rec         []byte
-	used        uint64
-	leases      int
-	ready       bool // to be found
-	doomed      bool // to be freed with its last lease, whatever happens
-	leaf        bool // nothing here extends it
-	at          int  // in idle; -1: not there
+	unit
+	rec     []byte
+	leases  int
+	loads   int
+	ready   bool // to be found
+	doomed  bool // to be freed with its last lease, whatever happens
+	leaving bool // to be freed with its last lease unless somebody asks for it
+	pinned  bool
+	tenant  *tenant // nil without a limit
 }
 
-func newHost(s shape, bytes int64) (*host, error) {
+// tenant is the units of one root.
+type tenant struct {
+	units int
+	idle  pile
+}
+
+func newHost(s shape, bytes int64, policy Eviction, p *pins) (*host, error) {
 	n := bytes / int64(s.record())
 	if n < 1 || n > 1<<30 {
 		return nil, fmt.Errorf("tier: %d bytes of host memory, a unit of %d tokens needs %d", bytes, s.blocks*s.BlockTokens, s.record())
@@ -47,10 +70,11 @@ func newHost(s shape, bytes int64) (*host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tier: host memory: %w", err)
 	}
-	h := &host{shape: s, mem: mem, slots: make([]slot, n), keys: make(map[kvcache.Hash]int32), kids: make(map[kvcache.Hash]int)}
-	h.idle.slots = h.slots
+	h := &host{shape: s, mem: mem, pins: p, slots: make([]slot, n), keys: make(map[kvcache.Hash]int32), kids: make(map[kvcache.Hash]int),
+		tenants: make(map[kvcache.Hash]*tenant), order: newOrder(policy, int(n)),
+		freed: make(chan struct{}, 1)}
 	for i := int(n) - 1; i >= 0; i-- {
-		h.slots[i] = slot{rec: mem.Bytes[i*s.record():][:s.record():s.record()], at: -1}
+		h.slots[i] = slot{rec: mem.Bytes[i*s.record():][:s.record():s.record()]}
 		h.free = append(h.free, int32(i))
 	}
 	return h, nil
@@ -66,51 +90,81 @@ type lease struct {
 }
 
 func (l *lease) record() []byte { return l.h.slots[l.i].rec }
+func (l *lease) unit() unit     { return l.h.slots[l.i].unit }
 
 // take returns a slot to fill with a new unit; nil when the unit is here
-// already, or being filled, or every slot is leased.
-func (h *host) take(key, parent kvcache.Hash) *lease {
+// already, or being filled, or no slot can be had for it.
+func (h *host) take(u unit) *lease {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if _, ok := h.keys[key]; ok {
+	h.expire(u.key)
+	if _, ok := h.keys[u.key]; ok {
 		return nil
 	}
-	if len(h.free) == 0 {
-		if len(h.idle.order) == 0 {
-			return nil
-		}
-		h.lost++
-		h.forget(h.idle.order[0])
+	t := h.tenants[u.root]
+	if !h.room(t) {
+		return nil
 	}
 	i := h.free[len(h.free)-1]
 	h.free = h.free[:len(h.free)-1]
 	s := &h.slots[i]
-	s.key, s.parent, s.leases, s.ready, s.doomed, s.leaf = key, parent, 1, false, false, h.kids[key] == 0
-	h.keys[key] = i
-	h.kids[parent]++
-	h.releaf(parent)
+	*s = slot{unit: u, rec: s.rec, leases: 1}
+	h.keys[u.key] = i
+	var own *pile
+	if h.limit > 0 {
+		if t = h.tenants[u.root]; t == nil { // room may have forgotten it
+			t = &tenant{idle: h.order.pile(1)}
+			h.tenants[u.root] = t
+		}
+		t.units++
+		s.tenant, own = t, &t.idle
+	}
+	h.order.enter(i, u.key, h.kids[u.key] == 0, own)
+	h.link(s)
 	return &lease{h, i}
 }
 
-// get returns a unit that is here; nil if it is not.
-func (h *host) get(key kvcache.Hash) *lease {
+// room makes sure that a slot is free for one more unit of a tenant.
+func (h *host) room(t *tenant) bool {
+	if t != nil && t.units >= h.limit {
+		if !h.evict(h.order.victim(&t.idle)) {
+			return false
+		}
+		h.over++
+		return true
+	}
+	return len(h.free) > 0 || h.evict(h.order.victim(&h.order.all))
+}
+
+// get returns a unit that is here, for a request; nil if it is not.
+func (h *host) get(key kvcache.Hash) *lease { return h.lease(key, true) }
+
+// peek is get for the tiers' own purposes, which are no use of the unit.
+func (h *host) peek(key kvcache.Hash) *lease { return h.lease(key, false) }
+
+func (h *host) lease(key kvcache.Hash, use bool) *lease {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.expire(key)
 	i, ok := h.keys[key]
 	if !ok || !h.slots[i].ready {
 		return nil
 	}
 	s := &h.slots[i]
-	if s.at >= 0 {
-		heap.Remove(&h.idle, s.at)
-	}
 	s.leases++
+	h.settle(i)
+	if use {
+		s.loads++
+		h.order.use(i)
+		h.stay(s)
+	}
 	return &lease{h, i}
 }
 
 func (h *host) has(key kvcache.Hash) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.expire(key)
 	i, ok := h.keys[key]
 	return ok && h.slots[i].ready
 }
@@ -120,24 +174,76 @@ func (l *lease) publish() {
 	l.h.mu.Lock()
 	defer l.h.mu.Unlock()
 	s := &l.h.slots[l.i]
-	s.ready = !s.doomed
+	s.pinned = l.h.pins.has(s.key)
+	l.h.setReady(s, !s.doomed)
 }
 
-// release gives the lease back; a slot that was not published is freed.
+// release gives the lease back; a slot that was not published, or is leaving,
+// is freed.
 func (l *lease) release() {
 	l.h.mu.Lock()
 	defer l.h.mu.Unlock()
 	s := &l.h.slots[l.i]
-	if s.leases--; s.leases > 0 {
-		return
+	switch s.leases--; {
+	case s.leases > 0:
+	case s.leaving:
+		l.h.lost++
+		l.h.forget(l.i, true)
+	case !s.ready:
+		l.h.forget(l.i, false)
+	default:
+		l.h.settle(l.i)
 	}
-	if !s.ready {
-		l.h.forget(l.i)
-		return
+}
+
+// loads is how often the unit was asked for since it came here.
+func (l *lease) loads() int {
+	l.h.mu.Lock()
+	defer l.h.mu.Unlock()
+	return l.h.slots[l.i].loads
+}
+
+// leave returns the unit that goes next, if fewer than spare slots are free or
+// becoming so; it is freed with its lease, unless somebody gets it before.
+func (h *host) leave(spare int) *lease {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.free)+h.leaving >= spare {
+		return nil
 	}
-	l.h.clock++
-	s.used = l.h.clock
-	heap.Push(&l.h.idle, l.i)
+	i := h.order.victim(&h.order.all)
+	if i < 0 {
+		return nil
+	}
+	s := &h.slots[i]
+	s.leases++
+	h.settle(i)
+	s.leaving = true
+	h.leaving++
+	h.unlink(s) // what it extends may go as well
+	return &lease{h, i}
+}
+
+// awaits says whether no slot is free, and some will be.
+func (h *host) awaits() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.free) == 0 && h.leaving > 0
+}
+
+// stay takes leave back.
+func (l *lease) stay() {
+	l.h.mu.Lock()
+	defer l.h.mu.Unlock()
+	l.h.stay(&l.h.slots[l.i])
+}
+
+func (h *host) stay(s *slot) {
+	if s.leaving {
+		s.leaving = false
+		h.leaving--
+		h.link(s)
+	}
 }
 
 // drop forgets a unit, at once or when its leases end.
@@ -158,69 +264,133 @@ func (h *host) clear() {
 	}
 }
 
-func (h *host) doom(i int32) {
-	if s := &h.slots[i]; s.leases > 0 {
-		s.ready, s.doomed = false, true
+// expire drops a unit that is too old.
+func (h *host) expire(key kvcache.Hash) {
+	if h.ttl == 0 {
 		return
 	}
-	h.forget(i)
+	if i, ok := h.keys[key]; ok && h.slots[i].ready && time.Since(h.slots[i].born) >= h.ttl {
+		h.doom(i)
+	}
 }
 
-// forget frees a slot without leases.
-func (h *host) forget(i int32) {
+// repin looks anew whether units are pinned.
+func (h *host) repin(keys []kvcache.Hash) (here int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, key := range keys {
+		if i, ok := h.keys[key]; ok && h.slots[i].ready {
+			s := &h.slots[i]
+			if s.pinned = h.pins.has(key); s.pinned {
+				h.stay(s)
+			}
+			h.settle(i)
+			here++
+		}
+	}
+	return here
+}
+
+// ready lists the units that are here.
+func (h *host) ready() []unit {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var all []unit
+	for _, i := range h.keys {
+		if s := &h.slots[i]; s.ready {
+			all = append(all, s.unit)
+		}
+	}
+	return all
+}
+
+// What follows is called under mu.
+
+// settle makes a slot idle or busy in the order, as it is.
+func (h *host) settle(i int32) {
 	s := &h.slots[i]
-	if s.at >= 0 {
-		heap.Remove(&h.idle, s.at)
+	idle := s.ready && s.leases == 0 && !s.pinned
+	switch is := h.order.ranks[i].at[0] >= 0; {
+	case idle && !is:
+		h.order.idle(i)
+	case !idle && is:
+		h.order.busy(i)
 	}
+}
+
+func (h *host) setReady(s *slot, ready bool) {
+	if s.ready == ready {
+		return
+	}
+	s.ready = ready
+	if h.changed != nil {
+		h.changed(s.unit, ready)
+	}
+}
+
+// evict frees an idle slot, if there is one.
+func (h *host) evict(i int32) bool {
+	if i < 0 {
+		return false
+	}
+	h.lost++
+	h.forget(i, true)
+	return true
+}
+
+func (h *host) doom(i int32) {
+	s := &h.slots[i]
+	if s.leases == 0 {
+		h.forget(i, false)
+		return
+	}
+	s.doomed = true
+	h.setReady(s, false)
+}
+
+// forget frees a slot without leases; went: for another unit.
+func (h *host) forget(i int32, went bool) {
+	s := &h.slots[i]
+	h.setReady(s, false)
+	if went && h.went != nil {
+		h.went(s.unit)
+	}
+	h.settle(i)
+	if s.leaving {
+		h.leaving--
+	} else {
+		h.unlink(s)
+	}
+	s.leaving = false
+	h.order.leave(i, s.key, went)
 	delete(h.keys, s.key)
-	if h.kids[s.parent]--; h.kids[s.parent] == 0 {
-		delete(h.kids, s.parent)
-	}
 	h.free = append(h.free, i)
+	select {
+	case h.freed <- struct{}{}:
+	default:
+	}
+	if t := s.tenant; t != nil {
+		if t.units--; t.units == 0 {
+			delete(h.tenants, s.root)
+		}
+	}
+}
+
+// link and unlink count a unit as one that extends its parent.
+func (h *host) link(s *slot) {
+	h.kids[s.parent]++
 	h.releaf(s.parent)
 }
 
-// releaf notes that a unit's children changed.
+func (h *host) unlink(s *slot) {
+	if h.kids[s.parent]--; h.kids[s.parent] == 0 {
+		delete(h.kids, s.parent)
+	}
+	h.releaf(s.parent)
+}
+
 func (h *host) releaf(key kvcache.Hash) {
-	i, ok := h.keys[key]
-	if !ok {
-		return
+	if i, ok := h.keys[key]; ok {
+		h.order.setLeaf(i, h.kids[key] == 0)
 	}
-	s := &h.slots[i]
-	s.leaf = h.kids[key] == 0
-	if s.at >= 0 {
-		heap.Fix(&h.idle, s.at)
-	}
-}
-
-// slotHeap orders slots that could be taken: leaves first, then the one not
-// used for longest.
-type slotHeap struct {
-	slots []slot
-	order []int32
-}
-
-func (h *slotHeap) Len() int { return len(h.order) }
-func (h *slotHeap) Less(i, j int) bool {
-	a, b := &h.slots[h.order[i]], &h.slots[h.order[j]]
-	if a.leaf != b.leaf {
-		return a.leaf
-	}
-	return a.used < b.used
-}
-func (h *slotHeap) Swap(i, j int) {
-	h.order[i], h.order[j] = h.order[j], h.order[i]
-	h.slots[h.order[i]].at, h.slots[h.order[j]].at = i, j
-}
-func (h *slotHeap) Push(x any) {
-	i := x.(int32)
-	h.slots[i].at = len(h.order)
-	h.order = append(h.order, i)
-}
-func (h *slotHeap) Pop() any {
-	last := len(h.order) - 1
-	i := h.order[last]
-	h.order = h.order[:last]
-	h.slots[i].at = -1
-	return i
 }

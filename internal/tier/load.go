@@ -84,11 +84,11 @@ func (t *Tiers) begin(key kvcache.Hash) (wait <-chan struct{}, end func()) {
 // as far as loads may take blocks for them.
 func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int) int {
 	began := time.Now()
-	owner, most, ok := t.admit()
+	unit := t.cacheUnit()
+	owner, most, ok := t.admit((to - from) / unit)
 	if !ok {
 		return 0
 	}
-	unit := t.cacheUnit()
 	to = min(to, from+most/t.shape.blocks*unit)
 	table, from, err := t.cache.Borrow(chain, to, most, owner)
 	taken := 0
@@ -124,17 +124,46 @@ func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, 
 	}
 	t.cache.InsertChain(chain, tokens[:good], table[:good/t.shape.BlockTokens], from)
 	t.cache.ReleaseAll(owner)
+	t.spill()
 	t.metrics.loaded.Add(float64(good - from))
 	t.metrics.loadTime.Observe(time.Since(began).Seconds())
 	return good - from
 }
 
-// admit names a load and says how many blocks it may take.
-func (t *Tiers) admit() (owner string, most int, ok bool) {
+// admit names a load of so many units and says how many blocks it may take.
+func (t *Tiers) admit(units int) (owner string, most int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.loads++
-	return fmt.Sprintf("tier/load-%d", t.loads), t.cfg.LoadBlocks - t.taken, !t.closed && t.taken < t.cfg.LoadBlocks
+	most = t.cfg.LoadBlocks - t.taken
+	want := min(units, most/t.shape.blocks)
+	if units = t.quota.take(want, t.shape.record(), time.Now()); units < want {
+		t.metrics.noQuota.Inc()
+	}
+	return fmt.Sprintf("tier/load-%d", t.loads), units * t.shape.blocks, !t.closed && units > 0
+}
+
+// bucket is what loads may take: rate bytes a second, a second's worth at once
+// and at least one thing.
+type bucket struct {
+	rate int64 // 0: anything
+	have float64
+	at   time.Time // when have was right; zero: never, it is full
+}
+
+// take returns how many of n things of so many bytes may be taken now.
+func (b *bucket) take(n, bytes int, now time.Time) int {
+	if b.rate == 0 {
+		return n
+	}
+	most := max(float64(b.rate), float64(bytes))
+	if b.have += float64(b.rate) * now.Sub(b.at).Seconds(); b.at.IsZero() || b.have > most {
+		b.have = most
+	}
+	b.at = now
+	n = max(min(n, int(b.have/float64(bytes))), 0)
+	b.have -= float64(n * bytes)
+	return n
 }
 
 func (t *Tiers) settle(blocks int) {
@@ -157,6 +186,9 @@ func (t *Tiers) land(ctx context.Context, f *fetch, blocks []int32) bool {
 		return false
 	}
 	l.publish()
+	if t.cfg.Write == Selective && l.loads() == t.cfg.WriteHits {
+		t.push(write{key: f.key})
+	}
 	t.metrics.hits.WithLabelValues(tier).Inc()
 	return true
 }
@@ -194,7 +226,8 @@ func (t *Tiers) fetch(chain *kvcache.Chain, pos int) *fetch {
 		return f
 	}
 	f.tier, f.got = tierSSD, make(chan *lease, 1)
-	if f.into = t.host.take(key, chain.Name(pos)); f.into == nil {
+	into := t.host.take(unit{key: key, parent: chain.Name(pos), root: chain.Name(0), pos: pos, born: t.disk.born(key)})
+	if f.into = into; into == nil {
 		close(f.got)
 		return f
 	}
@@ -202,7 +235,7 @@ func (t *Tiers) fetch(chain *kvcache.Chain, pos int) *fetch {
 		f.tier = tierStore
 		return f // read will
 	}
-	if t.disk == nil || !t.spare(t.reads) {
+	if t.disk == nil || !t.mayRead(t.reads) {
 		f.deliver(false)
 		return f
 	}
@@ -220,8 +253,8 @@ func (t *Tiers) fetch(chain *kvcache.Chain, pos int) *fetch {
 	return f
 }
 
-// spare takes the right to one more read; its goroutine is counted in wg.
-func (t *Tiers) spare(reads chan<- struct{}) bool {
+// mayRead takes the right to one more read; its goroutine is counted in wg.
+func (t *Tiers) mayRead(reads chan<- struct{}) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {

@@ -13,7 +13,7 @@ const (
 
 type metrics struct {
 	saved, dropped, hits, corrupt, errors *prometheus.CounterVec
-	loaded, noRoom                        prometheus.Counter
+	loaded, noRoom, noQuota               prometheus.Counter
 	loadTime                              prometheus.Histogram
 }
 
@@ -32,9 +32,10 @@ func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
 		errors:   vec("io_errors_total", "Failed reads and writes of the SSD tier.", "op"),
 		loaded:   counter("loaded_tokens_total", "Tokens whose KV was loaded instead of computed."),
 		noRoom:   counter("no_room_total", "Loads left out because the pool had no block to spare."),
+		noQuota:  counter("no_quota_total", "Loads that were cut short by kv.load_quota."),
 		loadTime: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "load_seconds", Help: "Time of a request's load.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)}),
 	}
-	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.corrupt, m.errors, m.loaded, m.noRoom, m.loadTime, &usage{t}}
+	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.corrupt, m.errors, m.loaded, m.noRoom, m.noQuota, m.loadTime, &usage{t}}
 	if t.shared != nil {
 		t.shared.metrics = newSharedMetrics()
 		all = append(all, t.shared)
@@ -54,6 +55,9 @@ var (
 	unsavedDesc = prometheus.NewDesc("xpyd_kvtier_waiting_units", "Units on their way into a tier.", nil, nil)
 	unitsDesc   = prometheus.NewDesc("xpyd_kvtier_units", "Units in a tier.", []string{"tier"}, nil)
 	roomDesc    = prometheus.NewDesc("xpyd_kvtier_capacity_units", "Units that a tier has room for.", []string{"tier"}, nil)
+	pinnedDesc  = prometheus.NewDesc("xpyd_kvtier_pinned_units", "Units that pins keep, or will once they are computed.", nil, nil)
+	tenantsDesc = prometheus.NewDesc("xpyd_kvtier_tenants", "Cache salts with units in host memory; counted with kv.tenant_share only.", nil, nil)
+	overDesc    = prometheus.NewDesc("xpyd_kvtier_tenant_evicted_units_total", "Units that went because their cache salt had its share of host memory.", nil, nil)
 	evictedDesc = prometheus.NewDesc("xpyd_kvtier_evicted_units_total", "Units that made room for others.", []string{"tier"}, nil)
 )
 
@@ -61,6 +65,12 @@ func (u *usage) Describe(c chan<- *prometheus.Desc) { prometheus.DescribeByColle
 
 func (u *usage) Collect(c chan<- prometheus.Metric) {
 	c <- prometheus.MustNewConstMetric(unsavedDesc, prometheus.GaugeValue, float64(u.t.unsaved.Load()))
+	u.t.host.mu.Lock()
+	tenants, over := len(u.t.host.tenants), u.t.host.over
+	u.t.host.mu.Unlock()
+	c <- prometheus.MustNewConstMetric(pinnedDesc, prometheus.GaugeValue, float64(u.t.pins.count()))
+	c <- prometheus.MustNewConstMetric(tenantsDesc, prometheus.GaugeValue, float64(tenants))
+	c <- prometheus.MustNewConstMetric(overDesc, prometheus.CounterValue, float64(over))
 	for _, s := range u.t.Stats() {
 		c <- prometheus.MustNewConstMetric(unitsDesc, prometheus.GaugeValue, float64(s.Units), s.Tier)
 		c <- prometheus.MustNewConstMetric(roomDesc, prometheus.GaugeValue, float64(s.Capacity), s.Tier)

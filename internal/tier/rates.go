@@ -58,7 +58,7 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 		return k
 	}
 	seconds, err := inTurns(ctx, depth, unitBytes, units, func(i int, rec []byte) error {
-		_, err := d.write(key(i), 16*i, rec)
+		_, err := d.write(unit{key: key(i), pos: 16 * i}, rec)
 		return err
 	})
 	if err != nil {

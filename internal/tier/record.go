@@ -19,14 +19,15 @@ import (
 //	32      8     segment's number (SSD)
 //	40      4     slot in the segment (SSD)
 //	44      4     position of the unit's first token
-//	48      4     CRC-32C of bytes 0..47
+//	48      8     when the unit came into the tiers, seconds since 1970
+//	56      4     CRC-32C of bytes 0..55
 //	64            rows [layer][block][2][kv_head][block_tokens][head_dim]
 //	...           digests [layer][block][kv_head], uint64
 //
 // padded to a multiple of page; numbers are little-endian. Segment and slot
 // tell a write that went astray from the record that belongs there.
 const (
-	magic      = "xpydkv1\n"
+	magic      = "xpydkv2\n"
 	headerSize = 64
 	page       = 4096 // O_DIRECT's alignment
 )
@@ -40,6 +41,7 @@ type header struct {
 	segment uint64
 	slot    uint32
 	pos     uint32
+	born    int64
 }
 
 func (h *header) encode(b []byte) {
@@ -50,14 +52,15 @@ func (h *header) encode(b []byte) {
 	binary.LittleEndian.PutUint64(b[32:], h.segment)
 	binary.LittleEndian.PutUint32(b[40:], h.slot)
 	binary.LittleEndian.PutUint32(b[44:], h.pos)
-	binary.LittleEndian.PutUint32(b[48:], crc32.Checksum(b[:48], castagnoli))
+	binary.LittleEndian.PutUint64(b[48:], uint64(h.born))
+	binary.LittleEndian.PutUint32(b[56:], crc32.Checksum(b[:56], castagnoli))
 }
 
 var errRecord = errors.New("no record")
 
 // parseHeader believes nothing but a whole header.
 func parseHeader(b []byte) (h header, err error) {
-	if len(b) < headerSize || string(b[:8]) != magic || binary.LittleEndian.Uint32(b[48:]) != crc32.Checksum(b[:48], castagnoli) {
+	if len(b) < headerSize || string(b[:8]) != magic || binary.LittleEndian.Uint32(b[56:]) != crc32.Checksum(b[:56], castagnoli) {
 		return h, errRecord
 	}
 	n := binary.LittleEndian.Uint64(b[24:])
@@ -65,7 +68,8 @@ func parseHeader(b []byte) (h header, err error) {
 		return h, errRecord
 	}
 	return header{key: kvcache.Hash(b[8:24]), payload: int(n), segment: binary.LittleEndian.Uint64(b[32:]),
-		slot: binary.LittleEndian.Uint32(b[40:]), pos: binary.LittleEndian.Uint32(b[44:])}, nil
+		slot: binary.LittleEndian.Uint32(b[40:]), pos: binary.LittleEndian.Uint32(b[44:]),
+		born: int64(binary.LittleEndian.Uint64(b[48:]))}, nil
 }
 
 // shape is what a unit of the pool looks like.

@@ -102,7 +102,9 @@ func newRigOf(t *testing.T, cfg Config, blocks, blockTokens int) *rig {
 	if r.tiers, err = New(cfg, r.pool, unit, slog.New(slog.DiscardHandler), r.reg); err != nil {
 		t.Fatal(err)
 	}
-	r.cache, err = kvcache.New(kvcache.Config{Blocks: blocks, BlockTokens: blockTokens, Fingerprint: identity, Listener: r.tiers})
+	pool := kvcache.Config{Blocks: blocks, BlockTokens: blockTokens, Fingerprint: identity, Listener: r.tiers}
+	r.tiers.Tune(&pool)
+	r.cache, err = kvcache.New(pool)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,6 +220,29 @@ func (r *rig) quiet() {
 		if time.Now().After(by) {
 			r.t.Fatalf("%d units wait for a minute", r.tiers.unsaved.Load())
 		}
+	}
+}
+
+// sink brings what the pool has into every tier under Back, as filling the pool
+// slowly and ending the worker do. The other policies need no help.
+func (r *rig) sink() {
+	r.t.Helper()
+	if r.tiers.cfg.Write != Back {
+		return
+	}
+	for n := 0; ; n++ {
+		if _, err := r.cache.Alloc(1, "storm"); err != nil {
+			break
+		}
+		if n%8 == 0 {
+			r.quiet()
+		}
+	}
+	r.cache.ReleaseAll("storm")
+	r.quiet()
+	if r.tiers.disk != nil {
+		r.tiers.writeAll()
+		r.quiet()
 	}
 }
 

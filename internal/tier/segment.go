@@ -22,6 +22,7 @@ type segment struct {
 	path  string
 	file  file
 	keys  []kvcache.Hash // of the slots handed out
+	born  []int64        // by slot: as in its header
 	hits  []bool         // by slot: it was read since it was written
 	users int            // reads and writes under way, and 1 while it is listed
 }
@@ -42,7 +43,7 @@ type preamble struct {
 }
 
 func (d *disk) preamble(id uint64) preamble {
-	return d.shape.preamble("xpyd KV segment 1", id, d.identity)
+	return d.shape.preamble("xpyd KV segment 2", id, d.identity)
 }
 
 func (s shape) preamble(format string, id uint64, identity string) preamble {
@@ -75,6 +76,11 @@ func (d *disk) create(id uint64) (*segment, error) {
 	return s, nil
 }
 
+// add hands out the next slot.
+func (s *segment) add(key kvcache.Hash, born int64) {
+	s.keys, s.born, s.hits = append(s.keys, key), append(s.born, born), append(s.hits, false)
+}
+
 var errForeign = errors.New("written by another model, layout or version")
 
 // recover reads what an earlier process has left. errForeign: not for us.
@@ -102,7 +108,7 @@ func (d *disk) recover(id uint64) (*segment, error) {
 		}
 		h, err := parseHeader(b)
 		ours := err == nil && h.segment == id && h.slot == uint32(i) && h.payload == d.shape.payload()
-		s.keys, s.hits = append(s.keys, kvcache.Hash{}), append(s.hits, false)
+		s.add(kvcache.Hash{}, h.born)
 		if ours {
 			s.keys[i] = h.key
 			d.index[h.key] = place{s, int32(i)}

@@ -48,8 +48,7 @@ type shared struct {
 // share is something to be done to a unit's value.
 type share struct {
 	key  kvcache.Hash
-	pos  int
-	drop bool // it is bad
+	drop bool // it is bad, or too old
 }
 
 // ValueBytes is the size of a unit's value in a shared store.
@@ -82,20 +81,25 @@ func (s *shared) name(key kvcache.Hash) string { return fmt.Sprintf("%s%x", s.pr
 func (s *shared) bytes() int { return headerSize + s.shape.payload() }
 
 // pack makes a unit's value of its record.
-func (s *shared) pack(key kvcache.Hash, pos int, rec, value []byte) {
-	h := header{key: key, payload: s.shape.payload(), segment: s.mark, pos: uint32(pos)}
+func (s *shared) pack(u unit, rec, value []byte) {
+	h := header{key: u.key, payload: s.shape.payload(), segment: s.mark, pos: uint32(u.pos), born: u.born.Unix()}
 	h.encode(value)
 	copy(value[headerSize:s.bytes()], rec[headerSize:])
 }
 
-// unpack puts a value into a record, if it says that it is the unit's.
-func (s *shared) unpack(key kvcache.Hash, pos int, value, rec []byte) bool {
-	want := header{key: key, payload: s.shape.payload(), segment: s.mark, pos: uint32(pos)}
-	if h, err := parseHeader(value); err != nil || h != want || len(value) != s.bytes() {
-		return false
+// unpack puts a value into a record, if it says that it is the unit's; and
+// tells when the unit came into the tiers, as it says.
+func (s *shared) unpack(key kvcache.Hash, pos int, value, rec []byte) (born time.Time, good bool) {
+	h, err := parseHeader(value)
+	want := header{key: key, payload: s.shape.payload(), segment: s.mark, pos: uint32(pos), born: h.born}
+	if err != nil || h != want || len(value) != s.bytes() {
+		return born, false
 	}
 	copy(rec, value)
-	return true
+	if born = time.Unix(h.born, 0); born.After(time.Now()) { // another clock
+		born = time.Now()
+	}
+	return born, true
 }
 
 // done counts an operation, and says whether it went well.
@@ -130,7 +134,7 @@ func (t *Tiers) has(ctx context.Context, l *lookup, chain *kvcache.Chain, pos, u
 	if pos >= l.from && pos < l.to {
 		return l.have[(pos-l.from)/unit]
 	}
-	if t.shared == nil || l.over || !t.shared.breaker.allow() || !t.spare(t.shared.flights) {
+	if t.shared == nil || l.over || !t.shared.breaker.allow() || !t.mayRead(t.shared.flights) {
 		return false
 	}
 	n := min((upto-pos)/unit, lookupKeys)
@@ -174,7 +178,7 @@ func (t *Tiers) read(list []*fetch) {
 		n := min(burst, len(units))
 		some := units[:n]
 		units = units[n:]
-		if !t.shared.breaker.allow() || !t.spare(t.shared.flights) {
+		if !t.shared.breaker.allow() || !t.mayRead(t.shared.flights) {
 			for _, f := range some {
 				f.deliver(false)
 			}
@@ -200,10 +204,16 @@ func (t *Tiers) readBurst(units []*fetch) {
 		f := units[i]
 		next = i + 1
 		s.metrics.bytes.WithLabelValues("read").Add(float64(len(value)))
-		good := value != nil && s.unpack(f.key, f.pos, value, f.into.record())
-		if !good && (value != nil || errors.Is(err, store.ErrForeign)) {
+		born, good := s.unpack(f.key, f.pos, value, f.into.record())
+		switch {
+		case good && t.cfg.TTL > 0 && time.Since(born) >= t.cfg.TTL:
+			good = false
+			t.unshare(f.key)
+		case good:
+			f.into.since(born)
+		case value != nil || errors.Is(err, store.ErrForeign):
 			t.spoilt(f)
-		} else if err != nil {
+		case err != nil:
 			s.metrics.errors.WithLabelValues("read", "refused").Inc()
 			s.breaker.note(err)
 		}
@@ -215,14 +225,28 @@ func (t *Tiers) readBurst(units []*fetch) {
 	}
 }
 
-// spoilt reports a unit whose value is not its own, and has it deleted.
+// since notes when a unit that is not published yet came into the tiers.
+func (l *lease) since(born time.Time) {
+	l.h.mu.Lock()
+	defer l.h.mu.Unlock()
+	l.h.slots[l.i].born = born
+}
+
+// spoilt reports a unit that is not what it should be. The store's is deleted.
 func (t *Tiers) spoilt(f *fetch) {
 	t.metrics.corrupt.WithLabelValues(f.tier).Inc()
 	t.log.Error("KV in a tier does not agree with its digests; it is computed instead", "tier", f.tier, "unit", fmt.Sprintf("%x", f.key))
+	if f.tier == tierStore {
+		t.unshare(f.key)
+	}
+}
+
+// unshare has a unit deleted from the store.
+func (t *Tiers) unshare(key kvcache.Hash) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if f.tier == tierStore && !t.closed { // then the queue is open
-		t.share(share{key: f.key, drop: true})
+	if !t.sealed { // else the queue is closed
+		t.share(share{key: key, drop: true})
 	}
 }
 
@@ -270,12 +294,12 @@ func (t *Tiers) put(w share, value []byte) {
 	if !s.done(t.ctx, "exists", began, err) || have[0] {
 		return
 	}
-	l := t.host.get(w.key)
+	l := t.host.peek(w.key)
 	if l == nil {
 		t.metrics.dropped.WithLabelValues(tierStore).Inc() // evicted since
 		return
 	}
-	s.pack(w.key, w.pos, l.record(), value)
+	s.pack(l.unit(), l.record(), value)
 	l.release()
 	began = time.Now()
 	stored, err := s.store.Write(t.ctx, name, value)

@@ -165,7 +165,7 @@ func TestSharedSpoilt(t *testing.T) {
 			value := make([]byte, other.bytes())
 			chain := r.cache.NewChain("")
 			chain.Extend(tokens)
-			other.pack(chain.Name(64), 48, s.Value(key), value)
+			other.pack(unit{key: chain.Name(64), pos: 48, born: time.Now()}, s.Value(key), value)
 			s.Set(key, value)
 		},
 	} {
@@ -504,7 +504,7 @@ func FuzzValue(f *testing.F) {
 	rec, value := make([]byte, s.record()), make([]byte, sh.bytes())
 	s.gather(r.pool, []int32{0}, rec)
 	key := kvcache.Hash{1, 2, 3}
-	sh.pack(key, 0, rec, value)
+	sh.pack(unit{key: key, born: time.Unix(1e9, 0)}, rec, value)
 	f.Add(value)
 	f.Add(value[:100])
 	other := bytes.Clone(value)
@@ -512,7 +512,7 @@ func FuzzValue(f *testing.F) {
 	f.Add(other)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		into := make([]byte, s.record())
-		if !sh.unpack(key, 0, b, into) || !s.scatter(r.pool, []int32{1}, 0, into) {
+		if _, good := sh.unpack(key, 0, b, into); !good || !s.scatter(r.pool, []int32{1}, 0, into) {
 			return
 		}
 		if !bytes.Equal(b[headerSize:], value[headerSize:]) {

@@ -1,6 +1,7 @@
 // Package tier keeps KV blocks below the device pool: in host memory, below
-// that on an SSD, and in a store that several workers share, so that the next turn of a chat, or the same prompt
-// after a restart, is loaded and not computed again.
+// that on an SSD, and in a store that several workers share, so that the next
+// turn of a chat, or the same prompt after a restart, is loaded and not
+// computed again.
 //
 // What moves is the prefix index's unit (kvcache.UnitTokens tokens), under the
 // hash that names it: model, numerics, salt and every token before it. A unit
@@ -8,9 +9,11 @@
 // made again from the bytes each time it comes back into the pool. A unit that
 // does not agree is forgotten, and its tokens are computed.
 //
-//	save   the index has learned of a unit: it is copied to host memory, then
-//	       written to the SSD and the store (write-through). Bounded queues: under pressure
-//	       units are left out, nobody waits.
+//	save   the index has learned of a unit, or it was asked for again, or is
+//	       about to be evicted (WritePolicy): it is copied to host memory, and
+//	       written to the SSD by the same policy; the store gets what
+//	       host memory gets. Bounded queues: under pressure units are left
+//	       out, nobody waits.
 //	load   before a request is queued, units that the index lacks and a tier
 //	       has are put into free blocks of the pool and indexed. Afterwards
 //	       they are cached blocks like any other: nobody holds them, so loads
@@ -24,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,8 +52,23 @@ type Config struct {
 	LoadTimeout time.Duration
 	// MinLoadTokens: fewer are computed rather than loaded.
 	MinLoadTokens int
-	// LoadBlocks bounds the blocks that loads under way may take together.
+	// LoadBlocks bounds the blocks that loads under way may take together, and
+	// LoadQuota the bytes a second, a second's worth at once; 0: it does not.
 	LoadBlocks int
+	LoadQuota  int64
+
+	Write     WritePolicy // "": Through
+	WriteHits int         // of Selective; at least 1
+	Eviction  Eviction    // of host memory; "": LRU
+	// TTL: older units are not used; 0: however old.
+	TTL time.Duration
+	// PinShare of host memory, and of the SSD, is the most that pins may keep;
+	// at most a half.
+	PinShare float64
+	// TenantShare of host memory is the most that units of one cache salt, ""
+	// too, may fill: beyond, a new one takes the place of one of theirs. 0: all.
+	TenantShare float64
+
 	// Store is what several workers share; nil: nothing. It is closed with the
 	// tiers. StoreWrites: units are also written to it.
 	Store       store.Store
@@ -63,6 +82,12 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("tier: %d bytes of host memory", c.HostBytes)
 	case c.Dir != "" && c.DirBytes < 1:
 		return fmt.Errorf("tier: %d bytes in %s", c.DirBytes, c.Dir)
+	case !slices.Contains([]WritePolicy{"", Through, Selective, Back}, c.Write) || c.Write == Selective && c.WriteHits < 1:
+		return fmt.Errorf("tier: write policy %q after %d hits", c.Write, c.WriteHits)
+	case !slices.Contains([]Eviction{"", LRU, LFU, S3FIFO}, c.Eviction):
+		return fmt.Errorf("tier: eviction %q", c.Eviction)
+	case c.TTL < 0 || c.LoadQuota < 0 || !(c.PinShare >= 0 && c.PinShare <= 0.5) || !(c.TenantShare >= 0 && c.TenantShare <= 1):
+		return fmt.Errorf("tier: ttl %v, %d bytes a second, shares of pins %v and tenants %v", c.TTL, c.LoadQuota, c.PinShare, c.TenantShare)
 	case c.LoadTimeout <= 0 || c.MinLoadTokens < 0 || c.LoadBlocks < 1:
 		return fmt.Errorf("tier: load timeout %v, at least %d tokens, %d blocks", c.LoadTimeout, c.MinLoadTokens, c.LoadBlocks)
 	}
@@ -79,6 +104,7 @@ const (
 	saveQueue = 1 << 14 // units that wait to be copied to host memory
 	diskQueue = 1 << 10 // units that wait to be written
 	writers   = 4       // of the SSD tier
+	spareMost = 64      // slots of host memory that Back keeps free, at most an eighth
 	reads     = 32      // under way from the SSD at a time, of all loads
 	window    = 16      // the same, of one load
 )
@@ -93,7 +119,11 @@ type Tiers struct {
 	host    *host
 	disk    *disk   // nil: none
 	shared  *shared // nil: none
-	metrics *metrics
+	pins    *pins
+	spare   int // see spareMost
+	// patience is how long Back waits for an SSD that is slower than evictions.
+	patience time.Duration
+	metrics  *metrics
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
@@ -101,6 +131,7 @@ type Tiers struct {
 	saves   chan save
 	writes  chan write
 	reads   chan struct{} // a token for each read under way
+	repin   chan struct{} // a poke: pins have changed
 	unsaved atomic.Int64  // units in saves and writes, and in the hands of who reads those
 
 	mu      sync.Mutex
@@ -110,16 +141,19 @@ type Tiers struct {
 	said    time.Time // when complain last did
 	loads   int       // loads begun, ever: their owners' names
 	closed  bool      // no more loads, and no more reads
+	sealed  bool      // writes is closed
+	quota   bucket    // of loads
+	expire  context.CancelFunc
 }
 
 type save struct {
-	key, parent kvcache.Hash
-	pos         int
+	unit
+	cold bool // it is about to be evicted from the pool
 }
 
 type write struct {
-	key kvcache.Hash
-	pos int
+	key     kvcache.Hash
+	leaving *lease // it goes from host memory with that; nil: it does not
 }
 
 // New opens the tiers. They do nothing until Attach.
@@ -130,19 +164,36 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 	if free := memAvailable(); free > 0 && cfg.HostBytes > free {
 		return nil, fmt.Errorf("tier: %d MiB of host memory wanted, the machine has %d MiB to give", cfg.HostBytes>>20, free>>20)
 	}
+	if cfg.Write == "" {
+		cfg.Write = Through
+	}
+	if cfg.Eviction == "" {
+		cfg.Eviction = LRU
+	}
 	s := shape{backend.Layout(), unitBlocks}
 	t := &Tiers{cfg: cfg, log: log, backend: backend, shape: s, saves: make(chan save, saveQueue), writes: make(chan write, diskQueue),
-		reads: make(chan struct{}, reads), loading: make(map[kvcache.Hash]chan struct{})}
+		reads: make(chan struct{}, reads), loading: make(map[kvcache.Hash]chan struct{}),
+		pins: newPins(), repin: make(chan struct{}, 1), quota: bucket{rate: cfg.LoadQuota}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	var err error
-	if t.host, err = newHost(s, cfg.HostBytes); err != nil {
+	if t.host, err = newHost(s, cfg.HostBytes, cfg.Eviction, t.pins); err != nil {
 		return nil, err
+	}
+	slots := len(t.host.slots)
+	t.patience = 100 * time.Millisecond
+	t.spare = min(spareMost, max(1, slots/8))
+	t.pins.most = int(cfg.PinShare * float64(slots))
+	t.host.ttl, t.host.went = cfg.TTL, t.lost
+	if cfg.TenantShare > 0 {
+		t.host.limit = max(1, int(cfg.TenantShare*float64(slots)))
 	}
 	if cfg.Dir != "" {
 		if t.disk, err = openDisk(cfg.Dir, cfg.DirBytes, s, cfg.Identity, openDirect, log); err != nil {
 			t.host.close()
 			return nil, err
 		}
+		t.disk.ttl, t.disk.pinned = cfg.TTL, t.pins.has
+		t.pins.most = min(t.pins.most, int(cfg.PinShare*float64(t.disk.most*t.disk.slots)))
 	}
 	if cfg.Store != nil {
 		t.shared, err = newShared(cfg.Store, s, cfg.Identity, cfg.StoreWrites)
@@ -161,7 +212,10 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 func (t *Tiers) Attach(cache *kvcache.Cache) {
 	t.mu.Lock()
 	t.cache = cache
+	var ctx context.Context
+	ctx, t.expire = context.WithCancel(t.ctx)
 	t.mu.Unlock()
+	t.wg.Go(func() { t.expirer(ctx) })
 	t.wg.Go(t.saver)
 	if t.disk != nil {
 		for range writers {
@@ -175,12 +229,15 @@ func (t *Tiers) Attach(cache *kvcache.Cache) {
 	}
 }
 
-// Close writes what still waits for the SSD until ctx ends, and waits for
-// everything that touches the pool. Loads after it load nothing.
+// Close writes what still waits for the SSD (under Back: what only host memory
+// has) until ctx ends, and waits for everything that touches the pool. Loads after it load nothing.
 func (t *Tiers) Close(ctx context.Context) error {
 	t.mu.Lock()
 	again := t.closed
 	t.closed = true
+	if t.expire != nil {
+		t.expire()
+	}
 	t.mu.Unlock()
 	if again {
 		return nil

@@ -107,6 +107,12 @@ func TestSalt(t *testing.T) {
 
 // TestCorrupt changes a byte of what a tier has, or puts a record astray.
 func TestCorrupt(t *testing.T) {
+	for _, policy := range []WritePolicy{Through, Back} {
+		t.Run(string(policy), func(t *testing.T) { testCorrupt(t, policy) })
+	}
+}
+
+func testCorrupt(t *testing.T, policy WritePolicy) {
 	tokens := prompt(1, 96)
 	for name, harm := range map[string]func(r *rig, unit kvcache.Hash){
 		"host": func(r *rig, unit kvcache.Hash) {
@@ -143,8 +149,11 @@ func TestCorrupt(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, config(t.TempDir()))
+			cfg := config(t.TempDir())
+			cfg.Write = policy
+			r := newRig(t, cfg)
 			r.run(tokens, 0)
+			r.sink()
 			r.saved(tierSSD, 6)
 			r.cache.Clear()
 			chain := r.cache.NewChain("")
@@ -152,6 +161,7 @@ func TestCorrupt(t *testing.T) {
 			harm(r, chain.Name(64))
 			r.load(tokens, 48)
 			r.run(tokens, 48) // checks the rows of the first 48, and makes the others
+			r.sink()
 			r.saved(tierSSD, 6)
 			r.cache.Clear()
 			r.load(tokens, 96)
@@ -267,12 +277,21 @@ func TestSlow(t *testing.T) {
 
 // TestFull: without room on the disk the tier works as far as it can.
 func TestFull(t *testing.T) {
-	r := newRig(t, config(t.TempDir()))
+	for _, policy := range []WritePolicy{Through, Back} {
+		t.Run(string(policy), func(t *testing.T) { testFull(t, policy) })
+	}
+}
+
+func testFull(t *testing.T, policy WritePolicy) {
+	cfg := config(t.TempDir())
+	cfg.Write = policy
+	r := newRig(t, cfg)
 	var full atomic.Bool
 	r.wrap(nil, &full)
 	full.Store(true)
 	tokens := prompt(1, 96)
 	r.run(tokens, 0)
+	r.sink()
 	r.quiet()
 	if n := r.value("io_errors_total", "write"); n != 6 {
 		t.Errorf("%v writes failed", n)
@@ -283,6 +302,7 @@ func TestFull(t *testing.T) {
 	r.cache.Clear()
 	r.tiers.host.clear()
 	r.run(tokens, 0)
+	r.sink()
 	r.saved(tierSSD, 6)
 }
 
@@ -418,35 +438,6 @@ func TestRandom(t *testing.T) {
 	if loaded < 10_000 {
 		t.Errorf("only %d tokens were loaded: the test tests little", loaded)
 	}
-}
-
-// check verifies that every slot is in one place and the orders agree.
-func (h *host) check() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	kids := map[kvcache.Hash]int{}
-	idle := 0
-	for key, i := range h.keys {
-		s := &h.slots[i]
-		kids[s.parent]++
-		switch free := s.leases == 0; {
-		case s.key != key:
-			return fmt.Errorf("slot %d has another key", i)
-		case free != (s.at >= 0) || free && h.idle.order[s.at] != i:
-			return fmt.Errorf("slot %d: %d leases, at %d of the heap", i, s.leases, s.at)
-		case free:
-			idle++
-		}
-	}
-	for key, i := range h.keys {
-		if h.slots[i].leaf != (kids[key] == 0) {
-			return fmt.Errorf("slot %d: leaf %t, %d children", i, h.slots[i].leaf, kids[key])
-		}
-	}
-	if idle != len(h.idle.order) || len(h.keys)+len(h.free) != len(h.slots) || len(kids) != len(h.kids) {
-		return fmt.Errorf("%d idle, heap %d; %d keys and %d free of %d slots", idle, len(h.idle.order), len(h.keys), len(h.free), len(h.slots))
-	}
-	return nil
 }
 
 func FuzzHeader(f *testing.F) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/tier"
 	"github.com/xpyd/xpyd/internal/tier/redis"
 	"github.com/xpyd/xpyd/kvconn"
 )
@@ -92,6 +93,13 @@ type KV struct {
 	StoreWrite       bool          `koanf:"store_write"`        // false: it is only read
 	LoadTimeout      time.Duration `koanf:"load_timeout"`       // what a request's prefix has not brought by then is computed
 	MinLoadTokens    int           `koanf:"min_load_tokens"`    // fewer are computed rather than loaded
+	WritePolicy      string        `koanf:"write_policy"`       // "through", "selective" or "back": when units are copied to the tier below
+	WriteHits        int           `koanf:"write_hits"`         // of selective: requests that must have found a unit
+	Eviction         string        `koanf:"eviction"`           // of host memory: "lru", "lfu" or "s3fifo"
+	TTL              time.Duration `koanf:"ttl"`                // older units of the tiers are not used; 0: however old
+	PinShare         float64       `koanf:"pin_share"`          // most of each tier that pins may keep
+	TenantShare      float64       `koanf:"tenant_share"`       // most of host memory that one cache salt may fill; 0: all
+	LoadQuota        config.Size   `koanf:"load_quota"`         // bytes a second that loads may take; 0: any
 }
 
 // convertAllow gives up the promise of the same tokens for workers that keep
@@ -118,7 +126,8 @@ func DefaultConfig(role fleet.Role) Config {
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
 			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse",
-			SSDSize: 8 << 30, StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32},
+			SSDSize: 8 << 30, StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
+			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25},
 		Log: Log{Level: "info", Format: "text"},
 	}
 }
@@ -179,6 +188,9 @@ func (c *Config) Validate() error {
 	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {
 		return err
 	}
+	if err := c.KV.validTiers(); err != nil {
+		return err
+	}
 	if c.ID != "" {
 		if err := fleet.ValidID(c.ID); err != nil {
 			return bad("id", "%v", err)
@@ -230,6 +242,8 @@ func (c *Config) Validate() error {
 		{"kv.host_memory", int64(c.KV.HostMemory), 0, 1 << 46},
 		{"kv.ssd_size", int64(c.KV.SSDSize), 1 << 10, 1 << 50},
 		{"kv.min_load_tokens", int64(c.KV.MinLoadTokens), 0, 1 << 30},
+		{"kv.write_hits", int64(c.KV.WriteHits), 1, 1 << 20},
+		{"kv.load_quota", int64(c.KV.LoadQuota), 0, 1 << 50},
 	} {
 		if r.v < r.lo || r.v > r.hi {
 			return bad(r.key, "%d is not in %d..%d", r.v, r.lo, r.hi)
@@ -248,6 +262,31 @@ func (c *Config) Validate() error {
 		if d.v <= 0 {
 			return bad(d.key, "must be positive")
 		}
+	}
+	return nil
+}
+
+// ValidPolicies checks a kv.write_policy and a kv.eviction that stand under
+// these keys.
+func ValidPolicies(writeKey, write, evictionKey, eviction string) error {
+	if err := oneOf(writeKey, write, string(tier.Through), string(tier.Selective), string(tier.Back)); err != nil {
+		return err
+	}
+	return oneOf(evictionKey, eviction, string(tier.LRU), string(tier.LFU), string(tier.S3FIFO))
+}
+
+// validTiers checks what is said of the tiers below the pool, sizes excepted.
+func (k *KV) validTiers() error {
+	if err := ValidPolicies("kv.write_policy", k.WritePolicy, "kv.eviction", k.Eviction); err != nil {
+		return err
+	}
+	switch {
+	case k.TTL < 0:
+		return bad("kv.ttl", "must not be negative")
+	case !(k.PinShare >= 0 && k.PinShare <= 0.5):
+		return bad("kv.pin_share", "%v is not in 0..0.5", k.PinShare)
+	case !(k.TenantShare >= 0 && k.TenantShare <= 1):
+		return bad("kv.tenant_share", "%v is not in 0..1", k.TenantShare)
 	}
 	return nil
 }

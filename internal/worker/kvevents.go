@@ -96,6 +96,8 @@ func (e *eventWriter) KVEvent(ev kvcache.Event) {
 		out.Kind = kvevents.Removed
 	case kvcache.Cleared:
 		out = kvevents.Event{Kind: kvevents.Cleared}
+	default:
+		return // for the tiers
 	}
 	e.mu.Lock()
 	if len(e.pending) >= maxPendingEvents {

@@ -19,7 +19,9 @@ func (w *Worker) openTiers() error {
 	numerics := w.backend.Info().Numerics
 	cfg := tier.Config{HostBytes: int64(k.HostMemory), Dir: k.SSDDir, DirBytes: int64(k.SSDSize),
 		Identity: w.model.Fingerprint + " " + numerics, LoadTimeout: k.LoadTimeout, MinLoadTokens: k.MinLoadTokens,
-		LoadBlocks: max(w.backend.Blocks()*3/4, 1), StoreWrites: k.StoreWrite}
+		LoadBlocks: max(w.backend.Blocks()*3/4, 1), StoreWrites: k.StoreWrite, LoadQuota: int64(k.LoadQuota),
+		Write: tier.WritePolicy(k.WritePolicy), WriteHits: k.WriteHits, Eviction: tier.Eviction(k.Eviction),
+		TTL: k.TTL, PinShare: k.PinShare, TenantShare: k.TenantShare}
 	var err error
 	if k.Store != "" {
 		if cfg.Store, err = w.openStore(); err != nil {

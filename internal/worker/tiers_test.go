@@ -7,10 +7,12 @@ import (
 	"net/http"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/worker"
 )
 
@@ -69,6 +71,58 @@ func TestTiers(t *testing.T) {
 			}
 			run(began(), true)
 		})
+	}
+}
+
+// TestTierPolicies: tokens are the same under the other write policies, with
+// the other eviction orders, at each block size.
+func TestTierPolicies(t *testing.T) {
+	body := func(prompt string) string {
+		return fmt.Sprintf(`{"model":"stories260k","prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, prompt)
+	}
+	prompts := stories(8)
+	plain := start(t, nil)
+	want := make([][]int32, len(prompts))
+	for i, p := range prompts {
+		want[i] = complete(t, plain, nil, body(p)).Choices[0].TokenIDs
+	}
+	for _, policy := range []struct {
+		write, eviction string
+		host            config.Size
+		times           int // that each prompt is sent
+	}{{"selective", "lfu", 4 << 20, 3}, {"back", "s3fifo", 1 << 20, 1}} {
+		for _, blockTokens := range []int{1, 16, 64, 256} {
+			t.Run(fmt.Sprint(policy.write, "/", blockTokens), func(t *testing.T) {
+				dir := filepath.Join(t.TempDir(), "kv")
+				for _, restarted := range []bool{false, true} {
+					w := start(t, func(c *worker.Config) {
+						c.BlockTokens, c.Blocks = blockTokens, max(3, 960/blockTokens) // three prompts' worth and a bit
+						c.KV.HostMemory, c.KV.SSDDir, c.KV.SSDSize = policy.host, dir, 16<<20
+						c.KV.LoadTimeout, c.KV.WritePolicy, c.KV.Eviction = time.Minute, policy.write, policy.eviction
+					})
+					all := slices.Concat(prompts, prompts, prompts)
+					if restarted {
+						all = prompts
+					}
+					for i, p := range all {
+						for range policy.times {
+							a := complete(t, w, nil, body(p))
+							if got, want := a.Choices[0].TokenIDs, want[i%len(prompts)]; !reflect.DeepEqual(got, want) {
+								t.Errorf("prompt %d: tokens %v, want %v", i, got, want)
+							}
+						}
+						soon(t, time.Minute, func() error { return settled(t, w) })
+					}
+					empty(t, w)
+					if n := counter(t, w, "xpyd_kvtier_loaded_tokens_total"); n == 0 && blockTokens < 256 {
+						t.Errorf("nothing was loaded (restarted: %t)", restarted)
+					}
+					if err := w.Close(context.Background()); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+		}
 	}
 }
 

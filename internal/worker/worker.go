@@ -176,10 +176,13 @@ func (w *Worker) startEngine() error {
 	if err := w.openTiers(); err != nil {
 		return err
 	}
+	pool := kvcache.Config{Blocks: w.backend.Blocks(), BlockTokens: w.cfg.BlockTokens,
+		Fingerprint: w.model.Fingerprint, Numerics: w.backend.Info().Numerics, Listener: w.listener()}
+	if w.tiers != nil {
+		w.tiers.Tune(&pool)
+	}
 	var err error
-	w.cache, err = kvcache.New(kvcache.Config{Blocks: w.backend.Blocks(), BlockTokens: w.cfg.BlockTokens,
-		Fingerprint: w.model.Fingerprint, Numerics: w.backend.Info().Numerics, Listener: w.listener()})
-	if err != nil {
+	if w.cache, err = kvcache.New(pool); err != nil {
 		return err
 	}
 	if w.tiers != nil {
