@@ -154,6 +154,10 @@ type Seq struct {
 	Tokens []int32 // token ids at positions Pos .. Pos+n-1
 	Pos    int     // absolute position of Tokens[0]; rows below Pos are in Blocks already
 	Blocks []int32 // block table; covers at least Pos+n positions
+	// After, when not 0, says that Tokens has one entry and that it is not
+	// known yet: it is what draw After-1 of the step launched before this one
+	// yields, counted over the Samples of all its Seqs. Only a Launcher takes it.
+	After int
 
 	// Samples lists draws from the logits after the last token; usually none
 	// (an inner prefill chunk), one, or n for the first token of n choices.
@@ -235,6 +239,19 @@ type Backend interface {
 	Step(*Step) ([]Result, error)
 	Pool
 	Close() error
+}
+
+// Launcher is a Backend that takes a step while the one before it runs, so that
+// the device need not wait for the host between them. Steps run in the order in
+// which they were launched. Step may be called when none is under way.
+type Launcher interface {
+	// Launch begins a step and returns; two may be under way. What the step
+	// refers to must not change before Await has returned its results.
+	Launch(*Step) error
+	// Await waits for the oldest step under way, calls its OnLayer meanwhile, and
+	// returns what Step would. The results are valid until the next Launch. Each
+	// successful Launch needs one Await.
+	Await() ([]Result, error)
 }
 
 // Pool moves rows in and out of the KV pool. Packed rows of one layer are

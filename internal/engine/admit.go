@@ -14,8 +14,8 @@ func (e *Engine) admit() {
 	full := false // of memory
 	for i := 0; i < len(e.waiting) && active < e.cfg.MaxRunning; {
 		q := e.waiting[i]
-		if q.h.paused(q.choice) || q.table == nil && (full || !e.place(q, active)) {
-			full = full || q.table == nil && !q.h.paused(q.choice)
+		if q.paused() || q.table == nil && (full || !e.place(q, active)) {
+			full = full || q.table == nil && !q.paused()
 			i++
 			continue
 		}
@@ -39,12 +39,12 @@ func (e *Engine) admit() {
 // for each of them, and the first waiting sequence's table.
 func (e *Engine) claim() (active int) {
 	for _, q := range e.running {
-		if !q.h.paused(q.choice) {
+		if !q.paused() {
 			active++
 		}
 	}
 	for _, q := range e.waiting {
-		if q.table == nil && !q.h.paused(q.choice) {
+		if q.table == nil && !q.paused() {
 			e.cache.Prioritise(active, e.cache.BlocksFor(len(q.tokens)), q.h.arrived)
 			return active
 		}
@@ -93,7 +93,7 @@ func (e *Engine) evictPaused(need int) bool {
 	var victim *sequence
 	could := e.cache.Stats().Available()
 	for _, q := range e.running {
-		if e.preemptible(q) && q.h.paused(q.choice) {
+		if e.preemptible(q) && q.paused() {
 			victim = q
 			could += len(q.table)
 		}
@@ -114,7 +114,7 @@ func (e *Engine) makeRoom(q *sequence) bool {
 			if v == q || !e.preemptible(v) {
 				continue
 			}
-			if v.h.paused(v.choice) && (paused == nil || paused.older(v)) {
+			if v.paused() && (paused == nil || paused.older(v)) {
 				paused = v
 			}
 			if q.older(v) && (youngest == nil || youngest.older(v)) {
@@ -126,6 +126,7 @@ func (e *Engine) makeRoom(q *sequence) bool {
 		youngest = paused
 	}
 	if youngest == nil {
+		e.short = true // perhaps one of those in the steps under way will do
 		return false
 	}
 	e.preempt(youngest)
@@ -134,7 +135,7 @@ func (e *Engine) makeRoom(q *sequence) bool {
 
 // preemptible sequences hold blocks that nobody outside the loop reads.
 func (e *Engine) preemptible(q *sequence) bool {
-	return q.table != nil && !q.h.req.PrefillOnly && q.chunk == 0
+	return q.table != nil && !q.h.req.PrefillOnly && q.chunk == 0 && q.flights == 0
 }
 
 // preempt takes a sequence's blocks; it computes them again when it is
@@ -154,7 +155,7 @@ func (e *Engine) preempt(q *sequence) {
 // grow makes the block of row computed exist and be q's alone, preempting
 // others if need be. False means that q has to sit this step out.
 func (e *Engine) grow(q *sequence) (bool, error) {
-	i := q.computed / e.blockToks
+	i := q.next() / e.blockToks
 	for i == len(q.table) {
 		ids, err := e.cache.Alloc(1, q.h.owner)
 		switch {
@@ -177,7 +178,7 @@ func (e *Engine) grow(q *sequence) (bool, error) {
 		fresh, err = e.cache.Unshare(old, q.h.owner)
 	}
 	q.table[i], q.shared = fresh, false
-	if rows := q.computed % e.blockToks; fresh != old && rows > 0 {
+	if rows := q.next() % e.blockToks; fresh != old && rows > 0 {
 		err = guard(func() error {
 			e.backend.CopyBlock(fresh, old, i*e.blockToks, rows)
 			return nil

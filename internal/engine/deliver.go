@@ -11,9 +11,8 @@ import (
 // deliver hands out what a step found for q. The result belongs to the
 // backend: what outlives the step is copied.
 func (e *Engine) deliver(q *sequence, res *kernels.Result) {
-	q.chunk = 0
 	if !q.running {
-		return // ended with a sibling earlier in the batch
+		return // ended with a sibling earlier in the batch, or while the step was under way
 	}
 	h := q.h
 	for _, p := range res.Prompt {
@@ -125,8 +124,13 @@ func (e *Engine) finishOf(h *Handle, token int32, n int) Finish {
 	switch {
 	case stops && n >= r.MinTokens:
 		return FinishStop
-	case r.MaxTokens > 0 && n >= r.MaxTokens, len(r.Prompt)+n >= e.maxLen:
+	case e.full(r, n):
 		return FinishLength
 	}
 	return FinishNone
+}
+
+// full says that n output tokens are as many as there may be.
+func (e *Engine) full(r *Request, n int) bool {
+	return r.MaxTokens > 0 && n >= r.MaxTokens || len(r.Prompt)+n >= e.maxLen
 }

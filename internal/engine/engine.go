@@ -1,8 +1,9 @@
 // Package engine runs requests on a backend. One loop goroutine owns the
 // schedule: it takes new requests in (queue.go), lets them into the batch
 // when memory allows (admit.go), plans a step of decoding sequences and
-// prefill chunks (plan.go), runs it (step.go) and hands out the tokens
-// (deliver.go). Everyone else talks to it through Handles.
+// prefill chunks (plan.go), describes it (step.go), runs it, where the backend
+// can while the step before is still under way (flight.go), and hands out the
+// tokens (deliver.go). Everyone else talks to it through Handles.
 //
 // A sequence is a list of tokens and how many of them have KV rows; decoding,
 // prefill, and recompute after a preemption are one path that differs only in
@@ -32,6 +33,8 @@ import (
 type Engine struct {
 	cfg     Config
 	backend kernels.Backend
+	device  kernels.Launcher // the backend, for steps
+	depth   int              // steps that may be under way
 	cache   *kvcache.Cache
 	log     *slog.Logger
 	metrics *metrics
@@ -58,8 +61,12 @@ type Engine struct {
 	waiting  []*sequence // by age, oldest first
 	running  []*sequence // by age, oldest first
 	taken    Stats       // the part of unseen that this turn has seen
-	batch    []*sequence // of this step
-	step     stepBuffers
+	batch    []*sequence // of the step that is planned
+	walk     []*sequence
+	flights  []*flight // steps under way, oldest first
+	spare    *flight   // for reuse
+	short    bool      // no more steps until those under way have freed memory
+	settled  time.Time // when the last step ended
 	pace     pacer
 	failures int // steps failed in a row
 	live     int // requests begun and not ended
@@ -88,6 +95,7 @@ func New(cfg Config, backend kernels.Backend, cache *kvcache.Cache, log *slog.Lo
 		wake:       make(chan struct{}, 1),
 		loopExited: make(chan struct{}),
 	}
+	e.device, e.depth = launcherOf(backend)
 	if cfg.MaxModelLen > 0 {
 		e.maxLen = min(e.maxLen, cfg.MaxModelLen)
 	}
@@ -157,12 +165,7 @@ func (e *Engine) loop() {
 			e.cache.Prioritise(0, 0, time.Time{})
 			return
 		}
-		e.admit()
-		work := e.plan()
-		e.publish()
-		if work {
-			e.run()
-		} else {
+		if !e.turn() {
 			<-e.wake
 		}
 	}
@@ -173,7 +176,7 @@ func (e *Engine) loop() {
 func (e *Engine) leave() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.closing || e.live > 0 || len(e.inbox) > 0 || e.held > 0 && !e.aborting {
+	if !e.closing || e.live > 0 || len(e.flights) > 0 || len(e.inbox) > 0 || e.held > 0 && !e.aborting {
 		return false
 	}
 	e.stopped = true
@@ -186,7 +189,7 @@ func (e *Engine) publish() {
 	s := Stats{Running: len(e.running), Waiting: len(e.waiting)}
 	for _, list := range [][]*sequence{e.waiting, e.running} {
 		for _, q := range list {
-			if n := q.missing(); n > 1 {
+			if n := len(q.tokens) - q.computed; n > 1 {
 				s.QueuedTokens += n
 			}
 		}

@@ -36,6 +36,8 @@ type Handle struct {
 
 	// The loop's own.
 	begun     bool
+	over      bool // finished
+	flights   int  // of its sequences, in steps under way
 	seqs      []*sequence
 	info      *PromptInfo // to go with the first event; nil once gone
 	prompted  bool        // the prompt's logits were drawn from
@@ -95,7 +97,7 @@ func (h *Handle) CancelChoice(choice int) {
 }
 
 // Cancel ends the request (the client left). Its blocks are free at the end
-// of the running step at the latest, except a PrefillOnly request's, which
+// of the steps under way at the latest, except a PrefillOnly request's, which
 // wait for Release. Cancelling an ended request does nothing.
 func (h *Handle) Cancel() {
 	h.mu.Lock()
@@ -105,7 +107,7 @@ func (h *Handle) Cancel() {
 }
 
 // Release gives back a PrefillOnly request's blocks, at the end of the
-// running step at the latest; it cancels the request if that still runs. Each
+// steps under way at the latest; it cancels the request if that still runs. Each
 // PrefillOnly request needs it, whatever its end. On others it is Cancel.
 func (h *Handle) Release() {
 	h.mu.Lock()
@@ -188,11 +190,11 @@ func (h *Handle) giveBack() bool {
 	return true
 }
 
-// paused says that a choice has too many unread events.
-func (h *Handle) paused(choice int) bool {
+// unreadOf counts a choice's unread events.
+func (h *Handle) unreadOf(choice int) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.unread[choice] > h.e.cfg.MaxBacklog
+	return h.unread[choice]
 }
 
 // survivors lists the choices not cancelled.

@@ -75,13 +75,13 @@ func newMetrics(e *Engine, reg prometheus.Registerer) (*metrics, error) {
 }
 
 // step records one backend step.
-func (m *metrics) step(took time.Duration, batch []*sequence) {
+func (m *metrics) step(took time.Duration, members []member) {
 	m.stepSeconds.Observe(took.Seconds())
-	for _, q := range batch {
-		if q.h.prompted && q.chunk == 1 {
+	for _, p := range members {
+		if p.q.h.prompted && p.chunk == 1 {
 			m.decode.Inc()
 		} else {
-			m.prefill.Add(float64(q.chunk))
+			m.prefill.Add(float64(p.chunk))
 		}
 	}
 }

@@ -29,6 +29,20 @@ func (p *pacer) budget(total int, target time.Duration, decodes int) int {
 	return max(n-decodes, min(leastChunk, total))
 }
 
+// step records a step that carried prefill.
+func (p *pacer) step(took time.Duration, members []member) {
+	prefill, total := 0, 0
+	for _, m := range members {
+		total += m.chunk
+		if m.chunk > 1 {
+			prefill += m.chunk
+		}
+	}
+	if prefill > 0 {
+		p.observe(total, took)
+	}
+}
+
 // observe records a step with a prefill chunk.
 func (p *pacer) observe(tokens int, took time.Duration) {
 	if tokens < leastMeasure || took <= 0 {

@@ -8,13 +8,13 @@ func (e *Engine) plan() bool {
 	var prefills []*sequence
 	// grow may preempt, which changes e.running, but only sequences that are
 	// younger or paused: what the walk has picked stays.
-	e.step.walk = append(e.step.walk[:0], e.running...)
-	for _, q := range e.step.walk {
+	e.walk = append(e.walk[:0], e.running...)
+	for _, q := range e.walk {
 		if len(e.batch)+len(prefills) == e.cfg.MaxRunning {
 			break
 		}
 		switch {
-		case !q.running || q.h.paused(q.choice):
+		case !q.running || q.paused() || q.draw > 0 && !e.foreseen(q):
 		case q.missing() > 1:
 			prefills = append(prefills, q)
 		default:
@@ -30,6 +30,9 @@ func (e *Engine) plan() bool {
 	// A failed copy has ended a request; none of it may be stepped.
 	e.batch = keepRunning(e.batch)
 	budget := e.pace.budget(e.cfg.StepTokens, e.cfg.MaxStepTime, len(e.batch))
+	if e.cfg.MaxStepTime > 0 && e.pace.rate == 0 && e.prefilling() {
+		budget = 0 // how much is too much, the step under way will show
+	}
 	for _, q := range keepRunning(prefills) {
 		if budget == 0 {
 			break
@@ -41,14 +44,33 @@ func (e *Engine) plan() bool {
 	return len(e.batch) > 0
 }
 
+// prefilling says that a step under way carries prefill.
+func (e *Engine) prefilling() bool {
+	for _, f := range e.flights {
+		for _, m := range f.members {
+			if m.chunk > 1 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // chunk is how many of at most budget tokens q computes next. An inner chunk
 // ends with a block where possible, so that a push finds whole blocks.
 func (e *Engine) chunk(q *sequence, budget int) int {
 	n := min(q.missing(), budget)
-	if end := q.computed + n; n < q.missing() && n > e.blockToks {
+	if end := q.next() + n; n < q.missing() && n > e.blockToks {
 		n -= end % e.blockToks
 	}
 	return n
+}
+
+// foreseen says of a sequence whose next token is being drawn that it can be
+// stepped without knowing which it is, and that it is not its last for certain.
+func (e *Engine) foreseen(q *sequence) bool {
+	r := q.h.req
+	return q.h.prompted && r.Repetition == 1 && r.Presence == 0 && r.Frequency == 0 && !e.full(r, len(q.output())+1)
 }
 
 func keepRunning(list []*sequence) []*sequence {

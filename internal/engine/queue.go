@@ -153,7 +153,7 @@ func (e *Engine) heed(h *Handle) {
 	h.mu.Unlock()
 	switch {
 	case ended:
-		if h.giveBack() {
+		if h.flights == 0 && h.giveBack() {
 			e.held--
 		}
 	case cancelled:

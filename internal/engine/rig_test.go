@@ -3,9 +3,11 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -19,6 +21,18 @@ import (
 )
 
 const eos = 7
+
+// pipelined makes every fake a kernels.Launcher.
+var pipelined bool
+
+// TestMain runs everything twice, because each promise holds for both kinds of
+// backend: one that runs a step at a time, and one that overlaps them.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	pipelined = true
+	fmt.Println("and with steps that overlap:")
+	os.Exit(max(code, m.Run()))
+}
 
 // rig is an engine with what it stands on.
 type rig struct {
@@ -47,6 +61,9 @@ func newRig(t testing.TB, cfg engine.Config, shape enginetest.Config, onStep fun
 // newRigOn starts an engine. The test's end checks that nothing is held.
 func newRigOn(t testing.TB, cfg engine.Config, b kernels.Backend) *rig {
 	t.Helper()
+	if fake, ok := b.(*enginetest.Backend); ok && pipelined {
+		b = &enginetest.Pipelined{Backend: fake}
+	}
 	r := &rig{t: t, backend: b, reg: prometheus.NewRegistry()}
 	var err error
 	r.cache, err = kvcache.New(kvcache.Config{
@@ -64,6 +81,14 @@ func newRigOn(t testing.TB, cfg engine.Config, b kernels.Backend) *rig {
 	return r
 }
 
+// fake is the backend without what makes it a Launcher.
+func (r *rig) fake() *enginetest.Backend {
+	if p, ok := r.backend.(*enginetest.Pipelined); ok {
+		return p.Backend
+	}
+	return r.backend.(*enginetest.Backend)
+}
+
 func (r *rig) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -72,6 +97,9 @@ func (r *rig) close() {
 	}
 	if err := r.cache.Check(); err != nil {
 		r.t.Errorf("cache: %v", err)
+	}
+	if p, ok := r.backend.(*enginetest.Pipelined); ok && p.UnderWay() > 0 {
+		r.t.Errorf("%d steps are under way", p.UnderWay())
 	}
 	if held := r.Holders(); len(held) > 0 {
 		r.t.Errorf("still held: %+v", held)

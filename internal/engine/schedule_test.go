@@ -399,7 +399,7 @@ func TestStopsAtTheFirstToken(t *testing.T) {
 			t.Errorf("%+v", o)
 		}
 	}
-	if n, _ := r.backend.(*enginetest.Backend).Steps(); n != 0 {
+	if n, _ := r.fake().Steps(); n != 0 {
 		t.Errorf("%d steps", n)
 	}
 }

@@ -22,11 +22,27 @@ type sequence struct {
 	told     int // leading blocks that OnBlocks heard of
 
 	running bool // in Engine.running, else in Engine.waiting
-	chunk   int  // tokens in this step
+	ended   bool // its table is to be freed once flights is 0
+	chunk   int  // tokens in the step that is planned
+
+	// Of the steps under way.
+	flights int // that carry it
+	ahead   int // tokens in them: no rows yet that could be relied on
+	draw    int // 1 + place among the last one's draws of its next token; 0: there is none
 }
 
+// next is the position of the next row to compute.
+func (q *sequence) next() int { return q.computed + q.ahead }
+
+// length counts its tokens, with one that is being drawn.
+func (q *sequence) length() int { return len(q.tokens) + min(q.draw, 1) }
+
 // missing is how many tokens have no KV rows; 1 means that it decodes.
-func (q *sequence) missing() int { return len(q.tokens) - q.computed }
+func (q *sequence) missing() int { return q.length() - q.next() }
+
+// paused says that its reader has too many events to read, with that of a token
+// which is being drawn.
+func (q *sequence) paused() bool { return q.h.unreadOf(q.choice)+min(q.draw, 1) > q.h.e.cfg.MaxBacklog }
 
 // output is what was drawn so far.
 func (q *sequence) output() []int32 { return q.tokens[len(q.h.req.Prompt):] }
@@ -69,15 +85,20 @@ func (e *Engine) enroll(q *sequence) {
 	e.running = insertByAge(e.running, q)
 }
 
-// drop ends a sequence and frees its blocks. A PrefillOnly request's stay in
-// its handle.
+// drop ends a sequence and frees its blocks, when no step under way may write
+// them any more (land). A PrefillOnly request's stay in its handle.
 func (e *Engine) drop(q *sequence) {
 	e.waiting, e.running, q.running = without(e.waiting, q), without(e.running, q), false
 	q.h.seqs = without(q.h.seqs, q)
-	if !q.h.req.PrefillOnly {
+	switch {
+	case q.h.req.PrefillOnly:
+		q.table = nil
+	case q.flights > 0:
+		q.ended = true
+	default:
 		e.cache.Release(q.table, q.h.owner)
+		q.table = nil
 	}
-	q.table = nil
 }
 
 // finish ends a request: err is io.EOF when all its choices are complete.
@@ -97,6 +118,17 @@ func (e *Engine) finish(h *Handle, err error) {
 		e.held++
 	}
 	h.end(err)
+	h.over = true
+	if h.flights == 0 {
+		e.close(h)
+	}
+}
+
+// close lets go of a request that is over and in no step under way.
+func (e *Engine) close(h *Handle) {
+	h.mu.Lock()
+	kept := h.blocks != nil
+	h.mu.Unlock()
 	if !kept {
 		close(h.done)
 		return

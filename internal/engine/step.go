@@ -2,14 +2,12 @@ package engine
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/xpyd/xpyd/kernels"
 )
 
 // stepBuffers are reused from step to step.
 type stepBuffers struct {
-	walk    []*sequence
 	seqs    []kernels.Seq
 	samples []kernels.Sample
 	targets []int32
@@ -22,58 +20,22 @@ type tell struct {
 	ready    []Ready
 }
 
-// run executes the batch and handles its outcome.
-func (e *Engine) run() {
-	step := e.build()
-	var results []kernels.Result
-	began := time.Now()
-	err := guard(func() (err error) {
-		results, err = e.backend.Step(step)
-		if err == nil {
-			err = checkResults(step, results)
-		}
-		return err
-	})
-	took := time.Since(began)
-	e.metrics.step(took, e.batch)
-	e.record(err)
-	if err != nil {
-		e.log.Error("engine step", "sequences", len(e.batch), "error", err)
-		e.fail(err)
-		return
-	}
-	prefill, total := 0, 0
-	for _, q := range e.batch {
-		total += q.chunk
-		if q.chunk > 1 {
-			prefill += q.chunk
-		}
-	}
-	if prefill > 0 {
-		e.pace.observe(total, took)
-	}
-	// Advance all before delivering any: delivery can end a request with
-	// several sequences in the batch.
-	for _, q := range e.batch {
-		e.advance(q)
-	}
-	for i, q := range e.batch {
-		e.deliver(q, &results[i])
-	}
-}
+// unknown stands for a token that is being drawn.
+var unknown = []int32{0}
 
 // build describes the batch to the backend.
-func (e *Engine) build() *kernels.Step {
-	b := &e.step
+func (e *Engine) build(b *stepBuffers) *kernels.Step {
 	b.seqs, b.samples, b.targets, b.tells = b.seqs[:0], b.samples[:0], b.targets[:0], b.tells[:0]
 	for _, q := range e.batch {
-		end := q.computed + q.chunk
-		s := kernels.Seq{
-			Tokens: q.tokens[q.computed:end],
-			Pos:    q.computed,
-			Blocks: q.table[:e.cache.BlocksFor(end)],
+		from, length := q.next(), q.length()
+		end := from + q.chunk
+		s := kernels.Seq{Pos: from, Blocks: q.table[:e.cache.BlocksFor(end)]}
+		if q.draw > 0 {
+			s.Tokens, s.After = unknown, q.draw
+		} else {
+			s.Tokens = q.tokens[from:end]
 		}
-		if end == len(q.tokens) {
+		if end == length {
 			from := len(b.samples)
 			for i := range q.draws {
 				b.samples = append(b.samples, q.sample(i))
@@ -82,8 +44,8 @@ func (e *Engine) build() *kernels.Step {
 		}
 		if q.wantsPrompt() {
 			from := len(b.targets)
-			b.targets = append(b.targets, q.tokens[q.computed+1:min(end+1, len(q.tokens))]...)
-			if end == len(q.tokens) {
+			b.targets = append(b.targets, q.tokens[q.next()+1:min(end+1, length)]...)
+			if end == length {
 				b.targets = append(b.targets, -1)
 			}
 			s.Targets = b.targets[from:len(b.targets):len(b.targets)]
@@ -91,7 +53,7 @@ func (e *Engine) build() *kernels.Step {
 		}
 		if on := q.h.req.OnBlocks; on != nil {
 			whole := end
-			if end < len(q.tokens) {
+			if end < length {
 				whole -= end % e.blockToks
 			}
 			if from := q.told * e.blockToks; whole > from {
@@ -116,12 +78,12 @@ func (e *Engine) build() *kernels.Step {
 func (q *sequence) sample(i int) kernels.Sample {
 	r := q.h.req
 	s := kernels.Sample{
-		Seed: r.Seed, Choice: uint32(q.choice + i), Position: len(q.tokens),
+		Seed: r.Seed, Choice: uint32(q.choice + i), Position: q.length(),
 		Temperature: r.Temperature, TopK: r.TopK, TopP: r.TopP, MinP: r.MinP,
 		Repetition: r.Repetition, Presence: r.Presence, Frequency: r.Frequency,
 		Prompt: r.Prompt, Output: q.output(), Bias: r.Bias, Logprobs: r.Logprobs,
 	}
-	if len(s.Output) < r.MinTokens {
+	if q.length()-len(r.Prompt) < r.MinTokens {
 		s.Ban = q.h.allBanned
 	}
 	return s
@@ -134,9 +96,11 @@ func (q *sequence) wantsPrompt() bool {
 
 // advance books the step's new KV rows, and lets the prefix cache know of
 // blocks they completed.
-func (e *Engine) advance(q *sequence) {
-	q.computed += q.chunk
-	e.index(q)
+func (e *Engine) advance(m member) {
+	if m.q.running { // else it ended while the step was under way
+		m.q.computed += m.chunk
+		e.index(m.q)
+	}
 }
 
 func (e *Engine) index(q *sequence) {
@@ -161,17 +125,6 @@ func (e *Engine) record(err error) {
 		e.failure = nil
 	case e.failures >= e.cfg.MaxFailures:
 		e.failure = fmt.Errorf("%d steps in a row failed: %w", e.failures, err)
-	}
-}
-
-// fail ends every request of the batch: the rows of this step mean nothing.
-func (e *Engine) fail(err error) {
-	e.metrics.failures.Inc()
-	for _, q := range e.batch {
-		q.chunk = 0
-		if q.running { // else it ended with a sibling
-			e.finish(q.h, err)
-		}
 	}
 }
 

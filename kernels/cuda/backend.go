@@ -14,8 +14,8 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// Backend implements kernels.Backend. One goroutine at a time calls Step; Close
-// must not run beside any other call.
+// Backend implements kernels.Backend and kernels.Launcher. One goroutine at a
+// time calls Step, Launch and Await; Close must not run beside any other call.
 type Backend struct {
 	lib    *library
 	ctx    *C.xk_ctx
@@ -25,8 +25,11 @@ type Backend struct {
 	opt    Options
 	device string
 	closed bool
-	step   stepState
 	once   sync.Once
+
+	steps             [2]stepState // in turn
+	launched, awaited uint64
+	draws             int // of the step launched last
 }
 
 // New opens the library and the device, copies the weights there (rounded to
@@ -197,7 +200,10 @@ func (b *Backend) start() error {
 	if err != nil {
 		return err
 	}
-	b.step.init(b, &buf)
+	fold := newFolder(b.arch.Vocab)
+	for i := range b.steps {
+		b.steps[i].init(i, b, &buf, fold)
+	}
 	if b.opt.NoGraphs {
 		return nil
 	}
@@ -205,7 +211,10 @@ func (b *Backend) start() error {
 		if n > b.opt.MaxSeqs || n > b.opt.MaxTokens {
 			break
 		}
-		if _, err := b.run(&kernels.Step{}, n); err != nil {
+		if err := b.launch(&kernels.Step{}, n); err != nil {
+			return err
+		}
+		if _, err := b.Await(); err != nil {
 			return err
 		}
 	}
@@ -235,10 +244,13 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-var errClosed = errors.New("backend is closed")
+var (
+	errClosed   = errors.New("backend is closed")
+	errUnderWay = errors.New("too many steps are under way")
+)
 
-// LastStepTime is the device time of the last step in microseconds, from its
-// first kernel to its last result, and how long the device was idle between
+// LastStepTime is the device time of the step awaited last in microseconds, from
+// its first kernel to its last result, and how long the device was idle between
 // the step before it and its first kernel.
 func (b *Backend) LastStepTime() (step, idle float64, err error) {
 	var s, i C.double

@@ -23,8 +23,8 @@ func llama8B() kernels.Arch {
 	return a
 }
 
-// TestSpeed prints one JSON line a figure: host time of Step, with the device's
-// own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
+// TestSpeed prints one JSON line a figure: host time of a step, from one end to
+// the next as steps overlap, with the device's own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
 // mixed448" (the number is the tokens of a chunk).
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
@@ -97,24 +97,32 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 			return
 		}
 		var host, device, gaps []float64
-		for step := range 120 {
-			for i := range seqs {
-				seqs[i].Pos = length + step%200
+		halves := [2][]kernels.Seq{slices.Clone(seqs), slices.Clone(seqs)}
+		last := time.Now()
+		for step := range 121 {
+			half := halves[step%2]
+			for i := range half {
+				if half[i].Pos = length + step%200; step > 0 {
+					half[i].After = i + 1
+				}
 			}
+			mustLaunch(t, b, half...)
+			if step == 0 {
+				continue
+			}
+			mustAwait(t, b)
 			at := time.Now()
-			res := mustStep(t, b, seqs...)
-			took := float64(time.Since(at).Microseconds()) / 1000
 			us, idle, err := b.LastStepTime()
 			if err != nil {
 				t.Fatal(err)
 			}
-			for i := range seqs {
-				seqs[i].Tokens[0] = res[i].Samples[0].Token
-			}
-			if step >= 20 {
+			if step > 20 {
+				took := float64(at.Sub(last).Microseconds()) / 1000
 				host, device, gaps = append(host, took), append(device, us/1000), append(gaps, idle)
 			}
+			last = at
 		}
+		mustAwait(t, b)
 		report(name, "ms", host, device)
 		if batch == 64 && name == "gpu.decode_step_ms.b64" {
 			slices.Sort(gaps)
@@ -149,18 +157,24 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
 	for round := range rounds + 2 {
 		at := time.Now()
 		var us float64
-		for pos := 0; pos < length; pos += 2048 {
-			q := kernels.Seq{Tokens: tokens[pos : pos+2048], Pos: pos, Blocks: blocks}
-			if pos+2048 == length {
-				q.Samples = []kernels.Sample{{TopP: 1, Repetition: 1, Logprobs: -1}}
-			}
-			mustStep(t, b, q)
+		await := func() {
+			mustAwait(t, b)
 			d, _, err := b.LastStepTime()
 			if err != nil {
 				t.Fatal(err)
 			}
 			us += d
 		}
+		for pos := 0; pos < length; pos += 2048 {
+			q := kernels.Seq{Tokens: tokens[pos : pos+2048], Pos: pos, Blocks: blocks}
+			if pos+2048 == length {
+				q.Samples = []kernels.Sample{{TopP: 1, Repetition: 1, Logprobs: -1}}
+			}
+			if mustLaunch(t, b, q); pos > 0 {
+				await()
+			}
+		}
+		await()
 		if round >= 2 {
 			host = append(host, float64(length)/time.Since(at).Seconds())
 			device = append(device, float64(length)/us*1e6)

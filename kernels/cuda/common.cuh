@@ -161,7 +161,7 @@ __device__ __forceinline__ uint64_t row_hash(uint64_t sum, int layer, int kv, in
 // Launchers, one family a file. Shapes: R rows of the step, H hidden, D head_dim.
 
 // x[r] = embed[tokens[r]]; embed [vocab][H].
-int32_t xk_embed(const Launch &l, const bf16 *embed, const int32_t *tokens, bf16 *x, int rows, int hidden);
+int32_t xk_embed(const Launch &l, const bf16 *embed, const int32_t *tokens, const int32_t *drawn, bf16 *x, int rows, int hidden);
 // out[r] = rmsnorm(x[index ? index[r] : r]) * w; w fp32 [H].
 int32_t xk_rmsnorm(const Launch &l, const bf16 *x, const int32_t *index, const float *w, bf16 *out, int rows, int hidden, float eps);
 // out[r][i] = silu(gate) * up; in [R][2*width], 8 gates and 8 ups in turn.
@@ -225,8 +225,8 @@ struct Sampling {
   const xk_sample *samples;
   const xk_adjust *adjust;
   int n_samples;
-  int32_t *tokens;        // of samples[0], host
-  int32_t *device_tokens; // the same on the device
+  int32_t *tokens;        // host; a sample says where its own goes
+  int32_t *device_tokens; // of samples[0]
 };
 int32_t xk_draw(const Launch &l, const Sampling &s);
 int32_t xk_logprobs(const Launch &l, const Sampling &s, const xk_item *items, int n_items, const int32_t *all_tokens, xk_logprob *out);

@@ -57,11 +57,14 @@ static int32_t open(xk_ctx *c) {
   c->ff = int(round_up(g.intermediate, 64));
   c->stride = int(round_up(g.vocab, 8));
   XK_TRY(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
-  XK_TRY(cudaEventCreate(&c->began));
-  XK_TRY(cudaEventCreate(&c->ended));
-  XK_TRY(cudaEventCreate(&c->ended_before));
-  c->layer_done.resize(g.layers);
-  for (cudaEvent_t &e : c->layer_done) XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+  for (int i = 0; i < xk_ctx::TIMES; i++) {
+    XK_TRY(cudaEventCreate(&c->began[i]));
+    XK_TRY(cudaEventCreate(&c->ended[i]));
+  }
+  for (auto &events : c->layer_done) {
+    events.resize(g.layers);
+    for (cudaEvent_t &e : events) XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+  }
   XK_OK_OR_RETURN(xk_attn_init());
   XK_OK_OR_RETURN(xk_sampler_init());
 
@@ -113,11 +116,13 @@ int32_t xk_close(xk_ctx *c) {
     if (g.second.exec) cudaGraphExecDestroy(g.second.exec);
   xk_gemm_close(c);
   xk_pool_close(c);
-  for (cudaEvent_t e : c->layer_done)
-    if (e) cudaEventDestroy(e);
-  if (c->began) cudaEventDestroy(c->began);
-  if (c->ended) cudaEventDestroy(c->ended);
-  if (c->ended_before) cudaEventDestroy(c->ended_before);
+  for (auto &events : c->layer_done)
+    for (cudaEvent_t e : events)
+      if (e) cudaEventDestroy(e);
+  for (int i = 0; i < xk_ctx::TIMES; i++) {
+    if (c->began[i]) cudaEventDestroy(c->began[i]);
+    if (c->ended[i]) cudaEventDestroy(c->ended[i]);
+  }
   if (c->stream) cudaStreamDestroy(c->stream);
   for (void *p : c->owned) cudaFree(p);
   for (void *p : c->pinned) cudaFreeHost(p);
@@ -290,13 +295,13 @@ static int32_t buffers(xk_ctx *c) {
   b.max_samples = int32_t(std::max<int64_t>(4 * s, 1024));
   b.max_logprobs = int32_t((r + b.max_samples) * 24);
   b.max_wants = int32_t(std::max<int64_t>(s, 64));
-  b.arena_bytes = r * 96 + int64_t(b.max_samples) * 128 + (int64_t(32) << 20);
+  b.arena_bytes = round_up(r * 96 + int64_t(b.max_samples) * 128 + (int64_t(32) << 20), 256);
   uint8_t *arena;
-  XK_OK_OR_RETURN(xk_alloc_pinned(c, &arena, b.arena_bytes));
+  XK_OK_OR_RETURN(xk_alloc_pinned(c, &arena, 2 * b.arena_bytes));
   b.arena = arena;
   XK_OK_OR_RETURN(xk_alloc(c, &c->arena, b.arena_bytes));
-  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.tokens, b.max_samples));
-  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logprobs, b.max_logprobs));
+  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.tokens, 2 * b.max_samples));
+  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logprobs, 2 * b.max_logprobs));
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logits, int64_t(b.max_wants) * g.vocab));
   return xk_alloc(c, &c->device_tokens, b.max_samples, true);
 }

@@ -43,8 +43,12 @@ struct xk_ctx {
   int stride = 0; // of a row of logits
   int blocks = 0;
   cudaStream_t stream = nullptr;
-  cudaEvent_t began = nullptr, ended = nullptr, ended_before = nullptr; // of steps
-  std::vector<cudaEvent_t> layer_done;
+  // Of step n: began and ended [n % TIMES], layer_done [n % 2]. One that has been
+  // waited for is looked at once more, beside the one before it.
+  static constexpr int TIMES = 3;
+  cudaEvent_t began[TIMES] = {}, ended[TIMES] = {};
+  std::vector<cudaEvent_t> layer_done[2];
+  uint64_t launched = 0, waited = 0; // steps
   std::vector<void *> owned, pinned;
 
   std::vector<Layer> layers;
@@ -56,7 +60,7 @@ struct xk_ctx {
   float *logits = nullptr, *scratch = nullptr, *partial = nullptr;
   unsigned *tickets = nullptr;
   int32_t *device_tokens = nullptr;
-  uint8_t *arena = nullptr; // device copy of buffers.arena
+  uint8_t *arena = nullptr; // device copy of one half of buffers.arena
   xk_buffers buffers = {};
 
   bf16 *pool = nullptr;

@@ -503,7 +503,7 @@ static __global__ __launch_bounds__(THREADS, 1) void draw_kernel(Sampling p, int
   float top = d.read(row);
   if (s.temperature == 0 || s.top_k == 1 || top == -INFINITY) {
     int token = d.lowest(top);
-    if (rank == 0 && threadIdx.x == 0) p.tokens[index] = p.device_tokens[index] = token == INT_MAX ? 0 : token;
+    if (rank == 0 && threadIdx.x == 0) p.tokens[s.out] = p.device_tokens[index] = token == INT_MAX ? 0 : token;
   } else {
     bool by_k = s.top_k > 0 && s.top_k < p.vocab, by_p = s.top_p < 1;
     u64 total = d.weigh(top, 1.4426950408889634f / s.temperature, by_k || by_p);
@@ -526,7 +526,7 @@ static __global__ __launch_bounds__(THREADS, 1) void draw_kernel(Sampling p, int
     uint32_t least = mass_of(fminf(fmaxf(s.min_p, 0.0f), 1.0f));
     if (least > keep.mass) keep = {least, INT_MAX};
     int picked = d.pick(keep, uniform(s));
-    if (picked >= 0 && threadIdx.x == 0) p.tokens[index] = p.device_tokens[index] = picked;
+    if (picked >= 0 && threadIdx.x == 0) p.tokens[s.out] = p.device_tokens[index] = picked;
   }
   d.cluster.sync(); // nobody reads an exited CTA's memory
 }

@@ -3,10 +3,13 @@
 // their epilogue. Oracle: the logits and layers of kernels/cpu.
 #include "common.cuh"
 
-static __global__ void embed_kernel(const bf16 *embed, const int32_t *tokens, bf16 *x, int hidden) {
+// A token below 0 is not known to the host yet: drawn[-1-token].
+static __global__ void embed_kernel(const bf16 *embed, const int32_t *tokens, const int32_t *drawn, bf16 *x, int hidden) {
   pdl_wait();
   pdl_next();
-  const uint4 *src = reinterpret_cast<const uint4 *>(embed + int64_t(tokens[blockIdx.x]) * hidden);
+  int token = tokens[blockIdx.x];
+  if (token < 0) token = drawn[-1 - token];
+  const uint4 *src = reinterpret_cast<const uint4 *>(embed + int64_t(token) * hidden);
   uint4 *dst = reinterpret_cast<uint4 *>(x + int64_t(blockIdx.x) * hidden);
   for (int i = threadIdx.x; i < hidden / 8; i += blockDim.x) dst[i] = src[i];
 }
@@ -80,8 +83,8 @@ static __global__ void silu_kernel(const bf16 *in, bf16 *out, int64_t vectors) {
 
 // ---------------------------------------------------------------- launchers
 
-int32_t xk_embed(const Launch &l, const bf16 *embed, const int32_t *tokens, bf16 *x, int rows, int hidden) {
-  return launch(l, embed_kernel, rows, 128, 0, embed, tokens, x, hidden);
+int32_t xk_embed(const Launch &l, const bf16 *embed, const int32_t *tokens, const int32_t *drawn, bf16 *x, int rows, int hidden) {
+  return launch(l, embed_kernel, rows, 128, 0, embed, tokens, drawn, x, hidden);
 }
 
 int32_t xk_rmsnorm(const Launch &l, const bf16 *x, const int32_t *index, const float *w, bf16 *out, int rows, int hidden, float eps) {

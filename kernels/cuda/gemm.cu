@@ -79,12 +79,12 @@ static int32_t measure(xk_ctx *c, Shape s, int rows, const Choice &h, float *ms)
   Launch l = {c->stream, false};
   *ms = 1e30f;
   for (int i = 0; i < 4; i++) {
-    XK_TRY(cudaEventRecord(c->began, c->stream));
+    XK_TRY(cudaEventRecord(c->began[0], c->stream));
     XK_OK_OR_RETURN(run(c, l, s, i * 7 % c->cfg.layers, rows, h));
-    XK_TRY(cudaEventRecord(c->ended, c->stream));
-    XK_TRY(cudaEventSynchronize(c->ended));
+    XK_TRY(cudaEventRecord(c->ended[0], c->stream));
+    XK_TRY(cudaEventSynchronize(c->ended[0]));
     float t;
-    XK_TRY(cudaEventElapsedTime(&t, c->began, c->ended));
+    XK_TRY(cudaEventElapsedTime(&t, c->began[0], c->ended[0]));
     if (i > 0) *ms = std::min(*ms, t);
   }
   return XK_OK;

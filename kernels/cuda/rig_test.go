@@ -132,6 +132,22 @@ func mustStep(t testing.TB, b kernels.Backend, seqs ...kernels.Seq) []kernels.Re
 	return r
 }
 
+func mustLaunch(t testing.TB, b *cuda.Backend, seqs ...kernels.Seq) {
+	t.Helper()
+	if err := b.Launch(&kernels.Step{Seqs: seqs}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustAwait(t testing.TB, b *cuda.Backend) []kernels.Result {
+	t.Helper()
+	r, err := b.Await()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
 func randomTokens(r *rand.Rand, n, vocab int) []int32 {
 	ids := make([]int32, n)
 	for i := range ids {

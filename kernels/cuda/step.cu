@@ -10,9 +10,8 @@
 static constexpr int MIN_SPLIT = 128; // positions
 
 template <typename T> static T *on_device(xk_ctx *c, int64_t offset) { return reinterpret_cast<T *>(c->arena + offset); }
-template <typename T> static const T *on_host(xk_ctx *c, int64_t offset) {
-  return reinterpret_cast<const T *>(static_cast<uint8_t *>(c->buffers.arena) + offset);
-}
+static const uint8_t *half_of(xk_ctx *c, const xk_step_args &a) { return static_cast<uint8_t *>(c->buffers.arena) + a.half * c->buffers.arena_bytes; }
+template <typename T> static const T *on_host(xk_ctx *c, const xk_step_args &a, int64_t offset) { return reinterpret_cast<const T *>(half_of(c, a) + offset); }
 
 static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   const xk_config &g = c->cfg;
@@ -22,14 +21,14 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   XK_OK_OR_RETURN(xk_project(c, l, QKV, i, a.n_rows));
   Rope r = {c->qkv, w.bias, w.q_norm, w.k_norm, c->rope, on_device<xk_seg>(c, a.segs), a.n_segs, g.heads, i, g.norm_eps};
   XK_OK_OR_RETURN(xk_append(l, r, p));
-  if (a.on_layer) XK_TRY(cudaEventRecord(c->layer_done[i], l.stream));
+  if (a.on_layer) XK_TRY(cudaEventRecord(c->layer_done[c->launched % 2][i], l.stream));
   Attention t = {c->qkv, c->att, on_device<int32_t>(c, a.positions), on_device<int32_t>(c, a.tables), on_device<int32_t>(c, a.tail),
                  g.heads, 1.0f / sqrtf(float(g.head_dim)), c->partial, c->tickets, 1, MIN_SPLIT};
   if (!xk_attn_fast(g.head_dim, g.heads / g.kv_heads)) {
     XK_OK_OR_RETURN(xk_attn_any(l, t, p, a.n_rows));
   } else {
     if (a.n_tiles) {
-      const xk_tile &longest = on_host<xk_tile>(c, a.tiles)[0];
+      const xk_tile &longest = on_host<xk_tile>(c, a, a.tiles)[0];
       int rows = int(c->layer_elements() / g.head_dim);
       Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, longest.pos + longest.n, &c->q_map, c->hopper ? &c->kv_map : nullptr, c->work, c->sms, i * rows, g.layers * rows};
       XK_OK_OR_RETURN(xk_attn_prefill(l, t, p, f));
@@ -55,7 +54,7 @@ static int32_t answer(xk_ctx *c, const Launch &l, const xk_step_args &a, int fir
   for (int at = s0; at < s1; at += g.max_seqs) { // scratch has max_seqs rows
     s.samples = on_device<xk_sample>(c, a.samples) + at;
     s.n_samples = std::min(s1 - at, g.max_seqs);
-    s.tokens = c->buffers.tokens + at, s.device_tokens = c->device_tokens + at;
+    s.tokens = c->buffers.tokens, s.device_tokens = c->device_tokens + at;
     XK_OK_OR_RETURN(xk_draw(l, s));
   }
   if (i1 > i0) XK_OK_OR_RETURN(xk_logprobs(l, s, on_device<xk_item>(c, a.items) + i0, i1 - i0, c->device_tokens, c->buffers.logprobs));
@@ -63,7 +62,7 @@ static int32_t answer(xk_ctx *c, const Launch &l, const xk_step_args &a, int fir
 }
 
 static int32_t copy_wants(xk_ctx *c, const xk_step_args &a, int first, int n, int *next) {
-  const int32_t *wants = on_host<int32_t>(c, a.wants);
+  const int32_t *wants = on_host<int32_t>(c, a, a.wants);
   for (; *next < a.n_wants && wants[*next] < first + n; ++*next)
     XK_TRY(cudaMemcpyAsync(c->buffers.logits + int64_t(*next) * c->cfg.vocab, c->logits + int64_t(wants[*next] - first) * c->stride,
                            c->cfg.vocab * sizeof(float), cudaMemcpyDeviceToHost, c->stream));
@@ -71,15 +70,15 @@ static int32_t copy_wants(xk_ctx *c, const xk_step_args &a, int first, int n, in
 }
 
 static int32_t forward(xk_ctx *c, const Launch &l, const xk_step_args &a) {
-  XK_OK_OR_RETURN(xk_embed(l, c->embed, on_device<int32_t>(c, a.tokens), c->x, a.n_rows, c->cfg.hidden));
+  XK_OK_OR_RETURN(xk_embed(l, c->embed, on_device<int32_t>(c, a.tokens), c->device_tokens, c->x, a.n_rows, c->cfg.hidden));
   for (int i = 0; i < c->cfg.layers; i++) XK_OK_OR_RETURN(layer(c, l, a, i));
   return XK_OK;
 }
 
 static int32_t eager(xk_ctx *c, const Launch &l, const xk_step_args &a) {
   XK_OK_OR_RETURN(forward(c, l, a));
-  const xk_sample *samples = on_host<xk_sample>(c, a.samples);
-  const xk_item *items = on_host<xk_item>(c, a.items);
+  const xk_sample *samples = on_host<xk_sample>(c, a, a.samples);
+  const xk_item *items = on_host<xk_item>(c, a, a.items);
   int s = 0, i = 0, want = 0;
   for (int first = 0; first < a.n_finals; first += c->cfg.max_seqs) {
     int n = std::min(a.n_finals - first, c->cfg.max_seqs), s0 = s, i0 = i;
@@ -116,6 +115,8 @@ static int32_t check(xk_ctx *c, const xk_step_args &a) {
   if (a.n_rows < 1 || a.n_rows > g.max_rows || a.n_samples > b.max_samples || a.n_wants > b.max_wants || a.used_bytes > b.arena_bytes)
     return xk_fail(XK_INVALID, "step of %d rows, %d samples, %d wanted logits, %lld bytes: limits are %d, %d, %d, %lld", a.n_rows, a.n_samples, a.n_wants,
                    (long long)a.used_bytes, g.max_rows, b.max_samples, b.max_wants, (long long)b.arena_bytes);
+  if (a.half != int(c->launched % 2) || c->launched - c->waited >= 2)
+    return xk_fail(XK_INVALID, "step in half %d with %d under way after %llu", a.half, int(c->launched - c->waited), (unsigned long long)c->launched);
   if (a.bucket && (a.bucket > g.max_seqs || a.n_rows != a.bucket || a.n_segs != a.bucket || a.n_decode != a.bucket || a.n_finals != a.bucket ||
                    a.n_samples != a.bucket || a.n_items != a.bucket || a.n_tiles || a.on_layer))
     return xk_fail(XK_INVALID, "decode step of bucket %d is not padded", a.bucket);
@@ -128,43 +129,53 @@ int32_t xk_step(xk_ctx *c, const xk_step_args *args) {
   XK_OK_OR_RETURN(check(c, a));
   XK_TRY(cudaSetDevice(c->cfg.device));
   Launch l = {c->stream, !c->cfg.no_pdl};
-  std::swap(c->ended, c->ended_before);
-  XK_TRY(cudaMemcpyAsync(c->arena, c->buffers.arena, a.used_bytes, cudaMemcpyHostToDevice, c->stream));
+  cudaEvent_t began = c->began[c->launched % xk_ctx::TIMES];
+  XK_TRY(cudaMemcpyAsync(c->arena, half_of(c, a), a.used_bytes, cudaMemcpyHostToDevice, c->stream));
   if (!a.bucket || c->cfg.no_graphs) {
-    XK_TRY(cudaEventRecord(c->began, c->stream));
+    XK_TRY(cudaEventRecord(began, c->stream));
     XK_OK_OR_RETURN(eager(c, l, a));
   } else {
     Graph &g = c->graphs[a.bucket];
     if (!g.exec) XK_OK_OR_RETURN(capture(c, l, a, &g));
     if (!same_sections(g.args, a)) return xk_fail(XK_INVALID, "sections of bucket %d have moved", a.bucket);
-    XK_TRY(cudaEventRecord(c->began, c->stream));
+    XK_TRY(cudaEventRecord(began, c->stream));
     XK_TRY(cudaGraphLaunch(g.exec, c->stream));
     int want = 0;
     XK_OK_OR_RETURN(copy_wants(c, a, 0, a.bucket, &want));
   }
-  XK_TRY(cudaEventRecord(c->ended, c->stream));
+  XK_TRY(cudaEventRecord(c->ended[c->launched % xk_ctx::TIMES], c->stream));
+  c->launched++;
   return XK_OK;
 }
 
+static int32_t under_way(xk_ctx *c) { return c->waited < c->launched ? XK_OK : xk_fail(XK_INVALID, "no step is under way"); }
+
 int32_t xk_wait_layer(xk_ctx *c, int32_t layer) {
   if (layer < 0 || layer >= c->cfg.layers) return xk_fail(XK_INVALID, "layer %d of %d", layer, c->cfg.layers);
-  XK_TRY(cudaEventSynchronize(c->layer_done[layer]));
+  XK_OK_OR_RETURN(under_way(c));
+  XK_TRY(cudaEventSynchronize(c->layer_done[c->waited % 2][layer]));
   return XK_OK;
 }
 
 int32_t xk_wait_step(xk_ctx *c) {
+  XK_OK_OR_RETURN(under_way(c));
   XK_TRY(cudaSetDevice(c->cfg.device));
-  XK_TRY(cudaStreamSynchronize(c->stream));
+  uint64_t n = c->waited++; // also when it failed
+  XK_TRY(cudaEventSynchronize(c->ended[n % xk_ctx::TIMES]));
   return XK_OK;
 }
 
 int32_t xk_last_step_us(xk_ctx *c, double *step, double *idle) {
+  if (!c->waited) return xk_fail(XK_INVALID, "no step has been waited for");
+  uint64_t n = c->waited - 1;
+  cudaEvent_t began = c->began[n % xk_ctx::TIMES];
   float ms;
-  XK_TRY(cudaEventElapsedTime(&ms, c->began, c->ended));
-  *step = double(ms) * 1000;
-  cudaError_t e = cudaEventElapsedTime(&ms, c->ended_before, c->began);
-  *idle = e == cudaSuccess ? double(ms) * 1000 : 0; // the first step has none before it
-  if (e != cudaSuccess) cudaGetLastError();
+  XK_TRY(cudaEventElapsedTime(&ms, began, c->ended[n % xk_ctx::TIMES]));
+  *step = double(ms) * 1000, *idle = 0; // the first step has none before it
+  if (n) {
+    XK_TRY(cudaEventElapsedTime(&ms, c->ended[(n - 1) % xk_ctx::TIMES], began));
+    *idle = double(ms) * 1000;
+  }
   return XK_OK;
 }
 

@@ -6,6 +6,7 @@ package cuda
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"unsafe"
@@ -19,14 +20,16 @@ const (
 	adjustBytes = C.sizeof_xk_adjust
 )
 
-// stepState is the descriptor under construction and the results of a step.
-// It is reused; a steady state allocates nothing.
+// stepState is a step from its description to its results, in one half of the
+// memory that the device sees. It is reused; a steady state allocates nothing.
 type stepState struct {
-	arena    []byte // pinned: sections lie in it, see xk_step_args
+	half     int
+	step     *kernels.Step // while it is under way
+	arena    []byte        // pinned: sections lie in it, see xk_step_args
 	used     int
 	tokens   []int32 // pinned: drawn ids
 	logprobs []C.xk_logprob
-	logits   []float32 // pinned
+	logits   []float32 // pinned; both halves' own
 
 	tail    []int32
 	finals  []int32
@@ -35,7 +38,7 @@ type stepState struct {
 	adjust  []C.xk_adjust
 	items   []C.xk_item
 	outs    int // entries of logprobs taken
-	fold    folder
+	fold    *folder
 
 	results []kernels.Result
 	drawn   []kernels.Sampled
@@ -43,13 +46,15 @@ type stepState struct {
 	tops    []kernels.TokenLogprob
 }
 
-func (s *stepState) init(b *Backend, buf *C.xk_buffers) {
-	s.arena = unsafe.Slice((*byte)(buf.arena), int(buf.arena_bytes))
-	s.tokens = unsafe.Slice((*int32)(unsafe.Pointer(buf.tokens)), int(buf.max_samples))
-	s.logprobs = unsafe.Slice(buf.logprobs, int(buf.max_logprobs))
+func (s *stepState) init(half int, b *Backend, buf *C.xk_buffers, fold *folder) {
+	s.half, s.fold = half, fold
+	s.arena = halfOf((*byte)(buf.arena), int(buf.arena_bytes), half)
+	s.tokens = halfOf((*int32)(unsafe.Pointer(buf.tokens)), int(buf.max_samples), half)
+	s.logprobs = halfOf(buf.logprobs, int(buf.max_logprobs), half)
 	s.logits = unsafe.Slice((*float32)(unsafe.Pointer(buf.logits)), int(buf.max_wants)*b.arch.Vocab)
-	s.fold.init(b.arch.Vocab)
 }
+
+func halfOf[T any](p *T, n, half int) []T { return unsafe.Slice(p, 2*n)[half*n : (half+1)*n] }
 
 // section takes n values from the arena; their offset is returned too. It is
 // nil when the arena is full.
@@ -76,62 +81,133 @@ func put[T any](s *stepState, values []T, n int) C.int64_t {
 
 // Step implements kernels.Backend.
 func (b *Backend) Step(st *kernels.Step) ([]kernels.Result, error) {
-	if b.closed {
-		return nil, &kernels.Error{Call: "step", Err: errClosed}
+	if b.launched > b.awaited {
+		return nil, &kernels.Error{Call: "step", Err: errUnderWay}
+	}
+	if len(st.Seqs) == 0 {
+		return nil, nil
+	}
+	if err := b.Launch(st); err != nil {
+		return nil, err
+	}
+	return b.Await()
+}
+
+// Launch implements kernels.Launcher.
+func (b *Backend) Launch(st *kernels.Step) error {
+	bucket, err := b.check(st)
+	if err == nil {
+		err = b.launch(st, bucket)
+	}
+	if err != nil {
+		return &kernels.Error{Call: "step", Err: err}
+	}
+	return nil
+}
+
+// check refuses what could reach outside of the device's memory, and picks the
+// graph: 0 is none.
+func (b *Backend) check(st *kernels.Step) (bucket int, err error) {
+	switch {
+	case b.closed:
+		return 0, errClosed
+	case b.launched-b.awaited == uint64(len(b.steps)):
+		return 0, errUnderWay
+	case len(st.Seqs) == 0:
+		return 0, errors.New("no sequences")
 	}
 	rows := 0
 	single := st.OnLayer == nil
 	for i := range st.Seqs {
 		q := &st.Seqs[i]
 		if err := q.Check(&b.arch, b.layout.BlockTokens, b.blocks); err != nil {
-			return nil, &kernels.Error{Call: "step", Err: fmt.Errorf("sequence %d: %w", i, err)}
+			return 0, fmt.Errorf("sequence %d: %w", i, err)
+		}
+		if q.After < 0 || q.After > b.draws || q.After > 0 && len(q.Tokens) != 1 {
+			return 0, fmt.Errorf("sequence %d: %d tokens after draw %d of %d", i, len(q.Tokens), q.After, b.draws)
+		}
+		if q.WantLogits && b.launched > b.awaited {
+			return 0, fmt.Errorf("sequence %d wants logits while a step is under way", i)
 		}
 		rows += len(q.Tokens)
 		single = single && len(q.Tokens) == 1 && len(q.Samples) <= 1 && len(q.Targets) == 0
 	}
 	if rows > b.opt.MaxTokens {
-		return nil, &kernels.Error{Call: "step", Err: fmt.Errorf("%d tokens, this backend takes %d a step", rows, b.opt.MaxTokens)}
+		return 0, fmt.Errorf("%d tokens, this backend takes %d a step", rows, b.opt.MaxTokens)
 	}
-	bucket := 0
 	if single && !b.opt.NoGraphs {
 		bucket = bucketFor(rows, min(b.opt.MaxSeqs, b.opt.MaxTokens))
 	}
-	if rows == 0 {
-		return nil, nil
-	}
-	return b.run(st, bucket)
+	return bucket, nil
 }
 
-// run describes the step, launches it, and reads its results. A bucket pads
-// every section to that many entries, so that they lie where its graph has
-// them.
-func (b *Backend) run(st *kernels.Step, bucket int) ([]kernels.Result, error) {
-	args, err := b.describe(st, bucket)
+// launch describes the step and launches it. A bucket pads every section to
+// that many entries, so that they lie where its graph has them.
+func (b *Backend) launch(st *kernels.Step, bucket int) error {
+	s := &b.steps[b.launched%uint64(len(b.steps))]
+	args, err := b.describe(s, st, bucket)
 	if err != nil {
-		return nil, &kernels.Error{Call: "step", Err: err}
+		return err
 	}
 	err = b.lib.call("xk_step", func() C.int32_t { return C.api_step(b.lib.api, b.ctx, &args) })
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if st.OnLayer != nil {
-		for l := range b.arch.Layers {
-			err := b.lib.call("xk_wait_layer", func() C.int32_t { return C.api_wait_layer(b.lib.api, b.ctx, C.int32_t(l)) })
-			if err != nil {
-				return nil, err
-			}
-			st.OnLayer(l)
-		}
+	s.step = st
+	b.launched++
+	b.draws = 0
+	for i := range st.Seqs {
+		b.draws += len(st.Seqs[i].Samples)
 	}
-	if err := b.lib.call("xk_wait_step", func() C.int32_t { return C.api_wait_step(b.lib.api, b.ctx) }); err != nil {
-		return nil, err
-	}
-	return b.collect(st), nil
+	return nil
 }
 
-// describe fills the arena.
-func (b *Backend) describe(st *kernels.Step, bucket int) (C.xk_step_args, error) {
-	s := &b.step
+// Await implements kernels.Launcher.
+func (b *Backend) Await() ([]kernels.Result, error) {
+	if b.launched == b.awaited {
+		return nil, &kernels.Error{Call: "step", Err: errors.New("no step is under way")}
+	}
+	s := &b.steps[b.awaited%uint64(len(b.steps))]
+	b.awaited++
+	st := s.step
+	s.step = nil
+	if st.OnLayer != nil {
+		if err := b.layers(st); err != nil {
+			return nil, err
+		}
+	}
+	if err := b.waitStep(); err != nil {
+		return nil, err
+	}
+	return b.collect(s, st), nil
+}
+
+// layers tells of each layer as it is done. However it ends, the library does
+// not count the step as waited for.
+func (b *Backend) layers(st *kernels.Step) (err error) {
+	done := false
+	defer func() {
+		if !done { // an error, or a panic of OnLayer's
+			err = errors.Join(err, b.waitStep())
+		}
+	}()
+	for l := range b.arch.Layers {
+		err := b.lib.call("xk_wait_layer", func() C.int32_t { return C.api_wait_layer(b.lib.api, b.ctx, C.int32_t(l)) })
+		if err != nil {
+			return err
+		}
+		st.OnLayer(l)
+	}
+	done = true
+	return nil
+}
+
+func (b *Backend) waitStep() error {
+	return b.lib.call("xk_wait_step", func() C.int32_t { return C.api_wait_step(b.lib.api, b.ctx) })
+}
+
+// describe fills the arena of s.
+func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_step_args, error) {
 	s.used = 0
 	rows, segs, decodes, tiles := 0, 0, 0, 0
 	s.outs = 0
@@ -169,7 +245,9 @@ func (b *Backend) describe(st *kernels.Step, bucket int) (C.xk_step_args, error)
 		n := len(q.Tokens)
 		table := int32(len(s.tail))
 		s.tail = append(s.tail, q.Blocks[:(q.Pos+n+bt-1)/bt]...)
-		copy(tokens[row:], q.Tokens)
+		if copy(tokens[row:], q.Tokens); q.After > 0 {
+			tokens[row] = -int32(q.After)
+		}
 		for j := range n {
 			positions[row+j] = int32(q.Pos + j)
 			tables[row+j] = table
@@ -190,7 +268,7 @@ func (b *Backend) describe(st *kernels.Step, bucket int) (C.xk_step_args, error)
 				ntile++
 			}
 		}
-		if err := b.answers(q, row); err != nil {
+		if err := b.answers(s, q, row); err != nil {
 			return a, fmt.Errorf("sequence %d: %w", i, err)
 		}
 		row += n
@@ -217,6 +295,7 @@ func (b *Backend) describe(st *kernels.Step, bucket int) (C.xk_step_args, error)
 	base := C.int32_t(len(s.tail)*4+15) / adjustBytes
 	for i := range s.samples {
 		s.samples[i].adjust += base
+		s.samples[i].out = C.int32_t(s.half*len(s.tokens) + i)
 	}
 	a.finals = put(s, s.finals, finals)
 	a.samples = put(s, s.samples, samples)
@@ -231,14 +310,13 @@ func (b *Backend) describe(st *kernels.Step, bucket int) (C.xk_step_args, error)
 	}
 	a.n_rows, a.n_segs, a.n_decode, a.n_tiles = C.int32_t(rows), C.int32_t(segs), C.int32_t(decodes), C.int32_t(tiles)
 	a.n_finals, a.n_samples, a.n_items, a.n_wants = C.int32_t(finals), C.int32_t(samples), C.int32_t(items), C.int32_t(len(s.wants))
-	a.bucket, a.on_layer = C.int32_t(bucket), flag(st.OnLayer != nil)
+	a.bucket, a.on_layer, a.half = C.int32_t(bucket), flag(st.OnLayer != nil), C.int32_t(s.half)
 	return a, nil
 }
 
 // answers notes what is wanted from one sequence's logits. collect walks the
 // same way.
-func (b *Backend) answers(q *kernels.Seq, row int) error {
-	s := &b.step
+func (b *Backend) answers(s *stepState, q *kernels.Seq, row int) error {
 	n := len(q.Tokens)
 	for i := range n {
 		last := i == n-1 && (len(q.Samples) > 0 || q.WantLogits)
@@ -276,7 +354,7 @@ func (b *Backend) answers(q *kernels.Seq, row int) error {
 func (b *Backend) tops(n int) int { return min(max(n, 0), b.arch.Vocab) }
 
 func (s *stepState) item(final, id C.int32_t, top int) {
-	s.items = append(s.items, C.xk_item{final: final, id: id, top: C.int32_t(top), out: C.int32_t(s.outs)})
+	s.items = append(s.items, C.xk_item{final: final, id: id, top: C.int32_t(top), out: C.int32_t(s.half*len(s.logprobs) + s.outs)})
 	s.outs += 1 + top
 }
 
@@ -293,9 +371,8 @@ func (s *stepState) sample(final C.int32_t, p *kernels.Sample) {
 	})
 }
 
-// collect reads the results, which stay valid until the next step.
-func (b *Backend) collect(st *kernels.Step) []kernels.Result {
-	s := &b.step
+// collect reads the results, which stay valid until s is described anew.
+func (b *Backend) collect(s *stepState, st *kernels.Step) []kernels.Result {
 	s.results = resize(s.results, len(st.Seqs))
 	s.tops = resize(s.tops, s.outs)
 	for i := range s.outs {
@@ -362,7 +439,7 @@ type folder struct {
 	at []int32 // by token: 1 + its entry, 0 between draws
 }
 
-func (f *folder) init(vocab int) { f.at = make([]int32, vocab) }
+func newFolder(vocab int) *folder { return &folder{make([]int32, vocab)} }
 
 func (f *folder) fold(list []C.xk_adjust, p *kernels.Sample) []C.xk_adjust {
 	from := len(list)

@@ -12,7 +12,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 2 // raised by any change of this file
+#define XK_ABI 3 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -74,7 +74,8 @@ typedef struct {
   float temperature, top_p, min_p;
   float repetition, presence, frequency;
   int32_t adjust, n_adjust;   // index of the first xk_adjust after args.adjust, count
-  uint32_t seed_lo, seed_hi, pos_lo, pos_hi, choice, _pad;
+  uint32_t seed_lo, seed_hi, pos_lo, pos_hi, choice;
+  int32_t out;                // index into xk_buffers.tokens
 } xk_sample;
 
 enum { XK_BAN = 1, XK_SEEN = 2 };
@@ -90,7 +91,7 @@ typedef struct {
   int32_t final; // -1 is padding
   int32_t id;    // token, or -1-i for what sample i drew
   int32_t top;   // most likely tokens to list
-  int32_t out;   // index of the first result: self, then the listed
+  int32_t out;   // index into xk_buffers.logprobs of the first result: self, then the listed
 } xk_item;
 
 typedef struct {
@@ -99,13 +100,14 @@ typedef struct {
   int32_t rank;  // 1 is the most likely
 } xk_logprob;
 
-// One step. Sections lie in the arena at byte offsets (multiples of 16); all
-// below used_bytes travels to the device in one copy.
+// One step. Sections lie in its half of the arena at byte offsets (multiples of
+// 16); all below used_bytes travels to the device in one copy.
 typedef struct {
   int32_t n_rows, n_segs, n_decode, n_tiles, n_finals, n_samples, n_items, n_wants;
   int32_t bucket;    // > 0: a padded decode step of that many rows, run as a graph
   int32_t on_layer;  // record an event a layer, for xk_wait_layer
-  int64_t tokens;    // int32 [n_rows] token ids
+  int32_t half, _pad; // of xk_buffers: 0 and 1 in turn
+  int64_t tokens;    // int32 [n_rows] token ids; -1-i is what sample i of the step before drew
   int64_t positions; // int32 [n_rows] absolute; -1 is padding
   int64_t tables;    // int32 [n_rows] offset of the row's block table in the tail
   int64_t segs;      // xk_seg [n_segs]
@@ -120,11 +122,13 @@ typedef struct {
   int64_t used_bytes;
 } xk_step_args;
 
-// Host memory that the device sees; lives as long as the context.
+// Host memory that the device sees; lives as long as the context. Arena, tokens
+// and logprobs have two halves of the given size, for two steps under way; of
+// the logits there is one, so that only one of the two may want any.
 typedef struct {
   void *arena;       // what xk_step_args describes
   int64_t arena_bytes;
-  int32_t *tokens;   // drawn ids, one a sample
+  int32_t *tokens;   // drawn ids, where each sample says
   int32_t max_samples;
   xk_logprob *logprobs;
   int32_t max_logprobs;
@@ -145,6 +149,8 @@ int32_t xk_free_bytes(xk_ctx *c, int64_t *out);
 int32_t xk_start(xk_ctx *c, int32_t blocks, xk_buffers *out); // allocates the pool, picks GEMMs
 int32_t xk_close(xk_ctx *c);
 
+// Two steps may be under way. The waits are for the older; after xk_wait_step it
+// is under way no more.
 int32_t xk_step(xk_ctx *c, const xk_step_args *args); // returns when all is launched
 int32_t xk_wait_layer(xk_ctx *c, int32_t layer);      // K, V and digests of this layer are in the pool
 int32_t xk_wait_step(xk_ctx *c);                      // results are in xk_buffers

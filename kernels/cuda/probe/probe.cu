@@ -414,7 +414,7 @@ static void bench_sampler() {
     std::vector<xk_sample> samples(batch);
     for (int i = 0; i < batch; i++) {
       xk_sample s = {};
-      s.final = i, s.temperature = 0.8f, s.top_p = 0.95f, s.repetition = 1, s.seed_lo = i * 77;
+      s.final = s.out = i, s.temperature = 0.8f, s.top_p = 0.95f, s.repetition = 1, s.seed_lo = i * 77;
       if (strstr(c.name, "greedy")) s.temperature = 0;
       if (strstr(c.name, "top_k")) s.top_k = 50;
       samples[i] = s;

@@ -1,0 +1,101 @@
+package enginetest
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// Pipelined is a Backend that is also a kernels.Launcher. It runs a step as late
+// as can be, when it is awaited, so that whoever gives a block away too soon
+// finds it overwritten.
+type Pipelined struct {
+	*Backend
+	queue []launched
+	drawn []int32 // by the latest step that ran
+	both  int
+}
+
+// launched is a step with what it looked like when it was launched.
+type launched struct{ step, then *kernels.Step }
+
+// Overlapped returns how many steps were launched while one was under way.
+func (p *Pipelined) Overlapped() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.both
+}
+
+// UnderWay returns how many steps wait to be awaited; only when the engine rests.
+func (p *Pipelined) UnderWay() int { return len(p.queue) }
+
+// Launch implements kernels.Launcher.
+func (p *Pipelined) Launch(s *kernels.Step) error {
+	if len(p.queue) == 2 {
+		return errors.New("a third step is launched")
+	}
+	spoil(p.last)
+	p.last = nil
+	if len(p.queue) == 1 {
+		p.mu.Lock()
+		p.both++
+		p.mu.Unlock()
+	}
+	p.queue = append(p.queue, launched{s, snapshot(s)})
+	return nil
+}
+
+// Await implements kernels.Launcher.
+func (p *Pipelined) Await() ([]kernels.Result, error) {
+	if len(p.queue) == 0 {
+		return nil, errors.New("no step is under way")
+	}
+	l := p.queue[0]
+	p.queue = p.queue[1:]
+	if !reflect.DeepEqual(snapshot(l.step), l.then) {
+		return nil, errors.New("the step was changed while it was under way")
+	}
+	s := *l.step
+	s.Seqs = slices.Clone(s.Seqs)
+	for i := range s.Seqs {
+		q := &s.Seqs[i]
+		if q.After == 0 {
+			continue
+		}
+		if q.After < 0 || q.After > len(p.drawn) || len(q.Tokens) != 1 {
+			return nil, fmt.Errorf("sequence %d: %d tokens after draw %d of %d", i, len(q.Tokens), q.After, len(p.drawn))
+		}
+		q.Tokens = p.drawn[q.After-1 : q.After]
+	}
+	before := p.drawn
+	p.drawn = nil
+	results, err := p.Step(&s)
+	if err != nil {
+		p.drawn = before
+		return nil, err
+	}
+	for _, r := range results {
+		for _, d := range r.Samples {
+			p.drawn = append(p.drawn, d.Token)
+		}
+	}
+	return results, nil
+}
+
+// snapshot copies what a step refers to, but for OnLayer.
+func snapshot(s *kernels.Step) *kernels.Step {
+	c := &kernels.Step{Seqs: slices.Clone(s.Seqs)}
+	for i := range c.Seqs {
+		q := &c.Seqs[i]
+		q.Tokens, q.Blocks, q.Targets = slices.Clone(q.Tokens), slices.Clone(q.Blocks), slices.Clone(q.Targets)
+		q.Samples = slices.Clone(q.Samples)
+		for j := range q.Samples {
+			d := &q.Samples[j]
+			d.Prompt, d.Output, d.Bias, d.Ban = slices.Clone(d.Prompt), slices.Clone(d.Output), slices.Clone(d.Bias), slices.Clone(d.Ban)
+		}
+	}
+	return c
+}

@@ -1,0 +1,185 @@
+package engine
+
+import (
+	"time"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// A launcher is given the next step while one is under way, so that the device
+// never waits for the loop: step n+1 is planned before the tokens of step n are
+// known. A sequence whose next token is still being drawn takes part with
+// kernels.Seq.After in the place of that token; if the token then ends it, what
+// it computed in vain is dropped. Blocks that a step under way may write are
+// freed when it has ended, never before: others could fill them from outside.
+//
+// A sequence sits the next step out when more than its token depends on the
+// draw: the first one of a prompt (forks), one under penalties, one that length
+// will end. With a plain Backend a step is awaited before the next is planned.
+
+// flight is a step from its launch to its settlement.
+type flight struct {
+	buf     stepBuffers
+	step    *kernels.Step
+	members []member
+	began   time.Time
+}
+
+// member is one sequence's part of a flight.
+type member struct {
+	q     *sequence
+	chunk int
+}
+
+// serial makes a Launcher of a Backend: the step runs when it is awaited.
+type serial struct {
+	kernels.Backend
+	step *kernels.Step
+}
+
+func (s *serial) Launch(step *kernels.Step) error {
+	s.step = step
+	return nil
+}
+
+func (s *serial) Await() ([]kernels.Result, error) { return s.Step(s.step) }
+
+// launcherOf also says how many steps may be under way.
+func launcherOf(b kernels.Backend) (kernels.Launcher, int) {
+	if l, ok := b.(kernels.Launcher); ok {
+		return l, 2
+	}
+	return &serial{Backend: b}, 1
+}
+
+// turn plans and launches a step if one more may be under way, and settles the
+// oldest if not, or if there is nothing to launch. It reports whether there was
+// anything to do.
+func (e *Engine) turn() bool {
+	launched := false
+	if !e.short || len(e.flights) == 0 {
+		e.short = false
+		e.admit()
+		if e.plan() {
+			e.launch()
+			launched = true
+		}
+		e.publish()
+	}
+	if n := len(e.flights); n == e.depth || n > 0 && !launched {
+		e.settle()
+		return true
+	}
+	return launched
+}
+
+// launch sends the batch off.
+func (e *Engine) launch() {
+	f := e.spare
+	if e.spare = nil; f == nil {
+		f = &flight{}
+	}
+	f.members = f.members[:0]
+	f.step = e.build(&f.buf)
+	f.began = time.Now()
+	err := guard(func() error { return e.device.Launch(f.step) })
+	draw := 0
+	for i, q := range e.batch {
+		f.members = append(f.members, member{q, q.chunk})
+		q.ahead += q.chunk
+		q.chunk, q.draw = 0, 0
+		if n := len(f.step.Seqs[i].Samples); n > 0 {
+			q.draw = draw + 1
+			draw += n
+		}
+		q.flights++
+		q.h.flights++
+	}
+	e.flights = append(e.flights, f)
+	if err != nil {
+		f.step = nil
+		e.broken(f, err)
+	}
+}
+
+// settle waits for the oldest step under way and handles its outcome.
+func (e *Engine) settle() {
+	f := e.flights[0]
+	var results []kernels.Result
+	err := guard(func() (err error) {
+		results, err = e.device.Await()
+		if err == nil {
+			err = checkResults(f.step, results)
+		}
+		return err
+	})
+	now := time.Now()
+	if f.began.Before(e.settled) { // the device was busy with the step before it
+		f.began = e.settled
+	}
+	e.settled = now
+	took := now.Sub(f.began)
+	e.metrics.step(took, f.members)
+	if err != nil {
+		e.broken(f, err)
+		return
+	}
+	e.record(nil)
+	e.pace.step(took, f.members)
+	e.land(f)
+	// Advance all before delivering any: delivery can end a request with
+	// several sequences in the batch.
+	for _, m := range f.members {
+		e.advance(m)
+	}
+	for i, m := range f.members {
+		e.deliver(m.q, &results[i])
+	}
+	e.reuse(f)
+}
+
+// broken ends every request of a flight that failed: its rows mean nothing.
+func (e *Engine) broken(f *flight, err error) {
+	e.log.Error("engine step", "sequences", len(f.members), "error", err)
+	e.record(err)
+	e.metrics.failures.Inc()
+	e.land(f)
+	for _, m := range f.members {
+		if m.q.running { // else it ended with a sibling, or before
+			e.finish(m.q.h, err)
+		}
+	}
+	e.reuse(f)
+}
+
+// land takes a flight off. What ended while it was under way is freed, unless
+// a later one carries it too.
+func (e *Engine) land(f *flight) {
+	for i, g := range e.flights {
+		if g == f {
+			e.flights = append(e.flights[:i], e.flights[i+1:]...)
+			break
+		}
+	}
+	for _, m := range f.members {
+		q, h := m.q, m.q.h
+		q.ahead -= m.chunk
+		h.flights--
+		if q.flights--; q.flights == 0 {
+			q.draw = 0
+			if q.ended {
+				e.cache.Release(q.table, h.owner)
+				q.table = nil
+			}
+		}
+		if h.over && h.flights == 0 {
+			e.close(h)
+		}
+	}
+}
+
+// reuse keeps a flight's memory for the next.
+func (e *Engine) reuse(f *flight) {
+	clear(f.members) // they are not ours to keep alive
+	e.spare = f
+}
