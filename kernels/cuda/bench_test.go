@@ -99,7 +99,7 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 		var host, device, gaps []float64
 		halves := [2][]kernels.Seq{slices.Clone(seqs), slices.Clone(seqs)}
 		last := time.Now()
-		for step := range 121 {
+		for step := range 321 {
 			half := halves[step%2]
 			for i := range half {
 				if half[i].Pos = length + step%200; step > 0 {
