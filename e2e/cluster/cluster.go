@@ -29,31 +29,59 @@ func Main(m *testing.M) int {
 		return serveNATS(addr)
 	}
 	code := m.Run()
-	if dir := os.Getenv(buildEnv); dir != "" {
+	if dir := os.Getenv(sharedEnv); dir != "" {
 		os.RemoveAll(dir)
 	}
 	return code
 }
 
-// buildEnv names the folder of the binary, for Main to remove.
-const buildEnv = "XPYD_E2E_BUILD"
+// sharedEnv names the folder of what tests share, for Main to remove.
+const sharedEnv = "XPYD_E2E_SHARED"
 
-// binary is built at the first use: the only state that the tests of a
-// process share.
-var binary = sync.OnceValues(func() (string, error) {
+// shared is the folder of what is made once for all tests of a process: the
+// binary, and what Once makes.
+var shared = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "xpyd-e2e-")
 	if err != nil {
 		return "", err
 	}
-	if err := os.Setenv(buildEnv, dir); err != nil {
+	return dir, os.Setenv(sharedEnv, dir)
+})
+
+// Once returns a function that has make write something large to a folder of
+// that name, at its first call, and returns the folder's path. Main removes it.
+func Once(name string, make func(dir string) error) func(testing.TB) string {
+	once := sync.OnceValues(func() (string, error) {
+		dir, err := shared()
+		if err != nil {
+			return "", err
+		}
+		path := filepath.Join(dir, name)
+		return path, make(path)
+	})
+	return func(t testing.TB) string {
+		t.Helper()
+		path, err := once()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+}
+
+// binary is built as `make dist` builds it, and by go run, which alone keeps
+// linked programs in the build cache: a run of all tests links it once.
+var binary = sync.OnceValues(func() (string, error) {
+	dir, err := shared()
+	if err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, "xpyd")
-	args, cgo := []string{"build", "-o", path}, "CGO_ENABLED=0"
+	args, cgo := []string{"run", "-trimpath", "-ldflags", "-s -w", "-exec", "cp"}, "CGO_ENABLED=0"
 	if os.Getenv("XPYD_E2E_RACE") != "" {
 		args, cgo = append(args, "-race"), "CGO_ENABLED=1"
 	}
-	cmd := exec.Command("go", append(args, "github.com/xpyd/xpyd/cmd/xpyd")...)
+	cmd := exec.Command("go", append(args, "github.com/xpyd/xpyd/cmd/xpyd", path)...)
 	cmd.Env = append(os.Environ(), cgo)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%v: %w\n%s", cmd, err, out)

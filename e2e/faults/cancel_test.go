@@ -21,41 +21,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/e2e/cluster"
-	"github.com/xpyd/xpyd/internal/model"
-	"github.com/xpyd/xpyd/internal/model/modeltest"
 )
-
-// slowModel is a model on which a prompt of slowPrompt tokens takes seconds.
-func slowModel(t *testing.T) string {
-	t.Helper()
-	return randomModel(t, "slow", modeltest.Stories110M())
-}
-
-// mediumModel is one on which a prompt of some hundred tokens takes a while.
-func mediumModel(t *testing.T) string {
-	t.Helper()
-	return randomModel(t, "medium", modeltest.Stories15M())
-}
-
-// randomModel writes a model with random weights and the tokenizer of
-// stories260k.
-func randomModel(t *testing.T, name string, c model.Config) string {
-	t.Helper()
-	files := map[string][]byte{}
-	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
-		b, err := os.ReadFile(filepath.Join("..", "..", "internal", "model", "stories260k", name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		files[name] = b
-	}
-	c.Vocab, c.MaxPositions = 512, 4096
-	dir := filepath.Join(t.TempDir(), name)
-	if err := modeltest.WriteHF(dir, c, modeltest.HFOptions{Seed: 1, DType: model.F16, Files: files}); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
 
 const slowPrompt = 1000 // tokens
 

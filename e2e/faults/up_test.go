@@ -141,11 +141,31 @@ func TestUpQuiet(t *testing.T) {
 	}
 }
 
+// unread is a model under a path from which nobody has loaded it: its bytes are
+// still to be hashed.
+func unread(t *testing.T, dir string) string {
+	t.Helper()
+	own := filepath.Join(t.TempDir(), "model")
+	if err := os.Mkdir(own, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if err := os.Link(f, filepath.Join(own, filepath.Base(f))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return own
+}
+
 // TestWorkerInterruptEarly: a worker that is told to stop while it starts does
 // not call that a failure.
 func TestWorkerInterruptEarly(t *testing.T) {
 	t.Parallel()
-	dir := slowModel(t) // loads for a while
+	dir := unread(t, slowModel(t)) // loads for a while
 	for wait := 10 * time.Millisecond; wait < 200*time.Millisecond; wait = wait * 3 / 2 {
 		p := cluster.Start(t, nil, "decode", "--model", dir, "--log-level", "warn")
 		time.Sleep(wait)

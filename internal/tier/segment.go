@@ -25,6 +25,8 @@ type segment struct {
 	born  []int64        // by slot: as in its header
 	hits  []bool         // by slot: it was read since it was written
 	users int            // reads and writes under way, and 1 while it is listed
+	// retired: what is being written to it is written for nothing.
+	retired bool
 }
 
 // preamble is a segment's first page.

@@ -65,6 +65,17 @@ type Config struct {
 	// TenantShare of host memory is the most that units of one cache salt, ""
 	// too, may fill: beyond, a new one takes the place of one of theirs. 0: all.
 	TenantShare float64
+	// Changed hears of each unit that comes into a tier or leaves it, in order,
+	// under the tier's lock: it must not block, nor ask the tiers. Nil: nobody.
+	Changed func(Change)
+}
+
+// Change is a unit that can be found in a tier from now on, or no more.
+type Change struct {
+	Tier         string // "host" or "ssd"
+	Stored       bool
+	Key          kvcache.Hash
+	Parent, Root kvcache.Hash // of what is stored; Parent of a first unit is zero or Root
 }
 
 // Validate names what cannot be.
@@ -174,7 +185,7 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 	t.patience = 100 * time.Millisecond
 	t.spare = min(spareMost, max(1, slots/8))
 	t.pins.most = int(cfg.PinShare * float64(slots))
-	t.host.ttl, t.host.went = cfg.TTL, t.lost
+	t.host.ttl, t.host.went, t.host.changed = cfg.TTL, t.lost, t.teller(tierHost)
 	if cfg.TenantShare > 0 {
 		t.host.limit = max(1, int(cfg.TenantShare*float64(slots)))
 	}
@@ -183,7 +194,7 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 			t.host.close()
 			return nil, err
 		}
-		t.disk.ttl, t.disk.pinned = cfg.TTL, t.pins.has
+		t.disk.ttl, t.disk.pinned, t.disk.changed = cfg.TTL, t.pins.has, t.teller(tierSSD)
 		t.pins.most = min(t.pins.most, int(cfg.PinShare*float64(t.disk.most*t.disk.slots)))
 	}
 	if t.metrics, err = newMetrics(t, reg); err != nil {
@@ -191,6 +202,14 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 		return nil, errors.Join(err, t.disk.close())
 	}
 	return t, nil
+}
+
+// teller makes Changes of what a tier says.
+func (t *Tiers) teller(tier string) func(unit, bool) {
+	if t.cfg.Changed == nil {
+		return nil
+	}
+	return func(u unit, stored bool) { t.cfg.Changed(Change{tier, stored, u.key, u.parent, u.root}) }
 }
 
 // Attach starts saving what cache learns of. Once.

@@ -53,7 +53,10 @@ func memory(t testing.TB, size int) (fd int, mem []byte) {
 var shared = kvconntest.Factory{New: transport, Memory: memory, Shrink: 2}
 
 // TestProcesses kills and stops real processes at every step.
-func TestProcesses(t *testing.T) { kvconntest.Processes(t, shared) }
+func TestProcesses(t *testing.T) {
+	t.Parallel()
+	kvconntest.Processes(t, shared)
+}
 
 // TestShared is the suite with rows that the sender places.
 func TestShared(t *testing.T) {

@@ -27,7 +27,10 @@ var peers = kvconntest.Factory{
 }
 
 // TestProcesses kills and stops real processes at every step.
-func TestProcesses(t *testing.T) { kvconntest.Processes(t, peers) }
+func TestProcesses(t *testing.T) {
+	t.Parallel()
+	kvconntest.Processes(t, peers)
+}
 
 // TestLossy runs over a network with delay, loss and partitions.
 // XPYD_FAULT_ROUNDS is how many of the latter; more than one last 5 s each.

@@ -1,0 +1,33 @@
+package faults
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/xpyd/xpyd/e2e/cluster"
+	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/modeltest"
+)
+
+var (
+	// slowModel is a model on which a prompt of slowPrompt tokens takes seconds.
+	slowModel = cluster.Once("slow", random(modeltest.Stories110M()))
+	// mediumModel is one on which a prompt of some hundred tokens takes a while.
+	mediumModel = cluster.Once("medium", random(modeltest.Stories15M()))
+)
+
+// random writes a model with random weights and the tokenizer of stories260k.
+func random(c model.Config) func(dir string) error {
+	return func(dir string) error {
+		files := map[string][]byte{}
+		for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
+			b, err := os.ReadFile(filepath.Join("..", "..", "internal", "model", "stories260k", name))
+			if err != nil {
+				return err
+			}
+			files[name] = b
+		}
+		c.Vocab, c.MaxPositions = 512, 4096
+		return modeltest.WriteHF(dir, c, modeltest.HFOptions{Seed: 1, DType: model.F16, Files: files})
+	}
+}
