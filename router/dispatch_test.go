@@ -29,6 +29,7 @@ import (
 // TestRetries: whatever one member of a pair does wrong before a byte went
 // out, the client gets the story from another pair.
 func TestRetries(t *testing.T) {
+	t.Parallel()
 	cut := func(w http.ResponseWriter, r *http.Request) { // a header, and half an answer
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Content-Length", "1000")
@@ -276,6 +277,7 @@ func TestDeathBeforeFirstByte(t *testing.T) {
 
 // TestRefusedConnectionIsDeath: a worker whose port is closed is reported.
 func TestRefusedConnectionIsDeath(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, 2, 1)
 	g.workers["p0"].srv.CloseClientConnections()
 	g.workers["p0"].srv.Close()

@@ -132,6 +132,7 @@ func TestFaultC22_StreamDoesNotWaitForPrefill(t *testing.T) {
 // TestFaultC23_SameAsPlain: whatever the dialect, the answer has the text, the
 // choices and the counts that one engine alone gives.
 func TestFaultC23_SameAsPlain(t *testing.T) {
+	t.Parallel()
 	alone, list := engines(t, "openai", fleet.Decode, 1)
 	plain := newRig(t, 0, 0, func(c *router.Config) { c.Static = list })
 	plain.allProbed(1)
@@ -173,6 +174,7 @@ func TestFaultC23_SameAsPlain(t *testing.T) {
 // TestFaultC25_FirstEventAtOnce: an event is relayed when it comes, not when the
 // answer is whole, and prefill is asked in words that it takes.
 func TestFaultC25_FirstEventAtOnce(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range append([]string{"openai"}, split...) {
 		t.Run(dialect, func(t *testing.T) {
 			var g *rig

@@ -15,7 +15,7 @@ import (
 )
 
 func hedged(c *router.Config) {
-	c.Hedge.Enabled, c.Hedge.Delay = true, 10*time.Millisecond
+	c.Hedge.Enabled, c.Hedge.Delay = true, 100*time.Millisecond // the first pair must have been asked by then
 }
 
 // hedges checks the counts of second requests: won, lost, failed, no_budget and

@@ -4,13 +4,17 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"runtime"
+	"runtime/pprof"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +26,16 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router"
 )
+
+// TestMain lets more tests run side by side than there are processors: those
+// that may, wait.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		_ = f.Value.Set("4") // a number, which it takes
+	}
+	os.Exit(m.Run())
+}
 
 // mock is a fake worker on a real loopback listener. Its handlers can be
 // replaced; the defaults answer at once.
@@ -181,7 +195,8 @@ func (l *logs) String() string {
 // ready. At the end it checks that nothing is left.
 func newRig(t *testing.T, np, nd int, edit ...func(*router.Config)) *rig {
 	t.Helper()
-	before := goroutines()
+	label(t)
+	before := goroutines(t)
 	g := &rig{t: t, reg: prometheus.NewRegistry(), logs: &logs{}, workers: map[string]*mock{}}
 	var err error
 	if g.watcher, err = fleet.Watch(fleet.WatcherConfig{Log: slog.New(slog.NewTextHandler(g.logs, nil))}); err != nil {
@@ -241,6 +256,21 @@ func (g *rig) add(id string, role fleet.Role, edit ...func(*fleet.Instance)) *mo
 	return m
 }
 
+// inOrder makes d0 answer once p0 was asked, as a decode does that needs what
+// prefill computes: else it may be over before prefill's leg is sent.
+func (g *rig) inOrder(decode http.HandlerFunc) {
+	p, d := g.workers["p0"], g.workers["d0"]
+	asked := make(chan struct{}, 64)
+	p.on(&p.prefill, func(w http.ResponseWriter, r *http.Request) { prefillDone(w, r); asked <- struct{}{} })
+	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-asked:
+			decode(w, r)
+		case <-r.Context().Done():
+		}
+	})
+}
+
 // idle says whether the router's ledger shows nothing.
 func (g *rig) idle() bool {
 	var l struct {
@@ -281,17 +311,36 @@ func (g *rig) end(before int) {
 	}
 	g.until("goroutines to end", func() bool {
 		http.DefaultClient.CloseIdleConnections()
-		return goroutines() <= before
+		return goroutines(g.t) <= before
 	})
 }
 
-// goroutines counts them, without the HTTP library's process-wide clock and
-// its sweeper, which sleeps a little past its server's end.
-func goroutines() int {
-	buf := make([]byte, 1<<20)
-	all := string(buf[:runtime.Stack(buf, true)])
-	return strings.Count(all, "\ngoroutine ") + 1 - strings.Count(all, "fasthttp.updateServerDate.func1()") -
-		strings.Count(all, "fasthttp.(*workerPool).Start.func2()")
+// label marks the test's goroutine, and with it all that is started from there.
+func label(t *testing.T) {
+	pprof.SetGoroutineLabels(pprof.WithLabels(t.Context(), pprof.Labels("test", t.Name())))
+}
+
+// goroutines counts the test's, which carry its name, so that tests may run side
+// by side; without the HTTP library's process-wide clock and its sweeper, which
+// sleeps a little past its server's end.
+func goroutines(t *testing.T) (n int) {
+	var text bytes.Buffer
+	if err := pprof.Lookup("goroutine").WriteTo(&text, 1); err != nil {
+		t.Error(err)
+	}
+	for alike := range strings.SplitSeq(text.String(), "\n\n") {
+		if !strings.Contains(alike, fmt.Sprintf(`"test":%q`, t.Name())) ||
+			strings.Contains(alike, "fasthttp.updateServerDate.func1") || strings.Contains(alike, "fasthttp.(*workerPool).Start.func2") {
+			continue
+		}
+		count, _, _ := strings.Cut(alike, " @")
+		of, err := strconv.Atoi(strings.TrimPrefix(count[strings.LastIndex(count, "\n")+1:], " "))
+		if err != nil {
+			t.Error(err)
+		}
+		n += of
+	}
+	return n
 }
 
 func (g *rig) shutdown() {
