@@ -49,7 +49,11 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	case path == "/admin/v1/cache" && verb == "GET":
 		reply(ctx, 200, r.everyWorker("GET", "/xpyd/v1/cache"))
 	case path == "/admin/v1/cache/flush" && verb == "POST":
-		reply(ctx, 200, r.everyWorker("POST", "/xpyd/v1/cache/flush"))
+		flush := "/xpyd/v1/cache/flush"
+		if string(ctx.QueryArgs().Peek("store")) == "true" {
+			flush += "?store=true"
+		}
+		reply(ctx, 200, r.everyWorker("POST", flush))
 	case path == "/debug/ledger" && verb == "GET":
 		r.serveLedger(ctx)
 	case path == "/debug/requests" && verb == "GET":
