@@ -47,13 +47,15 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	case instances && (rest == "" || rest[0] == '/'):
 		r.instances(ctx, id, verb, strings.TrimPrefix(rest, "/"))
 	case path == "/admin/v1/cache" && verb == "GET":
-		reply(ctx, 200, r.everyWorker("GET", "/xpyd/v1/cache"))
+		reply(ctx, 200, r.everyWorker("GET", "/xpyd/v1/cache", nil))
 	case path == "/admin/v1/cache/flush" && verb == "POST":
 		flush := "/xpyd/v1/cache/flush"
 		if string(ctx.QueryArgs().Peek("store")) == "true" {
 			flush += "?store=true"
 		}
-		reply(ctx, 200, r.everyWorker("POST", flush))
+		reply(ctx, 200, r.everyWorker("POST", flush, nil))
+	case path == "/admin/v1/cache/pin" && (verb == "GET" || verb == "POST" || verb == "DELETE"):
+		reply(ctx, 200, r.everyWorker(verb, "/xpyd/v1/cache/pin", ctx.PostBody()))
 	case path == "/debug/ledger" && verb == "GET":
 		r.serveLedger(ctx)
 	case path == "/debug/requests" && verb == "GET":

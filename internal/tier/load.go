@@ -108,7 +108,7 @@ func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, 
 		if len(ahead) <= window-burst { // reads from a shared store go together
 			begun := len(ahead)
 			for ; next < to && len(ahead) < window; next += unit {
-				ahead = append(ahead, t.fetch(chain, next))
+				ahead = append(ahead, t.fetch(chain, next, tokens[next:next+unit]))
 			}
 			t.read(ahead[begun:])
 		}
@@ -219,14 +219,14 @@ func (f *fetch) deliver(good bool) {
 
 // fetch finds a unit in host memory, or begins to read it; one that is to come
 // from the shared store waits for read.
-func (t *Tiers) fetch(chain *kvcache.Chain, pos int) *fetch {
+func (t *Tiers) fetch(chain *kvcache.Chain, pos int, tokens []int32) *fetch {
 	key := chain.Name(pos + t.cacheUnit())
 	f := &fetch{key: key, pos: pos, tier: tierHost, have: t.host.get(key)}
 	if f.have != nil {
 		return f
 	}
 	f.tier, f.got = tierSSD, make(chan *lease, 1)
-	into := t.host.take(unit{key: key, parent: chain.Name(pos), root: chain.Name(0), pos: pos, born: t.disk.born(key)})
+	into := t.host.take(unit{key: key, parent: chain.Name(pos), root: chain.Name(0), pos: pos, tokens: tokens, born: t.disk.born(key)})
 	if f.into = into; into == nil {
 		close(f.got)
 		return f

@@ -6,7 +6,8 @@ import (
 
 // Tiers as labels name them.
 const (
-	tierHost  = "host"
+	Host      = "host"
+	tierHost  = Host
 	tierSSD   = "ssd"
 	tierStore = "store"
 )

@@ -58,7 +58,7 @@ func (t *Tiers) KVEvent(ev kvcache.Event) {
 	default:
 		return
 	}
-	t.enqueue(save{unit{key: ev.Hash, parent: ev.Parent, root: ev.Root, pos: ev.Pos}, ev.Kind == kvcache.Cold})
+	t.enqueue(save{unit{key: ev.Hash, parent: ev.Parent, root: ev.Root, pos: ev.Pos, tokens: ev.Tokens}, ev.Kind == kvcache.Cold})
 }
 
 func (t *Tiers) enqueue(s save) {

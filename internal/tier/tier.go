@@ -84,7 +84,9 @@ type Change struct {
 	Tier         string // "host" or "ssd"
 	Stored       bool
 	Key          kvcache.Hash
-	Parent, Root kvcache.Hash // of what is stored; Parent of a first unit is zero or Root
+	Parent, Root kvcache.Hash // of what is stored
+	Pos          int          // tokens before it
+	Tokens       []int32      // of what is stored, if they are at hand
 }
 
 // Validate names what cannot be.
@@ -225,7 +227,9 @@ func (t *Tiers) teller(tier string) func(unit, bool) {
 	if t.cfg.Changed == nil {
 		return nil
 	}
-	return func(u unit, stored bool) { t.cfg.Changed(Change{tier, stored, u.key, u.parent, u.root}) }
+	return func(u unit, stored bool) {
+		t.cfg.Changed(Change{tier, stored, u.key, u.parent, u.root, u.pos, u.tokens})
+	}
 }
 
 // Attach starts saving what cache learns of. Once.

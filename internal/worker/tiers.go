@@ -22,6 +22,9 @@ func (w *Worker) openTiers() error {
 		LoadBlocks: max(w.backend.Blocks()*3/4, 1), StoreWrites: k.StoreWrite, LoadQuota: int64(k.LoadQuota),
 		Write: tier.WritePolicy(k.WritePolicy), WriteHits: k.WriteHits, Eviction: tier.Eviction(k.Eviction),
 		TTL: k.TTL, PinShare: k.PinShare, TenantShare: k.TenantShare}
+	if w.events != nil {
+		cfg.Changed = w.events.tierChange
+	}
 	var err error
 	if k.Store != "" {
 		if cfg.Store, err = w.openStore(); err != nil {
