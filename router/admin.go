@@ -17,6 +17,7 @@ import (
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/share"
 )
 
 // serveAdmin routes the admin listener: all but /metrics and /health are
@@ -46,9 +47,11 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	case instances && (rest == "" || rest[0] == '/'):
 		r.instances(ctx, id, verb, strings.TrimPrefix(rest, "/"))
 	case path == "/admin/v1/cache" && verb == "GET":
-		reply(ctx, 200, r.everyWorker("GET", "/xpyd/v1/cache"))
+		reply(ctx, 200, r.everyWorker("GET", "/xpyd/v1/cache", nil))
 	case path == "/admin/v1/cache/flush" && verb == "POST":
-		reply(ctx, 200, r.everyWorker("POST", "/xpyd/v1/cache/flush"))
+		reply(ctx, 200, r.everyWorker("POST", "/xpyd/v1/cache/flush", nil))
+	case path == "/admin/v1/cache/pin" && (verb == "GET" || verb == "POST" || verb == "DELETE"):
+		reply(ctx, 200, r.everyWorker(verb, "/xpyd/v1/cache/pin", ctx.PostBody()))
 	case path == "/debug/ledger" && verb == "GET":
 		r.serveLedger(ctx)
 	case path == "/debug/requests" && verb == "GET":
@@ -87,7 +90,8 @@ type instanceInfo struct {
 	*fleet.Member
 	Probed     bool       `json:"probed"`
 	ProbeError string     `json:"probe_error,omitempty"`
-	Draining   bool       `json:"draining"` // announced, or asked for here
+	Embeds     bool       `json:"embeds_only,omitempty"` // it generates nothing
+	Draining   bool       `json:"draining"`              // announced, or asked for here
 	InFlight   pick.Loads `json:"in_flight"`
 	Breaker    pick.Guard `json:"breaker"`
 	KVEvents   *feedInfo  `json:"kv_feed,omitempty"`
@@ -97,6 +101,8 @@ type fleetInfo struct {
 	Version   uint64          `json:"version"`
 	Ready     bool            `json:"ready"`
 	Link      fleet.Link      `json:"link"`
+	Router    string          `json:"router,omitempty"`  // its id, as others know it
+	Routers   []share.Peer    `json:"routers,omitempty"` // the others, if they share
 	Instances []instanceInfo  `json:"instances"`
 	Refusals  []fleet.Refusal `json:"refusals"`
 	// Strangers are engines that were found and not added.
@@ -123,10 +129,13 @@ func (r *Router) instances(ctx *fasthttp.RequestCtx, id, verb, rest string) {
 func (r *Router) listInstances(ctx *fasthttp.RequestCtx) {
 	s := r.fleet.Snapshot()
 	info := fleetInfo{Version: s.Version, Ready: r.Ready(), Link: s.Link, Instances: []instanceInfo{}, Refusals: s.Refusals(), Strangers: r.found.refusals()}
+	if r.share != nil {
+		info.Router, info.Routers = r.share.ID(), r.share.List()
+	}
 	for i := range s.Members {
 		m := &s.Members[i]
 		ok, err := r.probes.state(m)
-		info.Instances = append(info.Instances, instanceInfo{Member: m, Probed: ok, ProbeError: err,
+		info.Instances = append(info.Instances, instanceInfo{Member: m, Probed: ok, ProbeError: err, Embeds: slices.Contains(r.probes.embedders(), m.ID),
 			Draining: m.Draining || r.drained(m), InFlight: r.picker.Loads(m.ID, m.Epoch), Breaker: r.picker.Guard(m.ID, m.Epoch), KVEvents: r.kv.info(m)})
 	}
 	reply(ctx, 200, info)

@@ -149,6 +149,7 @@ func TestBadRequests(t *testing.T) {
 
 // TestBadHTTP is what only raw bytes can do.
 func TestBadHTTP(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, 1, 1, func(c *router.Config) {
 		c.ReadTimeout, c.MaxBodyBytes, c.MaxHeaderBytes = time.Second, 1<<20, 4096
 	})

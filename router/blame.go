@@ -10,6 +10,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
@@ -46,6 +47,9 @@ func (a *attempt) broken(l *leg, err error) *failure {
 		a.fault(l, pick.Broken)
 		if errors.As(err, &le) && !le.gone() {
 			f.outcome, f.reason = ticket.Late, reasonTimeout
+			if a.rules != nil && a.rules.Order == dialect.Together { // each may have waited for the other
+				f.avoid = []string{a.p.inst.ID, a.d.inst.ID}
+			}
 			break
 		}
 		a.q.r.suspect(l.inst, err)

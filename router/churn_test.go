@@ -99,6 +99,7 @@ type unit struct {
 const churnLife = 4 * time.Second
 
 func newChurn(t *testing.T, seed uint64) *churn {
+	label(t)
 	c := &churn{rnd: rand.New(rand.NewPCG(seed, 0)), turns: map[string]int{}}
 	var list []router.Static
 	for _, dialect := range []string{"vllm-nixl", "vllm-mooncake", "storage", "openai"} {

@@ -26,6 +26,9 @@ type Config struct {
 	TLSCert     string `koanf:"tls_cert"`
 	TLSKey      string `koanf:"tls_key"`
 	TLSClientCA string `koanf:"tls_client_ca"`
+	// AdminTLSCert and AdminTLSKey do the same for the admin listener.
+	AdminTLSCert string `koanf:"admin_tls_cert"`
+	AdminTLSKey  string `koanf:"admin_tls_key"`
 	// APIKeys, when there are any, are the bearer tokens that the public
 	// listener's /v1 and tokenizer paths take; APIKeysFile has more, with
 	// limits (package apikey), and is read again when it changes.
@@ -177,6 +180,9 @@ func (c Config) Validate() error {
 	}
 	if c.TLSClientCA != "" && c.TLSCert == "" {
 		return bad("tls_client_ca", "it needs tls_cert and tls_key")
+	}
+	if (c.AdminTLSCert == "") != (c.AdminTLSKey == "") {
+		return bad("admin_tls_cert", "admin_tls_cert and admin_tls_key go together")
 	}
 	for i, key := range c.APIKeys {
 		if key == "" {

@@ -22,6 +22,7 @@ var split = []string{"vllm-nixl", "vllm-nixl-push", "vllm-mooncake", "vllm-offlo
 // of them.
 func engines(t *testing.T, dialect string, role fleet.Role, n int, change ...func(*fake.Config)) (out []*fake.Engine, list []router.Static) {
 	t.Helper()
+	label(t)
 	for i := range n {
 		cfg := fake.Config{Listen: "127.0.0.1:0", Dialect: dialect, Role: string(role), Model: "m", Version: "1.0"}
 		for _, c := range change {
@@ -128,8 +129,10 @@ func read(t *testing.T, body string) (text string, r reply) {
 }
 
 func TestDialects(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range split {
 		t.Run(dialect, func(t *testing.T) {
+			t.Parallel()
 			g, ps, ds := pairRig(t, dialect, 1, 1)
 			f := func(path, body, prompt string) {
 				t.Helper()
@@ -176,6 +179,7 @@ func TestDialects(t *testing.T) {
 // TestDialectFailures: whatever goes wrong before the first byte, the client
 // gets the text from another pair, under a fresh link.
 func TestDialectFailures(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range split {
 		for name, c := range map[string]struct {
 			role  fleet.Role
@@ -190,8 +194,10 @@ func TestDialectFailures(t *testing.T) {
 			"decode is silent": {fleet.Decode, fake.Fault{Hang: true}},
 		} {
 			t.Run(dialect+", "+name, func(t *testing.T) {
+				t.Parallel()
 				hang := c.fault.Hang
 				g, ps, ds := pairRig(t, dialect, 2, 2, func(c *router.Config) {
+					c.Pick.Policy = "round_robin"
 					if c.DecodeSilence = 10 * time.Second; hang {
 						c.DecodeSilence, c.FirstByteTimeout = 300*time.Millisecond, 600*time.Millisecond
 					}
@@ -201,7 +207,7 @@ func TestDialectFailures(t *testing.T) {
 					bad = ds[0]
 				}
 				bad.SetFault(c.fault)
-				for n := 0; n < 4 || n < 64 && len(bad.Records()) == 0; n++ { // equals are drawn at random
+				for range 4 {
 					resp, text := g.post("/v1/completions", askLive)
 					if got, _ := read(t, text); resp.StatusCode != 200 || got != wantText(`"Once upon"`) {
 						t.Fatalf("%d %s\n%s", resp.StatusCode, text, g.logs)
@@ -218,6 +224,7 @@ func TestDialectFailures(t *testing.T) {
 // TestDialectBroken: a stream that breaks after its first byte ends with an
 // error event, and is not repeated.
 func TestDialectBroken(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range split {
 		t.Run(dialect, func(t *testing.T) {
 			g, _, ds := pairRig(t, dialect, 1, 1)
@@ -234,6 +241,7 @@ func TestDialectBroken(t *testing.T) {
 // TestUnsplit: what a dialect cannot split goes to decode alone, visibly, or is
 // refused where decode cannot serve alone or the operator does not want it.
 func TestUnsplit(t *testing.T) {
+	t.Parallel()
 	shapes := map[string]string{
 		"n": `"prompt":"x","n":2`, "batch": `"prompt":["x","y"]`, "echo": `"prompt":"x","echo":true`,
 		"prompt_logprobs": `"prompt":"x","prompt_logprobs":1`, "duplicate_field": `"prompt":"x","stream":true,"stream":false`,
@@ -306,6 +314,7 @@ func TestClientsFault(t *testing.T) {
 
 // TestMixedFleet: engines of several kinds side by side; pairs never cross.
 func TestMixedFleet(t *testing.T) {
+	t.Parallel()
 	var list []router.Static
 	var all []*fake.Engine
 	for _, dialect := range []string{"vllm-nixl", "sglang"} {
@@ -344,6 +353,7 @@ func TestMixedFleet(t *testing.T) {
 // TestVersions: engines of different versions are not paired, and the reason
 // is shown.
 func TestVersions(t *testing.T) {
+	t.Parallel()
 	_, list := engines(t, "vllm-nixl", fleet.Prefill, 1)
 	_, more := engines(t, "vllm-nixl", fleet.Decode, 1, func(c *fake.Config) { c.Version = "2.0" })
 	g := newRig(t, 0, 0, func(c *router.Config) { c.Static = append(list, more...) })
@@ -367,6 +377,7 @@ func TestVersions(t *testing.T) {
 
 // TestMooncakeRestart: the engine's id is asked for again when it has changed.
 func TestMooncakeRestart(t *testing.T) {
+	t.Parallel()
 	g, ps, _ := pairRig(t, "vllm-mooncake", 1, 1)
 	ps[0].Renew()
 	if resp, text := g.post("/v1/completions", askText); resp.StatusCode != 200 {
@@ -376,6 +387,7 @@ func TestMooncakeRestart(t *testing.T) {
 
 // TestNamedHang: the legacy connector's endless wait ends, and says why.
 func TestNamedHang(t *testing.T) {
+	t.Parallel()
 	g, _, ds := pairRig(t, "vllm-p2pnccl", 1, 1, func(c *router.Config) { c.DecodeSilence, c.Attempts = 50*time.Millisecond, 1 })
 	ds[0].SetFault(fake.Fault{Hang: true})
 	resp, text := g.post("/v1/completions", askText)
@@ -409,6 +421,7 @@ func TestPrefillDies(t *testing.T) {
 // TestReloadStatic: a reload adds, replaces and removes without touching the
 // rest.
 func TestReloadStatic(t *testing.T) {
+	t.Parallel()
 	g, _, _ := pairRig(t, "vllm-nixl", 1, 1)
 	_, list := engines(t, "sglang", fleet.Prefill, 1)
 	_, more := engines(t, "sglang", fleet.Decode, 1)

@@ -30,6 +30,7 @@ func (g *rig) list() (out instances) {
 // TestP2PRegistration: engines that register over ZMQ are asked what they are,
 // probed and used; one that stops is taken out.
 func TestP2PRegistration(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, 0, 0, func(c *router.Config) {
 		c.Discovery.P2PListen, c.Discovery.P2PExpiry = "127.0.0.1:0", 4*time.Second
 	})
@@ -62,6 +63,7 @@ func TestP2PRegistration(t *testing.T) {
 // TestRefusesOtherModel: an engine that serves another model than its entry
 // says never passes, and the list says why.
 func TestRefusesOtherModel(t *testing.T) {
+	t.Parallel()
 	_, list := engines(t, "vllm-nixl", fleet.Prefill, 1, func(c *fake.Config) { c.Model = "llama" })
 	_, more := engines(t, "vllm-nixl", fleet.Decode, 1)
 	g := newRig(t, 0, 0, func(c *router.Config) { c.Static = append(list, more...) })

@@ -126,6 +126,9 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 		if err == nil {
 			return choice, view.Snapshot.Version, nil
 		}
+		if !q.passes && r.onlyEmbeds(view.Snapshot, q.top.Model) {
+			return nil, 0, openai.BadRequest("model", "the model %q does not generate text: its engines have /v1/embeddings and the like", clip(q.top.Model))
+		}
 		wait := r.gate.get().PairWait
 		if again { // it has a failure to report
 			wait = min(wait, retryPairWait)
@@ -161,6 +164,9 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 
 // pickRequest is what a choice of a pair depends on.
 func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Request {
+	if !q.passes {
+		exclude = append(exclude[:len(exclude):len(exclude)], q.r.probes.embedders()...)
+	}
 	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
 		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.ex}
 	q.enrich(req)

@@ -16,6 +16,7 @@ import (
 // one whose tokens come slowly, get no more; the log, the metrics and the list
 // of instances say so, and they come back.
 func TestEjection(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		slow bool
 		why  string

@@ -30,6 +30,7 @@ type failure struct {
 	outcome ticket.Outcome // Dead for a broken connection
 	reason  string         // for retries' metric: a closed set
 	err     error
+	status  int // that an engine answered instead, if that is it
 	retry   bool
 	exclude []string // ids that must not be tried again
 	avoid   []string // ids to try again only when no others are left

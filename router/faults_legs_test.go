@@ -83,6 +83,7 @@ func (g *rig) breakers() map[string]string {
 // TestFaultC01_AbortedPrefillEndsDecode: prefill fails while decode waits for
 // its blocks, which it would do for minutes.
 func TestFaultC01_AbortedPrefillEndsDecode(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range together {
 		for name, fault := range map[string]fake.Fault{"500": {Status: 500}, "reset": {Refuse: true}} {
 			t.Run(dialect+" "+name, func(t *testing.T) {
@@ -161,6 +162,7 @@ func got(list ...*fake.Engine) func() bool {
 // cut within 100 ms. A starved machine cannot show that each time, but a wait
 // that is built in would never: so the quickest of some counts.
 func TestFaultC03_LeaverEndsBothLegs(t *testing.T) {
+	t.Parallel()
 	const promise, tries = 100 * time.Millisecond, 20
 	for _, dialect := range split {
 		t.Run(dialect, func(t *testing.T) {
@@ -208,8 +210,10 @@ func TestFaultC03_LeaverEndsBothLegs(t *testing.T) {
 // is cut in the middle of a transfer. It may go on for a while, and counts as
 // load until it ends; decode's is cut at once.
 func TestFaultC04_TransferIsNotCut(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range lingering {
 		t.Run(dialect, func(t *testing.T) {
+			t.Parallel()
 			g, ps, ds := pairRig(t, dialect, 1, 1)
 			ps[0].SetFault(fake.Fault{Hang: true})
 			ds[0].SetFault(fake.Fault{Hang: true})
@@ -255,6 +259,7 @@ func TestFaultC05_DecodeDeathFreesPrefill(t *testing.T) {
 // TestFaultC06_LeaseOver: prefill's lease is over before decode collects. No
 // text comes from blocks that are freed: another prefill does it anew.
 func TestFaultC06_LeaseOver(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range []string{"vllm-nixl", "vllm-mooncake", "trtllm"} {
 		t.Run(dialect, func(t *testing.T) {
 			g, ps, ds := pairRig(t, dialect, 2, 1)
@@ -275,6 +280,7 @@ func TestFaultC06_LeaseOver(t *testing.T) {
 // TestFaultC07_RefusalFreesPrefill: what is wrong with a request is found before
 // prefill hears of it, and what only decode finds out ends prefill's leg.
 func TestFaultC07_RefusalFreesPrefill(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range []string{"vllm-nixl-push", "vllm-mooncake", "vllm-offloading"} {
 		t.Run(dialect, func(t *testing.T) {
 			g, ps, ds := pairRig(t, dialect, 1, 1)
@@ -302,6 +308,7 @@ func TestFaultC07_RefusalFreesPrefill(t *testing.T) {
 // TestFaultC08_NoStrangersBlocks: no two attempts share a link, whatever clients
 // call their requests, and what an engine says is corrupt is never an answer.
 func TestFaultC08_NoStrangersBlocks(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, 2, 2, func(c *router.Config) { c.Attempts = 20 }) // every fifth answer is corrupt, whoever's it is
 	var mu sync.Mutex
 	seen, corrupt := map[string]int{}, 0

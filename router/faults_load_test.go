@@ -46,6 +46,7 @@ func TestFaultC09_CountsReturnToZero(t *testing.T) {
 // TestFaultC11_ChurnAfterSelection: workers come and go while requests are on
 // their way to them. Each ends, well or with an error, before its deadline.
 func TestFaultC11_ChurnAfterSelection(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, 3, 3)
 	stop := make(chan struct{})
 	var churn, load sync.WaitGroup
@@ -223,6 +224,7 @@ func TestFaultC14_ReadyMeansGenerated(t *testing.T) {
 // without what decode needs, never makes decode compute the prompt in silence.
 // What cannot be split and goes to decode alone says so: see TestUnsplit.
 func TestFaultC15_NoSilentLocalPrefill(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range []string{"vllm-nixl", "trtllm"} {
 		for name, fault := range map[string]fake.Fault{"500": {Status: 500}, "reset": {Refuse: true}, "no parameters": {NoParams: true}} {
 			t.Run(dialect+" "+name, func(t *testing.T) {

@@ -124,6 +124,10 @@ func (r *Router) loadFiles() (err error) {
 		r.tls = serverTLS{cert: c.TLSCert, key: c.TLSKey, clientCA: c.TLSClientCA}
 		err = r.files.add("tls_cert", r.tls.load, c.TLSCert, c.TLSKey, c.TLSClientCA)
 	}
+	if c.AdminTLSCert != "" && err == nil {
+		r.adminTLS = serverTLS{cert: c.AdminTLSCert, key: c.AdminTLSKey}
+		err = r.files.add("admin_tls_cert", r.adminTLS.load, c.AdminTLSCert, c.AdminTLSKey)
+	}
 	r.up.tls.u = c.Upstream
 	if err == nil {
 		err = r.files.add("upstream", r.up.tls.load, c.Upstream.CA, c.Upstream.Cert, c.Upstream.Key)

@@ -15,7 +15,7 @@ import (
 )
 
 func hedged(c *router.Config) {
-	c.Hedge.Enabled, c.Hedge.Delay = true, 10*time.Millisecond
+	c.Hedge.Enabled, c.Hedge.Delay = true, 100*time.Millisecond // the first pair must have been asked by then
 }
 
 // hedges checks the counts of second requests: won, lost, failed, no_budget and
@@ -257,6 +257,7 @@ func TestHedgeBounds(t *testing.T) {
 // TestHedgeDialects: the foreign dialects that may be hedged give one text, and
 // hold nothing after.
 func TestHedgeDialects(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range []string{"storage", "vllm-offloading"} {
 		ps, list := engines(t, dialect, "prefill", 2)
 		ds, more := engines(t, dialect, "decode", 2)

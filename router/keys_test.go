@@ -54,6 +54,7 @@ func usage(n int) http.HandlerFunc {
 }
 
 func TestKeyFile(t *testing.T) {
+	t.Parallel()
 	f := newKeyFile(t, apikey.Key{Name: "all"}, apikey.Key{Name: "some", Models: []string{"other*"}},
 		apikey.Key{Name: "old", Expires: time.Now().Add(-time.Hour)})
 	g := newRig(t, 1, 1, f.config)

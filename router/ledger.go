@@ -48,7 +48,7 @@ func (r *Router) ledger() *ledger {
 func (r *Router) serveLedger(ctx *fasthttp.RequestCtx) {
 	l := r.ledger()
 	if string(ctx.QueryArgs().Peek("fleet")) == "1" {
-		l.Fleet = r.everyWorker("GET", "/debug/ledger")
+		l.Fleet = r.everyWorker("GET", "/debug/ledger", nil)
 	}
 	reply(ctx, 200, l)
 }
@@ -61,7 +61,7 @@ const (
 
 // everyWorker sends one request to each worker that may answer, and returns
 // the JSON that they said by their ids; an error object for those that failed.
-func (r *Router) everyWorker(verb, path string) map[string]json.RawMessage {
+func (r *Router) everyWorker(verb, path string, body []byte) map[string]json.RawMessage {
 	s := r.fleet.Snapshot()
 	out := make(map[string]json.RawMessage, len(s.Members))
 	var mu sync.Mutex
@@ -75,7 +75,7 @@ func (r *Router) everyWorker(verb, path string) map[string]json.RawMessage {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			b := r.oneWorker(m, s.Version, verb, path)
+			b := r.oneWorker(m, s.Version, verb, path, body)
 			mu.Lock()
 			defer mu.Unlock()
 			out[m.ID] = b
@@ -85,7 +85,7 @@ func (r *Router) everyWorker(verb, path string) map[string]json.RawMessage {
 	return out
 }
 
-func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string) json.RawMessage {
+func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string, body []byte) json.RawMessage {
 	q := r.newRequest(requestID(nil), verb, path)
 	q.internal()
 	q.deadline(ledgerTimeout)
@@ -96,18 +96,18 @@ func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string) j
 	var h fasthttp.RequestHeader
 	h.SetMethod(verb)
 	h.SetRequestURI(path)
-	h.SetContentLength(0)
-	b, err := r.send(l, &h, nil)
+	h.SetContentLength(len(body))
+	b, err := r.send(l, &h, [][]byte{body})
 	if err != nil {
 		return openai.Upstream("%v", err).Append(nil)
 	}
 	defer b.finish()
-	body, err := b.all(maxLedger)
+	answer, err := b.all(maxLedger)
 	if err != nil {
 		return openai.Upstream("%v", err).Append(nil)
 	}
-	if !json.Valid(body) {
+	if !json.Valid(answer) {
 		return openai.Upstream("status %d, and no JSON", b.header.StatusCode()).Append(nil)
 	}
-	return body
+	return answer
 }

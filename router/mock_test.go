@@ -4,13 +4,17 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"runtime"
+	"runtime/pprof"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +26,16 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router"
 )
+
+// TestMain lets more tests run side by side than there are processors: those
+// that may, wait.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		_ = f.Value.Set("4") // a number, which it takes
+	}
+	os.Exit(m.Run())
+}
 
 // mock is a fake worker on a real loopback listener. Its handlers can be
 // replaced; the defaults answer at once.
@@ -126,6 +140,26 @@ func streamed(n int, pause func(i int)) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { tell(w, n, pause) }
 }
 
+// begin sends the first event of a stream.
+func begin(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	fmt.Fprint(w, "data: {\"n\":0}\n\n")
+	w.(http.Flusher).Flush()
+}
+
+// flood streams events for as long as they are taken, and counts their bytes.
+func flood(event string, sent *atomic.Int64) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for r.Context().Err() == nil && sent.Load() < 1<<30 {
+			if _, err := io.WriteString(w, event); err != nil {
+				return
+			}
+			sent.Add(int64(len(event)))
+		}
+	}
+}
+
 func tell(w http.ResponseWriter, n int, pause func(i int)) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Server-Timing", "prefill;dur=1.5, kv;dur=0.5")
@@ -181,7 +215,8 @@ func (l *logs) String() string {
 // ready. At the end it checks that nothing is left.
 func newRig(t *testing.T, np, nd int, edit ...func(*router.Config)) *rig {
 	t.Helper()
-	before := goroutines()
+	label(t)
+	before := goroutines(t)
 	g := &rig{t: t, reg: prometheus.NewRegistry(), logs: &logs{}, workers: map[string]*mock{}}
 	var err error
 	if g.watcher, err = fleet.Watch(fleet.WatcherConfig{Log: slog.New(slog.NewTextHandler(g.logs, nil))}); err != nil {
@@ -241,6 +276,21 @@ func (g *rig) add(id string, role fleet.Role, edit ...func(*fleet.Instance)) *mo
 	return m
 }
 
+// inOrder makes d0 answer once p0 was asked, as a decode does that needs what
+// prefill computes: else it may be over before prefill's leg is sent.
+func (g *rig) inOrder(decode http.HandlerFunc) {
+	p, d := g.workers["p0"], g.workers["d0"]
+	asked := make(chan struct{}, 64)
+	p.on(&p.prefill, func(w http.ResponseWriter, r *http.Request) { prefillDone(w, r); asked <- struct{}{} })
+	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-asked:
+			decode(w, r)
+		case <-r.Context().Done():
+		}
+	})
+}
+
 // idle says whether the router's ledger shows nothing.
 func (g *rig) idle() bool {
 	var l struct {
@@ -281,17 +331,36 @@ func (g *rig) end(before int) {
 	}
 	g.until("goroutines to end", func() bool {
 		http.DefaultClient.CloseIdleConnections()
-		return goroutines() <= before
+		return goroutines(g.t) <= before
 	})
 }
 
-// goroutines counts them, without the HTTP library's process-wide clock and
-// its sweeper, which sleeps a little past its server's end.
-func goroutines() int {
-	buf := make([]byte, 1<<20)
-	all := string(buf[:runtime.Stack(buf, true)])
-	return strings.Count(all, "\ngoroutine ") + 1 - strings.Count(all, "fasthttp.updateServerDate.func1()") -
-		strings.Count(all, "fasthttp.(*workerPool).Start.func2()")
+// label marks the test's goroutine, and with it all that is started from there.
+func label(t *testing.T) {
+	pprof.SetGoroutineLabels(pprof.WithLabels(t.Context(), pprof.Labels("test", t.Name())))
+}
+
+// goroutines counts the test's, which carry its name, so that tests may run side
+// by side; without the HTTP library's process-wide clock and its sweeper, which
+// sleeps a little past its server's end.
+func goroutines(t *testing.T) (n int) {
+	var text bytes.Buffer
+	if err := pprof.Lookup("goroutine").WriteTo(&text, 1); err != nil {
+		t.Error(err)
+	}
+	for alike := range strings.SplitSeq(text.String(), "\n\n") {
+		if !strings.Contains(alike, fmt.Sprintf(`"test":%q`, t.Name())) ||
+			strings.Contains(alike, "fasthttp.updateServerDate.func1") || strings.Contains(alike, "fasthttp.(*workerPool).Start.func2") {
+			continue
+		}
+		count, _, _ := strings.Cut(alike, " @")
+		of, err := strconv.Atoi(strings.TrimPrefix(count[strings.LastIndex(count, "\n")+1:], " "))
+		if err != nil {
+			t.Error(err)
+		}
+		n += of
+	}
+	return n
 }
 
 func (g *rig) shutdown() {
@@ -333,82 +402,4 @@ func (g *rig) adminJSON(method, path, body string, v any) int {
 		}
 	}
 	return resp.StatusCode
-}
-
-const (
-	ask       = `{"model":"m","prompt":"Once upon a time","max_tokens":8}`
-	askStream = `{"model":"m","prompt":"Once upon a time","max_tokens":8,"stream":true}`
-)
-
-// post sends a body and returns the whole answer.
-func (g *rig) post(path, body string, header ...string) (*http.Response, string) {
-	g.t.Helper()
-	req, _ := http.NewRequest("POST", g.url+path, strings.NewReader(body))
-	for i := 0; i < len(header); i += 2 {
-		req.Header.Set(header[i], header[i+1])
-	}
-	resp, err := g.client.Do(req)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	return resp, string(b)
-}
-
-// stream posts a body and calls first once the first event is here.
-func (g *rig) stream(body string, first func()) (status int, text string) {
-	g.t.Helper()
-	resp, err := g.client.Post(g.url+"/v1/completions", "application/json", strings.NewReader(body))
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	head := make([]byte, 16)
-	n, err := io.ReadAtLeast(resp.Body, head, 1)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	first()
-	rest, err := io.ReadAll(resp.Body)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	return resp.StatusCode, string(head[:n]) + string(rest)
-}
-
-// get reads a public path.
-func (g *rig) get(path string) (int, string) {
-	g.t.Helper()
-	resp, err := g.client.Get(g.url + path)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	b, _ := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(b)
-}
-
-// apiError checks the shape of an error and returns it.
-func apiError(t *testing.T, body string) (e struct {
-	Message, Type string
-	Param, Code   *string
-}) {
-	t.Helper()
-	var v struct {
-		Error map[string]json.RawMessage `json:"error"`
-	}
-	if err := json.Unmarshal([]byte(body), &v); err != nil || len(v.Error) != 4 {
-		t.Errorf("not an API error: %q", body)
-		return e
-	}
-	for key, dst := range map[string]any{"message": &e.Message, "type": &e.Type, "param": &e.Param, "code": &e.Code} {
-		if err := json.Unmarshal(v.Error[key], dst); err != nil {
-			t.Errorf("%s: %v in %q", key, err, body)
-		}
-	}
-	return e
 }

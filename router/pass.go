@@ -74,6 +74,7 @@ var errLinked = errors.New("a field that links legs")
 // pass serves what one engine answers by itself.
 func (r *Router) pass(ctx *fasthttp.RequestCtx, id string) {
 	q := r.newRequest(id, string(ctx.Method()), string(ctx.Path()))
+	q.passes = true
 	q.watch(ctx.Conn())
 	up, err := q.receive(ctx)
 	var ans *answer

@@ -3,16 +3,20 @@ package router_test
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"mime/multipart"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/fleet"
+	fake "github.com/xpyd/xpyd/internal/mock"
 	"github.com/xpyd/xpyd/router"
 )
 
@@ -285,5 +289,95 @@ func TestPipelined(t *testing.T) {
 		if text, err := io.ReadAll(resp.Body); err != nil || string(text) != want {
 			t.Errorf("%d: %q %v", i, text, err)
 		}
+	}
+}
+
+// TestEmbedder: an engine that has no completions, in either way that engines
+// say so, gets the requests for embeddings, and no others.
+func TestEmbedder(t *testing.T) {
+	t.Parallel()
+	text, list := engines(t, "openai", fleet.Decode, 1)
+	vectors, more := engines(t, "openai", fleet.Decode, 1, func(c *fake.Config) { c.Model, c.Embeds = "vectors", true })
+	list, more[0].ID, more[0].Model = append(list, more...), "embedder", "vectors"
+	list[1] = more[0]
+	g := newRig(t, 0, 0, func(c *router.Config) { c.Static = list })
+	g.allProbed(2)
+	resp, body := g.post("/v1/embeddings", `{"model":"vectors","input":["a","b"]}`)
+	var answer struct {
+		Data []struct{ Embedding []float32 }
+	}
+	if err := json.Unmarshal([]byte(body), &answer); err != nil || resp.StatusCode != 200 || len(answer.Data) != 2 || !slices.Equal(answer.Data[1].Embedding, fake.Vector(`"b"`)) {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	for path, ask := range map[string]string{"/v1/completions": `"prompt":"x"`, "/v1/chat/completions": `"messages":[{"role":"user","content":"x"}]`} {
+		resp, body := g.post(path, `{"model":"vectors",`+ask+`}`)
+		if e := apiError(t, body); resp.StatusCode != 400 || e.Param == nil || *e.Param != "model" || !strings.Contains(e.Message, "does not generate") {
+			t.Errorf("%s: %d %s", path, resp.StatusCode, body)
+		}
+	}
+	if resp, body := g.post("/v1/completions", askText); resp.StatusCode != 200 || resp.Header.Get("x-xpyd-decode") != list[0].ID {
+		t.Errorf("the other model: %d %s", resp.StatusCode, body)
+	}
+	if a, b := len(text[0].Records()), len(vectors[0].Records()); a != 1 || b != 1 {
+		t.Errorf("%d and %d requests", a, b)
+	}
+	var info struct {
+		Instances []struct {
+			ID     string
+			Embeds bool `json:"embeds_only"`
+		}
+	}
+	g.adminJSON("GET", "/admin/v1/instances", "", &info)
+	for _, i := range info.Instances {
+		if i.Embeds != (i.ID == "embedder") {
+			t.Errorf("%+v", i)
+		}
+	}
+}
+
+// TestEmbedderBeside: of two engines of one model the one that says by a 400 that
+// it does not generate is left out of what is generated; one that answers
+// nothing else either never passes.
+func TestEmbedderBeside(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, 0, 0, func(c *router.Config) { c.Limits.PairWait = time.Minute })
+	alone := func(i *fleet.Instance) { i.Dialect = "openai" }
+	says := func(m *mock, status int, embeds bool) {
+		m.raw.Store(&rawHandler{serve: func(w http.ResponseWriter, r *http.Request) bool {
+			if embeds && r.URL.Path == "/v1/embeddings" {
+				w.Header().Set("Content-Type", "application/json")
+				fmt.Fprintf(w, `{"of":%q}`, m.id)
+				return true
+			}
+			if r.Method == "POST" {
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(status)
+				fmt.Fprint(w, `{"error":{"message":"The model does not support Completions API"}}`)
+				return true
+			}
+			return false
+		}})
+	}
+	for i, status := range []int{404, 405, 400} {
+		id := fmt.Sprintf("e%d", i)
+		says(g.add(id, fleet.Decode, alone, func(i *fleet.Instance) { i.Model = id }), status, true)
+	}
+	broken := g.add("broken", fleet.Decode, alone)
+	says(broken, 404, false)
+	g.add("whole", fleet.Decode, alone)
+	for i := range 3 {
+		id := fmt.Sprintf("e%d", i)
+		resp, body := g.post("/v1/embeddings", `{"model":"`+id+`","input":"x"}`)
+		if resp.StatusCode != 200 || body != `{"of":"`+id+`"}` {
+			t.Errorf("%s: %d %s", id, resp.StatusCode, body)
+		}
+	}
+	for range 8 {
+		if resp, body := g.post("/v1/completions", ask); resp.StatusCode != 200 || resp.Header.Get("x-xpyd-decode") != "whole" {
+			t.Errorf("%d %s", resp.StatusCode, body)
+		}
+	}
+	if strings.Contains(g.logs.String(), "does not generate\" id=broken") {
+		t.Error("an engine without any path passed")
 	}
 }

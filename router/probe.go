@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +25,7 @@ type prober struct {
 	gen    uint64
 	change chan struct{} // closed and renewed with gen
 	known  map[probeKey]*probeState
+	embed  []string // see embedders; replaced, never changed
 }
 
 type probeKey struct {
@@ -34,6 +36,7 @@ type probeKey struct {
 
 type probeState struct {
 	ok      bool
+	embeds  bool // it generates nothing, but has other paths
 	running bool
 	fails   int
 	next    time.Time // not before
@@ -69,6 +72,30 @@ func (p *prober) state(m *fleet.Member) (ok bool, err string) {
 		return false, ""
 	}
 	return s.ok, s.err
+}
+
+// embedders are the workers that passed and generate nothing; mostly nil.
+func (p *prober) embedders() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.embed
+}
+
+// onlyEmbeds says whether all usable workers of a model are such.
+func (r *Router) onlyEmbeds(s *fleet.Snapshot, model string) bool {
+	list, n := r.probes.embedders(), 0
+	if len(list) == 0 {
+		return false
+	}
+	for m := range s.Usable(fleet.Decode) {
+		if m.Model != model {
+			continue
+		}
+		if n++; !slices.Contains(list, m.ID) {
+			return false
+		}
+	}
+	return n > 0
 }
 
 func (p *prober) generation() uint64 {
@@ -222,6 +249,12 @@ func (p *prober) forget(s *fleet.Snapshot) {
 			delete(p.known, k)
 		}
 	}
+	p.embed = nil
+	for k, st := range p.known {
+		if st.ok && st.embeds {
+			p.embed = append(p.embed, k.id)
+		}
+	}
 }
 
 // probe sends one and notes the result for both members.
@@ -238,8 +271,13 @@ func (p *prober) probe(pr pair) {
 		p.wake()
 		return
 	}
+	embeds := false
 	if err == nil {
-		err = p.send(pr)
+		err = p.send(pr, "/v1/completions", `"prompt":"Hi","max_tokens":1,"temperature":0,"ignore_eos":true`)
+		if no := (*failure)(nil); errors.As(err, &no) && slices.Contains(noSuchPath, no.status) && pr.d.Alone() &&
+			p.send(pr, "/v1/embeddings", `"input":"Hi"`) == nil {
+			embeds, err = true, nil
+		}
 	}
 	result := "ok"
 	if err != nil && p.r.ctx.Err() != nil {
@@ -262,7 +300,11 @@ func (p *prober) probe(pr pair) {
 		}
 		st.running = false
 		if err == nil {
-			st.ok, st.err = true, ""
+			st.ok, st.embeds, st.err = true, embeds, ""
+			if embeds {
+				p.embed = append(slices.Clone(p.embed), m.ID)
+				p.r.log.Info("engine embeds and does not generate", "id", m.ID)
+			}
 		} else if !st.ok {
 			st.err = err.Error()
 			st.next = time.Now().Add(min(probeFirstWait<<min(st.fails, 10), probeMaxWait))
@@ -278,13 +320,17 @@ func (p *prober) probe(pr pair) {
 	p.wake()
 }
 
+// noSuchPath is how engines answer for a path that their model has no use for:
+// there is no route, or it is not supported, which vLLM says by 400.
+var noSuchPath = []int{400, 404, 405, 422, 501}
+
 // send runs the probe as a request that is marked and bound to its pair.
-func (p *prober) send(pr pair) error {
-	q := p.r.newRequest(requestID(nil), "POST", "/v1/completions")
+func (p *prober) send(pr pair, path, fields string) error {
+	q := p.r.newRequest(requestID(nil), "POST", path)
 	q.internal()
 	q.shown(pr.d.Model, false)
 	q.body = openai.AppendString([]byte(`{"model":`), pr.d.Model)
-	q.body = append(q.body, `,"prompt":"Hi","max_tokens":1,"temperature":0,"ignore_eos":true}`...)
+	q.body = append(append(append(q.body, ','), fields...), '}')
 	q.deadline(p.r.cfg.ProbeTimeout)
 	var serr *openai.Error
 	if q.top, serr = openai.Scan(q.body, openai.Limits{}); serr != nil {

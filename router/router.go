@@ -58,30 +58,31 @@ type Deps struct {
 
 // Router is one front door. New, Start, Shutdown, in this order, once each.
 type Router struct {
-	cfg     Config
-	deps    Deps
-	fleet   Fleet
-	log     *slog.Logger
-	metrics *metrics
-	gate    *gate
-	keys    *keyring
-	hosts   hosts
-	files   *files
-	tls     serverTLS // of the public listener
-	budget  *budget
-	hedges  *hedger
-	picker  *pick.Picker
-	up      *upstream
-	tracer  *trace.Exporter // nil without tracing
-	legs    legs
-	facts   facts
-	probes  *prober
-	kv      *kvFeeds
-	share   *share.Sharer // nil without a bus
-	found   discovery
-	conns   clientConns
-	watcher *clientwatch.Watcher
-	created time.Time
+	cfg      Config
+	deps     Deps
+	fleet    Fleet
+	log      *slog.Logger
+	metrics  *metrics
+	gate     *gate
+	keys     *keyring
+	hosts    hosts
+	files    *files
+	tls      serverTLS // of the public listener
+	adminTLS serverTLS
+	budget   *budget
+	hedges   *hedger
+	picker   *pick.Picker
+	up       *upstream
+	tracer   *trace.Exporter // nil without tracing
+	legs     legs
+	facts    facts
+	probes   *prober
+	kv       *kvFeeds
+	share    *share.Sharer // nil without a bus
+	found    discovery
+	conns    clientConns
+	watcher  *clientwatch.Watcher
+	created  time.Time
 
 	ctx    context.Context // ends when everything must
 	cancel context.CancelCauseFunc
@@ -178,6 +179,9 @@ func (r *Router) Start() (err error) {
 	if r.cfg.AdminListen != "" {
 		if r.adminLn, err = net.Listen("tcp", r.cfg.AdminListen); err != nil {
 			return errors.Join(fmt.Errorf("admin_listen: %w", err), ln.Close())
+		}
+		if r.cfg.AdminTLSCert != "" {
+			r.adminLn = r.adminTLS.listen(r.adminLn)
 		}
 		r.serving.Go(r.serveAdminConns)
 	}

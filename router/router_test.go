@@ -12,6 +12,7 @@ import (
 
 func TestStreamAndWhole(t *testing.T) {
 	g := newRig(t, 1, 1)
+	g.inOrder(story)
 	resp, body := g.post("/v1/completions", askStream, "x-request-id", "my.id-1", "x-xpyd-explain", "1")
 	if resp.StatusCode != 200 || body != storyText {
 		t.Errorf("%d %q", resp.StatusCode, body)
@@ -33,7 +34,7 @@ func TestStreamAndWhole(t *testing.T) {
 	}
 
 	p, d := g.workers["p0"], g.workers["d0"]
-	d.on(&d.decode, whole)
+	g.inOrder(whole)
 	resp, body = g.post("/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"x"}],"seed":3}`, "x-request-id", "no/slash")
 	if resp.StatusCode != 200 || body != `{"whole":true}` || resp.Header.Get("x-xpyd-explain") != "" {
 		t.Errorf("%d %q", resp.StatusCode, body)
@@ -56,7 +57,6 @@ func TestStreamAndWhole(t *testing.T) {
 		DecodeID   string `json:"decode_id"`
 		DeadlineMS int    `json:"deadline_ms"`
 	}
-	g.until("prefill's leg", func() bool { return p.calls.Load() == 2 })
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := json.Unmarshal(p.body, &leg); err != nil || leg.Link != d.last.Get("x-xpyd-link") || len(leg.Link) != 32 ||

@@ -151,7 +151,7 @@ func (a *attempt) refused(by, partner *leg, said dialect.Answer) *failure {
 	if o := ticket.Outcome(said.Outcome); o != "" && o != ticket.Refused {
 		return a.told(by, partner, o, errorMessage(said.Body))
 	}
-	f := &failure{role: by.role, id: by.inst.ID, reason: reasonStatus, retry: true, avoid: []string{by.inst.ID},
+	f := &failure{role: by.role, id: by.inst.ID, reason: reasonStatus, status: said.Status, retry: true, avoid: []string{by.inst.ID},
 		err: fmt.Errorf("status %d: %s", said.Status, errorMessage(said.Body))}
 	a.faultOf(by, said.Status)
 	switch said.Status {

@@ -36,7 +36,7 @@ func pool(path string) (*x509.CertPool, error) {
 	return p, nil
 }
 
-// serverTLS is the public listener's; each handshake uses what is in force.
+// serverTLS is a listener's; each handshake uses what is in force.
 type serverTLS struct {
 	cert, key, clientCA string
 	now                 atomic.Pointer[tls.Config]

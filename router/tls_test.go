@@ -109,6 +109,7 @@ func (a *authority) pair(name string) tls.Certificate {
 // TestMutualTLS: the listener shows its certificate, the newest, and takes
 // clients only with one of theirs.
 func TestMutualTLS(t *testing.T) {
+	t.Parallel()
 	server, clients, strangers := newAuthority(t), newAuthority(t), newAuthority(t)
 	cert, key, first := server.issue("router")
 	g := newRig(t, 1, 1, func(c *router.Config) { c.TLSCert, c.TLSKey, c.TLSClientCA = cert, key, clients.ca })
@@ -219,6 +220,7 @@ func TestSecureEngines(t *testing.T) {
 
 // TestSecureEnginesRefused: a wrong name, an unknown authority.
 func TestSecureEnginesRefused(t *testing.T) {
+	t.Parallel()
 	engines, others := newAuthority(t), newAuthority(t)
 	cert, key, _ := engines.issue("router")
 	for what, up := range map[string]router.Upstream{
@@ -300,4 +302,26 @@ func TestSecurityConfig(t *testing.T) {
 	g("api_keys_file", func(c *router.Config) { c.APIKeysFile = absent })
 	g("tls_cert", func(c *router.Config) { c.TLSCert, c.TLSKey = absent, absent })
 	g("upstream", func(c *router.Config) { c.Upstream.CA = absent })
+}
+
+// TestAdminTLS: the admin listener speaks TLS only, by a certificate of its own.
+func TestAdminTLS(t *testing.T) {
+	a := newAuthority(t)
+	g := newRig(t, 0, 0, func(c *router.Config) { c.AdminTLSCert, c.AdminTLSKey, _ = a.issue("admin") })
+	g.client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: a.pool()}
+	plain := g.admin
+	g.admin = strings.Replace(plain, "http:", "https:", 1)
+	if code := g.adminJSON("GET", "/admin/v1/instances", "", nil); code != 200 {
+		t.Errorf("status %d", code)
+	}
+	resp, err := g.client.Get(plain + "/health")
+	if err == nil {
+		resp.Body.Close()
+		if resp.StatusCode == 200 {
+			t.Error("it answers without TLS")
+		}
+	}
+	if code, _ := g.get("/health"); code != 200 {
+		t.Errorf("the public listener: %d", code)
+	}
 }

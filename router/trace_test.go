@@ -141,6 +141,7 @@ func TestTraces(t *testing.T) {
 		cfg.Tracing.Endpoint, cfg.Tracing.Ratio = c.URL+"/v1/traces", 0
 		cfg.Tracing.Headers = map[string]string{"Authorization": "Bearer otel"}
 	})
+	g.inOrder(story)
 	const trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 	asked := int64(0)
 	f := func(sampled string, header ...string) (p, d string) {
@@ -152,7 +153,9 @@ func TestTraces(t *testing.T) {
 		asked++
 		for i, id := range []string{"p0", "d0"} {
 			m := g.workers[id]
-			g.until("both legs", func() bool { return m.calls.Load() == asked }) // prefill's may be the later one
+			if n := m.calls.Load(); n != asked {
+				t.Errorf("%d legs came to %s, want %d", n, id, asked)
+			}
 			m.mu.Lock()
 			got[i] = m.last.Get("traceparent")
 			if len(header) > 2 && m.last.Get("tracestate") != header[3] {
@@ -213,11 +216,11 @@ func TestTraces(t *testing.T) {
 // TestTracingOff: the client's context goes through as it came.
 func TestTracingOff(t *testing.T) {
 	g := newRig(t, 1, 1)
+	g.inOrder(story)
 	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	g.post("/v1/completions", ask, "traceparent", parent, "tracestate", "a=b")
 	for _, id := range []string{"p0", "d0"} {
 		m := g.workers[id]
-		g.until("both legs", func() bool { return m.calls.Load() == 1 })
 		m.mu.Lock()
 		if m.last.Get("traceparent") != parent || m.last.Get("tracestate") != "a=b" {
 			t.Errorf("%s: %v", id, m.last)
@@ -243,10 +246,7 @@ func TestServerTiming(t *testing.T) {
 // the prompt; no more than so many.
 func TestRecentRequests(t *testing.T) {
 	g := newRig(t, 1, 1, func(c *router.Config) { c.History = 3 })
-	p, d := g.workers["p0"], g.workers["d0"]
-	asked := make(chan struct{}, 5)
-	p.on(&p.prefill, func(w http.ResponseWriter, r *http.Request) { prefillDone(w, r); asked <- struct{}{} })
-	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) { <-asked; story(w, r) })
+	g.inOrder(story)
 	for i := range 5 {
 		g.post("/v1/completions", askStream, "x-request-id", fmt.Sprint("r", i))
 	}

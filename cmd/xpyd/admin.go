@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -17,12 +19,13 @@ import (
 
 // adminFlags find the admin listener of a router: by flag, by environment, or
 // by the files that a router on this machine leaves in its data folder.
-type adminFlags struct{ url, token, data string }
+type adminFlags struct{ url, token, data, ca string }
 
 func (a *adminFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&a.url, "admin", "", "URL of the router's admin listener; default: the one in --data, else http://127.0.0.1:8001")
 	f.StringVar(&a.token, "token", "", "admin token; default: XPYD_ADMIN_TOKEN, else the one in --data")
+	f.StringVar(&a.ca, "admin-ca", "", "PEM file of who vouches for an https admin listener; default: the one's own in --data, else the system's")
 	f.StringVar(&a.data, "data", defaultData(), "data folder of the router")
 }
 
@@ -55,6 +58,28 @@ func (a *adminFlags) bearer() string {
 	return ""
 }
 
+// client believes the certificate that is asked for, or that the router on this
+// machine has left.
+func (a *adminFlags) client() (*http.Client, error) {
+	path := a.ca
+	if path == "" {
+		path = a.file(fileAdminCert)
+	}
+	t := &http.Transport{Proxy: http.ProxyFromEnvironment}
+	if path != "" {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("certificate of the admin listener: %w", err)
+		}
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("certificate of the admin listener: %s: no certificates in PEM", path)
+		}
+		t.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	}
+	return &http.Client{Transport: t}, nil
+}
+
 // call does one request; in and out are JSON and may be nil.
 func (a *adminFlags) call(ctx context.Context, method, path string, in, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
@@ -72,7 +97,12 @@ func (a *adminFlags) call(ctx context.Context, method, path string, in, out any)
 		return err
 	}
 	req.Header.Set("Authorization", "Bearer "+a.bearer())
-	resp, err := http.DefaultClient.Do(req)
+	client, err := a.client()
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	resp, err := client.Do(req)
 	if err != nil {
 		return fmt.Errorf("no router at %s (%w); is it running? --admin and --data say where", a.base(), err)
 	}

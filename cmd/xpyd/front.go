@@ -104,7 +104,10 @@ const (
 	fileLock  = "lock"
 	fileToken = "admin-token" // bearer token of the admin listener
 	fileAdmin = "admin-url"
-	fileJoin  = "join-url" // NATS URL for --join
+	// fileAdminCert says where the admin listener's certificate is, if it has
+	// one: the commands of this machine believe it.
+	fileAdminCert = "admin-cert"
+	fileJoin      = "join-url" // NATS URL for --join
 )
 
 // openData takes the folder; a second router with the same one is refused.
@@ -134,7 +137,7 @@ func (d *dataDir) write(name, content string) error {
 
 // close removes what we put there; the folder too, if that leaves it empty.
 func (d *dataDir) close() {
-	for _, name := range []string{fileToken, fileAdmin, fileJoin, fileLock} {
+	for _, name := range []string{fileToken, fileAdmin, fileAdminCert, fileJoin, fileLock} {
 		os.Remove(filepath.Join(d.path, name))
 	}
 	os.Remove(d.path)
@@ -214,7 +217,15 @@ func openFront(cfg *RouterConfig, log *slog.Logger, mounts map[string]fasthttp.R
 	}
 	f.router = r
 	if a := r.AdminAddr(); a != nil {
-		err = f.data.write(fileAdmin, "http://"+a.String())
+		scheme := "http"
+		if cfg.AdminTLSCert != "" {
+			scheme = "https"
+			var path string
+			if path, err = filepath.Abs(cfg.AdminTLSCert); err == nil {
+				err = f.data.write(fileAdminCert, path)
+			}
+		}
+		err = errors.Join(err, f.data.write(fileAdmin, scheme+"://"+a.String()))
 	}
 	return
 }

@@ -35,6 +35,7 @@ bootstrap address. A router's probes are exempt from a fault without "probes".`,
 	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:0", "address; port 0 takes a free one")
 	f.StringVar(&cfg.Model, "model", "mock", "model name in answers")
 	f.StringVar(&cfg.Version, "engine-version", "mock", "what GET /version says; \"\" for 404")
+	f.BoolVar(&cfg.Embeds, "embeddings", false, "an engine that embeds and generates nothing")
 	f.DurationVar(&cfg.TTFT, "ttft", 0, "time of prefill, before the first token")
 	f.DurationVar(&cfg.ITL, "itl", 0, "time between tokens")
 	f.StringVar(&fault, "fault", "", "status=CODE, hang, refuse (close connections), error-event, cut=CHUNKS,\nfreeze=CHUNKS, of prefill mute and no-params; with \",probes\" also for probes")

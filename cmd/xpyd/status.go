@@ -14,6 +14,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/share"
 )
 
 // fleetStatus is what GET /admin/v1/instances says, as far as a table needs.
@@ -22,10 +23,13 @@ type fleetStatus struct {
 	Link      fleet.Link
 	Refusals  []fleet.Refusal
 	Strangers []discover.Refusal
+	Router    string
+	Routers   []share.Peer
 	Instances []struct {
 		fleet.Member
 		Probed     bool       `json:"probed"`
 		ProbeError string     `json:"probe_error"`
+		Embeds     bool       `json:"embeds_only"`
 		Draining   bool       `json:"draining"`
 		Breaker    pick.Guard `json:"breaker"`
 	}
@@ -143,6 +147,9 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 			}
 			note = strings.TrimPrefix(note+"; "+why, "; ")
 		}
+		if m.Embeds {
+			note = strings.TrimPrefix(note+"; embeds only", "; ")
+		}
 		if m.KVPaths != "" {
 			note = strings.TrimPrefix(note+"; kv: "+m.KVPaths, "; ")
 		}
@@ -157,6 +164,10 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	for _, r := range s.Routers {
+		fmt.Fprintf(w, "router %s: heard %v ago, %d legs in flight to %d workers (this one is %s)\n", r.ID,
+			time.Duration(r.SilentMS*float64(time.Millisecond)).Round(time.Millisecond), r.Legs, r.Workers, s.Router)
 	}
 	for _, r := range s.Refusals {
 		fmt.Fprintf(w, "refused: %s\n", r.String())

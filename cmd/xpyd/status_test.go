@@ -3,6 +3,11 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"encoding/pem"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -43,4 +48,56 @@ func TestStatusBreaker(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestStatusRouters: a line for each other router, and engines that only embed
+// say so.
+func TestStatusRouters(t *testing.T) {
+	var s fleetStatus
+	if err := json.Unmarshal([]byte(`{"ready":true,"router":"00000000000000aa","routers":[
+		{"id":"00000000000000bb","silent_ms":20.4,"legs":12,"workers":4},{"id":"00000000000000cc","silent_ms":1500,"legs":0,"workers":0}],
+		"instances":[{"id":"e","role":"decode","state":"live","probed":true,"embeds_only":true}]}`), &s); err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := s.print(&b, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"router 00000000000000bb: heard 20ms ago, 12 legs in flight to 4 workers (this one is 00000000000000aa)\n",
+		"router 00000000000000cc: heard 1.5s ago, 0 legs", "embeds only\n",
+	} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("%q is not in\n%s", want, b.String())
+		}
+	}
+}
+
+// TestAdminTLS: the commands believe the certificate that the router on this
+// machine points to, or --admin-ca, and no other.
+func TestAdminTLS(t *testing.T) {
+	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"ready":true}`)) }))
+	defer srv.Close()
+	data := t.TempDir()
+	cert := filepath.Join(data, "cert.pem")
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(data, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("cert.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw})))
+	write(fileAdmin, srv.URL+"\n")
+	f := func(a adminFlags, want string) {
+		t.Helper()
+		var s fleetStatus
+		err := a.call(t.Context(), "GET", "/", nil, &s)
+		if want == "" && (err != nil || !s.Ready) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	f(adminFlags{data: data}, "certificate signed by unknown authority")
+	f(adminFlags{data: data, ca: cert}, "")
+	f(adminFlags{data: data, ca: filepath.Join(data, fileAdmin)}, "no certificates in PEM")
+	write(fileAdminCert, cert+"\n")
+	f(adminFlags{data: data}, "")
 }

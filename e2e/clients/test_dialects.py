@@ -21,6 +21,7 @@ DIALECTS = json.loads(pathlib.Path(__file__).with_name("dialects.json").read_tex
 PROMPT = "Once upon a time"
 
 # What scripts/clients shows against `xpyd up` only.
+EMBEDDER = "embeddings"  # an engine that embeds and does not generate
 NOT_HERE = """not against mocks, whose text depends on the prompt alone and who check no values:
   stop, logprobs and echoed text, seed, temperature, parameters out of range, prompts that are too long"""
 
@@ -182,12 +183,30 @@ def run(dialect):
     return f"python  {dialect:<24} {', '.join(line)} ({time.time() - start:.1f} s)", failed
 
 
+def embedder():
+    c = openai.OpenAI(base_url=URL + "/v1", api_key="unused", max_retries=0, timeout=30)
+    r = c.embeddings.create(model=EMBEDDER, input=["a", "b"], encoding_format="float")
+    equal([(d.index, len(d.embedding)) for d in r.data], [(0, 8), (1, 8)])
+    equal(r.usage.prompt_tokens, 18)
+    equal(c.embeddings.create(model=EMBEDDER, input="b").data[0].embedding, r.data[1].embedding)
+    try:
+        c.completions.create(model=EMBEDDER, prompt=PROMPT)
+        raise AssertionError("it generates")
+    except openai.BadRequestError as e:
+        equal(e.param, "model")
+
+
 if __name__ == "__main__":
     failures = []
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for line, failed in pool.map(run, DIALECTS):
             print(line, flush=True)
             failures += failed
+    try:
+        embedder()
+        print(f"python  {EMBEDDER:<24} embeddings ok, completions refused")
+    except Exception:
+        failures.append(f"{EMBEDDER}\n{traceback.format_exc()}")
     print(NOT_HERE)
     print("\n".join(failures), file=sys.stderr)
     sys.exit(bool(failures))

@@ -33,6 +33,7 @@ type Config struct {
 	Role    string // prefill, decode or both
 	Model   string
 	Version string        // of GET /version
+	Embeds  bool          // it has embeddings and generates nothing; of dialect openai
 	TTFT    time.Duration // before the first token, or prefill's answer
 	ITL     time.Duration // between tokens
 	Fault   Fault
@@ -53,6 +54,9 @@ func (c *Config) Validate() error {
 	}
 	if !slices.Contains([]string{"prefill", "decode", "both"}, c.Role) {
 		return fmt.Errorf("role %q is none of prefill, decode, both", c.Role)
+	}
+	if c.Embeds && (c.Dialect != "openai" || c.Role != legDecode) {
+		return errors.New("only a decode engine of dialect openai embeds")
 	}
 	if c.TTFT < 0 || c.ITL < 0 || c.Lease < 0 {
 		return errors.New("a latency or the lease is negative")

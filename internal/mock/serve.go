@@ -19,8 +19,12 @@ const maxBody = 64 << 20
 
 func (e *Engine) mux() http.Handler {
 	m := http.NewServeMux()
-	m.HandleFunc("POST /v1/completions", e.serve)
-	m.HandleFunc("POST /v1/chat/completions", e.serve)
+	if e.cfg.Embeds {
+		m.HandleFunc("POST /v1/embeddings", e.embed)
+	} else {
+		m.HandleFunc("POST /v1/completions", e.serve)
+		m.HandleFunc("POST /v1/chat/completions", e.serve)
+	}
 	m.HandleFunc("POST /mock/claim", e.serveClaim)
 	m.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	m.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {

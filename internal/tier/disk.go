@@ -249,23 +249,34 @@ func (d *disk) write(u unit, rec []byte) (written bool, err error) {
 
 // append is write; a unit that lies in from is moved.
 func (d *disk) append(u unit, rec []byte, from *segment) (written bool, err error) {
+	for again := true; again && err == nil; {
+		written, again, err = d.put(u, rec, from)
+	}
+	return written, err
+}
+
+// put tries to append; again: the log has gone round meanwhile.
+func (d *disk) put(u unit, rec []byte, from *segment) (written, again bool, err error) {
 	s, slot, old, err := d.reserve(u, from)
 	if err != nil || s == nil {
-		return false, errors.Join(err, d.reprieve(old))
+		return false, false, errors.Join(err, d.reprieve(old))
 	}
 	defer d.wrote(u.key, s)
 	h := header{u.key, d.shape.payload(), s.id, uint32(slot), uint32(u.pos), u.born.Unix()}
 	h.encode(rec)
 	if _, err := s.file.WriteAt(rec, d.at(slot)); err != nil {
-		return false, errors.Join(err, d.reprieve(old))
+		return false, false, errors.Join(err, d.reprieve(old))
 	}
 	d.mu.Lock()
-	d.index[u.key] = place{s, int32(slot)}
-	if d.changed != nil && from == nil {
+	again = s.retired
+	if written = !again && d.index[u.key].seg == from; written { // else it was dropped while it moved
+		d.index[u.key] = place{s, int32(slot)}
+	}
+	if written && from == nil && d.changed != nil {
 		d.changed(u, true)
 	}
 	d.mu.Unlock()
-	return true, d.reprieve(old)
+	return written, again, d.reprieve(old)
 }
 
 // wrote ends a write.
@@ -312,6 +323,7 @@ type kept struct {
 // been read, so that the log moves on (pins are bounded for the same reason); what is kept stays in the index until reprieve.
 func (d *disk) retire(s *segment) *kept {
 	d.log = d.log[1:]
+	s.retired = true
 	k := &kept{seg: s}
 	for i, key := range s.keys {
 		if d.index[key] != (place{s, int32(i)}) {

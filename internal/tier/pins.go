@@ -222,6 +222,14 @@ func (t *Tiers) Pins() []Pinned {
 	return list
 }
 
+// PinnedUnits is how many units are pinned, and may be.
+func (t *Tiers) PinnedUnits() (n, most int) {
+	if t == nil {
+		return 0, 0
+	}
+	return t.pins.count(), t.pins.most
+}
+
 func (t *Tiers) pinned(one *pin) Pinned {
 	p := Pinned{ID: one.id(), Tokens: one.tokens, Units: len(one.keys), Until: one.until}
 	for _, key := range one.keys {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
@@ -387,57 +386,6 @@ func TestNoRoom(t *testing.T) {
 	<-done
 	r.cache.Release(all, "others")
 	r.load(tokens, 64)
-}
-
-// TestRandom does 10,000 random things, and after each one looks whether the
-// books agree and every row that the index leads to is what its tokens make.
-func TestRandom(t *testing.T) {
-	cfg := config(t.TempDir())
-	cfg.HostBytes, cfg.DirBytes, cfg.LoadBlocks = 24*page, 48*page, 32
-	gen := rand.New(rand.NewPCG(7, 7))
-	r := newRig(t, cfg)
-	loaded := 0
-	for i := range 10_000 {
-		tokens := prompt(gen.IntN(64), 16*(1+gen.IntN(8)))
-		switch gen.IntN(20) {
-		case 0:
-			r.cache.Clear()
-		case 1:
-			r.tiers.host.clear()
-		case 2:
-			if gen.IntN(8) == 0 {
-				if err := r.tiers.Flush(); err != nil {
-					t.Fatal(err)
-				}
-			}
-		case 3:
-			ids, err := r.cache.Alloc(64, "storm") // everything is evicted
-			if err == nil {
-				r.cache.Release(ids, "storm")
-			}
-		case 4:
-			if gen.IntN(40) == 0 {
-				r.close()
-				r = newRig(t, cfg)
-			}
-		case 5, 6, 7, 8, 9, 10, 11, 12:
-			loaded += r.tiers.Load(t.Context(), tokens, "", len(tokens))
-			fallthrough
-		default:
-			if _, err := r.compute(tokens, "", "run"); err != nil && !errors.Is(err, kvcache.ErrNoSpace) {
-				t.Fatalf("operation %d: %v", i, err)
-			}
-		}
-		if err := r.cache.Check(); err != nil {
-			t.Fatalf("operation %d: %v", i, err)
-		}
-		if err := r.tiers.host.check(); err != nil {
-			t.Fatalf("operation %d: %v", i, err)
-		}
-	}
-	if loaded < 10_000 {
-		t.Errorf("only %d tokens were loaded: the test tests little", loaded)
-	}
 }
 
 func FuzzHeader(f *testing.F) {

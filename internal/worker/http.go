@@ -45,6 +45,9 @@ func (w *Worker) newHTTP() *fasthttp.Server {
 		"POST /xpyd/v1/role":        w.serveRole,
 		"GET /xpyd/v1/cache":        w.serveCache,
 		"POST /xpyd/v1/cache/flush": w.serveFlush,
+		"GET /xpyd/v1/cache/pin":    w.servePins,
+		"POST /xpyd/v1/cache/pin":   w.servePin,
+		"DELETE /xpyd/v1/cache/pin": w.serveUnpin,
 	}
 	return &fasthttp.Server{
 		Name: "xpyd", NoDefaultServerHeader: true, NoDefaultDate: true,

@@ -123,6 +123,25 @@ static int32_t check(xk_ctx *c, const xk_step_args &a) {
   return XK_OK;
 }
 
+// Up to FETCH bytes of a descriptor are read from the host's memory by a kernel:
+// the copy engine takes longer to start, and the device is idle meanwhile.
+static constexpr int64_t FETCH = 128 << 10;
+
+static __global__ void fetch_kernel(uint4 *to, const uint4 *from, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) to[i] = from[i];
+}
+
+static int32_t upload(xk_ctx *c, const xk_step_args &a) {
+  if (a.used_bytes > FETCH) {
+    XK_TRY(cudaMemcpyAsync(c->arena, half_of(c, a), a.used_bytes, cudaMemcpyHostToDevice, c->stream));
+    return XK_OK;
+  }
+  int n = int(div_up(a.used_bytes, 16));
+  Launch l = {c->stream, false};
+  return launch(l, fetch_kernel, int(div_up(n, 128)), 128, 0, reinterpret_cast<uint4 *>(c->arena), reinterpret_cast<const uint4 *>(half_of(c, a)), n);
+}
+
 int32_t xk_step(xk_ctx *c, const xk_step_args *args) {
   const xk_step_args &a = *args;
   if (!c->blocks) return xk_fail(XK_INVALID, "step before start");
@@ -130,7 +149,7 @@ int32_t xk_step(xk_ctx *c, const xk_step_args *args) {
   XK_TRY(cudaSetDevice(c->cfg.device));
   Launch l = {c->stream, !c->cfg.no_pdl};
   cudaEvent_t began = c->began[c->launched % xk_ctx::TIMES];
-  XK_TRY(cudaMemcpyAsync(c->arena, half_of(c, a), a.used_bytes, cudaMemcpyHostToDevice, c->stream));
+  XK_OK_OR_RETURN(upload(c, a));
   if (!a.bucket || c->cfg.no_graphs) {
     XK_TRY(cudaEventRecord(began, c->stream));
     XK_OK_OR_RETURN(eager(c, l, a));

@@ -1,6 +1,9 @@
 package share
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/xpyd/xpyd/router/pick"
@@ -152,6 +155,31 @@ func (s *peers) tick(now time.Time) (touched []pick.WorkerLoad) {
 		}
 	}
 	return touched
+}
+
+// Peer is another router, as people see it.
+type Peer struct {
+	ID       string  `json:"id"`
+	SilentMS float64 `json:"silent_ms"` // since its last word
+	Legs     int     `json:"legs"`      // that it has open to workers
+	Workers  int     `json:"workers"`   // that it has legs to
+}
+
+func idText(id uint64) string { return fmt.Sprintf("%016x", id) }
+
+func (s *peers) list(now time.Time) []Peer {
+	out := make([]Peer, 0, len(s.byID))
+	for id, p := range s.byID {
+		i := Peer{ID: idText(id), SilentMS: float64(now.Sub(p.heard).Microseconds()) / 1000}
+		for _, t := range p.workers {
+			if i.Legs += t.Legs; t.Legs > 0 {
+				i.Workers++
+			}
+		}
+		out = append(out, i)
+	}
+	slices.SortFunc(out, func(a, b Peer) int { return strings.Compare(a.ID, b.ID) })
+	return out
 }
 
 // silence is how long the most silent router has been so.

@@ -275,6 +275,16 @@ func (s *Sharer) Peers() int {
 	return len(s.peers.byID)
 }
 
+// ID is how other routers know this one.
+func (s *Sharer) ID() string { return idText(s.id) }
+
+// List is what the other routers have said, by their ids.
+func (s *Sharer) List() []Peer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.peers.list(time.Now())
+}
+
 // Collectors are the metrics.
 func (s *Sharer) Collectors() []prometheus.Collector {
 	gauge := func(name, help string, f func() float64) prometheus.Collector {

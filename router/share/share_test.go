@@ -381,3 +381,18 @@ func FuzzDecode(f *testing.F) {
 		p.apply(&m, time.Unix(0, 0))
 	})
 }
+
+// TestPeersList: what people see of the others, in order of their ids.
+func TestPeersList(t *testing.T) {
+	now := time.Now()
+	s := newPeers(time.Minute)
+	w := func(id string, legs int) pick.WorkerLoad {
+		return pick.WorkerLoad{ID: id, Epoch: 1, Loads: pick.Loads{Legs: legs, Seqs: 1}}
+	}
+	s.apply(&message{kind: kindHello, from: 0xb, seq: 1}, now.Add(-time.Second))
+	s.apply(&message{kind: kindChanges, from: 0xa, seq: 1, workers: []pick.WorkerLoad{w("p", 2), w("d", 3), w("idle", 0)}}, now.Add(-20*time.Millisecond))
+	want := []Peer{{"000000000000000a", 20, 5, 2}, {"000000000000000b", 1000, 0, 0}}
+	if got := s.list(now); !slices.Equal(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
