@@ -50,6 +50,8 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 		reply(ctx, 200, r.everyWorker("GET", "/xpyd/v1/cache"))
 	case path == "/admin/v1/cache/flush" && verb == "POST":
 		reply(ctx, 200, r.everyWorker("POST", "/xpyd/v1/cache/flush"))
+	case path == "/admin/v1/profile":
+		r.serveProfile(ctx, verb)
 	case path == "/debug/ledger" && verb == "GET":
 		r.serveLedger(ctx)
 	case path == "/debug/requests" && verb == "GET":

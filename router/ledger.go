@@ -86,6 +86,19 @@ func (r *Router) everyWorker(verb, path string) map[string]json.RawMessage {
 }
 
 func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string) json.RawMessage {
+	status, body, err := r.askWorker(m, version, verb, path, maxLedger)
+	switch {
+	case err != nil:
+		return openai.Upstream("%v", err).Append(nil)
+	case !json.Valid(body):
+		return openai.Upstream("status %d, and no JSON", status).Append(nil)
+	}
+	return body
+}
+
+// askWorker sends one request without a body, and returns up to limit bytes of
+// the answer's.
+func (r *Router) askWorker(m *fleet.Member, version uint64, verb, path string, limit int) (status int, body []byte, err error) {
 	q := r.newRequest(requestID(nil), verb, path)
 	q.internal()
 	q.deadline(ledgerTimeout)
@@ -99,15 +112,9 @@ func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string) j
 	h.SetContentLength(0)
 	b, err := r.send(l, &h, nil)
 	if err != nil {
-		return openai.Upstream("%v", err).Append(nil)
+		return 0, nil, err
 	}
 	defer b.finish()
-	body, err := b.all(maxLedger)
-	if err != nil {
-		return openai.Upstream("%v", err).Append(nil)
-	}
-	if !json.Valid(body) {
-		return openai.Upstream("status %d, and no JSON", b.header.StatusCode()).Append(nil)
-	}
-	return body
+	body, err = b.all(limit)
+	return b.header.StatusCode(), body, err
 }
