@@ -47,9 +47,11 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	case instances && (rest == "" || rest[0] == '/'):
 		r.instances(ctx, id, verb, strings.TrimPrefix(rest, "/"))
 	case path == "/admin/v1/cache" && verb == "GET":
-		reply(ctx, 200, r.everyWorker("GET", "/xpyd/v1/cache"))
+		reply(ctx, 200, r.everyWorker("GET", "/xpyd/v1/cache", nil))
 	case path == "/admin/v1/cache/flush" && verb == "POST":
-		reply(ctx, 200, r.everyWorker("POST", "/xpyd/v1/cache/flush"))
+		reply(ctx, 200, r.everyWorker("POST", "/xpyd/v1/cache/flush", nil))
+	case path == "/admin/v1/cache/pin" && (verb == "GET" || verb == "POST" || verb == "DELETE"):
+		reply(ctx, 200, r.everyWorker(verb, "/xpyd/v1/cache/pin", ctx.PostBody()))
 	case path == "/admin/v1/profile":
 		r.serveProfile(ctx, verb)
 	case path == "/debug/ledger" && verb == "GET":

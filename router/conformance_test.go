@@ -18,6 +18,7 @@ import (
 
 // TestReplay: recorded streams pass through byte-true, however they are cut.
 func TestReplay(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("testdata/sse/*.sse")
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
@@ -104,6 +105,7 @@ func (s schema) check(all map[string]schema, v any) error {
 // TestErrorShapes: whatever the router refuses or fails, the body is what the
 // OpenAPI document calls an ErrorResponse.
 func TestErrorShapes(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile("testdata/openapi/error.json")
 	if err != nil {
 		t.Fatal(err)

@@ -241,6 +241,7 @@ func TestDialectBroken(t *testing.T) {
 // TestUnsplit: what a dialect cannot split goes to decode alone, visibly, or is
 // refused where decode cannot serve alone or the operator does not want it.
 func TestUnsplit(t *testing.T) {
+	t.Parallel()
 	shapes := map[string]string{
 		"n": `"prompt":"x","n":2`, "batch": `"prompt":["x","y"]`, "echo": `"prompt":"x","echo":true`,
 		"prompt_logprobs": `"prompt":"x","prompt_logprobs":1`, "duplicate_field": `"prompt":"x","stream":true,"stream":false`,
@@ -313,6 +314,7 @@ func TestClientsFault(t *testing.T) {
 
 // TestMixedFleet: engines of several kinds side by side; pairs never cross.
 func TestMixedFleet(t *testing.T) {
+	t.Parallel()
 	var list []router.Static
 	var all []*fake.Engine
 	for _, dialect := range []string{"vllm-nixl", "sglang"} {
@@ -351,6 +353,7 @@ func TestMixedFleet(t *testing.T) {
 // TestVersions: engines of different versions are not paired, and the reason
 // is shown.
 func TestVersions(t *testing.T) {
+	t.Parallel()
 	_, list := engines(t, "vllm-nixl", fleet.Prefill, 1)
 	_, more := engines(t, "vllm-nixl", fleet.Decode, 1, func(c *fake.Config) { c.Version = "2.0" })
 	g := newRig(t, 0, 0, func(c *router.Config) { c.Static = append(list, more...) })
@@ -374,6 +377,7 @@ func TestVersions(t *testing.T) {
 
 // TestMooncakeRestart: the engine's id is asked for again when it has changed.
 func TestMooncakeRestart(t *testing.T) {
+	t.Parallel()
 	g, ps, _ := pairRig(t, "vllm-mooncake", 1, 1)
 	ps[0].Renew()
 	if resp, text := g.post("/v1/completions", askText); resp.StatusCode != 200 {
@@ -383,6 +387,7 @@ func TestMooncakeRestart(t *testing.T) {
 
 // TestNamedHang: the legacy connector's endless wait ends, and says why.
 func TestNamedHang(t *testing.T) {
+	t.Parallel()
 	g, _, ds := pairRig(t, "vllm-p2pnccl", 1, 1, func(c *router.Config) { c.DecodeSilence, c.Attempts = 50*time.Millisecond, 1 })
 	ds[0].SetFault(fake.Fault{Hang: true})
 	resp, text := g.post("/v1/completions", askText)
@@ -416,6 +421,7 @@ func TestPrefillDies(t *testing.T) {
 // TestReloadStatic: a reload adds, replaces and removes without touching the
 // rest.
 func TestReloadStatic(t *testing.T) {
+	t.Parallel()
 	g, _, _ := pairRig(t, "vllm-nixl", 1, 1)
 	_, list := engines(t, "sglang", fleet.Prefill, 1)
 	_, more := engines(t, "sglang", fleet.Decode, 1)

@@ -63,6 +63,7 @@ func TestP2PRegistration(t *testing.T) {
 // TestRefusesOtherModel: an engine that serves another model than its entry
 // says never passes, and the list says why.
 func TestRefusesOtherModel(t *testing.T) {
+	t.Parallel()
 	_, list := engines(t, "vllm-nixl", fleet.Prefill, 1, func(c *fake.Config) { c.Model = "llama" })
 	_, more := engines(t, "vllm-nixl", fleet.Decode, 1)
 	g := newRig(t, 0, 0, func(c *router.Config) { c.Static = append(list, more...) })

@@ -1,20 +1,9 @@
 package router_test
 
 import (
-	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
-	"io"
-	"math/big"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -219,9 +208,7 @@ func TestDeathEndsStream(t *testing.T) {
 			g := newRig(t, 1, 1)
 			d := g.workers["d0"]
 			d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("Content-Type", "text/event-stream")
-				fmt.Fprint(w, "data: {\"n\":0}\n\n")
-				w.(http.Flusher).Flush()
+				begin(w)
 				die(g, w, r)
 			})
 			start := time.Now()
@@ -304,164 +291,6 @@ func TestRefusedConnectionIsDeath(t *testing.T) {
 	})
 }
 
-// TestClientLeaves: both legs are closed within 100 ms, whatever is going on.
-func TestClientLeaves(t *testing.T) {
-	for _, secure := range []bool{false, true} {
-		for _, body := range []string{ask, askStream} {
-			for _, streaming := range []bool{false, true} {
-				if streaming && body == ask {
-					continue
-				}
-				t.Run(fmt.Sprintf("tls %v, stream %v, started %v", secure, body == askStream, streaming), func(t *testing.T) {
-					clientLeaves(t, secure, body, streaming)
-				})
-			}
-		}
-	}
-}
-
-func clientLeaves(t *testing.T, secure bool, body string, streaming bool) {
-	var edit []func(*router.Config)
-	if secure {
-		cert, key := certificate(t)
-		edit = append(edit, func(c *router.Config) { c.TLSCert, c.TLSKey = cert, key })
-	}
-	g := newRig(t, 1, 1, edit...)
-	started, ended := make(chan time.Time, 2), make(chan time.Time, 2)
-	p, d := g.workers["p0"], g.workers["d0"]
-	p.on(&p.prefill, hold(started, ended))
-	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
-		if streaming {
-			w.Header().Set("Content-Type", "text/event-stream")
-			fmt.Fprint(w, "data: {}\n\n")
-			w.(http.Flusher).Flush()
-		}
-		hold(started, ended)(w, r)
-	})
-	var conn net.Conn
-	var err error
-	if secure {
-		conn, err = tls.Dial("tcp", g.r.Addr().String(), &tls.Config{InsecureSkipVerify: true})
-	} else {
-		conn, err = net.Dial("tcp", g.r.Addr().String())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-	<-started
-	<-started
-	if streaming {
-		if _, err := io.ReadAtLeast(conn, make([]byte, 4096), 100); err != nil {
-			t.Fatal(err)
-		}
-	}
-	left := time.Now()
-	conn.Close()
-	for range 2 {
-		select {
-		case at := <-ended:
-			if took := at.Sub(left); took > 100*time.Millisecond {
-				t.Errorf("a leg ended after %v", took)
-			}
-		case <-time.After(5 * time.Second):
-			t.Fatal("a leg goes on")
-		}
-	}
-	g.until("a 499 in the log", func() bool { return strings.Contains(g.logs.String(), "status=499") })
-}
-
-// certificate writes a self-signed pair for loopback.
-func certificate(t *testing.T) (cert, key string) {
-	t.Helper()
-	priv, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &priv.PublicKey, priv)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pk, err := x509.MarshalECPrivateKey(priv)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	write := func(name, kind string, b []byte) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	return write("cert.pem", "CERTIFICATE", der), write("key.pem", "EC PRIVATE KEY", pk)
-}
-
-// TestDeadline: the header shortens a request's life; before the first byte it
-// is a 504, after it an error event.
-func TestDeadline(t *testing.T) {
-	g := newRig(t, 1, 1)
-	p, d := g.workers["p0"], g.workers["d0"]
-	started, ended := make(chan time.Time, 4), make(chan time.Time, 4)
-	p.on(&p.prefill, hold(started, ended))
-	d.on(&d.decode, hold(started, ended))
-	resp, body := g.post("/v1/completions", ask, "x-request-timeout-ms", "50")
-	if resp.StatusCode != 504 {
-		t.Errorf("%d %q", resp.StatusCode, body)
-	}
-	apiError(t, body)
-	<-ended
-	<-ended
-	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		fmt.Fprint(w, "data: {\"n\":0}\n\n")
-		w.(http.Flusher).Flush()
-		<-r.Context().Done()
-	})
-	_, body = g.post("/v1/completions", askStream, "x-request-timeout-ms", "80")
-	if !strings.Contains(body, `"code":"deadline_exceeded"`) {
-		t.Errorf("%q", body)
-	}
-	if resp, _ := g.post("/v1/completions", ask, "x-request-timeout-ms", "-1"); resp.StatusCode != 400 {
-		t.Errorf("%d", resp.StatusCode)
-	}
-}
-
-// TestSlowClient: a client that does not read stops decode instead of filling
-// the router, and is let go after StallTimeout.
-func TestSlowClient(t *testing.T) {
-	g := newRig(t, 1, 1, func(c *router.Config) { c.StallTimeout = 300 * time.Millisecond })
-	d := g.workers["d0"]
-	sent := make(chan int, 1)
-	event := "data: " + strings.Repeat("x", 16<<10) + "\n\n"
-	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		n := 0
-		for ; n < 1<<30; n += len(event) {
-			if _, err := io.WriteString(w, event); err != nil || r.Context().Err() != nil {
-				break
-			}
-		}
-		sent <- n
-	})
-	conn, err := net.Dial("tcp", g.r.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(askStream), askStream)
-	select {
-	case n := <-sent:
-		if n > 64<<20 { // socket buffers, nothing more
-			t.Errorf("%d bytes went somewhere", n)
-		}
-	case <-time.After(10 * time.Second):
-		t.Fatal("decode still sends")
-	}
-	g.until("a 499 in the log", func() bool { return strings.Contains(g.logs.String(), "stopped reading") })
-}
-
 func TestAdmission(t *testing.T) {
 	g := newRig(t, 1, 1, func(c *router.Config) {
 		c.Limits.MaxInFlight, c.Limits.MaxQueue, c.Limits.QueueWait = 1, 1, 100*time.Millisecond
@@ -505,53 +334,6 @@ func TestAdmission(t *testing.T) {
 	lim.QueueWait = 0
 	if err := g.r.Reload(lim, "prefix"); err == nil || !strings.HasPrefix(err.Error(), "limits.queue_wait") {
 		t.Errorf("%v", err)
-	}
-}
-
-// TestShutdown: running streams go on to their end, idle connections do not
-// delay it; past the deadline streams end with an error event.
-func TestShutdown(t *testing.T) {
-	for _, patient := range []bool{true, false} {
-		g := newRig(t, 1, 1)
-		d := g.workers["d0"]
-		free := make(chan struct{})
-		d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
-			streamed(3, func(i int) {
-				if i == 1 {
-					select {
-					case <-free:
-					case <-r.Context().Done():
-					}
-				}
-			})(w, r)
-		})
-		got := make(chan string, 1)
-		go func() {
-			_, body := g.post("/v1/completions", askStream)
-			got <- body
-		}()
-		g.until("the stream", func() bool { return d.calls.Load() == 1 && !g.idle() })
-		g.stopped = true
-		timeout := 10 * time.Second
-		if !patient {
-			timeout = 150 * time.Millisecond
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), timeout)
-		done := make(chan error, 1)
-		go func() { done <- g.r.Shutdown(ctx) }()
-		g.until("not ready", func() bool { return !g.r.Ready() })
-		if patient {
-			close(free)
-		}
-		err := <-done
-		body := <-got
-		cancel()
-		if patient && (err != nil || body != storyText) {
-			t.Errorf("%v, %q", err, body)
-		}
-		if !patient && (err == nil || !strings.Contains(body, "shutting down")) {
-			t.Errorf("%v, %q", err, body)
-		}
 	}
 }
 

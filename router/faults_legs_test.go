@@ -259,6 +259,7 @@ func TestFaultC05_DecodeDeathFreesPrefill(t *testing.T) {
 // TestFaultC06_LeaseOver: prefill's lease is over before decode collects. No
 // text comes from blocks that are freed: another prefill does it anew.
 func TestFaultC06_LeaseOver(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range []string{"vllm-nixl", "vllm-mooncake", "trtllm"} {
 		t.Run(dialect, func(t *testing.T) {
 			g, ps, ds := pairRig(t, dialect, 2, 1)
@@ -279,6 +280,7 @@ func TestFaultC06_LeaseOver(t *testing.T) {
 // TestFaultC07_RefusalFreesPrefill: what is wrong with a request is found before
 // prefill hears of it, and what only decode finds out ends prefill's leg.
 func TestFaultC07_RefusalFreesPrefill(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range []string{"vllm-nixl-push", "vllm-mooncake", "vllm-offloading"} {
 		t.Run(dialect, func(t *testing.T) {
 			g, ps, ds := pairRig(t, dialect, 1, 1)

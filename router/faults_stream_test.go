@@ -3,11 +3,9 @@ package router_test
 import (
 	"bufio"
 	"context"
-	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,28 +20,21 @@ import (
 func TestFaultC19_StalledClientCostsLittle(t *testing.T) {
 	g := newRig(t, 1, 1, func(c *router.Config) { c.StallTimeout = 300 * time.Millisecond })
 	d := g.workers["d0"]
-	sent := make(chan int, 1)
-	event := "data: " + strings.Repeat("x", 16<<10) + "\n\n"
+	var sent atomic.Int64
+	over := make(chan struct{})
 	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		n := 0
-		for ; n < 1<<30 && r.Context().Err() == nil; n += len(event) {
-			if _, err := io.WriteString(w, event); err != nil {
-				break
-			}
-		}
-		sent <- n
+		defer close(over)
+		flood("data: "+strings.Repeat("x", 16<<10)+"\n\n", &sent)(w, r)
 	})
-	conn, err := net.Dial("tcp", g.r.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := g.dial()
 	defer conn.Close()
-	fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(askStream), askStream)
-	if n := <-sent; n > 64<<20 { // the sockets' buffers, nothing more
+	sendRaw(t, conn, askStream)
+	<-over
+	if n := sent.Load(); n > 64<<20 { // the sockets' buffers, nothing more
 		t.Errorf("%d bytes went somewhere", n)
 	}
 	g.until("the client to be let go", g.idle)
+	g.until("a 499 in the log", func() bool { return strings.Contains(g.logs.String(), "stopped reading") })
 }
 
 // publishing is a pair that publishes KV events, behind a router that uses them.
@@ -62,16 +53,23 @@ func byEvents(list []router.Static) func(*router.Config) {
 	return func(c *router.Config) { c.Static, c.Pick.Policy = list, pick.KVEvents }
 }
 
+// warm lets the engine compute a prompt, and waits for its events.
+func (g *rig) warm() {
+	g.t.Helper()
+	if resp, text := g.post("/v1/completions", idsPrompt(1, 160, "")); resp.StatusCode != 200 {
+		g.t.Fatalf("%d %s", resp.StatusCode, text)
+	}
+	g.until("its blocks", func() bool { return g.blocks("vllm-nixl-p0") >= 10 })
+}
+
 // TestFaultC20_NothingOfTheDead: what a restarted engine had is forgotten, and a
 // lost batch of events is noticed and does not leave blocks behind.
 func TestFaultC20_NothingOfTheDead(t *testing.T) {
+	t.Parallel()
 	p, list := publishing(t)
 	g := newRig(t, 0, 0, byEvents(list))
 	g.allProbed(2)
-	if resp, text := g.post("/v1/completions", idsPrompt(1, 160, "")); resp.StatusCode != 200 {
-		t.Fatalf("%d %s", resp.StatusCode, text)
-	}
-	g.until("its blocks", func() bool { return g.blocks("vllm-nixl-p0") >= 10 })
+	g.warm()
 	p.LoseKV() // and the next batch shows the gap
 	g.post("/v1/completions", idsPrompt(1000, 160, ""))
 	g.until("the new blocks", func() bool { return g.blocks("vllm-nixl-p0") >= 10 })
@@ -86,13 +84,11 @@ func TestFaultC20_NothingOfTheDead(t *testing.T) {
 // TestFaultC21_NewRouterLearnsByReplay: a second router knows what the engines
 // have before it has sent them anything.
 func TestFaultC21_NewRouterLearnsByReplay(t *testing.T) {
+	t.Parallel()
 	_, list := publishing(t)
 	old := newRig(t, 0, 0, byEvents(list))
 	old.allProbed(2)
-	if resp, text := old.post("/v1/completions", idsPrompt(1, 160, "")); resp.StatusCode != 200 {
-		t.Fatalf("%d %s", resp.StatusCode, text)
-	}
-	old.until("its blocks", func() bool { return old.blocks("vllm-nixl-p0") >= 10 })
+	old.warm()
 	old.until("the ledger to be empty", old.idle)
 	old.shutdown()
 	g := newRig(t, 0, 0, byEvents(list))
@@ -106,6 +102,7 @@ func TestFaultC21_NewRouterLearnsByReplay(t *testing.T) {
 // TestFaultC22_StreamDoesNotWaitForPrefill: decode's first event reaches the
 // client though prefill's answer never comes.
 func TestFaultC22_StreamDoesNotWaitForPrefill(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, 1, 1)
 	p := g.workers["p0"]
 	seen := make(chan struct{})
@@ -133,9 +130,7 @@ func TestFaultC22_StreamDoesNotWaitForPrefill(t *testing.T) {
 // choices and the counts that one engine alone gives.
 func TestFaultC23_SameAsPlain(t *testing.T) {
 	t.Parallel()
-	alone, list := engines(t, "openai", fleet.Decode, 1)
-	plain := newRig(t, 0, 0, func(c *router.Config) { c.Static = list })
-	plain.allProbed(1)
+	plain, _, alone := pairRig(t, "openai", 0, 1)
 	bodies := []struct{ path, body string }{
 		{"/v1/completions", askText}, {"/v1/completions", askLive}, {"/v1/chat/completions", askChat},
 		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"system","content":"S"},{"role":"user","content":"U"}],"max_tokens":4,"stream":true}`},
@@ -177,16 +172,11 @@ func TestFaultC25_FirstEventAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, dialect := range append([]string{"openai"}, split...) {
 		t.Run(dialect, func(t *testing.T) {
-			var g *rig
-			var ps, ds []*fake.Engine
+			prefills := 1
 			if dialect == "openai" {
-				var list []router.Static
-				ds, list = engines(t, dialect, fleet.Decode, 1)
-				g = newRig(t, 0, 0, func(c *router.Config) { c.Static = list })
-				g.allProbed(1)
-			} else {
-				g, ps, ds = pairRig(t, dialect, 1, 1)
+				prefills = 0
 			}
+			g, ps, ds := pairRig(t, dialect, prefills, 1)
 			ds[0].SetFault(fake.Fault{Freeze: 1}) // the second event never comes
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()

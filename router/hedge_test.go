@@ -257,6 +257,7 @@ func TestHedgeBounds(t *testing.T) {
 // TestHedgeDialects: the foreign dialects that may be hedged give one text, and
 // hold nothing after.
 func TestHedgeDialects(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range []string{"storage", "vllm-offloading"} {
 		ps, list := engines(t, dialect, "prefill", 2)
 		ds, more := engines(t, dialect, "decode", 2)

@@ -48,7 +48,7 @@ func (r *Router) ledger() *ledger {
 func (r *Router) serveLedger(ctx *fasthttp.RequestCtx) {
 	l := r.ledger()
 	if string(ctx.QueryArgs().Peek("fleet")) == "1" {
-		l.Fleet = r.everyWorker("GET", "/debug/ledger")
+		l.Fleet = r.everyWorker("GET", "/debug/ledger", nil)
 	}
 	reply(ctx, 200, l)
 }
@@ -61,7 +61,7 @@ const (
 
 // everyWorker sends one request to each worker that may answer, and returns
 // the JSON that they said by their ids; an error object for those that failed.
-func (r *Router) everyWorker(verb, path string) map[string]json.RawMessage {
+func (r *Router) everyWorker(verb, path string, body []byte) map[string]json.RawMessage {
 	s := r.fleet.Snapshot()
 	out := make(map[string]json.RawMessage, len(s.Members))
 	var mu sync.Mutex
@@ -75,7 +75,7 @@ func (r *Router) everyWorker(verb, path string) map[string]json.RawMessage {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			b := r.oneWorker(m, s.Version, verb, path)
+			b := r.oneWorker(m, s.Version, verb, path, body)
 			mu.Lock()
 			defer mu.Unlock()
 			out[m.ID] = b
@@ -85,20 +85,20 @@ func (r *Router) everyWorker(verb, path string) map[string]json.RawMessage {
 	return out
 }
 
-func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string) json.RawMessage {
-	status, body, err := r.askWorker(m, version, verb, path, maxLedger)
+func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string, body []byte) json.RawMessage {
+	status, answer, err := r.askWorker(m, version, verb, path, body, maxLedger)
 	switch {
 	case err != nil:
 		return openai.Upstream("%v", err).Append(nil)
-	case !json.Valid(body):
+	case !json.Valid(answer):
 		return openai.Upstream("status %d, and no JSON", status).Append(nil)
 	}
-	return body
+	return answer
 }
 
-// askWorker sends one request without a body, and returns up to limit bytes of
-// the answer's.
-func (r *Router) askWorker(m *fleet.Member, version uint64, verb, path string, limit int) (status int, body []byte, err error) {
+// askWorker sends one request, and returns up to limit bytes of the answer's
+// body.
+func (r *Router) askWorker(m *fleet.Member, version uint64, verb, path string, body []byte, limit int) (status int, answer []byte, err error) {
 	q := r.newRequest(requestID(nil), verb, path)
 	q.internal()
 	q.deadline(ledgerTimeout)
@@ -109,12 +109,12 @@ func (r *Router) askWorker(m *fleet.Member, version uint64, verb, path string, l
 	var h fasthttp.RequestHeader
 	h.SetMethod(verb)
 	h.SetRequestURI(path)
-	h.SetContentLength(0)
-	b, err := r.send(l, &h, nil)
+	h.SetContentLength(len(body))
+	b, err := r.send(l, &h, [][]byte{body})
 	if err != nil {
 		return 0, nil, err
 	}
 	defer b.finish()
-	body, err = b.all(limit)
-	return b.header.StatusCode(), body, err
+	answer, err = b.all(limit)
+	return b.header.StatusCode(), answer, err
 }

@@ -140,6 +140,26 @@ func streamed(n int, pause func(i int)) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { tell(w, n, pause) }
 }
 
+// begin sends the first event of a stream.
+func begin(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	fmt.Fprint(w, "data: {\"n\":0}\n\n")
+	w.(http.Flusher).Flush()
+}
+
+// flood streams events for as long as they are taken, and counts their bytes.
+func flood(event string, sent *atomic.Int64) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for r.Context().Err() == nil && sent.Load() < 1<<30 {
+			if _, err := io.WriteString(w, event); err != nil {
+				return
+			}
+			sent.Add(int64(len(event)))
+		}
+	}
+}
+
 func tell(w http.ResponseWriter, n int, pause func(i int)) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Server-Timing", "prefill;dur=1.5, kv;dur=0.5")
@@ -382,82 +402,4 @@ func (g *rig) adminJSON(method, path, body string, v any) int {
 		}
 	}
 	return resp.StatusCode
-}
-
-const (
-	ask       = `{"model":"m","prompt":"Once upon a time","max_tokens":8}`
-	askStream = `{"model":"m","prompt":"Once upon a time","max_tokens":8,"stream":true}`
-)
-
-// post sends a body and returns the whole answer.
-func (g *rig) post(path, body string, header ...string) (*http.Response, string) {
-	g.t.Helper()
-	req, _ := http.NewRequest("POST", g.url+path, strings.NewReader(body))
-	for i := 0; i < len(header); i += 2 {
-		req.Header.Set(header[i], header[i+1])
-	}
-	resp, err := g.client.Do(req)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	return resp, string(b)
-}
-
-// stream posts a body and calls first once the first event is here.
-func (g *rig) stream(body string, first func()) (status int, text string) {
-	g.t.Helper()
-	resp, err := g.client.Post(g.url+"/v1/completions", "application/json", strings.NewReader(body))
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	head := make([]byte, 16)
-	n, err := io.ReadAtLeast(resp.Body, head, 1)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	first()
-	rest, err := io.ReadAll(resp.Body)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	return resp.StatusCode, string(head[:n]) + string(rest)
-}
-
-// get reads a public path.
-func (g *rig) get(path string) (int, string) {
-	g.t.Helper()
-	resp, err := g.client.Get(g.url + path)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	b, _ := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(b)
-}
-
-// apiError checks the shape of an error and returns it.
-func apiError(t *testing.T, body string) (e struct {
-	Message, Type string
-	Param, Code   *string
-}) {
-	t.Helper()
-	var v struct {
-		Error map[string]json.RawMessage `json:"error"`
-	}
-	if err := json.Unmarshal([]byte(body), &v); err != nil || len(v.Error) != 4 {
-		t.Errorf("not an API error: %q", body)
-		return e
-	}
-	for key, dst := range map[string]any{"message": &e.Message, "type": &e.Type, "param": &e.Param, "code": &e.Code} {
-		if err := json.Unmarshal(v.Error[key], dst); err != nil {
-			t.Errorf("%s: %v in %q", key, err, body)
-		}
-	}
-	return e
 }

@@ -50,7 +50,7 @@ func (r *Router) serveProfile(ctx *fasthttp.RequestCtx, verb string) {
 	case id != "":
 		r.profileOf(ctx, id, verb, path)
 	default:
-		all := profiles{Workers: r.everyWorker(verb, path)}
+		all := profiles{Workers: r.everyWorker(verb, path, nil)}
 		if err := r.profiler.Serve(ctx); err != nil {
 			all.Router = err.Append(nil)
 		} else {
@@ -71,7 +71,7 @@ func (r *Router) profileOf(ctx *fasthttp.RequestCtx, id, verb, path string) {
 	if verb == http.MethodGet {
 		path += "?download"
 	}
-	status, body, err := r.askWorker(m, s.Version, verb, path, maxProfile)
+	status, body, err := r.askWorker(m, s.Version, verb, path, nil, maxProfile)
 	if err != nil {
 		writeError(ctx, openai.Upstream("%v", err))
 		return

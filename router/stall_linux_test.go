@@ -1,10 +1,7 @@
 package router_test
 
 import (
-	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -42,25 +39,13 @@ func TestStalledClient(t *testing.T) {
 	g := newRig(t, 1, 1)
 	d := g.workers["d0"]
 	var sent atomic.Int64
-	event := "data: " + strings.Repeat("x", 1000) + "\n\n"
-	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		for r.Context().Err() == nil {
-			if _, err := io.WriteString(w, event); err != nil {
-				return
-			}
-			sent.Add(int64(len(event)))
-		}
-	})
-	conn, err := net.Dial("tcp", g.r.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	d.on(&d.decode, flood("data: "+strings.Repeat("x", 1000)+"\n\n", &sent))
+	conn := g.dial()
 	defer conn.Close()
 	if err := conn.(*net.TCPConn).SetReadBuffer(64 << 10); err != nil {
 		t.Fatal(err)
 	}
-	fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(askStream), askStream)
+	sendRaw(t, conn, askStream)
 	last, same := int64(-1), 0
 	g.until("everything to be full", func() bool {
 		if n := sent.Load(); n != last || n == 0 {

@@ -38,6 +38,11 @@ type upConfig struct {
 	KVSSDDir     string      `koanf:"kv_ssd_dir"`     // each worker has a folder of its own there; empty: none
 	KVSSDSize    config.Size `koanf:"kv_ssd_size"`    // of each worker
 
+	KVStore        string        `koanf:"kv_store" secret:"url"` // Redis or Valkey that all share; empty: none
+	KVStoreTTL     time.Duration `koanf:"kv_store_ttl"`
+	KVStoreTimeout time.Duration `koanf:"kv_store_timeout"`
+	KVStoreWrite   bool          `koanf:"kv_store_write"`
+
 	KVWritePolicy string `koanf:"kv_write_policy"` // through, selective or back
 	KVEviction    string `koanf:"kv_eviction"`     // of host memory: lru, lfu or s3fifo
 }
@@ -56,6 +61,14 @@ func (c *upConfig) Validate() error {
 	if c.KVSSDDir != "" && c.KVHostMemory == 0 {
 		return &config.KeyError{Key: "kv_ssd_dir", Msg: "needs kv_host_memory: what comes from the SSD and goes there passes through it"}
 	}
+	if err := worker.ValidStore("kv_store", c.KVStore, c.KVHostMemory); err != nil {
+		return err
+	}
+	for key, d := range map[string]time.Duration{"kv_store_ttl": c.KVStoreTTL, "kv_store_timeout": c.KVStoreTimeout} {
+		if d <= 0 {
+			return &config.KeyError{Key: key, Msg: "must be positive"}
+		}
+	}
 	if err := worker.ValidTransport("kv_transport", c.KVTransport); err != nil {
 		return err
 	}
@@ -70,6 +83,7 @@ func newUp() *cobra.Command {
 	wdef := worker.DefaultConfig(fleet.Prefill)
 	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
 		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, KVTransport: wdef.KV.Transport, KVSSDSize: wdef.KV.SSDSize,
+		KVStoreTTL: wdef.KV.StoreTTL, KVStoreTimeout: wdef.KV.StoreTimeout, KVStoreWrite: wdef.KV.StoreWrite,
 		KVWritePolicy: wdef.KV.WritePolicy, KVEviction: wdef.KV.Eviction}
 	def.Fleet.Listen = "127.0.0.1:0"
 	def.Log.Level = "warn"
@@ -101,6 +115,7 @@ drains; a second one stops at once.`,
 	f.String("kv-host-memory", def.KVHostMemory.String(), "host memory of each worker that keeps KV which its pool has no room for; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts; default: none")
 	f.String("kv-ssd-size", def.KVSSDSize.String(), "what each worker may fill of --kv-ssd-dir")
+	f.String("kv-store", "", "Redis or Valkey that keeps KV for all workers: redis://[user:password@]host[:port][/db], rediss://, valkey://, unix:///socket")
 	f.String("kv-write-policy", def.KVWritePolicy, writePolicyHelp)
 	f.String("kv-eviction", def.KVEviction, evictionHelp)
 	f.String("data", def.Data, "folder of the admin token and the join URL")
@@ -112,7 +127,7 @@ drains; a second one stops at once.`,
 		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: map[string]string{
 			"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
 			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "kv-transport": "kv_transport",
-			"kv-host-memory": "kv_host_memory", "kv-ssd-dir": "kv_ssd_dir", "kv-ssd-size": "kv_ssd_size",
+			"kv-host-memory": "kv_host_memory", "kv-ssd-dir": "kv_ssd_dir", "kv-ssd-size": "kv_ssd_size", "kv-store": "kv_store",
 			"kv-write-policy": "kv_write_policy", "kv-eviction": "kv_eviction",
 			"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
 		}})
@@ -150,7 +165,7 @@ func runUp(ctx context.Context, cfg *upConfig, load func() (*upConfig, error), s
 	})
 	output := &startOutput{w: stderr, held: map[string][]byte{}}
 	sup, err := supervise.New(supervise.Config{
-		Env: childEnv(os.Environ(), front.joinURL), Output: output, Log: log,
+		Env: append(childEnv(os.Environ(), front.joinURL), cfg.storeEnv()...), Output: output, Log: log,
 		StopOrder: []string{"decode", "prefill"}, // a stream needs its decode, nothing needs its prefill
 		Templates: map[string]func(int) supervise.Child{
 			"prefill": cfg.child(exe, fleet.Prefill, front.watcher),
@@ -305,6 +320,15 @@ func childEnv(environ []string, joinURL string) []string {
 		}
 	}
 	return append(out, "XPYD_FLEET__URL="+joinURL)
+}
+
+// storeEnv tells the workers of the shared store; a password does not show in ps.
+func (c *upConfig) storeEnv() []string {
+	if c.KVStore == "" {
+		return nil
+	}
+	return []string{"XPYD_KV__STORE=" + c.KVStore, "XPYD_KV__STORE_TTL=" + c.KVStoreTTL.String(),
+		"XPYD_KV__STORE_TIMEOUT=" + c.KVStoreTimeout.String(), "XPYD_KV__STORE_WRITE=" + strconv.FormatBool(c.KVStoreWrite)}
 }
 
 // forwardPulse tells the supervisor of the workers' heartbeats, so that it can

@@ -56,6 +56,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.String("kv-host-memory", cfg.KV.HostMemory.String(), "host memory that keeps KV which the pool has no room for; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts, this worker's own; default: none")
 	f.String("kv-ssd-size", cfg.KV.SSDSize.String(), "what --kv-ssd-dir may fill")
+	f.String("kv-store", "", "Redis or Valkey that keeps KV for all workers: redis://[user:password@]host[:port][/db], rediss://, valkey://, unix:///socket")
 	f.String("kv-write-policy", cfg.KV.WritePolicy, writePolicyHelp)
 	f.String("kv-eviction", cfg.KV.Eviction, evictionHelp)
 	f.String("log-level", cfg.Log.Level, "debug, info, warn or error")
@@ -65,7 +66,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 			"join": "fleet.url", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
 			"kv-listen": "kv_listen", "kv-transport": "kv.transport", "advertise": "advertise", "device": "device", "threads": "threads",
 			"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory",
-			"kv-host-memory": "kv.host_memory", "kv-ssd-dir": "kv.ssd_dir", "kv-ssd-size": "kv.ssd_size",
+			"kv-host-memory": "kv.host_memory", "kv-ssd-dir": "kv.ssd_dir", "kv-ssd-size": "kv.ssd_size", "kv-store": "kv.store",
 			"kv-write-policy": "kv.write_policy", "kv-eviction": "kv.eviction",
 			"log-level": "log.level", "log-format": "log.format",
 		}}); err != nil {

@@ -47,7 +47,7 @@ type Event struct {
 	// Of Stored. The first block extends Parent, each other the one before.
 	Parent    uint64
 	HasParent bool
-	Tokens    []uint32 // BlockSize of each block
+	Tokens    []uint32 // BlockSize of each block; none: blocks of a lower tier that were told of before
 	BlockSize int
 	LoRA      string   // adapter's name, or its number
 	Extra     []uint64 // what else each block depends on, hashed; nil or 0: nothing

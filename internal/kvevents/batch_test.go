@@ -130,3 +130,19 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// TestCopied: what an offloading engine tells of a copy, which has no tokens, is
+// read; of blocks on the device there must be some.
+func TestCopied(t *testing.T) {
+	for _, encode := range []func([]byte, *kvevents.Batch) []byte{kvevents.Append, kvevents.AppendArrays} {
+		in := &kvevents.Batch{Events: []kvevents.Event{{Hashes: []uint64{1, 2}, Tier: kvevents.Host}, {Hashes: []uint64{3}, Tier: kvevents.Disk, BlockSize: 16}}}
+		got, err := kvevents.Decode(encode(nil, in))
+		if err != nil || len(got.Events) != 2 || got.Events[0].Tier != kvevents.Host || len(got.Events[0].Hashes) != 2 || len(got.Events[1].Tokens) != 0 {
+			t.Errorf("%+v: %v", got, err)
+		}
+		in.Events[0].Tier = kvevents.GPU
+		if _, err := kvevents.Decode(encode(nil, in)); err == nil {
+			t.Error("blocks of no tokens on the device")
+		}
+	}
+}

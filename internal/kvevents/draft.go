@@ -211,6 +211,8 @@ func (d *draft) event(tag string) (Event, bool, error) {
 	switch {
 	case !d.hashes:
 		return Event{}, false, malformed("%s without block_hashes", tag)
+	case len(ev.Tokens) == 0 && len(ev.Hashes) > 0 && ev.Tier != GPU:
+		// Offloading engines name what they copy to a lower tier, and no more.
 	case ev.BlockSize == 0:
 		return Event{}, false, malformed("%s without a block size", tag)
 	case len(ev.Tokens) != len(ev.Hashes)*ev.BlockSize:

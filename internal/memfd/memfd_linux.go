@@ -56,7 +56,7 @@ func create(name string, size, whole, flags int) (_ *Memory, err error) {
 	if _, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, Seals); err != nil {
 		return fail("seal", err)
 	}
-	at, unmap, err := mapAligned(fd, whole)
+	at, unmap, err := mapAligned(fd, whole, flags&unix.MFD_HUGETLB != 0)
 	if err != nil {
 		return fail("map", err)
 	}
@@ -65,20 +65,27 @@ func create(name string, size, whole, flags int) (_ *Memory, err error) {
 	return &Memory{Bytes: b[:size:size], FD: fd, Size: int64(whole), unmap: unmap}, nil
 }
 
-// mapAligned maps a file at a multiple of HugeBytes: it takes a range that is
-// large enough wherever it lies, then puts the file at the first multiple.
-func mapAligned(fd, size int) (unsafe.Pointer, func() error, error) {
+// mapAligned maps a file at a multiple of HugeBytes. The kernel places huge
+// pages so by itself. For others it takes a range that is large enough wherever
+// it lies, then puts the file at the first multiple.
+func mapAligned(fd, size int, huge bool) (unsafe.Pointer, func() error, error) {
+	const rights = unix.PROT_READ | unix.PROT_WRITE
+	if huge {
+		at, err := unix.MmapPtr(fd, 0, nil, uintptr(size), rights, unix.MAP_SHARED)
+		return at, func() error { return unix.MunmapPtr(at, uintptr(size)) }, err
+	}
 	length := uintptr(roundUp(size, HugeBytes) + HugeBytes)
 	area, err := unix.MmapPtr(-1, 0, nil, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, nil, err
 	}
-	unmap := func() error { return unix.MunmapPtr(area, length) }
 	at := unsafe.Add(area, -int(uintptr(area))&(HugeBytes-1))
-	if _, err := unix.MmapPtr(fd, 0, at, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
-		return nil, nil, errors.Join(err, unmap())
+	if _, err := unix.MmapPtr(fd, 0, at, uintptr(size), rights, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		// The range stays taken, which costs addresses only: where this failed
+		// may be a hole by now, and in the hole another thread's stack.
+		return nil, nil, err
 	}
-	return at, unmap, nil
+	return at, func() error { return unix.MunmapPtr(area, length) }, nil
 }
 
 // transparent says whether the kernel may back memory files with huge pages.

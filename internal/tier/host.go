@@ -40,6 +40,7 @@ type unit struct {
 	key, parent kvcache.Hash
 	root        kvcache.Hash // of its chain: one for each cache salt
 	pos         int          // tokens before it
+	tokens      []int32      // its own, while it comes; nil when they are not at hand
 	born        time.Time    // when it came into the tiers
 }
 
@@ -325,6 +326,9 @@ func (h *host) setReady(s *slot, ready bool) {
 	s.ready = ready
 	if h.changed != nil {
 		h.changed(s.unit, ready)
+	}
+	if ready { // nobody else has a lease yet
+		s.tokens = nil
 	}
 }
 

@@ -22,10 +22,15 @@ func (t *Tiers) Load(ctx context.Context, tokens []int32, salt string, upto int)
 	defer cancel()
 	chain := t.cache.NewChain(salt)
 	chain.Extend(tokens[:min(upto, len(tokens))])
+	var far lookup
 	for {
 		from := t.cache.Reach(&chain, upto)
-		to := t.reach(&chain, from, upto)
-		if to-from < max(t.cfg.MinLoadTokens, t.cacheUnit()) {
+		least := max(t.cfg.MinLoadTokens, t.cacheUnit())
+		if upto-from < least {
+			return 0
+		}
+		to := t.reach(ctx, &far, &chain, from, upto)
+		if to-from < least {
 			return 0
 		}
 		wait, mine := t.begin(chain.Name(from + t.cacheUnit()))
@@ -44,12 +49,12 @@ func (t *Tiers) Load(ctx context.Context, tokens []int32, salt string, upto int)
 func (t *Tiers) cacheUnit() int { return t.shape.blocks * t.shape.BlockTokens }
 
 // reach returns how far the tiers have the chain, without a gap.
-func (t *Tiers) reach(chain *kvcache.Chain, from, upto int) int {
+func (t *Tiers) reach(ctx context.Context, far *lookup, chain *kvcache.Chain, from, upto int) int {
 	unit := t.cacheUnit()
 	upto = min(upto, chain.Tokens())
 	for from+unit <= upto {
 		key := chain.Name(from + unit)
-		if !t.host.has(key) && !t.disk.has(key) {
+		if !t.host.has(key) && !t.disk.has(key) && !t.has(ctx, far, chain, from, upto) {
 			break
 		}
 		from += unit
@@ -100,8 +105,12 @@ func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, 
 	good := from
 	var ahead []*fetch
 	for next := from; good < to; good += unit {
-		for ; next < to && len(ahead) < window; next += unit {
-			ahead = append(ahead, t.fetch(chain, next))
+		if len(ahead) <= window-burst { // reads from a shared store go together
+			begun := len(ahead)
+			for ; next < to && len(ahead) < window; next += unit {
+				ahead = append(ahead, t.fetch(chain, next, tokens[next:next+unit]))
+			}
+			t.read(ahead[begun:])
 		}
 		f := ahead[0]
 		ahead = ahead[1:]
@@ -171,8 +180,7 @@ func (t *Tiers) land(ctx context.Context, f *fetch, blocks []int32) bool {
 	}
 	defer l.release()
 	if !t.shape.scatter(t.backend, blocks, f.pos, l.record()) {
-		t.metrics.corrupt.WithLabelValues(tier).Inc()
-		t.log.Error("KV in a tier does not agree with its digests; it is computed instead", "tier", tier, "unit", fmt.Sprintf("%x", f.key))
+		t.spoilt(f)
 		t.host.drop(f.key)
 		t.disk.drop(f.key)
 		return false
@@ -193,54 +201,67 @@ type fetch struct {
 	got  chan *lease // one; nil when it failed
 	left atomic.Bool // nobody waits any more
 	have *lease      // it was in host memory
+	into *lease      // a slot to fill
 }
 
-// fetch finds a unit in host memory, or begins to read it.
-func (t *Tiers) fetch(chain *kvcache.Chain, pos int) *fetch {
+// deliver ends a read: the unit is in its slot, or does not come.
+func (f *fetch) deliver(good bool) {
+	l := f.into
+	if !good {
+		l.release()
+		l = nil
+	}
+	f.got <- l
+	if f.left.Load() {
+		f.drain()
+	}
+}
+
+// fetch finds a unit in host memory, or begins to read it; one that is to come
+// from the shared store waits for read.
+func (t *Tiers) fetch(chain *kvcache.Chain, pos int, tokens []int32) *fetch {
 	key := chain.Name(pos + t.cacheUnit())
 	f := &fetch{key: key, pos: pos, tier: tierHost, have: t.host.get(key)}
 	if f.have != nil {
 		return f
 	}
 	f.tier, f.got = tierSSD, make(chan *lease, 1)
-	l := t.host.take(unit{key: key, parent: chain.Name(pos), root: chain.Name(0), pos: pos, born: t.disk.born(key)})
-	if l == nil || !t.mayRead() {
-		if l != nil {
-			l.release()
-		}
+	into := t.host.take(unit{key: key, parent: chain.Name(pos), root: chain.Name(0), pos: pos, tokens: tokens, born: t.disk.born(key)})
+	if f.into = into; into == nil {
 		close(f.got)
+		return f
+	}
+	if !t.disk.has(key) && t.shared != nil {
+		f.tier = tierStore
+		return f // read will
+	}
+	if t.disk == nil || !t.mayRead(t.reads) {
+		f.deliver(false)
 		return f
 	}
 	go func() {
 		defer t.wg.Done()
 		defer func() { <-t.reads }()
-		err := t.disk.read(key, pos, l.record())
-		if err != nil {
-			if !errors.Is(err, errGone) {
-				t.metrics.errors.WithLabelValues("read").Inc()
-				t.complain(fmt.Errorf("read from %s: %w", t.cfg.Dir, err))
-				t.disk.drop(key)
-			}
-			l.release()
-			l = nil
+		err := t.disk.read(key, pos, f.into.record())
+		if err != nil && !errors.Is(err, errGone) {
+			t.metrics.errors.WithLabelValues("read").Inc()
+			t.complain(fmt.Errorf("read from %s: %w", t.cfg.Dir, err))
+			t.disk.drop(key)
 		}
-		f.got <- l
-		if f.left.Load() {
-			f.drain()
-		}
+		f.deliver(err == nil)
 	}()
 	return f
 }
 
 // mayRead takes the right to one more read; its goroutine is counted in wg.
-func (t *Tiers) mayRead() bool {
+func (t *Tiers) mayRead(reads chan<- struct{}) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed || t.disk == nil {
+	if t.closed {
 		return false
 	}
 	select {
-	case t.reads <- struct{}{}:
+	case reads <- struct{}{}:
 		t.wg.Add(1)
 		return true
 	default:

@@ -6,8 +6,10 @@ import (
 
 // Tiers as labels name them.
 const (
-	tierHost = "host"
-	tierSSD  = "ssd"
+	Host      = "host"
+	tierHost  = Host
+	tierSSD   = "ssd"
+	tierStore = "store"
 )
 
 type metrics struct {
@@ -35,6 +37,10 @@ func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
 		loadTime: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "load_seconds", Help: "Time of a request's load.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)}),
 	}
 	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.corrupt, m.errors, m.loaded, m.noRoom, m.noQuota, m.loadTime, &usage{t}}
+	if t.shared != nil {
+		t.shared.metrics = newSharedMetrics()
+		all = append(all, t.shared)
+	}
 	for _, c := range all {
 		if err := reg.Register(c); err != nil {
 			return nil, err

@@ -58,7 +58,7 @@ func (t *Tiers) KVEvent(ev kvcache.Event) {
 	default:
 		return
 	}
-	t.enqueue(save{unit{key: ev.Hash, parent: ev.Parent, root: ev.Root, pos: ev.Pos}, ev.Kind == kvcache.Cold})
+	t.enqueue(save{unit{key: ev.Hash, parent: ev.Parent, root: ev.Root, pos: ev.Pos, tokens: ev.Tokens}, ev.Kind == kvcache.Cold})
 }
 
 func (t *Tiers) enqueue(s save) {
@@ -98,6 +98,9 @@ func (t *Tiers) seal() {
 	defer t.mu.Unlock()
 	t.sealed = true
 	close(t.writes)
+	if t.shared != nil {
+		close(t.shared.queue)
+	}
 }
 
 func (t *Tiers) save(s save) {
@@ -126,6 +129,7 @@ func (t *Tiers) save(s save) {
 	t.shape.gather(t.backend, ids, l.record())
 	l.publish()
 	t.metrics.saved.WithLabelValues(tierHost).Inc()
+	t.share(share{key: s.key})
 	if t.cfg.Write == Through || t.pins.has(s.key) {
 		t.push(write{key: s.key})
 	}

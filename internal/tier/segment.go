@@ -45,8 +45,11 @@ type preamble struct {
 }
 
 func (d *disk) preamble(id uint64) preamble {
-	s := d.shape
-	return preamble{"xpyd KV segment 2", id, d.identity, s.record(), s.payload(), s.blocks, s.BlockTokens, s.Layers, s.KVHeads, s.RowBytes, s.DType}
+	return d.shape.preamble("xpyd KV segment 2", id, d.identity)
+}
+
+func (s shape) preamble(format string, id uint64, identity string) preamble {
+	return preamble{format, id, identity, s.record(), s.payload(), s.blocks, s.BlockTokens, s.Layers, s.KVHeads, s.RowBytes, s.DType}
 }
 
 func segmentPath(dir string, id uint64) string {

@@ -1,6 +1,7 @@
-// Package tier keeps KV blocks below the device pool: in host memory, and
-// below that on an SSD, so that the next turn of a chat, or the same prompt
-// after a restart, is loaded and not computed again.
+// Package tier keeps KV blocks below the device pool: in host memory, below
+// that on an SSD, and in a store that several workers share, so that the next
+// turn of a chat, or the same prompt after a restart, is loaded and not
+// computed again.
 //
 // What moves is the prefix index's unit (kvcache.UnitTokens tokens), under the
 // hash that names it: model, numerics, salt and every token before it. A unit
@@ -10,8 +11,9 @@
 //
 //	save   the index has learned of a unit, or it was asked for again, or is
 //	       about to be evicted (WritePolicy): it is copied to host memory, and
-//	       written to the SSD by the same policy. Bounded queues: under
-//	       pressure units are left out, nobody waits.
+//	       written to the SSD by the same policy; the store gets what
+//	       host memory gets. Bounded queues: under pressure units are left
+//	       out, nobody waits.
 //	load   before a request is queued, units that the index lacks and a tier
 //	       has are put into free blocks of the pool and indexed. Afterwards
 //	       they are cached blocks like any other: nobody holds them, so loads
@@ -33,6 +35,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/internal/tier/store"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -65,6 +68,12 @@ type Config struct {
 	// TenantShare of host memory is the most that units of one cache salt, ""
 	// too, may fill: beyond, a new one takes the place of one of theirs. 0: all.
 	TenantShare float64
+
+	// Store is what several workers share; nil: nothing. It is closed with the
+	// tiers. StoreWrites: units are also written to it.
+	Store       store.Store
+	StoreWrites bool
+
 	// Changed hears of each unit that comes into a tier or leaves it, in order,
 	// under the tier's lock: it must not block, nor ask the tiers. Nil: nobody.
 	Changed func(Change)
@@ -75,7 +84,9 @@ type Change struct {
 	Tier         string // "host" or "ssd"
 	Stored       bool
 	Key          kvcache.Hash
-	Parent, Root kvcache.Hash // of what is stored; Parent of a first unit is zero or Root
+	Parent, Root kvcache.Hash // of what is stored
+	Pos          int          // tokens before it
+	Tokens       []int32      // of what is stored, if they are at hand
 }
 
 // Validate names what cannot be.
@@ -120,7 +131,8 @@ type Tiers struct {
 	backend Backend
 	shape   shape
 	host    *host
-	disk    *disk // nil: none
+	disk    *disk   // nil: none
+	shared  *shared // nil: none
 	pins    *pins
 	spare   int // see spareMost
 	// patience is how long Back waits for an SSD that is slower than evictions.
@@ -197,7 +209,13 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 		t.disk.ttl, t.disk.pinned, t.disk.changed = cfg.TTL, t.pins.has, t.teller(tierSSD)
 		t.pins.most = min(t.pins.most, int(cfg.PinShare*float64(t.disk.most*t.disk.slots)))
 	}
-	if t.metrics, err = newMetrics(t, reg); err != nil {
+	if cfg.Store != nil {
+		t.shared, err = newShared(cfg.Store, s, cfg.Identity, cfg.StoreWrites)
+	}
+	if err == nil {
+		t.metrics, err = newMetrics(t, reg)
+	}
+	if err != nil {
 		t.host.close()
 		return nil, errors.Join(err, t.disk.close())
 	}
@@ -209,7 +227,9 @@ func (t *Tiers) teller(tier string) func(unit, bool) {
 	if t.cfg.Changed == nil {
 		return nil
 	}
-	return func(u unit, stored bool) { t.cfg.Changed(Change{tier, stored, u.key, u.parent, u.root}) }
+	return func(u unit, stored bool) {
+		t.cfg.Changed(Change{tier, stored, u.key, u.parent, u.root, u.pos, u.tokens})
+	}
 }
 
 // Attach starts saving what cache learns of. Once.
@@ -224,6 +244,11 @@ func (t *Tiers) Attach(cache *kvcache.Cache) {
 	if t.disk != nil {
 		for range writers {
 			t.wg.Go(t.writer)
+		}
+	}
+	if t.shared != nil {
+		for range sharers {
+			t.wg.Go(t.sharer)
 		}
 	}
 }
@@ -243,15 +268,15 @@ func (t *Tiers) Close(ctx context.Context) error {
 	}
 	stop := context.AfterFunc(ctx, t.cancel)
 	defer stop()
-	close(t.saves) // its saver closes writes; KVEvent sends no more
+	close(t.saves) // its saver closes the queues behind it; KVEvent sends no more
 	t.wg.Wait()
 	t.cancel()
 	t.host.close()
-	return t.disk.close()
+	return errors.Join(t.disk.close(), t.shared.close())
 }
 
-// Flush forgets every unit of every tier. What is being written at this moment
-// may come after it.
+// Flush forgets every unit of every tier that is this worker's own (Purge is
+// for the shared store). What is being written at this moment may come after it.
 func (t *Tiers) Flush() error {
 	if t == nil {
 		return nil

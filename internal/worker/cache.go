@@ -1,7 +1,10 @@
 package worker
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -11,10 +14,12 @@ import (
 
 // cacheInfo says what KV is kept, nearest first.
 type cacheInfo struct {
-	BlockTokens int          `json:"block_tokens"`
-	UnitTokens  int          `json:"unit_tokens"`
-	Pool        poolInfo     `json:"pool"`
-	Tiers       []tier.Stats `json:"tiers,omitempty"`
+	BlockTokens int              `json:"block_tokens"`
+	UnitTokens  int              `json:"unit_tokens"`
+	Pool        poolInfo         `json:"pool"`
+	Tiers       []tier.Stats     `json:"tiers,omitempty"`
+	Store       *tier.StoreStats `json:"store,omitempty"`
+	Purged      *int             `json:"store_purged_units,omitempty"` // by the flush that is answered
 }
 
 // poolInfo is the device pool, in blocks.
@@ -29,9 +34,15 @@ type poolInfo struct {
 	AskedTokens uint64 `json:"asked_tokens"`
 }
 
-func (w *Worker) serveCache(ctx *fasthttp.RequestCtx) {
+// purgeTime bounds what one flush does to a shared store: less than the router
+// waits. The next flush goes on.
+const purgeTime = 1500 * time.Millisecond
+
+func (w *Worker) serveCache(ctx *fasthttp.RequestCtx) { w.writeCache(ctx, nil) }
+
+func (w *Worker) writeCache(ctx *fasthttp.RequestCtx, purged *int) {
 	s := w.cache.Stats()
-	b, err := json.Marshal(cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Stats(),
+	b, err := json.Marshal(cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Stats(), Store: w.tiers.StoreStats(), Purged: purged,
 		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}})
 	if err != nil {
 		writeError(ctx, openai.Internal("%v", err))
@@ -41,12 +52,27 @@ func (w *Worker) serveCache(ctx *fasthttp.RequestCtx) {
 }
 
 // serveFlush forgets every prefix that no running request holds, in the pool
-// and in every tier.
+// and in every tier that is this worker's own. With ?store=true also what the
+// shared store has of this model, numerics and layout, for all workers.
 func (w *Worker) serveFlush(ctx *fasthttp.RequestCtx) {
 	w.cache.Clear()
 	if err := w.tiers.Flush(); err != nil {
 		writeError(ctx, openai.Internal("flush the SSD tier: %v", err))
 		return
 	}
-	w.serveCache(ctx)
+	if string(ctx.QueryArgs().Peek("store")) != "true" {
+		w.writeCache(ctx, nil)
+		return
+	}
+	within, cancel := context.WithTimeout(context.Background(), purgeTime)
+	defer cancel()
+	n, err := w.tiers.Purge(within)
+	switch {
+	case errors.Is(err, tier.ErrNoStore):
+		writeError(ctx, openai.BadRequest("store", "%v", err))
+	case err != nil:
+		writeError(ctx, openai.Upstream("%d units purged, there may be more: %v", n, err))
+	default:
+		w.writeCache(ctx, &n)
+	}
 }

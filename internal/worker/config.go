@@ -10,6 +10,7 @@ import (
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/tier"
+	"github.com/xpyd/xpyd/internal/tier/redis"
 	"github.com/xpyd/xpyd/kvconn"
 )
 
@@ -79,22 +80,26 @@ type KV struct {
 	TLSCert          string        `koanf:"tls_cert"`
 	TLSKey           string        `koanf:"tls_key"`
 	TLSCA            string        `koanf:"tls_ca"`
-	Transport        string        `koanf:"transport"`       // "auto", "tcp" or "shm"
-	MaxQuarantined   int           `koanf:"max_quarantined"` // blocks; 0: a quarter of the pool
-	Digest           string        `koanf:"digest"`          // "on"; "off" leaves digests unchecked where both workers say so, for measuring
-	Convert          string        `koanf:"convert"`         // "refuse" or "allow" peers whose KV has another dtype
-	HostMemory       config.Size   `koanf:"host_memory"`     // host memory under the pool; 0: none
-	SSDDir           string        `koanf:"ssd_dir"`         // folder of this worker alone, under host memory; empty: none
-	SSDSize          config.Size   `koanf:"ssd_size"`        // what ssd_dir may fill
-	LoadTimeout      time.Duration `koanf:"load_timeout"`    // what a request's prefix has not brought by then is computed
-	MinLoadTokens    int           `koanf:"min_load_tokens"` // fewer are computed rather than loaded
-	WritePolicy      string        `koanf:"write_policy"`    // "through", "selective" or "back": when units are copied to the tier below
-	WriteHits        int           `koanf:"write_hits"`      // of selective: requests that must have found a unit
-	Eviction         string        `koanf:"eviction"`        // of host memory: "lru", "lfu" or "s3fifo"
-	TTL              time.Duration `koanf:"ttl"`             // older units of the tiers are not used; 0: however old
-	PinShare         float64       `koanf:"pin_share"`       // most of each tier that pins may keep
-	TenantShare      float64       `koanf:"tenant_share"`    // most of host memory that one cache salt may fill; 0: all
-	LoadQuota        config.Size   `koanf:"load_quota"`      // bytes a second that loads may take; 0: any
+	Transport        string        `koanf:"transport"`          // "auto", "tcp" or "shm"
+	MaxQuarantined   int           `koanf:"max_quarantined"`    // blocks; 0: a quarter of the pool
+	Digest           string        `koanf:"digest"`             // "on"; "off" leaves digests unchecked where both workers say so, for measuring
+	Convert          string        `koanf:"convert"`            // "refuse" or "allow" peers whose KV has another dtype
+	HostMemory       config.Size   `koanf:"host_memory"`        // host memory under the pool; 0: none
+	SSDDir           string        `koanf:"ssd_dir"`            // folder of this worker alone, under host memory; empty: none
+	SSDSize          config.Size   `koanf:"ssd_size"`           // what ssd_dir may fill
+	Store            string        `koanf:"store" secret:"url"` // of a Redis or Valkey that workers share, under host memory; empty: none
+	StoreTTL         time.Duration `koanf:"store_ttl"`          // what nobody wrote or read for so long leaves it
+	StoreTimeout     time.Duration `koanf:"store_timeout"`      // of an operation; later it counts as down
+	StoreWrite       bool          `koanf:"store_write"`        // false: it is only read
+	LoadTimeout      time.Duration `koanf:"load_timeout"`       // what a request's prefix has not brought by then is computed
+	MinLoadTokens    int           `koanf:"min_load_tokens"`    // fewer are computed rather than loaded
+	WritePolicy      string        `koanf:"write_policy"`       // "through", "selective" or "back": when units are copied to the tier below
+	WriteHits        int           `koanf:"write_hits"`         // of selective: requests that must have found a unit
+	Eviction         string        `koanf:"eviction"`           // of host memory: "lru", "lfu" or "s3fifo"
+	TTL              time.Duration `koanf:"ttl"`                // older units of the tiers are not used; 0: however old
+	PinShare         float64       `koanf:"pin_share"`          // most of each tier that pins may keep
+	TenantShare      float64       `koanf:"tenant_share"`       // most of host memory that one cache salt may fill; 0: all
+	LoadQuota        config.Size   `koanf:"load_quota"`         // bytes a second that loads may take; 0: any
 }
 
 // convertAllow gives up the promise of the same tokens for workers that keep
@@ -121,7 +126,7 @@ func DefaultConfig(role fleet.Role) Config {
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
 			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse",
-			SSDSize: 8 << 30, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
+			SSDSize: 8 << 30, StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
 			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25},
 		Log: Log{Level: "info", Format: "text"},
 	}
@@ -141,6 +146,20 @@ func oneOf(key, v string, allowed ...string) error {
 // ValidTransport checks a kv.transport that stands under key.
 func ValidTransport(key, v string) error {
 	return oneOf(key, v, transportAuto, transportTCP, transportSHM)
+}
+
+// ValidStore checks a kv.store that stands under key, a sibling of host_memory.
+func ValidStore(key, url string, host config.Size) error {
+	if url == "" {
+		return nil
+	}
+	if _, err := redis.ParseURL(url); err != nil {
+		return bad(key, "%v", err)
+	}
+	if host == 0 {
+		return bad(key, "needs %s: what comes from the store and goes there passes through it", strings.Replace(key, "store", "host_memory", 1))
+	}
+	return nil
 }
 
 // Validate returns a *config.KeyError.
@@ -189,6 +208,9 @@ func (c *Config) Validate() error {
 	if k := c.KV; k.SSDDir != "" && k.HostMemory == 0 {
 		return bad("kv.ssd_dir", "needs kv.host_memory: what comes from the SSD and goes there passes through it")
 	}
+	if err := ValidStore("kv.store", c.KV.Store, c.KV.HostMemory); err != nil {
+		return err
+	}
 	for _, a := range []struct{ key, addr string }{{"kv_events.listen", c.KVEvents.Listen}, {"kv_events.replay", c.KVEvents.Replay}} {
 		if _, _, err := net.SplitHostPort(a.addr); a.addr != "" && err != nil {
 			return bad(a.key, "%q is not host:port", a.addr)
@@ -235,7 +257,7 @@ func (c *Config) Validate() error {
 		{"lease_time", c.LeaseTime}, {"ticket_wait", c.TicketWait}, {"reserve_wait", c.ReserveWait},
 		{"fleet.heartbeat", c.Fleet.Heartbeat}, {"kv.dial_timeout", c.KV.DialTimeout}, {"kv.handshake_timeout", c.KV.HandshakeTimeout},
 		{"kv.accept_timeout", c.KV.AcceptTimeout}, {"kv.ticket_timeout", c.KV.TicketTimeout}, {"kv.peer_silence", c.KV.PeerSilence},
-		{"kv.load_timeout", c.KV.LoadTimeout},
+		{"kv.load_timeout", c.KV.LoadTimeout}, {"kv.store_ttl", c.KV.StoreTTL}, {"kv.store_timeout", c.KV.StoreTimeout},
 	} {
 		if d.v <= 0 {
 			return bad(d.key, "must be positive")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/kvevents"
+	"github.com/xpyd/xpyd/internal/tier"
 )
 
 // KVEvents says where the prefix cache's changes are published, as vLLM does.
@@ -29,7 +30,7 @@ const maxPendingEvents = 1 << 16
 // secret, and without it they would look like others' prefixes.
 type eventWriter struct {
 	pub  *kvevents.Publisher
-	root func(tokens []int32) kvcache.Hash // names an unsalted first unit
+	root kvcache.Hash // of unsalted prefixes
 	poke chan struct{}
 	quit chan struct{}
 	wg   sync.WaitGroup
@@ -49,7 +50,7 @@ func (w *Worker) startEvents() error {
 		return fmt.Errorf("kv_events: %w", err)
 	}
 	root := kvcache.Root(w.model.Fingerprint, w.backend.Info().Numerics, "")
-	e := &eventWriter{pub: pub, root: func(tokens []int32) kvcache.Hash { return chain(root, tokens) }, poke: make(chan struct{}, 1), quit: make(chan struct{})}
+	e := &eventWriter{pub: pub, root: root, poke: make(chan struct{}, 1), quit: make(chan struct{})}
 	e.wg.Go(e.run)
 	w.events = e
 	w.later("stop publishing KV events", func(context.Context) error {
@@ -82,16 +83,10 @@ func (e *eventWriter) KVEvent(ev kvcache.Event) {
 	out := kvevents.Event{Hashes: []uint64{short(ev.Hash)}}
 	switch ev.Kind {
 	case kvcache.Stored:
-		if ev.Parent == (kvcache.Hash{}) && e.root(ev.Tokens) != ev.Hash {
-			return // and what extends it will have no parent that anybody knows
+		if ev.Root != e.root {
+			return
 		}
-		out.Tokens, out.BlockSize = make([]uint32, len(ev.Tokens)), len(ev.Tokens)
-		for i, t := range ev.Tokens {
-			out.Tokens[i] = uint32(t)
-		}
-		if ev.Parent != (kvcache.Hash{}) {
-			out.Parent, out.HasParent = short(ev.Parent), true
-		}
+		describe(&out, ev.Pos, ev.Parent, ev.Tokens)
 	case kvcache.Removed:
 		out.Kind = kvevents.Removed
 	case kvcache.Cleared:
@@ -99,6 +94,40 @@ func (e *eventWriter) KVEvent(ev kvcache.Event) {
 	default:
 		return // for the tiers
 	}
+	e.publish(out)
+}
+
+// tierChange takes one change of a lower tier in. Units whose tokens are not
+// at hand were in the pool before, and are known.
+func (e *eventWriter) tierChange(c tier.Change) {
+	if c.Stored && c.Root != e.root {
+		return
+	}
+	out := kvevents.Event{Kind: kvevents.Removed, Hashes: []uint64{short(c.Key)}, Tier: kvevents.Host}
+	if c.Tier != tier.Host {
+		out.Tier = kvevents.Disk
+	}
+	if c.Stored {
+		out.Kind = kvevents.Stored
+		if len(c.Tokens) > 0 {
+			describe(&out, c.Pos, c.Parent, c.Tokens)
+		}
+	}
+	e.publish(out)
+}
+
+// describe says what a unit is that extends parent, if it is not the first.
+func describe(out *kvevents.Event, pos int, parent kvcache.Hash, tokens []int32) {
+	out.Tokens, out.BlockSize = make([]uint32, len(tokens)), len(tokens)
+	for i, t := range tokens {
+		out.Tokens[i] = uint32(t)
+	}
+	if pos > 0 {
+		out.Parent, out.HasParent = short(parent), true
+	}
+}
+
+func (e *eventWriter) publish(out kvevents.Event) {
 	e.mu.Lock()
 	if len(e.pending) >= maxPendingEvents {
 		e.pending, e.lost = nil, true
@@ -109,14 +138,6 @@ func (e *eventWriter) KVEvent(ev kvcache.Event) {
 	case e.poke <- struct{}{}:
 	default:
 	}
-}
-
-// chain names tokens, a multiple of the grain, as a prefix.
-func chain(h kvcache.Hash, tokens []int32) kvcache.Hash {
-	for ; len(tokens) >= kvcache.Grain; tokens = tokens[kvcache.Grain:] {
-		h = kvcache.Next(h, tokens)
-	}
-	return h
 }
 
 // short is a hash's last 8 bytes, as vLLM's integers are.

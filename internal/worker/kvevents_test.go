@@ -3,11 +3,14 @@ package worker_test
 import (
 	"context"
 	"fmt"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/kvevents"
+	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/router/index"
 )
 
@@ -58,4 +61,75 @@ func TestKVEvents(t *testing.T) {
 	complete(t, w, nil, `{"max_tokens":1,"prompt":[7,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21]}`)
 	before(16, index.Query{Model: q.Model, Tokens: []uint32{7, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20}})
 	before(0, index.Query{Model: q.Model, Tokens: []uint32{5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20}})
+}
+
+// TestKVEventsOfTiers: an index that follows a worker knows which tier has a
+// prompt, as it moves down, and after a restart once it has come up again.
+func TestKVEventsOfTiers(t *testing.T) {
+	dir := t.TempDir()
+	begin := func() (*worker.Worker, func(prompt []uint32, want [kvevents.Tiers]int)) {
+		w := start(t, func(c *worker.Config) {
+			c.Blocks, c.KV.HostMemory, c.KV.SSDDir, c.KV.LoadTimeout = 8, 16*24<<10, filepath.Join(dir, "kv"), time.Minute
+		})
+		x := index.New(1 << 20)
+		inst := w.Instance()
+		feed := kvevents.NewFeed(kvevents.FeedConfig{Endpoint: inst.KVEvents, Replay: inst.KVReplay,
+			Handler: x.Add(index.Key{ID: inst.ID}, inst.Model, index.Decode)})
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		wg.Go(func() { feed.Run(ctx) })
+		t.Cleanup(func() { cancel(); wg.Wait() })
+		return w, func(prompt []uint32, want [kvevents.Tiers]int) {
+			t.Helper()
+			soon(t, time.Minute, func() error {
+				var got [kvevents.Tiers]int
+				for _, h := range x.Match(&index.Query{Model: inst.Model, Tokens: prompt}) {
+					got = h.Tokens
+				}
+				if got != want {
+					return fmt.Errorf("by tier %v, want %v", got, want)
+				}
+				return nil
+			})
+		}
+	}
+	prompt := func(n int) (ids []uint32, body string) {
+		for i := range 50 {
+			ids = append(ids, uint32(100+7*n+i))
+		}
+		return ids, fmt.Sprintf(`{"max_tokens":1,"prompt":%s}`, strings.ReplaceAll(fmt.Sprint(ids), " ", ","))
+	}
+	w, knows := begin()
+	ids, body := prompt(0)
+	run := func(body string) {
+		t.Helper()
+		complete(t, w, nil, body)
+		soon(t, time.Minute, func() error { return settled(t, w) })
+	}
+	run(body)
+	knows(ids, [kvevents.Tiers]int{48, 0, 0})
+	for n := 1; n < 4; n++ { // the pool has room for two
+		_, other := prompt(n)
+		run(other)
+	}
+	knows(ids, [kvevents.Tiers]int{0, 48, 0})
+	for n := 4; n < 12; n++ { // host memory for five
+		_, other := prompt(n)
+		run(other)
+	}
+	knows(ids, [kvevents.Tiers]int{0, 0, 48})
+	run(body)
+	knows(ids, [kvevents.Tiers]int{48, 0, 0})
+	if err := w.Close(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	w, knows = begin()
+	knows(ids, [kvevents.Tiers]int{})
+	run(body) // from the SSD
+	knows(ids, [kvevents.Tiers]int{48, 0, 0})
+	for n := 21; n < 24; n++ {
+		_, other := prompt(n)
+		run(other)
+	}
+	knows(ids, [kvevents.Tiers]int{0, 48, 0})
 }

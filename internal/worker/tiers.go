@@ -6,6 +6,8 @@ import (
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/tier"
+	"github.com/xpyd/xpyd/internal/tier/redis"
+	"github.com/xpyd/xpyd/internal/tier/store"
 )
 
 // openTiers opens what is configured below the pool.
@@ -17,15 +19,35 @@ func (w *Worker) openTiers() error {
 	numerics := w.backend.Info().Numerics
 	cfg := tier.Config{HostBytes: int64(k.HostMemory), Dir: k.SSDDir, DirBytes: int64(k.SSDSize),
 		Identity: w.model.Fingerprint + " " + numerics, LoadTimeout: k.LoadTimeout, MinLoadTokens: k.MinLoadTokens,
-		LoadBlocks: max(w.backend.Blocks()*3/4, 1), LoadQuota: int64(k.LoadQuota),
+		LoadBlocks: max(w.backend.Blocks()*3/4, 1), StoreWrites: k.StoreWrite, LoadQuota: int64(k.LoadQuota),
 		Write: tier.WritePolicy(k.WritePolicy), WriteHits: k.WriteHits, Eviction: tier.Eviction(k.Eviction),
 		TTL: k.TTL, PinShare: k.PinShare, TenantShare: k.TenantShare}
+	if w.events != nil {
+		cfg.Changed = w.events.tierChange
+	}
 	var err error
+	if k.Store != "" {
+		if cfg.Store, err = w.openStore(); err != nil {
+			return err
+		}
+	}
 	if w.tiers, err = tier.New(cfg, w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens), w.log, w.registry); err != nil {
 		return err
 	}
 	w.later("close the KV tiers", w.tiers.Close)
 	return nil
+}
+
+// openStore connects to nothing yet: a store that is down is no reason not to
+// start.
+func (w *Worker) openStore() (store.Store, error) {
+	k := w.cfg.KV
+	addr, err := redis.ParseURL(k.Store)
+	if err != nil {
+		return nil, err
+	}
+	return redis.New(redis.Config{Address: addr, Timeout: k.StoreTimeout, TTL: k.StoreTTL, ReadOnly: !k.StoreWrite,
+		MaxValue: tier.ValueBytes(w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens))})
 }
 
 // warm brings what the tiers have of a prompt into the pool; see tier.Load.

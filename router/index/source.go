@@ -65,8 +65,12 @@ func (s *Source) store(ev *kvevents.Event) {
 	if s.gone {
 		return
 	}
-	if !s.ours(ev) || s.grain != 0 && s.grain != grainOf(ev.BlockSize) {
+	if !s.ours(ev) || len(ev.Tokens) > 0 && s.grain != 0 && s.grain != grainOf(ev.BlockSize) {
 		s.x.stats.foreign.Add(uint64(len(ev.Hashes)))
+		return
+	}
+	if len(ev.Tokens) == 0 {
+		s.copied(ev)
 		return
 	}
 	if s.grain == 0 {
@@ -92,6 +96,17 @@ func (s *Source) store(ev *kvevents.Event) {
 		s.put(hash, name, tierOf(ev.Tier))
 	}
 	s.size.Store(int64(s.blocks.n))
+}
+
+// copied adds a tier to blocks that are known.
+func (s *Source) copied(ev *kvevents.Event) {
+	for _, hash := range ev.Hashes {
+		if v, ok := s.blocks.get(hash); ok {
+			s.put(hash, v&^tierMask, tierOf(ev.Tier))
+		} else {
+			s.x.stats.orphans.Add(1)
+		}
+	}
 }
 
 // put adds a block, or a tier to it.

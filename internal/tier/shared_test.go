@@ -1,0 +1,522 @@
+package tier
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/internal/tier/redis"
+	"github.com/xpyd/xpyd/internal/tier/redis/redistest"
+	"github.com/xpyd/xpyd/internal/tier/store"
+)
+
+// sharedConfig is host memory over a real Redis.
+func sharedConfig(t *testing.T, s *redistest.Server, blockTokens int) Config {
+	t.Helper()
+	return withStore(t, s, blockTokens, time.Minute)
+}
+
+func withStore(t *testing.T, s *redistest.Server, blockTokens int, timeout time.Duration) Config {
+	t.Helper()
+	a, err := redis.ParseURL(s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := ValueBytes(newMemPool(1, blockTokens), max(blockTokens, kvcache.Grain)/blockTokens)
+	c, err := redis.New(redis.Config{Address: a, Timeout: timeout, TTL: time.Hour, MaxValue: size})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := config("")
+	cfg.HostBytes, cfg.Store, cfg.StoreWrites = 4<<20, c, true
+	return cfg
+}
+
+// cold forgets what the worker has by itself.
+func (r *rig) cold() {
+	r.cache.Clear()
+	r.tiers.host.clear()
+}
+
+// name is the key in the store of the unit that ends at a token.
+func (r *rig) name(tokens []int32, end int) string {
+	chain := r.cache.NewChain("")
+	chain.Extend(tokens)
+	return r.tiers.shared.name(chain.Name(end))
+}
+
+// TestSharedStore: what one worker computes, another loads, and after a restart
+// the same; other models and layouts find nothing.
+func TestSharedStore(t *testing.T) {
+	for _, blockTokens := range []int{1, 16, 64, 256} {
+		t.Run(fmt.Sprint(blockTokens), func(t *testing.T) {
+			s := redistest.Start(t)
+			unit := max(blockTokens, 16)
+			start := func() *rig {
+				return newRigOf(t, sharedConfig(t, s, blockTokens), 48*unit/blockTokens, blockTokens)
+			}
+			tokens := prompt(1, 40*unit) // more than one window
+			a := start()
+			a.run(tokens, 0)
+			a.quiet()
+			if keys := s.Keys(); len(keys) != 40 {
+				t.Fatalf("%d keys", len(keys))
+			}
+			b := start()
+			b.load(tokens, 40*unit)
+			b.run(tokens, 40*unit)
+			if n := b.value("loaded_units_total", tierStore); n != 40 {
+				t.Errorf("%v units from the store", n)
+			}
+			b.cache.Clear()
+			b.load(tokens, 40*unit) // now from host memory
+			if n := b.value("loaded_units_total", tierHost); n != 40 {
+				t.Errorf("%v units from host memory", n)
+			}
+			a.close()
+			a = start()
+			a.load(tokens[:7*unit], 7*unit)
+			a.run(tokens, 7*unit)
+			a.quiet()
+			if n := a.value("saved_units_total", tierStore); n != 0 {
+				t.Errorf("%v units written again", n)
+			}
+			cfg := sharedConfig(t, s, blockTokens)
+			cfg.Identity = "another model"
+			c := newRigOf(t, cfg, 48*unit/blockTokens, blockTokens)
+			c.load(tokens, 0)
+			if n, err := c.tiers.Purge(t.Context()); n != 0 || err != nil {
+				t.Error(n, err)
+			}
+			if n, err := b.tiers.Purge(t.Context()); n != 40 || err != nil {
+				t.Error(n, err)
+			}
+			b.cold()
+			b.load(tokens, 0)
+		})
+	}
+}
+
+// TestSharedGap: the store fills gaps of what a worker has, and the other way
+// round.
+func TestSharedGap(t *testing.T) {
+	s := redistest.Start(t)
+	r := newRig(t, sharedConfig(t, s, 16))
+	tokens := prompt(1, 160)
+	r.run(tokens, 0)
+	r.quiet()
+	chain := r.cache.NewChain("")
+	chain.Extend(tokens)
+	for _, end := range []int{32, 48, 160} {
+		r.tiers.host.drop(chain.Name(end))
+	}
+	if _, err := s.Do("UNLINK", r.name(tokens, 64), r.name(tokens, 16)); err != nil {
+		t.Fatal(err)
+	}
+	r.cache.Clear()
+	r.load(tokens, 160)
+	r.run(tokens, 160)
+	if n := r.value("loaded_units_total", tierStore); n != 3 {
+		t.Errorf("%v units from the store", n)
+	}
+}
+
+// TestSharedSpoilt: whatever a key has, it is not served, and deleted.
+func TestSharedSpoilt(t *testing.T) {
+	s := redistest.Start(t)
+	tokens := prompt(1, 96)
+	edit := func(f func(b []byte) []byte) func(r *rig, key string) {
+		return func(r *rig, key string) { s.Set(key, f(s.Value(key))) }
+	}
+	flip := func(at int) func(r *rig, key string) {
+		return edit(func(b []byte) []byte { b[(at+len(b))%len(b)] ^= 4; return b })
+	}
+	for name, harm := range map[string]func(r *rig, key string){
+		"rows":       flip(headerSize + 100),
+		"digest":     flip(-1),
+		"header":     flip(9),
+		"mark":       flip(33),
+		"cut":        edit(func(b []byte) []byte { return b[:len(b)-1] }),
+		"cut off":    edit(func(b []byte) []byte { return b[:headerSize] }),
+		"cut short":  edit(func(b []byte) []byte { return b[:3] }),
+		"empty":      edit(func(b []byte) []byte { return nil }),
+		"huge":       edit(func(b []byte) []byte { return make([]byte, 64<<20) }),
+		"one more":   edit(func(b []byte) []byte { return append(b, 0) }),
+		"all others": edit(func(b []byte) []byte { return bytes.Repeat([]byte{0xff}, len(b)) }),
+		"astray":     func(r *rig, key string) { s.Set(key, s.Value(r.name(tokens, 96))) },
+		"other type": func(r *rig, key string) {
+			if _, err := s.Do("UNLINK", key); err != nil {
+				r.t.Fatal(err)
+			}
+			if _, err := s.Do("LPUSH", key, "x"); err != nil {
+				r.t.Fatal(err)
+			}
+		},
+		"foreign": func(r *rig, key string) { // the same unit, of a model with other rows
+			other := shared{shape: r.tiers.shared.shape, mark: r.tiers.shared.mark + 1}
+			value := make([]byte, other.bytes())
+			chain := r.cache.NewChain("")
+			chain.Extend(tokens)
+			other.pack(unit{key: chain.Name(64), pos: 48, born: time.Now()}, s.Value(key), value)
+			s.Set(key, value)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := s.Do("FLUSHALL"); err != nil {
+				t.Fatal(err)
+			}
+			r := newRig(t, sharedConfig(t, s, 16))
+			r.run(tokens, 0)
+			r.quiet()
+			r.cold()
+			harm(r, r.name(tokens, 64))
+			r.load(tokens, 48)
+			r.quiet() // the bad one is deleted
+			r.run(tokens, 48)
+			r.quiet()
+			r.cold()
+			r.load(tokens, 96)
+			r.run(tokens, 96)
+			if n := r.value("corrupt_units_total", tierStore); n != 1 {
+				t.Errorf("%v units reported", n)
+			}
+			if !r.tiers.shared.breaker.allow() {
+				t.Error("one bad value, and the store is left alone")
+			}
+		})
+	}
+}
+
+// faulty is a store with something in the way.
+type faulty struct {
+	store.Store
+	asked atomic.Int64 // operations, but for probes
+	read  func(i int)  // called before each value is handed on
+	write func()       // before each write
+}
+
+func (f *faulty) Exists(ctx context.Context, keys []string) ([]bool, error) {
+	if !strings.HasSuffix(keys[0], "probe") {
+		f.asked.Add(1)
+	}
+	return f.Store.Exists(ctx, keys)
+}
+
+func (f *faulty) Read(ctx context.Context, keys []string, got func(int, []byte, error)) error {
+	f.asked.Add(1)
+	return f.Store.Read(ctx, keys, func(i int, b []byte, err error) {
+		if f.read != nil {
+			f.read(i)
+		}
+		got(i, b, err)
+	})
+}
+
+func (f *faulty) Write(ctx context.Context, key string, value []byte) (bool, error) {
+	if f.write != nil {
+		f.write()
+	}
+	return f.Store.Write(ctx, key, value)
+}
+
+// well waits until the breaker lets operations through again.
+func (r *rig) well() {
+	r.t.Helper()
+	for by := time.Now().Add(time.Minute); !r.tiers.shared.breaker.allow(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(by) {
+			r.t.Fatal("the store is left alone for a minute")
+		}
+	}
+}
+
+// TestSharedKilled: a store that dies in the middle of a load costs what it
+// has not given; later loads do not ask it; when it is back, it is used.
+func TestSharedKilled(t *testing.T) {
+	s := redistest.Start(t)
+	cfg := sharedConfig(t, s, 16)
+	f := &faulty{Store: cfg.Store}
+	cfg.Store = f
+	r := newRig(t, cfg)
+	tokens := prompt(1, 640)
+	r.run(tokens, 0)
+	r.quiet()
+	r.cold()
+	var values atomic.Int64
+	f.read = func(int) {
+		if values.Add(1) == 3 {
+			s.Kill()
+		}
+	}
+	n := r.tiers.Load(t.Context(), tokens, "", len(tokens))
+	if n >= 640 || r.value("store_open", "") != 1 {
+		t.Fatalf("%d tokens loaded, %v", n, r.tiers.StoreStats())
+	}
+	r.run(tokens, n)
+	asked := f.asked.Load()
+	r.cold()
+	r.load(tokens, 0)
+	if st := r.tiers.StoreStats(); f.asked.Load() > asked || st.Reachable || st.LastError == "" {
+		t.Errorf("asked %d times more: %+v", f.asked.Load()-asked, st)
+	}
+	r.run(tokens, 0)
+	r.quiet()
+	s.Run()
+	r.well()
+	r.cold()
+	r.run(tokens, 0)
+	r.quiet()
+	r.cold()
+	r.load(tokens, 640)
+	r.run(tokens, 640)
+}
+
+// TestSharedHung: a store that hangs costs one load its timeout.
+func TestSharedHung(t *testing.T) {
+	s := redistest.Start(t)
+	tokens := prompt(1, 96)
+	w := newRig(t, sharedConfig(t, s, 16))
+	w.run(tokens, 0)
+	w.quiet()
+	cfg := withStore(t, s, 16, 200*time.Millisecond)
+	f := &faulty{Store: cfg.Store}
+	cfg.Store = f
+	r := newRig(t, cfg)
+	s.Stop()
+	r.load(tokens, 0) // within cfg.LoadTimeout, or the rig's would be a failure
+	if r.tiers.shared.breaker.allow() {
+		t.Fatal("the store hangs, and is still asked")
+	}
+	for range 50 {
+		r.load(tokens, 0)
+	}
+	if f.asked.Load() != 1 {
+		t.Error("a later load asks it")
+	}
+	r.run(tokens, 0) // to be written: dropped
+	r.quiet()
+	if r.value("dropped_units_total", tierStore) == 0 || r.value("store_errors_total", "") == 0 {
+		t.Error("nothing is counted")
+	}
+	s.Continue()
+	n := 0
+	for by := time.Now().Add(time.Minute); n < 96 && time.Now().Before(by); {
+		r.well()
+		r.cold()
+		n = r.tiers.Load(t.Context(), tokens, "", 96) // a slow machine's may be late
+	}
+	r.run(tokens, 96)
+}
+
+// TestSharedImpatient: when the load's time is over it does not wait for the
+// store's, and what comes later does no harm.
+func TestSharedImpatient(t *testing.T) {
+	s := redistest.Start(t)
+	cfg := sharedConfig(t, s, 16)
+	cfg.LoadTimeout = 20 * time.Millisecond
+	r := newRig(t, cfg)
+	tokens := prompt(1, 96)
+	r.run(tokens, 0)
+	r.quiet()
+	r.cold()
+	s.Stop()
+	r.load(tokens, 0)
+	r.run(tokens, 0)
+	r.cold()
+	s.Continue()
+	r.quiet()
+	for by := time.Now().Add(time.Minute); len(r.tiers.shared.flights) > 0 && time.Now().Before(by); time.Sleep(time.Millisecond) {
+	}
+	r.tiers.cfg.LoadTimeout = time.Minute
+	r.load(tokens, 96)
+	r.run(tokens, 96)
+}
+
+// TestSharedPressure: writing delays nobody; what does not fit is counted.
+func TestSharedPressure(t *testing.T) {
+	s := redistest.Start(t)
+	cfg := sharedConfig(t, s, 16)
+	gate := make(chan struct{})
+	cfg.Store = &faulty{Store: cfg.Store, write: func() { <-gate }}
+	cfg.HostBytes = 8 << 20 // more than the queue
+	r := newRig(t, cfg)
+	for i := 0; r.value("dropped_units_total", tierStore) == 0; i++ {
+		if i == 1000 {
+			t.Fatal("nothing is dropped")
+		}
+		r.cache.Clear()
+		if _, err := r.compute(prompt(i<<8, 512), "", "run"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(gate)
+	r.quiet()
+	if n := r.value("saved_units_total", tierStore); n < shareQueue {
+		t.Errorf("%v units saved", n)
+	}
+}
+
+// TestSharedRefused: a full store is read, and not written to for a while; one
+// that is only read is not written to.
+func TestSharedRefused(t *testing.T) {
+	s := redistest.Start(t)
+	r := newRig(t, sharedConfig(t, s, 16))
+	tokens := prompt(1, 96)
+	r.run(tokens, 0)
+	r.quiet()
+	if _, err := s.Do("CONFIG", "SET", "maxmemory", "1"); err != nil {
+		t.Fatal(err)
+	}
+	more := prompt(5000, 96)
+	r.run(more, 0)
+	r.quiet()
+	if n := r.value("dropped_units_total", tierStore); n < 3 || len(s.Keys()) != 6 {
+		t.Errorf("%v units dropped, %d keys", n, len(s.Keys()))
+	}
+	r.cold()
+	r.load(tokens, 96)
+	r.run(tokens, 96)
+	if st := r.tiers.StoreStats(); !st.Reachable || !strings.Contains(st.LastError, "OOM") || st.Written != 6 {
+		t.Errorf("%+v", st)
+	}
+	if _, err := s.Do("CONFIG", "SET", "maxmemory", "0"); err != nil {
+		t.Fatal(err)
+	}
+	cfg := sharedConfig(t, s, 16)
+	cfg.StoreWrites = false
+	reader := newRig(t, cfg)
+	reader.load(tokens, 96)
+	reader.run(more, 0)
+	reader.quiet()
+	if n := len(s.Keys()); n != 6 {
+		t.Errorf("%d keys", n)
+	}
+	if _, err := reader.tiers.Purge(t.Context()); !errors.Is(err, ErrNoStore) {
+		t.Error(err)
+	}
+}
+
+// TestSharedRandom: two workers and somebody who does things to the store; no
+// row is ever wrong.
+func TestSharedRandom(t *testing.T) {
+	s := redistest.Start(t)
+	cfg := func() Config {
+		c := sharedConfig(t, s, 16)
+		c.HostBytes = 24 * page
+		return c
+	}
+	workers := []*rig{newRig(t, cfg()), newRig(t, cfg())}
+	gen := rand.New(rand.NewPCG(3, 3))
+	loaded := 0
+	for i := range 2000 {
+		w := gen.IntN(2)
+		r := workers[w]
+		tokens := prompt(gen.IntN(64), 16*(1+gen.IntN(8)))
+		switch gen.IntN(20) {
+		case 0, 1, 2:
+			r.cold()
+		case 3:
+			if gen.IntN(10) == 0 {
+				r.close()
+				workers[w] = newRig(t, cfg())
+			}
+		case 4, 5:
+			key := r.name(tokens, 16)
+			if b, err := s.Do("GET", key); err == nil && b != nil {
+				value := b.([]byte)
+				value[gen.IntN(len(value))] ^= byte(1 + gen.IntN(255))
+				s.Set(key, value[:len(value)-gen.IntN(2)])
+			}
+		case 6:
+			if _, err := s.Do("UNLINK", r.name(tokens, len(tokens))); err != nil {
+				t.Fatal(err)
+			}
+		case 7, 8, 9, 10, 11, 12:
+			loaded += r.tiers.Load(t.Context(), tokens, "", len(tokens))
+			fallthrough
+		default:
+			if _, err := r.compute(tokens, "", "run"); err != nil && !errors.Is(err, kvcache.ErrNoSpace) {
+				t.Fatalf("operation %d: %v", i, err)
+			}
+		}
+		if err := errors.Join(r.cache.Check(), r.tiers.host.check()); err != nil {
+			t.Fatalf("operation %d: %v", i, err)
+		}
+	}
+	if loaded < 2000 {
+		t.Errorf("only %d tokens were loaded: the test tests little", loaded)
+	}
+}
+
+// TestBreaker: one probe at a time, ever less often, until one succeeds.
+func TestBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var probes []time.Duration
+		began := time.Now()
+		down := errors.New("down")
+		b := &breaker{}
+		b.probe = func(context.Context) error {
+			probes = append(probes, time.Since(began))
+			if len(probes) < 8 {
+				return down
+			}
+			return nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		for range 3 {
+			b.failed(ctx, down)
+		}
+		for !b.allow() {
+			time.Sleep(time.Second / 2)
+		}
+		if got := fmt.Sprint(probes); got != "[1s 3s 7s 15s 31s 1m1s 1m31s 2m1s]" {
+			t.Error(got)
+		}
+		b.failed(ctx, down)
+		if open, _, err := b.state(); !open || err != down {
+			t.Error(open, err)
+		}
+		cancel()
+		b.close()
+		b.failed(ctx, down) // probes no more
+		synctest.Wait()
+	})
+}
+
+// FuzzValue: a value has the unit's own rows and digests, or is not used.
+func FuzzValue(f *testing.F) {
+	r := rig{pool: newMemPool(2, 16)}
+	s := shape{r.pool.layout, 1}
+	sh, err := newShared(nil, s, identity, true)
+	if err != nil {
+		f.Fatal(err)
+	}
+	for layer := range s.Layers {
+		r.fill(layer, 0, prompt(1, 16), 0)
+	}
+	rec, value := make([]byte, s.record()), make([]byte, sh.bytes())
+	s.gather(r.pool, []int32{0}, rec)
+	key := kvcache.Hash{1, 2, 3}
+	sh.pack(unit{key: key, born: time.Unix(1e9, 0)}, rec, value)
+	f.Add(value)
+	f.Add(value[:100])
+	other := bytes.Clone(value)
+	other[headerSize+5] ^= 1
+	f.Add(other)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		into := make([]byte, s.record())
+		if _, good := sh.unpack(key, 0, b, into); !good || !s.scatter(r.pool, []int32{1}, 0, into) {
+			return
+		}
+		if !bytes.Equal(b[headerSize:], value[headerSize:]) {
+			t.Fatal("other rows with digests of their own: forged, or found by chance")
+		}
+	})
+}

@@ -1,0 +1,149 @@
+package router_test
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/router"
+)
+
+// TestClientLeaves: both legs are closed within 100 ms, whatever is going on; a
+// starved machine may need some tries for it.
+func TestClientLeaves(t *testing.T) {
+	for _, secure := range []bool{false, true} {
+		for _, body := range []string{ask, askStream} {
+			for _, streaming := range []bool{false, true} {
+				if streaming && body == ask {
+					continue
+				}
+				t.Run(fmt.Sprintf("tls %v, stream %v, started %v", secure, body == askStream, streaming), func(t *testing.T) {
+					clientLeaves(t, secure, body, streaming)
+				})
+			}
+		}
+	}
+}
+
+func clientLeaves(t *testing.T, secure bool, body string, streaming bool) {
+	const promise, tries = 100 * time.Millisecond, 20
+	a := newAuthority(t)
+	g := newRig(t, 1, 1, func(c *router.Config) {
+		if secure {
+			c.TLSCert, c.TLSKey, _ = a.issue("router")
+		}
+	})
+	started, ended := make(chan time.Time, 2), make(chan time.Time, 2)
+	p, d := g.workers["p0"], g.workers["d0"]
+	p.on(&p.prefill, hold(started, ended))
+	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
+		if streaming {
+			begin(w)
+		}
+		hold(started, ended)(w, r)
+	})
+	best := time.Hour
+	for n := 0; n < tries && best > promise; n++ {
+		conn := g.dial()
+		if secure {
+			conn = tls.Client(conn, &tls.Config{RootCAs: a.pool(), ServerName: "router"})
+		}
+		sendRaw(t, conn, body)
+		<-started
+		<-started
+		if streaming {
+			if _, err := io.ReadAtLeast(conn, make([]byte, 4096), 100); err != nil {
+				t.Fatal(err)
+			}
+		}
+		left := time.Now()
+		conn.Close()
+		took := max((<-ended).Sub(left), (<-ended).Sub(left))
+		best = min(best, took)
+		g.until("the request to be over", g.idle)
+	}
+	if best > promise {
+		t.Errorf("the legs went on for %v at least", best)
+	}
+	g.until("a 499 in the log", func() bool { return strings.Contains(g.logs.String(), "status=499") })
+}
+
+// TestDeadline: the header shortens a request's life; before the first byte it
+// is a 504, after it an error event.
+func TestDeadline(t *testing.T) {
+	g := newRig(t, 1, 1)
+	p, d := g.workers["p0"], g.workers["d0"]
+	started, ended := make(chan time.Time, 4), make(chan time.Time, 4)
+	p.on(&p.prefill, hold(started, ended))
+	d.on(&d.decode, hold(started, ended))
+	resp, body := g.post("/v1/completions", ask, "x-request-timeout-ms", "50")
+	if resp.StatusCode != 504 {
+		t.Errorf("%d %q", resp.StatusCode, body)
+	}
+	apiError(t, body)
+	<-ended
+	<-ended
+	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
+		begin(w)
+		<-r.Context().Done()
+	})
+	_, body = g.post("/v1/completions", askStream, "x-request-timeout-ms", "80")
+	if !strings.Contains(body, `"code":"deadline_exceeded"`) {
+		t.Errorf("%q", body)
+	}
+	if resp, _ := g.post("/v1/completions", ask, "x-request-timeout-ms", "-1"); resp.StatusCode != 400 {
+		t.Errorf("%d", resp.StatusCode)
+	}
+}
+
+// TestShutdown: running streams go on to their end, idle connections do not
+// delay it; past the deadline streams end with an error event.
+func TestShutdown(t *testing.T) {
+	for _, patient := range []bool{true, false} {
+		g := newRig(t, 1, 1)
+		d := g.workers["d0"]
+		free := make(chan struct{})
+		d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
+			streamed(3, func(i int) {
+				if i == 1 {
+					select {
+					case <-free:
+					case <-r.Context().Done():
+					}
+				}
+			})(w, r)
+		})
+		got := make(chan string, 1)
+		go func() {
+			_, body := g.post("/v1/completions", askStream)
+			got <- body
+		}()
+		g.until("the stream", func() bool { return d.calls.Load() == 1 && !g.idle() })
+		g.stopped = true
+		timeout := 10 * time.Second
+		if !patient {
+			timeout = 150 * time.Millisecond
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		done := make(chan error, 1)
+		go func() { done <- g.r.Shutdown(ctx) }()
+		g.until("not ready", func() bool { return !g.r.Ready() })
+		if patient {
+			close(free)
+		}
+		err := <-done
+		body := <-got
+		cancel()
+		if patient && (err != nil || body != storyText) {
+			t.Errorf("%v, %q", err, body)
+		}
+		if !patient && (err == nil || !strings.Contains(body, "shutting down")) {
+			t.Errorf("%v, %q", err, body)
+		}
+	}
+}
