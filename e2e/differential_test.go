@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/tier/redis/redistest"
 	"github.com/xpyd/xpyd/internal/worker"
 )
 
@@ -113,6 +114,7 @@ func soakRequests(t *testing.T, n int) int {
 func TestDifferential(t *testing.T) {
 	n := soakRequests(t, 60)
 	alone := startWorker(t, fleet.Decode, nil)
+	store := redistest.Start(t)
 	var pairs [][2]*worker.Worker
 	for i, bt := range [][2]int{{16, 16}, {4, 16}, {16, 3}, {8, 16}} {
 		small := func(tokens int) func(*worker.Config) {
@@ -120,6 +122,7 @@ func TestDifferential(t *testing.T) {
 				c.BlockTokens, c.Blocks = tokens, 1100/tokens
 				if i == 3 { // with tiers below, which are small as well
 					c.KV.HostMemory, c.KV.SSDDir, c.KV.SSDSize, c.KV.MinLoadTokens = 1<<20, t.TempDir(), 4<<20, 0
+					c.KV.Store = store.URL()
 				}
 			}
 		}

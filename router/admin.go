@@ -49,7 +49,11 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	case path == "/admin/v1/cache" && verb == "GET":
 		reply(ctx, 200, r.everyWorker("GET", "/xpyd/v1/cache", nil))
 	case path == "/admin/v1/cache/flush" && verb == "POST":
-		reply(ctx, 200, r.everyWorker("POST", "/xpyd/v1/cache/flush", nil))
+		flush := "/xpyd/v1/cache/flush"
+		if string(ctx.QueryArgs().Peek("store")) == "true" {
+			flush += "?store=true"
+		}
+		reply(ctx, 200, r.everyWorker("POST", flush, nil))
 	case path == "/admin/v1/cache/pin" && (verb == "GET" || verb == "POST" || verb == "DELETE"):
 		reply(ctx, 200, r.everyWorker(verb, "/xpyd/v1/cache/pin", ctx.PostBody()))
 	case path == "/admin/v1/profile":
