@@ -2,7 +2,9 @@
 GO       ?= go
 PKGS     ?= ./...
 REALTIME  = ./kvconn/tcp ./kvconn/shm
-RACE     ?= $(filter-out $(addprefix %,$(REALTIME:.%=%)),$(shell $(GO) list ./kvconn/... ./router/... ./internal/... ./prefill/... ./decode/... ./e2e))
+# Folders in which something runs at the same time, or memory is touched past Go's rules.
+SHARING   = $(sort $(dir $(shell grep -rlE '\<go [a-z]|\.Go\>|"sync|\<chan\>|Parallel|"unsafe"' --include='*.go' kvconn router internal prefill decode) e2e/))
+RACE     ?= $(filter-out $(REALTIME),$(patsubst %/,./%,$(SHARING)))
 FUZZTIME ?= 10s
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 

@@ -64,11 +64,14 @@ func (g *Outgoing) mark() {
 	g.p.mark(g, nil)
 }
 
-// mark queues g's marks with every bulk writer but one; needs p.mu.
+// mark queues g's marks with every bulk writer but one; needs p.mu. One that
+// still waits there gives way: only the last round's says anything, and a peer
+// that asks for rounds without reading must not fill our memory.
 func (p *sender) mark(g *Outgoing, but *bulkWriter) {
 	g.marked = true
 	for _, w := range p.bulk {
 		if w != but {
+			w.marks = slices.DeleteFunc(w.marks, func(m message) bool { return m.(*sent).ID == g.t.ID })
 			w.marks = append(w.marks, g.markOf())
 		}
 	}

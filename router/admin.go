@@ -56,6 +56,8 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 		reply(ctx, 200, r.everyWorker("POST", flush, nil))
 	case path == "/admin/v1/cache/pin" && (verb == "GET" || verb == "POST" || verb == "DELETE"):
 		reply(ctx, 200, r.everyWorker(verb, "/xpyd/v1/cache/pin", ctx.PostBody()))
+	case path == "/admin/v1/profile":
+		r.serveProfile(ctx, verb)
 	case path == "/debug/ledger" && verb == "GET":
 		r.serveLedger(ctx)
 	case path == "/debug/requests" && verb == "GET":

@@ -199,7 +199,7 @@ func TestDialectFailures(t *testing.T) {
 				g, ps, ds := pairRig(t, dialect, 2, 2, func(c *router.Config) {
 					c.Pick.Policy = "round_robin"
 					if c.DecodeSilence = 10 * time.Second; hang {
-						c.DecodeSilence, c.FirstByteTimeout = 300*time.Millisecond, 600*time.Millisecond
+						c.DecodeSilence, c.FirstByteTimeout = 1500*time.Millisecond, 2*time.Second
 					}
 				})
 				bad := ps[0]
@@ -207,7 +207,11 @@ func TestDialectFailures(t *testing.T) {
 					bad = ds[0]
 				}
 				bad.SetFault(c.fault)
-				for range 4 {
+				rounds := 4
+				if hang {
+					rounds = 2 // each has its turn, and waits
+				}
+				for range rounds {
 					resp, text := g.post("/v1/completions", askLive)
 					if got, _ := read(t, text); resp.StatusCode != 200 || got != wantText(`"Once upon"`) {
 						t.Fatalf("%d %s\n%s", resp.StatusCode, text, g.logs)

@@ -44,7 +44,7 @@ func TestRetries(t *testing.T) {
 	} {
 		for _, body := range []string{ask, askStream} {
 			t.Run(fmt.Sprintf("%s, %d", name, len(body)), func(t *testing.T) {
-				g := newRig(t, 2, 2)
+				g := newRig(t, 2, 2, func(c *router.Config) { c.Pick.Policy = "round_robin" })
 				bad := g.workers[c.bad]
 				bad.on(&bad.prefill, c.fail)
 				bad.on(&bad.decode, c.fail)

@@ -86,6 +86,19 @@ func (r *Router) everyWorker(verb, path string, body []byte) map[string]json.Raw
 }
 
 func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string, body []byte) json.RawMessage {
+	status, answer, err := r.askWorker(m, version, verb, path, body, maxLedger)
+	switch {
+	case err != nil:
+		return openai.Upstream("%v", err).Append(nil)
+	case !json.Valid(answer):
+		return openai.Upstream("status %d, and no JSON", status).Append(nil)
+	}
+	return answer
+}
+
+// askWorker sends one request, and returns up to limit bytes of the answer's
+// body.
+func (r *Router) askWorker(m *fleet.Member, version uint64, verb, path string, body []byte, limit int) (status int, answer []byte, err error) {
 	q := r.newRequest(requestID(nil), verb, path)
 	q.internal()
 	q.deadline(ledgerTimeout)
@@ -99,15 +112,9 @@ func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string, b
 	h.SetContentLength(len(body))
 	b, err := r.send(l, &h, [][]byte{body})
 	if err != nil {
-		return openai.Upstream("%v", err).Append(nil)
+		return 0, nil, err
 	}
 	defer b.finish()
-	answer, err := b.all(maxLedger)
-	if err != nil {
-		return openai.Upstream("%v", err).Append(nil)
-	}
-	if !json.Valid(answer) {
-		return openai.Upstream("status %d, and no JSON", b.header.StatusCode()).Append(nil)
-	}
-	return answer
+	answer, err = b.all(limit)
+	return b.header.StatusCode(), answer, err
 }

@@ -29,6 +29,17 @@ type events struct {
 
 var eventEnd = []byte("\n\n")
 
+// lastEnd is where the last event's end begins, or -1. The ends of lines are few,
+// which a search for two of them does not know.
+func lastEnd(b []byte) int {
+	for i := bytes.LastIndexByte(b, '\n'); i > 0; i = bytes.LastIndexByte(b[:i], '\n') {
+		if b[i-1] == '\n' {
+			return i - 1
+		}
+	}
+	return -1
+}
+
 // eventBytes is what one read of events may return.
 const eventBytes = 16 << 10
 
@@ -43,7 +54,7 @@ func (e *events) next() ([]byte, error) {
 			e.from = len(e.buf)
 			return e.buf, nil
 		}
-		if i := bytes.LastIndex(e.buf[scanned:], eventEnd); i >= 0 {
+		if i := lastEnd(e.buf[scanned:]); i >= 0 {
 			e.from = scanned + i + len(eventEnd)
 			e.remember(e.buf[:e.from])
 			return e.buf[:e.from], nil
@@ -88,7 +99,7 @@ func (e *events) used() {
 // remember keeps the beginning of the last event in run.
 func (e *events) remember(run []byte) {
 	run = run[:len(run)-len(eventEnd)]
-	if i := bytes.LastIndex(run, eventEnd); i >= 0 {
+	if i := lastEnd(run); i >= 0 {
 		run = run[i+len(eventEnd):]
 	}
 	e.size = copy(e.last[:], run)

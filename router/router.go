@@ -15,6 +15,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/clientwatch"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/share"
 	"github.com/xpyd/xpyd/router/trace"
@@ -74,6 +75,7 @@ type Router struct {
 	picker   *pick.Picker
 	up       *upstream
 	tracer   *trace.Exporter // nil without tracing
+	profiler *profile.Profiler
 	legs     legs
 	facts    facts
 	probes   *prober
@@ -126,6 +128,7 @@ func New(cfg Config, deps Deps) (*Router, error) {
 		cfg: cfg, deps: deps, fleet: deps.Fleet, log: deps.Log, created: time.Now(),
 		budget:   newBudget(cfg.RetryRatio, cfg.RetryBurst, cfg.RetryMin),
 		hedges:   newHedger(cfg.Hedge),
+		profiler: profile.New(nil),
 		picker:   pick.New(cfg.Pick, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))),
 		legs:     legs{byID: map[string]map[*leg]struct{}{}},
 		conns:    clientConns{max: cfg.MaxConns, set: map[*clientConn]struct{}{}},
@@ -425,6 +428,7 @@ func (r *Router) inFlight() int {
 
 // close ends everything and waits for it.
 func (r *Router) close() {
+	r.profiler.Close()
 	r.end(errShutdown)
 	r.mu.Lock()
 	r.closed = true

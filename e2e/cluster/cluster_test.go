@@ -1,6 +1,10 @@
 package cluster_test
 
 import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
 	"os"
 	"testing"
 	"time"
@@ -40,5 +44,62 @@ func TestCluster(t *testing.T) {
 	out, _, code := r.CLI(t, "status")
 	if code != 0 {
 		t.Errorf("status: %d %s", code, out)
+	}
+}
+
+// TestProfile: /admin/v1/profile turns profiling on and off in every process,
+// and hands out what each has made.
+func TestProfile(t *testing.T) {
+	r := cluster.Up(t)
+	ask := func(method, query string, status int) []byte {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, r.Admin+"/admin/v1/profile"+query, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+r.Token)
+		resp, err := cluster.NewClient(t).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != status {
+			t.Fatalf("%s %s: %d %s %v, want %d", method, query, resp.StatusCode, body, err, status)
+		}
+		return body
+	}
+	type state struct {
+		On    bool
+		Bytes int
+	}
+	all := func(method, query string) map[string]state {
+		t.Helper()
+		var s struct {
+			Router  state
+			Workers map[string]state
+		}
+		if err := json.Unmarshal(ask(method, query, 200), &s); err != nil || len(s.Workers) != 2 {
+			t.Fatalf("%s %s: %+v %v", method, query, s, err)
+		}
+		s.Workers["router"] = s.Router
+		return s.Workers
+	}
+	ask("GET", "?instance=decode-0", 404) // none was made
+	ask("GET", "?instance=nobody", 404)
+	ask("POST", "?seconds=601", 400)
+	for id, s := range all("POST", "?seconds=600") {
+		if !s.On {
+			t.Errorf("%s: %+v", id, s)
+		}
+	}
+	ask("POST", "?instance=decode-0", 409)
+	for id, s := range all("DELETE", "") {
+		if s.On || s.Bytes == 0 {
+			t.Errorf("%s: %+v", id, s)
+		}
+		if b := ask("GET", "?instance="+id, 200); len(b) != s.Bytes || !bytes.HasPrefix(b, []byte("\x1f\x8b")) {
+			t.Errorf("%s: a profile of %d bytes, want %d", id, len(b), s.Bytes)
+		}
 	}
 }

@@ -52,6 +52,9 @@ func TestOneDies(t *testing.T) {
 	for _, r := range []*cluster.Router{a, b} {
 		r.WaitServing(t, limit, 2, 2)
 		peers(t, r, 1)
+		if out, stderr, code := r.CLI(t, "status"); code != 0 || strings.Count(out, "\nrouter ") != 1 {
+			t.Errorf("status: %d %s\n%s", code, stderr, out)
+		}
 	}
 	client := cluster.NewClient(t)
 	want := cluster.Post(t.Context(), client, b.URL+"/v1/completions", long)

@@ -177,7 +177,15 @@ func MergeUsage(body []byte, u PromptUsage) []byte {
 
 // HasUsage says whether a run of server-sent events may hold a usage object.
 func HasUsage(run []byte) bool {
-	return bytes.Contains(run, []byte(`"usage":{`)) || bytes.Contains(run, []byte(`"usage": {`))
+	for {
+		i := bytes.Index(run, []byte(`"usage":`))
+		if i < 0 {
+			return false
+		}
+		if run = run[i+len(`"usage":`):]; bytes.HasPrefix(run, []byte("{")) || bytes.HasPrefix(run, []byte(" {")) {
+			return true
+		}
+	}
 }
 
 // MergeUsageEvents is MergeUsage for a run of server-sent events; a run

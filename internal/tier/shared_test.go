@@ -403,6 +403,50 @@ func TestSharedRefused(t *testing.T) {
 	}
 }
 
+// TestSharedAge: a unit's age counts from when it first came into a tier, not
+// from when it came here; what is too old is computed, and written anew.
+func TestSharedAge(t *testing.T) {
+	s := redistest.Start(t)
+	a := newRig(t, sharedConfig(t, s, 16))
+	tokens := prompt(1, 96)
+	a.run(tokens, 0)
+	a.quiet()
+	age := func(key string, by time.Duration) {
+		h, err := parseHeader(s.Value(key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		value := s.Value(key)
+		h.born -= int64(by / time.Second)
+		h.encode(value)
+		s.Set(key, value)
+	}
+	age(a.name(tokens, 32), 10*time.Hour)
+	age(a.name(tokens, 64), 30*time.Hour)
+	age(a.name(tokens, 16), -30*time.Hour) // by a clock of the future
+	cfg := sharedConfig(t, s, 16)
+	cfg.TTL = 24 * time.Hour
+	b := newRig(t, cfg)
+	b.load(tokens, 48)
+	chain := b.cache.NewChain("")
+	chain.Extend(tokens)
+	for end, least := range map[int]time.Duration{16: 0, 32: 10 * time.Hour} {
+		l := b.tiers.host.peek(chain.Name(end))
+		if old := time.Since(l.unit().born); old < least || old > least+time.Hour {
+			t.Errorf("unit %d is %v old", end, old)
+		}
+		l.release()
+	}
+	b.quiet()
+	b.run(tokens, 48)
+	b.quiet()
+	b.cold()
+	b.load(tokens, 96)
+	if n := b.value("corrupt_units_total", ""); n != 0 {
+		t.Errorf("%v units reported", n)
+	}
+}
+
 // TestSharedRandom: two workers and somebody who does things to the store; no
 // row is ever wrong.
 func TestSharedRandom(t *testing.T) {

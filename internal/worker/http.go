@@ -48,6 +48,9 @@ func (w *Worker) newHTTP() *fasthttp.Server {
 		"GET /xpyd/v1/cache/pin":    w.servePins,
 		"POST /xpyd/v1/cache/pin":   w.servePin,
 		"DELETE /xpyd/v1/cache/pin": w.serveUnpin,
+		"GET /xpyd/v1/profile":      w.serveProfile,
+		"POST /xpyd/v1/profile":     w.serveProfile,
+		"DELETE /xpyd/v1/profile":   w.serveProfile,
 	}
 	return &fasthttp.Server{
 		Name: "xpyd", NoDefaultServerHeader: true, NoDefaultDate: true,

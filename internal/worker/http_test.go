@@ -320,35 +320,18 @@ func TestClientLeaves(t *testing.T) {
 	empty(t, w)
 }
 
-// drawn is how many positions the engine has decoded.
-func drawn(t testing.TB, w *worker.Worker) string {
-	t.Helper()
-	resp, err := http.Get(w.URL() + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	b, _ := io.ReadAll(resp.Body)
-	_, rest, ok := strings.Cut(string(b), `xpyd_engine_tokens_total{phase="decode"} `)
-	if !ok {
-		t.Fatal("no such metric")
-	}
-	n, _, _ := strings.Cut(rest, "\n")
-	return n
-}
-
 // paused waits until the engine has nothing to do, though a request runs.
 func paused(t testing.TB, w *worker.Worker) {
 	t.Helper()
-	last, still := "", 0
+	last, still := 0.0, 0
 	soon(t, 30*time.Second, func() error {
 		time.Sleep(20 * time.Millisecond)
-		now := drawn(t, w)
+		now := counter(t, w, `xpyd_engine_tokens_total{phase="decode"}`)
 		if still++; now != last {
 			last, still = now, 0
 		}
 		if still < 10 {
-			return fmt.Errorf("%s tokens drawn", now)
+			return fmt.Errorf("%v tokens drawn", now)
 		}
 		return nil
 	})

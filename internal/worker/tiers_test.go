@@ -3,8 +3,6 @@ package worker_test
 import (
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -172,29 +170,4 @@ func TestTiersPair(t *testing.T) {
 			t.Errorf("%s has loaded %v tokens", w.ID(), n)
 		}
 	}
-}
-
-// counter reads one series without labels.
-func counter(t *testing.T, w *worker.Worker, name string) (v float64) {
-	t.Helper()
-	_, rest, ok := strings.Cut(metrics(t, w), "\n"+name+" ")
-	if !ok {
-		t.Fatalf("no %s", name)
-	}
-	fmt.Sscan(rest, &v)
-	return v
-}
-
-func metrics(t *testing.T, w *worker.Worker) string {
-	t.Helper()
-	resp, err := http.Get(w.URL() + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/internal/tier"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
@@ -63,6 +64,7 @@ type Worker struct {
 	tok     *tokenizer.Tokenizer
 	longest int // bytes of the longest token
 	backend kernels.Backend
+	profile *profile.Profiler // of this process, and of the device where it has one
 	cache   *kvcache.Cache
 	tiers   *tier.Tiers // nil: none
 	engine  *engine.Engine
@@ -169,6 +171,9 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 		return err
 	}
 	w.free("free the backend", func(context.Context) error { return w.backend.Close() })
+	device, _ := w.backend.(profile.Device)
+	w.profile = profile.New(device)
+	w.free("end the profile", func(context.Context) error { w.profile.Close(); return nil })
 	return nil
 }
 

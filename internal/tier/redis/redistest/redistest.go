@@ -61,7 +61,7 @@ func (s *Server) Run() {
 		"--save", "", "--appendonly", "no", "--daemonize", "no"}, s.args...)...)
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	endWithUs(cmd)
 	started, done := make(chan error, 1), make(chan struct{})
 	go func() { // its thread lives as long as the server: Pdeathsig is the thread's
 		defer close(done)

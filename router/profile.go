@@ -1,0 +1,85 @@
+package router
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/url"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/profile"
+)
+
+const (
+	workerProfile = "/xpyd/v1/profile"
+	maxProfile    = 64 << 20
+)
+
+// profiles is /admin/v1/profile of all.
+type profiles struct {
+	Router  json.RawMessage            `json:"router"`
+	Workers map[string]json.RawMessage `json:"workers"`
+}
+
+// serveProfile turns profiling on (POST), off (DELETE), and says how it stands
+// (GET): of this router and all its own kind of workers, or of one of them with
+// instance=ID ("router" for this one), whose last profile GET then downloads.
+func (r *Router) serveProfile(ctx *fasthttp.RequestCtx, verb string) {
+	if verb != http.MethodGet && verb != http.MethodPost && verb != http.MethodDelete {
+		writeError(ctx, openai.NotFound("there is no %s %s", clip(verb), clip(string(ctx.Path()))))
+		return
+	}
+	if _, err := profile.Duration(ctx.QueryArgs()); err != nil {
+		writeError(ctx, err)
+		return
+	}
+	path := workerProfile
+	if s := ctx.QueryArgs().Peek("seconds"); len(s) > 0 {
+		path += "?seconds=" + url.QueryEscape(string(s))
+	}
+	switch id := string(ctx.QueryArgs().Peek("instance")); {
+	case id == "router":
+		if verb == http.MethodGet {
+			ctx.QueryArgs().Set("download", "1")
+		}
+		if err := r.profiler.Serve(ctx); err != nil {
+			writeError(ctx, err)
+		}
+	case id != "":
+		r.profileOf(ctx, id, verb, path)
+	default:
+		all := profiles{Workers: r.everyWorker(verb, path, nil)}
+		if err := r.profiler.Serve(ctx); err != nil {
+			all.Router = err.Append(nil)
+		} else {
+			all.Router = append(all.Router, ctx.Response.Body()...)
+		}
+		reply(ctx, 200, all)
+	}
+}
+
+// profileOf asks one worker.
+func (r *Router) profileOf(ctx *fasthttp.RequestCtx, id, verb, path string) {
+	s := r.fleet.Snapshot()
+	m := s.Get(id)
+	if m == nil || m.State == fleet.Gone || m.State == fleet.Dead || m.Dialect != "native" {
+		writeError(ctx, openai.NotFound("there is no live worker %q of xpyd's own", clip(id)))
+		return
+	}
+	if verb == http.MethodGet {
+		path += "?download"
+	}
+	status, body, err := r.askWorker(m, s.Version, verb, path, nil, maxProfile)
+	if err != nil {
+		writeError(ctx, openai.Upstream("%v", err))
+		return
+	}
+	ctx.SetStatusCode(status)
+	if ctx.SetContentType("application/json"); verb == http.MethodGet && status == 200 {
+		ctx.SetContentType("application/octet-stream")
+		ctx.Response.Header.Set("Content-Disposition", `attachment; filename="cpu.pprof"`)
+	}
+	ctx.SetBody(body)
+}
