@@ -78,7 +78,7 @@ func TestTierPolicies(t *testing.T) {
 	body := func(prompt string) string {
 		return fmt.Sprintf(`{"model":"stories260k","prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, prompt)
 	}
-	prompts := stories(6)
+	prompts := stories(8)
 	plain := start(t, nil)
 	want := make([][]int32, len(prompts))
 	for i, p := range prompts {
