@@ -32,7 +32,7 @@ import (
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
-		_ = f.Value.Set("4") // a number, which it takes
+		_ = f.Value.Set("8") // a number, which it takes
 	}
 	os.Exit(m.Run())
 }

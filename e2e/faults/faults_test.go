@@ -176,6 +176,7 @@ func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal, late
 	l.warm(t)
 	var f figures
 	f.inFlight, f.retries = int(l.inFlight.Load()), -s.retried(t)
+	ends := s.ends(t, role)
 	at := time.Now()
 	if err := syscall.Kill(old.PID, signal); err != nil {
 		t.Fatal(err)
@@ -183,8 +184,8 @@ func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal, late
 	known := s.awaitDeath(t, old, at)
 	seen := known
 	if f.known = known.Sub(at); signal == syscall.SIGKILL {
-		if f.known > slack {
-			t.Errorf("a killed worker was known to be dead after %v", f.known)
+		if f.known > afterKnown+slack || s.ends(t, role) == ends {
+			t.Errorf("a killed worker was known to be dead after %v, by its end: %t", f.known, s.ends(t, role) > ends)
 		}
 		known = at // a death is known at once
 	} else if f.known > silence+beat+slack {
@@ -217,6 +218,20 @@ func (s *scene) retried(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return int(n)
+}
+
+// ends is how many workers of a role were seen to end, or to be another run:
+// at once, and not by their silence.
+func (s *scene) ends(t *testing.T, role fleet.Role) (n float64) {
+	t.Helper()
+	for _, cause := range []string{"report", "replaced"} {
+		v, err := s.Metric(fmt.Sprintf("xpyd_fleet_events_total{cause=%q,role=%q}", cause, role))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += v
+	}
+	return n
 }
 
 // awaitDeath returns when the router said first that old is not alive.

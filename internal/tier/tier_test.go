@@ -254,11 +254,19 @@ func (r *rig) wrap(gate <-chan struct{}, full *atomic.Bool) {
 
 // TestSlow: a disk that does not answer costs LoadTimeout, and nothing later.
 func TestSlow(t *testing.T) {
+	for _, policy := range []WritePolicy{Through, Back} {
+		t.Run(string(policy), func(t *testing.T) { testSlow(t, policy) })
+	}
+}
+
+func testSlow(t *testing.T, policy WritePolicy) {
 	cfg := config(t.TempDir())
+	cfg.Write = policy
 	cfg.LoadTimeout = 20 * time.Millisecond
 	r := newRig(t, cfg)
 	tokens := prompt(1, 96)
 	r.run(tokens, 0)
+	r.sink()
 	r.saved(tierSSD, 6)
 	r.cache.Clear()
 	r.tiers.host.clear()

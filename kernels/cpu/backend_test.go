@@ -1,15 +1,22 @@
 package cpu_test
 
 import (
-	"encoding/binary"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
+	"github.com/xpyd/xpyd/kernels/kerneltest"
+)
+
+var (
+	randomWeights = kerneltest.Weights
+	randomTokens  = kerneltest.Tokens
+	mustStep      = kerneltest.Step
+	sameBits      = kerneltest.SameBits
+	digestsMatch  = kerneltest.DigestsMatch
 )
 
 // shape makes small architectures readable.
@@ -20,59 +27,6 @@ func shape(layers, hidden, ff, heads, kv, dim, vocab int) kernels.Arch {
 	}
 }
 
-func tensor(r *rand.Rand, dt kernels.DType, scale float64, base float64, dims ...int) kernels.Tensor {
-	n := 1
-	for _, d := range dims {
-		n *= d
-	}
-	t := kernels.Tensor{DType: dt, Shape: dims, Data: make([]byte, n*dt.Bytes())}
-	for i := range n {
-		v := float32(base + scale*r.NormFloat64())
-		bits := math.Float32bits(v)
-		switch dt {
-		case kernels.F32:
-			binary.LittleEndian.PutUint32(t.Data[4*i:], bits)
-		case kernels.BF16:
-			binary.LittleEndian.PutUint16(t.Data[2*i:], uint16(bits>>16))
-		case kernels.F16: // truncated; normal range only
-			e := int(bits>>23&255) - 112
-			h := uint16(0)
-			if e > 0 && e < 31 {
-				h = uint16(e<<10) | uint16(bits>>13&1023)
-			}
-			binary.LittleEndian.PutUint16(t.Data[2*i:], h|uint16(bits>>16)&0x8000)
-		}
-	}
-	return t
-}
-
-// randomWeights makes a model whose activations stay near one.
-func randomWeights(a kernels.Arch, dt kernels.DType, seed uint64) kernels.Weights {
-	r := rand.New(rand.NewPCG(seed, 99))
-	proj := func(rows, k int) kernels.Tensor { return tensor(r, dt, 1/math.Sqrt(float64(k)), 0, rows, k) }
-	norm := func(n int) kernels.Tensor { return tensor(r, kernels.F32, 0.1, 1, n) }
-	q, kv := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim
-	w := kernels.Weights{Embed: tensor(r, dt, 0.7, 0, a.Vocab, a.Hidden), Norm: norm(a.Hidden)}
-	if !a.TiedHead {
-		w.Head = proj(a.Vocab, a.Hidden)
-	}
-	for range a.Layers {
-		l := kernels.LayerWeights{
-			AttnNorm: norm(a.Hidden), MLPNorm: norm(a.Hidden),
-			Q: proj(q, a.Hidden), K: proj(kv, a.Hidden), V: proj(kv, a.Hidden), O: proj(a.Hidden, q),
-			Gate: proj(a.Intermediate, a.Hidden), Up: proj(a.Intermediate, a.Hidden), Down: proj(a.Hidden, a.Intermediate),
-		}
-		if a.QKVBias {
-			l.QBias, l.KBias, l.VBias = tensor(r, dt, 0.3, 0, q), tensor(r, dt, 0.3, 0, kv), tensor(r, dt, 0.3, 0, kv)
-		}
-		if a.QKNorm {
-			l.QNorm, l.KNorm = norm(a.HeadDim), norm(a.HeadDim)
-		}
-		w.Layers = append(w.Layers, l)
-	}
-	return w
-}
-
 func open(t testing.TB, a kernels.Arch, w kernels.Weights, opt cpu.Options) *cpu.Backend {
 	t.Helper()
 	b, err := cpu.New(a, w, opt)
@@ -81,23 +35,6 @@ func open(t testing.TB, a kernels.Arch, w kernels.Weights, opt cpu.Options) *cpu
 	}
 	t.Cleanup(func() { b.Close() })
 	return b
-}
-
-func mustStep(t testing.TB, b kernels.Backend, seqs ...kernels.Seq) []kernels.Result {
-	t.Helper()
-	r, err := b.Step(&kernels.Step{Seqs: seqs})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
-func randomTokens(r *rand.Rand, n, vocab int) []int32 {
-	ids := make([]int32, n)
-	for i := range ids {
-		ids[i] = int32(r.IntN(vocab))
-	}
-	return ids
 }
 
 // families are architectures that together use every feature and head size.
@@ -192,10 +129,6 @@ func run(t *testing.T, b *cpu.Backend, tokens []int32, chunks []int, beside int,
 		}
 	}
 	return logits, kv, digests
-}
-
-func sameBits(a, b []float32) bool {
-	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) })
 }
 
 // The contract: the same bits whatever the instruction set, threads, chunks,

@@ -10,21 +10,6 @@ import (
 	"github.com/xpyd/xpyd/kernels/cpu"
 )
 
-// digestsMatch checks that block's stored digests are those of its first n rows.
-func digestsMatch(t *testing.T, b *cpu.Backend, block int32, firstPos, n int) {
-	t.Helper()
-	l := b.Layout()
-	got, want := make([]uint64, l.KVHeads), make([]uint64, l.KVHeads)
-	rows := make([]byte, l.RowsBytes(n))
-	for layer := range l.Layers {
-		b.Gather(layer, block, 0, n, rows)
-		kernels.DigestRows(l, layer, firstPos, n, rows, want)
-		if b.Digest(layer, block, got); !slices.Equal(got, want) {
-			t.Fatalf("layer %d block %d: digest %x, rows have %x", layer, block, got, want)
-		}
-	}
-}
-
 func TestDigestFollowsOverwrites(t *testing.T) {
 	a := shape(2, 32, 48, 4, 2, 8, 50)
 	b := open(t, a, randomWeights(a, kernels.F32, 1), cpu.Options{Blocks: 4, BlockTokens: 8, Threads: 1})

@@ -3,16 +3,27 @@
 package cuda_test
 
 import (
-	"encoding/binary"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 	"github.com/xpyd/xpyd/kernels/cuda"
+	"github.com/xpyd/xpyd/kernels/kerneltest"
 )
+
+var (
+	randomTokens = kerneltest.Tokens
+	mustStep     = kerneltest.Step
+	sameBits     = kerneltest.SameBits
+	digestsMatch = kerneltest.DigestsMatch
+)
+
+// randomWeights are bf16, so that both backends have the same.
+func randomWeights(a kernels.Arch, seed uint64) kernels.Weights {
+	return kerneltest.Weights(a, kernels.BF16, seed)
+}
 
 func shape(layers, hidden, ff, heads, kv, dim, vocab int) kernels.Arch {
 	return kernels.Arch{
@@ -49,54 +60,6 @@ func families() map[string]kernels.Arch {
 	return f
 }
 
-func tensor(r *rand.Rand, dt kernels.DType, scale, base float64, dims ...int) kernels.Tensor {
-	n := 1
-	for _, d := range dims {
-		n *= d
-	}
-	t := kernels.Tensor{DType: dt, Shape: dims, Data: make([]byte, n*dt.Bytes())}
-	for i := range n {
-		bits := math.Float32bits(float32(base + scale*r.NormFloat64()))
-		if dt == kernels.F32 {
-			binary.LittleEndian.PutUint32(t.Data[4*i:], bits)
-		} else {
-			binary.LittleEndian.PutUint16(t.Data[2*i:], uint16(bits>>16))
-		}
-	}
-	return t
-}
-
-// randomWeights makes a model whose activations stay near one; matrices are
-// bf16, so that both backends have the same.
-func randomWeights(a kernels.Arch, seed uint64) kernels.Weights {
-	r := rand.New(rand.NewPCG(seed, 99))
-	proj := func(rows, k int) kernels.Tensor {
-		return tensor(r, kernels.BF16, 1/math.Sqrt(float64(k)), 0, rows, k)
-	}
-	norm := func(n int) kernels.Tensor { return tensor(r, kernels.F32, 0.1, 1, n) }
-	bias := func(n int) kernels.Tensor { return tensor(r, kernels.BF16, 0.3, 0, n) }
-	q, kv := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim
-	w := kernels.Weights{Embed: tensor(r, kernels.BF16, 0.7, 0, a.Vocab, a.Hidden), Norm: norm(a.Hidden)}
-	if !a.TiedHead {
-		w.Head = proj(a.Vocab, a.Hidden)
-	}
-	for range a.Layers {
-		l := kernels.LayerWeights{
-			AttnNorm: norm(a.Hidden), MLPNorm: norm(a.Hidden),
-			Q: proj(q, a.Hidden), K: proj(kv, a.Hidden), V: proj(kv, a.Hidden), O: proj(a.Hidden, q),
-			Gate: proj(a.Intermediate, a.Hidden), Up: proj(a.Intermediate, a.Hidden), Down: proj(a.Hidden, a.Intermediate),
-		}
-		if a.QKVBias {
-			l.QBias, l.KBias, l.VBias = bias(q), bias(kv), bias(kv)
-		}
-		if a.QKNorm {
-			l.QNorm, l.KNorm = norm(a.HeadDim), norm(a.HeadDim)
-		}
-		w.Layers = append(w.Layers, l)
-	}
-	return w
-}
-
 func open(t testing.TB, a kernels.Arch, w kernels.Weights, opt cuda.Options) *cuda.Backend {
 	t.Helper()
 	if opt.Blocks == 0 {
@@ -123,15 +86,6 @@ func openCPU(t testing.TB, a kernels.Arch, w kernels.Weights, blocks, blockToken
 	return b
 }
 
-func mustStep(t testing.TB, b kernels.Backend, seqs ...kernels.Seq) []kernels.Result {
-	t.Helper()
-	r, err := b.Step(&kernels.Step{Seqs: seqs})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
 func mustLaunch(t testing.TB, b *cuda.Backend, seqs ...kernels.Seq) {
 	t.Helper()
 	if err := b.Launch(&kernels.Step{Seqs: seqs}); err != nil {
@@ -146,14 +100,6 @@ func mustAwait(t testing.TB, b *cuda.Backend) []kernels.Result {
 		t.Fatal(err)
 	}
 	return r
-}
-
-func randomTokens(r *rand.Rand, n, vocab int) []int32 {
-	ids := make([]int32, n)
-	for i := range ids {
-		ids[i] = int32(r.IntN(vocab))
-	}
-	return ids
 }
 
 func table(r *rand.Rand, b kernels.Backend, n int) []int32 {
@@ -174,23 +120,4 @@ func relative(got, want []float32) float64 {
 		n += float64(w) * float64(w)
 	}
 	return math.Sqrt(d / n)
-}
-
-func sameBits(a, b []float32) bool {
-	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) })
-}
-
-// digestsMatch checks that a block's stored digests are those of its first n rows.
-func digestsMatch(t *testing.T, b kernels.Backend, block int32, firstPos, n int) {
-	t.Helper()
-	l := b.Layout()
-	got, want := make([]uint64, l.KVHeads), make([]uint64, l.KVHeads)
-	rows := make([]byte, l.RowsBytes(n))
-	for layer := range l.Layers {
-		b.Gather(layer, block, 0, n, rows)
-		kernels.DigestRows(l, layer, firstPos, n, rows, want)
-		if b.Digest(layer, block, got); !slices.Equal(got, want) {
-			t.Fatalf("layer %d block %d: digest %x, rows have %x", layer, block, got, want)
-		}
-	}
 }
