@@ -109,7 +109,20 @@ func (s *Server) Kill() {
 }
 
 // Stop makes it hang; its connections stay, and the kernel accepts new ones.
-func (s *Server) Stop() { s.signal(syscall.SIGSTOP) }
+func (s *Server) Stop() {
+	s.tb.Helper()
+	s.signal(syscall.SIGSTOP)
+	stat := fmt.Sprintf("/proc/%d/stat", s.proc.Pid)
+	for by := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		b, err := os.ReadFile(stat)
+		if _, rest, ok := bytes.Cut(b, []byte(") ")); err != nil || ok && rest[0] == 'T' {
+			return // it has stopped, or this system does not tell
+		}
+		if time.Now().After(by) {
+			s.tb.Fatal("redis-server does not stop")
+		}
+	}
+}
 
 // Continue ends Stop.
 func (s *Server) Continue() { s.signal(syscall.SIGCONT) }
