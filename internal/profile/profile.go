@@ -22,7 +22,8 @@ const (
 	most    = 32 << 20 // bytes
 )
 
-// ErrOn: a profile is being made already, perhaps through /debug/pprof/profile.
+// ErrOn says that a profile is being made already, perhaps through
+// /debug/pprof/profile.
 var ErrOn = errors.New("a CPU profile is being made already")
 
 // Device is a profiler of another kind that runs along; see kernels/cuda.

@@ -40,12 +40,26 @@ type disk struct {
 	pinned   func(kvcache.Hash) bool     // nil: nothing is
 	changed  func(key unit, stored bool) // told what can be found and what not, under mu; nil: nobody
 
+	growing sync.Mutex // held while a segment is begun; mu may be taken inside it
+	last    uint64     // id of the newest segment ever; growing guards it
+
+	// Whoever looks a unit up takes mu: no file is touched under it.
 	mu      sync.Mutex
 	index   map[kvcache.Hash]place
 	pending map[kvcache.Hash]bool // being written
 	log     []*segment            // oldest first; the last is written to
-	last    uint64                // id of the newest segment ever
 	lost    uint64                // units that went for others
+	gone    []func()              // files to delete and close, after mu
+}
+
+// unlock lets go of mu, and then of the files that nobody needs any more.
+func (d *disk) unlock() {
+	gone := d.gone
+	d.gone = nil
+	d.mu.Unlock()
+	for _, f := range gone {
+		f()
+	}
 }
 
 // file is what a segment needs of *os.File.
@@ -95,6 +109,8 @@ func (d *disk) load(log *slog.Logger) error {
 		return err
 	}
 	slices.Sort(names)
+	d.mu.Lock() // nobody else is there yet; for what retire leaves
+	defer d.unlock()
 	for _, name := range names {
 		id, err := strconv.ParseUint(strings.TrimSuffix(filepath.Base(name), ".xpydkv"), 16, 64)
 		if err != nil || name != segmentPath(d.dir, id) {
@@ -102,11 +118,15 @@ func (d *disk) load(log *slog.Logger) error {
 		}
 		d.last = max(d.last, id)
 		s, err := d.recover(id)
-		if err != nil {
+		if errors.Is(err, errForeign) {
 			log.Warn("KV segment not used, deleted", "file", name, "error", err)
 			if err := os.Remove(name); err != nil {
 				return err
 			}
+			continue
+		}
+		if err != nil { // it may be read the next time
+			log.Error("KV segment cannot be read, left where it is", "file", name, "error", err)
 			continue
 		}
 		d.log = append(d.log, s)
@@ -123,11 +143,6 @@ func (d *disk) load(log *slog.Logger) error {
 	if len(d.log) == d.most {
 		d.retire(d.log[0])
 	}
-	return d.grow()
-}
-
-// grow begins a new segment.
-func (d *disk) grow() error {
 	s, err := d.create(d.last + 1)
 	if err != nil {
 		return err
@@ -135,6 +150,37 @@ func (d *disk) grow() error {
 	d.last++
 	d.log = append(d.log, s)
 	return nil
+}
+
+// begin makes a new segment the one that is written to; growing is held, mu is
+// not, because the file is made here.
+func (d *disk) begin() error {
+	s, err := d.create(d.last + 1)
+	if err != nil {
+		return err
+	}
+	d.last++
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.log = append(d.log, s)
+	return nil
+}
+
+// extend begins a new segment, if full is still the last one. old are units of
+// the segment that had to go for it.
+func (d *disk) extend(full *segment) (old *kept, err error) {
+	d.growing.Lock()
+	defer d.growing.Unlock()
+	d.mu.Lock()
+	if d.log[len(d.log)-1] != full {
+		d.mu.Unlock()
+		return nil, nil
+	}
+	if len(d.log) == d.most { // first, so that a full disk has room again
+		old = d.retire(d.log[0])
+	}
+	d.unlock()
+	return old, d.begin()
 }
 
 // close ends it; nothing may be under way. The files stay.
@@ -232,13 +278,13 @@ func (d *disk) read(key kvcache.Hash, pos int, rec []byte) error {
 // done ends one use of a segment; the last one closes a retired file.
 func (d *disk) done(s *segment) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
+	defer d.unlock()
 	d.unuse(s)
 }
 
 func (d *disk) unuse(s *segment) {
 	if s.users--; s.users == 0 {
-		s.file.Close()
+		d.gone = append(d.gone, func() { s.file.Close() })
 	}
 }
 
@@ -259,13 +305,13 @@ func (d *disk) append(u unit, rec []byte, from *segment) (written bool, err erro
 func (d *disk) put(u unit, rec []byte, from *segment) (written, again bool, err error) {
 	s, slot, old, err := d.reserve(u, from)
 	if err != nil || s == nil {
-		return false, false, errors.Join(err, d.reprieve(old))
+		return false, false, errors.Join(err, d.reprieve(old...))
 	}
 	defer d.wrote(u.key, s)
 	h := header{u.key, d.shape.payload(), s.id, uint32(slot), uint32(u.pos), u.born.Unix()}
 	h.encode(rec)
 	if _, err := s.file.WriteAt(rec, d.at(slot)); err != nil {
-		return false, false, errors.Join(err, d.reprieve(old))
+		return false, false, errors.Join(err, d.reprieve(old...))
 	}
 	d.mu.Lock()
 	again = s.retired
@@ -276,40 +322,51 @@ func (d *disk) put(u unit, rec []byte, from *segment) (written, again bool, err 
 		d.changed(u, true)
 	}
 	d.mu.Unlock()
-	return written, again, d.reprieve(old)
+	return written, again, d.reprieve(old...)
 }
 
 // wrote ends a write.
 func (d *disk) wrote(key kvcache.Hash, s *segment) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
+	defer d.unlock()
 	delete(d.pending, key)
 	d.unuse(s)
 }
 
 // reserve hands out the next slot, in use for the caller; none if the unit
-// needs none. old are units of a segment that had to go, which deserve to be
+// needs none. old are units of segments that had to go, which deserve to be
 // kept.
-func (d *disk) reserve(u unit, from *segment) (s *segment, slot int, old *kept, err error) {
+func (d *disk) reserve(u unit, from *segment) (s *segment, slot int, old []*kept, err error) {
+	for {
+		s, slot, full := d.take(u, from)
+		if full == nil {
+			return s, slot, old, nil
+		}
+		k, err := d.extend(full)
+		if k != nil {
+			old = append(old, k)
+		}
+		if err != nil {
+			return nil, 0, old, err
+		}
+	}
+}
+
+// take is reserve where the last segment has room; full is that one if not.
+func (d *disk) take(u unit, from *segment) (s *segment, slot int, full *segment) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if p := d.index[u.key]; p.seg != from || d.pending[u.key] {
-		return nil, 0, nil, nil
+		return nil, 0, nil
 	}
 	s = d.log[len(d.log)-1]
 	if len(s.keys) == d.slots {
-		if len(d.log) == d.most {
-			old = d.retire(d.log[0])
-		}
-		if err := d.grow(); err != nil {
-			return nil, 0, old, err
-		}
-		s = d.log[len(d.log)-1]
+		return nil, 0, s
 	}
 	s.add(u.key, u.born.Unix())
 	s.users++
 	d.pending[u.key] = true
-	return s, len(s.keys) - 1, old, nil
+	return s, len(s.keys) - 1, nil
 }
 
 // kept are slots of a retired segment that are written again.
@@ -336,7 +393,7 @@ func (d *disk) retire(s *segment) *kept {
 		d.forget(key)
 		d.lost++
 	}
-	os.Remove(s.path)
+	d.gone = append(d.gone, func() { os.Remove(s.path) })
 	if len(k.slots) == 0 {
 		d.unuse(s)
 		return nil
@@ -345,10 +402,15 @@ func (d *disk) retire(s *segment) *kept {
 }
 
 // reprieve writes kept units to the end of the log; what cannot be is lost.
-func (d *disk) reprieve(k *kept) error {
-	if k == nil {
-		return nil
+func (d *disk) reprieve(old ...*kept) error {
+	var err error
+	for _, k := range old {
+		err = errors.Join(err, d.moveUp(k))
 	}
+	return err
+}
+
+func (d *disk) moveUp(k *kept) error {
 	defer d.abolish(k)
 	rec := aligned(d.shape.record())
 	for _, i := range k.slots {
@@ -369,7 +431,7 @@ func (d *disk) reprieve(k *kept) error {
 // abolish ends a retired segment.
 func (d *disk) abolish(k *kept) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
+	defer d.unlock()
 	for _, i := range k.slots {
 		if key := k.seg.keys[i]; d.index[key].seg == k.seg {
 			d.forget(key)
@@ -384,11 +446,13 @@ func (d *disk) clear() error {
 	if d == nil {
 		return nil
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.grow(); err != nil { // the log is never empty
+	d.growing.Lock()
+	defer d.growing.Unlock()
+	if err := d.begin(); err != nil { // the log is never empty
 		return err
 	}
+	d.mu.Lock()
+	defer d.unlock()
 	for key := range d.index {
 		d.forget(key)
 	}

@@ -106,6 +106,11 @@ func (d *disk) recover(id uint64) (*segment, error) {
 		case errors.Is(err, io.EOF):
 			return s, nil
 		case err != nil:
+			for i, key := range s.keys {
+				if d.index[key] == (place{s, int32(i)}) {
+					delete(d.index, key)
+				}
+			}
 			return nil, errors.Join(err, s.file.Close())
 		}
 		h, err := parseHeader(b)

@@ -238,6 +238,8 @@ func (f slowFile) WriteAt(b []byte, at int64) (int, error) {
 // wrap puts a fault between the tier and its files.
 func (r *rig) wrap(gate <-chan struct{}, full *atomic.Bool) {
 	d := r.tiers.disk
+	d.growing.Lock()
+	defer d.growing.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.open = func(path string, flag int) (file, error) {
@@ -280,6 +282,49 @@ func testSlow(t *testing.T, policy WritePolicy) {
 	r.tiers.cfg.LoadTimeout = time.Minute
 	r.load(tokens, 96)
 	r.run(tokens, 96)
+}
+
+// TestSlowSegment: while the disk takes its time to begin a segment, what it has
+// can be looked up and is loaded.
+func TestSlowSegment(t *testing.T) {
+	r := newRig(t, config(t.TempDir()))
+	first := prompt(1, 96)
+	r.run(first, 0)
+	r.saved(tierSSD, 6)
+	d := r.tiers.disk
+	gate, entered := make(chan struct{}), make(chan struct{}, 1)
+	d.growing.Lock()
+	d.mu.Lock()
+	open := d.open
+	d.open = func(path string, flag int) (file, error) {
+		select {
+		case entered <- struct{}{}:
+		default:
+		}
+		<-gate
+		return open(path, flag)
+	}
+	d.mu.Unlock()
+	d.growing.Unlock()
+	full := make(chan error, 1)
+	go func() {
+		rec := aligned(d.shape.record())
+		for i := range d.slots + 1 { // one more than there is room for
+			if _, err := d.write(unit{key: kvcache.Hash{1, byte(i), byte(i >> 8)}, born: time.Now()}, rec); err != nil {
+				full <- err
+				return
+			}
+		}
+		full <- nil
+	}()
+	<-entered
+	r.cache.Clear()
+	r.tiers.host.clear()
+	r.load(first, 96)
+	close(gate)
+	if err := <-full; err != nil {
+		t.Error(err)
+	}
 }
 
 // TestFull: without room on the disk the tier works as far as it can.
