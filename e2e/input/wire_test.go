@@ -2,6 +2,7 @@ package input
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -151,8 +152,6 @@ func TestWire(t *testing.T) {
 	f("half-closed within the header", half(head), 400)
 	f("half-closed within the body", half(length(len(valid))+valid[:10]), 400)
 	f("half-closed within a chunk", half(chunked+"5\r\n{"), 400)
-	// As with nginx, a client that says that it is done has left.
-	f("half-closed while it should listen", half(length(len(long))+long), 499)
 	f("reset within the body", func(w io.Writer) {
 		_, _ = io.WriteString(w, length(len(valid))+valid[:10])
 		_ = w.(*net.TCPConn).SetLinger(0)
@@ -172,6 +171,24 @@ func TestWire(t *testing.T) {
 	f("a method of its own", text("FROB /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n"), 405)
 	f("POST of models", text("POST /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"), 405)
 	f("gzip", text(head+"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}"), 415)
+
+	// As with nginx, a client that says that it is done has left: before its
+	// answer begins it gets a 499, and later the stream is cut.
+	t.Run("half-closed while it should listen", func(t *testing.T) {
+		conn := s.dial(t)
+		half(length(len(long)) + long)(conn)
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.StatusCode != http.StatusOK {
+			check(t, resp, 499, "")
+		} else if body, err := io.ReadAll(resp.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("a whole answer of %d bytes, %v", len(body), err)
+		}
+		conn.Close()
+		s.undisturbed(t)
+	})
 
 	t.Run("expects to be told to go on", func(t *testing.T) {
 		conn := s.dial(t)
