@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/xpyd/xpyd/internal/openai"
 )
@@ -47,7 +48,7 @@ func FuzzSkim(f *testing.F) {
 		s := &skim{}
 		_, _ = s.Write(in)
 		var v map[string]json.RawMessage
-		if json.Unmarshal(in, &v) != nil || len(in) > maxToken {
+		if json.Unmarshal(in, &v) != nil || len(in) > maxToken || !utf8.Valid(in) { // encoding/json mends what is no UTF-8
 			return
 		}
 		linked := false
