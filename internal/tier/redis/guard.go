@@ -115,15 +115,13 @@ func (g *bounds) header(line []byte) error {
 		return nil
 	case '*':
 		n, ok := length(line[1:])
-		if n > 0 {
-			g.elements += n
-		}
 		switch {
 		case !ok:
 			return errReply
-		case n > maxElements || g.elements > maxElements || n > 0 && len(g.open) == maxDepth:
+		case n > maxElements-g.elements || n > 0 && len(g.open) == maxDepth:
 			return fmt.Errorf("%w: an array of %d", errReply, n)
 		case n > 0:
+			g.elements += n
 			g.open = append(g.open, n)
 		default:
 			g.element()
