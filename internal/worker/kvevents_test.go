@@ -14,19 +14,25 @@ import (
 	"github.com/xpyd/xpyd/router/index"
 )
 
+// follow makes an index that hears of w's KV until the test ends.
+func follow(t *testing.T, w *worker.Worker) *index.Index {
+	x := index.New(1 << 20)
+	inst := w.Instance()
+	feed := kvevents.NewFeed(kvevents.FeedConfig{Endpoint: inst.KVEvents, Replay: inst.KVReplay,
+		Handler: x.Add(index.Key{ID: inst.ID}, inst.Model, index.Decode)})
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { feed.Run(ctx) })
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	return x
+}
+
 // TestKVEvents: an index that follows a worker, from before or after, knows
 // how much of a prompt it has; what a salt keeps apart is not told.
 func TestKVEvents(t *testing.T) {
 	w := start(t, nil)
-	follow := func() (*index.Index, func(want int, q index.Query)) {
-		x := index.New(1 << 20)
-		inst := w.Instance()
-		feed := kvevents.NewFeed(kvevents.FeedConfig{Endpoint: inst.KVEvents, Replay: inst.KVReplay,
-			Handler: x.Add(index.Key{ID: inst.ID}, inst.Model, index.Decode)})
-		ctx, cancel := context.WithCancel(context.Background())
-		var wg sync.WaitGroup
-		wg.Go(func() { feed.Run(ctx) })
-		t.Cleanup(func() { cancel(); wg.Wait() })
+	begin := func() (*index.Index, func(want int, q index.Query)) {
+		x := follow(t, w)
 		return x, func(want int, q index.Query) {
 			t.Helper()
 			soon(t, 5*time.Second, func() error {
@@ -41,7 +47,7 @@ func TestKVEvents(t *testing.T) {
 			})
 		}
 	}
-	_, before := follow()
+	_, before := begin()
 	ids := make([]uint32, 50)
 	body := `{"max_tokens":1,"prompt":[`
 	for i := range ids {
@@ -54,7 +60,7 @@ func TestKVEvents(t *testing.T) {
 	complete(t, w, nil, body+"]}")
 	q := index.Query{Model: w.Instance().Model, Tokens: ids}
 	before(48, q)
-	_, after := follow()
+	_, after := begin()
 	after(48, q)
 	complete(t, w, nil, body+`],"cache_salt":"secret"}`)
 	complete(t, w, nil, `{"max_tokens":1,"prompt":[5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21],"cache_salt":"secret"}`)
@@ -71,19 +77,12 @@ func TestKVEventsOfTiers(t *testing.T) {
 		w := start(t, func(c *worker.Config) {
 			c.Blocks, c.KV.HostMemory, c.KV.SSDDir, c.KV.LoadTimeout = 8, 16*24<<10, filepath.Join(dir, "kv"), time.Minute
 		})
-		x := index.New(1 << 20)
-		inst := w.Instance()
-		feed := kvevents.NewFeed(kvevents.FeedConfig{Endpoint: inst.KVEvents, Replay: inst.KVReplay,
-			Handler: x.Add(index.Key{ID: inst.ID}, inst.Model, index.Decode)})
-		ctx, cancel := context.WithCancel(context.Background())
-		var wg sync.WaitGroup
-		wg.Go(func() { feed.Run(ctx) })
-		t.Cleanup(func() { cancel(); wg.Wait() })
+		x := follow(t, w)
 		return w, func(prompt []uint32, want [kvevents.Tiers]int) {
 			t.Helper()
 			soon(t, time.Minute, func() error {
 				var got [kvevents.Tiers]int
-				for _, h := range x.Match(&index.Query{Model: inst.Model, Tokens: prompt}) {
+				for _, h := range x.Match(&index.Query{Model: w.Instance().Model, Tokens: prompt}) {
 					got = h.Tokens
 				}
 				if got != want {
