@@ -117,6 +117,18 @@ func every(ctx context.Context, interval time.Duration, f func() error) error {
 	}
 }
 
+// pool is how much of a KV pool is held, and its size where that is known.
+func pool(used float64, bytes int64) string {
+	text := fmt.Sprintf("%.0f%%", 100*used)
+	switch {
+	case bytes >= 1<<30:
+		text += fmt.Sprintf(" of %.1f GiB", float64(bytes)/(1<<30))
+	case bytes > 0:
+		text += fmt.Sprintf(" of %d MiB", max(bytes>>20, 1))
+	}
+	return text
+}
+
 func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 	ready := "ready"
 	if !s.Ready {
@@ -159,8 +171,8 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 		if m.Convert {
 			note = strings.TrimPrefix(note+"; kv.convert: allow", "; ")
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%v\t%s\t%d\t%d\t%.0f%%\t%s\t%s\t%s\n", m.ID, m.Role, state, now.Sub(m.Since).Round(time.Second),
-			m.Model, m.Load.Running, m.Load.Waiting, 100*m.Load.KVUsed, m.URL, m.Build, note)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%v\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", m.ID, m.Role, state, now.Sub(m.Since).Round(time.Second),
+			m.Model, m.Load.Running, m.Load.Waiting, pool(m.Load.KVUsed, m.KVBytes), m.URL, m.Build, note)
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -101,3 +101,11 @@ func TestAdminTLS(t *testing.T) {
 	write(fileAdminCert, cert+"\n")
 	f(adminFlags{data: data}, "")
 }
+
+func TestPool(t *testing.T) {
+	for want, bytes := range map[string]int64{"12%": 0, "12% of 1 MiB": 4096, "12% of 256 MiB": 256 << 20, "12% of 36.5 GiB": 73 << 29} {
+		if got := pool(0.12, bytes); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -52,7 +52,8 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.Int("threads", 0, "CPU threads; 0: all cores")
 	f.Int("block-tokens", cfg.BlockTokens, "positions a KV block, 1 to 256")
 	f.Int("blocks", 0, "blocks of the KV pool; 0: from --kv-memory")
-	f.String("kv-memory", cfg.KVMemory.String(), "size of the KV pool")
+	f.String("kv-memory", cfg.KVMemory.String(), "size of the KV pool; auto: 256MiB on the CPU, what --gpu-memory leaves on a GPU")
+	f.Float64("gpu-memory", cfg.GPUMemory, "part of the GPU's memory that this process takes in all")
 	f.String("kv-host-memory", cfg.KV.HostMemory.String(), "host memory that keeps KV which the pool has no room for; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts, this worker's own; default: none")
 	f.String("kv-ssd-size", cfg.KV.SSDSize.String(), "what --kv-ssd-dir may fill")
@@ -65,7 +66,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: map[string]string{
 			"join": "fleet.url", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
 			"kv-listen": "kv_listen", "kv-transport": "kv.transport", "advertise": "advertise", "device": "device", "threads": "threads",
-			"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory",
+			"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory",
 			"kv-host-memory": "kv.host_memory", "kv-ssd-dir": "kv.ssd_dir", "kv-ssd-size": "kv.ssd_size", "kv-store": "kv.store",
 			"kv-write-policy": "kv.write_policy", "kv-eviction": "kv.eviction",
 			"log-level": "log.level", "log-format": "log.format",

@@ -116,6 +116,31 @@ func (s *Size) UnmarshalText(text []byte) (err error) {
 // MarshalText is String.
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
+// AutoSize is a Size of which 0 stands for a size that is worked out: "auto".
+type AutoSize int64
+
+// UnmarshalText is ParseSize, and takes "auto".
+func (s *AutoSize) UnmarshalText(text []byte) error {
+	if strings.TrimSpace(string(text)) == "auto" {
+		*s = 0
+		return nil
+	}
+	v, err := ParseSize(string(text))
+	*s = AutoSize(v)
+	return err
+}
+
+// String is Size's, or "auto".
+func (s AutoSize) String() string {
+	if s == 0 {
+		return "auto"
+	}
+	return Size(s).String()
+}
+
+// MarshalText is String.
+func (s AutoSize) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
 var (
 	typeDuration    = reflect.TypeFor[time.Duration]()
 	typeUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()

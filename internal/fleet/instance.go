@@ -72,9 +72,10 @@ type Instance struct {
 	// "zone-a/rack-3". It is never compared for compatibility.
 	Topology string `json:"topology,omitempty"`
 
-	MaxModelLen int  `json:"max_model_len"` // tokens, prompt and output
-	Blocks      int  `json:"blocks"`        // blocks in the pool
-	MaxBatch    int  `json:"max_batch"`
-	PID         int  `json:"pid"`
-	Load        Load `json:"load"`
+	MaxModelLen int   `json:"max_model_len"`      // tokens, prompt and output
+	Blocks      int   `json:"blocks"`             // blocks in the pool
+	KVBytes     int64 `json:"kv_bytes,omitempty"` // size of the pool; shown
+	MaxBatch    int   `json:"max_batch"`
+	PID         int   `json:"pid"`
+	Load        Load  `json:"load"`
 }

@@ -29,14 +29,17 @@ type Config struct {
 	Advertise  string   `koanf:"advertise"`   // host that others dial; empty: found from listen
 	AllowHosts []string `koanf:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
 
-	BlockTokens int           `koanf:"block_tokens"`  // positions a KV block
-	KVMemory    config.Size   `koanf:"kv_memory"`     // bytes of the KV pool; used when blocks is 0
-	Blocks      int           `koanf:"blocks"`        // blocks of the KV pool; 0: from kv_memory
-	MaxModelLen int           `koanf:"max_model_len"` // tokens, prompt and output; 0: what model and pool allow
-	MaxBatch    int           `koanf:"max_batch"`     // sequences a step
-	MaxWaiting  int           `koanf:"max_waiting"`   // requests that may queue
-	StepTokens  int           `koanf:"step_tokens"`   // tokens a step
-	MaxStepTime time.Duration `koanf:"max_step_time"` // aim for a step with a prefill chunk
+	BlockTokens int `koanf:"block_tokens"` // positions a KV block
+	// KVMemory is the KV pool's size, used when blocks is 0. Auto is 256 MiB on
+	// the CPU; on a GPU what GPUMemory leaves beside weights and scratch.
+	KVMemory    config.AutoSize `koanf:"kv_memory"`
+	GPUMemory   float64         `koanf:"gpu_memory"`    // part of the GPU's memory that this process takes in all
+	Blocks      int             `koanf:"blocks"`        // blocks of the KV pool; 0: from kv_memory
+	MaxModelLen int             `koanf:"max_model_len"` // tokens, prompt and output; 0: what model and pool allow
+	MaxBatch    int             `koanf:"max_batch"`     // sequences a step
+	MaxWaiting  int             `koanf:"max_waiting"`   // requests that may queue
+	StepTokens  int             `koanf:"step_tokens"`   // tokens a step
+	MaxStepTime time.Duration   `koanf:"max_step_time"` // aim for a step with a prefill chunk
 
 	MaxBody      config.Size   `koanf:"max_body"`      // bytes of a request body
 	ReadTimeout  time.Duration `koanf:"read_timeout"`  // for a whole request to arrive
@@ -118,7 +121,7 @@ func DefaultConfig(role fleet.Role) Config {
 	return Config{
 		Role: string(role), Device: "auto",
 		Listen: "127.0.0.1:0", KVListen: "127.0.0.1:0",
-		BlockTokens: 16, KVMemory: 256 << 20, MaxBatch: 64, MaxWaiting: 1024,
+		BlockTokens: 16, GPUMemory: 0.9, MaxBatch: 64, MaxWaiting: 1024,
 		StepTokens: 512, MaxStepTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
@@ -229,7 +232,6 @@ func (c *Config) Validate() error {
 		{"threads", int64(c.Threads), 0, 4096},
 		{"block_tokens", int64(c.BlockTokens), 1, 256},
 		{"blocks", int64(c.Blocks), 0, 1 << 30},
-		{"kv_memory", int64(c.KVMemory), 1 << 10, 1 << 46},
 		{"max_model_len", int64(c.MaxModelLen), 0, 1 << 30},
 		{"max_batch", int64(c.MaxBatch), 1, 1 << 16},
 		{"max_waiting", int64(c.MaxWaiting), 1, 1 << 20},
@@ -248,6 +250,12 @@ func (c *Config) Validate() error {
 		if r.v < r.lo || r.v > r.hi {
 			return bad(r.key, "%d is not in %d..%d", r.v, r.lo, r.hi)
 		}
+	}
+	if c.KVMemory != 0 && (c.KVMemory < 1<<10 || c.KVMemory > 1<<46) {
+		return bad("kv_memory", "%d is not auto, nor in %d..%d", int64(c.KVMemory), 1<<10, int64(1)<<46)
+	}
+	if !(c.GPUMemory > 0 && c.GPUMemory <= 1) {
+		return bad("gpu_memory", "%v is not in 0..1", c.GPUMemory)
 	}
 	for _, d := range []struct {
 		key string

@@ -93,7 +93,11 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 	if threads == 0 {
 		threads = runtime.GOMAXPROCS(0)
 	}
-	blocks, err := poolBlocks(cfg, &a, kernels.F32)
+	size := int64(cfg.KVMemory)
+	if size == 0 {
+		size = cpuMemory
+	}
+	blocks, err := poolBlocks(cfg, &a, kernels.F32, size)
 	if err != nil {
 		return nil, err
 	}
@@ -106,31 +110,35 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 
 func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	a := arch(&m.Config)
-	blocks, err := poolBlocks(cfg, &a, kernels.BF16)
-	if err != nil {
-		return nil, err
+	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory,
+		MaxTokens: max(cfg.StepTokens, cfg.MaxBatch), MaxSeqs: cfg.MaxBatch}
+	if cfg.Blocks == 0 && cfg.KVMemory != 0 {
+		var err error
+		if opt.Blocks, err = poolBlocks(cfg, &a, kernels.BF16, int64(cfg.KVMemory)); err != nil {
+			return nil, err
+		}
 	}
-	b, err := cuda.New(a, weights(m), cuda.Options{
-		Blocks: blocks, BlockTokens: cfg.BlockTokens,
-		MaxTokens: max(cfg.StepTokens, cfg.MaxBatch), MaxSeqs: cfg.MaxBatch,
-	})
+	b, err := cuda.New(a, weights(m), opt)
 	if err != nil {
 		return nil, fmt.Errorf("model %s: device cuda: %w", m.Name, err)
 	}
 	return b, nil
 }
 
-// poolBlocks is the pool's size: as set, or what kv_memory holds, at most 64
+// cpuMemory is what kv_memory is on the CPU when nobody says.
+const cpuMemory = 256 << 20
+
+// poolBlocks is the pool's size: as set, or what size bytes hold, at most 64
 // whole contexts.
-func poolBlocks(cfg *Config, a *kernels.Arch, dt kernels.DType) (int, error) {
+func poolBlocks(cfg *Config, a *kernels.Arch, dt kernels.DType, size int64) (int, error) {
 	if cfg.Blocks != 0 {
 		return cfg.Blocks, nil
 	}
 	perToken := int64(2*dt.Bytes()) * int64(a.Layers*a.KVHeads*a.HeadDim) // K and V rows
-	blocks := int(int64(cfg.KVMemory) / (perToken * int64(cfg.BlockTokens)))
+	blocks := int(size / (perToken * int64(cfg.BlockTokens)))
 	blocks = min(blocks, 64*((a.MaxPositions+cfg.BlockTokens-1)/cfg.BlockTokens))
 	if blocks < 1 {
-		return 0, &config.KeyError{Key: "kv_memory", Msg: fmt.Sprintf("%d bytes hold no block of %d tokens", cfg.KVMemory, cfg.BlockTokens)}
+		return 0, &config.KeyError{Key: "kv_memory", Msg: fmt.Sprintf("%d bytes hold no block of %d tokens", size, cfg.BlockTokens)}
 	}
 	return blocks, nil
 }

@@ -163,7 +163,11 @@ func (w *Worker) check(j *job) *openai.Error {
 	for i := range j.items {
 		n := len(j.items[i].tokens)
 		if n >= most {
-			return openai.BadRequest(j.source(), "the prompt has %d tokens; with one token of output the limit is %d", n, most-1)
+			why := ""
+			if most == w.backend.Blocks()*w.cfg.BlockTokens {
+				why = fmt.Sprintf(", which is all that the KV pool holds: %d blocks of %d tokens", w.backend.Blocks(), w.cfg.BlockTokens)
+			}
+			return openai.BadRequest(j.source(), "the prompt has %d tokens; with one token of output the limit is %d%s", n, most-1, why)
 		}
 		if j.MaxTokens != nil && n+*j.MaxTokens > most {
 			return openai.BadRequest("max_tokens", "%d prompt tokens and max_tokens %d are over the limit of %d tokens", n, *j.MaxTokens, most)

@@ -99,3 +99,16 @@ func TestRefuse(t *testing.T) {
 	f("/v1/completions", `{"prompt":"x","max_tokens":600}`, 400, `"param":"max_tokens"`)
 	f("/v1/completions", `{"prompt":"x","model":"other"}`, 404, `"code":"model_not_found"`)
 }
+
+// TestPoolTooSmall: a prompt that no moment's pool could hold is refused at once,
+// with what it has and what there is.
+func TestPoolTooSmall(t *testing.T) {
+	w := start(t, func(c *worker.Config) { c.Blocks = 4 }) // of 16 tokens; the model takes 512
+	if got := w.Instance(); got.MaxModelLen != 64 || got.KVBytes != 4*16*2*5*4*8*4 {
+		t.Errorf("%+v", got)
+	}
+	resp, b := ask(t, w.URL()+"/v1/completions", nil, `{"prompt":[`+strings.TrimSuffix(strings.Repeat("3,", 70), ",")+`],"max_tokens":1}`)
+	if resp.StatusCode != 400 || !strings.Contains(string(b), "70 tokens") || !strings.Contains(string(b), "limit is 63, which is all that the KV pool holds: 4 blocks of 16 tokens") {
+		t.Errorf("%d %s", resp.StatusCode, b)
+	}
+}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/internal/clientwatch"
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvcache"
@@ -32,6 +33,7 @@ import (
 	"github.com/xpyd/xpyd/internal/tier"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/cuda"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/prefill"
 )
@@ -146,7 +148,12 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	w.serveHTTP(ln)
 	w.log.Info("worker is up", "id", w.identity.ID, "role", w.cfg.Role, "url", w.url, "kv", w.kvAddr, "model", w.served,
 		"device", w.backend.Info().Device, "simd", w.backend.Info().SIMD, "threads", w.backend.Info().Threads,
-		"blocks", w.backend.Blocks(), "block_tokens", layout.BlockTokens, "max_model_len", w.engine.MaxModelLen())
+		"blocks", w.backend.Blocks(), "block_tokens", layout.BlockTokens, "kv_memory", config.Size(w.poolBytes()).String(), "max_model_len", w.engine.MaxModelLen())
+	if b, ok := w.backend.(interface{ Memory() cuda.Memory }); ok {
+		m := b.Memory()
+		w.log.Info("GPU memory", "device", m.Device, "pci", m.PCI, "total_mib", m.Total>>20, "part", w.cfg.GPUMemory,
+			"weights_mib", m.Weights>>20, "scratch_mib", m.Scratch>>20, "kv_mib", m.Pool>>20, "kv_tokens", w.backend.Blocks()*layout.BlockTokens)
+	}
 	return nil
 }
 
@@ -205,6 +212,12 @@ func (w *Worker) startEngine() error {
 	return nil
 }
 
+// poolBytes is the size of the KV pool's rows.
+func (w *Worker) poolBytes() int64 {
+	l := w.backend.Layout()
+	return int64(l.BlockBytes()) * int64(l.Layers) * int64(w.backend.Blocks())
+}
+
 // eos joins what the model's configuration and its tokenizer call the end.
 func (w *Worker) eos() []int32 {
 	if len(w.model.Config.EOS) > 0 {
@@ -229,7 +242,7 @@ func (w *Worker) instance() fleet.Instance {
 		Convert:     w.cfg.KV.Convert == convertAllow,
 		Unchecked:   w.cfg.KV.Digest == "off",
 		Layout:      fleet.Layout{Layers: l.Layers, KVHeads: l.KVHeads, HeadDim: l.HeadDim, BlockTokens: l.BlockTokens, DType: l.DType},
-		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), MaxBatch: w.cfg.MaxBatch, PID: os.Getpid(),
+		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.cfg.MaxBatch, PID: os.Getpid(),
 		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, Topology: w.cfg.Topology,
 	}
 }

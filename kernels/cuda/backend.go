@@ -24,6 +24,8 @@ type Backend struct {
 	blocks int
 	opt    Options
 	device string
+	pci    string
+	mem    Memory
 	closed bool
 	once   sync.Once
 
@@ -89,7 +91,7 @@ func open(a kernels.Arch, opt Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{lib: lib, arch: a, opt: opt, device: C.GoString(&dev.name[0])}
+	b := &Backend{lib: lib, arch: a, opt: opt, device: C.GoString(&dev.name[0]), pci: C.GoString(&dev.pci[0])}
 	b.layout = kernels.Layout{
 		Layers: a.Layers, KVHeads: a.KVHeads, HeadDim: a.HeadDim,
 		BlockTokens: opt.BlockTokens, DType: kernels.BF16.String(), RowBytes: 2 * a.HeadDim,
@@ -167,38 +169,30 @@ func (b *Backend) load(w kernels.Weights) error {
 	return err
 }
 
-// reserve is left free of the pool for what the driver and cuBLASLt allocate.
-const reserve = 512 << 20
-
-// stepBytes bounds what the library allocates for steps of MaxTokens rows.
-func (b *Backend) stepBytes() int64 {
-	a, o := &b.arch, &b.opt
-	row := 2*a.Hidden + 2*a.Heads*a.HeadDim + 2*a.KVHeads*a.HeadDim + 3*(a.Intermediate+64)
-	logits := 2 * 4 * (a.Vocab + 8)
-	partials := 4 * (a.Heads * (a.HeadDim + 2))
-	return int64(o.MaxTokens)*int64(2*row+96) + int64(o.MaxSeqs)*int64(logits+2*a.Hidden) +
-		int64(2*o.MaxSeqs+2048)*int64(partials) + 128<<20
+// memory asks the device; free is what nobody has.
+func (b *Backend) memory() (m Memory, free int64, err error) {
+	var i C.xk_memory_info
+	err = b.lib.call("xk_memory", func() C.int32_t { return C.api_memory(b.lib.api, b.ctx, &i) })
+	return Memory{Total: int64(i.total), Weights: int64(i.weights), Scratch: int64(i.scratch), Pool: int64(i.pool), Block: int64(i.block),
+		Device: b.device, PCI: b.pci}, int64(i.free), err
 }
 
-// start sizes and allocates the pool, and runs one empty step a bucket so that
-// graphs exist before the first request.
+// Memory says where the device's memory went.
+func (b *Backend) Memory() Memory { return b.mem }
+
+// start sizes and allocates the pool, and runs steps of every kind and size, so
+// that graphs exist and code is loaded before the first request: later steps
+// allocate nothing.
 func (b *Backend) start() error {
-	if b.blocks = b.opt.Blocks; b.blocks == 0 {
-		var free, block C.int64_t
-		err := b.lib.call("xk_free_bytes", func() C.int32_t { return C.api_free_bytes(b.lib.api, b.ctx, &free) })
-		if err == nil {
-			err = b.lib.call("xk_block_bytes", func() C.int32_t { return C.api_block_bytes(b.lib.api, b.ctx, &block) })
-		}
-		if err != nil {
-			return err
-		}
-		room := float64(free)*b.opt.MemoryPart - float64(b.stepBytes()) - reserve
-		if b.blocks = int(min(room/float64(block), 1<<30)); b.blocks < 1 {
-			return fmt.Errorf("%s has %d MiB free after the weights: no room for a KV block", b.device, free>>20)
-		}
+	m, free, err := b.memory()
+	if err != nil {
+		return err
+	}
+	if b.blocks, err = poolBlocks(m, free, b.opt.MemoryPart, b.opt.Blocks); err != nil {
+		return err
 	}
 	var buf C.xk_buffers
-	err := b.lib.call("xk_start", func() C.int32_t { return C.api_start(b.lib.api, b.ctx, C.int32_t(b.blocks), &buf) })
+	err = b.lib.call("xk_start", func() C.int32_t { return C.api_start(b.lib.api, b.ctx, C.int32_t(b.blocks), &buf) })
 	if err != nil {
 		return err
 	}
@@ -206,11 +200,15 @@ func (b *Backend) start() error {
 	for i := range b.steps {
 		b.steps[i].init(i, b, &buf, fold)
 	}
-	if b.opt.NoGraphs {
-		return nil
+	if b.mem, _, err = b.memory(); err != nil {
+		return err
 	}
+	return b.warm()
+}
+
+func (b *Backend) warm() error {
 	for _, n := range buckets {
-		if n > b.opt.MaxSeqs || n > b.opt.MaxTokens {
+		if b.opt.NoGraphs || n > b.opt.MaxSeqs || n > b.opt.MaxTokens {
 			break
 		}
 		if err := b.launch(&kernels.Step{}, n); err != nil {
@@ -220,7 +218,29 @@ func (b *Backend) start() error {
 			return err
 		}
 	}
-	return nil
+	// One prompt of each power of two, as much as fits, with what is drawn and
+	// answered in every way. What it leaves in the blocks is nobody's.
+	most := min(b.opt.MaxTokens, b.arch.MaxPositions, b.blocks*b.layout.BlockTokens)
+	table := make([]int32, (most+b.layout.BlockTokens-1)/b.layout.BlockTokens)
+	for i := range table {
+		table[i] = int32(i)
+	}
+	samples := []kernels.Sample{
+		{TopP: 1, Repetition: 1, Logprobs: -1},
+		{Temperature: 1, TopK: 9, TopP: 0.9, MinP: 0.01, Repetition: 1.1, Prompt: []int32{0}, Logprobs: 1},
+	}
+	for n := 1; ; n = min(2*n, most) {
+		q := kernels.Seq{Tokens: make([]int32, n), Blocks: table, Samples: samples}
+		if err := b.launch(&kernels.Step{Seqs: []kernels.Seq{q}}, 0); err != nil {
+			return err
+		}
+		if _, err := b.Await(); err != nil {
+			return err
+		}
+		if n == most {
+			return nil
+		}
+	}
 }
 
 // Info implements kernels.Backend.

@@ -30,6 +30,7 @@ int32_t xk_device_info(int32_t device, xk_device *out) {
   snprintf(out->name, sizeof out->name, "%.127s", p.name);
   out->major = p.major, out->minor = p.minor, out->sms = p.multiProcessorCount;
   XK_TRY(cudaDriverGetVersion(&out->driver));
+  XK_TRY(cudaDeviceGetPCIBusId(out->pci, sizeof out->pci, device));
   XK_TRY(cudaSetDevice(device));
   size_t free_bytes, total;
   XK_TRY(cudaMemGetInfo(&free_bytes, &total));
@@ -45,6 +46,39 @@ static int32_t check(const xk_config &g) {
   if (g.block_tokens < 1 || g.block_tokens > 256) return xk_fail(XK_INVALID, "blocks of %d tokens: want 1 to 256", g.block_tokens);
   if (g.max_rows < 1 || g.max_seqs < 1 || g.max_positions > 1 << 24) return xk_fail(XK_INVALID, "%d rows, %d sequences, %d positions", g.max_rows, g.max_seqs, g.max_positions);
   return XK_OK;
+}
+
+// What every step needs, so that none allocates.
+static int32_t buffers(xk_ctx *c) {
+  const xk_config &g = c->cfg;
+  int64_t r = g.max_rows, s = g.max_seqs, att = int64_t(g.heads) * g.head_dim;
+  XK_OK_OR_RETURN(xk_alloc(c, &c->x, r * g.hidden, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->xn, r * g.hidden, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->qkv, r * c->width, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->att, r * att, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->gu, r * 2 * c->ff, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->act, r * c->ff, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->last, s * g.hidden, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->logits, s * c->stride, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->scratch, s * c->stride, true));
+  int64_t splits = 2 * c->sms / g.kv_heads + 32; // sequences x splits where there is more than one: see xk_attn_splits
+  XK_OK_OR_RETURN(xk_alloc(c, &c->partial, splits * g.heads * (g.head_dim + 4)));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->tickets, r * g.kv_heads, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->work, 2, true));
+
+  xk_buffers &b = c->buffers;
+  b.max_samples = int32_t(std::max<int64_t>(4 * s, 1024));
+  b.max_logprobs = int32_t((r + b.max_samples) * 24);
+  b.max_wants = int32_t(std::max<int64_t>(s, 64));
+  b.arena_bytes = round_up(r * 96 + int64_t(b.max_samples) * 128 + (int64_t(32) << 20), 256);
+  uint8_t *arena;
+  XK_OK_OR_RETURN(xk_alloc_pinned(c, &arena, 2 * b.arena_bytes));
+  b.arena = arena;
+  XK_OK_OR_RETURN(xk_alloc(c, &c->arena, b.arena_bytes));
+  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.tokens, 2 * b.max_samples));
+  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logprobs, 2 * b.max_logprobs));
+  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logits, int64_t(b.max_wants) * g.vocab));
+  return xk_alloc(c, &c->device_tokens, b.max_samples, true);
 }
 
 static int32_t open(xk_ctx *c) {
@@ -88,6 +122,8 @@ static int32_t open(xk_ctx *c) {
       XK_OK_OR_RETURN(xk_alloc(c, &l.k_norm, g.head_dim));
     }
   }
+  c->weights = c->taken;
+  XK_OK_OR_RETURN(buffers(c));
   return xk_gemm_open(c);
 }
 
@@ -259,58 +295,22 @@ int32_t xk_rope(xk_ctx *c, const double *freq, double scale) {
   return XK_OK;
 }
 
-int32_t xk_block_bytes(xk_ctx *c, int64_t *out) {
+int32_t xk_memory(xk_ctx *c, xk_memory_info *out) {
   const xk_config &g = c->cfg;
-  *out = int64_t(g.layers) * g.kv_heads * (int64_t(2) * g.block_tokens * g.head_dim * 2 + 10);
-  return XK_OK;
-}
-
-int32_t xk_free_bytes(xk_ctx *c, int64_t *out) {
-  XK_TRY(cudaSetDevice(c->cfg.device));
+  XK_TRY(cudaSetDevice(g.device));
   size_t free_bytes, total;
   XK_TRY(cudaMemGetInfo(&free_bytes, &total));
-  *out = int64_t(free_bytes);
+  uint64_t scratch = (c->blocks ? c->before_pool : c->taken) - c->weights;
+  uint64_t block = uint64_t(g.layers) * g.kv_heads * (uint64_t(2) * g.block_tokens * g.head_dim * 2 + 10);
+  *out = {total, free_bytes, c->weights, scratch, block * c->blocks, block};
   return XK_OK;
-}
-
-// What every step needs, so that none allocates.
-static int32_t buffers(xk_ctx *c) {
-  const xk_config &g = c->cfg;
-  int64_t r = g.max_rows, s = g.max_seqs, att = int64_t(g.heads) * g.head_dim;
-  XK_OK_OR_RETURN(xk_alloc(c, &c->x, r * g.hidden, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->xn, r * g.hidden, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->qkv, r * c->width, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->att, r * att, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->gu, r * 2 * c->ff, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->act, r * c->ff, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->last, s * g.hidden, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->logits, s * c->stride, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->scratch, s * c->stride, true));
-  int64_t splits = 2 * c->sms / g.kv_heads + 32; // sequences x splits where there is more than one: see xk_attn_splits
-  XK_OK_OR_RETURN(xk_alloc(c, &c->partial, splits * g.heads * (g.head_dim + 4)));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->tickets, r * g.kv_heads, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->work, 2, true));
-
-  xk_buffers &b = c->buffers;
-  b.max_samples = int32_t(std::max<int64_t>(4 * s, 1024));
-  b.max_logprobs = int32_t((r + b.max_samples) * 24);
-  b.max_wants = int32_t(std::max<int64_t>(s, 64));
-  b.arena_bytes = round_up(r * 96 + int64_t(b.max_samples) * 128 + (int64_t(32) << 20), 256);
-  uint8_t *arena;
-  XK_OK_OR_RETURN(xk_alloc_pinned(c, &arena, 2 * b.arena_bytes));
-  b.arena = arena;
-  XK_OK_OR_RETURN(xk_alloc(c, &c->arena, b.arena_bytes));
-  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.tokens, 2 * b.max_samples));
-  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logprobs, 2 * b.max_logprobs));
-  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logits, int64_t(b.max_wants) * g.vocab));
-  return xk_alloc(c, &c->device_tokens, b.max_samples, true);
 }
 
 int32_t xk_start(xk_ctx *c, int32_t blocks, xk_buffers *out) {
   XK_TRY(cudaSetDevice(c->cfg.device));
   if (c->blocks || blocks < 1) return xk_fail(XK_INVALID, "start with %d blocks", blocks);
   c->blocks = blocks;
-  XK_OK_OR_RETURN(buffers(c));
+  c->before_pool = c->taken;
   XK_OK_OR_RETURN(xk_gemm_tune(c));
   XK_OK_OR_RETURN(xk_pool_open(c));
   XK_TRY(cudaMemset(c->x, 0, int64_t(c->cfg.max_rows) * c->cfg.hidden * sizeof(bf16)));

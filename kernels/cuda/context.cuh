@@ -52,6 +52,7 @@ struct xk_ctx {
   std::vector<cudaEvent_t> layer_done[2];
   uint64_t launched = 0, waited = 0; // steps
   std::vector<void *> owned, pinned;
+  uint64_t taken = 0, weights = 0, before_pool = 0; // device bytes: all, and at two points of the start
 
   std::vector<Layer> layers;
   bf16 *embed = nullptr, *head = nullptr;
@@ -92,6 +93,7 @@ struct xk_ctx {
 template <typename T> int32_t xk_alloc(xk_ctx *c, T **p, int64_t n, bool zero = false) {
   XK_TRY(cudaMalloc(reinterpret_cast<void **>(p), n * sizeof(T)));
   c->owned.push_back(*p);
+  c->taken += n * sizeof(T);
   if (zero) XK_TRY(cudaMemset(*p, 0, n * sizeof(T)));
   return XK_OK;
 }

@@ -34,14 +34,60 @@ const LibraryEnv = "XPYD_CUDA_LIB"
 type Options struct {
 	Library     string // path; "" is $XPYD_CUDA_LIB, next to the program, or the loader's path
 	Device      int
-	Blocks      int     // KV blocks; 0 fills MemoryPart of what is free after the weights
-	MemoryPart  float64 // 0 is 0.9
+	Blocks      int     // KV blocks; 0 fills what MemoryPart leaves, at most MaxBlocks
+	MemoryPart  float64 // of the device's memory that this backend takes in all; 0 is 0.9
 	BlockTokens int     // positions a block, 1..256; 0 is 16
 	MaxTokens   int     // tokens a step; 0 is 2048
 	MaxSeqs     int     // sequences a step that are answered at once; 0 is 256
 	NoGraphs    bool    // launch kernels one by one
 	NoPDL       bool    // no programmatic dependent launch
 	Tune        bool    // choose projections by timing: other bits in each process
+}
+
+// MaxBlocks is the most blocks that a pool gets without being asked: what the
+// host keeps of each adds up, too.
+const MaxBlocks = 1 << 20
+
+// Memory says where a backend's device memory goes, in bytes.
+type Memory struct {
+	Total   int64 // of the device
+	Weights int64
+	Scratch int64  // what steps need, all of it taken at start
+	Pool    int64  // the KV pool, digests included
+	Block   int64  // one block of it, all layers
+	Device  string // its name
+	PCI     string // bus id, "0000:17:00.0"
+}
+
+const (
+	// overhead is what the driver takes beside our own allocations: the context,
+	// the kernels' code, graphs.
+	overhead = 1 << 30
+	// later of it is not taken yet when the pool is sized.
+	later = 256 << 20
+)
+
+// poolBlocks is the number of blocks that part of the device holds beside
+// weights and scratch, or asked, if that is not 0 and free has room for it.
+// What others hold does not make a pool smaller: it is an error, or which
+// backend starts first would decide what each gets.
+func poolBlocks(m Memory, free int64, part float64, asked int) (int, error) {
+	const mib = 1 << 20
+	blocks := asked
+	if blocks == 0 {
+		share := int64(part * float64(m.Total))
+		room := share - m.Weights - m.Scratch - overhead
+		if room < m.Block {
+			return 0, fmt.Errorf("%.0f%% of %s's %d MiB is %d MiB: weights take %d, scratch for steps %d, the driver up to %d, and no KV block of %d KiB is left",
+				100*part, m.Device, m.Total/mib, share/mib, m.Weights/mib, m.Scratch/mib, overhead/mib, m.Block>>10)
+		}
+		blocks = int(min(room/m.Block, MaxBlocks))
+	}
+	if need := int64(blocks) * m.Block; need > free-later {
+		return 0, fmt.Errorf("a pool of %d blocks needs %d MiB beside weights and scratch; %d of %s's %d MiB are free: other processes, or a smaller part for each, must leave room",
+			blocks, need/mib, max(free-later, 0)/mib, m.Device, m.Total/mib)
+	}
+	return blocks, nil
 }
 
 func (o *Options) fill() error {

@@ -28,6 +28,7 @@ typedef struct {
   char name[128];
   uint64_t total_bytes, free_bytes;
   int32_t major, minor, sms, driver; // compute capability, multiprocessors, CUDA driver version
+  char pci[16];                      // bus id, "0000:17:00.0"
 } xk_device;
 
 // The model's shape and the limits of a step. Widths are elements.
@@ -137,6 +138,14 @@ typedef struct {
   int32_t max_wants;
 } xk_buffers;
 
+// Device memory in bytes. Open allocates all but the pool.
+typedef struct {
+  uint64_t total, free;      // of the device, whoever has it
+  uint64_t weights, scratch; // of this context; scratch is what steps need
+  uint64_t pool;             // 0 before start
+  uint64_t block;            // one block of all layers, digests included
+} xk_memory_info;
+
 int32_t xk_abi(void);
 const char *xk_last_error(void);
 int32_t xk_device_info(int32_t device, xk_device *out);
@@ -145,8 +154,7 @@ int32_t xk_device_info(int32_t device, xk_device *out);
 int32_t xk_open(const xk_config *cfg, xk_ctx **out);
 int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements);
 int32_t xk_rope(xk_ctx *c, const double *freq, double scale); // [head_dim/2] radians a position
-int32_t xk_block_bytes(xk_ctx *c, int64_t *all_layers);       // of one block, digests included
-int32_t xk_free_bytes(xk_ctx *c, int64_t *out);
+int32_t xk_memory(xk_ctx *c, xk_memory_info *out);
 int32_t xk_start(xk_ctx *c, int32_t blocks, xk_buffers *out); // allocates the pool, picks GEMMs
 int32_t xk_close(xk_ctx *c);
 
