@@ -80,10 +80,11 @@ func (w *bulkWriter) push(g *Outgoing, units []uint32) (rest []uint32, inside bo
 	return rest, true, nil
 }
 
-// move finds the two ends of a unit that a device can push.
+// move finds the two ends of a unit that a device can push: a block that looks
+// alike at both.
 func (g *Outgoing) move(d *departure) (Move, bool) {
 	src, ok := g.src.(BlockSource)
-	if !ok {
+	if !ok || !g.shapes[d.Layer].same {
 		return Move{}, false
 	}
 	block, ok := src.Block(int(d.Layer), int(d.Index), int(d.Index)*g.layout.BlockTokens, int(d.Rows))
