@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // lent is this receiver's memory in the hands of one session's peer. It
@@ -146,7 +148,10 @@ func (i *Incoming) pushed(m *landing) (stale string) {
 	ctx, cancel := context.WithTimeout(i.s.ctx, i.s.cfg.PeerSilence)
 	defer cancel()
 	good, err := sink.VerifyPushed(ctx, int(m.Layer), blocks)
-	if err == nil && len(good) != len(units) {
+	switch {
+	case err != nil && ctx.Err() != nil:
+		err = &Error{"verify", i.s.peer.PeerID, PhaseData, ticket.Late, err}
+	case err == nil && len(good) != len(units):
 		err = fmt.Errorf("verdicts on %d of %d blocks", len(good), len(units))
 	}
 	for n, unit := range units {

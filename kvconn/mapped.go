@@ -26,6 +26,18 @@ type Shared struct {
 // Span is where one layer's blocks lie, in bytes.
 type Span struct{ Offset, Stride int64 }
 
+// DevicePool describes a pool in a device's memory: the blocks of a layer one
+// behind the other, layer after layer.
+func DevicePool(l Layout, blocks int) *Shared {
+	s := &Shared{FD: -1, Device: true, Blocks: blocks}
+	for layer := range l.Layers() {
+		size := int64(l.RowsBytes(layer, l.BlockTokens))
+		s.Layers = append(s.Layers, Span{Offset: s.Bytes, Stride: size})
+		s.Bytes += size * int64(blocks)
+	}
+	return s
+}
+
 // maxGrant bounds what a transport adds to the description of a pool.
 const maxGrant = 4096
 

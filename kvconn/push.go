@@ -3,6 +3,8 @@ package kvconn
 import (
 	"fmt"
 	"slices"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // DeviceWindow is offered memory that a device of the sender's writes to by
@@ -121,7 +123,7 @@ func (p *sender) landed(g *Outgoing) {
 func (p *sender) drain() {
 	for f := range p.pushes {
 		if err := p.pool.device.Await(f.number); err != nil {
-			f.g.end(OutcomeOf(err, "corrupt"), fmt.Errorf("push: %w", err), true)
+			f.g.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("push: %w", err), true)
 		}
 		p.landed(f.g)
 	}

@@ -38,17 +38,6 @@ func New(ours kernels.Exporter, opener kernels.PeerOpener) (kvconn.Transport, er
 	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c, d} })
 }
 
-// Pool describes a device's pool to kvconn: blocks of a layer lie one behind the
-// other, layer after layer.
-func Pool(l kernels.Layout, blocks int) *kvconn.Shared {
-	size := int64(l.BlockBytes())
-	s := &kvconn.Shared{FD: -1, Device: true, Blocks: blocks, Bytes: size * int64(blocks) * int64(l.Layers)}
-	for layer := range l.Layers {
-		s.Layers = append(s.Layers, kvconn.Span{Offset: int64(layer) * int64(blocks) * size, Stride: size})
-	}
-	return s
-}
-
 // device is both halves of this process's GPU.
 type device struct {
 	ours   kernels.Exporter

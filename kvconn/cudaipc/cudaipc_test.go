@@ -38,7 +38,7 @@ type fake struct {
 	blocks int
 }
 
-func (g fake) Shared() *kvconn.Shared { return cudaipc.Pool(layout, g.blocks) }
+func (g fake) Shared() *kvconn.Shared { return kvconn.DevicePool(kvconntest.Layout(), g.blocks) }
 
 func (g fake) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
 	landed := make([]kernels.Landed, len(blocks))
