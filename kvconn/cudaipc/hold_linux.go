@@ -10,7 +10,10 @@ import (
 	"github.com/xpyd/xpyd/kvconn/local"
 )
 
-var _ kvconn.SharedConn = (*conn)(nil)
+var (
+	_ kvconn.SharedConn  = (*conn)(nil)
+	_ kvconn.PrivateConn = (*conn)(nil)
+)
 
 // Offer implements kvconn.SharedConn.
 func (c *conn) Offer(s *kvconn.Shared) (kvconn.Hold, []byte, error) {

@@ -33,6 +33,9 @@ type Conn struct {
 	fds    []int // offered by the peer and not taken yet
 }
 
+// Private implements kvconn.PrivateConn: both ends talk to their own user only.
+func (c *Conn) Private() bool { return true }
+
 // peer asks the kernel who is at the other end.
 func (c *Conn) peer() (cred *unix.Ucred, err error) {
 	raw, err := c.SyscallConn()
