@@ -237,7 +237,7 @@ func (t *Tiers) abort(l *landing) {
 	if l == nil {
 		return
 	}
-	l.wait()
+	_, _ = l.wait() // nobody reads those blocks
 	for _, u := range l.from {
 		u.release()
 	}
