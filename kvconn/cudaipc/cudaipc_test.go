@@ -151,10 +151,12 @@ func TestRevokeWaitsForThePush(t *testing.T) {
 	})
 }
 
-// A line of the flags belongs to one peer at a time, and begins at zero.
-func TestLinesAreUsedAnew(t *testing.T) {
+// A block is looked at when its push has landed, also by a peer that has another
+// one's line of the flags: no digest is ever wrong.
+func TestNothingIsBelievedBeforeItLands(t *testing.T) {
+	slow := func(_, s fake) { s.Delay = 60 * time.Millisecond }
 	idle := func(r, _ *kvconn.Config) { r.IdleTimeout = r.KeepAlive }
-	once(t, nil, idle, func(w *kvconntest.World, _ fake) {
+	once(t, slow, idle, func(w *kvconntest.World, _ fake) {
 		for n := range 3 {
 			if err := w.Fetch(t.Context(), w.Spec("again", int32(n), 18, 8*n)); err != nil {
 				t.Fatal(err)
@@ -162,6 +164,9 @@ func TestLinesAreUsedAnew(t *testing.T) {
 			for w.Value(w.RMetrics, "xpyd_kvconn_mapped_pools", "") > 0 { // the session ends
 				time.Sleep(time.Millisecond)
 			}
+		}
+		if n := w.Value(w.RMetrics, "xpyd_kvconn_corrupt_units_total", ""); n > 0 {
+			t.Errorf("%v blocks were looked at too early", n)
 		}
 	})
 }
