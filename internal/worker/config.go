@@ -83,7 +83,7 @@ type KV struct {
 	TLSCert          string        `koanf:"tls_cert"`
 	TLSKey           string        `koanf:"tls_key"`
 	TLSCA            string        `koanf:"tls_ca"`
-	Transport        string        `koanf:"transport"`          // "auto", "tcp" or "shm"
+	Transport        string        `koanf:"transport"`          // "auto", "tcp", "shm" or "cudaipc"
 	MaxQuarantined   int           `koanf:"max_quarantined"`    // blocks; 0: a quarter of the pool
 	Digest           string        `koanf:"digest"`             // "on"; "off" leaves digests unchecked where both workers say so, for measuring
 	Convert          string        `koanf:"convert"`            // "refuse" or "allow" peers whose KV has another dtype
@@ -150,7 +150,7 @@ func oneOf(key, v string, allowed ...string) error {
 
 // ValidTransport checks a kv.transport that stands under key.
 func ValidTransport(key, v string) error {
-	return oneOf(key, v, transportAuto, transportTCP, transportSHM)
+	return oneOf(key, v, transportAuto, transportTCP, transportSHM, transportIPC)
 }
 
 // ValidStore checks a kv.store that stands under key, a sibling of host_memory.
