@@ -71,7 +71,7 @@ struct xk_ctx {
   Mover movers[MOVERS];
   std::atomic<unsigned> next_mover{0};
   bool hopper = false; // compute capability 9.0: wgmma
-  CUtensorMap q_map, kv_map;
+  CUtensorMap q_map, heads_map, kv_map;
   unsigned *work = nullptr; // of prefill attention
 
   cublasLtHandle_t lt = nullptr;
