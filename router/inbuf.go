@@ -39,6 +39,9 @@ type inbuf struct {
 	out  []byte       // of ask and write: not written yet
 	sent *atomic.Bool // set once it is
 
+	into []byte // of Read, and what it got
+	got  int
+
 	fd  int                   // while try runs, else -1
 	try func(fd uintptr) bool // b.readable; made once
 	put func(fd uintptr) bool // b.writable; made once
@@ -96,9 +99,13 @@ func (b *inbuf) ask(out []byte, sent *atomic.Bool) (left []byte, err error) {
 	return left, b.err
 }
 
-// readable reads what there is; false when there is nothing. Before, it writes
-// what ask was given.
+// readable reads what there is, to where Read wants it or else into a buffer;
+// false when there is nothing. Before, it writes what ask was given.
 func (b *inbuf) readable(fd uintptr) bool {
+	if b.into != nil {
+		b.got, b.err = readNow(int(fd), b.into)
+		return b.err != errAgain //nolint:errorlint // our own, never wrapped
+	}
 	if len(b.out) > 0 {
 		n, err := writeNow(int(fd), b.out)
 		b.out, b.err = b.out[n:], err
@@ -142,7 +149,7 @@ func (b *inbuf) writable(fd uintptr) bool {
 	return err != nil || len(b.out) == 0
 }
 
-// Read is for the bufio.Reader.
+// Read is for the bufio.Reader, and for what is too large for one. It waits.
 func (b *inbuf) Read(p []byte) (int, error) {
 	if b.fd >= 0 {
 		return readNow(b.fd, p)
@@ -153,7 +160,15 @@ func (b *inbuf) Read(p []byte) (int, error) {
 		}
 		b.begun = 0
 	}
-	return b.conn.Read(p)
+	if b.raw == nil || len(p) == 0 {
+		return b.conn.Read(p)
+	}
+	b.into = p
+	err := b.raw.Read(b.try)
+	if b.into = nil; err != nil {
+		return 0, err
+	}
+	return b.got, b.err
 }
 
 func (b *inbuf) borrow() {

@@ -261,6 +261,7 @@ func newRig(t *testing.T, np, nd int, edit ...func(*router.Config)) *rig {
 func (g *rig) add(id string, role fleet.Role, edit ...func(*fleet.Instance)) *mock {
 	g.t.Helper()
 	m := &mock{id: id}
+	g.workers[id] = m
 	m.on(&m.prefill, prefillDone)
 	m.on(&m.decode, story)
 	m.on(&m.other, whole)
@@ -269,7 +270,6 @@ func (g *rig) add(id string, role fleet.Role, edit ...func(*fleet.Instance)) *mo
 	for _, e := range edit {
 		e(&m.inst)
 	}
-	g.workers[id] = m
 	if err := g.watcher.AddStatic(m.inst, fleet.Static); err != nil {
 		g.t.Fatal(err)
 	}

@@ -373,7 +373,7 @@ func (a *attempt) prefillError() error {
 	if state, _ := a.p.get(); state != legDone && state != legUnused {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		return fmt.Errorf("prefill worker %s: its leg ended %s %s", a.p.inst.ID, state, a.outcome)
+		return &failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: a.outcome, err: fmt.Errorf("its leg ended %s %s", state, a.outcome)}
 	}
 	return nil
 }

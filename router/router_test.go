@@ -2,9 +2,11 @@ package router_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/fleet"
@@ -141,6 +143,35 @@ func TestFailedProbesAreRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.until("a failed probe", func() bool { return strings.Contains(g.logs.String(), "probe failed") })
+}
+
+// TestFullIsNoWarning: prefill says that it is full, or about to leave, after
+// decode had what it needed without it: the probe has failed, and nobody is to
+// be woken for that.
+func TestFullIsNoWarning(t *testing.T) {
+	g := newRig(t, 0, 0)
+	full, answered := outcome(503, "no_space"), make(chan struct{})
+	g.add("p0", fleet.Prefill, func(i *fleet.Instance) {
+		g.workers["p0"].raw.Store(&rawHandler{func(w http.ResponseWriter, r *http.Request) bool {
+			<-answered
+			full(w, r)
+			return true
+		}})
+	})
+	var once sync.Once
+	g.add("d0", fleet.Decode, func(i *fleet.Instance) {
+		g.workers["d0"].raw.Store(&rawHandler{func(w http.ResponseWriter, r *http.Request) bool {
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"choices":[]}`)
+			http.NewResponseController(w).Flush()
+			once.Do(func() { close(answered) })
+			return true
+		}})
+	})
+	g.until("a failed probe", func() bool { return strings.Contains(g.logs.String(), "probe failed") })
+	if logs := g.logs.String(); strings.Contains(logs, "level=WARN") {
+		t.Error(logs)
+	}
 }
 
 func TestAdmin(t *testing.T) {

@@ -34,7 +34,7 @@ type upConfig struct {
 	KVMemory       config.AutoSize `koanf:"kv_memory"`  // of each worker
 	GPUMemory      float64         `koanf:"gpu_memory"` // part of the GPU's memory for all workers together
 	BatchInvariant bool            `koanf:"batch_invariant"`
-	KVTransport    string          `koanf:"kv_transport"` // between them: auto, tcp or shm
+	KVTransport    string          `koanf:"kv_transport"` // between them: auto, tcp, shm or cudaipc
 
 	KVHostMemory config.Size `koanf:"kv_host_memory"` // of each worker, under its pool; 0: none
 	KVSSDDir     string      `koanf:"kv_ssd_dir"`     // each worker has a folder of its own there; empty: none
@@ -115,7 +115,7 @@ drains; a second one stops at once.`,
 	f.String("kv-memory", def.KVMemory.String(), "size of each worker's KV pool; auto: 256MiB on the CPU, what --gpu-memory leaves on a GPU")
 	f.Float64("gpu-memory", def.GPUMemory, "part of the GPU's memory that the workers take, divided evenly among those of the start")
 	f.Bool("batch-invariant", false, batchInvariantHelp)
-	f.String("kv-transport", def.KVTransport, "between the workers: auto (shared memory where possible), tcp or shm")
+	f.String("kv-transport", def.KVTransport, "between the workers: auto (from GPU to GPU or through shared memory where possible), tcp, shm or cudaipc")
 	f.String("kv-host-memory", def.KVHostMemory.String(), "host memory of each worker that keeps KV which its pool has no room for; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts; default: none")
 	f.String("kv-ssd-size", def.KVSSDSize.String(), "what each worker may fill of --kv-ssd-dir")

@@ -19,6 +19,7 @@ import (
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/kvconn/cudaipc"
 	"github.com/xpyd/xpyd/kvconn/shm"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
@@ -46,7 +47,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.String("id", "", "name in the fleet; default: the role and a random suffix")
 	f.String("listen", cfg.Listen, "HTTP address")
 	f.String("kv-listen", cfg.KVListen, "KV connector address")
-	f.String("kv-transport", cfg.KV.Transport, "auto, tcp or shm: how KV comes from workers of this machine")
+	f.String("kv-transport", cfg.KV.Transport, "auto, tcp, shm or cudaipc: how KV comes from workers of this machine")
 	f.String("advertise", "", "host that others dial, when it is not the listen host")
 	f.String("device", cfg.Device, "auto, cpu or cuda")
 	f.Int("threads", 0, "CPU threads; 0: all cores")
@@ -111,7 +112,7 @@ func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
 		return err
 	}
 	deps := worker.Deps{Log: log, Registry: prometheus.NewRegistry(),
-		Transport: transport, Build: build(), Progress: progress(stderr)}
+		Transport: transport, Device: cudaipc.New, Build: build(), Progress: progress(stderr)}
 	if local, err := shm.New(); err != nil {
 		deps.NoLocal = err
 	} else {

@@ -46,14 +46,15 @@ type Instance struct {
 	ID       string `json:"id"`    // stable across restarts when configured, e.g. "prefill-0"
 	Epoch    uint64 `json:"epoch"` // new at every start
 	Role     Role   `json:"role"`
-	URL      string `json:"url"`                // http://host:port of its HTTP listener
-	KVAddr   string `json:"kv_addr"`            // host:port of its kvconn listener
-	KVLocal  string `json:"kv_local,omitempty"` // "shm:NAME": the same, for workers with the same Machine
-	Machine  string `json:"machine,omitempty"`  // boot id and user of its process
-	KVPaths  string `json:"kv_paths,omitempty"` // how it reaches its prefill workers, in words
-	Dialect  string `json:"dialect"`            // "native", or of a foreign engine: router/dialect
-	Model    string `json:"model"`              // the name clients use
-	Build    string `json:"build"`              // shown, never compared
+	URL      string `json:"url"`                 // http://host:port of its HTTP listener
+	KVAddr   string `json:"kv_addr"`             // host:port of its kvconn listener
+	KVLocal  string `json:"kv_local,omitempty"`  // "shm:NAME": the same, for workers with the same Machine
+	KVDevice string `json:"kv_device,omitempty"` // "cudaipc:NAME": the same, between their GPUs
+	Machine  string `json:"machine,omitempty"`   // boot id and user of its process
+	KVPaths  string `json:"kv_paths,omitempty"`  // how it reaches its prefill workers, in words
+	Dialect  string `json:"dialect"`             // "native", or of a foreign engine: router/dialect
+	Model    string `json:"model"`               // the name clients use
+	Build    string `json:"build"`               // shown, never compared
 	Draining bool   `json:"draining,omitempty"`
 
 	ProtocolMin int `json:"protocol_min"` // kvconn protocol range

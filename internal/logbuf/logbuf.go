@@ -13,7 +13,7 @@ import (
 
 const (
 	// Most is how many bytes wait at most.
-	Most = 32 << 10
+	Most = 256 << 10
 	// Delay is how long a line waits at most.
 	Delay = 200 * time.Millisecond
 )
@@ -29,7 +29,7 @@ type Writer struct {
 
 // New returns a writer to w. Flush it before the process ends.
 func New(w io.Writer) *Writer {
-	b := &Writer{w: w, buf: make([]byte, 0, Most)}
+	b := &Writer{w: w}
 	b.timer = time.AfterFunc(time.Hour, func() { _ = b.Flush() }) // a log that cannot be written has nobody to tell
 	b.timer.Stop()
 	return b

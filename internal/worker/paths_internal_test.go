@@ -42,7 +42,7 @@ func pathsRig(t *testing.T, mode, private string, change func(*fleet.Member)) (*
 		change(&m)
 	}
 	d, said := &dials{}, &[]string{}
-	p, err := newPaths(d, mode, private, func() []fleet.Member { return []fleet.Member{m} },
+	p, err := newPaths(d, mode, transportSHM, private, func() []fleet.Member { return []fleet.Member{m} },
 		func(s string) { *said = append(*said, s) }, slog.New(slog.DiscardHandler), prometheus.NewPedanticRegistry())
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func TestPathFallback(t *testing.T) {
 		if err := open(); err != nil || d.last(2) != "10.0.0.1:9 10.0.0.1:9" {
 			t.Errorf("%v, dialled %s", err, d.last(2))
 		}
-		if got := strings.Join(*said, "|"); got != "prefill-0 tcp (connection refused)" {
+		if got := strings.Join(*said, "|"); got != "prefill-0 tcp (shm: connection refused)" {
 			t.Errorf("said %q", got)
 		}
 		if n := testutil.ToFloat64(p.gauge.WithLabelValues(transportTCP, reasonFailed)); n != 1 {

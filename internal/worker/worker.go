@@ -45,8 +45,10 @@ type Deps struct {
 	Transport kvconn.Transport
 	Local     kvconn.Transport // between processes of this machine; nil: there is none
 	NoLocal   error            // why there is none
-	Build     string
-	Progress  func(model.Progress) // of a download or a fingerprint; may be nil
+	// Device makes the transport between GPUs of this machine; nil: there is none.
+	Device   func(kernels.Exporter, kernels.PeerOpener) (kvconn.Transport, error)
+	Build    string
+	Progress func(model.Progress) // of a download or a fingerprint; may be nil
 }
 
 // Worker is one running worker. Make it with Start, end it with Close.
@@ -61,6 +63,7 @@ type Worker struct {
 	url      string
 	kvAddr   string
 	kvLocal  string // "": it is only reached over the network
+	kvDevice string // "": its GPU pushes to no other
 
 	model   *model.Model
 	tok     *tokenizer.Tokenizer
@@ -70,6 +73,7 @@ type Worker struct {
 	profile *profile.Profiler // of this process, and of the device where it has one
 	cache   *kvcache.Cache
 	tiers   *tier.Tiers // nil: none
+	peers   *tier.Peers // nil: it neither fetches nor gives
 	engine  *engine.Engine
 	prefill *prefill.Service
 	decode  *decode.Service
@@ -170,7 +174,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 	for id := range w.tok.VocabSize() {
 		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
 	}
-	if w.backend, err = newBackend(&w.cfg, m, d.Local != nil && w.cfg.KV.Transport != transportTCP, w.log); err != nil {
+	if w.backend, err = newBackend(&w.cfg, m, d.Local != nil && w.cfg.KV.local(transportSHM), w.log); err != nil {
 		return err
 	}
 	w.free("free the backend", func(context.Context) error { return w.backend.Close() })
@@ -235,7 +239,7 @@ func (w *Worker) instance() fleet.Instance {
 	l := w.backend.Layout()
 	events, replay := w.eventAddrs()
 	return fleet.Instance{
-		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVLocal: w.kvLocal, Machine: machineID(),
+		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVLocal: w.kvLocal, KVDevice: w.kvDevice, Machine: machineID(),
 		Dialect: "native", Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
 		ModelFingerprint: w.identity.ModelFingerprint, TokenizerFingerprint: w.identity.TokenizerFingerprint, Numerics: w.identity.Numerics,
 		Convert:     w.cfg.KV.Convert == convertAllow,

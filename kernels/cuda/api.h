@@ -12,6 +12,8 @@
 #define XK_EACH(F) \
 	F(abi) F(last_error) F(device_info) F(open) F(load) F(rope) F(memory) F(start) F(close) \
 	F(step) F(wait_layer) F(wait_step) F(gather) F(scatter) F(digest) F(set_digest) F(copy_block) \
+	F(export) F(flag_clear) F(peer_open) F(peer_local) F(push) F(peer_mark) F(peer_close) F(verify) \
+	F(host_register) F(host_release) F(move) F(wait) F(mark_free) \
 	F(fill_random) F(last_step_us) F(profile)
 #define XK_FIELD(name) __typeof__(&xk_##name) name;
 typedef struct { void *handle; XK_EACH(XK_FIELD) } xk_api;
@@ -42,6 +44,19 @@ static inline int32_t api_scatter(xk_api *a, xk_ctx *c, int32_t l, int32_t b, in
 static inline int32_t api_digest(xk_api *a, xk_ctx *c, int32_t l, int32_t b, uint64_t *p) { return a->digest(c, l, b, p); }
 static inline int32_t api_set_digest(xk_api *a, xk_ctx *c, int32_t l, int32_t b, int32_t n, const uint64_t *p) { return a->set_digest(c, l, b, n, p); }
 static inline int32_t api_copy_block(xk_api *a, xk_ctx *c, int32_t d, int32_t s, int32_t p, int32_t n) { return a->copy_block(c, d, s, p, n); }
+static inline int32_t api_export(xk_api *a, xk_ctx *c, void *h) { return a->export(c, h); }
+static inline int32_t api_flag_clear(xk_api *a, xk_ctx *c, int32_t l) { return a->flag_clear(c, l); }
+static inline int32_t api_peer_open(xk_api *a, xk_ctx *c, const void *h, int64_t n, void *f, int64_t m, xk_peer **o) { return a->peer_open(c, h, n, f, m, o); }
+static inline int32_t api_peer_local(xk_api *a, xk_ctx *c, xk_ctx *t, void *f, int64_t m, xk_peer **o) { return a->peer_local(c, t, f, m, o); }
+static inline int32_t api_push(xk_api *a, xk_peer *p, const xk_push_args *g, const xk_pair *l) { return a->push(p, g, l); }
+static inline int32_t api_peer_mark(xk_api *a, xk_peer *p, xk_mark **o) { return a->peer_mark(p, o); }
+static inline int32_t api_peer_close(xk_api *a, xk_peer *p) { return a->peer_close(p); }
+static inline int32_t api_verify(xk_api *a, xk_ctx *c, const xk_landed *l, int32_t n, uint8_t *g, int64_t t) { return a->verify(c, l, n, g, t); }
+static inline int32_t api_host_register(xk_api *a, xk_ctx *c, void *p, int64_t n, xk_region **o) { return a->host_register(c, p, n, o); }
+static inline int32_t api_host_release(xk_api *a, xk_region *r) { return a->host_release(r); }
+static inline int32_t api_move(xk_api *a, xk_ctx *c, xk_region *r, const xk_move_args *g, const xk_place *l, xk_mark **o) { return a->move(c, r, g, l, o); }
+static inline int32_t api_wait(xk_api *a, xk_mark *m, int64_t t) { return a->wait(m, t); }
+static inline int32_t api_mark_free(xk_api *a, xk_mark *m) { return a->mark_free(m); }
 static inline int32_t api_fill_random(xk_api *a, xk_ctx *c, uint64_t s) { return a->fill_random(c, s); }
 static inline int32_t api_last_step_us(xk_api *a, xk_ctx *c, double *s, double *i) { return a->last_step_us(c, s, i); }
 static inline int32_t api_profile(xk_api *a, int32_t on) { return a->profile(on); }

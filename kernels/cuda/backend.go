@@ -34,6 +34,8 @@ type Backend struct {
 	steps             [2]stepState // in turn
 	launched, awaited uint64
 	draws             int // of the step launched last
+
+	exported exported
 }
 
 // New opens the library and the device, copies the weights there (rounded to
@@ -260,13 +262,17 @@ func (b *Backend) Layout() kernels.Layout { return b.layout }
 // Blocks implements kernels.Backend.
 func (b *Backend) Blocks() int { return b.blocks }
 
-// Close frees the device's memory. Closing twice is allowed.
-func (b *Backend) Close() error {
+// Close frees the device's memory. Closing twice is allowed. Peers and pending
+// moves are to be closed and waited for before.
+func (b *Backend) Close() (err error) {
 	b.once.Do(func() {
 		C.api_close(b.lib.api, b.ctx)
 		b.closed = true
+		if b.exported.flags != nil {
+			err = b.exported.flags.Close()
+		}
 	})
-	return nil
+	return err
 }
 
 var (

@@ -35,6 +35,8 @@ struct Mover {
   uint8_t *host = nullptr;
 };
 
+struct Moves; // move.cuh
+
 struct xk_ctx {
   xk_config cfg;
   int sms = 0;
@@ -64,12 +66,15 @@ struct xk_ctx {
   uint8_t *arena = nullptr; // device copy of one half of buffers.arena
   xk_buffers buffers = {};
 
+  uint8_t *region = nullptr; // one allocation with all of the pool, so that one handle exports it
   bf16 *pool = nullptr;
   uint64_t *digest = nullptr;
   uint16_t *filled = nullptr;
   static constexpr int MOVERS = 4;
   Mover movers[MOVERS];
   std::atomic<unsigned> next_mover{0};
+  Moves *moves = nullptr;
+  bool layer_events[2] = {}; // whether the steps in those halves record them
   bool hopper = false; // compute capability 9.0: wgmma
   CUtensorMap q_map, heads_map, kv_map;
   unsigned *work = nullptr; // of prefill attention
@@ -106,3 +111,5 @@ void xk_gemm_close(xk_ctx *c);
 int32_t xk_project(xk_ctx *c, const Launch &l, Shape s, int layer, int rows);
 int32_t xk_pool_open(xk_ctx *c);
 void xk_pool_close(xk_ctx *c);
+int32_t xk_moves_open(xk_ctx *c);
+void xk_moves_close(xk_ctx *c);

@@ -4,7 +4,7 @@
 // Oracle: kernels.DigestRows and kernels/cpu's pool.
 #include <cstring>
 
-#include "context.cuh"
+#include "move.cuh"
 
 // One CTA a (KV head, layer): rows 0..n-1 of K and V, then the digest, hashed
 // anew when the source's covers another number of rows.
@@ -49,12 +49,13 @@ Pool xk_ctx::pool_of(int layer) const {
   return p;
 }
 
-static int64_t block_bytes(const xk_config &g) { return int64_t(2) * g.kv_heads * g.block_tokens * g.head_dim * 2; }
-
 int32_t xk_pool_open(xk_ctx *c) {
   const xk_config &g = c->cfg;
-  int64_t slots = int64_t(g.layers) * c->blocks * g.kv_heads;
-  XK_OK_OR_RETURN(xk_alloc(c, &c->pool, g.layers * c->layer_elements(), true));
+  Parts at(g, c->blocks);
+  XK_OK_OR_RETURN(xk_alloc(c, &c->region, at.bytes, true));
+  c->pool = reinterpret_cast<bf16 *>(c->region);
+  c->digest = reinterpret_cast<uint64_t *>(c->region + at.digest);
+  c->filled = reinterpret_cast<uint16_t *>(c->region + at.filled);
   int64_t rows = g.layers * c->layer_elements() / g.head_dim;
   c->hopper = c->hopper && xk_attn_fast(g.head_dim, g.heads / g.kv_heads) && g.block_tokens % 16 == 0 && rows < INT32_MAX;
   if (c->hopper) {
@@ -62,18 +63,17 @@ int32_t xk_pool_open(xk_ctx *c) {
     XK_OK_OR_RETURN(xk_q_map(&c->q_map, c->qkv, g.max_rows, c->width));
     XK_OK_OR_RETURN(xk_q_map(&c->heads_map, c->qkv, int64_t(g.max_rows) * (c->width / g.head_dim), g.head_dim));
   }
-  XK_OK_OR_RETURN(xk_alloc(c, &c->digest, slots, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->filled, slots, true));
   int least, greatest;
   XK_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   for (Mover &m : c->movers) {
     XK_TRY(cudaStreamCreateWithPriority(&m.stream, cudaStreamNonBlocking, greatest));
-    XK_OK_OR_RETURN(xk_alloc_pinned(c, &m.host, block_bytes(g) + 64 * g.kv_heads));
+    XK_OK_OR_RETURN(xk_alloc_pinned(c, &m.host, xk_block_run(g) + 64 * g.kv_heads));
   }
-  return XK_OK;
+  return xk_moves_open(c);
 }
 
 void xk_pool_close(xk_ctx *c) {
+  xk_moves_close(c);
   for (Mover &m : c->movers)
     if (m.stream) cudaStreamDestroy(m.stream);
 }

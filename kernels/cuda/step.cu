@@ -152,6 +152,7 @@ int32_t xk_step(xk_ctx *c, const xk_step_args *args) {
   XK_TRY(cudaSetDevice(c->cfg.device));
   Launch l = {c->stream, !c->cfg.no_pdl};
   cudaEvent_t began = c->began[c->launched % xk_ctx::TIMES];
+  c->layer_events[c->launched % 2] = a.on_layer;
   XK_OK_OR_RETURN(upload(c, a));
   if (!a.bucket || c->cfg.no_graphs) {
     XK_TRY(cudaEventRecord(began, c->stream));

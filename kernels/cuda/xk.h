@@ -19,7 +19,8 @@ extern "C" {
 #pragma GCC visibility push(default)
 #endif
 
-enum xk_status { XK_OK = 0, XK_INVALID = 1, XK_CUDA = 2, XK_CUBLAS = 3, XK_NOMEM = 4, XK_NO_DEVICE = 5 };
+enum xk_status { XK_OK = 0, XK_INVALID = 1, XK_CUDA = 2, XK_CUBLAS = 3, XK_NOMEM = 4, XK_NO_DEVICE = 5,
+  XK_LATE = 6, XK_NO_PEER = 7 };
 
 typedef struct xk_ctx xk_ctx;
 
@@ -171,6 +172,58 @@ int32_t xk_scatter(xk_ctx *c, int32_t layer, int32_t block, int32_t row, int32_t
 int32_t xk_digest(xk_ctx *c, int32_t layer, int32_t block, uint64_t *dst);
 int32_t xk_set_digest(xk_ctx *c, int32_t layer, int32_t block, int32_t filled, const uint64_t *digest);
 int32_t xk_copy_block(xk_ctx *c, int32_t dst, int32_t src, int32_t first_pos, int32_t n);
+
+// Moves of many blocks (kernels/move.go says what they promise): to pools of
+// other processes on this host, and to and from host memory. Calls come from any
+// thread and return when all is launched; a mark is waited for.
+typedef struct xk_peer xk_peer;   // another pool, open for writing
+typedef struct xk_mark xk_mark;   // a point in a stream
+typedef struct xk_region xk_region; // host memory that the device reaches
+
+enum { XK_HANDLE_BYTES = 192, XK_FLAG_LINES = 1024, XK_FLAG_STRIDE = 128 }; // flags: a uint64 at the begin of each line
+enum xk_engine { XK_AUTO, XK_KERNEL, XK_COPY }; // as kernels.Engine
+
+typedef struct {
+  int32_t src, dst;
+} xk_pair;
+typedef struct {
+  int32_t layer, n_layers, n_pairs;
+  int32_t engine, ctas;  // ctas: at most, 0 chooses
+  int32_t after_step;    // wait for the last of the layers in the step launched last
+  int32_t line, _pad;
+  uint64_t value;        // 0: no flag
+} xk_push_args;
+typedef struct {
+  int32_t layer, block, first_pos, rows;
+} xk_landed;
+typedef struct {
+  int32_t block, filled;
+  int64_t rows, digests; // byte offsets in the region
+} xk_place;
+typedef struct {
+  int32_t layer, n_layers, n_places;
+  int32_t engine, ctas;
+  int32_t to_host;       // gather, else scatter
+  int64_t layer_stride, digest_stride; // bytes
+} xk_move_args;
+
+int32_t xk_export(xk_ctx *c, void *handle); // XK_HANDLE_BYTES
+int32_t xk_flag_clear(xk_ctx *c, int32_t line); // the device's half
+// flags: the host's half of the exporter's flags, mapped; whole pages of at
+// least XK_FLAG_LINES lines. XK_NO_PEER: this device cannot write there.
+int32_t xk_peer_open(xk_ctx *c, const void *handle, int64_t handle_bytes, void *flags, int64_t flag_bytes, xk_peer **out);
+int32_t xk_peer_local(xk_ctx *c, xk_ctx *to, void *flags, int64_t flag_bytes, xk_peer **out); // of this process
+int32_t xk_push(xk_peer *p, const xk_push_args *a, const xk_pair *pairs);
+int32_t xk_peer_mark(xk_peer *p, xk_mark **out);
+int32_t xk_peer_close(xk_peer *p); // nothing may be under way
+// good[i] = 1: the rows of list[i] agree with the digests that lie beside them.
+int32_t xk_verify(xk_ctx *c, const xk_landed *list, int32_t n, uint8_t *good, int64_t timeout_ns);
+
+int32_t xk_host_register(xk_ctx *c, void *at, int64_t bytes, xk_region **out);
+int32_t xk_host_release(xk_region *r);
+int32_t xk_move(xk_ctx *c, xk_region *r, const xk_move_args *a, const xk_place *places, xk_mark **out);
+int32_t xk_wait(xk_mark *m, int64_t timeout_ns); // XK_LATE, or all before the mark is done
+int32_t xk_mark_free(xk_mark *m);
 
 // For tests and benchmarks.
 int32_t xk_fill_random(xk_ctx *c, uint64_t seed); // every weight, as a plausible model's

@@ -1,0 +1,232 @@
+// Moves blocks between the pool and pinned host memory. Four warps of a CTA have
+// a ring of shared memory each: one lane starts bulk copies into its slots and,
+// as they land, bulk copies out of them, so that 192 KiB are under way and no
+// register holds a row; PCIe is full with 2 to 4 CTAs. Four more warps take the
+// digests. Long runs go by the copy engine.
+// Bound by PCIe. Oracle: Gather and Digest, block by block (move_test.go).
+#include <algorithm>
+
+#include "hopper.cuh"
+#include "move.cuh"
+
+namespace {
+
+constexpr int RINGS = 4, THREADS = 2 * RINGS * 32;
+constexpr int RING_BYTES = 48 << 10;
+
+struct Job {
+  Side pool;
+  uint8_t *host;
+  int64_t run, layer_stride, digest_stride;
+  int heads, layer, n_layers, n_places;
+  int chunk, chunks; // bytes of a slot, slots of a block; 0: digests only
+  int slots;         // of a ring
+  bool to_host;
+};
+
+__device__ __forceinline__ void bulk_in(void *dst, const void *src, int bytes, uint64_t *bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_addr(dst)), "l"(src), "r"(bytes), "r"(smem_addr(bar)) : "memory");
+}
+__device__ __forceinline__ void bulk_out(void *dst, const void *src, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(dst), "r"(smem_addr(src)), "r"(bytes) : "memory");
+}
+template <int N> __device__ __forceinline__ void bulk_read_wait() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// BACK: slots whose copies out may still be reading them.
+template <int BACK, int N>
+__device__ __forceinline__ void ring(const Job &j, const List<xk_place, N> &places, uint8_t *slots, uint64_t *full, int worker, int workers) {
+  struct Item {
+    uint8_t *pool, *host;
+    int bytes;
+  };
+  const int items = j.n_layers * j.n_places * j.chunks;
+  auto item = [&](int i) {
+    int block = i / j.chunks, chunk = i - block * j.chunks, l = block / j.n_places;
+    const xk_place &p = places.at[block - l * j.n_places];
+    int64_t at = int64_t(chunk) * j.chunk;
+    Item t;
+    t.pool = j.pool.rows + (j.layer + l) * j.pool.layer_bytes + p.block * j.run + at;
+    t.host = j.host + p.rows + l * j.layer_stride + at;
+    t.bytes = int(min(int64_t(j.chunk), j.run - at));
+    return t;
+  };
+  const int n = worker < items ? (items - 1 - worker) / workers + 1 : 0, ahead = j.slots - BACK;
+  auto begin = [&](int k, int slot) {
+    Item t = item(worker + k * workers);
+    mbar_expect(full + slot, t.bytes);
+    bulk_in(slots + slot * j.chunk, j.to_host ? t.pool : t.host, t.bytes, full + slot);
+  };
+  for (int k = 0; k < ahead && k < n; k++) begin(k, k);
+  int slot = 0, next = ahead, parity = 0;
+  for (int k = 0; k < n; k++) {
+    mbar_wait(full + slot, parity);
+    Item t = item(worker + k * workers);
+    bulk_out(j.to_host ? t.host : t.pool, slots + slot * j.chunk, t.bytes);
+    if (k + ahead < n) {
+      bulk_read_wait<BACK>();
+      begin(k + ahead, next);
+    }
+    if (++slot == j.slots) slot = 0, parity ^= 1;
+    if (++next == j.slots) next = 0;
+  }
+  bulk_wait();
+}
+
+template <int N>
+__device__ __forceinline__ void digests(const Job &j, const List<xk_place, N> &places, int worker, int workers) {
+  const int n = j.n_layers * j.n_places * j.heads;
+  constexpr int DEPTH = 4; // reads of host memory in flight a thread
+  for (int base = worker; base < n; base += DEPTH * workers) {
+    uint64_t v[DEPTH];
+    uint64_t *to[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++) {
+      int i = base + d * workers;
+      if (i >= n) break;
+      int block = i / j.heads, head = i - block * j.heads, l = block / j.n_places;
+      const xk_place &p = places.at[block - l * j.n_places];
+      int64_t slot = (j.layer + l) * j.pool.layer_slots + int64_t(p.block) * j.heads + head;
+      uint64_t *host = reinterpret_cast<uint64_t *>(j.host + p.digests + l * j.digest_stride) + head;
+      v[d] = j.to_host ? j.pool.digest[slot] : *host;
+      to[d] = j.to_host ? host : j.pool.digest + slot;
+      if (!j.to_host) j.pool.filled[slot] = uint16_t(p.filled);
+    }
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++)
+      if (base + d * workers < n) *to[d] = v[d];
+  }
+}
+
+template <int N> __global__ __launch_bounds__(THREADS) void move_kernel(const __grid_constant__ Job j, const __grid_constant__ List<xk_place, N> places) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ uint64_t full[RINGS][64];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp >= RINGS) {
+    digests(j, places, blockIdx.x * RINGS * 32 + threadIdx.x - RINGS * 32, gridDim.x * RINGS * 32);
+  } else if (lane == 0 && j.chunks) {
+    for (int i = 0; i < j.slots; i++) mbar_init(&full[warp][i], 1);
+    fence_async_shared();
+    fence_async_global();
+    int worker = blockIdx.x * RINGS + warp, workers = gridDim.x * RINGS;
+    if (j.slots >= 8) ring<4>(j, places, shared + warp * RING_BYTES, full[warp], worker, workers);
+    else ring<1>(j, places, shared + warp * RING_BYTES, full[warp], worker, workers);
+  }
+}
+
+template <int N> int32_t start(const Job &j, int ctas, cudaStream_t s, const List<xk_place, N> &l) {
+  size_t smem = j.chunks ? RINGS * RING_BYTES : 0;
+  move_kernel<N><<<ctas, THREADS, smem, s>>>(j, l);
+  XK_TRY(cudaGetLastError());
+  return XK_OK;
+}
+
+int32_t by_kernel(const Job &whole, int ctas, cudaStream_t s, const xk_place *places) {
+  return in_pieces(places, whole.n_places, [&](const auto &list, int, int n) {
+    Job j = whole;
+    j.n_places = n;
+    return start(j, ctas, s, list);
+  });
+}
+
+int run_length(const Job &j, const xk_place *p, int n) {
+  int k = 1;
+  while (k < n && p[k].block == p[0].block + k && p[k].rows == p[0].rows + k * j.run) k++;
+  return k;
+}
+
+int32_t by_engine(const Job &j, cudaStream_t s, const xk_place *places) {
+  for (int l = 0; l < j.n_layers; l++) {
+    for (int i = 0, k; i < j.n_places; i += k) {
+      k = run_length(j, places + i, j.n_places - i);
+      uint8_t *pool = j.pool.rows + (j.layer + l) * j.pool.layer_bytes + places[i].block * j.run, *host = j.host + places[i].rows + l * j.layer_stride;
+      XK_TRY(j.to_host ? cudaMemcpyAsync(host, pool, k * j.run, cudaMemcpyDeviceToHost, s) : cudaMemcpyAsync(pool, host, k * j.run, cudaMemcpyHostToDevice, s));
+    }
+  }
+  Job rest = j;
+  rest.chunks = 0;
+  return by_kernel(rest, 1, s, places);
+}
+
+constexpr int64_t LONG_RUN = int64_t(1) << 20; // bytes on average, from which the engine is as fast
+
+// [at, at + size) in every layer of a region of so many bytes.
+bool inside(int64_t bytes, int64_t at, int64_t size, int64_t stride, int layers) {
+  if (at < 0 || stride < 0 || size > bytes || at > bytes - size) return false;
+  return layers == 1 || stride <= (bytes - size - at) / (layers - 1);
+}
+
+int32_t check(xk_ctx *c, const xk_region *r, const xk_move_args &a, const xk_place *places) {
+  const xk_config &g = c->cfg;
+  if (!c->blocks || !xk_layers_ok(g, a.layer, a.n_layers) || a.n_places < 1 || a.n_places > 1 << 24 || a.ctas < 0 || a.ctas > 8 || a.engine < XK_AUTO || a.engine > XK_COPY ||
+      a.layer_stride % 16 || a.digest_stride % 8)
+    return xk_fail(XK_INVALID, "move of %d blocks, layers %d+%d of %d, by engine %d, %d CTAs, strides %lld and %lld", a.n_places, a.layer, a.n_layers, g.layers, a.engine, a.ctas,
+                   (long long)a.layer_stride, (long long)a.digest_stride);
+  for (int i = 0; i < a.n_places; i++) {
+    const xk_place &p = places[i];
+    if (p.block < 0 || p.block >= c->blocks || p.filled < 0 || p.filled > g.block_tokens || p.rows % 16 || p.digests % 8 ||
+        !inside(r->bytes, p.rows, xk_block_run(g), a.layer_stride, a.n_layers) || !inside(r->bytes, p.digests, int64_t(g.kv_heads) * 8, a.digest_stride, a.n_layers))
+      return xk_fail(XK_INVALID, "move of block %d of %d: rows at %lld, digests at %lld, %lld bytes", p.block, c->blocks, (long long)p.rows, (long long)p.digests, (long long)r->bytes);
+  }
+  if (int64_t(a.n_layers) * a.n_places * std::max<int64_t>(div_up(xk_block_run(g), 1024), g.kv_heads) > INT32_MAX) return xk_fail(XK_INVALID, "move of %d blocks: too many at once", a.n_places);
+  return XK_OK;
+}
+
+template <int N> int32_t allow() {
+  XK_TRY(cudaFuncSetAttribute(move_kernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, RINGS * RING_BYTES));
+  return XK_OK;
+}
+
+} // namespace
+
+int32_t xk_hostmove_init() {
+  XK_OK_OR_RETURN(allow<1024 / sizeof(xk_place)>());
+  return allow<32000 / sizeof(xk_place)>();
+}
+
+int32_t xk_host_register(xk_ctx *c, void *at, int64_t bytes, xk_region **out) {
+  *out = nullptr;
+  if (!at || bytes < 1 || reinterpret_cast<uintptr_t>(at) % 4096) return xk_fail(XK_INVALID, "register %lld bytes: want whole pages", (long long)bytes);
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  cudaError_t e = cudaHostRegister(at, size_t(bytes), cudaHostRegisterMapped | cudaHostRegisterPortable);
+  if (e != cudaSuccess) {
+    cudaGetLastError();
+    return xk_fail(e == cudaErrorMemoryAllocation ? XK_NOMEM : XK_CUDA, "cudaHostRegister of %lld bytes: %s", (long long)bytes, cudaGetErrorString(e));
+  }
+  void *seen;
+  XK_TRY(cudaHostGetDevicePointer(&seen, at, 0));
+  *out = new xk_region{c->cfg.device, static_cast<uint8_t *>(at), static_cast<uint8_t *>(seen), bytes};
+  return XK_OK;
+}
+
+int32_t xk_host_release(xk_region *r) {
+  XK_TRY(cudaSetDevice(r->device));
+  XK_TRY(cudaHostUnregister(r->host));
+  delete r;
+  return XK_OK;
+}
+
+int32_t xk_move(xk_ctx *c, xk_region *r, const xk_move_args *args, const xk_place *places, xk_mark **out) {
+  const xk_move_args &a = *args;
+  *out = nullptr;
+  XK_OK_OR_RETURN(check(c, r, a, places));
+  const xk_config &g = c->cfg;
+  XK_TRY(cudaSetDevice(g.device));
+  Job j = {};
+  j.pool = Side(g, c->blocks, c->region), j.host = r->seen;
+  j.run = xk_block_run(g), j.layer_stride = a.layer_stride, j.digest_stride = a.digest_stride;
+  j.heads = g.kv_heads, j.layer = a.layer, j.n_layers = a.n_layers, j.n_places = a.n_places, j.to_host = a.to_host;
+  j.chunk = int(std::min<int64_t>(j.run, 8 << 10));
+  j.chunks = div_up(j.run, j.chunk);
+  j.slots = std::min(RING_BYTES / j.chunk, 64);
+  bool copy = a.engine == XK_COPY;
+  if (a.engine == XK_AUTO) {
+    int runs = 0;
+    for (int i = 0; i < a.n_places; i += run_length(j, places + i, a.n_places - i)) runs++;
+    copy = a.n_places * j.run / runs >= LONG_RUN;
+  }
+  std::lock_guard<std::mutex> hold(c->moves->move[a.to_host ? 1 : 0]);
+  cudaStream_t s = c->moves->move_stream[a.to_host ? 1 : 0];
+  XK_OK_OR_RETURN(copy ? by_engine(j, s, places) : by_kernel(j, a.ctas ? a.ctas : 4, s, places));
+  return xk_mark_make(c, s, out);
+}

@@ -1,0 +1,570 @@
+//go:build cuda && cgo && linux
+
+package cuda_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/memfd"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/cuda"
+)
+
+// image is all of a pool that moves: rows and digests of each layer and block.
+type image struct {
+	rows    [][]byte // [layer*blocks+block]
+	digests [][]uint64
+}
+
+func imageOf(b *cuda.Backend) image {
+	l := b.Layout()
+	m := image{make([][]byte, l.Layers*b.Blocks()), make([][]uint64, l.Layers*b.Blocks())}
+	for layer := range l.Layers {
+		for block := range b.Blocks() {
+			i := layer*b.Blocks() + block
+			m.rows[i], m.digests[i] = make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
+			b.Gather(layer, int32(block), 0, l.BlockTokens, m.rows[i])
+			b.Digest(layer, int32(block), m.digests[i])
+		}
+	}
+	return m
+}
+
+// noise fills every block of a pool with bytes and digests that tell it from
+// every other.
+func noise(b *cuda.Backend, seed uint64) {
+	r := rand.New(rand.NewPCG(seed, 5))
+	l := b.Layout()
+	rows, sums := make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
+	for layer := range l.Layers {
+		for block := range b.Blocks() {
+			for i := range rows {
+				rows[i] = byte(r.Uint32())
+			}
+			for i := range sums {
+				sums[i] = r.Uint64()
+			}
+			b.Scatter(layer, int32(block), 0, l.BlockTokens, rows)
+			b.SetDigest(layer, int32(block), r.IntN(l.BlockTokens+1), sums)
+		}
+	}
+}
+
+// same compares a pool with what it should be, block by block.
+func (m image) same(t *testing.T, what string, b *cuda.Backend) {
+	t.Helper()
+	now := imageOf(b)
+	for i := range m.rows {
+		if !bytes.Equal(now.rows[i], m.rows[i]) || !slices.Equal(now.digests[i], m.digests[i]) {
+			t.Fatalf("%s: layer %d block %d is not what it should be", what, i/b.Blocks(), i%b.Blocks())
+		}
+	}
+}
+
+// moved is dst with pairs copied from src.
+func (m image) moved(src image, blocks, srcBlocks, first, layers int, pairs []kernels.BlockPair) image {
+	m.rows, m.digests = slices.Clone(m.rows), slices.Clone(m.digests)
+	for layer := first; layer < first+layers; layer++ {
+		for _, p := range pairs {
+			to, from := layer*blocks+int(p.Dst), layer*srcBlocks+int(p.Src)
+			m.rows[to], m.digests[to] = src.rows[from], src.digests[from]
+		}
+	}
+	return m
+}
+
+func soon(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// geometries are pools that differ in what the kernels branch on: bytes of a
+// block (32 to 256 KiB), lanes of a row, heads.
+func geometries() map[string]struct {
+	arch        kernels.Arch
+	blockTokens int
+} {
+	type g = struct {
+		arch        kernels.Arch
+		blockTokens int
+	}
+	return map[string]g{
+		"8 heads of 128, 64 tokens":  {shape(2, 512, 64, 8, 8, 128, 64), 64},
+		"8 heads of 128, 1 token":    {shape(2, 512, 64, 8, 8, 128, 64), 1},
+		"4 heads of 128, 16 tokens":  {shape(3, 512, 64, 8, 4, 128, 64), 16},
+		"2 heads of 80, 5 tokens":    {shape(2, 72, 64, 4, 2, 80, 64), 5},
+		"4 heads of 8, 16 tokens":    {shape(3, 64, 64, 8, 4, 8, 64), 16},
+		"1 head of 256, 16 tokens":   {shape(1, 128, 64, 4, 1, 256, 64), 16},
+		"1 head of 8, 1 token (32B)": {shape(2, 64, 64, 8, 1, 8, 64), 1},
+	}
+}
+
+func openPair(t *testing.T, a kernels.Arch, blockTokens, srcBlocks, dstBlocks int) (src, dst *cuda.Backend, p kernels.Peer) {
+	t.Helper()
+	w := randomWeights(a, 1)
+	opt := cuda.Options{BlockTokens: blockTokens, MaxTokens: 256, MaxSeqs: 4, NoGraphs: true}
+	opt.Blocks = srcBlocks
+	src = open(t, a, w, opt)
+	opt.Blocks = dstBlocks
+	dst = open(t, a, w, opt)
+	p, err := src.OpenLocal(dst)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return src, dst, p
+}
+
+// Pushes of shuffled and shared blocks leave the destination equal to the
+// source where it was named, and untouched everywhere else.
+func TestPush(t *testing.T) {
+	for name, g := range geometries() {
+		src, dst, p := openPair(t, g.arch, g.blockTokens, 40, 56)
+		noise(src, 1)
+		noise(dst, 2)
+		from, want := imageOf(src), imageOf(dst)
+		r := rand.New(rand.NewPCG(3, 4))
+		seq := uint64(0)
+		push := func(what string, a kernels.Push) {
+			t.Helper()
+			seq++
+			a.Line, a.Value = 7, seq
+			if err := p.Push(&a); err != nil {
+				t.Fatalf("%s: %s: %v", name, what, err)
+			}
+			if err := dst.AwaitFlag(soon(t), 7, seq); err != nil {
+				t.Fatalf("%s: %s: %v", name, what, err)
+			}
+			want = want.moved(from, 56, 40, a.FirstLayer, a.Layers, a.Blocks)
+			want.same(t, name+": "+what, dst)
+		}
+		pairs := func(n int) (list []kernels.BlockPair) {
+			for i, to := range r.Perm(56)[:n] {
+				src := r.IntN(40)
+				if i%3 == 0 {
+					src = 11 // one source, several destinations
+				}
+				list = append(list, kernels.BlockPair{Src: int32(src), Dst: int32(to)})
+			}
+			return list
+		}
+		layers := g.arch.Layers
+		for _, e := range []kernels.Engine{kernels.Auto, kernels.Kernel, kernels.Copy} {
+			push("one block", kernels.Push{FirstLayer: layers - 1, Layers: 1, Blocks: pairs(1), Engine: e})
+			push("first layer", kernels.Push{Layers: 1, Blocks: pairs(20), Engine: e})
+			push("all layers", kernels.Push{Layers: layers, Blocks: pairs(56), Engine: e})
+			push("no blocks", kernels.Push{Layers: 1, Engine: e})
+			run := []kernels.BlockPair{}
+			for i := range int32(30) {
+				run = append(run, kernels.BlockPair{Src: 4 + i, Dst: 20 + i})
+			}
+			push("a run", kernels.Push{Layers: layers, Blocks: run, Engine: e})
+		}
+		for _, ctas := range []int{1, 3, 16, 1000} {
+			push("CTAs", kernels.Push{Layers: layers, Blocks: pairs(17), CTAs: ctas})
+		}
+		if err := p.Drain(soon(t)); err != nil {
+			t.Error(err)
+		}
+		from.same(t, name+": source", src)
+	}
+}
+
+// Lists that do not fit one launch, and the sizes at which a push is cut in
+// another way.
+func TestPushLong(t *testing.T) {
+	src, dst, p := openPair(t, shape(1, 128, 64, 4, 4, 64, 64), 16, 9000, 9000)
+	noise(src, 1)
+	from, want := imageOf(src), imageOf(dst)
+	r := rand.New(rand.NewPCG(3, 4))
+	for i, n := range []int{128, 129, 256, 257, 2048, 2049, 4000, 4001, 8999} {
+		var list []kernels.BlockPair
+		perm := r.Perm(9000)
+		for k, to := range r.Perm(9000)[:n] {
+			list = append(list, kernels.BlockPair{Src: int32(perm[k]), Dst: int32(to)})
+		}
+		if err := p.Push(&kernels.Push{Layers: 1, Blocks: list, Line: 1, Value: uint64(i + 1)}); err != nil {
+			t.Fatal(err)
+		}
+		if err := dst.AwaitFlag(soon(t), 1, uint64(i+1)); err != nil {
+			t.Fatal(err)
+		}
+		want = want.moved(from, 9000, 9000, 0, 1, list)
+	}
+	want.same(t, "nine pushes", dst)
+}
+
+// What a step computed arrives layer by layer, with no host in between, and is
+// found good; damaged, missing and partial blocks are found out.
+func TestPushBehindStep(t *testing.T) {
+	a := families()["llama gqa4 128"]
+	w := randomWeights(a, 1)
+	src, dst := open(t, a, w, cuda.Options{Blocks: 32}), open(t, a, w, cuda.Options{Blocks: 48})
+	p, err := src.OpenLocal(dst)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(context.Background())
+	noise(dst, 9)
+	r := rand.New(rand.NewPCG(1, 2))
+	const n = 16*7 + 5
+	from, to := table(r, src, 8), table(r, dst, 8)
+	var pairs []kernels.BlockPair
+	for i := range from {
+		pairs = append(pairs, kernels.BlockPair{Src: from[i], Dst: to[i]})
+	}
+	seqs := []kernels.Seq{{Tokens: randomTokens(r, n, a.Vocab), Blocks: from}}
+	if err := p.Push(&kernels.Push{Layers: 1, Blocks: pairs, AfterStep: true}); err == nil {
+		t.Error("pushed behind a step before there was one")
+	}
+	if err := src.Launch(&kernels.Step{Seqs: seqs, OnLayer: func(int) {}}); err != nil {
+		t.Fatal(err)
+	}
+	for layer := range a.Layers {
+		if err := p.Push(&kernels.Push{FirstLayer: layer, Layers: 1, Blocks: pairs, Line: 3, Value: uint64(layer + 1), AfterStep: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustAwait(t, src)
+	if err := dst.AwaitFlag(soon(t), 3, uint64(a.Layers)); err != nil {
+		t.Fatal(err)
+	}
+	landed := func(layer, i int) kernels.Landed {
+		return kernels.Landed{Layer: layer, Block: to[i], FirstPos: 16 * i, Rows: min(16, n-16*i)}
+	}
+	var list []kernels.Landed
+	for layer := range a.Layers {
+		for i := range to {
+			list = append(list, landed(layer, i))
+		}
+	}
+	verify := func(what string, list []kernels.Landed, bad ...int) {
+		t.Helper()
+		good, err := dst.Verify(soon(t), list)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		for i, g := range good {
+			if g == slices.Contains(bad, i) {
+				t.Errorf("%s: block %d of %+v: good is %t", what, i, list[i], g)
+			}
+		}
+	}
+	verify("all", list)
+	for i := range to {
+		digestsMatch(t, dst, to[i], 16*i, min(16, n-16*i))
+	}
+	wrong := slices.Clone(list)
+	wrong[0].FirstPos++
+	wrong[3].Rows-- // fewer than the digest covers
+	wrong[7].Rows++
+	wrong[9].Block, wrong[10].Block = wrong[10].Block, wrong[9].Block
+	verify("wrong", wrong, 0, 3, 7, 9, 10)
+	many := make([]kernels.Landed, 20000) // several launches
+	for i := range many {
+		many[i] = list[i%len(list)]
+	}
+	many[77], many[19999] = wrong[0], wrong[3]
+	verify("many", many, 77, 19999)
+
+	l := dst.Layout()
+	row := make([]byte, l.RowsBytes(1))
+	for _, bit := range []int{0, 1, 1000, 8*len(row) - 1} {
+		dst.Gather(1, to[2], 9, 1, row)
+		row[bit/8] ^= 1 << (bit % 8)
+		dst.Scatter(1, to[2], 9, 1, row)
+		verify("a flipped bit", []kernels.Landed{landed(1, 1), landed(1, 2), landed(0, 2)}, 1)
+		row[bit/8] ^= 1 << (bit % 8)
+		dst.Scatter(1, to[2], 9, 1, row)
+	}
+	verify("mended", list)
+	mustStep(t, src, seqs[0]) // records no layers
+	if err := p.Push(&kernels.Push{Layers: 1, Blocks: pairs, AfterStep: true}); err == nil {
+		t.Error("pushed behind a step without OnLayer")
+	}
+}
+
+func TestMovesRefuse(t *testing.T) {
+	src, dst, p := openPair(t, shape(2, 64, 64, 8, 4, 8, 64), 4, 10, 20)
+	pair := func(s, d int32) []kernels.BlockPair { return []kernels.BlockPair{{Src: 1, Dst: 1}, {Src: s, Dst: d}} }
+	for name, a := range map[string]kernels.Push{
+		"negative source":      {Layers: 1, Blocks: pair(-1, 0)},
+		"source past the pool": {Layers: 1, Blocks: pair(10, 0)},
+		"negative destination": {Layers: 1, Blocks: pair(0, -1)},
+		"past the peer's pool": {Layers: 1, Blocks: pair(0, 20)},
+		"no layers":            {Blocks: pair(0, 0)},
+		"past the layers":      {FirstLayer: 1, Layers: 2, Blocks: pair(0, 0)},
+		"layers overflow":      {FirstLayer: 1<<63 - 1, Layers: 2, Blocks: pair(0, 0)},
+		"negative layer":       {FirstLayer: -1, Layers: 1, Blocks: pair(0, 0)},
+		"negative line":        {Layers: 1, Blocks: pair(0, 0), Line: -1, Value: 1},
+		"past the lines":       {Layers: 1, Blocks: pair(0, 0), Line: kernels.FlagLines, Value: 1},
+		"engine":               {Layers: 1, Blocks: pair(0, 0), Engine: 9},
+		"CTAs":                 {Layers: 1, Blocks: pair(0, 0), CTAs: -1},
+	} {
+		if err := p.Push(&a); err == nil {
+			t.Errorf("%s: pushed", name)
+		}
+	}
+	for name, e := range map[string]kernels.Landed{
+		"layer": {Layer: 2, Rows: 1}, "negative layer": {Layer: -1, Rows: 1}, "block": {Block: 20, Rows: 1}, "negative block": {Block: -1, Rows: 1},
+		"no rows": {}, "rows": {Rows: 5}, "position": {FirstPos: -1, Rows: 1}, "huge position": {FirstPos: 1<<31 - 1, Rows: 1},
+	} {
+		if _, err := dst.Verify(soon(t), []kernels.Landed{{Rows: 1}, e}); err == nil {
+			t.Errorf("verify %s: not refused", name)
+		}
+	}
+	for _, line := range []int{-1, kernels.FlagLines} {
+		if dst.AwaitFlag(soon(t), line, 0) == nil || dst.ClearFlag(line) == nil {
+			t.Errorf("line %d is taken", line)
+		}
+	}
+	// The handle: every field that can be wrong, and its own process.
+	e, err := dst.Export()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := dst.Export()
+	if err != nil || !bytes.Equal(e.Handle, again.Handle) || again.FD != e.FD || len(e.Handle) > kernels.MaxHandle {
+		t.Errorf("second export differs: %v", err)
+	}
+	flags, err := memfd.New("test-flags", int(e.Bytes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer flags.Close()
+	refuse := func(name string, handle, flags []byte) {
+		t.Helper()
+		if p, err := src.OpenPeer(handle, flags); err == nil {
+			p.Close(context.Background())
+			t.Errorf("%s: opened", name)
+		}
+	}
+	refuse("own", e.Handle, flags.Bytes)
+	for i := range e.Handle {
+		h := bytes.Clone(e.Handle)
+		h[i] ^= 0x41
+		refuse("flipped byte", h, flags.Bytes)
+	}
+	refuse("short", e.Handle[:len(e.Handle)-1], flags.Bytes)
+	refuse("long", append(bytes.Clone(e.Handle), 0), flags.Bytes)
+	refuse("empty", nil, flags.Bytes)
+	refuse("short flags", e.Handle, flags.Bytes[:4096])
+	refuse("crooked flags", e.Handle, flags.Bytes[8:])
+	if _, err := src.OpenLocal(open(t, shape(1, 64, 64, 8, 4, 8, 64), randomWeights(shape(1, 64, 64, 8, 4, 8, 64), 1), cuda.Options{BlockTokens: 4})); err == nil {
+		t.Error("opened a pool of another shape")
+	}
+}
+
+// Flags that do not come are late, not for ever; a context that has ended does
+// not undo what is there; a closed peer pushes no more.
+func TestMovesLate(t *testing.T) {
+	_, dst, p := openPair(t, shape(2, 64, 64, 8, 4, 8, 64), 4, 10, 20)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	short, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	defer cancel()
+	if err := dst.AwaitFlag(short, 0, 1); !errors.Is(err, kernels.ErrLate) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a flag that nobody sets: %v", err)
+	}
+	if err := p.Push(&kernels.Push{Layers: 2, Line: 0, Value: 5}); err != nil {
+		t.Fatal(err)
+	}
+	if err := dst.AwaitFlag(soon(t), 0, 4); err != nil || dst.Flag(0) != 5 {
+		t.Errorf("flag is %d: %v", dst.Flag(0), err)
+	}
+	if err := dst.AwaitFlag(ended, 0, 5); err != nil {
+		t.Errorf("a flag that is there: %v", err)
+	}
+	if err := dst.ClearFlag(0); err != nil || dst.Flag(0) != 0 {
+		t.Errorf("flag is %d: %v", dst.Flag(0), err)
+	}
+	if _, err := dst.Verify(ended, []kernels.Landed{{Rows: 1}}); !errors.Is(err, kernels.ErrLate) {
+		t.Errorf("verify: %v", err)
+	}
+	for range 2 {
+		if err := p.Close(soon(t)); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := p.Push(&kernels.Push{Layers: 1}); err == nil {
+		t.Error("pushed to a closed peer")
+	}
+	if err := p.Drain(ended); err != nil {
+		t.Errorf("drain of a closed peer: %v", err)
+	}
+}
+
+// Blocks go to host memory and into other blocks, and nothing else changes, at
+// either end.
+func TestHostMoves(t *testing.T) {
+	const blocks, units = 50, 23
+	for name, g := range geometries() {
+		w := randomWeights(g.arch, 1)
+		b := open(t, g.arch, w, cuda.Options{BlockTokens: g.blockTokens, MaxTokens: 256, MaxSeqs: 4, NoGraphs: true, Blocks: blocks})
+		noise(b, 1)
+		want := imageOf(b)
+		l := b.Layout()
+		layers, run := l.Layers, l.BlockBytes()
+		// Block-first: a unit is all layers' rows, then their digests, between gaps.
+		digestAt := layers * run
+		unit := (digestAt+layers*l.KVHeads*8+15)/16*16 + 48
+		mem, err := memfd.New("test-host", (units*unit+64+4095)/4096*4096)
+		if err != nil {
+			t.Fatal(err)
+		}
+		host, err := b.RegisterHost(mem.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := rand.New(rand.NewPCG(7, 8))
+		for i := range mem.Bytes {
+			mem.Bytes[i] = 0xa5
+		}
+		for round, e := range []kernels.Engine{kernels.Kernel, kernels.Copy, kernels.Auto, kernels.Kernel} {
+			ctas := []int{1, 0, 4, 8}[round]
+			first := round % layers
+			n := layers - first
+			var places, back []kernels.HostBlock
+			perm := r.Perm(blocks)
+			for i, u := range r.Perm(units) {
+				at := int64(64 + u*unit)
+				p := kernels.HostBlock{Block: int32(r.IntN(blocks)), Rows: at, Digests: at + int64(digestAt), Filled: g.blockTokens}
+				places = append(places, p)
+				p.Block = int32(perm[i])
+				back = append(back, p)
+			}
+			m := kernels.HostMove{Memory: host, FirstLayer: first, Layers: n, Blocks: places, LayerStride: int64(run), DigestStride: int64(8 * l.KVHeads), Engine: e, CTAs: ctas}
+			hostWant := bytes.Clone(mem.Bytes)
+			for _, p := range places {
+				for k := range n {
+					i := (first+k)*blocks + int(p.Block)
+					copy(hostWant[int(p.Rows)+k*run:], want.rows[i])
+					for h, d := range want.digests[i] {
+						for s := range 8 {
+							hostWant[int(p.Digests)+(k*l.KVHeads+h)*8+s] = byte(d >> (8 * s))
+						}
+					}
+				}
+			}
+			gather, err := b.GatherBlocks(&m)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if err := errors.Join(gather.Wait(soon(t)), gather.Wait(soon(t))); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if !bytes.Equal(mem.Bytes, hostWant) {
+				t.Fatalf("%s, engine %d: host memory is not what it should be", name, e)
+			}
+			next := image{slices.Clone(want.rows), slices.Clone(want.digests)}
+			for i, p := range back {
+				for k := range n {
+					to, from := (first+k)*blocks+int(p.Block), (first+k)*blocks+int(places[i].Block)
+					next.rows[to], next.digests[to] = want.rows[from], want.digests[from]
+				}
+			}
+			want = next
+			m.Blocks = back
+			scatter, err := b.ScatterBlocks(&m)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if err := scatter.Wait(soon(t)); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			want.same(t, name+": back", b)
+		}
+		if err := errors.Join(host.Close(), host.Close(), mem.Close()); err != nil {
+			t.Error(err)
+		}
+		if _, err := b.GatherBlocks(&kernels.HostMove{Memory: host, Layers: 1, Blocks: make([]kernels.HostBlock, 1)}); err == nil {
+			t.Error("moved to memory that is not registered any more")
+		}
+	}
+}
+
+// Rows that came back from the host with their digests are good, whole blocks
+// and partial ones; lists of more than one launch.
+func TestHostMovesKeepDigests(t *testing.T) {
+	a := families()["llama gqa2 8"]
+	b := open(t, a, randomWeights(a, 1), cuda.Options{Blocks: 3100, BlockTokens: 8})
+	l := b.Layout()
+	r := rand.New(rand.NewPCG(1, 2))
+	const n = 8*5 + 3
+	mustStep(t, b, kernels.Seq{Tokens: randomTokens(r, n, a.Vocab), Blocks: []int32{0, 1, 2, 3, 4, 5}})
+	unit := (l.Layers*(l.BlockBytes()+8*l.KVHeads) + 15) / 16 * 16
+	mem, err := memfd.New("test-host", (6*unit+4095)/4096*4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	host, err := b.RegisterHost(mem.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	m := kernels.HostMove{Memory: host, Layers: l.Layers, LayerStride: int64(l.BlockBytes()), DigestStride: int64(8 * l.KVHeads)}
+	for i := range 6 {
+		at := int64(i * unit)
+		m.Blocks = append(m.Blocks, kernels.HostBlock{Block: int32(i), Rows: at, Digests: at + int64(l.Layers*l.BlockBytes())})
+	}
+	out, err := b.GatherBlocks(&m)
+	if err != nil || out.Wait(soon(t)) != nil {
+		t.Fatal(err)
+	}
+	var back []kernels.HostBlock
+	var landed []kernels.Landed
+	for i := range 3000 {
+		p := m.Blocks[i%6]
+		p.Block, p.Filled = int32(100+i), min(8, n-8*(i%6))
+		back = append(back, p)
+		for layer := range l.Layers {
+			landed = append(landed, kernels.Landed{Layer: layer, Block: p.Block, FirstPos: 8 * (i % 6), Rows: p.Filled})
+		}
+	}
+	m.Blocks = back
+	in, err := b.ScatterBlocks(&m)
+	if err != nil || in.Wait(soon(t)) != nil {
+		t.Fatal(err)
+	}
+	good, err := b.Verify(soon(t), landed)
+	if err != nil || slices.Contains(good, false) {
+		t.Fatalf("rows from the host: %v", err)
+	}
+
+	bad := func(name string, change func(m *kernels.HostMove)) {
+		t.Helper()
+		m := m
+		m.Blocks = slices.Clone(m.Blocks[:2])
+		change(&m)
+		if p, err := b.GatherBlocks(&m); err == nil {
+			p.Wait(soon(t))
+			t.Errorf("%s: moved", name)
+		}
+	}
+	bad("block", func(m *kernels.HostMove) { m.Blocks[1].Block = 3100 })
+	bad("negative block", func(m *kernels.HostMove) { m.Blocks[1].Block = -1 })
+	bad("filled", func(m *kernels.HostMove) { m.Blocks[1].Filled = 9 })
+	bad("negative rows", func(m *kernels.HostMove) { m.Blocks[1].Rows = -16 })
+	bad("crooked rows", func(m *kernels.HostMove) { m.Blocks[1].Rows += 8 })
+	bad("rows past the end", func(m *kernels.HostMove) { m.Blocks[1].Rows = int64(len(mem.Bytes) - l.BlockBytes()) })
+	bad("digests past the end", func(m *kernels.HostMove) { m.Blocks[1].Digests = int64(len(mem.Bytes)) - 8 })
+	bad("huge rows", func(m *kernels.HostMove) { m.Blocks[1].Rows = 1<<63 - 16 })
+	bad("huge stride", func(m *kernels.HostMove) { m.LayerStride = 1 << 62 })
+	bad("negative stride", func(m *kernels.HostMove) { m.DigestStride = -8 })
+	bad("crooked stride", func(m *kernels.HostMove) { m.LayerStride++ })
+	bad("layers", func(m *kernels.HostMove) { m.FirstLayer = 1 })
+	bad("CTAs", func(m *kernels.HostMove) { m.CTAs = 9 })
+	bad("no memory", func(m *kernels.HostMove) { m.Memory = nil })
+}

@@ -1,0 +1,281 @@
+// Pools of other processes: handles, mapping, marks, and their end. Nothing that
+// a handle says is believed: shape and sizes follow from our own configuration,
+// and the driver says how large the mapped allocation really is.
+#include <time.h>
+#include <unistd.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "move.cuh"
+
+namespace {
+
+constexpr char MAGIC[8] = {'x', 'p', 'y', 'd', 'k', 'v', '4', '\n'};
+
+struct Handle {
+  char magic[8];
+  uint8_t process[16]; // random: CUDA does not open a handle in the process that made it
+  cudaIpcMemHandle_t memory;
+  int32_t layers, blocks, kv_heads, head_dim, block_tokens, lines;
+  int64_t bytes;
+};
+static_assert(sizeof(Handle) <= XK_HANDLE_BYTES, "");
+
+const uint8_t *process_id() {
+  static const struct Id {
+    uint8_t b[16];
+    Id() {
+      if (getrandom(b, sizeof b, 0) != sizeof b) { // pid and time will do
+        int64_t t[2] = {getpid(), time(nullptr)};
+        memcpy(b, t, sizeof b);
+      }
+    }
+  } id;
+  return id.b;
+}
+
+// The size of the allocation at p, which begins there.
+int32_t allocation(void *p, int64_t *bytes) {
+  void *f = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  XK_TRY(cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &f, 12000, cudaEnableDefault, &found));
+  if (found != cudaDriverEntryPointSuccess) return xk_fail(XK_CUDA, "no cuMemGetAddressRange in this driver");
+  CUdeviceptr base = 0;
+  size_t size = 0;
+  CUresult r = reinterpret_cast<CUresult (*)(CUdeviceptr *, size_t *, CUdeviceptr)>(f)(&base, &size, CUdeviceptr(p));
+  if (r != CUDA_SUCCESS) return xk_fail(XK_CUDA, "cuMemGetAddressRange: %d", int(r));
+  *bytes = base == CUdeviceptr(p) ? int64_t(size) : 0;
+  return XK_OK;
+}
+
+int32_t no_peer(const char *what, cudaError_t e) {
+  cudaGetLastError(); // not of later calls
+  return xk_fail(XK_NO_PEER, "%s: %s", what, cudaGetErrorString(e));
+}
+
+int32_t fill(xk_peer *p, void *flags) {
+  xk_ctx *c = p->c;
+  cudaError_t e = cudaHostRegister(flags, int64_t(XK_FLAG_LINES) * XK_FLAG_STRIDE, cudaHostRegisterMapped | cudaHostRegisterPortable);
+  if (e != cudaSuccess) return no_peer("register the peer's flags", e);
+  p->pinned = flags;
+  void *seen;
+  XK_TRY(cudaHostGetDevicePointer(&seen, flags, 0));
+  p->host_flags = static_cast<uint8_t *>(seen);
+  p->to = Side(c->cfg, p->blocks, p->region);
+  XK_TRY(cudaMalloc(&p->ticket, sizeof *p->ticket));
+  XK_TRY(cudaMemset(p->ticket, 0, sizeof *p->ticket));
+  int least, greatest;
+  XK_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  XK_TRY(cudaStreamCreateWithPriority(&p->stream, cudaStreamNonBlocking, greatest));
+  XK_TRY(cudaEventCreateWithFlags(&p->fork, cudaEventDisableTiming));
+  for (int i = 0; i < xk_peer::LANES; i++) {
+    XK_TRY(cudaStreamCreateWithPriority(&p->lanes[i], cudaStreamNonBlocking, greatest));
+    XK_TRY(cudaEventCreateWithFlags(&p->join[i], cudaEventDisableTiming));
+  }
+  XK_TRY(cudaDeviceSynchronize());
+  std::lock_guard<std::mutex> hold(c->moves->mu);
+  c->moves->peers.push_back(p);
+  return XK_OK;
+}
+
+void destroy(xk_peer *p) {
+  cudaSetDevice(p->c->cfg.device);
+  if (p->stream) cudaStreamDestroy(p->stream);
+  if (p->fork) cudaEventDestroy(p->fork);
+  for (int i = 0; i < xk_peer::LANES; i++) {
+    if (p->lanes[i]) cudaStreamDestroy(p->lanes[i]);
+    if (p->join[i]) cudaEventDestroy(p->join[i]);
+  }
+  if (p->ticket) cudaFree(p->ticket);
+  if (p->pinned) cudaHostUnregister(p->pinned);
+  if (p->mapped) cudaIpcCloseMemHandle(p->region);
+  cudaGetLastError();
+  delete p;
+}
+
+int32_t finish(xk_peer *p, void *flags, xk_peer **out) {
+  int32_t s = fill(p, flags);
+  if (s == XK_OK) *out = p;
+  else destroy(p);
+  return s;
+}
+
+int32_t flags_ok(const void *flags, int64_t bytes) {
+  if (flags && reinterpret_cast<uintptr_t>(flags) % 4096 == 0 && bytes >= int64_t(XK_FLAG_LINES) * XK_FLAG_STRIDE) return XK_OK;
+  return xk_fail(XK_INVALID, "flags of %lld bytes: want whole pages, %d bytes", (long long)bytes, XK_FLAG_LINES * XK_FLAG_STRIDE);
+}
+
+} // namespace
+
+int32_t xk_export(xk_ctx *c, void *handle) {
+  if (!c->blocks) return xk_fail(XK_INVALID, "export before start");
+  const xk_config &g = c->cfg;
+  XK_TRY(cudaSetDevice(g.device));
+  Handle h = {};
+  memcpy(h.magic, MAGIC, sizeof MAGIC);
+  memcpy(h.process, process_id(), sizeof h.process);
+  cudaError_t e = cudaIpcGetMemHandle(&h.memory, c->region);
+  if (e != cudaSuccess) return no_peer("cudaIpcGetMemHandle", e);
+  h.layers = g.layers, h.blocks = c->blocks, h.kv_heads = g.kv_heads, h.head_dim = g.head_dim, h.block_tokens = g.block_tokens, h.lines = XK_FLAG_LINES;
+  h.bytes = Parts(g, c->blocks).bytes;
+  memset(handle, 0, XK_HANDLE_BYTES);
+  memcpy(handle, &h, sizeof h);
+  return XK_OK;
+}
+
+int32_t xk_flag_clear(xk_ctx *c, int32_t line) {
+  if (line < 0 || line >= XK_FLAG_LINES || !c->blocks) return xk_fail(XK_INVALID, "flag line %d of %d", line, XK_FLAG_LINES);
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  XK_TRY(cudaMemset(c->region + Parts(c->cfg, c->blocks).flags + int64_t(line) * XK_FLAG_STRIDE, 0, 8));
+  return XK_OK;
+}
+
+int32_t xk_peer_open(xk_ctx *c, const void *handle, int64_t handle_bytes, void *flags, int64_t flag_bytes, xk_peer **out) {
+  *out = nullptr;
+  const xk_config &g = c->cfg;
+  Handle h;
+  if (!c->blocks || handle_bytes != XK_HANDLE_BYTES) return xk_fail(XK_INVALID, "handle of %lld bytes, want %d", (long long)handle_bytes, XK_HANDLE_BYTES);
+  memcpy(&h, handle, sizeof h);
+  if (memcmp(h.magic, MAGIC, sizeof MAGIC)) return xk_fail(XK_INVALID, "this is no handle of this version");
+  if (h.layers != g.layers || h.kv_heads != g.kv_heads || h.head_dim != g.head_dim || h.block_tokens != g.block_tokens || h.lines != XK_FLAG_LINES)
+    return xk_fail(XK_INVALID, "the peer's pool has %d layers, %d KV heads of %d, blocks of %d; this one %d, %d, %d, %d", h.layers, h.kv_heads, h.head_dim,
+                   h.block_tokens, g.layers, g.kv_heads, g.head_dim, g.block_tokens);
+  if (h.blocks < 1 || h.blocks > 1 << 30 || h.bytes != Parts(g, h.blocks).bytes) return xk_fail(XK_INVALID, "the peer's pool has %d blocks in %lld bytes", h.blocks, (long long)h.bytes);
+  if (!memcmp(h.process, process_id(), sizeof h.process)) return xk_fail(XK_INVALID, "the handle is this process's own");
+  XK_OK_OR_RETURN(flags_ok(flags, flag_bytes));
+  XK_TRY(cudaSetDevice(g.device));
+  xk_peer *p = new xk_peer;
+  p->c = c, p->blocks = h.blocks;
+  void *at = nullptr;
+  cudaError_t e = cudaIpcOpenMemHandle(&at, h.memory, cudaIpcMemLazyEnablePeerAccess);
+  if (e != cudaSuccess) {
+    delete p;
+    return no_peer("cudaIpcOpenMemHandle", e);
+  }
+  p->region = static_cast<uint8_t *>(at), p->mapped = true;
+  int64_t real = 0;
+  int32_t s = allocation(at, &real);
+  if (s == XK_OK && real < h.bytes) s = xk_fail(XK_INVALID, "the peer's memory has %lld bytes, it says %lld", (long long)real, (long long)h.bytes);
+  if (s != XK_OK) {
+    destroy(p);
+    return s;
+  }
+  return finish(p, flags, out);
+}
+
+int32_t xk_peer_local(xk_ctx *c, xk_ctx *to, void *flags, int64_t flag_bytes, xk_peer **out) {
+  *out = nullptr;
+  const xk_config &g = c->cfg, &t = to->cfg;
+  if (!c->blocks || !to->blocks || t.layers != g.layers || t.kv_heads != g.kv_heads || t.head_dim != g.head_dim || t.block_tokens != g.block_tokens)
+    return xk_fail(XK_INVALID, "the two pools are not of one shape");
+  XK_OK_OR_RETURN(flags_ok(flags, flag_bytes));
+  XK_TRY(cudaSetDevice(g.device));
+  if (g.device != t.device) {
+    cudaError_t e = cudaDeviceEnablePeerAccess(t.device, 0);
+    if (e != cudaSuccess && e != cudaErrorPeerAccessAlreadyEnabled) return no_peer("cudaDeviceEnablePeerAccess", e);
+    cudaGetLastError();
+  }
+  xk_peer *p = new xk_peer;
+  p->c = c, p->blocks = to->blocks, p->region = to->region;
+  return finish(p, flags, out);
+}
+
+int32_t xk_peer_mark(xk_peer *p, xk_mark **out) {
+  std::lock_guard<std::mutex> hold(p->mu);
+  return xk_mark_make(p->c, p->stream, out);
+}
+
+int32_t xk_peer_close(xk_peer *p) {
+  XK_TRY(cudaSetDevice(p->c->cfg.device));
+  cudaError_t e = cudaStreamQuery(p->stream);
+  if (e == cudaErrorNotReady) return xk_fail(XK_LATE, "pushes are under way");
+  XK_TRY(e);
+  {
+    std::lock_guard<std::mutex> hold(p->c->moves->mu);
+    auto &all = p->c->moves->peers;
+    all.erase(std::remove(all.begin(), all.end(), p), all.end());
+  }
+  destroy(p);
+  return XK_OK;
+}
+
+// ---------------------------------------------------------------- marks
+
+int32_t xk_mark_make(xk_ctx *c, cudaStream_t s, xk_mark **out) {
+  *out = nullptr;
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  cudaEvent_t e;
+  XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+  cudaError_t err = cudaEventRecord(e, s);
+  if (err != cudaSuccess) {
+    cudaEventDestroy(e);
+    return xk_fail(XK_CUDA, "cudaEventRecord: %s", cudaGetErrorString(err));
+  }
+  *out = new xk_mark{c->cfg.device, e};
+  return XK_OK;
+}
+
+static int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+int32_t xk_wait_event(cudaEvent_t e, int64_t timeout_ns) {
+  int64_t began = now_ns();
+  for (;;) {
+    cudaError_t r = cudaEventQuery(e);
+    if (r == cudaSuccess) return XK_OK;
+    if (r != cudaErrorNotReady) return xk_fail(XK_CUDA, "cudaEventQuery: %s", cudaGetErrorString(r));
+    int64_t passed = now_ns() - began;
+    if (passed >= timeout_ns) return xk_fail(XK_LATE, "not done after %lld us", (long long)passed / 1000);
+    if (passed > 50000) {
+      timespec nap = {0, 20000};
+      nanosleep(&nap, nullptr);
+    }
+  }
+}
+
+int32_t xk_wait(xk_mark *m, int64_t timeout_ns) {
+  XK_TRY(cudaSetDevice(m->device));
+  return xk_wait_event(m->event, timeout_ns);
+}
+
+int32_t xk_mark_free(xk_mark *m) {
+  if (!m) return XK_OK;
+  cudaSetDevice(m->device);
+  cudaEventDestroy(m->event);
+  delete m;
+  return XK_OK;
+}
+
+// ---------------------------------------------------------------- the context's part
+
+int32_t xk_moves_open(xk_ctx *c) {
+  c->moves = new Moves;
+  int least, greatest;
+  XK_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  for (Verifier &v : c->moves->verifiers) {
+    XK_TRY(cudaStreamCreateWithPriority(&v.stream, cudaStreamNonBlocking, greatest));
+    XK_TRY(cudaEventCreateWithFlags(&v.done, cudaEventDisableTiming));
+    XK_OK_OR_RETURN(xk_alloc_pinned(c, &v.bad, Verifier::MOST));
+  }
+  for (cudaStream_t &s : c->moves->move_stream) XK_TRY(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, greatest));
+  return xk_hostmove_init();
+}
+
+// The device is idle here.
+void xk_moves_close(xk_ctx *c) {
+  if (!c->moves) return;
+  for (xk_peer *p : c->moves->peers) destroy(p);
+  for (Verifier &v : c->moves->verifiers) {
+    if (v.stream) cudaStreamDestroy(v.stream);
+    if (v.done) cudaEventDestroy(v.done);
+  }
+  for (cudaStream_t s : c->moves->move_stream)
+    if (s) cudaStreamDestroy(s);
+  delete c->moves;
+  c->moves = nullptr;
+}
