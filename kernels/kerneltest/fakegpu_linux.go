@@ -108,6 +108,13 @@ func (g *FakeGPU) Busy(block int32) bool {
 	return g.busy[block] > 0
 }
 
+// Pushing tells whether a push is under way.
+func (g *FakeGPU) Pushing() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.busy) > 0
+}
+
 // Spoil flips a bit of a block once it has landed, before it is verified.
 func (g *FakeGPU) Spoil(layer int, block int32) {
 	g.mu.Lock()
