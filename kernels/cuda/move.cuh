@@ -64,6 +64,14 @@ struct xk_mark {
   cudaEvent_t event;
 };
 
+// Lists of pairs that kernels read; freed is theirs to write.
+struct PairRing {
+  static constexpr int PAIRS = 1 << 17;
+  xk_pair *pairs = nullptr; // pinned, as is freed
+  uint64_t *freed = nullptr;
+  uint64_t head = 0;
+};
+
 struct xk_peer {
   xk_ctx *c;
   std::mutex mu;
@@ -74,6 +82,7 @@ struct xk_peer {
   int blocks = 0;
   Side to;
   unsigned *ticket = nullptr; // zero between launches
+  PairRing ring;
   static constexpr int LANES = 4; // of copy engines
   cudaStream_t stream = nullptr, lanes[LANES] = {};
   cudaEvent_t fork = nullptr, join[LANES] = {};

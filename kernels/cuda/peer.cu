@@ -66,6 +66,9 @@ int32_t fill(xk_peer *p, void *flags) {
   p->to = Side(c->cfg, p->blocks, p->region);
   XK_TRY(cudaMalloc(&p->ticket, sizeof *p->ticket));
   XK_TRY(cudaMemset(p->ticket, 0, sizeof *p->ticket));
+  XK_TRY(cudaHostAlloc(reinterpret_cast<void **>(&p->ring.pairs), PairRing::PAIRS * sizeof(xk_pair) + 64, cudaHostAllocMapped));
+  p->ring.freed = reinterpret_cast<uint64_t *>(p->ring.pairs + PairRing::PAIRS);
+  *p->ring.freed = 0;
   int least, greatest;
   XK_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   XK_TRY(cudaStreamCreateWithPriority(&p->stream, cudaStreamNonBlocking, greatest));
@@ -89,6 +92,7 @@ void destroy(xk_peer *p) {
     if (p->join[i]) cudaEventDestroy(p->join[i]);
   }
   if (p->ticket) cudaFree(p->ticket);
+  if (p->ring.pairs) cudaFreeHost(p->ring.pairs);
   if (p->pinned) cudaHostUnregister(p->pinned);
   if (p->mapped) cudaIpcCloseMemHandle(p->region);
   cudaGetLastError();
@@ -125,10 +129,17 @@ int32_t xk_export(xk_ctx *c, void *handle) {
   return XK_OK;
 }
 
-int32_t xk_flag_clear(xk_ctx *c, int32_t line) {
+int32_t xk_flag(xk_ctx *c, int32_t line, void **device) {
   if (line < 0 || line >= XK_FLAG_LINES || !c->blocks) return xk_fail(XK_INVALID, "flag line %d of %d", line, XK_FLAG_LINES);
+  *device = c->region + Parts(c->cfg, c->blocks).flags + int64_t(line) * XK_FLAG_STRIDE;
+  return XK_OK;
+}
+
+int32_t xk_flag_clear(xk_ctx *c, int32_t line) {
+  void *at;
+  XK_OK_OR_RETURN(xk_flag(c, line, &at));
   XK_TRY(cudaSetDevice(c->cfg.device));
-  XK_TRY(cudaMemset(c->region + Parts(c->cfg, c->blocks).flags + int64_t(line) * XK_FLAG_STRIDE, 0, 8));
+  XK_TRY(cudaMemset(at, 0, 8));
   return XK_OK;
 }
 
