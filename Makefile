@@ -62,7 +62,7 @@ goldens: ## remake recorded goldens (needs Python with torch, transformers)
 bench: ## the CPU figures of bench/: LLAMA2C and LLAMA2C_OMP are llama2.c's run, built apart
 	$(GO) run ./scripts/bench -run "$(LLAMA2C)" -run-omp "$(LLAMA2C_OMP)"
 
-bench-router: ## the router's cost beside nginx and other P/D routers: eight quiet minutes
+bench-router: ## the router's cost beside nginx and other P/D routers: fifteen quiet minutes
 	scripts/bench-router
 
 bench-kv: ## the KV transfer figures of bench/, peers included: four quiet minutes

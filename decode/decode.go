@@ -47,6 +47,9 @@ type Config struct {
 	// Warm, when set, brings what lower tiers have of a prompt into the cache,
 	// so that it need not come from prefill. It is bounded in time.
 	Warm func(ctx context.Context, tokens []int32, salt string)
+	// Self, when set, says how prefill reaches this worker for what it has of a
+	// prompt; Tokens is left out.
+	Self func() handoff.Peer
 }
 
 // DefaultConfig returns the documented settings for a pool of blocks.
@@ -171,6 +174,7 @@ func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Repor
 	if err != nil {
 		return fail("reserve blocks", err, ticket.NoSpace)
 	}
+	order = s.withPeers(c, order, table)
 	s.cache.SetState(c.Owner, kvcache.StateReceiving)
 	start = time.Now()
 	in, err := session.Request(ctx, s.ticket(c, order, table, session.Unchecked()))
@@ -213,6 +217,28 @@ func (s *Service) reserve(ctx context.Context, c *Claim) (blocks []int32, had in
 	return blocks, hit / s.cache.BlockTokens(), err
 }
 
+// withPeers adds to an encoded order who has what of the prompt: this worker's
+// part is held until the ticket is over.
+func (s *Service) withPeers(c *Claim, order []byte, t *table) []byte {
+	o := c.Order
+	if s.cfg.Self == nil || c.LeaseID != "" || o.PromptLogprobs >= 0 {
+		return order
+	}
+	if had := t.had * s.cache.BlockTokens(); had > 0 {
+		self := s.cfg.Self()
+		self.Tokens = had
+		o.Peers = append([]handoff.Peer{self}, o.Peers...)
+	}
+	if len(o.Peers) == 0 {
+		return order
+	}
+	more, err := o.Encode()
+	if err != nil {
+		return order
+	}
+	return more
+}
+
 // ticket asks for what the table's blocks lack.
 func (s *Service) ticket(c *Claim, order []byte, t *table, trust bool) kvconn.TicketSpec {
 	spec := kvconn.TicketSpec{
@@ -241,6 +267,11 @@ func (s *Service) fence(in *kvconn.Incoming, c *Claim, name kvcache.Hash, t *tab
 		return
 	}
 	s.cache.Release(blocks[:had], owner)
+	s.quarantine(in, owner, fresh)
+}
+
+// quarantine takes blocks out of use until in's fence holds.
+func (s *Service) quarantine(in *kvconn.Incoming, owner string, fresh []int32) {
 	s.cache.Quarantine(fresh, owner)
 	s.log.Warn("blocks quarantined: a store into them does not end", "owner", owner, "blocks", len(fresh))
 	s.mu.Lock()

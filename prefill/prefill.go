@@ -11,6 +11,9 @@
 // For foreign proxies a prompt can also be run first (Keep) and collected
 // later under a lease.
 //
+// Whoever has a prompt's beginning cached also gives it to workers that lack it
+// (give.go).
+//
 // Non-goals: HTTP, tokenising, choosing peers.
 package prefill
 
@@ -42,6 +45,21 @@ type Config struct {
 	// Remembered is how many finished links are remembered for a router leg
 	// that comes after its ticket is over.
 	Remembered int
+	// Warm, when set, brings what lower tiers and these peers have of a prompt
+	// into the cache, so that it need not be computed. It is bounded in time.
+	Warm func(ctx context.Context, w Wanted)
+	// Give, when set, answers tickets for what is cached here; see give.go.
+	Give func(ctx context.Context, a Asked) (blocks []int32, release func(), err error)
+	// GiveTime bounds such a ticket, whatever deadline it has.
+	GiveTime time.Duration
+}
+
+// Wanted is a prompt that is about to be computed.
+type Wanted struct {
+	RequestID string
+	Tokens    []int32
+	Salt      string
+	Peers     []handoff.Peer // who have its beginning
 }
 
 // DefaultConfig returns the documented settings.
@@ -100,6 +118,10 @@ func (s *Service) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 		s.fail(o, &endError{ticket.Refused, err.Error()})
 		return
 	}
+	if order.Cached {
+		s.serveCached(ctx, o, order.Salt)
+		return
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	end, err := s.links.begin(t.Link, order.Index, order.Of, cancel)
@@ -116,6 +138,9 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 	src := newSource(s.pool, s.layout, len(t.Tokens), t.DestBlockTokens)
 	if err := s.accept(o, src); err != nil {
 		return Report{Outcome: kvconn.OutcomeOf(err, ticket.Dead), Message: err.Error()}
+	}
+	if order.PromptLogprobs < 0 { // else all of it is computed
+		s.warm(ctx, Wanted{t.RequestID, t.Tokens, order.Salt, order.Peers})
 	}
 	h, err := s.engine.Submit(ctx, &engine.Request{
 		ID: t.RequestID, Prompt: t.Tokens, N: order.N, Sampling: order.Sampling,
@@ -141,6 +166,12 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 	}
 	return Report{Outcome: ticket.Done, PromptTokens: len(t.Tokens), CachedTokens: draft.Cached,
 		QueueUS: draft.QueueUS, ComputeUS: draft.ComputeUS}
+}
+
+func (s *Service) warm(ctx context.Context, w Wanted) {
+	if s.cfg.Warm != nil {
+		s.cfg.Warm(ctx, w)
+	}
 }
 
 // accept takes the ticket on with src, in the form that the receiver keeps.
@@ -230,11 +261,11 @@ func outcomeOf(err error) ticket.Outcome {
 	switch {
 	case errors.As(err, &end):
 		return end.outcome
-	case errors.As(err, &bad), errors.Is(err, ErrLeaseExists):
+	case errors.As(err, &bad), errors.Is(err, ErrLeaseExists), errors.Is(err, ErrNotCached):
 		return ticket.Refused
 	case errors.As(err, &long): // for this worker; decode had room
 		return ticket.NoSpace
-	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrClosed), errors.Is(err, ErrTooManyLeases):
+	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrClosed), errors.Is(err, ErrTooManyLeases), errors.Is(err, ErrGivesEnough):
 		return ticket.NoSpace
 	case errors.Is(err, context.DeadlineExceeded):
 		return ticket.Late

@@ -26,6 +26,7 @@ type attempt struct {
 	falls  dialect.Shape // because of this; "" for engines without a partner
 	asked  bool          // for the usage; the handler's own
 	hedge  *hedge        // whose other attempt may be first; mostly nil
+	peer   *dialect.Peer // who has more of the prompt than the pair; mostly nil
 
 	pDone chan struct{} // prefill's goroutine is over
 	dDone chan struct{} // decode has answered or failed
@@ -56,6 +57,7 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	a.p = newLeg(fleet.Prefill, &c.Prefill.Instance, version)
 	a.d = newLeg(fleet.Decode, &c.Decode.Instance, version)
 	a.p.span, a.d.span = q.spanOf(), q.spanOf()
+	a.peer = a.findPeer()
 	q.mu.Lock()
 	q.attempts = append(q.attempts, a)
 	q.state, q.since = stateWaiting, a.start
@@ -111,7 +113,7 @@ func (a *attempt) run() (*answer, *failure) {
 	}
 	x := &dialect.Exchange{RequestID: a.q.id, Link: a.link, Path: a.q.path, Body: a.q.body, Top: &a.q.top, Seed: a.q.seed,
 		Prefill: a.p.inst, Decode: a.d.inst, PrefillRank: a.choice.PrefillRank, DecodeRank: a.choice.DecodeRank,
-		Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace, Authorization: a.q.auth}
+		Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace, Authorization: a.q.auth, Peer: a.peer}
 	r.legs.add(a.d)
 	if !a.alone {
 		r.legs.add(a.p)

@@ -10,12 +10,20 @@ import (
 )
 
 // followPicks brings the picker's table up to each change of the fleet and of
-// who has passed a probe, so that requests need not.
+// who has passed a probe, so that requests need not. A little after the first
+// pair is there, most of the fleet is, and other routers' knowledge is of use.
 func (r *Router) followPicks() {
+	asks := r.share != nil
+	var settled <-chan time.Time
 	for {
 		changed, probed := r.fleet.Changed(), r.probes.changed()
 		r.picker.Refresh(r.view())
+		if asks && r.picker.Ready(r.view()) {
+			asks, settled = false, time.After(settling)
+		}
 		select {
+		case <-settled:
+			r.share.Ask()
 		case <-changed:
 		case <-probed:
 		case <-r.ctx.Done():
@@ -23,6 +31,8 @@ func (r *Router) followPicks() {
 		}
 	}
 }
+
+const settling = time.Second
 
 // maxHead is how much of a prompt's beginning counts for consistent hashing.
 const maxHead = 1 << 10
@@ -72,6 +82,7 @@ func pickCollectors(r *Router) []prometheus.Collector {
 	}
 	e := r.kv
 	return []prometheus.Collector{
+		gauge("xpyd_router_prefix_bytes", "Memory of where prefixes went, by their text. At pick.affinity_bytes the oldest are forgotten; 0 long after a start: other routers told nothing, and no prompt is long enough.", func() float64 { return float64(r.picker.AffinityBytes()) }),
 		gauge("xpyd_router_kv_index_blocks", "Blocks of all workers in the index of KV events.", func() float64 { return float64(e.index.Stats().Blocks) }),
 		gauge("xpyd_router_kv_index_bytes", "Memory of that index. At kv_events.index_bytes it forgets what no prompt asks for.", func() float64 { return float64(e.index.Stats().Bytes) }),
 		count("xpyd_router_kv_index_evicted_total", "Blocks forgotten to stay within kv_events.index_bytes. If it rises fast, raise that.", func() uint64 { return e.index.Stats().Evicted }),

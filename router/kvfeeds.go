@@ -25,6 +25,9 @@ type Events struct {
 	// one in GPU memory, 0 to 1.
 	HostWeight float64 `koanf:"host_weight"`
 	DiskWeight float64 `koanf:"disk_weight"`
+	// PeerTokens: a worker outside the pair that has so many tokens more of a
+	// prompt is named to the pair, which fetches them. 0: never.
+	PeerTokens int `koanf:"peer_tokens"`
 	// Tokenizers are for prompts that come as text; without one for their
 	// model they are matched by text.
 	Tokenizers []Tokenizer `koanf:"tokenizers"`
@@ -37,7 +40,9 @@ type Tokenizer struct {
 }
 
 // DefaultEvents has room for four million blocks.
-func DefaultEvents() Events { return Events{IndexBytes: 256 << 20, HostWeight: 0.8, DiskWeight: 0.4} }
+func DefaultEvents() Events {
+	return Events{IndexBytes: 256 << 20, HostWeight: 0.8, DiskWeight: 0.4, PeerTokens: 32}
+}
 
 // Validate returns a *config.KeyError.
 func (e Events) Validate() error {
@@ -51,6 +56,9 @@ func (e Events) Validate() error {
 		if !(w.v >= 0 && w.v <= 1) {
 			return bad(w.key, "%v is not within 0 and 1", w.v)
 		}
+	}
+	if e.PeerTokens < 0 {
+		return bad("peer_tokens", "%d is negative", e.PeerTokens)
 	}
 	seen := map[string]bool{}
 	for n, t := range e.Tokenizers {
@@ -226,6 +234,7 @@ func portAfter(addr string, n int) (string, bool) {
 // warm tells a pick request who has how much of its prompt, if the policy
 // wants to know and the prompt's tokens can be known.
 func (e *kvFeeds) warm(q *request, req *pick.Request) {
+	q.reaches = q.reaches[:0]
 	if q.probe || !usesEvents(e.r.picker.Policy()) {
 		return
 	}
@@ -236,6 +245,7 @@ func (e *kvFeeds) warm(q *request, req *pick.Request) {
 	req.Tokens, req.Tokenized = len(tokens), true
 	weight := [kvevents.Tiers]float64{1, e.r.cfg.Events.HostWeight, e.r.cfg.Events.DiskWeight}
 	for _, h := range e.index.Match(&index.Query{Model: q.top.Model, Salt: saltOf(q.top.Salt), Tokens: tokens}) {
+		q.noteReach(h.Key.ID, h.Key.Epoch, h.Total())
 		worth := 0.0
 		for tier, n := range h.Tokens {
 			worth += weight[tier] * float64(n)

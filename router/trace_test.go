@@ -249,6 +249,7 @@ func TestRecentRequests(t *testing.T) {
 	g.inOrder(story)
 	for i := range 5 {
 		g.post("/v1/completions", askStream, "x-request-id", fmt.Sprint("r", i))
+		g.until("idle", g.idle) // its client may know of the end first
 	}
 	g.post("/v1/completions", `{"model":"none","prompt":"Once upon"}`, "x-request-id", "refused")
 	g.until("idle", g.idle)

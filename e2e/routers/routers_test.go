@@ -4,6 +4,7 @@ package routers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -104,10 +105,20 @@ func TestOneDies(t *testing.T) {
 	if r := cluster.Post(t.Context(), client, b.URL+"/v1/completions", long); !r.Good() || r.Text != want.Text {
 		t.Errorf("afterwards: %v", r)
 	}
+	if r := cluster.Post(t.Context(), client, b.URL+"/v1/completions", strings.Replace(long, "Once upon a time", strings.Repeat("Once upon a time ", 16), 1)); !r.Good() {
+		t.Errorf("a long prompt: %v", r)
+	}
 	again := cluster.Alone(t, "--nats", nats.URL)
 	again.WaitServing(t, limit, 2, 2)
 	peers(t, again, 1)
 	peers(t, b, 1)
+	cluster.Wait(t, limit, "prefixes known before there was a request", func() error {
+		n, err := again.Metric("xpyd_router_prefix_bytes")
+		if err == nil && n == 0 {
+			err = errors.New("none")
+		}
+		return err
+	})
 }
 
 // stream is cluster.Post that says when the first byte is there.

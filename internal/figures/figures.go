@@ -7,8 +7,10 @@ package figures
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,11 +49,10 @@ type Book struct {
 func Open(dir, name string) (*Book, error) {
 	b := &Book{date: time.Now().UTC().Format("2006-01-02"), device: Device()}
 	b.rawPath = filepath.Join(dir, "raw", b.date+"-"+name+".log")
-	commit, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output()
-	if err != nil {
-		return nil, fmt.Errorf("git rev-parse: %w", err)
+	var err error
+	if b.commit, err = head(); err != nil {
+		return nil, err
 	}
-	b.commit = strings.TrimSpace(string(commit))
 	if b.raw, err = appendTo(b.rawPath); err != nil {
 		return nil, err
 	}
@@ -61,6 +62,40 @@ func Open(dir, name string) (*Book, error) {
 	}
 	b.Logf("\n# %s commit %s on %s: %s", time.Now().UTC().Format(time.RFC3339), b.commit, b.device, strings.Join(os.Args, " "))
 	return b, nil
+}
+
+// head is the commit that is checked out.
+func head() (string, error) {
+	commit, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output()
+	if err != nil {
+		return "", fmt.Errorf("git rev-parse: %w", err)
+	}
+	return strings.TrimSpace(string(commit)), nil
+}
+
+// Here says which figures of DIR/results/NAME.jsonl are of the commit that is
+// checked out.
+func Here(dir, name string) (map[string]bool, error) {
+	commit, err := head()
+	if err != nil {
+		return nil, err
+	}
+	lines, err := os.Open(filepath.Join(dir, "results", name+".jsonl"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer lines.Close()
+	newest := map[string]Figure{}
+	if err := Newest(newest, lines); err != nil {
+		return nil, fmt.Errorf("%s: %w", lines.Name(), err)
+	}
+	here := map[string]bool{}
+	for name, f := range newest {
+		here[name] = f.Commit == commit
+	}
+	return here, nil
 }
 
 func appendTo(path string) (*os.File, error) {

@@ -36,6 +36,15 @@ type Order struct {
 	Salt           string          `json:"salt,omitempty"`
 	Urgent         bool            `json:"urgent,omitempty"` // a router's probe: before what waits
 
+	// Peers have some of the prompt, and prefill may fetch from them what it
+	// lacks: decode itself, who holds its part until the ticket is over, and
+	// whom the router knows.
+	Peers []Peer `json:"peers,omitempty"`
+	// Cached asks for what the sender has of the tokens, all of them or nothing;
+	// nothing is computed. Of the other fields only Salt counts then; N is 0, so
+	// that a release that does not know Cached refuses.
+	Cached bool `json:"cached,omitempty"`
+
 	// Index and Of number the tickets of one link: a request with a list of
 	// prompts needs one each. The link is over when all Of are.
 	Index int `json:"index"`
@@ -62,7 +71,18 @@ func ParseOrder(b []byte) (*Order, error) {
 		return nil, fmt.Errorf("read order: %w", err)
 	}
 	s := &o.Sampling
+	for i := range o.Peers {
+		if err := o.Peers[i].Validate(); err != nil {
+			return nil, fmt.Errorf("read order: peer %d: %w", i, err)
+		}
+	}
 	switch {
+	case len(o.Peers) > maxPeers:
+		return nil, fmt.Errorf("read order: %d peers, at most %d", len(o.Peers), maxPeers)
+	case o.Cached && (o.N != 0 || o.Of != 0 || len(o.Peers) > 0):
+		return nil, fmt.Errorf("read order: a cached prefix has no choices, links and peers")
+	case o.Cached:
+		return &o, nil
 	case o.N < 1 || o.N > engine.MaxChoices:
 		return nil, fmt.Errorf("read order: n is %d, want 1 to %d", o.N, engine.MaxChoices)
 	case o.Logprobs < -1 || o.Logprobs > maxLogprobs:

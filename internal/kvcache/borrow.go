@@ -42,3 +42,27 @@ func (c *Cache) Borrow(ch *Chain, upto, most int, owner string) (ids []int32, n 
 
 // Name returns the hash of the chain's first tokens, a multiple of Grain.
 func (ch *Chain) Name(tokens int) Hash { return ch.at(tokens / Grain) }
+
+// Knows says whether the index has the unit that ends with h.
+func (c *Cache) Knows(h Hash) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.index[h] != nil
+}
+
+// HoldChain gives owner a reference to each block of the chain's first tokens,
+// whole units, and returns them in order; nil, and nothing held, when the index
+// does not have all of them. It is for another worker's sake, so it is no hit
+// of ours, but Release makes it a use. It stands behind everybody, as Borrow
+// does: nil also when somebody waits for blocks, or when what is left would be
+// less than what the engine is about to need.
+func (c *Cache) HoldChain(ch *Chain, tokens int, owner string) []int32 {
+	c.mu.Lock()
+	defer c.unlock()
+	ids, n, idle := c.find(ch, tokens)
+	if n != tokens || c.waiters.first != nil || len(c.free)+c.cached-idle < c.demand.running+c.demand.next {
+		return nil
+	}
+	c.retain(ids, owner)
+	return ids
+}

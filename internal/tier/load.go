@@ -15,6 +15,20 @@ import (
 // how many were loaded. It is only ever a help: whatever goes wrong, fewer
 // tokens are loaded, and LoadTimeout bounds it.
 func (t *Tiers) Load(ctx context.Context, tokens []int32, salt string, upto int) int {
+	return t.bring(ctx, tokens, salt, upto, false)
+}
+
+// LoadLocal is Load from this worker's own tiers, the shared store left out.
+func (t *Tiers) LoadLocal(ctx context.Context, tokens []int32, salt string, upto int) int {
+	return t.bring(ctx, tokens, salt, upto, true)
+}
+
+// Knows says whether a tier of this worker's own has a unit.
+func (t *Tiers) Knows(key kvcache.Hash) bool {
+	return t != nil && (t.host.has(key) || t.disk.has(key))
+}
+
+func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int, local bool) int {
 	if t == nil || upto < t.cacheUnit() {
 		return 0
 	}
@@ -22,7 +36,7 @@ func (t *Tiers) Load(ctx context.Context, tokens []int32, salt string, upto int)
 	defer cancel()
 	chain := t.cache.NewChain(salt)
 	chain.Extend(tokens[:min(upto, len(tokens))])
-	var far lookup
+	far := lookup{over: local}
 	for {
 		from := t.cache.Reach(&chain, upto)
 		least := max(t.cfg.MinLoadTokens, t.cacheUnit())
@@ -33,7 +47,7 @@ func (t *Tiers) Load(ctx context.Context, tokens []int32, salt string, upto int)
 		if to-from < least {
 			return 0
 		}
-		wait, mine := t.begin(chain.Name(from + t.cacheUnit()))
+		wait, mine := t.loading.begin(chain.Name(from + t.cacheUnit()))
 		if mine != nil {
 			defer mine()
 			return t.load(ctx, &chain, tokens, from, to)
@@ -60,24 +74,6 @@ func (t *Tiers) reach(ctx context.Context, far *lookup, chain *kvcache.Chain, fr
 		from += unit
 	}
 	return from
-}
-
-// begin claims the load that starts with key; or returns the end of the one
-// that has claimed it.
-func (t *Tiers) begin(key kvcache.Hash) (wait <-chan struct{}, end func()) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if c := t.loading[key]; c != nil {
-		return c, nil
-	}
-	c := make(chan struct{})
-	t.loading[key] = c
-	return nil, func() {
-		t.mu.Lock()
-		delete(t.loading, key)
-		t.mu.Unlock()
-		close(c)
-	}
 }
 
 // load fills blocks with units and indexes them: those of tokens from .. to-1,
@@ -143,27 +139,14 @@ func (t *Tiers) admit(units int) (owner string, most int, ok bool) {
 	return fmt.Sprintf("tier/load-%d", t.loads), units * t.shape.blocks, !t.closed && units > 0
 }
 
-// bucket is what loads may take: rate bytes a second, a second's worth at once
-// and at least one thing.
-type bucket struct {
-	rate int64 // 0: anything
-	have float64
-	at   time.Time // when have was right; zero: never, it is full
-}
-
-// take returns how many of n things of so many bytes may be taken now.
-func (b *bucket) take(n, bytes int, now time.Time) int {
-	if b.rate == 0 {
-		return n
-	}
-	most := max(float64(b.rate), float64(bytes))
-	if b.have += float64(b.rate) * now.Sub(b.at).Seconds(); b.at.IsZero() || b.have > most {
-		b.have = most
-	}
-	b.at = now
-	n = max(min(n, int(b.have/float64(bytes))), 0)
-	b.have -= float64(n * bytes)
-	return n
+// lend takes up to so many blocks out of what loads may have, for a fetch from
+// a peer; settle gives them back.
+func (t *Tiers) lend(blocks, bytes int) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	blocks = t.quota.take(max(min(blocks, t.cfg.LoadBlocks-t.taken), 0), bytes, time.Now())
+	t.taken += blocks
+	return blocks
 }
 
 func (t *Tiers) settle(blocks int) {

@@ -10,6 +10,7 @@ const (
 	tierHost  = Host
 	tierSSD   = "ssd"
 	tierStore = "store"
+	tierPeer  = "peer"
 )
 
 type metrics struct {
@@ -28,10 +29,10 @@ func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		saved:    vec("saved_units_total", "Units written into a tier.", "tier"),
 		dropped:  vec("dropped_units_total", "Units left out because too many waited.", "tier"),
-		hits:     vec("loaded_units_total", "Units that came back into the pool.", "tier"),
-		corrupt:  vec("corrupt_units_total", "Units that did not agree with their digests; they were computed instead.", "tier"),
+		hits:     unitsLoaded(),
+		corrupt:  unitsCorrupt(),
 		errors:   vec("io_errors_total", "Failed reads and writes of the SSD tier.", "op"),
-		loaded:   counter("loaded_tokens_total", "Tokens whose KV was loaded instead of computed."),
+		loaded:   tokensLoaded(),
 		noRoom:   counter("no_room_total", "Loads left out because the pool had no block to spare."),
 		noQuota:  counter("no_quota_total", "Loads that were cut short by kv.load_quota."),
 		loadTime: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "load_seconds", Help: "Time of a request's load.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)}),
@@ -47,6 +48,20 @@ func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
 		}
 	}
 	return m, nil
+}
+
+// What all tiers count in, those of other workers too.
+
+func unitsLoaded() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "loaded_units_total", Help: "Units that came back into the pool."}, []string{"tier"})
+}
+
+func unitsCorrupt() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "corrupt_units_total", Help: "Units that did not agree with their digests, of a peer the fetches of which some did not; they were computed instead."}, []string{"tier"})
+}
+
+func tokensLoaded() prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "loaded_tokens_total", Help: "Tokens whose KV was loaded instead of computed."})
 }
 
 // usage collects how full the tiers are.

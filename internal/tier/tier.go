@@ -138,6 +138,7 @@ type Tiers struct {
 	// patience is how long Back waits for an SSD that is slower than evictions.
 	patience time.Duration
 	metrics  *metrics
+	loading  claims
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
@@ -148,16 +149,15 @@ type Tiers struct {
 	repin   chan struct{} // a poke: pins have changed
 	unsaved atomic.Int64  // units in saves and writes, and in the hands of who reads those
 
-	mu      sync.Mutex
-	cache   *kvcache.Cache // set by Attach, before any event
-	loading map[kvcache.Hash]chan struct{}
-	taken   int       // blocks of loads under way
-	said    time.Time // when complain last did
-	loads   int       // loads begun, ever: their owners' names
-	closed  bool      // no more loads, and no more reads
-	sealed  bool      // writes is closed
-	quota   bucket    // of loads
-	expire  context.CancelFunc
+	mu     sync.Mutex
+	cache  *kvcache.Cache // set by Attach, before any event
+	taken  int            // blocks of loads under way
+	said   time.Time      // when complain last did
+	loads  int            // loads begun, ever: their owners' names
+	closed bool           // no more loads, and no more reads
+	sealed bool           // writes is closed
+	quota  bucket         // of loads
+	expire context.CancelFunc
 }
 
 type save struct {
@@ -186,8 +186,8 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 	}
 	s := shape{backend.Layout(), unitBlocks}
 	t := &Tiers{cfg: cfg, log: log, backend: backend, shape: s, saves: make(chan save, saveQueue), writes: make(chan write, diskQueue),
-		reads: make(chan struct{}, reads), loading: make(map[kvcache.Hash]chan struct{}),
-		pins: newPins(), repin: make(chan struct{}, 1), quota: bucket{rate: cfg.LoadQuota}}
+		reads: make(chan struct{}, reads),
+		pins:  newPins(), repin: make(chan struct{}, 1), quota: bucket{rate: cfg.LoadQuota}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	var err error
 	if t.host, err = newHost(s, cfg.HostBytes, cfg.Eviction, t.pins); err != nil {

@@ -103,6 +103,8 @@ type KV struct {
 	PinShare         float64       `koanf:"pin_share"`          // most of each tier that pins may keep
 	TenantShare      float64       `koanf:"tenant_share"`       // most of host memory that one cache salt may fill; 0: all
 	LoadQuota        config.Size   `koanf:"load_quota"`         // bytes a second that loads may take; 0: any
+	Peers            string        `koanf:"peers"`              // "on" or "off": whether prefixes are fetched from other workers and given to them
+	PeerQuota        config.Size   `koanf:"peer_quota"`         // bytes a second that are given to them; 0: any
 }
 
 // convertAllow gives up the promise of the same tokens for workers that keep
@@ -130,7 +132,7 @@ func DefaultConfig(role fleet.Role) Config {
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
 			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse",
 			SSDSize: 8 << 30, StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
-			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25},
+			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25, Peers: "on"},
 		Log: Log{Level: "info", Format: "text"},
 	}
 }
@@ -191,6 +193,9 @@ func (c *Config) Validate() error {
 	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {
 		return err
 	}
+	if err := oneOf("kv.peers", c.KV.Peers, "on", "off"); err != nil {
+		return err
+	}
 	if err := c.KV.validTiers(); err != nil {
 		return err
 	}
@@ -246,6 +251,7 @@ func (c *Config) Validate() error {
 		{"kv.min_load_tokens", int64(c.KV.MinLoadTokens), 0, 1 << 30},
 		{"kv.write_hits", int64(c.KV.WriteHits), 1, 1 << 20},
 		{"kv.load_quota", int64(c.KV.LoadQuota), 0, 1 << 50},
+		{"kv.peer_quota", int64(c.KV.PeerQuota), 0, 1 << 50},
 	} {
 		if r.v < r.lo || r.v > r.hi {
 			return bad(r.key, "%d is not in %d..%d", r.v, r.lo, r.hi)

@@ -129,7 +129,7 @@ func (g *generation) start(ctx context.Context, i int) (*engine.Handle, *failure
 		g.note(timing{queue: rep.Reserve + rep.Queue, prefill: rep.Prefill, kv: max(0, rep.KV-rep.Queue-rep.Prefill)})
 		r.Prefilled = pre
 	}
-	h, err := g.w.submit(ctx, r)
+	h, err := g.w.submit(ctx, r, g.j.requestID, g.j.peers)
 	if err != nil {
 		if r.Prefilled != nil {
 			g.w.cache.Release(r.Prefilled.Blocks, r.Owner)

@@ -45,6 +45,7 @@ func (w *Worker) newHTTP() *fasthttp.Server {
 		"POST /xpyd/v1/role":        w.serveRole,
 		"GET /xpyd/v1/cache":        w.serveCache,
 		"POST /xpyd/v1/cache/flush": w.serveFlush,
+		"POST /xpyd/v1/cache/reach": w.serveReach,
 		"GET /xpyd/v1/cache/pin":    w.servePins,
 		"POST /xpyd/v1/cache/pin":   w.servePin,
 		"DELETE /xpyd/v1/cache/pin": w.serveUnpin,

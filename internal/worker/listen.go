@@ -32,6 +32,9 @@ func (w *Worker) startKV(d Deps) error {
 	}
 	dcfg := decode.DefaultConfig(w.cache.Blocks())
 	dcfg.ReserveTimeout, dcfg.Warm = w.cfg.ReserveWait, w.warm
+	if w.cfg.KV.Peers == "on" {
+		dcfg.Self = w.self
+	}
 	if dcfg.Metrics, err = decode.NewMetrics(w.registry); err != nil {
 		return err
 	}
@@ -48,9 +51,13 @@ func (w *Worker) startKV(d Deps) error {
 		w.decode.Close()
 		return err
 	})
+	if err := w.openPeers(); err != nil {
+		return err
+	}
 	pcfg := prefill.DefaultConfig()
 	pcfg.Lease, pcfg.TicketWait = w.cfg.LeaseTime, w.cfg.TicketWait
-	w.prefill = prefill.New(pcfg, submitter{w}, w.backend, w.backend.Layout(), w.log)
+	pcfg.Warm, pcfg.Give, pcfg.GiveTime = w.wanted, w.give, 2*w.cfg.KV.LoadTimeout
+	w.prefill = prefill.New(pcfg, w.engine, w.backend, w.backend.Layout(), w.log)
 	if w.server, err = kvconn.NewServer(cfg, w.log, metrics); err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/internal/handoff"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
@@ -18,7 +19,10 @@ type job struct {
 	echo     bool
 	logprobs int // alternatives listed with each token; -1: none
 	urgent   bool
-	items    []item
+	peers    []handoff.Peer // who have the beginning of the prompt, as the router says
+
+	requestID string // the client's
+	items     []item
 }
 
 // source is the request's field that the prompts come from.

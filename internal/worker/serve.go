@@ -78,6 +78,10 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 		ex.requestID = public
 	}
 	j.urgent = string(ctx.Request.Header.Peek(headerProbe)) == "1"
+	j.requestID, j.peers = public, w.hint(&ctx.Request.Header)
+	if ex != nil && ex.leaseID == "" {
+		ex.peers = j.peers
+	}
 	g := w.generate(c, j, ex, id, seed)
 	if j.Stream {
 		w.stream(ctx, c, g, enc)

@@ -4,10 +4,12 @@ import (
 	"context"
 
 	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/internal/handoff"
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/tier"
 	"github.com/xpyd/xpyd/internal/tier/redis"
 	"github.com/xpyd/xpyd/internal/tier/store"
+	"github.com/xpyd/xpyd/prefill"
 )
 
 // openTiers opens what is configured below the pool.
@@ -56,20 +58,12 @@ func (w *Worker) warm(ctx context.Context, tokens []int32, salt string) {
 }
 
 // submit gives the engine a request whose prefix is in the pool as far as any
-// tier has it.
-func (w *Worker) submit(ctx context.Context, r *engine.Request) (*engine.Handle, error) {
+// tier, or one of these peers, has it.
+func (w *Worker) submit(ctx context.Context, r *engine.Request, requestID string, peers []handoff.Peer) (*engine.Handle, error) {
 	if r.Prefilled == nil && r.PromptLogprobs < 0 {
-		w.warm(ctx, r.Prompt, r.Salt)
+		w.wanted(ctx, prefill.Wanted{RequestID: requestID, Tokens: r.Prompt, Salt: r.Salt, Peers: peers})
 	}
 	return w.engine.Submit(ctx, r)
-}
-
-// submitter is the engine as prefill sees it.
-type submitter struct{ *Worker }
-
-// Submit implements prefill.Engine.
-func (s submitter) Submit(ctx context.Context, r *engine.Request) (*engine.Handle, error) {
-	return s.submit(ctx, r)
 }
 
 // listeners hear of the prefix index's changes, each in turn.

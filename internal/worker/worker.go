@@ -69,6 +69,7 @@ type Worker struct {
 	profile *profile.Profiler // of this process, and of the device where it has one
 	cache   *kvcache.Cache
 	tiers   *tier.Tiers // nil: none
+	peers   *tier.Peers // nil: it neither fetches nor gives
 	engine  *engine.Engine
 	prefill *prefill.Service
 	decode  *decode.Service

@@ -34,7 +34,13 @@ type conn struct {
 	fds    []int // offered by the peer and not mapped yet
 }
 
-var _ kvconn.SharedConn = (*conn)(nil)
+var (
+	_ kvconn.SharedConn  = (*conn)(nil)
+	_ kvconn.PrivateConn = (*conn)(nil)
+)
+
+// Private implements kvconn.PrivateConn: both ends talk to their own user only.
+func (c *conn) Private() bool { return true }
 
 // peer asks the kernel who is at the other end.
 func (c *conn) peer() (cred *unix.Ucred, err error) {

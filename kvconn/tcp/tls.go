@@ -63,6 +63,10 @@ type secured struct{ *tls.Conn }
 
 func (s secured) Close() error { return s.NetConn().Close() }
 
+// Private implements kvconn.PrivateConn: both sides have shown a certificate of
+// the fleet's CA before a byte of theirs is read.
+func (s secured) Private() bool { return true }
+
 // secure wraps one end of a connection. The handshake runs with the first read
 // or write, under the deadlines of whoever does that.
 func (t *Transport) secure(c net.Conn, dialled bool) net.Conn {

@@ -28,6 +28,7 @@ const (
 	HeaderDeadline     = "x-xpyd-deadline-ms"   // milliseconds left, so that clocks need not agree
 	HeaderProbe        = "x-xpyd-probe"         // "1": the router's own probe, not user traffic
 	HeaderOutcome      = "x-xpyd-outcome"       // a ticket.Outcome, on failures
+	HeaderKVPeer       = "x-xpyd-kv-peer"       // ID EPOCH URL KV TOKENS of a worker that has more of the prompt
 	HeaderDPRank       = "x-data-parallel-rank" // vLLM's and SGLang's
 )
 
@@ -134,10 +135,20 @@ type Exchange struct {
 	// Authorization is the client's header, if engines are to see it.
 	Authorization string
 
+	// Peer has more of the prompt than the pair; nil: nobody is known to. Of our
+	// own workers only.
+	Peer *Peer
+
 	// Facts is what was asked of prefill; see Asker.
 	Facts Facts
 	// Kept is Result.Kept of a prefill that goes first.
 	Kept Kept
+}
+
+// Peer is a worker that has the first tokens of a prompt.
+type Peer struct {
+	Instance *fleet.Instance
+	Tokens   int
 }
 
 // Answer is the whole answer of a leg that does not carry the response.

@@ -50,7 +50,15 @@ func (Native) Decode(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 	h.Set(HeaderPrefillEpoch, strconv.FormatUint(x.Prefill.Epoch, 10))
 	h.Set(HeaderPrefillKV, x.Prefill.KVAddr)
 	h.Set(HeaderSeed, strconv.FormatInt(x.Seed, 10))
+	peered(h, x)
 	return [][]byte{x.Body}
+}
+
+// peered names who has more of the prompt.
+func peered(h *fasthttp.RequestHeader, x *Exchange) {
+	if p := x.Peer; p != nil {
+		h.Set(HeaderKVPeer, fmt.Sprintf("%s %d %s %s %d", p.Instance.ID, p.Instance.Epoch, p.Instance.URL, p.Instance.KVAddr, p.Tokens))
+	}
 }
 
 // Result reads {"outcome","message"}.

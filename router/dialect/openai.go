@@ -26,5 +26,6 @@ func (OpenAI) Result(_ *Exchange, a Answer) Result { return status(a) }
 // engine, or decode when a request cannot be split.
 func Plain(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 	foreign(h, x)
+	peered(h, x)
 	return [][]byte{x.Body}
 }

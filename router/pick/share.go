@@ -85,6 +85,34 @@ func (p *Picker) Hints() (hints []Hint, lost uint64) {
 	return hints, p.notes.lost
 }
 
+// recentRun bounds a hint of Recent.
+const recentRun = 256
+
+// Recent returns where the blocks that were used last have gone, at most so
+// many, the oldest first: as AddHints takes them, so that a picker that knows
+// nothing ends up with the same order of age.
+func (p *Picker) Recent(most int) []Hint {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var hints []Hint
+	var pn, dn *node
+	list := p.index.list
+	for i := list[0].next; i != 0 && most > 0; i, most = list[i].next, most-1 {
+		e := &list[i]
+		if n := len(hints); n == 0 || e.p != pn || e.d != dn || len(hints[n-1].Hashes) == recentRun {
+			pn, dn = e.p, e.d
+			var h Hint
+			h.Prefill, h.PrefillEpoch = pn.name()
+			h.Decode, h.DecodeEpoch = dn.name()
+			hints = append(hints, h)
+		}
+		h := &hints[len(hints)-1]
+		h.Hashes = append(h.Hashes, e.hash)
+	}
+	slices.Reverse(hints)
+	return hints
+}
+
 // SetOthers says what other routers together have on workers. Workers that
 // this one does not know are left out.
 func (p *Picker) SetOthers(list []WorkerLoad) {

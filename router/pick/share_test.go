@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -44,6 +45,40 @@ func TestOthersLoad(t *testing.T) {
 		if c := mustPick(t, p, s, req); c.Prefill.ID != home.Prefill.ID || c.Decode.ID != home.Decode.ID {
 			t.Errorf("%s: the others left, and it went to %s, %s", policy, c.Prefill.ID, c.Decode.ID)
 		}
+	}
+}
+
+// TestRecent: a picker that is told another's latest prefixes chooses as that
+// one does, and forgets in the same order.
+func TestRecent(t *testing.T) {
+	const prompts = 20
+	s := fleetOf(4, 4)
+	text := func(i int) []byte { return []byte(strings.Repeat(fmt.Sprintf("%04d", i), 1024)) }
+	p := newPicker(pick.Prefix)
+	home := map[int]*pick.Choice{}
+	for i := range prompts {
+		home[i] = mustPick(t, p, s, pick.Request{Tokens: 1024, Chain: pick.NewChain(text(i))})
+		end(home[i])
+	}
+	other := newPicker(pick.Prefix)
+	other.Refresh(pick.View{Snapshot: s})
+	other.AddHints(p.Recent(1 << 14))
+	if a, b := p.Recent(1<<14), other.Recent(1<<14); !reflect.DeepEqual(a, b) {
+		t.Errorf("%d hints became %d others", len(a), len(b))
+	}
+	for i := range prompts {
+		c := mustPick(t, other, s, pick.Request{Tokens: 1024, Chain: pick.NewChain(text(i))})
+		end(c)
+		if c.Prefill.ID != home[i].Prefill.ID || c.Decode.ID != home[i].Decode.ID {
+			t.Errorf("prompt %d is with %s, %s and went to %s, %s", i, home[i].Prefill.ID, home[i].Decode.ID, c.Prefill.ID, c.Decode.ID)
+		}
+	}
+	n := 0
+	for _, h := range p.Recent(100) {
+		n += len(h.Hashes)
+	}
+	if n != 100 {
+		t.Errorf("%d blocks of 100", n)
 	}
 }
 

@@ -5,7 +5,8 @@
 //
 // Each router says what has changed, at most every Config.Interval; all it has
 // once a second, which repairs what was lost and is its sign of life; and where
-// new prefixes went, every 100 ms and a bounded amount. Numbers are absolute,
+// new prefixes went, every 100 ms and a bounded amount. A new router asks, once
+// it has workers, and one of the others tells it where the latest prefixes are. Numbers are absolute,
 // so nothing can drift. A router that falls silent is forgotten after
 // Config.Expire, with the load that it told of; one that ends says so. Each
 // start of a router has a new random id, so the word of an earlier life is

@@ -102,6 +102,16 @@ func (s *peers) apply(m *message, now time.Time) (touched []pick.WorkerLoad, isN
 	return touched, isNew
 }
 
+// first says whether self is the one that answers who asks: one is enough.
+func (s *peers) first(self, asker uint64) bool {
+	for id := range s.byID {
+		if id != asker && id < self {
+			return false
+		}
+	}
+	return true
+}
+
 func (s *peers) set(p *peer, list []pick.WorkerLoad, touched []pick.WorkerLoad) []pick.WorkerLoad {
 	for _, w := range list {
 		touched = s.put(p, name{w.ID, w.Epoch}, w.Loads, touched)

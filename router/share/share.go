@@ -45,7 +45,8 @@ func (c Config) Validate() error {
 const (
 	snapshotEvery = time.Second
 	hintsEvery    = 100 * time.Millisecond
-	mostChanges   = 2048 // workers in one word
+	mostChanges   = 2048    // workers in one word
+	mostRecent    = 1 << 14 // blocks of prefixes that a newcomer is told
 )
 
 // Bus carries messages to all routers, perhaps the sender too. It may lose
@@ -63,6 +64,7 @@ type Picker interface {
 	Note(on bool)
 	Changes(out []pick.WorkerLoad, all bool, most int) []pick.WorkerLoad
 	Hints() (hints []pick.Hint, lost uint64)
+	Recent(most int) []pick.Hint
 	SetOthers(list []pick.WorkerLoad)
 	AddHints(list []pick.Hint)
 }
@@ -83,6 +85,8 @@ type Sharer struct {
 	mu      sync.Mutex
 	peers   *peers
 	owed    bool // a newcomer waits for a snapshot
+	asks    bool // this router has yet to ask for prefixes,
+	asked   bool // and somebody has asked it
 	traffic traffic
 }
 
@@ -95,6 +99,14 @@ type traffic struct {
 // New makes a sharer that does nothing yet.
 func New(cfg Config, bus Bus, picker Picker, log *slog.Logger) *Sharer {
 	return &Sharer{cfg: cfg, bus: bus, picker: picker, log: log, id: rand.Uint64(), wake: make(chan struct{}, 1), peers: newPeers(cfg.Expire)}
+}
+
+// Ask asks the others, once there are any, where the latest prefixes are. It is
+// called when this router has workers to remember them for.
+func (s *Sharer) Ask() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asks = true
 }
 
 // Run shares until ctx ends, and says goodbye.
@@ -133,6 +145,13 @@ func (s *Sharer) Run(ctx context.Context) {
 		case !alone:
 			s.changes()
 		}
+		asks, asked := s.questions(alone)
+		if asks {
+			s.send(appendHead(s.buf[:0], kindAsk, s.id, s.next()))
+		}
+		if asked {
+			s.tell(s.picker.Recent(mostRecent))
+		}
 		if !alone && now.Sub(hints) >= hintsEvery {
 			hints = now
 			s.hints()
@@ -143,6 +162,15 @@ func (s *Sharer) Run(ctx context.Context) {
 			pause.Reset(s.cfg.Interval)
 		}
 	}
+}
+
+// questions says whether to ask for prefixes, and whether to tell of them, now.
+func (s *Sharer) questions(alone bool) (asks, asked bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	asks, asked = s.asks && !alone, s.asked
+	s.asks, s.asked = s.asks && alone, false
+	return asks, asked
 }
 
 // look forgets the silent, and says whether anybody is left and wants all.
@@ -183,6 +211,9 @@ func (s *Sharer) hear(b []byte) {
 		default:
 		}
 		s.log.Info("another router is here", "routers", len(s.peers.byID)+1)
+	}
+	if m.kind == kindAsk && s.peers.first(s.id, m.from) {
+		s.asked = true
 	}
 	if len(touched) > 0 {
 		s.picker.SetOthers(touched)
@@ -247,6 +278,11 @@ func (s *Sharer) hints() {
 	s.mu.Lock()
 	s.traffic.lost = lost
 	s.mu.Unlock()
+	s.tell(list)
+}
+
+// tell sends hints, in as many messages as they take.
+func (s *Sharer) tell(list []pick.Hint) {
 	b := s.buf[:0]
 	for i := range list {
 		for hashes := list[i].Hashes; len(hashes) > 0; {

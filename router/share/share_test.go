@@ -74,6 +74,7 @@ type fake struct {
 	others  map[name]pick.Loads
 	out     []pick.Hint
 	in      []pick.Hint
+	recent  []pick.Hint
 }
 
 func newFake() *fake {
@@ -114,6 +115,8 @@ func (f *fake) Hints() ([]pick.Hint, uint64) {
 	f.out = nil
 	return out, 0
 }
+
+func (f *fake) Recent(most int) []pick.Hint { return f.recent }
 
 func (f *fake) SetOthers(list []pick.WorkerLoad) {
 	f.mu.Lock()
@@ -208,6 +211,38 @@ func TestShare(t *testing.T) {
 		stopB()
 		if len(bus.subs) != 0 || a.on || b.on {
 			t.Errorf("left behind: %d, %v, %v", len(bus.subs), a.on, b.on)
+		}
+	})
+}
+
+// TestFaultC21_NewRouterIsToldPrefixes: one of the routers that are there tells
+// a newcomer that asks where prefixes are, even if it asked before it knew them.
+func TestFaultC21_NewRouterIsToldPrefixes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bus := &memory{}
+		for _, prefill := range []string{"p0", "p1", "p2"} {
+			f := newFake()
+			f.recent = []pick.Hint{{Prefill: prefill, Decode: "d", PrefillEpoch: 1, Hashes: make([]uint64, 2500)}}
+			_, stop := start(bus, f)
+			defer stop()
+		}
+		pass(2 * time.Second)
+		bus.change(func() { bus.down = true })
+		f := newFake()
+		s, stop := start(bus, f)
+		defer stop()
+		s.Ask()
+		pass(2 * time.Second)
+		bus.change(func() { bus.down = false })
+		pass(4 * time.Second)
+		n := 0
+		for _, h := range f.in {
+			if n += len(h.Hashes); h.Prefill != f.in[0].Prefill {
+				t.Errorf("from several: %s and %s", h.Prefill, f.in[0].Prefill)
+			}
+		}
+		if n != 2500 {
+			t.Errorf("the newcomer was told of %d blocks", n)
 		}
 	})
 }
@@ -354,6 +389,7 @@ func FuzzDecode(f *testing.F) {
 	worker := pick.WorkerLoad{ID: "decode-0", Epoch: 1795279060972119, Loads: pick.Loads{Legs: 2, Tokens: 3, Seqs: 300, KV: 5}}
 	hint := pick.Hint{Prefill: "p", Decode: "d", PrefillEpoch: 1, Hashes: []uint64{1, 1 << 63}}
 	f.Add(head(kindHello))
+	f.Add(head(kindAsk))
 	f.Add(head(kindBye))
 	f.Add(appendWorker(head(kindChanges), &worker))
 	f.Add(appendWorker(appendNumbers(head(kindSnapshot), 0, 1), &worker))

@@ -13,6 +13,7 @@ import (
 // number among the sender's messages (uvarint). Then, by kind:
 //
 //	hello, bye   nothing
+//	ask          nothing: one of the others answers with hints of what it had lately
 //	changes      workers
 //	snapshot     part and number of parts (uvarint), workers
 //	hints        hints
@@ -29,6 +30,7 @@ const (
 	kindChanges  = 3
 	kindSnapshot = 4
 	kindHints    = 5
+	kindAsk      = 6
 
 	maxMessage = 32 << 10 // bytes; NATS servers take 64 KiB and more
 	maxParts   = 1 << 12
@@ -144,7 +146,7 @@ func decode(b []byte) (message, error) {
 	m.from = r.fixed("the sender")
 	m.seq = r.number("the message's number", 1<<63)
 	switch m.kind {
-	case kindHello, kindBye:
+	case kindHello, kindBye, kindAsk:
 		if len(r.b) > 0 {
 			r.fail("the message's end")
 		}

@@ -10,8 +10,12 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/xpyd/xpyd/internal/figures"
@@ -22,14 +26,55 @@ type options struct {
 	xpyd    string // the binary under test
 	venv    string // where the Python peers are installed; "" leaves them out
 	proxy   string // vLLM's example proxy, a Python file; "" leaves it out
+	pick    string // the program benchpick; "" leaves its row out
 	out     string
-	only    string
+	only    string // rows, comma separated; "" for all
+	peers   string // comma separated; "" for all
+	resume  bool
 	repeats int
 	n       int
 }
 
+// row is one part of the report.
+type row struct {
+	name    string
+	run     func() error
+	figures []string // that it writes, less the peers' own, without "router."
+}
+
+// rows are in the order in which they run.
+func (b *bench) rows() []row {
+	short := prompt(2 << 10)
+	return []row{
+		{"nonstream", func() error { return b.cpu("nonstream", short, false) }, []string{"cpu_ratio.nonstream", "cpu_over_bare.nonstream"}},
+		{"stream16", func() error { return b.cpu("stream16", short, true) }, []string{"cpu_ratio.stream16", "cpu_over_bare.stream16"}},
+		{"added", b.added, []string{"added_ratio.p50", "added_ratio.p99"}},
+		{"100k", b.prompt100k, []string{"cpu_ratio.100k"}},
+		{"turn40", b.turn40, []string{"cpu_ratio.turn40"}},
+		{"slow", func() error { return b.manyStreams("slow", min(10_000, mostStreams()), 4) }, []string{"stream_kb", "stream_delay_p99_ms.slow"}},
+		{"fast", func() error { return b.manyStreams("fast", min(2000, mostStreams()), 20) }, []string{"stream_delay_p99_ms.fast"}},
+		{"stalled", b.stalled, []string{"stalled_client_kb"}},
+		{"pick", b.choice, []string{"pick_ratio.4000", "pick_p99_ratio.4000", "index_bytes_per_block"}},
+	}
+}
+
+// choice runs benchpick, on both processors, a small one in a try.
+func (b *bench) choice() error {
+	if b.pick == "" {
+		log.Print("left out: no -pick")
+		return nil
+	}
+	args := []string{"-c", "0-1", b.pick, "-out", b.out, "-rounds", strconv.Itoa(b.repeats)}
+	if b.n < 1000 {
+		args = append(args, "-blocks", "200000")
+	}
+	cmd := exec.Command("taskset", args...)
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	return cmd.Run()
+}
+
 func main() {
-	log.SetFlags(0)
+	log.SetFlags(log.Ltime)
 	if len(os.Args) > 1 {
 		switch os.Args[1] { // the helpers that this program starts of itself
 		case "engine":
@@ -42,8 +87,11 @@ func main() {
 	flag.StringVar(&o.xpyd, "xpyd", "bin/xpyd", "the binary to measure")
 	flag.StringVar(&o.venv, "venv", "", "virtual environment with vllm-router, smg and sglang-router")
 	flag.StringVar(&o.proxy, "vllm-proxy", "", "vLLM's tests/v1/kv_connector/nixl_integration/toy_proxy_server.py")
+	flag.StringVar(&o.pick, "pick", "", "the program benchpick, for the row pick")
 	flag.StringVar(&o.out, "out", "bench", "folder for results/ and raw/")
-	flag.StringVar(&o.only, "only", "", "only the parts whose name contains this: whole, stream16, added, long, streams")
+	flag.StringVar(&o.only, "only", "", "only these rows, comma separated: nonstream, stream16, added, 100k, turn40, slow, fast, stalled, pick")
+	flag.BoolVar(&o.resume, "resume", false, "leave out rows whose figures this commit has already")
+	flag.StringVar(&o.peers, "peers", "", "only these, comma separated: nginx, bare, vllm-router, smg, sglang-router, vllm-proxy")
 	flag.IntVar(&o.repeats, "repeats", 5, "repeats of each measurement")
 	flag.IntVar(&o.n, "n", 6000, "requests of one measurement")
 	flag.Parse()
@@ -58,6 +106,14 @@ func run(o options) error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
+	had := map[string]bool{}
+	for _, name := range []string{"router", "pick"} {
+		here, err := figures.Here(o.out, name)
+		if err != nil {
+			return err
+		}
+		maps.Copy(had, here)
+	}
 	book, err := figures.Open(o.out, "router")
 	if err != nil {
 		return err
@@ -68,22 +124,17 @@ func run(o options) error {
 	if err := b.engines(); err != nil {
 		return err
 	}
-	for _, part := range []struct {
-		name string
-		run  func() error
-	}{
-		{"whole", func() error { return b.cpu("nonstream", prompt(2<<10), false) }},
-		{"stream16", func() error { return b.cpu("stream16", prompt(2<<10), true) }},
-		{"added", b.added},
-		{"long", b.long},
-		{"streams", b.streams},
-	} {
-		if !strings.Contains(part.name, o.only) {
+	for _, r := range b.rows() {
+		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), r.name) {
 			continue
 		}
-		log.Printf("== %s", part.name)
-		if err := part.run(); err != nil {
-			return fmt.Errorf("%s: %w", part.name, err)
+		if o.resume && !slices.ContainsFunc(r.figures, func(name string) bool { return !had["router."+name] }) {
+			log.Printf("== %s: there already", r.name)
+			continue
+		}
+		log.Printf("== %s", r.name)
+		if err := r.run(); err != nil {
+			return fmt.Errorf("%s: %w", r.name, err)
 		}
 	}
 	return nil

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"log"
-	"time"
 
 	"github.com/xpyd/xpyd/internal/figures"
 )
@@ -20,7 +19,8 @@ func (b *bench) cpu(name, text string, stream bool) error {
 			if left[t.name] != nil {
 				continue
 			}
-			v, rate, rss, err := b.cost(t, 32, b.n, req)
+			n := max(b.n/t.fewer, 32)
+			v, rate, rss, err := b.cost(t, 32, n, req)
 			if err != nil {
 				if !t.pd || t.name == "xpyd" || t.name == "bare" {
 					return fmt.Errorf("%s: %w", t.name, err)
@@ -31,8 +31,8 @@ func (b *bench) cpu(name, text string, stream bool) error {
 				continue
 			}
 			us[t.name] = append(us[t.name], v)
-			log.Printf("%d %-14s %7.1f us of processor a request, %6.0f requests/s, %d MiB", i, t.name, v, rate, rss>>20)
-			b.book.Logf("%s run %d %s: %.2f us %.0f req/s rss %d", name, i, t.name, v, rate, rss)
+			log.Printf("%s %d %-14s %7.1f us of processor a request, %6.0f requests/s, %d MiB", name, i, t.name, v, rate, rss>>20)
+			b.book.Logf("%s run %d %s: %.2f us %.0f req/s rss %d, %d requests", name, i, t.name, v, rate, rss, n)
 		}
 	}
 	about := "mock engines, 2 KB prompt, c=32"
@@ -136,44 +136,49 @@ func (b *bench) added() error {
 	return b.figure(figures.Figure{Name: "router.added_ratio.p99", Unit: "us", Peer: "nginx's added p50", Model: about}.Ratios(p99, unit))
 }
 
-// long compares the processor time of long prompts: one of 400 KB, and turn 40
-// of a chat whose every turn was sent before.
-func (b *bench) long() error {
-	n := max(b.n/15, 20)
+// prompt100k compares the processor time of prompts of 400 KB.
+func (b *bench) prompt100k() error {
+	return b.long("100k", nil, request("/v1/completions", body(prompt(400<<10), false, 16, "")))
+}
+
+// turn40 compares the processor time of turn 40 of a chat whose every turn was
+// sent before.
+func (b *bench) turn40() error {
 	var turns [][]byte
 	messages := ""
 	for i := range 40 {
 		messages += fmt.Sprintf(`{"role":"user","content":%q},`, fmt.Sprint(i, " ", prompt(4<<10)))
-		turns = append(turns, request("/v1/chat/completions", fmt.Sprintf(`{"model":"m","max_tokens":16,"messages":[%s]}`, messages[:len(messages)-1])))
+		turns = append(turns, request("/v1/chat/completions", `{"model":"m","max_tokens":16,"messages":[`+messages[:len(messages)-1]+`]}`))
 		messages += fmt.Sprintf(`{"role":"assistant","content":%q},`, prompt(2<<10))
 	}
-	for _, part := range []struct {
-		name string
-		warm [][]byte
-		req  []byte
-	}{
-		{"100k", nil, request("/v1/completions", body(prompt(400<<10), false, 16, ""))},
-		{"turn40", turns[:39], turns[39]},
-	} {
-		us := map[string][]float64{}
-		for i := range b.repeats {
-			for _, t := range b.targets()[:3] {
-				v, err := b.costAfter(t, part.warm, n, part.req)
-				if err != nil {
-					return fmt.Errorf("%s: %w", t.name, err)
-				}
-				us[t.name] = append(us[t.name], v)
-				log.Printf("%s %d %-6s %8.1f us of processor a request", part.name, i, t.name, v)
-				b.book.Logf("%s run %d %s: %.2f us", part.name, i, t.name, v)
+	return b.long("turn40", turns[:39], turns[39])
+}
+
+// long compares the processor time of a long request with nginx's, and the bare
+// loop's for the log.
+func (b *bench) long(name string, warm [][]byte, req []byte) error {
+	n := max(b.n/15, 20)
+	us := map[string][]float64{}
+	for i := range b.repeats {
+		for _, t := range b.targets() {
+			if t.name != "xpyd" && t.name != "nginx" && t.name != "bare" {
+				continue
 			}
-		}
-		f := figures.Figure{Name: "router.cpu_ratio." + part.name, Unit: "us of processor a request", Peer: "nginx, one leg",
-			Model: fmt.Sprintf("mock engines, body of %d bytes, c=4, prefix-aware choice", len(part.req))}
-		if err := b.figure(f.Ratios(us["xpyd"], us["nginx"])); err != nil {
-			return err
+			v, err := b.costAfter(t, warm, n, req)
+			if err != nil {
+				return fmt.Errorf("%s: %w", t.name, err)
+			}
+			us[t.name] = append(us[t.name], v)
+			log.Printf("%s %d %-6s %8.1f us of processor a request", name, i, t.name, v)
+			b.book.Logf("%s run %d %s: %.2f us", name, i, t.name, v)
 		}
 	}
-	return nil
+	if us["nginx"] == nil {
+		return nil
+	}
+	f := figures.Figure{Name: "router.cpu_ratio." + name, Unit: "us of processor a request", Peer: "nginx, one leg",
+		Model: fmt.Sprintf("mock engines, body of %d bytes, c=4, prefix-aware choice", len(req))}
+	return b.figure(f.Ratios(us["xpyd"], us["nginx"]))
 }
 
 func (b *bench) costAfter(t target, warm [][]byte, n int, req []byte) (float64, error) {
@@ -195,18 +200,4 @@ func (b *bench) costAfter(t target, warm [][]byte, n int, req []byte) (float64, 
 		return 0, err
 	}
 	return float64((p.cpu() - before).Nanoseconds()) / 1e3 / float64(n), nil
-}
-
-// streams opens many paced streams and measures the delay of each token and
-// the memory of each stream.
-func (b *bench) streams() error {
-	for _, part := range []struct {
-		name        string
-		count, rate int
-	}{{"slow", 9800, 4}, {"fast", 2000, 20}} {
-		if err := b.manyStreams(part.name, part.count, part.rate, 15*time.Second); err != nil {
-			return fmt.Errorf("%d streams at %d/s: %w", part.count, part.rate, err)
-		}
-	}
-	return nil
 }

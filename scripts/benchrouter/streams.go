@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/xpyd/xpyd/internal/figures"
 )
 
@@ -34,10 +36,20 @@ func (d *delayBook) quantile(q float64) float64 {
 	return float64(len(d.steps)) / 10
 }
 
+// mostStreams is how many streams the router has descriptors for: two each.
+func mostStreams() int {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 400
+	}
+	return (int(min(limit.Cur, 1<<20)) - 400) / 2
+}
+
 // manyStreams opens count streams of rate chunks a second, and once all are
 // open measures for so long, through xpyd, through the bare loop, and, for the
 // delay that this machine and the mocks have of themselves, direct.
-func (b *bench) manyStreams(name string, count, rate int, long time.Duration) error {
+func (b *bench) manyStreams(name string, count, rate int) error {
+	const long = 15 * time.Second
 	chunks := rate * int((opening(count) + long + 2*time.Second).Seconds())
 	req := request("/v1/completions", body(prompt(2<<10), true, chunks, fmt.Sprintf("pace-%d", 1000/rate)))
 	p, err := b.router()

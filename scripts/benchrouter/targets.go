@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
+	"strings"
 )
 
 // target is one proxy under test.
@@ -11,6 +13,7 @@ type target struct {
 	name  string
 	what  string // in a figure's peer field
 	pd    bool   // it runs both legs
+	fewer int    // a measurement has so many times fewer requests
 	start func() (*process, error)
 }
 
@@ -33,20 +36,24 @@ func (b *bench) engines() (err error) {
 // targets lists what can be started here; what cannot is said by start.
 func (b *bench) targets() []target {
 	all := []target{
-		{"nginx", "nginx, one leg", false, b.nginx},
-		{"bare", "bare two-leg fasthttp loop", true, b.bareLoop},
-		{"xpyd", "xpyd", true, b.router},
+		{"nginx", "nginx, one leg", false, 1, b.nginx},
+		{"bare", "bare two-leg fasthttp loop", true, 1, b.bareLoop},
+		{"xpyd", "xpyd", true, 1, b.router},
 	}
 	if b.venv != "" {
 		all = append(all,
-			target{"vllm-router", "vllm-router, NIXL", true, b.vllmRouter},
-			target{"smg", "SMG, SGLang bootstrap", true, b.smg},
-			target{"sglang-router", "sglang-router, SGLang bootstrap", true, b.sglangRouter})
+			target{"vllm-router", "vllm-router, NIXL", true, 1, b.vllmRouter},
+			target{"smg", "SMG, SGLang bootstrap", true, 1, b.smg},
+			target{"sglang-router", "sglang-router, SGLang bootstrap", true, 1, b.sglangRouter})
 	}
 	if b.proxy != "" {
-		all = append(all, target{"vllm-proxy", "vLLM's example proxy, NIXL", true, b.vllmProxy})
+		all = append(all, target{"vllm-proxy", "vLLM's example proxy, NIXL", true, 40, b.vllmProxy})
 	}
-	return all
+	if b.peers == "" {
+		return all
+	}
+	wanted := append(strings.Split(b.peers, ","), "xpyd")
+	return slices.DeleteFunc(all, func(t target) bool { return !slices.Contains(wanted, t.name) })
 }
 
 // listening starts argv, made for a free address, on processor 0.
@@ -120,7 +127,7 @@ func (b *bench) vllmRouter() (*process, error) {
 
 func (b *bench) smg() (*process, error) {
 	return b.listening("smg", func(_, host, port string) ([]string, error) {
-		return []string{b.venv + "/bin/smg", "launch", "--pd-disaggregation", "--prefill", "http://" + b.p, "8998", "--decode", "http://" + b.d,
+		return []string{b.venv + "/bin/python", "-m", "smg", "launch", "--pd-disaggregation", "--prefill", "http://" + b.p, "8998", "--decode", "http://" + b.d,
 			"--policy", "round_robin", "--host", host, "--port", port, "--worker-startup-check-interval", "1", "--disable-tokenizer-autoload"}, nil
 	})
 }

@@ -1,0 +1,138 @@
+package decode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/handoff"
+	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// collectFence is how long a failed Collect waits for its fence: a request
+// waits with it. Blocks whose fence takes longer are quarantined.
+const collectFence = 50 * time.Millisecond
+
+// Prefix is the beginning of a prompt that another worker has cached.
+type Prefix struct {
+	Addr      string        // its kvconn address
+	Peer      kvconn.PeerID // who must answer there
+	RequestID string
+	Owner     string // label of the blocks meanwhile, unlike any other
+	Tokens    []int32
+	Salt      string
+	Upto      int // tokens, at most
+	Least     int // fewer than so many more than are here are left there
+	Most      int // blocks that may be taken for it
+	Deadline  time.Time
+	// Reach asks the peer how far it has the chain, in units of so many tokens
+	// from token from on, at most to upto. Nil: it holds the first Upto for us.
+	Reach func(ctx context.Context, chain *kvcache.Chain, unit, from, upto int) (int, error)
+}
+
+// Collect brings a prefix into the cache, as far as the cache lacks it, and
+// returns how many tokens are new there. Like a load from any tier it takes
+// blocks that nobody waits for, and holds none afterwards, except blocks that a
+// silent peer could still write to: those are quarantined. A failed one
+// (*Error) keeps what has arrived whole.
+func (s *Service) Collect(ctx context.Context, p *Prefix) (tokens int, err error) {
+	fail := func(op string, err error, fallback ticket.Outcome) (int, error) {
+		return tokens, failure(ctx, op, err, fallback)
+	}
+	if n := s.cache.Stats().Quarantined; n >= s.cfg.MaxQuarantined {
+		return fail("borrow blocks", fmt.Errorf("%d blocks are quarantined: %w", n, kvcache.ErrNoSpace), ticket.NoSpace)
+	}
+	session, err := s.recv.Open(ctx, p.Addr, p.Peer)
+	if err != nil {
+		return fail("open session", err, ticket.Dead)
+	}
+	if !session.Exact() {
+		return fail("open session", errors.New("its rows are of other numerics"), ticket.Incompatible)
+	}
+	chain := s.cache.NewChain(p.Salt)
+	chain.Extend(p.Tokens[:min(p.Upto, len(p.Tokens))])
+	from := s.cache.Reach(&chain, chain.Tokens())
+	upto, err := s.agree(ctx, p, &chain, session, from)
+	if err != nil {
+		return fail("ask how far it reaches", err, ticket.Dead)
+	}
+	if upto-from < p.Least {
+		return 0, nil
+	}
+	table, from, err := s.cache.Borrow(&chain, upto, p.Most, p.Owner)
+	if err != nil {
+		return fail("borrow blocks", err, ticket.NoSpace)
+	}
+	if from >= upto { // somebody else has brought it meanwhile
+		s.cache.ReleaseAll(p.Owner)
+		return 0, nil
+	}
+	s.cache.SetState(p.Owner, kvcache.StateReceiving)
+	had := from / s.cache.BlockTokens()
+	in, err := s.requestCached(ctx, p, session, table, had, upto)
+	if err != nil {
+		s.cache.ReleaseAll(p.Owner)
+		return fail("send ticket", err, ticket.Dead)
+	}
+	whole := len(table)
+	if _, err = in.Wait(ctx); err != nil {
+		s.cache.Revoke(table[had:], p.Owner)
+		fence, cancel := context.WithTimeout(context.Background(), collectFence)
+		defer cancel()
+		if in.Revoke(fence) != nil {
+			s.cache.Release(table[:had], p.Owner)
+			s.quarantine(in, p.Owner, table[had:])
+			return fail("collect prefix", err, ticket.Dead)
+		}
+		stored, layers := in.Stored(), s.backend.Layout().Layers
+		for whole = had; whole < len(table) && stored.Block(whole) == layers; {
+			whole++
+		}
+	}
+	done := p.Tokens[:whole*s.cache.BlockTokens()]
+	tokens = s.cache.InsertChain(&chain, done, table[:whole], from) - from
+	s.cache.ReleaseAll(p.Owner)
+	if err != nil {
+		return fail("collect prefix", err, ticket.Dead)
+	}
+	return tokens, nil
+}
+
+// agree returns how far to collect: as far as both units allow, the peer
+// reaches and there are blocks for.
+func (s *Service) agree(ctx context.Context, p *Prefix, chain *kvcache.Chain, session *kvconn.Session, from int) (upto int, err error) {
+	bt, unit := s.cache.BlockTokens(), s.cache.UnitTokens()
+	theirs := session.Peer().Layout.BlockTokens
+	theirs *= kvcache.UnitBlocks(theirs)
+	step := unit
+	for step%theirs != 0 { // the least common multiple: a few turns
+		step += unit
+	}
+	upto = min(chain.Tokens(), from+p.Most/(unit/bt)*unit) / step * step
+	if upto-from < p.Least || p.Reach == nil {
+		return upto, nil
+	}
+	n, err := p.Reach(ctx, chain, theirs, from/theirs*theirs, upto)
+	return min(upto, n) / step * step, err
+}
+
+// requestCached sends a ticket for the blocks of the table from had on.
+func (s *Service) requestCached(ctx context.Context, p *Prefix, session *kvconn.Session, table []int32, had, upto int) (*kvconn.Incoming, error) {
+	order, err := (&handoff.Order{Cached: true, Salt: p.Salt, Logprobs: -1, PromptLogprobs: -1}).Encode()
+	if err != nil {
+		return nil, err
+	}
+	spec := kvconn.TicketSpec{
+		Link: ticket.NewLink(), RequestID: p.RequestID, Tokens: p.Tokens[:upto], First: order, Deadline: p.Deadline,
+		Dest: make([]kvconn.Dest, len(table)), Have: make([]bool, len(table)),
+		Sink: &sink{backend: s.backend, layout: s.backend.Layout(), trust: session.Unchecked()},
+	}
+	for i, g := range s.cache.Generations(table) {
+		spec.Dest[i] = kvconn.Dest{Block: table[i], Generation: g}
+		spec.Have[i] = i < had
+	}
+	return session.Request(ctx, spec)
+}

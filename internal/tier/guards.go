@@ -1,0 +1,103 @@
+package tier
+
+import (
+	"sync"
+	"time"
+)
+
+// Bounds of guards. A peer that failed is left alone for guardFirst, doubling
+// with each failure in a row up to guardLast.
+const (
+	guardFirst = time.Second
+	guardLast  = 30 * time.Second
+	guardsMost = 256 // peers that are remembered
+)
+
+// guardKey is one run of a worker: a restarted one starts anew.
+type guardKey struct {
+	id    string
+	epoch uint64
+}
+
+// guard is a breaker without a probe of its own: when its time is over one
+// fetch tries the peer, and the others go past it until that one is back.
+type guard struct {
+	failures int // in a row
+	until    time.Time
+	trying   bool // while shut
+	at       time.Time
+	last     error
+}
+
+// guards are the breakers of peers that have failed lately. The zero value has
+// none.
+type guards struct {
+	mu sync.Mutex
+	m  map[guardKey]*guard
+}
+
+// enter says whether to try a peer now; done must then be called with how it
+// went, nil for anything that is not the peer's failure.
+func (g *guards) enter(key guardKey, now time.Time) (done func(err error, now time.Time), ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if b := g.m[key]; b != nil && b.failures > 0 {
+		if b.trying || now.Before(b.until) {
+			return nil, false
+		}
+		b.trying = true
+	}
+	return func(err error, now time.Time) { g.done(key, err, now) }, true
+}
+
+func (g *guards) done(key guardKey, err error, now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	b := g.m[key]
+	if err == nil {
+		delete(g.m, key)
+		return
+	}
+	if b == nil {
+		if g.m == nil {
+			g.m = make(map[guardKey]*guard)
+		}
+		g.forget()
+		b = &guard{}
+		g.m[key] = b
+	}
+	b.trying = false
+	if b.failures == 0 || !now.Before(b.until) { // those that failed together count once
+		b.until = now.Add(min(guardFirst<<min(b.failures, 8), guardLast))
+		b.failures++
+	}
+	b.at, b.last = now, err
+}
+
+// forget makes room for one more: the peer that failed longest ago goes.
+func (g *guards) forget() {
+	if len(g.m) < guardsMost {
+		return
+	}
+	var oldest guardKey
+	var at time.Time
+	for key, b := range g.m {
+		if at.IsZero() || b.at.Before(at) {
+			oldest, at = key, b.at
+		}
+	}
+	delete(g.m, oldest)
+}
+
+// shut lists the peers that are left alone, and why.
+func (g *guards) shut(now time.Time) map[guardKey]guard {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	out := make(map[guardKey]guard)
+	for key, b := range g.m {
+		if now.Before(b.until) || b.trying {
+			out[key] = *b
+		}
+	}
+	return out
+}

@@ -1,0 +1,76 @@
+package prefill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// Errors of Config.Give.
+var (
+	// ErrNotCached: not all of it is here, or it is not for this peer.
+	ErrNotCached = errors.New("not cached here")
+	// ErrGivesEnough: the worker gives as much as it may already.
+	ErrGivesEnough = errors.New("gives enough already")
+)
+
+// Asked is a prefix that another worker wants to have from our cache.
+type Asked struct {
+	Peer    kvconn.PeerID
+	Private bool // nobody else can listen in; see kvconn.Outgoing.Private
+	Tokens  []int32
+	Salt    string
+	Blocks  int   // of the receiver's that it lacks,
+	Bytes   int64 // and what they measure in all layers
+}
+
+// serveCached answers a ticket for what is cached: all of it is pushed as it
+// lies, or nothing. The blocks are held meanwhile, and no longer than GiveTime.
+func (s *Service) serveCached(ctx context.Context, o *kvconn.Outgoing, salt string) {
+	t := o.Ticket()
+	if s.cfg.Give == nil {
+		s.refuse(o, ErrNotCached)
+		return
+	}
+	ask := Asked{Peer: o.Peer().PeerID, Private: o.Private(), Tokens: t.Tokens, Salt: salt}
+	for i := range t.Dest {
+		if !o.Has(0, i) {
+			ask.Blocks++
+		}
+	}
+	ask.Bytes = int64(ask.Blocks) * int64(s.layout.Layers) * int64(s.layout.RowsBytes(t.DestBlockTokens))
+	blocks, release, err := s.cfg.Give(ctx, ask)
+	if err != nil {
+		s.refuse(o, err)
+		return
+	}
+	defer release()
+	src := newSource(s.pool, s.layout, len(t.Tokens), t.DestBlockTokens)
+	src.fill(blocks)
+	if s.accept(o, src) != nil {
+		<-o.Done()
+		return
+	}
+	for layer := range s.layout.Layers {
+		o.Push(layer, src.all())
+	}
+	o.Commit(nil)
+	timer := time.NewTimer(s.cfg.GiveTime)
+	defer timer.Stop()
+	select {
+	case <-o.Done():
+	case <-timer.C:
+		o.Fail(ticket.Late, fmt.Sprintf("not taken within %v", s.cfg.GiveTime))
+		<-o.Done()
+	}
+}
+
+// refuse is fail for what is no trouble: the peer computes instead.
+func (s *Service) refuse(o *kvconn.Outgoing, err error) {
+	o.Fail(outcomeOf(err), err.Error())
+	<-o.Done()
+}

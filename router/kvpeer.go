@@ -1,0 +1,62 @@
+package router
+
+import (
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/dialect"
+)
+
+// nativeDialect is spoken by our own workers, the only ones that fetch from
+// others what they lack.
+const nativeDialect = "native"
+
+// reach is how many tokens of a request's prompt a worker has, in whatever
+// tier, by its own events.
+type reach struct {
+	id     string
+	epoch  uint64
+	tokens int
+}
+
+// noteReach keeps what the index knows, for findPeer.
+func (q *request) noteReach(id string, epoch uint64, tokens int) {
+	if q.r.cfg.Events.PeerTokens > 0 {
+		q.reaches = append(q.reaches, reach{id, epoch, tokens})
+	}
+}
+
+// findPeer returns the worker besides the attempt's pair that has more of the prompt
+// than either, by kv_events.peer_tokens at least; nil if there is none that they
+// can fetch from.
+func (a *attempt) findPeer() *dialect.Peer {
+	q := a.q
+	if len(q.reaches) == 0 || a.d.inst.Dialect != nativeDialect {
+		return nil
+	}
+	own := 0
+	for _, h := range q.reaches {
+		if h.id == a.p.inst.ID || h.id == a.d.inst.ID {
+			own = max(own, h.tokens)
+		}
+	}
+	var best *dialect.Peer
+	now := q.r.fleet.Snapshot()
+	for _, h := range q.reaches {
+		least := own + q.r.cfg.Events.PeerTokens
+		if best != nil {
+			least = best.Tokens + 1
+		}
+		if h.tokens < least {
+			continue
+		}
+		if m := now.Get(h.id); m != nil && m.Epoch == h.epoch && gives(m, a.d.inst) {
+			best = &dialect.Peer{Instance: &m.Instance, Tokens: h.tokens}
+		}
+	}
+	return best
+}
+
+// gives says whether a worker's blocks are of the same kind as another's.
+func gives(m *fleet.Member, to *fleet.Instance) bool {
+	return m.State == fleet.Live && m.Dialect == nativeDialect && m.KVAddr != "" && m.URL != "" && m.ModelFingerprint == to.ModelFingerprint &&
+		m.TokenizerFingerprint == to.TokenizerFingerprint && m.Numerics == to.Numerics
+}
