@@ -67,7 +67,7 @@ struct xk_mark {
 // Lists of pairs that kernels read; freed is theirs to write.
 struct PairRing {
   static constexpr int PAIRS = 1 << 17;
-  xk_pair *pairs = nullptr; // pinned, as is freed
+  xk_pair *pairs = nullptr, *device = nullptr; // pinned, as is freed; and their copy
   uint64_t *freed = nullptr;
   uint64_t head = 0;
 };
@@ -83,9 +83,8 @@ struct xk_peer {
   Side to;
   unsigned *ticket = nullptr; // zero between launches
   PairRing ring;
-  static constexpr int LANES = 4; // of copy engines
-  cudaStream_t stream = nullptr, lanes[LANES] = {};
-  cudaEvent_t fork = nullptr, join[LANES] = {};
+  cudaStream_t stream = nullptr, engine = nullptr;
+  cudaEvent_t fork = nullptr, join = nullptr;
 };
 
 struct xk_region {
@@ -109,8 +108,11 @@ struct Moves {
   std::vector<xk_peer *> peers;
   static constexpr int VERIFIERS = 2;
   Verifier verifiers[VERIFIERS];
-  std::mutex move[2];                 // [to host]
-  cudaStream_t move_stream[2] = {};
+  struct Way { // to the device, to the host
+    std::mutex mu;
+    cudaStream_t stream = nullptr, side = nullptr; // side: for a second copy engine
+    cudaEvent_t fork = nullptr, join = nullptr;
+  } ways[2];
 };
 
 int32_t xk_mark_make(xk_ctx *c, cudaStream_t s, xk_mark **out);

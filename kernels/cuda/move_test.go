@@ -405,6 +405,53 @@ func TestMovesLate(t *testing.T) {
 	}
 }
 
+// Drain is the fence: while slow pushes are under way it is late, and once it has
+// returned nothing of them is written any more, so the blocks can be used anew.
+func TestDrain(t *testing.T) {
+	src, dst, p := openPair(t, shape(2, 512, 64, 8, 8, 128, 64), 64, 40, 56)
+	noise(src, 1)
+	var list []kernels.BlockPair
+	for i := range int32(56) {
+		list = append(list, kernels.BlockPair{Src: i % 40, Dst: i})
+	}
+	for _, e := range []kernels.Engine{kernels.Kernel, kernels.Copy} {
+		for range 100 { // by one multiprocessor: some 200 ms
+			if err := p.Push(&kernels.Push{Layers: 2, Blocks: list, CTAs: 1, Engine: e}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if e == kernels.Kernel {
+			ended, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := p.Drain(ended); !errors.Is(err, kernels.ErrLate) {
+				t.Errorf("drained at once: %v", err)
+			}
+			if err := p.Close(ended); !errors.Is(err, kernels.ErrLate) {
+				t.Errorf("closed at once: %v", err)
+			}
+			if err := p.Push(&kernels.Push{Layers: 1}); err == nil {
+				t.Error("pushed to a peer that is closing")
+			}
+		}
+		if err := p.Drain(soon(t)); err != nil {
+			t.Fatal(err)
+		}
+		noise(dst, 3)
+		want := imageOf(dst)
+		if err := p.Close(soon(t)); err != nil {
+			t.Fatal(err)
+		}
+		want.same(t, "after the drain", dst)
+		var err error
+		if p, err = src.OpenLocal(dst); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.Close(soon(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Blocks go to host memory and into other blocks, and nothing else changes, at
 // either end.
 func TestHostMoves(t *testing.T) {

@@ -191,6 +191,7 @@ typedef struct {
   int32_t line;
   int32_t rows_only;     // for measuring: no digests, no row counts
   uint64_t value;        // 0: no flag
+  void *after;           // a cudaEvent_t to wait for, or NULL
 } xk_push_args;
 typedef struct {
   int32_t layer, block, first_pos, rows;

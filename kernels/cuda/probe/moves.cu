@@ -6,12 +6,14 @@
 //                   to another; a piece has 8 KiB a KV head, of which there are 4
 //   moves host               one GPU and pinned host memory
 //
-// A push is timed from the call on P until D's device has seen the flag: a kernel
-// of one thread that waits there notes the device's clock, which D's host reads
-// against its own right before and after, to half a round trip over PCIe; both
-// processes share the host's clock. NCCL is timed in the same way, by a kernel
-// that follows the receive, and in turn with ours. Blocks are drawn anew for
-// each push, and at the end of each size every byte that landed is verified.
+// A push is timed from its launch on P until D's device has seen the flag, by one
+// clock, P's: a kernel there notes the time and ends, which releases the push as a
+// layer's event does; a kernel of one thread on D waits for the flag and answers
+// into P's memory, where another waits; half of such a round trip is taken off.
+// NCCL is timed in the same way, its send behind the first kernel and D's answer
+// behind its receive, and in turn with ours. Beside it stands the time from the
+// call on P's host until D's host knows. Blocks are drawn anew for each push, and
+// verified after every twentieth.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -122,10 +124,6 @@ static void fill(xk_ctx *c, int kv_heads, int blocks) {
 
 // ---------------------------------------------------------------- what D's device has seen
 
-struct Watch { // in pinned memory of D's host
-  volatile uint64_t seen, at; // sequence number, device clock
-  volatile uint64_t ask, answer, answer_at;
-};
 static __device__ uint64_t device_clock() {
   uint64_t t;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
@@ -136,24 +134,36 @@ static __device__ uint64_t load_acquire(const uint64_t *p) {
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
-static constexpr int ASKS = 3;
+static __device__ void store_release(uint64_t *p, uint64_t v) { asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 static constexpr uint64_t PATIENCE = 2000000000; // ns
+static __device__ void wait_for(const uint64_t *p, uint64_t v) {
+  for (uint64_t began = device_clock(), i = 0; load_acquire(p) < v; i++)
+    if (i % 1024 == 0 && device_clock() - began > PATIENCE) return;
+}
 
-// Waits for the flag (none: what ran before on the stream is it), notes the
-// time, and answers ASKS questions for it.
-static __global__ void watch_kernel(const uint64_t *flag, Watch *w, uint64_t seq, uint64_t first_ask) {
-  uint64_t began = device_clock(), t = began;
-  while (flag && load_acquire(flag) < seq && t - began < PATIENCE) t = device_clock();
-  t = device_clock();
-  w->at = t;
-  __threadfence_system();
-  w->seen = seq;
-  for (int i = 0; i < ASKS; i++) {
-    while (w->ask != first_ask + i && device_clock() - t < PATIENCE) {}
-    w->answer_at = device_clock();
-    __threadfence_system();
-    w->answer = first_ask + i;
-  }
+// D: waits for the flag (none: what ran before on the stream is it) and answers,
+// to P's device and to the hosts.
+static __global__ void watch_kernel(const uint64_t *flag, uint64_t *answer, uint64_t *host, uint64_t seq) {
+  if (flag) wait_for(flag, seq);
+  store_release(answer, seq);
+  store_release(host, seq);
+}
+// P: the moment of the launch.
+static __global__ void gate_kernel(const uint64_t *go, uint64_t seq, uint64_t *at) {
+  wait_for(go, seq);
+  *at = device_clock();
+}
+// P: the moment of D's answer.
+static __global__ void answer_kernel(const uint64_t *answer, uint64_t seq, uint64_t *at) {
+  wait_for(answer, seq);
+  *at = device_clock();
+}
+// P: a round trip, without anything between.
+static __global__ void ping_kernel(uint64_t *flag, const uint64_t *answer, uint64_t seq, uint64_t *took) {
+  uint64_t began = device_clock();
+  store_release(flag, seq);
+  wait_for(answer, seq);
+  *took = device_clock() - began;
 }
 
 // ---------------------------------------------------------------- NCCL, by its public ABI
@@ -184,19 +194,17 @@ struct Nccl {
 
 struct Shared { // between the two processes
   std::atomic<int> stage[2];
-  std::atomic<uint64_t> armed, taken; // by D: waits for this transfer; has its time
-  std::atomic<int64_t> seen_at;       // host's clock when D's device saw it
-  std::atomic<int64_t> slack;         // how well that is known, ns
-  std::atomic<int64_t> acked_at;      // when D's host saw that D's device had seen it
-  std::atomic<uint64_t> want;         // what P asks D to do next: see Ask
-  std::atomic<int64_t> bytes, good, bad;
+  std::atomic<uint64_t> armed, taken; // by P: transfer or question; by D: it is waited for
+  std::atomic<int64_t> known_at;      // host's clock when D's host knew
+  std::atomic<uint64_t> want;         // see Ask
+  std::atomic<int64_t> bytes, took, good, bad;
   char handle[XK_HANDLE_BYTES];
-  cudaIpcMemHandle_t buffer;
+  cudaIpcMemHandle_t buffer, words;   // D's, P's
   Nccl::Id id;
   int32_t dst[65536];
   std::atomic<int> n_dst;
 };
-enum Ask : uint64_t { WATCH_FLAG = 1, RECEIVE, VERIFY, DONE };
+enum Ask : uint64_t { WATCH_FLAG = 1, WATCH_WORD, RECEIVE, VERIFY, DONE };
 
 static Shared *sh;
 static uint8_t *flags;
@@ -222,24 +230,26 @@ static void receiver(int kv_heads, const char *nccl_path) {
   xk_ctx *c = pool(1, 1, kv_heads, BT, BLOCKS * 4 / kv_heads);
   MUST(xk_export(c, sh->handle));
   void *buffer, *seen;
-  MUST(cudaMalloc(&buffer, 1024 * MIB));
+  MUST(cudaMalloc(&buffer, 1024 * MIB + 4096)); // and a word
+  MUST(cudaMemset(buffer, 0, 1024 * MIB + 4096));
   MUST(cudaIpcGetMemHandle(&sh->buffer, buffer));
-  Watch *w;
-  MUST(cudaHostAlloc(&w, sizeof *w, cudaHostAllocMapped));
-  memset((void *)w, 0, sizeof *w);
-  MUST(cudaHostGetDevicePointer(&seen, w, 0));
+  volatile uint64_t *known; // by the host
+  MUST(cudaHostAlloc((void **)&known, 64, cudaHostAllocMapped));
+  *known = 0;
+  MUST(cudaHostGetDevicePointer(&seen, (void *)known, 0));
   void *flag;
   MUST(xk_flag(c, 3, &flag));
   cudaStream_t s;
   MUST(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
   meet(1);
+  uint64_t *answer; // in P's memory
+  MUST(cudaIpcOpenMemHandle(reinterpret_cast<void **>(&answer), sh->words, cudaIpcMemLazyEnablePeerAccess));
   if (with_nccl) {
     MUST(nccl.init(&nccl.comm, 2, sh->id, 1));
     MUST(nccl.recv(buffer, MIB, 0, 0, nccl.comm, s)); // connects, and waits for the other side to
     MUST(cudaStreamSynchronize(s));
   }
   meet(1);
-  uint64_t asks = 0;
   for (uint64_t seq = 1;; seq++) {
     spin([&] { return sh->armed == seq; }, "a question");
     uint64_t want = sh->want;
@@ -250,32 +260,24 @@ static void receiver(int kv_heads, const char *nccl_path) {
       std::vector<uint8_t> good(list.size());
       Clock t = now();
       MUST(xk_verify(c, list.data(), int(list.size()), good.data(), 5000000000));
-      sh->seen_at = now() - t;
+      sh->took = now() - t;
       sh->good = std::count(good.begin(), good.end(), 1), sh->bad = std::count(good.begin(), good.end(), 0);
       sh->taken = seq;
       continue;
     }
     if (want == RECEIVE) MUST(nccl.recv(buffer, sh->bytes, 0, 0, nccl.comm, s));
-    watch_kernel<<<1, 1, 0, s>>>(want == RECEIVE ? nullptr : static_cast<uint64_t *>(flag), static_cast<Watch *>(seen), seq, asks + 1);
+    const uint64_t *wait = want == RECEIVE ? nullptr : want == WATCH_WORD ? static_cast<uint64_t *>(buffer) + 128 * MIB : static_cast<uint64_t *>(flag);
+    watch_kernel<<<1, 1, 0, s>>>(wait, answer, static_cast<uint64_t *>(seen), seq);
     MUST(cudaGetLastError());
     Clock settle = now() + 30000; // the kernel has begun
     while (now() < settle) {}
     sh->taken = seq; // P may go
-    spin([&] { return w->seen == seq; }, "the flag");
-    sh->acked_at = now();
-    Clock best = INT64_MAX, offset = 0;
-    for (int i = 0; i < ASKS; i++) {
-      asks++;
-      Clock a = now();
-      w->ask = asks;
-      spin([&] { return w->answer == asks; }, "the device's clock");
-      Clock b = now();
-      if (b - a < best) best = b - a, offset = (a + b) / 2 - Clock(w->answer_at);
-    }
+    spin([&] { return *known == seq; }, "the flag");
+    sh->known_at = now();
     MUST(cudaStreamSynchronize(s));
-    sh->seen_at = Clock(w->at) + offset, sh->slack = best / 2;
     sh->armed = 0;
   }
+  MUST(cudaIpcCloseMemHandle(answer));
   meet(1);
   if (with_nccl) nccl.destroy(nccl.comm);
   MUST(xk_close(c));
@@ -289,24 +291,46 @@ struct Sender {
   Nccl nccl;
   bool with_nccl;
   uint8_t *buffer, *theirs; // contiguous: ours, and D's mapped
-  cudaStream_t s;
+  cudaStream_t s, clocks;
+  cudaEvent_t gate;
+  uint64_t *words; // device: D answers in the first; [16] launched at, [17] answered at
+  volatile uint64_t *host; // pinned: go
+  uint64_t *seen;  // the same, as the device sees it
+  double one_way = 0; // ns
   uint64_t seq = 0;
-  std::vector<double> slack, acks;
+  std::vector<double> calls; // GB/s from the host's call until D's host knew
 
   uint64_t ask(Ask what) {
     sh->want = what, sh->armed = ++seq;
     spin([&] { return sh->taken == seq; }, "D to be ready");
     return seq;
   }
-  // GB/s of one transfer of so many bytes.
-  double timed(Ask what, int64_t bytes, const std::function<void()> &go) {
+  // GB/s of one transfer of so many bytes, which go(event) launches on a stream
+  // behind that event. 
+  double timed(Ask what, int64_t bytes, const std::function<void(cudaEvent_t)> &go) {
+    sh->bytes = bytes;
+    ask(what);
+    answer_kernel<<<1, 1, 0, clocks>>>(words, seq, words + 17);
+    gate_kernel<<<1, 1, 0, s>>>(seen, seq, words + 16);
+    MUST(cudaEventRecord(gate, s));
+    go(gate);
+    Clock settle = now() + 30000;
+    while (now() < settle) {}
+    host[0] = seq;
+    spin([&] { return sh->armed == 0; }, "D's time");
+    MUST(cudaStreamSynchronize(s));
+    MUST(cudaStreamSynchronize(clocks));
+    uint64_t at[2]; // launched, answered
+    MUST(cudaMemcpy(at, words + 16, sizeof at, cudaMemcpyDeviceToHost));
+    return double(bytes) / (double(at[1] - at[0]) - one_way);
+  }
+  double called(Ask what, int64_t bytes, const std::function<void(cudaEvent_t)> &go) {
     sh->bytes = bytes;
     ask(what);
     Clock t = now();
-    go();
+    go(nullptr);
     spin([&] { return sh->armed == 0; }, "D's time");
-    slack.push_back(double(sh->slack)), acks.push_back(double(bytes) / double(sh->acked_at - t));
-    return double(bytes) / double(sh->seen_at - t);
+    return double(bytes) / double(sh->known_at - t);
   }
   // run: consecutive blocks a piece.
   std::vector<xk_pair> draw(int n, int run) {
@@ -318,13 +342,32 @@ struct Sender {
       for (int k = 0; k < run; k++) p.push_back({a[i] * run + k, b[i] * run + k});
     return p;
   }
-  double push(const std::vector<xk_pair> &p, int engine = XK_KERNEL, int ctas = 0, bool rows_only = false) {
+  double push(const std::vector<xk_pair> &p, int engine = XK_KERNEL, int ctas = 0, bool rows_only = false, bool call = false) {
     xk_push_args a = {};
     a.n_layers = 1, a.n_pairs = int(p.size()), a.engine = engine, a.ctas = ctas, a.line = 3, a.value = seq + 1, a.rows_only = rows_only;
-    return timed(WATCH_FLAG, p.size() * piece, [&] { MUST(xk_push(peer, &a, p.data())); });
+    auto go = [&](cudaEvent_t after) {
+      a.after = after;
+      MUST(xk_push(peer, &a, p.data()));
+    };
+    return call ? called(WATCH_FLAG, p.size() * piece, go) : timed(WATCH_FLAG, p.size() * piece, go);
   }
-  double send(int64_t bytes) {
-    return timed(RECEIVE, bytes, [&] { MUST(nccl.send(buffer, bytes, 0, 1, nccl.comm, s)); });
+  double send(int64_t bytes, bool call = false) {
+    auto go = [&](cudaEvent_t) { MUST(nccl.send(buffer, bytes, 0, 1, nccl.comm, s)); };
+    return call ? called(RECEIVE, bytes, go) : timed(RECEIVE, bytes, go);
+  }
+  // Half of a word's way to D and back.
+  void find_one_way() {
+    std::vector<double> v;
+    for (int i = 0; i < 100; i++) {
+      ask(WATCH_WORD);
+      ping_kernel<<<1, 1, 0, s>>>(reinterpret_cast<uint64_t *>(theirs + 1024 * MIB), words, seq, words + 16);
+      spin([&] { return sh->armed == 0; }, "D's answer");
+      MUST(cudaStreamSynchronize(s));
+      uint64_t took;
+      MUST(cudaMemcpy(&took, words + 16, sizeof took, cudaMemcpyDeviceToHost));
+      v.push_back(double(took) / 2);
+    }
+    one_way = stats(v).median;
   }
   // GB/s of the verifying.
   double verify(const std::vector<xk_pair> &p) {
@@ -335,7 +378,7 @@ struct Sender {
       fprintf(stderr, "%lld of %zu blocks are bad\n", (long long)sh->bad, p.size());
       exit(1);
     }
-    return double(p.size() * piece) / double(sh->seen_at);
+    return double(p.size() * piece) / double(sh->took);
   }
   double events(int rounds, const std::function<void()> &go, double bytes) { // device time, one after another
     cudaEvent_t a, b;
@@ -356,6 +399,15 @@ struct Sender {
     if (with_nccl) MUST(nccl.unique(&sh->id));
     c = pool(0, 1, kv_heads, BT, blocks);
     fill(c, kv_heads, blocks);
+    MUST(cudaMalloc(&words, 4096));
+    MUST(cudaMemset(words, 0, 4096));
+    MUST(cudaIpcGetMemHandle(&sh->words, words));
+    MUST(cudaHostAlloc((void **)&host, 64, cudaHostAllocMapped));
+    memset((void *)host, 0, 64);
+    MUST(cudaHostGetDevicePointer(reinterpret_cast<void **>(&seen), (void *)host, 0));
+    MUST(cudaStreamCreateWithFlags(&clocks, cudaStreamNonBlocking));
+    MUST(cudaEventCreateWithFlags(&gate, cudaEventDisableTiming));
+    MUST(cudaDeviceSynchronize());
     meet(0);
     MUST(cudaSetDevice(0));
     MUST(xk_peer_open(c, sh->handle, XK_HANDLE_BYTES, flags, XK_FLAG_LINES * XK_FLAG_STRIDE, &peer));
@@ -369,6 +421,7 @@ struct Sender {
       MUST(cudaStreamSynchronize(s));
     }
     meet(0);
+    find_one_way();
   }
   void finish() {
     sh->want = DONE, sh->armed = ++seq;
@@ -406,28 +459,23 @@ static void push_bench(int kv_heads, const char *nccl_path) {
     int64_t bytes;
     int runs;
   };
-  auto note = [&] { // and forgets
-    std::string s = "seen by D's host " + us(stats(x.acks).median) + "; clocks within " + us(stats(x.slack).median / 1000) + " us";
-    x.acks.clear(), x.slack.clear();
-    return s;
-  };
+  printf("PEER {\"name\": \"one_way_us\", \"value\": %.3f}\n", x.one_way / 1000);
   for (Size z : {Size{"1m", MIB, 300}, {"4m", 4 * MIB, 300}, {"16m", 16 * MIB, 200}, {"64m", 64 * MIB, 150}, {"512m", 512 * MIB, 100}, {"1g", 1024 * MIB, 100}}) {
-    std::vector<double> ours, theirs, checked;
+    std::vector<double> ours, theirs, checked, called, nccl_called;
     std::vector<xk_pair> pairs;
     for (int i = -3; i < z.runs; i++) {
       pairs = x.draw(int(z.bytes / x.piece), 1);
       double g = x.push(pairs);
       if (i >= 0) ours.push_back(g);
       if (i == z.runs - 1 || i % 20 == 0) checked.push_back(x.verify(pairs));
-      if (x.with_nccl) {
-        auto keep = x.acks;
-        g = x.send(z.bytes);
-        x.acks = keep;
-        if (i >= 0) theirs.push_back(g);
-      }
+      if (i >= 0 && i % 4 == 0) called.push_back(x.push(pairs, XK_KERNEL, 0, false, true));
+      if (!x.with_nccl) continue;
+      g = x.send(z.bytes);
+      if (i >= 0) theirs.push_back(g);
+      if (i >= 0 && i % 4 == 0) nccl_called.push_back(x.send(z.bytes, true));
     }
-    print("RESULT", "push.ipc_gbs." + std::string(z.name) + kib, "GB/s", stats(ours), note());
-    if (!theirs.empty()) print("PEER", "nccl." + std::string(z.name) + kib, "GB/s", stats(theirs));
+    print("RESULT", "push.ipc_gbs." + std::string(z.name) + kib, "GB/s", stats(ours), "from the host's call until D's host knows " + us(stats(called).median));
+    if (!theirs.empty()) print("PEER", "nccl." + std::string(z.name) + kib, "GB/s", stats(theirs), "from the host's call " + us(stats(nccl_called).median));
     print("RESULT", "verify." + std::string(z.name) + kib, "GB/s", stats(checked));
   }
   auto measure = [&](const std::string &name, int runs, const std::function<double()> &one) {
@@ -436,14 +484,21 @@ static void push_bench(int kv_heads, const char *nccl_path) {
       double g = one();
       if (i >= 0) v.push_back(g);
     }
-    print("RESULT", name + kib, "GB/s", stats(v), note());
+    print("RESULT", name + kib, "GB/s", stats(v));
   };
   for (int ctas : {4, 8, 16, 32}) {
     measure("push.ipc_gbs." + std::to_string(ctas) + "sm", ctas == 16 ? 100 : 20, [&] { return x.push(x.draw(int(512 * MIB / x.piece), 1), XK_KERNEL, ctas); });
   }
-  measure("push.ipc_gbs.run256k", 20, [&] { return x.push(x.draw(int(512 * MIB / x.piece), int(MIB / 4 / x.piece)), XK_COPY); });
-  measure("push.ipc_gbs.run1m", 100, [&] { return x.push(x.draw(int(512 * MIB / x.piece), int(MIB / x.piece)), XK_COPY); });
-  measure("push.ipc_gbs.run16m", 100, [&] { return x.push(x.draw(int(512 * MIB / x.piece), int(16 * MIB / x.piece)), XK_COPY); });
+  for (int k : {64, 128, 256}) {
+    const std::string name = "push.ipc_gbs.run" + std::to_string(k) + "k";
+    const int run = int(k * 1024 / x.piece);
+    measure(name, 20, [&] { return x.push(x.draw(int(512 * MIB / x.piece), run), XK_COPY); });
+    measure(name + ".called", 20, [&] { return x.push(x.draw(int(512 * MIB / x.piece), run), XK_COPY, 0, false, true); });
+    measure(name + ".called32m", 50, [&] { return x.push(x.draw(int(32 * MIB / x.piece), run), XK_COPY, 0, false, true); });
+  }
+  measure("push.ipc_gbs.kernel.called32m", 50, [&] { return x.push(x.draw(int(32 * MIB / x.piece), 1), XK_KERNEL, 0, false, true); });
+  measure("push.ipc_gbs.run1m", 100, [&] { return x.push(x.draw(int(1024 * MIB / x.piece), int(MIB / x.piece)), XK_COPY); });
+  measure("push.ipc_gbs.run16m", 100, [&] { return x.push(x.draw(int(1024 * MIB / x.piece), int(16 * MIB / x.piece)), XK_COPY); });
   if (kv_heads == 4) print("PEER", "copy_engine", "GB/s", {x.events(20, [&] { MUST(cudaMemcpyAsync(x.theirs, x.buffer, 1024 * MIB, cudaMemcpyDeviceToDevice, x.s)); }, double(1024 * MIB)), 0, 0, 20});
   for (Size z : {Size{"1m", MIB, 200}, {"64m", 64 * MIB, 100}, {"1g", 1024 * MIB, 60}}) { // with and without digests, in turn
     std::vector<double> cost;
@@ -454,64 +509,10 @@ static void push_bench(int kv_heads, const char *nccl_path) {
     }
     print("RESULT", "push.digest_cost_pct." + std::string(z.name) + kib, "%", stats(cost));
   }
-  note();
   x.finish();
   int status;
   waitpid(child, &status, 0);
   if (status) exit(1);
-}
-
-// Cuts of a push side by side, for a library built with XK_TUNE.
-static void push_tune() {
-  pid_t child = fork();
-  if (child == 0) {
-    receiver(4, nullptr);
-    exit(0);
-  }
-  Sender x(4, nullptr);
-  {
-    std::vector<double> v;
-    for (int i = -5; i < 50; i++) {
-      xk_push_args a = {};
-      a.n_layers = 1, a.line = 3, a.value = x.seq + 1;
-      double g = x.timed(WATCH_FLAG, 1000, [&] { MUST(xk_push(x.peer, &a, nullptr)); });
-      if (i >= 0) v.push_back(1000 / g / 1000);
-    }
-    Stats a = stats(v), b = stats(x.slack);
-    printf("nothing but a flag: %.2f us (%.2f to %.2f), clocks within %.2f us\n", a.median, a.p1, a.p99, b.median / 1000);
-  }
-  for (const char *cut : {"256,1,264", "256,2", "256,2,264", "512,1", "512,1,264", "512,2", "512,4", "1024,1", "1024,2", "1024,4", "512,4,264", "512,8", "512,2,396", "256,4,528", "256,8,264"}) {
-    setenv("XK_CUT", cut, 1);
-    printf("%-12s", cut);
-    for (int64_t mib : {1, 2, 4, 8, 16, 32, 64, 1024}) {
-      std::vector<double> v;
-      for (int i = -3; i < (mib > 64 ? 12 : 40); i++) {
-        double g = x.push(x.draw(int(mib * MIB / x.piece), 1));
-        if (i >= 0) v.push_back(g);
-      }
-      printf(" %4lldm %6.1f", (long long)mib, stats(v).median);
-    }
-    for (int ctas : {8, 16}) {
-      std::vector<double> v;
-      for (int i = -2; i < 10; i++) v.push_back(x.push(x.draw(int(512 * MIB / x.piece), 1), XK_KERNEL, ctas));
-      printf(" %2dsm %6.1f", ctas, stats(v).median);
-    }
-    printf("\n");
-    fflush(stdout);
-  }
-  for (const char *lanes : {"1", "2", "3", "4"}) {
-    setenv("XK_LANES", lanes, 1);
-    printf("lanes %s", lanes);
-    for (int kib : {256, 1024, 4096, 16384}) {
-      std::vector<double> v;
-      for (int i = -2; i < 10; i++) v.push_back(x.push(x.draw(int(512 * MIB / x.piece), int(kib * 1024 / x.piece)), XK_COPY));
-      printf(" %5dk %6.1f", kib, stats(v).median);
-    }
-    printf("\n");
-    fflush(stdout);
-  }
-  x.finish();
-  waitpid(child, nullptr, 0);
 }
 
 // ---------------------------------------------------------------- host
@@ -601,6 +602,8 @@ static void host_bench() {
       print("RESULT", "kvio.d2h_gbs" + t + name, "GB/s", repeat(n, [&] { return gather(XK_KERNEL, ctas); }));
       print("RESULT", "kvio.h2d_gbs" + t + name, "GB/s", repeat(n, [&] { return scatter(XK_KERNEL, ctas); }));
     }
+    print("RESULT", "kvio.engine_d2h" + t, "GB/s", repeat(10, [&] { return gather(XK_COPY, 0); }));
+    print("RESULT", "kvio.engine_h2d" + t, "GB/s", repeat(10, [&] { return scatter(XK_COPY, 0); }));
     // Peers: one run, one call a piece, and one batch call.
     auto timed = [&](double bytes, const std::function<void()> &go) {
       return [&, bytes, go] {
@@ -649,6 +652,7 @@ static void host_bench() {
     for (int k : {2, 4}) print("RESULT", "duplex.kernel" + std::to_string(k) + "_kernel" + std::to_string(k) + t, "GB/s", repeat(20, [&] { return duplex(XK_KERNEL, k, XK_KERNEL, k); }));
     print("RESULT", "duplex.engine_kernel4" + t, "GB/s", repeat(20, [&] { return duplex(XK_COPY, 0, XK_KERNEL, 4); }));
     print("RESULT", "duplex.kernel4_engine" + t, "GB/s", repeat(20, [&] { return duplex(XK_KERNEL, 4, XK_COPY, 0); }));
+    print("RESULT", "duplex.engine_engine" + t, "GB/s", repeat(50, [&] { return duplex(XK_COPY, 0, XK_COPY, 0); }));
     if (bt == 16) {
       auto both = [&] {
         Clock t = now();
@@ -669,7 +673,7 @@ int main(int argc, char **argv) {
     host_bench();
     return 0;
   }
-  if (what != "push" && what != "tune") {
+  if (what != "push") {
     fprintf(stderr, "usage: moves push [LIBNCCL.so] | moves host\n");
     return 2;
   }
@@ -677,7 +681,6 @@ int main(int argc, char **argv) {
   int fd = memfd_create("flags", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, XK_FLAG_LINES * XK_FLAG_STRIDE)) return 1;
   flags = static_cast<uint8_t *>(mmap(nullptr, XK_FLAG_LINES * XK_FLAG_STRIDE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
-  if (what == "tune") push_tune();
-  else push_bench(argc > 3 ? atoi(argv[3]) : 4, argc > 2 && *argv[2] ? argv[2] : nullptr);
+  push_bench(argc > 3 ? atoi(argv[3]) : 4, argc > 2 && *argv[2] ? argv[2] : nullptr);
   return 0;
 }
