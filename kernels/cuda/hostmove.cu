@@ -75,6 +75,8 @@ __device__ __forceinline__ void ring(const Job &j, const List<xk_place, N> &plac
 
 template <int N>
 __device__ __forceinline__ void digests(const Job &j, const List<xk_place, N> &places, int worker, int workers) {
+  // A place's layers follow each other: in host memory they are often one run,
+  // and PCIe wants long writes.
   const int n = j.n_layers * j.n_places * j.heads;
   constexpr int DEPTH = 4; // reads of host memory in flight a thread
   for (int base = worker; base < n; base += DEPTH * workers) {
@@ -84,8 +86,8 @@ __device__ __forceinline__ void digests(const Job &j, const List<xk_place, N> &p
     for (int d = 0; d < DEPTH; d++) {
       int i = base + d * workers;
       if (i >= n) break;
-      int block = i / j.heads, head = i - block * j.heads, l = block / j.n_places;
-      const xk_place &p = places.at[block - l * j.n_places];
+      int block = i / j.heads, head = i - block * j.heads, at = block / j.n_layers, l = block - at * j.n_layers;
+      const xk_place &p = places.at[at];
       int64_t slot = (j.layer + l) * j.pool.layer_slots + int64_t(p.block) * j.heads + head;
       uint64_t *host = reinterpret_cast<uint64_t *>(j.host + p.digests + l * j.digest_stride) + head;
       v[d] = j.to_host ? j.pool.digest[slot] : *host;
