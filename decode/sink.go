@@ -1,6 +1,8 @@
 package decode
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -61,4 +63,23 @@ func (s *sink) holds(layer, firstPos, rows int, packed []byte, digests []uint64)
 	return slices.Equal(sums, digests)
 }
 
-var _ kvconn.ViewSink = (*sink)(nil)
+// VerifyPushed implements kvconn.DeviceSink: the device looks at its own memory.
+func (s *sink) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
+	if s.trust {
+		return slices.Repeat([]bool{true}, len(blocks)), nil
+	}
+	device, ok := s.backend.(kernels.Exporter)
+	if !ok {
+		return nil, errors.New("verify pushed blocks: the pool is not a device's")
+	}
+	landed := make([]kernels.Landed, len(blocks))
+	for i, b := range blocks {
+		landed[i] = kernels.Landed{Layer: layer, Block: b.Block, FirstPos: b.FirstPos, Rows: b.Rows}
+	}
+	return device.Verify(ctx, landed)
+}
+
+var (
+	_ kvconn.ViewSink   = (*sink)(nil)
+	_ kvconn.DeviceSink = (*sink)(nil)
+)

@@ -22,6 +22,7 @@ type segment struct {
 	Bytes  uint64 // size of the memory
 	Blocks uint32
 	Layers []span // one a layer
+	Grant  []byte // what the transport has to say of it, opaque; may be empty
 }
 
 type span struct{ Offset, Stride uint64 } // bytes
@@ -35,7 +36,7 @@ var errSegment = errors.New("segment: blocks lie outside the memory")
 // a block to be as long as its stride.
 func (s *segment) validate() error {
 	if len(s.Layers) == 0 {
-		if s.Bytes != 0 || s.Blocks != 0 {
+		if s.Bytes != 0 || s.Blocks != 0 || len(s.Grant) > 0 {
 			return errSegment
 		}
 		return nil
@@ -63,7 +64,10 @@ func (m *bind) append(b []byte) []byte {
 	for _, l := range m.Segment.Layers {
 		b = putU64(putU64(b, l.Offset), l.Stride)
 	}
-	return b
+	if len(m.Segment.Layers) == 0 {
+		return b
+	}
+	return putBlob(b, m.Segment.Grant)
 }
 
 func decodeBind(b []byte, version uint8) (*bind, error) {
@@ -76,6 +80,7 @@ func decodeBind(b []byte, version uint8) (*bind, error) {
 			for i := range m.Segment.Layers {
 				m.Segment.Layers[i] = span{c.u64(), c.u64()}
 			}
+			m.Segment.Grant = c.blob(maxGrant)
 		}
 	}
 	err := c.end()

@@ -27,6 +27,8 @@ type bulkWriter struct {
 	pieces []piece
 	vecs   [][]byte
 	spots  []spot
+	moves  []Move
+	heads  []unitHead // of the moves
 }
 
 // maxHead is how long the head of a batch gets, but for its last unit. It
@@ -177,7 +179,10 @@ func (e *loadError) Unwrap() error { return e.err }
 // connection's; a failed load only ends the ticket.
 func (w *bulkWriter) batch(g *Outgoing, units []uint32) (err error) {
 	inside := true
-	if g.places {
+	switch {
+	case g.places && w.p.pool.device != nil:
+		units, inside, err = w.push(g, units)
+	case g.places:
 		units, inside, err = w.place(g, units)
 	}
 	for err == nil && inside && len(units) > 0 {

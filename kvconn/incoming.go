@@ -83,8 +83,8 @@ func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
 		return nil, nil, errors.New("have lists the partly filled last block")
 	case spec.Stored.layers != 0 && (spec.Stored.layers != layers || spec.Stored.blocks != blocks):
 		return nil, nil, errors.New("stored is of another shape")
-	case s.placeable(layout) && !views(spec.Sink):
-		return nil, nil, errors.New("the sink has no views, and this session's peer writes into blocks")
+	case s.placeable(layout) && !s.suits(spec.Sink):
+		return nil, nil, errors.New("this session's peer writes into blocks, and the sink cannot look at them there")
 	case len(spec.RequestID) > maxString || len(spec.LeaseID) > maxString || len(spec.First) > maxPayload:
 		return nil, nil, errors.New("a field is too long")
 	}

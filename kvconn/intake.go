@@ -1,6 +1,7 @@
 package kvconn
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -194,6 +195,39 @@ func (r *intake) placed(body []byte) (err error) {
 	return nil
 }
 
+// pushed waits for what the peer's device writes, then verifies it. It waits
+// outside the fence, so that a peer whose device does not come to it holds no
+// revoke up.
+func (r *intake) pushed(body []byte) error {
+	m, err := decodeLanding(body)
+	if err != nil {
+		return &wireError{err}
+	}
+	hold, ok := r.s.device()
+	if !ok {
+		return &wireError{errors.New("pushed: this session shares no device memory")}
+	}
+	ctx, cancel := context.WithTimeout(r.s.ctx, r.s.cfg.PeerSilence)
+	defer cancel()
+	if err := hold.Landed(ctx, m.Number); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("push %d has not landed: %w", m.Number, errDeadline)
+		}
+		return &wireError{fmt.Errorf("push %d: %w", m.Number, err)}
+	}
+	r.s.onPushed(m)
+	return nil
+}
+
+// device is the hold of a peer that pushes.
+func (s *Session) device() (DeviceHold, bool) {
+	if s.lent == nil {
+		return nil, false
+	}
+	h, ok := s.lent.hold.(DeviceHold)
+	return h, ok
+}
+
 // readBulk stores units until the connection ends.
 func (s *Session) readBulk(n int, f *frameConn) {
 	r := &intake{s: s, f: f}
@@ -205,6 +239,8 @@ func (s *Session) readBulk(n int, f *frameConn) {
 				err = r.units(typ, body)
 			case typePlaced:
 				err = r.placed(body)
+			case typePushed:
+				err = r.pushed(body)
 			case typeSent:
 				var m *sent
 				if m, err = decodeSent(body); err == nil {

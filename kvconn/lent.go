@@ -4,13 +4,43 @@ import (
 	"context"
 	"fmt"
 	"net"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // lent is this receiver's memory in the hands of one session's peer. It
 // outlives the session: until gone is closed the peer may still write.
 type lent struct {
-	hold Hold
-	gone chan struct{}
+	hold  Hold
+	grant []byte // what the transport has to tell the peer
+	gone  chan struct{}
+}
+
+// DeviceHold is a peer's hold of a pool in a device's memory.
+type DeviceHold interface {
+	Hold
+	// Landed returns nil once the peer's push of this number, and all before
+	// it, are there to be read.
+	Landed(ctx context.Context, number uint64) error
+}
+
+// DeviceSink is a Sink whose blocks lie in a device's memory, where a peer
+// pushes them together with their digests.
+//
+// VerifyPushed looks at blocks of one layer that have landed: it makes the
+// digests anew from the rows, and says of each whether they are those that
+// came with it, for exactly so many rows. An error ends the ticket. The rules of
+// ViewSink.Verify hold.
+type DeviceSink interface {
+	Sink
+	VerifyPushed(ctx context.Context, layer int, blocks []PushedBlock) (good []bool, err error)
+}
+
+// PushedBlock is a block whose rows 0 .. Rows-1 are the positions from FirstPos
+// on.
+type PushedBlock struct {
+	Block          int32
+	FirstPos, Rows int
 }
 
 // lend offers our pool on a connection that is still silent, if there is a
@@ -29,13 +59,15 @@ func (r *Receiver) lend(c net.Conn) (*lent, error) {
 	if full {
 		return nil, fmt.Errorf("%d peers have our memory and do not let go of it: %w", r.cfg.MaxSessions, errHeld)
 	}
-	h, err := sc.Offer(r.cfg.Shared.FD)
-	if err != nil {
+	s := *r.cfg.Shared
+	s.Epoch = r.cfg.Identity.Epoch
+	h, grant, err := sc.Offer(&s)
+	if h == nil || err != nil {
 		r.returned()
 		return nil, err
 	}
 	r.m.mapped.WithLabelValues(string(SideReceiver)).Inc()
-	return &lent{hold: h, gone: make(chan struct{})}, nil
+	return &lent{hold: h, grant: grant, gone: make(chan struct{})}, nil
 }
 
 // returned counts one peer that has no memory of ours any more.
@@ -84,6 +116,69 @@ func (i *Incoming) placed(u *unitHead, digests []uint64) (stale string) {
 		i.s.side.bytes.Add(float64(size))
 	}
 	return ""
+}
+
+// pushed takes blocks of one layer that the peer's device has written. It
+// returns why they were dropped as stale, those that were, or "".
+func (i *Incoming) pushed(m *landing) (stale string) {
+	sink := i.spec.Sink.(DeviceSink) // newIncoming has looked
+	var units []uint32
+	var blocks []PushedBlock
+	bytes := 0
+	if !i.fence.enter() {
+		return "ended"
+	}
+	defer i.fence.leave()
+	for _, b := range m.Blocks {
+		u := i.unitAt(m, b)
+		unit, size, ok := i.addressed(&u, int(u.Heads))
+		switch {
+		case !ok || !i.layout.same(i.s.cfg.Identity.Layout, int(u.Layer)):
+			stale = "address"
+		case !i.claimPlaced(unit):
+			stale = "duplicate"
+		default:
+			units, bytes = append(units, unit), bytes+size
+			blocks = append(blocks, PushedBlock{u.Block, int(u.Index) * i.layout.BlockTokens, int(u.Rows)})
+		}
+	}
+	if len(units) == 0 {
+		return stale
+	}
+	ctx, cancel := context.WithTimeout(i.s.ctx, i.s.cfg.PeerSilence)
+	defer cancel()
+	good, err := sink.VerifyPushed(ctx, int(m.Layer), blocks)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		err = &Error{"verify", i.s.peer.PeerID, PhaseData, ticket.Late, err}
+	case err == nil && len(good) != len(units):
+		err = fmt.Errorf("verdicts on %d of %d blocks", len(good), len(units))
+	}
+	for n, unit := range units {
+		switch {
+		case err != nil:
+			i.stored(unit, err)
+		case !good[n]:
+			i.stored(unit, ErrDigest)
+		default:
+			i.stored(unit, nil)
+			i.s.side.units.Inc()
+		}
+	}
+	if err == nil {
+		i.s.side.bytes.Add(float64(bytes))
+	}
+	return stale
+}
+
+// unitAt is the head that a unit of its own would have for a pushed block: its
+// rows and heads are the ticket's, as the digests that came with it have to be.
+func (i *Incoming) unitAt(m *landing, b pushedBlock) unitHead {
+	g, _ := i.layout.Group(int(min(m.Layer, maxLayers)))
+	first := int(min(b.Index, maxPositions)) * i.layout.BlockTokens
+	rows := max(0, min(i.layout.BlockTokens, i.spec.Positions-first))
+	return unitHead{Ticket: m.Ticket, Tag: m.Tag, Layer: m.Layer, Index: b.Index, Block: b.Block, Generation: b.Generation,
+		Rows: uint32(rows), Heads: uint32(g.KVHeads)}
 }
 
 // placeable tells whether a peer that has our memory may place any of a

@@ -2,7 +2,10 @@ package kvconn
 
 import (
 	"context"
+	"slices"
 	"testing"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // viewSink counts what it is asked to verify.
@@ -87,5 +90,51 @@ func TestProofBeforeDeadline(t *testing.T) {
 	}
 	if proven(ctx, not, not) == nil {
 		t.Error("proven without a proof")
+	}
+}
+
+// deviceSink finds every pushed block good.
+type deviceSink struct {
+	countSink
+	seen []PushedBlock
+}
+
+func (s *deviceSink) VerifyPushed(_ context.Context, layer int, blocks []PushedBlock) ([]bool, error) {
+	s.seen = append(s.seen, blocks...)
+	return slices.Repeat([]bool{true}, len(blocks)), nil
+}
+
+// A notice of a push names blocks of its ticket, under their generations, once;
+// anything else is dropped, and the rest of the notice taken.
+func TestPushedIsAddressed(t *testing.T) {
+	sink := &deviceSink{}
+	s, in := lonely(t, sink)
+	s.lent = &lent{gone: make(chan struct{})}
+	f := func(name string, layer uint32, want int, blocks ...pushedBlock) {
+		t.Helper()
+		sink.seen = nil
+		stale := in.pushed(&landing{Ticket: in.id, Tag: in.tag, Number: 1, Layer: layer, Blocks: blocks})
+		if len(sink.seen) != want || (stale == "") != (want == len(blocks)) {
+			t.Errorf("%s: %d of %d blocks were taken, want %d: %q", name, len(sink.seen), len(blocks), want, stale)
+		}
+	}
+	good, last := pushedBlock{0, 10, 5}, pushedBlock{1, 11, 6}
+	f("another block", 0, 0, pushedBlock{0, 11, 5})
+	f("an old generation", 0, 0, pushedBlock{0, 10, 4})
+	f("an index too many", 0, 0, pushedBlock{2, 10, 5})
+	f("an index of 2^32", 0, 0, pushedBlock{1<<32 - 1, 10, 5})
+	f("a layer too many", 2, 0, good)
+	f("a layer of 2^32", 1<<32-1, 0, good)
+	f("a block below zero", 0, 0, pushedBlock{0, -1, 5})
+	f("one of two", 0, 1, pushedBlock{0, 11, 5}, last)
+	if want := (PushedBlock{Block: 11, FirstPos: 2, Rows: 1}); len(sink.seen) != 1 || sink.seen[0] != want {
+		t.Errorf("verified %+v, want %+v", sink.seen, want)
+	}
+	f("the same again", 0, 0, last)
+	f("twice at once", 0, 1, good, good)
+	f("both", 1, 2, good, last)
+	in.end(ticket.Cancelled, errRevoked)
+	if stale := in.pushed(&landing{Ticket: in.id, Tag: in.tag, Number: 1, Blocks: []pushedBlock{good}}); stale != "ended" {
+		t.Errorf("after a revoke: %q", stale)
 	}
 }

@@ -10,29 +10,51 @@ import (
 )
 
 // Shared describes a receiver's block pool as memory that a sender on the same
-// machine may map: block b of layer l begins at Layers[l].Offset +
+// machine may write to: block b of layer l begins at Layers[l].Offset +
 // b*Layers[l].Stride and holds its rows as Gather packs them.
 type Shared struct {
-	FD     int // memory file, sealed against shrinking; stays the pool's
+	FD     int  // memory file, sealed against shrinking; stays the pool's
+	Device bool // it is no file but a device's memory, which the transport knows
 	Bytes  int64
 	Blocks int
 	Layers []Span // one a layer
+
+	// Epoch is the run of the worker whose pool it is. The connector sets it.
+	Epoch uint64
 }
 
 // Span is where one layer's blocks lie, in bytes.
 type Span struct{ Offset, Stride int64 }
+
+// DevicePool describes a pool in a device's memory: the blocks of a layer one
+// behind the other, layer after layer.
+func DevicePool(l Layout, blocks int) *Shared {
+	s := &Shared{FD: -1, Device: true, Blocks: blocks}
+	for layer := range l.Layers() {
+		size := int64(l.RowsBytes(layer, l.BlockTokens))
+		s.Layers = append(s.Layers, Span{Offset: s.Bytes, Stride: size})
+		s.Bytes += size * int64(blocks)
+	}
+	return s
+}
+
+// maxGrant bounds what a transport adds to the description of a pool.
+const maxGrant = 4096
 
 // SharedConn is a connection whose two ends can share memory. A Transport's
 // connections implement it, or have a NetConn method that leads to one that
 // does.
 type SharedConn interface {
 	net.Conn
-	// Offer hands the memory behind fd to the peer. The receiver calls it, on
-	// a connection on which nothing was written yet.
-	Offer(fd int) (Hold, error)
-	// Map maps what the peer offered, of which it says that it has so many
-	// bytes. The sender calls it once.
-	Map(bytes int64) (Window, error)
+	// Offer hands our pool to the peer. The receiver calls it, on a connection
+	// on which nothing was written yet. The grant, if any, is brought to the
+	// peer's Map. A nil Hold without an error says that pools of this kind are
+	// not for this transport.
+	Offer(s *Shared) (h Hold, grant []byte, err error)
+	// Map opens what the peer offered, if that is what s and grant describe: s
+	// is what the peer has said in its frames, checked against its layout. The
+	// sender calls it once. The window is a MemoryWindow or a DeviceWindow.
+	Map(s *Shared, grant []byte) (Window, error)
 }
 
 // Hold is a peer's hold of offered memory.
@@ -44,14 +66,19 @@ type Hold interface {
 	Close() error // nobody waits any more
 }
 
-// Window is offered memory in the sender's address space.
+// Window is offered memory in the sender's reach.
 type Window interface {
+	Close() error // unmaps; the window must not be used any more
+}
+
+// MemoryWindow is offered memory in the sender's address space.
+type MemoryWindow interface {
+	Window
 	Bytes() []byte
 	// Copy fills dst, a part of Bytes, from src, which is as long. It is for
 	// much memory: past the caches, and touching nextDst and nextSrc, which
 	// will be copied next, in advance. The stores are done when it returns.
 	Copy(dst, src, nextDst, nextSrc []byte)
-	Close() error // unmaps; Bytes must not be touched any more
 }
 
 // sharing digs for a connection's ability to share memory; nil: it has none.
@@ -80,12 +107,21 @@ func (s *Shared) segment() segment {
 	return g
 }
 
+// shared is a peer's description as the transport gets it.
+func (s *segment) shared(epoch uint64) *Shared {
+	d := &Shared{FD: -1, Bytes: int64(s.Bytes), Blocks: int(s.Blocks), Layers: make([]Span, len(s.Layers)), Epoch: epoch}
+	for i, l := range s.Layers {
+		d.Layers[i] = Span{int64(l.Offset), int64(l.Stride)}
+	}
+	return d
+}
+
 // validate checks a description of our own pool.
 func (s *Shared) validate(layout Layout) error {
 	if s == nil {
 		return nil
 	}
-	if s.FD < 0 || s.Bytes < 1 || s.Blocks < 1 || s.Blocks > math.MaxInt32 {
+	if s.FD < 0 && !s.Device || s.Bytes < 1 || s.Blocks < 1 || s.Blocks > math.MaxInt32 {
 		return fmt.Errorf("shared pool: descriptor %d, %d bytes, %d blocks", s.FD, s.Bytes, s.Blocks)
 	}
 	for _, l := range s.Layers {
@@ -122,29 +158,37 @@ func (l Layout) same(o Layout, layer int) bool {
 	return ok && has && a == b && l.BlockTokens == o.BlockTokens
 }
 
-// peerPool is a receiver's pool in its sender's address space.
+// peerPool is a receiver's pool in its sender's reach.
 type peerPool struct {
 	window Window
+	memory MemoryWindow // the window, if rows are copied there; mem are its bytes
 	mem    []byte
+	device DeviceWindow // the window, if a device pushes rows there
 	seg    segment
 	layout Layout // the receiver's
 }
 
-// mapPeer maps what the receiver offered on c and described as seg.
-func mapPeer(c net.Conn, seg segment, layout Layout) (*peerPool, error) {
-	if err := seg.holds(layout); err != nil {
+// mapPeer opens what the receiver offered on c and described as seg.
+func mapPeer(c net.Conn, seg segment, peer *Identity) (_ *peerPool, err error) {
+	if err := seg.holds(peer.Layout); err != nil {
 		return nil, err
 	}
 	sc := sharing(c)
 	if sc == nil {
 		return nil, errors.New("segment: no memory comes with this connection")
 	}
-	w, err := sc.Map(int64(seg.Bytes))
+	w, err := sc.Map(seg.shared(peer.Epoch), seg.Grant)
 	if err != nil {
 		return nil, err
 	}
-	p := &peerPool{window: w, mem: w.Bytes(), seg: seg, layout: layout}
-	if uint64(len(p.mem)) != seg.Bytes {
+	p := &peerPool{window: w, seg: seg, layout: peer.Layout}
+	if p.device, _ = w.(DeviceWindow); p.device != nil {
+		return p, nil
+	}
+	if p.memory, _ = w.(MemoryWindow); p.memory == nil {
+		return nil, errors.Join(fmt.Errorf("segment: a window that cannot be written to: %T", w), w.Close())
+	}
+	if p.mem = p.memory.Bytes(); uint64(len(p.mem)) != seg.Bytes {
 		return nil, errors.Join(fmt.Errorf("segment: %d bytes mapped, the peer says %d", len(p.mem), seg.Bytes), w.Close())
 	}
 	return p, nil

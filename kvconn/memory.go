@@ -61,8 +61,12 @@ type ViewSink interface {
 	Verify(layer int, dst int32, row, rows, firstPos int, digests []uint64) error
 }
 
-// views tells whether a sink is a ViewSink.
-func views(s Sink) bool {
-	_, ok := s.(ViewSink)
+// suits tells whether a sink can verify what the session's peer writes.
+func (s *Session) suits(sink Sink) (ok bool) {
+	if _, device := s.device(); device {
+		_, ok = sink.(DeviceSink)
+	} else {
+		_, ok = sink.(ViewSink)
+	}
 	return ok
 }

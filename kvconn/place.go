@@ -94,7 +94,7 @@ func (w *bulkWriter) fill(g *Outgoing, n int, stream bool) error {
 		}
 	case stream:
 		next := &w.spots[min(n+1, len(w.spots)-1)]
-		w.p.pool.window.Copy(s.dst, s.src, next.dst, next.src)
+		w.p.pool.memory.Copy(s.dst, s.src, next.dst, next.src)
 	default:
 		copy(s.dst, s.src)
 	}

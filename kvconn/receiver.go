@@ -192,6 +192,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 			var seg segment
 			if first && loan != nil {
 				seg = r.cfg.Shared.segment()
+				seg.Grant = loan.grant
 			}
 			return bindBulk(f, &r.cfg, h, i, seg)
 		}); err != nil {

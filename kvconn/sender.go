@@ -32,6 +32,8 @@ type sender struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	writes sync.WaitGroup // of it, the bulk writers
+	pushes chan inFlight  // to drain, which ends with them
+	drains sync.WaitGroup // drain
 	over   chan struct{}  // fail has run to its end
 	opened time.Time
 
@@ -49,6 +51,7 @@ func newSender(s *Server, hi *hello, ctl *frameConn, h Handler) *sender {
 	p := &sender{srv: s, cfg: &s.cfg, log: s.log.With(logPeer, hi.Identity.PeerID.String()), side: s.m.of(SideSender),
 		peer: hi.Identity, key: newKey(), ctl: ctl, out: make(chan message, controlQueue), h: h,
 		opened: time.Now(), over: make(chan struct{}), bulk: make([]*bulkWriter, hi.Bulk), tickets: map[uint64]*Outgoing{}}
+	p.pushes = make(chan inFlight, maxPushes)
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
 }
@@ -68,6 +71,8 @@ func (p *sender) run(parent context.Context) {
 func (p *sender) wait() {
 	<-p.over
 	p.writes.Wait()
+	close(p.pushes)
+	p.drains.Wait()
 	p.mu.Lock()
 	pool := p.pool
 	p.mu.Unlock()
@@ -94,7 +99,7 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 	var pool *peerPool
 	if len(m.Segment.Layers) > 0 {
 		var err error
-		if pool, err = mapPeer(f.conn, m.Segment, p.peer.Layout); err != nil {
+		if pool, err = mapPeer(f.conn, m.Segment, &p.peer); err != nil {
 			return f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: strconv.FormatUint(m.Segment.Bytes, 10) + " bytes"})
 		}
 	}
@@ -136,6 +141,9 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 		return p.err // the caller closes the connection
 	}
 	p.writes.Go(w.run) // err is nil, so nobody waits for them yet
+	if pool != nil && pool.device != nil {
+		p.drains.Go(p.drain)
+	}
 	p.wg.Go(w.watch)
 	return nil
 }

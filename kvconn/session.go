@@ -313,6 +313,20 @@ func (s *Session) onPlaced(u *unitHead, digests []uint64) {
 	}
 }
 
+// onPushed takes blocks that have landed.
+func (s *Session) onPushed(m *landing) {
+	reason := "unknown"
+	if i := s.find(m.Ticket); i != nil {
+		reason = "tag"
+		if m.Tag == i.tag {
+			reason = i.pushed(m)
+		}
+	}
+	if reason != "" {
+		s.m.stale.WithLabelValues(reason).Inc()
+	}
+}
+
 func (s *Session) onSent(m *sent, conn int) {
 	if i := s.find(m.ID); i != nil && i.tag == m.Tag {
 		i.onSent(m.Round, conn)

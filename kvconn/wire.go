@@ -36,6 +36,7 @@ const (
 	typeBeat   frameType = 50
 	typePlaced frameType = 51 // from protocol 2 on
 	typeBatch  frameType = 52 // from protocol 2 on
+	typePushed frameType = 53 // from protocol 2 on
 )
 
 // A frame is a header, then length bytes of body, little-endian throughout:
@@ -93,6 +94,7 @@ var (
 	errCheck   = errors.New("frame: header check mismatch")
 	errTrunc   = errors.New("truncated")
 	errTrail   = errors.New("trailing bytes")
+	errEmpty   = errors.New("empty list")
 	errSum     = errors.New("frame: checksum mismatch")
 	errVersion = errors.New("frame: wrong version")
 )

@@ -35,10 +35,11 @@ func messages(v uint8) []message {
 	if v >= 2 {
 		h.Convert, h.Unchecked = true, true
 		h.Identity.Layout.Groups = []Group{{Kind: "full", Layers: 2, KVHeads: 2, HeadDim: 4, RowBytes: 16, DType: "f32", HeadFirst: 2, HeadsTotal: 8}}
-		b.Segment = segment{Bytes: 1 << 20, Blocks: 4, Layers: []span{{0, 1 << 10}, {1 << 19, 1 << 17}}}
+		b.Segment = segment{Bytes: 1 << 20, Blocks: 4, Layers: []span{{0, 1 << 10}, {1 << 19, 1 << 17}}, Grant: []byte("how")}
 		r.Parts = []partOf{{First: 2, Heads: 2, DType: "bf16"}}
 		ms = append(ms, &bind{Version: v, Session: [16]byte{9}}, &bound{Version: v, Mapped: true},
-			&placed{unitHead{Ticket: 1, Tag: 2, Layer: 3, Index: 4, Block: 5, Generation: 6, Rows: 7, Heads: 2}, []uint64{8, 9}})
+			&placed{unitHead{Ticket: 1, Tag: 2, Layer: 3, Index: 4, Block: 5, Generation: 6, Rows: 7, Heads: 2}, []uint64{8, 9}},
+			&landing{Ticket: 1, Tag: 2, Number: 3, Layer: 4, Blocks: []pushedBlock{{5, 6, 7}, {8, 9, 10}}})
 	}
 	return ms
 }
@@ -66,6 +67,8 @@ func decodeAny(v uint8, t frameType, b []byte) (message, error) {
 		return decodeFailed(b)
 	case typeSent:
 		return decodeSent(b)
+	case typePushed:
+		return decodeLanding(b)
 	case typePlaced:
 		u, sums, err := decodePlaced(b, nil)
 		return &placed{u, sums}, err

@@ -101,22 +101,31 @@ func (s *source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 // at both ends, are sent from the pool itself.
 func (s *source) View(layer, index, firstPos, rows int, digests []uint64) ([]byte, bool) {
 	viewer, ok := s.pool.(kernels.Viewer)
-	bt := s.layout.BlockTokens
-	if !ok || s.destBlock != bt || rows != bt || firstPos != index*bt ||
-		layer < 0 || layer >= s.layout.Layers || index < 0 || index >= len(s.table) || len(digests) != s.layout.KVHeads {
+	if !ok || rows != s.layout.BlockTokens || len(digests) != s.layout.KVHeads {
 		return nil, false
 	}
-	s.mu.Lock()
-	block, upto := s.table[index], s.upto[layer]
-	s.mu.Unlock()
-	if firstPos+rows > upto {
-		return nil, false // Load says what is wrong
+	block, ok := s.Block(layer, index, firstPos, rows)
+	if !ok {
+		return nil, false
 	}
 	run, ok := viewer.View(layer, block, 0, rows)
 	if ok {
 		s.pool.Digest(layer, block, digests)
 	}
 	return run, ok
+}
+
+// Block implements kvconn.BlockSource: blocks that are one of ours each.
+func (s *source) Block(layer, index, firstPos, rows int) (int32, bool) {
+	bt := s.layout.BlockTokens
+	if s.destBlock != bt || firstPos != index*bt || layer < 0 || layer >= s.layout.Layers || index < 0 || index >= len(s.table) || rows != s.filled(index) {
+		return 0, false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// What is not computed yet has what another prompt left there: Load says
+	// what is wrong.
+	return s.table[index], firstPos+rows <= s.upto[layer]
 }
 
 // filled is how many of the prompt's rows block i of the table holds.
@@ -193,4 +202,7 @@ func copyRows(l kernels.Layout, dst []byte, dstRows, dstAt int, src []byte, srcR
 	}
 }
 
-var _ kvconn.ViewSource = (*source)(nil)
+var (
+	_ kvconn.ViewSource  = (*source)(nil)
+	_ kvconn.BlockSource = (*source)(nil)
+)

@@ -13,8 +13,8 @@ import (
 	"github.com/xpyd/xpyd/router"
 )
 
-// TestClientLeaves: both legs are closed within 100 ms, whatever is going on; a
-// starved machine may need some tries for it.
+// TestClientLeaves: both legs are closed when the client leaves, whatever is
+// going on.
 func TestClientLeaves(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		for _, body := range []string{ask, askStream} {
@@ -30,8 +30,9 @@ func TestClientLeaves(t *testing.T) {
 	}
 }
 
+// clientLeaves: nothing but the client's leaving ends the legs here; how soon
+// that is, which the machine decides too, is BenchmarkClientLeaves's to say.
 func clientLeaves(t *testing.T, secure bool, body string, streaming bool) {
-	const promise, tries = 100 * time.Millisecond, 20
 	a := newAuthority(t)
 	g := newRig(t, 1, 1, func(c *router.Config) {
 		if secure {
@@ -47,29 +48,26 @@ func clientLeaves(t *testing.T, secure bool, body string, streaming bool) {
 		}
 		hold(started, ended)(w, r)
 	})
-	best := time.Hour
-	for n := 0; n < tries && best > promise; n++ {
-		conn := g.dial()
-		if secure {
-			conn = tls.Client(conn, &tls.Config{RootCAs: a.pool(), ServerName: "router"})
-		}
-		sendRaw(t, conn, body)
-		<-started
-		<-started
-		if streaming {
-			if _, err := io.ReadAtLeast(conn, make([]byte, 4096), 100); err != nil {
-				t.Fatal(err)
-			}
-		}
-		left := time.Now()
-		conn.Close()
-		took := max((<-ended).Sub(left), (<-ended).Sub(left))
-		best = min(best, took)
-		g.until("the request to be over", g.idle)
+	conn := g.dial()
+	if secure {
+		conn = tls.Client(conn, &tls.Config{RootCAs: a.pool(), ServerName: "router"})
 	}
-	if best > promise {
-		t.Errorf("the legs went on for %v at least", best)
+	sendRaw(t, conn, body)
+	<-started
+	<-started
+	if streaming {
+		if _, err := io.ReadAtLeast(conn, make([]byte, 4096), 100); err != nil {
+			t.Fatal(err)
+		}
 	}
+	select {
+	case <-ended:
+		t.Error("a leg ended while the client was there")
+	default:
+	}
+	conn.Close()
+	g.until("both legs to end", func() bool { return len(ended) == 2 })
+	g.until("the request to be over", g.idle)
 	g.until("a 499 in the log", func() bool { return strings.Contains(g.logs.String(), "status=499") })
 }
 

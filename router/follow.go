@@ -18,7 +18,7 @@ func (r *Router) followPicks() {
 	for {
 		changed, probed := r.fleet.Changed(), r.probes.changed()
 		r.picker.Refresh(r.view())
-		if asks && r.picker.Ready(r.view()) {
+		if asks && r.serves() {
 			asks, settled = false, time.After(settling)
 		}
 		select {

@@ -335,6 +335,28 @@ func TestEmbedder(t *testing.T) {
 	}
 }
 
+// TestEmbedderReady: a fleet that only embeds is ready; where engines generate,
+// one that embeds does not hide that they are lost.
+func TestEmbedderReady(t *testing.T) {
+	t.Parallel()
+	_, list := engines(t, "openai", fleet.Decode, 1, func(c *fake.Config) { c.Model, c.Embeds = "vectors", true })
+	list[0].Model = "vectors"
+	g := newRig(t, 0, 0, func(c *router.Config) { c.Static = list })
+	g.until("ready to embed", g.r.Ready)
+	p, d := g.add("p0", fleet.Prefill), g.add("d0", fleet.Decode)
+	g.until("a pair", func() bool { return p.probes.Load() > 0 && d.probes.Load() > 0 && g.idle() })
+	g.until("ready", g.r.Ready)
+	d.srv.CloseClientConnections()
+	d.srv.Close()
+	g.watcher.ReportDead("d0", d.inst.Epoch, "test")
+	if status, _ := g.get("/ready"); status != 503 {
+		t.Errorf("the only pair is lost, and /ready says %d", status)
+	}
+	if resp, body := g.post("/v1/embeddings", `{"model":"vectors","input":"x"}`); resp.StatusCode != 200 {
+		t.Errorf("embeddings: %d %s", resp.StatusCode, body)
+	}
+}
+
 // TestEmbedderBeside: of two engines of one model the one that says by a 400 that
 // it does not generate is left out of what is generated; one that answers
 // nothing else either never passes.

@@ -21,11 +21,12 @@ type prober struct {
 	r    *Router
 	poke chan struct{}
 
-	mu     sync.Mutex
-	gen    uint64
-	change chan struct{} // closed and renewed with gen
-	known  map[probeKey]*probeState
-	embed  []string // see embedders; replaced, never changed
+	mu        sync.Mutex
+	gen       uint64
+	change    chan struct{} // closed and renewed with gen
+	known     map[probeKey]*probeState
+	embed     []string // see embedders; replaced, never changed
+	generated bool     // see haveGenerated
 }
 
 type probeKey struct {
@@ -79,6 +80,13 @@ func (p *prober) embedders() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.embed
+}
+
+// haveGenerated says whether any worker has ever passed by generating.
+func (p *prober) haveGenerated() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.generated
 }
 
 // onlyEmbeds says whether all usable workers of a model are such.
@@ -312,6 +320,7 @@ func (p *prober) probe(pr pair) {
 		}
 	}
 	if err == nil {
+		p.generated = p.generated || !embeds
 		p.gen++
 		close(p.change)
 		p.change = make(chan struct{})

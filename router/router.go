@@ -244,12 +244,20 @@ func (r *Router) Reload(l Limits, policy string) error {
 	return nil
 }
 
-// Ready says whether a live, probed, compatible pair exists.
+// Ready says whether a live, probed, compatible pair exists; see serves.
 func (r *Router) Ready() bool {
 	r.mu.Lock()
 	stopping := r.stopping
 	r.mu.Unlock()
-	return !stopping && r.picker.Ready(r.view())
+	return !stopping && r.serves()
+}
+
+// serves says whether some model has a pair. An engine that embeds and does not
+// generate counts as one until a pair has generated something: it would hide
+// that all those are lost.
+func (r *Router) serves() bool {
+	v := r.view()
+	return r.picker.Ready(v, func(model string) bool { return !r.probes.haveGenerated() || !r.onlyEmbeds(v.Snapshot, model) })
 }
 
 // view is the fleet as users' requests may use it.

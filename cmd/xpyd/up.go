@@ -25,15 +25,16 @@ import (
 // upConfig is `xpyd up`: a router and the workers it starts.
 type upConfig struct {
 	RouterConfig
-	Prefill     int             `koanf:"prefill"` // workers of each role
-	Decode      int             `koanf:"decode"`
-	Model       string          `koanf:"model"`
-	Device      string          `koanf:"device"`
-	Threads     int             `koanf:"threads"`
-	BlockTokens int             `koanf:"block_tokens"`
-	KVMemory    config.AutoSize `koanf:"kv_memory"`    // of each worker
-	GPUMemory   float64         `koanf:"gpu_memory"`   // part of the GPU's memory for all workers together
-	KVTransport string          `koanf:"kv_transport"` // between them: auto, tcp or shm
+	Prefill        int             `koanf:"prefill"` // workers of each role
+	Decode         int             `koanf:"decode"`
+	Model          string          `koanf:"model"`
+	Device         string          `koanf:"device"`
+	Threads        int             `koanf:"threads"`
+	BlockTokens    int             `koanf:"block_tokens"`
+	KVMemory       config.AutoSize `koanf:"kv_memory"`  // of each worker
+	GPUMemory      float64         `koanf:"gpu_memory"` // part of the GPU's memory for all workers together
+	BatchInvariant bool            `koanf:"batch_invariant"`
+	KVTransport    string          `koanf:"kv_transport"` // between them: auto, tcp, shm or cudaipc
 
 	KVHostMemory config.Size `koanf:"kv_host_memory"` // of each worker, under its pool; 0: none
 	KVSSDDir     string      `koanf:"kv_ssd_dir"`     // each worker has a folder of its own there; empty: none
@@ -113,7 +114,8 @@ drains; a second one stops at once.`,
 	f.Int("block-tokens", def.BlockTokens, "positions a KV block, 1 to 256")
 	f.String("kv-memory", def.KVMemory.String(), "size of each worker's KV pool; auto: 256MiB on the CPU, what --gpu-memory leaves on a GPU")
 	f.Float64("gpu-memory", def.GPUMemory, "part of the GPU's memory that the workers take, divided evenly among those of the start")
-	f.String("kv-transport", def.KVTransport, "between the workers: auto (shared memory where possible), tcp or shm")
+	f.Bool("batch-invariant", false, batchInvariantHelp)
+	f.String("kv-transport", def.KVTransport, "between the workers: auto (from GPU to GPU or through shared memory where possible), tcp, shm or cudaipc")
 	f.String("kv-host-memory", def.KVHostMemory.String(), "host memory of each worker that keeps KV which its pool has no room for; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts; default: none")
 	f.String("kv-ssd-size", def.KVSSDSize.String(), "what each worker may fill of --kv-ssd-dir")
@@ -128,7 +130,7 @@ drains; a second one stops at once.`,
 		cfg := def
 		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: map[string]string{
 			"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
-			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "kv-transport": "kv_transport",
+			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "batch-invariant": "batch_invariant", "kv-transport": "kv_transport",
 			"kv-host-memory": "kv_host_memory", "kv-ssd-dir": "kv_ssd_dir", "kv-ssd-size": "kv_ssd_size", "kv-store": "kv_store",
 			"kv-write-policy": "kv_write_policy", "kv-eviction": "kv_eviction",
 			"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
@@ -288,6 +290,9 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 		args := []string{string(role), "--id", id, "--device", c.Device, "--threads", strconv.Itoa(c.Threads),
 			"--block-tokens", strconv.Itoa(c.BlockTokens), "--kv-memory", c.KVMemory.String(), "--gpu-memory", strconv.FormatFloat(c.GPUMemory/float64(c.Prefill+c.Decode), 'g', 4, 64), "--kv-transport", c.KVTransport,
 			"--log-level", c.Log.Level, "--log-format", c.Log.Format}
+		if c.BatchInvariant {
+			args = append(args, "--batch-invariant")
+		}
 		if c.KVHostMemory > 0 {
 			args = append(args, "--kv-host-memory", c.KVHostMemory.String(), "--kv-write-policy", c.KVWritePolicy, "--kv-eviction", c.KVEviction)
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/kvconn/cudaipc"
 	"github.com/xpyd/xpyd/kvconn/shm"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
@@ -46,7 +47,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.String("id", "", "name in the fleet; default: the role and a random suffix")
 	f.String("listen", cfg.Listen, "HTTP address")
 	f.String("kv-listen", cfg.KVListen, "KV connector address")
-	f.String("kv-transport", cfg.KV.Transport, "auto, tcp or shm: how KV comes from workers of this machine")
+	f.String("kv-transport", cfg.KV.Transport, "auto, tcp, shm or cudaipc: how KV comes from workers of this machine")
 	f.String("advertise", "", "host that others dial, when it is not the listen host")
 	f.String("device", cfg.Device, "auto, cpu or cuda")
 	f.Int("threads", 0, "CPU threads; 0: all cores")
@@ -54,6 +55,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.Int("blocks", 0, "blocks of the KV pool; 0: from --kv-memory")
 	f.String("kv-memory", cfg.KVMemory.String(), "size of the KV pool; auto: 256MiB on the CPU, what --gpu-memory leaves on a GPU")
 	f.Float64("gpu-memory", cfg.GPUMemory, "part of the GPU's memory that this process takes in all")
+	f.Bool("batch-invariant", false, batchInvariantHelp)
 	f.String("kv-host-memory", cfg.KV.HostMemory.String(), "host memory that keeps KV which the pool has no room for; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts, this worker's own; default: none")
 	f.String("kv-ssd-size", cfg.KV.SSDSize.String(), "what --kv-ssd-dir may fill")
@@ -66,7 +68,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: map[string]string{
 			"join": "fleet.url", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
 			"kv-listen": "kv_listen", "kv-transport": "kv.transport", "advertise": "advertise", "device": "device", "threads": "threads",
-			"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory",
+			"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "batch-invariant": "batch_invariant",
 			"kv-host-memory": "kv.host_memory", "kv-ssd-dir": "kv.ssd_dir", "kv-ssd-size": "kv.ssd_size", "kv-store": "kv.store",
 			"kv-write-policy": "kv.write_policy", "kv-eviction": "kv.eviction",
 			"log-level": "log.level", "log-format": "log.format",
@@ -81,8 +83,10 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	return cmd
 }
 
-// What the tiers' policies cost, in a line each.
+// What these settings cost, in a line each.
 const (
+	batchInvariantHelp = "the same tokens whatever the batch, the chunks or the split; costs a GPU some speed, and is always so on the CPU"
+
 	writePolicyHelp = "when KV is copied to host memory and SSD: through (when computed: a copy of all), selective (when found again: evicted before, computed again) or back (when evicted: fewest copies, made when memory is short, some lost)"
 	evictionHelp    = "who makes room in host memory: lru, lfu (keeps what was popular once) or s3fifo (what comes once pushes out nothing, but goes soon)"
 )
@@ -108,7 +112,7 @@ func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
 		return err
 	}
 	deps := worker.Deps{Log: log, Registry: prometheus.NewRegistry(),
-		Transport: transport, Build: build(), Progress: progress(stderr)}
+		Transport: transport, Device: cudaipc.New, Build: build(), Progress: progress(stderr)}
 	if local, err := shm.New(); err != nil {
 		deps.NoLocal = err
 	} else {

@@ -28,6 +28,17 @@ type Load struct {
 	Waiting      int     `json:"waiting"`       // sequences queued
 	QueuedTokens int     `json:"queued_tokens"` // prompt tokens not yet computed
 	KVUsed       float64 `json:"kv_used"`       // 0..1 of the block pool, held
+	GPU          GPU     `json:"gpu,omitzero"`
+}
+
+// GPU is what a worker's GPU says of itself, whoever uses it; 0 is what it does
+// not say. Shown, never compared.
+type GPU struct {
+	Busy        float64 `json:"busy"` // 0..1 of the last moment
+	MemoryUsed  int64   `json:"memory_used"`
+	MemoryTotal int64   `json:"memory_total"`
+	Watts       float64 `json:"watts"`
+	Celsius     float64 `json:"celsius"`
 }
 
 // Instance is one worker's announcement.
@@ -35,14 +46,15 @@ type Instance struct {
 	ID       string `json:"id"`    // stable across restarts when configured, e.g. "prefill-0"
 	Epoch    uint64 `json:"epoch"` // new at every start
 	Role     Role   `json:"role"`
-	URL      string `json:"url"`                // http://host:port of its HTTP listener
-	KVAddr   string `json:"kv_addr"`            // host:port of its kvconn listener
-	KVLocal  string `json:"kv_local,omitempty"` // "shm:NAME": the same, for workers with the same Machine
-	Machine  string `json:"machine,omitempty"`  // boot id and user of its process
-	KVPaths  string `json:"kv_paths,omitempty"` // how it reaches its prefill workers, in words
-	Dialect  string `json:"dialect"`            // "native", or of a foreign engine: router/dialect
-	Model    string `json:"model"`              // the name clients use
-	Build    string `json:"build"`              // shown, never compared
+	URL      string `json:"url"`                 // http://host:port of its HTTP listener
+	KVAddr   string `json:"kv_addr"`             // host:port of its kvconn listener
+	KVLocal  string `json:"kv_local,omitempty"`  // "shm:NAME": the same, for workers with the same Machine
+	KVDevice string `json:"kv_device,omitempty"` // "cudaipc:NAME": the same, between their GPUs
+	Machine  string `json:"machine,omitempty"`   // boot id and user of its process
+	KVPaths  string `json:"kv_paths,omitempty"`  // how it reaches its prefill workers, in words
+	Dialect  string `json:"dialect"`             // "native", or of a foreign engine: router/dialect
+	Model    string `json:"model"`               // the name clients use
+	Build    string `json:"build"`               // shown, never compared
 	Draining bool   `json:"draining,omitempty"`
 
 	ProtocolMin int `json:"protocol_min"` // kvconn protocol range

@@ -191,7 +191,7 @@ func (i *Instance) Validate() error {
 	for _, f := range []struct{ name, value string }{
 		{"version", i.Version}, {"engine_id", i.EngineID}, {"url", i.URL}, {"kv_addr", i.KVAddr}, {"dialect", i.Dialect}, {"model", i.Model}, {"build", i.Build},
 		{"model_fingerprint", i.ModelFingerprint}, {"tokenizer_fingerprint", i.TokenizerFingerprint},
-		{"numerics", i.Numerics}, {"kv_local", i.KVLocal}, {"machine", i.Machine}, {"kv_paths", i.KVPaths}, {"kv_topic", i.KVTopic}, {"topology", i.Topology}, {"layout.dtype", i.Layout.DType},
+		{"numerics", i.Numerics}, {"kv_local", i.KVLocal}, {"kv_device", i.KVDevice}, {"machine", i.Machine}, {"kv_paths", i.KVPaths}, {"kv_topic", i.KVTopic}, {"topology", i.Topology}, {"layout.dtype", i.Layout.DType},
 	} {
 		if !validText(f.value) {
 			return fmt.Errorf("%s: want at most %d printable bytes", f.name, maxFieldBytes)

@@ -98,9 +98,10 @@ func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, 
 		t.metrics.noRoom.Inc()
 		return 0
 	}
-	good := from
+	good, next := from, from
 	var ahead []*fetch
-	for next := from; good < to; good += unit {
+	var under *landing
+	for {
 		if len(ahead) <= window-burst { // reads from a shared store go together
 			begun := len(ahead)
 			for ; next < to && len(ahead) < window; next += unit {
@@ -108,13 +109,15 @@ func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, 
 			}
 			t.read(ahead[begun:])
 		}
-		f := ahead[0]
-		ahead = ahead[1:]
-		blocks := table[good/t.shape.BlockTokens:][:t.shape.blocks]
-		if !t.land(ctx, f, blocks) {
+		var l *landing
+		l, ahead = t.land(ctx, ahead, table)
+		n, all := t.landed(under)
+		good += n * unit
+		if under = l; !all || l == nil {
 			break
 		}
 	}
+	t.abort(under)
 	for _, f := range ahead {
 		f.abandon()
 	}
@@ -155,25 +158,72 @@ func (t *Tiers) settle(blocks int) {
 	t.taken += blocks
 }
 
-// land waits for a unit and puts it into blocks.
-func (t *Tiers) land(ctx context.Context, f *fetch, blocks []int32) bool {
-	l, tier := f.wait(ctx)
+// landing is a run of units on their way into the pool.
+type landing struct {
+	units []*fetch
+	from  []moving
+	wait  func() (good int, err error)
+}
+
+// land waits for the first unit, and begins to put it into its blocks, with
+// those behind it that have come as well, as many as go together. Nil: it does
+// not come, or there is none.
+func (t *Tiers) land(ctx context.Context, ahead []*fetch, table []int32) (*landing, []*fetch) {
+	l := &landing{}
+	for len(l.from) < t.batch && len(ahead) > 0 && (len(l.from) == 0 || ahead[0].here()) {
+		f := ahead[0]
+		lease := f.wait(ctx)
+		if lease == nil {
+			break
+		}
+		ahead = ahead[1:]
+		l.units = append(l.units, f)
+		l.from = append(l.from, moving{lease, table[f.pos/t.shape.BlockTokens:][:t.shape.blocks], f.pos})
+	}
+	if len(l.from) == 0 {
+		return nil, ahead
+	}
+	l.wait = t.mover.scatter(l.from)
+	return l, ahead
+}
+
+// landed waits for a run, and says how many of its units are in the pool, and
+// whether all are.
+func (t *Tiers) landed(l *landing) (good int, all bool) {
 	if l == nil {
-		return false
+		return 0, true
 	}
-	defer l.release()
-	if !t.shape.scatter(t.backend, blocks, f.pos, l.record()) {
-		t.spoilt(f)
-		t.host.drop(f.key)
-		t.disk.drop(f.key)
-		return false
+	good, err := l.wait()
+	if err != nil {
+		t.complain(fmt.Errorf("move to the pool: %w", err))
 	}
-	l.publish()
-	if t.cfg.Write == Selective && l.loads() == t.cfg.WriteHits {
-		t.push(write{key: f.key})
+	for i, f := range l.units {
+		switch from := l.from[i]; {
+		case i < good:
+			from.publish()
+			if t.cfg.Write == Selective && from.loads() == t.cfg.WriteHits {
+				t.push(write{key: f.key})
+			}
+			t.metrics.hits.WithLabelValues(f.tier).Inc()
+		case i == good && err == nil:
+			t.spoilt(f)
+			t.host.drop(f.key)
+			t.disk.drop(f.key)
+		}
+		l.from[i].release()
 	}
-	t.metrics.hits.WithLabelValues(tier).Inc()
-	return true
+	return good, good == len(l.units)
+}
+
+// abort waits for a run whose units nobody wants.
+func (t *Tiers) abort(l *landing) {
+	if l == nil {
+		return
+	}
+	_, _ = l.wait() // nobody reads those blocks
+	for _, u := range l.from {
+		u.release()
+	}
 }
 
 // fetch is one unit on its way into a host slot.
@@ -183,6 +233,7 @@ type fetch struct {
 	tier string
 	got  chan *lease // one; nil when it failed
 	left atomic.Bool // nobody waits any more
+	gone bool        // it did not come
 	have *lease      // it was in host memory
 	into *lease      // a slot to fill
 }
@@ -252,17 +303,25 @@ func (t *Tiers) mayRead(reads chan<- struct{}) bool {
 	}
 }
 
-// wait returns the unit, and the tier that had it; nil when it does not come.
-func (f *fetch) wait(ctx context.Context) (*lease, string) {
-	if f.have != nil {
-		return f.have, f.tier
+// here says whether the unit, or word that it does not come, is at hand.
+func (f *fetch) here() bool { return f.have != nil || len(f.got) > 0 }
+
+// wait returns the unit; nil when it does not come, then and ever after.
+func (f *fetch) wait(ctx context.Context) *lease {
+	switch {
+	case f.have != nil:
+		return f.have
+	case f.gone:
+		return nil
 	}
 	select {
 	case l := <-f.got:
-		return l, f.tier
+		f.gone = l == nil
+		return l
 	case <-ctx.Done():
+		f.gone = true
 		f.abandon()
-		return nil, f.tier
+		return nil
 	}
 }
 

@@ -99,12 +99,16 @@ func newRigOf(t *testing.T, cfg Config, blocks, blockTokens int) *rig {
 	r := &rig{t: t, pool: newMemPool(blocks, blockTokens), reg: prometheus.NewRegistry()}
 	unit := max(blockTokens, kvcache.Grain) / blockTokens
 	var err error
-	if r.tiers, err = New(cfg, r.pool, unit, slog.New(slog.DiscardHandler), r.reg); err != nil {
+	var pool Backend = r.pool
+	if bulk {
+		pool = &fakeDevice{memPool: r.pool}
+	}
+	if r.tiers, err = New(cfg, pool, unit, slog.New(slog.DiscardHandler), r.reg); err != nil {
 		t.Fatal(err)
 	}
-	pool := kvcache.Config{Blocks: blocks, BlockTokens: blockTokens, Fingerprint: identity, Listener: r.tiers}
-	r.tiers.Tune(&pool)
-	r.cache, err = kvcache.New(pool)
+	index := kvcache.Config{Blocks: blocks, BlockTokens: blockTokens, Fingerprint: identity, Listener: r.tiers}
+	r.tiers.Tune(&index)
+	r.cache, err = kvcache.New(index)
 	if err != nil {
 		t.Fatal(err)
 	}

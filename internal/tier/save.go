@@ -81,11 +81,16 @@ func (t *Tiers) enqueue(s save) {
 // saver copies units from the pool to host memory until saves is closed.
 func (t *Tiers) saver() {
 	defer t.seal()
+	var list []save
 	for s := range t.saves {
-		if t.ctx.Err() == nil {
-			t.save(s)
+		list = append(list[:0], s)
+		for len(list) < t.batch && len(t.saves) > 0 { // nobody else takes them
+			list = append(list, <-t.saves)
 		}
-		t.unsaved.Add(-1)
+		if t.ctx.Err() == nil {
+			t.save(list)
+		}
+		t.unsaved.Add(-int64(len(list)))
 	}
 	if t.cfg.Write == Back && t.disk != nil {
 		t.writeAll()
@@ -103,9 +108,41 @@ func (t *Tiers) seal() {
 	}
 }
 
-func (t *Tiers) save(s save) {
+func (t *Tiers) save(list []save) {
+	var units []moving
+	for _, s := range list {
+		if u, ok := t.depart(s); ok {
+			units = append(units, u)
+		}
+	}
+	if len(units) == 0 {
+		return
+	}
+	err := t.mover.gather(units)
+	if err != nil {
+		t.complain(fmt.Errorf("move out of the pool: %w", err))
+	}
+	for _, u := range units {
+		if err == nil {
+			u.publish() // found before the blocks are let go
+			t.metrics.saved.WithLabelValues(tierHost).Inc()
+			key := u.unit().key
+			t.share(share{key: key})
+			if t.cfg.Write == Through || t.pins.has(key) {
+				t.push(write{key: key})
+			}
+		}
+		u.release()
+		t.cache.PutBack(u.ids, saveOwner)
+	}
+	t.spill()
+}
+
+// depart holds a unit's blocks and takes a slot for it; not ok: it is not
+// wanted, or there is none.
+func (t *Tiers) depart(s save) (u moving, ok bool) {
 	if t.host.has(s.key) {
-		return // it came from there, mostly
+		return u, false // it came from there, mostly
 	}
 	t.awaitRoom()
 	hold := t.cache.Hold
@@ -114,25 +151,18 @@ func (t *Tiers) save(s save) {
 	}
 	ids := hold(s.key, saveOwner)
 	if ids == nil {
-		return // evicted since
+		return u, false // evicted since
 	}
-	defer t.spill()
-	defer t.cache.PutBack(ids, saveOwner)
 	if s.born = t.disk.born(s.key); s.born.IsZero() {
 		s.born = time.Now()
 	}
 	l := t.host.take(s.unit)
 	if l == nil {
-		return
+		t.cache.PutBack(ids, saveOwner)
+		t.spill()
+		return u, false
 	}
-	defer l.release() // found before the blocks are let go
-	t.shape.gather(t.backend, ids, l.record())
-	l.publish()
-	t.metrics.saved.WithLabelValues(tierHost).Inc()
-	t.share(share{key: s.key})
-	if t.cfg.Write == Through || t.pins.has(s.key) {
-		t.push(write{key: s.key})
-	}
+	return moving{l, ids, s.pos}, true
 }
 
 // push hands a unit to the writers.

@@ -131,10 +131,12 @@ type Tiers struct {
 	backend Backend
 	shape   shape
 	host    *host
+	mover   mover
 	disk    *disk   // nil: none
 	shared  *shared // nil: none
 	pins    *pins
 	spare   int // see spareMost
+	batch   int // units that move together: few where host memory has few
 	// patience is how long Back waits for an SSD that is slower than evictions.
 	patience time.Duration
 	metrics  *metrics
@@ -193,9 +195,14 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 	if t.host, err = newHost(s, cfg.HostBytes, cfg.Eviction, t.pins); err != nil {
 		return nil, err
 	}
+	if t.mover, err = newMover(s, backend, t.host); err != nil {
+		t.host.close()
+		return nil, err
+	}
 	slots := len(t.host.slots)
 	t.patience = 100 * time.Millisecond
 	t.spare = min(spareMost, max(1, slots/8))
+	t.batch = min(t.mover.most(), t.spare)
 	t.pins.most = int(cfg.PinShare * float64(slots))
 	t.host.ttl, t.host.went, t.host.changed = cfg.TTL, t.lost, t.teller(tierHost)
 	if cfg.TenantShare > 0 {
@@ -203,8 +210,7 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 	}
 	if cfg.Dir != "" {
 		if t.disk, err = openDisk(cfg.Dir, cfg.DirBytes, s, cfg.Identity, openDirect, log); err != nil {
-			t.host.close()
-			return nil, err
+			return nil, errors.Join(err, t.closeHost())
 		}
 		t.disk.ttl, t.disk.pinned, t.disk.changed = cfg.TTL, t.pins.has, t.teller(tierSSD)
 		t.pins.most = min(t.pins.most, int(cfg.PinShare*float64(t.disk.most*t.disk.slots)))
@@ -216,8 +222,7 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 		t.metrics, err = newMetrics(t, reg)
 	}
 	if err != nil {
-		t.host.close()
-		return nil, errors.Join(err, t.disk.close())
+		return nil, errors.Join(err, t.closeHost(), t.disk.close())
 	}
 	return t, nil
 }
@@ -271,8 +276,13 @@ func (t *Tiers) Close(ctx context.Context) error {
 	close(t.saves) // its saver closes the queues behind it; KVEvent sends no more
 	t.wg.Wait()
 	t.cancel()
+	return errors.Join(t.closeHost(), t.disk.close(), t.shared.close())
+}
+
+func (t *Tiers) closeHost() error {
+	err := t.mover.close()
 	t.host.close()
-	return errors.Join(t.disk.close(), t.shared.close())
+	return err
 }
 
 // Flush forgets every unit of every tier that is this worker's own (Purge is

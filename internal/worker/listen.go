@@ -11,22 +11,22 @@ import (
 	"github.com/xpyd/xpyd/internal/clientwatch"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/prefill"
 )
 
 func (w *Worker) startKV(d Deps) error {
-	tr := transports{Transport: d.Transport, local: d.Local}
+	near := w.near(d)
+	tr := transports{Transport: d.Transport, near: near.transport}
 	metrics, err := kvconn.NewMetrics(w.registry)
 	if err != nil {
 		return err
 	}
 	cfg := w.cfg.kvconn(w.identity)
-	var private error
-	if cfg.Shared, private = w.shared(d); private != nil && w.cfg.KV.Transport == transportSHM {
-		return &config.KeyError{Key: "kv.transport", Msg: fmt.Sprintf("shm is not possible here: %v", private)}
+	if near.private != nil && w.cfg.KV.Transport == near.name {
+		return &config.KeyError{Key: "kv.transport", Msg: fmt.Sprintf("%s is not possible here: %v", near.name, near.private)}
 	}
+	cfg.Shared = near.pool
 	if w.recv, err = kvconn.NewReceiver(cfg, tr, w.log, metrics); err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ func (w *Worker) startKV(d Deps) error {
 	if w.cfg.KV.MaxQuarantined > 0 {
 		dcfg.MaxQuarantined = w.cfg.KV.MaxQuarantined
 	}
-	ways, err := newPaths(w.recv, w.cfg.KV.Transport, text(private), w.members, w.publishPaths, w.log, w.registry)
+	ways, err := newPaths(w.recv, w.cfg.KV.Transport, near.name, text(near.private), w.members, w.publishPaths, w.log, w.registry)
 	if err != nil {
 		return err
 	}
@@ -69,14 +69,14 @@ func (w *Worker) startKV(d Deps) error {
 		return errors.Join(err, ln.Close())
 	}
 	listeners := []net.Listener{ln}
-	if d.Local != nil && w.cfg.KV.Transport != transportTCP {
-		local, err := d.Local.Listen("")
+	if near.transport != nil {
+		local, err := near.transport.Listen("")
 		switch {
 		case err == nil:
-			w.kvLocal = local.Addr().String()
+			w.announceNear(near.name, local.Addr().String())
 			listeners = append(listeners, local)
-		case w.cfg.KV.Transport == transportSHM:
-			return errors.Join(&config.KeyError{Key: "kv.transport", Msg: fmt.Sprintf("shm: %v", err)}, ln.Close())
+		case w.cfg.KV.Transport == near.name:
+			return errors.Join(&config.KeyError{Key: "kv.transport", Msg: fmt.Sprintf("%s: %v", near.name, err)}, ln.Close())
 		default:
 			w.log.Warn("peers on this machine must use tcp", "error", err)
 		}
@@ -107,32 +107,6 @@ func (w *Worker) startKV(d Deps) error {
 		}
 	})
 	return nil
-}
-
-// shared describes the pool to kvconn, or says why it cannot be shared.
-func (w *Worker) shared(d Deps) (*kvconn.Shared, error) {
-	switch {
-	case w.cfg.KV.Transport == transportTCP:
-		return nil, errors.New("kv.transport is tcp")
-	case d.Local == nil && d.NoLocal != nil:
-		return nil, d.NoLocal
-	case d.Local == nil:
-		return nil, errors.New("this process has no local transport")
-	}
-	sharer, ok := w.backend.(kernels.Sharer)
-	if !ok {
-		return nil, fmt.Errorf("the pool of device %s is not in shared memory", w.backend.Info().Name)
-	}
-	s, err := sharer.Shared()
-	if err != nil {
-		return nil, err
-	}
-	out := &kvconn.Shared{FD: s.FD, Bytes: s.Bytes, Blocks: w.backend.Blocks()}
-	for _, at := range s.Layers {
-		out.Layers = append(out.Layers, kvconn.Span{Offset: at, Stride: s.Stride})
-	}
-	w.log.Info("kv pool is in shared memory", "bytes", s.Bytes, "pages", s.Pages)
-	return out, nil
 }
 
 func text(err error) string {

@@ -24,18 +24,19 @@ const (
 	transportAuto = "auto" // the fastest that works, for each peer
 	transportTCP  = "tcp"
 	transportSHM  = "shm"
+	transportIPC  = "cudaipc"
 )
 
 // transports is both ways to a peer as one: an address that begins with the
-// local transport's name and a colon is dialled there.
+// near transport's name and a colon is dialled there.
 type transports struct {
 	kvconn.Transport
-	local kvconn.Transport // nil: there is none
+	near kvconn.Transport // nil: there is none
 }
 
 func (t transports) Dial(ctx context.Context, addr string) (net.Conn, error) {
-	if t.local != nil && strings.HasPrefix(addr, t.local.Name()+":") {
-		return t.local.Dial(ctx, addr)
+	if t.near != nil && strings.HasPrefix(addr, t.near.Name()+":") {
+		return t.near.Dial(ctx, addr)
 	}
 	return t.Transport.Dial(ctx, addr)
 }
@@ -45,12 +46,14 @@ type opener interface {
 	Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvconn.Session, error)
 }
 
-// paths chooses how decode reaches each prefill worker: through shared memory
-// where both run under one user on one machine and the socket answers, else
-// over TCP. It remembers what it chose and why, for status, metrics and log.
+// paths chooses how decode reaches each prefill worker: by the near way, shared
+// memory or from GPU to GPU, where both run under one user on one machine, the
+// socket answers and the peer can write to our pool; else over TCP, through host
+// memory. It remembers what it chose and why, for status, metrics and log.
 type paths struct {
 	recv    opener
 	mode    string
+	near    string // the faster way of this worker's pool: shm or cudaipc
 	machine string // of this process; see machineID
 	private string // why our pool cannot be shared; "": it can
 	members func() []fleet.Member
@@ -75,7 +78,7 @@ type path struct {
 // over TCP before the socket is tried again.
 const pathRetry = 10 * time.Second
 
-// Reasons for not using shared memory.
+// Reasons for not using the near way.
 const (
 	reasonSetting  = "setting"  // kv.transport is tcp
 	reasonMemory   = "memory"   // our pool cannot be shared
@@ -83,14 +86,15 @@ const (
 	reasonPeer     = "peer"     // it offers no such thing
 	reasonMachine  = "machine"  // it is on another one
 	reasonUser     = "user"     // it is another one's
-	reasonFailed   = "failed"   // its socket does not answer, or it refused
+	reasonFailed   = "failed"   // its socket does not answer
+	reasonRefused  = "refused"  // it cannot write to our pool: GPUs without access to each other
 )
 
 // newPaths registers its gauge with reg.
-func newPaths(recv opener, mode, private string, members func() []fleet.Member, publish func(string), log *slog.Logger, reg prometheus.Registerer) (*paths, error) {
-	p := &paths{recv: recv, mode: mode, machine: machineID(), private: private, members: members, publish: publish, log: log, peers: map[string]path{},
+func newPaths(recv opener, mode, near, private string, members func() []fleet.Member, publish func(string), log *slog.Logger, reg prometheus.Registerer) (*paths, error) {
+	p := &paths{recv: recv, mode: mode, near: near, machine: machineID(), private: private, members: members, publish: publish, log: log, peers: map[string]path{},
 		gauge: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "xpyd_worker_kv_peers",
-			Help: "Prefill workers that this one has collected KV from, by transport and, over tcp, by why not shm."}, []string{"transport", "reason"})}
+			Help: "Prefill workers that this one has collected KV from, by transport and, over tcp, by why not the way through shared memory or from GPU to GPU."}, []string{"transport", "reason"})}
 	return p, reg.Register(p.gauge)
 }
 
@@ -101,17 +105,20 @@ func (p *paths) Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvc
 	if local != "" {
 		s, err := p.recv.Open(ctx, local, peer)
 		if err == nil {
-			p.note(m, path{transport: transportSHM})
+			p.note(m, path{transport: p.near})
 			return s, nil
 		}
 		if !unreachable(err) {
 			return nil, err
 		}
-		next = path{transport: transportTCP, reason: reasonFailed, why: cause(err), retry: time.Now().Add(pathRetry)}
+		next = path{transport: transportTCP, reason: reasonFailed, why: p.near + ": " + cause(err), retry: time.Now().Add(pathRetry)}
+		if kvconn.OutcomeOf(err, "") == ticket.Refused {
+			next.reason = reasonRefused
+		}
 	}
-	if p.mode == transportSHM {
+	if p.mode == p.near {
 		return nil, &kvconn.Error{Op: "open", Peer: peer, Phase: kvconn.PhaseDial, Outcome: ticket.Incompatible,
-			Err: fmt.Errorf("kv.transport is shm here, which does not reach it: %s", next.why)}
+			Err: fmt.Errorf("kv.transport is %s here, which does not reach it: %s", p.near, next.why)}
 	}
 	s, err := p.recv.Open(ctx, addr, peer)
 	if err == nil { // else the peer is in trouble, whatever the path
@@ -153,6 +160,10 @@ func (p *paths) local(m *fleet.Member) (addr string, instead path) {
 	tcp := func(reason, why string) (string, path) {
 		return "", path{transport: transportTCP, reason: reason, why: why}
 	}
+	near := ""
+	if m != nil {
+		near = map[string]string{transportSHM: m.KVLocal, transportIPC: m.KVDevice}[p.near]
+	}
 	switch {
 	case p.mode == transportTCP:
 		return tcp(reasonSetting, "kv.transport is tcp")
@@ -160,8 +171,8 @@ func (p *paths) local(m *fleet.Member) (addr string, instead path) {
 		return tcp(reasonMemory, p.private)
 	case m == nil:
 		return tcp(reasonStranger, "no member of this fleet")
-	case m.KVLocal == "" || m.Machine == "":
-		return tcp(reasonPeer, "it does not offer shm")
+	case near == "" || m.Machine == "":
+		return tcp(reasonPeer, "it does not offer "+p.near)
 	case m.Machine != p.machine:
 		ours, _, _ := strings.Cut(p.machine, "/")
 		theirs, _, _ := strings.Cut(m.Machine, "/")
@@ -175,7 +186,7 @@ func (p *paths) local(m *fleet.Member) (addr string, instead path) {
 	if old := p.peers[m.ID]; old.epoch == m.Epoch && time.Now().Before(old.retry) {
 		return "", old
 	}
-	return m.KVLocal, path{}
+	return near, path{}
 }
 
 // note remembers how a member is reached, and tells when that is new.
@@ -197,7 +208,7 @@ func (p *paths) note(m *fleet.Member, now path) {
 			delete(p.peers, id)
 		}
 	}
-	p.log.Info("kv path", "peer", m.ID, "transport", now.transport, "why_not_shm", now.why)
+	p.log.Info("kv path", "peer", m.ID, "transport", now.transport, "why_not_faster", now.why)
 	p.gauge.Reset()
 	for _, v := range p.peers {
 		p.gauge.WithLabelValues(v.transport, v.reason).Inc()

@@ -26,7 +26,7 @@ type dials struct {
 
 func (d *dials) Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvconn.Session, error) {
 	d.addrs = append(d.addrs, addr)
-	if strings.HasPrefix(addr, "shm:") {
+	if strings.HasPrefix(addr, "shm:") || strings.HasPrefix(addr, "cudaipc:") {
 		return nil, d.fail
 	}
 	return nil, d.tcp
@@ -42,7 +42,7 @@ func pathsRig(t *testing.T, mode, private string, change func(*fleet.Member)) (*
 		change(&m)
 	}
 	d, said := &dials{}, &[]string{}
-	p, err := newPaths(d, mode, private, func() []fleet.Member { return []fleet.Member{m} },
+	p, err := newPaths(d, mode, transportSHM, private, func() []fleet.Member { return []fleet.Member{m} },
 		func(s string) { *said = append(*said, s) }, slog.New(slog.DiscardHandler), prometheus.NewPedanticRegistry())
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func TestPathFallback(t *testing.T) {
 		if err := open(); err != nil || d.last(2) != "10.0.0.1:9 10.0.0.1:9" {
 			t.Errorf("%v, dialled %s", err, d.last(2))
 		}
-		if got := strings.Join(*said, "|"); got != "prefill-0 tcp (connection refused)" {
+		if got := strings.Join(*said, "|"); got != "prefill-0 tcp (shm: connection refused)" {
 			t.Errorf("said %q", got)
 		}
 		if n := testutil.ToFloat64(p.gauge.WithLabelValues(transportTCP, reasonFailed)); n != 1 {
@@ -129,4 +129,36 @@ func TestPathSummaryIsBounded(t *testing.T) {
 	if len(s) > maxSummary+20 || !strings.Contains(s, "no?way") || !strings.HasSuffix(s, " more") {
 		t.Errorf("%d bytes: %q", len(s), s)
 	}
+}
+
+// A worker whose pool lies in a GPU takes the way between GPUs, and says why
+// when there is none to a peer.
+func TestPathBetweenGPUs(t *testing.T) {
+	gpu := func(change func(m *fleet.Member)) func(*fleet.Member) {
+		return func(m *fleet.Member) {
+			m.KVLocal, m.KVDevice = "", "cudaipc:x"
+			if change != nil {
+				change(m)
+			}
+		}
+	}
+	f := func(name, mode string, change func(*fleet.Member), fail error, dialled, said string, reason float64) {
+		t.Helper()
+		p, d, s := pathsRig(t, mode, "", gpu(change))
+		p.near, d.fail = transportIPC, fail
+		_, err := p.Open(t.Context(), "10.0.0.1:9", prefill0)
+		if (err == nil) != (said != "") || strings.Join(d.addrs, " ") != dialled || strings.Join(*s, "|") != said {
+			t.Errorf("%s: %v, dialled %v, said %q", name, err, d.addrs, *s)
+		}
+		if n := testutil.ToFloat64(p.gauge.WithLabelValues(transportTCP, reasonRefused)); n != reason {
+			t.Errorf("%s: %v peers that refused, want %v", name, n, reason)
+		}
+	}
+	no := &kvconn.Error{Phase: kvconn.PhaseHandshake, Outcome: ticket.Refused, Err: errors.New("no access between GPU 0 and 1")}
+	f("both have one", transportAuto, nil, nil, "cudaipc:x", "prefill-0 cudaipc", 0)
+	f("forced", transportIPC, nil, nil, "cudaipc:x", "prefill-0 cudaipc", 0)
+	f("it has none", transportAuto, func(m *fleet.Member) { m.KVDevice = "" }, nil, "10.0.0.1:9", "prefill-0 tcp (it does not offer cudaipc)", 0)
+	f("tcp is set", transportTCP, nil, nil, "10.0.0.1:9", "prefill-0 tcp (kv.transport is tcp)", 0)
+	f("they do not reach each other", transportAuto, nil, no, "cudaipc:x 10.0.0.1:9", "prefill-0 tcp (cudaipc: no access between GPU 0 and 1)", 1)
+	f("nor when forced", transportIPC, nil, no, "cudaipc:x", "", 0)
 }

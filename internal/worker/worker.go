@@ -27,13 +27,13 @@ import (
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/gpustat"
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/internal/tier"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
-	"github.com/xpyd/xpyd/kernels/cuda"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/prefill"
 )
@@ -45,8 +45,10 @@ type Deps struct {
 	Transport kvconn.Transport
 	Local     kvconn.Transport // between processes of this machine; nil: there is none
 	NoLocal   error            // why there is none
-	Build     string
-	Progress  func(model.Progress) // of a download or a fingerprint; may be nil
+	// Device makes the transport between GPUs of this machine; nil: there is none.
+	Device   func(kernels.Exporter, kernels.PeerOpener) (kvconn.Transport, error)
+	Build    string
+	Progress func(model.Progress) // of a download or a fingerprint; may be nil
 }
 
 // Worker is one running worker. Make it with Start, end it with Close.
@@ -61,11 +63,13 @@ type Worker struct {
 	url      string
 	kvAddr   string
 	kvLocal  string // "": it is only reached over the network
+	kvDevice string // "": its GPU pushes to no other
 
 	model   *model.Model
 	tok     *tokenizer.Tokenizer
 	longest int // bytes of the longest token
 	backend kernels.Backend
+	gpu     *gpustat.Poller   // nil: none, or nothing can be read
 	profile *profile.Profiler // of this process, and of the device where it has one
 	cache   *kvcache.Cache
 	tiers   *tier.Tiers // nil: none
@@ -150,11 +154,6 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	w.log.Info("worker is up", "id", w.identity.ID, "role", w.cfg.Role, "url", w.url, "kv", w.kvAddr, "model", w.served,
 		"device", w.backend.Info().Device, "simd", w.backend.Info().SIMD, "threads", w.backend.Info().Threads,
 		"blocks", w.backend.Blocks(), "block_tokens", layout.BlockTokens, "kv_memory", config.Size(w.poolBytes()).String(), "max_model_len", w.engine.MaxModelLen())
-	if b, ok := w.backend.(interface{ Memory() cuda.Memory }); ok {
-		m := b.Memory()
-		w.log.Info("GPU memory", "device", m.Device, "pci", m.PCI, "total_mib", m.Total>>20, "part", w.cfg.GPUMemory,
-			"weights_mib", m.Weights>>20, "scratch_mib", m.Scratch>>20, "kv_mib", m.Pool>>20, "kv_tokens", w.backend.Blocks()*layout.BlockTokens)
-	}
 	return nil
 }
 
@@ -175,10 +174,13 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 	for id := range w.tok.VocabSize() {
 		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
 	}
-	if w.backend, err = newBackend(&w.cfg, m, d.Local != nil && w.cfg.KV.Transport != transportTCP, w.log); err != nil {
+	if w.backend, err = newBackend(&w.cfg, m, d.Local != nil && w.cfg.KV.local(transportSHM), w.log); err != nil {
 		return err
 	}
 	w.free("free the backend", func(context.Context) error { return w.backend.Close() })
+	if err := w.startGPU(); err != nil {
+		return err
+	}
 	device, _ := w.backend.(profile.Device)
 	w.profile = profile.New(device)
 	w.free("end the profile", func(context.Context) error { w.profile.Close(); return nil })
@@ -237,7 +239,7 @@ func (w *Worker) instance() fleet.Instance {
 	l := w.backend.Layout()
 	events, replay := w.eventAddrs()
 	return fleet.Instance{
-		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVLocal: w.kvLocal, Machine: machineID(),
+		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVLocal: w.kvLocal, KVDevice: w.kvDevice, Machine: machineID(),
 		Dialect: "native", Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
 		ModelFingerprint: w.identity.ModelFingerprint, TokenizerFingerprint: w.identity.TokenizerFingerprint, Numerics: w.identity.Numerics,
 		Convert:     w.cfg.KV.Convert == convertAllow,
@@ -250,7 +252,7 @@ func (w *Worker) instance() fleet.Instance {
 
 func (w *Worker) currentLoad() fleet.Load {
 	s := w.engine.Stats()
-	return fleet.Load{Running: s.Running, Waiting: s.Waiting, QueuedTokens: s.QueuedTokens, KVUsed: s.KVUsed}
+	return fleet.Load{Running: s.Running, Waiting: s.Waiting, QueuedTokens: s.QueuedTokens, KVUsed: s.KVUsed, GPU: w.gpuLoad()}
 }
 
 // Instance is what the worker announces.

@@ -37,8 +37,9 @@ const (
 	Beat      Step = 50
 	Placed    Step = 51
 	Batch     Step = 52
+	Pushed    Step = 53
 
-	// Rows is, in a Rule, any frame that brings rows: Unit, Batch or Placed.
+	// Rows is, in a Rule, any frame that brings rows: Unit, Batch, Placed or Pushed.
 	Rows Step = 255
 )
 
@@ -46,7 +47,7 @@ func (s Step) String() string {
 	names := map[Step]string{Banner: "banner", Hello: "hello", Refuse: "refuse", Ready: "ready", Bind: "bind", Bound: "bound",
 		Ticket: "ticket", Revoke: "revoke", Resend: "resend", Received: "received", Ping: "ping", Accepted: "accepted",
 		Commit: "commit", Failed: "failed", RevokeAck: "revoke-ack", Pong: "pong", Goaway: "goaway", Unit: "unit", Sent: "sent", Beat: "beat",
-		Placed: "placed", Batch: "batch"}
+		Placed: "placed", Batch: "batch", Pushed: "pushed"}
 	if n, ok := names[s]; ok {
 		return n
 	}
@@ -57,7 +58,7 @@ func (s Step) String() string {
 func (s Step) matches(step Step) bool { return s == step || s == Rows && step.CarriesRows() }
 
 // CarriesRows tells whether a frame brings rows, or says that they are there.
-func (s Step) CarriesRows() bool { return s == Unit || s == Batch || s == Placed }
+func (s Step) CarriesRows() bool { return s == Unit || s == Batch || s == Placed || s == Pushed }
 
 // Direction is who writes the frame.
 type Direction string
@@ -82,7 +83,7 @@ const (
 	Truncate  Action = "truncate"  // half the frame, then the connection closes
 	FlipHead  Action = "flip-head" // one bit of the header's length
 	FlipBody  Action = "flip-body" // one bit in the first quarter of the body
-	FlipTail  Action = "flip-tail" // the last bit of the frame; of a placed one, of its rows in memory
+	FlipTail  Action = "flip-tail" // the last bit of the frame; of a placed or pushed one, a bit of its rows in memory
 	Slow      Action = "slow"      // this frame and all after it take Chaos.Delay each
 	Partition Action = "partition" // from this frame on nothing passes, either way, until Heal; then what waited does
 	Blip      Action = "blip"      // a partition of Chaos.Blip
@@ -108,7 +109,7 @@ type Chaos struct {
 	kvconn.Transport
 	Delay time.Duration // of Slow
 	Blip  time.Duration // how long one lasts
-	// Memory is where placed rows lie; nil: nothing is placed.
+	// Memory is where placed or pushed rows lie; nil: nothing is.
 	Memory *Pool
 
 	mu     sync.Mutex

@@ -200,7 +200,7 @@ func (cc *chaosConn) pass(step Step, frame []byte) error {
 			out[len(frame)/4] ^= 16
 		}
 	case FlipTail:
-		if step == Placed {
+		if step == Placed || step == Pushed {
 			cc.c.Memory.flip(out)
 		} else {
 			out[len(out)-1] ^= 1

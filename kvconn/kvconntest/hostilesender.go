@@ -357,11 +357,11 @@ func replays(e *eve) {
 
 func hostileSender(name string, version uint8, want ticket.Outcome, do func(e *eve)) func(*testing.T, Factory, *World, *Chaos) {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		_, addr := f.New(t)
+		_, _, addr := f.transport(t)
 		ln, err := ch.Transport.Listen(addr)
 		check(t, err)
 		spec := w.Spec(name, 7, 9, 128)
-		w.Quarantine = version > 1 && f.Memory != nil // eve has our memory, and never lets go of it
+		w.Quarantine = version > 1 && f.shares() // eve has our memory, and never lets go of it
 		e := &eve{w: w, ln: ln, version: version, key: [16]byte{1, 2, 3}, spec: spec}
 		e.spec.Dest = slices.Clone(spec.Dest)
 		var peers sync.WaitGroup
@@ -463,7 +463,7 @@ var hostileGreetings = []struct {
 
 func hostileGreeting(want ticket.Outcome, do func(e *eve, c *RawConn)) func(*testing.T, Factory, *World, *Chaos) {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		_, addr := f.New(t)
+		_, _, addr := f.transport(t)
 		ln, err := ch.Transport.Listen(addr)
 		check(t, err)
 		e := &eve{w: w, ln: ln, version: 1}

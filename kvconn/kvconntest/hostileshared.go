@@ -70,7 +70,7 @@ func (th *thief) bind(index uint32, offer bool, bend func(size *uint64, blocks *
 	th.t.Helper()
 	conn := th.w.Raw(th.tr)
 	if offer {
-		hold, err := conn.(kvconn.SharedConn).Offer(th.fd)
+		hold, _, err := conn.(kvconn.SharedConn).Offer(&kvconn.Shared{FD: th.fd})
 		check(th.t, err)
 		th.t.Cleanup(func() { hold.Close() })
 	}
@@ -84,6 +84,9 @@ func (th *thief) bind(index uint32, offer bool, bend func(size *uint64, blocks *
 	b := append(Body(nil), th.key[:]...).U32(index).U64(size).U32(blocks, uint32(len(layers)))
 	for _, l := range layers {
 		b = b.U64(uint64(l.Offset), uint64(l.Stride))
+	}
+	if len(layers) > 0 {
+		b = b.U32(0) // no grant
 	}
 	th.send(c, Bind, b)
 	f, err := c.Next()

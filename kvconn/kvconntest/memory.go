@@ -57,6 +57,7 @@ type Pool struct {
 	shared []byte
 	layers []int
 	idle   map[poolKey]bool
+	gpu    GPU // whose memory shared is; nil: it is ours
 }
 
 type poolKey struct {
@@ -112,8 +113,13 @@ func (p *Pool) unchanged(k poolKey) {
 	}
 }
 
-// flip changes one bit of the rows that a placed frame speaks of.
+// flip changes one bit of the rows that a placed frame speaks of, or of the
+// first block of a pushed one.
 func (p *Pool) flip(frame []byte) {
+	if Step(frame[1]) == Pushed {
+		p.gpu.Spoil(int(binary.LittleEndian.Uint32(frame[16+24:])), int32(binary.LittleEndian.Uint32(frame[16+36:])))
+		return
+	}
 	layer, block := binary.LittleEndian.Uint32(frame[16+16:]), binary.LittleEndian.Uint32(frame[16+24:])
 	p.block(poolKey{int(layer), int32(block)})[0] ^= 1
 }
@@ -290,10 +296,13 @@ type Source struct {
 	// Hook, when set, runs before each load; its error is Load's.
 	Hook func(layer, index int) error
 
+	pool *gpuBlocks // where the rows lie; nil: nowhere, they are made when asked for
+
 	mu     sync.Mutex
 	loads  int
 	freed  bool
 	misuse int
+	blocks map[int]int32 // of pool, by index
 }
 
 // Load implements kvconn.Source.
@@ -341,6 +350,7 @@ func (s *Source) Free() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.freed = true
+	s.giveBack()
 }
 
 // Loads returns how often Load was called, and how often after Free.

@@ -74,7 +74,7 @@ func (orphan) Log(a ...any)                 {}
 // child serves until its standard input ends. A receiver first reads the
 // sender's address, then fetches once a line: name, seed, first block.
 func child(f Factory, args []string) error {
-	tr, addr := f.New(orphan{})
+	f, tr, addr := f.transport(orphan{})
 	ch := NewChaos(tr)
 	if _, err := fmt.Sscan(args[1], &f.stretch); err != nil {
 		return err
@@ -149,12 +149,12 @@ func onFrame(ch *Chaos, to Direction, step Step, nth int, f func()) {
 }
 
 // same tells whether a frame is of a step; rows that are placed are units too.
-func same(step, frame Step) bool { return frame == step || step == Unit && frame == 51 }
+func same(step, frame Step) bool { return frame == step || step == Unit && frame.CarriesRows() }
 
 // world makes one side of a process case.
 func (f Factory) world(t testing.TB, tr kvconn.Transport, addr string) *World {
 	w := newWorld(t, tr, addr, f, nil)
-	w.Quarantine = f.Memory != nil
+	w.Quarantine = f.shares()
 	return w
 }
 
@@ -276,7 +276,7 @@ type scene struct {
 }
 
 func processCase(t *testing.T, f Factory, victim string, p phase, act Action) verdict {
-	tr, addr := f.New(t)
+	f, tr, addr := f.transport(t)
 	ch := NewChaos(tr)
 	s := &scene{World: f.world(t, ch, addr), f: f, t: t, victim: victim, idle: strings.HasPrefix(p.name, "idle")}
 	defer s.Close()

@@ -20,6 +20,9 @@ type Factory struct {
 	// can share, and the bytes; nil: the transport shares no memory. It frees
 	// them when the test ends.
 	Memory func(t testing.TB, size int) (fd int, mem []byte)
+	// Device, in place of New, returns a transport whose two ends push between
+	// GPUs, and those.
+	Device func(t testing.TB) (kvconn.Transport, GPUs)
 	// Bubble runs every case under testing/synctest, with a fake clock. Only
 	// a transport that is made of channels and timers can.
 	Bubble bool
@@ -37,6 +40,7 @@ type Factory struct {
 	clock   *Clock  // of cases without a bubble
 	stretch float64 // of their deadlines; see Clock.stretch
 	turns   *turns
+	gpus    GPUs // of Device
 }
 
 // realTime prepares a factory for cases on a real clock.
@@ -151,7 +155,7 @@ func (f Factory) rows(t *testing.T, w *World, ch *Chaos) {
 	placed, sent := 0, 0
 	ch.Trace(func(conn int, to Direction, step Step, frame []byte) {
 		switch step {
-		case Placed:
+		case Placed, Pushed:
 			placed++
 		case Unit:
 			sent++
@@ -160,8 +164,11 @@ func (f Factory) rows(t *testing.T, w *World, ch *Chaos) {
 	check(t, w.Fetch(t.Context(), w.Spec("rows", 1, 18, 0))) // 4 whole blocks and a part of one, of 3 layers
 	ch.Trace(nil)
 	want := 0
-	if f.Memory != nil {
+	switch {
+	case f.Memory != nil:
 		want = 12
+	case f.Device != nil: // a device also pushes a part of a block
+		want = 15
 	}
 	if placed != want || placed+sent != 15 {
 		t.Errorf("%d blocks placed and %d sent, want %d placed of 15", placed, sent, want)
@@ -172,7 +179,7 @@ func (f Factory) rows(t *testing.T, w *World, ch *Chaos) {
 func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config), run func(*testing.T, Factory, *World, *Chaos)) {
 	t.Run(name, func(t *testing.T) {
 		body := func(t *testing.T, f Factory) {
-			tr, addr := f.New(t)
+			f, tr, addr := f.transport(t)
 			ch := NewChaos(tr)
 			path, between := kvconn.Transport(ch), &relay{Transport: tr, ch: ch, addr: addr}
 			if f.Relay {

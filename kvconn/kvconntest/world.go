@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -64,7 +65,8 @@ type World struct {
 	// that shares our memory does not say that it has stopped.
 	Quarantine bool
 
-	stretch float64 // of the deadlines, for a slow machine
+	stretch float64    // of the deadlines, for a slow machine
+	blocks  *gpuBlocks // of the sender's device, if it has one
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
 
@@ -88,12 +90,18 @@ func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune fu
 	if tune != nil {
 		tune(&w.RConfig, &w.SConfig)
 	}
-	w.Pool = NewPool(w.RConfig.Identity.Layout, 256)
-	if f.Memory != nil {
+	w.Pool = NewPool(w.RConfig.Identity.Layout, ReceiverBlocks)
+	switch {
+	case f.Memory != nil:
 		w.RConfig.Shared = w.Pool.Share(func(size int) (int, []byte) { return f.Memory(t, size) })
-		if ch, ok := tr.(*Chaos); ok {
-			ch.Memory = w.Pool
+	case f.gpus.Receiver != nil && reflect.DeepEqual(w.RConfig.Identity.Layout, Layout()): // else it is not that device's
+		w.RConfig.Shared = w.Pool.ShareGPU(f.gpus.Receiver)
+		if reflect.DeepEqual(w.SConfig.Identity.Layout, Layout()) {
+			w.blocks = newGPUBlocks(f.gpus.Sender)
 		}
+	}
+	if ch, ok := tr.(*Chaos); ok && f.shares() {
+		ch.Memory = w.Pool
 	}
 	w.RMetrics, w.SMetrics = prometheus.NewPedanticRegistry(), prometheus.NewPedanticRegistry()
 	rm, err := kvconn.NewMetrics(w.RMetrics)
@@ -130,7 +138,7 @@ func check(t testing.TB, err error) {
 // any order, then commits the request id.
 func (w *World) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 	layout := w.SConfig.Identity.Layout
-	src := &Source{Layout: layout, Seed: Seed(o.Ticket().Tokens)}
+	src := &Source{Layout: layout, Seed: Seed(o.Ticket().Tokens), pool: w.blocks, blocks: map[int]int32{}}
 	w.mu.Lock()
 	w.sources = append(w.sources, src)
 	answer := w.Answer

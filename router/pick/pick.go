@@ -284,11 +284,11 @@ func (p *Picker) take(s *scorer, pair pair) *Choice {
 	return c
 }
 
-// Ready reports whether some pair of some model can take work.
-func (p *Picker) Ready(v View) bool {
+// Ready reports whether some pair of some model that counts can take work.
+func (p *Picker) Ready(v View, counts func(model string) bool) bool {
 	p.Refresh(v)
 	for _, m := range p.table.Load().models {
-		if m.ready() {
+		if m.ready() && counts(m.name) {
 			return true
 		}
 	}

@@ -36,6 +36,8 @@ func newPicker(policy string) *pick.Picker {
 	return pick.New(pick.Config{Policy: policy, AffinityBytes: 1 << 20}, rand.New(rand.NewPCG(1, 2)))
 }
 
+func anyModel(string) bool { return true }
+
 func mustPick(t *testing.T, p *pick.Picker, s *fleet.Snapshot, req pick.Request) *pick.Choice {
 	t.Helper()
 	if req.Model == "" {
@@ -138,7 +140,7 @@ func TestOnlyUsable(t *testing.T) {
 		if !errors.Is(err, pick.ErrNoPair) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if p.Ready(pick.View{Snapshot: s}) {
+		if p.Ready(pick.View{Snapshot: s}, anyModel) {
 			t.Errorf("%s: ready", name)
 		}
 	}
@@ -148,10 +150,10 @@ func TestOnlyUsable(t *testing.T) {
 		t.Errorf("unknown model: %v", err)
 	}
 	no := pick.View{Snapshot: s, Eligible: func(m *fleet.Member) bool { return m.Role == fleet.Prefill }, Generation: 1}
-	if _, err := p.Pick(no, &pick.Request{Model: "m"}); !errors.Is(err, pick.ErrNoPair) || p.Ready(no) {
+	if _, err := p.Pick(no, &pick.Request{Model: "m"}); !errors.Is(err, pick.ErrNoPair) || p.Ready(no, anyModel) {
 		t.Errorf("unprobed: %v", err)
 	}
-	if !p.Ready(pick.View{Snapshot: s}) {
+	if !p.Ready(pick.View{Snapshot: s}, anyModel) {
 		t.Error("not ready")
 	}
 }

@@ -1,8 +1,7 @@
 // Package trace is the little of OpenTelemetry that the router needs: W3C trace
-// context, spans, and their export by OTLP over HTTP. The SDK's exporter links
-// gRPC, and its spans cost a request more than the rest of what happens to it;
-// here a request that is not sampled costs nothing, and one that is, its spans,
-// made once at its end.
+// context, spans, and their export by OTLP over HTTP. The SDK's exporters link
+// gRPC, also the one over HTTP; here a request that is not sampled costs nothing,
+// and one that is, its spans, made once at its end.
 package trace
 
 import (

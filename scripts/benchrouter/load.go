@@ -141,13 +141,20 @@ func delays(c *client, req []byte, each func(float64)) error {
 	if _, err := c.conn.Write(req); err != nil {
 		return err
 	}
-	for {
+	for first := true; ; first = false {
 		line, err := c.r.ReadSlice('\n')
 		if err != nil {
 			return err
 		}
+		if first && !bytes.Contains(line, []byte(" 200 ")) {
+			rest, _ := c.r.Peek(c.r.Buffered()) // they are there
+			return fmt.Errorf("it answers %s%s", line, rest)
+		}
 		if bytes.HasPrefix(line, []byte("data: [DONE]")) {
 			return nil
+		}
+		if bytes.HasPrefix(line, []byte(`data: {"error"`)) {
+			return fmt.Errorf("the stream was ended: %s", bytes.TrimSpace(line))
 		}
 		_, after, ok := bytes.Cut(line, []byte(`"created":`))
 		if !ok {

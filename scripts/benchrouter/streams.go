@@ -57,6 +57,7 @@ func (b *bench) manyStreams(name string, count, rate int) error {
 		return err
 	}
 	before := p.rss()
+	log.Printf("%s: %d streams through each of xpyd, the bare loop, and direct; %.0f s each", name, count, (2*opening(count) + long).Seconds())
 	ours, peak, err := openStreams(p.addr, count, req, p.rss)
 	p.stop()
 	if err != nil {

@@ -1,4 +1,4 @@
-package shm
+package local
 
 import (
 	"errors"
@@ -9,41 +9,35 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/xpyd/xpyd/kvconn"
 )
 
-// The dialler's first bytes: a preamble that carries the offered descriptors,
-// if any, as ancillary data. It comes before all that kvconn says.
+// The dialler's first bytes are a preamble that carries the offered
+// descriptors, if any, as ancillary data: "xpyd", the transport's name, and how
+// many descriptors there are, 0 or 2. It comes before all that kvconn says.
 const (
-	preamble      = "xpydshm"
-	preambleBytes = len(preamble) + 1 // and how many descriptors follow: 0 or 2
-	offered       = 2                 // the memory, and the pipe that proves its end
+	preamble = "xpyd"
+	offered  = 2 // what is lent, and the pipe that proves its end
 )
 
-// conn is one end of a connection. As any of kvconn's connections it is read
+// Conn is one end of a connection. As any of kvconn's connections it is read
 // by one goroutine, written by one and closed by any.
-type conn struct {
+type Conn struct {
 	*net.UnixConn
+	name    string // of the transport
 	dialed  bool
 	refused error
 	greeted bool // by the dialler's writer, or the listener's reader
 
 	mu     sync.Mutex
 	closed bool
-	fds    []int // offered by the peer and not mapped yet
+	fds    []int // offered by the peer and not taken yet
 }
 
-var (
-	_ kvconn.SharedConn  = (*conn)(nil)
-	_ kvconn.PrivateConn = (*conn)(nil)
-)
-
 // Private implements kvconn.PrivateConn: both ends talk to their own user only.
-func (c *conn) Private() bool { return true }
+func (c *Conn) Private() bool { return true }
 
 // peer asks the kernel who is at the other end.
-func (c *conn) peer() (cred *unix.Ucred, err error) {
+func (c *Conn) peer() (cred *unix.Ucred, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -54,20 +48,20 @@ func (c *conn) peer() (cred *unix.Ucred, err error) {
 	return cred, err
 }
 
-func (c *conn) sameUser() error {
+func (c *Conn) sameUser() error {
 	cred, err := c.peer()
 	if err != nil {
-		return fmt.Errorf("shm: ask who the peer is: %w", err)
+		return fmt.Errorf("%s: ask who the peer is: %w", c.name, err)
 	}
 	if int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("shm: peer is of user %d, this process of %d", cred.Uid, os.Geteuid())
+		return fmt.Errorf("%s: peer is of user %d, this process of %d", c.name, cred.Uid, os.Geteuid())
 	}
 	return nil
 }
 
 // Write sends b; the first one of a dialler says before it that nothing is
 // offered.
-func (c *conn) Write(b []byte) (int, error) {
+func (c *Conn) Write(b []byte) (int, error) {
 	if c.refused != nil {
 		return 0, c.refused
 	}
@@ -80,25 +74,25 @@ func (c *conn) Write(b []byte) (int, error) {
 }
 
 // greet sends the preamble.
-func (c *conn) greet(fds []int) error {
+func (c *Conn) greet(fds []int) error {
 	c.greeted = true
 	var rights []byte
 	if len(fds) > 0 {
 		rights = unix.UnixRights(fds...)
 	}
-	msg := append([]byte(preamble), byte('0'+len(fds)))
+	msg := append([]byte(preamble+c.name), byte('0'+len(fds)))
 	n, _, err := c.WriteMsgUnix(msg, rights, nil)
 	if err == nil && n < len(msg) { // the descriptors went with the first byte
 		_, err = c.UnixConn.Write(msg[n:])
 	}
 	if err != nil {
-		return fmt.Errorf("shm: preamble: %w", err)
+		return fmt.Errorf("%s: preamble: %w", c.name, err)
 	}
 	return nil
 }
 
 // Read reads into b; the first one of a listener's end takes the preamble.
-func (c *conn) Read(b []byte) (int, error) {
+func (c *Conn) Read(b []byte) (int, error) {
 	if c.refused != nil {
 		return 0, c.refused
 	}
@@ -111,12 +105,13 @@ func (c *conn) Read(b []byte) (int, error) {
 	return c.UnixConn.Read(b)
 }
 
-var errPreamble = errors.New("shm: peer does not begin with this transport's preamble")
+var errPreamble = errors.New("peer does not begin with this transport's preamble")
 
 // welcome reads the preamble under the connection's deadline.
-func (c *conn) welcome() error {
+func (c *Conn) welcome() error {
 	c.greeted = true
-	msg := make([]byte, preambleBytes)
+	want := preamble + c.name
+	msg := make([]byte, len(want)+1)
 	oob := make([]byte, unix.CmsgSpace(4*offered))
 	n, oobn, flags, _, err := c.ReadMsgUnix(msg, oob)
 	if err != nil {
@@ -140,7 +135,7 @@ func (c *conn) welcome() error {
 			return err
 		}
 	}
-	if string(msg[:len(preamble)]) != preamble || int(msg[len(preamble)])-'0' != len(fds) || len(fds) != 0 && len(fds) != offered {
+	if string(msg[:len(want)]) != want || int(msg[len(want)])-'0' != len(fds) || len(fds) != 0 && len(fds) != offered {
 		return errPreamble
 	}
 	return nil
@@ -151,7 +146,7 @@ func (c *conn) welcome() error {
 func rights(oob []byte) (fds []int, err error) {
 	msgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
-		return nil, fmt.Errorf("shm: control message: %w", err)
+		return nil, fmt.Errorf("control message: %w", err)
 	}
 	for i := range msgs {
 		if cut := len(msgs[i].Data) % 4; cut != 0 { // the library reads whole ones only
@@ -159,7 +154,7 @@ func rights(oob []byte) (fds []int, err error) {
 		}
 		more, err := unix.ParseUnixRights(&msgs[i])
 		if err != nil {
-			return fds, fmt.Errorf("shm: control message: %w", err)
+			return fds, fmt.Errorf("control message: %w", err)
 		}
 		fds = append(fds, more...)
 	}
@@ -167,7 +162,7 @@ func rights(oob []byte) (fds []int, err error) {
 }
 
 // keep takes descriptors on, unless the connection was closed meanwhile.
-func (c *conn) keep(fds []int) bool {
+func (c *Conn) keep(fds []int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -179,7 +174,7 @@ func (c *conn) keep(fds []int) bool {
 }
 
 // take hands the offered descriptors over to the caller.
-func (c *conn) take() []int {
+func (c *Conn) take() []int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	fds := c.fds
@@ -187,9 +182,33 @@ func (c *conn) take() []int {
 	return fds
 }
 
-// Close closes the connection and what it was offered. Memory that was mapped
-// stays mapped until its Window is closed.
-func (c *conn) Close() error {
+// Taken is what the peer has lent, for the caller to close: what has been made
+// of it first, then End.
+type Taken struct {
+	FD   int // what was lent
+	pipe int
+}
+
+// End tells the peer that we have let go.
+func (t Taken) End() error {
+	_, err := unix.Write(t.pipe, []byte{1})
+	if errors.Is(err, unix.EPIPE) { // nobody listens any more
+		err = nil
+	}
+	return errors.Join(err, unix.Close(t.pipe))
+}
+
+// Take hands over what the peer has lent; once.
+func (c *Conn) Take() (Taken, error) {
+	fds := c.take()
+	if len(fds) != offered {
+		return Taken{}, fmt.Errorf("%s: the peer offered no memory", c.name)
+	}
+	return Taken{fds[0], fds[1]}, nil
+}
+
+// Close closes the connection and what was offered on it and not taken.
+func (c *Conn) Close() error {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()

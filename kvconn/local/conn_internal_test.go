@@ -1,9 +1,10 @@
 //go:build linux
 
-package shm
+package local
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"strings"
@@ -15,13 +16,20 @@ import (
 	"github.com/xpyd/xpyd/internal/memfd"
 )
 
-// pair returns both ends of a new connection; the first is the dialler's.
-func pair(t *testing.T) (*conn, *conn) {
+// plain is a transport whose connections are only ours.
+func plain(t *testing.T) *Transport {
 	t.Helper()
-	tr, err := New()
+	tr, err := New("shm", func(c *Conn) net.Conn { return c })
 	if err != nil {
 		t.Fatal(err)
 	}
+	return tr
+}
+
+// pair returns both ends of a new connection; the first is the dialler's.
+func pair(t *testing.T) (*Conn, *Conn) {
+	t.Helper()
+	tr := plain(t)
 	ln, err := tr.Listen("")
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +49,7 @@ func pair(t *testing.T) (*conn, *conn) {
 			t.Fatal(err)
 		}
 	}
-	return a.(*conn), b.(*conn)
+	return a.(*Conn), b.(*Conn)
 }
 
 // descriptors counts what this process has open.
@@ -63,7 +71,7 @@ func TestOffer(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, b := pair(t)
-	h, err := a.Offer(m.FD)
+	h, err := a.Lend(m.FD)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,18 +82,22 @@ func TestOffer(t *testing.T) {
 	if n, err := b.Read(buf); err != nil || string(buf[:n]) != "hello" {
 		t.Fatalf("read %q, %v", buf[:n], err)
 	}
-	w, err := b.Map(m.Size)
+	taken, err := b.Take()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Bytes()[100] = 42
+	w, err := taken.Map(m.Size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w[100] = 42
 	if m.Bytes[100] != 42 {
 		t.Error("what the peer wrote is not in our memory")
 	}
-	if _, err := b.Map(m.Size); err == nil {
-		t.Error("mapped twice")
+	if _, err := b.Take(); err == nil {
+		t.Error("taken twice")
 	}
-	if _, err := a.Offer(m.FD); err == nil {
+	if _, err := a.Lend(m.FD); err == nil {
 		t.Error("offered late")
 	}
 	a.Close()
@@ -95,10 +107,8 @@ func TestOffer(t *testing.T) {
 	if err := h.Wait(short); err != context.DeadlineExceeded {
 		t.Errorf("the hold of mapped memory ended: %v", err)
 	}
-	for range 2 {
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
+	if err := errors.Join(unix.Munmap(w), taken.End()); err != nil {
+		t.Error(err)
 	}
 	if err := h.Wait(t.Context()); err != nil {
 		t.Error(err)
@@ -111,6 +121,43 @@ func TestOffer(t *testing.T) {
 	}
 	if now := descriptors(t); now != before {
 		t.Errorf("%d descriptors open, %d before", now, before)
+	}
+}
+
+// The bare end of the pipe proves nothing: a process that dies closes it
+// before its device has stopped.
+func TestBareEnd(t *testing.T) {
+	before := descriptors(t)
+	m, err := memfd.New("xpyd-bare", 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	a, b := pair(t)
+	h, err := a.Lend(m.FD)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	b.Close() // with what was lent, and no word
+	for range 2 {
+		short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		if err := h.Wait(short); err != context.DeadlineExceeded {
+			t.Errorf("the hold of a process that lives ended: %v", err)
+		}
+		cancel()
+	}
+	a.Close()
+	if err := h.Close(); err != nil {
+		t.Error(err)
+	}
+	if now := descriptors(t); now != before+1 {
+		t.Errorf("%d descriptors open, %d before", now, before+1)
 	}
 }
 
@@ -146,8 +193,13 @@ func TestRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := b.Read(make([]byte, 16))
+		var taken Taken
 		if err == nil {
-			_, err = b.Map(4096)
+			taken, err = b.Take()
+		}
+		if err == nil {
+			_, err = taken.Map(4096)
+			err = errors.Join(err, taken.End())
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)
@@ -185,7 +237,7 @@ func TestSlowPreamble(t *testing.T) {
 	}
 	a, b := pair(t)
 	a.greeted = true
-	for _, c := range preamble + "0x" {
+	for _, c := range preamble + a.name + "0x" {
 		if _, err := a.Write([]byte(string(c))); err != nil {
 			t.Fatal(err)
 		}
@@ -197,10 +249,7 @@ func TestSlowPreamble(t *testing.T) {
 }
 
 func TestAddresses(t *testing.T) {
-	tr, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := plain(t)
 	for _, addr := range []string{"", "x", "shm:", "tcp:x", "shm:" + strings.Repeat("x", maxName+1), "shm:@x", "shm:\x00"} {
 		if _, err := tr.Dial(t.Context(), addr); err == nil {
 			t.Errorf("dialled %q", addr)

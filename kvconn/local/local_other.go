@@ -1,14 +1,17 @@
 //go:build !linux
 
-package shm
+package local
 
 import (
 	"context"
 	"net"
 )
 
+// Conn is one end of a connection; there are none here.
+type Conn struct{ net.Conn }
+
 // New returns ErrUnsupported.
-func New() (*Transport, error) { return nil, ErrUnsupported }
+func New(name string, dress func(*Conn) net.Conn) (*Transport, error) { return nil, ErrUnsupported }
 
 // Dial returns ErrUnsupported.
 func (t *Transport) Dial(ctx context.Context, addr string) (net.Conn, error) {

@@ -1,4 +1,4 @@
-package shm
+package local
 
 import (
 	"context"
@@ -9,22 +9,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// New makes a transport. It fails where this process could not prove that a
-// peer has ended (pidfd, Linux 5.3): without that proof, shared memory of a
-// dead peer's ticket could never be used again.
-func New() (*Transport, error) {
+// New makes a transport of that name, whose connections dress makes of ours. It
+// fails where this process could not prove that a peer has ended (pidfd, Linux
+// 5.3): without that proof, what a dead peer was lent could never be used again.
+func New(name string, dress func(*Conn) net.Conn) (*Transport, error) {
 	fd, err := unix.PidfdOpen(os.Getpid(), unix.PIDFD_NONBLOCK)
 	if err != nil {
-		return nil, fmt.Errorf("%w: pidfd_open: %v", ErrUnsupported, err)
+		return nil, fmt.Errorf("%s: %w: pidfd_open: %v", name, ErrUnsupported, err)
 	}
 	unix.Close(fd)
-	return &Transport{}, nil
+	return &Transport{name, dress}, nil
 }
 
 // Dial connects to a listener's address. A listener of another user is
 // refused: anybody may bind an abstract name.
 func (t *Transport) Dial(ctx context.Context, addr string) (net.Conn, error) {
-	name, err := socketName(addr)
+	name, err := t.socketName(addr)
 	if err != nil {
 		return nil, err
 	}
@@ -33,20 +33,20 @@ func (t *Transport) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn := &conn{UnixConn: c.(*net.UnixConn), dialed: true}
+	conn := &Conn{UnixConn: c.(*net.UnixConn), name: t.name, dialed: true}
 	if err := conn.sameUser(); err != nil {
 		c.Close()
 		return nil, err
 	}
-	return conn, nil
+	return t.dress(conn), nil
 }
 
-// Listen binds "shm:NAME"; "" picks a free name.
+// Listen binds "NAME-OF-THE-TRANSPORT:NAME"; "" picks a free name.
 func (t *Transport) Listen(addr string) (net.Listener, error) {
 	if addr == "" {
-		addr = freeName()
+		addr = t.freeName()
 	}
-	name, err := socketName(addr)
+	name, err := t.socketName(addr)
 	if err != nil {
 		return nil, err
 	}
@@ -54,11 +54,12 @@ func (t *Transport) Listen(addr string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &listener{ln, Addr(addr)}, nil
+	return &listener{ln, t, Addr{t.name, addr}}, nil
 }
 
 type listener struct {
 	*net.UnixListener
+	t    *Transport
 	addr Addr
 }
 
@@ -71,7 +72,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn := &conn{UnixConn: c}
+	conn := &Conn{UnixConn: c, name: l.t.name}
 	conn.refused = conn.sameUser()
-	return conn, nil
+	return l.t.dress(conn), nil
 }

@@ -1,0 +1,158 @@
+package tier
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// bulk makes the rigs' pools fake devices.
+var bulk bool
+
+// TestMain runs every test twice: with a pool that is host memory, and with one
+// that only its device reaches.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	bulk = true
+	fmt.Println("and with a device:")
+	os.Exit(max(code, m.Run()))
+}
+
+// fakeDevice moves blocks in bulk, as a GPU does: later, out of order, and on
+// memory that must stay what it is until then.
+type fakeDevice struct {
+	*memPool
+	wg sync.WaitGroup // moves under way
+
+	mu     sync.Mutex
+	memory []byte // registered
+	fail   error  // of moves
+}
+
+func (d *fakeDevice) RegisterHost(mem []byte) (kernels.HostMemory, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(mem)%os.Getpagesize() != 0 || uintptr(unsafe.Pointer(unsafe.SliceData(mem)))%uintptr(os.Getpagesize()) != 0 || d.memory != nil {
+		return nil, fmt.Errorf("%d bytes at %p", len(mem), mem)
+	}
+	d.memory = mem
+	return (*fakeMemory)(d), nil
+}
+
+type fakeMemory fakeDevice
+
+func (m *fakeMemory) Bytes() []byte { return m.memory }
+
+func (m *fakeMemory) Close() error {
+	m.wg.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.memory = nil
+	return nil
+}
+
+// fakeMove is a move under way.
+type fakeMove struct{ done chan struct{} }
+
+func (m *fakeMove) Wait(ctx context.Context) error {
+	select {
+	case <-m.done:
+		return nil
+	case <-ctx.Done():
+		return kernels.ErrLate
+	}
+}
+
+func (d *fakeDevice) GatherBlocks(m *kernels.HostMove) (kernels.Pending, error) {
+	return d.move(m, func(layer int, b *kernels.HostBlock, rows, sums []byte) {
+		made := make([]uint64, d.layout.KVHeads)
+		d.Gather(layer, b.Block, 0, d.layout.BlockTokens, rows)
+		d.Digest(layer, b.Block, made)
+		for h, v := range made {
+			binary.LittleEndian.PutUint64(sums[8*h:], v)
+		}
+	})
+}
+
+func (d *fakeDevice) ScatterBlocks(m *kernels.HostMove) (kernels.Pending, error) {
+	return d.move(m, func(layer int, b *kernels.HostBlock, rows, sums []byte) {
+		stored := make([]uint64, d.layout.KVHeads)
+		for h := range stored {
+			stored[h] = binary.LittleEndian.Uint64(sums[8*h:])
+		}
+		d.Scatter(layer, b.Block, 0, d.layout.BlockTokens, rows)
+		d.SetDigest(layer, b.Block, b.Filled, stored)
+	})
+}
+
+func (d *fakeDevice) move(m *kernels.HostMove, one func(layer int, b *kernels.HostBlock, rows, sums []byte)) (kernels.Pending, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fail != nil {
+		return nil, d.fail
+	}
+	if m.Memory != (*fakeMemory)(d) || d.memory == nil || m.FirstLayer != 0 || m.Layers != d.layout.Layers {
+		return nil, fmt.Errorf("not a move of tiers: %+v", m)
+	}
+	blocks, mem := slices.Clone(m.Blocks), d.memory
+	p := &fakeMove{make(chan struct{})}
+	d.wg.Go(func() {
+		defer close(p.done)
+		for layer := range d.layout.Layers {
+			for i := range blocks {
+				b := &blocks[len(blocks)-1-i]
+				rows := mem[b.Rows+int64(layer)*m.LayerStride:][:d.layout.BlockBytes()]
+				one(layer, b, rows, mem[b.Digests+int64(layer)*m.DigestStride:][:8*d.layout.KVHeads])
+			}
+		}
+	})
+	return p, nil
+}
+
+func (d *fakeDevice) Verify(_ context.Context, list []kernels.Landed) ([]bool, error) {
+	good := make([]bool, len(list))
+	rows, stored, made := make([]byte, d.layout.BlockBytes()), make([]uint64, d.layout.KVHeads), make([]uint64, d.layout.KVHeads)
+	for i, e := range list {
+		d.Gather(e.Layer, e.Block, 0, e.Rows, rows)
+		d.Digest(e.Layer, e.Block, stored)
+		kernels.DigestRows(d.layout, e.Layer, e.FirstPos, e.Rows, rows, made)
+		good[i] = slices.Equal(stored, made)
+	}
+	return good, nil
+}
+
+// TestDeviceFails: a device that does not move costs hits, and nothing else.
+func TestDeviceFails(t *testing.T) {
+	if !bulk {
+		return // there is none
+	}
+	r := newRig(t, config(""))
+	dev := r.tiers.backend.(*fakeDevice)
+	set := func(err error) {
+		dev.mu.Lock()
+		defer dev.mu.Unlock()
+		dev.fail = err
+	}
+	tokens := prompt(1, 96)
+	set(fmt.Errorf("a fault"))
+	r.run(tokens, 0)
+	r.quiet()
+	r.saved(tierHost, 0)
+	set(nil)
+	r.cache.Clear()
+	r.run(tokens, 0)
+	r.saved(tierHost, 6)
+	r.cache.Clear()
+	set(fmt.Errorf("a fault"))
+	r.load(tokens, 0)
+	set(nil)
+	r.load(tokens, 96)
+	r.run(tokens, 96) // right rows
+}

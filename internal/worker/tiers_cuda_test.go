@@ -1,0 +1,301 @@
+//go:build cuda && cgo && linux
+
+package worker_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/internal/tier"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/cuda"
+)
+
+// What tiers under a GPU's pool must show: right tokens, and how long the first
+// one takes. On the device:
+//
+//	go test -tags cuda ./internal/worker -run GPUTiers
+//	XPYD_CUDA_BENCH="8k 32k itl" go test -tags cuda ./internal/worker -run HiCache
+
+// gpuRig is a GPU's engine with host memory under its pool.
+type gpuRig struct {
+	t      *testing.T
+	b      *cuda.Backend
+	cache  *kvcache.Cache
+	tiers  *tier.Tiers // nil: none
+	engine *engine.Engine
+	reg    *prometheus.Registry
+	ended  bool
+}
+
+func newGPURig(t *testing.T, b *cuda.Backend, host int64) *gpuRig {
+	t.Helper()
+	r := &gpuRig{t: t, b: b, reg: prometheus.NewRegistry()}
+	log, blockTokens := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), b.Layout().BlockTokens
+	pool := kvcache.Config{Blocks: b.Blocks(), BlockTokens: blockTokens, Fingerprint: "random", Numerics: b.Info().Numerics}
+	var err error
+	if host > 0 {
+		r.tiers, err = tier.New(tier.Config{HostBytes: host, Identity: "random", LoadTimeout: 10 * time.Second, LoadBlocks: b.Blocks() * 3 / 4}, b,
+			kvcache.UnitBlocks(blockTokens), log, r.reg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.tiers.Tune(&pool)
+		pool.Listener = r.tiers
+	}
+	if r.cache, err = kvcache.New(pool); err != nil {
+		t.Fatal(err)
+	}
+	if r.tiers != nil {
+		r.tiers.Attach(r.cache)
+	}
+	if r.engine, err = engine.New(engine.DefaultConfig(), b, r.cache, log, r.reg); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.end)
+	return r
+}
+
+func (r *gpuRig) end() {
+	if r.ended {
+		return
+	}
+	r.ended = true
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := r.engine.Close(ctx); err != nil {
+		r.t.Error(err)
+	}
+	if r.tiers != nil {
+		if err := r.tiers.Close(ctx); err != nil {
+			r.t.Error(err)
+		}
+	}
+	if err := r.cache.Check(); err != nil {
+		r.t.Error(err)
+	}
+	if held := r.cache.Holders(); len(held) > 0 {
+		r.t.Errorf("still held: %+v", held)
+	}
+}
+
+// reply is what a request got, and when.
+type reply struct {
+	tokens []int32
+	loaded int           // tokens that came from the tiers
+	load   time.Duration // how long that took
+	first  time.Duration // from its arrival to its first token
+	gaps   []time.Duration
+}
+
+// ask runs a prompt as a worker does: the tiers first, then the engine.
+func (r *gpuRig) ask(prompt []int32, most int) (a reply) {
+	r.t.Helper()
+	began := time.Now()
+	a.loaded = r.tiers.Load(r.t.Context(), prompt, "", len(prompt)-1)
+	a.load = time.Since(began)
+	h, err := r.engine.Submit(r.t.Context(), &engine.Request{ID: "ask", Prompt: prompt, MaxTokens: most, IgnoreEOS: true, Logprobs: -1, PromptLogprobs: -1,
+		Sampling: engine.Sampling{TopP: 1}})
+	if err != nil {
+		r.t.Error(err)
+		return a
+	}
+	for last := began; ; {
+		events, err := h.Next(r.t.Context())
+		now := time.Now()
+		if err != nil {
+			r.t.Error(err)
+			return a
+		}
+		for _, ev := range events {
+			if len(a.tokens) == 0 {
+				a.first = now.Sub(began)
+			} else {
+				a.gaps = append(a.gaps, now.Sub(last))
+			}
+			last = now
+			a.tokens = append(a.tokens, ev.Sampled.Token)
+			if ev.Finish != "" {
+				return a
+			}
+		}
+	}
+}
+
+// saved waits until nothing is on its way to host memory.
+func (r *gpuRig) saved() {
+	r.t.Helper()
+	for {
+		all, err := r.reg.Gather()
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		waiting := 1.0
+		for _, f := range all {
+			if f.GetName() == "xpyd_kvtier_waiting_units" {
+				waiting = f.Metric[0].GetGauge().GetValue()
+			}
+		}
+		if waiting == 0 {
+			return
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-r.t.Context().Done():
+			r.t.Fatal("units still wait")
+		}
+	}
+}
+
+func randomPrompt(seed uint64, n, vocab int) []int32 {
+	r := rand.New(rand.NewPCG(seed, 1))
+	tokens := make([]int32, n)
+	for i := range tokens {
+		tokens[i] = int32(r.IntN(vocab))
+	}
+	return tokens
+}
+
+// TestGPUTiers: what host memory gives back is what the pool had: the same
+// tokens as with a warm pool, at every block size, and after evictions.
+func TestGPUTiers(t *testing.T) {
+	arch := kernels.Arch{Layers: 4, Hidden: 512, Intermediate: 1024, Heads: 8, KVHeads: 4, HeadDim: 64, Vocab: 4096, MaxPositions: 8192, NormEps: 1e-5, RopeTheta: 10000}
+	for _, blockTokens := range []int{1, 16, 64, 256} {
+		t.Run(fmt.Sprint(blockTokens), func(t *testing.T) {
+			b, err := cuda.NewRandom(arch, 1, cuda.Options{BlockTokens: blockTokens, Blocks: 16384 / blockTokens, MaxTokens: 2048, MaxSeqs: 256})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer b.Close()
+			r := newGPURig(t, b, 256<<20)
+			defer r.end()
+			const n = 3000
+			prompt := randomPrompt(1, n, arch.Vocab)
+			unit := max(blockTokens, kvcache.Grain)
+			whole := (n - 1) / unit * unit
+			r.ask(prompt, 1)
+			warm := r.ask(prompt, 32)
+			for round := range 3 {
+				r.saved()
+				r.cache.Clear()
+				for i := range uint64(round) { // other rows where its own lay
+					r.ask(randomPrompt(100+i, n, arch.Vocab), 8)
+				}
+				if a := r.ask(prompt, 32); a.loaded < whole-unit || !slices.Equal(a.tokens, warm.tokens) {
+					t.Errorf("round %d: %d of %d tokens loaded, tokens %v, want %v", round, a.loaded, whole, a.tokens, warm.tokens)
+				}
+			}
+		})
+	}
+}
+
+// TestHiCache prints a JSON line a figure: what the time to the first token is
+// with a prefix in host memory, and what writing through costs those that
+// decode meanwhile. XPYD_CUDA_BENCH names what to run: "8k 32k itl".
+func TestHiCache(t *testing.T) {
+	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
+	if len(what) == 0 {
+		t.Skip("XPYD_CUDA_BENCH is not set")
+	}
+	arch := kernels.Arch{Layers: 32, Hidden: 4096, Intermediate: 14336, Heads: 32, KVHeads: 8, HeadDim: 128, Vocab: 128256, MaxPositions: 40960,
+		NormEps: 1e-5, RopeTheta: 500000}
+	b, err := cuda.NewRandom(arch, 1, cuda.Options{MaxTokens: 2048, MaxSeqs: 256})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	t.Logf("%s, %d blocks", b.Info().Device, b.Blocks())
+	for _, w := range what {
+		switch w {
+		case "8k":
+			hitSpeed(t, b, w, 8192)
+		case "32k":
+			hitSpeed(t, b, w, 32768)
+		case "itl":
+			writeThrough(t, b)
+		default:
+			t.Fatalf("no benchmark %q", w)
+		}
+	}
+}
+
+func hitSpeed(t *testing.T, b *cuda.Backend, name string, n int) {
+	r := newGPURig(t, b, 10<<30)
+	defer r.end()
+	var cold, hit, load, ratio []float64
+	for i := range 8 {
+		prompt := randomPrompt(uint64(i), n, b.Arch().Vocab)
+		c := r.ask(prompt, 2)
+		r.saved()
+		r.cache.Clear()
+		h := r.ask(prompt, 2)
+		if h.loaded < n-32 {
+			t.Errorf("%s: %d of %d tokens came from host memory", name, h.loaded, n)
+		}
+		if i == 0 { // the memory's first use
+			continue
+		}
+		cold, hit, load = append(cold, ms(c.first)), append(hit, ms(h.first)), append(load, ms(h.load))
+		ratio = append(ratio, ms(h.first)/ms(c.first))
+	}
+	t.Logf("%s: computed %.1f ms, loaded in %.1f ms (%.1f GB/s), first token after %.1f ms", name, median(cold), median(load),
+		float64(n)*131072/1e6/median(load), median(hit))
+	result("hicache.hit_ttft_ms."+name, "ms", hit, "the same prompt computed", median(cold))
+	result("hicache.hit_ttft_ratio."+name, "", ratio, "the same prompt computed", 1)
+}
+
+// writeThrough compares the gaps between tokens of 64 streams.
+func writeThrough(t *testing.T, b *cuda.Backend) {
+	p99 := map[bool][]float64{}
+	for round := range 6 {
+		through := round%2 == 1
+		host := int64(0)
+		if through {
+			host = 12 << 30
+		}
+		r := newGPURig(t, b, host)
+		answers := make(chan reply)
+		for i := range 64 {
+			go func() { answers <- r.ask(randomPrompt(uint64(1000*round+i), 1024, b.Arch().Vocab), 256) }()
+		}
+		var gaps []float64
+		for range 64 {
+			a := <-answers
+			for _, g := range a.gaps[128:] { // all decode by then; their prompts are still being written
+				gaps = append(gaps, ms(g))
+			}
+		}
+		r.end()
+		slices.Sort(gaps)
+		p99[through] = append(p99[through], gaps[len(gaps)*99/100])
+	}
+	ratio := make([]float64, len(p99[true]))
+	for i := range ratio {
+		ratio[i] = p99[true][i] / p99[false][i]
+	}
+	t.Logf("p99 of the gap: %.2f ms without tiers, %.2f ms writing through", p99[false], p99[true])
+	result("hicache.itl_ratio", "", ratio, "p99 without tiers, ms", median(p99[false]))
+}
+
+func ms(d time.Duration) float64 { return float64(d) / 1e6 }
+
+func median[T cmp.Ordered](v []T) T { return slices.Sorted(slices.Values(v))[len(v)/2] }
+
+func result(name, unit string, v []float64, peer string, beside float64) {
+	line, _ := json.Marshal(map[string]any{"name": name, "value": median(v), "unit": unit, "peer": peer, "peer_value": beside, "runs": len(v),
+		"spread": fmt.Sprintf("%.3f..%.3f", slices.Min(v), slices.Max(v))})
+	fmt.Fprintf(os.Stdout, "RESULT %s\n", line)
+}

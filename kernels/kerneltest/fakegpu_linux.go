@@ -1,0 +1,387 @@
+package kerneltest
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xpyd/xpyd/internal/memfd"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// FakeGPU is a pool on a device that is none: memory that other processes of
+// this user open by the handle, and pushes that another goroutine carries out
+// later and slowly, half of every block and then the other half. Who believes
+// or reuses a block too early finds it torn. A killed process stops in the midst
+// of a push, as a GPU's context does; so does a stopped one, where a GPU goes on.
+//
+// It implements kernels.Exporter and kernels.PeerOpener.
+type FakeGPU struct {
+	// Delay is how long a push takes. Set it before the first one.
+	Delay time.Duration
+	// Refuse, when set, is OpenPeer's error.
+	Refuse error
+
+	layout      kernels.Layout
+	blocks      int
+	rows, flags *memfd.Memory
+	view        device // of rows
+
+	mu    sync.Mutex
+	busy  map[int32]int           // source blocks of pushes under way
+	flips map[kernels.Landed]bool // Layer and Block only: spoiled before the next Verify
+}
+
+// device is a pool's memory: rows of each layer's blocks, then a digest a KV
+// head, then how many rows those cover.
+type device struct {
+	l      kernels.Layout
+	blocks int
+	mem    []byte
+}
+
+func (d device) size() int {
+	return d.l.Layers * d.blocks * (d.l.BlockBytes() + 8*d.l.KVHeads + 8)
+}
+
+func (d device) block(layer int, block int32) []byte {
+	size := d.l.BlockBytes()
+	return d.mem[(layer*d.blocks+int(block))*size:][:size:size]
+}
+
+// note is a block's digests and then its fill, 8 bytes each.
+func (d device) note(layer int, block int32) []byte {
+	size := 8*d.l.KVHeads + 8
+	return d.mem[d.l.Layers*d.blocks*d.l.BlockBytes()+(layer*d.blocks+int(block))*size:][:size:size]
+}
+
+// has panics on ids outside the pool, as backends do.
+func (d device) has(layer int, block int32) bool {
+	return layer >= 0 && layer < d.l.Layers && block >= 0 && int(block) < d.blocks
+}
+
+const flagStride = 128 // bytes of a line
+
+// NewFakeGPU makes a pool of empty blocks. Close it.
+func NewFakeGPU(l kernels.Layout, blocks int) (*FakeGPU, error) {
+	g := &FakeGPU{layout: l, blocks: blocks, busy: map[int32]int{}, flips: map[kernels.Landed]bool{}}
+	g.view = device{l: l, blocks: blocks}
+	var err error
+	if g.rows, err = memfd.New("xpyd-fake-gpu", g.view.size()); err != nil {
+		return nil, err
+	}
+	g.view.mem = g.rows.Bytes
+	if g.flags, err = memfd.New("xpyd-fake-flags", kernels.FlagLines*flagStride); err != nil {
+		return nil, errors.Join(err, g.rows.Close())
+	}
+	return g, nil
+}
+
+// Close frees the pool. Peers that have it open keep the memory.
+func (g *FakeGPU) Close() error { return errors.Join(g.rows.Close(), g.flags.Close()) }
+
+// Rows is the memory of all rows: blocks of a layer one behind the other, layer
+// after layer.
+func (g *FakeGPU) Rows() []byte { return g.view.mem[:g.layout.Layers*g.blocks*g.layout.BlockBytes()] }
+
+// Append writes a block's rows from 0 on, and their digests, as a step does.
+func (g *FakeGPU) Append(layer int, block int32, firstPos, rows int, packed []byte) {
+	g.Scatter(layer, block, 0, rows, packed)
+	sums := make([]uint64, g.layout.KVHeads)
+	kernels.DigestRows(g.layout, layer, firstPos, rows, packed, sums)
+	g.SetDigest(layer, block, rows, sums)
+}
+
+// Busy tells whether a push under way reads the block.
+func (g *FakeGPU) Busy(block int32) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.busy[block] > 0
+}
+
+// Pushing tells whether a push is under way.
+func (g *FakeGPU) Pushing() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.busy) > 0
+}
+
+// Spoil flips a bit of a block once it has landed, before it is verified.
+func (g *FakeGPU) Spoil(layer int, block int32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.flips[kernels.Landed{Layer: layer, Block: block}] = true
+}
+
+// Gather implements kernels.Pool.
+func (g *FakeGPU) Gather(layer int, block int32, row, n int, dst []byte) {
+	g.each(layer, block, row, n, func(part, at int, rows []byte) { copy(dst[(part*n+at)*g.layout.RowBytes:], rows) })
+}
+
+// Scatter implements kernels.Pool.
+func (g *FakeGPU) Scatter(layer int, block int32, row, n int, src []byte) {
+	g.each(layer, block, row, n, func(part, at int, rows []byte) { copy(rows, src[(part*n+at)*g.layout.RowBytes:]) })
+}
+
+func (g *FakeGPU) each(layer int, block int32, row, n int, f func(part, at int, row []byte)) {
+	b, size := g.view.block(layer, block), g.layout.RowBytes
+	for part := range 2 * g.layout.KVHeads {
+		for at := range n {
+			f(part, at, b[(part*g.layout.BlockTokens+row+at)*size:][:size])
+		}
+	}
+}
+
+// Digest implements kernels.Pool.
+func (g *FakeGPU) Digest(layer int, block int32, dst []uint64) {
+	note := g.view.note(layer, block)
+	for h := range g.layout.KVHeads {
+		dst[h] = binary.LittleEndian.Uint64(note[8*h:])
+	}
+}
+
+// SetDigest implements kernels.Pool.
+func (g *FakeGPU) SetDigest(layer int, block int32, filled int, digest []uint64) {
+	note := g.view.note(layer, block)
+	for h, d := range digest {
+		binary.LittleEndian.PutUint64(note[8*h:], d)
+	}
+	binary.LittleEndian.PutUint64(note[8*g.layout.KVHeads:], uint64(filled))
+}
+
+// CopyBlock implements kernels.Pool.
+func (g *FakeGPU) CopyBlock(dst, src int32, firstPos, n int) {
+	for layer := range g.layout.Layers {
+		rows := make([]byte, g.layout.RowsBytes(n))
+		g.Gather(layer, src, 0, n, rows)
+		g.Append(layer, dst, firstPos, n, rows)
+	}
+}
+
+// handleOf is a handle: process and descriptor, for /proc, and the shape.
+func (g *FakeGPU) handleOf() []byte {
+	return fmt.Appendf(nil, "fake %d %d %d %d %d %d %d %d", os.Getpid(), g.rows.FD, g.blocks,
+		g.layout.Layers, g.layout.KVHeads, g.layout.HeadDim, g.layout.BlockTokens, g.layout.RowBytes)
+}
+
+// Export implements kernels.Exporter.
+func (g *FakeGPU) Export() (kernels.Export, error) {
+	return kernels.Export{Handle: g.handleOf(), FD: g.flags.FD, Bytes: g.flags.Size}, nil
+}
+
+func flagOf(flags []byte, line int) *uint64 {
+	return (*uint64)(unsafe.Pointer(&flags[line*flagStride]))
+}
+
+// Flag implements kernels.Exporter.
+func (g *FakeGPU) Flag(line int) uint64 { return atomic.LoadUint64(flagOf(g.flags.Bytes, line)) }
+
+// AwaitFlag implements kernels.Exporter.
+func (g *FakeGPU) AwaitFlag(ctx context.Context, line int, value uint64) error {
+	for g.Flag(line) < value {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("flag %d is %d, want %d: %w", line, g.Flag(line), value, kernels.ErrLate)
+		case <-time.After(50 * time.Microsecond):
+		}
+	}
+	return nil
+}
+
+// ClearFlag implements kernels.Exporter.
+func (g *FakeGPU) ClearFlag(line int) error {
+	atomic.StoreUint64(flagOf(g.flags.Bytes, line), 0)
+	return nil
+}
+
+// Verify implements kernels.Exporter.
+func (g *FakeGPU) Verify(ctx context.Context, landed []kernels.Landed) ([]bool, error) {
+	good := make([]bool, len(landed))
+	sums, stored := make([]uint64, g.layout.KVHeads), make([]uint64, g.layout.KVHeads)
+	for i, b := range landed {
+		if !g.view.has(b.Layer, b.Block) || b.Rows < 1 || b.Rows > g.layout.BlockTokens {
+			return nil, fmt.Errorf("verify %+v: out of range", b)
+		}
+		g.mu.Lock()
+		at := kernels.Landed{Layer: b.Layer, Block: b.Block}
+		if g.flips[at] {
+			delete(g.flips, at)
+			g.view.block(b.Layer, b.Block)[0] ^= 1
+		}
+		g.mu.Unlock()
+		rows := make([]byte, g.layout.RowsBytes(b.Rows))
+		g.Gather(b.Layer, b.Block, 0, b.Rows, rows)
+		kernels.DigestRows(g.layout, b.Layer, b.FirstPos, b.Rows, rows, sums)
+		g.Digest(b.Layer, b.Block, stored)
+		filled := binary.LittleEndian.Uint64(g.view.note(b.Layer, b.Block)[8*g.layout.KVHeads:])
+		good[i] = slices.Equal(sums, stored) && filled == uint64(b.Rows)
+	}
+	return good, nil
+}
+
+// OpenPeer implements kernels.PeerOpener.
+func (g *FakeGPU) OpenPeer(handle, flags []byte) (kernels.Peer, error) {
+	if g.Refuse != nil {
+		return nil, g.Refuse
+	}
+	if len(handle) > kernels.MaxHandle {
+		return nil, errors.New("fake GPU: handle too long")
+	}
+	var pid, fd, blocks int
+	l := g.layout
+	if n, err := fmt.Sscanf(string(handle), "fake %d %d %d %d %d %d %d %d", &pid, &fd, &blocks,
+		&l.Layers, &l.KVHeads, &l.HeadDim, &l.BlockTokens, &l.RowBytes); n != 8 || err != nil {
+		return nil, fmt.Errorf("fake GPU: handle %q", handle)
+	}
+	if l != g.layout || len(flags) < kernels.FlagLines*flagStride || blocks < 1 {
+		return nil, fmt.Errorf("fake GPU: the peer's pool %q is not like ours", handle)
+	}
+	f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/%d", pid, fd), os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %v", kernels.ErrNoPeerAccess, err)
+	}
+	defer f.Close()
+	p := &fakePeer{g: g, flags: flags, to: device{l: l, blocks: blocks}, pushes: make(chan fakePush, 256)}
+	if st, err := f.Stat(); err != nil || st.Size() < int64(p.to.size()) {
+		return nil, fmt.Errorf("fake GPU: the peer's memory is too short: %v", err)
+	}
+	if p.mapping, err = unix.Mmap(int(f.Fd()), 0, p.to.size(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return nil, fmt.Errorf("fake GPU: map: %w", err)
+	}
+	p.to.mem = p.mapping
+	p.stream.Go(p.run)
+	return p, nil
+}
+
+// fakePeer is an opened pool; its stream is a goroutine.
+type fakePeer struct {
+	g       *FakeGPU
+	flags   []byte
+	to      device
+	mapping []byte
+	pushes  chan fakePush
+	stream  sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	last   chan struct{} // closed when the newest push is over; nil: there was none
+}
+
+type fakePush struct {
+	kernels.Push
+	over chan struct{}
+}
+
+// Push implements kernels.Peer.
+func (p *fakePeer) Push(push *kernels.Push) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return errors.New("fake GPU: push to a closed peer")
+	}
+	own, theirs := p.g.view, p.to
+	for _, b := range push.Blocks {
+		if !own.has(push.FirstLayer, b.Src) || !theirs.has(push.FirstLayer+push.Layers-1, b.Dst) {
+			return fmt.Errorf("fake GPU: push of layer %d, blocks %+v: out of range", push.FirstLayer, b)
+		}
+	}
+	if push.Line < 0 || push.Line >= kernels.FlagLines {
+		return fmt.Errorf("fake GPU: line %d", push.Line)
+	}
+	p.g.use(push.Blocks, 1)
+	f := fakePush{*push, make(chan struct{})}
+	f.Blocks = slices.Clone(push.Blocks)
+	p.last = f.over
+	p.pushes <- f
+	return nil
+}
+
+func (g *FakeGPU) use(blocks []kernels.BlockPair, n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, b := range blocks {
+		if g.busy[b.Src] += n; g.busy[b.Src] == 0 {
+			delete(g.busy, b.Src)
+		}
+	}
+}
+
+// run carries pushes out, one after the other.
+func (p *fakePeer) run() {
+	for f := range p.pushes {
+		half := p.g.layout.BlockBytes() / 2
+		time.Sleep(p.g.Delay / 2)
+		p.copy(&f, func(dst, src []byte) { copy(dst[:half], src) })
+		time.Sleep(p.g.Delay / 2)
+		p.copy(&f, func(dst, src []byte) { copy(dst[half:], src[half:]) })
+		for layer := f.FirstLayer; layer < f.FirstLayer+f.Layers; layer++ {
+			for _, b := range f.Blocks {
+				copy(p.to.note(layer, b.Dst), p.g.view.note(layer, b.Src))
+			}
+		}
+		if f.Value != 0 {
+			atomic.StoreUint64(flagOf(p.flags, f.Line), f.Value)
+		}
+		p.g.use(f.Blocks, -1)
+		close(f.over)
+	}
+}
+
+func (p *fakePeer) copy(f *fakePush, each func(dst, src []byte)) {
+	for layer := f.FirstLayer; layer < f.FirstLayer+f.Layers; layer++ {
+		for _, b := range f.Blocks {
+			each(p.to.block(layer, b.Dst), p.g.view.block(layer, b.Src))
+		}
+	}
+}
+
+// Drain implements kernels.Peer.
+func (p *fakePeer) Drain(ctx context.Context) error {
+	p.mu.Lock()
+	last := p.last
+	p.mu.Unlock()
+	if last == nil {
+		return nil
+	}
+	select {
+	case <-last:
+		return nil
+	case <-ctx.Done():
+		return kernels.ErrLate
+	}
+}
+
+// Close implements kernels.Peer.
+func (p *fakePeer) Close(ctx context.Context) error {
+	p.mu.Lock()
+	first := !p.closed
+	p.closed = true
+	p.mu.Unlock()
+	if first {
+		close(p.pushes)
+	}
+	if err := p.Drain(ctx); err != nil {
+		return err
+	}
+	p.stream.Wait()
+	if p.mapping == nil {
+		return nil
+	}
+	err := unix.Munmap(p.mapping)
+	p.mapping = nil
+	return err
+}
+
+var (
+	_ kernels.Exporter   = (*FakeGPU)(nil)
+	_ kernels.PeerOpener = (*FakeGPU)(nil)
+)

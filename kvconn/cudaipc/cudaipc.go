@@ -1,0 +1,79 @@
+// Package cudaipc is kvconn's transport between processes of one user on one
+// machine whose block pools lie in the memory of GPUs that reach each other:
+// unix sockets for what is said (kvconn/local), CUDA IPC for the rows.
+//
+// A receiver offers its pool on the first connection of a session: the device's
+// handle goes with the description of the pool, a memory file with flags as a
+// descriptor. The sender opens both, and its GPU then pushes the blocks of a
+// layer at once, with their digests, into the receiver's blocks. The last thing
+// that a push writes is its number, on the session's line of the flags: so the
+// receiver knows what has landed without a word from the sender's host, and
+// verifies it on its own GPU. What kvconn guarantees on top, and how its fence
+// holds over a mapping that cannot be taken back, is in its DESIGN.md, "Device
+// memory".
+//
+// GPUs are behind the interfaces of package kernels; the tests use
+// kerneltest.FakeGPU, whose pushes are slow copies on another goroutine.
+package cudaipc
+
+import (
+	"net"
+	"sync"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/local"
+)
+
+// ErrUnsupported is what New's error is where the kernel lacks what is needed.
+var ErrUnsupported = local.ErrUnsupported
+
+// Name is the transport's name and the scheme of its addresses.
+const Name = "cudaipc"
+
+// New makes a transport that offers the pool of ours and opens peers' pools with
+// opener: of a worker, both are its backend.
+func New(ours kernels.Exporter, opener kernels.PeerOpener) (kvconn.Transport, error) {
+	d := &device{ours: ours, opener: opener}
+	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c, d} })
+}
+
+// device is both halves of this process's GPU.
+type device struct {
+	ours   kernels.Exporter
+	opener kernels.PeerOpener
+
+	mu    sync.Mutex
+	taken [kernels.FlagLines]bool // lines of the flags that a peer may set
+}
+
+// line reserves a line for a peer; false: a peer has each.
+func (d *device) line() (int, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for n := range d.taken {
+		if !d.taken[n] {
+			d.taken[n] = true
+			return n, true
+		}
+	}
+	return 0, false
+}
+
+// free gives a line back that nobody can be setting any more. One that cannot
+// be cleared stays taken: the next peer's pushes would seem to have landed.
+func (d *device) free(n int) error {
+	if err := d.ours.ClearFlag(n); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.taken[n] = false
+	return nil
+}
+
+// conn is one end of a connection.
+type conn struct {
+	*local.Conn
+	d *device
+}

@@ -1,0 +1,172 @@
+//go:build linux
+
+package cudaipc_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/kerneltest"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/cudaipc"
+	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// TestMain lets more cases run at once than there are cores: the suite's cases
+// wait for deadlines, they do not compute.
+func TestMain(m *testing.M) {
+	if kvconntest.Child(factory) {
+		return
+	}
+	flag.Parse()
+	flag.Set("test.parallel", "24")
+	os.Exit(m.Run())
+}
+
+// layout is the suite's.
+var layout = kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}
+
+var factory = kvconntest.Factory{Device: pair, Shrink: 2}
+
+// fake is a device as the suite knows one.
+type fake struct {
+	*kerneltest.FakeGPU
+	blocks int
+}
+
+func (g fake) Shared() *kvconn.Shared { return kvconn.DevicePool(kvconntest.Layout(), g.blocks) }
+
+func (g fake) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
+	landed := make([]kernels.Landed, len(blocks))
+	for i, b := range blocks {
+		landed[i] = kernels.Landed{Layer: layer, Block: b.Block, FirstPos: b.FirstPos, Rows: b.Rows}
+	}
+	return g.Verify(ctx, landed)
+}
+
+func newFake(t testing.TB, blocks int) fake {
+	g, err := kerneltest.NewFakeGPU(layout, blocks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return fake{g, blocks}
+}
+
+// pair is a transport between two fake GPUs whose pushes take a while.
+func pair(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
+	r, s := newFake(t, kvconntest.ReceiverBlocks), newFake(t, kvconntest.SenderBlocks)
+	s.Delay = time.Millisecond
+	tr, err := cudaipc.New(r, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr, kvconntest.GPUs{Receiver: r, Sender: s}
+}
+
+// TestPushed is the suite with rows that the sender's device pushes.
+func TestPushed(t *testing.T) { kvconntest.Run(t, factory) }
+
+// TestProcesses kills and stops real processes at every step. A fake GPU's
+// pushes stop with its process.
+func TestProcesses(t *testing.T) {
+	t.Parallel()
+	kvconntest.Processes(t, factory)
+}
+
+// once is a ticket's whole life between two fakes; spoil may change them.
+func once(t *testing.T, spoil func(r, s fake), tune func(r, s *kvconn.Config), do func(w *kvconntest.World, s fake)) {
+	r, s := newFake(t, kvconntest.ReceiverBlocks), newFake(t, kvconntest.SenderBlocks)
+	if spoil != nil {
+		spoil(r, s)
+	}
+	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
+		tr, err := cudaipc.New(r, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tr, kvconntest.GPUs{Receiver: r, Sender: s}
+	}}
+	w := f.World(t, tune)
+	do(w, s)
+	w.Close()
+}
+
+// A peer whose device cannot reach ours refuses the session and says why, so
+// that another way is taken.
+func TestNoAccess(t *testing.T) {
+	once(t, func(_, s fake) {
+		s.Refuse = fmt.Errorf("%w: GPU 0 and 1", kernels.ErrNoPeerAccess)
+	}, nil, func(w *kvconntest.World, _ fake) {
+		_, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+		if kvconn.OutcomeOf(err, "") != ticket.Refused || !strings.Contains(err.Error(), "GPU 0 and 1") {
+			t.Errorf("opened: %v", err)
+		}
+	})
+}
+
+// The fence: a revoke that comes while the peer's device writes returns when it
+// has stopped. The blocks then get other rows, and keep them.
+func TestRevokeWaitsForThePush(t *testing.T) {
+	once(t, func(_, s fake) { s.Delay = 200 * time.Millisecond }, nil, func(w *kvconntest.World, s fake) {
+		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
+			if o.Accept(src) == nil {
+				o.Push(0, []int{0, 1, 2})
+				<-ctx.Done()
+			}
+		}
+		for n := range 3 {
+			session, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec := w.Spec("revoked", int32(n), 12, 4*n)
+			in, err := session.Request(t.Context(), spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for !s.Pushing() { // its device has begun
+				runtime.Gosched()
+			}
+			if err := in.Revoke(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if s.Pushing() {
+				t.Error("revoked, and the peer's device writes")
+			}
+			w.Pool.Reclaim(spec.Dest) // Close finds what is written there after this
+		}
+	})
+}
+
+// A block is looked at when its push has landed, also by a peer that has another
+// one's line of the flags: no digest is ever wrong.
+func TestNothingIsBelievedBeforeItLands(t *testing.T) {
+	slow := func(_, s fake) { s.Delay = 60 * time.Millisecond }
+	idle := func(r, _ *kvconn.Config) { r.IdleTimeout = r.KeepAlive }
+	once(t, slow, idle, func(w *kvconntest.World, _ fake) {
+		for n := range 3 {
+			if err := w.Fetch(t.Context(), w.Spec("again", int32(n), 18, 8*n)); err != nil {
+				t.Fatal(err)
+			}
+			for w.Value(w.RMetrics, "xpyd_kvconn_mapped_pools", "") > 0 { // the session ends
+				time.Sleep(time.Millisecond)
+			}
+		}
+		if n := w.Value(w.RMetrics, "xpyd_kvconn_corrupt_units_total", ""); n > 0 {
+			t.Errorf("%v blocks were looked at too early", n)
+		}
+	})
+}

@@ -1,0 +1,71 @@
+package cudaipc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/local"
+)
+
+var (
+	_ kvconn.SharedConn  = (*conn)(nil)
+	_ kvconn.PrivateConn = (*conn)(nil)
+)
+
+// Offer implements kvconn.SharedConn.
+func (c *conn) Offer(s *kvconn.Shared) (kvconn.Hold, []byte, error) {
+	if !s.Device {
+		return nil, nil, nil
+	}
+	e, err := c.d.ours.Export()
+	if err != nil {
+		return nil, nil, fmt.Errorf("cudaipc: %w", err)
+	}
+	line, ok := c.d.line()
+	if !ok {
+		return nil, nil, errors.New("cudaipc: peers have every line of the flags")
+	}
+	h, err := c.Lend(e.FD)
+	if err != nil {
+		return nil, nil, errors.Join(err, c.d.free(line))
+	}
+	g := grant{line: line, epoch: s.Epoch, flagBytes: e.Bytes, blockBytes: s.Layers[0].Stride,
+		blocks: s.Blocks, layers: len(s.Layers), handle: e.Handle}
+	return &hold{Hold: h, d: c.d, line: line}, g.encode(), nil
+}
+
+// hold is a peer's hold of our pool, and its line of our flags.
+type hold struct {
+	*local.Hold
+	d    *device
+	line int
+	gone atomic.Bool // the peer is: the line may be another's
+}
+
+var _ kvconn.DeviceHold = (*hold)(nil)
+
+var errGone = errors.New("cudaipc: the peer has let go of the pool")
+
+// Wait implements kvconn.Hold. The line is free again with the proof, and not
+// before: a device may set a flag for as long as it may write.
+func (h *hold) Wait(ctx context.Context) error {
+	if err := h.Hold.Wait(ctx); err != nil {
+		return err
+	}
+	if h.gone.Swap(true) {
+		return nil
+	}
+	return h.d.free(h.line)
+}
+
+// Landed implements kvconn.DeviceHold.
+func (h *hold) Landed(ctx context.Context, number uint64) error {
+	err := h.d.ours.AwaitFlag(ctx, h.line, number)
+	if h.gone.Load() { // what was read may be another peer's
+		return errGone
+	}
+	return err
+}

@@ -1,0 +1,114 @@
+package cudaipc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/local"
+)
+
+// Map implements kvconn.SharedConn: it opens the peer's pool on our device.
+func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
+	g, err := decodeGrant(b)
+	if err == nil {
+		err = g.describes(s)
+	}
+	if err != nil {
+		return nil, err
+	}
+	t, err := c.Take()
+	if err != nil {
+		return nil, err
+	}
+	flags, err := t.Map(g.flagBytes)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cudaipc: flags: %w", err), t.End())
+	}
+	peer, err := c.d.opener.OpenPeer(g.handle, flags)
+	if err != nil {
+		return nil, errors.Join(err, unix.Munmap(flags), t.End())
+	}
+	return &window{peer: peer, line: g.line, flags: flags, lent: t}, nil
+}
+
+// window is the peer's pool in our device's reach.
+type window struct {
+	peer  kernels.Peer
+	line  int
+	flags []byte
+	lent  local.Taken
+
+	mu       sync.Mutex // also keeps pushes in the order of their numbers
+	launched uint64
+	drained  uint64
+	closed   bool
+}
+
+var _ kvconn.DeviceWindow = (*window)(nil)
+
+// Push implements kvconn.DeviceWindow.
+func (w *window) Push(layer int, moves []kvconn.Move) (uint64, error) {
+	pairs := make([]kernels.BlockPair, len(moves))
+	for i, m := range moves {
+		pairs[i] = kernels.BlockPair{Src: m.From, Dst: m.To}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	number := w.launched + 1
+	if err := w.peer.Push(&kernels.Push{FirstLayer: layer, Layers: 1, Blocks: pairs, Line: w.line, Value: number}); err != nil {
+		return 0, err
+	}
+	w.launched = number
+	return number, nil
+}
+
+// patience is for the device, asked for one drain or close. A drain that takes
+// longer is asked for again: nothing but its end proves anything.
+const patience = 10 * time.Second
+
+// Await implements kvconn.DeviceWindow.
+func (w *window) Await(number uint64) error {
+	for {
+		w.mu.Lock()
+		over, launched := number <= w.drained, w.launched
+		w.mu.Unlock()
+		if over {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		err := w.peer.Drain(ctx)
+		cancel()
+		switch {
+		case err == nil:
+			w.mu.Lock()
+			w.drained = max(w.drained, launched)
+			w.mu.Unlock()
+		case !errors.Is(err, kernels.ErrLate):
+			return err
+		}
+	}
+}
+
+// Close implements kvconn.Window. The peer hears of the end after its pool is
+// unmapped; if that fails, it must go on believing that we could write.
+func (w *window) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := w.peer.Close(ctx); err != nil {
+		return fmt.Errorf("cudaipc: close the peer's pool: %w", err)
+	}
+	w.closed = true
+	return errors.Join(unix.Munmap(w.flags), w.lent.End())
+}

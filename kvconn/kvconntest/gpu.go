@@ -1,0 +1,176 @@
+package kvconntest
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/xpyd/xpyd/kvconn"
+)
+
+// GPU is one end's pool in a device's memory: of a fake device, whose memory the
+// tests can look at.
+type GPU interface {
+	// Shared describes the pool, whose Rows are all its memory.
+	Shared() *kvconn.Shared
+	Rows() []byte
+	// Append writes a block's rows from 0 on, with their digests, as a step does.
+	Append(layer int, block int32, firstPos, rows int, packed []byte)
+	VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) (good []bool, err error)
+	Busy(block int32) bool        // a push under way reads it
+	Spoil(layer int, block int32) // flips a bit when it has landed, before it is verified
+}
+
+// GPUs are the two ends' pools, for the Layout of this package; ReceiverBlocks
+// and SenderBlocks are their sizes.
+type GPUs struct{ Receiver, Sender GPU }
+
+// Sizes of the two pools of a world.
+const (
+	ReceiverBlocks = 256
+	SenderBlocks   = 1024
+)
+
+// transport makes what is under test, and notes the pools that belong to it.
+func (f Factory) transport(t testing.TB) (g Factory, tr kvconn.Transport, addr string) {
+	if f.Device == nil {
+		tr, addr = f.New(t)
+		return f, tr, addr
+	}
+	tr, f.gpus = f.Device(t)
+	return f, tr, ""
+}
+
+// World is one world of the factory's, for cases of a transport's own.
+func (f Factory) World(t testing.TB, tune func(r, s *kvconn.Config)) *World {
+	t.Helper()
+	f.Shrink, f.stretch = max(f.Shrink, 1), 1
+	f, tr, addr := f.transport(t)
+	return newWorld(t, tr, addr, f, tune)
+}
+
+// shares tells whether the sender writes into the receiver's blocks.
+func (f Factory) shares() bool { return f.Memory != nil || f.Device != nil }
+
+// ShareGPU makes the device's memory the pool's.
+func (p *Pool) ShareGPU(g GPU) *kvconn.Shared {
+	d := g.Shared()
+	for _, l := range d.Layers {
+		p.layers = append(p.layers, int(l.Offset))
+	}
+	p.gpu, p.shared, p.idle = g, g.Rows(), map[poolKey]bool{}
+	return d
+}
+
+// VerifyPushed implements kvconn.DeviceSink.
+func (s *poolSink) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
+	good, err := s.p.gpu.VerifyPushed(ctx, layer, blocks)
+	if err != nil {
+		return nil, err
+	}
+	s.p.mu.Lock()
+	defer s.p.mu.Unlock()
+	for i, b := range blocks {
+		if !good[i] {
+			continue
+		}
+		s.p.stores++
+		s.p.held(s, b.Block)
+		s.p.data[poolKey{layer, b.Block}] = s.p.packed(poolKey{layer, b.Block}, b.Rows)
+	}
+	return good, nil
+}
+
+// packed copies the first rows of a shared block; needs mu.
+func (p *Pool) packed(k poolKey, rows int) []byte {
+	g, _ := p.layout.Group(k.layer)
+	block, out := p.block(k), make([]byte, 0, g.PackedBytes(rows))
+	for part := range 2 * g.KVHeads {
+		out = append(out, block[part*p.layout.BlockTokens*g.RowBytes:][:rows*g.RowBytes]...)
+	}
+	return out
+}
+
+// gpuBlocks hands out the blocks of the sender's device.
+type gpuBlocks struct {
+	gpu GPU
+
+	mu   sync.Mutex
+	free []int32
+}
+
+func newGPUBlocks(g GPU) *gpuBlocks {
+	if g == nil {
+		return nil
+	}
+	b := &gpuBlocks{gpu: g}
+	for n := range int32(SenderBlocks) {
+		b.free = append(b.free, n)
+	}
+	return b
+}
+
+func (b *gpuBlocks) take() (int32, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.free) == 0 {
+		return 0, false
+	}
+	n := b.free[0]
+	b.free = b.free[1:]
+	return n, true
+}
+
+// give takes a block back, which gets the rows of another prompt.
+func (b *gpuBlocks) give(l kvconn.Layout, block int32) {
+	for layer := range l.Layers() {
+		rows := make([]byte, l.RowsBytes(layer, l.BlockTokens))
+		for i := range rows {
+			rows[i] = byte(block)
+		}
+		b.gpu.Append(layer, block, 0, l.BlockTokens, rows)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.free = append(b.free, block)
+}
+
+// Block implements kvconn.BlockSource: of a world with GPUs, whose pool gets the
+// rows when they are first asked for.
+func (s *Source) Block(layer, index, firstPos, rows int) (int32, bool) {
+	if s.pool == nil {
+		return 0, false
+	}
+	s.mu.Lock()
+	if s.freed {
+		s.misuse++
+	}
+	block, ok := s.blocks[index]
+	if !ok {
+		if block, ok = s.pool.take(); !ok {
+			s.mu.Unlock()
+			return 0, false
+		}
+		s.blocks[index] = block
+	}
+	s.mu.Unlock()
+	g, _ := s.Layout.Group(layer)
+	packed := make([]byte, g.PackedBytes(rows))
+	if err := s.Load(layer, index, firstPos, rows, packed, make([]uint64, g.KVHeads)); err != nil {
+		return 0, false // Load will be asked, and say so
+	}
+	s.pool.gpu.Append(layer, block, firstPos, rows, packed)
+	return block, true
+}
+
+// giveBack frees the device's blocks; needs mu. One that a push still reads is
+// misuse.
+func (s *Source) giveBack() {
+	for index, block := range s.blocks {
+		if s.pool.gpu.Busy(block) {
+			s.misuse++
+		}
+		s.pool.give(s.Layout, block)
+		delete(s.blocks, index)
+	}
+}

@@ -1,0 +1,199 @@
+package kvconn
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// DeviceWindow is offered memory that a device of the sender's writes to by
+// itself, digests included. Its methods may be called from any goroutine.
+type DeviceWindow interface {
+	Window
+	// Push begins to copy blocks of one layer of our pool, whole and with their
+	// digests, into the peer's blocks, all at once, and returns without waiting
+	// for it. Pushes are carried out one after the other in the order of their
+	// numbers, which rise. The peer has a Hold that tells it what has landed.
+	Push(layer int, moves []Move) (number uint64, err error)
+	// Await returns when this push and all before it are over: nothing of ours
+	// reads or writes for them any more. It is bounded by the device's own speed.
+	Await(number uint64) error
+}
+
+// Move is one block's way into the peer's pool: Rows of it are filled.
+type Move struct {
+	From, To int32
+	Rows     int
+}
+
+// BlockSource is a Source whose blocks a device can push from where they lie.
+//
+// Block names the block of our pool that holds these positions of one layer and
+// no others; ok == false means Load is to be used. It must keep its rows until
+// the ticket's fence is quiet. Calls may be concurrent.
+type BlockSource interface {
+	Source
+	Block(layer, index, firstPos, rows int) (block int32, ok bool)
+}
+
+// maxPushes is how many pushes of one session may be under way before its bulk
+// writers wait for the device.
+const maxPushes = 64
+
+// inFlight is one push that the device has been told of. The ticket's fence is
+// entered for it.
+type inFlight struct {
+	g      *Outgoing
+	number uint64
+}
+
+// push has the device push units, those of a layer at once, and sends the
+// notices that say so, without waiting for the device; it returns the units that
+// have to be sent. The caller is inside the ticket's fence; push leaves it while
+// it writes frames. inside says whether it could come back.
+func (w *bulkWriter) push(g *Outgoing, units []uint32) (rest []uint32, inside bool, err error) {
+	rest, inside = units[:0], true
+	blocks := len(g.t.Dest)
+	for at := 0; at < len(units); {
+		layer := int(units[at]) / blocks
+		w.moves, w.heads = w.moves[:0], w.heads[:0]
+		for ; at < len(units) && int(units[at])/blocks == layer; at++ {
+			d := w.describe(g, units[at])
+			if m, ok := g.move(&d); ok {
+				w.moves, w.heads = append(w.moves, m), append(w.heads, d.unitHead)
+			} else {
+				rest = append(rest, units[at])
+			}
+		}
+		if len(w.moves) == 0 {
+			continue
+		}
+		number, err := w.p.launch(g, layer, w.moves)
+		if err != nil {
+			return nil, true, &loadError{err}
+		}
+		g.fence.leave()
+		err = w.notices(g, number)
+		if inside = g.fence.enter(); err != nil || !inside {
+			return nil, inside, err
+		}
+	}
+	return rest, true, nil
+}
+
+// move finds the two ends of a unit that a device can push: a block that looks
+// alike at both.
+func (g *Outgoing) move(d *departure) (Move, bool) {
+	src, ok := g.src.(BlockSource)
+	if !ok || !g.shapes[d.Layer].same {
+		return Move{}, false
+	}
+	block, ok := src.Block(int(d.Layer), int(d.Index), int(d.Index)*g.layout.BlockTokens, int(d.Rows))
+	return Move{From: block, To: d.Block, Rows: int(d.Rows)}, ok
+}
+
+// launch begins a push and has its end awaited; the caller is inside g's fence.
+func (p *sender) launch(g *Outgoing, layer int, moves []Move) (uint64, error) {
+	if !g.fence.enter() { // for the push itself
+		return 0, errRevoked
+	}
+	p.mu.Lock()
+	g.inflight++
+	p.mu.Unlock()
+	number, err := p.pool.device.Push(layer, moves)
+	if err != nil {
+		p.landed(g)
+		return 0, fmt.Errorf("push layer %d: %w", layer, err)
+	}
+	p.pushes <- inFlight{g, number}
+	return number, nil
+}
+
+// landed settles one push that is over.
+func (p *sender) landed(g *Outgoing) {
+	p.mu.Lock()
+	g.inflight--
+	g.mark()
+	p.mu.Unlock()
+	g.fence.leave()
+}
+
+// drain awaits the pushes of a session, until there will be no more.
+func (p *sender) drain() {
+	for f := range p.pushes {
+		if err := p.pool.device.Await(f.number); err != nil {
+			f.g.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("push: %w", err), true)
+		}
+		p.landed(f.g)
+	}
+}
+
+// notices tells the receiver of the blocks of one push.
+func (w *bulkWriter) notices(g *Outgoing, number uint64) error {
+	bytes := g.shapes[w.heads[0].Layer].row
+	for at := 0; at < len(w.heads); {
+		w.buf = w.buf[:0]
+		m := &landing{Ticket: g.t.ID, Tag: g.tag, Number: number, Layer: w.heads[at].Layer}
+		size := 0
+		for ; at < len(w.heads) && len(m.Blocks) < maxPushed && size < placeTurns*w.p.cfg.BatchBytes; at++ {
+			h := &w.heads[at]
+			m.Blocks = append(m.Blocks, pushedBlock{h.Index, h.Block, h.Generation})
+			size += bytes * int(h.Rows)
+		}
+		if err := w.f.write(w.f.frame(w.buf, m)); err != nil {
+			return err
+		}
+		w.p.side.units.Add(float64(len(m.Blocks)))
+		w.p.side.bytes.Add(float64(size))
+	}
+	return nil
+}
+
+// landing says that blocks of one layer are on their way into the receiver's
+// device memory, where they are, with their digests, once the push of that
+// number has landed. Its checksum covers the whole body.
+type landing struct {
+	Ticket, Tag uint64
+	Number      uint64
+	Layer       uint32
+	Blocks      []pushedBlock // 1 .. maxPushed
+}
+
+type pushedBlock struct {
+	Index      uint32
+	Block      int32
+	Generation uint32
+}
+
+// maxPushed keeps the frame inside the bound of its type.
+const maxPushed = 4096
+
+func (m *landing) kind() frameType { return typePushed }
+
+func (m *landing) append(b []byte) []byte {
+	b = slices.Grow(b, 32+12*len(m.Blocks))
+	b = putU32(putU64(putU64(putU64(b, m.Ticket), m.Tag), m.Number), m.Layer)
+	b = putU32(b, uint32(len(m.Blocks)))
+	for _, u := range m.Blocks {
+		b = putU32(putU32(putU32(b, u.Index), uint32(u.Block)), u.Generation)
+	}
+	return b
+}
+
+func decodeLanding(b []byte) (*landing, error) {
+	c := &cursor{b: b}
+	m := &landing{Ticket: c.u64(), Tag: c.u64(), Number: c.u64(), Layer: c.u32()}
+	n := c.count(12, maxPushed)
+	if c.err == nil && n == 0 {
+		c.err = errEmpty
+	}
+	m.Blocks = make([]pushedBlock, n)
+	for i := range m.Blocks {
+		m.Blocks[i] = pushedBlock{c.u32(), int32(c.u32()), c.u32()}
+	}
+	if err := c.end(); err != nil {
+		return nil, fmt.Errorf("pushed: %w", err)
+	}
+	return m, nil
+}
