@@ -129,6 +129,24 @@ func pool(used float64, bytes int64) string {
 	return text
 }
 
+// gpu is what a GPU says of itself; what it leaves out is left out.
+func gpu(g fleet.GPU) string {
+	if g == (fleet.GPU{}) {
+		return "-"
+	}
+	parts := []string{fmt.Sprintf("%.0f%%", 100*g.Busy)}
+	if g.MemoryTotal > 0 {
+		parts = append(parts, fmt.Sprintf("%.0f/%.0f GiB", float64(g.MemoryUsed)/(1<<30), float64(g.MemoryTotal)/(1<<30)))
+	}
+	if g.Watts > 0 {
+		parts = append(parts, fmt.Sprintf("%.0f W", g.Watts))
+	}
+	if g.Celsius > 0 {
+		parts = append(parts, fmt.Sprintf("%.0f °C", g.Celsius))
+	}
+	return strings.Join(parts, " ")
+}
+
 func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 	ready := "ready"
 	if !s.Ready {
@@ -140,7 +158,7 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 	}
 	fmt.Fprintf(w, "%s; nats %s\n\n", ready, nats)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "ID\tROLE\tSTATE\tFOR\tMODEL\tRUN\tWAIT\tKV\tURL\tBUILD\tNOTE")
+	fmt.Fprintln(t, "ID\tROLE\tSTATE\tFOR\tMODEL\tRUN\tWAIT\tKV\tGPU\tURL\tBUILD\tNOTE")
 	for i := range s.Instances {
 		m := &s.Instances[i]
 		state, note := string(m.State), m.Reason
@@ -171,8 +189,8 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 		if m.Convert {
 			note = strings.TrimPrefix(note+"; kv.convert: allow", "; ")
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%v\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", m.ID, m.Role, state, now.Sub(m.Since).Round(time.Second),
-			m.Model, m.Load.Running, m.Load.Waiting, pool(m.Load.KVUsed, m.KVBytes), m.URL, m.Build, note)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%v\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", m.ID, m.Role, state, now.Sub(m.Since).Round(time.Second),
+			m.Model, m.Load.Running, m.Load.Waiting, pool(m.Load.KVUsed, m.KVBytes), gpu(m.Load.GPU), m.URL, m.Build, note)
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
 )
 
 // TestStatusBreaker: the table says which workers get no requests, until when
@@ -105,6 +107,18 @@ func TestAdminTLS(t *testing.T) {
 func TestPool(t *testing.T) {
 	for want, bytes := range map[string]int64{"12%": 0, "12% of 1 MiB": 4096, "12% of 256 MiB": 256 << 20, "12% of 36.5 GiB": 73 << 29} {
 		if got := pool(0.12, bytes); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestGPU(t *testing.T) {
+	for want, g := range map[string]fleet.GPU{
+		"-":                         {},
+		"87% 61/80 GiB 540 W 63 °C": {Busy: 0.87, MemoryUsed: 61 << 30, MemoryTotal: 80 << 30, Watts: 540.2, Celsius: 63},
+		"5%":                        {Busy: 0.05},
+	} {
+		if got := gpu(g); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}

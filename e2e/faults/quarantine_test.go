@@ -69,6 +69,7 @@ func TestFaultsQuarantine(t *testing.T) {
 	}
 	procs[victim].Signal(syscall.SIGCONT)
 	cluster.Wait(t, 30*time.Second, "the quarantine is over", func() error { return quarantined(r, false) })
+	r.WaitServing(t, 30*time.Second, 2, 1) // else its ledger is not asked
 	cluster.Wait(t, 10*time.Second, "ledgers empty", r.Idle)
 	if out, _, _ := r.CLI(t, "status", "--ledger"); out != "nothing is held\n" {
 		t.Errorf("at rest: %q", out)

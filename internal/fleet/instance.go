@@ -28,6 +28,17 @@ type Load struct {
 	Waiting      int     `json:"waiting"`       // sequences queued
 	QueuedTokens int     `json:"queued_tokens"` // prompt tokens not yet computed
 	KVUsed       float64 `json:"kv_used"`       // 0..1 of the block pool, held
+	GPU          GPU     `json:"gpu,omitzero"`
+}
+
+// GPU is what a worker's GPU says of itself, whoever uses it; 0 is what it does
+// not say. Shown, never compared.
+type GPU struct {
+	Busy        float64 `json:"busy"` // 0..1 of the last moment
+	MemoryUsed  int64   `json:"memory_used"`
+	MemoryTotal int64   `json:"memory_total"`
+	Watts       float64 `json:"watts"`
+	Celsius     float64 `json:"celsius"`
 }
 
 // Instance is one worker's announcement.

@@ -32,14 +32,17 @@ type Config struct {
 	BlockTokens int `koanf:"block_tokens"` // positions a KV block
 	// KVMemory is the KV pool's size, used when blocks is 0. Auto is 256 MiB on
 	// the CPU; on a GPU what GPUMemory leaves beside weights and scratch.
-	KVMemory    config.AutoSize `koanf:"kv_memory"`
-	GPUMemory   float64         `koanf:"gpu_memory"`    // part of the GPU's memory that this process takes in all
-	Blocks      int             `koanf:"blocks"`        // blocks of the KV pool; 0: from kv_memory
-	MaxModelLen int             `koanf:"max_model_len"` // tokens, prompt and output; 0: what model and pool allow
-	MaxBatch    int             `koanf:"max_batch"`     // sequences a step
-	MaxWaiting  int             `koanf:"max_waiting"`   // requests that may queue
-	StepTokens  int             `koanf:"step_tokens"`   // tokens a step
-	MaxStepTime time.Duration   `koanf:"max_step_time"` // aim for a step with a prefill chunk
+	KVMemory  config.AutoSize `koanf:"kv_memory"`
+	GPUMemory float64         `koanf:"gpu_memory"` // part of the GPU's memory that this process takes in all
+	// BatchInvariant gives a prompt the same tokens whatever the batch, the chunks
+	// or the split, at some speed. On the CPU it is always so.
+	BatchInvariant bool          `koanf:"batch_invariant"`
+	Blocks         int           `koanf:"blocks"`        // blocks of the KV pool; 0: from kv_memory
+	MaxModelLen    int           `koanf:"max_model_len"` // tokens, prompt and output; 0: what model and pool allow
+	MaxBatch       int           `koanf:"max_batch"`     // sequences a step
+	MaxWaiting     int           `koanf:"max_waiting"`   // requests that may queue
+	StepTokens     int           `koanf:"step_tokens"`   // tokens a step
+	MaxStepTime    time.Duration `koanf:"max_step_time"` // aim for a step with a prefill chunk
 
 	MaxBody      config.Size   `koanf:"max_body"`      // bytes of a request body
 	ReadTimeout  time.Duration `koanf:"read_timeout"`  // for a whole request to arrive
@@ -153,6 +156,9 @@ func ValidTransport(key, v string) error {
 	return oneOf(key, v, transportAuto, transportTCP, transportSHM, transportIPC)
 }
 
+// ValidPeers checks a kv.peers that stands under key.
+func ValidPeers(key, v string) error { return oneOf(key, v, "on", "off") }
+
 // ValidStore checks a kv.store that stands under key, a sibling of host_memory.
 func ValidStore(key, url string, host config.Size) error {
 	if url == "" {
@@ -193,7 +199,7 @@ func (c *Config) Validate() error {
 	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {
 		return err
 	}
-	if err := oneOf("kv.peers", c.KV.Peers, "on", "off"); err != nil {
+	if err := ValidPeers("kv.peers", c.KV.Peers); err != nil {
 		return err
 	}
 	if err := c.KV.validTiers(); err != nil {

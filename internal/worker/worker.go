@@ -27,13 +27,13 @@ import (
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/gpustat"
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/internal/tier"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
-	"github.com/xpyd/xpyd/kernels/cuda"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/prefill"
 )
@@ -69,6 +69,7 @@ type Worker struct {
 	tok     *tokenizer.Tokenizer
 	longest int // bytes of the longest token
 	backend kernels.Backend
+	gpu     *gpustat.Poller   // nil: none, or nothing can be read
 	profile *profile.Profiler // of this process, and of the device where it has one
 	cache   *kvcache.Cache
 	tiers   *tier.Tiers // nil: none
@@ -153,11 +154,6 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	w.log.Info("worker is up", "id", w.identity.ID, "role", w.cfg.Role, "url", w.url, "kv", w.kvAddr, "model", w.served,
 		"device", w.backend.Info().Device, "simd", w.backend.Info().SIMD, "threads", w.backend.Info().Threads,
 		"blocks", w.backend.Blocks(), "block_tokens", layout.BlockTokens, "kv_memory", config.Size(w.poolBytes()).String(), "max_model_len", w.engine.MaxModelLen())
-	if b, ok := w.backend.(interface{ Memory() cuda.Memory }); ok {
-		m := b.Memory()
-		w.log.Info("GPU memory", "device", m.Device, "pci", m.PCI, "total_mib", m.Total>>20, "part", w.cfg.GPUMemory,
-			"weights_mib", m.Weights>>20, "scratch_mib", m.Scratch>>20, "kv_mib", m.Pool>>20, "kv_tokens", w.backend.Blocks()*layout.BlockTokens)
-	}
 	return nil
 }
 
@@ -182,6 +178,9 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 		return err
 	}
 	w.free("free the backend", func(context.Context) error { return w.backend.Close() })
+	if err := w.startGPU(); err != nil {
+		return err
+	}
 	device, _ := w.backend.(profile.Device)
 	w.profile = profile.New(device)
 	w.free("end the profile", func(context.Context) error { w.profile.Close(); return nil })
@@ -253,7 +252,7 @@ func (w *Worker) instance() fleet.Instance {
 
 func (w *Worker) currentLoad() fleet.Load {
 	s := w.engine.Stats()
-	return fleet.Load{Running: s.Running, Waiting: s.Waiting, QueuedTokens: s.QueuedTokens, KVUsed: s.KVUsed}
+	return fleet.Load{Running: s.Running, Waiting: s.Waiting, QueuedTokens: s.QueuedTokens, KVUsed: s.KVUsed, GPU: w.gpuLoad()}
 }
 
 // Instance is what the worker announces.

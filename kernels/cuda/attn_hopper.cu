@@ -14,6 +14,12 @@
 // Items are taken from a counter, the longest first; which CTA has one does
 // not change its result.
 //
+// A row's result is a function of its position and of the rows at and before it:
+// tiles of positions are aligned and taken from its own downwards, and what a
+// tile has after it, or a tile has beside it, adds nothing. So the same code also
+// decodes where that is promised (DECODE, batch_invariant): an item is then one
+// row of a sequence and the query heads of one KV head, as the rows of a tile.
+//
 // Needs blocks of a multiple of 16 positions; attn_prefill.cu has the others.
 // Oracle: probe/probe.cu against a double-precision sum, and kernels/cpu.
 #include <type_traits>
@@ -32,17 +38,27 @@ template <int D> struct Smem {
 
 struct Item {
   xk_tile tile;
-  int head, last; // last: the K tile of the last query
+  int head, last; // of the queries, DECODE: of K and V; last: the K tile of the last query
 };
 
-struct Order { // of items: sections of heads whose K and V fit in L2 together, in it the longest first
-  int n_tiles, heads; // heads of a section
-  __device__ Item item(int i, const xk_tile *tiles) const {
+// Of items: sections of heads whose K and V fit in L2 together, in it the longest
+// first; DECODE: as they come.
+template <bool DECODE> struct Order {
+  const Attention &a;
+  const xk_tile *tiles;
+  const int32_t *rows; // DECODE, instead of tiles
+  int n_tiles, heads;  // heads of a section
+  __device__ Item item(int i) const {
     int size = n_tiles * heads, section = i / size, r = i - section * size;
     Item it;
-    it.tile = tiles[r / heads];
+    if constexpr (DECODE) {
+      int row = rows[r / heads], pos = a.positions[row];
+      it.tile = {row, pos >= 0, max(pos, 0), a.tables[row]}; // padding: no rows, no positions
+    } else {
+      it.tile = tiles[r / heads];
+    }
     it.head = section * heads + r % heads;
-    it.last = (it.tile.pos + it.tile.n - 1) / N;
+    it.last = max(it.tile.pos + it.tile.n - 1, 0) / N;
     return it;
   }
 };
@@ -61,10 +77,10 @@ __device__ __forceinline__ void stay(float sum) {
 }
 
 // What the producer warps share: one copies Q and K, the other V.
-template <int D> struct Source {
+template <int D, bool DECODE> struct Source {
   const Attention &a;
   const Pool &p;
-  Order order;
+  Order<DECODE> order;
   const CUtensorMap *kv_map;
   int row0, rows; // of the layer, and of the whole pool
 
@@ -73,7 +89,7 @@ template <int D> struct Source {
   __device__ __forceinline__ int find(const Item &item, int n, int value, int lane) const {
     int pos = n * N + lane % 8 * RUN;
     if (n < 0 || pos >= item.tile.pos + item.tile.n) return rows / 8; // past the pool: zeros
-    int b = p.bt.div(pos), kv_head = item.head / (a.heads / p.kv_heads);
+    int b = p.bt.div(pos), kv_head = DECODE ? item.head : item.head / (a.heads / p.kv_heads);
     int block = __ldg(a.tail + item.tile.table + b);
     return (row0 + ((block * 2 + value) * p.kv_heads + kv_head) * p.bt.d + pos - b * p.bt.d) / 8;
   }
@@ -88,7 +104,7 @@ template <int D> struct Source {
   }
 };
 
-template <int D> static __device__ __forceinline__ void produce_qk(Smem<D> &m, const Source<D> &s, const xk_tile *tiles, int items, unsigned *work, const CUtensorMap *q_map) {
+template <int D, bool DECODE> static __device__ __forceinline__ void produce_qk(Smem<D> &m, const Source<D, DECODE> &s, int items, unsigned *work, const CUtensorMap *q_map) {
   int lane = threadIdx.x % 32, it = 0; // it: K tiles so far
   for (int w = 0;; w++) {
     int index = 0, buffer = w % 2;
@@ -103,11 +119,13 @@ template <int D> static __device__ __forceinline__ void produce_qk(Smem<D> &m, c
       }
       return;
     }
-    Item item = s.order.item(index, tiles);
+    Item item = s.order.item(index);
     if (lane == 0) {
       m.item[buffer] = index;
       mbar_expect(&m.q_full[buffer], M * D * 2);
-      for (int h = 0; h < D / 64; h++) tma_load(m.q[buffer] + h * M * 64, q_map, &m.q_full[buffer], item.head * D + h * 64, item.tile.row);
+      int column = DECODE ? 0 : item.head * D, row = item.tile.row;
+      if constexpr (DECODE) row = row * (s.a.heads + 2 * s.p.kv_heads) + item.head * (s.a.heads / s.p.kv_heads); // a row of the map is a head's
+      for (int h = 0; h < D / 64; h++) tma_load(m.q[buffer] + h * M * 64, q_map, &m.q_full[buffer], column + h * 64, row);
     }
     int found = s.find(item, item.last, 0, lane);
     for (int n = item.last; n >= 0; n--, it++) {
@@ -118,7 +136,7 @@ template <int D> static __device__ __forceinline__ void produce_qk(Smem<D> &m, c
   }
 }
 
-template <int D> static __device__ __forceinline__ void produce_v(Smem<D> &m, const Source<D> &s, const xk_tile *tiles) {
+template <int D, bool DECODE> static __device__ __forceinline__ void produce_v(Smem<D> &m, const Source<D, DECODE> &s) {
   int lane = threadIdx.x % 32, it = 0;
   for (int w = 0;; w++) {
     int buffer = w % 2;
@@ -127,7 +145,7 @@ template <int D> static __device__ __forceinline__ void produce_v(Smem<D> &m, co
     if (index < 0) return;
     __syncwarp();
     if (lane == 0) mbar_arrive(&m.q_empty[buffer]);
-    Item item = s.order.item(index, tiles);
+    Item item = s.order.item(index);
     int found = s.find(item, item.last, 1, lane);
     for (int n = item.last; n >= 0; n--, it++) {
       int next = s.find(item, n - 1, 1, lane);
@@ -137,8 +155,8 @@ template <int D> static __device__ __forceinline__ void produce_v(Smem<D> &m, co
   }
 }
 
-template <int D>
-static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, const xk_tile *tiles, Order order) {
+template <int D, bool DECODE>
+static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, int group, Order<DECODE> order) {
   int wg = __shfl_sync(~0u, int(threadIdx.x) / 128, 0) - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const float scale = a.scale * 1.4426950408889634f;
   const int turn = 1 + wg, other = 2 - wg, mine = 3 + wg; // named barriers
@@ -149,10 +167,10 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, c
     mbar_wait(&m.q_full[buffer], (w / 2) & 1);
     int index = m.item[buffer];
     if (index < 0) return;
-    Item item = order.item(index, tiles);
+    Item item = order.item(index);
     int length = item.tile.pos + item.tile.n;
     int row = wg * 64 + warp * 16 + g; // and row + 8
-    int first = item.tile.pos + wg * 64;
+    int first = item.tile.pos + (DECODE ? 0 : wg * 64);
     uint32_t q[D / 4];
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
@@ -175,7 +193,7 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, c
     auto mask = [&](int n) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        int most = item.tile.pos + row + 8 * h - n * N - 2 * t;
+        int most = item.tile.pos + (DECODE ? 0 : row + 8 * h) - n * N - 2 * t;
 #pragma unroll
         for (int i = 0; i < 16; i++)
 #pragma unroll
@@ -299,7 +317,8 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, c
     for (int i = 0; i < 16 * PARTS / 32; i++) {
       int r = wg * 64 + warp * 16 + (i * 32 + lane) / PARTS, part = lane % PARTS;
       uint4 v = *reinterpret_cast<uint4 *>(rows + (part / 8) * M * 128 + r * 128 + ((part % 8) ^ (r & 7)) * 16);
-      if (r < item.tile.n) *reinterpret_cast<uint4 *>(a.out + (int64_t(item.tile.row + r) * a.heads + item.head) * D + part * 8) = v;
+      int64_t to = DECODE ? int64_t(item.tile.row) * a.heads + item.head * group + r : int64_t(item.tile.row + r) * a.heads + item.head;
+      if (r < (DECODE ? item.tile.n * group : item.tile.n)) *reinterpret_cast<uint4 *>(a.out + to * D + part * 8) = v;
     }
     fence_async_shared();
     __syncwarp();
@@ -307,8 +326,8 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, c
   }
 }
 
-template <int D>
-static __global__ __launch_bounds__(THREADS, 1) void hopper_kernel(Attention a, Pool p, const xk_tile *tiles, Order order, int items, unsigned *work, int row0, int rows,
+template <int D, bool DECODE>
+static __global__ __launch_bounds__(THREADS, 1) void hopper_kernel(Attention a, Pool p, const xk_tile *tiles, const int32_t *decode, int n_tiles, int heads, int items, unsigned *work, int row0, int rows,
                                                                    const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint8_t raw[];
@@ -324,15 +343,16 @@ static __global__ __launch_bounds__(THREADS, 1) void hopper_kernel(Attention a, 
   __syncthreads();
   pdl_wait();
   pdl_next();
+  Order<DECODE> order = {a, tiles, decode, n_tiles, heads};
   if (threadIdx.x < 128) {
     regs_give<40>();
-    Source<D> source = {a, p, order, &kv_map, row0, rows};
+    Source<D, DECODE> source = {a, p, order, &kv_map, row0, rows};
     fence_async_global();
-    if (threadIdx.x < 32) produce_qk<D>(m, source, tiles, items, work, &q_map);
-    else if (threadIdx.x < 64) produce_v<D>(m, source, tiles);
+    if (threadIdx.x < 32) produce_qk<D, DECODE>(m, source, items, work, &q_map);
+    else if (threadIdx.x < 64) produce_v<D, DECODE>(m, source);
   } else {
     regs_take<232>();
-    consume<D>(m, a, tiles, order);
+    consume<D, DECODE>(m, a, a.heads / p.kv_heads, order);
   }
 #endif
 }
@@ -347,9 +367,17 @@ template <int D> static int32_t prefill(const Launch &l, const Attention &a, con
   int per = 1; // KV heads of a section
   while (per < p.kv_heads && p.kv_heads % (2 * per) == 0 && int64_t(f.longest) * D * 4 * 2 * per <= (int64_t(24) << 20)) per *= 2;
   if (int64_t(f.longest) * D * 4 * p.kv_heads <= (int64_t(24) << 20)) per = p.kv_heads;
-  Order order = {f.n_tiles, per * (a.heads / p.kv_heads)};
   int items = f.n_tiles * a.heads;
-  return launch(l, hopper_kernel<D>, items < f.sms ? items : f.sms, THREADS, smem_bytes<D>, a, p, f.tiles, order, items, f.work, f.first_row, f.total_rows, *f.q_map, *f.kv_map);
+  return launch(l, hopper_kernel<D, false>, items < f.sms ? items : f.sms, THREADS, smem_bytes<D>, a, p, f.tiles, nullptr, f.n_tiles, per * (a.heads / p.kv_heads), items, f.work, f.first_row, f.total_rows, *f.q_map, *f.kv_map);
+}
+
+template <int D> static int32_t decode(const Launch &l, const Attention &a, const Pool &p, const Prefill &f, const int32_t *rows, int n) {
+  int items = n * p.kv_heads;
+  return launch(l, hopper_kernel<D, true>, items < f.sms ? items : f.sms, THREADS, smem_bytes<D>, a, p, nullptr, rows, n, p.kv_heads, items, f.work, f.first_row, f.total_rows, *f.heads_map, *f.kv_map);
+}
+
+int32_t xk_attn_decode_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f, const int32_t *rows, int n) {
+  return p.head_dim == 64 ? decode<64>(l, a, p, f, rows, n) : decode<128>(l, a, p, f, rows, n);
 }
 
 int32_t xk_attn_prefill_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f) {
@@ -381,7 +409,10 @@ int32_t xk_q_map(CUtensorMap *map, const bf16 *qkv, int64_t rows, int width) {
 }
 
 int32_t xk_attn_hopper_init() {
-  XK_TRY(cudaFuncSetAttribute(hopper_kernel<64>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<64>));
-  XK_TRY(cudaFuncSetAttribute(hopper_kernel<128>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<128>));
+  auto init = [](auto kernel, int bytes) { return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); };
+  XK_TRY(init(hopper_kernel<64, false>, smem_bytes<64>));
+  XK_TRY(init(hopper_kernel<128, false>, smem_bytes<128>));
+  XK_TRY(init(hopper_kernel<64, true>, smem_bytes<64>));
+  XK_TRY(init(hopper_kernel<128, true>, smem_bytes<128>));
   return XK_OK;
 }

@@ -26,8 +26,10 @@ type Backend struct {
 	device string
 	pci    string
 	mem    Memory
-	closed bool
-	once   sync.Once
+
+	numerics string
+	closed   bool
+	once     sync.Once
 
 	steps             [2]stepState // in turn
 	launched, awaited uint64
@@ -103,7 +105,7 @@ func open(a kernels.Arch, opt Options) (*Backend, error) {
 		qkv_bias: flag(a.QKVBias), qk_norm: flag(a.QKNorm), tied_head: flag(a.TiedHead),
 		norm_eps: C.float(a.NormEps), block_tokens: C.int32_t(opt.BlockTokens),
 		max_rows: C.int32_t(opt.MaxTokens), max_seqs: C.int32_t(opt.MaxSeqs),
-		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune),
+		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune), batch_invariant: flag(opt.BatchInvariant),
 	}
 	if err := lib.call("xk_open", func() C.int32_t { return C.api_open_ctx(lib.api, &cfg, &b.ctx) }); err != nil {
 		return nil, err
@@ -196,6 +198,9 @@ func (b *Backend) start() error {
 	if err != nil {
 		return err
 	}
+	if b.numerics = Numerics; b.opt.BatchInvariant {
+		b.numerics = fmt.Sprintf("%s%08x", InvariantNumerics, uint32(buf.bits))
+	}
 	fold := newFolder(b.arch.Vocab)
 	for i := range b.steps {
 		b.steps[i].init(i, b, &buf, fold)
@@ -245,7 +250,7 @@ func (b *Backend) warm() error {
 
 // Info implements kernels.Backend.
 func (b *Backend) Info() kernels.Info {
-	return kernels.Info{Name: "cuda", Numerics: Numerics, Device: b.device}
+	return kernels.Info{Name: "cuda", Numerics: b.numerics, Device: b.device}
 }
 
 // Arch implements kernels.Backend.

@@ -31,7 +31,11 @@ func TestSpeed(t *testing.T) {
 	if len(what) == 0 {
 		t.Skip("XPYD_CUDA_BENCH is not set")
 	}
-	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 256, NoPDL: os.Getenv("XPYD_CUDA_NO_PDL") != "", NoGraphs: os.Getenv("XPYD_CUDA_NO_GRAPHS") != "", Tune: os.Getenv("XPYD_CUDA_TUNE") != ""}
+	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 256, NoPDL: os.Getenv("XPYD_CUDA_NO_PDL") != "", NoGraphs: os.Getenv("XPYD_CUDA_NO_GRAPHS") != "", Tune: os.Getenv("XPYD_CUDA_TUNE") != "",
+		BatchInvariant: os.Getenv("XPYD_CUDA_INVARIANT") != ""}
+	if opt.BatchInvariant {
+		prefix = "gpu.invariant_"
+	}
 	began := time.Now()
 	b, err := cuda.NewRandom(llama8B(), 1, opt)
 	if err != nil {
@@ -55,6 +59,9 @@ func TestSpeed(t *testing.T) {
 		}
 	}
 }
+
+// prefix begins a figure's name.
+var prefix = "gpu."
 
 // profiled brackets the one step that a profiler is to see; nil when none is.
 var profiled func(on bool) error
@@ -130,12 +137,12 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 			result("gpu.host_gap_us.p99", "us", gaps[len(gaps)*99/100], gaps, nil)
 		}
 	}
-	measure(fmt.Sprintf("gpu.decode_step_ms.b%d", batch))
+	measure(fmt.Sprintf(prefix+"decode_step_ms.b%d", batch))
 	if batch == 64 {
 		for i := range seqs {
 			seqs[i].Samples = []kernels.Sample{{Seed: uint64(i), Temperature: 0.8, TopP: 0.95, Repetition: 1, Logprobs: -1}}
 		}
-		measure(fmt.Sprintf("gpu.decode_step_ms.b%d_top_p", batch))
+		measure(fmt.Sprintf(prefix+"decode_step_ms.b%d_top_p", batch))
 	}
 }
 
@@ -180,7 +187,7 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
 			device = append(device, float64(length)/us*1e6)
 		}
 	}
-	report(fmt.Sprintf("gpu.prefill_tok_s.%dk", length/1024), "tok/s", host, device)
+	report(fmt.Sprintf(prefix+"prefill_tok_s.%dk", length/1024), "tok/s", host, device)
 }
 
 // mixedSpeed decodes 64 streams alone, then with a chunk of an 8k prompt in each

@@ -196,6 +196,7 @@ struct Prefill {
   int n_tiles, longest; // positions of the first tile
   // For the Hopper kernel; kv_map is null where there is none.
   const CUtensorMap *q_map, *kv_map; // of qkv, and of the pool of all layers
+  const CUtensorMap *heads_map;      // of qkv, a head a row: to decode
   unsigned *work;       // two counters, zero between launches
   int sms;
   int first_row, total_rows; // of the layer, and of the pool, in the map
@@ -203,6 +204,8 @@ struct Prefill {
 int32_t xk_attn_prefill(const Launch &l, const Attention &a, const Pool &p, const Prefill &f);
 bool xk_attn_hopper_takes(const Pool &p, const Prefill &f);
 int32_t xk_attn_prefill_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f);
+// One row a sequence, with the bits that prefill gives it; tiles are not used.
+int32_t xk_attn_decode_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f, const int32_t *rows, int n_rows);
 int32_t xk_kv_map(CUtensorMap *map, const bf16 *pool, int64_t rows, int head_dim);
 int32_t xk_q_map(CUtensorMap *map, const bf16 *qkv, int64_t rows, int width);
 int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const int32_t *rows, int n_rows);

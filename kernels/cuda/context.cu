@@ -44,6 +44,7 @@ static int32_t check(const xk_config &g) {
   if (g.head_dim < 8 || g.head_dim > 256 || g.head_dim % 8) return xk_fail(XK_INVALID, "head_dim %d: want a multiple of 8, at most 256", g.head_dim);
   if (g.vocab > 1 << 19) return xk_fail(XK_INVALID, "vocabulary of %d: at most %d", g.vocab, 1 << 19);
   if (g.block_tokens < 1 || g.block_tokens > 256) return xk_fail(XK_INVALID, "blocks of %d tokens: want 1 to 256", g.block_tokens);
+  if (g.tune && g.batch_invariant) return xk_fail(XK_INVALID, "tune and batch_invariant exclude each other");
   if (g.max_rows < 1 || g.max_seqs < 1 || g.max_positions > 1 << 24) return xk_fail(XK_INVALID, "%d rows, %d sequences, %d positions", g.max_rows, g.max_seqs, g.max_positions);
   return XK_OK;
 }

@@ -76,7 +76,7 @@ struct xk_ctx {
   Moves *moves = nullptr;
   bool layer_events[2] = {}; // whether the steps in those halves record them
   bool hopper = false; // compute capability 9.0: wgmma
-  CUtensorMap q_map, kv_map;
+  CUtensorMap q_map, heads_map, kv_map;
   unsigned *work = nullptr; // of prefill attention
 
   cublasLtHandle_t lt = nullptr;

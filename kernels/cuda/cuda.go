@@ -7,10 +7,10 @@
 // pinned descriptor, the library copies it once and launches everything,
 // padded decode steps as one CUDA graph; tokens are drawn on the device.
 //
-// Non-goals: the same bits whatever the batch (the number of attention splits
-// and the projections' kernels depend on it). Results of one and the same step
-// are the same on every run and in every process with the same device and
-// library, unless Options.Tune is set.
+// Results of one and the same step are the same on every run and in every
+// process with the same device and library, unless Options.Tune is set. That a
+// row's bits also do not depend on what else is in the step, nor on how its
+// prompt was cut, costs speed and is Options.BatchInvariant's.
 package cuda
 
 import (
@@ -20,8 +20,13 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// Numerics names the arithmetic; see kernels.Info.
-const Numerics = "cuda-bf16-1"
+// Numerics names the arithmetic; see kernels.Info. With Options.BatchInvariant it
+// is InvariantNumerics and a digest of what the projections make of given rows:
+// where that differs, tokens could.
+const (
+	Numerics          = "cuda-bf16-1"
+	InvariantNumerics = "cuda-bf16-invariant-1-"
+)
 
 // ErrUnavailable says that this process cannot use a GPU: a build without cgo,
 // no library, or no device. Errors of New wrap it together with the reason.
@@ -42,6 +47,10 @@ type Options struct {
 	NoGraphs    bool    // launch kernels one by one
 	NoPDL       bool    // no programmatic dependent launch
 	Tune        bool    // choose projections by timing: other bits in each process
+	// BatchInvariant makes a row's results a function of its sequence alone: not
+	// of the batch, the chunks, the prefix hit or the phase. DESIGN.md, section 7,
+	// says how, bench/README.md what it costs.
+	BatchInvariant bool
 }
 
 // MaxBlocks is the most blocks that a pool gets without being asked: what the

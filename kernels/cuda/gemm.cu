@@ -2,6 +2,7 @@
 // heuristic above: a choice that is the same in every process. With cfg.tune,
 // each (shape, rows) is chosen at start by timing more heuristics and the
 // skinny kernel over different layers' weights, so that none finds them in L2.
+// With cfg.batch_invariant all algorithms of a shape give a row the same bits.
 // Weights are [N][K], activations [rows][K], results [rows][N], all row-major:
 // for cuBLASLt's columns that is N x rows = W^T x X.
 #include <algorithm>
@@ -53,7 +54,7 @@ static int32_t matmul(xk_ctx *c, const Launch &l, const Operands &o, int rows, c
   XK_OK_OR_RETURN(t.init(o, rows));
   float one = 1;
   cublasStatus_t s = cublasLtMatmul(c->lt, c->matmul, &one, o.w, &t.a, o.x, &t.b, &o.beta, o.out, &t.d, o.out, &t.d, algo, c->workspace, xk_ctx::WORKSPACE, l.stream);
-  if (s != CUBLAS_STATUS_SUCCESS && algo) return matmul(c, l, o, rows, nullptr); // not for this row count
+  if (s != CUBLAS_STATUS_SUCCESS && algo && !c->cfg.batch_invariant) return matmul(c, l, o, rows, nullptr); // not for this row count
   if (s != CUBLAS_STATUS_SUCCESS) return xk_fail(XK_CUBLAS, "cublasLtMatmul of %d x %d x %d: status %d", o.n, rows, o.k, int(s));
   return XK_OK;
 }
@@ -90,19 +91,26 @@ static int32_t measure(xk_ctx *c, Shape s, int rows, const Choice &h, float *ms)
   return XK_OK;
 }
 
-static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
-  Operands o = operands(c, s, 0);
+// What cuBLASLt would take for so many rows, best first; n is 0 if it has none.
+static int32_t heuristics(xk_ctx *c, const Operands &o, int rows, cublasLtMatmulHeuristicResult_t (&found)[CANDIDATES], int *n) {
   Layouts t;
   XK_OK_OR_RETURN(t.init(o, rows));
   cublasLtMatmulPreference_t want;
   LT_TRY(cublasLtMatmulPreferenceCreate(&want));
   size_t workspace = xk_ctx::WORKSPACE;
-  cublasLtMatmulHeuristicResult_t found[CANDIDATES];
-  int n = 0;
+  *n = 0;
   cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
-  cublasStatus_t st = cublasLtMatmulAlgoGetHeuristic(c->lt, c->matmul, &t.a, &t.b, &t.d, &t.d, want, CANDIDATES, found, &n);
+  cublasStatus_t st = cublasLtMatmulAlgoGetHeuristic(c->lt, c->matmul, &t.a, &t.b, &t.d, &t.d, want, CANDIDATES, found, n);
   cublasLtMatmulPreferenceDestroy(want);
-  if (st != CUBLAS_STATUS_SUCCESS) n = 0; // cublasLtMatmul's own default then
+  if (st != CUBLAS_STATUS_SUCCESS) *n = 0;
+  return XK_OK;
+}
+
+static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
+  Operands o = operands(c, s, 0);
+  cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+  int n;
+  XK_OK_OR_RETURN(heuristics(c, o, rows, found, &n)); // without any, cublasLtMatmul's own default is taken
   if (!c->cfg.tune) {
     best->skinny = rows <= 16, best->algo_known = n > 0;
     if (n > 0) best->algo = found[0].algo;
@@ -125,7 +133,135 @@ static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
   return XK_OK;
 }
 
+// ---------------------------------------------------------------- batch_invariant
+//
+// Algorithms that add up K in one go, in order, differ in tiles and speed but
+// hardly in bits. So the first that gives a row the same bits in every batch is
+// the reference of its shape, and each bucket takes its own first choice of those
+// that agree with it: seen on the real weights, at start, on this device.
+
+static constexpr int MOST_CHECKED = 2048; // rows; larger buckets take the last one's choice
+static const int REFERENCES[] = {128, 64, 256, 2048, 16}; // row counts whose first choices may be the reference
+
+static __global__ void noise_kernel(bf16 *x, int64_t n) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
+    x[i] = __float2bfloat16(float(int32_t(mix64(i))) * (1.0f / 2147483648.0f));
+}
+static __global__ void unequal_kernel(const uint16_t *a, const uint16_t *b, int64_t n, unsigned long long *count) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
+    if (a[i] != b[i]) atomicAdd(count, 1);
+}
+static __global__ void digest_kernel(const uint16_t *a, int64_t n, unsigned long long *digest) {
+  uint64_t sum = 0;
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) sum += mix64(uint64_t(i) << 16 | a[i]);
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0) atomicAdd(digest, sum);
+}
+
+// The check of one shape: noise in, results of most rows in kept.
+struct Check {
+  xk_ctx *c;
+  Operands o;
+  int most;
+  uint8_t *kept;
+  unsigned long long *count; // on the device
+  int64_t row() const { return int64_t(o.out_stride) * (o.type == CUDA_R_32F ? 4 : 2); }
+  int32_t run(int from, int rows, const cublasLtMatmulAlgo_t *algo) const {
+    Operands part = o;
+    part.x += int64_t(from) * o.k;
+    XK_TRY(cudaMemsetAsync(o.out, 0, rows * row(), c->stream));
+    return matmul(c, {c->stream, false}, part, rows, algo);
+  }
+  // Whether so many rows, from some place, come out as they are in kept.
+  bool agrees(int rows, const cublasLtMatmulAlgo_t *algo) const {
+    int from = most - rows - (most - rows) / 3;
+    unsigned long long unequal = 1;
+    if (cudaMemsetAsync(count, 0, sizeof *count, c->stream) != cudaSuccess || run(from, rows, algo) != XK_OK) return false;
+    unequal_kernel<<<512, 256, 0, c->stream>>>(reinterpret_cast<uint16_t *>(kept + from * row()), static_cast<uint16_t *>(o.out), rows * row() / 2, count);
+    return cudaMemcpyAsync(&unequal, count, sizeof unequal, cudaMemcpyDeviceToHost, c->stream) == cudaSuccess &&
+           cudaStreamSynchronize(c->stream) == cudaSuccess && unequal == 0;
+  }
+};
+
+static int attribute(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t which) {
+  uint32_t v = 0; // some are 16 bits
+  size_t n;
+  return cublasLtMatmulAlgoConfigGetAttribute(algo, which, &v, sizeof v, &n) == CUBLAS_STATUS_SUCCESS ? int(v) : 0;
+}
+static bool in_one_go(const cublasLtMatmulAlgo_t *algo) {
+  return attribute(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1 && attribute(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == 0;
+}
+
+static int32_t reference(const Check &k, Choice *out) {
+  for (int at : REFERENCES) {
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    int n;
+    XK_OK_OR_RETURN(heuristics(k.c, k.o, std::min(at, k.most), found, &n));
+    for (int i = 0; i < n; i++) {
+      if (!in_one_go(&found[i].algo) || k.run(0, k.most, &found[i].algo) != XK_OK) continue;
+      XK_TRY(cudaMemcpyAsync(k.kept, k.o.out, k.most * k.row(), cudaMemcpyDeviceToDevice, k.c->stream));
+      bool all = true;
+      for (int rows : {1, 2, 7, 16, 33, 64, 96, 129, 300, 511, 1024}) all = all && (rows >= k.most || k.agrees(rows, &found[i].algo));
+      if (!all) continue;
+      out->algo_known = true, out->algo = found[i].algo;
+      return XK_OK;
+    }
+  }
+  return xk_fail(XK_CUBLAS, "batch_invariant: no algorithm for a projection of %d x %d gives a row the same bits in every batch", k.o.n, k.o.k);
+}
+
+static int32_t choose_invariant(const Check &k, std::map<int, Choice> *out) {
+  noise_kernel<<<512, 256, 0, k.c->stream>>>(const_cast<bf16 *>(k.o.x), int64_t(k.most) * k.o.k);
+  Choice first;
+  XK_OK_OR_RETURN(reference(k, &first));
+  XK_TRY(cudaMemsetAsync(k.count, 0, sizeof *k.count, k.c->stream));
+  digest_kernel<<<512, 256, 0, k.c->stream>>>(reinterpret_cast<uint16_t *>(k.kept), k.row() / 2, k.count);
+  unsigned long long digest;
+  XK_TRY(cudaMemcpyAsync(&digest, k.count, sizeof digest, cudaMemcpyDeviceToHost, k.c->stream));
+  XK_TRY(cudaStreamSynchronize(k.c->stream));
+  k.c->buffers.bits = mix64(k.c->buffers.bits ^ digest);
+  int least = 1;
+  for (int b : BUCKETS) {
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    int n, most = std::min(b, k.most);
+    XK_OK_OR_RETURN(heuristics(k.c, k.o, most, found, &n));
+    Choice best = first;
+    for (int i = 0; i < n; i++) {
+      const cublasLtMatmulAlgo_t *algo = &found[i].algo;
+      if (!in_one_go(algo) || !k.agrees(most, algo) || !k.agrees((least + most) / 2, algo) || !k.agrees(least, algo)) continue;
+      best.algo = *algo;
+      break;
+    }
+    if (most == k.most) b = INT32_MAX;
+    (*out)[b] = best;
+    if (b == INT32_MAX) break;
+    least = b + 1;
+  }
+  return XK_OK;
+}
+
+static int32_t choose_all_invariant(xk_ctx *c, uint8_t *kept, int64_t bytes) {
+  auto *count = reinterpret_cast<unsigned long long *>(kept + bytes);
+  for (int s = 0; s < SHAPES; s++) {
+    Check k = {c, operands(c, Shape(s), 0), std::min(s == HEAD ? c->cfg.max_seqs : c->cfg.max_rows, MOST_CHECKED), kept, count};
+    XK_OK_OR_RETURN(choose_invariant(k, &c->choices[s]));
+  }
+  return XK_OK;
+}
+
+static int32_t gemm_invariant(xk_ctx *c) {
+  const xk_config &g = c->cfg;
+  int64_t widest = int64_t(std::max({c->width, g.hidden, 2 * c->ff})) * sizeof(bf16);
+  int64_t bytes = round_up(std::max(std::min(g.max_rows, MOST_CHECKED) * widest, int64_t(g.max_seqs) * c->stride * int64_t(sizeof(float))), 256);
+  uint8_t *kept; // only now: the pool is not there yet
+  XK_TRY(cudaMalloc(&kept, bytes + 256));
+  int32_t s = choose_all_invariant(c, kept, bytes);
+  XK_TRY(cudaFree(kept));
+  return s;
+}
+
 int32_t xk_gemm_tune(xk_ctx *c) {
+  if (c->cfg.batch_invariant) return gemm_invariant(c);
   for (int s = 0; s < SHAPES; s++) {
     int most = s == HEAD ? c->cfg.max_seqs : c->cfg.max_rows, done = 0;
     for (int b : BUCKETS) {

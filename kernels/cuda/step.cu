@@ -24,16 +24,19 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   if (a.on_layer) XK_TRY(cudaEventRecord(c->layer_done[c->launched % 2][i], l.stream));
   Attention t = {c->qkv, c->att, on_device<int32_t>(c, a.positions), on_device<int32_t>(c, a.tables), on_device<int32_t>(c, a.tail),
                  g.heads, 1.0f / sqrtf(float(g.head_dim)), c->partial, c->tickets, 1, MIN_SPLIT};
-  if (!xk_attn_fast(g.head_dim, g.heads / g.kv_heads)) {
+  if (!xk_attn_fast(g.head_dim, g.heads / g.kv_heads) || (g.batch_invariant && !c->hopper)) {
     XK_OK_OR_RETURN(xk_attn_any(l, t, p, a.n_rows));
   } else {
+    int rows = int(c->layer_elements() / g.head_dim);
+    Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, 0, &c->q_map, c->hopper ? &c->kv_map : nullptr, &c->heads_map, c->work, c->sms, i * rows, g.layers * rows};
     if (a.n_tiles) {
       const xk_tile &longest = on_host<xk_tile>(c, a, a.tiles)[0];
-      int rows = int(c->layer_elements() / g.head_dim);
-      Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, longest.pos + longest.n, &c->q_map, c->hopper ? &c->kv_map : nullptr, c->work, c->sms, i * rows, g.layers * rows};
+      f.longest = longest.pos + longest.n;
       XK_OK_OR_RETURN(xk_attn_prefill(l, t, p, f));
     }
-    if (a.n_decode) {
+    if (a.n_decode && g.batch_invariant) {
+      XK_OK_OR_RETURN(xk_attn_decode_hopper(l, t, p, f, on_device<int32_t>(c, a.decode), a.n_decode));
+    } else if (a.n_decode) {
       t.splits = xk_attn_splits(c->sms, a.n_decode, g.kv_heads);
       XK_OK_OR_RETURN(xk_attn_decode(l, t, p, on_device<int32_t>(c, a.decode), a.n_decode));
     }

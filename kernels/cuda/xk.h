@@ -43,6 +43,7 @@ typedef struct {
   int32_t no_graphs;    // launch kernels one by one (debugging)
   int32_t no_pdl;       // no programmatic dependent launch
   int32_t tune;         // choose projections by timing: faster, not the same bits in every process
+  int32_t batch_invariant; // a row's bits depend on its sequence alone; not with tune
 } xk_config;
 
 enum xk_weight {
@@ -136,6 +137,7 @@ typedef struct {
   int32_t max_logprobs;
   float *logits;     // [n_wants][vocab]
   int32_t max_wants;
+  uint64_t bits;     // batch_invariant: digest of what the projections make of given rows
 } xk_buffers;
 
 // Device memory in bytes. Open allocates all but the pool.

@@ -147,7 +147,8 @@ func delays(c *client, req []byte, each func(float64)) error {
 			return err
 		}
 		if first && !bytes.Contains(line, []byte(" 200 ")) {
-			return fmt.Errorf("it answers %s", bytes.TrimSpace(line))
+			rest, _ := c.r.Peek(c.r.Buffered()) // they are there
+			return fmt.Errorf("it answers %s%s", line, rest)
 		}
 		if bytes.HasPrefix(line, []byte("data: [DONE]")) {
 			return nil
