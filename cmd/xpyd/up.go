@@ -47,6 +47,7 @@ type upConfig struct {
 
 	KVWritePolicy string `koanf:"kv_write_policy"` // through, selective or back
 	KVEviction    string `koanf:"kv_eviction"`     // of host memory: lru, lfu or s3fifo
+	KVPeers       string `koanf:"kv_peers"`        // on or off: whether they fetch prefixes from each other
 }
 
 const maxWorkers = 64 // of a role, on one machine
@@ -59,6 +60,9 @@ func (c *upConfig) Validate() error {
 		}
 	}
 	w := worker.DefaultConfig(fleet.Prefill)
+	if err := worker.ValidPeers("kv_peers", c.KVPeers); err != nil {
+		return err
+	}
 	w.Device, w.Threads, w.BlockTokens, w.KVMemory, w.GPUMemory, w.Log = c.Device, c.Threads, c.BlockTokens, c.KVMemory, c.GPUMemory, c.Log
 	if c.KVSSDDir != "" && c.KVHostMemory == 0 {
 		return &config.KeyError{Key: "kv_ssd_dir", Msg: "needs kv_host_memory: what comes from the SSD and goes there passes through it"}
@@ -86,7 +90,7 @@ func newUp() *cobra.Command {
 	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
 		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, GPUMemory: wdef.GPUMemory, KVTransport: wdef.KV.Transport, KVSSDSize: wdef.KV.SSDSize,
 		KVStoreTTL: wdef.KV.StoreTTL, KVStoreTimeout: wdef.KV.StoreTimeout, KVStoreWrite: wdef.KV.StoreWrite,
-		KVWritePolicy: wdef.KV.WritePolicy, KVEviction: wdef.KV.Eviction}
+		KVWritePolicy: wdef.KV.WritePolicy, KVEviction: wdef.KV.Eviction, KVPeers: wdef.KV.Peers}
 	def.Fleet.Listen = "127.0.0.1:0"
 	def.Log.Level = "warn"
 	var file string
@@ -122,6 +126,7 @@ drains; a second one stops at once.`,
 	f.String("kv-store", "", "Redis or Valkey that keeps KV for all workers: redis://[user:password@]host[:port][/db], rediss://, valkey://, unix:///socket")
 	f.String("kv-write-policy", def.KVWritePolicy, writePolicyHelp)
 	f.String("kv-eviction", def.KVEviction, evictionHelp)
+	f.String("kv-peers", def.KVPeers, peersHelp)
 	f.String("data", def.Data, "folder of the admin token and the join URL")
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
 	f.String("log-level", def.Log.Level, "debug, info, warn or error")
@@ -132,7 +137,7 @@ drains; a second one stops at once.`,
 			"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
 			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "batch-invariant": "batch_invariant", "kv-transport": "kv_transport",
 			"kv-host-memory": "kv_host_memory", "kv-ssd-dir": "kv_ssd_dir", "kv-ssd-size": "kv_ssd_size", "kv-store": "kv_store",
-			"kv-write-policy": "kv_write_policy", "kv-eviction": "kv_eviction",
+			"kv-write-policy": "kv_write_policy", "kv-eviction": "kv_eviction", "kv-peers": "kv_peers",
 			"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
 		}})
 		return &cfg, err
@@ -289,7 +294,7 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 		id := fmt.Sprintf("%s-%d", role, i)
 		args := []string{string(role), "--id", id, "--device", c.Device, "--threads", strconv.Itoa(c.Threads),
 			"--block-tokens", strconv.Itoa(c.BlockTokens), "--kv-memory", c.KVMemory.String(), "--gpu-memory", strconv.FormatFloat(c.GPUMemory/float64(c.Prefill+c.Decode), 'g', 4, 64), "--kv-transport", c.KVTransport,
-			"--log-level", c.Log.Level, "--log-format", c.Log.Format}
+			"--kv-peers", c.KVPeers, "--log-level", c.Log.Level, "--log-format", c.Log.Format}
 		if c.BatchInvariant {
 			args = append(args, "--batch-invariant")
 		}

@@ -62,6 +62,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.String("kv-store", "", "Redis or Valkey that keeps KV for all workers: redis://[user:password@]host[:port][/db], rediss://, valkey://, unix:///socket")
 	f.String("kv-write-policy", cfg.KV.WritePolicy, writePolicyHelp)
 	f.String("kv-eviction", cfg.KV.Eviction, evictionHelp)
+	f.String("kv-peers", cfg.KV.Peers, peersHelp)
 	f.String("log-level", cfg.Log.Level, "debug, info, warn or error")
 	f.String("log-format", cfg.Log.Format, "text or json")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -70,7 +71,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 			"kv-listen": "kv_listen", "kv-transport": "kv.transport", "advertise": "advertise", "device": "device", "threads": "threads",
 			"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "batch-invariant": "batch_invariant",
 			"kv-host-memory": "kv.host_memory", "kv-ssd-dir": "kv.ssd_dir", "kv-ssd-size": "kv.ssd_size", "kv-store": "kv.store",
-			"kv-write-policy": "kv.write_policy", "kv-eviction": "kv.eviction",
+			"kv-write-policy": "kv.write_policy", "kv-eviction": "kv.eviction", "kv-peers": "kv.peers",
 			"log-level": "log.level", "log-format": "log.format",
 		}}); err != nil {
 			return usageError{err}
@@ -88,6 +89,7 @@ const (
 	batchInvariantHelp = "the same tokens whatever the batch, the chunks or the split; costs a GPU some speed, and is always so on the CPU"
 
 	writePolicyHelp = "when KV is copied to host memory and SSD: through (when computed: a copy of all), selective (when found again: evicted before, computed again) or back (when evicted: fewest copies, made when memory is short, some lost)"
+	peersHelp       = "on: what other workers have of a prompt is fetched from them rather than computed, and given to them; off: neither"
 	evictionHelp    = "who makes room in host memory: lru, lfu (keeps what was popular once) or s3fifo (what comes once pushes out nothing, but goes soon)"
 )
 

@@ -140,6 +140,8 @@ func FuzzOrder(f *testing.F) {
 	b, _ := order().Encode()
 	f.Add(b)
 	f.Add([]byte(`{"n":1,"of":1,"logprobs":-1,"prompt_logprobs":-1}`))
+	f.Add([]byte(`{"n":1,"of":1,"logprobs":-1,"prompt_logprobs":-1,"peers":[{"id":"d","epoch":1,"kv":"h:1","tokens":64},{"id":"e","epoch":2,"url":"http://h:2","kv":"h:3","tokens":640}]}`))
+	f.Add([]byte(`{"cached":true,"salt":"s","logprobs":-1,"prompt_logprobs":-1}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		o, err := handoff.ParseOrder(b)
 		if err != nil {
@@ -156,6 +158,11 @@ func FuzzOrder(f *testing.F) {
 		if third, _ := o2.Encode(); string(third) != string(again) {
 			t.Errorf("%s\n%s", again, third)
 		}
+		for _, p := range o.Peers {
+			if len(o.Peers) > 4 || o.Cached || p.Validate() != nil {
+				t.Errorf("%+v", o.Peers)
+			}
+		}
 	})
 }
 
@@ -171,6 +178,37 @@ func FuzzDraft(f *testing.F) {
 		d, err := handoff.ParseDraft(b, o, false, tokens, 10)
 		if err == nil && (len(d.First) != o.N || d.Cached > tokens || len(d.Prompt) > 0) {
 			t.Errorf("%+v", d)
+		}
+	})
+}
+
+// TestPeer: the router's header, there and back.
+func TestPeer(t *testing.T) {
+	p, err := handoff.ParsePeer("decode-1 18446744073709551615 http://10.0.0.1:80 10.0.0.1:9000 4096")
+	want := &handoff.Peer{ID: "decode-1", Epoch: math.MaxUint64, URL: "http://10.0.0.1:80", KV: "10.0.0.1:9000", Tokens: 4096}
+	if err != nil || !reflect.DeepEqual(p, want) {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for _, s := range []string{"", "a", "a 1 u k", "a 1 u k 1 x", "a -1 u k 1", "a 1 u k 0", "a 1 u k -5", "a 1 u k 99999999", "a 1  k 1", " 1 u k 1", "a 1 u  1",
+		"a 1 u\t k 1", "a 1 u k 1\n", "é 1 u k 1", strings.Repeat("a", 513) + " 1 u k 1"} {
+		if p, err := handoff.ParsePeer(s); err == nil {
+			t.Errorf("%q: %+v", s, p)
+		}
+	}
+}
+
+// FuzzPeer: what parses is in bounds, and reads the same again.
+func FuzzPeer(f *testing.F) {
+	f.Add("decode-1 7 http://10.0.0.1:80 10.0.0.1:9000 4096")
+	f.Add("a 1 u k -1")
+	f.Fuzz(func(t *testing.T, s string) {
+		p, err := handoff.ParsePeer(s)
+		if err != nil {
+			return
+		}
+		again, err := handoff.ParsePeer(p.String())
+		if err != nil || *again != *p || p.Validate() != nil {
+			t.Errorf("%+v %+v %v", p, again, err)
 		}
 	})
 }

@@ -156,6 +156,9 @@ func ValidTransport(key, v string) error {
 	return oneOf(key, v, transportAuto, transportTCP, transportSHM, transportIPC)
 }
 
+// ValidPeers checks a kv.peers that stands under key.
+func ValidPeers(key, v string) error { return oneOf(key, v, "on", "off") }
+
 // ValidStore checks a kv.store that stands under key, a sibling of host_memory.
 func ValidStore(key, url string, host config.Size) error {
 	if url == "" {
@@ -196,7 +199,7 @@ func (c *Config) Validate() error {
 	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {
 		return err
 	}
-	if err := oneOf("kv.peers", c.KV.Peers, "on", "off"); err != nil {
+	if err := ValidPeers("kv.peers", c.KV.Peers); err != nil {
 		return err
 	}
 	if err := c.KV.validTiers(); err != nil {

@@ -94,7 +94,7 @@ const (
 func newPaths(recv opener, mode, near, private string, members func() []fleet.Member, publish func(string), log *slog.Logger, reg prometheus.Registerer) (*paths, error) {
 	p := &paths{recv: recv, mode: mode, near: near, machine: machineID(), private: private, members: members, publish: publish, log: log, peers: map[string]path{},
 		gauge: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "xpyd_worker_kv_peers",
-			Help: "Prefill workers that this one has collected KV from, by transport and, over tcp, by why not the way through shared memory or from GPU to GPU."}, []string{"transport", "reason"})}
+			Help: "Workers that this one has collected KV from, by transport and, over tcp, by why not the way through shared memory or from GPU to GPU."}, []string{"transport", "reason"})}
 	return p, reg.Register(p.gauge)
 }
 

@@ -131,6 +131,8 @@ func (c collector) Collect(ctx context.Context, f *tier.Fetch) (int, error) {
 	var e *decode.Error
 	switch {
 	case err == nil || !errors.As(err, &e):
+	case e.Outcome == ticket.Cancelled: // the request is over, for whatever reason
+		err = fmt.Errorf("%w: %w", context.Canceled, err)
 	case e.Outcome == ticket.Corrupt:
 		err = fmt.Errorf("%w: %w", tier.ErrCorrupt, err)
 	case e.Outcome == ticket.NoSpace:

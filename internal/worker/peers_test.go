@@ -3,6 +3,9 @@ package worker_test
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"strings"
 	"testing"
@@ -156,4 +159,118 @@ func TestPeerSalt(t *testing.T) {
 	for _, w := range []*worker.Worker{p, d, other} {
 		empty(t, w)
 	}
+}
+
+// TestPeerLies: whatever a peer says of itself, and whatever it then has, the
+// request is answered with the right tokens; a peer that failed is left alone,
+// and the worker says so.
+func TestPeerLies(t *testing.T) {
+	giver := start(t, func(c *worker.Config) { patient(c) })
+	prompt := stories(1)[0]
+	body := fmt.Sprintf(`{"prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, prompt)
+	want := complete(t, giver, nil, body)
+	flush := func() { ask(t, giver.URL()+"/xpyd/v1/cache/flush", nil, "") }
+	say := func(text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, text) }
+	}
+	for name, c := range map[string]struct {
+		answer http.HandlerFunc
+		hangs  bool
+		result string
+	}{
+		"too many":     {answer: say(`{"units":1000000}`), result: "failed"},
+		"negative":     {answer: say(`{"units":-1}`), result: "failed"},
+		"no number":    {answer: say(`{"units":"12"}`), result: "failed"},
+		"no JSON":      {answer: say(`<html>`), result: "failed"},
+		"endless":      {answer: say(strings.Repeat(" ", 1<<20) + `{"units":12}`), result: "failed"},
+		"none":         {answer: say(`{"units":0}`), result: "nothing"},
+		"what it lost": {answer: say(`{"units":12}`), result: "failed"},
+		"an error":     {answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, result: "failed"},
+		"elsewhere": {answer: func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, giver.URL()+r.URL.Path, http.StatusTemporaryRedirect)
+		}, result: "failed"},
+		"hung up": {answer: func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, _ := w.(http.Hijacker).Hijack()
+			conn.Close()
+		}, result: "failed"},
+		"hangs": {answer: func(_ http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body) // else the server does not notice who leaves
+			<-r.Context().Done()
+		}, hangs: true, result: "failed"},
+		"evicted meanwhile": {answer: func(w http.ResponseWriter, r *http.Request) {
+			complete(t, giver, nil, body)
+			resp, err := http.Post(giver.URL()+r.URL.Path, "application/json", r.Body)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer resp.Body.Close()
+			io.Copy(w, resp.Body)
+			flush()
+		}, result: "failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			flush()
+			srv := httptest.NewServer(c.answer)
+			defer srv.Close()
+			w := start(t, func(cfg *worker.Config) {
+				patient(cfg)
+				if c.hangs {
+					cfg.KV.LoadTimeout = 200 * time.Millisecond
+				}
+			})
+			i := giver.Instance()
+			hint := map[string]string{"x-xpyd-kv-peer": fmt.Sprintf("%s %d %s %s 192", i.ID, i.Epoch, srv.URL, i.KVAddr)}
+			began := time.Now()
+			same(t, name, complete(t, w, hint, body), want)
+			if took := time.Since(began); took > 20*time.Second {
+				t.Errorf("it took %v", took)
+			}
+			if n := counter(t, w, fmt.Sprintf(`xpyd_kvtier_peer_fetches_total{result=%q}`, c.result)); n != 1 {
+				t.Errorf("%v fetches are %s; %s", n, c.result, metrics(t, w))
+			}
+			resp, err := http.Get(w.URL() + "/xpyd/v1/cache")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			var info struct {
+				Peers struct {
+					Shut []struct {
+						ID        string
+						LastError string `json:"last_error"`
+					}
+				}
+			}
+			if err := json.NewDecoder(resp.Body).Decode(&info); err != nil {
+				t.Fatal(err)
+			}
+			if shut := info.Peers.Shut; c.result == "failed" && time.Since(began) < time.Second && (len(shut) != 1 || shut[0].ID != i.ID || shut[0].LastError == "") {
+				t.Errorf("shut: %+v", shut)
+			}
+			empty(t, w)
+		})
+	}
+	empty(t, giver)
+}
+
+// TestReachRefused: the question has bounds, and no worker without peers
+// answers that it has anything.
+func TestReachRefused(t *testing.T) {
+	w := start(t, func(c *worker.Config) { c.KV.Peers = "off" })
+	for _, body := range []string{"", "{}", `{"units":["zz"]}`, `{"units":[]}`} {
+		if resp, b := ask(t, w.URL()+"/xpyd/v1/cache/reach", nil, body); resp.StatusCode != 400 || !strings.Contains(string(b), `"param":"units"`) {
+			t.Errorf("%q: %d %s", body, resp.StatusCode, b)
+		}
+	}
+	if resp, b := ask(t, w.URL()+"/xpyd/v1/cache/reach", nil, `{"units":["`+strings.Repeat("00", 16)+`"]}`); resp.StatusCode != 200 || string(b) != `{"units":0}` {
+		t.Errorf("%d %s", resp.StatusCode, b)
+	}
+	// Nor does it fetch or give, and pairs work all the same.
+	p, d := pair(t, func(pc, dc *worker.Config) { pc.KV.Peers = "off" })
+	for range 2 {
+		through(t, p, d, peerHeader(d, 64), turn([]int32{1, 300, 301, 302, 303, 304}, 60, ""))
+	}
+	empty(t, p)
+	empty(t, d)
 }
