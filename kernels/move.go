@@ -108,9 +108,15 @@ type Engine int
 
 // Engines.
 const (
-	Auto   Engine = iota // by measured crossover: Copy when runs are long
-	Kernel               // multiprocessors: any list at nearly the link's rate
-	Copy                 // the copy engines: no multiprocessors, for long runs of consecutive blocks
+	// Auto is Copy where runs of consecutive blocks are long: 256 KiB a layer on
+	// average for pushes, 64 KiB for host moves.
+	Auto Engine = iota
+	// Kernel is multiprocessors: any list at nearly the link's rate, in one launch.
+	Kernel
+	// Copy is the copy engines: no multiprocessors but for digests, and the link's
+	// rate from runs of 64 KiB on, which cost the caller up to 1 microsecond each.
+	// So a push that waits for its step (AfterStep) may well take it for any list.
+	Copy
 )
 
 // BlockPair is a source block and where it goes.

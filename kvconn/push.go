@@ -53,7 +53,7 @@ type inFlight struct {
 // have to be sent. The caller is inside the ticket's fence; push leaves it while
 // it writes frames. inside says whether it could come back.
 func (w *bulkWriter) push(g *Outgoing, units []uint32) (rest []uint32, inside bool, err error) {
-	rest, inside = units[:0], true
+	rest = units[:0]
 	blocks := len(g.t.Dest)
 	for at := 0; at < len(units); {
 		layer := int(units[at]) / blocks

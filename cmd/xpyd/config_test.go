@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/xpyd/xpyd/internal/fleet"
 )
 
 // roles are the commands that read a configuration file, which are also the
@@ -170,5 +172,16 @@ func TestPrintConfig(t *testing.T) {
 	t.Setenv("XPYD_FLEET__PASSWORD", "hunter2")
 	if out, _ := inForce(t, "router"); strings.Contains(out, "hunter2") {
 		t.Errorf("a password shows:\n%s", out)
+	}
+}
+
+// TestUpDividesGPU: workers of one `up` share a GPU, and each is told its part.
+func TestUpDividesGPU(t *testing.T) {
+	c := upConfig{Prefill: 1, Decode: 3, GPUMemory: 0.9, BatchInvariant: true}
+	args := strings.Join(c.child("xpyd", fleet.Decode, nil)(0).Args, " ")
+	for _, want := range []string{"--gpu-memory 0.225 ", "--kv-memory auto ", "--batch-invariant"} {
+		if !strings.Contains(args+" ", want) {
+			t.Errorf("%q is not in %q", want, args)
+		}
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -22,13 +24,17 @@ func TestFaultsTakeUp(t *testing.T) {
 	r := cluster.Alone(t, "--config", config(t), "--nats", cluster.StartNATS(t).URL)
 	model := mediumModel(t)
 	procs := map[string]*cluster.Process{}
+	patient := filepath.Join(t.TempDir(), "worker.yaml") // a killed peer shows by its end, and a starved one is none
+	if err := os.WriteFile(patient, []byte("kv: {peer_silence: 30s, handshake_timeout: 30s, dial_timeout: 30s}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	start := func(role fleet.Role, id string) {
-		procs[id] = r.Worker(t, role, "--id", id, "--model", model)
+		procs[id] = r.Worker(t, role, "--id", id, "--model", model, "--config", patient)
 	}
 	start(fleet.Prefill, "prefill-0")
 	start(fleet.Prefill, "prefill-1")
 	start(fleet.Decode, "decode-0")
-	r.WaitServing(t, 30*time.Second, 2, 1)
+	r.WaitServing(t, time.Minute, 2, 1)
 	client := cluster.NewClient(t)
 	moved := func() (units, resumed float64) {
 		t.Helper()

@@ -27,9 +27,10 @@ func TestMain(m *testing.M) {
 	os.Exit(cluster.Main(m))
 }
 
-// settings are short where a test would have to wait for them.
+// settings are short where a test would have to wait for them, and long enough
+// for a starved machine to take in what is too large.
 const settings = `
-read_timeout: 1s
+read_timeout: 4s
 public_metrics: true
 `
 

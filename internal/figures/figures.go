@@ -49,10 +49,11 @@ type Book struct {
 func Open(dir, name string) (*Book, error) {
 	b := &Book{date: time.Now().UTC().Format("2006-01-02"), device: Device()}
 	b.rawPath = filepath.Join(dir, "raw", b.date+"-"+name+".log")
-	var err error
-	if b.commit, err = head(); err != nil {
-		return nil, err
+	commit, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output()
+	if err != nil {
+		return nil, fmt.Errorf("git rev-parse: %w", err)
 	}
+	b.commit = strings.TrimSpace(string(commit))
 	if b.raw, err = appendTo(b.rawPath); err != nil {
 		return nil, err
 	}
@@ -64,22 +65,9 @@ func Open(dir, name string) (*Book, error) {
 	return b, nil
 }
 
-// head is the commit that is checked out.
-func head() (string, error) {
-	commit, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output()
-	if err != nil {
-		return "", fmt.Errorf("git rev-parse: %w", err)
-	}
-	return strings.TrimSpace(string(commit)), nil
-}
-
-// Here says which figures of DIR/results/NAME.jsonl are of the commit that is
-// checked out.
-func Here(dir, name string) (map[string]bool, error) {
-	commit, err := head()
-	if err != nil {
-		return nil, err
-	}
+// Here says which figures of DIR/results/NAME.jsonl were measured of what is
+// checked out, as far as paths go: no commit since has changed anything there.
+func Here(dir, name string, paths ...string) (map[string]bool, error) {
 	lines, err := os.Open(filepath.Join(dir, "results", name+".jsonl"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -91,9 +79,12 @@ func Here(dir, name string) (map[string]bool, error) {
 	if err := Newest(newest, lines); err != nil {
 		return nil, fmt.Errorf("%s: %w", lines.Name(), err)
 	}
-	here := map[string]bool{}
+	same, here := map[string]bool{}, map[string]bool{}
 	for name, f := range newest {
-		here[name] = f.Commit == commit
+		if _, known := same[f.Commit]; !known {
+			same[f.Commit] = exec.Command("git", append([]string{"diff", "--quiet", f.Commit, "HEAD", "--"}, paths...)...).Run() == nil
+		}
+		here[name] = same[f.Commit]
 	}
 	return here, nil
 }

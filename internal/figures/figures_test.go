@@ -32,10 +32,10 @@ func TestBook(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := newest["unit.x"]
-	if here, err := Here(dir, "unit"); err != nil || len(here) != 1 || !here["unit.x"] {
+	if here, err := Here(dir, "unit", "."); err != nil || len(here) != 1 || !here["unit.x"] {
 		t.Errorf("of this commit: %v, %v", here, err)
 	}
-	if here, err := Here(dir, "other"); err != nil || len(here) != 0 {
+	if here, err := Here(dir, "other", "."); err != nil || len(here) != 0 {
 		t.Errorf("nothing was measured: %v, %v", here, err)
 	}
 	if len(newest) != 1 || g.Value != 4 || g.PeerValue != 2 || g.Ratio != 2 || g.Runs != 3 || g.Commit == "" {

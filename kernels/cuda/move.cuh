@@ -64,6 +64,14 @@ struct xk_mark {
   cudaEvent_t event;
 };
 
+// Lists of pairs that kernels read; freed is theirs to write.
+struct PairRing {
+  static constexpr int PAIRS = 1 << 17;
+  xk_pair *pairs = nullptr, *device = nullptr; // pinned, as is freed; and their copy
+  uint64_t *freed = nullptr;
+  uint64_t head = 0;
+};
+
 struct xk_peer {
   xk_ctx *c;
   std::mutex mu;
@@ -74,9 +82,9 @@ struct xk_peer {
   int blocks = 0;
   Side to;
   unsigned *ticket = nullptr; // zero between launches
-  static constexpr int LANES = 4; // of copy engines
-  cudaStream_t stream = nullptr, lanes[LANES] = {};
-  cudaEvent_t fork = nullptr, join[LANES] = {};
+  PairRing ring;
+  cudaStream_t stream = nullptr, engine = nullptr;
+  cudaEvent_t fork = nullptr, join = nullptr;
 };
 
 struct xk_region {
@@ -100,8 +108,11 @@ struct Moves {
   std::vector<xk_peer *> peers;
   static constexpr int VERIFIERS = 2;
   Verifier verifiers[VERIFIERS];
-  std::mutex move[2];                 // [to host]
-  cudaStream_t move_stream[2] = {};
+  struct Way { // to the device, to the host
+    std::mutex mu;
+    cudaStream_t stream = nullptr, side = nullptr; // side: for a second copy engine
+    cudaEvent_t fork = nullptr, join = nullptr;
+  } ways[2];
 };
 
 int32_t xk_mark_make(xk_ctx *c, cudaStream_t s, xk_mark **out);

@@ -66,14 +66,16 @@ int32_t fill(xk_peer *p, void *flags) {
   p->to = Side(c->cfg, p->blocks, p->region);
   XK_TRY(cudaMalloc(&p->ticket, sizeof *p->ticket));
   XK_TRY(cudaMemset(p->ticket, 0, sizeof *p->ticket));
+  XK_TRY(cudaHostAlloc(reinterpret_cast<void **>(&p->ring.pairs), PairRing::PAIRS * sizeof(xk_pair) + 64, cudaHostAllocMapped));
+  p->ring.freed = reinterpret_cast<uint64_t *>(p->ring.pairs + PairRing::PAIRS);
+  *p->ring.freed = 0;
+  XK_TRY(cudaMalloc(&p->ring.device, PairRing::PAIRS * sizeof(xk_pair)));
   int least, greatest;
   XK_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   XK_TRY(cudaStreamCreateWithPriority(&p->stream, cudaStreamNonBlocking, greatest));
+  XK_TRY(cudaStreamCreateWithPriority(&p->engine, cudaStreamNonBlocking, greatest));
   XK_TRY(cudaEventCreateWithFlags(&p->fork, cudaEventDisableTiming));
-  for (int i = 0; i < xk_peer::LANES; i++) {
-    XK_TRY(cudaStreamCreateWithPriority(&p->lanes[i], cudaStreamNonBlocking, greatest));
-    XK_TRY(cudaEventCreateWithFlags(&p->join[i], cudaEventDisableTiming));
-  }
+  XK_TRY(cudaEventCreateWithFlags(&p->join, cudaEventDisableTiming));
   XK_TRY(cudaDeviceSynchronize());
   std::lock_guard<std::mutex> hold(c->moves->mu);
   c->moves->peers.push_back(p);
@@ -82,13 +84,13 @@ int32_t fill(xk_peer *p, void *flags) {
 
 void destroy(xk_peer *p) {
   cudaSetDevice(p->c->cfg.device);
-  if (p->stream) cudaStreamDestroy(p->stream);
-  if (p->fork) cudaEventDestroy(p->fork);
-  for (int i = 0; i < xk_peer::LANES; i++) {
-    if (p->lanes[i]) cudaStreamDestroy(p->lanes[i]);
-    if (p->join[i]) cudaEventDestroy(p->join[i]);
-  }
+  for (cudaStream_t s : {p->stream, p->engine})
+    if (s) cudaStreamDestroy(s);
+  for (cudaEvent_t e : {p->fork, p->join})
+    if (e) cudaEventDestroy(e);
   if (p->ticket) cudaFree(p->ticket);
+  if (p->ring.device) cudaFree(p->ring.device);
+  if (p->ring.pairs) cudaFreeHost(p->ring.pairs);
   if (p->pinned) cudaHostUnregister(p->pinned);
   if (p->mapped) cudaIpcCloseMemHandle(p->region);
   cudaGetLastError();
@@ -125,10 +127,17 @@ int32_t xk_export(xk_ctx *c, void *handle) {
   return XK_OK;
 }
 
-int32_t xk_flag_clear(xk_ctx *c, int32_t line) {
+int32_t xk_flag(xk_ctx *c, int32_t line, void **device) {
   if (line < 0 || line >= XK_FLAG_LINES || !c->blocks) return xk_fail(XK_INVALID, "flag line %d of %d", line, XK_FLAG_LINES);
+  *device = c->region + Parts(c->cfg, c->blocks).flags + int64_t(line) * XK_FLAG_STRIDE;
+  return XK_OK;
+}
+
+int32_t xk_flag_clear(xk_ctx *c, int32_t line) {
+  void *at;
+  XK_OK_OR_RETURN(xk_flag(c, line, &at));
   XK_TRY(cudaSetDevice(c->cfg.device));
-  XK_TRY(cudaMemset(c->region + Parts(c->cfg, c->blocks).flags + int64_t(line) * XK_FLAG_STRIDE, 0, 8));
+  XK_TRY(cudaMemset(at, 0, 8));
   return XK_OK;
 }
 
@@ -262,7 +271,10 @@ int32_t xk_moves_open(xk_ctx *c) {
     XK_TRY(cudaEventCreateWithFlags(&v.done, cudaEventDisableTiming));
     XK_OK_OR_RETURN(xk_alloc_pinned(c, &v.bad, Verifier::MOST));
   }
-  for (cudaStream_t &s : c->moves->move_stream) XK_TRY(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, greatest));
+  for (Moves::Way &w : c->moves->ways) {
+    for (cudaStream_t *s : {&w.stream, &w.side}) XK_TRY(cudaStreamCreateWithPriority(s, cudaStreamNonBlocking, greatest));
+    for (cudaEvent_t *e : {&w.fork, &w.join}) XK_TRY(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
+  }
   return xk_hostmove_init();
 }
 
@@ -274,8 +286,12 @@ void xk_moves_close(xk_ctx *c) {
     if (v.stream) cudaStreamDestroy(v.stream);
     if (v.done) cudaEventDestroy(v.done);
   }
-  for (cudaStream_t s : c->moves->move_stream)
-    if (s) cudaStreamDestroy(s);
+  for (Moves::Way &w : c->moves->ways) {
+    for (cudaStream_t s : {w.stream, w.side})
+      if (s) cudaStreamDestroy(s);
+    for (cudaEvent_t e : {w.fork, w.join})
+      if (e) cudaEventDestroy(e);
+  }
   delete c->moves;
   c->moves = nullptr;
 }

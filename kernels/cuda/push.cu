@@ -1,31 +1,54 @@
 // Pushes blocks into a peer's pool: rows, digests and row counts, then a flag.
 //
-// A unit is a chunk of a block of a layer. CTAs take units in turn and copy them
-// with 16-byte loads and stores, several in flight a thread; the CTA with a
-// block's first chunk also takes its digests. What ends a push: each CTA's stores,
-// a barrier, one thread's fence for the whole system, a ticket; the last CTA sets
-// the flag, in the peer's device memory and in host memory (PTX ISA, "Memory
-// Consistency Model": the barrier and the ticket make the fence cumulative).
+// A unit is a chunk of a block of a layer. Each CTA has a run of units and copies
+// them with 16-byte loads and stores, 64 bytes in flight a thread. Where the next
+// units lie is looked up while these are copied, and digests are loaded before a
+// batch's rows and stored behind them, so that nobody waits for either. What ends
+// a push: each CTA's stores, a barrier, one thread's fence for the whole system, a
+// ticket; the last CTA sets the flag, in the peer's device memory and in host
+// memory (PTX ISA, "Memory Consistency Model": the barrier and the ticket make the
+// fence cumulative).
 //
-// Long runs of consecutive blocks go by the copy engines instead, on several
-// streams since one copy's start hides behind another's bytes, and the same
-// kernel, without rows, ends them.
-// Bound by the link: 369 GB/s for stores, 397 for copy engines over NVLink 4.
+// A short list of blocks travels as a parameter, a long one lies in a ring of
+// pinned memory: 32 KB of parameters delay a launch by some 8 us, the first read
+// over PCIe by one. A push that waits for an event has its list copied to the
+// device meanwhile.
+//
+// Long runs of consecutive blocks go by the copy engine instead, in one batch,
+// while the kernel takes their digests.
+// Bound by the link: 369 GB/s for stores, 397 for the copy engine over NVLink 4.
 // Oracle: host copies of both pools (move_test.go).
 #include <algorithm>
+#include <cstring>
+#include <vector>
 
 #include "move.cuh"
 
 namespace {
 
+constexpr int SMALL = 128; // pairs of a list that travels as a parameter
+
 struct Job {
   Side from, to;
-  int64_t run;        // bytes of a block of a layer; 0: digests only
+  int64_t run;        // bytes of a block of a layer
   int heads, layer, n_layers, n_pairs;
-  int chunk, chunks;  // bytes, of a block
+  bool rows;          // else digests only
+  int chunk, chunks;  // bytes; chunks of a block
+  const xk_pair *list; // null: the parameter
   unsigned *ticket;
-  uint64_t *device_flag, *host_flag; // null: none is set
-  uint64_t value;
+  uint64_t *device_flag, *host_flag;
+  uint64_t value;     // 0: no flag
+  uint64_t *freed;    // null: nothing of the ring
+  uint64_t head;      // what is free once this is done
+};
+
+constexpr int THREADS = 512, DEPTH = 4, BATCH = 16; // DEPTH: vectors in flight a thread; BATCH: units
+
+struct Unit {
+  const uint4 *src;
+  uint4 *dst;
+  int64_t from, to; // digests of its block, -1 for chunks but the first
+  int vectors;
 };
 
 __device__ __forceinline__ uint4 load_once(const uint4 *p) {
@@ -33,77 +56,146 @@ __device__ __forceinline__ uint4 load_once(const uint4 *p) {
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
-__device__ __forceinline__ void store_release(uint64_t *p, uint64_t v) { asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+__device__ __forceinline__ void store_system(uint64_t *p, uint64_t v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 
-template <int THREADS, int DEPTH, int N>
-__global__ __launch_bounds__(THREADS) void push_kernel(const __grid_constant__ Job j, const __grid_constant__ List<xk_pair, N> pairs) {
+__global__ __launch_bounds__(THREADS) void push_kernel(const __grid_constant__ Job j, const __grid_constant__ List<xk_pair, SMALL> small) {
+  __shared__ Unit batch[BATCH];
   const int units = j.n_layers * j.n_pairs * j.chunks;
-  for (int u = blockIdx.x; u < units; u += gridDim.x) {
-    int block = u / j.chunks, chunk = u - block * j.chunks;
-    int l = block / j.n_pairs, layer = j.layer + l;
-    xk_pair p = pairs.at[block - l * j.n_pairs];
-    if (chunk == 0 && threadIdx.x < j.heads) { // head_dim is at least 8, so there may be many
-      for (int h = threadIdx.x; h < j.heads; h += THREADS) {
-        int64_t s = layer * j.from.layer_slots + int64_t(p.src) * j.heads + h, d = layer * j.to.layer_slots + int64_t(p.dst) * j.heads + h;
-        j.to.digest[d] = j.from.digest[s], j.to.filled[d] = j.from.filled[s];
+  const int first = int(int64_t(units) * blockIdx.x / gridDim.x), end = int(int64_t(units) * (blockIdx.x + 1) / gridDim.x);
+  int block = 0;
+  xk_pair next = {};
+  auto look = [&](int u) { // the pair of unit u, which a thread waits for when it uses it
+    block = u / j.chunks;
+    int i = block - block / j.n_pairs * j.n_pairs;
+    next = j.list ? j.list[i] : small.at[i];
+  };
+  if (first + int(threadIdx.x) < end && threadIdx.x < BATCH) look(first + threadIdx.x);
+  for (int base = first; base < end; base += BATCH) {
+    const int n = min(BATCH, end - base);
+    if (threadIdx.x < n) {
+      const int u = base + threadIdx.x, chunk = u - block * j.chunks, layer = j.layer + block / j.n_pairs;
+      const int64_t at = int64_t(chunk) * j.chunk;
+      Unit t;
+      t.src = reinterpret_cast<const uint4 *>(j.from.rows + layer * j.from.layer_bytes + next.src * j.run + at);
+      t.dst = reinterpret_cast<uint4 *>(j.to.rows + layer * j.to.layer_bytes + next.dst * j.run + at);
+      t.vectors = j.chunk ? int(min(int64_t(j.chunk), j.run - at)) / 16 : 0;
+      t.from = chunk ? -1 : layer * j.from.layer_slots + int64_t(next.src) * j.heads;
+      t.to = layer * j.to.layer_slots + int64_t(next.dst) * j.heads;
+      batch[threadIdx.x] = t;
+      if (u + BATCH < end) look(u + BATCH);
+    }
+    __syncthreads();
+
+    uint64_t digest = 0;
+    uint16_t filled = 0;
+    int64_t to = -1;
+    auto load_digest = [&](int i) {
+      const int u = i / j.heads, head = i - u * j.heads;
+      to = -1;
+      if (batch[u].from < 0) return;
+      digest = j.from.digest[batch[u].from + head], filled = j.from.filled[batch[u].from + head];
+      to = batch[u].to + head;
+    };
+    auto store_digest = [&] {
+      if (to >= 0) j.to.digest[to] = digest, j.to.filled[to] = filled;
+    };
+    if (threadIdx.x < n * j.heads) load_digest(threadIdx.x);
+    for (int u = 0; u < n; u++) {
+      const uint4 *src = batch[u].src;
+      uint4 *dst = batch[u].dst;
+      const int vectors = batch[u].vectors;
+      for (int i = threadIdx.x; i < vectors; i += THREADS * DEPTH) {
+        uint4 v[DEPTH];
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++)
+          if (i + k * THREADS < vectors) v[k] = load_once(src + i + k * THREADS);
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++)
+          if (i + k * THREADS < vectors) dst[i + k * THREADS] = v[k];
       }
     }
-    int64_t at = int64_t(chunk) * j.chunk;
-    const uint4 *src = reinterpret_cast<const uint4 *>(j.from.rows + layer * j.from.layer_bytes + p.src * j.run + at);
-    uint4 *dst = reinterpret_cast<uint4 *>(j.to.rows + layer * j.to.layer_bytes + p.dst * j.run + at);
-    int n = int(min(int64_t(j.chunk), j.run - at)) / 16;
-    for (int i = threadIdx.x; i < n; i += THREADS * DEPTH) {
-      uint4 v[DEPTH];
-#pragma unroll
-      for (int k = 0; k < DEPTH; k++)
-        if (i + k * THREADS < n) v[k] = load_once(src + i + k * THREADS);
-#pragma unroll
-      for (int k = 0; k < DEPTH; k++)
-        if (i + k * THREADS < n) dst[i + k * THREADS] = v[k];
+    store_digest();
+    for (int i = threadIdx.x + THREADS; i < n * j.heads; i += THREADS) {
+      load_digest(i);
+      store_digest();
     }
+    __syncthreads();
   }
-  if (!j.value) return;
-  __syncthreads();
+  if (!j.value && !j.freed) return;
   if (threadIdx.x) return;
   __threadfence_system();
   if (atomicAdd(j.ticket, 1) != gridDim.x - 1) return;
   *j.ticket = 0;
   __threadfence_system();
-  store_release(j.device_flag, j.value);
-  store_release(j.host_flag, j.value);
+  if (j.value) store_system(j.device_flag, j.value), store_system(j.host_flag, j.value);
+  if (j.freed) store_system(j.freed, j.head);
 }
 
-// How a push of so many bytes is cut.
-struct Cut {
-  int threads, depth, ctas;
-};
-
-Cut cut(int64_t bytes, int sms, int most) {
-  Cut c = {1024, 4, sms};
-  if (bytes <= int64_t(4) << 20) c = {512, 1, sms};      // a chunk of 8 KiB: all multiprocessors share 1 MiB
-  else if (bytes <= int64_t(32) << 20) c = {1024, 2, sms};
-  if (most > 0) c.ctas = std::min(c.ctas, most);
-  return c;
-}
-
-template <int N> int32_t start(const Cut &c, cudaStream_t s, const Job &j, const List<xk_pair, N> &pairs) {
-  int64_t units = int64_t(j.n_layers) * j.n_pairs * j.chunks;
-  int grid = int(std::max<int64_t>(1, std::min<int64_t>(c.ctas, units)));
-  if (c.depth == 1) push_kernel<512, 1, N><<<grid, 512, 0, s>>>(j, pairs);
-  else if (c.depth == 2) push_kernel<1024, 2, N><<<grid, 1024, 0, s>>>(j, pairs);
-  else push_kernel<1024, 4, N><<<grid, 1024, 0, s>>>(j, pairs);
+// A chunk is 32 KiB, which a CTA has in flight at once; less where there would
+// be too few for all of them.
+int32_t start(xk_peer *p, int ctas, Job j, const List<xk_pair, SMALL> &list) {
+  const int64_t blocks = int64_t(j.n_layers) * j.n_pairs;
+  j.chunk = int(std::min<int64_t>(j.rows ? j.run : 0, THREADS * DEPTH * 16));
+  while (j.chunk > THREADS * 16 && blocks * div_up(j.run, j.chunk) < ctas) j.chunk = int(round_up(j.chunk / 2, 16));
+  j.chunks = j.chunk ? div_up(j.run, j.chunk) : 1;
+  int grid = int(std::max<int64_t>(1, std::min<int64_t>(ctas, blocks * j.chunks)));
+  push_kernel<<<grid, THREADS, 0, p->stream>>>(j, list);
   XK_TRY(cudaGetLastError());
   return XK_OK;
 }
 
-// The flag goes with the last piece: the kernels before it are complete then.
-int32_t by_kernel(xk_peer *p, const Job &whole, const Cut &c, const xk_pair *pairs) {
-  return in_pieces(pairs, whole.n_pairs, [&](const auto &list, int first, int n) {
-    Job j = whole;
-    j.n_pairs = n;
-    if (first + n < whole.n_pairs) j.value = 0;
-    return start(c, p->stream, j, list);
-  });
+// What a push waits for.
+struct When {
+  cudaEvent_t events[2] = {};
+  bool any() const { return events[0] || events[1]; }
+  int32_t wait(cudaStream_t s) const {
+    for (cudaEvent_t e : events)
+      if (e) XK_TRY(cudaStreamWaitEvent(s, e, 0));
+    return XK_OK;
+  }
+};
+
+// Room for n pairs in a row, if the ring has it: [head, head + n) of an endless
+// tape, of which a launch frees all before its own end.
+xk_pair *take(PairRing &r, int n, uint64_t *head) {
+  uint64_t at = r.head, left = PairRing::PAIRS - at % PairRing::PAIRS;
+  if (uint64_t(n) > left) at += left; // not around the corner
+  uint64_t freed = __atomic_load_n(r.freed, __ATOMIC_ACQUIRE);
+  if (n > PairRing::PAIRS || at + n - freed > PairRing::PAIRS) return nullptr;
+  *head = at + n;
+  return r.pairs + at % PairRing::PAIRS;
+}
+
+int32_t by_kernel(xk_peer *p, const When &when, const Job &whole, int ctas, const xk_pair *pairs) {
+  List<xk_pair, SMALL> list;
+  Job j = whole;
+  uint64_t head;
+  if (whole.n_pairs <= SMALL) {
+    XK_OK_OR_RETURN(when.wait(p->stream));
+    memcpy(list.at, pairs, whole.n_pairs * sizeof *pairs);
+    return start(p, ctas, j, list);
+  }
+  if (xk_pair *at = take(p->ring, whole.n_pairs, &head)) {
+    memcpy(at, pairs, whole.n_pairs * sizeof *pairs);
+    j.list = at, j.freed = p->ring.freed, j.head = head;
+    if (when.any()) {
+      xk_pair *there = p->ring.device + (at - p->ring.pairs);
+      XK_TRY(cudaMemcpyAsync(there, at, whole.n_pairs * sizeof *pairs, cudaMemcpyHostToDevice, p->stream));
+      j.list = there;
+    }
+    XK_OK_OR_RETURN(when.wait(p->stream));
+    XK_OK_OR_RETURN(start(p, ctas, j, list));
+    p->ring.head = head;
+    return XK_OK;
+  }
+  XK_OK_OR_RETURN(when.wait(p->stream));
+  for (int first = 0; first < whole.n_pairs; first += SMALL) { // in pieces, the flag with the last
+    j.n_pairs = std::min(SMALL, whole.n_pairs - first);
+    memcpy(list.at, pairs + first, j.n_pairs * sizeof *pairs);
+    j.value = first + j.n_pairs < whole.n_pairs ? 0 : whole.value;
+    XK_OK_OR_RETURN(start(p, ctas, j, list));
+  }
+  return XK_OK;
 }
 
 int run_length(const xk_pair *pairs, int n) {
@@ -112,28 +204,38 @@ int run_length(const xk_pair *pairs, int n) {
   return k;
 }
 
-int32_t by_engine(xk_peer *p, const Job &j, const xk_pair *pairs) {
-  XK_TRY(cudaEventRecord(p->fork, p->stream));
-  for (cudaStream_t s : p->lanes) XK_TRY(cudaStreamWaitEvent(s, p->fork, 0));
-  int lane = 0;
+int32_t by_engine(xk_peer *p, const When &when, const Job &j, const xk_pair *pairs) {
+  std::vector<void *> to;
+  std::vector<const void *> from;
+  std::vector<size_t> sizes;
   for (int layer = j.layer; layer < j.layer + j.n_layers; layer++) {
     for (int i = 0, k; i < j.n_pairs; i += k) {
       k = run_length(pairs + i, j.n_pairs - i);
-      const uint8_t *src = j.from.rows + layer * j.from.layer_bytes + pairs[i].src * j.run;
-      uint8_t *dst = j.to.rows + layer * j.to.layer_bytes + pairs[i].dst * j.run;
-      XK_TRY(cudaMemcpyAsync(dst, src, k * j.run, cudaMemcpyDeviceToDevice, p->lanes[lane++ % xk_peer::LANES]));
+      from.push_back(j.from.rows + layer * j.from.layer_bytes + pairs[i].src * j.run);
+      to.push_back(j.to.rows + layer * j.to.layer_bytes + pairs[i].dst * j.run);
+      sizes.push_back(k * j.run);
     }
   }
-  for (int i = 0; i < xk_peer::LANES; i++) {
-    XK_TRY(cudaEventRecord(p->join[i], p->lanes[i]));
-    XK_TRY(cudaStreamWaitEvent(p->stream, p->join[i], 0));
-  }
-  Job seal = j;
-  seal.run = 0, seal.chunks = 1;
-  return by_kernel(p, seal, {512, 1, 8}, pairs);
+  Job rest = j; // digests, beside the copies
+  rest.rows = false, rest.value = 0;
+  XK_OK_OR_RETURN(when.wait(p->stream));
+  XK_TRY(cudaEventRecord(p->fork, p->stream));
+  XK_TRY(cudaStreamWaitEvent(p->engine, p->fork, 0));
+  cudaMemcpyAttributes how = {};
+  how.srcAccessOrder = cudaMemcpySrcAccessOrderStream, how.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+  size_t all = 0;
+  XK_TRY(cudaMemcpyBatchAsync(to.data(), from.data(), sizes.data(), to.size(), &how, &all, 1, p->engine));
+  if (j.heads) XK_OK_OR_RETURN(by_kernel(p, {}, rest, 4, pairs));
+  XK_TRY(cudaEventRecord(p->join, p->engine));
+  XK_TRY(cudaStreamWaitEvent(p->stream, p->join, 0));
+  rest.n_pairs = 0, rest.value = j.value;
+  return j.value ? by_kernel(p, {}, rest, 1, pairs) : XK_OK;
 }
 
-constexpr int64_t LONG_RUN = int64_t(1) << 20; // bytes on average, from which engines are as fast
+// Bytes on average from which AUTO takes the copy engine. It is as fast for runs of
+// 64 KiB, but each costs the calling thread some 0.7 us: a call that is to return
+// soon wants fewer.
+constexpr int64_t LONG_RUN = 256 << 10;
 
 int32_t check(const xk_peer *p, const xk_push_args &a, const xk_pair *pairs) {
   const xk_config &g = p->c->cfg;
@@ -143,7 +245,7 @@ int32_t check(const xk_peer *p, const xk_push_args &a, const xk_pair *pairs) {
   for (int i = 0; i < a.n_pairs; i++)
     if (pairs[i].src < 0 || pairs[i].src >= p->c->blocks || pairs[i].dst < 0 || pairs[i].dst >= p->blocks)
       return xk_fail(XK_INVALID, "push of block %d to %d: pools have %d and %d", pairs[i].src, pairs[i].dst, p->c->blocks, p->blocks);
-  if (int64_t(a.n_layers) * a.n_pairs * div_up(xk_block_run(g), 8192) > INT32_MAX) return xk_fail(XK_INVALID, "push of %d blocks of %d layers: too many at once", a.n_pairs, a.n_layers);
+  if (int64_t(a.n_layers) * a.n_pairs * std::max(div_up(xk_block_run(g), 8192), g.kv_heads) > INT32_MAX) return xk_fail(XK_INVALID, "push of %d blocks of %d layers: too many at once", a.n_pairs, a.n_layers);
   return XK_OK;
 }
 
@@ -156,32 +258,27 @@ int32_t xk_push(xk_peer *p, const xk_push_args *args, const xk_pair *pairs) {
   const xk_config &g = c->cfg;
   XK_TRY(cudaSetDevice(g.device));
   std::lock_guard<std::mutex> hold(p->mu);
+  When when;
+  when.events[0] = static_cast<cudaEvent_t>(a.after);
   if (a.after_step) {
     int half = int((c->launched + 1) % 2); // of the step launched last
     if (!c->launched || !c->layer_events[half]) return xk_fail(XK_INVALID, "the step launched last records no layers");
-    XK_TRY(cudaStreamWaitEvent(p->stream, c->layer_done[half][a.layer + a.n_layers - 1], 0));
+    when.events[1] = c->layer_done[half][a.layer + a.n_layers - 1];
   }
   Job j = {};
   j.from = Side(g, c->blocks, c->region), j.to = p->to;
-  j.run = xk_block_run(g), j.heads = g.kv_heads, j.layer = a.layer, j.n_layers = a.n_layers, j.n_pairs = a.n_pairs;
-  j.chunks = 1;
-  j.ticket = p->ticket, j.value = a.value;
+  j.run = xk_block_run(g), j.heads = a.rows_only ? 0 : g.kv_heads, j.layer = a.layer, j.n_layers = a.n_layers, j.n_pairs = a.n_pairs;
+  j.rows = true, j.ticket = p->ticket, j.value = a.value;
   int64_t line = int64_t(a.line) * XK_FLAG_STRIDE;
   j.device_flag = reinterpret_cast<uint64_t *>(p->region + Parts(g, p->blocks).flags + line);
   j.host_flag = reinterpret_cast<uint64_t *>(p->host_flags + line);
-  if (a.n_pairs == 0) {
-    List<xk_pair, 1> none = {};
-    return a.value ? start(Cut{512, 1, 1}, p->stream, j, none) : XK_OK;
-  }
+  if (a.n_pairs == 0) return a.value ? by_kernel(p, when, j, 1, pairs) : XK_OK;
   bool copy = a.engine == XK_COPY;
   if (a.engine == XK_AUTO) {
     int runs = 0;
     for (int i = 0; i < a.n_pairs; i += run_length(pairs + i, a.n_pairs - i)) runs++;
     copy = a.n_pairs * j.run / runs >= LONG_RUN;
   }
-  if (copy) return by_engine(p, j, pairs);
-  Cut how = cut(j.run * a.n_pairs * a.n_layers, c->sms, a.ctas);
-  j.chunk = std::min<int64_t>(how.threads * how.depth * 16, j.run);
-  j.chunks = div_up(j.run, j.chunk);
-  return by_kernel(p, j, how, pairs);
+  if (copy) return by_engine(p, when, j, pairs);
+  return by_kernel(p, when, j, a.ctas ? a.ctas : c->sms, pairs);
 }

@@ -190,8 +190,10 @@ typedef struct {
   int32_t layer, n_layers, n_pairs;
   int32_t engine, ctas;  // ctas: at most, 0 chooses
   int32_t after_step;    // wait for the last of the layers in the step launched last
-  int32_t line, _pad;
+  int32_t line;
+  int32_t rows_only;     // for measuring: no digests, no row counts
   uint64_t value;        // 0: no flag
+  void *after;           // a cudaEvent_t to wait for, or NULL
 } xk_push_args;
 typedef struct {
   int32_t layer, block, first_pos, rows;
@@ -229,6 +231,7 @@ int32_t xk_mark_free(xk_mark *m);
 int32_t xk_fill_random(xk_ctx *c, uint64_t seed); // every weight, as a plausible model's
 // Device time of the last waited step, and how long the device was idle before it.
 int32_t xk_last_step_us(xk_ctx *c, double *step, double *idle);
+int32_t xk_flag(xk_ctx *c, int32_t line, void **device); // the device's half of a flag
 int32_t xk_profile(int32_t on);                   // a CUDA profiler range begins or ends
 
 #ifdef __cplusplus

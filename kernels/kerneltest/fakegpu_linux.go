@@ -108,6 +108,16 @@ func (g *FakeGPU) Busy(block int32) bool {
 	return g.busy[block] > 0
 }
 
+// rot does what Spoil has asked for.
+func (g *FakeGPU) rot(layer int, block int32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if at := (kernels.Landed{Layer: layer, Block: block}); g.flips[at] {
+		delete(g.flips, at)
+		g.view.block(layer, block)[0] ^= 1
+	}
+}
+
 // Pushing tells whether a push is under way.
 func (g *FakeGPU) Pushing() bool {
 	g.mu.Lock()
@@ -115,7 +125,8 @@ func (g *FakeGPU) Pushing() bool {
 	return len(g.busy) > 0
 }
 
-// Spoil flips a bit of a block once it has landed, before it is verified.
+// Spoil flips a bit of a block: of the receiver's once it has landed, before it
+// is verified; of the sender's when it is pushed, long after its append.
 func (g *FakeGPU) Spoil(layer int, block int32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -211,13 +222,7 @@ func (g *FakeGPU) Verify(ctx context.Context, landed []kernels.Landed) ([]bool, 
 		if !g.view.has(b.Layer, b.Block) || b.Rows < 1 || b.Rows > g.layout.BlockTokens {
 			return nil, fmt.Errorf("verify %+v: out of range", b)
 		}
-		g.mu.Lock()
-		at := kernels.Landed{Layer: b.Layer, Block: b.Block}
-		if g.flips[at] {
-			delete(g.flips, at)
-			g.view.block(b.Layer, b.Block)[0] ^= 1
-		}
-		g.mu.Unlock()
+		g.rot(b.Layer, b.Block)
 		rows := make([]byte, g.layout.RowsBytes(b.Rows))
 		g.Gather(b.Layer, b.Block, 0, b.Rows, rows)
 		kernels.DigestRows(g.layout, b.Layer, b.FirstPos, b.Rows, rows, sums)
@@ -319,6 +324,9 @@ func (g *FakeGPU) use(blocks []kernels.BlockPair, n int) {
 func (p *fakePeer) run() {
 	for f := range p.pushes {
 		half := p.g.layout.BlockBytes() / 2
+		for _, b := range f.Blocks {
+			p.g.rot(f.FirstLayer, b.Src)
+		}
 		time.Sleep(p.g.Delay / 2)
 		p.copy(&f, func(dst, src []byte) { copy(dst[:half], src) })
 		time.Sleep(p.g.Delay / 2)

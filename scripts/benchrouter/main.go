@@ -90,7 +90,7 @@ func main() {
 	flag.StringVar(&o.pick, "pick", "", "the program benchpick, for the row pick")
 	flag.StringVar(&o.out, "out", "bench", "folder for results/ and raw/")
 	flag.StringVar(&o.only, "only", "", "only these rows, comma separated: nonstream, stream16, added, 100k, turn40, slow, fast, stalled, pick")
-	flag.BoolVar(&o.resume, "resume", false, "leave out rows whose figures this commit has already")
+	flag.BoolVar(&o.resume, "resume", false, "leave out rows that were measured since the router was changed")
 	flag.StringVar(&o.peers, "peers", "", "only these, comma separated: nginx, bare, vllm-router, smg, sglang-router, vllm-proxy")
 	flag.IntVar(&o.repeats, "repeats", 5, "repeats of each measurement")
 	flag.IntVar(&o.n, "n", 6000, "requests of one measurement")
@@ -108,7 +108,7 @@ func run(o options) error {
 	defer os.RemoveAll(tmp)
 	had := map[string]bool{}
 	for _, name := range []string{"router", "pick"} {
-		here, err := figures.Here(o.out, name)
+		here, err := figures.Here(o.out, name, "router", "internal/openai", "internal/fleet", "internal/clientwatch", "internal/logbuf", "scripts/benchrouter", "scripts/benchpick")
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,179 @@
+//go:build cuda && cgo && linux
+
+package cuda_test
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/memfd"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/cuda"
+)
+
+// Blocks go to host memory and into other blocks, and nothing else changes, at
+// either end.
+func TestHostMoves(t *testing.T) {
+	const blocks, units = 50, 23
+	for name, g := range geometries() {
+		w := randomWeights(g.arch, 1)
+		b := open(t, g.arch, w, cuda.Options{BlockTokens: g.blockTokens, MaxTokens: 256, MaxSeqs: 4, NoGraphs: true, Blocks: blocks})
+		noise(b, 1)
+		want := imageOf(b)
+		l := b.Layout()
+		layers, run := l.Layers, l.BlockBytes()
+		// Block-first: a unit is all layers' rows, then their digests, between gaps.
+		digestAt := layers * run
+		unit := (digestAt+layers*l.KVHeads*8+15)/16*16 + 48
+		mem, err := memfd.New("test-host", (units*unit+64+4095)/4096*4096)
+		if err != nil {
+			t.Fatal(err)
+		}
+		host, err := b.RegisterHost(mem.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := rand.New(rand.NewPCG(7, 8))
+		for i := range mem.Bytes {
+			mem.Bytes[i] = 0xa5
+		}
+		for round, e := range []kernels.Engine{kernels.Kernel, kernels.Copy, kernels.Auto, kernels.Kernel} {
+			ctas := []int{1, 0, 4, 8}[round]
+			first := round % layers
+			n := layers - first
+			var places, back []kernels.HostBlock
+			perm := r.Perm(blocks)
+			for i, u := range r.Perm(units) {
+				at := int64(64 + u*unit)
+				p := kernels.HostBlock{Block: int32(r.IntN(blocks)), Rows: at, Digests: at + int64(digestAt), Filled: g.blockTokens}
+				places = append(places, p)
+				p.Block = int32(perm[i])
+				back = append(back, p)
+			}
+			m := kernels.HostMove{Memory: host, FirstLayer: first, Layers: n, Blocks: places, LayerStride: int64(run), DigestStride: int64(8 * l.KVHeads), Engine: e, CTAs: ctas}
+			hostWant := bytes.Clone(mem.Bytes)
+			for _, p := range places {
+				for k := range n {
+					i := (first+k)*blocks + int(p.Block)
+					copy(hostWant[int(p.Rows)+k*run:], want.rows[i])
+					for h, d := range want.digests[i] {
+						for s := range 8 {
+							hostWant[int(p.Digests)+(k*l.KVHeads+h)*8+s] = byte(d >> (8 * s))
+						}
+					}
+				}
+			}
+			gather, err := b.GatherBlocks(&m)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if err := errors.Join(gather.Wait(soon(t)), gather.Wait(soon(t))); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if !bytes.Equal(mem.Bytes, hostWant) {
+				t.Fatalf("%s, engine %d: host memory is not what it should be", name, e)
+			}
+			next := image{slices.Clone(want.rows), slices.Clone(want.digests)}
+			for i, p := range back {
+				for k := range n {
+					to, from := (first+k)*blocks+int(p.Block), (first+k)*blocks+int(places[i].Block)
+					next.rows[to], next.digests[to] = want.rows[from], want.digests[from]
+				}
+			}
+			want = next
+			m.Blocks = back
+			scatter, err := b.ScatterBlocks(&m)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if err := scatter.Wait(soon(t)); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			want.same(t, name+": back", b)
+		}
+		if err := errors.Join(host.Close(), host.Close(), mem.Close()); err != nil {
+			t.Error(err)
+		}
+		if _, err := b.GatherBlocks(&kernels.HostMove{Memory: host, Layers: 1, Blocks: make([]kernels.HostBlock, 1)}); err == nil {
+			t.Error("moved to memory that is not registered any more")
+		}
+	}
+}
+
+// Rows that came back from the host with their digests are good, whole blocks
+// and partial ones; lists of more than one launch.
+func TestHostMovesKeepDigests(t *testing.T) {
+	a := families()["llama gqa2 8"]
+	b := open(t, a, randomWeights(a, 1), cuda.Options{Blocks: 3100, BlockTokens: 8})
+	l := b.Layout()
+	r := rand.New(rand.NewPCG(1, 2))
+	const n = 8*5 + 3
+	mustStep(t, b, kernels.Seq{Tokens: randomTokens(r, n, a.Vocab), Blocks: []int32{0, 1, 2, 3, 4, 5}})
+	unit := (l.Layers*(l.BlockBytes()+8*l.KVHeads) + 15) / 16 * 16
+	mem, err := memfd.New("test-host", (6*unit+4095)/4096*4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	host, err := b.RegisterHost(mem.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	m := kernels.HostMove{Memory: host, Layers: l.Layers, LayerStride: int64(l.BlockBytes()), DigestStride: int64(8 * l.KVHeads)}
+	for i := range 6 {
+		at := int64(i * unit)
+		m.Blocks = append(m.Blocks, kernels.HostBlock{Block: int32(i), Rows: at, Digests: at + int64(l.Layers*l.BlockBytes())})
+	}
+	out, err := b.GatherBlocks(&m)
+	if err != nil || out.Wait(soon(t)) != nil {
+		t.Fatal(err)
+	}
+	var back []kernels.HostBlock
+	var landed []kernels.Landed
+	for i := range 3000 {
+		p := m.Blocks[i%6]
+		p.Block, p.Filled = int32(100+i), min(8, n-8*(i%6))
+		back = append(back, p)
+		for layer := range l.Layers {
+			landed = append(landed, kernels.Landed{Layer: layer, Block: p.Block, FirstPos: 8 * (i % 6), Rows: p.Filled})
+		}
+	}
+	m.Blocks = back
+	in, err := b.ScatterBlocks(&m)
+	if err != nil || in.Wait(soon(t)) != nil {
+		t.Fatal(err)
+	}
+	good, err := b.Verify(soon(t), landed)
+	if err != nil || slices.Contains(good, false) {
+		t.Fatalf("rows from the host: %v", err)
+	}
+
+	bad := func(name string, change func(m *kernels.HostMove)) {
+		t.Helper()
+		m := m
+		m.Blocks = slices.Clone(m.Blocks[:2])
+		change(&m)
+		if p, err := b.GatherBlocks(&m); err == nil {
+			p.Wait(soon(t))
+			t.Errorf("%s: moved", name)
+		}
+	}
+	bad("block", func(m *kernels.HostMove) { m.Blocks[1].Block = 3100 })
+	bad("negative block", func(m *kernels.HostMove) { m.Blocks[1].Block = -1 })
+	bad("filled", func(m *kernels.HostMove) { m.Blocks[1].Filled = 9 })
+	bad("negative rows", func(m *kernels.HostMove) { m.Blocks[1].Rows = -16 })
+	bad("crooked rows", func(m *kernels.HostMove) { m.Blocks[1].Rows += 8 })
+	bad("rows past the end", func(m *kernels.HostMove) { m.Blocks[1].Rows = int64(len(mem.Bytes) - l.BlockBytes()) })
+	bad("digests past the end", func(m *kernels.HostMove) { m.Blocks[1].Digests = int64(len(mem.Bytes)) - 8 })
+	bad("huge rows", func(m *kernels.HostMove) { m.Blocks[1].Rows = 1<<63 - 16 })
+	bad("huge stride", func(m *kernels.HostMove) { m.LayerStride = 1 << 62 })
+	bad("negative stride", func(m *kernels.HostMove) { m.DigestStride = -8 })
+	bad("crooked stride", func(m *kernels.HostMove) { m.LayerStride++ })
+	bad("layers", func(m *kernels.HostMove) { m.FirstLayer = 1 })
+	bad("CTAs", func(m *kernels.HostMove) { m.CTAs = 9 })
+	bad("no memory", func(m *kernels.HostMove) { m.Memory = nil })
+}
