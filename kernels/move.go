@@ -162,7 +162,7 @@ type HostMemory interface {
 }
 
 // HostBlock is a block and where it lies in host memory, in bytes from its
-// begin: layer FirstLayer's rows as Gather packs a whole block (a multiple of
+// beginning: layer FirstLayer's rows as Gather packs a whole block (a multiple of
 // 16), and its digests, one uint64 a KV head (a multiple of 8).
 type HostBlock struct {
 	Block         int32
@@ -180,8 +180,6 @@ type HostMove struct {
 	LayerStride, DigestStride int64
 	Engine                    Engine
 	CTAs                      int // of Kernel, 1..8; 0 chooses 4
-	// AfterStep makes the device wait for all steps launched so far.
-	AfterStep bool
 }
 
 // Pending is a move under way. Each must be waited for until Wait returned

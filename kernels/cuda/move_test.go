@@ -303,6 +303,7 @@ func TestMovesRefuse(t *testing.T) {
 		"source past the pool": {Layers: 1, Blocks: pair(10, 0)},
 		"negative destination": {Layers: 1, Blocks: pair(0, -1)},
 		"past the peer's pool": {Layers: 1, Blocks: pair(0, 20)},
+		"more than the pool":   {Layers: 1, Blocks: make([]kernels.BlockPair, 21)},
 		"no layers":            {Blocks: pair(0, 0)},
 		"past the layers":      {FirstLayer: 1, Layers: 2, Blocks: pair(0, 0)},
 		"layers overflow":      {FirstLayer: 1<<63 - 1, Layers: 2, Blocks: pair(0, 0)},

@@ -239,9 +239,9 @@ constexpr int64_t LONG_RUN = 256 << 10;
 
 int32_t check(const xk_peer *p, const xk_push_args &a, const xk_pair *pairs) {
   const xk_config &g = p->c->cfg;
-  if (!xk_layers_ok(g, a.layer, a.n_layers) || a.n_pairs < 0 || a.n_pairs > 1 << 24 || a.ctas < 0 || a.engine < XK_AUTO || a.engine > XK_COPY ||
+  if (!xk_layers_ok(g, a.layer, a.n_layers) || a.n_pairs < 0 || a.n_pairs > p->blocks || a.ctas < 0 || a.engine < XK_AUTO || a.engine > XK_COPY ||
       a.line < 0 || a.line >= XK_FLAG_LINES)
-    return xk_fail(XK_INVALID, "push of %d blocks, layers %d+%d of %d, by engine %d, %d CTAs, flag line %d", a.n_pairs, a.layer, a.n_layers, g.layers, a.engine, a.ctas, a.line);
+    return xk_fail(XK_INVALID, "push of %d blocks into %d, layers %d+%d of %d, by engine %d, %d CTAs, flag line %d", a.n_pairs, p->blocks, a.layer, a.n_layers, g.layers, a.engine, a.ctas, a.line);
   for (int i = 0; i < a.n_pairs; i++)
     if (pairs[i].src < 0 || pairs[i].src >= p->c->blocks || pairs[i].dst < 0 || pairs[i].dst >= p->blocks)
       return xk_fail(XK_INVALID, "push of block %d to %d: pools have %d and %d", pairs[i].src, pairs[i].dst, p->c->blocks, p->blocks);
