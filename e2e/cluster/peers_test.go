@@ -93,7 +93,9 @@ func TestPeers(t *testing.T) {
 	want := warm(3)
 	giver.Signal(syscall.SIGSTOP)
 	ask(3, want)
-	ask(5, say(t, client, where("p"), prompt(5), "cold")) // the next one pays nothing, and goes on
+	failed, err := r.WorkerMetric("p", `xpyd_kvtier_peer_fetches_total{result="failed"}`)
+	t.Log("fetches that failed with the giver stopped:", failed, err) // none if the fleet suspected it before
+	ask(5, say(t, client, where("p"), prompt(5), "cold"))             // the next one pays nothing, and goes on
 	giver.Signal(syscall.SIGCONT)
 	cluster.Wait(t, 30*time.Second, "the giver is back", func() error {
 		f, err := r.Fleet()
