@@ -1,0 +1,117 @@
+// Command benchturns measures what it is worth, and costs, that prefill fetches
+// from decode the answer of the turn before; see scripts/bench-turns.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/xpyd/xpyd/internal/figures"
+)
+
+func main() {
+	bin := flag.String("xpyd", "", "the binary")
+	dir := flag.String("dir", "", "a folder for what runs leave")
+	rounds := flag.Int("n", 9, "rounds")
+	out := flag.String("out", "bench", "where results go")
+	flag.Parse()
+	if err := run(*bin, *dir, *rounds, *out); err != nil {
+		fmt.Fprintln(os.Stderr, "benchturns:", err)
+		os.Exit(1)
+	}
+}
+
+// result is what one run comes to.
+type result struct {
+	ttft, cpu, cached float64 // ms, seconds, tokens
+}
+
+func run(bin, dir string, rounds int, out string) error {
+	book, err := figures.Open(out, "turns")
+	if err != nil {
+		return err
+	}
+	defer book.Close()
+	var runs [2][]result // with peers, without
+	for n := range rounds {
+		for i, mode := range []string{"on", "off"} {
+			r, err := measure(bin, filepath.Join(dir, fmt.Sprint(mode, n)), mode)
+			if err != nil {
+				return err
+			}
+			runs[i] = append(runs[i], r)
+			line := fmt.Sprintf("round %d, kv_peers %s: TTFT p50 %.2f ms, CPU %.2f s, %.0f tokens cached", n+1, mode, r.ttft, r.cpu, r.cached)
+			book.Logf("%s", line)
+			fmt.Fprintln(os.Stdout, line)
+		}
+	}
+	for _, f := range []struct {
+		name, unit string
+		of         func(result) float64
+	}{
+		{"ttft_ms", "ms", func(r result) float64 { return r.ttft }},
+		{"cpu_s", "s", func(r result) float64 { return r.cpu }},
+		{"cached_tokens", "tokens", func(r result) float64 { return r.cached }},
+	} {
+		var v [2][]float64
+		for i := range v {
+			for _, r := range runs[i] {
+				v[i] = append(v[i], f.of(r))
+			}
+		}
+		fig := figures.Figure{Name: "peers.turns_" + f.name, Unit: f.unit, Peer: "ours with --kv-peers off", Command: "scripts/bench-turns",
+			Model: "stories260k, 1P1D over shared memory, 2 clients, 300 conversations of 2 turns, 40 tokens asked, 100 answered"}
+		if err := book.Add(fig.Ratios(v[0], v[1])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measure runs `xpyd up` and the conversations. The processor time is that of
+// `up` and the workers, from start to end.
+func measure(bin, dir, mode string) (r result, err error) {
+	up := exec.Command(bin, "up", "--kv-peers", mode, "--threads", "1", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", dir)
+	said, err := up.StdoutPipe()
+	if err == nil {
+		err = up.Start()
+	}
+	if err != nil {
+		return r, err
+	}
+	url := ""
+	for lines := bufio.NewScanner(said); url == "" && lines.Scan(); {
+		url, _ = strings.CutPrefix(lines.Text(), "ready ")
+	}
+	text, err := exec.Command(bin, "bench", "multiturn", "--url", url, "--endpoint", "completions", "--clients", "2", "--turns", "2", "--conversations", "300",
+		"--input", "40", "--output", "100", "--ignore-eos", "--progress", "off", "--json", "-").Output()
+	if e := up.Process.Signal(os.Interrupt); err == nil {
+		err = e
+	}
+	if e := up.Wait(); err == nil {
+		err = e
+	}
+	if err != nil {
+		return r, err
+	}
+	var report struct {
+		Phases []struct {
+			Tokens  struct{ Cached float64 }
+			Latency struct {
+				TTFT struct{ P50 float64 } `json:"ttft_ms"`
+			}
+		}
+	}
+	if err := json.Unmarshal(text, &report); err != nil || len(report.Phases) != 1 {
+		return r, fmt.Errorf("the report: %v", err)
+	}
+	p := report.Phases[0]
+	s := up.ProcessState
+	return result{p.Latency.TTFT.P50, (s.UserTime() + s.SystemTime()).Seconds(), p.Tokens.Cached}, nil
+}
