@@ -206,6 +206,7 @@ func TestQuota(t *testing.T) {
 
 // TestPolicyRows: tokens are right under each policy and block size.
 func TestPolicyRows(t *testing.T) {
+	t.Parallel()
 	for _, p := range []WritePolicy{Through, Selective, Back} {
 		for _, blockTokens := range []int{1, 16, 64, 256} {
 			t.Run(fmt.Sprint(p, blockTokens), func(t *testing.T) {

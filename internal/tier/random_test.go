@@ -84,6 +84,7 @@ func (m *model) agrees(t *Tiers) error {
 // agree with each other and with a model, and every row that the index leads
 // to is what its tokens make.
 func TestRandom(t *testing.T) {
+	t.Parallel()
 	cfg := config(t.TempDir())
 	cfg.HostBytes, cfg.DirBytes, cfg.LoadBlocks, cfg.PinShare, cfg.WriteHits = 24*page, 48*page, 32, 0.25, 2
 	gen := rand.New(rand.NewPCG(7, 7))

@@ -450,6 +450,7 @@ func TestSharedAge(t *testing.T) {
 // TestSharedRandom: two workers and somebody who does things to the store; no
 // row is ever wrong.
 func TestSharedRandom(t *testing.T) {
+	t.Parallel()
 	s := redistest.Start(t)
 	cfg := func() Config {
 		c := sharedConfig(t, s, 16)
