@@ -287,7 +287,7 @@ func writeThrough(t *testing.T, b *cuda.Backend) {
 		ratio[i] = p99[true][i] / p99[false][i]
 	}
 	t.Logf("p99 of the gap: %.2f ms without tiers, %.2f ms writing through", p99[false], p99[true])
-	result("hicache.itl_ratio", "", ratio, "p99 without tiers, ms", median(p99[false]))
+	result("hicache.itl_ratio", "", ratio, fmt.Sprintf("decoding without tiers (p99 %.2f ms)", median(p99[false])), 1)
 }
 
 func ms(d time.Duration) float64 { return float64(d) / 1e6 }
