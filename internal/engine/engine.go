@@ -38,6 +38,7 @@ type Engine struct {
 	cache   *kvcache.Cache
 	log     *slog.Logger
 	metrics *metrics
+	trace   trace
 
 	vocab      int
 	layers     int

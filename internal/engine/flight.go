@@ -23,6 +23,7 @@ type flight struct {
 	step    *kernels.Step
 	members []member
 	began   time.Time
+	launch  time.Duration // of the loop's, to describe and launch it
 }
 
 // member is one sequence's part of a flight.
@@ -80,9 +81,11 @@ func (e *Engine) launch() {
 		f = &flight{}
 	}
 	f.members = f.members[:0]
+	begin := time.Now()
 	f.step = e.build(&f.buf)
 	f.began = time.Now()
 	err := guard(func() error { return e.device.Launch(f.step) })
+	f.launch = time.Since(begin)
 	draw := 0
 	for i, q := range e.batch {
 		f.members = append(f.members, member{q, q.chunk})
@@ -106,6 +109,7 @@ func (e *Engine) launch() {
 func (e *Engine) settle() {
 	f := e.flights[0]
 	var results []kernels.Result
+	asked := time.Now()
 	err := guard(func() (err error) {
 		results, err = e.device.Await()
 		if err == nil {
@@ -125,6 +129,7 @@ func (e *Engine) settle() {
 		return
 	}
 	e.record(nil)
+	e.note(f, now.Sub(asked), took)
 	e.pace.step(took, f.members)
 	e.land(f)
 	// Advance all before delivering any: delivery can end a request with

@@ -38,6 +38,7 @@ func (w *Worker) newHTTP() *fasthttp.Server {
 		"GET /metrics":              metrics,
 		"GET /query":                w.serveQuery,
 		"GET /debug/ledger":         w.serveLedger,
+		"GET /debug/steps":          w.serveSteps,
 		"GET /xpyd/v1/lifeline":     w.serveLifeline,
 		"POST /xpyd/v1/prefill":     w.servePrefillLeg,
 		"POST /xpyd/v1/drain":       func(ctx *fasthttp.RequestCtx) { w.serveControl(ctx, w.Drain) },

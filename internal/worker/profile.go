@@ -1,6 +1,12 @@
 package worker
 
-import "github.com/valyala/fasthttp"
+import (
+	"encoding/json"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/openai"
+)
 
 // serveProfile turns profiling on and off and hands the profile out; see
 // profile.Serve.
@@ -8,4 +14,14 @@ func (w *Worker) serveProfile(ctx *fasthttp.RequestCtx) {
 	if err := w.profile.Serve(ctx); err != nil {
 		writeError(ctx, err)
 	}
+}
+
+// serveSteps lists the newest steps with prompts in them: where their time went.
+func (w *Worker) serveSteps(ctx *fasthttp.RequestCtx) {
+	body, err := json.Marshal(w.engine.Steps())
+	if err != nil {
+		writeError(ctx, openai.Internal("%v", err))
+		return
+	}
+	writeJSON(ctx, fasthttp.StatusOK, body)
 }

@@ -1,0 +1,75 @@
+package engine
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// StepRecord is one step that carried a piece of a prompt, for /debug/steps: where
+// its time went, on the host and on the device.
+type StepRecord struct {
+	Began  time.Time     `json:"began"` // its launch, or the end of the step before it if that was later
+	Seqs   int           `json:"seqs"`
+	Tokens int           `json:"tokens"`
+	Layers bool          `json:"layers"`    // somebody heard of each layer: a push
+	Launch time.Duration `json:"launch_ns"` // describing and launching it
+	Wait   time.Duration `json:"wait_ns"`   // in Await, OnLayer included
+	Took   time.Duration `json:"took_ns"`   // from Began to its results
+	// Of the device, microseconds: the step itself, and how long it idled before it.
+	// 0 where the backend does not say.
+	Device float64 `json:"device_us"`
+	Idle   float64 `json:"idle_us"`
+}
+
+// stepTimer is a backend that knows how long the device took for the step awaited
+// last (kernels/cuda).
+type stepTimer interface {
+	LastStepTime() (step, idle float64, err error)
+}
+
+// traced is how many steps are remembered.
+const traced = 256
+
+// trace is the newest records, oldest first from next on once it is full.
+type trace struct {
+	mu   sync.Mutex
+	ring []StepRecord
+	next int
+}
+
+func (t *trace) add(r StepRecord) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.ring) < traced {
+		t.ring = append(t.ring, r)
+		return
+	}
+	t.ring[t.next] = r
+	t.next = (t.next + 1) % traced
+}
+
+// Steps are the newest steps that carried a piece of a prompt, oldest first.
+func (e *Engine) Steps() []StepRecord {
+	e.trace.mu.Lock()
+	defer e.trace.mu.Unlock()
+	return slices.Concat(e.trace.ring[e.trace.next:], e.trace.ring[:e.trace.next])
+}
+
+// note records a step that has been settled. Steps that only decode are too many
+// and too short to be worth it.
+func (e *Engine) note(f *flight, wait, took time.Duration) {
+	r := StepRecord{Began: f.began, Seqs: len(f.members), Layers: f.step.OnLayer != nil, Launch: f.launch, Wait: wait, Took: took}
+	longest := 0
+	for _, m := range f.members {
+		r.Tokens += m.chunk
+		longest = max(longest, m.chunk)
+	}
+	if longest < leastMeasure {
+		return
+	}
+	if t, ok := e.backend.(stepTimer); ok {
+		r.Device, r.Idle, _ = t.LastStepTime() // only a figure: 0 says that there is none
+	}
+	e.trace.add(r)
+}
