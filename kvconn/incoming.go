@@ -183,7 +183,7 @@ func (i *Incoming) Stored() UnitSet {
 	defer i.mu.Unlock()
 	set := UnitSet{layers: i.layers, blocks: len(i.spec.Dest), bits: newBitmap(len(i.units))}
 	for u, st := range i.units {
-		if st == unitHad || st == unitStored && (i.s.lent == nil || i.tries[uint32(u)] == 0) {
+		if st == unitHad || st == unitStored && (!i.s.peerWrites() || i.tries[uint32(u)] == 0) {
 			set.bits.set(u)
 		}
 	}

@@ -203,13 +203,22 @@ func (r *intake) pushed(body []byte) error {
 	if err != nil {
 		return &wireError{err}
 	}
-	hold, ok := r.s.device()
-	if !ok {
-		return &wireError{errors.New("pushed: this session shares no device memory")}
-	}
 	ctx, cancel := context.WithTimeout(r.s.ctx, r.s.cfg.PeerSilence)
 	defer cancel()
-	if err := hold.Landed(ctx, m.Number); err != nil {
+	if hold, ok := r.s.device(); ok {
+		err = hold.Landed(ctx, m.Number)
+	} else if hold, ok := r.s.staged(); ok {
+		if err = hold.Receive(ctx, m.Number, len(m.Blocks)); err == nil {
+			defer hold.Free(m.Number)
+		}
+	} else {
+		err = errors.New("this session shares no device memory")
+	}
+	if errors.Is(err, ErrForgotten) {
+		r.s.m.stale.WithLabelValues("duplicate").Inc()
+		return nil
+	}
+	if err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("push %d has not landed: %w", m.Number, errDeadline)
 		}

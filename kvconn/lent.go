@@ -2,6 +2,7 @@ package kvconn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 
@@ -22,6 +23,36 @@ type DeviceHold interface {
 	// Landed returns nil once the peer's push of this number, and all before
 	// it, are there to be read.
 	Landed(ctx context.Context, number uint64) error
+}
+
+// StagedHold is a peer's hold of memory between the two pools, where its device
+// cannot reach ours: it pushes into that memory, and we copy what has come into
+// our blocks. So nobody but us writes our pool.
+type StagedHold interface {
+	Hold
+	// Receive returns nil once the peer's push of this number, of so many blocks,
+	// is there to be copied; ErrForgotten when it was received or forgotten before.
+	// Numbers rise by one.
+	Receive(ctx context.Context, number uint64, blocks int) error
+	// Place copies blocks of a received push into ours, digests included.
+	Place(ctx context.Context, number uint64, layer int, blocks []Placement) error
+	// Free gives the memory of a push back to the peer, whatever became of it. It
+	// is called once for each push that was received.
+	Free(number uint64)
+	// Forget frees what has come and was told of by no frame, as far as the peer's
+	// frames can be lost without the session's end.
+	Forget()
+}
+
+// ErrForgotten is Receive's error for a push that is not there any more.
+var ErrForgotten = errors.New("the push was received or forgotten before")
+
+// Placement is one block of a push, the At-th, and where it goes: Rows of it are
+// filled.
+type Placement struct {
+	At    int
+	Block int32
+	Rows  int
 }
 
 // DeviceSink is a Sink whose blocks lie in a device's memory, where a peer
@@ -122,24 +153,31 @@ func (i *Incoming) placed(u *unitHead, digests []uint64) (stale string) {
 // returns why they were dropped as stale, those that were, or "".
 func (i *Incoming) pushed(m *landing) (stale string) {
 	sink := i.spec.Sink.(DeviceSink) // newIncoming has looked
+	staged, copies := i.s.staged()
+	claim := i.claimPlaced
+	if copies { // what is stored is never written again
+		claim = i.claim
+	}
 	var units []uint32
 	var blocks []PushedBlock
+	var places []Placement
 	bytes := 0
 	if !i.fence.enter() {
 		return "ended"
 	}
 	defer i.fence.leave()
-	for _, b := range m.Blocks {
+	for at, b := range m.Blocks {
 		u := i.unitAt(m, b)
 		unit, size, ok := i.addressed(&u, int(u.Heads))
 		switch {
 		case !ok || !i.layout.same(i.s.cfg.Identity.Layout, int(u.Layer)):
 			stale = "address"
-		case !i.claimPlaced(unit):
+		case !claim(unit):
 			stale = "duplicate"
 		default:
 			units, bytes = append(units, unit), bytes+size
 			blocks = append(blocks, PushedBlock{u.Block, int(u.Index) * i.layout.BlockTokens, int(u.Rows)})
+			places = append(places, Placement{at, u.Block, int(u.Rows)})
 		}
 	}
 	if len(units) == 0 {
@@ -147,7 +185,14 @@ func (i *Incoming) pushed(m *landing) (stale string) {
 	}
 	ctx, cancel := context.WithTimeout(i.s.ctx, i.s.cfg.PeerSilence)
 	defer cancel()
-	good, err := sink.VerifyPushed(ctx, int(m.Layer), blocks)
+	var good []bool
+	var err error
+	if copies {
+		err = staged.Place(ctx, m.Number, int(m.Layer), places)
+	}
+	if err == nil {
+		good, err = sink.VerifyPushed(ctx, int(m.Layer), blocks)
+	}
 	switch {
 	case err != nil && ctx.Err() != nil:
 		err = &Error{"verify", i.s.peer.PeerID, PhaseData, ticket.Late, err}
@@ -181,6 +226,21 @@ func (i *Incoming) unitAt(m *landing, b pushedBlock) unitHead {
 		Rows: uint32(rows), Heads: uint32(g.KVHeads)}
 }
 
+// staged is the hold of a peer that pushes into memory between the pools.
+func (s *Session) staged() (h StagedHold, ok bool) {
+	if s.lent == nil {
+		return nil, false
+	}
+	h, ok = s.lent.hold.(StagedHold)
+	return h, ok
+}
+
+// peerWrites tells whether the peer writes into our pool by itself.
+func (s *Session) peerWrites() bool {
+	_, staged := s.staged()
+	return s.lent != nil && !staged
+}
+
 // placeable tells whether a peer that has our memory may place any of a
 // ticket's blocks.
 func (s *Session) placeable(l Layout) bool {
@@ -212,7 +272,7 @@ func (i *Incoming) claimPlaced(unit uint32) bool {
 // first round a placed frame follows the only writing of its block. Later ones
 // may overlap: then only the marks say that the writing is over.
 func (i *Incoming) complete() bool {
-	return i.missing == 0 && i.committed && (i.s.lent == nil || i.round == 0 || i.marked())
+	return i.missing == 0 && i.committed && (!i.s.peerWrites() || i.round == 0 || i.marked())
 }
 
 // stopped notes that the peer has said that it writes no more; once is enough.
@@ -223,7 +283,7 @@ func (i *Incoming) stopped() {
 // unwritable waits until the peer cannot write into the ticket's blocks any
 // more: it has said so, or it has lost our memory.
 func (i *Incoming) unwritable(ctx context.Context) error {
-	if i.s.lent == nil {
+	if !i.s.peerWrites() {
 		return nil
 	}
 	if err := proven(ctx, i.still, i.s.lent.gone); err != nil {

@@ -63,7 +63,8 @@ type ViewSink interface {
 
 // suits tells whether a sink can verify what the session's peer writes.
 func (s *Session) suits(sink Sink) (ok bool) {
-	if _, device := s.device(); device {
+	_, device := s.device()
+	if _, staged := s.staged(); device || staged {
 		_, ok = sink.(DeviceSink)
 	} else {
 		_, ok = sink.(ViewSink)

@@ -21,6 +21,17 @@ type DeviceWindow interface {
 	Await(number uint64) error
 }
 
+// StagedWindow is a DeviceWindow into memory between the two pools, as large as a
+// few pushes: see StagedHold. Push waits for room, and its numbers rise by one.
+type StagedWindow interface {
+	DeviceWindow
+	// MaxMoves is how many blocks one push may have.
+	MaxMoves() int
+	// Abandon ends a Push that waits for room, and those that follow, with an
+	// error: the peer is gone. What Await waits for ends too.
+	Abandon()
+}
+
 // Move is one block's way into the peer's pool: Rows of it are filled.
 type Move struct {
 	From, To int32
@@ -55,13 +66,18 @@ type inFlight struct {
 func (w *bulkWriter) push(g *Outgoing, units []uint32) (rest []uint32, inside bool, err error) {
 	rest = units[:0]
 	blocks := len(g.t.Dest)
+	most, bytes := len(units), maxSegment
+	if staged, ok := w.p.pool.device.(StagedWindow); ok { // a push is told of in one frame
+		most, bytes = min(staged.MaxMoves(), maxPushed), placeTurns*w.p.cfg.BatchBytes
+	}
 	for at := 0; at < len(units); {
-		layer := int(units[at]) / blocks
+		layer, size := int(units[at])/blocks, 0
 		w.moves, w.heads = w.moves[:0], w.heads[:0]
-		for ; at < len(units) && int(units[at])/blocks == layer; at++ {
+		for ; at < len(units) && int(units[at])/blocks == layer && len(w.moves) < most && size < bytes; at++ {
 			d := w.describe(g, units[at])
 			if m, ok := g.move(&d); ok {
 				w.moves, w.heads = append(w.moves, m), append(w.heads, d.unitHead)
+				size += d.bytes
 			} else {
 				rest = append(rest, units[at])
 			}

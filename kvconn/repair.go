@@ -32,6 +32,9 @@ func (i *Incoming) again(runs []run, why error) {
 	i.progress = time.Now()
 	m := &resend{ID: i.id, Round: i.round, Runs: runs}
 	i.mu.Unlock()
+	if staged, ok := i.s.staged(); ok && errors.Is(why, errLost) { // or the peer has no room to send them
+		staged.Forget()
+	}
 	if tired {
 		i.end(ticket.Corrupt, fmt.Errorf("asked %d times again: %w", i.s.cfg.Resends, why))
 		return

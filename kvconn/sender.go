@@ -164,8 +164,14 @@ func (p *sender) fail(o ticket.Outcome, err error) {
 		}
 	}
 	all := p.outgoings()
+	pool := p.pool
 	p.mu.Unlock()
 	p.cancel()
+	if pool != nil {
+		if staged, ok := pool.device.(StagedWindow); ok { // its writers must not wait for room
+			staged.Abandon()
+		}
+	}
 	hangUp(p.ctl, bulk)
 	for _, g := range all {
 		g.end(o, err, false)

@@ -79,6 +79,7 @@ type hostMemory struct {
 	b      *Backend
 	mem    []byte
 	region *C.xk_region
+	lent   bool // a link's memory, of the device
 }
 
 // RegisterHost implements kernels.HostMover.
@@ -100,7 +101,7 @@ func (h *hostMemory) Bytes() []byte { return h.mem }
 
 // Close implements kernels.HostMemory. It may come after the backend's.
 func (h *hostMemory) Close() error {
-	if h.region == nil {
+	if h.region == nil || h.lent {
 		return nil
 	}
 	r := h.region
@@ -122,6 +123,9 @@ func (b *Backend) hostMove(m *kernels.HostMove, toHost bool) (kernels.Pending, e
 	h, ok := m.Memory.(*hostMemory)
 	if b.closed || !ok || h.b != b || h.region == nil {
 		return nil, errors.New("kernels/cuda: move to memory that this backend has not registered")
+	}
+	if h.lent && m.Engine != kernels.Kernel {
+		return nil, errors.New("kernels/cuda: a link's memory is for Engine Kernel")
 	}
 	if len(m.Blocks) == 0 {
 		return &pending{b: b}, nil

@@ -12,7 +12,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 4 // raised by any change of this file
+#define XK_ABI 5 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -226,6 +226,18 @@ int32_t xk_host_release(xk_region *r);
 int32_t xk_move(xk_ctx *c, xk_region *r, const xk_move_args *a, const xk_place *places, xk_mark **out);
 int32_t xk_wait(xk_mark *m, int64_t timeout_ns); // XK_LATE, or all before the mark is done
 int32_t xk_mark_free(xk_mark *m);
+
+// Links by NCCL (link.cu; kernels/link.go says what they promise). A link's region
+// is memory of the device, for xk_move. XK_NO_PEER: there is no NCCL.
+typedef struct xk_link xk_link;
+enum { XK_LINK_ID_BYTES = 128 };
+int32_t xk_link_id(void *id); // XK_LINK_ID_BYTES
+int32_t xk_link_open(xk_ctx *c, const void *id, int64_t id_bytes, int32_t sender, int64_t bytes, int32_t ctas, xk_link **out);
+int32_t xk_link_ready(xk_link *l, int64_t timeout_ns); // XK_LATE: not yet
+int32_t xk_link_region(xk_link *l, xk_region **out);   // the link's own: not to be released
+int32_t xk_link_taken(xk_link *l, int64_t *bytes);     // of device memory, besides the region
+int32_t xk_link_transfer(xk_link *l, int64_t at, int64_t bytes, xk_mark *after, int64_t timeout_ns, xk_mark **out);
+int32_t xk_link_close(xk_link *l); // aborts what is under way
 
 // For tests and benchmarks.
 int32_t xk_fill_random(xk_ctx *c, uint64_t seed); // every weight, as a plausible model's

@@ -24,17 +24,26 @@ import (
 // or reuses a block too early finds it torn. A killed process stops in the midst
 // of a push, as a GPU's context does; so does a stopped one, where a GPU goes on.
 //
-// It implements kernels.Exporter and kernels.PeerOpener.
+// It implements kernels.Exporter, kernels.PeerOpener, kernels.HostMover and, by
+// FakeNCCL, kernels.Linker.
 type FakeGPU struct {
 	// Delay is how long a push takes. Set it before the first one.
 	Delay time.Duration
 	// Refuse, when set, is OpenPeer's error.
 	Refuse error
+	// NoLinks, when set, is why there is no NCCL.
+	NoLinks error
 
 	layout      kernels.Layout
 	blocks      int
 	rows, flags *memfd.Memory
 	view        device // of rows
+
+	moves sync.WaitGroup // to and from host memory, under way
+	ways  [2]struct {    // in, out
+		mu   sync.Mutex
+		last chan struct{} // the newest's end; nil: there was none
+	}
 
 	mu    sync.Mutex
 	busy  map[int32]int           // source blocks of pushes under way
@@ -87,7 +96,10 @@ func NewFakeGPU(l kernels.Layout, blocks int) (*FakeGPU, error) {
 }
 
 // Close frees the pool. Peers that have it open keep the memory.
-func (g *FakeGPU) Close() error { return errors.Join(g.rows.Close(), g.flags.Close()) }
+func (g *FakeGPU) Close() error {
+	g.moves.Wait()
+	return errors.Join(g.rows.Close(), g.flags.Close())
+}
 
 // Rows is the memory of all rows: blocks of a layer one behind the other, layer
 // after layer.
@@ -166,8 +178,10 @@ func (g *FakeGPU) SetDigest(layer int, block int32, filled int, digest []uint64)
 	for h, d := range digest {
 		binary.LittleEndian.PutUint64(note[8*h:], d)
 	}
-	binary.LittleEndian.PutUint64(note[8*g.layout.KVHeads:], uint64(filled))
+	setFilled(note[8*g.layout.KVHeads:], filled)
 }
+
+func setFilled(note []byte, rows int) { binary.LittleEndian.PutUint64(note, uint64(rows)) }
 
 // CopyBlock implements kernels.Pool.
 func (g *FakeGPU) CopyBlock(dst, src int32, firstPos, n int) {
@@ -392,4 +406,5 @@ func (p *fakePeer) Close(ctx context.Context) error {
 var (
 	_ kernels.Exporter   = (*FakeGPU)(nil)
 	_ kernels.PeerOpener = (*FakeGPU)(nil)
+	_ kernels.HostMover  = (*FakeGPU)(nil)
 )

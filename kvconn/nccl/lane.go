@@ -1,0 +1,167 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/stage"
+)
+
+// joinTime bounds the making of a link. Both sides have the handshake's deadline
+// besides.
+const joinTime = 5 * time.Second
+
+// outlet is the sender's end.
+type outlet struct {
+	link kernels.Link
+	sent []kernels.Pending // by slot; nil: never used
+}
+
+// Room implements stage.Outlet: a slot is free when it has been sent.
+func (o *outlet) Room(ctx context.Context, number uint64) error {
+	if p := o.sent[(number-1)%uint64(len(o.sent))]; p != nil {
+		return p.Wait(ctx)
+	}
+	return nil
+}
+
+// Send implements stage.Outlet.
+func (o *outlet) Send(number uint64, at, bytes int64, gathered kernels.Pending) error {
+	ctx, cancel := context.WithTimeout(context.Background(), joinTime)
+	defer cancel()
+	p, err := o.link.Transfer(ctx, at, bytes, gathered)
+	if err == nil {
+		o.sent[(number-1)%uint64(len(o.sent))] = p
+	}
+	return err
+}
+
+// Close implements stage.Outlet.
+func (o *outlet) Close(context.Context) error {
+	err := o.link.Close()
+	return errors.Join(err, settle(o.sent))
+}
+
+// settle waits for what the end of a link has ended.
+func settle(all []kernels.Pending) error {
+	for _, p := range all {
+		if p == nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), joinTime)
+		err := p.Wait(ctx)
+		cancel()
+		if errors.Is(err, kernels.ErrLate) {
+			return fmt.Errorf("nccl: a transfer goes on after the abort: %w", err)
+		}
+	}
+	return nil
+}
+
+// inlet is the receiver's end. Transfers are begun in the order of their numbers,
+// whoever reads of them first, as the sender begins them.
+type inlet struct {
+	link    kernels.Link
+	joined  chan struct{} // closed when joining has ended
+	joinErr error         // set before
+
+	mu    sync.Mutex
+	next  uint64        // the transfer to begin next
+	freed uint64        // slots of all up to it are free
+	turn  chan struct{} // closed when next or freed moves on
+	under []kernels.Pending
+}
+
+func newInlet(l kernels.Link, slots int) *inlet {
+	return &inlet{link: l, joined: make(chan struct{}), next: 1, turn: make(chan struct{}), under: make([]kernels.Pending, slots)}
+}
+
+// join waits until the sender has joined too.
+func (i *inlet) join(ctx context.Context) {
+	defer close(i.joined)
+	ctx, cancel := context.WithTimeout(ctx, joinTime)
+	defer cancel()
+	i.joinErr = i.link.Ready(ctx)
+}
+
+// begin begins the transfer of that number when it is its turn.
+func (i *inlet) begin(ctx context.Context, number uint64, at, bytes int64) (kernels.Pending, error) {
+	for {
+		i.mu.Lock()
+		if number < i.next {
+			i.mu.Unlock()
+			return nil, kvconn.ErrForgotten
+		}
+		if number == i.next && number <= i.freed+uint64(len(i.under)) {
+			defer i.mu.Unlock()
+			p, err := i.link.Transfer(ctx, at, bytes, nil)
+			if err != nil {
+				return nil, err
+			}
+			i.under[(number-1)%uint64(len(i.under))] = p
+			i.next++
+			i.move()
+			return p, nil
+		}
+		turn := i.turn
+		i.mu.Unlock()
+		select {
+		case <-turn:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("push %d: %w", number, ctx.Err())
+		}
+	}
+}
+
+// move lets those who wait look again; needs mu.
+func (i *inlet) move() {
+	close(i.turn)
+	i.turn = make(chan struct{})
+}
+
+// Receive implements stage.Inlet.
+func (i *inlet) Receive(ctx context.Context, number uint64, at, bytes int64) error {
+	select {
+	case <-i.joined:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if i.joinErr != nil {
+		return i.joinErr
+	}
+	p, err := i.begin(ctx, number, at, bytes)
+	if err != nil {
+		return err
+	}
+	return p.Wait(ctx)
+}
+
+// Landed implements stage.Inlet: nothing comes by itself.
+func (i *inlet) Landed() uint64 { return 0 }
+
+// Free implements stage.Inlet.
+func (i *inlet) Free(number uint64) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if number > i.freed {
+		i.freed = number
+		i.move()
+	}
+}
+
+// Close implements stage.Inlet.
+func (i *inlet) Close(context.Context) error {
+	err := i.link.Close()
+	<-i.joined
+	return errors.Join(err, settle(i.under))
+}
+
+var (
+	_ stage.Outlet = (*outlet)(nil)
+	_ stage.Inlet  = (*inlet)(nil)
+)

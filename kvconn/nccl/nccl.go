@@ -1,0 +1,118 @@
+// Package nccl is kvconn's transport between GPUs that do not reach each other's
+// memory but for NCCL: on one host without peer access, or on two. What is said goes
+// over another transport's connections (kvconn/tcp); the rows go through a ring of
+// device memory at each end (kvconn/stage), a communicator for each pair.
+//
+// A receiver names the link on the first connection of a session, and both ends
+// join while the session is made, which the router's probe has done before any
+// request. It is dropped with the session, by an abort: nothing waits for a peer that
+// is gone. The receiver alone writes its pool, so nothing is quarantined.
+//
+// A transfer whose frame is lost leaves the two ends out of step; connections lose
+// no frames, and if one does the session ends.
+//
+// GPUs and NCCL are behind kernels.Linker; the tests use kerneltest.FakeGPU, whose
+// links are a fake NCCL over sockets that hangs when its peer is gone, as NCCL does.
+package nccl
+
+import (
+	"context"
+	"net"
+	"strings"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/stage"
+)
+
+// Name is the transport's name and the scheme of its addresses: "nccl:" and one of
+// the transport underneath.
+const Name = "nccl"
+
+// A ring is the memory of a pair at each end, beside what NCCL itself takes.
+const (
+	Slots     = 8
+	SlotBytes = 8 << 20 // about: a slot holds whole blocks
+)
+
+// New makes a transport over base that receives into the pool of ours and sends from
+// that of theirs, both of that layout: of a worker, both are its backend. Who has
+// only the listening end of it also serves callers of base.
+func New(base kvconn.Transport, ours, theirs kernels.Linker, l kernels.Layout) kvconn.Transport {
+	return &transport{base, &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, Slots, SlotBytes)}}
+}
+
+// device is both halves of this process's GPU.
+type device struct {
+	ours, theirs kernels.Linker
+	geo          stage.Geometry
+}
+
+type transport struct {
+	base kvconn.Transport
+	d    *device
+}
+
+// Name returns "nccl".
+func (t *transport) Name() string { return Name }
+
+// Dial implements kvconn.Transport.
+func (t *transport) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	c, err := t.base.Dial(ctx, strings.TrimPrefix(addr, Name+":"))
+	if err != nil {
+		return nil, err
+	}
+	return t.dress(c), nil
+}
+
+// Listen implements kvconn.Transport.
+func (t *transport) Listen(addr string) (net.Listener, error) {
+	ln, err := t.base.Listen(strings.TrimPrefix(addr, Name+":"))
+	if err != nil {
+		return nil, err
+	}
+	return &listener{ln, t}, nil
+}
+
+type listener struct {
+	net.Listener
+	t *transport
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return l.t.dress(c), nil
+}
+
+// conn is one end of a connection.
+type conn struct {
+	net.Conn
+	d    *device
+	ctx  context.Context // ends with the connection
+	hang context.CancelFunc
+}
+
+func (t *transport) dress(c net.Conn) *conn {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &conn{c, t.d, ctx, cancel}
+}
+
+var (
+	_ kvconn.SharedConn  = (*conn)(nil)
+	_ kvconn.PrivateConn = (*conn)(nil)
+)
+
+// Close also ends the link that was made for the connection.
+func (c *conn) Close() error {
+	c.hang()
+	return c.Conn.Close()
+}
+
+// Private implements kvconn.PrivateConn.
+func (c *conn) Private() bool {
+	p, ok := c.Conn.(kvconn.PrivateConn)
+	return ok && p.Private()
+}

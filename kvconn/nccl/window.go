@@ -1,0 +1,79 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/stage"
+)
+
+// hold is a peer's end of a link, as the receiver sees it.
+type hold struct {
+	*stage.Hold
+	conn context.Context    // of the connection that the link was made for
+	stop context.CancelFunc // joining
+}
+
+var _ kvconn.StagedHold = (*hold)(nil)
+
+// Offer implements kvconn.SharedConn.
+func (c *conn) Offer(s *kvconn.Shared) (kvconn.Hold, []byte, error) {
+	if !s.Device {
+		return nil, nil, nil
+	}
+	id, err := c.d.ours.NewLink()
+	if err != nil {
+		return nil, nil, fmt.Errorf("nccl: %w", err)
+	}
+	l, err := c.d.ours.OpenLink(id, kernels.LinkReceiver, c.d.geo.Bytes())
+	if err != nil {
+		return nil, nil, fmt.Errorf("nccl: %w", err)
+	}
+	in := newInlet(l, c.d.geo.Slots)
+	ctx, cancel := context.WithCancel(context.Background())
+	go in.join(ctx) // Close waits for it
+	g := grant{slots: c.d.geo.Slots, moves: c.d.geo.Moves, bytes: c.d.geo.Bytes(), epoch: s.Epoch, blockBytes: s.Layers[0].Stride,
+		blocks: s.Blocks, layers: len(s.Layers), id: id}
+	return &hold{stage.NewHold(c.d.ours, l.Memory(), c.d.geo, in), c.ctx, cancel}, g.encode(), nil
+}
+
+// Wait implements kvconn.Hold. The peer can write nothing of ours but through the
+// link, which ends with the connection.
+func (h *hold) Wait(ctx context.Context) error {
+	select {
+	case <-h.conn.Done():
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Close implements kvconn.Hold.
+func (h *hold) Close() error {
+	h.stop()
+	return h.Hold.Close()
+}
+
+// Map implements kvconn.SharedConn: it joins the link.
+func (c *conn) Map(s *kvconn.Shared, b []byte) (kvconn.Window, error) {
+	g, err := decodeGrant(b)
+	if err == nil {
+		err = g.describes(s, c.d.geo)
+	}
+	if err != nil {
+		return nil, err
+	}
+	l, err := c.d.theirs.OpenLink(g.id, kernels.LinkSender, g.bytes)
+	if err != nil {
+		return nil, fmt.Errorf("nccl: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, joinTime) // a receiver that has hung up does not join
+	defer cancel()
+	if err := l.Ready(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("nccl: join: %w", err), l.Close())
+	}
+	return stage.NewWindow(c.d.theirs, l.Memory(), c.d.geo, &outlet{l, make([]kernels.Pending, g.slots)}, kernels.Kernel), nil
+}

@@ -1,0 +1,129 @@
+package pinned
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn/stage"
+)
+
+// The memory of a ring begins with a page of two words, each the only writer's:
+// the number of the newest push that lies in the ring with all before it, and that
+// up to which all slots are free again.
+const (
+	head      = 4096
+	landedAt  = 0
+	freedAt   = 128
+	spins     = 2000
+	shortNap  = 20 * time.Microsecond
+	longNap   = 200 * time.Microsecond
+	publishes = 4 // pushes gathered and not published yet, for each slot of the ring
+)
+
+func memoryBytes(g stage.Geometry) int64 { return head + g.Bytes() }
+
+func word(mem []byte, at int) *uint64 { return (*uint64)(unsafe.Pointer(&mem[at])) }
+
+// reach waits until the word is at least value: short spins, then naps.
+func reach(ctx context.Context, at *uint64, value uint64) error {
+	for range spins {
+		if atomic.LoadUint64(at) >= value {
+			return nil
+		}
+	}
+	nap := time.NewTimer(0)
+	defer nap.Stop()
+	for d := shortNap; ; d = min(2*d, longNap) {
+		select {
+		case <-nap.C:
+		case <-ctx.Done():
+		}
+		switch {
+		case atomic.LoadUint64(at) >= value:
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("%w: at %d, not %d: %w", kernels.ErrLate, atomic.LoadUint64(at), value, ctx.Err())
+		}
+		nap.Reset(d)
+	}
+}
+
+// outlet is the sender's end: a goroutine publishes pushes as they are gathered.
+type outlet struct {
+	mem   []byte
+	slots uint64
+	queue chan sent
+	wg    sync.WaitGroup
+	close sync.Once
+	end   func() error // of the memory
+}
+
+type sent struct {
+	number   uint64
+	gathered kernels.Pending
+}
+
+func newOutlet(mem []byte, slots int, end func() error) *outlet {
+	o := &outlet{mem: mem, slots: uint64(slots), queue: make(chan sent, publishes*slots), end: end}
+	o.wg.Go(o.publish)
+	return o
+}
+
+// Room implements stage.Outlet.
+func (o *outlet) Room(ctx context.Context, number uint64) error {
+	if number <= o.slots {
+		return nil
+	}
+	return reach(ctx, word(o.mem, freedAt), number-o.slots)
+}
+
+// Send implements stage.Outlet. There is room in the queue: no more pushes are
+// under way than there are slots.
+func (o *outlet) Send(number uint64, _, _ int64, gathered kernels.Pending) error {
+	o.queue <- sent{number, gathered}
+	return nil
+}
+
+// publish tells the receiver of each push once it is gathered. One that failed is
+// not told of: its ticket has ended, and the receiver waits in vain.
+func (o *outlet) publish() {
+	failed := false
+	for s := range o.queue {
+		err := stage.Finish(s.gathered)
+		if failed = failed || err != nil; !failed {
+			atomic.StoreUint64(word(o.mem, landedAt), s.number)
+		}
+	}
+}
+
+// Close implements stage.Outlet.
+func (o *outlet) Close(context.Context) (err error) {
+	o.close.Do(func() {
+		close(o.queue)
+		o.wg.Wait()
+		err = o.end()
+	})
+	return err
+}
+
+// inlet is the receiver's end.
+type inlet struct{ mem []byte }
+
+// Receive implements stage.Inlet.
+func (i inlet) Receive(ctx context.Context, number uint64, _, _ int64) error {
+	return reach(ctx, word(i.mem, landedAt), number)
+}
+
+// Landed implements stage.Inlet.
+func (i inlet) Landed() uint64 { return atomic.LoadUint64(word(i.mem, landedAt)) }
+
+// Free implements stage.Inlet.
+func (i inlet) Free(number uint64) { atomic.StoreUint64(word(i.mem, freedAt), number) }
+
+// Close implements stage.Inlet.
+func (i inlet) Close(context.Context) error { return nil }

@@ -1,0 +1,49 @@
+// Package pinned is kvconn's transport between processes of one user on one machine
+// whose GPUs do not reach each other's memory: unix sockets for what is said
+// (kvconn/local), a ring of pinned host memory that both map for the rows.
+//
+// A receiver offers a ring of its own to each peer on the first connection of a
+// session. The sender's GPU gathers blocks into it, the receiver's scatters them
+// into its pool and verifies them there (kvconn/stage); pushes follow each other, so
+// that both directions of PCIe are busy at once. The receiver alone writes its pool:
+// nothing is quarantined because of a peer that is silent.
+//
+// Non-goals: pools in host memory, which kvconn/shm shares as they are.
+package pinned
+
+import (
+	"net"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/local"
+	"github.com/xpyd/xpyd/kvconn/stage"
+)
+
+// Name is the transport's name and the scheme of its addresses.
+const Name = "pinned"
+
+// A ring is the memory of a pair: pinned on the receiver's account.
+const (
+	Slots     = 16
+	SlotBytes = 4 << 20 // about: a slot holds whole blocks
+)
+
+// New makes a transport that receives into the pool of ours and sends from that of
+// theirs, both of that layout: of a worker, both are its backend.
+func New(ours, theirs kernels.HostMover, l kernels.Layout) (kvconn.Transport, error) {
+	d := &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, Slots, SlotBytes)}
+	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c, d} })
+}
+
+// device is both halves of this process's GPU.
+type device struct {
+	ours, theirs kernels.HostMover
+	geo          stage.Geometry
+}
+
+// conn is one end of a connection.
+type conn struct {
+	*local.Conn
+	d *device
+}

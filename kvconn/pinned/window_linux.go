@@ -1,0 +1,91 @@
+package pinned
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xpyd/xpyd/internal/memfd"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/local"
+	"github.com/xpyd/xpyd/kvconn/stage"
+)
+
+var (
+	_ kvconn.SharedConn  = (*conn)(nil)
+	_ kvconn.PrivateConn = (*conn)(nil)
+)
+
+// Offer implements kvconn.SharedConn.
+func (c *conn) Offer(s *kvconn.Shared) (_ kvconn.Hold, _ []byte, err error) {
+	if !s.Device {
+		return nil, nil, nil
+	}
+	mem, err := memfd.New("xpyd-kv-ring", int(memoryBytes(c.d.geo)))
+	if err != nil {
+		return nil, nil, fmt.Errorf("pinned: %w", err)
+	}
+	registered, err := c.d.ours.RegisterHost(mem.Bytes[head:])
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("pinned: register the ring: %w", err), mem.Close())
+	}
+	lent, err := c.Lend(mem.FD)
+	if err != nil {
+		return nil, nil, errors.Join(err, registered.Close(), mem.Close())
+	}
+	g := grant{slots: c.d.geo.Slots, moves: c.d.geo.Moves, bytes: mem.Size, epoch: s.Epoch, blockBytes: s.Layers[0].Stride,
+		blocks: s.Blocks, layers: len(s.Layers)}
+	in := inlet{mem.Bytes}
+	return &hold{Hold: stage.NewHold(c.d.ours, registered, c.d.geo, in), lent: lent, registered: registered, mem: mem}, g.encode(), nil
+}
+
+// hold is a peer's hold of a ring of ours.
+type hold struct {
+	*stage.Hold
+	lent       *local.Hold
+	registered kernels.HostMemory
+	mem        *memfd.Memory
+}
+
+var _ kvconn.StagedHold = (*hold)(nil)
+
+// Wait implements kvconn.Hold: whether the peer can still write into the ring.
+func (h *hold) Wait(ctx context.Context) error { return h.lent.Wait(ctx) }
+
+// Close implements kvconn.Hold.
+func (h *hold) Close() error {
+	return errors.Join(h.Hold.Close(), h.registered.Close(), h.mem.Close(), h.lent.Close())
+}
+
+// Map implements kvconn.SharedConn: it maps the ring.
+func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
+	g, err := decodeGrant(b)
+	if err == nil {
+		err = g.describes(s, c.d.geo)
+	}
+	if err != nil {
+		return nil, err
+	}
+	t, err := c.Take()
+	if err != nil {
+		return nil, err
+	}
+	mem, err := t.Map(g.bytes)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("pinned: the ring: %w", err), t.End())
+	}
+	registered, err := c.d.theirs.RegisterHost(mem[head:])
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("pinned: register the ring: %w", err), unix.Munmap(mem), t.End())
+	}
+	out := newOutlet(mem, g.slots, func() error {
+		if err := registered.Close(); err != nil {
+			return err // still reachable by the device: the peer must go on believing so
+		}
+		return errors.Join(unix.Munmap(mem), t.End())
+	})
+	return stage.NewWindow(c.d.theirs, registered, c.d.geo, out, kernels.Auto), nil
+}

@@ -1,0 +1,176 @@
+package stage
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+)
+
+// Inlet is the receiver's end of a lane. Calls may be concurrent.
+type Inlet interface {
+	// Receive returns when push number, bytes long, lies in the ring at at.
+	Receive(ctx context.Context, number uint64, at, bytes int64) error
+	// Landed is the newest push that lies in the ring, with all before it, whether
+	// somebody asked for it or not; 0 where they only come when asked for.
+	Landed() uint64
+	// Free says that the slots of all pushes up to number may be filled anew.
+	Free(number uint64)
+	// Close ends the lane; nothing writes the ring any more, or nobody minds.
+	Close(ctx context.Context) error
+}
+
+// Hold is the receiver's end of a ring: kvconn.StagedHold but for Wait.
+type Hold struct {
+	pool   kernels.HostMover
+	memory kernels.HostMemory
+	geo    Geometry
+	in     Inlet
+
+	mu     sync.Mutex
+	freed  uint64          // all pushes up to it
+	ahead  map[uint64]bool // freed beyond it; at most Slots
+	sizes  map[uint64]int  // blocks of each push that was received and not freed; at most Slots
+	users  sync.WaitGroup  // of the ring; grows under mu, while not closed
+	closed bool
+}
+
+// NewHold makes the receiver's end over memory, which is the ring.
+func NewHold(pool kernels.HostMover, memory kernels.HostMemory, geo Geometry, in Inlet) *Hold {
+	return &Hold{pool: pool, memory: memory, geo: geo, in: in, ahead: map[uint64]bool{}, sizes: map[uint64]int{}}
+}
+
+// use keeps the ring until done is called.
+func (h *Hold) use() (done func(), err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, errClosed
+	}
+	h.users.Add(1)
+	return h.users.Done, nil
+}
+
+// claim notes that somebody looks at a push.
+func (h *Hold) claim(number uint64, blocks int) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, twice := h.sizes[number]
+	switch {
+	case twice || number <= h.freed || h.ahead[number]:
+		return kvconn.ErrForgotten
+	case number > h.freed+uint64(h.geo.Slots):
+		return fmt.Errorf("push %d: the ring holds %d to %d", number, h.freed+1, h.freed+uint64(h.geo.Slots))
+	}
+	h.sizes[number] = blocks
+	return nil
+}
+
+// Receive implements kvconn.StagedHold.
+func (h *Hold) Receive(ctx context.Context, number uint64, blocks int) error {
+	if err := h.geo.check(blocks); err != nil {
+		return err
+	}
+	done, err := h.use()
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := h.claim(number, blocks); err != nil {
+		return err
+	}
+	// On an error the push stays claimed: the session ends.
+	return h.in.Receive(ctx, number, h.geo.at(number), h.geo.bytes(blocks))
+}
+
+// Place implements kvconn.StagedHold.
+func (h *Hold) Place(ctx context.Context, number uint64, layer int, blocks []kvconn.Placement) error {
+	h.mu.Lock()
+	n, ok := h.sizes[number]
+	h.mu.Unlock()
+	if !ok || len(blocks) < 1 {
+		return fmt.Errorf("place %d blocks of push %d, which is not here", len(blocks), number)
+	}
+	done, err := h.use()
+	if err != nil {
+		return err
+	}
+	defer done()
+	list := make([]kernels.HostBlock, len(blocks))
+	for i, b := range blocks {
+		if b.At < 0 || b.At >= n {
+			return fmt.Errorf("place block %d of a push of %d", b.At, n)
+		}
+		list[i] = kernels.HostBlock{Block: b.Block, Filled: b.Rows}
+		list[i].Rows, list[i].Digests = h.geo.place(number, b.At, n)
+	}
+	m := &kernels.HostMove{Memory: h.memory, FirstLayer: layer, Layers: 1, Blocks: list, Engine: kernels.Kernel, CTAs: ctas}
+	placed, err := h.pool.ScatterBlocks(m)
+	if err != nil {
+		return err
+	}
+	// Inside the ticket's fence: only its end lets a revoke go on. It takes
+	// microseconds a megabyte.
+	if err := Finish(placed); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// Free implements kvconn.StagedHold.
+func (h *Hold) Free(number uint64) {
+	done, err := h.use()
+	if err != nil {
+		return // nobody fills it any more
+	}
+	defer done()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.sizes, number)
+	h.ahead[number] = true
+	h.advance()
+}
+
+// advance frees what all that came before is free of; needs mu.
+func (h *Hold) advance() {
+	for h.ahead[h.freed+1] {
+		h.freed++
+		delete(h.ahead, h.freed)
+	}
+	h.in.Free(h.freed)
+}
+
+// Forget implements kvconn.StagedHold.
+func (h *Hold) Forget() {
+	done, err := h.use()
+	if err != nil {
+		return
+	}
+	defer done()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for n := h.freed + 1; n <= min(h.in.Landed(), h.freed+uint64(h.geo.Slots)); n++ {
+		if _, taken := h.sizes[n]; !taken {
+			h.ahead[n] = true
+		}
+	}
+	h.advance()
+}
+
+// Close waits for those who use the ring, then ends the lane. The memory is the
+// caller's.
+func (h *Hold) Close() error {
+	h.mu.Lock()
+	over := h.closed
+	h.closed = true
+	h.mu.Unlock()
+	if over {
+		return nil
+	}
+	h.users.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return h.in.Close(ctx)
+}

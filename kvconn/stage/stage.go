@@ -1,0 +1,98 @@
+// Package stage moves blocks between devices that do not reach each other's pool,
+// through memory between the two: the sender gathers the blocks of a push into a
+// slot of a ring, a lane brings the slot to the receiver, and the receiver copies
+// it into its own blocks. So the receiver alone writes its pool, and its own fence
+// is all that a revoke has to wait for.
+//
+// A lane is shared host memory (kvconn/pinned) or NCCL (kvconn/nccl). Window and
+// Hold are the two ends; they implement kvconn.StagedWindow and the greater part of
+// kvconn.StagedHold.
+//
+// A slot of n blocks is their rows, one behind the other as kernels.Pool.Gather
+// packs whole blocks, and behind those their digests, one uint64 a KV head.
+//
+// Non-goals: connections, and who may have which memory: the transports'.
+package stage
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// Geometry is how a ring is cut up. Both ends must have the same.
+type Geometry struct {
+	Slots int
+	Moves int // blocks that a slot holds
+	rows  int64
+	sums  int64
+	heads int
+}
+
+// page is what slots are multiples of: memory is registered in whole pages.
+const page = 4096
+
+// maxMoves is how many blocks a slot holds however small they are.
+const maxMoves = 4096
+
+// NewGeometry cuts a ring of so many slots of about size bytes for blocks of a layout.
+func NewGeometry(l kernels.Layout, slots int, size int64) Geometry {
+	g := Geometry{Slots: slots, rows: int64(l.BlockBytes()), sums: 8 * int64(l.KVHeads), heads: l.KVHeads}
+	g.Moves = int(max(1, min(size/(g.rows+g.sums), maxMoves)))
+	return g
+}
+
+// SlotBytes is the size of one slot.
+func (g Geometry) SlotBytes() int64 { return (g.bytes(g.Moves) + page - 1) / page * page }
+
+// Bytes is the size of the ring.
+func (g Geometry) Bytes() int64 { return int64(g.Slots) * g.SlotBytes() }
+
+// bytes is how much of a slot n blocks take.
+func (g Geometry) bytes(n int) int64 { return int64(n) * (g.rows + g.sums) }
+
+// at is where the slot of a push begins. Numbers begin at 1.
+func (g Geometry) at(number uint64) int64 {
+	return int64((number-1)%uint64(g.Slots)) * g.SlotBytes()
+}
+
+// place is where block i of n lies in a slot.
+func (g Geometry) place(number uint64, i, n int) (rows, digests int64) {
+	at := g.at(number)
+	return at + int64(i)*g.rows, at + int64(n)*g.rows + int64(i)*g.sums
+}
+
+// longRun is from how many bytes on average a run of consecutive blocks goes by
+// the copy engine, which leaves the multiprocessors alone: shorter ones cost the
+// calling thread more than they save.
+const longRun = 256 << 10
+
+// engine chooses who copies blocks, a list of ids in the order of the slot.
+func (g Geometry) engine(blocks []kernels.HostBlock) kernels.Engine {
+	runs := int64(1)
+	for i := range blocks[1:] {
+		if blocks[i+1].Block != blocks[i].Block+1 {
+			runs++
+		}
+	}
+	if int64(len(blocks))*g.rows/runs >= longRun {
+		return kernels.Copy
+	}
+	return kernels.Kernel
+}
+
+// ctas is how many multiprocessors a copy by kernel may take: enough for PCIe.
+const ctas = 4
+
+var (
+	errClosed    = errors.New("the ring is closed")
+	errAbandoned = errors.New("the peer is gone")
+)
+
+func (g Geometry) check(n int) error {
+	if n < 1 || n > g.Moves {
+		return fmt.Errorf("a push of %d blocks into slots of %d", n, g.Moves)
+	}
+	return nil
+}

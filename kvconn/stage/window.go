@@ -1,0 +1,168 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+)
+
+// Outlet is the sender's end of a lane. A window calls it from one goroutine at a
+// time, but for Close.
+type Outlet interface {
+	// Room waits until the slot of a push may be filled.
+	Room(ctx context.Context, number uint64) error
+	// Send has [at, at+bytes) of the ring brought to the receiver as push number
+	// once gathered is done. It does not wait for it.
+	Send(number uint64, at, bytes int64, gathered kernels.Pending) error
+	// Close ends the lane; nothing reads the ring any more when it has returned.
+	Close(ctx context.Context) error
+}
+
+// Window is a sender's end of a ring. It implements kvconn.StagedWindow.
+type Window struct {
+	pool   kernels.HostMover
+	memory kernels.HostMemory
+	geo    Geometry
+	out    Outlet
+	copier kernels.Engine // Auto: chosen for each push
+
+	ctx     context.Context // ends with Abandon
+	abandon context.CancelFunc
+
+	turn   sync.Mutex // a push at a time: numbers in their order; before mu
+	number uint64
+
+	mu      sync.Mutex
+	pending []gathering // oldest first; at most what kvconn lets be under way
+	closed  bool
+}
+
+// gathering is one push whose rows are being read from our pool.
+type gathering struct {
+	number uint64
+	done   kernels.Pending
+}
+
+var _ kvconn.StagedWindow = (*Window)(nil)
+
+// NewWindow makes the sender's end over memory, which is the ring. copier is who
+// gathers; Auto chooses.
+func NewWindow(pool kernels.HostMover, memory kernels.HostMemory, geo Geometry, out Outlet, copier kernels.Engine) *Window {
+	w := &Window{pool: pool, memory: memory, geo: geo, out: out, copier: copier}
+	w.ctx, w.abandon = context.WithCancel(context.Background())
+	return w
+}
+
+// MaxMoves implements kvconn.StagedWindow.
+func (w *Window) MaxMoves() int { return w.geo.Moves }
+
+// patience bounds what a push waits for: a receiver that frees nothing for so
+// long is one that kvconn has given up, or is about to.
+const patience = 10 * time.Second
+
+// Push implements kvconn.DeviceWindow.
+func (w *Window) Push(layer int, moves []kvconn.Move) (uint64, error) {
+	if err := w.geo.check(len(moves)); err != nil {
+		return 0, err
+	}
+	w.turn.Lock()
+	defer w.turn.Unlock()
+	if w.over() {
+		return 0, errClosed
+	}
+	number := w.number + 1
+	ctx, cancel := context.WithTimeout(w.ctx, patience)
+	defer cancel()
+	if err := w.out.Room(ctx, number); err != nil {
+		if w.ctx.Err() != nil {
+			return 0, errAbandoned
+		}
+		return 0, fmt.Errorf("wait for room: %w", err)
+	}
+	blocks := make([]kernels.HostBlock, len(moves))
+	for i, m := range moves {
+		blocks[i] = kernels.HostBlock{Block: m.From}
+		blocks[i].Rows, blocks[i].Digests = w.geo.place(number, i, len(moves))
+	}
+	engine := w.copier
+	if engine == kernels.Auto {
+		engine = w.geo.engine(blocks)
+	}
+	gathered, err := w.pool.GatherBlocks(&kernels.HostMove{Memory: w.memory, FirstLayer: layer, Layers: 1, Blocks: blocks, Engine: engine, CTAs: ctas})
+	if err != nil {
+		return 0, err
+	}
+	w.mu.Lock()
+	w.pending = append(w.pending, gathering{number, gathered})
+	w.mu.Unlock()
+	w.number = number // the slot is this push's, whatever comes of it
+	if err := w.out.Send(number, w.geo.at(number), w.geo.bytes(len(moves)), gathered); err != nil {
+		w.abandon() // a number without its bytes: the receiver cannot go on
+		return 0, err
+	}
+	return number, nil
+}
+
+func (w *Window) over() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.closed
+}
+
+// Abandon implements kvconn.StagedWindow.
+func (w *Window) Abandon() { w.abandon() }
+
+// Await implements kvconn.DeviceWindow: our rows have been read once they are
+// gathered.
+func (w *Window) Await(number uint64) error {
+	for {
+		w.mu.Lock()
+		if len(w.pending) == 0 || w.pending[0].number > number {
+			w.mu.Unlock()
+			return nil
+		}
+		next := w.pending[0]
+		w.mu.Unlock()
+		err := Finish(next.done)
+		w.mu.Lock()
+		if len(w.pending) > 0 && w.pending[0].number == next.number {
+			w.pending = w.pending[1:]
+		}
+		w.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// Finish waits for a move: nothing but its end proves anything.
+func Finish(p kernels.Pending) error {
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		err := p.Wait(ctx)
+		cancel()
+		if !errors.Is(err, kernels.ErrLate) {
+			return err
+		}
+	}
+}
+
+// Close implements kvconn.Window.
+func (w *Window) Close() error {
+	w.abandon()
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
+	w.turn.Lock() // of a push that is just being begun
+	last := w.number
+	w.turn.Unlock()
+	err := w.Await(last)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return errors.Join(err, w.out.Close(ctx))
+}
