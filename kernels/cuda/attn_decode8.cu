@@ -35,7 +35,7 @@ static __device__ __forceinline__ uint32_t low_half2(uint32_t v) { return half2_
 static __device__ __forceinline__ uint32_t high_half2(uint32_t v) { return half2_of(uint16_t(v >> 16)); }
 
 template <int D>
-static __global__ __launch_bounds__(WARPS * 32) void decode8_kernel(Attention a, Rows p, const int32_t *rows) {
+static __global__ __launch_bounds__(WARPS * 32, D == 128 ? 4 : 1) void decode8_kernel(Attention a, Rows p, const int32_t *rows) {
   constexpr int PARTS = D / 16; // 16-byte parts of a row
   extern __shared__ __align__(128) uint8_t smem[];
   __shared__ float stat[WARPS][2][16]; // max and sum of each warp

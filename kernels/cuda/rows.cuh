@@ -58,6 +58,27 @@ __device__ __forceinline__ float2 widen2(uint16_t e4m3) {
   return __half22float2(*reinterpret_cast<__half2 *>(&h));
 }
 
+// Bytes 0 and 1 (half 0) or 2 and 3 of a word as bf16, exactly: sign, exponent and
+// mantissa in their places, and then what the exponents' biases differ by. (NaN
+// becomes 480: weights have none.)
+__device__ __forceinline__ uint32_t bf162_of(uint32_t e4m3, int half) {
+  uint32_t high = __byte_perm(e4m3, 0, half ? 0x3424 : 0x1404); // in the upper byte of each
+  uint32_t v = (high & 0x80008000) | ((high & 0x7f007f00) >> 4);
+  const uint32_t two_to_120 = 0x7b807b80;
+  bf162 r = __hmul2(*reinterpret_cast<bf162 *>(&v), *reinterpret_cast<const bf162 *>(&two_to_120));
+  return *reinterpret_cast<uint32_t *>(&r);
+}
+
+// A projection's weights in FP8: [N][K], and a scale a row.
+struct Matrix8 {
+  uint8_t *data;
+  float *scale;
+};
+// Skinny projection, rows <= 16: out[m][n] = scale[n] sum_k w[n][k] x[m][k].
+int32_t xk_skinny8(const Launch &l, Epilogue e, const Matrix8 &w, const bf16 *x, int x_stride, void *out, int out_stride, int m, int n, int k);
+// Rows of x become E4M3 with a scale each.
+int32_t xk_quantise(const Launch &l, const bf16 *x, uint8_t *out, float *scale, int rows, int k);
+
 struct xk_ctx;
 
 // FP8 pools: append.cu's, attn_decode.cu's and attn_prefill.cu's counterparts.
