@@ -95,6 +95,9 @@ func (r *Receiver) lend(c net.Conn) (*lent, error) {
 	h, grant, err := sc.Offer(&s)
 	if h == nil || err != nil {
 		r.returned()
+		if err != nil { // another way may be taken, as when the peer refuses it
+			err = &refusal{ticket.Refused, err}
+		}
 		return nil, err
 	}
 	r.m.mapped.WithLabelValues(string(SideReceiver)).Inc()

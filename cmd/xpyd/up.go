@@ -35,7 +35,7 @@ type upConfig struct {
 	GPUMemory      float64         `koanf:"gpu_memory"` // part of the GPU's memory for all workers together
 	BatchInvariant bool            `koanf:"batch_invariant"`
 	KVCacheDType   string          `koanf:"kv_cache_dtype"` // auto, bf16 or fp8
-	KVTransport    string          `koanf:"kv_transport"`   // between them: auto, tcp, shm or cudaipc
+	KVTransport    string          `koanf:"kv_transport"`   // between them: auto, tcp, shm, cudaipc, nccl or pinned
 
 	KVHostMemory config.Size `koanf:"kv_host_memory"` // of each worker, under its pool; 0: none
 	KVSSDDir     string      `koanf:"kv_ssd_dir"`     // each worker has a folder of its own there; empty: none
@@ -126,7 +126,7 @@ drains; a second one stops at once.`,
 	f.Float64("gpu-memory", def.GPUMemory, "part of the GPU's memory that the workers take, divided evenly among those of the start")
 	f.Bool("batch-invariant", false, batchInvariantHelp)
 	f.String("kv-cache-dtype", def.KVCacheDType, kvCacheDTypeHelp)
-	f.String("kv-transport", def.KVTransport, "between the workers: auto (from GPU to GPU or through shared memory where possible), tcp, shm or cudaipc")
+	f.String("kv-transport", def.KVTransport, "between the workers: auto (from GPU to GPU or through shared memory where possible), tcp, shm, cudaipc, nccl or pinned")
 	f.String("kv-host-memory", def.KVHostMemory.String(), "host memory of each worker that keeps KV which its pool has no room for; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts; default: none")
 	f.String("kv-ssd-size", def.KVSSDSize.String(), "what each worker may fill of --kv-ssd-dir")

@@ -19,7 +19,11 @@ import (
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/cudaipc"
+	"github.com/xpyd/xpyd/kvconn/nccl"
+	"github.com/xpyd/xpyd/kvconn/pinned"
 	"github.com/xpyd/xpyd/kvconn/shm"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
@@ -47,7 +51,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.String("id", "", "name in the fleet; default: the role and a random suffix")
 	f.String("listen", cfg.Listen, "HTTP address")
 	f.String("kv-listen", cfg.KVListen, "KV connector address")
-	f.String("kv-transport", cfg.KV.Transport, "auto, tcp, shm or cudaipc: how KV comes from workers of this machine")
+	f.String("kv-transport", cfg.KV.Transport, "auto, tcp, shm, cudaipc, nccl or pinned: how KV comes from workers of this machine")
 	f.String("advertise", "", "host that others dial, when it is not the listen host")
 	f.String("device", cfg.Device, "auto, cpu or cuda")
 	f.Int("threads", 0, "CPU threads; 0: all cores")
@@ -103,6 +107,15 @@ const (
 // library's search.
 var foreignEnv = []string{"XPYD_DATA", "XPYD_ADMIN*", "XPYD_NATS_PASSWORD", "XPYD_CUDA_*"}
 
+// linked and staged are the ways between GPUs that do not reach each other's memory.
+func linked(base kvconn.Transport, ours, theirs kernels.Linker, l kernels.Layout) kvconn.Transport {
+	return nccl.New(base, ours, theirs, l, nccl.DefaultRing())
+}
+
+func staged(ours, theirs kernels.HostMover, l kernels.Layout) (kvconn.Transport, error) {
+	return pinned.New(ours, theirs, l, pinned.DefaultRing())
+}
+
 // runWorker runs until ctx ends, the parent goes away, or a listener fails.
 func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
 	log, flush := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
@@ -120,7 +133,7 @@ func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
 		return err
 	}
 	deps := worker.Deps{Log: log, Registry: prometheus.NewRegistry(),
-		Transport: transport, Device: cudaipc.New, Build: build(), Progress: progress(stderr)}
+		Transport: transport, Device: cudaipc.New, Linked: linked, Pinned: staged, Build: build(), Progress: progress(stderr)}
 	if local, err := shm.New(); err != nil {
 		deps.NoLocal = err
 	} else {

@@ -38,7 +38,8 @@ type Engine struct {
 	cache   *kvcache.Cache
 	log     *slog.Logger
 	metrics *metrics
-	trace   trace
+	prompts trace // of steps that carry a piece of one
+	decodes trace // of others
 
 	vocab      int
 	layers     int

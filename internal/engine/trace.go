@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// StepRecord is one step that carried a piece of a prompt, for /debug/steps: where
-// its time went, on the host and on the device.
+// StepRecord is one step, for /debug/steps: where its time went, on the host and on
+// the device.
 type StepRecord struct {
 	Began  time.Time     `json:"began"` // its launch, or the end of the step before it if that was later
 	Seqs   int           `json:"seqs"`
@@ -49,15 +49,17 @@ func (t *trace) add(r StepRecord) {
 	t.next = (t.next + 1) % traced
 }
 
-// Steps are the newest steps that carried a piece of a prompt, oldest first.
-func (e *Engine) Steps() []StepRecord {
-	e.trace.mu.Lock()
-	defer e.trace.mu.Unlock()
-	return slices.Concat(e.trace.ring[e.trace.next:], e.trace.ring[:e.trace.next])
+func (t *trace) list() []StepRecord {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Concat(t.ring[t.next:], t.ring[:t.next])
 }
 
-// note records a step that has been settled. Steps that only decode are too many
-// and too short to be worth it.
+// Steps are the newest steps that carried a piece of a prompt, oldest first, and
+// then the newest that only decoded.
+func (e *Engine) Steps() []StepRecord { return append(e.prompts.list(), e.decodes.list()...) }
+
+// note records a step that has been settled.
 func (e *Engine) note(f *flight, wait, took time.Duration) {
 	r := StepRecord{Began: f.began, Seqs: len(f.members), Layers: f.step.OnLayer != nil, Launch: f.launch, Wait: wait, Took: took}
 	longest := 0
@@ -65,11 +67,12 @@ func (e *Engine) note(f *flight, wait, took time.Duration) {
 		r.Tokens += m.chunk
 		longest = max(longest, m.chunk)
 	}
-	if longest < leastMeasure {
-		return
-	}
 	if t, ok := e.backend.(stepTimer); ok {
 		r.Device, r.Idle, _ = t.LastStepTime() // only a figure: 0 says that there is none
 	}
-	e.trace.add(r)
+	if longest < leastMeasure {
+		e.decodes.add(r)
+	} else {
+		e.prompts.add(r)
+	}
 }

@@ -1,14 +1,15 @@
 package engine_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/engine/enginetest"
 )
 
-// Steps that carry a prompt are remembered, the newest of them, with what they
-// carried; steps that only decode are not.
+// The newest steps are remembered with what they carried, those with a piece of a
+// prompt and those without apart, so that neither pushes the others out.
 func TestSteps(t *testing.T) {
 	cfg := config()
 	cfg.StepTokens, cfg.MaxStepTime = 16, 0
@@ -34,7 +35,9 @@ func TestSteps(t *testing.T) {
 	for range 30 {
 		r.generate(request(prompt(words, 160), 20))
 	}
-	if n := len(r.Steps()); n != 256 {
-		t.Errorf("%d steps are remembered, want the newest 256", n)
+	steps = r.Steps()
+	prompts := slices.IndexFunc(steps, func(s engine.StepRecord) bool { return s.Tokens == 1 })
+	if prompts != 256 || len(steps) != 2*256 {
+		t.Errorf("%d steps are remembered, %d of them with prompts; want 256 of either kind", len(steps), prompts)
 	}
 }

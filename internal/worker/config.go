@@ -87,7 +87,7 @@ type KV struct {
 	TLSCert          string        `koanf:"tls_cert"`
 	TLSKey           string        `koanf:"tls_key"`
 	TLSCA            string        `koanf:"tls_ca"`
-	Transport        string        `koanf:"transport"`          // "auto", "tcp", "shm" or "cudaipc"
+	Transport        string        `koanf:"transport"`          // "auto", "tcp", "shm", "cudaipc", "nccl" or "pinned"
 	MaxQuarantined   int           `koanf:"max_quarantined"`    // blocks; 0: a quarter of the pool
 	Digest           string        `koanf:"digest"`             // "on"; "off" leaves digests unchecked where both workers say so, for measuring
 	Convert          string        `koanf:"convert"`            // "refuse" or "allow" peers whose KV has another dtype
@@ -155,7 +155,7 @@ func oneOf(key, v string, allowed ...string) error {
 
 // ValidTransport checks a kv.transport that stands under key.
 func ValidTransport(key, v string) error {
-	return oneOf(key, v, transportAuto, transportTCP, transportSHM, transportIPC)
+	return oneOf(key, v, transportAuto, transportTCP, transportSHM, transportIPC, transportNCCL, transportPinned)
 }
 
 // ValidKVCacheDType checks a kv_cache_dtype for a device and blocks of so many

@@ -17,7 +17,7 @@ import (
 
 func (w *Worker) startKV(d Deps) error {
 	near := w.near(d)
-	tr := transports{Transport: d.Transport, near: near.transport}
+	tr := transports{d.Transport, []kvconn.Transport{near.transport, near.linked, near.pinned}}
 	metrics, err := kvconn.NewMetrics(w.registry)
 	if err != nil {
 		return err
@@ -41,10 +41,14 @@ func (w *Worker) startKV(d Deps) error {
 	if w.cfg.KV.MaxQuarantined > 0 {
 		dcfg.MaxQuarantined = w.cfg.KV.MaxQuarantined
 	}
+	if t := w.cfg.KV.Transport; (t == transportNCCL || t == transportPinned) && len(near.staged()) == 0 {
+		return &config.KeyError{Key: "kv.transport", Msg: t + " is not possible here"}
+	}
 	ways, err := newPaths(w.recv, w.cfg.KV.Transport, near.name, text(near.private), w.members, w.publishPaths, w.log, w.registry)
 	if err != nil {
 		return err
 	}
+	ways.staged = near.staged()
 	w.decode = decode.New(dcfg, ways, w.cache, w.backend, w.log)
 	w.later("close sessions to prefill", func(ctx context.Context) error {
 		err := w.recv.Close(ctx)
@@ -61,26 +65,22 @@ func (w *Worker) startKV(d Deps) error {
 	if w.server, err = kvconn.NewServer(cfg, w.log, metrics); err != nil {
 		return err
 	}
-	ln, err := tr.Listen(w.cfg.KVListen)
+	listen := tr.Listen
+	if near.linked != nil { // serves callers over tcp alone as well
+		listen = near.linked.Listen
+	}
+	ln, err := listen(w.cfg.KVListen)
 	if err != nil {
 		return fmt.Errorf("kv_listen: %w", err)
 	}
 	if w.kvAddr, err = w.advertised(ln.Addr()); err != nil {
 		return errors.Join(err, ln.Close())
 	}
-	listeners := []net.Listener{ln}
-	if near.transport != nil {
-		local, err := near.transport.Listen("")
-		switch {
-		case err == nil:
-			w.announceNear(near.name, local.Addr().String())
-			listeners = append(listeners, local)
-		case w.cfg.KV.Transport == near.name:
-			return errors.Join(&config.KeyError{Key: "kv.transport", Msg: fmt.Sprintf("%s: %v", near.name, err)}, ln.Close())
-		default:
-			w.log.Warn("peers on this machine must use tcp", "error", err)
-		}
+	listeners, err := w.listenNear(near)
+	if err != nil {
+		return errors.Join(err, ln.Close())
 	}
+	listeners = append(listeners, ln)
 	serve, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	var running sync.WaitGroup
@@ -107,6 +107,39 @@ func (w *Worker) startKV(d Deps) error {
 		}
 	})
 	return nil
+}
+
+// listenNear opens the listeners for workers of this machine.
+func (w *Worker) listenNear(near nearWay) (listeners []net.Listener, err error) {
+	if near.transport == nil && near.pinned == nil {
+		return nil, nil
+	}
+	addr := "" // of the near transport: any
+	if near.transport != nil {
+		ln, err := near.transport.Listen("")
+		switch {
+		case err == nil:
+			listeners, addr = append(listeners, ln), ln.Addr().String()
+			w.announceNear(near.name, addr)
+		case w.cfg.KV.Transport == near.name:
+			return nil, &config.KeyError{Key: "kv.transport", Msg: fmt.Sprintf("%s: %v", near.name, err)}
+		default:
+			w.log.Warn("peers on this machine must use another way", "near", near.name, "error", err)
+		}
+	}
+	if near.pinned == nil {
+		return listeners, nil
+	}
+	if addr == "" { // none is listened on; peers derive the other from it
+		addr = fmt.Sprintf("%s:xpyd-kv-%d", transportIPC, w.identity.Epoch)
+		w.announceNear(transportIPC, addr)
+	}
+	ln, err := near.pinned.Listen(pinnedAddr(addr))
+	if err != nil {
+		w.log.Warn("peers on this machine must use another way", "near", transportPinned, "error", err)
+		return listeners, nil
+	}
+	return append(listeners, ln), nil
 }
 
 func text(err error) string {

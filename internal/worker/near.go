@@ -16,6 +16,19 @@ type nearWay struct {
 	transport kvconn.Transport // nil: this process has none, or may not use it
 	pool      *kvconn.Shared   // ours, for peers to write to; nil: see private
 	private   error            // why our pool is written to by nobody
+	linked    kvconn.Transport // by NCCL, of a GPU; nil: none
+	pinned    kvconn.Transport // through pinned memory, of a GPU; nil: none
+}
+
+// staged are the ways through memory between two GPUs' pools, fastest first.
+func (n *nearWay) staged() (names []string) {
+	if n.linked != nil {
+		names = append(names, transportNCCL)
+	}
+	if n.pinned != nil {
+		names = append(names, transportPinned)
+	}
+	return names
 }
 
 // local tells whether the setting allows the local transport of that name.
@@ -28,8 +41,8 @@ func (w *Worker) near(d Deps) nearWay {
 	if out && in && w.cfg.KV.Transport != transportSHM {
 		return w.nearDevice(d, exporter, opener)
 	}
-	if w.cfg.KV.Transport == transportIPC {
-		return nearWay{name: transportIPC, private: fmt.Errorf("the pool of device %s is not in a GPU's memory", w.backend.Info().Name)}
+	if t := w.cfg.KV.Transport; t == transportIPC || t == transportNCCL || t == transportPinned {
+		return nearWay{name: t, private: fmt.Errorf("the pool of device %s is not in a GPU's memory", w.backend.Info().Name)}
 	}
 	way := nearWay{name: transportSHM}
 	if w.cfg.KV.local(transportSHM) {
@@ -52,10 +65,25 @@ func (w *Worker) nearDevice(d Deps, exporter kernels.Exporter, opener kernels.Pe
 			way.transport, way.private = d.Device(exporter, opener)
 		}
 	}
-	if way.private == nil {
+	w.nearStaged(d, &way)
+	if way.private == nil || len(way.staged()) > 0 {
 		way.pool = kvconn.DevicePool(w.identity.Layout, w.backend.Blocks())
 	}
 	return way
+}
+
+// nearStaged adds the ways between GPUs that do not reach each other's memory.
+func (w *Worker) nearStaged(d Deps, way *nearWay) {
+	if l, ok := w.backend.(kernels.Linker); ok && d.Linked != nil && w.cfg.KV.local(transportNCCL) {
+		way.linked = d.Linked(d.Transport, l, l, w.backend.Layout())
+	}
+	if m, ok := w.backend.(kernels.HostMover); ok && d.Pinned != nil && w.cfg.KV.local(transportPinned) {
+		var err error
+		if way.pinned, err = d.Pinned(m, m, w.backend.Layout()); err != nil {
+			w.log.Warn("GPUs that do not reach each other must use tcp", "error", err)
+			way.pinned = nil
+		}
+	}
 }
 
 // shared describes a pool in host memory to kvconn, or says why it cannot be

@@ -25,18 +25,23 @@ const (
 	transportTCP  = "tcp"
 	transportSHM  = "shm"
 	transportIPC  = "cudaipc"
+	// Between GPUs that do not reach each other's memory.
+	transportNCCL   = "nccl"
+	transportPinned = "pinned"
 )
 
-// transports is both ways to a peer as one: an address that begins with the
-// near transport's name and a colon is dialled there.
+// transports is all ways to a peer as one: an address that begins with a near
+// transport's name and a colon is dialled there.
 type transports struct {
 	kvconn.Transport
-	near kvconn.Transport // nil: there is none
+	near []kvconn.Transport // nil ones: there is none
 }
 
 func (t transports) Dial(ctx context.Context, addr string) (net.Conn, error) {
-	if t.near != nil && strings.HasPrefix(addr, t.near.Name()+":") {
-		return t.near.Dial(ctx, addr)
+	for _, near := range t.near {
+		if near != nil && strings.HasPrefix(addr, near.Name()+":") {
+			return near.Dial(ctx, addr)
+		}
 	}
 	return t.Transport.Dial(ctx, addr)
 }
@@ -53,9 +58,10 @@ type opener interface {
 type paths struct {
 	recv    opener
 	mode    string
-	near    string // the faster way of this worker's pool: shm or cudaipc
-	machine string // of this process; see machineID
-	private string // why our pool cannot be shared; "": it can
+	near    string   // the faster way of this worker's pool: shm or cudaipc
+	machine string   // of this process; see machineID
+	private string   // why our pool cannot be shared; "": it can
+	staged  []string // ways between GPUs that do not reach each other, fastest first
 	members func() []fleet.Member
 	publish func(summary string)
 	log     *slog.Logger
@@ -72,6 +78,8 @@ type path struct {
 	reason    string    // why not the faster one: a metric's label
 	why       string    // in words
 	retry     time.Time // when the faster one is tried again
+	// remembered says that it is what was chosen before.
+	remembered bool
 }
 
 // pathRetry is how long a peer whose local socket did not answer is reached
@@ -116,15 +124,74 @@ func (p *paths) Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvc
 			next.reason = reasonRefused
 		}
 	}
-	if p.mode == p.near {
+	if m != nil && m.KVDevice != "" && next.reason != reasonSetting || p.only() {
+		s, tried, err := p.between(ctx, m, peer, next)
+		if s != nil || err != nil {
+			return s, err
+		}
+		next = tried
+	}
+	if p.mode == p.near || p.only() {
 		return nil, &kvconn.Error{Op: "open", Peer: peer, Phase: kvconn.PhaseDial, Outcome: ticket.Incompatible,
-			Err: fmt.Errorf("kv.transport is %s here, which does not reach it: %s", p.near, next.why)}
+			Err: fmt.Errorf("kv.transport is %s here, which does not reach it: %s", p.mode, next.why)}
 	}
 	s, err := p.recv.Open(ctx, addr, peer)
 	if err == nil { // else the peer is in trouble, whatever the path
 		p.note(m, next)
 	}
 	return s, err
+}
+
+// only says that one of the ways between GPUs is the only one allowed.
+func (p *paths) only() bool { return p.mode == transportNCCL || p.mode == transportPinned }
+
+// between tries the ways between GPUs that do not reach each other's memory; from
+// the one that was remembered on, if there is one. With neither a session nor an
+// error none of them leads there, for reasons that are added to why.
+func (p *paths) between(ctx context.Context, m *fleet.Member, peer kvconn.PeerID, why path) (*kvconn.Session, path, error) {
+	from := 0
+	if !why.retry.IsZero() && why.transport != "" { // remembered, or just failed
+		from = max(0, slices.Index(p.staged, why.transport))
+		if why.remembered && why.transport == transportTCP {
+			from = len(p.staged)
+		}
+	}
+	for _, name := range p.staged[from:] {
+		addr := ""
+		switch {
+		case m == nil:
+			return nil, why, nil
+		case name == transportNCCL && m.KVAddr != "":
+			addr = transportNCCL + ":" + m.KVAddr
+		case name == transportPinned && m.Machine == p.machine && m.Machine != "":
+			addr = pinnedAddr(m.KVDevice)
+		}
+		if addr == "" {
+			continue
+		}
+		s, err := p.recv.Open(ctx, addr, peer)
+		if err == nil {
+			why.transport = name
+			p.note(m, why)
+			return s, why, nil
+		}
+		if !unreachable(err) {
+			return nil, why, err
+		}
+		if why.why != "" {
+			why.why += "; "
+		}
+		why.why += name + ": " + cause(err)
+		why.retry = time.Now().Add(pathRetry)
+	}
+	why.transport = transportTCP
+	return nil, why, nil
+}
+
+// pinnedAddr is where a worker listens for the way through pinned memory: beside
+// what it announces for its GPU.
+func pinnedAddr(device string) string {
+	return transportPinned + ":" + strings.TrimPrefix(device, transportIPC+":") + "-" + transportPinned
 }
 
 // unreachable tells a local socket that does not lead to the peer, or a peer
@@ -165,8 +232,8 @@ func (p *paths) local(m *fleet.Member) (addr string, instead path) {
 		near = map[string]string{transportSHM: m.KVLocal, transportIPC: m.KVDevice}[p.near]
 	}
 	switch {
-	case p.mode == transportTCP:
-		return tcp(reasonSetting, "kv.transport is tcp")
+	case p.mode == transportTCP || p.only():
+		return tcp(reasonSetting, "kv.transport is "+p.mode)
 	case p.private != "":
 		return tcp(reasonMemory, p.private)
 	case m == nil:
@@ -184,6 +251,7 @@ func (p *paths) local(m *fleet.Member) (addr string, instead path) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if old := p.peers[m.ID]; old.epoch == m.Epoch && time.Now().Before(old.retry) {
+		old.remembered = true
 		return "", old
 	}
 	return near, path{}
@@ -194,7 +262,7 @@ func (p *paths) note(m *fleet.Member, now path) {
 	if m == nil {
 		return
 	}
-	now.epoch = m.Epoch
+	now.epoch, now.remembered = m.Epoch, false
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old, known := p.peers[m.ID]

@@ -46,7 +46,11 @@ type Deps struct {
 	Local     kvconn.Transport // between processes of this machine; nil: there is none
 	NoLocal   error            // why there is none
 	// Device makes the transport between GPUs of this machine; nil: there is none.
-	Device   func(kernels.Exporter, kernels.PeerOpener) (kvconn.Transport, error)
+	Device func(kernels.Exporter, kernels.PeerOpener) (kvconn.Transport, error)
+	// Linked makes the transport between GPUs by NCCL, over another; nil: there is none.
+	Linked func(base kvconn.Transport, ours, theirs kernels.Linker, l kernels.Layout) kvconn.Transport
+	// Pinned makes that through pinned host memory of this machine; nil: there is none.
+	Pinned   func(ours, theirs kernels.HostMover, l kernels.Layout) (kvconn.Transport, error)
 	Build    string
 	Progress func(model.Progress) // of a download or a fingerprint; may be nil
 }

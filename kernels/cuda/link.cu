@@ -49,7 +49,7 @@ int32_t library(const Nccl **out) {
   *out = &n;
   if (n.handle) return XK_OK;
   setenv("NCCL_NVLS_ENABLE", "0", 0); // multicast memory, of no use to two ranks
-  const char *name = getenv("XPYD_NCCL_LIB");
+  const char *name = getenv("XPYD_CUDA_NCCL");
   void *h = dlopen(name && *name ? name : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
   if (!h) return xk_fail(XK_NO_PEER, "no NCCL: %s", dlerror());
   auto get = [&](auto &f, const char *symbol) { return (f = reinterpret_cast<std::decay_t<decltype(f)>>(dlsym(h, symbol))) != nullptr; };

@@ -204,6 +204,9 @@ int run_length(const xk_pair *pairs, int n) {
   return k;
 }
 
+// So many digests take some microseconds, less than a launch of their own.
+constexpr int64_t FEW_DIGESTS = 8192;
+
 int32_t by_engine(xk_peer *p, const When &when, const Job &j, const xk_pair *pairs) {
   std::vector<void *> to;
   std::vector<const void *> from;
@@ -216,8 +219,9 @@ int32_t by_engine(xk_peer *p, const When &when, const Job &j, const xk_pair *pai
       sizes.push_back(k * j.run);
     }
   }
-  Job rest = j; // digests, beside the copies
-  rest.rows = false, rest.value = 0;
+  Job rest = j; // digests: of a few blocks behind the copies, with the flag, else beside them
+  rest.rows = false;
+  const bool behind = int64_t(j.n_layers) * j.n_pairs * j.heads <= FEW_DIGESTS;
   XK_OK_OR_RETURN(when.wait(p->stream));
   XK_TRY(cudaEventRecord(p->fork, p->stream));
   XK_TRY(cudaStreamWaitEvent(p->engine, p->fork, 0));
@@ -225,10 +229,15 @@ int32_t by_engine(xk_peer *p, const When &when, const Job &j, const xk_pair *pai
   how.srcAccessOrder = cudaMemcpySrcAccessOrderStream, how.flags = cudaMemcpyFlagPreferOverlapWithCompute;
   size_t all = 0;
   XK_TRY(cudaMemcpyBatchAsync(to.data(), from.data(), sizes.data(), to.size(), &how, &all, 1, p->engine));
-  if (j.heads) XK_OK_OR_RETURN(by_kernel(p, {}, rest, 4, pairs));
+  if (j.heads && !behind) {
+    rest.value = 0;
+    XK_OK_OR_RETURN(by_kernel(p, {}, rest, 4, pairs));
+  }
   XK_TRY(cudaEventRecord(p->join, p->engine));
   XK_TRY(cudaStreamWaitEvent(p->stream, p->join, 0));
-  rest.n_pairs = 0, rest.value = j.value;
+  rest.value = j.value;
+  if (j.heads && behind) return by_kernel(p, {}, rest, 2, pairs);
+  rest.n_pairs = 0;
   return j.value ? by_kernel(p, {}, rest, 1, pairs) : XK_OK;
 }
 

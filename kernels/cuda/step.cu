@@ -21,7 +21,14 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   Rope r = {c->qkv, w.bias, w.q_norm, w.k_norm, c->rope, on_device<xk_seg>(c, a.segs), a.n_segs, g.heads, i, g.norm_eps};
   Pool p = c->pool_of(i);
   XK_OK_OR_RETURN(g.kv_fp8 ? xk_append8(l, r, c->rows_of(i)) : xk_append(l, r, p));
-  if (a.on_layer) XK_TRY(cudaEventRecord(c->layer_done[c->launched % 2][i], l.stream));
+  // Recorded where no kernel begins early behind another's end (PDL): before a
+  // projection. Only of the last layer it counts when a push can begin.
+  const bool last = i == g.layers - 1;
+  auto tell = [&]() -> int32_t {
+    XK_TRY(cudaEventRecord(c->layer_done[c->launched % 2][i], l.stream));
+    return XK_OK;
+  };
+  if (a.on_layer && last) XK_OK_OR_RETURN(tell());
   Attention t = {c->qkv, c->att, on_device<int32_t>(c, a.positions), on_device<int32_t>(c, a.tables), on_device<int32_t>(c, a.tail),
                  g.heads, 1.0f / sqrtf(float(g.head_dim)), c->partial, c->tickets, 1, MIN_SPLIT};
   if (g.kv_fp8) {
@@ -44,6 +51,7 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
       XK_OK_OR_RETURN(xk_attn_decode(l, t, p, on_device<int32_t>(c, a.decode), a.n_decode));
     }
   }
+  if (a.on_layer && !last) XK_OK_OR_RETURN(tell());
   XK_OK_OR_RETURN(xk_project(c, l, OUT, i, a.n_rows));
   XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, nullptr, w.mlp_norm, c->xn, a.n_rows, g.hidden, g.norm_eps));
   XK_OK_OR_RETURN(xk_project(c, l, GATE_UP, i, a.n_rows));

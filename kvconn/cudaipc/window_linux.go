@@ -35,13 +35,14 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
 	if err != nil {
 		return nil, errors.Join(err, unix.Munmap(flags), t.End())
 	}
-	return &window{peer: peer, line: g.line, flags: flags, lent: t}, nil
+	return &window{peer: peer, line: g.line, block: g.blockBytes, flags: flags, lent: t}, nil
 }
 
 // window is the peer's pool in our device's reach.
 type window struct {
 	peer  kernels.Peer
 	line  int
+	block int64 // bytes of one layer's
 	flags []byte
 	lent  local.Taken
 
@@ -53,9 +54,29 @@ type window struct {
 
 var _ kvconn.DeviceWindow = (*window)(nil)
 
-// pushCTAs leaves most multiprocessors to the layer that is computed meanwhile:
-// so many reach 88 % of NVLink's rate.
-const pushCTAs = 16
+// A push runs beside the layer that is computed next, whose matrix kernels want
+// every multiprocessor: the copy engines take it where its runs of blocks are not
+// too short or too many to describe (0.7 microseconds each, of this goroutine). Else
+// so many CTAs, which reach 88 % of NVLink's rate.
+const (
+	pushCTAs = 16
+	longRun  = 64 << 10 // bytes on average
+	mostRuns = 512
+)
+
+// engine chooses who copies blocks of so many bytes.
+func engine(pairs []kernels.BlockPair, bytes int64) kernels.Engine {
+	runs := int64(1)
+	for i := range pairs[1:] {
+		if a, b := pairs[i], pairs[i+1]; b.Src != a.Src+1 || b.Dst != a.Dst+1 {
+			runs++
+		}
+	}
+	if runs <= mostRuns && int64(len(pairs))*bytes/runs >= longRun {
+		return kernels.Copy
+	}
+	return kernels.Kernel
+}
 
 // Push implements kvconn.DeviceWindow.
 func (w *window) Push(layer int, moves []kvconn.Move) (uint64, error) {
@@ -66,7 +87,7 @@ func (w *window) Push(layer int, moves []kvconn.Move) (uint64, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	number := w.launched + 1
-	if err := w.peer.Push(&kernels.Push{FirstLayer: layer, Layers: 1, Blocks: pairs, Line: w.line, Value: number, CTAs: pushCTAs}); err != nil {
+	if err := w.peer.Push(&kernels.Push{FirstLayer: layer, Layers: 1, Blocks: pairs, Line: w.line, Value: number, Engine: engine(pairs, w.block), CTAs: pushCTAs}); err != nil {
 		return 0, err
 	}
 	w.launched = number

@@ -29,17 +29,14 @@ import (
 // the transport underneath.
 const Name = "nccl"
 
-// A ring is the memory of a pair at each end, beside what NCCL itself takes.
-const (
-	Slots     = 8
-	SlotBytes = 8 << 20 // about: a slot holds whole blocks
-)
+// DefaultRing is the memory of a pair: 64 MiB, at each end, beside what NCCL itself takes.
+func DefaultRing() stage.Ring { return stage.Ring{Slots: 8, SlotBytes: 8 << 20} }
 
 // New makes a transport over base that receives into the pool of ours and sends from
 // that of theirs, both of that layout: of a worker, both are its backend. Who has
 // only the listening end of it also serves callers of base.
-func New(base kvconn.Transport, ours, theirs kernels.Linker, l kernels.Layout) kvconn.Transport {
-	return &transport{base, &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, Slots, SlotBytes)}}
+func New(base kvconn.Transport, ours, theirs kernels.Linker, l kernels.Layout, r stage.Ring) kvconn.Transport {
+	return &transport{base, &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, r)}}
 }
 
 // device is both halves of this process's GPU.

@@ -20,6 +20,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/nccl"
+	"github.com/xpyd/xpyd/kvconn/stage"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
 
@@ -37,7 +38,10 @@ func TestMain(m *testing.M) {
 // layout is the suite's.
 var layout = kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}
 
-var factory = kvconntest.Factory{Device: pair, Shrink: 2, AtOnce: 48}
+// small is enough for the suite's blocks.
+var small = stage.Ring{Slots: 16, SlotBytes: 16 << 10}
+
+var factory = kvconntest.Factory{Device: pair, InStep: true, Shrink: 2, AtOnce: 48}
 
 // fake is a device as the suite knows one.
 type fake struct {
@@ -114,7 +118,7 @@ func over(t testing.TB, r, s fake) kvconn.Transport {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return nccl.New(loopback{base}, r, s, layout)
+	return nccl.New(loopback{base}, r, s, layout, small)
 }
 
 // A process without NCCL refuses the session and says why, so that another way is

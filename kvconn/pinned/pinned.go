@@ -23,16 +23,13 @@ import (
 // Name is the transport's name and the scheme of its addresses.
 const Name = "pinned"
 
-// A ring is the memory of a pair: pinned on the receiver's account.
-const (
-	Slots     = 16
-	SlotBytes = 4 << 20 // about: a slot holds whole blocks
-)
+// DefaultRing is the memory of a pair: 64 MiB, pinned on the receiver's account.
+func DefaultRing() stage.Ring { return stage.Ring{Slots: 16, SlotBytes: 4 << 20} }
 
 // New makes a transport that receives into the pool of ours and sends from that of
 // theirs, both of that layout: of a worker, both are its backend.
-func New(ours, theirs kernels.HostMover, l kernels.Layout) (kvconn.Transport, error) {
-	d := &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, Slots, SlotBytes)}
+func New(ours, theirs kernels.HostMover, l kernels.Layout, r stage.Ring) (kvconn.Transport, error) {
+	d := &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, r)}
 	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c, d} })
 }
 

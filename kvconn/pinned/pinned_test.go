@@ -14,6 +14,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/pinned"
+	"github.com/xpyd/xpyd/kvconn/stage"
 )
 
 // TestMain lets more cases run at once than there are cores: the suite's cases
@@ -29,6 +30,9 @@ func TestMain(m *testing.M) {
 
 // layout is the suite's.
 var layout = kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}
+
+// small is enough for the suite's blocks.
+var small = stage.Ring{Slots: 16, SlotBytes: 16 << 10}
 
 var factory = kvconntest.Factory{Device: pair, Shrink: 2, AtOnce: 48}
 
@@ -65,7 +69,7 @@ func newFake(t testing.TB, blocks int) fake {
 func pair(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 	r, s := newFake(t, kvconntest.ReceiverBlocks), newFake(t, kvconntest.SenderBlocks)
 	r.Delay, s.Delay = time.Millisecond, time.Millisecond
-	tr, err := pinned.New(r, s, layout)
+	tr, err := pinned.New(r, s, layout, small)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +93,7 @@ func once(t *testing.T, spoil func(r, s fake), tune func(r, s *kvconn.Config), d
 		spoil(r, s)
 	}
 	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
-		tr, err := pinned.New(r, s, layout)
+		tr, err := pinned.New(r, s, layout, small)
 		if err != nil {
 			t.Fatal(err)
 		}

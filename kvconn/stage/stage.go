@@ -30,16 +30,22 @@ type Geometry struct {
 	heads int
 }
 
+// Ring says how large a ring is: the memory of a pair of workers.
+type Ring struct {
+	Slots     int   // pushes that may be under way
+	SlotBytes int64 // about: a slot holds whole blocks
+}
+
 // page is what slots are multiples of: memory is registered in whole pages.
 const page = 4096
 
 // maxMoves is how many blocks a slot holds however small they are.
 const maxMoves = 4096
 
-// NewGeometry cuts a ring of so many slots of about size bytes for blocks of a layout.
-func NewGeometry(l kernels.Layout, slots int, size int64) Geometry {
-	g := Geometry{Slots: slots, rows: int64(l.BlockBytes()), sums: 8 * int64(l.KVHeads), heads: l.KVHeads}
-	g.Moves = int(max(1, min(size/(g.rows+g.sums), maxMoves)))
+// NewGeometry cuts a ring for blocks of a layout.
+func NewGeometry(l kernels.Layout, r Ring) Geometry {
+	g := Geometry{Slots: max(1, r.Slots), rows: int64(l.BlockBytes()), sums: 8 * int64(l.KVHeads), heads: l.KVHeads}
+	g.Moves = int(max(1, min(r.SlotBytes/(g.rows+g.sums), maxMoves)))
 	return g
 }
 

@@ -1,0 +1,271 @@
+//go:build cuda && cgo && linux
+
+package stage_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/cuda"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/nccl"
+	"github.com/xpyd/xpyd/kvconn/pinned"
+	"github.com/xpyd/xpyd/kvconn/tcp"
+)
+
+const (
+	gpuBlocks = 4096
+	gpuLayers = 4
+)
+
+var gpuLayout = kvconn.Layout{BlockTokens: 16, Groups: []kvconn.Group{{Kind: "full", Layers: gpuLayers, KVHeads: 8, HeadDim: 128, RowBytes: 256, DType: "bf16"}}}
+
+// end is one worker's pool as kvconn sees it: a source of block i for index i, and
+// a sink.
+type end struct {
+	*cuda.Backend
+	mu    sync.Mutex
+	once  func() // before the next VerifyPushed
+	again func() // before the second time that block 3 of layer 1 is asked for
+	asked int
+}
+
+func (e *end) Block(layer, index, _, _ int) (int32, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if layer == 1 && index == 3 {
+		if e.asked++; e.asked == 2 && e.again != nil {
+			e.again()
+		}
+	}
+	return int32(index), true
+}
+
+func (e *end) Load(layer, index, _, rows int, dst []byte, digests []uint64) error {
+	e.Gather(layer, int32(index), 0, rows, dst)
+	e.Digest(layer, int32(index), digests)
+	return nil
+}
+
+func (e *end) Store(layer int, dst int32, _, rows, _ int, packed []byte, digests []uint64) error {
+	e.Scatter(layer, dst, 0, rows, packed)
+	e.SetDigest(layer, dst, rows, digests)
+	return nil
+}
+
+func (e *end) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
+	e.mu.Lock()
+	if e.once != nil {
+		e.once()
+		e.once = nil
+	}
+	e.mu.Unlock()
+	landed := make([]kernels.Landed, len(blocks))
+	for i, b := range blocks {
+		landed[i] = kernels.Landed{Layer: layer, Block: b.Block, FirstPos: b.FirstPos, Rows: b.Rows}
+	}
+	return e.Verify(ctx, landed)
+}
+
+// flip changes a bit of a block's rows, not its digest.
+func (e *end) flip(layer int, block int32) {
+	rows := make([]byte, e.Layout().BlockBytes())
+	e.Gather(layer, block, 0, 16, rows)
+	rows[100] ^= 4
+	e.Scatter(layer, block, 0, 16, rows)
+}
+
+func (e *end) fill() {
+	l := e.Layout()
+	rows, sums := make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
+	for layer := range gpuLayers {
+		for block := range gpuBlocks / 2 {
+			for i := 0; i < len(rows); i += 64 {
+				rows[i] = byte(i/64 + 31*block + 7*layer)
+			}
+			kernels.DigestRows(l, layer, block*16, 16, rows, sums)
+			e.Scatter(layer, int32(block), 0, 16, rows)
+			e.SetDigest(layer, int32(block), 16, sums)
+		}
+	}
+}
+
+// OnTicket pushes all that is asked for.
+func (e *end) OnTicket(_ context.Context, o *kvconn.Outgoing) {
+	if o.Accept(e) != nil {
+		return
+	}
+	all := make([]int, len(o.Ticket().Dest))
+	for i := range all {
+		all[i] = i
+	}
+	for layer := range gpuLayers {
+		o.Push(layer, all)
+	}
+	o.Commit(nil)
+	<-o.Done()
+}
+
+type loopback struct{ kvconn.Transport }
+
+func (l loopback) Listen(addr string) (net.Listener, error) {
+	return l.Transport.Listen(cmp.Or(addr, "127.0.0.1:0"))
+}
+
+// TestStagedOnGPUs moves KV between two GPUs that are not used as peers: what has
+// arrived is what was sent, a bit that flips at either end is found and sent again,
+// and it prints how fast all that is. Needs two GPUs and XPYD_CUDA_PUSH=1.
+func TestStagedOnGPUs(t *testing.T) {
+	if os.Getenv("XPYD_CUDA_PUSH") == "" {
+		t.Skip("XPYD_CUDA_PUSH is not set")
+	}
+	a := kernels.Arch{Layers: gpuLayers, Hidden: 1024, Intermediate: 64, Heads: 8, KVHeads: 8, HeadDim: 128, Vocab: 64, MaxPositions: 65536, NormEps: 1e-5, RopeTheta: 10000, TiedHead: true}
+	ends := [2]*end{}
+	for n := range ends {
+		b, err := cuda.NewRandom(a, 1, cuda.Options{Device: n, Blocks: gpuBlocks, MaxTokens: 256, MaxSeqs: 4, NoGraphs: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		ends[n] = &end{Backend: b}
+	}
+	src, dst := ends[0], ends[1]
+	src.fill()
+	l := src.Layout()
+	for _, name := range []string{"pinned", "nccl"} {
+		tr, err := pinned.New(dst.Backend, src.Backend, l, pinned.DefaultRing())
+		if name == "nccl" {
+			base, e := tcp.New(tcp.DefaultConfig())
+			tr, err = nccl.New(loopback{base}, dst.Backend, src.Backend, l, nccl.DefaultRing()), e
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		staged(t, name, tr, src, dst)
+	}
+}
+
+func staged(t *testing.T, name string, tr kvconn.Transport, src, dst *end) {
+	config := func(id string) kvconn.Config {
+		c := kvconn.DefaultConfig()
+		c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n", Layout: gpuLayout, Build: "test"}
+		c.BulkConns = 2
+		return c
+	}
+	rc := config("decode")
+	rc.Shared = kvconn.DevicePool(gpuLayout, gpuBlocks)
+	reg, log := prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
+	rm, err := kvconn.NewMetrics(reg)
+	must(t, err)
+	sm, err := kvconn.NewMetrics(prometheus.NewRegistry())
+	must(t, err)
+	recv, err := kvconn.NewReceiver(rc, tr, log, rm)
+	must(t, err)
+	server, err := kvconn.NewServer(config("prefill"), log, sm)
+	must(t, err)
+	ln, err := tr.Listen("")
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	serve, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = server.Serve(serve, ln, src) })
+	defer wg.Wait()
+	defer stop()
+	defer recv.Close(ctx)
+	began := time.Now()
+	session, err := recv.Open(ctx, ln.Addr().String(), kvconn.PeerID{})
+	must(t, err)
+	setup := time.Since(began)
+	const at = gpuBlocks / 2 // decode's blocks: others than prefill's
+	fetch := func(blocks int) time.Duration {
+		spec := kvconn.TicketSpec{RequestID: name, Positions: blocks * 16, Sink: dst}
+		for i := range blocks {
+			spec.Dest = append(spec.Dest, kvconn.Dest{Block: int32(at + (i*1283)%(gpuBlocks/2)), Generation: 1})
+		}
+		begin := time.Now()
+		in, err := session.Request(ctx, spec)
+		must(t, err)
+		if _, err := in.Wait(ctx); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return time.Since(begin)
+	}
+	corrupt := func() float64 {
+		n, err := testutil.GatherAndCount(reg, "xpyd_kvconn_corrupt_units_total")
+		must(t, err)
+		families, err := reg.Gather()
+		must(t, err)
+		for _, f := range families {
+			if f.GetName() == "xpyd_kvconn_corrupt_units_total" && n > 0 {
+				return f.Metric[0].Counter.GetValue()
+			}
+		}
+		return 0
+	}
+	times := func(blocks, runs int) (first, median, best float64) {
+		var all []float64
+		for range runs {
+			all = append(all, fetch(blocks).Seconds()*1e3)
+		}
+		first = all[0]
+		all = all[1:]
+		slices.Sort(all)
+		return first, all[len(all)/2], all[0]
+	}
+	first, steady, _ := times(128, 101) // 2,048 tokens of 4 layers
+	fmt.Printf("STAGED %s: set up in %.1f ms; first 32 MiB %.2f ms, steady (median of 100) %.2f ms: ratio %.2f\n", name, float64(setup.Microseconds())/1e3, first, steady, first/steady)
+	_, ms, best := times(gpuBlocks/2, 101)
+	bytes := float64(gpuLayers * gpuBlocks / 2 * dst.Layout().BlockBytes())
+	fmt.Printf("STAGED %s: 512 MiB in 64 KiB blocks, scattered at decode, median of 100 %.2f ms = %.2f GB/s, best %.2f\n", name, ms, bytes/ms/1e6, bytes/best/1e6)
+
+	want, got := make([]byte, dst.Layout().BlockBytes()), make([]byte, dst.Layout().BlockBytes())
+	same := func(what string) {
+		for index := range 128 {
+			for layer := range gpuLayers {
+				src.Gather(layer, int32(index), 0, 16, want)
+				dst.Gather(layer, int32(at+(index*1283)%(gpuBlocks/2)), 0, 16, got)
+				if !slices.Equal(want, got) {
+					t.Fatalf("%s, %s: layer %d block %d is not what was sent", name, what, layer, index)
+				}
+			}
+		}
+	}
+	same("at first")
+	before := corrupt()
+	src.asked, src.again = 0, func() { src.flip(1, 3) } // good again
+	src.flip(1, 3)
+	fetch(128)
+	src.again = nil
+	same("flipped at prefill")
+	if n := corrupt() - before; n != 1 {
+		t.Errorf("%s: a flipped bit at prefill was found %v times", name, n)
+	}
+	before = corrupt()
+	dst.once = func() { dst.flip(0, at) }
+	fetch(128)
+	same("flipped at decode")
+	if n := corrupt() - before; n != 1 {
+		t.Errorf("%s: a flipped bit at decode was found %v times", name, n)
+	}
+	fmt.Printf("STAGED %s: flipped bits were found and their blocks sent again; ledgers hold %d and %d\n", name, len(recv.Ledger()), len(server.Ledger()))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
