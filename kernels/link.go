@@ -32,7 +32,8 @@ type Link interface {
 	// Close; its own Close does nothing, and it has no Bytes.
 	Memory() HostMemory
 	// Ready returns once both ends are there and something has been moved; ErrLate
-	// when ctx ends first.
+	// when ctx ends first. Later it says at once whether the link has failed since: a
+	// transfer of a link that fails may end with a part of its bytes.
 	Ready(ctx context.Context) error
 	// Transfer begins the next transfer, once after is done, which may be nil: the
 	// sender's end sends, the receiver's receives. Both begin the same transfers in

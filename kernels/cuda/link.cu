@@ -164,8 +164,8 @@ int32_t xk_link_open(xk_ctx *c, const void *id, int64_t id_bytes, int32_t sender
 int32_t xk_link_ready(xk_link *l, int64_t timeout_ns) {
   int64_t until = now_ns() + timeout_ns;
   std::lock_guard<std::mutex> hold(l->mu);
-  if (l->warm) return XK_OK;
   XK_TRY(cudaSetDevice(l->c->cfg.device));
+  if (l->warm) return settle(l, "the link", until); // whether it still is
   XK_OK_OR_RETURN(settle(l, "join", until));
   if (!l->warming) XK_OK_OR_RETURN(transfer(l, 0, l->region.bytes < (1 << 20) ? l->region.bytes : 1 << 20, until, &l->warming));
   XK_OK_OR_RETURN(xk_wait(l->warming, until - now_ns()));

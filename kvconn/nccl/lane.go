@@ -135,10 +135,13 @@ func (i *inlet) Receive(ctx context.Context, number uint64, at, bytes int64) err
 		return i.joinErr
 	}
 	p, err := i.begin(ctx, number, at, bytes)
+	if err == nil {
+		err = p.Wait(ctx)
+	}
 	if err != nil {
 		return err
 	}
-	return p.Wait(ctx)
+	return i.link.Ready(ctx) // what a dying peer's device has left may be a part
 }
 
 // Landed implements stage.Inlet: nothing comes by itself.

@@ -21,8 +21,8 @@ const (
 	freedAt   = 128
 	spins     = 2000
 	shortNap  = 20 * time.Microsecond
-	longNap   = 200 * time.Microsecond
-	publishes = 4 // pushes gathered and not published yet, for each slot of the ring
+	longNap   = 50 * time.Microsecond // the other end is moving bytes all this time
+	publishes = 4                     // pushes gathered and not published yet, for each slot of the ring
 )
 
 func memoryBytes(g stage.Geometry) int64 { return head + g.Bytes() }
