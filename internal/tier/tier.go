@@ -287,7 +287,7 @@ func (t *Tiers) Attach(cache *kvcache.Cache) {
 	}
 }
 
-// ErrHung: reads or writes of the SSD do not end.
+// ErrHung says that reads or writes of the SSD do not end.
 var ErrHung = errors.New("the SSD does not answer")
 
 // Close writes what still waits for the SSD (under Back: what only host memory
