@@ -43,6 +43,7 @@ type FakeGPU struct {
 	ways  [2]struct {    // in, out
 		mu   sync.Mutex
 		last chan struct{} // the newest's end; nil: there was none
+		busy atomic.Int32
 	}
 
 	mu    sync.Mutex

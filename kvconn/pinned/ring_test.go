@@ -1,0 +1,80 @@
+//go:build linux
+
+package pinned_test
+
+import (
+	"context"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvconn/pinned"
+	"github.com/xpyd/xpyd/kvconn/stage"
+)
+
+// slow is a world over a ring of two slots whose receiver copies slowly.
+func slow(t *testing.T, delay time.Duration, do func(w *kvconntest.World, r fake)) {
+	r, s := newFake(t, kvconntest.ReceiverBlocks), newFake(t, kvconntest.SenderBlocks)
+	r.Delay, s.Delay = delay, delay/4
+	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
+		tr, err := pinned.New(r, s, layout, stage.Ring{Slots: 2, SlotBytes: 4 << 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tr, kvconntest.GPUs{Receiver: r, Sender: s}
+	}}
+	w := f.World(t, nil)
+	do(w, r)
+	w.Close()
+}
+
+// The fence: a revoke that comes while our device copies out of the ring returns
+// when it has ended. The blocks then get other rows, and keep them.
+func TestRevokeWaitsForTheCopy(t *testing.T) {
+	slow(t, 200*time.Millisecond, func(w *kvconntest.World, r fake) {
+		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
+			if o.Accept(src) == nil {
+				o.Push(0, []int{0, 1, 2})
+				<-ctx.Done()
+			}
+		}
+		for n := range 3 {
+			session, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec := w.Spec("revoked", int32(n), 12, 4*n)
+			in, err := session.Request(t.Context(), spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for !r.Filling() { // its device has begun
+				runtime.Gosched()
+			}
+			if err := in.Revoke(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if r.Filling() {
+				t.Error("revoked, and our device writes")
+			}
+			w.Pool.Reclaim(spec.Dest) // Close finds what is written there after this
+		}
+	})
+}
+
+// Two slots carry many pushes: none is gathered over another that is still being
+// copied, and none copied before it is there. Digests would tell.
+func TestSlotsAreReused(t *testing.T) {
+	slow(t, 4*time.Millisecond, func(w *kvconntest.World, _ fake) {
+		for n := range 4 {
+			if err := w.Fetch(t.Context(), w.Spec("reused", int32(n), 18, 8*n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := w.Value(w.RMetrics, "xpyd_kvconn_corrupt_units_total", ""); n > 0 {
+			t.Errorf("%v blocks were not those that were sent", n)
+		}
+	})
+}

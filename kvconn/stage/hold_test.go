@@ -1,0 +1,84 @@
+//go:build linux
+
+package stage_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/kerneltest"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/stage"
+)
+
+// open is a lane on which everything up to landed is there.
+type open struct{ landed, freed uint64 }
+
+func (o *open) Receive(context.Context, uint64, int64, int64) error { return nil }
+func (o *open) Landed() uint64                                      { return o.landed }
+func (o *open) Free(number uint64)                                  { o.freed = number }
+func (o *open) Close(context.Context) error                         { return nil }
+
+// A push is received once and only if its slot is the ring's; slots are free in the
+// order of their numbers, also those of pushes that nobody was told of.
+func TestHold(t *testing.T) {
+	l := kernels.Layout{Layers: 1, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}
+	g, err := kerneltest.NewFakeGPU(l, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	geo := stage.NewGeometry(l, stage.Ring{Slots: 4, SlotBytes: 4 << 10})
+	mem, err := g.RegisterHost(make([]byte, geo.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lane := &open{landed: 6}
+	h := stage.NewHold(g, mem, geo, lane)
+	receive := func(number uint64) error { return h.Receive(t.Context(), number, 1) }
+	want := func(what string, got, want error) {
+		t.Helper()
+		if !errors.Is(got, want) || want == nil && got != nil {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+	}
+	freed := func(want uint64) {
+		t.Helper()
+		if lane.freed != want {
+			t.Errorf("slots up to %d are free, want %d", lane.freed, want)
+		}
+	}
+	want("without a number", receive(0), kvconn.ErrForgotten)
+	want("2 before 1", receive(2), nil)
+	want("2 again", receive(2), kvconn.ErrForgotten)
+	if receive(5) == nil {
+		t.Error("5 is in a ring of 4 of which nothing is free")
+	}
+	h.Free(2)
+	freed(0)
+	want("2 once more", receive(2), kvconn.ErrForgotten)
+	want("1", receive(1), nil)
+	if h.Place(t.Context(), 1, 0, []kvconn.Placement{{At: 1, Block: 0, Rows: 4}}) == nil {
+		t.Error("placed block 1 of a push of 1")
+	}
+	want("place", h.Place(t.Context(), 1, 0, []kvconn.Placement{{At: 0, Block: 3, Rows: 4}}), nil)
+	h.Free(1)
+	freed(2)
+	want("4", receive(4), nil)
+	h.Forget() // 3, 5 and 6 have come and nobody was told
+	freed(3)
+	want("3, forgotten", receive(3), kvconn.ErrForgotten)
+	h.Free(4)
+	freed(6)
+	if h.Place(t.Context(), 4, 0, []kvconn.Placement{{At: 0, Block: 3, Rows: 4}}) == nil {
+		t.Error("placed a push that is freed")
+	}
+	if err := h.Close(); err != nil {
+		t.Error(err)
+	}
+	if receive(7) == nil {
+		t.Error("received into a closed ring")
+	}
+}
