@@ -14,10 +14,10 @@ import (
 	"github.com/xpyd/xpyd/kvconn/stage"
 )
 
-// slow is a world over a ring of two slots whose receiver copies slowly.
-func slow(t *testing.T, delay time.Duration, do func(w *kvconntest.World, r fake)) {
+// slow is a world over a ring of two slots whose devices copy slowly.
+func slow(t *testing.T, receiver, sender time.Duration, do func(w *kvconntest.World, r fake)) {
 	r, s := newFake(t, kvconntest.ReceiverBlocks), newFake(t, kvconntest.SenderBlocks)
-	r.Delay, s.Delay = delay, delay/4
+	r.Delay, s.Delay = receiver, sender
 	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 		tr, err := pinned.New(r, s, layout, stage.Ring{Slots: 2, SlotBytes: 4 << 10})
 		if err != nil {
@@ -33,7 +33,7 @@ func slow(t *testing.T, delay time.Duration, do func(w *kvconntest.World, r fake
 // The fence: a revoke that comes while our device copies out of the ring returns
 // when it has ended. The blocks then get other rows, and keep them.
 func TestRevokeWaitsForTheCopy(t *testing.T) {
-	slow(t, 200*time.Millisecond, func(w *kvconntest.World, r fake) {
+	slow(t, 200*time.Millisecond, time.Millisecond, func(w *kvconntest.World, r fake) {
 		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
 			if o.Accept(src) == nil {
 				o.Push(0, []int{0, 1, 2})
@@ -67,7 +67,7 @@ func TestRevokeWaitsForTheCopy(t *testing.T) {
 // Two slots carry many pushes: none is gathered over another that is still being
 // copied, and none copied before it is there. Digests would tell.
 func TestSlotsAreReused(t *testing.T) {
-	slow(t, 4*time.Millisecond, func(w *kvconntest.World, _ fake) {
+	reuse := func(w *kvconntest.World, _ fake) {
 		for n := range 4 {
 			if err := w.Fetch(t.Context(), w.Spec("reused", int32(n), 18, 8*n)); err != nil {
 				t.Fatal(err)
@@ -76,5 +76,7 @@ func TestSlotsAreReused(t *testing.T) {
 		if n := w.Value(w.RMetrics, "xpyd_kvconn_corrupt_units_total", ""); n > 0 {
 			t.Errorf("%v blocks were not those that were sent", n)
 		}
-	})
+	}
+	slow(t, 4*time.Millisecond, time.Millisecond, reuse)
+	slow(t, 0, 8*time.Millisecond, reuse)
 }
