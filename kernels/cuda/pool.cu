@@ -61,7 +61,7 @@ int32_t xk_pool_open(xk_ctx *c) {
   if (c->hopper) {
     XK_OK_OR_RETURN(xk_kv_map(&c->kv_map, c->pool, rows, g.head_dim));
     XK_OK_OR_RETURN(xk_q_map(&c->q_map, c->qkv, g.max_rows, c->width));
-    XK_OK_OR_RETURN(xk_q_map(&c->heads_map, c->qkv, int64_t(g.max_rows) * (c->width / g.head_dim), g.head_dim));
+    XK_OK_OR_RETURN(xk_heads_map(&c->heads_map, c->qkv, g.max_rows, g.heads, g.kv_heads, g.head_dim));
   }
   int least, greatest;
   XK_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));

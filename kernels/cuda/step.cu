@@ -28,7 +28,7 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
     XK_OK_OR_RETURN(xk_attn_any(l, t, p, a.n_rows));
   } else {
     int rows = int(c->layer_elements() / g.head_dim);
-    Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, 0, &c->q_map, c->hopper ? &c->kv_map : nullptr, &c->heads_map, c->work, c->sms, i * rows, g.layers * rows};
+    Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, 0, on_device<xk_part>(c, c->parts), on_device<xk_merge>(c, c->merges), int(c->plan.parts.size()), int(c->plan.merges.size()), &c->q_map, c->hopper ? &c->kv_map : nullptr, &c->heads_map, c->work, c->sms, i * rows, g.layers * rows};
     if (a.n_tiles) {
       const xk_tile &longest = on_host<xk_tile>(c, a, a.tiles)[0];
       f.longest = longest.pos + longest.n;
@@ -135,12 +135,33 @@ static __global__ void fetch_kernel(uint4 *to, const uint4 *from, int n) {
   if (i < n) to[i] = from[i];
 }
 
+// Plans prefill attention in parts, behind what the host has described. Returns
+// where all of it ends.
+static int64_t plan(xk_ctx *c, const xk_step_args &a) {
+  const xk_config &g = c->cfg;
+  c->plan.parts.clear(), c->plan.merges.clear();
+  if (!a.n_tiles || !c->hopper) return a.used_bytes;
+  if (!xk_attn_plan(&c->plan, on_host<xk_tile>(c, a, a.tiles), a.n_tiles, g.heads, g.kv_heads, g.head_dim, c->sms, !g.batch_invariant)) return a.used_bytes;
+  c->parts = round_up(std::max(a.used_bytes, a.wants + 4 * a.n_wants), 32);
+  c->merges = c->parts + c->plan.parts.size() * sizeof(xk_part);
+  int64_t end = c->merges + c->plan.merges.size() * sizeof(xk_merge);
+  if (end > c->buffers.arena_bytes) { // tiles do
+    c->plan.parts.clear(), c->plan.merges.clear();
+    return a.used_bytes;
+  }
+  uint8_t *half = const_cast<uint8_t *>(half_of(c, a));
+  memcpy(half + c->parts, c->plan.parts.data(), c->merges - c->parts);
+  memcpy(half + c->merges, c->plan.merges.data(), end - c->merges);
+  return end;
+}
+
 static int32_t upload(xk_ctx *c, const xk_step_args &a) {
-  if (a.used_bytes > FETCH) {
-    XK_TRY(cudaMemcpyAsync(c->arena, half_of(c, a), a.used_bytes, cudaMemcpyHostToDevice, c->stream));
+  const int64_t bytes = plan(c, a);
+  if (bytes > FETCH) {
+    XK_TRY(cudaMemcpyAsync(c->arena, half_of(c, a), bytes, cudaMemcpyHostToDevice, c->stream));
     return XK_OK;
   }
-  int n = int(div_up(a.used_bytes, 16));
+  int n = int(div_up(bytes, 16));
   Launch l = {c->stream, false};
   return launch(l, fetch_kernel, int(div_up(n, 128)), 128, 0, reinterpret_cast<uint4 *>(c->arena), reinterpret_cast<const uint4 *>(half_of(c, a)), n);
 }
