@@ -13,18 +13,21 @@
 
 #include "common.cuh"
 
-static constexpr int WARPS = 4, STAGES = 3, CHUNK = 16;
+static constexpr int WARPS = 4, CHUNK = 16;
+// Chunks of a warp in flight: two CTAs fit on a multiprocessor, of 64 four, of 256 one.
+template <int D> constexpr int stages = D == 80 || D == 96 ? 4 : 3;
+
 static constexpr int AT_ONCE = 16; // splits whose loads are in flight together when they are merged
 
 // Rows in shared memory: parts of 16 bytes, swizzled, or, where they do not fill
 // the banks, at a distance of an odd number of parts.
-template <int D> struct Rows {
+template <int D> struct Ring {
   static constexpr bool SWIZZLED = D % 64 == 0;
   static constexpr int PARTS = D / 8, PITCH = SWIZZLED ? PARTS : PARTS + 1, BYTES = CHUNK * PITCH * 16; // of a chunk of K or V
   static __device__ __forceinline__ int at(int r, int part) { return (r * PITCH + (SWIZZLED ? part ^ (r & 7) : part)) * 16; }
 };
 
-template <int D> static constexpr int smem_bytes = WARPS * STAGES * 2 * Rows<D>::BYTES;
+template <int D> static constexpr int smem_bytes = WARPS * stages<D> * 2 * Ring<D>::BYTES;
 
 // atomicInc that releases what the CTA has written, between its barriers, and
 // acquires what those before it did: by one thread, where fences of all cost more.
@@ -34,10 +37,12 @@ static __device__ __forceinline__ unsigned ticket(unsigned *p, unsigned wrap) {
   return old;
 }
 
+static __device__ __forceinline__ void prefetch_l2(const void *p, int bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory"); }
+
 template <int D>
 static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, Pool p, const int32_t *rows) {
-  using R = Rows<D>;
-  constexpr int PARTS = R::PARTS;
+  using R = Ring<D>;
+  constexpr int PARTS = R::PARTS, STAGES = stages<D>;
   extern __shared__ __align__(128) uint8_t smem[];
   __shared__ float stat[WARPS][2][16]; // max and sum of each warp
   __shared__ unsigned arrived;
@@ -103,11 +108,24 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   int stage = 0, ahead = 0; // of this round's chunk, and of the one it fetches
 #pragma unroll 1
   for (int phase = 0; phase < 2; phase++) {
+#if defined(AHEAD) && AHEAD > 0
+    if (phase && a.splits > 1 && p.bt.d % CHUNK == 0) { // the positions behind the rings, AHEAD of them, into L2
+      int pos = begin + (STAGES - 1) * WARPS * CHUNK + (warp * 32 + lane) * CHUNK;
+      if (warp * 32 + lane < AHEAD / CHUNK && pos < end) {
+        int b = p.bt.div(pos);
+        const bf16 *k = p.data + p.row(__ldg(table + b), 0, kv_head, pos - b * p.bt.d);
+        prefetch_l2(k, CHUNK * D * 2);
+        prefetch_l2(k + value, CHUNK * D * 2);
+      }
+    }
+#endif
     if (phase) pdl_wait();
 #pragma unroll 1
     for (int i = 0; early == !phase && i < STAGES - 1; i++) fetch(warp + i * WARPS, ahead++);
   }
+#ifndef LATE
   pdl_next();
+#endif
   uint32_t q[D / 16][4];
   {
     const uint32_t *src = reinterpret_cast<const uint32_t *>(a.qkv + int64_t(row) * (a.heads + 2 * kv_heads) * D + int64_t(kv_head) * group * D);
@@ -126,6 +144,9 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
 #pragma unroll 1
   for (int c = warp; c < chunks; c += WARPS) {
     fetch(c + (STAGES - 1) * WARPS, ahead);
+#ifdef LATE
+    if (c + STAGES * WARPS >= chunks) pdl_next(); // all are asked for
+#endif
     ahead = ahead + 1 == STAGES ? 0 : ahead + 1;
     cp_async_wait<STAGES - 1>();
     __syncwarp();

@@ -217,7 +217,10 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, i
     int buffer = w % S::Q_BUFFERS;
     mbar_wait(&m.q_full[buffer], (w / S::Q_BUFFERS) & 1);
     int index = get_item(&m.item[buffer], lane);
-    if (index < 0) return;
+    if (index < 0) {
+      if (wg == 0) named_sync(turn, CONSUMERS); // the other's last turn: no barrier stays half full
+      return;
+    }
     Item item = order.item(index);
     int length = item.pos + item.n;
     int diagonal = item.pos + (PACKED ? wg * 64 / group : wg * 64); // of the first row

@@ -11,23 +11,23 @@
 #include <algorithm>
 #include <iterator>
 
-#include "common.cuh"
+#include "rows.cuh"
 
 static constexpr int WARPS = 8; // of 16 rows: as many as an xk_tile has
 
 // Tiles of K and V: N positions, in parts of 16 bytes, swizzled, or, where rows do
 // not fill the banks, at a distance of an odd number of parts.
-template <int D> struct Rows {
+template <int D> struct Tiles {
   static constexpr bool SWIZZLED = D % 64 == 0;
   static constexpr int N = D > 128 ? 32 : 64, PARTS = D / 8, PITCH = SWIZZLED ? PARTS : PARTS + 1, BYTES = N * PITCH * 16;
   static __device__ __forceinline__ int at(int r, int part) { return (r * PITCH + (SWIZZLED ? part ^ (r & 7) : part)) * 16; }
 };
 
-template <int D> static constexpr int smem_bytes = 2 * 2 * Rows<D>::BYTES;
+template <int D> static constexpr int smem_bytes = 2 * 2 * Tiles<D>::BYTES;
 
 template <int D>
 static __global__ __launch_bounds__(WARPS * 32, 1) void prefill_kernel(Attention a, Pool p, const xk_tile *tiles) {
-  using R = Rows<D>;
+  using R = Tiles<D>;
   constexpr int N = R::N, PARTS = R::PARTS;
   extern __shared__ __align__(128) uint8_t smem[]; // [stage][K, V][N][D]
   pdl_wait();
@@ -226,5 +226,6 @@ int32_t xk_attn_init() {
   }
   XK_OK_OR_RETURN(status);
   XK_OK_OR_RETURN(xk_attn_hopper_init());
+  XK_OK_OR_RETURN(xk_attn8_init());
   return xk_attn_decode_init();
 }

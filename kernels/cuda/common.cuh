@@ -220,15 +220,15 @@ struct Plan {
 struct Prefill {
   const xk_tile *tiles; // the longest first
   int n_tiles, longest; // positions of the first tile
-  const xk_part *parts; // instead of tiles, if n_parts
-  const xk_merge *merges;
-  int n_parts, n_merges;
   // For the Hopper kernel; kv_map is null where there is none.
   const CUtensorMap *q_map, *kv_map; // of qkv, and of the pool of all layers
   const CUtensorMap *heads_map;      // of qkv, by heads: for parts and to decode
   unsigned *work;       // two counters, zero between launches
   int sms;
   int first_row, total_rows; // of the layer, and of the pool, in the map
+  const xk_part *parts;      // instead of tiles, if n_parts
+  const xk_merge *merges;
+  int n_parts, n_merges;
 };
 int32_t xk_attn_prefill(const Launch &l, const Attention &a, const Pool &p, const Prefill &f);
 bool xk_attn_hopper_takes(const Pool &p, const Prefill &f);
