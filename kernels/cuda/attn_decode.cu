@@ -37,8 +37,6 @@ static __device__ __forceinline__ unsigned ticket(unsigned *p, unsigned wrap) {
   return old;
 }
 
-static __device__ __forceinline__ void prefetch_l2(const void *p, int bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory"); }
-
 template <int D>
 static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, Pool p, const int32_t *rows) {
   using R = Ring<D>;
@@ -108,24 +106,10 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   int stage = 0, ahead = 0; // of this round's chunk, and of the one it fetches
 #pragma unroll 1
   for (int phase = 0; phase < 2; phase++) {
-#if defined(AHEAD) && AHEAD > 0
-    if (phase && a.splits > 1 && p.bt.d % CHUNK == 0) { // the positions behind the rings, AHEAD of them, into L2
-      int pos = begin + (STAGES - 1) * WARPS * CHUNK + (warp * 32 + lane) * CHUNK;
-      if (warp * 32 + lane < AHEAD / CHUNK && pos < end) {
-        int b = p.bt.div(pos);
-        const bf16 *k = p.data + p.row(__ldg(table + b), 0, kv_head, pos - b * p.bt.d);
-        prefetch_l2(k, CHUNK * D * 2);
-        prefetch_l2(k + value, CHUNK * D * 2);
-      }
-    }
-#endif
     if (phase) pdl_wait();
 #pragma unroll 1
     for (int i = 0; early == !phase && i < STAGES - 1; i++) fetch(warp + i * WARPS, ahead++);
   }
-#ifndef LATE
-  pdl_next();
-#endif
   uint32_t q[D / 16][4];
   {
     const uint32_t *src = reinterpret_cast<const uint32_t *>(a.qkv + int64_t(row) * (a.heads + 2 * kv_heads) * D + int64_t(kv_head) * group * D);
@@ -144,9 +128,7 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
 #pragma unroll 1
   for (int c = warp; c < chunks; c += WARPS) {
     fetch(c + (STAGES - 1) * WARPS, ahead);
-#ifdef LATE
-    if (c + STAGES * WARPS >= chunks) pdl_next(); // all are asked for
-#endif
+    if (c + STAGES * WARPS >= chunks) pdl_next(); // all are asked for: the next kernel's loads would compete with them
     ahead = ahead + 1 == STAGES ? 0 : ahead + 1;
     cp_async_wait<STAGES - 1>();
     __syncwarp();
