@@ -75,7 +75,7 @@ func newFake(t testing.TB, blocks int) fake {
 // pair is a transport between two fake GPUs whose copies take a while.
 func pair(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 	r, s := newFake(t, kvconntest.ReceiverBlocks), newFake(t, kvconntest.SenderBlocks)
-	r.Delay, s.Delay = time.Millisecond, time.Millisecond
+	r.Delay, s.Delay = 200*time.Microsecond, 200*time.Microsecond
 	tr := over(t, r, s)
 	return tr, kvconntest.GPUs{Receiver: r, Sender: s}
 }

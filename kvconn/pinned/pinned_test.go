@@ -68,7 +68,7 @@ func newFake(t testing.TB, blocks int) fake {
 // pair is a transport between two fake GPUs whose copies take a while.
 func pair(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 	r, s := newFake(t, kvconntest.ReceiverBlocks), newFake(t, kvconntest.SenderBlocks)
-	r.Delay, s.Delay = time.Millisecond, time.Millisecond
+	r.Delay, s.Delay = 200*time.Microsecond, 200*time.Microsecond
 	tr, err := pinned.New(r, s, layout, small)
 	if err != nil {
 		t.Fatal(err)
