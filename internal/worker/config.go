@@ -107,7 +107,7 @@ type KV struct {
 	Eviction         string        `koanf:"eviction"`           // of host memory: "lru", "lfu" or "s3fifo"
 	TTL              time.Duration `koanf:"ttl"`                // older units of the tiers are not used; 0: however old
 	PinShare         float64       `koanf:"pin_share"`          // most of each tier that pins may keep
-	TenantShare      float64       `koanf:"tenant_share"`       // most of host memory that one cache salt may fill; 0: all
+	TenantShare      float64       `koanf:"tenant_share"`       // most of host memory, and of the SSD, that one cache salt may fill; 0: all
 	LoadQuota        config.Size   `koanf:"load_quota"`         // bytes a second that loads may take; 0: any
 	Peers            string        `koanf:"peers"`              // "on" or "off": whether prefixes are fetched from other workers and given to them
 	PeerQuota        config.Size   `koanf:"peer_quota"`         // bytes a second that are given to them; 0: any
