@@ -26,7 +26,7 @@ import (
 // and WeightsFP8 have names of their own.
 const (
 	Numerics          = "cuda-bf16-1"
-	InvariantNumerics = "cuda-bf16-invariant-1-"
+	InvariantNumerics = "cuda-bf16-invariant-2-"
 )
 
 // ErrUnavailable says that this process cannot use a GPU: a build without cgo,
