@@ -17,7 +17,7 @@ import (
 
 // refilled is a pair whose sender has blocks of another size: none is a multiple of
 // the other's, so that blocks are cut at every place.
-var refilled = kvconntest.Factory{Shrink: 2, AtOnce: 48, Device: func(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
+var refilled = kvconntest.Factory{Shrink: 2, AtOnce: 48, Few: true, Device: func(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 	r, s := newFake(t, kvconntest.ReceiverBlocks, nil), newFake(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 6 })
 	s.Delay = time.Millisecond
 	tr, err := cudaipc.New(r, s)

@@ -33,6 +33,8 @@ type Factory struct {
 	// Shrink divides the default deadlines, to keep real-time runs short.
 	// Cases without a bubble run in parallel: they wait more than they work.
 	Shrink int
+	// Few leaves out two thirds of the faults: those are another factory's.
+	Few bool
 	// AtOnce bounds how many of them run at a time, 0 for 24: handshakes that
 	// compute must not eat up each other's deadlines.
 	AtOnce int
@@ -120,7 +122,7 @@ func Run(t *testing.T, f Factory) {
 		}
 		for i, p := range phases {
 			for j, a := range p.actions() {
-				if underRace && !f.Bubble && (i+j)%3 > 0 { // the whole runs without the detector
+				if (f.Few || underRace && !f.Bubble) && (i+j)%3 > 0 { // the whole runs without the detector
 					continue
 				}
 				f.leaf(t, fmt.Sprintf("fault/%s/%s", p.name, a), p.tune, func(t *testing.T, f Factory, w *World, ch *Chaos) { m.note(t, p.name, a, faultCase(t, f, w, ch, p, a)) })
