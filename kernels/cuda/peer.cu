@@ -12,13 +12,13 @@
 
 namespace {
 
-constexpr char MAGIC[8] = {'x', 'p', 'y', 'd', 'k', 'v', '4', '\n'};
+constexpr char MAGIC[8] = {'x', 'p', 'y', 'd', 'k', 'v', '5', '\n'};
 
 struct Handle {
   char magic[8];
   uint8_t process[16]; // random: CUDA does not open a handle in the process that made it
   cudaIpcMemHandle_t memory;
-  int32_t layers, blocks, kv_heads, head_dim, block_tokens, lines;
+  int32_t layers, blocks, kv_heads, head_dim, block_tokens, lines, fp8;
   int64_t bytes;
 };
 static_assert(sizeof(Handle) <= XK_HANDLE_BYTES, "");
@@ -53,6 +53,10 @@ int32_t allocation(void *p, int64_t *bytes) {
 int32_t no_peer(const char *what, cudaError_t e) {
   cudaGetLastError(); // not of later calls
   return xk_fail(XK_NO_PEER, "%s: %s", what, cudaGetErrorString(e));
+}
+
+int32_t not_converted(int theirs, int ours) {
+  return xk_fail(XK_INVALID, "the peer's KV rows are %s, ours %s: devices do not convert", theirs ? "f8e4m3" : "bf16", ours ? "f8e4m3" : "bf16");
 }
 
 int32_t fill(xk_peer *p, void *flags) {
@@ -121,7 +125,7 @@ int32_t xk_export(xk_ctx *c, void *handle) {
   memcpy(h.process, process_id(), sizeof h.process);
   cudaError_t e = cudaIpcGetMemHandle(&h.memory, c->region);
   if (e != cudaSuccess) return no_peer("cudaIpcGetMemHandle", e);
-  h.layers = g.layers, h.blocks = c->blocks, h.kv_heads = g.kv_heads, h.head_dim = g.head_dim, h.block_tokens = g.block_tokens, h.lines = XK_FLAG_LINES;
+  h.layers = g.layers, h.blocks = c->blocks, h.kv_heads = g.kv_heads, h.head_dim = g.head_dim, h.block_tokens = g.block_tokens, h.lines = XK_FLAG_LINES, h.fp8 = g.kv_fp8;
   h.bytes = Parts(g, c->blocks).bytes;
   memset(handle, 0, XK_HANDLE_BYTES);
   memcpy(handle, &h, sizeof h);
@@ -149,10 +153,12 @@ int32_t xk_peer_open(xk_ctx *c, const void *handle, int64_t handle_bytes, void *
   if (!c->blocks || handle_bytes != XK_HANDLE_BYTES) return xk_fail(XK_INVALID, "handle of %lld bytes, want %d", (long long)handle_bytes, XK_HANDLE_BYTES);
   memcpy(&h, handle, sizeof h);
   if (memcmp(h.magic, MAGIC, sizeof MAGIC)) return xk_fail(XK_INVALID, "this is no handle of this version");
+  if (h.fp8 != g.kv_fp8) return not_converted(h.fp8, g.kv_fp8);
   if (h.layers != g.layers || h.head_dim != g.head_dim || h.lines != XK_FLAG_LINES)
     return xk_fail(XK_INVALID, "the peer's pool has %d layers, KV heads of %d; this one %d, %d", h.layers, h.head_dim, g.layers, g.head_dim);
   xk_config shape = g; // blocks and heads may differ: refill.cu
   shape.kv_heads = h.kv_heads, shape.block_tokens = h.block_tokens;
+  if (g.kv_fp8 && h.block_tokens % 16) return xk_fail(XK_INVALID, "the peer's FP8 pool has blocks of %d", h.block_tokens);
   if (h.kv_heads < 1 || h.kv_heads > 1024 || h.block_tokens < 1 || h.block_tokens > 256) return xk_fail(XK_INVALID, "the peer's pool has %d KV heads, blocks of %d", h.kv_heads, h.block_tokens);
   if (h.blocks < 1 || h.blocks > (int64_t(1) << 46) / (h.layers * xk_block_run(shape)) || h.bytes != Parts(shape, h.blocks).bytes) return xk_fail(XK_INVALID, "the peer's pool has %d blocks in %lld bytes", h.blocks, (long long)h.bytes);
   if (!memcmp(h.process, process_id(), sizeof h.process)) return xk_fail(XK_INVALID, "the handle is this process's own");
@@ -181,6 +187,7 @@ int32_t xk_peer_local(xk_ctx *c, xk_ctx *to, void *flags, int64_t flag_bytes, xk
   *out = nullptr;
   const xk_config &g = c->cfg, &t = to->cfg;
   if (!c->blocks || !to->blocks || t.layers != g.layers || t.head_dim != g.head_dim) return xk_fail(XK_INVALID, "the two pools are not of one shape");
+  if (t.kv_fp8 != g.kv_fp8) return not_converted(t.kv_fp8, g.kv_fp8);
   XK_OK_OR_RETURN(flags_ok(flags, flag_bytes));
   XK_TRY(cudaSetDevice(g.device));
   if (g.device != t.device) {

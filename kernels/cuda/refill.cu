@@ -46,11 +46,16 @@ __device__ __forceinline__ uint8_t *row(const End &e, int row_bytes, int block, 
   return e.side.rows + block * e.run + ((int64_t(kv) * e.heads + head) * e.bt + at) * row_bytes;
 }
 
+__device__ __forceinline__ float *scale(const End &e, int row_bytes, int block, int kv, int head, int at) {
+  const int64_t number = (int64_t(kv) * e.heads + head) * e.bt + at;
+  return reinterpret_cast<float *>(e.side.rows + block * e.run + int64_t(2) * e.heads * e.bt * row_bytes) + number;
+}
+
 constexpr uint64_t WRONG = 0x9e3779b97f4a7c15ull; // added to digests of what is none
 
 // n positions from pos on of a source's head, whose row at holds pos: to row
 // `there` of the target, or nowhere. Returns their digest, of lane 0, if hash.
-template <int TEAM>
+template <int TEAM, bool SCALED>
 __device__ uint64_t move_rows(const Job &j, int src, int head, int at, int dst, int there, int n, int pos, bool hash, uint64_t key0, uint64_t key1) {
   constexpr int ROWS = 32 / TEAM; // at a time
   const int team = threadIdx.x % 32 / TEAM, lane = threadIdx.x % TEAM;
@@ -67,16 +72,19 @@ __device__ uint64_t move_rows(const Job &j, int src, int head, int at, int dst, 
   uint64_t sum = 0;
   for (int base = 0; base < 2 * n; base += ROWS * DEPTH) {
     uint4 v[DEPTH] = {};
+    float f[DEPTH];
 #pragma unroll
     for (int k = 0; k < DEPTH; k++) {
       const int w = base + k * ROWS + team, kv = w >= n, r = w - (kv ? n : 0);
       if (on && w < 2 * n) v[k] = load_once((kv ? from[1] : from[0]) + r * step);
+      if (SCALED && lane == 0 && w < 2 * n) f[k] = *scale(j.from, j.row_bytes, src, kv, own, at + r);
     }
     if (dst >= 0) {
 #pragma unroll
       for (int k = 0; k < DEPTH; k++) {
         const int w = base + k * ROWS + team, kv = w >= n, r = w - (kv ? n : 0);
         if (on && w < 2 * n) (kv ? to[1] : to[0])[r * step] = v[k];
+        if (SCALED && lane == 0 && w < 2 * n) *scale(j.to, j.row_bytes, dst, kv, theirs, there + r) = f[k];
       }
     }
     if (!hash) continue;
@@ -86,13 +94,14 @@ __device__ uint64_t move_rows(const Job &j, int src, int head, int at, int dst, 
       uint64_t h = on ? lane_hash(v[k].x, v[k].y, key0) + lane_hash(v[k].z, v[k].w, key1) : 0;
 #pragma unroll
       for (int o = TEAM / 2; o; o >>= 1) h += __shfl_xor_sync(~0u, h, o);
+      if (SCALED && lane == 0) h += scale_hash(f[k], j.row_bytes);
       if (lane == 0 && w < 2 * n) sum += row_hash(h, j.layer, kv, own, pos + r);
     }
   }
   return hash ? warp_sum(sum) : 0;
 }
 
-template <int TEAM> __global__ __launch_bounds__(THREADS) void refill_kernel(const __grid_constant__ Job j) {
+template <int TEAM, bool SCALED> __global__ __launch_bounds__(THREADS) void refill_kernel(const __grid_constant__ Job j) {
   const int lane = threadIdx.x % TEAM;
   const uint64_t key0 = lane_key(2 * lane), key1 = lane_key(2 * lane + 1);
   const int warps = gridDim.x * (THREADS / 32), units = j.n_sources * j.heads;
@@ -108,7 +117,7 @@ template <int TEAM> __global__ __launch_bounds__(THREADS) void refill_kernel(con
     for (int pos = s.first, i = s.refill; pos < end;) {
       const bool gap = i == s.end || pos < t.first;
       const int stop = min(end, i == s.end ? end : gap ? t.first : t.first + t.rows);
-      uint64_t sum = move_rows<TEAM>(j, s.block, head, pos - s.first, gap ? -1 : t.block, gap ? 0 : pos - t.first, stop - pos, pos, cut, key0, key1);
+      uint64_t sum = move_rows<TEAM, SCALED>(j, s.block, head, pos - s.first, gap ? -1 : t.block, gap ? 0 : pos - t.first, stop - pos, pos, cut, key0, key1);
       total += sum;
       if (!gap) {
         if (cut && threadIdx.x % 32 == 0) atomicAdd(&j.sums[int64_t(i) * j.heads + head], (unsigned long long)sum);
@@ -195,14 +204,16 @@ int32_t xk_refill_push(xk_peer *p, const xk_refill_args *args, const xk_held *he
     }
     Job j = {};
     j.from = end_of(c->cfg, Side(c->cfg, c->blocks, c->region), a.layer, a.from_head), j.to = end_of(p->shape, p->to, a.layer, a.to_head);
-    j.layer = a.layer, j.heads = a.heads, j.row_bytes = c->cfg.head_dim * 2;
+    j.layer = a.layer, j.heads = a.heads, j.row_bytes = c->rows_of(0).row_bytes;
     j.n_sources = sources, j.n_refills = n, j.sources = list, j.refills = targets, j.sums = p->sums;
     j.finish = finish_of(p, a.line, end < a.n_refills ? 0 : a.value);
     j.finish.freed = p->ring.freed, j.finish.head = head;
     const int ctas = a.ctas ? a.ctas : c->sms;
     const int grid = std::min(ctas, div_up(int64_t(sources) * a.heads, THREADS / 32));
-    if (j.row_bytes <= 256) refill_kernel<16><<<grid, THREADS, 0, p->stream>>>(j);
-    else refill_kernel<32><<<grid, THREADS, 0, p->stream>>>(j);
+    const auto run = [&](auto kernel) { kernel<<<grid, THREADS, 0, p->stream>>>(j); };
+    if (c->cfg.kv_fp8) run(refill_kernel<16, true>); // rows are head_dim bytes, at most 256, and a scale
+    else if (j.row_bytes <= 256) run(refill_kernel<16, false>);
+    else run(refill_kernel<32, false>);
     XK_TRY(cudaGetLastError());
     seal_kernel<<<std::min(ctas, div_up(int64_t(n) * a.heads, THREADS)), THREADS, 0, p->stream>>>(j);
     XK_TRY(cudaGetLastError());

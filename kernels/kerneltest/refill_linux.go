@@ -2,15 +2,16 @@ package kerneltest
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/xpyd/xpyd/kernels"
 )
 
 // The fake's refills: plain loops over positions, from kernels.Refill's contract.
 
-// row is one row of K (kv 0) or V of a block.
-func (d device) row(layer int, block int32, kv, head, at int) []byte {
-	return d.block(layer, block)[((kv*d.l.KVHeads+head)*d.l.BlockTokens+at)*d.l.RowBytes:][:d.l.RowBytes]
+// row is one row of K (kv 0) or V of a block, and its scale.
+func (d device) row(layer int, block int32, kv, head, at int) [][]byte {
+	return rowOf(d.l, d.block(layer, block), d.l.BlockTokens, kv, head, at)
 }
 
 // refill copies the rows of K (kv 0) or V into the peer's blocks.
@@ -20,8 +21,10 @@ func (p *fakePeer) refill(f *fakePush, kv int) {
 		for _, s := range f.Sources[r.First : r.First+r.Count] {
 			for pos := max(r.FirstPos, s.FirstPos); pos < min(r.FirstPos+r.Rows, s.FirstPos+s.Rows); pos++ {
 				for n := range h.Count {
-					copy(p.to.row(f.FirstLayer, r.Block, kv, h.To+n, pos-r.FirstPos),
-						p.g.view.row(f.FirstLayer, s.Block, kv, h.From+n, pos-s.FirstPos))
+					dst := p.to.row(f.FirstLayer, r.Block, kv, h.To+n, pos-r.FirstPos)
+					for i, part := range p.g.view.row(f.FirstLayer, s.Block, kv, h.From+n, pos-s.FirstPos) {
+						copy(dst[i], part)
+					}
 				}
 			}
 		}
@@ -58,7 +61,7 @@ func (g *FakeGPU) piece(layer, head int, s kernels.Held, from, to int) uint64 {
 	rows := func(from, to int) (sum uint64) {
 		for kv := range 2 {
 			for pos := from; pos < to; pos++ {
-				sum += kernels.RowHash(layer, kv, g.FirstHead+head, pos, g.view.row(layer, s.Block, kv, head, pos-s.FirstPos))
+				sum += kernels.RowHash(layer, kv, g.FirstHead+head, pos, slices.Concat(g.view.row(layer, s.Block, kv, head, pos-s.FirstPos)...))
 			}
 		}
 		return sum
