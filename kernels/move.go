@@ -82,8 +82,8 @@ type PeerOpener interface {
 	// OpenPeer maps the pool that handle describes; flags is the memory behind
 	// its Export.FD, mapped by the caller, who keeps it so until Close has
 	// returned nil. The pools' layouts may differ in block_tokens and kv_heads
-	// only; where they do, all but Push.Refills is refused. Once a peer and
-	// epoch: it takes milliseconds. The handle must be of another process.
+	// only; where they do, pushes are of Push.Refills, else of Push.Blocks. Once a
+	// peer and epoch: it takes milliseconds. The handle must be of another process.
 	OpenPeer(handle []byte, flags []byte) (Peer, error)
 }
 

@@ -80,7 +80,7 @@ struct xk_peer {
   int blocks = 0;
   xk_config shape = {};      // ours, with their block_tokens and kv_heads
   Side to;
-  unsigned long long *sums = nullptr; // of refills; null: there was none
+  unsigned long long *sums = nullptr; // of refills; null: this peer needs none
   unsigned *ticket = nullptr; // zero between launches
   PairRing ring;
   cudaStream_t stream = nullptr, engine = nullptr;

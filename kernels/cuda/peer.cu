@@ -70,6 +70,10 @@ int32_t fill(xk_peer *p, void *flags) {
   p->to = Side(p->shape, p->blocks, p->region);
   XK_TRY(cudaMalloc(&p->ticket, sizeof *p->ticket));
   XK_TRY(cudaMemset(p->ticket, 0, sizeof *p->ticket));
+  if (p->shape.kv_heads != c->cfg.kv_heads || p->shape.block_tokens != c->cfg.block_tokens) {
+    XK_TRY(cudaMalloc(&p->sums, REFILL_SUMS * sizeof *p->sums));
+    XK_TRY(cudaMemset(p->sums, 0, REFILL_SUMS * sizeof *p->sums));
+  }
   XK_TRY(cudaHostAlloc(reinterpret_cast<void **>(&p->ring.pairs), PairRing::PAIRS * sizeof(xk_pair) + 64, cudaHostAllocMapped));
   p->ring.freed = reinterpret_cast<uint64_t *>(p->ring.pairs + PairRing::PAIRS);
   *p->ring.freed = 0;
@@ -261,7 +265,7 @@ static int64_t now_ns() {
 
 int32_t xk_ring_take(PairRing &r, int n, uint64_t *head, xk_pair **at) {
   for (int64_t began = now_ns(); !(*at = ring_room(r, n, head));) {
-    if (now_ns() - began > 10000000000) return xk_fail(XK_LATE, "no room for a list of %d pairs", n);
+    if (now_ns() - began > 10000000000) return xk_fail(XK_CUDA, "the device has not read its lists for 10 s: no room for %d pairs", n);
     timespec nap = {0, 20000};
     nanosleep(&nap, nullptr);
   }

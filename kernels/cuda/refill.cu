@@ -182,10 +182,7 @@ int32_t xk_refill_push(xk_peer *p, const xk_refill_args *args, const xk_held *he
   xk_ctx *c = p->c;
   XK_TRY(cudaSetDevice(c->cfg.device));
   std::lock_guard<std::mutex> hold(p->mu);
-  if (!p->sums) {
-    XK_TRY(cudaMalloc(&p->sums, REFILL_SUMS * sizeof *p->sums));
-    XK_TRY(cudaMemsetAsync(p->sums, 0, REFILL_SUMS * sizeof *p->sums, p->stream));
-  }
+  if (!p->sums) return xk_fail(XK_INVALID, "refill of a peer of our own shape");
   const int most = int(REFILL_SUMS / a.heads); // refills a launch
   for (int first = 0; first < a.n_refills; first += most) {
     const int n = std::min(most, a.n_refills - first), end = first + n;

@@ -332,7 +332,9 @@ func (p *fakePeer) Push(push *kernels.Push) error {
 		return errors.New("fake GPU: push to a closed peer")
 	}
 	own, theirs := p.g.view, p.to
-	if len(push.Refills) > 0 {
+	if len(push.Refills) > 0 && own.l == theirs.l {
+		return errors.New("fake GPU: refill of a peer of our own shape")
+	} else if len(push.Refills) > 0 {
 		if err := push.CheckRefills(own.l, theirs.l, own.blocks, theirs.blocks); err != nil {
 			return fmt.Errorf("fake GPU: %w", err)
 		}
