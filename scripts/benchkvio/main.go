@@ -28,10 +28,14 @@ func main() {
 	}
 }
 
-const (
-	unit  = "2MiB"
-	depth = 16
-)
+const depth = 16
+
+// size is a size of units that is measured: usual ones (8B in bf16), and small
+// ones (a slice of it, or FP8). auto is the way that kv.ssd_io: auto takes.
+type size struct {
+	unit, total, suffix string
+	auto                int // of ways
+}
 
 func run(bin, dir, total string, rounds int, out string) error {
 	book, err := figures.Open(out, "kvio")
@@ -39,11 +43,20 @@ func run(bin, dir, total string, rounds int, out string) error {
 		return err
 	}
 	defer book.Close()
-	var ours [2]direction // by io_uring, by pread
+	for _, s := range []size{{"2MiB", total, "", 1}, {"64KiB", "512MiB", ".64k", 0}} {
+		if err := s.measure(book, bin, dir, rounds); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *size) measure(book *figures.Book, bin, dir string, rounds int) error {
+	var ours [2]direction // by ways
 	var peer direction
 	for n := range rounds {
 		for i, by := range ways {
-			r, err := measured(bin, filepath.Join(dir, "tier"), total, by)
+			r, err := s.ours(bin, filepath.Join(dir, "tier"), by)
 			if err != nil {
 				return err
 			}
@@ -51,27 +64,29 @@ func run(bin, dir, total string, rounds int, out string) error {
 		}
 		var f [2]fioJob
 		for i, rw := range []string{"write", "randread"} {
-			if f[i], err = fio(filepath.Join(dir, "fio"), rw, total); err != nil {
+			var err error
+			if f[i], err = s.fio(filepath.Join(dir, "fio"), rw); err != nil {
 				return err
 			}
 		}
 		peer.add(f[0].rate, f[1].rate, f[0].cpu, f[1].cpu)
-		line := fmt.Sprintf("round %d: write %s, %s, fio %s; read %s, %s, fio %s", n+1,
+		line := fmt.Sprintf("%s, round %d: write %s, %s, fio %s; read %s, %s, fio %s", s.unit, n+1,
 			ours[0].say(0, n), ours[1].say(0, n), peer.say(0, n), ours[0].say(1, n), ours[1].say(1, n), peer.say(1, n))
 		book.Logf("%s (io_uring, pread; GB/s and processor seconds a GB)", line)
 		fmt.Fprintln(os.Stdout, line)
 	}
-	model := fmt.Sprintf("%s units, %d at a time, %s", unit, depth, total)
+	const fioPeer = "fio, io_uring, direct=1, the same size and depth"
 	for i, name := range []string{"write", "read"} {
 		for _, f := range []struct {
 			name, unit, peer string
 			ours, peers      []float64
 		}{
-			{"hicache.ssd_ratio." + name, "GB/s", "fio, io_uring, direct=1, the same size and depth", ours[0].rate[i], peer.rate[i]},
-			{"hicache.ssd_pread_ratio." + name, "GB/s", "fio, io_uring, direct=1, the same size and depth", ours[1].rate[i], peer.rate[i]},
-			{"hicache.ssd_cpu_s_gb." + name, "s a GB", "ours by pread", ours[0].cpu[i], ours[1].cpu[i]},
+			{"hicache.ssd_ratio.", "GB/s", fioPeer, ours[s.auto].rate[i], peer.rate[i]},
+			{"hicache.ssd_uring_gbs.", "GB/s", "ours by pread", ours[0].rate[i], ours[1].rate[i]},
+			{"hicache.ssd_uring_cpu_s_gb.", "s a GB", "ours by pread", ours[0].cpu[i], ours[1].cpu[i]},
 		} {
-			fig := figures.Figure{Name: f.name, Unit: f.unit, Peer: f.peer, Model: model, Command: "scripts/bench-kvio"}
+			fig := figures.Figure{Name: f.name + name + s.suffix, Unit: f.unit, Peer: f.peer, Command: "scripts/bench-kvio",
+				Model: fmt.Sprintf("%s units, %d at a time, %s", s.unit, depth, s.total)}
 			if err := book.Add(fig.Ratios(f.ours, f.peers)); err != nil {
 				return err
 			}
@@ -80,7 +95,7 @@ func run(bin, dir, total string, rounds int, out string) error {
 	return nil
 }
 
-// ways are what is compared with fio, the default first.
+// ways are what is compared with each other and with fio.
 var ways = []tier.IO{tier.IOUring, tier.IOPread}
 
 // direction is what all rounds came to, writing and reading: GB/s, and
@@ -100,8 +115,8 @@ func (d *direction) say(i, n int) string {
 	return fmt.Sprintf("%.3f (%.2f)", d.rate[i][n], d.cpu[i][n])
 }
 
-func measured(bin, dir, total string, by tier.IO) (r tier.Rates, err error) {
-	b, err := exec.Command(bin, "bench", "kvio", "--ssd-dir", dir, "--unit", unit, "--total", total, "--depth", fmt.Sprint(depth), "--io", string(by), "--json").Output()
+func (s *size) ours(bin, dir string, by tier.IO) (r tier.Rates, err error) {
+	b, err := exec.Command(bin, "bench", "kvio", "--ssd-dir", dir, "--unit", s.unit, "--total", s.total, "--depth", fmt.Sprint(depth), "--io", string(by), "--json").Output()
 	if err != nil {
 		return r, fmt.Errorf("xpyd bench kvio: %w", err)
 	}
@@ -113,9 +128,8 @@ type fioJob struct{ rate, cpu float64 }
 
 // fio runs one job over a file of its own. The file is laid out by the write
 // job and read by the read job.
-func fio(path, rw, total string) (j fioJob, err error) {
-	size := strings.TrimSuffix(total, "iB")
-	b, err := exec.Command("fio", "--name=x", "--filename="+path, "--rw="+rw, "--bs=2M", "--size="+size, "--direct=1", "--ioengine=io_uring",
+func (s *size) fio(path, rw string) (j fioJob, err error) {
+	b, err := exec.Command("fio", "--name=x", "--filename="+path, "--rw="+rw, "--bs="+strings.TrimSuffix(s.unit, "iB"), "--size="+strings.TrimSuffix(s.total, "iB"), "--direct=1", "--ioengine=io_uring",
 		fmt.Sprintf("--iodepth=%d", depth), "--randrepeat=1", "--fallocate=none", "--unlink=0", "--output-format=json").Output()
 	if err != nil {
 		return j, fmt.Errorf("fio %s: %w: %s", rw, err, b)
