@@ -94,8 +94,9 @@ func TestKilledWriting(t *testing.T) {
 func workerURL(t *testing.T, p *cluster.Process) (url string) {
 	t.Helper()
 	cluster.Wait(t, time.Minute, "worker is up", func() error {
-		_, rest, ok := strings.Cut(p.Stderr.String(), "msg=\"worker is up\"")
-		if _, rest, ok = strings.Cut(rest, " url="); !ok {
+		_, rest, _ := strings.Cut(p.Stderr.String(), "msg=\"worker is up\"")
+		_, rest, ok := strings.Cut(rest, " url=")
+		if !ok {
 			return fmt.Errorf("it has not said so")
 		}
 		url, _, _ = strings.Cut(rest, " ")
