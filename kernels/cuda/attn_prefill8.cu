@@ -134,11 +134,12 @@ int32_t xk_attend8(xk_ctx *c, const Launch &l, Attention a, Prefill f, const xk_
     f.n_tiles = gather(c, tiles, first, n, &w);
     if (!f.n_tiles) return xk_fail(XK_INVALID, "a sequence of %d positions: scratch holds %d", tiles[first].pos + tiles[first].n, c->wide_blocks * g.block_tokens);
     f.tiles = device + first, f.longest = tiles[first].pos + tiles[first].n;
+    if (f.n_tiles < n) f.n_parts = f.n_merges = 0; // the plan is for all of them at once
     XK_OK_OR_RETURN(xk_widen(l, p, w, a.tail, c->wide, c->wide_tail));
     XK_OK_OR_RETURN(xk_attn_prefill(l, b, wide, f));
   }
   if (!step.n_decode) return XK_OK;
   if (!xk_attn_decode8_takes(g.head_dim, group)) return xk_attn_any8(l, a, p, decode, step.n_decode);
   a.splits = xk_attn_splits(c->sms, step.n_decode, g.kv_heads);
-  return xk_attn_decode8(l, a, p, decode, step.n_decode);
+  return xk_attn_decode8(l, a, p, decode, step.n_decode, c->sms);
 }
