@@ -63,15 +63,15 @@ func (g *FakeGPU) move(m *kernels.HostMove, out bool) (kernels.Pending, error) {
 		return nil, errors.New("fake GPU: a move of one layer, to memory of this device, please")
 	}
 	rows, sums := int64(g.layout.BlockBytes()), int64(8*g.layout.KVHeads)
-	pairs := make([]kernels.BlockPair, len(m.Blocks))
+	ids := make([]int32, len(m.Blocks))
 	for i, b := range m.Blocks {
 		if !g.view.has(m.FirstLayer, b.Block) || b.Rows < 0 || b.Rows%16 != 0 || b.Rows+rows > int64(len(h.mem)) || b.Digests < 0 || b.Digests+sums > int64(len(h.mem)) {
 			return nil, fmt.Errorf("fake GPU: move of layer %d, %+v: out of range", m.FirstLayer, b)
 		}
-		pairs[i].Src = b.Block
+		ids[i] = b.Block
 	}
 	if out {
-		g.use(pairs, 1)
+		g.use(ids, 1)
 	}
 	blocks := append([]kernels.HostBlock(nil), m.Blocks...)
 	layer := m.FirstLayer
@@ -92,7 +92,7 @@ func (g *FakeGPU) move(m *kernels.HostMove, out bool) (kernels.Pending, error) {
 			<-before
 		}
 		if out {
-			defer g.use(pairs, -1)
+			defer g.use(ids, -1)
 		}
 		part := func(from, upto int64) {
 			time.Sleep(g.Delay / 2)

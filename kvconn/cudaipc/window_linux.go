@@ -52,7 +52,7 @@ type window struct {
 	closed   bool
 }
 
-var _ kvconn.DeviceWindow = (*window)(nil)
+var _ kvconn.RefillWindow = (*window)(nil)
 
 // A push runs beside the layer that is computed next, whose matrix kernels want
 // every multiprocessor: the copy engines take it where its runs of blocks are not
@@ -84,10 +84,32 @@ func (w *window) Push(layer int, moves []kvconn.Move) (uint64, error) {
 	for i, m := range moves {
 		pairs[i] = kernels.BlockPair{Src: m.From, Dst: m.To}
 	}
+	return w.launch(&kernels.Push{FirstLayer: layer, Blocks: pairs})
+}
+
+// Refill implements kvconn.RefillWindow.
+func (w *window) Refill(layer int, heads kvconn.HeadMap, blocks []kvconn.Refill, sources []kvconn.Held) (uint64, error) {
+	p := &kernels.Push{FirstLayer: layer, Heads: kernels.HeadMap(heads),
+		Refills: make([]kernels.Refill, len(blocks)), Sources: make([]kernels.Held, len(sources))}
+	for i, b := range blocks {
+		p.Refills[i] = kernels.Refill{Block: b.To, FirstPos: b.FirstPos, Rows: b.Rows, First: b.First, Count: b.Count}
+	}
+	for i, h := range sources {
+		p.Sources[i] = kernels.Held(h)
+	}
+	return w.launch(p)
+}
+
+// launch begins a push of one layer under the next number.
+func (w *window) launch(p *kernels.Push) (uint64, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	number := w.launched + 1
-	if err := w.peer.Push(&kernels.Push{FirstLayer: layer, Layers: 1, Blocks: pairs, Line: w.line, Value: number, Engine: engine(pairs, w.block), CTAs: pushCTAs}); err != nil {
+	p.Layers, p.Line, p.Value, p.Engine, p.CTAs = 1, w.line, number, kernels.Kernel, pushCTAs
+	if len(p.Blocks) > 0 {
+		p.Engine = engine(p.Blocks, w.block)
+	}
+	if err := w.peer.Push(p); err != nil {
 		return 0, err
 	}
 	w.launched = number
