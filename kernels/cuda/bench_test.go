@@ -25,14 +25,22 @@ func llama8B() kernels.Arch {
 
 // TestSpeed prints one JSON line a figure: host time of a step, from one end to
 // the next as steps overlap, with the device's own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
-// mixed448" (the number is the tokens of a chunk).
+// mixed448 hit16@8k" (tokens of a chunk, and of what is cached before it). "b64l4" has contexts of 4k.
+// XPYD_CUDA_KV8 keeps KV in FP8. "quality" compares logits with bf16's.
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
 	if len(what) == 0 {
 		t.Skip("XPYD_CUDA_BENCH is not set")
 	}
 	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 256, NoPDL: os.Getenv("XPYD_CUDA_NO_PDL") != "", NoGraphs: os.Getenv("XPYD_CUDA_NO_GRAPHS") != "", Tune: os.Getenv("XPYD_CUDA_TUNE") != "",
-		BatchInvariant: os.Getenv("XPYD_CUDA_INVARIANT") != ""}
+		BatchInvariant: os.Getenv("XPYD_CUDA_INVARIANT") != "", KVFP8: os.Getenv("XPYD_CUDA_KV8") != ""}
+	if opt.KVFP8 {
+		prefix = "gpu.kv8_"
+	}
+	if what[0] == "quality" {
+		quality(t, opt)
+		return
+	}
 	if opt.BatchInvariant {
 		prefix = "gpu.invariant_"
 	}
@@ -47,12 +55,19 @@ func TestSpeed(t *testing.T) {
 		profiled = b.Profile
 	}
 	for _, w := range what {
-		if n, ok := strings.CutPrefix(w, "mixed"); ok {
+		if n, ok := strings.CutPrefix(w, "hit"); ok {
+			n, after, _ := strings.Cut(n, "@")
+			tokens, _ := strconv.Atoi(n)
+			k, _ := strconv.Atoi(strings.TrimSuffix(after, "k"))
+			hitSpeed(t, b, tokens, k*1024)
+		} else if n, ok := strings.CutPrefix(w, "mixed"); ok {
 			chunk, _ := strconv.Atoi(n)
 			mixedSpeed(t, b, chunk)
 		} else if n, ok := strings.CutPrefix(w, "b"); ok {
+			n, k, _ := strings.Cut(n, "l")
 			batch, _ := strconv.Atoi(n)
-			decodeSpeed(t, b, batch)
+			length, _ := strconv.Atoi(k)
+			decodeSpeed(t, b, batch, max(length, 1)*1024)
 		} else {
 			k, _ := strconv.Atoi(strings.TrimSuffix(w, "k"))
 			prefillSpeed(t, b, k*1024)
@@ -77,8 +92,11 @@ func profile(t *testing.T, b *cuda.Backend, seqs ...kernels.Seq) {
 	}
 }
 
-func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
-	const length = 1024
+func decodeSpeed(t *testing.T, b *cuda.Backend, batch, length int) {
+	chunk := b.Arch().MaxPositions
+	if length > 1024 {
+		chunk = 2048
+	}
 	blocks := (length + 256) / 16
 	var seqs []kernels.Seq
 	next := int32(0)
@@ -88,12 +106,12 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 			q.Blocks = append(q.Blocks, (next*7919)%int32(b.Blocks()))
 			next++
 		}
-		fill := kernels.Seq{Tokens: make([]int32, length), Blocks: q.Blocks}
-		for j := range fill.Tokens {
-			fill.Tokens[j] = int32((i*7919 + j*104729) % b.Arch().Vocab)
+		fill := make([]int32, length)
+		for j := range fill {
+			fill[j] = int32((i*7919 + j*104729) % b.Arch().Vocab)
 		}
-		if i < 8 { // the others attend to what lies there: any finite rows do
-			mustStep(t, b, fill)
+		for pos := 0; i < 8 && pos < length; pos += chunk { // the others attend to what lies there: any finite rows do
+			mustStep(t, b, kernels.Seq{Tokens: fill[pos:min(pos+chunk, length)], Pos: pos, Blocks: q.Blocks})
 		}
 		q.Tokens = []int32{int32(i)}
 		seqs = append(seqs, q)
@@ -136,6 +154,10 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 			result("gpu.host_gap_us.p50", "us", gaps[len(gaps)/2], gaps, nil)
 			result("gpu.host_gap_us.p99", "us", gaps[len(gaps)*99/100], gaps, nil)
 		}
+	}
+	if length != 1024 {
+		measure(fmt.Sprintf(prefix+"decode_step_ms.b%d_l%dk", batch, length/1024))
+		return
 	}
 	measure(fmt.Sprintf(prefix+"decode_step_ms.b%d", batch))
 	if batch == 64 {
@@ -188,6 +210,34 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
 		}
 	}
 	report(fmt.Sprintf(prefix+"prefill_tok_s.%dk", length/1024), "tok/s", host, device)
+}
+
+// hitSpeed computes the last tokens of prompts of the given length, of which all
+// else is in the pool (any finite rows do).
+func hitSpeed(t *testing.T, b *cuda.Backend, tokens, length int) {
+	var blocks []int32
+	for i := range length / 16 {
+		blocks = append(blocks, int32(i*7919%b.Blocks()))
+	}
+	q := kernels.Seq{Tokens: make([]int32, tokens), Pos: length - tokens, Blocks: blocks, Samples: []kernels.Sample{{TopP: 1, Repetition: 1, Logprobs: -1}}}
+	if profiled != nil {
+		profile(t, b, q)
+		return
+	}
+	var host, device []float64
+	for round := range 60 {
+		at := time.Now()
+		mustStep(t, b, q)
+		took := float64(time.Since(at).Microseconds()) / 1000
+		us, _, err := b.LastStepTime()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if round >= 10 {
+			host, device = append(host, took), append(device, us/1000)
+		}
+	}
+	report(fmt.Sprintf(prefix+"hit_step_ms.%d_at_%dk", tokens, length/1024), "ms", host, device)
 }
 
 // mixedSpeed decodes 64 streams alone, then with a chunk of an 8k prompt in each
