@@ -49,6 +49,8 @@ type fake struct {
 	blocks int
 }
 
+func (g fake) Layout() kvconn.Layout { return kvconntest.Layout() }
+
 func (g fake) Shared() *kvconn.Shared { return kvconn.DevicePool(kvconntest.Layout(), g.blocks) }
 
 func (g fake) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
