@@ -26,7 +26,7 @@ func (e *Engine) admit() {
 		}
 		e.unqueue(q.h)
 		e.cache.SetState(q.h.owner, kvcache.StateRunning)
-		if q.h.req.OnBlocks != nil {
+		if q.h.req.OnBlocks != nil && q.arriving == nil {
 			if err := e.announceHits(q); err != nil {
 				e.finish(q.h, err)
 			}
@@ -65,12 +65,15 @@ func (e *Engine) place(q *sequence, active int) bool {
 		reusable = 0
 	}
 	blocks := e.cache.BlocksFor(len(q.tokens))
-	table, hit, err := e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.arrived, q.h.owner)
+	table, hit, arriving, err := e.reserve(q, reusable, blocks, active)
 	for err != nil && e.evictPaused(blocks+active) {
-		table, hit, err = e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.arrived, q.h.owner)
+		table, hit, arriving, err = e.reserve(q, reusable, blocks, active)
 	}
 	if err != nil {
 		return false
+	}
+	if arriving {
+		q.arriving = r.Arriving
 	}
 	q.table, q.computed, q.indexed, q.shared = table, hit, hit, false
 	e.metrics.hits.Add(float64(hit))
@@ -85,6 +88,13 @@ func (e *Engine) place(q *sequence, active int) bool {
 		q.h.mu.Unlock()
 	}
 	return true
+}
+
+func (e *Engine) reserve(q *sequence, reusable, blocks, active int) (table []int32, hit int, arriving bool, err error) {
+	if table, hit, arriving, err = e.placeBehind(q, reusable, blocks, active); !arriving {
+		table, hit, err = e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.arrived, q.h.owner)
+	}
+	return table, hit, arriving, err
 }
 
 // evictPaused preempts the youngest paused sequence if all of them together
@@ -143,7 +153,7 @@ func (e *Engine) preemptible(q *sequence) bool {
 func (e *Engine) preempt(q *sequence) {
 	e.metrics.preemptions.Inc()
 	e.cache.Release(q.table, q.h.owner)
-	q.table, q.computed, q.indexed, q.shared = nil, 0, 0, false
+	q.table, q.computed, q.indexed, q.shared, q.arriving = nil, 0, 0, false, nil
 	if !q.h.prompted && q.h.req.Prefilled == nil {
 		q.h.logprobs = nil
 	}

@@ -46,6 +46,9 @@ type Request struct {
 	// Handle.Done.
 	OnBlocks func(layer int, ready []Ready)
 
+	// Arriving is a prefix of Prompt on its way into the pool; nil: none is.
+	Arriving Arriving
+
 	// Prefilled starts from KV rows that another worker computed.
 	Prefilled *Prefilled
 }

@@ -21,6 +21,9 @@ type sequence struct {
 	indexed  int // leading tokens the prefix index knows, or refused
 	told     int // leading blocks that OnBlocks heard of
 
+	arriving Arriving // rows below computed that no step has proved; nil: none
+	void     int      // steps under way that came to nothing; see arrive.go
+
 	running bool // in Engine.running, else in Engine.waiting
 	ended   bool // its table is to be freed once flights is 0
 	chunk   int  // tokens in the step that is planned

@@ -15,12 +15,14 @@ import (
 // how many were loaded. It is only ever a help: whatever goes wrong, fewer
 // tokens are loaded, and LoadTimeout bounds it.
 func (t *Tiers) Load(ctx context.Context, tokens []int32, salt string, upto int) int {
-	return t.bring(ctx, tokens, salt, upto, false)
+	n, _ := t.bring(ctx, tokens, salt, upto, lookup{}, false)
+	return n
 }
 
 // LoadLocal is Load from this worker's own tiers, the shared store left out.
 func (t *Tiers) LoadLocal(ctx context.Context, tokens []int32, salt string, upto int) int {
-	return t.bring(ctx, tokens, salt, upto, true)
+	n, _ := t.bring(ctx, tokens, salt, upto, lookup{over: true}, false)
+	return n
 }
 
 // Knows says whether a tier of this worker's own has a unit.
@@ -28,34 +30,39 @@ func (t *Tiers) Knows(key kvcache.Hash) bool {
 	return t != nil && (t.host.has(key) || t.disk.has(key))
 }
 
-func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int, local bool) int {
+// bring is Load; with async, or Arrive.
+func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int, far lookup, async bool) (int, *Arrival) {
 	if t == nil || upto < t.cacheUnit() {
-		return 0
+		return 0, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.cfg.LoadTimeout)
 	defer cancel()
 	chain := t.cache.NewChain(salt)
 	chain.Extend(tokens[:min(upto, len(tokens))])
-	far := lookup{over: local}
 	for {
 		from := t.cache.Reach(&chain, upto)
 		least := max(t.cfg.MinLoadTokens, t.cacheUnit())
 		if upto-from < least {
-			return 0
+			return 0, nil
 		}
 		to := t.reach(ctx, &far, &chain, from, upto)
 		if to-from < least {
-			return 0
+			return 0, nil
 		}
 		wait, mine := t.loading.begin(chain.Name(from + t.cacheUnit()))
 		if mine != nil {
+			if async {
+				if a := t.arrive(&chain, tokens, from, to, mine); a != nil {
+					return a.upto - a.from, a
+				}
+			}
 			defer mine()
-			return t.load(ctx, &chain, tokens, from, to)
+			return t.load(ctx, &chain, tokens, from, to), nil
 		}
 		select { // somebody loads the same; what is then missing is looked up anew
 		case <-wait:
 		case <-ctx.Done():
-			return 0
+			return 0, nil
 		}
 	}
 }
@@ -79,25 +86,12 @@ func (t *Tiers) reach(ctx context.Context, far *lookup, chain *kvcache.Chain, fr
 // load fills blocks with units and indexes them: those of tokens from .. to-1,
 // as far as loads may take blocks for them.
 func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int) int {
-	began := time.Now()
-	unit := t.cacheUnit()
-	owner, most, ok := t.admit((to - from) / unit)
-	if !ok {
+	r := t.room(chain, from, to)
+	if r == nil {
 		return 0
 	}
-	to = min(to, from+most/t.shape.blocks*unit)
-	table, from, err := t.cache.Borrow(chain, to, most, owner)
-	taken := 0
-	if err == nil {
-		taken = (to - from) / t.shape.BlockTokens
-		t.cache.SetState(owner, kvcache.StateReceiving)
-	}
-	t.settle(taken)
-	defer t.settle(-taken)
-	if err != nil {
-		t.metrics.noRoom.Inc()
-		return 0
-	}
+	unit, table := t.cacheUnit(), r.table
+	from, to = r.from, r.to
 	good, next := from, from
 	var ahead []*fetch
 	var under *landing
@@ -121,12 +115,59 @@ func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, 
 	for _, f := range ahead {
 		f.abandon()
 	}
-	t.cache.InsertChain(chain, tokens[:good], table[:good/t.shape.BlockTokens], from)
-	t.cache.ReleaseAll(owner)
-	t.spill()
-	t.metrics.loaded.Add(float64(good - from))
-	t.metrics.loadTime.Observe(time.Since(began).Seconds())
+	t.index(r, chain, tokens, good)
+	t.filled(r, good)
 	return good - from
+}
+
+// room is blocks for a load.
+type room struct {
+	began    time.Time
+	owner    string
+	table    []int32 // of the first to tokens
+	from, to int     // the index has the first from
+}
+
+// room takes blocks for a load of tokens from .. to-1, or less if that is what
+// loads may have; nil: there is none.
+func (t *Tiers) room(chain *kvcache.Chain, from, to int) *room {
+	r := &room{began: time.Now()}
+	unit := t.cacheUnit()
+	owner, most, ok := t.admit((to - from) / unit)
+	if !ok {
+		return nil
+	}
+	to = min(to, from+most/t.shape.blocks*unit)
+	table, from, err := t.cache.Borrow(chain, to, most, owner)
+	if err != nil {
+		t.metrics.noRoom.Inc()
+		return nil
+	}
+	r.owner, r.table, r.from, r.to = owner, table, from, to
+	t.cache.SetState(owner, kvcache.StateReceiving)
+	t.settle(r.blocks(t.shape))
+	return r
+}
+
+// blocks counts those that were taken.
+func (r *room) blocks(s shape) int { return (r.to - r.from) / s.BlockTokens }
+
+// index tells the index of what has come: the first good tokens.
+func (t *Tiers) index(r *room, chain *kvcache.Chain, tokens []int32, good int) {
+	t.cache.InsertChain(chain, tokens[:good], r.table[:good/t.shape.BlockTokens], r.from)
+}
+
+// filled lets go of the blocks.
+func (t *Tiers) filled(r *room, good int) {
+	t.vacate(r)
+	t.spill()
+	t.metrics.loaded.Add(float64(good - r.from))
+	t.metrics.loadTime.Observe(time.Since(r.began).Seconds())
+}
+
+func (t *Tiers) vacate(r *room) {
+	t.cache.ReleaseAll(r.owner)
+	t.settle(-r.blocks(t.shape))
 }
 
 // admit names a load of so many units and says how many blocks it may take.

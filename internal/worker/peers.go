@@ -12,6 +12,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/handoff"
 	"github.com/xpyd/xpyd/internal/kvcache"
@@ -47,13 +48,13 @@ func (w *Worker) self() handoff.Peer {
 
 // wanted brings what the tiers and the peers of a prompt that is about to be
 // computed have into the pool: memory, SSD, peers, shared store.
-func (w *Worker) wanted(ctx context.Context, p prefill.Wanted) {
+func (w *Worker) wanted(ctx context.Context, p prefill.Wanted) engine.Arriving {
 	ctx, cancel := context.WithTimeout(ctx, w.cfg.KV.LoadTimeout) // for all of them together
 	defer cancel()
 	if w.peers != nil && len(p.Peers) > 0 {
 		w.ask(ctx, p)
 	}
-	w.warm(ctx, p.Tokens, p.Salt)
+	return w.arrive(ctx, p.Tokens, p.Salt)
 }
 
 func (w *Worker) ask(ctx context.Context, p prefill.Wanted) {

@@ -28,7 +28,7 @@ import (
 // one takes. On the device:
 //
 //	go test -tags cuda ./internal/worker -run GPUTiers
-//	XPYD_CUDA_BENCH="8k 32k itl" go test -tags cuda ./internal/worker -run HiCache
+//	XPYD_CUDA_BENCH="8k 32k overlap itl" go test -tags cuda ./internal/worker -run HiCache
 
 // gpuRig is a GPU's engine with host memory under its pool.
 type gpuRig struct {
@@ -43,6 +43,8 @@ type gpuRig struct {
 
 func newGPURig(t *testing.T, b *cuda.Backend, host int64) *gpuRig {
 	t.Helper()
+	began := time.Now()
+	defer func() { t.Logf("%d MiB of host memory: %.1f s", host>>20, time.Since(began).Seconds()) }()
 	r := &gpuRig{t: t, b: b, reg: prometheus.NewRegistry()}
 	log, blockTokens := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), b.Layout().BlockTokens
 	pool := kvcache.Config{Blocks: b.Blocks(), BlockTokens: blockTokens, Fingerprint: "random", Numerics: b.Info().Numerics}
@@ -96,7 +98,6 @@ func (r *gpuRig) end() {
 type reply struct {
 	tokens []int32
 	loaded int           // tokens that came from the tiers
-	load   time.Duration // how long that took
 	first  time.Duration // from its arrival to its first token
 	gaps   []time.Duration
 }
@@ -105,10 +106,12 @@ type reply struct {
 func (r *gpuRig) ask(prompt []int32, most int) (a reply) {
 	r.t.Helper()
 	began := time.Now()
-	a.loaded = r.tiers.Load(r.t.Context(), prompt, "", len(prompt)-1)
-	a.load = time.Since(began)
-	h, err := r.engine.Submit(r.t.Context(), &engine.Request{ID: "ask", Prompt: prompt, MaxTokens: most, IgnoreEOS: true, Logprobs: -1, PromptLogprobs: -1,
-		Sampling: engine.Sampling{TopP: 1}})
+	req := &engine.Request{ID: "ask", Prompt: prompt, MaxTokens: most, IgnoreEOS: true, Logprobs: -1, PromptLogprobs: -1, Sampling: engine.Sampling{TopP: 1}}
+	n, arriving := r.tiers.Arrive(r.t.Context(), prompt, "", len(prompt)-1)
+	if a.loaded = n; arriving != nil {
+		req.Arriving = arriving
+	}
+	h, err := r.engine.Submit(r.t.Context(), req)
 	if err != nil {
 		r.t.Error(err)
 		return a
@@ -204,7 +207,7 @@ func TestGPUTiers(t *testing.T) {
 
 // TestHiCache prints a JSON line a figure: what the time to the first token is
 // with a prefix in host memory, and what writing through costs those that
-// decode meanwhile. XPYD_CUDA_BENCH names what to run: "8k 32k itl".
+// decode meanwhile. XPYD_CUDA_BENCH names what to run: "8k 32k overlap itl".
 func TestHiCache(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
 	if len(what) == 0 {
@@ -224,6 +227,8 @@ func TestHiCache(t *testing.T) {
 			hitSpeed(t, b, w, 8192)
 		case "32k":
 			hitSpeed(t, b, w, 32768)
+		case "overlap":
+			overlap(t, b)
 		case "itl":
 			writeThrough(t, b)
 		default:
@@ -235,11 +240,14 @@ func TestHiCache(t *testing.T) {
 func hitSpeed(t *testing.T, b *cuda.Backend, name string, n int) {
 	r := newGPURig(t, b, 10<<30)
 	defer r.end()
-	var cold, hit, load, ratio []float64
-	for i := range 8 {
+	var cold, warm, hit, load, ratio []float64
+	for i := range 6 {
 		prompt := randomPrompt(uint64(i), n, b.Arch().Vocab)
 		c := r.ask(prompt, 2)
 		r.saved()
+		r.cache.Clear()
+		alone := r.load(prompt, n-1)
+		w := r.ask(prompt, 2)
 		r.cache.Clear()
 		h := r.ask(prompt, 2)
 		if h.loaded < n-32 {
@@ -248,19 +256,67 @@ func hitSpeed(t *testing.T, b *cuda.Backend, name string, n int) {
 		if i == 0 { // the memory's first use
 			continue
 		}
-		cold, hit, load = append(cold, ms(c.first)), append(hit, ms(h.first)), append(load, ms(h.load))
+		cold, warm, hit, load = append(cold, ms(c.first)), append(warm, ms(w.first)), append(hit, ms(h.first)), append(load, ms(alone))
 		ratio = append(ratio, ms(h.first)/ms(c.first))
 	}
-	t.Logf("%s: computed %.1f ms, loaded in %.1f ms (%.1f GB/s), first token after %.1f ms", name, median(cold), median(load),
-		float64(n)*131072/1e6/median(load), median(hit))
+	t.Logf("%s: computed %.1f ms, in the pool %.1f ms, loaded alone in %.1f ms (%.1f GB/s), first token of a hit after %.1f ms", name, median(cold), median(warm),
+		median(load), float64(n)*131072/1e6/median(load), median(hit))
 	result("hicache.hit_ttft_ms."+name, "ms", hit, "the same prompt computed", median(cold))
 	result("hicache.hit_ttft_ratio."+name, "", ratio, "the same prompt computed", 1)
+}
+
+// load loads the first upto tokens of a prompt, and says how long it takes until
+// all have been verified.
+func (r *gpuRig) load(prompt []int32, upto int) time.Duration {
+	began := time.Now()
+	_, a := r.tiers.Arrive(r.t.Context(), prompt, "", upto)
+	if a == nil {
+		r.t.Error("nothing arrives")
+		return 0
+	}
+	if err := a.Move().Wait(r.t.Context()); err != nil {
+		r.t.Error(err)
+	}
+	took := time.Since(began)
+	r.tiers.Load(r.t.Context(), prompt, "", upto) // the index has it afterwards
+	return took
+}
+
+// overlap is how much of a load is hidden: a prompt with its first half in host
+// memory, beside the same with that half in the pool.
+func overlap(t *testing.T, b *cuda.Backend) {
+	const n = 8192
+	r := newGPURig(t, b, 10<<30)
+	defer r.end()
+	half := randomPrompt(1, n/2, b.Arch().Vocab)
+	r.ask(append(slices.Clone(half), randomPrompt(2, n/2, b.Arch().Vocab)...), 2)
+	var host, warm, load, hidden []float64
+	for i := range uint64(10) {
+		with := func(seed uint64) []int32 {
+			r.saved()
+			return append(slices.Clone(half), randomPrompt(seed, n/2, b.Arch().Vocab)...)
+		}
+		next := with(100 + 3*i)
+		r.cache.Clear()
+		h := r.ask(next, 2)
+		w := r.ask(with(101+3*i), 2)
+		next = with(102 + 3*i)
+		r.cache.Clear()
+		l := r.load(next, n/2)
+		if h.loaded != n/2 || w.loaded != 0 {
+			t.Errorf("%d and %d tokens came from host memory", h.loaded, w.loaded)
+		}
+		host, warm, load = append(host, ms(h.first)), append(warm, ms(w.first)), append(load, ms(l))
+		hidden = append(hidden, 100*(1-ms(h.first-w.first)/ms(l)))
+	}
+	t.Logf("overlap: half in host memory %.2f ms, in the pool %.2f ms, loaded alone %.2f ms", median(host), median(warm), median(load))
+	result("hicache.overlap_pct", "%", hidden, "the same half in the pool, first token after ms", median(warm))
 }
 
 // writeThrough compares the gaps between tokens of 64 streams.
 func writeThrough(t *testing.T, b *cuda.Backend) {
 	p99 := map[bool][]float64{}
-	for round := range 6 {
+	for round := range 8 {
 		through := round%2 == 1
 		host := int64(0)
 		if through {
@@ -269,7 +325,7 @@ func writeThrough(t *testing.T, b *cuda.Backend) {
 		r := newGPURig(t, b, host)
 		answers := make(chan reply)
 		for i := range 64 {
-			go func() { answers <- r.ask(randomPrompt(uint64(1000*round+i), 1024, b.Arch().Vocab), 256) }()
+			go func() { answers <- r.ask(randomPrompt(uint64(1000*round+i), 1024, b.Arch().Vocab), 224) }()
 		}
 		var gaps []float64
 		for range 64 {
