@@ -46,7 +46,8 @@ type Config struct {
 	// that comes after its ticket is over.
 	Remembered int
 	// Warm, when set, brings what lower tiers and these peers have of a prompt
-	// into the cache, so that it need not be computed. It is bounded in time.
+	// into the cache, so that it need not be computed, or says what is on its
+	// way there. It is bounded in time.
 	Warm func(ctx context.Context, w Wanted) engine.Arriving
 	// Give, when set, answers tickets for what is cached here; see give.go.
 	Give func(ctx context.Context, a Asked) (blocks []int32, release func(), err error)

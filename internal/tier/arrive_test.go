@@ -523,13 +523,15 @@ func TestArriveRandom(t *testing.T) {
 		gen := rand.New(rand.NewPCG(uint64(round), 3))
 		r.quiet()
 		r.cache.Clear()
+		for i := range prompts {
+			ch := r.chain(prompts[i])
+			if gen.IntN(4) == 0 && r.tiers.host.has(ch.Name(48)) {
+				r.spoil(prompts[i], 2, gen.IntN(4))
+			}
+		}
 		var all sync.WaitGroup
 		for range 6 {
 			i, cancel := gen.IntN(len(prompts)), gen.IntN(4) == 0
-			ch := r.chain(prompts[i])
-			if gen.IntN(3) == 0 && r.tiers.host.has(ch.Name(48)) {
-				r.spoil(prompts[i], 2, gen.IntN(4))
-			}
 			h, _ := r.begin(prompts[i], 6, nil)
 			all.Go(func() {
 				if cancel {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,6 +30,7 @@ import (
 //
 //	go test -tags cuda ./internal/worker -run GPUTiers
 //	XPYD_CUDA_BENCH="8k 32k overlap itl" go test -tags cuda ./internal/worker -run HiCache
+//	XPYD_CUDA_BENCH=multiturn go test -tags cuda ./internal/worker -run HiCache
 
 // gpuRig is a GPU's engine with host memory under its pool.
 type gpuRig struct {
@@ -215,7 +217,11 @@ func TestHiCache(t *testing.T) {
 	}
 	arch := kernels.Arch{Layers: 32, Hidden: 4096, Intermediate: 14336, Heads: 32, KVHeads: 8, HeadDim: 128, Vocab: 128256, MaxPositions: 40960,
 		NormEps: 1e-5, RopeTheta: 500000}
-	b, err := cuda.NewRandom(arch, 1, cuda.Options{MaxTokens: 2048, MaxSeqs: 256})
+	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 256}
+	if slices.Contains(what, "multiturn") { // on its own: the pool is capped
+		opt.Blocks = 12 << 30 / (16 * 131072)
+	}
+	b, err := cuda.NewRandom(arch, 1, opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,24 +230,26 @@ func TestHiCache(t *testing.T) {
 	for _, w := range what {
 		switch w {
 		case "8k":
-			hitSpeed(t, b, w, 8192)
+			hitSpeed(t, b, w, 8192, 7)
 		case "32k":
-			hitSpeed(t, b, w, 32768)
+			hitSpeed(t, b, w, 32768, 3)
 		case "overlap":
 			overlap(t, b)
 		case "itl":
 			writeThrough(t, b)
+		case "multiturn":
+			multiturn(t, b)
 		default:
 			t.Fatalf("no benchmark %q", w)
 		}
 	}
 }
 
-func hitSpeed(t *testing.T, b *cuda.Backend, name string, n int) {
+func hitSpeed(t *testing.T, b *cuda.Backend, name string, n, rounds int) {
 	r := newGPURig(t, b, 10<<30)
 	defer r.end()
 	var cold, warm, hit, load, ratio []float64
-	for i := range 6 {
+	for i := range rounds + 1 {
 		prompt := randomPrompt(uint64(i), n, b.Arch().Vocab)
 		c := r.ask(prompt, 2)
 		r.saved()
@@ -316,7 +324,7 @@ func overlap(t *testing.T, b *cuda.Backend) {
 // writeThrough compares the gaps between tokens of 64 streams.
 func writeThrough(t *testing.T, b *cuda.Backend) {
 	p99 := map[bool][]float64{}
-	for round := range 8 {
+	for round := range 10 {
 		through := round%2 == 1
 		host := int64(0)
 		if through {
@@ -325,12 +333,12 @@ func writeThrough(t *testing.T, b *cuda.Backend) {
 		r := newGPURig(t, b, host)
 		answers := make(chan reply)
 		for i := range 64 {
-			go func() { answers <- r.ask(randomPrompt(uint64(1000*round+i), 1024, b.Arch().Vocab), 224) }()
+			go func() { answers <- r.ask(randomPrompt(uint64(1000*round+i), 512, b.Arch().Vocab), 176) }()
 		}
 		var gaps []float64
 		for range 64 {
 			a := <-answers
-			for _, g := range a.gaps[128:] { // all decode by then; their prompts are still being written
+			for _, g := range a.gaps[80:] { // all decode by then
 				gaps = append(gaps, ms(g))
 			}
 		}
@@ -355,3 +363,110 @@ func result(name, unit string, v []float64, peer string, beside float64) {
 		"spread": fmt.Sprintf("%.3f..%.3f", slices.Min(v), slices.Max(v))})
 	fmt.Fprintf(os.Stdout, "RESULT %s\n", line)
 }
+
+// multiturn holds conversations with an engine whose pool is 12 GiB and whose
+// conversations take four times as much, with host memory for them and without.
+func multiturn(t *testing.T, b *cuda.Backend) {
+	run := map[bool]talksRun{}
+	for _, host := range []int64{56 << 30, 0} {
+		run[host > 0] = talks(t, b, host)
+	}
+	with, without := run[true], run[false]
+	for name, r := range map[string]talksRun{"with host memory": with, "without": without} {
+		t.Logf("multiturn %s: %d turns in %.1f s, %.2f turns/s, %.0f answer tokens/s, history %.0f tokens in the mean, of which %.0f came from host memory; first token p50 %.0f ms, p99 %.0f ms",
+			name, r.turns, r.took.Seconds(), r.rate(), float64(r.answered)/r.took.Seconds(), float64(r.history)/float64(r.turns), float64(r.loaded)/float64(r.turns),
+			r.first(50), r.first(99))
+	}
+	result("hicache.multiturn_ratio", "", []float64{with.rate() / without.rate()}, "device-only caching, turns a second", without.rate())
+	result("hicache.multiturn_ttft_ratio", "", []float64{with.first(50) / without.first(50)}, "device-only caching, p50 of the first token, ms", without.first(50))
+}
+
+const (
+	talkClients = 64
+	talkOpen    = 112 // conversations: 48 GiB of them
+	talkTurns   = 10
+	talkSays    = 600 // tokens of a turn's prompt beside its history
+	talkHears   = 100 // of an answer
+)
+
+type talksRun struct {
+	turns, answered, history, loaded int
+	took                             time.Duration
+	firsts                           []float64
+}
+
+func (r *talksRun) rate() float64 { return float64(r.turns) / r.took.Seconds() }
+func (r *talksRun) first(p int) float64 {
+	return slices.Sorted(slices.Values(r.firsts))[len(r.firsts)*p/100]
+}
+
+// talk is one conversation.
+type talk struct {
+	seed    uint64
+	turn    int
+	history []int32
+}
+
+func talks(t *testing.T, b *cuda.Backend, host int64) (run talksRun) {
+	r := newGPURig(t, b, host)
+	defer r.end()
+	vocab := b.Arch().Vocab
+	open := make(chan *talk, talkOpen)
+	var all sync.WaitGroup
+	begin := make(chan *talk, talkOpen)
+	for i := range talkOpen { // in the midst of it: at all turns alike
+		c := &talk{seed: uint64(1000 * (i + 1)), turn: i % talkTurns}
+		c.history = randomPrompt(c.seed, c.turn*(talkSays+talkHears), vocab)
+		begin <- c
+	}
+	close(begin)
+	for range talkClients {
+		all.Go(func() {
+			for c := range begin {
+				// Without host memory only the last ones' would still be there.
+				if len(c.history) > 0 && (host > 0 || len(begin) < talkOpen/3) {
+					r.ask(append(slices.Clone(c.history), 1), 1)
+				}
+				open <- c
+			}
+		})
+	}
+	all.Wait()
+	if host > 0 {
+		r.saved()
+	}
+	var mu sync.Mutex
+	began := time.Now()
+	until := began.Add(talkTime)
+	for range talkClients {
+		all.Go(func() {
+			for time.Now().Before(until) {
+				c := <-open // who has waited longest
+				c.seed++
+				prompt := append(slices.Clone(c.history), randomPrompt(c.seed, talkSays, vocab)...)
+				a := r.ask(prompt, talkHears)
+				if done := time.Now(); done.Before(until) {
+					mu.Lock()
+					run.turns++
+					run.answered += len(a.tokens)
+					run.history += len(c.history)
+					run.loaded += a.loaded
+					run.firsts = append(run.firsts, ms(a.first))
+					mu.Unlock()
+				}
+				if c.turn++; c.turn == talkTurns {
+					c.turn, c.history = 0, nil
+				} else {
+					c.history = append(prompt, a.tokens...)
+				}
+				open <- c
+			}
+		})
+	}
+	all.Wait()
+	run.took = talkTime
+	return run
+}
+
+// talkTime is how long conversations are watched, once all are in their midst.
+const talkTime = 18 * time.Second
