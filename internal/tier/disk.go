@@ -192,7 +192,7 @@ func (d *disk) close() error {
 	for _, s := range d.log {
 		err = errors.Join(err, s.file.Close())
 	}
-	return errors.Join(err, d.lock.Close())
+	return errors.Join(err, unlockDir(d.lock), d.lock.Close())
 }
 
 func (d *disk) has(key kvcache.Hash) bool {
