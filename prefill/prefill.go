@@ -46,9 +46,9 @@ type Config struct {
 	// that comes after its ticket is over.
 	Remembered int
 	// Warm, when set, brings what lower tiers and these peers have of a prompt
-	// into the cache, so that it need not be computed, or says what is on its
-	// way there. It is bounded in time.
-	Warm func(ctx context.Context, w Wanted) engine.Arriving
+	// into the cache, so that it need not be computed, or says who will when the
+	// request has its blocks. It is bounded in time.
+	Warm func(ctx context.Context, w Wanted) engine.Source
 	// Give, when set, answers tickets for what is cached here; see give.go.
 	Give func(ctx context.Context, a Asked) (blocks []int32, release func(), err error)
 	// GiveTime bounds such a ticket, whatever deadline it has.
@@ -140,15 +140,15 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 	if err := s.accept(o, src); err != nil {
 		return Report{Outcome: kvconn.OutcomeOf(err, ticket.Dead), Message: err.Error()}
 	}
-	var arriving engine.Arriving
+	var source engine.Source
 	if order.PromptLogprobs < 0 { // else all of it is computed
-		arriving = s.warm(ctx, Wanted{t.RequestID, t.Tokens, order.Salt, order.Peers})
+		source = s.warm(ctx, Wanted{t.RequestID, t.Tokens, order.Salt, order.Peers})
 	}
 	h, err := s.engine.Submit(ctx, &engine.Request{
 		ID: t.RequestID, Prompt: t.Tokens, N: order.N, Sampling: order.Sampling,
 		MinTokens: order.MinTokens, StopTokens: order.StopTokens, IgnoreEOS: order.IgnoreEOS,
 		Salt: order.Salt, Logprobs: order.Logprobs, PromptLogprobs: order.PromptLogprobs,
-		PrefillOnly: true, Urgent: order.Urgent, Arriving: arriving,
+		PrefillOnly: true, Urgent: order.Urgent, Source: source,
 		OnBlocks: func(layer int, ready []engine.Ready) {
 			o.Push(layer, src.ready(layer, ready))
 		},
@@ -170,7 +170,7 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 		QueueUS: draft.QueueUS, ComputeUS: draft.ComputeUS}
 }
 
-func (s *Service) warm(ctx context.Context, w Wanted) engine.Arriving {
+func (s *Service) warm(ctx context.Context, w Wanted) engine.Source {
 	if s.cfg.Warm == nil {
 		return nil
 	}

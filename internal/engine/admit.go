@@ -65,15 +65,17 @@ func (e *Engine) place(q *sequence, active int) bool {
 		reusable = 0
 	}
 	blocks := e.cache.BlocksFor(len(q.tokens))
-	table, hit, arriving, err := e.reserve(q, reusable, blocks, active)
+	table, hit, err := e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.arrived, q.h.owner)
 	for err != nil && e.evictPaused(blocks+active) {
-		table, hit, arriving, err = e.reserve(q, reusable, blocks, active)
+		table, hit, err = e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.arrived, q.h.owner)
 	}
 	if err != nil {
 		return false
 	}
-	if arriving {
-		q.arriving = r.Arriving
+	hit, ok := e.bring(q, table, hit, reusable)
+	if !ok {
+		e.cache.Release(table, q.h.owner)
+		return false
 	}
 	q.table, q.computed, q.indexed, q.shared = table, hit, hit, false
 	e.metrics.hits.Add(float64(hit))
@@ -88,13 +90,6 @@ func (e *Engine) place(q *sequence, active int) bool {
 		q.h.mu.Unlock()
 	}
 	return true
-}
-
-func (e *Engine) reserve(q *sequence, reusable, blocks, active int) (table []int32, hit int, arriving bool, err error) {
-	if table, hit, arriving, err = e.placeBehind(q, reusable, blocks, active); !arriving {
-		table, hit, err = e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.arrived, q.h.owner)
-	}
-	return table, hit, arriving, err
 }
 
 // evictPaused preempts the youngest paused sequence if all of them together

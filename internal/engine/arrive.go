@@ -3,11 +3,12 @@ package engine
 import (
 	"time"
 
+	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// A prompt's prefix may still be on its way into the pool when the sequence is
-// placed on it. Its steps name the arrival: the device computes each layer when
+// When a sequence gets its blocks, its Source begins to fill those that the index
+// had nothing for, and it is stepped at once. Its steps name the arrival: the device computes each layer when
 // that layer is there, so most of the way is hidden behind computing. Until a
 // step has been settled nobody knows whether the rows were right, so what comes
 // of them stays here:
@@ -24,31 +25,42 @@ import (
 //
 // A step that others are in is not made to wait (holdsUp).
 
-// Arriving is a prefix on its way into the pool; internal/tier.Arrival is one.
+// Source has KV rows below the pool; internal/tier.Tiers is one.
+type Source interface {
+	// Bring begins to move what it has of a prompt, from token from on and at most
+	// up to upto, into blocks of table, which is the prompt's; chain covers upto.
+	// Nil: nothing is on its way. Busy: another request has begun the same, and
+	// the index will have it. It is called on the engine's goroutine and must not
+	// wait. ended is called at the end of what has begun, from anywhere.
+	Bring(chain kvcache.Chain, tokens, table []int32, from, upto int, ended func()) (a Arriving, busy bool)
+}
+
+// Arriving is a prefix on its way into the pool. Its Source keeps the blocks from
+// being reused until its end, and tells the index of what is right.
 type Arriving interface {
-	// Hold calls f with the block table of the prefix's first tokens, which stay
-	// held until f has returned. False, without calling: it is over, and the
-	// prefix index has what came of it.
-	Hold(f func(table []int32, tokens int)) bool
 	// Move is what steps wait for.
 	Move() kernels.Arrival
-	// Good is how many of those tokens, from the first, have right rows; it is
-	// known once a step that named Move has been awaited.
+	// Upto is how many tokens of the prompt have rows at its end.
+	Upto() int
+	// Good is how many of them, from the first, have right rows; it is known once
+	// a step that named Move has been awaited.
 	Good() int
 }
 
-// placeBehind is place for a sequence whose prefix is arriving; not ok: it is not.
-func (e *Engine) placeBehind(q *sequence, reusable, blocks, active int) (table []int32, hit int, ok bool, err error) {
-	a := q.h.req.Arriving
-	if a == nil || reusable == 0 || q.h.prompted {
-		return nil, 0, false, nil
+// bring starts what the request's source has of a prompt behind the first hit
+// tokens; false: another request has begun the same.
+func (e *Engine) bring(q *sequence, table []int32, hit, reusable int) (upto int, ok bool) {
+	r := q.h.req
+	if r.Source == nil || hit >= reusable || q.h.prompted {
+		return hit, true
 	}
-	ok = a.Hold(func(held []int32, tokens int) {
-		if hit = tokens; hit <= reusable {
-			table, err = e.cache.ReserveBehind(held, blocks, active, q.h.arrived, q.h.owner)
-		}
-	})
-	return table, hit, ok && hit <= reusable, err
+	upto = min(reusable, len(r.Prompt))
+	a, busy := r.Source.Bring(q.chain.Fork(upto), r.Prompt, table, hit, upto, e.signal)
+	if a == nil {
+		return hit, !busy
+	}
+	q.arriving, q.asked = a, time.Now()
+	return a.Upto(), true
 }
 
 // holdsUp says of a sequence whose prefix is arriving that a step with the
@@ -65,7 +77,7 @@ func (e *Engine) holdsUp(q *sequence, tokens int) bool {
 	case n == 0 || e.pace.rate == 0:
 		return true
 	}
-	left := time.Since(q.h.arrived).Seconds() * float64(e.layers-n) / float64(n)
+	left := time.Since(q.asked).Seconds() * float64(e.layers-n) / float64(n)
 	return left > float64(tokens)/e.pace.rate
 }
 

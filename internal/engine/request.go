@@ -46,8 +46,8 @@ type Request struct {
 	// Handle.Done.
 	OnBlocks func(layer int, ready []Ready)
 
-	// Arriving is a prefix of Prompt on its way into the pool; nil: none is.
-	Arriving Arriving
+	// Source may have KV rows of Prompt that the pool has not; nil: nobody has.
+	Source Source
 
 	// Prefilled starts from KV rows that another worker computed.
 	Prefilled *Prefilled

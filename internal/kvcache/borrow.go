@@ -1,11 +1,5 @@
 package kvcache
 
-import (
-	"fmt"
-	"slices"
-	"time"
-)
-
 // What lower tiers (internal/tier) need of the index: to look without
 // touching, to hold a unit while it is copied out, and to take room for units
 // that come back.
@@ -71,33 +65,4 @@ func (c *Cache) HoldChain(ch *Chain, tokens int, owner string) []int32 {
 	}
 	c.retain(ids, owner)
 	return ids
-}
-
-// ReserveBehind is Reserve for a table whose first blocks somebody holds: those
-// of a prefix that is on its way into the pool, and that the index does not
-// know yet. Owner gets a reference to each.
-func (c *Cache) ReserveBehind(held []int32, blocks, spare int, since time.Time, owner string) ([]int32, error) {
-	c.mu.Lock()
-	defer c.unlock()
-	missing := blocks - len(held)
-	switch w := c.waiters.first; {
-	case missing < 0 || blocks > c.cfg.Blocks:
-		return nil, fmt.Errorf("reserve %d of %d blocks behind %d: %w", blocks, c.cfg.Blocks, len(held), ErrTooLarge)
-	case w != nil && w.since.Before(since), missing+spare > len(c.free)+c.cached:
-		return nil, ErrNoSpace
-	}
-	for _, id := range held {
-		if c.at(id).refs == 0 {
-			panic(fmt.Sprintf("kvcache: a table on block %d, which nobody holds", id))
-		}
-	}
-	more, err := c.alloc(missing, owner)
-	if err != nil {
-		return nil, err
-	}
-	c.retain(held, owner)
-	n := len(held) * c.cfg.BlockTokens
-	c.counters.hitTokens += uint64(n)
-	c.counters.askedTokens += uint64(n)
-	return append(slices.Clone(held), more...), nil
 }

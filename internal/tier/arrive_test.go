@@ -147,13 +147,13 @@ func talk(seed uint64, n int) []int32 {
 	return tokens
 }
 
-// begin submits a prompt behind what arrives of it.
-func (r *stepRig) begin(tokens []int32, most int, change func(*engine.Request)) (*engine.Handle, *Arrival) {
+// begin submits a prompt; what arrives of it comes out of the channel.
+func (r *stepRig) begin(tokens []int32, most int, change func(*engine.Request)) (*engine.Handle, spy) {
 	r.t.Helper()
-	req := &engine.Request{ID: "r", Prompt: tokens, MaxTokens: most, IgnoreEOS: true, Logprobs: -1, PromptLogprobs: -1}
-	_, a := r.tiers.Arrive(r.t.Context(), tokens, "", len(tokens)-1)
-	if a != nil {
-		req.Arriving = a
+	s := spy{r.tiers, make(chan *Arrival, 8)}
+	req := &engine.Request{ID: "r", Prompt: tokens, MaxTokens: most, IgnoreEOS: true, Logprobs: -1, PromptLogprobs: -1, Source: s}
+	if n := r.tiers.Stage(r.t.Context(), tokens, "", len(tokens)-1); n > 0 {
+		r.t.Errorf("%d tokens were loaded, and all are in host memory", n)
 	}
 	if change != nil {
 		change(req)
@@ -162,7 +162,22 @@ func (r *stepRig) begin(tokens []int32, most int, change func(*engine.Request)) 
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	return h, a
+	return h, s
+}
+
+// spy notes what the engine is brought.
+type spy struct {
+	tiers *Tiers
+	got   chan *Arrival
+}
+
+func (s spy) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int, ended func()) (engine.Arriving, bool) {
+	a, busy := s.tiers.Bring(chain, tokens, table, from, upto, ended)
+	if a == nil {
+		return nil, busy
+	}
+	s.got <- a
+	return a, false
 }
 
 // read returns a request's tokens, and how many of its prompt were cached.
@@ -244,10 +259,8 @@ func TestArriveBehindStep(t *testing.T) {
 			}
 			layers := make(chan struct{})
 			r.setGate(func(int) { <-layers })
-			h, a := r.begin(tokens, 8, nil)
-			if a == nil {
-				t.Fatal("nothing arrives")
-			}
+			h, s := r.begin(tokens, 8, nil)
+			a := <-s.got
 			for h.CachedTokens() == 0 { // it has been placed on what is not there
 				time.Sleep(time.Millisecond)
 			}
@@ -385,10 +398,9 @@ func (o *told) check() {
 
 // TestArriveEnds: a request that is cancelled, or released (revoked), with some
 // layers there leaves nothing held, and the index gets the prefix all the same.
-// So it does when the request never comes.
 func TestArriveEnds(t *testing.T) {
 	for name, end := range map[string]func(*engine.Handle){
-		"cancelled": (*engine.Handle).Cancel, "released": (*engine.Handle).Release, "no request": nil,
+		"cancelled": (*engine.Handle).Cancel, "released": (*engine.Handle).Release,
 	} {
 		for layer := range 4 {
 			r := newStepRig(t, stepConfig(), 64)
@@ -401,25 +413,19 @@ func TestArriveEnds(t *testing.T) {
 					<-pass
 				}
 			})
-			var a *Arrival
-			if end == nil {
-				_, a = r.tiers.Arrive(t.Context(), tokens, "", 320)
-				<-reached
-			} else {
-				var h *engine.Handle
-				h, a = r.begin(tokens, 4, func(q *engine.Request) { q.PrefillOnly = name == "released" })
-				<-reached
-				end(h)
-				defer func() { <-h.Done() }()
-			}
+			h, s := r.begin(tokens, 4, func(q *engine.Request) { q.PrefillOnly = name == "released" })
+			a := <-s.got
+			<-reached
+			end(h)
 			if len(r.cache.Holders()) == 0 {
 				t.Errorf("%s at layer %d: nothing is held while blocks are written", name, layer)
 			}
 			close(pass)
 			<-a.Done()
+			<-h.Done()
 			r.setGate(nil)
 			h, again := r.begin(tokens, 4, nil)
-			if got, cached, err := read(h); err != nil || again != nil || cached != 320 || !slices.Equal(got, want) {
+			if got, cached, err := read(h); err != nil || len(again.got) > 0 || cached != 320 || !slices.Equal(got, want) {
 				t.Errorf("%s at layer %d: then %v with %d cached, want %v: %v", name, layer, got, cached, want, err)
 			}
 			r.close()
@@ -435,8 +441,9 @@ func TestArriveFails(t *testing.T) {
 	want := r.cold(tokens, 4)
 	fault := fmt.Errorf("a fault")
 	r.lose(fault)
-	h, a := r.begin(tokens, 4, nil)
-	if got, cached, err := read(h); a == nil || err != nil || cached != 0 || !slices.Equal(got, want) {
+	h, s := r.begin(tokens, 4, nil)
+	a := <-s.got
+	if got, cached, err := read(h); err != nil || cached != 0 || !slices.Equal(got, want) {
 		t.Errorf("%v with %d cached, want %v: %v", got, cached, want, err)
 	}
 	<-a.Done()
@@ -447,8 +454,8 @@ func TestArriveFails(t *testing.T) {
 	r.dev.mu.Lock()
 	r.dev.fail = fault
 	r.dev.mu.Unlock()
-	h, a = r.begin(tokens, 4, nil)
-	if got, cached, err := read(h); a != nil || err != nil || cached != 0 || !slices.Equal(got, want) {
+	h, s = r.begin(tokens, 4, nil)
+	if got, cached, err := read(h); len(s.got) > 0 || err != nil || cached != 0 || !slices.Equal(got, want) {
 		t.Errorf("%v with %d cached, want %v: %v", got, cached, want, err)
 	}
 	<-h.Done()
@@ -480,7 +487,8 @@ func TestArriveHoldsUpNobody(t *testing.T) {
 			<-first
 		}
 	})
-	h, a := r.begin(tokens, 4, nil)
+	h, s := r.begin(tokens, 4, nil)
+	a := <-s.got
 	for n := 0; n < 50; { // fifty tokens while nothing comes
 		events, err := long.Next(t.Context())
 		if err != nil {
@@ -545,5 +553,39 @@ func TestArriveRandom(t *testing.T) {
 			})
 		}
 		all.Wait()
+	}
+}
+
+// TestArriveOnce: requests for one prefix that wait for memory, or come while it
+// arrives, cost one way of it; the others find it in the index.
+func TestArriveOnce(t *testing.T) {
+	r := newStepRig(t, stepConfig(), 96)
+	tokens := talk(7, 321)
+	want := r.cold(tokens, 4)
+	open := make(chan struct{})
+	r.setGate(func(int) { <-open })
+	var all sync.WaitGroup
+	var spies []spy
+	for i := range 12 {
+		h, s := r.begin(tokens, 4, nil)
+		spies = append(spies, s)
+		if i == 0 {
+			s.got <- <-s.got // it has begun
+		}
+		all.Go(func() {
+			if got, cached, err := read(h); err != nil || cached != 320 || !slices.Equal(got, want) {
+				t.Errorf("%v with %d cached, want %v: %v", got, cached, want, err)
+			}
+			<-h.Done()
+		})
+	}
+	close(open)
+	all.Wait()
+	n := 0
+	for _, s := range spies {
+		n += len(s.got)
+	}
+	if n != 1 {
+		t.Errorf("the prefix came %d times", n)
 	}
 }

@@ -15,14 +15,12 @@ import (
 // how many were loaded. It is only ever a help: whatever goes wrong, fewer
 // tokens are loaded, and LoadTimeout bounds it.
 func (t *Tiers) Load(ctx context.Context, tokens []int32, salt string, upto int) int {
-	n, _ := t.bring(ctx, tokens, salt, upto, lookup{}, false)
-	return n
+	return t.bring(ctx, tokens, salt, upto, lookup{}, false)
 }
 
 // LoadLocal is Load from this worker's own tiers, the shared store left out.
 func (t *Tiers) LoadLocal(ctx context.Context, tokens []int32, salt string, upto int) int {
-	n, _ := t.bring(ctx, tokens, salt, upto, lookup{over: true}, false)
-	return n
+	return t.bring(ctx, tokens, salt, upto, lookup{over: true}, false)
 }
 
 // Knows says whether a tier of this worker's own has a unit.
@@ -30,10 +28,9 @@ func (t *Tiers) Knows(key kvcache.Hash) bool {
 	return t != nil && (t.host.has(key) || t.disk.has(key))
 }
 
-// bring is Load; with async, or Arrive.
-func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int, far lookup, async bool) (int, *Arrival) {
+func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int, far lookup, stage bool) int {
 	if t == nil || upto < t.cacheUnit() {
-		return 0, nil
+		return 0
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.cfg.LoadTimeout)
 	defer cancel()
@@ -43,26 +40,21 @@ func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int
 		from := t.cache.Reach(&chain, upto)
 		least := max(t.cfg.MinLoadTokens, t.cacheUnit())
 		if upto-from < least {
-			return 0, nil
+			return 0
 		}
 		to := t.reach(ctx, &far, &chain, from, upto)
-		if to-from < least {
-			return 0, nil
+		if to-from < least || stage && t.staged(&chain, from, to) {
+			return 0
 		}
 		wait, mine := t.loading.begin(chain.Name(from + t.cacheUnit()))
 		if mine != nil {
-			if async {
-				if a := t.arrive(&chain, tokens, from, to, mine); a != nil {
-					return a.upto - a.from, a
-				}
-			}
 			defer mine()
-			return t.load(ctx, &chain, tokens, from, to), nil
+			return t.load(ctx, &chain, tokens, from, to)
 		}
 		select { // somebody loads the same; what is then missing is looked up anew
 		case <-wait:
 		case <-ctx.Done():
-			return 0, nil
+			return 0
 		}
 	}
 }
@@ -115,8 +107,10 @@ func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, 
 	for _, f := range ahead {
 		f.abandon()
 	}
-	t.index(r, chain, tokens, good)
-	t.filled(r, good)
+	t.cache.InsertChain(chain, tokens[:good], table[:good/t.shape.BlockTokens], from)
+	t.cache.ReleaseAll(r.owner)
+	t.settle(-r.blocks)
+	t.filled(r.began, good-from)
 	return good - from
 }
 
@@ -126,6 +120,7 @@ type room struct {
 	owner    string
 	table    []int32 // of the first to tokens
 	from, to int     // the index has the first from
+	blocks   int     // that were taken
 }
 
 // room takes blocks for a load of tokens from .. to-1, or less if that is what
@@ -143,31 +138,17 @@ func (t *Tiers) room(chain *kvcache.Chain, from, to int) *room {
 		t.metrics.noRoom.Inc()
 		return nil
 	}
-	r.owner, r.table, r.from, r.to = owner, table, from, to
+	r.owner, r.table, r.from, r.to, r.blocks = owner, table, from, to, (to-from)/t.shape.BlockTokens
 	t.cache.SetState(owner, kvcache.StateReceiving)
-	t.settle(r.blocks(t.shape))
+	t.settle(r.blocks)
 	return r
 }
 
-// blocks counts those that were taken.
-func (r *room) blocks(s shape) int { return (r.to - r.from) / s.BlockTokens }
-
-// index tells the index of what has come: the first good tokens.
-func (t *Tiers) index(r *room, chain *kvcache.Chain, tokens []int32, good int) {
-	t.cache.InsertChain(chain, tokens[:good], r.table[:good/t.shape.BlockTokens], r.from)
-}
-
-// filled lets go of the blocks.
-func (t *Tiers) filled(r *room, good int) {
-	t.vacate(r)
+// filled counts a load of so many tokens.
+func (t *Tiers) filled(began time.Time, tokens int) {
 	t.spill()
-	t.metrics.loaded.Add(float64(good - r.from))
-	t.metrics.loadTime.Observe(time.Since(r.began).Seconds())
-}
-
-func (t *Tiers) vacate(r *room) {
-	t.cache.ReleaseAll(r.owner)
-	t.settle(-r.blocks(t.shape))
+	t.metrics.loaded.Add(float64(tokens))
+	t.metrics.loadTime.Observe(time.Since(began).Seconds())
 }
 
 // admit names a load of so many units and says how many blocks it may take.

@@ -27,6 +27,8 @@ type mover interface {
 
 // arriver is a mover whose units can be computed with while they arrive.
 type arriver interface {
+	// arrives says whether the pool can do it.
+	arrives() bool
 	// arrive is scatter, layer by layer, for steps to wait for.
 	arrive(units []moving) (kernels.Arrival, error)
 }
@@ -169,13 +171,14 @@ func (m *bulkMover) scatter(units []moving) func() (int, error) {
 // arrive moves by kernel: its launches follow each other on the device, while
 // copies would each be a call of the host's for every unit and group of layers.
 func (m *bulkMover) arrive(units []moving) (kernels.Arrival, error) {
-	pool, ok := m.pool.(kernels.Arriver)
-	if !ok {
-		return nil, errors.ErrUnsupported
-	}
 	v := m.move(units)
 	v.Engine = kernels.Kernel
-	return pool.ArriveBlocks(v)
+	return m.pool.(kernels.Arriver).ArriveBlocks(v)
+}
+
+func (m *bulkMover) arrives() bool {
+	_, ok := m.pool.(kernels.Arriver)
+	return ok
 }
 
 // verify says how many units, from the first, are what their digests say.

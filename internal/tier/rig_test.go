@@ -213,16 +213,7 @@ func (r *rig) run(tokens []int32, n int) {
 // load loads a prompt, n tokens of it.
 func (r *rig) load(tokens []int32, n int) {
 	r.t.Helper()
-	got, a := 0, (*Arrival)(nil)
-	if bulk {
-		if got, a = r.tiers.Arrive(r.t.Context(), tokens, "", len(tokens)); a != nil {
-			<-a.Done()
-			got = a.Good() - a.from
-		}
-	} else {
-		got = r.tiers.Load(r.t.Context(), tokens, "", len(tokens))
-	}
-	if got != n {
+	if got := r.tiers.Load(r.t.Context(), tokens, "", len(tokens)); got != n {
 		r.t.Fatalf("%d tokens loaded, want %d", got, n)
 	}
 }

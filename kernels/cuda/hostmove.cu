@@ -43,8 +43,10 @@ __device__ __forceinline__ void ring(const Job &j, const List<xk_place, N> &plac
   };
   const int items = j.n_layers * j.n_places * j.chunks;
   auto item = [&](int i) {
-    int block = i / j.chunks, chunk = i - block * j.chunks, l = block / j.n_places;
-    const xk_place &p = places.at[block - l * j.n_places];
+    // A place's layers follow each other: in host memory they are often one run,
+    // and each new page of it costs the way there a look at more page tables.
+    int block = i / j.chunks, chunk = i - block * j.chunks, at_place = block / j.n_layers, l = block - at_place * j.n_layers;
+    const xk_place &p = places.at[at_place];
     int64_t at = int64_t(chunk) * j.chunk;
     Item t;
     t.pool = j.pool.rows + (j.layer + l) * j.pool.layer_bytes + p.block * j.run + at;

@@ -276,7 +276,9 @@ int32_t xk_moves_open(xk_ctx *c) {
     for (cudaStream_t &s : w.side) XK_TRY(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, greatest));
     for (cudaEvent_t &e : w.join) XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
   }
-  XK_TRY(cudaStreamCreateWithPriority(&c->moves->check, cudaStreamNonBlocking, greatest));
+  // Before the step, and behind the moves: they need few multiprocessors, but
+  // whole ones, which thousands of CTAs that verify would leave them last.
+  XK_TRY(cudaStreamCreateWithPriority(&c->moves->check, cudaStreamNonBlocking, std::min(greatest + 1, least)));
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &c->moves->wrong, c->blocks));
   return xk_hostmove_init();
 }
