@@ -25,14 +25,22 @@ func llama8B() kernels.Arch {
 
 // TestSpeed prints one JSON line a figure: host time of a step, from one end to
 // the next as steps overlap, with the device's own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
-// mixed448" (the number is the tokens of a chunk).
+// mixed448" (the number is the tokens of a chunk). "b64l4" has contexts of 4k.
+// XPYD_CUDA_KV8 keeps KV in FP8. "quality" compares logits with bf16's.
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
 	if len(what) == 0 {
 		t.Skip("XPYD_CUDA_BENCH is not set")
 	}
 	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 256, NoPDL: os.Getenv("XPYD_CUDA_NO_PDL") != "", NoGraphs: os.Getenv("XPYD_CUDA_NO_GRAPHS") != "", Tune: os.Getenv("XPYD_CUDA_TUNE") != "",
-		BatchInvariant: os.Getenv("XPYD_CUDA_INVARIANT") != ""}
+		BatchInvariant: os.Getenv("XPYD_CUDA_INVARIANT") != "", KVFP8: os.Getenv("XPYD_CUDA_KV8") != ""}
+	if opt.KVFP8 {
+		prefix = "gpu.kv8_"
+	}
+	if what[0] == "quality" {
+		quality(t, opt)
+		return
+	}
 	if opt.BatchInvariant {
 		prefix = "gpu.invariant_"
 	}
@@ -51,8 +59,10 @@ func TestSpeed(t *testing.T) {
 			chunk, _ := strconv.Atoi(n)
 			mixedSpeed(t, b, chunk)
 		} else if n, ok := strings.CutPrefix(w, "b"); ok {
+			n, k, _ := strings.Cut(n, "l")
 			batch, _ := strconv.Atoi(n)
-			decodeSpeed(t, b, batch)
+			length, _ := strconv.Atoi(k)
+			decodeSpeed(t, b, batch, max(length, 1)*1024)
 		} else {
 			k, _ := strconv.Atoi(strings.TrimSuffix(w, "k"))
 			prefillSpeed(t, b, k*1024)
@@ -77,8 +87,11 @@ func profile(t *testing.T, b *cuda.Backend, seqs ...kernels.Seq) {
 	}
 }
 
-func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
-	const length = 1024
+func decodeSpeed(t *testing.T, b *cuda.Backend, batch, length int) {
+	chunk := b.Arch().MaxPositions
+	if length > 1024 {
+		chunk = 2048
+	}
 	blocks := (length + 256) / 16
 	var seqs []kernels.Seq
 	next := int32(0)
@@ -88,12 +101,12 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 			q.Blocks = append(q.Blocks, (next*7919)%int32(b.Blocks()))
 			next++
 		}
-		fill := kernels.Seq{Tokens: make([]int32, length), Blocks: q.Blocks}
-		for j := range fill.Tokens {
-			fill.Tokens[j] = int32((i*7919 + j*104729) % b.Arch().Vocab)
+		fill := make([]int32, length)
+		for j := range fill {
+			fill[j] = int32((i*7919 + j*104729) % b.Arch().Vocab)
 		}
-		if i < 8 { // the others attend to what lies there: any finite rows do
-			mustStep(t, b, fill)
+		for pos := 0; i < 8 && pos < length; pos += chunk { // the others attend to what lies there: any finite rows do
+			mustStep(t, b, kernels.Seq{Tokens: fill[pos:min(pos+chunk, length)], Pos: pos, Blocks: q.Blocks})
 		}
 		q.Tokens = []int32{int32(i)}
 		seqs = append(seqs, q)
@@ -136,6 +149,10 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 			result("gpu.host_gap_us.p50", "us", gaps[len(gaps)/2], gaps, nil)
 			result("gpu.host_gap_us.p99", "us", gaps[len(gaps)*99/100], gaps, nil)
 		}
+	}
+	if length != 1024 {
+		measure(fmt.Sprintf(prefix+"decode_step_ms.b%d_l%dk", batch, length/1024))
+		return
 	}
 	measure(fmt.Sprintf(prefix+"decode_step_ms.b%d", batch))
 	if batch == 64 {

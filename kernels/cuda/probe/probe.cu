@@ -1,7 +1,7 @@
 // Checks and times single kernels on this GPU, without Go and without a model:
 // scripts/cuda-bench builds it from the library's own object files.
 //
-//   probe check [quick|few]   attention against sums in double precision
+//   probe check [quick|few|kv8]   attention against sums in double precision
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
 //
 // Inputs are random, rows of the pool that nothing may read are NaN, block
@@ -429,6 +429,8 @@ static void bench_sampler() {
   }
 }
 
+#include "kv8.cuh"
+
 int main(int argc, char **argv) {
   std::string what = argc > 1 ? argv[1] : "", name = argc > 2 ? argv[2] : "";
   MUST(cudaStreamCreate(&stream));
@@ -439,7 +441,8 @@ int main(int argc, char **argv) {
   MUST(xk_sampler_init());
   printf("DEVICE %s\n", prop.name);
   if (what == "check") {
-    check(name);
+    if (name != "kv8") check(name);
+    check8(name == "few" || name == "quick");
     return failed;
   }
   if (what != "bench") return 2;
@@ -450,5 +453,6 @@ int main(int argc, char **argv) {
   if (name.empty() || name == "decode" || name == "b1") bench_decode(name);
   if (name.empty() || name == "small") bench_small();
   if (name.empty() || name == "sampler") bench_sampler();
+  if (name.empty() || name == "kv8") bench8();
   return 0;
 }
