@@ -238,4 +238,3 @@ func (r *stepRig) voided() float64 {
 	}
 	return -1
 }
-
