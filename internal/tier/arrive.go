@@ -48,8 +48,9 @@ type Arrival struct {
 // Bring begins to move what host memory has of a prompt, from token from on, into
 // blocks that the caller holds: table is that of the prompt, chain covers upto
 // tokens. It returns when the device has been told to. Nil: there is nothing to
-// bring; or somebody brings the same (busy), for whose end it is worth to wait,
-// since the index has it then. ended is called at the end of what has begun.
+// bring; or another call brings the same, or has just done (busy): the index has
+// it when that call's ended has been called, which is at the end of what it has
+// begun, or else this one's.
 func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int, ended func()) (a *Arrival, busy bool) {
 	if t == nil {
 		return nil, false
@@ -63,8 +64,14 @@ func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 	if to-from < max(t.cfg.MinLoadTokens, unit) {
 		return nil, false
 	}
-	wait, mine := t.loading.begin(chain.Name(from + unit))
+	first := chain.Name(from + unit)
+	wait, mine := t.bringing.begin(first)
 	if wait != nil {
+		return nil, true
+	}
+	if t.cache.Knows(first) { // since the caller looked
+		mine()
+		ended()
 		return nil, true
 	}
 	a = &Arrival{t: t, began: time.Now(), table: table[:to/t.shape.BlockTokens], from: from, upto: from, done: make(chan struct{})}

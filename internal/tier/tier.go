@@ -151,6 +151,7 @@ type Tiers struct {
 	grace    time.Duration // see await
 	metrics  *metrics
 	loading  claims
+	bringing claims // Bring's: these end when the device is done, with a word to who waits
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
