@@ -7,7 +7,8 @@
 #include "context.cuh"
 
 static const int BUCKETS[] = {32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
-static constexpr int SKINNY = 16; // rows
+static constexpr int SKINNY = 16;      // rows
+static constexpr int GATE_ROWS = 2048; // of gate_up at a time, before SiLU
 
 #define LT_TRY(call)                                                                                          \
   do {                                                                                                        \
@@ -47,8 +48,8 @@ struct Layouts {
   }
 };
 
-int32_t set_scales(xk_ctx *c, const Operands8 &o) {
-  const float *w = o.w.scale, *x = c->x8_scale;
+int32_t set_scales(xk_ctx *c, const Operands8 &o, const float *x) {
+  const float *w = o.w.scale;
   LT_TRY(cublasLtMatmulDescSetAttribute(c->matmul8, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &w, sizeof w));
   LT_TRY(cublasLtMatmulDescSetAttribute(c->matmul8, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x, sizeof x));
   return XK_OK;
@@ -58,7 +59,7 @@ int32_t set_scales(xk_ctx *c, const Operands8 &o) {
 int32_t choose(xk_ctx *c, const Operands8 &o, int rows, Choice *out) {
   Layouts t;
   XK_OK_OR_RETURN(t.init(o, rows));
-  XK_OK_OR_RETURN(set_scales(c, o)); // the scales' pointers are part of what is asked for
+  XK_OK_OR_RETURN(set_scales(c, o, c->x8_scale)); // the scales' pointers are part of what is asked for
   cublasLtMatmulPreference_t want;
   LT_TRY(cublasLtMatmulPreferenceCreate(&want));
   size_t limit = xk_ctx::WORKSPACE;
@@ -73,6 +74,23 @@ int32_t choose(xk_ctx *c, const Operands8 &o, int rows, Choice *out) {
   return XK_OK;
 }
 
+// Rows from .. from+rows-1 of x8 times the weights, to the beginning of out.
+int32_t multiply(xk_ctx *c, const Launch &l, Shape s, const Operands8 &o, int from, int rows) {
+  Layouts t;
+  XK_OK_OR_RETURN(t.init(o, rows));
+  XK_OK_OR_RETURN(set_scales(c, o, c->x8_scale + from));
+  auto it = c->choices8[s].lower_bound(rows);
+  const cublasLtMatmulAlgo_t *algo = it == c->choices8[s].end() ? nullptr : &it->second.algo;
+  const uint8_t *x = c->x8 + int64_t(from) * o.k;
+  float one = 1;
+  auto run = [&](const cublasLtMatmulAlgo_t *a) {
+    return cublasLtMatmul(c->lt, c->matmul8, &one, o.w.data, &t.a, x, &t.b, &o.beta, o.out, &t.d, o.out, &t.d, a, c->workspace, xk_ctx::WORKSPACE, l.stream);
+  };
+  cublasStatus_t e = run(algo);
+  if (e != CUBLAS_STATUS_SUCCESS && algo) e = run(nullptr); // not for this row count
+  return e == CUBLAS_STATUS_SUCCESS ? XK_OK : xk_fail(XK_CUBLAS, "cublasLtMatmul in FP8 of %d x %d x %d: status %d", o.n, rows, o.k, int(e));
+}
+
 } // namespace
 
 int32_t xk_project8(xk_ctx *c, const Launch &l, Shape s, int layer, int rows) {
@@ -82,19 +100,13 @@ int32_t xk_project8(xk_ctx *c, const Launch &l, Shape s, int layer, int rows) {
     return xk_skinny8(l, o.epilogue, o.w, o.x, o.k, gated ? c->act : o.out, gated ? c->ff : o.n, rows, o.n, o.k);
   }
   XK_OK_OR_RETURN(xk_quantise(l, o.x, c->x8, c->x8_scale, rows, o.k));
-  Layouts t;
-  XK_OK_OR_RETURN(t.init(o, rows));
-  XK_OK_OR_RETURN(set_scales(c, o));
-  auto it = c->choices8[s].lower_bound(rows);
-  const cublasLtMatmulAlgo_t *algo = it == c->choices8[s].end() ? nullptr : &it->second.algo;
-  float one = 1;
-  auto run = [&](const cublasLtMatmulAlgo_t *a) {
-    return cublasLtMatmul(c->lt, c->matmul8, &one, o.w.data, &t.a, c->x8, &t.b, &o.beta, o.out, &t.d, o.out, &t.d, a, c->workspace, xk_ctx::WORKSPACE, l.stream);
-  };
-  cublasStatus_t e = run(algo);
-  if (e != CUBLAS_STATUS_SUCCESS && algo) e = run(nullptr); // not for this row count
-  if (e != CUBLAS_STATUS_SUCCESS) return xk_fail(XK_CUBLAS, "cublasLtMatmul in FP8 of %d x %d x %d: status %d", o.n, rows, o.k, int(e));
-  return s == GATE_UP ? xk_silu(l, c->gu, c->act, rows, c->ff) : XK_OK;
+  if (s != GATE_UP) return multiply(c, l, s, o, 0, rows);
+  for (int from = 0; from < rows; from += GATE_ROWS) {
+    const int n = std::min(GATE_ROWS, rows - from);
+    XK_OK_OR_RETURN(multiply(c, l, s, o, from, n));
+    XK_OK_OR_RETURN(xk_silu(l, c->gu, c->act + int64_t(from) * c->ff, n, c->ff));
+  }
+  return XK_OK;
 }
 
 int32_t xk_gemm8_tune(xk_ctx *c) {
