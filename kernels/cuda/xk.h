@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 7 // raised by any change of this file
+#define XK_ABI 8 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
