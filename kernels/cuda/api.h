@@ -15,6 +15,7 @@
 	F(export) F(flag_clear) F(peer_open) F(peer_local) F(push) F(refill_push) F(peer_mark) F(peer_close) F(verify) \
 	F(host_register) F(host_release) F(move) F(wait) F(mark_free) \
 	F(link_id) F(link_open) F(link_ready) F(link_region) F(link_taken) F(link_transfer) F(link_close) \
+	F(arrive) F(arrived) F(arrival_bad) F(arrival_free) F(step_after) \
 	F(fill_random) F(last_step_us) F(profile)
 #define XK_FIELD(name) __typeof__(&xk_##name) name;
 typedef struct { void *handle; XK_EACH(XK_FIELD) } xk_api;
@@ -67,6 +68,11 @@ static inline int32_t api_link_region(xk_api *a, xk_link *l, xk_region **o) { re
 static inline int32_t api_link_taken(xk_api *a, xk_link *l, int64_t *b) { return a->link_taken(l, b); }
 static inline int32_t api_link_transfer(xk_api *a, xk_link *l, int64_t at, int64_t n, xk_mark *m, int64_t t, xk_mark **o) { return a->link_transfer(l, at, n, m, t, o); }
 static inline int32_t api_link_close(xk_api *a, xk_link *l) { return a->link_close(l); }
+static inline int32_t api_arrive(xk_api *a, xk_ctx *c, xk_region *r, const xk_move_args *g, const xk_place *l, const int32_t *p, xk_arrival **o) { return a->arrive(c, r, g, l, p, o); }
+static inline int32_t api_arrived(xk_api *a, xk_arrival *v, int32_t *n) { return a->arrived(v, n); }
+static inline int32_t api_arrival_bad(xk_api *a, xk_arrival *v, uint8_t *b) { return a->arrival_bad(v, b); }
+static inline int32_t api_arrival_free(xk_api *a, xk_arrival *v) { return a->arrival_free(v); }
+static inline int32_t api_step_after(xk_api *a, xk_ctx *c, xk_arrival *v) { return a->step_after(c, v); }
 static inline int32_t api_fill_random(xk_api *a, xk_ctx *c, uint64_t s) { return a->fill_random(c, s); }
 static inline int32_t api_last_step_us(xk_api *a, xk_ctx *c, double *s, double *i) { return a->last_step_us(c, s, i); }
 static inline int32_t api_profile(xk_api *a, int32_t on) { return a->profile(on); }
