@@ -25,7 +25,7 @@ func llama8B() kernels.Arch {
 
 // TestSpeed prints one JSON line a figure: host time of a step, from one end to
 // the next as steps overlap, with the device's own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
-// mixed448" (the number is the tokens of a chunk).
+// 8k@4096 mixed448" (the last number is the tokens of a chunk, 2048 if not given).
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
 	if len(what) == 0 {
@@ -33,6 +33,11 @@ func TestSpeed(t *testing.T) {
 	}
 	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 256, NoPDL: os.Getenv("XPYD_CUDA_NO_PDL") != "", NoGraphs: os.Getenv("XPYD_CUDA_NO_GRAPHS") != "", Tune: os.Getenv("XPYD_CUDA_TUNE") != "",
 		BatchInvariant: os.Getenv("XPYD_CUDA_INVARIANT") != ""}
+	for _, w := range what {
+		if _, chunk := prompt(w); chunk > opt.MaxTokens {
+			opt.MaxTokens = chunk
+		}
+	}
 	if opt.BatchInvariant {
 		prefix = "gpu.invariant_"
 	}
@@ -54,10 +59,20 @@ func TestSpeed(t *testing.T) {
 			batch, _ := strconv.Atoi(n)
 			decodeSpeed(t, b, batch)
 		} else {
-			k, _ := strconv.Atoi(strings.TrimSuffix(w, "k"))
-			prefillSpeed(t, b, k*1024)
+			length, chunk := prompt(w)
+			prefillSpeed(t, b, length, chunk)
 		}
 	}
+}
+
+// prompt reads "8k@4096": a prompt's tokens and a chunk's.
+func prompt(w string) (length, chunk int) {
+	k, n, ok := strings.Cut(w, "k@")
+	if chunk = 2048; ok {
+		chunk, _ = strconv.Atoi(n)
+	}
+	length, _ = strconv.Atoi(strings.TrimSuffix(k, "k"))
+	return length * 1024, min(chunk, length*1024)
 }
 
 // prefix begins a figure's name.
@@ -146,7 +161,7 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 	}
 }
 
-func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
+func prefillSpeed(t *testing.T, b *cuda.Backend, length, chunk int) {
 	var blocks []int32
 	for i := range length / 16 {
 		blocks = append(blocks, int32(i*7919%b.Blocks()))
@@ -156,7 +171,7 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
 		tokens[i] = int32(i * 104729 % b.Arch().Vocab)
 	}
 	if profiled != nil {
-		profile(t, b, kernels.Seq{Tokens: tokens[:2048], Blocks: blocks})
+		profile(t, b, kernels.Seq{Tokens: tokens[:chunk], Blocks: blocks})
 		return
 	}
 	rounds := max(4, 12*2048/length)
@@ -172,9 +187,9 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
 			}
 			us += d
 		}
-		for pos := 0; pos < length; pos += 2048 {
-			q := kernels.Seq{Tokens: tokens[pos : pos+2048], Pos: pos, Blocks: blocks}
-			if pos+2048 == length {
+		for pos := 0; pos < length; pos += chunk {
+			q := kernels.Seq{Tokens: tokens[pos : pos+chunk], Pos: pos, Blocks: blocks}
+			if pos+chunk == length {
 				q.Samples = []kernels.Sample{{TopP: 1, Repetition: 1, Logprobs: -1}}
 			}
 			if mustLaunch(t, b, q); pos > 0 {
@@ -187,7 +202,11 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
 			device = append(device, float64(length)/us*1e6)
 		}
 	}
-	report(fmt.Sprintf(prefix+"prefill_tok_s.%dk", length/1024), "tok/s", host, device)
+	name := fmt.Sprintf(prefix+"prefill_tok_s.%dk", length/1024)
+	if chunk != 2048 {
+		name += fmt.Sprintf("_chunk%d", chunk)
+	}
+	report(name, "tok/s", host, device)
 }
 
 // mixedSpeed decodes 64 streams alone, then with a chunk of an 8k prompt in each

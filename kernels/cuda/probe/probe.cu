@@ -1,7 +1,7 @@
 // Checks and times single kernels on this GPU, without Go and without a model:
 // scripts/cuda-bench builds it from the library's own object files.
 //
-//   probe check [quick|few]   attention against sums in double precision
+//   probe check [quick|few]   attention and projections against sums in double precision
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
 //
 // Inputs are random, rows of the pool that nothing may read are NaN, block
@@ -429,6 +429,8 @@ static void bench_sampler() {
   }
 }
 
+#include "gemm.cuh"
+
 int main(int argc, char **argv) {
   std::string what = argc > 1 ? argv[1] : "", name = argc > 2 ? argv[2] : "";
   MUST(cudaStreamCreate(&stream));
@@ -439,10 +441,19 @@ int main(int argc, char **argv) {
   MUST(xk_sampler_init());
   printf("DEVICE %s\n", prop.name);
   if (what == "check") {
-    check(name);
+    if (name != "gemm") check(name);
+    check_gemms(name);
     return failed;
   }
+  if (what == "profile") {
+    profile_gemm(2048);
+    return 0;
+  }
   if (what != "bench") return 2;
+  if (name == "gemm") {
+    bench_gemm(argc > 3 ? argv[3] : "");
+    return 0;
+  }
   bench_copy();
   if (name.empty() || name == "prefill") bench_prefill("");
   if (name == "prefill2k") bench_prefill("2k");
