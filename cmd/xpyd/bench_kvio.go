@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -13,7 +14,7 @@ import (
 
 // newBenchKVIO is `xpyd bench kvio`: how fast KV goes to an SSD and back.
 func newBenchKVIO() *cobra.Command {
-	var dir string
+	var dir, by string
 	var unitText, totalText string
 	var depth int
 	var asJSON bool
@@ -33,10 +34,14 @@ scripts/bench-kvio runs it beside fio.`,
 	f.StringVar(&unitText, "unit", "2MiB", "bytes of a unit, a multiple of 4 KiB")
 	f.StringVar(&totalText, "total", "4GiB", "bytes to write, and to read")
 	f.IntVar(&depth, "depth", 16, "writes, and reads, at a time")
+	f.StringVar(&by, "io", string(tier.IOAuto), "auto, io_uring or pread, as kv.ssd_io")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if dir == "" {
 			return usageError{errors.New("--ssd-dir is missing: a folder for this alone")}
+		}
+		if !slices.Contains([]tier.IO{tier.IOAuto, tier.IOUring, tier.IOPread}, tier.IO(by)) {
+			return usageError{fmt.Errorf("--io %q: want auto, io_uring or pread", by)}
 		}
 		unit, err := config.ParseSize(unitText)
 		if err != nil {
@@ -46,14 +51,15 @@ scripts/bench-kvio runs it beside fio.`,
 		if err != nil {
 			return usageError{fmt.Errorf("--total: %w", err)}
 		}
-		r, err := tier.MeasureDisk(cmd.Context(), dir, int(unit), int64(total), depth)
+		r, err := tier.MeasureDisk(cmd.Context(), dir, int(unit), int64(total), depth, tier.IO(by))
 		if err != nil {
 			return fmt.Errorf("bench kvio: %w", err)
 		}
 		if asJSON {
 			return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
 		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d units of %v, %d at a time: write %.2f GB/s, read in random order %.2f GB/s\n", r.Units, unit, r.Depth, r.Write/1e9, r.Read/1e9)
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d units of %v, %d at a time by %s: write %.2f GB/s, read in random order %.2f GB/s; processor time %.2f and %.2f s a GB\n",
+			r.Units, unit, r.Depth, r.IO, r.Write/1e9, r.Read/1e9, r.WriteCPU, r.ReadCPU)
 		return err
 	}
 	return cmd

@@ -39,6 +39,7 @@ type upConfig struct {
 	KVHostMemory config.Size `koanf:"kv_host_memory"` // of each worker, under its pool; 0: none
 	KVSSDDir     string      `koanf:"kv_ssd_dir"`     // each worker has a folder of its own there; empty: none
 	KVSSDSize    config.Size `koanf:"kv_ssd_size"`    // of each worker
+	KVSSDIO      string      `koanf:"kv_ssd_io"`      // auto, io_uring or pread
 
 	KVStore        string        `koanf:"kv_store" secret:"url"` // Redis or Valkey that all share; empty: none
 	KVStoreTTL     time.Duration `koanf:"kv_store_ttl"`
@@ -67,6 +68,9 @@ func (c *upConfig) Validate() error {
 	if c.KVSSDDir != "" && c.KVHostMemory == 0 {
 		return &config.KeyError{Key: "kv_ssd_dir", Msg: "needs kv_host_memory: what comes from the SSD and goes there passes through it"}
 	}
+	if err := worker.ValidSSDIO("kv_ssd_io", c.KVSSDIO); err != nil {
+		return err
+	}
 	if err := worker.ValidStore("kv_store", c.KVStore, c.KVHostMemory); err != nil {
 		return err
 	}
@@ -88,7 +92,7 @@ func (c *upConfig) Validate() error {
 func newUp() *cobra.Command {
 	wdef := worker.DefaultConfig(fleet.Prefill)
 	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
-		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, GPUMemory: wdef.GPUMemory, KVTransport: wdef.KV.Transport, KVSSDSize: wdef.KV.SSDSize,
+		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, GPUMemory: wdef.GPUMemory, KVTransport: wdef.KV.Transport, KVSSDSize: wdef.KV.SSDSize, KVSSDIO: wdef.KV.SSDIO,
 		KVStoreTTL: wdef.KV.StoreTTL, KVStoreTimeout: wdef.KV.StoreTimeout, KVStoreWrite: wdef.KV.StoreWrite,
 		KVWritePolicy: wdef.KV.WritePolicy, KVEviction: wdef.KV.Eviction, KVPeers: wdef.KV.Peers}
 	def.Fleet.Listen = "127.0.0.1:0"
@@ -123,6 +127,7 @@ drains; a second one stops at once.`,
 	f.String("kv-host-memory", def.KVHostMemory.String(), "host memory of each worker that keeps KV which its pool has no room for; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts; default: none")
 	f.String("kv-ssd-size", def.KVSSDSize.String(), "what each worker may fill of --kv-ssd-dir")
+	f.String("kv-ssd-io", def.KVSSDIO, ssdIOHelp)
 	f.String("kv-store", "", "Redis or Valkey that keeps KV for all workers: redis://[user:password@]host[:port][/db], rediss://, valkey://, unix:///socket")
 	f.String("kv-write-policy", def.KVWritePolicy, writePolicyHelp)
 	f.String("kv-eviction", def.KVEviction, evictionHelp)
@@ -136,7 +141,7 @@ drains; a second one stops at once.`,
 		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: map[string]string{
 			"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
 			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "batch-invariant": "batch_invariant", "kv-transport": "kv_transport",
-			"kv-host-memory": "kv_host_memory", "kv-ssd-dir": "kv_ssd_dir", "kv-ssd-size": "kv_ssd_size", "kv-store": "kv_store",
+			"kv-host-memory": "kv_host_memory", "kv-ssd-dir": "kv_ssd_dir", "kv-ssd-size": "kv_ssd_size", "kv-ssd-io": "kv_ssd_io", "kv-store": "kv_store",
 			"kv-write-policy": "kv_write_policy", "kv-eviction": "kv_eviction", "kv-peers": "kv_peers",
 			"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
 		}})
@@ -302,7 +307,7 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 			args = append(args, "--kv-host-memory", c.KVHostMemory.String(), "--kv-write-policy", c.KVWritePolicy, "--kv-eviction", c.KVEviction)
 		}
 		if c.KVSSDDir != "" {
-			args = append(args, "--kv-ssd-dir", filepath.Join(c.KVSSDDir, id), "--kv-ssd-size", c.KVSSDSize.String())
+			args = append(args, "--kv-ssd-dir", filepath.Join(c.KVSSDDir, id), "--kv-ssd-size", c.KVSSDSize.String(), "--kv-ssd-io", c.KVSSDIO)
 		}
 		if c.Model != "" {
 			args = append(args, "--model", c.Model)

@@ -59,6 +59,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.String("kv-host-memory", cfg.KV.HostMemory.String(), "host memory that keeps KV which the pool has no room for; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts, this worker's own; default: none")
 	f.String("kv-ssd-size", cfg.KV.SSDSize.String(), "what --kv-ssd-dir may fill")
+	f.String("kv-ssd-io", cfg.KV.SSDIO, ssdIOHelp)
 	f.String("kv-store", "", "Redis or Valkey that keeps KV for all workers: redis://[user:password@]host[:port][/db], rediss://, valkey://, unix:///socket")
 	f.String("kv-write-policy", cfg.KV.WritePolicy, writePolicyHelp)
 	f.String("kv-eviction", cfg.KV.Eviction, evictionHelp)
@@ -70,7 +71,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 			"join": "fleet.url", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
 			"kv-listen": "kv_listen", "kv-transport": "kv.transport", "advertise": "advertise", "device": "device", "threads": "threads",
 			"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "batch-invariant": "batch_invariant",
-			"kv-host-memory": "kv.host_memory", "kv-ssd-dir": "kv.ssd_dir", "kv-ssd-size": "kv.ssd_size", "kv-store": "kv.store",
+			"kv-host-memory": "kv.host_memory", "kv-ssd-dir": "kv.ssd_dir", "kv-ssd-size": "kv.ssd_size", "kv-ssd-io": "kv.ssd_io", "kv-store": "kv.store",
 			"kv-write-policy": "kv.write_policy", "kv-eviction": "kv.eviction", "kv-peers": "kv.peers",
 			"log-level": "log.level", "log-format": "log.format",
 		}}); err != nil {
@@ -88,6 +89,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 const (
 	batchInvariantHelp = "the same tokens whatever the batch, the chunks or the split; costs a GPU some speed, and is always so on the CPU"
 
+	ssdIOHelp       = "how the SSD is read and written: auto, io_uring or pread"
 	writePolicyHelp = "when KV is copied to host memory and SSD: through (when computed: a copy of all), selective (when found again: evicted before, computed again) or back (when evicted: fewest copies, made when memory is short, some lost)"
 	peersHelp       = "on: what other workers have of a prompt is fetched from them rather than computed, and given to them; off: neither"
 	evictionHelp    = "who makes room in host memory: lru, lfu (keeps what was popular once) or s3fifo (what comes once pushes out nothing, but goes soon)"

@@ -14,18 +14,23 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// bulk makes the rigs' pools fake devices.
-var bulk bool
+// bulk makes the rigs' pools fake devices; ssdIO is how their SSDs are read and
+// written.
+var (
+	bulk  bool
+	ssdIO = IOAuto
+)
 
-// TestMain runs every test twice: with a pool that is host memory, and with one
-// that only its device reaches.
+// TestMain runs every test twice: with a pool that is host memory and an SSD
+// through io_uring, where the machine has that, and with a pool that only its
+// device reaches and an SSD through pread.
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if flag.Lookup("test.list").Value.String()+flag.Lookup("test.fuzz").Value.String() != "" {
 		os.Exit(code) // fuzzing, or asked what there is
 	}
-	bulk = true
-	fmt.Println("and with a device:")
+	bulk, ssdIO = true, IOPread
+	fmt.Println("and with a device, and pread:")
 	os.Exit(max(code, m.Run()))
 }
 

@@ -5,6 +5,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -12,19 +13,25 @@ import (
 
 // openDirect opens a file past the page cache, where its file system can: what
 // is in host memory needs no second copy there.
-func openDirect(path string, flag int) (file, error) {
+func openDirect(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag|unix.O_DIRECT, 0o600)
 	if errors.Is(err, unix.EINVAL) {
 		f, err = os.OpenFile(path, flag&^os.O_EXCL, 0o600)
 	}
-	if err != nil {
-		return nil, err // and no file that is not nil
-	}
-	return f, nil
+	return f, err
 }
 
 // lockDir takes the folder for this process; the lock ends with the file.
 func lockDir(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
+
+// cpuTime is what this process has used of processors so far.
+func cpuTime() time.Duration {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
 
 // memAvailable is what the kernel thinks it could give, bytes; 0: unknown.
 func memAvailable() int64 {

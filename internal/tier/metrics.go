@@ -74,6 +74,8 @@ var (
 	pinnedDesc  = prometheus.NewDesc("xpyd_kvtier_pinned_units", "Units that pins keep, or will once they are computed.", nil, nil)
 	tenantsDesc = prometheus.NewDesc("xpyd_kvtier_tenants", "Cache salts with units in host memory; counted with kv.tenant_share only.", nil, nil)
 	overDesc    = prometheus.NewDesc("xpyd_kvtier_tenant_evicted_units_total", "Units that went because their cache salt had its share of host memory.", nil, nil)
+	ioDesc      = prometheus.NewDesc("xpyd_kvtier_ssd_io_info", "How the SSD tier is read and written.", []string{"io"}, nil)
+	directDesc  = prometheus.NewDesc("xpyd_kvtier_ssd_direct_total", "Transfers that went by pread or pwrite because io_uring did not take them.", nil, nil)
 	evictedDesc = prometheus.NewDesc("xpyd_kvtier_evicted_units_total", "Units that made room for others.", []string{"tier"}, nil)
 )
 
@@ -87,6 +89,12 @@ func (u *usage) Collect(c chan<- prometheus.Metric) {
 	c <- prometheus.MustNewConstMetric(pinnedDesc, prometheus.GaugeValue, float64(u.t.pins.count()))
 	c <- prometheus.MustNewConstMetric(tenantsDesc, prometheus.GaugeValue, float64(tenants))
 	c <- prometheus.MustNewConstMetric(overDesc, prometheus.CounterValue, float64(over))
+	if u.t.disk != nil {
+		c <- prometheus.MustNewConstMetric(ioDesc, prometheus.GaugeValue, 1, string(u.t.io.way()))
+	}
+	if u.t.io.ring != nil {
+		c <- prometheus.MustNewConstMetric(directDesc, prometheus.CounterValue, float64(u.t.io.ring.Stats().Direct))
+	}
 	for _, s := range u.t.Stats() {
 		c <- prometheus.MustNewConstMetric(unitsDesc, prometheus.GaugeValue, float64(s.Units), s.Tier)
 		c <- prometheus.MustNewConstMetric(roomDesc, prometheus.GaugeValue, float64(s.Capacity), s.Tier)
@@ -101,6 +109,10 @@ type Stats struct {
 	Capacity  int    `json:"capacity_units"`
 	UnitBytes int    `json:"unit_bytes"`
 	Evicted   uint64 `json:"evicted_units"`
+	// Of the SSD: how it is read and written, and why not by io_uring if that
+	// was wanted.
+	IO    IO     `json:"io,omitempty"`
+	NoIOU string `json:"no_io_uring,omitempty"`
 }
 
 // Stats lists the tiers, nearest first.
@@ -112,7 +124,11 @@ func (t *Tiers) Stats() []Stats {
 	list := []Stats{{Tier: tierHost, Units: len(t.host.keys), Capacity: len(t.host.slots), UnitBytes: t.shape.record(), Evicted: t.host.lost}}
 	t.host.mu.Unlock()
 	if t.disk != nil {
-		list = append(list, t.disk.stats())
+		s := t.disk.stats()
+		if s.IO = t.io.way(); t.io.why != nil {
+			s.NoIOU = t.io.why.Error()
+		}
+		list = append(list, s)
 	}
 	return list
 }

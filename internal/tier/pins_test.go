@@ -132,6 +132,7 @@ func TestTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config(t.TempDir())
 		cfg.TTL, cfg.PinShare = time.Hour, 0.5
+		cfg.DirIO = IOPread // a goroutine that waits in the kernel holds this bubble's time up
 		r := newRig(t, cfg)
 		tokens := prompt(1, 64)
 		r.run(tokens, 0)

@@ -3,6 +3,7 @@ package tier
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/internal/tier/uring"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -18,15 +20,19 @@ type Rates struct {
 	UnitBytes int     `json:"unit_bytes"`
 	Units     int     `json:"units"`
 	Depth     int     `json:"depth"`
+	IO        IO      `json:"io"` // how, in the end
 	Write     float64 `json:"write_bytes_s"`
 	Read      float64 `json:"read_bytes_s"`
+	// Processor time, the kernel's for this process too, seconds a 10⁹ bytes.
+	WriteCPU float64 `json:"write_cpu_s_gb"`
+	ReadCPU  float64 `json:"read_cpu_s_gb"`
 }
 
 // MeasureDisk writes units of unitBytes (a multiple of 4 KiB) until total
 // bytes are written through an SSD tier in dir, a folder of nothing else, then
 // reads all of them in random order; depth of each at a time. Files are
 // deleted at the end.
-func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, depth int) (r Rates, err error) {
+func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, depth int, by IO) (r Rates, err error) {
 	bad := func(units int) error {
 		return fmt.Errorf("units of %d bytes, %d of them, %d at a time: want a multiple of %d, at least %d, 1 to 1024", unitBytes, units, depth, page, 2*minSegments)
 	}
@@ -39,10 +45,14 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 	if rows < 1 || s.record() != unitBytes || units < 2*minSegments || depth < 1 || depth > 1024 {
 		return r, bad(units)
 	}
-	// A quarter more, so that nothing is evicted from a log of whole segments.
-	d, err := openDisk(dir, total+total/4+minSegments*segmentBytes, s, "measured", openDirect, slog.New(slog.DiscardHandler))
+	way, err := newDiskIO(by, depth, uring.Open)
 	if err != nil {
 		return r, err
+	}
+	// A quarter more, so that nothing is evicted from a log of whole segments.
+	d, err := openDisk(dir, total+total/4+minSegments*segmentBytes, s, "measured", way.open, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return r, errors.Join(err, way.close(ctx))
 	}
 	defer func() {
 		if e := d.clear(); err == nil {
@@ -51,12 +61,16 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 		if e := d.close(); err == nil {
 			err = e
 		}
+		if e := way.close(context.WithoutCancel(ctx)); err == nil {
+			err = e
+		}
 	}()
-	r = Rates{UnitBytes: unitBytes, Units: units, Depth: depth}
+	r = Rates{UnitBytes: unitBytes, Units: units, Depth: depth, IO: way.way()}
 	key := func(i int) (k kvcache.Hash) {
 		binary.LittleEndian.PutUint64(k[:], uint64(i)+1)
 		return k
 	}
+	began := cpuTime()
 	seconds, err := inTurns(ctx, depth, unitBytes, units, func(i int, rec []byte) error {
 		_, err := d.write(unit{key: key(i), pos: 16 * i}, rec)
 		return err
@@ -64,10 +78,12 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 	if err != nil {
 		return r, err
 	}
-	r.Write = float64(units) * float64(unitBytes) / seconds
+	bytes := float64(units) * float64(unitBytes)
+	written := cpuTime()
+	r.Write, r.WriteCPU = bytes/seconds, (written-began).Seconds()/bytes*1e9
 	order := rand.New(rand.NewPCG(1, 2)).Perm(units)
 	seconds, err = inTurns(ctx, depth, unitBytes, units, func(i int, rec []byte) error { return d.read(key(order[i]), 16*order[i], rec) })
-	r.Read = float64(units) * float64(unitBytes) / seconds
+	r.Read, r.ReadCPU = bytes/seconds, (cpuTime()-written).Seconds()/bytes*1e9
 	return r, err
 }
 

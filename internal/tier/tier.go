@@ -36,6 +36,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/tier/store"
+	"github.com/xpyd/xpyd/internal/tier/uring"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -44,6 +45,7 @@ type Config struct {
 	HostBytes int64  // host memory; at least one unit
 	Dir       string // of the SSD tier, this worker's own; "": none
 	DirBytes  int64  // what it may fill
+	DirIO     IO     // how it is read and written; "": IOAuto
 	// Identity is what units depend on besides their hash's salt and tokens;
 	// a folder written under another one is emptied.
 	Identity string
@@ -96,6 +98,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("tier: %d bytes of host memory", c.HostBytes)
 	case c.Dir != "" && c.DirBytes < 1:
 		return fmt.Errorf("tier: %d bytes in %s", c.DirBytes, c.Dir)
+	case !slices.Contains([]IO{"", IOAuto, IOUring, IOPread}, c.DirIO):
+		return fmt.Errorf("tier: SSD by %q", c.DirIO)
 	case !slices.Contains([]WritePolicy{"", Through, Selective, Back}, c.Write) || c.Write == Selective && c.WriteHits < 1:
 		return fmt.Errorf("tier: write policy %q after %d hits", c.Write, c.WriteHits)
 	case !slices.Contains([]Eviction{"", LRU, LFU, S3FIFO}, c.Eviction):
@@ -133,12 +137,14 @@ type Tiers struct {
 	host    *host
 	mover   mover
 	disk    *disk   // nil: none
+	io      diskIO  // of disk
 	shared  *shared // nil: none
 	pins    *pins
 	spare   int // see spareMost
 	batch   int // units that move together: few where host memory has few
 	// patience is how long Back waits for an SSD that is slower than evictions.
 	patience time.Duration
+	grace    time.Duration // see await
 	metrics  *metrics
 	loading  claims
 
@@ -200,7 +206,7 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 		return nil, err
 	}
 	slots := len(t.host.slots)
-	t.patience = 100 * time.Millisecond
+	t.patience, t.grace = 100*time.Millisecond, time.Second
 	t.spare = min(spareMost, max(1, slots/8))
 	t.batch = min(t.mover.most(), t.spare)
 	t.pins.most = int(cfg.PinShare * float64(slots))
@@ -209,7 +215,7 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 		t.host.limit = max(1, int(cfg.TenantShare*float64(slots)))
 	}
 	if cfg.Dir != "" {
-		if t.disk, err = openDisk(cfg.Dir, cfg.DirBytes, s, cfg.Identity, openDirect, log); err != nil {
+		if err = t.openDisk(s); err != nil {
 			return nil, errors.Join(err, t.closeHost())
 		}
 		t.disk.ttl, t.disk.pinned, t.disk.changed = cfg.TTL, t.pins.has, t.teller(tierSSD)
@@ -222,9 +228,25 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 		t.metrics, err = newMetrics(t, reg)
 	}
 	if err != nil {
-		return nil, errors.Join(err, t.closeHost(), t.disk.close())
+		return nil, errors.Join(err, t.closeHost(), t.disk.close(), t.io.close(t.ctx))
 	}
 	return t, nil
+}
+
+// openDisk opens the SSD tier, and says how it is read and written.
+func (t *Tiers) openDisk(s shape) (err error) {
+	if t.io, err = newDiskIO(t.cfg.DirIO, reads+writers, uring.Open); err != nil {
+		return err
+	}
+	if t.disk, err = openDisk(t.cfg.Dir, t.cfg.DirBytes, s, t.cfg.Identity, t.io.open, t.log); err != nil {
+		return errors.Join(err, t.io.close(t.ctx))
+	}
+	if t.io.why != nil {
+		t.log.Info("KV on the SSD", "dir", t.cfg.Dir, "io", t.io.way(), "because", t.io.why)
+	} else {
+		t.log.Info("KV on the SSD", "dir", t.cfg.Dir, "io", t.io.way())
+	}
+	return nil
 }
 
 // teller makes Changes of what a tier says.
@@ -258,8 +280,13 @@ func (t *Tiers) Attach(cache *kvcache.Cache) {
 	}
 }
 
+// ErrHung: reads or writes of the SSD do not end.
+var ErrHung = errors.New("the SSD does not answer")
+
 // Close writes what still waits for the SSD (under Back: what only host memory
-// has) until ctx ends, and waits for everything that touches the pool. Loads after it load nothing.
+// has) until ctx ends, and waits for everything that touches the pool. Loads
+// after it load nothing. ErrHung: transfers were still under way a moment after
+// ctx ended; their memory and files stay with the process, and nothing else.
 func (t *Tiers) Close(ctx context.Context) error {
 	t.mu.Lock()
 	again := t.closed
@@ -274,9 +301,43 @@ func (t *Tiers) Close(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, t.cancel)
 	defer stop()
 	close(t.saves) // its saver closes the queues behind it; KVEvent sends no more
-	t.wg.Wait()
+	if err := t.await(ctx); err != nil {
+		t.cancel()
+		return errors.Join(err, t.shared.close())
+	}
 	t.cancel()
-	return errors.Join(t.closeHost(), t.disk.close(), t.shared.close())
+	return errors.Join(t.closeHost(), t.disk.close(), t.io.close(context.Background()), t.shared.close())
+}
+
+// await waits for the goroutines of the tiers: a while longer than ctx lasts,
+// since by then only transfers that have begun are waited for.
+func (t *Tiers) await(ctx context.Context) error {
+	ended := make(chan struct{})
+	go func() { // ends with them
+		t.wg.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+	}
+	last, cancel := context.WithTimeout(context.Background(), t.grace)
+	defer cancel()
+	select {
+	case <-ended:
+		return nil
+	case <-last.Done():
+	}
+	rest, cancel := context.WithTimeout(context.Background(), t.grace)
+	defer cancel()
+	err := t.io.close(rest) // a ring can cancel what the kernel has not begun
+	select {
+	case <-ended:
+		return nil
+	case <-rest.Done():
+		return fmt.Errorf("tier: %w: %s: %w", ErrHung, t.cfg.Dir, err)
+	}
 }
 
 func (t *Tiers) closeHost() error {

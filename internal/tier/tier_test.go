@@ -242,11 +242,12 @@ func (r *rig) wrap(gate <-chan struct{}, full *atomic.Bool) {
 	defer d.growing.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	open := d.open
 	d.open = func(path string, flag int) (file, error) {
 		if full != nil && full.Load() {
 			return nil, syscall.ENOSPC
 		}
-		f, err := openDirect(path, flag)
+		f, err := open(path, flag)
 		return slowFile{f, gate, full}, err
 	}
 	for _, s := range d.log {
@@ -473,12 +474,12 @@ func FuzzPreamble(f *testing.F) {
 // TestMeasureDisk: the benchmark moves what it says, and leaves nothing.
 func TestMeasureDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kv")
-	r, err := MeasureDisk(t.Context(), dir, 64<<10, 4<<20, 4)
+	r, err := MeasureDisk(t.Context(), dir, 64<<10, 4<<20, 4, ssdIO)
 	if err != nil || r.Units != 64 || r.Write <= 0 || r.Read <= 0 {
 		t.Fatalf("%+v %v", r, err)
 	}
 	for _, bad := range []int{0, 100, 65 << 9} {
-		if _, err := MeasureDisk(t.Context(), dir, bad, 4<<20, 4); err == nil {
+		if _, err := MeasureDisk(t.Context(), dir, bad, 4<<20, 4, ssdIO); err == nil {
 			t.Errorf("units of %d bytes", bad)
 		}
 	}

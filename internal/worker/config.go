@@ -93,6 +93,7 @@ type KV struct {
 	HostMemory       config.Size   `koanf:"host_memory"`        // host memory under the pool; 0: none
 	SSDDir           string        `koanf:"ssd_dir"`            // folder of this worker alone, under host memory; empty: none
 	SSDSize          config.Size   `koanf:"ssd_size"`           // what ssd_dir may fill
+	SSDIO            string        `koanf:"ssd_io"`             // "auto", "io_uring" or "pread": how ssd_dir is read and written
 	Store            string        `koanf:"store" secret:"url"` // of a Redis or Valkey that workers share, under host memory; empty: none
 	StoreTTL         time.Duration `koanf:"store_ttl"`          // what nobody wrote or read for so long leaves it
 	StoreTimeout     time.Duration `koanf:"store_timeout"`      // of an operation; later it counts as down
@@ -134,7 +135,7 @@ func DefaultConfig(role fleet.Role) Config {
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
 			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse",
-			SSDSize: 8 << 30, StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
+			SSDSize: 8 << 30, SSDIO: string(tier.IOAuto), StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
 			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25, Peers: "on"},
 		Log: Log{Level: "info", Format: "text"},
 	}
@@ -295,9 +296,17 @@ func ValidPolicies(writeKey, write, evictionKey, eviction string) error {
 	return oneOf(evictionKey, eviction, string(tier.LRU), string(tier.LFU), string(tier.S3FIFO))
 }
 
+// ValidSSDIO checks a kv.ssd_io that stands under key.
+func ValidSSDIO(key, io string) error {
+	return oneOf(key, io, string(tier.IOAuto), string(tier.IOUring), string(tier.IOPread))
+}
+
 // validTiers checks what is said of the tiers below the pool, sizes excepted.
 func (k *KV) validTiers() error {
 	if err := ValidPolicies("kv.write_policy", k.WritePolicy, "kv.eviction", k.Eviction); err != nil {
+		return err
+	}
+	if err := ValidSSDIO("kv.ssd_io", k.SSDIO); err != nil {
 		return err
 	}
 	switch {
