@@ -36,13 +36,16 @@ type Config struct {
 	GPUMemory float64         `koanf:"gpu_memory"` // part of the GPU's memory that this process takes in all
 	// BatchInvariant gives a prompt the same tokens whatever the batch, the chunks
 	// or the split, at some speed. On the CPU it is always so.
-	BatchInvariant bool          `koanf:"batch_invariant"`
-	Blocks         int           `koanf:"blocks"`        // blocks of the KV pool; 0: from kv_memory
-	MaxModelLen    int           `koanf:"max_model_len"` // tokens, prompt and output; 0: what model and pool allow
-	MaxBatch       int           `koanf:"max_batch"`     // sequences a step
-	MaxWaiting     int           `koanf:"max_waiting"`   // requests that may queue
-	StepTokens     int           `koanf:"step_tokens"`   // tokens a step
-	MaxStepTime    time.Duration `koanf:"max_step_time"` // aim for a step with a prefill chunk
+	BatchInvariant bool `koanf:"batch_invariant"`
+	Blocks         int  `koanf:"blocks"`        // blocks of the KV pool; 0: from kv_memory
+	MaxModelLen    int  `koanf:"max_model_len"` // tokens, prompt and output; 0: what model and pool allow
+	MaxBatch       int  `koanf:"max_batch"`     // sequences a step
+	MaxWaiting     int  `koanf:"max_waiting"`   // requests that may queue
+	StepTokens     int  `koanf:"step_tokens"`   // tokens a step
+	// PrefillTokens is the most that one prompt gets of a step on a GPU in which
+	// nothing decodes.
+	PrefillTokens int           `koanf:"prefill_tokens"`
+	MaxStepTime   time.Duration `koanf:"max_step_time"` // aim for a step with a prefill chunk
 
 	MaxBody      config.Size   `koanf:"max_body"`      // bytes of a request body
 	ReadTimeout  time.Duration `koanf:"read_timeout"`  // for a whole request to arrive
@@ -128,7 +131,7 @@ func DefaultConfig(role fleet.Role) Config {
 		Role: string(role), Device: "auto",
 		Listen: "127.0.0.1:0", KVListen: "127.0.0.1:0",
 		BlockTokens: 16, GPUMemory: 0.9, MaxBatch: 64, MaxWaiting: 1024,
-		StepTokens: 512, MaxStepTime: 50 * time.Millisecond,
+		StepTokens: 512, PrefillTokens: 8192, MaxStepTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
 		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
@@ -248,6 +251,7 @@ func (c *Config) Validate() error {
 		{"max_batch", int64(c.MaxBatch), 1, 1 << 16},
 		{"max_waiting", int64(c.MaxWaiting), 1, 1 << 20},
 		{"step_tokens", int64(c.StepTokens), 1, 1 << 20},
+		{"prefill_tokens", int64(c.PrefillTokens), 0, 1 << 20},
 		{"max_body", int64(c.MaxBody), 1 << 10, 1 << 31},
 		{"kv.bulk_conns", int64(c.KV.BulkConns), 1, 64},
 		{"kv.resends", int64(c.KV.Resends), 0, 100},

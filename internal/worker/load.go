@@ -111,7 +111,7 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	a := arch(&m.Config)
 	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant,
-		MaxTokens: max(cfg.StepTokens, cfg.MaxBatch), MaxSeqs: cfg.MaxBatch}
+		MaxTokens: max(cfg.StepTokens, cfg.MaxBatch, min(cfg.PrefillTokens, a.MaxPositions)), MaxSeqs: cfg.MaxBatch}
 	if cfg.Blocks == 0 && cfg.KVMemory != 0 {
 		var err error
 		if opt.Blocks, err = poolBlocks(cfg, &a, kernels.BF16, int64(cfg.KVMemory)); err != nil {

@@ -233,15 +233,14 @@ enum Epilogue { STORE_BF16, ADD_BF16, SILU_BF16, STORE_F32 }; // ADD: out += ; S
 int32_t xk_skinny(const Launch &l, Epilogue e, const bf16 *w, const bf16 *x, int x_stride, void *out, int out_stride, int m, int n, int k);
 
 // Projection of many rows by gemm_hopper.cu; out = x w^T, out += or SILU, as above.
-enum { GEMM_2X1, GEMM_2X2, GEMM_NARROW, GEMM_HOWS }; // clusters of tiles of 256 columns, and tiles of 128
 struct Gemm {
   const CUtensorMap *x, *w, *out; // xk_matrix_map: [rows][k], [n][k], and stored [rows][n] (SILU: n/2)
   int rows, n, k;
-  int how, ctas;  // how many run at once so
+  int ctas;       // how many run at once: xk_gemm_hopper_init says it
   unsigned *work; // two counters, zero between launches
 };
 int32_t xk_gemm_hopper(const Launch &l, Epilogue e, const Gemm &g);
-int32_t xk_gemm_hopper_init(int (&ctas)[GEMM_HOWS]);
+int32_t xk_gemm_hopper_init(int *ctas);
 // Of a matrix that the kernel reads, or (stored) its result; stride in elements, a multiple of 8.
 int32_t xk_matrix_map(CUtensorMap *map, const void *base, int64_t rows, int columns, int stride, bool stored);
 

@@ -20,8 +20,7 @@ enum Shape { QKV, OUT, GATE_UP, DOWN, HEAD, SHAPES };
 
 // How one projection is done for row counts up to a bucket.
 struct Choice {
-  bool skinny = false, algo_known = false;
-  int own = -1; // or how gemm_hopper.cu does it
+  bool skinny = false, own = false, algo_known = false; // skinny.cu, gemm_hopper.cu, or cuBLASLt
   cublasLtMatmulAlgo_t algo;
 };
 
@@ -86,7 +85,7 @@ struct xk_ctx {
   void *workspace = nullptr;
   static constexpr size_t WORKSPACE = size_t(64) << 20;
   CUtensorMap reads[4], writes[4]; // of gemm_hopper.cu: activations and results, by Shape
-  int gemm_ctas[GEMM_HOWS] = {};
+  int gemm_ctas = 0;
   unsigned *gemm_work = nullptr;
   int gu_rows = 0; // of gu: where gate_up is not fused with SiLU, it goes in slices of so many rows
   std::map<int, Choice> choices[SHAPES]; // by row bucket

@@ -60,21 +60,21 @@ static int32_t matmul(xk_ctx *c, const Launch &l, const Operands &o, int rows, c
   return XK_OK;
 }
 
-// How gemm_hopper.cu is to do it, or -1. By the probe's timing on an H100 of
+// Whether gemm_hopper.cu is to do it. By the probe's timing on an H100 of
 // Llama-3-8B's shapes: with fewer rows its last wave of tiles is too empty, and
-// DOWN's rows are so long that clusters which drift apart do not meet in L2.
-static int own_way(const xk_ctx *c, Shape s, int rows) {
+// DOWN's rows are so long that tiles which drift apart do not meet in L2.
+static bool takes_own(const xk_ctx *c, Shape s, int rows) {
   static const int from[SHAPES] = {1025, 1025, 513, INT32_MAX, INT32_MAX};
-  return c->hopper && rows >= from[s] ? GEMM_2X1 : -1;
+  return c->hopper && rows >= from[s];
 }
 
-static int32_t run_own(xk_ctx *c, const Launch &l, Shape s, int layer, int rows, int how) {
+static int32_t run_own(xk_ctx *c, const Launch &l, Shape s, int layer, int rows) {
   Operands o = operands(c, s, layer);
-  return xk_gemm_hopper(l, o.epilogue, {&c->reads[s], &c->layers[layer].maps[s], &c->writes[s], rows, o.n, o.k, how, c->gemm_ctas[how], c->gemm_work});
+  return xk_gemm_hopper(l, o.epilogue, {&c->reads[s], &c->layers[layer].maps[s], &c->writes[s], rows, o.n, o.k, c->gemm_ctas, c->gemm_work});
 }
 
 static int32_t run(xk_ctx *c, const Launch &l, Shape s, int layer, int rows, const Choice &h) {
-  if (h.own >= 0) return run_own(c, l, s, layer, rows, h.own);
+  if (h.own) return run_own(c, l, s, layer, rows);
   Operands o = operands(c, s, layer);
   if (h.skinny) {
     void *out = s == GATE_UP ? c->act : o.out;
@@ -133,7 +133,7 @@ static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
   int n;
   XK_OK_OR_RETURN(heuristics(c, o, rows, found, &n)); // without any, cublasLtMatmul's own default is taken
   if (!c->cfg.tune) {
-    best->own = own_way(c, s, rows);
+    best->own = takes_own(c, s, rows);
     best->skinny = rows <= 16, best->algo_known = n > 0;
     if (n > 0) best->algo = found[0].algo;
     return XK_OK;
@@ -153,9 +153,10 @@ static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
     if (ms < least || rows <= 8) *best = h;
     h.skinny = false;
   }
-  for (h.own = 0; c->hopper && s != HEAD && rows > 32 && h.own < GEMM_HOWS; h.own++) {
+  if (rows > 32 && c->hopper && s != HEAD) {
+    h.own = true;
     XK_OK_OR_RETURN(measure(c, s, rows, h, &ms));
-    if (ms < least) least = ms, *best = h;
+    if (ms < least) *best = h;
   }
   return XK_OK;
 }
@@ -202,12 +203,12 @@ struct Check {
     if (o.beta) noise_kernel<<<512, 256, 0, c->stream>>>(static_cast<bf16 *>(o.out), int64_t(rows) * o.out_stride, int64_t(from) * o.out_stride); // what is added to
     else XK_TRY(cudaMemsetAsync(o.out, 0, rows * row(), c->stream));
     Launch l = {c->stream, false};
-    if (h.own < 0) return matmul(c, l, part, rows, &h.algo);
+    if (!h.own) return matmul(c, l, part, rows, &h.algo);
     CUtensorMap x, w, out;
     XK_OK_OR_RETURN(xk_matrix_map(&x, part.x, rows, o.k, o.k, false));
     XK_OK_OR_RETURN(xk_matrix_map(&w, o.w, o.n, o.k, o.k, false));
     XK_OK_OR_RETURN(xk_matrix_map(&out, o.out, rows, o.n, o.out_stride, true));
-    return xk_gemm_hopper(l, o.epilogue == SILU_BF16 ? STORE_BF16 : o.epilogue, {&x, &w, &out, rows, o.n, o.k, h.own, c->gemm_ctas[h.own], c->gemm_work});
+    return xk_gemm_hopper(l, o.epilogue == SILU_BF16 ? STORE_BF16 : o.epilogue, {&x, &w, &out, rows, o.n, o.k, c->gemm_ctas, c->gemm_work});
   }
   // Whether so many rows, from some place, come out as they are in kept.
   bool agrees(int rows, const Choice &h) const {
@@ -266,8 +267,8 @@ static int32_t choose_invariant(const Check &k, std::map<int, Choice> *out) {
     XK_OK_OR_RETURN(heuristics(k.c, k.o, most, found, &n));
     Choice best = first, h;
     auto fits = [&] { return k.agrees(most, h) && k.agrees((least + most) / 2, h) && k.agrees(least, h); };
-    h.own = own_way(k.c, k.shape, most);
-    bool taken = h.own >= 0 && fits();
+    h.own = takes_own(k.c, k.shape, most);
+    bool taken = h.own && fits();
     if (taken) best = h;
     h = first;
     for (int i = 0; i < n && !taken; i++) {
@@ -320,7 +321,7 @@ int32_t xk_gemm_tune(xk_ctx *c) {
 
 // The maps of what gemm_hopper.cu reads and writes.
 static int32_t open_own(xk_ctx *c) {
-  XK_OK_OR_RETURN(xk_gemm_hopper_init(c->gemm_ctas));
+  XK_OK_OR_RETURN(xk_gemm_hopper_init(&c->gemm_ctas));
   XK_OK_OR_RETURN(xk_alloc(c, &c->gemm_work, 2, true));
   for (Shape s : {QKV, OUT, GATE_UP, DOWN}) {
     Operands o = operands(c, s, 0);

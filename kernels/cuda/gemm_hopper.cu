@@ -2,24 +2,27 @@
 // and wgmma, persistent, with the residual's addition or SiLU-mul in the
 // epilogue. K is added up in one go, so a row's bits depend on nothing else.
 //
-// A CTA makes tiles of 128 rows by BN columns, each of two consumer warpgroups
-// 64 rows. A cluster of CM x CN CTAs shares what it reads: X goes to the CTAs of
-// the same rows, W to those of the same columns. Cluster tiles come from a
-// counter, so that a cluster that starts late takes less; a group of GROUP of
-// them covers 2048 rows, whose X stays in L2 while W streams by.
+// A CTA makes tiles of 128 rows by 256 columns, each of two consumer warpgroups
+// 64 rows. The two CTAs of a cluster make tiles of the same columns: each loads
+// half of W's part for both. Such items come from a counter, so that a cluster
+// which starts late takes less; a group of GROUP of them covers 2048 rows, whose
+// X stays in L2 while W streams by.
 // Oracle: sums in double precision (probe/gemm.cuh).
+#include <algorithm>
+
 #include "cluster.cuh"
 
-static constexpr int BM = 128, BK = 64;
+static constexpr int BM = 128, BN = 256, BK = 64, STAGES = 4;
+static constexpr int CTAS = 2; // of a cluster
+static constexpr int GROUP = 2048 / (BM * CTAS);
 static constexpr int WARPS = 8; // consumers
 static constexpr int THREADS = 128 + WARPS * 32;
 static constexpr int BOX = 64;   // rows of a copy
 static constexpr int STORE = 16; // rows of a store, and of a residual's copy
 
-template <int BN> struct Smem {
-  static constexpr int STAGES = BN == 256 ? 4 : 6;
+struct Smem {
   static constexpr int BYTES = (BM + BN) * BK * 2;
-  uint8_t ring[STAGES][BYTES];    // X, then W; atoms of eight rows of 128 bytes, swizzled. Or 128 columns of the residual
+  uint8_t ring[STAGES][BYTES];    // X, then W: atoms of eight rows of 128 bytes, swizzled. Or 128 columns of the residual
   bf16 out[WARPS][2][STORE * 64]; // a warp's 16 rows of 128 columns
   uint64_t full[STAGES], empty[STAGES];
   uint64_t item_full[2], item_empty[2]; // the latter counts in the first CTA alone
@@ -28,80 +31,70 @@ template <int BN> struct Smem {
 
 struct Slot { // of the ring
   int at = 0, phase = 0;
-  __device__ __forceinline__ void next(int stages) {
-    if (++at == stages) at = 0, phase ^= 1;
+  __device__ __forceinline__ void next() {
+    if (++at == STAGES) at = 0, phase ^= 1;
   }
 };
 
-template <int CM, int CN> struct Order {
-  static constexpr int CTAS = CM * CN;
-  static constexpr int GROUP = 2048 / (BM * CM);
-  int down, across, items; // cluster tiles
-  // First row and column, in tiles, of an item's part for the CTA of this rank.
+struct Order {
+  int down, across, items; // pairs of tiles
+  // First row and column of an item, in tiles, for the CTA of this rank.
   __device__ __forceinline__ void tile(int item, int rank, int *m, int *n) const {
     int per = GROUP * across, group = item / per, rest = item - group * per, size = min(GROUP, down - group * GROUP);
     *n = rest / size;
-    *m = (group * GROUP + rest - *n * size) * CM + rank % CM;
-    *n = *n * CN + rank / CM;
+    *m = (group * GROUP + rest - *n * size) * CTAS + rank;
   }
 };
 
 // The items of one cluster: the first is its own, further ones are drawn by one
 // lane of the first CTA and sent to all.
-template <int BN> static __device__ __forceinline__ int await_item(Smem<BN> &m, int n) {
+static __device__ __forceinline__ int await_item(Smem &m, int n) {
   mbar_wait_cluster(&m.item_full[n % 2], (n - 1) / 2 & 1);
   return *const_cast<volatile int *>(&m.item[n % 2]);
 }
 
-template <int BN, int CM, int CN> static __device__ __forceinline__ void draw_items(Smem<BN> &m, const Order<CM, CN> &o, unsigned *work) {
-  int clusters = gridDim.x / (CM * CN), item;
+static __device__ __forceinline__ void draw_items(Smem &m, const Order &o, unsigned *work) {
+  int clusters = gridDim.x / CTAS, item;
   pdl_wait(); // the counter was the kernel's before
   for (int n = 1;; n++) {
     mbar_wait(&m.item_empty[n % 2], ((n - 1) / 2 & 1) ^ 1);
     item = clusters + int(atomicAdd(work, 1));
-    for (int r = 0; r < CM * CN; r++) peer_send(&m.item[n % 2], &m.item_full[n % 2], r, item);
+    for (int r = 0; r < CTAS; r++) peer_send(&m.item[n % 2], &m.item_full[n % 2], r, item);
     if (item >= o.items) break;
   }
   if (atomicAdd(work + 1, 1) == unsigned(clusters) - 1) work[0] = 0, work[1] = 0; // the last one out
 }
 
-template <Epilogue E, int BN, int CM, int CN>
-static __device__ __forceinline__ void produce(Smem<BN> &m, const Order<CM, CN> &o, int rank, int steps, const CUtensorMap *x, const CUtensorMap *w, const CUtensorMap *out) {
-  constexpr int STAGES = Smem<BN>::STAGES, XPART = BM / CN, WPART = BN / CM;
-  static_assert(XPART % BOX == 0 && WPART % BOX == 0);
-  const int down = rank % CM, across = rank / CM;
-  uint16_t x_mask = 0, w_mask = uint16_t(((1 << CM) - 1) << (across * CM));
-  for (int i = 0; i < CN; i++) x_mask |= uint16_t(1 << (down + i * CM));
-  int item = blockIdx.x / (CM * CN), tm, tn;
+template <Epilogue E>
+static __device__ __forceinline__ void produce(Smem &m, const Order &o, int rank, int steps, const CUtensorMap *x, const CUtensorMap *w, const CUtensorMap *out) {
+  int item = blockIdx.x / CTAS, tm, tn;
   Slot s;
   o.tile(item, rank, &tm, &tn);
   auto load_x = [&](int at, int k) {
 #pragma unroll
-    for (int r = 0; r < XPART; r += BOX) {
-      int row = across * XPART + r;
-      tma_share(m.ring[at] + row * BK * 2, x, &m.full[at], k * BK, tm * BM + row, x_mask);
-    }
+    for (int r = 0; r < BM; r += BOX) tma_load(m.ring[at] + r * BK * 2, x, &m.full[at], k * BK, tm * BM + r);
   };
-  auto load_w = [&](int at, int k) {
+  auto load_w = [&](int at, int k) { // this CTA's half, to both
 #pragma unroll
-    for (int r = 0; r < WPART; r += BOX) {
-      int row = down * WPART + r;
-      tma_share(m.ring[at] + (BM + row) * BK * 2, w, &m.full[at], k * BK, tn * BN + row, w_mask);
+    for (int i = 0; i < BN / CTAS; i += BOX) {
+      int r = rank * (BN / CTAS) + i;
+      tma_share(m.ring[at] + (BM + r) * BK * 2, w, &m.full[at], k * BK, tn * BN + r, (1 << CTAS) - 1);
     }
   };
   int ahead = min(STAGES, steps); // weights depend on no kernel
-  for (int k = 0; k < ahead; k++) mbar_expect(&m.full[k], Smem<BN>::BYTES), load_w(k, k);
+  for (int k = 0; k < ahead; k++) mbar_expect(&m.full[k], Smem::BYTES), load_w(k, k);
   pdl_wait();
-  for (int k = 0; k < ahead; k++) load_x(k, k), s.next(STAGES);
+  fence_async_global(); // X was stored by ordinary means
+  for (int k = 0; k < ahead; k++) load_x(k, k), s.next();
   for (int n = 1;; n++) {
-    for (int k = ahead; k < steps; k++, s.next(STAGES)) {
+    for (int k = ahead; k < steps; k++, s.next()) {
       mbar_wait(&m.empty[s.at], s.phase ^ 1);
-      mbar_expect(&m.full[s.at], Smem<BN>::BYTES);
+      mbar_expect(&m.full[s.at], Smem::BYTES);
       load_w(s.at, k);
       load_x(s.at, k);
     }
     if constexpr (E == ADD_BF16) {
-      for (int c = 0; c < BN; c += 128, s.next(STAGES)) {
+      for (int c = 0; c < BN; c += 128, s.next()) {
         mbar_wait(&m.empty[s.at], s.phase ^ 1);
         mbar_expect(&m.full[s.at], BM * 128 * 2);
         for (int h = 0; h < 2; h++)
@@ -116,23 +109,19 @@ static __device__ __forceinline__ void produce(Smem<BN> &m, const Order<CM, CN> 
   }
 }
 
-template <Epilogue E, int BN, int CM, int CN>
-static __device__ __forceinline__ void consume(Smem<BN> &m, const Order<CM, CN> &o, int rank, int steps, const CUtensorMap *out) {
-  constexpr int STAGES = Smem<BN>::STAGES;
+template <Epilogue E>
+static __device__ __forceinline__ void consume(Smem &m, const Order &o, int rank, int steps, const CUtensorMap *out) {
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32 - 4, 0), lane = threadIdx.x % 32, wg = warp / 4, g = lane / 4, t = lane % 4;
-  // This lane tells one of the CTAs that fill this one's ring.
-  int tells = lane < CM ? lane + rank / CM * CM : rank % CM + (lane - CM + (lane - CM >= rank / CM)) * CM;
-  bool teller = lane < CM + CN - 1;
-  auto release = [&](int at) {
-    if (teller) peer_arrive(&m.empty[at], tells);
+  auto release = [&](int at) { // both fill this one's ring
+    if (lane < CTAS) peer_arrive(&m.empty[at], lane);
   };
-  int item = blockIdx.x / (CM * CN), tm, tn;
+  int item = blockIdx.x / CTAS, tm, tn;
   Slot s;
   for (int n = 1; item < o.items; n++) {
     o.tile(item, rank, &tm, &tn);
     float d[BN / 2];
     int last = 0;
-    for (int k = 0; k < steps; k++, s.next(STAGES)) {
+    for (int k = 0; k < steps; k++, s.next()) {
       mbar_wait(&m.full[s.at], s.phase);
       uint32_t at = smem_addr(m.ring[s.at]);
       uint64_t a = wgmma_desc(at + wg * 64 * BK * 2, 1024, 0), b = wgmma_desc(at + BM * BK * 2, 1024, 0);
@@ -201,7 +190,7 @@ static __device__ __forceinline__ void consume(Smem<BN> &m, const Order<CM, CN> 
         if constexpr (E == ADD_BF16) {
           __syncwarp();
           release(s.at);
-          s.next(STAGES);
+          s.next();
         }
         store(tn * BN + half * 128, 2);
       }
@@ -213,16 +202,16 @@ static __device__ __forceinline__ void consume(Smem<BN> &m, const Order<CM, CN> 
   if (lane == 0) bulk_wait();
 }
 
-template <Epilogue E, int BN, int CM, int CN>
+template <Epilogue E>
 static __global__ __launch_bounds__(THREADS, 1) void gemm_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap out,
-                                                                 Order<CM, CN> order, int steps, unsigned *work) {
+                                                                 Order order, int steps, unsigned *work) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint8_t raw[];
-  Smem<BN> &m = *reinterpret_cast<Smem<BN> *>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t(1023));
+  Smem &m = *reinterpret_cast<Smem *>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t(1023));
   int rank = cluster_rank(), warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Smem<BN>::STAGES; i++) mbar_init(&m.full[i], 1), mbar_init(&m.empty[i], WARPS * (CM + CN - 1));
-    for (int i = 0; i < 2; i++) mbar_init(&m.item_full[i], 1), mbar_init(&m.item_empty[i], CM * CN * (WARPS + 1));
+    for (int i = 0; i < STAGES; i++) mbar_init(&m.full[i], 1), mbar_init(&m.empty[i], WARPS * CTAS);
+    for (int i = 0; i < 2; i++) mbar_init(&m.item_full[i], 1), mbar_init(&m.item_empty[i], CTAS * (WARPS + 1));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -230,11 +219,11 @@ static __global__ __launch_bounds__(THREADS, 1) void gemm_kernel(const __grid_co
   pdl_next();
   if (warp < 4) {
     regs_give<40>();
-    if (threadIdx.x == 0) produce<E, BN, CM, CN>(m, order, rank, steps, &x, &w, &out);
-    else if (threadIdx.x == 32 && rank == 0) draw_items<BN, CM, CN>(m, order, work);
+    if (threadIdx.x == 0) produce<E>(m, order, rank, steps, &x, &w, &out);
+    else if (threadIdx.x == 32 && rank == 0) draw_items(m, order, work);
   } else {
     regs_take<232>();
-    consume<E, BN, CM, CN>(m, order, rank, steps, &out);
+    consume<E>(m, order, rank, steps, &out);
   }
   __syncwarp();
   cluster_meet(); // others may still write to this CTA's barriers
@@ -243,29 +232,20 @@ static __global__ __launch_bounds__(THREADS, 1) void gemm_kernel(const __grid_co
 
 // ---------------------------------------------------------------- launchers
 
-template <int BN> static constexpr int smem_bytes = int(sizeof(Smem<BN>)) + 1024;
+static constexpr int SMEM_BYTES = int(sizeof(Smem)) + 1024;
 
-template <Epilogue E, int BN, int CM, int CN> static int32_t gemm(const Launch &l, const Gemm &g) {
-  Order<CM, CN> o;
-  o.down = div_up(g.rows, BM * CM), o.across = div_up(g.n, BN * CN), o.items = o.down * o.across;
-  int clusters = g.ctas / (CM * CN);
-  return launch_clusters(l, gemm_kernel<E, BN, CM, CN>, (o.items < clusters ? o.items : clusters) * CM * CN, THREADS, smem_bytes<BN>, CM * CN, *g.x, *g.w, *g.out, o, div_up(g.k, BK), g.work);
-}
-
-template <int BN, int CM, int CN> static int32_t gemm(const Launch &l, Epilogue e, const Gemm &g) {
-  switch (e) {
-  case STORE_BF16: return gemm<STORE_BF16, BN, CM, CN>(l, g);
-  case ADD_BF16: return gemm<ADD_BF16, BN, CM, CN>(l, g);
-  case SILU_BF16: return gemm<SILU_BF16, BN, CM, CN>(l, g);
-  default: return xk_fail(XK_INVALID, "gemm: epilogue %d", e);
-  }
+template <Epilogue E> static int32_t gemm(const Launch &l, const Gemm &g) {
+  Order o;
+  o.down = div_up(g.rows, BM * CTAS), o.across = div_up(g.n, BN), o.items = o.down * o.across;
+  return launch_clusters(l, gemm_kernel<E>, std::min(o.items * CTAS, g.ctas), THREADS, SMEM_BYTES, CTAS, *g.x, *g.w, *g.out, o, div_up(g.k, BK), g.work);
 }
 
 int32_t xk_gemm_hopper(const Launch &l, Epilogue e, const Gemm &g) {
-  switch (g.how) {
-  case GEMM_2X1: return gemm<256, 2, 1>(l, e, g);
-  case GEMM_2X2: return gemm<256, 2, 2>(l, e, g);
-  default: return gemm<128, 2, 1>(l, e, g);
+  switch (e) {
+  case STORE_BF16: return gemm<STORE_BF16>(l, g);
+  case ADD_BF16: return gemm<ADD_BF16>(l, g);
+  case SILU_BF16: return gemm<SILU_BF16>(l, g);
+  default: return xk_fail(XK_INVALID, "gemm: epilogue %d", e);
   }
 }
 
@@ -281,27 +261,22 @@ int32_t xk_matrix_map(CUtensorMap *map, const void *base, int64_t rows, int colu
   return r == CUDA_SUCCESS ? XK_OK : xk_fail(XK_CUDA, "cuTensorMapEncodeTiled of a matrix: %d", int(r));
 }
 
-// CTAs that run at once in clusters, of the kernel with the most of everything.
-template <int BN, int CM, int CN> static int32_t init(int *ctas) {
-  auto one = [&](auto kernel) -> int32_t {
-    XK_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<BN>));
-    cudaLaunchConfig_t cfg = {};
-    cudaLaunchAttribute attr = {};
-    attr.id = cudaLaunchAttributeClusterDimension;
-    attr.val.clusterDim.x = CM * CN, attr.val.clusterDim.y = 1, attr.val.clusterDim.z = 1;
-    cfg.gridDim = CM * CN, cfg.blockDim = THREADS, cfg.dynamicSmemBytes = smem_bytes<BN>, cfg.attrs = &attr, cfg.numAttrs = 1;
-    int clusters = 0;
-    XK_TRY(cudaOccupancyMaxActiveClusters(&clusters, kernel, &cfg));
-    *ctas = clusters * CM * CN;
-    return XK_OK;
-  };
-  XK_OK_OR_RETURN(one(gemm_kernel<STORE_BF16, BN, CM, CN>));
-  XK_OK_OR_RETURN(one(gemm_kernel<ADD_BF16, BN, CM, CN>));
-  return one(gemm_kernel<SILU_BF16, BN, CM, CN>);
+template <Epilogue E> static int32_t init(int *ctas) {
+  XK_TRY(cudaFuncSetAttribute(gemm_kernel<E>, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES));
+  cudaLaunchConfig_t cfg = {};
+  cudaLaunchAttribute attr = {};
+  attr.id = cudaLaunchAttributeClusterDimension;
+  attr.val.clusterDim.x = CTAS, attr.val.clusterDim.y = 1, attr.val.clusterDim.z = 1;
+  cfg.gridDim = CTAS, cfg.blockDim = THREADS, cfg.dynamicSmemBytes = SMEM_BYTES, cfg.attrs = &attr, cfg.numAttrs = 1;
+  int clusters = 0;
+  XK_TRY(cudaOccupancyMaxActiveClusters(&clusters, gemm_kernel<E>, &cfg));
+  if (clusters < 1) return xk_fail(XK_CUDA, "gemm_hopper: no cluster fits this device");
+  *ctas = clusters * CTAS;
+  return XK_OK;
 }
 
-int32_t xk_gemm_hopper_init(int (&ctas)[GEMM_HOWS]) {
-  XK_OK_OR_RETURN((init<256, 2, 1>(&ctas[GEMM_2X1])));
-  XK_OK_OR_RETURN((init<256, 2, 2>(&ctas[GEMM_2X2])));
-  return init<128, 2, 1>(&ctas[GEMM_NARROW]);
+int32_t xk_gemm_hopper_init(int *ctas) {
+  XK_OK_OR_RETURN(init<STORE_BF16>(ctas));
+  XK_OK_OR_RETURN(init<ADD_BF16>(ctas));
+  return init<SILU_BF16>(ctas);
 }

@@ -26,10 +26,10 @@ static float as_float(uint16_t bits) {
 }
 
 struct GemmRig {
-  int ctas[GEMM_HOWS];
+  int ctas;
   unsigned *work;
   GemmRig() {
-    MUST(xk_gemm_hopper_init(ctas));
+    MUST(xk_gemm_hopper_init(&ctas));
     work = upload(std::vector<unsigned>(2));
   }
   ~GemmRig() { cudaFree(work); }
@@ -37,7 +37,7 @@ struct GemmRig {
 
 // Rows of x after the last are NaN; out lies between canaries of a row, and has
 // eight columns more than are written.
-static bool check_gemm(GemmRig &rig, int rows, int spare, int n, int k, Epilogue e, int how) {
+static bool check_gemm(GemmRig &rig, int rows, int spare, int n, int k, Epilogue e) {
   int wide = e == SILU_BF16 ? n / 2 : n, stride = wide + 8, all = rows + spare;
   bf16 *x = random_device<bf16>(size_t(all) * k), *w = random_device<bf16>(size_t(n) * k, 1 / std::sqrt(float(k)));
   MUST(cudaMemset(x + size_t(rows) * k, 0xff, size_t(spare) * k * 2));
@@ -56,7 +56,7 @@ static bool check_gemm(GemmRig &rig, int rows, int spare, int n, int k, Epilogue
     if (e == ADD_BF16) MUST(cudaMemcpy(out, old, size_t(all) * stride * 2, cudaMemcpyDeviceToDevice));
     MUST(xk_matrix_map(&x_map, x + size_t(from) * k, all - from, k, k, false));
     MUST(xk_matrix_map(&out_map, out + size_t(from) * stride, all - from, wide, stride, true));
-    MUST(xk_gemm_hopper({stream, run == 1}, e, {&x_map, &w_map, &out_map, rows - from, n, k, how, rig.ctas[how], rig.work}));
+    MUST(xk_gemm_hopper({stream, run == 1}, e, {&x_map, &w_map, &out_map, rows - from, n, k, rig.ctas, rig.work}));
     got[run] = read_bits(base, size_t(all + 2) * stride);
   }
   double error = 0, norm = 0, worst = 0;
@@ -82,7 +82,7 @@ static bool check_gemm(GemmRig &rig, int rows, int spare, int n, int k, Epilogue
   bool ok = relative < (e == SILU_BF16 ? 0.005 : 0.0025) && worst < 0.02 && whole && same;
   failed |= !ok;
   if (!ok || getenv("VERBOSE"))
-    printf("%s gemm: rows %d + %d, n %d, k %d, epilogue %d, how %d: relative %.5f, worst %.5f, canaries %s, runs and batches %s\n", ok ? "ok" : "FAILED", rows, spare, n, k, int(e), how, relative, worst,
+    printf("%s gemm: rows %d + %d, n %d, k %d, epilogue %d: relative %.5f, worst %.5f, canaries %s, runs and batches %s\n", ok ? "ok" : "FAILED", rows, spare, n, k, int(e), relative, worst,
            whole ? "whole" : "broken", same ? "equal" : "differ");
   for (void *p : {(void *)x, (void *)w, (void *)base, (void *)old, (void *)d}) MUST(cudaFree(p));
   return ok;
@@ -90,17 +90,15 @@ static bool check_gemm(GemmRig &rig, int rows, int spare, int n, int k, Epilogue
 
 static void check_gemms(const std::string &how) {
   GemmRig rig;
-  printf("gemm: %d, %d, %d CTAs at once\n", rig.ctas[0], rig.ctas[1], rig.ctas[2]);
   struct { int rows, spare, n, k; } list[] = {{1, 0, 128, 8},     {2, 300, 256, 64},    {127, 1, 384, 72},   {128, 0, 512, 256},  {129, 130, 640, 264}, {255, 0, 1152, 200}, {257, 3, 128, 520}, {509, 0, 896, 1048},
                                               {300, 0, 6144, 328}, {1023, 64, 1536, 136}, {2049, 0, 768, 392}, {2600, 0, 2048, 64}, {4097, 5, 1280, 96},  {700, 0, 28672, 40}};
   int n = 0;
   for (auto &c : list) {
     if (how == "few" && c.rows > 300) continue;
-    for (int h = 0; h < GEMM_HOWS; h++)
-      for (Epilogue e : {STORE_BF16, ADD_BF16, SILU_BF16}) {
-        check_gemm(rig, c.rows, c.spare, c.n, c.k, e, h), n++;
-        if (e != SILU_BF16) check_gemm(rig, c.rows, c.spare, c.n - 40, c.k, e, h), n++;
-      }
+    for (Epilogue e : {STORE_BF16, ADD_BF16, SILU_BF16}) {
+      check_gemm(rig, c.rows, c.spare, c.n, c.k, e), n++;
+      if (e != SILU_BF16) check_gemm(rig, c.rows, c.spare, c.n - 40, c.k, e), n++;
+    }
   }
   printf("%s: %d projection cases\n", failed ? "FAILED" : "PASS", n);
 }
@@ -144,43 +142,39 @@ static void bench_gemm(const std::string &only) {
   int most = 8192;
   bf16 *x = random_device<bf16>(size_t(most) * 14336), *out = random_device<bf16>(size_t(most) * 28672), *act = device<bf16>(size_t(most) * 14336), *w[4];
   for (int p = 0; p < 4; p++) w[p] = random_device<bf16>(size_t(LAYERS) * PROJECTIONS[p].n * PROJECTIONS[p].k, 1 / std::sqrt(float(PROJECTIONS[p].k)));
-  for (int rows : {256, 512, 1024, 2048, 4096, 8192}) {
+  for (int rows : {512, 1024, 2048, 4096, 8192}) {
     if (!only.empty() && std::to_string(rows) != only) continue;
-    double best[4] = {1e9, 1e9, 1e9, 1e9};
-    int chosen[4] = {};
-    for (int how = -1; how <= GEMM_HOWS; how++) { // -1 cuBLASLt; the last: all four in turn, by cuBLASLt and each our best way
-      auto one = [&](int p, int how, int layer) {
-        const Projection &j = PROJECTIONS[p];
-        const bf16 *weights = w[p] + size_t(layer) * j.n * j.k;
-        if (how < 0) {
-          blas.run(weights, x, out, rows, j.n, j.k, j.e == ADD_BF16);
-          if (j.e == SILU_BF16) MUST(xk_silu({stream, false}, out, act, rows, j.n / 2));
-          return;
-        }
-        CUtensorMap x_map, w_map, out_map;
-        bool silu = j.e == SILU_BF16;
-        MUST(xk_matrix_map(&x_map, x, rows, j.k, j.k, false));
-        MUST(xk_matrix_map(&w_map, weights, j.n, j.k, j.k, false));
-        MUST(xk_matrix_map(&out_map, silu ? act : out, rows, silu ? j.n / 2 : j.n, silu ? j.n / 2 : j.n, true));
-        MUST(xk_gemm_hopper({stream, true}, j.e, {&x_map, &w_map, &out_map, rows, j.n, j.k, how, rig.ctas[how], rig.work}));
-      };
-      if (how == GEMM_HOWS) {
-        for (int mine = 0; mine < 4; mine++) { // cuBLASLt, ours, twice
-          Time t = timed(32, std::max(2, 8 * 2048 / rows), [&](int i) {
-            for (int p = 0; p < 4; p++) one(p, mine % 2 ? chosen[p] : -1, i % LAYERS);
-          });
-          printf("GEMM rows %d, 32 layers %s: %.3f ms, %.0f tok/s\n", rows, mine % 2 ? "own best" : "cuBLASLt", t.median * 32 / 1000, rows / t.median / 32 * 1e6);
-        }
-        continue;
+    auto one = [&](int p, bool own, int layer) {
+      const Projection &j = PROJECTIONS[p];
+      const bf16 *weights = w[p] + size_t(layer) * j.n * j.k;
+      bool silu = j.e == SILU_BF16;
+      if (!own) {
+        blas.run(weights, x, out, rows, j.n, j.k, j.e == ADD_BF16);
+        if (silu) MUST(xk_silu({stream, false}, out, act, rows, j.n / 2));
+        return;
       }
-      for (int p = 0; p < 4; p++) {
-        const Projection &j = PROJECTIONS[p];
-        double flops = 2.0 * rows * j.n * j.k;
-        int inner = std::max(LAYERS, int(8e12 / flops)); // about 10 ms
-        Time t = timed(inner, 7, [&](int i) { one(p, how, i % LAYERS); });
-        if (how >= 0 && t.median < best[p]) best[p] = t.median, chosen[p] = how;
-        printf("GEMM rows %d %s how %d: %.2f us, %.0f TFLOP/s\n", rows, j.name, how, t.median, flops / t.median / 1e6);
+      CUtensorMap x_map, w_map, out_map;
+      MUST(xk_matrix_map(&x_map, x, rows, j.k, j.k, false));
+      MUST(xk_matrix_map(&w_map, weights, j.n, j.k, j.k, false));
+      MUST(xk_matrix_map(&out_map, silu ? act : out, rows, silu ? j.n / 2 : j.n, silu ? j.n / 2 : j.n, true));
+      MUST(xk_gemm_hopper({stream, true}, j.e, {&x_map, &w_map, &out_map, rows, j.n, j.k, rig.ctas, rig.work}));
+    };
+    for (int p = 0; p < 4; p++) {
+      const Projection &j = PROJECTIONS[p];
+      double flops = 2.0 * rows * j.n * j.k;
+      int inner = std::max(LAYERS, int(8e12 / flops)); // about 10 ms
+      for (int run = 0; run < 4; run++) {              // cuBLASLt, own, twice
+        Time t = timed(inner, 7, [&](int i) { one(p, run % 2, i % LAYERS); });
+        printf("GEMM rows %d %s %s: %.2f us, %.0f TFLOP/s\n", rows, j.name, run % 2 ? "own" : "cuBLASLt", t.median, flops / t.median / 1e6);
       }
+    }
+    for (int run = 0; run < 8; run++) { // a layer's four in turn, by these
+      static const char *const ways[] = {"by cuBLASLt", "own", "own but down", "own gate_up"};
+      static const bool own[4][4] = {{0, 0, 0, 0}, {1, 1, 1, 1}, {1, 1, 1, 0}, {0, 0, 1, 0}};
+      Time t = timed(32, std::max(3, 8 * 2048 / rows), [&](int i) {
+        for (int p = 0; p < 4; p++) one(p, own[run % 4][p], i % LAYERS);
+      });
+      printf("GEMM rows %d, 32 layers %s: %.3f ms, %.0f tok/s\n", rows, ways[run % 4], t.median * 32 / 1000, rows / t.median / 32 * 1e6);
     }
     fflush(stdout);
   }
@@ -198,7 +192,7 @@ static void profile_gemm(int rows) {
     MUST(xk_matrix_map(&x_map, x, rows, j.k, j.k, false));
     MUST(xk_matrix_map(&w_map, w, j.n, j.k, j.k, false));
     MUST(xk_matrix_map(&out_map, out, rows, silu ? j.n / 2 : j.n, silu ? j.n / 2 : j.n, true));
-    for (int how = 0; how < GEMM_NARROW; how++) MUST(xk_gemm_hopper({stream, false}, j.e, {&x_map, &w_map, &out_map, rows, j.n, j.k, how, rig.ctas[how], rig.work}));
+    MUST(xk_gemm_hopper({stream, false}, j.e, {&x_map, &w_map, &out_map, rows, j.n, j.k, rig.ctas, rig.work}));
     MUST(cudaDeviceSynchronize());
     MUST(cudaFree(w));
   }
