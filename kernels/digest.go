@@ -69,7 +69,8 @@ func rowSum(row []byte) uint64 {
 }
 
 // DigestRows hashes n positions of one layer, firstPos .. firstPos+n-1, that
-// lie packed as [2 (K,V)][kv_heads][n][row_bytes]. out[h] is set to the
+// lie packed as [2 (K,V)][kv_heads][n][row_bytes], with their scales behind
+// them where they have any (Layout.RowsBytes). out[h] is set to the
 // digest of KV head h: the sum of RowHash over its K and V rows.
 // len(packed) is l.RowsBytes(n), len(out) is l.KVHeads.
 func DigestRows(l Layout, layer, firstPos, n int, packed []byte, out []uint64) {
@@ -77,10 +78,27 @@ func DigestRows(l Layout, layer, firstPos, n int, packed []byte, out []uint64) {
 	clear(out[:l.KVHeads])
 	for kv := range 2 {
 		for h := range l.KVHeads {
-			base := (kv*l.KVHeads + h) * n * l.RowBytes
-			out[h] += DigestHeadRows(layer, kv, h, firstPos, n, l.RowBytes, packed[base:])
+			rows, scales := l.Part(packed, n, kv, h)
+			if scales == nil {
+				out[h] += DigestHeadRows(layer, kv, h, firstPos, n, l.RowBytes, rows)
+				continue
+			}
+			out[h] += digestScaled(layer, kv, h, firstPos, l.RowBytes, rows, scales)
 		}
 	}
+}
+
+// digestScaled is DigestHeadRows of rows that are hashed with their scales
+// behind them: 4 bytes each.
+func digestScaled(layer, kv, head, firstPos, rowBytes int, rows, scales []byte) (sum uint64) {
+	row := make([]byte, rowBytes+4)
+	for i := 0; len(scales) > 0; i++ {
+		copy(row, rows[:rowBytes])
+		copy(row[rowBytes:], scales[:4])
+		rows, scales = rows[rowBytes:], scales[4:]
+		sum += RowHash(layer, kv, head, firstPos+i, row)
+	}
+	return sum
 }
 
 // DigestHeadRows is DigestRows for one half of one head: n contiguous rows of

@@ -210,3 +210,33 @@ func BenchmarkDigestRows(b *testing.B) {
 		kernels.DigestRows(l, 1, 0, 16, p, out)
 	}
 }
+
+// Rows of FP8 are hashed with their scales behind them, which lie behind all rows.
+func TestDigestScaled(t *testing.T) {
+	l := kernels.Layout{KVHeads: 3, RowBytes: 48, BlockTokens: 16, DType: kernels.F8E4M3}
+	const n, layer, first = 5, 7, 1000
+	if l.RowsBytes(n) != 2*3*n*(48+4) || l.BlockBytes() != l.RowsBytes(16) || (kernels.Layout{RowBytes: 48}).ScaleBytes() != 0 {
+		t.Fatalf("%d bytes of rows, %d a block", l.RowsBytes(n), l.BlockBytes())
+	}
+	packed := randomBytes(rand.New(rand.NewPCG(3, 3)), l.RowsBytes(n))
+	got, want := make([]uint64, 3), make([]uint64, 3)
+	kernels.DigestRows(l, layer, first, n, packed, got)
+	for kv := range 2 {
+		for h := range 3 {
+			for i := range n {
+				at := (kv*3+h)*n + i
+				row := append(append([]byte(nil), packed[at*48:at*48+48]...), packed[2*3*n*48+4*at:][:4]...)
+				want[h] += kernels.RowHash(layer, kv, h, first+i, row)
+			}
+		}
+	}
+	for h := range want {
+		if got[h] != want[h] {
+			t.Errorf("head %d: %x, want %x", h, got[h], want[h])
+		}
+	}
+	packed[len(packed)-1] ^= 1 // of the last head's last scale
+	if kernels.DigestRows(l, layer, first, n, packed, got); got[2] == want[2] || got[1] != want[1] {
+		t.Error("a bit of a scale does not show, or shows in another head")
+	}
+}

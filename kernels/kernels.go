@@ -118,13 +118,36 @@ type Layout struct {
 	KVHeads     int    `json:"kv_heads"`
 	HeadDim     int    `json:"head_dim"`
 	BlockTokens int    `json:"block_tokens"`
-	DType       string `json:"dtype"`     // "f32", "bf16", "f16"
-	RowBytes    int    `json:"row_bytes"` // bytes of one (layer, K or V, head, position) row
+	DType       string `json:"dtype"`     // "f32", "bf16", "f16" or F8E4M3
+	RowBytes    int    `json:"row_bytes"` // bytes of one (layer, K or V, head, position) row, without its scale
+}
+
+// F8E4M3 is the dtype of a pool whose elements are FP8 (E4M3, no infinities),
+// with an f32 scale a row: packed rows are followed by their scales.
+const F8E4M3 = "f8e4m3"
+
+// ScaleBytes is the size of a row's scale, 0 where rows have none.
+func (l Layout) ScaleBytes() int {
+	if l.DType == F8E4M3 {
+		return 4
+	}
+	return 0
 }
 
 // RowsBytes is the size of n packed positions of one layer:
-// [2][kv_heads][n][row_bytes].
-func (l Layout) RowsBytes(n int) int { return 2 * l.KVHeads * n * l.RowBytes }
+// [2][kv_heads][n][row_bytes], and then the scales, [2][kv_heads][n].
+func (l Layout) RowsBytes(n int) int { return 2 * l.KVHeads * n * (l.RowBytes + l.ScaleBytes()) }
+
+// Part returns the rows and the scales of one half-head, K (kv 0) or V of a KV
+// head, in n packed positions. Scales are empty where rows have none.
+func (l Layout) Part(packed []byte, n, kv, head int) (rows, scales []byte) {
+	i, size := kv*l.KVHeads+head, n*l.ScaleBytes()
+	rows = packed[i*n*l.RowBytes:][:n*l.RowBytes]
+	if size == 0 {
+		return rows, nil
+	}
+	return rows, packed[2*l.KVHeads*n*l.RowBytes+i*size:][:size]
+}
 
 // BlockBytes is the size of one whole block of one layer.
 func (l Layout) BlockBytes() int { return l.RowsBytes(l.BlockTokens) }
@@ -255,7 +278,7 @@ type Launcher interface {
 }
 
 // Pool moves rows in and out of the KV pool. Packed rows of one layer are
-// [2 (K,V)][kv_heads][n][row_bytes]; digests are one uint64 a KV head: the
+// [2 (K,V)][kv_heads][n][row_bytes] (and scales: Layout.RowsBytes); digests are one uint64 a KV head: the
 // sum over K and V rows of RowHash.
 type Pool interface {
 	// Gather copies positions row .. row+n-1 (offsets inside the block) of one

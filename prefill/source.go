@@ -195,10 +195,17 @@ func (s *source) check(layer, i int, block int32) (*checked, error) {
 	return c, nil
 }
 
-// copyRows copies n positions between packed buffers [2][kv_heads][rows][row].
+// copyRows copies n positions, with their scales, between packed buffers of
+// dstRows and srcRows positions.
 func copyRows(l kernels.Layout, dst []byte, dstRows, dstAt int, src []byte, srcRows, srcAt, n int) {
+	scale := l.ScaleBytes()
 	for p := range 2 * l.KVHeads {
-		copy(dst[(p*dstRows+dstAt)*l.RowBytes:][:n*l.RowBytes], src[(p*srcRows+srcAt)*l.RowBytes:][:n*l.RowBytes])
+		to, toScales := l.Part(dst, dstRows, p/l.KVHeads, p%l.KVHeads)
+		from, fromScales := l.Part(src, srcRows, p/l.KVHeads, p%l.KVHeads)
+		copy(to[dstAt*l.RowBytes:], from[srcAt*l.RowBytes:][:n*l.RowBytes])
+		if scale > 0 {
+			copy(toScales[dstAt*scale:], fromScales[srcAt*scale:][:n*scale])
+		}
 	}
 }
 

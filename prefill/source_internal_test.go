@@ -24,8 +24,11 @@ type rows struct {
 func (p *rows) fill(dst []byte, layer, firstPos, n int) {
 	for part := range 2 * p.layout.KVHeads {
 		for i := range n {
-			row := dst[(part*n+i)*p.layout.RowBytes:]
-			binary.LittleEndian.PutUint64(row, uint64(layer)<<48|uint64(part)<<32|uint64(firstPos+i))
+			rows, scales := p.layout.Part(dst, n, part/p.layout.KVHeads, part%p.layout.KVHeads)
+			binary.LittleEndian.PutUint64(rows[i*p.layout.RowBytes:], uint64(layer)<<48|uint64(part)<<32|uint64(firstPos+i))
+			if scales != nil {
+				binary.LittleEndian.PutUint32(scales[4*i:], uint32(part)<<24|uint32(firstPos+i))
+			}
 		}
 	}
 }
@@ -70,14 +73,16 @@ func TestConvert(t *testing.T) {
 	for _, from := range sizes {
 		for _, to := range sizes {
 			for _, n := range []int{1, from, to, from*to%512 + 1, 1 + r.IntN(600)} {
-				convertAll(t, from, to, n, 1+r.IntN(4))
+				convertAll(t, "f32", from, to, n, 1+r.IntN(4))
 			}
+			convertAll(t, kernels.F8E4M3, from, to, 1+r.IntN(300), 1+r.IntN(4)) // with scales
 		}
 	}
 }
 
-func convertAll(t *testing.T, from, to, n, chunk int) {
+func convertAll(t *testing.T, dtype string, from, to, n, chunk int) {
 	p, ready := prompt(from, n)
+	p.layout.DType = dtype
 	s := newSource(p, p.layout, n, to)
 	blocks := (n + to - 1) / to
 	for layer := range p.layout.Layers {

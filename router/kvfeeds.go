@@ -28,6 +28,9 @@ type Events struct {
 	// PeerTokens: a worker outside the pair that has so many tokens more of a
 	// prompt is named to the pair, which fetches them. 0: never.
 	PeerTokens int `koanf:"peer_tokens"`
+	// PeerWeight is what a token that another worker would give is worth of one
+	// at hand, in the same tier.
+	PeerWeight float64 `koanf:"peer_weight"`
 	// Tokenizers are for prompts that come as text; without one for their
 	// model they are matched by text.
 	Tokenizers []Tokenizer `koanf:"tokenizers"`
@@ -41,7 +44,7 @@ type Tokenizer struct {
 
 // DefaultEvents has room for four million blocks.
 func DefaultEvents() Events {
-	return Events{IndexBytes: 256 << 20, HostWeight: 0.8, DiskWeight: 0.4, PeerTokens: 32}
+	return Events{IndexBytes: 256 << 20, HostWeight: 0.8, DiskWeight: 0.4, PeerTokens: 32, PeerWeight: 0.7}
 }
 
 // Validate returns a *config.KeyError.
@@ -52,7 +55,7 @@ func (e Events) Validate() error {
 	for _, w := range []struct {
 		key string
 		v   float64
-	}{{"host_weight", e.HostWeight}, {"disk_weight", e.DiskWeight}} {
+	}{{"host_weight", e.HostWeight}, {"disk_weight", e.DiskWeight}, {"peer_weight", e.PeerWeight}} {
 		if !(w.v >= 0 && w.v <= 1) {
 			return bad(w.key, "%v is not within 0 and 1", w.v)
 		}
@@ -243,13 +246,16 @@ func (e *kvFeeds) warm(q *request, req *pick.Request) {
 		return
 	}
 	req.Tokens, req.Tokenized = len(tokens), true
+	if n := e.r.cfg.Events.PeerTokens; n > 0 {
+		req.Fetch = pick.Fetch{Dialect: nativeDialect, Weight: e.r.cfg.Events.PeerWeight, Least: n}
+	}
 	weight := [kvevents.Tiers]float64{1, e.r.cfg.Events.HostWeight, e.r.cfg.Events.DiskWeight}
 	for _, h := range e.index.Match(&index.Query{Model: q.top.Model, Salt: saltOf(q.top.Salt), Tokens: tokens}) {
-		q.noteReach(h.Key.ID, h.Key.Epoch, h.Total())
 		worth := 0.0
 		for tier, n := range h.Tokens {
 			worth += weight[tier] * float64(n)
 		}
+		q.noteReach(reach{h.Key.ID, h.Key.Epoch, h.Total(), worth})
 		i := slices.IndexFunc(req.Warm, func(w pick.Warm) bool { return w.ID == h.Key.ID && w.Epoch == h.Key.Epoch })
 		if i < 0 {
 			req.Warm = append(req.Warm, pick.Warm{ID: h.Key.ID, Epoch: h.Key.Epoch, Tokens: worth, Rank: h.Key.Rank})

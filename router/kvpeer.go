@@ -15,18 +15,20 @@ type reach struct {
 	id     string
 	epoch  uint64
 	tokens int
+	worth  float64 // those in slow tiers counted in part
 }
 
 // noteReach keeps what the index knows, for findPeer.
-func (q *request) noteReach(id string, epoch uint64, tokens int) {
+func (q *request) noteReach(h reach) {
 	if q.r.cfg.Events.PeerTokens > 0 {
-		q.reaches = append(q.reaches, reach{id, epoch, tokens})
+		q.reaches = append(q.reaches, h)
 	}
 }
 
 // findPeer returns the worker besides the attempt's pair that has more of the prompt
-// than either, by kv_events.peer_tokens at least; nil if there is none that they
-// can fetch from.
+// than either, by kv_events.peer_tokens at least: of several the one whose hit
+// is worth most, since what lies in a slow tier comes late. Nil if there is none
+// that they can fetch from.
 func (a *attempt) findPeer() *dialect.Peer {
 	q := a.q
 	if len(q.reaches) == 0 || a.d.inst.Dialect != nativeDialect {
@@ -39,16 +41,14 @@ func (a *attempt) findPeer() *dialect.Peer {
 		}
 	}
 	var best *dialect.Peer
+	worth := 0.0
 	now := q.r.fleet.Snapshot()
 	for _, h := range q.reaches {
-		least := own + q.r.cfg.Events.PeerTokens
-		if best != nil {
-			least = best.Tokens + 1
-		}
-		if h.tokens < least {
+		if h.tokens < own+q.r.cfg.Events.PeerTokens || best != nil && h.worth <= worth {
 			continue
 		}
 		if m := now.Get(h.id); m != nil && m.Epoch == h.epoch && gives(m, a.d.inst) {
+			worth = h.worth
 			best = &dialect.Peer{Instance: &m.Instance, Tokens: h.tokens}
 		}
 	}

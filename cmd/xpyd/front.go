@@ -141,6 +141,7 @@ func (d *dataDir) close() {
 		os.Remove(filepath.Join(d.path, name))
 	}
 	os.Remove(d.path)
+	_ = syscall.Flock(int(d.lock.Fd()), syscall.LOCK_UN) // also for a child that was just forked and has a copy
 	d.lock.Close()
 }
 

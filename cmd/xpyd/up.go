@@ -34,7 +34,8 @@ type upConfig struct {
 	KVMemory       config.AutoSize `koanf:"kv_memory"`  // of each worker
 	GPUMemory      float64         `koanf:"gpu_memory"` // part of the GPU's memory for all workers together
 	BatchInvariant bool            `koanf:"batch_invariant"`
-	KVTransport    string          `koanf:"kv_transport"` // between them: auto, tcp, shm or cudaipc
+	KVCacheDType   string          `koanf:"kv_cache_dtype"` // auto, bf16 or fp8
+	KVTransport    string          `koanf:"kv_transport"`   // between them: auto, tcp, shm or cudaipc
 
 	KVHostMemory config.Size `koanf:"kv_host_memory"` // of each worker, under its pool; 0: none
 	KVSSDDir     string      `koanf:"kv_ssd_dir"`     // each worker has a folder of its own there; empty: none
@@ -65,6 +66,7 @@ func (c *upConfig) Validate() error {
 		return err
 	}
 	w.Device, w.Threads, w.BlockTokens, w.KVMemory, w.GPUMemory, w.Log = c.Device, c.Threads, c.BlockTokens, c.KVMemory, c.GPUMemory, c.Log
+	w.BatchInvariant, w.KVCacheDType = c.BatchInvariant, c.KVCacheDType
 	if c.KVSSDDir != "" && c.KVHostMemory == 0 {
 		return &config.KeyError{Key: "kv_ssd_dir", Msg: "needs kv_host_memory: what comes from the SSD and goes there passes through it"}
 	}
@@ -92,7 +94,7 @@ func (c *upConfig) Validate() error {
 func newUp() *cobra.Command {
 	wdef := worker.DefaultConfig(fleet.Prefill)
 	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
-		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, GPUMemory: wdef.GPUMemory, KVTransport: wdef.KV.Transport, KVSSDSize: wdef.KV.SSDSize, KVSSDIO: wdef.KV.SSDIO,
+		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, GPUMemory: wdef.GPUMemory, KVCacheDType: wdef.KVCacheDType, KVTransport: wdef.KV.Transport, KVSSDSize: wdef.KV.SSDSize, KVSSDIO: wdef.KV.SSDIO,
 		KVStoreTTL: wdef.KV.StoreTTL, KVStoreTimeout: wdef.KV.StoreTimeout, KVStoreWrite: wdef.KV.StoreWrite,
 		KVWritePolicy: wdef.KV.WritePolicy, KVEviction: wdef.KV.Eviction, KVPeers: wdef.KV.Peers}
 	def.Fleet.Listen = "127.0.0.1:0"
@@ -123,6 +125,7 @@ drains; a second one stops at once.`,
 	f.String("kv-memory", def.KVMemory.String(), "size of each worker's KV pool; auto: 256MiB on the CPU, what --gpu-memory leaves on a GPU")
 	f.Float64("gpu-memory", def.GPUMemory, "part of the GPU's memory that the workers take, divided evenly among those of the start")
 	f.Bool("batch-invariant", false, batchInvariantHelp)
+	f.String("kv-cache-dtype", def.KVCacheDType, kvCacheDTypeHelp)
 	f.String("kv-transport", def.KVTransport, "between the workers: auto (from GPU to GPU or through shared memory where possible), tcp, shm or cudaipc")
 	f.String("kv-host-memory", def.KVHostMemory.String(), "host memory of each worker that keeps KV which its pool has no room for; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts; default: none")
@@ -140,7 +143,7 @@ drains; a second one stops at once.`,
 		cfg := def
 		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: map[string]string{
 			"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
-			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "batch-invariant": "batch_invariant", "kv-transport": "kv_transport",
+			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "kv-transport": "kv_transport",
 			"kv-host-memory": "kv_host_memory", "kv-ssd-dir": "kv_ssd_dir", "kv-ssd-size": "kv_ssd_size", "kv-ssd-io": "kv_ssd_io", "kv-store": "kv_store",
 			"kv-write-policy": "kv_write_policy", "kv-eviction": "kv_eviction", "kv-peers": "kv_peers",
 			"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
@@ -302,6 +305,9 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 			"--kv-peers", c.KVPeers, "--log-level", c.Log.Level, "--log-format", c.Log.Format}
 		if c.BatchInvariant {
 			args = append(args, "--batch-invariant")
+		}
+		if c.KVCacheDType != "auto" {
+			args = append(args, "--kv-cache-dtype", c.KVCacheDType)
 		}
 		if c.KVHostMemory > 0 {
 			args = append(args, "--kv-host-memory", c.KVHostMemory.String(), "--kv-write-policy", c.KVWritePolicy, "--kv-eviction", c.KVEviction)

@@ -18,7 +18,10 @@ func tryLock(path string) (unlock func(), err error) {
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil {
-		return func() { f.Close() }, nil
+		return func() {
+			_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // also for a child that was just forked and has a copy of f
+			f.Close()
+		}, nil
 	}
 	f.Close()
 	if err == unix.EWOULDBLOCK || err == unix.EINTR {

@@ -24,6 +24,10 @@ func openDirect(path string, flag int) (*os.File, error) {
 // lockDir takes the folder for this process; the lock ends with the file.
 func lockDir(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
 
+// unlockDir gives it back now: closing the file is not enough while a process
+// that was just forked, and has yet to run its program, has a copy of it.
+func unlockDir(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_UN) }
+
 // cpuTime is what this process has used of processors so far.
 func cpuTime() time.Duration {
 	var u unix.Rusage

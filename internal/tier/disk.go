@@ -47,6 +47,10 @@ type disk struct {
 	mu      sync.Mutex
 	index   map[kvcache.Hash]place
 	pending map[kvcache.Hash]bool // being written
+	reading map[place]int         // reads under way
+	limit   int                   // units that one tenant may have; 0: all
+	tenants map[uint32]*holding   // by unit.tag; with a limit
+	over    uint64                // units that went, or were left out, for that
 	log     []*segment            // oldest first; the last is written to
 	lost    uint64                // units that went for others
 	gone    []func()              // files to delete and close, after mu
@@ -77,14 +81,19 @@ type place struct {
 
 // openDisk takes the folder for this process, and finds what an earlier one
 // with the same identity has left there.
-func openDisk(dir string, bytes int64, s shape, identity string, open func(string, int) (file, error), log *slog.Logger) (*disk, error) {
+// share is the part of it that one tenant may have; 0: all.
+func openDisk(dir string, bytes int64, s shape, identity string, share float64, open func(string, int) (file, error), log *slog.Logger) (*disk, error) {
 	records := bytes / int64(s.record())
 	if records < 2*minSegments {
 		return nil, fmt.Errorf("tier: %d bytes in %s, want room for %d units of %d bytes at least", bytes, dir, 2*minSegments, s.record())
 	}
-	d := &disk{dir: dir, shape: s, identity: identity, open: open, index: make(map[kvcache.Hash]place), pending: make(map[kvcache.Hash]bool)}
+	d := &disk{dir: dir, shape: s, identity: identity, open: open, index: make(map[kvcache.Hash]place), pending: make(map[kvcache.Hash]bool),
+		reading: make(map[place]int), tenants: make(map[uint32]*holding)}
 	d.slots = int(max(1, min(segmentBytes/int64(s.record()), records/minSegments)))
 	d.most = int(records) / d.slots
+	if share > 0 {
+		d.limit = max(1, int(share*float64(d.most*d.slots)))
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("tier: %w", err)
 	}
@@ -131,17 +140,11 @@ func (d *disk) load(log *slog.Logger) error {
 		}
 		d.log = append(d.log, s)
 	}
-	for len(d.log) > d.most {
-		d.retire(d.log[0])
-	}
 	if n := len(d.index); n > 0 {
 		log.Info("KV found on the SSD", "dir", d.dir, "units", n, "segments", len(d.log))
 	}
-	if n := len(d.log); n > 0 && len(d.log[n-1].keys) < d.slots {
+	if len(d.log) > 0 { // what is too much goes with the first write
 		return nil
-	}
-	if len(d.log) == d.most {
-		d.retire(d.log[0])
 	}
 	s, err := d.create(d.last + 1)
 	if err != nil {
@@ -168,7 +171,7 @@ func (d *disk) begin() error {
 
 // extend begins a new segment, if full is still the last one. old are units of
 // the segment that had to go for it.
-func (d *disk) extend(full *segment) (old *kept, err error) {
+func (d *disk) extend(full *segment) (old []*kept, err error) {
 	d.growing.Lock()
 	defer d.growing.Unlock()
 	d.mu.Lock()
@@ -176,8 +179,10 @@ func (d *disk) extend(full *segment) (old *kept, err error) {
 		d.mu.Unlock()
 		return nil, nil
 	}
-	if len(d.log) == d.most { // first, so that a full disk has room again
-		old = d.retire(d.log[0])
+	for len(d.log) >= d.most { // first, so that a full disk has room again
+		if k := d.retire(d.log[0]); k != nil {
+			old = append(old, k)
+		}
 	}
 	d.unlock()
 	return old, d.begin()
@@ -192,7 +197,7 @@ func (d *disk) close() error {
 	for _, s := range d.log {
 		err = errors.Join(err, s.file.Close())
 	}
-	return errors.Join(err, d.lock.Close())
+	return errors.Join(err, unlockDir(d.lock), d.lock.Close())
 }
 
 func (d *disk) has(key kvcache.Hash) bool {
@@ -232,11 +237,7 @@ func (d *disk) find(key kvcache.Hash) (place, bool) {
 
 // forget takes a unit out of the index.
 func (d *disk) forget(key kvcache.Hash) {
-	if _, ok := d.index[key]; !ok {
-		return
-	}
-	delete(d.index, key)
-	if d.changed != nil {
+	if d.leave(key) && d.changed != nil {
 		d.changed(unit{key: key}, false)
 	}
 }
@@ -260,26 +261,30 @@ func (d *disk) read(key kvcache.Hash, pos int, rec []byte) error {
 		return errGone
 	}
 	p.seg.users++
+	d.reading[p]++
 	p.seg.hits[p.slot] = true
 	born := p.seg.born[p.slot]
 	d.mu.Unlock()
-	defer d.done(p.seg)
+	defer d.done(p)
 	if _, err := p.seg.file.ReadAt(rec, d.at(int(p.slot))); err != nil {
 		return err
 	}
-	h, err := parseHeader(rec)
-	want := header{key, d.shape.payload(), p.seg.id, uint32(p.slot), uint32(pos), born}
+	h, err := d.shape.whole(rec)
+	want := header{key: key, payload: d.shape.payload(), segment: p.seg.id, slot: uint32(p.slot), pos: uint32(pos), born: born, tenant: h.tenant, sum: h.sum}
 	if err == nil && h != want {
 		err = fmt.Errorf("a record of another unit in slot %d of %s", p.slot, p.seg.path)
 	}
 	return err
 }
 
-// done ends one use of a segment; the last one closes a retired file.
-func (d *disk) done(s *segment) {
+// done ends a read; the last use of a retired segment closes its file.
+func (d *disk) done(p place) {
 	d.mu.Lock()
 	defer d.unlock()
-	d.unuse(s)
+	if d.reading[p]--; d.reading[p] == 0 {
+		delete(d.reading, p)
+	}
+	d.unuse(p.seg)
 }
 
 func (d *disk) unuse(s *segment) {
@@ -307,8 +312,8 @@ func (d *disk) put(u unit, rec []byte, from *segment) (written, again bool, err 
 	if err != nil || s == nil {
 		return false, false, errors.Join(err, d.reprieve(old...))
 	}
-	defer d.wrote(u.key, s)
-	h := header{u.key, d.shape.payload(), s.id, uint32(slot), uint32(u.pos), u.born.Unix()}
+	defer d.wrote(&u, s)
+	h := header{u.key, d.shape.payload(), s.id, uint32(slot), uint32(u.pos), u.born.Unix(), u.tag(), d.shape.sum(rec)}
 	h.encode(rec)
 	if _, err := s.file.WriteAt(rec, d.at(slot)); err != nil {
 		return false, false, errors.Join(err, d.reprieve(old...))
@@ -316,7 +321,7 @@ func (d *disk) put(u unit, rec []byte, from *segment) (written, again bool, err 
 	d.mu.Lock()
 	again = s.retired
 	if written = !again && d.index[u.key].seg == from; written { // else it was dropped while it moved
-		d.index[u.key] = place{s, int32(slot)}
+		d.settle(u.key, place{s, int32(slot)})
 	}
 	if written && from == nil && d.changed != nil {
 		d.changed(u, true)
@@ -326,10 +331,14 @@ func (d *disk) put(u unit, rec []byte, from *segment) (written, again bool, err 
 }
 
 // wrote ends a write.
-func (d *disk) wrote(key kvcache.Hash, s *segment) {
+func (d *disk) wrote(u *unit, s *segment) {
 	d.mu.Lock()
 	defer d.unlock()
-	delete(d.pending, key)
+	delete(d.pending, u.key)
+	if d.limit > 0 {
+		d.tenants[u.tag()].writing--
+		d.forgo(u.tag())
+	}
 	d.unuse(s)
 }
 
@@ -342,10 +351,8 @@ func (d *disk) reserve(u unit, from *segment) (s *segment, slot int, old []*kept
 		if full == nil {
 			return s, slot, old, nil
 		}
-		k, err := d.extend(full)
-		if k != nil {
-			old = append(old, k)
-		}
+		more, err := d.extend(full)
+		old = append(old, more...)
 		if err != nil {
 			return nil, 0, old, err
 		}
@@ -359,14 +366,24 @@ func (d *disk) take(u unit, from *segment) (s *segment, slot int, full *segment)
 	if p := d.index[u.key]; p.seg != from || d.pending[u.key] {
 		return nil, 0, nil
 	}
-	s = d.log[len(d.log)-1]
-	if len(s.keys) == d.slots {
-		return nil, 0, s
+	if from == nil && d.full(u.tag()) {
+		if s, slot = d.replace(&u); s == nil {
+			return nil, 0, nil
+		}
+	} else {
+		s = d.log[len(d.log)-1]
+		if len(s.keys) == d.slots {
+			return nil, 0, s
+		}
+		s.add(&u)
+		slot = len(s.keys) - 1
 	}
-	s.add(u.key, u.born.Unix())
 	s.users++
 	d.pending[u.key] = true
-	return s, len(s.keys) - 1, nil
+	if d.limit > 0 {
+		d.holding(u.tag()).writing++
+	}
+	return s, slot, nil
 }
 
 // kept are slots of a retired segment that are written again.
@@ -417,11 +434,11 @@ func (d *disk) moveUp(k *kept) error {
 		if _, err := k.seg.file.ReadAt(rec, d.at(i)); err != nil {
 			return err
 		}
-		h, err := parseHeader(rec)
-		if err != nil || h.key != k.seg.keys[i] || h.payload != d.shape.payload() {
+		h, err := d.shape.whole(rec)
+		if err != nil || h.key != k.seg.keys[i] {
 			continue // bad: it is not worth keeping
 		}
-		if _, err := d.append(unit{key: h.key, pos: int(h.pos), born: time.Unix(h.born, 0)}, rec, k.seg); err != nil {
+		if _, err := d.append(*h.unit(), rec, k.seg); err != nil {
 			return err
 		}
 	}

@@ -72,8 +72,8 @@ var (
 	unitsDesc   = prometheus.NewDesc("xpyd_kvtier_units", "Units in a tier.", []string{"tier"}, nil)
 	roomDesc    = prometheus.NewDesc("xpyd_kvtier_capacity_units", "Units that a tier has room for.", []string{"tier"}, nil)
 	pinnedDesc  = prometheus.NewDesc("xpyd_kvtier_pinned_units", "Units that pins keep, or will once they are computed.", nil, nil)
-	tenantsDesc = prometheus.NewDesc("xpyd_kvtier_tenants", "Cache salts with units in host memory; counted with kv.tenant_share only.", nil, nil)
-	overDesc    = prometheus.NewDesc("xpyd_kvtier_tenant_evicted_units_total", "Units that went because their cache salt had its share of host memory.", nil, nil)
+	tenantsDesc = prometheus.NewDesc("xpyd_kvtier_tenants", "Cache salts with units in a tier; counted with kv.tenant_share only.", []string{"tier"}, nil)
+	overDesc    = prometheus.NewDesc("xpyd_kvtier_tenant_evicted_units_total", "Units that went, or were left out, because their cache salt had its share of a tier.", []string{"tier"}, nil)
 	ioDesc      = prometheus.NewDesc("xpyd_kvtier_ssd_io_info", "How the SSD tier is read and written.", []string{"io"}, nil)
 	directDesc  = prometheus.NewDesc("xpyd_kvtier_ssd_direct_total", "Transfers that went by pread or pwrite because io_uring did not take them.", nil, nil)
 	evictedDesc = prometheus.NewDesc("xpyd_kvtier_evicted_units_total", "Units that made room for others.", []string{"tier"}, nil)
@@ -87,9 +87,14 @@ func (u *usage) Collect(c chan<- prometheus.Metric) {
 	tenants, over := len(u.t.host.tenants), u.t.host.over
 	u.t.host.mu.Unlock()
 	c <- prometheus.MustNewConstMetric(pinnedDesc, prometheus.GaugeValue, float64(u.t.pins.count()))
-	c <- prometheus.MustNewConstMetric(tenantsDesc, prometheus.GaugeValue, float64(tenants))
-	c <- prometheus.MustNewConstMetric(overDesc, prometheus.CounterValue, float64(over))
-	if u.t.disk != nil {
+	c <- prometheus.MustNewConstMetric(tenantsDesc, prometheus.GaugeValue, float64(tenants), tierHost)
+	c <- prometheus.MustNewConstMetric(overDesc, prometheus.CounterValue, float64(over), tierHost)
+	if d := u.t.disk; d != nil {
+		d.mu.Lock()
+		tenants, over := len(d.tenants), d.over
+		d.mu.Unlock()
+		c <- prometheus.MustNewConstMetric(tenantsDesc, prometheus.GaugeValue, float64(tenants), tierSSD)
+		c <- prometheus.MustNewConstMetric(overDesc, prometheus.CounterValue, float64(over), tierSSD)
 		c <- prometheus.MustNewConstMetric(ioDesc, prometheus.GaugeValue, 1, string(u.t.io.way()))
 	}
 	if u.t.io.ring != nil {

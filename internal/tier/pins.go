@@ -155,6 +155,7 @@ func (t *Tiers) Pin(tokens []int32, salt string, ttl time.Duration) (Pinned, err
 	if err := t.pins.add(one); err != nil {
 		return Pinned{}, err
 	}
+	t.pinsChanged()
 	t.host.repin(one.keys)
 	for i, key := range one.keys { // what only the pool has is copied now
 		if !t.host.has(key) {
@@ -206,6 +207,7 @@ func (t *Tiers) Unpin(id string) bool {
 	if one == nil {
 		return false
 	}
+	t.pinsChanged()
 	t.host.repin(one.keys)
 	return true
 }
@@ -249,6 +251,7 @@ func (t *Tiers) expirer(ctx context.Context) {
 	for {
 		over, next := t.pins.expired(time.Now())
 		for _, one := range over {
+			t.pinsChanged()
 			t.host.repin(one.keys)
 		}
 		if next.IsZero() {

@@ -161,7 +161,7 @@ func TestRandom(t *testing.T) {
 			}
 		}
 		seen[fmt.Sprint(cfg.Write, " ", cfg.Eviction)]++
-		for _, err := range []error{r.cache.Check(), r.tiers.host.check(), m.agrees(r.tiers)} {
+		for _, err := range []error{r.cache.Check(), r.tiers.host.check(), r.tiers.disk.check(), m.agrees(r.tiers)} {
 			if err != nil {
 				t.Fatalf("operation %d (%d under %s, %s, tenants %v): %v", i, op, cfg.Write, cfg.Eviction, cfg.TenantShare, err)
 			}

@@ -50,7 +50,7 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 		return r, err
 	}
 	// A quarter more, so that nothing is evicted from a log of whole segments.
-	d, err := openDisk(dir, total+total/4+minSegments*segmentBytes, s, "measured", way.open, slog.New(slog.DiscardHandler))
+	d, err := openDisk(dir, total+total/4+minSegments*segmentBytes, s, "measured", 0, way.open, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return r, errors.Join(err, way.close(ctx))
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"hash/crc32"
 	"slices"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/kernels"
@@ -15,19 +16,23 @@ import (
 //	offset  bytes
 //	0       8     magic
 //	8       16    the unit's hash
-//	24      8     bytes of rows and digests
+//	24      4     bytes of rows and digests
+//	28      4     the first bytes of the root's hash: whose unit it is
 //	32      8     segment's number (SSD)
 //	40      4     slot in the segment (SSD)
 //	44      4     position of the unit's first token
 //	48      8     when the unit came into the tiers, seconds since 1970
 //	56      4     CRC-32C of bytes 0..55
+//	60      4     CRC-32C of the digests: those of this header's rows
 //	64            rows [layer][block][2][kv_head][block_tokens][head_dim]
 //	...           digests [layer][block][kv_head], uint64
 //
 // padded to a multiple of page; numbers are little-endian. Segment and slot
-// tell a write that went astray from the record that belongs there.
+// tell a write that went astray from the record that belongs there. A header
+// over another record's rows, which are whole in themselves (a write that was
+// torn), is told by the sum of the digests.
 const (
-	magic      = "xpydkv2\n"
+	magic      = "xpydkv3\n"
 	headerSize = 64
 	page       = 4096 // O_DIRECT's alignment
 )
@@ -42,18 +47,29 @@ type header struct {
 	slot    uint32
 	pos     uint32
 	born    int64
+	tenant  uint32 // see unit.tag
+	sum     uint32 // see shape.sum
+}
+
+// unit is what the header says of its unit; of the root only who it belongs to.
+func (h *header) unit() *unit {
+	u := &unit{key: h.key, pos: int(h.pos), born: time.Unix(h.born, 0)}
+	binary.LittleEndian.PutUint32(u.root[:], h.tenant)
+	return u
 }
 
 func (h *header) encode(b []byte) {
 	clear(b[:headerSize])
 	copy(b, magic)
 	copy(b[8:], h.key[:])
-	binary.LittleEndian.PutUint64(b[24:], uint64(h.payload))
+	binary.LittleEndian.PutUint32(b[24:], uint32(h.payload))
+	binary.LittleEndian.PutUint32(b[28:], h.tenant)
 	binary.LittleEndian.PutUint64(b[32:], h.segment)
 	binary.LittleEndian.PutUint32(b[40:], h.slot)
 	binary.LittleEndian.PutUint32(b[44:], h.pos)
 	binary.LittleEndian.PutUint64(b[48:], uint64(h.born))
 	binary.LittleEndian.PutUint32(b[56:], crc32.Checksum(b[:56], castagnoli))
+	binary.LittleEndian.PutUint32(b[60:], h.sum)
 }
 
 var errRecord = errors.New("no record")
@@ -63,13 +79,9 @@ func parseHeader(b []byte) (h header, err error) {
 	if len(b) < headerSize || string(b[:8]) != magic || binary.LittleEndian.Uint32(b[56:]) != crc32.Checksum(b[:56], castagnoli) {
 		return h, errRecord
 	}
-	n := binary.LittleEndian.Uint64(b[24:])
-	if n > 1<<40 {
-		return h, errRecord
-	}
-	return header{key: kvcache.Hash(b[8:24]), payload: int(n), segment: binary.LittleEndian.Uint64(b[32:]),
+	return header{key: kvcache.Hash(b[8:24]), payload: int(binary.LittleEndian.Uint32(b[24:])), tenant: binary.LittleEndian.Uint32(b[28:]), segment: binary.LittleEndian.Uint64(b[32:]),
 		slot: binary.LittleEndian.Uint32(b[40:]), pos: binary.LittleEndian.Uint32(b[44:]),
-		born: int64(binary.LittleEndian.Uint64(b[48:]))}, nil
+		born: int64(binary.LittleEndian.Uint64(b[48:])), sum: binary.LittleEndian.Uint32(b[60:])}, nil
 }
 
 // shape is what a unit of the pool looks like.
@@ -81,6 +93,21 @@ type shape struct {
 func (s shape) rows() int    { return s.Layers * s.blocks * s.BlockBytes() }
 func (s shape) payload() int { return s.rows() + s.Layers*s.blocks*s.KVHeads*8 }
 func (s shape) record() int  { return (headerSize + s.payload() + page - 1) / page * page }
+
+// sum is the checksum of a record's digests.
+func (s shape) sum(rec []byte) uint32 {
+	return crc32.Checksum(rec[headerSize+s.rows():headerSize+s.payload()], castagnoli)
+}
+
+// whole reads the header of a record, and sees that the rest is its own. Whether
+// the rows are what the digests say is seen when they come into the pool.
+func (s shape) whole(rec []byte) (header, error) {
+	h, err := parseHeader(rec)
+	if err == nil && (len(rec) < headerSize+s.payload() || h.payload != s.payload() || h.sum != s.sum(rec)) {
+		err = errRecord
+	}
+	return h, err
+}
 
 // block returns the rows and the digests of one layer of the unit's i-th block.
 func (s shape) block(rec []byte, layer, i int) (rows, digests []byte) {

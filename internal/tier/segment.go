@@ -12,8 +12,9 @@ import (
 	"github.com/xpyd/xpyd/internal/kvcache"
 )
 
-// A segment is a file of slots of one record each, written once from the
-// front and deleted whole. Its first page says, in JSON, what the records are.
+// A segment is a file of slots of one record each, written from the front and
+// deleted whole; a slot is written again only by a tenant that has its share.
+// Its first page says, in JSON, what the records are.
 //
 // Nothing is flushed and no length is trusted: after a crash a record is
 // whole, or its header is not there, or its rows disagree with their digests.
@@ -24,6 +25,7 @@ type segment struct {
 	keys  []kvcache.Hash // of the slots handed out
 	born  []int64        // by slot: as in its header
 	hits  []bool         // by slot: it was read since it was written
+	tags  []uint32       // by slot: whose it is
 	users int            // reads and writes under way, and 1 while it is listed
 	// retired: what is being written to it is written for nothing.
 	retired bool
@@ -45,7 +47,7 @@ type preamble struct {
 }
 
 func (d *disk) preamble(id uint64) preamble {
-	return d.shape.preamble("xpyd KV segment 2", id, d.identity)
+	return d.shape.preamble("xpyd KV segment 3", id, d.identity)
 }
 
 func (s shape) preamble(format string, id uint64, identity string) preamble {
@@ -79,8 +81,14 @@ func (d *disk) create(id uint64) (*segment, error) {
 }
 
 // add hands out the next slot.
-func (s *segment) add(key kvcache.Hash, born int64) {
-	s.keys, s.born, s.hits = append(s.keys, key), append(s.born, born), append(s.hits, false)
+func (s *segment) add(u *unit) {
+	s.keys, s.born, s.hits, s.tags = append(s.keys, kvcache.Hash{}), append(s.born, 0), append(s.hits, false), append(s.tags, 0)
+	s.set(len(s.keys)-1, u)
+}
+
+// set says what is in a slot.
+func (s *segment) set(slot int, u *unit) {
+	s.keys[slot], s.born[slot], s.hits[slot], s.tags[slot] = u.key, u.born.Unix(), false, u.tag()
 }
 
 var errForeign = errors.New("written by another model, layout or version")
@@ -108,18 +116,19 @@ func (d *disk) recover(id uint64) (*segment, error) {
 		case err != nil:
 			for i, key := range s.keys {
 				if d.index[key] == (place{s, int32(i)}) {
-					delete(d.index, key)
+					d.leave(key)
 				}
 			}
 			return nil, errors.Join(err, s.file.Close())
 		}
 		h, err := parseHeader(b)
 		ours := err == nil && h.segment == id && h.slot == uint32(i) && h.payload == d.shape.payload()
-		s.add(kvcache.Hash{}, h.born)
-		if ours {
-			s.keys[i] = h.key
-			d.index[h.key] = place{s, int32(i)}
+		if !ours {
+			s.add(&unit{})
+			continue
 		}
+		s.add(h.unit())
+		d.settle(h.key, place{s, int32(i)})
 	}
 	return s, nil
 }

@@ -57,7 +57,7 @@ func ValueBytes(b Backend, unitBlocks int) int {
 }
 
 func newShared(st store.Store, s shape, identity string, writes bool) (*shared, error) {
-	p := s.preamble("xpyd KV store 1", 0, identity)
+	p := s.preamble("xpyd KV store 2", 0, identity)
 	text, err := json.Marshal(&p)
 	if err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func (s *shared) bytes() int { return headerSize + s.shape.payload() }
 
 // pack makes a unit's value of its record.
 func (s *shared) pack(u unit, rec, value []byte) {
-	h := header{key: u.key, payload: s.shape.payload(), segment: s.mark, pos: uint32(u.pos), born: u.born.Unix()}
+	h := header{key: u.key, payload: s.shape.payload(), segment: s.mark, pos: uint32(u.pos), born: u.born.Unix(), tenant: u.tag(), sum: s.shape.sum(rec)}
 	h.encode(value)
 	copy(value[headerSize:s.bytes()], rec[headerSize:])
 }
@@ -90,8 +90,8 @@ func (s *shared) pack(u unit, rec, value []byte) {
 // unpack puts a value into a record, if it says that it is the unit's; and
 // tells when the unit came into the tiers, as it says.
 func (s *shared) unpack(key kvcache.Hash, pos int, value, rec []byte) (born time.Time, good bool) {
-	h, err := parseHeader(value)
-	want := header{key: key, payload: s.shape.payload(), segment: s.mark, pos: uint32(pos), born: h.born}
+	h, err := s.shape.whole(value)
+	want := header{key: key, payload: s.shape.payload(), segment: s.mark, pos: uint32(pos), born: h.born, tenant: h.tenant, sum: h.sum}
 	if err != nil || h != want || len(value) != s.bytes() {
 		return born, false
 	}

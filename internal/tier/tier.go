@@ -67,8 +67,9 @@ type Config struct {
 	// PinShare of host memory, and of the SSD, is the most that pins may keep;
 	// at most a half.
 	PinShare float64
-	// TenantShare of host memory is the most that units of one cache salt, ""
-	// too, may fill: beyond, a new one takes the place of one of theirs. 0: all.
+	// TenantShare of host memory, and of the SSD, is the most that units of one
+	// cache salt, "" too, may fill: beyond, a new one takes the place of one of
+	// theirs. 0: all.
 	TenantShare float64
 
 	// Store is what several workers share; nil: nothing. It is closed with the
@@ -155,6 +156,7 @@ type Tiers struct {
 	writes  chan write
 	reads   chan struct{} // a token for each read under way
 	repin   chan struct{} // a poke: pins have changed
+	keep    chan struct{} // the same, for who writes them down
 	unsaved atomic.Int64  // units in saves and writes, and in the hands of who reads those
 
 	mu     sync.Mutex
@@ -195,7 +197,7 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 	s := shape{backend.Layout(), unitBlocks}
 	t := &Tiers{cfg: cfg, log: log, backend: backend, shape: s, saves: make(chan save, saveQueue), writes: make(chan write, diskQueue),
 		reads: make(chan struct{}, reads),
-		pins:  newPins(), repin: make(chan struct{}, 1), quota: bucket{rate: cfg.LoadQuota}}
+		pins:  newPins(), repin: make(chan struct{}, 1), keep: make(chan struct{}, 1), quota: bucket{rate: cfg.LoadQuota}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	var err error
 	if t.host, err = newHost(s, cfg.HostBytes, cfg.Eviction, t.pins); err != nil {
@@ -206,6 +208,9 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 		return nil, err
 	}
 	slots := len(t.host.slots)
+	if s.payload() >= 1<<32 {
+		return nil, fmt.Errorf("tier: a unit of %d bytes, want less than 4 GiB", s.payload())
+	}
 	t.patience, t.grace = 100*time.Millisecond, time.Second
 	t.spare = min(spareMost, max(1, slots/8))
 	t.batch = min(t.mover.most(), t.spare)
@@ -220,6 +225,7 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 		}
 		t.disk.ttl, t.disk.pinned, t.disk.changed = cfg.TTL, t.pins.has, t.teller(tierSSD)
 		t.pins.most = min(t.pins.most, int(cfg.PinShare*float64(t.disk.most*t.disk.slots)))
+		t.loadPins()
 	}
 	if cfg.Store != nil {
 		t.shared, err = newShared(cfg.Store, s, cfg.Identity, cfg.StoreWrites)
@@ -238,7 +244,7 @@ func (t *Tiers) openDisk(s shape) (err error) {
 	if t.io, err = newDiskIO(t.cfg.DirIO, reads+writers, uring.Open); err != nil {
 		return err
 	}
-	if t.disk, err = openDisk(t.cfg.Dir, t.cfg.DirBytes, s, t.cfg.Identity, t.io.open, t.log); err != nil {
+	if t.disk, err = openDisk(t.cfg.Dir, t.cfg.DirBytes, s, t.cfg.Identity, t.cfg.TenantShare, t.io.open, t.log); err != nil {
 		return errors.Join(err, t.io.close(t.ctx))
 	}
 	if t.io.why != nil {
@@ -269,6 +275,7 @@ func (t *Tiers) Attach(cache *kvcache.Cache) {
 	t.wg.Go(func() { t.expirer(ctx) })
 	t.wg.Go(t.saver)
 	if t.disk != nil {
+		t.wg.Go(func() { t.pinKeeper(ctx) })
 		for range writers {
 			t.wg.Go(t.writer)
 		}
@@ -280,7 +287,7 @@ func (t *Tiers) Attach(cache *kvcache.Cache) {
 	}
 }
 
-// ErrHung: reads or writes of the SSD do not end.
+// ErrHung says that reads or writes of the SSD do not end.
 var ErrHung = errors.New("the SSD does not answer")
 
 // Close writes what still waits for the SSD (under Back: what only host memory

@@ -36,16 +36,15 @@ type Config struct {
 	GPUMemory float64         `koanf:"gpu_memory"` // part of the GPU's memory that this process takes in all
 	// BatchInvariant gives a prompt the same tokens whatever the batch, the chunks
 	// or the split, at some speed. On the CPU it is always so.
-	BatchInvariant bool `koanf:"batch_invariant"`
-	Blocks         int  `koanf:"blocks"`        // blocks of the KV pool; 0: from kv_memory
-	MaxModelLen    int  `koanf:"max_model_len"` // tokens, prompt and output; 0: what model and pool allow
-	MaxBatch       int  `koanf:"max_batch"`     // sequences a step
-	MaxWaiting     int  `koanf:"max_waiting"`   // requests that may queue
-	StepTokens     int  `koanf:"step_tokens"`   // tokens a step
-	// PrefillTokens is the most that one prompt gets of a step on a GPU in which
-	// nothing decodes.
-	PrefillTokens int           `koanf:"prefill_tokens"`
-	MaxStepTime   time.Duration `koanf:"max_step_time"` // aim for a step with a prefill chunk
+	BatchInvariant bool          `koanf:"batch_invariant"`
+	KVCacheDType   string        `koanf:"kv_cache_dtype"` // "auto", "bf16" or "fp8"; auto is bf16 on a GPU, f32 on the CPU
+	Blocks         int           `koanf:"blocks"`         // blocks of the KV pool; 0: from kv_memory
+	MaxModelLen    int           `koanf:"max_model_len"`  // tokens, prompt and output; 0: what model and pool allow
+	MaxBatch       int           `koanf:"max_batch"`      // sequences a step
+	MaxWaiting     int           `koanf:"max_waiting"`    // requests that may queue
+	StepTokens     int           `koanf:"step_tokens"`    // tokens a step
+	PrefillTokens  int           `koanf:"prefill_tokens"` // of one prompt in a step on a GPU in which nothing decodes
+	MaxStepTime    time.Duration `koanf:"max_step_time"`  // aim for a step with a prefill chunk
 
 	MaxBody      config.Size   `koanf:"max_body"`      // bytes of a request body
 	ReadTimeout  time.Duration `koanf:"read_timeout"`  // for a whole request to arrive
@@ -108,7 +107,7 @@ type KV struct {
 	Eviction         string        `koanf:"eviction"`           // of host memory: "lru", "lfu" or "s3fifo"
 	TTL              time.Duration `koanf:"ttl"`                // older units of the tiers are not used; 0: however old
 	PinShare         float64       `koanf:"pin_share"`          // most of each tier that pins may keep
-	TenantShare      float64       `koanf:"tenant_share"`       // most of host memory that one cache salt may fill; 0: all
+	TenantShare      float64       `koanf:"tenant_share"`       // most of host memory, and of the SSD, that one cache salt may fill; 0: all
 	LoadQuota        config.Size   `koanf:"load_quota"`         // bytes a second that loads may take; 0: any
 	Peers            string        `koanf:"peers"`              // "on" or "off": whether prefixes are fetched from other workers and given to them
 	PeerQuota        config.Size   `koanf:"peer_quota"`         // bytes a second that are given to them; 0: any
@@ -130,7 +129,7 @@ func DefaultConfig(role fleet.Role) Config {
 	return Config{
 		Role: string(role), Device: "auto",
 		Listen: "127.0.0.1:0", KVListen: "127.0.0.1:0",
-		BlockTokens: 16, GPUMemory: 0.9, MaxBatch: 64, MaxWaiting: 1024,
+		BlockTokens: 16, GPUMemory: 0.9, KVCacheDType: kvAuto, MaxBatch: 64, MaxWaiting: 1024,
 		StepTokens: 512, PrefillTokens: 8192, MaxStepTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
@@ -159,6 +158,31 @@ func oneOf(key, v string, allowed ...string) error {
 func ValidTransport(key, v string) error {
 	return oneOf(key, v, transportAuto, transportTCP, transportSHM, transportIPC)
 }
+
+// ValidKVCacheDType checks a kv_cache_dtype for a device and blocks of so many
+// tokens. What only a GPU has is refused here when the device is the CPU, and
+// when "auto" finds none at start.
+func ValidKVCacheDType(key, v, device string, blockTokens int, invariant bool) error {
+	if err := oneOf(key, v, kvAuto, kvBF16, kvFP8); err != nil || v == kvAuto {
+		return err
+	}
+	switch {
+	case device == "cpu":
+		return bad(key, "%s needs a GPU: the CPU keeps KV in f32 (%s)", v, kvAuto)
+	case v == kvFP8 && invariant:
+		return bad(key, "%s and batch_invariant exclude each other", v)
+	case v == kvFP8 && blockTokens%16 != 0:
+		return bad(key, "%s needs block_tokens to be a multiple of 16, not %d", v, blockTokens)
+	}
+	return nil
+}
+
+// What kv_cache_dtype may be.
+const (
+	kvAuto = "auto"
+	kvBF16 = "bf16"
+	kvFP8  = "fp8"
+)
 
 // ValidPeers checks a kv.peers that stands under key.
 func ValidPeers(key, v string) error { return oneOf(key, v, "on", "off") }
@@ -192,6 +216,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := oneOf("device", c.Device, "auto", "cpu", "cuda"); err != nil {
+		return err
+	}
+	if err := ValidKVCacheDType("kv_cache_dtype", c.KVCacheDType, c.Device, c.BlockTokens, c.BatchInvariant); err != nil {
 		return err
 	}
 	if err := ValidTransport("kv.transport", c.KV.Transport); err != nil {

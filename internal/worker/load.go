@@ -86,6 +86,9 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 		if errors.Is(err, cuda.ErrUnavailable) {
 			level = slog.LevelInfo
 		}
+		if cfg.KVCacheDType != kvAuto {
+			return nil, fmt.Errorf("kv_cache_dtype %s needs a GPU: %w", cfg.KVCacheDType, err)
+		}
 		log.Log(context.Background(), level, "device auto: taking the CPU", "reason", err)
 	}
 	a := arch(&m.Config)
@@ -97,7 +100,7 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 	if size == 0 {
 		size = cpuMemory
 	}
-	blocks, err := poolBlocks(cfg, &a, kernels.F32, size)
+	blocks, err := poolBlocks(cfg, &a, kernels.F32.Bytes()*a.HeadDim, size)
 	if err != nil {
 		return nil, err
 	}
@@ -110,11 +113,15 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 
 func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	a := arch(&m.Config)
-	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant,
+	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8,
 		MaxTokens: max(cfg.StepTokens, cfg.MaxBatch, min(cfg.PrefillTokens, a.MaxPositions)), MaxSeqs: cfg.MaxBatch}
 	if cfg.Blocks == 0 && cfg.KVMemory != 0 {
+		row := kernels.BF16.Bytes() * a.HeadDim
+		if opt.KVFP8 {
+			row = a.HeadDim + 4 // with its scale
+		}
 		var err error
-		if opt.Blocks, err = poolBlocks(cfg, &a, kernels.BF16, int64(cfg.KVMemory)); err != nil {
+		if opt.Blocks, err = poolBlocks(cfg, &a, row, int64(cfg.KVMemory)); err != nil {
 			return nil, err
 		}
 	}
@@ -128,13 +135,13 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 // cpuMemory is what kv_memory is on the CPU when nobody says.
 const cpuMemory = 256 << 20
 
-// poolBlocks is the pool's size: as set, or what size bytes hold, at most 64
-// whole contexts.
-func poolBlocks(cfg *Config, a *kernels.Arch, dt kernels.DType, size int64) (int, error) {
+// poolBlocks is the pool's size: as set, or what size bytes hold of rows of so
+// many bytes, at most 64 whole contexts.
+func poolBlocks(cfg *Config, a *kernels.Arch, row int, size int64) (int, error) {
 	if cfg.Blocks != 0 {
 		return cfg.Blocks, nil
 	}
-	perToken := int64(2*dt.Bytes()) * int64(a.Layers*a.KVHeads*a.HeadDim) // K and V rows
+	perToken := int64(2*row) * int64(a.Layers*a.KVHeads) // K and V rows
 	blocks := int(size / (perToken * int64(cfg.BlockTokens)))
 	blocks = min(blocks, 64*((a.MaxPositions+cfg.BlockTokens-1)/cfg.BlockTokens))
 	if blocks < 1 {

@@ -8,7 +8,7 @@
 // attn_any takes any head_dim and group, one warp a (row, head): slow, and the
 // oracle of the fast ones on the device.
 // Oracle: kernels/cpu.
-#include "common.cuh"
+#include "rows.cuh"
 
 static constexpr int WARPS = 8, N = 64; // WARPS * 16 = 128 query rows, as an xk_tile has
 
@@ -210,5 +210,6 @@ int32_t xk_attn_init() {
   XK_TRY(cudaFuncSetAttribute(prefill_kernel<64>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<64>));
   XK_TRY(cudaFuncSetAttribute(prefill_kernel<128>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<128>));
   XK_OK_OR_RETURN(xk_attn_hopper_init());
+  XK_OK_OR_RETURN(xk_attn8_init());
   return xk_attn_decode_init();
 }

@@ -78,7 +78,7 @@ func open(a kernels.Arch, opt Options) (*Backend, error) {
 	if err := opt.fill(); err != nil {
 		return nil, err
 	}
-	if err := checkArch(&a); err != nil {
+	if err := checkArch(&a, &opt); err != nil {
 		return nil, err
 	}
 	freq, scale, err := a.RopeFrequencies()
@@ -94,10 +94,7 @@ func open(a kernels.Arch, opt Options) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{lib: lib, arch: a, opt: opt, device: C.GoString(&dev.name[0]), pci: C.GoString(&dev.pci[0])}
-	b.layout = kernels.Layout{
-		Layers: a.Layers, KVHeads: a.KVHeads, HeadDim: a.HeadDim,
-		BlockTokens: opt.BlockTokens, DType: kernels.BF16.String(), RowBytes: 2 * a.HeadDim,
-	}
+	b.layout = opt.layout(&a)
 	cfg := C.xk_config{
 		device: C.int32_t(opt.Device), layers: C.int32_t(a.Layers), hidden: C.int32_t(a.Hidden),
 		intermediate: C.int32_t(a.Intermediate), heads: C.int32_t(a.Heads), kv_heads: C.int32_t(a.KVHeads),
@@ -105,7 +102,7 @@ func open(a kernels.Arch, opt Options) (*Backend, error) {
 		qkv_bias: flag(a.QKVBias), qk_norm: flag(a.QKNorm), tied_head: flag(a.TiedHead),
 		norm_eps: C.float(a.NormEps), block_tokens: C.int32_t(opt.BlockTokens),
 		max_rows: C.int32_t(opt.MaxTokens), max_seqs: C.int32_t(opt.MaxSeqs),
-		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune), batch_invariant: flag(opt.BatchInvariant),
+		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune), batch_invariant: flag(opt.BatchInvariant), kv_fp8: flag(opt.KVFP8),
 	}
 	if err := lib.call("xk_open", func() C.int32_t { return C.api_open_ctx(lib.api, &cfg, &b.ctx) }); err != nil {
 		return nil, err
@@ -198,9 +195,7 @@ func (b *Backend) start() error {
 	if err != nil {
 		return err
 	}
-	if b.numerics = Numerics; b.opt.BatchInvariant {
-		b.numerics = fmt.Sprintf("%s%08x", InvariantNumerics, uint32(buf.bits))
-	}
+	b.numerics = b.opt.numerics(uint32(buf.bits))
 	fold := newFolder(b.arch.Vocab)
 	for i := range b.steps {
 		b.steps[i].init(i, b, &buf, fold)

@@ -25,18 +25,33 @@ func llama8B() kernels.Arch {
 
 // TestSpeed prints one JSON line a figure: host time of a step, from one end to
 // the next as steps overlap, with the device's own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
+<<<<<<< HEAD
 // 8k@4096 mixed448" (the last number is the tokens of a chunk, 2048 if not given).
+=======
+// mixed448" (the number is the tokens of a chunk). "b64l4" has contexts of 4k.
+// XPYD_CUDA_KV8 keeps KV in FP8. "quality" compares logits with bf16's.
+>>>>>>> main
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
 	if len(what) == 0 {
 		t.Skip("XPYD_CUDA_BENCH is not set")
 	}
 	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 256, NoPDL: os.Getenv("XPYD_CUDA_NO_PDL") != "", NoGraphs: os.Getenv("XPYD_CUDA_NO_GRAPHS") != "", Tune: os.Getenv("XPYD_CUDA_TUNE") != "",
+<<<<<<< HEAD
 		BatchInvariant: os.Getenv("XPYD_CUDA_INVARIANT") != ""}
 	for _, w := range what {
 		if _, chunk := prompt(w); chunk > opt.MaxTokens {
 			opt.MaxTokens = chunk
 		}
+=======
+		BatchInvariant: os.Getenv("XPYD_CUDA_INVARIANT") != "", KVFP8: os.Getenv("XPYD_CUDA_KV8") != ""}
+	if opt.KVFP8 {
+		prefix = "gpu.kv8_"
+	}
+	if what[0] == "quality" {
+		quality(t, opt)
+		return
+>>>>>>> main
 	}
 	if opt.BatchInvariant {
 		prefix = "gpu.invariant_"
@@ -56,8 +71,10 @@ func TestSpeed(t *testing.T) {
 			chunk, _ := strconv.Atoi(n)
 			mixedSpeed(t, b, chunk)
 		} else if n, ok := strings.CutPrefix(w, "b"); ok {
+			n, k, _ := strings.Cut(n, "l")
 			batch, _ := strconv.Atoi(n)
-			decodeSpeed(t, b, batch)
+			length, _ := strconv.Atoi(k)
+			decodeSpeed(t, b, batch, max(length, 1)*1024)
 		} else {
 			length, chunk := prompt(w)
 			prefillSpeed(t, b, length, chunk)
@@ -92,8 +109,11 @@ func profile(t *testing.T, b *cuda.Backend, seqs ...kernels.Seq) {
 	}
 }
 
-func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
-	const length = 1024
+func decodeSpeed(t *testing.T, b *cuda.Backend, batch, length int) {
+	chunk := b.Arch().MaxPositions
+	if length > 1024 {
+		chunk = 2048
+	}
 	blocks := (length + 256) / 16
 	var seqs []kernels.Seq
 	next := int32(0)
@@ -103,12 +123,12 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 			q.Blocks = append(q.Blocks, (next*7919)%int32(b.Blocks()))
 			next++
 		}
-		fill := kernels.Seq{Tokens: make([]int32, length), Blocks: q.Blocks}
-		for j := range fill.Tokens {
-			fill.Tokens[j] = int32((i*7919 + j*104729) % b.Arch().Vocab)
+		fill := make([]int32, length)
+		for j := range fill {
+			fill[j] = int32((i*7919 + j*104729) % b.Arch().Vocab)
 		}
-		if i < 8 { // the others attend to what lies there: any finite rows do
-			mustStep(t, b, fill)
+		for pos := 0; i < 8 && pos < length; pos += chunk { // the others attend to what lies there: any finite rows do
+			mustStep(t, b, kernels.Seq{Tokens: fill[pos:min(pos+chunk, length)], Pos: pos, Blocks: q.Blocks})
 		}
 		q.Tokens = []int32{int32(i)}
 		seqs = append(seqs, q)
@@ -151,6 +171,10 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch int) {
 			result("gpu.host_gap_us.p50", "us", gaps[len(gaps)/2], gaps, nil)
 			result("gpu.host_gap_us.p99", "us", gaps[len(gaps)*99/100], gaps, nil)
 		}
+	}
+	if length != 1024 {
+		measure(fmt.Sprintf(prefix+"decode_step_ms.b%d_l%dk", batch, length/1024))
+		return
 	}
 	measure(fmt.Sprintf(prefix+"decode_step_ms.b%d", batch))
 	if batch == 64 {

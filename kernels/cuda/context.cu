@@ -44,6 +44,8 @@ static int32_t check(const xk_config &g) {
   if (g.head_dim < 8 || g.head_dim > 256 || g.head_dim % 8) return xk_fail(XK_INVALID, "head_dim %d: want a multiple of 8, at most 256", g.head_dim);
   if (g.vocab > 1 << 19) return xk_fail(XK_INVALID, "vocabulary of %d: at most %d", g.vocab, 1 << 19);
   if (g.block_tokens < 1 || g.block_tokens > 256) return xk_fail(XK_INVALID, "blocks of %d tokens: want 1 to 256", g.block_tokens);
+  if (g.kv_fp8 && (g.head_dim % 16 || g.block_tokens % 16 || g.batch_invariant))
+    return xk_fail(XK_INVALID, "an FP8 KV cache needs head_dim %d and blocks of %d to be multiples of 16, and no batch_invariant", g.head_dim, g.block_tokens);
   if (g.tune && g.batch_invariant) return xk_fail(XK_INVALID, "tune and batch_invariant exclude each other");
   if (g.max_rows < 1 || g.max_seqs < 1 || g.max_positions > 1 << 24) return xk_fail(XK_INVALID, "%d rows, %d sequences, %d positions", g.max_rows, g.max_seqs, g.max_positions);
   return XK_OK;
@@ -80,6 +82,11 @@ static int32_t buffers(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.tokens, 2 * b.max_samples));
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logprobs, 2 * b.max_logprobs));
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logits, int64_t(b.max_wants) * g.vocab));
+  if (g.kv_fp8) { // a whole context; a step's chunks without prefixes fit, too
+    c->wide_blocks = std::max(div_up(g.max_positions, g.block_tokens), div_up(g.max_rows, g.block_tokens));
+    XK_OK_OR_RETURN(xk_alloc(c, &c->wide, int64_t(c->wide_blocks) * 2 * g.kv_heads * g.block_tokens * g.head_dim, true));
+    XK_OK_OR_RETURN(xk_alloc(c, &c->wide_tail, b.arena_bytes / 4));
+  }
   return xk_alloc(c, &c->device_tokens, b.max_samples, true);
 }
 
@@ -303,7 +310,7 @@ int32_t xk_memory(xk_ctx *c, xk_memory_info *out) {
   size_t free_bytes, total;
   XK_TRY(cudaMemGetInfo(&free_bytes, &total));
   uint64_t scratch = (c->blocks ? c->before_pool : c->taken) - c->weights;
-  uint64_t block = uint64_t(g.layers) * g.kv_heads * (uint64_t(2) * g.block_tokens * g.head_dim * 2 + 10);
+  uint64_t block = uint64_t(g.layers) * (xk_block_run(g) + uint64_t(g.kv_heads) * 10);
   *out = {total, free_bytes, c->weights, scratch, block * c->blocks, block};
   return XK_OK;
 }

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "common.cuh"
+#include "rows.cuh"
 
 struct Layer {
   bf16 *qkv, *o, *gate_up, *down;    // [N][K] row-major; gate_up: 8 gate rows, 8 up rows in turn
@@ -68,7 +68,6 @@ struct xk_ctx {
   xk_buffers buffers = {};
 
   uint8_t *region = nullptr; // one allocation with all of the pool, so that one handle exports it
-  bf16 *pool = nullptr;
   uint64_t *digest = nullptr;
   uint16_t *filled = nullptr;
   static constexpr int MOVERS = 4;
@@ -91,8 +90,14 @@ struct xk_ctx {
   std::map<int, Choice> choices[SHAPES]; // by row bucket
   std::map<int, Graph> graphs;           // by decode bucket
 
-  Pool pool_of(int layer) const;
-  int64_t layer_elements() const; // of the pool
+  // FP8 pools: blocks widened to bf16 for prefill, and their tables.
+  bf16 *wide = nullptr;
+  int32_t *wide_tail = nullptr;
+  int wide_blocks = 0;
+
+  Pool pool_of(int layer) const; // not of FP8 pools
+  Rows rows_of(int layer) const; // of any
+  int64_t layer_bytes() const;   // of the pool's rows
 };
 
 template <typename T> int32_t xk_alloc(xk_ctx *c, T **p, int64_t n, bool zero = false) {

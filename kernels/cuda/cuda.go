@@ -3,7 +3,7 @@
 // opened at run time: building xpyd needs no CUDA. Builds without cgo, and
 // machines without the library or a GPU, get ErrUnavailable from New.
 //
-// Weights and KV rows are bf16, sums are fp32. One Step is one call: Go fills a
+// Weights and KV rows are bf16, or KV rows are FP8 (Options.KVFP8); sums are fp32. One Step is one call: Go fills a
 // pinned descriptor, the library copies it once and launches everything,
 // padded decode steps as one CUDA graph; tokens are drawn on the device.
 //
@@ -26,6 +26,7 @@ import (
 const (
 	Numerics          = "cuda-bf16-1"
 	InvariantNumerics = "cuda-bf16-invariant-1-"
+	KVFP8Numerics     = "cuda-bf16-kv8-1" // Options.KVFP8
 )
 
 // ErrUnavailable says that this process cannot use a GPU: a build without cgo,
@@ -51,6 +52,21 @@ type Options struct {
 	// of the batch, the chunks, the prefix hit or the phase. DESIGN.md, section 7,
 	// says how, bench/README.md what it costs.
 	BatchInvariant bool
+	// KVFP8 keeps KV rows as E4M3 with an f32 scale each: about half the bytes.
+	// Blocks are then a multiple of 16 positions; not with BatchInvariant.
+	KVFP8 bool
+}
+
+// numerics names what these options compute with; bits is the library's digest
+// of its projections (BatchInvariant).
+func (o *Options) numerics(bits uint32) string {
+	switch {
+	case o.BatchInvariant:
+		return fmt.Sprintf("%s%08x", InvariantNumerics, bits)
+	case o.KVFP8:
+		return KVFP8Numerics
+	}
+	return Numerics
 }
 
 // MaxBlocks is the most blocks that a pool gets without being asked: what the
@@ -114,6 +130,12 @@ func (o *Options) fill() error {
 	if o.Blocks < 0 || o.BlockTokens < 1 || o.BlockTokens > 256 || o.MaxTokens < 1 || o.MaxSeqs < 1 || o.MemoryPart < 0 || o.MemoryPart > 1 {
 		return fmt.Errorf("bad options %+v", *o)
 	}
+	if o.KVFP8 && o.BatchInvariant {
+		return errors.New("an FP8 KV cache and batch invariance exclude each other")
+	}
+	if o.KVFP8 && o.BlockTokens%16 != 0 {
+		return fmt.Errorf("an FP8 KV cache needs blocks of a multiple of 16 tokens, not %d", o.BlockTokens)
+	}
 	return nil
 }
 
@@ -130,7 +152,20 @@ func bucketFor(n, most int) int {
 	return 0
 }
 
-func checkArch(a *kernels.Arch) error {
+// layout is the pool's.
+func (o *Options) layout(a *kernels.Arch) kernels.Layout {
+	l := kernels.Layout{Layers: a.Layers, KVHeads: a.KVHeads, HeadDim: a.HeadDim,
+		BlockTokens: o.BlockTokens, DType: kernels.BF16.String(), RowBytes: 2 * a.HeadDim}
+	if o.KVFP8 {
+		l.DType, l.RowBytes = kernels.F8E4M3, a.HeadDim
+	}
+	return l
+}
+
+func checkArch(a *kernels.Arch, opt *Options) error {
+	if opt.KVFP8 && a.HeadDim%16 != 0 {
+		return fmt.Errorf("an FP8 KV cache needs a head_dim of a multiple of 16, not %d", a.HeadDim)
+	}
 	if a.HeadDim%8 != 0 || a.HeadDim > 256 || a.Hidden%8 != 0 {
 		return fmt.Errorf("head_dim %d and hidden %d: want multiples of 8, head_dim at most 256", a.HeadDim, a.Hidden)
 	}

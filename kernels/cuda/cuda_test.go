@@ -1,8 +1,11 @@
 package cuda
 
 import (
+	"errors"
 	"strings"
 	"testing"
+
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // The pool takes what its part of the device leaves, whatever others hold; what
@@ -31,4 +34,38 @@ func TestPoolBlocks(t *testing.T) {
 	f(1*gib, 0.9, 1000, 0, "1000 blocks needs 2000 MiB")
 	m.Block = 1 << 10
 	f(62*gib, 0.9, 0, MaxBlocks)
+}
+
+// What an FP8 KV cache needs, how it looks, and what it is called: blocks of
+// different numerics are never mixed.
+func TestKVFP8(t *testing.T) {
+	a := kernels.Arch{Layers: 2, Hidden: 64, Heads: 4, KVHeads: 2, HeadDim: 128}
+	f := func(want string, opt Options, headDim int) {
+		t.Helper()
+		a.HeadDim = headDim
+		err := errors.Join(opt.fill(), checkArch(&a, &opt))
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%+v, head_dim %d: %v, want %q", opt, headDim, err, want)
+		}
+	}
+	f("", Options{KVFP8: true}, 128)
+	f("", Options{KVFP8: true, BlockTokens: 48}, 80)
+	f("multiple of 16 tokens, not 24", Options{KVFP8: true, BlockTokens: 24}, 128)
+	f("head_dim of a multiple of 16, not 72", Options{KVFP8: true}, 72)
+	f("exclude each other", Options{KVFP8: true, BatchInvariant: true}, 128)
+	f("", Options{BlockTokens: 24}, 72)
+
+	a.HeadDim = 128
+	opt, plain := Options{KVFP8: true, BlockTokens: 32}, Options{BlockTokens: 32}
+	l, p := opt.layout(&a), plain.layout(&a)
+	if l.DType != "f8e4m3" || l.RowBytes != 128 || l.BlockBytes() != 2*2*32*(128+4) || l.BlockBytes()%16 != 0 {
+		t.Errorf("layout %+v, blocks of %d bytes", l, l.BlockBytes())
+	}
+	if p.DType != "bf16" || p.BlockBytes() != 2*2*32*256 {
+		t.Errorf("layout %+v, blocks of %d bytes", p, p.BlockBytes())
+	}
+	names := []string{opt.numerics(1), plain.numerics(1), (&Options{BatchInvariant: true}).numerics(1)}
+	if names[0] != "cuda-bf16-kv8-1" || names[1] != Numerics || names[2] != InvariantNumerics+"00000001" {
+		t.Errorf("numerics %q", names)
+	}
 }

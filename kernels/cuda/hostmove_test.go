@@ -20,7 +20,7 @@ func TestHostMoves(t *testing.T) {
 	const blocks, units = 50, 23
 	for name, g := range geometries() {
 		w := randomWeights(g.arch, 1)
-		b := open(t, g.arch, w, cuda.Options{BlockTokens: g.blockTokens, MaxTokens: 256, MaxSeqs: 4, NoGraphs: true, Blocks: blocks})
+		b := open(t, g.arch, w, cuda.Options{BlockTokens: g.blockTokens, KVFP8: g.fp8, MaxTokens: 256, MaxSeqs: 4, NoGraphs: true, Blocks: blocks})
 		noise(b, 1)
 		want := imageOf(b)
 		l := b.Layout()

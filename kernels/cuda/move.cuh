@@ -6,8 +6,6 @@
 
 #include "context.cuh"
 
-inline int64_t xk_block_run(const xk_config &g) { return int64_t(2) * g.kv_heads * g.block_tokens * g.head_dim * 2; } // bytes of one block of one layer
-
 // The pool's one allocation: rows, digests, row counts, the device's half of the
 // flags; byte offsets. Two pools of one shape and as many blocks look alike.
 struct Parts {

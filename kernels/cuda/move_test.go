@@ -90,27 +90,30 @@ func soon(t testing.TB) context.Context {
 func geometries() map[string]struct {
 	arch        kernels.Arch
 	blockTokens int
+	fp8         bool
 } {
 	type g = struct {
 		arch        kernels.Arch
 		blockTokens int
+		fp8         bool
 	}
 	return map[string]g{
-		"8 heads of 128, 64 tokens":  {shape(2, 512, 64, 8, 8, 128, 64), 64},
-		"8 heads of 128, 1 token":    {shape(2, 512, 64, 8, 8, 128, 64), 1},
-		"4 heads of 128, 16 tokens":  {shape(3, 512, 64, 8, 4, 128, 64), 16},
-		"2 heads of 80, 5 tokens":    {shape(2, 72, 64, 4, 2, 80, 64), 5},
-		"4 heads of 8, 16 tokens":    {shape(3, 64, 64, 8, 4, 8, 64), 16},
-		"1 head of 256, 16 tokens":   {shape(1, 128, 64, 4, 1, 256, 64), 16},
-		"1 head of 8, 1 token (32B)": {shape(2, 64, 64, 8, 1, 8, 64), 1},
+		"8 heads of 128, 64 tokens":  {shape(2, 512, 64, 8, 8, 128, 64), 64, false},
+		"8 heads of 128, 1 token":    {shape(2, 512, 64, 8, 8, 128, 64), 1, false},
+		"4 heads of 128, 16 tokens":  {shape(3, 512, 64, 8, 4, 128, 64), 16, false},
+		"2 heads of 80, 5 tokens":    {shape(2, 72, 64, 4, 2, 80, 64), 5, false},
+		"4 heads of 8, 16 tokens":    {shape(3, 64, 64, 8, 4, 8, 64), 16, false},
+		"1 head of 256, 16 tokens":   {shape(1, 128, 64, 4, 1, 256, 64), 16, false},
+		"1 head of 8, 1 token (32B)": {shape(2, 64, 64, 8, 1, 8, 64), 1, false},
+		"4 heads of 128 in FP8":      {shape(3, 512, 64, 8, 4, 128, 64), 16, true},
+		"3 heads of 80 in FP8":       {shape(2, 72, 64, 3, 3, 80, 64), 48, true},
 	}
 }
 
-func openPair(t *testing.T, a kernels.Arch, blockTokens, srcBlocks, dstBlocks int) (src, dst *cuda.Backend, p kernels.Peer) {
+func openPair(t *testing.T, a kernels.Arch, opt cuda.Options, srcBlocks, dstBlocks int) (src, dst *cuda.Backend, p kernels.Peer) {
 	t.Helper()
 	w := randomWeights(a, 1)
-	opt := cuda.Options{BlockTokens: blockTokens, MaxTokens: 256, MaxSeqs: 4, NoGraphs: true}
-	opt.Blocks = srcBlocks
+	opt.MaxTokens, opt.MaxSeqs, opt.NoGraphs, opt.Blocks = 256, 4, true, srcBlocks
 	src = open(t, a, w, opt)
 	opt.Blocks = dstBlocks
 	dst = open(t, a, w, opt)
@@ -130,7 +133,7 @@ func openPair(t *testing.T, a kernels.Arch, blockTokens, srcBlocks, dstBlocks in
 // source where it was named, and untouched everywhere else.
 func TestPush(t *testing.T) {
 	for name, g := range geometries() {
-		src, dst, p := openPair(t, g.arch, g.blockTokens, 40, 56)
+		src, dst, p := openPair(t, g.arch, cuda.Options{BlockTokens: g.blockTokens, KVFP8: g.fp8}, 40, 56)
 		noise(src, 1)
 		noise(dst, 2)
 		from, want := imageOf(src), imageOf(dst)
@@ -184,7 +187,7 @@ func TestPush(t *testing.T) {
 // Lists that do not fit one launch, and the sizes at which a push is cut in
 // another way.
 func TestPushLong(t *testing.T) {
-	src, dst, p := openPair(t, shape(1, 128, 64, 4, 4, 64, 64), 16, 9000, 9000)
+	src, dst, p := openPair(t, shape(1, 128, 64, 4, 4, 64, 64), cuda.Options{BlockTokens: 16}, 9000, 9000)
 	noise(src, 1)
 	from, want := imageOf(src), imageOf(dst)
 	r := rand.New(rand.NewPCG(3, 4))
@@ -208,9 +211,14 @@ func TestPushLong(t *testing.T) {
 // What a step computed arrives layer by layer, with no host in between, and is
 // found good; damaged, missing and partial blocks are found out.
 func TestPushBehindStep(t *testing.T) {
+	t.Run("bf16", func(t *testing.T) { pushBehindStep(t, false) })
+	t.Run("fp8", func(t *testing.T) { pushBehindStep(t, true) })
+}
+
+func pushBehindStep(t *testing.T, fp8 bool) {
 	a := families()["llama gqa4 128"]
 	w := randomWeights(a, 1)
-	src, dst := open(t, a, w, cuda.Options{Blocks: 32}), open(t, a, w, cuda.Options{Blocks: 48})
+	src, dst := open(t, a, w, cuda.Options{Blocks: 32, KVFP8: fp8}), open(t, a, w, cuda.Options{Blocks: 48, KVFP8: fp8})
 	p, err := src.OpenLocal(dst)
 	if err != nil {
 		t.Fatal(err)
@@ -296,7 +304,7 @@ func TestPushBehindStep(t *testing.T) {
 }
 
 func TestMovesRefuse(t *testing.T) {
-	src, dst, p := openPair(t, shape(2, 64, 64, 8, 4, 8, 64), 4, 10, 20)
+	src, dst, p := openPair(t, shape(2, 64, 64, 8, 4, 8, 64), cuda.Options{BlockTokens: 4}, 10, 20)
 	pair := func(s, d int32) []kernels.BlockPair { return []kernels.BlockPair{{Src: 1, Dst: 1}, {Src: s, Dst: d}} }
 	for name, a := range map[string]kernels.Push{
 		"negative source":      {Layers: 1, Blocks: pair(-1, 0)},
@@ -370,7 +378,7 @@ func TestMovesRefuse(t *testing.T) {
 // Flags that do not come are late, not for ever; a context that has ended does
 // not undo what is there; a closed peer pushes no more.
 func TestMovesLate(t *testing.T) {
-	_, dst, p := openPair(t, shape(2, 64, 64, 8, 4, 8, 64), 4, 10, 20)
+	_, dst, p := openPair(t, shape(2, 64, 64, 8, 4, 8, 64), cuda.Options{BlockTokens: 4}, 10, 20)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	short, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
@@ -409,7 +417,7 @@ func TestMovesLate(t *testing.T) {
 // Drain is the fence: while slow pushes are under way it is late, and once it has
 // returned nothing of them is written any more, so the blocks can be used anew.
 func TestDrain(t *testing.T) {
-	src, dst, p := openPair(t, shape(2, 512, 64, 8, 8, 128, 64), 64, 40, 56)
+	src, dst, p := openPair(t, shape(2, 512, 64, 8, 8, 128, 64), cuda.Options{BlockTokens: 64}, 40, 56)
 	noise(src, 1)
 	var list []kernels.BlockPair
 	for i := range int32(56) {

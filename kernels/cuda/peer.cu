@@ -12,13 +12,13 @@
 
 namespace {
 
-constexpr char MAGIC[8] = {'x', 'p', 'y', 'd', 'k', 'v', '4', '\n'};
+constexpr char MAGIC[8] = {'x', 'p', 'y', 'd', 'k', 'v', '5', '\n'};
 
 struct Handle {
   char magic[8];
   uint8_t process[16]; // random: CUDA does not open a handle in the process that made it
   cudaIpcMemHandle_t memory;
-  int32_t layers, blocks, kv_heads, head_dim, block_tokens, lines;
+  int32_t layers, blocks, kv_heads, head_dim, block_tokens, lines, fp8;
   int64_t bytes;
 };
 static_assert(sizeof(Handle) <= XK_HANDLE_BYTES, "");
@@ -120,7 +120,7 @@ int32_t xk_export(xk_ctx *c, void *handle) {
   memcpy(h.process, process_id(), sizeof h.process);
   cudaError_t e = cudaIpcGetMemHandle(&h.memory, c->region);
   if (e != cudaSuccess) return no_peer("cudaIpcGetMemHandle", e);
-  h.layers = g.layers, h.blocks = c->blocks, h.kv_heads = g.kv_heads, h.head_dim = g.head_dim, h.block_tokens = g.block_tokens, h.lines = XK_FLAG_LINES;
+  h.layers = g.layers, h.blocks = c->blocks, h.kv_heads = g.kv_heads, h.head_dim = g.head_dim, h.block_tokens = g.block_tokens, h.lines = XK_FLAG_LINES, h.fp8 = g.kv_fp8;
   h.bytes = Parts(g, c->blocks).bytes;
   memset(handle, 0, XK_HANDLE_BYTES);
   memcpy(handle, &h, sizeof h);
@@ -148,9 +148,9 @@ int32_t xk_peer_open(xk_ctx *c, const void *handle, int64_t handle_bytes, void *
   if (!c->blocks || handle_bytes != XK_HANDLE_BYTES) return xk_fail(XK_INVALID, "handle of %lld bytes, want %d", (long long)handle_bytes, XK_HANDLE_BYTES);
   memcpy(&h, handle, sizeof h);
   if (memcmp(h.magic, MAGIC, sizeof MAGIC)) return xk_fail(XK_INVALID, "this is no handle of this version");
-  if (h.layers != g.layers || h.kv_heads != g.kv_heads || h.head_dim != g.head_dim || h.block_tokens != g.block_tokens || h.lines != XK_FLAG_LINES)
-    return xk_fail(XK_INVALID, "the peer's pool has %d layers, %d KV heads of %d, blocks of %d; this one %d, %d, %d, %d", h.layers, h.kv_heads, h.head_dim,
-                   h.block_tokens, g.layers, g.kv_heads, g.head_dim, g.block_tokens);
+  if (h.layers != g.layers || h.kv_heads != g.kv_heads || h.head_dim != g.head_dim || h.block_tokens != g.block_tokens || h.fp8 != g.kv_fp8 || h.lines != XK_FLAG_LINES)
+    return xk_fail(XK_INVALID, "the peer's pool has %d layers, %d KV heads of %d, blocks of %d, FP8 %d; this one %d, %d, %d, %d, %d", h.layers, h.kv_heads, h.head_dim,
+                   h.block_tokens, h.fp8, g.layers, g.kv_heads, g.head_dim, g.block_tokens, g.kv_fp8);
   if (h.blocks < 1 || h.blocks > 1 << 30 || h.bytes != Parts(g, h.blocks).bytes) return xk_fail(XK_INVALID, "the peer's pool has %d blocks in %lld bytes", h.blocks, (long long)h.bytes);
   if (!memcmp(h.process, process_id(), sizeof h.process)) return xk_fail(XK_INVALID, "the handle is this process's own");
   XK_OK_OR_RETURN(flags_ok(flags, flag_bytes));
@@ -177,7 +177,7 @@ int32_t xk_peer_open(xk_ctx *c, const void *handle, int64_t handle_bytes, void *
 int32_t xk_peer_local(xk_ctx *c, xk_ctx *to, void *flags, int64_t flag_bytes, xk_peer **out) {
   *out = nullptr;
   const xk_config &g = c->cfg, &t = to->cfg;
-  if (!c->blocks || !to->blocks || t.layers != g.layers || t.kv_heads != g.kv_heads || t.head_dim != g.head_dim || t.block_tokens != g.block_tokens)
+  if (!c->blocks || !to->blocks || t.layers != g.layers || t.kv_heads != g.kv_heads || t.head_dim != g.head_dim || t.block_tokens != g.block_tokens || t.kv_fp8 != g.kv_fp8)
     return xk_fail(XK_INVALID, "the two pools are not of one shape");
   XK_OK_OR_RETURN(flags_ok(flags, flag_bytes));
   XK_TRY(cudaSetDevice(g.device));

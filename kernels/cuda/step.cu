@@ -16,18 +16,21 @@ template <typename T> static const T *on_host(xk_ctx *c, const xk_step_args &a, 
 static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   const xk_config &g = c->cfg;
   const Layer &w = c->layers[i];
-  Pool p = c->pool_of(i);
   XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, nullptr, w.attn_norm, c->xn, a.n_rows, g.hidden, g.norm_eps));
   XK_OK_OR_RETURN(xk_project(c, l, QKV, i, a.n_rows));
   Rope r = {c->qkv, w.bias, w.q_norm, w.k_norm, c->rope, on_device<xk_seg>(c, a.segs), a.n_segs, g.heads, i, g.norm_eps};
-  XK_OK_OR_RETURN(xk_append(l, r, p));
+  Pool p = c->pool_of(i);
+  XK_OK_OR_RETURN(g.kv_fp8 ? xk_append8(l, r, c->rows_of(i)) : xk_append(l, r, p));
   if (a.on_layer) XK_TRY(cudaEventRecord(c->layer_done[c->launched % 2][i], l.stream));
   Attention t = {c->qkv, c->att, on_device<int32_t>(c, a.positions), on_device<int32_t>(c, a.tables), on_device<int32_t>(c, a.tail),
                  g.heads, 1.0f / sqrtf(float(g.head_dim)), c->partial, c->tickets, 1, MIN_SPLIT};
-  if (!xk_attn_fast(g.head_dim, g.heads / g.kv_heads) || (g.batch_invariant && !c->hopper)) {
+  if (g.kv_fp8) {
+    Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, 0, &c->q_map, nullptr, &c->heads_map, c->work, c->sms};
+    XK_OK_OR_RETURN(xk_attend8(c, l, t, f, on_host<xk_tile>(c, a, a.tiles), a, i, on_device<int32_t>(c, a.decode)));
+  } else if (!xk_attn_fast(g.head_dim, g.heads / g.kv_heads) || (g.batch_invariant && !c->hopper)) {
     XK_OK_OR_RETURN(xk_attn_any(l, t, p, a.n_rows));
   } else {
-    int rows = int(c->layer_elements() / g.head_dim);
+    int rows = int(c->layer_bytes() / c->rows_of(0).row_bytes);
     Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, 0, &c->q_map, c->hopper ? &c->kv_map : nullptr, &c->heads_map, c->work, c->sms, i * rows, g.layers * rows};
     if (a.n_tiles) {
       const xk_tile &longest = on_host<xk_tile>(c, a, a.tiles)[0];

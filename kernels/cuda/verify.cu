@@ -13,23 +13,25 @@ constexpr int THREADS = 256;
 // The rows may have come from a peer: plain loads, which see what was there when
 // this kernel began.
 template <int TEAM, int N>
-__global__ __launch_bounds__(THREADS) void verify_kernel(Pool first, int64_t layer_elements, int64_t layer_slots, const __grid_constant__ List<xk_landed, N> list, uint8_t *bad) {
+__global__ __launch_bounds__(THREADS) void verify_kernel(Rows first, int64_t layer_bytes, int64_t layer_slots, const __grid_constant__ List<xk_landed, N> list, uint8_t *bad) {
   __shared__ unsigned long long sum;
   if (threadIdx.x == 0) sum = 0;
   __syncthreads();
   const xk_landed e = list.at[blockIdx.x];
   const int head = blockIdx.y, team = threadIdx.x / TEAM, j = threadIdx.x % TEAM;
-  Pool p = first;
-  p.data += e.layer * layer_elements;
-  const bool on = 8 * j < p.head_dim;
+  Rows p = first;
+  p.data += e.layer * layer_bytes;
+  const bool on = 16 * j < p.row_bytes;
   const uint64_t key0 = lane_key(2 * j), key1 = lane_key(2 * j + 1);
   uint64_t mine = 0;
   for (int base = 0; base < 2 * e.rows; base += 2 * (THREADS / TEAM)) {
     uint4 v[2] = {};
+    float scale[2];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
       int w = base + k * (THREADS / TEAM) + team;
-      if (on && w < 2 * e.rows) v[k] = reinterpret_cast<const uint4 *>(p.data + p.row(e.block, w & 1, head, w >> 1))[j];
+      if (on && w < 2 * e.rows) v[k] = reinterpret_cast<const uint4 *>(p.row(e.block, w & 1, head, w >> 1))[j];
+      if (p.scaled && j == 0 && w < 2 * e.rows) scale[k] = *p.scale(e.block, w & 1, head, w >> 1);
     }
 #pragma unroll
     for (int k = 0; k < 2; k++) {
@@ -37,6 +39,7 @@ __global__ __launch_bounds__(THREADS) void verify_kernel(Pool first, int64_t lay
       uint64_t hash = on ? lane_hash(v[k].x, v[k].y, key0) + lane_hash(v[k].z, v[k].w, key1) : 0;
 #pragma unroll
       for (int o = TEAM / 2; o; o >>= 1) hash += __shfl_xor_sync(~0u, hash, o);
+      if (p.scaled && j == 0) hash += scale_hash(scale[k], p.row_bytes);
       if (j == 0 && w < 2 * e.rows) mine += row_hash(hash, e.layer, w & 1, head, e.first_pos + (w >> 1));
     }
   }
@@ -60,12 +63,12 @@ int32_t check(xk_ctx *c, const xk_landed *list, int n) {
 
 int32_t launch_all(xk_ctx *c, Verifier &v, const xk_landed *list, int n) {
   const xk_config &g = c->cfg;
-  Pool p = c->pool_of(0);
+  Rows p = c->rows_of(0);
   int64_t slots = int64_t(c->blocks) * g.kv_heads;
   return in_pieces(list, n, [&](const auto &l, int first, int k) -> int32_t {
-    auto run = [&](auto kernel) { kernel<<<dim3(k, g.kv_heads), THREADS, 0, v.stream>>>(p, c->layer_elements(), slots, l, v.bad + first); };
+    auto run = [&](auto kernel) { kernel<<<dim3(k, g.kv_heads), THREADS, 0, v.stream>>>(p, c->layer_bytes(), slots, l, v.bad + first); };
     constexpr int N = sizeof(l.at) / sizeof(l.at[0]);
-    if (g.head_dim <= 128) run(verify_kernel<16, N>);
+    if (p.row_bytes <= 256) run(verify_kernel<16, N>);
     else run(verify_kernel<32, N>);
     XK_TRY(cudaGetLastError());
     return XK_OK;

@@ -6,13 +6,14 @@
 // and the waits; the pool functions may run beside it from any thread, on
 // blocks that no running step writes. Nothing here throws or exits.
 //
-// Layouts and digests: kernels/DESIGN.md. Weights and KV are bf16, sums fp32.
+// Layouts and digests: kernels/DESIGN.md. Weights and KV are bf16, or KV is FP8
+// (E4M3); sums are fp32.
 #ifndef XPYD_XK_H
 #define XPYD_XK_H
 
 #include <stdint.h>
 
-#define XK_ABI 4 // raised by any change of this file
+#define XK_ABI 5 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -44,6 +45,7 @@ typedef struct {
   int32_t no_pdl;       // no programmatic dependent launch
   int32_t tune;         // choose projections by timing: faster, not the same bits in every process
   int32_t batch_invariant; // a row's bits depend on its sequence alone; not with tune
+  int32_t kv_fp8; // KV rows are E4M3 with a scale each; not with batch_invariant
 } xk_config;
 
 enum xk_weight {

@@ -135,19 +135,26 @@ func (g *FakeGPU) Spoil(layer int, block int32) {
 
 // Gather implements kernels.Pool.
 func (g *FakeGPU) Gather(layer int, block int32, row, n int, dst []byte) {
-	g.each(layer, block, row, n, func(part, at int, rows []byte) { copy(dst[(part*n+at)*g.layout.RowBytes:], rows) })
+	g.each(layer, block, row, n, dst, func(pool, packed []byte) { copy(packed, pool) })
 }
 
 // Scatter implements kernels.Pool.
 func (g *FakeGPU) Scatter(layer int, block int32, row, n int, src []byte) {
-	g.each(layer, block, row, n, func(part, at int, rows []byte) { copy(rows, src[(part*n+at)*g.layout.RowBytes:]) })
+	g.each(layer, block, row, n, src, func(pool, packed []byte) { copy(pool, packed) })
 }
 
-func (g *FakeGPU) each(layer int, block int32, row, n int, f func(part, at int, row []byte)) {
-	b, size := g.view.block(layer, block), g.layout.RowBytes
-	for part := range 2 * g.layout.KVHeads {
-		for at := range n {
-			f(part, at, b[(part*g.layout.BlockTokens+row+at)*size:][:size])
+// each hands f the rows of each half-head, and then their scales, as they lie in
+// the pool and packed.
+func (g *FakeGPU) each(layer int, block int32, row, n int, packed []byte, f func(pool, packed []byte)) {
+	l := g.layout
+	for kv := range 2 {
+		for head := range l.KVHeads {
+			rows, scales := l.Part(g.view.block(layer, block), l.BlockTokens, kv, head)
+			to, toScales := l.Part(packed, n, kv, head)
+			f(rows[row*l.RowBytes:][:n*l.RowBytes], to)
+			if size := l.ScaleBytes(); size > 0 {
+				f(scales[row*size:][:n*size], toScales)
+			}
 		}
 	}
 }

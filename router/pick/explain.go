@@ -19,12 +19,14 @@ type Explain struct {
 
 // Candidate is one member that was considered. Load is prompt tokens for
 // prefill, sequences for decode, Cost the same or, by predicted_ttft, seconds;
-// Match is the part of the prompt, 0 to 1, that it has cached.
+// Match is the part of the prompt, 0 to 1, that it has cached, Fetch what it
+// counts as with what it would fetch from others.
 type Candidate struct {
 	ID    string  `json:"id"`
 	Cost  float64 `json:"cost"`
 	Load  float64 `json:"load"`
 	Match float64 `json:"match"`
+	Fetch float64 `json:"fetch,omitempty"`
 }
 
 // Split is the decision whether decode serves the request alone, by the

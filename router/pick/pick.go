@@ -45,6 +45,7 @@ type Request struct {
 	// events; Tokens is exact then.
 	Warm      []Warm
 	Tokenized bool
+	Fetch     Fetch
 	// Session is the client's word for what belongs together; Head is the
 	// prompt's beginning, which ConsistentHash takes where there is none.
 	Session string

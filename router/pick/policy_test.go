@@ -272,3 +272,53 @@ func TestBehind(t *testing.T) {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
+
+// TestFetch: a prefix that another worker would give is worth less than one at
+// hand and more than none, from the fastest tier most; where it cannot be
+// fetched it is worth nothing.
+func TestFetch(t *testing.T) {
+	fed := func(m *fleet.Member) { m.KVEvents = "h:1" }
+	s := fleetOf(0, 0, member("p0", fleet.Prefill, fed), member("p1", fleet.Prefill, fed), member("d0", fleet.Decode, fed),
+		member("other", fleet.Decode, fed, func(m *fleet.Member) { m.ModelFingerprint = "g" }))
+	fetch := pick.Fetch{Dialect: "native", Weight: 0.7, Least: 32}
+	for _, policy := range []string{pick.KVEvents, pick.PredictedTTFT} {
+		for name, c := range map[string]struct {
+			warm  []pick.Warm
+			fetch pick.Fetch
+			want  map[string]float64 // what each prefill's prompt counts as fetched
+		}{
+			"decode has it":    {[]pick.Warm{{ID: "d0", Epoch: 1, Tokens: 800}}, fetch, map[string]float64{"p0": 0.56, "p1": 0.56}},
+			"a prefill has it": {[]pick.Warm{{ID: "p1", Epoch: 1, Tokens: 800}}, fetch, map[string]float64{"p0": 0.56}},
+			"the best giver":   {[]pick.Warm{{ID: "p1", Epoch: 1, Tokens: 320}, {ID: "d0", Epoch: 1, Tokens: 800}}, fetch, map[string]float64{"p0": 0.56, "p1": 0.56}},
+			"hardly more":      {[]pick.Warm{{ID: "p1", Epoch: 1, Tokens: 540}, {ID: "d0", Epoch: 1, Tokens: 800}}, fetch, map[string]float64{"p0": 0.56}},
+			"another model's":  {[]pick.Warm{{ID: "other", Epoch: 1, Tokens: 800}}, fetch, nil},
+			"another epoch's":  {[]pick.Warm{{ID: "d0", Epoch: 2, Tokens: 800}}, fetch, nil},
+			"switched off":     {[]pick.Warm{{ID: "d0", Epoch: 1, Tokens: 800}}, pick.Fetch{}, nil},
+			"another dialect":  {[]pick.Warm{{ID: "d0", Epoch: 1, Tokens: 800}}, pick.Fetch{Dialect: "vllm-nixl", Weight: 1}, nil},
+		} {
+			choice := mustPick(t, newPicker(policy), s, pick.Request{Tokens: 1000, Tokenized: true, Explain: true, Warm: c.warm, Fetch: c.fetch})
+			for _, p := range choice.Explain.Prefill {
+				if d := p.Fetch - c.want[p.ID]; d < -1e-9 || d > 1e-9 {
+					t.Errorf("%s, %s: %s fetches %v, want %v", policy, name, p.ID, p.Fetch, c.want[p.ID])
+				}
+			}
+			for _, d := range choice.Explain.Decode {
+				if d.Fetch != 0 {
+					t.Errorf("%s, %s: decode fetches: %+v", policy, name, d)
+				}
+			}
+		}
+	}
+	// p1 has the prompt at hand: it is worth going there, unless so much waits
+	// that fetching it elsewhere is cheaper; it would not be cheaper to compute it.
+	for _, c := range []struct {
+		queued int
+		want   string
+	}{{0, "p1"}, {200, "p1"}, {300, "p0"}} {
+		busy := fleetOf(0, 0, member("p0", fleet.Prefill, fed), member("p1", fleet.Prefill, fed, func(m *fleet.Member) { m.Load.QueuedTokens = c.queued }), member("d0", fleet.Decode, fed))
+		got := mustPick(t, newPicker(pick.KVEvents), busy, pick.Request{Tokens: 1000, Tokenized: true, Warm: []pick.Warm{{ID: "p1", Epoch: 1, Tokens: 800}}, Fetch: fetch})
+		if got.Prefill.ID != c.want {
+			t.Errorf("%d tokens wait at p1: %s", c.queued, got.Prefill.ID)
+		}
+	}
+}

@@ -67,6 +67,7 @@ type scored struct {
 	n                 *node
 	avoid             int
 	cost, load, share float64
+	fetched           float64 // the part that it would have with what others give; 0: with its own
 }
 
 // shortlist is the best of a class, best first.
@@ -386,7 +387,8 @@ func (s *scorer) score(n *node, m *fleet.Member, role fleet.Role) scored {
 		// Its own report and the routers' counts tell of the same work: the
 		// larger is nearer the truth, their sum counts twice.
 		out.load = float64(max(n.queuedAll(), m.Load.QueuedTokens))
-		out.cost = out.load + float64(s.req.Tokens)*(1-out.share)
+		out.fetched = s.fetched(n, out.share)
+		out.cost = out.load + s.uncached(&out)
 		unit = float64(max(s.req.Tokens, 1))
 	} else {
 		out.load = float64(max(n.seqsAll(), m.Load.Running+m.Load.Waiting))
@@ -441,7 +443,7 @@ func (s *scorer) score(n *node, m *fleet.Member, role fleet.Role) scored {
 		out.cost = (out.cost+unit)/w - unit
 	}
 	if s.req.Explain {
-		s.note(role, Candidate{ID: n.key.id, Cost: out.cost, Load: out.load, Match: out.share})
+		s.note(role, Candidate{ID: n.key.id, Cost: out.cost, Load: out.load, Match: out.share, Fetch: out.fetched})
 	}
 	return out
 }
@@ -458,8 +460,11 @@ func (s *scorer) weight(n *node) float64 {
 	return min(grown(n.born)/grown(n.class.born), 1)
 }
 
-// uncached is how many prompt tokens a candidate does not have.
-func (s *scorer) uncached(c *scored) float64 { return float64(s.req.Tokens) * (1 - c.share) }
+// uncached is how many prompt tokens a candidate has neither itself nor from
+// others.
+func (s *scorer) uncached(c *scored) float64 {
+	return float64(s.req.Tokens) * (1 - max(c.share, c.fetched))
+}
 
 // used is the fraction of n's block pool that is taken, by its own report or
 // by what we sent there.

@@ -34,10 +34,10 @@ package uring
 
 import "errors"
 
-// ErrUnavailable: this system has no io_uring for us; what it wraps says why.
+// ErrUnavailable says that this system has no io_uring for us; what it wraps says why.
 var ErrUnavailable = errors.New("io_uring is not available")
 
-// ErrClosed: the ring is closed, or a transfer was cancelled for that.
+// ErrClosed says that the ring is closed, or a transfer was cancelled for that.
 var ErrClosed = errors.New("the ring is closed")
 
 // Stats counts transfers of one ring since it was opened.

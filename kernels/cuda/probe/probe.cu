@@ -1,7 +1,7 @@
 // Checks and times single kernels on this GPU, without Go and without a model:
 // scripts/cuda-bench builds it from the library's own object files.
 //
-//   probe check [quick|few]   attention and projections against sums in double precision
+//   probe check [quick|few|kv8|gemm]   attention and projections against sums in double precision
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
 //
 // Inputs are random, rows of the pool that nothing may read are NaN, block
@@ -430,6 +430,7 @@ static void bench_sampler() {
 }
 
 #include "gemm.cuh"
+#include "kv8.cuh"
 
 int main(int argc, char **argv) {
   std::string what = argc > 1 ? argv[1] : "", name = argc > 2 ? argv[2] : "";
@@ -441,8 +442,9 @@ int main(int argc, char **argv) {
   MUST(xk_sampler_init());
   printf("DEVICE %s\n", prop.name);
   if (what == "check") {
-    if (name != "gemm") check(name);
-    check_gemms(name);
+    if (name != "kv8" && name != "gemm") check(name);
+    if (name != "gemm") check8(name == "few" || name == "quick");
+    if (name != "kv8") check_gemms(name);
     return failed;
   }
   if (what == "profile") {
@@ -461,5 +463,6 @@ int main(int argc, char **argv) {
   if (name.empty() || name == "decode" || name == "b1") bench_decode(name);
   if (name.empty() || name == "small") bench_small();
   if (name.empty() || name == "sampler") bench_sampler();
+  if (name.empty() || name == "kv8") bench8();
   return 0;
 }
