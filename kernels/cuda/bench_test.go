@@ -25,25 +25,15 @@ func llama8B() kernels.Arch {
 
 // TestSpeed prints one JSON line a figure: host time of a step, from one end to
 // the next as steps overlap, with the device's own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
-<<<<<<< HEAD
 // 8k@4096 mixed448" (the last number is the tokens of a chunk, 2048 if not given).
-=======
-// mixed448" (the number is the tokens of a chunk). "b64l4" has contexts of 4k.
+// "b64l4" has contexts of 4k.
 // XPYD_CUDA_KV8 keeps KV in FP8. "quality" compares logits with bf16's.
->>>>>>> main
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
 	if len(what) == 0 {
 		t.Skip("XPYD_CUDA_BENCH is not set")
 	}
 	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 256, NoPDL: os.Getenv("XPYD_CUDA_NO_PDL") != "", NoGraphs: os.Getenv("XPYD_CUDA_NO_GRAPHS") != "", Tune: os.Getenv("XPYD_CUDA_TUNE") != "",
-<<<<<<< HEAD
-		BatchInvariant: os.Getenv("XPYD_CUDA_INVARIANT") != ""}
-	for _, w := range what {
-		if _, chunk := prompt(w); chunk > opt.MaxTokens {
-			opt.MaxTokens = chunk
-		}
-=======
 		BatchInvariant: os.Getenv("XPYD_CUDA_INVARIANT") != "", KVFP8: os.Getenv("XPYD_CUDA_KV8") != ""}
 	if opt.KVFP8 {
 		prefix = "gpu.kv8_"
@@ -51,7 +41,11 @@ func TestSpeed(t *testing.T) {
 	if what[0] == "quality" {
 		quality(t, opt)
 		return
->>>>>>> main
+	}
+	for _, w := range what {
+		if _, chunk := prompt(w); chunk > opt.MaxTokens {
+			opt.MaxTokens = chunk
+		}
 	}
 	if opt.BatchInvariant {
 		prefix = "gpu.invariant_"
