@@ -53,8 +53,9 @@ kv-mutate: ## every guard of kvconn removed, one at a time: a test must fail
 router-churn: ## the router through ten minutes of churn, faults and cancels; the last line counts
 	XPYD_CHURN=10m $(GO) test ./router -run TestChurn -count=1 -timeout 20m -v
 
-soak: ## 1,000 random requests, xPyD against a single worker
+soak: ## 1,000 random requests, xPyD against a single worker; 5,000 at each block size under a full pool, with retractions
 	XPYD_SOAK_REQUESTS=1000 $(GO) test ./e2e -run TestDifferential -count=1 -timeout 60m -v
+	XPYD_RETRACT_REQUESTS=5000 $(GO) test ./internal/engine -run TestRetraction -count=1 -timeout 60m -v
 
 goldens: ## remake recorded goldens (needs Python with torch, transformers)
 	scripts/goldens

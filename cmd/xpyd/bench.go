@@ -73,6 +73,7 @@ type serveFlags struct {
 	trace, prompts    string
 	speed             float64
 	maxContext        int
+	blockTokens       int
 	promptIDs         string
 }
 
@@ -85,8 +86,9 @@ func (s *serveFlags) register(cmd *cobra.Command) {
 	f.StringVar(&s.trace, "trace", "", "send a trace: Mooncake JSON lines (with its shared prefixes) or Azure CSV; at its\ntimes, unless --rate or --concurrency is given")
 	f.Float64Var(&s.speed, "speed", 1, "of --trace: so many times as fast")
 	f.IntVar(&s.maxContext, "max-context", 0, "of --trace: leave out requests of more tokens than this")
+	f.IntVar(&s.blockTokens, "block-tokens", workload.BlockTokens, blockTokensHelp)
 	f.StringVar(&s.prompts, "prompts", "", "JSON lines with prompt, messages or turns, and maybe max_tokens; over and over")
-	f.StringVar(&s.promptIDs, "prompt-ids", "", "send token ids from LOW-HIGH instead of words (--endpoint completions)")
+	f.StringVar(&s.promptIDs, "prompt-ids", "", promptIDsHelp)
 }
 
 // phases are what the flags ask for, one a level.
@@ -99,6 +101,9 @@ func (s *serveFlags) phases(b *benchFlags) ([]loadgen.Phase, error) {
 	}
 	if !(s.speed > 0) || s.speed > 1e6 {
 		return nil, fmt.Errorf("--speed %v: want more than 0", s.speed)
+	}
+	if err := s.checkTrace(); err != nil {
+		return nil, err
 	}
 	if s.trace != "" && s.rate == "" && s.concurrency == "" {
 		return []loadgen.Phase{{Name: "trace", Open: true, Clients: s.inFlight}}, nil
@@ -162,35 +167,67 @@ func (s *serveFlags) source(b *benchFlags, text *workload.Text) (loadgen.Source,
 		return nil, usageError{err}
 	}
 	if s.promptIDs != "" {
-		low, high, ok := strings.Cut(s.promptIDs, "-")
-		lo, err1 := strconv.ParseUint(low, 10, 31)
-		hi, err2 := strconv.ParseUint(high, 10, 31)
-		if !ok || err1 != nil || err2 != nil || hi < lo {
-			return nil, usageError{fmt.Errorf("--prompt-ids %q: want LOW-HIGH", s.promptIDs)}
+		if s.prompts != "" {
+			return nil, usageError{errors.New("--prompt-ids goes without --prompts")}
 		}
-		if b.endpoint != "completions" || s.prompts != "" {
-			return nil, usageError{errors.New("--prompt-ids goes with --endpoint completions, and without --prompts")}
+		if err := promptIDs(s.promptIDs, b, text); err != nil {
+			return nil, err
 		}
-		text.IDs, text.LowID, text.HighID = true, int(lo), int(hi)
 	}
 	switch {
 	case s.trace != "":
-		b.load.Kind, b.load.File, b.load.Speed = "trace", s.trace, s.speed
-		b.load.Input, b.load.Output = "", ""
-		entries, err := readFile(s.trace, func(f *os.File) ([]workload.Entry, error) { return workload.ReadTrace(f) })
-		if err != nil {
-			return nil, err
-		}
-		if entries = workload.Within(entries, s.maxContext); len(entries) == 0 {
-			return nil, fmt.Errorf("trace %s: no request within --max-context", s.trace)
-		}
-		return workload.NewTrace(text, entries, s.speed), nil
+		b.load.Kind = "trace"
+		return s.readTrace(b, text)
 	case s.prompts != "":
 		b.load.Kind, b.load.File, b.load.Input = "prompts", s.prompts, ""
 		return readFile(s.prompts, func(f *os.File) (*workload.Prompts, error) { return workload.ReadPrompts(f, text, shape.Out) })
 	}
 	b.load.Kind = "synthetic"
 	return workload.NewSynthetic(text, shape), nil
+}
+
+const (
+	blockTokensHelp = "of --trace: tokens that a block id names; fewer than 512 make all lengths shorter\nin proportion"
+	promptIDsHelp   = "send token ids from LOW-HIGH instead of words (--endpoint completions)"
+)
+
+func (s *serveFlags) checkTrace() error {
+	if s.blockTokens < 1 || s.blockTokens > workload.BlockTokens {
+		return fmt.Errorf("--block-tokens %d: want 1 to %d", s.blockTokens, workload.BlockTokens)
+	}
+	return nil
+}
+
+// readTrace reads the trace, scaled and bounded as asked for.
+func (s *serveFlags) readTrace(b *benchFlags, text *workload.Text) (*workload.Trace, error) {
+	b.load.File, b.load.Speed, b.load.Input, b.load.Output = s.trace, s.speed, "", ""
+	entries, err := readFile(s.trace, func(f *os.File) ([]workload.Entry, error) { return workload.ReadTrace(f) })
+	if err != nil {
+		return nil, err
+	}
+	if s.blockTokens != workload.BlockTokens {
+		b.load.BlockTokens = s.blockTokens
+		entries = workload.Scale(entries, s.blockTokens)
+	}
+	if entries = workload.Within(entries, s.maxContext); len(entries) == 0 {
+		return nil, fmt.Errorf("trace %s: no request within --max-context", s.trace)
+	}
+	return workload.NewTrace(text, entries, s.speed, s.blockTokens), nil
+}
+
+// promptIDs makes text token ids of a range.
+func promptIDs(s string, b *benchFlags, text *workload.Text) error {
+	low, high, ok := strings.Cut(s, "-")
+	lo, err1 := strconv.ParseUint(low, 10, 31)
+	hi, err2 := strconv.ParseUint(high, 10, 31)
+	if !ok || err1 != nil || err2 != nil || hi < lo {
+		return usageError{fmt.Errorf("--prompt-ids %q: want LOW-HIGH", s)}
+	}
+	if b.endpoint != "completions" {
+		return usageError{errors.New("--prompt-ids goes with --endpoint completions")}
+	}
+	text.IDs, text.LowID, text.HighID = true, int(lo), int(hi)
+	return nil
 }
 
 func readFile[T any](path string, read func(*os.File) (T, error)) (T, error) {

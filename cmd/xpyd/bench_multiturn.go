@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -14,6 +15,7 @@ func newBenchMultiturn() *cobra.Command {
 	b := &benchFlags{}
 	var clients, conversations, workingSet int
 	var turns, think string
+	var replay serveFlags
 	cmd := &cobra.Command{
 		Use:   "multiturn --url URL",
 		Short: "Hold conversations with a server: each turn has the real answers before it",
@@ -24,10 +26,17 @@ a client always goes on with the one that has waited longest, so the cache must
 keep them all. --input and --output are those of a turn. --prefix is a system
 message, shared as --prefix-groups and --prefix-share say.
 
-The report has a row a turn. A turn that fails ends its conversation.`,
+With --trace, a Mooncake trace is held as conversations: a request whose prompt
+begins with the blocks of an earlier one is that one's next turn, and goes after
+its answer; who shares what is exactly what the trace's block ids say. Its times
+are not kept. --block-tokens makes its blocks, and so all its lengths, smaller.
+
+The report has a row a turn. A turn that fails ends its conversation, but not one
+of a trace.`,
 		Example: `  xpyd bench multiturn --url http://127.0.0.1:8000 --clients 64 --turns 10 --conversations 256
   xpyd bench multiturn --url http://127.0.0.1:8000 --clients 8 --working-set 200 --duration 5m --think exp:5s
-  xpyd bench multiturn --url http://127.0.0.1:8000 --prefix 2000 --prefix-groups 4 --prefix-share 0.8 --input 100-300 --output 200 --html turns.html`,
+  xpyd bench multiturn --url http://127.0.0.1:8000 --prefix 2000 --prefix-groups 4 --prefix-share 0.8 --input 100-300 --output 200 --html turns.html
+  xpyd bench multiturn --url http://127.0.0.1:8000 --trace conversation_trace.jsonl --block-tokens 64 --max-context 4096 --clients 16 --requests 2000 --json turns.json`,
 		Args: cobra.NoArgs,
 	}
 	b.register(cmd, "chat")
@@ -37,7 +46,17 @@ The report has a row a turn. A turn that fails ends its conversation.`,
 	f.IntVar(&conversations, "conversations", 0, "conversations in all (default 4 a client if there is no --duration and --requests)")
 	f.IntVar(&workingSet, "working-set", 0, "conversations open at once (default as many as clients)")
 	f.StringVar(&think, "think", "0s", "time between an answer and the next turn: 2s, 1s-3s, exp:2s, …")
+	f.StringVar(&replay.trace, "trace", "", "a Mooncake trace (JSON lines with hash_ids) instead of --turns and lengths")
+	f.IntVar(&replay.blockTokens, "block-tokens", workload.BlockTokens, blockTokensHelp)
+	f.IntVar(&replay.maxContext, "max-context", 0, "of --trace: leave out requests of more tokens than this")
+	f.StringVar(&replay.promptIDs, "prompt-ids", "", promptIDsHelp+"; with --trace")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if replay.trace != "" {
+			return multiturnTrace(cmd, b, &replay, clients)
+		}
+		if replay.promptIDs != "" {
+			return usageError{errors.New("--prompt-ids goes with --trace")}
+		}
 		if workingSet == 0 {
 			workingSet = clients
 		}
@@ -65,4 +84,34 @@ The report has a row a turn. A turn that fails ends its conversation.`,
 		})
 	}
 	return cmd
+}
+
+// multiturnTrace holds the conversations of a trace.
+func multiturnTrace(cmd *cobra.Command, b *benchFlags, s *serveFlags, clients int) error {
+	for _, name := range []string{"turns", "conversations", "working-set", "think", "input", "output", "prefix"} {
+		if cmd.Flags().Changed(name) {
+			return usageError{fmt.Errorf("--%s does not go with --trace, which says it all", name)}
+		}
+	}
+	if clients < 1 {
+		return usageError{fmt.Errorf("--clients %d: want at least 1", clients)}
+	}
+	if err := s.checkTrace(); err != nil {
+		return usageError{err}
+	}
+	phase := loadgen.Phase{Name: fmt.Sprintf("%d clients", clients), Clients: clients}
+	return b.run(cmd, []loadgen.Phase{phase}, func(text *workload.Text) (loadgen.Source, error) {
+		if s.promptIDs != "" {
+			if err := promptIDs(s.promptIDs, b, text); err != nil {
+				return nil, err
+			}
+		}
+		b.load.Kind = "multiturn trace"
+		s.speed = 1
+		trace, err := s.readTrace(b, text)
+		if err != nil {
+			return nil, err
+		}
+		return workload.NewChains(trace), nil
+	})
 }

@@ -133,6 +133,20 @@ func (e *Engine) makeRoom(q *sequence) bool {
 	return true
 }
 
+// retract is RetractEvery.
+func (e *Engine) retract() {
+	if e.planned++; e.cfg.RetractEvery == 0 || e.planned < e.cfg.RetractEvery {
+		return
+	}
+	for i := len(e.running) - 1; i >= 0; i-- {
+		if q := e.running[i]; e.preemptible(q) {
+			e.planned = 0
+			e.preempt(q)
+			return
+		}
+	}
+}
+
 // preemptible sequences hold blocks that nobody outside the loop reads.
 func (e *Engine) preemptible(q *sequence) bool {
 	return q.table != nil && !q.h.req.PrefillOnly && q.chunk == 0 && q.flights == 0

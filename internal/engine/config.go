@@ -34,6 +34,9 @@ type Config struct {
 	// MaxFailures is how many steps in a row may fail before Health reports
 	// the engine as broken.
 	MaxFailures int
+	// RetractEvery preempts the youngest sequence that can be every so many
+	// steps, room or not: for tests of what follows. 0: never.
+	RetractEvery int
 	// EOS are the model's end-of-sequence ids.
 	EOS []int32
 }

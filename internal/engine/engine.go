@@ -68,6 +68,7 @@ type Engine struct {
 	short    bool      // no more steps until those under way have freed memory
 	settled  time.Time // when the last step ended
 	pace     pacer
+	planned  int // steps since RetractEvery last took its turn
 	failures int // steps failed in a row
 	live     int // requests begun and not ended
 	held     int // ended PrefillOnly requests whose blocks wait for Release

@@ -6,6 +6,7 @@ package engine
 // prompt. It reports whether there is anything to do.
 func (e *Engine) plan() bool {
 	e.batch = e.batch[:0]
+	e.retract()
 	var prefills []*sequence
 	// grow may preempt, which changes e.running, but only sequences that are
 	// younger or paused: what the walk has picked stays.

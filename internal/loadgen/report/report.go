@@ -49,7 +49,8 @@ type Workload struct {
 	Groups        int     `json:"prefix_groups,omitempty"`
 	Share         float64 `json:"prefix_share,omitempty"`
 	File          string  `json:"file,omitempty"`
-	Speed         float64 `json:"speed,omitempty"` // of a trace
+	Speed         float64 `json:"speed,omitempty"`        // of a trace
+	BlockTokens   int     `json:"block_tokens,omitempty"` // of a trace, if it was scaled
 	Turns         string  `json:"turns,omitempty"`
 	Think         string  `json:"think,omitempty"`
 	WorkingSet    int     `json:"working_set,omitempty"` // conversations open at once

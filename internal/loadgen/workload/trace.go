@@ -164,12 +164,14 @@ type Trace struct {
 	text    *Text
 	entries []Entry
 	speed   float64
+	block   int // tokens that an id names
 	next    atomic.Int64
 }
 
-// NewTrace replays entries, which stay the caller's, speed times as fast.
-func NewTrace(text *Text, entries []Entry, speed float64) *Trace {
-	return &Trace{text: text, entries: entries, speed: speed}
+// NewTrace replays entries, which stay the caller's, speed times as fast;
+// blockTokens is what their block ids name, BlockTokens unless they were Scaled.
+func NewTrace(text *Text, entries []Entry, speed float64, blockTokens int) *Trace {
+	return &Trace{text: text, entries: entries, speed: speed, block: blockTokens}
 }
 
 // Next makes the next request; false after the last.
@@ -178,6 +180,11 @@ func (t *Trace) Next(context.Context) (*Item, bool) {
 	if i >= int64(len(t.entries)) {
 		return nil, false
 	}
+	return t.item(int(i)), true
+}
+
+// item makes the i-th request.
+func (t *Trace) item(i int) *Item {
 	e := &t.entries[i]
 	it := &Item{At: time.Duration(float64(e.At) / t.speed), In: e.In, Out: e.Out}
 	dst := make([]byte, 0, t.text.bytes(e.In))
@@ -186,7 +193,7 @@ func (t *Trace) Next(context.Context) (*Item, bool) {
 		dst = t.text.append(dst, t.text.rng(streamPrompt, uint64(i)), t.text.count(max(1, left-t.text.Overhead)))
 	}
 	for _, id := range e.Blocks {
-		n := min(left, BlockTokens)
+		n := min(left, t.block)
 		left -= n
 		if left == 0 { // the last block gives way to what the server adds
 			n = max(1, n-t.text.Overhead)
@@ -194,7 +201,7 @@ func (t *Trace) Next(context.Context) (*Item, bool) {
 		dst = t.text.append(dst, t.text.rng(streamBlock, id), t.text.count(n))
 	}
 	it.Messages = []Message{{Role: "user", Content: dst}}
-	return it, true
+	return it
 }
 
 // Done is for those whose next request depends on an answer.

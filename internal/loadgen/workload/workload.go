@@ -19,7 +19,8 @@ type Item struct {
 	Out      int // tokens that the answer may have
 	Turn     int // of a conversation, from 1; 0 without one
 
-	talk *talk
+	talk  *talk
+	entry int // of Chains
 }
 
 // Message is one message of a chat.

@@ -160,7 +160,7 @@ func readTrace(t *testing.T, path string) []workload.Entry {
 // gives both, and the lengths are the trace's.
 func TestMooncake(t *testing.T) {
 	entries := readTrace(t, "testdata/mooncake.jsonl")
-	trace := workload.NewTrace(workload.NewText(3), entries, 2)
+	trace := workload.NewTrace(workload.NewText(3), entries, 2, workload.BlockTokens)
 	var items []*workload.Item
 	for i := range entries {
 		it := next(t, trace)
@@ -203,7 +203,7 @@ func TestAzure(t *testing.T) {
 	if len(entries) != 7 || entries[0].At != 0 || entries[1].At != 4314579*time.Microsecond || entries[1].In != 396 || entries[1].Out != 109 {
 		t.Errorf("%+v", entries)
 	}
-	trace := workload.NewTrace(workload.NewText(3), entries, 1)
+	trace := workload.NewTrace(workload.NewText(3), entries, 1, workload.BlockTokens)
 	for _, e := range entries {
 		if it := next(t, trace); len(words(it)) != e.In {
 			t.Errorf("%d words, want %d", len(words(it)), e.In)

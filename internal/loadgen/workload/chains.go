@@ -1,0 +1,127 @@
+package workload
+
+import (
+	"container/heap"
+	"context"
+	"encoding/binary"
+	"hash/maphash"
+	"sync"
+
+	"github.com/xpyd/xpyd/internal/loadgen/client"
+)
+
+// Chains is a trace as conversations, for a closed loop: a request whose prompt
+// begins with all whole blocks of an earlier one is a later turn of it, and goes
+// after that one's answer. Otherwise requests go in the trace's order, whatever
+// its times were. The longest such beginning counts, of equals the latest.
+//
+// Prompts are the trace's own, so its answers stand where the server's would.
+type Chains struct {
+	trace *Trace
+	turn  []int   // by entry, from 1
+	next  [][]int // by entry: those that follow it
+
+	mu     sync.Mutex
+	wake   *sync.Cond
+	ready  indexes
+	active int
+}
+
+// NewChains orders a trace's requests; entries without block ids are
+// conversations of one turn.
+func NewChains(trace *Trace) *Chains {
+	c := &Chains{trace: trace, turn: make([]int, len(trace.entries)), next: make([][]int, len(trace.entries))}
+	c.wake = sync.NewCond(&c.mu)
+	seed := maphash.MakeSeed()
+	last := map[uint64]int{} // by the whole blocks of a prompt
+	var sum maphash.Hash
+	sum.SetSeed(seed)
+	for i := range trace.entries {
+		e := &trace.entries[i]
+		sum.Reset()
+		before, own := -1, uint64(0)
+		for n, id := range e.Blocks {
+			var b [8]byte
+			binary.LittleEndian.PutUint64(b[:], id)
+			_, _ = sum.Write(b[:]) // it never fails
+			if j, ok := last[sum.Sum64()]; ok {
+				before = j
+			}
+			if n < e.In/trace.block {
+				own = sum.Sum64()
+			}
+		}
+		if c.turn[i] = 1; before >= 0 {
+			c.turn[i] = c.turn[before] + 1
+			c.next[before] = append(c.next[before], i)
+		} else {
+			c.ready = append(c.ready, i) // in order, which is a heap
+		}
+		if own != 0 {
+			last[own] = i
+		}
+	}
+	return c
+}
+
+// Next waits for a request that may go; false when all have gone or ctx ends.
+func (c *Chains) Next(ctx context.Context) (*Item, bool) {
+	stop := context.AfterFunc(ctx, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.wake.Broadcast()
+	})
+	defer stop()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.ready) == 0 && c.active > 0 && ctx.Err() == nil {
+		c.wake.Wait()
+	}
+	if len(c.ready) == 0 || ctx.Err() != nil {
+		return nil, false
+	}
+	i := heap.Pop(&c.ready).(int)
+	c.active++
+	it := c.trace.item(i)
+	it.At, it.Turn, it.entry = 0, c.turn[i], i
+	return it, true
+}
+
+// Done lets the turns after this one go, answered or not: they are the trace's.
+func (c *Chains) Done(it *Item, _ *client.Result) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.active--
+	for _, i := range c.next[it.entry] {
+		heap.Push(&c.ready, i)
+	}
+	c.next[it.entry] = nil
+	c.wake.Broadcast()
+}
+
+// indexes is a heap of entries, the earliest first.
+type indexes []int
+
+func (h indexes) Len() int           { return len(h) }
+func (h indexes) Less(i, j int) bool { return h[i] < h[j] }
+func (h indexes) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *indexes) Push(x any)        { *h = append(*h, x.(int)) }
+func (h *indexes) Pop() any {
+	last := len(*h) - 1
+	i := (*h)[last]
+	*h = (*h)[:last]
+	return i
+}
+
+// Scale makes a trace's blocks so many tokens, and prompts and answers shorter
+// or longer in proportion, for models and machines that its lengths are too
+// much for; what is shared stays shared.
+func Scale(entries []Entry, blockTokens int) []Entry {
+	part := func(n int) int { return max(1, (n*blockTokens+BlockTokens-1)/BlockTokens) }
+	for i := range entries {
+		e := &entries[i]
+		e.In, e.Out = e.In/BlockTokens*blockTokens+(e.In%BlockTokens*blockTokens+BlockTokens-1)/BlockTokens, part(e.Out)
+		e.In = max(e.In, 1)
+	}
+	return entries
+}
