@@ -1,7 +1,8 @@
 """Peers of the CUDA backend's figures on the same GPU, through PyTorch: memory
 bandwidth; scaled dot product attention by cuDNN and flash; the linears of
 Llama-3-8B's shape (cuBLASLt) in CUDA graphs; Hugging Face transformers with
-random bf16 weights. Prints one line "PEER {json}" a figure."""
+random bf16 weights. Prints one line "PEER {json}" a figure. Arguments name the
+parts to run (the functions below)."""
 import json
 import statistics
 import sys
@@ -125,6 +126,7 @@ def transformers():
 
 
 torch.manual_seed(0)
-for part in (memory, attention, sampling, linears, transformers):
+parts = (memory, attention, sampling, linears, transformers)
+for part in [p for p in parts if not sys.argv[1:] or p.__name__ in sys.argv[1:]]:
     part()
     torch.cuda.empty_cache()

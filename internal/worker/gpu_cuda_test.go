@@ -18,7 +18,7 @@ import (
 func TestOnGPU(t *testing.T) {
 	w := start(t, func(c *worker.Config) { c.Device, c.KVMemory, c.GPUMemory, c.BatchInvariant = "cuda", 0, 0.3, true })
 	i := w.Instance()
-	if i.Blocks < 1<<16 || i.KVBytes < 1<<26 || !strings.HasPrefix(i.Numerics, "cuda-bf16-invariant-1-") {
+	if i.Blocks < 1<<16 || i.KVBytes < 1<<26 || !strings.HasPrefix(i.Numerics, "cuda-bf16-invariant-2-") {
 		t.Errorf("%+v", i)
 	}
 	if a := complete(t, w, nil, `{"prompt":"Once upon a time","max_tokens":20,"temperature":0}`); !strings.Contains(a.Choices[0].Text, "there was a little girl named Lily") {

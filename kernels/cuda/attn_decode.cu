@@ -13,14 +13,34 @@
 
 #include "common.cuh"
 
-static constexpr int WARPS = 4, STAGES = 3, CHUNK = 16;
+static constexpr int WARPS = 4, CHUNK = 16;
+// Chunks of a warp in flight: two CTAs fit on a multiprocessor, of 64 four, of 256 one.
+template <int D> constexpr int stages = D == 80 || D == 96 ? 4 : 3;
+
 static constexpr int AT_ONCE = 16; // splits whose loads are in flight together when they are merged
 
-template <int D> static constexpr int smem_bytes = WARPS * STAGES * 2 * CHUNK * D * 2;
+// Rows in shared memory: parts of 16 bytes, swizzled, or, where they do not fill
+// the banks, at a distance of an odd number of parts.
+template <int D> struct Ring {
+  static constexpr bool SWIZZLED = D % 64 == 0;
+  static constexpr int PARTS = D / 8, PITCH = SWIZZLED ? PARTS : PARTS + 1, BYTES = CHUNK * PITCH * 16; // of a chunk of K or V
+  static __device__ __forceinline__ int at(int r, int part) { return (r * PITCH + (SWIZZLED ? part ^ (r & 7) : part)) * 16; }
+};
+
+template <int D> static constexpr int smem_bytes = WARPS * stages<D> * 2 * Ring<D>::BYTES;
+
+// atomicInc that releases what the CTA has written, between its barriers, and
+// acquires what those before it did: by one thread, where fences of all cost more.
+static __device__ __forceinline__ unsigned ticket(unsigned *p, unsigned wrap) {
+  unsigned old;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(wrap) : "memory");
+  return old;
+}
 
 template <int D>
 static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, Pool p, const int32_t *rows) {
-  constexpr int PARTS = D / 8; // 16-byte parts of a row
+  using R = Ring<D>;
+  constexpr int PARTS = R::PARTS, STAGES = stages<D>;
   extern __shared__ __align__(128) uint8_t smem[];
   __shared__ float stat[WARPS][2][16]; // max and sum of each warp
   __shared__ unsigned arrived;
@@ -37,7 +57,7 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   int kv_heads = p.kv_heads, group = a.heads / kv_heads;
   const int32_t *table = a.tail + a.tables[row];
-  uint8_t *ring = smem + warp * (STAGES * 2 * CHUNK * D * 2);
+  uint8_t *ring = smem + warp * (STAGES * 2 * R::BYTES);
   const int64_t value = int64_t(kv_heads) * p.bt.d * D; // from a K row to its V row
 
   // Lanes hold the next 64 entries of the block table: a lookup on the way to a
@@ -65,15 +85,15 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
     if (first < end) {
       int mine = first + lane % CHUNK, block = look(chunk);
       int64_t base = block < 0 ? -1 : p.row(block, 0, kv_head, mine - p.bt.div(mine) * p.bt.d);
-      uint8_t *to = ring + stage * (2 * CHUNK * D * 2);
+      uint8_t *to = ring + stage * (2 * R::BYTES);
 #pragma unroll
       for (int i = 0; i < CHUNK * PARTS / 32; i++) {
         int r = (i * 32 + lane) / PARTS, part = (i * 32 + lane) % PARTS;
         int64_t from = __shfl_sync(~0u, base, r);
         const bf16 *k = p.data + (from < 0 ? 0 : from) + part * 8;
-        uint8_t *dst = to + (r * PARTS + (part ^ (r & 7))) * 16;
+        uint8_t *dst = to + R::at(r, part);
         cp_async16(dst, k, from >= 0);
-        cp_async16(dst + CHUNK * D * 2, k + value, from >= 0);
+        cp_async16(dst + R::BYTES, k + value, from >= 0);
       }
     }
     cp_async_commit();
@@ -90,7 +110,6 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
 #pragma unroll 1
     for (int i = 0; early == !phase && i < STAGES - 1; i++) fetch(warp + i * WARPS, ahead++);
   }
-  pdl_next();
   uint32_t q[D / 16][4];
   {
     const uint32_t *src = reinterpret_cast<const uint32_t *>(a.qkv + int64_t(row) * (a.heads + 2 * kv_heads) * D + int64_t(kv_head) * group * D);
@@ -109,16 +128,17 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
 #pragma unroll 1
   for (int c = warp; c < chunks; c += WARPS) {
     fetch(c + (STAGES - 1) * WARPS, ahead);
+    if (c + STAGES * WARPS >= chunks) pdl_next(); // all are asked for: the next kernel's loads would compete with them
     ahead = ahead + 1 == STAGES ? 0 : ahead + 1;
     cp_async_wait<STAGES - 1>();
     __syncwarp();
-    uint32_t k0 = smem_addr(ring + stage * (2 * CHUNK * D * 2)), v0 = k0 + CHUNK * D * 2;
+    uint32_t k0 = smem_addr(ring + stage * (2 * R::BYTES)), v0 = k0 + R::BYTES;
     float s[2][4] = {};
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
       int r = (lane / 16) * 8 + lane % 8, part = 2 * i + (lane / 8) % 2;
       uint32_t b[4];
-      ldmatrix4(b, k0 + (r * PARTS + (part ^ (r & 7))) * 16);
+      ldmatrix4(b, k0 + R::at(r, part));
       mma(s[0], q[i][0], q[i][1], q[i][2], q[i][3], b[0], b[1]);
       mma(s[1], q[i][0], q[i][1], q[i][2], q[i][3], b[2], b[3]);
     }
@@ -153,7 +173,7 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
     for (int i = 0; i < D / 16; i++) {
       int r = (lane / 8) % 2 * 8 + lane % 8, part = 2 * i + lane / 16;
       uint32_t b[4];
-      ldmatrix4_trans(b, v0 + (r * PARTS + (part ^ (r & 7))) * 16);
+      ldmatrix4_trans(b, v0 + R::at(r, part));
       mma(o[2 * i], p0, p1, p2, p3, b[0], b[1]);
       mma(o[2 * i + 1], p0, p1, p2, p3, b[2], b[3]);
     }
@@ -178,7 +198,7 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   __syncthreads();
 
   // Merge the warps, and then the splits, four elements a thread.
-  constexpr int stride = D + 4; // of a partial: values, max, sum
+  constexpr int stride = D + XK_STATS; // of a partial
   auto partial = [&](int h, int s) {
     return a.partial + ((int64_t(index) * a.heads + kv_head * group + h) * a.splits + s) * stride;
   };
@@ -208,12 +228,10 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
     if (d == 0) __stcg(reinterpret_cast<float4 *>(to + D), make_float4(m, l, 0, 0));
   }
   if (splits == 1) return;
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) arrived = atomicInc(a.tickets + int64_t(index) * kv_heads + kv_head, splits - 1);
+  if (threadIdx.x == 0) arrived = ticket(a.tickets + int64_t(index) * kv_heads + kv_head, splits - 1);
   __syncthreads();
   if (arrived != unsigned(splits - 1)) return;
-  __threadfence();
   for (int i = threadIdx.x; i < group * D / 4; i += WARPS * 32) {
     int h = i / (D / 4), d = i % (D / 4) * 4;
     float m = -INFINITY, l = 0;
@@ -243,20 +261,20 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
 
 // ---------------------------------------------------------------- launchers
 
-template <int D> static int32_t decode(const Launch &l, const Attention &a, const Pool &p, const int32_t *rows, int n) {
-  return launch(l, decode_kernel<D>, dim3(a.splits, p.kv_heads, n), WARPS * 32, smem_bytes<D>, a, p, rows);
-}
-
 int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const int32_t *rows, int n) {
-  if (!xk_attn_fast(p.head_dim, a.heads / p.kv_heads)) return xk_fail(XK_INVALID, "decode attention: head_dim %d", p.head_dim);
-  return p.head_dim == 64 ? decode<64>(l, a, p, rows, n) : decode<128>(l, a, p, rows, n);
+  return xk_each_dim(p.head_dim, [&](auto dim) { return launch(l, decode_kernel<dim>, dim3(a.splits, p.kv_heads, n), WARPS * 32, smem_bytes<dim>, a, p, rows); });
 }
 
 // Enough CTAs that every multiprocessor has one; each more is more to merge.
 int xk_attn_splits(int sms, int rows, int kv_heads) { return std::min(32, div_up(sms, rows * kv_heads)); }
 
 int32_t xk_attn_decode_init() {
-  XK_TRY(cudaFuncSetAttribute(decode_kernel<64>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<64>));
-  XK_TRY(cudaFuncSetAttribute(decode_kernel<128>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<128>));
-  return XK_OK;
+  int32_t status = XK_OK;
+  for (int dim : XK_DIMS) {
+    if (status == XK_OK) status = xk_each_dim(dim, [](auto d) {
+      XK_TRY(cudaFuncSetAttribute(decode_kernel<d>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<d>));
+      return int32_t(XK_OK);
+    });
+  }
+  return status;
 }

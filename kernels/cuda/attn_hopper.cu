@@ -14,54 +14,92 @@
 // Items are taken from a counter, the longest first; which CTA has one does
 // not change its result.
 //
+// PACKED, the rows of a tile are the query heads of a KV head, token by token, and
+// an item is what an xk_part says: short chunks read K and V once for the whole
+// group, and several CTAs share a long prefix (attn_split.cu plans and merges).
+//
 // A row's result is a function of its position and of the rows at and before it:
 // tiles of positions are aligned and taken from its own downwards, and what a
-// tile has after it, or a tile has beside it, adds nothing. So the same code also
-// decodes where that is promised (DECODE, batch_invariant): an item is then one
-// row of a sequence and the query heads of one KV head, as the rows of a tile.
+// tile has after it, or a tile has beside it, adds nothing. So PACKED without
+// splits gives the bits that the other form gives, and also decodes where that
+// is promised (batch_invariant).
+//
+// head_dim 64, 128 and 256 fill the 64-column halves of shared memory; of 80 and
+// 96 the second half is copied for itself and ends in zeros. 256 has tiles of 64
+// positions, one buffer for Q, and Q in shared memory: registers are O's.
 //
 // Needs blocks of a multiple of 16 positions; attn_prefill.cu has the others.
 // Oracle: probe/probe.cu against a double-precision sum, and kernels/cpu.
+#include <algorithm>
 #include <type_traits>
 
 #include "hopper.cuh"
 
-static constexpr int M = 128, N = 128, STAGES = 2, RUN = 16;
+static constexpr int M = XK_TILE, STAGES = 2, RUN = XK_RUN;
 static constexpr int CONSUMERS = 256, THREADS = CONSUMERS + 128;
+static constexpr float SLACK = 8; // see softmax
+
+// How tiles lie in shared memory: 64-column halves, swizzled. WHOLE: those of a
+// group of eight positions follow each other, so that a run is one copy.
+template <int D> struct Shape {
+  static constexpr bool WHOLE = D % 64 == 0, Q_REGS = D <= 128;
+  static constexpr int N = xk_attn_step(D), HALVES = (D + 63) / 64, WIDTH = 64 * HALVES, Q_BUFFERS = D <= 128 ? 2 : 1;
+  static constexpr int DOWN = WHOLE ? HALVES * 1024 : 1024; // bytes between groups of eight positions
+  static constexpr int ACROSS = WHOLE ? 1024 : N * 128;     // and between halves
+};
 
 template <int D> struct Smem {
-  bf16 q[2][M * D];                         // [64-column half][row][64], swizzled
-  bf16 k[STAGES][N * D], v[STAGES][N * D];  // [row / 8][64-column half][row % 8][64], swizzled
+  bf16 q[Shape<D>::Q_BUFFERS][M * Shape<D>::WIDTH]; // [half][row][64]
+  bf16 k[STAGES][Shape<D>::N * Shape<D>::WIDTH], v[STAGES][Shape<D>::N * Shape<D>::WIDTH];
   uint64_t q_full[2], q_empty[2], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
   int item[2];
 };
 
+// What there is to do: tiles, or (PACKED) parts, or rows to decode.
+struct Items {
+  const xk_tile *tiles;
+  const xk_part *parts;
+  const int32_t *rows;
+  int n, heads, total; // heads of a section; PACKED: of K and V
+};
+
 struct Item {
-  xk_tile tile;
-  int head, last; // of the queries, DECODE: of K and V; last: the K tile of the last query
+  int row, n, pos, table;
+  int head;        // of the queries, PACKED: of K and V
+  int first, last; // tiles of K
+  int partial;     // its first row in Attention::partial, or -1
 };
 
 // Of items: sections of heads whose K and V fit in L2 together, in it the longest
-// first; DECODE: as they come.
-template <bool DECODE> struct Order {
+// first; PACKED: as they come.
+template <int D, bool PACKED> struct Order {
   const Attention &a;
-  const xk_tile *tiles;
-  const int32_t *rows; // DECODE, instead of tiles
-  int n_tiles, heads;  // heads of a section
-  __device__ Item item(int i) const {
-    int size = n_tiles * heads, section = i / size, r = i - section * size;
-    Item it;
-    if constexpr (DECODE) {
-      int row = rows[r / heads], pos = a.positions[row];
-      it.tile = {row, pos >= 0, max(pos, 0), a.tables[row]}; // padding: no rows, no positions
-    } else {
-      it.tile = tiles[r / heads];
+  const Items &list;
+  __device__ __forceinline__ Item item(int i) const {
+    constexpr int N = Shape<D>::N;
+    if constexpr (!PACKED) {
+      int size = list.n * list.heads, section = i / size, r = i - section * size;
+      xk_tile t = list.tiles[r / list.heads];
+      return {t.row, t.n, t.pos, t.table, section * list.heads + r % list.heads, 0, (t.pos + t.n - 1) / N, -1};
     }
-    it.head = section * heads + r % heads;
-    it.last = max(it.tile.pos + it.tile.n - 1, 0) / N;
-    return it;
+    int head = i % list.heads, at = i / list.heads;
+    if (list.parts) {
+      xk_part p = list.parts[at];
+      return {p.row, p.n, p.pos, p.table, head, p.first, p.last, p.partial < 0 ? -1 : (p.partial * list.heads + head) * M};
+    }
+    int row = list.rows[at], pos = a.positions[row]; // padding: no rows, no positions
+    return {row, pos >= 0, max(pos, 0), a.tables[row], head, 0, max(pos, 0) / N, -1};
   }
 };
+
+// The slot that hands an item to the other warps, between phases of mbarriers.
+// Atomic, since racecheck does not follow those and calls the plain form a race.
+__device__ __forceinline__ void put_item(int *slot, int item) { atomicExch(slot, item); }
+__device__ __forceinline__ int get_item(int *slot, int lane) {
+  int item = 0;
+  if (lane == 0) item = atomicOr(slot, 0);
+  return __shfl_sync(~0u, item, 0);
+}
 
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
@@ -77,43 +115,51 @@ __device__ __forceinline__ void stay(float sum) {
 }
 
 // What the producer warps share: one copies Q and K, the other V.
-template <int D, bool DECODE> struct Source {
+template <int D, bool PACKED> struct Source {
   const Attention &a;
   const Pool &p;
-  Order<DECODE> order;
+  Order<D, PACKED> order;
   const CUtensorMap *kv_map;
   int row0, rows; // of the layer, and of the whole pool
 
-  // Copies tile n of K (value 0) or V: eight runs of 16 positions, each found
-  // by a lane, copied by one.
+  // Copies tile n of K (value 0) or V: runs of 16 positions, each found by a
+  // lane, copied by one.
   __device__ __forceinline__ int find(const Item &item, int n, int value, int lane) const {
-    int pos = n * N + lane % 8 * RUN;
-    if (n < 0 || pos >= item.tile.pos + item.tile.n) return rows / 8; // past the pool: zeros
-    int b = p.bt.div(pos), kv_head = DECODE ? item.head : item.head / (a.heads / p.kv_heads);
-    int block = __ldg(a.tail + item.tile.table + b);
+    constexpr int N = Shape<D>::N;
+    int pos = n * N + lane % (N / RUN) * RUN;
+    if (n < item.first || pos >= item.pos + item.n) return rows / 8; // past the pool: zeros
+    int b = p.bt.div(pos), kv_head = PACKED ? item.head : item.head / (a.heads / p.kv_heads);
+    int block = __ldg(a.tail + item.table + b);
     return (row0 + ((block * 2 + value) * p.kv_heads + kv_head) * p.bt.d + pos - b * p.bt.d) / 8;
   }
   __device__ __forceinline__ void load(bf16 *to, uint64_t *full, uint64_t *empty, int round, int found, int lane) const {
+    using S = Shape<D>;
     mbar_wait(empty, (round & 1) ^ 1);
-    if (lane == 0) mbar_expect(full, N * D * 2);
+    if (lane == 0) mbar_expect(full, S::N * S::WIDTH * 2);
 #pragma unroll
-    for (int r = 0; r < N / RUN; r++) {
+    for (int r = 0; r < S::N / RUN; r++) {
       int at = __shfl_sync(~0u, found, r);
-      if (lane == 0) tma_load(to + r * RUN * D, kv_map, full, 0, 0, 0, at);
+      if constexpr (S::WHOLE) {
+        if (lane == 0) tma_load(to + r * RUN * D, kv_map, full, 0, 0, 0, at);
+      } else {
+        if (lane < S::HALVES) tma_load(to + lane * S::N * 64 + r * RUN * 64, kv_map, full, lane * 64, at * 8);
+      }
     }
   }
 };
 
-template <int D, bool DECODE> static __device__ __forceinline__ void produce_qk(Smem<D> &m, const Source<D, DECODE> &s, int items, unsigned *work, const CUtensorMap *q_map) {
-  int lane = threadIdx.x % 32, it = 0; // it: K tiles so far
+template <int D, bool PACKED> static __device__ __forceinline__ void produce_qk(Smem<D> &m, const Source<D, PACKED> &s, unsigned *work, const CUtensorMap *q_map) {
+  using S = Shape<D>;
+  const int lane = threadIdx.x % 32, group = s.a.heads / s.p.kv_heads, q_rows = PACKED ? M / group * group : M;
+  int it = 0; // K tiles so far
   for (int w = 0;; w++) {
-    int index = 0, buffer = w % 2;
+    int index = 0, buffer = w % S::Q_BUFFERS;
     if (lane == 0) index = atomicAdd(work, 1);
     index = __shfl_sync(~0u, index, 0);
-    mbar_wait(&m.q_empty[buffer], (w / 2 & 1) ^ 1);
-    if (index >= items) {
+    mbar_wait(&m.q_empty[buffer], (w / S::Q_BUFFERS & 1) ^ 1);
+    if (index >= s.order.list.total) {
       if (lane == 0) {
-        m.item[buffer] = -1;
+        put_item(&m.item[buffer], -1);
         mbar_arrive(&m.q_full[buffer]);
         if (atomicAdd(work + 1, 1) == gridDim.x - 1) work[0] = 0, work[1] = 0; // the last one out
       }
@@ -121,14 +167,16 @@ template <int D, bool DECODE> static __device__ __forceinline__ void produce_qk(
     }
     Item item = s.order.item(index);
     if (lane == 0) {
-      m.item[buffer] = index;
-      mbar_expect(&m.q_full[buffer], M * D * 2);
-      int column = DECODE ? 0 : item.head * D, row = item.tile.row;
-      if constexpr (DECODE) row = row * (s.a.heads + 2 * s.p.kv_heads) + item.head * (s.a.heads / s.p.kv_heads); // a row of the map is a head's
-      for (int h = 0; h < D / 64; h++) tma_load(m.q[buffer] + h * M * 64, q_map, &m.q_full[buffer], column + h * 64, row);
+      put_item(&m.item[buffer], index);
+      mbar_expect(&m.q_full[buffer], q_rows * S::WIDTH * 2);
+      for (int h = 0; h < S::HALVES; h++) {
+        bf16 *to = m.q[buffer] + h * M * 64;
+        if constexpr (PACKED) tma_load(to, q_map, &m.q_full[buffer], h * 64, item.head * group, item.row);
+        else tma_load(to, q_map, &m.q_full[buffer], item.head * D + h * 64, item.row);
+      }
     }
     int found = s.find(item, item.last, 0, lane);
-    for (int n = item.last; n >= 0; n--, it++) {
+    for (int n = item.last; n >= item.first; n--, it++) {
       int next = s.find(item, n - 1, 0, lane); // asked for before the wait
       s.load(m.k[it % STAGES], &m.k_full[it % STAGES], &m.k_empty[it % STAGES], it / STAGES, found, lane);
       found = next;
@@ -136,18 +184,18 @@ template <int D, bool DECODE> static __device__ __forceinline__ void produce_qk(
   }
 }
 
-template <int D, bool DECODE> static __device__ __forceinline__ void produce_v(Smem<D> &m, const Source<D, DECODE> &s) {
+template <int D, bool PACKED> static __device__ __forceinline__ void produce_v(Smem<D> &m, const Source<D, PACKED> &s) {
+  using S = Shape<D>;
   int lane = threadIdx.x % 32, it = 0;
   for (int w = 0;; w++) {
-    int buffer = w % 2;
-    mbar_wait(&m.q_full[buffer], w / 2 & 1);
-    int index = m.item[buffer];
+    int buffer = w % S::Q_BUFFERS;
+    mbar_wait(&m.q_full[buffer], w / S::Q_BUFFERS & 1);
+    int index = get_item(&m.item[buffer], lane);
     if (index < 0) return;
-    __syncwarp();
     if (lane == 0) mbar_arrive(&m.q_empty[buffer]);
     Item item = s.order.item(index);
     int found = s.find(item, item.last, 1, lane);
-    for (int n = item.last; n >= 0; n--, it++) {
+    for (int n = item.last; n >= item.first; n--, it++) {
       int next = s.find(item, n - 1, 1, lane);
       s.load(m.v[it % STAGES], &m.v_full[it % STAGES], &m.v_empty[it % STAGES], it / STAGES, found, lane);
       found = next;
@@ -155,67 +203,79 @@ template <int D, bool DECODE> static __device__ __forceinline__ void produce_v(S
   }
 }
 
-template <int D, bool DECODE>
-static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, int group, Order<DECODE> order) {
+template <int D, bool PACKED>
+static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, int group, Order<D, PACKED> order) {
+  using S = Shape<D>;
+  constexpr int N = S::N;
   int wg = __shfl_sync(~0u, int(threadIdx.x) / 128, 0) - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const float scale = a.scale * 1.4426950408889634f;
+  const float scale = a.scale * 1.4426950408889634f, slack = SLACK / scale;
   const int turn = 1 + wg, other = 2 - wg, mine = 3 + wg; // named barriers
+  const int row = wg * 64 + warp * 16 + g; // and row + 8
   if (wg == 1) named_arrive(other, CONSUMERS);
   int it = 0;
   for (int w = 0;; w++) {
-    int buffer = w % 2;
-    mbar_wait(&m.q_full[buffer], (w / 2) & 1);
-    int index = m.item[buffer];
-    if (index < 0) return;
-    Item item = order.item(index);
-    int length = item.tile.pos + item.tile.n;
-    int row = wg * 64 + warp * 16 + g; // and row + 8
-    int first = item.tile.pos + (DECODE ? 0 : wg * 64);
-    uint32_t q[D / 4];
-#pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-      int r = wg * 64 + warp * 16 + lane % 16;
-      ldmatrix4(*reinterpret_cast<uint32_t(*)[4]>(q + 4 * i), smem_addr(m.q[buffer]) + (i / 4) * M * 128 + r * 128 + ((2 * i % 8 + lane / 16) ^ (r & 7)) * 16);
+    int buffer = w % S::Q_BUFFERS;
+    mbar_wait(&m.q_full[buffer], (w / S::Q_BUFFERS) & 1);
+    int index = get_item(&m.item[buffer], lane);
+    if (index < 0) {
+      if (wg == 0) named_sync(turn, CONSUMERS); // the other's last turn: no barrier stays half full
+      return;
     }
-    float s[64], o[D / 2] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-    uint32_t probs[32];
-    constexpr int DOWN = D / 64 * 1024; // between groups of eight positions
-    auto scores = [&](int stage) {
-      uint64_t k = wgmma_desc(smem_addr(m.k[stage]), DOWN, 0);
+    Item item = order.item(index);
+    int length = item.pos + item.n;
+    int diagonal = item.pos + (PACKED ? wg * 64 / group : wg * 64); // of the first row
+    uint32_t q[S::Q_REGS ? D / 4 : 1];
+    if constexpr (S::Q_REGS) {
 #pragma unroll
-      for (int i = 0; i < D / 16; i++) wgmma_rs<0>(s, q + 4 * i, k + ((i / 4) * 1024 + i % 4 * 32) / 16, i > 0);
+      for (int i = 0; i < D / 16; i++) {
+        int r = wg * 64 + warp * 16 + lane % 16;
+        ldmatrix4(*reinterpret_cast<uint32_t(*)[4]>(q + 4 * i), smem_addr(m.q[buffer]) + (i / 4) * M * 128 + r * 128 + ((2 * i % 8 + lane / 16) ^ (r & 7)) * 16);
+      }
+    }
+    float s[N / 2], o[D / 2] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+    uint32_t probs[N / 4];
+    auto scores = [&](int stage) {
+      uint64_t k = wgmma_desc(smem_addr(m.k[stage]), S::DOWN, 0);
+#pragma unroll
+      for (int i = 0; i < D / 16; i++) {
+        uint64_t step = k + ((i / 4) * S::ACROSS + i % 4 * 32) / 16;
+        if constexpr (S::Q_REGS) wgmma_rs<0>(s, q + 4 * i, step, i > 0);
+        else wgmma_ss(s, wgmma_desc(smem_addr(m.q[buffer]) + wg * 64 * 128, 1024, 0) + ((i / 4) * M * 128 + i % 4 * 32) / 16, step, i > 0);
+      }
     };
     auto values = [&](int stage) {
-      uint64_t v = wgmma_desc(smem_addr(m.v[stage]), DOWN, 1024);
+      uint64_t v = wgmma_desc(smem_addr(m.v[stage]), S::DOWN, S::ACROSS);
 #pragma unroll
-      for (int i = 0; i < N / 16; i++) wgmma_rs<1>(o, probs + 4 * i, v + i * 2 * DOWN / 16, 1);
+      for (int i = 0; i < N / 16; i++) wgmma_rs<1>(o, probs + 4 * i, v + i * 2 * S::DOWN / 16, 1);
     };
     auto mask = [&](int n) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        int most = item.tile.pos + (DECODE ? 0 : row + 8 * h) - n * N - 2 * t;
+        int most = item.pos + (PACKED ? (row + 8 * h) / group : row + 8 * h) - n * N - 2 * t;
 #pragma unroll
-        for (int i = 0; i < 16; i++)
+        for (int i = 0; i < N / 8; i++)
 #pragma unroll
           for (int e = 0; e < 2; e++)
             if (8 * i + e > most) s[4 * i + 2 * h + e] = -INFINITY;
       }
     };
-    // Turns s into weights; returns by what O must be scaled.
+    // Turns s into weights; returns by what O must be scaled. A row's top rises
+    // only when it must: while weights stay below 2^SLACK, O is left alone.
     auto softmax = [&](float (&old)[2]) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        float most = top[h];
+        float most = -INFINITY;
 #pragma unroll
-        for (int i = 0; i < 16; i++) most = fmaxf(most, fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
+        for (int i = 0; i < N / 8; i++) most = fmaxf(most, fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        float base = (most == -INFINITY ? 0.0f : most) * scale; // a row may have nothing in this tile
-        old[h] = exp2_fast(top[h] * scale - base);
-        top[h] = most;
+        bool rises = most > top[h] + slack;
+        old[h] = rises ? exp2_fast((top[h] - most) * scale) : 1.0f;
+        if (rises) top[h] = most;
+        float base = (top[h] == -INFINITY ? 0.0f : top[h]) * scale; // a row may have had nothing yet
         float part = 0;
 #pragma unroll
-        for (int i = 0; i < 16; i++)
+        for (int i = 0; i < N / 8; i++)
 #pragma unroll
           for (int e = 0; e < 2; e++) {
             float &x = s[4 * i + 2 * h + e];
@@ -227,17 +287,17 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, i
     };
     auto convert = [&] {
 #pragma unroll
-      for (int i = 0; i < 32; i++) probs[i] = pack(s[2 * i], s[2 * i + 1]);
+      for (int i = 0; i < N / 4; i++) probs[i] = pack(s[2 * i], s[2 * i + 1]);
     };
     // Rows of V after the last position may hold anything: 0 x NaN is not 0.
     auto clear_tail = [&] {
       int from = length - item.last * N, to = int(round_up(from, RUN));
       uint4 *v = reinterpret_cast<uint4 *>(m.v[it % STAGES]);
       mbar_wait(&m.v_full[it % STAGES], (it / STAGES) & 1);
-      constexpr int PARTS = D / 8; // of 16 bytes
+      constexpr int PARTS = S::WIDTH / 8; // of 16 bytes
       for (int i = threadIdx.x % 128; i < (to - from) * PARTS; i += 128) {
         int r = from + i / PARTS, part = i % PARTS;
-        v[(r / 8) * 8 * PARTS + (part / 8) * 64 + r % 8 * 8 + part % 8] = make_uint4(0, 0, 0, 0);
+        v[((r / 8) * S::DOWN + (part / 8) * S::ACROSS) / 16 + r % 8 * 8 + part % 8] = make_uint4(0, 0, 0, 0);
       }
       fence_async_shared();
       named_sync(mine, 128);
@@ -257,7 +317,7 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, i
     mask(item.last);
     softmax(old);
     convert();
-    if (length % RUN) clear_tail();
+    if (length % RUN && length - item.last * N < N) clear_tail();
     int n = item.last - 1;
     auto step = [&](auto masked) {
       int now = it % STAGES, next = (it + 1) % STAGES;
@@ -276,17 +336,20 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, i
       release(&m.k_empty[next]);
       if constexpr (decltype(masked)::value) mask(n);
       softmax(old);
+      bool rescale = __any_sync(~0u, old[0] != 1 || old[1] != 1);
       stay(sum[0] + sum[1]);
       wgmma_wait<0>();
       pin(o);
       release(&m.v_empty[now]);
       convert();
+      if (rescale) {
 #pragma unroll
-      for (int i = 0; i < D / 2; i++) o[i] *= old[i / 2 % 2];
+        for (int i = 0; i < D / 2; i++) o[i] *= old[i / 2 % 2];
+      }
       it++, n--;
     };
-    while (n >= 0 && (n + 1) * N - 1 > first) step(std::true_type{}); // the diagonal crosses
-    while (n >= 0) step(std::false_type{});
+    while (n >= item.first && (n + 1) * N - 1 > diagonal) step(std::true_type{}); // the diagonal crosses
+    while (n >= item.first) step(std::false_type{});
     mbar_wait(&m.v_full[it % STAGES], (it / STAGES) & 1);
     wgmma_fence();
     values(it % STAGES);
@@ -296,14 +359,28 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, i
     release(&m.v_empty[it % STAGES]);
     it++;
 
-    // O leaves through the rows of Q that this warp had.
-    __syncwarp();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
       sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
-      sum[h] = 1.0f / sum[h];
     }
+    const int valid = PACKED ? item.n * group : item.n;
+    if (PACKED && item.partial >= 0) { // to be merged with other parts
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        if (row + 8 * h >= valid) continue;
+        float *to = a.partial + int64_t(item.partial + row + 8 * h) * (D + XK_STATS);
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) __stcg(reinterpret_cast<float2 *>(to + 8 * i + 2 * t), make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]));
+        if (t == 0) __stcg(reinterpret_cast<float2 *>(to + D), make_float2(top[h] * scale, sum[h]));
+      }
+      release(&m.q_empty[buffer]);
+      continue;
+    }
+    // O leaves through the rows of Q that this warp had.
+    if constexpr (S::Q_REGS) __syncwarp();
+    else named_sync(mine, 128); // the warpgroup has read them
+    sum[0] = 1.0f / sum[0], sum[1] = 1.0f / sum[1];
     uint8_t *rows = reinterpret_cast<uint8_t *>(m.q[buffer]);
 #pragma unroll
     for (int i = 0; i < D / 8; i++)
@@ -315,10 +392,10 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, i
     constexpr int PARTS = D / 8; // 16-byte parts of a row
 #pragma unroll
     for (int i = 0; i < 16 * PARTS / 32; i++) {
-      int r = wg * 64 + warp * 16 + (i * 32 + lane) / PARTS, part = lane % PARTS;
+      int r = wg * 64 + warp * 16 + (i * 32 + lane) / PARTS, part = (i * 32 + lane) % PARTS;
       uint4 v = *reinterpret_cast<uint4 *>(rows + (part / 8) * M * 128 + r * 128 + ((part % 8) ^ (r & 7)) * 16);
-      int64_t to = DECODE ? int64_t(item.tile.row) * a.heads + item.head * group + r : int64_t(item.tile.row + r) * a.heads + item.head;
-      if (r < (DECODE ? item.tile.n * group : item.tile.n)) *reinterpret_cast<uint4 *>(a.out + to * D + part * 8) = v;
+      int64_t to = PACKED ? int64_t(item.row + r / group) * a.heads + item.head * group + r % group : int64_t(item.row + r) * a.heads + item.head;
+      if (r < valid) *reinterpret_cast<uint4 *>(a.out + to * D + part * 8) = v;
     }
     fence_async_shared();
     __syncwarp();
@@ -326,9 +403,9 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, i
   }
 }
 
-template <int D, bool DECODE>
-static __global__ __launch_bounds__(THREADS, 1) void hopper_kernel(Attention a, Pool p, const xk_tile *tiles, const int32_t *decode, int n_tiles, int heads, int items, unsigned *work, int row0, int rows,
-                                                                   const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map) {
+template <int D, bool PACKED>
+static __global__ __launch_bounds__(THREADS, 1) void hopper_kernel(Attention a, Pool p, Items items, unsigned *work, int row0, int rows, const __grid_constant__ CUtensorMap q_map,
+                                                                   const __grid_constant__ CUtensorMap kv_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint8_t raw[];
   Smem<D> &m = *reinterpret_cast<Smem<D> *>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t(1023));
@@ -343,16 +420,16 @@ static __global__ __launch_bounds__(THREADS, 1) void hopper_kernel(Attention a, 
   __syncthreads();
   pdl_wait();
   pdl_next();
-  Order<DECODE> order = {a, tiles, decode, n_tiles, heads};
+  Order<D, PACKED> order = {a, items};
   if (threadIdx.x < 128) {
     regs_give<40>();
-    Source<D, DECODE> source = {a, p, order, &kv_map, row0, rows};
+    Source<D, PACKED> source = {a, p, order, &kv_map, row0, rows};
     fence_async_global();
-    if (threadIdx.x < 32) produce_qk<D, DECODE>(m, source, items, work, &q_map);
-    else if (threadIdx.x < 64) produce_v<D, DECODE>(m, source);
+    if (threadIdx.x < 32) produce_qk<D, PACKED>(m, source, work, &q_map);
+    else if (threadIdx.x < 64) produce_v<D, PACKED>(m, source);
   } else {
     regs_take<232>();
-    consume<D, DECODE>(m, a, a.heads / p.kv_heads, order);
+    consume<D, PACKED>(m, a, a.heads / p.kv_heads, order);
   }
 #endif
 }
@@ -363,56 +440,36 @@ template <int D> static constexpr int smem_bytes = int(sizeof(Smem<D>)) + 1024;
 
 bool xk_attn_hopper_takes(const Pool &p, const Prefill &f) { return f.kv_map && p.bt.d % RUN == 0; }
 
-template <int D> static int32_t prefill(const Launch &l, const Attention &a, const Pool &p, const Prefill &f) {
-  int per = 1; // KV heads of a section
-  while (per < p.kv_heads && p.kv_heads % (2 * per) == 0 && int64_t(f.longest) * D * 4 * 2 * per <= (int64_t(24) << 20)) per *= 2;
-  if (int64_t(f.longest) * D * 4 * p.kv_heads <= (int64_t(24) << 20)) per = p.kv_heads;
-  int items = f.n_tiles * a.heads;
-  return launch(l, hopper_kernel<D, false>, items < f.sms ? items : f.sms, THREADS, smem_bytes<D>, a, p, f.tiles, nullptr, f.n_tiles, per * (a.heads / p.kv_heads), items, f.work, f.first_row, f.total_rows, *f.q_map, *f.kv_map);
-}
-
-template <int D> static int32_t decode(const Launch &l, const Attention &a, const Pool &p, const Prefill &f, const int32_t *rows, int n) {
-  int items = n * p.kv_heads;
-  return launch(l, hopper_kernel<D, true>, items < f.sms ? items : f.sms, THREADS, smem_bytes<D>, a, p, nullptr, rows, n, p.kv_heads, items, f.work, f.first_row, f.total_rows, *f.heads_map, *f.kv_map);
+template <int D, bool PACKED> static int32_t start(const Launch &l, const Attention &a, const Pool &p, const Prefill &f, const Items &items) {
+  return launch(l, hopper_kernel<D, PACKED>, std::min(items.total, f.sms), THREADS, smem_bytes<D>, a, p, items, f.work, f.first_row, f.total_rows, PACKED ? *f.heads_map : *f.q_map, *f.kv_map);
 }
 
 int32_t xk_attn_decode_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f, const int32_t *rows, int n) {
-  return p.head_dim == 64 ? decode<64>(l, a, p, f, rows, n) : decode<128>(l, a, p, f, rows, n);
+  Items items = {nullptr, nullptr, rows, n, p.kv_heads, n * p.kv_heads};
+  return xk_each_dim(p.head_dim, [&](auto dim) { return start<dim, true>(l, a, p, f, items); });
 }
 
 int32_t xk_attn_prefill_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f) {
-  return p.head_dim == 64 ? prefill<64>(l, a, p, f) : prefill<128>(l, a, p, f);
-}
-
-static int32_t encode(CUtensorMap *map, const void *base, uint32_t rank, const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box) {
-  void *f = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  XK_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
-  if (found != cudaDriverEntryPointSuccess) return xk_fail(XK_CUDA, "no cuTensorMapEncodeTiled in this driver");
-  cuuint32_t steps[4] = {1, 1, 1, 1};
-  CUresult r = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(f)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void *>(base), dims, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return r == CUDA_SUCCESS ? XK_OK : xk_fail(XK_CUDA, "cuTensorMapEncodeTiled: %d", int(r));
-}
-
-// The pool as [rows / 8][64-column half][row % 8][64]: a box is a run.
-int32_t xk_kv_map(CUtensorMap *map, const bf16 *pool, int64_t rows, int head_dim) {
-  cuuint64_t dims[4] = {64, 8, cuuint64_t(head_dim) / 64, cuuint64_t(rows) / 8}, row = cuuint64_t(head_dim) * 2, strides[3] = {row, 128, 8 * row};
-  cuuint32_t box[4] = {64, 8, cuuint32_t(head_dim) / 64, RUN / 8};
-  return encode(map, pool, 4, dims, strides, box);
-}
-// qkv as [rows][width]: a box is 64 columns of 128 rows.
-int32_t xk_q_map(CUtensorMap *map, const bf16 *qkv, int64_t rows, int width) {
-  cuuint64_t dims[2] = {cuuint64_t(width), cuuint64_t(rows)}, strides[1] = {cuuint64_t(width) * 2};
-  cuuint32_t box[2] = {64, M};
-  return encode(map, qkv, 2, dims, strides, box);
+  if (f.n_parts) {
+    Items items = {nullptr, f.parts, nullptr, f.n_parts, p.kv_heads, f.n_parts * p.kv_heads};
+    return xk_each_dim(p.head_dim, [&](auto dim) { return start<dim, true>(l, a, p, f, items); });
+  }
+  auto fit = [&](int heads) { return int64_t(f.longest) * p.head_dim * 4 * heads <= (int64_t(24) << 20); };
+  int per = 1; // KV heads of a section
+  while (per < p.kv_heads && p.kv_heads % (2 * per) == 0 && fit(2 * per)) per *= 2;
+  if (fit(p.kv_heads)) per = p.kv_heads;
+  Items items = {f.tiles, nullptr, nullptr, f.n_tiles, per * (a.heads / p.kv_heads), f.n_tiles * a.heads};
+  return xk_each_dim(p.head_dim, [&](auto dim) { return start<dim, false>(l, a, p, f, items); });
 }
 
 int32_t xk_attn_hopper_init() {
-  auto init = [](auto kernel, int bytes) { return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); };
-  XK_TRY(init(hopper_kernel<64, false>, smem_bytes<64>));
-  XK_TRY(init(hopper_kernel<128, false>, smem_bytes<128>));
-  XK_TRY(init(hopper_kernel<64, true>, smem_bytes<64>));
-  XK_TRY(init(hopper_kernel<128, true>, smem_bytes<128>));
-  return XK_OK;
+  int32_t status = XK_OK;
+  for (int dim : XK_DIMS) {
+    if (status == XK_OK) status = xk_each_dim(dim, [](auto d) {
+      XK_TRY(cudaFuncSetAttribute(hopper_kernel<d, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<d>));
+      XK_TRY(cudaFuncSetAttribute(hopper_kernel<d, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<d>));
+      return int32_t(XK_OK);
+    });
+  }
+  return status;
 }

@@ -8,15 +8,27 @@
 // attn_any takes any head_dim and group, one warp a (row, head): slow, and the
 // oracle of the fast ones on the device.
 // Oracle: kernels/cpu.
+#include <algorithm>
+#include <iterator>
+
 #include "rows.cuh"
 
-static constexpr int WARPS = 8, N = 64; // WARPS * 16 = 128 query rows, as an xk_tile has
+static constexpr int WARPS = 8; // of 16 rows: as many as an xk_tile has
 
-template <int D> static constexpr int smem_bytes = (2 * 2 * N * D) * 2;
+// Tiles of K and V: N positions, in parts of 16 bytes, swizzled, or, where rows do
+// not fill the banks, at a distance of an odd number of parts.
+template <int D> struct Tiles {
+  static constexpr bool SWIZZLED = D % 64 == 0;
+  static constexpr int N = D > 128 ? 32 : 64, PARTS = D / 8, PITCH = SWIZZLED ? PARTS : PARTS + 1, BYTES = N * PITCH * 16;
+  static __device__ __forceinline__ int at(int r, int part) { return (r * PITCH + (SWIZZLED ? part ^ (r & 7) : part)) * 16; }
+};
+
+template <int D> static constexpr int smem_bytes = 2 * 2 * Tiles<D>::BYTES;
 
 template <int D>
 static __global__ __launch_bounds__(WARPS * 32, 1) void prefill_kernel(Attention a, Pool p, const xk_tile *tiles) {
-  constexpr int PARTS = D / 8;
+  using R = Tiles<D>;
+  constexpr int N = R::N, PARTS = R::PARTS;
   extern __shared__ __align__(128) uint8_t smem[]; // [stage][K, V][N][D]
   pdl_wait();
   pdl_next();
@@ -31,16 +43,17 @@ static __global__ __launch_bounds__(WARPS * 32, 1) void prefill_kernel(Attention
 
   auto fetch = [&](int step, int stage) {
     if (step < steps) {
-      uint8_t *to = smem + stage * (2 * N * D * 2);
+      uint8_t *to = smem + stage * (2 * R::BYTES);
 #pragma unroll
-      for (int i = 0; i < N * PARTS / (WARPS * 32); i++) {
-        int r = (i * WARPS * 32 + threadIdx.x) / PARTS, part = threadIdx.x % PARTS;
+      for (int i = 0; i < div_up(N * PARTS, WARPS * 32); i++) {
+        int piece = i * WARPS * 32 + threadIdx.x, r = piece / PARTS, part = piece % PARTS;
+        if (N * PARTS % (WARPS * 32) && r >= N) break;
         int pos = step * N + r;
         bool in = pos < length;
         const bf16 *k = p.data + (in ? p.at(table, 0, kv_head, pos) : 0) + part * 8;
-        uint8_t *dst = to + (r * PARTS + (part ^ (r & 7))) * 16;
+        uint8_t *dst = to + R::at(r, part);
         cp_async16(dst, k, in);
-        cp_async16(dst + N * D * 2, k + value, in);
+        cp_async16(dst + R::BYTES, k + value, in);
       }
     }
     cp_async_commit();
@@ -71,7 +84,7 @@ static __global__ __launch_bounds__(WARPS * 32, 1) void prefill_kernel(Attention
     __syncthreads();
     fetch(step + 1, (step + 1) % 2);
     if (!active || step * N > last) continue;
-    uint32_t k0 = smem_addr(smem + step % 2 * (2 * N * D * 2)), v0 = k0 + N * D * 2;
+    uint32_t k0 = smem_addr(smem + step % 2 * (2 * R::BYTES)), v0 = k0 + R::BYTES;
     float s[N / 8][4] = {};
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
@@ -79,7 +92,7 @@ static __global__ __launch_bounds__(WARPS * 32, 1) void prefill_kernel(Attention
       for (int n = 0; n < N / 16; n++) {
         int r = n * 16 + (lane / 16) * 8 + lane % 8, part = 2 * i + (lane / 8) % 2;
         uint32_t b[4];
-        ldmatrix4(b, k0 + (r * PARTS + (part ^ (r & 7))) * 16);
+        ldmatrix4(b, k0 + R::at(r, part));
         mma(s[2 * n], q[i][0], q[i][1], q[i][2], q[i][3], b[0], b[1]);
         mma(s[2 * n + 1], q[i][0], q[i][1], q[i][2], q[i][3], b[2], b[3]);
       }
@@ -123,7 +136,7 @@ static __global__ __launch_bounds__(WARPS * 32, 1) void prefill_kernel(Attention
       for (int i = 0; i < D / 16; i++) {
         int r = n * 16 + (lane / 8) % 2 * 8 + lane % 8, part = 2 * i + lane / 16;
         uint32_t b[4];
-        ldmatrix4_trans(b, v0 + (r * PARTS + (part ^ (r & 7))) * 16);
+        ldmatrix4_trans(b, v0 + R::at(r, part));
         mma(o[2 * i], p0, p1, p2, p3, b[0], b[1]);
         mma(o[2 * i + 1], p0, p1, p2, p3, b[2], b[3]);
       }
@@ -190,16 +203,13 @@ static __global__ __launch_bounds__(128) void any_kernel(Attention a, Pool p) {
 
 // ---------------------------------------------------------------- launchers
 
-bool xk_attn_fast(int head_dim, int group) { return (head_dim == 64 || head_dim == 128) && group <= 16; }
-
-template <int D> static int32_t prefill(const Launch &l, const Attention &a, const Pool &p, const xk_tile *tiles, int n) {
-  return launch(l, prefill_kernel<D>, dim3(n, a.heads), WARPS * 32, smem_bytes<D>, a, p, tiles);
-}
+bool xk_attn_fast(int head_dim, int group) { return std::find(std::begin(XK_DIMS), std::end(XK_DIMS), head_dim) != std::end(XK_DIMS) && group <= 16; }
 
 int32_t xk_attn_prefill(const Launch &l, const Attention &a, const Pool &p, const Prefill &f) {
-  if (!xk_attn_fast(p.head_dim, a.heads / p.kv_heads)) return xk_fail(XK_INVALID, "prefill attention: head_dim %d", p.head_dim);
-  if (xk_attn_hopper_takes(p, f)) return xk_attn_prefill_hopper(l, a, p, f);
-  return p.head_dim == 64 ? prefill<64>(l, a, p, f.tiles, f.n_tiles) : prefill<128>(l, a, p, f.tiles, f.n_tiles);
+  if (!xk_attn_hopper_takes(p, f))
+    return xk_each_dim(p.head_dim, [&](auto dim) { return launch(l, prefill_kernel<dim>, dim3(f.n_tiles, a.heads), WARPS * 32, smem_bytes<dim>, a, p, f.tiles); });
+  XK_OK_OR_RETURN(xk_attn_prefill_hopper(l, a, p, f));
+  return f.n_merges ? xk_attn_merge(l, a, p, f.merges, f.n_merges) : XK_OK;
 }
 
 int32_t xk_attn_any(const Launch &l, const Attention &a, const Pool &p, int n_rows) {
@@ -207,8 +217,14 @@ int32_t xk_attn_any(const Launch &l, const Attention &a, const Pool &p, int n_ro
 }
 
 int32_t xk_attn_init() {
-  XK_TRY(cudaFuncSetAttribute(prefill_kernel<64>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<64>));
-  XK_TRY(cudaFuncSetAttribute(prefill_kernel<128>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<128>));
+  int32_t status = XK_OK;
+  for (int dim : XK_DIMS) {
+    if (status == XK_OK) status = xk_each_dim(dim, [](auto d) {
+      XK_TRY(cudaFuncSetAttribute(prefill_kernel<d>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<d>));
+      return int32_t(XK_OK);
+    });
+  }
+  XK_OK_OR_RETURN(status);
   XK_OK_OR_RETURN(xk_attn_hopper_init());
   XK_OK_OR_RETURN(xk_attn8_init());
   return xk_attn_decode_init();

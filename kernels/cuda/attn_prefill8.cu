@@ -134,6 +134,7 @@ int32_t xk_attend8(xk_ctx *c, const Launch &l, Attention a, Prefill f, const xk_
     f.n_tiles = gather(c, tiles, first, n, &w);
     if (!f.n_tiles) return xk_fail(XK_INVALID, "a sequence of %d positions: scratch holds %d", tiles[first].pos + tiles[first].n, c->wide_blocks * g.block_tokens);
     f.tiles = device + first, f.longest = tiles[first].pos + tiles[first].n;
+    if (f.n_tiles < n) f.n_parts = f.n_merges = 0; // the plan is for all of them at once
     XK_OK_OR_RETURN(xk_widen(l, p, w, a.tail, c->wide, c->wide_tail));
     XK_OK_OR_RETURN(xk_attn_prefill(l, b, wide, f));
   }

@@ -25,7 +25,7 @@ func llama8B() kernels.Arch {
 
 // TestSpeed prints one JSON line a figure: host time of a step, from one end to
 // the next as steps overlap, with the device's own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
-// 8k@4096 mixed448" (the last number is the tokens of a chunk, 2048 if not given).
+// 8k@4096 mixed448 hit16@8k" (tokens of a chunk, 2048 if not given; and of what is cached before it).
 // "b64l4" has contexts of 4k.
 // XPYD_CUDA_KV8 keeps KV in FP8. "quality" compares logits with bf16's.
 func TestSpeed(t *testing.T) {
@@ -61,7 +61,12 @@ func TestSpeed(t *testing.T) {
 		profiled = b.Profile
 	}
 	for _, w := range what {
-		if n, ok := strings.CutPrefix(w, "mixed"); ok {
+		if n, ok := strings.CutPrefix(w, "hit"); ok {
+			n, after, _ := strings.Cut(n, "@")
+			tokens, _ := strconv.Atoi(n)
+			k, _ := strconv.Atoi(strings.TrimSuffix(after, "k"))
+			hitSpeed(t, b, tokens, k*1024)
+		} else if n, ok := strings.CutPrefix(w, "mixed"); ok {
 			chunk, _ := strconv.Atoi(n)
 			mixedSpeed(t, b, chunk)
 		} else if n, ok := strings.CutPrefix(w, "b"); ok {
@@ -225,6 +230,34 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length, chunk int) {
 		name += fmt.Sprintf("_chunk%d", chunk)
 	}
 	report(name, "tok/s", host, device)
+}
+
+// hitSpeed computes the last tokens of prompts of the given length, of which all
+// else is in the pool (any finite rows do).
+func hitSpeed(t *testing.T, b *cuda.Backend, tokens, length int) {
+	var blocks []int32
+	for i := range length / 16 {
+		blocks = append(blocks, int32(i*7919%b.Blocks()))
+	}
+	q := kernels.Seq{Tokens: make([]int32, tokens), Pos: length - tokens, Blocks: blocks, Samples: []kernels.Sample{{TopP: 1, Repetition: 1, Logprobs: -1}}}
+	if profiled != nil {
+		profile(t, b, q)
+		return
+	}
+	var host, device []float64
+	for round := range 60 {
+		at := time.Now()
+		mustStep(t, b, q)
+		took := float64(time.Since(at).Microseconds()) / 1000
+		us, _, err := b.LastStepTime()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if round >= 10 {
+			host, device = append(host, took), append(device, us/1000)
+		}
+	}
+	report(fmt.Sprintf(prefix+"hit_step_ms.%d_at_%dk", tokens, length/1024), "ms", host, device)
 }
 
 // mixedSpeed decodes 64 streams alone, then with a chunk of an 8k prompt in each

@@ -8,6 +8,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <type_traits>
+#include <vector>
 
 #include "xk.h"
 
@@ -198,20 +200,47 @@ struct Attention {
   const int32_t *tail;
   int heads;
   float scale; // of scores
-  float *partial;     // decode: [decode row][heads][splits][D + 4]
+  float *partial;     // decode: [decode row][heads][splits][D + XK_STATS]; parts: see xk_part
   unsigned *tickets;  // decode: [decode row][kv_heads], zero between launches
   int splits;      // decode: the most
   int min_split;   // decode: fewest positions of a split, a multiple of 64
 };
+
+static constexpr int XK_TILE = 128;  // rows of a tile of queries
+static constexpr int XK_RUN = 16;    // positions of K or V that prefill attention copies at once
+static constexpr int XK_STATS = 4;   // behind a partial row's values: its maximum (of scores times log2 e), its sum of weights
+// Positions of a tile of K and V in prefill attention.
+__host__ __device__ constexpr int xk_attn_step(int head_dim) { return head_dim > 128 ? 64 : 128; }
+
+// Packed prefill attention: up to XK_TILE / group rows of a sequence against the
+// tiles first .. last of its K and V. What has other parts leaves partial rows
+// [slot][kv_head][row][head of the group][D + XK_STATS].
+struct xk_part {
+  int row, n, pos, table; // as xk_tile
+  int first, last;
+  int partial; // slot, or -1: it is the only one
+  int pad;
+};
+struct xk_merge { // rows whose parts have the slots partial .. partial + parts - 1
+  int row, n, partial, parts;
+};
+struct Plan {
+  std::vector<xk_part> parts;
+  std::vector<xk_merge> merges;
+};
+
 struct Prefill {
   const xk_tile *tiles; // the longest first
   int n_tiles, longest; // positions of the first tile
   // For the Hopper kernel; kv_map is null where there is none.
   const CUtensorMap *q_map, *kv_map; // of qkv, and of the pool of all layers
-  const CUtensorMap *heads_map;      // of qkv, a head a row: to decode
+  const CUtensorMap *heads_map;      // of qkv, by heads: for parts and to decode
   unsigned *work;       // two counters, zero between launches
   int sms;
   int first_row, total_rows; // of the layer, and of the pool, in the map
+  const xk_part *parts;      // instead of tiles, if n_parts
+  const xk_merge *merges;
+  int n_parts, n_merges;
 };
 int32_t xk_attn_prefill(const Launch &l, const Attention &a, const Pool &p, const Prefill &f);
 bool xk_attn_hopper_takes(const Pool &p, const Prefill &f);
@@ -220,10 +249,28 @@ int32_t xk_attn_prefill_hopper(const Launch &l, const Attention &a, const Pool &
 int32_t xk_attn_decode_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f, const int32_t *rows, int n_rows);
 int32_t xk_kv_map(CUtensorMap *map, const bf16 *pool, int64_t rows, int head_dim);
 int32_t xk_q_map(CUtensorMap *map, const bf16 *qkv, int64_t rows, int width);
+int32_t xk_heads_map(CUtensorMap *map, const bf16 *qkv, int64_t rows, int heads, int kv_heads, int head_dim);
+// Whether tiles are better done in parts, and in which: a function of what is
+// given alone. split: long ones may be shared by CTAs.
+bool xk_attn_plan(Plan *plan, const xk_tile *tiles, int n, int heads, int kv_heads, int head_dim, int sms, bool split);
+int64_t xk_attn_partial_rows(int sms, int kv_heads); // that a plan's slots have at most
+int32_t xk_attn_merge(const Launch &l, const Attention &a, const Pool &p, const xk_merge *merges, int n);
 int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const int32_t *rows, int n_rows);
 int xk_attn_splits(int sms, int rows, int kv_heads); // of a decode step
 int32_t xk_attn_any(const Launch &l, const Attention &a, const Pool &p, int n_rows);
 bool xk_attn_fast(int head_dim, int group); // prefill and decode kernels take it
+// The head_dims that it takes, and a call of f with one as a constant.
+static constexpr int XK_DIMS[] = {64, 80, 96, 128, 256};
+template <typename F> int32_t xk_each_dim(int head_dim, F f) {
+  switch (head_dim) {
+  case 64: return f(std::integral_constant<int, 64>{});
+  case 80: return f(std::integral_constant<int, 80>{});
+  case 96: return f(std::integral_constant<int, 96>{});
+  case 128: return f(std::integral_constant<int, 128>{});
+  case 256: return f(std::integral_constant<int, 256>{});
+  }
+  return xk_fail(XK_INVALID, "attention: head_dim %d", head_dim);
+}
 int32_t xk_attn_init(); // and those of the other files
 int32_t xk_attn_decode_init();
 int32_t xk_attn_hopper_init();

@@ -1,4 +1,5 @@
 // Life of a context: device, weights, buffers.
+#include <algorithm>
 #include <cmath>
 #include <cstdarg>
 #include <cstring>
@@ -66,7 +67,8 @@ static int32_t buffers(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_alloc(c, &c->logits, s * c->stride, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->scratch, s * c->stride, true));
   int64_t splits = 2 * c->sms / g.kv_heads + 32; // sequences x splits where there is more than one: see xk_attn_splits
-  XK_OK_OR_RETURN(xk_alloc(c, &c->partial, splits * g.heads * (g.head_dim + 4)));
+  int64_t partials = std::max(splits * g.heads, xk_attn_partial_rows(c->sms, g.kv_heads)); // rows
+  XK_OK_OR_RETURN(xk_alloc(c, &c->partial, partials * (g.head_dim + XK_STATS)));
   XK_OK_OR_RETURN(xk_alloc(c, &c->tickets, r * g.kv_heads, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->work, 2, true));
 

@@ -78,6 +78,8 @@ struct xk_ctx {
   bool hopper = false; // compute capability 9.0: wgmma
   CUtensorMap q_map, heads_map, kv_map;
   unsigned *work = nullptr; // of prefill attention
+  Plan plan;                // of this step's tiles; where it lies in the arena:
+  int64_t parts = 0, merges = 0;
 
   cublasLtHandle_t lt = nullptr;
   cublasLtMatmulDesc_t matmul = nullptr;

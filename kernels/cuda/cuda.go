@@ -25,7 +25,7 @@ import (
 // where that differs, tokens could.
 const (
 	Numerics          = "cuda-bf16-1"
-	InvariantNumerics = "cuda-bf16-invariant-1-"
+	InvariantNumerics = "cuda-bf16-invariant-2-"
 	KVFP8Numerics     = "cuda-bf16-kv8-1" // Options.KVFP8
 )
 

@@ -73,7 +73,7 @@ static int32_t maps(xk_ctx *c) {
   if (!c->hopper) return XK_OK;
   XK_OK_OR_RETURN(xk_kv_map(&c->kv_map, g.kv_fp8 ? c->wide : reinterpret_cast<bf16 *>(c->region), rows, g.head_dim));
   XK_OK_OR_RETURN(xk_q_map(&c->q_map, c->qkv, g.max_rows, c->width));
-  return xk_q_map(&c->heads_map, c->qkv, int64_t(g.max_rows) * (c->width / g.head_dim), g.head_dim);
+  return xk_heads_map(&c->heads_map, c->qkv, g.max_rows, g.heads, g.kv_heads, g.head_dim);
 }
 
 int32_t xk_pool_open(xk_ctx *c) {

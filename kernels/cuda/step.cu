@@ -13,6 +13,11 @@ template <typename T> static T *on_device(xk_ctx *c, int64_t offset) { return re
 static const uint8_t *half_of(xk_ctx *c, const xk_step_args &a) { return static_cast<uint8_t *>(c->buffers.arena) + a.half * c->buffers.arena_bytes; }
 template <typename T> static const T *on_host(xk_ctx *c, const xk_step_args &a, int64_t offset) { return reinterpret_cast<const T *>(half_of(c, a) + offset); }
 
+static void use_plan(xk_ctx *c, Prefill *f) {
+  f->parts = on_device<xk_part>(c, c->parts), f->merges = on_device<xk_merge>(c, c->merges);
+  f->n_parts = int(c->plan.parts.size()), f->n_merges = int(c->plan.merges.size());
+}
+
 static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   const xk_config &g = c->cfg;
   const Layer &w = c->layers[i];
@@ -26,12 +31,14 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
                  g.heads, 1.0f / sqrtf(float(g.head_dim)), c->partial, c->tickets, 1, MIN_SPLIT};
   if (g.kv_fp8) {
     Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, 0, &c->q_map, nullptr, &c->heads_map, c->work, c->sms};
+    use_plan(c, &f);
     XK_OK_OR_RETURN(xk_attend8(c, l, t, f, on_host<xk_tile>(c, a, a.tiles), a, i, on_device<int32_t>(c, a.decode)));
   } else if (!xk_attn_fast(g.head_dim, g.heads / g.kv_heads) || (g.batch_invariant && !c->hopper)) {
     XK_OK_OR_RETURN(xk_attn_any(l, t, p, a.n_rows));
   } else {
     int rows = int(c->layer_bytes() / c->rows_of(0).row_bytes);
     Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, 0, &c->q_map, c->hopper ? &c->kv_map : nullptr, &c->heads_map, c->work, c->sms, i * rows, g.layers * rows};
+    use_plan(c, &f);
     if (a.n_tiles) {
       const xk_tile &longest = on_host<xk_tile>(c, a, a.tiles)[0];
       f.longest = longest.pos + longest.n;
@@ -138,12 +145,33 @@ static __global__ void fetch_kernel(uint4 *to, const uint4 *from, int n) {
   if (i < n) to[i] = from[i];
 }
 
+// Plans prefill attention in parts, behind what the host has described. Returns
+// where all of it ends.
+static int64_t plan(xk_ctx *c, const xk_step_args &a) {
+  const xk_config &g = c->cfg;
+  c->plan.parts.clear(), c->plan.merges.clear();
+  if (!a.n_tiles || !c->hopper) return a.used_bytes;
+  if (!xk_attn_plan(&c->plan, on_host<xk_tile>(c, a, a.tiles), a.n_tiles, g.heads, g.kv_heads, g.head_dim, c->sms, !g.batch_invariant)) return a.used_bytes;
+  c->parts = round_up(std::max(a.used_bytes, a.wants + 4 * a.n_wants), 32);
+  c->merges = c->parts + c->plan.parts.size() * sizeof(xk_part);
+  int64_t end = c->merges + c->plan.merges.size() * sizeof(xk_merge);
+  if (end > c->buffers.arena_bytes) { // tiles do
+    c->plan.parts.clear(), c->plan.merges.clear();
+    return a.used_bytes;
+  }
+  uint8_t *half = const_cast<uint8_t *>(half_of(c, a));
+  memcpy(half + c->parts, c->plan.parts.data(), c->merges - c->parts);
+  memcpy(half + c->merges, c->plan.merges.data(), end - c->merges);
+  return end;
+}
+
 static int32_t upload(xk_ctx *c, const xk_step_args &a) {
-  if (a.used_bytes > FETCH) {
-    XK_TRY(cudaMemcpyAsync(c->arena, half_of(c, a), a.used_bytes, cudaMemcpyHostToDevice, c->stream));
+  const int64_t bytes = plan(c, a);
+  if (bytes > FETCH) {
+    XK_TRY(cudaMemcpyAsync(c->arena, half_of(c, a), bytes, cudaMemcpyHostToDevice, c->stream));
     return XK_OK;
   }
-  int n = int(div_up(a.used_bytes, 16));
+  int n = int(div_up(bytes, 16));
   Launch l = {c->stream, false};
   return launch(l, fetch_kernel, int(div_up(n, 128)), 128, 0, reinterpret_cast<uint4 *>(c->arena), reinterpret_cast<const uint4 *>(half_of(c, a)), n);
 }
