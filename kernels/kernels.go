@@ -21,12 +21,16 @@ const (
 	F32 DType = iota
 	F16
 	BF16
+	F8 // E4M3: F8E4M3's elements, with Tensor.Scale
 )
 
 // Bytes returns the size of one element in bytes.
 func (d DType) Bytes() int {
-	if d == F32 {
+	switch d {
+	case F32:
 		return 4
+	case F8:
+		return 1
 	}
 	return 2
 }
@@ -39,6 +43,8 @@ func (d DType) String() string {
 		return "f16"
 	case BF16:
 		return "bf16"
+	case F8:
+		return F8E4M3
 	}
 	return fmt.Sprintf("dtype(%d)", uint8(d))
 }
@@ -49,6 +55,7 @@ type Tensor struct {
 	DType DType
 	Shape []int
 	Data  []byte
+	Scale []float32 // F8: what elements are multiplied by, one a row or one for all
 }
 
 // RopeScaling selects how rotary frequencies are stretched.

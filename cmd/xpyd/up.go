@@ -35,6 +35,7 @@ type upConfig struct {
 	GPUMemory      float64         `koanf:"gpu_memory"` // part of the GPU's memory for all workers together
 	BatchInvariant bool            `koanf:"batch_invariant"`
 	KVCacheDType   string          `koanf:"kv_cache_dtype"` // auto, bf16 or fp8
+	Quantization   string          `koanf:"quantization"`   // auto, none or fp8
 	KVTransport    string          `koanf:"kv_transport"`   // between them: auto, tcp, shm or cudaipc
 
 	KVHostMemory config.Size `koanf:"kv_host_memory"` // of each worker, under its pool; 0: none
@@ -66,7 +67,7 @@ func (c *upConfig) Validate() error {
 		return err
 	}
 	w.Device, w.Threads, w.BlockTokens, w.KVMemory, w.GPUMemory, w.Log = c.Device, c.Threads, c.BlockTokens, c.KVMemory, c.GPUMemory, c.Log
-	w.BatchInvariant, w.KVCacheDType = c.BatchInvariant, c.KVCacheDType
+	w.BatchInvariant, w.KVCacheDType, w.Quantization = c.BatchInvariant, c.KVCacheDType, c.Quantization
 	if c.KVSSDDir != "" && c.KVHostMemory == 0 {
 		return &config.KeyError{Key: "kv_ssd_dir", Msg: "needs kv_host_memory: what comes from the SSD and goes there passes through it"}
 	}
@@ -94,7 +95,7 @@ func (c *upConfig) Validate() error {
 func newUp() *cobra.Command {
 	wdef := worker.DefaultConfig(fleet.Prefill)
 	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
-		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, GPUMemory: wdef.GPUMemory, KVCacheDType: wdef.KVCacheDType, KVTransport: wdef.KV.Transport, KVSSDSize: wdef.KV.SSDSize, KVSSDIO: wdef.KV.SSDIO,
+		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, GPUMemory: wdef.GPUMemory, KVCacheDType: wdef.KVCacheDType, Quantization: wdef.Quantization, KVTransport: wdef.KV.Transport, KVSSDSize: wdef.KV.SSDSize, KVSSDIO: wdef.KV.SSDIO,
 		KVStoreTTL: wdef.KV.StoreTTL, KVStoreTimeout: wdef.KV.StoreTimeout, KVStoreWrite: wdef.KV.StoreWrite,
 		KVWritePolicy: wdef.KV.WritePolicy, KVEviction: wdef.KV.Eviction, KVPeers: wdef.KV.Peers}
 	def.Fleet.Listen = "127.0.0.1:0"
@@ -126,6 +127,7 @@ drains; a second one stops at once.`,
 	f.Float64("gpu-memory", def.GPUMemory, "part of the GPU's memory that the workers take, divided evenly among those of the start")
 	f.Bool("batch-invariant", false, batchInvariantHelp)
 	f.String("kv-cache-dtype", def.KVCacheDType, kvCacheDTypeHelp)
+	f.String("quantization", def.Quantization, quantizationHelp)
 	f.String("kv-transport", def.KVTransport, "between the workers: auto (from GPU to GPU or through shared memory where possible), tcp, shm or cudaipc")
 	f.String("kv-host-memory", def.KVHostMemory.String(), "host memory of each worker that keeps KV which its pool has no room for; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts; default: none")
@@ -143,7 +145,7 @@ drains; a second one stops at once.`,
 		cfg := def
 		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: map[string]string{
 			"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
-			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "kv-transport": "kv_transport",
+			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization", "kv-transport": "kv_transport",
 			"kv-host-memory": "kv_host_memory", "kv-ssd-dir": "kv_ssd_dir", "kv-ssd-size": "kv_ssd_size", "kv-ssd-io": "kv_ssd_io", "kv-store": "kv_store",
 			"kv-write-policy": "kv_write_policy", "kv-eviction": "kv_eviction", "kv-peers": "kv_peers",
 			"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
@@ -305,6 +307,9 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 			"--kv-peers", c.KVPeers, "--log-level", c.Log.Level, "--log-format", c.Log.Format}
 		if c.BatchInvariant {
 			args = append(args, "--batch-invariant")
+		}
+		if c.Quantization != "auto" {
+			args = append(args, "--quantization", c.Quantization)
 		}
 		if c.KVCacheDType != "auto" {
 			args = append(args, "--kv-cache-dtype", c.KVCacheDType)

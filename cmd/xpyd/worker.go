@@ -57,6 +57,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.Float64("gpu-memory", cfg.GPUMemory, "part of the GPU's memory that this process takes in all")
 	f.Bool("batch-invariant", false, batchInvariantHelp)
 	f.String("kv-cache-dtype", cfg.KVCacheDType, kvCacheDTypeHelp)
+	f.String("quantization", cfg.Quantization, quantizationHelp)
 	f.String("kv-host-memory", cfg.KV.HostMemory.String(), "host memory that keeps KV which the pool has no room for; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts, this worker's own; default: none")
 	f.String("kv-ssd-size", cfg.KV.SSDSize.String(), "what --kv-ssd-dir may fill")
@@ -72,7 +73,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 			"join": "fleet.url", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
 			"kv-listen": "kv_listen", "kv-transport": "kv.transport", "advertise": "advertise", "device": "device", "threads": "threads",
 			"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "batch-invariant": "batch_invariant",
-			"kv-cache-dtype": "kv_cache_dtype",
+			"kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization",
 			"kv-host-memory": "kv.host_memory", "kv-ssd-dir": "kv.ssd_dir", "kv-ssd-size": "kv.ssd_size", "kv-ssd-io": "kv.ssd_io", "kv-store": "kv.store",
 			"kv-write-policy": "kv.write_policy", "kv-eviction": "kv.eviction", "kv-peers": "kv.peers",
 			"log-level": "log.level", "log-format": "log.format",
@@ -91,6 +92,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 const (
 	batchInvariantHelp = "the same tokens whatever the batch, the chunks or the split; costs a GPU some speed, and is always so on the CPU"
 
+	quantizationHelp = "auto (as the checkpoint is), none or fp8 (E4M3, a scale a channel, made when loading; half the memory, faster, small errors): the weights of the layers, on a GPU"
 	kvCacheDTypeHelp = "auto, bf16 or fp8 (E4M3, a scale a row: half the memory, faster decoding, small errors); a GPU only. Workers that differ are not paired unless kv.convert allows it"
 
 	ssdIOHelp       = "how the SSD is read and written: auto, io_uring or pread"

@@ -72,7 +72,17 @@ func (c *Config) choose(source string, have map[string]stored) (map[string]entry
 		case !slices.Equal(s.shape, w.Shape):
 			return nil, fmt.Errorf("%s: tensor %s has shape %v, the configuration needs %v", s.file, w.Name, s.shape, w.Shape)
 		}
+		if s.stored == storedF8 {
+			scale, err := s.findScale(w.Name, have)
+			if err != nil {
+				return nil, err
+			}
+			out[w.Name+scaleSuffix] = scale // of the fingerprint, too
+		}
 		out[w.Name] = s.entry
+	}
+	if err := c.checkF8(source, out); err != nil {
+		return nil, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(have)) {
 		if _, ok := out[name]; ok || !strings.HasPrefix(name, "model.layers.") || harmless.MatchString(name) {
@@ -88,7 +98,9 @@ func (c *Config) choose(source string, have map[string]stored) (map[string]entry
 }
 
 // harmless names buffers that some exporters save: rotary tables are derived.
-var harmless = regexp.MustCompile(`\.rotary_emb\.|\.masked_bias$|\.attn\.bias$`)
+// Scales of activations and of KV in an FP8 checkpoint are found anew, a row at a
+// time.
+var harmless = regexp.MustCompile(`\.rotary_emb\.|\.masked_bias$|\.attn\.bias$|\.(input|output|k|v|q|kv)_scale$`)
 
 func zero(b []byte) bool {
 	return len(bytes.TrimLeft(b, "\x00")) == 0

@@ -128,14 +128,17 @@ func (h *hfConfig) refuse() error {
 		return fmt.Errorf("hidden_act %.40q is not supported (silu is)", h.Activation)
 	case h.MLPBias:
 		return fmt.Errorf("mlp_bias is not supported")
-	case set(h.Quantization):
-		return fmt.Errorf("quantization_config: quantised safetensors are not supported (F32, F16 and BF16 are; or a GGUF file)")
 	case set(h.NoRopeLayers):
 		return fmt.Errorf("no_rope_layers is not supported")
 	case h.PartialRotary != nil && *h.PartialRotary != 1:
 		return fmt.Errorf("partial_rotary_factor %v is not supported", *h.PartialRotary)
 	case h.ResidualMultiply != nil && *h.ResidualMultiply != 1:
 		return fmt.Errorf("residual_multiplier %v is not supported", *h.ResidualMultiply)
+	}
+	if set(h.Quantization) {
+		if err := checkQuantization(h.Quantization); err != nil {
+			return err
+		}
 	}
 	for _, kind := range h.LayerTypes {
 		if kind != "full_attention" {

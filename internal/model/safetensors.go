@@ -122,8 +122,10 @@ func readTensor(dec *json.Decoder, body []byte) (stored, span, error) {
 		s.dtype = F16
 	case "BF16":
 		s.dtype = BF16
+	case storedF8:
+		s.dtype = F32 // widened, once choose has found its scales
 	default:
-		s.why = fmt.Sprintf("dtype %s is not supported (F32, F16, BF16 are)", h.DType)
+		s.why = fmt.Sprintf("dtype %s is not supported (F32, F16, BF16 and F8_E4M3 are)", h.DType)
 	}
 	return s, span{begin: h.Offsets[0], end: h.Offsets[1]}, nil
 }

@@ -14,12 +14,16 @@ const (
 	F32 DType = iota
 	F16
 	BF16
+	F8 // E4M3, of Model.F8 alone
 )
 
 // Bytes is the size of one element.
 func (d DType) Bytes() int {
-	if d == F32 {
+	switch d {
+	case F32:
 		return 4
+	case F8:
+		return 1
 	}
 	return 2
 }
@@ -32,6 +36,8 @@ func (d DType) String() string {
 		return "f16"
 	case BF16:
 		return "bf16"
+	case F8:
+		return "f8e4m3"
 	}
 	return fmt.Sprintf("dtype(%d)", uint8(d))
 }
@@ -49,14 +55,19 @@ type entry struct {
 	stored string // dtype in the file: "F32", "Q4_K"; part of the fingerprint
 	dtype  DType  // dtype that Tensor yields
 	shape  []int
-	raw    []byte // stored bytes
-	quant  *quant // set when stored in quantised blocks
-	heads  int    // > 0: rows are interleaved head by head (llama.cpp's q and k)
+	raw    []byte    // stored bytes
+	quant  *quant    // set when stored in quantised blocks
+	scale  []float32 // set when stored in E4M3: one a row, or one for all
+	heads  int       // > 0: rows are interleaved head by head (llama.cpp's q and k)
 }
 
 // tensor yields e in canonical form.
 func (e entry) tensor() Tensor {
 	t := Tensor{DType: e.dtype, Shape: append([]int(nil), e.shape...)}
+	if e.scale != nil {
+		t.Data = widenF8(e.raw, e.shape[0], e.scale)
+		return t
+	}
 	if e.quant == nil && e.heads == 0 {
 		t.Data = aligned(e.raw, e.dtype.Bytes())
 		return t

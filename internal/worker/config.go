@@ -37,6 +37,7 @@ type Config struct {
 	// BatchInvariant gives a prompt the same tokens whatever the batch, the chunks
 	// or the split, at some speed. On the CPU it is always so.
 	BatchInvariant bool          `koanf:"batch_invariant"`
+	Quantization   string        `koanf:"quantization"`   // "auto" (as the checkpoint is), "none" or "fp8": of the layers' projections on a GPU
 	KVCacheDType   string        `koanf:"kv_cache_dtype"` // "auto", "bf16" or "fp8"; auto is bf16 on a GPU, f32 on the CPU
 	Blocks         int           `koanf:"blocks"`         // blocks of the KV pool; 0: from kv_memory
 	MaxModelLen    int           `koanf:"max_model_len"`  // tokens, prompt and output; 0: what model and pool allow
@@ -129,7 +130,7 @@ func DefaultConfig(role fleet.Role) Config {
 	return Config{
 		Role: string(role), Device: "auto",
 		Listen: "127.0.0.1:0", KVListen: "127.0.0.1:0",
-		BlockTokens: 16, GPUMemory: 0.9, KVCacheDType: kvAuto, MaxBatch: 64, MaxWaiting: 1024,
+		BlockTokens: 16, GPUMemory: 0.9, KVCacheDType: kvAuto, Quantization: quantAuto, MaxBatch: 64, MaxWaiting: 1024,
 		StepTokens: 512, PrefillTokens: 8192, MaxStepTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
@@ -177,6 +178,27 @@ func ValidKVCacheDType(key, v, device string, blockTokens int, invariant bool) e
 	return nil
 }
 
+// ValidQuantization checks a quantization for a device.
+func ValidQuantization(key, v, device string, invariant bool) error {
+	if err := oneOf(key, v, quantAuto, quantNone, quantFP8); err != nil || v != quantFP8 {
+		return err
+	}
+	switch {
+	case device == "cpu":
+		return bad(key, "%s needs a GPU: the CPU computes in f32", v)
+	case invariant:
+		return bad(key, "%s and batch_invariant exclude each other", v)
+	}
+	return nil
+}
+
+// What quantization may be.
+const (
+	quantAuto = "auto"
+	quantNone = "none"
+	quantFP8  = "fp8"
+)
+
 // What kv_cache_dtype may be.
 const (
 	kvAuto = "auto"
@@ -219,6 +241,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := ValidKVCacheDType("kv_cache_dtype", c.KVCacheDType, c.Device, c.BlockTokens, c.BatchInvariant); err != nil {
+		return err
+	}
+	if err := ValidQuantization("quantization", c.Quantization, c.Device, c.BatchInvariant); err != nil {
 		return err
 	}
 	if err := ValidTransport("kv.transport", c.KV.Transport); err != nil {

@@ -44,8 +44,12 @@ func arch(c *model.Config) kernels.Arch {
 
 // weights maps tensor names to the backend's places. Absent ones stay empty;
 // the reader has already checked that what the architecture needs is there.
-func weights(m *model.Model) kernels.Weights {
+// Projections in FP8 stay so if fp8, and are widened else.
+func weights(m *model.Model, fp8 bool) kernels.Weights {
 	get := func(name string) kernels.Tensor {
+		if t, scale, ok := m.F8(name); ok && fp8 {
+			return kernels.Tensor{DType: kernels.F8, Shape: t.Shape, Data: t.Data, Scale: scale}
+		}
 		t, ok := m.Tensor(name)
 		if !ok {
 			return kernels.Tensor{}
@@ -89,6 +93,9 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 		if cfg.KVCacheDType != kvAuto {
 			return nil, fmt.Errorf("kv_cache_dtype %s needs a GPU: %w", cfg.KVCacheDType, err)
 		}
+		if cfg.Quantization == quantFP8 {
+			return nil, fmt.Errorf("quantization %s needs a GPU: %w", cfg.Quantization, err)
+		}
 		log.Log(context.Background(), level, "device auto: taking the CPU", "reason", err)
 	}
 	a := arch(&m.Config)
@@ -104,16 +111,24 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 	if err != nil {
 		return nil, err
 	}
-	b, err := cpu.New(a, weights(m), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: threads, Share: share})
+	b, err := cpu.New(a, weights(m, false), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: threads, Share: share})
 	if err != nil {
 		return nil, fmt.Errorf("model %s: %w", m.Name, err)
 	}
 	return b, nil
 }
 
+// fp8Weights tells whether the layers' projections are kept in FP8: as asked, and
+// where the checkpoint has them so and the promise of equal bits, which FP8 has
+// not, is not asked for.
+func fp8Weights(cfg *Config, m *model.Model) bool {
+	_, _, stored := m.F8("model.layers.0.self_attn.q_proj.weight")
+	return cfg.Quantization == quantFP8 || stored && cfg.Quantization == quantAuto && !cfg.BatchInvariant
+}
+
 func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	a := arch(&m.Config)
-	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8,
+	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8, WeightsFP8: fp8Weights(cfg, m),
 		MaxTokens: max(cfg.StepTokens, cfg.MaxBatch, min(cfg.PrefillTokens, a.MaxPositions)), MaxSeqs: cfg.MaxBatch}
 	if cfg.Blocks == 0 && cfg.KVMemory != 0 {
 		row := kernels.BF16.Bytes() * a.HeadDim
@@ -125,7 +140,7 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 			return nil, err
 		}
 	}
-	b, err := cuda.New(a, weights(m), opt)
+	b, err := cuda.New(a, weights(m, opt.WeightsFP8), opt)
 	if err != nil {
 		return nil, fmt.Errorf("model %s: device cuda: %w", m.Name, err)
 	}

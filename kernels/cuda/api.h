@@ -10,7 +10,7 @@
 
 // One pointer a function of xk.h, found at run time.
 #define XK_EACH(F) \
-	F(abi) F(last_error) F(device_info) F(open) F(load) F(rope) F(memory) F(start) F(close) \
+	F(abi) F(last_error) F(device_info) F(open) F(load) F(load8) F(rope) F(memory) F(start) F(close) \
 	F(step) F(wait_layer) F(wait_step) F(gather) F(scatter) F(digest) F(set_digest) F(copy_block) \
 	F(export) F(flag_clear) F(peer_open) F(peer_local) F(push) F(peer_mark) F(peer_close) F(verify) \
 	F(host_register) F(host_release) F(move) F(wait) F(mark_free) \
@@ -32,6 +32,7 @@ static inline const char *api_last_error(xk_api *a) { return a->last_error(); }
 static inline int32_t api_device_info(xk_api *a, int32_t d, xk_device *o) { return a->device_info(d, o); }
 static inline int32_t api_open_ctx(xk_api *a, const xk_config *g, xk_ctx **o) { return a->open(g, o); }
 static inline int32_t api_load(xk_api *a, xk_ctx *c, int32_t w, int32_t l, int32_t t, const void *p, int64_t n) { return a->load(c, w, l, t, p, n); }
+static inline int32_t api_load8(xk_api *a, xk_ctx *c, int32_t w, int32_t l, const void *p, int64_t n, const float *s, int32_t m) { return a->load8(c, w, l, p, n, s, m); }
 static inline int32_t api_rope(xk_api *a, xk_ctx *c, const double *f, double s) { return a->rope(c, f, s); }
 static inline int32_t api_memory(xk_api *a, xk_ctx *c, xk_memory_info *o) { return a->memory(c, o); }
 static inline int32_t api_start(xk_api *a, xk_ctx *c, int32_t n, xk_buffers *o) { return a->start(c, n, o); }

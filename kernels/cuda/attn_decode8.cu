@@ -34,8 +34,11 @@ static __device__ __forceinline__ uint32_t pack_half(float lo, float hi) {
 static __device__ __forceinline__ uint32_t low_half2(uint32_t v) { return half2_of(uint16_t(v)); }
 static __device__ __forceinline__ uint32_t high_half2(uint32_t v) { return half2_of(uint16_t(v >> 16)); }
 
-template <int D>
-static __global__ __launch_bounds__(WARPS * 32, D == 128 ? 4 : 1) void decode8_kernel(Attention a, Rows p, const int32_t *rows) {
+// CTAS: at least so many are to fit on a multiprocessor. Four are right where all
+// of a grid then run at once, three, with all registers, where they do not or
+// need not.
+template <int D, int CTAS>
+static __global__ __launch_bounds__(WARPS * 32, CTAS) void decode8_kernel(Attention a, Rows p, const int32_t *rows) {
   constexpr int PARTS = D / 16; // 16-byte parts of a row
   extern __shared__ __align__(128) uint8_t smem[];
   __shared__ float stat[WARPS][2][16]; // max and sum of each warp
@@ -281,17 +284,22 @@ static __global__ __launch_bounds__(WARPS * 32, D == 128 ? 4 : 1) void decode8_k
 
 bool xk_attn_decode8_takes(int head_dim, int group) { return (head_dim == 64 || head_dim == 128) && group <= 16; }
 
-template <int D> static int32_t decode8(const Launch &l, const Attention &a, const Rows &p, const int32_t *rows, int n) {
-  return launch(l, decode8_kernel<D>, dim3(a.splits, p.kv_heads, n), WARPS * 32, smem_bytes<D>, a, p, rows);
+template <int D> static int32_t decode8(const Launch &l, const Attention &a, const Rows &p, const int32_t *rows, int n, int sms) {
+  const int ctas = a.splits * p.kv_heads * n;
+  auto kernel = ctas > 3 * sms && ctas <= 4 * sms ? decode8_kernel<D, 4> : decode8_kernel<D, 3>;
+  return launch(l, kernel, dim3(a.splits, p.kv_heads, n), WARPS * 32, smem_bytes<D>, a, p, rows);
 }
 
-int32_t xk_attn_decode8(const Launch &l, const Attention &a, const Rows &p, const int32_t *rows, int n) {
+int32_t xk_attn_decode8(const Launch &l, const Attention &a, const Rows &p, const int32_t *rows, int n, int sms) {
   if (!xk_attn_decode8_takes(p.row_bytes, a.heads / p.kv_heads) || p.bt.d % CHUNK) return xk_fail(XK_INVALID, "FP8 decode attention: head_dim %d, blocks of %d", p.row_bytes, p.bt.d);
-  return p.row_bytes == 64 ? decode8<64>(l, a, p, rows, n) : decode8<128>(l, a, p, rows, n);
+  return p.row_bytes == 64 ? decode8<64>(l, a, p, rows, n, sms) : decode8<128>(l, a, p, rows, n, sms);
 }
 
 int32_t xk_attn8_init() {
-  XK_TRY(cudaFuncSetAttribute(decode8_kernel<64>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<64>));
-  XK_TRY(cudaFuncSetAttribute(decode8_kernel<128>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<128>));
+  auto init = [](auto kernel, int bytes) { return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); };
+  XK_TRY(init(decode8_kernel<64, 3>, smem_bytes<64>));
+  XK_TRY(init(decode8_kernel<64, 4>, smem_bytes<64>));
+  XK_TRY(init(decode8_kernel<128, 3>, smem_bytes<128>));
+  XK_TRY(init(decode8_kernel<128, 4>, smem_bytes<128>));
   return XK_OK;
 }

@@ -141,5 +141,5 @@ int32_t xk_attend8(xk_ctx *c, const Launch &l, Attention a, Prefill f, const xk_
   if (!step.n_decode) return XK_OK;
   if (!xk_attn_decode8_takes(g.head_dim, group)) return xk_attn_any8(l, a, p, decode, step.n_decode);
   a.splits = xk_attn_splits(c->sms, step.n_decode, g.kv_heads);
-  return xk_attn_decode8(l, a, p, decode, step.n_decode);
+  return xk_attn_decode8(l, a, p, decode, step.n_decode, c->sms);
 }

@@ -102,7 +102,7 @@ func open(a kernels.Arch, opt Options) (*Backend, error) {
 		qkv_bias: flag(a.QKVBias), qk_norm: flag(a.QKNorm), tied_head: flag(a.TiedHead),
 		norm_eps: C.float(a.NormEps), block_tokens: C.int32_t(opt.BlockTokens),
 		max_rows: C.int32_t(opt.MaxTokens), max_seqs: C.int32_t(opt.MaxSeqs),
-		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune), batch_invariant: flag(opt.BatchInvariant), kv_fp8: flag(opt.KVFP8),
+		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune), batch_invariant: flag(opt.BatchInvariant), kv_fp8: flag(opt.KVFP8), weights_fp8: flag(opt.WeightsFP8),
 	}
 	if err := lib.call("xk_open", func() C.int32_t { return C.api_open_ctx(lib.api, &cfg, &b.ctx) }); err != nil {
 		return nil, err
@@ -132,6 +132,15 @@ func (b *Backend) load(w kernels.Weights) error {
 	put := func(which C.int32_t, layer int, t kernels.Tensor) error {
 		if len(t.Data) == 0 || len(t.Data)%t.DType.Bytes() != 0 {
 			return fmt.Errorf("weight %d of layer %d has %d bytes", which, layer, len(t.Data))
+		}
+		if t.DType == kernels.F8 {
+			if len(t.Scale) == 0 {
+				return fmt.Errorf("weight %d of layer %d is FP8 without a scale", which, layer)
+			}
+			return b.lib.call("xk_load8", func() C.int32_t {
+				return C.api_load8(b.lib.api, b.ctx, which, C.int32_t(layer), unsafe.Pointer(&t.Data[0]), C.int64_t(len(t.Data)),
+					(*C.float)(unsafe.Pointer(&t.Scale[0])), C.int32_t(len(t.Scale)))
+			})
 		}
 		return b.lib.call("xk_load", func() C.int32_t {
 			return C.api_load(b.lib.api, b.ctx, which, C.int32_t(layer), C.int32_t(t.DType),

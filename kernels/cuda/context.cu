@@ -47,6 +47,8 @@ static int32_t check(const xk_config &g) {
   if (g.block_tokens < 1 || g.block_tokens > 256) return xk_fail(XK_INVALID, "blocks of %d tokens: want 1 to 256", g.block_tokens);
   if (g.kv_fp8 && (g.head_dim % 16 || g.block_tokens % 16 || g.batch_invariant))
     return xk_fail(XK_INVALID, "an FP8 KV cache needs head_dim %d and blocks of %d to be multiples of 16, and no batch_invariant", g.head_dim, g.block_tokens);
+  if (g.weights_fp8 && (g.hidden % 16 || g.heads * g.head_dim % 16 || g.batch_invariant))
+    return xk_fail(XK_INVALID, "FP8 weights need widths %d and %d to be multiples of 16, and no batch_invariant", g.hidden, g.heads * g.head_dim);
   if (g.tune && g.batch_invariant) return xk_fail(XK_INVALID, "tune and batch_invariant exclude each other");
   if (g.max_rows < 1 || g.max_seqs < 1 || g.max_positions > 1 << 24) return xk_fail(XK_INVALID, "%d rows, %d sequences, %d positions", g.max_rows, g.max_seqs, g.max_positions);
   return XK_OK;
@@ -84,6 +86,10 @@ static int32_t buffers(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.tokens, 2 * b.max_samples));
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logprobs, 2 * b.max_logprobs));
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logits, int64_t(b.max_wants) * g.vocab));
+  if (g.weights_fp8) {
+    XK_OK_OR_RETURN(xk_alloc(c, &c->x8, r * std::max({int64_t(g.hidden), att, int64_t(c->ff)})));
+    XK_OK_OR_RETURN(xk_alloc(c, &c->x8_scale, round_up(r, 4)));
+  }
   if (g.kv_fp8) { // a whole context; a step's chunks without prefixes fit, too
     c->wide_blocks = std::max(div_up(g.max_positions, g.block_tokens), div_up(g.max_rows, g.block_tokens));
     XK_OK_OR_RETURN(xk_alloc(c, &c->wide, int64_t(c->wide_blocks) * 2 * g.kv_heads * g.block_tokens * g.head_dim, true));
@@ -121,10 +127,12 @@ static int32_t open(xk_ctx *c) {
   c->layers.resize(g.layers);
   for (Layer &l : c->layers) {
     l = {};
-    XK_OK_OR_RETURN(xk_alloc(c, &l.qkv, int64_t(c->width) * g.hidden));
-    XK_OK_OR_RETURN(xk_alloc(c, &l.o, int64_t(g.hidden) * g.heads * g.head_dim));
-    XK_OK_OR_RETURN(xk_alloc(c, &l.gate_up, int64_t(2) * c->ff * g.hidden, true));
-    XK_OK_OR_RETURN(xk_alloc(c, &l.down, int64_t(g.hidden) * c->ff, true));
+    if (!g.weights_fp8) {
+      XK_OK_OR_RETURN(xk_alloc(c, &l.qkv, int64_t(c->width) * g.hidden));
+      XK_OK_OR_RETURN(xk_alloc(c, &l.o, int64_t(g.hidden) * g.heads * g.head_dim));
+      XK_OK_OR_RETURN(xk_alloc(c, &l.gate_up, int64_t(2) * c->ff * g.hidden, true));
+      XK_OK_OR_RETURN(xk_alloc(c, &l.down, int64_t(g.hidden) * c->ff, true));
+    }
     XK_OK_OR_RETURN(xk_alloc(c, &l.attn_norm, g.hidden));
     XK_OK_OR_RETURN(xk_alloc(c, &l.mlp_norm, g.hidden));
     if (g.qkv_bias) XK_OK_OR_RETURN(xk_alloc(c, &l.bias, c->width));
@@ -133,6 +141,7 @@ static int32_t open(xk_ctx *c) {
       XK_OK_OR_RETURN(xk_alloc(c, &l.k_norm, g.head_dim));
     }
   }
+  if (g.weights_fp8) XK_OK_OR_RETURN(xk_weights8_open(c));
   c->weights = c->taken;
   XK_OK_OR_RETURN(buffers(c));
   return xk_gemm_open(c);
@@ -199,8 +208,8 @@ static int32_t place(xk_ctx *c, int weight, int layer, Place *p) {
   case XK_ATTN_NORM: vector(l.attn_norm, h); break;
   case XK_MLP_NORM: vector(l.mlp_norm, h); break;
   case XK_Q: matrix(l.qkv, q, h, h); break;
-  case XK_K: matrix(l.qkv + q * h, kv, h, h); break;
-  case XK_V: matrix(l.qkv + (q + kv) * h, kv, h, h); break;
+  case XK_K: matrix(l.qkv ? l.qkv + q * h : nullptr, kv, h, h); break;
+  case XK_V: matrix(l.qkv ? l.qkv + (q + kv) * h : nullptr, kv, h, h); break;
   case XK_O: matrix(l.o, h, q, q); break;
   case XK_GATE: matrix(l.gate_up, g.intermediate, h, h, 0); break;
   case XK_UP: matrix(l.gate_up, g.intermediate, h, h, 1); break;
@@ -216,16 +225,10 @@ static int32_t place(xk_ctx *c, int weight, int layer, Place *p) {
   return XK_OK;
 }
 
-static __device__ float widen(const void *src, int dtype, int64_t i) {
-  if (dtype == XK_F32) return static_cast<const float *>(src)[i];
-  if (dtype == XK_F16) return __half2float(static_cast<const __half *>(src)[i]);
-  return __bfloat162float(static_cast<const bf16 *>(src)[i]);
-}
-
 // src holds rows first_row .. of the tensor.
 static __global__ void place_kernel(const void *src, int dtype, Place p, int64_t first_row, int64_t n) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
-    float v = widen(src, dtype, i);
+    float v = xk_widen_weight(src, dtype, i);
     int64_t row = first_row + i / p.cols, col = i % p.cols;
     if (p.interleave >= 0) row = row / 8 * 16 + p.interleave * 8 + row % 8;
     if (p.matrix) p.matrix[row * p.stride + col] = __float2bfloat16(v);
@@ -235,6 +238,7 @@ static __global__ void place_kernel(const void *src, int dtype, Place p, int64_t
 
 int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements) {
   XK_TRY(cudaSetDevice(c->cfg.device));
+  if (xk_is8(c, weight, layer)) return xk_load_rounded(c, weight, layer, dtype, data, elements);
   Place p;
   XK_OK_OR_RETURN(place(c, weight, layer, &p));
   if (elements != p.rows * p.cols || dtype < XK_F32 || dtype > XK_BF16)
@@ -262,9 +266,7 @@ int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const v
 static __global__ void random_kernel(Place p, uint64_t seed, float mean, float scale) {
   int64_t n = p.rows * p.cols;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
-    uint64_t z = mix64(seed + i * 0x9e3779b97f4a7c15ull);
-    float u = (float(uint32_t(z)) + float(uint32_t(z >> 32))) * (1.0f / 4294967296.0f) - 1.0f; // triangular, sd 0.41
-    float v = mean + scale * 2.45f * u;
+    float v = xk_random_weight(seed, i, mean, scale);
     int64_t row = i / p.cols, col = i % p.cols;
     if (p.interleave >= 0) row = row / 8 * 16 + p.interleave * 8 + row % 8;
     if (p.matrix) p.matrix[row * p.stride + col] = __float2bfloat16(v);
@@ -276,11 +278,13 @@ int32_t xk_fill_random(xk_ctx *c, uint64_t seed) {
   XK_TRY(cudaSetDevice(c->cfg.device));
   for (int w = 0; w < XK_WEIGHTS; w++) {
     for (int l = 0; l < (w > XK_HEAD ? c->cfg.layers : 1); l++) {
+      uint64_t own = mix64(seed * 1000 + w) + uint64_t(l) << 40;
+      xk_random8(c, w, l, own);
       Place p;
-      if (place(c, w, l, &p) != XK_OK) continue; // not in this architecture
+      if (place(c, w, l, &p) != XK_OK) continue; // not in this architecture, or FP8
       bool norm = p.vector && w != XK_Q_BIAS && w != XK_K_BIAS && w != XK_V_BIAS;
       float scale = w == XK_EMBED ? 0.7f : p.matrix ? 1 / std::sqrt(float(p.cols)) : norm ? 0.1f : 0.3f;
-      random_kernel<<<1024, 256>>>(p, mix64(seed * 1000 + w) + uint64_t(l) << 40, norm ? 1.0f : 0.0f, scale);
+      random_kernel<<<1024, 256>>>(p, own, norm ? 1.0f : 0.0f, scale);
     }
   }
   XK_TRY(cudaDeviceSynchronize());

@@ -13,6 +13,7 @@
 struct Layer {
   bf16 *qkv, *o, *gate_up, *down;    // [N][K] row-major; gate_up: 8 gate rows, 8 up rows in turn
   float *attn_norm, *mlp_norm, *bias, *q_norm, *k_norm;
+  Matrix8 qkv8, o8, gate_up8, down8; // instead, with weights_fp8
   CUtensorMap maps[4]; // of qkv, o, gate_up, down: by Shape
 };
 
@@ -97,6 +98,12 @@ struct xk_ctx {
   int32_t *wide_tail = nullptr;
   int wide_blocks = 0;
 
+  // FP8 weights: activations of a projection in FP8, and how cuBLASLt multiplies.
+  uint8_t *x8 = nullptr;
+  float *x8_scale = nullptr;
+  cublasLtMatmulDesc_t matmul8 = nullptr;
+  std::map<int, Choice> choices8[SHAPES];
+
   Pool pool_of(int layer) const; // not of FP8 pools
   Rows rows_of(int layer) const; // of any
   int64_t layer_bytes() const;   // of the pool's rows
@@ -125,3 +132,24 @@ int32_t xk_pool_open(xk_ctx *c);
 void xk_pool_close(xk_ctx *c);
 int32_t xk_moves_open(xk_ctx *c);
 void xk_moves_close(xk_ctx *c);
+
+// FP8 weights (weights8.cu, gemm8.cu).
+int32_t xk_weights8_open(xk_ctx *c);
+bool xk_is8(xk_ctx *c, int weight, int layer);
+int32_t xk_load_rounded(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements);
+void xk_random8(xk_ctx *c, int32_t weight, int32_t layer, uint64_t seed);
+int32_t xk_gemm8_tune(xk_ctx *c);
+int32_t xk_project8(xk_ctx *c, const Launch &l, Shape s, int layer, int rows);
+
+// Element i of a tensor that is being loaded.
+__device__ __forceinline__ float xk_widen_weight(const void *src, int dtype, int64_t i) {
+  if (dtype == XK_F32) return static_cast<const float *>(src)[i];
+  if (dtype == XK_F16) return __half2float(static_cast<const __half *>(src)[i]);
+  return __bfloat162float(static_cast<const bf16 *>(src)[i]);
+}
+// Element i of a random one.
+__device__ __forceinline__ float xk_random_weight(uint64_t seed, int64_t i, float mean, float scale) {
+  uint64_t z = mix64(seed + i * 0x9e3779b97f4a7c15ull);
+  float u = (float(uint32_t(z)) + float(uint32_t(z >> 32))) * (1.0f / 4294967296.0f) - 1.0f; // triangular, sd 0.41
+  return mean + scale * 2.45f * u;
+}

@@ -3,7 +3,7 @@
 // opened at run time: building xpyd needs no CUDA. Builds without cgo, and
 // machines without the library or a GPU, get ErrUnavailable from New.
 //
-// Weights and KV rows are bf16, or KV rows are FP8 (Options.KVFP8); sums are fp32. One Step is one call: Go fills a
+// Weights and KV rows are bf16, or FP8 (Options.WeightsFP8, KVFP8); sums are fp32. One Step is one call: Go fills a
 // pinned descriptor, the library copies it once and launches everything,
 // padded decode steps as one CUDA graph; tokens are drawn on the device.
 //
@@ -20,13 +20,13 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// Numerics names the arithmetic; see kernels.Info. With Options.BatchInvariant it
-// is InvariantNumerics and a digest of what the projections make of given rows:
-// where that differs, tokens could.
+// Numerics names the arithmetic of bf16 weights and KV; see kernels.Info. With
+// Options.BatchInvariant it is InvariantNumerics and a digest of what the
+// projections make of given rows: where that differs, tokens could. Options.KVFP8
+// and WeightsFP8 have names of their own.
 const (
 	Numerics          = "cuda-bf16-1"
 	InvariantNumerics = "cuda-bf16-invariant-2-"
-	KVFP8Numerics     = "cuda-bf16-kv8-1" // Options.KVFP8
 )
 
 // ErrUnavailable says that this process cannot use a GPU: a build without cgo,
@@ -55,18 +55,26 @@ type Options struct {
 	// KVFP8 keeps KV rows as E4M3 with an f32 scale each: about half the bytes.
 	// Blocks are then a multiple of 16 positions; not with BatchInvariant.
 	KVFP8 bool
+	// WeightsFP8 keeps the layers' projections as E4M3 with a scale a row: those of
+	// type F8 as they are, others rounded. Steps of more than 16 rows round their
+	// activations as well. Not with BatchInvariant.
+	WeightsFP8 bool
 }
 
 // numerics names what these options compute with; bits is the library's digest
 // of its projections (BatchInvariant).
 func (o *Options) numerics(bits uint32) string {
-	switch {
-	case o.BatchInvariant:
+	if o.BatchInvariant {
 		return fmt.Sprintf("%s%08x", InvariantNumerics, bits)
-	case o.KVFP8:
-		return KVFP8Numerics
 	}
-	return Numerics
+	weights, kv := "bf16", ""
+	if o.WeightsFP8 {
+		weights = "fp8"
+	}
+	if o.KVFP8 {
+		kv = "-kv8"
+	}
+	return "cuda-" + weights + kv + "-1"
 }
 
 // MaxBlocks is the most blocks that a pool gets without being asked: what the
@@ -133,6 +141,9 @@ func (o *Options) fill() error {
 	if o.KVFP8 && o.BatchInvariant {
 		return errors.New("an FP8 KV cache and batch invariance exclude each other")
 	}
+	if o.WeightsFP8 && o.BatchInvariant {
+		return errors.New("FP8 weights and batch invariance exclude each other")
+	}
 	if o.KVFP8 && o.BlockTokens%16 != 0 {
 		return fmt.Errorf("an FP8 KV cache needs blocks of a multiple of 16 tokens, not %d", o.BlockTokens)
 	}
@@ -163,6 +174,9 @@ func (o *Options) layout(a *kernels.Arch) kernels.Layout {
 }
 
 func checkArch(a *kernels.Arch, opt *Options) error {
+	if opt.WeightsFP8 && (a.Hidden%16 != 0 || a.Heads*a.HeadDim%16 != 0) {
+		return fmt.Errorf("FP8 weights need widths %d and %d to be multiples of 16", a.Hidden, a.Heads*a.HeadDim)
+	}
 	if opt.KVFP8 && a.HeadDim%16 != 0 {
 		return fmt.Errorf("an FP8 KV cache needs a head_dim of a multiple of 16, not %d", a.HeadDim)
 	}

@@ -54,6 +54,11 @@ func TestKVFP8(t *testing.T) {
 	f("head_dim of a multiple of 16, not 72", Options{KVFP8: true}, 72)
 	f("exclude each other", Options{KVFP8: true, BatchInvariant: true}, 128)
 	f("", Options{BlockTokens: 24}, 72)
+	f("", Options{WeightsFP8: true, KVFP8: true}, 128)
+	f("exclude each other", Options{WeightsFP8: true, BatchInvariant: true}, 128)
+	a.Heads = 1
+	f("widths 64 and 72 to be multiples of 16", Options{WeightsFP8: true}, 72)
+	a.Heads = 4
 
 	a.HeadDim = 128
 	opt, plain := Options{KVFP8: true, BlockTokens: 32}, Options{BlockTokens: 32}
@@ -65,7 +70,8 @@ func TestKVFP8(t *testing.T) {
 		t.Errorf("layout %+v, blocks of %d bytes", p, p.BlockBytes())
 	}
 	names := []string{opt.numerics(1), plain.numerics(1), (&Options{BatchInvariant: true}).numerics(1)}
-	if names[0] != "cuda-bf16-kv8-1" || names[1] != Numerics || names[2] != InvariantNumerics+"00000001" {
+	both, weights := Options{KVFP8: true, WeightsFP8: true}, Options{WeightsFP8: true}
+	if both.numerics(1) != "cuda-fp8-kv8-1" || weights.numerics(1) != "cuda-fp8-1" || names[0] != "cuda-bf16-kv8-1" || names[1] != Numerics || names[2] != InvariantNumerics+"00000001" {
 		t.Errorf("numerics %q", names)
 	}
 }

@@ -91,6 +91,7 @@ static int32_t run(xk_ctx *c, const Launch &l, Shape s, int layer, int rows, con
 }
 
 int32_t xk_project(xk_ctx *c, const Launch &l, Shape s, int layer, int rows) {
+  if (c->cfg.weights_fp8 && s != HEAD) return xk_project8(c, l, s, layer, rows);
   static const Choice none{};
   auto it = c->choices[s].lower_bound(rows);
   return run(c, l, s, layer, rows, it == c->choices[s].end() ? none : it->second);
@@ -306,7 +307,8 @@ static int32_t gemm_invariant(xk_ctx *c) {
 
 int32_t xk_gemm_tune(xk_ctx *c) {
   if (c->cfg.batch_invariant) return gemm_invariant(c);
-  for (int s = 0; s < SHAPES; s++) {
+  if (c->cfg.weights_fp8) XK_OK_OR_RETURN(xk_gemm8_tune(c));
+  for (int s = c->cfg.weights_fp8 ? HEAD : 0; s < SHAPES; s++) {
     int most = s == HEAD ? c->cfg.max_seqs : c->cfg.max_rows, done = 0;
     for (int b : BUCKETS) {
       if (done >= most) break;
@@ -342,10 +344,11 @@ int32_t xk_gemm_open(xk_ctx *c) {
   uint8_t *w;
   XK_OK_OR_RETURN(xk_alloc(c, &w, int64_t(xk_ctx::WORKSPACE)));
   c->workspace = w;
-  return c->hopper ? open_own(c) : XK_OK;
+  return c->hopper && !c->cfg.weights_fp8 ? open_own(c) : XK_OK;
 }
 
 void xk_gemm_close(xk_ctx *c) {
-  if (c->matmul) cublasLtMatmulDescDestroy(c->matmul);
+  for (cublasLtMatmulDesc_t d : {c->matmul, c->matmul8})
+    if (d) cublasLtMatmulDescDestroy(d);
   if (c->lt) cublasLtDestroy(c->lt);
 }

@@ -50,7 +50,7 @@ func quality(t *testing.T, opt cuda.Options) {
 		return all
 	}
 	plain := opt
-	plain.KVFP8 = false
+	plain.KVFP8, plain.WeightsFP8 = false, false
 	want, got := run(plain), run(opt)
 	var errs []float64
 	equal, in5 := 0, 0

@@ -83,7 +83,7 @@ struct xk_ctx;
 
 // FP8 pools: append.cu's, attn_decode.cu's and attn_prefill.cu's counterparts.
 int32_t xk_append8(const Launch &l, const Rope &r, const Rows &p);
-int32_t xk_attn_decode8(const Launch &l, const Attention &a, const Rows &p, const int32_t *rows, int n_rows);
+int32_t xk_attn_decode8(const Launch &l, const Attention &a, const Rows &p, const int32_t *rows, int n_rows, int sms);
 bool xk_attn_decode8_takes(int head_dim, int group);
 // Rows rows[0..n_rows), or the first n_rows where rows is null; slow, any shape.
 int32_t xk_attn_any8(const Launch &l, const Attention &a, const Rows &p, const int32_t *rows, int n_rows);

@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 5 // raised by any change of this file
+#define XK_ABI 6 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -46,6 +46,7 @@ typedef struct {
   int32_t tune;         // choose projections by timing: faster, not the same bits in every process
   int32_t batch_invariant; // a row's bits depend on its sequence alone; not with tune
   int32_t kv_fp8; // KV rows are E4M3 with a scale each; not with batch_invariant
+  int32_t weights_fp8; // projections of the layers are E4M3 with a scale a row; not with batch_invariant
 } xk_config;
 
 enum xk_weight {
@@ -157,6 +158,8 @@ int32_t xk_device_info(int32_t device, xk_device *out);
 // Life of a context: open, load every weight, rope, start, steps, close.
 int32_t xk_open(const xk_config *cfg, xk_ctx **out);
 int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements);
+// The same of E4M3 with a scale a row, or one for all (weights_fp8); xk_load rounds.
+int32_t xk_load8(xk_ctx *c, int32_t weight, int32_t layer, const void *data, int64_t elements, const float *scales, int32_t n_scales);
 int32_t xk_rope(xk_ctx *c, const double *freq, double scale); // [head_dim/2] radians a position
 int32_t xk_memory(xk_ctx *c, xk_memory_info *out);
 int32_t xk_start(xk_ctx *c, int32_t blocks, xk_buffers *out); // allocates the pool, picks GEMMs

@@ -67,7 +67,7 @@ static void check8(bool quick) {
           if (fast && int(r.decode.size()) == r.rows)
             for (int splits : {r.a.splits, 1}) {
               r.a.splits = splits;
-              compare("decode8", r, want, [&] { MUST(xk_attn_decode8(l, r.a, r8.p, list, r.rows)); });
+              compare("decode8", r, want, [&] { MUST(xk_attn_decode8(l, r.a, r8.p, list, r.rows, sms)); });
             }
           if (fast && r.seqs[0].n > 1) { // prefill over widened blocks
             Widen w = {};
@@ -113,7 +113,7 @@ static void bench8() {
     Launch l = {stream, true}; // as in a step
     Time t = timed(std::max(4, layers), 20, [&](int i) {
       r8.at(i % layers);
-      MUST(xk_attn_decode8(l, r.a, r8.p, rows, c.batch));
+      MUST(xk_attn_decode8(l, r.a, r8.p, rows, c.batch, sms));
     });
     rate((std::string("gpu.kv8_attn_decode_gbs.") + c.name).c_str(), "TB/s", bytes / 1e6, t);
     result((std::string("gpu.kv8_attn_decode_us.") + c.name).c_str(), "us", t.median, t.least, t.most, t.runs);
