@@ -28,7 +28,10 @@ type bulkWriter struct {
 	vecs   [][]byte
 	spots  []spot
 	moves  []Move
-	heads  []unitHead // of the moves
+	heads  []unitHead // of the moves, or of the refills
+
+	refills []Refill // out of held
+	held    []Held
 }
 
 // maxHead is how long the head of a batch gets, but for its last unit. It

@@ -169,6 +169,34 @@ func (t *tap) View(layer, index, firstPos, rows int, digests []uint64) ([]byte, 
 	return g.rows, true // never written again, and kept alive by who holds it
 }
 
+// Block implements BlockSource, and Spans SpanSource: what devices push from where
+// it lies needs no gathering. Each receiver's push reads the rows by itself, which
+// costs a device's memory a small part of what the links take.
+func (t *tap) Block(layer, index, firstPos, rows int) (int32, bool) {
+	src, ok := t.f.src.(BlockSource)
+	if !ok {
+		return 0, false
+	}
+	block, ok := src.Block(layer, index, firstPos, rows)
+	if ok {
+		t.f.release(t, layer, index, nil)
+	}
+	return block, ok
+}
+
+// Spans implements SpanSource.
+func (t *tap) Spans(layer, firstPos, rows int, to []Held) ([]Held, bool) {
+	src, ok := t.f.src.(SpanSource)
+	if !ok {
+		return to, false
+	}
+	held, ok := src.Spans(layer, firstPos, rows, to)
+	if ok {
+		t.f.release(t, layer, firstPos/t.f.shape.BlockTokens, nil)
+	}
+	return held, ok
+}
+
 // claim returns the unit if it is kept, or is to be kept because others want
 // it too; mine says that the caller is to gather it.
 func (f *Fanout) claim(t *tap, layer, index int) (g *gathered, mine bool) {

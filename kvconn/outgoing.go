@@ -26,18 +26,19 @@ type Ticket struct {
 // Outgoing is a ticket on the sender's side. Its methods may be called from
 // any goroutine, and do nothing once the ticket is over.
 type Outgoing struct {
-	p      *sender
-	t      Ticket
-	tag    uint64
-	layout Layout // of what is sent: the receiver's, cut to the parts it asks for
-	layers int
-	shapes []shape // of whole blocks, one a layer
-	fence  *fence  // around every Load and the write that follows
-	ctx    context.Context
-	cancel context.CancelFunc
-	start  time.Time
-	places bool   // rows go straight into the receiver's memory; set before run
-	have   bitmap // units that the receiver holds; empty when none
+	p       *sender
+	t       Ticket
+	tag     uint64
+	layout  Layout // of what is sent: the receiver's, cut to the parts it asks for
+	layers  int
+	shapes  []shape // of whole blocks, one a layer
+	fence   *fence  // around every Load and the write that follows
+	ctx     context.Context
+	cancel  context.CancelFunc
+	start   time.Time
+	places  bool   // rows go straight into the receiver's memory; set before run
+	refills bool   // some layers' blocks look different there
+	have    bitmap // units that the receiver holds; empty when none
 
 	// Guarded by p.mu.
 	src       Source
@@ -62,6 +63,9 @@ type shape struct {
 	heads int
 	row   int  // bytes of one position, K and V of all heads
 	same  bool // we keep whole blocks as the receiver does
+	// refill: where the heads of a block that is not the same go, if a device can
+	// put it together; else Count is 0.
+	refill HeadMap
 }
 
 func newOutgoing(p *sender, m *request) (*Outgoing, error) {
@@ -85,7 +89,11 @@ func newOutgoing(p *sender, m *request) (*Outgoing, error) {
 	g.shapes = make([]shape, layers)
 	for l := range g.shapes {
 		gr, _ := layout.Group(l)
-		g.shapes[l] = shape{heads: gr.KVHeads, row: gr.PackedBytes(1), same: layout.same(p.cfg.Identity.Layout, l)}
+		sh := shape{heads: gr.KVHeads, row: gr.PackedBytes(1), same: layout.same(p.cfg.Identity.Layout, l)}
+		if heads, ok := headsOf(layout, p.cfg.Identity.Layout, p.peer.Layout, l); ok && !sh.same {
+			sh.refill, g.refills = heads, true
+		}
+		g.shapes[l] = sh
 	}
 	g.fence = newFence(g.settle)
 	g.ctx, g.cancel = context.WithDeadline(p.ctx, deadline)

@@ -55,21 +55,26 @@ type inFlight struct {
 func (w *bulkWriter) push(g *Outgoing, units []uint32) (rest []uint32, inside bool, err error) {
 	rest = units[:0]
 	blocks := len(g.t.Dest)
+	if g.refills {
+		slices.Sort(units) // neighbours share the blocks that both are cut from
+	}
 	for at := 0; at < len(units); {
 		layer := int(units[at]) / blocks
-		w.moves, w.heads = w.moves[:0], w.heads[:0]
+		w.moves, w.refills, w.held, w.heads = w.moves[:0], w.refills[:0], w.held[:0], w.heads[:0]
 		for ; at < len(units) && int(units[at])/blocks == layer; at++ {
 			d := w.describe(g, units[at])
 			if m, ok := g.move(&d); ok {
 				w.moves, w.heads = append(w.moves, m), append(w.heads, d.unitHead)
+			} else if r, ok := w.refill(g, &d); ok {
+				w.refills, w.heads = append(w.refills, r), append(w.heads, d.unitHead)
 			} else {
 				rest = append(rest, units[at])
 			}
 		}
-		if len(w.moves) == 0 {
+		if len(w.heads) == 0 {
 			continue
 		}
-		number, err := w.p.launch(g, layer, w.moves)
+		number, err := w.launch(g, layer)
 		if err != nil {
 			return nil, true, &loadError{err}
 		}
@@ -93,15 +98,22 @@ func (g *Outgoing) move(d *departure) (Move, bool) {
 	return Move{From: block, To: d.Block, Rows: int(d.Rows)}, ok
 }
 
-// launch begins a push and has its end awaited; the caller is inside g's fence.
-func (p *sender) launch(g *Outgoing, layer int, moves []Move) (uint64, error) {
+// launch begins the push of what push has listed, of one layer, and has its end
+// awaited; the caller is inside g's fence. A layer's blocks look alike at both
+// ends, or none does: they are moved, or all refilled.
+func (w *bulkWriter) launch(g *Outgoing, layer int) (number uint64, err error) {
+	p := w.p
 	if !g.fence.enter() { // for the push itself
 		return 0, errRevoked
 	}
 	p.mu.Lock()
 	g.inflight++
 	p.mu.Unlock()
-	number, err := p.pool.device.Push(layer, moves)
+	if len(w.refills) > 0 {
+		number, err = p.pool.device.(RefillWindow).Refill(layer, g.shapes[layer].refill, w.refills, w.held)
+	} else {
+		number, err = p.pool.device.Push(layer, w.moves)
+	}
 	if err != nil {
 		p.landed(g)
 		return 0, fmt.Errorf("push layer %d: %w", layer, err)

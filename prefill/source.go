@@ -128,6 +128,25 @@ func (s *source) Block(layer, index, firstPos, rows int) (int32, bool) {
 	return s.table[index], firstPos+rows <= s.upto[layer]
 }
 
+// Spans implements kvconn.SpanSource: all blocks of ours that hold some of the
+// positions.
+func (s *source) Spans(layer, firstPos, rows int, to []kvconn.Held) ([]kvconn.Held, bool) {
+	bt := s.layout.BlockTokens
+	if layer < 0 || layer >= s.layout.Layers || firstPos < 0 || rows < 1 || rows > s.positions-firstPos {
+		return to, false
+	}
+	last := (firstPos + rows - 1) / bt
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if last*bt+s.filled(last) > s.upto[layer] { // Load says what is wrong
+		return to, false
+	}
+	for i := firstPos / bt; i <= last; i++ {
+		to = append(to, kvconn.Held{Block: s.table[i], FirstPos: i * bt, Rows: s.filled(i)})
+	}
+	return to, true
+}
+
 // filled is how many of the prompt's rows block i of the table holds.
 func (s *source) filled(i int) int {
 	return min(s.layout.BlockTokens, s.positions-i*s.layout.BlockTokens)
@@ -212,4 +231,5 @@ func copyRows(l kernels.Layout, dst []byte, dstRows, dstAt int, src []byte, srcR
 var (
 	_ kvconn.ViewSource  = (*source)(nil)
 	_ kvconn.BlockSource = (*source)(nil)
+	_ kvconn.SpanSource  = (*source)(nil)
 )

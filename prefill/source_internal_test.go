@@ -125,6 +125,31 @@ func loads(p *rows, s *source, layer, index, to, n int) error {
 	if !slices.Equal(sums, wantSums) {
 		return fmt.Errorf("digests %x, want %x", sums, wantSums)
 	}
+	return spans(p, s, layer, first, count)
+}
+
+// spans checks what a device would be told for one of the receiver's blocks: our
+// blocks with all that their digests cover, in order, and no others.
+func spans(p *rows, s *source, layer, first, count int) error {
+	held, ok := s.Spans(layer, first, count, nil)
+	if !ok || len(held) == 0 {
+		return fmt.Errorf("spans of positions %d+%d: %v, %t", first, count, held, ok)
+	}
+	at := held[0].FirstPos
+	for _, h := range held {
+		if h.FirstPos != at || p.first[h.Block] != at || p.filled[h.Block] != h.Rows || at >= first+count || at+h.Rows <= first {
+			return fmt.Errorf("spans of positions %d+%d: %v", first, count, held)
+		}
+		at += h.Rows
+	}
+	if at < first+count {
+		return fmt.Errorf("spans of positions %d+%d end at %d", first, count, at)
+	}
+	if upto := s.upto[layer]; upto < s.positions {
+		if held, ok := s.Spans(layer, upto-1, 2, nil); ok {
+			return fmt.Errorf("positions past %d, which are not computed, are in %v", upto, held)
+		}
+	}
 	return nil
 }
 

@@ -20,7 +20,7 @@ import (
 // said why; who insists on it is refused at start.
 func TestIO(t *testing.T) {
 	none := func(int) (*uring.Ring, error) { return nil, fmt.Errorf("%w: by test", uring.ErrUnavailable) }
-	e, err := newDiskIO(IOAuto, 4, none)
+	e, err := newDiskIO(IOAuto, 4, page, none)
 	if err != nil || e.way() != IOPread || !errors.Is(e.why, uring.ErrUnavailable) {
 		t.Fatalf("%+v %v", e, err)
 	}
@@ -34,10 +34,13 @@ func TestIO(t *testing.T) {
 	if err := errors.Join(f.Close(), e.close(t.Context())); err != nil {
 		t.Error(err)
 	}
-	if _, err := newDiskIO(IOUring, 4, none); !errors.Is(err, uring.ErrUnavailable) {
+	if _, err := newDiskIO(IOUring, 4, crossover, none); !errors.Is(err, uring.ErrUnavailable) {
 		t.Errorf("insisted upon: %v", err)
 	}
-	if e, err := newDiskIO(IOPread, 4, func(int) (*uring.Ring, error) { panic("nobody asked") }); err != nil || e.why != nil {
+	if e, err := newDiskIO(IOPread, 4, page, func(int) (*uring.Ring, error) { panic("nobody asked") }); err != nil || e.why != nil {
+		t.Errorf("%+v %v", e, err)
+	}
+	if e, err := newDiskIO(IOAuto, 4, crossover, func(int) (*uring.Ring, error) { panic("not for large units") }); err != nil || e.way() != IOPread || e.why == nil {
 		t.Errorf("%+v %v", e, err)
 	}
 

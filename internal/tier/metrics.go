@@ -114,6 +114,11 @@ type Stats struct {
 	Capacity  int    `json:"capacity_units"`
 	UnitBytes int    `json:"unit_bytes"`
 	Evicted   uint64 `json:"evicted_units"`
+	// Of Report only: units that came back into the pool from here since the
+	// worker began, and how long ago those that are here came into the tiers.
+	Loaded  uint64  `json:"loaded_units"`
+	OldestS float64 `json:"oldest_s"`
+	MeanS   float64 `json:"mean_age_s"`
 	// Of the SSD: how it is read and written, and why not by io_uring if that
 	// was wanted.
 	IO    IO     `json:"io,omitempty"`

@@ -141,6 +141,11 @@ func TestTTL(t *testing.T) {
 		time.Sleep(40 * time.Minute)
 		r.tiers.host.clear()
 		r.load(tokens, 64) // from the SSD, with the age that it has
+		for i, s := range r.tiers.Report() {
+			if s.OldestS != 2400 || s.MeanS != 2400 || s.Units != 4 || s.Loaded != uint64(4*i) {
+				t.Errorf("%+v", s)
+			}
+		}
 		r.cache.Clear()
 		if _, err := r.tiers.Pin(tokens, "", 5*time.Hour); err != nil {
 			t.Error(err)

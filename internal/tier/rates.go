@@ -45,7 +45,7 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 	if rows < 1 || s.record() != unitBytes || units < 2*minSegments || depth < 1 || depth > 1024 {
 		return r, bad(units)
 	}
-	way, err := newDiskIO(by, depth, uring.Open)
+	way, err := newDiskIO(by, depth, unitBytes, uring.Open)
 	if err != nil {
 		return r, err
 	}

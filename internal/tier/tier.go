@@ -241,7 +241,7 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 
 // openDisk opens the SSD tier, and says how it is read and written.
 func (t *Tiers) openDisk(s shape) (err error) {
-	if t.io, err = newDiskIO(t.cfg.DirIO, reads+writers, uring.Open); err != nil {
+	if t.io, err = newDiskIO(t.cfg.DirIO, reads+writers, s.record(), uring.Open); err != nil {
 		return err
 	}
 	if t.disk, err = openDisk(t.cfg.Dir, t.cfg.DirBytes, s, t.cfg.Identity, t.cfg.TenantShare, t.io.open, t.log); err != nil {

@@ -43,7 +43,7 @@ func (w *Worker) serveCache(ctx *fasthttp.RequestCtx) { w.writeCache(ctx, nil) }
 
 func (w *Worker) writeCache(ctx *fasthttp.RequestCtx, purged *int) {
 	s := w.cache.Stats()
-	b, err := json.Marshal(cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Stats(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(), Purged: purged,
+	b, err := json.Marshal(cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Report(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(), Purged: purged,
 		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}})
 	if err != nil {
 		writeError(ctx, openai.Internal("%v", err))

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -158,15 +157,6 @@ func (r *gpuRig) saved() {
 			r.t.Fatal("units still wait")
 		}
 	}
-}
-
-func randomPrompt(seed uint64, n, vocab int) []int32 {
-	r := rand.New(rand.NewPCG(seed, 1))
-	tokens := make([]int32, n)
-	for i := range tokens {
-		tokens[i] = int32(r.IntN(vocab))
-	}
-	return tokens
 }
 
 // TestGPUTiers: what host memory gives back is what the pool had: the same

@@ -49,18 +49,10 @@ func families() map[string]kernels.Arch {
 		"odd head 6":     shape(2, 36, 50, 6, 3, 6, 40),
 		"head 20 norm":   shape(2, 40, 50, 4, 4, 20, 40),
 	}
-	set := func(name string, g func(a *kernels.Arch)) { a := f[name]; g(&a); f[name] = a }
-	set("llama mha 64", func(a *kernels.Arch) { a.TiedHead = false })
-	set("llama gqa4 128", func(a *kernels.Arch) {
-		a.Rope = kernels.RopeScaling{Kind: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPos: 64}
-	})
-	set("qwen2 gqa7 64", func(a *kernels.Arch) {
-		a.QKVBias = true
-		a.Rope = kernels.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 64}
-	})
-	set("qwen3 gqa2 80", func(a *kernels.Arch) { a.QKNorm, a.NormEps, a.RopeTheta = true, 1e-6, 1e6 })
-	set("head 20 norm", func(a *kernels.Arch) { a.QKNorm, a.QKVBias = true, true })
-	set("gqa3 96", func(a *kernels.Arch) { a.Rope = kernels.RopeScaling{Kind: "linear", Factor: 2} })
+	kerneltest.Features(f)
+	kerneltest.Change(f, "qwen3 gqa2 80", func(a *kernels.Arch) { a.QKNorm, a.NormEps, a.RopeTheta = true, 1e-6, 1e6 })
+	kerneltest.Change(f, "head 20 norm", func(a *kernels.Arch) { a.QKNorm, a.QKVBias = true, true })
+	kerneltest.Change(f, "gqa3 96", func(a *kernels.Arch) { a.Rope = kernels.RopeScaling{Kind: "linear", Factor: 2} })
 	return f
 }
 

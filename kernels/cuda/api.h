@@ -12,7 +12,7 @@
 #define XK_EACH(F) \
 	F(abi) F(last_error) F(device_info) F(open) F(load) F(load8) F(rope) F(memory) F(start) F(close) \
 	F(step) F(wait_layer) F(wait_step) F(gather) F(scatter) F(digest) F(set_digest) F(copy_block) \
-	F(export) F(flag_clear) F(peer_open) F(peer_local) F(push) F(peer_mark) F(peer_close) F(verify) \
+	F(export) F(flag_clear) F(peer_open) F(peer_local) F(push) F(refill_push) F(peer_mark) F(peer_close) F(verify) \
 	F(host_register) F(host_release) F(move) F(wait) F(mark_free) \
 	F(fill_random) F(last_step_us) F(profile)
 #define XK_FIELD(name) __typeof__(&xk_##name) name;
@@ -50,6 +50,7 @@ static inline int32_t api_flag_clear(xk_api *a, xk_ctx *c, int32_t l) { return a
 static inline int32_t api_peer_open(xk_api *a, xk_ctx *c, const void *h, int64_t n, void *f, int64_t m, xk_peer **o) { return a->peer_open(c, h, n, f, m, o); }
 static inline int32_t api_peer_local(xk_api *a, xk_ctx *c, xk_ctx *t, void *f, int64_t m, xk_peer **o) { return a->peer_local(c, t, f, m, o); }
 static inline int32_t api_push(xk_api *a, xk_peer *p, const xk_push_args *g, const xk_pair *l) { return a->push(p, g, l); }
+static inline int32_t api_refill_push(xk_api *a, xk_peer *p, const xk_refill_args *g, const xk_held *s, const xk_refill *r) { return a->refill_push(p, g, s, r); }
 static inline int32_t api_peer_mark(xk_api *a, xk_peer *p, xk_mark **o) { return a->peer_mark(p, o); }
 static inline int32_t api_peer_close(xk_api *a, xk_peer *p) { return a->peer_close(p); }
 static inline int32_t api_verify(xk_api *a, xk_ctx *c, const xk_landed *l, int32_t n, uint8_t *g, int64_t t) { return a->verify(c, l, n, g, t); }

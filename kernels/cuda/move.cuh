@@ -78,12 +78,53 @@ struct xk_peer {
   void *pinned = nullptr;    // their flags, registered by us
   uint8_t *host_flags = nullptr; // as the device sees them
   int blocks = 0;
+  xk_config shape = {};      // ours, with their block_tokens and kv_heads
   Side to;
+  unsigned long long *sums = nullptr; // of refills; null: this peer needs none
   unsigned *ticket = nullptr; // zero between launches
   PairRing ring;
   cudaStream_t stream = nullptr, engine = nullptr;
   cudaEvent_t fork = nullptr, join = nullptr;
 };
+
+// What ends a push: each CTA's stores, one thread's fence for the whole system, a
+// ticket; the last CTA sets the flag, and frees the list.
+struct Finish {
+  unsigned *ticket;
+  uint64_t *device_flag, *host_flag;
+  uint64_t value;  // 0: no flag
+  uint64_t *freed; // null: nothing of the ring
+  uint64_t head;   // what is free once this is done
+};
+Finish finish_of(xk_peer *p, int line, uint64_t value);
+
+__device__ __forceinline__ uint4 load_once(const uint4 *p) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ void store_system(uint64_t *p, uint64_t v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+
+// By all threads, behind a barrier that is behind their stores.
+__device__ __forceinline__ void finish_push(const Finish &f) {
+  if (!f.value && !f.freed) return;
+  if (threadIdx.x) return;
+  __threadfence_system();
+  if (atomicAdd(f.ticket, 1) != gridDim.x - 1) return;
+  *f.ticket = 0;
+  __threadfence_system();
+  if (f.value) store_system(f.device_flag, f.value), store_system(f.host_flag, f.value);
+  if (f.freed) store_system(f.freed, f.head);
+}
+
+// Room for n pairs in a row, if the ring has it: [head, head + n) of an endless
+// tape, of which a launch frees all before its own end.
+xk_pair *ring_room(PairRing &r, int n, uint64_t *head);
+// Waits for the room, until what was launched has freed it.
+int32_t xk_ring_take(PairRing &r, int n, uint64_t *head, xk_pair **at);
+
+constexpr int REFILL_LIST = 1 << 14;      // sources, and refills, of one call: half of the ring
+constexpr int64_t REFILL_SUMS = 1 << 17;  // (refill, head) of one launch: at least 64 refills
 
 struct xk_region {
   int device;

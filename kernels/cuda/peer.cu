@@ -55,6 +55,10 @@ int32_t no_peer(const char *what, cudaError_t e) {
   return xk_fail(XK_NO_PEER, "%s: %s", what, cudaGetErrorString(e));
 }
 
+int32_t not_converted(int theirs, int ours) {
+  return xk_fail(XK_INVALID, "the peer's KV rows are %s, ours %s: devices do not convert", theirs ? "f8e4m3" : "bf16", ours ? "f8e4m3" : "bf16");
+}
+
 int32_t fill(xk_peer *p, void *flags) {
   xk_ctx *c = p->c;
   cudaError_t e = cudaHostRegister(flags, int64_t(XK_FLAG_LINES) * XK_FLAG_STRIDE, cudaHostRegisterMapped | cudaHostRegisterPortable);
@@ -63,9 +67,13 @@ int32_t fill(xk_peer *p, void *flags) {
   void *seen;
   XK_TRY(cudaHostGetDevicePointer(&seen, flags, 0));
   p->host_flags = static_cast<uint8_t *>(seen);
-  p->to = Side(c->cfg, p->blocks, p->region);
+  p->to = Side(p->shape, p->blocks, p->region);
   XK_TRY(cudaMalloc(&p->ticket, sizeof *p->ticket));
   XK_TRY(cudaMemset(p->ticket, 0, sizeof *p->ticket));
+  if (p->shape.kv_heads != c->cfg.kv_heads || p->shape.block_tokens != c->cfg.block_tokens) {
+    XK_TRY(cudaMalloc(&p->sums, REFILL_SUMS * sizeof *p->sums));
+    XK_TRY(cudaMemset(p->sums, 0, REFILL_SUMS * sizeof *p->sums));
+  }
   XK_TRY(cudaHostAlloc(reinterpret_cast<void **>(&p->ring.pairs), PairRing::PAIRS * sizeof(xk_pair) + 64, cudaHostAllocMapped));
   p->ring.freed = reinterpret_cast<uint64_t *>(p->ring.pairs + PairRing::PAIRS);
   *p->ring.freed = 0;
@@ -89,6 +97,7 @@ void destroy(xk_peer *p) {
   for (cudaEvent_t e : {p->fork, p->join})
     if (e) cudaEventDestroy(e);
   if (p->ticket) cudaFree(p->ticket);
+  if (p->sums) cudaFree(p->sums);
   if (p->ring.device) cudaFree(p->ring.device);
   if (p->ring.pairs) cudaFreeHost(p->ring.pairs);
   if (p->pinned) cudaHostUnregister(p->pinned);
@@ -148,15 +157,19 @@ int32_t xk_peer_open(xk_ctx *c, const void *handle, int64_t handle_bytes, void *
   if (!c->blocks || handle_bytes != XK_HANDLE_BYTES) return xk_fail(XK_INVALID, "handle of %lld bytes, want %d", (long long)handle_bytes, XK_HANDLE_BYTES);
   memcpy(&h, handle, sizeof h);
   if (memcmp(h.magic, MAGIC, sizeof MAGIC)) return xk_fail(XK_INVALID, "this is no handle of this version");
-  if (h.layers != g.layers || h.kv_heads != g.kv_heads || h.head_dim != g.head_dim || h.block_tokens != g.block_tokens || h.fp8 != g.kv_fp8 || h.lines != XK_FLAG_LINES)
-    return xk_fail(XK_INVALID, "the peer's pool has %d layers, %d KV heads of %d, blocks of %d, FP8 %d; this one %d, %d, %d, %d, %d", h.layers, h.kv_heads, h.head_dim,
-                   h.block_tokens, h.fp8, g.layers, g.kv_heads, g.head_dim, g.block_tokens, g.kv_fp8);
-  if (h.blocks < 1 || h.blocks > 1 << 30 || h.bytes != Parts(g, h.blocks).bytes) return xk_fail(XK_INVALID, "the peer's pool has %d blocks in %lld bytes", h.blocks, (long long)h.bytes);
+  if (h.fp8 != g.kv_fp8) return not_converted(h.fp8, g.kv_fp8);
+  if (h.layers != g.layers || h.head_dim != g.head_dim || h.lines != XK_FLAG_LINES)
+    return xk_fail(XK_INVALID, "the peer's pool has %d layers, KV heads of %d; this one %d, %d", h.layers, h.head_dim, g.layers, g.head_dim);
+  xk_config shape = g; // blocks and heads may differ: refill.cu
+  shape.kv_heads = h.kv_heads, shape.block_tokens = h.block_tokens;
+  if (g.kv_fp8 && h.block_tokens % 16) return xk_fail(XK_INVALID, "the peer's FP8 pool has blocks of %d", h.block_tokens);
+  if (h.kv_heads < 1 || h.kv_heads > 1024 || h.block_tokens < 1 || h.block_tokens > 256) return xk_fail(XK_INVALID, "the peer's pool has %d KV heads, blocks of %d", h.kv_heads, h.block_tokens);
+  if (h.blocks < 1 || h.blocks > (int64_t(1) << 46) / (h.layers * xk_block_run(shape)) || h.bytes != Parts(shape, h.blocks).bytes) return xk_fail(XK_INVALID, "the peer's pool has %d blocks in %lld bytes", h.blocks, (long long)h.bytes);
   if (!memcmp(h.process, process_id(), sizeof h.process)) return xk_fail(XK_INVALID, "the handle is this process's own");
   XK_OK_OR_RETURN(flags_ok(flags, flag_bytes));
   XK_TRY(cudaSetDevice(g.device));
   xk_peer *p = new xk_peer;
-  p->c = c, p->blocks = h.blocks;
+  p->c = c, p->blocks = h.blocks, p->shape = shape;
   void *at = nullptr;
   cudaError_t e = cudaIpcOpenMemHandle(&at, h.memory, cudaIpcMemLazyEnablePeerAccess);
   if (e != cudaSuccess) {
@@ -177,8 +190,8 @@ int32_t xk_peer_open(xk_ctx *c, const void *handle, int64_t handle_bytes, void *
 int32_t xk_peer_local(xk_ctx *c, xk_ctx *to, void *flags, int64_t flag_bytes, xk_peer **out) {
   *out = nullptr;
   const xk_config &g = c->cfg, &t = to->cfg;
-  if (!c->blocks || !to->blocks || t.layers != g.layers || t.kv_heads != g.kv_heads || t.head_dim != g.head_dim || t.block_tokens != g.block_tokens || t.kv_fp8 != g.kv_fp8)
-    return xk_fail(XK_INVALID, "the two pools are not of one shape");
+  if (!c->blocks || !to->blocks || t.layers != g.layers || t.head_dim != g.head_dim) return xk_fail(XK_INVALID, "the two pools are not of one shape");
+  if (t.kv_fp8 != g.kv_fp8) return not_converted(t.kv_fp8, g.kv_fp8);
   XK_OK_OR_RETURN(flags_ok(flags, flag_bytes));
   XK_TRY(cudaSetDevice(g.device));
   if (g.device != t.device) {
@@ -187,8 +200,26 @@ int32_t xk_peer_local(xk_ctx *c, xk_ctx *to, void *flags, int64_t flag_bytes, xk
     cudaGetLastError();
   }
   xk_peer *p = new xk_peer;
-  p->c = c, p->blocks = to->blocks, p->region = to->region;
+  p->c = c, p->blocks = to->blocks, p->region = to->region, p->shape = g;
+  p->shape.kv_heads = t.kv_heads, p->shape.block_tokens = t.block_tokens;
   return finish(p, flags, out);
+}
+
+Finish finish_of(xk_peer *p, int line, uint64_t value) {
+  Finish f = {p->ticket};
+  int64_t at = int64_t(line) * XK_FLAG_STRIDE;
+  f.device_flag = reinterpret_cast<uint64_t *>(p->region + Parts(p->shape, p->blocks).flags + at);
+  f.host_flag = reinterpret_cast<uint64_t *>(p->host_flags + at), f.value = value;
+  return f;
+}
+
+xk_pair *ring_room(PairRing &r, int n, uint64_t *head) {
+  uint64_t at = r.head, left = PairRing::PAIRS - at % PairRing::PAIRS;
+  if (uint64_t(n) > left) at += left; // not around the corner
+  uint64_t freed = __atomic_load_n(r.freed, __ATOMIC_ACQUIRE);
+  if (n > PairRing::PAIRS || at + n - freed > PairRing::PAIRS) return nullptr;
+  *head = at + n;
+  return r.pairs + at % PairRing::PAIRS;
 }
 
 int32_t xk_peer_mark(xk_peer *p, xk_mark **out) {
@@ -230,6 +261,15 @@ static int64_t now_ns() {
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+int32_t xk_ring_take(PairRing &r, int n, uint64_t *head, xk_pair **at) {
+  for (int64_t began = now_ns(); !(*at = ring_room(r, n, head));) {
+    if (now_ns() - began > 10000000000) return xk_fail(XK_CUDA, "the device has not read its lists for 10 s: no room for %d pairs", n);
+    timespec nap = {0, 20000};
+    nanosleep(&nap, nullptr);
+  }
+  return XK_OK;
 }
 
 int32_t xk_wait_event(cudaEvent_t e, int64_t timeout_ns) {

@@ -199,6 +199,9 @@ func (b *Backend) OpenLocal(to *Backend) (kernels.Peer, error) {
 
 // Push implements kernels.Peer.
 func (p *peer) Push(a *kernels.Push) error {
+	if len(a.Refills) > 0 {
+		return p.refill(a)
+	}
 	if err := p.b.layers32(a.FirstLayer, a.Layers, len(a.Blocks), a.CTAs); err != nil {
 		return err
 	}

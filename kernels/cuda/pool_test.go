@@ -5,11 +5,11 @@ package cuda_test
 import (
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
+	"github.com/xpyd/xpyd/kernels/kerneltest"
 )
 
 func TestDigestFollowsOverwrites(t *testing.T) {
@@ -74,30 +74,7 @@ func TestPoolMovesRows(t *testing.T) {
 func TestPoolBesideSteps(t *testing.T) {
 	a := families()["llama gqa4 128"]
 	b := open(t, a, randomWeights(a, 1), cuda.Options{Blocks: 16})
-	mustStep(t, b, kernels.Seq{Tokens: make([]int32, 16), Blocks: []int32{9}})
-	var wg sync.WaitGroup
-	for g := range int32(3) {
-		wg.Go(func() {
-			l := b.Layout()
-			buf, d := make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
-			for i := range 200 {
-				layer := i % l.Layers
-				b.Gather(layer, 9, 0, 16, buf)
-				b.Digest(layer, 9, d)
-				b.Scatter(layer, 10+g, 0, 16, buf)
-				b.SetDigest(layer, 10+g, 16, d)
-				b.CopyBlock(13+g, 9, 0, 16)
-			}
-		})
-	}
-	for i := range 40 {
-		mustStep(t, b, kernels.Seq{Tokens: make([]int32, 30), Pos: i, Blocks: []int32{0, 1, 2, 3, 4}},
-			kernels.Seq{Tokens: []int32{5}, Pos: 16 + i%16, Blocks: []int32{9, 8}})
-	}
-	wg.Wait()
-	for _, block := range []int32{9, 10, 11, 12, 13, 14, 15} {
-		digestsMatch(t, b, block, 0, 16)
-	}
+	kerneltest.PoolBesideSteps(t, b)
 }
 
 func TestPoolRefusesBadRanges(t *testing.T) {

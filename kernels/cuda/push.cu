@@ -35,11 +35,7 @@ struct Job {
   bool rows;          // else digests only
   int chunk, chunks;  // bytes; chunks of a block
   const xk_pair *list; // null: the parameter
-  unsigned *ticket;
-  uint64_t *device_flag, *host_flag;
-  uint64_t value;     // 0: no flag
-  uint64_t *freed;    // null: nothing of the ring
-  uint64_t head;      // what is free once this is done
+  Finish finish;
 };
 
 constexpr int THREADS = 512, DEPTH = 4, BATCH = 16; // DEPTH: vectors in flight a thread; BATCH: units
@@ -50,13 +46,6 @@ struct Unit {
   int64_t from, to; // digests of its block, -1 for chunks but the first
   int vectors;
 };
-
-__device__ __forceinline__ uint4 load_once(const uint4 *p) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-  return v;
-}
-__device__ __forceinline__ void store_system(uint64_t *p, uint64_t v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 
 __global__ __launch_bounds__(THREADS) void push_kernel(const __grid_constant__ Job j, const __grid_constant__ List<xk_pair, SMALL> small) {
   __shared__ Unit batch[BATCH];
@@ -121,14 +110,7 @@ __global__ __launch_bounds__(THREADS) void push_kernel(const __grid_constant__ J
     }
     __syncthreads();
   }
-  if (!j.value && !j.freed) return;
-  if (threadIdx.x) return;
-  __threadfence_system();
-  if (atomicAdd(j.ticket, 1) != gridDim.x - 1) return;
-  *j.ticket = 0;
-  __threadfence_system();
-  if (j.value) store_system(j.device_flag, j.value), store_system(j.host_flag, j.value);
-  if (j.freed) store_system(j.freed, j.head);
+  finish_push(j.finish);
 }
 
 // A chunk is 32 KiB, which a CTA has in flight at once; less where there would
@@ -155,17 +137,6 @@ struct When {
   }
 };
 
-// Room for n pairs in a row, if the ring has it: [head, head + n) of an endless
-// tape, of which a launch frees all before its own end.
-xk_pair *take(PairRing &r, int n, uint64_t *head) {
-  uint64_t at = r.head, left = PairRing::PAIRS - at % PairRing::PAIRS;
-  if (uint64_t(n) > left) at += left; // not around the corner
-  uint64_t freed = __atomic_load_n(r.freed, __ATOMIC_ACQUIRE);
-  if (n > PairRing::PAIRS || at + n - freed > PairRing::PAIRS) return nullptr;
-  *head = at + n;
-  return r.pairs + at % PairRing::PAIRS;
-}
-
 int32_t by_kernel(xk_peer *p, const When &when, const Job &whole, int ctas, const xk_pair *pairs) {
   List<xk_pair, SMALL> list;
   Job j = whole;
@@ -175,9 +146,9 @@ int32_t by_kernel(xk_peer *p, const When &when, const Job &whole, int ctas, cons
     memcpy(list.at, pairs, whole.n_pairs * sizeof *pairs);
     return start(p, ctas, j, list);
   }
-  if (xk_pair *at = take(p->ring, whole.n_pairs, &head)) {
+  if (xk_pair *at = ring_room(p->ring, whole.n_pairs, &head)) {
     memcpy(at, pairs, whole.n_pairs * sizeof *pairs);
-    j.list = at, j.freed = p->ring.freed, j.head = head;
+    j.list = at, j.finish.freed = p->ring.freed, j.finish.head = head;
     if (when.any()) {
       xk_pair *there = p->ring.device + (at - p->ring.pairs);
       XK_TRY(cudaMemcpyAsync(there, at, whole.n_pairs * sizeof *pairs, cudaMemcpyHostToDevice, p->stream));
@@ -192,7 +163,7 @@ int32_t by_kernel(xk_peer *p, const When &when, const Job &whole, int ctas, cons
   for (int first = 0; first < whole.n_pairs; first += SMALL) { // in pieces, the flag with the last
     j.n_pairs = std::min(SMALL, whole.n_pairs - first);
     memcpy(list.at, pairs + first, j.n_pairs * sizeof *pairs);
-    j.value = first + j.n_pairs < whole.n_pairs ? 0 : whole.value;
+    j.finish.value = first + j.n_pairs < whole.n_pairs ? 0 : whole.finish.value;
     XK_OK_OR_RETURN(start(p, ctas, j, list));
   }
   return XK_OK;
@@ -217,7 +188,7 @@ int32_t by_engine(xk_peer *p, const When &when, const Job &j, const xk_pair *pai
     }
   }
   Job rest = j; // digests, beside the copies
-  rest.rows = false, rest.value = 0;
+  rest.rows = false, rest.finish.value = 0;
   XK_OK_OR_RETURN(when.wait(p->stream));
   XK_TRY(cudaEventRecord(p->fork, p->stream));
   XK_TRY(cudaStreamWaitEvent(p->engine, p->fork, 0));
@@ -228,8 +199,8 @@ int32_t by_engine(xk_peer *p, const When &when, const Job &j, const xk_pair *pai
   if (j.heads) XK_OK_OR_RETURN(by_kernel(p, {}, rest, 4, pairs));
   XK_TRY(cudaEventRecord(p->join, p->engine));
   XK_TRY(cudaStreamWaitEvent(p->stream, p->join, 0));
-  rest.n_pairs = 0, rest.value = j.value;
-  return j.value ? by_kernel(p, {}, rest, 1, pairs) : XK_OK;
+  rest.n_pairs = 0, rest.finish.value = j.finish.value;
+  return j.finish.value ? by_kernel(p, {}, rest, 1, pairs) : XK_OK;
 }
 
 // Bytes on average from which AUTO takes the copy engine. It is as fast for runs of
@@ -239,6 +210,8 @@ constexpr int64_t LONG_RUN = 256 << 10;
 
 int32_t check(const xk_peer *p, const xk_push_args &a, const xk_pair *pairs) {
   const xk_config &g = p->c->cfg;
+  if (p->shape.kv_heads != g.kv_heads || p->shape.block_tokens != g.block_tokens)
+    return xk_fail(XK_INVALID, "push of whole blocks of %d tokens and %d heads, the peer's have %d and %d", g.block_tokens, g.kv_heads, p->shape.block_tokens, p->shape.kv_heads);
   if (!xk_layers_ok(g, a.layer, a.n_layers) || a.n_pairs < 0 || a.n_pairs > p->blocks || a.ctas < 0 || a.engine < XK_AUTO || a.engine > XK_COPY ||
       a.line < 0 || a.line >= XK_FLAG_LINES)
     return xk_fail(XK_INVALID, "push of %d blocks into %d, layers %d+%d of %d, by engine %d, %d CTAs, flag line %d", a.n_pairs, p->blocks, a.layer, a.n_layers, g.layers, a.engine, a.ctas, a.line);
@@ -268,10 +241,7 @@ int32_t xk_push(xk_peer *p, const xk_push_args *args, const xk_pair *pairs) {
   Job j = {};
   j.from = Side(g, c->blocks, c->region), j.to = p->to;
   j.run = xk_block_run(g), j.heads = a.rows_only ? 0 : g.kv_heads, j.layer = a.layer, j.n_layers = a.n_layers, j.n_pairs = a.n_pairs;
-  j.rows = true, j.ticket = p->ticket, j.value = a.value;
-  int64_t line = int64_t(a.line) * XK_FLAG_STRIDE;
-  j.device_flag = reinterpret_cast<uint64_t *>(p->region + Parts(g, p->blocks).flags + line);
-  j.host_flag = reinterpret_cast<uint64_t *>(p->host_flags + line);
+  j.rows = true, j.finish = finish_of(p, a.line, a.value);
   if (a.n_pairs == 0) return a.value ? by_kernel(p, when, j, 1, pairs) : XK_OK;
   bool copy = a.engine == XK_COPY;
   if (a.engine == XK_AUTO) {

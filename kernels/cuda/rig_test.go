@@ -46,17 +46,9 @@ func families() map[string]kernels.Arch {
 		"gqa17 64":        shape(1, 64, 96, 17, 1, 64, 99),
 		"llama gqa4 256x": shape(1, 128, 96, 4, 1, 256, 99),
 	}
-	set := func(name string, g func(a *kernels.Arch)) { a := f[name]; g(&a); f[name] = a }
-	set("llama mha 64", func(a *kernels.Arch) { a.TiedHead = false })
-	set("llama gqa4 128", func(a *kernels.Arch) {
-		a.Rope = kernels.RopeScaling{Kind: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPos: 64}
-	})
-	set("qwen2 gqa7 64", func(a *kernels.Arch) {
-		a.QKVBias = true
-		a.Rope = kernels.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 64}
-	})
-	set("qwen3 gqa2 128", func(a *kernels.Arch) { a.QKNorm, a.NormEps, a.RopeTheta = true, 1e-6, 1e6 })
-	set("qwen3 gqa2 80", func(a *kernels.Arch) { a.QKNorm, a.QKVBias = true, true })
+	kerneltest.Features(f)
+	kerneltest.Change(f, "qwen3 gqa2 128", func(a *kernels.Arch) { a.QKNorm, a.NormEps, a.RopeTheta = true, 1e-6, 1e6 })
+	kerneltest.Change(f, "qwen3 gqa2 80", func(a *kernels.Arch) { a.QKNorm, a.QKVBias = true, true })
 	return f
 }
 

@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 6 // raised by any change of this file
+#define XK_ABI 7 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -201,6 +201,19 @@ typedef struct {
   void *after;           // a cudaEvent_t to wait for, or NULL
 } xk_push_args;
 typedef struct {
+  int32_t block, first_pos, rows;
+} xk_held;               // a block of ours, and the positions that its digest covers
+typedef struct {
+  int32_t block, first_pos, rows;
+  int32_t first, count;  // of the list of xk_held
+} xk_refill;             // a block of the peer's, and the positions it gets
+typedef struct {
+  int32_t layer, n_sources, n_refills;
+  int32_t from_head, to_head, heads; // those that go
+  int32_t ctas, line;    // as xk_push_args
+  uint64_t value;
+} xk_refill_args;
+typedef struct {
   int32_t layer, block, first_pos, rows;
 } xk_landed;
 typedef struct {
@@ -221,6 +234,8 @@ int32_t xk_flag_clear(xk_ctx *c, int32_t line); // the device's half
 int32_t xk_peer_open(xk_ctx *c, const void *handle, int64_t handle_bytes, void *flags, int64_t flag_bytes, xk_peer **out);
 int32_t xk_peer_local(xk_ctx *c, xk_ctx *to, void *flags, int64_t flag_bytes, xk_peer **out); // of this process
 int32_t xk_push(xk_peer *p, const xk_push_args *a, const xk_pair *pairs);
+// For peers of other block sizes or heads; at most 16,384 of each: kernels.Refill.
+int32_t xk_refill_push(xk_peer *p, const xk_refill_args *a, const xk_held *sources, const xk_refill *refills);
 int32_t xk_peer_mark(xk_peer *p, xk_mark **out);
 int32_t xk_peer_close(xk_peer *p); // nothing may be under way
 // good[i] = 1: the rows of list[i] agree with the digests that lie beside them.

@@ -30,6 +30,9 @@ type FakeGPU struct {
 	Delay time.Duration
 	// Refuse, when set, is OpenPeer's error.
 	Refuse error
+	// FirstHead is the number in the model of the pool's first KV head, which
+	// keeps only a part of them. Set it before the first Append.
+	FirstHead int
 
 	layout      kernels.Layout
 	blocks      int
@@ -97,8 +100,34 @@ func (g *FakeGPU) Rows() []byte { return g.view.mem[:g.layout.Layers*g.blocks*g.
 func (g *FakeGPU) Append(layer int, block int32, firstPos, rows int, packed []byte) {
 	g.Scatter(layer, block, 0, rows, packed)
 	sums := make([]uint64, g.layout.KVHeads)
-	kernels.DigestRows(g.layout, layer, firstPos, rows, packed, sums)
+	g.digest(layer, firstPos, rows, packed, sums)
 	g.SetDigest(layer, block, rows, sums)
+}
+
+// digest is kernels.DigestRows with the model's numbers of the heads.
+func (g *FakeGPU) digest(layer, firstPos, rows int, packed []byte, sums []uint64) {
+	if g.FirstHead == 0 {
+		kernels.DigestRows(g.layout, layer, firstPos, rows, packed, sums)
+		return
+	}
+	clear(sums)
+	for kv := range 2 {
+		for h := range g.layout.KVHeads {
+			for at := range rows {
+				sums[h] += kernels.RowHash(layer, kv, g.FirstHead+h, firstPos+at, slices.Concat(rowOf(g.layout, packed, rows, kv, h, at)...))
+			}
+		}
+	}
+}
+
+// rowOf is a row among n packed positions, and behind it its scale, if it has one.
+func rowOf(l kernels.Layout, packed []byte, n, kv, head, at int) [][]byte {
+	rows, scales := l.Part(packed, n, kv, head)
+	row := [][]byte{rows[at*l.RowBytes:][:l.RowBytes]}
+	if size := l.ScaleBytes(); size > 0 {
+		row = append(row, scales[at*size:][:size])
+	}
+	return row
 }
 
 // Busy tells whether a push under way reads the block.
@@ -232,7 +261,7 @@ func (g *FakeGPU) Verify(ctx context.Context, landed []kernels.Landed) ([]bool, 
 		g.rot(b.Layer, b.Block)
 		rows := make([]byte, g.layout.RowsBytes(b.Rows))
 		g.Gather(b.Layer, b.Block, 0, b.Rows, rows)
-		kernels.DigestRows(g.layout, b.Layer, b.FirstPos, b.Rows, rows, sums)
+		g.digest(b.Layer, b.FirstPos, b.Rows, rows, sums)
 		g.Digest(b.Layer, b.Block, stored)
 		filled := binary.LittleEndian.Uint64(g.view.note(b.Layer, b.Block)[8*g.layout.KVHeads:])
 		good[i] = slices.Equal(sums, stored) && filled == uint64(b.Rows)
@@ -254,7 +283,9 @@ func (g *FakeGPU) OpenPeer(handle, flags []byte) (kernels.Peer, error) {
 		&l.Layers, &l.KVHeads, &l.HeadDim, &l.BlockTokens, &l.RowBytes); n != 8 || err != nil {
 		return nil, fmt.Errorf("fake GPU: handle %q", handle)
 	}
-	if l != g.layout || len(flags) < kernels.FlagLines*flagStride || blocks < 1 {
+	like := l
+	like.KVHeads, like.BlockTokens = g.layout.KVHeads, g.layout.BlockTokens
+	if like != g.layout || l.KVHeads < 1 || l.BlockTokens < 1 || len(flags) < kernels.FlagLines*flagStride || blocks < 1 {
 		return nil, fmt.Errorf("fake GPU: the peer's pool %q is not like ours", handle)
 	}
 	f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/%d", pid, fd), os.O_RDWR, 0)
@@ -301,6 +332,15 @@ func (p *fakePeer) Push(push *kernels.Push) error {
 		return errors.New("fake GPU: push to a closed peer")
 	}
 	own, theirs := p.g.view, p.to
+	if len(push.Refills) > 0 && own.l == theirs.l {
+		return errors.New("fake GPU: refill of a peer of our own shape")
+	} else if len(push.Refills) > 0 {
+		if err := push.CheckRefills(own.l, theirs.l, own.blocks, theirs.blocks); err != nil {
+			return fmt.Errorf("fake GPU: %w", err)
+		}
+	} else if own.l != theirs.l {
+		return fmt.Errorf("fake GPU: whole blocks of %+v into %+v", own.l, theirs.l)
+	}
 	for _, b := range push.Blocks {
 		if !own.has(push.FirstLayer, b.Src) || !theirs.has(push.FirstLayer+push.Layers-1, b.Dst) {
 			return fmt.Errorf("fake GPU: push of layer %d, blocks %+v: out of range", push.FirstLayer, b)
@@ -309,20 +349,31 @@ func (p *fakePeer) Push(push *kernels.Push) error {
 	if push.Line < 0 || push.Line >= kernels.FlagLines {
 		return fmt.Errorf("fake GPU: line %d", push.Line)
 	}
-	p.g.use(push.Blocks, 1)
 	f := fakePush{*push, make(chan struct{})}
-	f.Blocks = slices.Clone(push.Blocks)
+	f.Blocks, f.Sources, f.Refills = slices.Clone(push.Blocks), slices.Clone(push.Sources), slices.Clone(push.Refills)
+	p.g.use(f.sources(), 1)
 	p.last = f.over
 	p.pushes <- f
 	return nil
 }
 
-func (g *FakeGPU) use(blocks []kernels.BlockPair, n int) {
+// sources are the blocks of ours that the push reads.
+func (f *fakePush) sources() (blocks []int32) {
+	for _, b := range f.Blocks {
+		blocks = append(blocks, b.Src)
+	}
+	for _, s := range f.Sources {
+		blocks = append(blocks, s.Block)
+	}
+	return blocks
+}
+
+func (g *FakeGPU) use(blocks []int32, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, b := range blocks {
-		if g.busy[b.Src] += n; g.busy[b.Src] == 0 {
-			delete(g.busy, b.Src)
+		if g.busy[b] += n; g.busy[b] == 0 {
+			delete(g.busy, b)
 		}
 	}
 }
@@ -331,13 +382,16 @@ func (g *FakeGPU) use(blocks []kernels.BlockPair, n int) {
 func (p *fakePeer) run() {
 	for f := range p.pushes {
 		half := p.g.layout.BlockBytes() / 2
-		for _, b := range f.Blocks {
-			p.g.rot(f.FirstLayer, b.Src)
+		for _, b := range f.sources() {
+			p.g.rot(f.FirstLayer, b)
 		}
 		time.Sleep(p.g.Delay / 2)
 		p.copy(&f, func(dst, src []byte) { copy(dst[:half], src) })
+		p.refill(&f, 0)
 		time.Sleep(p.g.Delay / 2)
 		p.copy(&f, func(dst, src []byte) { copy(dst[half:], src[half:]) })
+		p.refill(&f, 1)
+		p.seal(&f)
 		for layer := f.FirstLayer; layer < f.FirstLayer+f.Layers; layer++ {
 			for _, b := range f.Blocks {
 				copy(p.to.note(layer, b.Dst), p.g.view.note(layer, b.Src))
@@ -346,7 +400,7 @@ func (p *fakePeer) run() {
 		if f.Value != 0 {
 			atomic.StoreUint64(flagOf(p.flags, f.Line), f.Value)
 		}
-		p.g.use(f.Blocks, -1)
+		p.g.use(f.sources(), -1)
 		close(f.over)
 	}
 }

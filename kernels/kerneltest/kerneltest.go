@@ -66,6 +66,25 @@ func Weights(a kernels.Arch, dt kernels.DType, seed uint64) kernels.Weights {
 	return w
 }
 
+// Features gives the families of these names what only some models have.
+func Features(f map[string]kernels.Arch) {
+	Change(f, "llama mha 64", func(a *kernels.Arch) { a.TiedHead = false })
+	Change(f, "llama gqa4 128", func(a *kernels.Arch) {
+		a.Rope = kernels.RopeScaling{Kind: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPos: 64}
+	})
+	Change(f, "qwen2 gqa7 64", func(a *kernels.Arch) {
+		a.QKVBias = true
+		a.Rope = kernels.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 64}
+	})
+}
+
+// Change changes one entry.
+func Change(f map[string]kernels.Arch, name string, g func(a *kernels.Arch)) {
+	a := f[name]
+	g(&a)
+	f[name] = a
+}
+
 // Step runs one step of these sequences.
 func Step(t testing.TB, b kernels.Backend, seqs ...kernels.Seq) []kernels.Result {
 	t.Helper()

@@ -91,6 +91,20 @@ func (s *Source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 	return nil
 }
 
+// Spans implements kvconn.SpanSource: a slice of rows that keep their dtype is
+// taken by the device where they lie.
+func (s *Source) Spans(layer, firstPos, rows int, to []kvconn.Held) ([]kvconn.Held, bool) {
+	f, _ := s.from.Group(layer)
+	t, ok := s.to.Group(layer)
+	inner, can := s.inner.(kvconn.SpanSource)
+	if !ok || !can || f.DType != t.DType {
+		return to, false
+	}
+	return inner.Spans(layer, firstPos, rows, to)
+}
+
+var _ kvconn.SpanSource = (*Source)(nil)
+
 // packed is one unit's rows: [2][kv_heads][n][row_bytes], then the scales.
 type packed struct {
 	g kvconn.Group

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -31,18 +32,22 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// layout is the suite's.
-var layout = kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}
-
 var factory = kvconntest.Factory{Device: pair, Shrink: 2, AtOnce: 48}
 
 // fake is a device as the suite knows one.
 type fake struct {
 	*kerneltest.FakeGPU
+	layout kvconn.Layout
 	blocks int
 }
 
-func (g fake) Shared() *kvconn.Shared { return kvconn.DevicePool(kvconntest.Layout(), g.blocks) }
+func (g fake) Layout() kvconn.Layout {
+	l := g.layout
+	l.Groups = slices.Clone(l.Groups)
+	return l
+}
+
+func (g fake) Shared() *kvconn.Shared { return kvconn.DevicePool(g.layout, g.blocks) }
 
 func (g fake) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
 	landed := make([]kernels.Landed, len(blocks))
@@ -52,22 +57,30 @@ func (g fake) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.Pushe
 	return g.Verify(ctx, landed)
 }
 
-func newFake(t testing.TB, blocks int) fake {
-	g, err := kerneltest.NewFakeGPU(layout, blocks)
+// newFake makes a pool of the suite's layout, changed.
+func newFake(t testing.TB, blocks int, change func(l *kvconn.Layout)) fake {
+	l := kvconntest.Layout()
+	if change != nil {
+		change(&l)
+	}
+	k := l.Groups[0]
+	g, err := kerneltest.NewFakeGPU(kernels.Layout{Layers: k.Layers, KVHeads: k.KVHeads, HeadDim: k.HeadDim,
+		BlockTokens: l.BlockTokens, DType: k.DType, RowBytes: k.RowBytes}, blocks)
 	if err != nil {
 		t.Fatal(err)
 	}
+	g.FirstHead = k.HeadFirst
 	t.Cleanup(func() {
 		if err := g.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return fake{g, blocks}
+	return fake{g, l, blocks}
 }
 
 // pair is a transport between two fake GPUs whose pushes take a while.
 func pair(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
-	r, s := newFake(t, kvconntest.ReceiverBlocks), newFake(t, kvconntest.SenderBlocks)
+	r, s := newFake(t, kvconntest.ReceiverBlocks, nil), newFake(t, kvconntest.SenderBlocks, nil)
 	s.Delay = time.Millisecond
 	tr, err := cudaipc.New(r, s)
 	if err != nil {
@@ -88,7 +101,12 @@ func TestProcesses(t *testing.T) {
 
 // once is a ticket's whole life between two fakes; spoil may change them.
 func once(t *testing.T, spoil func(r, s fake), tune func(r, s *kvconn.Config), do func(w *kvconntest.World, s fake)) {
-	r, s := newFake(t, kvconntest.ReceiverBlocks), newFake(t, kvconntest.SenderBlocks)
+	r, s := newFake(t, kvconntest.ReceiverBlocks, nil), newFake(t, kvconntest.SenderBlocks, nil)
+	between(t, r, s, spoil, tune, do)
+}
+
+// between is once with other devices.
+func between(t *testing.T, r, s fake, spoil func(r, s fake), tune func(r, s *kvconn.Config), do func(w *kvconntest.World, s fake)) {
 	if spoil != nil {
 		spoil(r, s)
 	}

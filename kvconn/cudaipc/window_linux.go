@@ -51,7 +51,7 @@ type window struct {
 	closed   bool
 }
 
-var _ kvconn.DeviceWindow = (*window)(nil)
+var _ kvconn.RefillWindow = (*window)(nil)
 
 // pushCTAs leaves most multiprocessors to the layer that is computed meanwhile:
 // so many reach 88 % of NVLink's rate.
@@ -63,10 +63,29 @@ func (w *window) Push(layer int, moves []kvconn.Move) (uint64, error) {
 	for i, m := range moves {
 		pairs[i] = kernels.BlockPair{Src: m.From, Dst: m.To}
 	}
+	return w.launch(&kernels.Push{FirstLayer: layer, Blocks: pairs})
+}
+
+// Refill implements kvconn.RefillWindow.
+func (w *window) Refill(layer int, heads kvconn.HeadMap, blocks []kvconn.Refill, sources []kvconn.Held) (uint64, error) {
+	p := &kernels.Push{FirstLayer: layer, Heads: kernels.HeadMap(heads),
+		Refills: make([]kernels.Refill, len(blocks)), Sources: make([]kernels.Held, len(sources))}
+	for i, b := range blocks {
+		p.Refills[i] = kernels.Refill{Block: b.To, FirstPos: b.FirstPos, Rows: b.Rows, First: b.First, Count: b.Count}
+	}
+	for i, h := range sources {
+		p.Sources[i] = kernels.Held(h)
+	}
+	return w.launch(p)
+}
+
+// launch begins a push of one layer under the next number.
+func (w *window) launch(p *kernels.Push) (uint64, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	number := w.launched + 1
-	if err := w.peer.Push(&kernels.Push{FirstLayer: layer, Layers: 1, Blocks: pairs, Line: w.line, Value: number, CTAs: pushCTAs}); err != nil {
+	p.Layers, p.Line, p.Value, p.CTAs = 1, w.line, number, pushCTAs
+	if err := w.peer.Push(p); err != nil {
 		return 0, err
 	}
 	w.launched = number

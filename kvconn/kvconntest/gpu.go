@@ -11,6 +11,7 @@ import (
 // GPU is one end's pool in a device's memory: of a fake device, whose memory the
 // tests can look at.
 type GPU interface {
+	Layout() kvconn.Layout // of memory of its own
 	// Shared describes the pool, whose Rows are all its memory.
 	Shared() *kvconn.Shared
 	Rows() []byte
@@ -21,8 +22,9 @@ type GPU interface {
 	Spoil(layer int, block int32) // flips a bit when it has landed, before it is verified
 }
 
-// GPUs are the two ends' pools, for the Layout of this package; ReceiverBlocks
-// and SenderBlocks are their sizes.
+// GPUs are the two ends' pools, of ReceiverBlocks and SenderBlocks. The suite's
+// receiver is of the Layout of this package, its sender's blocks may have another
+// size. A case that changes a layout does not use them.
 type GPUs struct{ Receiver, Sender GPU }
 
 // Sizes of the two pools of a world.
@@ -75,6 +77,7 @@ func (s *poolSink) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.
 			continue
 		}
 		s.p.stores++
+		s.p.pushed++
 		s.p.held(s, b.Block)
 		s.p.data[poolKey{layer, b.Block}] = s.p.packed(poolKey{layer, b.Block}, b.Rows)
 	}
@@ -89,6 +92,12 @@ func (p *Pool) packed(k poolKey, rows int) []byte {
 		out = append(out, block[part*p.layout.BlockTokens*g.RowBytes:][:rows*g.RowBytes]...)
 	}
 	return out
+}
+
+// DeviceSource makes a source of n positions whose rows lie in a device's pool,
+// which nobody else uses.
+func DeviceSource(g GPU, seed uint64, n int) *Source {
+	return &Source{Layout: g.Layout(), Seed: seed, pool: newGPUBlocks(g), blocks: map[int]int32{}, rows: map[poolKey]bool{}, positions: n}
 }
 
 // gpuBlocks hands out the blocks of the sender's device.
@@ -160,6 +169,46 @@ func (s *Source) Block(layer, index, firstPos, rows int) (int32, bool) {
 		return 0, false // Load will be asked, and say so
 	}
 	s.pool.gpu.Append(layer, block, firstPos, rows, packed)
+	return block, true
+}
+
+// Spans implements kvconn.SpanSource: of a world with GPUs, whose pool gets the rows
+// of a block when some of them are first asked for.
+func (s *Source) Spans(layer, firstPos, rows int, to []kvconn.Held) ([]kvconn.Held, bool) {
+	if s.pool == nil {
+		return to, false
+	}
+	bt := s.Layout.BlockTokens
+	for i := firstPos / bt; i*bt < firstPos+rows; i++ {
+		n := min(bt, s.positions-i*bt)
+		block, ok := s.appended(layer, i, n)
+		if !ok {
+			return to, false
+		}
+		to = append(to, kvconn.Held{Block: block, FirstPos: i * bt, Rows: n})
+	}
+	return to, true
+}
+
+// appended is our block i, with n rows of the layer in it.
+func (s *Source) appended(layer, i, n int) (block int32, ok bool) {
+	g, _ := s.Layout.Group(layer)
+	packed := make([]byte, g.PackedBytes(n))
+	if err := s.Load(layer, i, i*s.Layout.BlockTokens, n, packed, make([]uint64, g.KVHeads)); err != nil {
+		return 0, false // Load will be asked, and say so
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if block, ok = s.blocks[i]; !ok {
+		if block, ok = s.pool.take(); !ok {
+			return 0, false
+		}
+		s.blocks[i] = block
+	}
+	if at := (poolKey{layer, block}); !s.rows[at] { // a step appends once
+		s.rows[at] = true
+		s.pool.gpu.Append(layer, block, i*s.Layout.BlockTokens, n, packed)
+	}
 	return block, true
 }
 

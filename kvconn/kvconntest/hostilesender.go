@@ -127,7 +127,7 @@ type head struct {
 }
 
 func (e *eve) unit(layer, index int, bend func(h *head, rows *[]byte)) Body {
-	l := e.w.SConfig.Identity.Layout
+	l := e.w.RConfig.Identity.Layout
 	g, _ := l.Group(layer)
 	first := index * l.BlockTokens
 	n := min(l.BlockTokens, len(e.spec.Tokens)-first)

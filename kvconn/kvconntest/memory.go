@@ -50,6 +50,7 @@ type Pool struct {
 	blocks map[poolKey][]byte // memory that View has given out, a block each
 	gens   []uint32
 	stores int
+	pushed int // of them
 	errs   []string
 
 	// Of a shared pool: all blocks, where each layer's begin, and which of
@@ -169,6 +170,13 @@ func (p *Pool) Stores() int {
 	return p.stores
 }
 
+// Pushed counts those of them that a peer's device wrote.
+func (p *Pool) Pushed() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pushed
+}
+
 // Errors lists the broken promises that the pool has seen.
 func (p *Pool) Errors() []string {
 	p.mu.Lock()
@@ -255,7 +263,7 @@ func digest(g kvconn.Group, layer, firstPos, rows int, packed []byte, sums []uin
 		for h := range g.KVHeads {
 			for r := range rows {
 				at := ((kv*g.KVHeads+h)*rows + r) * g.RowBytes
-				sums[h] += RowHash(layer, kv, h, firstPos+r, packed[at:at+g.RowBytes])
+				sums[h] += RowHash(layer, kv, g.HeadFirst+h, firstPos+r, packed[at:at+g.RowBytes])
 			}
 		}
 	}
@@ -302,7 +310,10 @@ type Source struct {
 	loads  int
 	freed  bool
 	misuse int
-	blocks map[int]int32 // of pool, by index
+	blocks map[int]int32    // of pool, by index
+	rows   map[poolKey]bool // of pool, appended for Spans
+
+	positions int // of the prompt; for Spans
 }
 
 // Load implements kvconn.Source.
@@ -339,7 +350,7 @@ func (s *Source) fill(g kvconn.Group, layer, firstPos, rows int, dst []byte) {
 		for h := range g.KVHeads {
 			for r := range rows {
 				at := ((kv*g.KVHeads+h)*rows + r) * g.RowBytes
-				Row(dst[at:at+g.RowBytes], s.Seed, layer, kv, h, firstPos+r)
+				Row(dst[at:at+g.RowBytes], s.Seed, layer, kv, g.HeadFirst+h, firstPos+r)
 			}
 		}
 	}

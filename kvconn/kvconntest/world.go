@@ -86,17 +86,24 @@ func NewWorld(t testing.TB, tr kvconn.Transport, addr string, shrink int, tune f
 // newWorld is NewWorld with the factory's memory, clock and deadlines.
 func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune func(r, s *kvconn.Config)) *World {
 	t.Helper()
-	w := &World{T: t, Clock: f.clock, stretch: f.stretch, RConfig: config("decode-0", f.Shrink, f.stretch), SConfig: config("prefill-0", f.Shrink, f.stretch)}
-	if tune != nil {
-		tune(&w.RConfig, &w.SConfig)
+	given := tune
+	tune = func(r, s *kvconn.Config) {
+		if f.gpus.Sender != nil {
+			r.Identity.Layout, s.Identity.Layout = f.gpus.Receiver.Layout(), f.gpus.Sender.Layout()
+		}
+		if given != nil {
+			given(r, s)
+		}
 	}
+	w := &World{T: t, Clock: f.clock, stretch: f.stretch, RConfig: config("decode-0", f.Shrink, f.stretch), SConfig: config("prefill-0", f.Shrink, f.stretch)}
+	tune(&w.RConfig, &w.SConfig)
 	w.Pool = NewPool(w.RConfig.Identity.Layout, ReceiverBlocks)
 	switch {
 	case f.Memory != nil:
 		w.RConfig.Shared = w.Pool.Share(func(size int) (int, []byte) { return f.Memory(t, size) })
-	case f.gpus.Receiver != nil && reflect.DeepEqual(w.RConfig.Identity.Layout, Layout()): // else it is not that device's
+	case f.gpus.Receiver != nil && reflect.DeepEqual(w.RConfig.Identity.Layout, f.gpus.Receiver.Layout()): // else it is not that device's
 		w.RConfig.Shared = w.Pool.ShareGPU(f.gpus.Receiver)
-		if reflect.DeepEqual(w.SConfig.Identity.Layout, Layout()) {
+		if reflect.DeepEqual(w.SConfig.Identity.Layout, f.gpus.Sender.Layout()) {
 			w.blocks = newGPUBlocks(f.gpus.Sender)
 		}
 	}
@@ -138,7 +145,8 @@ func check(t testing.TB, err error) {
 // any order, then commits the request id.
 func (w *World) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 	layout := w.SConfig.Identity.Layout
-	src := &Source{Layout: layout, Seed: Seed(o.Ticket().Tokens), pool: w.blocks, blocks: map[int]int32{}}
+	src := &Source{Layout: layout, Seed: Seed(o.Ticket().Tokens), pool: w.blocks, blocks: map[int]int32{},
+		rows: map[poolKey]bool{}, positions: o.Ticket().Positions}
 	w.mu.Lock()
 	w.sources = append(w.sources, src)
 	answer := w.Answer

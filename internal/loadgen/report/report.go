@@ -41,7 +41,7 @@ type Target struct {
 
 // Workload is what was sent. Lengths are as they were asked for.
 type Workload struct {
-	Kind          string  `json:"kind"` // synthetic, trace, multiturn or prompts
+	Kind          string  `json:"kind"` // synthetic, trace, multiturn, multiturn trace or prompts
 	Seed          uint64  `json:"seed"`
 	Input         string  `json:"input,omitempty"`  // distribution of tokens
 	Output        string  `json:"output,omitempty"` // distribution of tokens

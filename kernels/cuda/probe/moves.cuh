@@ -14,18 +14,7 @@
 #include <string>
 #include <vector>
 
-#include <cuda_runtime.h>
-
-#include "../xk.h"
-
-#define MUST(call)                                                                                                                                \
-  do {                                                                                                                                            \
-    int s_ = int(call);                                                                                                                           \
-    if (s_ != 0) {                                                                                                                                \
-      fprintf(stderr, "%s:%d: %s: %d %s %s\n", __FILE__, __LINE__, #call, s_, xk_last_error(), cudaGetErrorString(cudaGetLastError()));           \
-      exit(1);                                                                                                                                    \
-    }                                                                                                                                             \
-  } while (0)
+#include "must.cuh"
 
 using Clock = int64_t; // ns
 static Clock now() {

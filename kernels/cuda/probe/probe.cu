@@ -16,15 +16,7 @@
 #include <vector>
 
 #include "../common.cuh"
-
-#define MUST(call)                                                                    \
-  do {                                                                                \
-    int s_ = int(call);                                                               \
-    if (s_ != 0) {                                                                    \
-      fprintf(stderr, "%s:%d: %s: %d %s %s\n", __FILE__, __LINE__, #call, s_, xk_last_error(), cudaGetErrorString(cudaGetLastError())); \
-      exit(1);                                                                        \
-    }                                                                                 \
-  } while (0)
+#include "must.cuh"
 
 static std::mt19937_64 rng(1);
 static cudaStream_t stream;

@@ -1,0 +1,90 @@
+//go:build cgo && linux
+
+package cuda
+
+// #include "api.h"
+import "C"
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// maxRefills is how many blocks one call takes; longer lists go in several, the
+// flag with the last.
+const maxRefills = 1 << 13
+
+// refill is Push for a peer whose blocks look different.
+func (p *peer) refill(a *kernels.Push) error {
+	if a.Layers != 1 || len(a.Blocks) > 0 || a.AfterStep || a.Engine != kernels.Auto && a.Engine != kernels.Kernel {
+		return fmt.Errorf("kernels/cuda: refill of %d layers, %d whole blocks, by engine %d, after the step: %t", a.Layers, len(a.Blocks), a.Engine, a.AfterStep)
+	}
+	if err := p.b.layers32(a.FirstLayer, a.Layers, len(a.Refills), a.CTAs); err != nil {
+		return err
+	}
+	if a.Line < 0 || a.Line >= kernels.FlagLines {
+		return fmt.Errorf("kernels/cuda: no flag line %d of %d", a.Line, kernels.FlagLines)
+	}
+	sources := make([]C.xk_held, len(a.Sources))
+	for i, s := range a.Sources {
+		if !fits32(s.FirstPos, s.Rows) {
+			return fmt.Errorf("kernels/cuda: refill from %+v", s)
+		}
+		sources[i] = C.xk_held{block: C.int32_t(s.Block), first_pos: C.int32_t(s.FirstPos), rows: C.int32_t(s.Rows)}
+	}
+	refills := make([]C.xk_refill, len(a.Refills))
+	for i, r := range a.Refills {
+		if !fits32(r.FirstPos, r.Rows, r.First, r.Count) || r.First > len(sources) || r.Count > len(sources)-r.First {
+			return fmt.Errorf("kernels/cuda: refill of %+v from %d blocks", r, len(sources))
+		}
+		refills[i] = C.xk_refill{block: C.int32_t(r.Block), first_pos: C.int32_t(r.FirstPos), rows: C.int32_t(r.Rows), first: C.int32_t(r.First), count: C.int32_t(r.Count)}
+	}
+	h := a.HeadsOf(p.b.layout)
+	if !fits32(h.From, h.To, h.Count) {
+		return fmt.Errorf("kernels/cuda: refill of heads %+v", h)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || p.b.closed {
+		return errClosed
+	}
+	for len(refills) > 0 {
+		n := 0 // refills of this call, and their sources
+		for n < len(refills) && n < maxRefills && refills[n].first+refills[n].count-refills[0].first <= 2*maxRefills {
+			n++
+		}
+		n = max(n, 1)
+		from, end := refills[0].first, refills[n-1].first+refills[n-1].count
+		if end <= from {
+			return fmt.Errorf("kernels/cuda: refills of sources %d to %d", from, end)
+		}
+		args := C.xk_refill_args{layer: C.int32_t(a.FirstLayer), n_sources: end - from, n_refills: C.int32_t(n),
+			from_head: C.int32_t(h.From), to_head: C.int32_t(h.To), heads: C.int32_t(h.Count), ctas: C.int32_t(a.CTAs), line: C.int32_t(a.Line)}
+		if n == len(refills) {
+			args.value = C.uint64_t(a.Value)
+		}
+		for i := range refills[:n] {
+			refills[i].first -= from
+		}
+		err := p.b.move("xk_refill_push", func() C.int32_t {
+			return C.api_refill_push(p.b.lib.api, p.at, &args, (*C.xk_held)(unsafe.Pointer(&sources[from])), &refills[0])
+		})
+		if err != nil {
+			return err
+		}
+		refills = refills[n:]
+	}
+	return nil
+}
+
+// fits32 tells whether all are in 0 .. 2^31-1.
+func fits32(v ...int) bool {
+	for _, n := range v {
+		if uint(n) > 1<<31-1 {
+			return false
+		}
+	}
+	return true
+}

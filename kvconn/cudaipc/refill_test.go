@@ -1,0 +1,98 @@
+//go:build linux
+
+package cudaipc_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/cudaipc"
+	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// refilled is a pair whose sender has blocks of another size: none is a multiple of
+// the other's, so that blocks are cut at every place.
+var refilled = kvconntest.Factory{Shrink: 2, AtOnce: 48, Few: true, Device: func(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
+	r, s := newFake(t, kvconntest.ReceiverBlocks, nil), newFake(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 6 })
+	s.Delay = time.Millisecond
+	tr, err := cudaipc.New(r, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr, kvconntest.GPUs{Receiver: r, Sender: s}
+}}
+
+// TestRefilled is the suite with blocks that the sender's device puts together
+// anew.
+func TestRefilled(t *testing.T) { kvconntest.Run(t, refilled) }
+
+// shapes are pairs that differ in block size, and in the part of the model's eight
+// heads that each keeps.
+func shapes(f func(name string, r, s func(l *kvconn.Layout))) {
+	part := func(bt, first, heads int) func(l *kvconn.Layout) {
+		return func(l *kvconn.Layout) {
+			l.BlockTokens = bt
+			l.Groups[0].HeadFirst, l.Groups[0].KVHeads, l.Groups[0].HeadsTotal = first, heads, 8
+		}
+	}
+	for _, bt := range [][2]int{{16, 64}, {64, 16}, {1, 256}, {256, 1}, {5, 3}, {3, 5}, {7, 7}, {255, 256}, {2, 1}} {
+		f(fmt.Sprintf("blocks of %d from %d", bt[0], bt[1]), part(bt[0], 0, 8), part(bt[1], 0, 8))
+		f(fmt.Sprintf("blocks of %d from %d, the last heads", bt[0], bt[1]), part(bt[0], 6, 2), part(bt[1], 0, 8))
+		f(fmt.Sprintf("blocks of %d from %d, of a part", bt[0], bt[1]), part(bt[0], 3, 2), part(bt[1], 2, 5))
+	}
+}
+
+// Every shape arrives right, of prompts that end anywhere, with blocks that the
+// receiver has; all of it by pushes.
+func TestRefillShapes(t *testing.T) {
+	shapes(func(name string, r, s func(l *kvconn.Layout)) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			between(t, newFake(t, kvconntest.ReceiverBlocks, r), newFake(t, kvconntest.SenderBlocks, s), nil, nil, func(w *kvconntest.World, _ fake) {
+				bt := w.RConfig.Identity.Layout.BlockTokens
+				for n, positions := range []int{1, bt, bt + 1, 67} {
+					spec := w.Spec(name, int32(n), positions, 0)
+					if positions == 67 && len(spec.Dest) > 2 {
+						spec.Have = make([]bool, len(spec.Dest))
+						for i := range spec.Have[:len(spec.Dest)-1] {
+							spec.Have[i] = i%3 == 1
+						}
+					}
+					if err := w.Fetch(t.Context(), spec); err != nil {
+						t.Errorf("%d positions: %v", positions, err)
+					}
+					w.Pool.Reclaim(spec.Dest)
+				}
+				if pushed, all := w.Pool.Pushed(), w.Pool.Stores(); pushed != all || all == 0 {
+					t.Errorf("%d of %d blocks were pushed", pushed, all)
+				}
+			})
+		})
+	})
+}
+
+// A bit that flips in prefill's pool after the append, in a block that is cut: no
+// piece of it gets a good digest, wherever the bit is.
+func TestSpoiledSourceIsCut(t *testing.T) {
+	for _, bt := range []int{2, 3, 12} {
+		r := newFake(t, kvconntest.ReceiverBlocks, func(l *kvconn.Layout) { l.BlockTokens = bt })
+		s := newFake(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 8 })
+		between(t, r, s, nil, nil, func(w *kvconntest.World, s fake) {
+			w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
+				if held, ok := src.Spans(1, 8, 8, nil); ok {
+					s.Spoil(1, held[0].Block)
+				}
+				w.Compute(ctx, o, src)
+			}
+			err := w.Fetch(t.Context(), w.Spec("spoiled", 1, 37, 0))
+			if kvconn.OutcomeOf(err, "") != ticket.Corrupt || !errors.Is(err, kvconn.ErrDigest) {
+				t.Errorf("blocks of %d: %v, want corrupt by digest", bt, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,79 @@
+package kvconn
+
+// RefillWindow is a DeviceWindow that also reaches blocks of another size than
+// ours, or with another part of the KV heads.
+type RefillWindow interface {
+	DeviceWindow
+	// Refill is Push for such blocks: the rows of each are put together out of
+	// those of sources, whose digests are merged, or checked where a source is
+	// cut: a bad row does not get a good digest.
+	Refill(layer int, heads HeadMap, blocks []Refill, sources []Held) (number uint64, err error)
+}
+
+// Refill is one block of the peer's, To, that gets the positions from FirstPos on
+// as its rows 0 .. Rows-1, out of sources[First : First+Count].
+type Refill struct {
+	To             int32
+	FirstPos, Rows int
+	First, Count   int
+}
+
+// Held is a block of our pool: its rows 0 .. Rows-1 are the positions from
+// FirstPos on, and its stored digests cover exactly those.
+type Held struct {
+	Block          int32
+	FirstPos, Rows int
+}
+
+// HeadMap says which KV heads go: From .. From+Count-1 of ours to those from To on.
+type HeadMap struct{ From, To, Count int }
+
+// SpanSource is a Source whose rows a device can push from where they lie although
+// the receiver's blocks look different.
+//
+// Spans appends the blocks of our pool that hold these positions of one layer, in
+// order: the first and the last hold some of them, those between all of theirs.
+// They are complete. ok == false means that Load is to be used. They must keep
+// their rows until the ticket's fence is quiet. Calls may be concurrent.
+type SpanSource interface {
+	Source
+	Spans(layer, firstPos, rows int, to []Held) (_ []Held, ok bool)
+}
+
+// headsOf finds which KV heads of a layer go where when a device of ours, whose pool
+// is ours, fills blocks of theirs with what is sent. There are none when rows
+// themselves differ: those are converted on the host.
+func headsOf(sent, ours, theirs Layout, layer int) (m HeadMap, ok bool) {
+	s, has := sent.Group(layer)
+	a, in := ours.Group(layer)
+	b, there := theirs.Group(layer)
+	if !has || !in || !there {
+		return HeadMap{}, false
+	}
+	m = HeadMap{From: s.HeadFirst - a.HeadFirst, To: s.HeadFirst - b.HeadFirst, Count: s.KVHeads}
+	rows := a.Kind == b.Kind && a.DType == b.DType && a.RowBytes == b.RowBytes && a.HeadDim == b.HeadDim && a.Window == b.Window && a.total() == b.total()
+	return m, rows && m.From >= 0 && m.To >= 0 && m.From+m.Count <= a.KVHeads && m.To+m.Count <= b.KVHeads
+}
+
+// refill finds what a device needs to put a unit together at the peer's. Its
+// sources go behind those of the units before, whose last one it may share.
+func (w *bulkWriter) refill(g *Outgoing, d *departure) (Refill, bool) {
+	src, ok := g.src.(SpanSource)
+	_, can := w.p.pool.device.(RefillWindow)
+	if !ok || !can || g.shapes[d.Layer].refill.Count == 0 {
+		return Refill{}, false
+	}
+	n := len(w.held)
+	r := Refill{To: d.Block, FirstPos: int(d.Index) * g.layout.BlockTokens, Rows: int(d.Rows), First: n}
+	held, ok := src.Spans(int(d.Layer), r.FirstPos, r.Rows, w.held)
+	if !ok || len(held) == n {
+		return Refill{}, false
+	}
+	r.Count = len(held) - n
+	if n > 0 && held[n] == held[n-1] {
+		held = append(held[:n], held[n+1:]...)
+		r.First--
+	}
+	w.held = held
+	return r, true
+}
