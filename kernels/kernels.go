@@ -177,6 +177,12 @@ type Step struct {
 	// the stepping goroutine and must not block: it is how a push starts
 	// before the next layer is computed.
 	OnLayer func(layer int)
+	// Arrivals are blocks that Seqs may read and that are still on their way; of
+	// an Arriver only. A layer is computed, and OnLayer called for it, when it has
+	// arrived and was verified in each of them. The verdict is the caller's to
+	// look at (Arrival.Good), after the step: what a Seq computed from a block
+	// that is not good is worthless, and other Seqs are as right as ever.
+	Arrivals []Arrival
 }
 
 // Seq is one sequence's part of a step: n = len(Tokens) new positions.

@@ -260,7 +260,8 @@ type HostMemory interface {
 type HostBlock struct {
 	Block         int32
 	Rows, Digests int64
-	Filled        int // rows that the digests cover; ScatterBlocks only
+	Filled        int // rows that the digests cover; ScatterBlocks and ArriveBlocks only
+	FirstPos      int // absolute position of the block's row 0; ArriveBlocks only
 }
 
 // HostMove is one move: Layers layers from FirstLayer on of each block. The
@@ -280,4 +281,28 @@ type HostMove struct {
 type Pending interface {
 	// Wait returns nil when the move is complete; ErrLate when ctx ends first.
 	Wait(ctx context.Context) error
+}
+
+// Arriver is a HostMover whose blocks can be computed with while they arrive: a
+// step that names an Arrival (Step.Arrivals) computes each layer when that layer
+// of it is there. The device waits, no goroutine does.
+type Arriver interface {
+	HostMover
+	// ArriveBlocks is ScatterBlocks in the order of the layers, with Verify of
+	// each where it landed. It returns when all is launched; after an error
+	// nothing is under way.
+	ArriveBlocks(m *HostMove) (Arrival, error)
+}
+
+// Arrival is blocks on their way into the pool. It must be waited for as any
+// Pending. Safe for concurrent use.
+type Arrival interface {
+	Pending
+	// Layers is how many of the pool's layers, from the first, a step need not
+	// wait for any more. Costs a look, and may be less than the truth.
+	Layers() int
+	// Good says of each block of the move whether its rows are right in all
+	// layers. ErrLate before everything has arrived; a step that named the
+	// arrival and has been awaited proves that it has.
+	Good() ([]bool, error)
 }

@@ -66,7 +66,7 @@ func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept
 func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request) (*Kept, error) {
 	r.PrefillOnly, r.OnBlocks = true, nil
 	if r.PromptLogprobs < 0 {
-		s.warm(ctx, Wanted{RequestID: r.ID, Tokens: r.Prompt, Salt: r.Salt})
+		r.Source = s.warm(ctx, Wanted{RequestID: r.ID, Tokens: r.Prompt, Salt: r.Salt})
 	}
 	h, err := s.engine.Submit(ctx, r)
 	if err != nil {

@@ -46,8 +46,9 @@ type Config struct {
 	// that comes after its ticket is over.
 	Remembered int
 	// Warm, when set, brings what lower tiers and these peers have of a prompt
-	// into the cache, so that it need not be computed. It is bounded in time.
-	Warm func(ctx context.Context, w Wanted)
+	// into the cache, so that it need not be computed, or says who will when the
+	// request has its blocks. It is bounded in time.
+	Warm func(ctx context.Context, w Wanted) engine.Source
 	// Give, when set, answers tickets for what is cached here; see give.go.
 	Give func(ctx context.Context, a Asked) (blocks []int32, release func(), err error)
 	// GiveTime bounds such a ticket, whatever deadline it has.
@@ -139,14 +140,15 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 	if err := s.accept(o, src); err != nil {
 		return Report{Outcome: kvconn.OutcomeOf(err, ticket.Dead), Message: err.Error()}
 	}
+	var source engine.Source
 	if order.PromptLogprobs < 0 { // else all of it is computed
-		s.warm(ctx, Wanted{t.RequestID, t.Tokens, order.Salt, order.Peers})
+		source = s.warm(ctx, Wanted{t.RequestID, t.Tokens, order.Salt, order.Peers})
 	}
 	h, err := s.engine.Submit(ctx, &engine.Request{
 		ID: t.RequestID, Prompt: t.Tokens, N: order.N, Sampling: order.Sampling,
 		MinTokens: order.MinTokens, StopTokens: order.StopTokens, IgnoreEOS: order.IgnoreEOS,
 		Salt: order.Salt, Logprobs: order.Logprobs, PromptLogprobs: order.PromptLogprobs,
-		PrefillOnly: true, Urgent: order.Urgent,
+		PrefillOnly: true, Urgent: order.Urgent, Source: source,
 		OnBlocks: func(layer int, ready []engine.Ready) {
 			o.Push(layer, src.ready(layer, ready))
 		},
@@ -168,10 +170,11 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 		QueueUS: draft.QueueUS, ComputeUS: draft.ComputeUS}
 }
 
-func (s *Service) warm(ctx context.Context, w Wanted) {
-	if s.cfg.Warm != nil {
-		s.cfg.Warm(ctx, w)
+func (s *Service) warm(ctx context.Context, w Wanted) engine.Source {
+	if s.cfg.Warm == nil {
+		return nil
 	}
+	return s.cfg.Warm(ctx, w)
 }
 
 // accept takes the ticket on with src, in the form that the receiver keeps.

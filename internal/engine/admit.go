@@ -26,7 +26,7 @@ func (e *Engine) admit() {
 		}
 		e.unqueue(q.h)
 		e.cache.SetState(q.h.owner, kvcache.StateRunning)
-		if q.h.req.OnBlocks != nil {
+		if q.h.req.OnBlocks != nil && q.arriving == nil {
 			if err := e.announceHits(q); err != nil {
 				e.finish(q.h, err)
 			}
@@ -70,6 +70,11 @@ func (e *Engine) place(q *sequence, active int) bool {
 		table, hit, err = e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.arrived, q.h.owner)
 	}
 	if err != nil {
+		return false
+	}
+	hit, ok := e.bring(q, table, hit, reusable)
+	if !ok {
+		e.cache.Release(table, q.h.owner)
 		return false
 	}
 	q.table, q.computed, q.indexed, q.shared = table, hit, hit, false
@@ -157,7 +162,7 @@ func (e *Engine) preemptible(q *sequence) bool {
 func (e *Engine) preempt(q *sequence) {
 	e.metrics.preemptions.Inc()
 	e.cache.Release(q.table, q.h.owner)
-	q.table, q.computed, q.indexed, q.shared = nil, 0, 0, false
+	q.table, q.computed, q.indexed, q.shared, q.arriving = nil, 0, 0, false, nil
 	if !q.h.prompted && q.h.req.Prefilled == nil {
 		q.h.logprobs = nil
 	}

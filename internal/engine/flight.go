@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -29,6 +30,7 @@ type flight struct {
 type member struct {
 	q     *sequence
 	chunk int
+	void  bool // what came of it is dropped; see arrive.go
 }
 
 // serial makes a Launcher of a Backend: the step runs when it is awaited.
@@ -42,7 +44,14 @@ func (s *serial) Launch(step *kernels.Step) error {
 	return nil
 }
 
-func (s *serial) Await() ([]kernels.Result, error) { return s.Step(s.step) }
+func (s *serial) Await() ([]kernels.Result, error) {
+	for _, a := range s.step.Arrivals {
+		if err := a.Wait(context.Background()); err != nil {
+			return nil, err
+		}
+	}
+	return s.Step(s.step)
+}
 
 // launcherOf also says how many steps may be under way.
 func launcherOf(b kernels.Backend) (kernels.Launcher, int) {
@@ -85,7 +94,7 @@ func (e *Engine) launch() {
 	err := guard(func() error { return e.device.Launch(f.step) })
 	draw := 0
 	for i, q := range e.batch {
-		f.members = append(f.members, member{q, q.chunk})
+		f.members = append(f.members, member{q: q, chunk: q.chunk})
 		q.ahead += q.chunk
 		q.chunk, q.draw = 0, 0
 		if n := len(f.step.Seqs[i].Samples); n > 0 {
@@ -125,15 +134,24 @@ func (e *Engine) settle() {
 		return
 	}
 	e.record(nil)
-	e.pace.step(took, f.members)
+	if len(f.step.Arrivals) == 0 { // else it waited
+		e.pace.step(took, f.members)
+	}
+	e.judge(f)
 	e.land(f)
 	// Advance all before delivering any: delivery can end a request with
 	// several sequences in the batch.
-	for _, m := range f.members {
-		e.advance(m)
+	for i := range f.members {
+		m := &f.members[i]
+		if m.void = m.q.voided(); !m.void {
+			e.advance(*m)
+		}
 	}
+	e.tellLate(f)
 	for i, m := range f.members {
-		e.deliver(m.q, &results[i])
+		if !m.void {
+			e.deliver(m.q, &results[i])
+		}
 	}
 	e.reuse(f)
 }

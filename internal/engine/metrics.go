@@ -18,6 +18,7 @@ type metrics struct {
 	hits        prometheus.Counter
 	preemptions prometheus.Counter
 	failures    prometheus.Counter
+	voided      prometheus.Counter
 	requests    *prometheus.CounterVec
 }
 
@@ -38,11 +39,12 @@ func newMetrics(e *Engine, reg prometheus.Registerer) (*metrics, error) {
 		hits:        counter("prefix_hit_tokens_total", "Tokens found in the prefix cache instead of computed."),
 		preemptions: counter("preemptions_total", "Sequences that lost their blocks to others; a steady rate means that the pool is too small."),
 		failures:    counter("step_failures_total", "Backend steps that failed; see the worker's log."),
+		voided:      counter("voided_prefixes_total", "Prefixes that were not what their digests say, found after a step had used them: what it computed was dropped, and computed again."),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpyd_engine_requests_total", Help: "Requests ended, by how.",
 		}, []string{"outcome"}),
 	}
-	all := []prometheus.Collector{m.stepSeconds, tokens, m.hits, m.preemptions, m.failures, m.requests}
+	all := []prometheus.Collector{m.stepSeconds, tokens, m.hits, m.preemptions, m.failures, m.voided, m.requests}
 	gauge := func(name, help string, labels prometheus.Labels, f func() float64) {
 		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "xpyd_engine_" + name, Help: help, ConstLabels: labels,

@@ -16,8 +16,8 @@ func (e *Engine) plan() bool {
 			break
 		}
 		switch {
-		case !q.running || q.paused() || q.draw > 0 && !e.foreseen(q):
-		case q.missing() > 1:
+		case !q.running || q.paused() || q.void > 0 || q.draw > 0 && !e.foreseen(q):
+		case q.missing() > 1 || q.arriving != nil:
 			prefills = append(prefills, q)
 		default:
 			ok, err := e.grow(q)
@@ -48,7 +48,11 @@ func (e *Engine) plan() bool {
 		if budget <= 0 {
 			break
 		}
-		q.chunk = e.chunk(q, budget)
+		n := e.chunk(q, budget)
+		if e.holdsUp(q, n) {
+			continue
+		}
+		q.chunk = n
 		budget -= q.chunk
 		shared -= q.chunk
 		e.batch = append(e.batch, q)

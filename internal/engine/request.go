@@ -46,6 +46,9 @@ type Request struct {
 	// Handle.Done.
 	OnBlocks func(layer int, ready []Ready)
 
+	// Source may have KV rows of Prompt that the pool has not; nil: nobody has.
+	Source Source
+
 	// Prefilled starts from KV rows that another worker computed.
 	Prefilled *Prefilled
 }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"slices"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
 )
@@ -20,6 +21,10 @@ type sequence struct {
 	chain    kvcache.Chain
 	indexed  int // leading tokens the prefix index knows, or refused
 	told     int // leading blocks that OnBlocks heard of
+
+	arriving Arriving // rows below computed that no step has proved; nil: none
+	asked    time.Time
+	void     int // steps under way that came to nothing; see arrive.go
 
 	running bool // in Engine.running, else in Engine.waiting
 	ended   bool // its table is to be freed once flights is 0

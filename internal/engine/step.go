@@ -12,10 +12,14 @@ type stepBuffers struct {
 	samples []kernels.Sample
 	targets []int32
 	tells   []tell
+	// arrivals are what the step waits for.
+	arrivals []kernels.Arrival
 }
 
 // tell is what one sequence's OnBlocks hears during a step.
 type tell struct {
+	q        *sequence
+	late     bool // not told: the step was not judged then
 	onBlocks func(layer int, ready []Ready)
 	ready    []Ready
 }
@@ -26,10 +30,14 @@ var unknown = []int32{0}
 // build describes the batch to the backend.
 func (e *Engine) build(b *stepBuffers) *kernels.Step {
 	b.seqs, b.samples, b.targets, b.tells = b.seqs[:0], b.samples[:0], b.targets[:0], b.tells[:0]
+	b.arrivals = b.arrivals[:0]
 	for _, q := range e.batch {
 		from, length := q.next(), q.length()
 		end := from + q.chunk
 		s := kernels.Seq{Pos: from, Blocks: q.table[:e.cache.BlocksFor(end)]}
+		if q.arriving != nil {
+			b.arrivals = append(b.arrivals, q.arriving.Move())
+		}
 		if q.draw > 0 {
 			s.Tokens, s.After = unknown, q.draw
 		} else {
@@ -57,17 +65,20 @@ func (e *Engine) build(b *stepBuffers) *kernels.Step {
 				whole -= end % e.blockToks
 			}
 			if from := q.told * e.blockToks; whole > from {
-				b.tells = append(b.tells, tell{on, e.ready(q, from, whole)})
+				b.tells = append(b.tells, tell{q: q, onBlocks: on, ready: e.ready(q, from, whole)})
 				q.told = e.cache.BlocksFor(whole)
 			}
 		}
 		b.seqs = append(b.seqs, s)
 	}
-	step := &kernels.Step{Seqs: b.seqs}
+	step := &kernels.Step{Seqs: b.seqs, Arrivals: b.arrivals}
 	if len(b.tells) > 0 {
 		step.OnLayer = func(layer int) {
-			for _, t := range b.tells {
-				t.onBlocks(layer, t.ready)
+			for i := range b.tells {
+				t := &b.tells[i]
+				if t.late = t.q.arriving != nil || t.q.void > 0; !t.late {
+					t.onBlocks(layer, t.ready)
+				}
 			}
 		}
 	}

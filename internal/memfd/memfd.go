@@ -34,7 +34,7 @@ type Memory struct {
 	// Bytes is the memory, zeroed, aligned to HugeBytes. It is gone after
 	// Close: reading it then is a fault.
 	Bytes []byte
-	// FD is the descriptor, close-on-exec, valid until Close.
+	// FD is the descriptor, close-on-exec, valid until Close; -1 of Private memory.
 	FD int
 	// Size is the file's size: Bytes' length, rounded up to whole pages.
 	Size  int64

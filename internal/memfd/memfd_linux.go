@@ -32,9 +32,40 @@ func New(name string, size int) (*Memory, error) {
 	}
 	m.Pages = Small
 	// Only hints: errors mean that small pages are all there is.
-	if unix.Madvise(m.Bytes, unix.MADV_HUGEPAGE) == nil && transparent() {
+	if unix.Madvise(m.Bytes, unix.MADV_HUGEPAGE) == nil && allowed("shmem_enabled") {
 		m.Pages = Transparent
 	}
+	return m, nil
+}
+
+// Private allocates size bytes that no other process can map: FD is -1. Systems
+// give huge pages to such memory where they give none to files, and a device
+// reads 4 KiB pages at four fifths of the link's rate.
+func Private(size int) (*Memory, error) {
+	if size < 1 {
+		return nil, fmt.Errorf("memfd: %d bytes", size)
+	}
+	const rights, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
+	whole := roundUp(size, HugeBytes)
+	m := &Memory{FD: -1, Size: int64(whole), Pages: Huge}
+	// Fails when no huge pages are reserved, which is the usual case.
+	at, err := unix.MmapPtr(-1, 0, nil, uintptr(whole), rights, flags|unix.MAP_HUGETLB|unix.MAP_HUGE_2MB)
+	area, length := at, uintptr(whole)
+	if err != nil {
+		length += HugeBytes
+		if area, err = unix.MmapPtr(-1, 0, nil, length, rights, flags|unix.MAP_NORESERVE); err != nil {
+			return nil, fmt.Errorf("memfd: map: %w", err)
+		}
+		at = unsafe.Add(area, -int(uintptr(area))&(HugeBytes-1))
+		m.Pages = Small
+	}
+	b := unsafe.Slice((*byte)(at), whole)
+	if m.Pages == Small && unix.Madvise(b, unix.MADV_HUGEPAGE) == nil && allowed("enabled") {
+		m.Pages = Transparent
+	}
+	_ = unix.Madvise(b, unix.MADV_DONTFORK) // a device may have the pages pinned
+	place(b)
+	m.Bytes, m.unmap = b[:size:size], func() error { return unix.MunmapPtr(area, length) }
 	return m, nil
 }
 
@@ -88,9 +119,9 @@ func mapAligned(fd, size int, huge bool) (unsafe.Pointer, func() error, error) {
 	return at, func() error { return unix.MunmapPtr(area, length) }, nil
 }
 
-// transparent says whether the kernel may back memory files with huge pages.
-func transparent() bool {
-	b, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+// allowed says whether the kernel may back memory of a kind with huge pages.
+func allowed(kind string) bool {
+	b, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/" + kind)
 	return err == nil && !strings.Contains(string(b), "[never]") && !strings.Contains(string(b), "[deny]")
 }
 
@@ -100,7 +131,10 @@ func (m *Memory) Close() error {
 	if m.unmap == nil {
 		return nil
 	}
-	err := errors.Join(m.unmap(), unix.Close(m.FD))
+	err := m.unmap()
+	if m.FD >= 0 {
+		err = errors.Join(err, unix.Close(m.FD))
+	}
 	m.unmap, m.Bytes, m.FD = nil, nil, -1
 	return err
 }

@@ -5,5 +5,8 @@ package memfd
 // New returns ErrUnsupported.
 func New(name string, size int) (*Memory, error) { return nil, ErrUnsupported }
 
+// Private returns ErrUnsupported.
+func Private(size int) (*Memory, error) { return nil, ErrUnsupported }
+
 // Close does nothing.
 func (m *Memory) Close() error { return nil }

@@ -54,3 +54,22 @@ func TestNew(t *testing.T) {
 		t.Error("no error for 0 bytes")
 	}
 }
+
+func TestPrivate(t *testing.T) {
+	for _, size := range []int{1, 5 << 20} {
+		m, err := memfd.Private(size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(m.Bytes) != size || uintptr(unsafe.Pointer(&m.Bytes[0]))%memfd.HugeBytes != 0 || m.FD != -1 {
+			t.Errorf("%d bytes at %p, descriptor %d", len(m.Bytes), &m.Bytes[0], m.FD)
+		}
+		m.Bytes[0], m.Bytes[size-1] = 1, 2
+		if err := errors.Join(m.Close(), m.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := memfd.Private(0); err == nil {
+		t.Error("no error for 0 bytes")
+	}
+}

@@ -37,12 +37,21 @@ func TestMain(m *testing.M) {
 // fakeDevice moves blocks in bulk, as a GPU does: later, out of order, and on
 // memory that must stay what it is until then.
 type fakeDevice struct {
-	*memPool
+	fakePool
 	wg sync.WaitGroup // moves under way
 
 	mu     sync.Mutex
-	memory []byte // registered
-	fail   error  // of moves
+	memory []byte          // registered
+	fail   error           // of moves
+	lost   error           // of arrivals, when they end
+	gate   func(layer int) // an arrival's, before a layer lands; nil: it lands when it likes
+}
+
+// fakePool is what the device has to itself.
+type fakePool interface {
+	kernels.Pool
+	Layout() kernels.Layout
+	Blocks() int
 }
 
 func (d *fakeDevice) RegisterHost(mem []byte) (kernels.HostMemory, error) {
@@ -81,8 +90,8 @@ func (m *fakeMove) Wait(ctx context.Context) error {
 
 func (d *fakeDevice) GatherBlocks(m *kernels.HostMove) (kernels.Pending, error) {
 	return d.move(m, func(layer int, b *kernels.HostBlock, rows, sums []byte) {
-		made := make([]uint64, d.layout.KVHeads)
-		d.Gather(layer, b.Block, 0, d.layout.BlockTokens, rows)
+		made := make([]uint64, d.Layout().KVHeads)
+		d.Gather(layer, b.Block, 0, d.Layout().BlockTokens, rows)
 		d.Digest(layer, b.Block, made)
 		for h, v := range made {
 			binary.LittleEndian.PutUint64(sums[8*h:], v)
@@ -91,47 +100,131 @@ func (d *fakeDevice) GatherBlocks(m *kernels.HostMove) (kernels.Pending, error) 
 }
 
 func (d *fakeDevice) ScatterBlocks(m *kernels.HostMove) (kernels.Pending, error) {
-	return d.move(m, func(layer int, b *kernels.HostBlock, rows, sums []byte) {
-		stored := make([]uint64, d.layout.KVHeads)
-		for h := range stored {
-			stored[h] = binary.LittleEndian.Uint64(sums[8*h:])
+	return d.move(m, d.scatter)
+}
+
+func (d *fakeDevice) scatter(layer int, b *kernels.HostBlock, rows, sums []byte) {
+	stored := make([]uint64, d.Layout().KVHeads)
+	for h := range stored {
+		stored[h] = binary.LittleEndian.Uint64(sums[8*h:])
+	}
+	d.Scatter(layer, b.Block, 0, d.Layout().BlockTokens, rows)
+	d.SetDigest(layer, b.Block, b.Filled, stored)
+}
+
+// fakeArrival is an arrival under way.
+type fakeArrival struct {
+	d      *fakeDevice
+	layers []chan struct{} // closed when one is there and verified
+	good   []bool
+	err    error
+}
+
+func (d *fakeDevice) ArriveBlocks(m *kernels.HostMove) (kernels.Arrival, error) {
+	a := &fakeArrival{d: d, good: make([]bool, len(m.Blocks))}
+	for range d.Layout().Layers {
+		a.layers = append(a.layers, make(chan struct{}))
+	}
+	d.mu.Lock()
+	gate := d.gate
+	d.mu.Unlock()
+	_, err := d.moveBy(m, func(blocks []kernels.HostBlock, one func(layer, i int)) {
+		for i := range a.good {
+			a.good[i] = true
 		}
-		d.Scatter(layer, b.Block, 0, d.layout.BlockTokens, rows)
-		d.SetDigest(layer, b.Block, b.Filled, stored)
-	})
+		for layer := range a.layers {
+			if gate != nil {
+				gate(layer)
+			}
+			for i, b := range blocks {
+				one(layer, i)
+				ok, _ := d.Verify(context.Background(), []kernels.Landed{{Layer: layer, Block: b.Block, FirstPos: b.FirstPos, Rows: b.Filled}})
+				a.good[i] = a.good[i] && ok[0]
+			}
+			if layer == len(a.layers)-1 {
+				d.mu.Lock()
+				a.err = d.lost
+				d.mu.Unlock()
+			}
+			close(a.layers[layer])
+		}
+	}, d.scatter)
+	return a, err
+}
+
+// AwaitLayer implements enginetest.Layered.
+func (a *fakeArrival) AwaitLayer(layer int) { <-a.layers[layer] }
+
+func (a *fakeArrival) Layers() int {
+	for i, c := range a.layers {
+		select {
+		case <-c:
+		default:
+			return i
+		}
+	}
+	return len(a.layers)
+}
+
+func (a *fakeArrival) Good() ([]bool, error) {
+	if a.Layers() < len(a.layers) {
+		return nil, kernels.ErrLate
+	}
+	return a.good, a.err
+}
+
+func (a *fakeArrival) Wait(ctx context.Context) error {
+	select {
+	case <-a.layers[len(a.layers)-1]:
+		return a.err
+	case <-ctx.Done():
+		return kernels.ErrLate
+	}
 }
 
 func (d *fakeDevice) move(m *kernels.HostMove, one func(layer int, b *kernels.HostBlock, rows, sums []byte)) (kernels.Pending, error) {
+	return d.moveBy(m, func(blocks []kernels.HostBlock, one func(layer, i int)) {
+		for layer := range d.Layout().Layers {
+			for i := range blocks {
+				one(layer, len(blocks)-1-i)
+			}
+		}
+	}, one)
+}
+
+// moveBy has all move each block of each layer by calling one, later.
+func (d *fakeDevice) moveBy(m *kernels.HostMove, all func(blocks []kernels.HostBlock, one func(layer, i int)), one func(layer int, b *kernels.HostBlock, rows, sums []byte)) (kernels.Pending, error) {
+	l := d.Layout()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.fail != nil {
 		return nil, d.fail
 	}
-	if m.Memory != (*fakeMemory)(d) || d.memory == nil || m.FirstLayer != 0 || m.Layers != d.layout.Layers {
+	if m.Memory != (*fakeMemory)(d) || d.memory == nil || m.FirstLayer != 0 || m.Layers != l.Layers {
 		return nil, fmt.Errorf("not a move of tiers: %+v", m)
 	}
-	blocks, mem := slices.Clone(m.Blocks), d.memory
+	v, mem := *m, d.memory
+	v.Blocks = slices.Clone(m.Blocks)
 	p := &fakeMove{make(chan struct{})}
 	d.wg.Go(func() {
 		defer close(p.done)
-		for layer := range d.layout.Layers {
-			for i := range blocks {
-				b := &blocks[len(blocks)-1-i]
-				rows := mem[b.Rows+int64(layer)*m.LayerStride:][:d.layout.BlockBytes()]
-				one(layer, b, rows, mem[b.Digests+int64(layer)*m.DigestStride:][:8*d.layout.KVHeads])
-			}
-		}
+		all(v.Blocks, func(layer, i int) {
+			b := &v.Blocks[i]
+			rows := mem[b.Rows+int64(layer)*v.LayerStride:][:l.BlockBytes()]
+			one(layer, b, rows, mem[b.Digests+int64(layer)*v.DigestStride:][:8*l.KVHeads])
+		})
 	})
 	return p, nil
 }
 
 func (d *fakeDevice) Verify(_ context.Context, list []kernels.Landed) ([]bool, error) {
 	good := make([]bool, len(list))
-	rows, stored, made := make([]byte, d.layout.BlockBytes()), make([]uint64, d.layout.KVHeads), make([]uint64, d.layout.KVHeads)
+	l := d.Layout()
+	rows, stored, made := make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads), make([]uint64, l.KVHeads)
 	for i, e := range list {
 		d.Gather(e.Layer, e.Block, 0, e.Rows, rows)
 		d.Digest(e.Layer, e.Block, stored)
-		kernels.DigestRows(d.layout, e.Layer, e.FirstPos, e.Rows, rows, made)
+		kernels.DigestRows(l, e.Layer, e.FirstPos, e.Rows, rows, made)
 		good[i] = slices.Equal(stored, made)
 	}
 	return good, nil

@@ -67,7 +67,7 @@ func newHost(s shape, bytes int64, policy Eviction, p *pins) (*host, error) {
 	if n < 1 || n > 1<<30 {
 		return nil, fmt.Errorf("tier: %d bytes of host memory, a unit of %d tokens needs %d", bytes, s.blocks*s.BlockTokens, s.record())
 	}
-	mem, err := memfd.New("xpyd-kv-host", int(n)*s.record())
+	mem, err := memfd.Private(int(n) * s.record())
 	if err != nil {
 		return nil, fmt.Errorf("tier: host memory: %w", err)
 	}

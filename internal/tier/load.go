@@ -15,12 +15,12 @@ import (
 // how many were loaded. It is only ever a help: whatever goes wrong, fewer
 // tokens are loaded, and LoadTimeout bounds it.
 func (t *Tiers) Load(ctx context.Context, tokens []int32, salt string, upto int) int {
-	return t.bring(ctx, tokens, salt, upto, false)
+	return t.bring(ctx, tokens, salt, upto, lookup{}, false)
 }
 
 // LoadLocal is Load from this worker's own tiers, the shared store left out.
 func (t *Tiers) LoadLocal(ctx context.Context, tokens []int32, salt string, upto int) int {
-	return t.bring(ctx, tokens, salt, upto, true)
+	return t.bring(ctx, tokens, salt, upto, lookup{over: true}, false)
 }
 
 // Knows says whether a tier of this worker's own has a unit.
@@ -28,7 +28,7 @@ func (t *Tiers) Knows(key kvcache.Hash) bool {
 	return t != nil && (t.host.has(key) || t.disk.has(key))
 }
 
-func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int, local bool) int {
+func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int, far lookup, stage bool) int {
 	if t == nil || upto < t.cacheUnit() {
 		return 0
 	}
@@ -36,7 +36,6 @@ func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int
 	defer cancel()
 	chain := t.cache.NewChain(salt)
 	chain.Extend(tokens[:min(upto, len(tokens))])
-	far := lookup{over: local}
 	for {
 		from := t.cache.Reach(&chain, upto)
 		least := max(t.cfg.MinLoadTokens, t.cacheUnit())
@@ -44,7 +43,7 @@ func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int
 			return 0
 		}
 		to := t.reach(ctx, &far, &chain, from, upto)
-		if to-from < least {
+		if to-from < least || stage && t.staged(&chain, from, to) {
 			return 0
 		}
 		wait, mine := t.loading.begin(chain.Name(from + t.cacheUnit()))
@@ -79,25 +78,12 @@ func (t *Tiers) reach(ctx context.Context, far *lookup, chain *kvcache.Chain, fr
 // load fills blocks with units and indexes them: those of tokens from .. to-1,
 // as far as loads may take blocks for them.
 func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int) int {
-	began := time.Now()
-	unit := t.cacheUnit()
-	owner, most, ok := t.admit((to - from) / unit)
-	if !ok {
+	r := t.room(chain, from, to)
+	if r == nil {
 		return 0
 	}
-	to = min(to, from+most/t.shape.blocks*unit)
-	table, from, err := t.cache.Borrow(chain, to, most, owner)
-	taken := 0
-	if err == nil {
-		taken = (to - from) / t.shape.BlockTokens
-		t.cache.SetState(owner, kvcache.StateReceiving)
-	}
-	t.settle(taken)
-	defer t.settle(-taken)
-	if err != nil {
-		t.metrics.noRoom.Inc()
-		return 0
-	}
+	unit, table := t.cacheUnit(), r.table
+	from, to = r.from, r.to
 	good, next := from, from
 	var ahead []*fetch
 	var under *landing
@@ -122,11 +108,47 @@ func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, 
 		f.abandon()
 	}
 	t.cache.InsertChain(chain, tokens[:good], table[:good/t.shape.BlockTokens], from)
-	t.cache.ReleaseAll(owner)
-	t.spill()
-	t.metrics.loaded.Add(float64(good - from))
-	t.metrics.loadTime.Observe(time.Since(began).Seconds())
+	t.cache.ReleaseAll(r.owner)
+	t.settle(-r.blocks)
+	t.filled(r.began, good-from)
 	return good - from
+}
+
+// room is blocks for a load.
+type room struct {
+	began    time.Time
+	owner    string
+	table    []int32 // of the first to tokens
+	from, to int     // the index has the first from
+	blocks   int     // that were taken
+}
+
+// room takes blocks for a load of tokens from .. to-1, or less if that is what
+// loads may have; nil: there is none.
+func (t *Tiers) room(chain *kvcache.Chain, from, to int) *room {
+	r := &room{began: time.Now()}
+	unit := t.cacheUnit()
+	owner, most, ok := t.admit((to - from) / unit)
+	if !ok {
+		return nil
+	}
+	to = min(to, from+most/t.shape.blocks*unit)
+	table, from, err := t.cache.Borrow(chain, to, most, owner)
+	if err != nil {
+		t.metrics.noRoom.Inc()
+		return nil
+	}
+	r.owner, r.table, r.from, r.to, r.blocks = owner, table, from, to, (to-from)/t.shape.BlockTokens
+	t.cache.SetState(owner, kvcache.StateReceiving)
+	t.settle(r.blocks)
+	return r
+}
+
+// filled counts a load of so many tokens.
+func (t *Tiers) filled(began time.Time, tokens int) {
+	t.spill()
+	t.metrics.loaded.Add(float64(tokens))
+	t.metrics.loadTime.Observe(time.Since(began).Seconds())
 }
 
 // admit names a load of so many units and says how many blocks it may take.

@@ -2,7 +2,11 @@ package tier
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
 
 	"github.com/xpyd/xpyd/kernels"
 )
@@ -21,6 +25,14 @@ type mover interface {
 	close() error
 }
 
+// arriver is a mover whose units can be computed with while they arrive.
+type arriver interface {
+	// arrives says whether the pool can do it.
+	arrives() bool
+	// arrive is scatter, layer by layer, for steps to wait for.
+	arrive(units []moving) (kernels.Arrival, error)
+}
+
 // moving is a unit on its way.
 type moving struct {
 	*lease // its record
@@ -34,11 +46,35 @@ func newMover(s shape, pool kernels.Pool, h *host) (mover, error) {
 	if !ok {
 		return plainMover{s, pool}, nil
 	}
+	touch(h.mem.Bytes)
 	memory, err := device.RegisterHost(h.mem.Bytes)
 	if err != nil {
 		return nil, fmt.Errorf("tier: %d MiB of host memory: %w", len(h.mem.Bytes)>>20, err)
 	}
-	return &bulkMover{s, device, memory}, nil
+	m := &bulkMover{shape: s, pool: device, memory: memory}
+	if err := m.calibrate(len(h.slots)); err != nil {
+		return nil, errors.Join(fmt.Errorf("tier: move blocks: %w", err), memory.Close())
+	}
+	return m, nil
+}
+
+// touch has the system give all pages, which registering would take one after
+// another: 3 s of 10 GiB.
+func touch(mem []byte) {
+	const part = 64 << 20
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		all.Go(func() {
+			for at := next.Add(part) - part; at < int64(len(mem)); at = next.Add(part) - part {
+				one := mem[at:min(at+part, int64(len(mem)))]
+				for i := 0; i < len(one); i += 4096 {
+					one[i] = 0
+				}
+			}
+		})
+	}
+	all.Wait()
 }
 
 // plainMover copies block by block: the pool is host memory as well.
@@ -81,6 +117,8 @@ type bulkMover struct {
 	shape  shape
 	pool   bulkPool
 	memory kernels.HostMemory
+	// Who copies; see calibrate.
+	out, in kernels.Engine
 }
 
 // bulkUnits together take long enough at the link's rate to hide the launch of
@@ -98,14 +136,17 @@ func (m *bulkMover) move(units []moving) *kernels.HostMove {
 	for _, u := range units {
 		at := int64(u.i)*int64(s.record()) + headerSize
 		for i, id := range u.ids {
-			v.Blocks = append(v.Blocks, kernels.HostBlock{Block: id, Rows: at + int64(i)*rows, Digests: at + int64(s.rows()) + int64(i)*sums, Filled: s.BlockTokens})
+			v.Blocks = append(v.Blocks, kernels.HostBlock{Block: id, Rows: at + int64(i)*rows, Digests: at + int64(s.rows()) + int64(i)*sums,
+				Filled: s.BlockTokens, FirstPos: u.pos + i*s.BlockTokens})
 		}
 	}
 	return v
 }
 
 func (m *bulkMover) gather(units []moving) error {
-	p, err := m.pool.GatherBlocks(m.move(units))
+	v := m.move(units)
+	v.Engine = m.out
+	p, err := m.pool.GatherBlocks(v)
 	if err == nil {
 		err = p.Wait(context.Background())
 	}
@@ -113,7 +154,9 @@ func (m *bulkMover) gather(units []moving) error {
 }
 
 func (m *bulkMover) scatter(units []moving) func() (int, error) {
-	p, err := m.pool.ScatterBlocks(m.move(units))
+	v := m.move(units)
+	v.Engine = m.in
+	p, err := m.pool.ScatterBlocks(v)
 	return func() (int, error) {
 		if err == nil {
 			err = p.Wait(context.Background())
@@ -123,6 +166,19 @@ func (m *bulkMover) scatter(units []moving) func() (int, error) {
 		}
 		return m.verify(units)
 	}
+}
+
+// arrive moves by kernel: its launches follow each other on the device, while
+// copies would each be a call of the host's for every unit and group of layers.
+func (m *bulkMover) arrive(units []moving) (kernels.Arrival, error) {
+	v := m.move(units)
+	v.Engine = kernels.Kernel
+	return m.pool.(kernels.Arriver).ArriveBlocks(v)
+}
+
+func (m *bulkMover) arrives() bool {
+	_, ok := m.pool.(kernels.Arriver)
+	return ok
 }
 
 // verify says how many units, from the first, are what their digests say.

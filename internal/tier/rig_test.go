@@ -36,6 +36,7 @@ func newMemPool(blocks, blockTokens int) *memPool {
 }
 
 func (p *memPool) Layout() kernels.Layout { return p.layout }
+func (p *memPool) Blocks() int            { return p.blocks }
 
 func (p *memPool) whole(row, n int) {
 	if row != 0 || n != p.layout.BlockTokens {
@@ -101,7 +102,7 @@ func newRigOf(t *testing.T, cfg Config, blocks, blockTokens int) *rig {
 	var err error
 	var pool Backend = r.pool
 	if bulk {
-		pool = &fakeDevice{memPool: r.pool}
+		pool = &fakeDevice{fakePool: r.pool}
 	}
 	if r.tiers, err = New(cfg, pool, unit, slog.New(slog.DiscardHandler), r.reg); err != nil {
 		t.Fatal(err)

@@ -18,6 +18,9 @@
 //	       has are put into free blocks of the pool and indexed. Afterwards
 //	       they are cached blocks like any other: nobody holds them, so loads
 //	       can delay nobody and can never be waited for in a circle.
+//	bring  on a device, from host memory: units are put into a request's own
+//	       blocks when it has them, and it computes behind them layer by
+//	       layer; see Bring.
 //
 // Non-goals: who runs, and matching prefixes (the engine and kvcache do).
 package tier
@@ -148,6 +151,7 @@ type Tiers struct {
 	grace    time.Duration // see await
 	metrics  *metrics
 	loading  claims
+	bringing claims // Bring's: these end when the device is done, with a word to who waits
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc

@@ -12,6 +12,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/handoff"
 	"github.com/xpyd/xpyd/internal/kvcache"
@@ -46,14 +47,19 @@ func (w *Worker) self() handoff.Peer {
 }
 
 // wanted brings what the tiers and the peers of a prompt that is about to be
-// computed have into the pool: memory, SSD, peers, shared store.
-func (w *Worker) wanted(ctx context.Context, p prefill.Wanted) {
+// computed have into the pool: memory, SSD, peers, shared store. What is in host
+// memory may be left for the engine to bring from the source.
+func (w *Worker) wanted(ctx context.Context, p prefill.Wanted) engine.Source {
 	ctx, cancel := context.WithTimeout(ctx, w.cfg.KV.LoadTimeout) // for all of them together
 	defer cancel()
 	if w.peers != nil && len(p.Peers) > 0 {
 		w.ask(ctx, p)
 	}
-	w.warm(ctx, p.Tokens, p.Salt)
+	if w.tiers == nil {
+		return nil
+	}
+	w.tiers.Stage(ctx, p.Tokens, p.Salt, len(p.Tokens)-1) // the last one is computed, for its logits
+	return source{w.tiers}
 }
 
 func (w *Worker) ask(ctx context.Context, p prefill.Wanted) {

@@ -57,11 +57,23 @@ func (w *Worker) warm(ctx context.Context, tokens []int32, salt string) {
 	w.tiers.Load(ctx, tokens, salt, len(tokens)-1) // the last one is computed, for its logits
 }
 
-// submit gives the engine a request whose prefix is in the pool as far as any
-// tier, or one of these peers, has it.
+// source is the tiers as the engine sees them.
+type source struct{ tiers *tier.Tiers }
+
+// Bring implements engine.Source.
+func (s source) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int, ended func()) (engine.Arriving, bool) {
+	a, busy := s.tiers.Bring(chain, tokens, table, from, upto, ended)
+	if a == nil {
+		return nil, busy
+	}
+	return a, false
+}
+
+// submit gives the engine a request whose prefix is in the pool, or in host memory
+// for the engine to bring, as far as any tier, or one of these peers, has it.
 func (w *Worker) submit(ctx context.Context, r *engine.Request, requestID string, peers []handoff.Peer) (*engine.Handle, error) {
 	if r.Prefilled == nil && r.PromptLogprobs < 0 {
-		w.wanted(ctx, prefill.Wanted{RequestID: requestID, Tokens: r.Prompt, Salt: r.Salt, Peers: peers})
+		r.Source = w.wanted(ctx, prefill.Wanted{RequestID: requestID, Tokens: r.Prompt, Salt: r.Salt, Peers: peers})
 	}
 	return w.engine.Submit(ctx, r)
 }

@@ -27,7 +27,8 @@ import (
 // one takes. On the device:
 //
 //	go test -tags cuda ./internal/worker -run GPUTiers
-//	XPYD_CUDA_BENCH="8k 32k itl" go test -tags cuda ./internal/worker -run HiCache
+//	XPYD_CUDA_BENCH="8k 32k overlap itl" go test -tags cuda ./internal/worker -run HiCache
+//	XPYD_CUDA_BENCH=multiturn go test -tags cuda ./internal/worker -run HiCache
 
 // gpuRig is a GPU's engine with host memory under its pool.
 type gpuRig struct {
@@ -42,6 +43,8 @@ type gpuRig struct {
 
 func newGPURig(t *testing.T, b *cuda.Backend, host int64) *gpuRig {
 	t.Helper()
+	began := time.Now()
+	defer func() { t.Logf("%d MiB of host memory: %.1f s", host>>20, time.Since(began).Seconds()) }()
 	r := &gpuRig{t: t, b: b, reg: prometheus.NewRegistry()}
 	log, blockTokens := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), b.Layout().BlockTokens
 	pool := kvcache.Config{Blocks: b.Blocks(), BlockTokens: blockTokens, Fingerprint: "random", Numerics: b.Info().Numerics}
@@ -91,11 +94,28 @@ func (r *gpuRig) end() {
 	}
 }
 
+// gpuSource is the tiers as one request's source.
+type gpuSource struct {
+	tiers  *tier.Tiers
+	tokens int           // that were brought
+	took   time.Duration // to begin
+}
+
+func (s *gpuSource) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int, ended func()) (engine.Arriving, bool) {
+	began := time.Now()
+	a, busy := s.tiers.Bring(chain, tokens, table, from, upto, ended)
+	if a == nil {
+		return nil, busy
+	}
+	s.tokens, s.took = a.Upto()-from, time.Since(began)
+	return a, false
+}
+
 // reply is what a request got, and when.
 type reply struct {
 	tokens []int32
 	loaded int           // tokens that came from the tiers
-	load   time.Duration // how long that took
+	begun  time.Duration // how long it took until they were under way
 	first  time.Duration // from its arrival to its first token
 	gaps   []time.Duration
 }
@@ -104,10 +124,10 @@ type reply struct {
 func (r *gpuRig) ask(prompt []int32, most int) (a reply) {
 	r.t.Helper()
 	began := time.Now()
-	a.loaded = r.tiers.Load(r.t.Context(), prompt, "", len(prompt)-1)
-	a.load = time.Since(began)
-	h, err := r.engine.Submit(r.t.Context(), &engine.Request{ID: "ask", Prompt: prompt, MaxTokens: most, IgnoreEOS: true, Logprobs: -1, PromptLogprobs: -1,
-		Sampling: engine.Sampling{TopP: 1}})
+	s := &gpuSource{tiers: r.tiers}
+	req := &engine.Request{ID: "ask", Prompt: prompt, MaxTokens: most, IgnoreEOS: true, Logprobs: -1, PromptLogprobs: -1, Sampling: engine.Sampling{TopP: 1}, Source: s}
+	r.tiers.Stage(r.t.Context(), prompt, "", len(prompt)-1)
+	h, err := r.engine.Submit(r.t.Context(), req)
 	if err != nil {
 		r.t.Error(err)
 		return a
@@ -121,7 +141,7 @@ func (r *gpuRig) ask(prompt []int32, most int) (a reply) {
 		}
 		for _, ev := range events {
 			if len(a.tokens) == 0 {
-				a.first = now.Sub(began)
+				a.first, a.loaded, a.begun = now.Sub(began), s.tokens, s.took
 			} else {
 				a.gaps = append(a.gaps, now.Sub(last))
 			}
@@ -194,7 +214,7 @@ func TestGPUTiers(t *testing.T) {
 
 // TestHiCache prints a JSON line a figure: what the time to the first token is
 // with a prefix in host memory, and what writing through costs those that
-// decode meanwhile. XPYD_CUDA_BENCH names what to run: "8k 32k itl".
+// decode meanwhile. XPYD_CUDA_BENCH names what to run: "8k 32k overlap itl".
 func TestHiCache(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
 	if len(what) == 0 {
@@ -202,7 +222,11 @@ func TestHiCache(t *testing.T) {
 	}
 	arch := kernels.Arch{Layers: 32, Hidden: 4096, Intermediate: 14336, Heads: 32, KVHeads: 8, HeadDim: 128, Vocab: 128256, MaxPositions: 40960,
 		NormEps: 1e-5, RopeTheta: 500000}
-	b, err := cuda.NewRandom(arch, 1, cuda.Options{MaxTokens: 2048, MaxSeqs: 256})
+	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 256}
+	if slices.Contains(what, "multiturn") { // on its own: the pool is capped
+		opt.Blocks = 12 << 30 / (16 * 131072)
+	}
+	b, err := cuda.NewRandom(arch, 1, opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,25 +235,32 @@ func TestHiCache(t *testing.T) {
 	for _, w := range what {
 		switch w {
 		case "8k":
-			hitSpeed(t, b, w, 8192)
+			hitSpeed(t, b, w, 8192, 5)
 		case "32k":
-			hitSpeed(t, b, w, 32768)
+			hitSpeed(t, b, w, 32768, 3)
+		case "overlap":
+			overlap(t, b)
 		case "itl":
 			writeThrough(t, b)
+		case "multiturn":
+			multiturn(t, b)
 		default:
 			t.Fatalf("no benchmark %q", w)
 		}
 	}
 }
 
-func hitSpeed(t *testing.T, b *cuda.Backend, name string, n int) {
+func hitSpeed(t *testing.T, b *cuda.Backend, name string, n, rounds int) {
 	r := newGPURig(t, b, 10<<30)
 	defer r.end()
-	var cold, hit, load, ratio []float64
-	for i := range 8 {
+	var cold, warm, hit, load, ratio []float64
+	for i := range rounds + 1 {
 		prompt := randomPrompt(uint64(i), n, b.Arch().Vocab)
 		c := r.ask(prompt, 2)
 		r.saved()
+		r.cache.Clear()
+		alone := r.load(prompt, n-1)
+		w := r.ask(prompt, 2)
 		r.cache.Clear()
 		h := r.ask(prompt, 2)
 		if h.loaded < n-32 {
@@ -238,19 +269,78 @@ func hitSpeed(t *testing.T, b *cuda.Backend, name string, n int) {
 		if i == 0 { // the memory's first use
 			continue
 		}
-		cold, hit, load = append(cold, ms(c.first)), append(hit, ms(h.first)), append(load, ms(h.load))
+		cold, warm, hit, load = append(cold, ms(c.first)), append(warm, ms(w.first)), append(hit, ms(h.first)), append(load, ms(alone))
 		ratio = append(ratio, ms(h.first)/ms(c.first))
 	}
-	t.Logf("%s: computed %.1f ms, loaded in %.1f ms (%.1f GB/s), first token after %.1f ms", name, median(cold), median(load),
-		float64(n)*131072/1e6/median(load), median(hit))
+	t.Logf("%s: computed %.1f ms, in the pool %.1f ms, loaded alone in %.1f ms (%.1f GB/s), first token of a hit after %.1f ms", name, median(cold), median(warm),
+		median(load), float64(n)*131072/1e6/median(load), median(hit))
 	result("hicache.hit_ttft_ms."+name, "ms", hit, "the same prompt computed", median(cold))
 	result("hicache.hit_ttft_ratio."+name, "", ratio, "the same prompt computed", 1)
+}
+
+// load loads the first upto tokens of a prompt, and says how long it takes until
+// all have been verified.
+func (r *gpuRig) load(prompt []int32, upto int) time.Duration {
+	r.t.Helper()
+	const owner = "load"
+	began := time.Now()
+	chain := r.cache.NewChain("")
+	chain.Extend(prompt)
+	table, _, err := r.cache.Reserve(&chain, upto, r.cache.BlocksFor(upto), 0, began, owner)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer r.cache.ReleaseAll(owner)
+	a, _ := r.tiers.Bring(chain, prompt, table, 0, upto, func() {})
+	if a == nil {
+		r.t.Fatal("nothing arrives")
+	}
+	begun := time.Since(began)
+	if err := a.Move().Wait(r.t.Context()); err != nil {
+		r.t.Error(err)
+	}
+	took := time.Since(began)
+	<-a.Done()
+	r.t.Logf("%d tokens: under way after %.2f ms, there after %.2f", a.Upto(), ms(begun), ms(took))
+	return took
+}
+
+// overlap is how much of a load is hidden: a prompt with its first half in host
+// memory, beside the same with that half in the pool.
+func overlap(t *testing.T, b *cuda.Backend) {
+	const n = 8192
+	r := newGPURig(t, b, 10<<30)
+	defer r.end()
+	half := randomPrompt(1, n/2, b.Arch().Vocab)
+	r.ask(append(slices.Clone(half), randomPrompt(2, n/2, b.Arch().Vocab)...), 2)
+	var host, warm, load, begun, hidden []float64
+	for i := range uint64(8) {
+		with := func(seed uint64) []int32 {
+			r.saved()
+			return append(slices.Clone(half), randomPrompt(seed, n/2, b.Arch().Vocab)...)
+		}
+		next := with(100 + 3*i)
+		r.cache.Clear()
+		h := r.ask(next, 2)
+		w := r.ask(with(101+3*i), 2)
+		next = with(102 + 3*i)
+		r.cache.Clear()
+		l := r.load(next, n/2)
+		if h.loaded != n/2 || w.loaded != 0 {
+			t.Errorf("%d and %d tokens came from host memory", h.loaded, w.loaded)
+		}
+		begun = append(begun, ms(h.begun))
+		host, warm, load = append(host, ms(h.first)), append(warm, ms(w.first)), append(load, ms(l))
+		hidden = append(hidden, 100*(1-ms(h.first-w.first)/ms(l)))
+	}
+	t.Logf("overlap: half in host memory %.2f ms (under way after %.2f), in the pool %.2f ms, loaded alone %.2f ms", median(host), median(begun), median(warm), median(load))
+	result("hicache.overlap_pct", "%", hidden, "the same half in the pool, first token after ms", median(warm))
 }
 
 // writeThrough compares the gaps between tokens of 64 streams.
 func writeThrough(t *testing.T, b *cuda.Backend) {
 	p99 := map[bool][]float64{}
-	for round := range 6 {
+	for round := range 10 {
 		through := round%2 == 1
 		host := int64(0)
 		if through {
@@ -259,12 +349,12 @@ func writeThrough(t *testing.T, b *cuda.Backend) {
 		r := newGPURig(t, b, host)
 		answers := make(chan reply)
 		for i := range 64 {
-			go func() { answers <- r.ask(randomPrompt(uint64(1000*round+i), 1024, b.Arch().Vocab), 256) }()
+			go func() { answers <- r.ask(randomPrompt(uint64(1000*round+i), 512, b.Arch().Vocab), 176) }()
 		}
 		var gaps []float64
 		for range 64 {
 			a := <-answers
-			for _, g := range a.gaps[128:] { // all decode by then; their prompts are still being written
+			for _, g := range a.gaps[80:] { // all decode by then
 				gaps = append(gaps, ms(g))
 			}
 		}

@@ -14,6 +14,7 @@
 	F(step) F(wait_layer) F(wait_step) F(gather) F(scatter) F(digest) F(set_digest) F(copy_block) \
 	F(export) F(flag_clear) F(peer_open) F(peer_local) F(push) F(refill_push) F(peer_mark) F(peer_close) F(verify) \
 	F(host_register) F(host_release) F(move) F(wait) F(mark_free) \
+	F(arrive) F(arrived) F(arrival_bad) F(arrival_free) F(step_after) \
 	F(fill_random) F(last_step_us) F(profile)
 #define XK_FIELD(name) __typeof__(&xk_##name) name;
 typedef struct { void *handle; XK_EACH(XK_FIELD) } xk_api;
@@ -59,6 +60,11 @@ static inline int32_t api_host_release(xk_api *a, xk_region *r) { return a->host
 static inline int32_t api_move(xk_api *a, xk_ctx *c, xk_region *r, const xk_move_args *g, const xk_place *l, xk_mark **o) { return a->move(c, r, g, l, o); }
 static inline int32_t api_wait(xk_api *a, xk_mark *m, int64_t t) { return a->wait(m, t); }
 static inline int32_t api_mark_free(xk_api *a, xk_mark *m) { return a->mark_free(m); }
+static inline int32_t api_arrive(xk_api *a, xk_ctx *c, xk_region *r, const xk_move_args *g, const xk_place *l, const int32_t *p, xk_arrival **o) { return a->arrive(c, r, g, l, p, o); }
+static inline int32_t api_arrived(xk_api *a, xk_arrival *v, int32_t *n) { return a->arrived(v, n); }
+static inline int32_t api_arrival_bad(xk_api *a, xk_arrival *v, uint8_t *b) { return a->arrival_bad(v, b); }
+static inline int32_t api_arrival_free(xk_api *a, xk_arrival *v) { return a->arrival_free(v); }
+static inline int32_t api_step_after(xk_api *a, xk_ctx *c, xk_arrival *v) { return a->step_after(c, v); }
 static inline int32_t api_fill_random(xk_api *a, xk_ctx *c, uint64_t s) { return a->fill_random(c, s); }
 static inline int32_t api_last_step_us(xk_api *a, xk_ctx *c, double *s, double *i) { return a->last_step_us(c, s, i); }
 static inline int32_t api_profile(xk_api *a, int32_t on) { return a->profile(on); }

@@ -39,6 +39,15 @@ struct Mover {
 
 struct Moves; // move.cuh
 
+// Blocks on their way into the pool, layer by layer (hostmove.cu).
+struct xk_arrival {
+  xk_ctx *c;
+  int first;                   // layer
+  std::vector<int32_t> blocks; // by place
+  std::vector<int> until;      // by group: its last layer and 1
+  std::vector<cudaEvent_t> there, good; // by group: landed, verified
+};
+
 struct xk_ctx {
   xk_config cfg;
   int sms = 0;
@@ -75,6 +84,7 @@ struct xk_ctx {
   Mover movers[MOVERS];
   std::atomic<unsigned> next_mover{0};
   Moves *moves = nullptr;
+  std::vector<xk_arrival *> after; // what the next step waits for
   bool layer_events[2] = {}; // whether the steps in those halves record them
   bool hopper = false; // compute capability 9.0: wgmma
   CUtensorMap q_map, heads_map, kv_map;

@@ -19,6 +19,7 @@ struct Job {
   uint8_t *host;
   int64_t run, layer_stride, digest_stride;
   int heads, layer, n_layers, n_places;
+  int skip;          // layers of the move before this launch's first
   int chunk, chunks; // bytes of a slot, slots of a block; 0: digests only
   int slots;         // of a ring
   bool to_host;
@@ -42,12 +43,14 @@ __device__ __forceinline__ void ring(const Job &j, const List<xk_place, N> &plac
   };
   const int items = j.n_layers * j.n_places * j.chunks;
   auto item = [&](int i) {
-    int block = i / j.chunks, chunk = i - block * j.chunks, l = block / j.n_places;
-    const xk_place &p = places.at[block - l * j.n_places];
+    // A place's layers follow each other: in host memory they are often one run,
+    // and each new page of it costs the way there a look at more page tables.
+    int block = i / j.chunks, chunk = i - block * j.chunks, at_place = block / j.n_layers, l = block - at_place * j.n_layers;
+    const xk_place &p = places.at[at_place];
     int64_t at = int64_t(chunk) * j.chunk;
     Item t;
     t.pool = j.pool.rows + (j.layer + l) * j.pool.layer_bytes + p.block * j.run + at;
-    t.host = j.host + p.rows + l * j.layer_stride + at;
+    t.host = j.host + p.rows + (j.skip + l) * j.layer_stride + at;
     t.bytes = int(min(int64_t(j.chunk), j.run - at));
     return t;
   };
@@ -89,7 +92,7 @@ __device__ __forceinline__ void digests(const Job &j, const List<xk_place, N> &p
       int block = i / j.heads, head = i - block * j.heads, at = block / j.n_layers, l = block - at * j.n_layers;
       const xk_place &p = places.at[at];
       int64_t slot = (j.layer + l) * j.pool.layer_slots + int64_t(p.block) * j.heads + head;
-      uint64_t *host = reinterpret_cast<uint64_t *>(j.host + p.digests + l * j.digest_stride) + head;
+      uint64_t *host = reinterpret_cast<uint64_t *>(j.host + p.digests + (j.skip + l) * j.digest_stride) + head;
       v[d] = j.to_host ? j.pool.digest[slot] : *host;
       to[d] = j.to_host ? host : j.pool.digest + slot;
       if (!j.to_host) j.pool.filled[slot] = uint16_t(p.filled);
@@ -137,16 +140,20 @@ int run_length(const Job &j, const xk_place *p, int n) {
   return k;
 }
 
-// All layers of a run are one copy: rows of a matrix whose pitch is a layer. Two
-// streams take turns, so that one copy's start hides behind another's bytes.
+// All layers of a run are one copy: rows of a matrix whose pitch is a layer. Three
+// streams take turns, so that one copy's start hides behind others' bytes, and the
+// digests behind all of them. Nothing orders a move behind the one before it: its
+// caller has waited for that if they share memory.
 int32_t by_engine(const Job &j, Moves::Way &w, const xk_place *places) {
-  XK_TRY(cudaEventRecord(w.fork, w.stream));
-  XK_TRY(cudaStreamWaitEvent(w.side, w.fork, 0));
+  Job rest = j;
+  rest.chunks = 0;
+  XK_OK_OR_RETURN(by_kernel(rest, 1, w.side[0], places));
   constexpr int64_t MOST = INT32_MAX; // pitch
   int turn = 0;
   for (int i = 0, k; i < j.n_places; i += k) {
     k = run_length(j, places + i, j.n_places - i);
-    cudaStream_t s = turn++ % 2 ? w.side : w.stream;
+    const int at = turn++ % (1 + Moves::Way::SIDES);
+    cudaStream_t s = at ? w.side[at - 1] : w.stream;
     size_t width = k * j.run;
     const bool matrix = j.n_layers > 1 && j.pool.layer_bytes <= MOST && j.layer_stride <= MOST && int64_t(width) <= j.layer_stride;
     for (int l = 0; l < j.n_layers; l += matrix ? j.n_layers : 1) {
@@ -158,11 +165,10 @@ int32_t by_engine(const Job &j, Moves::Way &w, const xk_place *places) {
       else XK_TRY(cudaMemcpy2DAsync(dst, j.pool.layer_bytes, src, j.layer_stride, width, j.n_layers, kind, s));
     }
   }
-  Job rest = j;
-  rest.chunks = 0;
-  XK_OK_OR_RETURN(by_kernel(rest, 1, w.stream, places));
-  XK_TRY(cudaEventRecord(w.join, w.side));
-  XK_TRY(cudaStreamWaitEvent(w.stream, w.join, 0));
+  for (int i = 0; i < Moves::Way::SIDES; i++) {
+    XK_TRY(cudaEventRecord(w.join[i], w.side[i]));
+    XK_TRY(cudaStreamWaitEvent(w.stream, w.join[i], 0));
+  }
   return XK_OK;
 }
 
@@ -190,6 +196,56 @@ int32_t check(xk_ctx *c, const xk_region *r, const xk_move_args &a, const xk_pla
       return xk_fail(XK_INVALID, "move of block %d of %d: rows at %lld, digests at %lld, %lld bytes", p.block, c->blocks, (long long)p.rows, (long long)p.digests, (long long)r->bytes);
   }
   if (int64_t(a.n_layers) * a.n_places * std::max<int64_t>(div_up(xk_block_run(g), 1024), g.kv_heads) > INT32_MAX) return xk_fail(XK_INVALID, "move of %d blocks: too many at once", a.n_places);
+  return XK_OK;
+}
+
+Job job(xk_ctx *c, const xk_region *r, const xk_move_args &a) {
+  const xk_config &g = c->cfg;
+  Job j = {};
+  j.pool = Side(g, c->blocks, c->region), j.host = r->seen;
+  j.run = xk_block_run(g), j.layer_stride = a.layer_stride, j.digest_stride = a.digest_stride;
+  j.heads = g.kv_heads, j.layer = a.layer, j.n_layers = a.n_layers, j.n_places = a.n_places, j.to_host = a.to_host;
+  j.chunk = int(std::min<int64_t>(j.run, 8 << 10));
+  j.chunks = div_up(j.run, j.chunk);
+  j.slots = std::min(RING_BYTES / j.chunk, 64);
+  return j;
+}
+
+// Layers of the group that begins with layer i of n: few at the begin, where a
+// step waits for the first, and at the end, where it has only the last to
+// compute; more in between, where a launch's begin and end are lost time.
+int group(int i, int n) { return std::min({4, std::max(i, 1), std::max((n - i) / 2, 1)}); }
+
+void forget(xk_arrival *v) {
+  for (auto *list : {&v->there, &v->good})
+    for (cudaEvent_t e : *list) cudaEventDestroy(e);
+  delete v;
+}
+
+// A group's rows and digests on the way's stream, its verifying on another, so
+// that the next group's bytes do not wait for it.
+int32_t launch_groups(xk_ctx *c, xk_arrival *v, const Job &whole, const xk_move_args &a, const xk_place *places, std::vector<xk_landed> &list) {
+  Moves::Way &w = c->moves->ways[0];
+  auto event = [](std::vector<cudaEvent_t> &to) -> int32_t {
+    cudaEvent_t e;
+    XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    to.push_back(e);
+    return XK_OK;
+  };
+  for (int first = 0, n; first < a.n_layers; first += n) {
+    n = group(first, a.n_layers);
+    Job j = whole;
+    j.layer = a.layer + first, j.n_layers = n, j.skip = first;
+    XK_OK_OR_RETURN(event(v->there));
+    XK_OK_OR_RETURN(event(v->good));
+    XK_OK_OR_RETURN(by_kernel(j, a.ctas ? a.ctas : 4, w.stream, places));
+    XK_TRY(cudaEventRecord(v->there.back(), w.stream));
+    XK_TRY(cudaStreamWaitEvent(c->moves->check, v->there.back(), 0));
+    for (xk_landed &e : list) e.layer = j.layer;
+    XK_OK_OR_RETURN(xk_verify_launch(c, c->moves->check, list.data(), a.n_places, n, c->moves->wrong, true));
+    XK_TRY(cudaEventRecord(v->good.back(), c->moves->check));
+    v->until.push_back(j.layer + n);
+  }
   return XK_OK;
 }
 
@@ -231,23 +287,72 @@ int32_t xk_move(xk_ctx *c, xk_region *r, const xk_move_args *args, const xk_plac
   const xk_move_args &a = *args;
   *out = nullptr;
   XK_OK_OR_RETURN(check(c, r, a, places));
-  const xk_config &g = c->cfg;
-  XK_TRY(cudaSetDevice(g.device));
-  Job j = {};
-  j.pool = Side(g, c->blocks, c->region), j.host = r->seen;
-  j.run = xk_block_run(g), j.layer_stride = a.layer_stride, j.digest_stride = a.digest_stride;
-  j.heads = g.kv_heads, j.layer = a.layer, j.n_layers = a.n_layers, j.n_places = a.n_places, j.to_host = a.to_host;
-  j.chunk = int(std::min<int64_t>(j.run, 8 << 10));
-  j.chunks = div_up(j.run, j.chunk);
-  j.slots = std::min(RING_BYTES / j.chunk, 64);
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  Job j = job(c, r, a);
   bool copy = a.engine == XK_COPY;
   if (a.engine == XK_AUTO) {
     int runs = 0;
     for (int i = 0; i < a.n_places; i += run_length(j, places + i, a.n_places - i)) runs++;
-    copy = a.n_places * j.run / runs >= LONG_RUN;
+    copy = a.n_places * j.run / runs >= LONG_RUN && (a.n_layers == 1 || j.pool.layer_bytes <= INT32_MAX); // else a call a layer
   }
   Moves::Way &w = c->moves->ways[a.to_host ? 1 : 0];
   std::lock_guard<std::mutex> hold(w.mu);
   XK_OK_OR_RETURN(copy ? by_engine(j, w, places) : by_kernel(j, a.ctas ? a.ctas : 4, w.stream, places));
   return xk_mark_make(c, w.stream, out);
+}
+
+int32_t xk_arrive(xk_ctx *c, xk_region *r, const xk_move_args *args, const xk_place *places, const int32_t *first_pos, xk_arrival **out) {
+  const xk_move_args &a = *args;
+  *out = nullptr;
+  XK_OK_OR_RETURN(check(c, r, a, places));
+  if (a.to_host) return xk_fail(XK_INVALID, "blocks arrive in the pool, not in host memory");
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  std::vector<xk_landed> list(a.n_places);
+  for (int i = 0; i < a.n_places; i++) {
+    list[i] = {a.layer, places[i].block, first_pos[i], places[i].filled};
+    if (first_pos[i] < 0 || first_pos[i] > INT32_MAX - 256 || places[i].filled < 1) return xk_fail(XK_INVALID, "block %d: %d rows from position %d", places[i].block, places[i].filled, first_pos[i]);
+  }
+  xk_arrival *v = new xk_arrival{c, a.layer};
+  for (int i = 0; i < a.n_places; i++) {
+    v->blocks.push_back(places[i].block);
+    c->moves->wrong[places[i].block] = 0; // nobody else's: a block has one writer
+  }
+  Moves::Way &w = c->moves->ways[0];
+  std::lock_guard<std::mutex> hold(w.mu);
+  int32_t s = launch_groups(c, v, job(c, r, a), a, places, list);
+  if (s != XK_OK) { // what has begun must end before anybody reuses the memory
+    cudaStreamSynchronize(w.stream);
+    cudaStreamSynchronize(c->moves->check);
+    forget(v);
+    return s;
+  }
+  *out = v;
+  return XK_OK;
+}
+
+int32_t xk_arrived(xk_arrival *v, int32_t *layers) {
+  XK_TRY(cudaSetDevice(v->c->cfg.device));
+  *layers = v->first;
+  for (size_t k = 0; k < v->good.size(); k++) {
+    cudaError_t e = cudaEventQuery(v->good[k]);
+    if (e == cudaErrorNotReady) break;
+    if (e != cudaSuccess) return xk_fail(XK_CUDA, "cudaEventQuery: %s", cudaGetErrorString(e));
+    *layers = v->until[k];
+  }
+  return XK_OK;
+}
+
+int32_t xk_arrival_bad(xk_arrival *v, uint8_t *bad) {
+  int32_t layers;
+  XK_OK_OR_RETURN(xk_arrived(v, &layers));
+  if (layers != v->until.back()) return xk_fail(XK_LATE, "%d of %d layers have arrived", layers, v->until.back());
+  for (size_t i = 0; i < v->blocks.size(); i++) bad[i] = v->c->moves->wrong[v->blocks[i]];
+  return XK_OK;
+}
+
+int32_t xk_arrival_free(xk_arrival *v) {
+  if (!v) return XK_OK;
+  cudaSetDevice(v->c->cfg.device);
+  forget(v);
+  return XK_OK;
 }

@@ -177,3 +177,81 @@ func TestHostMovesKeepDigests(t *testing.T) {
 	bad("CTAs", func(m *kernels.HostMove) { m.CTAs = 9 })
 	bad("no memory", func(m *kernels.HostMove) { m.Memory = nil })
 }
+
+// Blocks that arrive layer by layer are what ScatterBlocks would have made of
+// them, each is verified, and a step that waits for them draws what it would have
+// with all of them in place.
+func TestArrivals(t *testing.T) {
+	a := families()["llama gqa2 8"]
+	b := open(t, a, randomWeights(a, 1), cuda.Options{Blocks: 64, BlockTokens: 8, BatchInvariant: true})
+	l := b.Layout()
+	r := rand.New(rand.NewPCG(1, 2))
+	const blocks = 5
+	tokens := randomTokens(r, 8*blocks+1, a.Vocab)
+	last := func(table []int32, arrivals ...kernels.Arrival) int32 {
+		t.Helper()
+		res, err := b.Step(&kernels.Step{Arrivals: arrivals, Seqs: []kernels.Seq{{Tokens: tokens[8*blocks:], Pos: 8 * blocks, Blocks: table,
+			Samples: []kernels.Sample{{Position: 8*blocks + 1, TopP: 1, Repetition: 1, Logprobs: -1}}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res[0].Samples[0].Token
+	}
+	mustStep(t, b, kernels.Seq{Tokens: tokens[:8*blocks], Blocks: []int32{0, 1, 2, 3, 4}})
+	want := last([]int32{0, 1, 2, 3, 4, 5})
+	unit := (l.Layers*(l.BlockBytes()+8*l.KVHeads) + 15) / 16 * 16
+	mem, err := memfd.New("test-host", (blocks*unit+4095)/4096*4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	host, err := b.RegisterHost(mem.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	m := kernels.HostMove{Memory: host, Layers: l.Layers, LayerStride: int64(l.BlockBytes()), DigestStride: int64(8 * l.KVHeads)}
+	for i := range blocks {
+		at := int64(i * unit)
+		m.Blocks = append(m.Blocks, kernels.HostBlock{Block: int32(i), Rows: at, Digests: at + int64(l.Layers*l.BlockBytes()), Filled: 8, FirstPos: 8 * i})
+	}
+	out, err := b.GatherBlocks(&m)
+	if err != nil || out.Wait(soon(t)) != nil {
+		t.Fatal(err)
+	}
+	for spoilt := -1; spoilt < blocks; spoilt++ {
+		table := make([]int32, 0, blocks+1)
+		for i := range m.Blocks {
+			m.Blocks[i].Block = int32(10 + 6*(spoilt+1) + i)
+			table = append(table, m.Blocks[i].Block)
+		}
+		table = append(table, 63)
+		if spoilt >= 0 {
+			mem.Bytes[spoilt*unit+(l.Layers-1)*l.BlockBytes()] ^= 1
+		}
+		v, err := b.ArriveBlocks(&m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := last(table, v)
+		good, err := v.Good() // the step has proved that all is there
+		if err != nil || v.Layers() != l.Layers || v.Wait(soon(t)) != nil {
+			t.Fatalf("after the step: %d layers, %v", v.Layers(), err)
+		}
+		for i, ok := range good {
+			if ok != (i != spoilt) {
+				t.Errorf("block %d of which %d is wrong: good %t", i, spoilt, ok)
+			}
+		}
+		if spoilt < 0 && got != want {
+			t.Errorf("drew %d behind arrivals, want %d", got, want)
+		}
+		if spoilt >= 0 {
+			mem.Bytes[spoilt*unit+(l.Layers-1)*l.BlockBytes()] ^= 1
+		}
+	}
+	m.Blocks[0].FirstPos = -1
+	if _, err := b.ArriveBlocks(&m); err == nil {
+		t.Error("blocks arrive at a negative position")
+	}
+}

@@ -142,6 +142,10 @@ struct Verifier {
   bool launched = false; // and perhaps not finished
 };
 
+// Launches the verifying of blocks in n_layers layers from each entry's on;
+// bad[entry], or by_block bad[block], becomes 1.
+int32_t xk_verify_launch(xk_ctx *c, cudaStream_t s, const xk_landed *list, int n, int n_layers, uint8_t *bad, bool by_block);
+
 struct Moves {
   std::mutex mu; // of peers
   std::vector<xk_peer *> peers;
@@ -149,9 +153,12 @@ struct Moves {
   Verifier verifiers[VERIFIERS];
   struct Way { // to the device, to the host
     std::mutex mu;
-    cudaStream_t stream = nullptr, side = nullptr; // side: for a second copy engine
-    cudaEvent_t fork = nullptr, join = nullptr;
+    static constexpr int SIDES = 2; // so that one copy's start hides behind others' bytes
+    cudaStream_t stream = nullptr, side[SIDES] = {};
+    cudaEvent_t join[SIDES] = {};
   } ways[2];
+  cudaStream_t check = nullptr; // verifies what arrives by layers
+  uint8_t *wrong = nullptr;     // pinned, by block; of those that arrive
 };
 
 int32_t xk_mark_make(xk_ctx *c, cudaStream_t s, xk_mark **out);

@@ -19,7 +19,7 @@ import (
 var (
 	_ kernels.Exporter   = (*Backend)(nil)
 	_ kernels.PeerOpener = (*Backend)(nil)
-	_ kernels.HostMover  = (*Backend)(nil)
+	_ kernels.Arriver    = (*Backend)(nil)
 )
 
 // move is lib.call with the two failures that callers tell apart.
@@ -38,7 +38,7 @@ func (b *Backend) move(name string, f func() C.int32_t) error {
 }
 
 // slice is how long the library polls for a mark before it looks at the context.
-const slice = 200 * time.Microsecond
+const slice = time.Millisecond
 
 // await waits for a mark as long as ctx lets it.
 func (b *Backend) await(ctx context.Context, m *C.xk_mark) error {
@@ -119,34 +119,44 @@ func (b *Backend) ScatterBlocks(m *kernels.HostMove) (kernels.Pending, error) {
 }
 
 func (b *Backend) hostMove(m *kernels.HostMove, toHost bool) (kernels.Pending, error) {
-	h, ok := m.Memory.(*hostMemory)
-	if b.closed || !ok || h.b != b || h.region == nil {
-		return nil, errors.New("kernels/cuda: move to memory that this backend has not registered")
-	}
-	if len(m.Blocks) == 0 {
-		return &pending{b: b}, nil
-	}
-	places := make([]C.xk_place, len(m.Blocks))
-	for i, p := range m.Blocks {
-		if p.Filled < 0 || p.Filled > b.layout.BlockTokens {
-			return nil, fmt.Errorf("kernels/cuda: block %d with %d of %d rows", p.Block, p.Filled, b.layout.BlockTokens)
-		}
-		places[i] = C.xk_place{block: C.int32_t(p.Block), filled: C.int32_t(p.Filled), rows: C.int64_t(p.Rows), digests: C.int64_t(p.Digests)}
-	}
-	if err := b.layers32(m.FirstLayer, m.Layers, len(places), m.CTAs); err != nil {
+	h, places, args, err := b.describeMove(m)
+	if err != nil {
 		return nil, err
 	}
-	args := C.xk_move_args{
-		layer: C.int32_t(m.FirstLayer), n_layers: C.int32_t(m.Layers), n_places: C.int32_t(len(places)),
-		engine: C.int32_t(m.Engine), ctas: C.int32_t(m.CTAs), to_host: flag(toHost),
-		layer_stride: C.int64_t(m.LayerStride), digest_stride: C.int64_t(m.DigestStride),
-	}
 	p := &pending{b: b}
-	err := b.move("xk_move", func() C.int32_t { return C.api_move(b.lib.api, b.ctx, h.region, &args, &places[0], &p.mark) })
+	if len(places) == 0 {
+		return p, nil
+	}
+	args.to_host = flag(toHost)
+	err = b.move("xk_move", func() C.int32_t { return C.api_move(b.lib.api, b.ctx, h.region, &args, &places[0], &p.mark) })
 	if err != nil {
 		return nil, err
 	}
 	return p, nil
+}
+
+// describeMove puts a move into the library's terms.
+func (b *Backend) describeMove(m *kernels.HostMove) (h *hostMemory, places []C.xk_place, args C.xk_move_args, err error) {
+	h, ok := m.Memory.(*hostMemory)
+	if b.closed || !ok || h.b != b || h.region == nil {
+		return nil, nil, args, errors.New("kernels/cuda: move to memory that this backend has not registered")
+	}
+	places = make([]C.xk_place, len(m.Blocks))
+	for i, p := range m.Blocks {
+		if p.Filled < 0 || p.Filled > b.layout.BlockTokens {
+			return nil, nil, args, fmt.Errorf("kernels/cuda: block %d with %d of %d rows", p.Block, p.Filled, b.layout.BlockTokens)
+		}
+		places[i] = C.xk_place{block: C.int32_t(p.Block), filled: C.int32_t(p.Filled), rows: C.int64_t(p.Rows), digests: C.int64_t(p.Digests)}
+	}
+	if err := b.layers32(m.FirstLayer, m.Layers, len(places), m.CTAs); err != nil {
+		return nil, nil, args, err
+	}
+	args = C.xk_move_args{
+		layer: C.int32_t(m.FirstLayer), n_layers: C.int32_t(m.Layers), n_places: C.int32_t(len(places)),
+		engine: C.int32_t(m.Engine), ctas: C.int32_t(m.CTAs),
+		layer_stride: C.int64_t(m.LayerStride), digest_stride: C.int64_t(m.DigestStride),
+	}
+	return h, places, args, nil
 }
 
 // layers32 refuses what would not survive the way into 32 bits; the library

@@ -312,9 +312,14 @@ int32_t xk_moves_open(xk_ctx *c) {
     XK_OK_OR_RETURN(xk_alloc_pinned(c, &v.bad, Verifier::MOST));
   }
   for (Moves::Way &w : c->moves->ways) {
-    for (cudaStream_t *s : {&w.stream, &w.side}) XK_TRY(cudaStreamCreateWithPriority(s, cudaStreamNonBlocking, greatest));
-    for (cudaEvent_t *e : {&w.fork, &w.join}) XK_TRY(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
+    XK_TRY(cudaStreamCreateWithPriority(&w.stream, cudaStreamNonBlocking, greatest));
+    for (cudaStream_t &s : w.side) XK_TRY(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, greatest));
+    for (cudaEvent_t &e : w.join) XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
   }
+  // Before the step, and behind the moves: they need few multiprocessors, but
+  // whole ones, which thousands of CTAs that verify would leave them last.
+  XK_TRY(cudaStreamCreateWithPriority(&c->moves->check, cudaStreamNonBlocking, std::min(greatest + 1, least)));
+  XK_OK_OR_RETURN(xk_alloc_pinned(c, &c->moves->wrong, c->blocks));
   return xk_hostmove_init();
 }
 
@@ -326,10 +331,11 @@ void xk_moves_close(xk_ctx *c) {
     if (v.stream) cudaStreamDestroy(v.stream);
     if (v.done) cudaEventDestroy(v.done);
   }
+  if (c->moves->check) cudaStreamDestroy(c->moves->check);
   for (Moves::Way &w : c->moves->ways) {
-    for (cudaStream_t s : {w.stream, w.side})
+    for (cudaStream_t s : {w.stream, w.side[0], w.side[1]})
       if (s) cudaStreamDestroy(s);
-    for (cudaEvent_t e : {w.fork, w.join})
+    for (cudaEvent_t e : w.join)
       if (e) cudaEventDestroy(e);
   }
   delete c->moves;

@@ -21,6 +21,9 @@ static void use_plan(xk_ctx *c, Prefill *f) {
 static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   const xk_config &g = c->cfg;
   const Layer &w = c->layers[i];
+  for (xk_arrival *v : c->after) // once a group: what follows on the stream is behind it too
+    for (size_t k = 0; k < v->until.size(); k++)
+      if ((k ? v->until[k - 1] : v->first) == i) XK_TRY(cudaStreamWaitEvent(l.stream, v->good[k], 0));
   XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, nullptr, w.attn_norm, c->xn, a.n_rows, g.hidden, g.norm_eps));
   XK_OK_OR_RETURN(xk_project(c, l, QKV, i, a.n_rows));
   Rope r = {c->qkv, w.bias, w.q_norm, w.k_norm, c->rope, on_device<xk_seg>(c, a.segs), a.n_segs, g.heads, i, g.norm_eps};
@@ -131,7 +134,7 @@ static int32_t check(xk_ctx *c, const xk_step_args &a) {
   if (a.half != int(c->launched % 2) || c->launched - c->waited >= 2)
     return xk_fail(XK_INVALID, "step in half %d with %d under way after %llu", a.half, int(c->launched - c->waited), (unsigned long long)c->launched);
   if (a.bucket && (a.bucket > g.max_seqs || a.n_rows != a.bucket || a.n_segs != a.bucket || a.n_decode != a.bucket || a.n_finals != a.bucket ||
-                   a.n_samples != a.bucket || a.n_items != a.bucket || a.n_tiles || a.on_layer))
+                   a.n_samples != a.bucket || a.n_items != a.bucket || a.n_tiles || a.on_layer || !c->after.empty()))
     return xk_fail(XK_INVALID, "decode step of bucket %d is not padded", a.bucket);
   return XK_OK;
 }
@@ -176,8 +179,13 @@ static int32_t upload(xk_ctx *c, const xk_step_args &a) {
   return launch(l, fetch_kernel, int(div_up(n, 128)), 128, 0, reinterpret_cast<uint4 *>(c->arena), reinterpret_cast<const uint4 *>(half_of(c, a)), n);
 }
 
-int32_t xk_step(xk_ctx *c, const xk_step_args *args) {
-  const xk_step_args &a = *args;
+int32_t xk_step_after(xk_ctx *c, xk_arrival *v) {
+  if (v->c != c) return xk_fail(XK_INVALID, "step after blocks that arrive in another pool");
+  c->after.push_back(v);
+  return XK_OK;
+}
+
+static int32_t step(xk_ctx *c, const xk_step_args &a) {
   if (!c->blocks) return xk_fail(XK_INVALID, "step before start");
   XK_OK_OR_RETURN(check(c, a));
   XK_TRY(cudaSetDevice(c->cfg.device));
@@ -200,6 +208,12 @@ int32_t xk_step(xk_ctx *c, const xk_step_args *args) {
   XK_TRY(cudaEventRecord(c->ended[c->launched % xk_ctx::TIMES], c->stream));
   c->launched++;
   return XK_OK;
+}
+
+int32_t xk_step(xk_ctx *c, const xk_step_args *args) {
+  int32_t s = step(c, *args);
+  c->after.clear();
+  return s;
 }
 
 static int32_t under_way(xk_ctx *c) { return c->waited < c->launched ? XK_OK : xk_fail(XK_INVALID, "no step is under way"); }

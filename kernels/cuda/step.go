@@ -117,7 +117,7 @@ func (b *Backend) check(st *kernels.Step) (bucket int, err error) {
 		return 0, errors.New("no sequences")
 	}
 	rows := 0
-	single := st.OnLayer == nil
+	single := st.OnLayer == nil && len(st.Arrivals) == 0
 	for i := range st.Seqs {
 		q := &st.Seqs[i]
 		if err := q.Check(&b.arch, b.layout.BlockTokens, b.blocks); err != nil {
@@ -149,7 +149,12 @@ func (b *Backend) launch(st *kernels.Step, bucket int) error {
 	if err != nil {
 		return err
 	}
+	free, err := b.behind(st.Arrivals)
+	if err != nil {
+		return err
+	}
 	err = b.lib.call("xk_step", func() C.int32_t { return C.api_step(b.lib.api, b.ctx, &args) })
+	free()
 	if err != nil {
 		return err
 	}

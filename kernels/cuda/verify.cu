@@ -1,5 +1,5 @@
 // Makes the digests of blocks anew and compares them with the stored ones: one
-// CTA a (block, KV head), a team of lanes a row of 16 bytes a lane.
+// CTA a (block, KV head, layer), a team of lanes a row of 16 bytes a lane.
 // Bound by bandwidth. Oracle: kernels.DigestRows.
 #include <algorithm>
 #include <cstring>
@@ -13,11 +13,12 @@ constexpr int THREADS = 256;
 // The rows may have come from a peer: plain loads, which see what was there when
 // this kernel began.
 template <int TEAM, int N>
-__global__ __launch_bounds__(THREADS) void verify_kernel(Rows first, int64_t layer_bytes, int64_t layer_slots, const __grid_constant__ List<xk_landed, N> list, uint8_t *bad) {
+__global__ __launch_bounds__(THREADS) void verify_kernel(Rows first, int64_t layer_bytes, int64_t layer_slots, const __grid_constant__ List<xk_landed, N> list, uint8_t *bad, bool by_block) {
   __shared__ unsigned long long sum;
   if (threadIdx.x == 0) sum = 0;
   __syncthreads();
-  const xk_landed e = list.at[blockIdx.x];
+  xk_landed e = list.at[blockIdx.x];
+  e.layer += blockIdx.z;
   const int head = blockIdx.y, team = threadIdx.x / TEAM, j = threadIdx.x % TEAM;
   Rows p = first;
   p.data += e.layer * layer_bytes;
@@ -47,7 +48,7 @@ __global__ __launch_bounds__(THREADS) void verify_kernel(Rows first, int64_t lay
   __syncthreads();
   if (threadIdx.x) return;
   int64_t slot = e.layer * layer_slots + int64_t(e.block) * p.kv_heads + head;
-  if (p.digest[slot] != uint64_t(sum) || p.filled[slot] != e.rows) bad[blockIdx.x] = 1;
+  if (p.digest[slot] != uint64_t(sum) || p.filled[slot] != e.rows) bad[by_block ? e.block : blockIdx.x] = 1;
 }
 
 int32_t check(xk_ctx *c, const xk_landed *list, int n) {
@@ -61,12 +62,14 @@ int32_t check(xk_ctx *c, const xk_landed *list, int n) {
   return XK_OK;
 }
 
-int32_t launch_all(xk_ctx *c, Verifier &v, const xk_landed *list, int n) {
+} // namespace
+
+int32_t xk_verify_launch(xk_ctx *c, cudaStream_t s, const xk_landed *list, int n, int n_layers, uint8_t *bad, bool by_block) {
   const xk_config &g = c->cfg;
   Rows p = c->rows_of(0);
   int64_t slots = int64_t(c->blocks) * g.kv_heads;
   return in_pieces(list, n, [&](const auto &l, int first, int k) -> int32_t {
-    auto run = [&](auto kernel) { kernel<<<dim3(k, g.kv_heads), THREADS, 0, v.stream>>>(p, c->layer_bytes(), slots, l, v.bad + first); };
+    auto run = [&](auto kernel) { kernel<<<dim3(k, g.kv_heads, n_layers), THREADS, 0, s>>>(p, c->layer_bytes(), slots, l, by_block ? bad : bad + first, by_block); };
     constexpr int N = sizeof(l.at) / sizeof(l.at[0]);
     if (p.row_bytes <= 256) run(verify_kernel<16, N>);
     else run(verify_kernel<32, N>);
@@ -74,8 +77,6 @@ int32_t launch_all(xk_ctx *c, Verifier &v, const xk_landed *list, int n) {
     return XK_OK;
   });
 }
-
-} // namespace
 
 // One that was late leaves its launches behind: the next of its lane waits for
 // them first, since they write to the results.
@@ -95,7 +96,7 @@ int32_t xk_verify(xk_ctx *c, const xk_landed *list, int32_t n, uint8_t *good, in
     if (v->launched) XK_OK_OR_RETURN(xk_wait_event(v->done, timeout_ns));
     memset(v->bad, 0, k);
     v->launched = true;
-    XK_OK_OR_RETURN(launch_all(c, *v, list + first, k));
+    XK_OK_OR_RETURN(xk_verify_launch(c, v->stream, list + first, k, 1, v->bad, false));
     XK_TRY(cudaEventRecord(v->done, v->stream));
     XK_OK_OR_RETURN(xk_wait_event(v->done, timeout_ns));
     v->launched = false;

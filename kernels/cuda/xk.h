@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 7 // raised by any change of this file
+#define XK_ABI 8 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -184,6 +184,7 @@ int32_t xk_copy_block(xk_ctx *c, int32_t dst, int32_t src, int32_t first_pos, in
 typedef struct xk_peer xk_peer;   // another pool, open for writing
 typedef struct xk_mark xk_mark;   // a point in a stream
 typedef struct xk_region xk_region; // host memory that the device reaches
+typedef struct xk_arrival xk_arrival; // blocks on their way from there, layer by layer
 
 enum { XK_HANDLE_BYTES = 192, XK_FLAG_LINES = 1024, XK_FLAG_STRIDE = 128 }; // flags: a uint64 at the begin of each line
 enum xk_engine { XK_AUTO, XK_KERNEL, XK_COPY }; // as kernels.Engine
@@ -246,6 +247,13 @@ int32_t xk_host_release(xk_region *r);
 int32_t xk_move(xk_ctx *c, xk_region *r, const xk_move_args *a, const xk_place *places, xk_mark **out);
 int32_t xk_wait(xk_mark *m, int64_t timeout_ns); // XK_LATE, or all before the mark is done
 int32_t xk_mark_free(xk_mark *m);
+// A scatter of places, verified where they land: by layers, in order. first_pos[i]
+// is the position of place i's row 0.
+int32_t xk_arrive(xk_ctx *c, xk_region *r, const xk_move_args *a, const xk_place *places, const int32_t *first_pos, xk_arrival **out);
+int32_t xk_arrived(xk_arrival *v, int32_t *layers);     // how many are there and verified
+int32_t xk_arrival_bad(xk_arrival *v, uint8_t *bad);    // one a place, once all have arrived; else XK_LATE
+int32_t xk_arrival_free(xk_arrival *v);                 // once all have arrived
+int32_t xk_step_after(xk_ctx *c, xk_arrival *v);        // the next xk_step computes each layer when it is there and verified
 
 // For tests and benchmarks.
 int32_t xk_fill_random(xk_ctx *c, uint64_t seed); // every weight, as a plausible model's

@@ -47,13 +47,22 @@ func shapes(f func(name string, r, s func(l *kvconn.Layout))) {
 	}
 }
 
+// calm gives a slow machine time: nobody is silent in the cases that use it.
+func calm(r, s *kvconn.Config) {
+	for _, c := range []*kvconn.Config{r, s} {
+		for _, d := range []*time.Duration{&c.DialTimeout, &c.HandshakeTimeout, &c.PeerSilence, &c.AcceptTimeout, &c.TicketTimeout, &c.RevokeTimeout} {
+			*d = time.Minute
+		}
+	}
+}
+
 // Every shape arrives right, of prompts that end anywhere, with blocks that the
 // receiver has; all of it by pushes.
 func TestRefillShapes(t *testing.T) {
 	shapes(func(name string, r, s func(l *kvconn.Layout)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			between(t, newFake(t, kvconntest.ReceiverBlocks, r), newFake(t, kvconntest.SenderBlocks, s), nil, nil, func(w *kvconntest.World, _ fake) {
+			between(t, newFake(t, kvconntest.ReceiverBlocks, r), newFake(t, kvconntest.SenderBlocks, s), nil, calm, func(w *kvconntest.World, _ fake) {
 				bt := w.RConfig.Identity.Layout.BlockTokens
 				for n, positions := range []int{1, bt, bt + 1, 67} {
 					spec := w.Spec(name, int32(n), positions, 0)
@@ -82,7 +91,7 @@ func TestSpoiledSourceIsCut(t *testing.T) {
 	for _, bt := range []int{2, 3, 12} {
 		r := newFake(t, kvconntest.ReceiverBlocks, func(l *kvconn.Layout) { l.BlockTokens = bt })
 		s := newFake(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 8 })
-		between(t, r, s, nil, nil, func(w *kvconntest.World, s fake) {
+		between(t, r, s, nil, calm, func(w *kvconntest.World, s fake) {
 			w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
 				if held, ok := src.Spans(1, 8, 8, nil); ok {
 					s.Spoil(1, held[0].Block)

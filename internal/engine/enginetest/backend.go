@@ -20,6 +20,12 @@ type Config struct {
 	Blocks, BlockTokens         int
 }
 
+// Layered is an arrival that a step of the fake can wait for.
+type Layered interface {
+	kernels.Arrival
+	AwaitLayer(layer int)
+}
+
 // Backend implements kernels.Backend.
 type Backend struct {
 	cfg Config
@@ -105,6 +111,9 @@ func (b *Backend) Step(s *kernels.Step) ([]kernels.Result, error) {
 		}
 	}
 	for layer := range b.cfg.Layers {
+		for _, a := range s.Arrivals {
+			a.(Layered).AwaitLayer(layer)
+		}
 		b.layer(layer, s, hidden)
 		if s.OnLayer != nil {
 			s.OnLayer(layer)

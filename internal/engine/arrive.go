@@ -1,0 +1,133 @@
+package engine
+
+import (
+	"time"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// When a sequence gets its blocks, its Source begins to fill those that the index
+// had nothing for, and it is stepped at once. Its steps name the arrival: the device computes each layer when
+// that layer is there, so most of the way is hidden behind computing. Until a
+// step has been settled nobody knows whether the rows were right, so what comes
+// of them stays here:
+//
+//	tokens     are drawn by the step, and delivered when it is settled
+//	the index  hears of the step's rows then
+//	OnBlocks   hears of no block, of the prefix or computed, before
+//
+// A step is settled when everything that it waited for has arrived and was
+// verified. If rows were wrong, the sequence goes back to the last right token
+// (void) and computes on from there: steps that were launched meanwhile run into
+// nothing, and it sits out until they have ended. The rows it shares a step with
+// are other sequences' and never saw the wrong ones.
+//
+// A step that others are in is not made to wait (holdsUp).
+
+// Source has KV rows below the pool; internal/tier.Tiers is one.
+type Source interface {
+	// Bring begins to move what it has of a prompt, from token from on and at most
+	// up to upto, into blocks of table, which is the prompt's; chain covers upto.
+	// Nil: nothing is on its way. Busy: another request has begun the same, and
+	// the index will have it. It is called on the engine's goroutine and must not
+	// wait. ended is called at the end of what has begun, from anywhere.
+	Bring(chain kvcache.Chain, tokens, table []int32, from, upto int, ended func()) (a Arriving, busy bool)
+}
+
+// Arriving is a prefix on its way into the pool. Its Source keeps the blocks from
+// being reused until its end, and tells the index of what is right.
+type Arriving interface {
+	// Move is what steps wait for.
+	Move() kernels.Arrival
+	// Upto is how many tokens of the prompt have rows at its end.
+	Upto() int
+	// Good is how many of them, from the first, have right rows; it is known once
+	// a step that named Move has been awaited.
+	Good() int
+}
+
+// bring starts what the request's source has of a prompt behind the first hit
+// tokens; false: another request has begun the same.
+func (e *Engine) bring(q *sequence, table []int32, hit, reusable int) (upto int, ok bool) {
+	r := q.h.req
+	if r.Source == nil || hit >= reusable || q.h.prompted {
+		return hit, true
+	}
+	upto = min(reusable, len(r.Prompt))
+	a, busy := r.Source.Bring(q.chain.Fork(upto), r.Prompt, table, hit, upto, e.signal)
+	if a == nil {
+		return hit, !busy
+	}
+	q.arriving, q.asked = a, time.Now()
+	return a.Upto(), true
+}
+
+// holdsUp says of a sequence whose prefix is arriving that a step with the
+// others that are planned, and so many of its tokens, would wait for it: what
+// is left to come takes longer, at the rate so far, than they take to compute.
+func (e *Engine) holdsUp(q *sequence, tokens int) bool {
+	if q.arriving == nil || len(e.batch) == 0 {
+		return false
+	}
+	n := q.arriving.Move().Layers()
+	switch {
+	case n == e.layers:
+		return false
+	case n == 0 || e.pace.rate == 0:
+		return true
+	}
+	left := time.Since(q.asked).Seconds() * float64(e.layers-n) / float64(n)
+	return left > float64(tokens)/e.pace.rate
+}
+
+// judge looks at what had to arrive for a step that has been awaited.
+func (e *Engine) judge(f *flight) {
+	for _, m := range f.members {
+		q := m.q
+		if q.arriving == nil || !q.running {
+			continue
+		}
+		good := q.arriving.Good()
+		if q.arriving = nil; good < q.computed {
+			e.void(q, good)
+		}
+	}
+}
+
+// void takes a sequence back to its first good tokens. Nothing that was computed
+// since counts, in the steps under way neither.
+func (e *Engine) void(q *sequence, good int) {
+	e.metrics.voided.Inc()
+	q.computed, q.indexed, q.told, q.void = good, min(q.indexed, good), 0, q.flights
+	q.h.mu.Lock()
+	q.h.cached = good
+	q.h.mu.Unlock()
+}
+
+// voided counts a flight of a voided sequence off.
+func (q *sequence) voided() bool {
+	if q.void == 0 {
+		return false
+	}
+	q.void--
+	return true
+}
+
+// tellLate makes up for what a step did not tell because it was not judged.
+func (e *Engine) tellLate(f *flight) {
+	for _, t := range f.buf.tells {
+		if !t.late || !t.q.running || t.q.told == 0 {
+			continue
+		}
+		err := guard(func() error {
+			for layer := range e.layers {
+				t.onBlocks(layer, t.ready)
+			}
+			return nil
+		})
+		if err != nil {
+			e.finish(t.q.h, err)
+		}
+	}
+}

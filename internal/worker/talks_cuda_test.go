@@ -1,0 +1,124 @@
+//go:build cuda && cgo && linux
+
+package worker_test
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/kernels/cuda"
+)
+
+// multiturn holds conversations with an engine whose pool is 12 GiB and whose
+// conversations take four times as much, with host memory for them and without.
+func multiturn(t *testing.T, b *cuda.Backend) {
+	run := map[bool]talksRun{}
+	for _, host := range []int64{56 << 30, 0} {
+		run[host > 0] = talks(t, b, host)
+	}
+	with, without := run[true], run[false]
+	for name, r := range map[string]talksRun{"with host memory": with, "without": without} {
+		t.Logf("multiturn %s: %d turns in %.1f s, %.2f turns/s, %.0f answer tokens/s, history %.0f tokens in the mean, of which %.0f came from host memory; first token p50 %.0f ms, p99 %.0f ms",
+			name, r.turns, r.took.Seconds(), r.rate(), float64(r.answered)/r.took.Seconds(), float64(r.history)/float64(r.turns), float64(r.loaded)/float64(r.turns),
+			r.first(50), r.first(99))
+	}
+	result("hicache.multiturn_ratio", "", []float64{with.rate() / without.rate()}, "device-only caching, turns a second", without.rate())
+	result("hicache.multiturn_ttft_ratio", "", []float64{with.first(50) / without.first(50)}, "device-only caching, p50 of the first token, ms", without.first(50))
+}
+
+const (
+	talkClients = 64
+	talkOpen    = 112 // conversations: 48 GiB of them
+	talkTurns   = 10
+	talkSays    = 600 // tokens of a turn's prompt beside its history
+	talkHears   = 100 // of an answer
+)
+
+type talksRun struct {
+	turns, answered, history, loaded int
+	took                             time.Duration
+	firsts                           []float64
+}
+
+func (r *talksRun) rate() float64 { return float64(r.turns) / r.took.Seconds() }
+func (r *talksRun) first(p int) float64 {
+	return slices.Sorted(slices.Values(r.firsts))[len(r.firsts)*p/100]
+}
+
+// talk is one conversation.
+type talk struct {
+	seed    uint64
+	turn    int
+	history []int32
+}
+
+func talks(t *testing.T, b *cuda.Backend, host int64) (run talksRun) {
+	r := newGPURig(t, b, host)
+	defer r.end()
+	vocab := b.Arch().Vocab
+	open := make(chan *talk, talkOpen)
+	var all sync.WaitGroup
+	begin := make(chan *talk, talkOpen)
+	for i := range talkOpen { // in the midst of it: at all turns alike
+		c := &talk{seed: uint64(1000 * (i + 1)), turn: i % talkTurns}
+		c.history = randomPrompt(c.seed, c.turn*(talkSays+talkHears), vocab)
+		begin <- c
+	}
+	close(begin)
+	for range talkClients {
+		all.Go(func() {
+			for c := range begin {
+				// Without host memory only the last ones' would still be there.
+				if len(c.history) > 0 && (host > 0 || len(begin) < talkOpen/3) {
+					r.ask(append(slices.Clone(c.history), 1), 1)
+				}
+				open <- c
+			}
+		})
+	}
+	all.Wait()
+	if host > 0 {
+		r.saved()
+	}
+	var mu sync.Mutex
+	began := time.Now()
+	until := began.Add(talkWarm + talkTime)
+	watched := func(at time.Time) bool { return at.After(began.Add(talkWarm)) && at.Before(until) }
+	for range talkClients {
+		all.Go(func() {
+			for time.Now().Before(until) {
+				c := <-open // who has waited longest
+				c.seed++
+				prompt := append(slices.Clone(c.history), randomPrompt(c.seed, talkSays, vocab)...)
+				asked := time.Now()
+				a := r.ask(prompt, talkHears)
+				mu.Lock()
+				if watched(asked.Add(a.first)) {
+					run.firsts = append(run.firsts, ms(a.first))
+				}
+				if watched(time.Now()) {
+					run.turns++
+					run.answered += len(a.tokens)
+					run.history += len(c.history)
+					run.loaded += a.loaded
+				}
+				mu.Unlock()
+				if c.turn++; c.turn == talkTurns {
+					c.turn, c.history = 0, nil
+				} else {
+					c.history = append(prompt, a.tokens...)
+				}
+				open <- c
+			}
+		})
+	}
+	all.Wait()
+	run.took = talkTime
+	return run
+}
+
+// talkTime is how long conversations are watched, after talkWarm, in which what
+// all clients ask at once at the begin spreads.
+const talkWarm, talkTime = 10 * time.Second, 30 * time.Second
