@@ -17,9 +17,13 @@ type Config struct {
 	// StepTokens is the token budget of a step: decoding sequences take one
 	// each, prefill chunks the rest.
 	StepTokens int
+	// PrefillTokens is the most that one prompt gets of a step in which nothing
+	// decodes: large chunks are faster and keep nobody waiting that came
+	// earlier. Less than StepTokens means no more than that.
+	PrefillTokens int
 	// MaxStepTime is how long a step with a prefill chunk should take at
 	// most; the chunk adapts to the measured speed. 0 means StepTokens alone
-	// decides.
+	// decides. A step for which PrefillTokens counts may take four times that.
 	MaxStepTime time.Duration
 	// MaxBacklog is how many unread events a choice may have before it
 	// pauses until they are read.
@@ -59,6 +63,7 @@ func (c *Config) Validate() error {
 		{"max running", c.MaxRunning, 1},
 		{"max waiting", c.MaxWaiting, 1},
 		{"step tokens", c.StepTokens, 1},
+		{"prefill tokens", c.PrefillTokens, 0},
 		{"max backlog", c.MaxBacklog, 1},
 		{"max model len", c.MaxModelLen, 0},
 		{"max failures", c.MaxFailures, 1},

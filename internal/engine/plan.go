@@ -2,7 +2,8 @@ package engine
 
 // plan fills the batch of the next step, oldest sequences first: each
 // decoding one gets its token, what is left of the token budget goes to
-// prefill chunks. It reports whether there is anything to do.
+// prefill chunks. Where nothing decodes the budget is larger, for the oldest
+// prompt. It reports whether there is anything to do.
 func (e *Engine) plan() bool {
 	e.batch = e.batch[:0]
 	e.retract()
@@ -30,12 +31,21 @@ func (e *Engine) plan() bool {
 	}
 	// A failed copy has ended a request; none of it may be stepped.
 	e.batch = keepRunning(e.batch)
-	budget := e.pace.budget(e.cfg.StepTokens, e.cfg.MaxStepTime, len(e.batch))
+	tokens, target := e.cfg.StepTokens, e.cfg.MaxStepTime
+	alone := e.cfg.PrefillTokens > tokens && !e.decoding()
+	if alone {
+		tokens, target = e.cfg.PrefillTokens, aloneTime*target
+	}
+	budget := e.pace.budget(tokens, target, len(e.batch))
 	if e.cfg.MaxStepTime > 0 && e.pace.rate == 0 && e.prefilling() {
 		budget = 0 // how much is too much, the step under way will show
 	}
-	for _, q := range keepRunning(prefills) {
-		if budget == 0 {
+	shared := max(e.cfg.StepTokens, sharedTokens)
+	for i, q := range keepRunning(prefills) {
+		if alone && i > 0 {
+			budget = min(budget, shared)
+		}
+		if budget <= 0 {
 			break
 		}
 		n := e.chunk(q, budget)
@@ -44,9 +54,29 @@ func (e *Engine) plan() bool {
 		}
 		q.chunk = n
 		budget -= q.chunk
+		shared -= q.chunk
 		e.batch = append(e.batch, q)
 	}
 	return len(e.batch) > 0
+}
+
+const (
+	// aloneTime is how many times MaxStepTime a step may take in which nothing
+	// decodes: only who comes meanwhile waits for it.
+	aloneTime = 4
+	// sharedTokens is from where on a larger step is faster only for the one long
+	// prompt in it, by its attention: others get their first token sooner without.
+	sharedTokens = 2048
+)
+
+// decoding says that some sequence waits for its next step to get a token.
+func (e *Engine) decoding() bool {
+	for _, q := range e.running {
+		if q.missing() <= 1 && !q.h.req.PrefillOnly && !q.paused() {
+			return true
+		}
+	}
+	return false
 }
 
 // prefilling says that a step under way carries prefill.

@@ -79,6 +79,62 @@ func TestDecodeGoesFirst(t *testing.T) {
 	}
 }
 
+// TestPrefillAlone: the oldest prompt gets large chunks while nothing decodes,
+// others only what a step has left below 2048 tokens; beside a stream that
+// decodes, or is about to, none is larger than StepTokens.
+func TestPrefillAlone(t *testing.T) {
+	var shapes [][]int
+	cfg := config()
+	cfg.StepTokens, cfg.PrefillTokens, cfg.MaxStepTime = 512, 4096, 0
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		r := newRig(t, cfg, enginetest.Config{Blocks: 2000, BlockTokens: 16, MaxPositions: 16384}, func(s *kernels.Step) error {
+			<-gate
+			var shape []int
+			for _, q := range s.Seqs {
+				shape = append(shape, len(q.Tokens))
+			}
+			shapes = append(shapes, shape)
+			return nil
+		})
+		first := r.submit(request(prompt(rng(), 16), 1))
+		synctest.Wait() // in its step; what follows comes together
+		var handles []*engine.Handle
+		for _, n := range []int{6000, 600, 3000} {
+			q := request(prompt(rng(), n), 2)
+			q.IgnoreEOS = true
+			handles = append(handles, r.submit(q))
+		}
+		close(gate)
+		for _, h := range append(handles, first) {
+			if _, _, err := collect(h, 1); err != nil {
+				t.Error(err)
+			}
+		}
+		r.close()
+	})
+	most := 0
+	for _, shape := range shapes {
+		total, decodes := 0, 0
+		for i, n := range shape {
+			total += n
+			if n == 1 {
+				decodes++
+			}
+			if i > 0 && n > 1 && total > 2048 {
+				t.Errorf("step %v: a second prompt makes it larger than 2048", shape)
+			}
+		}
+		if decodes > 0 && total > 512 {
+			t.Errorf("step %v: more than 512 tokens beside a stream that decodes", shape)
+		}
+		most = max(most, total)
+	}
+	if most != 4096 {
+		t.Errorf("the largest step has %d tokens, want 4096: %v", most, shapes)
+	}
+}
+
 // TestStepTime lets the fake take 1 ms a token: chunks settle at MaxStepTime.
 func TestStepTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -44,6 +44,7 @@ type Config struct {
 	MaxBatch       int           `koanf:"max_batch"`      // sequences a step
 	MaxWaiting     int           `koanf:"max_waiting"`    // requests that may queue
 	StepTokens     int           `koanf:"step_tokens"`    // tokens a step
+	PrefillTokens  int           `koanf:"prefill_tokens"` // of one prompt in a step on a GPU in which nothing decodes
 	MaxStepTime    time.Duration `koanf:"max_step_time"`  // aim for a step with a prefill chunk
 
 	MaxBody      config.Size   `koanf:"max_body"`      // bytes of a request body
@@ -130,7 +131,7 @@ func DefaultConfig(role fleet.Role) Config {
 		Role: string(role), Device: "auto",
 		Listen: "127.0.0.1:0", KVListen: "127.0.0.1:0",
 		BlockTokens: 16, GPUMemory: 0.9, KVCacheDType: kvAuto, Quantization: quantAuto, MaxBatch: 64, MaxWaiting: 1024,
-		StepTokens: 512, MaxStepTime: 50 * time.Millisecond,
+		StepTokens: 512, PrefillTokens: 8192, MaxStepTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
 		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
@@ -302,6 +303,7 @@ func (c *Config) Validate() error {
 		{"max_batch", int64(c.MaxBatch), 1, 1 << 16},
 		{"max_waiting", int64(c.MaxWaiting), 1, 1 << 20},
 		{"step_tokens", int64(c.StepTokens), 1, 1 << 20},
+		{"prefill_tokens", int64(c.PrefillTokens), 0, 1 << 20},
 		{"max_body", int64(c.MaxBody), 1 << 10, 1 << 31},
 		{"kv.bulk_conns", int64(c.KV.BulkConns), 1, 64},
 		{"kv.resends", int64(c.KV.Resends), 0, 100},

@@ -210,6 +210,9 @@ func (w *Worker) startEngine() error {
 	cfg := engine.DefaultConfig()
 	cfg.MaxRunning, cfg.MaxWaiting = w.cfg.MaxBatch, w.cfg.MaxWaiting
 	cfg.StepTokens, cfg.MaxStepTime = w.cfg.StepTokens, w.cfg.MaxStepTime
+	if w.backend.Info().Name == "cuda" { // on a CPU large steps are no faster
+		cfg.PrefillTokens = w.cfg.PrefillTokens
+	}
 	cfg.MaxModelLen, cfg.EOS = w.cfg.MaxModelLen, w.eos()
 	w.engine, err = engine.New(cfg, w.backend, w.cache, w.log, w.registry)
 	if err != nil {

@@ -25,7 +25,7 @@ func llama8B() kernels.Arch {
 
 // TestSpeed prints one JSON line a figure: host time of a step, from one end to
 // the next as steps overlap, with the device's own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
-// mixed448 hit16@8k" (tokens of a chunk, and of what is cached before it). "b64l4" has contexts of 4k.
+// 8k@4096 mixed448 hit16@8k" (tokens of a chunk, 2048 if not given; and of what is cached before it). "b64l4" has contexts of 4k.
 // XPYD_CUDA_KV8 keeps KV in FP8, XPYD_CUDA_W8 weights. "quality" compares logits with bf16's.
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
@@ -45,6 +45,11 @@ func TestSpeed(t *testing.T) {
 	if what[0] == "quality" {
 		quality(t, opt)
 		return
+	}
+	for _, w := range what {
+		if _, chunk := prompt(w); chunk > opt.MaxTokens {
+			opt.MaxTokens = chunk
+		}
 	}
 	if opt.BatchInvariant {
 		prefix = "gpu.invariant_"
@@ -74,10 +79,20 @@ func TestSpeed(t *testing.T) {
 			length, _ := strconv.Atoi(k)
 			decodeSpeed(t, b, batch, max(length, 1)*1024)
 		} else {
-			k, _ := strconv.Atoi(strings.TrimSuffix(w, "k"))
-			prefillSpeed(t, b, k*1024)
+			length, chunk := prompt(w)
+			prefillSpeed(t, b, length, chunk)
 		}
 	}
+}
+
+// prompt reads "8k@4096": a prompt's tokens and a chunk's.
+func prompt(w string) (length, chunk int) {
+	k, n, ok := strings.Cut(w, "k@")
+	if chunk = 2048; ok {
+		chunk, _ = strconv.Atoi(n)
+	}
+	length, _ = strconv.Atoi(strings.TrimSuffix(k, "k"))
+	return length * 1024, min(chunk, length*1024)
 }
 
 // prefix begins a figure's name.
@@ -173,7 +188,7 @@ func decodeSpeed(t *testing.T, b *cuda.Backend, batch, length int) {
 	}
 }
 
-func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
+func prefillSpeed(t *testing.T, b *cuda.Backend, length, chunk int) {
 	var blocks []int32
 	for i := range length / 16 {
 		blocks = append(blocks, int32(i*7919%b.Blocks()))
@@ -183,7 +198,7 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
 		tokens[i] = int32(i * 104729 % b.Arch().Vocab)
 	}
 	if profiled != nil {
-		profile(t, b, kernels.Seq{Tokens: tokens[:2048], Blocks: blocks})
+		profile(t, b, kernels.Seq{Tokens: tokens[:chunk], Blocks: blocks})
 		return
 	}
 	rounds := max(4, 12*2048/length)
@@ -199,9 +214,9 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
 			}
 			us += d
 		}
-		for pos := 0; pos < length; pos += 2048 {
-			q := kernels.Seq{Tokens: tokens[pos : pos+2048], Pos: pos, Blocks: blocks}
-			if pos+2048 == length {
+		for pos := 0; pos < length; pos += chunk {
+			q := kernels.Seq{Tokens: tokens[pos : pos+chunk], Pos: pos, Blocks: blocks}
+			if pos+chunk == length {
 				q.Samples = []kernels.Sample{{TopP: 1, Repetition: 1, Logprobs: -1}}
 			}
 			if mustLaunch(t, b, q); pos > 0 {
@@ -214,7 +229,11 @@ func prefillSpeed(t *testing.T, b *cuda.Backend, length int) {
 			device = append(device, float64(length)/us*1e6)
 		}
 	}
-	report(fmt.Sprintf(prefix+"prefill_tok_s.%dk", length/1024), "tok/s", host, device)
+	name := fmt.Sprintf(prefix+"prefill_tok_s.%dk", length/1024)
+	if chunk != 2048 {
+		name += fmt.Sprintf("_chunk%d", chunk)
+	}
+	report(name, "tok/s", host, device)
 }
 
 // hitSpeed computes the last tokens of prompts of the given length, of which all

@@ -132,7 +132,19 @@ __device__ __forceinline__ uint32_t pack(float lo, float hi) {
   bf162 v = __floats2bfloat162_rn(lo, hi);
   return *reinterpret_cast<uint32_t *>(&v);
 }
-__device__ __forceinline__ float2 unpack(uint32_t v) { return __bfloat1622float2(*reinterpret_cast<bf162 *>(&v)); }
+__device__ __forceinline__ float2 unpack(uint32_t v) { return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000)); }
+
+// silu(gate) * up of two bf16 each; the same in every kernel that does it.
+__device__ __forceinline__ float silu(float g) {
+  float e, r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.4426950408889634f * g));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
+  return g * r;
+}
+__device__ __forceinline__ uint32_t silu_mul(uint32_t gate, uint32_t up) {
+  float2 g = unpack(gate), u = unpack(up);
+  return pack(silu(g.x) * u.x, silu(g.y) * u.y);
+}
 
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
@@ -266,6 +278,18 @@ int32_t xk_attn_hopper_init();
 // Skinny projection, rows <= 32: out[m][n] = sum_k w[n][k] x[m][k].
 enum Epilogue { STORE_BF16, ADD_BF16, SILU_BF16, STORE_F32 }; // ADD: out += ; SILU: pairs of 8 rows
 int32_t xk_skinny(const Launch &l, Epilogue e, const bf16 *w, const bf16 *x, int x_stride, void *out, int out_stride, int m, int n, int k);
+
+// Projection of many rows by gemm_hopper.cu; out = x w^T, out += or SILU, as above.
+struct Gemm {
+  const CUtensorMap *x, *w, *out; // xk_matrix_map: [rows][k], [n][k], and stored [rows][n] (SILU: n/2)
+  int rows, n, k;
+  int ctas;       // how many run at once: xk_gemm_hopper_init says it
+  unsigned *work; // two counters, zero between launches
+};
+int32_t xk_gemm_hopper(const Launch &l, Epilogue e, const Gemm &g);
+int32_t xk_gemm_hopper_init(int *ctas);
+// Of a matrix that the kernel reads, or (stored) its result; stride in elements, a multiple of 8.
+int32_t xk_matrix_map(CUtensorMap *map, const void *base, int64_t rows, int columns, int stride, bool stored);
 
 struct Sampling {
   const float *logits; // [finals of the tile][stride], raw

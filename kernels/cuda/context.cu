@@ -62,7 +62,8 @@ static int32_t buffers(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_alloc(c, &c->xn, r * g.hidden, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->qkv, r * c->width, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->att, r * att, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->gu, r * 2 * c->ff, true));
+  c->gu_rows = int(std::min<int64_t>(r, 2048));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->gu, int64_t(c->gu_rows) * 2 * c->ff, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->act, r * c->ff, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->last, s * g.hidden, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->logits, s * c->stride, true));

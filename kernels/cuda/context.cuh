@@ -14,13 +14,14 @@ struct Layer {
   bf16 *qkv, *o, *gate_up, *down;    // [N][K] row-major; gate_up: 8 gate rows, 8 up rows in turn
   float *attn_norm, *mlp_norm, *bias, *q_norm, *k_norm;
   Matrix8 qkv8, o8, gate_up8, down8; // instead, with weights_fp8
+  CUtensorMap maps[4]; // of qkv, o, gate_up, down: by Shape
 };
 
 enum Shape { QKV, OUT, GATE_UP, DOWN, HEAD, SHAPES };
 
 // How one projection is done for row counts up to a bucket.
 struct Choice {
-  bool skinny = false, algo_known = false;
+  bool skinny = false, own = false, algo_known = false; // skinny.cu, gemm_hopper.cu, or cuBLASLt
   cublasLtMatmulAlgo_t algo;
 };
 
@@ -95,6 +96,10 @@ struct xk_ctx {
   cublasLtMatmulDesc_t matmul = nullptr;
   void *workspace = nullptr;
   static constexpr size_t WORKSPACE = size_t(64) << 20;
+  CUtensorMap reads[4], writes[4]; // of gemm_hopper.cu: activations and results, by Shape
+  int gemm_ctas = 0;
+  unsigned *gemm_work = nullptr;
+  int gu_rows = 0; // of gu: where gate_up is not fused with SiLU, it goes in slices of so many rows
   std::map<int, Choice> choices[SHAPES]; // by row bucket
   std::map<int, Graph> graphs;           // by decode bucket
 

@@ -64,8 +64,6 @@ static __global__ void rmsnorm_kernel(const bf16 *x, const int32_t *index, const
   for (int at = threadIdx.x + KEEP * blockDim.x; at < n; at += blockDim.x) put(at, src[at]);
 }
 
-static __device__ __forceinline__ float silu(float g) { return g / (1.0f + __expf(-g)); }
-
 static __global__ void silu_kernel(const bf16 *in, bf16 *out, int64_t vectors) {
   pdl_wait();
   pdl_next();
@@ -73,11 +71,7 @@ static __global__ void silu_kernel(const bf16 *in, bf16 *out, int64_t vectors) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < vectors; i += step) {
     const uint4 *src = reinterpret_cast<const uint4 *>(in) + 2 * i;
     uint4 g = src[0], u = src[1];
-    auto f = [](uint32_t g, uint32_t u) {
-      float2 a = unpack(g), b = unpack(u);
-      return pack(silu(a.x) * b.x, silu(a.y) * b.y);
-    };
-    reinterpret_cast<uint4 *>(out)[i] = make_uint4(f(g.x, u.x), f(g.y, u.y), f(g.z, u.z), f(g.w, u.w));
+    reinterpret_cast<uint4 *>(out)[i] = make_uint4(silu_mul(g.x, u.x), silu_mul(g.y, u.y), silu_mul(g.z, u.z), silu_mul(g.w, u.w));
   }
 }
 

@@ -1,7 +1,8 @@
-// Projections: the skinny kernel up to 16 rows, cuBLASLt with its first
-// heuristic above: a choice that is the same in every process. With cfg.tune,
-// each (shape, rows) is chosen at start by timing more heuristics and the
-// skinny kernel over different layers' weights, so that none finds them in L2.
+// Projections: the skinny kernel up to 16 rows, gemm_hopper.cu for many, and
+// cuBLASLt with its first heuristic between: a choice that is the same in every
+// process. With cfg.tune, each (shape, rows) is chosen at start by timing more
+// heuristics and the own kernels over different layers' weights, so that none
+// finds them in L2.
 // With cfg.batch_invariant all algorithms of a shape give a row the same bits.
 // Weights are [N][K], activations [rows][K], results [rows][N], all row-major:
 // for cuBLASLt's columns that is N x rows = W^T x X.
@@ -59,14 +60,34 @@ static int32_t matmul(xk_ctx *c, const Launch &l, const Operands &o, int rows, c
   return XK_OK;
 }
 
+// Whether gemm_hopper.cu is to do it. By the probe's timing on an H100 of
+// Llama-3-8B's shapes: with fewer rows its last wave of tiles is too empty, and
+// DOWN's rows are so long that tiles which drift apart do not meet in L2.
+static bool takes_own(const xk_ctx *c, Shape s, int rows) {
+  static const int from[SHAPES] = {1025, 1025, 513, INT32_MAX, INT32_MAX};
+  return c->hopper && rows >= from[s];
+}
+
+static int32_t run_own(xk_ctx *c, const Launch &l, Shape s, int layer, int rows) {
+  Operands o = operands(c, s, layer);
+  return xk_gemm_hopper(l, o.epilogue, {&c->reads[s], &c->layers[layer].maps[s], &c->writes[s], rows, o.n, o.k, c->gemm_ctas, c->gemm_work});
+}
+
 static int32_t run(xk_ctx *c, const Launch &l, Shape s, int layer, int rows, const Choice &h) {
+  if (h.own) return run_own(c, l, s, layer, rows);
   Operands o = operands(c, s, layer);
   if (h.skinny) {
     void *out = s == GATE_UP ? c->act : o.out;
     return xk_skinny(l, o.epilogue, o.w, o.x, o.k, out, s == GATE_UP ? c->ff : o.out_stride, rows, o.n, o.k);
   }
-  XK_OK_OR_RETURN(matmul(c, l, o, rows, h.algo_known ? &h.algo : nullptr));
-  return s == GATE_UP ? xk_silu(l, c->gu, c->act, rows, c->ff) : XK_OK;
+  int most = s == GATE_UP ? c->gu_rows : rows;
+  for (int from = 0; from < rows; from += most) {
+    int n = std::min(most, rows - from);
+    XK_OK_OR_RETURN(matmul(c, l, o, n, h.algo_known ? &h.algo : nullptr));
+    if (s == GATE_UP) XK_OK_OR_RETURN(xk_silu(l, c->gu, c->act + int64_t(from) * c->ff, n, c->ff));
+    o.x += int64_t(n) * o.k;
+  }
+  return XK_OK;
 }
 
 int32_t xk_project(xk_ctx *c, const Launch &l, Shape s, int layer, int rows) {
@@ -113,23 +134,30 @@ static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
   int n;
   XK_OK_OR_RETURN(heuristics(c, o, rows, found, &n)); // without any, cublasLtMatmul's own default is taken
   if (!c->cfg.tune) {
+    best->own = takes_own(c, s, rows);
     best->skinny = rows <= 16, best->algo_known = n > 0;
     if (n > 0) best->algo = found[0].algo;
     return XK_OK;
   }
   float least = 1e30f, ms;
+  Choice h;
   for (int i = 0; i < n; i++) {
-    Choice h;
     h.algo_known = true;
     h.algo = found[i].algo;
     XK_OK_OR_RETURN(measure(c, s, rows, h, &ms));
     if (ms < least) least = ms, *best = h;
   }
+  h = {};
   if (rows <= 32 && o.k % 8 == 0) {
-    Choice h;
     h.skinny = true;
     XK_OK_OR_RETURN(measure(c, s, rows, h, &ms));
     if (ms < least || rows <= 8) *best = h;
+    h.skinny = false;
+  }
+  if (rows > 32 && c->hopper && s != HEAD) {
+    h.own = true;
+    XK_OK_OR_RETURN(measure(c, s, rows, h, &ms));
+    if (ms < least) *best = h;
   }
   return XK_OK;
 }
@@ -139,14 +167,15 @@ static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
 // Algorithms that add up K in one go, in order, differ in tiles and speed but
 // hardly in bits. So the first that gives a row the same bits in every batch is
 // the reference of its shape, and each bucket takes its own first choice of those
-// that agree with it: seen on the real weights, at start, on this device.
+// that agree with it, the kernel of gemm_hopper.cu before all: seen on the real
+// weights, at start, on this device.
 
 static constexpr int MOST_CHECKED = 2048; // rows; larger buckets take the last one's choice
 static const int REFERENCES[] = {128, 64, 256, 2048, 16}; // row counts whose first choices may be the reference
 
-static __global__ void noise_kernel(bf16 *x, int64_t n) {
+static __global__ void noise_kernel(bf16 *x, int64_t n, int64_t first) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
-    x[i] = __float2bfloat16(float(int32_t(mix64(i))) * (1.0f / 2147483648.0f));
+    x[i] = __float2bfloat16(float(int32_t(mix64(first + i))) * (1.0f / 2147483648.0f));
 }
 static __global__ void unequal_kernel(const uint16_t *a, const uint16_t *b, int64_t n, unsigned long long *count) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
@@ -162,22 +191,31 @@ static __global__ void digest_kernel(const uint16_t *a, int64_t n, unsigned long
 // The check of one shape: noise in, results of most rows in kept.
 struct Check {
   xk_ctx *c;
+  Shape shape;
   Operands o;
   int most;
   uint8_t *kept;
   unsigned long long *count; // on the device
   int64_t row() const { return int64_t(o.out_stride) * (o.type == CUDA_R_32F ? 4 : 2); }
-  int32_t run(int from, int rows, const cublasLtMatmulAlgo_t *algo) const {
+  // gate_up is looked at before SiLU, which is the same function in every kernel.
+  int32_t run(int from, int rows, const Choice &h) const {
     Operands part = o;
     part.x += int64_t(from) * o.k;
-    XK_TRY(cudaMemsetAsync(o.out, 0, rows * row(), c->stream));
-    return matmul(c, {c->stream, false}, part, rows, algo);
+    if (o.beta) noise_kernel<<<512, 256, 0, c->stream>>>(static_cast<bf16 *>(o.out), int64_t(rows) * o.out_stride, int64_t(from) * o.out_stride); // what is added to
+    else XK_TRY(cudaMemsetAsync(o.out, 0, rows * row(), c->stream));
+    Launch l = {c->stream, false};
+    if (!h.own) return matmul(c, l, part, rows, &h.algo);
+    CUtensorMap x, w, out;
+    XK_OK_OR_RETURN(xk_matrix_map(&x, part.x, rows, o.k, o.k, false));
+    XK_OK_OR_RETURN(xk_matrix_map(&w, o.w, o.n, o.k, o.k, false));
+    XK_OK_OR_RETURN(xk_matrix_map(&out, o.out, rows, o.n, o.out_stride, true));
+    return xk_gemm_hopper(l, o.epilogue == SILU_BF16 ? STORE_BF16 : o.epilogue, {&x, &w, &out, rows, o.n, o.k, c->gemm_ctas, c->gemm_work});
   }
   // Whether so many rows, from some place, come out as they are in kept.
-  bool agrees(int rows, const cublasLtMatmulAlgo_t *algo) const {
+  bool agrees(int rows, const Choice &h) const {
     int from = most - rows - (most - rows) / 3;
     unsigned long long unequal = 1;
-    if (cudaMemsetAsync(count, 0, sizeof *count, c->stream) != cudaSuccess || run(from, rows, algo) != XK_OK) return false;
+    if (cudaMemsetAsync(count, 0, sizeof *count, c->stream) != cudaSuccess || run(from, rows, h) != XK_OK) return false;
     unequal_kernel<<<512, 256, 0, c->stream>>>(reinterpret_cast<uint16_t *>(kept + from * row()), static_cast<uint16_t *>(o.out), rows * row() / 2, count);
     return cudaMemcpyAsync(&unequal, count, sizeof unequal, cudaMemcpyDeviceToHost, c->stream) == cudaSuccess &&
            cudaStreamSynchronize(c->stream) == cudaSuccess && unequal == 0;
@@ -199,12 +237,14 @@ static int32_t reference(const Check &k, Choice *out) {
     int n;
     XK_OK_OR_RETURN(heuristics(k.c, k.o, std::min(at, k.most), found, &n));
     for (int i = 0; i < n; i++) {
-      if (!in_one_go(&found[i].algo) || k.run(0, k.most, &found[i].algo) != XK_OK) continue;
+      Choice h;
+      h.algo_known = true, h.algo = found[i].algo;
+      if (!in_one_go(&h.algo) || k.run(0, k.most, h) != XK_OK) continue;
       XK_TRY(cudaMemcpyAsync(k.kept, k.o.out, k.most * k.row(), cudaMemcpyDeviceToDevice, k.c->stream));
       bool all = true;
-      for (int rows : {1, 2, 7, 16, 33, 64, 96, 129, 300, 511, 1024}) all = all && (rows >= k.most || k.agrees(rows, &found[i].algo));
+      for (int rows : {1, 2, 7, 16, 33, 64, 96, 129, 300, 511, 1024}) all = all && (rows >= k.most || k.agrees(rows, h));
       if (!all) continue;
-      out->algo_known = true, out->algo = found[i].algo;
+      *out = h;
       return XK_OK;
     }
   }
@@ -212,7 +252,7 @@ static int32_t reference(const Check &k, Choice *out) {
 }
 
 static int32_t choose_invariant(const Check &k, std::map<int, Choice> *out) {
-  noise_kernel<<<512, 256, 0, k.c->stream>>>(const_cast<bf16 *>(k.o.x), int64_t(k.most) * k.o.k);
+  noise_kernel<<<512, 256, 0, k.c->stream>>>(const_cast<bf16 *>(k.o.x), int64_t(k.most) * k.o.k, 0);
   Choice first;
   XK_OK_OR_RETURN(reference(k, &first));
   XK_TRY(cudaMemsetAsync(k.count, 0, sizeof *k.count, k.c->stream));
@@ -226,12 +266,16 @@ static int32_t choose_invariant(const Check &k, std::map<int, Choice> *out) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     int n, most = std::min(b, k.most);
     XK_OK_OR_RETURN(heuristics(k.c, k.o, most, found, &n));
-    Choice best = first;
-    for (int i = 0; i < n; i++) {
-      const cublasLtMatmulAlgo_t *algo = &found[i].algo;
-      if (!in_one_go(algo) || !k.agrees(most, algo) || !k.agrees((least + most) / 2, algo) || !k.agrees(least, algo)) continue;
-      best.algo = *algo;
-      break;
+    Choice best = first, h;
+    auto fits = [&] { return k.agrees(most, h) && k.agrees((least + most) / 2, h) && k.agrees(least, h); };
+    h.own = takes_own(k.c, k.shape, most);
+    bool taken = h.own && fits();
+    if (taken) best = h;
+    h = first;
+    for (int i = 0; i < n && !taken; i++) {
+      h.algo = found[i].algo;
+      taken = in_one_go(&h.algo) && fits();
+      if (taken) best = h;
     }
     if (most == k.most) b = INT32_MAX;
     (*out)[b] = best;
@@ -244,7 +288,7 @@ static int32_t choose_invariant(const Check &k, std::map<int, Choice> *out) {
 static int32_t choose_all_invariant(xk_ctx *c, uint8_t *kept, int64_t bytes) {
   auto *count = reinterpret_cast<unsigned long long *>(kept + bytes);
   for (int s = 0; s < SHAPES; s++) {
-    Check k = {c, operands(c, Shape(s), 0), std::min(s == HEAD ? c->cfg.max_seqs : c->cfg.max_rows, MOST_CHECKED), kept, count};
+    Check k = {c, Shape(s), operands(c, Shape(s), 0), std::min(s == HEAD ? c->cfg.max_seqs : c->cfg.max_rows, MOST_CHECKED), kept, count};
     XK_OK_OR_RETURN(choose_invariant(k, &c->choices[s]));
   }
   return XK_OK;
@@ -277,6 +321,21 @@ int32_t xk_gemm_tune(xk_ctx *c) {
   return XK_OK;
 }
 
+// The maps of what gemm_hopper.cu reads and writes.
+static int32_t open_own(xk_ctx *c) {
+  XK_OK_OR_RETURN(xk_gemm_hopper_init(&c->gemm_ctas));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->gemm_work, 2, true));
+  for (Shape s : {QKV, OUT, GATE_UP, DOWN}) {
+    Operands o = operands(c, s, 0);
+    bool silu = o.epilogue == SILU_BF16;
+    int wide = silu ? c->ff : o.n;
+    XK_OK_OR_RETURN(xk_matrix_map(&c->reads[s], o.x, c->cfg.max_rows, o.k, o.k, false));
+    XK_OK_OR_RETURN(xk_matrix_map(&c->writes[s], silu ? c->act : o.out, c->cfg.max_rows, wide, wide, true));
+    for (int i = 0; i < c->cfg.layers; i++) XK_OK_OR_RETURN(xk_matrix_map(&c->layers[i].maps[s], operands(c, s, i).w, o.n, o.k, o.k, false));
+  }
+  return XK_OK;
+}
+
 int32_t xk_gemm_open(xk_ctx *c) {
   LT_TRY(cublasLtCreate(&c->lt));
   LT_TRY(cublasLtMatmulDescCreate(&c->matmul, CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -285,7 +344,7 @@ int32_t xk_gemm_open(xk_ctx *c) {
   uint8_t *w;
   XK_OK_OR_RETURN(xk_alloc(c, &w, int64_t(xk_ctx::WORKSPACE)));
   c->workspace = w;
-  return XK_OK;
+  return c->hopper && !c->cfg.weights_fp8 ? open_own(c) : XK_OK;
 }
 
 void xk_gemm_close(xk_ctx *c) {

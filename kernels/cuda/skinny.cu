@@ -80,7 +80,7 @@ static __global__ __launch_bounds__(WARPS * 32, NT == 1 ? 2 : 1) void skinny_ker
       int row = i % 8, col = i / 8;
       if (n0 + row + 8 >= n) continue;
       float gate = total(row, col), up = total(row + 8, col);
-      static_cast<bf16 *>(out)[int64_t(col) * out_stride + n0 / 2 + row] = __float2bfloat16(gate / (1.0f + __expf(-gate)) * up);
+      static_cast<bf16 *>(out)[int64_t(col) * out_stride + n0 / 2 + row] = __float2bfloat16(silu(gate) * up);
     }
   } else {
     for (int i = threadIdx.x; i < 16 * m; i += WARPS * 32) {

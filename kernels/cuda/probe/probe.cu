@@ -1,7 +1,7 @@
 // Checks and times single kernels on this GPU, without Go and without a model:
 // scripts/cuda-bench builds it from the library's own object files.
 //
-//   probe check [quick|few|kv8]   attention against sums in double precision
+//   probe check [quick|few|kv8|gemm]   attention and projections against sums in double precision
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
 //
 // Inputs are random, rows of the pool that nothing may read are NaN, block
@@ -194,6 +194,7 @@ static void bench_sampler() {
   }
 }
 
+#include "gemm.cuh"
 #include "kv8.cuh"
 
 int main(int argc, char **argv) {
@@ -206,11 +207,20 @@ int main(int argc, char **argv) {
   MUST(xk_sampler_init());
   printf("DEVICE %s\n", prop.name);
   if (what == "check") {
-    if (name != "kv8") check(name);
-    check8(name == "few" || name == "quick");
+    if (name != "kv8" && name != "gemm") check(name);
+    if (name != "gemm") check8(name == "few" || name == "quick");
+    if (name != "kv8") check_gemms(name);
     return failed;
   }
+  if (what == "profile") {
+    profile_gemm(2048);
+    return 0;
+  }
   if (what != "bench") return 2;
+  if (name == "gemm") {
+    bench_gemm(argc > 3 ? argv[3] : "");
+    return 0;
+  }
   bench_copy();
   const bool all = name.empty(), attention = all || name == "attention";
   if (attention || name == "prefill") bench_prefill("");
