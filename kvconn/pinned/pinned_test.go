@@ -87,21 +87,3 @@ func TestProcesses(t *testing.T) {
 	t.Parallel()
 	kvconntest.Processes(t, factory)
 }
-
-// once is a ticket's whole life between two fakes; spoil may change them.
-func once(t *testing.T, spoil func(r, s fake), tune func(r, s *kvconn.Config), do func(w *kvconntest.World, s fake)) {
-	r, s := newFake(t, kvconntest.ReceiverBlocks), newFake(t, kvconntest.SenderBlocks)
-	if spoil != nil {
-		spoil(r, s)
-	}
-	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
-		tr, err := pinned.New(r, s, layout, small)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return tr, kvconntest.GPUs{Receiver: r, Sender: s}
-	}}
-	w := f.World(t, tune)
-	do(w, s)
-	w.Close()
-}
