@@ -93,6 +93,7 @@ type KV struct {
 	MaxQuarantined   int           `koanf:"max_quarantined"`    // blocks; 0: a quarter of the pool
 	Digest           string        `koanf:"digest"`             // "on"; "off" leaves digests unchecked where both workers say so, for measuring
 	Convert          string        `koanf:"convert"`            // "refuse" or "allow" peers whose KV has another dtype
+	DeviceRefill     string        `koanf:"device_refill"`      // "on" or "off": whether GPUs push into blocks of another size
 	HostMemory       config.Size   `koanf:"host_memory"`        // host memory under the pool; 0: none
 	SSDDir           string        `koanf:"ssd_dir"`            // folder of this worker alone, under host memory; empty: none
 	SSDSize          config.Size   `koanf:"ssd_size"`           // what ssd_dir may fill
@@ -137,7 +138,7 @@ func DefaultConfig(role fleet.Role) Config {
 		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
-			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse",
+			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse", DeviceRefill: "off",
 			SSDSize: 8 << 30, SSDIO: string(tier.IOAuto), StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
 			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25, Peers: "on"},
 		Log: Log{Level: "info", Format: "text"},
@@ -250,6 +251,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := oneOf("kv.digest", c.KV.Digest, "on", "off"); err != nil {
+		return err
+	}
+	if err := oneOf("kv.device_refill", c.KV.DeviceRefill, "on", "off"); err != nil {
 		return err
 	}
 	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {

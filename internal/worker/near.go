@@ -62,7 +62,7 @@ func (w *Worker) nearDevice(d Deps, exporter kernels.Exporter, opener kernels.Pe
 		way.private = errors.New("this process has no transport between GPUs")
 	default:
 		if _, way.private = exporter.Export(); way.private == nil {
-			way.transport, way.private = d.Device(exporter, opener)
+			way.transport, way.private = d.Device(exporter, opener, w.cfg.KV.DeviceRefill == "on")
 		}
 	}
 	w.nearStaged(d, &way)

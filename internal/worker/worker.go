@@ -46,7 +46,8 @@ type Deps struct {
 	Local     kvconn.Transport // between processes of this machine; nil: there is none
 	NoLocal   error            // why there is none
 	// Device makes the transport between GPUs of this machine; nil: there is none.
-	Device func(kernels.Exporter, kernels.PeerOpener) (kvconn.Transport, error)
+	// With refill it fills blocks of another size.
+	Device func(ours kernels.Exporter, opener kernels.PeerOpener, refill bool) (kvconn.Transport, error)
 	// Linked makes the transport between GPUs by NCCL, over another; nil: there is none.
 	Linked func(base kvconn.Transport, ours, theirs kernels.Linker, l kernels.Layout) kvconn.Transport
 	// Pinned makes that through pinned host memory of this machine; nil: there is none.

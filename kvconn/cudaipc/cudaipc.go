@@ -32,9 +32,10 @@ var ErrUnsupported = local.ErrUnsupported
 const Name = "cudaipc"
 
 // New makes a transport that offers the pool of ours and opens peers' pools with
-// opener: of a worker, both are its backend.
-func New(ours kernels.Exporter, opener kernels.PeerOpener) (kvconn.Transport, error) {
-	d := &device{ours: ours, opener: opener}
+// opener: of a worker, both are its backend. With refill a device also puts blocks
+// of another size together; else their rows go through this host.
+func New(ours kernels.Exporter, opener kernels.PeerOpener, refill bool) (kvconn.Transport, error) {
+	d := &device{ours: ours, opener: opener, refill: refill}
 	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c, d} })
 }
 
@@ -42,6 +43,7 @@ func New(ours kernels.Exporter, opener kernels.PeerOpener) (kvconn.Transport, er
 type device struct {
 	ours   kernels.Exporter
 	opener kernels.PeerOpener
+	refill bool
 
 	mu    sync.Mutex
 	taken [kernels.FlagLines]bool // lines of the flags that a peer may set

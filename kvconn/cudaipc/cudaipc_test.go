@@ -82,7 +82,7 @@ func newFake(t testing.TB, blocks int, change func(l *kvconn.Layout)) fake {
 func pair(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 	r, s := newFake(t, kvconntest.ReceiverBlocks, nil), newFake(t, kvconntest.SenderBlocks, nil)
 	s.Delay = time.Millisecond
-	tr, err := cudaipc.New(r, s)
+	tr, err := cudaipc.New(r, s, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func between(t *testing.T, r, s fake, spoil func(r, s fake), tune func(r, s *kvc
 		spoil(r, s)
 	}
 	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
-		tr, err := cudaipc.New(r, s)
+		tr, err := cudaipc.New(r, s, true)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -46,7 +46,7 @@ func TestFanout(t *testing.T) {
 	}
 	s := newFake(t, kvconntest.SenderBlocks, nil)
 	s.Delay = time.Millisecond
-	tr, err := cudaipc.New(s, s)
+	tr, err := cudaipc.New(s, s, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestFanout(t *testing.T) {
 	outs, checks := []*kvconn.Outgoing{}, []func(){}
 	for n, bt := range []int{4, 6, 4, 6, 6} {
 		d := newFake(t, kvconntest.ReceiverBlocks, func(l *kvconn.Layout) { l.BlockTokens = bt })
-		tr, err := cudaipc.New(d, d)
+		tr, err := cudaipc.New(d, d, true)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,7 +20,7 @@ import (
 var refilled = kvconntest.Factory{Shrink: 2, AtOnce: 48, Few: true, Device: func(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 	r, s := newFake(t, kvconntest.ReceiverBlocks, nil), newFake(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 6 })
 	s.Delay = time.Millisecond
-	tr, err := cudaipc.New(r, s)
+	tr, err := cudaipc.New(r, s, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,6 +83,26 @@ func TestRefillShapes(t *testing.T) {
 			})
 		})
 	})
+}
+
+// Where the device may not, the rows of such blocks go through the host.
+func TestRefillOff(t *testing.T) {
+	r, s := newFake(t, kvconntest.ReceiverBlocks, nil), newFake(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 6 })
+	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
+		tr, err := cudaipc.New(r, s, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tr, kvconntest.GPUs{Receiver: r, Sender: s}
+	}}
+	w := f.World(t, calm)
+	defer w.Close()
+	if err := w.Fetch(t.Context(), w.Spec("off", 1, 37, 0)); err != nil {
+		t.Error(err)
+	}
+	if pushed, all := w.Pool.Pushed(), w.Pool.Stores(); pushed != 0 || all == 0 {
+		t.Errorf("%d of %d blocks were pushed", pushed, all)
+	}
 }
 
 // A bit that flips in prefill's pool after the append, in a block that is cut: no

@@ -35,8 +35,15 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
 	if err != nil {
 		return nil, errors.Join(err, unix.Munmap(flags), t.End())
 	}
-	return &window{peer: peer, line: g.line, block: g.blockBytes, flags: flags, lent: t}, nil
+	w := &window{peer: peer, line: g.line, block: g.blockBytes, flags: flags, lent: t}
+	if !c.d.refill {
+		return plain{w}, nil
+	}
+	return w, nil
 }
+
+// plain is a window without Refill.
+type plain struct{ kvconn.DeviceWindow }
 
 // window is the peer's pool in our device's reach.
 type window struct {
