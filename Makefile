@@ -23,8 +23,8 @@ test: ## every test, no GPU needed
 	$(GO) test $(PKGS)
 
 race: ## the packages where concurrency lives, under the race detector
-	$(GO) test -race $(RACE)
-	$(GO) test -race -p 1 $(REALTIME)
+	$(GO) test -race -p 3 $(RACE)
+	$(GO) test -race $(REALTIME)
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	scripts/fuzz $(FUZZTIME)

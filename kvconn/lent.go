@@ -95,8 +95,8 @@ func (r *Receiver) lend(c net.Conn) (*lent, error) {
 	h, grant, err := sc.Offer(&s)
 	if h == nil || err != nil {
 		r.returned()
-		if err != nil { // another way may be taken, as when the peer refuses it
-			err = &refusal{ticket.Refused, err}
+		if op := (*net.OpError)(nil); err != nil && !errors.As(err, &op) { // not the connection's
+			err = &refusal{ticket.Refused, err} // another way may be taken, as when the peer refuses it
 		}
 		return nil, err
 	}

@@ -129,6 +129,7 @@ func (r *rig) live(t *testing.T, req *engine.Request, want []output, fate, cut i
 		if err != nil {
 			t.Errorf("collect: %v", err)
 		}
+		<-h.Done() // a step that is under way may hold its blocks still
 		for i := range got {
 			if i%2 == 0 { // what came before the cancel is right too
 				same(t, "cut choice", got[i:i+1], want[i:i+1], true)
@@ -139,10 +140,12 @@ func (r *rig) live(t *testing.T, req *engine.Request, want []output, fate, cut i
 	case 2: // prefilled elsewhere, in part by itself
 		r.handoff(t, req, want, cut%2 == 0)
 	default:
-		got, _, err := collect(r.submit(req), max(req.N, 1))
+		h := r.submit(req)
+		got, _, err := collect(h, max(req.N, 1))
 		if err != nil {
 			t.Errorf("collect: %v", err)
 		}
+		<-h.Done()
 		same(t, "whole", got, want, false)
 	}
 }
@@ -178,10 +181,12 @@ func (r *rig) handoff(t *testing.T, req *engine.Request, want []output, recomput
 			second.Prefilled.First = append(second.Prefilled.First, o.sampled...)
 		}
 	}
-	got, _, err := collect(r.submit(&second), max(req.N, 1))
+	h = r.submit(&second)
+	got, _, err := collect(h, max(req.N, 1))
 	if err != nil {
 		t.Errorf("decode: %v", err)
 		return
 	}
+	<-h.Done()
 	same(t, fmt.Sprintf("handed over, recompute %t", recompute), got, want, false)
 }

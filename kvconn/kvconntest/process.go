@@ -79,6 +79,7 @@ func child(f Factory, args []string) error {
 	if _, err := fmt.Sscan(args[1], &f.stretch); err != nil {
 		return err
 	}
+	var armed atomic.Bool
 	if len(args) == 5 {
 		var step, nth int
 		if _, err := fmt.Sscan(args[2]+" "+args[3], &step, &nth); err != nil {
@@ -88,14 +89,19 @@ func child(f Factory, args []string) error {
 		if args[0] == "receiver" {
 			to = ToSender
 		}
-		onFrame(ch, to, Step(step), nth, func() { strike(signals[Action(args[4])]) })
+		armed.Store(!idle(Step(step)))
+		onFrame(ch, to, Step(step), nth, &armed, func() { strike(signals[Action(args[4])]) })
 	}
 	w := f.world(orphan{}, ch, addr)
 	in := bufio.NewReader(os.Stdin)
 	if args[0] == "sender" {
 		fmt.Fprintln(os.Stdout, w.Addr)
-		_, err := io.Copy(io.Discard, in)
-		return err
+		for {
+			if _, err := in.ReadString('\n'); err != nil { // its end
+				return nil
+			}
+			armed.Store(true)
+		}
 	}
 	line, err := in.ReadString('\n')
 	if err != nil {
@@ -108,6 +114,10 @@ func child(f Factory, args []string) error {
 		var first int
 		if _, err := fmt.Fscanln(in, &name, &seed, &first); err != nil {
 			return nil
+		}
+		if name == arm {
+			armed.Store(true)
+			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), peerPatience)
 		err := w.Fetch(ctx, w.Spec(name, seed, 18, first))
@@ -134,12 +144,19 @@ func strike(s syscall.Signal) {
 	syscall.RawSyscall(syscall.SYS_TGKILL, uintptr(os.Getpid()), uintptr(syscall.Gettid()), uintptr(s))
 }
 
-// onFrame calls f before the nth frame of a step and direction is written.
-func onFrame(ch *Chaos, to Direction, step Step, nth int, f func()) {
-	n, idle := 0, step != Ping && step != Beat
+// idle tells whether a step comes between transfers, too: its fault is armed when
+// the first transfer is over, however long that takes.
+func idle(step Step) bool { return step == Ping || step == Beat }
+
+// arm is what a child that is to be hit when it is idle is told then.
+const arm = "arm"
+
+// onFrame calls f before the nth frame of a step and direction since it was armed
+// is written.
+func onFrame(ch *Chaos, to Direction, step Step, nth int, armed *atomic.Bool, f func()) {
+	n := 0
 	ch.Trace(func(_ int, dir Direction, st Step, _ []byte) {
-		idle = idle || st == Commit || st == Received // the transfer before the fault is over
-		if dir == to && same(step, st) && idle {
+		if dir == to && same(step, st) && armed.Load() {
 			if n == nth {
 				f()
 			}
@@ -278,12 +295,14 @@ type scene struct {
 func processCase(t *testing.T, f Factory, victim string, p phase, act Action) verdict {
 	f, tr, addr := f.transport(t)
 	ch := NewChaos(tr)
-	s := &scene{World: f.world(t, ch, addr), f: f, t: t, victim: victim, idle: strings.HasPrefix(p.name, "idle")}
+	s := &scene{World: f.world(t, ch, addr), f: f, t: t, victim: victim, idle: idle(p.step)}
+	var armed atomic.Bool
+	armed.Store(!s.idle)
 	defer s.Close()
 	if own := map[string]Direction{"sender": ToReceiver, "receiver": ToSender}[victim]; own == p.to {
 		s.start(fmt.Sprint(uint8(p.step)), fmt.Sprint(p.nth), string(act))
 	} else {
-		onFrame(ch, p.to, p.step, p.nth, func() {
+		onFrame(ch, p.to, p.step, p.nth, &armed, func() {
 			p := s.peer.Load() // there will be another
 			p.signal(signals[act])
 			for by := time.Now().Add(peerPatience); !p.is(act) && time.Now().Before(by); {
@@ -296,6 +315,8 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 		if o := s.fetches("before", 50, 0, 1); o != ticket.Done {
 			t.Errorf("before the fault: %s", o)
 		}
+		armed.Store(true)
+		s.peer.Load().say("%s 0 0", arm)
 	}
 	start, began := s.Clock.Now(), time.Now()
 	during, hit := s.strike(act)
@@ -303,13 +324,14 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 		t.Errorf("the process was not hit by %s", act)
 		return verdict{}
 	}
-	v := verdict{outcome: ticket.Dead} // of a process that cannot say
+	v, why := verdict{outcome: ticket.Dead}, "" // of a process that cannot say
 	limit := s.RConfig.HandshakeTimeout + 2*s.RConfig.PeerSilence
 	if s.idle && victim == "sender" {
 		during = s.fetch("during", 100, 16)
 	}
 	if victim == "sender" {
-		v.outcome = s.outcome(during).outcome
+		a := s.outcome(during)
+		v.outcome, why = a.outcome, a.why
 	}
 	s.Empty(limit)
 	v.took = time.Since(began)
@@ -318,11 +340,12 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 		time.Sleep(time.Until(began.Add(limit))) // the fault lasts longer than any patience
 		s.peer.Load().signal(syscall.SIGCONT)
 		if victim == "receiver" && during != nil {
-			v.outcome = s.outcome(during).outcome
+			a := s.outcome(during)
+			v.outcome, why = a.outcome, a.why
 		}
 	}
 	if allowed := []ticket.Outcome{ticket.Done, ticket.Dead, ticket.Late, ticket.Corrupt}; !slices.Contains(allowed, v.outcome) {
-		t.Errorf("outcome %q", v.outcome)
+		t.Errorf("outcome %q: %s", v.outcome, why)
 	}
 	if took > limit+s.long(time.Second) {
 		t.Errorf("over after %v", took)
