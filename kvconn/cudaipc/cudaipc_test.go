@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -139,33 +138,7 @@ func TestNoAccess(t *testing.T) {
 // has stopped. The blocks then get other rows, and keep them.
 func TestRevokeWaitsForThePush(t *testing.T) {
 	once(t, func(_, s fake) { s.Delay = 200 * time.Millisecond }, nil, func(w *kvconntest.World, s fake) {
-		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
-			if o.Accept(src) == nil {
-				o.Push(0, []int{0, 1, 2})
-				<-ctx.Done()
-			}
-		}
-		for n := range 3 {
-			session, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			spec := w.Spec("revoked", int32(n), 12, 4*n)
-			in, err := session.Request(t.Context(), spec)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for !s.Pushing() { // its device has begun
-				runtime.Gosched()
-			}
-			if err := in.Revoke(t.Context()); err != nil {
-				t.Error(err)
-			}
-			if s.Pushing() {
-				t.Error("revoked, and the peer's device writes")
-			}
-			w.Pool.Reclaim(spec.Dest) // Close finds what is written there after this
-		}
+		w.RevokeWaits(t, s.Pushing)
 	})
 }
 

@@ -2,85 +2,34 @@ package nccl
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 
 	"github.com/xpyd/xpyd/kernels"
-	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/stage"
 )
 
-// grant is what a receiver says of the link besides kvconn's description of its
-// pool. On the wire, little-endian:
-//
-//	0 form u32 (3) | 4 slots u32 | 8 moves u32 | 12 blocks u32 | 16 block bytes u64 |
-//	24 ring bytes u64 | 32 epoch u64 | 40 layers u32 | 44 length u32, then the link's name
+const grantForm = 3 // of stage.Grant: 1 is cudaipc's, 2 pinned's
+
+// grant is what a receiver says of the link: a stage.Grant, and behind it a length
+// (u32) and the link's name.
 type grant struct {
-	slots, moves int
-	bytes        int64 // of the ring
-	epoch        uint64
-	// The pool, once more: its blocks are what slots are cut for.
-	blockBytes     int64 // of one layer
-	blocks, layers int
-	id             []byte
+	stage.Grant
+	id []byte
 }
 
-const (
-	grantForm = 3 // 1 is cudaipc's, 2 pinned's
-	grantHead = 48
-)
-
 func (g *grant) encode() []byte {
-	b := make([]byte, 0, grantHead+len(g.id))
-	for _, v := range []int{grantForm, g.slots, g.moves, g.blocks} {
-		b = binary.LittleEndian.AppendUint32(b, uint32(v))
-	}
-	b = binary.LittleEndian.AppendUint64(b, uint64(g.blockBytes))
-	b = binary.LittleEndian.AppendUint64(b, uint64(g.bytes))
-	b = binary.LittleEndian.AppendUint64(b, g.epoch)
-	b = binary.LittleEndian.AppendUint32(b, uint32(g.layers))
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(g.id)))
+	b := binary.LittleEndian.AppendUint32(g.Encode(), uint32(len(g.id)))
 	return append(b, g.id...)
 }
 
-var errGrant = errors.New("nccl: the peer's grant is not in order")
-
 // decodeGrant accepts exactly what encode writes, and nothing out of bounds.
 func decodeGrant(b []byte) (*grant, error) {
-	if len(b) < grantHead || len(b) > grantHead+kernels.MaxHandle {
-		return nil, fmt.Errorf("%w: %d bytes", errGrant, len(b))
+	g, rest, err := stage.DecodeGrant(b, grantForm)
+	if err != nil {
+		return nil, fmt.Errorf("nccl: %w", err)
 	}
-	u32 := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
-	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(b[at:]) }
-	switch {
-	case u32(0) != grantForm:
-		return nil, fmt.Errorf("%w: of form %d", errGrant, u32(0))
-	case u32(4) < 1 || u32(4) > 1<<10 || u32(8) < 1 || u32(8) > 1<<16 || u64(24) < 1 || u64(24) > 1<<36:
-		return nil, fmt.Errorf("%w: %d slots of %d blocks in %d bytes", errGrant, u32(4), u32(8), u64(24))
-	case u64(16) < 1 || u64(16) > 1<<40 || u32(12) < 1 || u32(12) > 1<<31-1 || u32(40) < 1 || u32(40) > 1<<16:
-		return nil, fmt.Errorf("%w: %d layers of %d blocks of %d bytes", errGrant, u32(40), u32(12), u64(16))
-	case int(u32(44)) != len(b)-grantHead || u32(44) < 1:
-		return nil, fmt.Errorf("%w: a name of %d bytes in %d", errGrant, u32(44), len(b)-grantHead)
+	if len(rest) < 5 || len(rest) > 4+kernels.MaxHandle || int(binary.LittleEndian.Uint32(rest)) != len(rest)-4 {
+		return nil, fmt.Errorf("nccl: %w: a name in %d bytes", stage.ErrGrant, len(rest))
 	}
-	return &grant{slots: int(u32(4)), moves: int(u32(8)), blocks: int(u32(12)), blockBytes: int64(u64(16)),
-		bytes: int64(u64(24)), epoch: u64(32), layers: int(u32(40)), id: append([]byte(nil), b[grantHead:]...)}, nil
-}
-
-// describes tells whether the grant is of the pool that the frames describe, which
-// kvconn has compared with the peer's layout, and of a ring as we cut one.
-func (g *grant) describes(s *kvconn.Shared, geo stage.Geometry) error {
-	switch {
-	case g.epoch != s.Epoch:
-		return fmt.Errorf("%w: of epoch %d, the peer's is %d", errGrant, g.epoch, s.Epoch)
-	case g.blocks != s.Blocks || g.layers != len(s.Layers):
-		return fmt.Errorf("%w: %d layers of %d blocks, the peer has %d of %d", errGrant, g.layers, g.blocks, len(s.Layers), s.Blocks)
-	case g.slots != geo.Slots || g.moves != geo.Moves || g.bytes != geo.Bytes():
-		return fmt.Errorf("%w: %d slots of %d blocks in %d bytes, ours are %d of %d in %d", errGrant, g.slots, g.moves, g.bytes, geo.Slots, geo.Moves, geo.Bytes())
-	}
-	for n, l := range s.Layers {
-		if l.Stride != g.blockBytes {
-			return fmt.Errorf("%w: blocks of %d bytes, those of layer %d have %d", errGrant, g.blockBytes, n, l.Stride)
-		}
-	}
-	return nil
+	return &grant{g, append([]byte(nil), rest[4:]...)}, nil
 }

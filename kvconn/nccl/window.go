@@ -35,8 +35,7 @@ func (c *conn) Offer(s *kvconn.Shared) (kvconn.Hold, []byte, error) {
 	in := newInlet(l, c.d.geo.Slots)
 	ctx, cancel := context.WithCancel(context.Background())
 	go in.join(ctx) // Close waits for it
-	g := grant{slots: c.d.geo.Slots, moves: c.d.geo.Moves, bytes: c.d.geo.Bytes(), epoch: s.Epoch, blockBytes: s.Layers[0].Stride,
-		blocks: s.Blocks, layers: len(s.Layers), id: id}
+	g := grant{stage.GrantOf(grantForm, s, c.d.geo, c.d.geo.Bytes()), id}
 	return &hold{stage.NewHold(c.d.ours, l.Memory(), c.d.geo, in), c.ctx, cancel}, g.encode(), nil
 }
 
@@ -61,12 +60,12 @@ func (h *hold) Close() error {
 func (c *conn) Map(s *kvconn.Shared, b []byte) (kvconn.Window, error) {
 	g, err := decodeGrant(b)
 	if err == nil {
-		err = g.describes(s, c.d.geo)
+		err = g.Describes(s, c.d.geo, c.d.geo.Bytes())
 	}
 	if err != nil {
 		return nil, err
 	}
-	l, err := c.d.theirs.OpenLink(g.id, kernels.LinkSender, g.bytes)
+	l, err := c.d.theirs.OpenLink(g.id, kernels.LinkSender, g.Bytes)
 	if err != nil {
 		return nil, fmt.Errorf("nccl: %w", err)
 	}
@@ -75,5 +74,5 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (kvconn.Window, error) {
 	if err := l.Ready(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("nccl: join: %w", err), l.Close())
 	}
-	return stage.NewWindow(c.d.theirs, l.Memory(), c.d.geo, &outlet{l, make([]kernels.Pending, g.slots)}, kernels.Kernel), nil
+	return stage.NewWindow(c.d.theirs, l.Memory(), c.d.geo, &outlet{l, make([]kernels.Pending, g.Slots)}, kernels.Kernel), nil
 }

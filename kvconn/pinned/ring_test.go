@@ -3,8 +3,6 @@
 package pinned_test
 
 import (
-	"context"
-	"runtime"
 	"testing"
 	"time"
 
@@ -34,33 +32,7 @@ func slow(t *testing.T, receiver, sender time.Duration, do func(w *kvconntest.Wo
 // when it has ended. The blocks then get other rows, and keep them.
 func TestRevokeWaitsForTheCopy(t *testing.T) {
 	slow(t, 200*time.Millisecond, time.Millisecond, func(w *kvconntest.World, r fake) {
-		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
-			if o.Accept(src) == nil {
-				o.Push(0, []int{0, 1, 2})
-				<-ctx.Done()
-			}
-		}
-		for n := range 3 {
-			session, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			spec := w.Spec("revoked", int32(n), 12, 4*n)
-			in, err := session.Request(t.Context(), spec)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for !r.Filling() { // its device has begun
-				runtime.Gosched()
-			}
-			if err := in.Revoke(t.Context()); err != nil {
-				t.Error(err)
-			}
-			if r.Filling() {
-				t.Error("revoked, and our device writes")
-			}
-			w.Pool.Reclaim(spec.Dest) // Close finds what is written there after this
-		}
+		w.RevokeWaits(t, r.Filling)
 	})
 }
 

@@ -19,6 +19,8 @@ var (
 	_ kvconn.PrivateConn = (*conn)(nil)
 )
 
+const grantForm = 2 // of stage.Grant
+
 // Offer implements kvconn.SharedConn.
 func (c *conn) Offer(s *kvconn.Shared) (_ kvconn.Hold, _ []byte, err error) {
 	if !s.Device {
@@ -36,10 +38,9 @@ func (c *conn) Offer(s *kvconn.Shared) (_ kvconn.Hold, _ []byte, err error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, registered.Close(), mem.Close())
 	}
-	g := grant{slots: c.d.geo.Slots, moves: c.d.geo.Moves, bytes: mem.Size, epoch: s.Epoch, blockBytes: s.Layers[0].Stride,
-		blocks: s.Blocks, layers: len(s.Layers)}
+	g := stage.GrantOf(grantForm, s, c.d.geo, mem.Size)
 	in := inlet{mem.Bytes}
-	return &hold{Hold: stage.NewHold(c.d.ours, registered, c.d.geo, in), lent: lent, registered: registered, mem: mem}, g.encode(), nil
+	return &hold{Hold: stage.NewHold(c.d.ours, registered, c.d.geo, in), lent: lent, registered: registered, mem: mem}, g.Encode(), nil
 }
 
 // hold is a peer's hold of a ring of ours.
@@ -62,18 +63,21 @@ func (h *hold) Close() error {
 
 // Map implements kvconn.SharedConn: it maps the ring.
 func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
-	g, err := decodeGrant(b)
+	g, rest, err := stage.DecodeGrant(b, grantForm)
 	if err == nil {
-		err = g.describes(s, c.d.geo)
+		err = g.Describes(s, c.d.geo, memoryBytes(c.d.geo))
+	}
+	if err == nil && len(rest) > 0 {
+		err = fmt.Errorf("%w: %d bytes behind it", stage.ErrGrant, len(rest))
 	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("pinned: %w", err)
 	}
 	t, err := c.Take()
 	if err != nil {
 		return nil, err
 	}
-	mem, err := t.Map(g.bytes)
+	mem, err := t.Map(g.Bytes)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("pinned: the ring: %w", err), t.End())
 	}
@@ -81,7 +85,7 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("pinned: register the ring: %w", err), unix.Munmap(mem), t.End())
 	}
-	out := newOutlet(mem, g.slots, func() error {
+	out := newOutlet(mem, g.Slots, func() error {
 		if err := registered.Close(); err != nil {
 			return err // still reachable by the device: the peer must go on believing so
 		}
