@@ -28,7 +28,7 @@ type stepRig struct {
 	tiers  *Tiers
 	engine *engine.Engine
 	reg    *prometheus.Registry
-	closed bool
+	over   chan struct{} // closed when it closes
 }
 
 // digested is the fake model's pool with digests: made of the rows, as the model
@@ -79,7 +79,7 @@ func newStepRig(t *testing.T, cfg engine.Config, blocks int) *stepRig {
 	if !bulk {
 		t.Skip("the pool is host memory: nothing arrives")
 	}
-	r := &stepRig{t: t, reg: prometheus.NewRegistry()}
+	r := &stepRig{t: t, reg: prometheus.NewRegistry(), over: make(chan struct{})}
 	pool := &digested{Backend: enginetest.New(enginetest.Config{Layers: 4, Blocks: blocks, BlockTokens: 16, MaxPositions: 2048}),
 		pos: make(map[int32]int), sums: make(map[[2]int32][]uint64)}
 	pool.OnStep = pool.onStep
@@ -110,10 +110,12 @@ func stepConfig() engine.Config {
 
 // close ends all, and looks at the ledger.
 func (r *stepRig) close() {
-	if r.closed {
+	select {
+	case <-r.over:
 		return
+	default:
+		close(r.over)
 	}
-	r.closed = true
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := errors.Join(r.engine.Close(ctx), r.tiers.Close(ctx), r.cache.Check()); err != nil {
@@ -128,6 +130,14 @@ func (r *stepRig) setGate(f func(layer int)) {
 	r.dev.mu.Lock()
 	defer r.dev.mu.Unlock()
 	r.dev.gate = f
+}
+
+// await is how a gate waits: a test that failed leaves nothing that waits for it.
+func (r *stepRig) await(c <-chan struct{}) {
+	select {
+	case <-c:
+	case <-r.over:
+	}
 }
 
 // lose makes arrivals end in an error.

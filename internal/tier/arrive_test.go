@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,7 +33,7 @@ func TestArriveBehindStep(t *testing.T) {
 				r.cold(tokens[:part+1], 1)
 			}
 			layers := make(chan struct{})
-			r.setGate(func(int) { <-layers })
+			r.setGate(func(int) { r.await(layers) })
 			h, s := r.begin(tokens, 8, nil)
 			a := <-s.got
 			for h.CachedTokens() == 0 { // it has been placed on what is not there
@@ -87,7 +88,7 @@ func TestArriveWrong(t *testing.T) {
 				r.spoil(tokens, unit, layer)
 				h2, _ := r.begin(other, 8, nil)
 				placed := make(chan struct{})
-				r.setGate(func(int) { <-placed })
+				r.setGate(func(int) { r.await(placed) })
 				told := newTold(r, tokens)
 				var h *engine.Handle
 				if chunk == 16 {
@@ -184,7 +185,7 @@ func TestArriveEnds(t *testing.T) {
 			r.setGate(func(l int) {
 				if l == layer {
 					close(reached)
-					<-pass
+					r.await(pass)
 				}
 			})
 			h, s := r.begin(tokens, 4, func(q *engine.Request) { q.PrefillOnly = name == "released" })
@@ -241,9 +242,12 @@ func TestArriveHoldsUpNobody(t *testing.T) {
 	r := newStepRig(t, stepConfig(), 128)
 	tokens, other := talk(5, 321), talk(6, 20)
 	want := r.cold(tokens, 4)
-	first := make(chan struct{})
-	var once sync.Once
+	first, submitted := make(chan struct{}), make(chan struct{})
+	var steps atomic.Int32 // of the other one, and then both
 	r.model.OnStep = chain(r.model.OnStep, func(s *kernels.Step) {
+		if steps.Add(1) == 10 {
+			r.await(submitted) // however late that is, the other one is not at its end
+		}
 		if len(s.Arrivals) > 0 && len(s.Seqs) > 1 {
 			for _, a := range s.Arrivals {
 				if a.Layers() == 0 {
@@ -258,10 +262,11 @@ func TestArriveHoldsUpNobody(t *testing.T) {
 	}
 	r.setGate(func(layer int) {
 		if layer == 0 {
-			<-first
+			r.await(first)
 		}
 	})
 	h, s := r.begin(tokens, 4, nil)
+	close(submitted)
 	a := <-s.got
 	for n := 0; n < 50; { // fifty tokens while nothing comes
 		events, err := long.Next(t.Context())
@@ -270,7 +275,7 @@ func TestArriveHoldsUpNobody(t *testing.T) {
 		}
 		n += len(events)
 	}
-	once.Do(func() { close(first) })
+	close(first)
 	<-a.Done()
 	if got, _, err := read(h); err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, want %v: %v", got, want, err)
@@ -337,7 +342,7 @@ func TestArriveOnce(t *testing.T) {
 	tokens := talk(7, 321)
 	want := r.cold(tokens, 4)
 	open := make(chan struct{})
-	r.setGate(func(int) { <-open })
+	r.setGate(func(int) { r.await(open) })
 	var all sync.WaitGroup
 	var spies []spy
 	for i := range 12 {
