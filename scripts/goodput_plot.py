@@ -43,10 +43,10 @@ def draw(s, cells):
     colour = {f: COLOURS[i % len(COLOURS)] for i, f in enumerate(fleets)}
     width, height = 2 * (W + LEFT + 40), len(traces) * (H + TOP + 60) + 60
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">', f'<rect width="{width}" height="{height}" fill="white"/>',
-           f'<text x="{LEFT}" y="20">{s["device"]}; {s["model"] or "stories260k"}; {s["window"]} s a cell; the green field: TTFT and ITL within the limits</text>']
+           f'<text x="{LEFT}" y="20">{s["device"]}; {s["model"]}; {s["window"]} s a cell; the green field: TTFT and ITL within the limits</text>']
     for n, trace in enumerate(traces):
         mine, y = [c for c in cells if c["trace"] == trace], TOP + 20 + n * (H + TOP + 60)
-        load = Panel(LEFT, y, f"{trace}: requests a second that were good", "load, of that which the colocated fleet takes", "good requests a second", 2 if max(c["factor"] for c in mine) > 1 else 1.25, nice(max(c["good_s"] for c in mine)))
+        load = Panel(LEFT, y, f"{trace}: requests a second that were good", "load, of that which the colocated fleet takes", "good requests a second", 2, nice(max(c["good_s"] for c in mine)))
         tail = Panel(2 * LEFT + W + 40, y, f"{trace}: 99th percentiles at the load itself", "TTFT p99, ms", "ITL p99, ms", nice(max([1.3 * s["ttft"]] + [c["ttft"][1] for c in mine])),
                      nice(max([1.3 * s["itl"]] + [c["itl"][1] for c in mine])))
         tail.limits(s["ttft"], s["itl"])
