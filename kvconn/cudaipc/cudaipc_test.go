@@ -137,9 +137,7 @@ func TestNoAccess(t *testing.T) {
 // The fence: a revoke that comes while the peer's device writes returns when it
 // has stopped. The blocks then get other rows, and keep them.
 func TestRevokeWaitsForThePush(t *testing.T) {
-	once(t, func(_, s fake) { s.Delay = 200 * time.Millisecond }, nil, func(w *kvconntest.World, s fake) {
-		w.RevokeWaits(t, s.Pushing)
-	})
+	once(t, nil, nil, func(w *kvconntest.World, s fake) { w.RevokeWaits(t, s.Stop) })
 }
 
 // A block is looked at when its push has landed, also by a peer that has another
