@@ -78,7 +78,7 @@ func newFake(t testing.TB, blocks int) fake {
 func pair(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 	r, s := newFake(t, kvconntest.ReceiverBlocks), newFake(t, kvconntest.SenderBlocks)
 	r.Delay, s.Delay = 200*time.Microsecond, 200*time.Microsecond
-	tr := over(t, r, s)
+	tr := over(t, r, s, small)
 	return tr, kvconntest.GPUs{Receiver: r, Sender: s}
 }
 
@@ -99,7 +99,7 @@ func once(t *testing.T, spoil func(r, s fake), tune func(r, s *kvconn.Config), d
 		spoil(r, s)
 	}
 	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
-		tr := over(t, r, s)
+		tr := over(t, r, s, small)
 		return tr, kvconntest.GPUs{Receiver: r, Sender: s}
 	}}
 	w := f.World(t, tune)
@@ -115,12 +115,12 @@ func (l loopback) Listen(addr string) (net.Listener, error) {
 }
 
 // over is the transport between two fakes, over TCP.
-func over(t testing.TB, r, s fake) kvconn.Transport {
+func over(t testing.TB, r, s fake, ring stage.Ring) kvconn.Transport {
 	base, err := tcp.New(tcp.DefaultConfig())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return nccl.New(loopback{base}, r, s, layout, small)
+	return nccl.New(loopback{base}, r, s, layout, ring)
 }
 
 // A process without NCCL refuses the session and says why, so that another way is
