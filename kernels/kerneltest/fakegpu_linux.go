@@ -48,7 +48,8 @@ type FakeGPU struct {
 		last chan struct{} // the newest's end; nil: there was none
 	}
 
-	stop atomic.Pointer[stop]
+	stop  atomic.Pointer[stop]
+	tears atomic.Bool
 
 	mu    sync.Mutex
 	busy  map[int32]int           // source blocks of pushes under way
