@@ -110,7 +110,7 @@ func come[T any](t testing.TB, what string, c <-chan T) (v T) {
 }
 
 func config(dir string) Config {
-	c := Config{HostBytes: 64 << 10, Dir: dir, DirBytes: 512 << 10, DirIO: ssdIO, Identity: identity, LoadTimeout: patience, LoadBlocks: 1 << 20}
+	c := Config{HostBytes: 64 << 10, Dir: dir, DirBytes: 512 << 10, DirIO: ssdIO, DirTimeout: patience, Identity: identity, LoadTimeout: patience, LoadBlocks: 1 << 20}
 	if dir == "" {
 		c.DirBytes = 0
 	}
