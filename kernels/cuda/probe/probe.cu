@@ -1,5 +1,5 @@
 // Checks and times single kernels on this GPU, without Go and without a model:
-// scripts/cuda-bench builds it from the library's own object files.
+// scripts/build-cuda builds it from the library's own object files.
 //
 //   probe check [quick|few|kv8|gemm]   attention and projections against sums in double precision;
 //                             PART=2/5 in the environment: every fifth case from the second on
