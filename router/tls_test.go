@@ -190,9 +190,10 @@ func TestSecureEngines(t *testing.T) {
 	p := g.secureMock("p0", fleet.Prefill, engines.pair("p0"), routers.pool())
 	d := g.secureMock("d0", fleet.Decode, engines.pair("d0"), routers.pool())
 	g.until("ready", g.r.Ready)
-	for range 3 {
+	// A prefill leg whose decode has ended first is cancelled, maybe before it is seen.
+	for n := 0; n < 3 || p.calls.Load() == 0; n++ {
 		resp, body := g.post("/v1/completions", askStream, "Authorization", "Bearer the-clients")
-		if resp.StatusCode != 200 || body != storyText {
+		if resp.StatusCode != 200 || body != storyText || n == 1000 {
 			t.Fatalf("%d %q", resp.StatusCode, body)
 		}
 	}

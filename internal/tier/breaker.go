@@ -12,16 +12,17 @@ const (
 	probeLast  = 30 * time.Second
 )
 
-// breaker keeps operations away from a store that has failed one. Only its own
-// probe tries the store again, in the background: no request waits for it.
+// breaker keeps operations away from a store, or an SSD, that has failed one. Only
+// its own probe tries it again, in the background: no request waits for it.
 type breaker struct {
 	probe func(context.Context) error
 	wg    sync.WaitGroup
 
 	mu     sync.Mutex
-	closed bool  // no more probes
-	open   bool  // the store has failed, and no probe has succeeded since
-	last   error // of the last failure, ever
+	closed bool          // no more probes
+	open   bool          // it has failed, and no probe has succeeded since
+	opened chan struct{} // closed when it opens; nil: nobody asked
+	last   error         // of the last failure, ever
 	at     time.Time
 }
 
@@ -32,8 +33,21 @@ func (b *breaker) allow() bool {
 	return !b.open
 }
 
+// opens is closed when the breaker is open.
+func (b *breaker) opens() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.opened == nil {
+		b.opened = make(chan struct{})
+		if b.open {
+			close(b.opened)
+		}
+	}
+	return b.opened
+}
+
 // failed notes an operation's failure, and begins to probe until ctx ends or
-// the store answers.
+// it answers.
 func (b *breaker) failed(ctx context.Context, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -42,6 +56,9 @@ func (b *breaker) failed(ctx context.Context, err error) {
 		return
 	}
 	b.open = true
+	if b.opened != nil {
+		close(b.opened)
+	}
 	b.wg.Go(func() { b.recover(ctx) })
 }
 
@@ -62,7 +79,7 @@ func (b *breaker) recover(ctx context.Context) {
 		err := b.probe(ctx)
 		b.mu.Lock()
 		if err == nil {
-			b.open = false
+			b.open, b.opened = false, nil
 			b.mu.Unlock()
 			return
 		}

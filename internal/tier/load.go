@@ -25,7 +25,7 @@ func (t *Tiers) LoadLocal(ctx context.Context, tokens []int32, salt string, upto
 
 // Knows says whether a tier of this worker's own has a unit.
 func (t *Tiers) Knows(key kvcache.Hash) bool {
-	return t != nil && (t.host.has(key) || t.disk.has(key))
+	return t != nil && (t.host.has(key) || t.onSSD(key))
 }
 
 func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int, far lookup, stage bool) int {
@@ -67,7 +67,7 @@ func (t *Tiers) reach(ctx context.Context, far *lookup, chain *kvcache.Chain, fr
 	upto = min(upto, chain.Tokens())
 	for from+unit <= upto {
 		key := chain.Name(from + unit)
-		if !t.host.has(key) && !t.disk.has(key) && !t.has(ctx, far, chain, from, upto) {
+		if !t.host.has(key) && !t.onSSD(key) && !t.has(ctx, far, chain, from, upto) {
 			break
 		}
 		from += unit
@@ -253,11 +253,12 @@ type fetch struct {
 	key  kvcache.Hash
 	pos  int
 	tier string
-	got  chan *lease // one; nil when it failed
-	left atomic.Bool // nobody waits any more
-	gone bool        // it did not come
-	have *lease      // it was in host memory
-	into *lease      // a slot to fill
+	got  chan *lease     // one; nil when it failed
+	left atomic.Bool     // nobody waits any more
+	gone bool            // it did not come
+	out  <-chan struct{} // closed when nobody is to wait for it any longer
+	have *lease          // it was in host memory
+	into *lease          // a slot to fill
 }
 
 // deliver ends a read: the unit is in its slot, or does not come.
@@ -287,11 +288,12 @@ func (t *Tiers) fetch(chain *kvcache.Chain, pos int, tokens []int32) *fetch {
 		close(f.got)
 		return f
 	}
-	if !t.disk.has(key) && t.shared != nil {
+	if !t.onSSD(key) && t.shared != nil {
 		f.tier = tierStore
 		return f // read will
 	}
-	if t.disk == nil || !t.mayRead(t.reads) {
+	f.out = t.slow.opens()
+	if !t.onSSD(key) || !t.mayRead(t.reads) {
 		f.deliver(false)
 		return f
 	}
@@ -341,10 +343,11 @@ func (f *fetch) wait(ctx context.Context) *lease {
 		f.gone = l == nil
 		return l
 	case <-ctx.Done():
-		f.gone = true
-		f.abandon()
-		return nil
+	case <-f.out:
 	}
+	f.gone = true
+	f.abandon()
+	return nil
 }
 
 // abandon gives back what has come or will come.

@@ -14,9 +14,9 @@ const (
 )
 
 type metrics struct {
-	saved, dropped, hits, corrupt, errors *prometheus.CounterVec
-	loaded, noRoom, noQuota               prometheus.Counter
-	loadTime                              prometheus.Histogram
+	saved, dropped, hits, corrupt, errors, late *prometheus.CounterVec
+	loaded, noRoom, noQuota                     prometheus.Counter
+	loadTime                                    prometheus.Histogram
 }
 
 func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
@@ -32,12 +32,13 @@ func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
 		hits:     unitsLoaded(),
 		corrupt:  unitsCorrupt(),
 		errors:   vec("io_errors_total", "Failed reads and writes of the SSD tier.", "op"),
+		late:     vec("ssd_late_total", "Transfers of the SSD tier that took longer than half of kv.load_timeout.", "op"),
 		loaded:   tokensLoaded(),
 		noRoom:   counter("no_room_total", "Loads left out because the pool had no block to spare."),
 		noQuota:  counter("no_quota_total", "Loads that were cut short by kv.load_quota."),
 		loadTime: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "load_seconds", Help: "Time of a request's load.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)}),
 	}
-	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.corrupt, m.errors, m.loaded, m.noRoom, m.noQuota, m.loadTime, &usage{t}}
+	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.corrupt, m.errors, m.late, m.loaded, m.noRoom, m.noQuota, m.loadTime, &usage{t}}
 	if t.shared != nil {
 		t.shared.metrics = newSharedMetrics()
 		all = append(all, t.shared)
@@ -74,6 +75,7 @@ var (
 	pinnedDesc  = prometheus.NewDesc("xpyd_kvtier_pinned_units", "Units that pins keep, or will once they are computed.", nil, nil)
 	tenantsDesc = prometheus.NewDesc("xpyd_kvtier_tenants", "Cache salts with units in a tier; counted with kv.tenant_share only.", []string{"tier"}, nil)
 	overDesc    = prometheus.NewDesc("xpyd_kvtier_tenant_evicted_units_total", "Units that went, or were left out, because their cache salt had its share of a tier.", []string{"tier"}, nil)
+	slowDesc    = prometheus.NewDesc("xpyd_kvtier_ssd_open", "1 while the SSD tier is left alone because a transfer took too long.", nil, nil)
 	ioDesc      = prometheus.NewDesc("xpyd_kvtier_ssd_io_info", "How the SSD tier is read and written.", []string{"io"}, nil)
 	directDesc  = prometheus.NewDesc("xpyd_kvtier_ssd_direct_total", "Transfers that went by pread or pwrite because io_uring did not take them.", nil, nil)
 	evictedDesc = prometheus.NewDesc("xpyd_kvtier_evicted_units_total", "Units that made room for others.", []string{"tier"}, nil)
@@ -96,6 +98,11 @@ func (u *usage) Collect(c chan<- prometheus.Metric) {
 		c <- prometheus.MustNewConstMetric(tenantsDesc, prometheus.GaugeValue, float64(tenants), tierSSD)
 		c <- prometheus.MustNewConstMetric(overDesc, prometheus.CounterValue, float64(over), tierSSD)
 		c <- prometheus.MustNewConstMetric(ioDesc, prometheus.GaugeValue, 1, string(u.t.io.way()))
+		open := 0.0
+		if !u.t.slow.allow() {
+			open = 1
+		}
+		c <- prometheus.MustNewConstMetric(slowDesc, prometheus.GaugeValue, open)
 	}
 	if u.t.io.ring != nil {
 		c <- prometheus.MustNewConstMetric(directDesc, prometheus.CounterValue, float64(u.t.io.ring.Stats().Direct))
@@ -123,6 +130,8 @@ type Stats struct {
 	// was wanted.
 	IO    IO     `json:"io,omitempty"`
 	NoIOU string `json:"no_io_uring,omitempty"`
+	// Of the SSD: why it is left alone; "" while it is fast enough.
+	Slow string `json:"left_alone,omitempty"`
 }
 
 // Stats lists the tiers, nearest first.
@@ -137,6 +146,9 @@ func (t *Tiers) Stats() []Stats {
 		s := t.disk.stats()
 		if s.IO = t.io.way(); t.io.why != nil {
 			s.NoIOU = t.io.why.Error()
+		}
+		if open, _, why := t.slow.state(); open {
+			s.Slow = why.Error()
 		}
 		list = append(list, s)
 	}

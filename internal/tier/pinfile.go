@@ -1,7 +1,6 @@
 package tier
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -132,9 +131,9 @@ func (t *Tiers) writePins() error {
 	return err
 }
 
-// pinKeeper writes the file when pins have changed, until ctx ends, and what
-// has changed by then. A disk that hangs holds up nothing else.
-func (t *Tiers) pinKeeper(ctx context.Context) {
+// pinKeeper writes the file when pins have changed, until the tiers close, and
+// what has changed by then. A disk that hangs holds up nothing else.
+func (t *Tiers) pinKeeper() {
 	write := func() {
 		if err := t.writePins(); err != nil {
 			t.complain(fmt.Errorf("write pins to %s: %w", t.cfg.Dir, err))
@@ -144,7 +143,7 @@ func (t *Tiers) pinKeeper(ctx context.Context) {
 		select {
 		case <-t.keep:
 			write()
-		case <-ctx.Done():
+		case <-t.awake.Done():
 			select {
 			case <-t.keep:
 				write()

@@ -1,7 +1,6 @@
 package tier
 
 import (
-	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -244,8 +243,8 @@ func (t *Tiers) pinned(one *pin) Pinned {
 	return p
 }
 
-// expirer ends pins when their time is over, until ctx ends.
-func (t *Tiers) expirer(ctx context.Context) {
+// expirer ends pins when their time is over, until the tiers close.
+func (t *Tiers) expirer() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -262,7 +261,7 @@ func (t *Tiers) expirer(ctx context.Context) {
 		select {
 		case <-timer.C:
 		case <-t.repin:
-		case <-ctx.Done():
+		case <-t.awake.Done():
 			return
 		}
 	}

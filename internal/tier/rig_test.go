@@ -85,7 +85,7 @@ type rig struct {
 const identity = "model and numerics"
 
 func config(dir string) Config {
-	c := Config{HostBytes: 64 << 10, Dir: dir, DirBytes: 512 << 10, DirIO: ssdIO, Identity: identity, LoadTimeout: time.Minute, LoadBlocks: 1 << 20}
+	c := Config{HostBytes: 64 << 10, Dir: dir, DirBytes: 512 << 10, DirIO: ssdIO, DirTimeout: time.Minute, Identity: identity, LoadTimeout: time.Minute, LoadBlocks: 1 << 20}
 	if dir == "" {
 		c.DirBytes = 0
 	}

@@ -92,7 +92,7 @@ func (t *Tiers) saver() {
 		}
 		t.unsaved.Add(-int64(len(list)))
 	}
-	if t.cfg.Write == Back && t.disk != nil {
+	if t.cfg.Write == Back && t.disk != nil && t.slow.allow() {
 		t.writeAll()
 	}
 }
@@ -175,17 +175,19 @@ func (t *Tiers) push(w write) bool {
 	if t.sealed {
 		return false
 	}
-	t.unsaved.Add(1)
-	select {
-	case t.writes <- w:
-		return true
-	default:
-		t.unsaved.Add(-1)
-		if w.leaving == nil {
-			t.metrics.dropped.WithLabelValues(tierSSD).Inc()
+	if t.slow.allow() {
+		t.unsaved.Add(1)
+		select {
+		case t.writes <- w:
+			return true
+		default:
+			t.unsaved.Add(-1)
 		}
-		return false
 	}
+	if w.leaving == nil {
+		t.metrics.dropped.WithLabelValues(tierSSD).Inc()
+	}
+	return false
 }
 
 // spill keeps some of host memory free under Back: what goes next is written
@@ -218,12 +220,15 @@ func (t *Tiers) awaitRoom() {
 	if !t.host.awaits() {
 		return
 	}
+	stalls := t.slow.opens()
 	timer := time.NewTimer(t.patience)
 	defer timer.Stop()
 	for t.host.awaits() {
 		select {
 		case <-t.host.freed:
 		case <-timer.C:
+			return
+		case <-stalls:
 			return
 		case <-t.ctx.Done():
 			return
@@ -276,6 +281,14 @@ func (t *Tiers) write(w write) {
 	}
 	defer l.release()
 	if t.ctx.Err() != nil {
+		return
+	}
+	if !t.slow.allow() {
+		if w.leaving != nil {
+			l.stay()
+		} else {
+			t.metrics.dropped.WithLabelValues(tierSSD).Inc()
+		}
 		return
 	}
 	written, err := t.disk.write(l.unit(), l.record())

@@ -49,6 +49,9 @@ type Config struct {
 	Dir       string // of the SSD tier, this worker's own; "": none
 	DirBytes  int64  // what it may fill
 	DirIO     IO     // how it is read and written; "": IOAuto
+	// DirTimeout: an SSD that takes longer for one unit is left alone until it is
+	// faster. 0: half of LoadTimeout.
+	DirTimeout time.Duration
 	// Identity is what units depend on besides their hash's salt and tokens;
 	// a folder written under another one is emptied.
 	Identity string
@@ -110,8 +113,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("tier: eviction %q", c.Eviction)
 	case c.TTL < 0 || c.LoadQuota < 0 || !(c.PinShare >= 0 && c.PinShare <= 0.5) || !(c.TenantShare >= 0 && c.TenantShare <= 1):
 		return fmt.Errorf("tier: ttl %v, %d bytes a second, shares of pins %v and tenants %v", c.TTL, c.LoadQuota, c.PinShare, c.TenantShare)
-	case c.LoadTimeout <= 0 || c.MinLoadTokens < 0 || c.LoadBlocks < 1:
-		return fmt.Errorf("tier: load timeout %v, at least %d tokens, %d blocks", c.LoadTimeout, c.MinLoadTokens, c.LoadBlocks)
+	case c.LoadTimeout <= 0 || c.DirTimeout < 0 || c.MinLoadTokens < 0 || c.LoadBlocks < 1:
+		return fmt.Errorf("tier: load timeout %v, of a unit %v, at least %d tokens, %d blocks", c.LoadTimeout, c.DirTimeout, c.MinLoadTokens, c.LoadBlocks)
 	}
 	return nil
 }
@@ -134,18 +137,20 @@ const (
 // Tiers is host memory and, if configured, an SSD, under one worker's pool.
 // It is the cache's Listener.
 type Tiers struct {
-	cfg     Config
-	log     *slog.Logger
-	backend Backend
-	shape   shape
-	host    *host
-	mover   mover
-	disk    *disk   // nil: none
-	io      diskIO  // of disk
-	shared  *shared // nil: none
-	pins    *pins
-	spare   int // see spareMost
-	batch   int // units that move together: few where host memory has few
+	cfg      Config
+	log      *slog.Logger
+	backend  Backend
+	shape    shape
+	host     *host
+	mover    mover
+	disk     *disk                                     // nil: none
+	io       diskIO                                    // of disk
+	openFile func(path string, flag int) (file, error) // by io
+	slow     breaker                                   // of disk, while it stalls
+	shared   *shared                                   // nil: none
+	pins     *pins
+	spare    int // see spareMost
+	batch    int // units that move together: few where host memory has few
 	// patience is how long Back waits for an SSD that is slower than evictions.
 	patience time.Duration
 	grace    time.Duration // see await
@@ -155,6 +160,8 @@ type Tiers struct {
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
+	awake   context.Context // ends as Close begins
+	rest    context.CancelFunc
 	wg      sync.WaitGroup // savers, writers, reads
 	saves   chan save
 	writes  chan write
@@ -171,7 +178,6 @@ type Tiers struct {
 	closed bool           // no more loads, and no more reads
 	sealed bool           // writes is closed
 	quota  bucket         // of loads
-	expire context.CancelFunc
 }
 
 type save struct {
@@ -195,6 +201,9 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 	if cfg.Write == "" {
 		cfg.Write = Through
 	}
+	if cfg.DirTimeout == 0 {
+		cfg.DirTimeout = cfg.LoadTimeout / 2
+	}
 	if cfg.Eviction == "" {
 		cfg.Eviction = LRU
 	}
@@ -203,6 +212,8 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 		reads: make(chan struct{}, reads),
 		pins:  newPins(), repin: make(chan struct{}, 1), keep: make(chan struct{}, 1), quota: bucket{rate: cfg.LoadQuota}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
+	t.awake, t.rest = context.WithCancel(t.ctx)
+	t.slow.probe = t.probe
 	var err error
 	if t.host, err = newHost(s, cfg.HostBytes, cfg.Eviction, t.pins); err != nil {
 		return nil, err
@@ -248,7 +259,8 @@ func (t *Tiers) openDisk(s shape) (err error) {
 	if t.io, err = newDiskIO(t.cfg.DirIO, reads+writers, s.record(), uring.Open); err != nil {
 		return err
 	}
-	if t.disk, err = openDisk(t.cfg.Dir, t.cfg.DirBytes, s, t.cfg.Identity, t.cfg.TenantShare, t.io.open, t.log); err != nil {
+	t.openFile = t.io.open
+	if t.disk, err = openDisk(t.cfg.Dir, t.cfg.DirBytes, s, t.cfg.Identity, t.cfg.TenantShare, t.watch, t.log); err != nil {
 		return errors.Join(err, t.io.close(t.ctx))
 	}
 	if t.io.why != nil {
@@ -273,13 +285,11 @@ func (t *Tiers) teller(tier string) func(unit, bool) {
 func (t *Tiers) Attach(cache *kvcache.Cache) {
 	t.mu.Lock()
 	t.cache = cache
-	var ctx context.Context
-	ctx, t.expire = context.WithCancel(t.ctx)
 	t.mu.Unlock()
-	t.wg.Go(func() { t.expirer(ctx) })
+	t.wg.Go(t.expirer)
 	t.wg.Go(t.saver)
 	if t.disk != nil {
-		t.wg.Go(func() { t.pinKeeper(ctx) })
+		t.wg.Go(t.pinKeeper)
 		for range writers {
 			t.wg.Go(t.writer)
 		}
@@ -302,9 +312,7 @@ func (t *Tiers) Close(ctx context.Context) error {
 	t.mu.Lock()
 	again := t.closed
 	t.closed = true
-	if t.expire != nil {
-		t.expire()
-	}
+	t.rest()
 	t.mu.Unlock()
 	if again {
 		return nil
@@ -326,6 +334,7 @@ func (t *Tiers) await(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() { // ends with them
 		t.wg.Wait()
+		t.slow.close()
 		close(ended)
 	}()
 	select {

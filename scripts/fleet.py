@@ -1,0 +1,134 @@
+"""A router and workers of xpyd as processes, for scripts that measure or break
+them (bench-goodput, push-faults). Python's standard library only: it also runs
+where nothing can be installed."""
+import ctypes, http.client, json, os, random, shutil, signal, subprocess, tempfile, time, urllib.request
+
+SERVED = "model"  # what clients call it
+
+
+def call(url, body=None, token="", timeout=60):
+    """The JSON answer of a GET, or of a POST of body."""
+    req = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"})
+    if token:
+        req.add_header("Authorization", "Bearer " + token)
+    with urllib.request.urlopen(req, timeout=timeout) as r:
+        return json.loads(r.read() or b"{}")
+
+
+def until(limit, f):
+    """Waits until f is true; returns how long that took, None when it did not."""
+    start = time.monotonic()
+    while time.monotonic() - start < limit:
+        try:
+            if f():
+                return time.monotonic() - start
+        except (OSError, ValueError, KeyError, http.client.HTTPException):
+            pass
+        time.sleep(0.02)
+    return None
+
+
+def prompt(n, seed, low=3, high=500):
+    """So many token ids, the first of them the beginning of a text."""
+    rnd = random.Random(seed)
+    return [1] + [rnd.randrange(low, high) for _ in range(n - 1)]
+
+
+libc = ctypes.CDLL(None)
+
+
+def die_with_us():
+    """In a child: it is killed when the thread that started it ends, so that nothing
+    is left of a script that was killed. Start processes from the main thread."""
+    libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    os.setpgid(0, 0)  # a Ctrl-C is the script's
+
+
+class Fleet:
+    """Processes of one fleet; stop() ends them all. Where one runs is a GPU's number,
+    or None for the CPU."""
+
+    def __init__(self, xpyd, library="", model="", port=18000, keep_logs=None):
+        self.xpyd, self.library, self.model, self.port = os.path.abspath(xpyd), library and os.path.abspath(library), model, port
+        self.work = tempfile.mkdtemp(prefix="xpyd-fleet-")
+        self.data, self.keep_logs = os.path.join(self.work, "data"), keep_logs
+        self.public, self.admin = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"
+        self.processes = {}
+
+    def start(self, name, argv, **env):
+        env = {k: v for k, v in os.environ.items() if not k.startswith("XPYD_") or k.startswith("XPYD_CUDA_")} | env
+        if self.library:
+            env["XPYD_CUDA_LIB"] = self.library
+        with open(os.path.join(self.work, name + ".log"), "ab") as log:
+            self.processes[name] = subprocess.Popen([self.xpyd, *argv], stdout=log, stderr=log, env=env, preexec_fn=die_with_us)
+        return self.processes[name]
+
+    def router(self, engines=(), limit=30):
+        """engines: (id, url) of whole workers that the router sends whole requests to."""
+        argv = ["router", "--listen", f"127.0.0.1:{self.port}", "--admin", f"127.0.0.1:{self.port + 1}", "--data", self.data]
+        if engines:
+            path = os.path.join(self.work, "router.yaml")
+            with open(path, "w") as f:
+                f.write("static:\n" + "".join(f'  - {{id: {i}, role: decode, url: "{u}", dialect: openai, model: {SERVED}}}\n' for i, u in engines))
+            argv += ["--config", path]
+        self.start("router", argv)
+        if until(limit, lambda: os.path.exists(os.path.join(self.data, "join-url"))) is None:
+            raise RuntimeError("the router has not started: " + self.tail("router"))
+        self.token = open(os.path.join(self.data, "admin-token")).read().strip()
+
+    def worker(self, role, name, gpu=None, join=True, listen="", flags=(), **env):
+        argv = [role, "--id", name, "--served-name", SERVED, "--device", "cpu" if gpu is None else "cuda", *flags]
+        if join:
+            argv += ["--join", open(os.path.join(self.data, "join-url")).read().strip()]
+        if listen:
+            argv += ["--listen", listen]
+        if self.model:
+            argv += ["--model", self.model]
+        if gpu is not None:
+            env["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        return self.start(name, argv, **env)
+
+    def members(self):
+        return call(self.admin + "/admin/v1/instances", token=self.token).get("instances", [])
+
+    def member(self, name):
+        return next((m for m in self.members() if m.get("id") == name), {})
+
+    def order(self, name, verb):
+        return call(f"{self.admin}/admin/v1/instances/{name}/{verb}", {}, self.token)
+
+    def ready(self, names, limit):
+        """Waits until all of these take requests; returns seconds, or raises."""
+        def there():
+            for n in names:
+                if self.processes[n].poll() is not None:
+                    raise RuntimeError(f"{n} has ended: {self.tail(n)}")
+            live = {m["id"] for m in self.members() if m.get("state") == "live" and m.get("probed")}
+            return set(names) <= live and call(self.public + "/ready") is not None
+        took = until(limit, there)
+        if took is None:
+            raise RuntimeError(f"not ready within {limit} s: {self.members()}; " + self.tail(names[-1]))
+        return took
+
+    def tail(self, name, lines=8):
+        path = os.path.join(self.work, name + ".log")
+        return "".join(open(path, errors="replace").readlines()[-lines:]) if os.path.exists(path) else "no log"
+
+    def stop(self, limit=20):
+        for p in reversed(self.processes.values()):
+            if p.poll() is None:
+                p.send_signal(signal.SIGCONT)
+                p.terminate()
+        end = time.monotonic() + limit
+        for p in self.processes.values():
+            try:
+                p.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                p.kill()
+                p.wait()
+        if self.keep_logs:
+            os.makedirs(self.keep_logs, exist_ok=True)
+            for f in os.listdir(self.work):
+                if f.endswith(".log"):
+                    shutil.copy(os.path.join(self.work, f), self.keep_logs)
+        shutil.rmtree(self.work, ignore_errors=True)
