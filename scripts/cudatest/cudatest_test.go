@@ -179,7 +179,7 @@ func TestSanitizer(t *testing.T) {
 	race.parts = slices.DeleteFunc(race.parts, func(p part) bool {
 		return !strings.HasPrefix(p.name, "pool/") && !strings.HasPrefix(p.name, "probe/")
 	})
-	t.Setenv("FAKE_RACES", "sanitizer probe * 3/16")
+	t.Setenv("FAKE_RACES", "sanitizer *probe check * 3/16")
 	r.has(r.do(false, race), `^REPORTS +racecheck .* probe/3 3`)
 	r.has(r.table(), `^racecheck pool +clean`, `^racecheck probe +15 of 16 probe/3 REPORTS 3`, `^racecheck model +0 of \d+ \d+ not run`, `^memcheck +not run`)
 	r.called()

@@ -125,7 +125,8 @@ func (r *runner) missing(ctx context.Context, s *stage) string {
 	}
 	has, known := r.modules[s.python]
 	if !known {
-		has = exec.CommandContext(ctx, "python3", "-c", "import "+s.python).Run() == nil
+		find := "import sys, importlib.util as i; sys.exit(not all(map(i.find_spec, sys.argv[1:])))"
+		has = exec.CommandContext(ctx, "python3", append([]string{"-c", find}, strings.Fields(s.python)...)...).Run() == nil
 		r.modules[s.python] = has
 	}
 	if !has {
@@ -197,8 +198,11 @@ func (r *runner) command(ctx context.Context, s *stage, p *part, limit time.Dura
 	if run[0] != "python3" {
 		run[0] = filepath.Join(r.dir, run[0])
 	}
+	if s.tool != "" && p.run[0] == "probe" { // a line a case, so that a log that is cut short says how many
+		run = append([]string{"stdbuf", "-oL"}, run...)
+	}
 	if s.tool != "" {
-		run = append([]string{"compute-sanitizer", "--tool", s.tool, "--error-exitcode", "9", "--kernel-name-exclude", "kernel_substring=reference_kernel", "stdbuf", "-oL"}, run...)
+		run = append([]string{"compute-sanitizer", "--tool", s.tool, "--error-exitcode", "9", "--kernel-name-exclude", "kernel_substring=reference_kernel"}, run...)
 	}
 	cmd := exec.CommandContext(ctx, run[0], run[1:]...)
 	cmd.Dir = r.dir

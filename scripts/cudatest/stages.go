@@ -12,7 +12,7 @@ type stage struct {
 	name, about string
 	seconds     int    // on an H100; twice as many are its limit
 	gpus        int    // fewer: left out; 0 is 1
-	python      string // modules that it needs
+	python      string // modules that it needs, by spaces
 	tool        string // of compute-sanitizer, under which parts run side by side
 	parts       []part
 }
@@ -71,8 +71,8 @@ func hicache(name, what string) part {
 	return tests("worker.test", name, 0, []string{"XPYD_CUDA_BENCH=" + what}, "TestHiCache")
 }
 
-func peers(name string) part {
-	return part{name: name, run: []string{"python3", "cuda-peers.py", name}}
+func peers(names ...string) part {
+	return part{name: names[0], run: append([]string{"python3", "cuda-peers.py"}, names...)}
 }
 
 func suite() (parts []part) {
@@ -124,13 +124,13 @@ func plan() []stage {
 		{name: "probe", about: "kernels one by one against double precision", seconds: 40, parts: []part{{name: "check", run: []string{"probe", "check"}}}},
 		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 170, parts: suite()},
 		{name: "worker", about: "a worker on the GPU; the same tokens from host memory", seconds: 20, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestGPUTiers")}},
-		{name: "hf", about: "logits beside transformers', ten random models", seconds: 60, python: "torch, transformers", parts: []part{{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}}},
+		{name: "hf", about: "logits beside transformers', ten random models", seconds: 60, python: "torch transformers", parts: []part{{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}}},
 		{name: "decode", about: "decode steps of Llama-3-8B's shape, the device's idle time", seconds: 40, parts: []part{speed("decode", "b1 b8 b64 b256")}},
 		{name: "prefill", about: "prefill in chunks of 2k and 8k", seconds: 45, parts: []part{speed("prefill", "2k 8k 32k 8k@8192 32k@8192")}},
 		{name: "mixed", about: "64 streams beside 8k prompts", seconds: 20, parts: []part{speed("mixed", "mixed448")}},
 		{name: "kernels", about: "single kernels' figures", seconds: 40, parts: []part{{name: "bench", run: []string{"probe", "bench"}}}},
-		{name: "peers", about: "PyTorch's bandwidth, attention and linears; FlashInfer where it is", seconds: 75, python: "torch",
-			parts: []part{peers("memory"), peers("attention"), peers("sampling"), peers("linears"), peers("flashinfer")}},
+		{name: "peers", about: "PyTorch's bandwidth, attention and linears; FlashInfer where it is", seconds: 60, python: "torch",
+			parts: []part{peers("memory", "attention", "sampling", "linears"), peers("flashinfer")}},
 		{name: "endurance", about: "random load, aborts, a full pool: tokens of a quiet run (XPYD_CUDA_ENDURANCE)", seconds: 110,
 			parts: []part{tests("worker.test", "load", 0, []string{"XPYD_CUDA_ENDURANCE=60s"}, "TestGPUEndurance")}},
 		{name: "kvio", about: "blocks to and from pinned memory", seconds: 45, parts: []part{{name: "host", run: []string{"moves", "host"}}}},
@@ -145,7 +145,7 @@ func plan() []stage {
 			speed("kv8", "b64 b256 b64l4 2k", "XPYD_CUDA_KV8=1"), speed("w8", "b1 b8 b64 2k", "XPYD_CUDA_W8=1"),
 			speed("kv8 quality", "quality", "XPYD_CUDA_KV8=1"), speed("w8 quality", "quality", "XPYD_CUDA_W8=1")}},
 		{name: "invariant", about: "what batch_invariant costs", seconds: 45, parts: []part{speed("invariant", "b1 b8 b64 b256 2k 8k", "XPYD_CUDA_INVARIANT=1")}},
-		{name: "transformers", about: "prefill and decode of transformers", seconds: 80, python: "torch, transformers", parts: []part{peers("transformers")}},
+		{name: "transformers", about: "prefill and decode of transformers", seconds: 80, python: "torch transformers", parts: []part{peers("transformers")}},
 		{name: "gemm", about: "own projections beside cuBLASLt's", seconds: 40, parts: []part{{name: "gemm", run: []string{"probe", "bench", "gemm"}}}},
 		{name: "pair", about: "pushes, refills and staged transfers between two GPUs", seconds: 150, gpus: 2, parts: []part{
 			tests("cuda.test", "push", 60, nil, "TestPush", "TestPushLong", "TestPushBehindStep", "TestDrain", "TestPeerProcess"),

@@ -316,7 +316,13 @@ func (b *book) record(dir string) error {
 	model := func(name string) string {
 		switch {
 		case strings.HasPrefix(name, "kvio."):
-			return "Llama-3-8B shape's KV, 512 MiB in shuffled blocks of all 32 layers, block-first host memory"
+			ctas := "4 CTAs"
+			if !strings.HasSuffix(name, "t16") && !strings.HasSuffix(name, "t64") {
+				ctas = "at most 8 CTAs"
+			}
+			return "Llama-3-8B shape's KV, 512 MiB in shuffled blocks of all 32 layers, block-first host memory, " + ctas
+		case strings.HasPrefix(name, "gpu.endurance_"):
+			return "8 layers of 1024, random bf16 weights, batch_invariant, 200 clients"
 		case strings.HasPrefix(name, "gpu.hf_"):
 			return "10 random models: Llama, Qwen2, Qwen3; GQA 1 to 8"
 		}
