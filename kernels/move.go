@@ -55,7 +55,7 @@ type Exporter interface {
 	// peer, says which are complete. Costs a read of host memory.
 	Flag(line int) uint64
 	// AwaitFlag waits until Flag(line) >= value; ErrLate when ctx ends before.
-	// It polls: short spins, then sleeps of 20 to 200 microseconds.
+	// It polls: 50 microseconds without a pause, then with naps.
 	AwaitFlag(ctx context.Context, line int, value uint64) error
 	// ClearFlag makes a line 0 again, for another peer, when nobody can be
 	// setting it any more.

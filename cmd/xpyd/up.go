@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,21 +35,7 @@ type upConfig struct {
 	BatchInvariant bool            `koanf:"batch_invariant"`
 	KVCacheDType   string          `koanf:"kv_cache_dtype"` // auto, bf16 or fp8
 	Quantization   string          `koanf:"quantization"`   // auto, none or fp8
-	KVTransport    string          `koanf:"kv_transport"`   // between them: auto, tcp, shm, cudaipc, nccl or pinned
-
-	KVHostMemory config.Size `koanf:"kv_host_memory"` // of each worker, under its pool; 0: none
-	KVSSDDir     string      `koanf:"kv_ssd_dir"`     // each worker has a folder of its own there; empty: none
-	KVSSDSize    config.Size `koanf:"kv_ssd_size"`    // of each worker
-	KVSSDIO      string      `koanf:"kv_ssd_io"`      // auto, io_uring or pread
-
-	KVStore        string        `koanf:"kv_store" secret:"url"` // Redis or Valkey that all share; empty: none
-	KVStoreTTL     time.Duration `koanf:"kv_store_ttl"`
-	KVStoreTimeout time.Duration `koanf:"kv_store_timeout"`
-	KVStoreWrite   bool          `koanf:"kv_store_write"`
-
-	KVWritePolicy string `koanf:"kv_write_policy"` // through, selective or back
-	KVEviction    string `koanf:"kv_eviction"`     // of host memory: lru, lfu or s3fifo
-	KVPeers       string `koanf:"kv_peers"`        // on or off: whether they fetch prefixes from each other
+	UpKV
 }
 
 const maxWorkers = 64 // of a role, on one machine
@@ -63,41 +48,17 @@ func (c *upConfig) Validate() error {
 		}
 	}
 	w := worker.DefaultConfig(fleet.Prefill)
-	if err := worker.ValidPeers("kv_peers", c.KVPeers); err != nil {
-		return err
-	}
 	w.Device, w.Threads, w.BlockTokens, w.KVMemory, w.GPUMemory, w.Log = c.Device, c.Threads, c.BlockTokens, c.KVMemory, c.GPUMemory, c.Log
 	w.BatchInvariant, w.KVCacheDType, w.Quantization = c.BatchInvariant, c.KVCacheDType, c.Quantization
-	if c.KVSSDDir != "" && c.KVHostMemory == 0 {
-		return &config.KeyError{Key: "kv_ssd_dir", Msg: "needs kv_host_memory: what comes from the SSD and goes there passes through it"}
-	}
-	if err := worker.ValidSSDIO("kv_ssd_io", c.KVSSDIO); err != nil {
-		return err
-	}
-	if err := worker.ValidStore("kv_store", c.KVStore, c.KVHostMemory); err != nil {
-		return err
-	}
-	for key, d := range map[string]time.Duration{"kv_store_ttl": c.KVStoreTTL, "kv_store_timeout": c.KVStoreTimeout} {
-		if d <= 0 {
-			return &config.KeyError{Key: key, Msg: "must be positive"}
-		}
-	}
-	if err := worker.ValidTransport("kv_transport", c.KVTransport); err != nil {
-		return err
-	}
-	if err := worker.ValidPolicies("kv_write_policy", c.KVWritePolicy, "kv_eviction", c.KVEviction); err != nil {
-		return err
-	}
-	return errors.Join(c.Config.Validate(), w.Validate())
+	c.set(&w.KV)
+	return errors.Join(c.Config.Validate(), upKey(w.Validate()))
 }
 
 // newUp is `xpyd up`: a whole xPyD on this machine.
 func newUp() *cobra.Command {
 	wdef := worker.DefaultConfig(fleet.Prefill)
 	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
-		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, GPUMemory: wdef.GPUMemory, KVCacheDType: wdef.KVCacheDType, Quantization: wdef.Quantization, KVTransport: wdef.KV.Transport, KVSSDSize: wdef.KV.SSDSize, KVSSDIO: wdef.KV.SSDIO,
-		KVStoreTTL: wdef.KV.StoreTTL, KVStoreTimeout: wdef.KV.StoreTimeout, KVStoreWrite: wdef.KV.StoreWrite,
-		KVWritePolicy: wdef.KV.WritePolicy, KVEviction: wdef.KV.Eviction, KVPeers: wdef.KV.Peers}
+		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, GPUMemory: wdef.GPUMemory, KVCacheDType: wdef.KVCacheDType, Quantization: wdef.Quantization, UpKV: upKVOf(&wdef.KV)}
 	def.Fleet.Listen = "127.0.0.1:0"
 	def.Log.Level = "warn"
 	var file string
@@ -128,28 +89,20 @@ drains; a second one stops at once.`,
 	f.Bool("batch-invariant", false, batchInvariantHelp)
 	f.String("kv-cache-dtype", def.KVCacheDType, kvCacheDTypeHelp)
 	f.String("quantization", def.Quantization, quantizationHelp)
-	f.String("kv-transport", def.KVTransport, "between the workers: auto (from GPU to GPU or through shared memory where possible), tcp, shm, cudaipc, nccl or pinned")
-	f.String("kv-host-memory", def.KVHostMemory.String(), "host memory of each worker that keeps KV which its pool has no room for; 0: none")
-	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts; default: none")
-	f.String("kv-ssd-size", def.KVSSDSize.String(), "what each worker may fill of --kv-ssd-dir")
-	f.String("kv-ssd-io", def.KVSSDIO, ssdIOHelp)
-	f.String("kv-store", "", "Redis or Valkey that keeps KV for all workers: redis://[user:password@]host[:port][/db], rediss://, valkey://, unix:///socket")
-	f.String("kv-write-policy", def.KVWritePolicy, writePolicyHelp)
-	f.String("kv-eviction", def.KVEviction, evictionHelp)
-	f.String("kv-peers", def.KVPeers, peersHelp)
 	f.String("data", def.Data, "folder of the admin token and the join URL")
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
 	f.String("log-level", def.Log.Level, "debug, info, warn or error")
 	f.String("log-format", def.Log.Format, "text or json")
+	keys := map[string]string{
+		"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
+		"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory",
+		"batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization",
+		"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
+	}
+	kvFlags(f, keys, "kv_", &wdef.KV)
 	load := func() (*upConfig, error) {
 		cfg := def
-		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: map[string]string{
-			"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
-			"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization", "kv-transport": "kv_transport",
-			"kv-host-memory": "kv_host_memory", "kv-ssd-dir": "kv_ssd_dir", "kv-ssd-size": "kv_ssd_size", "kv-ssd-io": "kv_ssd_io", "kv-store": "kv_store",
-			"kv-write-policy": "kv_write_policy", "kv-eviction": "kv_eviction", "kv-peers": "kv_peers",
-			"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
-		}})
+		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: keys})
 		return &cfg, err
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -184,7 +137,7 @@ func runUp(ctx context.Context, cfg *upConfig, load func() (*upConfig, error), s
 	})
 	output := &startOutput{w: stderr, held: map[string][]byte{}}
 	sup, err := supervise.New(supervise.Config{
-		Env: append(childEnv(os.Environ(), front.joinURL), cfg.storeEnv()...), Output: output, Log: log,
+		Env: append(childEnv(os.Environ(), front.joinURL), cfg.env()...), Output: output, Log: log,
 		StopOrder: []string{"decode", "prefill"}, // a stream needs its decode, nothing needs its prefill
 		Templates: map[string]func(int) supervise.Child{
 			"prefill": cfg.child(exe, fleet.Prefill, front.watcher),
@@ -303,8 +256,8 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 	return func(i int) supervise.Child {
 		id := fmt.Sprintf("%s-%d", role, i)
 		args := []string{string(role), "--id", id, "--device", c.Device, "--threads", strconv.Itoa(c.Threads),
-			"--block-tokens", strconv.Itoa(c.BlockTokens), "--kv-memory", c.KVMemory.String(), "--gpu-memory", strconv.FormatFloat(c.GPUMemory/float64(c.Prefill+c.Decode), 'g', 4, 64), "--kv-transport", c.KVTransport,
-			"--kv-peers", c.KVPeers, "--log-level", c.Log.Level, "--log-format", c.Log.Format}
+			"--block-tokens", strconv.Itoa(c.BlockTokens), "--kv-memory", c.KVMemory.String(), "--gpu-memory", strconv.FormatFloat(c.GPUMemory/float64(c.Prefill+c.Decode), 'g', 4, 64),
+			"--log-level", c.Log.Level, "--log-format", c.Log.Format}
 		if c.BatchInvariant {
 			args = append(args, "--batch-invariant")
 		}
@@ -314,12 +267,7 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 		if c.KVCacheDType != "auto" {
 			args = append(args, "--kv-cache-dtype", c.KVCacheDType)
 		}
-		if c.KVHostMemory > 0 {
-			args = append(args, "--kv-host-memory", c.KVHostMemory.String(), "--kv-write-policy", c.KVWritePolicy, "--kv-eviction", c.KVEviction)
-		}
-		if c.KVSSDDir != "" {
-			args = append(args, "--kv-ssd-dir", filepath.Join(c.KVSSDDir, id), "--kv-ssd-size", c.KVSSDSize.String(), "--kv-ssd-io", c.KVSSDIO)
-		}
+		args = append(args, c.UpKV.args(id)...)
 		if c.Model != "" {
 			args = append(args, "--model", c.Model)
 		}
@@ -348,15 +296,6 @@ func childEnv(environ []string, joinURL string) []string {
 		}
 	}
 	return append(out, "XPYD_FLEET__URL="+joinURL)
-}
-
-// storeEnv tells the workers of the shared store; a password does not show in ps.
-func (c *upConfig) storeEnv() []string {
-	if c.KVStore == "" {
-		return nil
-	}
-	return []string{"XPYD_KV__STORE=" + c.KVStore, "XPYD_KV__STORE_TTL=" + c.KVStoreTTL.String(),
-		"XPYD_KV__STORE_TIMEOUT=" + c.KVStoreTimeout.String(), "XPYD_KV__STORE_WRITE=" + strconv.FormatBool(c.KVStoreWrite)}
 }
 
 // forwardPulse tells the supervisor of the workers' heartbeats, so that it can

@@ -51,7 +51,6 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.String("id", "", "name in the fleet; default: the role and a random suffix")
 	f.String("listen", cfg.Listen, "HTTP address")
 	f.String("kv-listen", cfg.KVListen, "KV connector address")
-	f.String("kv-transport", cfg.KV.Transport, "auto, tcp, shm, cudaipc, nccl or pinned: how KV comes from workers of this machine")
 	f.String("advertise", "", "host that others dial, when it is not the listen host")
 	f.String("device", cfg.Device, "auto, cpu or cuda")
 	f.Int("threads", 0, "CPU threads; 0: all cores")
@@ -62,26 +61,18 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.Bool("batch-invariant", false, batchInvariantHelp)
 	f.String("kv-cache-dtype", cfg.KVCacheDType, kvCacheDTypeHelp)
 	f.String("quantization", cfg.Quantization, quantizationHelp)
-	f.String("kv-host-memory", cfg.KV.HostMemory.String(), "host memory that keeps KV which the pool has no room for; 0: none")
-	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts, this worker's own; default: none")
-	f.String("kv-ssd-size", cfg.KV.SSDSize.String(), "what --kv-ssd-dir may fill")
-	f.String("kv-ssd-io", cfg.KV.SSDIO, ssdIOHelp)
-	f.String("kv-store", "", "Redis or Valkey that keeps KV for all workers: redis://[user:password@]host[:port][/db], rediss://, valkey://, unix:///socket")
-	f.String("kv-write-policy", cfg.KV.WritePolicy, writePolicyHelp)
-	f.String("kv-eviction", cfg.KV.Eviction, evictionHelp)
-	f.String("kv-peers", cfg.KV.Peers, peersHelp)
 	f.String("log-level", cfg.Log.Level, "debug, info, warn or error")
 	f.String("log-format", cfg.Log.Format, "text or json")
+	keys := map[string]string{
+		"join": "fleet.url", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
+		"kv-listen": "kv_listen", "advertise": "advertise", "device": "device", "threads": "threads",
+		"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory",
+		"batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization",
+		"log-level": "log.level", "log-format": "log.format",
+	}
+	kvFlags(f, keys, "kv.", &cfg.KV)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: map[string]string{
-			"join": "fleet.url", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
-			"kv-listen": "kv_listen", "kv-transport": "kv.transport", "advertise": "advertise", "device": "device", "threads": "threads",
-			"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory", "batch-invariant": "batch_invariant",
-			"kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization",
-			"kv-host-memory": "kv.host_memory", "kv-ssd-dir": "kv.ssd_dir", "kv-ssd-size": "kv.ssd_size", "kv-ssd-io": "kv.ssd_io", "kv-store": "kv.store",
-			"kv-write-policy": "kv.write_policy", "kv-eviction": "kv.eviction", "kv-peers": "kv.peers",
-			"log-level": "log.level", "log-format": "log.format",
-		}}); err != nil {
+		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: keys}); err != nil {
 			return usageError{err}
 		}
 		if printConfig {
@@ -98,11 +89,6 @@ const (
 
 	quantizationHelp = "auto (as the checkpoint is), none or fp8 (E4M3, a scale a channel, made when loading; half the memory, faster, small errors): the weights of the layers, on a GPU"
 	kvCacheDTypeHelp = "auto, bf16 or fp8 (E4M3, a scale a row: half the memory, faster decoding, small errors); a GPU only. Workers that differ are not paired unless kv.convert allows it"
-
-	ssdIOHelp       = "how the SSD is read and written: auto, io_uring or pread"
-	writePolicyHelp = "when KV is copied to host memory and SSD: through (when computed: a copy of all), selective (when found again: evicted before, computed again) or back (when evicted: fewest copies, made when memory is short, some lost)"
-	peersHelp       = "on: what other workers have of a prompt is fetched from them rather than computed, and given to them; off: neither"
-	evictionHelp    = "who makes room in host memory: lru, lfu (keeps what was popular once) or s3fifo (what comes once pushes out nothing, but goes soon)"
 )
 
 // foreignEnv are XPYD_ variables that belong to other commands, or to the CUDA

@@ -2,7 +2,9 @@ package engine_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -97,7 +99,7 @@ func randomRequest(rng *rand.Rand, maxLen int, stems [][]int32) *engine.Request 
 func (r *rig) live(t *testing.T, req *engine.Request, want []output, fate, cut int) {
 	switch fate {
 	case 0: // cancelled in the middle
-		ctx, cancel := context.WithCancel(context.Background())
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		h, err := r.Submit(ctx, req)
 		if err != nil {
@@ -106,8 +108,12 @@ func (r *rig) live(t *testing.T, req *engine.Request, want []output, fate, cut i
 		}
 		got := make([]output, max(req.N, 1))
 		for range cut {
-			events, err := h.Next(context.Background())
+			events, err := h.Next(ctx)
+			if errors.Is(err, io.EOF) {
+				break
+			}
 			if err != nil {
+				t.Errorf("before it is cancelled: %v", err)
 				break
 			}
 			for _, ev := range events {
@@ -116,7 +122,7 @@ func (r *rig) live(t *testing.T, req *engine.Request, want []output, fate, cut i
 			}
 		}
 		cancel()
-		<-h.Done()
+		r.done(h)
 		same(t, "cancelled", got, want, true)
 	case 1: // one choice hits a stop string
 		h := r.submit(req)
@@ -129,7 +135,7 @@ func (r *rig) live(t *testing.T, req *engine.Request, want []output, fate, cut i
 		if err != nil {
 			t.Errorf("collect: %v", err)
 		}
-		<-h.Done() // a step that is under way may hold its blocks still
+		r.done(h) // a step that is under way may hold its blocks still
 		for i := range got {
 			if i%2 == 0 { // what came before the cancel is right too
 				same(t, "cut choice", got[i:i+1], want[i:i+1], true)
@@ -145,7 +151,7 @@ func (r *rig) live(t *testing.T, req *engine.Request, want []output, fate, cut i
 		if err != nil {
 			t.Errorf("collect: %v", err)
 		}
-		<-h.Done()
+		r.done(h)
 		same(t, "whole", got, want, false)
 	}
 }
@@ -166,10 +172,10 @@ func (r *rig) handoff(t *testing.T, req *engine.Request, want []output, recomput
 	}
 	rows := r.gather(h.Blocks(), len(req.Prompt))
 	h.Release()
-	<-h.Done()
+	r.done(h)
 	second := *req
 	second.Owner = req.ID + "-decode"
-	blocks, err := r.cache.AllocWait(context.Background(), r.cache.BlocksFor(len(req.Prompt)), second.Owner)
+	blocks, err := r.reserve(r.cache.BlocksFor(len(req.Prompt)), second.Owner)
 	if err != nil {
 		t.Errorf("reserve: %v", err)
 		return
@@ -187,6 +193,6 @@ func (r *rig) handoff(t *testing.T, req *engine.Request, want []output, recomput
 		t.Errorf("decode: %v", err)
 		return
 	}
-	<-h.Done()
+	r.done(h)
 	same(t, fmt.Sprintf("handed over, recompute %t", recompute), got, want, false)
 }

@@ -230,7 +230,7 @@ func TestOnBlocks(t *testing.T) {
 			t.Errorf("%s: holders %+v", name, r.Holders())
 		}
 		h.Release()
-		<-h.Done()
+		r.done(h)
 		if h.Blocks() != nil || len(r.Holders()) != 0 {
 			t.Errorf("%s: held after release: %+v", name, r.Holders())
 		}
@@ -249,29 +249,30 @@ func TestOnBlocks(t *testing.T) {
 }
 
 func TestPrefillOnlyNeedsRelease(t *testing.T) {
-	block := make(chan struct{})
-	r := newRig(t, config(), enginetest.Config{}, func(*kernels.Step) error { <-block; return nil })
-	req := request(prompt(rng(), 40), 0)
-	req.PrefillOnly = true
-	h := r.submit(req)
-	for len(h.Blocks()) == 0 { // until it is placed
-		time.Sleep(time.Millisecond)
-	}
-	h.Cancel()
-	close(block)
-	if _, _, err := collect(h, 1); !errors.Is(err, engine.ErrCancelled) {
-		t.Errorf("cancelled: %v", err)
-	}
-	if len(r.Holders()) != 1 || len(h.Blocks()) != 3 {
-		t.Errorf("a cancelled prefill let its blocks go: %+v", r.Holders())
-	}
-	select {
-	case <-h.Done():
-		t.Error("done before release")
-	default:
-	}
-	h.Release()
-	<-h.Done()
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		r := newRig(t, config(), enginetest.Config{}, func(*kernels.Step) error { <-gate; return nil })
+		req := request(prompt(rng(), 40), 0)
+		req.PrefillOnly = true
+		h := r.submit(req)
+		synctest.Wait() // in its step
+		h.Cancel()
+		close(gate)
+		if _, _, err := collect(h, 1); !errors.Is(err, engine.ErrCancelled) {
+			t.Errorf("cancelled: %v", err)
+		}
+		if len(r.Holders()) != 1 || len(h.Blocks()) != 3 {
+			t.Errorf("a cancelled prefill let its blocks go: %+v", r.Holders())
+		}
+		synctest.Wait()
+		select {
+		case <-h.Done():
+			t.Error("done before release")
+		default:
+		}
+		h.Release()
+		r.done(h)
+	})
 }
 
 func TestChoicesShareThePrompt(t *testing.T) {
@@ -324,7 +325,7 @@ func TestFailedStep(t *testing.T) {
 		if !errors.As(err, &step) || step.Panicked != panicked {
 			t.Errorf("%s: %v", how, err)
 		}
-		<-h.Done()
+		r.done(h)
 		if len(r.Holders()) != 0 || (r.Health() == nil) != healthy {
 			t.Errorf("%s: holders %+v, health %v", how, r.Holders(), r.Health())
 		}
@@ -352,33 +353,34 @@ func TestOnBlocksPanic(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		h.Release()
-		<-h.Done()
+		r.done(h)
 		r.generate(request(p, 1))
 	}
 }
 
 func TestQueueFull(t *testing.T) {
-	block := make(chan struct{})
-	cfg := config()
-	cfg.MaxWaiting, cfg.MaxRunning = 2, 1
-	entered := make(chan struct{}, 100)
-	r := newRig(t, cfg, enginetest.Config{}, func(*kernels.Step) error { entered <- struct{}{}; <-block; return nil })
-	handles := []*engine.Handle{r.submit(request(prompt(rng(), 5), 1))}
-	<-entered
-	handles = append(handles, r.submit(request(prompt(rng(), 5), 1)), r.submit(request(prompt(rng(), 5), 1)))
-	if _, err := r.Submit(t.Context(), request(prompt(rng(), 5), 1)); !errors.Is(err, engine.ErrQueueFull) {
-		t.Errorf("fourth: %v", err)
-	}
-	if s := r.Stats(); s.Waiting != 2 || s.Running != 1 || s.QueuedTokens != 15 {
-		t.Errorf("stats: %+v", s)
-	}
-	close(block)
-	for _, h := range handles {
-		if _, _, err := collect(h, 1); err != nil {
-			t.Error(err)
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		cfg := config()
+		cfg.MaxWaiting, cfg.MaxRunning = 2, 1
+		r := newRig(t, cfg, enginetest.Config{}, func(*kernels.Step) error { <-gate; return nil })
+		handles := []*engine.Handle{r.submit(request(prompt(rng(), 5), 1))}
+		synctest.Wait() // in its step
+		handles = append(handles, r.submit(request(prompt(rng(), 5), 1)), r.submit(request(prompt(rng(), 5), 1)))
+		if _, err := r.Submit(t.Context(), request(prompt(rng(), 5), 1)); !errors.Is(err, engine.ErrQueueFull) {
+			t.Errorf("fourth: %v", err)
 		}
-	}
-	r.generate(request(prompt(rng(), 5), 1)) // there is room again
+		if s := r.Stats(); s.Waiting != 2 || s.Running != 1 || s.QueuedTokens != 15 {
+			t.Errorf("stats: %+v", s)
+		}
+		close(gate)
+		for _, h := range handles {
+			if _, _, err := collect(h, 1); err != nil {
+				t.Error(err)
+			}
+		}
+		r.generate(request(prompt(rng(), 5), 1)) // there is room again
+	})
 }
 
 func TestClose(t *testing.T) {
@@ -415,7 +417,7 @@ func TestCloseAborts(t *testing.T) {
 		t.Errorf("holders: %+v", r.Holders())
 	}
 	held.Release() // the loop is gone
-	<-held.Done()
+	r.done(held)
 }
 
 func TestCloseAbortsLiveRequests(t *testing.T) {

@@ -78,7 +78,7 @@ func TestBlocksOfAStepUnderWay(t *testing.T) {
 				}
 				gate <- struct{}{}
 			}
-			<-h.Done()
+			r.done(h)
 			if held := r.cache.Stats().Held; held != 0 {
 				t.Errorf("prefill only %t: %d blocks held at the end", prefillOnly, held)
 			}
@@ -105,7 +105,7 @@ func TestEndInAStepUnderWay(t *testing.T) {
 	if err != nil || !slices.Equal(out[0].tokens, want) || out[0].finish != engine.FinishStop {
 		t.Errorf("%v, %v: want %v", out, err, want)
 	}
-	<-h.Done()
+	r.done(h)
 	if n, _ := p.Steps(); n-before != len(want)+1 {
 		t.Errorf("%d steps for %d tokens; want one more, launched in vain", n-before, len(want))
 	}
@@ -128,7 +128,7 @@ func TestFailedStepUnderWay(t *testing.T) {
 	req.IgnoreEOS = true
 	h := r.submit(req)
 	out, _, err := collect(h, 1)
-	<-h.Done()
+	r.done(h)
 	if err == nil || len(out[0].tokens) != 16 {
 		t.Errorf("%d tokens, %v", len(out[0].tokens), err)
 	}
@@ -172,7 +172,7 @@ func TestReleaseBehindAFailedStep(t *testing.T) {
 				}
 			}
 		}()
-		<-h.Done()
+		r.done(h)
 		if _, _, err := collect(o, 1); err != nil {
 			t.Errorf("the other request: %v", err)
 		}
@@ -184,7 +184,9 @@ func TestReleaseBehindAFailedStep(t *testing.T) {
 func TestOldestIsNotStarved(t *testing.T) {
 	const old, young, tokens = 1, 2, 20
 	var drawn, without, most int // the loop's, until it is closed
+	both := make(chan struct{})
 	r, _ := overlapping(t, config(), enginetest.Config{Blocks: 4, BlockTokens: 16}, func(s *kernels.Step) error {
+		<-both
 		without++
 		for _, q := range s.Seqs {
 			for _, d := range q.Samples {
@@ -203,12 +205,16 @@ func TestOldestIsNotStarved(t *testing.T) {
 	a.Seed, b.Seed, a.IgnoreEOS, b.IgnoreEOS = old, young, true, true
 	h := r.submit(a)
 	g := r.submit(b)
+	close(both)
 	for _, h := range []*engine.Handle{h, g} {
 		if _, _, err := collect(h, 1); err != nil {
 			t.Fatal(err)
 		}
 	}
 	r.close()
+	if r.metric("xpyd_engine_preemptions_total") == 0 {
+		t.Error("the oldest never needed the other's memory: the test shows nothing")
+	}
 	if most > 2 {
 		t.Errorf("%d steps in a row went by without the oldest", most)
 	}

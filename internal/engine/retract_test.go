@@ -113,7 +113,7 @@ func retraction(t *testing.T, b kernels.Backend, n int, requests []*engine.Reque
 		})
 	}
 	clients.Wait()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for _, end := range []func(context.Context) error{e.Close, tiers.Close} {
 		if err := end(ctx); err != nil {

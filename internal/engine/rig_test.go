@@ -22,6 +22,10 @@ import (
 
 const eos = 7
 
+// patience bounds each wait for what must come: long for a starved machine, and
+// short of the limit of go test, which would not say what hung.
+const patience = 2 * time.Minute
+
 // pipelined makes every fake a kernels.Launcher.
 var pipelined bool
 
@@ -90,7 +94,7 @@ func (r *rig) fake() *enginetest.Backend {
 }
 
 func (r *rig) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := r.Close(ctx); err != nil {
 		r.t.Errorf("close: %v", err)
@@ -115,6 +119,23 @@ func (r *rig) submit(req *engine.Request) *engine.Handle {
 	return h
 }
 
+// done waits until the engine holds nothing for a request any more.
+func (r *rig) done(h *engine.Handle) {
+	r.t.Helper()
+	select {
+	case <-h.Done():
+	case <-time.After(patience):
+		r.t.Errorf("%s is not let go of: %+v, %+v", h.Owner(), r.Stats(), r.Holders())
+	}
+}
+
+// reserve takes blocks outside the engine, when they are free.
+func (r *rig) reserve(n int, owner string) ([]int32, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return r.cache.AllocWait(ctx, n, owner)
+}
+
 // output is what one choice produced.
 type output struct {
 	tokens  []int32
@@ -124,10 +145,12 @@ type output struct {
 
 // collect reads a request to its end.
 func collect(h *engine.Handle, n int) ([]output, *engine.PromptInfo, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
 	out := make([]output, n)
 	var info *engine.PromptInfo
 	for {
-		events, err := h.Next(context.Background())
+		events, err := h.Next(ctx)
 		if errors.Is(err, io.EOF) {
 			return out, info, nil
 		}

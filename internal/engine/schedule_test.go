@@ -233,33 +233,31 @@ func TestPausedIsNotPreemptedForNothing(t *testing.T) {
 }
 
 func TestPreemptsYoungestAndRecomputes(t *testing.T) {
-	gate := make(chan struct{})
-	r := newRig(t, config(), enginetest.Config{Blocks: 6, BlockTokens: 16},
-		func(*kernels.Step) error { <-gate; return nil })
-	var requests []*engine.Request
-	var want [][]output
-	random := rng()
-	for range 3 {
-		req := request(prompt(random, 20), 50)
-		req.IgnoreEOS = true
-		requests = append(requests, req)
-		want = append(want, alone(t, r.MaxModelLen(), req))
-	}
-	var handles []*engine.Handle
-	for _, req := range requests {
-		handles = append(handles, r.submit(req))
-	}
-	close(gate)
-	for i, h := range handles {
-		got, _, err := collect(h, 1)
-		if err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		r := newRig(t, config(), enginetest.Config{Blocks: 6, BlockTokens: 16},
+			func(*kernels.Step) error { <-gate; return nil })
+		var handles []*engine.Handle
+		var want [][]output
+		random := rng()
+		for range 3 {
+			req := request(prompt(random, 20), 50)
+			req.IgnoreEOS = true
+			want = append(want, alone(t, r.MaxModelLen(), req))
+			handles = append(handles, r.submit(req))
 		}
-		same(t, "preempted", got, want[i], false)
-	}
-	if n := r.metric("xpyd_engine_preemptions_total"); n == 0 {
-		t.Error("nothing was preempted: the test shows nothing")
-	}
+		close(gate)
+		for i, h := range handles {
+			got, _, err := collect(h, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, "preempted", got, want[i], false)
+		}
+		if n := r.metric("xpyd_engine_preemptions_total"); n == 0 {
+			t.Error("nothing was preempted: the test shows nothing")
+		}
+	})
 }
 
 // TestWaitsForOthersMemory starves a running sequence of blocks that are held
@@ -297,9 +295,11 @@ func TestWaitsForOthersMemory(t *testing.T) {
 }
 
 func readAll(h *engine.Handle) ([]engine.Event, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
 	var all []engine.Event
 	for {
-		events, err := h.Next(context.Background())
+		events, err := h.Next(ctx)
 		if errors.Is(err, io.EOF) {
 			return all, nil
 		}
@@ -392,7 +392,7 @@ func TestPrefilledPassesTheQueue(t *testing.T) {
 		}
 		rows := r.gather(h.Blocks(), len(p))
 		h.Release()
-		<-h.Done()
+		r.done(h)
 		blocks, err := r.cache.Alloc(2, "d")
 		if err != nil {
 			t.Fatal(err)
@@ -509,7 +509,7 @@ func TestReservationsGetTheirTurn(t *testing.T) {
 	req := request(prompt(rng(), 40), 10)
 	req.IgnoreEOS = true
 	h := r.submit(req)
-	ids, err := r.cache.AllocWait(t.Context(), 4, "d")
+	ids, err := r.reserve(4, "d")
 	if err != nil {
 		t.Fatal(err)
 	}

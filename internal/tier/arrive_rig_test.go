@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -116,7 +115,7 @@ func (r *stepRig) close() {
 	default:
 		close(r.over)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := errors.Join(r.engine.Close(ctx), r.tiers.Close(ctx), r.cache.Check()); err != nil {
 		r.t.Error(err)
@@ -191,8 +190,10 @@ func (s spy) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int, e
 
 // read returns a request's tokens, and how many of its prompt were cached.
 func read(h *engine.Handle) (tokens []int32, cached int, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
 	for {
-		events, err := h.Next(context.Background())
+		events, err := h.Next(ctx)
 		if errors.Is(err, io.EOF) {
 			return tokens, cached, nil
 		}
@@ -215,7 +216,7 @@ func (r *stepRig) cold(tokens []int32, most int) []int32 {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	<-h.Done()
+	come(r.t, "the request's end", h.Done())
 	r.quiet()
 	r.cache.Clear()
 	return out

@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -35,10 +36,8 @@ func TestArriveBehindStep(t *testing.T) {
 			layers := make(chan struct{})
 			r.setGate(func(int) { r.await(layers) })
 			h, s := r.begin(tokens, 8, nil)
-			a := <-s.got
-			for h.CachedTokens() == 0 { // it has been placed on what is not there
-				time.Sleep(time.Millisecond)
-			}
+			a := come(t, "the prefix's begin", s.got)
+			soon(t, "it is placed on what is not there", func() bool { return h.CachedTokens() > 0 })
 			if a.Move().Layers() != 0 {
 				t.Error("a layer is there already")
 			}
@@ -47,12 +46,12 @@ func TestArriveBehindStep(t *testing.T) {
 			if err != nil || !slices.Equal(got, want) || cached != part/16*16 {
 				t.Errorf("chunks of %d, %d of %d tokens in host memory: %v with %d cached, want %v: %v", chunk, part, len(tokens), got, cached, want, err)
 			}
-			<-a.Done()
+			come(t, "the prefix's end", a.Done())
 			if n := r.cache.Reach(new(r.chain(tokens)), len(tokens)-1); n != 320 {
 				t.Errorf("%d tokens in the index", n)
 			}
 			r.setGate(nil)
-			<-h.Done()
+			come(t, "the request's end", h.Done())
 			r.quiet()
 			r.cache.Clear()
 		}
@@ -96,9 +95,7 @@ func TestArriveWrong(t *testing.T) {
 				} else {
 					h, _ = r.begin(tokens, 8, nil)
 				}
-				for h.CachedTokens() == 0 {
-					time.Sleep(time.Millisecond)
-				}
+				soon(t, "it is placed", func() bool { return h.CachedTokens() > 0 })
 				close(placed)
 				got, cached, err := read(h)
 				if err != nil || cached != unit*16 || !slices.Equal(got, want[:len(got)]) || len(got) == 0 {
@@ -106,7 +103,7 @@ func TestArriveWrong(t *testing.T) {
 				}
 				if chunk == 16 {
 					h.Release()
-					<-h.Done()
+					come(t, "the request's end", h.Done())
 					told.check()
 				}
 				if out, _, err := read(h2); err != nil || !slices.Equal(out, beside) {
@@ -148,26 +145,27 @@ func (o *told) on(layer int, ready []engine.Ready) {
 
 // check compares with what a request hears that computes everything.
 func (o *told) check() {
-	o.r.t.Helper()
+	t := o.r.t
+	t.Helper()
 	o.r.quiet()
 	o.r.cache.Clear()
 	if err := o.r.tiers.Flush(); err != nil {
-		o.r.t.Fatal(err)
+		t.Fatal(err)
 	}
 	all := newTold(o.r, o.tokens)
 	h, _ := o.r.begin(o.tokens, 8, func(q *engine.Request) { q.PrefillOnly, q.OnBlocks = true, all.on })
 	if _, _, err := read(h); err != nil {
-		o.r.t.Fatal(err)
+		t.Fatal(err)
 	}
 	h.Release()
-	<-h.Done()
+	come(t, "the request's end", h.Done())
 	for at, rows := range all.rows {
 		if o.times[at] != 1 || !slices.Equal(o.rows[at], rows) {
-			o.r.t.Errorf("layer %d, block %d: told %d times, right rows %t", at[0], at[1], o.times[at], slices.Equal(o.rows[at], rows))
+			t.Errorf("layer %d, block %d: told %d times, right rows %t", at[0], at[1], o.times[at], slices.Equal(o.rows[at], rows))
 		}
 	}
 	if len(o.rows) != len(all.rows) {
-		o.r.t.Errorf("told of %d, want %d", len(o.rows), len(all.rows))
+		t.Errorf("told of %d, want %d", len(o.rows), len(all.rows))
 	}
 }
 
@@ -189,15 +187,15 @@ func TestArriveEnds(t *testing.T) {
 				}
 			})
 			h, s := r.begin(tokens, 4, func(q *engine.Request) { q.PrefillOnly = name == "released" })
-			a := <-s.got
-			<-reached
+			a := come(t, "the prefix's begin", s.got)
+			come(t, "the layer", reached)
 			end(h)
 			if len(r.cache.Holders()) == 0 {
 				t.Errorf("%s at layer %d: nothing is held while blocks are written", name, layer)
 			}
 			close(pass)
-			<-a.Done()
-			<-h.Done()
+			come(t, "the prefix's end", a.Done())
+			come(t, "the request's end", h.Done())
 			r.setGate(nil)
 			h, again := r.begin(tokens, 4, nil)
 			if got, cached, err := read(h); err != nil || len(again.got) > 0 || cached != 320 || !slices.Equal(got, want) {
@@ -217,12 +215,12 @@ func TestArriveFails(t *testing.T) {
 	fault := fmt.Errorf("a fault")
 	r.lose(fault)
 	h, s := r.begin(tokens, 4, nil)
-	a := <-s.got
+	a := come(t, "the prefix's begin", s.got)
 	if got, cached, err := read(h); err != nil || cached != 0 || !slices.Equal(got, want) {
 		t.Errorf("%v with %d cached, want %v: %v", got, cached, want, err)
 	}
-	<-a.Done()
-	<-h.Done()
+	come(t, "the prefix's end", a.Done())
+	come(t, "the request's end", h.Done())
 	r.lose(nil)
 	r.quiet()
 	r.cache.Clear()
@@ -233,7 +231,7 @@ func TestArriveFails(t *testing.T) {
 	if got, cached, err := read(h); len(s.got) > 0 || err != nil || cached != 0 || !slices.Equal(got, want) {
 		t.Errorf("%v with %d cached, want %v: %v", got, cached, want, err)
 	}
-	<-h.Done()
+	come(t, "the request's end", h.Done())
 }
 
 // TestArriveHoldsUpNobody: who decodes goes on while another's prefix is on its
@@ -256,8 +254,10 @@ func TestArriveHoldsUpNobody(t *testing.T) {
 			}
 		}
 	})
-	long, _ := r.begin(other, 400, nil)
-	if _, err := long.Next(t.Context()); err != nil {
+	busy, _ := r.begin(other, 400, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := busy.Next(ctx); err != nil {
 		t.Fatal(err)
 	}
 	r.setGate(func(layer int) {
@@ -267,20 +267,20 @@ func TestArriveHoldsUpNobody(t *testing.T) {
 	})
 	h, s := r.begin(tokens, 4, nil)
 	close(submitted)
-	a := <-s.got
+	a := come(t, "the prefix's begin", s.got)
 	for n := 0; n < 50; { // fifty tokens while nothing comes
-		events, err := long.Next(t.Context())
+		events, err := busy.Next(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
 		n += len(events)
 	}
 	close(first)
-	<-a.Done()
+	come(t, "the prefix's end", a.Done())
 	if got, _, err := read(h); err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, want %v: %v", got, want, err)
 	}
-	if _, _, err := read(long); err != nil {
+	if _, _, err := read(busy); err != nil {
 		t.Error(err)
 	}
 }
@@ -328,7 +328,7 @@ func TestArriveRandom(t *testing.T) {
 				if err == nil && !slices.Equal(got, want[i]) || err != nil && !errors.Is(err, engine.ErrCancelled) {
 					t.Errorf("round %d, prompt %d: %v, want %v: %v", round, i, got, want[i], err)
 				}
-				<-h.Done()
+				come(t, "the request's end", h.Done())
 			})
 		}
 		all.Wait()
@@ -349,13 +349,13 @@ func TestArriveOnce(t *testing.T) {
 		h, s := r.begin(tokens, 4, nil)
 		spies = append(spies, s)
 		if i == 0 {
-			s.got <- <-s.got // it has begun
+			s.got <- come(t, "the prefix's begin", s.got)
 		}
 		all.Go(func() {
 			if got, cached, err := read(h); err != nil || cached != 320 || !slices.Equal(got, want) {
 				t.Errorf("%v with %d cached, want %v: %v", got, cached, want, err)
 			}
-			<-h.Done()
+			come(t, "the request's end", h.Done())
 		})
 	}
 	close(open)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -95,6 +96,8 @@ func TestHung(t *testing.T) {
 	}
 	r.tiers.host.clear()
 	gate := make(chan struct{})
+	release := sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(release)
 	r.wrap(gate, nil)
 	for _, tokens := range all {
 		r.load(tokens, 0)
@@ -113,6 +116,6 @@ func TestHung(t *testing.T) {
 		t.Errorf("closed: %v", err)
 	}
 	r.load(all[0], 0)
-	close(gate) // as the disk comes back, nothing breaks
+	release() // as the disk comes back, nothing breaks
 	r.tiers.wg.Wait()
 }

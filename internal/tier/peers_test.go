@@ -119,7 +119,7 @@ func (l *link) Collect(ctx context.Context, f *Fetch) (int, error) {
 }
 
 func peersConfig() PeersConfig {
-	return PeersConfig{LoadTimeout: time.Minute, MinLoadTokens: 16, FetchBlocks: 48, GiveBlocks: 48, BlockBytes: 1}
+	return PeersConfig{LoadTimeout: patience, MinLoadTokens: 16, FetchBlocks: 48, GiveBlocks: 48, BlockBytes: 1}
 }
 
 // join makes peers of rigs: each can fetch from all others.

@@ -84,8 +84,33 @@ type rig struct {
 
 const identity = "model and numerics"
 
+// patience bounds each wait for what must come: more than a starved machine takes,
+// and less than the limit of go test, which would not say what hung.
+const patience = 2 * time.Minute
+
+// soon waits until f holds.
+func soon(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	for by := time.Now().Add(patience); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(by) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+// come waits for a channel's value, or its end.
+func come[T any](t testing.TB, what string, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(patience):
+		t.Errorf("not within %v: %s", patience, what)
+	}
+	return v
+}
+
 func config(dir string) Config {
-	c := Config{HostBytes: 64 << 10, Dir: dir, DirBytes: 512 << 10, DirIO: ssdIO, DirTimeout: time.Minute, Identity: identity, LoadTimeout: time.Minute, LoadBlocks: 1 << 20}
+	c := Config{HostBytes: 64 << 10, Dir: dir, DirBytes: 512 << 10, DirIO: ssdIO, DirTimeout: patience, Identity: identity, LoadTimeout: patience, LoadBlocks: 1 << 20}
 	if dir == "" {
 		c.DirBytes = 0
 	}
@@ -120,7 +145,9 @@ func newRigOf(t *testing.T, cfg Config, blocks, blockTokens int) *rig {
 
 func (r *rig) close() {
 	r.t.Helper()
-	if err := r.tiers.Close(context.Background()); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := r.tiers.Close(ctx); err != nil {
 		r.t.Error(err)
 	}
 	if err := r.cache.Check(); err != nil {
@@ -221,11 +248,7 @@ func (r *rig) load(tokens []int32, n int) {
 // quiet waits until nothing is on its way into a tier, or out of one.
 func (r *rig) quiet() {
 	r.t.Helper()
-	for by := time.Now().Add(time.Minute); r.tiers.unsaved.Load() > 0 || len(r.tiers.reads) > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(by) {
-			r.t.Fatalf("%d units wait for a minute", r.tiers.unsaved.Load())
-		}
-	}
+	soon(r.t, "no unit waits", func() bool { return r.tiers.unsaved.Load() == 0 && len(r.tiers.reads) == 0 })
 }
 
 // sink brings what the pool has into every tier under Back, as filling the pool

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -21,7 +22,7 @@ import (
 // sharedConfig is host memory over a real Redis.
 func sharedConfig(t *testing.T, s *redistest.Server, blockTokens int) Config {
 	t.Helper()
-	return withStore(t, s, blockTokens, time.Minute)
+	return withStore(t, s, blockTokens, patience)
 }
 
 func withStore(t *testing.T, s *redistest.Server, blockTokens int, timeout time.Duration) Config {
@@ -230,11 +231,7 @@ func (f *faulty) Write(ctx context.Context, key string, value []byte) (bool, err
 // well waits until the breaker lets operations through again.
 func (r *rig) well() {
 	r.t.Helper()
-	for by := time.Now().Add(time.Minute); !r.tiers.shared.breaker.allow(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(by) {
-			r.t.Fatal("the store is left alone for a minute")
-		}
-	}
+	soon(r.t, "the store is not left alone any more", r.tiers.shared.breaker.allow)
 }
 
 // TestSharedKilled: a store that dies in the middle of a load costs what it
@@ -306,12 +303,11 @@ func TestSharedHung(t *testing.T) {
 		t.Error("nothing is counted")
 	}
 	s.Continue()
-	n := 0
-	for by := time.Now().Add(time.Minute); n < 96 && time.Now().Before(by); {
+	soon(t, "all is loaded in time", func() bool { // a slow machine's may be late
 		r.well()
 		r.cold()
-		n = r.tiers.Load(t.Context(), tokens, "", 96) // a slow machine's may be late
-	}
+		return r.tiers.Load(t.Context(), tokens, "", 96) == 96
+	})
 	r.run(tokens, 96)
 }
 
@@ -332,9 +328,8 @@ func TestSharedImpatient(t *testing.T) {
 	r.cold()
 	s.Continue()
 	r.quiet()
-	for by := time.Now().Add(time.Minute); len(r.tiers.shared.flights) > 0 && time.Now().Before(by); time.Sleep(time.Millisecond) {
-	}
-	r.tiers.cfg.LoadTimeout = time.Minute
+	soon(t, "nothing is under way to the store", func() bool { return len(r.tiers.shared.flights) == 0 })
+	r.tiers.cfg.LoadTimeout = patience
 	r.load(tokens, 96)
 	r.run(tokens, 96)
 }
@@ -344,9 +339,11 @@ func TestSharedPressure(t *testing.T) {
 	s := redistest.Start(t)
 	cfg := sharedConfig(t, s, 16)
 	gate := make(chan struct{})
+	release := sync.OnceFunc(func() { close(gate) })
 	cfg.Store = &faulty{Store: cfg.Store, write: func() { <-gate }}
 	cfg.HostBytes = 8 << 20 // more than the queue
 	r := newRig(t, cfg)
+	t.Cleanup(release)
 	for i := 0; r.value("dropped_units_total", tierStore) == 0; i++ {
 		if i == 1000 {
 			t.Fatal("nothing is dropped")
@@ -356,7 +353,7 @@ func TestSharedPressure(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	close(gate)
+	release()
 	r.quiet()
 	if n := r.value("saved_units_total", tierStore); n < shareQueue {
 		t.Errorf("%v units saved", n)

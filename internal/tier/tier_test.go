@@ -274,13 +274,15 @@ func testSlow(t *testing.T, policy WritePolicy) {
 	r.cache.Clear()
 	r.tiers.host.clear()
 	gate := make(chan struct{})
+	release := sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(release)
 	r.wrap(gate, nil)
 	r.load(tokens, 0)
 	r.run(tokens, 0)
 	r.cache.Clear()
-	close(gate)
+	release()
 	r.saved(tierSSD, 6) // what was abandoned comes now
-	r.tiers.cfg.LoadTimeout = time.Minute
+	r.tiers.cfg.LoadTimeout = patience
 	r.load(tokens, 96)
 	r.run(tokens, 96)
 }
@@ -308,6 +310,8 @@ func TestSlowSegment(t *testing.T) {
 	d.mu.Unlock()
 	d.growing.Unlock()
 	full := make(chan error, 1)
+	release := sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(release)
 	go func() {
 		rec := aligned(d.shape.record())
 		for i := range d.slots + 1 { // one more than there is room for
@@ -318,12 +322,12 @@ func TestSlowSegment(t *testing.T) {
 		}
 		full <- nil
 	}()
-	<-entered
+	come(t, "a segment is begun", entered)
 	r.cache.Clear()
 	r.tiers.host.clear()
 	r.load(first, 96)
-	close(gate)
-	if err := <-full; err != nil {
+	release()
+	if err := come(t, "the last write", full); err != nil {
 		t.Error(err)
 	}
 }
@@ -432,12 +436,10 @@ func TestNoRoom(t *testing.T) {
 		defer close(done)
 		r.cache.AllocWait(ctx, 64, "a waiter")
 	}()
-	for r.cache.Stats().Waiters == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	soon(t, "it waits", func() bool { return r.cache.Stats().Waiters > 0 })
 	r.load(tokens, 0)
 	cancel()
-	<-done
+	come(t, "it has left", done)
 	r.cache.Release(all, "others")
 	r.load(tokens, 64)
 }

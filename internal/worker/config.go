@@ -156,11 +156,6 @@ func oneOf(key, v string, allowed ...string) error {
 	return bad(key, "%q is not one of %s", v, strings.Join(allowed, ", "))
 }
 
-// ValidTransport checks a kv.transport that stands under key.
-func ValidTransport(key, v string) error {
-	return oneOf(key, v, transportAuto, transportTCP, transportSHM, transportIPC, transportNCCL, transportPinned)
-}
-
 // ValidKVCacheDType checks a kv_cache_dtype for a device and blocks of so many
 // tokens. What only a GPU has is refused here when the device is the CPU, and
 // when "auto" finds none at start.
@@ -207,23 +202,6 @@ const (
 	kvFP8  = "fp8"
 )
 
-// ValidPeers checks a kv.peers that stands under key.
-func ValidPeers(key, v string) error { return oneOf(key, v, "on", "off") }
-
-// ValidStore checks a kv.store that stands under key, a sibling of host_memory.
-func ValidStore(key, url string, host config.Size) error {
-	if url == "" {
-		return nil
-	}
-	if _, err := redis.ParseURL(url); err != nil {
-		return bad(key, "%v", err)
-	}
-	if host == 0 {
-		return bad(key, "needs %s: what comes from the store and goes there passes through it", strings.Replace(key, "store", "host_memory", 1))
-	}
-	return nil
-}
-
 // Validate returns a *config.KeyError.
 func (l Log) Validate() error {
 	if err := oneOf("level", l.Level, "debug", "info", "warn", "error"); err != nil {
@@ -247,7 +225,7 @@ func (c *Config) Validate() error {
 	if err := ValidQuantization("quantization", c.Quantization, c.Device, c.BatchInvariant); err != nil {
 		return err
 	}
-	if err := ValidTransport("kv.transport", c.KV.Transport); err != nil {
+	if err := oneOf("kv.transport", c.KV.Transport, transportAuto, transportTCP, transportSHM, transportIPC, transportNCCL, transportPinned); err != nil {
 		return err
 	}
 	if err := oneOf("kv.digest", c.KV.Digest, "on", "off"); err != nil {
@@ -259,7 +237,7 @@ func (c *Config) Validate() error {
 	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {
 		return err
 	}
-	if err := ValidPeers("kv.peers", c.KV.Peers); err != nil {
+	if err := oneOf("kv.peers", c.KV.Peers, "on", "off"); err != nil {
 		return err
 	}
 	if err := c.KV.validTiers(); err != nil {
@@ -278,12 +256,6 @@ func (c *Config) Validate() error {
 	}
 	if k := c.KV; (k.TLSCert == "") != (k.TLSKey == "") || (k.TLSCert == "") != (k.TLSCA == "") {
 		return bad("kv.tls_cert", "tls_cert, tls_key and tls_ca go together")
-	}
-	if k := c.KV; k.SSDDir != "" && k.HostMemory == 0 {
-		return bad("kv.ssd_dir", "needs kv.host_memory: what comes from the SSD and goes there passes through it")
-	}
-	if err := ValidStore("kv.store", c.KV.Store, c.KV.HostMemory); err != nil {
-		return err
 	}
 	for _, a := range []struct{ key, addr string }{{"kv_events.listen", c.KVEvents.Listen}, {"kv_events.replay", c.KVEvents.Replay}} {
 		if _, _, err := net.SplitHostPort(a.addr); a.addr != "" && err != nil {
@@ -347,29 +319,27 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// ValidPolicies checks a kv.write_policy and a kv.eviction that stand under
-// these keys.
-func ValidPolicies(writeKey, write, evictionKey, eviction string) error {
-	if err := oneOf(writeKey, write, string(tier.Through), string(tier.Selective), string(tier.Back)); err != nil {
-		return err
-	}
-	return oneOf(evictionKey, eviction, string(tier.LRU), string(tier.LFU), string(tier.S3FIFO))
-}
-
-// ValidSSDIO checks a kv.ssd_io that stands under key.
-func ValidSSDIO(key, io string) error {
-	return oneOf(key, io, string(tier.IOAuto), string(tier.IOUring), string(tier.IOPread))
-}
-
 // validTiers checks what is said of the tiers below the pool, sizes excepted.
 func (k *KV) validTiers() error {
-	if err := ValidPolicies("kv.write_policy", k.WritePolicy, "kv.eviction", k.Eviction); err != nil {
+	if err := oneOf("kv.write_policy", k.WritePolicy, string(tier.Through), string(tier.Selective), string(tier.Back)); err != nil {
 		return err
 	}
-	if err := ValidSSDIO("kv.ssd_io", k.SSDIO); err != nil {
+	if err := oneOf("kv.eviction", k.Eviction, string(tier.LRU), string(tier.LFU), string(tier.S3FIFO)); err != nil {
 		return err
+	}
+	if err := oneOf("kv.ssd_io", k.SSDIO, string(tier.IOAuto), string(tier.IOUring), string(tier.IOPread)); err != nil {
+		return err
+	}
+	if k.Store != "" {
+		if _, err := redis.ParseURL(k.Store); err != nil {
+			return bad("kv.store", "%v", err)
+		}
 	}
 	switch {
+	case k.SSDDir != "" && k.HostMemory == 0:
+		return bad("kv.ssd_dir", "needs kv.host_memory: what comes from the SSD and goes there passes through it")
+	case k.Store != "" && k.HostMemory == 0:
+		return bad("kv.store", "needs kv.host_memory: what comes from the store and goes there passes through it")
 	case k.TTL < 0:
 		return bad("kv.ttl", "must not be negative")
 	case !(k.PinShare >= 0 && k.PinShare <= 0.5):

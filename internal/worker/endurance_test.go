@@ -58,7 +58,7 @@ func (e *endurance) open(t *testing.T, queued int) (*engine.Engine, *kvcache.Cac
 // shut ends the engine, which must have left nothing behind.
 func shut(t *testing.T, e *engine.Engine, cache *kvcache.Cache) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := errors.Join(e.Health(), e.Close(ctx), cache.Check()); err != nil {
 		t.Error(err)
@@ -102,6 +102,8 @@ func randomPrompt(seed uint64, n, vocab int) []int32 {
 
 // tokensOf reads a request's tokens, at most so many.
 func tokensOf(ctx context.Context, h *engine.Handle, most int) ([]int32, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	var tokens []int32
 	for len(tokens) < most {
 		events, err := h.Next(ctx)
@@ -207,7 +209,11 @@ func (e *endurance) one(t *testing.T, eng *engine.Engine, r *rand.Rand, id strin
 	}
 	if aborts {
 		cancel()
-		<-h.Done()
+		select {
+		case <-h.Done():
+		case <-time.After(patience):
+			t.Errorf("request %s is aborted and not let go of: %+v", id, eng.Holders())
+		}
 		got.aborted++
 	} else {
 		got.whole++

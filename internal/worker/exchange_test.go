@@ -40,14 +40,14 @@ func pair(t *testing.T, change func(p, d *worker.Config)) (p, d *worker.Worker) 
 func linked(p *worker.Worker, link string) map[string]string {
 	i := p.Instance()
 	return map[string]string{"x-xpyd-link": link, "x-xpyd-prefill": i.ID, "x-xpyd-prefill-epoch": fmt.Sprint(i.Epoch),
-		"x-xpyd-prefill-kv": i.KVAddr, "x-request-id": "req-1", "x-xpyd-deadline-ms": "20000"}
+		"x-xpyd-prefill-kv": i.KVAddr, "x-request-id": "req-1", "x-xpyd-deadline-ms": "120000"}
 }
 
 // leg asks prefill to expect a link, as our router does.
 func leg(t *testing.T, p *worker.Worker, link string) chan string {
 	answer := make(chan string, 1)
 	go func() {
-		resp, err := http.Post(p.URL()+"/xpyd/v1/prefill", "application/json", strings.NewReader(`{"link":"`+link+`","request_id":"req-1","deadline_ms":20000}`))
+		resp, err := client.Post(p.URL()+"/xpyd/v1/prefill", "application/json", strings.NewReader(`{"link":"`+link+`","request_id":"req-1","deadline_ms":120000}`))
 		if err != nil {
 			answer <- err.Error()
 			return
@@ -119,9 +119,8 @@ func TestNative(t *testing.T) {
 // TestNativeFails: outcomes reach both of the router's legs.
 func TestNativeFails(t *testing.T) {
 	p, d := pair(t, func(p, d *worker.Config) {
-		d.Blocks, d.ReserveWait = 8, 100*time.Millisecond // 128 tokens
-		p.TicketWait = 100 * time.Millisecond
-		p.Blocks = 4 // 64 tokens
+		d.Blocks = 8 // 128 tokens
+		p.Blocks = 4
 	})
 	f := func(header map[string]string, body string, status int, outcome, msg string) {
 		t.Helper()
@@ -151,12 +150,15 @@ func TestNativeFails(t *testing.T) {
 	if r := <-report; !strings.HasPrefix(r, "503 no_space") {
 		t.Errorf("the leg got %s", r)
 	}
-	// No ticket comes.
-	if r := <-leg(t, p, ticket.NewLink().String()); !strings.HasPrefix(r, "504 late") {
-		t.Errorf("the leg got %s", r)
-	}
 	empty(t, p)
 	empty(t, d)
+
+	// No ticket comes.
+	hasty := start(t, func(c *worker.Config) { c.Role, c.TicketWait = string(fleet.Prefill), 100*time.Millisecond })
+	if r := <-leg(t, hasty, ticket.NewLink().String()); !strings.HasPrefix(r, "504 late") {
+		t.Errorf("the leg got %s", r)
+	}
+	empty(t, hasty)
 }
 
 // TestLegEnds: in mid exchange, the end of either leg ends the other.
@@ -172,7 +174,7 @@ func TestLegEnds(t *testing.T) {
 			fmt.Fprintf(&h, "%s: %s\r\n", k, v)
 		}
 		decConn, decRead := dialWith(t, d, "/v1/completions", h.String(), body)
-		soon(t, 10*time.Second, func() error {
+		soon(t, patience, func() error {
 			if len(p.Ledger().Tickets) == 0 {
 				return fmt.Errorf("no ticket yet")
 			}
@@ -186,7 +188,7 @@ func TestLegEnds(t *testing.T) {
 			}
 		} else {
 			decConn.Close()
-			soon(t, 2*time.Second, func() error {
+			soon(t, slack, func() error {
 				if l := p.Ledger(); len(l.Tickets)+len(l.Blocks) > 0 {
 					return fmt.Errorf("%d tickets, %d holders of blocks", len(l.Tickets), len(l.Blocks))
 				}
@@ -304,15 +306,11 @@ func TestLeaseEnds(t *testing.T) {
 
 // TestMooncake: both legs at once, in either order.
 func TestMooncake(t *testing.T) {
-	p, d := pair(t, func(p, d *worker.Config) { p.TicketWait = 5 * time.Second })
+	p, d := pair(t, func(p, d *worker.Config) { p.TicketWait = patience })
 	query := func() map[string]any {
-		resp, err := http.Get(p.URL() + "/query")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
+		_, b := send(t, http.MethodGet, p.URL()+"/query", nil, "")
 		var ranks map[string]map[string]any
-		if err := json.NewDecoder(resp.Body).Decode(&ranks); err != nil {
+		if err := json.Unmarshal(b, &ranks); err != nil {
 			t.Fatal(err)
 		}
 		return ranks["0"]
@@ -328,7 +326,7 @@ func TestMooncake(t *testing.T) {
 	post := func(w *worker.Worker, body string) chan []byte {
 		c := make(chan []byte, 1)
 		go func() {
-			resp, err := http.Post(w.URL()+"/v1/completions", "application/json", strings.NewReader(body))
+			resp, err := client.Post(w.URL()+"/v1/completions", "application/json", strings.NewReader(body))
 			if err != nil {
 				c <- []byte(err.Error())
 				return

@@ -35,7 +35,7 @@ func TestKVEvents(t *testing.T) {
 		x := follow(t, w)
 		return x, func(want int, q index.Query) {
 			t.Helper()
-			soon(t, 5*time.Second, func() error {
+			soon(t, patience, func() error {
 				total := 0
 				for _, h := range x.Match(&q) {
 					total += h.Total()
@@ -80,7 +80,7 @@ func TestKVEventsOfTiers(t *testing.T) {
 		x := follow(t, w)
 		return w, func(prompt []uint32, want [kvevents.Tiers]int) {
 			t.Helper()
-			soon(t, time.Minute, func() error {
+			soon(t, patience, func() error {
 				var got [kvevents.Tiers]int
 				for _, h := range x.Match(&index.Query{Model: w.Instance().Model, Tokens: prompt}) {
 					got = h.Tokens
@@ -103,7 +103,7 @@ func TestKVEventsOfTiers(t *testing.T) {
 	run := func(body string) {
 		t.Helper()
 		complete(t, w, nil, body)
-		soon(t, time.Minute, func() error { return settled(t, w) })
+		settle(t, w)
 	}
 	run(body)
 	knows(ids, [kvevents.Tiers]int{48, 0, 0})

@@ -2,7 +2,6 @@ package worker_test
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -23,14 +22,6 @@ func counter(t testing.TB, w *worker.Worker, name string) (v float64) {
 
 func metrics(t testing.TB, w *worker.Worker) string {
 	t.Helper()
-	resp, err := http.Get(w.URL() + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, b := send(t, http.MethodGet, w.URL()+"/metrics", nil, "")
 	return string(b)
 }

@@ -47,7 +47,7 @@ func peerHeader(w *worker.Worker, tokens int) map[string]string {
 // may take long, and must not be given up.
 func patient(list ...*worker.Config) {
 	for _, c := range list {
-		c.KV.LoadTimeout = time.Minute
+		c.KV.LoadTimeout = patience
 	}
 }
 
@@ -101,13 +101,13 @@ func TestPeerHint(t *testing.T) {
 	p, d := pair(t, func(pc, dc *worker.Config) { patient(pc, dc) })
 	want := make([][]int32, len(prompts))
 	for i, s := range prompts {
-		body := fmt.Sprintf(`{"prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, s)
+		body := storyBody(s)
 		want[i] = complete(t, plain, nil, body).Choices[0].TokenIDs
 		complete(t, giver, nil, body)
-		soon(t, time.Minute, func() error { return settled(t, giver) })
+		settle(t, giver)
 	}
 	for i, s := range prompts {
-		body := fmt.Sprintf(`{"prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, s)
+		body := storyBody(s)
 		a := through(t, p, d, peerHeader(giver, 192), body)
 		if !reflect.DeepEqual(a.Choices[0].TokenIDs, want[i]) {
 			t.Errorf("prompt %d: tokens %v, want %v", i, a.Choices[0].TokenIDs, want[i])
@@ -118,7 +118,7 @@ func TestPeerHint(t *testing.T) {
 	}
 	// A plain request fetches too.
 	lone := start(t, func(c *worker.Config) { patient(c) })
-	body := fmt.Sprintf(`{"prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, prompts[0])
+	body := storyBody(prompts[0])
 	a := complete(t, lone, peerHeader(giver, 192), body)
 	if a.Usage.Details.Cached < 192 || !reflect.DeepEqual(a.Choices[0].TokenIDs, want[0]) {
 		t.Errorf("alone: %d of %d tokens cached, tokens %v", a.Usage.Details.Cached, a.Usage.Prompt, a.Choices[0].TokenIDs)
@@ -167,7 +167,7 @@ func TestPeerSalt(t *testing.T) {
 func TestPeerLies(t *testing.T) {
 	giver := start(t, func(c *worker.Config) { patient(c) })
 	prompt := stories(1)[0]
-	body := fmt.Sprintf(`{"prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, prompt)
+	body := storyBody(prompt)
 	want := complete(t, giver, nil, body)
 	flush := func() { ask(t, giver.URL()+"/xpyd/v1/cache/flush", nil, "") }
 	say := func(text string) http.HandlerFunc {
@@ -199,7 +199,7 @@ func TestPeerLies(t *testing.T) {
 		}, hangs: true, result: "failed"},
 		"evicted meanwhile": {answer: func(w http.ResponseWriter, r *http.Request) {
 			complete(t, giver, nil, body)
-			resp, err := http.Post(giver.URL()+r.URL.Path, "application/json", r.Body)
+			resp, err := client.Post(giver.URL()+r.URL.Path, "application/json", r.Body)
 			if err != nil {
 				t.Error(err)
 				return
@@ -223,17 +223,13 @@ func TestPeerLies(t *testing.T) {
 			hint := map[string]string{"x-xpyd-kv-peer": fmt.Sprintf("%s %d %s %s 192", i.ID, i.Epoch, srv.URL, i.KVAddr)}
 			began := time.Now()
 			same(t, name, complete(t, w, hint, body), want)
-			if took := time.Since(began); took > 20*time.Second {
+			if took := time.Since(began); took > patience/4 {
 				t.Errorf("it took %v", took)
 			}
 			if n := counter(t, w, fmt.Sprintf(`xpyd_kvtier_peer_fetches_total{result=%q}`, c.result)); n != 1 {
 				t.Errorf("%v fetches are %s; %s", n, c.result, metrics(t, w))
 			}
-			resp, err := http.Get(w.URL() + "/xpyd/v1/cache")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer resp.Body.Close()
+			_, b := send(t, http.MethodGet, w.URL()+"/xpyd/v1/cache", nil, "")
 			var info struct {
 				Peers struct {
 					Shut []struct {
@@ -242,7 +238,7 @@ func TestPeerLies(t *testing.T) {
 					}
 				}
 			}
-			if err := json.NewDecoder(resp.Body).Decode(&info); err != nil {
+			if err := json.Unmarshal(b, &info); err != nil {
 				t.Fatal(err)
 			}
 			if shut := info.Peers.Shut; c.result == "failed" && time.Since(began) < time.Second && (len(shut) != 1 || shut[0].ID != i.ID || shut[0].LastError == "") {

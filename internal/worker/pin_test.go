@@ -3,10 +3,7 @@ package worker_test
 import (
 	"encoding/json"
 	"fmt"
-	"net/http"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/worker"
@@ -15,16 +12,8 @@ import (
 // pinning sends a request to the worker's pins and reads the answer into out.
 func pinning(t *testing.T, w *worker.Worker, verb, body string, out any) int {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), verb, w.URL()+"/xpyd/v1/cache/pin", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if err := json.NewDecoder(resp.Body).Decode(out); err != nil {
+	resp, b := send(t, verb, w.URL()+"/xpyd/v1/cache/pin", nil, body)
+	if err := json.Unmarshal(b, out); err != nil {
 		t.Fatalf("%s %s: status %d: %v", verb, body, resp.StatusCode, err)
 	}
 	return resp.StatusCode
@@ -57,7 +46,7 @@ func TestPinHTTP(t *testing.T) {
 	body := func(rest string) string { return fmt.Sprintf(`{"prompt":%q%s}`, story, rest) }
 	complete(t, w, nil, body(`,"max_tokens":2`))
 	pinned := f("POST", body(`,"ttl_s":600`), 200)
-	soon(t, time.Minute, func() error { // back would not have copied it by itself
+	soon(t, patience, func() error { // back would not have copied it by itself
 		if a := f("GET", "", 200); len(a.Pins) != 1 || a.Pins[0].ID != pinned.ID || a.Pins[0].HostUnits != pinned.Units || pinned.Units < 10 {
 			return fmt.Errorf("%+v", a)
 		}
@@ -75,7 +64,7 @@ func TestPinHTTP(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	f("DELETE", `{"id":"`+pinned.ID+`"}`, 200)
-	soon(t, time.Minute, func() error { // half a second is over
+	soon(t, patience, func() error { // half a second is over
 		if a := f("GET", "", 200); len(a.Pins) != 0 || a.Units != 0 || a.MostUnits == 0 {
 			return fmt.Errorf("%+v", a)
 		}

@@ -2,14 +2,11 @@ package worker_test
 
 import (
 	"context"
-	"io"
 	"log/slog"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -35,7 +32,7 @@ func start(t *testing.T, change func(*worker.Config)) *worker.Worker {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := w.Close(ctx); err != nil {
 			t.Error(err)
@@ -63,14 +60,9 @@ func TestRefuse(t *testing.T) {
 	w := start(t, func(c *worker.Config) { c.Model = talking(t) })
 	f := func(path, body string, status int, want string) {
 		t.Helper()
-		resp, err := http.Post(w.URL()+path, "application/json", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		b, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != status || !strings.Contains(string(b), want) {
-			t.Errorf("%s %.100s: %d, want %d with %q: %.300s %v", path, body, resp.StatusCode, status, want, b, err)
+		resp, b := ask(t, w.URL()+path, nil, body)
+		if resp.StatusCode != status || !strings.Contains(string(b), want) {
+			t.Errorf("%s %.100s: %d, want %d with %q: %.300s", path, body, resp.StatusCode, status, want, b)
 		}
 	}
 	const chat = `{"max_tokens":1,"messages":[{"role":"user","content":"hello"}],"tools":[{"type":"function","function":{"name":"f"}}]`

@@ -3,7 +3,6 @@ package worker_test
 import (
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"reflect"
 	"strings"
 	"testing"
@@ -14,10 +13,6 @@ import (
 	"github.com/xpyd/xpyd/internal/tier/redis/redistest"
 	"github.com/xpyd/xpyd/internal/worker"
 )
-
-func storyBody(prompt string) string {
-	return fmt.Sprintf(`{"model":"stories260k","prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, prompt)
-}
 
 // withStore is a worker over host memory and a shared store.
 func withStore(s *redistest.Server, role fleet.Role, blockTokens int) func(*worker.Config) {
@@ -43,7 +38,7 @@ func TestStore(t *testing.T) {
 				w := start(t, withStore(s, role, blockTokens))
 				for k, p := range prompts {
 					a := complete(t, w, nil, storyBody(p))
-					soon(t, time.Minute, func() error { return settled(t, w) })
+					settle(t, w)
 					if !reflect.DeepEqual(a.Choices[0].TokenIDs, want[k]) {
 						t.Errorf("worker %d, prompt %d: tokens %v, want %v", i, k, a.Choices[0].TokenIDs, want[k])
 					}
@@ -69,17 +64,9 @@ type cacheAnswer struct {
 
 func cache(t *testing.T, w *worker.Worker, verb, path string) (c cacheAnswer) {
 	t.Helper()
-	req, err := http.NewRequest(verb, w.URL()+"/xpyd/v1/cache"+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if err := json.NewDecoder(resp.Body).Decode(&c); err != nil || resp.StatusCode != 200 {
-		t.Fatal(resp.StatusCode, err)
+	resp, b := send(t, verb, w.URL()+"/xpyd/v1/cache"+path, nil, "")
+	if err := json.Unmarshal(b, &c); err != nil || resp.StatusCode != 200 {
+		t.Fatalf("%d %s", resp.StatusCode, b)
 	}
 	return c
 }
@@ -91,7 +78,7 @@ func TestStoreFlush(t *testing.T) {
 	p := stories(1)[0]
 	cached := func() int {
 		a := complete(t, w, nil, storyBody(p))
-		soon(t, time.Minute, func() error { return settled(t, w) })
+		settle(t, w)
 		return a.Usage.Details.Cached
 	}
 	cached()

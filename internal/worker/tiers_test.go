@@ -23,17 +23,19 @@ func stories(n int) []string {
 	return list
 }
 
+// storyBody asks for more of a story.
+func storyBody(prompt string) string {
+	return fmt.Sprintf(`{"model":"stories260k","prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, prompt)
+}
+
 // TestTiers: what the pool has lost comes back from host memory and, after a
 // restart, from the SSD; tokens are those of a worker that computes everything.
 func TestTiers(t *testing.T) {
-	body := func(prompt string) string {
-		return fmt.Sprintf(`{"model":"stories260k","prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, prompt)
-	}
 	prompts := stories(5)
 	plain := start(t, nil)
 	want := make([][]int32, len(prompts))
 	for i, p := range prompts {
-		want[i] = complete(t, plain, nil, body(p)).Choices[0].TokenIDs
+		want[i] = complete(t, plain, nil, storyBody(p)).Choices[0].TokenIDs
 	}
 	for _, blockTokens := range []int{1, 16, 64, 256} {
 		t.Run(fmt.Sprint(blockTokens), func(t *testing.T) {
@@ -46,8 +48,8 @@ func TestTiers(t *testing.T) {
 			run := func(w *worker.Worker, warm bool) {
 				t.Helper()
 				for i, p := range prompts {
-					a := complete(t, w, nil, body(p))
-					soon(t, time.Minute, func() error { return settled(t, w) }) // before the next one takes its blocks
+					a := complete(t, w, nil, storyBody(p))
+					settle(t, w) // before the next one takes its blocks
 					if !reflect.DeepEqual(a.Choices[0].TokenIDs, want[i]) {
 						t.Errorf("prompt %d: tokens %v, want %v", i, a.Choices[0].TokenIDs, want[i])
 					}
@@ -75,14 +77,11 @@ func TestTiers(t *testing.T) {
 // TestTierPolicies: tokens are the same under the other write policies, with
 // the other eviction orders, at each block size.
 func TestTierPolicies(t *testing.T) {
-	body := func(prompt string) string {
-		return fmt.Sprintf(`{"model":"stories260k","prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, prompt)
-	}
 	prompts := stories(8)
 	plain := start(t, nil)
 	want := make([][]int32, len(prompts))
 	for i, p := range prompts {
-		want[i] = complete(t, plain, nil, body(p)).Choices[0].TokenIDs
+		want[i] = complete(t, plain, nil, storyBody(p)).Choices[0].TokenIDs
 	}
 	for _, policy := range []struct {
 		write, eviction string
@@ -104,12 +103,12 @@ func TestTierPolicies(t *testing.T) {
 					}
 					for i, p := range all {
 						for range policy.times {
-							a := complete(t, w, nil, body(p))
+							a := complete(t, w, nil, storyBody(p))
 							if got, want := a.Choices[0].TokenIDs, want[i%len(prompts)]; !reflect.DeepEqual(got, want) {
 								t.Errorf("prompt %d: tokens %v, want %v", i, got, want)
 							}
 						}
-						soon(t, time.Minute, func() error { return settled(t, w) })
+						settle(t, w)
 					}
 					empty(t, w)
 					if n := counter(t, w, "xpyd_kvtier_loaded_tokens_total"); n == 0 && blockTokens < 256 {
@@ -124,20 +123,20 @@ func TestTierPolicies(t *testing.T) {
 	}
 }
 
-// settled says whether nothing is on its way into a tier.
-func settled(t *testing.T, w *worker.Worker) error {
-	if counter(t, w, "xpyd_kvtier_waiting_units") > 0 {
-		return fmt.Errorf("units wait")
-	}
-	return nil
+// settle waits until nothing is on its way into a tier of w.
+func settle(t *testing.T, w *worker.Worker) {
+	t.Helper()
+	soon(t, patience, func() error {
+		if n := counter(t, w, "xpyd_kvtier_waiting_units"); n > 0 {
+			return fmt.Errorf("%v units wait", n)
+		}
+		return nil
+	})
 }
 
 // TestTiersPair: both halves of a pair find in their tiers what their pools
 // have lost, and what comes from there is not pushed again.
 func TestTiersPair(t *testing.T) {
-	body := func(prompt string) string {
-		return fmt.Sprintf(`{"model":"stories260k","prompt":%q,"max_tokens":12,"temperature":0.8,"seed":5,"return_token_ids":true}`, prompt)
-	}
 	prompts := stories(5)
 	plain := start(t, nil)
 	p, d := pair(t, func(pc, dc *worker.Config) {
@@ -149,18 +148,18 @@ func TestTiersPair(t *testing.T) {
 		for i, prompt := range prompts {
 			link := fmt.Sprintf("%032x", 16*round+i)
 			done := leg(t, p, link)
-			a := complete(t, d, linked(p, link), body(prompt))
+			a := complete(t, d, linked(p, link), storyBody(prompt))
 			if got := <-done; !strings.HasPrefix(got, "200 ") || !strings.Contains(got, `"outcome":"done"`) {
 				t.Fatal(got)
 			}
-			if want := complete(t, plain, nil, body(prompt)).Choices[0].TokenIDs; !reflect.DeepEqual(a.Choices[0].TokenIDs, want) {
+			if want := complete(t, plain, nil, storyBody(prompt)).Choices[0].TokenIDs; !reflect.DeepEqual(a.Choices[0].TokenIDs, want) {
 				t.Errorf("tokens %v, want %v", a.Choices[0].TokenIDs, want)
 			}
 			if round > 0 && a.Usage.Details.Cached != 192 {
 				t.Errorf("prefill had %d tokens of %d", a.Usage.Details.Cached, a.Usage.Prompt)
 			}
 			for _, w := range []*worker.Worker{p, d} {
-				soon(t, time.Minute, func() error { return settled(t, w) })
+				settle(t, w)
 			}
 		}
 	}

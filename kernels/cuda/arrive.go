@@ -12,8 +12,8 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"time"
 
+	"github.com/xpyd/xpyd/internal/nap"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -28,10 +28,6 @@ type arrival struct {
 	good []bool
 	err  error
 }
-
-// look is how often an arrival's waiter looks. Nobody's token waits for it: the
-// device has told the steps already.
-const look = 100 * time.Microsecond
 
 // ArriveBlocks implements kernels.Arriver.
 func (b *Backend) ArriveBlocks(m *kernels.HostMove) (kernels.Arrival, error) {
@@ -100,20 +96,14 @@ func (a *arrival) settle() ([]bool, error) {
 }
 
 // Wait implements kernels.Pending.
-func (a *arrival) Wait(ctx context.Context) error {
-	timer := time.NewTimer(look)
-	defer timer.Stop()
-	for {
-		if _, err := a.Good(); !errors.Is(err, kernels.ErrLate) {
-			return err
-		}
-		select {
-		case <-timer.C:
-			timer.Reset(look)
-		case <-ctx.Done():
-			return kernels.ErrLate
-		}
+func (a *arrival) Wait(ctx context.Context) (err error) {
+	if late := nap.Until(ctx, func() bool {
+		_, err = a.Good()
+		return !errors.Is(err, kernels.ErrLate)
+	}); late != nil {
+		return kernels.ErrLate
 	}
+	return err
 }
 
 // behind has the next step wait for arrivals. None of them is freed before free

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xpyd/xpyd/internal/memfd"
+	"github.com/xpyd/xpyd/internal/nap"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -81,26 +82,10 @@ func (b *Backend) AwaitFlag(ctx context.Context, line int, value uint64) error {
 	if at == nil {
 		return fmt.Errorf("kernels/cuda: no flag line %d of %d", line, kernels.FlagLines)
 	}
-	for range 2000 { // some microseconds
-		if atomic.LoadUint64(at) >= value {
-			return nil
-		}
+	if err := nap.Until(ctx, func() bool { return atomic.LoadUint64(at) >= value }); err != nil {
+		return fmt.Errorf("%w: flag %d is %d, not %d: %w", kernels.ErrLate, line, atomic.LoadUint64(at), value, err)
 	}
-	nap := time.NewTimer(0)
-	defer nap.Stop()
-	for d := 20 * time.Microsecond; ; d = min(2*d, 200*time.Microsecond) {
-		select {
-		case <-nap.C:
-		case <-ctx.Done():
-		}
-		switch {
-		case atomic.LoadUint64(at) >= value:
-			return nil
-		case ctx.Err() != nil:
-			return fmt.Errorf("%w: flag %d is %d, not %d: %w", kernels.ErrLate, line, atomic.LoadUint64(at), value, ctx.Err())
-		}
-		nap.Reset(d)
-	}
+	return nil
 }
 
 // ClearFlag implements kernels.Exporter.

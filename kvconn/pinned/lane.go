@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
+	"github.com/xpyd/xpyd/internal/nap"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn/stage"
 )
@@ -19,38 +19,19 @@ const (
 	head      = 4096
 	landedAt  = 0
 	freedAt   = 128
-	spins     = 2000
-	shortNap  = 20 * time.Microsecond
-	longNap   = 50 * time.Microsecond // the other end is moving bytes all this time
-	publishes = 4                     // pushes gathered and not published yet, for each slot of the ring
+	publishes = 4 // pushes gathered and not published yet, for each slot of the ring
 )
 
 func memoryBytes(g stage.Geometry) int64 { return head + g.Bytes() }
 
 func word(mem []byte, at int) *uint64 { return (*uint64)(unsafe.Pointer(&mem[at])) }
 
-// reach waits until the word is at least value: short spins, then naps.
+// reach waits until the word is at least value.
 func reach(ctx context.Context, at *uint64, value uint64) error {
-	for range spins {
-		if atomic.LoadUint64(at) >= value {
-			return nil
-		}
+	if err := nap.Until(ctx, func() bool { return atomic.LoadUint64(at) >= value }); err != nil {
+		return fmt.Errorf("%w: at %d, not %d: %w", kernels.ErrLate, atomic.LoadUint64(at), value, err)
 	}
-	nap := time.NewTimer(0)
-	defer nap.Stop()
-	for d := shortNap; ; d = min(2*d, longNap) {
-		select {
-		case <-nap.C:
-		case <-ctx.Done():
-		}
-		switch {
-		case atomic.LoadUint64(at) >= value:
-			return nil
-		case ctx.Err() != nil:
-			return fmt.Errorf("%w: at %d, not %d: %w", kernels.ErrLate, atomic.LoadUint64(at), value, ctx.Err())
-		}
-		nap.Reset(d)
-	}
+	return nil
 }
 
 // outlet is the sender's end: a goroutine publishes pushes as they are gathered.

@@ -1,0 +1,63 @@
+// Package nap waits for what another process or a device writes into memory, of
+// which nothing tells us.
+//
+// A Go timer is of no use for that: in a process whose goroutines all wait, one of
+// 20 microseconds takes more than a millisecond, because the runtime sleeps in
+// epoll_wait, which counts milliseconds. A nap here is the kernel's, and takes some
+// 50 microseconds more than it should (the kernel's slack); a thread takes it.
+//
+// Non-goals: waiting for anything that can wake a goroutine.
+package nap
+
+import (
+	"context"
+	"runtime"
+	"time"
+)
+
+const (
+	busy     = 50 * time.Microsecond // asked without a pause at first
+	looks    = 64                    // between two looks at the clock
+	shortest = 20 * time.Microsecond
+	longest  = 200 * time.Microsecond
+	patient  = 20 * time.Millisecond // then nobody counts microseconds any more
+	timer    = time.Millisecond
+)
+
+// Until asks again and again whether it is ready: nil once it is, ctx's error when
+// that ends first and it still is not. The end of ctx is noticed within a millisecond.
+func Until(ctx context.Context, ready func() bool) error {
+	began := time.Now()
+	for time.Since(began) < busy {
+		for range looks {
+			if ready() {
+				return nil
+			}
+		}
+		runtime.Gosched()
+	}
+	var tick *time.Timer
+	for d := shortest; ; d = min(2*d, longest) {
+		switch {
+		case ready():
+			return nil
+		case ctx.Err() != nil:
+			if ready() { // both: what is there counts
+				return nil
+			}
+			return ctx.Err()
+		case time.Since(began) < patient:
+			pause(d)
+			continue
+		case tick == nil:
+			tick = time.NewTimer(timer)
+			defer tick.Stop()
+		default:
+			tick.Reset(timer)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
