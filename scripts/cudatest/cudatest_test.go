@@ -215,6 +215,25 @@ func TestOptions(t *testing.T) {
 	}
 }
 
+// A library that the loader does not find is looked for in Python's packages.
+func TestLoads(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"probe": "echo probe: error while loading shared libraries", "python3": "echo $FAKE_WHERE"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	t.Setenv("LD_LIBRARY_PATH", "/mine")
+	if err := loads(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "LD_LIBRARY_PATH") {
+		t.Error(err)
+	}
+	t.Setenv("FAKE_WHERE", "/theirs")
+	if err := loads(t.Context(), dir); err != nil || os.Getenv("LD_LIBRARY_PATH") != "/mine:/theirs" {
+		t.Errorf("%q, %v", os.Getenv("LD_LIBRARY_PATH"), err)
+	}
+}
+
 // testsOf are the tests of a package's files.
 func testsOf(t *testing.T, dir string) (names []string) {
 	t.Helper()

@@ -75,6 +75,9 @@ func run(ctx context.Context, args []string, say io.Writer) (bool, error) {
 	if r.device, r.gpus, err = devices(ctx); err != nil {
 		return false, err
 	}
+	if err := loads(ctx, dir); err != nil {
+		return false, err
+	}
 	fmt.Fprintf(say, "%d x %s, commit %s, build %s; logs in %s\n", r.gpus, r.device, p.Commit, p.Build, r.out)
 	ok, err := r.run(ctx, stages)
 	if err != nil {
@@ -104,4 +107,19 @@ func devices(ctx context.Context) (name string, n int, err error) {
 		return "", 0, fmt.Errorf("no GPU: nvidia-smi: %w", err)
 	}
 	return strings.ReplaceAll(lines[0], "_", " "), len(lines), nil
+}
+
+// loads sees to it that the loader finds cuBLASLt: where it does not, in Python's
+// packages.
+func loads(ctx context.Context, dir string) error {
+	said, _ := exec.CommandContext(ctx, filepath.Join(dir, "probe")).CombinedOutput()
+	if !strings.Contains(string(said), "error while loading shared libraries") {
+		return nil
+	}
+	const find = "import glob, os, sys; print(*sorted({os.path.dirname(f) for p in sys.path for f in glob.glob(p + '/nvidia/*/lib/libcublasLt.so.*')}), sep=':')"
+	where, err := exec.CommandContext(ctx, "python3", "-c", find).Output()
+	if at := strings.TrimSpace(string(where)); err == nil && at != "" {
+		return os.Setenv("LD_LIBRARY_PATH", strings.TrimPrefix(os.Getenv("LD_LIBRARY_PATH")+":"+at, ":"))
+	}
+	return fmt.Errorf("%s: name the folder of cuBLASLt in LD_LIBRARY_PATH", strings.TrimSpace(string(said)))
 }
