@@ -338,7 +338,7 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) (v
 		v.late = fmt.Errorf("the process was not hit by %s", act)
 		return v
 	}
-	why := ""
+	stopped, why := time.Now(), ""
 	v.outcome = ticket.Dead // of a process that cannot say
 	limit := s.RConfig.HandshakeTimeout + 2*s.RConfig.PeerSilence
 	if s.idle && victim == "sender" {
@@ -352,7 +352,8 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) (v
 	v.took = time.Since(began)
 	took := s.Clock.Since(start)
 	if act == ProcessPause {
-		time.Sleep(time.Until(began.Add(limit))) // the fault lasts longer than any patience
+		// The fault lasts longer than any patience, and long enough for whoever made it to see it.
+		time.Sleep(time.Until(stopped.Add(limit)))
 		s.peer.Load().signal(syscall.SIGCONT)
 		if victim == "receiver" && during != nil {
 			a := s.outcome(during)
