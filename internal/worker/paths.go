@@ -222,7 +222,8 @@ func (p *paths) member(addr string, peer kvconn.PeerID) *fleet.Member {
 	return nil
 }
 
-// local returns the peer's local address, or the path that is taken instead.
+// local returns the peer's local address, or the path that is taken instead: for
+// a while the one that was found when a faster one did not lead there.
 func (p *paths) local(m *fleet.Member) (addr string, instead path) {
 	tcp := func(reason, why string) (string, path) {
 		return "", path{transport: transportTCP, reason: reason, why: why}
@@ -230,6 +231,13 @@ func (p *paths) local(m *fleet.Member) (addr string, instead path) {
 	near := ""
 	if m != nil {
 		near = map[string]string{transportSHM: m.KVLocal, transportIPC: m.KVDevice}[p.near]
+		p.mu.Lock()
+		old := p.peers[m.ID]
+		p.mu.Unlock()
+		if old.epoch == m.Epoch && time.Now().Before(old.retry) {
+			old.remembered = true
+			return "", old
+		}
 	}
 	switch {
 	case p.mode == transportTCP || p.only():
@@ -247,12 +255,6 @@ func (p *paths) local(m *fleet.Member) (addr string, instead path) {
 			return tcp(reasonMachine, "on another machine")
 		}
 		return tcp(reasonUser, "of another user")
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if old := p.peers[m.ID]; old.epoch == m.Epoch && time.Now().Before(old.retry) {
-		old.remembered = true
-		return "", old
 	}
 	return near, path{}
 }
