@@ -31,8 +31,9 @@ type Incoming struct {
 	units     []unitState // layer*len(Dest) + index
 	missing   int         // units not stored
 	tries     map[uint32]int
-	round     uint32 // of resends; marks of older rounds say nothing
-	marks     uint64 // bit n: bulk connection n has delivered all of this round
+	torn      map[uint32]bool // wrong, of a peer that may have ended with them; see doubt
+	round     uint32          // of resends; marks of older rounds say nothing
+	marks     uint64          // bit n: bulk connection n has delivered all of this round
 	accepted  bool
 	committed bool
 	commit    Commit
@@ -205,6 +206,7 @@ func (i *Incoming) end(o ticket.Outcome, err error) {
 		i.revoked = time.Now()
 	}
 	i.ended = true
+	i.s.m.lost.Add(float64(len(i.torn)))
 	seconds := time.Since(i.started).Seconds()
 	i.mu.Unlock()
 	close(i.done)
@@ -248,9 +250,31 @@ func (i *Incoming) claim(unit uint32) bool {
 	return true
 }
 
+// doubt counts a unit whose digest is wrong as corrupt, unless it may be torn: of what
+// comes through memory between two GPUs a dying peer can leave a part (kvconn/nccl),
+// and its connections end later. Such a unit is corrupt once it comes again, which
+// shows that the peer goes on, and lost if it does not; needs mu.
+func (i *Incoming) doubt(unit uint32) {
+	if _, staged := i.s.staged(); !staged {
+		i.s.m.corrupt.Inc()
+		return
+	}
+	if i.torn == nil {
+		i.torn = map[uint32]bool{}
+	}
+	i.torn[unit] = true
+}
+
 // stored settles a claimed unit.
 func (i *Incoming) stored(unit uint32, err error) {
 	i.mu.Lock()
+	if i.torn[unit] {
+		delete(i.torn, unit)
+		i.s.m.corrupt.Inc()
+	}
+	if errors.Is(err, ErrDigest) {
+		i.doubt(unit)
+	}
 	if err == nil {
 		i.units[unit] = unitStored
 		if i.tries[unit] > 0 {
@@ -268,7 +292,6 @@ func (i *Incoming) stored(unit uint32, err error) {
 	i.units[unit] = unitMissing
 	i.mu.Unlock()
 	if errors.Is(err, ErrDigest) {
-		i.s.m.corrupt.Inc()
 		i.again([]run{{unit, 1}}, err)
 		return
 	}

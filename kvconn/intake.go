@@ -212,17 +212,16 @@ func (r *intake) pushed(body []byte) error {
 			defer hold.Free(m.Number)
 		}
 	} else {
-		err = errors.New("this session shares no device memory")
+		return &wireError{errors.New("pushed: this session shares no device memory")}
 	}
-	if errors.Is(err, ErrForgotten) {
+	switch {
+	case errors.Is(err, ErrForgotten):
 		r.s.m.stale.WithLabelValues("duplicate").Inc()
 		return nil
-	}
-	if err != nil {
-		if ctx.Err() != nil {
-			return fmt.Errorf("push %d has not landed: %w", m.Number, errDeadline)
-		}
-		return &wireError{fmt.Errorf("push %d: %w", m.Number, err)}
+	case err != nil && ctx.Err() != nil:
+		return fmt.Errorf("push %d has not landed: %w", m.Number, errDeadline)
+	case err != nil: // the way between the devices has failed
+		return fmt.Errorf("push %d: %w", m.Number, err)
 	}
 	r.s.onPushed(m)
 	return nil

@@ -20,6 +20,7 @@ type Metrics struct {
 	units    *prometheus.CounterVec   // side
 	resends  *prometheus.CounterVec   // side
 	corrupt  prometheus.Counter
+	lost     prometheus.Counter
 	stale    *prometheus.CounterVec // reason
 	repaired prometheus.Counter
 	refusals *prometheus.CounterVec // field
@@ -48,6 +49,8 @@ func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 		resends:  counter("resent_units_total", "Blocks of one layer asked for again, or sent again.", "side"),
 		corrupt: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_kvconn_corrupt_units_total",
 			Help: "Blocks of one layer that arrived with a wrong digest and were not stored."}),
+		lost: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_kvconn_lost_units_total",
+			Help: "Blocks of one layer that were torn when their peer ended: what came between two GPUs had a wrong digest and did not come again."}),
 		repaired: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_kv_repaired_units_total",
 			Help: "Blocks of one layer that arrived damaged or not at all and were stored after they had been asked for again."}),
 		stale:    counter("stale_units_total", "Blocks of one layer dropped on arrival, by reason.", "reason"),
@@ -57,7 +60,7 @@ func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.tickets, m.seconds, m.active, m.sessions, m.ends, m.bytes, m.units, m.resends, m.corrupt, m.repaired, m.stale, m.refusals, m.mapped} {
+	for _, c := range []prometheus.Collector{m.tickets, m.seconds, m.active, m.sessions, m.ends, m.bytes, m.units, m.resends, m.corrupt, m.lost, m.repaired, m.stale, m.refusals, m.mapped} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}

@@ -27,6 +27,10 @@ func (i *Incoming) again(runs []run, why error) {
 			n++
 		}
 	}
+	if tired { // the peer has sent again and again
+		i.s.m.corrupt.Add(float64(len(i.torn)))
+		clear(i.torn)
+	}
 	i.round++
 	i.marks = 0
 	i.progress = time.Now()

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -151,7 +152,7 @@ func TestBadRequests(t *testing.T) {
 func TestBadHTTP(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 1, 1, func(c *router.Config) {
-		c.ReadTimeout, c.MaxBodyBytes, c.MaxHeaderBytes = time.Second, 1<<20, 4096
+		c.ReadTimeout, c.MaxBodyBytes, c.MaxHeaderBytes = 4*time.Second, 1<<20, 4096 // all take as long as the slow ones
 	})
 	head := "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 	endless := func(w io.Writer) { // sends for as long as it is let
@@ -186,27 +187,26 @@ func TestBadHTTP(t *testing.T) {
 		"slow chunk":  {send(head + "Transfer-Encoding: chunked\r\n\r\n5\r\n{"), 408},
 	}
 	beside(t, g, func() {
+		var all sync.WaitGroup
 		for name, c := range cases {
-			conn, err := net.Dial("tcp", g.r.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			conn.SetDeadline(time.Now().Add(10 * time.Second))
-			wrote := make(chan struct{})
-			go func() { defer close(wrote); c.send(conn) }()
-			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-			} else {
+			conn := g.dial()
+			conn.SetDeadline(time.Now().Add(patience))
+			all.Go(func() { c.send(conn) })
+			all.Go(func() {
+				defer conn.Close()
+				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+					return
+				}
 				body, _ := io.ReadAll(resp.Body)
 				apiError(t, string(body))
 				if resp.StatusCode != c.status {
 					t.Errorf("%s: %d %s", name, resp.StatusCode, body)
 				}
-			}
-			conn.Close()
-			<-wrote
+			})
 		}
+		all.Wait()
 		// A client that closes its writing side counts as gone: no answer, no
 		// trace.
 		conn, err := net.Dial("tcp", g.r.Addr().String())
@@ -216,7 +216,7 @@ func TestBadHTTP(t *testing.T) {
 		defer conn.Close()
 		fmt.Fprintf(conn, "%sContent-Length: 10\r\n\r\n{", head)
 		conn.(*net.TCPConn).CloseWrite()
-		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		conn.SetDeadline(time.Now().Add(patience))
 		if _, err := io.ReadAll(conn); err != nil {
 			t.Errorf("half-closed within a body: %v", err)
 		}

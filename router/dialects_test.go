@@ -200,6 +200,7 @@ func TestDialectFailures(t *testing.T) {
 					c.Pick.Policy = "round_robin"
 					if c.DecodeSilence = 10 * time.Second; hang {
 						c.DecodeSilence, c.FirstByteTimeout = 1500*time.Millisecond, 2*time.Second
+						c.Attempts = 10 // on a starved machine good engines are silent for so long too
 					}
 				})
 				bad := ps[0]
@@ -416,7 +417,7 @@ func TestPrefillDies(t *testing.T) {
 		}()
 		start := time.Now()
 		resp, text := g.post("/v1/completions", askText)
-		if resp.StatusCode != 502 || !strings.Contains(text, "prefill worker") || time.Since(start) > 5*time.Second {
+		if resp.StatusCode != 502 || !strings.Contains(text, "prefill worker") || time.Since(start) > patience {
 			t.Errorf("%s: %d %s after %v", dialect, resp.StatusCode, text, time.Since(start))
 		}
 	}
@@ -457,22 +458,23 @@ func TestReloadStatic(t *testing.T) {
 }
 
 // A good answer waits for nothing but its legs. The mocks answer at once, so of
-// many requests the fastest has to stay under any timer of the router's own.
+// many requests the fastest has to stay under any timer of the router's own, and
+// what this machine takes for as many hops.
 func TestNothingToWaitFor(t *testing.T) {
 	for _, dialect := range split {
 		t.Run(dialect, func(t *testing.T) {
 			g, _, _ := pairRig(t, dialect, 1, 1)
-			fastest := time.Hour
-			for range 20 {
+			g.until("a request that waits for no timer", func() bool {
 				start := time.Now()
+				if status, body := g.get("/version"); status != 200 {
+					t.Fatal(status, body)
+				}
+				there := time.Now()
 				if resp, body := g.post("/v1/completions", askText); resp.StatusCode != 200 {
 					t.Fatal(resp.Status, body)
 				}
-				fastest = min(fastest, time.Since(start))
-			}
-			if fastest >= 45*time.Millisecond {
-				t.Errorf("the fastest of 20 requests took %v", fastest)
-			}
+				return time.Since(there) < 45*time.Millisecond+3*there.Sub(start)
+			})
 		})
 	}
 }

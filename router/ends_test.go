@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -76,27 +77,43 @@ func clientLeaves(t *testing.T, secure bool, body string, streaming bool) {
 func TestDeadline(t *testing.T) {
 	g := newRig(t, 1, 1)
 	p, d := g.workers["p0"], g.workers["d0"]
-	started, ended := make(chan time.Time, 4), make(chan time.Time, 4)
+	started, ended := make(chan time.Time, 32), make(chan time.Time, 32)
 	p.on(&p.prefill, hold(started, ended))
 	d.on(&d.decode, hold(started, ended))
-	resp, body := g.post("/v1/completions", ask, "x-request-timeout-ms", "50")
-	if resp.StatusCode != 504 {
-		t.Errorf("%d %q", resp.StatusCode, body)
-	}
-	apiError(t, body)
-	<-ended
-	<-ended
+	g.untilLate("/v1/completions", ask, started)
+	g.until("both legs to end", func() bool { return p.active.Load()+d.active.Load() == 0 })
 	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
 		begin(w)
 		<-r.Context().Done()
 	})
-	_, body = g.post("/v1/completions", askStream, "x-request-timeout-ms", "80")
-	if !strings.Contains(body, `"code":"deadline_exceeded"`) {
-		t.Errorf("%q", body)
+	body := ""
+	for limit := 80; !strings.Contains(body, `{"n":0}`) && limit < 60_000; limit *= 2 { // one that has begun by then
+		if _, body = g.post("/v1/completions", askStream, "x-request-timeout-ms", strconv.Itoa(limit)); !strings.Contains(body, `"code":"deadline_exceeded"`) {
+			t.Errorf("%q", body)
+		}
 	}
 	if resp, _ := g.post("/v1/completions", ask, "x-request-timeout-ms", "-1"); resp.StatusCode != 400 {
 		t.Errorf("%d", resp.StatusCode)
 	}
+}
+
+// untilLate sends a request with ever later deadlines, all of which it is to miss,
+// until a leg of it has started before.
+func (g *rig) untilLate(path, body string, started <-chan time.Time) {
+	g.t.Helper()
+	for limit := 50; limit < 60_000; limit *= 2 {
+		resp, text := g.post(path, body, "x-request-timeout-ms", strconv.Itoa(limit))
+		if resp.StatusCode != 504 {
+			g.t.Errorf("%d %q", resp.StatusCode, text)
+		}
+		apiError(g.t, text)
+		select {
+		case <-started:
+			return
+		default:
+		}
+	}
+	g.t.Fatal("no leg has ever started")
 }
 
 // TestShutdown: running streams go on to their end, idle connections do not

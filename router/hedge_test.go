@@ -15,7 +15,7 @@ import (
 )
 
 func hedged(c *router.Config) {
-	c.Hedge.Enabled, c.Hedge.Delay = true, 100*time.Millisecond // the first pair must have been asked by then
+	c.Hedge.Enabled, c.Hedge.Delay = true, time.Second // the first pair must have been asked by then
 }
 
 // hedges checks the counts of second requests: won, lost, failed, no_budget and
@@ -66,6 +66,7 @@ func (g *rig) first(slow, fast http.HandlerFunc) (links func() []string) {
 // TestHedgeWins: the first pair is silent, the second answers, and both legs of
 // the first end.
 func TestHedgeWins(t *testing.T) {
+	t.Parallel()
 	for _, body := range []string{ask, askStream} {
 		g := newRig(t, 2, 2, hedged)
 		started, ended := make(chan time.Time, 4), make(chan time.Time, 4)
@@ -105,6 +106,7 @@ func TestHedgeWins(t *testing.T) {
 
 // TestHedgeLoses: the first pair answers while the second is out.
 func TestHedgeLoses(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, 2, 2, hedged)
 	started, ended := make(chan time.Time, 4), make(chan time.Time, 4)
 	g.first(func(w http.ResponseWriter, r *http.Request) {
@@ -123,6 +125,7 @@ func TestHedgeLoses(t *testing.T) {
 // TestHedgeSaves: the first pair fails while the second is out: that one is the
 // retry, and needs none of its own.
 func TestHedgeSaves(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, 2, 2, hedged, func(c *router.Config) { c.Attempts = 1 })
 	second, failed := make(chan struct{}), make(chan struct{})
 	g.first(func(w http.ResponseWriter, r *http.Request) {
@@ -142,6 +145,7 @@ func TestHedgeSaves(t *testing.T) {
 
 // TestHedgeFails: the second pair fails, and the first goes on.
 func TestHedgeFails(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, 2, 2, hedged)
 	failed := make(chan struct{})
 	var once sync.Once
@@ -165,6 +169,7 @@ func TestHedgeFails(t *testing.T) {
 
 // TestHedgeBothFail: then it is an attempt that failed, and others follow.
 func TestHedgeBothFail(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, 3, 3, hedged)
 	var mu sync.Mutex
 	n, both := 0, make(chan struct{})
@@ -194,6 +199,7 @@ func TestHedgeBothFail(t *testing.T) {
 
 // TestHedgeRefusal: what is wrong with the request is final, whoever says it.
 func TestHedgeRefusal(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, 2, 2, hedged)
 	started, ended := make(chan time.Time, 4), make(chan time.Time, 4)
 	g.first(func(w http.ResponseWriter, r *http.Request) {
@@ -209,6 +215,7 @@ func TestHedgeRefusal(t *testing.T) {
 // TestHedgeBounds: not without a budget, not without another pair, not where
 // nothing has been measured, and not for dialects that strand what is cancelled.
 func TestHedgeBounds(t *testing.T) {
+	t.Parallel()
 	slow := func(g *rig, ready func() bool) {
 		t.Helper()
 		g.first(func(w http.ResponseWriter, r *http.Request) {
@@ -261,7 +268,7 @@ func TestHedgeDialects(t *testing.T) {
 	for _, dialect := range []string{"storage", "vllm-offloading"} {
 		ps, list := engines(t, dialect, "prefill", 2)
 		ds, more := engines(t, dialect, "decode", 2)
-		g := newRig(t, 0, 0, hedged, func(c *router.Config) { c.Static = append(list, more...) })
+		g := newRig(t, 0, 0, hedged, func(c *router.Config) { c.Static, c.Hedge.Delay = append(list, more...), 50*time.Millisecond })
 		g.allProbed(4)
 		for _, bad := range []*fake.Engine{ps[0], ds[0]} {
 			bad.SetFault(fake.Fault{Hang: true})
@@ -281,6 +288,7 @@ func TestHedgeDialects(t *testing.T) {
 
 // TestHedgeLeaves: the client leaves while both pairs are out.
 func TestHedgeLeaves(t *testing.T) {
+	t.Parallel()
 	g := newRig(t, 2, 2, hedged)
 	started, ended := make(chan time.Time, 4), make(chan time.Time, 4)
 	g.first(hold(started, ended), hold(started, ended))

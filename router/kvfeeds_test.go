@@ -93,7 +93,7 @@ func TestKVEvents(t *testing.T) {
 		for i, e := range append(append([]*fake.Engine{}, ps...), ds...) {
 			list[i].KVEvents, list[i].KVReplay = e.KVAddrs()
 		}
-		g := newRig(t, 0, 0, func(c *router.Config) { c.Static, c.Pick.Policy = list, pick.KVEvents })
+		g := newRig(t, 0, 0, func(c *router.Config) { c.Static, c.Pick.Policy, c.Pick.SlowStart = list, pick.KVEvents, 0 })
 		g.allProbed(6)
 		// Somebody else's traffic warms p2, past the router.
 		body := strings.Replace(idsPrompt(1000, 320, ""), `"max_tokens":2`, `"max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,`+

@@ -325,10 +325,22 @@ func (g *rig) end(before int) {
 	}
 	g.client.CloseIdleConnections()
 	g.watcher.Close()
-	for _, m := range g.workers {
-		m.srv.CloseClientConnections()
-		m.srv.Close()
-	}
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		for _, m := range g.workers {
+			m.srv.CloseClientConnections()
+			m.srv.Close() // waits for handlers, of which a failed test may have left one waiting
+		}
+	}()
+	g.until("the mocks' handlers to end", func() bool {
+		select {
+		case <-closed:
+			return true
+		default:
+			return false
+		}
+	})
 	g.until("goroutines to end", func() bool {
 		http.DefaultClient.CloseIdleConnections()
 		return goroutines(g.t) <= before

@@ -42,7 +42,7 @@ func main() {
 // run executes one command line and returns its exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stdout, stderr)
-	root.SetArgs(args)
+	root.SetArgs(append([]string{}, args...)) // of nil it would take the process's own
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return exitDone

@@ -100,7 +100,7 @@ func Binary(t testing.TB) string {
 }
 
 // Wait polls f until it returns nil, and fails the test with its last error
-// after limit.
+// after limit, which a starved machine may exceed (see Late).
 func Wait(t testing.TB, limit time.Duration, what string, f func() error) {
 	t.Helper()
 	if err := Poll(limit, f); err != nil {
@@ -110,9 +110,9 @@ func Wait(t testing.TB, limit time.Duration, what string, f func() error) {
 
 // Poll is Wait for goroutines, which must not end the test.
 func Poll(limit time.Duration, f func() error) error {
-	for deadline := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
+	for start := time.Now(); ; time.Sleep(5 * time.Millisecond) {
 		err := f()
-		if err == nil || time.Now().After(deadline) {
+		if err == nil || Late(time.Since(start), limit) {
 			return err
 		}
 	}

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -90,15 +91,15 @@ func (p *Process) Done() <-chan struct{} { return p.done }
 // Exit waits for the end and returns the exit code, -1 for a signal.
 func (p *Process) Exit(t testing.TB, limit time.Duration) int {
 	t.Helper()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-p.done:
-		return p.Cmd.ProcessState.ExitCode()
-	case <-timer.C:
-		t.Fatalf("%s still runs after %v", strings.Join(p.Cmd.Args, " "), limit)
-		return 0
-	}
+	Wait(t, limit, strings.Join(p.Cmd.Args, " "), func() error {
+		select {
+		case <-p.done:
+			return nil
+		default:
+			return errors.New("it still runs")
+		}
+	})
+	return p.Cmd.ProcessState.ExitCode()
 }
 
 // Line waits for a line of standard output with this beginning and returns

@@ -100,7 +100,7 @@ func (r *Router) Call(method, path string, in, out any) error {
 		}
 		body = bytes.NewReader(b)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, r.Admin+path, body)
 	if err != nil {
@@ -135,7 +135,7 @@ func fetch(client *http.Client, req *http.Request, out any) error {
 }
 
 func get(client *http.Client, url string, out any) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

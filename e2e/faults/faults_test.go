@@ -21,7 +21,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// Limits of the contract, and what a loaded machine may add.
+// Limits of the contract, and what the load here may add; see cluster.Late.
 const (
 	silence    = 3 * time.Second // until a stopped worker is dead
 	afterKnown = time.Second     // until all consequences have followed
@@ -74,7 +74,7 @@ func open(t *testing.T, list []*ask, args ...string) *scene {
 	}
 	record(t, s.Router, s.asks)
 	l := startLoad(t, s.Router, s.asks, streams)
-	time.Sleep(time.Second)
+	l.answered(t, streams, nil)
 	for _, r := range l.stop() {
 		if !r.Good() || r.Text != r.want {
 			t.Fatalf("without a fault: %v\n%s", r.Reply, r.body)
@@ -184,11 +184,11 @@ func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal, late
 	known := s.awaitDeath(t, old, at)
 	seen := known
 	if f.known = known.Sub(at); signal == syscall.SIGKILL {
-		if f.known > afterKnown+slack || s.ends(t, role) == ends {
+		if cluster.Late(f.known, afterKnown+slack) || s.ends(t, role) == ends {
 			t.Errorf("a killed worker was known to be dead after %v, by its end: %t", f.known, s.ends(t, role) > ends)
 		}
 		known = at // a death is known at once
-	} else if f.known > silence+beat+slack {
+	} else if cluster.Late(f.known, silence+beat+slack) {
 		t.Errorf("a stopped worker was known to be dead after %v", f.known)
 	}
 	whole := known
@@ -306,7 +306,7 @@ func (s *scene) judge(r result, old *cluster.Instance, known, seen time.Time, f 
 		return "failed though the dead worker had no part in it"
 	case r.First.After(seen.Add(slack)):
 		return "sent its first byte after the death was known, and then failed"
-	case r.End.Sub(known) > afterKnown+slack:
+	case cluster.Late(r.End.Sub(known), afterKnown+slack):
 		return fmt.Sprintf("error event %v after the death was known", r.End.Sub(known))
 	}
 	f.events++

@@ -103,7 +103,7 @@ func TestJoin(t *testing.T) {
 func traffic(t *testing.T, r *cluster.Router, list []*ask) []result {
 	t.Helper()
 	l := startLoad(t, r, list, 8)
-	time.Sleep(700 * time.Millisecond)
+	l.answered(t, 40, nil)
 	results := l.stop()
 	for _, res := range results {
 		if !res.Good() || res.Text != res.want {

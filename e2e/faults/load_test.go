@@ -141,7 +141,7 @@ func startLoad(t *testing.T, r *cluster.Router, list []*ask, streams int) *load 
 				if n%3 == 0 {
 					salt = fmt.Sprintf("%d-%d-%d", time.Now().UnixNano(), c, n)
 				}
-				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+				ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 				l.inFlight.Add(1)
 				got := a.send(ctx, l.client, r.URL, salt)
 				l.inFlight.Add(-1)
@@ -162,6 +162,25 @@ func (l *load) warm(t *testing.T) {
 	t.Helper()
 	l.warmTo(t, streams)
 	time.Sleep(500 * time.Millisecond)
+}
+
+// answered waits until n answers have come, of those that count; nil is all.
+func (l *load) answered(t *testing.T, n int, counts func(result) bool) {
+	t.Helper()
+	cluster.Wait(t, 20*time.Second, "answers", func() error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		got := 0
+		for _, r := range l.results {
+			if counts == nil || counts(r) {
+				got++
+			}
+		}
+		if got < n {
+			return fmt.Errorf("%d of %d have come", got, n)
+		}
+		return nil
+	})
 }
 
 func (l *load) warmTo(t *testing.T, streams int64) {

@@ -46,7 +46,7 @@ func TestFaultLastPair(t *testing.T) {
 				again = time.Now()
 				return nil
 			})
-			if d := lost.Sub(at); d > time.Second {
+			if d := lost.Sub(at); cluster.Late(d, time.Second) {
 				t.Errorf("not ready after %v", d)
 			}
 			failed := 0
@@ -57,7 +57,7 @@ func TestFaultLastPair(t *testing.T) {
 					t.Errorf("wrong text: %v\n got %q\nwant %q", res.Reply, res.Text, res.want)
 				case res.Err != nil || res.Problem == "":
 					t.Errorf("no clear error: %v", res.Reply)
-				case res.Start.Before(at) && res.End.Sub(at) > 2*time.Second+slack:
+				case res.Start.Before(at) && cluster.Late(res.End.Sub(at), 2*time.Second+slack):
 					t.Errorf("error %v after the death", res.End.Sub(at))
 				default:
 					failed++

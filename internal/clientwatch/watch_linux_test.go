@@ -52,7 +52,7 @@ func expect(t *testing.T, ch <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-ch:
-	case <-time.After(5 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("not noticed")
 	}
 }
@@ -182,7 +182,7 @@ func TestReuse(t *testing.T) {
 					if msg != "" {
 						t.Error(msg)
 					}
-				case <-time.After(5 * time.Second):
+				case <-time.After(time.Minute):
 					t.Errorf("%d/%d not noticed", g, i)
 				}
 				stop()

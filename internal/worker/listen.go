@@ -41,14 +41,14 @@ func (w *Worker) startKV(d Deps) error {
 	if w.cfg.KV.MaxQuarantined > 0 {
 		dcfg.MaxQuarantined = w.cfg.KV.MaxQuarantined
 	}
-	if t := w.cfg.KV.Transport; (t == transportNCCL || t == transportPinned) && len(near.staged()) == 0 {
+	if t := w.cfg.KV.Transport; (t == transportNCCL || t == transportPinned) && near.linked == nil && near.pinned == nil {
 		return &config.KeyError{Key: "kv.transport", Msg: t + " is not possible here"}
 	}
 	ways, err := newPaths(w.recv, w.cfg.KV.Transport, near.name, text(near.private), w.members, w.publishPaths, w.log, w.registry)
 	if err != nil {
 		return err
 	}
-	ways.staged = near.staged()
+	ways.staged = near.staged
 	w.decode = decode.New(dcfg, ways, w.cache, w.backend, w.log)
 	w.later("close sessions to prefill", func(ctx context.Context) error {
 		err := w.recv.Close(ctx)

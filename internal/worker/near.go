@@ -18,17 +18,13 @@ type nearWay struct {
 	private   error            // why our pool is written to by nobody
 	linked    kvconn.Transport // by NCCL, of a GPU; nil: none
 	pinned    kvconn.Transport // through pinned memory, of a GPU; nil: none
+	staged    []stagedWay      // both, of a GPU, as far as the setting allows them; fastest first
 }
 
-// staged are the ways through memory between two GPUs' pools, fastest first.
-func (n *nearWay) staged() (names []string) {
-	if n.linked != nil {
-		names = append(names, transportNCCL)
-	}
-	if n.pinned != nil {
-		names = append(names, transportPinned)
-	}
-	return names
+// stagedWay is a way through memory between two GPUs' pools.
+type stagedWay struct {
+	name    string
+	private string // why this process has none; "": it has
 }
 
 // local tells whether the setting allows the local transport of that name.
@@ -66,7 +62,7 @@ func (w *Worker) nearDevice(d Deps, exporter kernels.Exporter, opener kernels.Pe
 		}
 	}
 	w.nearStaged(d, &way)
-	if way.private == nil || len(way.staged()) > 0 {
+	if way.private == nil || way.linked != nil || way.pinned != nil {
 		way.pool = kvconn.DevicePool(w.identity.Layout, w.backend.Blocks())
 	}
 	return way
@@ -74,16 +70,34 @@ func (w *Worker) nearDevice(d Deps, exporter kernels.Exporter, opener kernels.Pe
 
 // nearStaged adds the ways between GPUs that do not reach each other's memory.
 func (w *Worker) nearStaged(d Deps, way *nearWay) {
-	if l, ok := w.backend.(kernels.Linker); ok && d.Linked != nil && w.cfg.KV.local(transportNCCL) {
-		way.linked = d.Linked(d.Transport, l, l, w.backend.Layout())
+	add := func(name string, make func() error) {
+		if !w.cfg.KV.local(name) {
+			return
+		}
+		err := make()
+		if err != nil {
+			w.log.Warn("GPUs that do not reach each other must use another way", "not", name, "error", err)
+		}
+		way.staged = append(way.staged, stagedWay{name, text(err)})
 	}
-	if m, ok := w.backend.(kernels.HostMover); ok && d.Pinned != nil && w.cfg.KV.local(transportPinned) {
-		var err error
+	add(transportNCCL, func() error {
+		l, ok := w.backend.(kernels.Linker)
+		if !ok || d.Linked == nil {
+			return errors.New("this process has none")
+		}
+		way.linked = d.Linked(d.Transport, l, l, w.backend.Layout())
+		return nil
+	})
+	add(transportPinned, func() (err error) {
+		m, ok := w.backend.(kernels.HostMover)
+		if !ok || d.Pinned == nil {
+			return errors.New("this process has none")
+		}
 		if way.pinned, err = d.Pinned(m, m, w.backend.Layout()); err != nil {
-			w.log.Warn("GPUs that do not reach each other must use tcp", "error", err)
 			way.pinned = nil
 		}
-	}
+		return err
+	})
 }
 
 // shared describes a pool in host memory to kvconn, or says why it cannot be

@@ -53,15 +53,16 @@ type opener interface {
 
 // paths chooses how decode reaches each prefill worker: by the near way, shared
 // memory or from GPU to GPU, where both run under one user on one machine, the
-// socket answers and the peer can write to our pool; else over TCP, through host
-// memory. It remembers what it chose and why, for status, metrics and log.
+// socket answers and the peer can write to our pool; else, of GPUs, by NCCL or through
+// pinned memory; else over TCP, through host memory. It remembers what it chose and
+// why nothing faster, for status, metrics and log.
 type paths struct {
 	recv    opener
 	mode    string
-	near    string   // the faster way of this worker's pool: shm or cudaipc
-	machine string   // of this process; see machineID
-	private string   // why our pool cannot be shared; "": it can
-	staged  []string // ways between GPUs that do not reach each other, fastest first
+	near    string      // the faster way of this worker's pool: shm or cudaipc
+	machine string      // of this process; see machineID
+	private string      // why our pool cannot be shared; "": it can
+	staged  []stagedWay // those that the setting allows
 	members func() []fleet.Member
 	publish func(summary string)
 	log     *slog.Logger
@@ -75,21 +76,32 @@ type paths struct {
 type path struct {
 	epoch     uint64
 	transport string
-	reason    string    // why not the faster one: a metric's label
-	why       string    // in words
-	retry     time.Time // when the faster one is tried again
-	// remembered says that it is what was chosen before.
-	remembered bool
+	reason    string        // why not the fastest way: a metric's label
+	why       string        // why none of the faster ones, in words
+	retry     time.Time     // when one that has failed is tried again; zero: none has
+	wait      time.Duration // before that
 }
 
-// pathRetry is how long a peer whose local socket did not answer is reached
-// over TCP before the socket is tried again.
-const pathRetry = 10 * time.Second
+// not adds a way that does not lead to the peer.
+func (t *path) not(reason, why string) {
+	if t.reason == "" {
+		t.reason = reason
+	} else {
+		t.why += "; "
+	}
+	t.why += why
+}
+
+// How long a way that has failed is left alone: twice as long each time.
+const (
+	pathRetry     = 10 * time.Second
+	pathRetryMost = 5 * time.Minute
+)
 
 // Reasons for not using the near way.
 const (
 	reasonSetting  = "setting"  // kv.transport is tcp
-	reasonMemory   = "memory"   // our pool cannot be shared
+	reasonMemory   = "memory"   // our pool cannot be shared, or this process has no such way
 	reasonStranger = "stranger" // not a member of the fleet
 	reasonPeer     = "peer"     // it offers no such thing
 	reasonMachine  = "machine"  // it is on another one
@@ -102,42 +114,48 @@ const (
 func newPaths(recv opener, mode, near, private string, members func() []fleet.Member, publish func(string), log *slog.Logger, reg prometheus.Registerer) (*paths, error) {
 	p := &paths{recv: recv, mode: mode, near: near, machine: machineID(), private: private, members: members, publish: publish, log: log, peers: map[string]path{},
 		gauge: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "xpyd_worker_kv_peers",
-			Help: "Workers that this one has collected KV from, by transport and, over tcp, by why not the way through shared memory or from GPU to GPU."}, []string{"transport", "reason"})}
+			Help: "Workers that this one has collected KV from, by transport and by why not the fastest one, through shared memory or from GPU to GPU."}, []string{"transport", "reason"})}
 	return p, reg.Register(p.gauge)
 }
 
 // Open implements decode.Opener.
 func (p *paths) Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvconn.Session, error) {
 	m := p.member(addr, peer)
-	local, next := p.local(m)
-	if local != "" {
-		s, err := p.recv.Open(ctx, local, peer)
+	now := p.recall(m)
+	skip, wait := now.transport, min(max(pathRetry, 2*now.wait), pathRetryMost)
+	for _, w := range p.ways(m) {
+		if skip != "" && skip != w.transport {
+			continue // it has failed of late
+		}
+		skip = ""
+		if w.addr == "" {
+			now.not(w.reason, w.why)
+			continue
+		}
+		s, err := p.recv.Open(ctx, w.addr, peer)
 		if err == nil {
-			p.note(m, path{transport: p.near})
+			now.transport = w.transport
+			p.note(m, now)
 			return s, nil
 		}
 		if !unreachable(err) {
 			return nil, err
 		}
-		next = path{transport: transportTCP, reason: reasonFailed, why: p.near + ": " + cause(err), retry: time.Now().Add(pathRetry)}
+		reason := reasonFailed
 		if kvconn.OutcomeOf(err, "") == ticket.Refused {
-			next.reason = reasonRefused
+			reason = reasonRefused
 		}
+		now.not(reason, w.transport+": "+cause(err))
+		now.wait, now.retry = wait, time.Now().Add(wait)
 	}
-	if m != nil && m.KVDevice != "" && next.reason != reasonSetting || p.only() {
-		s, tried, err := p.between(ctx, m, peer, next)
-		if s != nil || err != nil {
-			return s, err
-		}
-		next = tried
-	}
-	if p.mode == p.near || p.only() {
+	if p.mode != transportAuto && p.mode != transportTCP {
 		return nil, &kvconn.Error{Op: "open", Peer: peer, Phase: kvconn.PhaseDial, Outcome: ticket.Incompatible,
-			Err: fmt.Errorf("kv.transport is %s here, which does not reach it: %s", p.mode, next.why)}
+			Err: fmt.Errorf("kv.transport is %s here, which does not reach it: %s", p.mode, now.why)}
 	}
 	s, err := p.recv.Open(ctx, addr, peer)
 	if err == nil { // else the peer is in trouble, whatever the path
-		p.note(m, next)
+		now.transport = transportTCP
+		p.note(m, now)
 	}
 	return s, err
 }
@@ -145,47 +163,93 @@ func (p *paths) Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvc
 // only says that one of the ways between GPUs is the only one allowed.
 func (p *paths) only() bool { return p.mode == transportNCCL || p.mode == transportPinned }
 
-// between tries the ways between GPUs that do not reach each other's memory; from
-// the one that was remembered on, if there is one. With neither a session nor an
-// error none of them leads there, for reasons that are added to why.
-func (p *paths) between(ctx context.Context, m *fleet.Member, peer kvconn.PeerID, why path) (*kvconn.Session, path, error) {
-	from := 0
-	if !why.retry.IsZero() && why.transport != "" { // remembered, or just failed
-		from = max(0, slices.Index(p.staged, why.transport))
-		if why.remembered && why.transport == transportTCP {
-			from = len(p.staged)
+// recall is how a member is reached while a faster way that has failed is left alone;
+// else it has no transport yet.
+func (p *paths) recall(m *fleet.Member) path {
+	if m == nil {
+		return path{}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	old := p.peers[m.ID]
+	if old.epoch != m.Epoch {
+		return path{}
+	}
+	if time.Now().Before(old.retry) {
+		return old
+	}
+	return path{wait: old.wait}
+}
+
+// way is a way to a peer, or why it is none.
+type way struct {
+	transport string
+	addr      string // "": see reason and why
+	reason    string
+	why       string
+}
+
+// ways are those to a peer that are faster than TCP, fastest first.
+func (p *paths) ways(m *fleet.Member) []way {
+	all := []way{p.nearTo(m)}
+	for _, s := range p.staged {
+		if m != nil {
+			all = append(all, p.stagedTo(m, s))
 		}
 	}
-	for _, name := range p.staged[from:] {
-		addr := ""
-		switch {
-		case m == nil:
-			return nil, why, nil
-		case name == transportNCCL && m.KVAddr != "":
-			addr = transportNCCL + ":" + m.KVAddr
-		case name == transportPinned && m.Machine == p.machine && m.Machine != "":
-			addr = pinnedAddr(m.KVDevice)
-		}
-		if addr == "" {
-			continue
-		}
-		s, err := p.recv.Open(ctx, addr, peer)
-		if err == nil {
-			why.transport = name
-			p.note(m, why)
-			return s, why, nil
-		}
-		if !unreachable(err) {
-			return nil, why, err
-		}
-		if why.why != "" {
-			why.why += "; "
-		}
-		why.why += name + ": " + cause(err)
-		why.retry = time.Now().Add(pathRetry)
+	return all
+}
+
+// nearTo is the near way to a peer.
+func (p *paths) nearTo(m *fleet.Member) way {
+	not := func(reason, why string) way { return way{p.near, "", reason, why} }
+	if p.mode == transportTCP || p.only() {
+		return not(reasonSetting, "kv.transport is "+p.mode)
 	}
-	why.transport = transportTCP
-	return nil, why, nil
+	if p.private != "" {
+		return not(reasonMemory, p.private)
+	}
+	if m == nil {
+		return not(reasonStranger, "no member of this fleet")
+	}
+	addr := map[string]string{transportSHM: m.KVLocal, transportIPC: m.KVDevice}[p.near]
+	if addr == "" || m.Machine == "" {
+		return not(reasonPeer, "it does not offer "+p.near)
+	}
+	if reason, why := p.apart(m); reason != "" {
+		return not(reason, why)
+	}
+	return way{transport: p.near, addr: addr}
+}
+
+// stagedTo is a way through memory between our GPU and a member's.
+func (p *paths) stagedTo(m *fleet.Member, s stagedWay) way {
+	not := func(reason, why string) way { return way{s.name, "", reason, s.name + ": " + why} }
+	switch {
+	case s.private != "":
+		return not(reasonMemory, s.private)
+	case m.KVDevice == "" && !p.only(), s.name == transportPinned && m.KVDevice == "", m.KVAddr == "":
+		return not(reasonPeer, "it does not offer it")
+	case s.name == transportNCCL:
+		return way{transport: s.name, addr: transportNCCL + ":" + m.KVAddr}
+	}
+	if reason, why := p.apart(m); reason != "" {
+		return not(reason, why)
+	}
+	return way{transport: s.name, addr: pinnedAddr(m.KVDevice)}
+}
+
+// apart says why no memory of this machine can be shared with a member; "": it can.
+func (p *paths) apart(m *fleet.Member) (reason, why string) {
+	ours, _, _ := strings.Cut(p.machine, "/")
+	theirs, _, _ := strings.Cut(m.Machine, "/")
+	switch {
+	case m.Machine == p.machine && p.machine != "":
+		return "", ""
+	case ours != theirs || p.machine == "":
+		return reasonMachine, "on another machine"
+	}
+	return reasonUser, "of another user"
 }
 
 // pinnedAddr is where a worker listens for the way through pinned memory: beside
@@ -222,49 +286,15 @@ func (p *paths) member(addr string, peer kvconn.PeerID) *fleet.Member {
 	return nil
 }
 
-// local returns the peer's local address, or the path that is taken instead: for
-// a while the one that was found when a faster one did not lead there.
-func (p *paths) local(m *fleet.Member) (addr string, instead path) {
-	tcp := func(reason, why string) (string, path) {
-		return "", path{transport: transportTCP, reason: reason, why: why}
-	}
-	near := ""
-	if m != nil {
-		near = map[string]string{transportSHM: m.KVLocal, transportIPC: m.KVDevice}[p.near]
-		p.mu.Lock()
-		old := p.peers[m.ID]
-		p.mu.Unlock()
-		if old.epoch == m.Epoch && time.Now().Before(old.retry) {
-			old.remembered = true
-			return "", old
-		}
-	}
-	switch {
-	case p.mode == transportTCP || p.only():
-		return tcp(reasonSetting, "kv.transport is "+p.mode)
-	case p.private != "":
-		return tcp(reasonMemory, p.private)
-	case m == nil:
-		return tcp(reasonStranger, "no member of this fleet")
-	case near == "" || m.Machine == "":
-		return tcp(reasonPeer, "it does not offer "+p.near)
-	case m.Machine != p.machine:
-		ours, _, _ := strings.Cut(p.machine, "/")
-		theirs, _, _ := strings.Cut(m.Machine, "/")
-		if ours != theirs {
-			return tcp(reasonMachine, "on another machine")
-		}
-		return tcp(reasonUser, "of another user")
-	}
-	return near, path{}
-}
-
 // note remembers how a member is reached, and tells when that is new.
 func (p *paths) note(m *fleet.Member, now path) {
 	if m == nil {
 		return
 	}
-	now.epoch, now.remembered = m.Epoch, false
+	now.epoch = m.Epoch
+	if now.retry.IsZero() {
+		now.wait = 0
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old, known := p.peers[m.ID]

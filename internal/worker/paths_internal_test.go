@@ -17,28 +17,19 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// dials notes what was opened; near addresses fail with an error when set, and so
-// do those of the ways between GPUs that do not reach each other.
+// dials notes what was opened; local addresses fail with an error when set.
 type dials struct {
-	addrs  []string
-	fail   error
-	staged error
-	tcp    error
+	addrs []string
+	fail  error
+	tcp   error
 }
 
-func (d *dials) Open(_ context.Context, addr string, _ kvconn.PeerID) (*kvconn.Session, error) {
+func (d *dials) Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvconn.Session, error) {
 	d.addrs = append(d.addrs, addr)
-	err := d.tcp
-	switch name, _, _ := strings.Cut(addr, ":"); name {
-	case transportSHM, transportIPC:
-		err = d.fail
-	case transportNCCL, transportPinned:
-		err = d.staged
+	if strings.HasPrefix(addr, "shm:") || strings.HasPrefix(addr, "cudaipc:") {
+		return nil, d.fail
 	}
-	if err != nil {
-		return nil, err
-	}
-	return &kvconn.Session{}, nil
+	return nil, d.tcp
 }
 
 func (d *dials) last(n int) string { return strings.Join(d.addrs[max(len(d.addrs)-n, 0):], " ") }
@@ -170,38 +161,4 @@ func TestPathBetweenGPUs(t *testing.T) {
 	f("tcp is set", transportTCP, nil, nil, "10.0.0.1:9", "prefill-0 tcp (kv.transport is tcp)", 0)
 	f("they do not reach each other", transportAuto, nil, no, "cudaipc:x 10.0.0.1:9", "prefill-0 tcp (cudaipc: no access between GPU 0 and 1)", 1)
 	f("nor when forced", transportIPC, nil, no, "cudaipc:x", "", 0)
-}
-
-// GPUs that do not reach each other's memory take the ways through memory between
-// them. A way that has failed, which may take seconds to show, is not tried again
-// by each request, whatever keeps the nearer one from being used.
-func TestPathStaged(t *testing.T) {
-	no := &kvconn.Error{Phase: kvconn.PhaseHandshake, Outcome: ticket.Refused, Err: errors.New("no route")}
-	const nccl, pinned, direct = "nccl:10.0.0.1:9", "pinned:x-pinned", "10.0.0.1:9"
-	f := func(name, private, machine string, staged error, first, again, said string) {
-		t.Helper()
-		synctest.Test(t, func(t *testing.T) {
-			p, d, s := pathsRig(t, transportAuto, private, func(m *fleet.Member) { m.KVLocal, m.KVDevice, m.Machine = "", "cudaipc:x", machine })
-			p.near, p.staged, d.fail, d.staged = transportIPC, []string{transportNCCL, transportPinned}, no, staged
-			open := func(when, want string) {
-				t.Helper()
-				d.addrs = nil
-				if _, err := p.Open(t.Context(), direct, prefill0); err != nil || strings.Join(d.addrs, " ") != want {
-					t.Errorf("%s, %s: %v, dialled %v, want %s", name, when, err, d.addrs, want)
-				}
-			}
-			open("at first", first)
-			open("again", again)
-			time.Sleep(pathRetry)
-			open("later", first)
-			if got := strings.Join(*s, "|"); got != said {
-				t.Errorf("%s: said %q, want %q", name, got, said)
-			}
-		})
-	}
-	f("same machine", "", "boot/1", nil, "cudaipc:x "+nccl, nccl, "prefill-0 nccl (cudaipc: no route)")
-	f("none leads there", "", "boot/1", no, "cudaipc:x "+nccl+" "+pinned+" "+direct, direct, "prefill-0 tcp (cudaipc: no route; nccl: no route; pinned: no route)")
-	f("another machine", "", "other/1", nil, nccl, nccl, "prefill-0 nccl (on another machine)")
-	f("another machine, no route", "", "other/1", no, nccl+" "+direct, direct, "prefill-0 tcp (on another machine; nccl: no route)")
-	f("a pool that nobody maps", "no access", "boot/1", no, nccl+" "+pinned+" "+direct, direct, "prefill-0 tcp (no access; nccl: no route; pinned: no route)")
 }

@@ -46,8 +46,10 @@ type FakeGPU struct {
 	ways  [2]struct {    // in, out
 		mu   sync.Mutex
 		last chan struct{} // the newest's end; nil: there was none
-		busy atomic.Int32
 	}
+
+	stop  atomic.Pointer[stop]
+	tears atomic.Bool
 
 	mu    sync.Mutex
 	busy  map[int32]int           // source blocks of pushes under way
@@ -160,11 +162,23 @@ func (g *FakeGPU) rot(layer int, block int32) {
 	}
 }
 
-// Pushing tells whether a push is under way.
-func (g *FakeGPU) Pushing() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return len(g.busy) > 0
+// stop is where a push or a move waits half-way.
+type stop struct{ begun, on chan struct{} }
+
+// Stop has the next push or move of this device wait half-way: begun is closed when it
+// does, and it goes on after the first call of on.
+func (g *FakeGPU) Stop() (begun <-chan struct{}, on func()) {
+	s := &stop{make(chan struct{}), make(chan struct{})}
+	g.stop.Store(s)
+	return s.begun, sync.OnceFunc(func() { close(s.on) })
+}
+
+// halfway is between the two halves of a push or move.
+func (g *FakeGPU) halfway() {
+	if s := g.stop.Swap(nil); s != nil {
+		close(s.begun)
+		<-s.on
+	}
 }
 
 // Spoil flips a bit of a block: of the receiver's once it has landed, before it
@@ -403,6 +417,7 @@ func (p *fakePeer) run() {
 		time.Sleep(p.g.Delay / 2)
 		p.copy(&f, func(dst, src []byte) { copy(dst[:half], src) })
 		p.refill(&f, 0)
+		p.g.halfway()
 		time.Sleep(p.g.Delay / 2)
 		p.copy(&f, func(dst, src []byte) { copy(dst[half:], src[half:]) })
 		p.refill(&f, 1)

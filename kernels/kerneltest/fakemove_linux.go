@@ -52,9 +52,6 @@ func (p *fakePending) Wait(ctx context.Context) error {
 	}
 }
 
-// Filling tells whether a move from host memory into the pool is under way.
-func (g *FakeGPU) Filling() bool { return g.ways[0].busy.Load() > 0 }
-
 // move begins a move, which another goroutine carries out like a push: half of
 // every block, and later the other half. Moves of one direction follow each other.
 func (g *FakeGPU) move(m *kernels.HostMove, out bool) (kernels.Pending, error) {
@@ -80,14 +77,12 @@ func (g *FakeGPU) move(m *kernels.HostMove, out bool) (kernels.Pending, error) {
 	if out {
 		way = &g.ways[1]
 	}
-	way.busy.Add(1)
 	way.mu.Lock()
 	before := way.last
 	way.last = p.done
 	way.mu.Unlock()
 	g.moves.Go(func() {
 		defer close(p.done)
-		defer way.busy.Add(-1)
 		if before != nil {
 			<-before
 		}
@@ -111,6 +106,7 @@ func (g *FakeGPU) move(m *kernels.HostMove, out bool) (kernels.Pending, error) {
 			}
 		}
 		part(0, rows/2)
+		g.halfway()
 		part(rows/2, rows)
 		for _, b := range blocks {
 			note := g.view.note(layer, b.Block)

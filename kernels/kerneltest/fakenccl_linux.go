@@ -154,9 +154,20 @@ func (l *FakeNCCL) carry(c net.Conn, t fakeTransfer) error {
 	if n := binary.LittleEndian.Uint64(size); n != uint64(t.bytes) {
 		return fmt.Errorf("fake NCCL: %d bytes are sent, %d received", n, t.bytes)
 	}
-	_, err := io.ReadFull(c, mem)
+	come := len(mem)
+	if l.g.tears.Swap(false) {
+		come /= 2
+	}
+	if _, err := io.ReadFull(c, mem[:come]); err != nil {
+		return err
+	}
+	_, err := io.CopyN(io.Discard, c, int64(len(mem)-come))
 	return err
 }
+
+// Tear makes the next transfer to this device end with half of its bytes and no error,
+// as one that a killed peer's GPU has begun may.
+func (g *FakeGPU) Tear() { g.tears.Store(true) }
 
 // Memory implements kernels.Link.
 func (l *FakeNCCL) Memory() kernels.HostMemory { return l.memory }
@@ -165,12 +176,14 @@ func (l *FakeNCCL) Memory() kernels.HostMemory { return l.memory }
 func (l *FakeNCCL) Ready(ctx context.Context) error {
 	select {
 	case <-l.ready:
-		return nil
 	case <-l.ctx.Done():
-		return errors.New("fake NCCL: the link is closed")
 	case <-ctx.Done():
 		return fmt.Errorf("%w: %w", kernels.ErrLate, ctx.Err())
 	}
+	if l.ctx.Err() != nil {
+		return errors.New("fake NCCL: the link is closed")
+	}
+	return nil
 }
 
 // Transfer implements kernels.Link.

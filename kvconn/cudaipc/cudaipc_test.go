@@ -4,82 +4,26 @@ package cudaipc_test
 
 import (
 	"context"
-	"flag"
 	"fmt"
-	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
-	"github.com/xpyd/xpyd/kernels/kerneltest"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/cudaipc"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// TestMain lets more cases run at once than there are cores: the suite's cases
-// wait for deadlines, they do not compute.
-func TestMain(m *testing.M) {
-	if kvconntest.Child(factory) {
-		return
-	}
-	flag.Parse()
-	flag.Set("test.parallel", "48")
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { kvconntest.Main(m, factory, 48) }
 
 var factory = kvconntest.Factory{Device: pair, Shrink: 2, AtOnce: 48}
 
-// fake is a device as the suite knows one.
-type fake struct {
-	*kerneltest.FakeGPU
-	layout kvconn.Layout
-	blocks int
-}
-
-func (g fake) Layout() kvconn.Layout {
-	l := g.layout
-	l.Groups = slices.Clone(l.Groups)
-	return l
-}
-
-func (g fake) Shared() *kvconn.Shared { return kvconn.DevicePool(g.layout, g.blocks) }
-
-func (g fake) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
-	landed := make([]kernels.Landed, len(blocks))
-	for i, b := range blocks {
-		landed[i] = kernels.Landed{Layer: layer, Block: b.Block, FirstPos: b.FirstPos, Rows: b.Rows}
-	}
-	return g.Verify(ctx, landed)
-}
-
-// newFake makes a pool of the suite's layout, changed.
-func newFake(t testing.TB, blocks int, change func(l *kvconn.Layout)) fake {
-	l := kvconntest.Layout()
-	if change != nil {
-		change(&l)
-	}
-	k := l.Groups[0]
-	g, err := kerneltest.NewFakeGPU(kernels.Layout{Layers: k.Layers, KVHeads: k.KVHeads, HeadDim: k.HeadDim,
-		BlockTokens: l.BlockTokens, DType: k.DType, RowBytes: k.RowBytes}, blocks)
-	if err != nil {
-		t.Fatal(err)
-	}
-	g.FirstHead = k.HeadFirst
-	t.Cleanup(func() {
-		if err := g.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return fake{g, l, blocks}
-}
-
 // pair is a transport between two fake GPUs whose pushes take a while.
 func pair(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
-	r, s := newFake(t, kvconntest.ReceiverBlocks, nil), newFake(t, kvconntest.SenderBlocks, nil)
+	r, s := fakegpu.Pair(t)
 	s.Delay = time.Millisecond
 	tr, err := cudaipc.New(r, s, true)
 	if err != nil {
@@ -99,34 +43,29 @@ func TestProcesses(t *testing.T) {
 }
 
 // once is a ticket's whole life between two fakes; spoil may change them.
-func once(t *testing.T, spoil func(r, s fake), tune func(r, s *kvconn.Config), do func(w *kvconntest.World, s fake)) {
-	r, s := newFake(t, kvconntest.ReceiverBlocks, nil), newFake(t, kvconntest.SenderBlocks, nil)
-	between(t, r, s, spoil, tune, do)
-}
-
-// between is once with other devices.
-func between(t *testing.T, r, s fake, spoil func(r, s fake), tune func(r, s *kvconn.Config), do func(w *kvconntest.World, s fake)) {
+func once(t *testing.T, spoil func(r, s fakegpu.GPU), tune func(r, s *kvconn.Config), do func(w *kvconntest.World, s fakegpu.GPU)) {
+	r, s := fakegpu.Pair(t)
 	if spoil != nil {
 		spoil(r, s)
 	}
-	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
-		tr, err := cudaipc.New(r, s, true)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return tr, kvconntest.GPUs{Receiver: r, Sender: s}
-	}}
-	w := f.World(t, tune)
-	do(w, s)
-	w.Close()
+	between(t, r, s, tune, do)
+}
+
+// between is once with other devices.
+func between(t *testing.T, r, s fakegpu.GPU, tune func(r, s *kvconn.Config), do func(w *kvconntest.World, s fakegpu.GPU)) {
+	tr, err := cudaipc.New(r, s, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fakegpu.Run(t, r, s, tr, tune, func(w *kvconntest.World) { do(w, s) })
 }
 
 // A peer whose device cannot reach ours refuses the session and says why, so
 // that another way is taken.
 func TestNoAccess(t *testing.T) {
-	once(t, func(_, s fake) {
+	once(t, func(_, s fakegpu.GPU) {
 		s.Refuse = fmt.Errorf("%w: GPU 0 and 1", kernels.ErrNoPeerAccess)
-	}, nil, func(w *kvconntest.World, _ fake) {
+	}, nil, func(w *kvconntest.World, _ fakegpu.GPU) {
 		_, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
 		if kvconn.OutcomeOf(err, "") != ticket.Refused || !strings.Contains(err.Error(), "GPU 0 and 1") {
 			t.Errorf("opened: %v", err)
@@ -137,17 +76,15 @@ func TestNoAccess(t *testing.T) {
 // The fence: a revoke that comes while the peer's device writes returns when it
 // has stopped. The blocks then get other rows, and keep them.
 func TestRevokeWaitsForThePush(t *testing.T) {
-	once(t, func(_, s fake) { s.Delay = 200 * time.Millisecond }, nil, func(w *kvconntest.World, s fake) {
-		w.RevokeWaits(t, s.Pushing)
-	})
+	once(t, nil, nil, func(w *kvconntest.World, s fakegpu.GPU) { w.RevokeWaits(t, s.Stop) })
 }
 
 // A block is looked at when its push has landed, also by a peer that has another
 // one's line of the flags: no digest is ever wrong.
 func TestNothingIsBelievedBeforeItLands(t *testing.T) {
-	slow := func(_, s fake) { s.Delay = 60 * time.Millisecond }
+	slow := func(_, s fakegpu.GPU) { s.Delay = 60 * time.Millisecond }
 	idle := func(r, _ *kvconn.Config) { r.IdleTimeout = r.KeepAlive }
-	once(t, slow, idle, func(w *kvconntest.World, _ fake) {
+	once(t, slow, idle, func(w *kvconntest.World, _ fakegpu.GPU) {
 		for n := range 3 {
 			if err := w.Fetch(t.Context(), w.Spec("again", int32(n), 18, 8*n)); err != nil {
 				t.Fatal(err)
@@ -165,7 +102,7 @@ func TestNothingIsBelievedBeforeItLands(t *testing.T) {
 // A bit that flips in prefill's pool after the append, when the digests are
 // made, is found in decode's: the digests have come along.
 func TestSpoiledSource(t *testing.T) {
-	once(t, nil, nil, func(w *kvconntest.World, s fake) {
+	once(t, nil, nil, func(w *kvconntest.World, s fakegpu.GPU) {
 		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
 			if block, ok := src.Block(1, 2, 8, 4); ok {
 				s.Spoil(1, block)

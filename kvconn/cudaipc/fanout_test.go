@@ -14,6 +14,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/cudaipc"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
 )
 
 // tickets is a handler that leaves every ticket to the test.
@@ -44,7 +45,7 @@ func TestFanout(t *testing.T) {
 		}
 		return m
 	}
-	s := newFake(t, kvconntest.SenderBlocks, nil)
+	s := fakegpu.New(t, kvconntest.SenderBlocks, nil)
 	s.Delay = time.Millisecond
 	tr, err := cudaipc.New(s, s, true)
 	if err != nil {
@@ -73,7 +74,7 @@ func TestFanout(t *testing.T) {
 	fans := map[int]*kvconn.Fanout{4: kvconn.NewFanout(src, 1<<20), 6: kvconn.NewFanout(src, 1<<20)}
 	outs, checks := []*kvconn.Outgoing{}, []func(){}
 	for n, bt := range []int{4, 6, 4, 6, 6} {
-		d := newFake(t, kvconntest.ReceiverBlocks, func(l *kvconn.Layout) { l.BlockTokens = bt })
+		d := fakegpu.New(t, kvconntest.ReceiverBlocks, func(l *kvconn.Layout) { l.BlockTokens = bt })
 		tr, err := cudaipc.New(d, d, true)
 		if err != nil {
 			t.Fatal(err)

@@ -12,13 +12,14 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/cudaipc"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // refilled is a pair whose sender has blocks of another size: none is a multiple of
 // the other's, so that blocks are cut at every place.
 var refilled = kvconntest.Factory{Shrink: 2, AtOnce: 48, Few: true, Device: func(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
-	r, s := newFake(t, kvconntest.ReceiverBlocks, nil), newFake(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 6 })
+	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, nil), fakegpu.New(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 6 })
 	s.Delay = time.Millisecond
 	tr, err := cudaipc.New(r, s, true)
 	if err != nil {
@@ -47,22 +48,13 @@ func shapes(f func(name string, r, s func(l *kvconn.Layout))) {
 	}
 }
 
-// calm gives a slow machine time: nobody is silent in the cases that use it.
-func calm(r, s *kvconn.Config) {
-	for _, c := range []*kvconn.Config{r, s} {
-		for _, d := range []*time.Duration{&c.DialTimeout, &c.HandshakeTimeout, &c.PeerSilence, &c.AcceptTimeout, &c.TicketTimeout, &c.RevokeTimeout} {
-			*d = time.Minute
-		}
-	}
-}
-
 // Every shape arrives right, of prompts that end anywhere, with blocks that the
 // receiver has; all of it by pushes.
 func TestRefillShapes(t *testing.T) {
 	shapes(func(name string, r, s func(l *kvconn.Layout)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			between(t, newFake(t, kvconntest.ReceiverBlocks, r), newFake(t, kvconntest.SenderBlocks, s), nil, calm, func(w *kvconntest.World, _ fake) {
+			between(t, fakegpu.New(t, kvconntest.ReceiverBlocks, r), fakegpu.New(t, kvconntest.SenderBlocks, s), nil, func(w *kvconntest.World, _ fakegpu.GPU) {
 				bt := w.RConfig.Identity.Layout.BlockTokens
 				for n, positions := range []int{1, bt, bt + 1, 67} {
 					spec := w.Spec(name, int32(n), positions, 0)
@@ -87,7 +79,7 @@ func TestRefillShapes(t *testing.T) {
 
 // Where the device may not, the rows of such blocks go through the host.
 func TestRefillOff(t *testing.T) {
-	r, s := newFake(t, kvconntest.ReceiverBlocks, nil), newFake(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 6 })
+	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, nil), fakegpu.New(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 6 })
 	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 		tr, err := cudaipc.New(r, s, false)
 		if err != nil {
@@ -95,7 +87,7 @@ func TestRefillOff(t *testing.T) {
 		}
 		return tr, kvconntest.GPUs{Receiver: r, Sender: s}
 	}}
-	w := f.World(t, calm)
+	w := f.World(t, nil)
 	defer w.Close()
 	if err := w.Fetch(t.Context(), w.Spec("off", 1, 37, 0)); err != nil {
 		t.Error(err)
@@ -109,9 +101,9 @@ func TestRefillOff(t *testing.T) {
 // piece of it gets a good digest, wherever the bit is.
 func TestSpoiledSourceIsCut(t *testing.T) {
 	for _, bt := range []int{2, 3, 12} {
-		r := newFake(t, kvconntest.ReceiverBlocks, func(l *kvconn.Layout) { l.BlockTokens = bt })
-		s := newFake(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 8 })
-		between(t, r, s, nil, calm, func(w *kvconntest.World, s fake) {
+		r := fakegpu.New(t, kvconntest.ReceiverBlocks, func(l *kvconn.Layout) { l.BlockTokens = bt })
+		s := fakegpu.New(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 8 })
+		between(t, r, s, nil, func(w *kvconntest.World, s fakegpu.GPU) {
 			w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
 				if held, ok := src.Spans(1, 8, 8, nil); ok {
 					s.Spoil(1, held[0].Block)

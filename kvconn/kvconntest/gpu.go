@@ -43,12 +43,13 @@ func (f Factory) transport(t testing.TB) (g Factory, tr kvconn.Transport, addr s
 	return f, tr, ""
 }
 
-// World is one world of the factory's, for cases of a transport's own.
+// World is one world of the factory's, for cases of a transport's own that wait for
+// no deadline.
 func (f Factory) World(t testing.TB, tune func(r, s *kvconn.Config)) *World {
 	t.Helper()
 	f.Shrink, f.stretch = max(f.Shrink, 1), 1
 	f, tr, addr := f.transport(t)
-	return newWorld(t, tr, addr, f, tune)
+	return newWorld(t, tr, addr, f, f.patient(tune))
 }
 
 // shares tells whether the sender writes into the receiver's blocks.

@@ -6,12 +6,14 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -51,6 +53,17 @@ func Child(f Factory) bool {
 		os.Exit(1)
 	}
 	return true
+}
+
+// Main is a transport's TestMain. So many cases may run at once, more than there are
+// cores: they wait for deadlines more than they compute.
+func Main(m *testing.M, f Factory, parallel int) {
+	if Child(f) {
+		return
+	}
+	flag.Parse()
+	flag.Set("test.parallel", strconv.Itoa(parallel))
+	os.Exit(m.Run())
 }
 
 // orphan is the testing.TB of a process without a test: World needs one.
@@ -119,7 +132,7 @@ func child(f Factory, args []string) error {
 			armed.Store(true)
 			continue
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), peerPatience)
+		ctx, cancel := context.WithTimeout(context.Background(), hangs)
 		err := w.Fetch(ctx, w.Spec(name, seed, 18, first))
 		w.Release(ctx)
 		cancel()
@@ -132,9 +145,6 @@ func child(f Factory, args []string) error {
 		fmt.Fprintln(os.Stdout, "outcome", kvconn.OutcomeOf(err, "untyped"))
 	}
 }
-
-// peerPatience bounds what hangs, whatever the machine is like.
-const peerPatience = time.Minute
 
 // strike hits the calling thread, so that this very frame is not written: a
 // signal to the process may find another thread first.
@@ -206,7 +216,7 @@ func (p *peer) say(format string, args ...any) { fmt.Fprintf(p.in, format+"\n", 
 
 // line reads what the peer says next; EOF is the death of the peer.
 func (p *peer) line() (string, error) {
-	if err := p.src.SetReadDeadline(time.Now().Add(2 * peerPatience)); err != nil {
+	if err := p.src.SetReadDeadline(time.Now().Add(2 * hangs)); err != nil {
 		return "", err
 	}
 	s, err := p.out.ReadString('\n')
@@ -305,7 +315,7 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 		onFrame(ch, p.to, p.step, p.nth, &armed, func() {
 			p := s.peer.Load() // there will be another
 			p.signal(signals[act])
-			for by := time.Now().Add(peerPatience); !p.is(act) && time.Now().Before(by); {
+			for by := time.Now().Add(hangs); !p.is(act) && time.Now().Before(by); {
 				time.Sleep(time.Millisecond)
 			}
 		})
@@ -409,7 +419,7 @@ func (s *scene) strike(act Action) (during chan answer, hit bool) {
 		if !s.idle || n > 0 {
 			during = s.fetch("during", int32(100+n), 100+8*n)
 		}
-		wait := peerPatience
+		wait := hangs
 		if s.idle {
 			wait = s.long(3 * time.Second)
 		}
@@ -446,7 +456,7 @@ func (s *scene) fetch(name string, seed int32, first int) chan answer {
 	}
 	spec := s.Spec(name, seed, 18, first)
 	go func() {
-		ctx, cancel := context.WithTimeout(s.t.Context(), peerPatience)
+		ctx, cancel := context.WithTimeout(s.t.Context(), hangs)
 		defer cancel()
 		err := s.Fetch(ctx, spec)
 		done <- answer{outcome: kvconn.OutcomeOf(err, "untyped"), why: fmt.Sprint(err)}

@@ -2,16 +2,16 @@ package kvconntest
 
 import (
 	"context"
-	"runtime"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/kvconn"
 )
 
-// RevokeWaits revokes tickets while a device copies, which busy tells: a revoke
-// returns when that has ended. The blocks then get other rows; Close finds what is
-// written there after it.
-func (w *World) RevokeWaits(t testing.TB, busy func() bool) {
+// RevokeWaits revokes tickets while a device has copied half of their rows, where stop
+// has it wait: a revoke returns when the copy has ended. The blocks then get other
+// rows; Close finds what is written there after it.
+func (w *World) RevokeWaits(t testing.TB, stop func() (begun <-chan struct{}, on func())) {
 	t.Helper()
 	w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
 		if o.Accept(src) == nil {
@@ -24,19 +24,29 @@ func (w *World) RevokeWaits(t testing.TB, busy func() bool) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		begun, on := stop()
+		defer on()
 		spec := w.Spec("revoked", int32(n), 12, 4*n)
 		in, err := session.Request(t.Context(), spec)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for !busy() { // the device has begun
-			runtime.Gosched()
+		select {
+		case <-begun:
+		case <-in.Done():
+			_, err := in.Wait(t.Context())
+			t.Fatal("over before it was revoked:", err)
 		}
-		if err := in.Revoke(t.Context()); err != nil {
+		revoked := make(chan error, 1)
+		go func() { revoked <- in.Revoke(t.Context()) }()
+		select {
+		case err := <-revoked:
+			t.Fatal("revoked, and the device writes:", err)
+		case <-time.After(50 * time.Millisecond): // who waits for nothing is back by then
+		}
+		on()
+		if err := <-revoked; err != nil {
 			t.Error(err)
-		}
-		if busy() {
-			t.Error("revoked, and the device writes")
 		}
 		w.Pool.Reclaim(spec.Dest)
 	}

@@ -302,10 +302,17 @@ func (w *World) Empty(limit time.Duration) {
 	}
 }
 
+// Stop ends the sender.
+func (w *World) Stop() { w.stop() }
+
+// hangs is how long something may take before it counts as hanging, whatever the
+// machine is like.
+const hangs = time.Minute
+
 // Close ends both sides and checks the promises that show only at the end.
 func (w *World) Close() {
 	w.T.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), w.long(10*time.Second))
+	ctx, cancel := context.WithTimeout(context.Background(), w.long(hangs))
 	defer cancel()
 	if err := w.Receiver.Close(ctx); err != nil {
 		w.T.Error(err)

@@ -72,8 +72,7 @@ type inlet struct {
 
 	mu    sync.Mutex
 	next  uint64        // the transfer to begin next
-	freed uint64        // slots of all up to it are free
-	turn  chan struct{} // closed when next or freed moves on
+	turn  chan struct{} // closed when next moves on
 	under []kernels.Pending
 }
 
@@ -89,24 +88,12 @@ func (i *inlet) join(ctx context.Context) {
 	i.joinErr = i.link.Ready(ctx)
 }
 
-// begin begins the transfer of that number when it is its turn.
+// begin begins the transfer of that number when it is its turn. Its slot is free.
 func (i *inlet) begin(ctx context.Context, number uint64, at, bytes int64) (kernels.Pending, error) {
 	for {
 		i.mu.Lock()
-		if number < i.next {
-			i.mu.Unlock()
-			return nil, kvconn.ErrForgotten
-		}
-		if number == i.next && number <= i.freed+uint64(len(i.under)) {
-			defer i.mu.Unlock()
-			p, err := i.link.Transfer(ctx, at, bytes, nil)
-			if err != nil {
-				return nil, err
-			}
-			i.under[(number-1)%uint64(len(i.under))] = p
-			i.next++
-			i.move()
-			return p, nil
+		if number <= i.next {
+			break
 		}
 		turn := i.turn
 		i.mu.Unlock()
@@ -116,12 +103,19 @@ func (i *inlet) begin(ctx context.Context, number uint64, at, bytes int64) (kern
 			return nil, fmt.Errorf("push %d: %w", number, ctx.Err())
 		}
 	}
-}
-
-// move lets those who wait look again; needs mu.
-func (i *inlet) move() {
+	defer i.mu.Unlock()
+	if number < i.next {
+		return nil, kvconn.ErrForgotten
+	}
+	p, err := i.link.Transfer(ctx, at, bytes, nil)
+	if err != nil {
+		return nil, err
+	}
+	i.under[(number-1)%uint64(len(i.under))] = p
+	i.next++
 	close(i.turn)
 	i.turn = make(chan struct{})
+	return p, nil
 }
 
 // Receive implements stage.Inlet.
@@ -147,15 +141,8 @@ func (i *inlet) Receive(ctx context.Context, number uint64, at, bytes int64) err
 // Landed implements stage.Inlet: nothing comes by itself.
 func (i *inlet) Landed() uint64 { return 0 }
 
-// Free implements stage.Inlet.
-func (i *inlet) Free(number uint64) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if number > i.freed {
-		i.freed = number
-		i.move()
-	}
-}
+// Free implements stage.Inlet: the sender takes a slot for free when it was sent.
+func (i *inlet) Free(uint64) {}
 
 // Close implements stage.Inlet.
 func (i *inlet) Close(context.Context) error {

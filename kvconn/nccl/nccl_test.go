@@ -4,81 +4,34 @@ package nccl_test
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"net"
 	"strings"
-
-	"context"
-	"flag"
-	"github.com/xpyd/xpyd/kvconn/ticket"
-	"os"
 	"testing"
 	"time"
 
-	"github.com/xpyd/xpyd/kernels"
-	"github.com/xpyd/xpyd/kernels/kerneltest"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
 	"github.com/xpyd/xpyd/kvconn/nccl"
 	"github.com/xpyd/xpyd/kvconn/stage"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// TestMain lets more cases run at once than there are cores: the suite's cases
-// wait for deadlines, they do not compute.
-func TestMain(m *testing.M) {
-	if kvconntest.Child(factory) {
-		return
-	}
-	flag.Parse()
-	flag.Set("test.parallel", "48")
-	os.Exit(m.Run())
-}
-
-// layout is the suite's.
-var layout = kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}
+func TestMain(m *testing.M) { kvconntest.Main(m, factory, 48) }
 
 // small is enough for the suite's blocks.
 var small = stage.Ring{Slots: 16, SlotBytes: 16 << 10}
 
 var factory = kvconntest.Factory{Device: pair, InStep: true, Shrink: 2, AtOnce: 48}
 
-// fake is a device as the suite knows one.
-type fake struct {
-	*kerneltest.FakeGPU
-	blocks int
-}
-
-func (g fake) Layout() kvconn.Layout { return kvconntest.Layout() }
-
-func (g fake) Shared() *kvconn.Shared { return kvconn.DevicePool(kvconntest.Layout(), g.blocks) }
-
-func (g fake) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
-	landed := make([]kernels.Landed, len(blocks))
-	for i, b := range blocks {
-		landed[i] = kernels.Landed{Layer: layer, Block: b.Block, FirstPos: b.FirstPos, Rows: b.Rows}
-	}
-	return g.Verify(ctx, landed)
-}
-
-func newFake(t testing.TB, blocks int) fake {
-	g, err := kerneltest.NewFakeGPU(layout, blocks)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := g.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return fake{g, blocks}
-}
-
 // pair is a transport between two fake GPUs whose copies take a while.
 func pair(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
-	r, s := newFake(t, kvconntest.ReceiverBlocks), newFake(t, kvconntest.SenderBlocks)
+	r, s := fakegpu.Pair(t)
 	r.Delay, s.Delay = 200*time.Microsecond, 200*time.Microsecond
-	tr := over(t, r, s)
+	tr := over(t, r, s, small)
 	return tr, kvconntest.GPUs{Receiver: r, Sender: s}
 }
 
@@ -92,21 +45,6 @@ func TestProcesses(t *testing.T) {
 	kvconntest.Processes(t, factory)
 }
 
-// once is a ticket's whole life between two fakes; spoil may change them.
-func once(t *testing.T, spoil func(r, s fake), tune func(r, s *kvconn.Config), do func(w *kvconntest.World, s fake)) {
-	r, s := newFake(t, kvconntest.ReceiverBlocks), newFake(t, kvconntest.SenderBlocks)
-	if spoil != nil {
-		spoil(r, s)
-	}
-	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
-		tr := over(t, r, s)
-		return tr, kvconntest.GPUs{Receiver: r, Sender: s}
-	}}
-	w := f.World(t, tune)
-	do(w, s)
-	w.Close()
-}
-
 // loopback is TCP inside this machine, on any free port.
 type loopback struct{ kvconn.Transport }
 
@@ -115,18 +53,29 @@ func (l loopback) Listen(addr string) (net.Listener, error) {
 }
 
 // over is the transport between two fakes, over TCP.
-func over(t testing.TB, r, s fake) kvconn.Transport {
+func over(t testing.TB, r, s fakegpu.GPU, ring stage.Ring) kvconn.Transport {
 	base, err := tcp.New(tcp.DefaultConfig())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return nccl.New(loopback{base}, r, s, layout, small)
+	return nccl.New(loopback{base}, r, s, fakegpu.Kernels(kvconntest.Layout()), ring)
+}
+
+// corrupt and lost are what the receiver has counted.
+func corrupt(w *kvconntest.World) float64 {
+	return w.Value(w.RMetrics, "xpyd_kvconn_corrupt_units_total", "")
+}
+
+func lost(w *kvconntest.World) float64 {
+	return w.Value(w.RMetrics, "xpyd_kvconn_lost_units_total", "")
 }
 
 // A process without NCCL refuses the session and says why, so that another way is
 // taken.
 func TestNoNCCL(t *testing.T) {
-	once(t, func(_, s fake) { s.NoLinks = errors.New("no libnccl.so.2 here") }, nil, func(w *kvconntest.World, _ fake) {
+	r, s := fakegpu.Pair(t)
+	s.NoLinks = errors.New("no libnccl.so.2 here")
+	fakegpu.Run(t, r, s, over(t, r, s, small), nil, func(w *kvconntest.World) {
 		_, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
 		if kvconn.OutcomeOf(err, "") != ticket.Refused || !strings.Contains(err.Error(), "no libnccl.so.2 here") {
 			t.Errorf("opened: %v", err)
@@ -139,8 +88,8 @@ func TestNoNCCL(t *testing.T) {
 // decode's after it was copied there.
 func TestSpoiled(t *testing.T) {
 	for _, where := range []string{"source", "destination"} {
-		var r, s fake
-		once(t, func(a, b fake) { r, s = a, b }, nil, func(w *kvconntest.World, _ fake) {
+		r, s := fakegpu.Pair(t)
+		fakegpu.Run(t, r, s, over(t, r, s, small), nil, func(w *kvconntest.World) {
 			spec := w.Spec("spoiled", 1, 18, 0)
 			if where == "destination" {
 				r.Spoil(1, spec.Dest[2].Block)
@@ -154,9 +103,54 @@ func TestSpoiled(t *testing.T) {
 			if err := w.Fetch(t.Context(), spec); err != nil { // the next append makes it good again
 				t.Error(err)
 			}
-			if n := w.Value(w.RMetrics, "xpyd_kvconn_corrupt_units_total", ""); n != 1 {
-				t.Errorf("%s: %v corrupt blocks were found, want 1", where, n)
+			if c, l := corrupt(w), lost(w); c != 1 || l != 0 {
+				t.Errorf("%s: %v blocks were corrupt and %v lost, want 1 and none", where, c, l)
 			}
 		})
 	}
+}
+
+// A sender that dies can leave a part of a transfer, which then counts as over. What
+// it has left is no corrupt block but a lost one, of a session that is dead.
+func TestTornByDeath(t *testing.T) {
+	r, s := fakegpu.Pair(t)
+	fakegpu.Run(t, r, s, over(t, r, s, small), nil, func(w *kvconntest.World) {
+		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
+			if o.Accept(src) == nil {
+				o.Push(0, []int{0})
+				<-ctx.Done()
+			}
+		}
+		session, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Tear()
+		torn, look := r.Stop()
+		defer look()
+		in, err := session.Request(t.Context(), w.Spec("torn", 1, 4, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		reaches := func(step <-chan struct{}) {
+			select {
+			case <-step:
+			case <-in.Done():
+				_, err := in.Wait(t.Context())
+				t.Fatal(err)
+			}
+		}
+		reaches(torn)
+		asked, again := s.Stop()
+		defer again()
+		look()
+		reaches(asked) // to send it again; it dies of that
+		w.Stop()
+		if _, err := in.Wait(t.Context()); kvconn.OutcomeOf(err, "") != ticket.Dead {
+			t.Errorf("%v, want dead", err)
+		}
+		if c, l := corrupt(w), lost(w); c != 0 || l != 1 {
+			t.Errorf("%v blocks were corrupt and %v lost, want none and 1", c, l)
+		}
+	})
 }

@@ -34,12 +34,13 @@ type Hold struct {
 	ahead  map[uint64]bool // freed beyond it; at most Slots
 	sizes  map[uint64]int  // blocks of each push that was received and not freed; at most Slots
 	users  sync.WaitGroup  // of the ring; grows under mu, while not closed
+	moved  chan struct{}   // closed when freed moves on
 	closed bool
 }
 
 // NewHold makes the receiver's end over memory, which is the ring.
 func NewHold(pool kernels.HostMover, memory kernels.HostMemory, geo Geometry, in Inlet) *Hold {
-	return &Hold{pool: pool, memory: memory, geo: geo, in: in, ahead: map[uint64]bool{}, sizes: map[uint64]int{}}
+	return &Hold{pool: pool, memory: memory, geo: geo, in: in, ahead: map[uint64]bool{}, sizes: map[uint64]int{}, moved: make(chan struct{})}
 }
 
 // use keeps the ring until done is called.
@@ -53,19 +54,29 @@ func (h *Hold) use() (done func(), err error) {
 	return h.users.Done, nil
 }
 
-// claim notes that somebody looks at a push.
-func (h *Hold) claim(number uint64, blocks int) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	_, twice := h.sizes[number]
-	switch {
-	case twice || number <= h.freed || h.ahead[number]:
-		return kvconn.ErrForgotten
-	case number > h.freed+uint64(h.geo.Slots):
-		return fmt.Errorf("push %d: the ring holds %d to %d", number, h.freed+1, h.freed+uint64(h.geo.Slots))
+// claim notes that somebody looks at a push, once its slot is the ring's: a sender may
+// know that a slot was sent before we have copied it (kvconn/nccl).
+func (h *Hold) claim(ctx context.Context, number uint64, blocks int) error {
+	for {
+		h.mu.Lock()
+		_, twice := h.sizes[number]
+		gone, room, moved := twice || number <= h.freed || h.ahead[number], number <= h.freed+uint64(h.geo.Slots), h.moved
+		if !gone && room {
+			h.sizes[number] = blocks
+		}
+		h.mu.Unlock()
+		switch {
+		case gone:
+			return kvconn.ErrForgotten
+		case room:
+			return nil
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return fmt.Errorf("push %d: its slot is not free: %w", number, ctx.Err())
+		}
 	}
-	h.sizes[number] = blocks
-	return nil
 }
 
 // Receive implements kvconn.StagedHold.
@@ -78,7 +89,7 @@ func (h *Hold) Receive(ctx context.Context, number uint64, blocks int) error {
 		return err
 	}
 	defer done()
-	if err := h.claim(number, blocks); err != nil {
+	if err := h.claim(ctx, number, blocks); err != nil {
 		return err
 	}
 	// On an error the push stays claimed: the session ends.
@@ -135,11 +146,16 @@ func (h *Hold) Free(number uint64) {
 
 // advance frees what all that came before is free of; needs mu.
 func (h *Hold) advance() {
+	if !h.ahead[h.freed+1] {
+		return
+	}
 	for h.ahead[h.freed+1] {
 		h.freed++
 		delete(h.ahead, h.freed)
 	}
 	h.in.Free(h.freed)
+	close(h.moved)
+	h.moved = make(chan struct{})
 }
 
 // Forget implements kvconn.StagedHold.

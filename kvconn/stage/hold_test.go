@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
@@ -53,9 +54,9 @@ func TestHold(t *testing.T) {
 	want("without a number", receive(0), kvconn.ErrForgotten)
 	want("2 before 1", receive(2), nil)
 	want("2 again", receive(2), kvconn.ErrForgotten)
-	if receive(5) == nil {
-		t.Error("5 is in a ring of 4 of which nothing is free")
-	}
+	late, cancel := context.WithCancel(t.Context())
+	cancel()
+	want("5, of a ring of 4 of which nothing is free", h.Receive(late, 5, 1), context.Canceled)
 	h.Free(2)
 	freed(0)
 	want("2 once more", receive(2), kvconn.ErrForgotten)
@@ -81,4 +82,28 @@ func TestHold(t *testing.T) {
 	if receive(7) == nil {
 		t.Error("received into a closed ring")
 	}
+}
+
+// What comes for a slot that is in use waits until it is free.
+func TestHoldWaitsForTheSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		geo := stage.NewGeometry(kernels.Layout{Layers: 1, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}, stage.Ring{Slots: 2, SlotBytes: 4 << 10})
+		h := stage.NewHold(nil, nil, geo, &open{})
+		for n := range uint64(2) {
+			if err := h.Receive(t.Context(), n+1, 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		third := make(chan error, 1)
+		go func() { third <- h.Receive(t.Context(), 3, 1) }()
+		h.Free(2)
+		synctest.Wait()
+		if len(third) > 0 {
+			t.Error("received into a slot that is in use:", <-third)
+		}
+		h.Free(1)
+		if err := <-third; err != nil {
+			t.Error(err)
+		}
+	})
 }
