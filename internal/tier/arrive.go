@@ -9,27 +9,6 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// Stage is Load for a request whose engine calls Bring: what Bring can move is
-// left in host memory until the request has its blocks. So a request that waits
-// for memory takes none, and what it will need is not evicted before its turn.
-func (t *Tiers) Stage(ctx context.Context, tokens []int32, salt string, upto int) int {
-	return t.bring(ctx, tokens, salt, upto, lookup{}, true)
-}
-
-// staged says whether Bring can move tokens from .. to-1.
-func (t *Tiers) staged(chain *kvcache.Chain, from, to int) bool {
-	m, ok := t.mover.(arriver)
-	return ok && m.arrives() && t.inHost(chain, from, to) == to
-}
-
-// inHost is how far host memory has a chain.
-func (t *Tiers) inHost(chain *kvcache.Chain, from, upto int) int {
-	for unit := t.cacheUnit(); from+unit <= upto && t.host.has(chain.Name(from+unit)); {
-		from += unit
-	}
-	return from
-}
-
 // Arrival is a prefix on its way into the pool. The tiers wait for its end, tell
 // the index of the units that are right, and let go of the blocks; whoever else
 // holds them may go at any time.
@@ -55,8 +34,8 @@ func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 	if t == nil {
 		return nil, false
 	}
-	m, ok := t.mover.(arriver)
-	if !ok || !m.arrives() {
+	m := t.arriver()
+	if m == nil {
 		return nil, false
 	}
 	unit := t.cacheUnit()

@@ -75,6 +75,13 @@ func (d *digested) SetDigest(layer int, block int32, _ int, sums []uint64) {
 
 func newStepRig(t *testing.T, cfg engine.Config, blocks int) *stepRig {
 	t.Helper()
+	tc := config("")
+	tc.HostBytes = 1 << 20
+	return newStepRigOn(t, cfg, blocks, tc)
+}
+
+func newStepRigOn(t *testing.T, cfg engine.Config, blocks int, tc Config) *stepRig {
+	t.Helper()
 	if !bulk {
 		t.Skip("the pool is host memory: nothing arrives")
 	}
@@ -84,8 +91,6 @@ func newStepRig(t *testing.T, cfg engine.Config, blocks int) *stepRig {
 	pool.OnStep = pool.onStep
 	r.model, r.dev = &enginetest.Pipelined{Backend: pool.Backend}, &fakeDevice{fakePool: pool}
 	log := slog.New(slog.DiscardHandler)
-	tc := config("")
-	tc.HostBytes = 1 << 20
 	var err error
 	if r.tiers, err = New(tc, r.dev, 1, log, r.reg); err != nil {
 		t.Fatal(err)

@@ -28,6 +28,14 @@ func (t *Tiers) Knows(key kvcache.Hash) bool {
 	return t != nil && (t.host.has(key) || t.onSSD(key))
 }
 
+// local is how far host memory and the SSD have a chain from a token on.
+func (t *Tiers) local(chain *kvcache.Chain, from, upto, unit int) int {
+	for from+unit <= upto && t.Knows(chain.Name(from+unit)) {
+		from += unit
+	}
+	return from
+}
+
 func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int, far lookup, stage bool) int {
 	if t == nil || upto < t.cacheUnit() {
 		return 0
@@ -43,11 +51,16 @@ func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int
 			return 0
 		}
 		to := t.reach(ctx, &far, &chain, from, upto)
-		if to-from < least || stage && t.staged(&chain, from, to) {
+		staged := stage && (to-from)/t.cacheUnit() <= len(t.host.slots)/2
+		if to-from < least || staged && t.inHost(&chain, from, to) == to {
 			return 0
 		}
 		wait, mine := t.loading.begin(chain.Name(from + t.cacheUnit()))
 		if mine != nil {
+			if staged {
+				t.prefetch(ctx, &chain, tokens, from, to, mine)
+				return 0
+			}
 			defer mine()
 			return t.load(ctx, &chain, tokens, from, to)
 		}
@@ -91,7 +104,7 @@ func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, 
 		if len(ahead) <= window-burst { // reads from a shared store go together
 			begun := len(ahead)
 			for ; next < to && len(ahead) < window; next += unit {
-				ahead = append(ahead, t.fetch(chain, next, tokens[next:next+unit]))
+				ahead = append(ahead, t.fetch(chain, next, tokens[next:next+unit], false))
 			}
 			t.read(ahead[begun:])
 		}
@@ -250,15 +263,16 @@ func (t *Tiers) abort(l *landing) {
 
 // fetch is one unit on its way into a host slot.
 type fetch struct {
-	key  kvcache.Hash
-	pos  int
-	tier string
-	got  chan *lease     // one; nil when it failed
-	left atomic.Bool     // nobody waits any more
-	gone bool            // it did not come
-	out  <-chan struct{} // closed when nobody is to wait for it any longer
-	have *lease          // it was in host memory
-	into *lease          // a slot to fill
+	key   kvcache.Hash
+	pos   int
+	tier  string
+	got   chan *lease     // one; nil when it failed
+	left  atomic.Bool     // nobody waits any more
+	stays bool            // it is to stay in host memory
+	gone  bool            // it did not come
+	out   <-chan struct{} // closed when nobody is to wait for it any longer
+	have  *lease          // it was in host memory
+	into  *lease          // a slot to fill
 }
 
 // deliver ends a read: the unit is in its slot, or does not come.
@@ -275,10 +289,10 @@ func (f *fetch) deliver(good bool) {
 }
 
 // fetch finds a unit in host memory, or begins to read it; one that is to come
-// from the shared store waits for read.
-func (t *Tiers) fetch(chain *kvcache.Chain, pos int, tokens []int32) *fetch {
+// from the shared store waits for read. stays: see came.
+func (t *Tiers) fetch(chain *kvcache.Chain, pos int, tokens []int32, stays bool) *fetch {
 	key := chain.Name(pos + t.cacheUnit())
-	f := &fetch{key: key, pos: pos, tier: tierHost, have: t.host.get(key)}
+	f := &fetch{key: key, pos: pos, tier: tierHost, have: t.host.get(key), stays: stays}
 	if f.have != nil {
 		return f
 	}
@@ -306,7 +320,7 @@ func (t *Tiers) fetch(chain *kvcache.Chain, pos int, tokens []int32) *fetch {
 			t.complain(fmt.Errorf("read from %s: %w", t.cfg.Dir, err))
 			t.disk.drop(key)
 		}
-		f.deliver(err == nil)
+		t.came(f, err == nil)
 	}()
 	return f
 }

@@ -14,9 +14,9 @@ const (
 )
 
 type metrics struct {
-	saved, dropped, hits, corrupt, errors, late *prometheus.CounterVec
-	loaded, noRoom, noQuota                     prometheus.Counter
-	loadTime                                    prometheus.Histogram
+	saved, dropped, hits, prefetched, corrupt, errors, late *prometheus.CounterVec
+	loaded, noRoom, noQuota                                 prometheus.Counter
+	loadTime                                                prometheus.Histogram
 }
 
 func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
@@ -27,18 +27,19 @@ func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help})
 	}
 	m := &metrics{
-		saved:    vec("saved_units_total", "Units written into a tier.", "tier"),
-		dropped:  vec("dropped_units_total", "Units left out because too many waited.", "tier"),
-		hits:     unitsLoaded(),
-		corrupt:  unitsCorrupt(),
-		errors:   vec("io_errors_total", "Failed reads and writes of the SSD tier.", "op"),
-		late:     vec("ssd_late_total", "Transfers of the SSD tier that took longer than half of kv.load_timeout.", "op"),
-		loaded:   tokensLoaded(),
-		noRoom:   counter("no_room_total", "Loads left out because the pool had no block to spare."),
-		noQuota:  counter("no_quota_total", "Loads that were cut short by kv.load_quota."),
-		loadTime: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "load_seconds", Help: "Time of a request's load.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)}),
+		saved:      vec("saved_units_total", "Units written into a tier.", "tier"),
+		dropped:    vec("dropped_units_total", "Units left out because too many waited.", "tier"),
+		hits:       unitsLoaded(),
+		prefetched: vec("prefetched_units_total", "Units read into host memory for a request that then moves them from there, or that did not wait for them.", "tier"),
+		corrupt:    unitsCorrupt(),
+		errors:     vec("io_errors_total", "Failed reads and writes of the SSD tier.", "op"),
+		late:       vec("ssd_late_total", "Transfers of the SSD tier that took longer than half of kv.load_timeout.", "op"),
+		loaded:     tokensLoaded(),
+		noRoom:     counter("no_room_total", "Loads left out because the pool had no block to spare."),
+		noQuota:    counter("no_quota_total", "Loads that were cut short by kv.load_quota."),
+		loadTime:   prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "load_seconds", Help: "Time of a request's load.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)}),
 	}
-	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.corrupt, m.errors, m.late, m.loaded, m.noRoom, m.noQuota, m.loadTime, &usage{t}}
+	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.prefetched, m.corrupt, m.errors, m.late, m.loaded, m.noRoom, m.noQuota, m.loadTime, &usage{t}}
 	if t.shared != nil {
 		t.shared.metrics = newSharedMetrics()
 		all = append(all, t.shared)

@@ -110,6 +110,10 @@ func (p *Peers) Load(ctx context.Context, requestID string, tokens []int32, salt
 	defer cancel()
 	chain := p.cache.NewChain(salt)
 	chain.Extend(tokens[:upto])
+	if upto-p.tiers.local(&chain, p.cache.Reach(&chain, upto), upto, p.cache.UnitTokens()) < least {
+		return 0 // as much is here, for Load or Stage
+	}
+	p.tiers.LoadLocal(ctx, tokens, salt, upto) // what lies before it
 	untried := slices.Clone(peers)
 	slices.SortStableFunc(untried, func(a, b Peer) int { return cmp.Compare(b.Tokens, a.Tokens) })
 	total := 0

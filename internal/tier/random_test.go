@@ -155,6 +155,11 @@ func TestRandom(t *testing.T) {
 		case 7, 8, 9, 10, 11, 12, 13, 14:
 			loaded[cfg.Write] += r.tiers.Load(t.Context(), tokens, salt, len(tokens))
 			fallthrough
+		case 15, 16:
+			if op > 14 { // not loaded, on a device: read into host memory
+				r.tiers.Stage(t.Context(), tokens, salt, len(tokens))
+			}
+			fallthrough
 		default:
 			if _, err := r.compute(tokens, salt, "run"); err != nil && !errors.Is(err, kvcache.ErrNoSpace) {
 				t.Fatalf("operation %d: %v", i, err)

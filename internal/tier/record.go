@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
-	"slices"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
@@ -134,19 +133,41 @@ func (s shape) gather(pool kernels.Pool, ids []int32, rec []byte) {
 // scatter puts a unit, whose first token has position pos, into blocks that
 // nobody reads. False: its rows are not what the digests were made of.
 func (s shape) scatter(pool kernels.Pool, ids []int32, pos int, rec []byte) bool {
-	stored, made := make([]uint64, s.KVHeads), make([]uint64, s.KVHeads)
+	made := make([]uint64, s.KVHeads)
 	for layer := range s.Layers {
 		for i, id := range ids {
-			rows, digests := s.block(rec, layer, i)
-			for h := range stored {
-				stored[h] = binary.LittleEndian.Uint64(digests[8*h:])
-			}
-			kernels.DigestRows(s.Layout, layer, pos+i*s.BlockTokens, s.BlockTokens, rows, made)
-			if !slices.Equal(stored, made) {
+			rows, good := s.verify(pos, rec, layer, i, made)
+			if !good {
 				return false
 			}
 			pool.Scatter(layer, id, 0, s.BlockTokens, rows)
 			pool.SetDigest(layer, id, s.BlockTokens, made)
+		}
+	}
+	return true
+}
+
+// verify makes the digests of one layer of the unit's i-th block from its rows,
+// and says whether they are those that came with them.
+func (s shape) verify(pos int, rec []byte, layer, i int, made []uint64) (rows []byte, good bool) {
+	rows, digests := s.block(rec, layer, i)
+	kernels.DigestRows(s.Layout, layer, pos+i*s.BlockTokens, s.BlockTokens, rows, made)
+	for h, d := range made {
+		if d != binary.LittleEndian.Uint64(digests[8*h:]) {
+			return rows, false
+		}
+	}
+	return rows, true
+}
+
+// right says whether all rows of a unit are what its digests were made of.
+func (s shape) right(pos int, rec []byte) bool {
+	made := make([]uint64, s.KVHeads)
+	for layer := range s.Layers {
+		for i := range s.blocks {
+			if _, good := s.verify(pos, rec, layer, i, made); !good {
+				return false
+			}
 		}
 	}
 	return true

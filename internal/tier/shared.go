@@ -217,7 +217,7 @@ func (t *Tiers) readBurst(units []*fetch) {
 			s.metrics.errors.WithLabelValues("read", "refused").Inc()
 			s.breaker.note(err)
 		}
-		f.deliver(good)
+		t.came(f, good)
 	})
 	s.done(t.ctx, "read", began, err)
 	for _, f := range units[next:] {

@@ -118,6 +118,9 @@ func testStalled(t *testing.T, policy WritePolicy) {
 		t.Error(s.Slow)
 	}
 	time.Sleep(10 * time.Second) // probes find it as slow
+	took(other, 96, 0)           // what came late is in host memory
+	r.run(other, 96)
+	forget()
 	took(other, 0, 0)
 	more := prompt(300, 96)
 	r.run(more, 0)

@@ -73,7 +73,6 @@ func (w *Worker) ask(ctx context.Context, p prefill.Wanted) {
 		return
 	}
 	upto := len(p.Tokens) - 1 // the last one is computed, for its logits
-	w.tiers.LoadLocal(ctx, p.Tokens, p.Salt, upto)
 	w.peers.Load(ctx, p.RequestID, p.Tokens, p.Salt, upto, list)
 }
 
