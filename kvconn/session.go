@@ -101,8 +101,8 @@ func (s *Session) fail(o ticket.Outcome, err error) {
 		all = append(all, i)
 	}
 	clear(s.tickets)
+	s.cancel() // under mu: whoever is refused for err finds a new session next time
 	s.mu.Unlock()
-	s.cancel()
 	hangUp(s.ctl, s.bulk)
 	for _, i := range all {
 		if o == ticket.Done {
