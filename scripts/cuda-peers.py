@@ -1,7 +1,7 @@
 """Peers of the CUDA backend's figures on the same GPU, through PyTorch: memory
 bandwidth; scaled dot product attention by cuDNN and flash; the linears of
 Llama-3-8B's shape (cuBLASLt) in CUDA graphs; Hugging Face transformers with
-random bf16 weights. Prints one line "PEER {json}" a figure. Arguments name the
+random bf16 weights; FlashInfer, where it is installed. Prints one line "PEER {json}" a figure. Arguments name the
 parts to run (the functions below)."""
 import json
 import statistics
@@ -125,8 +125,40 @@ def transformers():
             del past
 
 
+def flashinfer():
+    try:
+        import flashinfer as fi
+    except ImportError as e:
+        print(f"no FlashInfer here: {e}")
+        return
+    space = torch.empty(256 << 20, dtype=torch.uint8, device=dev)
+
+    def tables(b, n):
+        pages = torch.randperm(b * n // 16, dtype=torch.int32, device=dev)  # blocks of 16, shuffled
+        return torch.arange(b + 1, dtype=torch.int32, device=dev) * (n // 16), pages, torch.full((b,), 16, dtype=torch.int32, device=dev)
+
+    def pools(b, n):
+        sets = max(1, int(600e6 / (2 * b * n * KV * D * 2)))  # rotate out of L2
+        return [torch.randn(b * n // 16, 2, 16, KV, D, dtype=bf16, device=dev) for _ in range(sets)]
+
+    for name, b, n in (("b64_l4k", 64, 4096), ("b64_l1k", 64, 1024), ("b256_l1k", 256, 1024), ("b1_l8k", 1, 8192)):
+        w = fi.BatchDecodeWithPagedKVCacheWrapper(space, "NHD", use_tensor_cores=True)
+        w.plan(*tables(b, n), HEADS, KV, D, 16, q_data_type=bf16, kv_data_type=bf16)
+        kv, q = pools(b, n), torch.randn(b, HEADS, D, dtype=bf16, device=dev)
+        ms = graphed(lambda i: w.run(q, kv[i % len(kv)]), max(4, len(kv)))
+        size = 2 * b * n * KV * D * 2
+        out(f"attn_decode.flashinfer.{name}", size / ms / 1e9 if b > 1 else ms * 1000, "TB/s" if b > 1 else "us")
+    for n in (2048, 8192, 32768):
+        w = fi.BatchPrefillWithPagedKVCacheWrapper(space, "NHD")
+        w.plan(torch.tensor([0, n], dtype=torch.int32, device=dev), *tables(1, n), HEADS, KV, D, 16, causal=True, q_data_type=bf16, kv_data_type=bf16)
+        kv, q = pools(1, n)[0], torch.randn(n, HEADS, D, dtype=bf16, device=dev)
+        out(f"attn_prefill.flashinfer.{n // 1024}k", 2 * n * n * D * HEADS / timed(lambda: w.run(q, kv)) / 1e9, "TFLOP/s")
+    p = torch.softmax(torch.randn(64, V, device=dev) / 0.8, -1)
+    out("sampler.flashinfer", timed(lambda: fi.sampling.top_p_sampling_from_probs(p, 0.95)) * 1000, "us")
+
+
 torch.manual_seed(0)
-parts = (memory, attention, sampling, linears, transformers)
+parts = (memory, attention, sampling, linears, transformers, flashinfer)
 for part in [p for p in parts if not sys.argv[1:] or p.__name__ in sys.argv[1:]]:
     part()
     torch.cuda.empty_cache()

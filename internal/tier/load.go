@@ -57,11 +57,11 @@ func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int
 		}
 		wait, mine := t.loading.begin(chain.Name(from + t.cacheUnit()))
 		if mine != nil {
-			defer mine()
 			if staged {
-				t.stage(ctx, &chain, tokens, from, to)
+				t.prefetch(ctx, &chain, tokens, from, to, mine)
 				return 0
 			}
+			defer mine()
 			return t.load(ctx, &chain, tokens, from, to)
 		}
 		select { // somebody loads the same; what is then missing is looked up anew

@@ -31,6 +31,34 @@ func (t *Tiers) inHost(chain *kvcache.Chain, from, upto int) int {
 	return from
 }
 
+// prefetch has stage read tokens from .. to-1, and waits for it until ctx ends: a
+// request waits no longer than it may, and what it did not wait for is there when
+// it is placed, or for the next one. ended is called when all is read. When too
+// many are being read already nothing is.
+func (t *Tiers) prefetch(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int, ended func()) {
+	if !t.mayRead(t.stages) {
+		ended()
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer t.wg.Done()
+		defer func() { <-t.stages }()
+		defer close(done)
+		defer ended()
+		within, cancel := context.WithTimeout(t.awake, prefetchTime)
+		defer cancel()
+		t.stage(within, chain, tokens, from, to)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
+// prefetchTime bounds what is read for one request, waited for or not.
+const prefetchTime = 30 * time.Second
+
 // stage reads what host memory lacks of tokens from .. to-1 into it, until ctx
 // ends, and waits for it; what comes later stays there as well. It takes no blocks
 // of the pool, and holds nothing afterwards.

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
@@ -70,6 +72,7 @@ func testStage(t *testing.T, slow string, lacks []int, bad bool) {
 	if s := r.cache.Stats(); s.Free != s.Blocks {
 		t.Errorf("blocks were taken: %+v", s)
 	}
+	r.quiet() // a bad one is gone from the store
 	h, s := r.begin(tokens, 8, nil)
 	got, n, err := read(h)
 	if err != nil || n != cached || !slices.Equal(got, want) {
@@ -122,5 +125,46 @@ func (r *stepRig) spoilBelow(store *redistest.Server, unit kvcache.Hash) {
 	}
 	if err != nil {
 		r.t.Fatal(err)
+	}
+}
+
+// TestPrefetch: a request waits for the SSD no longer than load_timeout, and what
+// it did not wait for is read on: one that is placed later finds all of it. A
+// millisecond is so best effort, and a long time waits for everything.
+func TestPrefetch(t *testing.T) {
+	if !bulk {
+		t.Skip("the pool is host memory: nothing is read ahead")
+	}
+	const read, units = 10 * time.Millisecond, 40
+	for wait, took := range map[time.Duration]time.Duration{time.Millisecond: time.Millisecond, time.Minute: 0} {
+		synctest.Test(t, func(t *testing.T) {
+			cfg := config(t.TempDir())
+			cfg.DirIO, cfg.LoadTimeout, cfg.HostBytes, cfg.DirBytes = IOPread, wait, 1<<20, 2<<20
+			r := newRig(t, cfg)
+			defer r.close()
+			tokens := prompt(1, 16*units)
+			r.run(tokens, 0)
+			r.saved(tierSSD, units)
+			r.cold()
+			var by atomic.Int64
+			by.Store(int64(read))
+			r.stall(&by)
+			began := time.Now()
+			r.tiers.Stage(t.Context(), tokens, "", len(tokens))
+			if d := time.Since(began); took > 0 && d != took || took == 0 && (d < read || d > units*read) {
+				t.Errorf("with load_timeout %v it waited for %v", wait, d)
+			}
+			if took == 0 {
+				r.saved(tierHost, units)
+			}
+			time.Sleep(units * read)
+			synctest.Wait()
+			if n := r.tiers.Stats()[0].Units; n != units || len(r.tiers.stages) != 0 || r.value("prefetched_units_total", tierSSD) != units {
+				t.Errorf("with load_timeout %v there are %d units, %v prefetched", wait, n, r.value("prefetched_units_total", tierSSD))
+			}
+			if held := r.cache.Holders(); len(held) > 0 {
+				t.Errorf("blocks are held: %+v", held)
+			}
+		})
 	}
 }

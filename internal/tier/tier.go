@@ -50,7 +50,7 @@ type Config struct {
 	DirBytes  int64  // what it may fill
 	DirIO     IO     // how it is read and written; "": IOAuto
 	// DirTimeout: an SSD that takes longer for one unit is left alone until it is
-	// faster. 0: half of LoadTimeout.
+	// faster. 0: half of LoadTimeout, at least 100 ms.
 	DirTimeout time.Duration
 	// Identity is what units depend on besides their hash's salt and tokens;
 	// a folder written under another one is emptied.
@@ -132,6 +132,7 @@ const (
 	spareMost = 64      // slots of host memory that Back keeps free, at most an eighth
 	reads     = 32      // under way from the SSD at a time, of all loads
 	window    = 16      // the same, of one load
+	stages    = 32      // prefixes that are being read into host memory
 )
 
 // Tiers is host memory and, if configured, an SSD, under one worker's pool.
@@ -166,6 +167,7 @@ type Tiers struct {
 	saves   chan save
 	writes  chan write
 	reads   chan struct{} // a token for each read under way
+	stages  chan struct{} // the same, of prefetch
 	repin   chan struct{} // a poke: pins have changed
 	keep    chan struct{} // the same, for who writes them down
 	unsaved atomic.Int64  // units in saves and writes, and in the hands of who reads those
@@ -202,15 +204,15 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 		cfg.Write = Through
 	}
 	if cfg.DirTimeout == 0 {
-		cfg.DirTimeout = cfg.LoadTimeout / 2
+		cfg.DirTimeout = max(cfg.LoadTimeout/2, 100*time.Millisecond)
 	}
 	if cfg.Eviction == "" {
 		cfg.Eviction = LRU
 	}
 	s := shape{backend.Layout(), unitBlocks}
 	t := &Tiers{cfg: cfg, log: log, backend: backend, shape: s, saves: make(chan save, saveQueue), writes: make(chan write, diskQueue),
-		reads: make(chan struct{}, reads),
-		pins:  newPins(), repin: make(chan struct{}, 1), keep: make(chan struct{}, 1), quota: bucket{rate: cfg.LoadQuota}}
+		reads: make(chan struct{}, reads), stages: make(chan struct{}, stages),
+		pins: newPins(), repin: make(chan struct{}, 1), keep: make(chan struct{}, 1), quota: bucket{rate: cfg.LoadQuota}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	t.awake, t.rest = context.WithCancel(t.ctx)
 	t.slow.probe = t.probe

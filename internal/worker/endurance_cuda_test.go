@@ -40,6 +40,8 @@ func TestGPUEndurance(t *testing.T) {
 	if len(used) == 0 {
 		t.Fatal("no request ended")
 	}
+	held := used[len(used)/2]
+	result("gpu.endurance_pool_held", "part of the pool", used, "all blocks", 1)
 	t.Logf("%s, %v: %d requests whole, %d aborted, %d tokens, %d refused for length, %d for a full queue; held part of the pool: mean %.3f, median %.3f, most %.3f; %d blocks evicted",
-		b.Info().Device, length, got.whole, got.aborted, got.tokens, got.refused, got.full, average(used), used[len(used)/2], used[len(used)-1], got.evicted)
+		b.Info().Device, length, got.whole, got.aborted, got.tokens, got.refused, got.full, average(used), held, used[len(used)-1], got.evicted)
 }

@@ -129,7 +129,10 @@ func TestHostMovesKeepDigests(t *testing.T) {
 		m.Blocks = append(m.Blocks, kernels.HostBlock{Block: int32(i), Rows: at, Digests: at + int64(l.Layers*l.BlockBytes())})
 	}
 	out, err := b.GatherBlocks(&m)
-	if err != nil || out.Wait(soon(t)) != nil {
+	if err == nil {
+		err = out.Wait(soon(t))
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	var back []kernels.HostBlock
@@ -144,7 +147,10 @@ func TestHostMovesKeepDigests(t *testing.T) {
 	}
 	m.Blocks = back
 	in, err := b.ScatterBlocks(&m)
-	if err != nil || in.Wait(soon(t)) != nil {
+	if err == nil {
+		err = in.Wait(soon(t))
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	good, err := b.Verify(soon(t), landed)
@@ -216,7 +222,10 @@ func TestArrivals(t *testing.T) {
 		m.Blocks = append(m.Blocks, kernels.HostBlock{Block: int32(i), Rows: at, Digests: at + int64(l.Layers*l.BlockBytes()), Filled: 8, FirstPos: 8 * i})
 	}
 	out, err := b.GatherBlocks(&m)
-	if err != nil || out.Wait(soon(t)) != nil {
+	if err == nil {
+		err = out.Wait(soon(t))
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	for spoilt := -1; spoilt < blocks; spoilt++ {

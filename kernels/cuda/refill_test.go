@@ -469,6 +469,7 @@ func BenchmarkRefill(b *testing.B) {
 						a.Sources, a.Refills = refills(part, to, bt[1], nil)
 					}
 					var took []time.Duration
+					ctx := soon(b)
 					for b.Loop() {
 						seq++
 						a.Value = seq
@@ -476,7 +477,7 @@ func BenchmarkRefill(b *testing.B) {
 						if err := p.Push(&a); err != nil {
 							b.Fatal(err)
 						}
-						if err := dst.AwaitFlag(soon(b), 1, seq); err != nil {
+						if err := dst.AwaitFlag(ctx, 1, seq); err != nil {
 							b.Fatal(err)
 						}
 						took = append(took, time.Since(began))

@@ -334,6 +334,7 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 		t.Errorf("the process was not hit by %s", act)
 		return verdict{}
 	}
+	stopped := time.Now()
 	v, why := verdict{outcome: ticket.Dead}, "" // of a process that cannot say
 	limit := s.RConfig.HandshakeTimeout + 2*s.RConfig.PeerSilence
 	if s.idle && victim == "sender" {
@@ -347,7 +348,8 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 	v.took = time.Since(began)
 	took := s.Clock.Since(start)
 	if act == ProcessPause {
-		time.Sleep(time.Until(began.Add(limit))) // the fault lasts longer than any patience
+		// The fault lasts longer than any patience, and long enough for whoever made it to see it.
+		time.Sleep(time.Until(stopped.Add(limit)))
 		s.peer.Load().signal(syscall.SIGCONT)
 		if victim == "receiver" && during != nil {
 			a := s.outcome(during)

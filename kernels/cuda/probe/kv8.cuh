@@ -58,6 +58,7 @@ static void check8(bool quick) {
         for (int bt : {16, 48, 256}) {
           const bool fast = xk_attn_decode8_takes(dim, heads / kv);
           if (!fast && (bt != 48 || seqs[0].n + seqs[0].pos > 500)) continue;
+          if (!mine()) continue;
           Rig r(heads, kv, dim, bt, 2, seqs, true);
           Rig8 r8(r);
           r8.at(1);

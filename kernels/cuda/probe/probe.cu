@@ -1,7 +1,8 @@
 // Checks and times single kernels on this GPU, without Go and without a model:
-// scripts/cuda-bench builds it from the library's own object files.
+// scripts/build-cuda builds it from the library's own object files.
 //
-//   probe check [quick|few|kv8|gemm]   attention and projections against sums in double precision
+//   probe check [quick|few|kv8|gemm]   attention and projections against sums in double precision;
+//                             PART=2/5 in the environment: every fifth case from the second on
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
 //
 // Inputs are random, rows of the pool that nothing may read are NaN, block
@@ -22,6 +23,14 @@ static std::mt19937_64 rng(1);
 static cudaStream_t stream;
 static int sms;
 static bool failed = false;
+
+// Whether the next case belongs to this run's part.
+static bool mine() {
+  static int next = 0, part = 1, of = 1;
+  if (const char *p = next ? nullptr : getenv("PART"))
+    if (sscanf(p, "%d/%d", &part, &of) != 2 || part < 1 || part > of) fprintf(stderr, "PART=%s is no part\n", p), exit(2);
+  return next++ % of == part - 1;
+}
 
 template <typename T> static T *device(size_t n) {
   T *p;

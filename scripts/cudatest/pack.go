@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// A pack is a folder with all programs, and pack.json, which this is.
+type pack struct {
+	Commit string `json:"commit"`
+	Build  string `json:"build"` // a digest of the programs: what ran well of it needs no second run
+}
+
+// goTests are the test binaries of a pack, by package.
+var goTests = []struct{ name, path string }{
+	{"cuda.test", "./kernels/cuda"}, {"worker.test", "./internal/worker"}, {"stage.test", "./kvconn/stage"},
+}
+
+var (
+	compiled = []string{"libxpyd_cuda.so", "probe", "moves", "cuda.test", "worker.test", "stage.test"}
+	scripts  = []string{"cuda-test", "cuda-hf", "cuda-peers.py"}
+)
+
+// room is what may travel to a machine at once, with the checkout.
+const room = 64 << 20
+
+// folder is where the programs are: with this one, in a pack; else they are built
+// into bin/cuda.
+func folder(ctx context.Context, say io.Writer) (string, pack, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return "", pack{}, err
+	}
+	dir := filepath.Dir(exe)
+	if _, err := os.Stat(filepath.Join(dir, "pack.json")); err != nil {
+		if dir, err = filepath.Abs("bin/cuda"); err != nil {
+			return "", pack{}, err
+		}
+		if err := build(ctx, say, dir); err != nil {
+			return "", pack{}, err
+		}
+	} else if err := unpack(dir); err != nil {
+		return "", pack{}, err
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, "pack.json"))
+	if err != nil {
+		return "", pack{}, err
+	}
+	var p pack
+	return dir, p, json.Unmarshal(raw, &p)
+}
+
+// build makes all programs in dir, from the root of a checkout.
+func build(ctx context.Context, say io.Writer, dir string) error {
+	command := func(env []string, name string, args ...string) error {
+		fmt.Fprintf(say, "%s %s\n", name, strings.Join(args, " "))
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), env...), say, say
+		return cmd.Run()
+	}
+	in := func(name string) string { return filepath.Join(dir, name) }
+	if err := command(nil, "scripts/build-cuda", in("libxpyd_cuda.so"), in("probe"), in("moves")); err != nil {
+		return err
+	}
+	for _, t := range goTests {
+		if err := command([]string{"CGO_ENABLED=1"}, "go", "test", "-c", "-trimpath", "-tags", "cuda", "-ldflags", "-s -w", "-o", in(t.name), t.path); err != nil {
+			return err
+		}
+	}
+	if err := command([]string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", in("cudatest"), "./scripts/cudatest"); err != nil {
+		return err
+	}
+	for _, s := range scripts {
+		text, err := os.ReadFile(filepath.Join("scripts", s))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(in(s), text, 0o755); err != nil {
+			return err
+		}
+	}
+	sum := sha256.New()
+	for _, name := range compiled {
+		text, err := os.ReadFile(in(name))
+		if err != nil {
+			return err
+		}
+		sum.Write(text)
+	}
+	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*").Output()
+	if err != nil {
+		return fmt.Errorf("git describe: %w", err)
+	}
+	text, err := json.Marshal(pack{Commit: string(bytes.TrimSpace(commit)), Build: fmt.Sprintf("%x", sum.Sum(nil)[:6])})
+	return errors.Join(err, os.WriteFile(in("pack.json"), append(text, '\n'), 0o644))
+}
+
+// packed builds into bin/cuda and writes all of it to dir, programs as .gz, and says
+// how large that is.
+func packed(ctx context.Context, say io.Writer, dir string) error {
+	const from = "bin/cuda"
+	if err := errors.Join(build(ctx, say, from), os.MkdirAll(dir, 0o755)); err != nil {
+		return err
+	}
+	total := int64(0)
+	for _, name := range append([]string{"cudatest", "pack.json"}, append(scripts, compiled...)...) {
+		put := place
+		if slices.Contains(compiled, name) {
+			put = compress
+		}
+		size, err := put(filepath.Join(from, name), filepath.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		total += size
+		fmt.Fprintf(say, "%8.2f MiB  %s\n", float64(size)/(1<<20), name)
+	}
+	fmt.Fprintf(say, "%8.2f MiB  in %s, of %d MiB with the checkout\n", float64(total)/(1<<20), dir, room>>20)
+	if total > room {
+		return fmt.Errorf("%s is too large", dir)
+	}
+	return nil
+}
+
+// place copies a file, and returns its size.
+func place(from, to string) (int64, error) {
+	text, err := os.ReadFile(from)
+	if err != nil {
+		return 0, err
+	}
+	return int64(len(text)), os.WriteFile(to, text, 0o755)
+}
+
+// compress writes a file as to.gz, instead of what was unpacked before, and returns
+// the size of that.
+func compress(from, to string) (int64, error) {
+	text, err := os.ReadFile(from)
+	if err != nil {
+		return 0, err
+	}
+	var z bytes.Buffer
+	w := gzip.NewWriter(&z)
+	if _, err := w.Write(text); err != nil {
+		return 0, err
+	}
+	if err := errors.Join(w.Close(), os.RemoveAll(to)); err != nil {
+		return 0, err
+	}
+	return int64(z.Len()), os.WriteFile(to+".gz", z.Bytes(), 0o644)
+}
+
+// unpack undoes the compression of a pack, once.
+func unpack(dir string) error {
+	for _, name := range compiled {
+		to := filepath.Join(dir, name)
+		if _, err := os.Stat(to); err == nil {
+			continue
+		}
+		if err := expand(to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func expand(to string) error {
+	f, err := os.Open(to + ".gz")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return err
+	}
+	text, err := io.ReadAll(z)
+	if err != nil {
+		return err
+	}
+	part := to + ".part"
+	if err := os.WriteFile(part, text, 0o755); err != nil {
+		return err
+	}
+	return os.Rename(part, to)
+}

@@ -1,0 +1,341 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Verdicts of a part.
+const (
+	good    = "ok"
+	bad     = "FAILED"
+	reports = "REPORTS" // a sanitizer's
+	late    = "NOT ENDED"
+	absent  = "left out"
+)
+
+// An entry is a line of OUT/parts.jsonl: what came of a part. The newest of a part counts.
+type entry struct {
+	Build   string  `json:"build"`
+	Stage   string  `json:"stage"`
+	Part    string  `json:"part"`
+	Verdict string  `json:"verdict"`
+	Note    string  `json:"note,omitempty"`
+	Seconds float64 `json:"seconds"`
+	At      string  `json:"at"`
+}
+
+// A figure is a line of OUT/figures.jsonl: what a program printed as RESULT or PEER.
+type figure struct {
+	Kind      string  `json:"kind"`
+	Build     string  `json:"build"`
+	Commit    string  `json:"commit"`
+	Device    string  `json:"device"`
+	Date      string  `json:"date"`
+	Stage     string  `json:"stage"`
+	Verdict   string  `json:"verdict"` // of its part
+	Name      string  `json:"name"`
+	Unit      string  `json:"unit"`
+	Value     float64 `json:"value"`
+	P1        float64 `json:"p1"`
+	P99       float64 `json:"p99"`
+	Runs      int     `json:"runs"`
+	Device1   float64 `json:"device_value"` // as the device's own clock has it
+	Note      string  `json:"note"`
+	Peer      string  `json:"peer"`
+	PeerValue float64 `json:"peer_value"`
+	Spread    string  `json:"spread"`
+}
+
+// A runner runs stages of the programs in dir, and keeps what comes of them in out.
+type runner struct {
+	dir, out string
+	pack     pack
+	device   string
+	gpus     int
+	budget   time.Duration // 0: no end
+	workers  int           // of a sanitizer's parts
+	again    bool
+	elapsed  func() time.Duration
+	say      io.Writer
+
+	mu      sync.Mutex
+	done    map[string]entry // of this build, by stage and part
+	modules map[string]bool  // of Python
+}
+
+func (r *runner) left() time.Duration {
+	if r.budget == 0 {
+		return time.Hour
+	}
+	return r.budget - r.elapsed()
+}
+
+// run runs stages in order, and says whether all of them ended well.
+func (r *runner) run(ctx context.Context, stages []stage) (bool, error) {
+	if err := os.MkdirAll(r.out, 0o755); err != nil {
+		return false, err
+	}
+	entries, err := read[entry](filepath.Join(r.out, "parts.jsonl"))
+	if err != nil {
+		return false, err
+	}
+	r.done, r.modules = map[string]entry{}, map[string]bool{}
+	for _, e := range entries {
+		if e.Build == r.pack.Build {
+			r.done[e.Stage+"/"+e.Part] = e
+		}
+	}
+	all := true
+	for _, s := range stages {
+		ok, err := r.stage(ctx, &s)
+		if err := errors.Join(err, context.Cause(ctx)); err != nil {
+			return false, err
+		}
+		all = all && ok
+	}
+	return all, nil
+}
+
+// missing says why a stage cannot run here.
+func (r *runner) missing(ctx context.Context, s *stage) string {
+	if s.gpus > r.gpus {
+		return fmt.Sprintf("it needs %d GPUs", s.gpus)
+	}
+	if s.tool != "" {
+		if _, err := exec.LookPath("compute-sanitizer"); err != nil {
+			return "no compute-sanitizer here"
+		}
+	}
+	if s.python == "" {
+		return ""
+	}
+	has, known := r.modules[s.python]
+	if !known {
+		find := "import sys, importlib.util as i; sys.exit(not all(map(i.find_spec, sys.argv[1:])))"
+		has = exec.CommandContext(ctx, "python3", append([]string{"-c", find}, strings.Fields(s.python)...)...).Run() == nil
+		r.modules[s.python] = has
+	}
+	if !has {
+		return "no " + s.python + " in python3"
+	}
+	return ""
+}
+
+func (r *runner) stage(ctx context.Context, s *stage) (ok bool, err error) {
+	var parts []part
+	for _, p := range s.parts {
+		if r.again || r.done[s.name+"/"+p.name].Verdict != good {
+			parts = append(parts, p)
+		}
+	}
+	head := fmt.Sprintf("== %s: %s", s.name, s.about)
+	if len(parts) == 0 {
+		fmt.Fprintf(r.say, "%s: done before\n", head)
+		return true, nil
+	}
+	if why := r.missing(ctx, s); why != "" {
+		fmt.Fprintf(r.say, "%s: %s, %s\n", head, absent, why)
+		return true, r.note(s, &parts[0], absent, why, 0)
+	}
+	need := time.Duration(s.seconds) * time.Second
+	if left := r.left(); left < need {
+		fmt.Fprintf(r.say, "%s: not begun: it takes %d s, %d are left\n", head, s.seconds, int(left.Seconds()))
+		return false, nil
+	}
+	fmt.Fprintf(r.say, "%s (%d of %d parts, about %d s)\n", head, len(parts), len(s.parts), s.seconds)
+	ctx, cancel := context.WithTimeout(ctx, min(2*need, r.left()))
+	defer cancel()
+	log, err := os.OpenFile(filepath.Join(r.out, s.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return false, err
+	}
+	defer log.Close()
+	workers := 1
+	if s.tool != "" {
+		workers = r.workers
+	}
+	next := make(chan *part, len(parts))
+	for i := range parts {
+		next <- &parts[i]
+	}
+	close(next)
+	var all sync.WaitGroup
+	ok = true
+	for range min(workers, len(parts)) {
+		all.Go(func() {
+			for p := range next {
+				verdict, e := r.part(ctx, s, p, log)
+				r.mu.Lock()
+				ok, err = ok && verdict == good, errors.Join(err, e)
+				r.mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	return ok, errors.Join(err, log.Sync())
+}
+
+// command is a part's program, under the stage's tool, in dir.
+func (r *runner) command(ctx context.Context, s *stage, p *part, limit time.Duration) *exec.Cmd {
+	run := slices.Clone(p.run)
+	if strings.HasSuffix(run[0], ".test") { // a hang shows where
+		run = append(run, "-test.timeout", max(limit*9/10, time.Second).String())
+	}
+	if run[0] != "python3" {
+		run[0] = filepath.Join(r.dir, run[0])
+	}
+	if s.tool != "" && p.run[0] == "probe" { // a line a case, so that a log that is cut short says how many
+		run = append([]string{"stdbuf", "-oL"}, run...)
+	}
+	if s.tool != "" {
+		run = append([]string{"compute-sanitizer", "--tool", s.tool, "--error-exitcode", "9", "--kernel-name-exclude", "kernel_substring=reference_kernel"}, run...)
+	}
+	cmd := exec.CommandContext(ctx, run[0], run[1:]...)
+	cmd.Dir = r.dir
+	cmd.Env = append(os.Environ(), "XPYD_CUDA_LIB="+filepath.Join(r.dir, "libxpyd_cuda.so"), "PYTHONUNBUFFERED=1")
+	for _, e := range p.env {
+		if name, _, _ := strings.Cut(e, "="); os.Getenv(name) == "" {
+			cmd.Env = append(cmd.Env, e)
+		}
+	}
+	if s.tool != "" {
+		cmd.Env = append(cmd.Env, "GOMAXPROCS=2") // of each of those beside each other
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // tools have children
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second
+	return cmd
+}
+
+func (r *runner) part(ctx context.Context, s *stage, p *part, log *os.File) (string, error) {
+	limit := time.Hour
+	if p.seconds > 0 {
+		limit = time.Duration(p.seconds) * time.Second
+	}
+	if end, ok := ctx.Deadline(); ok {
+		limit = min(limit, time.Until(end))
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	began := r.elapsed()
+	cmd := r.command(ctx, s, p, limit)
+	out, err := cmd.CombinedOutput()
+	took := r.elapsed() - began
+	verdict, note := judge(s.tool, string(out), cmd.ProcessState, ctx.Err(), err)
+	text := fmt.Sprintf("$ %s %s  # %s\n%s# %s %s after %.1f s\n\n", strings.Join(p.env, " "), strings.Join(p.run, " "), p.name, out, verdict, note, took.Seconds())
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fmt.Fprintf(r.say, "%-9s %-9s %6.1f s  %s %s\n", verdict, s.name, took.Seconds(), p.name, note)
+	if verdict == bad { // what a log that is cut short would lose
+		fmt.Fprintln(r.say, tail(string(out), 12))
+	}
+	if _, err := log.WriteString(text); err != nil {
+		return verdict, err
+	}
+	if s.tool == "" {
+		if err := r.figures(s, verdict, string(out)); err != nil {
+			return verdict, err
+		}
+	}
+	return verdict, r.note(s, p, verdict, note, took)
+}
+
+var (
+	summary = regexp.MustCompile(`(?m)^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) .*$`)
+	cases   = regexp.MustCompile(`(?m)^(?:ok |\s*--- PASS)`)
+	failing = regexp.MustCompile(`(?m)^(?:\s*--- FAIL: .*|FAIL.*|panic: .*)$`)
+)
+
+// judge says what came of a process.
+func judge(tool, out string, state *os.ProcessState, ended, err error) (verdict, note string) {
+	if ended != nil || strings.Contains(out, "panic: test timed out after") {
+		return late, fmt.Sprintf("%d cases were done", len(cases.FindAllString(out, -1)))
+	}
+	sums := summary.FindAllStringSubmatch(out, -1)
+	found := 0
+	for _, m := range sums {
+		n, _ := strconv.Atoi(m[1])
+		found += n
+	}
+	switch {
+	case found > 0 || tool != "" && state != nil && state.ExitCode() == 9:
+		return reports, fmt.Sprintf("%d", found)
+	case err != nil:
+		return bad, strings.TrimSpace(err.Error() + " " + strings.TrimSpace(failing.FindString(out)))
+	case tool != "" && len(sums) == 0:
+		return bad, "the tool gave no summary"
+	}
+	return good, ""
+}
+
+func tail(text string, n int) string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	return "    " + strings.Join(lines[max(0, len(lines)-n):], "\n    ")
+}
+
+var printed = regexp.MustCompile(`(?m)^(RESULT|PEER) (\{.*\})$`)
+
+// figures keeps what a part has printed.
+func (r *runner) figures(s *stage, verdict, out string) error {
+	for _, m := range printed.FindAllStringSubmatch(out, -1) {
+		f := figure{Kind: m[1], Build: r.pack.Build, Commit: r.pack.Commit, Device: r.device, Date: time.Now().UTC().Format(time.DateOnly), Stage: s.name, Verdict: verdict}
+		if err := json.Unmarshal([]byte(m[2]), &f); err != nil {
+			return fmt.Errorf("%s printed %s: %w", s.name, m[0], err)
+		}
+		if err := add(filepath.Join(r.out, "figures.jsonl"), f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *runner) note(s *stage, p *part, verdict, note string, took time.Duration) error {
+	return add(filepath.Join(r.out, "parts.jsonl"), entry{Build: r.pack.Build, Stage: s.name, Part: p.name, Verdict: verdict, Note: note,
+		Seconds: took.Seconds(), At: time.Now().UTC().Format(time.RFC3339)})
+}
+
+// add appends a line to a file of JSON lines.
+func add(path string, v any) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	line, err := json.Marshal(v)
+	if err == nil {
+		_, err = f.Write(append(line, '\n'))
+	}
+	return errors.Join(err, f.Close())
+}
+
+// read reads a file of JSON lines; one that is not there has none.
+func read[T any](path string) (list []T, err error) {
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(raw)) {
+		var v T
+		if err := json.Unmarshal([]byte(line), &v); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		list = append(list, v)
+	}
+	return list, nil
+}

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// A stage is what one call can choose, begin only if its seconds fit, and leave
+// out when it is done. Stages stand in order of value.
+type stage struct {
+	name, about string
+	seconds     int    // on an H100; twice as many are its limit
+	gpus        int    // fewer: left out; 0 is 1
+	python      string // modules that it needs, by spaces
+	tool        string // of compute-sanitizer, under which parts run side by side
+	parts       []part
+}
+
+// A part is one process, with a verdict of its own.
+type part struct {
+	name    string   // "FAMILY" or "FAMILY/CASE"
+	run     []string // a program of the folder or python3, and arguments
+	env     []string // NAME=VALUE, where the environment has no NAME
+	seconds int      // its limit, if not the stage's
+}
+
+// A family is a set of tests of the kernels that belong together.
+type family struct {
+	name      string
+	tests     []string // of cuda.test
+	split     []string // those of them whose subtests (one an architecture) are parts of a sanitizer
+	processes []string // those of them that start a process; not under a sanitizer, whose kernels others run
+	shared    bool     // its kernels share memory in a way that no other family shows
+}
+
+var families = []family{
+	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestOnLayer"}, split: []string{"TestLogits"}, shared: true},
+	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantRefused", "TestInvariantDraws"}, split: []string{"TestBatchInvariant"}, shared: true},
+	{name: "fp8", tests: []string{"TestKVFP8", "TestKV8Rows", "TestKV8Logits", "TestKV8DecodeLengths", "TestKV8Pool", "TestW8Logits", "TestW8Loads"}, split: []string{"TestKV8Logits", "TestW8Logits"}, shared: true},
+	{name: "sampler", tests: []string{"TestDraws", "TestDrawsAmongEquals", "TestDrawDistribution", "TestLogprobs"}, shared: true},
+	{name: "pool", tests: []string{"TestDigestFollowsOverwrites", "TestPoolMovesRows", "TestPoolBesideSteps", "TestPoolRefusesBadRanges"}, shared: true},
+	{name: "host", tests: []string{"TestHostMoves", "TestHostMovesKeepDigests", "TestArrivals"}, shared: true},
+	{name: "push", tests: []string{"TestPush", "TestPushLong", "TestPushBehindStep", "TestMovesRefuse", "TestMovesLate", "TestDrain", "TestPeerProcess"}, processes: []string{"TestPeerProcess"}, shared: true},
+	{name: "refill", tests: []string{"TestRefill", "TestRefillSpoiled", "TestRefillRefuses", "TestRefillProcess"}, processes: []string{"TestRefillProcess"}},
+	{name: "overlap", tests: []string{"TestOverlapEqualsSteps", "TestOverlappingChunks", "TestLaunchRefused"}},
+}
+
+// alone wants the device for itself, and has no kernels of its own.
+var alone = []string{"TestMemory", "TestPoolBlocks"}
+
+// figures are tests that only print what they measure, and so are in no family.
+var figureTests = []string{"TestSpeed", "TestPushBeside"}
+
+// architectures are the subtests of model_test.go's families(), as -test.run has them;
+// those that FP8 KV, FP8 weights and batch invariance leave out find no test, which passes.
+var architectures = []string{
+	"llama_mha_64", "llama_gqa4_128", "llama_gqa8_128", "qwen2_gqa7_64", "qwen3_gqa2_128",
+	"llama_gqa2_8", "qwen3_gqa2_80", "gqa3_96", "gqa17_64", "llama_gqa4_256x",
+}
+
+func tests(bin, name string, seconds int, env []string, list ...string) part {
+	return part{name: name, run: []string{bin, "-test.v", "-test.count=1", "-test.run", "^(" + strings.Join(list, "|") + ")$"}, env: env, seconds: seconds}
+}
+
+func speed(name, what string, env ...string) part {
+	return tests("cuda.test", name, 0, append(env, "XPYD_CUDA_BENCH="+what), "TestSpeed")
+}
+
+func hicache(name, what string) part {
+	return tests("worker.test", name, 0, []string{"XPYD_CUDA_BENCH=" + what}, "TestHiCache")
+}
+
+func peers(names ...string) part {
+	return part{name: names[0], run: append([]string{"python3", "cuda-peers.py"}, names...)}
+}
+
+func suite() (parts []part) {
+	for _, f := range families {
+		limit := 60
+		if f.split != nil { // these wait for the CPU's logits
+			limit = 150
+		}
+		parts = append(parts, tests("cuda.test", f.name, limit, nil, f.tests...))
+	}
+	return append(parts, tests("cuda.test", "alone", 60, nil, alone...))
+}
+
+// sanitized is all that runs under a tool: the probe's cases in slices, without
+// its oracle, and each test by itself, so that one that never ends says which it was.
+func sanitized(tool string) (parts []part) {
+	const of = 16
+	for i := range of {
+		parts = append(parts, part{name: fmt.Sprintf("probe/%d", i+1), run: []string{"probe", "check", "quick"}, env: []string{fmt.Sprintf("PART=%d/%d", i+1, of), "VERBOSE=1"}})
+	}
+	for _, f := range families {
+		if tool == "racecheck" && !f.shared {
+			continue
+		}
+		for _, t := range f.tests {
+			switch {
+			case slices.Contains(f.processes, t):
+			case slices.Contains(f.split, t):
+				for _, a := range architectures {
+					p := tests("cuda.test", f.name+"/"+t+"/"+a, 0, nil, t)
+					p.run[len(p.run)-1] += "/^" + a + "$"
+					parts = append(parts, p)
+				}
+			default:
+				parts = append(parts, tests("cuda.test", f.name+"/"+t, 0, nil, t))
+			}
+		}
+	}
+	return parts
+}
+
+func sanitizer(tool, about string, seconds int) stage {
+	return stage{name: tool, about: about, seconds: seconds, tool: tool, parts: sanitized(tool)}
+}
+
+// plan is every stage, the most valuable first.
+func plan() []stage {
+	return []stage{
+		{name: "probe", about: "kernels one by one against double precision", seconds: 40, parts: []part{{name: "check", run: []string{"probe", "check"}}}},
+		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 170, parts: suite()},
+		{name: "worker", about: "a worker on the GPU; the same tokens from host memory", seconds: 20, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestGPUTiers")}},
+		{name: "hf", about: "logits beside transformers', ten random models", seconds: 60, python: "torch transformers", parts: []part{{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}}},
+		{name: "decode", about: "decode steps of Llama-3-8B's shape, the device's idle time", seconds: 40, parts: []part{speed("decode", "b1 b8 b64 b256")}},
+		{name: "prefill", about: "prefill in chunks of 2k and 8k", seconds: 45, parts: []part{speed("prefill", "2k 8k 32k 8k@8192 32k@8192")}},
+		{name: "mixed", about: "64 streams beside 8k prompts", seconds: 20, parts: []part{speed("mixed", "mixed448")}},
+		{name: "kernels", about: "single kernels' figures", seconds: 40, parts: []part{{name: "bench", run: []string{"probe", "bench"}}}},
+		{name: "peers", about: "PyTorch's bandwidth, attention and linears; FlashInfer where it is", seconds: 60, python: "torch",
+			parts: []part{peers("memory", "attention", "sampling", "linears"), peers("flashinfer")}},
+		{name: "endurance", about: "random load, aborts, a full pool: tokens of a quiet run (XPYD_CUDA_ENDURANCE)", seconds: 110,
+			parts: []part{tests("worker.test", "load", 0, []string{"XPYD_CUDA_ENDURANCE=60s"}, "TestGPUEndurance")}},
+		{name: "kvio", about: "blocks to and from pinned memory", seconds: 45, parts: []part{{name: "host", run: []string{"moves", "host"}}}},
+		{name: "hicache", about: "prefixes in host memory: first tokens, overlap, writing through", seconds: 75,
+			parts: []part{hicache("hits", "8k 32k overlap"), hicache("itl", "itl")}},
+		sanitizer("memcheck", "the kernel suite under compute-sanitizer", 150),
+		sanitizer("synccheck", "the same", 120),
+		sanitizer("racecheck", "the families whose kernels share memory", 240),
+		{name: "multiturn", about: "64 clients, 112 conversations of four times the pool", seconds: 150, parts: []part{hicache("multiturn", "multiturn")}},
+		{name: "hits", about: "steps after a cached prefix", seconds: 20, parts: []part{speed("hits", "hit16@8k hit16@32k hit128@8k")}},
+		{name: "fp8", about: "FP8 KV and weights: speed, and how far logits move", seconds: 110, parts: []part{
+			speed("kv8", "b64 b256 b64l4 2k", "XPYD_CUDA_KV8=1"), speed("w8", "b1 b8 b64 2k", "XPYD_CUDA_W8=1"),
+			speed("kv8 quality", "quality", "XPYD_CUDA_KV8=1"), speed("w8 quality", "quality", "XPYD_CUDA_W8=1")}},
+		{name: "invariant", about: "what batch_invariant costs", seconds: 45, parts: []part{speed("invariant", "b1 b8 b64 b256 2k 8k", "XPYD_CUDA_INVARIANT=1")}},
+		{name: "transformers", about: "prefill and decode of transformers", seconds: 80, python: "torch transformers", parts: []part{peers("transformers")}},
+		{name: "gemm", about: "own projections beside cuBLASLt's", seconds: 40, parts: []part{{name: "gemm", run: []string{"probe", "bench", "gemm"}}}},
+		{name: "pair", about: "pushes, refills and staged transfers between two GPUs", seconds: 150, gpus: 2, parts: []part{
+			tests("cuda.test", "push", 60, nil, "TestPush", "TestPushLong", "TestPushBehindStep", "TestDrain", "TestPeerProcess"),
+			tests("cuda.test", "refill", 60, nil, "TestRefill", "TestRefillSpoiled", "TestRefillProcess"),
+			tests("stage.test", "staged", 90, []string{"XPYD_CUDA_PUSH=1"}, "TestStagedOnGPUs"),
+			tests("cuda.test", "beside", 90, []string{"XPYD_CUDA_PUSH=1"}, "TestPushBeside"),
+			{name: "refill speed", run: []string{"cuda.test", "-test.run", "^$", "-test.bench", "Refill", "-test.benchtime", "50x"}, seconds: 120}}},
+	}
+}
