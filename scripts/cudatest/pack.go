@@ -70,8 +70,18 @@ func build(ctx context.Context, say io.Writer, dir string) error {
 		return cmd.Run()
 	}
 	in := func(name string) string { return filepath.Join(dir, name) }
-	if err := command(nil, "scripts/build-cuda", in("libxpyd_cuda.so"), in("probe"), in("moves")); err != nil {
+	sources, err := digest("scripts/build-cuda", "kernels/cuda/*.cu", "kernels/cuda/*.cuh", "kernels/cuda/*.h", "kernels/cuda/probe/*")
+	if err != nil {
 		return err
+	}
+	// Compiled anew they would be other programs, of which nothing is done yet.
+	if last, _ := os.ReadFile(in("sources")); string(last) != sources {
+		if err := command(nil, "scripts/build-cuda", in("libxpyd_cuda.so"), in("probe"), in("moves")); err != nil {
+			return err
+		}
+		if err := os.WriteFile(in("sources"), []byte(sources), 0o644); err != nil {
+			return err
+		}
 	}
 	for _, t := range goTests {
 		if err := command([]string{"CGO_ENABLED=1"}, "go", "test", "-c", "-trimpath", "-tags", "cuda", "-ldflags", "-s -w", "-o", in(t.name), t.path); err != nil {
@@ -90,20 +100,39 @@ func build(ctx context.Context, say io.Writer, dir string) error {
 			return err
 		}
 	}
-	sum := sha256.New()
+	var programs []string
 	for _, name := range compiled {
-		text, err := os.ReadFile(in(name))
-		if err != nil {
-			return err
-		}
-		sum.Write(text)
+		programs = append(programs, in(name))
+	}
+	sum, err := digest(programs...)
+	if err != nil {
+		return err
 	}
 	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*").Output()
 	if err != nil {
 		return fmt.Errorf("git describe: %w", err)
 	}
-	text, err := json.Marshal(pack{Commit: string(bytes.TrimSpace(commit)), Build: fmt.Sprintf("%x", sum.Sum(nil)[:6])})
+	text, err := json.Marshal(pack{Commit: string(bytes.TrimSpace(commit)), Build: sum})
 	return errors.Join(err, os.WriteFile(in("pack.json"), append(text, '\n'), 0o644))
+}
+
+// digest is one of the files that match patterns.
+func digest(patterns ...string) (string, error) {
+	sum := sha256.New()
+	for _, p := range patterns {
+		paths, err := filepath.Glob(p)
+		if err != nil || len(paths) == 0 {
+			return "", fmt.Errorf("no %s: %w", p, errors.Join(err, os.ErrNotExist))
+		}
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return "", err
+			}
+			fmt.Fprintf(sum, "%s %d\n%s", filepath.Base(path), len(text), text)
+		}
+	}
+	return fmt.Sprintf("%x", sum.Sum(nil)[:6]), nil
 }
 
 // packed builds into bin/cuda and writes all of it to dir, programs as .gz, and says
