@@ -248,7 +248,9 @@ func (r *rig) load(tokens []int32, n int) {
 // quiet waits until nothing is on its way into a tier, or out of one.
 func (r *rig) quiet() {
 	r.t.Helper()
-	soon(r.t, "no unit waits", func() bool { return r.tiers.unsaved.Load() == 0 && len(r.tiers.reads) == 0 })
+	soon(r.t, "no unit waits", func() bool {
+		return r.tiers.unsaved.Load() == 0 && len(r.tiers.reads) == 0 && (r.tiers.shared == nil || len(r.tiers.shared.flights) == 0)
+	})
 }
 
 // sink brings what the pool has into every tier under Back, as filling the pool

@@ -328,7 +328,6 @@ func TestSharedImpatient(t *testing.T) {
 	r.cold()
 	s.Continue()
 	r.quiet()
-	soon(t, "nothing is under way to the store", func() bool { return len(r.tiers.shared.flights) == 0 })
 	r.tiers.cfg.LoadTimeout = patience
 	r.load(tokens, 96)
 	r.run(tokens, 96)

@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -44,5 +45,22 @@ func TestCloseUnusedConnection(t *testing.T) {
 	}
 	if d := time.Since(start); d > slack {
 		t.Errorf("close took %v", d)
+	}
+}
+
+// TestLifelineEnds: a lifeline ends in order, however old it is.
+func TestLifelineEnds(t *testing.T) {
+	w := start(t, func(c *worker.Config) { c.StallTimeout = 20 * time.Millisecond })
+	line, err := client.Get(w.URL() + "/xpyd/v1/lifeline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer line.Body.Close()
+	time.Sleep(50 * time.Millisecond) // more than writing its begin could have taken
+	if err := w.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if b, err := io.ReadAll(line.Body); err != nil || string(b) != "\n" {
+		t.Errorf("%q, %v", b, err)
 	}
 }

@@ -176,11 +176,13 @@ func (w *Worker) serveLifeline(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	ctx.SetContentType("text/plain")
+	conn := ctx.Conn()
 	ctx.SetBodyStreamWriter(func(out *bufio.Writer) {
 		defer c.leave()
 		if _, err := out.WriteString("\n"); err != nil || out.Flush() != nil {
 			return
 		}
 		<-c.Done()
+		_ = conn.SetWriteDeadline(time.Now().Add(lastWords)) // that of the begin is over; fails only on a closed one
 	})
 }

@@ -87,7 +87,7 @@ func (w *Worker) startKV(d Deps) error {
 	for _, ln := range listeners {
 		running.Go(func() {
 			if err := w.server.Serve(serve, ln, w.prefill); err != nil && serve.Err() == nil {
-				w.failed <- fmt.Errorf("kv listener: %w", err)
+				w.fail(fmt.Errorf("kv listener: %w", err))
 			}
 		})
 	}
@@ -198,7 +198,7 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 func (w *Worker) serveHTTP(ln net.Listener) {
 	w.wg.Go(func() {
 		if err := w.http.Serve(&listener{Listener: ln, unused: &w.unused}); err != nil && w.ctx.Err() == nil {
-			w.failed <- fmt.Errorf("http listener: %w", err)
+			w.fail(fmt.Errorf("http listener: %w", err))
 		}
 	})
 }

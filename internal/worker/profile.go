@@ -16,7 +16,7 @@ func (w *Worker) serveProfile(ctx *fasthttp.RequestCtx) {
 	}
 }
 
-// serveSteps lists the newest steps with prompts in them: where their time went.
+// serveSteps lists the newest steps, with and without prompts: where their time went.
 func (w *Worker) serveSteps(ctx *fasthttp.RequestCtx) {
 	body, err := json.Marshal(w.engine.Steps())
 	if err != nil {

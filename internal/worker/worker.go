@@ -109,7 +109,7 @@ func Start(ctx context.Context, cfg Config, d Deps) (*Worker, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	w := &Worker{cfg: cfg, log: d.Log, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 3),
+	w := &Worker{cfg: cfg, log: d.Log, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 1),
 		client: newClient(), jobs: newJobs(), lifelines: newJobs()}
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
 	if err := w.start(ctx, d); err != nil {
@@ -290,3 +290,11 @@ func (w *Worker) SetRole(r fleet.Role) error {
 
 // Failed yields an error when a listener ended by itself.
 func (w *Worker) Failed() <-chan error { return w.failed }
+
+// fail is for Failed: the first one is reason enough to end the worker.
+func (w *Worker) fail(err error) {
+	select {
+	case w.failed <- err:
+	default:
+	}
+}
