@@ -89,9 +89,7 @@ func TestNothingIsBelievedBeforeItLands(t *testing.T) {
 			if err := w.Fetch(t.Context(), w.Spec("again", int32(n), 18, 8*n)); err != nil {
 				t.Fatal(err)
 			}
-			for w.Value(w.RMetrics, "xpyd_kvconn_mapped_pools", "") > 0 { // the session ends
-				time.Sleep(time.Millisecond)
-			}
+			w.Until("the session ends", func() bool { return w.Value(w.RMetrics, "xpyd_kvconn_mapped_pools", "") == 0 })
 		}
 		if n := w.Value(w.RMetrics, "xpyd_kvconn_corrupt_units_total", ""); n > 0 {
 			t.Errorf("%v blocks were looked at too early", n)

@@ -165,4 +165,6 @@ func (c *Clock) Rate() float64 {
 
 // stretch is how many times longer than usual deadlines have to be on this
 // machine now.
-func (c *Clock) stretch() float64 { return min(max(1, 1/c.Rate()), 16) }
+func (c *Clock) stretch() float64 { return min(max(1, 1/c.Rate()), mostStretch) }
+
+const mostStretch = 16

@@ -32,6 +32,7 @@ type verdict struct {
 	took    time.Duration // until the transfer that it hit was over
 	back    time.Duration // from the heal until another one was complete
 	note    string
+	late    error // what took too long
 }
 
 func (v verdict) String() string {
@@ -65,7 +66,7 @@ func (m *matrix) note(t testing.TB, row string, column Action, v verdict) {
 		m.columns = append(m.columns, column)
 	}
 	verdict := "ok"
-	if t.Failed() {
+	if t.Failed() || v.late != nil {
 		verdict = "FAIL"
 	}
 	m.cells[row+"\n"+string(column)] = verdict + " " + v.String()
@@ -158,6 +159,7 @@ var phases = []phase{
 
 // faultCase makes one fault during a transfer, then heals and transfers again.
 func faultCase(t *testing.T, f Factory, w *World, ch *Chaos, p phase, act Action) (v verdict) {
+	slow := func(format string, args ...any) { v.late = errors.Join(v.late, fmt.Errorf(format, args...)) }
 	idle := strings.HasPrefix(p.name, "idle")
 	ch.Delay, ch.Blip = w.RConfig.KeepAlive/50, w.RConfig.KeepAlive
 	limit := w.RConfig.HandshakeTimeout + w.RConfig.TicketTimeout + 2*w.RConfig.PeerSilence
@@ -187,12 +189,12 @@ func faultCase(t *testing.T, f Factory, w *World, ch *Chaos, p phase, act Action
 	err := drive(ctx, w, w.Spec("during", 100, 18, 16))
 	v.took, v.outcome = time.Since(began), kvconn.OutcomeOf(err, "untyped")
 	if took := w.Clock.Since(start); took >= limit {
-		t.Errorf("not over after %v", took)
+		slow("not over after %v", took)
 	}
 	for from := w.Clock.Now(); ch.Hits() == 0; time.Sleep(w.RConfig.KeepAlive / 4) {
 		if w.Clock.Since(from) > w.RConfig.PeerSilence {
 			if p.step != Sent && !f.as(v.outcome, "") { // a ticket that is received first needs no marks
-				t.Error("no frame was hit")
+				slow("no frame was hit")
 			}
 			break
 		}
@@ -202,12 +204,14 @@ func faultCase(t *testing.T, f Factory, w *World, ch *Chaos, p phase, act Action
 	}
 	unharmed := cmp.Or(p.want, ticket.Done)
 	allowed := []ticket.Outcome{unharmed, ticket.Dead, ticket.Late, ticket.Corrupt, ticket.Incompatible}
-	if !slices.Contains(allowed, v.outcome) {
+	if errors.Is(err, errEarly) {
+		slow("outcome %q: %v", v.outcome, err)
+	} else if !slices.Contains(allowed, v.outcome) {
 		t.Errorf("outcome %q: %v", v.outcome, err)
 	}
 	repaired := slices.Contains([]Action{Drop, Duplicate, Reorder}, act) && !p.fatal || act == FlipTail && p.step == Rows ||
 		act == Slow || act == Blip
-	if repaired && !f.as(v.outcome, unharmed) {
+	if repaired && !errors.Is(err, errEarly) && !f.as(v.outcome, unharmed) {
 		t.Errorf("must be repaired, not failed: %v", err)
 	}
 	known := w.long(time.Second)
@@ -218,14 +222,16 @@ func faultCase(t *testing.T, f Factory, w *World, ch *Chaos, p phase, act Action
 	ch.Heal()
 	healed, began := w.Clock.Now(), time.Now()
 	if err := f.settledFetch(t, w); err != nil {
-		t.Errorf("peers do not work after the fault: %v", err)
+		slow("peers do not work after the fault: %v", err)
 	}
 	v.back = time.Since(began)
 	if back := w.Clock.Since(healed); back > w.long(recovery) {
-		t.Errorf("peers worked again %v after the heal", back)
+		slow("peers worked again %v after the heal", back)
 	}
 	return v
 }
+
+var errEarly = errors.New("over before the revoke")
 
 // recovery bounds the time from the end of a fault to the next good transfer.
 const recovery = 2 * time.Second
@@ -258,7 +264,7 @@ func revokeHalfway(ctx context.Context, w *World, spec kvconn.TicketSpec) error 
 	for in.Stored().Len() == 0 && ctx.Err() == nil {
 		select {
 		case <-in.Done():
-			return errors.New("over before the revoke")
+			return errEarly
 		case <-time.After(w.RConfig.KeepAlive / 50):
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -281,9 +282,11 @@ func Processes(t *testing.T, f Factory) {
 				for _, act := range []Action{ProcessKill, ProcessPause} {
 					t.Run(fmt.Sprintf("%s/%s/%s", victim, p.name, act), func(t *testing.T) {
 						t.Parallel()
-						f, done := f.turn()
-						defer done()
-						m.note(t, p.name, Action(victim+" "+string(act)), processCase(t, f, victim, p, act))
+						f.patiently(t, func(t *testing.T, f Factory) error {
+							v := processCase(t, f, victim, p, act)
+							m.note(t, p.name, Action(victim+" "+string(act)), v)
+							return v.late
+						})
 					})
 				}
 			}
@@ -302,7 +305,7 @@ type scene struct {
 	idle   bool
 }
 
-func processCase(t *testing.T, f Factory, victim string, p phase, act Action) verdict {
+func processCase(t *testing.T, f Factory, victim string, p phase, act Action) (v verdict) {
 	f, tr, addr := f.transport(t)
 	ch := NewChaos(tr)
 	s := &scene{World: f.world(t, ch, addr), f: f, t: t, victim: victim, idle: idle(p.step)}
@@ -323,7 +326,8 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 	}
 	if s.idle {
 		if o := s.fetches("before", 50, 0, 1); o != ticket.Done {
-			t.Errorf("before the fault: %s", o)
+			v.late = fmt.Errorf("before the fault: %s", o)
+			return v
 		}
 		armed.Store(true)
 		s.peer.Load().say("%s 0 0", arm)
@@ -331,11 +335,11 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 	start, began := s.Clock.Now(), time.Now()
 	during, hit := s.strike(act)
 	if !hit {
-		t.Errorf("the process was not hit by %s", act)
-		return verdict{}
+		v.late = fmt.Errorf("the process was not hit by %s", act)
+		return v
 	}
-	stopped := time.Now()
-	v, why := verdict{outcome: ticket.Dead}, "" // of a process that cannot say
+	stopped, why := time.Now(), ""
+	v.outcome = ticket.Dead // of a process that cannot say
 	limit := s.RConfig.HandshakeTimeout + 2*s.RConfig.PeerSilence
 	if s.idle && victim == "sender" {
 		during = s.fetch("during", 100, 16)
@@ -360,7 +364,7 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 		t.Errorf("outcome %q: %s", v.outcome, why)
 	}
 	if took > limit+s.long(time.Second) {
-		t.Errorf("over after %v", took)
+		v.late = fmt.Errorf("over after %v", took)
 	}
 	healed, began := s.Clock.Now(), time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), patience*recovery)
@@ -377,7 +381,7 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) ve
 	last := s.fetches("after", 200, 32, 3) // a wounded session may have to be found dead first
 	v.back = time.Since(began)
 	if back := s.Clock.Since(healed); last != ticket.Done || back > s.long(recovery) {
-		t.Errorf("peers do not work after the fault: %s, after %v", last, back)
+		v.late = errors.Join(v.late, fmt.Errorf("peers do not work after the fault: %s, after %v", last, back))
 	}
 	return v
 }

@@ -222,12 +222,7 @@ func driveResume(w *World) {
 	spec := w.Spec("revoked", 10, 11, 0)
 	in, err := s.Request(ctx, spec)
 	check(w.T, err)
-	for by := time.Now().Add(hangs); in.Stored().Len() < 3; time.Sleep(time.Millisecond) {
-		if time.Now().After(by) {
-			w.T.Error("the first layer did not come")
-			return
-		}
-	}
+	w.Until("the first layer", func() bool { return in.Stored().Len() >= 3 })
 	check(w.T, in.Revoke(ctx))
 	w.Empty(hangs) // the acknowledgement comes before the next ticket goes
 	spec.RequestID, spec.Stored = "resumed", in.Stored()

@@ -131,7 +131,11 @@ func Run(t *testing.T, f Factory) {
 				if f.Few && (i+j)%8 > 0 || underRace && !f.Bubble && (i+j)%3 > 0 { // the whole runs without the detector
 					continue
 				}
-				f.leaf(t, fmt.Sprintf("fault/%s/%s", p.name, a), p.tune, func(t *testing.T, f Factory, w *World, ch *Chaos) { m.note(t, p.name, a, faultCase(t, f, w, ch, p, a)) })
+				f.timed(t, fmt.Sprintf("fault/%s/%s", p.name, a), p.tune, func(t *testing.T, f Factory, w *World, ch *Chaos) error {
+					v := faultCase(t, f, w, ch, p, a)
+					m.note(t, p.name, a, v)
+					return v.late
+				})
 			}
 		}
 	})
@@ -185,8 +189,16 @@ func (f Factory) rows(t *testing.T, w *World, ch *Chaos) {
 
 // leaf runs one case in a world of its own.
 func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config), run func(*testing.T, Factory, *World, *Chaos)) {
+	f.timed(t, name, tune, func(t *testing.T, f Factory, w *World, ch *Chaos) error {
+		run(t, f, w, ch)
+		return nil
+	})
+}
+
+// timed is leaf for a case that returns what took too long.
+func (f Factory) timed(t *testing.T, name string, tune func(r, s *kvconn.Config), run func(*testing.T, Factory, *World, *Chaos) error) {
 	t.Run(name, func(t *testing.T) {
-		body := func(t *testing.T, f Factory) {
+		body := func(t *testing.T, f Factory) error {
 			f, tr, addr := f.transport(t)
 			ch := NewChaos(tr)
 			path, between := kvconn.Transport(ch), &relay{Transport: tr, ch: ch, addr: addr}
@@ -194,21 +206,39 @@ func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config),
 				path = between
 			}
 			w := newWorld(t, path, addr, f, tune)
-			run(t, f, w, ch)
+			late := run(t, f, w, ch)
 			ch.Heal()
 			w.Empty(w.RConfig.PeerSilence)
 			w.Close()
 			between.wg.Wait()
+			return late
 		}
 		if f.Bubble {
-			synctest.Test(t, func(t *testing.T) { body(t, f) })
+			synctest.Test(t, func(t *testing.T) { check(t, body(t, f)) })
 		} else {
 			t.Parallel()
-			f, done := f.turn()
-			defer done()
-			body(t, f)
+			f.patiently(t, body)
 		}
 	})
+}
+
+// patiently runs a case, and once more with longer deadlines if something took too
+// long: on a machine that became slow after the case had begun that may be, with a
+// defect it is so again.
+func (f Factory) patiently(t *testing.T, body func(*testing.T, Factory) error) {
+	f, done := f.turn()
+	defer done()
+	for {
+		late := body(t, f)
+		if late == nil {
+			return
+		}
+		if f.stretch >= mostStretch {
+			t.Fatal(late)
+		}
+		f.stretch = min(4*f.stretch, mostStretch)
+		t.Logf("once more, deadlines %.1f times as long: %v", f.stretch, late)
+	}
 }
 
 // settle waits for the goroutine count to come back.

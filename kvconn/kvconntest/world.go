@@ -302,6 +302,16 @@ func (w *World) Empty(limit time.Duration) {
 	}
 }
 
+// Until waits for something, for as long as it does not hang.
+func (w *World) Until(what string, ok func() bool) {
+	w.T.Helper()
+	for by := time.Now().Add(hangs); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(by) {
+			w.T.Fatal("hangs: ", what)
+		}
+	}
+}
+
 // Stop ends the sender.
 func (w *World) Stop() { w.stop() }
 

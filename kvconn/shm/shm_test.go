@@ -3,7 +3,6 @@
 package shm_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -14,12 +13,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/shm"
 )
 
-// TestMain lets more cases run at once than there are cores: the suite's cases
-// wait for deadlines, they do not compute.
 func TestMain(m *testing.M) {
-	if kvconntest.Child(shared) {
-		return
-	}
 	if what := os.Getenv(processEnv); what != "" {
 		if err := processMain(what); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -27,9 +21,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	flag.Parse()
-	flag.Set("test.parallel", "24")
-	os.Exit(m.Run())
+	kvconntest.Main(m, shared, 48)
 }
 
 func transport(t testing.TB) (kvconn.Transport, string) {
@@ -60,11 +52,11 @@ func TestProcesses(t *testing.T) {
 
 // TestShared is the suite with rows that the sender places.
 func TestShared(t *testing.T) {
-	kvconntest.Run(t, kvconntest.Factory{New: transport, Memory: memory, Shrink: 2})
+	kvconntest.Run(t, kvconntest.Factory{New: transport, Memory: memory, Shrink: 2, AtOnce: 48})
 }
 
 // TestSockets is the suite with a receiver that has no memory to share: rows go
 // over the sockets.
 func TestSockets(t *testing.T) {
-	kvconntest.Run(t, kvconntest.Factory{New: transport, Shrink: 2})
+	kvconntest.Run(t, kvconntest.Factory{New: transport, Shrink: 2, AtOnce: 48})
 }

@@ -3,7 +3,6 @@
 package tcp_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -13,12 +12,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
 
-// TestMain lets more cases run at once than there are cores: the suite's cases
-// wait for deadlines, they do not compute.
 func TestMain(m *testing.M) {
-	if kvconntest.Child(peers) {
-		return
-	}
 	if os.Getenv(senderEnv) != "" {
 		if err := serveUntilKilled(); err != nil {
 			os.Exit(1)
@@ -29,9 +23,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, serveBench())
 		os.Exit(1)
 	}
-	flag.Parse()
-	flag.Set("test.parallel", "64")
-	os.Exit(m.Run())
+	kvconntest.Main(m, peers, 64)
 }
 
 func TestTCP(t *testing.T)      { suite(t, false) }
@@ -47,6 +39,6 @@ func suite(t *testing.T, relay bool) {
 			}
 			return tr, "127.0.0.1:0"
 		},
-		Shrink: 2,
+		Shrink: 2, AtOnce: 48,
 	})
 }

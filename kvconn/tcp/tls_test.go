@@ -84,7 +84,7 @@ func TestTLS(t *testing.T) {
 	a.sign(t, "worker", &x509.Certificate{ExtKeyUsage: bothUsages})
 	kvconntest.Run(t, kvconntest.Factory{
 		New:    func(t testing.TB) (kvconn.Transport, string) { return a.transport(t, "worker", a), "127.0.0.1:0" },
-		Shrink: 2,
+		Shrink: 2, AtOnce: 48,
 	})
 }
 
