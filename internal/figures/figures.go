@@ -130,6 +130,35 @@ func (f Figure) Ratios(ours, peer []float64) Figure {
 	return f
 }
 
+// Compare measures two ways in turn, ours and its peer, for so many rounds, and
+// shows what each round came to; what disturbs the machine disturbs both.
+func Compare[R fmt.Stringer](b *Book, rounds int, ways [2]string, measure func(round int, way string) (R, error)) (runs [2][]R, err error) {
+	for n := range rounds {
+		for i, way := range ways {
+			r, err := measure(n, way)
+			if err != nil {
+				return runs, err
+			}
+			runs[i] = append(runs[i], r)
+			line := fmt.Sprintf("round %d, %s: %v", n+1, way, r)
+			b.Logf("%s", line)
+			fmt.Fprintln(os.Stdout, line)
+		}
+	}
+	return runs, nil
+}
+
+// AddRatio writes f of one number of each of the runs that Compare returned.
+func AddRatio[R any](b *Book, f Figure, runs [2][]R, of func(R) float64) error {
+	var v [2][]float64
+	for i := range v {
+		for _, r := range runs[i] {
+			v[i] = append(v[i], of(r))
+		}
+	}
+	return b.Add(f.Ratios(v[0], v[1]))
+}
+
 // Newest returns the newest figure of each name in r's lines and earlier's.
 func Newest(earlier map[string]Figure, r io.Reader) error {
 	lines := bufio.NewScanner(r)

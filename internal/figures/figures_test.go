@@ -1,6 +1,8 @@
 package figures
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,6 +48,44 @@ func TestBook(t *testing.T) {
 	}
 	if err := Newest(newest, strings.NewReader("{}\nx\n")); err == nil || !strings.Contains(err.Error(), "line 2") {
 		t.Errorf("a line that is no object: %v", err)
+	}
+}
+
+// run is what one round came to.
+type run float64
+
+func (r run) String() string { return fmt.Sprintf("%g s", float64(r)) }
+
+func TestCompare(t *testing.T) {
+	dir := t.TempDir()
+	b, err := Open(dir, "unit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	runs, err := Compare(b, 3, [2]string{"on", "off"}, func(round int, way string) (run, error) {
+		return run(map[string]int{"on": 1, "off": 2}[way] * (round + 1)), nil
+	})
+	if err != nil || len(runs[0]) != 3 || runs[0][2] != 3 || runs[1][2] != 6 {
+		t.Fatalf("%v, %v", runs, err)
+	}
+	if err := AddRatio(b, Figure{Name: "unit.x", Unit: "ms"}, runs, func(r run) float64 { return 1000 * float64(r) }); err != nil {
+		t.Fatal(err)
+	}
+	line, err := os.ReadFile(filepath.Join(dir, "results", "unit.jsonl"))
+	if err != nil || !strings.Contains(string(line), `"value":2000,"unit":"ms","peer":"","peer_value":4000,"ratio":0.5`) {
+		t.Errorf("%s, %v", line, err)
+	}
+	logs, err := filepath.Glob(filepath.Join(dir, "raw", "*"))
+	if err != nil || len(logs) != 1 {
+		t.Fatal(logs, err)
+	}
+	if raw, err := os.ReadFile(logs[0]); err != nil || !strings.Contains(string(raw), "round 1, on: 1 s\nround 1, off: 2 s\nround 2, on: 2 s\n") {
+		t.Errorf("%s, %v", raw, err)
+	}
+	broken := errors.New("broken")
+	if _, err := Compare(b, 1, [2]string{}, func(int, string) (run, error) { return 0, broken }); err != broken {
+		t.Errorf("%v", err)
 	}
 }
 

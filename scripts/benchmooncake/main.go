@@ -49,6 +49,10 @@ type result struct {
 	ttft, tokens, cached, cpu float64 // ms, prompt and output tokens a second, part of the prompts' tokens, seconds of all processes
 }
 
+func (r result) String() string {
+	return fmt.Sprintf("TTFT p50 %.1f ms, %.0f tokens/s, processor time %.1f s, %.1f %% of the prompts' tokens cached", r.ttft, r.tokens, r.cpu, 100*r.cached)
+}
+
 func (b *bench) run(rounds int, out string) error {
 	if err := b.writeModel(); err != nil {
 		return err
@@ -58,18 +62,9 @@ func (b *bench) run(rounds int, out string) error {
 		return err
 	}
 	defer book.Close()
-	var runs [2][]result // with tiers, without
-	for n := range rounds {
-		for i, name := range []string{"tiers", "off"} {
-			r, err := b.measure(name)
-			if err != nil {
-				return err
-			}
-			runs[i] = append(runs[i], r)
-			line := fmt.Sprintf("round %d, %s: TTFT p50 %.1f ms, %.0f tokens/s, processor time %.1f s, %.1f %% of the prompts' tokens cached", n+1, name, r.ttft, r.tokens, r.cpu, 100*r.cached)
-			book.Logf("%s", line)
-			fmt.Fprintln(os.Stdout, line)
-		}
+	runs, err := figures.Compare(book, rounds, [2]string{"tiers", "off"}, func(_ int, name string) (result, error) { return b.measure(name) })
+	if err != nil {
+		return err
 	}
 	for _, f := range []struct {
 		name, unit string
@@ -80,16 +75,10 @@ func (b *bench) run(rounds int, out string) error {
 		{"cpu_s", "s", func(r result) float64 { return r.cpu }},
 		{"cached_pct", "% of prompt tokens", func(r result) float64 { return 100 * r.cached }},
 	} {
-		var v [2][]float64
-		for i := range v {
-			for _, r := range runs[i] {
-				v[i] = append(v[i], f.of(r))
-			}
-		}
 		fig := figures.Figure{Name: "mooncake." + f.name, Unit: f.unit, Peer: "ours with tiers off", Command: "scripts/bench-mooncake",
 			Model: fmt.Sprintf("15M shape with 1 KV head, 512 tokens, random weights; 1P1D, pools of %s, under them %s of host memory and %s of SSD; %d requests of the Mooncake conversation trace, its blocks %d tokens, 4 clients",
 				poolSize, hostSize, ssdSize, b.requests, blockTokens)}
-		if err := book.Add(fig.Ratios(v[0], v[1])); err != nil {
+		if err := figures.AddRatio(book, fig, runs, f.of); err != nil {
 			return err
 		}
 	}

@@ -32,24 +32,22 @@ type result struct {
 	ttft, cpu, cached float64 // ms, seconds, tokens
 }
 
+func (r result) String() string {
+	return fmt.Sprintf("TTFT p50 %.2f ms, CPU %.2f s, %.0f tokens cached", r.ttft, r.cpu, r.cached)
+}
+
 func run(bin, dir string, rounds int, out string) error {
 	book, err := figures.Open(out, "turns")
 	if err != nil {
 		return err
 	}
 	defer book.Close()
-	var runs [2][]result // with peers, without
-	for n := range rounds {
-		for i, mode := range []string{"on", "off"} {
-			r, err := measure(bin, filepath.Join(dir, fmt.Sprint(mode, n)), mode)
-			if err != nil {
-				return err
-			}
-			runs[i] = append(runs[i], r)
-			line := fmt.Sprintf("round %d, kv_peers %s: TTFT p50 %.2f ms, CPU %.2f s, %.0f tokens cached", n+1, mode, r.ttft, r.cpu, r.cached)
-			book.Logf("%s", line)
-			fmt.Fprintln(os.Stdout, line)
-		}
+	runs, err := figures.Compare(book, rounds, [2]string{"kv_peers on", "kv_peers off"}, func(n int, way string) (result, error) {
+		mode := strings.TrimPrefix(way, "kv_peers ")
+		return measure(bin, filepath.Join(dir, fmt.Sprint(mode, n)), mode)
+	})
+	if err != nil {
+		return err
 	}
 	for _, f := range []struct {
 		name, unit string
@@ -59,15 +57,9 @@ func run(bin, dir string, rounds int, out string) error {
 		{"cpu_s", "s", func(r result) float64 { return r.cpu }},
 		{"cached_tokens", "tokens", func(r result) float64 { return r.cached }},
 	} {
-		var v [2][]float64
-		for i := range v {
-			for _, r := range runs[i] {
-				v[i] = append(v[i], f.of(r))
-			}
-		}
 		fig := figures.Figure{Name: "peers.turns_" + f.name, Unit: f.unit, Peer: "ours with --kv-peers off", Command: "scripts/bench-turns",
 			Model: "stories260k, 1P1D over shared memory, 2 clients, 300 conversations of 2 turns, 40 tokens asked, 100 answered"}
-		if err := book.Add(fig.Ratios(v[0], v[1])); err != nil {
+		if err := figures.AddRatio(book, fig, runs, f.of); err != nil {
 			return err
 		}
 	}
