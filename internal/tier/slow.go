@@ -45,8 +45,15 @@ func (t *Tiers) watch(path string, flag int) (file, error) {
 	return watched{f, t.cfg.DirTimeout, t.late}, nil
 }
 
-// late hears of a transfer that takes too long.
+// late hears of a transfer that takes too long. While the tiers are opened, and
+// segments recovered, no request is there yet that it could hold up.
 func (t *Tiers) late(op string) {
+	t.mu.Lock()
+	attached := t.cache != nil
+	t.mu.Unlock()
+	if !attached {
+		return
+	}
 	t.metrics.late.WithLabelValues(op).Inc()
 	err := fmt.Errorf("a %s in %s takes longer than %v: it is left alone until it is faster", op, t.cfg.Dir, t.cfg.DirTimeout)
 	t.slow.failed(t.awake, err)

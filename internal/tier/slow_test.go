@@ -1,11 +1,14 @@
 package tier
 
 import (
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
 )
@@ -52,6 +55,21 @@ func (r *rig) unit(tokens []int32, end int) kvcache.Hash {
 	chain := r.cache.NewChain("")
 	chain.Extend(tokens)
 	return chain.Name(end)
+}
+
+// TestSlowStart: an SSD that is slow while its segments are recovered opens nothing.
+func TestSlowStart(t *testing.T) {
+	tiers, err := New(config(t.TempDir()), newMemPool(8, 16), 1, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tiers.late("read")
+	if !tiers.slow.allow() {
+		t.Error("it is left alone before anybody asked")
+	}
+	if err := tiers.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestStalled: an SSD whose reads and writes take 500 ms keeps the requests of one

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -29,31 +30,96 @@ func peerModel() (kernels.Arch, kernels.Weights, []int32) {
 	return a, randomWeights(a, 1), randomTokens(rand.New(rand.NewPCG(5, 6)), peerPrompt, a.Vocab)
 }
 
-// sender is the other process: it maps the pool of its parent, computes the
-// prompt and pushes it layer by layer, behind the step and not.
-func sender(handle string, bytes int64) error {
+// openParent is how the other process of a test begins: it opens its parent's pool,
+// whose flags are its file 3, from a pool of its own, on another GPU where there is
+// one.
+func openParent(handle string, bytes int64) (*cuda.Backend, kernels.Peer, error) {
 	h, err := hex.DecodeString(handle)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	flags, err := unix.Mmap(3, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	a, w, tokens := peerModel()
+	a, w, _ := peerModel()
 	b, err := cuda.New(a, w, cuda.Options{Blocks: 64, Device: 1, MaxSeqs: 16})
 	if err != nil { // one GPU: the two share it
 		b, err = cuda.New(a, w, cuda.Options{Blocks: 64, MaxSeqs: 16})
 	}
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	defer b.Close()
 	p, err := b.OpenPeer(h, flags)
+	if err != nil {
+		return nil, nil, errors.Join(err, b.Close())
+	}
+	return b, p, nil
+}
+
+// child is the other process of a test: the test again, with a variable that has
+// the handle of the pool.
+type child struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	lines *bufio.Scanner
+}
+
+// beget starts it; it gets more of the environment besides.
+func beget(t *testing.T, test, variable string, e kernels.Export, more ...string) *child {
+	t.Helper()
+	c := &child{t: t, cmd: exec.CommandContext(soon(t), os.Args[0], "-test.run", "^"+test+"$")}
+	c.cmd.Env = append(append(os.Environ(), variable+"="+hex.EncodeToString(e.Handle)), more...)
+	file := os.NewFile(uintptr(mustDup(t, e.FD)), "flags")
+	defer file.Close()
+	c.cmd.ExtraFiles, c.cmd.Stderr = []*os.File{file}, os.Stderr
+	out, err := c.cmd.StdoutPipe()
+	if err == nil {
+		c.in, err = c.cmd.StdinPipe()
+	}
+	if err == nil {
+		err = c.cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.lines = bufio.NewScanner(out)
+	c.says("ready")
+	return c
+}
+
+func (c *child) says(want string) {
+	c.t.Helper()
+	if !c.lines.Scan() || c.lines.Text() != want {
+		c.t.Fatalf("the sender says %q, want %q", c.lines.Text(), want)
+	}
+}
+
+// push tells it which blocks to push into.
+func (c *child) push(dst []int32) { fmt.Fprintln(c.in, strings.Trim(fmt.Sprint(dst), "[]")) }
+
+// end tells it to end, and waits until it has.
+func (c *child) end() {
+	c.t.Helper()
+	c.in.Close()
+	for c.lines.Scan() {
+	}
+	if err := c.cmd.Wait(); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// sender is the other process: it computes the prompt and pushes it layer by layer,
+// behind the step and not.
+func sender(handle string, bytes int64) error {
+	b, p, err := openParent(handle, bytes)
 	if err != nil {
 		return err
 	}
+	defer b.Close()
 	defer p.Close(context.Background())
+	a, _, tokens := peerModel()
 	in := bufio.NewScanner(os.Stdin)
 	fmt.Println("ready")
 	for value := uint64(0); in.Scan(); {
@@ -106,30 +172,7 @@ func TestPeerProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(soon(t), os.Args[0], "-test.run", "^TestPeerProcess$")
-	cmd.Env = append(os.Environ(), "XPYD_TEST_PEER="+hex.EncodeToString(e.Handle), fmt.Sprint("XPYD_TEST_PEER_BYTES=", e.Bytes))
-	file := os.NewFile(uintptr(mustDup(t, e.FD)), "flags")
-	defer file.Close()
-	cmd.ExtraFiles = []*os.File{file}
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(stdout)
-	expect := func(want string) {
-		t.Helper()
-		if !lines.Scan() || lines.Text() != want {
-			t.Fatalf("the sender says %q, want %q", lines.Text(), want)
-		}
-	}
+	other := beget(t, "TestPeerProcess", "XPYD_TEST_PEER", e, fmt.Sprint("XPYD_TEST_PEER_BYTES=", e.Bytes))
 	// What should come, computed here.
 	const n = (peerPrompt + 15) / 16
 	own := make([]int32, n)
@@ -138,7 +181,6 @@ func TestPeerProcess(t *testing.T) {
 	}
 	mustStep(t, b, kernels.Seq{Tokens: tokens, Blocks: own})
 	l := b.Layout()
-	expect("ready")
 	r := rand.New(rand.NewPCG(1, 1))
 	const rounds = 20
 	for round := range rounds {
@@ -147,7 +189,7 @@ func TestPeerProcess(t *testing.T) {
 			dst[i] = int32(50 + k)
 		}
 		before := imageOf(b)
-		fmt.Fprintln(stdin, strings.Trim(fmt.Sprint(dst), "[]"))
+		other.push(dst)
 		for range 5 { // decode goes on meanwhile
 			mustStep(t, b, kernels.Seq{Tokens: tokens[:3], Pos: 2, Blocks: []int32{30}})
 		}
@@ -171,7 +213,7 @@ func TestPeerProcess(t *testing.T) {
 				}
 			}
 		}
-		expect("pushed")
+		other.says("pushed")
 		now := imageOf(b)
 		for i := range now.rows {
 			want := before.rows[i]
@@ -190,11 +232,7 @@ func TestPeerProcess(t *testing.T) {
 			}
 		}
 	}
-	stdin.Close()
-	io.Copy(io.Discard, stdout)
-	if err := cmd.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	other.end()
 }
 
 func mustDup(t *testing.T, fd int) int {

@@ -5,19 +5,14 @@ package cuda_test
 import (
 	"bufio"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
@@ -321,27 +316,12 @@ func TestRefillRefuses(t *testing.T) {
 // refillSender is the other process of TestRefillProcess: what it computes goes
 // into blocks of another size.
 func refillSender(handle string, bytes int64, bt int) error {
-	h, err := hex.DecodeString(handle)
-	if err != nil {
-		return err
-	}
-	flags, err := unix.Mmap(3, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return err
-	}
-	a, w, tokens := peerModel()
-	b, err := cuda.New(a, w, cuda.Options{Blocks: 64, Device: 1, MaxSeqs: 16})
-	if err != nil { // one GPU: the two share it
-		b, err = cuda.New(a, w, cuda.Options{Blocks: 64, MaxSeqs: 16})
-	}
+	b, p, err := openParent(handle, bytes)
 	if err != nil {
 		return err
 	}
 	defer b.Close()
-	p, err := b.OpenPeer(h, flags)
-	if err != nil {
-		return err
-	}
+	_, _, tokens := peerModel()
 	in, blocks, held := bufio.NewScanner(os.Stdin), []int32{}, []kernels.Held{}
 	for pos := 0; pos < peerPrompt; pos += 16 {
 		block := int32(63 - len(blocks))
@@ -393,35 +373,12 @@ func TestRefillProcess(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.CommandContext(soon(t), os.Args[0], "-test.run", "^TestRefillProcess$")
-		cmd.Env = append(os.Environ(), "XPYD_TEST_REFILL="+hex.EncodeToString(e.Handle), fmt.Sprint("XPYD_TEST_REFILL_SIZES=", e.Bytes, " ", bt))
-		file := os.NewFile(uintptr(mustDup(t, e.FD)), "flags")
-		cmd.ExtraFiles, cmd.Stderr = []*os.File{file}, os.Stderr
-		stdin, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		stdout, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		file.Close()
-		lines := bufio.NewScanner(stdout)
-		expect := func(want string) {
-			t.Helper()
-			if !lines.Scan() || lines.Text() != want {
-				t.Fatalf("the sender says %q, want %q", lines.Text(), want)
-			}
-		}
-		expect("ready")
+		other := beget(t, "TestRefillProcess", "XPYD_TEST_REFILL", e, fmt.Sprint("XPYD_TEST_REFILL_SIZES=", e.Bytes, " ", bt))
 		r := rand.New(rand.NewPCG(1, 1))
 		for round := range 5 {
 			dst := table(r, b, n)
 			noise(b, uint64(round))
-			fmt.Fprintln(stdin, strings.Trim(fmt.Sprint(dst), "[]"))
+			other.push(dst)
 			for layer := range a.Layers {
 				if err := b.AwaitFlag(soon(t), 9, uint64(round*a.Layers+layer+1)); err != nil {
 					t.Fatal(err)
@@ -435,14 +392,10 @@ func TestRefillProcess(t *testing.T) {
 					t.Fatalf("blocks of %d, round %d layer %d: %v, %v", bt, round, layer, good, err)
 				}
 			}
-			expect("pushed")
+			other.says("pushed")
 			digestsMatch(t, b, dst[n-1], bt*(n-1), peerPrompt-bt*(n-1))
 		}
-		stdin.Close()
-		io.Copy(io.Discard, stdout)
-		if err := cmd.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		other.end()
 	}
 }
 
