@@ -342,7 +342,7 @@ func TestAdmission(t *testing.T) {
 // TestManyAtOnce: concurrent requests while workers fail now and then; all are
 // answered, and the ledger is empty after (newRig checks).
 func TestManyAtOnce(t *testing.T) {
-	g := newRig(t, 3, 3)
+	g := newRig(t, 3, 3, func(c *router.Config) { c.Attempts = 10 }) // a starved machine fails some connects too
 	for _, id := range []string{"p2", "d2"} {
 		m := g.workers[id]
 		m.on(&m.prefill, reset)

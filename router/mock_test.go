@@ -247,8 +247,8 @@ func newRig(t *testing.T, np, nd int, edit ...func(*router.Config)) *rig {
 	t.Cleanup(func() { g.end(before) })
 	if np > 0 && nd > 0 {
 		g.until("every worker probed", func() bool {
-			for _, m := range g.workers {
-				if m.probes.Load() == 0 {
+			for _, i := range g.list().Instances {
+				if !i.Probed {
 					return false
 				}
 			}
