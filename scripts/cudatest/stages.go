@@ -123,7 +123,7 @@ func plan() []stage {
 	return []stage{
 		{name: "probe", about: "kernels one by one against double precision", seconds: 40, parts: []part{{name: "check", run: []string{"probe", "check"}}}},
 		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 170, parts: suite()},
-		{name: "worker", about: "a worker on the GPU; the same tokens from host memory", seconds: 20, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestGPUTiers")}},
+		{name: "worker", about: "a worker on the GPU; the same tokens from host memory, an SSD, a peer", seconds: 40, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestGPUTiers", "TestGPUTiersInvariant", "TestGPUPeers")}},
 		{name: "hf", about: "logits beside transformers', ten random models", seconds: 60, python: "torch transformers", parts: []part{{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}}},
 		{name: "decode", about: "decode steps of Llama-3-8B's shape, the device's idle time", seconds: 40, parts: []part{speed("decode", "b1 b8 b64 b256")}},
 		{name: "prefill", about: "prefill in chunks of 2k and 8k", seconds: 45, parts: []part{speed("prefill", "2k 8k 32k 8k@8192 32k@8192")}},
