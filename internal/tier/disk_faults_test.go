@@ -70,15 +70,7 @@ func TestLateReads(t *testing.T) {
 		for _, s := range r.tiers.disk.log {
 			s.file = lateFile{s.file, 500 * time.Millisecond}
 		}
-		took := func(tokens []int32, n int, want time.Duration) {
-			t.Helper()
-			began := time.Now()
-			r.load(tokens, n)
-			if d := time.Since(began); d != want {
-				t.Errorf("%d tokens after %v, want %v", n, d, want)
-			}
-		}
-		took(tokens, 0, 300*time.Millisecond)
+		r.took(tokens, 0, 300*time.Millisecond)
 		if held := r.cache.Holders(); len(held) > 0 {
 			t.Errorf("still held: %+v", held)
 		}
@@ -88,7 +80,7 @@ func TestLateReads(t *testing.T) {
 			t.Errorf("%d reads under way", n)
 		}
 		r.tiers.cfg.LoadTimeout = 2 * time.Second
-		took(other, 96, 500*time.Millisecond)
+		r.took(other, 96, 500*time.Millisecond)
 		r.run(other, 96)
 		r.close()
 	})

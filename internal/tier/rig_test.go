@@ -304,3 +304,13 @@ func (r *rig) value(name, label string) float64 {
 	}
 	return sum
 }
+
+// took loads a prompt and checks that n tokens came after exactly so long, in a bubble.
+func (r *rig) took(tokens []int32, n int, want time.Duration) {
+	r.t.Helper()
+	began := time.Now()
+	r.load(tokens, n)
+	if d := time.Since(began); d != want {
+		r.t.Errorf("%d tokens after %v, want %v", n, d, want)
+	}
+}

@@ -102,14 +102,6 @@ func testStalled(t *testing.T, policy WritePolicy) {
 	forget()
 	var by atomic.Int64
 	r.stall(&by)
-	took := func(tokens []int32, n int, want time.Duration) {
-		t.Helper()
-		began := time.Now()
-		r.load(tokens, n)
-		if d := time.Since(began); d != want {
-			t.Errorf("%d tokens after %v, want %v", n, d, want)
-		}
-	}
 	by.Store(int64(500 * time.Millisecond))
 	began := make(chan struct{})
 	over := make(chan time.Duration)
@@ -120,13 +112,13 @@ func testStalled(t *testing.T, policy WritePolicy) {
 		over <- time.Since(at)
 	}()
 	<-began
-	took(tokens, 0, cfg.DirTimeout)
+	r.took(tokens, 0, cfg.DirTimeout)
 	if d := <-over; d != cfg.DirTimeout {
 		t.Errorf("a request beside it waited for %v", d)
 	}
 	for range 20 {
-		took(tokens, 0, 0)
-		took(other, 0, 0)
+		r.took(tokens, 0, 0)
+		r.took(other, 0, 0)
 	}
 	s := r.tiers.Stats()[1]
 	if s.Slow == "" || r.value("ssd_open", "") != 1 || r.value("ssd_late_total", "read") == 0 || r.tiers.Knows(r.unit(tokens, 16)) {
@@ -136,10 +128,10 @@ func testStalled(t *testing.T, policy WritePolicy) {
 		t.Error(s.Slow)
 	}
 	time.Sleep(10 * time.Second) // probes find it as slow
-	took(other, 96, 0)           // what came late is in host memory
+	r.took(other, 96, 0)         // what came late is in host memory
 	r.run(other, 96)
 	forget()
-	took(other, 0, 0)
+	r.took(other, 0, 0)
 	more := prompt(300, 96)
 	r.run(more, 0)
 	r.sink() // not written, and nobody waits
@@ -157,8 +149,8 @@ func testStalled(t *testing.T, policy WritePolicy) {
 	if s := r.tiers.Stats()[1]; s.Slow != "" || r.value("ssd_open", "") != 0 {
 		t.Errorf("still left alone: %+v", s)
 	}
-	took(tokens, 96, 0)
-	took(other, 96, 0)
+	r.took(tokens, 96, 0)
+	r.took(other, 96, 0)
 	r.run(other, 96)
 
 	by.Store(int64(500 * time.Millisecond)) // a write is enough
@@ -169,5 +161,5 @@ func testStalled(t *testing.T, policy WritePolicy) {
 		t.Errorf("writes stall: %+v", r.tiers.Stats()[1])
 	}
 	forget()
-	took(tokens, 0, 0)
+	r.took(tokens, 0, 0)
 }

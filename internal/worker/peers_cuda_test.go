@@ -27,25 +27,7 @@ func TestGPUPeers(t *testing.T) {
 				gpu(dc)
 				pc.KV.MinLoadTokens, pc.KV.HostMemory = 1, 256<<20
 			})
-			unit := max(16, blockTokens)
-			talk := []int32{1}
-			for i := range int32(40) {
-				talk = append(talk, 300+i)
-			}
-			for i := range 4 {
-				want := complete(t, plain, nil, turn(talk, 70, ""))
-				got := through(t, p, d, nil, turn(talk, 70, ""))
-				same(t, fmt.Sprint("turn ", i), got, want)
-				if least := (len(talk) - 7) / unit * unit; i > 0 && got.Usage.Details.Cached < least {
-					t.Errorf("turn %d: %d of %d tokens cached, want %d", i, got.Usage.Details.Cached, len(talk), least)
-				}
-				talk = append(append(talk, got.Choices[0].TokenIDs...), 310, 320, 330, 340, 350)
-			}
-			if n := counter(t, p, `xpyd_kvtier_loaded_units_total{tier="peer"}`); n == 0 {
-				t.Error("prefill has fetched nothing")
-			}
-			empty(t, p)
-			empty(t, d)
+			turns(t, plain, p, d, max(16, blockTokens))
 		})
 	}
 }

@@ -67,26 +67,33 @@ func TestTurns(t *testing.T) {
 				unit = 96 // of 48 and 32
 			}
 			unit = max(unit, sizes[1])
-			talk := []int32{1}
-			for i := range int32(40) {
-				talk = append(talk, 300+i)
-			}
-			for i := range 4 {
-				want := complete(t, plain, nil, turn(talk, 70, ""))
-				got := through(t, p, d, nil, turn(talk, 70, ""))
-				same(t, fmt.Sprint("turn ", i), got, want)
-				if least := (len(talk) - 7) / unit * unit; i > 0 && got.Usage.Details.Cached < least {
-					t.Errorf("turn %d: %d of %d tokens cached, want %d", i, got.Usage.Details.Cached, len(talk), least)
-				}
-				talk = append(append(talk, got.Choices[0].TokenIDs...), 310, 320, 330, 340, 350)
-			}
-			if n := counter(t, p, `xpyd_kvtier_loaded_units_total{tier="peer"}`); n == 0 {
-				t.Error("prefill has fetched nothing")
-			}
-			empty(t, p)
-			empty(t, d)
+			turns(t, plain, p, d, unit)
 		})
 	}
+}
+
+// turns talks with a pair over several turns: each has the tokens of plain, which
+// computes everything, and the prefix in whole units from a cache, a peer's too.
+func turns(t *testing.T, plain, p, d *worker.Worker, unit int) {
+	t.Helper()
+	talk := []int32{1}
+	for i := range int32(40) {
+		talk = append(talk, 300+i)
+	}
+	for i := range 4 {
+		want := complete(t, plain, nil, turn(talk, 70, ""))
+		got := through(t, p, d, nil, turn(talk, 70, ""))
+		same(t, fmt.Sprint("turn ", i), got, want)
+		if least := (len(talk) - 7) / unit * unit; i > 0 && got.Usage.Details.Cached < least {
+			t.Errorf("turn %d: %d of %d tokens cached, want %d", i, got.Usage.Details.Cached, len(talk), least)
+		}
+		talk = append(append(talk, got.Choices[0].TokenIDs...), 310, 320, 330, 340, 350)
+	}
+	if n := counter(t, p, `xpyd_kvtier_loaded_units_total{tier="peer"}`); n == 0 {
+		t.Error("prefill has fetched nothing")
+	}
+	empty(t, p)
+	empty(t, d)
 }
 
 // TestPeerHint: a worker that the router names gives what the pair lacks, from

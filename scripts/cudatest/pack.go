@@ -58,7 +58,8 @@ func folder(ctx context.Context, say io.Writer) (string, pack, error) {
 		return "", pack{}, err
 	}
 	var p pack
-	return dir, p, json.Unmarshal(raw, &p)
+	err = json.Unmarshal(raw, &p) // by itself: in a return p may be read before
+	return dir, p, err
 }
 
 // build makes all programs in dir, from the root of a checkout.
