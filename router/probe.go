@@ -48,6 +48,7 @@ const (
 	probesAtOnce   = 8
 	probeFirstWait = 100 * time.Millisecond // after a failure, doubling
 	probeMaxWait   = 2 * time.Second
+	probeQuiet     = 3 // failures of a worker in a row before they are warned of: 0.7 s
 )
 
 func newProber(r *Router) *prober {
@@ -293,11 +294,7 @@ func (p *prober) probe(pr pair) {
 	}
 	if err != nil {
 		result = "failed"
-		level := slog.LevelWarn
-		if full := (*failure)(nil); errors.As(err, &full) && full.outcome == ticket.NoSpace {
-			level = slog.LevelInfo // it is full, or about to leave: no fault of its own
-		}
-		p.r.log.Log(p.r.ctx, level, "probe failed", "prefill", pr.p.ID, "decode", pr.d.ID, "err", err.Error())
+		p.r.log.Log(p.r.ctx, p.level(pr, err), "probe failed", "prefill", pr.p.ID, "decode", pr.d.ID, "err", err.Error())
 	}
 	p.r.metrics.probes.WithLabelValues(result).Inc()
 	p.mu.Lock()
@@ -327,6 +324,31 @@ func (p *prober) probe(pr pair) {
 	}
 	p.mu.Unlock()
 	p.wake()
+}
+
+// level is a warning's where somebody should look: not for a worker that is
+// full or leaves, and, as the end of its connections may be seen before the news
+// that it leaves, not for the first probes of a pair that fail.
+func (p *prober) level(pr pair, err error) slog.Level {
+	if full := (*failure)(nil); errors.As(err, &full) && full.outcome == ticket.NoSpace {
+		return slog.LevelInfo
+	}
+	s := p.r.fleet.Snapshot()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fails := 0
+	for _, m := range pr.members() {
+		if now := s.Get(m.ID); now == nil || keyOf(now) != keyOf(m) || !now.Usable() {
+			return slog.LevelInfo
+		}
+		if st := p.known[keyOf(m)]; st != nil {
+			fails = max(fails, st.fails)
+		}
+	}
+	if fails < probeQuiet {
+		return slog.LevelInfo
+	}
+	return slog.LevelWarn
 }
 
 // noSuchPath is how engines answer for a path that their model has no use for:

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/fleet"
@@ -143,6 +144,27 @@ func TestFailedProbesAreRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.until("a failed probe", func() bool { return strings.Contains(g.logs.String(), "probe failed") })
+	g.until("a warning", func() bool { return strings.Contains(g.logs.String(), `level=WARN msg="probe failed"`) })
+}
+
+// TestLeavingIsNoWarning: a worker cuts its connections, and only then comes
+// the news that it leaves.
+func TestLeavingIsNoWarning(t *testing.T) {
+	g := newRig(t, 0, 0)
+	g.add("p0", fleet.Prefill)
+	var cuts atomic.Int64
+	g.add("d0", fleet.Decode, func(i *fleet.Instance) {
+		g.workers["d0"].raw.Store(&rawHandler{func(w http.ResponseWriter, r *http.Request) bool {
+			if cuts.Add(1) == 2 {
+				g.adminJSON("POST", "/admin/v1/instances/d0/drain", "", nil)
+			}
+			panic(http.ErrAbortHandler)
+		}})
+	})
+	g.until("the second failed probe", func() bool { return strings.Count(g.logs.String(), "probe failed") == 2 })
+	if logs := g.logs.String(); strings.Contains(logs, "level=WARN") {
+		t.Error(logs)
+	}
 }
 
 // TestFullIsNoWarning: prefill says that it is full, or about to leave, after
