@@ -48,7 +48,7 @@ const (
 	probesAtOnce   = 8
 	probeFirstWait = 100 * time.Millisecond // after a failure, doubling
 	probeMaxWait   = 2 * time.Second
-	probeQuiet     = 3 // failures of a worker in a row before they are warned of: 0.7 s
+	probeQuiet     = 3 // failures in a row that are not warned of: 0.7 s
 )
 
 func newProber(r *Router) *prober {
@@ -305,7 +305,7 @@ func (p *prober) probe(pr pair) {
 		}
 		st.running = false
 		if err == nil {
-			st.ok, st.embeds, st.err = true, embeds, ""
+			st.ok, st.embeds, st.err, st.fails = true, embeds, "", 0
 			if embeds {
 				p.embed = append(slices.Clone(p.embed), m.ID)
 				p.r.log.Info("engine embeds and does not generate", "id", m.ID)
@@ -338,7 +338,7 @@ func (p *prober) level(pr pair, err error) slog.Level {
 	defer p.mu.Unlock()
 	fails := 0
 	for _, m := range pr.members() {
-		if now := s.Get(m.ID); now == nil || keyOf(now) != keyOf(m) || !now.Usable() {
+		if now := s.Get(m.ID); now == nil || keyOf(now) != keyOf(m) || !now.Usable() || p.r.drained(now) {
 			return slog.LevelInfo
 		}
 		if st := p.known[keyOf(m)]; st != nil {

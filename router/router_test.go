@@ -127,41 +127,54 @@ func TestReadyNeedsAProbedPair(t *testing.T) {
 	}
 }
 
+// TestFailedProbesAreRepeated: a worker that breaks its first connections
+// serves in the end, and is warned of meanwhile.
 func TestFailedProbesAreRepeated(t *testing.T) {
 	g := newRig(t, 0, 0)
-	p := g.add("p0", fleet.Prefill)
-	d := g.add("d0", fleet.Decode)
-	_ = p
+	g.add("p0", fleet.Prefill)
+	g.add("d0", fleet.Decode)
 	g.until("ready", func() bool { return g.r.Ready() })
 	other := g.add("p1", fleet.Prefill, func(i *fleet.Instance) { i.ModelFingerprint = "other" })
+	g.addCutting("d1", func(n int64) bool { return n <= 4 })
+	g.allProbed(3) // all but p1
+	if n := strings.Count(g.logs.String(), `level=WARN msg="probe failed"`); n != 1 {
+		t.Errorf("%d warnings, of the fourth failure only there is to be one\n%s", n, g.logs)
+	}
 	if other.probes.Load() != 0 {
 		t.Error("an incompatible worker was probed")
 	}
-	// A worker that cannot be reached is probed again once it can.
-	late := d.inst
-	late.ID, late.URL = "d1", "http://127.0.0.1:1"
-	if err := g.watcher.AddStatic(late, fleet.Static); err != nil {
-		t.Fatal(err)
-	}
-	g.until("a failed probe", func() bool { return strings.Contains(g.logs.String(), "probe failed") })
-	g.until("a warning", func() bool { return strings.Contains(g.logs.String(), `level=WARN msg="probe failed"`) })
 }
 
-// TestLeavingIsNoWarning: a worker cuts its connections, and only then comes
-// the news that it leaves.
+// addCutting adds a decode worker that breaks its n-th connection, from 1 on,
+// where cut says so.
+func (g *rig) addCutting(id string, cut func(n int64) bool) {
+	var n atomic.Int64
+	g.add(id, fleet.Decode, func(*fleet.Instance) {
+		g.workers[id].raw.Store(&rawHandler{func(http.ResponseWriter, *http.Request) bool {
+			if cut(n.Add(1)) {
+				panic(http.ErrAbortHandler)
+			}
+			return false
+		}})
+	})
+}
+
+// TestLeavingIsNoWarning: nobody is woken for the first probes that a worker
+// cuts, nor for a later one when meanwhile came the news that it leaves.
 func TestLeavingIsNoWarning(t *testing.T) {
 	g := newRig(t, 0, 0)
 	g.add("p0", fleet.Prefill)
-	var cuts atomic.Int64
-	g.add("d0", fleet.Decode, func(i *fleet.Instance) {
-		g.workers["d0"].raw.Store(&rawHandler{func(w http.ResponseWriter, r *http.Request) bool {
-			if cuts.Add(1) == 2 {
-				g.adminJSON("POST", "/admin/v1/instances/d0/drain", "", nil)
+	g.addCutting("d0", func(n int64) bool {
+		if n == 4 {
+			leaving := g.workers["d0"].inst
+			leaving.Draining = true
+			if err := g.watcher.AddStatic(leaving, fleet.Static); err != nil {
+				t.Error(err)
 			}
-			panic(http.ErrAbortHandler)
-		}})
+		}
+		return true
 	})
-	g.until("the second failed probe", func() bool { return strings.Count(g.logs.String(), "probe failed") == 2 })
+	g.until("the fourth failed probe", func() bool { return strings.Count(g.logs.String(), `msg="probe failed"`) == 4 })
 	if logs := g.logs.String(); strings.Contains(logs, "level=WARN") {
 		t.Error(logs)
 	}
@@ -249,6 +262,11 @@ func TestAdmin(t *testing.T) {
 	for body, want := range map[string]int{`{`: 400, `{"id":"x","role":"cook","url":"http://a:1"}`: 400, `{"id":"x","what":1}`: 400, `{"id":"x","role":"prefill","url":"ftp://x"}`: 400} {
 		if code := g.adminJSON("POST", "/admin/v1/instances", body, nil); code != want {
 			t.Errorf("%s: %d", body, code)
+		}
+	}
+	for path, want := range map[string]int{"profile?seconds=100000": 400, "trace?seconds=601": 400, "heap?seconds=x": 400, "heap": 200, "trace?seconds=1": 200} {
+		if code := g.adminJSON("GET", "/debug/pprof/"+path, "", nil); code != want {
+			t.Errorf("%s: %d", path, code)
 		}
 	}
 	var ledger struct {

@@ -167,7 +167,12 @@ func (l *load) warm(t *testing.T) {
 // answered waits until n answers have come, of those that count; nil is all.
 func (l *load) answered(t *testing.T, n int, counts func(result) bool) {
 	t.Helper()
-	cluster.Wait(t, 20*time.Second, "answers", func() error {
+	l.answeredIn(t, 20*time.Second, n, counts)
+}
+
+func (l *load) answeredIn(t *testing.T, limit time.Duration, n int, counts func(result) bool) {
+	t.Helper()
+	cluster.Wait(t, limit, "answers", func() error {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		got := 0

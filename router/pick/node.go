@@ -32,7 +32,8 @@ type node struct {
 	seqs   int // sequences in flight (decode)
 	kv     int // tokens that they may hold (decode)
 
-	last   uint64  // tick of the last dispatch
+	last   uint64  // tick of the last dispatch, or of its coming
+	used   bool    // there was a dispatch
 	memory float64 // dispatched work, decayed by later dispatches
 
 	prefill, decode, local line // what its time depends on
@@ -53,7 +54,7 @@ func (n *node) recent(tick uint64) float64 {
 
 func (n *node) use(tick uint64, work float64) {
 	n.memory = n.recent(tick) + work
-	n.last = tick
+	n.last, n.used = tick, true
 	if n.class != nil {
 		n.class.unlink(n)
 		n.class.append(n)

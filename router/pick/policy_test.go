@@ -191,45 +191,6 @@ func TestTopology(t *testing.T) {
 	}
 }
 
-// TestSlowStart: a newcomer's share rises with time.
-func TestSlowStart(t *testing.T) {
-	for _, policy := range []string{pick.LeastLoaded, pick.Prefix, pick.Random} {
-		cfg := pick.DefaultConfig()
-		cfg.Policy = policy
-		p := pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
-		start := time.Unix(1000, 0)
-		view := pick.View{Snapshot: fleetOf(4, 1), Now: start}
-		p.Refresh(view)
-		share := func(at time.Duration) float64 {
-			view.Snapshot = fleet.NewSnapshot(2, time.Time{}, append(fleetOf(4, 1).Members, member("new", fleet.Prefill)))
-			view.Now = start.Add(time.Hour + at)
-			got, n := 0, 400
-			var held []*pick.Choice
-			for range n {
-				c, err := p.Pick(view, &pick.Request{Model: "m", Tokens: 100})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if c.Prefill.ID == "new" {
-					got++
-				}
-				if held = append(held, c); len(held) > 50 {
-					end(held[0])
-					held = held[1:]
-				}
-			}
-			for _, c := range held {
-				end(c)
-			}
-			return float64(got) / float64(n)
-		}
-		early, mid, late := share(100*time.Millisecond), share(5*time.Second), share(20*time.Second)
-		if early > 0.08 || mid <= early || mid > 0.16 || late < 0.15 {
-			t.Errorf("%s: shares %.2f, %.2f, %.2f", policy, early, mid, late)
-		}
-	}
-}
-
 // TestWarm: events beat the text where they are known, and only there.
 func TestWarm(t *testing.T) {
 	s := fleetOf(0, 1, member("fed", fleet.Prefill, func(m *fleet.Member) { m.KVEvents = "h:1" }),

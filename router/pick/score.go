@@ -457,7 +457,19 @@ func (s *scorer) weight(n *node) float64 {
 		return 1
 	}
 	grown := func(born time.Time) float64 { return float64(min(max(s.view.Now.Sub(born), 0)+slow/10, slow)) }
-	return min(grown(n.born)/grown(n.class.born), 1)
+	w := min(grown(n.born)/grown(n.class.born), 1)
+	if n.due(s.p.tick, w) {
+		return 1
+	}
+	return w
+}
+
+// due says whether a newcomer of weight w may have its next request now, like
+// anybody else: it has none, and its last, if there was one, is 1/w rounds of
+// its class ago. A cost over a small weight is no share: where few requests
+// run, even an idle newcomer's is the highest until it has grown up.
+func (n *node) due(tick uint64, w float64) bool {
+	return n.legsAll() == 0 && (!n.used || w*float64(tick-n.last) >= float64(len(n.class.nodes)))
 }
 
 // uncached is how many prompt tokens a candidate has neither itself nor from
