@@ -14,6 +14,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/pick"
@@ -65,7 +66,7 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	case single && verb == "GET":
 		r.serveRequest(ctx, request)
 	case strings.HasPrefix(path, "/debug/pprof"):
-		pprofhandler.PprofHandler(ctx)
+		servePprof(ctx, path)
 	default:
 		writeError(ctx, openai.NotFound("there is no %s %s", clip(verb), clip(path)))
 	}
@@ -89,6 +90,18 @@ func (r *Router) serveMetrics(ctx *fasthttp.RequestCtx) {
 	}
 	ctx.SetContentType(string(format))
 	ctx.SetBody(buf.Bytes())
+}
+
+// servePprof is Go's, but that nothing takes longer than a profile may.
+func servePprof(ctx *fasthttp.RequestCtx, path string) {
+	if path != "/debug/pprof/symbol" { // else a form could say how long, too
+		ctx.Request.ResetBody()
+	}
+	if _, err := profile.Duration(ctx.QueryArgs()); err != nil {
+		writeError(ctx, err)
+		return
+	}
+	pprofhandler.PprofHandler(ctx)
 }
 
 // instanceInfo is one member as the admin API lists it.

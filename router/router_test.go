@@ -264,6 +264,11 @@ func TestAdmin(t *testing.T) {
 			t.Errorf("%s: %d", body, code)
 		}
 	}
+	for path, want := range map[string]int{"profile?seconds=100000": 400, "trace?seconds=601": 400, "heap?seconds=x": 400, "heap": 200, "trace?seconds=1": 200} {
+		if code := g.adminJSON("GET", "/debug/pprof/"+path, "", nil); code != want {
+			t.Errorf("%s: %d", path, code)
+		}
+	}
 	var ledger struct {
 		Fleet map[string]any `json:"fleet"`
 	}

@@ -65,6 +65,12 @@ func Open(dir, name string) (*Book, error) {
 	return b, nil
 }
 
+// On says that the figures are of another device than this machine's processor.
+func (b *Book) On(device string) {
+	b.device = device
+	b.Logf("# on %s", device)
+}
+
 // Here says which figures of DIR/results/NAME.jsonl were measured of what is
 // checked out, as far as paths go: no commit since has changed anything there.
 func Here(dir, name string, paths ...string) (map[string]bool, error) {

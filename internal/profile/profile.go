@@ -20,11 +20,17 @@ const (
 	Default = 30 * time.Second // before it ends by itself
 	Longest = 10 * time.Minute
 	most    = 32 << 20 // bytes
+
+	deviceTime = time.Second // for the device to begin or end, which takes milliseconds
 )
 
 // ErrOn says that a profile is being made already, perhaps through
 // /debug/pprof/profile.
 var ErrOn = errors.New("a CPU profile is being made already")
+
+// ErrDevice says that the device's profiler does not answer. It is left out
+// from then on.
+var ErrDevice = fmt.Errorf("no answer in %v; it is left out from now on", deviceTime)
 
 // Device is a profiler of another kind that runs along; see kernels/cuda.
 type Device interface{ Profile(on bool) error }
@@ -40,9 +46,8 @@ type State struct {
 
 // Profiler makes one profile at a time. Close it.
 type Profiler struct {
-	device Device // nil: none
-
 	mu     sync.Mutex
+	device Device // nil: none
 	on     bool
 	closed bool
 	run    int // number of the profile, so that a late timer ends no other
@@ -73,7 +78,7 @@ func (p *Profiler) Start(d time.Duration) error {
 		return ErrOn // its only error
 	}
 	if p.device != nil {
-		if err := p.device.Profile(true); err != nil {
+		if err := p.turn(true); err != nil {
 			pprof.StopCPUProfile()
 			return fmt.Errorf("the device's profiler: %w", err)
 		}
@@ -83,6 +88,22 @@ func (p *Profiler) Start(d time.Duration) error {
 	run := p.run
 	p.timer = time.AfterFunc(d, func() { p.stop(run) })
 	return nil
+}
+
+// turn tells the device, under mu. A driver that hangs keeps one goroutine, ever.
+func (p *Profiler) turn(on bool) error {
+	done := make(chan error, 1)
+	device := p.device
+	go func() { done <- device.Profile(on) }()
+	late := time.NewTimer(deviceTime)
+	defer late.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-late.C:
+		p.device = nil
+		return ErrDevice
+	}
 }
 
 // Stop ends the profile, if there is one.
@@ -102,7 +123,7 @@ func (p *Profiler) stop(run int) {
 		p.last, p.err = nil, fmt.Errorf("the profile is over %d bytes", most)
 	}
 	if p.device != nil {
-		if err := p.device.Profile(false); err != nil {
+		if err := p.turn(false); err != nil {
 			p.err = fmt.Errorf("the device's profiler: %w", err)
 		}
 	}

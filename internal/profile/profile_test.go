@@ -35,6 +35,38 @@ func serve(p *profile.Profiler, method, query string) (int, []byte) {
 	return ctx.Response.StatusCode(), ctx.Response.Body()
 }
 
+// hung is a device whose driver answers nothing until it is let go.
+type hung struct{ asked, let chan struct{} }
+
+func (h *hung) Profile(bool) error {
+	h.asked <- struct{}{}
+	<-h.let
+	return nil
+}
+
+// TestHungDevice: a driver that hangs is waited for once and not for long.
+func TestHungDevice(t *testing.T) {
+	h := &hung{make(chan struct{}, 8), make(chan struct{})}
+	defer close(h.let)
+	p := profile.New(h)
+	defer p.Close()
+	if err := p.Start(time.Minute); !errors.Is(err, profile.ErrDevice) {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := p.Start(time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if s := p.State(); !s.On || s.Device {
+			t.Errorf("%+v", s)
+		}
+		p.Stop()
+	}
+	if len(h.asked) != 1 {
+		t.Errorf("it was asked %d times", len(h.asked))
+	}
+}
+
 func TestProfile(t *testing.T) {
 	d := &device{}
 	p := profile.New(d)

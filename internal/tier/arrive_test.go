@@ -28,7 +28,7 @@ func TestArriveBehindStep(t *testing.T) {
 			tokens := talk(uint64(chunk+part), 321)
 			want := r.cold(tokens, 8)
 			if part < len(tokens) { // then only its begin is to be in host memory
-				if err := r.tiers.Flush(); err != nil {
+				if err := r.tiers.Flush(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				r.cold(tokens[:part+1], 1)
@@ -80,7 +80,7 @@ func TestArriveWrong(t *testing.T) {
 				r := newStepRig(t, cfg, 128)
 				tokens, other := talk(1, 401), talk(2, 100)
 				want, beside := r.cold(tokens, 8), r.cold(other, 8)
-				if err := r.tiers.Flush(); err != nil {
+				if err := r.tiers.Flush(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				r.cold(tokens[:321], 1)
@@ -149,7 +149,7 @@ func (o *told) check() {
 	t.Helper()
 	o.r.quiet()
 	o.r.cache.Clear()
-	if err := o.r.tiers.Flush(); err != nil {
+	if err := o.r.tiers.Flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	all := newTold(o.r, o.tokens)

@@ -56,7 +56,7 @@ func TestCounts(t *testing.T) {
 	r.cache.Clear()
 	r.load(first[:32], 32) // pinned: still there
 	is("what is pinned stayed", map[[2]string]float64{{"loaded_units_total", tierHost}: 8, {"loaded_units_total", tierSSD}: 2})
-	if err := r.tiers.Flush(); err != nil {
+	if err := r.tiers.Flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	is("flushed", map[[2]string]float64{{"units", tierHost}: 0, {"units", tierSSD}: 0, {"pinned_units", ""}: 2, {"io_errors_total", ""}: 0, {"corrupt_units_total", ""}: 0})

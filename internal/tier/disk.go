@@ -458,11 +458,17 @@ func (d *disk) abolish(k *kept) {
 	d.unuse(k.seg)
 }
 
+// forgetAll takes all units out of the index; their files stay for now.
+func (d *disk) forgetAll() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for key := range d.index {
+		d.forget(key)
+	}
+}
+
 // clear forgets every unit and deletes the files.
 func (d *disk) clear() error {
-	if d == nil {
-		return nil
-	}
 	d.growing.Lock()
 	defer d.growing.Unlock()
 	if err := d.begin(); err != nil { // the log is never empty

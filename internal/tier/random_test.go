@@ -124,7 +124,7 @@ func TestRandom(t *testing.T) {
 		case 2:
 			if gen.IntN(8) == 0 {
 				clearing(func() {
-					if err := r.tiers.Flush(); err != nil {
+					if err := r.tiers.Flush(t.Context()); err != nil {
 						t.Fatal(err)
 					}
 				})

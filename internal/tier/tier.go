@@ -159,18 +159,20 @@ type Tiers struct {
 	loading  claims
 	bringing claims // Bring's: these end when the device is done, with a word to who waits
 
-	ctx     context.Context // ends with Close
-	cancel  context.CancelFunc
-	awake   context.Context // ends as Close begins
-	rest    context.CancelFunc
-	wg      sync.WaitGroup // savers, writers, reads
-	saves   chan save
-	writes  chan write
-	reads   chan struct{} // a token for each read under way
-	stages  chan struct{} // the same, of prefetch
-	repin   chan struct{} // a poke: pins have changed
-	keep    chan struct{} // the same, for who writes them down
-	unsaved atomic.Int64  // units in saves and writes, and in the hands of who reads those
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	awake  context.Context // ends as Close begins
+	rest   context.CancelFunc
+	wg     sync.WaitGroup // savers, writers, reads
+	saves  chan save
+	writes chan write
+	reads  chan struct{} // a token for each read under way
+	stages chan struct{} // the same, of prefetch
+	// clearing has a token while Flush deletes files.
+	clearing chan struct{}
+	repin    chan struct{} // a poke: pins have changed
+	keep     chan struct{} // the same, for who writes them down
+	unsaved  atomic.Int64  // units in saves and writes, and in the hands of who reads those
 
 	mu     sync.Mutex
 	cache  *kvcache.Cache // set by Attach, before any event
@@ -211,7 +213,7 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 	}
 	s := shape{backend.Layout(), unitBlocks}
 	t := &Tiers{cfg: cfg, log: log, backend: backend, shape: s, saves: make(chan save, saveQueue), writes: make(chan write, diskQueue),
-		reads: make(chan struct{}, reads), stages: make(chan struct{}, stages),
+		reads: make(chan struct{}, reads), clearing: make(chan struct{}, 1), stages: make(chan struct{}, stages),
 		pins: newPins(), repin: make(chan struct{}, 1), keep: make(chan struct{}, 1), quota: bucket{rate: cfg.LoadQuota}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	t.awake, t.rest = context.WithCancel(t.ctx)
@@ -303,8 +305,12 @@ func (t *Tiers) Attach(cache *kvcache.Cache) {
 	}
 }
 
-// ErrHung says that reads or writes of the SSD do not end.
-var ErrHung = errors.New("the SSD does not answer")
+// ErrHung says that reads or writes of the SSD do not end; ErrClosed that the
+// tiers are being closed.
+var (
+	ErrHung   = errors.New("the SSD does not answer")
+	ErrClosed = errors.New("the KV tiers are closed")
+)
 
 // Close writes what still waits for the SSD (under Back: what only host memory
 // has) until ctx ends, and waits for everything that touches the pool. Loads
@@ -369,13 +375,43 @@ func (t *Tiers) closeHost() error {
 }
 
 // Flush forgets every unit of every tier that is this worker's own (Purge is
-// for the shared store). What is being written at this moment may come after it.
-func (t *Tiers) Flush() error {
+// for the shared store), at once; then it deletes the SSD's files. ErrHung: those
+// are not deleted yet as ctx ends; they will be when the SSD answers, and until then
+// a worker that starts anew would find their units. What is being written at this
+// moment may come after it.
+func (t *Tiers) Flush(ctx context.Context) error {
 	if t == nil {
 		return nil
 	}
 	t.host.clear()
-	return t.disk.clear()
+	if t.disk == nil {
+		return nil
+	}
+	t.disk.forgetAll()
+	hung := func() error { return fmt.Errorf("%w: %s: its files are not deleted yet", ErrHung, t.cfg.Dir) }
+	select {
+	case t.clearing <- struct{}{}:
+	case <-ctx.Done(): // that of an earlier flush is under way
+		return hung()
+	}
+	cleared := make(chan error, 1)
+	t.mu.Lock()
+	if t.closed {
+		t.mu.Unlock()
+		<-t.clearing
+		return ErrClosed
+	}
+	t.wg.Go(func() {
+		cleared <- t.disk.clear()
+		<-t.clearing
+	})
+	t.mu.Unlock()
+	select {
+	case err := <-cleared:
+		return err
+	case <-ctx.Done():
+		return hung()
+	}
 }
 
 // complain logs what goes wrong with the SSD, at most every ten seconds.

@@ -69,7 +69,7 @@ func TestSSD(t *testing.T) {
 	r = newRig(t, cfg)
 	r.load(tokens, 96)
 	r.load(more, 96)
-	if err := r.tiers.Flush(); err != nil {
+	if err := r.tiers.Flush(t.Context()); err != nil {
 		t.Error(err)
 	}
 	r.cache.Clear()

@@ -35,9 +35,10 @@ type poolInfo struct {
 	AskedTokens uint64 `json:"asked_tokens"`
 }
 
-// purgeTime bounds what one flush does to a shared store: less than the router
-// waits. The next flush goes on.
-const purgeTime = 1500 * time.Millisecond
+// flushTime bounds a flush: less than the router waits. What it has left of a
+// shared store's units is the next one's; what an SSD has not deleted by then it
+// deletes when it answers.
+const flushTime = 1500 * time.Millisecond
 
 func (w *Worker) serveCache(ctx *fasthttp.RequestCtx) { w.writeCache(ctx, nil) }
 
@@ -56,24 +57,32 @@ func (w *Worker) writeCache(ctx *fasthttp.RequestCtx, purged *int) {
 // and in every tier that is this worker's own. With ?store=true also what the
 // shared store has of this model, numerics and layout, for all workers.
 func (w *Worker) serveFlush(ctx *fasthttp.RequestCtx) {
-	w.cache.Clear()
-	if err := w.tiers.Flush(); err != nil {
-		writeError(ctx, openai.Internal("flush the SSD tier: %v", err))
-		return
-	}
-	if string(ctx.QueryArgs().Peek("store")) != "true" {
-		w.writeCache(ctx, nil)
-		return
-	}
-	within, cancel := context.WithTimeout(context.Background(), purgeTime)
+	within, cancel := context.WithTimeout(context.Background(), flushTime)
 	defer cancel()
-	n, err := w.tiers.Purge(within)
-	switch {
+	w.cache.Clear()
+	flushed := make(chan error, 1)
+	go func() { flushed <- w.tiers.Flush(within) }() // an SSD that hangs leaves the store its time
+	var purged *int
+	var err error
+	if string(ctx.QueryArgs().Peek("store")) == "true" {
+		var n int
+		n, err = w.tiers.Purge(within)
+		purged = &n
+	}
+	switch own := <-flushed; {
+	case errors.Is(own, tier.ErrHung):
+		fail := openai.Deadline("forgotten, but %v", own)
+		fail.Code = "ssd_hung"
+		writeError(ctx, fail)
+	case errors.Is(own, tier.ErrClosed):
+		writeFailure(ctx, closing())
+	case own != nil:
+		writeError(ctx, openai.Internal("flush the SSD tier: %v", own))
 	case errors.Is(err, tier.ErrNoStore):
 		writeError(ctx, openai.BadRequest("store", "%v", err))
 	case err != nil:
-		writeError(ctx, openai.Upstream("%d units purged, there may be more: %v", n, err))
+		writeError(ctx, openai.Upstream("%d units purged, there may be more: %v", *purged, err))
 	default:
-		w.writeCache(ctx, &n)
+		w.writeCache(ctx, purged)
 	}
 }

@@ -43,7 +43,7 @@ func run(ctx context.Context, args []string, say io.Writer) (bool, error) {
 	workers := o.Int("workers", 10, "parts of a sanitizer side by side")
 	into := o.String("pack", "", "only build, into this folder, all that a GPU machine without Go needs")
 	table := o.String("table", "", "only print the table of these output folders, by commas")
-	record := o.String("record", "", "with --table: add its figures to this folder's results and raw, which is bench")
+	record := o.String("record", "", "add the table's figures to this folder's results and raw, which is bench")
 	if err := o.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return true, nil
 	} else if err != nil {
@@ -83,7 +83,7 @@ func run(ctx context.Context, args []string, say io.Writer) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return ok, report(say, "", r.out)
+	return ok, report(say, *record, r.out)
 }
 
 // choose returns the stages of these names, in the plan's order; all, if none.

@@ -28,7 +28,7 @@ var goTests = []struct{ name, path string }{
 }
 
 var (
-	compiled = []string{"libxpyd_cuda.so", "probe", "moves", "cuda.test", "worker.test", "stage.test"}
+	compiled = []string{"libxpyd_cuda.so", "probe", "moves", "cuda.test", "worker.test", "stage.test", "xpyd", "benchpeer"}
 	scripts  = []string{"cuda-test", "cuda-hf", "cuda-peers.py"}
 )
 
@@ -89,8 +89,11 @@ func build(ctx context.Context, say io.Writer, dir string) error {
 			return err
 		}
 	}
-	if err := command([]string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", in("cudatest"), "./scripts/cudatest"); err != nil {
-		return err
+	for _, p := range []struct{ cgo, name, path string }{{"1", "xpyd", "./cmd/xpyd"}, {"0", "benchpeer", "./scripts/benchpeer"}, {"0", "cudatest", "./scripts/cudatest"}} {
+		// Without the commit: of other commits the same program is the same.
+		if err := command([]string{"CGO_ENABLED=" + p.cgo}, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", in(p.name), p.path); err != nil {
+			return err
+		}
 	}
 	for _, s := range scripts {
 		text, err := os.ReadFile(filepath.Join("scripts", s))

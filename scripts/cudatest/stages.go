@@ -153,5 +153,7 @@ func plan() []stage {
 			tests("stage.test", "staged", 90, []string{"XPYD_CUDA_PUSH=1"}, "TestStagedOnGPUs"),
 			tests("cuda.test", "beside", 90, []string{"XPYD_CUDA_PUSH=1"}, "TestPushBeside"),
 			{name: "refill speed", run: []string{"cuda.test", "-test.run", "^$", "-test.bench", "Refill", "-test.benchtime", "50x"}, seconds: 120}}},
+		{name: "peer", about: "an 8k prefix from another GPU's pool, two workers of an 8B shape", seconds: 140, gpus: 2, parts: []part{
+			{name: "8k", run: []string{"benchpeer", "-xpyd", "xpyd", "-gpus", "0,1", "-model", "8b"}}}},
 	}
 }

@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/xpyd/xpyd/internal/model"
 )
@@ -19,8 +22,8 @@ type HFOptions struct {
 	Files  map[string][]byte // more files, such as tokenizer.json
 }
 
-// WriteHF makes dir a Hugging Face directory of a model with c's shape. One
-// tensor at a time is in memory.
+// WriteHF makes dir a Hugging Face directory of a model with c's shape. As many
+// files are written at once as there are processors, each with one tensor in memory.
 func WriteHF(dir string, c model.Config, o HFOptions) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -35,18 +38,21 @@ func WriteHF(dir string, c model.Config, o HFOptions) error {
 	}
 	specs, shards := c.Tensors(), max(1, o.Shards)
 	owner := map[string]string{}
+	var all errgroup.Group
+	all.SetLimit(runtime.GOMAXPROCS(0))
 	for s := range shards {
 		name := "model.safetensors"
 		if shards > 1 {
 			name = fmt.Sprintf("model-%05d-of-%05d.safetensors", s+1, shards)
 		}
 		part := specs[len(specs)*s/shards : len(specs)*(s+1)/shards]
-		if err := writeSafetensors(filepath.Join(dir, name), part, o); err != nil {
-			return err
-		}
+		all.Go(func() error { return writeSafetensors(filepath.Join(dir, name), part, o) })
 		for _, sp := range part {
 			owner[sp.Name] = name
 		}
+	}
+	if err := all.Wait(); err != nil {
+		return err
 	}
 	if shards > 1 {
 		b, err := json.Marshal(map[string]any{"metadata": map[string]any{}, "weight_map": owner})

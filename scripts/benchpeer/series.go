@@ -1,0 +1,214 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+)
+
+// results are those of all rounds that count, in milliseconds.
+type results struct {
+	computed, peer, pool []float64
+	equal                int    // answers over the peer's KV that are those computed
+	missed               int    // tries in which the fetch did not come
+	path                 string // how the taker reaches the giver
+}
+
+// answer is one answer, and when its first token came.
+type answer struct {
+	tokens []int32
+	cached int
+	first  time.Duration
+}
+
+const answerTokens = 8
+
+// vocabulary is that of the embedded model, which all have; the first ids are no text.
+const low, vocabulary = 3, 512
+
+// series runs rounds on workers of its own. exact: answers over the giver's KV must be
+// those that the taker computes; else only those that the giver has from its pool, which
+// come of the same rows and the same last step.
+func (o *options) series(ctx context.Context, dir string, say io.Writer, rounds int, exact bool) (*results, error) {
+	s, err := o.open(ctx, dir, exact)
+	defer s.close()
+	if err != nil {
+		return nil, err
+	}
+	r := &results{}
+	for n := range rounds + 1 { // the first one opens the connection
+		if n == 1 {
+			*r = results{}
+		}
+		if err := s.round(ctx, r, uint64(n), exact); err != nil {
+			return nil, fmt.Errorf("round %d: %w\n%s", n, err, s.logs())
+		}
+		i := len(r.peer) - 1
+		fmt.Fprintf(say, "round %d: computed %.2f ms, from the peer %.2f ms (%.4f), in its own pool %.2f ms\n", n, r.computed[i], r.peer[i], r.peer[i]/r.computed[i], r.pool[i])
+	}
+	want := "giver cudaipc"
+	if len(o.gpus) == 0 {
+		want = "giver shm"
+	}
+	taker, err := s.member("taker")
+	if err != nil {
+		return nil, err
+	}
+	if r.path = taker.KVPaths; r.path != want {
+		return nil, fmt.Errorf("the taker's path is %q, want %q", r.path, want)
+	}
+	return r, nil
+}
+
+// round measures one prompt: computed by the taker, fetched by it from the giver, in
+// either order, and then out of its own pool.
+func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) error {
+	rng := rand.New(rand.NewPCG(n, 1))
+	prompt := []int32{1}
+	for len(prompt) < s.o.tokens {
+		prompt = append(prompt, low+rng.Int32N(vocabulary-low))
+	}
+	if _, err := s.ask(ctx, s.giver.URL, prompt, nil); err != nil {
+		return err
+	}
+	warm, err := s.ask(ctx, s.giver.URL, prompt, nil)
+	if err != nil {
+		return err
+	}
+	whole := (len(prompt) - 1) / 16 * 16
+	if warm.cached < whole {
+		return fmt.Errorf("the giver has %d tokens in its pool, want %d", warm.cached, whole)
+	}
+	hint := http.Header{"X-Xpyd-Kv-Peer": {fmt.Sprintf("%s %d %s %s %d", s.giver.ID, s.giver.Epoch, s.giver.URL, s.giver.KVAddr, len(prompt))}}
+	var computed, peer *answer
+	for i := range uint64(2) {
+		if i == n%2 {
+			computed, err = s.cold(ctx, prompt, nil)
+		} else {
+			peer, err = s.fetched(ctx, r, prompt, hint, whole)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if computed.cached != 0 {
+		return fmt.Errorf("%d tokens of what was to be computed were cached", computed.cached)
+	}
+	time.Sleep(s.o.rest)
+	pool, err := s.ask(ctx, s.taker.URL, prompt, nil)
+	if err != nil {
+		return err
+	}
+	same := slices.Equal(peer.tokens, computed.tokens)
+	if !slices.Equal(peer.tokens, warm.tokens) || exact && !same {
+		return fmt.Errorf("the taker's answer is %v; the giver's %v, computed %v", peer.tokens, warm.tokens, computed.tokens)
+	}
+	if same {
+		r.equal++
+	}
+	ms := func(a *answer) float64 { return float64(a.first) / 1e6 }
+	r.computed, r.peer, r.pool = append(r.computed, ms(computed)), append(r.peer, ms(peer)), append(r.pool, ms(pool))
+	return nil
+}
+
+// fetched is cold with the giver's name. A starved machine may lose sight of the giver:
+// then the prompt is computed, which does not count.
+func (s *site) fetched(ctx context.Context, r *results, prompt []int32, hint http.Header, whole int) (a *answer, err error) {
+	failed := s.until(ctx, func() error {
+		if a, err = s.cold(ctx, prompt, hint); err != nil {
+			return nil
+		}
+		if a.cached < whole {
+			r.missed++
+			return fmt.Errorf("%d of %d tokens came from the giver", a.cached, whole)
+		}
+		return nil
+	})
+	return a, errors.Join(failed, err)
+}
+
+// cold asks a taker that has nothing, and has rested.
+func (s *site) cold(ctx context.Context, prompt []int32, header http.Header) (*answer, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.taker.URL+"/xpyd/v1/cache/flush", nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := call(req, func(io.Reader) error { return nil }); err != nil {
+		return nil, err
+	}
+	time.Sleep(s.o.rest)
+	return s.ask(ctx, s.taker.URL, prompt, header)
+}
+
+// ask streams an answer.
+func (s *site) ask(ctx context.Context, url string, prompt []int32, header http.Header) (*answer, error) {
+	body, err := json.Marshal(map[string]any{"prompt": prompt, "max_tokens": answerTokens, "temperature": 0, "ignore_eos": true, "return_token_ids": true,
+		"stream": true, "stream_options": map[string]bool{"include_usage": true}})
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(string(body)))
+	if err != nil {
+		return nil, err
+	}
+	if header != nil {
+		req.Header = header.Clone()
+	}
+	req.Header.Set("Content-Type", "application/json")
+	a := &answer{}
+	began := time.Now()
+	err = call(req, func(r io.Reader) error {
+		for lines := bufio.NewReader(r); ; {
+			line, err := lines.ReadString('\n')
+			if errors.Is(err, io.EOF) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+			if !strings.HasPrefix(line, "data: {") {
+				continue
+			}
+			if a.first == 0 {
+				a.first = time.Since(began)
+			}
+			var e event
+			if err := json.Unmarshal([]byte(line[len("data: "):]), &e); err != nil {
+				return err
+			}
+			a.take(&e)
+		}
+	})
+	if err == nil && len(a.tokens) != answerTokens {
+		err = fmt.Errorf("an answer of %d tokens", len(a.tokens))
+	}
+	return a, err
+}
+
+// event is what is read of a stream's event.
+type event struct {
+	Choices []struct {
+		TokenIDs []int32 `json:"token_ids"`
+	}
+	Usage *struct {
+		Details struct {
+			Cached int `json:"cached_tokens"`
+		} `json:"prompt_tokens_details"`
+	}
+}
+
+func (a *answer) take(e *event) {
+	for _, c := range e.Choices {
+		a.tokens = append(a.tokens, c.TokenIDs...)
+	}
+	if e.Usage != nil {
+		a.cached = e.Usage.Details.Cached
+	}
+}
