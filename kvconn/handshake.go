@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -226,6 +228,17 @@ func classify(err error) ticket.Outcome {
 		return ticket.Late
 	}
 	return ticket.Dead
+}
+
+// failureLevel is for the log of a handshake that failed: that a peer is gone is
+// the fleet's to warn of, which knows whether it has left as it should.
+func failureLevel(err error) slog.Level {
+	for _, gone := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNREFUSED} {
+		if errors.Is(err, gone) {
+			return slog.LevelInfo
+		}
+	}
+	return slog.LevelWarn
 }
 
 // within bounds a handshake; the caller clears it with a zero duration.

@@ -112,7 +112,7 @@ func (sl *slot) over() bool {
 func (r *Receiver) run(key slotKey, sl *slot) {
 	s, err := r.connect(key)
 	if err != nil {
-		r.log.Warn("kv session not opened", logPeer, key.expect.String(), "addr", key.addr, "transport", r.tr.Name(), "error", err)
+		r.log.Log(r.ctx, failureLevel(err), "kv session not opened", logPeer, key.expect.String(), "addr", key.addr, "transport", r.tr.Name(), "error", err)
 	}
 	sl.s, sl.err = s, err
 	close(sl.ready)

@@ -106,7 +106,7 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, h Handler) {
 		if d := asIncompatible(err); d != nil {
 			s.m.refused(d)
 		}
-		s.log.Warn("kv handshake", "addr", c.RemoteAddr(), "outcome", string(classify(err)), "error", err)
+		s.log.Log(ctx, failureLevel(err), "kv handshake", "addr", c.RemoteAddr(), "outcome", string(classify(err)), "error", err)
 		return
 	}
 	if sess != nil {

@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
+	"os"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -495,4 +497,33 @@ func TestFence(t *testing.T) {
 	g := newFence(nil)
 	g.shut()
 	<-g.quiet
+}
+
+// TestGonePeerIsNoWarning: a peer that leaves while a session is opened is the
+// fleet's to judge; one that does not answer, or answers wrongly, is a warning.
+func TestGonePeerIsNoWarning(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ln.Close() // resets what it has not accepted
+	_, reset := conn.Read(make([]byte, 1))
+	_, refused := net.Dial("tcp", "127.0.0.1:1")
+	conn.Close()
+	_, closed := conn.Read(make([]byte, 1))
+	for _, err := range []error{reset, refused, closed, io.EOF, io.ErrUnexpectedEOF} {
+		if l := failureLevel(&Error{"open", PeerID{"p", 1}, PhaseDial, classify(err), err}); l != slog.LevelInfo {
+			t.Errorf("%v: %v", err, l)
+		}
+	}
+	for _, err := range []error{errStalled, &refusal{outcome: ticket.NoSpace}, &Incompatible{}, &wireError{}, os.ErrDeadlineExceeded} {
+		if l := failureLevel(&Error{"open", PeerID{"p", 1}, PhaseDial, classify(err), err}); l != slog.LevelWarn {
+			t.Errorf("%v: %v", err, l)
+		}
+	}
 }

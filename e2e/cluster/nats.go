@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -29,12 +28,7 @@ type NATS struct {
 // StartNATS starts a server on a free port.
 func StartNATS(t testing.TB) *NATS {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := ln.Addr().String()
-	ln.Close()
+	addr := Port(t)
 	n := &NATS{addr: addr, URL: fmt.Sprintf("nats://%s:%s@%s", natsUser, natsPassword, addr)}
 	n.Restart(t)
 	return n

@@ -7,7 +7,6 @@ package compose
 import (
 	"fmt"
 	"io"
-	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -62,12 +61,7 @@ type host struct {
 
 func newHost(t *testing.T) *host {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := &host{services: services(t), nats: ln.Addr().String(), configs: t.TempDir()}
-	ln.Close()
+	h := &host{services: services(t), nats: cluster.Port(t), configs: t.TempDir()}
 	address := regexp.MustCompile(`0\.0\.0\.0:\d+`)
 	files, err := filepath.Glob(filepath.Join(root, "configs/compose/*.yaml"))
 	if err != nil || len(files) != 3 {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -229,13 +228,7 @@ func TestCluster(t *testing.T) {
 	t.Parallel()
 	var ports []string
 	for range 4 { // NATS of each, and the cluster's of each
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer ln.Close()
-		ports = append(ports, ln.Addr().String())
-		ln.Close()
+		ports = append(ports, cluster.Port(t))
 	}
 	var routers []*cluster.Router
 	var urls []string

@@ -67,7 +67,7 @@ type event struct {
 	cause  string
 	reason string
 
-	expected bool // the member was draining
+	draining bool // the member was
 }
 
 const maxDoublings = 3
@@ -229,6 +229,19 @@ func (r *registry) reportDead(id string, epoch uint64, reason string, now time.T
 	r.end(rec, Dead, causeReport, reason, now)
 }
 
+// left says whether a death that was reported at that time was a leave: the
+// member was draining, or its goodbye has come. Until that is settled it may
+// still come: what was sent before the death is here when an echo is that was
+// sent after it.
+func (r *registry) left(e *event, reported, now time.Time) (left, settled bool) {
+	rec := r.members[e.id]
+	if e.draining || rec != nil && rec.Epoch == e.epoch && rec.State == Gone {
+		return true, true
+	}
+	waits := rec != nil && rec.Source == NATS && r.link.Up && !r.proved.After(reported) && now.Sub(reported) < echoPatience
+	return false, !waits
+}
+
 // remove ends a member for good: messages of its epoch are ignored for as
 // long as they keep coming.
 func (r *registry) remove(id, reason string, now time.Time) bool {
@@ -303,7 +316,7 @@ func (r *registry) forget(rec *record) {
 
 func (r *registry) note(rec *record, cause, reason string) {
 	r.events = append(r.events, event{id: rec.ID, role: rec.Role, epoch: rec.Epoch, state: rec.State,
-		cause: cause, reason: reason, expected: rec.Draining})
+		cause: cause, reason: reason, draining: rec.Draining})
 }
 
 func (r *registry) snapshot(now time.Time) *Snapshot {

@@ -286,3 +286,42 @@ func TestRoleDrainAndLoad(t *testing.T) {
 		t.Fatalf("%+v", m)
 	}
 }
+
+// TestLeaveSeenFirst: the end of a process is seen before what it has published:
+// whether it left or died is known when an echo comes back that was sent later.
+func TestLeaveSeenFirst(t *testing.T) {
+	c := newClock(t, 10)
+	dies, leaves, drains, static := worker("dies", 1), worker("leaves", 1), worker("drains", 1), worker("static", 1)
+	drains.Draining = true
+	for _, i := range []*Instance{dies, leaves, drains} {
+		c.announce(i)
+	}
+	c.r.announce(static, Static, c.now)
+	c.r.events = nil
+	at := c.now
+	for _, i := range []*Instance{dies, leaves, drains, static} {
+		c.r.reportDead(i.ID, 1, "lifeline ended", at)
+	}
+	want := func(when string, want ...string) {
+		t.Helper()
+		for n, e := range c.r.events[:4] {
+			left, settled := c.r.left(&e, at, c.now)
+			if got := fmt.Sprintf("%s %t %t", e.id, left, settled); got != want[n] {
+				t.Errorf("%s: %s, want %s", when, got, want[n])
+			}
+		}
+	}
+	want("at once", "dies false false", "leaves false false", "drains true true", "static false true")
+	c.run(100 * time.Millisecond) // the echo that comes back was sent no later
+	want("an echo", "dies false false", "leaves false false", "drains true true", "static false true")
+	c.bye(leaves)
+	want("goodbye", "dies false false", "leaves true true", "drains true true", "static false true")
+	c.run(100 * time.Millisecond)
+	want("the next echo", "dies false true", "leaves true true", "drains true true", "static false true")
+	c.link(false)
+	c.announce(worker("dies", 2))
+	c.r.reportDead("dies", 2, "lifeline ended", c.now)
+	if left, settled := c.r.left(&c.r.events[len(c.r.events)-1], c.now, c.now); left || !settled {
+		t.Errorf("without a link: left %t, settled %t", left, settled)
+	}
+}

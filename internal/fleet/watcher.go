@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -84,6 +85,7 @@ type Watcher struct {
 
 	mu       sync.Mutex // after Conn.mu in order
 	reg      *registry
+	untold   []untold
 	changed  chan struct{} // closed and renewed with each version
 	refusals map[string]Refusal
 	mute     time.Time // no complaint about bad messages before
@@ -275,25 +277,44 @@ func (w *Watcher) change(f func(now time.Time)) {
 		w.tellRefusals()
 	}
 	for _, e := range w.reg.events {
-		w.tell(e)
+		w.metrics.events.WithLabelValues(string(e.role), e.cause).Inc()
+		w.untold = append(w.untold, untold{e, now})
 	}
 	w.reg.events = w.reg.events[:0]
+	w.untold = slices.DeleteFunc(w.untold, func(u untold) bool { return w.tell(&u, now) })
 }
 
 func (w *Watcher) store(now time.Time) { w.snap.Store(w.reg.snapshot(now)) }
 
-func (w *Watcher) tell(e event) {
-	w.metrics.events.WithLabelValues(string(e.role), e.cause).Inc()
+// untold is an event that is not logged yet.
+type untold struct {
+	event
+	at time.Time
+}
+
+// tell logs e, unless it is too early to say whether that is a warning. Whoever
+// is suspect comes back, or is warned of when dead; the end of a process that
+// leaves may be seen before the news that it does.
+func (w *Watcher) tell(e *untold, now time.Time) bool {
+	level := slog.LevelWarn
+	switch {
+	case e.cause == causeReport:
+		left, settled := w.reg.left(&e.event, e.at, now)
+		if !settled {
+			return false
+		}
+		if left {
+			level = slog.LevelInfo
+		}
+	case e.state == Live || e.state == Suspect || e.cause == causeBye || e.cause == causeForget:
+		level = slog.LevelInfo
+	}
 	args := []any{"id", e.id, "role", string(e.role), "epoch", e.epoch, "state", string(e.state), "cause", e.cause}
 	if e.reason != "" {
 		args = append(args, "reason", e.reason)
 	}
-	// The end of a drained worker's process may be seen before its goodbye.
-	if e.state == Live || e.cause == causeBye || e.cause == causeForget || e.cause == causeReport && e.expected {
-		w.log.Info("fleet", args...)
-	} else {
-		w.log.Warn("fleet", args...)
-	}
+	w.log.Log(context.Background(), level, "fleet", args...)
+	return true
 }
 
 // tellRefusals logs each refusal when it begins or changes.

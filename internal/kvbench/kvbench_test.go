@@ -64,7 +64,7 @@ func serve(t *testing.T, once bool) (addr string) {
 
 func run(t *testing.T, c kvbench.Config, addr string) *kvbench.Report {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	r, err := kvbench.Run(ctx, c, kvbench.Peer{Addr: addr, Transports: transports(t), Log: quiet()})
 	if err != nil {
@@ -167,7 +167,7 @@ func TestServe(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		if _, err := io.WriteString(c, line+"\n"); err != nil {
 			t.Fatal(err)
 		}

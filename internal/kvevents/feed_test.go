@@ -30,7 +30,7 @@ func (n *notes) add(s string) {
 
 func (n *notes) want(t *testing.T, want ...string) {
 	t.Helper()
-	end := time.Now().Add(10 * time.Second)
+	end := time.Now().Add(time.Minute)
 	for {
 		n.mu.Lock()
 		got := slices.Clone(n.list)
@@ -77,7 +77,7 @@ func publish(t *testing.T, cfg kvevents.PublisherConfig) *kvevents.Publisher {
 
 func subscribed(t *testing.T, count func() int) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); count() == 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); count() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("nobody subscribed")
 		}

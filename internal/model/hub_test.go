@@ -18,7 +18,7 @@ import (
 	"github.com/xpyd/xpyd/internal/model/modeltest"
 )
 
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // get downloads hf:acme/tiny from h.
 func get(t *testing.T, h *fakeHub) (string, error) {

@@ -126,21 +126,21 @@ func TestTwoInOneProcess(t *testing.T) {
 	a, b := profile.New(bad), profile.New(nil)
 	defer a.Close()
 	defer b.Close()
-	if err := a.Start(time.Second); err == nil || errors.Is(err, profile.ErrOn) {
+	if err := a.Start(time.Minute); err == nil || errors.Is(err, profile.ErrOn) {
 		t.Fatalf("a device that fails: %v", err)
 	}
-	if err := b.Start(time.Second); err != nil {
+	if err := b.Start(time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	bad.err = nil
-	if err := a.Start(time.Second); !errors.Is(err, profile.ErrOn) {
+	if err := a.Start(time.Minute); !errors.Is(err, profile.ErrOn) {
 		t.Errorf("two at a time: %v", err)
 	}
 	b.Close()
-	if err := b.Start(time.Second); err == nil {
+	if err := b.Start(time.Minute); err == nil {
 		t.Error("a closed one begins")
 	}
-	if err := a.Start(time.Second); err != nil {
+	if err := a.Start(time.Minute); err != nil {
 		t.Errorf("after the other's end: %v", err)
 	}
 }

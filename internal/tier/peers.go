@@ -131,6 +131,10 @@ func (p *Peers) Load(ctx context.Context, requestID string, tokens []int32, salt
 			}
 			continue
 		}
+		if p.cache.Knows(chain.Name(from + p.cache.UnitTokens())) { // since we looked
+			mine()
+			continue
+		}
 		peer := untried[i]
 		untried = slices.Delete(untried, i, i+1)
 		total += p.fetch(ctx, &Fetch{Peer: peer, RequestID: requestID, Tokens: tokens, Salt: salt, Upto: min(peer.Tokens, upto), Least: least}, from)

@@ -79,6 +79,14 @@ func (m *model) agrees(t *Tiers) error {
 	return nil
 }
 
+// rounds is how many things a random test does.
+func rounds() int {
+	if underRace {
+		return 1500
+	}
+	return 10_000
+}
+
 // TestRandom does 10,000 random things under all policies and orders in turn,
 // with two tenants and with pins. After each one it looks whether the books
 // agree with each other and with a model, and every row that the index leads
@@ -112,7 +120,7 @@ func TestRandom(t *testing.T) {
 			mu.Unlock() //nolint:staticcheck // a barrier
 		}
 	}
-	for i := range 10_000 {
+	for i := range rounds() {
 		tokens := prompt(gen.IntN(64), 16*(1+gen.IntN(8)))
 		salt := []string{"", "", "another"}[gen.IntN(3)]
 		op := gen.IntN(24)
@@ -177,7 +185,7 @@ func TestRandom(t *testing.T) {
 		t.Errorf("%v reads or writes failed", failed)
 	}
 	t.Log("operations", seen, "tokens loaded", loaded)
-	if len(seen) != 9 || loaded[Through] < 1000 || loaded[Selective] < 1000 || loaded[Back] < 1000 {
+	if !underRace && (len(seen) != 9 || loaded[Through] < 1000 || loaded[Selective] < 1000 || loaded[Back] < 1000) {
 		t.Error("the test tests little")
 	}
 }

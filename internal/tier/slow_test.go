@@ -104,7 +104,7 @@ func testStalled(t *testing.T, policy WritePolicy) {
 	r.stall(&by)
 	by.Store(int64(500 * time.Millisecond))
 	began := make(chan struct{})
-	over := make(chan time.Duration)
+	over := make(chan time.Duration, 1)
 	go func() { // together with the first
 		close(began)
 		at := time.Now()

@@ -79,9 +79,9 @@ func testStage(t *testing.T, slow string, lacks []int, bad bool) {
 		t.Errorf("%v with %d cached, want %v with %d: %v", got, n, want, cached, err)
 	}
 	if cached > 0 {
-		<-(<-s.got).Done()
+		come(t, "the prefix's end", come(t, "its begin", s.got).Done())
 	}
-	<-h.Done()
+	come(t, "the request's end", h.Done())
 	r.quiet()
 	one := &rig{t: t, reg: r.reg, tiers: r.tiers}
 	if n := one.value("prefetched_units_total", slow); !bad && n != float64(len(lacks)) {

@@ -223,7 +223,7 @@ func TestPeerLies(t *testing.T) {
 			w := start(t, func(cfg *worker.Config) {
 				patient(cfg)
 				if c.hangs {
-					cfg.KV.LoadTimeout = 200 * time.Millisecond
+					cfg.KV.LoadTimeout = 500 * time.Millisecond
 				}
 			})
 			i := giver.Instance()

@@ -15,11 +15,13 @@ import (
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
 
-// start runs a worker without a fleet.
+// start runs a worker without a fleet. Its peers are of this process: one that is
+// silent for a while is starved, not dead.
 func start(t *testing.T, change func(*worker.Config)) *worker.Worker {
 	t.Helper()
 	cfg := worker.DefaultConfig(fleet.Decode)
 	cfg.Threads, cfg.KVMemory = 1, 8<<20
+	cfg.KV.DialTimeout, cfg.KV.HandshakeTimeout, cfg.KV.AcceptTimeout, cfg.KV.PeerSilence = patience, patience, patience, patience
 	if change != nil {
 		change(&cfg)
 	}

@@ -45,7 +45,7 @@ func pair(t *testing.T) (*Conn, *Conn) {
 	}
 	t.Cleanup(func() { a.Close(); b.Close() })
 	for _, c := range []net.Conn{a, b} {
-		if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 	}

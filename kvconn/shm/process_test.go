@@ -33,7 +33,14 @@ var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 // config is a peer's that is patient, but not with silence.
 func config(id string) kvconn.Config {
 	c := kvconntest.Config(id, 1)
-	c.DialTimeout, c.HandshakeTimeout, c.AcceptTimeout = time.Minute, time.Minute, time.Minute
+	c.DialTimeout, c.HandshakeTimeout, c.AcceptTimeout, c.TicketTimeout = time.Minute, time.Minute, time.Minute, time.Minute
+	return c
+}
+
+// childConfig is the other side's, who has nobody to find dead.
+func childConfig(id string) kvconn.Config {
+	c := config(id)
+	c.PeerSilence = time.Minute
 	return c
 }
 
@@ -66,7 +73,7 @@ func processMain(what string) error {
 		return err
 	}
 	if what == "sender" {
-		srv, err := kvconn.NewServer(config("prefill-0"), quiet, m)
+		srv, err := kvconn.NewServer(childConfig("prefill-0"), quiet, m)
 		if err != nil {
 			return err
 		}
@@ -77,7 +84,7 @@ func processMain(what string) error {
 		fmt.Println(ln.Addr())
 		return srv.Serve(context.Background(), ln, pushAndWait{})
 	}
-	cfg := config("decode-0")
+	cfg := childConfig("decode-0")
 	pool := kvconntest.NewPool(kvconntest.Layout(), 256)
 	var failed error
 	cfg.Shared = pool.Share(func(size int) (int, []byte) {

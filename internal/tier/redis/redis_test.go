@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -184,10 +183,14 @@ func TestGone(t *testing.T) {
 	}
 	s.Stop()
 	hasty := client(t, s.URL(), func(c *redis.Config) { c.Timeout = 10 * time.Millisecond })
-	if _, err := hasty.Exists(t.Context(), []string{"k"}); !errors.Is(err, os.ErrDeadlineExceeded) {
+	late := func(err error) bool { // on a starved machine while it connects
+		var e net.Error
+		return errors.As(err, &e) && e.Timeout()
+	}
+	if _, err := hasty.Exists(t.Context(), []string{"k"}); !late(err) {
 		t.Error(err)
 	}
-	if _, err := hasty.Write(t.Context(), "k", make([]byte, most)); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if _, err := hasty.Write(t.Context(), "k", make([]byte, most)); !late(err) {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
