@@ -140,7 +140,7 @@ func TestShutdown(t *testing.T) {
 		}()
 		g.until("the stream", func() bool { return d.calls.Load() == 1 && !g.idle() })
 		g.stopped = true
-		timeout := 10 * time.Second
+		timeout := time.Minute
 		if !patient {
 			timeout = 150 * time.Millisecond
 		}

@@ -207,8 +207,8 @@ func TestFaultC04_TransferIsNotCut(t *testing.T) {
 			g, ps, ds := pairRig(t, dialect, 1, 1)
 			ps[0].SetFault(fake.Fault{Hang: true})
 			ds[0].SetFault(fake.Fault{Hang: true})
+			left := time.Now() // at the earliest
 			g.leave(askLive, got(ps[0], ds[0]))
-			left := time.Now()
 			g.until("decode to be cut", over(ds[0]))
 			g.until("prefill's leg to end", over(ps[0]))
 			if d := time.Since(left); d < time.Second { // no machine is too slow for that

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -181,11 +182,13 @@ func TestRateLimits(t *testing.T) {
 	resp, body := g.post("/v1/completions", large, f.of("tokens")...)
 	want(200, resp, body)
 	h := resp.Header
-	if h.Get("x-ratelimit-limit-tokens") != "1000" || len(h.Get("x-ratelimit-remaining-tokens")) != 2 || h.Get("x-ratelimit-limit-requests") != "" {
+	left, err := strconv.Atoi(h.Get("x-ratelimit-remaining-tokens")) // 92, and more when a slow machine answers late
+	if err != nil || left < 92 || left > 999 || h.Get("x-ratelimit-limit-tokens") != "1000" || h.Get("x-ratelimit-limit-requests") != "" {
 		t.Errorf("%v", h)
 	}
-	if d, err := time.ParseDuration(h.Get("x-ratelimit-reset-tokens")); err != nil || d < 50*time.Second || d > time.Minute {
-		t.Errorf("reset %q", h.Get("x-ratelimit-reset-tokens"))
+	full := time.Minute * time.Duration(1000-left) / 1000
+	if d, err := time.ParseDuration(h.Get("x-ratelimit-reset-tokens")); err != nil || (d-full).Abs() > time.Second {
+		t.Errorf("reset %q, want %v", h.Get("x-ratelimit-reset-tokens"), full)
 	}
 	resp, body = g.post("/v1/completions", large, f.of("tokens")...) // it was settled
 	want(200, resp, body)

@@ -378,7 +378,7 @@ func goroutines(t *testing.T) (n int) {
 func (g *rig) shutdown() {
 	g.t.Helper()
 	g.stopped = true
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	g.client.CloseIdleConnections()
 	if err := g.r.Shutdown(ctx); err != nil {

@@ -109,8 +109,11 @@ func Wait(t testing.TB, limit time.Duration, what string, f func() error) {
 }
 
 // Poll is Wait for goroutines, which must not end the test.
-func Poll(limit time.Duration, f func() error) error {
-	for start := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+func Poll(limit time.Duration, f func() error) error { return PollSince(time.Now(), limit, f) }
+
+// PollSince is Poll with a limit that began at start, maybe a while ago.
+func PollSince(start time.Time, limit time.Duration, f func() error) error {
+	for ; ; time.Sleep(5 * time.Millisecond) {
 		err := f()
 		if err == nil || Late(time.Since(start), limit) {
 			return err

@@ -80,7 +80,7 @@ func TestPeers(t *testing.T) {
 		if !reflect.DeepEqual(got.Choices, want.Choices) {
 			t.Errorf("prompt %d:\n got %+v\nwant %+v", n, got, want)
 		}
-		if took := time.Since(began); took > loadTimeout+20*time.Second {
+		if took := time.Since(began); cluster.Late(took, loadTimeout+20*time.Second) {
 			t.Errorf("prompt %d took %v", n, took)
 		}
 		cluster.Wait(t, 10*time.Second, "ledgers empty", func() error { return idle(r, "p", "d") })

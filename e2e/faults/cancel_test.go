@@ -86,7 +86,7 @@ func TestCancel(t *testing.T) {
 			n := 0
 			for _, stream := range []bool{true, false} {
 				var took []time.Duration
-				for range 5 {
+				for range 3 {
 					n++
 					took = append(took, leave(t, r, pool, stream, n))
 				}
@@ -96,10 +96,8 @@ func TestCancel(t *testing.T) {
 					t.Errorf("stream %v: %v", stream, took)
 				}
 			}
-			if a := cluster.Post(t.Context(), tlsClient(t, pool), r.URL+"/v1/completions", slowBody(r, true, 0)); !a.Good() {
+			if a := cluster.Post(t.Context(), tlsClient(t, pool), r.URL+"/v1/completions", `{"prompt":"Once upon a time","max_tokens":8}`); !a.Good() {
 				t.Errorf("undisturbed: %v", a)
-			} else {
-				t.Logf("an undisturbed prefill takes %v", a.First.Sub(a.Start).Round(time.Millisecond))
 			}
 		})
 	}

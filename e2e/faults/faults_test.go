@@ -143,7 +143,7 @@ func TestFaults(t *testing.T) {
 // most requests have sent no byte when the fault comes.
 func TestFaultsPrefilling(t *testing.T) {
 	t.Parallel()
-	s := open(t, promptAsks(40), "--model", mediumModel(t), "--threads", "1")
+	s := open(t, promptAsks(24), "--model", mediumModel(t), "--threads", "1")
 	s.rounds(t, half(rounds(t)))
 	s.settled(t)
 }
@@ -262,13 +262,13 @@ func (s *scene) awaitDeath(t *testing.T, old *cluster.Instance, at time.Time) ti
 // everything that a survivor had with the victim is over in time.
 func (s *scene) awaitWhole(t *testing.T, old *cluster.Instance, known, from time.Time) {
 	t.Helper()
-	err := cluster.Poll(time.Until(known.Add(afterKnown+slack)), func() error { return s.rid(old) })
+	err := cluster.PollSince(known, afterKnown+slack, func() error { return s.rid(old) })
 	if err != nil {
 		t.Errorf("%v after the death of %s: %v", time.Since(known), old.ID, err)
 	}
 	// All of 2 + 2, not only a pair: the successor's probe goes before the
 	// users' prompts that wait.
-	err = cluster.Poll(time.Until(from.Add(readyAgain)), func() error { return errors.Join(s.Ready(), s.ServingIs(2, 2)) })
+	err = cluster.PollSince(from, readyAgain, func() error { return errors.Join(s.Ready(), s.ServingIs(2, 2)) })
 	if err != nil {
 		t.Errorf("%v after the death of %s: %v", time.Since(known), old.ID, err)
 	}
@@ -306,7 +306,7 @@ func (s *scene) judge(r result, old *cluster.Instance, known, seen time.Time, f 
 		return "stopped without an error event"
 	case old.Role != fleet.Decode || r.Decode != old.ID:
 		return "failed though the dead worker had no part in it"
-	case r.First.After(seen.Add(slack)):
+	case cluster.Late(r.First.Sub(seen), slack):
 		return "sent its first byte after the death was known, and then failed"
 	case cluster.Late(r.End.Sub(known), afterKnown+slack):
 		return fmt.Sprintf("error event %v after the death was known", r.End.Sub(known))

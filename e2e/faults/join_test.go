@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -134,11 +135,15 @@ func refused(t *testing.T, r *cluster.Router, list []*ask, id, field, ours strin
 	})
 	out, _, _ := r.CLI(t, "status")
 	logged := ""
-	for line := range strings.SplitSeq(r.Stderr.String(), "\n") {
-		if contains(line, "id="+id+" ") && contains(line, "incompatible") {
-			logged = line
+	cluster.Wait(t, 10*time.Second, "the log says so", func() error {
+		for line := range strings.SplitSeq(r.Stderr.String(), "\n") {
+			if contains(line, "id="+id+" ") && contains(line, "incompatible") {
+				logged = line
+				return nil
+			}
 		}
-	}
+		return errors.New("it does not")
+	})
 	for where, text := range map[string]string{"status": out, "log": logged} {
 		for _, part := range []string{id, field, ours, theirs} {
 			if part == "" || !contains(text, part) {

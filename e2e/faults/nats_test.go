@@ -38,8 +38,9 @@ func (s *scene) outage(t *testing.T, begin, end func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	const streams = 16 // nobody is to die of the load, either
 	l := startLoad(t, s.Router, s.asks, streams)
-	l.warm(t)
+	l.warmTo(t, streams)
 	begin()
 	at := time.Now()
 	cluster.Wait(t, silence, "link is down", func() error { return s.link(false) })

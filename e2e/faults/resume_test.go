@@ -25,7 +25,7 @@ func TestFaultsResume(t *testing.T) {
 		}
 	}
 	r.WaitServing(t, 30*time.Second, 2, 2)
-	s := &scene{Router: r, asks: promptAsks(40)}
+	s := &scene{Router: r, asks: promptAsks(24)}
 	record(t, r, s.asks)
 	var err error
 	if s.base, err = s.Counts(); err != nil {

@@ -213,8 +213,8 @@ func TestUpInterruptTwice(t *testing.T) {
 		gone <- cluster.Post(t.Context(), client, r.URL+"/v1/completions", slowBody(r, true, 1))
 	}()
 	cluster.Wait(t, 10*time.Second, "a running request", func() error {
-		if r.Idle() == nil {
-			return fmt.Errorf("idle")
+		if l, err := r.Ledger(); err != nil || len(l.Requests) == 0 {
+			return fmt.Errorf("no request, %v", err)
 		}
 		return nil
 	})
@@ -246,6 +246,7 @@ func TestWorkerInterruptTwice(t *testing.T) {
 	p := r.Worker(t, fleet.Prefill, "--model", slowModel(t), "--id", "p")
 	d := r.Worker(t, fleet.Decode, "--id", "d", "--model", p.Cmd.Args[slices.Index(p.Cmd.Args, "--model")+1])
 	r.WaitServing(t, 30*time.Second, 1, 1)
+	cluster.Wait(t, 10*time.Second, "nothing is left of the probe", r.Idle)
 	client := cluster.NewClient(t)
 	answer := make(chan *cluster.Reply, 1)
 	go func() { answer <- cluster.Post(t.Context(), client, r.URL+"/v1/completions", slowBody(r, true, 1)) }()

@@ -98,7 +98,7 @@ func TestOneDies(t *testing.T) {
 	t.Logf("%d of %d streams of the dead router were cut", count(results[a]), each)
 	cluster.Wait(t, limit, "ledgers empty", b.Idle)
 	peers(t, b, 0)
-	if n, err := b.Metric("xpyd_router_peers_expired_total"); err != nil || n != 1 {
+	if n, err := b.Metric("xpyd_router_peers_expired_total"); err != nil || n < 1 {
 		t.Errorf("%g routers expired, %v", n, err)
 	}
 	if r := cluster.Post(t.Context(), client, b.URL+"/v1/completions", long); !r.Good() || r.Text != want.Text {

@@ -124,6 +124,9 @@ func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 			fmt.Sprintf("the table of %d members is full", r.maxMembers))
 		return false
 	}
+	if rec != nil && rec.Source == NATS && !over(rec.State) { // the end of that process was not seen
+		r.end(rec, Dead, causeReplace, fmt.Sprintf("replaced by epoch %d", inst.Epoch), now)
+	}
 	delete(r.asked, inst.ID)
 	rec = &record{
 		Member: Member{Instance: *inst, State: Live, Since: now, Heard: now, Source: source},
