@@ -62,8 +62,8 @@ func TestHungDevice(t *testing.T) {
 		}
 		p.Stop()
 	}
-	if len(h.asked) != 1 {
-		t.Errorf("it was asked %d times", len(h.asked))
+	if <-h.asked; len(h.asked) > 0 {
+		t.Errorf("it was asked %d times more", len(h.asked))
 	}
 }
 
