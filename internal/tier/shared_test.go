@@ -247,7 +247,7 @@ func TestSharedRandom(t *testing.T) {
 	workers := []*rig{newRig(t, cfg()), newRig(t, cfg())}
 	gen := rand.New(rand.NewPCG(3, 3))
 	loaded := 0
-	for i := range 2000 {
+	for i := range rounds() / 5 {
 		w := gen.IntN(2)
 		r := workers[w]
 		tokens := prompt(gen.IntN(64), 16*(1+gen.IntN(8)))
@@ -282,7 +282,7 @@ func TestSharedRandom(t *testing.T) {
 			t.Fatalf("operation %d: %v", i, err)
 		}
 	}
-	if loaded < 2000 {
+	if loaded < rounds()/5 {
 		t.Errorf("only %d tokens were loaded: the test tests little", loaded)
 	}
 }

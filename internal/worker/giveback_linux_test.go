@@ -227,6 +227,16 @@ func (e *gpuEnd) clean() {
 	})
 }
 
+// begins waits until a GPU writes.
+func begins(t *testing.T, writing <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-writing:
+	case <-time.After(patience):
+		t.Fatal("no GPU writes")
+	}
+}
+
 // TestGiveBack: what decode has in its GPU's pool, its answer too, its GPU pushes into
 // prefill's when that asks for it, whole and verified; whatever goes wrong, no wrong
 // row is found, what has come whole stays, and nothing is held afterwards.
@@ -302,7 +312,7 @@ func TestGiveBack(t *testing.T) {
 		defer leave()
 		var done sync.WaitGroup
 		done.Go(func() { p.collect(ctx, d, 1, 0, ticket.Cancelled) })
-		<-begun
+		begins(t, begun)
 		leave()
 		done.Wait()
 		if n := p.cache.Stats().Quarantined; n != gpuTokens/16 {
@@ -329,7 +339,7 @@ func TestGiveBack(t *testing.T) {
 		defer on()
 		var done sync.WaitGroup
 		done.Go(func() { p.collect(t.Context(), d, 1, 0, ticket.Dead) })
-		<-begun
+		begins(t, begun)
 		d.hang()
 		done.Wait()
 		if n := p.cache.Stats().Quarantined; n != gpuTokens/16 { // its GPU still can
