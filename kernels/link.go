@@ -43,6 +43,8 @@ type Link interface {
 	// as far as that is known.
 	Taken() int64
 	// Close breaks the link off: what is under way ends, and nothing is read or
-	// written any more when it has returned. It may take a second.
-	Close() error
+	// written any more when it has returned. It may take a second. ErrLate: the device
+	// had not let go when ctx ended; what is under way uses nothing but Memory, which
+	// stays the link's until it has.
+	Close(ctx context.Context) error
 }

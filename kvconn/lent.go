@@ -122,6 +122,7 @@ func (r *Receiver) await(ctx context.Context, l *lent) {
 		r.log.Error("cannot learn when a peer lets go of our memory", "error", err)
 	}
 	if err := l.hold.Close(); err != nil {
+		r.m.unended(SideReceiver, err)
 		r.log.Warn("close the hold on a peer", "error", err)
 	}
 	r.m.mapped.WithLabelValues(string(SideReceiver)).Dec()

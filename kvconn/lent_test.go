@@ -2,8 +2,12 @@ package kvconn
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"slices"
 	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -136,5 +140,27 @@ func TestPushedIsAddressed(t *testing.T) {
 	in.end(ticket.Cancelled, errRevoked)
 	if stale := in.pushed(&landing{Ticket: in.id, Tag: in.tag, Number: 1, Blocks: []pushedBlock{good}}); stale != "ended" {
 		t.Errorf("after a revoke: %q", stale)
+	}
+}
+
+// stuckHold is of a peer that is gone, and of a device that does not let go.
+type stuckHold struct{}
+
+func (stuckHold) Wait(context.Context) error { return nil }
+func (stuckHold) Close() error               { return fmt.Errorf("device: %w", ErrStuck) }
+
+// An end that a device holds up is counted, and the peer's place is free again.
+func TestStuckHold(t *testing.T) {
+	m, err := NewMetrics(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Receiver{m: m, log: slog.New(slog.DiscardHandler), lent: 1}
+	m.mapped.WithLabelValues(string(SideReceiver)).Inc()
+	l := &lent{hold: stuckHold{}, gone: make(chan struct{})}
+	r.await(t.Context(), l)
+	<-l.gone
+	if n, mapped := testutil.ToFloat64(m.stuck), testutil.ToFloat64(m.mapped); n != 1 || mapped != 0 || r.lent != 0 {
+		t.Errorf("%v stuck, %v mapped, %d lent", n, mapped, r.lent)
 	}
 }

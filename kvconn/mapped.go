@@ -63,12 +63,16 @@ type Hold interface {
 	// the memory, or its process has ended. Silence and a closed connection
 	// prove neither.
 	Wait(ctx context.Context) error
-	Close() error // nobody waits any more
+	Close() error // nobody waits any more; see ErrStuck
 }
+
+// ErrStuck is of a Hold's or a Window's Close that a device holds up: it goes on, and
+// what it uses stays taken until it is over, or the process is.
+var ErrStuck = errors.New("the device does not let go")
 
 // Window is offered memory in the sender's reach.
 type Window interface {
-	Close() error // unmaps; the window must not be used any more
+	Close() error // unmaps; the window must not be used any more; see ErrStuck
 }
 
 // MemoryWindow is offered memory in the sender's address space.

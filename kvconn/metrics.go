@@ -1,6 +1,7 @@
 package kvconn
 
 import (
+	"errors"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,6 +26,7 @@ type Metrics struct {
 	repaired prometheus.Counter
 	refusals *prometheus.CounterVec // field
 	mapped   *prometheus.GaugeVec   // side
+	stuck    *prometheus.CounterVec // side
 }
 
 // NewMetrics registers the metrics with reg, which may be nil (then they are
@@ -55,17 +57,25 @@ func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 			Help: "Blocks of one layer that arrived damaged or not at all and were stored after they had been asked for again."}),
 		stale:    counter("stale_units_total", "Blocks of one layer dropped on arrival, by reason.", "reason"),
 		mapped:   gauge("mapped_pools", "Receivers' pools that a sender has mapped: on the receiver's side those it has not proof of being unmapped.", "side"),
+		stuck:    counter("stuck_ends_total", "Pools and rings between GPUs whose end a device held up for longer than was waited for. Their memory is taken until it lets go: look at that GPU, or at NCCL's log, and restart the worker.", "side"),
 		refusals: counter("handshake_refusals_total", "Handshakes refused by either side, by field.", "field"),
 	}
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.tickets, m.seconds, m.active, m.sessions, m.ends, m.bytes, m.units, m.resends, m.corrupt, m.lost, m.repaired, m.stale, m.refusals, m.mapped} {
+	for _, c := range []prometheus.Collector{m.tickets, m.seconds, m.active, m.sessions, m.ends, m.bytes, m.units, m.resends, m.corrupt, m.lost, m.repaired, m.stale, m.refusals, m.mapped, m.stuck} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
 	}
 	return m, nil
+}
+
+// unended counts an end that a device holds up.
+func (m *Metrics) unended(side Side, err error) {
+	if errors.Is(err, ErrStuck) {
+		m.stuck.WithLabelValues(string(side)).Inc()
+	}
 }
 
 // perSide are the counters that a session touches often, looked up once.

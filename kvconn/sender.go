@@ -77,12 +77,17 @@ func (p *sender) wait() {
 	pool := p.pool
 	p.mu.Unlock()
 	if pool != nil {
-		if err := pool.window.Close(); err != nil {
-			p.log.Error("unmap the peer's pool", "error", err)
-		}
+		p.unmap(pool)
 		p.srv.m.mapped.WithLabelValues(string(SideSender)).Dec()
 	}
 	p.wg.Wait()
+}
+
+func (p *sender) unmap(pool *peerPool) {
+	if err := pool.window.Close(); err != nil {
+		p.srv.m.unended(SideSender, err)
+		p.log.Error("unmap the peer's pool", "error", err)
+	}
 }
 
 // bind takes a bulk connection on, and with the first one the receiver's
@@ -100,6 +105,7 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 	if len(m.Segment.Layers) > 0 {
 		var err error
 		if pool, err = mapPeer(f.conn, m.Segment, &p.peer); err != nil {
+			p.srv.m.unended(SideSender, err)
 			return f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: strconv.FormatUint(m.Segment.Bytes, 10) + " bytes"})
 		}
 	}
@@ -116,9 +122,7 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 	}
 	p.mu.Unlock()
 	if pool != nil && (over || !free) {
-		if err := pool.window.Close(); err != nil {
-			p.log.Error("unmap the peer's pool", "error", err)
-		}
+		p.unmap(pool)
 	}
 	if over {
 		return no(ticket.Dead, "session is over")

@@ -180,105 +180,6 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// FuzzUnit: a unit's parts are inside its body, and encode to it.
-func FuzzUnit(f *testing.F) {
-	u := unitHead{Ticket: 1, Tag: 2, Layer: 3, Index: 4, Block: -5, Generation: 6, Rows: 1, Heads: 2}
-	f.Add(append(u.append(nil), make([]byte, 16+40)...))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		u, sums, rows, err := decodeUnit(b, nil)
-		if err != nil {
-			return
-		}
-		again := u.append(nil)
-		for _, s := range sums {
-			again = putU64(again, s)
-		}
-		if again = append(again, rows...); !bytes.Equal(again, b) {
-			t.Errorf("%x became %x", b, again)
-		}
-	})
-}
-
-// aBatch is the head of a batch of three units, and the bytes of their rows.
-func aBatch() (head []byte, rows int) {
-	units := []unitHead{{Layer: 1, Index: 2, Block: 3, Generation: 4, Rows: 16, Heads: 2},
-		{Layer: 1, Index: 3, Block: -1, Generation: 1, Rows: 16, Heads: 2}, {Layer: 2, Index: 3, Block: 9, Rows: 1, Heads: 1}}
-	head = appendBatchHead(nil, 7, 8, len(units), 5)
-	for i := range units {
-		head = units[i].appendEntry(head, 10*(i+1))
-	}
-	for i := range 5 {
-		head = putU64(head, uint64(i)<<40)
-	}
-	return head, 60
-}
-
-func TestBatch(t *testing.T) {
-	head, rows := aBatch()
-	list, sums, err := decodeArrivals(typeBatch, head, rows, nil, nil)
-	if err != nil || len(list) != 3 || len(sums) != 5 {
-		t.Fatal(err, list, sums)
-	}
-	if u := list[2]; u.Ticket != 7 || u.Tag != 8 || u.Layer != 2 || u.Index != 3 || u.Block != 9 || u.Rows != 1 || u.bytes != 30 ||
-		len(u.digests) != 1 || u.digests[0] != 4<<40 {
-		t.Errorf("%+v", u)
-	}
-	f := func(name string, head []byte, rows int) {
-		t.Helper()
-		if n, err := typeBatch.headSize(head); err == nil && n <= len(head) {
-			if _, _, err := decodeArrivals(typeBatch, head[:n], rows, nil, nil); err == nil {
-				t.Errorf("%s: accepted", name)
-			}
-		}
-	}
-	change := func(at int, v uint32) []byte {
-		b := bytes.Clone(head)
-		binary.LittleEndian.PutUint32(b[at:], v)
-		return b
-	}
-	f("rows", head, 61)
-	f("no units", change(16, 0), rows)
-	f("fewer units", change(16, 2), rows)
-	f("many units", change(16, maxBatch+1), rows)
-	f("fewer digests", change(20, 4), rows)
-	f("many digests", change(20, 1<<31), rows)
-	f("heads", change(batchHeadSize+20, 1<<31), rows)
-	f("bytes", change(batchHeadSize+24, 1<<31), rows)
-}
-
-// FuzzBatch: the units of a batch add up to it, and encode to it.
-func FuzzBatch(f *testing.F) {
-	head, rows := aBatch()
-	f.Add(head, rows)
-	f.Add(head[:batchHeadSize], 0)
-	f.Fuzz(func(t *testing.T, b []byte, rows int) {
-		if len(b) < batchHeadSize {
-			return
-		}
-		if n, err := typeBatch.headSize(b); err != nil || n != len(b) {
-			return
-		}
-		list, sums, err := decodeArrivals(typeBatch, b, rows, nil, nil)
-		if err != nil {
-			return
-		}
-		again := appendBatchHead(nil, list[0].Ticket, list[0].Tag, len(list), len(sums))
-		total := 0
-		for i := range list {
-			again = list[i].appendEntry(again, list[i].bytes)
-			total += list[i].bytes
-		}
-		for i := range list {
-			for _, d := range list[i].digests {
-				again = putU64(again, d)
-			}
-		}
-		if total != rows || !bytes.Equal(again, b) {
-			t.Errorf("%x with %d became %x with %d", b, rows, again, total)
-		}
-	})
-}
-
 // FuzzFrames: any byte stream is read without panic, and what is accepted
 // encodes to the same bytes.
 func FuzzFrames(f *testing.F) {
@@ -330,7 +231,8 @@ type stubConn struct {
 	r io.Reader
 }
 
-func (c *stubConn) Read(b []byte) (int, error)        { return c.r.Read(b) }
+func (c *stubConn) Read(b []byte) (int, error) { return c.r.Read(b) }
+
 func (c *stubConn) SetReadDeadline(t time.Time) error { return nil }
 
 func TestFrameRefused(t *testing.T) {
@@ -386,35 +288,6 @@ func TestNoOverAllocation(t *testing.T) {
 	}
 }
 
-// Reading a unit allocates nothing.
-func TestUnitAllocations(t *testing.T) {
-	w := &frameConn{version: 1}
-	u := unitHead{Rows: 16, Heads: 8}
-	b := beginFrame(nil, 1, typeUnit)
-	b = append(u.append(b), make([]byte, 64+16<<10)...)
-	endFrame(b, 0, w.out)
-	src := bytes.NewReader(b)
-	r := newFrameConn(&stubConn{r: src}, 64<<10)
-	r.version, r.maxUnit = 1, 1<<20
-	sums, list := make([]uint64, 0, 8), make([]arrival, 0, 1)
-	if n := testing.AllocsPerRun(100, func() {
-		src.Reset(b)
-		typ, head, err := r.next()
-		if err == nil {
-			list, sums, err = decodeArrivals(typ, head, r.rest, list[:0], sums[:0])
-		}
-		if err == nil {
-			_, err = r.takeRows(r.rest)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.in = 0
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
-}
-
 func FuzzBanner(f *testing.F) {
 	f.Add([]byte("xpyd-kv 1-1\n"))
 	f.Add([]byte("xpyd-kv 12-255\n"))
@@ -442,13 +315,6 @@ func TestAgree(t *testing.T) {
 	f(4, 5, 1, 3, 0)
 }
 
-func TestUnitTag(t *testing.T) {
-	a := unitTag([16]byte{1}, [16]byte{2}, 3)
-	if a == unitTag([16]byte{2}, [16]byte{2}, 3) || a == unitTag([16]byte{1}, [16]byte{3}, 3) || a == unitTag([16]byte{1}, [16]byte{2}, 4) {
-		t.Error("tags of different tickets are equal")
-	}
-}
-
 // A peer that takes no bytes, and one that sends none, are told apart.
 func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -468,35 +334,6 @@ func TestSilence(t *testing.T) {
 			t.Errorf("took %v", took)
 		}
 	})
-}
-
-func TestFence(t *testing.T) {
-	settled := 0
-	f := newFence(func() { settled++ })
-	for range 2 {
-		if !f.enter() {
-			t.Fatal("an open fence lets in")
-		}
-	}
-	f.shut()
-	f.shut()
-	if f.enter() {
-		t.Error("a shut fence let in")
-	}
-	f.leave()
-	select {
-	case <-f.quiet:
-		t.Error("quiet with one inside")
-	default:
-	}
-	f.leave()
-	<-f.quiet
-	if settled != 1 {
-		t.Errorf("settled %d times", settled)
-	}
-	g := newFence(nil)
-	g.shut()
-	<-g.quiet
 }
 
 // TestGonePeerIsNoWarning: a peer that leaves while a session is opened is the

@@ -158,6 +158,8 @@ func TestConcurrentOperations(t *testing.T) {
 	r := &recorder{t: t, have: make(map[kvcache.Hash]bool)}
 	c := newListened(t, 48, 16, r)
 	var wg sync.WaitGroup
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // and no longer, if one is forgotten
+	defer cancel()
 	for i := range 4 {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(i), 3))
@@ -170,7 +172,7 @@ func TestConcurrentOperations(t *testing.T) {
 		wg.Go(func() {
 			for range 100 {
 				owner := fmt.Sprint("w", i)
-				ids, err := c.AllocWait(context.Background(), 5, owner)
+				ids, err := c.AllocWait(ctx, 5, owner)
 				if err != nil {
 					t.Error(err)
 				}

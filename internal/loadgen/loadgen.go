@@ -50,7 +50,8 @@ type Phase struct {
 	Arrival *arrival.Config
 	Seed    uint64
 	// Requests and Duration end the phase, whichever is first; 0 is no end.
-	// No request starts after Duration.
+	// A closed loop starts no request after Duration; an open one none that is due
+	// after it: those that are late by then are still sent, until the drain ends.
 	Requests int
 	Duration time.Duration
 	// Ramp is how long the clients of a closed loop take to begin, one after
@@ -58,7 +59,8 @@ type Phase struct {
 	// loop's is in its Arrival as well.
 	Ramp time.Duration
 	// Drain is how long requests may still run after Duration; then they are
-	// broken off, and counted as cancelled.
+	// broken off, and counted as cancelled. What an open loop has not sent by then
+	// is counted as unsent.
 	Drain time.Duration
 }
 
@@ -98,7 +100,7 @@ type job struct {
 // it sends no more and breaks off those that run.
 func (r *Runner) Run(ctx context.Context, p *Phase, src Source, rec *record.Phase) {
 	begin := time.Now()
-	sending := ctx
+	whole, sending := ctx, ctx
 	if p.Duration > 0 {
 		var cancel context.CancelFunc
 		sending, cancel = context.WithDeadline(ctx, begin.Add(p.Duration))
@@ -110,7 +112,7 @@ func (r *Runner) Run(ctx context.Context, p *Phase, src Source, rec *record.Phas
 	defer stop()
 	run := run{Runner: r, phase: p, src: src, rec: rec, begin: begin, posting: ctx}
 	if p.Open {
-		run.open(sending)
+		run.open(whole)
 	} else {
 		run.closed(sending)
 	}
@@ -155,9 +157,9 @@ func (r *run) closed(ctx context.Context) {
 // prepared is how many requests an open loop makes ahead of their time.
 const prepared = 32
 
-// open sends at the scheduled times.
+// open sends at the scheduled times, or late, but leaves nothing out: when the
+// drain is over, what was due and could not be sent is counted. ctx ends all.
 func (r *run) open(ctx context.Context) {
-	ctx, cancel := context.WithCancel(ctx)
 	jobs := make(chan *job, prepared)
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -166,23 +168,30 @@ func (r *run) open(ctx context.Context) {
 	})
 	slots := make(chan struct{}, r.phase.Clients)
 	for j := range jobs {
-		if !until(ctx, j.due) {
-			break
+		if until(r.posting, j.due) && take(r.posting, slots) {
+			running.Go(func() {
+				r.do(j)
+				<-slots
+			})
+		} else if ctx.Err() == nil {
+			r.rec.Unsent()
+			r.over(j, &client.Result{Kind: client.Cancelled})
 		}
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-		}
-		if ctx.Err() != nil {
-			break
-		}
-		running.Go(func() {
-			r.do(j)
-			<-slots
-		})
 	}
-	cancel()
 	running.Wait()
+}
+
+// take waits for a slot; false when ctx has ended.
+func take(ctx context.Context, slots chan struct{}) bool {
+	select {
+	case slots <- struct{}{}:
+		if ctx.Err() == nil {
+			return true
+		}
+		<-slots
+	case <-ctx.Done():
+	}
+	return false
 }
 
 // schedule makes the requests of an open loop and says when they are due.
@@ -240,7 +249,11 @@ func (r *run) do(j *job) {
 		Result: &j.res, Scheduled: j.due, Ramp: began.Sub(r.begin) < r.phase.Ramp,
 		In: j.item.In, Out: j.item.Out, Turn: j.item.Turn,
 	})
-	r.src.Done(j.item, &j.res)
+	r.over(j, &j.res)
+}
+
+func (r *run) over(j *job, res *client.Result) {
+	r.src.Done(j.item, res)
 	j.item = nil
 	r.jobs.Put(j)
 }

@@ -86,7 +86,7 @@ func run(t *testing.T, ctx context.Context, srv *server, src *items, p loadgen.P
 	r := &loadgen.Runner{Post: srv, Encode: enc}
 	r.Run(ctx, &p, src, rec)
 	s := rec.Stats()
-	if int(src.done.Load()) != s.Started || s.Started != s.Ramped+s.Completed+s.Failed+s.Cancelled {
+	if int(src.done.Load()) != s.Started+s.Unsent || s.Started != s.Ramped+s.Completed+s.Failed+s.Cancelled {
 		t.Errorf("%d given back of %d: %d in the ramp, %d completed, %d cancelled", src.done.Load(), s.Started, s.Ramped, s.Completed, s.Cancelled)
 	}
 	return s
@@ -150,6 +150,25 @@ func TestCoordinatedOmission(t *testing.T) {
 	})
 }
 
+// TestLateAreSent: what is due within the duration is sent, however late, and what
+// cannot be sent before the drain ends is counted.
+func TestLateAreSent(t *testing.T) {
+	for _, c := range []struct {
+		drain                        time.Duration
+		completed, cancelled, unsent int
+		late                         time.Duration
+	}{{time.Minute, 7, 0, 0, 3 * time.Second}, {time.Second, 4, 1, 2, 1500 * time.Millisecond}, {0, 3, 1, 3, time.Second}} {
+		synctest.Test(t, func(t *testing.T) {
+			srv := newServer(time.Second)
+			p := loadgen.Phase{Open: true, Clients: 1, Duration: 4 * time.Second, Drain: c.drain, Arrival: &arrival.Config{Rate: 2, Burstiness: math.Inf(1)}}
+			s := run(t, t.Context(), srv, &items{}, p)
+			if s.Completed != c.completed || s.Cancelled != c.cancelled || s.Unsent != c.unsent || s.Late.Max() != int64(c.late) {
+				t.Errorf("drain %v: %d completed, %d cancelled, %d unsent, late %v", c.drain, s.Completed, s.Cancelled, s.Unsent, time.Duration(s.Late.Max()))
+			}
+		})
+	}
+}
+
 // TestTrace: items go at their own times, until none is left.
 func TestTrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -167,7 +186,7 @@ func TestTrace(t *testing.T) {
 	})
 }
 
-// TestDrain: after the duration nothing starts, and what is not over when the
+// TestDrain: after the duration nothing starts that is not late, and what is not over when the
 // drain ends is broken off and counted apart.
 func TestDrain(t *testing.T) {
 	for _, open := range []bool{false, true} {

@@ -2,9 +2,14 @@ package tier
 
 import (
 	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
 )
 
 // TestTruncated: a segment that is cut while it is in use loses what was cut,
@@ -84,4 +89,153 @@ func TestLateReads(t *testing.T) {
 		r.run(other, 96)
 		r.close()
 	})
+}
+
+// slowFile is a disk that answers late, or has no room.
+type slowFile struct {
+	file
+	gate <-chan struct{} // reads wait for it
+	full *atomic.Bool    // writes fail
+}
+
+func (f slowFile) ReadAt(b []byte, at int64) (int, error) {
+	if f.gate != nil {
+		<-f.gate
+	}
+	return f.file.ReadAt(b, at)
+}
+
+func (f slowFile) WriteAt(b []byte, at int64) (int, error) {
+	if f.full != nil && f.full.Load() {
+		return 0, syscall.ENOSPC
+	}
+	return f.file.WriteAt(b, at)
+}
+
+// wrap puts a fault between the tier and its files.
+func (r *rig) wrap(gate <-chan struct{}, full *atomic.Bool) {
+	d := r.tiers.disk
+	d.growing.Lock()
+	defer d.growing.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	open := d.open
+	d.open = func(path string, flag int) (file, error) {
+		if full != nil && full.Load() {
+			return nil, syscall.ENOSPC
+		}
+		f, err := open(path, flag)
+		return slowFile{f, gate, full}, err
+	}
+	for _, s := range d.log {
+		s.file = slowFile{s.file, gate, full}
+	}
+}
+
+// TestSlow: a disk that does not answer costs LoadTimeout, and nothing later.
+func TestSlow(t *testing.T) {
+	for _, policy := range []WritePolicy{Through, Back} {
+		t.Run(string(policy), func(t *testing.T) { testSlow(t, policy) })
+	}
+}
+
+func testSlow(t *testing.T, policy WritePolicy) {
+	cfg := config(t.TempDir())
+	cfg.Write = policy
+	cfg.LoadTimeout = 20 * time.Millisecond
+	r := newRig(t, cfg)
+	tokens := prompt(1, 96)
+	r.run(tokens, 0)
+	r.sink()
+	r.saved(tierSSD, 6)
+	r.cache.Clear()
+	r.tiers.host.clear()
+	gate := make(chan struct{})
+	release := sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(release)
+	r.wrap(gate, nil)
+	r.load(tokens, 0)
+	r.run(tokens, 0)
+	r.cache.Clear()
+	release()
+	r.saved(tierSSD, 6) // what was abandoned comes now
+	r.tiers.cfg.LoadTimeout = patience
+	r.load(tokens, 96)
+	r.run(tokens, 96)
+}
+
+// TestSlowSegment: while the disk takes its time to begin a segment, what it has
+// can be looked up and is loaded.
+func TestSlowSegment(t *testing.T) {
+	r := newRig(t, config(t.TempDir()))
+	first := prompt(1, 96)
+	r.run(first, 0)
+	r.saved(tierSSD, 6)
+	d := r.tiers.disk
+	gate, entered := make(chan struct{}), make(chan struct{}, 1)
+	d.growing.Lock()
+	d.mu.Lock()
+	open := d.open
+	d.open = func(path string, flag int) (file, error) {
+		select {
+		case entered <- struct{}{}:
+		default:
+		}
+		<-gate
+		return open(path, flag)
+	}
+	d.mu.Unlock()
+	d.growing.Unlock()
+	full := make(chan error, 1)
+	release := sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(release)
+	go func() {
+		rec := aligned(d.shape.record())
+		for i := range d.slots + 1 { // one more than there is room for
+			if _, err := d.write(unit{key: kvcache.Hash{1, byte(i), byte(i >> 8)}, born: time.Now()}, rec); err != nil {
+				full <- err
+				return
+			}
+		}
+		full <- nil
+	}()
+	come(t, "a segment is begun", entered)
+	r.cache.Clear()
+	r.tiers.host.clear()
+	r.load(first, 96)
+	release()
+	if err := come(t, "the last write", full); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFull: without room on the disk the tier works as far as it can.
+func TestFull(t *testing.T) {
+	for _, policy := range []WritePolicy{Through, Back} {
+		t.Run(string(policy), func(t *testing.T) { testFull(t, policy) })
+	}
+}
+
+func testFull(t *testing.T, policy WritePolicy) {
+	cfg := config(t.TempDir())
+	cfg.Write = policy
+	r := newRig(t, cfg)
+	var full atomic.Bool
+	r.wrap(nil, &full)
+	full.Store(true)
+	tokens := prompt(1, 96)
+	r.run(tokens, 0)
+	r.sink()
+	r.quiet()
+	if n := r.value("io_errors_total", "write"); n != 6 {
+		t.Errorf("%v writes failed", n)
+	}
+	r.cache.Clear()
+	r.load(tokens, 96) // host memory has it
+	full.Store(false)
+	r.cache.Clear()
+	r.tiers.host.clear()
+	r.run(tokens, 0)
+	r.sink()
+	r.saved(tierSSD, 6)
 }

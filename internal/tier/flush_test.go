@@ -26,14 +26,15 @@ func TestFlushHung(t *testing.T) {
 		var by atomic.Int64
 		r.stall(&by)
 		by.Store(int64(time.Hour))
-		flush := func(within time.Duration) (error, time.Duration) {
+		flush := func(within time.Duration) (time.Duration, error) {
 			ctx, cancel := context.WithTimeout(t.Context(), within)
 			defer cancel()
 			began := time.Now()
-			return r.tiers.Flush(ctx), time.Since(began)
+			err := r.tiers.Flush(ctx)
+			return time.Since(began), err
 		}
 		for range 2 { // the second waits for the first
-			if err, took := flush(time.Second); !errors.Is(err, ErrHung) || took != time.Second {
+			if took, err := flush(time.Second); !errors.Is(err, ErrHung) || took != time.Second {
 				t.Errorf("%v after %v", err, took)
 			}
 		}
@@ -43,7 +44,7 @@ func TestFlushHung(t *testing.T) {
 			t.Error("the file is gone already: nothing hung")
 		}
 		by.Store(0)
-		if err, _ := flush(4 * time.Hour); err != nil {
+		if _, err := flush(4 * time.Hour); err != nil {
 			t.Error(err)
 		}
 		if left, _ := filepath.Glob(old); len(left) != 0 {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -36,6 +37,7 @@ type Backend struct {
 	draws             int // of the step launched last
 
 	exported exported
+	links    atomic.Int32 // that have not ended
 }
 
 // New opens the library and the device, copies the weights there (rounded to
@@ -266,12 +268,17 @@ func (b *Backend) Layout() kernels.Layout { return b.layout }
 // Blocks implements kernels.Backend.
 func (b *Backend) Blocks() int { return b.blocks }
 
-// Close frees the device's memory. Closing twice is allowed. Peers and pending
-// moves are to be closed and waited for before.
+// Close frees the device's memory. Closing twice is allowed. Peers, links and pending
+// moves are to be closed and waited for before. If a link's end hangs, the memory
+// stays with the process: the link may still use it.
 func (b *Backend) Close() (err error) {
 	b.once.Do(func() {
-		C.api_close(b.lib.api, b.ctx)
 		b.closed = true
+		if n := b.links.Load(); n > 0 {
+			err = fmt.Errorf("kernels/cuda: %d links have not ended: the device's memory stays with the process", n)
+			return
+		}
+		C.api_close(b.lib.api, b.ctx)
 		if b.exported.flags != nil {
 			err = b.exported.flags.Close()
 		}

@@ -40,8 +40,9 @@ type link struct {
 	b      *Backend
 	memory *hostMemory
 
-	mu sync.RWMutex // at: calls read, Close writes
-	at *C.xk_link   // nil: closed
+	mu  sync.RWMutex // at: calls read, Close writes
+	at  *C.xk_link   // nil: closed
+	end ending
 }
 
 // OpenLink implements kernels.Linker.
@@ -56,15 +57,18 @@ func (b *Backend) OpenLink(id []byte, end kernels.LinkEnd, bytes int64) (kernels
 	if err != nil {
 		return nil, err
 	}
+	b.links.Add(1)
 	C.api_link_region(b.lib.api, l.at, &l.memory.region)
 	return l, nil
 }
 
 func (l *link) Memory() kernels.HostMemory { return l.memory }
 
-// call runs f unless the link is closed.
+// call runs f unless the link is closed, or is about to be.
 func (l *link) call(name string, f func() C.int32_t) error {
-	l.mu.RLock()
+	if !l.mu.TryRLock() {
+		return errClosed
+	}
 	defer l.mu.RUnlock()
 	if l.at == nil || l.b.closed {
 		return errClosed
@@ -88,13 +92,16 @@ const linkTime = time.Second
 
 // Transfer implements kernels.Link.
 func (l *link) Transfer(ctx context.Context, at, bytes int64, after kernels.Pending) (kernels.Pending, error) {
-	p := &pending{b: l.b}
-	var before *C.xk_mark
-	if a, ok := after.(*pending); ok {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		before = a.mark // nil: it is done
-		if before == nil && a.err != nil {
+	var mark, before *C.xk_mark
+	if a, ok := after.(*marked); ok {
+		if err := a.hold(ctx); err != nil {
+			return nil, err
+		}
+		defer a.done()
+		switch {
+		case !a.over:
+			before = a.mark
+		case a.err != nil:
 			return nil, a.err
 		}
 	}
@@ -103,12 +110,12 @@ func (l *link) Transfer(ctx context.Context, at, bytes int64, after kernels.Pend
 		left = min(left, time.Until(d))
 	}
 	err := l.call("xk_link_transfer", func() C.int32_t {
-		return C.api_link_transfer(l.b.lib.api, l.at, C.int64_t(at), C.int64_t(bytes), before, C.int64_t(left), &p.mark)
+		return C.api_link_transfer(l.b.lib.api, l.at, C.int64_t(at), C.int64_t(bytes), before, C.int64_t(left), &mark)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return p, nil
+	return l.b.pendingMark(mark), nil
 }
 
 // Taken implements kernels.Link.
@@ -120,14 +127,15 @@ func (l *link) Taken() int64 {
 	return int64(n)
 }
 
-// Close implements kernels.Link.
-func (l *link) Close() error {
+// Close implements kernels.Link. NCCL's abort has no deadline of its own.
+func (l *link) Close(ctx context.Context) error { return l.end.wait(ctx, l.breakOff) }
+
+// breakOff waits for the calls under way, which have deadlines, and ends the link.
+func (l *link) breakOff() error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.at == nil {
-		return nil
-	}
 	at := l.at
 	l.at, l.memory.region = nil, nil
+	l.mu.Unlock()
+	defer l.b.links.Add(-1)
 	return l.b.move("xk_link_close", func() C.int32_t { return C.api_link_close(l.b.lib.api, at) })
 }

@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 	"unsafe"
 
@@ -37,41 +36,29 @@ func (b *Backend) move(name string, f func() C.int32_t) error {
 	return err
 }
 
-// slice is how long the library polls for a mark before it looks at the context.
-const slice = time.Millisecond
-
-// await waits for a mark as long as ctx lets it.
-func (b *Backend) await(ctx context.Context, m *C.xk_mark) error {
-	for {
-		err := b.move("xk_wait", func() C.int32_t { return C.api_wait(b.lib.api, m, C.int64_t(slice)) })
-		if !errors.Is(err, kernels.ErrLate) || ctx.Err() != nil {
-			return err
-		}
+// reached is for await: whether the device has come to a mark.
+func (b *Backend) reached(m *C.xk_mark) func(time.Duration) error {
+	return func(d time.Duration) error {
+		return b.move("xk_wait", func() C.int32_t { return C.api_wait(b.lib.api, m, C.int64_t(d)) })
 	}
 }
 
-// pending is a host move's mark.
-type pending struct {
-	b    *Backend
-	mu   sync.Mutex
-	mark *C.xk_mark // nil: done, with err
-	err  error
-}
+// done is what nothing had to be done for.
+type done struct{}
 
 // Wait implements kernels.Pending.
-func (p *pending) Wait(ctx context.Context) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.mark == nil {
-		return p.err
-	}
-	err := p.b.await(ctx, p.mark)
-	if errors.Is(err, kernels.ErrLate) {
-		return err
-	}
-	C.api_mark_free(p.b.lib.api, p.mark)
-	p.mark, p.err = nil, err
-	return err
+func (done) Wait(context.Context) error { return nil }
+
+// marked is pending until the stream has come to a mark.
+type marked struct {
+	pending
+	mark *C.xk_mark // freed when it is over
+}
+
+// pendingMark makes it of what a call has begun.
+func (b *Backend) pendingMark(m *C.xk_mark) *marked {
+	free := func() { C.api_mark_free(b.lib.api, m) }
+	return &marked{newPending(b.reached(m), free), m}
 }
 
 // hostMemory implements kernels.HostMemory.
@@ -124,16 +111,16 @@ func (b *Backend) hostMove(m *kernels.HostMove, toHost bool) (kernels.Pending, e
 	if err != nil {
 		return nil, err
 	}
-	p := &pending{b: b}
 	if len(places) == 0 {
-		return p, nil
+		return done{}, nil
 	}
 	args.to_host = flag(toHost)
-	err = b.move("xk_move", func() C.int32_t { return C.api_move(b.lib.api, b.ctx, h.region, &args, &places[0], &p.mark) })
+	var mark *C.xk_mark
+	err = b.move("xk_move", func() C.int32_t { return C.api_move(b.lib.api, b.ctx, h.region, &args, &places[0], &mark) })
 	if err != nil {
 		return nil, err
 	}
-	return p, nil
+	return b.pendingMark(mark), nil
 }
 
 // describeMove puts a move into the library's terms.

@@ -221,7 +221,7 @@ func (p *peer) Drain(ctx context.Context) error {
 		return err
 	}
 	defer C.api_mark_free(p.b.lib.api, m)
-	return p.b.await(ctx, m)
+	return await(ctx, p.b.reached(m))
 }
 
 // Close implements kernels.Peer.

@@ -50,6 +50,8 @@ type FakeGPU struct {
 
 	stop  atomic.Pointer[stop]
 	tears atomic.Bool
+	// aborts is closed when links may end; nil: at once.
+	aborts atomic.Pointer[chan struct{}]
 
 	mu    sync.Mutex
 	busy  map[int32]int           // source blocks of pushes under way

@@ -30,6 +30,8 @@ type FakeNCCL struct {
 	listen  *net.UnixListener // the receiver's, until the sender is there
 	address *net.UnixAddr
 
+	ended chan struct{}
+
 	mu     sync.Mutex
 	closed bool
 }
@@ -61,7 +63,7 @@ func (g *FakeGPU) OpenLink(id []byte, end kernels.LinkEnd, bytes int64) (kernels
 	if len(id) != 24 || bytes < 1 || bytes > 1<<30 {
 		return nil, fmt.Errorf("fake NCCL: a link of %d bytes named %q", bytes, id)
 	}
-	l := &FakeNCCL{g: g, memory: &fakeMemory{g, make([]byte, bytes)}, sends: end == kernels.LinkSender, ready: make(chan struct{}),
+	l := &FakeNCCL{g: g, memory: &fakeMemory{g, make([]byte, bytes)}, sends: end == kernels.LinkSender, ready: make(chan struct{}), ended: make(chan struct{}),
 		queue: make(chan fakeTransfer, linkQueue), address: &net.UnixAddr{Name: "@fake-nccl-" + string(id), Net: "unix"}}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	if !l.sends {
@@ -202,13 +204,39 @@ func (l *FakeNCCL) Transfer(_ context.Context, at, bytes int64, after kernels.Pe
 func (l *FakeNCCL) Taken() int64 { return 0 }
 
 // Close implements kernels.Link.
-func (l *FakeNCCL) Close() error {
+func (l *FakeNCCL) Close(ctx context.Context) error {
 	l.mu.Lock()
+	first := !l.closed
 	l.closed = true
 	l.mu.Unlock()
-	l.cancel()
-	l.stream.Wait()
-	return nil
+	if first {
+		hang := l.g.aborts.Load()
+		go func() { // ends with the link
+			defer close(l.ended)
+			if hang != nil {
+				<-*hang
+			}
+			l.cancel()
+			l.stream.Wait()
+		}()
+	}
+	select {
+	case <-l.ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("fake NCCL: abort: %w: %w", kernels.ErrLate, ctx.Err())
+	}
+}
+
+// HangAborts keeps the links of this device that are closed from now on from ending,
+// as an abort that hangs does, until release is called.
+func (g *FakeGPU) HangAborts() (release func()) {
+	gate := make(chan struct{})
+	g.aborts.Store(&gate)
+	return sync.OnceFunc(func() {
+		g.aborts.Store(nil)
+		close(gate)
+	})
 }
 
 var _ kernels.Linker = (*FakeGPU)(nil)

@@ -46,15 +46,15 @@ func (cc *chaosConn) Read(b []byte) (int, error) {
 
 func (cc *chaosConn) SetDeadline(t time.Time) error {
 	cc.mu.Lock()
+	defer cc.mu.Unlock()
 	cc.writeBy = t
-	cc.mu.Unlock()
 	return cc.Conn.SetDeadline(t)
 }
 
 func (cc *chaosConn) SetWriteDeadline(t time.Time) error {
 	cc.mu.Lock()
+	defer cc.mu.Unlock()
 	cc.writeBy = t
-	cc.mu.Unlock()
 	return cc.Conn.SetWriteDeadline(t)
 }
 
@@ -78,7 +78,7 @@ func (cc *chaosConn) hold(b []byte) (bool, error) {
 		cc.out <- struct{}{}
 		cut := cc.c.severed()
 		if cut == nil {
-			cc.deliver()
+			cc.deliver(onTheWay)
 			<-cc.out
 			return false, nil
 		}
@@ -94,15 +94,26 @@ func (cc *chaosConn) hold(b []byte) (bool, error) {
 	}
 }
 
-// lastWords is how long a closed connection tries to say what it had to.
-const lastWords = 10 * time.Millisecond
+const (
+	// lastWords is how long a closed connection tries to say what it had to.
+	lastWords = 10 * time.Millisecond
+	// onTheWay bounds the delivery of what a partition has held up: long for a starved
+	// machine, as a kernel tries for minutes.
+	onTheWay = 10 * time.Second
+)
 
-// deliver needs out.
-func (cc *chaosConn) deliver() {
-	if len(cc.backlog) > 0 {
-		cc.Conn.Write(cc.backlog)
-		cc.backlog = nil
+// deliver needs out. Who wrote this has been told that it is written: his deadline,
+// which may be over by now, is not that of the way.
+func (cc *chaosConn) deliver(limit time.Duration) {
+	if len(cc.backlog) == 0 {
+		return
 	}
+	cc.Conn.SetWriteDeadline(time.Now().Add(limit))
+	cc.Conn.Write(cc.backlog)
+	cc.backlog = nil
+	cc.mu.Lock()
+	defer cc.mu.Unlock()
+	cc.Conn.SetWriteDeadline(cc.writeBy)
 }
 
 // flush delivers what a partition has held up.
@@ -115,11 +126,12 @@ func (cc *chaosConn) flush() {
 		delete(cc.c.conns, cc)
 	}
 	cc.c.mu.Unlock()
+	limit := onTheWay
 	if closing { // its peer may have closed too, and read no more
-		cc.Conn.SetWriteDeadline(time.Now().Add(lastWords))
+		limit = lastWords
 		defer cc.Conn.Close()
 	}
-	cc.deliver()
+	cc.deliver(limit)
 }
 
 // Write cuts b into frames; one that is not whole waits for the next Write.

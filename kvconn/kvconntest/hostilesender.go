@@ -32,6 +32,10 @@ type eve struct {
 	secret [16]byte
 	spec   kvconn.TicketSpec
 	stale  string // why the receiver must have dropped a unit; "" if it need not
+
+	mu    sync.Mutex
+	conns []net.Conn // accepted; closed by close, whenever that comes
+	over  bool
 }
 
 // greet is the sender's half of a handshake, with one bulk connection.
@@ -83,6 +87,11 @@ func (e *eve) accept() (*RawConn, error) {
 	if err != nil {
 		return nil, err
 	}
+	e.mu.Lock()
+	if e.conns = append(e.conns, c); e.over {
+		c.Close()
+	}
+	e.mu.Unlock()
 	r := NewRawConn(c)
 	r.Version = e.version
 	_, err = r.Greet(fmt.Sprintf("xpyd-kv %d-%d\n", e.version, e.version))
@@ -166,12 +175,15 @@ func (e *eve) sent(round uint32) {
 	e.bulk.Send(Sent, Body(nil).U64(e.id, UnitTag(e.secret, e.key, e.id)).U32(round))
 }
 
+// close is the one method that others call, at any time: on a starved machine the
+// receiver may give up while eve still greets it.
 func (e *eve) close() {
 	e.ln.Close()
-	for _, c := range []*RawConn{e.ctl, e.bulk} {
-		if c != nil {
-			c.Close()
-		}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.over = true
+	for _, c := range e.conns {
+		c.Close()
 	}
 }
 

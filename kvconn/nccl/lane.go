@@ -42,25 +42,23 @@ func (o *outlet) Send(number uint64, at, bytes int64, gathered kernels.Pending) 
 }
 
 // Close implements stage.Outlet.
-func (o *outlet) Close(context.Context) error {
-	err := o.link.Close()
-	return errors.Join(err, settle(o.sent))
-}
+func (o *outlet) Close(ctx context.Context) error { return abort(ctx, o.link, o.sent) }
 
-// settle waits for what the end of a link has ended.
-func settle(all []kernels.Pending) error {
-	for _, p := range all {
+// abort ends a link and waits for what that has ended.
+func abort(ctx context.Context, l kernels.Link, under []kernels.Pending) error {
+	err := l.Close(ctx)
+	if errors.Is(err, kernels.ErrLate) {
+		return fmt.Errorf("nccl: %w: the abort goes on: %w", kvconn.ErrStuck, err)
+	}
+	for _, p := range under {
 		if p == nil {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), joinTime)
-		err := p.Wait(ctx)
-		cancel()
-		if errors.Is(err, kernels.ErrLate) {
-			return fmt.Errorf("nccl: a transfer goes on after the abort: %w", err)
+		if late := p.Wait(ctx); errors.Is(late, kernels.ErrLate) {
+			return fmt.Errorf("nccl: %w: a transfer goes on after the abort: %w", kvconn.ErrStuck, late)
 		}
 	}
-	return nil
+	return err
 }
 
 // inlet is the receiver's end. Transfers are begun in the order of their numbers,
@@ -145,10 +143,14 @@ func (i *inlet) Landed() uint64 { return 0 }
 func (i *inlet) Free(uint64) {}
 
 // Close implements stage.Inlet.
-func (i *inlet) Close(context.Context) error {
-	err := i.link.Close()
-	<-i.joined
-	return errors.Join(err, settle(i.under))
+func (i *inlet) Close(ctx context.Context) error {
+	err := abort(ctx, i.link, i.under)
+	select {
+	case <-i.joined:
+	case <-ctx.Done():
+		err = errors.Join(err, fmt.Errorf("nccl: %w: joining goes on", kvconn.ErrStuck))
+	}
+	return err
 }
 
 var (

@@ -72,7 +72,9 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (kvconn.Window, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, joinTime) // a receiver that has hung up does not join
 	defer cancel()
 	if err := l.Ready(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("nccl: join: %w", err), l.Close())
+		end, cancel := context.WithTimeout(context.Background(), joinTime)
+		defer cancel()
+		return nil, errors.Join(fmt.Errorf("nccl: join: %w", err), abort(end, l, nil))
 	}
 	return stage.NewWindow(c.d.theirs, l.Memory(), c.d.geo, &outlet{l, make([]kernels.Pending, g.Slots)}, kernels.Kernel), nil
 }

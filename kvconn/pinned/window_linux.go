@@ -58,7 +58,10 @@ func (h *hold) Wait(ctx context.Context) error { return h.lent.Wait(ctx) }
 
 // Close implements kvconn.Hold.
 func (h *hold) Close() error {
-	return errors.Join(h.Hold.Close(), h.registered.Close(), h.mem.Close(), h.lent.Close())
+	if err := h.Hold.Close(); err != nil { // the device may still use the ring
+		return errors.Join(err, h.lent.Close())
+	}
+	return errors.Join(h.registered.Close(), h.mem.Close(), h.lent.Close())
 }
 
 // Map implements kvconn.SharedConn: it maps the ring.

@@ -18,7 +18,8 @@ type Inlet interface {
 	Landed() uint64
 	// Free says that the slots of all pushes up to number may be filled anew.
 	Free(number uint64)
-	// Close ends the lane; nothing writes the ring any more, or nobody minds.
+	// Close ends the lane; nothing writes the ring any more, or nobody minds. An
+	// error that is kvconn.ErrStuck: it had not ended when ctx did.
 	Close(ctx context.Context) error
 }
 
@@ -176,7 +177,7 @@ func (h *Hold) Forget() {
 }
 
 // Close waits for those who use the ring, then ends the lane. The memory is the
-// caller's.
+// caller's, unless the error is kvconn.ErrStuck: then it is still in use.
 func (h *Hold) Close() error {
 	h.mu.Lock()
 	over := h.closed
@@ -185,8 +186,8 @@ func (h *Hold) Close() error {
 	if over {
 		return nil
 	}
-	h.users.Wait()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	return h.in.Close(ctx)
+	return bounded(func(ctx context.Context) error {
+		h.users.Wait()
+		return h.in.Close(ctx)
+	})
 }

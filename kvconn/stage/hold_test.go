@@ -7,6 +7,7 @@ import (
 	"errors"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
@@ -104,6 +105,33 @@ func TestHoldWaitsForTheSlot(t *testing.T) {
 		h.Free(1)
 		if err := <-third; err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// stuck is a lane whose end hangs until it is let go.
+type stuck struct {
+	open
+	gate chan struct{}
+}
+
+func (s *stuck) Close(context.Context) error { <-s.gate; return nil }
+func (s *stuck) Room(context.Context, uint64) error {
+	return nil
+}
+func (s *stuck) Send(uint64, int64, int64, kernels.Pending) error { return nil }
+
+// Neither end of a ring is waited for without end where the device does not let go.
+func TestStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		geo := stage.NewGeometry(kernels.Layout{Layers: 1, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}, stage.Ring{Slots: 2, SlotBytes: 4 << 10})
+		lane := &stuck{gate: make(chan struct{})}
+		defer close(lane.gate)
+		for _, end := range []kvconn.Window{stage.NewHold(nil, nil, geo, lane), stage.NewWindow(nil, nil, geo, lane, kernels.Kernel)} {
+			began := time.Now()
+			if err := end.Close(); !errors.Is(err, kvconn.ErrStuck) || time.Since(began) != 10*time.Second {
+				t.Errorf("%T: %v after %v", end, err, time.Since(began))
+			}
 		}
 	})
 }

@@ -152,17 +152,32 @@ func Finish(p kernels.Pending) error {
 	}
 }
 
-// Close implements kvconn.Window.
+// Close implements kvconn.Window. kvconn.ErrStuck: the ring and our rows are still in
+// use.
 func (w *Window) Close() error {
 	w.abandon()
 	w.mu.Lock()
 	w.closed = true
 	w.mu.Unlock()
-	w.turn.Lock() // of a push that is just being begun
-	last := w.number
-	w.turn.Unlock()
-	err := w.Await(last)
+	return bounded(func(ctx context.Context) error {
+		w.turn.Lock() // of a push that is just being begun
+		last := w.number
+		w.turn.Unlock()
+		return errors.Join(w.Await(last), w.out.Close(ctx))
+	})
+}
+
+// bounded runs what ends one side of a ring, which a device may hold up for ever, and
+// waits no longer than patience: kvconn.ErrStuck, and it goes on.
+func bounded(end func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	return errors.Join(err, w.out.Close(ctx))
+	ended := make(chan error, 1)
+	go func() { ended <- end(ctx) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w after %v", kvconn.ErrStuck, patience)
+	}
 }

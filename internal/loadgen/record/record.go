@@ -80,6 +80,7 @@ type Stats struct {
 	Completed int // whole answers, without the ramp's; so are all that follow
 	Failed    int
 	Cancelled int // broken off at the end of the run
+	Unsent    int // of an open loop: due, and never sent
 	Good      int // kept the SLO
 	Retried   int // found their idle connection closed
 
@@ -129,6 +130,13 @@ func (p *Phase) Start(at time.Time) {
 	p.s.Started++
 	p.inFlight++
 	p.line.at(at.Sub(p.begin)).Started++
+}
+
+// Unsent counts a request that was due, and could not be sent before the end.
+func (p *Phase) Unsent() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.s.Unsent++
 }
 
 // End counts a request that is over. It keeps nothing of o.

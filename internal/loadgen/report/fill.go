@@ -13,7 +13,7 @@ import (
 // goodput.
 func (p *Phase) Fill(s *record.Stats, slo bool) {
 	p.Window = s.Last.Sub(s.First).Seconds()
-	p.Requests = Requests{Started: s.Started, Ramp: s.Ramped, Completed: s.Completed, Failed: s.Failed, Cancelled: s.Cancelled, Retried: s.Retried}
+	p.Requests = Requests{Started: s.Started, Ramp: s.Ramped, Completed: s.Completed, Failed: s.Failed, Cancelled: s.Cancelled, Unsent: s.Unsent, Retried: s.Retried}
 	p.Errors = make([]Error, 0, len(s.Errors))
 	for _, e := range s.Errors {
 		p.Errors = append(p.Errors, Error{Kind: string(e.Kind), Count: e.Count, Example: e.Example})
@@ -132,6 +132,9 @@ func (r *Report) Remark() {
 		}
 		if n := p.Requests.Cancelled; n > 0 {
 			note("%s: %d requests were broken off at the end and are in no figure", p.Name, n)
+		}
+		if n := p.Requests.Unsent; n > 0 {
+			note("%s: %d requests were due and not sent when the drain ended, as %d were in flight, the most allowed: they are in no figure, and would be the slowest (--max-in-flight, --drain)", p.Name, n, p.Concurrency)
 		}
 		if late := p.Latency.Late; late != nil && late.P99 > 10 {
 			why := "this client was too busy"

@@ -100,8 +100,9 @@ type Requests struct {
 	Ramp      int `json:"ramp"`
 	Completed int `json:"completed"`
 	Failed    int `json:"failed"`
-	Cancelled int `json:"cancelled"` // broken off when the run ended
-	Retried   int `json:"retried"`   // sent again as the idle connection was closed
+	Cancelled int `json:"cancelled"`        // broken off when the run ended
+	Unsent    int `json:"unsent,omitempty"` // of an open loop: due, but not sent when the run ended; not in Started
+	Retried   int `json:"retried"`          // sent again as the idle connection was closed
 }
 
 // Error is one kind of failure.

@@ -29,6 +29,9 @@ func (p *Phase) text(b *strings.Builder) {
 	if q.Cancelled > 0 {
 		fmt.Fprintf(b, ", %d cancelled", q.Cancelled)
 	}
+	if q.Unsent > 0 {
+		fmt.Fprintf(b, ", %d unsent", q.Unsent)
+	}
 	if q.Ramp > 0 {
 		fmt.Fprintf(b, ", %d in the ramp", q.Ramp)
 	}

@@ -1,0 +1,116 @@
+package worker_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+// TestDrain: running requests finish, new ones are told to go elsewhere.
+func TestDrain(t *testing.T) {
+	w := start(t, nil)
+	half := strings.Replace(many, `"n":24`, `"n":12`, 1) // still more than the sockets hold: it does not end before it is read
+	_, r := dial(t, w, "/v1/completions", half)
+	firstEvent(t, r)
+	line, err := client.Get(w.URL() + "/xpyd/v1/lifeline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer line.Body.Close()
+	closed := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		closed <- w.Close(ctx)
+	}()
+	soon(t, slack, func() error {
+		if !w.Instance().Draining {
+			return fmt.Errorf("not announced")
+		}
+		return nil
+	})
+	soon(t, slack, func() error {
+		resp, b := ask(t, w.URL()+"/v1/completions", nil, `{"prompt":"x","max_tokens":1}`)
+		if resp.StatusCode != 503 || resp.Header.Get("x-xpyd-outcome") != "no_space" {
+			return fmt.Errorf("%d %v %s", resp.StatusCode, resp.Header, b)
+		}
+		return nil
+	})
+	rest, err := io.ReadAll(r)
+	if err != nil || !bytes.Contains(rest, []byte("[DONE]")) {
+		t.Errorf("the stream was cut: %v, ends with %s", err, rest[max(0, len(rest)-300):])
+	}
+	if _, err := io.ReadAll(line.Body); err != nil { // ends in order
+		t.Error(err)
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDrainTimeout: what has not finished in time is told why.
+func TestDrainTimeout(t *testing.T) {
+	w := start(t, nil)
+	_, r := dial(t, w, "/v1/completions", many)
+	firstEvent(t, r)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		defer cancel()
+		_ = w.Close(ctx)
+	}()
+	var last []byte
+	for {
+		line, err := r.ReadBytes('\n')
+		if err != nil {
+			break
+		}
+		if bytes.HasPrefix(line, []byte("data: ")) {
+			last = line
+		}
+	}
+	if !bytes.Contains(last, []byte(`"error"`)) || !bytes.Contains(last, []byte("shutting down")) {
+		t.Errorf("the stream ends with %.300s", last)
+	}
+}
+
+// TestControl: drain, undrain, role and the small endpoints.
+func TestControl(t *testing.T) {
+	w := start(t, nil)
+	f := func(path, body string, status int, want string) {
+		t.Helper()
+		resp, b := ask(t, w.URL()+path, nil, body)
+		if resp.StatusCode != status || !strings.Contains(string(b), want) {
+			t.Errorf("%s: %d %s", path, resp.StatusCode, b)
+		}
+	}
+	f("/xpyd/v1/drain", "", 200, `"draining":true`)
+	f("/v1/completions", `{"prompt":"x","max_tokens":1}`, 200, `"choices"`) // announced, not enforced
+	f("/xpyd/v1/undrain", "", 200, `"id"`)
+	if w.Instance().Draining {
+		t.Error("still draining")
+	}
+	f("/xpyd/v1/role", `{"role":"prefill"}`, 200, `"role":"prefill"`)
+	if w.Role() != fleet.Prefill {
+		t.Error(w.Role())
+	}
+	f("/xpyd/v1/role", `{"role":"router"}`, 400, `"param":"role"`)
+	f("/xpyd/v1/prefill", `{"link":"x"}`, 400, `"param":"link"`)
+	f("/xpyd/v1/prefill", `{"link":"00112233445566778899aabbccddeeff","deadline_ms":-1}`, 400, `"param":"deadline_ms"`)
+	f("/xpyd/v1/prefill", `{"link":"00112233445566778899aabbccddeeff","deadline_ms":20}`, 504, `"outcome":"late"`)
+	f("/nowhere", "", 404, `"code":"not_found"`)
+	f("/tokenize", `{"prompt":"Once","return_token_strs":true}`, 200, `"token_strs"`)
+	f("/detokenize", `{"tokens":[403]}`, 200, `"prompt"`)
+	for _, path := range []string{"/health", "/version", "/v1/models", "/metrics", "/debug/ledger", "/query"} {
+		if resp, _ := send(t, http.MethodGet, w.URL()+path, nil, ""); resp.StatusCode != 200 {
+			t.Errorf("%s: %d", path, resp.StatusCode)
+		}
+	}
+	empty(t, w)
+}

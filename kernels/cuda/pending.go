@@ -1,0 +1,102 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// slice is how long the library polls for a mark before it looks at the context.
+const slice = time.Millisecond
+
+// pending is what the device has been asked for, and several may wait for. They
+// take turns to look, a slice each, so that none outwaits its context because of
+// another's, and a transfer can be put behind it meanwhile.
+type pending struct {
+	look func(d time.Duration) error // whether it is done: ErrLate if not within d
+	free func()                      // of what look looks at
+
+	turn chan struct{} // a token for who looks; it guards the following
+	over bool          // with err
+	err  error
+}
+
+func newPending(look func(time.Duration) error, free func()) pending {
+	return pending{look: look, free: free, turn: make(chan struct{}, 1)}
+}
+
+// hold waits for the turn; ErrLate: ctx ended first. done gives it back.
+func (p *pending) hold(ctx context.Context) error {
+	select {
+	case p.turn <- struct{}{}: // what is done is so also when there is no time left
+		return nil
+	default:
+	}
+	select {
+	case p.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", kernels.ErrLate, context.Cause(ctx))
+	}
+}
+
+func (p *pending) done() { <-p.turn }
+
+// Wait implements kernels.Pending.
+func (p *pending) Wait(ctx context.Context) error {
+	return await(ctx, func(d time.Duration) error {
+		if err := p.hold(ctx); err != nil {
+			return err
+		}
+		defer p.done()
+		if p.over {
+			return p.err
+		}
+		err := p.look(d)
+		if !errors.Is(err, kernels.ErrLate) {
+			p.free()
+			p.over, p.err = true, err
+		}
+		return err
+	})
+}
+
+// await looks, a slice at a time, as long as ctx lets it.
+func await(ctx context.Context, look func(d time.Duration) error) error {
+	for {
+		err := look(slice)
+		if !errors.Is(err, kernels.ErrLate) || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// ending is the end of something, which a device or a library may hold up for
+// ever. The zero value has not begun.
+type ending struct {
+	once sync.Once
+	over chan struct{}
+	err  error // before over is closed
+}
+
+// wait begins the end, the first time, and waits for it as long as ctx lets it:
+// ErrLate, and it goes on.
+func (e *ending) wait(ctx context.Context, end func() error) error {
+	e.once.Do(func() {
+		e.over = make(chan struct{})
+		go func() {
+			defer close(e.over)
+			e.err = end()
+		}()
+	})
+	select {
+	case <-e.over:
+		return e.err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", kernels.ErrLate, context.Cause(ctx))
+	}
+}
