@@ -15,6 +15,7 @@ import (
 // TestReload: SIGHUP puts new limits in force and drops no request; a bad file
 // changes nothing, and says so. A worker takes it for nothing.
 func TestReload(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "up.yaml")
 	write := func(text string) {
 		t.Helper()

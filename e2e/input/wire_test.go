@@ -60,6 +60,7 @@ func drip(start, rest string) func(io.Writer) {
 // TestWire: what only raw bytes can do. Every one is answered, or closed
 // without an answer where status is 0, in bounded time.
 func TestWire(t *testing.T) {
+	t.Parallel()
 	s := start(t)
 	f := func(name string, send func(io.Writer), status int) {
 		t.Helper()
@@ -281,6 +282,7 @@ func TestPipelining(t *testing.T) {
 // TestManySlow: clients that never finish what they began cost a connection
 // each until they are told 408, and nobody else anything.
 func TestManySlow(t *testing.T) {
+	t.Parallel()
 	s := start(t)
 	before := s.resident(t)
 	var conns []*net.TCPConn

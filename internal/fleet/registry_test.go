@@ -325,3 +325,19 @@ func TestLeaveSeenFirst(t *testing.T) {
 		t.Errorf("without a link: left %t, settled %t", left, settled)
 	}
 }
+
+// TestReplacedUnseen: a worker's next run announces itself before anybody saw
+// the end of the last one, which is told all the same.
+func TestReplacedUnseen(t *testing.T) {
+	c := newClock(t, 10)
+	c.announce(worker("a", 1))
+	c.announce(worker("a", 2))
+	var got string
+	for _, e := range c.r.events {
+		got += fmt.Sprintf("%d %s %s, ", e.epoch, e.state, e.cause)
+	}
+	if want := "1 live join, 1 dead replaced, 2 live join, "; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	c.want("a", Live)
+}
