@@ -234,35 +234,41 @@ func TestLoads(t *testing.T) {
 	}
 }
 
-// testsOf are the tests of a package's files.
-func testsOf(t *testing.T, dir string) (names []string) {
+// testsOf are the tests of a package's files, and those that only some builds have.
+func testsOf(t *testing.T, dir string) (names, tagged []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 	if err != nil || len(paths) == 0 {
 		t.Fatalf("%s: %v", dir, err)
 	}
 	for _, path := range paths {
-		f, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)
 		}
+		before := len(names)
 		for _, d := range f.Decls {
-			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && strings.HasPrefix(fn.Name.Name, "Test") {
+			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && strings.HasPrefix(fn.Name.Name, "Test") && fn.Name.Name != "TestMain" {
 				names = append(names, fn.Name.Name)
 			}
 		}
+		if len(f.Comments) > 0 && strings.HasPrefix(f.Comments[0].List[0].Text, "//go:build") {
+			tagged = append(tagged, names[before:]...)
+		}
 	}
-	return names
+	return names, tagged
 }
 
-// Every test that a stage names is there, and every test of the CUDA backend is in
-// a family; so is every architecture.
+// Every test that a stage names is there, and every test of the CUDA backend that
+// needs a GPU is in one family; so is every architecture.
 func TestNames(t *testing.T) {
 	there := map[string][]string{}
 	for _, b := range goTests {
-		there[b.name] = testsOf(t, filepath.Join("../..", b.path))
+		all, tagged := testsOf(t, filepath.Join("../..", b.path))
+		if there[b.name] = all; b.name == "cuda.test" {
+			there[b.name] = tagged
+		}
 	}
-	there["cuda.test"] = slices.DeleteFunc(there["cuda.test"], func(n string) bool { return n == "TestMain" })
 	named := slices.Concat(alone, figureTests)
 	for _, f := range families {
 		named = append(named, f.tests...)

@@ -37,7 +37,7 @@ type family struct {
 var families = []family{
 	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestOnLayer"}, split: []string{"TestLogits"}, shared: true},
 	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantRefused", "TestInvariantDraws"}, split: []string{"TestBatchInvariant"}, shared: true},
-	{name: "fp8", tests: []string{"TestKVFP8", "TestKV8Rows", "TestKV8Logits", "TestKV8DecodeLengths", "TestKV8Pool", "TestW8Logits", "TestW8Loads"}, split: []string{"TestKV8Logits", "TestW8Logits"}, shared: true},
+	{name: "fp8", tests: []string{"TestKV8Rows", "TestKV8Logits", "TestKV8DecodeLengths", "TestKV8Pool", "TestW8Logits", "TestW8Loads"}, split: []string{"TestKV8Logits", "TestW8Logits"}, shared: true},
 	{name: "sampler", tests: []string{"TestDraws", "TestDrawsAmongEquals", "TestDrawDistribution", "TestLogprobs"}, shared: true},
 	{name: "pool", tests: []string{"TestDigestFollowsOverwrites", "TestPoolMovesRows", "TestPoolBesideSteps", "TestPoolRefusesBadRanges"}, shared: true},
 	{name: "host", tests: []string{"TestHostMoves", "TestHostMovesKeepDigests", "TestArrivals"}, shared: true},
@@ -47,7 +47,7 @@ var families = []family{
 }
 
 // alone wants the device for itself, and has no kernels of its own.
-var alone = []string{"TestMemory", "TestPoolBlocks"}
+var alone = []string{"TestMemory"}
 
 // figures are tests that only print what they measure, and so are in no family.
 var figureTests = []string{"TestSpeed", "TestPushBeside"}
