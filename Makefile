@@ -1,10 +1,11 @@
 # xpyd: `make help` lists the targets. CI calls the same ones; none needs a secret.
 GO       ?= go
 PKGS     ?= ./...
-REALTIME  = ./kvconn/tcp ./kvconn/shm
+# The longest first: they wait more than they compute, and others run meanwhile.
+WAITING   = ./kvconn/tcp ./kvconn/shm
 # Folders in which something runs at the same time, or memory is touched past Go's rules.
 SHARING   = $(sort $(dir $(shell grep -rlE '\<go [a-z]|\.Go\>|"sync|\<chan\>|Parallel|"unsafe"' --include='*.go' kvconn router internal prefill decode) e2e/))
-RACE     ?= $(filter-out $(REALTIME),$(patsubst %/,./%,$(SHARING)))
+RACE     ?= $(WAITING) $(filter-out $(WAITING),$(patsubst %/,./%,$(SHARING)))
 FUZZTIME ?= 10s
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
@@ -23,8 +24,7 @@ test: ## every test, no GPU needed
 	$(GO) test $(PKGS)
 
 race: ## the packages where concurrency lives, under the race detector
-	$(GO) test -race -p 3 $(RACE)
-	$(GO) test -race $(REALTIME)
+	$(GO) test -race -p 4 $(RACE)
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	scripts/fuzz $(FUZZTIME)
