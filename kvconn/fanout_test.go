@@ -171,6 +171,7 @@ func TestFanoutLoadsOnce(t *testing.T) {
 				t.Errorf("receiver %d: %v", n, err)
 			}
 		}
+		synctest.Wait() // the senders' ends, too
 		want := fanBlocks * kvconntest.Layout().Layers()
 		if got, _ := f.src.Loads(); got < want || got > want+3 { // the late one has missed up to three
 			t.Errorf("%d loads, want %d", got, want)
@@ -246,6 +247,7 @@ func TestFanoutDead(t *testing.T) {
 				t.Error(err)
 			}
 		}
+		synctest.Wait() // the senders' ends, too
 		want := fanBlocks * kvconntest.Layout().Layers()
 		if got, _ := f.src.Loads(); got != want {
 			t.Errorf("%d loads, want %d", got, want)
