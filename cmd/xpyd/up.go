@@ -33,6 +33,7 @@ type upConfig struct {
 	KVMemory       config.AutoSize `koanf:"kv_memory"`  // of each worker
 	GPUMemory      float64         `koanf:"gpu_memory"` // part of the GPU's memory for all workers together
 	BatchInvariant bool            `koanf:"batch_invariant"`
+	DType          string          `koanf:"dtype"`          // auto, bf16 or fp16
 	KVCacheDType   string          `koanf:"kv_cache_dtype"` // auto, bf16 or fp8
 	Quantization   string          `koanf:"quantization"`   // auto, none or fp8
 	UpKV
@@ -49,7 +50,7 @@ func (c *upConfig) Validate() error {
 	}
 	w := worker.DefaultConfig(fleet.Prefill)
 	w.Device, w.Threads, w.BlockTokens, w.KVMemory, w.GPUMemory, w.Log = c.Device, c.Threads, c.BlockTokens, c.KVMemory, c.GPUMemory, c.Log
-	w.BatchInvariant, w.KVCacheDType, w.Quantization = c.BatchInvariant, c.KVCacheDType, c.Quantization
+	w.BatchInvariant, w.DType, w.KVCacheDType, w.Quantization = c.BatchInvariant, c.DType, c.KVCacheDType, c.Quantization
 	c.set(&w.KV)
 	return errors.Join(c.Config.Validate(), upKey(w.Validate()))
 }
@@ -58,7 +59,7 @@ func (c *upConfig) Validate() error {
 func newUp() *cobra.Command {
 	wdef := worker.DefaultConfig(fleet.Prefill)
 	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
-		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, GPUMemory: wdef.GPUMemory, KVCacheDType: wdef.KVCacheDType, Quantization: wdef.Quantization, UpKV: upKVOf(&wdef.KV)}
+		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, GPUMemory: wdef.GPUMemory, DType: wdef.DType, KVCacheDType: wdef.KVCacheDType, Quantization: wdef.Quantization, UpKV: upKVOf(&wdef.KV)}
 	def.Fleet.Listen = "127.0.0.1:0"
 	def.Log.Level = "warn"
 	var file string
@@ -88,6 +89,7 @@ drains; a second one stops at once.`,
 	f.Float64("gpu-memory", def.GPUMemory, "part of the GPU's memory that the workers take, divided evenly among those of the start")
 	f.Bool("batch-invariant", false, batchInvariantHelp)
 	f.String("kv-cache-dtype", def.KVCacheDType, kvCacheDTypeHelp)
+	f.String("dtype", def.DType, dtypeHelp)
 	f.String("quantization", def.Quantization, quantizationHelp)
 	f.String("data", def.Data, "folder of the admin token and the join URL")
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
@@ -96,7 +98,7 @@ drains; a second one stops at once.`,
 	keys := map[string]string{
 		"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
 		"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory",
-		"batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization",
+		"batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization", "dtype": "dtype",
 		"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
 	}
 	kvFlags(f, keys, "kv_", &wdef.KV)
@@ -260,6 +262,9 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 			"--log-level", c.Log.Level, "--log-format", c.Log.Format}
 		if c.BatchInvariant {
 			args = append(args, "--batch-invariant")
+		}
+		if c.DType != "auto" {
+			args = append(args, "--dtype", c.DType)
 		}
 		if c.Quantization != "auto" {
 			args = append(args, "--quantization", c.Quantization)

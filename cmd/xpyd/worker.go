@@ -60,6 +60,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.Float64("gpu-memory", cfg.GPUMemory, "part of the GPU's memory that this process takes in all")
 	f.Bool("batch-invariant", false, batchInvariantHelp)
 	f.String("kv-cache-dtype", cfg.KVCacheDType, kvCacheDTypeHelp)
+	f.String("dtype", cfg.DType, dtypeHelp)
 	f.String("quantization", cfg.Quantization, quantizationHelp)
 	f.String("log-level", cfg.Log.Level, "debug, info, warn or error")
 	f.String("log-format", cfg.Log.Format, "text or json")
@@ -67,7 +68,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 		"join": "fleet.url", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
 		"kv-listen": "kv_listen", "advertise": "advertise", "device": "device", "threads": "threads",
 		"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory",
-		"batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization",
+		"batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization", "dtype": "dtype",
 		"log-level": "log.level", "log-format": "log.format",
 	}
 	kvFlags(f, keys, "kv.", &cfg.KV)
@@ -87,8 +88,9 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 const (
 	batchInvariantHelp = "the same tokens whatever the batch, the chunks or the split; costs a GPU some speed, and is always so on the CPU"
 
+	dtypeHelp        = "auto (fp16 for checkpoints that say torch_dtype float16, else bf16), bf16 or fp16: weights, activations and KV on a GPU. Workers that differ are not paired unless kv.convert allows it"
 	quantizationHelp = "auto (as the checkpoint is), none or fp8 (E4M3, a scale a channel, made when loading; half the memory, faster, small errors): the weights of the layers, on a GPU"
-	kvCacheDTypeHelp = "auto, bf16 or fp8 (E4M3, a scale a row: half the memory, faster decoding, small errors); a GPU only. Workers that differ are not paired unless kv.convert allows it"
+	kvCacheDTypeHelp = "auto (as --dtype), bf16 or fp8 (E4M3, a scale a row: half the memory, faster decoding, small errors); a GPU only. Workers that differ are not paired unless kv.convert allows it"
 )
 
 // foreignEnv are XPYD_ variables that belong to other commands, or to the CUDA

@@ -10,6 +10,7 @@ var (
 	ParseConfig     = parseConfig
 	ParseGeneration = parseGeneration
 	ParseIndex      = parseIndex
+	TorchDType      = torchDType
 )
 
 // ParseSafetensors returns name -> shape.

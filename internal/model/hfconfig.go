@@ -2,6 +2,7 @@ package model
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -119,6 +120,21 @@ func parseConfig(b []byte) (Config, error) {
 		}
 	}
 	return c, c.validate()
+}
+
+// torchDType reads what config.json says of the type to compute in: dtype, which
+// was torch_dtype before transformers 5. It is a hint: what is no name is none.
+func torchDType(b []byte) string {
+	var c struct {
+		Old any `json:"torch_dtype"`
+		New any `json:"dtype"`
+	}
+	if json.Unmarshal(b, &c) != nil {
+		return ""
+	}
+	name, _ := c.New.(string)
+	old, _ := c.Old.(string)
+	return cmp.Or(name, old)
 }
 
 // refuse rejects what our decoder would silently compute differently.

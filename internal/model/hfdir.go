@@ -108,6 +108,7 @@ func openFolder(d folder) (_ *Model, err error) {
 	if m.Config, err = parseConfig(b); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.path("config.json"), err)
 	}
+	m.TorchDType = torchDType(b)
 	if b, err = d.optional("generation_config.json", maxConfigBytes); err != nil {
 		return nil, err
 	}

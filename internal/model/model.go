@@ -63,6 +63,10 @@ type Model struct {
 	// base name, the file's without ".gguf", or "OWNER/NAME" on the hub.
 	Name   string
 	Config Config
+	// TorchDType is what the model's makers compute in ("float16", "bfloat16",
+	// "float32"), "" where nobody says. It is no part of the fingerprint, which
+	// has what the weights are stored as.
+	TorchDType string
 	// Generation holds the defaults that generation_config.json asks for.
 	Generation GenerationConfig
 	// Fingerprint is 64 hex digits over the Config and every tensor's name,

@@ -97,6 +97,9 @@ func TestOpenHF(t *testing.T) {
 			if !reflect.DeepEqual(m.Config, c) {
 				t.Errorf("config\n%+v, want\n%+v", m.Config, c)
 			}
+			if want := map[model.DType]string{model.F32: "float32", model.F16: "float16", model.BF16: "bfloat16"}[o.DType]; m.TorchDType != want {
+				t.Errorf("torch_dtype %q, want %q", m.TorchDType, want)
+			}
 			if m.Name != "my-model" {
 				t.Errorf("name %q", m.Name)
 			}

@@ -37,8 +37,9 @@ type Config struct {
 	// BatchInvariant gives a prompt the same tokens whatever the batch, the chunks
 	// or the split, at some speed. On the CPU it is always so.
 	BatchInvariant bool          `koanf:"batch_invariant"`
+	DType          string        `koanf:"dtype"`          // "auto" (fp16 for checkpoints whose torch_dtype is float16, else bf16), "bf16" or "fp16": of weights, activations and KV on a GPU
 	Quantization   string        `koanf:"quantization"`   // "auto" (as the checkpoint is), "none" or "fp8": of the layers' projections on a GPU
-	KVCacheDType   string        `koanf:"kv_cache_dtype"` // "auto", "bf16" or "fp8"; auto is bf16 on a GPU, f32 on the CPU
+	KVCacheDType   string        `koanf:"kv_cache_dtype"` // "auto", "bf16" or "fp8"; auto is as dtype on a GPU, f32 on the CPU
 	Blocks         int           `koanf:"blocks"`         // blocks of the KV pool; 0: from kv_memory
 	MaxModelLen    int           `koanf:"max_model_len"`  // tokens, prompt and output; 0: what model and pool allow
 	MaxBatch       int           `koanf:"max_batch"`      // sequences a step
@@ -131,7 +132,7 @@ func DefaultConfig(role fleet.Role) Config {
 	return Config{
 		Role: string(role), Device: "auto",
 		Listen: "127.0.0.1:0", KVListen: "127.0.0.1:0",
-		BlockTokens: 16, GPUMemory: 0.9, KVCacheDType: kvAuto, Quantization: quantAuto, MaxBatch: 64, MaxWaiting: 1024,
+		BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, MaxBatch: 64, MaxWaiting: 1024,
 		StepTokens: 512, PrefillTokens: 8192, MaxStepTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
@@ -174,6 +175,23 @@ func ValidKVCacheDType(key, v, device string, blockTokens int, invariant bool) e
 	return nil
 }
 
+// ValidDType checks a dtype for a device, and beside a kv_cache_dtype and a
+// quantization.
+func ValidDType(key, v, device, kv, quantization string) error {
+	if err := oneOf(key, v, dtypeAuto, dtypeBF16, dtypeFP16); err != nil || v == dtypeAuto {
+		return err
+	}
+	switch {
+	case device == "cpu":
+		return bad(key, "%s needs a GPU: the CPU computes in f32 (%s)", v, dtypeAuto)
+	case v == dtypeFP16 && kv != kvAuto:
+		return bad(key, "%s and kv_cache_dtype %s exclude each other", v, kv)
+	case v == dtypeFP16 && quantization == quantFP8:
+		return bad(key, "%s and quantization %s exclude each other", v, quantization)
+	}
+	return nil
+}
+
 // ValidQuantization checks a quantization for a device.
 func ValidQuantization(key, v, device string, invariant bool) error {
 	if err := oneOf(key, v, quantAuto, quantNone, quantFP8); err != nil || v != quantFP8 {
@@ -187,6 +205,13 @@ func ValidQuantization(key, v, device string, invariant bool) error {
 	}
 	return nil
 }
+
+// What dtype may be.
+const (
+	dtypeAuto = "auto"
+	dtypeBF16 = "bf16"
+	dtypeFP16 = "fp16"
+)
 
 // What quantization may be.
 const (
@@ -220,6 +245,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := ValidKVCacheDType("kv_cache_dtype", c.KVCacheDType, c.Device, c.BlockTokens, c.BatchInvariant); err != nil {
+		return err
+	}
+	if err := ValidDType("dtype", c.DType, c.Device, c.KVCacheDType, c.Quantization); err != nil {
 		return err
 	}
 	if err := ValidQuantization("quantization", c.Quantization, c.Device, c.BatchInvariant); err != nil {

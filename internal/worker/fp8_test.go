@@ -15,7 +15,7 @@ import (
 
 // A worker that was told to compute in what only a GPU has does not fall back to
 // the CPU.
-func TestFP8NeedsGPU(t *testing.T) {
+func TestNeedsGPU(t *testing.T) {
 	t.Setenv(cuda.LibraryEnv, filepath.Join(t.TempDir(), "none.so"))
 	f := func(want string, change func(*worker.Config)) {
 		t.Helper()
@@ -32,5 +32,6 @@ func TestFP8NeedsGPU(t *testing.T) {
 		}
 	}
 	f("kv_cache_dtype fp8 needs a GPU: ", func(c *worker.Config) { c.KVCacheDType = "fp8" })
+	f("dtype fp16 needs a GPU: ", func(c *worker.Config) { c.DType = "fp16" })
 	f("quantization fp8 needs a GPU: ", func(c *worker.Config) { c.Quantization = "fp8" })
 }

@@ -90,6 +90,9 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 		if errors.Is(err, cuda.ErrUnavailable) {
 			level = slog.LevelInfo
 		}
+		if cfg.DType != dtypeAuto {
+			return nil, fmt.Errorf("dtype %s needs a GPU: %w", cfg.DType, err)
+		}
 		if cfg.KVCacheDType != kvAuto {
 			return nil, fmt.Errorf("kv_cache_dtype %s needs a GPU: %w", cfg.KVCacheDType, err)
 		}
@@ -118,6 +121,15 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 	return b, nil
 }
 
+// fp16 tells whether a GPU computes in fp16: as asked, and where the checkpoint's
+// makers do and nothing is asked for that has no fp16 form.
+func fp16(cfg *Config, m *model.Model) bool {
+	if cfg.DType != dtypeAuto {
+		return cfg.DType == dtypeFP16
+	}
+	return m.TorchDType == "float16" && cfg.KVCacheDType == kvAuto && !fp8Weights(cfg, m)
+}
+
 // fp8Weights tells whether the layers' projections are kept in FP8: as asked, and
 // where the checkpoint has them so and the promise of equal bits, which FP8 has
 // not, is not asked for.
@@ -128,7 +140,7 @@ func fp8Weights(cfg *Config, m *model.Model) bool {
 
 func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	a := arch(&m.Config)
-	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8, WeightsFP8: fp8Weights(cfg, m),
+	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8, WeightsFP8: fp8Weights(cfg, m), FP16: fp16(cfg, m),
 		MaxTokens: max(cfg.StepTokens, cfg.MaxBatch, min(cfg.PrefillTokens, a.MaxPositions)), MaxSeqs: cfg.MaxBatch}
 	if cfg.Blocks == 0 && cfg.KVMemory != 0 {
 		row := kernels.BF16.Bytes() * a.HeadDim

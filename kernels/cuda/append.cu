@@ -13,7 +13,7 @@ static constexpr int WARPS = 8;
 static constexpr int BATCH = 3; // rows of a team in flight
 
 // Hash of a row that lies in the pool, by one warp; the sum is in every lane.
-static __device__ uint64_t hash_stored(const bf16 *row, int dim, int lane) {
+static __device__ uint64_t hash_stored(const element *row, int dim, int lane) {
   uint64_t sum = 0;
   const uint2 *p = reinterpret_cast<const uint2 *>(row);
   for (int i = lane; i < dim / 4; i += 32) sum += lane_hash(p[i].x, p[i].y, lane_key(i));
@@ -21,7 +21,7 @@ static __device__ uint64_t hash_stored(const bf16 *row, int dim, int lane) {
 }
 
 // TEAM: lanes of a row; 4 TEAM elements are at least half of one.
-template <int TEAM>
+template <typename T, int TEAM>
 static __global__ __launch_bounds__(WARPS * 32, TEAM == 16 ? 4 : 2) void append_kernel(Rope r, Pool p) {
   __shared__ unsigned long long digest;
   pdl_wait();
@@ -46,7 +46,7 @@ static __global__ __launch_bounds__(WARPS * 32, TEAM == 16 ? 4 : 2) void append_
   uint64_t mine = 0; // of the digest
   for (int i = team % tokens; i < s.n; i += tokens) {
     int pos = s.pos + s.at + i;
-    bf16 *row = r.qkv + int64_t(s.row + i) * width + 4 * j;
+    element *row = r.qkv + int64_t(s.row + i) * width + 4 * j;
     float4 cs[2] = {}; // cos, sin of four pairs
     if (on) {
       const float4 *from = reinterpret_cast<const float4 *>(r.table + int64_t(pos) * half + 4 * j);
@@ -68,7 +68,7 @@ static __global__ __launch_bounds__(WARPS * 32, TEAM == 16 ? 4 : 2) void append_
         int task = first + b * slices;
         if (task >= tasks) break;
         float2 a[2] = {}, z[2] = {}; // the halves
-        if (on) a[0] = unpack(raw[b][0].x), a[1] = unpack(raw[b][0].y), z[0] = unpack(raw[b][1].x), z[1] = unpack(raw[b][1].y);
+        if (on) a[0] = unpack<T>(raw[b][0].x), a[1] = unpack<T>(raw[b][0].y), z[0] = unpack<T>(raw[b][1].x), z[1] = unpack<T>(raw[b][1].y);
         if (r.bias && on) {
           const float2 *lo = reinterpret_cast<const float2 *>(r.bias + column(task) + 4 * j), *hi = reinterpret_cast<const float2 *>(r.bias + column(task) + half + 4 * j);
 #pragma unroll
@@ -96,8 +96,8 @@ static __global__ __launch_bounds__(WARPS * 32, TEAM == 16 ? 4 : 2) void append_
             a[k].y = x.y * cs[k].z - z[k].y * cs[k].w, z[k].y = z[k].y * cs[k].z + x.y * cs[k].w;
           }
         }
-        uint2 lo = make_uint2(pack(a[0].x, a[0].y), pack(a[1].x, a[1].y)), hi = make_uint2(pack(z[0].x, z[0].y), pack(z[1].x, z[1].y));
-        bf16 *to = task < 2 ? p.data + p.row(s.block, task, kv_head, s.at + i) + 4 * j : row + column(task);
+        uint2 lo = make_uint2(pack<T>(a[0].x, a[0].y), pack<T>(a[1].x, a[1].y)), hi = make_uint2(pack<T>(z[0].x, z[0].y), pack<T>(z[1].x, z[1].y));
+        element *to = task < 2 ? p.data + p.row(s.block, task, kv_head, s.at + i) + 4 * j : row + column(task);
         if (on) *reinterpret_cast<uint2 *>(to) = lo, *reinterpret_cast<uint2 *>(to + half) = hi;
         if (task < 2) {
           uint64_t hash = on ? lane_hash(lo.x, lo.y, key_lo) + lane_hash(hi.x, hi.y, key_hi) : 0;
@@ -129,6 +129,8 @@ static __global__ __launch_bounds__(WARPS * 32, TEAM == 16 ? 4 : 2) void append_
 
 int32_t xk_append(const Launch &l, const Rope &r, const Pool &p) {
   dim3 grid(r.n_segs, p.kv_heads);
-  if (p.head_dim <= 128) return launch(l, append_kernel<16>, grid, WARPS * 32, 0, r, p);
-  return launch(l, append_kernel<32>, grid, WARPS * 32, 0, r, p);
+  return xk_each_type(l.type, [&](auto t) {
+    using T = decltype(t);
+    return launch(l, p.head_dim <= 128 ? append_kernel<T, 16> : append_kernel<T, 32>, grid, WARPS * 32, 0, r, p);
+  });
 }

@@ -36,13 +36,13 @@ static __global__ __launch_bounds__(WARPS * 32, 2) void append8_kernel(Rope r, R
   for (int i = team; i < s.n * tasks; i += TEAMS) {
     const int token = i / tasks, task = i - token * tasks, pos = s.pos + s.at + token;
     const int column = (task == 0 ? r.heads + kv_head : task == 1 ? r.heads + p.kv_heads + kv_head : kv_head * group + task - 2) * dim + 4 * j;
-    bf16 *row = r.qkv + int64_t(s.row + token) * width + column;
+    element *row = r.qkv + int64_t(s.row + token) * width + column;
     float x[2][4] = {}; // the halves
     if (on) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         uint2 raw = *reinterpret_cast<const uint2 *>(row + h * half);
-        float2 a = unpack(raw.x), b = unpack(raw.y);
+        float2 a = unpack<bf16>(raw.x), b = unpack<bf16>(raw.y);
         x[h][0] = a.x, x[h][1] = a.y, x[h][2] = b.x, x[h][3] = b.y;
         if (r.bias)
 #pragma unroll
@@ -71,7 +71,7 @@ static __global__ __launch_bounds__(WARPS * 32, 2) void append8_kernel(Rope r, R
     }
     uint2 packed[2];
 #pragma unroll
-    for (int h = 0; h < 2; h++) packed[h] = make_uint2(pack(x[h][0], x[h][1]), pack(x[h][2], x[h][3]));
+    for (int h = 0; h < 2; h++) packed[h] = make_uint2(pack<bf16>(x[h][0], x[h][1]), pack<bf16>(x[h][2], x[h][3]));
     if (task >= 2) {
       if (on) *reinterpret_cast<uint2 *>(row) = packed[0], *reinterpret_cast<uint2 *>(row + half) = packed[1];
       continue;
@@ -79,7 +79,7 @@ static __global__ __launch_bounds__(WARPS * 32, 2) void append8_kernel(Rope r, R
     float most = 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      float2 a = unpack(packed[h].x), b = unpack(packed[h].y);
+      float2 a = unpack<bf16>(packed[h].x), b = unpack<bf16>(packed[h].y);
       x[h][0] = a.x, x[h][1] = a.y, x[h][2] = b.x, x[h][3] = b.y;
 #pragma unroll
       for (int k = 0; k < 4; k++) most = fmaxf(most, finite_magnitude(x[h][k]));

@@ -37,7 +37,7 @@ static __device__ __forceinline__ unsigned ticket(unsigned *p, unsigned wrap) {
   return old;
 }
 
-template <int D>
+template <typename T, int D>
 static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, Pool p, const int32_t *rows) {
   using R = Ring<D>;
   constexpr int PARTS = R::PARTS, STAGES = stages<D>;
@@ -90,7 +90,7 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
       for (int i = 0; i < CHUNK * PARTS / 32; i++) {
         int r = (i * 32 + lane) / PARTS, part = (i * 32 + lane) % PARTS;
         int64_t from = __shfl_sync(~0u, base, r);
-        const bf16 *k = p.data + (from < 0 ? 0 : from) + part * 8;
+        const element *k = p.data + (from < 0 ? 0 : from) + part * 8;
         uint8_t *dst = to + R::at(r, part);
         cp_async16(dst, k, from >= 0);
         cp_async16(dst + R::BYTES, k + value, from >= 0);
@@ -139,8 +139,8 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
       int r = (lane / 16) * 8 + lane % 8, part = 2 * i + (lane / 8) % 2;
       uint32_t b[4];
       ldmatrix4(b, k0 + R::at(r, part));
-      mma(s[0], q[i][0], q[i][1], q[i][2], q[i][3], b[0], b[1]);
-      mma(s[1], q[i][0], q[i][1], q[i][2], q[i][3], b[2], b[3]);
+      mma<T>(s[0], q[i][0], q[i][1], q[i][2], q[i][3], b[0], b[1]);
+      mma<T>(s[1], q[i][0], q[i][1], q[i][2], q[i][3], b[2], b[3]);
     }
     float most[2] = {top[0], top[1]};
 #pragma unroll
@@ -168,14 +168,14 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
           sum[h] += s[n][e];
         }
     }
-    uint32_t p0 = pack(s[0][0], s[0][1]), p1 = pack(s[0][2], s[0][3]), p2 = pack(s[1][0], s[1][1]), p3 = pack(s[1][2], s[1][3]);
+    uint32_t p0 = pack<T>(s[0][0], s[0][1]), p1 = pack<T>(s[0][2], s[0][3]), p2 = pack<T>(s[1][0], s[1][1]), p3 = pack<T>(s[1][2], s[1][3]);
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
       int r = (lane / 8) % 2 * 8 + lane % 8, part = 2 * i + lane / 16;
       uint32_t b[4];
       ldmatrix4_trans(b, v0 + R::at(r, part));
-      mma(o[2 * i], p0, p1, p2, p3, b[0], b[1]);
-      mma(o[2 * i + 1], p0, p1, p2, p3, b[2], b[3]);
+      mma<T>(o[2 * i], p0, p1, p2, p3, b[0], b[1]);
+      mma<T>(o[2 * i + 1], p0, p1, p2, p3, b[2], b[3]);
     }
     stage = stage + 1 == STAGES ? 0 : stage + 1;
     __syncwarp();
@@ -203,7 +203,7 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
     return a.partial + ((int64_t(index) * a.heads + kv_head * group + h) * a.splits + s) * stride;
   };
   auto put = [&](int h, int d, float4 v, float l) {
-    uint2 packed = make_uint2(pack(v.x / l, v.y / l), pack(v.z / l, v.w / l));
+    uint2 packed = make_uint2(pack<T>(v.x / l, v.y / l), pack<T>(v.z / l, v.w / l));
     *reinterpret_cast<uint2 *>(a.out + int64_t(row) * a.heads * D + (kv_head * group + h) * D + d) = packed;
   };
   auto add = [](float4 &v, float4 x, float f) { v.x += f * x.x, v.y += f * x.y, v.z += f * x.z, v.w += f * x.w; };
@@ -262,19 +262,15 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
 // ---------------------------------------------------------------- launchers
 
 int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const int32_t *rows, int n) {
-  return xk_each_dim(p.head_dim, [&](auto dim) { return launch(l, decode_kernel<dim>, dim3(a.splits, p.kv_heads, n), WARPS * 32, smem_bytes<dim>, a, p, rows); });
+  return xk_each_form(l.type, p.head_dim, [&](auto t, auto dim) { return launch(l, decode_kernel<decltype(t), dim>, dim3(a.splits, p.kv_heads, n), WARPS * 32, smem_bytes<dim>, a, p, rows); });
 }
 
 // Enough CTAs that every multiprocessor has one; each more is more to merge.
 int xk_attn_splits(int sms, int rows, int kv_heads) { return std::min(32, div_up(sms, rows * kv_heads)); }
 
-int32_t xk_attn_decode_init() {
-  int32_t status = XK_OK;
-  for (int dim : XK_DIMS) {
-    if (status == XK_OK) status = xk_each_dim(dim, [](auto d) {
-      XK_TRY(cudaFuncSetAttribute(decode_kernel<d>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<d>));
-      return int32_t(XK_OK);
-    });
-  }
-  return status;
+int32_t xk_attn_decode_init(xk_dtype type) {
+  return xk_all_forms(type, [](auto t, auto d) {
+    XK_TRY(cudaFuncSetAttribute(decode_kernel<decltype(t), d>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<d>));
+    return int32_t(XK_OK);
+  });
 }

@@ -108,13 +108,13 @@ static __global__ __launch_bounds__(WARPS * 32, CTAS) void decode8_kernel(Attent
   uint32_t q[D / 16][4];
   {
     const float scale = a.scale * 1.4426950408889634f;
-    const bf16 *src = a.qkv + int64_t(row) * (a.heads + 2 * kv_heads) * D + int64_t(kv_head) * group * D;
+    const element *src = a.qkv + int64_t(row) * (a.heads + 2 * kv_heads) * D + int64_t(kv_head) * group * D;
 #pragma unroll
     for (int i = 0; i < D / 16; i++)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         uint2 raw = g + 8 * h < group ? *reinterpret_cast<const uint2 *>(src + (g + 8 * h) * D + i * 16 + 4 * t) : make_uint2(0, 0);
-        float2 x = unpack(raw.x), y = unpack(raw.y);
+        float2 x = unpack<bf16>(raw.x), y = unpack<bf16>(raw.y);
         q[i][h] = pack_half(x.x * scale, x.y * scale), q[i][2 + h] = pack_half(y.x * scale, y.y * scale);
       }
   }
@@ -222,7 +222,7 @@ static __global__ __launch_bounds__(WARPS * 32, CTAS) void decode8_kernel(Attent
     return a.partial + ((int64_t(index) * a.heads + kv_head * group + h) * a.splits + s) * stride;
   };
   auto put = [&](int h, int d, float4 v, float l) {
-    uint2 packed = make_uint2(pack(v.x / l, v.y / l), pack(v.z / l, v.w / l));
+    uint2 packed = make_uint2(pack<bf16>(v.x / l, v.y / l), pack<bf16>(v.z / l, v.w / l));
     *reinterpret_cast<uint2 *>(a.out + int64_t(row) * a.heads * D + (kv_head * group + h) * D + d) = packed;
   };
   auto add = [](float4 &v, float4 x, float f) { v.x += f * x.x, v.y += f * x.y, v.z += f * x.z, v.w += f * x.w; };

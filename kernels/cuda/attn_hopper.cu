@@ -49,8 +49,8 @@ template <int D> struct Shape {
 };
 
 template <int D> struct Smem {
-  bf16 q[Shape<D>::Q_BUFFERS][M * Shape<D>::WIDTH]; // [half][row][64]
-  bf16 k[STAGES][Shape<D>::N * Shape<D>::WIDTH], v[STAGES][Shape<D>::N * Shape<D>::WIDTH];
+  element q[Shape<D>::Q_BUFFERS][M * Shape<D>::WIDTH]; // [half][row][64]
+  element k[STAGES][Shape<D>::N * Shape<D>::WIDTH], v[STAGES][Shape<D>::N * Shape<D>::WIDTH];
   uint64_t q_full[2], q_empty[2], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
   int item[2];
 };
@@ -132,7 +132,7 @@ template <int D, bool PACKED> struct Source {
     int block = __ldg(a.tail + item.table + b);
     return (row0 + ((block * 2 + value) * p.kv_heads + kv_head) * p.bt.d + pos - b * p.bt.d) / 8;
   }
-  __device__ __forceinline__ void load(bf16 *to, uint64_t *full, uint64_t *empty, int round, int found, int lane) const {
+  __device__ __forceinline__ void load(element *to, uint64_t *full, uint64_t *empty, int round, int found, int lane) const {
     using S = Shape<D>;
     mbar_wait(empty, (round & 1) ^ 1);
     if (lane == 0) mbar_expect(full, S::N * S::WIDTH * 2);
@@ -170,7 +170,7 @@ template <int D, bool PACKED> static __device__ __forceinline__ void produce_qk(
       put_item(&m.item[buffer], index);
       mbar_expect(&m.q_full[buffer], q_rows * S::WIDTH * 2);
       for (int h = 0; h < S::HALVES; h++) {
-        bf16 *to = m.q[buffer] + h * M * 64;
+        element *to = m.q[buffer] + h * M * 64;
         if constexpr (PACKED) tma_load(to, q_map, &m.q_full[buffer], h * 64, item.head * group, item.row);
         else tma_load(to, q_map, &m.q_full[buffer], item.head * D + h * 64, item.row);
       }
@@ -203,7 +203,7 @@ template <int D, bool PACKED> static __device__ __forceinline__ void produce_v(S
   }
 }
 
-template <int D, bool PACKED>
+template <typename T, int D, bool PACKED>
 static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, int group, Order<D, PACKED> order) {
   using S = Shape<D>;
   constexpr int N = S::N;
@@ -239,14 +239,14 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, i
 #pragma unroll
       for (int i = 0; i < D / 16; i++) {
         uint64_t step = k + ((i / 4) * S::ACROSS + i % 4 * 32) / 16;
-        if constexpr (S::Q_REGS) wgmma_rs<0>(s, q + 4 * i, step, i > 0);
-        else wgmma_ss(s, wgmma_desc(smem_addr(m.q[buffer]) + wg * 64 * 128, 1024, 0) + ((i / 4) * M * 128 + i % 4 * 32) / 16, step, i > 0);
+        if constexpr (S::Q_REGS) wgmma_rs<T, 0>(s, q + 4 * i, step, i > 0);
+        else wgmma_ss<T>(s, wgmma_desc(smem_addr(m.q[buffer]) + wg * 64 * 128, 1024, 0) + ((i / 4) * M * 128 + i % 4 * 32) / 16, step, i > 0);
       }
     };
     auto values = [&](int stage) {
       uint64_t v = wgmma_desc(smem_addr(m.v[stage]), S::DOWN, S::ACROSS);
 #pragma unroll
-      for (int i = 0; i < N / 16; i++) wgmma_rs<1>(o, probs + 4 * i, v + i * 2 * S::DOWN / 16, 1);
+      for (int i = 0; i < N / 16; i++) wgmma_rs<T, 1>(o, probs + 4 * i, v + i * 2 * S::DOWN / 16, 1);
     };
     auto mask = [&](int n) {
 #pragma unroll
@@ -287,7 +287,7 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, i
     };
     auto convert = [&] {
 #pragma unroll
-      for (int i = 0; i < N / 4; i++) probs[i] = pack(s[2 * i], s[2 * i + 1]);
+      for (int i = 0; i < N / 4; i++) probs[i] = pack<T>(s[2 * i], s[2 * i + 1]);
     };
     // Rows of V after the last position may hold anything: 0 x NaN is not 0.
     auto clear_tail = [&] {
@@ -387,7 +387,7 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, i
 #pragma unroll
       for (int h = 0; h < 2; h++)
         *reinterpret_cast<uint32_t *>(rows + (i / 8) * M * 128 + (row + 8 * h) * 128 + ((i % 8) ^ g) * 16 + t * 4) =
-            pack(o[4 * i + 2 * h] * sum[h], o[4 * i + 2 * h + 1] * sum[h]);
+            pack<T>(o[4 * i + 2 * h] * sum[h], o[4 * i + 2 * h + 1] * sum[h]);
     __syncwarp();
     constexpr int PARTS = D / 8; // 16-byte parts of a row
 #pragma unroll
@@ -403,7 +403,7 @@ static __device__ __forceinline__ void consume(Smem<D> &m, const Attention &a, i
   }
 }
 
-template <int D, bool PACKED>
+template <typename T, int D, bool PACKED>
 static __global__ __launch_bounds__(THREADS, 1) void hopper_kernel(Attention a, Pool p, Items items, unsigned *work, int row0, int rows, const __grid_constant__ CUtensorMap q_map,
                                                                    const __grid_constant__ CUtensorMap kv_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -429,7 +429,7 @@ static __global__ __launch_bounds__(THREADS, 1) void hopper_kernel(Attention a, 
     else if (threadIdx.x < 64) produce_v<D, PACKED>(m, source);
   } else {
     regs_take<232>();
-    consume<D, PACKED>(m, a, a.heads / p.kv_heads, order);
+    consume<T, D, PACKED>(m, a, a.heads / p.kv_heads, order);
   }
 #endif
 }
@@ -440,36 +440,35 @@ template <int D> static constexpr int smem_bytes = int(sizeof(Smem<D>)) + 1024;
 
 bool xk_attn_hopper_takes(const Pool &p, const Prefill &f) { return f.kv_map && p.bt.d % RUN == 0; }
 
-template <int D, bool PACKED> static int32_t start(const Launch &l, const Attention &a, const Pool &p, const Prefill &f, const Items &items) {
-  return launch(l, hopper_kernel<D, PACKED>, std::min(items.total, f.sms), THREADS, smem_bytes<D>, a, p, items, f.work, f.first_row, f.total_rows, PACKED ? *f.heads_map : *f.q_map, *f.kv_map);
+template <bool PACKED> static int32_t start(const Launch &l, const Attention &a, const Pool &p, const Prefill &f, const Items &items) {
+  return xk_each_form(l.type, p.head_dim, [&](auto t, auto dim) {
+    return launch(l, hopper_kernel<decltype(t), dim, PACKED>, std::min(items.total, f.sms), THREADS, smem_bytes<dim>, a, p, items, f.work, f.first_row, f.total_rows,
+                  PACKED ? *f.heads_map : *f.q_map, *f.kv_map);
+  });
 }
 
 int32_t xk_attn_decode_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f, const int32_t *rows, int n) {
   Items items = {nullptr, nullptr, rows, n, p.kv_heads, n * p.kv_heads};
-  return xk_each_dim(p.head_dim, [&](auto dim) { return start<dim, true>(l, a, p, f, items); });
+  return start<true>(l, a, p, f, items);
 }
 
 int32_t xk_attn_prefill_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f) {
   if (f.n_parts) {
     Items items = {nullptr, f.parts, nullptr, f.n_parts, p.kv_heads, f.n_parts * p.kv_heads};
-    return xk_each_dim(p.head_dim, [&](auto dim) { return start<dim, true>(l, a, p, f, items); });
+    return start<true>(l, a, p, f, items);
   }
   auto fit = [&](int heads) { return int64_t(f.longest) * p.head_dim * 4 * heads <= (int64_t(24) << 20); };
   int per = 1; // KV heads of a section
   while (per < p.kv_heads && p.kv_heads % (2 * per) == 0 && fit(2 * per)) per *= 2;
   if (fit(p.kv_heads)) per = p.kv_heads;
   Items items = {f.tiles, nullptr, nullptr, f.n_tiles, per * (a.heads / p.kv_heads), f.n_tiles * a.heads};
-  return xk_each_dim(p.head_dim, [&](auto dim) { return start<dim, false>(l, a, p, f, items); });
+  return start<false>(l, a, p, f, items);
 }
 
-int32_t xk_attn_hopper_init() {
-  int32_t status = XK_OK;
-  for (int dim : XK_DIMS) {
-    if (status == XK_OK) status = xk_each_dim(dim, [](auto d) {
-      XK_TRY(cudaFuncSetAttribute(hopper_kernel<d, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<d>));
-      XK_TRY(cudaFuncSetAttribute(hopper_kernel<d, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<d>));
-      return int32_t(XK_OK);
-    });
-  }
-  return status;
+int32_t xk_attn_hopper_init(xk_dtype type) {
+  return xk_all_forms(type, [](auto t, auto d) {
+    XK_TRY(cudaFuncSetAttribute(hopper_kernel<decltype(t), d, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<d>));
+    XK_TRY(cudaFuncSetAttribute(hopper_kernel<decltype(t), d, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<d>));
+    return int32_t(XK_OK);
+  });
 }

@@ -25,7 +25,7 @@ template <int D> struct Tiles {
 
 template <int D> static constexpr int smem_bytes = 2 * 2 * Tiles<D>::BYTES;
 
-template <int D>
+template <typename T, int D>
 static __global__ __launch_bounds__(WARPS * 32, 1) void prefill_kernel(Attention a, Pool p, const xk_tile *tiles) {
   using R = Tiles<D>;
   constexpr int N = R::N, PARTS = R::PARTS;
@@ -50,7 +50,7 @@ static __global__ __launch_bounds__(WARPS * 32, 1) void prefill_kernel(Attention
         if (N * PARTS % (WARPS * 32) && r >= N) break;
         int pos = step * N + r;
         bool in = pos < length;
-        const bf16 *k = p.data + (in ? p.at(table, 0, kv_head, pos) : 0) + part * 8;
+        const element *k = p.data + (in ? p.at(table, 0, kv_head, pos) : 0) + part * 8;
         uint8_t *dst = to + R::at(r, part);
         cp_async16(dst, k, in);
         cp_async16(dst + R::BYTES, k + value, in);
@@ -93,8 +93,8 @@ static __global__ __launch_bounds__(WARPS * 32, 1) void prefill_kernel(Attention
         int r = n * 16 + (lane / 16) * 8 + lane % 8, part = 2 * i + (lane / 8) % 2;
         uint32_t b[4];
         ldmatrix4(b, k0 + R::at(r, part));
-        mma(s[2 * n], q[i][0], q[i][1], q[i][2], q[i][3], b[0], b[1]);
-        mma(s[2 * n + 1], q[i][0], q[i][1], q[i][2], q[i][3], b[2], b[3]);
+        mma<T>(s[2 * n], q[i][0], q[i][1], q[i][2], q[i][3], b[0], b[1]);
+        mma<T>(s[2 * n + 1], q[i][0], q[i][1], q[i][2], q[i][3], b[2], b[3]);
       }
     }
     if (step * N + N - 1 > tile.pos + first) { // the diagonal crosses
@@ -130,15 +130,15 @@ static __global__ __launch_bounds__(WARPS * 32, 1) void prefill_kernel(Attention
     }
 #pragma unroll
     for (int n = 0; n < N / 16; n++) {
-      uint32_t p0 = pack(s[2 * n][0], s[2 * n][1]), p1 = pack(s[2 * n][2], s[2 * n][3]);
-      uint32_t p2 = pack(s[2 * n + 1][0], s[2 * n + 1][1]), p3 = pack(s[2 * n + 1][2], s[2 * n + 1][3]);
+      uint32_t p0 = pack<T>(s[2 * n][0], s[2 * n][1]), p1 = pack<T>(s[2 * n][2], s[2 * n][3]);
+      uint32_t p2 = pack<T>(s[2 * n + 1][0], s[2 * n + 1][1]), p3 = pack<T>(s[2 * n + 1][2], s[2 * n + 1][3]);
 #pragma unroll
       for (int i = 0; i < D / 16; i++) {
         int r = n * 16 + (lane / 8) % 2 * 8 + lane % 8, part = 2 * i + lane / 16;
         uint32_t b[4];
         ldmatrix4_trans(b, v0 + R::at(r, part));
-        mma(o[2 * i], p0, p1, p2, p3, b[0], b[1]);
-        mma(o[2 * i + 1], p0, p1, p2, p3, b[2], b[3]);
+        mma<T>(o[2 * i], p0, p1, p2, p3, b[0], b[1]);
+        mma<T>(o[2 * i + 1], p0, p1, p2, p3, b[2], b[3]);
       }
     }
   }
@@ -151,12 +151,12 @@ static __global__ __launch_bounds__(WARPS * 32, 1) void prefill_kernel(Attention
     float inverse = 1.0f / sum[h];
     uint32_t *dst = reinterpret_cast<uint32_t *>(a.out + int64_t(tile.row + r) * a.heads * D + head * D);
 #pragma unroll
-    for (int i = 0; i < D / 8; i++) dst[i * 4 + t] = pack(o[i][2 * h] * inverse, o[i][2 * h + 1] * inverse);
+    for (int i = 0; i < D / 8; i++) dst[i * 4 + t] = pack<T>(o[i][2 * h] * inverse, o[i][2 * h + 1] * inverse);
   }
 }
 
 // One CTA of four warps a (row, head): each warp takes every fourth position.
-static __global__ __launch_bounds__(128) void any_kernel(Attention a, Pool p) {
+template <typename T> static __global__ __launch_bounds__(128) void any_kernel(Attention a, Pool p) {
   __shared__ float stat[4][2], merged[4][256];
   pdl_wait();
   pdl_next();
@@ -166,24 +166,24 @@ static __global__ __launch_bounds__(128) void any_kernel(Attention a, Pool p) {
   int kv_head = head / (a.heads / p.kv_heads);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int32_t *table = a.tail + a.tables[row];
-  const bf16 *q = a.qkv + int64_t(row) * (a.heads + 2 * p.kv_heads) * dim + head * dim;
+  const element *q = a.qkv + int64_t(row) * (a.heads + 2 * p.kv_heads) * dim + head * dim;
   float x[8] = {}, o[8] = {}, top = -INFINITY, sum = 0;
 #pragma unroll
   for (int i = 0; i < 8; i++)
-    if (lane + 32 * i < dim) x[i] = __bfloat162float(q[lane + 32 * i]);
+    if (lane + 32 * i < dim) x[i] = widen<T>(q[lane + 32 * i]);
   for (int pos = warp; pos < length; pos += 4) {
-    const bf16 *k = p.data + p.at(table, 0, kv_head, pos), *v = p.data + p.at(table, 1, kv_head, pos);
+    const element *k = p.data + p.at(table, 0, kv_head, pos), *v = p.data + p.at(table, 1, kv_head, pos);
     float s = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++)
-      if (lane + 32 * i < dim) s += x[i] * __bfloat162float(k[lane + 32 * i]);
+      if (lane + 32 * i < dim) s += x[i] * widen<T>(k[lane + 32 * i]);
     s = warp_sum(s) * a.scale;
     float most = fmaxf(top, s), old = expf(top - most), now = expf(s - most);
     top = most;
     sum = sum * old + now;
 #pragma unroll
     for (int i = 0; i < 8; i++)
-      if (lane + 32 * i < dim) o[i] = o[i] * old + now * __bfloat162float(v[lane + 32 * i]);
+      if (lane + 32 * i < dim) o[i] = o[i] * old + now * widen<T>(v[lane + 32 * i]);
   }
   if (lane == 0) stat[warp][0] = top, stat[warp][1] = sum;
 #pragma unroll
@@ -197,7 +197,7 @@ static __global__ __launch_bounds__(128) void any_kernel(Attention a, Pool p) {
       l += f * stat[w][1];
       v += f * merged[w][d];
     }
-    a.out[int64_t(row) * a.heads * dim + head * dim + d] = __float2bfloat16(v / l);
+    a.out[int64_t(row) * a.heads * dim + head * dim + d] = narrow<T>(v / l);
   }
 }
 
@@ -207,25 +207,21 @@ bool xk_attn_fast(int head_dim, int group) { return std::find(std::begin(XK_DIMS
 
 int32_t xk_attn_prefill(const Launch &l, const Attention &a, const Pool &p, const Prefill &f) {
   if (!xk_attn_hopper_takes(p, f))
-    return xk_each_dim(p.head_dim, [&](auto dim) { return launch(l, prefill_kernel<dim>, dim3(f.n_tiles, a.heads), WARPS * 32, smem_bytes<dim>, a, p, f.tiles); });
+    return xk_each_form(l.type, p.head_dim, [&](auto t, auto dim) { return launch(l, prefill_kernel<decltype(t), dim>, dim3(f.n_tiles, a.heads), WARPS * 32, smem_bytes<dim>, a, p, f.tiles); });
   XK_OK_OR_RETURN(xk_attn_prefill_hopper(l, a, p, f));
   return f.n_merges ? xk_attn_merge(l, a, p, f.merges, f.n_merges) : XK_OK;
 }
 
 int32_t xk_attn_any(const Launch &l, const Attention &a, const Pool &p, int n_rows) {
-  return launch(l, any_kernel, dim3(n_rows, a.heads), 128, 0, a, p);
+  return xk_each_type(l.type, [&](auto t) { return launch(l, any_kernel<decltype(t)>, dim3(n_rows, a.heads), 128, 0, a, p); });
 }
 
-int32_t xk_attn_init() {
-  int32_t status = XK_OK;
-  for (int dim : XK_DIMS) {
-    if (status == XK_OK) status = xk_each_dim(dim, [](auto d) {
-      XK_TRY(cudaFuncSetAttribute(prefill_kernel<d>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<d>));
-      return int32_t(XK_OK);
-    });
-  }
-  XK_OK_OR_RETURN(status);
-  XK_OK_OR_RETURN(xk_attn_hopper_init());
+int32_t xk_attn_init(xk_dtype type) {
+  XK_OK_OR_RETURN(xk_all_forms(type, [](auto t, auto d) {
+    XK_TRY(cudaFuncSetAttribute(prefill_kernel<decltype(t), d>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<d>));
+    return int32_t(XK_OK);
+  }));
+  XK_OK_OR_RETURN(xk_attn_hopper_init(type));
   XK_OK_OR_RETURN(xk_attn8_init());
-  return xk_attn_decode_init();
+  return xk_attn_decode_init(type);
 }

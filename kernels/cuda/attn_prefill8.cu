@@ -16,7 +16,7 @@ static constexpr int THREADS = 256;
 
 // One CTA a block: 16 elements a thread. to has the blocks of a bf16 pool of the
 // same shape.
-static __global__ __launch_bounds__(THREADS) void widen_kernel(Rows p, const __grid_constant__ Widen w, const int32_t *tail, bf16 *to, int32_t *to_tail) {
+static __global__ __launch_bounds__(THREADS) void widen_kernel(Rows p, const __grid_constant__ Widen w, const int32_t *tail, element *to, int32_t *to_tail) {
   pdl_wait();
   pdl_next();
   int i = 0;
@@ -34,7 +34,7 @@ static __global__ __launch_bounds__(THREADS) void widen_kernel(Rows p, const __g
     const float s = scales[k / parts];
     auto two = [&](uint32_t e4m3) {
       float2 f = widen2(uint16_t(e4m3));
-      return pack(f.x * s, f.y * s);
+      return pack<bf16>(f.x * s, f.y * s);
     };
     out[2 * k] = make_uint4(two(v.x), two(v.x >> 16), two(v.y), two(v.y >> 16));
     out[2 * k + 1] = make_uint4(two(v.z), two(v.z >> 16), two(v.w), two(v.w >> 16));
@@ -51,19 +51,19 @@ static __global__ __launch_bounds__(128) void any8_kernel(Attention a, Rows p, c
   if (length <= 0) return;
   const int kv_head = head / (a.heads / p.kv_heads), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int32_t *table = a.tail + a.tables[row];
-  const bf16 *q = a.qkv + int64_t(row) * (a.heads + 2 * p.kv_heads) * dim + head * dim;
+  const element *q = a.qkv + int64_t(row) * (a.heads + 2 * p.kv_heads) * dim + head * dim;
   float x[8] = {}, o[8] = {}, top = -INFINITY, sum = 0;
-  auto widen = [](uint8_t e4m3) { return widen2(e4m3).x; };
+  auto of8 = [](uint8_t e4m3) { return widen2(e4m3).x; };
 #pragma unroll
   for (int i = 0; i < 8; i++)
-    if (lane + 32 * i < dim) x[i] = __bfloat162float(q[lane + 32 * i]);
+    if (lane + 32 * i < dim) x[i] = widen<bf16>(q[lane + 32 * i]);
   for (int pos = warp; pos < length; pos += 4) {
     const int b = p.bt.div(pos), block = __ldg(table + b), at = pos - b * p.bt.d;
     const uint8_t *k = p.row(block, 0, kv_head, at), *v = p.row(block, 1, kv_head, at);
     float s = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++)
-      if (lane + 32 * i < dim) s += x[i] * widen(k[lane + 32 * i]);
+      if (lane + 32 * i < dim) s += x[i] * of8(k[lane + 32 * i]);
     s = warp_sum(s) * *p.scale(block, 0, kv_head, at) * a.scale;
     float most = fmaxf(top, s), old = expf(top - most), now = expf(s - most);
     top = most;
@@ -71,7 +71,7 @@ static __global__ __launch_bounds__(128) void any8_kernel(Attention a, Rows p, c
     now *= *p.scale(block, 1, kv_head, at);
 #pragma unroll
     for (int i = 0; i < 8; i++)
-      if (lane + 32 * i < dim) o[i] = o[i] * old + now * widen(v[lane + 32 * i]);
+      if (lane + 32 * i < dim) o[i] = o[i] * old + now * of8(v[lane + 32 * i]);
   }
   if (lane == 0) stat[warp][0] = top, stat[warp][1] = sum;
 #pragma unroll
@@ -85,13 +85,13 @@ static __global__ __launch_bounds__(128) void any8_kernel(Attention a, Rows p, c
       l += f * stat[w][1];
       v += f * merged[w][d];
     }
-    a.out[int64_t(row) * a.heads * dim + head * dim + d] = __float2bfloat16(v / l);
+    a.out[int64_t(row) * a.heads * dim + head * dim + d] = narrow<bf16>(v / l);
   }
 }
 
 // ---------------------------------------------------------------- launchers
 
-int32_t xk_widen(const Launch &l, const Rows &p, const Widen &w, const int32_t *tail, bf16 *to, int32_t *to_tail) {
+int32_t xk_widen(const Launch &l, const Rows &p, const Widen &w, const int32_t *tail, element *to, int32_t *to_tail) {
   return launch(l, widen_kernel, w.blocks, THREADS, 0, p, w, tail, to, to_tail);
 }
 

@@ -17,7 +17,7 @@ static constexpr int WARPS = 8; // of a CTA: a row each
 static constexpr int AT_ONCE = 8;         // parts whose loads are in flight together
 
 // A row of the merge's tile a warp, four elements a lane.
-template <int D> static __global__ __launch_bounds__(WARPS * 32, 2) void merge_kernel(Attention a, int kv_heads, const xk_merge *merges) {
+template <typename T, int D> static __global__ __launch_bounds__(WARPS * 32, 2) void merge_kernel(Attention a, int kv_heads, const xk_merge *merges) {
   constexpr int STRIDE = D + XK_STATS;
   pdl_wait();
   pdl_next();
@@ -35,7 +35,7 @@ template <int D> static __global__ __launch_bounds__(WARPS * 32, 2) void merge_k
   float weight = exp2f(stat.x - most), sum = 0; // of no part: 0
   for (int p = 0; p < m.parts; p++) sum += __shfl_sync(~0u, weight * stat.y, p);
   const float inverse = 1 / sum;
-  bf16 *to = a.out + (int64_t(m.row + r / group) * a.heads + kv_head * group + r % group) * D;
+  element *to = a.out + (int64_t(m.row + r / group) * a.heads + kv_head * group + r % group) * D;
 #pragma unroll
   for (int d0 = 0; d0 < D; d0 += 128) {
     int d = d0 + 4 * lane;
@@ -52,13 +52,13 @@ template <int D> static __global__ __launch_bounds__(WARPS * 32, 2) void merge_k
 #pragma unroll
       for (int j = 0; j < AT_ONCE; j++) v.x += f[j] * x[j].x, v.y += f[j] * x[j].y, v.z += f[j] * x[j].z, v.w += f[j] * x[j].w;
     }
-    if (d < D) *reinterpret_cast<uint2 *>(to + d) = make_uint2(pack(v.x * inverse, v.y * inverse), pack(v.z * inverse, v.w * inverse));
+    if (d < D) *reinterpret_cast<uint2 *>(to + d) = make_uint2(pack<T>(v.x * inverse, v.y * inverse), pack<T>(v.z * inverse, v.w * inverse));
   }
 }
 
 int32_t xk_attn_merge(const Launch &l, const Attention &a, const Pool &p, const xk_merge *merges, int n) {
   dim3 grid(n, p.kv_heads, XK_TILE / WARPS);
-  return xk_each_dim(p.head_dim, [&](auto dim) { return launch(l, merge_kernel<dim>, grid, WARPS * 32, 0, a, p.kv_heads, merges); });
+  return xk_each_form(l.type, p.head_dim, [&](auto t, auto dim) { return launch(l, merge_kernel<decltype(t), dim>, grid, WARPS * 32, 0, a, p.kv_heads, merges); });
 }
 
 // ---------------------------------------------------------------- the plan

@@ -40,8 +40,8 @@ type Backend struct {
 	links    atomic.Int32 // that have not ended
 }
 
-// New opens the library and the device, copies the weights there (rounded to
-// bf16) and allocates the pool. The caller may release w when it returns.
+// New opens the library and the device, copies the weights there (rounded as
+// opt says) and allocates the pool. The caller may release w when it returns.
 func New(a kernels.Arch, w kernels.Weights, opt Options) (*Backend, error) {
 	b, err := open(a, opt)
 	if err != nil {
@@ -104,7 +104,7 @@ func open(a kernels.Arch, opt Options) (*Backend, error) {
 		qkv_bias: flag(a.QKVBias), qk_norm: flag(a.QKNorm), tied_head: flag(a.TiedHead),
 		norm_eps: C.float(a.NormEps), block_tokens: C.int32_t(opt.BlockTokens),
 		max_rows: C.int32_t(opt.MaxTokens), max_seqs: C.int32_t(opt.MaxSeqs),
-		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune), batch_invariant: flag(opt.BatchInvariant), kv_fp8: flag(opt.KVFP8), weights_fp8: flag(opt.WeightsFP8),
+		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune), batch_invariant: flag(opt.BatchInvariant), kv_fp8: flag(opt.KVFP8), weights_fp8: flag(opt.WeightsFP8), fp16: flag(opt.FP16),
 	}
 	if err := lib.call("xk_open", func() C.int32_t { return C.api_open_ctx(lib.api, &cfg, &b.ctx) }); err != nil {
 		return nil, err

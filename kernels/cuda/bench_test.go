@@ -26,15 +26,17 @@ func llama8B() kernels.Arch {
 // TestSpeed prints one JSON line a figure: host time of a step, from one end to
 // the next as steps overlap, with the device's own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
 // 8k@4096 mixed448 hit16@8k" (tokens of a chunk, 2048 if not given; and of what is cached before it). "b64l4" has contexts of 4k.
-// XPYD_CUDA_KV8 keeps KV in FP8, XPYD_CUDA_W8 weights. "quality" compares logits with bf16's.
+// XPYD_CUDA_FP16 computes in fp16; XPYD_CUDA_KV8 keeps KV in FP8, XPYD_CUDA_W8 weights. "quality" compares logits with bf16's.
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
 	if len(what) == 0 {
 		t.Skip("XPYD_CUDA_BENCH is not set")
 	}
 	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 256, NoPDL: os.Getenv("XPYD_CUDA_NO_PDL") != "", NoGraphs: os.Getenv("XPYD_CUDA_NO_GRAPHS") != "", Tune: os.Getenv("XPYD_CUDA_TUNE") != "",
-		BatchInvariant: os.Getenv("XPYD_CUDA_INVARIANT") != "", KVFP8: os.Getenv("XPYD_CUDA_KV8") != "", WeightsFP8: os.Getenv("XPYD_CUDA_W8") != ""}
+		BatchInvariant: os.Getenv("XPYD_CUDA_INVARIANT") != "", KVFP8: os.Getenv("XPYD_CUDA_KV8") != "", WeightsFP8: os.Getenv("XPYD_CUDA_W8") != "", FP16: inFP16()}
 	switch {
+	case opt.FP16:
+		prefix = "gpu.fp16_"
 	case opt.KVFP8 && opt.WeightsFP8:
 		prefix = "gpu.w8kv8_"
 	case opt.KVFP8:
@@ -52,7 +54,7 @@ func TestSpeed(t *testing.T) {
 		}
 	}
 	if opt.BatchInvariant {
-		prefix = "gpu.invariant_"
+		prefix += "invariant_"
 	}
 	began := time.Now()
 	b, err := cuda.NewRandom(llama8B(), 1, opt)

@@ -15,6 +15,18 @@
 
 using bf16 = __nv_bfloat16;
 using bf162 = __nv_bfloat162;
+using fp16 = __half;
+
+// An element of weights, activations and KV rows: the bits of a bf16 or an fp16.
+// Kernels know which by their parameter T, those of FP8 that it is a bf16. A type of
+// its own, so that nothing converts it unasked.
+struct element {
+  uint16_t bits;
+};
+
+// An element of the residual stream: sums over all layers, which bf16 has room
+// for, and fp16, with its 65504, not.
+template <typename T> using residual = std::conditional_t<std::is_same_v<T, fp16>, float, element>;
 
 int32_t xk_fail(int32_t status, const char *format, ...);
 
@@ -44,7 +56,7 @@ struct FastDiv {
 
 // Where the rows of one layer lie: [block][2][kv_heads][block_tokens][head_dim].
 struct Pool {
-  bf16 *data;       // of this layer
+  element *data;    // of this layer
   uint64_t *digest; // [block][kv_heads], of this layer
   uint16_t *filled; // as digest: rows 0..filled-1 are in it
   int kv_heads, head_dim;
@@ -62,7 +74,14 @@ struct Pool {
 struct Launch { // how kernels of one step are launched
   cudaStream_t stream;
   bool pdl;
+  xk_dtype type; // of elements: XK_BF16 or XK_F16
 };
+// A call of f with what elements are: f's argument is a bf16 or an fp16.
+template <typename F> int32_t xk_each_type(xk_dtype type, F f) {
+  if (type == XK_BF16) return f(bf16{});
+  if (type == XK_F16) return f(fp16{});
+  return xk_fail(XK_INVALID, "elements of type %d", int(type));
+}
 
 // launch starts a kernel that calls pdl_wait before it touches anything an
 // earlier kernel writes.
@@ -121,29 +140,64 @@ __device__ __forceinline__ void ldmatrix4_trans(uint32_t r[4], uint32_t addr) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
+// An instruction, ASM("bf16") or ASM("f16"), of T's type.
+#define XK_OF_TYPE(T, ASM)                                  \
+  do {                                                      \
+    if constexpr (std::is_same_v<T, bf16>) ASM("bf16");     \
+    else ASM("f16");                                        \
+  } while (0)
+
 // c[16][8] += a[16][16] b[16][8]
-__device__ __forceinline__ void mma(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+template <typename T> __device__ __forceinline__ void mma(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+#define MMA(type)                                                                                                                 \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                                   \
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
+  XK_OF_TYPE(T, MMA);
+#undef MMA
 }
 
-__device__ __forceinline__ uint32_t pack(float lo, float hi) {
-  bf162 v = __floats2bfloat162_rn(lo, hi);
-  return *reinterpret_cast<uint32_t *>(&v);
+// Elements from fp32, rounded to nearest even. What is too great for fp16 becomes
+// its greatest, 65504, and not infinity; NaN stays NaN. pack has lo in the lower half.
+template <typename T> __device__ __forceinline__ uint32_t pack(float lo, float hi) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    bf162 v = __floats2bfloat162_rn(lo, hi);
+    return *reinterpret_cast<uint32_t *>(&v);
+  } else {
+    uint32_t v;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
+    return v;
+  }
 }
-__device__ __forceinline__ float2 unpack(uint32_t v) { return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000)); }
+template <typename T> __device__ __forceinline__ element narrow(float f) {
+  if constexpr (std::is_same_v<T, bf16>) return {__bfloat16_as_ushort(__float2bfloat16(f))};
+  else return {uint16_t(pack<T>(f, 0))};
+}
+template <typename T> __device__ __forceinline__ float2 unpack(uint32_t v) {
+  if constexpr (std::is_same_v<T, bf16>) return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000));
+  else return __half22float2(*reinterpret_cast<__half2 *>(&v));
+}
+template <typename T> __device__ __forceinline__ float widen(element e) {
+  if constexpr (std::is_same_v<T, bf16>) return __bfloat162float(__ushort_as_bfloat16(e.bits));
+  else return __half2float(__ushort_as_half(e.bits));
+}
 
-// silu(gate) * up of two bf16 each; the same in every kernel that does it.
+// Adds to a value of the residual stream.
+template <typename T> __device__ __forceinline__ void add(residual<T> *to, float f) {
+  if constexpr (std::is_same_v<residual<T>, float>) *to += f;
+  else *to = narrow<T>(widen<T>(*to) + f);
+}
+
+// silu(gate) * up of two elements each; the same in every kernel that does it.
 __device__ __forceinline__ float silu(float g) {
   float e, r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.4426950408889634f * g));
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
   return g * r;
 }
-__device__ __forceinline__ uint32_t silu_mul(uint32_t gate, uint32_t up) {
-  float2 g = unpack(gate), u = unpack(up);
-  return pack(silu(g.x) * u.x, silu(g.y) * u.y);
+template <typename T> __device__ __forceinline__ uint32_t silu_mul(uint32_t gate, uint32_t up) {
+  float2 g = unpack<T>(gate), u = unpack<T>(up);
+  return pack<T>(silu(g.x) * u.x, silu(g.y) * u.y);
 }
 
 __device__ __forceinline__ float warp_sum(float v) {
@@ -174,15 +228,17 @@ __device__ __forceinline__ uint64_t row_hash(uint64_t sum, int layer, int kv, in
 
 // Launchers, one family a file. Shapes: R rows of the step, H hidden, D head_dim.
 
+// x is the residual stream, [R][H] of residual<T>.
+
 // x[r] = embed[tokens[r]]; embed [vocab][H].
-int32_t xk_embed(const Launch &l, const bf16 *embed, const int32_t *tokens, const int32_t *drawn, bf16 *x, int rows, int hidden);
+int32_t xk_embed(const Launch &l, const element *embed, const int32_t *tokens, const int32_t *drawn, void *x, int rows, int hidden);
 // out[r] = rmsnorm(x[index ? index[r] : r]) * w; w fp32 [H].
-int32_t xk_rmsnorm(const Launch &l, const bf16 *x, const int32_t *index, const float *w, bf16 *out, int rows, int hidden, float eps);
+int32_t xk_rmsnorm(const Launch &l, const void *x, const int32_t *index, const float *w, element *out, int rows, int hidden, float eps);
 // out[r][i] = silu(gate) * up; in [R][2*width], 8 gates and 8 ups in turn.
-int32_t xk_silu(const Launch &l, const bf16 *in, bf16 *out, int rows, int width);
+int32_t xk_silu(const Launch &l, const element *in, element *out, int rows, int width);
 
 struct Rope {
-  bf16 *qkv; // [R][(heads + 2 kv_heads) * D]; q is rotated in place
+  element *qkv; // [R][(heads + 2 kv_heads) * D]; q is rotated in place
   const float *bias;             // over qkv's columns, or null
   const float *q_norm, *k_norm;  // [D], or null
   const float2 *table;           // [position][D/2] cos, sin
@@ -194,8 +250,8 @@ struct Rope {
 int32_t xk_append(const Launch &l, const Rope &r, const Pool &p);
 
 struct Attention {
-  const bf16 *qkv; // as Rope's
-  bf16 *out;       // [R][heads * D]
+  const element *qkv; // as Rope's
+  element *out;       // [R][heads * D]
   const int32_t *positions, *tables; // by row
   const int32_t *tail;
   int heads;
@@ -247,9 +303,9 @@ bool xk_attn_hopper_takes(const Pool &p, const Prefill &f);
 int32_t xk_attn_prefill_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f);
 // One row a sequence, with the bits that prefill gives it; tiles are not used.
 int32_t xk_attn_decode_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f, const int32_t *rows, int n_rows);
-int32_t xk_kv_map(CUtensorMap *map, const bf16 *pool, int64_t rows, int head_dim);
-int32_t xk_q_map(CUtensorMap *map, const bf16 *qkv, int64_t rows, int width);
-int32_t xk_heads_map(CUtensorMap *map, const bf16 *qkv, int64_t rows, int heads, int kv_heads, int head_dim);
+int32_t xk_kv_map(CUtensorMap *map, const element *pool, int64_t rows, int head_dim);
+int32_t xk_q_map(CUtensorMap *map, const element *qkv, int64_t rows, int width);
+int32_t xk_heads_map(CUtensorMap *map, const element *qkv, int64_t rows, int heads, int kv_heads, int head_dim);
 // Whether tiles are better done in parts, and in which: a function of what is
 // given alone. split: long ones may be shared by CTAs.
 bool xk_attn_plan(Plan *plan, const xk_tile *tiles, int n, int heads, int kv_heads, int head_dim, int sms, bool split);
@@ -271,25 +327,37 @@ template <typename F> int32_t xk_each_dim(int head_dim, F f) {
   }
   return xk_fail(XK_INVALID, "attention: head_dim %d", head_dim);
 }
-int32_t xk_attn_init(); // and those of the other files
-int32_t xk_attn_decode_init();
-int32_t xk_attn_hopper_init();
+// Both: f(bf16 or fp16, head_dim).
+template <typename F> int32_t xk_each_form(xk_dtype type, int head_dim, F f) {
+  return xk_each_type(type, [&](auto t) { return xk_each_dim(head_dim, [&](auto dim) { return f(t, dim); }); });
+}
+// f of every head_dim, until one fails.
+template <typename F> int32_t xk_all_forms(xk_dtype type, F f) {
+  for (int dim : XK_DIMS) XK_OK_OR_RETURN(xk_each_form(type, dim, f));
+  return XK_OK;
+}
+int32_t xk_attn_init(xk_dtype type); // and those of the other files
+int32_t xk_attn_decode_init(xk_dtype type);
+int32_t xk_attn_hopper_init(xk_dtype type);
 
 // Skinny projection, rows <= 32: out[m][n] = sum_k w[n][k] x[m][k].
-enum Epilogue { STORE_BF16, ADD_BF16, SILU_BF16, STORE_F32 }; // ADD: out += ; SILU: pairs of 8 rows
-int32_t xk_skinny(const Launch &l, Epilogue e, const bf16 *w, const bf16 *x, int x_stride, void *out, int out_stride, int m, int n, int k);
+// ADD: out, of the residual stream, += ; SILU: pairs of 8 rows; STORE_F32: fp32 beside any T.
+enum Epilogue { STORE, ADD, SILU, STORE_F32 };
+int32_t xk_skinny(const Launch &l, Epilogue e, const element *w, const element *x, int x_stride, void *out, int out_stride, int m, int n, int k);
 
 // Projection of many rows by gemm_hopper.cu; out = x w^T, out += or SILU, as above.
 struct Gemm {
-  const CUtensorMap *x, *w, *out; // xk_matrix_map: [rows][k], [n][k], and stored [rows][n] (SILU: n/2)
+  const CUtensorMap *x, *w, *out; // xk_matrix_map: [rows][k], [n][k], and the result [rows][n] (SILU: n/2)
   int rows, n, k;
   int ctas;       // how many run at once: xk_gemm_hopper_init says it
   unsigned *work; // two counters, zero between launches
 };
 int32_t xk_gemm_hopper(const Launch &l, Epilogue e, const Gemm &g);
-int32_t xk_gemm_hopper_init(int *ctas);
-// Of a matrix that the kernel reads, or (stored) its result; stride in elements, a multiple of 8.
-int32_t xk_matrix_map(CUtensorMap *map, const void *base, int64_t rows, int columns, int stride, bool stored);
+int32_t xk_gemm_hopper_init(xk_dtype type, int *ctas);
+// Of a matrix of elements that the kernel reads, of its result, and of one in fp32;
+// stride in values, a multiple of 8.
+enum MatrixUse { READ, RESULT, RESULT_F32 };
+int32_t xk_matrix_map(CUtensorMap *map, const void *base, int64_t rows, int columns, int stride, MatrixUse use);
 
 struct Sampling {
   const float *logits; // [finals of the tile][stride], raw

@@ -49,6 +49,7 @@ static int32_t check(const xk_config &g) {
     return xk_fail(XK_INVALID, "an FP8 KV cache needs head_dim %d and blocks of %d to be multiples of 16, and no batch_invariant", g.head_dim, g.block_tokens);
   if (g.weights_fp8 && (g.hidden % 16 || g.heads * g.head_dim % 16 || g.batch_invariant))
     return xk_fail(XK_INVALID, "FP8 weights need widths %d and %d to be multiples of 16, and no batch_invariant", g.hidden, g.heads * g.head_dim);
+  if (g.fp16 && (g.kv_fp8 || g.weights_fp8)) return xk_fail(XK_INVALID, "fp16 goes with no FP8 KV cache and no FP8 weights");
   if (g.tune && g.batch_invariant) return xk_fail(XK_INVALID, "tune and batch_invariant exclude each other");
   if (g.max_rows < 1 || g.max_seqs < 1 || g.max_positions > 1 << 24) return xk_fail(XK_INVALID, "%d rows, %d sequences, %d positions", g.max_rows, g.max_seqs, g.max_positions);
   return XK_OK;
@@ -58,7 +59,7 @@ static int32_t check(const xk_config &g) {
 static int32_t buffers(xk_ctx *c) {
   const xk_config &g = c->cfg;
   int64_t r = g.max_rows, s = g.max_seqs, att = int64_t(g.heads) * g.head_dim;
-  XK_OK_OR_RETURN(xk_alloc(c, &c->x, r * g.hidden, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->x, r * g.hidden * c->residual_bytes(), true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->xn, r * g.hidden, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->qkv, r * c->width, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->att, r * att, true));
@@ -116,7 +117,7 @@ static int32_t open(xk_ctx *c) {
     events.resize(g.layers);
     for (cudaEvent_t &e : events) XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
   }
-  XK_OK_OR_RETURN(xk_attn_init());
+  XK_OK_OR_RETURN(xk_attn_init(c->type()));
   XK_OK_OR_RETURN(xk_sampler_init());
 
   XK_OK_OR_RETURN(xk_alloc(c, &c->embed, int64_t(g.vocab) * g.hidden));
@@ -188,7 +189,7 @@ int32_t xk_close(xk_ctx *c) {
 
 // Where a tensor goes: rows of cols elements.
 struct Place {
-  bf16 *matrix = nullptr; // or
+  element *matrix = nullptr; // or
   float *vector = nullptr;
   int64_t rows = 1, cols = 0, stride = 0;
   int interleave = -1; // 0 gate, 1 up: row r is (r/8)*16 + interleave*8 + r%8
@@ -199,7 +200,7 @@ static int32_t place(xk_ctx *c, int weight, int layer, Place *p) {
   if (weight > XK_HEAD && (layer < 0 || layer >= g.layers)) return xk_fail(XK_INVALID, "layer %d of %d", layer, g.layers);
   Layer none = {}, &l = weight > XK_HEAD ? c->layers[layer] : none;
   int64_t h = g.hidden, q = int64_t(g.heads) * g.head_dim, kv = int64_t(g.kv_heads) * g.head_dim;
-  auto matrix = [&](bf16 *at, int64_t rows, int64_t cols, int64_t stride, int interleave = -1) { *p = {at, nullptr, rows, cols, stride, interleave}; };
+  auto matrix = [&](element *at, int64_t rows, int64_t cols, int64_t stride, int interleave = -1) { *p = {at, nullptr, rows, cols, stride, interleave}; };
   auto vector = [&](float *at, int64_t n) { *p = {nullptr, at, 1, n, n, -1}; };
   switch (weight) {
   case XK_EMBED: matrix(c->embed, g.vocab, h, h); break;
@@ -226,12 +227,12 @@ static int32_t place(xk_ctx *c, int weight, int layer, Place *p) {
 }
 
 // src holds rows first_row .. of the tensor.
-static __global__ void place_kernel(const void *src, int dtype, Place p, int64_t first_row, int64_t n) {
+template <typename T> static __global__ void place_kernel(const void *src, int dtype, Place p, int64_t first_row, int64_t n) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
     float v = xk_widen_weight(src, dtype, i);
     int64_t row = first_row + i / p.cols, col = i % p.cols;
     if (p.interleave >= 0) row = row / 8 * 16 + p.interleave * 8 + row % 8;
-    if (p.matrix) p.matrix[row * p.stride + col] = __float2bfloat16(v);
+    if (p.matrix) p.matrix[row * p.stride + col] = narrow<T>(v);
     else p.vector[col] = v;
   }
 }
@@ -251,7 +252,7 @@ int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const v
     int64_t n = std::min(most, p.rows - row) * p.cols;
     cudaError_t e = cudaMemcpy(staging, static_cast<const uint8_t *>(data) + row * p.cols * size, n * size, cudaMemcpyHostToDevice);
     if (e == cudaSuccess) {
-      place_kernel<<<1024, 256>>>(staging, dtype, p, row, n);
+      xk_each_type(c->type(), [&](auto t) { return place_kernel<decltype(t)><<<1024, 256>>>(staging, dtype, p, row, n), int32_t(XK_OK); });
       e = cudaDeviceSynchronize();
     }
     if (e != cudaSuccess) {
@@ -263,13 +264,13 @@ int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const v
   return XK_OK;
 }
 
-static __global__ void random_kernel(Place p, uint64_t seed, float mean, float scale) {
+template <typename T> static __global__ void random_kernel(Place p, uint64_t seed, float mean, float scale) {
   int64_t n = p.rows * p.cols;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
     float v = xk_random_weight(seed, i, mean, scale);
     int64_t row = i / p.cols, col = i % p.cols;
     if (p.interleave >= 0) row = row / 8 * 16 + p.interleave * 8 + row % 8;
-    if (p.matrix) p.matrix[row * p.stride + col] = __float2bfloat16(v);
+    if (p.matrix) p.matrix[row * p.stride + col] = narrow<T>(v);
     else p.vector[col] = v;
   }
 }
@@ -284,7 +285,7 @@ int32_t xk_fill_random(xk_ctx *c, uint64_t seed) {
       if (place(c, w, l, &p) != XK_OK) continue; // not in this architecture, or FP8
       bool norm = p.vector && w != XK_Q_BIAS && w != XK_K_BIAS && w != XK_V_BIAS;
       float scale = w == XK_EMBED ? 0.7f : p.matrix ? 1 / std::sqrt(float(p.cols)) : norm ? 0.1f : 0.3f;
-      random_kernel<<<1024, 256>>>(p, own, norm ? 1.0f : 0.0f, scale);
+      xk_each_type(c->type(), [&](auto t) { return random_kernel<decltype(t)><<<1024, 256>>>(p, own, norm ? 1.0f : 0.0f, scale), int32_t(XK_OK); });
     }
   }
   XK_TRY(cudaDeviceSynchronize());
@@ -328,7 +329,7 @@ int32_t xk_start(xk_ctx *c, int32_t blocks, xk_buffers *out) {
   c->before_pool = c->taken;
   XK_OK_OR_RETURN(xk_gemm_tune(c));
   XK_OK_OR_RETURN(xk_pool_open(c));
-  XK_TRY(cudaMemset(c->x, 0, int64_t(c->cfg.max_rows) * c->cfg.hidden * sizeof(bf16)));
+  XK_TRY(cudaMemset(c->x, 0, int64_t(c->cfg.max_rows) * c->cfg.hidden * c->residual_bytes()));
   XK_TRY(cudaDeviceSynchronize());
   *out = c->buffers;
   return XK_OK;

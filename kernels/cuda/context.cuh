@@ -11,7 +11,7 @@
 #include "rows.cuh"
 
 struct Layer {
-  bf16 *qkv, *o, *gate_up, *down;    // [N][K] row-major; gate_up: 8 gate rows, 8 up rows in turn
+  element *qkv, *o, *gate_up, *down; // [N][K] row-major; gate_up: 8 gate rows, 8 up rows in turn
   float *attn_norm, *mlp_norm, *bias, *q_norm, *k_norm;
   Matrix8 qkv8, o8, gate_up8, down8; // instead, with weights_fp8
   CUtensorMap maps[4]; // of qkv, o, gate_up, down: by Shape
@@ -66,11 +66,12 @@ struct xk_ctx {
   uint64_t taken = 0, weights = 0, before_pool = 0; // device bytes: all, and at two points of the start
 
   std::vector<Layer> layers;
-  bf16 *embed = nullptr, *head = nullptr;
+  element *embed = nullptr, *head = nullptr;
   float *norm = nullptr;
   float2 *rope = nullptr; // [max_positions][head_dim/2] cos, sin
 
-  bf16 *x = nullptr, *xn = nullptr, *qkv = nullptr, *att = nullptr, *gu = nullptr, *act = nullptr, *last = nullptr;
+  uint8_t *x = nullptr; // the residual stream: [max_rows][hidden] of residual<T>
+  element *xn = nullptr, *qkv = nullptr, *att = nullptr, *gu = nullptr, *act = nullptr, *last = nullptr;
   float *logits = nullptr, *scratch = nullptr, *partial = nullptr;
   unsigned *tickets = nullptr;
   int32_t *device_tokens = nullptr;
@@ -104,7 +105,7 @@ struct xk_ctx {
   std::map<int, Graph> graphs;           // by decode bucket
 
   // FP8 pools: blocks widened to bf16 for prefill, and their tables.
-  bf16 *wide = nullptr;
+  element *wide = nullptr;
   int32_t *wide_tail = nullptr;
   int wide_blocks = 0;
 
@@ -114,6 +115,9 @@ struct xk_ctx {
   cublasLtMatmulDesc_t matmul8 = nullptr;
   std::map<int, Choice> choices8[SHAPES];
 
+  xk_dtype type() const { return cfg.fp16 ? XK_F16 : XK_BF16; } // of elements
+  int residual_bytes() const { return cfg.fp16 ? 4 : 2; }         // of a value of x
+  Launch on_stream(bool pdl) const { return {stream, pdl, type()}; }
   Pool pool_of(int layer) const; // not of FP8 pools
   Rows rows_of(int layer) const; // of any
   int64_t layer_bytes() const;   // of the pool's rows

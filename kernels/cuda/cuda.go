@@ -3,8 +3,8 @@
 // opened at run time: building xpyd needs no CUDA. Builds without cgo, and
 // machines without the library or a GPU, get ErrUnavailable from New.
 //
-// Weights and KV rows are bf16, or FP8 (Options.WeightsFP8, KVFP8); sums are fp32. One Step is one call: Go fills a
-// pinned descriptor, the library copies it once and launches everything,
+// Weights and KV rows are bf16, or fp16 (Options.FP16), or FP8 (Options.WeightsFP8,
+// KVFP8); sums are fp32. One Step is one call: Go fills a pinned descriptor, the library copies it once and launches everything,
 // padded decode steps as one CUDA graph; tokens are drawn on the device.
 //
 // Results of one and the same step are the same on every run and in every
@@ -22,8 +22,8 @@ import (
 
 // Numerics names the arithmetic of bf16 weights and KV; see kernels.Info. With
 // Options.BatchInvariant it is InvariantNumerics and a digest of what the
-// projections make of given rows: where that differs, tokens could. Options.KVFP8
-// and WeightsFP8 have names of their own.
+// projections make of given rows: where that differs, tokens could. Options.FP16
+// has the same two with fp16 for bf16, KVFP8 and WeightsFP8 names of their own.
 const (
 	Numerics          = "cuda-bf16-1"
 	InvariantNumerics = "cuda-bf16-invariant-2-"
@@ -52,6 +52,10 @@ type Options struct {
 	// of the batch, the chunks, the prefix hit or the phase. DESIGN.md, section 7,
 	// says how, bench/README.md what it costs.
 	BatchInvariant bool
+	// FP16 keeps weights, activations and KV rows as fp16, not bf16: three bits more,
+	// and a range up to 65504, for which the residual stream is fp32. Weights of
+	// type F16 are as they are, others rounded. Not with KVFP8 or WeightsFP8.
+	FP16 bool
 	// KVFP8 keeps KV rows as E4M3 with an f32 scale each: about half the bytes.
 	// Blocks are then a multiple of 16 positions; not with BatchInvariant.
 	KVFP8 bool
@@ -64,10 +68,13 @@ type Options struct {
 // numerics names what these options compute with; bits is the library's digest
 // of its projections (BatchInvariant).
 func (o *Options) numerics(bits uint32) string {
-	if o.BatchInvariant {
-		return fmt.Sprintf("%s%08x", InvariantNumerics, bits)
-	}
 	weights, kv := "bf16", ""
+	if o.FP16 {
+		weights = "fp16"
+	}
+	if o.BatchInvariant {
+		return fmt.Sprintf("cuda-%s-invariant-2-%08x", weights, bits)
+	}
 	if o.WeightsFP8 {
 		weights = "fp8"
 	}
@@ -138,6 +145,12 @@ func (o *Options) fill() error {
 	if o.Blocks < 0 || o.BlockTokens < 1 || o.BlockTokens > 256 || o.MaxTokens < 1 || o.MaxSeqs < 1 || o.MemoryPart < 0 || o.MemoryPart > 1 {
 		return fmt.Errorf("bad options %+v", *o)
 	}
+	if o.FP16 && o.KVFP8 {
+		return errors.New("fp16 and an FP8 KV cache exclude each other")
+	}
+	if o.FP16 && o.WeightsFP8 {
+		return errors.New("fp16 and FP8 weights exclude each other")
+	}
 	if o.KVFP8 && o.BatchInvariant {
 		return errors.New("an FP8 KV cache and batch invariance exclude each other")
 	}
@@ -167,6 +180,9 @@ func bucketFor(n, most int) int {
 func (o *Options) layout(a *kernels.Arch) kernels.Layout {
 	l := kernels.Layout{Layers: a.Layers, KVHeads: a.KVHeads, HeadDim: a.HeadDim,
 		BlockTokens: o.BlockTokens, DType: kernels.BF16.String(), RowBytes: 2 * a.HeadDim}
+	if o.FP16 {
+		l.DType = kernels.F16.String()
+	}
 	if o.KVFP8 {
 		l.DType, l.RowBytes = kernels.F8E4M3, a.HeadDim
 	}

@@ -36,9 +36,9 @@ func TestPoolBlocks(t *testing.T) {
 	f(62*gib, 0.9, 0, MaxBlocks)
 }
 
-// What an FP8 KV cache needs, how it looks, and what it is called: blocks of
-// different numerics are never mixed.
-func TestKVFP8(t *testing.T) {
+// What the forms of weights and KV need, how they look, and what they are called:
+// blocks of different numerics are never mixed.
+func TestForms(t *testing.T) {
 	a := kernels.Arch{Layers: 2, Hidden: 64, Heads: 4, KVHeads: 2, HeadDim: 128}
 	f := func(want string, opt Options, headDim int) {
 		t.Helper()
@@ -56,6 +56,9 @@ func TestKVFP8(t *testing.T) {
 	f("", Options{BlockTokens: 24}, 72)
 	f("", Options{WeightsFP8: true, KVFP8: true}, 128)
 	f("exclude each other", Options{WeightsFP8: true, BatchInvariant: true}, 128)
+	f("", Options{FP16: true, BatchInvariant: true, BlockTokens: 24}, 72)
+	f("fp16 and an FP8 KV cache exclude", Options{FP16: true, KVFP8: true}, 128)
+	f("fp16 and FP8 weights exclude", Options{FP16: true, WeightsFP8: true}, 128)
 	a.Heads = 1
 	f("widths 64 and 72 to be multiples of 16", Options{WeightsFP8: true}, 72)
 	a.Heads = 4
@@ -68,6 +71,13 @@ func TestKVFP8(t *testing.T) {
 	}
 	if p.DType != "bf16" || p.BlockBytes() != 2*2*32*256 {
 		t.Errorf("layout %+v, blocks of %d bytes", p, p.BlockBytes())
+	}
+	half := Options{FP16: true, BlockTokens: 32}
+	if l := half.layout(&a); l.DType != "f16" || l.BlockBytes() != p.BlockBytes() {
+		t.Errorf("layout %+v, blocks of %d bytes", l, l.BlockBytes())
+	}
+	if invariant := (&Options{FP16: true, BatchInvariant: true}).numerics(1); half.numerics(1) != "cuda-fp16-1" || invariant != "cuda-fp16-invariant-2-00000001" {
+		t.Errorf("numerics %q and %q", half.numerics(1), invariant)
 	}
 	names := []string{opt.numerics(1), plain.numerics(1), (&Options{BatchInvariant: true}).numerics(1)}
 	both, weights := Options{KVFP8: true, WeightsFP8: true}, Options{WeightsFP8: true}

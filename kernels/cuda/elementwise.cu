@@ -3,37 +3,54 @@
 // their epilogue. Oracle: the logits and layers of kernels/cpu.
 #include "common.cuh"
 
+// Eight values of the residual stream: elements, or (beside fp16) fp32.
+template <typename T> struct Eight {
+  uint4 v;
+  __device__ __forceinline__ void pairs(float2 (&f)[4]) const { f[0] = unpack<T>(v.x), f[1] = unpack<T>(v.y), f[2] = unpack<T>(v.z), f[3] = unpack<T>(v.w); }
+};
+template <> struct Eight<fp16> {
+  float4 lo, hi;
+  __device__ __forceinline__ void pairs(float2 (&f)[4]) const {
+    f[0] = make_float2(lo.x, lo.y), f[1] = make_float2(lo.z, lo.w), f[2] = make_float2(hi.x, hi.y), f[3] = make_float2(hi.z, hi.w);
+  }
+};
+// Of eight elements.
+template <typename T> static __device__ __forceinline__ Eight<T> eight(uint4 v) {
+  if constexpr (std::is_same_v<residual<T>, element>) {
+    return {v};
+  } else {
+    float2 a = unpack<T>(v.x), b = unpack<T>(v.y), c = unpack<T>(v.z), d = unpack<T>(v.w);
+    return {make_float4(a.x, a.y, b.x, b.y), make_float4(c.x, c.y, d.x, d.y)};
+  }
+}
+
 // A token below 0 is not known to the host yet: drawn[-1-token].
-static __global__ void embed_kernel(const bf16 *embed, const int32_t *tokens, const int32_t *drawn, bf16 *x, int hidden) {
+template <typename T> static __global__ void embed_kernel(const element *embed, const int32_t *tokens, const int32_t *drawn, residual<T> *x, int hidden) {
   pdl_wait();
   pdl_next();
   int token = tokens[blockIdx.x];
   if (token < 0) token = drawn[-1 - token];
   const uint4 *src = reinterpret_cast<const uint4 *>(embed + int64_t(token) * hidden);
-  uint4 *dst = reinterpret_cast<uint4 *>(x + int64_t(blockIdx.x) * hidden);
-  for (int i = threadIdx.x; i < hidden / 8; i += blockDim.x) dst[i] = src[i];
+  Eight<T> *dst = reinterpret_cast<Eight<T> *>(x + int64_t(blockIdx.x) * hidden);
+  for (int i = threadIdx.x; i < hidden / 8; i += blockDim.x) dst[i] = eight<T>(src[i]);
 }
 
-static __device__ __forceinline__ float sum_squares(uint4 v) {
-  float2 a = unpack(v.x), b = unpack(v.y), c = unpack(v.z), d = unpack(v.w);
-  return a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y + c.x * c.x + c.y * c.y + d.x * d.x + d.y * d.y;
-}
-
-static __device__ __forceinline__ uint32_t scaled(uint32_t v, float r, float w0, float w1) {
-  float2 f = unpack(v);
-  return pack(f.x * r * w0, f.y * r * w1);
+template <typename T> static __device__ __forceinline__ float sum_squares(const Eight<T> &v) {
+  float2 f[4];
+  v.pairs(f);
+  return f[0].x * f[0].x + f[0].y * f[0].y + f[1].x * f[1].x + f[1].y * f[1].y + f[2].x * f[2].x + f[2].y * f[2].y + f[3].x * f[3].x + f[3].y * f[3].y;
 }
 
 // One CTA a row; up to KEEP vectors a thread stay in registers.
-template <int KEEP>
-static __global__ void rmsnorm_kernel(const bf16 *x, const int32_t *index, const float *w, bf16 *out, int hidden, float eps) {
+template <typename T, int KEEP>
+static __global__ void rmsnorm_kernel(const residual<T> *x, const int32_t *index, const float *w, element *out, int hidden, float eps) {
   __shared__ float sums[32];
   pdl_wait();
   pdl_next();
   int row = index ? index[blockIdx.x] : int(blockIdx.x);
   int n = hidden / 8;
-  const uint4 *src = reinterpret_cast<const uint4 *>(x + int64_t(row) * hidden);
-  uint4 kept[KEEP];
+  const Eight<T> *src = reinterpret_cast<const Eight<T> *>(x + int64_t(row) * hidden);
+  Eight<T> kept[KEEP];
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < KEEP; i++) {
@@ -52,9 +69,12 @@ static __global__ void rmsnorm_kernel(const bf16 *x, const int32_t *index, const
   float r = rsqrtf(sum / float(hidden) + eps);
   uint4 *dst = reinterpret_cast<uint4 *>(out + int64_t(blockIdx.x) * hidden);
   const float4 *w4 = reinterpret_cast<const float4 *>(w);
-  auto put = [&](int at, uint4 v) {
+  auto put = [&](int at, const Eight<T> &v) {
     float4 a = w4[2 * at], b = w4[2 * at + 1];
-    dst[at] = make_uint4(scaled(v.x, r, a.x, a.y), scaled(v.y, r, a.z, a.w), scaled(v.z, r, b.x, b.y), scaled(v.w, r, b.z, b.w));
+    float2 f[4];
+    v.pairs(f);
+    auto scaled = [&](float2 x, float w0, float w1) { return pack<T>(x.x * r * w0, x.y * r * w1); };
+    dst[at] = make_uint4(scaled(f[0], a.x, a.y), scaled(f[1], a.z, a.w), scaled(f[2], b.x, b.y), scaled(f[3], b.z, b.w));
   };
 #pragma unroll
   for (int i = 0; i < KEEP; i++) {
@@ -64,32 +84,39 @@ static __global__ void rmsnorm_kernel(const bf16 *x, const int32_t *index, const
   for (int at = threadIdx.x + KEEP * blockDim.x; at < n; at += blockDim.x) put(at, src[at]);
 }
 
-static __global__ void silu_kernel(const bf16 *in, bf16 *out, int64_t vectors) {
+template <typename T> static __global__ void silu_kernel(const element *in, element *out, int64_t vectors) {
   pdl_wait();
   pdl_next();
   int64_t step = int64_t(gridDim.x) * blockDim.x;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < vectors; i += step) {
     const uint4 *src = reinterpret_cast<const uint4 *>(in) + 2 * i;
     uint4 g = src[0], u = src[1];
-    reinterpret_cast<uint4 *>(out)[i] = make_uint4(silu_mul(g.x, u.x), silu_mul(g.y, u.y), silu_mul(g.z, u.z), silu_mul(g.w, u.w));
+    reinterpret_cast<uint4 *>(out)[i] = make_uint4(silu_mul<T>(g.x, u.x), silu_mul<T>(g.y, u.y), silu_mul<T>(g.z, u.z), silu_mul<T>(g.w, u.w));
   }
 }
 
 // ---------------------------------------------------------------- launchers
 
-int32_t xk_embed(const Launch &l, const bf16 *embed, const int32_t *tokens, const int32_t *drawn, bf16 *x, int rows, int hidden) {
-  return launch(l, embed_kernel, rows, 128, 0, embed, tokens, drawn, x, hidden);
+int32_t xk_embed(const Launch &l, const element *embed, const int32_t *tokens, const int32_t *drawn, void *x, int rows, int hidden) {
+  return xk_each_type(l.type, [&](auto t) {
+    using T = decltype(t);
+    return launch(l, embed_kernel<T>, rows, 128, 0, embed, tokens, drawn, static_cast<residual<T> *>(x), hidden);
+  });
 }
 
-int32_t xk_rmsnorm(const Launch &l, const bf16 *x, const int32_t *index, const float *w, bf16 *out, int rows, int hidden, float eps) {
-  int n = hidden / 8;
-  if (n <= 256) return launch(l, rmsnorm_kernel<1>, rows, int(round_up(n, 32)), 0, x, index, w, out, hidden, eps);
-  if (n <= 512) return launch(l, rmsnorm_kernel<2>, rows, 256, 0, x, index, w, out, hidden, eps);
-  return launch(l, rmsnorm_kernel<4>, rows, 512, 0, x, index, w, out, hidden, eps);
+int32_t xk_rmsnorm(const Launch &l, const void *x, const int32_t *index, const float *w, element *out, int rows, int hidden, float eps) {
+  return xk_each_type(l.type, [&](auto t) {
+    using T = decltype(t);
+    auto *from = static_cast<const residual<T> *>(x);
+    int n = hidden / 8;
+    if (n <= 256) return launch(l, rmsnorm_kernel<T, 1>, rows, int(round_up(n, 32)), 0, from, index, w, out, hidden, eps);
+    if (n <= 512) return launch(l, rmsnorm_kernel<T, 2>, rows, 256, 0, from, index, w, out, hidden, eps);
+    return launch(l, rmsnorm_kernel<T, 4>, rows, 512, 0, from, index, w, out, hidden, eps);
+  });
 }
 
-int32_t xk_silu(const Launch &l, const bf16 *in, bf16 *out, int rows, int width) {
+int32_t xk_silu(const Launch &l, const element *in, element *out, int rows, int width) {
   int64_t vectors = int64_t(rows) * width / 8;
   int grid = div_up(vectors, 256);
-  return launch(l, silu_kernel, grid < 132 * 16 ? grid : 132 * 16, 256, 0, in, out, vectors);
+  return xk_each_type(l.type, [&](auto t) { return launch(l, silu_kernel<decltype(t)>, grid < 132 * 16 ? grid : 132 * 16, 256, 0, in, out, vectors); });
 }

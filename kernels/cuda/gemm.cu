@@ -20,32 +20,35 @@ static constexpr int CANDIDATES = 8;
   } while (0)
 
 struct Operands {
-  const bf16 *w, *x;
+  const element *w, *x;
   void *out;
   int n, k, out_stride;
   float beta;
-  Epilogue epilogue; // of the skinny kernel
-  cudaDataType_t type;
+  Epilogue epilogue; // of the own kernels
+  cudaDataType_t type, out_type;
 };
 
 static Operands operands(xk_ctx *c, Shape s, int layer) {
   const xk_config &g = c->cfg;
   const Layer *l = s == HEAD ? nullptr : &c->layers[layer];
+  const cudaDataType_t type = g.fp16 ? CUDA_R_16F : CUDA_R_16BF, stream = g.fp16 ? CUDA_R_32F : type; // of elements, of the residual stream
   switch (s) {
-  case QKV: return {l->qkv, c->xn, c->qkv, c->width, g.hidden, c->width, 0, STORE_BF16, CUDA_R_16BF};
-  case OUT: return {l->o, c->att, c->x, g.hidden, g.heads * g.head_dim, g.hidden, 1, ADD_BF16, CUDA_R_16BF};
-  case GATE_UP: return {l->gate_up, c->xn, c->gu, 2 * c->ff, g.hidden, 2 * c->ff, 0, SILU_BF16, CUDA_R_16BF};
-  case DOWN: return {l->down, c->act, c->x, g.hidden, c->ff, g.hidden, 1, ADD_BF16, CUDA_R_16BF};
-  default: return {c->head, c->last, c->logits, g.vocab, g.hidden, c->stride, 0, STORE_F32, CUDA_R_32F};
+  case QKV: return {l->qkv, c->xn, c->qkv, c->width, g.hidden, c->width, 0, STORE, type, type};
+  case OUT: return {l->o, c->att, c->x, g.hidden, g.heads * g.head_dim, g.hidden, 1, ADD, type, stream};
+  case GATE_UP: return {l->gate_up, c->xn, c->gu, 2 * c->ff, g.hidden, 2 * c->ff, 0, SILU, type, type};
+  case DOWN: return {l->down, c->act, c->x, g.hidden, c->ff, g.hidden, 1, ADD, type, stream};
+  default: return {c->head, c->last, c->logits, g.vocab, g.hidden, c->stride, 0, STORE_F32, type, CUDA_R_32F};
   }
 }
+
+static MatrixUse result_of(const Operands &o) { return o.out_type == CUDA_R_32F ? RESULT_F32 : RESULT; }
 
 struct Layouts {
   cublasLtMatrixLayoutOpaque_t a, b, d;
   int32_t init(const Operands &o, int rows) {
-    LT_TRY(cublasLtMatrixLayoutInit(&a, CUDA_R_16BF, o.k, o.n, o.k));
-    LT_TRY(cublasLtMatrixLayoutInit(&b, CUDA_R_16BF, o.k, rows, o.k));
-    LT_TRY(cublasLtMatrixLayoutInit(&d, o.type, o.n, rows, o.out_stride));
+    LT_TRY(cublasLtMatrixLayoutInit(&a, o.type, o.k, o.n, o.k));
+    LT_TRY(cublasLtMatrixLayoutInit(&b, o.type, o.k, rows, o.k));
+    LT_TRY(cublasLtMatrixLayoutInit(&d, o.out_type, o.n, rows, o.out_stride));
     return XK_OK;
   }
 };
@@ -99,7 +102,7 @@ int32_t xk_project(xk_ctx *c, const Launch &l, Shape s, int layer, int rows) {
 
 // Milliseconds of one run: the least of a few, each on another layer.
 static int32_t measure(xk_ctx *c, Shape s, int rows, const Choice &h, float *ms) {
-  Launch l = {c->stream, false};
+  Launch l = c->on_stream(false);
   *ms = 1e30f;
   for (int i = 0; i < 4; i++) {
     XK_TRY(cudaEventRecord(c->began[0], c->stream));
@@ -173,9 +176,22 @@ static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
 static constexpr int MOST_CHECKED = 2048; // rows; larger buckets take the last one's choice
 static const int REFERENCES[] = {128, 64, 256, 2048, 16}; // row counts whose first choices may be the reference
 
-static __global__ void noise_kernel(bf16 *x, int64_t n, int64_t first) {
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
-    x[i] = __float2bfloat16(float(int32_t(mix64(first + i))) * (1.0f / 2147483648.0f));
+// V is T's element, or float.
+template <typename T, typename V> static __global__ void noise_kernel(V *x, int64_t n, int64_t first) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
+    float v = float(int32_t(mix64(first + i))) * (1.0f / 2147483648.0f);
+    if constexpr (std::is_same_v<V, float>) x[i] = v;
+    else x[i] = narrow<T>(v);
+  }
+}
+static void noise(xk_ctx *c, const element *x, int64_t n, int64_t first) {
+  xk_each_type(c->type(), [&](auto t) { return noise_kernel<decltype(t)><<<512, 256, 0, c->stream>>>(const_cast<element *>(x), n, first), int32_t(XK_OK); });
+}
+static void residual_noise(xk_ctx *c, void *x, int64_t n, int64_t first) {
+  xk_each_type(c->type(), [&](auto t) {
+    using T = decltype(t);
+    return noise_kernel<T><<<512, 256, 0, c->stream>>>(static_cast<residual<T> *>(x), n, first), int32_t(XK_OK);
+  });
 }
 static __global__ void unequal_kernel(const uint16_t *a, const uint16_t *b, int64_t n, unsigned long long *count) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
@@ -196,20 +212,20 @@ struct Check {
   int most;
   uint8_t *kept;
   unsigned long long *count; // on the device
-  int64_t row() const { return int64_t(o.out_stride) * (o.type == CUDA_R_32F ? 4 : 2); }
+  int64_t row() const { return int64_t(o.out_stride) * (o.out_type == CUDA_R_32F ? 4 : 2); }
   // gate_up is looked at before SiLU, which is the same function in every kernel.
   int32_t run(int from, int rows, const Choice &h) const {
     Operands part = o;
     part.x += int64_t(from) * o.k;
-    if (o.beta) noise_kernel<<<512, 256, 0, c->stream>>>(static_cast<bf16 *>(o.out), int64_t(rows) * o.out_stride, int64_t(from) * o.out_stride); // what is added to
+    if (o.beta) residual_noise(c, o.out, int64_t(rows) * o.out_stride, int64_t(from) * o.out_stride); // what is added to
     else XK_TRY(cudaMemsetAsync(o.out, 0, rows * row(), c->stream));
-    Launch l = {c->stream, false};
+    Launch l = c->on_stream(false);
     if (!h.own) return matmul(c, l, part, rows, &h.algo);
     CUtensorMap x, w, out;
-    XK_OK_OR_RETURN(xk_matrix_map(&x, part.x, rows, o.k, o.k, false));
-    XK_OK_OR_RETURN(xk_matrix_map(&w, o.w, o.n, o.k, o.k, false));
-    XK_OK_OR_RETURN(xk_matrix_map(&out, o.out, rows, o.n, o.out_stride, true));
-    return xk_gemm_hopper(l, o.epilogue == SILU_BF16 ? STORE_BF16 : o.epilogue, {&x, &w, &out, rows, o.n, o.k, c->gemm_ctas, c->gemm_work});
+    XK_OK_OR_RETURN(xk_matrix_map(&x, part.x, rows, o.k, o.k, READ));
+    XK_OK_OR_RETURN(xk_matrix_map(&w, o.w, o.n, o.k, o.k, READ));
+    XK_OK_OR_RETURN(xk_matrix_map(&out, o.out, rows, o.n, o.out_stride, result_of(o)));
+    return xk_gemm_hopper(l, o.epilogue == SILU ? STORE : o.epilogue, {&x, &w, &out, rows, o.n, o.k, c->gemm_ctas, c->gemm_work});
   }
   // Whether so many rows, from some place, come out as they are in kept.
   bool agrees(int rows, const Choice &h) const {
@@ -252,7 +268,7 @@ static int32_t reference(const Check &k, Choice *out) {
 }
 
 static int32_t choose_invariant(const Check &k, std::map<int, Choice> *out) {
-  noise_kernel<<<512, 256, 0, k.c->stream>>>(const_cast<bf16 *>(k.o.x), int64_t(k.most) * k.o.k, 0);
+  noise(k.c, k.o.x, int64_t(k.most) * k.o.k, 0);
   Choice first;
   XK_OK_OR_RETURN(reference(k, &first));
   XK_TRY(cudaMemsetAsync(k.count, 0, sizeof *k.count, k.c->stream));
@@ -296,7 +312,7 @@ static int32_t choose_all_invariant(xk_ctx *c, uint8_t *kept, int64_t bytes) {
 
 static int32_t gemm_invariant(xk_ctx *c) {
   const xk_config &g = c->cfg;
-  int64_t widest = int64_t(std::max({c->width, g.hidden, 2 * c->ff})) * sizeof(bf16);
+  int64_t widest = std::max(int64_t(std::max(c->width, 2 * c->ff)) * int64_t(sizeof(element)), int64_t(g.hidden) * c->residual_bytes());
   int64_t bytes = round_up(std::max(std::min(g.max_rows, MOST_CHECKED) * widest, int64_t(g.max_seqs) * c->stride * int64_t(sizeof(float))), 256);
   uint8_t *kept; // only now: the pool is not there yet
   XK_TRY(cudaMalloc(&kept, bytes + 256));
@@ -323,15 +339,15 @@ int32_t xk_gemm_tune(xk_ctx *c) {
 
 // The maps of what gemm_hopper.cu reads and writes.
 static int32_t open_own(xk_ctx *c) {
-  XK_OK_OR_RETURN(xk_gemm_hopper_init(&c->gemm_ctas));
+  XK_OK_OR_RETURN(xk_gemm_hopper_init(c->type(), &c->gemm_ctas));
   XK_OK_OR_RETURN(xk_alloc(c, &c->gemm_work, 2, true));
   for (Shape s : {QKV, OUT, GATE_UP, DOWN}) {
     Operands o = operands(c, s, 0);
-    bool silu = o.epilogue == SILU_BF16;
+    bool silu = o.epilogue == SILU;
     int wide = silu ? c->ff : o.n;
-    XK_OK_OR_RETURN(xk_matrix_map(&c->reads[s], o.x, c->cfg.max_rows, o.k, o.k, false));
-    XK_OK_OR_RETURN(xk_matrix_map(&c->writes[s], silu ? c->act : o.out, c->cfg.max_rows, wide, wide, true));
-    for (int i = 0; i < c->cfg.layers; i++) XK_OK_OR_RETURN(xk_matrix_map(&c->layers[i].maps[s], operands(c, s, i).w, o.n, o.k, o.k, false));
+    XK_OK_OR_RETURN(xk_matrix_map(&c->reads[s], o.x, c->cfg.max_rows, o.k, o.k, READ));
+    XK_OK_OR_RETURN(xk_matrix_map(&c->writes[s], silu ? c->act : o.out, c->cfg.max_rows, wide, wide, result_of(o)));
+    for (int i = 0; i < c->cfg.layers; i++) XK_OK_OR_RETURN(xk_matrix_map(&c->layers[i].maps[s], operands(c, s, i).w, o.n, o.k, o.k, READ));
   }
   return XK_OK;
 }

@@ -20,8 +20,8 @@ namespace {
 
 struct Operands8 {
   Matrix8 w;
-  const bf16 *x;
-  bf16 *out;
+  const element *x;
+  void *out;
   int n, k;
   float beta;
   Epilogue epilogue; // of the skinny kernel
@@ -31,10 +31,10 @@ Operands8 operands(xk_ctx *c, Shape s, int layer) {
   const xk_config &g = c->cfg;
   const Layer &l = c->layers[layer];
   switch (s) {
-  case QKV: return {l.qkv8, c->xn, c->qkv, c->width, g.hidden, 0, STORE_BF16};
-  case OUT: return {l.o8, c->att, c->x, g.hidden, g.heads * g.head_dim, 1, ADD_BF16};
-  case GATE_UP: return {l.gate_up8, c->xn, c->gu, 2 * c->ff, g.hidden, 0, SILU_BF16};
-  default: return {l.down8, c->act, c->x, g.hidden, c->ff, 1, ADD_BF16};
+  case QKV: return {l.qkv8, c->xn, c->qkv, c->width, g.hidden, 0, STORE};
+  case OUT: return {l.o8, c->att, c->x, g.hidden, g.heads * g.head_dim, 1, ADD};
+  case GATE_UP: return {l.gate_up8, c->xn, c->gu, 2 * c->ff, g.hidden, 0, SILU};
+  default: return {l.down8, c->act, c->x, g.hidden, c->ff, 1, ADD};
   }
 }
 

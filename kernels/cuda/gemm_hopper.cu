@@ -18,16 +18,20 @@ static constexpr int GROUP = 2048 / (BM * CTAS);
 static constexpr int WARPS = 8; // consumers
 static constexpr int THREADS = 128 + WARPS * 32;
 static constexpr int BOX = 64;   // rows of a copy
-static constexpr int STORE = 16; // rows of a store, and of a residual's copy
+static constexpr int STORE_ROWS = 16; // of a store, and of a residual's copy
 
 struct Smem {
   static constexpr int BYTES = (BM + BN) * BK * 2;
   uint8_t ring[STAGES][BYTES];    // X, then W: atoms of eight rows of 128 bytes, swizzled. Or 128 columns of the residual
-  bf16 out[WARPS][2][STORE * 64]; // a warp's 16 rows of 128 columns
+  element out[WARPS][2][STORE_ROWS * 64]; // a warp's 16 rows of 128 columns
   uint64_t full[STAGES], empty[STAGES];
   uint64_t item_full[2], item_empty[2]; // the latter counts in the first CTA alone
   int item[2];
 };
+
+// bf16's residual stream is read through the ring and stored as the sum; to fp16's,
+// of fp32, the copy engine adds where it lies.
+template <typename T, Epilogue E> constexpr bool through_ring = E == ADD && std::is_same_v<residual<T>, element>;
 
 struct Slot { // of the ring
   int at = 0, phase = 0;
@@ -65,7 +69,7 @@ static __device__ __forceinline__ void draw_items(Smem &m, const Order &o, unsig
   if (atomicAdd(work + 1, 1) == unsigned(clusters) - 1) work[0] = 0, work[1] = 0; // the last one out
 }
 
-template <Epilogue E>
+template <typename T, Epilogue E>
 static __device__ __forceinline__ void produce(Smem &m, const Order &o, int rank, int steps, const CUtensorMap *x, const CUtensorMap *w, const CUtensorMap *out) {
   int item = blockIdx.x / CTAS, tm, tn;
   Slot s;
@@ -93,12 +97,12 @@ static __device__ __forceinline__ void produce(Smem &m, const Order &o, int rank
       load_w(s.at, k);
       load_x(s.at, k);
     }
-    if constexpr (E == ADD_BF16) {
+    if constexpr (through_ring<T, E>) {
       for (int c = 0; c < BN; c += 128, s.next()) {
         mbar_wait(&m.empty[s.at], s.phase ^ 1);
         mbar_expect(&m.full[s.at], BM * 128 * 2);
         for (int h = 0; h < 2; h++)
-          for (int r = 0; r < BM; r += STORE) tma_load(m.ring[s.at] + h * BM * 128 + r * 128, out, &m.full[s.at], tn * BN + c + h * 64, tm * BM + r);
+          for (int r = 0; r < BM; r += STORE_ROWS) tma_load(m.ring[s.at] + h * BM * 128 + r * 128, out, &m.full[s.at], tn * BN + c + h * 64, tm * BM + r);
       }
     }
     item = await_item(m, n);
@@ -109,7 +113,7 @@ static __device__ __forceinline__ void produce(Smem &m, const Order &o, int rank
   }
 }
 
-template <Epilogue E>
+template <typename T, Epilogue E>
 static __device__ __forceinline__ void consume(Smem &m, const Order &o, int rank, int steps, const CUtensorMap *out) {
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32 - 4, 0), lane = threadIdx.x % 32, wg = warp / 4, g = lane / 4, t = lane % 4;
   auto release = [&](int at) { // both fill this one's ring
@@ -127,7 +131,7 @@ static __device__ __forceinline__ void consume(Smem &m, const Order &o, int rank
       uint64_t a = wgmma_desc(at + wg * 64 * BK * 2, 1024, 0), b = wgmma_desc(at + BM * BK * 2, 1024, 0);
       wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < BK / 16; i++) wgmma_ss(d, a + 2 * i, b + 2 * i, k | i);
+      for (int i = 0; i < BK / 16; i++) wgmma_ss<T>(d, a + 2 * i, b + 2 * i, k | i);
       wgmma_commit();
       wgmma_wait<1>();
       if (k > 0) release(last);
@@ -141,7 +145,7 @@ static __device__ __forceinline__ void consume(Smem &m, const Order &o, int rank
     uint32_t to = smem_addr(m.out[warp]) + lane / 8 % 2 * 1024 + lane % 8 * 128;
     auto put = [&](int chunk, const uint32_t (&v)[4]) { // 16 columns from 8 * chunk
       int c = chunk + lane / 16;
-      stmatrix4(to + c / 8 * (STORE * 128) + ((c % 8) ^ (lane % 8)) * 16, v);
+      stmatrix4(to + c / 8 * (STORE_ROWS * 128) + ((c % 8) ^ (lane % 8)) * 16, v);
     };
     auto free_out = [&] {
       if (lane == 0) bulk_wait_read();
@@ -151,11 +155,11 @@ static __device__ __forceinline__ void consume(Smem &m, const Order &o, int rank
       fence_async_shared();
       __syncwarp();
       if (lane == 0) {
-        for (int h = 0; h < halves; h++) tma_store(out, m.out[warp][h], column + h * 64, tm * BM + warp * STORE);
+        for (int h = 0; h < halves; h++) tma_store(out, m.out[warp][h], column + h * 64, tm * BM + warp * STORE_ROWS);
         bulk_commit();
       }
     };
-    if constexpr (E == SILU_BF16) {
+    if constexpr (E == SILU) {
       free_out();
 #pragma unroll
       for (int c = 0; c < BN / 16; c += 2) {
@@ -163,16 +167,35 @@ static __device__ __forceinline__ void consume(Smem &m, const Order &o, int rank
 #pragma unroll
         for (int i = 0; i < 4; i++) { // columns 8 (i / 2) on, rows 8 (i % 2) on
           const float *gate = d + 8 * (c + i / 2) + 2 * (i % 2), *up = gate + 4;
-          v[i] = silu_mul(pack(gate[0], gate[1]), pack(up[0], up[1]));
+          v[i] = silu_mul<T>(pack<T>(gate[0], gate[1]), pack<T>(up[0], up[1]));
         }
         put(c, v);
       }
       store(tn * (BN / 2), BN / 128);
+    } else if constexpr (E == ADD && !through_ring<T, E>) {
+#pragma unroll
+      for (int part = 0; part < BN / 64; part++) { // 64 columns, as two boxes of 32
+        free_out();
+#pragma unroll
+        for (int c = 0; c < 8; c++)
+#pragma unroll
+          for (int h = 0; h < 2; h++) {
+            const float *from = d + 4 * (8 * part + c) + 2 * h;
+            uint8_t *row = reinterpret_cast<uint8_t *>(m.out[warp][c / 4]) + (g + 8 * h) * 128;
+            *reinterpret_cast<float2 *>(row + ((2 * (c % 4) + t / 2) ^ g) * 16 + t % 2 * 8) = make_float2(from[0], from[1]);
+          }
+        fence_async_shared();
+        __syncwarp();
+        if (lane == 0) {
+          for (int h = 0; h < 2; h++) tma_add(out, m.out[warp][h], tn * BN + part * 64 + h * 32, tm * BM + warp * STORE_ROWS);
+          bulk_commit();
+        }
+      }
     } else {
 #pragma unroll
       for (int half = 0; half < BN / 128; half++) {
-        const uint8_t *old = m.ring[s.at] + (warp * STORE + g) * 128 + t * 4;
-        if constexpr (E == ADD_BF16) mbar_wait(&m.full[s.at], s.phase);
+        const uint8_t *old = m.ring[s.at] + (warp * STORE_ROWS + g) * 128 + t * 4;
+        if constexpr (through_ring<T, E>) mbar_wait(&m.full[s.at], s.phase);
         free_out();
 #pragma unroll
         for (int c = 0; c < 16; c += 2) {
@@ -182,12 +205,12 @@ static __device__ __forceinline__ void consume(Smem &m, const Order &o, int rank
             const float *from = d + 64 * half + 4 * (c + i / 2) + 2 * (i % 2);
             float2 r = {0, 0};
             int chunk = c + i / 2;
-            if constexpr (E == ADD_BF16) r = unpack(*reinterpret_cast<const uint32_t *>(old + chunk / 8 * BM * 128 + i % 2 * 1024 + ((chunk % 8) ^ g) * 16));
-            v[i] = pack(r.x + from[0], r.y + from[1]);
+            if constexpr (through_ring<T, E>) r = unpack<T>(*reinterpret_cast<const uint32_t *>(old + chunk / 8 * BM * 128 + i % 2 * 1024 + ((chunk % 8) ^ g) * 16));
+            v[i] = pack<T>(r.x + from[0], r.y + from[1]);
           }
           put(c, v);
         }
-        if constexpr (E == ADD_BF16) {
+        if constexpr (through_ring<T, E>) {
           __syncwarp();
           release(s.at);
           s.next();
@@ -202,7 +225,7 @@ static __device__ __forceinline__ void consume(Smem &m, const Order &o, int rank
   if (lane == 0) bulk_wait();
 }
 
-template <Epilogue E>
+template <typename T, Epilogue E>
 static __global__ __launch_bounds__(THREADS, 1) void gemm_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap out,
                                                                  Order order, int steps, unsigned *work) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -219,11 +242,11 @@ static __global__ __launch_bounds__(THREADS, 1) void gemm_kernel(const __grid_co
   pdl_next();
   if (warp < 4) {
     regs_give<40>();
-    if (threadIdx.x == 0) produce<E>(m, order, rank, steps, &x, &w, &out);
+    if (threadIdx.x == 0) produce<T, E>(m, order, rank, steps, &x, &w, &out);
     else if (threadIdx.x == 32 && rank == 0) draw_items(m, order, work);
   } else {
     regs_take<232>();
-    consume<E>(m, order, rank, steps, &out);
+    consume<T, E>(m, order, rank, steps, &out);
   }
   __syncwarp();
   cluster_meet(); // others may still write to this CTA's barriers
@@ -237,46 +260,54 @@ static constexpr int SMEM_BYTES = int(sizeof(Smem)) + 1024;
 template <Epilogue E> static int32_t gemm(const Launch &l, const Gemm &g) {
   Order o;
   o.down = div_up(g.rows, BM * CTAS), o.across = div_up(g.n, BN), o.items = o.down * o.across;
-  return launch_clusters(l, gemm_kernel<E>, std::min(o.items * CTAS, g.ctas), THREADS, SMEM_BYTES, CTAS, *g.x, *g.w, *g.out, o, div_up(g.k, BK), g.work);
+  return xk_each_type(l.type, [&](auto t) {
+    return launch_clusters(l, gemm_kernel<decltype(t), E>, std::min(o.items * CTAS, g.ctas), THREADS, SMEM_BYTES, CTAS, *g.x, *g.w, *g.out, o, div_up(g.k, BK), g.work);
+  });
 }
 
 int32_t xk_gemm_hopper(const Launch &l, Epilogue e, const Gemm &g) {
   switch (e) {
-  case STORE_BF16: return gemm<STORE_BF16>(l, g);
-  case ADD_BF16: return gemm<ADD_BF16>(l, g);
-  case SILU_BF16: return gemm<SILU_BF16>(l, g);
+  case STORE: return gemm<STORE>(l, g);
+  case ADD: return gemm<ADD>(l, g);
+  case SILU: return gemm<SILU>(l, g);
   default: return xk_fail(XK_INVALID, "gemm: epilogue %d", e);
   }
 }
 
-int32_t xk_matrix_map(CUtensorMap *map, const void *base, int64_t rows, int columns, int stride, bool stored) {
+int32_t xk_matrix_map(CUtensorMap *map, const void *base, int64_t rows, int columns, int stride, MatrixUse use) {
   void *f = nullptr;
   cudaDriverEntryPointQueryResult found;
   XK_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
   if (found != cudaDriverEntryPointSuccess) return xk_fail(XK_CUDA, "no cuTensorMapEncodeTiled in this driver");
-  cuuint64_t dims[2] = {cuuint64_t(columns), cuuint64_t(rows)}, strides[1] = {cuuint64_t(stride) * 2};
-  cuuint32_t box[2] = {64, cuuint32_t(stored ? STORE : BOX)}, steps[2] = {1, 1};
-  CUresult r = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(f)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(base), dims, strides, box, steps,
+  const uint32_t size = use == RESULT_F32 ? 4 : 2; // a box is 128 bytes wide
+  const CUtensorMapDataType type = use == RESULT_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  cuuint64_t dims[2] = {cuuint64_t(columns), cuuint64_t(rows)}, strides[1] = {cuuint64_t(stride) * size};
+  cuuint32_t box[2] = {128 / size, cuuint32_t(use == READ ? BOX : STORE_ROWS)}, steps[2] = {1, 1};
+  CUresult r = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(f)(map, type, 2, const_cast<void *>(base), dims, strides, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return r == CUDA_SUCCESS ? XK_OK : xk_fail(XK_CUDA, "cuTensorMapEncodeTiled of a matrix: %d", int(r));
 }
 
-template <Epilogue E> static int32_t init(int *ctas) {
-  XK_TRY(cudaFuncSetAttribute(gemm_kernel<E>, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES));
+template <typename T, Epilogue E> static int32_t init(int *ctas) {
+  auto *kernel = gemm_kernel<T, E>;
+  XK_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES));
   cudaLaunchConfig_t cfg = {};
   cudaLaunchAttribute attr = {};
   attr.id = cudaLaunchAttributeClusterDimension;
   attr.val.clusterDim.x = CTAS, attr.val.clusterDim.y = 1, attr.val.clusterDim.z = 1;
   cfg.gridDim = CTAS, cfg.blockDim = THREADS, cfg.dynamicSmemBytes = SMEM_BYTES, cfg.attrs = &attr, cfg.numAttrs = 1;
   int clusters = 0;
-  XK_TRY(cudaOccupancyMaxActiveClusters(&clusters, gemm_kernel<E>, &cfg));
+  XK_TRY(cudaOccupancyMaxActiveClusters(&clusters, kernel, &cfg));
   if (clusters < 1) return xk_fail(XK_CUDA, "gemm_hopper: no cluster fits this device");
   *ctas = clusters * CTAS;
   return XK_OK;
 }
 
-int32_t xk_gemm_hopper_init(int *ctas) {
-  XK_OK_OR_RETURN(init<STORE_BF16>(ctas));
-  XK_OK_OR_RETURN(init<ADD_BF16>(ctas));
-  return init<SILU_BF16>(ctas);
+int32_t xk_gemm_hopper_init(xk_dtype type, int *ctas) {
+  return xk_each_type(type, [&](auto t) {
+    using T = decltype(t);
+    XK_OK_OR_RETURN((init<T, STORE>(ctas)));
+    XK_OK_OR_RETURN((init<T, ADD>(ctas)));
+    return init<T, SILU>(ctas);
+  });
 }

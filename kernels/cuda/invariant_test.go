@@ -92,7 +92,7 @@ func TestBatchInvariant(t *testing.T) {
 					worst = max(worst, relative(l, c[pos]))
 				}
 			}
-			if !(worst <= tolerance) {
+			if !(worst <= tolerance()) {
 				t.Errorf("off by %.4f from the CPU's", worst)
 			}
 			t.Logf("%d logits equal to the bit; %.5f from the CPU's", compared, worst)

@@ -13,10 +13,6 @@ import (
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
-// tolerance bounds ‖logits - CPU's‖/‖CPU's‖, teacher-forced. bf16 has 8 bits:
-// each rounding is up to 0.4 %, and a layer rounds about ten times.
-const tolerance = 0.02
-
 // forced runs tokens through b in chunks with other sequences beside it and
 // returns the logits at each chunk's end.
 func forced(t *testing.T, b kernels.Backend, tokens []int32, chunks []int, beside int) (logits [][]float32) {
@@ -62,7 +58,7 @@ func TestLogits(t *testing.T) {
 				for i, pos := 0, 0; i < len(got); i++ {
 					pos = min(pos+chunks[i%len(chunks)], n)
 					e := relative(got[i], want[pos-1])
-					if !(e <= tolerance) {
+					if !(e <= tolerance()) {
 						t.Fatalf("%s: logits after %d tokens are off by %.4f", label, pos, e)
 					}
 					worst = max(worst, e)
@@ -137,7 +133,7 @@ func TestDecodeLengths(t *testing.T) {
 	}
 	got, want := mustStep(t, b, next...), mustStep(t, c, next...)
 	for i := range next {
-		if e := relative(got[i].Logits, want[i].Logits); !(e <= tolerance) {
+		if e := relative(got[i].Logits, want[i].Logits); !(e <= tolerance()) {
 			t.Errorf("length %d: off by %.4f", lengths[i], e)
 		}
 	}
@@ -155,7 +151,7 @@ func TestShortChunks(t *testing.T) {
 		got, again := forced(t, open(t, a, w, opt), tokens, chunks, 1), forced(t, open(t, a, w, opt), tokens, chunks, 1)
 		want := forced(t, openCPU(t, a, w, 180, 16), tokens, chunks, 1)
 		for i := range want {
-			if e := relative(got[i], want[i]); !(e <= tolerance) {
+			if e := relative(got[i], want[i]); !(e <= tolerance()) {
 				t.Errorf("%s: logits of chunk %d are off by %.4f", name, i, e)
 			}
 			if !sameBits(got[i], again[i]) {

@@ -18,7 +18,7 @@ struct Handle {
   char magic[8];
   uint8_t process[16]; // random: CUDA does not open a handle in the process that made it
   cudaIpcMemHandle_t memory;
-  int32_t layers, blocks, kv_heads, head_dim, block_tokens, lines, fp8;
+  int32_t layers, blocks, kv_heads, head_dim, block_tokens, lines, rows;
   int64_t bytes;
 };
 static_assert(sizeof(Handle) <= XK_HANDLE_BYTES, "");
@@ -55,8 +55,14 @@ int32_t no_peer(const char *what, cudaError_t e) {
   return xk_fail(XK_NO_PEER, "%s: %s", what, cudaGetErrorString(e));
 }
 
-int32_t not_converted(int theirs, int ours) {
-  return xk_fail(XK_INVALID, "the peer's KV rows are %s, ours %s: devices do not convert", theirs ? "f8e4m3" : "bf16", ours ? "f8e4m3" : "bf16");
+// What KV rows are, as handles say it.
+enum RowType { ROWS_BF16, ROWS_F8, ROWS_F16 };
+int32_t row_type(const xk_config &g) { return g.kv_fp8 ? ROWS_F8 : g.fp16 ? ROWS_F16 : ROWS_BF16; }
+
+int32_t same_rows(int32_t theirs, int32_t ours) {
+  static const char *const names[] = {"bf16", "f8e4m3", "f16"};
+  if (theirs == ours) return XK_OK;
+  return xk_fail(XK_INVALID, "the peer's KV rows are %s, ours %s: devices do not convert", theirs >= 0 && theirs <= ROWS_F16 ? names[theirs] : "of a later version", names[ours]);
 }
 
 int32_t fill(xk_peer *p, void *flags) {
@@ -129,7 +135,7 @@ int32_t xk_export(xk_ctx *c, void *handle) {
   memcpy(h.process, process_id(), sizeof h.process);
   cudaError_t e = cudaIpcGetMemHandle(&h.memory, c->region);
   if (e != cudaSuccess) return no_peer("cudaIpcGetMemHandle", e);
-  h.layers = g.layers, h.blocks = c->blocks, h.kv_heads = g.kv_heads, h.head_dim = g.head_dim, h.block_tokens = g.block_tokens, h.lines = XK_FLAG_LINES, h.fp8 = g.kv_fp8;
+  h.layers = g.layers, h.blocks = c->blocks, h.kv_heads = g.kv_heads, h.head_dim = g.head_dim, h.block_tokens = g.block_tokens, h.lines = XK_FLAG_LINES, h.rows = row_type(g);
   h.bytes = Parts(g, c->blocks).bytes;
   memset(handle, 0, XK_HANDLE_BYTES);
   memcpy(handle, &h, sizeof h);
@@ -157,7 +163,7 @@ int32_t xk_peer_open(xk_ctx *c, const void *handle, int64_t handle_bytes, void *
   if (!c->blocks || handle_bytes != XK_HANDLE_BYTES) return xk_fail(XK_INVALID, "handle of %lld bytes, want %d", (long long)handle_bytes, XK_HANDLE_BYTES);
   memcpy(&h, handle, sizeof h);
   if (memcmp(h.magic, MAGIC, sizeof MAGIC)) return xk_fail(XK_INVALID, "this is no handle of this version");
-  if (h.fp8 != g.kv_fp8) return not_converted(h.fp8, g.kv_fp8);
+  XK_OK_OR_RETURN(same_rows(h.rows, row_type(g)));
   if (h.layers != g.layers || h.head_dim != g.head_dim || h.lines != XK_FLAG_LINES)
     return xk_fail(XK_INVALID, "the peer's pool has %d layers, KV heads of %d; this one %d, %d", h.layers, h.head_dim, g.layers, g.head_dim);
   xk_config shape = g; // blocks and heads may differ: refill.cu
@@ -191,7 +197,7 @@ int32_t xk_peer_local(xk_ctx *c, xk_ctx *to, void *flags, int64_t flag_bytes, xk
   *out = nullptr;
   const xk_config &g = c->cfg, &t = to->cfg;
   if (!c->blocks || !to->blocks || t.layers != g.layers || t.head_dim != g.head_dim) return xk_fail(XK_INVALID, "the two pools are not of one shape");
-  if (t.kv_fp8 != g.kv_fp8) return not_converted(t.kv_fp8, g.kv_fp8);
+  XK_OK_OR_RETURN(same_rows(row_type(t), row_type(g)));
   XK_OK_OR_RETURN(flags_ok(flags, flag_bytes));
   XK_TRY(cudaSetDevice(g.device));
   if (g.device != t.device) {

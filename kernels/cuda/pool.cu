@@ -48,7 +48,7 @@ int64_t xk_ctx::layer_bytes() const { return blocks * xk_block_run(cfg); }
 Pool xk_ctx::pool_of(int layer) const {
   Pool p;
   Rows r = rows_of(layer);
-  p.data = reinterpret_cast<bf16 *>(r.data);
+  p.data = reinterpret_cast<element *>(r.data);
   p.digest = r.digest, p.filled = r.filled;
   p.kv_heads = cfg.kv_heads, p.head_dim = cfg.head_dim, p.bt = r.bt;
   return p;
@@ -71,7 +71,7 @@ static int32_t maps(xk_ctx *c) {
   int64_t rows = int64_t(2) * g.kv_heads * g.block_tokens * (g.kv_fp8 ? c->wide_blocks : int64_t(g.layers) * c->blocks);
   c->hopper = c->hopper && xk_attn_fast(g.head_dim, g.heads / g.kv_heads) && g.block_tokens % 16 == 0 && rows < INT32_MAX;
   if (!c->hopper) return XK_OK;
-  XK_OK_OR_RETURN(xk_kv_map(&c->kv_map, g.kv_fp8 ? c->wide : reinterpret_cast<bf16 *>(c->region), rows, g.head_dim));
+  XK_OK_OR_RETURN(xk_kv_map(&c->kv_map, g.kv_fp8 ? c->wide : reinterpret_cast<element *>(c->region), rows, g.head_dim));
   XK_OK_OR_RETURN(xk_q_map(&c->q_map, c->qkv, g.max_rows, c->width));
   return xk_heads_map(&c->heads_map, c->qkv, g.max_rows, g.heads, g.kv_heads, g.head_dim);
 }

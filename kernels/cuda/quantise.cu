@@ -10,20 +10,20 @@ static __device__ __forceinline__ float most_of(uint4 v, float most) {
   const uint32_t w[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    float2 f = unpack(w[i]);
+    float2 f = unpack<bf16>(w[i]);
     most = fmaxf(most, fmaxf(finite_magnitude(f.x), finite_magnitude(f.y)));
   }
   return most;
 }
 static __device__ __forceinline__ uint2 rounded(uint4 v, float scale) {
   auto two = [&](uint32_t w) {
-    float2 f = unpack(w);
+    float2 f = unpack<bf16>(w);
     return e4m3x2(f.x, f.y, scale);
   };
   return make_uint2(two(v.x) | two(v.y) << 16, two(v.z) | two(v.w) << 16);
 }
 
-static __global__ __launch_bounds__(THREADS) void quantise_kernel(const bf16 *x, uint8_t *out, float *scales, int k) {
+static __global__ __launch_bounds__(THREADS) void quantise_kernel(const element *x, uint8_t *out, float *scales, int k) {
   __shared__ float tops[THREADS / 32];
   pdl_wait();
   pdl_next();
@@ -56,6 +56,6 @@ static __global__ __launch_bounds__(THREADS) void quantise_kernel(const bf16 *x,
 
 // ---------------------------------------------------------------- launchers
 
-int32_t xk_quantise(const Launch &l, const bf16 *x, uint8_t *out, float *scale, int rows, int k) {
+int32_t xk_quantise(const Launch &l, const element *x, uint8_t *out, float *scale, int rows, int k) {
   return launch(l, quantise_kernel, rows, THREADS, 0, x, out, scale, k);
 }

@@ -5,6 +5,7 @@ package cuda_test
 import (
 	"math"
 	"math/rand/v2"
+	"os"
 	"testing"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -20,8 +21,23 @@ var (
 	digestsMatch = kerneltest.DigestsMatch
 )
 
-// randomWeights are bf16, so that both backends have the same.
+// inFP16 has these tests run in fp16, not bf16; those of FP8 have no such form.
+func inFP16() bool { return os.Getenv("XPYD_CUDA_FP16") != "" }
+
+// tolerance bounds ‖logits - CPU's‖/‖CPU's‖, teacher-forced. bf16 has 8 bits:
+// each rounding is up to 0.4 %, and a layer rounds about ten times. fp16 has 11.
+func tolerance() float64 {
+	if inFP16() {
+		return 0.02 / 8
+	}
+	return 0.02
+}
+
+// randomWeights are of the backend's type, so that the CPU has the same.
 func randomWeights(a kernels.Arch, seed uint64) kernels.Weights {
+	if inFP16() {
+		return kerneltest.Weights(a, kernels.F16, seed)
+	}
 	return kerneltest.Weights(a, kernels.BF16, seed)
 }
 
@@ -60,6 +76,7 @@ func open(t testing.TB, a kernels.Arch, w kernels.Weights, opt cuda.Options) *cu
 	if opt.MaxSeqs == 0 {
 		opt.MaxSeqs = 16
 	}
+	opt.FP16 = opt.FP16 || inFP16()
 	b, err := cuda.New(a, w, opt)
 	if err != nil {
 		t.Fatal(err)

@@ -75,9 +75,9 @@ struct Matrix8 {
   float *scale;
 };
 // Skinny projection, rows <= 16: out[m][n] = scale[n] sum_k w[n][k] x[m][k].
-int32_t xk_skinny8(const Launch &l, Epilogue e, const Matrix8 &w, const bf16 *x, int x_stride, void *out, int out_stride, int m, int n, int k);
+int32_t xk_skinny8(const Launch &l, Epilogue e, const Matrix8 &w, const element *x, int x_stride, void *out, int out_stride, int m, int n, int k);
 // Rows of x become E4M3 with a scale each.
-int32_t xk_quantise(const Launch &l, const bf16 *x, uint8_t *out, float *scale, int rows, int k);
+int32_t xk_quantise(const Launch &l, const element *x, uint8_t *out, float *scale, int rows, int k);
 
 struct xk_ctx;
 
@@ -99,6 +99,6 @@ struct Widen {
   } seq[MOST];
   int n, blocks; // of all together
 };
-int32_t xk_widen(const Launch &l, const Rows &p, const Widen &w, const int32_t *tail, bf16 *to, int32_t *to_tail);
+int32_t xk_widen(const Launch &l, const Rows &p, const Widen &w, const int32_t *tail, element *to, int32_t *to_tail);
 // Attention of one layer over an FP8 pool: tiles are the host's, f as for bf16.
 int32_t xk_attend8(xk_ctx *c, const Launch &l, Attention a, Prefill f, const xk_tile *tiles, const xk_step_args &step, int layer, const int32_t *decode);

@@ -12,8 +12,8 @@
 static constexpr int WARPS = 8;
 static constexpr int UNROLL = 4; // 32-wide k chunks in flight a warp
 
-template <Epilogue E, int NT>
-static __global__ __launch_bounds__(WARPS * 32, NT == 1 ? 2 : 1) void skinny_kernel(const bf16 *w, const bf16 *x, int x_stride, void *out, int out_stride, int m, int n, int k) {
+template <typename T, Epilogue E, int NT>
+static __global__ __launch_bounds__(WARPS * 32, NT == 1 ? 2 : 1) void skinny_kernel(const element *w, const element *x, int x_stride, void *out, int out_stride, int m, int n, int k) {
   __shared__ float part[WARPS][16][NT * 8 + 1];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   int n0 = blockIdx.x * 16;
@@ -21,8 +21,8 @@ static __global__ __launch_bounds__(WARPS * 32, NT == 1 ? 2 : 1) void skinny_ker
   int begin = warp * per, end = min(begin + per, chunks);
   const uint4 zero = make_uint4(0, 0, 0, 0);
   bool low = n0 + g < n, high = n0 + g + 8 < n;
-  const bf16 *w0 = w + int64_t(n0 + g) * k + 8 * t, *w1 = w0 + int64_t(8) * k;
-  const bf16 *xr = x + int64_t(g) * x_stride + 8 * t;
+  const element *w0 = w + int64_t(n0 + g) * k + 8 * t, *w1 = w0 + int64_t(8) * k;
+  const element *xr = x + int64_t(g) * x_stride + 8 * t;
 
   float acc[NT][4] = {};
   uint4 a[UNROLL][2];
@@ -56,8 +56,8 @@ static __global__ __launch_bounds__(WARPS * 32, NT == 1 ? 2 : 1) void skinny_ker
     for (int u = 0; u < UNROLL; u++) {
 #pragma unroll
       for (int j = 0; j < NT; j++) {
-        mma(acc[j], v[u][0].x, v[u][1].x, v[u][0].y, v[u][1].y, b[u][j].x, b[u][j].y);
-        mma(acc[j], v[u][0].z, v[u][1].z, v[u][0].w, v[u][1].w, b[u][j].z, b[u][j].w);
+        mma<T>(acc[j], v[u][0].x, v[u][1].x, v[u][0].y, v[u][1].y, b[u][j].x, b[u][j].y);
+        mma<T>(acc[j], v[u][0].z, v[u][1].z, v[u][0].w, v[u][1].w, b[u][j].z, b[u][j].w);
       }
     }
   }
@@ -75,12 +75,12 @@ static __global__ __launch_bounds__(WARPS * 32, NT == 1 ? 2 : 1) void skinny_ker
     for (int i = 0; i < WARPS; i++) s += part[i][row][col];
     return s;
   };
-  if constexpr (E == SILU_BF16) {
+  if constexpr (E == SILU) {
     for (int i = threadIdx.x; i < 8 * m; i += WARPS * 32) {
       int row = i % 8, col = i / 8;
       if (n0 + row + 8 >= n) continue;
       float gate = total(row, col), up = total(row + 8, col);
-      static_cast<bf16 *>(out)[int64_t(col) * out_stride + n0 / 2 + row] = __float2bfloat16(silu(gate) * up);
+      static_cast<element *>(out)[int64_t(col) * out_stride + n0 / 2 + row] = narrow<T>(silu(gate) * up);
     }
   } else {
     for (int i = threadIdx.x; i < 16 * m; i += WARPS * 32) {
@@ -88,12 +88,9 @@ static __global__ __launch_bounds__(WARPS * 32, NT == 1 ? 2 : 1) void skinny_ker
       if (n0 + row >= n) continue;
       float s = total(row, col);
       int64_t at = int64_t(col) * out_stride + n0 + row;
-      if constexpr (E == STORE_F32) {
-        static_cast<float *>(out)[at] = s;
-      } else {
-        bf16 *o = static_cast<bf16 *>(out) + at;
-        *o = __float2bfloat16(E == ADD_BF16 ? __bfloat162float(*o) + s : s);
-      }
+      if constexpr (E == STORE_F32) static_cast<float *>(out)[at] = s;
+      else if constexpr (E == ADD) add<T>(static_cast<residual<T> *>(out) + at, s);
+      else static_cast<element *>(out)[at] = narrow<T>(s);
     }
   }
 }
@@ -101,19 +98,20 @@ static __global__ __launch_bounds__(WARPS * 32, NT == 1 ? 2 : 1) void skinny_ker
 // ---------------------------------------------------------------- launchers
 
 template <Epilogue E>
-static int32_t skinny(const Launch &l, const bf16 *w, const bf16 *x, int xs, void *out, int os, int m, int n, int k) {
-  int grid = div_up(n, 16);
-  if (m <= 8) return launch(l, skinny_kernel<E, 1>, grid, WARPS * 32, 0, w, x, xs, out, os, m, n, k);
-  if (m <= 16) return launch(l, skinny_kernel<E, 2>, grid, WARPS * 32, 0, w, x, xs, out, os, m, n, k);
-  return launch(l, skinny_kernel<E, 4>, grid, WARPS * 32, 0, w, x, xs, out, os, m, n, k);
+static int32_t skinny(const Launch &l, const element *w, const element *x, int xs, void *out, int os, int m, int n, int k) {
+  return xk_each_type(l.type, [&](auto t) {
+    using T = decltype(t);
+    auto *kernel = m <= 8 ? skinny_kernel<T, E, 1> : m <= 16 ? skinny_kernel<T, E, 2> : skinny_kernel<T, E, 4>;
+    return launch(l, kernel, div_up(n, 16), WARPS * 32, 0, w, x, xs, out, os, m, n, k);
+  });
 }
 
-int32_t xk_skinny(const Launch &l, Epilogue e, const bf16 *w, const bf16 *x, int xs, void *out, int os, int m, int n, int k) {
+int32_t xk_skinny(const Launch &l, Epilogue e, const element *w, const element *x, int xs, void *out, int os, int m, int n, int k) {
   if (m < 1 || m > 32 || k % 8) return xk_fail(XK_INVALID, "skinny: %d rows of %d", m, k);
   switch (e) {
-  case STORE_BF16: return skinny<STORE_BF16>(l, w, x, xs, out, os, m, n, k);
-  case ADD_BF16: return skinny<ADD_BF16>(l, w, x, xs, out, os, m, n, k);
-  case SILU_BF16: return skinny<SILU_BF16>(l, w, x, xs, out, os, m, n, k);
+  case STORE: return skinny<STORE>(l, w, x, xs, out, os, m, n, k);
+  case ADD: return skinny<ADD>(l, w, x, xs, out, os, m, n, k);
+  case SILU: return skinny<SILU>(l, w, x, xs, out, os, m, n, k);
   default: return skinny<STORE_F32>(l, w, x, xs, out, os, m, n, k);
   }
 }

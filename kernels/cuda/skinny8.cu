@@ -8,7 +8,7 @@ static constexpr int WARPS = 8;
 static constexpr int UNROLL = 4; // 64-wide k chunks in flight a warp
 
 template <Epilogue E, int NT>
-static __global__ __launch_bounds__(WARPS * 32, 2) void skinny8_kernel(const uint8_t *w, const float *scales, const bf16 *x, int x_stride, void *out, int out_stride, int m, int n, int k) {
+static __global__ __launch_bounds__(WARPS * 32, 2) void skinny8_kernel(const uint8_t *w, const float *scales, const element *x, int x_stride, void *out, int out_stride, int m, int n, int k) {
   __shared__ float part[WARPS][16][NT * 8 + 1];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   int n0 = blockIdx.x * 16;
@@ -17,7 +17,7 @@ static __global__ __launch_bounds__(WARPS * 32, 2) void skinny8_kernel(const uin
   const uint4 zero = make_uint4(0, 0, 0, 0);
   bool low = n0 + g < n, high = n0 + g + 8 < n;
   const uint8_t *w0 = w + int64_t(n0 + g) * k + 16 * t, *w1 = w0 + int64_t(8) * k;
-  const bf16 *xr = x + int64_t(g) * x_stride + 16 * t;
+  const element *xr = x + int64_t(g) * x_stride + 16 * t;
 
   float acc[NT][4] = {};
   uint4 a[UNROLL][2];
@@ -54,7 +54,7 @@ static __global__ __launch_bounds__(WARPS * 32, 2) void skinny8_kernel(const uin
 #pragma unroll
         for (int j = 0; j < NT; j++) {
           const uint4 &q = b[j][s / 2];
-          mma(acc[j], a0, a1, a2, a3, s % 2 ? q.z : q.x, s % 2 ? q.w : q.y);
+          mma<bf16>(acc[j], a0, a1, a2, a3, s % 2 ? q.z : q.x, s % 2 ? q.w : q.y);
         }
       }
     }
@@ -73,20 +73,20 @@ static __global__ __launch_bounds__(WARPS * 32, 2) void skinny8_kernel(const uin
     for (int i = 0; i < WARPS; i++) s += part[i][row][col];
     return s * scales[n0 + row];
   };
-  if constexpr (E == SILU_BF16) {
+  if constexpr (E == SILU) {
     for (int i = threadIdx.x; i < 8 * m; i += WARPS * 32) {
       int row = i % 8, col = i / 8;
       if (n0 + row + 8 >= n) continue;
       float gate = total(row, col), up = total(row + 8, col);
-      static_cast<bf16 *>(out)[int64_t(col) * out_stride + n0 / 2 + row] = __float2bfloat16(gate / (1.0f + __expf(-gate)) * up);
+      static_cast<element *>(out)[int64_t(col) * out_stride + n0 / 2 + row] = narrow<bf16>(gate / (1.0f + __expf(-gate)) * up);
     }
   } else {
     for (int i = threadIdx.x; i < 16 * m; i += WARPS * 32) {
       int row = i % 16, col = i / 16;
       if (n0 + row >= n) continue;
       float s = total(row, col);
-      bf16 *o = static_cast<bf16 *>(out) + int64_t(col) * out_stride + n0 + row;
-      *o = __float2bfloat16(E == ADD_BF16 ? __bfloat162float(*o) + s : s);
+      element *o = static_cast<element *>(out) + int64_t(col) * out_stride + n0 + row;
+      *o = narrow<bf16>(E == ADD ? widen<bf16>(*o) + s : s);
     }
   }
 }
@@ -94,18 +94,18 @@ static __global__ __launch_bounds__(WARPS * 32, 2) void skinny8_kernel(const uin
 // ---------------------------------------------------------------- launchers
 
 template <Epilogue E>
-static int32_t skinny8(const Launch &l, const Matrix8 &w, const bf16 *x, int xs, void *out, int os, int m, int n, int k) {
+static int32_t skinny8(const Launch &l, const Matrix8 &w, const element *x, int xs, void *out, int os, int m, int n, int k) {
   int grid = div_up(n, 16);
   if (m <= 8) return launch(l, skinny8_kernel<E, 1>, grid, WARPS * 32, 0, w.data, w.scale, x, xs, out, os, m, n, k);
   return launch(l, skinny8_kernel<E, 2>, grid, WARPS * 32, 0, w.data, w.scale, x, xs, out, os, m, n, k);
 }
 
-int32_t xk_skinny8(const Launch &l, Epilogue e, const Matrix8 &w, const bf16 *x, int xs, void *out, int os, int m, int n, int k) {
+int32_t xk_skinny8(const Launch &l, Epilogue e, const Matrix8 &w, const element *x, int xs, void *out, int os, int m, int n, int k) {
   if (m < 1 || m > 16 || k % 16) return xk_fail(XK_INVALID, "skinny with FP8 weights: %d rows of %d", m, k);
   switch (e) {
-  case STORE_BF16: return skinny8<STORE_BF16>(l, w, x, xs, out, os, m, n, k);
-  case ADD_BF16: return skinny8<ADD_BF16>(l, w, x, xs, out, os, m, n, k);
-  case SILU_BF16: return skinny8<SILU_BF16>(l, w, x, xs, out, os, m, n, k);
+  case STORE: return skinny8<STORE>(l, w, x, xs, out, os, m, n, k);
+  case ADD: return skinny8<ADD>(l, w, x, xs, out, os, m, n, k);
+  case SILU: return skinny8<SILU>(l, w, x, xs, out, os, m, n, k);
   default: return xk_fail(XK_INVALID, "skinny with FP8 weights: epilogue %d", e);
   }
 }

@@ -183,7 +183,7 @@ static int32_t upload(xk_ctx *c, const xk_step_args &a) {
     return XK_OK;
   }
   int n = int(div_up(bytes, 16));
-  Launch l = {c->stream, false};
+  Launch l = c->on_stream(false);
   return launch(l, fetch_kernel, int(div_up(n, 128)), 128, 0, reinterpret_cast<uint4 *>(c->arena), reinterpret_cast<const uint4 *>(half_of(c, a)), n);
 }
 
@@ -197,7 +197,7 @@ static int32_t step(xk_ctx *c, const xk_step_args &a) {
   if (!c->blocks) return xk_fail(XK_INVALID, "step before start");
   XK_OK_OR_RETURN(check(c, a));
   XK_TRY(cudaSetDevice(c->cfg.device));
-  Launch l = {c->stream, !c->cfg.no_pdl};
+  Launch l = c->on_stream(!c->cfg.no_pdl);
   cudaEvent_t began = c->began[c->launched % xk_ctx::TIMES];
   c->layer_events[c->launched % 2] = a.on_layer;
   XK_OK_OR_RETURN(upload(c, a));

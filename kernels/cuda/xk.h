@@ -6,14 +6,14 @@
 // and the waits; the pool functions may run beside it from any thread, on
 // blocks that no running step writes. Nothing here throws or exits.
 //
-// Layouts and digests: kernels/DESIGN.md. Weights and KV are bf16, or KV is FP8
-// (E4M3); sums are fp32.
+// Layouts and digests: kernels/DESIGN.md. Weights and KV are bf16 or fp16, or KV is
+// FP8 (E4M3); sums are fp32.
 #ifndef XPYD_XK_H
 #define XPYD_XK_H
 
 #include <stdint.h>
 
-#define XK_ABI 9 // raised by any change of this file
+#define XK_ABI 10 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,6 +47,7 @@ typedef struct {
   int32_t batch_invariant; // a row's bits depend on its sequence alone; not with tune
   int32_t kv_fp8; // KV rows are E4M3 with a scale each; not with batch_invariant
   int32_t weights_fp8; // projections of the layers are E4M3 with a scale a row; not with batch_invariant
+  int32_t fp16; // weights, activations and KV rows are fp16, the residual stream fp32; not with kv_fp8, weights_fp8
 } xk_config;
 
 enum xk_weight {

@@ -32,18 +32,22 @@ type family struct {
 	split     []string // those of them whose subtests (one an architecture) are parts of a sanitizer
 	processes []string // those of them that start a process; not under a sanitizer, whose kernels others run
 	shared    bool     // its kernels share memory in a way that no other family shows
+	fp16      bool     // run once more in fp16
 }
 
+var fp16 = []string{"XPYD_CUDA_FP16=1"}
+
 var families = []family{
-	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestOnLayer"}, split: []string{"TestLogits"}, shared: true},
-	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantRefused", "TestInvariantDraws"}, split: []string{"TestBatchInvariant"}, shared: true},
+	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestOnLayer"}, split: []string{"TestLogits"}, shared: true, fp16: true},
+	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantRefused", "TestInvariantDraws"}, split: []string{"TestBatchInvariant"}, shared: true, fp16: true},
 	{name: "fp8", tests: []string{"TestKV8Rows", "TestKV8Logits", "TestKV8DecodeLengths", "TestKV8Pool", "TestW8Logits", "TestW8Loads"}, split: []string{"TestKV8Logits", "TestW8Logits"}, shared: true},
+	{name: "range", tests: []string{"TestFP16Range", "TestFP16Peers"}},
 	{name: "sampler", tests: []string{"TestDraws", "TestDrawsAmongEquals", "TestDrawDistribution", "TestLogprobs"}, shared: true},
 	{name: "pool", tests: []string{"TestDigestFollowsOverwrites", "TestPoolMovesRows", "TestPoolBesideSteps", "TestPoolRefusesBadRanges"}, shared: true},
 	{name: "host", tests: []string{"TestHostMoves", "TestHostMovesKeepDigests", "TestArrivals"}, shared: true},
 	{name: "push", tests: []string{"TestPush", "TestPushLong", "TestPushBehindStep", "TestMovesRefuse", "TestMovesLate", "TestDrain", "TestPeerProcess"}, processes: []string{"TestPeerProcess"}, shared: true},
 	{name: "refill", tests: []string{"TestRefill", "TestRefillSpoiled", "TestRefillRefuses", "TestRefillProcess"}, processes: []string{"TestRefillProcess"}},
-	{name: "overlap", tests: []string{"TestOverlapEqualsSteps", "TestOverlappingChunks", "TestLaunchRefused"}},
+	{name: "overlap", tests: []string{"TestOverlapEqualsSteps", "TestOverlappingChunks", "TestLaunchRefused"}, fp16: true},
 }
 
 // alone wants the device for itself, and has no kernels of its own.
@@ -82,6 +86,9 @@ func suite() (parts []part) {
 			limit = 150
 		}
 		parts = append(parts, tests("cuda.test", f.name, limit, nil, f.tests...))
+		if f.fp16 {
+			parts = append(parts, tests("cuda.test", f.name+" in fp16", limit, fp16, f.tests...))
+		}
 	}
 	return append(parts, tests("cuda.test", "alone", 60, nil, alone...))
 }
@@ -121,10 +128,12 @@ func sanitizer(tool, about string, seconds int) stage {
 // plan is every stage, the most valuable first.
 func plan() []stage {
 	return []stage{
-		{name: "probe", about: "kernels one by one against double precision", seconds: 40, parts: []part{{name: "check", run: []string{"probe", "check"}}}},
-		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 170, parts: suite()},
+		{name: "probe", about: "kernels one by one against double precision", seconds: 80, parts: []part{
+			{name: "check", run: []string{"probe", "check"}}, {name: "check in fp16", run: []string{"probe", "check"}, env: []string{"TYPE=fp16"}}}},
+		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 250, parts: suite()},
 		{name: "worker", about: "a worker on the GPU; the same tokens from host memory, an SSD, a peer", seconds: 40, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestGPUTiers", "TestGPUTiersInvariant", "TestGPUPeers")}},
-		{name: "hf", about: "logits beside transformers', ten random models", seconds: 60, python: "torch transformers", parts: []part{{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}}},
+		{name: "hf", about: "logits beside transformers', ten random models", seconds: 90, python: "torch transformers", parts: []part{
+			{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}, {name: "logits in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16"}}}},
 		{name: "decode", about: "decode steps of Llama-3-8B's shape, the device's idle time", seconds: 40, parts: []part{speed("decode", "b1 b8 b64 b256")}},
 		{name: "prefill", about: "prefill in chunks of 2k and 8k", seconds: 45, parts: []part{speed("prefill", "2k 8k 32k 8k@8192 32k@8192")}},
 		{name: "mixed", about: "64 streams beside 8k prompts", seconds: 20, parts: []part{speed("mixed", "mixed448")}},
@@ -144,6 +153,7 @@ func plan() []stage {
 		{name: "fp8", about: "FP8 KV and weights: speed, and how far logits move", seconds: 110, parts: []part{
 			speed("kv8", "b64 b256 b64l4 2k", "XPYD_CUDA_KV8=1"), speed("w8", "b1 b8 b64 2k", "XPYD_CUDA_W8=1"),
 			speed("kv8 quality", "quality", "XPYD_CUDA_KV8=1"), speed("w8 quality", "quality", "XPYD_CUDA_W8=1")}},
+		{name: "fp16", about: "fp16's speed", seconds: 45, parts: []part{speed("fp16", "b1 b64 2k 8k@8192", fp16...)}},
 		{name: "invariant", about: "what batch_invariant costs", seconds: 45, parts: []part{speed("invariant", "b1 b8 b64 b256 2k 8k", "XPYD_CUDA_INVARIANT=1")}},
 		{name: "transformers", about: "prefill and decode of transformers", seconds: 80, python: "torch transformers", parts: []part{peers("transformers")}},
 		{name: "gemm", about: "own projections beside cuBLASLt's", seconds: 40, parts: []part{{name: "gemm", run: []string{"probe", "bench", "gemm"}}}},

@@ -168,6 +168,7 @@ func (b *book) rows() (list []row) {
 	add("gpu.mixed_itl_ratio", "<= 2", value{"decoding alone", 1})
 	add("gpu.mixed_prefill_tok_s", ">= 22000", value{"prefill alone, 8k", b.own["gpu.prefill_tok_s.8k"].Value})
 	add("gpu.hf_logits_error_ratio", "<= 2", value{"transformers' own bf16", 1})
+	add("gpu.fp16_hf_logits_error_ratio", "<= 2", value{"transformers' own fp16", 1})
 	add("gpu.endurance_pool_held", ">= 0.95", value{"all blocks", 1})
 	for _, t := range []string{"t16", "t1", "t64"} {
 		for _, way := range []string{"d2h", "h2d"} {
@@ -199,7 +200,7 @@ func (b *book) rows() (list []row) {
 		add("gpu.attn_decode_gbs.b64_l4k_d"+d, "", value{"reads", b.peers["read"].Value / 1000})
 	}
 	bf16 := func(k string) value { return value{"bf16, same run", b.own[k].Value} }
-	for _, k := range []string{"kv8_decode_step_ms.b64", "kv8_decode_step_ms.b256", "kv8_prefill_tok_s.2k", "w8_decode_step_ms.b1", "w8_decode_step_ms.b8", "w8_decode_step_ms.b64", "w8_prefill_tok_s.2k"} {
+	for _, k := range []string{"fp16_decode_step_ms.b1", "fp16_decode_step_ms.b64", "fp16_prefill_tok_s.2k", "fp16_prefill_tok_s.8k", "kv8_decode_step_ms.b64", "kv8_decode_step_ms.b256", "kv8_prefill_tok_s.2k", "w8_decode_step_ms.b1", "w8_decode_step_ms.b8", "w8_decode_step_ms.b64", "w8_prefill_tok_s.2k"} {
 		_, plain, _ := strings.Cut(k, "_")
 		add("gpu."+k, "", bf16("gpu."+plain))
 	}

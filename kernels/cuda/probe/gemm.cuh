@@ -4,32 +4,41 @@
 #include <cublasLt.h>
 
 // One CTA a row of out, in double precision. SILU: n columns of gate and up make n/2.
-static __global__ void gemm_reference_kernel(const bf16 *x, const bf16 *w, float *out, int n, int k) {
+template <typename T> static __global__ void gemm_reference_kernel(const element *x, const element *w, float *out, int n, int k) {
   for (int c = threadIdx.x; c < n; c += blockDim.x) {
     double s = 0;
-    for (int i = 0; i < k; i++) s += double(__bfloat162float(x[int64_t(blockIdx.x) * k + i])) * double(__bfloat162float(w[int64_t(c) * k + i]));
+    for (int i = 0; i < k; i++) s += double(widen<T>(x[int64_t(blockIdx.x) * k + i])) * double(widen<T>(w[int64_t(c) * k + i]));
     out[int64_t(blockIdx.x) * n + c] = float(s);
   }
 }
 
-static std::vector<uint16_t> read_bits(const bf16 *p, size_t n) {
-  std::vector<uint16_t> v(n);
-  MUST(cudaDeviceSynchronize());
-  MUST(cudaMemcpy(v.data(), p, n * 2, cudaMemcpyDeviceToHost));
-  return v;
-}
-static float as_float(uint16_t bits) {
-  uint32_t v = uint32_t(bits) << 16;
-  float f;
-  memcpy(&f, &v, 4);
-  return f;
-}
+// Values of a result: elements, or fp32.
+struct Values {
+  int size; // bytes of one
+  std::vector<uint8_t> bytes;
+  Values(const void *p, size_t n, int size) : size(size), bytes(n * size) {
+    MUST(cudaDeviceSynchronize());
+    MUST(cudaMemcpy(bytes.data(), p, bytes.size(), cudaMemcpyDeviceToHost));
+  }
+  uint32_t bits(size_t i) const {
+    uint32_t v = 0;
+    memcpy(&v, &bytes[i * size], size);
+    return v;
+  }
+  bool canary(size_t i) const { return bits(i) == (size == 4 ? 0xffffffff : 0xffff); }
+  double operator[](size_t i) const {
+    uint32_t v = bits(i);
+    float f;
+    memcpy(&f, &v, 4);
+    return size == 4 ? f : as_float(uint16_t(v));
+  }
+};
 
 struct GemmRig {
   int ctas;
   unsigned *work;
   GemmRig() {
-    MUST(xk_gemm_hopper_init(&ctas));
+    MUST(xk_gemm_hopper_init(type, &ctas));
     work = upload(std::vector<unsigned>(2));
   }
   ~GemmRig() { cudaFree(work); }
@@ -38,53 +47,61 @@ struct GemmRig {
 // Rows of x after the last are NaN; out lies between canaries of a row, and has
 // eight columns more than are written.
 static bool check_gemm(GemmRig &rig, int rows, int spare, int n, int k, Epilogue e) {
-  int wide = e == SILU_BF16 ? n / 2 : n, stride = wide + 8, all = rows + spare;
-  bf16 *x = random_device<bf16>(size_t(all) * k), *w = random_device<bf16>(size_t(n) * k, 1 / std::sqrt(float(k)));
+  const int wide = e == SILU ? n / 2 : n, stride = wide + 8, all = rows + spare;
+  const bool f32 = e == ADD && type == XK_F16; // the result
+  const int size = f32 ? 4 : 2;
+  const size_t line = size_t(stride) * size; // bytes
+  element *x = random_device<element>(size_t(all) * k), *w = random_device<element>(size_t(n) * k, 1 / std::sqrt(float(k)));
   MUST(cudaMemset(x + size_t(rows) * k, 0xff, size_t(spare) * k * 2));
-  bf16 *base = device<bf16>(size_t(all + 2) * stride), *out = base + stride, *old = random_device<bf16>(size_t(all) * stride);
+  uint8_t *base = device<uint8_t>((all + 2) * line), *out = base + line;
+  void *old = f32 ? static_cast<void *>(random_device<float>(size_t(all) * stride)) : random_device<element>(size_t(all) * stride);
   float *d = device<float>(size_t(rows) * n);
-  gemm_reference_kernel<<<rows, 256>>>(x, w, d, n, k);
+  MUST(xk_each_type(type, [&](auto t) { return gemm_reference_kernel<decltype(t)><<<rows, 256>>>(x, w, d, n, k), 0; }));
   std::vector<float> sums(size_t(rows) * n);
   MUST(cudaDeviceSynchronize());
   MUST(cudaMemcpy(sums.data(), d, sums.size() * 4, cudaMemcpyDeviceToHost));
-  std::vector<uint16_t> before = read_bits(old, size_t(all) * stride), got[3];
+  Values before(old, size_t(all) * stride, size);
+  std::vector<Values> got;
   CUtensorMap x_map, w_map, out_map;
-  MUST(xk_matrix_map(&w_map, w, n, k, k, false));
+  MUST(xk_matrix_map(&w_map, w, n, k, k, READ));
   for (int run = 0; run < 3; run++) { // the third: the last rows alone
     int from = run == 2 ? rows / 3 : 0;
-    MUST(cudaMemset(base, 0xff, size_t(all + 2) * stride * 2));
-    if (e == ADD_BF16) MUST(cudaMemcpy(out, old, size_t(all) * stride * 2, cudaMemcpyDeviceToDevice));
-    MUST(xk_matrix_map(&x_map, x + size_t(from) * k, all - from, k, k, false));
-    MUST(xk_matrix_map(&out_map, out + size_t(from) * stride, all - from, wide, stride, true));
-    MUST(xk_gemm_hopper({stream, run == 1}, e, {&x_map, &w_map, &out_map, rows - from, n, k, rig.ctas, rig.work}));
-    got[run] = read_bits(base, size_t(all + 2) * stride);
+    MUST(cudaMemset(base, 0xff, (all + 2) * line));
+    if (e == ADD) MUST(cudaMemcpy(out, old, all * line, cudaMemcpyDeviceToDevice));
+    MUST(xk_matrix_map(&x_map, x + size_t(from) * k, all - from, k, k, READ));
+    MUST(xk_matrix_map(&out_map, out + from * line, all - from, wide, stride, f32 ? RESULT_F32 : RESULT));
+    MUST(xk_gemm_hopper({stream, run == 1, type}, e, {&x_map, &w_map, &out_map, rows - from, n, k, rig.ctas, rig.work}));
+    got.emplace_back(base, size_t(all + 2) * stride, size);
   }
   double error = 0, norm = 0, worst = 0;
   bool whole = true, same = true;
-  for (int c = 0; c < stride; c++) whole &= got[0][c] == 0xffff && got[0][size_t(all + 1) * stride + c] == 0xffff;
+  for (int c = 0; c < stride; c++) whole &= got[0].canary(c) && got[0].canary(size_t(all + 1) * stride + c);
   for (int r = 0; r < rows; r++) {
     for (int c = 0; c < wide; c++) {
       double want;
-      if (e == SILU_BF16) {
+      if (e == SILU) {
         double gate = sums[size_t(r) * n + c / 8 * 16 + c % 8], up = sums[size_t(r) * n + c / 8 * 16 + 8 + c % 8];
         want = gate / (1 + std::exp(-gate)) * up;
       } else {
-        want = sums[size_t(r) * n + c] + (e == ADD_BF16 ? as_float(before[size_t(r) * stride + c]) : 0);
+        want = sums[size_t(r) * n + c] + (e == ADD ? before[size_t(r) * stride + c] : 0);
       }
       size_t at = size_t(r + 1) * stride + c;
-      double diff = as_float(got[0][at]) - want;
+      double diff = got[0][at] - want;
       error += diff * diff, norm += want * want, worst = std::isnan(diff) ? 1e9 : std::max(worst, std::fabs(diff) / (std::fabs(want) + 1));
-      same &= got[0][at] == got[1][at] && (r < rows / 3 || got[0][at] == got[2][at]);
+      same &= got[0].bits(at) == got[1].bits(at) && (r < rows / 3 || got[0].bits(at) == got[2].bits(at));
     }
-    for (int c = wide; c < stride; c++) whole &= got[0][size_t(r + 1) * stride + c] == (e == ADD_BF16 ? before[size_t(r) * stride + c] : 0xffff);
+    for (int c = wide; c < stride; c++) {
+      size_t at = size_t(r + 1) * stride + c;
+      whole &= e == ADD ? got[0].bits(at) == before.bits(size_t(r) * stride + c) : got[0].canary(at);
+    }
   }
-  double relative = std::sqrt(error / norm);
-  bool ok = relative < (e == SILU_BF16 ? 0.005 : 0.0025) && worst < 0.02 && whole && same;
+  double relative = std::sqrt(error / norm), most = f32 ? 5e-5 : (e == SILU ? 0.005 : 0.0025) * finer();
+  bool ok = relative < most && worst < 0.02 * finer() && whole && same;
   failed |= !ok;
   if (!ok || getenv("VERBOSE"))
-    printf("%s gemm: rows %d + %d, n %d, k %d, epilogue %d: relative %.5f, worst %.5f, canaries %s, runs and batches %s\n", ok ? "ok" : "FAILED", rows, spare, n, k, int(e), relative, worst,
+    printf("%s gemm: rows %d + %d, n %d, k %d, epilogue %d: relative %.6f, worst %.6f, canaries %s, runs and batches %s\n", ok ? "ok" : "FAILED", rows, spare, n, k, int(e), relative, worst,
            whole ? "whole" : "broken", same ? "equal" : "differ");
-  for (void *p : {(void *)x, (void *)w, (void *)base, (void *)old, (void *)d}) MUST(cudaFree(p));
+  for (void *p : {(void *)x, (void *)w, (void *)base, old, (void *)d}) MUST(cudaFree(p));
   return ok;
 }
 
@@ -95,9 +112,9 @@ static void check_gemms(const std::string &how) {
   int n = 0;
   for (auto &c : list) {
     if ((how == "few" && c.rows > 300) || !mine()) continue;
-    for (Epilogue e : {STORE_BF16, ADD_BF16, SILU_BF16}) {
+    for (Epilogue e : {STORE, ADD, SILU}) {
       check_gemm(rig, c.rows, c.spare, c.n, c.k, e), n++;
-      if (e != SILU_BF16) check_gemm(rig, c.rows, c.spare, c.n - 40, c.k, e), n++;
+      if (e != SILU) check_gemm(rig, c.rows, c.spare, c.n - 40, c.k, e), n++;
     }
   }
   printf("%s: %d projection cases\n", failed ? "FAILED" : "PASS", n);
@@ -118,11 +135,12 @@ struct Blas {
     space = device<char>(SPACE);
   }
   ~Blas() { cudaFree(space), cublasLtMatmulDescDestroy(desc), cublasLtDestroy(lt); }
-  void run(const bf16 *w, const bf16 *x, bf16 *out, int rows, int n, int k, float beta) {
+  void run(const element *w, const element *x, element *out, int rows, int n, int k, float beta) {
     cublasLtMatrixLayoutOpaque_t a, b, d;
-    MUST(cublasLtMatrixLayoutInit(&a, CUDA_R_16BF, k, n, k));
-    MUST(cublasLtMatrixLayoutInit(&b, CUDA_R_16BF, k, rows, k));
-    MUST(cublasLtMatrixLayoutInit(&d, CUDA_R_16BF, n, rows, n));
+    const cudaDataType_t of = type == XK_F16 ? CUDA_R_16F : CUDA_R_16BF;
+    MUST(cublasLtMatrixLayoutInit(&a, of, k, n, k));
+    MUST(cublasLtMatrixLayoutInit(&b, of, k, rows, k));
+    MUST(cublasLtMatrixLayoutInit(&d, beta != 0 && type == XK_F16 ? CUDA_R_32F : of, n, rows, n)); // beta: to the residual stream
     float one = 1;
     MUST(cublasLtMatmul(lt, desc, &one, w, &a, x, &b, &beta, out, &d, out, &d, nullptr, space, SPACE, stream));
   }
@@ -133,31 +151,33 @@ struct Projection {
   int n, k;
   Epilogue e;
 };
-static const Projection PROJECTIONS[] = {{"qkv", 6144, 4096, STORE_BF16}, {"out", 4096, 4096, ADD_BF16}, {"gate_up", 28672, 4096, SILU_BF16}, {"down", 4096, 14336, ADD_BF16}};
+static const Projection PROJECTIONS[] = {{"qkv", 6144, 4096, STORE}, {"out", 4096, 4096, ADD}, {"gate_up", 28672, 4096, SILU}, {"down", 4096, 14336, ADD}};
+
+static MatrixUse result_of(const Projection &j) { return j.e == ADD && type == XK_F16 ? RESULT_F32 : RESULT; }
 
 static void bench_gemm(const std::string &only) {
   constexpr int LAYERS = 6;
   GemmRig rig;
   Blas blas;
   int most = 8192;
-  bf16 *x = random_device<bf16>(size_t(most) * 14336), *out = random_device<bf16>(size_t(most) * 28672), *act = device<bf16>(size_t(most) * 14336), *w[4];
-  for (int p = 0; p < 4; p++) w[p] = random_device<bf16>(size_t(LAYERS) * PROJECTIONS[p].n * PROJECTIONS[p].k, 1 / std::sqrt(float(PROJECTIONS[p].k)));
+  element *x = random_device<element>(size_t(most) * 14336), *out = random_device<element>(size_t(most) * 28672), *act = device<element>(size_t(most) * 14336), *w[4];
+  for (int p = 0; p < 4; p++) w[p] = random_device<element>(size_t(LAYERS) * PROJECTIONS[p].n * PROJECTIONS[p].k, 1 / std::sqrt(float(PROJECTIONS[p].k)));
   for (int rows : {512, 1024, 2048, 4096, 8192}) {
     if (!only.empty() && std::to_string(rows) != only) continue;
     auto one = [&](int p, bool own, int layer) {
       const Projection &j = PROJECTIONS[p];
-      const bf16 *weights = w[p] + size_t(layer) * j.n * j.k;
-      bool silu = j.e == SILU_BF16;
+      const element *weights = w[p] + size_t(layer) * j.n * j.k;
+      bool silu = j.e == SILU;
       if (!own) {
-        blas.run(weights, x, out, rows, j.n, j.k, j.e == ADD_BF16);
-        if (silu) MUST(xk_silu({stream, false}, out, act, rows, j.n / 2));
+        blas.run(weights, x, out, rows, j.n, j.k, j.e == ADD);
+        if (silu) MUST(xk_silu({stream, false, type}, out, act, rows, j.n / 2));
         return;
       }
       CUtensorMap x_map, w_map, out_map;
-      MUST(xk_matrix_map(&x_map, x, rows, j.k, j.k, false));
-      MUST(xk_matrix_map(&w_map, weights, j.n, j.k, j.k, false));
-      MUST(xk_matrix_map(&out_map, silu ? act : out, rows, silu ? j.n / 2 : j.n, silu ? j.n / 2 : j.n, true));
-      MUST(xk_gemm_hopper({stream, true}, j.e, {&x_map, &w_map, &out_map, rows, j.n, j.k, rig.ctas, rig.work}));
+      MUST(xk_matrix_map(&x_map, x, rows, j.k, j.k, READ));
+      MUST(xk_matrix_map(&w_map, weights, j.n, j.k, j.k, READ));
+      MUST(xk_matrix_map(&out_map, silu ? act : out, rows, silu ? j.n / 2 : j.n, silu ? j.n / 2 : j.n, result_of(j)));
+      MUST(xk_gemm_hopper({stream, true, type}, j.e, {&x_map, &w_map, &out_map, rows, j.n, j.k, rig.ctas, rig.work}));
     };
     for (int p = 0; p < 4; p++) {
       const Projection &j = PROJECTIONS[p];
@@ -178,21 +198,21 @@ static void bench_gemm(const std::string &only) {
     }
     fflush(stdout);
   }
-  for (bf16 *p : {x, out, act, w[0], w[1], w[2], w[3]}) MUST(cudaFree(p));
+  for (element *p : {x, out, act, w[0], w[1], w[2], w[3]}) MUST(cudaFree(p));
 }
 
 // One launch of each for a profiler.
 static void profile_gemm(int rows) {
   GemmRig rig;
-  bf16 *x = random_device<bf16>(size_t(rows) * 14336), *out = random_device<bf16>(size_t(rows) * 28672);
+  element *x = random_device<element>(size_t(rows) * 14336), *out = random_device<element>(size_t(rows) * 28672);
   for (const Projection &j : PROJECTIONS) {
-    bf16 *w = random_device<bf16>(size_t(j.n) * j.k, 1 / std::sqrt(float(j.k)));
-    bool silu = j.e == SILU_BF16;
+    element *w = random_device<element>(size_t(j.n) * j.k, 1 / std::sqrt(float(j.k)));
+    bool silu = j.e == SILU;
     CUtensorMap x_map, w_map, out_map;
-    MUST(xk_matrix_map(&x_map, x, rows, j.k, j.k, false));
-    MUST(xk_matrix_map(&w_map, w, j.n, j.k, j.k, false));
-    MUST(xk_matrix_map(&out_map, out, rows, silu ? j.n / 2 : j.n, silu ? j.n / 2 : j.n, true));
-    MUST(xk_gemm_hopper({stream, false}, j.e, {&x_map, &w_map, &out_map, rows, j.n, j.k, rig.ctas, rig.work}));
+    MUST(xk_matrix_map(&x_map, x, rows, j.k, j.k, READ));
+    MUST(xk_matrix_map(&w_map, w, j.n, j.k, j.k, READ));
+    MUST(xk_matrix_map(&out_map, out, rows, silu ? j.n / 2 : j.n, silu ? j.n / 2 : j.n, result_of(j)));
+    MUST(xk_gemm_hopper({stream, false, type}, j.e, {&x_map, &w_map, &out_map, rows, j.n, j.k, rig.ctas, rig.work}));
     MUST(cudaDeviceSynchronize());
     MUST(cudaFree(w));
   }

@@ -7,22 +7,22 @@
 
 // Quantises a bf16 pool: each row by a power of two, times what makes rows differ
 // by up to 2^16, so that both pools hold the same values exactly. Poison stays NaN.
-static __global__ void quantise_kernel(Rows p, bf16 *wide, int blocks) {
+static __global__ void quantise_kernel(Rows p, element *wide, int blocks) {
   const int64_t rows = int64_t(blocks) * 2 * p.kv_heads * p.bt.d;
   const int lane = threadIdx.x % 32;
   for (int64_t r = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32; r < rows; r += int64_t(gridDim.x) * blockDim.x / 32) {
     const int64_t in_block = int64_t(2) * p.kv_heads * p.bt.d, block = r / in_block, at = r % in_block;
-    bf16 *from = wide + r * p.row_bytes;
+    element *from = wide + r * p.row_bytes;
     uint8_t *to = p.data + block * p.run + at * p.row_bytes;
     const int by = -int(mix64(r) % 17);
     const bool value = at >= in_block / 2;
     const float scale = exp2f(value ? by - 6 : -7), factor = value ? exp2f(by) : 1; // |elements| stay below 448
-    if (lane == 0) reinterpret_cast<float *>(p.data + block * p.run + p.rows_run())[at] = __bfloat162float(from[0]) == __bfloat162float(from[0]) ? scale : __int_as_float(0x7fffffff);
+    if (lane == 0) reinterpret_cast<float *>(p.data + block * p.run + p.rows_run())[at] = widen<bf16>(from[0]) == widen<bf16>(from[0]) ? scale : __int_as_float(0x7fffffff);
     for (int i = lane; i < p.row_bytes; i += 32) {
-      float v = __bfloat162float(from[i]) * factor;
+      float v = widen<bf16>(from[i]) * factor;
       uint8_t q = uint8_t(e4m3x2(v, v, scale));
       to[i] = q;
-      from[i] = __float2bfloat16(widen2(q).x * scale);
+      from[i] = narrow<bf16>(widen2(q).x * scale);
     }
   }
 }
@@ -48,7 +48,7 @@ struct Rig8 {
 };
 
 static void check8(bool quick) {
-  Launch l = {stream, false};
+  Launch l = {stream, false, type};
   int n = 0;
   std::vector<std::vector<Rig::Seq>> cases = {{{0, 1}}, {{15, 1}, {16, 1}, {17, 1}, {0, 1}}, {{2047, 1}, {130, 1}, {64, 1}}, {{0, 129}, {5, 3}, {300, 2}}};
   if (!quick) cases.push_back({{5000, 1}, {1, 1}}), cases.push_back({{1000, 300}, {127, 130}, {0, 700}});
@@ -78,7 +78,7 @@ static void check8(bool quick) {
               w.seq[w.n++] = {table, w.blocks};
               w.blocks += div_up(s.pos + s.n, bt);
             }
-            bf16 *wide = device<bf16>(w.blocks * p_elements(r));
+            element *wide = device<element>(w.blocks * p_elements(r));
             int32_t *tail = device<int32_t>(r.tail.size());
             MUST(cudaMemset(wide, 0xff, w.blocks * p_elements(r) * 2));
             Pool p = r.p;
@@ -111,7 +111,7 @@ static void bench8() {
     Rig r(32, 8, 128, 16, layers, std::vector<Rig::Seq>(c.batch, Rig::Seq{c.length - 1, 1}), false);
     Rig8 r8(r);
     int32_t *rows = upload(r.decode);
-    Launch l = {stream, true}; // as in a step
+    Launch l = {stream, true, type}; // as in a step
     Time t = timed(std::max(4, layers), 20, [&](int i) {
       r8.at(i % layers);
       MUST(xk_attn_decode8(l, r.a, r8.p, rows, c.batch, sms));
@@ -130,9 +130,9 @@ static void bench8() {
     Rig8 r8(r);
     Widen w = {};
     w.n = 1, w.blocks = length / 16;
-    bf16 *wide = device<bf16>(w.blocks * p_elements(r));
+    element *wide = device<element>(w.blocks * p_elements(r));
     int32_t *tail = device<int32_t>(r.tail.size());
-    Launch l = {stream, true};
+    Launch l = {stream, true, type};
     Time t = timed(8, 20, [&](int i) {
       r8.at(i % 2);
       MUST(xk_widen(l, r8.p, w, r.a.tail, wide, tail));
@@ -146,7 +146,7 @@ static void bench8() {
   { // append, as the probe's own measure of the bf16 one
     const int rows = 8192, heads = 32, kv = 8, dim = 128;
     int64_t n = int64_t(rows) * (heads + 2 * kv) * dim;
-    bf16 *x = random_device<bf16>(2 * n);
+    element *x = random_device<element>(2 * n);
     std::vector<xk_seg> segs;
     for (int i = 0; i < rows / 16; i++) segs.push_back({i * 16, 16, i * 397 % (rows / 16), 0, i * 16});
     xk_seg *d = upload(segs);
@@ -156,7 +156,7 @@ static void bench8() {
     p.run = p.rows_run() + 2 * kv * 16 * 4;
     p.data = device<uint8_t>(p.run * (rows / 16)), p.digest = device<uint64_t>(rows / 16 * kv), p.filled = device<uint16_t>(rows / 16 * kv);
     MUST(cudaMemset(p.filled, 0, rows / 16 * kv * 2));
-    Launch l = {stream, false};
+    Launch l = {stream, false, type};
     Time t = timed(4, 20, [&](int i) {
       Rope r = {x + i % 2 * n, nullptr, nullptr, nullptr, table, d, int(segs.size()), heads, 0, 1e-5f};
       MUST(xk_append8(l, r, p));

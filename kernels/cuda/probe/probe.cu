@@ -5,6 +5,8 @@
 //                             PART=2/5 in the environment: every fifth case from the second on
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
 //
+// TYPE=fp16 in the environment: elements are fp16; bf16 is left out, and FP8 with it.
+//
 // Inputs are random, rows of the pool that nothing may read are NaN, block
 // tables are shuffled, and outputs lie between canaries.
 #include <algorithm>
@@ -22,6 +24,7 @@
 static std::mt19937_64 rng(1);
 static cudaStream_t stream;
 static int sms;
+static xk_dtype type = XK_BF16; // of elements
 static bool failed = false;
 
 // Whether the next case belongs to this run's part.
@@ -50,17 +53,30 @@ static __device__ float noise(uint64_t i, float sd) {
   for (int k = 0; k < 4; k++) s += float(uint16_t(z >> 16 * k)) * (1 / 65536.0f) - 0.5f;
   return s * 1.7320508f * sd;
 }
-static __global__ void fill_kernel(bf16 *p, size_t n, float sd, uint64_t seed) {
-  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) p[i] = __float2bfloat16(noise(i + seed, sd));
+// V is T's element, or float.
+template <typename T, typename V> static __global__ void fill_kernel(V *p, size_t n, float sd, uint64_t seed) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
+    float v = noise(i + seed, sd);
+    if constexpr (std::is_same_v<V, float>) p[i] = v;
+    else p[i] = narrow<T>(v);
+  }
 }
-static __global__ void fill_kernel(float *p, size_t n, float sd, uint64_t seed) {
-  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) p[i] = noise(i + seed, sd);
-}
-template <typename T> static T *random_device(size_t n, float sd = 1) {
-  T *p = device<T>(n);
-  fill_kernel<<<2048, 256>>>(p, n, sd, rng());
+template <typename V> static V *random_device(size_t n, float sd = 1) {
+  V *p = device<V>(n);
+  uint64_t seed = rng();
+  MUST(xk_each_type(type, [&](auto t) { return fill_kernel<decltype(t)><<<2048, 256>>>(p, n, sd, seed), 0; }));
   MUST(cudaDeviceSynchronize());
   return p;
+}
+
+// What one bit in the last place is, beside bf16's: tolerances are in bf16's.
+static double finer() { return type == XK_F16 ? 1 / 8.0 : 1; }
+static float as_float(uint16_t bits) {
+  if (type == XK_F16) return __half2float(__ushort_as_half(bits));
+  uint32_t v = uint32_t(bits) << 16;
+  float f;
+  memcpy(&f, &v, 4);
+  return f;
 }
 
 // Microseconds of one call: `inner` calls (given their number) in a graph, the
@@ -134,29 +150,30 @@ static void bench_copy() {
 
 static void bench_small() {
   const int rows = 8192, hidden = 4096, ff = 14336, heads = 32, kv = 8, dim = 128, sets = 4;
-  Launch l = {stream, false};
+  Launch l = {stream, false, type};
   auto percent = [&](const char *name, double bytes, const Time &t) {
     double f = 100 * bytes / copy_rate;
     result(name, "% of copy bandwidth", f / t.median, f / t.most, f / t.least, t.runs);
   };
   {
-    bf16 *x = random_device<bf16>(size_t(sets) * rows * hidden), *y = device<bf16>(size_t(sets) * rows * hidden);
-    float *w = random_device<float>(hidden);
+    const int size = type == XK_F16 ? 4 : 2; // bytes of a value of the residual stream
     int64_t n = int64_t(rows) * hidden;
-    Time t = timed(sets * 2, 20, [&](int i) { MUST(xk_rmsnorm(l, x + i % sets * n, nullptr, w, y + i % sets * n, rows, hidden, 1e-5f)); });
-    percent("gpu.small_kernel_pct.norm", 4.0 * n, t);
+    element *x = random_device<element>(sets * n * size / 2), *y = device<element>(sets * n);
+    float *w = random_device<float>(hidden);
+    Time t = timed(sets * 2, 20, [&](int i) { MUST(xk_rmsnorm(l, x + i % sets * n * size / 2, nullptr, w, y + i % sets * n, rows, hidden, 1e-5f)); });
+    percent("gpu.small_kernel_pct.norm", (2.0 + size) * n, t);
     MUST(cudaFree(x)); MUST(cudaFree(y)); MUST(cudaFree(w));
   }
   {
     int64_t n = int64_t(rows) * ff;
-    bf16 *x = random_device<bf16>(2 * n), *y = device<bf16>(n);
+    element *x = random_device<element>(2 * n), *y = device<element>(n);
     Time t = timed(4, 20, [&](int) { MUST(xk_silu(l, x, y, rows, ff)); });
     percent("gpu.small_kernel_pct.silu", 6.0 * n, t);
     MUST(cudaFree(x)); MUST(cudaFree(y));
   }
   {
     int64_t n = int64_t(rows) * (heads + 2 * kv) * dim, pool_n = int64_t(rows) * 2 * kv * dim;
-    bf16 *x = random_device<bf16>(2 * n), *pool = device<bf16>(2 * pool_n);
+    element *x = random_device<element>(2 * n), *pool = device<element>(2 * pool_n);
     std::vector<xk_seg> segs;
     for (int i = 0; i < rows / 16; i++) segs.push_back({i * 16, 16, i * 397 % (rows / 16), 0, i * 16});
     xk_seg *d = upload(segs);
@@ -180,7 +197,7 @@ static void bench_sampler() {
   const int batch = 64, vocab = 128256, sets = 3;
   struct { const char *name; float sd; xk_sample s; } list[] = {
       {"gpu.sampler_us.b64", 1.0f, {}}, {"sampler_us.b64_peaked", 3.0f, {}}, {"sampler_us.b64_top_k50", 1.0f, {}}, {"sampler_us.b64_greedy", 1.0f, {}}};
-  Launch l = {stream, false};
+  Launch l = {stream, false, type};
   float *scratch = device<float>(size_t(batch) * vocab);
   int32_t *tokens = device<int32_t>(2 * batch);
   for (auto &c : list) {
@@ -212,12 +229,16 @@ int main(int argc, char **argv) {
   cudaDeviceProp prop;
   MUST(cudaGetDeviceProperties(&prop, 0));
   sms = prop.multiProcessorCount;
-  MUST(xk_attn_init());
+  if (const char *t = getenv("TYPE")) {
+    if (strcmp(t, "fp16")) fprintf(stderr, "TYPE=%s is none\n", t), exit(2);
+    type = XK_F16;
+  }
+  MUST(xk_attn_init(type));
   MUST(xk_sampler_init());
   printf("DEVICE %s\n", prop.name);
   if (what == "check") {
     if (name != "kv8" && name != "gemm") check(name);
-    if (name != "gemm") check8(name == "few" || name == "quick");
+    if (name != "gemm" && type == XK_BF16) check8(name == "few" || name == "quick");
     if (name != "kv8") check_gemms(name);
     return failed;
   }
@@ -240,6 +261,6 @@ int main(int argc, char **argv) {
   if (attention || name == "decode" || name == "b1") bench_decode(name == "b1" ? name : "");
   if (all || name == "small") bench_small();
   if (all || name == "sampler") bench_sampler();
-  if (all || name == "kv8") bench8();
+  if ((all || name == "kv8") && type == XK_BF16) bench8();
   return 0;
 }
