@@ -26,6 +26,28 @@ func configWith(t *testing.T, change map[string]any) []byte {
 	return b
 }
 
+// What a config.json says of the type to compute in, in old and new files; what is
+// no name stops nobody.
+func TestTorchDType(t *testing.T) {
+	f := func(want string, change map[string]any) {
+		t.Helper()
+		b := configWith(t, change)
+		if got := model.TorchDType(b); got != want {
+			t.Errorf("%v: %q, want %q", change, got, want)
+		}
+		if _, err := model.ParseConfig(b); err != nil {
+			t.Error(err)
+		}
+	}
+	f("float32", nil)
+	f("float16", map[string]any{"torch_dtype": "float16"})
+	f("bfloat16", map[string]any{"torch_dtype": nil, "dtype": "bfloat16"})
+	f("float16", map[string]any{"torch_dtype": "bfloat16", "dtype": "float16"})
+	f("", map[string]any{"torch_dtype": nil})
+	f("", map[string]any{"torch_dtype": 16})
+	f("float16", map[string]any{"torch_dtype": "float16", "dtype": map[string]any{"text": "float32"}})
+}
+
 func TestParseConfig(t *testing.T) {
 	f := func(name string, change map[string]any, want func(*model.Config)) {
 		t.Run(name, func(t *testing.T) {

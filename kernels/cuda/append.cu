@@ -68,7 +68,8 @@ static __global__ __launch_bounds__(WARPS * 32, TEAM == 16 ? 4 : 2) void append_
         int task = first + b * slices;
         if (task >= tasks) break;
         float2 a[2] = {}, z[2] = {}; // the halves
-        if (on) a[0] = unpack<T>(raw[b][0].x), a[1] = unpack<T>(raw[b][0].y), z[0] = unpack<T>(raw[b][1].x), z[1] = unpack<T>(raw[b][1].y);
+        auto two = [](uint32_t v) { return unpack<T>(finite<T>(v)); };
+        if (on) a[0] = two(raw[b][0].x), a[1] = two(raw[b][0].y), z[0] = two(raw[b][1].x), z[1] = two(raw[b][1].y);
         if (r.bias && on) {
           const float2 *lo = reinterpret_cast<const float2 *>(r.bias + column(task) + 4 * j), *hi = reinterpret_cast<const float2 *>(r.bias + column(task) + half + 4 * j);
 #pragma unroll

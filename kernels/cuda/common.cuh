@@ -182,6 +182,16 @@ template <typename T> __device__ __forceinline__ float widen(element e) {
   else return __half2float(__ushort_as_half(e.bits));
 }
 
+// Two elements that cuBLASLt may have made: what it left infinite becomes 65504, as
+// if pack had rounded it.
+template <typename T> __device__ __forceinline__ uint32_t finite(uint32_t v) {
+  if constexpr (std::is_same_v<T, fp16>) {
+    asm("min.NaN.f16x2 %0, %0, %1;" : "+r"(v) : "r"(0x7bff7bff));
+    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(v) : "r"(0xfbfffbff));
+  }
+  return v;
+}
+
 // Adds to a value of the residual stream.
 template <typename T> __device__ __forceinline__ void add(residual<T> *to, float f) {
   if constexpr (std::is_same_v<residual<T>, float>) *to += f;
@@ -196,7 +206,7 @@ __device__ __forceinline__ float silu(float g) {
   return g * r;
 }
 template <typename T> __device__ __forceinline__ uint32_t silu_mul(uint32_t gate, uint32_t up) {
-  float2 g = unpack<T>(gate), u = unpack<T>(up);
+  float2 g = unpack<T>(finite<T>(gate)), u = unpack<T>(finite<T>(up));
   return pack<T>(silu(g.x) * u.x, silu(g.y) * u.y);
 }
 
