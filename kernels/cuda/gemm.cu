@@ -176,7 +176,7 @@ static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
 static constexpr int MOST_CHECKED = 2048; // rows; larger buckets take the last one's choice
 static const int REFERENCES[] = {128, 64, 256, 2048, 16}; // row counts whose first choices may be the reference
 
-// V is T's element, or float.
+// V is element, or float.
 template <typename T, typename V> static __global__ void noise_kernel(V *x, int64_t n, int64_t first) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
     float v = float(int32_t(mix64(first + i))) * (1.0f / 2147483648.0f);
@@ -184,14 +184,8 @@ template <typename T, typename V> static __global__ void noise_kernel(V *x, int6
     else x[i] = narrow<T>(v);
   }
 }
-static void noise(xk_ctx *c, const element *x, int64_t n, int64_t first) {
-  xk_each_type(c->type(), [&](auto t) { return noise_kernel<decltype(t)><<<512, 256, 0, c->stream>>>(const_cast<element *>(x), n, first), int32_t(XK_OK); });
-}
-static void residual_noise(xk_ctx *c, void *x, int64_t n, int64_t first) {
-  xk_each_type(c->type(), [&](auto t) {
-    using T = decltype(t);
-    return noise_kernel<T><<<512, 256, 0, c->stream>>>(static_cast<residual<T> *>(x), n, first), int32_t(XK_OK);
-  });
+template <typename V> static void noise(xk_ctx *c, V *x, int64_t n, int64_t first) {
+  xk_each_type(c->type(), [&](auto t) { return noise_kernel<decltype(t)><<<512, 256, 0, c->stream>>>(x, n, first), int32_t(XK_OK); });
 }
 static __global__ void unequal_kernel(const uint16_t *a, const uint16_t *b, int64_t n, unsigned long long *count) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
@@ -217,7 +211,9 @@ struct Check {
   int32_t run(int from, int rows, const Choice &h) const {
     Operands part = o;
     part.x += int64_t(from) * o.k;
-    if (o.beta) residual_noise(c, o.out, int64_t(rows) * o.out_stride, int64_t(from) * o.out_stride); // what is added to
+    const int64_t n = int64_t(rows) * o.out_stride, first = int64_t(from) * o.out_stride;
+    if (o.beta && o.out_type == CUDA_R_32F) noise(c, static_cast<float *>(o.out), n, first); // what is added to
+    else if (o.beta) noise(c, static_cast<element *>(o.out), n, first);
     else XK_TRY(cudaMemsetAsync(o.out, 0, rows * row(), c->stream));
     Launch l = c->on_stream(false);
     if (!h.own) return matmul(c, l, part, rows, &h.algo);
@@ -268,7 +264,7 @@ static int32_t reference(const Check &k, Choice *out) {
 }
 
 static int32_t choose_invariant(const Check &k, std::map<int, Choice> *out) {
-  noise(k.c, k.o.x, int64_t(k.most) * k.o.k, 0);
+  noise(k.c, const_cast<element *>(k.o.x), int64_t(k.most) * k.o.k, 0);
   Choice first;
   XK_OK_OR_RETURN(reference(k, &first));
   XK_TRY(cudaMemsetAsync(k.count, 0, sizeof *k.count, k.c->stream));
