@@ -49,10 +49,6 @@ __device__ __forceinline__ void tma_share(void *dst, const CUtensorMap *map, uin
 __device__ __forceinline__ void tma_store(const CUtensorMap *map, const void *src, int column, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(smem_addr(src)), "r"(column), "r"(row) : "memory");
 }
-// Adds the box, of fp32.
-__device__ __forceinline__ void tma_add(const CUtensorMap *map, const void *src, int column, int row) {
-  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(smem_addr(src)), "r"(column), "r"(row) : "memory");
-}
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until this thread's stores have read their shared memory, or are done.
 __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }

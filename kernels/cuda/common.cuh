@@ -356,18 +356,18 @@ enum Epilogue { STORE, ADD, SILU, STORE_F32 };
 int32_t xk_skinny(const Launch &l, Epilogue e, const element *w, const element *x, int x_stride, void *out, int out_stride, int m, int n, int k);
 
 // Projection of many rows by gemm_hopper.cu; out = x w^T, out += or SILU, as above.
+// It does not add to an fp32 residual stream: cuBLASLt is as fast there.
+constexpr bool xk_gemm_hopper_has(xk_dtype type, Epilogue e) { return e == STORE || e == SILU || (e == ADD && type == XK_BF16); }
 struct Gemm {
-  const CUtensorMap *x, *w, *out; // xk_matrix_map: [rows][k], [n][k], and the result [rows][n] (SILU: n/2)
+  const CUtensorMap *x, *w, *out; // xk_matrix_map: [rows][k], [n][k], and stored [rows][n] (SILU: n/2)
   int rows, n, k;
   int ctas;       // how many run at once: xk_gemm_hopper_init says it
   unsigned *work; // two counters, zero between launches
 };
 int32_t xk_gemm_hopper(const Launch &l, Epilogue e, const Gemm &g);
 int32_t xk_gemm_hopper_init(xk_dtype type, int *ctas);
-// Of a matrix of elements that the kernel reads, of its result, and of one in fp32;
-// stride in values, a multiple of 8.
-enum MatrixUse { READ, RESULT, RESULT_F32 };
-int32_t xk_matrix_map(CUtensorMap *map, const void *base, int64_t rows, int columns, int stride, MatrixUse use);
+// Of a matrix that the kernel reads, or (stored) its result; stride in elements, a multiple of 8.
+int32_t xk_matrix_map(CUtensorMap *map, const element *base, int64_t rows, int columns, int stride, bool stored);
 
 struct Sampling {
   const float *logits; // [finals of the tile][stride], raw

@@ -41,8 +41,6 @@ static Operands operands(xk_ctx *c, Shape s, int layer) {
   }
 }
 
-static MatrixUse result_of(const Operands &o) { return o.out_type == CUDA_R_32F ? RESULT_F32 : RESULT; }
-
 struct Layouts {
   cublasLtMatrixLayoutOpaque_t a, b, d;
   int32_t init(const Operands &o, int rows) {
@@ -63,12 +61,16 @@ static int32_t matmul(xk_ctx *c, const Launch &l, const Operands &o, int rows, c
   return XK_OK;
 }
 
+static bool has_own(xk_ctx *c, Shape s) {
+  return c->hopper && xk_gemm_hopper_has(c->type(), operands(c, s, 0).epilogue);
+}
+
 // Whether gemm_hopper.cu is to do it. By the probe's timing on an H100 of
 // Llama-3-8B's shapes: with fewer rows its last wave of tiles is too empty, and
 // DOWN's rows are so long that tiles which drift apart do not meet in L2.
-static bool takes_own(const xk_ctx *c, Shape s, int rows) {
+static bool takes_own(xk_ctx *c, Shape s, int rows) {
   static const int from[SHAPES] = {1025, 1025, 513, INT32_MAX, INT32_MAX};
-  return c->hopper && rows >= from[s];
+  return has_own(c, s) && rows >= from[s];
 }
 
 static int32_t run_own(xk_ctx *c, const Launch &l, Shape s, int layer, int rows) {
@@ -157,7 +159,7 @@ static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
     if (ms < least || rows <= 8) *best = h;
     h.skinny = false;
   }
-  if (rows > 32 && c->hopper && s != HEAD) {
+  if (rows > 32 && has_own(c, s)) {
     h.own = true;
     XK_OK_OR_RETURN(measure(c, s, rows, h, &ms));
     if (ms < least) *best = h;
@@ -218,9 +220,9 @@ struct Check {
     Launch l = c->on_stream(false);
     if (!h.own) return matmul(c, l, part, rows, &h.algo);
     CUtensorMap x, w, out;
-    XK_OK_OR_RETURN(xk_matrix_map(&x, part.x, rows, o.k, o.k, READ));
-    XK_OK_OR_RETURN(xk_matrix_map(&w, o.w, o.n, o.k, o.k, READ));
-    XK_OK_OR_RETURN(xk_matrix_map(&out, o.out, rows, o.n, o.out_stride, result_of(o)));
+    XK_OK_OR_RETURN(xk_matrix_map(&x, part.x, rows, o.k, o.k, false));
+    XK_OK_OR_RETURN(xk_matrix_map(&w, o.w, o.n, o.k, o.k, false));
+    XK_OK_OR_RETURN(xk_matrix_map(&out, static_cast<element *>(o.out), rows, o.n, o.out_stride, true));
     return xk_gemm_hopper(l, o.epilogue == SILU ? STORE : o.epilogue, {&x, &w, &out, rows, o.n, o.k, c->gemm_ctas, c->gemm_work});
   }
   // Whether so many rows, from some place, come out as they are in kept.
@@ -338,12 +340,13 @@ static int32_t open_own(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_gemm_hopper_init(c->type(), &c->gemm_ctas));
   XK_OK_OR_RETURN(xk_alloc(c, &c->gemm_work, 2, true));
   for (Shape s : {QKV, OUT, GATE_UP, DOWN}) {
+    if (!has_own(c, s)) continue;
     Operands o = operands(c, s, 0);
     bool silu = o.epilogue == SILU;
     int wide = silu ? c->ff : o.n;
-    XK_OK_OR_RETURN(xk_matrix_map(&c->reads[s], o.x, c->cfg.max_rows, o.k, o.k, READ));
-    XK_OK_OR_RETURN(xk_matrix_map(&c->writes[s], silu ? c->act : o.out, c->cfg.max_rows, wide, wide, result_of(o)));
-    for (int i = 0; i < c->cfg.layers; i++) XK_OK_OR_RETURN(xk_matrix_map(&c->layers[i].maps[s], operands(c, s, i).w, o.n, o.k, o.k, READ));
+    XK_OK_OR_RETURN(xk_matrix_map(&c->reads[s], o.x, c->cfg.max_rows, o.k, o.k, false));
+    XK_OK_OR_RETURN(xk_matrix_map(&c->writes[s], silu ? c->act : static_cast<element *>(o.out), c->cfg.max_rows, wide, wide, true));
+    for (int i = 0; i < c->cfg.layers; i++) XK_OK_OR_RETURN(xk_matrix_map(&c->layers[i].maps[s], operands(c, s, i).w, o.n, o.k, o.k, false));
   }
   return XK_OK;
 }

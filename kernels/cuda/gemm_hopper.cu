@@ -29,10 +29,6 @@ struct Smem {
   int item[2];
 };
 
-// bf16's residual stream is read through the ring and stored as the sum; to fp16's,
-// of fp32, the copy engine adds where it lies.
-template <typename T, Epilogue E> constexpr bool through_ring = E == ADD && std::is_same_v<residual<T>, element>;
-
 struct Slot { // of the ring
   int at = 0, phase = 0;
   __device__ __forceinline__ void next() {
@@ -69,7 +65,7 @@ static __device__ __forceinline__ void draw_items(Smem &m, const Order &o, unsig
   if (atomicAdd(work + 1, 1) == unsigned(clusters) - 1) work[0] = 0, work[1] = 0; // the last one out
 }
 
-template <typename T, Epilogue E>
+template <Epilogue E>
 static __device__ __forceinline__ void produce(Smem &m, const Order &o, int rank, int steps, const CUtensorMap *x, const CUtensorMap *w, const CUtensorMap *out) {
   int item = blockIdx.x / CTAS, tm, tn;
   Slot s;
@@ -97,7 +93,7 @@ static __device__ __forceinline__ void produce(Smem &m, const Order &o, int rank
       load_w(s.at, k);
       load_x(s.at, k);
     }
-    if constexpr (through_ring<T, E>) {
+    if constexpr (E == ADD) {
       for (int c = 0; c < BN; c += 128, s.next()) {
         mbar_wait(&m.empty[s.at], s.phase ^ 1);
         mbar_expect(&m.full[s.at], BM * 128 * 2);
@@ -172,30 +168,11 @@ static __device__ __forceinline__ void consume(Smem &m, const Order &o, int rank
         put(c, v);
       }
       store(tn * (BN / 2), BN / 128);
-    } else if constexpr (E == ADD && !through_ring<T, E>) {
-#pragma unroll
-      for (int part = 0; part < BN / 64; part++) { // 64 columns, as two boxes of 32
-        free_out();
-#pragma unroll
-        for (int c = 0; c < 8; c++)
-#pragma unroll
-          for (int h = 0; h < 2; h++) {
-            const float *from = d + 4 * (8 * part + c) + 2 * h;
-            uint8_t *row = reinterpret_cast<uint8_t *>(m.out[warp][c / 4]) + (g + 8 * h) * 128;
-            *reinterpret_cast<float2 *>(row + ((2 * (c % 4) + t / 2) ^ g) * 16 + t % 2 * 8) = make_float2(from[0], from[1]);
-          }
-        fence_async_shared();
-        __syncwarp();
-        if (lane == 0) {
-          for (int h = 0; h < 2; h++) tma_add(out, m.out[warp][h], tn * BN + part * 64 + h * 32, tm * BM + warp * STORE_ROWS);
-          bulk_commit();
-        }
-      }
     } else {
 #pragma unroll
       for (int half = 0; half < BN / 128; half++) {
         const uint8_t *old = m.ring[s.at] + (warp * STORE_ROWS + g) * 128 + t * 4;
-        if constexpr (through_ring<T, E>) mbar_wait(&m.full[s.at], s.phase);
+        if constexpr (E == ADD) mbar_wait(&m.full[s.at], s.phase);
         free_out();
 #pragma unroll
         for (int c = 0; c < 16; c += 2) {
@@ -205,12 +182,12 @@ static __device__ __forceinline__ void consume(Smem &m, const Order &o, int rank
             const float *from = d + 64 * half + 4 * (c + i / 2) + 2 * (i % 2);
             float2 r = {0, 0};
             int chunk = c + i / 2;
-            if constexpr (through_ring<T, E>) r = unpack<T>(*reinterpret_cast<const uint32_t *>(old + chunk / 8 * BM * 128 + i % 2 * 1024 + ((chunk % 8) ^ g) * 16));
+            if constexpr (E == ADD) r = unpack<T>(*reinterpret_cast<const uint32_t *>(old + chunk / 8 * BM * 128 + i % 2 * 1024 + ((chunk % 8) ^ g) * 16));
             v[i] = pack<T>(r.x + from[0], r.y + from[1]);
           }
           put(c, v);
         }
-        if constexpr (through_ring<T, E>) {
+        if constexpr (E == ADD) {
           __syncwarp();
           release(s.at);
           s.next();
@@ -242,7 +219,7 @@ static __global__ __launch_bounds__(THREADS, 1) void gemm_kernel(const __grid_co
   pdl_next();
   if (warp < 4) {
     regs_give<40>();
-    if (threadIdx.x == 0) produce<T, E>(m, order, rank, steps, &x, &w, &out);
+    if (threadIdx.x == 0) produce<E>(m, order, rank, steps, &x, &w, &out);
     else if (threadIdx.x == 32 && rank == 0) draw_items(m, order, work);
   } else {
     regs_take<232>();
@@ -257,33 +234,26 @@ static __global__ __launch_bounds__(THREADS, 1) void gemm_kernel(const __grid_co
 
 static constexpr int SMEM_BYTES = int(sizeof(Smem)) + 1024;
 
-template <Epilogue E> static int32_t gemm(const Launch &l, const Gemm &g) {
+template <typename T, Epilogue E> static int32_t gemm(const Launch &l, const Gemm &g) {
   Order o;
   o.down = div_up(g.rows, BM * CTAS), o.across = div_up(g.n, BN), o.items = o.down * o.across;
-  return xk_each_type(l.type, [&](auto t) {
-    return launch_clusters(l, gemm_kernel<decltype(t), E>, std::min(o.items * CTAS, g.ctas), THREADS, SMEM_BYTES, CTAS, *g.x, *g.w, *g.out, o, div_up(g.k, BK), g.work);
-  });
+  return launch_clusters(l, gemm_kernel<T, E>, std::min(o.items * CTAS, g.ctas), THREADS, SMEM_BYTES, CTAS, *g.x, *g.w, *g.out, o, div_up(g.k, BK), g.work);
 }
 
 int32_t xk_gemm_hopper(const Launch &l, Epilogue e, const Gemm &g) {
-  switch (e) {
-  case STORE: return gemm<STORE>(l, g);
-  case ADD: return gemm<ADD>(l, g);
-  case SILU: return gemm<SILU>(l, g);
-  default: return xk_fail(XK_INVALID, "gemm: epilogue %d", e);
-  }
+  if (!xk_gemm_hopper_has(l.type, e)) return xk_fail(XK_INVALID, "gemm: epilogue %d for elements of type %d", e, l.type);
+  if (e == ADD) return gemm<bf16, ADD>(l, g);
+  return xk_each_type(l.type, [&](auto t) { return e == SILU ? gemm<decltype(t), SILU>(l, g) : gemm<decltype(t), STORE>(l, g); });
 }
 
-int32_t xk_matrix_map(CUtensorMap *map, const void *base, int64_t rows, int columns, int stride, MatrixUse use) {
+int32_t xk_matrix_map(CUtensorMap *map, const element *base, int64_t rows, int columns, int stride, bool stored) {
   void *f = nullptr;
   cudaDriverEntryPointQueryResult found;
   XK_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
   if (found != cudaDriverEntryPointSuccess) return xk_fail(XK_CUDA, "no cuTensorMapEncodeTiled in this driver");
-  const uint32_t size = use == RESULT_F32 ? 4 : 2; // a box is 128 bytes wide
-  const CUtensorMapDataType type = use == RESULT_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
-  cuuint64_t dims[2] = {cuuint64_t(columns), cuuint64_t(rows)}, strides[1] = {cuuint64_t(stride) * size};
-  cuuint32_t box[2] = {128 / size, cuuint32_t(use == READ ? BOX : STORE_ROWS)}, steps[2] = {1, 1};
-  CUresult r = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(f)(map, type, 2, const_cast<void *>(base), dims, strides, box, steps,
+  cuuint64_t dims[2] = {cuuint64_t(columns), cuuint64_t(rows)}, strides[1] = {cuuint64_t(stride) * 2};
+  cuuint32_t box[2] = {64, cuuint32_t(stored ? STORE_ROWS : BOX)}, steps[2] = {1, 1};
+  CUresult r = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(f)(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<element *>(base), dims, strides, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return r == CUDA_SUCCESS ? XK_OK : xk_fail(XK_CUDA, "cuTensorMapEncodeTiled of a matrix: %d", int(r));
 }
@@ -304,10 +274,10 @@ template <typename T, Epilogue E> static int32_t init(int *ctas) {
 }
 
 int32_t xk_gemm_hopper_init(xk_dtype type, int *ctas) {
+  XK_OK_OR_RETURN((init<bf16, ADD>(ctas)));
   return xk_each_type(type, [&](auto t) {
     using T = decltype(t);
     XK_OK_OR_RETURN((init<T, STORE>(ctas)));
-    XK_OK_OR_RETURN((init<T, ADD>(ctas)));
     return init<T, SILU>(ctas);
   });
 }
