@@ -206,6 +206,7 @@ struct Attention {
   unsigned *tickets;  // decode: [decode row][kv_heads], zero between launches
   int splits;      // decode: the most
   int min_split;   // decode: fewest positions of a split, a multiple of 64
+  bool beside = false; // decode: beside the prefill attention launched before it, which has waited for the append
 };
 
 static constexpr int XK_TILE = 128;  // rows of a tile of queries

@@ -42,6 +42,7 @@ static int32_t attend(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) 
     const xk_tile &longest = on_host<xk_tile>(c, a, a.tiles)[0];
     f.longest = longest.pos + longest.n;
     XK_OK_OR_RETURN(xk_attn_prefill(l, t, p, f));
+    t.beside = !f.n_merges; // one is bound by the tensor cores, the other by memory. Both have partial rows
   }
   if (!a.n_decode) return XK_OK;
   if (g.batch_invariant) return xk_attn_decode_hopper(l, t, p, f, on_device<int32_t>(c, a.decode), a.n_decode);
