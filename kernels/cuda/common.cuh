@@ -244,6 +244,9 @@ __device__ __forceinline__ uint64_t row_hash(uint64_t sum, int layer, int kv, in
 int32_t xk_embed(const Launch &l, const element *embed, const int32_t *tokens, const int32_t *drawn, void *x, int rows, int hidden);
 // out[r] = rmsnorm(x[index ? index[r] : r]) * w; w fp32 [H].
 int32_t xk_rmsnorm(const Launch &l, const void *x, const int32_t *index, const float *w, element *out, int rows, int hidden, float eps);
+// Rows index[i] become rows i < n, in place; index [n] ascends, each at least i. Any
+// values, of a multiple of 16 bytes a row.
+int32_t xk_keep_rows(const Launch &l, void *x, const int32_t *index, int n, int64_t row_bytes);
 // out[r][i] = silu(gate) * up; in [R][2*width], 8 gates and 8 ups in turn.
 int32_t xk_silu(const Launch &l, const element *in, element *out, int rows, int width);
 
@@ -270,6 +273,7 @@ struct Attention {
   unsigned *tickets;  // decode: [decode row][kv_heads], zero between launches
   int splits;      // decode: the most
   int min_split;   // decode: fewest positions of a split, a multiple of 64
+  bool beside = false; // decode: beside the prefill attention launched before it, which has waited for the append
 };
 
 static constexpr int XK_TILE = 128;  // rows of a tile of queries

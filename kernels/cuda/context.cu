@@ -59,7 +59,9 @@ static int32_t check(const xk_config &g) {
 static int32_t buffers(xk_ctx *c) {
   const xk_config &g = c->cfg;
   int64_t r = g.max_rows, s = g.max_seqs, att = int64_t(g.heads) * g.head_dim;
-  XK_OK_OR_RETURN(xk_alloc(c, &c->x, r * g.hidden * c->residual_bytes(), true));
+  uint8_t *x;
+  XK_OK_OR_RETURN(xk_alloc(c, &x, r * c->residual_row(), true));
+  c->x = x;
   XK_OK_OR_RETURN(xk_alloc(c, &c->xn, r * g.hidden, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->qkv, r * c->width, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->att, r * att, true));
@@ -329,7 +331,7 @@ int32_t xk_start(xk_ctx *c, int32_t blocks, xk_buffers *out) {
   c->before_pool = c->taken;
   XK_OK_OR_RETURN(xk_gemm_tune(c));
   XK_OK_OR_RETURN(xk_pool_open(c));
-  XK_TRY(cudaMemset(c->x, 0, int64_t(c->cfg.max_rows) * c->cfg.hidden * c->residual_bytes()));
+  XK_TRY(cudaMemset(c->x, 0, c->cfg.max_rows * c->residual_row()));
   XK_TRY(cudaDeviceSynchronize());
   *out = c->buffers;
   return XK_OK;

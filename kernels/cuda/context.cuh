@@ -70,7 +70,7 @@ struct xk_ctx {
   float *norm = nullptr;
   float2 *rope = nullptr; // [max_positions][head_dim/2] cos, sin
 
-  uint8_t *x = nullptr; // the residual stream: [max_rows][hidden] of residual<T>
+  void *x = nullptr; // the residual stream: [max_rows][hidden] of residual<T>
   element *xn = nullptr, *qkv = nullptr, *att = nullptr, *gu = nullptr, *act = nullptr, *last = nullptr;
   float *logits = nullptr, *scratch = nullptr, *partial = nullptr;
   unsigned *tickets = nullptr;
@@ -116,7 +116,8 @@ struct xk_ctx {
   std::map<int, Choice> choices8[SHAPES];
 
   xk_dtype type() const { return cfg.fp16 ? XK_F16 : XK_BF16; } // of elements
-  int residual_bytes() const { return cfg.fp16 ? 4 : 2; }         // of a value of x
+  int64_t residual_row() const { return int64_t(cfg.hidden) * (cfg.fp16 ? sizeof(residual<fp16>) : sizeof(residual<bf16>)); } // bytes
+  void *residual_at(int64_t row) const { return static_cast<uint8_t *>(x) + row * residual_row(); }
   Launch on_stream(bool pdl) const { return {stream, pdl, type()}; }
   Pool pool_of(int layer) const; // not of FP8 pools
   Rows rows_of(int layer) const; // of any

@@ -95,6 +95,25 @@ template <typename T> static __global__ void silu_kernel(const element *in, elem
   }
 }
 
+// A thread has its columns of all rows, in ascending order: none is written before
+// it has been read.
+static __global__ void keep_rows_kernel(uint4 *x, const int32_t *index, int n, int vectors) {
+  constexpr int AT_ONCE = 8;
+  pdl_wait();
+  pdl_next();
+  const int at = blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= vectors) return;
+  uint4 *to = x + at;
+  for (int i = 0; i < n; i += AT_ONCE) {
+    uint4 v[AT_ONCE];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) v[j] = to[int64_t(index[min(i + j, n - 1)]) * vectors];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++)
+      if (i + j < n) to[int64_t(i + j) * vectors] = v[j];
+  }
+}
+
 // ---------------------------------------------------------------- launchers
 
 int32_t xk_embed(const Launch &l, const element *embed, const int32_t *tokens, const int32_t *drawn, void *x, int rows, int hidden) {
@@ -113,6 +132,11 @@ int32_t xk_rmsnorm(const Launch &l, const void *x, const int32_t *index, const f
     if (n <= 512) return launch(l, rmsnorm_kernel<T, 2>, rows, 256, 0, from, index, w, out, hidden, eps);
     return launch(l, rmsnorm_kernel<T, 4>, rows, 512, 0, from, index, w, out, hidden, eps);
   });
+}
+
+int32_t xk_keep_rows(const Launch &l, void *x, const int32_t *index, int n, int64_t row_bytes) {
+  const int vectors = int(row_bytes / 16);
+  return launch(l, keep_rows_kernel, div_up(vectors, 32), 32, 0, static_cast<uint4 *>(x), index, n, vectors);
 }
 
 int32_t xk_silu(const Launch &l, const element *in, element *out, int rows, int width) {

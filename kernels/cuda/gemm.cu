@@ -310,7 +310,7 @@ static int32_t choose_all_invariant(xk_ctx *c, uint8_t *kept, int64_t bytes) {
 
 static int32_t gemm_invariant(xk_ctx *c) {
   const xk_config &g = c->cfg;
-  int64_t widest = std::max(int64_t(std::max(c->width, 2 * c->ff)) * int64_t(sizeof(element)), int64_t(g.hidden) * c->residual_bytes());
+  int64_t widest = std::max(int64_t(std::max(c->width, 2 * c->ff)) * int64_t(sizeof(element)), c->residual_row());
   int64_t bytes = round_up(std::max(std::min(g.max_rows, MOST_CHECKED) * widest, int64_t(g.max_seqs) * c->stride * int64_t(sizeof(float))), 256);
   uint8_t *kept; // only now: the pool is not there yet
   XK_TRY(cudaMalloc(&kept, bytes + 256));
