@@ -20,13 +20,8 @@ type intake struct {
 	scratch []byte // one unit that is stored from a copy, or rows that nobody wants
 
 	landing sync.WaitGroup // pushes that are being received
-	ahead   chan struct{}  // a token for each
+	ahead   chan struct{}  // a token for each; no room for two: one after the other
 }
-
-// pushesAhead is how many pushes of one connection are received at a time. A copy
-// into our blocks is seen to have ended some ten microseconds late, and then its
-// digests are looked at: meanwhile the next copies keep the way to the device busy.
-const pushesAhead = 4
 
 // arrivalAt is what has become of an arriving unit.
 type arrivalAt uint8
@@ -212,7 +207,7 @@ func (r *intake) pushed(body []byte) error {
 	if err != nil {
 		return &wireError{err}
 	}
-	if _, ok := r.s.staged(); !ok {
+	if cap(r.ahead) < 2 {
 		return r.land(m)
 	}
 	r.ahead <- struct{}{} // those before it have deadlines
@@ -262,7 +257,10 @@ func (s *Session) device() (DeviceHold, bool) {
 
 // readBulk stores units until the connection ends.
 func (s *Session) readBulk(n int, f *frameConn) {
-	r := &intake{s: s, f: f, ahead: make(chan struct{}, pushesAhead)}
+	r := &intake{s: s, f: f}
+	if hold, ok := s.staged(); ok {
+		r.ahead = make(chan struct{}, hold.Ahead())
+	}
 	defer r.landing.Wait()
 	for {
 		typ, body, err := f.next()

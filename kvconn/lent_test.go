@@ -161,13 +161,17 @@ func (h *ringHold) Receive(_ context.Context, number uint64, _ int) error {
 func (h *ringHold) Place(context.Context, uint64, int, []Placement) error { return nil }
 func (h *ringHold) Free(uint64)                                           { h.freed.Add(1) }
 func (h *ringHold) Forget()                                               {}
+func (h *ringHold) Ready(context.Context) error                           { return nil }
+func (h *ringHold) Ahead() int                                            { return pushesAhead }
+
+const pushesAhead = 4
 
 // Pushes through a ring are received several at a time, not more, and freed.
 func TestReceivesAhead(t *testing.T) {
 	s, in := lonely(t, &deviceSink{})
 	hold := &ringHold{asked: make(chan uint64), come: make(chan struct{})}
 	s.lent = &lent{hold: hold, gone: make(chan struct{})}
-	r := &intake{s: s, ahead: make(chan struct{}, pushesAhead)}
+	r := &intake{s: s, ahead: make(chan struct{}, hold.Ahead())}
 	go func() {
 		for n := range uint64(2 * pushesAhead) {
 			body := (&landing{Ticket: in.id, Tag: in.tag, Number: n + 1, Blocks: []pushedBlock{{0, 10, 5}}}).append(nil)
