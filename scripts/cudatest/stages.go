@@ -35,7 +35,7 @@ type family struct {
 }
 
 var families = []family{
-	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestOnLayer"}, split: []string{"TestLogits"}, shared: true},
+	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestMixedSteps", "TestOnLayer"}, split: []string{"TestLogits"}, shared: true},
 	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantRefused", "TestInvariantDraws"}, split: []string{"TestBatchInvariant"}, shared: true},
 	{name: "fp8", tests: []string{"TestKV8Rows", "TestKV8Logits", "TestKV8DecodeLengths", "TestKV8Pool", "TestW8Logits", "TestW8Loads"}, split: []string{"TestKV8Logits", "TestW8Logits"}, shared: true},
 	{name: "sampler", tests: []string{"TestDraws", "TestDrawsAmongEquals", "TestDrawDistribution", "TestLogprobs"}, shared: true},
