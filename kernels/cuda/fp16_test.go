@@ -55,8 +55,8 @@ func TestFP16Range(t *testing.T) {
 				t.Errorf("invariant %v: logits of chunk %d are off by %.5f", invariant, i, e)
 			}
 		}
-		for _, l := range w.Layers { // gates and ups of 100,000, queries, keys and values, too
-			for _, m := range []kernels.Tensor{l.Gate, l.Up, l.Q, l.K, l.V} {
+		for _, l := range w.Layers { // gates, ups, keys and values of 100,000. Were queries so, too, fp32 would not have the bits for scores
+			for _, m := range []kernels.Tensor{l.Gate, l.Up, l.K, l.V} {
 				timesPower(t, m, 17)
 			}
 		}
