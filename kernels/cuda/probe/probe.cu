@@ -1,7 +1,8 @@
 // Checks and times single kernels on this GPU, without Go and without a model:
 // scripts/build-cuda builds it from the library's own object files.
 //
-//   probe check [quick|few|kv8|gemm]   attention and projections against sums in double precision;
+//   probe check [quick|few|kv8|gemm|draw]   attention and projections against sums in double precision,
+//                             draws against sorting, to the bit;
 //                             PART=2/5 in the environment: every fifth case from the second on
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
 //
@@ -205,6 +206,7 @@ static void bench_sampler() {
 
 #include "gemm.cuh"
 #include "kv8.cuh"
+#include "draw.cuh"
 
 int main(int argc, char **argv) {
   std::string what = argc > 1 ? argv[1] : "", name = argc > 2 ? argv[2] : "";
@@ -216,9 +218,11 @@ int main(int argc, char **argv) {
   MUST(xk_sampler_init());
   printf("DEVICE %s\n", prop.name);
   if (what == "check") {
-    if (name != "kv8" && name != "gemm") check(name);
-    if (name != "gemm") check8(name == "few" || name == "quick");
-    if (name != "kv8") check_gemms(name);
+    const bool all = name != "kv8" && name != "gemm" && name != "draw";
+    if (all) check(name);
+    if (all || name == "kv8") check8(name == "few" || name == "quick");
+    if (all || name == "gemm") check_gemms(name);
+    if (all || name == "draw") check_draws(name == "few" || name == "quick");
     return failed;
   }
   if (what == "profile") {
