@@ -15,6 +15,10 @@ static constexpr int THREADS = 1024, WARPS = THREADS / 32;
 static constexpr int ROW = 128;                       // ids of a row: four a lane
 static constexpr int SMEM_ROWS = 12, HELD = 4, ROWS = SMEM_ROWS + HELD; // of a warp: in shared memory, in registers
 static constexpr int CHUNK = 4, CHUNKS = SMEM_ROWS / CHUNK; // rows of a bulk copy
+#ifndef DRAW_AHEAD
+#define DRAW_AHEAD 3
+#endif
+static constexpr int AHEAD = DRAW_AHEAD;              // of a warp on their way
 static constexpr int SPAN = WARPS * ROWS * ROW;       // ids of a CTA at most
 static constexpr int PER_OCTAVE = 128, BINS = 32 * PER_OCTAVE, EACH = BINS / THREADS; // bins; a thread's
 static constexpr int HEADROOM = 3 * PER_OCTAVE;       // bins above the sample's greatest
@@ -23,6 +27,13 @@ static constexpr int PARTS = 64, FEW = 32;            // of a bracket; tokens th
 static constexpr int MAX_CLUSTER = 8;
 static constexpr uint32_t ONE = 1u << 31;             // mass of the most likely token
 static constexpr float NOWHERE = -FLT_MAX;            // stands beyond the span, and for -inf and NaN
+
+#ifdef DRAW_TIMES
+__device__ long long draw_times[256][16];
+#define STAMP(i) do { if (threadIdx.x == 0 && blockIdx.x < 256) draw_times[blockIdx.x][i] = clock64(); } while (0)
+#else
+#define STAMP(i)
+#endif
 
 // Waits for the cluster; what it wrote to shared memory is then seen by all of it.
 // The fence of cluster.sync() takes in global memory, which costs a microsecond.
@@ -70,6 +81,12 @@ template <typename T> static __device__ __forceinline__ T warp_scan(T v) { // in
   return v;
 }
 
+static __device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
+  return v;
+}
+
 struct DrawSmem {
   float4 slots[WARPS][SMEM_ROWS][32]; // logits
   // Others of the cluster read these.
@@ -91,6 +108,7 @@ struct DrawSmem {
   Cut cut;
   double u;
 };
+static_assert(sizeof(DrawSmem) <= 227 << 10, "a CTA's shared memory");
 
 // What a CTA has of its sample: ids base .. end-1, of which each warp has as many
 // rows, one behind the other.
@@ -132,6 +150,24 @@ struct Part {
     return unclean ? cleaned(v) : v;
   }
 };
+
+// f(two rows, number of the first) of all of this warp's. One copy of f's code
+// serves all; what is not in shared memory is asked for two rows ahead.
+template <typename F> static __device__ __forceinline__ void each_two(const Part &p, F f) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float4 a, b, c, d;
+#pragma unroll 1
+  for (int j = 0; j < p.rows; j += 2) {
+    if (j < SMEM_ROWS) {
+      a = p.m.slots[warp][j][lane], b = p.m.slots[warp][j + 1][lane];
+    } else {
+      a = c, b = d;
+      if (p.unclean) a = p.cleaned(a), b = p.cleaned(b);
+    }
+    if (j + 2 >= SMEM_ROWS && j + 2 < p.rows) c = p.load(p.first_id(warp, j + 2)), d = p.load(p.first_id(warp, j + 3));
+    f(a, b, j);
+  }
+}
 
 // The mass, or number, of what both cuts keep, over the cluster, and by warps.
 static __device__ __noinline__ u64 sums(Part p, Cut a, Cut c, bool by_count) {
