@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 )
 
@@ -17,6 +18,9 @@ type intake struct {
 	sums    []uint64
 	bufs    [][]byte
 	scratch []byte // one unit that is stored from a copy, or rows that nobody wants
+
+	landing sync.WaitGroup // pushes that are being received
+	ahead   chan struct{}  // a token for each; no room for two: one after the other
 }
 
 // arrivalAt is what has become of an arriving unit.
@@ -203,6 +207,21 @@ func (r *intake) pushed(body []byte) error {
 	if err != nil {
 		return &wireError{err}
 	}
+	if cap(r.ahead) < 2 {
+		return r.land(m)
+	}
+	r.ahead <- struct{}{} // those before it have deadlines
+	r.landing.Go(func() {
+		if err := r.land(m); err != nil {
+			r.s.fail(classify(err), fmt.Errorf("bulk: %w", err))
+		}
+		<-r.ahead
+	})
+	return nil
+}
+
+// land is the receiving of one push.
+func (r *intake) land(m *landing) (err error) {
 	ctx, cancel := context.WithTimeout(r.s.ctx, r.s.cfg.PeerSilence)
 	defer cancel()
 	if hold, ok := r.s.device(); ok {
@@ -239,9 +258,16 @@ func (s *Session) device() (DeviceHold, bool) {
 // readBulk stores units until the connection ends.
 func (s *Session) readBulk(n int, f *frameConn) {
 	r := &intake{s: s, f: f}
+	if hold, ok := s.staged(); ok {
+		r.ahead = make(chan struct{}, hold.Ahead())
+	}
+	defer r.landing.Wait()
 	for {
 		typ, body, err := f.next()
 		if err == nil {
+			if typ != typePushed {
+				r.landing.Wait() // what it says is said behind the pushes
+			}
 			switch typ {
 			case typeUnit, typeBatch:
 				err = r.units(typ, body)

@@ -39,6 +39,11 @@ type StagedHold interface {
 	// Free gives the memory of a push back to the peer, whatever became of it. It
 	// is called once for each push that was received.
 	Free(number uint64)
+	// Ready returns nil once our end can receive. It is asked before a session counts
+	// as open.
+	Ready(ctx context.Context) error
+	// Ahead is how many pushes of one connection may be received at a time, at least 1.
+	Ahead() int
 	// Forget frees what has come and was told of by no frame, as far as the peer's
 	// frames can be lost without the session's end.
 	Forget()

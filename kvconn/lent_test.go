@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -140,6 +141,61 @@ func TestPushedIsAddressed(t *testing.T) {
 	in.end(ticket.Cancelled, errRevoked)
 	if stale := in.pushed(&landing{Ticket: in.id, Tag: in.tag, Number: 1, Blocks: []pushedBlock{good}}); stale != "ended" {
 		t.Errorf("after a revoke: %q", stale)
+	}
+}
+
+// ringHold is memory between two pools, whose pushes come when they are let.
+type ringHold struct {
+	stuckHold
+	asked chan uint64 // the numbers that were asked for
+	come  chan struct{}
+	freed atomic.Int64
+}
+
+func (h *ringHold) Receive(_ context.Context, number uint64, _ int) error {
+	h.asked <- number
+	<-h.come
+	return nil
+}
+
+func (h *ringHold) Place(context.Context, uint64, int, []Placement) error { return nil }
+func (h *ringHold) Free(uint64)                                           { h.freed.Add(1) }
+func (h *ringHold) Forget()                                               {}
+func (h *ringHold) Ready(context.Context) error                           { return nil }
+func (h *ringHold) Ahead() int                                            { return pushesAhead }
+
+const pushesAhead = 4
+
+// Pushes through a ring are received several at a time, not more, and freed.
+func TestReceivesAhead(t *testing.T) {
+	s, in := lonely(t, &deviceSink{})
+	hold := &ringHold{asked: make(chan uint64), come: make(chan struct{})}
+	s.lent = &lent{hold: hold, gone: make(chan struct{})}
+	r := &intake{s: s, ahead: make(chan struct{}, hold.Ahead())}
+	go func() {
+		for n := range uint64(2 * pushesAhead) {
+			body := (&landing{Ticket: in.id, Tag: in.tag, Number: n + 1, Blocks: []pushedBlock{{0, 10, 5}}}).append(nil)
+			if err := r.pushed(body); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for range pushesAhead {
+		<-hold.asked
+	}
+	for range pushesAhead {
+		select {
+		case n := <-hold.asked:
+			t.Errorf("push %d is received with %d under way", n, pushesAhead)
+		default:
+		}
+		hold.come <- struct{}{}
+		<-hold.asked // the next takes its place
+	}
+	close(hold.come)
+	r.landing.Wait()
+	if n := hold.freed.Load(); n != 2*pushesAhead {
+		t.Errorf("%d pushes were freed", n)
 	}
 }
 

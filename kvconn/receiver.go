@@ -194,13 +194,30 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 				seg = r.cfg.Shared.segment()
 				seg.Grant = loan.grant
 			}
-			return bindBulk(f, &r.cfg, h, i, seg)
+			if err := bindBulk(f, &r.cfg, h, i, seg); err != nil {
+				return err
+			}
+			return r.ready(loan)
 		}); err != nil {
 			return nil, err
 		}
 		conns[len(conns)-1].ordered = false // a lost or repeated unit is repaired, not fatal
 	}
 	return newSession(r, h, conns[0], conns[1:], loan), nil
+}
+
+// ready waits until what a peer pushes into can take it.
+func (r *Receiver) ready(loan *lent) error {
+	if loan == nil {
+		return nil
+	}
+	h, ok := loan.hold.(StagedHold)
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, r.cfg.HandshakeTimeout)
+	defer cancel()
+	return h.Ready(ctx)
 }
 
 // Ledger lists the tickets that are not over.

@@ -1,6 +1,7 @@
 """A router and workers of xpyd as processes, for scripts that measure or break
-them (bench-goodput, push-faults). Python's standard library only: it also runs
-where nothing can be installed."""
+them (bench-goodput, push-test, push-faults), and models of random weights for
+them. Python's standard library only, but for those models: it also runs where
+nothing can be installed."""
 import ctypes, http.client, json, os, random, shutil, signal, subprocess, tempfile, time, urllib.request
 
 SERVED = "model"  # what clients call it
@@ -42,6 +43,43 @@ def die_with_us():
     is left of a script that was killed. Start processes from the main thread."""
     libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     os.setpgid(0, 0)  # a Ctrl-C is the script's
+
+
+VOCAB = 512
+
+
+def make_model(into, tokenizer, shape="small"):
+    """A Llama of random bf16 weights with VOCAB tokens to draw from and 8 KV heads of 128: 4 KiB of KV a token
+    and layer. small: 8 layers of 2048; 8b: Llama-3-8B's. Needs PyTorch; tokenizer is a folder that has one."""
+    import torch
+    from safetensors.torch import save_file
+    os.makedirs(into, exist_ok=True)
+    for f in os.listdir(tokenizer):
+        if f.startswith("tokenizer"):
+            shutil.copy(os.path.join(tokenizer, f), into)
+    layers, hidden, ff, heads, kv, dim = (32, 4096, 14336, 32, 8, 128) if shape == "8b" else (8, 2048, 5632, 16, 8, 128)
+    torch.manual_seed(1)
+    dev = "cuda" if torch.cuda.is_available() else "cpu"
+    mat = lambda *s: (torch.randn(*s, device=dev) * (s[-1] ** -0.5)).to(torch.bfloat16).cpu()
+    one = torch.ones(hidden, dtype=torch.bfloat16)
+    t = {"model.embed_tokens.weight": (torch.randn(VOCAB, hidden) * 0.5).to(torch.bfloat16), "model.norm.weight": one.clone(), "lm_head.weight": mat(VOCAB, hidden)}
+    for i in range(layers):
+        p = f"model.layers.{i}."
+        t |= {p + "input_layernorm.weight": one.clone(), p + "post_attention_layernorm.weight": one.clone(),
+              p + "self_attn.q_proj.weight": mat(heads * dim, hidden), p + "self_attn.k_proj.weight": mat(kv * dim, hidden),
+              p + "self_attn.v_proj.weight": mat(kv * dim, hidden), p + "self_attn.o_proj.weight": mat(hidden, heads * dim),
+              p + "mlp.gate_proj.weight": mat(ff, hidden), p + "mlp.up_proj.weight": mat(ff, hidden), p + "mlp.down_proj.weight": mat(hidden, ff)}
+    save_file(t, os.path.join(into, "model.safetensors"))
+    with open(os.path.join(into, "config.json"), "w") as f:
+        json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB, "hidden_size": hidden, "intermediate_size": ff,
+                   "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": dim, "max_position_embeddings": 32768,
+                   "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False,
+                   "mlp_bias": False, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16"}, f)
+
+
+def result(name, unit, value, runs, spread, peer="", peer_value=0.0):
+    """Prints a figure as scripts/cuda-test reads it."""
+    print("RESULT " + json.dumps({"name": name, "unit": unit, "value": value, "runs": runs, "spread": spread, "peer": peer, "peer_value": peer_value}), flush=True)
 
 
 class Fleet:

@@ -7,6 +7,8 @@ const (
 	leastChunk   = 16  // tokens, however slow
 	paceMemory   = 0.7 // weight of the past in the moving average
 	leastMeasure = 16  // tokens; a smaller step says little
+	tile         = 128 // tokens that a GPU's projections compute at once
+	wholeTiles   = 512 // tokens of a step from which on it ends with a tile
 )
 
 // pacer measures how fast steps compute tokens, to size prefill chunks.
@@ -25,6 +27,9 @@ func (p *pacer) budget(total int, target time.Duration, decodes int) int {
 			timed = int(min(p.rate*target.Seconds(), 1<<30))
 		}
 		n = min(n, timed)
+	}
+	if n >= wholeTiles {
+		n -= n % tile
 	}
 	return max(n-decodes, min(leastChunk, total))
 }

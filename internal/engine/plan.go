@@ -49,6 +49,9 @@ func (e *Engine) plan() bool {
 			break
 		}
 		n := e.chunk(q, budget)
+		if all := q.missing(); alone && i == 0 && all-n <= n/smallRest && all <= tokens-len(e.batch) {
+			n = all
+		}
 		if e.holdsUp(q, n) {
 			continue
 		}
@@ -67,6 +70,9 @@ const (
 	// sharedTokens is from where on a larger step is faster only for the one long
 	// prompt in it, by its attention: others get their first token sooner without.
 	sharedTokens = 2048
+	// smallRest is the part of a chunk that may go with it beyond the time, where it
+	// is all that is left: a small step takes longer than its tokens would here.
+	smallRest = 8
 )
 
 // decoding says that some sequence waits for its next step to get a token.

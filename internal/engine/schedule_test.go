@@ -159,6 +159,35 @@ func TestStepTime(t *testing.T) {
 	})
 }
 
+// TestWholeTiles: a long prompt's steps end with a tile of 128 tokens, and what
+// would be a small last step goes with the one before it. 50 µs a token: 4000 tokens
+// in four times MaxStepTime.
+func TestWholeTiles(t *testing.T) {
+	var steps []int
+	cfg := config()
+	cfg.StepTokens, cfg.PrefillTokens = 512, 4096
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, cfg, enginetest.Config{Blocks: 2000, BlockTokens: 16, MaxPositions: 16384}, func(s *kernels.Step) error {
+			n := 0
+			for _, q := range s.Seqs {
+				n += len(q.Tokens)
+			}
+			steps = append(steps, n)
+			time.Sleep(time.Duration(n) * 50 * time.Microsecond)
+			return nil
+		})
+		random := rng()
+		for _, n := range []int{128, 4096, 6000, 4400, 4600} {
+			r.generate(request(prompt(random, n), 1))
+		}
+		r.close()
+	})
+	want := []int{128, 4096, 3968, 2032, 3968, 432, 3968, 632}
+	if !slices.Equal(steps, want) {
+		t.Errorf("steps %v, want %v", steps, want)
+	}
+}
+
 func readAll(h *engine.Handle) ([]engine.Event, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

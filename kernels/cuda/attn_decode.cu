@@ -106,19 +106,19 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   int stage = 0, ahead = 0; // of this round's chunk, and of the one it fetches
 #pragma unroll 1
   for (int phase = 0; phase < 2; phase++) {
-    if (phase) pdl_wait();
+    if (phase && !a.beside) pdl_wait();
 #pragma unroll 1
     for (int i = 0; early == !phase && i < STAGES - 1; i++) fetch(warp + i * WARPS, ahead++);
   }
   uint32_t q[D / 16][4];
-  {
+  { // from L2: beside, nothing was waited for
     const uint32_t *src = reinterpret_cast<const uint32_t *>(a.qkv + int64_t(row) * (a.heads + 2 * kv_heads) * D + int64_t(kv_head) * group * D);
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
-      q[i][0] = g < group ? src[(g * D + i * 16) / 2 + t] : 0;
-      q[i][1] = g + 8 < group ? src[((g + 8) * D + i * 16) / 2 + t] : 0;
-      q[i][2] = g < group ? src[(g * D + i * 16) / 2 + 4 + t] : 0;
-      q[i][3] = g + 8 < group ? src[((g + 8) * D + i * 16) / 2 + 4 + t] : 0;
+      q[i][0] = g < group ? __ldcg(src + (g * D + i * 16) / 2 + t) : 0;
+      q[i][1] = g + 8 < group ? __ldcg(src + ((g + 8) * D + i * 16) / 2 + t) : 0;
+      q[i][2] = g < group ? __ldcg(src + (g * D + i * 16) / 2 + 4 + t) : 0;
+      q[i][3] = g + 8 < group ? __ldcg(src + ((g + 8) * D + i * 16) / 2 + 4 + t) : 0;
     }
   }
   float o[D / 8][4] = {};
@@ -227,6 +227,7 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
     __stcg(reinterpret_cast<float4 *>(to + d), v);
     if (d == 0) __stcg(reinterpret_cast<float4 *>(to + D), make_float4(m, l, 0, 0));
   }
+  if (a.beside) pdl_wait(); // what follows us waits for us alone
   if (splits == 1) return;
   __syncthreads();
   if (threadIdx.x == 0) arrived = ticket(a.tickets + int64_t(index) * kv_heads + kv_head, splits - 1);

@@ -214,9 +214,12 @@ func (b *Backend) start() error {
 	if b.mem, _, err = b.memory(); err != nil {
 		return err
 	}
-	return b.warm()
+	err = b.warm()
+	b.draws = 0 // nothing may come after these steps' draws
+	return err
 }
 
+// warm runs steps of every kind, so that their code is loaded and their graphs exist.
 func (b *Backend) warm() error {
 	for _, n := range buckets {
 		if b.opt.NoGraphs || n > b.opt.MaxSeqs || n > b.opt.MaxTokens {

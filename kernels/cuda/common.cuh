@@ -178,6 +178,8 @@ __device__ __forceinline__ uint64_t row_hash(uint64_t sum, int layer, int kv, in
 int32_t xk_embed(const Launch &l, const bf16 *embed, const int32_t *tokens, const int32_t *drawn, bf16 *x, int rows, int hidden);
 // out[r] = rmsnorm(x[index ? index[r] : r]) * w; w fp32 [H].
 int32_t xk_rmsnorm(const Launch &l, const bf16 *x, const int32_t *index, const float *w, bf16 *out, int rows, int hidden, float eps);
+// x[i] = x[index[i]] for i < n, in place; index [n] ascends, each at least i.
+int32_t xk_keep_rows(const Launch &l, bf16 *x, const int32_t *index, int n, int width);
 // out[r][i] = silu(gate) * up; in [R][2*width], 8 gates and 8 ups in turn.
 int32_t xk_silu(const Launch &l, const bf16 *in, bf16 *out, int rows, int width);
 
@@ -204,6 +206,7 @@ struct Attention {
   unsigned *tickets;  // decode: [decode row][kv_heads], zero between launches
   int splits;      // decode: the most
   int min_split;   // decode: fewest positions of a split, a multiple of 64
+  bool beside = false; // decode: beside the prefill attention launched before it, which has waited for the append
 };
 
 static constexpr int XK_TILE = 128;  // rows of a tile of queries

@@ -75,6 +75,25 @@ static __global__ void silu_kernel(const bf16 *in, bf16 *out, int64_t vectors) {
   }
 }
 
+// A thread has its columns of all rows, in ascending order: none is written before
+// it has been read.
+static __global__ void keep_rows_kernel(bf16 *x, const int32_t *index, int n, int width) {
+  constexpr int AT_ONCE = 8;
+  pdl_wait();
+  pdl_next();
+  const int at = blockIdx.x * blockDim.x + threadIdx.x, vectors = width / 8;
+  if (at >= vectors) return;
+  uint4 *to = reinterpret_cast<uint4 *>(x) + at;
+  for (int i = 0; i < n; i += AT_ONCE) {
+    uint4 v[AT_ONCE];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) v[j] = to[int64_t(index[min(i + j, n - 1)]) * vectors];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++)
+      if (i + j < n) to[int64_t(i + j) * vectors] = v[j];
+  }
+}
+
 // ---------------------------------------------------------------- launchers
 
 int32_t xk_embed(const Launch &l, const bf16 *embed, const int32_t *tokens, const int32_t *drawn, bf16 *x, int rows, int hidden) {
@@ -86,6 +105,10 @@ int32_t xk_rmsnorm(const Launch &l, const bf16 *x, const int32_t *index, const f
   if (n <= 256) return launch(l, rmsnorm_kernel<1>, rows, int(round_up(n, 32)), 0, x, index, w, out, hidden, eps);
   if (n <= 512) return launch(l, rmsnorm_kernel<2>, rows, 256, 0, x, index, w, out, hidden, eps);
   return launch(l, rmsnorm_kernel<4>, rows, 512, 0, x, index, w, out, hidden, eps);
+}
+
+int32_t xk_keep_rows(const Launch &l, bf16 *x, const int32_t *index, int n, int width) {
+  return launch(l, keep_rows_kernel, div_up(width / 8, 32), 32, 0, x, index, n, width);
 }
 
 int32_t xk_silu(const Launch &l, const bf16 *in, bf16 *out, int rows, int width) {

@@ -165,6 +165,41 @@ func TestShortChunks(t *testing.T) {
 	}
 }
 
+// Decode attention runs beside prefill attention, and the last layer has the rows
+// alone whose logits are wanted: every run has the bits of kernels that run one by one.
+func TestMixedSteps(t *testing.T) {
+	a := families()["llama gqa4 128"]
+	w := randomWeights(a, 3)
+	var want [][]float32
+	for _, noPDL := range []bool{true, false} {
+		b := open(t, a, w, cuda.Options{Blocks: 1200, MaxSeqs: 64, NoPDL: noPDL})
+		r := rand.New(rand.NewPCG(9, 1))
+		free := table(r, b, b.Blocks())
+		var seqs []kernels.Seq
+		add := func(pos, n int, wanted bool) {
+			tokens, blocks := randomTokens(r, pos+n, a.Vocab), (pos+n+15)/16
+			s := kernels.Seq{Tokens: tokens[pos:], Pos: pos, Blocks: free[:blocks], WantLogits: wanted}
+			free = free[blocks:]
+			mustStep(t, b, kernels.Seq{Tokens: tokens[:pos], Blocks: s.Blocks})
+			seqs = append(seqs, s)
+		}
+		for i := range 40 {
+			add(100+9*i, 1, i%5 != 0)
+		}
+		add(1500, 448, true)
+		add(130, 70, false)
+		for run := range 5 {
+			for i, res := range mustStep(t, b, seqs...) {
+				if len(want) < len(seqs) {
+					want = append(want, slices.Clone(res.Logits))
+				} else if !sameBits(res.Logits, want[i]) {
+					t.Fatalf("no dependent launches %v, run %d: logits of sequence %d differ, by %.5f", noPDL, run, i, relative(res.Logits, want[i]))
+				}
+			}
+		}
+	}
+}
+
 // OnLayer comes in order, and what it promises is in the pool already while
 // later layers run.
 func TestOnLayer(t *testing.T) {

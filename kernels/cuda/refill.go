@@ -41,6 +41,10 @@ func (p *peer) refill(a *kernels.Push) error {
 		}
 		refills[i] = C.xk_refill{block: C.int32_t(r.Block), first_pos: C.int32_t(r.FirstPos), rows: C.int32_t(r.Rows), first: C.int32_t(r.First), count: C.int32_t(r.Count)}
 	}
+	// The library checks what it is given, and is never given these.
+	if last := a.Refills[len(a.Refills)-1]; last.First+last.Count != len(sources) {
+		return fmt.Errorf("kernels/cuda: %d sources, the refills use %d", len(sources), last.First+last.Count)
+	}
 	h := a.HeadsOf(p.b.layout)
 	if !fits32(h.From, h.To, h.Count) {
 		return fmt.Errorf("kernels/cuda: refill of heads %+v", h)

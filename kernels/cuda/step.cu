@@ -18,6 +18,38 @@ static void use_plan(xk_ctx *c, Prefill *f) {
   f->n_parts = int(c->plan.parts.size()), f->n_merges = int(c->plan.merges.size());
 }
 
+// Whether the last layer's rows are wanted for their logits alone: then those rows
+// attend like decoding ones, and are all that is left behind attention. K and V
+// are made of every row. A sequence has about one such row, but where prompts' log
+// probabilities are asked for; those many stay with their tiles.
+static bool narrows(const xk_step_args &a) { return !a.bucket && a.n_finals < a.n_rows && a.n_finals <= a.n_decode + a.n_tiles; }
+
+static int32_t attend(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
+  const xk_config &g = c->cfg;
+  Pool p = c->pool_of(i);
+  Attention t = {c->qkv, c->att, on_device<int32_t>(c, a.positions), on_device<int32_t>(c, a.tables), on_device<int32_t>(c, a.tail),
+                 g.heads, 1.0f / sqrtf(float(g.head_dim)), c->partial, c->tickets, 1, MIN_SPLIT};
+  if (g.kv_fp8) {
+    Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, 0, &c->q_map, nullptr, &c->heads_map, c->work, c->sms};
+    use_plan(c, &f);
+    return xk_attend8(c, l, t, f, on_host<xk_tile>(c, a, a.tiles), a, i, on_device<int32_t>(c, a.decode));
+  }
+  if (!xk_attn_fast(g.head_dim, g.heads / g.kv_heads) || (g.batch_invariant && !c->hopper)) return xk_attn_any(l, t, p, a.n_rows);
+  int rows = int(c->layer_bytes() / c->rows_of(0).row_bytes);
+  Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, 0, &c->q_map, c->hopper ? &c->kv_map : nullptr, &c->heads_map, c->work, c->sms, i * rows, g.layers * rows};
+  use_plan(c, &f);
+  if (a.n_tiles) {
+    const xk_tile &longest = on_host<xk_tile>(c, a, a.tiles)[0];
+    f.longest = longest.pos + longest.n;
+    XK_OK_OR_RETURN(xk_attn_prefill(l, t, p, f));
+    t.beside = !f.n_merges; // one is bound by the tensor cores, the other by memory. Both have partial rows
+  }
+  if (!a.n_decode) return XK_OK;
+  if (g.batch_invariant) return xk_attn_decode_hopper(l, t, p, f, on_device<int32_t>(c, a.decode), a.n_decode);
+  t.splits = xk_attn_splits(c->sms, a.n_decode, g.kv_heads);
+  return xk_attn_decode(l, t, p, on_device<int32_t>(c, a.decode), a.n_decode);
+}
+
 static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   const xk_config &g = c->cfg;
   const Layer &w = c->layers[i];
@@ -37,42 +69,32 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
     return XK_OK;
   };
   if (a.on_layer && last) XK_OK_OR_RETURN(tell());
-  Attention t = {c->qkv, c->att, on_device<int32_t>(c, a.positions), on_device<int32_t>(c, a.tables), on_device<int32_t>(c, a.tail),
-                 g.heads, 1.0f / sqrtf(float(g.head_dim)), c->partial, c->tickets, 1, MIN_SPLIT};
-  if (g.kv_fp8) {
-    Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, 0, &c->q_map, nullptr, &c->heads_map, c->work, c->sms};
-    use_plan(c, &f);
-    XK_OK_OR_RETURN(xk_attend8(c, l, t, f, on_host<xk_tile>(c, a, a.tiles), a, i, on_device<int32_t>(c, a.decode)));
-  } else if (!xk_attn_fast(g.head_dim, g.heads / g.kv_heads) || (g.batch_invariant && !c->hopper)) {
-    XK_OK_OR_RETURN(xk_attn_any(l, t, p, a.n_rows));
+  int rows = a.n_rows;
+  if (last && narrows(a)) {
+    if (!a.n_finals) return XK_OK;
+    xk_step_args few = a;
+    few.n_tiles = 0, few.n_decode = rows = a.n_finals, few.decode = a.finals;
+    const Launch behind = {l.stream, false}; // decode attention begins early, and would read positions that are being appended
+    XK_OK_OR_RETURN(attend(c, behind, few, i));
+    const int32_t *finals = on_device<int32_t>(c, a.finals);
+    XK_OK_OR_RETURN(xk_keep_rows(l, c->x, finals, rows, g.hidden));
+    XK_OK_OR_RETURN(xk_keep_rows(l, c->att, finals, rows, g.heads * g.head_dim));
   } else {
-    int rows = int(c->layer_bytes() / c->rows_of(0).row_bytes);
-    Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, 0, &c->q_map, c->hopper ? &c->kv_map : nullptr, &c->heads_map, c->work, c->sms, i * rows, g.layers * rows};
-    use_plan(c, &f);
-    if (a.n_tiles) {
-      const xk_tile &longest = on_host<xk_tile>(c, a, a.tiles)[0];
-      f.longest = longest.pos + longest.n;
-      XK_OK_OR_RETURN(xk_attn_prefill(l, t, p, f));
-    }
-    if (a.n_decode && g.batch_invariant) {
-      XK_OK_OR_RETURN(xk_attn_decode_hopper(l, t, p, f, on_device<int32_t>(c, a.decode), a.n_decode));
-    } else if (a.n_decode) {
-      t.splits = xk_attn_splits(c->sms, a.n_decode, g.kv_heads);
-      XK_OK_OR_RETURN(xk_attn_decode(l, t, p, on_device<int32_t>(c, a.decode), a.n_decode));
-    }
+    XK_OK_OR_RETURN(attend(c, l, a, i));
   }
   if (a.on_layer && !last) XK_OK_OR_RETURN(tell());
-  XK_OK_OR_RETURN(xk_project(c, l, OUT, i, a.n_rows));
-  XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, nullptr, w.mlp_norm, c->xn, a.n_rows, g.hidden, g.norm_eps));
-  XK_OK_OR_RETURN(xk_project(c, l, GATE_UP, i, a.n_rows));
-  return xk_project(c, l, DOWN, i, a.n_rows);
+  XK_OK_OR_RETURN(xk_project(c, l, OUT, i, rows));
+  XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, nullptr, w.mlp_norm, c->xn, rows, g.hidden, g.norm_eps));
+  XK_OK_OR_RETURN(xk_project(c, l, GATE_UP, i, rows));
+  return xk_project(c, l, DOWN, i, rows);
 }
 
 // Logits, draws and log probabilities of finals first .. first+n-1. Samples
 // and items of that range follow each other.
 static int32_t answer(xk_ctx *c, const Launch &l, const xk_step_args &a, int first, int n, int s0, int s1, int i0, int i1) {
   const xk_config &g = c->cfg;
-  XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, on_device<int32_t>(c, a.finals) + first, c->norm, c->last, n, g.hidden, g.norm_eps));
+  if (narrows(a)) XK_OK_OR_RETURN(xk_rmsnorm(l, c->x + int64_t(first) * g.hidden, nullptr, c->norm, c->last, n, g.hidden, g.norm_eps));
+  else XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, on_device<int32_t>(c, a.finals) + first, c->norm, c->last, n, g.hidden, g.norm_eps));
   XK_OK_OR_RETURN(xk_project(c, l, HEAD, 0, n));
   Sampling s = {c->logits, c->scratch, c->sms, g.vocab, c->stride, first, nullptr, on_device<xk_adjust>(c, a.adjust), 0, nullptr, nullptr};
   for (int at = s0; at < s1; at += g.max_seqs) { // scratch has max_seqs rows

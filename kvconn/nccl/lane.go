@@ -86,6 +86,16 @@ func (i *inlet) join(ctx context.Context) {
 	i.joinErr = i.link.Ready(ctx)
 }
 
+// ready waits until joining has ended.
+func (i *inlet) ready(ctx context.Context) error {
+	select {
+	case <-i.joined:
+		return i.joinErr
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // begin begins the transfer of that number when it is its turn. Its slot is free.
 func (i *inlet) begin(ctx context.Context, number uint64, at, bytes int64) (kernels.Pending, error) {
 	for {
@@ -118,13 +128,8 @@ func (i *inlet) begin(ctx context.Context, number uint64, at, bytes int64) (kern
 
 // Receive implements stage.Inlet.
 func (i *inlet) Receive(ctx context.Context, number uint64, at, bytes int64) error {
-	select {
-	case <-i.joined:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if i.joinErr != nil {
-		return i.joinErr
+	if err := i.ready(ctx); err != nil {
+		return err
 	}
 	p, err := i.begin(ctx, number, at, bytes)
 	if err == nil {

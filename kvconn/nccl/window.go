@@ -13,6 +13,7 @@ import (
 // hold is a peer's end of a link, as the receiver sees it.
 type hold struct {
 	*stage.Hold
+	in   *inlet
 	conn context.Context    // of the connection that the link was made for
 	stop context.CancelFunc // joining
 }
@@ -36,8 +37,16 @@ func (c *conn) Offer(s *kvconn.Shared) (kvconn.Hold, []byte, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	go in.join(ctx) // Close waits for it
 	g := grant{stage.GrantOf(grantForm, s, c.d.geo, c.d.geo.Bytes()), id}
-	return &hold{stage.NewHold(c.d.ours, l.Memory(), c.d.geo, in), c.ctx, cancel}, g.encode(), nil
+	return &hold{stage.NewHold(c.d.ours, l.Memory(), c.d.geo, in), in, c.ctx, cancel}, g.encode(), nil
 }
+
+// Ready implements kvconn.StagedHold: whether we have joined. What the peer sends
+// before lies at our end of the link.
+func (h *hold) Ready(ctx context.Context) error { return h.in.ready(ctx) }
+
+// Ahead implements kvconn.StagedHold. A transfer that is begun holds multiprocessors
+// until it is over: they are begun one after the other.
+func (h *hold) Ahead() int { return 1 }
 
 // Wait implements kvconn.Hold. The peer can write nothing of ours but through the
 // link, which ends with the connection.

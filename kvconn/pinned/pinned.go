@@ -24,7 +24,7 @@ import (
 const Name = "pinned"
 
 // DefaultRing is the memory of a pair: 64 MiB, pinned on the receiver's account.
-func DefaultRing() stage.Ring { return stage.Ring{Slots: 16, SlotBytes: 4 << 20} }
+func DefaultRing() stage.Ring { return stage.Ring{Slots: 8, SlotBytes: 8 << 20} }
 
 // New makes a transport that receives into the pool of ours and sends from that of
 // theirs, both of that layout: of a worker, both are its backend.

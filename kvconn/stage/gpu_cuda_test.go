@@ -5,6 +5,8 @@ package stage_test
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -16,12 +18,15 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sys/unix"
 
+	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/nccl"
 	"github.com/xpyd/xpyd/kvconn/pinned"
+	"github.com/xpyd/xpyd/kvconn/stage"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
 
@@ -77,6 +82,58 @@ func (e *end) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.Pushe
 		landed[i] = kernels.Landed{Layer: layer, Block: b.Block, FirstPos: b.FirstPos, Rows: b.Rows}
 	}
 	return e.Verify(ctx, landed)
+}
+
+// result prints a figure as scripts/cuda-test reads it; sorted are its runs.
+func result(name, unit string, value float64, sorted []float64, note, peer string, peerValue float64) {
+	line, _ := json.Marshal(map[string]any{"name": name, "unit": unit, "value": value, "p1": sorted[0], "p99": sorted[len(sorted)*99/100], "runs": len(sorted),
+		"note": note, "peer": peer, "peer_value": peerValue})
+	fmt.Fprintf(os.Stdout, "RESULT %s\n", line)
+}
+
+// bothCopies is the limit of what goes through pinned memory, in GB/s: one GPU gathers
+// into it and the other scatters out of it, and neither waits for the other.
+func bothCopies(t *testing.T, src, dst *end) float64 {
+	const slots, rounds = 16, 16
+	geo := stage.NewGeometry(src.Layout(), pinned.DefaultRing())
+	mem, err := memfd.New("xpyd-kv-limit", int(geo.Bytes()))
+	must(t, err)
+	other, err := unix.Mmap(mem.FD, 0, int(mem.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED) // the same memory is not registered twice
+	must(t, err)
+	bytes := int64(geo.Moves) * int64(src.Layout().BlockBytes())
+	var sides sync.WaitGroup
+	copies := func(e *end, at []byte, move func(*kernels.HostMove) (kernels.Pending, error)) {
+		memory, err := e.RegisterHost(at)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		var last kernels.Pending
+		for n := range slots * rounds {
+			m := &kernels.HostMove{Memory: memory, FirstLayer: gpuLayers - 1, Layers: 1, Engine: kernels.Kernel, CTAs: 4}
+			for i := range geo.Moves {
+				b := kernels.HostBlock{Block: int32((n*geo.Moves + i) * 1283 % (gpuBlocks / 2)), Filled: 16}
+				b.Rows = int64(n%slots)*geo.SlotBytes() + int64(i)*int64(e.Layout().BlockBytes())
+				b.Digests = int64(n%slots)*geo.SlotBytes() + bytes + int64(i)*8*int64(e.Layout().KVHeads)
+				m.Blocks = append(m.Blocks, b)
+			}
+			if last, err = move(m); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+		if err := errors.Join(stage.Finish(last), memory.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	began := time.Now()
+	sides.Go(func() { copies(src, mem.Bytes, src.GatherBlocks) })
+	sides.Go(func() { copies(dst, other, dst.ScatterBlocks) })
+	sides.Wait()
+	rate := float64(slots*rounds*bytes) / time.Since(began).Seconds() / 1e9
+	must(t, errors.Join(unix.Munmap(other), mem.Close()))
+	fmt.Printf("STAGED limit: both copies at once, nobody waiting, %.2f GB/s each\n", rate)
+	return rate
 }
 
 // flip changes a bit of a block's rows, not its digest.
@@ -144,6 +201,7 @@ func TestStagedOnGPUs(t *testing.T) {
 	src, dst := ends[0], ends[1]
 	src.fill()
 	l := src.Layout()
+	limit := bothCopies(t, src, dst)
 	for _, name := range []string{"pinned", "nccl"} {
 		tr, err := pinned.New(dst.Backend, src.Backend, l, pinned.DefaultRing())
 		if name == "nccl" {
@@ -153,15 +211,14 @@ func TestStagedOnGPUs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		staged(t, name, tr, src, dst)
+		staged(t, name, tr, src, dst, limit)
 	}
 }
 
-func staged(t *testing.T, name string, tr kvconn.Transport, src, dst *end) {
+func staged(t *testing.T, name string, tr kvconn.Transport, src, dst *end, limit float64) {
 	config := func(id string) kvconn.Config {
 		c := kvconn.DefaultConfig()
 		c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n", Layout: gpuLayout, Build: "test"}
-		c.BulkConns = 2
 		return c
 	}
 	rc := config("decode")
@@ -215,7 +272,7 @@ func staged(t *testing.T, name string, tr kvconn.Transport, src, dst *end) {
 		}
 		return 0
 	}
-	times := func(blocks, runs int) (first, median, best float64) {
+	times := func(blocks, runs int) (first float64, sorted []float64) {
 		var all []float64
 		for range runs {
 			all = append(all, fetch(blocks).Seconds()*1e3)
@@ -223,13 +280,26 @@ func staged(t *testing.T, name string, tr kvconn.Transport, src, dst *end) {
 		first = all[0]
 		all = all[1:]
 		slices.Sort(all)
-		return first, all[len(all)/2], all[0]
+		return first, all
 	}
-	first, steady, _ := times(128, 101) // 2,048 tokens of 4 layers
-	fmt.Printf("STAGED %s: set up in %.1f ms; first 32 MiB %.2f ms, steady (median of 100) %.2f ms: ratio %.2f\n", name, float64(setup.Microseconds())/1e3, first, steady, first/steady)
-	_, ms, best := times(gpuBlocks/2, 101)
+	first, steady := times(128, 101) // 2,048 tokens of 4 layers
+	mid := func(l []float64) float64 { return l[len(l)/2] }
+	fmt.Printf("STAGED %s: set up in %.1f ms; first 32 MiB %.2f ms, steady (median of 100) %.2f ms: ratio %.2f\n", name, float64(setup.Microseconds())/1e3, first, mid(steady), first/mid(steady))
+	_, took := times(gpuBlocks/2, 101)
 	bytes := float64(gpuLayers * gpuBlocks / 2 * dst.Layout().BlockBytes())
-	fmt.Printf("STAGED %s: 512 MiB in 64 KiB blocks, scattered at decode, median of 100 %.2f ms = %.2f GB/s, best %.2f\n", name, ms, bytes/ms/1e6, bytes/best/1e6)
+	rates := make([]float64, len(took))
+	for i, ms := range took {
+		rates[len(took)-1-i] = bytes / ms / 1e6
+	}
+	fmt.Printf("STAGED %s: 512 MiB in 64 KiB blocks, scattered at decode, median of 100 %.2f ms = %.2f GB/s, best %.2f\n", name, mid(took), mid(rates), rates[len(rates)-1])
+	const from = "from the ticket until decode has verified all"
+	if name == "pinned" {
+		result("push.staged_gbs", "GB/s", mid(rates), rates, from, "both copies at once, nobody waiting", limit)
+	} else {
+		result("push.nccl_gbs", "GB/s", mid(rates), rates, from, "", 0)
+		result("push.nccl_setup_ms", "ms", float64(setup.Microseconds())/1e3, []float64{float64(setup.Microseconds()) / 1e3}, "a session with its communicator, and the ring moved once", "limit", 1000)
+		result("push.nccl_first_ratio", "x", first/mid(steady), []float64{first / mid(steady)}, fmt.Sprintf("first 32 MiB %.2f ms, median of the next 100 %.2f", first, mid(steady)), "limit", 1.1)
+	}
 
 	want, got := make([]byte, dst.Layout().BlockBytes()), make([]byte, dst.Layout().BlockBytes())
 	same := func(what string) {

@@ -82,20 +82,21 @@ func (r *rig) has(text string, wants ...string) {
 
 // figureStages are those that print figures, of the real plan.
 func figureStages(t *testing.T) []stage {
-	stages, err := choose(plan(), strings.Fields("hf decode prefill mixed kernels peers kvio hicache multiturn hits fp8 invariant transformers"))
+	stages, err := choose(plan(), strings.Fields("hf decode prefill mixed kernels peers kvio hicache multiturn hits fp8 invariant transformers push ttft"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return stages
 }
 
-// From recorded output of an H100 comes the table, with verdicts from the one place
+// From recorded output of an H100, and of two H200s, comes the table, with verdicts from the one place
 // of targets, and lines for bench.
 func TestTable(t *testing.T) {
 	r := newRig(t)
+	r.gpus = 2
 	r.do(true, figureStages(t)...)
 	table := r.table()
-	r.has(table, `^a fake GPU +measured`,
+	r.has(table, `^2 x a fake GPU +measured`,
 		`^gpu\.decode_step_ms\.b1 +5\.610 <= 5\.9 +met +bytes at the measured copy bandwidth 5\.051; cuBLASLt's linears alone`,
 		`^gpu\.attn_prefill_tflops\.32k +635\.544 >= 605 +met +PyTorch SDPA, cuDNN, dense KV 611\.2; PyTorch SDPA, flash`,
 		`^gpu\.sampler_us\.b64 +56\.587 <= 30 +missed`,
@@ -103,16 +104,18 @@ func TestTable(t *testing.T) {
 		`^hicache\.multiturn_ratio +2\.319 >= 2 +met +device-only caching`,
 		`^kvio\.d2h_gbs\.t16 +\d\d\.\d+ >= 51 +met +copy engine, one run 5\d\.\d+; cudaMemcpyBatchAsync`,
 		`^kvio\.duplex_gbs +8\d\.\d+ >= 90 +missed`,
+		`^push\.ipc_gbs\.64m +3\d\d\.\d+ >= 345 +met +NCCL send/recv, contiguous 3\d\d`, `^push\.ipc_gbs\.run1m +3\d\d\.\d+ >= 350 +met +copy engine, one run`,
+		`^push\.digest_cost_pct +0\.\d+ <= 1 +met`, `^push\.ttft_overhead_pct\.32k +4\.935 <= 0\.5 +missed +first token of the same prompts`, `^push\.itl_ratio +1\.009 <= 1\.05 +met +limit 1\.05`,
 		`^gpu\.kv8_decode_step_ms\.b64 `, `^gpu\.endurance_pool_held +- >= 0\.95 +not measured`,
-		`^\d\d of 42 targets met`, `^probe +not run`, `^decode +ok`)
+		`^\d\d of 65 targets met`, `^probe +not run`, `^decode +ok`)
 	var b strings.Builder
 	bench := t.TempDir()
 	if err := report(&b, bench, r.out); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"results/gpu.jsonl", "results/kvio.jsonl", "results/hicache.jsonl"} {
+	for _, name := range []string{"results/gpu.jsonl", "results/kvio.jsonl", "results/hicache.jsonl", "results/push.jsonl"} {
 		raw, err := os.ReadFile(filepath.Join(bench, name))
-		if err != nil || !strings.Contains(string(raw), `"device":"a fake GPU"`) || !strings.Contains(string(raw), `"commit":"0123456789ab"`) {
+		if err != nil || !strings.Contains(string(raw), `a fake GPU"`) || !strings.Contains(string(raw), `"commit":"0123456789ab"`) {
 			t.Errorf("%s: %v\n%s", name, err, raw)
 		}
 	}

@@ -109,17 +109,27 @@ func devices(ctx context.Context) (name string, n int, err error) {
 	return strings.ReplaceAll(lines[0], "_", " "), len(lines), nil
 }
 
-// loads sees to it that the loader finds cuBLASLt: where it does not, in Python's
-// packages.
+// loads sees to it that the loader finds cuBLASLt and NCCL: where it does not, in
+// Python's packages. Without NCCL there is less to compare with, and a transport less.
 func loads(ctx context.Context, dir string) error {
 	said, _ := exec.CommandContext(ctx, filepath.Join(dir, "probe")).CombinedOutput()
-	if !strings.Contains(string(said), "error while loading shared libraries") {
-		return nil
+	if strings.Contains(string(said), "error while loading shared libraries") && !packaged(ctx, "libcublasLt.so.*") {
+		return fmt.Errorf("%s: name the folder of cuBLASLt in LD_LIBRARY_PATH", strings.TrimSpace(string(said)))
 	}
-	const find = "import glob, os, sys; print(*sorted({os.path.dirname(f) for p in sys.path for f in glob.glob(p + '/nvidia/*/lib/libcublasLt.so.*')}), sep=':')"
-	where, err := exec.CommandContext(ctx, "python3", "-c", find).Output()
-	if at := strings.TrimSpace(string(where)); err == nil && at != "" {
-		return os.Setenv("LD_LIBRARY_PATH", strings.TrimPrefix(os.Getenv("LD_LIBRARY_PATH")+":"+at, ":"))
+	packaged(ctx, "libnccl.so.2")
+	return nil
+}
+
+// packaged has the loader look where Python's packages have a library, unless it finds it
+// anyhow, and tells whether they have it.
+func packaged(ctx context.Context, pattern string) bool {
+	const find = `import ctypes, glob, os, sys
+try: ctypes.CDLL(sys.argv[1])
+except OSError: print(*sorted({os.path.dirname(f) for p in sys.path for f in glob.glob(p + '/nvidia/*/lib/' + sys.argv[1])}), sep=':')`
+	where, err := exec.CommandContext(ctx, "python3", "-c", find, pattern).Output()
+	at, path := strings.TrimSpace(string(where)), os.Getenv("LD_LIBRARY_PATH")
+	if err != nil || at == "" {
+		return false
 	}
-	return fmt.Errorf("%s: name the folder of cuBLASLt in LD_LIBRARY_PATH", strings.TrimSpace(string(said)))
+	return slices.Contains(strings.Split(path, ":"), at) || os.Setenv("LD_LIBRARY_PATH", strings.TrimPrefix(path+":"+at, ":")) == nil
 }

@@ -29,7 +29,10 @@ var goTests = []struct{ name, path string }{
 
 var (
 	compiled = []string{"libxpyd_cuda.so", "probe", "moves", "cuda.test", "worker.test", "stage.test", "xpyd", "benchpeer"}
-	scripts  = []string{"cuda-test", "cuda-hf", "cuda-peers.py"}
+	// texts lie beside the programs under their own names: scripts, and a tokenizer for
+	// models of random weights.
+	texts = []string{"scripts/cuda-test", "scripts/cuda-hf", "scripts/cuda-peers.py", "scripts/fleet.py", "scripts/push-test", "scripts/push-faults",
+		"internal/model/stories260k/tokenizer.json", "internal/model/stories260k/tokenizer_config.json"}
 )
 
 // room is what may travel to a machine at once, with the checkout.
@@ -95,12 +98,8 @@ func build(ctx context.Context, say io.Writer, dir string) error {
 			return err
 		}
 	}
-	for _, s := range scripts {
-		text, err := os.ReadFile(filepath.Join("scripts", s))
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(in(s), text, 0o755); err != nil {
+	for _, path := range texts {
+		if _, err := place(path, in(filepath.Base(path))); err != nil {
 			return err
 		}
 	}
@@ -147,7 +146,11 @@ func packed(ctx context.Context, say io.Writer, dir string) error {
 		return err
 	}
 	total := int64(0)
-	for _, name := range append([]string{"cudatest", "pack.json"}, append(scripts, compiled...)...) {
+	names := append([]string{"cudatest", "pack.json"}, compiled...)
+	for _, path := range texts {
+		names = append(names, filepath.Base(path))
+	}
+	for _, name := range names {
 		put := place
 		if slices.Contains(compiled, name) {
 			put = compress

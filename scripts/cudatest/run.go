@@ -293,6 +293,9 @@ var printed = regexp.MustCompile(`(?m)^(RESULT|PEER) (\{.*\})$`)
 func (r *runner) figures(s *stage, verdict, out string) error {
 	for _, m := range printed.FindAllStringSubmatch(out, -1) {
 		f := figure{Kind: m[1], Build: r.pack.Build, Commit: r.pack.Commit, Device: r.device, Date: time.Now().UTC().Format(time.DateOnly), Stage: s.name, Verdict: verdict}
+		if s.gpus > 1 {
+			f.Device = fmt.Sprintf("%d x %s", s.gpus, r.device)
+		}
 		if err := json.Unmarshal([]byte(m[2]), &f); err != nil {
 			return fmt.Errorf("%s printed %s: %w", s.name, m[0], err)
 		}

@@ -35,7 +35,7 @@ type family struct {
 }
 
 var families = []family{
-	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestOnLayer"}, split: []string{"TestLogits"}, shared: true},
+	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestMixedSteps", "TestOnLayer"}, split: []string{"TestLogits"}, shared: true},
 	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantRefused", "TestInvariantDraws"}, split: []string{"TestBatchInvariant"}, shared: true},
 	{name: "fp8", tests: []string{"TestKV8Rows", "TestKV8Logits", "TestKV8DecodeLengths", "TestKV8Pool", "TestW8Logits", "TestW8Loads"}, split: []string{"TestKV8Logits", "TestW8Logits"}, shared: true},
 	{name: "sampler", tests: []string{"TestDraws", "TestDrawsAmongEquals", "TestDrawDistribution", "TestLogprobs"}, shared: true},
@@ -73,6 +73,18 @@ func hicache(name, what string) part {
 
 func peers(names ...string) part {
 	return part{name: names[0], run: append([]string{"python3", "cuda-peers.py"}, names...)}
+}
+
+// links are pushes between two processes beside NCCL: pieces of so many KiB by
+// the number of KV heads that makes them.
+func links(name, heads string) part {
+	return part{name: name, run: []string{"moves", "push", "libnccl.so.2", heads}, seconds: 60}
+}
+
+// faults is a fleet of 2P2D that is struck, over one transport.
+func faults(transport string) part {
+	return part{name: transport, seconds: 170, run: []string{"python3", "push-faults", "--xpyd", "xpyd", "--library", "libxpyd_cuda.so",
+		"--make-model", "--tokenizer", ".", "--transports", transport}}
 }
 
 func suite() (parts []part) {
@@ -153,6 +165,12 @@ func plan() []stage {
 			tests("stage.test", "staged", 90, []string{"XPYD_CUDA_PUSH=1"}, "TestStagedOnGPUs"),
 			tests("cuda.test", "beside", 90, []string{"XPYD_CUDA_PUSH=1"}, "TestPushBeside"),
 			{name: "refill speed", run: []string{"cuda.test", "-test.run", "^$", "-test.bench", "Refill", "-test.benchtime", "50x"}, seconds: 120}}},
+		{name: "push", about: "pushes from process to process in pieces and long runs, beside NCCL and the copy engine", seconds: 70, gpus: 2, parts: []part{links("32 KiB", "4"), links("64 KiB", "8")}},
+		{name: "ttft", about: "first tokens of a remote prefill, and decoding beside one; an 8B shape", seconds: 160, gpus: 2, python: "torch safetensors", parts: []part{
+			{name: "8b", run: []string{"python3", "push-test", "--xpyd", "xpyd", "--library", "libxpyd_cuda.so", "--make-model", "--shape", "8b", "--tokenizer", ".", "--kv-memory", "60GiB",
+				"--step-tokens", "2048", "--step-time", "10s", "--rest", "0.6", "--lengths", "1000,8000,32000", "--repeat", "5", "--streams", "64", "--no-faults"}}}},
+		{name: "faults", about: "2P2D under load: clients leave, workers join, drain, are killed and stopped, decode is full", seconds: 360, gpus: 2, python: "torch safetensors",
+			parts: []part{faults("cudaipc"), faults("nccl"), faults("pinned"), faults("tcp")}},
 		{name: "peer", about: "an 8k prefix from another GPU's pool, two workers of an 8B shape", seconds: 140, gpus: 2, parts: []part{
 			{name: "8k", run: []string{"benchpeer", "-xpyd", "xpyd", "-gpus", "0,1", "-model", "8b"}}}},
 	}

@@ -1,5 +1,5 @@
 // Times what kernels/move.go promises, beside its peers and limits in the same
-// run; scripts/bench-push builds it. One line "RESULT {json}" or "PEER {json}" a
+// run (scripts/cuda-test push, kvio). One line "RESULT {json}" or "PEER {json}" a
 // figure.
 //
 //   moves push [LIBNCCL.so [KV_HEADS]]  GPU 0 pushes to GPU 1, from one process
