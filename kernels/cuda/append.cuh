@@ -12,6 +12,8 @@
 // rotation partners meet in a thread. The lanes of a row are a team.
 #pragma once
 
+#include <algorithm>
+
 #include "hopper.cuh"
 #include "rows.cuh"
 
@@ -134,30 +136,36 @@ static __global__ __launch_bounds__(WARPS * 32, CTAS) void append_kernel(Rope r,
     for (int i = 0; i < STAGES; i++) mbar_init(&full[i], 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  __syncthreads();
-  pdl_wait();
-  pdl_next();
-
-  // Warp 0 asks for the pieces, a lane for a token; it looks a unit ahead.
+  // Warp 0 asks for the pieces, a lane for a token. It looks a unit ahead: segments
+  // are older than the kernel before this.
+#ifdef RING_SEG
+  auto seg_index = [&](int u) { return u % r.n_segs; };
+  auto head_of = [&](int u) { return u / r.n_segs; };
+#else
+  auto seg_index = [&](int u) { return u / kv_heads; };
+  auto head_of = [&](int u) { return u % kv_heads; };
+#endif
+  auto seg_of = [&](int u) { return u < units ? r.segs[seg_index(u)] : xk_seg{}; };
   int unit = blockIdx.x, first = 0, filled[2] = {};
   unsigned long long digest[2] = {};
   xk_seg s[2] = {}; // this unit's, and the next one's
-  auto look = [&](int u) {
-    s[0] = s[1], filled[0] = filled[1], digest[0] = digest[1];
-    s[1] = u < units ? r.segs[u / kv_heads] : xk_seg{};
-    if (s[1].n && lane == 0) {
-      int64_t slot = int64_t(s[1].block) * kv_heads + u % kv_heads;
-      filled[1] = p.p.filled[slot], digest[1] = p.p.digest[slot];
-    }
+  if (warp == 0) s[0] = seg_of(unit), s[1] = seg_of(unit + gridDim.x);
+  __syncthreads();
+  pdl_wait();
+  pdl_next();
+  auto look = [&](int i) {
+    if (lane || !s[i].n) return;
+    int64_t slot = int64_t(s[i].block) * kv_heads + head_of(unit + i * gridDim.x);
+    filled[i] = p.p.filled[slot], digest[i] = p.p.digest[slot];
   };
   auto load = [&](int stage) { // the next piece
-    while (unit < units && first >= s[0].n) unit += gridDim.x, first = 0, look(unit + gridDim.x);
-    const int n = unit < units ? min(s[0].n - first, most) : 0, head = unit % kv_heads;
-    if (lane == 0) {
-      pieces[stage] = {s[0], head, first, n, filled[0], digest[0]};
-      mbar_expect(&full[stage], n * token_bytes);
+    while (unit < units && first >= s[0].n) {
+      unit += gridDim.x, first = 0;
+      s[0] = s[1], filled[0] = filled[1], digest[0] = digest[1];
+      s[1] = seg_of(unit + gridDim.x);
+      look(1);
     }
-    __syncwarp();
+    const int n = unit < units ? min(s[0].n - first, most) : 0, head = head_of(unit);
     if (lane < n) {
       const bf16 *row = r.qkv + int64_t(s[0].row + first + lane) * width;
       uint8_t *to = stages + (stage * most + lane) * token_bytes;
@@ -166,10 +174,14 @@ static __global__ __launch_bounds__(WARPS * 32, CTAS) void append_kernel(Rope r,
       bulk_load(to + row_bytes, row + (r.heads + kv_heads + head) * dim, row_bytes, &full[stage]);
       bulk_load(to + tasks * row_bytes, r.table + int64_t(s[0].pos + s[0].at + first + lane) * half, 8 * half, &full[stage]);
     }
+    if (lane == 0) { // the phase cannot end before this, whatever has landed
+      pieces[stage] = {s[0], head, first, n, filled[0], digest[0]};
+      mbar_expect(&full[stage], n * token_bytes);
+    }
     first += n;
   };
   if (warp == 0) {
-    look(unit), look(unit + gridDim.x);
+    look(0), look(1);
     for (int i = 0; i < STAGES - 1; i++) load(i);
   }
 
@@ -280,7 +292,10 @@ static __global__ __launch_bounds__(WARPS * 32, CTAS) void append_kernel(Rope r,
 
 template <int TEAM, typename Store> int32_t append_with(const Launch &l, const Rope &r, const Store &p) {
   const int token_bytes = (2 + r.heads / p.kv_heads()) * 2 * p.dim() + 4 * p.dim(), units = r.n_segs * p.kv_heads();
-  const int most = STAGE_BYTES / token_bytes < 1 ? 1 : STAGE_BYTES / token_bytes < MOST ? STAGE_BYTES / token_bytes : MOST;
+  // A step that decodes has one token a segment: what it does not need of shared
+  // memory lets the next kernel in.
+  const int longest = r.rows ? div_up(r.rows, r.n_segs) : MOST;
+  const int most = std::max(1, std::min({MOST, longest, STAGE_BYTES / token_bytes}));
   const int smem = STAGES * most * token_bytes;
   int device, sms;
   XK_TRY(cudaGetDevice(&device));
