@@ -191,7 +191,6 @@ struct Rope {
   const xk_seg *segs;
   int n_segs, heads, layer;
   float eps;
-  int rows; // of all segments; 0: not known
 };
 // Bias, norm and rotation of q and k, K and V rows into the pool, digests.
 int32_t xk_append(const Launch &l, const Rope &r, const Pool &p);

@@ -1,26 +1,55 @@
 // Drawing on the device: bias, ban, penalties, temperature, top-k, top-p, min-p,
 // draw. Semantics: kernels/DESIGN.md, section 5.
 //
-// A cluster of CTAs has one sample, each CTA a span of the ids and each warp a
-// part of that, whose logits are read once and stay in shared memory and
-// registers. Their masses are exp((x - max) / T) in units of 2^-31, integers, so
-// that no order of sums matters and a draw is the same on every run and for every
-// cluster size.
+// A cluster of CTAs has one sample, each CTA a span of the ids, whose logits
+// are read once and stay in registers and shared memory. They become masses:
+// exp((x - max) / T) in units of 2^-31, integers, so that no order of sums
+// matters and a draw is the same on every run and for every cluster size.
 //
-//   arrive   bulk copies bring the span; what has arrived is counted in bins of
-//            1/128 octave, whose place a sample of the row fixes
-//   bracket  a cut (the k-th token, or the one at which mass p is reached) is
-//            estimated from the counts: a bin, or two
-//   sweep    the one pass over all masses: exact sums, above the bracket and in
-//            it, and a list of the tokens in it
-//   resolve  the exact cut, in the list. Where the sums say that it is elsewhere,
-//            or tokens are too many to list, what is left of the masses is counted
-//            in equal parts, for a narrower bracket
-//   pick     a warp by its sum, a row of that warp, a token of that row
-//
-// Oracle: the sorting sampler of sampler_test.go, kernels/cpu, chi-square, and
-// `probe check draw` to the bit.
-#include "draw_cut.cuh"
+// A cut (the k-th token, or the one at which mass p is reached) is found in
+// rounds over the resident masses. The first counts tokens in bins of 1/64
+// octave; bounds of the bins' masses leave a few bins in question. The next
+// rounds sum the masses of 2048 equal parts of what is in question, exactly,
+// until the part that has the cut has so few tokens that a warp can order them.
+// The CTAs read each other's histograms and lists through distributed shared
+// memory.
+// Oracle: the sorting sampler of sampler_test.go, kernels/cpu, and chi-square.
+#include <climits>
+#include <cooperative_groups.h>
+
+#include "common.cuh"
+
+namespace cg = cooperative_groups;
+using u64 = unsigned long long;
+
+static constexpr int THREADS = 1024, WARPS = THREADS / 32;
+static constexpr int ROW = 4 * THREADS;              // ids that a row of slots has, four a thread
+static constexpr int REG_ROWS = 6, SMEM_ROWS = 10, ROWS = REG_ROWS + SMEM_ROWS;
+static constexpr int SPAN = ROWS * ROW;              // ids of a CTA at most
+static constexpr int BINS = 2048;                    // two a thread
+static constexpr int OCTAVES = 24, PARTS_LOG2 = 7;   // that bins of 1/128 octave cover; bin 0 is what lies below
+static constexpr int LOG_BINS = (OCTAVES << PARTS_LOG2) + 2, LOG_EACH = 4; // a thread's
+static_assert(LOG_BINS <= LOG_EACH * THREADS && 31 - OCTAVES >= PARTS_LOG2, "edges of bins are integers");
+static constexpr int LIST = 32;                      // tokens that one warp can order
+static constexpr uint32_t ONE = 1u << 31;            // mass of the most likely token
+
+static __device__ __forceinline__ float weight_of(float z) { // 2^z
+  float w;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(w) : "f"(z));
+  return w;
+}
+// Weight (0 to 1) to mass, rounded down, without the slow conversion.
+static __device__ __forceinline__ uint32_t mass_of(float w) {
+  uint32_t bits = __float_as_uint(w), m;
+  asm("shr.u32 %0, %1, %2;" : "=r"(m) : "r"((bits << 8) | 0x80000000u), "r"(127 - (bits >> 23))); // a shift over 31 gives 0
+  return m;
+}
+static __device__ __forceinline__ int log_bin(float w) { return max(int(__float_as_uint(w) >> (23 - PARTS_LOG2)) - ((127 - OCTAVES) << PARTS_LOG2) + 1, 0); }
+static __device__ __forceinline__ uint32_t bin_edge(int bin) { // least mass of a bin
+  return bin == 0 ? 0 : bin >= LOG_BINS ? ONE + 1 : mass_of(__uint_as_float(uint32_t(bin - 1 + ((127 - OCTAVES) << PARTS_LOG2)) << (23 - PARTS_LOG2)));
+}
+
+static __device__ __forceinline__ bool shapes(const xk_sample &s) { return s.n_adjust > 0; }
 
 static __device__ __forceinline__ float adjusted(float x, const xk_adjust &a, const xk_sample &s) {
   x += a.bias;
@@ -33,7 +62,6 @@ static __device__ __forceinline__ float adjusted(float x, const xk_adjust &a, co
 // Philox4x32-10, the first 53 bits as kernels/DESIGN.md wants them.
 static __device__ double uniform(const xk_sample &s) {
   uint32_t c0 = s.pos_lo, c1 = s.pos_hi, c2 = s.choice, c3 = 0, k0 = s.seed_lo, k1 = s.seed_hi;
-#pragma unroll 1
   for (int i = 0; i < 10; i++) {
     uint32_t h0 = __umulhi(0xd2511f53u, c0), l0 = 0xd2511f53u * c0;
     uint32_t h1 = __umulhi(0xcd9e8d57u, c2), l1 = 0xcd9e8d57u * c2;
@@ -43,307 +71,473 @@ static __device__ double uniform(const xk_sample &s) {
   return double((uint64_t(c1) << 32 | c0) >> 11) * (1.0 / 9007199254740992.0);
 }
 
-// mine: one of a thousand logits of the row, the same in all CTAs; the greatest is
-// not far below the greatest of all.
-static __device__ __forceinline__ Scale place(const Part &p, float mine) {
-  mine = warp_max(mine);
-  if (threadIdx.x % 32 == 0) p.m.errors[threadIdx.x / 32] = mine;
-  __syncthreads();
-  float reference = warp_max(p.m.errors[threadIdx.x % 32]);
-  if (!(fabsf(reference) < 1e30f)) reference = 0;
-  const float scale = 4 * PER_OCTAVE * p.inverse;
-  return {(Scale::FIRST + 4 * (BINS - 1 - HEADROOM)) - reference * scale, scale};
-}
-
-// Asks for a chunk of the warp's logits.
-static __device__ __forceinline__ void ask(const Part &p, int chunk) {
-  const int warp = threadIdx.x / 32, begin = warp * p.rows * ROW, start = chunk * CHUNK * ROW;
-  const int whole = max(0, min(p.end - p.base - begin, min(p.rows, SMEM_ROWS) * ROW)) / 4 * 4, bytes = 4 * max(0, min(whole - start, CHUNK * ROW));
-  mbar_expect(&p.m.arrived[warp][chunk], bytes);
-  if (bytes)
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_addr(p.m.slots[warp][chunk * CHUNK])),
-                 "l"(p.row + p.base + begin + start), "r"(bytes), "r"(smem_addr(&p.m.arrived[warp][chunk])) : "memory");
-}
-
-// Counts what arrives, and finds the greatest.
-struct Arrival {
-  float top;
-  bool unclean, infinite;
-  Scale scale;
+struct Cut { // keeps greater masses, and equal ones with ids up to id
+  uint32_t mass;
+  int id;
+  __device__ __forceinline__ bool keeps(uint32_t m, int i) const { return m > mass || (m == mass && i <= id); }
 };
-static __device__ __noinline__ Arrival arrive(Part p, bool counts, float sample) {
-  DrawSmem &m = p.m;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int begin = warp * p.rows * ROW, limit = min(p.rows, SMEM_ROWS) * ROW, valid = max(0, min(p.end - p.base - begin, limit));
-  if (lane == 0)
-    for (int c = 0; c < AHEAD; c++) ask(p, c);
-  float *slots = &m.slots[warp][0][0].x; // what is no whole vector, and what lies beyond the span
-#pragma unroll 1
-  for (int i = valid / 4 * 4 + lane; i < limit; i += 32) slots[i] = i < valid ? p.row[p.base + begin + i] : NOWHERE;
-  float4 held[HELD];
+
+struct DrawSmem {
+  uint4 slots[SMEM_ROWS][THREADS];
+  uint32_t logs[LOG_BINS];
+  uint32_t count[2][BINS], low[2][BINS], high[2][BINS]; // of two rounds: tokens, sums of the masses' halves
+  u64 cells[ROWS * WARPS]; // kept mass of 128 ids
+  u64 sums[WARPS];
+  u64 shared[6];           // what others of the cluster read: above of two rounds, the total, the kept mass, two counts of equals
+  float tops[WARPS], top;
+  uint2 list[LIST]; // mass, id
+  uint32_t lo, hi, found_count;
+  u64 found_above;
+  int found, token, listed;
+};
+
+// Exclusive sum over the CTA; the total in *all.
+static __device__ u64 block_scan(DrawSmem &m, u64 v, u64 *all) {
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  auto inclusive = [&](u64 x) {
 #pragma unroll
-  for (int k = 0; k < HELD; k++)
-    if (p.rows > SMEM_ROWS) held[k] = p.load(p.first_id(warp, SMEM_ROWS + k));
-  __syncwarp();
-  const Scale s = counts ? place(p, sample) : Scale{};
-  STAMP(12);
-  float most = -INFINITY, bad = 0; // NaN if there is an infinite one, or a NaN
-  const uint32_t bins = smem_addr(m.bins);
-#pragma unroll 1
-  for (int j = 0; j < p.rows; j += 2) {
-    float4 q[2];
-    if (j < SMEM_ROWS) {
-      mbar_wait(&m.arrived[warp][j / CHUNK], 0);
-      if (lane == 0 && j % CHUNK == 0 && j / CHUNK + AHEAD < CHUNKS) ask(p, j / CHUNK + AHEAD);
-      q[0] = m.slots[warp][j][lane], q[1] = m.slots[warp][j + 1][lane];
-    } else {
-      q[0] = j == SMEM_ROWS ? held[0] : held[2], q[1] = j == SMEM_ROWS ? held[1] : held[3];
+    for (int o = 1; o < 32; o <<= 1) {
+      u64 other = __shfl_up_sync(~0u, x, o);
+      if (lane >= o) x += other;
     }
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-      most = fmaxf(fmaxf(fmaxf(most, q[k].x), fmaxf(q[k].y, q[k].z)), q[k].w);
-      bad = fmaf(q[k].x, 0, fmaf(q[k].y, 0, fmaf(q[k].z, 0, fmaf(q[k].w, 0, bad))));
-    }
-    if (counts) {
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        float f = fminf(fmaxf(fmaf(p.component(q[i / 4], i % 4), s.scale, s.origin), Scale::FIRST), Scale::FIRST + (4 * BINS - 1));
-        asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(bins + (__float_as_uint(f) & (4 * BINS - 4))) : "memory");
-      }
-    }
-  }
-  STAMP(2);
-  most = warp_max(most);
-  const bool warp_bad = __any_sync(~0u, !(bad == 0));
-  if (lane == 0) {
-    m.weights[warp] = most;
-    if (warp_bad) atomicOr(&m.unclean, 1);
-  }
+    return x;
+  };
+  u64 sum = inclusive(v);
   __syncthreads();
-  if (warp == 0) {
-    most = warp_max(m.weights[lane]);
-    if (lane == 0) m.top = most;
-  }
-  cluster_sync();
-  p.top = -INFINITY;
-  p.unclean = p.infinite = false;
-#pragma unroll 2
-  for (int r = 0; r < p.ranks; r++) p.top = fmaxf(p.top, p.of(r).top), p.unclean |= p.of(r).unclean != 0;
-  if (p.unclean) { // rare
-    p.infinite = p.top == INFINITY;
-#pragma unroll 1
-    for (int j = 0; j < min(p.rows, SMEM_ROWS); j++) m.slots[warp][j][lane] = p.cleaned(m.slots[warp][j][lane]);
-    if (p.infinite) p.top = 0;
-  }
-  return {p.top, p.unclean, p.infinite, s};
+  if (lane == 31) m.sums[warp] = sum;
+  __syncthreads();
+  u64 warps = inclusive(m.sums[lane]);
+  *all = __shfl_sync(~0u, warps, 31);
+  u64 before = __shfl_sync(~0u, warps, max(warp - 1, 0));
+  return (warp ? before : 0) + sum - v;
 }
 
-// The lowest id of the greatest logit. All are -inf or NaN: then of any that is
-// not NaN, which is read again.
-static __device__ __noinline__ int lowest(Part p) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int mine = INT_MAX;
-  if (p.top > NOWHERE) {
-    each_two(p, [&](float4 a, float4 b, int j) {
-      int id = p.first_id(warp, j);
+// One sample in one CTA of its cluster. Everything is inlined: the masses stay in
+// registers.
+struct Draw {
+  DrawSmem &m;
+  cg::cluster_group cluster;
+  int base, end; // ids of this CTA
+  int round = 0, equals = 0; // of cuts, and of their search among equals
+  uint32_t kept[4 * REG_ROWS]; // logits, later masses; the other rows are in m.slots
+
+  __device__ Draw(DrawSmem &m) : m(m), cluster(cg::this_cluster()) {}
+
+  // f(mass, id) of every slot; beyond the span mass is 0.
+  template <typename F> __device__ __forceinline__ void each(F f) {
+    int id = base + 4 * int(threadIdx.x);
 #pragma unroll
-      for (int i = 7; i >= 0; i--)
-        if (p.component(i < 4 ? a : b, i % 4) == p.top) mine = min(mine, id + i / 4 * ROW + i % 4);
+    for (int i = 0; i < 4 * REG_ROWS; i++) f(kept[i], id + i / 4 * ROW + i % 4);
+#pragma unroll 2
+    for (int j = 0; j < SMEM_ROWS; j++) {
+      uint4 v = m.slots[j][threadIdx.x];
+      int at = id + (REG_ROWS + j) * ROW;
+      f(v.x, at), f(v.y, at + 1), f(v.z, at + 2), f(v.w, at + 3);
+    }
+  }
+
+  __device__ __forceinline__ u64 scan(u64 v, u64 *all) { return block_scan(m, v, all); }
+  __device__ __forceinline__ u64 sum(u64 v) {
+    u64 all;
+    block_scan(m, v, &all);
+    return all;
+  }
+  // f(mass, id) of the slots whose mass is in [lo, lo + width), which are few.
+  template <typename F> __device__ __forceinline__ void each_in(uint32_t lo, uint32_t width, F f) {
+    auto four = [&](uint4 v, int id) {
+      if (min(min(v.x - lo, v.y - lo), min(v.z - lo, v.w - lo)) >= width) return;
+#pragma unroll 1
+      for (int e = 0; e < 4; e++, v.x = v.y, v.y = v.z, v.z = v.w)
+        if (v.x - lo < width) f(v.x, id + e);
+    };
+    int id = base + 4 * int(threadIdx.x);
+#pragma unroll
+    for (int j = 0; j < REG_ROWS; j++) four(in_regs(j), id + j * ROW);
+#pragma unroll 2
+    for (int j = 0; j < SMEM_ROWS; j++) four(m.slots[j][threadIdx.x], id + (REG_ROWS + j) * ROW);
+  }
+  __device__ __forceinline__ uint4 in_regs(int j) const { return make_uint4(kept[4 * j], kept[4 * j + 1], kept[4 * j + 2], kept[4 * j + 3]); }
+
+  // Sum over the cluster of what each CTA put in shared[i].
+  __device__ __forceinline__ u64 over_cluster(int i) {
+    u64 all = 0;
+    for (unsigned r = 0; r < cluster.num_blocks(); r++) all += cluster.map_shared_rank(m.shared, r)[i];
+    return all;
+  }
+
+  // Reads the logits and returns the greatest; -inf if there is none. What lies
+  // beyond the span is -inf; NaN stays, maxima pass it over.
+  __device__ __forceinline__ float read(const float *row) {
+    int first = base + 4 * int(threadIdx.x);
+    float top = -INFINITY;
+    auto four = [&](int j) {
+      int id = first + j * ROW;
+      float4 v = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+      if (id + 4 <= end) {
+        v = __ldcg(reinterpret_cast<const float4 *>(row + id));
+      } else if (id < end) {
+        v.x = row[id];
+        if (id + 1 < end) v.y = row[id + 1];
+        if (id + 2 < end) v.z = row[id + 2];
+      }
+      return v;
+    };
+    auto see = [&](float4 v) {
+      top = fmaxf(fmaxf(fmaxf(top, v.x), fmaxf(v.y, v.z)), v.w);
+      return make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
+    };
+    float4 ahead[REG_ROWS];
+#pragma unroll
+    for (int j = 0; j < REG_ROWS; j++) ahead[j] = four(j);
+#pragma unroll
+    for (int j = 0; j < REG_ROWS; j++) {
+      uint4 v = see(ahead[j]);
+      kept[4 * j] = v.x, kept[4 * j + 1] = v.y, kept[4 * j + 2] = v.z, kept[4 * j + 3] = v.w;
+    }
+#pragma unroll 5
+    for (int j = 0; j < SMEM_ROWS; j++) m.slots[j][threadIdx.x] = see(four(REG_ROWS + j));
+#pragma unroll
+    for (int o = 16; o; o >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+    if (threadIdx.x % 32 == 0) m.tops[threadIdx.x / 32] = top;
+    __syncthreads();
+    top = m.tops[threadIdx.x % 32];
+#pragma unroll
+    for (int o = 16; o; o >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+    if (threadIdx.x == 0) m.top = top, m.token = INT_MAX;
+    cluster.sync();
+    for (unsigned r = 0; r < cluster.num_blocks(); r++) top = fmaxf(top, *cluster.map_shared_rank(&m.top, r));
+    return top;
+  }
+
+  // The lowest id of the greatest logit; INT_MAX if all are NaN. Before weigh.
+  __device__ __forceinline__ int lowest(float top) {
+    int mine = INT_MAX;
+    each([&](uint32_t bits, int id) {
+      if (__uint_as_float(bits) == top && id < end) mine = min(mine, id);
     });
-  } else {
-#pragma unroll 1
-    for (int id = p.base + int(threadIdx.x); id < p.end; id += THREADS)
-      if (p.row[id] == p.row[id]) mine = min(mine, id);
+    mine = __reduce_min_sync(~0u, mine);
+    if (threadIdx.x % 32 == 0) atomicMin(&m.token, mine);
+    cluster.sync();
+    for (unsigned r = 0; r < cluster.num_blocks(); r++) mine = min(mine, *cluster.map_shared_rank(&m.token, r));
+    return mine;
   }
-  mine = __reduce_min_sync(~0u, mine);
-  if (lane == 0) atomicMin(&p.m.lowest, mine);
-  cluster_sync();
-#pragma unroll 2
-  for (int r = 0; r < p.ranks; r++) mine = min(mine, p.of(r).lowest);
-  return mine == INT_MAX ? 0 : mine;
-}
 
-// The mass that is kept, of m.kept.
-static __device__ __forceinline__ u64 kept_mass(const Part &p) {
-  u64 all = 0;
-#pragma unroll 2
-  for (int r = 0; r < p.ranks; r++) all += p.m.kept[r][threadIdx.x % 32];
-  return warp_sum(uint64_t(all));
-}
-
-// Inverts the cumulative mass of what c keeps, in order of id; the thread that has
-// the token says so.
-static __device__ __noinline__ void pick(Part p, Cut c, u64 total, int32_t *token, int32_t *device_token) {
-  DrawSmem &m = p.m;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  u64 target = u64(m.u * double(total)), from = 0;
-  if (target >= total && total > 0) target = total - 1;
-  int owner = -1; // the warp of this CTA whose rows have it
-#pragma unroll 1
-  for (int r = 0; r <= p.rank && owner < 0; r++) {
-    u64 mine = m.kept[r][lane], upto = from + warp_scan(mine);
-    unsigned has = __ballot_sync(~0u, upto - mine <= target && target < upto);
-    if (has && r < p.rank) return;
-    if (has) owner = __ffs(has) - 1;
-    from = __shfl_sync(~0u, has ? upto - mine : upto, has ? owner : 31);
-  }
-  if (owner < 0) return;
-  uint32_t v[4] = {};
-  u64 sum = 0;
-  if (warp < p.rows) {
-    float4 q = p.at(owner, warp);
-    int id = p.first_id(owner, warp);
+  // Turns logits into masses and, if a cut is wanted, counts them; returns the
+  // mass of all.
+  __device__ __forceinline__ u64 weigh(float top, float inverse, bool counts) {
+    u64 mine = 0;
+    auto mass = [&](uint32_t bits) {
+      float x = __uint_as_float(bits), w = x == top ? 1.0f : weight_of(fmaxf((x - top) * inverse, -200.0f)); // NaN and x - inf: 0
+      if (counts) {
+        int bin = log_bin(w);
+        if (bin) atomicAdd(&m.logs[bin], 1u);
+      }
+      uint32_t v = mass_of(w);
+      mine += v;
+      return v;
+    };
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
-      v[e] = p.mass(p.component(q, e));
-      if (!v[e] || !c.keeps(v[e], id + e)) v[e] = 0;
-      sum += v[e];
+    for (int i = 0; i < 4 * REG_ROWS; i++) kept[i] = mass(kept[i]);
+#pragma unroll 2
+    for (int j = 0; j < SMEM_ROWS; j++) {
+      uint4 v = m.slots[j][threadIdx.x];
+      m.slots[j][threadIdx.x] = make_uint4(mass(v.x), mass(v.y), mass(v.z), mass(v.w));
     }
+    mine = sum(mine);
+    if (threadIdx.x == 0) m.shared[2] = mine;
+    cluster.sync();
+    return over_cluster(2);
   }
-  const u64 upto = warp_scan(sum);
-  if (lane == 31) m.rows[warp] = upto;
-  __syncthreads();
-  const u64 here = m.rows[lane], before = from + warp_scan(here) - here;
-  u64 at = __shfl_sync(~0u, before, warp) + upto - sum;
-#pragma unroll
-  for (int e = 0; e < 4; e++) {
-    if (at <= target && target < at + v[e]) *token = *device_token = p.first_id(owner, warp) + e;
-    at += v[e];
-  }
-}
 
-// The draw under the sample's filters.
-static __device__ __forceinline__ void draw(Part &p, Scale scale, const xk_sample &s, int vocab, int32_t *token, int32_t *device_token) {
-  DrawSmem &m = p.m;
-  Cut cut = {0, INT_MAX};
-  bool summed = false; // m.kept and total are those of cut
-  u64 total = 0;
-  int sweeps = 0;
-#pragma unroll 1
-  for (int filter = 0; filter < 3; filter++) { // top-k, then top-p of what it left; then all that is kept, if it is not summed
-    if (filter == 0 && (s.top_k <= 0 || s.top_k >= vocab)) continue;
-    if (filter == 1 && s.top_p >= 1) continue;
-    Filter f = {filter == 0, filter == 2, s.top_p, filter == 0 ? s.top_k : cut.mass ? need_of(s.top_p, total) : 0, cut};
-    if (f.last) {
-      const uint32_t least = mass_of(fminf(fmaxf(s.min_p, 0.0f), 1.0f));
-      if (least > cut.mass) cut = {least, INT_MAX}, summed = false;
-      if (summed) break;
-      if (cut.id != INT_MAX) {
-        total = sums(p, cut, cut, false);
-        break;
-      }
+  // Which masses may be the cut's, by the first histogram: [lo, hi).
+  __device__ __forceinline__ void bracket(u64 need, bool by_count, uint32_t *lo, uint32_t *hi) {
+    u64 least[LOG_EACH] = {}, most[LOG_EACH] = {}, below = 0, above = 0;
+    int first = LOG_BINS - 1 - LOG_EACH * int(threadIdx.x); // and those below it
+#pragma unroll
+    for (int j = 0; j < LOG_EACH; j++) {
+      int bin = first - j;
+      if (bin < 0) break;
+      u64 n = 0;
+      for (unsigned r = 0; r < cluster.num_blocks(); r++) n += cluster.map_shared_rank(m.logs, r)[bin];
+      least[j] = by_count ? n : n * bin_edge(bin), most[j] = by_count ? n : n * min(bin_edge(bin + 1), ONE);
+      below += least[j], above += most[j];
     }
-    Bracket known = {max(cut.mass, 1u), ONE + 1}; // where the cut is, or (last) ends
-    u64 over = 0;                                 // the sum above
-#pragma unroll 1
-    for (int round = 0;; round++) {
-      int shift = -1;
-      if (round) { // parts of what is left
-        shift = max(0, 32 - __clz(known.hi - 1 - known.lo) - 12);
-        count_parts(p, known, shift);
-      }
-      Bracket b = {known.lo, known.lo};
-      if (!f.last) {
-        const bool part = f.need == 0;
-        b = bracket(p, scale, {part ? s.top_p : float(f.need - over) * (f.by_count ? 1.0f : 1.0f / ONE), f.by_count, part, shift, known.lo});
-        b.lo = min(max(b.lo, known.lo), known.hi - 1), b.hi = max(min(b.hi, known.hi), b.lo + 1);
-      }
-      STAMP(4);
-      if (sweeps++) cluster_sync(); // the others are done with the lists
-      if (f.by_count) sweep<true>(p, b);
-      else sweep<false>(p, b);
-      STAMP(5);
-      const Settled found = settle(p, b, f);
-      STAMP(6);
-      if (found == FOUND) {
-        if (!f.last) cut = m.cut;
-        total = kept_mass(p), summed = true;
-        break;
-      }
-      if (!f.need) f.need = need_of(s.top_p, m.all);
-      if (found == EQUAL || round > 8) {
-        cut = exact(p, f.need, f.by_count, cut, found == EQUAL ? b : known);
-        total = sums(p, cut, cut, false), summed = true;
-        break;
-      }
-      if (found == BELOW && b.lo == known.lo) { // all that there is
-        if (!cut.mass) total = m.all;
-        break;
-      }
-      if (found == ABOVE) known.lo = b.hi;
-      if (found == BELOW) known.hi = b.lo, over = m.above_all + m.inside_all;
-      if (found == MANY) known = b, over = m.above_all;
+    u64 all;
+    below = scan(below, &all), above = scan(above, &all);
+    if (threadIdx.x == 0) m.lo = 0, m.hi = bin_edge(1);
+    __syncthreads();
+    // The first bins from above at which a bound reaches need.
+#pragma unroll
+    for (int j = 0; j < LOG_EACH; j++) {
+      if (above < need && above + most[j] >= need) m.hi = bin_edge(first - j + 1);
+      if (below < need && below + least[j] >= need) m.lo = bin_edge(first - j);
+      above += most[j], below += least[j];
     }
+    __syncthreads();
+    *lo = max(m.lo, 1u), *hi = m.hi; // tokens without mass are never drawn
   }
-  STAMP(7);
-  pick(p, cut, total, token, device_token);
-}
+
+  struct Found {
+    uint32_t lo, count; // the part that has the cut begins at lo and has count tokens
+    u64 above;          // sum of greater masses
+  };
+  static __device__ __forceinline__ int shift_of(uint32_t lo, uint32_t hi) { return max(0, 32 - __clz(hi - 1 - lo) - 11); }
+  // Narrows [lo, hi) of masses to the part at which the sum from above reaches
+  // need, among what c keeps. above is the sum of greater masses; the FIRST
+  // round makes it.
+  template <bool FIRST> __device__ __forceinline__ Found narrow(uint32_t lo, uint32_t hi, u64 need, bool by_count, Cut c, u64 above) {
+    int b = round++ % 2, shift = shift_of(lo, hi);
+    uint32_t width = hi - lo;
+    auto count_in = [&](uint32_t v, int id) {
+      if (!c.keeps(v, id)) return;
+      int bin = (v - lo) >> shift;
+      atomicAdd(&m.count[b][bin], 1u);
+      if (by_count) return;
+      atomicAdd(&m.low[b][bin], v & 0xffff);
+      atomicAdd(&m.high[b][bin], v >> 16);
+    };
+    if (FIRST) { // a few of a hundred are in question
+      each([&](uint32_t v, int id) {
+        if (v >= hi) above += by_count ? 1 : v;
+        else if (v >= lo) count_in(v, id);
+      });
+    } else {
+      each_in(lo, width, count_in);
+    }
+    if (FIRST) {
+      above = sum(above);
+      if (threadIdx.x == 0) m.shared[b] = above;
+    }
+    cluster.sync();
+    if (FIRST) above = over_cluster(b);
+    uint32_t count[2] = {};
+    u64 here[2] = {};
+    int first = BINS - 1 - 2 * int(threadIdx.x);
+    for (unsigned r = 0; r < cluster.num_blocks(); r++) {
+      const DrawSmem *o = cluster.map_shared_rank(&m, r);
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        uint32_t n = o->count[b][first - j];
+        count[j] += n;
+        here[j] += by_count ? n : o->low[b][first - j] + (u64(o->high[b][first - j]) << 16);
+      }
+    }
+    // The others are done with the buffer of the round before this.
+#pragma unroll
+    for (int j = 0; j < 2; j++) m.count[b ^ 1][first - j] = m.low[b ^ 1][first - j] = m.high[b ^ 1][first - j] = 0;
+    u64 all, before = scan(here[0] + here[1], &all);
+    if (threadIdx.x == 0) m.found = -1, m.listed = 0;
+    __syncthreads();
+    u64 want = min(need > above ? need - above : 1, all);
+    if (before < want && before + here[0] + here[1] >= want) {
+      int j = before + here[0] >= want ? 0 : 1;
+      m.found = first - j, m.found_count = count[j], m.found_above = above + before + (j ? here[0] : 0);
+    }
+    __syncthreads();
+    if (m.found < 0) return {hi, 0, above}; // nothing in question has mass
+    return {lo + (uint32_t(m.found) << shift), m.found_count, m.found_above};
+  }
+
+  // The cut among at most LIST tokens of masses [lo, hi), which every CTA
+  // gathers from all. The order of the list does not matter.
+  __device__ __forceinline__ Cut choose(uint32_t lo, uint32_t hi, u64 need, bool by_count, Cut c, u64 above) {
+    each_in(lo, hi - lo, [&](uint32_t v, int id) {
+      if (!c.keeps(v, id)) return;
+      int at = atomicAdd(&m.listed, 1);
+      m.list[at] = make_uint2(v, id);
+    });
+    cluster.sync();
+    if (threadIdx.x < 32) {
+      uint2 mine = make_uint2(0, INT_MAX); // no token
+      int at = threadIdx.x;
+      for (unsigned r = 0; r < cluster.num_blocks(); r++) {
+        const DrawSmem *o = cluster.map_shared_rank(&m, r);
+        int n = o->listed;
+        if (at >= 0 && at < n) mine = o->list[at];
+        at -= n;
+      }
+      u64 before = above;
+      for (int i = 0; i < 32; i++) {
+        uint2 other = make_uint2(__shfl_sync(~0u, mine.x, i), __shfl_sync(~0u, mine.y, i));
+        if (other.x > mine.x || (other.x == mine.x && other.y < mine.y)) before += by_count ? other.x > 0 : other.x;
+      }
+      // The first from above that reaches need, or the last there is.
+      bool reaches = mine.x && before + (by_count ? 1 : mine.x) >= need;
+      bool chosen = reaches && before < need;
+      if (!__any_sync(~0u, chosen)) {
+        uint32_t least = __reduce_min_sync(~0u, mine.x ? mine.x : ~0u);
+        int last = __reduce_max_sync(~0u, mine.x == least ? int(mine.y) : -1);
+        chosen = mine.x == least && int(mine.y) == last;
+      }
+      if (chosen) m.lo = mine.x, m.found = mine.y;
+    }
+    __syncthreads();
+    return {m.lo, m.found};
+  }
+
+  // The same where many have the one mass tie: ids up to the keep-th, by halving.
+  __device__ __forceinline__ Cut among_equals(uint32_t tie, u64 keep, Cut c) {
+    int lo = 0, hi = (1 << 19) - 1;
+    while (lo < hi) {
+      int middle = (lo + hi) / 2, b = 4 + equals++ % 2;
+      u64 mine = 0;
+      each_in(tie, 1, [&](uint32_t v, int id) { mine += id <= middle && c.keeps(v, id); });
+      mine = sum(mine);
+      if (threadIdx.x == 0) m.shared[b] = mine;
+      cluster.sync();
+      if (over_cluster(b) >= keep) hi = middle;
+      else lo = middle + 1;
+    }
+    return {tie, lo};
+  }
+
+  // The fewest of those that c keeps, in order, whose sum reaches need.
+  __device__ __forceinline__ Cut cut(Cut c, u64 need, bool by_count) {
+    uint32_t lo, hi;
+    bracket(need, by_count, &lo, &hi);
+    lo = max(lo, c.mass), hi = max(hi, lo + 1);
+    Found f = narrow<true>(lo, hi, need, by_count, c, 0);
+    for (;;) {
+      int shift = shift_of(lo, hi);
+      hi = min(hi, f.lo + (1u << shift)), lo = f.lo;
+      if (f.count <= 1) return {lo, lo == c.mass ? c.id : INT_MAX};
+      if (f.count <= LIST) return choose(lo, hi, need, by_count, c, f.above);
+      if (!shift) break;
+      f = narrow<false>(lo, hi, need, by_count, c, f.above);
+    }
+    u64 each_mass = by_count ? 1 : lo, keep = need > f.above ? (need - f.above + each_mass - 1) / each_mass : 1;
+    if (keep >= f.count) return {lo, lo == c.mass ? c.id : INT_MAX};
+    return among_equals(lo, keep, c);
+  }
+
+  // Inverts the cumulative mass of the kept tokens, in order of id; -1 in the
+  // CTAs that do not have it.
+  __device__ __forceinline__ int pick(Cut c, double u) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = base + 4 * int(threadIdx.x);
+    if (c.id != INT_MAX) { // ties with the cut that are not kept
+      auto drop = [&](uint32_t &v, int id) { v = v == c.mass && id > c.id ? 0 : v; };
+#pragma unroll
+      for (int i = 0; i < 4 * REG_ROWS; i++) drop(kept[i], first + i / 4 * ROW + i % 4);
+      for (int j = 0; j < SMEM_ROWS; j++) {
+        uint4 &v = m.slots[j][threadIdx.x];
+        int id = first + (REG_ROWS + j) * ROW;
+        drop(v.x, id), drop(v.y, id + 1), drop(v.z, id + 2), drop(v.w, id + 3);
+      }
+    }
+    auto kept_mass = [&](uint32_t v) { return v < c.mass ? 0 : v; };
+    auto row_mass = [&](uint4 v) { return u64(kept_mass(v.x)) + kept_mass(v.y) + kept_mass(v.z) + kept_mass(v.w); }; // of this thread's four
+    auto cell = [&](u64 v, int j) { // v is below 2^34
+      u64 all = __reduce_add_sync(~0u, uint32_t(v) & 0xffff) + (u64(__reduce_add_sync(~0u, uint32_t(v >> 16))) << 16);
+      if (lane == 0) m.cells[j * WARPS + warp] = all;
+    };
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < REG_ROWS; j++) cell(row_mass(in_regs(j)), j);
+#pragma unroll 2
+    for (int j = 0; j < SMEM_ROWS; j++) cell(row_mass(m.slots[j][threadIdx.x]), REG_ROWS + j);
+    __syncthreads();
+    u64 mine = threadIdx.x < ROWS * WARPS ? m.cells[threadIdx.x] : 0, here, before = scan(mine, &here);
+    if (threadIdx.x == 0) m.shared[3] = here, m.found = -1;
+    cluster.sync();
+    u64 total = over_cluster(3), below = 0;
+    for (unsigned r = 0; r < cluster.block_rank(); r++) below += cluster.map_shared_rank(m.shared, r)[3];
+    u64 target = u64(u * double(total));
+    if (target >= total && total > 0) target = total - 1;
+    if (target < below || target >= below + here) return -1;
+    target -= below;
+    if (before <= target && target < before + mine) m.found = threadIdx.x, m.found_above = before;
+    __syncthreads();
+    if (warp == m.found % WARPS) {
+      int j = m.found / WARPS;
+      uint4 v = m.slots[max(j - REG_ROWS, 0)][threadIdx.x];
+#pragma unroll
+      for (int i = 0; i < REG_ROWS; i++)
+        if (i == j) v = in_regs(i);
+      uint32_t masses[4] = {v.x, v.y, v.z, v.w};
+      u64 sum = row_mass(v), upto = sum;
+      for (int o = 1; o < 32; o <<= 1) {
+        u64 other = __shfl_up_sync(~0u, upto, o);
+        if (lane >= o) upto += other;
+      }
+      u64 at = m.found_above + upto - sum;
+      if (at <= target && target < at + sum) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          int id = first + j * ROW + e;
+          u64 v = kept_mass(masses[e]);
+          if (at <= target && target < at + v) m.token = id;
+          at += v;
+        }
+      }
+    }
+    __syncthreads();
+    return m.token;
+  }
+};
 
 static __global__ __launch_bounds__(THREADS, 1) void draw_kernel(Sampling p, int span) {
-  extern __shared__ __align__(128) uint8_t raw[];
-  STAMP(0);
-  Part d(*reinterpret_cast<DrawSmem *>(raw));
+  extern __shared__ __align__(16) uint8_t raw[];
+  Draw d(*reinterpret_cast<DrawSmem *>(raw));
   DrawSmem &m = d.m;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int index = blockIdx.x / d.ranks;
-  reinterpret_cast<uint4 *>(m.bins)[threadIdx.x] = make_uint4(0, 0, 0, 0);
-  if (lane == 0) {
-    for (int c = 0; c < CHUNKS; c++) mbar_init(&m.arrived[warp][c], 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  if (threadIdx.x == 0) m.unclean = 0, m.lowest = INT_MAX;
-  __syncthreads();
+  int rank = d.cluster.block_rank(), index = blockIdx.x / d.cluster.num_blocks();
+  for (int i = threadIdx.x; i < LOG_BINS; i += THREADS) m.logs[i] = 0;
+  for (int i = threadIdx.x; i < BINS; i += THREADS)
+    for (int b = 0; b < 2; b++) m.count[b][i] = m.low[b][i] = m.high[b][i] = 0;
   pdl_wait();
   pdl_next();
   const xk_sample s = p.samples[index];
   if (s.final < 0) return; // all CTAs of the cluster
-  d.base = d.rank * span, d.end = max(d.base, min(d.base + span, p.vocab));
-  d.rows = 2 * div_up(d.end - d.base, 2 * WARPS * ROW);
-  const float *logits = p.logits + int64_t(s.final - p.first_final) * p.stride;
-  d.row = logits;
-  const bool greedy = s.temperature == 0 || s.top_k == 1;
-  const bool cuts = !greedy && ((s.top_k > 0 && s.top_k < p.vocab) || s.top_p < 1);
-  d.inverse = greedy ? 0 : fminf(1.4426950408889634f / s.temperature, 1e30f);
-  const float sample = cuts ? __ldcg(logits + int64_t(threadIdx.x) * p.vocab / THREADS) : 0; // before all else: the copies are long
-  if (s.n_adjust > 0) {
+  d.base = rank * span, d.end = min(d.base + span, p.vocab);
+  const float *row = p.logits + int64_t(s.final - p.first_final) * p.stride;
+  if (shapes(s)) {
     float *to = p.scratch + int64_t(index) * p.stride;
-#pragma unroll 1
-    for (int i = d.base + threadIdx.x; i < d.end; i += THREADS) to[i] = logits[i];
+    for (int i = d.base + threadIdx.x; i < d.end; i += THREADS) to[i] = row[i];
     __syncthreads();
-#pragma unroll 1
     for (int i = threadIdx.x; i < s.n_adjust; i += THREADS) {
       const xk_adjust &a = p.adjust[s.adjust + i];
       if (a.id >= d.base && a.id < d.end) to[a.id] = adjusted(to[a.id], a, s);
     }
-    fence_async_global(); // bulk copies read it
     __syncthreads();
-    d.row = to;
+    row = to;
   }
-  STAMP(1);
-  if (!greedy && warp == WARPS - 1) {
-    double u = uniform(s);
-    if (lane == 0) m.u = u;
-  }
-  const Arrival a = arrive(d, cuts, sample);
-  d.top = a.top, d.unclean = a.unclean, d.infinite = a.infinite;
-  STAMP(3);
-  if (greedy || d.top <= NOWHERE) {
-    int token = lowest(d);
-    if (d.rank == 0 && threadIdx.x == 0) p.tokens[s.out] = p.device_tokens[index] = token;
+  float top = d.read(row);
+  if (s.temperature == 0 || s.top_k == 1 || top == -INFINITY) {
+    int token = d.lowest(top);
+    if (rank == 0 && threadIdx.x == 0) p.tokens[s.out] = p.device_tokens[index] = token == INT_MAX ? 0 : token;
   } else {
-    draw(d, a.scale, s, p.vocab, p.tokens + s.out, p.device_tokens + index);
+    bool by_k = s.top_k > 0 && s.top_k < p.vocab, by_p = s.top_p < 1;
+    u64 total = d.weigh(top, 1.4426950408889634f / s.temperature, by_k || by_p);
+    Cut keep = {0, INT_MAX};
+    for (int filter = 0; filter < 2; filter++) { // top-k, then top-p of what it left
+      bool by_count = filter == 0;
+      if (!(by_count ? by_k : by_p)) continue;
+      if (!by_count && keep.mass) {
+        u64 mine = 0;
+        d.each([&](uint32_t v, int id) { mine += keep.keeps(v, id) ? v : 0; });
+        mine = d.sum(mine);
+        d.cluster.sync(); // all have read shared[2]
+        if (threadIdx.x == 0) m.shared[2] = mine;
+        d.cluster.sync();
+        total = d.over_cluster(2);
+      }
+      u64 need = by_count ? s.top_k : u64(ceil(double(s.top_p) * double(total)));
+      keep = d.cut(keep, need ? need : 1, by_count);
+    }
+    uint32_t least = mass_of(fminf(fmaxf(s.min_p, 0.0f), 1.0f));
+    if (least > keep.mass) keep = {least, INT_MAX};
+    int picked = d.pick(keep, uniform(s));
+    if (picked >= 0 && threadIdx.x == 0) p.tokens[s.out] = p.device_tokens[index] = picked;
   }
-  STAMP(8);
-  cluster_sync(); // nobody reads an exited CTA's memory
+  d.cluster.sync(); // nobody reads an exited CTA's memory
 }
 
 // ---------------------------------------------------------------- launchers
 
 int32_t xk_draw(const Launch &l, const Sampling &s) {
   int cluster = 1; // more CTAs a sample while multiprocessors are free
-  while (cluster < MAX_CLUSTER && (s.vocab > cluster * SPAN || (2 * cluster * s.n_samples <= s.sms && s.vocab > cluster * WARPS * ROW))) cluster *= 2;
+  while (cluster < 8 && (s.vocab > cluster * SPAN || (2 * cluster * s.n_samples <= s.sms && s.vocab > cluster * ROW))) cluster *= 2;
   int span = int(round_up(div_up(s.vocab, cluster), 4));
-  if (span > SPAN) return xk_fail(XK_INVALID, "sampler: vocabulary of %d, at most %d", s.vocab, MAX_CLUSTER * SPAN);
+  if (span > SPAN) return xk_fail(XK_INVALID, "sampler: vocabulary of %d, at most %d", s.vocab, 8 * SPAN);
   return launch_clusters(l, draw_kernel, s.n_samples * cluster, THREADS, sizeof(DrawSmem), cluster, s, span);
 }
 

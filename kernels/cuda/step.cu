@@ -58,7 +58,7 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
       if ((k ? v->until[k - 1] : v->first) == i) XK_TRY(cudaStreamWaitEvent(l.stream, v->good[k], 0));
   XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, nullptr, w.attn_norm, c->xn, a.n_rows, g.hidden, g.norm_eps));
   XK_OK_OR_RETURN(xk_project(c, l, QKV, i, a.n_rows));
-  Rope r = {c->qkv, w.bias, w.q_norm, w.k_norm, c->rope, on_device<xk_seg>(c, a.segs), a.n_segs, g.heads, i, g.norm_eps, a.n_rows};
+  Rope r = {c->qkv, w.bias, w.q_norm, w.k_norm, c->rope, on_device<xk_seg>(c, a.segs), a.n_segs, g.heads, i, g.norm_eps};
   Pool p = c->pool_of(i);
   XK_OK_OR_RETURN(g.kv_fp8 ? xk_append8(l, r, c->rows_of(i)) : xk_append(l, r, p));
   // Recorded where no kernel begins early behind another's end (PDL): before a

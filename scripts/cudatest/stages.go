@@ -133,7 +133,8 @@ func sanitizer(tool, about string, seconds int) stage {
 // plan is every stage, the most valuable first.
 func plan() []stage {
 	return []stage{
-		{name: "probe", about: "kernels one by one against double precision", seconds: 40, parts: []part{{name: "check", run: []string{"probe", "check"}}}},
+		{name: "probe", about: "kernels one by one against double precision, draws against sorting", seconds: 45,
+			parts: []part{{name: "check", run: []string{"probe", "check"}}, {name: "draw", run: []string{"probe", "check", "draw", "quick"}}}},
 		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 170, parts: suite()},
 		{name: "worker", about: "a worker on the GPU; the same tokens from host memory, an SSD, a peer", seconds: 40, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestGPUTiers", "TestGPUTiersInvariant", "TestGPUPeers")}},
 		{name: "hf", about: "logits beside transformers', ten random models", seconds: 60, python: "torch transformers", parts: []part{{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}}},

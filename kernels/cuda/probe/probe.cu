@@ -1,9 +1,9 @@
 // Checks and times single kernels on this GPU, without Go and without a model:
 // scripts/build-cuda builds it from the library's own object files.
 //
-//   probe check [quick|few|kv8|gemm|draw]   attention and projections against sums in double precision,
-//                             draws against sorting, to the bit;
+//   probe check [quick|few|kv8|gemm]   attention and projections against sums in double precision;
 //                             PART=2/5 in the environment: every fifth case from the second on
+//   probe check draw [quick]  draws against sorting, to the bit
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
 //
 // Inputs are random, rows of the pool that nothing may read are NaN, block
@@ -218,11 +218,13 @@ int main(int argc, char **argv) {
   MUST(xk_sampler_init());
   printf("DEVICE %s\n", prop.name);
   if (what == "check") {
-    const bool all = name != "kv8" && name != "gemm" && name != "draw";
-    if (all) check(name);
-    if (all || name == "kv8") check8(name == "few" || name == "quick");
-    if (all || name == "gemm") check_gemms(name);
-    if (all || name == "draw") check_draws(name == "few" || name == "quick");
+    if (name == "draw") {
+      check_draws(argc > 3 && !strcmp(argv[3], "quick"));
+      return failed;
+    }
+    if (name != "kv8" && name != "gemm") check(name);
+    if (name != "gemm") check8(name == "few" || name == "quick");
+    if (name != "kv8") check_gemms(name);
     return failed;
   }
   if (what == "profile") {
