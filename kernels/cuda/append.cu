@@ -24,17 +24,19 @@ static __device__ uint64_t hash_stored(const element *row, int dim, int lane) {
 template <typename T, int TEAM>
 static __global__ __launch_bounds__(WARPS * 32, TEAM == 16 ? 4 : 2) void append_kernel(Rope r, Pool p) {
   __shared__ unsigned long long digest;
+  const xk_seg s = r.segs[blockIdx.x]; // older than the kernel before this
   pdl_wait();
   pdl_next();
-  xk_seg s = r.segs[blockIdx.x];
   if (s.n == 0) return;
   constexpr int TEAMS = WARPS * 32 / TEAM;
   int kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = threadIdx.x / TEAM, j = threadIdx.x % TEAM;
   const unsigned mask = TEAM == 32 ? ~0u : 0xffffu << (lane & 16);
   int dim = p.head_dim, half = dim / 2, group = r.heads / p.kv_heads;
   int width = (r.heads + 2 * p.kv_heads) * dim;
-  int64_t slot = int64_t(s.block) * p.kv_heads + kv_head;
-  if (threadIdx.x == 0) digest = 0;
+  const int64_t slot = int64_t(s.block) * p.kv_heads + kv_head;
+  const int filled = p.filled[slot]; // asked for with the rows, not after them
+  unsigned long long stored = 0;
+  if (threadIdx.x == 0) digest = 0, stored = p.digest[slot];
   bool on = 4 * j < half;
   const uint64_t key_lo = lane_key(j), key_hi = lane_key(half / 4 + j);
 
@@ -109,7 +111,6 @@ static __global__ __launch_bounds__(WARPS * 32, TEAM == 16 ? 4 : 2) void append_
       }
     }
   }
-  int filled = p.filled[slot];
   __syncthreads();
   if (mine) atomicAdd(&digest, (unsigned long long)mine);
   if (filled != s.at) { // the stored digest is of other rows: hash those below again
@@ -121,7 +122,7 @@ static __global__ __launch_bounds__(WARPS * 32, TEAM == 16 ? 4 : 2) void append_
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    p.digest[slot] = digest + (filled == s.at ? p.digest[slot] : 0);
+    p.digest[slot] = digest + (filled == s.at ? stored : 0);
     p.filled[slot] = uint16_t(s.at + s.n);
   }
 }

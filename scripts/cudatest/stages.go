@@ -140,9 +140,10 @@ func sanitizer(tool, about string, seconds int) stage {
 // plan is every stage, the most valuable first.
 func plan() []stage {
 	return []stage{
-		{name: "probe", about: "kernels one by one against double precision", seconds: 80, parts: []part{
-			{name: "check", run: []string{"probe", "check"}}, {name: "check in fp16", run: []string{"probe", "check"}, env: []string{"TYPE=fp16"}}}},
-		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 250, parts: suite()},
+		{name: "probe", about: "kernels one by one against double precision, draws against sorting", seconds: 55, parts: []part{
+			{name: "check", run: []string{"probe", "check"}}, {name: "check in fp16", run: []string{"probe", "check"}, env: []string{"TYPE=fp16"}},
+			{name: "draw", run: []string{"probe", "check", "draw", "quick"}}}},
+		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 210, parts: suite()},
 		{name: "worker", about: "a worker on the GPU; the same tokens from host memory, an SSD, a peer", seconds: 40, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestOnGPUInFP16", "TestGPUTiers", "TestGPUTiersInvariant", "TestGPUPeers")}},
 		{name: "hf", about: "logits beside transformers', ten random models", seconds: 90, python: "torch transformers", parts: []part{
 			{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}, {name: "logits in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16"}}}},

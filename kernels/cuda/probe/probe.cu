@@ -3,6 +3,7 @@
 //
 //   probe check [quick|few|kv8|gemm]   attention and projections against sums in double precision;
 //                             PART=2/5 in the environment: every fifth case from the second on
+//   probe check draw [quick]  draws against sorting, to the bit
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
 //
 // TYPE=fp16 in the environment: elements are fp16; bf16 is left out, and FP8 with it.
@@ -222,6 +223,7 @@ static void bench_sampler() {
 
 #include "gemm.cuh"
 #include "kv8.cuh"
+#include "draw.cuh"
 
 int main(int argc, char **argv) {
   std::string what = argc > 1 ? argv[1] : "", name = argc > 2 ? argv[2] : "";
@@ -237,6 +239,10 @@ int main(int argc, char **argv) {
   MUST(xk_sampler_init());
   printf("DEVICE %s\n", prop.name);
   if (what == "check") {
+    if (name == "draw") {
+      check_draws(argc > 3 && !strcmp(argv[3], "quick"));
+      return failed;
+    }
     if (name != "kv8" && name != "gemm") check(name);
     if (name != "gemm" && type == XK_BF16) check8(name == "few" || name == "quick");
     if (name != "kv8") check_gemms(name);
