@@ -119,8 +119,11 @@ int32_t launch_clusters(const Launch &l, void (*kernel)(P...), dim3 grid, dim3 b
   return XK_OK;
 }
 
-// PDL: a kernel may start while the one before it drains. Weights may be read
-// at once; everything else only after pdl_wait.
+// PDL: a kernel may start while the one before it drains. Weights may be read at
+// once; what another kernel wrote, only after pdl_wait, or if that kernel has ended
+// when this one starts. Kernels wait before they let the next one in, so all but the
+// one before have ended then; all but two, where the one before lets the next in
+// first (gemm_hopper, decode attention beside prefill's; cuBLASLt's are not known).
 __device__ __forceinline__ void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void pdl_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
@@ -372,6 +375,12 @@ int32_t xk_gemm_hopper(const Launch &l, Epilogue e, const Gemm &g);
 int32_t xk_gemm_hopper_init(xk_dtype type, int *ctas);
 // Of a matrix that the kernel reads, or (stored) its result; stride in elements, a multiple of 8.
 int32_t xk_matrix_map(CUtensorMap *map, const element *base, int64_t rows, int columns, int stride, bool stored);
+
+// Projection of any number of rows and columns, k a multiple of 8, by gemm_any.cu: as
+// xk_skinny, but x is [m][k], no SILU, and no value's bits depend on m. For
+// batch_invariant, and slow.
+int32_t xk_gemm_any(const Launch &l, Epilogue e, const element *w, const element *x, void *out, int out_stride, int m, int n, int k);
+int32_t xk_gemm_any_init(xk_dtype type);
 
 struct Sampling {
   const float *logits; // [finals of the tile][stride], raw

@@ -3,7 +3,8 @@
 // process. With cfg.tune, each (shape, rows) is chosen at start by timing more
 // heuristics and the own kernels over different layers' weights, so that none
 // finds them in L2.
-// With cfg.batch_invariant all algorithms of a shape give a row the same bits.
+// With cfg.batch_invariant all algorithms of a shape give a row the same bits; where
+// cuBLASLt has none that do, gemm_any.cu serves.
 // Weights are [N][K], activations [rows][K], results [rows][N], all row-major:
 // for cuBLASLt's columns that is N x rows = W^T x X.
 #include <algorithm>
@@ -78,6 +79,12 @@ static int32_t run_own(xk_ctx *c, const Launch &l, Shape s, int layer, int rows)
   return xk_gemm_hopper(l, o.epilogue, {&c->reads[s], &c->layers[layer].maps[s], &c->writes[s], rows, o.n, o.k, c->gemm_ctas, c->gemm_work});
 }
 
+// By cuBLASLt or gemm_any.cu, neither of which does SiLU.
+static int32_t multiply(xk_ctx *c, const Launch &l, const Operands &o, int rows, const Choice &h) {
+  if (h.any) return xk_gemm_any(l, o.epilogue == SILU ? STORE : o.epilogue, o.w, o.x, o.out, o.out_stride, rows, o.n, o.k);
+  return matmul(c, l, o, rows, h.algo_known ? &h.algo : nullptr);
+}
+
 static int32_t run(xk_ctx *c, const Launch &l, Shape s, int layer, int rows, const Choice &h) {
   if (h.own) return run_own(c, l, s, layer, rows);
   Operands o = operands(c, s, layer);
@@ -88,7 +95,7 @@ static int32_t run(xk_ctx *c, const Launch &l, Shape s, int layer, int rows, con
   int most = s == GATE_UP ? c->gu_rows : rows;
   for (int from = 0; from < rows; from += most) {
     int n = std::min(most, rows - from);
-    XK_OK_OR_RETURN(matmul(c, l, o, n, h.algo_known ? &h.algo : nullptr));
+    XK_OK_OR_RETURN(multiply(c, l, o, n, h));
     if (s == GATE_UP) XK_OK_OR_RETURN(xk_silu(l, c->gu, c->act + int64_t(from) * c->ff, n, c->ff));
     o.x += int64_t(n) * o.k;
   }
@@ -173,9 +180,11 @@ static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
 // hardly in bits. So the first that gives a row the same bits in every batch is
 // the reference of its shape, and each bucket takes its own first choice of those
 // that agree with it, the kernel of gemm_hopper.cu before all: seen on the real
-// weights, at start, on this device.
+// weights, at start, on this device. Where the heuristics list none, as for few
+// columns, whose K they all split, the reference is gemm_any.cu.
 
 static constexpr int MOST_CHECKED = 2048; // rows; larger buckets take the last one's choice
+static constexpr int DIGESTED = 256;      // rows
 static const int REFERENCES[] = {128, 64, 256, 2048, 16}; // row counts whose first choices may be the reference
 
 // V is element, or float.
@@ -193,9 +202,9 @@ static __global__ void unequal_kernel(const uint16_t *a, const uint16_t *b, int6
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
     if (a[i] != b[i]) atomicAdd(count, 1);
 }
-static __global__ void digest_kernel(const uint16_t *a, int64_t n, unsigned long long *digest) {
+static __global__ void digest_kernel(const uint16_t *a, int64_t n, int64_t first, unsigned long long *digest) {
   uint64_t sum = 0;
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) sum += mix64(uint64_t(i) << 16 | a[i]);
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) sum += mix64(uint64_t(first + i) << 16 | a[i]);
   sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) atomicAdd(digest, sum);
 }
@@ -209,16 +218,18 @@ struct Check {
   uint8_t *kept;
   unsigned long long *count; // on the device
   int64_t row() const { return int64_t(o.out_stride) * (o.out_type == CUDA_R_32F ? 4 : 2); }
-  // gate_up is looked at before SiLU, which is the same function in every kernel.
-  int32_t run(int from, int rows, const Choice &h) const {
+  void fill(int rows, int64_t number) const { noise(c, const_cast<element *>(o.x), rows * int64_t(o.k), number * o.k); } // rows `number` on
+  // Rows from .. of x, whose numbers are so much greater. gate_up is looked at before
+  // SiLU, which is the same function in every kernel.
+  int32_t run(int from, int rows, const Choice &h, int64_t number = 0) const {
     Operands part = o;
     part.x += int64_t(from) * o.k;
-    const int64_t n = int64_t(rows) * o.out_stride, first = int64_t(from) * o.out_stride;
+    const int64_t n = int64_t(rows) * o.out_stride, first = (number + from) * o.out_stride;
     if (o.beta && o.out_type == CUDA_R_32F) noise(c, static_cast<float *>(o.out), n, first); // what is added to
     else if (o.beta) noise(c, static_cast<element *>(o.out), n, first);
     else XK_TRY(cudaMemsetAsync(o.out, 0, rows * row(), c->stream));
     Launch l = c->on_stream(false);
-    if (!h.own) return matmul(c, l, part, rows, &h.algo);
+    if (!h.own) return multiply(c, l, part, rows, h);
     CUtensorMap x, w, out;
     XK_OK_OR_RETURN(xk_matrix_map(&x, part.x, rows, o.k, o.k, false));
     XK_OK_OR_RETURN(xk_matrix_map(&w, o.w, o.n, o.k, o.k, false));
@@ -246,7 +257,9 @@ static bool in_one_go(const cublasLtMatmulAlgo_t *algo) {
 }
 
 static int32_t reference(const Check &k, Choice *out) {
+  auto keep = [&] { return cudaMemcpyAsync(k.kept, k.o.out, k.most * k.row(), cudaMemcpyDeviceToDevice, k.c->stream); };
   for (int at : REFERENCES) {
+    if (k.c->cfg.batch_invariant == 2) break;
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     int n;
     XK_OK_OR_RETURN(heuristics(k.c, k.o, std::min(at, k.most), found, &n));
@@ -254,7 +267,7 @@ static int32_t reference(const Check &k, Choice *out) {
       Choice h;
       h.algo_known = true, h.algo = found[i].algo;
       if (!in_one_go(&h.algo) || k.run(0, k.most, h) != XK_OK) continue;
-      XK_TRY(cudaMemcpyAsync(k.kept, k.o.out, k.most * k.row(), cudaMemcpyDeviceToDevice, k.c->stream));
+      XK_TRY(keep());
       bool all = true;
       for (int rows : {1, 2, 7, 16, 33, 64, 96, 129, 300, 511, 1024}) all = all && (rows >= k.most || k.agrees(rows, h));
       if (!all) continue;
@@ -262,19 +275,35 @@ static int32_t reference(const Check &k, Choice *out) {
       return XK_OK;
     }
   }
-  return xk_fail(XK_CUBLAS, "batch_invariant: no algorithm for a projection of %d x %d gives a row the same bits in every batch", k.o.n, k.o.k);
+  out->any = true;
+  XK_OK_OR_RETURN(k.run(0, k.most, *out));
+  XK_TRY(keep());
+  k.c->buffers.slow |= 1u << k.shape;
+  return XK_OK;
+}
+
+// Adds to the context's digest what h makes of DIGESTED rows, the same ones whatever
+// a step's largest number of rows is: other sums differ in few of the values that
+// bf16 leaves of them, so that one row would not tell.
+static int32_t digest(const Check &k, const Choice &h) {
+  XK_TRY(cudaMemsetAsync(k.count, 0, sizeof *k.count, k.c->stream));
+  for (int number = 0, n; number < DIGESTED; number += n) {
+    n = std::min(k.most, DIGESTED - number);
+    k.fill(n, number);
+    XK_OK_OR_RETURN(k.run(0, n, h, number));
+    digest_kernel<<<512, 256, 0, k.c->stream>>>(static_cast<uint16_t *>(k.o.out), n * k.row() / 2, number * k.row() / 2, k.count);
+  }
+  unsigned long long sum;
+  XK_TRY(cudaMemcpyAsync(&sum, k.count, sizeof sum, cudaMemcpyDeviceToHost, k.c->stream));
+  XK_TRY(cudaStreamSynchronize(k.c->stream));
+  k.c->buffers.bits = mix64(k.c->buffers.bits ^ sum);
+  return XK_OK;
 }
 
 static int32_t choose_invariant(const Check &k, std::map<int, Choice> *out) {
-  noise(k.c, const_cast<element *>(k.o.x), int64_t(k.most) * k.o.k, 0);
+  k.fill(k.most, 0);
   Choice first;
   XK_OK_OR_RETURN(reference(k, &first));
-  XK_TRY(cudaMemsetAsync(k.count, 0, sizeof *k.count, k.c->stream));
-  digest_kernel<<<512, 256, 0, k.c->stream>>>(reinterpret_cast<uint16_t *>(k.kept), k.row() / 2, k.count);
-  unsigned long long digest;
-  XK_TRY(cudaMemcpyAsync(&digest, k.count, sizeof digest, cudaMemcpyDeviceToHost, k.c->stream));
-  XK_TRY(cudaStreamSynchronize(k.c->stream));
-  k.c->buffers.bits = mix64(k.c->buffers.bits ^ digest);
   int least = 1;
   for (int b : BUCKETS) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
@@ -282,11 +311,11 @@ static int32_t choose_invariant(const Check &k, std::map<int, Choice> *out) {
     XK_OK_OR_RETURN(heuristics(k.c, k.o, most, found, &n));
     Choice best = first, h;
     auto fits = [&] { return k.agrees(most, h) && k.agrees((least + most) / 2, h) && k.agrees(least, h); };
-    h.own = takes_own(k.c, k.shape, most);
+    h.own = takes_own(k.c, k.shape, most) && k.c->cfg.batch_invariant != 2;
     bool taken = h.own && fits();
     if (taken) best = h;
     h = first;
-    for (int i = 0; i < n && !taken; i++) {
+    for (int i = 0; i < n && !taken && !first.any; i++) { // none of a shape for which none is known to agree with itself
       h.algo = found[i].algo;
       taken = in_one_go(&h.algo) && fits();
       if (taken) best = h;
@@ -296,7 +325,7 @@ static int32_t choose_invariant(const Check &k, std::map<int, Choice> *out) {
     if (b == INT32_MAX) break;
     least = b + 1;
   }
-  return XK_OK;
+  return digest(k, first);
 }
 
 static int32_t choose_all_invariant(xk_ctx *c, uint8_t *kept, int64_t bytes) {
@@ -310,6 +339,7 @@ static int32_t choose_all_invariant(xk_ctx *c, uint8_t *kept, int64_t bytes) {
 
 static int32_t gemm_invariant(xk_ctx *c) {
   const xk_config &g = c->cfg;
+  XK_OK_OR_RETURN(xk_gemm_any_init(c->type()));
   int64_t widest = std::max(int64_t(std::max(c->width, 2 * c->ff)) * int64_t(sizeof(element)), c->residual_row());
   int64_t bytes = round_up(std::max(std::min(g.max_rows, MOST_CHECKED) * widest, int64_t(g.max_seqs) * c->stride * int64_t(sizeof(float))), 256);
   uint8_t *kept; // only now: the pool is not there yet

@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 10 // raised by any change of this file
+#define XK_ABI 11 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -44,7 +44,7 @@ typedef struct {
   int32_t no_graphs;    // launch kernels one by one (debugging)
   int32_t no_pdl;       // no programmatic dependent launch
   int32_t tune;         // choose projections by timing: faster, not the same bits in every process
-  int32_t batch_invariant; // a row's bits depend on its sequence alone; not with tune
+  int32_t batch_invariant; // a row's bits depend on its sequence alone; not with tune. 2, for tests: all projections by gemm_any.cu
   int32_t kv_fp8; // KV rows are E4M3 with a scale each; not with batch_invariant
   int32_t weights_fp8; // projections of the layers are E4M3 with a scale a row; not with batch_invariant
   int32_t fp16; // weights, activations and KV rows are fp16, the residual stream fp32; not with kv_fp8, weights_fp8
@@ -142,6 +142,7 @@ typedef struct {
   float *logits;     // [n_wants][vocab]
   int32_t max_wants;
   uint64_t bits;     // batch_invariant: digest of what the projections make of given rows
+  uint32_t slow;     // batch_invariant: projections that gemm_any.cu does: 1 qkv, 2 out, 4 gate_up, 8 down, 16 head
 } xk_buffers;
 
 // Device memory in bytes. Open allocates all but the pool.
