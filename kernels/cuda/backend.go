@@ -27,6 +27,7 @@ type Backend struct {
 	device string
 	pci    string
 	mem    Memory
+	slow   uint32 // xk_buffers.slow
 
 	numerics string
 	closed   bool
@@ -104,7 +105,7 @@ func open(a kernels.Arch, opt Options) (*Backend, error) {
 		qkv_bias: flag(a.QKVBias), qk_norm: flag(a.QKNorm), tied_head: flag(a.TiedHead),
 		norm_eps: C.float(a.NormEps), block_tokens: C.int32_t(opt.BlockTokens),
 		max_rows: C.int32_t(opt.MaxTokens), max_seqs: C.int32_t(opt.MaxSeqs),
-		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune), batch_invariant: flag(opt.BatchInvariant), kv_fp8: flag(opt.KVFP8), weights_fp8: flag(opt.WeightsFP8), fp16: flag(opt.FP16),
+		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune), batch_invariant: flag(opt.BatchInvariant) + flag(opt.BatchInvariant && opt.anyGEMM), kv_fp8: flag(opt.KVFP8), weights_fp8: flag(opt.WeightsFP8), fp16: flag(opt.FP16),
 	}
 	if err := lib.call("xk_open", func() C.int32_t { return C.api_open_ctx(lib.api, &cfg, &b.ctx) }); err != nil {
 		return nil, err
@@ -190,6 +191,17 @@ func (b *Backend) memory() (m Memory, free int64, err error) {
 // Memory says where the device's memory went.
 func (b *Backend) Memory() Memory { return b.mem }
 
+// SlowProjections names those for which BatchInvariant has no fast kernel on this
+// device: cuBLASLt has no algorithm for them that keeps a row's bits.
+func (b *Backend) SlowProjections() (names []string) {
+	for i, name := range []string{"qkv", "out", "gate_up", "down", "head"} {
+		if b.slow>>i&1 != 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // start sizes and allocates the pool, and runs steps of every kind and size, so
 // that graphs exist and code is loaded before the first request: later steps
 // allocate nothing.
@@ -206,7 +218,7 @@ func (b *Backend) start() error {
 	if err != nil {
 		return err
 	}
-	b.numerics = b.opt.numerics(uint32(buf.bits))
+	b.numerics, b.slow = b.opt.numerics(uint32(buf.bits)), uint32(buf.slow)
 	fold := newFolder(b.arch.Vocab)
 	for i := range b.steps {
 		b.steps[i].init(i, b, &buf, fold)

@@ -63,6 +63,8 @@ type Options struct {
 	// type F8 as they are, others rounded. Steps of more than 16 rows round their
 	// activations as well. Not with BatchInvariant.
 	WeightsFP8 bool
+
+	anyGEMM bool // BatchInvariant: all projections by gemm_any.cu, for tests
 }
 
 // numerics names what these options compute with; bits is the library's digest

@@ -35,12 +35,11 @@ func TestBatchInvariant(t *testing.T) {
 	for _, name := range []string{"llama gqa4 128", "llama gqa8 128", "qwen2 gqa7 64", "qwen3 gqa2 128", "llama mha 64", "qwen3 gqa2 80", "gqa3 96", "llama gqa4 256x", "gqa17 64"} {
 		t.Run(name, func(t *testing.T) {
 			a := families()[name]
-			a.Vocab = (a.Vocab + 7) &^ 7 // cuBLASLt has no one algorithm for odd widths
 			w := randomWeights(a, 7)
 			tokens := randomTokens(rand.New(rand.NewPCG(11, 1)), n, a.Vocab)
 			opt := cuda.Options{Blocks: 340, MaxSeqs: 80, MaxTokens: 2300, BatchInvariant: true}
 			b := open(t, a, w, opt)
-			t.Log(b.Info().Numerics)
+			t.Log(b.Info().Numerics, "slow:", b.SlowProjections())
 			want := ends(t, b, tokens, []int{16}, 0)
 			compared := 0
 			check := func(label string, b kernels.Backend, chunks []int, beside int) {
@@ -97,6 +96,72 @@ func TestBatchInvariant(t *testing.T) {
 			}
 			t.Logf("%d logits equal to the bit; %.5f from the CPU's", compared, worst)
 		})
+	}
+}
+
+// Where cuBLASLt has no algorithm, gemm_any.cu serves: here for all projections. The
+// same bits whatever the batch, the chunks and the phase, near to the CPU's, and one
+// name however large steps may be.
+func TestInvariantWithoutCuBLAS(t *testing.T) {
+	const n = 1100
+	for _, name := range []string{"llama gqa4 128", "qwen2 gqa7 64", "qwen3 gqa2 80"} {
+		a := families()[name]
+		w := randomWeights(a, 7)
+		tokens := randomTokens(rand.New(rand.NewPCG(11, 1)), n, a.Vocab)
+		opt := cuda.Options{Blocks: 220, MaxSeqs: 40, MaxTokens: 1100, BatchInvariant: true}.AnyGEMM()
+		b := open(t, a, w, opt)
+		if slow := b.SlowProjections(); len(slow) != 5 {
+			t.Errorf("%s: only %v by gemm_any.cu", name, slow)
+		}
+		want := ends(t, b, tokens, []int{1}, 0)
+		if len(want) != n {
+			t.Fatalf("%s: logits at %d of %d positions", name, len(want), n)
+		}
+		for _, run := range []struct {
+			chunks []int
+			beside int
+		}{{[]int{1024, 1, 1}, 6}, {[]int{3, 29, 128, 127, 1, 64, 300}, 2}, {[]int{65, 1, 7}, 30}, {[]int{n}, 0}} {
+			for pos, l := range ends(t, b, tokens, run.chunks, run.beside) {
+				if !sameBits(l, want[pos]) {
+					t.Errorf("%s, chunks of %v, %d beside: logits after %d tokens differ, by %.5f of their norm", name, run.chunks, run.beside, pos, relative(l, want[pos]))
+					break
+				}
+			}
+		}
+		for pos, l := range ends(t, openCPU(t, a, w, 64, 16), tokens[:200], []int{20}, 0) {
+			if e := relative(want[pos], l); !(e <= tolerance()) {
+				t.Errorf("%s: logits after %d tokens are off by %.4f", name, pos, e)
+			}
+		}
+		opt.MaxSeqs, opt.MaxTokens = 3, 50
+		if small := open(t, a, w, opt); small.Info().Numerics != b.Info().Numerics {
+			t.Errorf("%s: %s with small steps, %s with large ones", name, small.Info().Numerics, b.Info().Numerics)
+		}
+	}
+}
+
+// A model of an 8B's widths with a small vocabulary, for whose head cuBLASLt splits K
+// in every algorithm, starts and keeps its promise.
+func TestInvariantSmallVocabulary(t *testing.T) {
+	a := shape(2, 4096, 14336, 32, 8, 128, 512)
+	tokens := randomTokens(rand.New(rand.NewPCG(11, 1)), 200, a.Vocab)
+	b, err := cuda.NewRandom(a, 5, cuda.Options{Blocks: 64, MaxSeqs: 16, BatchInvariant: true, FP16: inFP16()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close() })
+	t.Log(b.Info().Numerics, "slow:", b.SlowProjections())
+	want := ends(t, b, tokens, []int{1}, 0)
+	for _, run := range []struct {
+		chunks []int
+		beside int
+	}{{[]int{1}, 7}, {[]int{16}, 3}, {[]int{100, 1, 50}, 7}, {[]int{200}, 0}} {
+		for pos, l := range ends(t, b, tokens, run.chunks, run.beside) {
+			if !sameBits(l, want[pos]) {
+				t.Errorf("chunks of %v, %d beside: logits after %d tokens differ, by %.5f of their norm", run.chunks, run.beside, pos, relative(l, want[pos]))
+				break
+			}
+		}
 	}
 }
 

@@ -39,7 +39,7 @@ var fp16 = []string{"XPYD_CUDA_FP16=1"}
 
 var families = []family{
 	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestMixedSteps", "TestOnLayer"}, split: []string{"TestLogits"}, shared: true, fp16: true},
-	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantRefused", "TestInvariantDraws"}, split: []string{"TestBatchInvariant"}, shared: true, fp16: true},
+	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantWithoutCuBLAS", "TestInvariantSmallVocabulary", "TestInvariantRefused", "TestInvariantDraws"}, split: []string{"TestBatchInvariant"}, shared: true, fp16: true},
 	{name: "fp8", tests: []string{"TestKV8Rows", "TestKV8Logits", "TestKV8DecodeLengths", "TestKV8Pool", "TestW8Logits", "TestW8Loads"}, split: []string{"TestKV8Logits", "TestW8Logits"}, shared: true},
 	{name: "range", tests: []string{"TestFP16Range", "TestFP16Peers"}},
 	{name: "sampler", tests: []string{"TestDraws", "TestDrawsAmongEquals", "TestDrawDistribution", "TestLogprobs"}, shared: true},

@@ -1,9 +1,10 @@
 // Checks and times single kernels on this GPU, without Go and without a model:
 // scripts/build-cuda builds it from the library's own object files.
 //
-//   probe check [quick|few|kv8|gemm]   attention and projections against sums in double precision;
+//   probe check [quick|few|kv8|gemm|any]   attention and projections against sums in double precision;
 //                             PART=2/5 in the environment: every fifth case from the second on
 //   probe check draw [quick]  draws against sorting, to the bit
+//   probe bench any           projections by gemm_any.cu beside cuBLASLt
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
 //
 // TYPE=fp16 in the environment: elements are fp16; bf16 is left out, and FP8 with it.
@@ -222,6 +223,7 @@ static void bench_sampler() {
 }
 
 #include "gemm.cuh"
+#include "any.cuh"
 #include "kv8.cuh"
 #include "draw.cuh"
 
@@ -243,9 +245,11 @@ int main(int argc, char **argv) {
       check_draws(argc > 3 && !strcmp(argv[3], "quick"));
       return failed;
     }
-    if (name != "kv8" && name != "gemm") check(name);
-    if (name != "gemm" && type == XK_BF16) check8(name == "few" || name == "quick");
-    if (name != "kv8") check_gemms(name);
+    const bool all = name != "kv8" && name != "gemm" && name != "any";
+    if (all) check(name);
+    if ((all || name == "kv8") && type == XK_BF16) check8(name == "few" || name == "quick");
+    if (all || name == "gemm") check_gemms(name);
+    if (all || name == "any") check_anys(name == "few" || name == "quick");
     return failed;
   }
   if (what == "profile") {
@@ -255,6 +259,10 @@ int main(int argc, char **argv) {
   if (what != "bench") return 2;
   if (name == "gemm") {
     bench_gemm(argc > 3 ? argv[3] : "");
+    return 0;
+  }
+  if (name == "any") {
+    bench_any();
     return 0;
   }
   bench_copy();
