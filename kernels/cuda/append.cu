@@ -24,7 +24,7 @@ static __device__ uint64_t hash_stored(const element *row, int dim, int lane) {
 template <typename T, int TEAM>
 static __global__ __launch_bounds__(WARPS * 32, TEAM == 16 ? 4 : 2) void append_kernel(Rope r, Pool p) {
   __shared__ unsigned long long digest;
-  const xk_seg s = r.segs[blockIdx.x]; // older than the kernel before this
+  const xk_seg s = r.segs[blockIdx.x]; // copied before the norm let the projection in: it has ended (common.cuh, PDL)
   pdl_wait();
   pdl_next();
   if (s.n == 0) return;
