@@ -3,7 +3,6 @@
 package cuda_test
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -212,7 +211,7 @@ func TestInvariantDraws(t *testing.T) {
 	together := run(all)
 	for _, i := range []int{0, 1, 6, 31, 63} {
 		if alone := run([]int{i})[0]; !slices.Equal(alone, together[i]) {
-			t.Error(fmt.Sprintf("sequence %d drew\n%v alone,\n%v in a batch", i, alone, together[i]))
+			t.Errorf("sequence %d drew\n%v alone,\n%v in a batch", i, alone, together[i])
 		}
 	}
 }

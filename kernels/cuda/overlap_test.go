@@ -3,6 +3,7 @@
 package cuda_test
 
 import (
+	"encoding/binary"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -171,4 +172,57 @@ func TestLaunchRefused(t *testing.T) {
 		t.Error("a step was awaited that was never launched")
 	}
 	mustStep(t, b, one)
+}
+
+// Appends read their segments before the kernel before them has ended: steps of ever
+// other shapes, two under way, leave the rows and digests of kernels that run one by one.
+func TestAppendsOfChangingSteps(t *testing.T) {
+	const blocks = 96
+	for _, name := range []string{"llama gqa2 8", "llama gqa4 128"} {
+		a := families()[name]
+		w := randomWeights(a, 3)
+		var want [][]byte
+		for _, noPDL := range []bool{true, false} {
+			b := open(t, a, w, cuda.Options{Blocks: blocks, MaxTokens: 16 * blocks, NoPDL: noPDL})
+			l, r := b.Layout(), rand.New(rand.NewPCG(3, 1))
+			mustStep(t, b, kernels.Seq{Tokens: randomTokens(r, 16*blocks, a.Vocab), Blocks: table(r, b, blocks)}) // every row has a value
+			for i := range 300 {
+				free := table(r, b, blocks)
+				var seqs []kernels.Seq
+				for range 1 + r.IntN(6) {
+					most := 1 + r.IntN(4)
+					n := 1 + r.IntN(16*most)
+					if i%3 == 0 {
+						n = 1
+					}
+					if i%60 == 59 { // one long chunk
+						most, n = blocks, 16*blocks-r.IntN(400)
+					}
+					seqs = append(seqs, kernels.Seq{Tokens: randomTokens(r, n, a.Vocab), Pos: r.IntN(16*most - n + 1), Blocks: free[:most]})
+					if free = free[most:]; len(free) == 0 {
+						break
+					}
+				}
+				if mustLaunch(t, b, seqs...); i > 0 {
+					mustAwait(t, b)
+				}
+			}
+			mustAwait(t, b)
+			for layer := range l.Layers {
+				for block := range int32(blocks) {
+					rows, digests := make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
+					b.Gather(layer, block, 0, 16, rows)
+					b.Digest(layer, block, digests)
+					for _, d := range digests {
+						rows = binary.LittleEndian.AppendUint64(rows, d)
+					}
+					if noPDL {
+						want = append(want, rows)
+					} else if !slices.Equal(rows, want[layer*blocks+int(block)]) {
+						t.Fatalf("%s: layer %d, block %d: rows or digests differ", name, layer, block)
+					}
+				}
+			}
+		}
+	}
 }

@@ -47,7 +47,7 @@ var families = []family{
 	{name: "host", tests: []string{"TestHostMoves", "TestHostMovesKeepDigests", "TestArrivals"}, shared: true},
 	{name: "push", tests: []string{"TestPush", "TestPushLong", "TestPushBehindStep", "TestMovesRefuse", "TestMovesLate", "TestDrain", "TestPeerProcess"}, processes: []string{"TestPeerProcess"}, shared: true},
 	{name: "refill", tests: []string{"TestRefill", "TestRefillSpoiled", "TestRefillRefuses", "TestRefillProcess"}, processes: []string{"TestRefillProcess"}},
-	{name: "overlap", tests: []string{"TestOverlapEqualsSteps", "TestOverlappingChunks", "TestLaunchRefused"}, fp16: true},
+	{name: "overlap", tests: []string{"TestOverlapEqualsSteps", "TestOverlappingChunks", "TestAppendsOfChangingSteps", "TestLaunchRefused"}, fp16: true},
 }
 
 // alone wants the device for itself, and has no kernels of its own.
