@@ -140,7 +140,7 @@ func sanitizer(tool, about string, seconds int) stage {
 // plan is every stage, the most valuable first.
 func plan() []stage {
 	return []stage{
-		{name: "probe", about: "kernels one by one against double precision, draws against sorting", seconds: 55, parts: []part{
+		{name: "probe", about: "kernels one by one against double precision, draws against sorting", seconds: 65, parts: []part{
 			{name: "check", run: []string{"probe", "check"}}, {name: "check in fp16", run: []string{"probe", "check"}, env: []string{"TYPE=fp16"}},
 			{name: "draw", run: []string{"probe", "check", "draw", "quick"}}}},
 		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 210, parts: suite()},
@@ -169,7 +169,7 @@ func plan() []stage {
 		{name: "fp16", about: "fp16's speed", seconds: 45, parts: []part{speed("fp16", "b1 b64 2k 8k", fp16...)}},
 		{name: "invariant", about: "what batch_invariant costs", seconds: 45, parts: []part{speed("invariant", "b1 b8 b64 b256 2k 8k", "XPYD_CUDA_INVARIANT=1")}},
 		{name: "transformers", about: "prefill and decode of transformers", seconds: 80, python: "torch transformers", parts: []part{peers("transformers")}},
-		{name: "gemm", about: "own projections beside cuBLASLt's", seconds: 40, parts: []part{{name: "gemm", run: []string{"probe", "bench", "gemm"}}}},
+		{name: "gemm", about: "own projections beside cuBLASLt's", seconds: 40, parts: []part{{name: "gemm", run: []string{"probe", "bench", "gemm"}}, {name: "any", run: []string{"probe", "bench", "any"}}}},
 		{name: "pair", about: "pushes, refills and staged transfers between two GPUs", seconds: 150, gpus: 2, parts: []part{
 			tests("cuda.test", "push", 60, nil, "TestPush", "TestPushLong", "TestPushBehindStep", "TestDrain", "TestPeerProcess"),
 			tests("cuda.test", "refill", 60, nil, "TestRefill", "TestRefillSpoiled", "TestRefillProcess"),
