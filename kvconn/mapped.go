@@ -172,8 +172,9 @@ type peerPool struct {
 	layout Layout // the receiver's
 }
 
-// mapPeer opens what the receiver offered on c and described as seg.
-func mapPeer(c net.Conn, seg segment, peer *Identity) (_ *peerPool, err error) {
+// mapPeer opens what the receiver offered on c and described as seg; ours is the
+// layout of our own pool.
+func mapPeer(c net.Conn, seg segment, peer *Identity, ours Layout) (_ *peerPool, err error) {
 	if err := seg.holds(peer.Layout); err != nil {
 		return nil, err
 	}
@@ -187,6 +188,9 @@ func mapPeer(c net.Conn, seg segment, peer *Identity) (_ *peerPool, err error) {
 	}
 	p := &peerPool{window: w, seg: seg, layout: peer.Layout}
 	if p.device, _ = w.(DeviceWindow); p.device != nil {
+		if err := p.moves(ours); err != nil {
+			return nil, errors.Join(err, w.Close())
+		}
 		return p, nil
 	}
 	if p.memory, _ = w.(MemoryWindow); p.memory == nil {
@@ -196,6 +200,23 @@ func mapPeer(c net.Conn, seg segment, peer *Identity) (_ *peerPool, err error) {
 		return nil, errors.Join(fmt.Errorf("segment: %d bytes mapped, the peer says %d", len(p.mem), seg.Bytes), w.Close())
 	}
 	return p, nil
+}
+
+// moves says why a device cannot bring rows of ours into the peer's blocks, as far
+// as that is their dtype's. They could still be sent over the connection, after this
+// host has converted them; but a session that says it is between devices should not
+// be that.
+func (p *peerPool) moves(ours Layout) error {
+	if _, ok := p.device.(RefillWindow); ok {
+		return nil
+	}
+	for layer := range ours.Layers() {
+		a, _ := ours.Group(layer)
+		if b, ok := p.layout.Group(layer); ok && a.DType != b.DType {
+			return fmt.Errorf("the peer's KV rows are %s, ours %s: a device converts them over cudaipc, with kv.device_refill", b.DType, a.DType)
+		}
+	}
+	return nil
 }
 
 // has tells whether all of a ticket's blocks are the pool's; without a pool
