@@ -26,8 +26,8 @@ func (o oneRow) Load(_, _, firstPos, _ int, dst []byte, digests []uint64) error 
 	return nil
 }
 
-// Every element of every form, alone and among others, becomes what kvconn/convert
-// makes of it.
+// Every element of every form, among its neighbours, alone, and in noise, becomes what
+// kvconn/convert makes of it.
 func TestConvertRow(t *testing.T) {
 	const dim = 32
 	size := map[string]int{"bf16": 2, "f16": 2, kernels.F8E4M3: 1}
@@ -35,21 +35,35 @@ func TestConvertRow(t *testing.T) {
 		return kvconn.Layout{BlockTokens: 1, Groups: []kvconn.Group{{Kind: "full", Layers: 1, KVHeads: 1, HeadDim: dim, RowBytes: dim * size[dtype], DType: dtype}}}
 	}
 	r := rand.New(rand.NewPCG(1, 2))
-	rowOf := func(dtype string, code int) [][]byte {
+	noise := func(dtype string) []byte {
 		row := make([]byte, dim*size[dtype])
 		for i := range row {
 			row[i] = byte(r.Uint32())
 		}
+		return row
+	}
+	rowOf := func(dtype string, code int) [][]byte {
+		row := noise(dtype)
 		if dtype == kernels.F8E4M3 {
 			for i := range row {
 				row[i] = byte(code + i)
 			}
 			return [][]byte{row, binary.LittleEndian.AppendUint32(nil, uint32(r.IntN(math.MaxInt32)%0x7f800000))} // any that is finite
 		}
+		for i := range dim {
+			binary.LittleEndian.PutUint16(row[2*i:], uint16(code+i))
+		}
+		return [][]byte{row}
+	}
+	other := func(dtype string, code int) [][]byte {
+		if dtype == kernels.F8E4M3 {
+			return rowOf(dtype, code)
+		}
+		row := noise(dtype)
 		if code%3 == 0 { // alone
 			clear(row)
+			copy(row[2*(code/3%dim):], []byte{byte(r.Uint32()), byte(r.Uint32())})
 		}
-		binary.LittleEndian.PutUint16(row[2*(code%dim):], uint16(code))
 		return [][]byte{row}
 	}
 	for from := range size {
@@ -57,8 +71,8 @@ func TestConvertRow(t *testing.T) {
 			if from == to {
 				continue
 			}
-			for code := range 1 << 16 {
-				o := oneRow{rowOf(from, code), rowOf(from, code)}
+			for code := 0; code < 1<<16; code += dim / 2 {
+				o := oneRow{rowOf(from, code), other(from, code)}
 				src, err := convert.New(o, layout(from), layout(to), kernels.DigestHeadRows)
 				if err != nil {
 					t.Fatal(err)
