@@ -57,6 +57,13 @@ type SharedConn interface {
 	Map(s *Shared, grant []byte) (Window, error)
 }
 
+// DeviceConn is a SharedConn whose windows are DeviceWindows.
+type DeviceConn interface {
+	SharedConn
+	// Refills tells whether they are RefillWindows.
+	Refills() bool
+}
+
 // Hold is a peer's hold of offered memory.
 type Hold interface {
 	// Wait returns nil once the peer cannot write any more: it has unmapped
@@ -182,15 +189,17 @@ func mapPeer(c net.Conn, seg segment, peer *Identity, ours Layout) (_ *peerPool,
 	if sc == nil {
 		return nil, errors.New("segment: no memory comes with this connection")
 	}
+	if d, ok := sc.(DeviceConn); ok && !d.Refills() {
+		if err := alike(ours, peer.Layout); err != nil {
+			return nil, err
+		}
+	}
 	w, err := sc.Map(seg.shared(peer.Epoch), seg.Grant)
 	if err != nil {
 		return nil, err
 	}
 	p := &peerPool{window: w, seg: seg, layout: peer.Layout}
 	if p.device, _ = w.(DeviceWindow); p.device != nil {
-		if err := p.moves(ours); err != nil {
-			return nil, errors.Join(err, w.Close())
-		}
 		return p, nil
 	}
 	if p.memory, _ = w.(MemoryWindow); p.memory == nil {
@@ -202,17 +211,14 @@ func mapPeer(c net.Conn, seg segment, peer *Identity, ours Layout) (_ *peerPool,
 	return p, nil
 }
 
-// moves says why a device cannot bring rows of ours into the peer's blocks, as far
-// as that is their dtype's. They could still be sent over the connection, after this
-// host has converted them; but a session that says it is between devices should not
-// be that.
-func (p *peerPool) moves(ours Layout) error {
-	if _, ok := p.device.(RefillWindow); ok {
-		return nil
-	}
+// alike says why a device that refills nothing cannot bring rows of ours to the peer,
+// as far as that is their dtype's. They could still be sent over the connection, after
+// this host has converted them; but a session that says it is between devices should
+// not be that.
+func alike(ours, theirs Layout) error {
 	for layer := range ours.Layers() {
 		a, _ := ours.Group(layer)
-		if b, ok := p.layout.Group(layer); ok && a.DType != b.DType {
+		if b, ok := theirs.Group(layer); ok && a.DType != b.DType {
 			return fmt.Errorf("the peer's KV rows are %s, ours %s: a device converts them over cudaipc, with kv.device_refill", b.DType, a.DType)
 		}
 	}

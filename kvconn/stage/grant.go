@@ -75,8 +75,6 @@ func (g *Grant) Describes(s *kvconn.Shared, geo Geometry, bytes int64) error {
 		return fmt.Errorf("%w: of epoch %d, the peer's is %d", ErrGrant, g.Epoch, s.Epoch)
 	case g.Blocks != s.Blocks || g.Layers != len(s.Layers):
 		return fmt.Errorf("%w: %d layers of %d blocks, the peer has %d of %d", ErrGrant, g.Layers, g.Blocks, len(s.Layers), s.Blocks)
-	case g.BlockBytes != geo.rows && (g.Moves != geo.Moves || g.Bytes != bytes):
-		return fmt.Errorf("%w: blocks of %d bytes, ours have %d: what goes through a ring is not cut or converted", ErrGrant, g.BlockBytes, geo.rows)
 	case g.Slots != geo.Slots || g.Moves != geo.Moves || g.Bytes != bytes:
 		return fmt.Errorf("%w: %d slots of %d blocks in %d bytes, ours are %d of %d in %d", ErrGrant, g.Slots, g.Moves, g.Bytes, geo.Slots, geo.Moves, bytes)
 	}
