@@ -141,6 +141,18 @@ func (l Layout) ScaleBytes() int {
 	return 0
 }
 
+// Converts tells whether a device makes rows of o's out of rows of l's when it
+// refills (Push.Refills): they are alike, or both of a dtype that GPUs keep. The
+// result is kvconn/convert's to the bit, where scales are finite.
+func (l Layout) Converts(o Layout) bool {
+	if l.DType == o.DType {
+		return l.HeadDim == o.HeadDim && l.RowBytes == o.RowBytes
+	}
+	size := map[string]int{BF16.String(): 2, F16.String(): 2, F8E4M3: 1}
+	from, to := size[l.DType], size[o.DType]
+	return from > 0 && to > 0 && l.HeadDim == o.HeadDim && l.RowBytes == from*l.HeadDim && o.RowBytes == to*o.HeadDim
+}
+
 // RowsBytes is the size of n packed positions of one layer:
 // [2][kv_heads][n][row_bytes], and then the scales, [2][kv_heads][n].
 func (l Layout) RowsBytes(n int) int { return 2 * l.KVHeads * n * (l.RowBytes + l.ScaleBytes()) }

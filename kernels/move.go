@@ -81,9 +81,10 @@ type PeerOpener interface {
 	Pool
 	// OpenPeer maps the pool that handle describes; flags is the memory behind
 	// its Export.FD, mapped by the caller, who keeps it so until Close has
-	// returned nil. The pools' layouts may differ in block_tokens and kv_heads
-	// only; where they do, pushes are of Push.Refills, else of Push.Blocks. Once a
-	// peer and epoch: it takes milliseconds. The handle must be of another process.
+	// returned nil. The pools' layouts may differ in block_tokens, in kv_heads, and
+	// in rows where Layout.Converts; where they do, pushes are of Push.Refills, else
+	// of Push.Blocks. Once a peer and epoch: it takes milliseconds. The handle must
+	// be of another process.
 	OpenPeer(handle []byte, flags []byte) (Peer, error)
 }
 
@@ -135,9 +136,9 @@ type Push struct {
 	Line  int
 	Value uint64
 
-	// Refills, in place of Blocks, is for a peer whose blocks have another size
-	// or that keeps another part of the KV heads: rows of Sources are put together
-	// anew. Layers is 1 then, and Engine and AfterStep are not used. Heads are
+	// Refills, in place of Blocks, is for a peer whose blocks have another size,
+	// that keeps another part of the KV heads, or whose rows have another dtype: rows
+	// of Sources are put together anew. Layers is 1 then, and Engine and AfterStep are not used. Heads are
 	// those that go; none means all of ours, which the peer has as well.
 	Sources []Held
 	Refills []Refill
@@ -166,10 +167,10 @@ type Held struct {
 // may be the last one of the refill before, the others are its own.
 //
 // Where a source goes into a destination block whole, its stored digest goes
-// along and is not looked at. One that is cut is hashed as it is read, all of it,
-// and compared with its stored digest. The pieces' digests are those of the rows
-// that were written, or, when the source is bad, no rows' digest at all: a bad row
-// never gets a good digest.
+// along and is not looked at. One that is cut, or whose rows are converted, is hashed
+// as it is read, all of it, and compared with its stored digest. The pieces' digests
+// are those of the rows that were written, or, when the source is bad, no rows'
+// digest at all: a bad row never gets a good digest.
 type Refill struct {
 	Block          int32
 	FirstPos, Rows int
@@ -187,7 +188,7 @@ func (p *Push) CheckRefills(ours, theirs Layout, blocks, theirBlocks int) error 
 	switch {
 	case len(p.Blocks) > 0 || p.Layers != 1 || p.FirstLayer < 0 || p.FirstLayer >= ours.Layers:
 		return fmt.Errorf("refill of layers %d+%d, and %d whole blocks", p.FirstLayer, p.Layers, len(p.Blocks))
-	case ours.Layers != theirs.Layers || ours.HeadDim != theirs.HeadDim || ours.DType != theirs.DType || ours.RowBytes != theirs.RowBytes:
+	case ours.Layers != theirs.Layers || !ours.Converts(theirs):
 		return fmt.Errorf("refill of a pool of %+v from one of %+v", theirs, ours)
 	case h.Count < 1 || h.From < 0 || h.To < 0 || h.From > ours.KVHeads-h.Count || h.To > theirs.KVHeads-h.Count:
 		return fmt.Errorf("heads %+v of %d to %d", h, ours.KVHeads, theirs.KVHeads)

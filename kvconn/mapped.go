@@ -57,6 +57,13 @@ type SharedConn interface {
 	Map(s *Shared, grant []byte) (Window, error)
 }
 
+// DeviceConn is a SharedConn whose windows are DeviceWindows.
+type DeviceConn interface {
+	SharedConn
+	// Refills tells whether they are RefillWindows.
+	Refills() bool
+}
+
 // Hold is a peer's hold of offered memory.
 type Hold interface {
 	// Wait returns nil once the peer cannot write any more: it has unmapped
@@ -172,14 +179,20 @@ type peerPool struct {
 	layout Layout // the receiver's
 }
 
-// mapPeer opens what the receiver offered on c and described as seg.
-func mapPeer(c net.Conn, seg segment, peer *Identity) (_ *peerPool, err error) {
+// mapPeer opens what the receiver offered on c and described as seg; ours is the
+// layout of our own pool.
+func mapPeer(c net.Conn, seg segment, peer *Identity, ours Layout) (_ *peerPool, err error) {
 	if err := seg.holds(peer.Layout); err != nil {
 		return nil, err
 	}
 	sc := sharing(c)
 	if sc == nil {
 		return nil, errors.New("segment: no memory comes with this connection")
+	}
+	if d, ok := sc.(DeviceConn); ok && !d.Refills() {
+		if err := alike(ours, peer.Layout); err != nil {
+			return nil, err
+		}
 	}
 	w, err := sc.Map(seg.shared(peer.Epoch), seg.Grant)
 	if err != nil {
@@ -196,6 +209,20 @@ func mapPeer(c net.Conn, seg segment, peer *Identity) (_ *peerPool, err error) {
 		return nil, errors.Join(fmt.Errorf("segment: %d bytes mapped, the peer says %d", len(p.mem), seg.Bytes), w.Close())
 	}
 	return p, nil
+}
+
+// alike says why a device that refills nothing cannot bring rows of ours to the peer,
+// as far as that is their dtype's. They could still be sent over the connection, after
+// this host has converted them; but a session that says it is between devices should
+// not be that.
+func alike(ours, theirs Layout) error {
+	for layer := range ours.Layers() {
+		a, _ := ours.Group(layer)
+		if b, ok := theirs.Group(layer); ok && a.DType != b.DType {
+			return fmt.Errorf("the peer's KV rows are %s, ours %s: a device converts them over cudaipc, with kv.device_refill", b.DType, a.DType)
+		}
+	}
+	return nil
 }
 
 // has tells whether all of a ticket's blocks are the pool's; without a pool

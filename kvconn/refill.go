@@ -1,12 +1,12 @@
 package kvconn
 
 // RefillWindow is a DeviceWindow that also reaches blocks of another size than
-// ours, or with another part of the KV heads.
+// ours, with another part of the KV heads, or whose rows have another dtype.
 type RefillWindow interface {
 	DeviceWindow
 	// Refill is Push for such blocks: the rows of each are put together out of
 	// those of sources, whose digests are merged, or checked where a source is
-	// cut: a bad row does not get a good digest.
+	// cut or its rows are converted: a bad row does not get a good digest.
 	Refill(layer int, heads HeadMap, blocks []Refill, sources []Held) (number uint64, err error)
 }
 
@@ -42,7 +42,7 @@ type SpanSource interface {
 
 // headsOf finds which KV heads of a layer go where when a device of ours, whose pool
 // is ours, fills blocks of theirs with what is sent. There are none when rows
-// themselves differ: those are converted on the host.
+// differ in more than a dtype that is converted.
 func headsOf(sent, ours, theirs Layout, layer int) (m HeadMap, ok bool) {
 	s, has := sent.Group(layer)
 	a, in := ours.Group(layer)
@@ -51,8 +51,9 @@ func headsOf(sent, ours, theirs Layout, layer int) (m HeadMap, ok bool) {
 		return HeadMap{}, false
 	}
 	m = HeadMap{From: s.HeadFirst - a.HeadFirst, To: s.HeadFirst - b.HeadFirst, Count: s.KVHeads}
-	rows := a.Kind == b.Kind && a.DType == b.DType && a.RowBytes == b.RowBytes && a.HeadDim == b.HeadDim && a.Window == b.Window && a.total() == b.total()
-	return m, rows && m.From >= 0 && m.To >= 0 && m.From+m.Count <= a.KVHeads && m.To+m.Count <= b.KVHeads
+	like := a.Kind == b.Kind && a.HeadDim == b.HeadDim && a.Window == b.Window && a.total() == b.total()
+	rows := a.DType == b.DType && a.RowBytes == b.RowBytes || a.DType != b.DType && a.convertible() && b.convertible()
+	return m, like && rows && m.From >= 0 && m.To >= 0 && m.From+m.Count <= a.KVHeads && m.To+m.Count <= b.KVHeads
 }
 
 // refill finds what a device needs to put a unit together at the peer's. Its

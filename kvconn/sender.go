@@ -104,7 +104,7 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 	var pool *peerPool
 	if len(m.Segment.Layers) > 0 {
 		var err error
-		if pool, err = mapPeer(f.conn, m.Segment, &p.peer); err != nil {
+		if pool, err = mapPeer(f.conn, m.Segment, &p.peer, p.cfg.Identity.Layout); err != nil {
 			p.srv.m.unended(SideSender, err)
 			return f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: strconv.FormatUint(m.Segment.Bytes, 10) + " bytes"})
 		}

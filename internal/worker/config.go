@@ -94,7 +94,7 @@ type KV struct {
 	MaxQuarantined   int           `koanf:"max_quarantined"`    // blocks; 0: a quarter of the pool
 	Digest           string        `koanf:"digest"`             // "on"; "off" leaves digests unchecked where both workers say so, for measuring
 	Convert          string        `koanf:"convert"`            // "refuse" or "allow" peers whose KV has another dtype
-	DeviceRefill     string        `koanf:"device_refill"`      // "on" or "off": whether GPUs push into blocks of another size
+	DeviceRefill     string        `koanf:"device_refill"`      // "on" or "off": whether GPUs push into blocks of another size or dtype
 	HostMemory       config.Size   `koanf:"host_memory"`        // host memory under the pool; 0: none
 	SSDDir           string        `koanf:"ssd_dir"`            // folder of this worker alone, under host memory; empty: none
 	SSDSize          config.Size   `koanf:"ssd_size"`           // what ssd_dir may fill

@@ -19,6 +19,14 @@ struct Parts {
   }
 };
 
+// What KV rows are, as handles say it.
+enum RowType { ROWS_BF16, ROWS_F8, ROWS_F16 };
+inline RowType xk_row_type(const xk_config &g) { return g.kv_fp8 ? ROWS_F8 : g.fp16 ? ROWS_F16 : ROWS_BF16; }
+inline const char *xk_row_name(const xk_config &g) { return g.kv_fp8 ? "f8e4m3" : g.fp16 ? "f16" : "bf16"; }
+inline int xk_row_bytes(const xk_config &g) { return g.kv_fp8 ? g.head_dim : 2 * g.head_dim; }
+// Whether a pool with rows of g's shape looks as one of o's does, block by block.
+inline bool xk_same_blocks(const xk_config &g, const xk_config &o) { return g.kv_heads == o.kv_heads && g.block_tokens == o.block_tokens && xk_row_type(g) == xk_row_type(o); }
+
 // One pool as a move sees it.
 struct Side {
   uint8_t *rows;
@@ -78,7 +86,7 @@ struct xk_peer {
   void *pinned = nullptr;    // their flags, registered by us
   uint8_t *host_flags = nullptr; // as the device sees them
   int blocks = 0;
-  xk_config shape = {};      // ours, with their block_tokens and kv_heads
+  xk_config shape = {};      // ours, with their block_tokens, kv_heads and type of rows
   Side to;
   unsigned long long *sums = nullptr; // of refills; null: this peer needs none
   unsigned *ticket = nullptr; // zero between launches
@@ -101,6 +109,11 @@ Finish finish_of(xk_peer *p, int line, uint64_t value);
 __device__ __forceinline__ uint4 load_once(const uint4 *p) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ uint2 load_once(const uint2 *p) {
+  uint2 v;
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
   return v;
 }
 __device__ __forceinline__ void store_system(uint64_t *p, uint64_t v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }

@@ -55,14 +55,12 @@ int32_t no_peer(const char *what, cudaError_t e) {
   return xk_fail(XK_NO_PEER, "%s: %s", what, cudaGetErrorString(e));
 }
 
-// What KV rows are, as handles say it.
-enum RowType { ROWS_BF16, ROWS_F8, ROWS_F16 };
-int32_t row_type(const xk_config &g) { return g.kv_fp8 ? ROWS_F8 : g.fp16 ? ROWS_F16 : ROWS_BF16; }
-
-int32_t same_rows(int32_t theirs, int32_t ours) {
-  static const char *const names[] = {"bf16", "f8e4m3", "f16"};
-  if (theirs == ours) return XK_OK;
-  return xk_fail(XK_INVALID, "the peer's KV rows are %s, ours %s: devices do not convert", theirs >= 0 && theirs <= ROWS_F16 ? names[theirs] : "of a later version", names[ours]);
+// shape is ours, g, with rows of another type.
+int32_t set_rows(const xk_config &g, int32_t type, xk_config *shape) {
+  if (type < ROWS_BF16 || type > ROWS_F16) return xk_fail(XK_INVALID, "the peer's KV rows are of a later version, ours %s", xk_row_name(g));
+  *shape = g;
+  shape->kv_fp8 = type == ROWS_F8, shape->fp16 = type == ROWS_F16;
+  return XK_OK;
 }
 
 int32_t fill(xk_peer *p, void *flags) {
@@ -76,7 +74,7 @@ int32_t fill(xk_peer *p, void *flags) {
   p->to = Side(p->shape, p->blocks, p->region);
   XK_TRY(cudaMalloc(&p->ticket, sizeof *p->ticket));
   XK_TRY(cudaMemset(p->ticket, 0, sizeof *p->ticket));
-  if (p->shape.kv_heads != c->cfg.kv_heads || p->shape.block_tokens != c->cfg.block_tokens) {
+  if (!xk_same_blocks(p->shape, c->cfg)) {
     XK_TRY(cudaMalloc(&p->sums, REFILL_SUMS * sizeof *p->sums));
     XK_TRY(cudaMemset(p->sums, 0, REFILL_SUMS * sizeof *p->sums));
   }
@@ -135,7 +133,7 @@ int32_t xk_export(xk_ctx *c, void *handle) {
   memcpy(h.process, process_id(), sizeof h.process);
   cudaError_t e = cudaIpcGetMemHandle(&h.memory, c->region);
   if (e != cudaSuccess) return no_peer("cudaIpcGetMemHandle", e);
-  h.layers = g.layers, h.blocks = c->blocks, h.kv_heads = g.kv_heads, h.head_dim = g.head_dim, h.block_tokens = g.block_tokens, h.lines = XK_FLAG_LINES, h.rows = row_type(g);
+  h.layers = g.layers, h.blocks = c->blocks, h.kv_heads = g.kv_heads, h.head_dim = g.head_dim, h.block_tokens = g.block_tokens, h.lines = XK_FLAG_LINES, h.rows = xk_row_type(g);
   h.bytes = Parts(g, c->blocks).bytes;
   memset(handle, 0, XK_HANDLE_BYTES);
   memcpy(handle, &h, sizeof h);
@@ -163,12 +161,12 @@ int32_t xk_peer_open(xk_ctx *c, const void *handle, int64_t handle_bytes, void *
   if (!c->blocks || handle_bytes != XK_HANDLE_BYTES) return xk_fail(XK_INVALID, "handle of %lld bytes, want %d", (long long)handle_bytes, XK_HANDLE_BYTES);
   memcpy(&h, handle, sizeof h);
   if (memcmp(h.magic, MAGIC, sizeof MAGIC)) return xk_fail(XK_INVALID, "this is no handle of this version");
-  XK_OK_OR_RETURN(same_rows(h.rows, row_type(g)));
   if (h.layers != g.layers || h.head_dim != g.head_dim || h.lines != XK_FLAG_LINES)
     return xk_fail(XK_INVALID, "the peer's pool has %d layers, KV heads of %d; this one %d, %d", h.layers, h.head_dim, g.layers, g.head_dim);
-  xk_config shape = g; // blocks and heads may differ: refill.cu
+  xk_config shape; // blocks, heads and rows may differ: refill.cu
+  XK_OK_OR_RETURN(set_rows(g, h.rows, &shape));
   shape.kv_heads = h.kv_heads, shape.block_tokens = h.block_tokens;
-  if (g.kv_fp8 && h.block_tokens % 16) return xk_fail(XK_INVALID, "the peer's FP8 pool has blocks of %d", h.block_tokens);
+  if (shape.kv_fp8 && (h.block_tokens % 16 || g.head_dim % 16)) return xk_fail(XK_INVALID, "the peer's FP8 pool has blocks of %d, KV heads of %d", h.block_tokens, g.head_dim);
   if (h.kv_heads < 1 || h.kv_heads > 1024 || h.block_tokens < 1 || h.block_tokens > 256) return xk_fail(XK_INVALID, "the peer's pool has %d KV heads, blocks of %d", h.kv_heads, h.block_tokens);
   if (h.blocks < 1 || h.blocks > (int64_t(1) << 46) / (h.layers * xk_block_run(shape)) || h.bytes != Parts(shape, h.blocks).bytes) return xk_fail(XK_INVALID, "the peer's pool has %d blocks in %lld bytes", h.blocks, (long long)h.bytes);
   if (!memcmp(h.process, process_id(), sizeof h.process)) return xk_fail(XK_INVALID, "the handle is this process's own");
@@ -197,7 +195,8 @@ int32_t xk_peer_local(xk_ctx *c, xk_ctx *to, void *flags, int64_t flag_bytes, xk
   *out = nullptr;
   const xk_config &g = c->cfg, &t = to->cfg;
   if (!c->blocks || !to->blocks || t.layers != g.layers || t.head_dim != g.head_dim) return xk_fail(XK_INVALID, "the two pools are not of one shape");
-  XK_OK_OR_RETURN(same_rows(row_type(t), row_type(g)));
+  xk_config shape;
+  XK_OK_OR_RETURN(set_rows(g, xk_row_type(t), &shape));
   XK_OK_OR_RETURN(flags_ok(flags, flag_bytes));
   XK_TRY(cudaSetDevice(g.device));
   if (g.device != t.device) {
@@ -206,7 +205,7 @@ int32_t xk_peer_local(xk_ctx *c, xk_ctx *to, void *flags, int64_t flag_bytes, xk
     cudaGetLastError();
   }
   xk_peer *p = new xk_peer;
-  p->c = c, p->blocks = to->blocks, p->region = to->region, p->shape = g;
+  p->c = c, p->blocks = to->blocks, p->region = to->region, p->shape = shape;
   p->shape.kv_heads = t.kv_heads, p->shape.block_tokens = t.block_tokens;
   return finish(p, flags, out);
 }

@@ -219,8 +219,8 @@ constexpr int64_t LONG_RUN = 256 << 10;
 
 int32_t check(const xk_peer *p, const xk_push_args &a, const xk_pair *pairs) {
   const xk_config &g = p->c->cfg;
-  if (p->shape.kv_heads != g.kv_heads || p->shape.block_tokens != g.block_tokens)
-    return xk_fail(XK_INVALID, "push of whole blocks of %d tokens and %d heads, the peer's have %d and %d", g.block_tokens, g.kv_heads, p->shape.block_tokens, p->shape.kv_heads);
+  if (!xk_same_blocks(p->shape, g))
+    return xk_fail(XK_INVALID, "push of whole blocks of %d tokens, %d heads and %s rows, the peer's have %d, %d and %s", g.block_tokens, g.kv_heads, xk_row_name(g), p->shape.block_tokens, p->shape.kv_heads, xk_row_name(p->shape));
   if (!xk_layers_ok(g, a.layer, a.n_layers) || a.n_pairs < 0 || a.n_pairs > p->blocks || a.ctas < 0 || a.engine < XK_AUTO || a.engine > XK_COPY ||
       a.line < 0 || a.line >= XK_FLAG_LINES)
     return xk_fail(XK_INVALID, "push of %d blocks into %d, layers %d+%d of %d, by engine %d, %d CTAs, flag line %d", a.n_pairs, p->blocks, a.layer, a.n_layers, g.layers, a.engine, a.ctas, a.line);

@@ -352,8 +352,8 @@ func refillSender(handle string, bytes int64, bt int) error {
 }
 
 // Two processes, on two GPUs where there are two: what one computes in blocks of 16
-// arrives layer by layer, while it computes on, in blocks of other sizes; its
-// digests prove the rows.
+// arrives layer by layer, while it computes on, in blocks of other sizes, and in FP8;
+// its digests prove the rows.
 func TestRefillProcess(t *testing.T) {
 	if h := os.Getenv("XPYD_TEST_REFILL"); h != "" {
 		var bytes int64
@@ -366,9 +366,12 @@ func TestRefillProcess(t *testing.T) {
 		os.Exit(0)
 	}
 	a, w, _ := peerModel()
-	for _, bt := range []int{64, 1, 5, 24} {
-		n := (peerPrompt + bt - 1) / bt
-		b := open(t, a, w, cuda.Options{Blocks: 2 * n, BlockTokens: bt})
+	for _, pool := range []struct {
+		bt  int
+		fp8 bool
+	}{{64, false}, {1, false}, {5, false}, {24, false}, {16, true}, {48, true}} {
+		bt, n := pool.bt, (peerPrompt+pool.bt-1)/pool.bt
+		b := open(t, a, w, cuda.Options{Blocks: 2 * n, BlockTokens: bt, KVFP8: pool.fp8})
 		e, err := b.Export()
 		if err != nil {
 			t.Fatal(err)

@@ -247,8 +247,8 @@ func (g *FakeGPU) CopyBlock(dst, src int32, firstPos, n int) {
 
 // handleOf is a handle: process and descriptor, for /proc, and the shape.
 func (g *FakeGPU) handleOf() []byte {
-	return fmt.Appendf(nil, "fake %d %d %d %d %d %d %d %d", os.Getpid(), g.rows.FD, g.blocks,
-		g.layout.Layers, g.layout.KVHeads, g.layout.HeadDim, g.layout.BlockTokens, g.layout.RowBytes)
+	return fmt.Appendf(nil, "fake %d %d %d %d %d %d %d %d %s", os.Getpid(), g.rows.FD, g.blocks,
+		g.layout.Layers, g.layout.KVHeads, g.layout.HeadDim, g.layout.BlockTokens, g.layout.RowBytes, g.layout.DType)
 }
 
 // Export implements kernels.Exporter.
@@ -310,13 +310,11 @@ func (g *FakeGPU) OpenPeer(handle, flags []byte) (kernels.Peer, error) {
 	}
 	var pid, fd, blocks int
 	l := g.layout
-	if n, err := fmt.Sscanf(string(handle), "fake %d %d %d %d %d %d %d %d", &pid, &fd, &blocks,
-		&l.Layers, &l.KVHeads, &l.HeadDim, &l.BlockTokens, &l.RowBytes); n != 8 || err != nil {
+	if n, err := fmt.Sscanf(string(handle), "fake %d %d %d %d %d %d %d %d %s", &pid, &fd, &blocks,
+		&l.Layers, &l.KVHeads, &l.HeadDim, &l.BlockTokens, &l.RowBytes, &l.DType); n != 9 || err != nil {
 		return nil, fmt.Errorf("fake GPU: handle %q", handle)
 	}
-	like := l
-	like.KVHeads, like.BlockTokens = g.layout.KVHeads, g.layout.BlockTokens
-	if like != g.layout || l.KVHeads < 1 || l.BlockTokens < 1 || len(flags) < kernels.FlagLines*flagStride || blocks < 1 {
+	if l.Layers != g.layout.Layers || !g.layout.Converts(l) || l.KVHeads < 1 || l.BlockTokens < 1 || len(flags) < kernels.FlagLines*flagStride || blocks < 1 {
 		return nil, fmt.Errorf("fake GPU: the peer's pool %q is not like ours", handle)
 	}
 	f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/%d", pid, fd), os.O_RDWR, 0)

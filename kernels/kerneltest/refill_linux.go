@@ -22,7 +22,7 @@ func (p *fakePeer) refill(f *fakePush, kv int) {
 			for pos := max(r.FirstPos, s.FirstPos); pos < min(r.FirstPos+r.Rows, s.FirstPos+s.Rows); pos++ {
 				for n := range h.Count {
 					dst := p.to.row(f.FirstLayer, r.Block, kv, h.To+n, pos-r.FirstPos)
-					for i, part := range p.g.view.row(f.FirstLayer, s.Block, kv, h.From+n, pos-s.FirstPos) {
+					for i, part := range p.sent(f.FirstLayer, s, kv, h.From+n, pos) {
 						copy(dst[i], part)
 					}
 				}
@@ -39,7 +39,7 @@ func (p *fakePeer) seal(f *fakePush) {
 		for n := range h.Count {
 			sum := uint64(0)
 			for _, s := range f.Sources[r.First : r.First+r.Count] {
-				sum += p.g.piece(f.FirstLayer, h.From+n, s, max(r.FirstPos, s.FirstPos), min(r.FirstPos+r.Rows, s.FirstPos+s.Rows))
+				sum += p.piece(f.FirstLayer, h.From+n, s, max(r.FirstPos, s.FirstPos), min(r.FirstPos+r.Rows, s.FirstPos+s.Rows))
 			}
 			binary.LittleEndian.PutUint64(note[8*(h.To+n):], sum)
 		}
@@ -47,24 +47,38 @@ func (p *fakePeer) seal(f *fakePush) {
 	}
 }
 
-// piece is the digest of the positions from .. to-1 of a source's head, with what
-// the source's own digest is off by.
-func (g *FakeGPU) piece(layer, head int, s kernels.Held, from, to int) uint64 {
+// sent is one row of a source, and its scale, as the peer keeps it.
+func (p *fakePeer) sent(layer int, s kernels.Held, kv, head, pos int) [][]byte {
+	row := p.g.view.row(layer, s.Block, kv, head, pos-s.FirstPos)
+	if p.g.layout.DType == p.to.l.DType {
+		return row
+	}
+	return convertRow(p.g.layout.DType, p.to.l.DType, row)
+}
+
+// piece is the digest of the positions from .. to-1 of a source's head as they were
+// sent, with what the source's own digest is off by.
+func (p *fakePeer) piece(layer, head int, s kernels.Held, from, to int) uint64 {
+	g := p.g
 	note := g.view.note(layer, s.Block)
 	stored := binary.LittleEndian.Uint64(note[8*head:])
 	if binary.LittleEndian.Uint64(note[8*g.layout.KVHeads:]) != uint64(s.Rows) {
 		return ^stored
 	}
-	if from == s.FirstPos && to == s.FirstPos+s.Rows {
+	if from == s.FirstPos && to == s.FirstPos+s.Rows && g.layout.DType == p.to.l.DType {
 		return stored
 	}
-	rows := func(from, to int) (sum uint64) {
-		for kv := range 2 {
-			for pos := from; pos < to; pos++ {
-				sum += kernels.RowHash(layer, kv, g.FirstHead+head, pos, slices.Concat(g.view.row(layer, s.Block, kv, head, pos-s.FirstPos)...))
+	sum, end := stored, s.FirstPos+s.Rows
+	for kv := range 2 {
+		for pos := s.FirstPos; pos < end; pos++ {
+			hash := func(row [][]byte) uint64 {
+				return kernels.RowHash(layer, kv, g.FirstHead+head, pos, slices.Concat(row...))
+			}
+			sum -= hash(g.view.row(layer, s.Block, kv, head, pos-s.FirstPos))
+			if pos >= from && pos < to {
+				sum += hash(p.sent(layer, s, kv, head, pos))
 			}
 		}
-		return sum
 	}
-	return rows(from, to) + stored - rows(s.FirstPos, s.FirstPos+s.Rows)
+	return sum
 }

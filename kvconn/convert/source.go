@@ -91,13 +91,11 @@ func (s *Source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 	return nil
 }
 
-// Spans implements kvconn.SpanSource: a slice of rows that keep their dtype is
-// taken by the device where they lie.
+// Spans implements kvconn.SpanSource: a device takes the rows where they lie, as
+// many of the heads as the receiver keeps, and converts them itself.
 func (s *Source) Spans(layer, firstPos, rows int, to []kvconn.Held) ([]kvconn.Held, bool) {
-	f, _ := s.from.Group(layer)
-	t, ok := s.to.Group(layer)
-	inner, can := s.inner.(kvconn.SpanSource)
-	if !ok || !can || f.DType != t.DType {
+	inner, ok := s.inner.(kvconn.SpanSource)
+	if !ok {
 		return to, false
 	}
 	return inner.Spans(layer, firstPos, rows, to)

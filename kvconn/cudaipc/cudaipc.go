@@ -79,3 +79,6 @@ type conn struct {
 	*local.Conn
 	d *device
 }
+
+// Refills implements kvconn.DeviceConn.
+func (c *conn) Refills() bool { return c.d.refill }

@@ -11,7 +11,7 @@ import (
 )
 
 var (
-	_ kvconn.SharedConn  = (*conn)(nil)
+	_ kvconn.DeviceConn  = (*conn)(nil)
 	_ kvconn.PrivateConn = (*conn)(nil)
 )
 

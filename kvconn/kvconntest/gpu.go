@@ -88,9 +88,13 @@ func (s *poolSink) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.
 // packed copies the first rows of a shared block; needs mu.
 func (p *Pool) packed(k poolKey, rows int) []byte {
 	g, _ := p.layout.Group(k.layer)
-	block, out := p.block(k), make([]byte, 0, g.PackedBytes(rows))
-	for part := range 2 * g.KVHeads {
-		out = append(out, block[part*p.layout.BlockTokens*g.RowBytes:][:rows*g.RowBytes]...)
+	block, out := p.block(k), make([]byte, g.PackedBytes(rows))
+	for i := range 2 * g.KVHeads * rows {
+		kv, head, at := i/rows/g.KVHeads, i/rows%g.KVHeads, i%rows
+		row, scale := rowOf(g, block, p.layout.BlockTokens, kv, head, at)
+		to, toScale := rowOf(g, out, rows, kv, head, at)
+		copy(to, row)
+		copy(toScale, scale)
 	}
 	return out
 }

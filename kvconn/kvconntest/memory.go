@@ -3,6 +3,7 @@ package kvconntest
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/xpyd/xpyd/kvconn"
@@ -33,6 +34,15 @@ func RowHash(layer, kv, head, pos int, row []byte) uint64 {
 	return h
 }
 
+// rowOf is one row among n packed positions, and its scale, empty but for kvconn.F8.
+func rowOf(g kvconn.Group, packed []byte, n, kv, head, at int) (row, scale []byte) {
+	i := (kv*g.KVHeads+head)*n + at
+	if g.DType == kvconn.F8 {
+		scale = packed[2*g.KVHeads*n*g.RowBytes+4*i:][:4]
+	}
+	return packed[i*g.RowBytes:][:g.RowBytes], scale
+}
+
 func mix(x uint64) uint64 {
 	x ^= x >> 30
 	x *= 0xbf58476d1ce4e5b9
@@ -44,6 +54,10 @@ func mix(x uint64) uint64 {
 // Pool is a receiver's block pool.
 type Pool struct {
 	layout kvconn.Layout
+
+	// Expect, when set, makes the rows that Check wants of a sequence: those of a
+	// sender whose own are of another dtype. Set it before the first ticket.
+	Expect func(seed uint64, layer, first, rows int) ([]byte, error)
 
 	mu     sync.Mutex
 	data   map[poolKey][]byte // packed rows as they were stored
@@ -262,8 +276,11 @@ func digest(g kvconn.Group, layer, firstPos, rows int, packed []byte, sums []uin
 	for kv := range 2 {
 		for h := range g.KVHeads {
 			for r := range rows {
-				at := ((kv*g.KVHeads+h)*rows + r) * g.RowBytes
-				sums[h] += RowHash(layer, kv, g.HeadFirst+h, firstPos+r, packed[at:at+g.RowBytes])
+				row, scale := rowOf(g, packed, rows, kv, h, r)
+				if scale != nil {
+					row = slices.Concat(row, scale)
+				}
+				sums[h] += RowHash(layer, kv, g.HeadFirst+h, firstPos+r, row)
 			}
 		}
 	}
@@ -271,7 +288,7 @@ func digest(g kvconn.Group, layer, firstPos, rows int, packed []byte, sums []uin
 
 // Check compares blocks with the rows that sequence seed has; skip says which
 // indexes are not looked at.
-func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(layer, index int) bool) error {
+func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(layer, index int) bool) (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	src := &Source{Layout: p.layout, Seed: seed}
@@ -284,7 +301,11 @@ func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(l
 			first := i * p.layout.BlockTokens
 			rows := min(p.layout.BlockTokens, positions-first)
 			want := make([]byte, p.layout.RowsBytes(l, rows))
-			src.fill(g, l, first, rows, want)
+			if p.Expect == nil {
+				src.fill(g, l, first, rows, want)
+			} else if want, err = p.Expect(seed, l, first, rows); err != nil {
+				return err
+			}
 			got := p.data[poolKey{l, d.Block}]
 			if p.shared != nil && rows == p.layout.BlockTokens { // not what was verified, but what is there now
 				got = p.block(poolKey{l, d.Block})
@@ -349,8 +370,12 @@ func (s *Source) fill(g kvconn.Group, layer, firstPos, rows int, dst []byte) {
 	for kv := range 2 {
 		for h := range g.KVHeads {
 			for r := range rows {
-				at := ((kv*g.KVHeads+h)*rows + r) * g.RowBytes
-				Row(dst[at:at+g.RowBytes], s.Seed, layer, kv, g.HeadFirst+h, firstPos+r)
+				row, scale := rowOf(g, dst, rows, kv, h, r)
+				Row(row, s.Seed, layer, kv, g.HeadFirst+h, firstPos+r)
+				if scale != nil { // positive, finite and not too small: as a step makes them
+					Row(scale, s.Seed, layer, kv+2, g.HeadFirst+h, firstPos+r)
+					scale[3] = 0x10 + scale[3]&0x3f
+				}
 			}
 		}
 	}

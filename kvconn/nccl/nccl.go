@@ -97,8 +97,11 @@ func (t *transport) dress(c net.Conn) *conn {
 	return &conn{c, t.d, ctx, cancel}
 }
 
+// Refills implements kvconn.DeviceConn: slots are for whole blocks.
+func (c *conn) Refills() bool { return false }
+
 var (
-	_ kvconn.SharedConn  = (*conn)(nil)
+	_ kvconn.DeviceConn  = (*conn)(nil)
 	_ kvconn.PrivateConn = (*conn)(nil)
 )
 

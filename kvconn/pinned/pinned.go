@@ -44,3 +44,6 @@ type conn struct {
 	*local.Conn
 	d *device
 }
+
+// Refills implements kvconn.DeviceConn: slots are for whole blocks.
+func (c *conn) Refills() bool { return false }

@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	_ kvconn.SharedConn  = (*conn)(nil)
+	_ kvconn.DeviceConn  = (*conn)(nil)
 	_ kvconn.PrivateConn = (*conn)(nil)
 )
 

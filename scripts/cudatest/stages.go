@@ -46,7 +46,7 @@ var families = []family{
 	{name: "pool", tests: []string{"TestDigestFollowsOverwrites", "TestPoolMovesRows", "TestPoolBesideSteps", "TestPoolRefusesBadRanges"}, shared: true},
 	{name: "host", tests: []string{"TestHostMoves", "TestHostMovesKeepDigests", "TestArrivals"}, shared: true},
 	{name: "push", tests: []string{"TestPush", "TestPushLong", "TestPushBehindStep", "TestMovesRefuse", "TestMovesLate", "TestDrain", "TestPeerProcess"}, processes: []string{"TestPeerProcess"}, shared: true},
-	{name: "refill", tests: []string{"TestRefill", "TestRefillSpoiled", "TestRefillRefuses", "TestRefillProcess"}, processes: []string{"TestRefillProcess"}},
+	{name: "refill", tests: []string{"TestRefill", "TestRefillConverts", "TestRefillSpoiled", "TestRefillRefuses", "TestRefillProcess"}, processes: []string{"TestRefillProcess"}},
 	{name: "overlap", tests: []string{"TestOverlapEqualsSteps", "TestOverlappingChunks", "TestAppendsOfChangingSteps", "TestLaunchRefused"}, fp16: true},
 }
 
@@ -172,7 +172,7 @@ func plan() []stage {
 		{name: "gemm", about: "own projections beside cuBLASLt's", seconds: 40, parts: []part{{name: "gemm", run: []string{"probe", "bench", "gemm"}}, {name: "any", run: []string{"probe", "bench", "any"}}}},
 		{name: "pair", about: "pushes, refills and staged transfers between two GPUs", seconds: 150, gpus: 2, parts: []part{
 			tests("cuda.test", "push", 60, nil, "TestPush", "TestPushLong", "TestPushBehindStep", "TestDrain", "TestPeerProcess"),
-			tests("cuda.test", "refill", 60, nil, "TestRefill", "TestRefillSpoiled", "TestRefillProcess"),
+			tests("cuda.test", "refill", 60, nil, "TestRefill", "TestRefillConverts", "TestRefillSpoiled", "TestRefillProcess"),
 			tests("stage.test", "staged", 90, []string{"XPYD_CUDA_PUSH=1"}, "TestStagedOnGPUs"),
 			tests("cuda.test", "beside", 90, []string{"XPYD_CUDA_PUSH=1"}, "TestPushBeside"),
 			{name: "refill speed", run: []string{"cuda.test", "-test.run", "^$", "-test.bench", "Refill", "-test.benchtime", "50x"}, seconds: 120}}},

@@ -1,0 +1,95 @@
+package kerneltest
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// convertRow is a row of bf16, f16 or FP8, with its scale if it has one, in another
+// of these: what a device's conversion is held against, by the arithmetic of whole
+// numbers of steps and not of bits.
+func convertRow(from, to string, row [][]byte) [][]byte {
+	n := len(row[0])
+	if from != kernels.F8E4M3 {
+		n /= 2
+	}
+	out := make([]byte, 2*n)
+	if to == kernels.F8E4M3 {
+		out = out[:n]
+	}
+	values, top := make([]float32, n), float32(0)
+	for i := range values {
+		values[i] = widen(from, row, i)
+		if m := math.Abs(float64(values[i])); m <= math.MaxFloat32 {
+			top = max(top, float32(m))
+		}
+	}
+	if to != kernels.F8E4M3 {
+		for i, v := range values {
+			binary.LittleEndian.PutUint16(out[2*i:], narrow16(to, v))
+		}
+		return [][]byte{out}
+	}
+	scale := max(top/448, 0x1p-126)
+	if top == 0 {
+		scale = 1
+	}
+	for i, v := range values {
+		if out[i] = 0x7f | byte(math.Float32bits(v)>>24)&0x80; math.Abs(float64(v)) <= math.MaxFloat32 {
+			out[i] = ToE4M3(v / scale)
+		}
+	}
+	return [][]byte{out, binary.LittleEndian.AppendUint32(nil, math.Float32bits(scale))}
+}
+
+// form is a binary float: mantissa bits, and the least exponent.
+type form struct{ man, least int }
+
+var forms = map[string]form{kernels.BF16.String(): {7, -126}, kernels.F16.String(): {10, -14}}
+
+// widen is element i of a row. NaN keeps its sign, and the bits that there are.
+func widen(dtype string, row [][]byte, i int) float32 {
+	if dtype == kernels.F8E4M3 {
+		q := row[0][i]
+		if q&0x7f == 0x7f {
+			return math.Float32frombits(uint32(q&0x80)<<24 | 0x7fc00000)
+		}
+		return FromE4M3(q) * math.Float32frombits(binary.LittleEndian.Uint32(row[1]))
+	}
+	f, h := forms[dtype], uint32(binary.LittleEndian.Uint16(row[0][2*i:]))
+	sign, exp, frac := h&0x8000<<16, int(h&0x7fff)>>f.man, h&(1<<f.man-1)
+	if exp == 1<<(15-f.man)-1 {
+		return math.Float32frombits(sign | 0x7f800000 | frac<<(23-f.man))
+	}
+	v := math.Ldexp(float64(frac), f.least-f.man)
+	if exp > 0 {
+		v = math.Ldexp(1+math.Ldexp(float64(frac), -f.man), exp-1+f.least)
+	}
+	return math.Float32frombits(math.Float32bits(float32(v)) | sign)
+}
+
+// narrow16 is v in a form of 16 bits: nearest, ties to even, beyond the range infinity.
+func narrow16(dtype string, v float32) uint16 {
+	f, b := forms[dtype], math.Float32bits(v)
+	sign, infinite := uint16(b>>16&0x8000), uint32(1<<(15-f.man)-1)<<f.man
+	if v != v {
+		return sign | uint16(infinite|1<<(f.man-1)|b&(1<<23-1)>>(23-f.man))
+	}
+	m := math.Abs(float64(v))
+	exp := f.least
+	if m > 0 {
+		exp = max(exp, math.Ilogb(m))
+	}
+	// In steps of the form at that exponent: codes count them on, also from the
+	// subnormals and into the next exponent.
+	steps := math.Inf(1)
+	if m <= math.MaxFloat32 {
+		steps = math.RoundToEven(math.Ldexp(m, f.man-exp)) + math.Ldexp(float64(exp-f.least), f.man)
+	}
+	if steps >= float64(infinite) {
+		return sign | uint16(infinite)
+	}
+	return sign | uint16(steps)
+}

@@ -1,0 +1,159 @@
+//go:build linux
+
+package cudaipc_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/convert"
+	"github.com/xpyd/xpyd/kvconn/cudaipc"
+	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// of is a pool's layout in another dtype and block size.
+func of(dtype string, bt int) func(l *kvconn.Layout) {
+	return func(l *kvconn.Layout) {
+		l.BlockTokens = bt
+		l.Groups[0].DType, l.Groups[0].RowBytes = dtype, kvconn.ElementBytes(dtype)*l.Groups[0].HeadDim
+	}
+}
+
+// allowed has both sides convert; their numerics are then others.
+func allowed(r, s *kvconn.Config) {
+	r.Convert, s.Convert = true, true
+	s.Identity.Numerics = "test-of-another-dtype"
+}
+
+// digestOf is that of the suite's sequences.
+func digestOf(layer, kv, head, first, n, rowBytes int, rows []byte) (sum uint64) {
+	for i := range n {
+		sum += kvconntest.RowHash(layer, kv, head, first+i, rows[i*rowBytes:][:rowBytes])
+	}
+	return sum
+}
+
+// converting has the sender answer as a prefill worker does, and the receiver expect
+// what a host would have made of the rows.
+func converting(t *testing.T, w *kvconntest.World) {
+	ours, theirs := w.SConfig.Identity.Layout, w.RConfig.Identity.Layout
+	w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
+		rows, err := convert.New(src, ours, o.Layout(), digestOf)
+		if err == nil {
+			err = o.Accept(rows)
+		}
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for l := range ours.Layers() {
+			for i := range o.Ticket().Dest {
+				o.Push(l, []int{i})
+			}
+		}
+		o.Commit([]byte("commit of " + o.Ticket().RequestID))
+	}
+	w.Pool.Expect = func(seed uint64, layer, first, rows int) ([]byte, error) {
+		src, err := convert.New(&kvconntest.Source{Layout: ours, Seed: seed}, ours, theirs, digestOf)
+		if err != nil {
+			return nil, err
+		}
+		g, _ := theirs.Group(layer)
+		packed := make([]byte, g.PackedBytes(rows))
+		return packed, src.Load(layer, first/theirs.BlockTokens, first, rows, packed, make([]uint64, g.KVHeads))
+	}
+}
+
+// A bf16 prefill pushes into a decode whose KV is FP8, and so on: each form arrives in
+// each other to the bit, whatever the block sizes and where prompts end, all by pushes.
+func TestConverts(t *testing.T) {
+	dtypes := []string{"bf16", "f16", kvconn.F8}
+	for _, from := range dtypes {
+		for _, to := range dtypes {
+			for _, bt := range [][2]int{{16, 16}, {1, 256}, {256, 1}, {48, 16}, {5, 3}, {3, 5}} {
+				if from == to {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s to %s, blocks of %d from %d", from, to, bt[0], bt[1]), func(t *testing.T) {
+					t.Parallel()
+					r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, of(to, bt[0])), fakegpu.New(t, kvconntest.SenderBlocks, of(from, bt[1]))
+					between(t, r, s, allowed, func(w *kvconntest.World, _ fakegpu.GPU) {
+						converting(t, w)
+						for n, positions := range []int{1, bt[0], bt[0] + 1, 67} {
+							spec := w.Spec("converted", int32(n), positions, 0)
+							if positions == 67 && len(spec.Dest) > 2 {
+								spec.Have = make([]bool, len(spec.Dest))
+								for i := range spec.Have[:len(spec.Dest)-1] {
+									spec.Have[i] = i%3 == 1
+								}
+							}
+							if err := w.Fetch(t.Context(), spec); err != nil {
+								t.Errorf("%d positions: %v", positions, err)
+							}
+							w.Pool.Reclaim(spec.Dest)
+						}
+						if pushed, all := w.Pool.Pushed(), w.Pool.Stores(); pushed != all || all == 0 {
+							t.Errorf("%d of %d blocks were pushed", pushed, all)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// A bit that flips in prefill's pool after the append does not get a good digest by
+// being converted, also where blocks go whole.
+func TestSpoiledSourceIsConverted(t *testing.T) {
+	for _, bt := range []int{8, 16, 3} {
+		r := fakegpu.New(t, kvconntest.ReceiverBlocks, of(kvconn.F8, bt))
+		s := fakegpu.New(t, kvconntest.SenderBlocks, of("bf16", 8))
+		between(t, r, s, allowed, func(w *kvconntest.World, s fakegpu.GPU) {
+			converting(t, w)
+			answer := w.Answer
+			w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
+				if held, ok := src.Spans(1, 8, 8, nil); ok {
+					s.Spoil(1, held[0].Block)
+				}
+				answer(ctx, o, src)
+			}
+			err := w.Fetch(t.Context(), w.Spec("spoiled", 1, 37, 0))
+			if kvconn.OutcomeOf(err, "") != ticket.Corrupt || !errors.Is(err, kvconn.ErrDigest) {
+				t.Errorf("blocks of %d: %v, want corrupt by digest", bt, err)
+			}
+		})
+	}
+}
+
+// Where the device may not put rows together, a pair of two dtypes has no session
+// between devices, and is told why: another way says that the host converts. Where
+// one side does not allow it, there is none at all.
+func TestConvertsNot(t *testing.T) {
+	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, of(kvconn.F8, 16)), fakegpu.New(t, kvconntest.SenderBlocks, of("bf16", 16))
+	for _, c := range []struct {
+		refill  bool
+		tune    func(r, s *kvconn.Config)
+		outcome ticket.Outcome
+		why     string
+	}{
+		{false, allowed, ticket.Refused, "the peer's KV rows are f8e4m3, ours bf16"},
+		{true, func(r, s *kvconn.Config) { r.Convert = true }, ticket.Incompatible, "dtype"},
+	} {
+		tr, err := cudaipc.New(r, s, c.refill)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fakegpu.Run(t, r, s, tr, c.tune, func(w *kvconntest.World) {
+			_, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+			if kvconn.OutcomeOf(err, "") != c.outcome || !strings.Contains(err.Error(), c.why) {
+				t.Errorf("opened: %v", err)
+			}
+		})
+	}
+}
