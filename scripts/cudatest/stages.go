@@ -155,7 +155,7 @@ func plan() []stage {
 			parts: []part{peers("memory", "attention", "sampling", "linears"), peers("flashinfer")}},
 		{name: "endurance", about: "random load, aborts, a full pool: tokens of a quiet run (XPYD_CUDA_ENDURANCE)", seconds: 110,
 			parts: []part{tests("worker.test", "load", 0, []string{"XPYD_CUDA_ENDURANCE=60s"}, "TestGPUEndurance")}},
-		{name: "kvio", about: "blocks to and from pinned memory", seconds: 45, parts: []part{{name: "host", run: []string{"moves", "host"}}}},
+		{name: "kvio", about: "blocks to and from pinned memory", seconds: 60, parts: []part{{name: "host", run: []string{"moves", "host"}}, {name: "arrive", run: []string{"moves", "arrive"}}}},
 		{name: "hicache", about: "prefixes in host memory: first tokens, overlap, writing through", seconds: 75,
 			parts: []part{hicache("hits", "8k 32k overlap"), hicache("itl", "itl")}},
 		sanitizer("memcheck", "the kernel suite under compute-sanitizer", 150),
