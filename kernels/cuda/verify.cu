@@ -10,32 +10,15 @@ namespace {
 
 constexpr int THREADS = 256;
 
-// What a CTA verifies, and where it says that it is bad.
-template <int N> struct Sent {
-  List<xk_landed, N> list;
-  uint8_t *bad; // by entry
-  __device__ xk_landed entry() const { return list.at[blockIdx.x]; }
-  __device__ uint8_t *verdict(const xk_landed &) const { return bad + blockIdx.x; }
-};
-struct Arrived {
-  ComingList list;
-  int layer; // the first
-  uint8_t *wrong; // by block
-  __device__ xk_landed entry() const {
-    const Coming &e = list[blockIdx.x];
-    return {layer + int(blockIdx.z), e.block, e.first_pos, e.filled};
-  }
-  __device__ uint8_t *verdict(const xk_landed &e) const { return wrong + e.block; }
-};
-
 // The rows may have come from a peer: plain loads, which see what was there when
 // this kernel began.
-template <int TEAM, typename Entries>
-__global__ __launch_bounds__(THREADS) void verify_kernel(Rows first, int64_t layer_bytes, int64_t layer_slots, const __grid_constant__ Entries entries) {
+template <int TEAM, int N>
+__global__ __launch_bounds__(THREADS) void verify_kernel(Rows first, int64_t layer_bytes, int64_t layer_slots, const __grid_constant__ List<xk_landed, N> list, uint8_t *bad, bool by_block) {
   __shared__ unsigned long long sum;
   if (threadIdx.x == 0) sum = 0;
   __syncthreads();
-  const xk_landed e = entries.entry();
+  xk_landed e = list.at[blockIdx.x];
+  e.layer += blockIdx.z;
   const int head = blockIdx.y, team = threadIdx.x / TEAM, j = threadIdx.x % TEAM;
   Rows p = first;
   p.data += e.layer * layer_bytes;
@@ -65,7 +48,7 @@ __global__ __launch_bounds__(THREADS) void verify_kernel(Rows first, int64_t lay
   __syncthreads();
   if (threadIdx.x) return;
   int64_t slot = e.layer * layer_slots + int64_t(e.block) * p.kv_heads + head;
-  if (p.digest[slot] != uint64_t(sum) || p.filled[slot] != e.rows) *entries.verdict(e) = 1;
+  if (p.digest[slot] != uint64_t(sum) || p.filled[slot] != e.rows) bad[by_block ? e.block : blockIdx.x] = 1;
 }
 
 int32_t check(xk_ctx *c, const xk_landed *list, int n) {
@@ -79,22 +62,20 @@ int32_t check(xk_ctx *c, const xk_landed *list, int n) {
   return XK_OK;
 }
 
-template <typename Entries> int32_t launch_verify(xk_ctx *c, cudaStream_t s, int n, int n_layers, const Entries &e) {
+} // namespace
+
+int32_t xk_verify_launch(xk_ctx *c, cudaStream_t s, const xk_landed *list, int n, int n_layers, uint8_t *bad, bool by_block) {
   const xk_config &g = c->cfg;
   Rows p = c->rows_of(0);
   int64_t slots = int64_t(c->blocks) * g.kv_heads;
-  auto run = [&](auto kernel) { kernel<<<dim3(n, g.kv_heads, n_layers), THREADS, 0, s>>>(p, c->layer_bytes(), slots, e); };
-  if (p.row_bytes <= 256) run(verify_kernel<16, Entries>);
-  else run(verify_kernel<32, Entries>);
-  XK_TRY(cudaGetLastError());
-  return XK_OK;
-}
-
-} // namespace
-
-int32_t xk_verify_coming(xk_ctx *c, const ComingList &list, int n, int layer, int n_layers) {
-  const Arrivals &v = c->moves->arrivals;
-  return launch_verify(c, v.check, n, n_layers, Arrived{list, layer, v.wrong});
+  return in_pieces(list, n, [&](const auto &l, int first, int k) -> int32_t {
+    auto run = [&](auto kernel) { kernel<<<dim3(k, g.kv_heads, n_layers), THREADS, 0, s>>>(p, c->layer_bytes(), slots, l, by_block ? bad : bad + first, by_block); };
+    constexpr int N = sizeof(l.at) / sizeof(l.at[0]);
+    if (p.row_bytes <= 256) run(verify_kernel<16, N>);
+    else run(verify_kernel<32, N>);
+    XK_TRY(cudaGetLastError());
+    return XK_OK;
+  });
 }
 
 // One that was late leaves its launches behind: the next of its lane waits for
@@ -115,9 +96,7 @@ int32_t xk_verify(xk_ctx *c, const xk_landed *list, int32_t n, uint8_t *good, in
     if (v->launched) XK_OK_OR_RETURN(xk_wait_event(v->done, timeout_ns));
     memset(v->bad, 0, k);
     v->launched = true;
-    XK_OK_OR_RETURN(in_pieces(list + first, k, [&](const auto &l, int at, int some) {
-      return launch_verify(c, v->stream, some, 1, Sent<sizeof(l.at) / sizeof(l.at[0])>{l, v->bad + at});
-    }));
+    XK_OK_OR_RETURN(xk_verify_launch(c, v->stream, list + first, k, 1, v->bad, false));
     XK_TRY(cudaEventRecord(v->done, v->stream));
     XK_OK_OR_RETURN(xk_wait_event(v->done, timeout_ns));
     v->launched = false;
