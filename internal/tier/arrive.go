@@ -59,17 +59,17 @@ func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 		mine()
 		return nil, false
 	}
-	t.cache.Retain(a.taken(), a.owner)
-	t.cache.SetState(a.owner, kvcache.StateReceiving)
 	var err error
 	if a.move, err = m.arrive(a.units); err != nil {
 		t.complain(fmt.Errorf("move to the pool: %w", err))
 		a.release()
-		t.cache.ReleaseAll(a.owner)
 		mine()
 		t.wg.Done()
 		return nil, false
 	}
+	// The caller holds the blocks until this returns, and the bytes are on their way.
+	t.cache.Retain(a.taken(), a.owner)
+	t.cache.SetState(a.owner, kvcache.StateReceiving)
 	go func() {
 		defer t.wg.Done()
 		defer ended()
@@ -82,14 +82,18 @@ func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 // lease takes the records of units up to token to, as far as they are still there.
 func (a *Arrival) lease(chain *kvcache.Chain, to int) {
 	t, unit := a.t, a.t.cacheUnit()
-	for ; a.upto < to; a.upto += unit {
+	list := make([]fetch, (to-a.upto)/unit)
+	a.fetches, a.units = make([]*fetch, 0, len(list)), make([]moving, 0, len(list))
+	for i := range list {
 		key := chain.Name(a.upto + unit)
 		l := t.host.get(key)
 		if l == nil {
 			return
 		}
-		a.fetches = append(a.fetches, &fetch{key: key, pos: a.upto, tier: tierHost, have: l})
+		list[i] = fetch{key: key, pos: a.upto, tier: tierHost, have: l}
+		a.fetches = append(a.fetches, &list[i])
 		a.units = append(a.units, moving{l, a.table[a.upto/t.shape.BlockTokens:][:t.shape.blocks], a.upto})
+		a.upto += unit
 	}
 }
 

@@ -132,7 +132,8 @@ func (m *bulkMover) close() error { return m.memory.Close() }
 func (m *bulkMover) move(units []moving) *kernels.HostMove {
 	s := m.shape
 	rows, sums := int64(s.BlockBytes()), int64(8*s.KVHeads)
-	v := &kernels.HostMove{Memory: m.memory, Layers: s.Layers, LayerStride: rows * int64(s.blocks), DigestStride: sums * int64(s.blocks)}
+	v := &kernels.HostMove{Memory: m.memory, Layers: s.Layers, LayerStride: rows * int64(s.blocks), DigestStride: sums * int64(s.blocks),
+		Blocks: make([]kernels.HostBlock, 0, len(units)*s.blocks)}
 	for _, u := range units {
 		at := int64(u.i)*int64(s.record()) + headerSize
 		for i, id := range u.ids {

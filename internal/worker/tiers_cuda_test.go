@@ -50,7 +50,9 @@ func newGPURig(t *testing.T, b *cuda.Backend, host int64) *gpuRig {
 func newGPURigOn(t *testing.T, b *cuda.Backend, host int64, dir string) *gpuRig {
 	t.Helper()
 	began := time.Now()
-	defer func() { t.Logf("%d MiB of host memory: %.1f s", host>>20, time.Since(began).Seconds()) }()
+	defer func() {
+		t.Logf("%d MiB of host memory: %.1f s; this process has in huge pages: %s", host>>20, time.Since(began).Seconds(), hugePages())
+	}()
 	r := &gpuRig{t: t, b: b, reg: prometheus.NewRegistry()}
 	log, blockTokens := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), b.Layout().BlockTokens
 	pool := kvcache.Config{Blocks: b.Blocks(), BlockTokens: blockTokens, Fingerprint: "random", Numerics: b.Info().Numerics}
@@ -78,6 +80,21 @@ func newGPURigOn(t *testing.T, b *cuda.Backend, host int64, dir string) *gpuRig 
 	}
 	t.Cleanup(r.end)
 	return r
+}
+
+// hugePages is how much of this process's memory they are: a device reads small
+// pages at four fifths of the link's rate.
+func hugePages() string {
+	maps, err := os.ReadFile("/proc/self/smaps_rollup")
+	if err != nil {
+		return err.Error()
+	}
+	for line := range strings.Lines(string(maps)) {
+		if size, ok := strings.CutPrefix(line, "AnonHugePages:"); ok {
+			return strings.TrimSpace(size)
+		}
+	}
+	return "unknown"
 }
 
 func (r *gpuRig) end() {

@@ -39,13 +39,13 @@ struct Mover {
 
 struct Moves; // move.cuh
 
-// Blocks on their way into the pool, layer by layer (hostmove.cu).
+// Blocks on their way into the pool, layer by layer (arrive.cu).
 struct xk_arrival {
   xk_ctx *c;
-  int first;                   // layer
-  std::vector<int32_t> blocks; // by place
-  std::vector<int> until;      // by group: its last layer and 1
-  std::vector<cudaEvent_t> there, good; // by group: landed, verified
+  int first;                     // layer
+  std::vector<int32_t> blocks;   // by place
+  std::vector<int> until;        // by group: its last layer and 1
+  std::vector<cudaEvent_t> good; // by group: it has landed and was verified
 };
 
 struct xk_ctx {

@@ -1,38 +1,19 @@
-// Moves blocks between the pool and pinned host memory. Four warps of a CTA have
-// a ring of shared memory each: one lane starts bulk copies into its slots and,
-// as they land, bulk copies out of them, so that 192 KiB are under way and no
-// register holds a row; PCIe is full with 2 to 4 CTAs. Four more warps take the
-// digests. Long runs go by the copy engine.
+// Moves blocks between the pool and pinned host memory, by the rings of bulk.cuh,
+// and long runs by the copy engine.
 // Bound by PCIe. Oracle: Gather and Digest, block by block (move_test.go).
-#include <algorithm>
-
-#include "hopper.cuh"
-#include "move.cuh"
+#include "bulk.cuh"
 
 namespace {
-
-constexpr int RINGS = 4, THREADS = 2 * RINGS * 32;
-constexpr int RING_BYTES = 48 << 10;
 
 struct Job {
   Side pool;
   uint8_t *host;
   int64_t run, layer_stride, digest_stride;
   int heads, layer, n_layers, n_places;
-  int skip;          // layers of the move before this launch's first
   int chunk, chunks; // bytes of a slot, slots of a block; 0: digests only
   int slots;         // of a ring
   bool to_host;
 };
-
-__device__ __forceinline__ void bulk_in(void *dst, const void *src, int bytes, uint64_t *bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_addr(dst)), "l"(src), "r"(bytes), "r"(smem_addr(bar)) : "memory");
-}
-__device__ __forceinline__ void bulk_out(void *dst, const void *src, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(dst), "r"(smem_addr(src)), "r"(bytes) : "memory");
-}
-template <int N> __device__ __forceinline__ void bulk_read_wait() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
-__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // BACK: slots whose copies out may still be reading them.
 template <int BACK, int N>
@@ -50,7 +31,7 @@ __device__ __forceinline__ void ring(const Job &j, const List<xk_place, N> &plac
     int64_t at = int64_t(chunk) * j.chunk;
     Item t;
     t.pool = j.pool.rows + (j.layer + l) * j.pool.layer_bytes + p.block * j.run + at;
-    t.host = j.host + p.rows + (j.skip + l) * j.layer_stride + at;
+    t.host = j.host + p.rows + l * j.layer_stride + at;
     t.bytes = int(min(int64_t(j.chunk), j.run - at));
     return t;
   };
@@ -92,7 +73,7 @@ __device__ __forceinline__ void digests(const Job &j, const List<xk_place, N> &p
       int block = i / j.heads, head = i - block * j.heads, at = block / j.n_layers, l = block - at * j.n_layers;
       const xk_place &p = places.at[at];
       int64_t slot = (j.layer + l) * j.pool.layer_slots + int64_t(p.block) * j.heads + head;
-      uint64_t *host = reinterpret_cast<uint64_t *>(j.host + p.digests + (j.skip + l) * j.digest_stride) + head;
+      uint64_t *host = reinterpret_cast<uint64_t *>(j.host + p.digests + l * j.digest_stride) + head;
       v[d] = j.to_host ? j.pool.digest[slot] : *host;
       to[d] = j.to_host ? host : j.pool.digest + slot;
       if (!j.to_host) j.pool.filled[slot] = uint16_t(p.filled);
@@ -103,9 +84,9 @@ __device__ __forceinline__ void digests(const Job &j, const List<xk_place, N> &p
   }
 }
 
-template <int N> __global__ __launch_bounds__(THREADS) void move_kernel(const __grid_constant__ Job j, const __grid_constant__ List<xk_place, N> places) {
+template <int N> __global__ __launch_bounds__(RING_THREADS) void move_kernel(const __grid_constant__ Job j, const __grid_constant__ List<xk_place, N> places) {
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ uint64_t full[RINGS][64];
+  __shared__ uint64_t full[RINGS][RING_SLOTS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp >= RINGS) {
     digests(j, places, blockIdx.x * RINGS * 32 + threadIdx.x - RINGS * 32, gridDim.x * RINGS * 32);
@@ -121,7 +102,7 @@ template <int N> __global__ __launch_bounds__(THREADS) void move_kernel(const __
 
 template <int N> int32_t start(const Job &j, int ctas, cudaStream_t s, const List<xk_place, N> &l) {
   size_t smem = j.chunks ? RINGS * RING_BYTES : 0;
-  move_kernel<N><<<ctas, THREADS, smem, s>>>(j, l);
+  move_kernel<N><<<ctas, RING_THREADS, smem, s>>>(j, l);
   XK_TRY(cudaGetLastError());
   return XK_OK;
 }
@@ -183,7 +164,25 @@ bool inside(int64_t bytes, int64_t at, int64_t size, int64_t stride, int layers)
   return layers == 1 || stride <= (bytes - size - at) / (layers - 1);
 }
 
-int32_t check(xk_ctx *c, const xk_region *r, const xk_move_args &a, const xk_place *places) {
+Job job(xk_ctx *c, const xk_region *r, const xk_move_args &a) {
+  const xk_config &g = c->cfg;
+  Job j = {};
+  j.pool = Side(g, c->blocks, c->region), j.host = r->seen;
+  j.run = xk_block_run(g), j.layer_stride = a.layer_stride, j.digest_stride = a.digest_stride;
+  j.heads = g.kv_heads, j.layer = a.layer, j.n_layers = a.n_layers, j.n_places = a.n_places, j.to_host = a.to_host;
+  Cut cut(j.run);
+  j.chunk = cut.chunk, j.chunks = cut.chunks, j.slots = cut.slots;
+  return j;
+}
+
+template <int N> int32_t allow() {
+  XK_TRY(cudaFuncSetAttribute(move_kernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, RINGS * RING_BYTES));
+  return XK_OK;
+}
+
+} // namespace
+
+int32_t xk_move_check(xk_ctx *c, const xk_region *r, const xk_move_args &a, const xk_place *places) {
   const xk_config &g = c->cfg;
   if (!c->blocks || !xk_layers_ok(g, a.layer, a.n_layers) || a.n_places < 1 || a.n_places > 1 << 24 || a.ctas < 0 || a.ctas > 8 || a.engine < XK_AUTO || a.engine > XK_COPY ||
       a.layer_stride % 16 || a.digest_stride % 8)
@@ -198,63 +197,6 @@ int32_t check(xk_ctx *c, const xk_region *r, const xk_move_args &a, const xk_pla
   if (int64_t(a.n_layers) * a.n_places * std::max<int64_t>(div_up(xk_block_run(g), 1024), g.kv_heads) > INT32_MAX) return xk_fail(XK_INVALID, "move of %d blocks: too many at once", a.n_places);
   return XK_OK;
 }
-
-Job job(xk_ctx *c, const xk_region *r, const xk_move_args &a) {
-  const xk_config &g = c->cfg;
-  Job j = {};
-  j.pool = Side(g, c->blocks, c->region), j.host = r->seen;
-  j.run = xk_block_run(g), j.layer_stride = a.layer_stride, j.digest_stride = a.digest_stride;
-  j.heads = g.kv_heads, j.layer = a.layer, j.n_layers = a.n_layers, j.n_places = a.n_places, j.to_host = a.to_host;
-  j.chunk = int(std::min<int64_t>(j.run, 8 << 10));
-  j.chunks = div_up(j.run, j.chunk);
-  j.slots = std::min(RING_BYTES / j.chunk, 64);
-  return j;
-}
-
-// Layers of the group that begins with layer i of n: few at the begin, where a
-// step waits for the first, and at the end, where it has only the last to
-// compute; more in between, where a launch's begin and end are lost time.
-int group(int i, int n) { return std::min({4, std::max(i, 1), std::max((n - i) / 2, 1)}); }
-
-void forget(xk_arrival *v) {
-  for (auto *list : {&v->there, &v->good})
-    for (cudaEvent_t e : *list) cudaEventDestroy(e);
-  delete v;
-}
-
-// A group's rows and digests on the way's stream, its verifying on another, so
-// that the next group's bytes do not wait for it.
-int32_t launch_groups(xk_ctx *c, xk_arrival *v, const Job &whole, const xk_move_args &a, const xk_place *places, std::vector<xk_landed> &list) {
-  Moves::Way &w = c->moves->ways[0];
-  auto event = [](std::vector<cudaEvent_t> &to) -> int32_t {
-    cudaEvent_t e;
-    XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
-    to.push_back(e);
-    return XK_OK;
-  };
-  for (int first = 0, n; first < a.n_layers; first += n) {
-    n = group(first, a.n_layers);
-    Job j = whole;
-    j.layer = a.layer + first, j.n_layers = n, j.skip = first;
-    XK_OK_OR_RETURN(event(v->there));
-    XK_OK_OR_RETURN(event(v->good));
-    XK_OK_OR_RETURN(by_kernel(j, a.ctas ? a.ctas : 4, w.stream, places));
-    XK_TRY(cudaEventRecord(v->there.back(), w.stream));
-    XK_TRY(cudaStreamWaitEvent(c->moves->check, v->there.back(), 0));
-    for (xk_landed &e : list) e.layer = j.layer;
-    XK_OK_OR_RETURN(xk_verify_launch(c, c->moves->check, list.data(), a.n_places, n, c->moves->wrong, true));
-    XK_TRY(cudaEventRecord(v->good.back(), c->moves->check));
-    v->until.push_back(j.layer + n);
-  }
-  return XK_OK;
-}
-
-template <int N> int32_t allow() {
-  XK_TRY(cudaFuncSetAttribute(move_kernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, RINGS * RING_BYTES));
-  return XK_OK;
-}
-
-} // namespace
 
 int32_t xk_hostmove_init() {
   XK_OK_OR_RETURN(allow<1024 / sizeof(xk_place)>());
@@ -286,7 +228,7 @@ int32_t xk_host_release(xk_region *r) {
 int32_t xk_move(xk_ctx *c, xk_region *r, const xk_move_args *args, const xk_place *places, xk_mark **out) {
   const xk_move_args &a = *args;
   *out = nullptr;
-  XK_OK_OR_RETURN(check(c, r, a, places));
+  XK_OK_OR_RETURN(xk_move_check(c, r, a, places));
   XK_TRY(cudaSetDevice(c->cfg.device));
   Job j = job(c, r, a);
   bool copy = a.engine == XK_COPY;
@@ -299,60 +241,4 @@ int32_t xk_move(xk_ctx *c, xk_region *r, const xk_move_args *args, const xk_plac
   std::lock_guard<std::mutex> hold(w.mu);
   XK_OK_OR_RETURN(copy ? by_engine(j, w, places) : by_kernel(j, a.ctas ? a.ctas : 4, w.stream, places));
   return xk_mark_make(c, w.stream, out);
-}
-
-int32_t xk_arrive(xk_ctx *c, xk_region *r, const xk_move_args *args, const xk_place *places, const int32_t *first_pos, xk_arrival **out) {
-  const xk_move_args &a = *args;
-  *out = nullptr;
-  XK_OK_OR_RETURN(check(c, r, a, places));
-  if (a.to_host) return xk_fail(XK_INVALID, "blocks arrive in the pool, not in host memory");
-  XK_TRY(cudaSetDevice(c->cfg.device));
-  std::vector<xk_landed> list(a.n_places);
-  for (int i = 0; i < a.n_places; i++) {
-    list[i] = {a.layer, places[i].block, first_pos[i], places[i].filled};
-    if (first_pos[i] < 0 || first_pos[i] > INT32_MAX - 256 || places[i].filled < 1) return xk_fail(XK_INVALID, "block %d: %d rows from position %d", places[i].block, places[i].filled, first_pos[i]);
-  }
-  xk_arrival *v = new xk_arrival{c, a.layer};
-  for (int i = 0; i < a.n_places; i++) {
-    v->blocks.push_back(places[i].block);
-    c->moves->wrong[places[i].block] = 0; // nobody else's: a block has one writer
-  }
-  Moves::Way &w = c->moves->ways[0];
-  std::lock_guard<std::mutex> hold(w.mu);
-  int32_t s = launch_groups(c, v, job(c, r, a), a, places, list);
-  if (s != XK_OK) { // what has begun must end before anybody reuses the memory
-    cudaStreamSynchronize(w.stream);
-    cudaStreamSynchronize(c->moves->check);
-    forget(v);
-    return s;
-  }
-  *out = v;
-  return XK_OK;
-}
-
-int32_t xk_arrived(xk_arrival *v, int32_t *layers) {
-  XK_TRY(cudaSetDevice(v->c->cfg.device));
-  *layers = v->first;
-  for (size_t k = 0; k < v->good.size(); k++) {
-    cudaError_t e = cudaEventQuery(v->good[k]);
-    if (e == cudaErrorNotReady) break;
-    if (e != cudaSuccess) return xk_fail(XK_CUDA, "cudaEventQuery: %s", cudaGetErrorString(e));
-    *layers = v->until[k];
-  }
-  return XK_OK;
-}
-
-int32_t xk_arrival_bad(xk_arrival *v, uint8_t *bad) {
-  int32_t layers;
-  XK_OK_OR_RETURN(xk_arrived(v, &layers));
-  if (layers != v->until.back()) return xk_fail(XK_LATE, "%d of %d layers have arrived", layers, v->until.back());
-  for (size_t i = 0; i < v->blocks.size(); i++) bad[i] = v->c->moves->wrong[v->blocks[i]];
-  return XK_OK;
-}
-
-int32_t xk_arrival_free(xk_arrival *v) {
-  if (!v) return XK_OK;
-  cudaSetDevice(v->c->cfg.device);
-  forget(v);
-  return XK_OK;
 }

@@ -2,6 +2,7 @@
 // push.cu, verify.cu, hostmove.cu.
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "context.cuh"
@@ -155,9 +156,33 @@ struct Verifier {
   bool launched = false; // and perhaps not finished
 };
 
-// Launches the verifying of blocks in n_layers layers from each entry's on;
-// bad[entry], or by_block bad[block], becomes 1.
-int32_t xk_verify_launch(xk_ctx *c, cudaStream_t s, const xk_landed *list, int n, int n_layers, uint8_t *bad, bool by_block);
+// A block that arrives by layers (arrive.cu): where it lies in host memory and goes.
+struct __align__(16) Coming {
+  int64_t rows, digests;
+  int32_t block, filled, first_pos, _pad;
+};
+// Those of one arrival, in the device's ring of them.
+struct ComingList {
+  const Coming *ring;
+  uint64_t first, mask;
+  __device__ const Coming &operator[](int i) const { return ring[(first + i) & mask]; }
+};
+
+// What arrivals share. Its ring has an entry for each block of the pool, which is
+// as many as can be on their way.
+struct Arrivals {
+  Coming *list = nullptr, *device = nullptr; // pinned, and its copy
+  uint64_t mask = 0, head = 0, freed = 0;    // entries [freed, head) of an endless tape are in use
+  std::deque<xk_arrival *> open;             // oldest first; null: ended before older ones
+  std::deque<uint64_t> ends;                 // of each of them, its last entry and 1
+  unsigned long long *landed = nullptr;      // device, by layer: parts of arrivals that have landed, ever
+  std::vector<unsigned long long> told;      // by layer: so many were launched
+  cudaStream_t check = nullptr;              // verifies them
+  uint8_t *wrong = nullptr;                  // pinned, by block
+};
+
+// Launches the verifying of so many of them in n_layers layers; wrong[block] becomes 1.
+int32_t xk_verify_coming(xk_ctx *c, const ComingList &list, int n, int layer, int n_layers);
 
 struct Moves {
   std::mutex mu; // of peers
@@ -170,8 +195,7 @@ struct Moves {
     cudaStream_t stream = nullptr, side[SIDES] = {};
     cudaEvent_t join[SIDES] = {};
   } ways[2];
-  cudaStream_t check = nullptr; // verifies what arrives by layers
-  uint8_t *wrong = nullptr;     // pinned, by block; of those that arrive
+  Arrivals arrivals; // under ways[0].mu
 };
 
 int32_t xk_mark_make(xk_ctx *c, cudaStream_t s, xk_mark **out);
@@ -179,4 +203,7 @@ int32_t xk_mark_make(xk_ctx *c, cudaStream_t s, xk_mark **out);
 int32_t xk_wait_event(cudaEvent_t e, int64_t timeout_ns);
 // Whether layers and blocks lie in a pool.
 inline bool xk_layers_ok(const xk_config &g, int layer, int n) { return layer >= 0 && n >= 1 && layer < g.layers && n <= g.layers - layer; }
+int32_t xk_move_check(xk_ctx *c, const xk_region *r, const xk_move_args &a, const xk_place *places);
 int32_t xk_hostmove_init();
+int32_t xk_arrivals_open(xk_ctx *c);
+void xk_arrivals_close(xk_ctx *c);

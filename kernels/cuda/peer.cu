@@ -321,10 +321,7 @@ int32_t xk_moves_open(xk_ctx *c) {
     for (cudaStream_t &s : w.side) XK_TRY(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, greatest));
     for (cudaEvent_t &e : w.join) XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
   }
-  // Before the step, and behind the moves: they need few multiprocessors, but
-  // whole ones, which thousands of CTAs that verify would leave them last.
-  XK_TRY(cudaStreamCreateWithPriority(&c->moves->check, cudaStreamNonBlocking, std::min(greatest + 1, least)));
-  XK_OK_OR_RETURN(xk_alloc_pinned(c, &c->moves->wrong, c->blocks));
+  XK_OK_OR_RETURN(xk_arrivals_open(c));
   return xk_hostmove_init();
 }
 
@@ -336,7 +333,7 @@ void xk_moves_close(xk_ctx *c) {
     if (v.stream) cudaStreamDestroy(v.stream);
     if (v.done) cudaEventDestroy(v.done);
   }
-  if (c->moves->check) cudaStreamDestroy(c->moves->check);
+  xk_arrivals_close(c);
   for (Moves::Way &w : c->moves->ways) {
     for (cudaStream_t s : {w.stream, w.side[0], w.side[1]})
       if (s) cudaStreamDestroy(s);

@@ -53,14 +53,21 @@ static int32_t attend(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) 
 static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   const xk_config &g = c->cfg;
   const Layer &w = c->layers[i];
-  for (xk_arrival *v : c->after) // once a group: what follows on the stream is behind it too
-    for (size_t k = 0; k < v->until.size(); k++)
-      if ((k ? v->until[k - 1] : v->first) == i) XK_TRY(cudaStreamWaitEvent(l.stream, v->good[k], 0));
   XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, nullptr, w.attn_norm, c->xn, a.n_rows, g.hidden, g.norm_eps));
   XK_OK_OR_RETURN(xk_project(c, l, QKV, i, a.n_rows));
   Rope r = {c->qkv, w.bias, w.q_norm, w.k_norm, c->rope, on_device<xk_seg>(c, a.segs), a.n_segs, g.heads, i, g.norm_eps};
   Pool p = c->pool_of(i);
   XK_OK_OR_RETURN(g.kv_fp8 ? xk_append8(l, r, c->rows_of(i)) : xk_append(l, r, p));
+  // What arrives is read by attention first. Once a group: what follows on the
+  // stream is behind it too.
+  bool waits = false;
+  for (xk_arrival *v : c->after)
+    for (size_t k = 0; k < v->until.size(); k++)
+      if ((k ? v->until[k - 1] : v->first) == i) {
+        XK_TRY(cudaStreamWaitEvent(l.stream, v->good[k], 0));
+        waits = true;
+      }
+  const Launch behind = c->on_stream(false); // begins nothing early
   // Recorded where no kernel begins early behind another's end (PDL): before a
   // projection. Only of the last layer it counts when a push can begin.
   const bool last = i == g.layers - 1;
@@ -74,13 +81,12 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
     if (!a.n_finals) return XK_OK;
     xk_step_args few = a;
     few.n_tiles = 0, few.n_decode = rows = a.n_finals, few.decode = a.finals;
-    const Launch behind = c->on_stream(false); // decode attention begins early, and would read positions that are being appended
-    XK_OK_OR_RETURN(attend(c, behind, few, i));
+    XK_OK_OR_RETURN(attend(c, behind, few, i)); // else decode attention would read positions that are being appended
     const int32_t *finals = on_device<int32_t>(c, a.finals);
     XK_OK_OR_RETURN(xk_keep_rows(l, c->x, finals, rows, c->residual_row()));
     XK_OK_OR_RETURN(xk_keep_rows(l, c->att, finals, rows, int64_t(g.heads) * g.head_dim * sizeof(element)));
   } else {
-    XK_OK_OR_RETURN(attend(c, l, a, i));
+    XK_OK_OR_RETURN(attend(c, waits ? behind : l, a, i));
   }
   if (a.on_layer && !last) XK_OK_OR_RETURN(tell());
   XK_OK_OR_RETURN(xk_project(c, l, OUT, i, rows));

@@ -1,5 +1,7 @@
 // Makes the digests of blocks anew and compares them with the stored ones: one
-// CTA a (block, KV head, layer), a team of lanes a row of 16 bytes a lane.
+// CTA a (block, KV head, layer), a team of lanes a row of 16 bytes a lane. Of what
+// arrives by layers, beside a step that computes, a warp has as much: fewer
+// instructions a row, and longer until the last.
 // Bound by bandwidth. Oracle: kernels.DigestRows.
 #include <algorithm>
 #include <cstring>
@@ -13,12 +15,11 @@ constexpr int THREADS = 256;
 // The rows may have come from a peer: plain loads, which see what was there when
 // this kernel began.
 template <int TEAM, int N>
-__global__ __launch_bounds__(THREADS) void verify_kernel(Rows first, int64_t layer_bytes, int64_t layer_slots, const __grid_constant__ List<xk_landed, N> list, uint8_t *bad, bool by_block) {
+__global__ __launch_bounds__(THREADS) void verify_kernel(Rows first, int64_t layer_bytes, int64_t layer_slots, const __grid_constant__ List<xk_landed, N> list, uint8_t *bad) {
   __shared__ unsigned long long sum;
   if (threadIdx.x == 0) sum = 0;
   __syncthreads();
-  xk_landed e = list.at[blockIdx.x];
-  e.layer += blockIdx.z;
+  const xk_landed e = list.at[blockIdx.x];
   const int head = blockIdx.y, team = threadIdx.x / TEAM, j = threadIdx.x % TEAM;
   Rows p = first;
   p.data += e.layer * layer_bytes;
@@ -48,7 +49,54 @@ __global__ __launch_bounds__(THREADS) void verify_kernel(Rows first, int64_t lay
   __syncthreads();
   if (threadIdx.x) return;
   int64_t slot = e.layer * layer_slots + int64_t(e.block) * p.kv_heads + head;
-  if (p.digest[slot] != uint64_t(sum) || p.filled[slot] != e.rows) bad[by_block ? e.block : blockIdx.x] = 1;
+  if (p.digest[slot] != uint64_t(sum) || p.filled[slot] != e.rows) bad[blockIdx.x] = 1;
+}
+
+// A warp's teams take 16 rows each at a time. Lane j of 16 has a part of each; what
+// they pass to each other leaves it with all of row j.
+constexpr int WARPS = 4, ROWS = 16;
+template <int O> __device__ __forceinline__ void fold(uint64_t (&h)[ROWS], int j) {
+  const bool up = j & O;
+#pragma unroll
+  for (int k = 0; k < O; k++) h[k] = (up ? h[k + O] : h[k]) + __shfl_xor_sync(~0u, up ? h[k] : h[k + O], O);
+}
+template <int TEAM>
+__global__ __launch_bounds__(WARPS * 32) void verify_coming_kernel(Rows first, int64_t layer_bytes, int64_t layer_slots, ComingList list, int first_layer, uint8_t *wrong) {
+  const int head = blockIdx.y * WARPS + threadIdx.x / 32, layer = first_layer + blockIdx.z;
+  if (head >= first.kv_heads) return; // a whole warp
+  const Coming e = list[blockIdx.x];
+  const int team = threadIdx.x % 32 / TEAM, j = threadIdx.x % TEAM;
+  Rows p = first;
+  p.data += layer * layer_bytes;
+  const bool on = 16 * j < p.row_bytes;
+  const uint64_t key0 = lane_key(2 * j), key1 = lane_key(2 * j + 1);
+  const uint8_t *half[2] = {p.row(e.block, 0, head, 0) + 16 * j, p.row(e.block, 1, head, 0) + 16 * j};
+  uint64_t mine = 0;
+  for (int base = team * ROWS; base - team * ROWS < 2 * e.filled; base += 32 / TEAM * ROWS) { // the whole warp
+    uint64_t h[ROWS];
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+      uint4 v = {};
+      const bool in = on && base + k < 2 * e.filled;
+      if (in) v = *reinterpret_cast<const uint4 *>(half[k & 1] + int64_t((base + k) >> 1) * p.row_bytes);
+      h[k] = in ? lane_hash(v.x, v.y, key0) + lane_hash(v.z, v.w, key1) : 0;
+    }
+    if (TEAM == 32) {
+#pragma unroll
+      for (int k = 0; k < ROWS; k++) h[k] += __shfl_xor_sync(~0u, h[k], 16);
+    }
+    fold<8>(h, j), fold<4>(h, j), fold<2>(h, j), fold<1>(h, j);
+    const int w = base + j;
+    if (j < ROWS && w < 2 * e.filled) {
+      if (p.scaled) h[0] += scale_hash(*p.scale(e.block, w & 1, head, w >> 1), p.row_bytes);
+      mine += row_hash(h[0], layer, w & 1, head, e.first_pos + (w >> 1));
+    }
+  }
+#pragma unroll
+  for (int o = 16; o; o >>= 1) mine += __shfl_xor_sync(~0u, mine, o);
+  if (threadIdx.x % 32) return;
+  int64_t slot = layer * layer_slots + int64_t(e.block) * p.kv_heads + head;
+  if (p.digest[slot] != mine || p.filled[slot] != e.filled) wrong[e.block] = 1;
 }
 
 int32_t check(xk_ctx *c, const xk_landed *list, int n) {
@@ -62,20 +110,29 @@ int32_t check(xk_ctx *c, const xk_landed *list, int n) {
   return XK_OK;
 }
 
-} // namespace
-
-int32_t xk_verify_launch(xk_ctx *c, cudaStream_t s, const xk_landed *list, int n, int n_layers, uint8_t *bad, bool by_block) {
-  const xk_config &g = c->cfg;
+int32_t start(xk_ctx *c, cudaStream_t s, const xk_landed *list, int n, uint8_t *bad) {
   Rows p = c->rows_of(0);
-  int64_t slots = int64_t(c->blocks) * g.kv_heads;
   return in_pieces(list, n, [&](const auto &l, int first, int k) -> int32_t {
-    auto run = [&](auto kernel) { kernel<<<dim3(k, g.kv_heads, n_layers), THREADS, 0, s>>>(p, c->layer_bytes(), slots, l, by_block ? bad : bad + first, by_block); };
+    auto run = [&](auto kernel) { kernel<<<dim3(k, p.kv_heads), THREADS, 0, s>>>(p, c->layer_bytes(), int64_t(c->blocks) * p.kv_heads, l, bad + first); };
     constexpr int N = sizeof(l.at) / sizeof(l.at[0]);
     if (p.row_bytes <= 256) run(verify_kernel<16, N>);
     else run(verify_kernel<32, N>);
     XK_TRY(cudaGetLastError());
     return XK_OK;
   });
+}
+
+} // namespace
+
+int32_t xk_verify_coming(xk_ctx *c, const ComingList &list, int n, int layer, int n_layers) {
+  const Rows p = c->rows_of(0);
+  auto run = [&](auto kernel) {
+    kernel<<<dim3(n, div_up(p.kv_heads, WARPS), n_layers), WARPS * 32, 0, c->moves->arrivals.check>>>(p, c->layer_bytes(), int64_t(c->blocks) * p.kv_heads, list, layer, c->moves->arrivals.wrong);
+  };
+  if (p.row_bytes <= 256) run(verify_coming_kernel<16>);
+  else run(verify_coming_kernel<32>);
+  XK_TRY(cudaGetLastError());
+  return XK_OK;
 }
 
 // One that was late leaves its launches behind: the next of its lane waits for
@@ -96,7 +153,7 @@ int32_t xk_verify(xk_ctx *c, const xk_landed *list, int32_t n, uint8_t *good, in
     if (v->launched) XK_OK_OR_RETURN(xk_wait_event(v->done, timeout_ns));
     memset(v->bad, 0, k);
     v->launched = true;
-    XK_OK_OR_RETURN(xk_verify_launch(c, v->stream, list + first, k, 1, v->bad, false));
+    XK_OK_OR_RETURN(start(c, v->stream, list + first, k, v->bad));
     XK_TRY(cudaEventRecord(v->done, v->stream));
     XK_OK_OR_RETURN(xk_wait_event(v->done, timeout_ns));
     v->launched = false;

@@ -5,6 +5,7 @@
 //   moves push [LIBNCCL.so [KV_HEADS]]  GPU 0 pushes to GPU 1, from one process
 //                   to another; a piece has 8 KiB a KV head, of which there are 4
 //   moves host               one GPU and pinned host memory
+//   moves arrive             blocks that arrive by layers, by pages and CTAs
 //
 // A push is timed from its launch on P until D's device has seen the flag, by one
 // clock, P's: a kernel there notes the time and ends, which releases the push as a
@@ -23,6 +24,7 @@
 #include <atomic>
 #include <csignal>
 
+#include "moves_arrive.cuh"
 #include "moves_host.cuh"
 
 // ---------------------------------------------------------------- digests, on the host (kernels/DESIGN.md, section 2)
@@ -463,8 +465,12 @@ int main(int argc, char **argv) {
     host_bench();
     return 0;
   }
+  if (what == "arrive") {
+    arrive_bench();
+    return 0;
+  }
   if (what != "push") {
-    fprintf(stderr, "usage: moves push [LIBNCCL.so] | moves host\n");
+    fprintf(stderr, "usage: moves push [LIBNCCL.so] | moves host | moves arrive\n");
     return 2;
   }
   sh = static_cast<Shared *>(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
