@@ -54,7 +54,7 @@ func (p idlePeer) Push(push *kernels.Push) error {
 // those of a pool that has been in use for a while.
 func BenchmarkCollect(b *testing.B) {
 	const tokens, blocks = 8192, 8192 / 16
-	l := kernels.Layout{Layers: 32, KVHeads: 8, HeadDim: 8, BlockTokens: 16, DType: "bf16", RowBytes: 16}
+	l := kernels.Layout{Layers: 32, KVHeads: 8, HeadDim: 128, BlockTokens: 16, DType: "bf16", RowBytes: 256}
 	open := func(name string) (*gpuEnd, *idleGPU) {
 		var g *idleGPU
 		return openGPUEnd(b, name, l, 2*blocks, func(f *kerneltest.FakeGPU) gpuDevice {
