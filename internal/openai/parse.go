@@ -305,6 +305,10 @@ func (p *parser) tokenID(field string, i int) (int32, *Error) {
 	}
 	// The common case, without a name for the error that will not come.
 	at := p.r.i
+	if id, ok := p.r.plainInt(); ok && id <= hi {
+		return int32(id), nil
+	}
+	p.r.i = at
 	id, given, err := p.r.readInt(field, 0, hi)
 	if err == nil && given {
 		return int32(id), nil
