@@ -24,9 +24,10 @@ type Prefix struct {
 	Owner     string // label of the blocks meanwhile, unlike any other
 	Tokens    []int32
 	Salt      string
-	Upto      int // tokens, at most
-	Least     int // fewer than so many more than are here are left there
-	Most      int // blocks that may be taken for it
+	Chain     *kvcache.Chain // of Tokens, Upto of them at least; nil: nobody has made it
+	Upto      int            // tokens, at most
+	Least     int            // fewer than so many more than are here are left there
+	Most      int            // blocks that may be taken for it
 	Deadline  time.Time
 	// Reach asks the peer how far it has the chain, in units of so many tokens
 	// from token from on, at most to upto. It is asked when the peer has not all of
@@ -54,8 +55,7 @@ func (s *Service) Collect(ctx context.Context, p *Prefix) (tokens int, err error
 	if !session.Exact() {
 		return fail("open session", errors.New("its rows are of other numerics"), ticket.Incompatible)
 	}
-	chain := s.cache.NewChain(p.Salt)
-	chain.Extend(p.Tokens[:min(p.Upto, len(p.Tokens))])
+	chain := s.chain(p)
 	from := s.cache.Reach(&chain, chain.Tokens())
 	upto := s.agree(p, &chain, session, from, chain.Tokens())
 	if upto-from < p.Least {
@@ -120,6 +120,16 @@ func (s *Service) collect(ctx context.Context, p *Prefix, chain *kvcache.Chain, 
 		return fail("collect prefix", err, ticket.Dead)
 	}
 	return tokens, nil
+}
+
+// chain is the prefix's.
+func (s *Service) chain(p *Prefix) kvcache.Chain {
+	if p.Chain != nil {
+		return p.Chain.Fork(p.Upto)
+	}
+	chain := s.cache.NewChain(p.Salt)
+	chain.Extend(p.Tokens[:min(p.Upto, len(p.Tokens))])
+	return chain
 }
 
 // agree returns how far to collect, at most to most: as far as both units allow

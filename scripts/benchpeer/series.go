@@ -20,13 +20,17 @@ type results struct {
 	equal, alike         int    // answers over the peer's KV that are those computed, and those of the giver over its own
 	missed               int    // tries in which the fetch did not come
 	path                 string // how the taker reaches the giver
+	engine               string // parts of the last round's first tokens
 }
 
 // answer is one answer, and when its first token came.
 type answer struct {
-	tokens []int32
+	text   string
+	tokens []int32 // if asked for
+	drawn  int
 	cached int
 	first  time.Duration
+	engine string // what the worker says of its own part: Server-Timing
 }
 
 const answerTokens = 8
@@ -52,7 +56,7 @@ func (o *options) series(ctx context.Context, dir string, say io.Writer, rounds 
 			return nil, fmt.Errorf("round %d: %w\n%s", n, err, s.logs())
 		}
 		i := len(r.peer) - 1
-		fmt.Fprintf(say, "round %d: computed %.2f ms, from the peer %.2f ms (%.4f), in its own pool %.2f ms\n", n, r.computed[i], r.peer[i], r.peer[i]/r.computed[i], r.pool[i])
+		fmt.Fprintf(say, "round %d: computed %.2f ms, from the peer %.2f ms (%.4f), in its own pool %.2f ms; engine: %s\n", n, r.computed[i], r.peer[i], r.peer[i]/r.computed[i], r.pool[i], r.engine)
 	}
 	want := "giver cudaipc"
 	if len(o.gpus) == 0 {
@@ -115,10 +119,10 @@ func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) erro
 	if err != nil {
 		return err
 	}
-	same := func(a *answer) bool { return slices.Equal(peer.tokens, a.tokens) }
+	same := func(a *answer) bool { return peer.text == a.text && slices.Equal(peer.tokens, a.tokens) }
 	switch {
 	case exact && !(same(computed) && same(warm)):
-		return fmt.Errorf("the taker's answer is %v; the giver's %v, computed %v", peer.tokens, warm.tokens, computed.tokens)
+		return fmt.Errorf("the taker's answer is %q %v; the giver's %q %v, computed %q %v", peer.text, peer.tokens, warm.text, warm.tokens, computed.text, computed.tokens)
 	case same(computed):
 		r.equal++
 	}
@@ -126,6 +130,7 @@ func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) erro
 		r.alike++
 	}
 	ms := func(a *answer) float64 { return float64(a.first) / 1e6 }
+	r.engine = fmt.Sprintf("computed %s, from the peer %s, in its own pool %s", computed.engine, peer.engine, pool.engine)
 	r.computed, r.peer, r.pool = append(r.computed, ms(computed)), append(r.peer, ms(peer)), append(r.pool, ms(pool))
 	return nil
 }
@@ -152,16 +157,17 @@ func (s *site) cold(ctx context.Context, prompt []int32, header http.Header) (*a
 	if err != nil {
 		return nil, err
 	}
-	if err := call(req, func(io.Reader) error { return nil }); err != nil {
+	if err := call(req, func(io.Reader, http.Header) error { return nil }); err != nil {
 		return nil, err
 	}
 	time.Sleep(s.o.rest)
 	return s.ask(ctx, s.taker.URL, prompt, header)
 }
 
-// ask streams an answer.
+// ask streams an answer. Token ids come in exact series only: with them goes the whole
+// prompt in front of the first token.
 func (s *site) ask(ctx context.Context, url string, prompt []int32, header http.Header) (*answer, error) {
-	body, err := json.Marshal(map[string]any{"prompt": prompt, "max_tokens": answerTokens, "temperature": 0, "ignore_eos": true, "return_token_ids": true,
+	body, err := json.Marshal(map[string]any{"prompt": prompt, "max_tokens": answerTokens, "temperature": 0, "ignore_eos": true, "return_token_ids": s.exact,
 		"stream": true, "stream_options": map[string]bool{"include_usage": true}})
 	if err != nil {
 		return nil, err
@@ -176,7 +182,8 @@ func (s *site) ask(ctx context.Context, url string, prompt []int32, header http.
 	req.Header.Set("Content-Type", "application/json")
 	a := &answer{}
 	began := time.Now()
-	err = call(req, func(r io.Reader) error {
+	err = call(req, func(r io.Reader, h http.Header) error {
+		a.engine = h.Get("Server-Timing")
 		for lines := bufio.NewReader(r); ; {
 			line, err := lines.ReadString('\n')
 			if errors.Is(err, io.EOF) {
@@ -197,8 +204,8 @@ func (s *site) ask(ctx context.Context, url string, prompt []int32, header http.
 			a.take(&e)
 		}
 	})
-	if err == nil && len(a.tokens) != answerTokens {
-		err = fmt.Errorf("an answer of %d tokens", len(a.tokens))
+	if err == nil && a.drawn != answerTokens {
+		err = fmt.Errorf("an answer of %d tokens", a.drawn)
 	}
 	return a, err
 }
@@ -206,10 +213,12 @@ func (s *site) ask(ctx context.Context, url string, prompt []int32, header http.
 // event is what is read of a stream's event.
 type event struct {
 	Choices []struct {
+		Text     string
 		TokenIDs []int32 `json:"token_ids"`
 	}
 	Usage *struct {
-		Details struct {
+		Completion int `json:"completion_tokens"`
+		Details    struct {
 			Cached int `json:"cached_tokens"`
 		} `json:"prompt_tokens_details"`
 	}
@@ -217,9 +226,10 @@ type event struct {
 
 func (a *answer) take(e *event) {
 	for _, c := range e.Choices {
+		a.text += c.Text
 		a.tokens = append(a.tokens, c.TokenIDs...)
 	}
 	if e.Usage != nil {
-		a.cached = e.Usage.Details.Cached
+		a.drawn, a.cached = e.Usage.Completion, e.Usage.Details.Cached
 	}
 }
