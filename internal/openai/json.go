@@ -416,6 +416,22 @@ func (r *reader) plainInt() (v int64, ok bool) {
 	return v, true
 }
 
+// plainInts appends the items of an array from the next comma on, as far as they are
+// plain integers of at most hi. It ends before a comma, or at what follows an item.
+func (r *reader) plainInts(to []int32, hi int64) []int32 {
+	for r.i < len(r.b) && r.b[r.i] == ',' {
+		at := r.i
+		r.i++
+		v, ok := r.plainInt()
+		if !ok || v > hi {
+			r.i = at
+			return to
+		}
+		to = append(to, int32(v))
+	}
+	return to
+}
+
 func (r *reader) readInt(field string, lo, hi int64) (v int64, given bool, err *Error) {
 	if null, err := r.null(); null || err != nil {
 		return 0, false, err
