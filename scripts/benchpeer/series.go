@@ -17,10 +17,10 @@ import (
 // results are those of all rounds that count, in milliseconds.
 type results struct {
 	computed, peer, pool []float64
-	equal, alike         int    // answers over the peer's KV that are those computed, and those of the giver over its own
-	missed               int    // tries in which the fetch did not come
-	path                 string // how the taker reaches the giver
-	engine               string // parts of the last round's first tokens
+	equal, alike         int       // answers over the peer's KV that are those computed, and those of the giver over its own
+	missed               int       // tries in which the fetch did not come
+	path                 string    // how the taker reaches the giver
+	fetch, step          []float64 // of first tokens over the peer's KV: the fetch, and the engine's part
 }
 
 // answer is one answer, and when its first token came.
@@ -30,7 +30,7 @@ type answer struct {
 	drawn  int
 	cached int
 	first  time.Duration
-	engine string // what the worker says of its own part: Server-Timing
+	step   float64 // the engine's part of it, ms
 }
 
 const answerTokens = 8
@@ -56,7 +56,7 @@ func (o *options) series(ctx context.Context, dir string, say io.Writer, rounds 
 			return nil, fmt.Errorf("round %d: %w\n%s", n, err, s.logs())
 		}
 		i := len(r.peer) - 1
-		fmt.Fprintf(say, "round %d: computed %.2f ms, from the peer %.2f ms (%.4f), in its own pool %.2f ms; engine: %s\n", n, r.computed[i], r.peer[i], r.peer[i]/r.computed[i], r.pool[i], r.engine)
+		fmt.Fprintf(say, "round %d: computed %.2f ms, from the peer %.2f ms (%.4f), in its own pool %.2f ms; the fetch %.2f ms, the engine after it %.2f ms\n", n, r.computed[i], r.peer[i], r.peer[i]/r.computed[i], r.pool[i], r.fetch[i], r.step[i])
 	}
 	want := "giver cudaipc"
 	if len(o.gpus) == 0 {
@@ -80,6 +80,21 @@ func (o *options) series(ctx context.Context, dir string, say io.Writer, rounds 
 	return r, nil
 }
 
+// fetching is how long the taker has fetched so far, in seconds.
+func (s *site) fetching(ctx context.Context) (sum float64, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.taker.URL+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	return sum, call(req, func(r io.Reader, _ http.Header) error {
+		lines := bufio.NewScanner(r)
+		for lines.Scan() {
+			_, _ = fmt.Sscanf(lines.Text(), "xpyd_kvtier_peer_seconds_sum %g", &sum) // other lines have other names
+		}
+		return lines.Err()
+	})
+}
+
 // round measures one prompt: computed by the taker, fetched by it from the giver, in
 // either order, and then out of its own pool.
 func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) error {
@@ -100,6 +115,10 @@ func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) erro
 		return fmt.Errorf("the giver has %d tokens in its pool, want %d", warm.cached, whole)
 	}
 	hint := http.Header{"X-Xpyd-Kv-Peer": {fmt.Sprintf("%s %d %s %s %d", s.giver.ID, s.giver.Epoch, s.giver.URL, s.giver.KVAddr, len(prompt))}}
+	before, err := s.fetching(ctx)
+	if err != nil {
+		return err
+	}
 	var computed, peer *answer
 	for i := range uint64(2) {
 		if i == n%2 {
@@ -130,7 +149,11 @@ func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) erro
 		r.alike++
 	}
 	ms := func(a *answer) float64 { return float64(a.first) / 1e6 }
-	r.engine = fmt.Sprintf("computed %s, from the peer %s, in its own pool %s", computed.engine, peer.engine, pool.engine)
+	after, err := s.fetching(ctx)
+	if err != nil {
+		return err
+	}
+	r.fetch, r.step = append(r.fetch, 1000*(after-before)), append(r.step, peer.step)
 	r.computed, r.peer, r.pool = append(r.computed, ms(computed)), append(r.peer, ms(peer)), append(r.pool, ms(pool))
 	return nil
 }
@@ -183,7 +206,9 @@ func (s *site) ask(ctx context.Context, url string, prompt []int32, header http.
 	a := &answer{}
 	began := time.Now()
 	err = call(req, func(r io.Reader, h http.Header) error {
-		a.engine = h.Get("Server-Timing")
+		if _, part, ok := strings.Cut(h.Get("Server-Timing"), "prefill;dur="); ok {
+			_, _ = fmt.Sscanf(part, "%g", &a.step) // of our own worker
+		}
 		for lines := bufio.NewReader(r); ; {
 			line, err := lines.ReadString('\n')
 			if errors.Is(err, io.EOF) {
