@@ -24,12 +24,15 @@ type Prefix struct {
 	Owner     string // label of the blocks meanwhile, unlike any other
 	Tokens    []int32
 	Salt      string
-	Upto      int // tokens, at most
-	Least     int // fewer than so many more than are here are left there
-	Most      int // blocks that may be taken for it
+	Chain     *kvcache.Chain // of Tokens, Upto of them at least; nil: nobody has made it
+	Upto      int            // tokens, at most
+	Least     int            // fewer than so many more than are here are left there
+	Most      int            // blocks that may be taken for it
 	Deadline  time.Time
 	// Reach asks the peer how far it has the chain, in units of so many tokens
-	// from token from on, at most to upto. Nil: it holds the first Upto for us.
+	// from token from on, at most to upto. It is asked when the peer has not all of
+	// the first Upto: who named it is mostly right, and asking is a round trip. Nil:
+	// it holds them for us.
 	Reach func(ctx context.Context, chain *kvcache.Chain, unit, from, upto int) (int, error)
 }
 
@@ -52,17 +55,35 @@ func (s *Service) Collect(ctx context.Context, p *Prefix) (tokens int, err error
 	if !session.Exact() {
 		return fail("open session", errors.New("its rows are of other numerics"), ticket.Incompatible)
 	}
-	chain := s.cache.NewChain(p.Salt)
-	chain.Extend(p.Tokens[:min(p.Upto, len(p.Tokens))])
+	chain := s.chain(p)
 	from := s.cache.Reach(&chain, chain.Tokens())
-	upto, err := s.agree(ctx, p, &chain, session, from)
-	if err != nil {
-		return fail("ask how far it reaches", err, ticket.Dead)
-	}
+	upto := s.agree(p, &chain, session, from, chain.Tokens())
 	if upto-from < p.Least {
 		return 0, nil
 	}
-	table, from, err := s.cache.Borrow(&chain, upto, p.Most, p.Owner)
+	tokens, err = s.collect(ctx, p, &chain, session, upto)
+	var e *Error
+	if p.Reach == nil || tokens > 0 || !errors.As(err, &e) || e.Outcome != ticket.Refused {
+		return tokens, err
+	}
+	from = s.cache.Reach(&chain, chain.Tokens())
+	theirs := unitOf(session.Peer().Layout.BlockTokens)
+	n, err := p.Reach(ctx, &chain, theirs, from/theirs*theirs, upto)
+	if err != nil {
+		return fail("ask how far it reaches", err, ticket.Dead)
+	}
+	if upto = s.agree(p, &chain, session, from, min(n, upto)); upto-from < p.Least {
+		return 0, nil
+	}
+	return s.collect(ctx, p, &chain, session, upto)
+}
+
+// collect is Collect of the chain's first upto tokens.
+func (s *Service) collect(ctx context.Context, p *Prefix, chain *kvcache.Chain, session *kvconn.Session, upto int) (tokens int, err error) {
+	fail := func(op string, err error, fallback ticket.Outcome) (int, error) {
+		return tokens, failure(ctx, op, err, fallback)
+	}
+	table, from, err := s.cache.Borrow(chain, upto, p.Most, p.Owner)
 	if err != nil {
 		return fail("borrow blocks", err, ticket.NoSpace)
 	}
@@ -93,7 +114,7 @@ func (s *Service) Collect(ctx context.Context, p *Prefix) (tokens int, err error
 		}
 	}
 	done := p.Tokens[:whole*s.cache.BlockTokens()]
-	tokens = s.cache.InsertChain(&chain, done, table[:whole], from) - from
+	tokens = s.cache.InsertChain(chain, done, table[:whole], from) - from
 	s.cache.ReleaseAll(p.Owner)
 	if err != nil {
 		return fail("collect prefix", err, ticket.Dead)
@@ -101,23 +122,30 @@ func (s *Service) Collect(ctx context.Context, p *Prefix) (tokens int, err error
 	return tokens, nil
 }
 
-// agree returns how far to collect: as far as both units allow, the peer
-// reaches and there are blocks for.
-func (s *Service) agree(ctx context.Context, p *Prefix, chain *kvcache.Chain, session *kvconn.Session, from int) (upto int, err error) {
+// chain is the prefix's.
+func (s *Service) chain(p *Prefix) kvcache.Chain {
+	if p.Chain != nil {
+		return p.Chain.Fork(p.Upto)
+	}
+	chain := s.cache.NewChain(p.Salt)
+	chain.Extend(p.Tokens[:min(p.Upto, len(p.Tokens))])
+	return chain
+}
+
+// agree returns how far to collect, at most to most: as far as both units allow
+// and there are blocks for.
+func (s *Service) agree(p *Prefix, chain *kvcache.Chain, session *kvconn.Session, from, most int) (upto int) {
 	bt, unit := s.cache.BlockTokens(), s.cache.UnitTokens()
-	theirs := session.Peer().Layout.BlockTokens
-	theirs *= kvcache.UnitBlocks(theirs)
+	theirs := unitOf(session.Peer().Layout.BlockTokens)
 	step := unit
 	for step%theirs != 0 { // the least common multiple: a few turns
 		step += unit
 	}
-	upto = min(chain.Tokens(), from+p.Most/(unit/bt)*unit) / step * step
-	if upto-from < p.Least || p.Reach == nil {
-		return upto, nil
-	}
-	n, err := p.Reach(ctx, chain, theirs, from/theirs*theirs, upto)
-	return min(upto, n) / step * step, err
+	return min(most, chain.Tokens(), from+p.Most/(unit/bt)*unit) / step * step
 }
+
+// unitOf is how many tokens a pool with such blocks indexes at a time.
+func unitOf(blockTokens int) int { return blockTokens * kvcache.UnitBlocks(blockTokens) }
 
 // requestCached sends a ticket for the blocks of the table from had on.
 func (s *Service) requestCached(ctx context.Context, p *Prefix, session *kvconn.Session, table []int32, had, upto int) (*kvconn.Incoming, error) {

@@ -125,7 +125,22 @@ func TestCollect(t *testing.T) {
 			r.t.Error(n, err)
 		}
 	}, "", 32, 48)
-	f("reaches less", good, func(r *rig, p *decode.Prefix) {
+	lacking := func(upto int) func(*rig, context.Context, *kvconn.Outgoing) {
+		return func(r *rig, ctx context.Context, o *kvconn.Outgoing) {
+			if len(o.Ticket().Tokens) > upto {
+				o.Fail(ticket.Refused, "not cached here")
+				return
+			}
+			good(r, ctx, o)
+		}
+	}
+	f("is not asked", good, func(r *rig, p *decode.Prefix) {
+		p.Reach = func(context.Context, *kvcache.Chain, int, int, int) (int, error) {
+			r.t.Error("it had all")
+			return 0, nil
+		}
+	}, "", 48, 48)
+	f("reaches less", lacking(32), func(r *rig, p *decode.Prefix) {
 		p.Reach = func(_ context.Context, ch *kvcache.Chain, unit, from, upto int) (int, error) {
 			if unit != 16 || from != 0 || upto != 48 || ch.Tokens() != 48 {
 				r.t.Errorf("unit %d, %d to %d of %d", unit, from, upto, ch.Tokens())
@@ -133,10 +148,13 @@ func TestCollect(t *testing.T) {
 			return 40, nil
 		}
 	}, "", 32, 32)
-	f("reaches nothing", good, func(_ *rig, p *decode.Prefix) {
+	f("loses it", lacking(16), func(_ *rig, p *decode.Prefix) {
+		p.Reach = func(context.Context, *kvcache.Chain, int, int, int) (int, error) { return 40, nil }
+	}, ticket.Refused, 0, 0)
+	f("reaches nothing", lacking(0), func(_ *rig, p *decode.Prefix) {
 		p.Reach = func(context.Context, *kvcache.Chain, int, int, int) (int, error) { return 0, nil }
 	}, "", 0, 0)
-	f("says nonsense", good, func(_ *rig, p *decode.Prefix) {
+	f("says nonsense", lacking(0), func(_ *rig, p *decode.Prefix) {
 		p.Reach = func(context.Context, *kvcache.Chain, int, int, int) (int, error) { return 1 << 30, ended }
 	}, ticket.Dead, 0, 0)
 	f("no room", good, func(r *rig, _ *decode.Prefix) {

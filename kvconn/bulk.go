@@ -121,6 +121,9 @@ func (p *sender) take(w *bulkWriter, units []uint32) (marks []message, g *Outgoi
 		for turns := placeTurns; g.places && turns > 1 && g.head+n < len(g.queue); turns-- {
 			n += p.fit(g, g.queue[g.head+n:])
 		}
+		if g.whole {
+			n = g.wholeLayers(g.queue[g.head:], n)
+		}
 		units = append(units, g.queue[g.head:g.head+n]...)
 		g.head += n
 		if g.head == len(g.queue) {

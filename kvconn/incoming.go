@@ -99,6 +99,9 @@ func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
 		m.Parts = append(m.Parts, partOf{uint32(r.First), uint32(r.Count), layout.Groups[n].DType})
 	}
 	for u := range i.units {
+		if spec.Have == nil && spec.Stored.layers == 0 {
+			break
+		}
 		if (spec.Have != nil && spec.Have[u%blocks]) || spec.Stored.Has(u/blocks, u%blocks) {
 			if m.Have == nil {
 				m.Have = newBitmap(len(i.units))
@@ -243,6 +246,11 @@ func (i *Incoming) addressed(u *unitHead, heads int) (unit uint32, size int, ok 
 func (i *Incoming) claim(unit uint32) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	return i.claims(unit)
+}
+
+// claims is claim; it needs mu.
+func (i *Incoming) claims(unit uint32) bool {
 	if i.units[unit] != unitMissing {
 		return false
 	}
@@ -268,6 +276,25 @@ func (i *Incoming) doubt(unit uint32) {
 // stored settles a claimed unit.
 func (i *Incoming) stored(unit uint32, err error) {
 	i.mu.Lock()
+	i.keep(unit, err)
+	if err == nil {
+		i.progress = time.Now()
+	}
+	complete := err == nil && i.complete()
+	i.mu.Unlock()
+	switch {
+	case complete:
+		i.end(ticket.Done, nil)
+	case err == nil:
+	case errors.Is(err, ErrDigest):
+		i.again([]run{{unit, 1}}, err)
+	default:
+		i.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("store: %w", err))
+	}
+}
+
+// keep notes what became of a claimed unit; it needs mu.
+func (i *Incoming) keep(unit uint32, err error) {
 	if i.torn[unit] {
 		delete(i.torn, unit)
 		i.s.m.corrupt.Inc()
@@ -275,27 +302,15 @@ func (i *Incoming) stored(unit uint32, err error) {
 	if errors.Is(err, ErrDigest) {
 		i.doubt(unit)
 	}
-	if err == nil {
-		i.units[unit] = unitStored
-		if i.tries[unit] > 0 {
-			i.s.m.repaired.Inc()
-		}
-		i.missing--
-		i.progress = time.Now()
-		complete := i.complete()
-		i.mu.Unlock()
-		if complete {
-			i.end(ticket.Done, nil)
-		}
+	if err != nil {
+		i.units[unit] = unitMissing
 		return
 	}
-	i.units[unit] = unitMissing
-	i.mu.Unlock()
-	if errors.Is(err, ErrDigest) {
-		i.again([]run{{unit, 1}}, err)
-		return
+	i.units[unit] = unitStored
+	i.missing--
+	if i.tries[unit] > 0 {
+		i.s.m.repaired.Inc()
 	}
-	i.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("store: %w", err))
 }
 
 func (i *Incoming) onAccepted() {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
+	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -163,32 +165,37 @@ func (i *Incoming) placed(u *unitHead, digests []uint64) (stale string) {
 func (i *Incoming) pushed(m *landing) (stale string) {
 	sink := i.spec.Sink.(DeviceSink) // newIncoming has looked
 	staged, copies := i.s.staged()
-	claim := i.claimPlaced
+	claims := i.claimsPlaced
 	if copies { // what is stored is never written again
-		claim = i.claim
+		claims = i.claims
 	}
-	var units []uint32
-	var blocks []PushedBlock
+	units, blocks := make([]uint32, 0, len(m.Blocks)), make([]PushedBlock, 0, len(m.Blocks))
 	var places []Placement
 	bytes := 0
 	if !i.fence.enter() {
 		return "ended"
 	}
 	defer i.fence.leave()
+	same := i.layout.same(i.s.cfg.Identity.Layout, int(m.Layer))
+	g, _ := i.layout.Group(int(min(m.Layer, maxLayers)))
+	i.mu.Lock()
 	for at, b := range m.Blocks {
-		u := i.unitAt(m, b)
+		u := i.unitAt(m, b, g.KVHeads)
 		unit, size, ok := i.addressed(&u, int(u.Heads))
 		switch {
-		case !ok || !i.layout.same(i.s.cfg.Identity.Layout, int(u.Layer)):
+		case !ok || !same:
 			stale = "address"
-		case !claim(unit):
+		case !claims(unit):
 			stale = "duplicate"
 		default:
 			units, bytes = append(units, unit), bytes+size
 			blocks = append(blocks, PushedBlock{u.Block, int(u.Index) * i.layout.BlockTokens, int(u.Rows)})
-			places = append(places, Placement{at, u.Block, int(u.Rows)})
+			if copies {
+				places = append(places, Placement{at, u.Block, int(u.Rows)})
+			}
 		}
 	}
+	i.mu.Unlock()
 	if len(units) == 0 {
 		return stale
 	}
@@ -208,31 +215,56 @@ func (i *Incoming) pushed(m *landing) (stale string) {
 	case err == nil && len(good) != len(units):
 		err = fmt.Errorf("verdicts on %d of %d blocks", len(good), len(units))
 	}
+	if err != nil {
+		for _, unit := range units {
+			i.stored(unit, err)
+		}
+		return stale
+	}
+	i.s.side.units.Add(float64(i.storedAll(units, good)))
+	i.s.side.bytes.Add(float64(bytes))
+	return stale
+}
+
+// storedAll is stored for the claimed units of a push, of which good says whether
+// their digests agree. It returns how many do.
+func (i *Incoming) storedAll(units []uint32, good []bool) int {
+	var bad []uint32
+	i.mu.Lock()
 	for n, unit := range units {
 		switch {
-		case err != nil:
-			i.stored(unit, err)
 		case !good[n]:
-			i.stored(unit, ErrDigest)
+			i.keep(unit, ErrDigest)
+			bad = append(bad, unit)
 		default:
-			i.stored(unit, nil)
-			i.s.side.units.Inc()
+			i.keep(unit, nil)
 		}
 	}
-	if err == nil {
-		i.s.side.bytes.Add(float64(bytes))
+	if len(bad) < len(units) {
+		i.progress = time.Now()
 	}
-	return stale
+	complete := i.complete()
+	i.mu.Unlock()
+	if complete {
+		i.end(ticket.Done, nil)
+	} else if len(bad) > 0 {
+		slices.Sort(bad)
+		runs := make([]run, len(bad))
+		for n, unit := range bad {
+			runs[n] = run{unit, 1}
+		}
+		i.again(runs, ErrDigest)
+	}
+	return len(units) - len(bad)
 }
 
 // unitAt is the head that a unit of its own would have for a pushed block: its
 // rows and heads are the ticket's, as the digests that came with it have to be.
-func (i *Incoming) unitAt(m *landing, b pushedBlock) unitHead {
-	g, _ := i.layout.Group(int(min(m.Layer, maxLayers)))
+func (i *Incoming) unitAt(m *landing, b pushedBlock, heads int) unitHead {
 	first := int(min(b.Index, maxPositions)) * i.layout.BlockTokens
 	rows := max(0, min(i.layout.BlockTokens, i.spec.Positions-first))
 	return unitHead{Ticket: m.Ticket, Tag: m.Tag, Layer: m.Layer, Index: b.Index, Block: b.Block, Generation: b.Generation,
-		Rows: uint32(rows), Heads: uint32(g.KVHeads)}
+		Rows: uint32(rows), Heads: uint32(heads)}
 }
 
 // staged is the hold of a peer that pushes into memory between the pools.
@@ -267,6 +299,11 @@ func (s *Session) placeable(l Layout) bool {
 func (i *Incoming) claimPlaced(unit uint32) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	return i.claimsPlaced(unit)
+}
+
+// claimsPlaced is claimPlaced; it needs mu.
+func (i *Incoming) claimsPlaced(unit uint32) bool {
 	switch {
 	case i.units[unit] == unitStored && i.tries[unit] > 0:
 		i.missing++

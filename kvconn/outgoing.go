@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -38,6 +39,7 @@ type Outgoing struct {
 	start   time.Time
 	places  bool   // rows go straight into the receiver's memory; set before run
 	refills bool   // some layers' blocks look different there
+	whole   bool   // PushAll: set before any of its units is queued
 	have    bitmap // units that the receiver holds; empty when none
 
 	// Guarded by p.mu.
@@ -187,6 +189,23 @@ func (g *Outgoing) Push(layer int, ready []int) {
 	g.p.mu.Unlock()
 	if bad {
 		g.Fail(ticket.Refused, fmt.Sprintf("push of layer %d, blocks %v: before accept, or out of range", layer, ready))
+	}
+}
+
+// PushAll is Push of every block of every layer, for a source whose rows are all
+// there from the start and in which Block names the same block for each layer of
+// an index. A device then pushes several layers at once. Nothing was pushed before.
+func (g *Outgoing) PushAll() {
+	blocks := make([]int, len(g.t.Dest))
+	for i := range blocks {
+		blocks[i] = i
+	}
+	g.p.mu.Lock()
+	g.whole = g.units == 0
+	g.queue = slices.Grow(g.queue, g.layers*len(blocks))
+	g.p.mu.Unlock()
+	for layer := range g.layers {
+		g.Push(layer, blocks)
 	}
 }
 

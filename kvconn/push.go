@@ -21,6 +21,14 @@ type DeviceWindow interface {
 	Await(number uint64) error
 }
 
+// LayersWindow is a DeviceWindow that pushes several layers at once.
+type LayersWindow interface {
+	DeviceWindow
+	// PushLayers is Push for the same blocks of so many layers, from layer on. Their
+	// rows have been there for long: no step of this ticket runs beside it.
+	PushLayers(layer, layers int, moves []Move) (number uint64, err error)
+}
+
 // StagedWindow is a DeviceWindow into memory between the two pools, as large as a
 // few pushes: see StagedHold. Push waits for room, and its numbers rise by one.
 type StagedWindow interface {
@@ -73,9 +81,22 @@ func (w *bulkWriter) push(g *Outgoing, units []uint32) (rest []uint32, inside bo
 	if staged, ok := w.p.pool.device.(StagedWindow); ok { // a push is told of in one frame
 		most, bytes = min(staged.MaxMoves(), maxPushed), placeTurns*w.p.cfg.BatchBytes
 	}
+	window, ok := w.p.pool.device.(LayersWindow)
+	deep := ok && g.whole && !g.refills // several layers in one push
 	for at := 0; at < len(units); {
 		layer, size := int(units[at])/blocks, 0
 		w.moves, w.refills, w.held, w.heads = w.moves[:0], w.refills[:0], w.held[:0], w.heads[:0]
+		if deep {
+			if n, layers := g.alike(units[at:]); w.movesOf(g, units[at:at+n]) {
+				number, err := w.launch(g, func() (uint64, error) { return window.PushLayers(layer, layers, w.moves) })
+				if inside, err = w.told(g, layer, layers, number, err); err != nil || !inside {
+					return nil, inside, err
+				}
+				at += n * layers
+				continue
+			}
+			w.moves, w.heads = w.moves[:0], w.heads[:0]
+		}
 		for ; at < len(units) && int(units[at])/blocks == layer && len(w.heads) < most && size < bytes; at++ {
 			d := w.describe(g, units[at])
 			if m, ok := g.move(&d); ok {
@@ -90,17 +111,74 @@ func (w *bulkWriter) push(g *Outgoing, units []uint32) (rest []uint32, inside bo
 		if len(w.heads) == 0 {
 			continue
 		}
-		number, err := w.launch(g, layer)
-		if err != nil {
-			return nil, true, &loadError{err}
-		}
-		g.fence.leave()
-		err = w.notices(g, number)
-		if inside = g.fence.enter(); err != nil || !inside {
+		number, err := w.launch(g, func() (uint64, error) {
+			if len(w.refills) > 0 { // a layer's blocks look alike at both ends, or none does
+				return w.p.pool.device.(RefillWindow).Refill(layer, g.shapes[layer].refill, w.refills, w.held)
+			}
+			return w.p.pool.device.Push(layer, w.moves)
+		})
+		if inside, err = w.told(g, layer, 1, number, err); err != nil || !inside {
 			return nil, inside, err
 		}
 	}
 	return rest, true, nil
+}
+
+// told sends the notices of a push that was launched, or not: then the ticket ends.
+func (w *bulkWriter) told(g *Outgoing, layer, layers int, number uint64, err error) (inside bool, _ error) {
+	if err != nil {
+		return true, &loadError{fmt.Errorf("push layer %d: %w", layer, err)}
+	}
+	g.fence.leave()
+	for l := layer; l < layer+layers && err == nil; l++ {
+		err = w.notices(g, number, l)
+	}
+	return g.fence.enter(), err
+}
+
+// movesOf lists units of one layer as moves; false: some are none.
+func (w *bulkWriter) movesOf(g *Outgoing, units []uint32) bool {
+	for _, u := range units {
+		d := w.describe(g, u)
+		m, ok := g.move(&d)
+		if !ok {
+			return false
+		}
+		w.moves, w.heads = append(w.moves, m), append(w.heads, d.unitHead)
+	}
+	return true
+}
+
+// alike finds how many layers from that of the first unit on have the same n blocks
+// next in the list, and look alike.
+func (g *Outgoing) alike(units []uint32) (n, layers int) {
+	blocks := len(g.t.Dest)
+	layer := int(units[0]) / blocks
+	for n < len(units) && n < maxPushed && int(units[n])/blocks == layer {
+		n++
+	}
+	for layers = 1; (layers+1)*n <= len(units) && layer+layers < g.layers && g.shapes[layer+layers] == g.shapes[layer]; layers++ {
+		for i, u := range units[layers*n : (layers+1)*n] {
+			if int(u) != int(units[i])+layers*blocks {
+				return n, layers
+			}
+		}
+	}
+	return n, layers
+}
+
+// wholeLayers cuts n units off the list where a layer begins, if it does among them.
+func (g *Outgoing) wholeLayers(units []uint32, n int) int {
+	if n == len(units) {
+		return n
+	}
+	blocks := uint32(len(g.t.Dest))
+	for at := n; at > 0; at-- {
+		if units[at]/blocks != units[at-1]/blocks {
+			return at
+		}
+	}
+	return n
 }
 
 // move finds the two ends of a unit that a device can push: a block that looks
@@ -114,10 +192,8 @@ func (g *Outgoing) move(d *departure) (Move, bool) {
 	return Move{From: block, To: d.Block, Rows: int(d.Rows)}, ok
 }
 
-// launch begins the push of what push has listed, of one layer, and has its end
-// awaited; the caller is inside g's fence. A layer's blocks look alike at both
-// ends, or none does: they are moved, or all refilled.
-func (w *bulkWriter) launch(g *Outgoing, layer int) (number uint64, err error) {
+// launch begins a push and has its end awaited; the caller is inside g's fence.
+func (w *bulkWriter) launch(g *Outgoing, push func() (number uint64, err error)) (number uint64, err error) {
 	p := w.p
 	if !g.fence.enter() { // for the push itself
 		return 0, errRevoked
@@ -125,14 +201,9 @@ func (w *bulkWriter) launch(g *Outgoing, layer int) (number uint64, err error) {
 	p.mu.Lock()
 	g.inflight++
 	p.mu.Unlock()
-	if len(w.refills) > 0 {
-		number, err = p.pool.device.(RefillWindow).Refill(layer, g.shapes[layer].refill, w.refills, w.held)
-	} else {
-		number, err = p.pool.device.Push(layer, w.moves)
-	}
-	if err != nil {
+	if number, err = push(); err != nil {
 		p.landed(g)
-		return 0, fmt.Errorf("push layer %d: %w", layer, err)
+		return 0, err
 	}
 	p.pushes <- inFlight{g, number}
 	return number, nil
@@ -157,12 +228,12 @@ func (p *sender) drain() {
 	}
 }
 
-// notices tells the receiver of the blocks of one push.
-func (w *bulkWriter) notices(g *Outgoing, number uint64) error {
-	bytes := g.shapes[w.heads[0].Layer].row
+// notices tells the receiver of one layer's blocks of a push.
+func (w *bulkWriter) notices(g *Outgoing, number uint64, layer int) error {
+	bytes := g.shapes[layer].row
 	for at := 0; at < len(w.heads); {
 		w.buf = w.buf[:0]
-		m := &landing{Ticket: g.t.ID, Tag: g.tag, Number: number, Layer: w.heads[at].Layer}
+		m := &landing{Ticket: g.t.ID, Tag: g.tag, Number: number, Layer: uint32(layer)}
 		size := 0
 		for ; at < len(w.heads) && len(m.Blocks) < maxPushed && size < placeTurns*w.p.cfg.BatchBytes; at++ {
 			h := &w.heads[at]

@@ -55,9 +55,7 @@ func (s *Service) serveCached(ctx context.Context, o *kvconn.Outgoing, salt stri
 		<-o.Done()
 		return
 	}
-	for layer := range s.layout.Layers {
-		o.Push(layer, src.all())
-	}
+	o.PushAll()
 	o.Commit(nil)
 	timer := time.NewTimer(s.cfg.GiveTime)
 	defer timer.Stop()

@@ -109,9 +109,7 @@ func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 		return
 	}
 	src.fill(k.handle.Blocks())
-	for layer := range s.layout.Layers {
-		o.Push(layer, src.all())
-	}
+	o.PushAll()
 	o.Commit(draft)
 	<-o.Done()
 }

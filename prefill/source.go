@@ -57,9 +57,6 @@ func (s *source) ready(layer int, blocks []engine.Ready) []int {
 	return s.destBlocks(from, s.upto[layer])
 }
 
-// all lists every destination block.
-func (s *source) all() []int { return s.destBlocks(0, s.positions) }
-
 // destBlocks lists the receiver's blocks that end in (from, upto].
 func (s *source) destBlocks(from, upto int) []int {
 	first, end := from/s.destBlock, upto/s.destBlock

@@ -100,7 +100,7 @@ func convertAll(t *testing.T, dtype string, from, to, n, chunk int) {
 			t.Fatalf("%d to %d, %d positions: told of %v, want %d blocks", from, to, n, told, blocks)
 		}
 	}
-	if all := s.all(); len(all) != blocks {
+	if all := s.destBlocks(0, s.positions); len(all) != blocks {
 		t.Fatalf("%d to %d, %d positions: all is %v", from, to, n, all)
 	}
 }
@@ -162,7 +162,7 @@ func TestBrokenRow(t *testing.T) {
 		s := newSource(p, p.layout, 30, to)
 		for layer := range p.layout.Layers {
 			s.ready(layer, ready)
-			for _, i := range s.all() {
+			for _, i := range s.destBlocks(0, s.positions) {
 				touches := i*to < 12 && (i+1)*to > 8
 				err := loads(p, s, layer, i, to, 30)
 				switch {

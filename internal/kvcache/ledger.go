@@ -103,10 +103,10 @@ func sortedKeys[V any](m map[int32]V) []int32 {
 }
 
 // holding returns owner's account, opening it if need be.
-func (c *Cache) holding(owner string) *holding {
+func (c *Cache) holding(owner string, n int) *holding {
 	h := c.owners[owner]
 	if h == nil {
-		h = &holding{refs: make(map[int32]int), state: StateHeld, since: time.Now()}
+		h = &holding{refs: make(map[int32]int, n), state: StateHeld, since: time.Now()}
 		c.owners[owner] = h
 	}
 	return h

@@ -24,7 +24,7 @@ func (c *Cache) alloc(n int, owner string) ([]int32, error) {
 		c.evict()
 	}
 	ids := make([]int32, n)
-	h := c.holding(owner)
+	h := c.holding(owner, n)
 	for i := range ids {
 		id := c.free[len(c.free)-1]
 		c.free = c.free[:len(c.free)-1]
@@ -52,7 +52,7 @@ func (c *Cache) retain(ids []int32, owner string) {
 	if len(ids) == 0 {
 		return
 	}
-	h := c.holding(owner)
+	h := c.holding(owner, len(ids))
 	for _, id := range ids {
 		b := &c.blocks[id]
 		if b.refs == 0 { // cached, found by Match
@@ -182,7 +182,7 @@ func (c *Cache) Quarantine(ids []int32, owner string) {
 			panic(fmt.Sprintf("kvcache: quarantine of block %d: %d references, indexed %t, want one unindexed",
 				id, b.refs, b.entry != nil))
 		}
-		h := c.holding(owner) // keeps the holding while its last reference moves
+		h := c.holding(owner, 1) // keeps the holding while its last reference moves
 		h.quarantine(id)
 		c.disown(id, owner)
 		b.refs, b.quarantined = 0, true

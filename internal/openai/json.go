@@ -398,6 +398,40 @@ func (r *reader) readBool(field string) (v, given bool, err *Error) {
 	return false, false, r.wrong(field, "a boolean")
 }
 
+// plainInt reads an integer of at most nine digits. What else it may be, null or
+// 1e3, it leaves to readInt.
+func (r *reader) plainInt() (v int64, ok bool) {
+	r.peek()
+	n := 0
+	for b := r.b[r.i:]; n < len(b) && n < 10 && b[n] >= '0' && b[n] <= '9'; n++ {
+		v = 10*v + int64(b[n]-'0')
+	}
+	if n == 0 || n > 9 || n > 1 && r.b[r.i] == '0' || r.i+n == len(r.b) {
+		return 0, false
+	}
+	if c := r.b[r.i+n]; c != ',' && c != ']' {
+		return 0, false
+	}
+	r.i += n
+	return v, true
+}
+
+// plainInts appends the items of an array from the next comma on, as far as they are
+// plain integers of at most hi. It ends before a comma, or at what follows an item.
+func (r *reader) plainInts(to []int32, hi int64) []int32 {
+	for r.i < len(r.b) && r.b[r.i] == ',' {
+		at := r.i
+		r.i++
+		v, ok := r.plainInt()
+		if !ok || v > hi {
+			r.i = at
+			return to
+		}
+		to = append(to, int32(v))
+	}
+	return to
+}
+
 func (r *reader) readInt(field string, lo, hi int64) (v int64, given bool, err *Error) {
 	if null, err := r.null(); null || err != nil {
 		return 0, false, err

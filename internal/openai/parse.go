@@ -247,15 +247,18 @@ func (p *parser) prompts() ([]Prompt, *Error) {
 		if i == 0 {
 			flat = isNum
 		}
+		if flat && i > 0 {
+			i = len(out[0].Tokens) // plainInts goes ahead
+		}
 		if flat != isNum || i > 0 && !flat && (c == '[') != out[0].IsTokens {
 			return p.r.wrong(fmt.Sprintf("prompt[%d]", i), "of the same type as those before it")
 		}
 		if flat {
 			if i == 0 {
-				out = []Prompt{{IsTokens: true}}
+				out = []Prompt{{IsTokens: true, Tokens: p.idsAhead()}}
 			}
 			id, err := p.tokenID("prompt", i)
-			out[0].Tokens = append(out[0].Tokens, id)
+			out[0].Tokens = p.r.plainInts(append(out[0].Tokens, id), p.highestID())
 			return err
 		}
 		if len(out) == p.lim.MaxPrompts {
@@ -298,13 +301,24 @@ func paramRoot(param string) string {
 	return param
 }
 
-func (p *parser) tokenID(field string, i int) (int32, *Error) {
-	hi := int64(math.MaxInt32)
+// idsAhead has room for as many ids of some digits as there are bytes left for.
+func (p *parser) idsAhead() []int32 { return make([]int32, 0, (len(p.r.b)-p.r.i)/4) }
+
+func (p *parser) highestID() int64 {
 	if p.lim.VocabSize > 0 {
-		hi = int64(p.lim.VocabSize) - 1
+		return int64(p.lim.VocabSize) - 1
 	}
+	return math.MaxInt32
+}
+
+func (p *parser) tokenID(field string, i int) (int32, *Error) {
+	hi := p.highestID()
 	// The common case, without a name for the error that will not come.
 	at := p.r.i
+	if id, ok := p.r.plainInt(); ok && id <= hi {
+		return int32(id), nil
+	}
+	p.r.i = at
 	id, given, err := p.r.readInt(field, 0, hi)
 	if err == nil && given {
 		return int32(id), nil

@@ -47,6 +47,12 @@ func TestBadCompletions(t *testing.T) {
 		{`{"prompt":{"a":1}}`, "prompt", "not an object"},
 		{`{"prompt":["a",1]}`, "prompt", "prompt[1]"},
 		{`{"prompt":[1,"a"]}`, "prompt", "prompt[1]"},
+		{`{"prompt":[1,2,3,"a"]}`, "prompt", "prompt[3]"},
+		{`{"prompt":[1, 2 ,512,3]}`, "prompt", "prompt[2]"},
+		{`{"prompt":[1,2,-1]}`, "prompt", "prompt[2]"},
+		{`{"prompt":[1,2,03]}`, "", "at byte"},
+		{`{"prompt":[1,2,]}`, "", "at byte"},
+		{`{"prompt":[1,2`, "", "at byte"},
 		{`{"prompt":["a",[1]]}`, "prompt", "prompt[1]"},
 		{`{"prompt":[[1],"a"]}`, "prompt", "prompt[1]"},
 		{`{"prompt":[[1,"a"]]}`, "prompt", "prompt[0][1]"},
@@ -154,6 +160,7 @@ func TestPromptForms(t *testing.T) {
 	f(`"a\"b"`, openai.Prompt{Text: `a"b`})
 	f(`["a",""]`, openai.Prompt{Text: "a"}, openai.Prompt{})
 	f(`[ 0 , 5 ]`, openai.Prompt{Tokens: []int32{0, 5}, IsTokens: true})
+	f(`[1,2, 3 ,4.0,1e2,0,511]`, openai.Prompt{Tokens: []int32{1, 2, 3, 4, 100, 0, 511}, IsTokens: true})
 }
 
 func TestBadChats(t *testing.T) {

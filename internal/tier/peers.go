@@ -32,9 +32,10 @@ type Fetch struct {
 	Owner     string // label of its blocks
 	Tokens    []int32
 	Salt      string
-	Upto      int // tokens, at most
-	Least     int // tokens more than are here, at least
-	Blocks    int // that may be taken for it
+	Chain     *kvcache.Chain // of Tokens, Upto of them at least
+	Upto      int            // tokens, at most
+	Least     int            // tokens more than are here, at least
+	Blocks    int            // that may be taken for it
 	Deadline  time.Time
 }
 
@@ -137,7 +138,7 @@ func (p *Peers) Load(ctx context.Context, requestID string, tokens []int32, salt
 		}
 		peer := untried[i]
 		untried = slices.Delete(untried, i, i+1)
-		total += p.fetch(ctx, &Fetch{Peer: peer, RequestID: requestID, Tokens: tokens, Salt: salt, Upto: min(peer.Tokens, upto), Least: least}, from)
+		total += p.fetch(ctx, &Fetch{Peer: peer, RequestID: requestID, Tokens: tokens, Salt: salt, Chain: &chain, Upto: min(peer.Tokens, upto), Least: least}, from)
 		mine()
 	}
 	return total

@@ -31,10 +31,29 @@ type Detokenizer struct {
 func (t *Tokenizer) NewDetokenizer(skipSpecial bool, prompt []int32) *Detokenizer {
 	d := &Detokenizer{t: t, skip: skipSpecial, first: true, strip: t.dec.strip}
 	d.pending = d.store[:0]
-	for _, id := range prompt {
+	at := d.settledAt(prompt)
+	if at > 0 {
+		d.first, d.strip = false, 0
+	}
+	for _, id := range prompt[at:] {
 		d.Push(id)
 	}
 	return d
+}
+
+// settledAt is how many ids of a prompt need not be looked at: the last of them is
+// whole characters, one of them no space, so nothing is held back behind it and no
+// space is left to take, whatever came before.
+func (d *Detokenizer) settledAt(prompt []int32) int {
+	t := d.t
+	for at := len(prompt); at > 1; at-- {
+		id := prompt[at-1]
+		if t.has(id, flagPresent) && !(d.skip && t.flags[id]&flagSpecial != 0) &&
+			t.flags[id]&(flagUTF8|flagByte) == flagUTF8 && strings.Trim(t.texts[id], " ") != "" {
+			return at
+		}
+	}
+	return 0
 }
 
 // Push returns the text that id completes, which may be "". Unknown ids, and

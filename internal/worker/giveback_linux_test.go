@@ -30,8 +30,9 @@ import (
 // receiver, over cudaipc alone. There is no engine: rows are what a prompt's seed makes.
 type gpuEnd struct {
 	*decode.Service
-	t       *testing.T
+	t       testing.TB
 	gpu     *kerneltest.FakeGPU
+	device  gpuDevice // gpu, or what moves in its place
 	layout  kernels.Layout
 	cache   *kvcache.Cache
 	recv    *kvconn.Receiver
@@ -43,6 +44,12 @@ type gpuEnd struct {
 	through atomic.Int64 // blocks that came through the host
 }
 
+// gpuDevice is what the transport knows of a GPU.
+type gpuDevice interface {
+	kernels.Exporter
+	kernels.PeerOpener
+}
+
 // gpuPool is the fake as decode's backend.
 type gpuPool struct {
 	*kerneltest.FakeGPU
@@ -51,6 +58,9 @@ type gpuPool struct {
 
 func (p gpuPool) Layout() kernels.Layout { return p.e.layout }
 func (p gpuPool) Arch() kernels.Arch     { return kernels.Arch{Vocab: 100} }
+func (p gpuPool) Verify(ctx context.Context, landed []kernels.Landed) ([]bool, error) {
+	return p.e.device.Verify(ctx, landed)
+}
 func (p gpuPool) Scatter(layer int, block int32, row, n int, src []byte) {
 	p.e.through.Add(1)
 	p.FakeGPU.Scatter(layer, block, row, n, src)
@@ -60,30 +70,36 @@ const gpuTokens = 192 // of a prompt; the pools have room for three
 
 func newGPUEnd(t *testing.T, name string, blockTokens int) *gpuEnd {
 	t.Helper()
+	l := kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 4, BlockTokens: blockTokens, DType: "bf16", RowBytes: 16}
+	return openGPUEnd(t, name, l, 3*gpuTokens/blockTokens, func(g *kerneltest.FakeGPU) gpuDevice { return g })
+}
+
+// openGPUEnd makes a worker's KV with a pool of so many blocks.
+func openGPUEnd(t testing.TB, name string, l kernels.Layout, blocks int, device func(*kerneltest.FakeGPU) gpuDevice) *gpuEnd {
+	t.Helper()
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	e := &gpuEnd{t: t, peer: kvconn.PeerID{ID: name, Epoch: 1},
-		layout: kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 4, BlockTokens: blockTokens, DType: "bf16", RowBytes: 16}}
-	blocks := 3 * gpuTokens / blockTokens
+	e := &gpuEnd{t: t, peer: kvconn.PeerID{ID: name, Epoch: 1}, layout: l}
 	var err error
-	e.gpu, err = kerneltest.NewFakeGPU(e.layout, blocks)
+	e.gpu, err = kerneltest.NewFakeGPU(l, blocks)
 	must(err)
+	e.device = device(e.gpu)
 	pool := gpuPool{e.gpu, e}
-	e.cache, err = kvcache.New(kvcache.Config{Blocks: blocks, BlockTokens: blockTokens, Fingerprint: "m", Numerics: "n"})
+	e.cache, err = kvcache.New(kvcache.Config{Blocks: blocks, BlockTokens: l.BlockTokens, Fingerprint: "m", Numerics: "n"})
 	must(err)
 	cfg := kvconn.DefaultConfig()
 	cfg.Identity = kvconn.Identity{PeerID: e.peer, ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n",
-		Layout: kvconn.Layout{BlockTokens: blockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: e.layout.Layers,
+		Layout: kvconn.Layout{BlockTokens: l.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: e.layout.Layers,
 			KVHeads: e.layout.KVHeads, HeadDim: e.layout.HeadDim, RowBytes: e.layout.RowBytes, DType: e.layout.DType}}}}
 	cfg.Shared = kvconn.DevicePool(cfg.Identity.Layout, blocks)
 	// Nothing here is about silence, and a starved machine is silent.
 	cfg.PeerSilence, cfg.AcceptTimeout, cfg.HandshakeTimeout, cfg.DialTimeout = patience, patience, patience, patience
 	log := slog.New(slog.DiscardHandler)
-	transport, err := cudaipc.New(e.gpu, e.gpu, true)
+	transport, err := cudaipc.New(e.device, e.device, true)
 	must(err)
 	metrics, err := kvconn.NewMetrics(prometheus.NewRegistry())
 	must(err)

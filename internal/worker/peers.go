@@ -126,7 +126,7 @@ type collector struct{ w *Worker }
 // Collect implements tier.Collector.
 func (c collector) Collect(ctx context.Context, f *tier.Fetch) (int, error) {
 	p := &decode.Prefix{Addr: f.Peer.KV, Peer: kvconn.PeerID{ID: f.Peer.ID, Epoch: f.Peer.Epoch}, RequestID: f.RequestID, Owner: f.Owner,
-		Tokens: f.Tokens, Salt: f.Salt, Upto: f.Upto, Least: f.Least, Most: f.Blocks, Deadline: f.Deadline}
+		Tokens: f.Tokens, Salt: f.Salt, Chain: f.Chain, Upto: f.Upto, Least: f.Least, Most: f.Blocks, Deadline: f.Deadline}
 	if f.Peer.URL != "" {
 		p.Reach = func(ctx context.Context, chain *kvcache.Chain, unit, from, upto int) (int, error) {
 			return c.w.reach(ctx, f.Peer.URL, chain, unit, from, upto)

@@ -411,8 +411,10 @@ func (g *FakeGPU) use(blocks []int32, n int) {
 func (p *fakePeer) run() {
 	for f := range p.pushes {
 		half := p.g.layout.BlockBytes() / 2
-		for _, b := range f.sources() {
-			p.g.rot(f.FirstLayer, b)
+		for layer := f.FirstLayer; layer < f.FirstLayer+f.Layers; layer++ {
+			for _, b := range f.sources() {
+				p.g.rot(layer, b)
+			}
 		}
 		time.Sleep(p.g.Delay / 2)
 		p.copy(&f, func(dst, src []byte) { copy(dst[:half], src) })

@@ -105,8 +105,8 @@ func (o *options) measure(ctx context.Context, dir string, say io.Writer) ([]fig
 	if err != nil {
 		return nil, err
 	}
-	note := fmt.Sprintf("in its own pool %.2f ms; %s; %d of %d answers as computed, %d as the giver's from its pool; %d tries not counted: the fetch did not come",
-		figures.Median(all.pool), all.path, all.equal, o.rounds, all.alike, all.missed)
+	note := fmt.Sprintf("in its own pool %.2f ms; the fetch %.2f ms, the engine after it %.2f ms; %s; %d of %d answers as computed, %d as the giver's from its pool; %d tries not counted: the fetch did not come",
+		figures.Median(all.pool), figures.Median(all.fetch), figures.Median(all.step), all.path, all.equal, o.rounds, all.alike, all.missed)
 	if len(o.gpus) > 0 && o.exact > 0 {
 		if _, err := o.series(ctx, dir, say, o.exact, true); err != nil {
 			return nil, fmt.Errorf("batch_invariant: %w", err)

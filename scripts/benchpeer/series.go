@@ -17,16 +17,20 @@ import (
 // results are those of all rounds that count, in milliseconds.
 type results struct {
 	computed, peer, pool []float64
-	equal, alike         int    // answers over the peer's KV that are those computed, and those of the giver over its own
-	missed               int    // tries in which the fetch did not come
-	path                 string // how the taker reaches the giver
+	equal, alike         int       // answers over the peer's KV that are those computed, and those of the giver over its own
+	missed               int       // tries in which the fetch did not come
+	path                 string    // how the taker reaches the giver
+	fetch, step          []float64 // of first tokens over the peer's KV: the fetch, and the engine's part
 }
 
 // answer is one answer, and when its first token came.
 type answer struct {
-	tokens []int32
+	text   string
+	tokens []int32 // if asked for
+	drawn  int
 	cached int
 	first  time.Duration
+	step   float64 // the engine's part of it, ms
 }
 
 const answerTokens = 8
@@ -52,7 +56,7 @@ func (o *options) series(ctx context.Context, dir string, say io.Writer, rounds 
 			return nil, fmt.Errorf("round %d: %w\n%s", n, err, s.logs())
 		}
 		i := len(r.peer) - 1
-		fmt.Fprintf(say, "round %d: computed %.2f ms, from the peer %.2f ms (%.4f), in its own pool %.2f ms\n", n, r.computed[i], r.peer[i], r.peer[i]/r.computed[i], r.pool[i])
+		fmt.Fprintf(say, "round %d: computed %.2f ms, from the peer %.2f ms (%.4f), in its own pool %.2f ms; the fetch %.2f ms, the engine after it %.2f ms\n", n, r.computed[i], r.peer[i], r.peer[i]/r.computed[i], r.pool[i], r.fetch[i], r.step[i])
 	}
 	want := "giver cudaipc"
 	if len(o.gpus) == 0 {
@@ -76,6 +80,21 @@ func (o *options) series(ctx context.Context, dir string, say io.Writer, rounds 
 	return r, nil
 }
 
+// fetching is how long the taker has fetched so far, in seconds.
+func (s *site) fetching(ctx context.Context) (sum float64, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.taker.URL+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	return sum, call(req, func(r io.Reader, _ http.Header) error {
+		lines := bufio.NewScanner(r)
+		for lines.Scan() {
+			_, _ = fmt.Sscanf(lines.Text(), "xpyd_kvtier_peer_seconds_sum %g", &sum) // other lines have other names
+		}
+		return lines.Err()
+	})
+}
+
 // round measures one prompt: computed by the taker, fetched by it from the giver, in
 // either order, and then out of its own pool.
 func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) error {
@@ -96,6 +115,10 @@ func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) erro
 		return fmt.Errorf("the giver has %d tokens in its pool, want %d", warm.cached, whole)
 	}
 	hint := http.Header{"X-Xpyd-Kv-Peer": {fmt.Sprintf("%s %d %s %s %d", s.giver.ID, s.giver.Epoch, s.giver.URL, s.giver.KVAddr, len(prompt))}}
+	before, err := s.fetching(ctx)
+	if err != nil {
+		return err
+	}
 	var computed, peer *answer
 	for i := range uint64(2) {
 		if i == n%2 {
@@ -115,10 +138,10 @@ func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) erro
 	if err != nil {
 		return err
 	}
-	same := func(a *answer) bool { return slices.Equal(peer.tokens, a.tokens) }
+	same := func(a *answer) bool { return peer.text == a.text && slices.Equal(peer.tokens, a.tokens) }
 	switch {
 	case exact && !(same(computed) && same(warm)):
-		return fmt.Errorf("the taker's answer is %v; the giver's %v, computed %v", peer.tokens, warm.tokens, computed.tokens)
+		return fmt.Errorf("the taker's answer is %q %v; the giver's %q %v, computed %q %v", peer.text, peer.tokens, warm.text, warm.tokens, computed.text, computed.tokens)
 	case same(computed):
 		r.equal++
 	}
@@ -126,6 +149,11 @@ func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) erro
 		r.alike++
 	}
 	ms := func(a *answer) float64 { return float64(a.first) / 1e6 }
+	after, err := s.fetching(ctx)
+	if err != nil {
+		return err
+	}
+	r.fetch, r.step = append(r.fetch, 1000*(after-before)), append(r.step, peer.step)
 	r.computed, r.peer, r.pool = append(r.computed, ms(computed)), append(r.peer, ms(peer)), append(r.pool, ms(pool))
 	return nil
 }
@@ -152,16 +180,17 @@ func (s *site) cold(ctx context.Context, prompt []int32, header http.Header) (*a
 	if err != nil {
 		return nil, err
 	}
-	if err := call(req, func(io.Reader) error { return nil }); err != nil {
+	if err := call(req, func(io.Reader, http.Header) error { return nil }); err != nil {
 		return nil, err
 	}
 	time.Sleep(s.o.rest)
 	return s.ask(ctx, s.taker.URL, prompt, header)
 }
 
-// ask streams an answer.
+// ask streams an answer. Token ids come in exact series only: with them goes the whole
+// prompt in front of the first token.
 func (s *site) ask(ctx context.Context, url string, prompt []int32, header http.Header) (*answer, error) {
-	body, err := json.Marshal(map[string]any{"prompt": prompt, "max_tokens": answerTokens, "temperature": 0, "ignore_eos": true, "return_token_ids": true,
+	body, err := json.Marshal(map[string]any{"prompt": prompt, "max_tokens": answerTokens, "temperature": 0, "ignore_eos": true, "return_token_ids": s.exact,
 		"stream": true, "stream_options": map[string]bool{"include_usage": true}})
 	if err != nil {
 		return nil, err
@@ -176,7 +205,10 @@ func (s *site) ask(ctx context.Context, url string, prompt []int32, header http.
 	req.Header.Set("Content-Type", "application/json")
 	a := &answer{}
 	began := time.Now()
-	err = call(req, func(r io.Reader) error {
+	err = call(req, func(r io.Reader, h http.Header) error {
+		if _, part, ok := strings.Cut(h.Get("Server-Timing"), "prefill;dur="); ok {
+			_, _ = fmt.Sscanf(part, "%g", &a.step) // of our own worker
+		}
 		for lines := bufio.NewReader(r); ; {
 			line, err := lines.ReadString('\n')
 			if errors.Is(err, io.EOF) {
@@ -197,8 +229,8 @@ func (s *site) ask(ctx context.Context, url string, prompt []int32, header http.
 			a.take(&e)
 		}
 	})
-	if err == nil && len(a.tokens) != answerTokens {
-		err = fmt.Errorf("an answer of %d tokens", len(a.tokens))
+	if err == nil && a.drawn != answerTokens {
+		err = fmt.Errorf("an answer of %d tokens", a.drawn)
 	}
 	return a, err
 }
@@ -206,10 +238,12 @@ func (s *site) ask(ctx context.Context, url string, prompt []int32, header http.
 // event is what is read of a stream's event.
 type event struct {
 	Choices []struct {
+		Text     string
 		TokenIDs []int32 `json:"token_ids"`
 	}
 	Usage *struct {
-		Details struct {
+		Completion int `json:"completion_tokens"`
+		Details    struct {
 			Cached int `json:"cached_tokens"`
 		} `json:"prompt_tokens_details"`
 	}
@@ -217,9 +251,10 @@ type event struct {
 
 func (a *answer) take(e *event) {
 	for _, c := range e.Choices {
+		a.text += c.Text
 		a.tokens = append(a.tokens, c.TokenIDs...)
 	}
 	if e.Usage != nil {
-		a.cached = e.Usage.Details.Cached
+		a.drawn, a.cached = e.Usage.Completion, e.Usage.Details.Cached
 	}
 }

@@ -27,6 +27,7 @@ type site struct {
 	token string
 	giver *fleet.Member
 	taker *fleet.Member
+	exact bool // answers have to be those computed, to the token
 }
 
 type process struct {
@@ -39,7 +40,7 @@ const patience = 3 * time.Minute
 
 // open starts all of it; close also what a failed one has left.
 func (o *options) open(ctx context.Context, dir string, invariant bool) (*site, error) {
-	s := &site{o: o, dir: dir}
+	s := &site{o: o, dir: dir, exact: invariant}
 	if err := os.RemoveAll(filepath.Join(dir, "data")); err != nil {
 		return s, err
 	}
@@ -160,7 +161,7 @@ func (s *site) member(id string) (*fleet.Member, error) {
 	}
 	req.Header.Set("Authorization", "Bearer "+s.token)
 	var all struct{ Instances []fleet.Member }
-	if err := call(req, func(r io.Reader) error { return json.NewDecoder(r).Decode(&all) }); err != nil {
+	if err := call(req, func(r io.Reader, _ http.Header) error { return json.NewDecoder(r).Decode(&all) }); err != nil {
 		return nil, err
 	}
 	for i := range all.Instances {
@@ -172,7 +173,7 @@ func (s *site) member(id string) (*fleet.Member, error) {
 }
 
 // call does a request that must be answered with 200.
-func call(req *http.Request, read func(io.Reader) error) error {
+func call(req *http.Request, read func(io.Reader, http.Header) error) error {
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
@@ -182,5 +183,5 @@ func call(req *http.Request, read func(io.Reader) error) error {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
 		return fmt.Errorf("%s %s: %s: %s", req.Method, req.URL.Path, resp.Status, text)
 	}
-	return read(resp.Body)
+	return read(resp.Body, resp.Header)
 }
