@@ -192,7 +192,7 @@ func (i *Incoming) pushed(m *landing) (stale string) {
 	if len(units) == 0 {
 		return stale
 	}
-	ctx, cancel := context.WithTimeout(i.s.ctx, i.s.cfg.PeerSilence)
+	ctx, cancel := context.WithTimeout(i.s.ctx, i.s.landing())
 	defer cancel()
 	var good []bool
 	var err error

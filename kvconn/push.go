@@ -1,8 +1,10 @@
 package kvconn
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -22,7 +24,9 @@ type DeviceWindow interface {
 }
 
 // StagedWindow is a DeviceWindow into memory between the two pools, as large as a
-// few pushes: see StagedHold. Push waits for room, and its numbers rise by one.
+// few pushes: see StagedHold. Push waits for room, but no longer than a fraction of
+// PeerSilence: ErrNoRoom. Its numbers rise by one. An error that is ErrBroken is the
+// session's end, any other the ticket's.
 type StagedWindow interface {
 	DeviceWindow
 	// MaxMoves is how many blocks one push may have.
@@ -90,9 +94,9 @@ func (w *bulkWriter) push(g *Outgoing, units []uint32) (rest []uint32, inside bo
 		if len(w.heads) == 0 {
 			continue
 		}
-		number, err := w.launch(g, layer)
-		if err != nil {
-			return nil, true, &loadError{err}
+		number, inside, err := w.launchWithRoom(g, layer)
+		if err != nil || !inside {
+			return nil, inside, err
 		}
 		g.fence.leave()
 		err = w.notices(g, number)
@@ -112,6 +116,33 @@ func (g *Outgoing) move(d *departure) (Move, bool) {
 	}
 	block, ok := src.Block(int(d.Layer), int(d.Index), int(d.Index)*g.layout.BlockTokens, int(d.Rows))
 	return Move{From: block, To: d.Block, Rows: int(d.Rows)}, ok
+}
+
+// roomTime bounds the wait for room: who makes none for so long does not live.
+const roomTime = 10 * time.Second
+
+// launchWithRoom is launch as soon as there is room. It waits outside of g's fence, and
+// gives the peer, which waits for the next push, signs of life. The error is the
+// connection's, or a loadError.
+func (w *bulkWriter) launchWithRoom(g *Outgoing, layer int) (number uint64, inside bool, err error) {
+	for began := time.Now(); ; {
+		number, err = w.launch(g, layer)
+		switch {
+		case errors.Is(err, ErrNoRoom) && time.Since(began) >= roomTime:
+			return 0, true, fmt.Errorf("%w: none was made in %v: %w", errStalled, roomTime, err)
+		case errors.Is(err, ErrBroken):
+			return 0, true, err
+		case err != nil && !errors.Is(err, ErrNoRoom):
+			return 0, true, &loadError{err}
+		case err == nil:
+			return number, true, nil
+		}
+		g.fence.leave()
+		err = w.f.send(&sent{}) // the mark of no ticket: a beat would say that we are idle
+		if inside = g.fence.enter(); err != nil || !inside {
+			return 0, inside, err
+		}
+	}
 }
 
 // launch begins the push of what push has listed, of one layer, and has its end
