@@ -101,6 +101,9 @@ func (g *FakeGPU) OpenLink(id []byte, end kernels.LinkEnd, bytes int64) (kernels
 	return g.links.Open(id, end, bytes)
 }
 
+// Links are those of this device.
+func (g *FakeGPU) Links() *links.Group { return g.links }
+
 // Open implements links.Library.
 func (n *fakeNCCL) Open(id []byte, end kernels.LinkEnd, bytes int64) (links.Comm, error) {
 	defer n.call(nil)()

@@ -51,18 +51,22 @@ type Comm interface {
 	Taken() int64
 }
 
-// Bounds.
 const (
-	warmBytes   = 1 << 20                // moved once both ends are there
-	maxQueued   = 1 << 10                // transfers of a link that are not on the device
-	openTime    = 5 * time.Second        // for the thread to come to a call
-	launchTime  = 100 * time.Millisecond // for a launch, before others go on
-	gateShut    = 300 * time.Millisecond // for others' transfers to come to their end before an abort,
-	gateOpen    = 100 * time.Millisecond // in turn with this, so that two processes cannot wait for each other,
-	gateTime    = 5 * time.Second        // and then the abort begins all the same
-	abortTime   = 3 * time.Second        // for an abort, before others go on beside it
+	warmBytes   = 1 << 20         // moved once both ends are there
+	maxQueued   = 1 << 10         // transfers of a link that are not on the device
+	openTime    = 5 * time.Second // for the thread to come to a call
 	pollingTime = time.Millisecond
 )
+
+// limits are how long links wait for each other.
+type limits struct {
+	launch     time.Duration // a launch, before others go on
+	shut, open time.Duration // others' transfers come to their end before an abort, in turns, so that two processes cannot wait for each other,
+	gate       time.Duration // and then are aborted too
+	abort      time.Duration // an abort, before others go on beside it
+}
+
+var defaults = limits{launch: 100 * time.Millisecond, shut: 300 * time.Millisecond, open: 100 * time.Millisecond, gate: 5 * time.Second, abort: 3 * time.Second}
 
 var (
 	errClosed = errors.New("the link is closed")
@@ -74,6 +78,7 @@ var (
 // Group is the links of one device.
 type Group struct {
 	lib  Library
+	lim  limits
 	live atomic.Int32 // links that have not ended
 	gate atomic.Int64 // since when transfers wait for the end of a link, Unix time in ns; 0: they do not
 
@@ -84,7 +89,7 @@ type Group struct {
 }
 
 // New makes a group without links. Its thread lives while there are some.
-func New(lib Library) *Group { return &Group{lib: lib, wake: make(chan struct{}, 1)} }
+func New(lib Library) *Group { return &Group{lib: lib, lim: defaults, wake: make(chan struct{}, 1)} }
 
 // Live is how many links have not ended.
 func (g *Group) Live() int { return int(g.live.Load()) }

@@ -213,7 +213,7 @@ func (lp *loop) launch() {
 			}
 			t := l.queue[0]
 			l.queue = l.queue[1:]
-			l.ask(t, launchTime)
+			l.ask(t, lp.g.lim.launch)
 			more = more || len(l.queue) > 0 && l.begun == nil && l.state == up
 		}
 	}
@@ -242,8 +242,9 @@ func (lp *loop) close(l *Link) {
 // shut tells whether transfers wait: for the end of others' before an abort, or for an
 // abort.
 func (lp *loop) shut() bool {
-	shut := lp.aborts > 0 && time.Since(lp.began) < abortTime ||
-		!lp.ending.IsZero() && time.Since(lp.ending)%(gateShut+gateOpen) < gateShut
+	lim := &lp.g.lim
+	shut := lp.aborts > 0 && time.Since(lp.began) < lim.abort ||
+		!lp.ending.IsZero() && time.Since(lp.ending)%(lim.shut+lim.open) < lim.shut
 	switch at := lp.g.gate.Load(); {
 	case shut && at == 0:
 		lp.g.gate.Store(time.Now().UnixNano())
@@ -254,9 +255,9 @@ func (lp *loop) shut() bool {
 }
 
 // end aborts and frees what is closed, all of it together, once nothing of other links
-// is under way. What does not come to its end is aborted with them after gateTime.
+// is under way. What does not come to its end is aborted with them after a while.
 func (lp *loop) end() {
-	if lp.ending.IsZero() || lp.aborts > 0 && time.Since(lp.began) < abortTime {
+	if lp.ending.IsZero() || lp.aborts > 0 && time.Since(lp.began) < lp.g.lim.abort {
 		return
 	}
 	var held []*Link
@@ -265,7 +266,7 @@ func (lp *loop) end() {
 			held = append(held, l)
 		}
 	}
-	if len(held) > 0 && time.Since(lp.ending) < gateTime {
+	if len(held) > 0 && time.Since(lp.ending) < lp.g.lim.gate {
 		return
 	}
 	for _, l := range held {
