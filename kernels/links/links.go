@@ -152,6 +152,7 @@ type Link struct {
 	size int64
 
 	joined chan struct{} // closed when something has been moved, or never will be
+	failed chan struct{} // closed when no transfer begins any more
 	ended  chan struct{} // closed when it is aborted and freed
 	endErr error         // set before
 
@@ -176,11 +177,14 @@ const (
 	joining state = iota
 	warming
 	up
-	failed
+	over
 )
 
 // Memory implements kernels.Link.
 func (l *Link) Memory() kernels.HostMemory { return l.comm.Memory() }
+
+// Failed implements kernels.Link.
+func (l *Link) Failed() <-chan struct{} { return l.failed }
 
 // Taken implements kernels.Link.
 func (l *Link) Taken() int64 { return l.taken.Load() }

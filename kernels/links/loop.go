@@ -91,7 +91,7 @@ func (lp *loop) open(id []byte, end kernels.LinkEnd, bytes int64) (*Link, error)
 	if end == kernels.LinkSender {
 		name = "the sender's end of a link"
 	}
-	l := &Link{g: lp.g, name: name, comm: comm, size: bytes, joined: make(chan struct{}), ended: make(chan struct{})}
+	l := &Link{g: lp.g, name: name, comm: comm, size: bytes, joined: make(chan struct{}), failed: make(chan struct{}), ended: make(chan struct{})}
 	lp.g.live.Add(1)
 	lp.links = append(lp.links, l)
 	return l, nil
@@ -118,7 +118,8 @@ func (l *Link) fail(err error) {
 	if l.state < up {
 		close(l.joined)
 	}
-	l.state = failed
+	l.state = over
+	close(l.failed)
 	l.drop(l.err)
 }
 
@@ -230,10 +231,7 @@ func (lp *loop) flying(l *Link) bool {
 // close ends a link; the abort follows when it may.
 func (lp *loop) close(l *Link) {
 	l.closing.Store(true)
-	l.drop(fmt.Errorf("%s: %w", l.name, errClosed))
-	if l.state < up {
-		l.fail(errClosed)
-	}
+	l.fail(errClosed)
 	if lp.ending.IsZero() {
 		lp.ending = time.Now()
 	}
