@@ -31,6 +31,7 @@ func TestSlowDevice(t *testing.T) {
 			many := func(r, s *kvconn.Config) {
 				short(r, s)
 				r.BulkConns, s.BulkConns = 8, 8
+				r.BatchBytes, s.BatchBytes = 1, 1 // so that each has something to push
 			}
 			fakegpu.Run(t, r, s, over(t, r, s, stage.Ring{Slots: 2, SlotBytes: 4 << 10}), many, func(w *kvconntest.World) {
 				session, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
