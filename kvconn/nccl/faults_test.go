@@ -22,8 +22,8 @@ func short(r, s *kvconn.Config) {
 }
 
 // TestSlowDevice: devices that others keep busy for longer than a peer may be silent
-// cost time and nothing else: neither a session nor a ticket. Of eight connections two
-// have a slot; the others have nothing to say.
+// cost time and nothing else: neither a session nor a ticket. Of the connections that
+// have something to push two have a slot; the others have nothing to say.
 func TestSlowDevice(t *testing.T) {
 	for _, side := range []string{"sender", "receiver"} {
 		t.Run(side, func(t *testing.T) {
@@ -31,7 +31,6 @@ func TestSlowDevice(t *testing.T) {
 			many := func(r, s *kvconn.Config) {
 				short(r, s)
 				r.BulkConns, s.BulkConns = 8, 8
-				r.BatchBytes, s.BatchBytes = 1, 1 // so that each has something to push
 			}
 			fakegpu.Run(t, r, s, over(t, r, s, stage.Ring{Slots: 2, SlotBytes: 4 << 10}), many, func(w *kvconntest.World) {
 				session, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
@@ -47,12 +46,18 @@ func TestSlowDevice(t *testing.T) {
 				defer stalled.Stop()
 				defer release()
 				began := time.Now()
-				in, err := session.Request(t.Context(), w.Spec("slow", 1, 18, 0))
-				if err != nil {
-					t.Fatal(err)
+				var all []*kvconn.Incoming
+				for n := range 4 { // a connection pushes a ticket
+					in, err := session.Request(t.Context(), w.Spec("slow", int32(n), 18, 8*n))
+					if err != nil {
+						t.Fatal(err)
+					}
+					all = append(all, in)
 				}
-				if _, err := in.Wait(t.Context()); err != nil {
-					t.Fatal(err)
+				for _, in := range all {
+					if _, err := in.Wait(t.Context()); err != nil {
+						t.Fatal(err)
+					}
 				}
 				if took := time.Since(began); took < silence {
 					t.Errorf("it took %v: nothing was slow", took)
