@@ -66,7 +66,7 @@ type limits struct {
 	abort      time.Duration // an abort, before others go on beside it
 }
 
-var defaults = limits{launch: 100 * time.Millisecond, shut: 300 * time.Millisecond, open: 100 * time.Millisecond, gate: 5 * time.Second, abort: 3 * time.Second}
+var defaults = limits{launch: 100 * time.Millisecond, shut: 300 * time.Millisecond, open: 100 * time.Millisecond, gate: 5 * time.Second, abort: time.Second}
 
 var (
 	errClosed = errors.New("the link is closed")

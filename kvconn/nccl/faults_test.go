@@ -101,3 +101,25 @@ func TestBrokenWay(t *testing.T) {
 		}
 	})
 }
+
+// TestSlowJoin: the two ends of a link may take longer to come together than a peer
+// may be silent.
+func TestSlowJoin(t *testing.T) {
+	r, s := fakegpu.Pair(t)
+	fakegpu.Run(t, r, s, over(t, r, s, small), short, func(w *kvconntest.World) {
+		release := s.StallLinks()
+		defer release()
+		stalled := time.AfterFunc(silence*3/2, release)
+		defer stalled.Stop()
+		began := time.Now()
+		if _, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{}); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took < silence {
+			t.Errorf("it took %v: nothing was slow", took)
+		}
+		if err := w.Fetch(t.Context(), w.Spec("after", 1, 18, 0)); err != nil {
+			t.Error(err)
+		}
+	})
+}
