@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -126,12 +128,22 @@ func (r *Receiver) await(ctx context.Context, l *lent) {
 		// Without proof the blocks of its revoked tickets stay quarantined.
 		r.log.Error("cannot learn when a peer lets go of our memory", "error", err)
 	}
+	began := time.Now()
 	if err := l.hold.Close(); err != nil {
 		r.m.unended(SideReceiver, err)
 		r.log.Warn("close the hold on a peer", "error", err)
 	}
+	slowly(r.log, began)
 	r.m.mapped.WithLabelValues(string(SideReceiver)).Dec()
 	r.returned()
+}
+
+// slowly logs the end of a peer's way to our memory, or of ours to its, that took long:
+// what else the devices do may have waited for it.
+func slowly(log *slog.Logger, began time.Time) {
+	if took := time.Since(began); took > 100*time.Millisecond {
+		log.Info("kv memory of a session closed", "took", took.Round(time.Millisecond))
+	}
 }
 
 // placed takes one unit that the peer has written into its block. It returns

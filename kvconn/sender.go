@@ -85,10 +85,12 @@ func (p *sender) wait() {
 }
 
 func (p *sender) unmap(pool *peerPool) {
+	began := time.Now()
 	if err := pool.window.Close(); err != nil {
 		p.srv.m.unended(SideSender, err)
 		p.log.Error("unmap the peer's pool", "error", err)
 	}
+	slowly(p.log, began)
 }
 
 // bind takes a bulk connection on, and with the first one the receiver's
