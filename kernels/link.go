@@ -35,10 +35,14 @@ type Link interface {
 	// when ctx ends first. Later it says at once whether the link has failed since: a
 	// transfer of a link that fails may end with a part of its bytes.
 	Ready(ctx context.Context) error
-	// Transfer begins the next transfer, once after is done, which may be nil: the
+	// Transfer has the next transfer begin, once after is done, which may be nil: the
 	// sender's end sends, the receiver's receives. Both begin the same transfers in
-	// the same order.
+	// the same order. It does not wait until the transfer is on the device: that may
+	// need a moment while another link ends, or what the host does for the peer.
 	Transfer(ctx context.Context, at, bytes int64, after Pending) (Pending, error)
+	// Failed is closed when the link has failed, as far as it says so by itself, or is
+	// closed: no transfer begins any more.
+	Failed() <-chan struct{}
 	// Taken is how many bytes of our device's memory the link takes besides Memory,
 	// as far as that is known.
 	Taken() int64

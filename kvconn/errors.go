@@ -94,6 +94,12 @@ func asIncompatible(err error) *Incompatible {
 // session asks for them again, and gives up after Config.Resends tries.
 var ErrDigest = errors.New("digest mismatch")
 
+// ErrNoRoom is a StagedWindow's error for a push that it has no room for yet.
+var ErrNoRoom = errors.New("no room for a push yet")
+
+// ErrBroken is what a StagedWindow's errors wrap after which nothing more can be pushed.
+var ErrBroken = errors.New("the way to the peer is broken")
+
 var (
 	errHeld     = errors.New("memory is held")
 	errSilent   = errors.New("peer is silent")

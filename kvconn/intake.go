@@ -220,9 +220,19 @@ func (r *intake) pushed(body []byte) error {
 	return nil
 }
 
+// landing is how long a push of a peer that is not silent may take. What its device
+// writes by itself is there in moments; memory between the pools has the peer's whole
+// queue before it, and either device may be held up by others.
+func (s *Session) landing() time.Duration {
+	if _, staged := s.staged(); staged {
+		return 5 * s.cfg.PeerSilence
+	}
+	return s.cfg.PeerSilence
+}
+
 // land is the receiving of one push.
 func (r *intake) land(m *landing) (err error) {
-	ctx, cancel := context.WithTimeout(r.s.ctx, r.s.cfg.PeerSilence)
+	ctx, cancel := context.WithTimeout(r.s.ctx, r.s.landing())
 	defer cancel()
 	if hold, ok := r.s.device(); ok {
 		err = hold.Landed(ctx, m.Number)
@@ -238,7 +248,7 @@ func (r *intake) land(m *landing) (err error) {
 		r.s.m.stale.WithLabelValues("duplicate").Inc()
 		return nil
 	case err != nil && ctx.Err() != nil:
-		return fmt.Errorf("push %d has not landed: %w", m.Number, errDeadline)
+		return fmt.Errorf("push %d, of %d blocks of layer %d, has not landed in %v: %w: %w", m.Number, len(m.Blocks), m.Layer, r.s.landing(), errDeadline, err)
 	case err != nil: // the way between the devices has failed
 		return fmt.Errorf("push %d: %w", m.Number, err)
 	}

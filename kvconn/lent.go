@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"time"
@@ -128,12 +129,22 @@ func (r *Receiver) await(ctx context.Context, l *lent) {
 		// Without proof the blocks of its revoked tickets stay quarantined.
 		r.log.Error("cannot learn when a peer lets go of our memory", "error", err)
 	}
+	began := time.Now()
 	if err := l.hold.Close(); err != nil {
 		r.m.unended(SideReceiver, err)
 		r.log.Warn("close the hold on a peer", "error", err)
 	}
+	slowly(r.log, began)
 	r.m.mapped.WithLabelValues(string(SideReceiver)).Dec()
 	r.returned()
+}
+
+// slowly logs the end of a peer's way to our memory, or of ours to its, that took long:
+// what else the devices do may have waited for it.
+func slowly(log *slog.Logger, began time.Time) {
+	if took := time.Since(began); took > 100*time.Millisecond {
+		log.Info("kv memory of a session closed", "took", took.Round(time.Millisecond))
+	}
 }
 
 // placed takes one unit that the peer has written into its block. It returns
@@ -199,7 +210,7 @@ func (i *Incoming) pushed(m *landing) (stale string) {
 	if len(units) == 0 {
 		return stale
 	}
-	ctx, cancel := context.WithTimeout(i.s.ctx, i.s.cfg.PeerSilence)
+	ctx, cancel := context.WithTimeout(i.s.ctx, i.s.landing())
 	defer cancel()
 	var good []bool
 	var err error

@@ -1,8 +1,10 @@
 package kvconn
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -30,7 +32,9 @@ type LayersWindow interface {
 }
 
 // StagedWindow is a DeviceWindow into memory between the two pools, as large as a
-// few pushes: see StagedHold. Push waits for room, and its numbers rise by one.
+// few pushes: see StagedHold. Push waits for room, but no longer than a fraction of
+// PeerSilence: ErrNoRoom. Its numbers rise by one. An error that is ErrBroken is the
+// session's end, any other the ticket's.
 type StagedWindow interface {
 	DeviceWindow
 	// MaxMoves is how many blocks one push may have.
@@ -88,8 +92,8 @@ func (w *bulkWriter) push(g *Outgoing, units []uint32) (rest []uint32, inside bo
 		w.moves, w.refills, w.held, w.heads = w.moves[:0], w.refills[:0], w.held[:0], w.heads[:0]
 		if deep {
 			if n, layers := g.alike(units[at:]); w.movesOf(g, units[at:at+n]) {
-				number, err := w.launch(g, func() (uint64, error) { return window.PushLayers(layer, layers, w.moves) })
-				if inside, err = w.told(g, layer, layers, number, err); err != nil || !inside {
+				push := func() (uint64, error) { return window.PushLayers(layer, layers, w.moves) }
+				if inside, err = w.launchAndTell(g, layer, layers, push); err != nil || !inside {
 					return nil, inside, err
 				}
 				at += n * layers
@@ -111,23 +115,25 @@ func (w *bulkWriter) push(g *Outgoing, units []uint32) (rest []uint32, inside bo
 		if len(w.heads) == 0 {
 			continue
 		}
-		number, err := w.launch(g, func() (uint64, error) {
+		push := func() (uint64, error) {
 			if len(w.refills) > 0 { // a layer's blocks look alike at both ends, or none does
 				return w.p.pool.device.(RefillWindow).Refill(layer, g.shapes[layer].refill, w.refills, w.held)
 			}
 			return w.p.pool.device.Push(layer, w.moves)
-		})
-		if inside, err = w.told(g, layer, 1, number, err); err != nil || !inside {
+		}
+		if inside, err = w.launchAndTell(g, layer, 1, push); err != nil || !inside {
 			return nil, inside, err
 		}
 	}
 	return rest, true, nil
 }
 
-// told sends the notices of a push that was launched, or not: then the ticket ends.
-func (w *bulkWriter) told(g *Outgoing, layer, layers int, number uint64, err error) (inside bool, _ error) {
-	if err != nil {
-		return true, &loadError{fmt.Errorf("push layer %d: %w", layer, err)}
+// launchAndTell begins a push of layers, from layer on, and sends its notices. An error
+// of the device ends the ticket.
+func (w *bulkWriter) launchAndTell(g *Outgoing, layer, layers int, push func() (number uint64, err error)) (inside bool, err error) {
+	number, inside, err := w.launchWithRoom(g, layer, push)
+	if err != nil || !inside {
+		return inside, err
 	}
 	g.fence.leave()
 	for l := layer; l < layer+layers && err == nil; l++ {
@@ -190,6 +196,33 @@ func (g *Outgoing) move(d *departure) (Move, bool) {
 	}
 	block, ok := src.Block(int(d.Layer), int(d.Index), int(d.Index)*g.layout.BlockTokens, int(d.Rows))
 	return Move{From: block, To: d.Block, Rows: int(d.Rows)}, ok
+}
+
+// roomTime bounds the wait for room: who makes none for so long does not live.
+const roomTime = 10 * time.Second
+
+// launchWithRoom is launch as soon as there is room. It waits outside of g's fence, and
+// gives the peer, which waits for the next push, signs of life. The error is the
+// connection's, or a loadError.
+func (w *bulkWriter) launchWithRoom(g *Outgoing, layer int, push func() (number uint64, err error)) (number uint64, inside bool, err error) {
+	for began := time.Now(); ; {
+		number, err = w.launch(g, push)
+		switch {
+		case errors.Is(err, ErrNoRoom) && time.Since(began) >= roomTime:
+			return 0, true, fmt.Errorf("%w: none was made in %v: %w", errStalled, roomTime, err)
+		case errors.Is(err, ErrBroken):
+			return 0, true, err
+		case err != nil && !errors.Is(err, ErrNoRoom):
+			return 0, true, &loadError{fmt.Errorf("push layer %d: %w", layer, err)}
+		case err == nil:
+			return number, true, nil
+		}
+		g.fence.leave()
+		err = w.f.send(&sent{}) // the mark of no ticket: a beat would say that we are idle
+		if inside = g.fence.enter(); err != nil || !inside {
+			return 0, inside, err
+		}
+	}
 }
 
 // launch begins a push and has its end awaited; the caller is inside g's fence.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -168,6 +169,11 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 			if loan, err = r.lend(c); err != nil {
 				return err
 			}
+			if loan.joins() {
+				if err := f.within(joinTimeouts * r.cfg.HandshakeTimeout); err != nil {
+					return err
+				}
+			}
 		}
 		stop := context.AfterFunc(r.ctx, func() { c.Close() })
 		defer stop()
@@ -184,6 +190,10 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 	}); err != nil {
 		return nil, err
 	}
+	// The sender's end of the session lives from here on: what follows may take longer
+	// than it bears silence.
+	stop := conns[0].pings(r.cfg.KeepAlive)
+	defer stop()
 	payload, heads := r.cfg.Identity.Layout.maxUnit(r.cfg.Identity.Layout.BlockTokens)
 	unit := unitBytes(heads, payload)
 	for i := range r.cfg.BulkConns {
@@ -203,7 +213,45 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		}
 		conns[len(conns)-1].ordered = false // a lost or repeated unit is repaired, not fatal
 	}
+	stop()
 	return newSession(r, h, conns[0], conns[1:], loan), nil
+}
+
+// joinTimeouts is how many HandshakeTimeouts the two ends of memory between two pools
+// may take to come together, beside whatever else the devices do.
+const joinTimeouts = 3
+
+// pings sends pings on a control connection until stop, which waits for the last.
+func (f *frameConn) pings(every time.Duration) (stop func()) {
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for {
+			select {
+			case <-over:
+				return
+			case <-tick.C:
+				if f.send(bare(typePing)) != nil { // whoever reads there will see why
+					return
+				}
+			}
+		}
+	}()
+	return sync.OnceFunc(func() {
+		close(over)
+		<-ended
+	})
+}
+
+// joins tells whether both ends have to come together before a session is open.
+func (l *lent) joins() bool {
+	if l == nil {
+		return false
+	}
+	_, ok := l.hold.(StagedHold)
+	return ok
 }
 
 // ready waits until what a peer pushes into can take it.
@@ -215,7 +263,7 @@ func (r *Receiver) ready(loan *lent) error {
 	if !ok {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(r.ctx, r.cfg.HandshakeTimeout)
+	ctx, cancel := context.WithTimeout(r.ctx, joinTimeouts*r.cfg.HandshakeTimeout)
 	defer cancel()
 	return h.Ready(ctx)
 }

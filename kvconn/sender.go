@@ -40,6 +40,7 @@ type sender struct {
 	mu      sync.Mutex
 	bulk    []*bulkWriter // by index; nil until bound
 	pool    *peerPool     // the receiver's, if it shares it; set before the last bulk connection is bound
+	joining bool          // the pool's window may take longer to make than a handshake
 	bound   int
 	tickets map[uint64]*Outgoing
 	lastID  uint64
@@ -84,10 +85,12 @@ func (p *sender) wait() {
 }
 
 func (p *sender) unmap(pool *peerPool) {
+	began := time.Now()
 	if err := pool.window.Close(); err != nil {
 		p.srv.m.unended(SideSender, err)
 		p.log.Error("unmap the peer's pool", "error", err)
 	}
+	slowly(p.log, began)
 }
 
 // bind takes a bulk connection on, and with the first one the receiver's
@@ -103,7 +106,13 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 	f.vec = vectorsOf(f.conn)
 	var pool *peerPool
 	if len(m.Segment.Layers) > 0 {
-		var err error
+		err := f.within(joinTimeouts * p.cfg.HandshakeTimeout)
+		if err != nil {
+			return err
+		}
+		p.mu.Lock()
+		p.joining = true // and for good: the other connections come after it
+		p.mu.Unlock()
 		if pool, err = mapPeer(f.conn, m.Segment, &p.peer, p.cfg.Identity.Layout); err != nil {
 			p.srv.m.unended(SideSender, err)
 			return f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: strconv.FormatUint(m.Segment.Bytes, 10) + " bytes"})
@@ -327,7 +336,11 @@ func (p *sender) writeControl() {
 
 func (p *sender) keepTime(now time.Time) {
 	p.mu.Lock()
-	unbound := p.bound < len(p.bulk) && now.Sub(p.opened) > p.cfg.HandshakeTimeout
+	patience := p.cfg.HandshakeTimeout
+	if p.joining {
+		patience *= joinTimeouts + 1
+	}
+	unbound := p.bound < len(p.bulk) && now.Sub(p.opened) > patience
 	var late []*Outgoing
 	for _, g := range p.tickets {
 		if !g.ended && now.After(g.t.Deadline) {

@@ -14,7 +14,7 @@
 	F(step) F(wait_layer) F(wait_step) F(gather) F(scatter) F(digest) F(set_digest) F(copy_block) \
 	F(export) F(flag_clear) F(peer_open) F(peer_local) F(push) F(refill_push) F(peer_mark) F(peer_close) F(verify) \
 	F(host_register) F(host_release) F(move) F(wait) F(mark_free) \
-	F(link_id) F(link_open) F(link_ready) F(link_region) F(link_taken) F(link_transfer) F(link_close) \
+	F(link_id) F(link_open) F(link_settle) F(link_region) F(link_taken) F(link_transfer) F(link_resume) F(link_end) \
 	F(arrive) F(arrived) F(arrival_bad) F(arrival_free) F(step_after) \
 	F(fill_random) F(last_step_us) F(profile)
 #define XK_FIELD(name) __typeof__(&xk_##name) name;
@@ -63,11 +63,12 @@ static inline int32_t api_wait(xk_api *a, xk_mark *m, int64_t t) { return a->wai
 static inline int32_t api_mark_free(xk_api *a, xk_mark *m) { return a->mark_free(m); }
 static inline int32_t api_link_id(xk_api *a, void *i) { return a->link_id(i); }
 static inline int32_t api_link_open(xk_api *a, xk_ctx *c, const void *i, int64_t n, int32_t s, int64_t b, int32_t k, xk_link **o) { return a->link_open(c, i, n, s, b, k, o); }
-static inline int32_t api_link_ready(xk_api *a, xk_link *l, int64_t t) { return a->link_ready(l, t); }
+static inline int32_t api_link_settle(xk_api *a, xk_link *l, int64_t t) { return a->link_settle(l, t); }
 static inline int32_t api_link_region(xk_api *a, xk_link *l, xk_region **o) { return a->link_region(l, o); }
 static inline int32_t api_link_taken(xk_api *a, xk_link *l, int64_t *b) { return a->link_taken(l, b); }
 static inline int32_t api_link_transfer(xk_api *a, xk_link *l, int64_t at, int64_t n, xk_mark *m, int64_t t, xk_mark **o) { return a->link_transfer(l, at, n, m, t, o); }
-static inline int32_t api_link_close(xk_api *a, xk_link *l) { return a->link_close(l); }
+static inline int32_t api_link_resume(xk_api *a, xk_link *l, int64_t t, xk_mark **o) { return a->link_resume(l, t, o); }
+static inline int32_t api_link_end(xk_api *a, xk_link **x, int32_t n, xk_link **f, int32_t k) { return a->link_end(x, n, f, k); }
 static inline int32_t api_arrive(xk_api *a, xk_ctx *c, xk_region *r, const xk_move_args *g, const xk_place *l, const int32_t *p, xk_arrival **o) { return a->arrive(c, r, g, l, p, o); }
 static inline int32_t api_arrived(xk_api *a, xk_arrival *v, int32_t *n) { return a->arrived(v, n); }
 static inline int32_t api_arrival_bad(xk_api *a, xk_arrival *v, uint8_t *b) { return a->arrival_bad(v, b); }

@@ -9,10 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/links"
 )
 
 // Backend implements kernels.Backend and kernels.Launcher. One goroutine at a
@@ -38,7 +38,7 @@ type Backend struct {
 	draws             int // of the step launched last
 
 	exported exported
-	links    atomic.Int32 // that have not ended
+	links    *links.Group
 }
 
 // New opens the library and the device, copies the weights there (rounded as
@@ -97,6 +97,7 @@ func open(a kernels.Arch, opt Options) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{lib: lib, arch: a, opt: opt, device: C.GoString(&dev.name[0]), pci: C.GoString(&dev.pci[0])}
+	b.links = links.New(nccl{b})
 	b.layout = opt.layout(&a)
 	cfg := C.xk_config{
 		device: C.int32_t(opt.Device), layers: C.int32_t(a.Layers), hidden: C.int32_t(a.Hidden),
@@ -289,7 +290,7 @@ func (b *Backend) Blocks() int { return b.blocks }
 func (b *Backend) Close() (err error) {
 	b.once.Do(func() {
 		b.closed = true
-		if n := b.links.Load(); n > 0 {
+		if n := b.links.Live(); n > 0 {
 			err = fmt.Errorf("kernels/cuda: %d links have not ended: the device's memory stays with the process", n)
 			return
 		}

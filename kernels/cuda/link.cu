@@ -5,6 +5,9 @@
 // A communicator that does not block answers "in progress" to every call; what it
 // was asked for is on the stream when it says so no more. That costs some 50 us a
 // transfer and no hang, whatever the peer does: an abort ends the kernels.
+//
+// All calls come from one thread (kernels/links), but for xk_link_end's, which may run
+// beside those for other links: so nothing here is locked.
 #include <dlfcn.h>
 #include <limits.h>
 #include <time.h>
@@ -38,8 +41,20 @@ struct Nccl {
   int (*Send)(const void *, size_t, int, int, void *, cudaStream_t);
   int (*Recv)(void *, size_t, int, int, void *, cudaStream_t);
   int (*CommAbort)(void *);
+  int (*GroupStart)();
+  int (*GroupEnd)();
   const char *(*GetErrorString)(int);
 };
+
+// What NCCL shall not do: multicast memory is of no use to two ranks, and its RAS
+// threads would hold on to peers that are dead. Set when this library is loaded: the
+// environment is not for changing beside CUDA's threads, which read it.
+struct Environment {
+  Environment() {
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    setenv("NCCL_RAS_ENABLE", "0", 0);
+  }
+} environment;
 
 // One library a process: it is never closed.
 int32_t library(const Nccl **out) {
@@ -48,13 +63,12 @@ int32_t library(const Nccl **out) {
   std::lock_guard<std::mutex> hold(mu);
   *out = &n;
   if (n.handle) return XK_OK;
-  setenv("NCCL_NVLS_ENABLE", "0", 0); // multicast memory, of no use to two ranks
   const char *name = getenv("XPYD_CUDA_NCCL");
   void *h = dlopen(name && *name ? name : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
   if (!h) return xk_fail(XK_NO_PEER, "no NCCL: %s", dlerror());
   auto get = [&](auto &f, const char *symbol) { return (f = reinterpret_cast<std::decay_t<decltype(f)>>(dlsym(h, symbol))) != nullptr; };
   if (!get(n.GetUniqueId, "ncclGetUniqueId") || !get(n.CommInitRankConfig, "ncclCommInitRankConfig") || !get(n.CommGetAsyncError, "ncclCommGetAsyncError") ||
-      !get(n.Send, "ncclSend") || !get(n.Recv, "ncclRecv") || !get(n.CommAbort, "ncclCommAbort") || !get(n.GetErrorString, "ncclGetErrorString")) {
+      !get(n.Send, "ncclSend") || !get(n.Recv, "ncclRecv") || !get(n.CommAbort, "ncclCommAbort") || !get(n.GroupStart, "ncclGroupStart") || !get(n.GroupEnd, "ncclGroupEnd") || !get(n.GetErrorString, "ncclGetErrorString")) {
     dlclose(h);
     return xk_fail(XK_NO_PEER, "this NCCL is older than 2.18");
   }
@@ -73,39 +87,36 @@ int64_t now_ns() {
 struct xk_link {
   xk_ctx *c;
   const Nccl *n;
-  std::mutex mu;
-  void *comm = nullptr;
+  void *comm = nullptr; // null: aborted
   int rank;
-  bool warm = false; // something has been moved
-  xk_mark *warming = nullptr;
   cudaStream_t stream = nullptr;
   xk_region region = {};
-  int64_t before = 0, taken = 0; // free device bytes before, and what is missing since
+  int64_t before = 0; // free device bytes
 };
 
 namespace {
 
 int32_t nccl_failed(xk_link *l, const char *what, int r) { return xk_fail(XK_CUDA, "%s: %s", what, l->n->GetErrorString(r)); }
 
-// Waits until the communicator has done what it was asked for; needs mu.
-int32_t settle(xk_link *l, const char *what, int64_t until) {
-  for (int spins = 0;; spins++) {
+// Waits until the communicator has done what it was asked for.
+int32_t settle(xk_link *l, const char *what, int64_t timeout_ns) {
+  const int64_t began = now_ns();
+  for (;;) {
     int state = 0, r = l->n->CommGetAsyncError(l->comm, &state);
     if (r || (state && state != IN_PROGRESS)) return nccl_failed(l, what, r ? r : state);
     if (!state) return XK_OK;
-    if (now_ns() >= until) return xk_fail(XK_LATE, "%s: NCCL is not ready", what);
-    if (spins > 2000) {
+    const int64_t passed = now_ns() - began;
+    if (passed >= timeout_ns) return xk_fail(XK_LATE, "%s: in progress", what);
+    if (passed > 1000000) { // a launch takes 50 us
       timespec nap = {0, 50000};
       nanosleep(&nap, nullptr);
     }
   }
 }
 
-int32_t transfer(xk_link *l, int64_t at, int64_t bytes, int64_t until, xk_mark **out) {
-  uint8_t *p = l->region.seen + at;
-  int r = l->rank ? l->n->Send(p, bytes, 0, 0, l->comm, l->stream) : l->n->Recv(p, bytes, 0, 1, l->comm, l->stream);
-  if (r && r != IN_PROGRESS) return nccl_failed(l, l->rank ? "ncclSend" : "ncclRecv", r);
-  XK_OK_OR_RETURN(settle(l, l->rank ? "ncclSend" : "ncclRecv", until));
+// The transfer that was asked for, once it is on the stream.
+int32_t launched(xk_link *l, int64_t timeout_ns, xk_mark **out) {
+  XK_OK_OR_RETURN(settle(l, l->rank ? "ncclSend" : "ncclRecv", timeout_ns));
   return xk_mark_make(l->c, l->stream, out);
 }
 
@@ -161,19 +172,7 @@ int32_t xk_link_open(xk_ctx *c, const void *id, int64_t id_bytes, int32_t sender
   return s;
 }
 
-int32_t xk_link_ready(xk_link *l, int64_t timeout_ns) {
-  int64_t until = now_ns() + timeout_ns;
-  std::lock_guard<std::mutex> hold(l->mu);
-  XK_TRY(cudaSetDevice(l->c->cfg.device));
-  if (l->warm) return settle(l, "the link", until); // whether it still is
-  XK_OK_OR_RETURN(settle(l, "join", until));
-  if (!l->warming) XK_OK_OR_RETURN(transfer(l, 0, l->region.bytes < (1 << 20) ? l->region.bytes : 1 << 20, until, &l->warming));
-  XK_OK_OR_RETURN(xk_wait(l->warming, until - now_ns()));
-  xk_mark_free(l->warming);
-  l->warming = nullptr, l->warm = true;
-  l->taken = l->before - free_bytes() - l->region.bytes;
-  return XK_OK;
-}
+int32_t xk_link_settle(xk_link *l, int64_t timeout_ns) { return settle(l, "the communicator", timeout_ns); }
 
 int32_t xk_link_region(xk_link *l, xk_region **out) {
   *out = &l->region;
@@ -181,34 +180,55 @@ int32_t xk_link_region(xk_link *l, xk_region **out) {
 }
 
 int32_t xk_link_taken(xk_link *l, int64_t *bytes) {
-  *bytes = l->taken;
+  XK_TRY(cudaSetDevice(l->c->cfg.device));
+  *bytes = l->before - free_bytes() - l->region.bytes;
   return XK_OK;
 }
 
 int32_t xk_link_transfer(xk_link *l, int64_t at, int64_t bytes, xk_mark *after, int64_t timeout_ns, xk_mark **out) {
   *out = nullptr;
-  std::lock_guard<std::mutex> hold(l->mu);
-  if (at < 0 || bytes < 1 || bytes > l->region.bytes || at > l->region.bytes - bytes || !l->warm)
+  if (at < 0 || bytes < 1 || bytes > l->region.bytes || at > l->region.bytes - bytes)
     return xk_fail(XK_INVALID, "transfer of %lld bytes at %lld of %lld", (long long)bytes, (long long)at, (long long)l->region.bytes);
   XK_TRY(cudaSetDevice(l->c->cfg.device));
   if (after) XK_TRY(cudaStreamWaitEvent(l->stream, after->event, 0));
-  return transfer(l, at, bytes, now_ns() + timeout_ns, out);
+  uint8_t *p = l->region.seen + at;
+  int r = l->rank ? l->n->Send(p, bytes, 0, 0, l->comm, l->stream) : l->n->Recv(p, bytes, 0, 1, l->comm, l->stream);
+  if (r && r != IN_PROGRESS) return nccl_failed(l, l->rank ? "ncclSend" : "ncclRecv", r);
+  return launched(l, timeout_ns, out);
 }
 
-// The abort ends the kernels of both directions; then the stream is drained.
-int32_t xk_link_close(xk_link *l) {
-  std::lock_guard<std::mutex> *hold = new std::lock_guard<std::mutex>(l->mu);
-  cudaSetDevice(l->c->cfg.device);
-  int r = l->comm ? l->n->CommAbort(l->comm) : 0;
-  cudaError_t e = cudaStreamSynchronize(l->stream);
-  if (l->warming) xk_mark_free(l->warming);
-  cudaStreamDestroy(l->stream);
-  cudaFree(l->region.seen);
+int32_t xk_link_resume(xk_link *l, int64_t timeout_ns, xk_mark **out) {
+  *out = nullptr;
+  XK_TRY(cudaSetDevice(l->c->cfg.device));
+  return launched(l, timeout_ns, out);
+}
+
+// An abort ends the kernels of both directions and frees memory, which waits for every
+// kernel of the device: so of several, in a group, all are told before any is freed.
+// Nothing of CUDA's comes before that: another thread's call may wait for these kernels,
+// and hold up all that follow it.
+int32_t xk_link_end(xk_link **abort, int32_t n_abort, xk_link **free, int32_t n_free) {
+  int r = 0;
+  auto note = [&](int got) { r = r || got == IN_PROGRESS ? r : got; };
+  const Nccl *n = n_abort ? abort[0]->n : nullptr;
+  if (n_abort > 1) note(n->GroupStart());
+  for (int i = 0; i < n_abort; i++) {
+    if (abort[i]->comm) note(n->CommAbort(abort[i]->comm));
+    abort[i]->comm = nullptr;
+  }
+  if (n_abort > 1) note(n->GroupEnd());
+  int32_t s = r ? xk_fail(XK_CUDA, "ncclCommAbort: %s", n->GetErrorString(r)) : XK_OK;
+  for (int i = 0; i < n_abort; i++) {
+    cudaSetDevice(abort[i]->c->cfg.device);
+    cudaError_t e = cudaStreamSynchronize(abort[i]->stream);
+    if (e != cudaSuccess && s == XK_OK) s = xk_fail(XK_CUDA, "after ncclCommAbort: %s", cudaGetErrorString(e));
+  }
+  for (int i = 0; i < n_free; i++) {
+    cudaSetDevice(free[i]->c->cfg.device);
+    cudaStreamDestroy(free[i]->stream);
+    cudaFree(free[i]->region.seen);
+    delete free[i];
+  }
   cudaGetLastError();
-  delete hold;
-  const Nccl *n = l->n;
-  delete l;
-  if (r && r != IN_PROGRESS) return xk_fail(XK_CUDA, "ncclCommAbort: %s", n->GetErrorString(r));
-  if (e != cudaSuccess) return xk_fail(XK_CUDA, "after ncclCommAbort: %s", cudaGetErrorString(e));
-  return XK_OK;
+  return s;
 }

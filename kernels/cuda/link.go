@@ -9,14 +9,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 	"unsafe"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/links"
 )
 
-var _ kernels.Linker = (*Backend)(nil)
+var (
+	_ kernels.Linker = (*Backend)(nil)
+	_ links.Library  = nccl{}
+	_ links.Comm     = (*comm)(nil)
+)
 
 // linkCTAs is how many multiprocessors NCCL may take for a transfer. It also sets
 // what a link takes of the device's memory: with 8 some 70 to 130 MiB, where as many
@@ -35,67 +39,75 @@ func (b *Backend) NewLink() ([]byte, error) {
 	return id, nil
 }
 
-// link implements kernels.Link.
-type link struct {
-	b      *Backend
-	memory *hostMemory
-
-	mu  sync.RWMutex // at: calls read, Close writes
-	at  *C.xk_link   // nil: closed
-	end ending
-}
-
 // OpenLink implements kernels.Linker.
 func (b *Backend) OpenLink(id []byte, end kernels.LinkEnd, bytes int64) (kernels.Link, error) {
 	if b.closed || len(id) == 0 {
 		return nil, fmt.Errorf("kernels/cuda: a link named by %d bytes", len(id))
 	}
-	l := &link{b: b, memory: &hostMemory{b: b, lent: true}}
+	return b.links.Open(id, end, bytes)
+}
+
+// nccl is NCCL for the links of a backend.
+type nccl struct{ b *Backend }
+
+// comm is our end of a communicator.
+type comm struct {
+	b      *Backend
+	at     *C.xk_link
+	memory *hostMemory
+}
+
+// Open implements links.Library.
+func (n nccl) Open(id []byte, end kernels.LinkEnd, bytes int64) (links.Comm, error) {
+	b := n.b
+	c := &comm{b: b, memory: &hostMemory{b: b, lent: true}}
 	err := b.move("xk_link_open", func() C.int32_t {
-		return C.api_link_open(b.lib.api, b.ctx, unsafe.Pointer(&id[0]), C.int64_t(len(id)), flag(end == kernels.LinkSender), C.int64_t(bytes), linkCTAs, &l.at)
+		return C.api_link_open(b.lib.api, b.ctx, unsafe.Pointer(&id[0]), C.int64_t(len(id)), flag(end == kernels.LinkSender), C.int64_t(bytes), linkCTAs, &c.at)
 	})
 	if err != nil {
 		return nil, err
 	}
-	b.links.Add(1)
-	C.api_link_region(b.lib.api, l.at, &l.memory.region)
-	return l, nil
+	C.api_link_region(b.lib.api, c.at, &c.memory.region)
+	return c, nil
 }
 
-func (l *link) Memory() kernels.HostMemory { return l.memory }
-
-// call runs f unless the link is closed, or is about to be.
-func (l *link) call(name string, f func() C.int32_t) error {
-	if !l.mu.TryRLock() {
-		return errClosed
-	}
-	defer l.mu.RUnlock()
-	if l.at == nil || l.b.closed {
-		return errClosed
-	}
-	return l.b.move(name, f)
-}
-
-// Ready implements kernels.Link: it asks again and again, so that Close need not wait.
-func (l *link) Ready(ctx context.Context) error {
-	for {
-		err := l.call("xk_link_ready", func() C.int32_t { return C.api_link_ready(l.b.lib.api, l.at, C.int64_t(slice)) })
-		if !errors.Is(err, kernels.ErrLate) || ctx.Err() != nil {
-			return err
+// End implements links.Library.
+func (n nccl) End(abort, free []links.Comm) error {
+	list := func(all []links.Comm) (at []*C.xk_link) {
+		for _, c := range all {
+			at = append(at, c.(*comm).at)
 		}
-		time.Sleep(slice)
+		return append(at, nil) // never empty
 	}
+	a, f := list(abort), list(free)
+	for _, c := range free {
+		c := c.(*comm)
+		c.at, c.memory.region = nil, nil
+	}
+	return n.b.move("xk_link_end", func() C.int32_t {
+		return C.api_link_end(n.b.lib.api, &a[0], C.int32_t(len(abort)), &f[0], C.int32_t(len(free)))
+	})
 }
 
-// linkTime bounds the launch of a transfer, which takes some 50 microseconds.
-const linkTime = time.Second
+// Memory implements links.Comm.
+func (c *comm) Memory() kernels.HostMemory { return c.memory }
 
-// Transfer implements kernels.Link.
-func (l *link) Transfer(ctx context.Context, at, bytes int64, after kernels.Pending) (kernels.Pending, error) {
-	var mark, before *C.xk_mark
+// Settle implements links.Comm.
+func (c *comm) Settle(d time.Duration) error {
+	return c.b.move("xk_link_settle", func() C.int32_t { return C.api_link_settle(c.b.lib.api, c.at, C.int64_t(d)) })
+}
+
+// afterTime bounds the wait for others to look at what a transfer comes after.
+const afterTime = 100 * time.Millisecond
+
+// Transfer implements links.Comm.
+func (c *comm) Transfer(at, bytes int64, after kernels.Pending, d time.Duration) (kernels.Pending, error) {
+	var before *C.xk_mark
 	if a, ok := after.(*marked); ok {
-		if err := a.hold(ctx); err != nil {
-			return nil, err
+		ctx, cancel := context.WithTimeout(context.Background(), afterTime)
+		defer cancel()
+		if err := a.hold(ctx); err != nil { // not ErrLate: nothing was asked for
+			return nil, errors.New("kernels/cuda: what the transfer comes after is being looked at all the time")
 		}
 		defer a.done()
 		switch {
@@ -105,37 +117,30 @@ func (l *link) Transfer(ctx context.Context, at, bytes int64, after kernels.Pend
 			return nil, a.err
 		}
 	}
-	left := linkTime
-	if d, ok := ctx.Deadline(); ok {
-		left = min(left, time.Until(d))
-	}
-	err := l.call("xk_link_transfer", func() C.int32_t {
-		return C.api_link_transfer(l.b.lib.api, l.at, C.int64_t(at), C.int64_t(bytes), before, C.int64_t(left), &mark)
-	})
+	var mark *C.xk_mark
+	return c.launched(&mark, c.b.move("xk_link_transfer", func() C.int32_t {
+		return C.api_link_transfer(c.b.lib.api, c.at, C.int64_t(at), C.int64_t(bytes), before, C.int64_t(d), &mark)
+	}))
+}
+
+// Resume implements links.Comm.
+func (c *comm) Resume(d time.Duration) (kernels.Pending, error) {
+	var mark *C.xk_mark
+	return c.launched(&mark, c.b.move("xk_link_resume", func() C.int32_t { return C.api_link_resume(c.b.lib.api, c.at, C.int64_t(d), &mark) }))
+}
+
+func (c *comm) launched(mark **C.xk_mark, err error) (kernels.Pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.b.pendingMark(mark), nil
+	return c.b.pendingMark(*mark), nil
 }
 
-// Taken implements kernels.Link.
-func (l *link) Taken() int64 {
+// Taken implements links.Comm.
+func (c *comm) Taken() int64 {
 	var n C.int64_t
-	if l.call("xk_link_taken", func() C.int32_t { return C.api_link_taken(l.b.lib.api, l.at, &n) }) != nil {
+	if c.b.move("xk_link_taken", func() C.int32_t { return C.api_link_taken(c.b.lib.api, c.at, &n) }) != nil {
 		return 0
 	}
 	return int64(n)
-}
-
-// Close implements kernels.Link. NCCL's abort has no deadline of its own.
-func (l *link) Close(ctx context.Context) error { return l.end.wait(ctx, l.breakOff) }
-
-// breakOff waits for the calls under way, which have deadlines, and ends the link.
-func (l *link) breakOff() error {
-	l.mu.Lock()
-	at := l.at
-	l.at, l.memory.region = nil, nil
-	l.mu.Unlock()
-	defer l.b.links.Add(-1)
-	return l.b.move("xk_link_close", func() C.int32_t { return C.api_link_close(l.b.lib.api, at) })
 }

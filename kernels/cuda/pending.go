@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -72,31 +71,5 @@ func await(ctx context.Context, look func(d time.Duration) error) error {
 		if !errors.Is(err, kernels.ErrLate) || ctx.Err() != nil {
 			return err
 		}
-	}
-}
-
-// ending is the end of something, which a device or a library may hold up for
-// ever. The zero value has not begun.
-type ending struct {
-	once sync.Once
-	over chan struct{}
-	err  error // before over is closed
-}
-
-// wait begins the end, the first time, and waits for it as long as ctx lets it:
-// ErrLate, and it goes on.
-func (e *ending) wait(ctx context.Context, end func() error) error {
-	e.once.Do(func() {
-		e.over = make(chan struct{})
-		go func() {
-			defer close(e.over)
-			e.err = end()
-		}()
-	})
-	select {
-	case <-e.over:
-		return e.err
-	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", kernels.ErrLate, context.Cause(ctx))
 	}
 }

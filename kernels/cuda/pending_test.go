@@ -46,28 +46,3 @@ func TestPendingForMany(t *testing.T) {
 		}
 	})
 }
-
-// TestEnding: an end that hangs is waited for as long as asked, and goes on; it
-// happens once, whoever waits.
-func TestEnding(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var e ending
-		broken, times := errors.New("broken"), 0
-		end := func() error {
-			times++
-			time.Sleep(time.Hour)
-			return broken
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		began := time.Now()
-		for range 2 {
-			if err := e.wait(ctx, end); !errors.Is(err, kernels.ErrLate) || time.Since(began) != time.Second {
-				t.Errorf("%v after %v", err, time.Since(began))
-			}
-		}
-		if err := e.wait(t.Context(), end); err != broken || times != 1 || time.Since(began) != time.Hour {
-			t.Errorf("%v after %v, ended %d times", err, time.Since(began), times)
-		}
-	})
-}

@@ -263,11 +263,13 @@ typedef struct xk_link xk_link;
 enum { XK_LINK_ID_BYTES = 128 };
 int32_t xk_link_id(void *id); // XK_LINK_ID_BYTES
 int32_t xk_link_open(xk_ctx *c, const void *id, int64_t id_bytes, int32_t sender, int64_t bytes, int32_t ctas, xk_link **out);
-int32_t xk_link_ready(xk_link *l, int64_t timeout_ns); // XK_LATE: not yet
+int32_t xk_link_settle(xk_link *l, int64_t timeout_ns); // XK_LATE: what was asked for is in progress
 int32_t xk_link_region(xk_link *l, xk_region **out);   // the link's own: not to be released
 int32_t xk_link_taken(xk_link *l, int64_t *bytes);     // of device memory, besides the region
+// XK_LATE: asked for, and not yet on the stream; xk_link_resume goes on.
 int32_t xk_link_transfer(xk_link *l, int64_t at, int64_t bytes, xk_mark *after, int64_t timeout_ns, xk_mark **out);
-int32_t xk_link_close(xk_link *l); // aborts what is under way
+int32_t xk_link_resume(xk_link *l, int64_t timeout_ns, xk_mark **out);
+int32_t xk_link_end(xk_link **abort, int32_t n_abort, xk_link **free, int32_t n_free); // aborts some, then frees others or the same
 
 // For tests and benchmarks.
 int32_t xk_fill_random(xk_ctx *c, uint64_t seed); // every weight, as a plausible model's

@@ -16,6 +16,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/links"
 )
 
 // FakeGPU is a pool on a device that is none: memory that other processes of
@@ -25,7 +26,7 @@ import (
 // of a push, as a GPU's context does; so does a stopped one, where a GPU goes on.
 //
 // It implements kernels.Exporter, kernels.PeerOpener, kernels.HostMover and, by
-// FakeNCCL, kernels.Linker.
+// fakeNCCL, kernels.Linker.
 type FakeGPU struct {
 	// Delay is how long a push takes. Set it before the first one.
 	Delay time.Duration
@@ -50,8 +51,11 @@ type FakeGPU struct {
 
 	stop  atomic.Pointer[stop]
 	tears atomic.Bool
-	// aborts is closed when links may end; nil: at once.
-	aborts atomic.Pointer[chan struct{}]
+	// aborts is closed when links may end, stall when their transfers may; nil: at once.
+	aborts, stall atomic.Pointer[chan struct{}]
+	broken        atomic.Pointer[error] // of transfers
+	nccl          *fakeNCCL
+	links         *links.Group
 
 	mu    sync.Mutex
 	busy  map[int32]int           // source blocks of pushes under way
@@ -92,6 +96,8 @@ const flagStride = 128 // bytes of a line
 func NewFakeGPU(l kernels.Layout, blocks int) (*FakeGPU, error) {
 	g := &FakeGPU{layout: l, blocks: blocks, busy: map[int32]int{}, flips: map[kernels.Landed]bool{}}
 	g.view = device{l: l, blocks: blocks}
+	g.nccl = newFakeNCCL(g)
+	g.links = links.New(g.nccl)
 	var err error
 	if g.rows, err = memfd.New("xpyd-fake-gpu", g.view.size()); err != nil {
 		return nil, err

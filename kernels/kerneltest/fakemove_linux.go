@@ -59,6 +59,8 @@ func (g *FakeGPU) move(m *kernels.HostMove, out bool) (kernels.Pending, error) {
 	if !ok || h.g != g || m.Layers != 1 {
 		return nil, errors.New("fake GPU: a move of one layer, to memory of this device, please")
 	}
+	g.nccl.driver.RLock() // a launch
+	defer g.nccl.driver.RUnlock()
 	rows, sums := int64(g.layout.BlockBytes()), int64(8*g.layout.KVHeads)
 	ids := make([]int32, len(m.Blocks))
 	for i, b := range m.Blocks {

@@ -10,36 +10,74 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/links"
 )
 
-// FakeNCCL is one end of a link between FakeGPUs: a socket in place of NCCL's
-// communicator. Like NCCL it notices nothing of a peer that has died or stopped, nor
-// of two ends that are out of step: transfers then hang until Close.
-type FakeNCCL struct {
-	g       *FakeGPU
+// fakeNCCL is NCCL on a FakeGPU, as links.Group uses it: a socket in place of each
+// communicator. Like NCCL
+//
+//   - it notices nothing of a peer that has died or stopped, nor of two ends that are
+//     out of step: transfers then hang until they are aborted;
+//   - an abort frees memory, which waits for every other transfer of this device, and
+//     nothing can be launched meanwhile;
+//
+// and it panics where NCCL would read freed memory or run into itself: a call for a
+// communicator that is being aborted, or beside another call.
+type fakeNCCL struct {
+	g      *FakeGPU
+	calls  atomic.Int32 // under way
+	driver sync.RWMutex // its lock, as the driver's: written by who waits for the device
+
+	mu     sync.Mutex
+	flying map[*fakeComm]int // transfers on the device
+	landed *sync.Cond        // of flying
+}
+
+func newFakeNCCL(g *FakeGPU) *fakeNCCL {
+	n := &fakeNCCL{g: g, flying: map[*fakeComm]int{}}
+	n.landed = sync.NewCond(&n.mu)
+	return n
+}
+
+// call is around each call that NCCL wants to come one after the other.
+func (n *fakeNCCL) call(c *fakeComm) (done func()) {
+	if n.calls.Add(1) > 1 {
+		panic("fake NCCL: a call beside another, for communicators of one device")
+	}
+	if c != nil && c.aborted.Load() {
+		panic("fake NCCL: a call for a communicator that is freed")
+	}
+	return func() { n.calls.Add(-1) }
+}
+
+// fakeComm is one end of a communicator.
+type fakeComm struct {
+	n       *fakeNCCL
 	memory  *fakeMemory
 	sends   bool
-	ctx     context.Context // ends with Close
+	ctx     context.Context // ends with the abort
 	cancel  context.CancelFunc
 	ready   chan struct{}
 	queue   chan fakeTransfer
 	stream  sync.WaitGroup
 	listen  *net.UnixListener // the receiver's, until the sender is there
 	address *net.UnixAddr
+	aborted atomic.Bool
+	freed   atomic.Bool
 
-	ended chan struct{}
-
-	mu     sync.Mutex
-	closed bool
+	pending kernels.Pending // what Resume returns; the caller's thread alone
+	count   int             // transfers, likewise
 }
 
 type fakeTransfer struct {
 	at, bytes int64
 	after     kernels.Pending
 	done      chan struct{}
+	first     bool // which warms the link
 }
 
 // linkQueue bounds the transfers of a fake link that are under way.
@@ -60,71 +98,84 @@ func (g *FakeGPU) OpenLink(id []byte, end kernels.LinkEnd, bytes int64) (kernels
 	if g.NoLinks != nil {
 		return nil, g.NoLinks
 	}
+	return g.links.Open(id, end, bytes)
+}
+
+// Links are those of this device.
+func (g *FakeGPU) Links() *links.Group { return g.links }
+
+// Open implements links.Library.
+func (n *fakeNCCL) Open(id []byte, end kernels.LinkEnd, bytes int64) (links.Comm, error) {
+	defer n.call(nil)()
 	if len(id) != 24 || bytes < 1 || bytes > 1<<30 {
 		return nil, fmt.Errorf("fake NCCL: a link of %d bytes named %q", bytes, id)
 	}
-	l := &FakeNCCL{g: g, memory: &fakeMemory{g, make([]byte, bytes)}, sends: end == kernels.LinkSender, ready: make(chan struct{}), ended: make(chan struct{}),
+	n.driver.RLock()
+	defer n.driver.RUnlock()
+	c := &fakeComm{n: n, memory: &fakeMemory{n.g, make([]byte, bytes)}, sends: end == kernels.LinkSender, ready: make(chan struct{}),
 		queue: make(chan fakeTransfer, linkQueue), address: &net.UnixAddr{Name: "@fake-nccl-" + string(id), Net: "unix"}}
-	l.ctx, l.cancel = context.WithCancel(context.Background())
-	if !l.sends {
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	if !c.sends {
 		var err error
-		if l.listen, err = net.ListenUnix("unix", l.address); err != nil {
+		if c.listen, err = net.ListenUnix("unix", c.address); err != nil {
 			return nil, fmt.Errorf("fake NCCL: %w", err)
 		}
 	}
-	l.stream.Go(l.run)
-	return l, nil
+	c.stream.Go(c.run)
+	return c, nil
 }
 
 // join connects the two ends.
-func (l *FakeNCCL) join() (c net.Conn, err error) {
-	if !l.sends {
-		stop := context.AfterFunc(l.ctx, func() { l.listen.Close() })
+func (c *fakeComm) join() (conn net.Conn, err error) {
+	if !c.sends {
+		stop := context.AfterFunc(c.ctx, func() { c.listen.Close() })
 		defer stop()
-		defer l.listen.Close()
-		return l.listen.Accept()
+		defer c.listen.Close()
+		return c.listen.Accept()
 	}
 	for {
 		var d net.Dialer
-		if c, err = d.DialContext(l.ctx, "unix", l.address.Name); err == nil || l.ctx.Err() != nil {
-			return c, err
+		if conn, err = d.DialContext(c.ctx, "unix", c.address.Name); err == nil || c.ctx.Err() != nil {
+			return conn, err
 		}
 		select {
-		case <-l.ctx.Done():
+		case <-c.ctx.Done():
 		case <-time.After(time.Millisecond):
 		}
 	}
 }
 
 // run carries transfers out, one after the other.
-func (l *FakeNCCL) run() {
-	c, err := l.join()
+func (c *fakeComm) run() {
+	conn, err := c.join()
 	if err == nil {
-		defer c.Close()
-		stop := context.AfterFunc(l.ctx, func() { c.Close() })
+		defer conn.Close()
+		stop := context.AfterFunc(c.ctx, func() { conn.Close() })
 		defer stop()
 		one := []byte{1}
-		if _, err = c.Write(one); err == nil {
-			_, err = io.ReadFull(c, one)
+		if _, err = conn.Write(one); err == nil {
+			_, err = io.ReadFull(conn, one)
 		}
 	}
 	if err == nil {
-		close(l.ready)
+		close(c.ready)
 	}
 	for {
 		select {
-		case t := <-l.queue:
+		case t := <-c.queue:
 			if err == nil {
-				err = l.carry(c, t)
+				err = c.carry(conn, t)
 			}
 			if err != nil { // hangs
-				<-l.ctx.Done()
+				<-c.ctx.Done()
 			}
+			c.n.land(c)
 			close(t.done)
-		case <-l.ctx.Done():
-			for { // those that were begun before Close
+		case <-c.ctx.Done():
+			for { // those that were begun before
 				select {
-				case t := <-l.queue:
+				case t := <-c.queue:
+					c.n.land(c)
 					close(t.done)
 				default:
 					return
@@ -134,36 +185,53 @@ func (l *FakeNCCL) run() {
 	}
 }
 
-func (l *FakeNCCL) carry(c net.Conn, t fakeTransfer) error {
+// land counts a transfer that is over.
+func (n *fakeNCCL) land(c *fakeComm) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.flying[c]--; n.flying[c] == 0 {
+		delete(n.flying, c)
+	}
+	n.landed.Broadcast()
+}
+
+func (c *fakeComm) carry(conn net.Conn, t fakeTransfer) error {
 	if t.after != nil {
-		if err := t.after.Wait(l.ctx); err != nil {
+		if err := t.after.Wait(c.ctx); err != nil {
 			return err
 		}
 	}
-	mem, size := l.memory.mem[t.at:t.at+t.bytes], make([]byte, 8)
-	if l.sends {
+	if gate := c.n.g.stall.Load(); gate != nil {
+		select {
+		case <-*gate:
+		case <-c.ctx.Done():
+			return c.ctx.Err()
+		}
+	}
+	mem, size := c.memory.mem[t.at:t.at+t.bytes], make([]byte, 8)
+	if c.sends {
 		binary.LittleEndian.PutUint64(size, uint64(t.bytes))
-		if _, err := c.Write(size); err != nil {
+		if _, err := conn.Write(size); err != nil {
 			return err
 		}
-		time.Sleep(l.g.Delay / 2)
-		_, err := c.Write(mem)
+		time.Sleep(c.n.g.Delay / 2)
+		_, err := conn.Write(mem)
 		return err
 	}
-	if _, err := io.ReadFull(c, size); err != nil {
+	if _, err := io.ReadFull(conn, size); err != nil {
 		return err
 	}
 	if n := binary.LittleEndian.Uint64(size); n != uint64(t.bytes) {
 		return fmt.Errorf("fake NCCL: %d bytes are sent, %d received", n, t.bytes)
 	}
 	come := len(mem)
-	if l.g.tears.Swap(false) {
+	if !t.first && c.n.g.tears.Swap(false) {
 		come /= 2
 	}
-	if _, err := io.ReadFull(c, mem[:come]); err != nil {
+	if _, err := io.ReadFull(conn, mem[:come]); err != nil {
 		return err
 	}
-	_, err := io.CopyN(io.Discard, c, int64(len(mem)-come))
+	_, err := io.CopyN(io.Discard, conn, int64(len(mem)-come))
 	return err
 }
 
@@ -171,72 +239,127 @@ func (l *FakeNCCL) carry(c net.Conn, t fakeTransfer) error {
 // as one that a killed peer's GPU has begun may.
 func (g *FakeGPU) Tear() { g.tears.Store(true) }
 
-// Memory implements kernels.Link.
-func (l *FakeNCCL) Memory() kernels.HostMemory { return l.memory }
+// Memory implements links.Comm.
+func (c *fakeComm) Memory() kernels.HostMemory { return c.memory }
 
-// Ready implements kernels.Link.
-func (l *FakeNCCL) Ready(ctx context.Context) error {
+// Taken implements links.Comm.
+func (c *fakeComm) Taken() int64 { return 0 }
+
+// Settle implements links.Comm.
+func (c *fakeComm) Settle(d time.Duration) error {
+	defer c.n.call(c)()
 	select {
-	case <-l.ready:
-	case <-l.ctx.Done():
-	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", kernels.ErrLate, ctx.Err())
+	case <-c.ready:
+		return nil
+	default:
 	}
-	if l.ctx.Err() != nil {
-		return errors.New("fake NCCL: the link is closed")
+	select {
+	case <-c.ready:
+		return nil
+	case <-time.After(d):
+		return fmt.Errorf("fake NCCL: %w", kernels.ErrLate)
+	}
+}
+
+// Transfer implements links.Comm. Some launches take a while.
+func (c *fakeComm) Transfer(at, bytes int64, after kernels.Pending, _ time.Duration) (kernels.Pending, error) {
+	defer c.n.call(c)()
+	select {
+	case <-c.ready:
+	default:
+		panic("fake NCCL: a transfer before the communicator is there")
+	}
+	if c.pending != nil {
+		panic("fake NCCL: a transfer while another is being launched")
+	}
+	if at < 0 || bytes < 1 || at+bytes > int64(len(c.memory.mem)) {
+		panic(fmt.Sprintf("fake NCCL: transfer of %d bytes at %d of %d", bytes, at, len(c.memory.mem)))
+	}
+	if err := c.n.g.broken.Load(); err != nil && c.count > 0 {
+		return nil, *err
+	}
+	c.n.driver.RLock()
+	defer c.n.driver.RUnlock()
+	c.count++
+	p := &fakePending{make(chan struct{})}
+	c.n.mu.Lock()
+	c.n.flying[c]++
+	c.n.mu.Unlock()
+	c.queue <- fakeTransfer{at, bytes, after, p.done, c.count == 1}
+	if c.count%5 == 0 {
+		c.pending = p
+		return nil, fmt.Errorf("fake NCCL: %w", kernels.ErrLate)
+	}
+	return p, nil
+}
+
+// Resume implements links.Comm.
+func (c *fakeComm) Resume(time.Duration) (kernels.Pending, error) {
+	defer c.n.call(c)()
+	p := c.pending
+	if p == nil {
+		panic("fake NCCL: nothing is being launched")
+	}
+	c.pending = nil
+	return p, nil
+}
+
+// End implements links.Library.
+func (n *fakeNCCL) End(abort, free []links.Comm) error {
+	if hang := n.g.aborts.Load(); hang != nil {
+		<-*hang
+	}
+	for _, c := range abort {
+		c := c.(*fakeComm)
+		if c.aborted.Swap(true) {
+			panic("fake NCCL: an abort of what was aborted")
+		}
+		c.cancel()
+	}
+	for _, c := range abort {
+		c.(*fakeComm).stream.Wait()
+	}
+	n.driver.Lock() // freeing waits for the whole device
+	defer n.driver.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for len(n.flying) > 0 {
+		n.landed.Wait()
+	}
+	for _, c := range free {
+		c := c.(*fakeComm)
+		if !c.aborted.Load() || c.freed.Swap(true) {
+			panic("fake NCCL: memory is freed twice, or before the abort")
+		}
 	}
 	return nil
 }
 
-// Transfer implements kernels.Link.
-func (l *FakeNCCL) Transfer(_ context.Context, at, bytes int64, after kernels.Pending) (kernels.Pending, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || at < 0 || bytes < 1 || at+bytes > int64(len(l.memory.mem)) {
-		return nil, fmt.Errorf("fake NCCL: transfer of %d bytes at %d, closed: %t", bytes, at, l.closed)
-	}
-	p := &fakePending{make(chan struct{})}
-	l.queue <- fakeTransfer{at, bytes, after, p.done}
-	return p, nil
-}
-
-// Taken implements kernels.Link.
-func (l *FakeNCCL) Taken() int64 { return 0 }
-
-// Close implements kernels.Link.
-func (l *FakeNCCL) Close(ctx context.Context) error {
-	l.mu.Lock()
-	first := !l.closed
-	l.closed = true
-	l.mu.Unlock()
-	if first {
-		hang := l.g.aborts.Load()
-		go func() { // ends with the link
-			defer close(l.ended)
-			if hang != nil {
-				<-*hang
-			}
-			l.cancel()
-			l.stream.Wait()
-		}()
-	}
-	select {
-	case <-l.ended:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("fake NCCL: abort: %w: %w", kernels.ErrLate, ctx.Err())
-	}
-}
-
 // HangAborts keeps the links of this device that are closed from now on from ending,
 // as an abort that hangs does, until release is called.
-func (g *FakeGPU) HangAborts() (release func()) {
+func (g *FakeGPU) HangAborts() (release func()) { return holdUp(&g.aborts) }
+
+// StallLinks keeps transfers of this device from moving anything, as a GPU that
+// others use does, until release is called.
+func (g *FakeGPU) StallLinks() (release func()) { return holdUp(&g.stall) }
+
+func holdUp(at *atomic.Pointer[chan struct{}]) (release func()) {
 	gate := make(chan struct{})
-	g.aborts.Store(&gate)
+	at.Store(&gate)
 	return sync.OnceFunc(func() {
-		g.aborts.Store(nil)
+		at.Store(nil)
 		close(gate)
 	})
 }
 
-var _ kernels.Linker = (*FakeGPU)(nil)
+// BreakLinks has NCCL refuse every transfer from now on, but for a link's first.
+func (g *FakeGPU) BreakLinks() {
+	err := errors.New("fake NCCL: unhandled system error")
+	g.broken.Store(&err)
+}
+
+var (
+	_ kernels.Linker = (*FakeGPU)(nil)
+	_ links.Library  = (*fakeNCCL)(nil)
+	_ links.Comm     = (*fakeComm)(nil)
+)

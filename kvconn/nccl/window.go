@@ -36,6 +36,7 @@ func (c *conn) Offer(s *kvconn.Shared) (kvconn.Hold, []byte, error) {
 	in := newInlet(l, c.d.geo.Slots)
 	ctx, cancel := context.WithCancel(context.Background())
 	go in.join(ctx) // Close waits for it
+	c.endWith(l)
 	g := grant{stage.GrantOf(grantForm, s, c.d.geo, c.d.geo.Bytes()), id}
 	return &hold{stage.NewHold(c.d.ours, l.Memory(), c.d.geo, in), in, c.ctx, cancel}, g.encode(), nil
 }
@@ -65,6 +66,17 @@ func (h *hold) Close() error {
 	return h.Hold.Close()
 }
 
+// endWith ends the connection, and so the session at both ends, when the link fails.
+func (c *conn) endWith(l kernels.Link) {
+	go func() { // ends with the connection
+		select {
+		case <-l.Failed():
+			c.Close()
+		case <-c.ctx.Done():
+		}
+	}()
+}
+
 // Map implements kvconn.SharedConn: it joins the link.
 func (c *conn) Map(s *kvconn.Shared, b []byte) (kvconn.Window, error) {
 	g, err := decodeGrant(b)
@@ -85,5 +97,6 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (kvconn.Window, error) {
 		defer cancel()
 		return nil, errors.Join(fmt.Errorf("nccl: join: %w", err), abort(end, l, nil))
 	}
+	c.endWith(l)
 	return stage.NewWindow(c.d.theirs, l.Memory(), c.d.geo, &outlet{l, make([]kernels.Pending, g.Slots)}, kernels.Kernel), nil
 }

@@ -34,8 +34,8 @@ type Window struct {
 	ctx     context.Context // ends with Abandon
 	abandon context.CancelFunc
 
-	turn   sync.Mutex // a push at a time: numbers in their order; before mu
-	number uint64
+	turn   chan struct{} // a token: a push at a time, numbers in their order; before mu
+	number uint64        // the turn's
 
 	mu      sync.Mutex
 	pending []gathering // oldest first; at most what kvconn lets be under way
@@ -53,7 +53,7 @@ var _ kvconn.StagedWindow = (*Window)(nil)
 // NewWindow makes the sender's end over memory, which is the ring. copier is who
 // gathers; Auto chooses.
 func NewWindow(pool kernels.HostMover, memory kernels.HostMemory, geo Geometry, out Outlet, copier kernels.Engine) *Window {
-	w := &Window{pool: pool, memory: memory, geo: geo, out: out, copier: copier}
+	w := &Window{pool: pool, memory: memory, geo: geo, out: out, copier: copier, turn: make(chan struct{}, 1)}
 	w.ctx, w.abandon = context.WithCancel(context.Background())
 	return w
 }
@@ -61,29 +61,57 @@ func NewWindow(pool kernels.HostMover, memory kernels.HostMemory, geo Geometry, 
 // MaxMoves implements kvconn.StagedWindow.
 func (w *Window) MaxMoves() int { return w.geo.Moves }
 
-// patience bounds what a push waits for: a receiver that frees nothing for so
-// long is one that kvconn has given up, or is about to.
+// patience bounds what waits for a device.
 const patience = 10 * time.Second
+
+// roomTime bounds one look for room, and for the turn.
+const roomTime = 100 * time.Millisecond
+
+// room waits for the turn and for the slot of the next push; done gives the turn back.
+func (w *Window) room() (number uint64, done func(), err error) {
+	ctx, cancel := context.WithTimeout(w.ctx, roomTime)
+	defer cancel()
+	none := func(err error) (uint64, func(), error) {
+		switch {
+		case w.ctx.Err() != nil:
+			err = errAbandoned
+		case ctx.Err() != nil:
+			return 0, nil, fmt.Errorf("%w: %w", kvconn.ErrNoRoom, err)
+		}
+		return 0, nil, fmt.Errorf("wait for room: %w: %w", kvconn.ErrBroken, err)
+	}
+	select {
+	case w.turn <- struct{}{}:
+	case <-ctx.Done():
+		return none(context.Cause(ctx))
+	}
+	done = func() { <-w.turn }
+	number = w.number + 1
+	switch {
+	case w.over():
+		err = errClosed
+	case w.ctx.Err() != nil:
+		err = errAbandoned
+	default:
+		err = w.out.Room(ctx, number)
+	}
+	if err != nil {
+		done()
+		return none(err)
+	}
+	return number, done, nil
+}
 
 // Push implements kvconn.DeviceWindow.
 func (w *Window) Push(layer int, moves []kvconn.Move) (uint64, error) {
 	if err := w.geo.check(len(moves)); err != nil {
 		return 0, err
 	}
-	w.turn.Lock()
-	defer w.turn.Unlock()
-	if w.over() {
-		return 0, errClosed
+	number, done, err := w.room()
+	if err != nil {
+		return 0, err
 	}
-	number := w.number + 1
-	ctx, cancel := context.WithTimeout(w.ctx, patience)
-	defer cancel()
-	if err := w.out.Room(ctx, number); err != nil {
-		if w.ctx.Err() != nil {
-			return 0, errAbandoned
-		}
-		return 0, fmt.Errorf("wait for room: %w", err)
-	}
+	defer done()
 	blocks := make([]kernels.HostBlock, len(moves))
 	for i, m := range moves {
 		blocks[i] = kernels.HostBlock{Block: m.From}
@@ -103,7 +131,7 @@ func (w *Window) Push(layer int, moves []kvconn.Move) (uint64, error) {
 	w.number = number // the slot is this push's, whatever comes of it
 	if err := w.out.Send(number, w.geo.at(number), w.geo.bytes(len(moves)), gathered); err != nil {
 		w.abandon() // a number without its bytes: the receiver cannot go on
-		return 0, err
+		return 0, fmt.Errorf("%w: %w", kvconn.ErrBroken, err)
 	}
 	return number, nil
 }
@@ -160,9 +188,9 @@ func (w *Window) Close() error {
 	w.closed = true
 	w.mu.Unlock()
 	return bounded(func(ctx context.Context) error {
-		w.turn.Lock() // of a push that is just being begun
+		w.turn <- struct{}{} // of a push that is just being begun
 		last := w.number
-		w.turn.Unlock()
+		<-w.turn
 		return errors.Join(w.Await(last), w.out.Close(ctx))
 	})
 }

@@ -170,10 +170,11 @@ func plan() []stage {
 		{name: "invariant", about: "what batch_invariant costs", seconds: 45, parts: []part{speed("invariant", "b1 b8 b64 b256 2k 8k", "XPYD_CUDA_INVARIANT=1")}},
 		{name: "transformers", about: "prefill and decode of transformers", seconds: 80, python: "torch transformers", parts: []part{peers("transformers")}},
 		{name: "gemm", about: "own projections beside cuBLASLt's", seconds: 40, parts: []part{{name: "gemm", run: []string{"probe", "bench", "gemm"}}, {name: "any", run: []string{"probe", "bench", "any"}}}},
-		{name: "pair", about: "pushes, refills and staged transfers between two GPUs", seconds: 150, gpus: 2, parts: []part{
+		{name: "pair", about: "pushes, refills and staged transfers between two GPUs", seconds: 165, gpus: 2, parts: []part{
 			tests("cuda.test", "push", 60, nil, "TestPush", "TestPushLong", "TestPushBehindStep", "TestDrain", "TestPeerProcess"),
 			tests("cuda.test", "refill", 60, nil, "TestRefill", "TestRefillConverts", "TestRefillSpoiled", "TestRefillProcess"),
 			tests("stage.test", "staged", 90, []string{"XPYD_CUDA_PUSH=1"}, "TestStagedOnGPUs"),
+			tests("cuda.test", "links", 40, []string{"XPYD_CUDA_PUSH=1"}, "TestLinksBeside"),
 			tests("cuda.test", "beside", 90, []string{"XPYD_CUDA_PUSH=1"}, "TestPushBeside"),
 			{name: "refill speed", run: []string{"cuda.test", "-test.run", "^$", "-test.bench", "Refill", "-test.benchtime", "50x"}, seconds: 120}}},
 		{name: "push", about: "pushes from process to process in pieces and long runs, beside NCCL and the copy engine", seconds: 70, gpus: 2, parts: []part{links("32 KiB", "4"), links("64 KiB", "8")}},

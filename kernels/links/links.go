@@ -1,0 +1,311 @@
+// Package links has one thread make all calls of NCCL for the links of a device, and
+// says when. NCCL wants it so: calls for communicators of one device do not run beside
+// each other, one that was aborted is freed, and an abort frees memory of the device,
+// which waits for every kernel of the process: also for another link's, which may be
+// waiting for its peer. So
+//
+//   - what a link is asked for is queued, in order, and nobody waits for a launch;
+//   - a link that is closed is not called again; its abort begins when no other link has
+//     a transfer under way, and new ones wait until it is over;
+//   - links that are closed meanwhile are aborted together, each told before any is freed.
+//
+// Each of these waits is bounded: a link whose transfer holds up the end of another for
+// too long has failed, and is aborted with it.
+//
+// Backends implement Library; NCCL itself is behind it.
+package links
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// Library makes and ends communicators of two ranks. Group calls it, and what it made,
+// from one thread; End may run beside calls for communicators that it does not end.
+type Library interface {
+	// Open begins to make our end, and returns at once.
+	Open(id []byte, end kernels.LinkEnd, bytes int64) (Comm, error)
+	// End aborts communicators, all of them before it waits for any, and then frees the
+	// memory of others or the same. It waits for the device, and may never return.
+	End(abort, free []Comm) error
+}
+
+// Comm is our end of a communicator and the memory that it moves. Nothing but Memory is
+// called once it is being aborted.
+type Comm interface {
+	Memory() kernels.HostMemory
+	// Settle returns nil when nothing that was asked for is in progress: ErrLate if not
+	// within d. Any other error is the communicator's.
+	Settle(d time.Duration) error
+	// Transfer asks for the next transfer, behind after. ErrLate: it is asked for, and
+	// in progress after d; Resume goes on. The Pending is the transfer on the device.
+	Transfer(at, bytes int64, after kernels.Pending, d time.Duration) (kernels.Pending, error)
+	Resume(d time.Duration) (kernels.Pending, error)
+	// Taken is how much of the device's memory it takes besides Memory.
+	Taken() int64
+}
+
+const (
+	warmBytes   = 1 << 20         // moved once both ends are there
+	maxQueued   = 1 << 10         // transfers of a link that are not on the device
+	openTime    = 5 * time.Second // for the thread to come to a call
+	pollingTime = time.Millisecond
+)
+
+// limits are how long links wait for each other.
+type limits struct {
+	launch     time.Duration // a launch, before others go on
+	shut, open time.Duration // others' transfers come to their end before an abort, in turns, so that two processes cannot wait for each other,
+	gate       time.Duration // and then are aborted too
+	abort      time.Duration // an abort, before others go on beside it
+}
+
+var defaults = limits{launch: 100 * time.Millisecond, shut: 300 * time.Millisecond, open: 100 * time.Millisecond, gate: 5 * time.Second, abort: time.Second}
+
+var (
+	errClosed = errors.New("the link is closed")
+	errQueue  = errors.New("too many transfers are queued")
+	errHeld   = errors.New("a transfer that does not come to its end holds up the end of another link")
+	errStuck  = fmt.Errorf("%w: the thread that calls NCCL is stuck in a call", kernels.ErrLate)
+)
+
+// Group is the links of one device.
+type Group struct {
+	lib  Library
+	lim  limits
+	live atomic.Int32 // links that have not ended
+	gate atomic.Int64 // since when transfers wait for the end of a link, Unix time in ns; 0: they do not
+
+	mu      sync.Mutex
+	orders  []func(*loop) // for the thread
+	running bool
+	wake    chan struct{} // one slot
+}
+
+// New makes a group without links. Its thread lives while there are some.
+func New(lib Library) *Group { return &Group{lib: lib, lim: defaults, wake: make(chan struct{}, 1)} }
+
+// Live is how many links have not ended.
+func (g *Group) Live() int { return int(g.live.Load()) }
+
+// order has the thread do something.
+func (g *Group) order(f func(*loop)) {
+	g.mu.Lock()
+	g.orders = append(g.orders, f)
+	if !g.running {
+		g.running = true
+		go (&loop{g: g}).run() // ends with the last link
+	}
+	g.mu.Unlock()
+	select {
+	case g.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Open begins to make our end of a link.
+func (g *Group) Open(id []byte, end kernels.LinkEnd, bytes int64) (kernels.Link, error) {
+	type result struct {
+		l   *Link
+		err error
+	}
+	var left atomic.Bool // either the caller has gone, or the link is the caller's
+	out := make(chan result, 1)
+	g.order(func(lp *loop) {
+		l, err := lp.open(id, end, bytes)
+		out <- result{l, err}
+		if !left.CompareAndSwap(false, true) && err == nil {
+			lp.close(l)
+		}
+	})
+	timer := time.NewTimer(openTime)
+	defer timer.Stop()
+	select {
+	case r := <-out:
+		if r.err != nil {
+			return nil, r.err
+		}
+		return r.l, nil
+	case <-timer.C:
+	}
+	if left.CompareAndSwap(false, true) {
+		return nil, fmt.Errorf("open a link: %w", errStuck)
+	}
+	r := <-out // it was done just now
+	if r.err != nil {
+		return nil, r.err
+	}
+	return r.l, nil
+}
+
+// Link implements kernels.Link.
+type Link struct {
+	g    *Group
+	name string
+	comm Comm
+	size int64
+
+	joined chan struct{} // closed when something has been moved, or never will be
+	failed chan struct{} // closed when no transfer begins any more
+	ended  chan struct{} // closed when it is aborted and freed
+	endErr error         // set before
+
+	closing atomic.Bool
+	queued  atomic.Int32
+	asked   atomic.Uint64 // transfers
+	taken   atomic.Int64
+
+	// The thread's.
+	state  state
+	err    error // why it has failed
+	queue  []*Transfer
+	begun  *Transfer   // asked for and not launched
+	flying []*Transfer // launched, and perhaps over
+	gone   bool        // aborted, or being aborted
+	freed  bool        // its memory too
+}
+
+type state uint8
+
+const (
+	joining state = iota
+	warming
+	up
+	over
+)
+
+// Memory implements kernels.Link.
+func (l *Link) Memory() kernels.HostMemory { return l.comm.Memory() }
+
+// Failed implements kernels.Link.
+func (l *Link) Failed() <-chan struct{} { return l.failed }
+
+// Taken implements kernels.Link.
+func (l *Link) Taken() int64 { return l.taken.Load() }
+
+// Ready implements kernels.Link.
+func (l *Link) Ready(ctx context.Context) error {
+	select {
+	case <-l.joined:
+	case <-ctx.Done():
+		return fmt.Errorf("%s: %w: join: %w%s", l.name, kernels.ErrLate, context.Cause(ctx), l.g.shut())
+	}
+	out := make(chan error, 1)
+	l.g.order(func(*loop) { out <- l.check() })
+	select {
+	case err := <-out:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%s: %w: %w%s", l.name, kernels.ErrLate, context.Cause(ctx), l.g.shut())
+	}
+}
+
+// Transfer implements kernels.Link. It does not wait for the launch.
+func (l *Link) Transfer(_ context.Context, at, bytes int64, after kernels.Pending) (kernels.Pending, error) {
+	if at < 0 || bytes < 1 || bytes > l.size || at > l.size-bytes {
+		return nil, fmt.Errorf("%s: transfer of %d bytes at %d of %d", l.name, bytes, at, l.size)
+	}
+	if l.closing.Load() {
+		return nil, fmt.Errorf("%s: %w", l.name, errClosed)
+	}
+	if l.queued.Add(1) > maxQueued {
+		l.queued.Add(-1)
+		return nil, fmt.Errorf("%s: %w", l.name, errQueue)
+	}
+	t := &Transfer{l: l, number: l.asked.Add(1), at: at, bytes: bytes, after: after, launched: make(chan struct{})}
+	l.g.order(func(*loop) { l.enqueue(t) })
+	return t, nil
+}
+
+// Close implements kernels.Link.
+func (l *Link) Close(ctx context.Context) error {
+	if !l.closing.Swap(true) {
+		l.g.order(func(lp *loop) { lp.close(l) })
+	}
+	select {
+	case <-l.ended:
+		return l.endErr
+	default:
+	}
+	select {
+	case <-l.ended:
+		return l.endErr
+	case <-ctx.Done():
+		return fmt.Errorf("%s: abort: %w: %w%s", l.name, kernels.ErrLate, context.Cause(ctx), l.g.shut())
+	}
+}
+
+// shut says that, and for how long, transfers wait for the end of a link.
+func (g *Group) shut() string {
+	if at := g.gate.Load(); at != 0 {
+		return fmt.Sprintf(" (transfers of this device wait for the end of a link, for %v)", time.Since(time.Unix(0, at)).Round(time.Millisecond))
+	}
+	return ""
+}
+
+// Transfer is one of a link's. It implements kernels.Pending.
+type Transfer struct {
+	l         *Link
+	number    uint64
+	at, bytes int64
+	after     kernels.Pending
+	launched  chan struct{} // closed when it is on the device, or never will be
+	err       error         // why not; set before, as is mark
+	mark      kernels.Pending
+	over      atomic.Bool
+	asked     atomic.Bool // NCCL was asked for it
+}
+
+// Wait implements kernels.Pending.
+func (t *Transfer) Wait(ctx context.Context) error {
+	select {
+	case <-t.launched:
+	default:
+		select {
+		case <-t.launched:
+		case <-ctx.Done():
+			return t.late(ctx)
+		}
+	}
+	if t.err != nil {
+		return t.err
+	}
+	err := t.mark.Wait(ctx)
+	if errors.Is(err, kernels.ErrLate) {
+		return t.late(ctx)
+	}
+	t.over.Store(true)
+	return err
+}
+
+// late says how far the transfer has come.
+func (t *Transfer) late(ctx context.Context) error {
+	where := "waits for its launch"
+	select {
+	case <-t.launched:
+		where = "is on the device"
+	default:
+		if t.asked.Load() {
+			where = "is being launched"
+		}
+	}
+	return fmt.Errorf("%s: transfer %d of %d bytes %s: %w: %w%s", t.l.name, t.number, t.bytes, where, kernels.ErrLate, context.Cause(ctx), t.l.g.shut())
+}
+
+// end settles a transfer that is launched, or never will be.
+func (t *Transfer) end(mark kernels.Pending, err error) {
+	t.mark, t.err, t.after = mark, err, nil
+	close(t.launched)
+	t.l.queued.Add(-1)
+}
+
+var (
+	_ kernels.Link    = (*Link)(nil)
+	_ kernels.Pending = (*Transfer)(nil)
+)
