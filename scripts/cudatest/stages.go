@@ -54,7 +54,7 @@ var families = []family{
 var alone = []string{"TestMemory"}
 
 // figures are tests that only print what they measure, and so are in no family.
-var figureTests = []string{"TestSpeed", "TestPushBeside"}
+var figureTests = []string{"TestSpeed", "TestPushBeside", "TestLinksBeside"}
 
 // architectures are the subtests of model_test.go's families(), as -test.run has them;
 // those that FP8 KV, FP8 weights and batch invariance leave out find no test, which passes.
