@@ -225,7 +225,7 @@ int32_t xk_arrivals_open(xk_ctx *c) {
   XK_TRY(cudaStreamCreateWithPriority(&v.check, cudaStreamNonBlocking, std::min(greatest + 1, least)));
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &v.wrong, c->blocks));
   int64_t size = 1;
-  while (size < c->blocks) size *= 2;
+  while (size < 2 * c->blocks) size *= 2; // entries of blocks that have come again behind an arrival that is still open
   v.mask = uint64_t(size - 1);
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &v.list, size));
   XK_OK_OR_RETURN(xk_alloc(c, &v.device, size));

@@ -11,7 +11,9 @@
 
 #include "context.cuh"
 
-static const int BUCKETS[] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+// Row counts up to which a choice serves. Close together where a step decodes and prefills
+// at once: what suits 512 rows makes two tiles of 256 of 384 as well.
+static const int BUCKETS[] = {1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 4096, 8192, 16384};
 static constexpr int CANDIDATES = 8;
 
 #define LT_TRY(call)                                                                                          \

@@ -94,8 +94,8 @@ func result(name, unit string, value float64, sorted []float64, note, peer strin
 // bothCopies is the limit of what goes through pinned memory, in GB/s: one GPU gathers
 // into it and the other scatters out of it, and neither waits for the other.
 func bothCopies(t *testing.T, src, dst *end) float64 {
-	const slots, rounds = 16, 16
 	geo := stage.NewGeometry(src.Layout(), pinned.DefaultRing())
+	slots, rounds := geo.Slots, 32
 	mem, err := memfd.New("xpyd-kv-limit", int(geo.Bytes()))
 	must(t, err)
 	other, err := unix.Mmap(mem.FD, 0, int(mem.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED) // the same memory is not registered twice
@@ -130,7 +130,7 @@ func bothCopies(t *testing.T, src, dst *end) float64 {
 	sides.Go(func() { copies(src, mem.Bytes, src.GatherBlocks) })
 	sides.Go(func() { copies(dst, other, dst.ScatterBlocks) })
 	sides.Wait()
-	rate := float64(slots*rounds*bytes) / time.Since(began).Seconds() / 1e9
+	rate := float64(int64(slots*rounds)*bytes) / time.Since(began).Seconds() / 1e9
 	must(t, errors.Join(unix.Munmap(other), mem.Close()))
 	fmt.Printf("STAGED limit: both copies at once, nobody waiting, %.2f GB/s each\n", rate)
 	return rate
