@@ -274,7 +274,7 @@ type HostMove struct {
 	Blocks                    []HostBlock
 	LayerStride, DigestStride int64
 	Engine                    Engine
-	CTAs                      int // of Kernel, 1..8; 0 chooses 4
+	CTAs                      int // of Kernel, 1..8; 0 chooses 4, of an arrival 2
 }
 
 // Pending is a move under way. Each must be waited for until Wait returned

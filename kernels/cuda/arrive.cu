@@ -14,6 +14,9 @@ namespace {
 
 constexpr int PIECE = 64 << 10;
 constexpr int PARTS = 2 * RINGS; // of a layer, that a CTA counts
+// That take from the host. 2 fill PCIe as 4 do (42.8 and 42.9 GB/s), and a projection
+// loses two of its clusters to them, not four: see xk_gemm_beside.
+constexpr int CTAS = 2;
 
 struct Load {
   Side pool;
@@ -182,7 +185,7 @@ int32_t launch_all(xk_ctx *c, xk_region *r, const xk_move_args &a, const xk_plac
   cudaStream_t s = c->moves->ways[0].stream;
   Load j = {Side(g, c->blocks, c->region), r->seen, {}, xk_block_run(g), a.layer_stride, a.digest_stride, g.kv_heads, a.layer, a.n_layers, a.n_places, Cut(xk_block_run(g)), v.landed};
   XK_OK_OR_RETURN(enter(c, places, first_pos, uint64_t(a.n_places), arrival, &j.places));
-  const int ctas = a.ctas ? a.ctas : 4;
+  const int ctas = arrival->ctas = a.ctas ? a.ctas : CTAS;
   arrive_kernel<<<ctas, RING_THREADS, RINGS * RING_BYTES, s>>>(j);
   XK_TRY(cudaGetLastError());
   // From here on it will land, and who waits for the counts waits for it.
@@ -263,6 +266,12 @@ int32_t xk_arrive(xk_ctx *c, xk_region *r, const xk_move_args *args, const xk_pl
   }
   *out = v;
   return XK_OK;
+}
+
+int xk_gemm_beside(const xk_ctx *c) {
+  int most = 0; // they arrive one after another
+  for (const xk_arrival *v : c->after) most = std::max(most, v->ctas);
+  return std::max(2, c->gemm_ctas - 2 * most);
 }
 
 int32_t xk_arrived(xk_arrival *v, int32_t *layers) {
