@@ -407,7 +407,7 @@ func (r *gpuRig) load(prompt []int32, upto int) time.Duration {
 // the one first, now the other, each behind a computed prompt, so that the device is
 // as warm for both; what shows is the median of the pairs' differences.
 func overlap(t *testing.T, b *cuda.Backend) {
-	const n, pairs = 8192, 8
+	const n, pairs = 8192, 24
 	r := newGPURig(t, b, 10<<30)
 	defer r.end()
 	half, seed := randomPrompt(1, n/2, b.Arch().Vocab), uint64(100)

@@ -25,7 +25,7 @@ func llama8B() kernels.Arch {
 
 // TestSpeed prints one JSON line a figure: host time of a step, from one end to
 // the next as steps overlap, with the device's own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
-// 8k@4096 mixed448 hit16@8k" (tokens of a chunk, 2048 if not given; and of what is cached before it). "b64l4" has contexts of 4k.
+// 8k@4096 mixed320/256 hit16@8k" (tokens of a chunk, 2048 if not given; and of what is cached before it). "b64l4" has contexts of 4k.
 // XPYD_CUDA_FP16 computes in fp16; XPYD_CUDA_KV8 keeps KV in FP8, XPYD_CUDA_W8 weights. "quality" compares logits with bf16's.
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
@@ -73,8 +73,13 @@ func TestSpeed(t *testing.T) {
 			k, _ := strconv.Atoi(strings.TrimSuffix(after, "k"))
 			hitSpeed(t, b, tokens, k*1024)
 		} else if n, ok := strings.CutPrefix(w, "mixed"); ok {
-			chunk, _ := strconv.Atoi(n)
-			mixedSpeed(t, b, chunk)
+			early, late, _ := strings.Cut(n, "/")
+			chunk, _ := strconv.Atoi(early)
+			second, err := strconv.Atoi(late)
+			if err != nil {
+				second = chunk
+			}
+			mixedSpeed(t, b, chunk, second)
 		} else if n, ok := strings.CutPrefix(w, "b"); ok {
 			n, k, _ := strings.Cut(n, "l")
 			batch, _ := strconv.Atoi(n)
@@ -267,8 +272,8 @@ func hitSpeed(t *testing.T, b *cuda.Backend, tokens, length int) {
 }
 
 // mixedSpeed decodes 64 streams alone, then with a chunk of an 8k prompt in each
-// step, 64 tokens smaller in the second half of the prompt.
-func mixedSpeed(t *testing.T, b *cuda.Backend, chunk int) {
+// step, another one in the second half of the prompt, where attention takes more.
+func mixedSpeed(t *testing.T, b *cuda.Backend, chunk, second int) {
 	const batch, length, prompt = 64, 1024, 8192
 	var seqs []kernels.Seq
 	next := int32(0)
@@ -293,8 +298,8 @@ func mixedSpeed(t *testing.T, b *cuda.Backend, chunk int) {
 			all := seqs
 			if beside {
 				n := min(chunk, prompt-pos)
-				if pos >= prompt/2 { // there attention takes more
-					n = min(chunk-64, prompt-pos)
+				if pos >= prompt/2 {
+					n = min(second, prompt-pos)
 				}
 				q := kernels.Seq{Tokens: tokens[pos : pos+n], Pos: pos, Blocks: table}
 				if pos += n; pos == prompt {
@@ -321,7 +326,7 @@ func mixedSpeed(t *testing.T, b *cuda.Backend, chunk int) {
 		ratio[i] = v / alone[len(alone)/2]
 	}
 	p99 := ratio[len(ratio)*99/100]
-	fmt.Fprintf(os.Stdout, "MIXED chunk %d: alone p50 %.2f ms, p99 %.2f; with prefill p50 %.2f, p99 %.2f\n", chunk, alone[50], alone[99], mixed[100], mixed[198])
+	fmt.Fprintf(os.Stdout, "MIXED chunks of %d and %d: alone p50 %.2f ms, p99 %.2f; with prefill p50 %.2f, p99 %.2f\n", chunk, second, alone[50], alone[99], mixed[100], mixed[198])
 	result("gpu.mixed_itl_ratio", "x", p99, ratio, nil)
 	rate := float64(prefilled) / total.Seconds()
 	result("gpu.mixed_prefill_tok_s", "tok/s", rate, []float64{rate}, nil)
