@@ -149,8 +149,13 @@ class Fleet:
         return took
 
     def tail(self, name, lines=8):
+        """The end of a log, and of one that ends in a crash how that begins."""
         path = os.path.join(self.work, name + ".log")
-        return "".join(open(path, errors="replace").readlines()[-lines:]) if os.path.exists(path) else "no log"
+        if not os.path.exists(path):
+            return "no log"
+        all = open(path, errors="replace").readlines()
+        crash = next((i for i, l in enumerate(all) if l.startswith(("fatal error: ", "SIG", "panic: ", "unexpected fault "))), len(all))
+        return "".join(all[max(crash - 4, 0):crash + 60] + all[max(crash + 60, len(all) - lines):] if crash < len(all) else all[-lines:])
 
     def stop(self, limit=20):
         for p in reversed(self.processes.values()):

@@ -192,6 +192,7 @@ var rowTypes = []string{"bf16", "f16", kernels.F8E4M3}
 // wrong at its source gets no good digest.
 func TestRefillConverts(t *testing.T) {
 	const n, heads = 256 + 77, 3
+	seq := uint64(0) // of all pushes: a pool's flags only rise
 	for round, dim := range []int{64, 80, 96, 128, 256} {
 		// Blocks at either end. Those of FP8 are multiples of 16; of 128, all are alike.
 		sizes := [2]map[string]int{
@@ -215,7 +216,7 @@ func TestRefillConverts(t *testing.T) {
 					continue
 				}
 				dst, name := ends[1][to], fmt.Sprintf("head_dim %d, %s blocks of %d to %s blocks of %d", dim, from, sizes[0][from], to, sizes[1][to])
-				converts(t, name, r, src, dst, held)
+				converts(t, name, r, src, dst, held, &seq)
 			}
 			source.same(t, fmt.Sprintf("head_dim %d, %s: source", dim, from), src)
 		}
@@ -228,7 +229,7 @@ func TestRefillConverts(t *testing.T) {
 }
 
 // converts pushes a prompt from src to dst several times.
-func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, from *hardRows) {
+func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, from *hardRows, seq *uint64) {
 	t.Helper()
 	p, err := src.OpenLocal(dst)
 	if err != nil {
@@ -241,18 +242,18 @@ func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, f
 	}()
 	bt, heads := dst.Layout().BlockTokens, from.l.KVHeads
 	noise(dst, 2)
-	want, seq := imageOf(dst), uint64(0)
+	want := imageOf(dst)
 	push := func(a *kernels.Push) {
 		t.Helper()
-		seq++
-		a.Layers, a.Line, a.Value = 1, 5, seq
+		*seq++
+		a.Layers, a.Line, a.Value = 1, 5, *seq
 		if err := a.CheckRefills(src.Layout(), dst.Layout(), src.Blocks(), dst.Blocks()); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if err := p.Push(a); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if err := dst.AwaitFlag(soon(t), 5, seq); err != nil {
+		if err := dst.AwaitFlag(soon(t), 5, *seq); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}
