@@ -131,9 +131,6 @@ func (a *Arrival) release() {
 	}
 }
 
-// insertUnits go into the index at once, behind an arrival.
-const insertUnits = 64
-
 // run waits for the end. The claim on the prefix ends when the index has it and
 // before its blocks are let go of: who waits for either looks again then.
 func (a *Arrival) run(chain *kvcache.Chain, tokens []int32, mine func()) {
@@ -141,11 +138,7 @@ func (a *Arrival) run(chain *kvcache.Chain, tokens []int32, mine func()) {
 	err := a.move.Wait(context.Background()) // see bulkMover
 	good := a.Good()
 	t.landed(&landing{units: a.fetches, from: a.units, wait: func() (int, error) { return (good - a.from) / t.cacheUnit(), err }})
-	for at := a.from; at < good; { // in parts: the engine's next insertion, and what it hears of it, wait for one
-		upto := min(good, at+insertUnits*t.cacheUnit())
-		t.cache.InsertChain(chain, tokens[:upto], a.table[:upto/t.shape.BlockTokens], at)
-		at = upto
-	}
+	t.cache.InsertChain(chain, tokens[:good], a.table[:good/t.shape.BlockTokens], a.from)
 	mine()
 	t.cache.ReleaseAll(a.owner)
 	t.filled(a.began, good-a.from)

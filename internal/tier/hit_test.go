@@ -176,8 +176,8 @@ func benchmarkHit(b *testing.B, n int) {
 	ask()
 	var before, after []time.Duration
 	for b.Loop() {
-		for tiers.unsaved.Load() > 0 {
-			time.Sleep(time.Millisecond)
+		if err := nap.Until(b.Context(), func() bool { return tiers.unsaved.Load() == 0 }); err != nil {
+			b.Fatal(err)
 		}
 		cache.Clear()
 		dev.last = time.Duration(rand.IntN(3000)) * time.Microsecond

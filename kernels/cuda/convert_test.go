@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
@@ -334,22 +333,7 @@ func BenchmarkRefillConverts(b *testing.B) {
 		a.Sources, a.Refills = refills(sequence(r, src, 0, positions), table(r, dst, positions/16), 16, nil)
 		for _, a.CTAs = range []int{16, 0} {
 			b.Run(fmt.Sprintf("%s/%s/ctas%d", dtypes[0], dtypes[1], a.CTAs), func(b *testing.B) {
-				var took []time.Duration
-				ctx := soon(b)
-				for b.Loop() {
-					seq++
-					a.Value = seq
-					began := time.Now()
-					if err := p.Push(&a); err != nil {
-						b.Fatal(err)
-					}
-					if err := dst.AwaitFlag(ctx, 1, seq); err != nil {
-						b.Fatal(err)
-					}
-					took = append(took, time.Since(began))
-				}
-				slices.Sort(took)
-				b.ReportMetric(positions*4096/float64(took[len(took)/2].Nanoseconds()), "GB/s")
+				timePushes(b, p, dst, &a, &seq, positions*4096)
 			})
 		}
 		if err := p.Close(soon(b)); err != nil {

@@ -402,6 +402,28 @@ func TestRefillProcess(t *testing.T) {
 	}
 }
 
+// timePushes reports the median rate of a push of so many bytes, from the call until
+// dst's host has seen the flag of line 1. seq is of all pushes to dst.
+func timePushes(b *testing.B, p kernels.Peer, dst *cuda.Backend, a *kernels.Push, seq *uint64, bytes int) {
+	b.Helper()
+	var took []time.Duration
+	ctx := soon(b)
+	for b.Loop() {
+		*seq++
+		a.Value = *seq
+		began := time.Now()
+		if err := p.Push(a); err != nil {
+			b.Fatal(err)
+		}
+		if err := dst.AwaitFlag(ctx, 1, *seq); err != nil {
+			b.Fatal(err)
+		}
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(bytes)/float64(took[len(took)/2].Nanoseconds()), "GB/s")
+}
+
 // BenchmarkRefill times pushes from one GPU to another from the call until D's host
 // has seen the flag: whole blocks, and blocks put together anew, in turn.
 func BenchmarkRefill(b *testing.B) {
@@ -424,22 +446,7 @@ func BenchmarkRefill(b *testing.B) {
 					} else {
 						a.Sources, a.Refills = refills(part, to, bt[1], nil)
 					}
-					var took []time.Duration
-					ctx := soon(b)
-					for b.Loop() {
-						seq++
-						a.Value = seq
-						began := time.Now()
-						if err := p.Push(&a); err != nil {
-							b.Fatal(err)
-						}
-						if err := dst.AwaitFlag(ctx, 1, seq); err != nil {
-							b.Fatal(err)
-						}
-						took = append(took, time.Since(began))
-					}
-					slices.Sort(took)
-					b.ReportMetric(float64(n)*4096/float64(took[len(took)/2].Nanoseconds()), "GB/s")
+					timePushes(b, p, dst, &a, &seq, n*4096)
 				})
 			}
 		}

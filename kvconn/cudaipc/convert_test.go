@@ -85,22 +85,7 @@ func TestConverts(t *testing.T) {
 					r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, of(to, bt[0])), fakegpu.New(t, kvconntest.SenderBlocks, of(from, bt[1]))
 					between(t, r, s, allowed, func(w *kvconntest.World, _ fakegpu.GPU) {
 						converting(t, w)
-						for n, positions := range []int{1, bt[0], bt[0] + 1, 67} {
-							spec := w.Spec("converted", int32(n), positions, 0)
-							if positions == 67 && len(spec.Dest) > 2 {
-								spec.Have = make([]bool, len(spec.Dest))
-								for i := range spec.Have[:len(spec.Dest)-1] {
-									spec.Have[i] = i%3 == 1
-								}
-							}
-							if err := w.Fetch(t.Context(), spec); err != nil {
-								t.Errorf("%d positions: %v", positions, err)
-							}
-							w.Pool.Reclaim(spec.Dest)
-						}
-						if pushed, all := w.Pool.Pushed(), w.Pool.Stores(); pushed != all || all == 0 {
-							t.Errorf("%d of %d blocks were pushed", pushed, all)
-						}
+						fetchLengths(t, w, "converted")
 					})
 				})
 			}

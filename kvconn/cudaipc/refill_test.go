@@ -48,6 +48,29 @@ func shapes(f func(name string, r, s func(l *kvconn.Layout))) {
 	}
 }
 
+// fetchLengths fetches prompts that end anywhere, of one of which the receiver has
+// some blocks; all of them have to be pushed.
+func fetchLengths(t *testing.T, w *kvconntest.World, name string) {
+	t.Helper()
+	bt := w.RConfig.Identity.Layout.BlockTokens
+	for n, positions := range []int{1, bt, bt + 1, 67} {
+		spec := w.Spec(name, int32(n), positions, 0)
+		if positions == 67 && len(spec.Dest) > 2 {
+			spec.Have = make([]bool, len(spec.Dest))
+			for i := range spec.Have[:len(spec.Dest)-1] {
+				spec.Have[i] = i%3 == 1
+			}
+		}
+		if err := w.Fetch(t.Context(), spec); err != nil {
+			t.Errorf("%d positions: %v", positions, err)
+		}
+		w.Pool.Reclaim(spec.Dest)
+	}
+	if pushed, all := w.Pool.Pushed(), w.Pool.Stores(); pushed != all || all == 0 {
+		t.Errorf("%d of %d blocks were pushed", pushed, all)
+	}
+}
+
 // Every shape arrives right, of prompts that end anywhere, with blocks that the
 // receiver has; all of it by pushes.
 func TestRefillShapes(t *testing.T) {
@@ -55,23 +78,7 @@ func TestRefillShapes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			between(t, fakegpu.New(t, kvconntest.ReceiverBlocks, r), fakegpu.New(t, kvconntest.SenderBlocks, s), nil, func(w *kvconntest.World, _ fakegpu.GPU) {
-				bt := w.RConfig.Identity.Layout.BlockTokens
-				for n, positions := range []int{1, bt, bt + 1, 67} {
-					spec := w.Spec(name, int32(n), positions, 0)
-					if positions == 67 && len(spec.Dest) > 2 {
-						spec.Have = make([]bool, len(spec.Dest))
-						for i := range spec.Have[:len(spec.Dest)-1] {
-							spec.Have[i] = i%3 == 1
-						}
-					}
-					if err := w.Fetch(t.Context(), spec); err != nil {
-						t.Errorf("%d positions: %v", positions, err)
-					}
-					w.Pool.Reclaim(spec.Dest)
-				}
-				if pushed, all := w.Pool.Pushed(), w.Pool.Stores(); pushed != all || all == 0 {
-					t.Errorf("%d of %d blocks were pushed", pushed, all)
-				}
+				fetchLengths(t, w, name)
 			})
 		})
 	})
