@@ -278,14 +278,17 @@ func (i *Incoming) unitAt(m *landing, b pushedBlock, heads int) unitHead {
 		Rows: uint32(rows), Heads: uint32(heads)}
 }
 
-// staged is the hold of a peer that pushes into memory between the pools.
-func (s *Session) staged() (h StagedHold, ok bool) {
-	if s.lent == nil {
+// staged is the hold of a peer that pushes into memory between the pools; of nothing
+// lent there is none.
+func (l *lent) staged() (h StagedHold, ok bool) {
+	if l == nil {
 		return nil, false
 	}
-	h, ok = s.lent.hold.(StagedHold)
+	h, ok = l.hold.(StagedHold)
 	return h, ok
 }
+
+func (s *Session) staged() (h StagedHold, ok bool) { return s.lent.staged() }
 
 // peerWrites tells whether the peer writes into our pool by itself.
 func (s *Session) peerWrites() bool {

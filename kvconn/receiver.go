@@ -169,7 +169,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 			if loan, err = r.lend(c); err != nil {
 				return err
 			}
-			if loan.joins() {
+			if _, ok := loan.staged(); ok { // both ends have to come together
 				if err := f.within(joinTimeouts * r.cfg.HandshakeTimeout); err != nil {
 					return err
 				}
@@ -245,21 +245,9 @@ func (f *frameConn) pings(every time.Duration) (stop func()) {
 	})
 }
 
-// joins tells whether both ends have to come together before a session is open.
-func (l *lent) joins() bool {
-	if l == nil {
-		return false
-	}
-	_, ok := l.hold.(StagedHold)
-	return ok
-}
-
 // ready waits until what a peer pushes into can take it.
 func (r *Receiver) ready(loan *lent) error {
-	if loan == nil {
-		return nil
-	}
-	h, ok := loan.hold.(StagedHold)
+	h, ok := loan.staged()
 	if !ok {
 		return nil
 	}
