@@ -2,11 +2,15 @@
 
 package gpustat
 
+// #include <stdlib.h>
+import "C"
+
 import (
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
+	"unsafe"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -24,6 +28,16 @@ type handle interface {
 type device struct {
 	handle   handle
 	shutdown func() nvml.Return
+	fields   []nvml.FieldValue
+}
+
+// newDevice asks for the fields in memory of C's, for good: NVML of driver 580
+// was seen to write a field's time where an earlier call had it, which in Go's
+// memory was something else's by then.
+func newDevice(h handle, shutdown func() nvml.Return) *device {
+	const n = 2
+	at := C.calloc(n, C.size_t(unsafe.Sizeof(nvml.FieldValue{}))) // never nil: cgo ends the process then
+	return &device{h, shutdown, unsafe.Slice((*nvml.FieldValue)(at), n)}
 }
 
 // Open finds the GPU with the bus id, such as "0000:17:00.0". The library is
@@ -37,7 +51,7 @@ func Open(pci string) (Device, error) {
 	if r != nvml.SUCCESS {
 		return nil, errors.Join(fmt.Errorf("NVML: GPU %s: %s", pci, text(r)), failure("shutdown", lib.Shutdown()))
 	}
-	return &device{handle: h, shutdown: lib.Shutdown}, nil
+	return newDevice(h, lib.Shutdown), nil
 }
 
 // text names a code; NVML's own names need the library.
@@ -88,7 +102,9 @@ func (d *device) Read() (Sample, error) {
 	take("power", r, func() { s.Power = float64(mw) / 1000 })
 	c, r := d.handle.GetTemperature(nvml.TEMPERATURE_GPU)
 	take("temperature", r, func() { s.Temperature = float64(c) })
-	f := []nvml.FieldValue{{FieldId: nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ScopeId: allLinks}, {FieldId: nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ScopeId: allLinks}}
+	f := d.fields
+	f[0] = nvml.FieldValue{FieldId: nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ScopeId: allLinks}
+	f[1] = nvml.FieldValue{FieldId: nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ScopeId: allLinks}
 	if d.handle.GetFieldValues(f) == nvml.SUCCESS {
 		for i, to := range []*float64{&s.NVLinkSent, &s.NVLinkRead} {
 			if nvml.Return(f[i].NvmlReturn) == nvml.SUCCESS {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -41,7 +42,7 @@ func TestRead(t *testing.T) {
 	const no = nvml.ERROR_NOT_SUPPORTED
 	f := func(refuse map[string]nvml.Return, want Sample, wantErr string) {
 		t.Helper()
-		got, err := (&device{handle: card{refuse}}).Read()
+		got, err := newDevice(card{refuse}, nil).Read()
 		if (err != nil) != (wantErr != "") || err != nil && !strings.Contains(err.Error(), wantErr) {
 			t.Errorf("%v: %v, want %q", refuse, err, wantErr)
 		}
@@ -59,6 +60,34 @@ func TestRead(t *testing.T) {
 	f(map[string]nvml.Return{"fields": no, "busy": no, "power": no, "temperature": no}, Sample{n, 61 << 30, 80 << 30, n, n, n, n}, "")
 	lost := nvml.ERROR_GPU_IS_LOST
 	f(map[string]nvml.Return{"fields": lost, "busy": lost, "power": lost, "temperature": lost, "memory": lost}, Sample{n, n, n, n, n, n, n}, "the GPU is lost")
+}
+
+// asked keeps where it was asked to write.
+type asked struct {
+	card
+	at *[]*nvml.FieldValue
+}
+
+func (a asked) GetFieldValues(f []nvml.FieldValue) nvml.Return {
+	*a.at = append(*a.at, &f[0])
+	return a.card.GetFieldValues(f)
+}
+
+// TestFieldsStay: what NVML writes later, where an earlier call had it, hits nothing else.
+func TestFieldsStay(t *testing.T) {
+	var at []*nvml.FieldValue
+	d := newDevice(asked{at: &at}, nil)
+	for range 3 {
+		s, err := d.Read()
+		if err != nil || s.NVLinkSent != 138<<10 {
+			t.Fatalf("%+v, %v", s, err)
+		}
+		at[0].Timestamp, at[0].LatencyUsec = 1795370511710977, 479
+		runtime.GC()
+	}
+	if at[1] != at[0] || at[2] != at[0] {
+		t.Errorf("asked to write at %p, %p and %p", at[0], at[1], at[2])
+	}
 }
 
 // TestOpenWithout: without a driver the error says so, and nothing crashes.
