@@ -77,14 +77,18 @@ func openAt(path string) (*library, error) {
 }
 
 // call turns a status into an error. The message is the thread's, so f and the
-// look at it stay on one.
+// look at it stay on one. Who looks again and again is only told that it is late.
 func (l *library) call(name string, f func() C.int32_t) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if s := f(); s != C.XK_OK {
+	switch s := f(); s {
+	case C.XK_OK:
+		return nil
+	case C.XK_LATE:
+		return kernels.ErrLate
+	default:
 		return &kernels.Error{Call: name, Code: int(s), Err: errors.New(C.GoString(C.api_last_error(l.api)))}
 	}
-	return nil
 }
 
 func (l *library) device(ordinal int) (C.xk_device, error) {

@@ -205,5 +205,6 @@ int32_t xk_wait_event(cudaEvent_t e, int64_t timeout_ns);
 inline bool xk_layers_ok(const xk_config &g, int layer, int n) { return layer >= 0 && n >= 1 && layer < g.layers && n <= g.layers - layer; }
 int32_t xk_move_check(xk_ctx *c, const xk_region *r, const xk_move_args &a, const xk_place *places);
 int32_t xk_hostmove_init();
+int32_t xk_verify_init();
 int32_t xk_arrivals_open(xk_ctx *c);
 void xk_arrivals_close(xk_ctx *c);

@@ -21,17 +21,12 @@ var (
 	_ kernels.Arriver    = (*Backend)(nil)
 )
 
-// move is lib.call with the two failures that callers tell apart.
+// move is lib.call with the failure that callers tell from others.
 func (b *Backend) move(name string, f func() C.int32_t) error {
 	err := b.lib.call(name, f)
 	var e *kernels.Error
-	if errors.As(err, &e) {
-		switch e.Code {
-		case C.XK_LATE:
-			return fmt.Errorf("%w: %w", kernels.ErrLate, err)
-		case C.XK_NO_PEER:
-			return fmt.Errorf("%w: %w", kernels.ErrNoPeerAccess, err)
-		}
+	if errors.As(err, &e) && e.Code == C.XK_NO_PEER {
+		return fmt.Errorf("%w: %w", kernels.ErrNoPeerAccess, err)
 	}
 	return err
 }

@@ -322,6 +322,7 @@ int32_t xk_moves_open(xk_ctx *c) {
     for (cudaEvent_t &e : w.join) XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
   }
   XK_OK_OR_RETURN(xk_arrivals_open(c));
+  XK_OK_OR_RETURN(xk_verify_init());
   return xk_hostmove_init();
 }
 

@@ -64,11 +64,15 @@ func (p *pending) Wait(ctx context.Context) error {
 	})
 }
 
-// await looks, a slice at a time, as long as ctx lets it.
+// await looks, a slice at a time, as long as ctx lets it; and once without waiting
+// when that is no longer.
 func await(ctx context.Context, look func(d time.Duration) error) error {
 	for {
-		err := look(slice)
-		if !errors.Is(err, kernels.ErrLate) || ctx.Err() != nil {
+		d := slice
+		if ctx.Err() != nil {
+			d = 0
+		}
+		if err := look(d); d == 0 || !errors.Is(err, kernels.ErrLate) {
 			return err
 		}
 	}
