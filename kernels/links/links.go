@@ -52,10 +52,12 @@ type Comm interface {
 }
 
 const (
-	warmBytes   = 1 << 20         // moved once both ends are there
+	warmBytes   = 8 << 20         // moved once both ends are there: as much as in one transfer later
 	maxQueued   = 1 << 10         // transfers of a link that are not on the device
 	openTime    = 5 * time.Second // for the thread to come to a call
 	pollingTime = time.Millisecond
+	eager       = 150 * time.Microsecond // for which the thread looks for orders behind a transfer: to wake it takes as long as a transfer of some megabytes
+	processors  = 8                      // of a machine that can spare one for that
 )
 
 // limits are how long links wait for each other.

@@ -18,6 +18,7 @@ type loop struct {
 	ending time.Time // since when links wait for their abort; zero: none does
 	aborts int       // that run
 	began  time.Time // the newest of them
+	asked  bool      // for a transfer, since it last waited
 }
 
 // now has ended: what is waited for under it is only looked at.
@@ -65,8 +66,26 @@ func (lp *loop) wait() bool {
 		if len(orders) > 0 || lp.busy() != 0 {
 			return true
 		}
-		<-g.wake
+		lp.rest()
 	}
+}
+
+// rest waits for orders: for a moment with open eyes when there was a transfer just
+// now, because others follow it.
+func (lp *loop) rest() {
+	if lp.asked && runtime.GOMAXPROCS(0) >= processors {
+		lp.asked = false
+		for began := time.Now(); time.Since(began) < eager; {
+			for range 64 {
+				select {
+				case <-lp.g.wake:
+					return
+				default:
+				}
+			}
+		}
+	}
+	<-lp.g.wake
 }
 
 // busy is after which time something has to be looked at; 0: when there are orders.
@@ -212,6 +231,7 @@ func (lp *loop) launch() {
 			if lp.shut() || l.state != up || l.begun != nil || len(l.queue) == 0 || l.gone || l.closing.Load() {
 				continue
 			}
+			lp.asked = true
 			t := l.queue[0]
 			l.queue = l.queue[1:]
 			l.ask(t, lp.g.lim.launch)
@@ -223,7 +243,7 @@ func (lp *loop) launch() {
 // flying tells whether the device works on transfers of a link, or is about to.
 func (lp *loop) flying(l *Link) bool {
 	l.flying = slices.DeleteFunc(l.flying, func(t *Transfer) bool {
-		return t.over.Load() || !errors.Is(t.Wait(now), kernels.ErrLate)
+		return t.over.Load() || !errors.Is(t.mark.Wait(now), kernels.ErrLate) // of the mark: nobody reads how far t is
 	})
 	return len(l.flying) > 0 || l.begun != nil
 }

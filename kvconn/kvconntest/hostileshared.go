@@ -68,6 +68,7 @@ func (th *thief) greet(c *RawConn) {
 // and returns the answer.
 func (th *thief) bind(index uint32, offer bool, bend func(size *uint64, blocks *uint32, layers []kvconn.Span) []kvconn.Span) Step {
 	th.t.Helper()
+	_ = th.ctl.Send(Ping, nil) // who is silent while a slow machine handshakes is taken for dead
 	conn := th.w.Raw(th.tr)
 	if offer {
 		hold, _, err := conn.(kvconn.SharedConn).Offer(&kvconn.Shared{FD: th.fd})

@@ -341,6 +341,9 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) (v
 	stopped, why := time.Now(), ""
 	v.outcome = ticket.Dead // of a process that cannot say
 	limit := s.RConfig.HandshakeTimeout + 2*s.RConfig.PeerSilence
+	if s.f.Joined {
+		limit += 2 * s.RConfig.HandshakeTimeout
+	}
 	if s.idle && victim == "sender" {
 		during = s.fetch("during", 100, 16)
 	}

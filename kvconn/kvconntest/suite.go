@@ -33,6 +33,9 @@ type Factory struct {
 	// InStep says that a lost frame leaves the two ends of the transport out of
 	// step, and ends the session: no row comes again by itself.
 	InStep bool
+	// Joined says that the two ends of memory between two pools have to come together
+	// before a session is there, for which they have three times HandshakeTimeout.
+	Joined bool
 	// Shrink divides the default deadlines, to keep real-time runs short.
 	// Cases without a bubble run in parallel: they wait more than they work.
 	Shrink int

@@ -8,7 +8,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/stage"
 )
 
-const grantForm = 4 // of stage.Grant: 1 is cudaipc's, 2 pinned's, 3 was one that moved 1 MiB to begin with
+const grantForm = 5 // of stage.Grant: 1 is cudaipc's, 2 pinned's, 3 and 4 moved less to begin with
 
 // grant is what a receiver says of the link: a stage.Grant, and behind it a length
 // (u32) and the link's name.

@@ -45,9 +45,10 @@ func (c *conn) Offer(s *kvconn.Shared) (kvconn.Hold, []byte, error) {
 // before lies at our end of the link.
 func (h *hold) Ready(ctx context.Context) error { return h.in.ready(ctx) }
 
-// Ahead implements kvconn.StagedHold. A transfer that is begun holds multiprocessors
-// until it is over: they are begun one after the other.
-func (h *hold) Ahead() int { return 1 }
+// Ahead implements kvconn.StagedHold. Transfers of a link follow each other on its
+// stream: the first that waits for its other end holds multiprocessors, those behind
+// it hold none.
+func (h *hold) Ahead() int { return 4 }
 
 // Wait implements kvconn.Hold. The peer can write nothing of ours but through the
 // link, which ends with the connection.

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { kvconntest.Main(m, factory, 48) }
 // small is enough for the suite's blocks.
 var small = stage.Ring{Slots: 16, SlotBytes: 16 << 10}
 
-var factory = kvconntest.Factory{Device: pair, Shrink: 2, AtOnce: 48}
+var factory = kvconntest.Factory{Device: pair, Joined: true, Shrink: 2, AtOnce: 48}
 
 // pair is a transport between two fake GPUs whose copies take a while.
 func pair(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
