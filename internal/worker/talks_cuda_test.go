@@ -3,6 +3,8 @@
 package worker_test
 
 import (
+	"math/rand/v2"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -11,21 +13,32 @@ import (
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
+// thinkEnv is how long a client thinks before it asks again, in the mean (exponential); such as "2s".
+const thinkEnv = "XPYD_CUDA_THINK"
+
 // multiturn holds conversations with an engine whose pool is 12 GiB and whose
 // conversations take four times as much, with host memory for them and without.
 func multiturn(t *testing.T, b *cuda.Backend) {
+	think, name := time.Duration(0), ""
+	if s := os.Getenv(thinkEnv); s != "" {
+		var err error
+		if think, err = time.ParseDuration(s); err != nil {
+			t.Fatal(err)
+		}
+		name = ".think" + s
+	}
 	run := map[bool]talksRun{}
 	for _, host := range []int64{56 << 30, 0} {
-		run[host > 0] = talks(t, b, host)
+		run[host > 0] = talks(t, b, host, think)
 	}
 	with, without := run[true], run[false]
 	for name, r := range map[string]talksRun{"with host memory": with, "without": without} {
-		t.Logf("multiturn %s: %d turns in %.1f s, %.2f turns/s, %.0f answer tokens/s, history %.0f tokens in the mean, of which %.0f came from host memory; first token p50 %.0f ms, p99 %.0f ms",
-			name, r.turns, r.took.Seconds(), r.rate(), float64(r.answered)/r.took.Seconds(), float64(r.history)/float64(r.turns), float64(r.loaded)/float64(r.turns),
+		t.Logf("multiturn %s, thinking for %v: %d turns in %.1f s, %.2f turns/s, %.0f answer tokens/s, history %.0f tokens in the mean, of which %.0f came from host memory; first token p50 %.0f ms, p99 %.0f ms",
+			name, think, r.turns, r.took.Seconds(), r.rate(), float64(r.answered)/r.took.Seconds(), float64(r.history)/float64(r.turns), float64(r.loaded)/float64(r.turns),
 			r.first(50), r.first(99))
 	}
-	result("hicache.multiturn_ratio", "", []float64{with.rate() / without.rate()}, "device-only caching, turns a second", without.rate())
-	result("hicache.multiturn_ttft_ratio", "", []float64{with.first(50) / without.first(50)}, "device-only caching, p50 of the first token, ms", without.first(50))
+	result("hicache.multiturn_ratio"+name, "", []float64{with.rate() / without.rate()}, "device-only caching, turns a second", without.rate())
+	result("hicache.multiturn_ttft_ratio"+name, "", []float64{with.first(50) / without.first(50)}, "device-only caching, p50 of the first token, ms", without.first(50))
 }
 
 const (
@@ -54,7 +67,7 @@ type talk struct {
 	history []int32
 }
 
-func talks(t *testing.T, b *cuda.Backend, host int64) (run talksRun) {
+func talks(t *testing.T, b *cuda.Backend, host int64, think time.Duration) (run talksRun) {
 	r := newGPURig(t, b, host)
 	defer r.end()
 	vocab := b.Arch().Vocab
@@ -86,9 +99,11 @@ func talks(t *testing.T, b *cuda.Backend, host int64) (run talksRun) {
 	began := time.Now()
 	until := began.Add(talkWarm + talkTime)
 	watched := func(at time.Time) bool { return at.After(began.Add(talkWarm)) && at.Before(until) }
-	for range talkClients {
+	for i := range talkClients {
 		all.Go(func() {
+			rnd := rand.New(rand.NewPCG(uint64(i), 1))
 			for time.Now().Before(until) {
+				time.Sleep(time.Duration(rnd.ExpFloat64() * float64(think)))
 				c := <-open // who has waited longest
 				c.seed++
 				prompt := append(slices.Clone(c.history), randomPrompt(c.seed, talkSays, vocab)...)
