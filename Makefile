@@ -24,7 +24,7 @@ test: ## every test, no GPU needed
 	$(GO) test $(PKGS)
 
 race: ## the packages where concurrency lives, under the race detector
-	$(GO) test -race -p 4 $(RACE)
+	$(GO) test -race -p 3 $(RACE)
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	scripts/fuzz $(FUZZTIME)

@@ -194,6 +194,28 @@ func TestSanitizer(t *testing.T) {
 	r.has(r.table(), `^racecheck probe +clean`)
 }
 
+// A sanitizer that fails by itself reports nothing, tests that an architecture has not are
+// none, and the parts are spread over the GPUs.
+func TestSanitizerItself(t *testing.T) {
+	for out, want := range map[string]string{
+		"===== Internal Sanitizer Error: while launching\n===== ERROR SUMMARY: 24 errors": bad,
+		"testing: warning: no tests to run\n===== Error: Target application terminated":   good,
+		"===== ERROR SUMMARY: 24 errors":                                                  reports, "===== ERROR SUMMARY: 0 errors": good,
+	} {
+		if got, note := judge("synccheck", out, nil, nil, nil); got != want {
+			t.Errorf("%q: %s (%s), want %s", out, got, note, want)
+		}
+	}
+	r := newRig(t)
+	r.gpus = 2
+	r.do(true, stage{name: "memcheck", tool: "memcheck", seconds: 100, parts: []part{{name: "a", run: []string{"probe", "a"}}, {name: "b", run: []string{"probe", "b"}}}})
+	log, err := os.ReadFile(filepath.Join(r.out, "memcheck.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.has(string(log), `CUDA_VISIBLE_DEVICES=0 probe a`, `CUDA_VISIBLE_DEVICES=1 probe b`)
+}
+
 // What a stage needs and is not here leaves it out, and fails nothing.
 func TestLeftOut(t *testing.T) {
 	r := newRig(t)

@@ -168,6 +168,11 @@ func (r *runner) stage(ctx context.Context, s *stage) (ok bool, err error) {
 	if s.tool != "" {
 		workers = r.workers
 	}
+	if s.tool != "" && r.gpus > 1 { // they take turns at having the next part
+		for i := range parts {
+			parts[i].env = append(slices.Clone(parts[i].env), fmt.Sprintf("CUDA_VISIBLE_DEVICES=%d", i%r.gpus))
+		}
+	}
 	next := make(chan *part, len(parts))
 	for i := range parts {
 		next <- &parts[i]
@@ -272,6 +277,10 @@ func judge(tool, out string, state *os.ProcessState, ended, err error) (verdict,
 		found += n
 	}
 	switch {
+	case tool != "" && strings.Contains(out, "warning: no tests to run"):
+		return good, "no such test"
+	case strings.Contains(out, "Internal Sanitizer Error"): // counted as errors, and none of ours
+		return bad, "the tool has failed: its memory may not be there for so many side by side"
 	case found > 0 || tool != "" && state != nil && state.ExitCode() == 9:
 		return reports, fmt.Sprintf("%d", found)
 	case err != nil:

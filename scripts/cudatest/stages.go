@@ -71,8 +71,8 @@ func speed(name, what string, env ...string) part {
 	return tests("cuda.test", name, 0, append(env, "XPYD_CUDA_BENCH="+what), "TestSpeed")
 }
 
-func hicache(name, what string) part {
-	return tests("worker.test", name, 0, []string{"XPYD_CUDA_BENCH=" + what}, "TestHiCache")
+func hicache(name, what string, env ...string) part {
+	return tests("worker.test", name, 0, append(env, "XPYD_CUDA_BENCH="+what), "TestHiCache")
 }
 
 func peers(names ...string) part {
@@ -161,7 +161,8 @@ func plan() []stage {
 		sanitizer("memcheck", "the kernel suite under compute-sanitizer", 150),
 		sanitizer("synccheck", "the same", 120),
 		sanitizer("racecheck", "the families whose kernels share memory", 240),
-		{name: "multiturn", about: "64 clients, 112 conversations of four times the pool", seconds: 150, parts: []part{hicache("multiturn", "multiturn")}},
+		{name: "multiturn", about: "64 clients, 112 conversations of four times the pool; the same thinking for 2 s", seconds: 300,
+			parts: []part{hicache("multiturn", "multiturn"), hicache("think2s", "multiturn", "XPYD_CUDA_THINK=2s")}},
 		{name: "hits", about: "steps after a cached prefix", seconds: 20, parts: []part{speed("hits", "hit16@8k hit16@32k hit128@8k")}},
 		{name: "fp8", about: "FP8 KV and weights: speed, and how far logits move", seconds: 110, parts: []part{
 			speed("kv8", "b64 b256 b64l4 2k", "XPYD_CUDA_KV8=1"), speed("w8", "b1 b8 b64 2k", "XPYD_CUDA_W8=1"),

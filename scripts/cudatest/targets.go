@@ -62,7 +62,7 @@ func (b *book) rows() (list []row) {
 	}
 	add("kvio.duplex_gbs", ">= 90", b.peer("copy engines, one run each way", "engine.duplex"))
 	for _, c := range [][2]string{{"hit_ttft_ratio.8k", "<= 0.13"}, {"hit_ttft_ratio.32k", "<= 0.085"}, {"hit_ttft_ms.8k", "<= 26"}, {"hit_ttft_ms.32k", "<= 92"}, {"overlap_pct", ">= 90"}, {"peer_ttft_ratio.8k", "<= 0.05"}, {"peer_ttft_ms.8k", ""},
-		{"multiturn_ratio", ">= 2"}, {"multiturn_ttft_ratio", "<= 0.35"}, {"itl_ratio", "<= 1.05"}} {
+		{"multiturn_ratio", ">= 2"}, {"multiturn_ttft_ratio", "<= 0.35"}, {"multiturn_ratio.think2s", ""}, {"multiturn_ttft_ratio.think2s", ""}, {"itl_ratio", "<= 1.05"}} {
 		f := b.own["hicache."+c[0]]
 		add("hicache."+c[0], c[1], value{f.Peer, f.PeerValue})
 	}
