@@ -281,13 +281,17 @@ func (i *Incoming) stored(unit uint32, err error) {
 		i.progress = time.Now()
 	}
 	complete := err == nil && i.complete()
+	var wrong asking
+	if errors.Is(err, ErrDigest) {
+		wrong = i.again([]run{{unit, 1}}, err)
+	}
 	i.mu.Unlock()
 	switch {
 	case complete:
 		i.end(ticket.Done, nil)
 	case err == nil:
 	case errors.Is(err, ErrDigest):
-		i.again([]run{{unit, 1}}, err)
+		i.ask(wrong)
 	default:
 		i.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("store: %w", err))
 	}
@@ -329,16 +333,15 @@ func (i *Incoming) onCommit(m *commit) {
 	i.commit = Commit{Payload: m.Payload, Units: int(m.Units)}
 	i.progress = time.Now()
 	complete := i.complete()
-	var runs []run
+	var lost asking
 	if !complete {
-		runs = i.settledRound()
+		lost = i.settledRound()
 	}
 	i.mu.Unlock()
 	if complete {
 		i.end(ticket.Done, nil)
-	} else if len(runs) > 0 {
-		i.again(runs, errLost)
 	}
+	i.ask(lost)
 }
 
 // onFailed ends the ticket; the peer has stopped already.
@@ -361,8 +364,8 @@ func (i *Incoming) keepTime(now time.Time) {
 	cfg := i.s.cfg
 	i.mu.Lock()
 	var late error
-	var runs []run
-	mute, unmarked := false, false
+	var lost asking
+	mute := false
 	switch {
 	case i.ended:
 		mute = !i.revoked.IsZero() && now.Sub(i.revoked) > cfg.RevokeTimeout
@@ -371,8 +374,7 @@ func (i *Incoming) keepTime(now time.Time) {
 	case !i.accepted && now.Sub(i.started) > cfg.AcceptTimeout:
 		late = fmt.Errorf("not accepted: %w", errDeadline)
 	case i.committed && now.Sub(i.progress) > cfg.RepairTimeout && i.s.idle(i.progress, now):
-		runs = i.lost()
-		unmarked = len(runs) == 0 // all there, and the marks that say so lost
+		lost = i.again(i.lost(), errLost) // or, if all is there, the marks that say so
 	}
 	i.mu.Unlock()
 	switch {
@@ -380,8 +382,8 @@ func (i *Incoming) keepTime(now time.Time) {
 		i.end(ticket.Late, late)
 	case mute:
 		i.s.fail(ticket.Late, fmt.Errorf("revoke of ticket %d not acknowledged: %w", i.id, errDeadline))
-	case len(runs) > 0 || unmarked:
-		i.again(runs, errLost)
+	default:
+		i.ask(lost)
 	}
 }
 

@@ -255,17 +255,20 @@ func (i *Incoming) storedAll(units []uint32, good []bool) int {
 		i.progress = time.Now()
 	}
 	complete := i.complete()
-	i.mu.Unlock()
-	if complete {
-		i.end(ticket.Done, nil)
-	} else if len(bad) > 0 {
+	var wrong asking
+	if len(bad) > 0 {
 		slices.Sort(bad)
 		runs := make([]run, len(bad))
 		for n, unit := range bad {
 			runs[n] = run{unit, 1}
 		}
-		i.again(runs, ErrDigest)
+		wrong = i.again(runs, ErrDigest)
 	}
+	i.mu.Unlock()
+	if complete {
+		i.end(ticket.Done, nil)
+	}
+	i.ask(wrong)
 	return len(units) - len(bad)
 }
 

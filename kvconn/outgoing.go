@@ -165,17 +165,29 @@ func (g *Outgoing) Accept(src Source) error {
 // loaded; ready is read before it returns. It never blocks, and skips what
 // the receiver has and what was pushed before. Accept comes first.
 func (g *Outgoing) Push(layer int, ready []int) {
-	blocks := len(g.t.Dest)
-	bad := layer < 0 || layer >= g.layers
 	g.p.mu.Lock()
 	if g.ended || len(ready) == 0 {
 		g.p.mu.Unlock()
 		return
 	}
-	bad = bad || g.src == nil
+	ok := g.enqueue(layer, ready)
+	g.p.schedule(g)
+	g.p.mu.Unlock()
+	if !ok {
+		g.Fail(ticket.Refused, fmt.Sprintf("push of layer %d, blocks %v: before accept, or out of range", layer, ready))
+	}
+}
+
+// enqueue puts blocks of one layer into the queue, as far as they are new; it needs
+// p.mu. false: not all are the ticket's, or it is not accepted yet.
+func (g *Outgoing) enqueue(layer int, ready []int) bool {
+	blocks := len(g.t.Dest)
+	if layer < 0 || layer >= g.layers || g.src == nil {
+		return false
+	}
 	for _, index := range ready {
-		if bad = bad || index < 0 || index >= blocks; bad {
-			break
+		if index < 0 || index >= blocks {
+			return false
 		}
 		u := layer*blocks + index
 		if g.pushed.has(u) || (len(g.have) > 0 && g.have.has(u)) {
@@ -185,11 +197,7 @@ func (g *Outgoing) Push(layer int, ready []int) {
 		g.units++
 		g.queue = append(g.queue, uint32(u))
 	}
-	g.p.schedule(g)
-	g.p.mu.Unlock()
-	if bad {
-		g.Fail(ticket.Refused, fmt.Sprintf("push of layer %d, blocks %v: before accept, or out of range", layer, ready))
-	}
+	return true
 }
 
 // PushAll is Push of every block of every layer, for a source whose rows are all
@@ -201,11 +209,20 @@ func (g *Outgoing) PushAll() {
 		blocks[i] = i
 	}
 	g.p.mu.Lock()
+	if g.ended {
+		g.p.mu.Unlock()
+		return
+	}
 	g.whole = g.units == 0
 	g.queue = slices.Grow(g.queue, g.layers*len(blocks))
+	ok := true
+	for layer := 0; layer < g.layers && ok; layer++ { // all before a writer takes the first
+		ok = g.enqueue(layer, blocks)
+	}
+	g.p.schedule(g)
 	g.p.mu.Unlock()
-	for layer := range g.layers {
-		g.Push(layer, blocks)
+	if !ok {
+		g.Fail(ticket.Refused, "push of all layers before accept")
 	}
 }
 
@@ -356,8 +373,8 @@ func (g *Outgoing) onResend(m *resend) error {
 		}
 	}
 	g.p.side.resends.Add(float64(n))
-	g.round, g.marked = m.Round, false
-	g.mark() // asked for nothing but the marks
+	g.round, g.marked = max(g.round, m.Round), false // two rounds may have overtaken each other
+	g.mark()                                         // asked for nothing but the marks
 	g.p.schedule(g)
 	return nil
 }

@@ -9,42 +9,57 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// again asks for units once more, in a new round, or gives up.
-func (i *Incoming) again(runs []run, why error) {
-	i.mu.Lock()
+// asking is a new round that was decided on and not asked for yet.
+type asking struct {
+	m     *resend // nil: there is nothing to ask for
+	units int
+	tired bool // the peer has sent them again and again
+	why   error
+}
+
+// again decides on a new round with units that are missing; needs mu, from the moment
+// on at which they were found missing: else the end of the round finds them, too, and
+// they are asked for twice. The caller asks once it has let go of mu.
+func (i *Incoming) again(runs []run, why error) asking {
 	if i.ended {
-		i.mu.Unlock()
-		return
+		return asking{}
 	}
 	if i.tries == nil {
 		i.tries = map[uint32]int{}
 	}
-	n, tired := 0, false
+	a := asking{why: why}
 	for _, r := range runs {
 		for u := r.First; u < r.First+r.Count; u++ {
 			i.tries[u]++
-			tired = tired || i.tries[u] > i.s.cfg.Resends
-			n++
+			a.tired = a.tired || i.tries[u] > i.s.cfg.Resends
+			a.units++
 		}
 	}
-	if tired { // the peer has sent again and again
+	if a.tired {
 		i.s.m.corrupt.Add(float64(len(i.torn)))
 		clear(i.torn)
 	}
 	i.round++
 	i.marks = 0
 	i.progress = time.Now()
-	m := &resend{ID: i.id, Round: i.round, Runs: runs}
-	i.mu.Unlock()
-	if staged, ok := i.s.staged(); ok && errors.Is(why, errLost) { // or the peer has no room to send them
-		staged.Forget()
-	}
-	if tired {
-		i.end(ticket.Corrupt, fmt.Errorf("asked %d times again: %w", i.s.cfg.Resends, why))
+	a.m = &resend{ID: i.id, Round: i.round, Runs: runs}
+	return a
+}
+
+// ask tells the peer of a round, or gives up.
+func (i *Incoming) ask(a asking) {
+	if a.m == nil {
 		return
 	}
-	i.s.side.resends.Add(float64(n))
-	i.s.post(m)
+	if staged, ok := i.s.staged(); ok && errors.Is(a.why, errLost) { // or the peer has no room to send them
+		staged.Forget()
+	}
+	if a.tired {
+		i.end(ticket.Corrupt, fmt.Errorf("asked %d times again: %w", i.s.cfg.Resends, a.why))
+		return
+	}
+	i.s.side.resends.Add(float64(a.units))
+	i.s.post(a.m)
 }
 
 // lost returns the missing units as runs; needs mu.
@@ -69,19 +84,19 @@ var errLost = errors.New("blocks did not arrive")
 // is there, nothing of this round is under way: what is missing was lost.
 func (i *Incoming) onSent(round uint32, conn int) {
 	i.mu.Lock()
-	var runs []run
+	var lost asking
 	complete := false
 	if round == i.round && !i.ended {
 		i.marks |= 1 << conn
-		runs = i.settledRound()
-		complete = i.complete()
+		if complete = i.complete(); !complete {
+			lost = i.settledRound()
+		}
 	}
 	i.mu.Unlock()
 	if complete {
 		i.end(ticket.Done, nil)
-	} else if len(runs) > 0 {
-		i.again(runs, errLost)
 	}
+	i.ask(lost)
 }
 
 // idle tells whether the sender has had nothing to send, on any bulk connection,
@@ -97,12 +112,15 @@ func (s *Session) idle(since, now time.Time) bool {
 	return true
 }
 
-// settledRound returns what this round has lost, once it is over; needs mu.
-func (i *Incoming) settledRound() []run {
+// settledRound begins a round with what this one has lost, once it is over; needs mu.
+func (i *Incoming) settledRound() asking {
 	if !i.committed || !i.marked() {
-		return nil
+		return asking{}
 	}
-	return i.lost()
+	if runs := i.lost(); len(runs) > 0 {
+		return i.again(runs, errLost)
+	}
+	return asking{}
 }
 
 // marked needs mu: every bulk connection has delivered all of this round.

@@ -44,14 +44,14 @@ func TestPushAll(t *testing.T) {
 	for _, c := range []struct {
 		name                   string
 		positions, had, spoilt int // had: blocks
-		batch                  int // bytes; 0: as ever
+		batch                  int // bytes; 0: as ever, several notices a layer
 		pushes, layers         int64
 	}{
 		{name: "whole blocks", positions: 64, pushes: 1, layers: 3},
 		{name: "a partial block", positions: 61, pushes: 1, layers: 3},
 		{name: "one position", positions: 1, pushes: 1, layers: 3},
 		{name: "the rest", positions: 61, had: 5, pushes: 1, layers: 3},
-		{name: "three are wrong", positions: 61, spoilt: 3, pushes: 2, layers: 4},
+		{name: "three are wrong", positions: 61, spoilt: 3, batch: 1 << 20, pushes: 2, layers: 4}, // one notice a layer: they are found at once
 		{name: "more than a turn", positions: 90, batch: 16, pushes: 2, layers: 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
