@@ -39,7 +39,7 @@ func (c *Cache) Check() error {
 	for i := range c.blocks {
 		b := &c.blocks[i]
 		states := 0
-		for _, is := range []bool{free[i], b.refs > 0, b.refs == 0 && b.entry != nil, b.quarantined} {
+		for _, is := range []bool{free[i], b.refs > 0 && !b.quarantined, b.refs == 0 && b.entry != nil, b.quarantined} {
 			if is {
 				states++
 			}

@@ -165,9 +165,10 @@ func (c *Cache) insert(ch *Chain, from int, tokens, ids []int32) {
 		if b.refs == 0 {
 			panic("kvcache: insert of a block that nobody holds")
 		}
-		if b.entry != nil {
+		if b.entry != nil || b.quarantined {
 			// A unit of several blocks that shares its first ones with a
-			// forked sibling's unit: a block is indexed once.
+			// forked sibling's unit: a block is indexed once. One in quarantine
+			// may still change.
 			return
 		}
 	}

@@ -344,6 +344,36 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
+// TestQuarantineShared: whoever else holds blocks in quarantine lets go of them before
+// it is over or after it, and they are given out when both are.
+func TestQuarantineShared(t *testing.T) {
+	for _, first := range []string{"the holder", "the quarantine"} {
+		c := newCache(t, 2, 16)
+		id := alloc(t, c, 1, "a")
+		c.Retain(id, "b")
+		c.Quarantine(id, "a")
+		check(t, c)
+		if s := c.Stats(); s.Quarantined != 1 || s.Held != 0 || s.Free != 1 {
+			t.Errorf("stats: %+v", s)
+		}
+		if c.Insert(tokens(16, 0), "", id); c.Stats().Entries > 0 {
+			t.Error("a block in quarantine is in the index")
+		}
+		ends := []func(){func() { c.Release(id, "b") }, func() { c.Unquarantine(id, "a") }}
+		if first == "the quarantine" {
+			slices.Reverse(ends)
+		}
+		ends[0]()
+		check(t, c)
+		if _, err := c.Alloc(2, "c"); !errors.Is(err, kvcache.ErrNoSpace) {
+			t.Errorf("%s ends first: the block was given out: %v", first, err)
+		}
+		ends[1]()
+		check(t, c)
+		alloc(t, c, 2, "c")
+	}
+}
+
 func TestMisusePanics(t *testing.T) {
 	f := func(what, want string, do func(c *kvcache.Cache, held []int32)) {
 		t.Helper()
@@ -363,7 +393,8 @@ func TestMisusePanics(t *testing.T) {
 	f("retain of free", "nobody holds", func(c *kvcache.Cache, _ []int32) { c.Retain([]int32{3}, "a") })
 	f("insert of free", "nobody holds", func(c *kvcache.Cache, _ []int32) { c.Insert(tokens(16, 0), "", []int32{3}) })
 	f("foreign revoke", "does not hold", func(c *kvcache.Cache, held []int32) { c.Revoke(held, "b") })
-	f("shared quarantine", "2 references", func(c *kvcache.Cache, held []int32) { c.Retain(held, "b"); c.Quarantine(held, "a") })
+	f("quarantine of two", "2 references", func(c *kvcache.Cache, held []int32) { c.Retain(held, "a"); c.Quarantine(held, "a") })
+	f("foreign quarantine", "0 references", func(c *kvcache.Cache, held []int32) { c.Quarantine(held, "b") })
 	f("foreign unquarantine", "not in quarantine", func(c *kvcache.Cache, held []int32) { c.Unquarantine(held, "a") })
 }
 

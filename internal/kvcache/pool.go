@@ -102,6 +102,9 @@ func (c *Cache) release(id int32, owner string, quietly bool) {
 		return
 	}
 	b.gen++
+	if b.quarantined {
+		return
+	}
 	c.freed = true
 	if b.entry != nil {
 		c.cached++
@@ -112,14 +115,15 @@ func (c *Cache) release(id int32, owner string, quietly bool) {
 }
 
 // Unshare makes a block that owner holds safe to write: it returns the same
-// id when owner's is the only reference (the index forgets the block), else
+// id when owner's is the only reference (the index forgets the block) and no
+// quarantine is on it, else
 // moves owner's reference to a fresh block, whose id it returns; the caller
 // then copies the rows. ErrNoSpace leaves everything as it was.
 func (c *Cache) Unshare(id int32, owner string) (int32, error) {
 	c.mu.Lock()
 	defer c.unlock()
 	b := c.at(id)
-	if b.refs == 1 {
+	if b.refs == 1 && !b.quarantined {
 		if b.entry != nil {
 			c.drop(b.entry)
 		}
@@ -170,29 +174,34 @@ func (c *Cache) Revoke(ids []int32, owner string) {
 	}
 }
 
-// Quarantine takes blocks that only owner holds, with one reference and not
-// indexed, out of use under a new generation, until Unquarantine. It is for
-// revoked blocks whose writer has not acknowledged.
+// Quarantine takes blocks that owner holds, with one reference and not indexed, out
+// of use under a new generation, until Unquarantine. It is for revoked blocks whose
+// writer has not acknowledged. Others who hold them must not use their rows, nor
+// will find them in the index, and may let go of them at any time.
 func (c *Cache) Quarantine(ids []int32, owner string) {
 	c.mu.Lock()
 	defer c.unlock()
 	for _, id := range ids {
 		b := c.at(id)
-		if b.refs != 1 || b.entry != nil {
-			panic(fmt.Sprintf("kvcache: quarantine of block %d: %d references, indexed %t, want one unindexed",
-				id, b.refs, b.entry != nil))
+		h, refs := c.owners[owner], 0
+		if h != nil {
+			refs = h.refs[id]
 		}
-		h := c.holding(owner, 1) // keeps the holding while its last reference moves
-		h.quarantine(id)
+		if refs != 1 || b.entry != nil || b.quarantined {
+			panic(fmt.Sprintf("kvcache: quarantine of block %d: %d references of %q, indexed %t, in quarantine %t; want one unindexed",
+				id, refs, owner, b.entry != nil, b.quarantined))
+		}
+		h.quarantine(id) // keeps the holding while its last reference moves
 		c.disown(id, owner)
-		b.refs, b.quarantined = 0, true
+		b.refs--
+		b.quarantined = true
 		b.gen++
 		c.quarantined++
 	}
 }
 
-// Unquarantine frees blocks that owner's Quarantine took out of use: the
-// writer acknowledged, or is proven gone.
+// Unquarantine frees blocks that owner's Quarantine took out of use, as far as nobody
+// holds them: the writer acknowledged, or is proven gone.
 func (c *Cache) Unquarantine(ids []int32, owner string) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -207,8 +216,10 @@ func (c *Cache) Unquarantine(ids []int32, owner string) {
 		b.quarantined = false
 		b.gen++
 		c.quarantined--
-		c.free = append(c.free, id)
-		c.freed = true
+		if b.refs == 0 {
+			c.free = append(c.free, id)
+			c.freed = true
+		}
 	}
 }
 

@@ -57,6 +57,11 @@ func (a *actor) act() {
 	case op == 8: // a transfer that was revoked
 		owner := a.owner()
 		if ids, err := a.c.Alloc(1+a.next(2), owner); err == nil {
+			if a.next(2) == 0 { // into the blocks of one who still holds them
+				sharer := a.owner()
+				a.c.Retain(ids, sharer)
+				a.held = append(a.held, table{nil, slices.Clone(ids), sharer})
+			}
 			a.c.Revoke(ids, owner)
 			a.c.Quarantine(ids, owner)
 			a.quarantined = append(a.quarantined, table{nil, ids, owner})
