@@ -42,18 +42,9 @@ type Prefix struct {
 // silent peer could still write to: those are quarantined. A failed one
 // (*Error) keeps what has arrived whole.
 func (s *Service) Collect(ctx context.Context, p *Prefix) (tokens int, err error) {
-	fail := func(op string, err error, fallback ticket.Outcome) (int, error) {
-		return tokens, failure(ctx, op, err, fallback)
-	}
-	if n := s.cache.Stats().Quarantined; n >= s.cfg.MaxQuarantined {
-		return fail("borrow blocks", fmt.Errorf("%d blocks are quarantined: %w", n, kvcache.ErrNoSpace), ticket.NoSpace)
-	}
-	session, err := s.recv.Open(ctx, p.Addr, p.Peer)
+	session, err := s.way(ctx, p)
 	if err != nil {
-		return fail("open session", err, ticket.Dead)
-	}
-	if !session.Exact() {
-		return fail("open session", errors.New("its rows are of other numerics"), ticket.Incompatible)
+		return 0, err
 	}
 	chain := s.chain(p)
 	from := s.cache.Reach(&chain, chain.Tokens())
@@ -62,20 +53,46 @@ func (s *Service) Collect(ctx context.Context, p *Prefix) (tokens int, err error
 		return 0, nil
 	}
 	tokens, err = s.collect(ctx, p, &chain, session, upto)
-	var e *Error
-	if p.Reach == nil || tokens > 0 || !errors.As(err, &e) || e.Outcome != ticket.Refused {
+	if tokens > 0 || !p.less(err) {
 		return tokens, err
 	}
 	from = s.cache.Reach(&chain, chain.Tokens())
-	theirs := unitOf(session.Peer().Layout.BlockTokens)
-	n, err := p.Reach(ctx, &chain, theirs, from/theirs*theirs, upto)
-	if err != nil {
-		return fail("ask how far it reaches", err, ticket.Dead)
-	}
-	if upto = s.agree(p, &chain, session, from, min(n, upto)); upto-from < p.Least {
-		return 0, nil
+	if upto, err = s.reach(ctx, p, &chain, session, from, upto); err != nil || upto-from < p.Least {
+		return 0, err
 	}
 	return s.collect(ctx, p, &chain, session, upto)
+}
+
+// way opens the session that a prefix comes over.
+func (s *Service) way(ctx context.Context, p *Prefix) (*kvconn.Session, error) {
+	if n := s.cache.Stats().Quarantined; n >= s.cfg.MaxQuarantined {
+		return nil, failure(ctx, "borrow blocks", fmt.Errorf("%d blocks are quarantined: %w", n, kvcache.ErrNoSpace), ticket.NoSpace)
+	}
+	session, err := s.recv.Open(ctx, p.Addr, p.Peer)
+	if err != nil {
+		return nil, failure(ctx, "open session", err, ticket.Dead)
+	}
+	if !session.Exact() {
+		return nil, failure(ctx, "open session", errors.New("its rows are of other numerics"), ticket.Incompatible)
+	}
+	return session, nil
+}
+
+// less says of what a ticket came to that the peer may have less than it was asked
+// for, and can be asked how much.
+func (p *Prefix) less(err error) bool {
+	var e *Error
+	return p.Reach != nil && errors.As(err, &e) && e.Outcome == ticket.Refused
+}
+
+// reach asks the peer how far to collect, at most to upto.
+func (s *Service) reach(ctx context.Context, p *Prefix, chain *kvcache.Chain, session *kvconn.Session, from, upto int) (int, error) {
+	theirs := unitOf(session.Peer().Layout.BlockTokens)
+	n, err := p.Reach(ctx, chain, theirs, from/theirs*theirs, upto)
+	if err != nil {
+		return 0, failure(ctx, "ask how far it reaches", err, ticket.Dead)
+	}
+	return s.agree(p, chain, session, from, min(n, upto)), nil
 }
 
 // collect is Collect of the chain's first upto tokens.
@@ -93,25 +110,19 @@ func (s *Service) collect(ctx context.Context, p *Prefix, chain *kvcache.Chain, 
 	}
 	s.cache.SetState(p.Owner, kvcache.StateReceiving)
 	had := from / s.cache.BlockTokens()
-	in, err := s.requestCached(ctx, p, session, table, had, upto)
+	in, err := s.requestCached(ctx, p, session, table, had, s.sink(session))
 	if err != nil {
 		s.cache.ReleaseAll(p.Owner)
 		return fail("send ticket", err, ticket.Dead)
 	}
 	whole := len(table)
 	if _, err = in.Wait(ctx); err != nil {
-		s.cache.Revoke(table[had:], p.Owner)
-		fence, cancel := context.WithTimeout(context.Background(), collectFence)
-		defer cancel()
-		if in.Revoke(fence) != nil {
+		if !s.fenced(in, p, table[had:]) {
 			s.cache.Release(table[:had], p.Owner)
 			s.quarantine(in, p.Owner, table[had:])
 			return fail("collect prefix", err, ticket.Dead)
 		}
-		stored, layers := in.Stored(), s.backend.Layout().Layers
-		for whole = had; whole < len(table) && stored.Block(whole) == layers; {
-			whole++
-		}
+		whole = s.whole(in, had, len(table))
 	}
 	done := p.Tokens[:whole*s.cache.BlockTokens()]
 	tokens = s.cache.InsertChain(chain, done, table[:whole], from) - from
@@ -120,6 +131,23 @@ func (s *Service) collect(ctx context.Context, p *Prefix, chain *kvcache.Chain, 
 		return fail("collect prefix", err, ticket.Dead)
 	}
 	return tokens, nil
+}
+
+// fenced makes blocks of a failed ticket reusable, if the peer lets it soon.
+func (s *Service) fenced(in *kvconn.Incoming, p *Prefix, fresh []int32) bool {
+	s.cache.Revoke(fresh, p.Owner)
+	ctx, cancel := context.WithTimeout(context.Background(), collectFence)
+	defer cancel()
+	return in.Revoke(ctx) == nil
+}
+
+// whole is how many of a table's blocks, from had on, have all layers stored.
+func (s *Service) whole(in *kvconn.Incoming, had, blocks int) int {
+	stored, layers := in.Stored(), s.backend.Layout().Layers
+	for had < blocks && stored.Block(had) == layers {
+		had++
+	}
+	return had
 }
 
 // chain is the prefix's.
@@ -148,19 +176,23 @@ func (s *Service) agree(p *Prefix, chain *kvcache.Chain, session *kvconn.Session
 func unitOf(blockTokens int) int { return blockTokens * kvcache.UnitBlocks(blockTokens) }
 
 // requestCached sends a ticket for the blocks of the table from had on.
-func (s *Service) requestCached(ctx context.Context, p *Prefix, session *kvconn.Session, table []int32, had, upto int) (*kvconn.Incoming, error) {
+func (s *Service) requestCached(ctx context.Context, p *Prefix, session *kvconn.Session, table []int32, had int, into kvconn.Sink) (*kvconn.Incoming, error) {
 	order, err := (&handoff.Order{Cached: true, Salt: p.Salt, Logprobs: -1, PromptLogprobs: -1}).Encode()
 	if err != nil {
 		return nil, err
 	}
 	spec := kvconn.TicketSpec{
-		Link: ticket.NewLink(), RequestID: p.RequestID, Tokens: p.Tokens[:upto], First: order, Deadline: p.Deadline,
+		Link: ticket.NewLink(), RequestID: p.RequestID, Tokens: p.Tokens[:len(table)*s.cache.BlockTokens()], First: order, Deadline: p.Deadline,
 		Dest: make([]kvconn.Dest, len(table)), Have: make([]bool, len(table)),
-		Sink: &sink{backend: s.backend, layout: s.backend.Layout(), trust: session.Unchecked()},
+		Sink: into,
 	}
 	for i, g := range s.cache.Generations(table) {
 		spec.Dest[i] = kvconn.Dest{Block: table[i], Generation: g}
 		spec.Have[i] = i < had
 	}
 	return session.Request(ctx, spec)
+}
+
+func (s *Service) sink(session *kvconn.Session) *sink {
+	return &sink{backend: s.backend, layout: s.backend.Layout(), trust: session.Unchecked()}
 }

@@ -190,10 +190,10 @@ type Step struct {
 	// before the next layer is computed.
 	OnLayer func(layer int)
 	// Arrivals are blocks that Seqs may read and that are still on their way; of
-	// an Arriver only. A layer is computed, and OnLayer called for it, when it has
-	// arrived and was verified in each of them. The verdict is the caller's to
-	// look at (Arrival.Good), after the step: what a Seq computed from a block
-	// that is not good is worthless, and other Seqs are as right as ever.
+	// an Arriver, or gates, only. A layer is computed, and OnLayer called for it, when
+	// each of them has it, or has given up. The verdict is the caller's to look at
+	// (as HostArrival.Good), after the step: what a Seq computed from a block that is
+	// not good is worthless, and other Seqs are as right as ever.
 	Arrivals []Arrival
 }
 

@@ -292,7 +292,7 @@ type Arriver interface {
 	// ArriveBlocks is ScatterBlocks in the order of the layers, with Verify of
 	// each where it landed. It returns when all is launched; after an error
 	// nothing is under way.
-	ArriveBlocks(m *HostMove) (Arrival, error)
+	ArriveBlocks(m *HostMove) (HostArrival, error)
 }
 
 // Arrival is blocks on their way into the pool. It must be waited for as any
@@ -302,8 +302,30 @@ type Arrival interface {
 	// Layers is how many of the pool's layers, from the first, a step need not
 	// wait for any more. Costs a look, and may be less than the truth.
 	Layers() int
+}
+
+// HostArrival is an Arrival of what a device moves and verifies itself.
+type HostArrival interface {
+	Arrival
 	// Good says of each block of the move whether its rows are right in all
 	// layers. ErrLate before everything has arrived; a step that named the
 	// arrival and has been awaited proves that it has.
 	Good() ([]bool, error)
+}
+
+// Gated is a backend whose steps can wait for blocks that others write, such as a
+// peer. It is the launch that waits, on the host: a device that waited for a peer
+// would hold a hardware queue, in which others' work may be behind it.
+type Gated interface {
+	// Gate makes an arrival that begins with no layer.
+	Gate() (Gate, error)
+}
+
+// Gate is an arrival that somebody tells how far it is. Whoever does must come to
+// its end within moments, whatever the peer does: a step waits for it.
+type Gate interface {
+	Arrival
+	// Open says that steps need not wait for so many layers, from the first; fewer
+	// than before says nothing. All of them is the gate's end. Safe for concurrent use.
+	Open(layers int)
 }

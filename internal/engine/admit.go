@@ -162,7 +162,12 @@ func (e *Engine) preemptible(q *sequence) bool {
 func (e *Engine) preempt(q *sequence) {
 	e.metrics.preemptions.Inc()
 	e.cache.Release(q.table, q.h.owner)
-	q.table, q.computed, q.indexed, q.shared, q.arriving = nil, 0, 0, false, nil
+	if q.h.req.PrefillOnly {
+		q.h.mu.Lock()
+		q.h.blocks = nil
+		q.h.mu.Unlock()
+	}
+	q.table, q.computed, q.indexed, q.shared, q.arriving, q.lost = nil, 0, 0, false, nil, false
 	if !q.h.prompted && q.h.req.Prefilled == nil {
 		q.h.logprobs = nil
 	}

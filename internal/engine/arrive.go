@@ -21,7 +21,8 @@ import (
 // verified. If rows were wrong, the sequence goes back to the last right token
 // (void) and computes on from there: steps that were launched meanwhile run into
 // nothing, and it sits out until they have ended. The rows it shares a step with
-// are other sequences' and never saw the wrong ones.
+// are other sequences' and never saw the wrong ones. If blocks are lost with them,
+// because who was to write there may still do so, it gets others (preempt).
 //
 // A step that others are in is not made to wait (holdsUp).
 
@@ -42,9 +43,15 @@ type Arriving interface {
 	Move() kernels.Arrival
 	// Upto is how many tokens of the prompt have rows at its end.
 	Upto() int
-	// Good is how many of them, from the first, have right rows; it is known once
-	// a step that named Move has been awaited.
-	Good() int
+	// Begun says that a step may be launched that waits for it; ended is called when
+	// that becomes so.
+	Begun() bool
+	// Over says that Good is known, which it also is once a step that named Move has
+	// been awaited.
+	Over() bool
+	// Good is how many tokens, from the first, have right rows; and whether the blocks
+	// of the others may be written no more.
+	Good() (tokens int, lost bool)
 }
 
 // bring starts what the request's source has of a prompt behind the first hit
@@ -84,21 +91,39 @@ func (e *Engine) holdsUp(q *sequence, tokens int) bool {
 // judge looks at what had to arrive for a step that has been awaited.
 func (e *Engine) judge(f *flight) {
 	for _, m := range f.members {
-		q := m.q
-		if q.arriving == nil || !q.running {
-			continue
-		}
-		good := q.arriving.Good()
-		if q.arriving = nil; good < q.computed {
-			e.void(q, good)
+		if q := m.q; q.arriving != nil && q.running {
+			e.judgeOne(q)
 		}
 	}
+}
+
+func (e *Engine) judgeOne(q *sequence) {
+	good, lost := q.arriving.Good()
+	q.arriving, q.lost = nil, lost
+	if good < q.computed {
+		e.void(q, good)
+	}
+}
+
+// sitsOut says of a sequence whose prefix is arriving, or was, that it cannot be
+// stepped now.
+func (e *Engine) sitsOut(q *sequence) bool {
+	if q.arriving != nil && q.flights == 0 && q.arriving.Over() {
+		e.judgeOne(q)
+	}
+	if q.lost && q.flights == 0 {
+		q.lost = false
+		e.preempt(q)
+	}
+	return !q.running || q.lost || q.void > 0 || q.arriving != nil && !q.arriving.Begun()
 }
 
 // void takes a sequence back to its first good tokens. Nothing that was computed
 // since counts, in the steps under way neither.
 func (e *Engine) void(q *sequence, good int) {
-	e.metrics.voided.Inc()
+	if q.flights > 0 { // else nothing was computed with it
+		e.metrics.voided.Inc()
+	}
 	q.computed, q.indexed, q.told, q.void = good, min(q.indexed, good), 0, q.flights
 	q.h.mu.Lock()
 	q.h.cached = good

@@ -16,7 +16,7 @@ func (e *Engine) plan() bool {
 			break
 		}
 		switch {
-		case !q.running || q.paused() || q.void > 0 || q.draw > 0 && !e.foreseen(q):
+		case !q.running || q.paused() || e.sitsOut(q) || q.draw > 0 && !e.foreseen(q):
 		case q.missing() > 1 || q.arriving != nil:
 			prefills = append(prefills, q)
 		default:

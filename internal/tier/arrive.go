@@ -18,7 +18,7 @@ type Arrival struct {
 	owner      string
 	table      []int32
 	from, upto int // tokens
-	move       kernels.Arrival
+	move       kernels.HostArrival
 	fetches    []*fetch
 	units      []moving
 	done       chan struct{}
@@ -136,7 +136,7 @@ func (a *Arrival) release() {
 func (a *Arrival) run(chain *kvcache.Chain, tokens []int32, mine func()) {
 	t := a.t
 	err := a.move.Wait(context.Background()) // see bulkMover
-	good := a.Good()
+	good, _ := a.Good()
 	t.landed(&landing{units: a.fetches, from: a.units, wait: func() (int, error) { return (good - a.from) / t.cacheUnit(), err }})
 	t.cache.InsertChain(chain, tokens[:good], a.table[:good/t.shape.BlockTokens], a.from)
 	mine()
@@ -153,21 +153,34 @@ func (a *Arrival) Move() kernels.Arrival { return a.move }
 // Upto is where what arrives ends, in tokens of the prompt.
 func (a *Arrival) Upto() int { return a.upto }
 
+// Begun is true: the device comes to the end by itself.
+func (a *Arrival) Begun() bool { return true }
+
+// Over says that the verdict is there.
+func (a *Arrival) Over() bool {
+	select {
+	case <-a.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // Good is how many tokens, from the first, have right rows, once all have
-// arrived; before, how many did without it.
-func (a *Arrival) Good() int {
+// arrived; before, how many did without it. No block is lost: nobody else writes.
+func (a *Arrival) Good() (tokens int, lost bool) {
 	n := a.from
 	good, err := a.move.Good()
 	if err != nil {
-		return n
+		return n, false
 	}
 	for i := range a.units {
 		for _, ok := range good[i*a.t.shape.blocks:][:a.t.shape.blocks] {
 			if !ok {
-				return n
+				return n, false
 			}
 		}
 		n += a.t.cacheUnit()
 	}
-	return n
+	return n, false
 }

@@ -120,7 +120,7 @@ type fakeArrival struct {
 	err    error
 }
 
-func (d *fakeDevice) ArriveBlocks(m *kernels.HostMove) (kernels.Arrival, error) {
+func (d *fakeDevice) ArriveBlocks(m *kernels.HostMove) (kernels.HostArrival, error) {
 	a := &fakeArrival{d: d, good: make([]bool, len(m.Blocks))}
 	for range d.Layout().Layers {
 		a.layers = append(a.layers, make(chan struct{}))

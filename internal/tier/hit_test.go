@@ -84,7 +84,7 @@ func (d *quickDevice) Verify(_ context.Context, list []kernels.Landed) ([]bool, 
 	return good, nil
 }
 
-func (d *quickDevice) ArriveBlocks(m *kernels.HostMove) (kernels.Arrival, error) {
+func (d *quickDevice) ArriveBlocks(m *kernels.HostMove) (kernels.HostArrival, error) {
 	a := &quickArrival{layers: d.Layout().Layers, n: len(m.Blocks), good: make([]bool, len(m.Blocks))}
 	for i := range a.good {
 		a.good[i] = true

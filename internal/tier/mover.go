@@ -30,7 +30,7 @@ type arriver interface {
 	// arrives says whether the pool can do it.
 	arrives() bool
 	// arrive is scatter, layer by layer, for steps to wait for.
-	arrive(units []moving) (kernels.Arrival, error)
+	arrive(units []moving) (kernels.HostArrival, error)
 }
 
 // moving is a unit on its way.
@@ -171,7 +171,7 @@ func (m *bulkMover) scatter(units []moving) func() (int, error) {
 
 // arrive moves by kernel: its launches follow each other on the device, while
 // copies would each be a call of the host's for every unit and group of layers.
-func (m *bulkMover) arrive(units []moving) (kernels.Arrival, error) {
+func (m *bulkMover) arrive(units []moving) (kernels.HostArrival, error) {
 	v := m.move(units)
 	v.Engine = kernels.Kernel
 	return m.pool.(kernels.Arriver).ArriveBlocks(v)

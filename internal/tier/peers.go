@@ -75,6 +75,8 @@ type Peers struct {
 	guards  guards
 	loading claims
 
+	bringing claims
+
 	mu       sync.Mutex
 	fetches  int // begun, ever: their owners' names
 	taken    int // blocks of fetches under way
@@ -149,21 +151,43 @@ func (p *Peers) least() int { return max(p.cfg.MinLoadTokens, p.cache.UnitTokens
 
 // fetch asks one peer, if it is not left alone.
 func (p *Peers) fetch(ctx context.Context, f *Fetch, from int) int {
-	done, ok := p.guards.enter(guardKey{f.Peer.ID, f.Peer.Epoch}, time.Now())
+	over, ok := p.enter(f, from)
 	if !ok {
-		p.metrics.fetches.WithLabelValues("shut").Inc()
-		return 0
-	}
-	blocks, ok := p.book((f.Upto-from)/p.cache.BlockTokens(), f)
-	defer p.unbook(blocks)
-	if !ok {
-		done(nil, time.Now())
-		p.metrics.fetches.WithLabelValues("no_room").Inc()
 		return 0
 	}
 	f.Deadline, _ = ctx.Deadline()
-	began := time.Now()
 	n, err := p.from.Collect(ctx, f)
+	over(n, err)
+	return n
+}
+
+// enter asks whether a fetch may be made now; over is to be called with what came of it.
+func (p *Peers) enter(f *Fetch, from int) (over func(tokens int, err error), ok bool) {
+	done, ok := p.guards.enter(guardKey{f.Peer.ID, f.Peer.Epoch}, time.Now())
+	if !ok {
+		p.metrics.fetches.WithLabelValues("shut").Inc()
+		return nil, false
+	}
+	blocks, ok := p.book((f.Upto-from)/p.cache.BlockTokens(), f)
+	if !ok {
+		p.unbook(blocks)
+		done(nil, time.Now())
+		p.metrics.fetches.WithLabelValues("no_room").Inc()
+		return nil, false
+	}
+	began := time.Now()
+	return func(n int, err error) {
+		p.unbook(blocks)
+		p.count(f, began, n, err)
+		if errors.Is(err, context.Canceled) || errors.Is(err, ErrBusy) { // the request left, or there is no room
+			err = nil
+		}
+		done(err, time.Now())
+	}, true
+}
+
+// count notes how a fetch ended.
+func (p *Peers) count(f *Fetch, began time.Time, n int, err error) {
 	p.metrics.seconds.Observe(time.Since(began).Seconds())
 	p.metrics.hits.Add(float64(n / p.cache.UnitTokens()))
 	p.metrics.loaded.Add(float64(n))
@@ -172,10 +196,10 @@ func (p *Peers) fetch(ctx context.Context, f *Fetch, from int) int {
 	case err == nil && n == 0:
 		result = "nothing"
 	case err == nil:
-	case errors.Is(err, context.Canceled): // the request left
-		result, err = "cancelled", nil
+	case errors.Is(err, context.Canceled):
+		result = "cancelled"
 	case errors.Is(err, ErrBusy):
-		result, err = "no_room", nil
+		result = "no_room"
 	case errors.Is(err, ErrCorrupt):
 		result = "corrupt"
 		p.metrics.corrupt.Inc()
@@ -185,8 +209,6 @@ func (p *Peers) fetch(ctx context.Context, f *Fetch, from int) int {
 		p.log.Warn("KV not fetched from a peer; it is computed instead", "peer", f.Peer.ID, "request_id", f.RequestID, "error", err)
 	}
 	p.metrics.fetches.WithLabelValues(result).Inc()
-	done(err, time.Now())
-	return n
 }
 
 // book takes a share of the blocks and bytes that fetches may have.

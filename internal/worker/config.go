@@ -113,6 +113,7 @@ type KV struct {
 	TenantShare      float64       `koanf:"tenant_share"`       // most of host memory, and of the SSD, that one cache salt may fill; 0: all
 	LoadQuota        config.Size   `koanf:"load_quota"`         // bytes a second that loads may take; 0: any
 	Peers            string        `koanf:"peers"`              // "on" or "off": whether prefixes are fetched from other workers and given to them
+	PeerBring        string        `koanf:"peer_bring"`         // "on" or "off": whether a GPU computes behind what a peer gives
 	PeerQuota        config.Size   `koanf:"peer_quota"`         // bytes a second that are given to them; 0: any
 }
 
@@ -141,7 +142,7 @@ func DefaultConfig(role fleet.Role) Config {
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
 			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse", DeviceRefill: "on",
 			SSDSize: 8 << 30, SSDIO: string(tier.IOAuto), StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
-			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25, Peers: "on"},
+			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25, Peers: "on", PeerBring: "off"},
 		Log: Log{Level: "info", Format: "text"},
 	}
 }
@@ -263,6 +264,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {
+		return err
+	}
+	if err := oneOf("kv.peer_bring", c.KV.PeerBring, "on", "off"); err != nil {
 		return err
 	}
 	if err := oneOf("kv.peers", c.KV.Peers, "on", "off"); err != nil {

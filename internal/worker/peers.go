@@ -52,17 +52,23 @@ func (w *Worker) self() handoff.Peer {
 func (w *Worker) wanted(ctx context.Context, p prefill.Wanted) engine.Source {
 	ctx, cancel := context.WithTimeout(ctx, w.cfg.KV.LoadTimeout) // for all of them together
 	defer cancel()
+	var s source
 	if w.peers != nil && len(p.Peers) > 0 {
-		w.ask(ctx, p)
+		s.ahead = w.ask(ctx, p)
 	}
-	if w.tiers == nil {
+	if w.tiers != nil && s.ahead == nil { // they have nothing of what comes from the peer
+		w.tiers.Stage(ctx, p.Tokens, p.Salt, len(p.Tokens)-1) // the last one is computed, for its logits
+		s.tiers = w.tiers
+	}
+	if s == (source{}) {
 		return nil
 	}
-	w.tiers.Stage(ctx, p.Tokens, p.Salt, len(p.Tokens)-1) // the last one is computed, for its logits
-	return source{w.tiers}
+	return s
 }
 
-func (w *Worker) ask(ctx context.Context, p prefill.Wanted) {
+// ask fetches what peers have, or returns what one is to bring when the request has
+// its blocks.
+func (w *Worker) ask(ctx context.Context, p prefill.Wanted) *tier.Ahead {
 	list := make([]tier.Peer, 0, len(p.Peers))
 	for i := range p.Peers {
 		if known, ok := w.known(&p.Peers[i]); ok {
@@ -70,10 +76,14 @@ func (w *Worker) ask(ctx context.Context, p prefill.Wanted) {
 		}
 	}
 	if len(list) == 0 {
-		return
+		return nil
 	}
 	upto := len(p.Tokens) - 1 // the last one is computed, for its logits
+	if w.cfg.KV.PeerBring == "on" {
+		return w.peers.Stage(ctx, p.RequestID, p.Tokens, p.Salt, upto, list)
+	}
 	w.peers.Load(ctx, p.RequestID, p.Tokens, p.Salt, upto, list)
+	return nil
 }
 
 // known resolves a peer that a request names: the fleet's word counts for where
@@ -125,6 +135,26 @@ type collector struct{ w *Worker }
 
 // Collect implements tier.Collector.
 func (c collector) Collect(ctx context.Context, f *tier.Fetch) (int, error) {
+	n, err := c.w.decode.Collect(ctx, c.prefix(f))
+	return n, tierError(err)
+}
+
+// Prepare implements tier.Bringer.
+func (c collector) Prepare(ctx context.Context, f *tier.Fetch) (tier.Bring, error) {
+	way, err := c.w.decode.Prepare(ctx, c.prefix(f))
+	if way == nil {
+		return nil, tierError(err)
+	}
+	return func(f *tier.Fetch, table []int32, from int, wake func(), ended func(int, error)) tier.Coming {
+		coming := way.Bring(c.prefix(f), table, from, wake, func(n int, err error) { ended(n, tierError(err)) })
+		if coming == nil {
+			return nil
+		}
+		return coming
+	}, nil
+}
+
+func (c collector) prefix(f *tier.Fetch) *decode.Prefix {
 	p := &decode.Prefix{Addr: f.Peer.KV, Peer: kvconn.PeerID{ID: f.Peer.ID, Epoch: f.Peer.Epoch}, RequestID: f.RequestID, Owner: f.Owner,
 		Tokens: f.Tokens, Salt: f.Salt, Chain: f.Chain, Upto: f.Upto, Least: f.Least, Most: f.Blocks, Deadline: f.Deadline}
 	if f.Peer.URL != "" {
@@ -132,7 +162,11 @@ func (c collector) Collect(ctx context.Context, f *tier.Fetch) (int, error) {
 			return c.w.reach(ctx, f.Peer.URL, chain, unit, from, upto)
 		}
 	}
-	n, err := c.w.decode.Collect(ctx, p)
+	return p
+}
+
+// tierError is what a fetch's error counts as.
+func tierError(err error) error {
 	var e *decode.Error
 	switch {
 	case err == nil || !errors.As(err, &e):
@@ -143,7 +177,7 @@ func (c collector) Collect(ctx context.Context, f *tier.Fetch) (int, error) {
 	case e.Outcome == ticket.NoSpace:
 		err = fmt.Errorf("%w: %w", tier.ErrBusy, err)
 	}
-	return n, err
+	return err
 }
 
 // reach asks a peer how far it has a chain from token from on.

@@ -57,11 +57,21 @@ func (w *Worker) warm(ctx context.Context, tokens []int32, salt string) {
 	w.tiers.Load(ctx, tokens, salt, len(tokens)-1) // the last one is computed, for its logits
 }
 
-// source is the tiers as the engine sees them.
-type source struct{ tiers *tier.Tiers }
+// source is the tiers, or a peer, as the engine sees them.
+type source struct {
+	tiers *tier.Tiers
+	ahead *tier.Ahead
+}
 
 // Bring implements engine.Source.
 func (s source) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int, ended func()) (engine.Arriving, bool) {
+	if s.ahead != nil {
+		c, busy := s.ahead.Bring(table, from, ended)
+		if c == nil {
+			return nil, busy
+		}
+		return c, false
+	}
 	a, busy := s.tiers.Bring(chain, tokens, table, from, upto, ended)
 	if a == nil {
 		return nil, busy

@@ -15,7 +15,7 @@
 	F(export) F(flag_clear) F(peer_open) F(peer_local) F(push) F(refill_push) F(peer_mark) F(peer_close) F(verify) \
 	F(host_register) F(host_release) F(move) F(wait) F(mark_free) \
 	F(link_id) F(link_open) F(link_settle) F(link_region) F(link_taken) F(link_transfer) F(link_resume) F(link_end) \
-	F(arrive) F(arrived) F(arrival_bad) F(arrival_free) F(step_after) \
+	F(arrive) F(arrived) F(arrival_bad) F(arrival_free) F(step_after) F(gate) F(gate_open) \
 	F(fill_random) F(last_step_us) F(profile)
 #define XK_FIELD(name) __typeof__(&xk_##name) name;
 typedef struct { void *handle; XK_EACH(XK_FIELD) } xk_api;
@@ -73,6 +73,8 @@ static inline int32_t api_arrive(xk_api *a, xk_ctx *c, xk_region *r, const xk_mo
 static inline int32_t api_arrived(xk_api *a, xk_arrival *v, int32_t *n) { return a->arrived(v, n); }
 static inline int32_t api_arrival_bad(xk_api *a, xk_arrival *v, uint8_t *b) { return a->arrival_bad(v, b); }
 static inline int32_t api_arrival_free(xk_api *a, xk_arrival *v) { return a->arrival_free(v); }
+static inline int32_t api_gate(xk_api *a, xk_ctx *c, xk_arrival **o) { return a->gate(c, o); }
+static inline int32_t api_gate_open(xk_api *a, xk_arrival *v, int32_t n) { return a->gate_open(v, n); }
 static inline int32_t api_step_after(xk_api *a, xk_ctx *c, xk_arrival *v) { return a->step_after(c, v); }
 static inline int32_t api_fill_random(xk_api *a, xk_ctx *c, uint64_t s) { return a->fill_random(c, s); }
 static inline int32_t api_last_step_us(xk_api *a, xk_ctx *c, double *s, double *i) { return a->last_step_us(c, s, i); }

@@ -7,6 +7,7 @@
 // and behind it the group is verified.
 // Bound by PCIe. Oracle: steps, Gather and Verify (hostmove_test.go, arrive_test.go).
 #include <algorithm>
+#include <thread>
 
 #include "bulk.cuh"
 
@@ -206,7 +207,7 @@ int32_t launch_all(xk_ctx *c, xk_region *r, const xk_move_args &a, const xk_plac
 
 void forget(xk_arrival *a) {
   Moves &m = *a->c->moves;
-  {
+  if (!a->gate) {
     std::lock_guard<std::mutex> hold(m.ways[0].mu);
     leave(m.arrivals, a);
   }
@@ -266,6 +267,23 @@ int32_t xk_arrive(xk_ctx *c, xk_region *r, const xk_move_args *args, const xk_pl
   }
   *out = v;
   return XK_OK;
+}
+
+int32_t xk_gate(xk_ctx *c, xk_arrival **out) {
+  xk_arrival *v = new xk_arrival{c, 0};
+  v->gate = true;
+  *out = v;
+  return XK_OK;
+}
+
+int32_t xk_gate_open(xk_arrival *v, int32_t layers) {
+  v->open.store(layers, std::memory_order_release);
+  return XK_OK;
+}
+
+// A layer comes in some 100 us: too short to sleep.
+void xk_gate_await(const xk_arrival *v, int layers) {
+  while (v->open.load(std::memory_order_acquire) < layers) std::this_thread::yield();
 }
 
 int xk_gemm_beside(const xk_ctx *c) {

@@ -17,20 +17,25 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// arrival implements kernels.Arrival. The library's part of it is freed when
+// arrival implements kernels.HostArrival. The library's part of it is freed when
 // everything has arrived, and not while a step that waits for it is launched.
 type arrival struct {
 	b *Backend
 	n int // blocks
 
-	mu   sync.Mutex
-	at   *C.xk_arrival // nil: all is there, or err
+	awaited
 	good []bool
 	err  error
 }
 
+// awaited is the library's part of what steps wait for.
+type awaited struct {
+	mu sync.Mutex    // held while a step is launched that waits for it
+	at *C.xk_arrival // nil: all is there, or will never be
+}
+
 // ArriveBlocks implements kernels.Arriver.
-func (b *Backend) ArriveBlocks(m *kernels.HostMove) (kernels.Arrival, error) {
+func (b *Backend) ArriveBlocks(m *kernels.HostMove) (kernels.HostArrival, error) {
 	h, places, args, err := b.describeMove(m)
 	if err != nil {
 		return nil, err
@@ -67,7 +72,7 @@ func (a *arrival) Layers() int {
 	return int(n)
 }
 
-// Good implements kernels.Arrival.
+// Good implements kernels.HostArrival.
 func (a *arrival) Good() ([]bool, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -109,15 +114,25 @@ func (a *arrival) Wait(ctx context.Context) (err error) {
 // behind has the next step wait for arrivals. None of them is freed before free
 // has been called.
 func (b *Backend) behind(list []kernels.Arrival) (free func(), err error) {
-	var held []*arrival
+	var held []*awaited
 	free = func() {
 		for _, a := range held {
 			a.mu.Unlock()
 		}
 	}
 	for _, k := range list {
-		a, ok := k.(*arrival)
-		if !ok || a.b != b {
+		var a *awaited
+		switch k := k.(type) {
+		case *arrival:
+			if k.b == b {
+				a = &k.awaited
+			}
+		case *gate:
+			if k.b == b {
+				a = &k.awaited
+			}
+		}
+		if a == nil {
 			free()
 			return nil, errors.New("an arrival of another backend")
 		}

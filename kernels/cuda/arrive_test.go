@@ -81,7 +81,7 @@ func TestArrivalsBeside(t *testing.T) {
 
 		type load struct {
 			m       *kernels.HostMove
-			arrival kernels.Arrival
+			arrival kernels.HostArrival
 			bad     []bool
 		}
 		var under []load

@@ -39,7 +39,8 @@ struct Mover {
 
 struct Moves; // move.cuh
 
-// Blocks on their way into the pool, layer by layer (arrive.cu).
+// Blocks on their way into the pool, layer by layer (arrive.cu). Of a gate others
+// bring them, and say how many layers are there.
 struct xk_arrival {
   xk_ctx *c;
   int first;                     // layer
@@ -47,7 +48,10 @@ struct xk_arrival {
   std::vector<int> until;        // by group: its last layer and 1
   std::vector<cudaEvent_t> good; // by group: it has landed and was verified
   int ctas = 0;                  // that it keeps busy
+  bool gate = false;
+  std::atomic<int32_t> open{0};  // layers, of a gate
 };
+void xk_gate_await(const xk_arrival *v, int layers);
 
 struct xk_ctx {
   xk_config cfg;

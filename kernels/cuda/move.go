@@ -19,6 +19,7 @@ var (
 	_ kernels.Exporter   = (*Backend)(nil)
 	_ kernels.PeerOpener = (*Backend)(nil)
 	_ kernels.Arriver    = (*Backend)(nil)
+	_ kernels.Gated      = (*Backend)(nil)
 )
 
 // move is lib.call with the failure that callers tell from others.

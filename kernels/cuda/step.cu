@@ -61,12 +61,14 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   // What arrives is read by attention first. Once a group: what follows on the
   // stream is behind it too.
   bool waits = false;
-  for (xk_arrival *v : c->after)
+  for (xk_arrival *v : c->after) {
+    if (v->gate) xk_gate_await(v, i + 1);
     for (size_t k = 0; k < v->until.size(); k++)
       if ((k ? v->until[k - 1] : v->first) == i) {
         XK_TRY(cudaStreamWaitEvent(l.stream, v->good[k], 0));
         waits = true;
       }
+  }
   const Launch behind = c->on_stream(false); // begins nothing early
   // Recorded where no kernel begins early behind another's end (PDL): before a
   // projection. Only of the last layer it counts when a push can begin.

@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 11 // raised by any change of this file
+#define XK_ABI 12 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -256,6 +256,10 @@ int32_t xk_arrived(xk_arrival *v, int32_t *layers);     // how many are there an
 int32_t xk_arrival_bad(xk_arrival *v, uint8_t *bad);    // one a place, once all have arrived; else XK_LATE
 int32_t xk_arrival_free(xk_arrival *v);                 // once all have arrived
 int32_t xk_step_after(xk_ctx *c, xk_arrival *v);        // the next xk_step computes each layer when it is there and verified
+// An arrival of what others bring: xk_step itself waits until xk_gate_open, from
+// another thread, has said that a layer is there. For xk_step_after and xk_arrival_free only.
+int32_t xk_gate(xk_ctx *c, xk_arrival **out);
+int32_t xk_gate_open(xk_arrival *v, int32_t layers);    // rises, up to all layers
 
 // Links by NCCL (link.cu; kernels/link.go says what they promise). A link's region
 // is memory of the device, for xk_move. XK_NO_PEER: there is no NCCL.

@@ -1,0 +1,259 @@
+package decode
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// standstill is how long a prefix of which layers have come may bring none: a step
+// waits for the next.
+const standstill = 100 * time.Millisecond
+
+var errStandstill = fmt.Errorf("no layer has come in %v", standstill)
+
+// Way is an open way to a peer for a prefix that is to come while it is computed with.
+type Way struct {
+	s       *Service
+	gated   kernels.Gated
+	session *kvconn.Session
+}
+
+// Prepare opens the way for Bring. Nil: steps of this backend do not wait for peers.
+func (s *Service) Prepare(ctx context.Context, p *Prefix) (*Way, error) {
+	gated, ok := s.backend.(kernels.Gated)
+	if !ok {
+		return nil, nil
+	}
+	session, err := s.way(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	return &Way{s, gated, session}, nil
+}
+
+// Coming is a prefix that comes into a request's blocks while its steps are launched:
+// each layer is computed when it is there, verified. It holds the blocks until its
+// end, which is bounded by standstill once a step can wait for it.
+type Coming struct {
+	*Way
+	p     *Prefix
+	chain kvcache.Chain
+	table []int32
+	from  int // tokens that were there
+	gate  kernels.Gate
+	wake  func()
+
+	begun atomic.Bool
+	moved chan struct{} // a token when layers have come
+	over  chan struct{} // closed when the following are known
+	good  int
+	lost  bool
+
+	mu     sync.Mutex // of how far it is
+	here   []bool     // by layer, and block from the first that comes
+	left   []int      // by layer: blocks that are not here
+	layers int        // from the first, that are
+}
+
+// Bring is Collect into blocks that the caller holds: table is the prompt's, of which
+// the first from tokens are there. It returns at once; nil: there is too little to
+// bring. wake is called when a step can begin, and at the end; ended with what Collect
+// returns.
+func (w *Way) Bring(p *Prefix, table []int32, from int, wake func(), ended func(tokens int, err error)) *Coming {
+	s := w.s
+	c := &Coming{Way: w, p: p, chain: s.chain(p), from: from, wake: wake, moved: make(chan struct{}, 1), over: make(chan struct{})}
+	upto := s.agree(p, &c.chain, w.session, from, c.chain.Tokens())
+	if upto-from < p.Least || upto == from {
+		return nil
+	}
+	bt, layers := s.cache.BlockTokens(), s.backend.Layout().Layers
+	c.table = append(c.table, table[:upto/bt]...)
+	fresh := len(c.table) - from/bt
+	c.here, c.left = make([]bool, layers*fresh), make([]int, layers)
+	for i := range c.left {
+		c.left[i] = fresh
+	}
+	var err error
+	if c.gate, err = w.gated.Gate(); err != nil {
+		s.log.Error("a step cannot wait for a peer", "error", err)
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		c.gate.Open(layers)
+		return nil
+	}
+	s.cache.Retain(c.table[from/bt:], p.Owner)
+	s.cache.SetState(p.Owner, kvcache.StateReceiving)
+	s.wg.Go(func() {
+		ctx, cancel := context.WithDeadline(s.ctx, p.Deadline)
+		defer cancel()
+		tokens, err := c.collect(ctx)
+		s.cache.ReleaseAll(p.Owner)
+		c.gate.Open(layers)
+		close(c.over)
+		wake()
+		ended(tokens, err)
+	})
+	return c
+}
+
+// collect brings all, or less if that is what the peer has.
+func (c *Coming) collect(ctx context.Context) (tokens int, err error) {
+	c.good = c.from
+	upto := len(c.table) * c.s.cache.BlockTokens()
+	tokens, err = c.attempt(ctx, upto)
+	if c.begun.Load() || !c.p.less(err) {
+		return tokens, err
+	}
+	if upto, err = c.s.reach(ctx, c.p, &c.chain, c.session, c.from, upto); err != nil || upto-c.from < c.p.Least {
+		return 0, err
+	}
+	return c.attempt(ctx, upto)
+}
+
+// attempt brings the first upto tokens.
+func (c *Coming) attempt(ctx context.Context, upto int) (tokens int, err error) {
+	s, bt := c.s, c.s.cache.BlockTokens()
+	table, had := c.table[:upto/bt], c.from/bt
+	in, err := s.requestCached(ctx, c.p, c.session, table, had, &counting{s.sink(c.session), c})
+	if err != nil {
+		return 0, failure(ctx, "send ticket", err, ticket.Dead)
+	}
+	err = c.await(ctx, in)
+	if err != nil && !s.fenced(in, c.p, table[had:]) {
+		c.lost = true
+		s.quarantine(in, c.p.Owner, table[had:])
+		return 0, failure(ctx, "collect prefix", err, ticket.Dead)
+	}
+	// What was asked for again may have been written again while a step read it: its
+	// rows are right now, and nobody knows what the step has seen.
+	sure := s.whole(in, had, len(table))
+	whole := sure
+	if err == nil {
+		whole = len(table)
+	}
+	c.good = sure * bt / s.cache.UnitTokens() * s.cache.UnitTokens()
+	tokens = s.cache.InsertChain(&c.chain, c.p.Tokens[:whole*bt], table[:whole], c.from) - c.from
+	if err != nil {
+		err = failure(ctx, "collect prefix", err, ticket.Dead)
+	}
+	return tokens, err
+}
+
+// await waits for the ticket's end as long as it gets on.
+func (c *Coming) await(ctx context.Context, in *kvconn.Incoming) error {
+	still := time.NewTimer(standstill)
+	still.Stop() // nobody waits for the first layer
+	defer still.Stop()
+	for {
+		select {
+		case <-c.moved:
+			still.Reset(standstill)
+		case <-in.Done():
+			_, err := in.Wait(ctx)
+			return err
+		case <-still.C:
+			return errStandstill
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// came notes blocks of a layer that were verified, those that are good.
+func (c *Coming) came(layer int, blocks []kvconn.PushedBlock, good []bool) {
+	bt := c.s.cache.BlockTokens()
+	first := layer * (len(c.table) - c.from/bt)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, b := range blocks {
+		if at := first + (b.FirstPos-c.from)/bt; good[i] && !c.here[at] {
+			c.here[at] = true
+			c.left[layer]--
+		}
+	}
+	before := c.layers
+	for c.layers < len(c.left) && c.left[c.layers] == 0 {
+		c.layers++
+	}
+	if c.layers == before {
+		return
+	}
+	c.gate.Open(c.layers)
+	select {
+	case c.moved <- struct{}{}:
+	default:
+	}
+	if !c.begun.Swap(true) {
+		c.wake()
+	}
+}
+
+// Move implements engine.Arriving.
+func (c *Coming) Move() kernels.Arrival { return c.gate }
+
+// Upto implements engine.Arriving.
+func (c *Coming) Upto() int { return len(c.table) * c.s.cache.BlockTokens() }
+
+// Begun implements engine.Arriving.
+func (c *Coming) Begun() bool { return c.begun.Load() }
+
+// Over implements engine.Arriving.
+func (c *Coming) Over() bool {
+	select {
+	case <-c.over:
+		return true
+	default:
+		return false
+	}
+}
+
+// Good implements engine.Arriving. The end is near when a step has been awaited.
+func (c *Coming) Good() (tokens int, lost bool) {
+	<-c.over
+	return c.good, c.lost
+}
+
+// counting is a sink that tells a Coming of what it has verified.
+type counting struct {
+	*sink
+	c *Coming
+}
+
+// Store implements kvconn.Sink.
+func (s *counting) Store(layer int, dst int32, row, rows, firstPos int, packed []byte, digests []uint64) error {
+	err := s.sink.Store(layer, dst, row, rows, firstPos, packed, digests)
+	s.c.came(layer, []kvconn.PushedBlock{{FirstPos: firstPos}}, []bool{err == nil})
+	return err
+}
+
+// Verify implements kvconn.ViewSink.
+func (s *counting) Verify(layer int, dst int32, row, rows, firstPos int, digests []uint64) error {
+	err := s.sink.Verify(layer, dst, row, rows, firstPos, digests)
+	s.c.came(layer, []kvconn.PushedBlock{{FirstPos: firstPos}}, []bool{err == nil})
+	return err
+}
+
+// VerifyPushed implements kvconn.DeviceSink.
+func (s *counting) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
+	good, err := s.sink.VerifyPushed(ctx, layer, blocks)
+	if err == nil {
+		s.c.came(layer, blocks, good)
+	}
+	return good, err
+}
+
+var (
+	_ kvconn.ViewSink   = (*counting)(nil)
+	_ kvconn.DeviceSink = (*counting)(nil)
+)
