@@ -41,11 +41,13 @@ func (r *rig) giving(o *kvconn.Outgoing, src kvconn.Source, layers int) {
 	for i := range all {
 		all[i] = i
 	}
+	if layers == layout.Layers {
+		o.PushAll() // none waits behind what is asked for again
+		o.Commit(nil)
+		return
+	}
 	for layer := range layers {
 		o.Push(layer, all)
-	}
-	if layers == layout.Layers {
-		o.Commit(nil)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/internal/engine/enginetest"
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/tier"
 	"github.com/xpyd/xpyd/kernels"
@@ -65,6 +66,8 @@ func (p gpuPool) Scatter(layer int, block int32, row, n int, src []byte) {
 	p.e.through.Add(1)
 	p.FakeGPU.Scatter(layer, block, row, n, src)
 }
+
+func (p gpuPool) Gate() (kernels.Gate, error) { return enginetest.NewGate(p.e.layout.Layers), nil }
 
 const gpuTokens = 192 // of a prompt; the pools have room for three
 
