@@ -15,8 +15,12 @@ import (
 //
 //	go test -tags cuda ./internal/worker -run GPUPeers
 func TestGPUPeers(t *testing.T) {
-	for _, blockTokens := range []int{1, 16, 64, 256} {
-		t.Run(fmt.Sprint(blockTokens), func(t *testing.T) {
+	for _, one := range []struct {
+		blockTokens int
+		bring       string
+	}{{1, "off"}, {16, "off"}, {64, "off"}, {256, "off"}, {1, "on"}, {16, "on"}, {256, "on"}} {
+		blockTokens, bring := one.blockTokens, one.bring
+		t.Run(fmt.Sprint(blockTokens, " bring ", bring), func(t *testing.T) {
 			gpu := func(c *worker.Config) {
 				patient(c)
 				c.Device, c.KVMemory, c.GPUMemory, c.BatchInvariant, c.BlockTokens = "cuda", 0, 0.2, true, blockTokens
@@ -25,7 +29,7 @@ func TestGPUPeers(t *testing.T) {
 			p, d := pair(t, func(pc, dc *worker.Config) {
 				gpu(pc)
 				gpu(dc)
-				pc.KV.MinLoadTokens, pc.KV.HostMemory = 1, 256<<20
+				pc.KV.MinLoadTokens, pc.KV.HostMemory, pc.KV.PeerBring = 1, 256<<20, bring
 			})
 			turns(t, plain, p, d, max(16, blockTokens))
 		})

@@ -92,7 +92,9 @@ func (s *site) start(name string, env []string, args ...string) error {
 	}
 	defer log.Close()
 	cmd := exec.Command(s.o.xpyd, args...)
-	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "XPYD_") && !strings.HasPrefix(e, "XPYD_CUDA_") }), env...)
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(e string) bool {
+		return strings.HasPrefix(e, "XPYD_") && !strings.HasPrefix(e, "XPYD_CUDA_") && !strings.HasPrefix(e, "XPYD_KV__")
+	}), env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {

@@ -44,7 +44,7 @@ var families = []family{
 	{name: "range", tests: []string{"TestFP16Range", "TestFP16Peers"}},
 	{name: "sampler", tests: []string{"TestDraws", "TestDrawsAmongEquals", "TestDrawDistribution", "TestLogprobs"}, shared: true},
 	{name: "pool", tests: []string{"TestDigestFollowsOverwrites", "TestPoolMovesRows", "TestPoolBesideSteps", "TestPoolRefusesBadRanges"}, shared: true},
-	{name: "host", tests: []string{"TestHostMoves", "TestHostMovesKeepDigests", "TestArrivals", "TestArrivalsBeside"}, shared: true},
+	{name: "host", tests: []string{"TestHostMoves", "TestHostMovesKeepDigests", "TestArrivals", "TestArrivalsBeside", "TestGates"}, shared: true},
 	{name: "push", tests: []string{"TestPush", "TestPushLong", "TestPushBehindStep", "TestMovesRefuse", "TestMovesLate", "TestDrain", "TestPeerProcess"}, processes: []string{"TestPeerProcess"}, shared: true},
 	{name: "refill", tests: []string{"TestRefill", "TestRefillConverts", "TestRefillSpoiled", "TestRefillRefuses", "TestRefillProcess"}, processes: []string{"TestRefillProcess"}},
 	{name: "overlap", tests: []string{"TestOverlapEqualsSteps", "TestOverlappingChunks", "TestAppendsOfChangingSteps", "TestLaunchRefused"}, fp16: true},
