@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/decode"
-	"github.com/xpyd/xpyd/internal/engine/enginetest"
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
@@ -17,7 +16,7 @@ import (
 )
 
 // Gate implements kernels.Gated.
-func (*pool) Gate() (kernels.Gate, error) { return enginetest.NewGate(layout.Layers), nil }
+func (*pool) Gate() (kernels.Gate, error) { return kernels.NewHostGate(layout.Layers), nil }
 
 // TestBring: what a peer has comes into blocks of somebody else's, layer by layer;
 // whatever goes wrong, a step that waits is let go, what is said to be right is, and

@@ -35,7 +35,7 @@ type peerSource struct {
 // peerComing implements engine.Arriving.
 type peerComing struct {
 	s     *peerSource
-	gate  *enginetest.Gate
+	gate  *kernels.HostGate
 	table []int32
 	wake  func()
 	begun atomic.Bool
@@ -51,7 +51,7 @@ func (s *peerSource) Bring(_ kvcache.Chain, _, table []int32, from, _ int, ended
 		return nil, false
 	}
 	s.used = true
-	c := &peerComing{s: s, gate: enginetest.NewGate(s.r.backend.Layout().Layers), table: slices.Clone(table[:s.upto/s.r.cache.BlockTokens()]), wake: ended, over: make(chan struct{})}
+	c := &peerComing{s: s, gate: kernels.NewHostGate(s.r.backend.Layout().Layers), table: slices.Clone(table[:s.upto/s.r.cache.BlockTokens()]), wake: ended, over: make(chan struct{})}
 	s.r.cache.Retain(c.table, peerOwner)
 	s.all.Go(func() { s.act(c) })
 	return c, false

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"context"
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -46,11 +45,6 @@ func (s *serial) Launch(step *kernels.Step) error {
 }
 
 func (s *serial) Await() ([]kernels.Result, error) {
-	for _, a := range s.step.Arrivals {
-		if err := a.Wait(context.Background()); err != nil {
-			return nil, err
-		}
-	}
 	return s.Step(s.step)
 }
 

@@ -16,7 +16,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/decode"
-	"github.com/xpyd/xpyd/internal/engine/enginetest"
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/tier"
 	"github.com/xpyd/xpyd/kernels"
@@ -67,7 +66,7 @@ func (p gpuPool) Scatter(layer int, block int32, row, n int, src []byte) {
 	p.FakeGPU.Scatter(layer, block, row, n, src)
 }
 
-func (p gpuPool) Gate() (kernels.Gate, error) { return enginetest.NewGate(p.e.layout.Layers), nil }
+func (p gpuPool) Gate() (kernels.Gate, error) { return kernels.NewHostGate(p.e.layout.Layers), nil }
 
 const gpuTokens = 192 // of a prompt; the pools have room for three
 

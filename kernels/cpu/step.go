@@ -135,12 +135,20 @@ func (b *Backend) Step(st *kernels.Step) ([]kernels.Result, error) {
 	return s.results, nil
 }
 
+// Gate implements kernels.Gated.
+func (b *Backend) Gate() (kernels.Gate, error) { return kernels.NewHostGate(b.arch.Layers), nil }
+
 // plan checks the step, so that nothing later can go out of bounds, and lays
 // out its rows, items and results.
 func (b *Backend) plan(st *kernels.Step) error {
 	s := &b.step
 	if b.team.closed {
 		return errors.New("backend is closed")
+	}
+	for _, a := range st.Arrivals {
+		if _, ok := a.(*kernels.HostGate); !ok {
+			return fmt.Errorf("a step behind a %T", a)
+		}
 	}
 	s.step = st
 	s.tokens, s.items, s.finals = s.tokens[:0], s.items[:0], s.finals[:0]
@@ -249,6 +257,14 @@ func (b *Backend) member(id int) {
 	t.barrier()
 	for i := range b.layers {
 		l := &b.layers[i]
+		if len(s.step.Arrivals) > 0 {
+			if id == 0 {
+				for _, a := range s.step.Arrivals {
+					a.(*kernels.HostGate).AwaitLayer(i)
+				}
+			}
+			t.barrier()
+		}
 		b.project(&l.qkv, s.xn, s.hidden, s.qkv, s.qkvRow, len(s.tokens))
 		t.barrier()
 		if s.fused {

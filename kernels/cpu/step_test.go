@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -168,3 +169,58 @@ func TestClose(t *testing.T) {
 		t.Errorf("info %+v", i)
 	}
 }
+
+// A step behind gates computes no layer before it is open in all of them, and is then
+// what it would have been with all rows in place.
+func TestGates(t *testing.T) {
+	a := shape(3, 64, 96, 4, 2, 16, 64)
+	for _, threads := range []int{1, 3} {
+		b := open(t, a, randomWeights(a, kernels.F32, 1), cpu.Options{Blocks: 8, Threads: threads})
+		l := b.Layout()
+		prefix := make([]int32, 32)
+		for i := range prefix {
+			prefix[i] = int32(i)
+		}
+		if _, err := b.Step(&kernels.Step{Seqs: []kernels.Seq{{Tokens: prefix, Blocks: []int32{0, 1}}}}); err != nil {
+			t.Fatal(err)
+		}
+		logits := func(table []int32, gates ...kernels.Arrival) []float32 {
+			t.Helper()
+			out, err := b.Step(&kernels.Step{Arrivals: gates, Seqs: []kernels.Seq{{Tokens: []int32{7, 8, 9}, Pos: 32, Blocks: table, WantLogits: true}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return slices.Clone(out[0].Logits)
+		}
+		want := logits([]int32{0, 1, 2})
+		g, err := b.Gate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := kernels.NewHostGate(a.Layers)
+		ended.Open(a.Layers)
+		var all sync.WaitGroup
+		all.Go(func() {
+			rows := make([]byte, l.BlockBytes())
+			for layer := range a.Layers {
+				for block := range int32(2) {
+					b.Gather(layer, block, 0, 16, rows)
+					b.Scatter(layer, 4+block, 0, 16, rows)
+				}
+				g.Open(layer + 1)
+			}
+		})
+		if got := logits([]int32{4, 5, 6}, ended, g); !slices.Equal(got, want) {
+			t.Errorf("%d threads: other logits behind a gate", threads)
+		}
+		all.Wait()
+		if g.Layers() != a.Layers || g.Wait(t.Context()) != nil {
+			t.Errorf("%d layers are open", g.Layers())
+		}
+		if _, err := b.Step(&kernels.Step{Arrivals: []kernels.Arrival{otherGate{}}, Seqs: []kernels.Seq{{Tokens: []int32{7}, Blocks: []int32{0}}}}); err == nil {
+			t.Error("a step waits for another backend's arrival")
+		}
+	}
+}
+
+type otherGate struct{ kernels.Gate }
