@@ -20,6 +20,12 @@ import (
 // which fetches the prefix. When that worker is stopped or killed at such a
 // moment, or is another run by now, the pair computes; the answer is the same.
 func TestPeers(t *testing.T) {
+	for _, bring := range []string{"off", "on"} {
+		t.Run("bring "+bring, func(t *testing.T) { testPeers(t, bring) })
+	}
+}
+
+func testPeers(t *testing.T, bring string) {
 	config := filepath.Join(t.TempDir(), "router.yaml")
 	if err := os.WriteFile(config, []byte("fleet: {listen: \"127.0.0.1:0\"}\npick: {policy: kv_events}\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -27,7 +33,7 @@ func TestPeers(t *testing.T) {
 	r := cluster.Alone(t, "--config", config)
 	const loadTimeout = 3 * time.Second // for a starved machine; a hung peer costs as much
 	begin := func(role fleet.Role, id string) *cluster.Process {
-		return cluster.Start(t, []string{"XPYD_KV__LOAD_TIMEOUT=" + loadTimeout.String()}, string(role), "--join", r.Join, "--threads", "1", "--id", id)
+		return cluster.Start(t, []string{"XPYD_KV__LOAD_TIMEOUT=" + loadTimeout.String(), "XPYD_KV__PEER_BRING=" + bring}, string(role), "--join", r.Join, "--threads", "1", "--id", id)
 	}
 	begin(fleet.Prefill, "p")
 	begin(fleet.Decode, "d")

@@ -64,6 +64,11 @@ func (o *options) open(ctx context.Context, dir string, invariant bool) (*site, 
 	for i, id := range []string{"giver", "taker"} {
 		args := []string{"prefill", "--id", id, "--join", join, "--kv-load-timeout", patience.String()}
 		env := []string{"XPYD_KV__PEER_SILENCE=" + patience.String(), "XPYD_KV__DIAL_TIMEOUT=" + patience.String(), "XPYD_KV__HANDSHAKE_TIMEOUT=" + patience.String()}
+		for _, e := range os.Environ() {
+			if strings.HasPrefix(e, "XPYD_KV__") { // for the workers alone: a router knows no such settings
+				env = append(env, e)
+			}
+		}
 		if s.o.model != "" {
 			args = append(args, "--model", s.o.model)
 		}
@@ -93,7 +98,7 @@ func (s *site) start(name string, env []string, args ...string) error {
 	defer log.Close()
 	cmd := exec.Command(s.o.xpyd, args...)
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(e string) bool {
-		return strings.HasPrefix(e, "XPYD_") && !strings.HasPrefix(e, "XPYD_CUDA_") && !strings.HasPrefix(e, "XPYD_KV__")
+		return strings.HasPrefix(e, "XPYD_") && !strings.HasPrefix(e, "XPYD_CUDA_")
 	}), env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
