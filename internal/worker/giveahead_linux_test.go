@@ -145,12 +145,7 @@ func TestGiveAhead(t *testing.T) {
 		}
 		p.compute(2, gpuTokens) // the other blocks
 		on()
-		soon(t, patience, func() error {
-			if n := p.cache.Stats().Quarantined; n > 0 {
-				return fmt.Errorf("%d blocks are quarantined", n)
-			}
-			return nil
-		})
+		p.quarantineEnds()
 		p.has(1, 0)
 		p.has(2, gpuTokens)
 	})

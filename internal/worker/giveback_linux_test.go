@@ -245,6 +245,17 @@ func (e *gpuEnd) clean() {
 	})
 }
 
+// quarantineEnds waits until no block is in quarantine.
+func (e *gpuEnd) quarantineEnds() {
+	e.t.Helper()
+	soon(e.t, patience, func() error {
+		if n := e.cache.Stats().Quarantined; n > 0 {
+			return fmt.Errorf("%d blocks are quarantined", n)
+		}
+		return nil
+	})
+}
+
 // begins waits until a GPU writes.
 func begins(t *testing.T, writing <-chan struct{}) {
 	t.Helper()
@@ -339,12 +350,7 @@ func TestGiveBack(t *testing.T) {
 		p.compute(2, gpuTokens) // the other blocks
 		p.compute(3, gpuTokens)
 		on()
-		soon(t, patience, func() error {
-			if n := p.cache.Stats().Quarantined; n > 0 {
-				return fmt.Errorf("%d blocks are quarantined", n)
-			}
-			return nil
-		})
+		p.quarantineEnds()
 		p.has(1, 0)
 		p.has(2, gpuTokens)
 		p.has(3, gpuTokens)
@@ -365,11 +371,6 @@ func TestGiveBack(t *testing.T) {
 		}
 		on()
 		p.has(1, 0)
-		soon(t, patience, func() error {
-			if n := p.cache.Stats().Quarantined; n > 0 {
-				return fmt.Errorf("%d blocks are quarantined", n)
-			}
-			return nil
-		})
+		p.quarantineEnds()
 	})
 }

@@ -184,27 +184,36 @@ func TestHostMovesKeepDigests(t *testing.T) {
 	bad("no memory", func(m *kernels.HostMove) { m.Memory = nil })
 }
 
-// Blocks that arrive layer by layer are what ScatterBlocks would have made of
-// them, each is verified, and a step that waits for them draws what it would have
-// with all of them in place.
-func TestArrivals(t *testing.T) {
+// arrivalRig is a backend that has a prompt in blocks 0 .. arrivalBlocks-1 of 8; last
+// draws what follows it from blocks with the same rows, and want is what it should draw.
+func arrivalRig(t *testing.T) (b *cuda.Backend, last func(table []int32, arrivals ...kernels.Arrival) int32, want int32) {
+	t.Helper()
 	a := families()["llama gqa2 8"]
-	b := open(t, a, randomWeights(a, 1), cuda.Options{Blocks: 64, BlockTokens: 8, BatchInvariant: true})
-	l := b.Layout()
-	r := rand.New(rand.NewPCG(1, 2))
-	const blocks = 5
-	tokens := randomTokens(r, 8*blocks+1, a.Vocab)
-	last := func(table []int32, arrivals ...kernels.Arrival) int32 {
+	b = open(t, a, randomWeights(a, 1), cuda.Options{Blocks: 64, BlockTokens: 8, BatchInvariant: true})
+	const length = 8 * arrivalBlocks
+	tokens := randomTokens(rand.New(rand.NewPCG(1, 2)), length+1, a.Vocab)
+	last = func(table []int32, arrivals ...kernels.Arrival) int32 {
 		t.Helper()
-		res, err := b.Step(&kernels.Step{Arrivals: arrivals, Seqs: []kernels.Seq{{Tokens: tokens[8*blocks:], Pos: 8 * blocks, Blocks: table,
-			Samples: []kernels.Sample{{Position: 8*blocks + 1, TopP: 1, Repetition: 1, Logprobs: -1}}}}})
+		res, err := b.Step(&kernels.Step{Arrivals: arrivals, Seqs: []kernels.Seq{{Tokens: tokens[length:], Pos: length, Blocks: table,
+			Samples: []kernels.Sample{{Position: length + 1, TopP: 1, Repetition: 1, Logprobs: -1}}}}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return res[0].Samples[0].Token
 	}
-	mustStep(t, b, kernels.Seq{Tokens: tokens[:8*blocks], Blocks: []int32{0, 1, 2, 3, 4}})
-	want := last([]int32{0, 1, 2, 3, 4, 5})
+	mustStep(t, b, kernels.Seq{Tokens: tokens[:length], Blocks: []int32{0, 1, 2, 3, 4}})
+	return b, last, last([]int32{0, 1, 2, 3, 4, 5})
+}
+
+const arrivalBlocks = 5
+
+// Blocks that arrive layer by layer are what ScatterBlocks would have made of
+// them, each is verified, and a step that waits for them draws what it would have
+// with all of them in place.
+func TestArrivals(t *testing.T) {
+	const blocks = arrivalBlocks
+	b, last, want := arrivalRig(t)
+	l := b.Layout()
 	unit := (l.Layers*(l.BlockBytes()+8*l.KVHeads) + 15) / 16 * 16
 	mem, err := memfd.New("test-host", (blocks*unit+4095)/4096*4096)
 	if err != nil {
