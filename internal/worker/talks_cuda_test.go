@@ -36,6 +36,8 @@ func multiturn(t *testing.T, b *cuda.Backend) {
 		t.Logf("multiturn %s, thinking for %v: %d turns in %.1f s, %.2f turns/s, %.0f answer tokens/s, history %.0f tokens in the mean, of which %.0f came from host memory; first token p50 %.0f ms, p99 %.0f ms",
 			name, think, r.turns, r.took.Seconds(), r.rate(), float64(r.answered)/r.took.Seconds(), float64(r.history)/float64(r.turns), float64(r.loaded)/float64(r.turns),
 			r.first(50), r.first(99))
+		t.Logf("multiturn %s: %.0f steps/s of %.2f ms, in each %.1f sequences that decode and %.0f tokens of prompts; %.1f requests have a place", name,
+			r.steps/r.took.Seconds(), 1000*r.busy/r.steps, r.decoded/r.steps, r.prefilled/r.steps, r.running/float64(max(1, r.looks)))
 	}
 	result("hicache.multiturn_ratio"+name, "", []float64{with.rate() / without.rate()}, "device-only caching, turns a second", without.rate())
 	result("hicache.multiturn_ttft_ratio"+name, "", []float64{with.first(50) / without.first(50)}, "device-only caching, p50 of the first token, ms", without.first(50))
@@ -53,6 +55,10 @@ type talksRun struct {
 	turns, answered, history, loaded int
 	took                             time.Duration
 	firsts                           []float64
+
+	steps, busy, decoded, prefilled float64 // busy: seconds
+	running                         float64 // the sum of so many looks
+	looks                           int
 }
 
 func (r *talksRun) rate() float64 { return float64(r.turns) / r.took.Seconds() }
@@ -129,9 +135,43 @@ func talks(t *testing.T, b *cuda.Backend, host int64, think time.Duration) (run 
 			}
 		})
 	}
+	time.Sleep(talkWarm)
+	before := r.stepsSoFar()
+	for time.Now().Before(until) {
+		time.Sleep(100 * time.Millisecond)
+		run.running, run.looks = run.running+float64(r.engine.Stats().Running), run.looks+1
+	}
+	after := r.stepsSoFar()
+	run.steps, run.busy, run.decoded, run.prefilled = after[0]-before[0], after[1]-before[1], after[2]-before[2], after[3]-before[3]
 	all.Wait()
 	run.took = talkTime
 	return run
+}
+
+// stepsSoFar counts steps, their seconds, and what they computed: tokens of answers, and
+// of prompts.
+func (r *gpuRig) stepsSoFar() (sums [4]float64) {
+	r.t.Helper()
+	all, err := r.reg.Gather()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, f := range all {
+		switch f.GetName() {
+		case "xpyd_engine_step_seconds":
+			h := f.Metric[0].GetHistogram()
+			sums[0], sums[1] = float64(h.GetSampleCount()), h.GetSampleSum()
+		case "xpyd_engine_tokens_total":
+			for _, m := range f.Metric {
+				if m.Label[0].GetValue() == "decode" {
+					sums[2] = m.GetCounter().GetValue()
+				} else {
+					sums[3] = m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return sums
 }
 
 // talkTime is how long conversations are watched, after talkWarm, in which what
