@@ -8,14 +8,15 @@ import (
 
 // admit moves waiting sequences into the batch, oldest first. One that needs
 // memory and gets none holds back younger ones that need memory too; those
-// that bring their blocks along pass.
+// that bring their blocks along pass. One that waits for another's prefix holds
+// nobody back.
 func (e *Engine) admit() {
 	active := e.claim()
 	full := false // of memory
 	for i := 0; i < len(e.waiting) && active < e.cfg.MaxRunning; {
 		q := e.waiting[i]
-		if q.paused() || q.table == nil && (full || !e.place(q, active)) {
-			full = full || q.table == nil && !q.paused()
+		if q.paused() || q.table == nil && (full || e.isBehind(q) || !e.place(q, active)) {
+			full = full || q.table == nil && !q.paused() && !e.isBehind(q)
 			i++
 			continue
 		}

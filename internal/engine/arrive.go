@@ -62,13 +62,27 @@ func (e *Engine) bring(q *sequence, table []int32, hit, reusable int) (upto int,
 		return hit, true
 	}
 	upto = min(reusable, len(r.Prompt))
-	a, busy := r.Source.Bring(q.chain.Fork(upto), r.Prompt, table, hit, upto, e.signal)
+	ended := e.brought.Load()
+	a, busy := r.Source.Bring(q.chain.Fork(upto), r.Prompt, table, hit, upto, e.onBrought)
+	if q.behind = 0; busy {
+		q.behind = 1 + ended
+	}
 	if a == nil {
 		return hit, !busy
 	}
 	q.arriving, q.asked = a, time.Now()
 	return a.Upto(), true
 }
+
+// onBrought is called when something has come to the end of its way, or so far that it
+// can be stepped.
+func (e *Engine) onBrought() {
+	e.brought.Add(1)
+	e.signal()
+}
+
+// isBehind says of a sequence that its prefix is still on its way for another request.
+func (e *Engine) isBehind(q *sequence) bool { return q.behind > e.brought.Load() }
 
 // holdsUp says of a sequence whose prefix is arriving that a step with the
 // others that are planned, and so many of its tokens, would wait for it: what

@@ -27,9 +27,10 @@ type peerSource struct {
 	rows [][]byte // of the prefix, layer by layer, block by block
 	upto int
 	act  func(c *peerComing)
-	used bool
 	all  sync.WaitGroup
 	lost atomic.Pointer[peerComing]
+
+	coming *peerComing // the engine's goroutine's
 }
 
 // peerComing implements engine.Arriving.
@@ -47,11 +48,11 @@ type peerComing struct {
 const peerOwner = "peer/fetch-1"
 
 func (s *peerSource) Bring(_ kvcache.Chain, _, table []int32, from, _ int, ended func()) (engine.Arriving, bool) {
-	if s.used || from > 0 {
-		return nil, false
+	if s.coming != nil || from > 0 {
+		return nil, from == 0 && !s.coming.Over()
 	}
-	s.used = true
 	c := &peerComing{s: s, gate: kernels.NewHostGate(s.r.backend.Layout().Layers), table: slices.Clone(table[:s.upto/s.r.cache.BlockTokens()]), wake: ended, over: make(chan struct{})}
+	s.coming = c
 	s.r.cache.Retain(c.table, peerOwner)
 	s.all.Go(func() { s.act(c) })
 	return c, false
@@ -226,5 +227,45 @@ func TestPeerArrives(t *testing.T) {
 		c.open(1)
 		time.Sleep(1)
 		c.end(0, true)
+	})
+}
+
+// TestBehindAnother: a request whose prefix another has begun to bring waits for that,
+// and those behind it do not wait for it.
+func TestBehindAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const upto = 64
+		hold := make(chan struct{})
+		s := &peerSource{upto: upto, act: func(c *peerComing) {
+			<-hold
+			c.end(0, false)
+		}}
+		r := newRig(t, config(), enginetest.Config{Blocks: 40}, nil)
+		s.r = r
+		p := prompt(rng(), 100)
+		want := alone(t, 0, request(p, 6))
+		var both [2]*engine.Handle
+		for i := range both {
+			req := request(p, 6)
+			req.Source = s
+			both[i] = r.submit(req)
+			synctest.Wait()
+		}
+		other := request(prompt(rand.New(rand.NewPCG(1, 1)), 20), 4)
+		same(t, "behind them", r.generate(other), alone(t, 0, other), false)
+		if st := r.Stats(); st.Running != 1 || st.Waiting != 1 {
+			t.Errorf("%+v", st)
+		}
+		close(hold)
+		for _, h := range both {
+			out, _, err := collect(h, 1)
+			if err != nil {
+				t.Error(err)
+			}
+			same(t, "the prompt", out, want, false)
+			r.done(h)
+		}
+		s.all.Wait()
+		r.close()
 	})
 }

@@ -21,6 +21,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -46,6 +47,7 @@ type Engine struct {
 	blockToks  int
 	maxLen     int // prompt and output tokens
 	wake       chan struct{}
+	brought    atomic.Uint64 // prefixes that have come to their end; see arrive.go
 	loopExited chan struct{}
 
 	mu       sync.Mutex // guards the fields below, up to the loop's own

@@ -24,8 +24,9 @@ type sequence struct {
 
 	arriving Arriving // rows below computed that no step has proved; nil: none
 	asked    time.Time
-	void     int  // steps under way that came to nothing; see arrive.go
-	lost     bool // its blocks may be written no more
+	behind   uint64 // another request had begun to bring its prefix, when so many and one less had ended; 0: none had
+	void     int    // steps under way that came to nothing; see arrive.go
+	lost     bool   // its blocks may be written no more
 
 	running bool // in Engine.running, else in Engine.waiting
 	ended   bool // its table is to be freed once flights is 0
