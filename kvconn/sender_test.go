@@ -2,6 +2,7 @@ package kvconn
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -112,4 +113,23 @@ func TestPushesBesideABind(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatalf("the session does not end: %+v", p.ledger())
 	}
+}
+
+// TestEndsAsItsSession: a handler that gives up because the session is over says nothing
+// of its own, neither to the ledger nor to the peer.
+func TestEndsAsItsSession(t *testing.T) {
+	p := newStubSender(t, 1, nil)
+	g, err := newOutgoing(p, &request{ID: 1, Positions: 2, DestBlockTokens: 2, DeadlineMS: 60_000, Tokens: []int32{1, 2}, Dest: []Dest{{3, 1}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.fail(ticket.Dead, errSilent)
+	g.end(ticket.Late, errDeadline, true)
+	if err := g.Err(); OutcomeOf(err, "") != ticket.Dead || !errors.Is(err, errSilent) {
+		t.Errorf("it ended with %v", err)
+	}
+	if len(p.out) > 0 {
+		t.Errorf("the peer is told %+v", <-p.out)
+	}
+	p.wait()
 }
