@@ -14,7 +14,8 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// spotted is a source with wrong rows from a position on.
+// spotted is a source with wrong rows from a position on, in the last layer: all that
+// is right has then been sent before a receiver tires of them.
 type spotted struct {
 	source
 	from int
@@ -22,7 +23,7 @@ type spotted struct {
 
 func (s *spotted) Load(layer, index, firstPos, rows int, dst []byte, digests []uint64) error {
 	err := s.source.Load(layer, index, firstPos, rows, dst, digests)
-	if firstPos >= s.from {
+	if firstPos >= s.from && layer == layout.Layers-1 {
 		dst[0] ^= 1
 	}
 	return err

@@ -269,12 +269,16 @@ func (g *Outgoing) Err() error {
 	return g.err
 }
 
-// end settles the ticket once and shuts its fence.
+// end settles the ticket once and shuts its fence. One that fails because its session
+// has ends as the session did, whoever comes first: fail, or a handler that gives up.
 func (g *Outgoing) end(o ticket.Outcome, err error, tell bool) {
 	g.p.mu.Lock()
 	if g.ended {
 		g.p.mu.Unlock()
 		return
+	}
+	if over := g.p.err; over != nil && o != ticket.Done {
+		o, err, tell = over.Outcome, over.Err, false
 	}
 	if o != ticket.Done {
 		g.err = &Error{"send", g.p.peer.PeerID, g.phase(), o, err}

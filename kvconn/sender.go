@@ -127,6 +127,9 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 		if pool != nil {
 			p.pool = pool
 			p.srv.m.mapped.WithLabelValues(string(SideSender)).Inc()
+			if pool.device != nil { // here: the writer of another connection may push before ours is started
+				p.drains.Go(p.drain)
+			}
 		}
 	}
 	p.mu.Unlock()
@@ -154,9 +157,6 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 		return p.err // the caller closes the connection
 	}
 	p.writes.Go(w.run) // err is nil, so nobody waits for them yet
-	if pool != nil && pool.device != nil {
-		p.drains.Go(p.drain)
-	}
 	p.wg.Go(w.watch)
 	return nil
 }

@@ -339,6 +339,13 @@ func (n *fakeNCCL) End(abort, free []links.Comm) error {
 // as an abort that hangs does, until release is called.
 func (g *FakeGPU) HangAborts() (release func()) { return holdUp(&g.aborts) }
 
+// Flying is how many links have transfers on this device.
+func (g *FakeGPU) Flying() int {
+	g.nccl.mu.Lock()
+	defer g.nccl.mu.Unlock()
+	return len(g.nccl.flying)
+}
+
 // StallLinks keeps transfers of this device from moving anything, as a GPU that
 // others use does, until release is called.
 func (g *FakeGPU) StallLinks() (release func()) { return holdUp(&g.stall) }

