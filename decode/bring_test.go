@@ -155,7 +155,7 @@ func TestBring(t *testing.T) {
 	}, nil, want{outcome: ticket.Corrupt})
 	f("wrong bytes at the end", func(c *coming, _ context.Context, o *kvconn.Outgoing) {
 		c.r.giving(o, &spotted{source{seed: o.Ticket().Tokens[0]}, 36}, layout.Layers)
-	}, nil, want{tokens: 32, outcome: ticket.Corrupt, good: 32})
+	}, nil, want{tokens: 32, outcome: ticket.Corrupt, good: 32, begun: true})
 	f("no answer", func(_ *coming, ctx context.Context, o *kvconn.Outgoing) { <-ctx.Done() }, nil, want{outcome: ticket.Late})
 	f("a standstill", func(c *coming, ctx context.Context, o *kvconn.Outgoing) {
 		began := time.Now()
