@@ -188,16 +188,16 @@ func TestPeerArrives(t *testing.T) {
 		c.end(upto, false)
 	})
 	f("layer by layer", upto, 0, func(c *peerComing) {
-		time.Sleep(1) // until the engine has gone to sleep over it, as below
+		time.Sleep(time.Nanosecond) // until the engine has gone to sleep over it, as below
 		for layer := range layers {
 			c.land(layer, 99)
 			c.open(layer + 1)
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 		}
 		c.end(upto, false)
 	})
 	f("nothing comes", 0, 0, func(c *peerComing) {
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		c.end(0, false)
 	})
 	f("half of it comes", 32, 0, func(c *peerComing) {
@@ -209,23 +209,23 @@ func TestPeerArrives(t *testing.T) {
 	f("wrong behind a step", 32, 1, func(c *peerComing) {
 		c.land(0, 99)
 		c.open(1)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		for layer := 1; layer < layers; layer++ {
 			c.land(layer, 2)
 		}
 		c.open(2)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		c.end(32, false)
 	})
 	f("lost before a step", 0, 0, func(c *peerComing) {
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		c.land(0, 0)
 		c.end(0, true)
 	})
 	f("lost behind a step", 0, 1, func(c *peerComing) {
 		c.land(0, 99)
 		c.open(1)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		c.end(0, true)
 	})
 }

@@ -86,7 +86,7 @@ func TestAhead(t *testing.T) {
 	b.few = false
 
 	// What fails is left alone, and computed.
-	c, _ = stage(long, at(1, 160)).Bring(table, 0, wake)
+	stage(long, at(1, 160)).Bring(table, 0, wake)
 	b.ends[1](0, errDead)
 	if len(p.Stats().Shut) != 1 || r.value("peer_fetches_total", "failed") != 1 {
 		t.Errorf("%+v", p.Stats())
