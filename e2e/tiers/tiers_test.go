@@ -150,6 +150,17 @@ func (n *node) settled() {
 	})
 }
 
+// gaveAll waits until nothing is held for peers.
+func (n *node) gaveAll() {
+	n.t.Helper()
+	n.until(func() error {
+		if v := n.counter(`xpyd_kvtier_peer_blocks{for="give"}`); v > 0 {
+			return fmt.Errorf("%v blocks are held for peers", v)
+		}
+		return nil
+	})
+}
+
 // TestSameTokens: prompts cold, from the pool, host memory, the SSD, a shared
 // store, a peer and several of them, after eviction storms and restarts, and
 // fifty at once: the tokens are those of a worker that computes everything, at
@@ -223,7 +234,10 @@ func everywhere(t *testing.T, blockTokens int, prompts, want [][]int32) {
 	crowd.Wait()
 	i := all.Instance()
 	taker := start(t, with(0, "", false))
-	each(taker, "from a peer", whole, fmt.Sprintf("%s %d %s %s %d", i.ID, i.Epoch, i.URL, i.KVAddr, whole))
+	for n := range prompts {
+		check(taker, "from a peer", n, whole, fmt.Sprintf("%s %d %s %s %d", i.ID, i.Epoch, i.URL, i.KVAddr, whole))
+		all.gaveAll() // its pool has not room to give two
+	}
 	if taker.loaded("peer") == 0 {
 		t.Error("nothing came from a peer")
 	}
