@@ -135,9 +135,7 @@ func (e *Engine) sitsOut(q *sequence) bool {
 // void takes a sequence back to its first good tokens. Nothing that was computed
 // since counts, in the steps under way neither.
 func (e *Engine) void(q *sequence, good int) {
-	if q.flights > 0 { // else nothing was computed with it
-		e.metrics.voided.Inc()
-	}
+	e.metrics.voided.Inc()
 	q.computed, q.indexed, q.told, q.void = good, min(q.indexed, good), 0, q.flights
 	q.h.mu.Lock()
 	q.h.cached = good

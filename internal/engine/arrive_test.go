@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -101,8 +102,12 @@ func (c *peerComing) end(good int, lost bool) {
 	c.wake()
 }
 
-// onStep has the peer write where it should no more.
-func (s *peerSource) onStep(*kernels.Step) error {
+// onStep has the peer write where it should no more. No step is to wait for what has
+// not begun to come.
+func (s *peerSource) onStep(step *kernels.Step) error {
+	if c := s.coming; len(step.Arrivals) > 0 && !c.Begun() && !c.Over() {
+		return errors.New("a step waits for a peer that has given nothing")
+	}
 	if c := s.lost.Load(); c != nil {
 		for layer := range s.r.backend.Layout().Layers {
 			c.land(layer, 0)
@@ -111,7 +116,7 @@ func (s *peerSource) onStep(*kernels.Step) error {
 	return nil
 }
 
-const voidedText = `# HELP xpyd_engine_voided_prefixes_total Prefixes that were not what their digests say, found after a step had used them: what it computed was dropped, and computed again.
+const voidedText = `# HELP xpyd_engine_voided_prefixes_total Prefixes that were on their way when their request was placed, and did not come, or were not what their digests say: what steps had computed with them was dropped, and computed again.
 # TYPE xpyd_engine_voided_prefixes_total counter
 xpyd_engine_voided_prefixes_total %d
 `
@@ -196,11 +201,11 @@ func TestPeerArrives(t *testing.T) {
 		}
 		c.end(upto, false)
 	})
-	f("nothing comes", 0, 0, func(c *peerComing) {
+	f("nothing comes", 0, 1, func(c *peerComing) {
 		time.Sleep(time.Nanosecond)
 		c.end(0, false)
 	})
-	f("half of it comes", 32, 0, func(c *peerComing) {
+	f("half of it comes", 32, 1, func(c *peerComing) {
 		for layer := range layers {
 			c.land(layer, 2)
 		}
@@ -217,7 +222,7 @@ func TestPeerArrives(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		c.end(32, false)
 	})
-	f("lost before a step", 0, 0, func(c *peerComing) {
+	f("lost before a step", 0, 1, func(c *peerComing) {
 		time.Sleep(time.Nanosecond)
 		c.land(0, 0)
 		c.end(0, true)
