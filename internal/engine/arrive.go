@@ -119,17 +119,24 @@ func (e *Engine) judgeOne(q *sequence) {
 	}
 }
 
-// sitsOut says of a sequence whose prefix is arriving, or was, that it cannot be
-// stepped now.
-func (e *Engine) sitsOut(q *sequence) bool {
-	if q.arriving != nil && q.flights == 0 && q.arriving.Over() {
+// look judges a sequence that is in no step, if what had to arrive is there already;
+// one that has lost its blocks goes back to get others.
+func (e *Engine) look(q *sequence) {
+	if !q.running || q.flights > 0 {
+		return
+	}
+	if q.arriving != nil && q.arriving.Over() {
 		e.judgeOne(q)
 	}
-	if q.lost && q.flights == 0 {
-		q.lost = false
+	if q.lost {
 		e.preempt(q)
 	}
-	return !q.running || q.lost || q.void > 0 || q.arriving != nil && !q.arriving.Begun()
+}
+
+// sitsOut says that its prefix, which is arriving or was, keeps a sequence out of the
+// next step.
+func (q *sequence) sitsOut() bool {
+	return q.lost || q.void > 0 || q.arriving != nil && !q.arriving.Begun()
 }
 
 // void takes a sequence back to its first good tokens. Nothing that was computed

@@ -15,8 +15,9 @@ func (e *Engine) plan() bool {
 		if len(e.batch)+len(prefills) == e.cfg.MaxRunning {
 			break
 		}
+		e.look(q)
 		switch {
-		case !q.running || q.paused() || e.sitsOut(q) || q.draw > 0 && !e.foreseen(q):
+		case !q.running || q.paused() || q.sitsOut() || q.draw > 0 && !e.foreseen(q):
 		case q.missing() > 1 || q.arriving != nil:
 			prefills = append(prefills, q)
 		default:

@@ -26,7 +26,7 @@ type sequence struct {
 	asked    time.Time
 	behind   uint64 // another request had begun to bring its prefix, when so many and one less had ended; 0: none had
 	void     int    // steps under way that came to nothing; see arrive.go
-	lost     bool   // its blocks may be written no more
+	lost     bool   // others may still write into its blocks: it needs fresh ones
 
 	running bool // in Engine.running, else in Engine.waiting
 	ended   bool // its table is to be freed once flights is 0

@@ -54,7 +54,7 @@ func (p *Peers) ahead(ctx context.Context, requestID string, tokens []int32, sal
 		return nil
 	}
 	best := slices.MaxFunc(peers, func(a, b Peer) int { return a.Tokens - b.Tokens })
-	if upto = min(upto, best.Tokens, len(tokens)); upto < p.least() {
+	if upto = min(upto, best.Tokens, len(tokens)); upto < p.least() || !p.guards.open(guardKey{best.ID, best.Epoch}, time.Now()) {
 		return nil
 	}
 	chain := p.cache.NewChain(salt)

@@ -13,12 +13,15 @@ type bringer struct {
 	*link
 	refuse error // of Prepare
 	plain  bool  // Prepare has no way
-	got    []*Fetch
-	ends   []func(tokens int, err error)
-	few    bool // nothing comes
+
+	prepared int // calls of it
+	got      []*Fetch
+	ends     []func(tokens int, err error)
+	few      bool // nothing comes
 }
 
 func (b *bringer) Prepare(_ context.Context, f *Fetch) (Bring, error) {
+	b.prepared++
 	if b.refuse != nil || b.plain {
 		return nil, b.refuse
 	}
@@ -91,8 +94,9 @@ func TestAhead(t *testing.T) {
 	if len(p.Stats().Shut) != 1 || r.value("peer_fetches_total", "failed") != 1 {
 		t.Errorf("%+v", p.Stats())
 	}
-	if c, busy = stage(long, at(1, 160)).Bring(table, 0, wake); c != nil || busy {
-		t.Error("a peer that has failed is asked")
+	b.prepared = 0
+	if c, busy = stage(long, at(1, 160)).Bring(table, 0, wake); c != nil || busy || b.prepared > 0 {
+		t.Errorf("a peer that has failed is asked, and dialled %d times", b.prepared)
 	}
 	clear(p.guards.m)
 

@@ -41,13 +41,25 @@ type guards struct {
 func (g *guards) enter(key guardKey, now time.Time) (done func(err error, now time.Time), ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if b := g.m[key]; b != nil && b.failures > 0 {
-		if b.trying || now.Before(b.until) {
-			return nil, false
-		}
+	b := g.m[key]
+	if !b.passes(now) {
+		return nil, false
+	}
+	if b != nil && b.failures > 0 {
 		b.trying = true
 	}
 	return func(err error, now time.Time) { g.done(key, err, now) }, true
+}
+
+// open says whether enter would let a fetch pass, without being one.
+func (g *guards) open(key guardKey, now time.Time) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.m[key].passes(now)
+}
+
+func (b *guard) passes(now time.Time) bool {
+	return b == nil || b.failures == 0 || !b.trying && !now.Before(b.until)
 }
 
 func (g *guards) done(key guardKey, err error, now time.Time) {

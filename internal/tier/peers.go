@@ -66,16 +66,15 @@ type PeersConfig struct {
 // what we have is given. It needs no other tier. Make it with NewPeers; there
 // is nothing to close, what runs is the callers'.
 type Peers struct {
-	cfg     PeersConfig
-	cache   *kvcache.Cache
-	tiers   *Tiers // may be nil
-	from    Collector
-	log     *slog.Logger
-	metrics *peerMetrics
-	guards  guards
-	loading claims
-
-	bringing claims
+	cfg      PeersConfig
+	cache    *kvcache.Cache
+	tiers    *Tiers // may be nil
+	from     Collector
+	log      *slog.Logger
+	metrics  *peerMetrics
+	guards   guards
+	loading  claims // before a request is queued,
+	bringing claims // and when it has its blocks
 
 	mu       sync.Mutex
 	fetches  int // begun, ever: their owners' names
