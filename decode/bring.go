@@ -13,11 +13,12 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// standstill is how long a prefix of which layers have come may bring none: a step
-// waits for the next.
-const standstill = 100 * time.Millisecond
+// held is how long a step is to wait for a prefix at most, and with it all that the
+// device could do meanwhile: by the pace of what has come, the rest comes sooner, or
+// no step begins. What takes twice as long then is given up.
+const held = 100 * time.Millisecond
 
-var errStandstill = fmt.Errorf("no layer has come in %v", standstill)
+var errHeld = fmt.Errorf("a step has waited for %v", 2*held)
 
 // Way is an open way to a peer for a prefix that is to come while it is computed with.
 type Way struct {
@@ -41,7 +42,7 @@ func (s *Service) Prepare(ctx context.Context, p *Prefix) (*Way, error) {
 
 // Coming is a prefix that comes into a request's blocks while its steps are launched:
 // each layer is computed when it is there, verified. It holds the blocks until its
-// end, which is bounded by standstill once a step can wait for it.
+// end, which is bounded by twice held once a step can wait for it.
 type Coming struct {
 	*Way
 	p     *Prefix
@@ -52,12 +53,13 @@ type Coming struct {
 	wake  func()
 
 	begun atomic.Bool
-	moved chan struct{} // a token when layers have come
+	began chan struct{} // closed when begun is set
 	over  chan struct{} // closed when the following are known
 	good  int
 	lost  bool
 
 	mu     sync.Mutex // of how far it is
+	asked  time.Time  // when the ticket was sent
 	here   []bool     // by layer, and block from the first that comes
 	left   []int      // by layer: blocks that are not here
 	layers int        // from the first, that are
@@ -69,7 +71,7 @@ type Coming struct {
 // returns.
 func (w *Way) Bring(p *Prefix, table []int32, from int, wake func(), ended func(tokens int, err error)) *Coming {
 	s := w.s
-	c := &Coming{Way: w, p: p, chain: s.chain(p), from: from, wake: wake, moved: make(chan struct{}, 1), over: make(chan struct{})}
+	c := &Coming{Way: w, p: p, chain: s.chain(p), from: from, wake: wake, began: make(chan struct{}), over: make(chan struct{})}
 	upto := s.agree(p, &c.chain, w.session, from, c.chain.Tokens())
 	if upto-from < p.Least || upto == from {
 		return nil
@@ -125,6 +127,9 @@ func (c *Coming) collect(ctx context.Context) (tokens int, err error) {
 func (c *Coming) attempt(ctx context.Context, upto int) (tokens int, err error) {
 	s, bt := c.s, c.s.cache.BlockTokens()
 	table, had := c.table[:upto/bt], c.from/bt
+	c.mu.Lock()
+	c.asked = time.Now()
+	c.mu.Unlock()
 	in, err := s.requestCached(ctx, c.p, c.session, table, had, &counting{s.sink(c.session), c})
 	if err != nil {
 		return 0, failure(ctx, "send ticket", err, ticket.Dead)
@@ -150,23 +155,22 @@ func (c *Coming) attempt(ctx context.Context, upto int) (tokens int, err error) 
 	return tokens, err
 }
 
-// await waits for the ticket's end as long as it gets on.
+// await waits for the ticket's end, and no longer than a step may.
 func (c *Coming) await(ctx context.Context, in *kvconn.Incoming) error {
-	still := time.NewTimer(standstill)
-	still.Stop() // nobody waits for the first layer
-	defer still.Stop()
-	for {
-		select {
-		case <-c.moved:
-			still.Reset(standstill)
-		case <-in.Done():
-			_, err := in.Wait(ctx)
-			return err
-		case <-still.C:
-			return errStandstill
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	select {
+	case <-c.began:
+		late, cancel := context.WithTimeoutCause(ctx, 2*held, errHeld)
+		defer cancel()
+		ctx = late
+	case <-in.Done():
+	case <-ctx.Done():
+	}
+	select {
+	case <-in.Done():
+		_, err := in.Wait(ctx)
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 
@@ -190,11 +194,9 @@ func (c *Coming) came(layer int, blocks []kvconn.PushedBlock, good []bool) {
 		return
 	}
 	c.gate.Open(c.layers)
-	select {
-	case c.moved <- struct{}{}:
-	default:
-	}
-	if !c.begun.Swap(true) {
+	rest := time.Since(c.asked) / time.Duration(c.layers) * time.Duration(len(c.left)-c.layers)
+	if rest <= held && !c.begun.Swap(true) {
+		close(c.began)
 		c.wake()
 	}
 }

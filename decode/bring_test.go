@@ -115,6 +115,14 @@ func TestBring(t *testing.T) {
 		c.r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers)
 	}
 	whole := want{tokens: 48, good: 48, begun: true}
+	rest := func(o *kvconn.Outgoing) { // the last layer
+		all := make([]int, len(o.Ticket().Dest))
+		for i := range all {
+			all[i] = i
+		}
+		o.Push(layout.Layers-1, all)
+		o.Commit(nil)
+	}
 	f("whole", good, nil, whole)
 	f("layer by layer", func(c *coming, ctx context.Context, o *kvconn.Outgoing) {
 		c.r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers-1)
@@ -122,12 +130,7 @@ func TestBring(t *testing.T) {
 		if n := c.Move().Layers(); n != layout.Layers-1 || !c.Begun() || c.Over() {
 			c.r.t.Errorf("%d layers, begun %t, over %t", n, c.Begun(), c.Over())
 		}
-		all := make([]int, len(o.Ticket().Dest))
-		for i := range all {
-			all[i] = i
-		}
-		o.Push(layout.Layers-1, all)
-		o.Commit(nil)
+		rest(o)
 	}, nil, whole)
 	lacking := func(upto int) func(*coming, context.Context, *kvconn.Outgoing) {
 		return func(c *coming, ctx context.Context, o *kvconn.Outgoing) {
@@ -165,6 +168,16 @@ func TestBring(t *testing.T) {
 			c.r.t.Errorf("a step would have waited %v", took)
 		}
 	}, nil, want{outcome: ticket.Dead, begun: true})
+	f("a slow peer", func(c *coming, ctx context.Context, o *kvconn.Outgoing) {
+		time.Sleep(150 * time.Millisecond)
+		c.r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers-1)
+		synctest.Wait()
+		if n := c.Move().Layers(); n != layout.Layers-1 || c.Begun() {
+			c.r.t.Errorf("%d layers, begun %t: a step would wait for as long again", n, c.Begun())
+		}
+		time.Sleep(150 * time.Millisecond)
+		rest(o)
+	}, nil, whole)
 	f("killed", func(c *coming, ctx context.Context, o *kvconn.Outgoing) {
 		c.r.giving(o, &source{seed: o.Ticket().Tokens[0]}, 1)
 		synctest.Wait()

@@ -9,13 +9,14 @@ import (
 // StepRecord is one step, for /debug/steps: where its time went, on the host and on
 // the device.
 type StepRecord struct {
-	Began  time.Time     `json:"began"` // its launch, or the end of the step before it if that was later
-	Seqs   int           `json:"seqs"`
-	Tokens int           `json:"tokens"`
-	Layers bool          `json:"layers"`    // somebody heard of each layer: a push
-	Launch time.Duration `json:"launch_ns"` // describing and launching it
-	Wait   time.Duration `json:"wait_ns"`   // in Await, OnLayer included
-	Took   time.Duration `json:"took_ns"`   // from Began to its results
+	Began    time.Time     `json:"began"` // its launch, or the end of the step before it if that was later
+	Seqs     int           `json:"seqs"`
+	Tokens   int           `json:"tokens"`
+	Layers   bool          `json:"layers"`    // somebody heard of each layer: a push
+	Arrivals int           `json:"arrivals"`  // prefixes that came while it computed
+	Launch   time.Duration `json:"launch_ns"` // describing and launching it
+	Wait     time.Duration `json:"wait_ns"`   // in Await, OnLayer included
+	Took     time.Duration `json:"took_ns"`   // from Began to its results
 	// Of the device, microseconds: the step itself, and how long it idled before it.
 	// 0 where the backend does not say.
 	Device float64 `json:"device_us"`
@@ -61,7 +62,7 @@ func (e *Engine) Steps() []StepRecord { return append(e.prompts.list(), e.decode
 
 // note records a step that has been settled.
 func (e *Engine) note(f *flight, wait, took time.Duration) {
-	r := StepRecord{Began: f.began, Seqs: len(f.members), Layers: f.step.OnLayer != nil, Launch: f.launch, Wait: wait, Took: took}
+	r := StepRecord{Began: f.began, Seqs: len(f.members), Layers: f.step.OnLayer != nil, Arrivals: len(f.step.Arrivals), Launch: f.launch, Wait: wait, Took: took}
 	longest := 0
 	for _, m := range f.members {
 		r.Tokens += m.chunk

@@ -142,7 +142,7 @@ func DefaultConfig(role fleet.Role) Config {
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
 			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse", DeviceRefill: "on",
 			SSDSize: 8 << 30, SSDIO: string(tier.IOAuto), StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
-			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25, Peers: "on", PeerBring: "off"},
+			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25, Peers: "on", PeerBring: "on"},
 		Log: Log{Level: "info", Format: "text"},
 	}
 }

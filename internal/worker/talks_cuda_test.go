@@ -3,13 +3,16 @@
 package worker_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
@@ -38,6 +41,7 @@ func multiturn(t *testing.T, b *cuda.Backend) {
 			r.first(50), r.first(99))
 		t.Logf("multiturn %s: %.0f steps/s of %.2f ms, in each %.1f sequences that decode and %.0f tokens of prompts; %.1f requests have a place", name,
 			r.steps/r.took.Seconds(), 1000*r.busy/r.steps, r.decoded/r.steps, r.prefilled/r.steps, r.running/float64(max(1, r.looks)))
+		t.Logf("multiturn %s: %s", name, r.last)
 	}
 	result("hicache.multiturn_ratio"+name, "", []float64{with.rate() / without.rate()}, "device-only caching, turns a second", without.rate())
 	result("hicache.multiturn_ttft_ratio"+name, "", []float64{with.first(50) / without.first(50)}, "device-only caching, p50 of the first token, ms", without.first(50))
@@ -59,6 +63,34 @@ type talksRun struct {
 	steps, busy, decoded, prefilled float64 // busy: seconds
 	running                         float64 // the sum of so many looks
 	looks                           int
+	last                            string // of its steps, by kind
+}
+
+// kinds describes steps, as many as the engine remembers of each kind, in means.
+func kinds(steps []engine.StepRecord) string {
+	var list []string
+	for _, kind := range []struct {
+		name string
+		is   func(s *engine.StepRecord) bool
+	}{
+		{"only decode", func(s *engine.StepRecord) bool { return s.Tokens == s.Seqs }},
+		{"with prompts", func(s *engine.StepRecord) bool { return s.Tokens > s.Seqs && s.Arrivals == 0 }},
+		{"with prompts behind prefixes that come", func(s *engine.StepRecord) bool { return s.Arrivals > 0 }},
+	} {
+		var sum engine.StepRecord
+		n := 0
+		for _, s := range steps {
+			if kind.is(&s) {
+				n++
+				sum.Seqs, sum.Tokens, sum.Launch, sum.Took = sum.Seqs+s.Seqs, sum.Tokens+s.Tokens, sum.Launch+s.Launch, sum.Took+s.Took
+				sum.Device, sum.Idle = sum.Device+s.Device, sum.Idle+s.Idle
+			}
+		}
+		k := float64(max(1, n))
+		list = append(list, fmt.Sprintf("%d %s: %.1f sequences, %.0f tokens, %.2f ms of which the device %.2f and idle before %.2f, the launch %.2f",
+			n, kind.name, float64(sum.Seqs)/k, float64(sum.Tokens)/k, ms(sum.Took)/k, sum.Device/1e3/k, sum.Idle/1e3/k, ms(sum.Launch)/k))
+	}
+	return strings.Join(list, "; ")
 }
 
 func (r *talksRun) rate() float64 { return float64(r.turns) / r.took.Seconds() }
@@ -143,6 +175,7 @@ func talks(t *testing.T, b *cuda.Backend, host int64, think time.Duration) (run 
 	}
 	after := r.stepsSoFar()
 	run.steps, run.busy, run.decoded, run.prefilled = after[0]-before[0], after[1]-before[1], after[2]-before[2], after[3]-before[3]
+	run.last = kinds(r.engine.Steps())
 	all.Wait()
 	run.took = talkTime
 	return run

@@ -33,7 +33,7 @@ type Geometry struct {
 // Ring says how large a ring is: the memory of a pair of workers.
 type Ring struct {
 	Slots     int   // pushes that may be under way
-	SlotBytes int64 // about: a slot holds whole blocks
+	SlotBytes int64 // of rows, about: a slot holds whole blocks, and digests besides
 }
 
 // page is what slots are multiples of: memory is registered in whole pages.
@@ -45,7 +45,7 @@ const maxMoves = 4096
 // NewGeometry cuts a ring for blocks of a layout.
 func NewGeometry(l kernels.Layout, r Ring) Geometry {
 	g := Geometry{Slots: max(1, r.Slots), rows: int64(l.BlockBytes()), sums: 8 * int64(l.KVHeads), heads: l.KVHeads}
-	g.Moves = int(max(1, min(r.SlotBytes/(g.rows+g.sums), maxMoves)))
+	g.Moves = int(max(1, min(r.SlotBytes/g.rows, maxMoves)))
 	return g
 }
 
