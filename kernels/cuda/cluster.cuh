@@ -26,9 +26,10 @@ __device__ __forceinline__ uint32_t peer_addr(const void *p, int rank) {
 __device__ __forceinline__ void peer_arrive(uint64_t *b, int rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(peer_addr(b, rank)) : "memory");
 }
-// Stores a value in that CTA and arrives there; mbar_wait_cluster sees it.
+// Stores a value in that CTA and arrives there; mbar_wait_cluster sees it. Atomic, as
+// is to be who reads it: racecheck does not follow mbarriers, and calls the plain form a race.
 __device__ __forceinline__ void peer_send(int *p, uint64_t *b, int rank, int value) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(peer_addr(p, rank)), "r"(value) : "memory");
+  asm volatile("{\n.reg .b32 before;\natom.relaxed.cluster.shared::cluster.exch.b32 before, [%0], %1;\n}" ::"r"(peer_addr(p, rank)), "r"(value) : "memory");
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer_addr(b, rank)) : "memory");
 }
 __device__ __forceinline__ void mbar_wait_cluster(uint64_t *b, int parity) {

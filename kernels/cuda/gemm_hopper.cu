@@ -47,10 +47,12 @@ struct Order {
 };
 
 // The items of one cluster: the first is its own, further ones are drawn by one
-// lane of the first CTA and sent to all.
-static __device__ __forceinline__ int await_item(Smem &m, int n) {
+// lane of the first CTA and sent to all. Here one lane waits for one and takes it.
+static __device__ __forceinline__ int take_item(Smem &m, int n) {
   mbar_wait_cluster(&m.item_full[n % 2], (n - 1) / 2 & 1);
-  return *const_cast<volatile int *>(&m.item[n % 2]);
+  const int item = atomicOr(&m.item[n % 2], 0);
+  peer_arrive(&m.item_empty[n % 2], 0);
+  return item;
 }
 
 static __device__ __forceinline__ void draw_items(Smem &m, const Order &o, unsigned *work) {
@@ -101,8 +103,7 @@ static __device__ __forceinline__ void produce(Smem &m, const Order &o, int rank
           for (int r = 0; r < BM; r += STORE_ROWS) tma_load(m.ring[s.at] + h * BM * 128 + r * 128, out, &m.full[s.at], tn * BN + c + h * 64, tm * BM + r);
       }
     }
-    item = await_item(m, n);
-    peer_arrive(&m.item_empty[n % 2], 0);
+    item = take_item(m, n);
     if (item >= o.items) return;
     o.tile(item, rank, &tm, &tn);
     ahead = 0;
@@ -195,9 +196,8 @@ static __device__ __forceinline__ void consume(Smem &m, const Order &o, int rank
         store(tn * BN + half * 128, 2);
       }
     }
-    item = await_item(m, n);
-    __syncwarp();
-    if (lane == 0) peer_arrive(&m.item_empty[n % 2], 0);
+    if (lane == 0) item = take_item(m, n);
+    item = __shfl_sync(~0u, item, 0);
   }
   if (lane == 0) bulk_wait();
 }

@@ -195,12 +195,15 @@ func TestSanitizer(t *testing.T) {
 }
 
 // A sanitizer that fails by itself reports nothing, tests that an architecture has not are
-// none, and the parts are spread over the GPUs.
+// none, the parts are spread over the GPUs, and what fails is tried by itself.
 func TestSanitizerItself(t *testing.T) {
 	for out, want := range map[string]string{
 		"===== Internal Sanitizer Error: while launching\n===== ERROR SUMMARY: 24 errors": bad,
 		"testing: warning: no tests to run\n===== Error: Target application terminated":   good,
 		"===== ERROR SUMMARY: 24 errors":                                                  reports, "===== ERROR SUMMARY: 0 errors": good,
+		"===== Error: Race reported between Read access at nvjet_sm90_tst_64x8+0xab0\n===== RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)":   good,
+		"===== Error: Race reported between Read access at nvjet_sm90_tst_64x8+0xab0\n===== RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)": reports,
+		"===== Error: process didn't terminate successfully\n===== RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)":                          bad,
 	} {
 		if got, note := judge("synccheck", out, nil, nil, nil); got != want {
 			t.Errorf("%q: %s (%s), want %s", out, got, note, want)
@@ -214,6 +217,13 @@ func TestSanitizerItself(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.has(string(log), `CUDA_VISIBLE_DEVICES=0 probe a`, `CUDA_VISIBLE_DEVICES=1 probe b`)
+	r.called()
+	t.Setenv("FAKE_FAILS", "probe c")
+	r.do(false, stage{name: "synccheck", tool: "synccheck", seconds: 100, parts: []part{{name: "c", run: []string{"probe", "c"}}, {name: "d", run: []string{"probe", "d"}}}})
+	got := r.called()
+	if slices.Sort(got); !slices.Equal(got, []string{"probe c", "probe c", "probe d"}) {
+		t.Errorf("what failed beside others is not tried by itself: %v", got)
+	}
 }
 
 // What a stage needs and is not here leaves it out, and fails nothing.

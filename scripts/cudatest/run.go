@@ -173,25 +173,50 @@ func (r *runner) stage(ctx context.Context, s *stage) (ok bool, err error) {
 			parts[i].env = append(slices.Clone(parts[i].env), fmt.Sprintf("CUDA_VISIBLE_DEVICES=%d", i%r.gpus))
 		}
 	}
+	ok = true
+	failed, err := r.beside(ctx, s, parts, workers, log, &ok)
+	if err == nil && workers > 1 { // by itself, which leaves the tool all of the memory
+		_, err = r.beside(ctx, s, failed, 1, log, &ok)
+	}
+	return ok, errors.Join(err, log.Sync())
+}
+
+// beside runs parts, so many at once. Those that failed with others beside them are
+// returned, and say nothing about ok yet.
+func (r *runner) beside(ctx context.Context, s *stage, parts []part, workers int, log *os.File, ok *bool) (failed []part, err error) {
 	next := make(chan *part, len(parts))
 	for i := range parts {
 		next <- &parts[i]
 	}
 	close(next)
 	var all sync.WaitGroup
-	ok = true
 	for range min(workers, len(parts)) {
 		all.Go(func() {
 			for p := range next {
 				verdict, e := r.part(ctx, s, p, log)
 				r.mu.Lock()
-				ok, err = ok && verdict == good, errors.Join(err, e)
+				if verdict == bad && workers > 1 {
+					failed = append(failed, *p)
+				} else {
+					*ok = *ok && verdict == good
+				}
+				err = errors.Join(err, e)
 				r.mu.Unlock()
 			}
 		})
 	}
 	all.Wait()
-	return ok, errors.Join(err, log.Sync())
+	return failed, err
+}
+
+// leftOut is what a tool is not to look at: the probe's oracle; calls that fail, which tests
+// of what is refused make and look at; and cuBLASLt's kernels, where the tool keeps so much
+// about them that a device holds few such processes. racecheck without them reads where
+// nothing is (an illegal access, in the tool): what it says of them is left out by judge.
+var leftOut = map[string][]string{
+	"memcheck":  {"--kernel-name-exclude", "kernel_substring=reference_kernel", "--report-api-errors", "no"},
+	"synccheck": {"--kernel-name-exclude", "kernel_substring=reference_kernel", "--kernel-name-exclude", "kernel_substring=nvjet"},
+	"racecheck": {"--kernel-name-exclude", "kernel_substring=reference_kernel", "--print-limit", "100000"},
 }
 
 // command is a part's program, under the stage's tool, in dir.
@@ -207,7 +232,7 @@ func (r *runner) command(ctx context.Context, s *stage, p *part, limit time.Dura
 		run = append([]string{"stdbuf", "-oL"}, run...)
 	}
 	if s.tool != "" {
-		run = append([]string{"compute-sanitizer", "--tool", s.tool, "--error-exitcode", "9", "--kernel-name-exclude", "kernel_substring=reference_kernel"}, run...)
+		run = slices.Concat([]string{"compute-sanitizer", "--tool", s.tool, "--error-exitcode", "9"}, leftOut[s.tool], run)
 	}
 	cmd := exec.CommandContext(ctx, run[0], run[1:]...)
 	cmd.Dir = r.dir
@@ -262,6 +287,7 @@ func (r *runner) part(ctx context.Context, s *stage, p *part, log *os.File) (str
 var (
 	summary = regexp.MustCompile(`(?m)^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) .*$`)
 	cases   = regexp.MustCompile(`(?m)^(?:ok |\s*--- PASS)`)
+	theirs  = regexp.MustCompile(`(?m)^=+ Error: Race reported between \w+ access at nvjet_`) // in cuBLASLt's kernels
 	failing = regexp.MustCompile(`(?m)^(?:\s*--- FAIL: .*|FAIL.*|panic: .*)$`)
 )
 
@@ -276,17 +302,21 @@ func judge(tool, out string, state *os.ProcessState, ended, err error) (verdict,
 		n, _ := strconv.Atoi(m[1])
 		found += n
 	}
+	others := len(theirs.FindAllString(out, -1))
+	found -= others
 	switch {
 	case tool != "" && strings.Contains(out, "warning: no tests to run"):
 		return good, "no such test"
-	case strings.Contains(out, "Internal Sanitizer Error"): // counted as errors, and none of ours
+	case strings.Contains(out, "Internal Sanitizer Error"), strings.Contains(out, "Error: process didn't terminate successfully"): // none of ours
 		return bad, "the tool has failed: its memory may not be there for so many side by side"
-	case found > 0 || tool != "" && state != nil && state.ExitCode() == 9:
+	case found > 0 || tool != "" && others == 0 && state != nil && state.ExitCode() == 9:
 		return reports, fmt.Sprintf("%d", found)
-	case err != nil:
+	case err != nil && (others == 0 || failing.MatchString(out)):
 		return bad, strings.TrimSpace(err.Error() + " " + strings.TrimSpace(failing.FindString(out)))
 	case tool != "" && len(sums) == 0:
 		return bad, "the tool gave no summary"
+	case others > 0:
+		return good, fmt.Sprintf("but %d in cuBLASLt's kernels", others)
 	}
 	return good, ""
 }

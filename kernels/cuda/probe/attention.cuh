@@ -289,6 +289,37 @@ static void bench_decode(const std::string &only) {
   }
 }
 
+// Sequences of 700 to 7,000 positions, as conversations have them: by the number of
+// splits, in any order and the longest first, beside as many positions in equal lengths.
+static void bench_lengths() {
+  for (int n : {4, 8, 16, 24, 48, 96, 192}) {
+    std::vector<Rig::Seq> seqs;
+    int64_t total = 0;
+    for (int i = 0; i < n; i++) seqs.push_back({700 + int((i * 37 % n + 0.5) * 6300 / n), 1}), total += seqs.back().pos + 1;
+    std::vector<Rig::Seq> sorted = seqs, equal(n, Rig::Seq{int(total / n) - 1, 1});
+    std::sort(sorted.begin(), sorted.end(), [](const Rig::Seq &a, const Rig::Seq &b) { return a.pos > b.pos; });
+    const double bytes = double(total) * 2 * 8 * 128 * 2;
+    const int layers = std::max(1, int(600e6 / bytes));
+    for (auto &[what, list] : {std::pair("any order", seqs), std::pair("longest first", sorted), std::pair("equal", equal)}) {
+      Rig r(32, 8, 128, 16, layers, list, false);
+      int32_t *rows = r.keep(upload(r.decode));
+      const int rule = r.a.splits;
+      r.a.partial = r.keep(device<float>(int64_t(n) * 32 * 32 * (128 + XK_STATS)));
+      Launch l = {stream, true, type};
+      printf("LENGTHS %3d sequences, %4.0f positions in the mean, %-13s", n, double(total) / n, what);
+      for (int splits : {rule, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
+        r.a.splits = splits;
+        Time t = timed(std::max(4, layers), 9, [&](int i) {
+          r.at(i % layers);
+          MUST(xk_attn_decode(l, r.a, r.p, rows, n));
+        });
+        printf(" %s%d: %.1f us, %.2f TB/s;", splits == rule ? "rule " : "", splits, t.median, bytes / 1e6 / t.median);
+      }
+      printf("\n");
+    }
+  }
+}
+
 // Of other head_dims: 8k of prefill, and decoding 64 sequences of 4k.
 static void bench_dims() {
   for (int dim : XK_DIMS) {

@@ -5,6 +5,7 @@
 //                             PART=2/5 in the environment: every fifth case from the second on
 //   probe check draw [quick]  draws against sorting, to the bit
 //   probe bench any           projections by gemm_any.cu beside cuBLASLt
+//   probe bench lengths       decode attention over sequences of unequal length, by splits
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
 //
 // TYPE=fp16 in the environment: elements are fp16; bf16 is left out, and FP8 with it.
@@ -272,6 +273,7 @@ int main(int argc, char **argv) {
   if (name == "prefill8k") bench_prefill("8k");
   if (attention || name == "hit") bench_hit();
   if (attention || name == "dims") bench_dims();
+  if (name == "lengths") bench_lengths();
   if (attention || name == "decode" || name == "b1") bench_decode(name == "b1" ? name : "");
   if (all || name == "small") bench_small();
   if (all || name == "sampler") bench_sampler();
