@@ -71,6 +71,14 @@ type Claim struct {
 	Deadline  time.Time // zero: kvconn's own
 }
 
+// chain names the prompt's prefixes.
+func (c *Claim) chain(in *kvcache.Cache) kvcache.Chain {
+	chain := in.NewChain(c.Order.Salt)
+	chain.Priority = c.Order.Priority
+	chain.Extend(c.Tokens)
+	return chain
+}
+
 // Report says where the time of a Fetch went.
 type Report struct {
 	Reserve time.Duration // waiting for blocks
@@ -209,8 +217,7 @@ func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Repor
 func (s *Service) reserve(ctx context.Context, c *Claim) (blocks []int32, had int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.ReserveTimeout)
 	defer cancel()
-	chain := s.cache.NewChain(c.Order.Salt)
-	chain.Extend(c.Tokens)
+	chain := c.chain(s.cache)
 	// The last position is left out: an exchange without first tokens
 	// computes it again, and its block must be ours alone.
 	blocks, hit, err := s.cache.ReserveWait(ctx, &chain, len(c.Tokens)-1, s.cache.BlocksFor(len(c.Tokens)), c.Owner)

@@ -146,8 +146,7 @@ func (s *Service) leave(c *Claim, name kvcache.Hash, t *table, stored kvconn.Uni
 		whole++
 	}
 	if whole > t.had && from.Exact() { // converted rows stand beside others only in a prompt that was converted as a whole
-		chain := s.cache.NewChain(c.Order.Salt)
-		chain.Extend(c.Tokens)
+		chain := c.chain(s.cache)
 		whole = max(t.had, s.cache.InsertChain(&chain, c.Tokens[:whole*bt], t.blocks[:whole], 0)/bt)
 	} else {
 		whole = t.had
@@ -204,8 +203,7 @@ func (s *Service) resume(c *Claim, m *remainder, numerics string) *table {
 		s.cache.Release(left, c.Owner)
 		return nil
 	}
-	chain := s.cache.NewChain(c.Order.Salt)
-	chain.Extend(c.Tokens)
+	chain := c.chain(s.cache)
 	n := s.cache.BlocksFor(len(c.Tokens))
 	got, hit, err := s.cache.Reserve(&chain, len(c.Tokens)-1, n-len(left), 0, time.Now(), c.Owner)
 	if err != nil {

@@ -147,7 +147,7 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 	h, err := s.engine.Submit(ctx, &engine.Request{
 		ID: t.RequestID, Prompt: t.Tokens, N: order.N, Sampling: order.Sampling,
 		MinTokens: order.MinTokens, StopTokens: order.StopTokens, IgnoreEOS: order.IgnoreEOS,
-		Salt: order.Salt, Logprobs: order.Logprobs, PromptLogprobs: order.PromptLogprobs,
+		Salt: order.Salt, Priority: order.Priority, Logprobs: order.Logprobs, PromptLogprobs: order.PromptLogprobs,
 		PrefillOnly: true, Urgent: order.Urgent, Source: source,
 		OnBlocks: func(layer int, ready []engine.Ready) {
 			o.Push(layer, src.ready(layer, ready))

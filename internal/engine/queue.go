@@ -29,6 +29,7 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 		h.allBanned = append(append(h.allBanned, e.cfg.EOS...), req.StopTokens...)
 	}
 	q := &sequence{h: h, draws: req.N, tokens: req.Prompt, chain: e.cache.NewChain(req.Salt)}
+	q.chain.Priority = req.Priority
 	q.chain.Extend(q.tokens) // here rather than on the loop: it takes a while
 	if p := req.Prefilled; p != nil {
 		q.table, q.computed, q.shared = slices.Clone(p.Blocks), len(req.Prompt), true

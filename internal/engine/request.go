@@ -27,6 +27,7 @@ type Request struct {
 	StopTokens []int32
 	IgnoreEOS  bool
 	Salt       string // of the prefix index: tenant, LoRA
+	Priority   int8   // of its KV in the prefix index: kvcache.Chain
 
 	// Logprobs and PromptLogprobs say how many top entries to list with each
 	// token's own log probability; negative means none at all. Prompt

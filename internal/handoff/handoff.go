@@ -34,7 +34,8 @@ type Order struct {
 	Logprobs       int             `json:"logprobs"`        // -1: none
 	PromptLogprobs int             `json:"prompt_logprobs"` // -1: none
 	Salt           string          `json:"salt,omitempty"`
-	Urgent         bool            `json:"urgent,omitempty"` // a router's probe: before what waits
+	Priority       int8            `json:"priority,omitempty"` // of its KV: kvcache.Chain
+	Urgent         bool            `json:"urgent,omitempty"`   // a router's probe: before what waits
 
 	// Peers have some of the prompt, and prefill may fetch from them what it
 	// lacks: decode itself, who holds its part until the ticket is over, and
@@ -93,6 +94,8 @@ func ParseOrder(b []byte) (*Order, error) {
 		return nil, fmt.Errorf("read order: min_tokens is %d", o.MinTokens)
 	case len(o.StopTokens) > maxList || len(s.Bias) > maxList:
 		return nil, fmt.Errorf("read order: a list is over %d entries", maxList)
+	case o.Priority < -50 || o.Priority > 50:
+		return nil, fmt.Errorf("read order: priority is %d", o.Priority)
 	case o.Of < 1 || o.Of > maxTickets || o.Index < 0 || o.Index >= o.Of:
 		return nil, fmt.Errorf("read order: ticket %d of %d", o.Index, o.Of)
 	case s.Temperature < 0 || s.TopP < 0 || s.TopP > 1 || s.MinP < 0 || s.MinP > 1 || s.Repetition < 0:

@@ -13,7 +13,7 @@ import (
 
 func order() *handoff.Order {
 	return &handoff.Order{Sampling: engine.Sampling{Seed: math.MaxUint64, Temperature: 0.7, TopP: 0.9, TopK: 40, Bias: []kernels.Bias{{ID: 3, Value: -100}}},
-		N: 2, MinTokens: 3, StopTokens: []int32{5}, Logprobs: 1, PromptLogprobs: 0, Salt: "tenant", Of: 1}
+		N: 2, MinTokens: 3, StopTokens: []int32{5}, Logprobs: 1, PromptLogprobs: 0, Salt: "tenant", Priority: -20, Of: 1}
 }
 
 func draft() *handoff.Draft {
@@ -46,6 +46,7 @@ func TestOrderBounds(t *testing.T) {
 		"n is 129":        func(o *handoff.Order) { o.N = engine.MaxChoices + 1 },
 		"logprobs is -2":  func(o *handoff.Order) { o.Logprobs = -2 },
 		"prompt_logprobs": func(o *handoff.Order) { o.PromptLogprobs = 1 << 30 },
+		"priority is 51":  func(o *handoff.Order) { o.Priority = 51 },
 		"min_tokens":      func(o *handoff.Order) { o.MinTokens = -1 },
 		"ticket 1 of 1":   func(o *handoff.Order) { o.Index = 1 },
 		"ticket -1":       func(o *handoff.Order) { o.Index = -1 },

@@ -31,15 +31,28 @@ func (c *Cache) PutBack(ids []int32, owner string) {
 	}
 }
 
-// found notes that a request has got the units that these blocks, all held
-// now, are of.
-func (c *Cache) found(ids []int32) {
+// found notes that a request of that priority has got the units that these blocks,
+// all held now, are of.
+func (c *Cache) found(ids []int32, priority int8) {
 	for ; len(ids) > 0; ids = ids[c.unitBlocks:] {
 		e := c.blocks[ids[0]].entry
 		c.use(e)
+		c.raise(e, priority)
 		if e.hits++; e.hits == c.cfg.HotHits && c.cfg.Listener != nil {
 			c.pending = append(c.pending, e.event(Hot))
 		}
+	}
+}
+
+// raise gives e a priority if it is higher than its own; it is in no heap, or about to
+// be fixed there.
+func (c *Cache) raise(e *entry, priority int8) {
+	if priority <= e.priority {
+		return
+	}
+	e.priority = priority
+	if c.cfg.Listener != nil {
+		c.pending = append(c.pending, e.event(Raised))
 	}
 }
 
@@ -137,7 +150,7 @@ func (c *Cache) unheap(e *entry) {
 
 // event describes an entry.
 func (e *entry) event(kind EventKind) Event {
-	ev := Event{Kind: kind, Hash: e.hash, Root: e.root, Pos: e.from, Blocks: e.blocks}
+	ev := Event{Kind: kind, Hash: e.hash, Root: e.root, Pos: e.from, Blocks: e.blocks, Priority: e.priority}
 	if e.from > 0 {
 		ev.Parent = e.parent
 	}

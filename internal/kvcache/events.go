@@ -10,6 +10,7 @@ const (
 	Cleared                  // every unit is gone
 	Hot                      // a unit was found Config.HotHits times
 	Cold                     // a unit is about to be evicted; see Config.Ahead
+	Raised                   // a unit has got a higher priority
 )
 
 // Event is one change of the prefix index. Slices are read only.
@@ -21,6 +22,8 @@ type Event struct {
 	Pos    int     // the same: tokens before it
 	Tokens []int32 // Stored: its UnitTokens token ids
 	Blocks []int32
+	// Priority is the highest of the requests that stored or found it; not of Cleared.
+	Priority int8
 	// Evicted: Removed to make room, not because its rows or the index changed.
 	Evicted bool
 }

@@ -51,6 +51,10 @@ func cut(b []byte) Hash {
 // Chain is the running hash of one token sequence. It is a value owned by one
 // goroutine; Fork copies it for a sequence that goes on differently.
 type Chain struct {
+	// Priority of the request that the sequence is of: what it stores and what it finds
+	// is evicted after what only requests of less have asked for. 0: as any.
+	Priority int8
+
 	root   Hash
 	hashes []Hash // hashes[i] names the first (i+1)*Grain tokens
 }
@@ -77,7 +81,7 @@ func (ch *Chain) Hashes() []Hash { return ch.hashes }
 // Fork returns an independent copy of the chain's first tokens.
 func (ch *Chain) Fork(tokens int) Chain {
 	n := min(tokens/Grain, len(ch.hashes))
-	return Chain{root: ch.root, hashes: ch.hashes[:n:n]}
+	return Chain{Priority: ch.Priority, root: ch.root, hashes: ch.hashes[:n:n]}
 }
 
 // at names the first i grains.

@@ -19,6 +19,7 @@ type entry struct {
 	root         Hash   // of its chain
 	from         int    // tokens before it
 	hits         int    // requests that found it
+	priority     int8   // the highest of the requests that stored or found it
 	cold         bool   // announced as about to be evicted; see cold.go
 }
 
@@ -27,11 +28,14 @@ func (e *entry) before(f *entry) bool {
 	if e.leaf != f.leaf {
 		return e.leaf
 	}
+	if e.priority != f.priority {
+		return e.priority < f.priority
+	}
 	return e.used < f.used
 }
 
 // entryHeap orders entries with something to evict: leaves before inner
-// entries, then least recently used.
+// entries, then those of less priority, then least recently used.
 type entryHeap []*entry
 
 func (h entryHeap) Len() int           { return len(h) }
@@ -68,7 +72,7 @@ func (c *Cache) MatchChain(ch *Chain, maxTokens int, owner string) (ids []int32,
 	defer c.unlock()
 	ids, n, _ = c.find(ch, maxTokens)
 	c.retain(ids, owner)
-	c.counted(ids, n, maxTokens)
+	c.counted(ch, ids, n, maxTokens)
 	return ids, n
 }
 
@@ -84,7 +88,7 @@ func (c *Cache) Reserve(ch *Chain, maxTokens, blocks, spare int, since time.Time
 		return nil, 0, ErrNoSpace
 	}
 	if ids, n, err = c.reserve(ch, maxTokens, blocks, spare, owner); err == nil {
-		c.counted(ids, n, maxTokens)
+		c.counted(ch, ids, n, maxTokens)
 	}
 	return ids, n, err
 }
@@ -121,12 +125,12 @@ func (c *Cache) find(ch *Chain, maxTokens int) (ids []int32, n, idle int) {
 	return ids, n, idle
 }
 
-// counted notes that somebody asked for so many tokens and found the first
-// hit of them, in a table's first blocks.
-func (c *Cache) counted(table []int32, hit, asked int) {
+// counted notes that somebody asked for so many tokens of a sequence and found the
+// first hit of them, in a table's first blocks.
+func (c *Cache) counted(ch *Chain, table []int32, hit, asked int) {
 	c.counters.hitTokens += uint64(hit)
 	c.counters.askedTokens += uint64(max(asked, 0))
-	c.found(table[:hit/c.cfg.BlockTokens])
+	c.found(table[:hit/c.cfg.BlockTokens], ch.Priority)
 }
 
 // Insert tells the index that blocks ids, all held, contain the KV rows of
@@ -157,7 +161,10 @@ func (c *Cache) InsertChain(ch *Chain, tokens, ids []int32, from int) int {
 
 func (c *Cache) insert(ch *Chain, from int, tokens, ids []int32) {
 	hash := ch.at((from + c.unitTokens) / Grain)
-	if c.index[hash] != nil {
+	if e := c.index[hash]; e != nil {
+		if c.raise(e, ch.Priority); e.idle > 0 {
+			heap.Fix(c.heapOf(e), e.pos)
+		}
 		return
 	}
 	for _, id := range ids {
@@ -178,6 +185,8 @@ func (c *Cache) insert(ch *Chain, from int, tokens, ids []int32) {
 		blocks: append([]int32(nil), ids...),
 		root:   ch.root,
 		from:   from,
+
+		priority: ch.Priority,
 	}
 	e.leaf = c.isLeaf(e)
 	c.index[hash] = e
@@ -239,7 +248,7 @@ func (c *Cache) remove(e *entry, evicted bool) {
 	}
 	c.releaf(e.parent)
 	if c.cfg.Listener != nil {
-		c.pending = append(c.pending, Event{Kind: Removed, Hash: e.hash, Root: e.root, Blocks: e.blocks, Evicted: evicted})
+		c.pending = append(c.pending, Event{Kind: Removed, Hash: e.hash, Root: e.root, Blocks: e.blocks, Priority: e.priority, Evicted: evicted})
 	}
 }
 

@@ -187,6 +187,75 @@ func TestEvictionLeavesFirstThenOldest(t *testing.T) {
 	c.ReleaseAll("a")
 }
 
+// TestPriorities: what a request of higher priority stored or found stays longest,
+// whoever used what last; one of less takes nothing back.
+func TestPriorities(t *testing.T) {
+	heard := &events{}
+	c, err := kvcache.New(kvcache.Config{Blocks: 10, BlockTokens: 16, Listener: heard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain := func(first int32, priority int8) *kvcache.Chain {
+		ch := c.NewChain("")
+		ch.Priority = priority
+		ch.Extend(tokens(32, first))
+		return &ch
+	}
+	store := func(first int32, priority int8) {
+		ids := alloc(t, c, 2, "maker")
+		c.InsertChain(chain(first, priority), tokens(32, first), ids, 0)
+		c.Release(ids, "maker")
+	}
+	find := func(first int32, priority int8) int {
+		ids, n := c.MatchChain(chain(first, priority), 32, "probe")
+		c.Release(ids, "probe")
+		return n
+	}
+	store(0, 40)    // high
+	store(1000, 0)  // raised below
+	store(2000, 0)  // as any
+	store(3000, -5) // low
+	find(1000, 7)
+	find(0, -50)
+	store(1000, 8)      // computed once more: these blocks are the caller's
+	alloc(t, c, 2, "a") // those that are free
+	for _, goes := range []int32{3000, 2000, 1000, 0} {
+		before := c.Stats().Entries
+		alloc(t, c, 2, "a")
+		check(t, c)
+		if got := c.Stats().Entries; got != before-2 {
+			t.Fatalf("%d entries are left of %d", got, before)
+		}
+		if gone := heard.removed(); !slices.Equal(gone, chain(goes, 0).Hashes()) {
+			t.Errorf("%v went, want those from %d", gone, goes)
+		}
+	}
+	if want := []int8{7, 7, 8, 8}; !slices.Equal(heard.raised, want) {
+		t.Errorf("raised %v, want %v", heard.raised, want)
+	}
+	c.ReleaseAll("a")
+}
+
+// events are what a listener has heard.
+type events struct {
+	gone   []kvcache.Hash
+	raised []int8
+}
+
+func (l *events) KVEvent(ev kvcache.Event) {
+	switch ev.Kind {
+	case kvcache.Removed:
+		l.gone = append([]kvcache.Hash{ev.Hash}, l.gone...) // from the end of a prompt
+	case kvcache.Raised:
+		l.raised = append(l.raised, ev.Priority)
+	}
+}
+
+func (l *events) removed() []kvcache.Hash {
+	defer func() { l.gone = nil }()
+	return l.gone
+}
+
 func TestMatchRefreshesUse(t *testing.T) {
 	c := newCache(t, 4, 16)
 	cached(t, c, tokens(32, 0))

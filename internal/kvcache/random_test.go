@@ -82,6 +82,7 @@ func (a *actor) begin() {
 	toks := tokens(1+a.next(120), int32(a.next(3)*1000))
 	t := table{toks: toks, owner: a.owner()}
 	ch := a.c.NewChain("")
+	ch.Priority = int8(a.next(3) - 1)
 	ch.Extend(toks)
 	ids, n, err := a.c.Reserve(&ch, len(toks)-1, a.c.BlocksFor(len(toks)), a.next(3), time.Time{}, t.owner)
 	if err != nil {

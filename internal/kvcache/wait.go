@@ -130,7 +130,7 @@ func (c *Cache) grant() {
 		if err != nil {
 			return
 		}
-		c.counted(ids, hit, w.maxTokens)
+		c.counted(w.chain, ids, hit, w.maxTokens)
 		w.ids, w.hit = ids, hit
 		c.waiters.remove(w)
 		close(w.granted)

@@ -160,6 +160,12 @@ func (p *parser) sampling(s *Sampling, key []byte) (err *Error) {
 		if s.CacheSalt, given, err = r.readString("cache_salt"); given && s.CacheSalt == "" {
 			err = BadRequest("cache_salt", "cache_salt must not be empty")
 		}
+	case "cache_priority":
+		var v int64
+		var given bool
+		if v, given, err = r.readInt("cache_priority", 0, 100); given {
+			s.CachePriority = int(v) - 50
+		}
 	case "kv_transfer_params":
 		if c := r.peek(); c != '{' && c != 'n' {
 			return r.wrong("kv_transfer_params", "an object")

@@ -108,6 +108,8 @@ func TestBadCompletions(t *testing.T) {
 		{`{"prompt":"x","guided_json":{}}`, "guided_json", "not supported"},
 		{`{"prompt":"x","response_format":{"type":"json_object"}}`, "response_format", "not supported"},
 		{`{"prompt":"x","cache_salt":""}`, "cache_salt", "empty"},
+		{`{"prompt":"x","cache_priority":101}`, "cache_priority", "between 0 and 100"},
+		{`{"prompt":"x","cache_priority":"high"}`, "cache_priority", "integer"},
 		{`{"prompt":"x","kv_transfer_params":[]}`, "kv_transfer_params", "object"},
 	} {
 		got, err := openai.ParseCompletion([]byte(c.body), openai.Limits{VocabSize: 512})
@@ -127,13 +129,13 @@ func TestCompletion(t *testing.T) {
 		"stream_options":{"include_usage":true,"x":[1]},"stop":"\n","stop_token_ids":[7],"echo":true,
 		"temperature":0.5,"top_p":null,"top_k":-1,"seed":-9223372036854775808,"logprobs":0,
 		"logit_bias":{"5":-100,"6":1,"5":2},"unknown":{"deep":[{}]},"best_of":1,"suffix":null,
-		"kv_transfer_params":{"a":1},"skip_special_tokens":false}`), openai.Limits{})
+		"kv_transfer_params":{"a":1},"skip_special_tokens":false,"cache_priority":80}`), openai.Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got.Model != "mé😀" || got.N != 2 || *got.MaxTokens != 100 || !got.Stream || !got.IncludeUsage ||
 		!got.Echo || *got.Logprobs != 0 || *got.Seed != -1<<63 || got.Temperature != 0.5 || got.TopP != 1 ||
-		got.TopK != 0 || got.SkipSpecial || !got.AddSpecial {
+		got.TopK != 0 || got.SkipSpecial || !got.AddSpecial || got.CachePriority != 30 {
 		t.Errorf("got %+v", got)
 	}
 	if got.Given != openai.GivenTemperature|openai.GivenTopK {

@@ -85,6 +85,7 @@ type Sampling struct {
 	PromptLogprobs *int // prompt_logprobs: alternatives at each prompt position
 	ReturnTokenIDs bool
 	CacheSalt      string // separates prefix caches
+	CachePriority  int    // cache_priority 0..100 less its default of 50: KV of less makes room first
 
 	// KVTransferParams is the raw kv_transfer_params object; nil when absent
 	// or null.

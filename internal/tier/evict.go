@@ -7,7 +7,8 @@ import (
 )
 
 // Eviction says which unit makes room in host memory. In all of them a unit
-// that another one extends stays until that is gone.
+// that another one extends stays until that is gone, and of others those of less
+// priority go first.
 type Eviction string
 
 // The orders. A use is a load into the pool.
@@ -41,6 +42,7 @@ type order struct {
 type rank struct {
 	leaf bool
 	main bool   // its trial is over (S3FIFO)
+	prio int8   // what has less goes before
 	uses uint32 // ever (LFU), or since it was last asked to go, at most 3 (S3FIFO)
 	seq  uint64 // the clock at its last use, or when it came into its queue (S3FIFO)
 	own  *pile  // of its tenant; nil: none
@@ -66,9 +68,9 @@ func (o *order) pile(which int) pile {
 }
 
 // enter takes in a new unit, busy.
-func (o *order) enter(i int32, key kvcache.Hash, leaf bool, own *pile) {
+func (o *order) enter(i int32, key kvcache.Hash, prio int8, leaf bool, own *pile) {
 	o.clock++
-	o.ranks[i] = rank{leaf: leaf, seq: o.clock, own: own, at: [2]int{-1, -1}}
+	o.ranks[i] = rank{leaf: leaf, prio: prio, seq: o.clock, own: own, at: [2]int{-1, -1}}
 	if o.policy != S3FIFO {
 		return
 	}
@@ -118,7 +120,20 @@ func (o *order) setLeaf(i int32, leaf bool) {
 		return
 	}
 	r.leaf = leaf
-	if r.at[0] >= 0 {
+	o.fix(i)
+}
+
+// raise gives a unit a priority if it is higher than its own.
+func (o *order) raise(i int32, priority int8) {
+	if r := &o.ranks[i]; priority > r.prio {
+		r.prio = priority
+		o.fix(i)
+	}
+}
+
+// fix puts a unit, if it is idle, where it belongs.
+func (o *order) fix(i int32) {
+	if r := &o.ranks[i]; r.at[0] >= 0 {
 		o.each(i, func(h *rankHeap) { heap.Fix(h, r.at[h.which]) })
 	}
 }
@@ -177,13 +192,15 @@ func (o *order) queue(p *pile) *rankHeap {
 	case len(trial.ids) == 0:
 		return rest
 	}
-	if leaf := o.ranks[trial.ids[0]].leaf; leaf != o.ranks[rest.ids[0]].leaf {
-		if leaf {
-			return trial
-		}
-		return rest
+	a, b := &o.ranks[trial.ids[0]], &o.ranks[rest.ids[0]]
+	first := o.small*10 >= len(o.ranks) // trial
+	switch {
+	case a.leaf != b.leaf:
+		first = a.leaf
+	case a.prio != b.prio:
+		first = a.prio < b.prio
 	}
-	if o.small*10 >= len(o.ranks) {
+	if first {
 		return trial
 	}
 	return rest
@@ -202,6 +219,8 @@ func (h *rankHeap) Less(i, j int) bool {
 	switch {
 	case a.leaf != b.leaf:
 		return a.leaf
+	case a.prio != b.prio:
+		return a.prio < b.prio
 	case h.o.policy == LFU && a.uses != b.uses:
 		return a.uses < b.uses
 	}

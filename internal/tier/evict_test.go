@@ -23,6 +23,12 @@ type naiveUnit struct {
 	key           kvcache.Hash
 	leaf, idle    bool
 	uses, tenancy int
+	prio          int8
+}
+
+// before says whether, whatever the policy, u goes before v.
+func (u *naiveUnit) before(v *naiveUnit) bool {
+	return u.leaf && !v.leaf || u.leaf == v.leaf && u.prio < v.prio
 }
 
 func without(list []int32, i int32) []int32 {
@@ -64,7 +70,7 @@ func (n *naive) first(list []int32, tenancy int) int32 {
 		if !u.idle || tenancy > 0 && u.tenancy != tenancy {
 			continue
 		}
-		if best < 0 || u.leaf && !n.of[best].leaf || u.leaf == n.of[best].leaf && n.policy == LFU && u.uses < n.of[best].uses {
+		if best < 0 || u.before(n.of[best]) || !n.of[best].before(u) && n.policy == LFU && u.uses < n.of[best].uses {
 			best = i
 		}
 	}
@@ -78,9 +84,9 @@ func (n *naive) victim(tenancy int) int32 {
 		case s < 0 && m < 0:
 			return -1
 		case m < 0:
-		case s < 0 || n.of[m].leaf && !n.of[s].leaf:
+		case s < 0 || n.of[m].before(n.of[s]):
 			s = -1
-		case n.of[s].leaf && !n.of[m].leaf:
+		case n.of[s].before(n.of[m]):
 		case len(n.small)*10 < n.slots:
 			s = -1
 		}
@@ -126,12 +132,12 @@ func TestOrders(t *testing.T) {
 					u := n.of[i]
 					switch op := gen.IntN(16); {
 					case u == nil:
-						u = &naiveUnit{leaf: gen.IntN(4) > 0, tenancy: gen.IntN(3)}
+						u = &naiveUnit{leaf: gen.IntN(4) > 0, tenancy: gen.IntN(3), prio: int8(gen.IntN(4)/3 + gen.IntN(8)/7)}
 						binary.LittleEndian.PutUint64(u.key[:], uint64(1+gen.IntN(3*slots)))
 						if slices.ContainsFunc(slices.Collect(maps.Values(n.of)), func(v *naiveUnit) bool { return v.key == u.key }) {
 							continue
 						}
-						o.enter(i, u.key, u.leaf, piles[u.tenancy:][0].own())
+						o.enter(i, u.key, u.prio, u.leaf, piles[u.tenancy:][0].own())
 						n.enter(i, u)
 					case op < 6:
 						if u.idle = !u.idle; u.idle {
@@ -144,7 +150,11 @@ func TestOrders(t *testing.T) {
 							o.use(i)
 							n.use(i)
 						}
-					case op < 11:
+					case op == 9:
+						prio := int8(gen.IntN(3))
+						o.raise(i, prio)
+						u.prio = max(u.prio, prio)
+					case op == 10:
 						u.leaf = !u.leaf
 						o.setLeaf(i, u.leaf)
 					case op == 11:
@@ -199,7 +209,7 @@ func hitRate(policy Eviction, slots int, trace []int) float64 {
 			delete(at, held[i])
 		}
 		at[unit], held[i] = i, unit
-		o.enter(i, keyOf(unit), true, nil)
+		o.enter(i, keyOf(unit), 0, true, nil)
 		o.idle(i)
 	}
 	return float64(hits) / float64(len(trace))

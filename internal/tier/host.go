@@ -42,6 +42,7 @@ type unit struct {
 	pos         int          // tokens before it
 	tokens      []int32      // its own, while it comes; nil when they are not at hand
 	born        time.Time    // when it came into the tiers
+	priority    int8         // the highest of the requests that stored or found it, as far as is known
 }
 
 type slot struct {
@@ -120,9 +121,18 @@ func (h *host) take(u unit) *lease {
 		t.units++
 		s.tenant, own = t, &t.idle
 	}
-	h.order.enter(i, u.key, h.kids[u.key] == 0, own)
+	h.order.enter(i, u.key, u.priority, h.kids[u.key] == 0, own)
 	h.link(s)
 	return &lease{h, i}
+}
+
+// raise notes a higher priority of a unit, if it is here.
+func (h *host) raise(key kvcache.Hash, priority int8) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if i, ok := h.keys[key]; ok {
+		h.order.raise(i, priority)
+	}
 }
 
 // room makes sure that a slot is free for one more unit of a tenant.

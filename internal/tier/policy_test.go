@@ -170,6 +170,51 @@ func TestTenants(t *testing.T) {
 	}
 }
 
+// TestPriorities: what came with a higher priority, or got one since, leaves host
+// memory last; what came with a lower one leaves it first.
+func TestPriorities(t *testing.T) {
+	for _, order := range []Eviction{LRU, LFU, S3FIFO} {
+		t.Run(string(order), func(t *testing.T) {
+			cfg := config("")
+			cfg.Eviction = order
+			r := newRig(t, cfg)
+			compute := func(n int, prio int8) {
+				r.prio = prio
+				r.run(prompt(n, 32), 0)
+				r.quiet()
+			}
+			compute(256, 5)
+			compute(512, 0)
+			r.prio = 3
+			r.run(prompt(512, 32), 32) // found in the pool
+			for i := range 5 {
+				compute(1024+256*i, 0)
+			}
+			compute(8192, -1)
+			r.saved(tierHost, 16) // all of it
+			compute(9216, 0)
+			for _, c := range []struct{ n, want int }{{8192, 0}, {256, 32}, {512, 32}, {1024, 32}} {
+				r.cache.Clear()
+				if got := r.tiers.Load(t.Context(), prompt(c.n, 32), "", 32); got != c.want {
+					t.Errorf("%d tokens of prompt %d are left, want %d", got, c.n, c.want)
+				}
+			}
+			for i := range 20 {
+				compute(16384+256*i, 0)
+			}
+			for _, c := range []struct{ n, want int }{{256, 32}, {512, 32}, {1280, 0}} {
+				r.cache.Clear()
+				if got := r.tiers.Load(t.Context(), prompt(c.n, 32), "", 32); got != c.want {
+					t.Errorf("%d tokens of prompt %d are left at the end, want %d", got, c.n, c.want)
+				}
+			}
+			if err := r.tiers.host.check(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // TestQuota: loads take what their bytes a second allow.
 func TestQuota(t *testing.T) {
 	b := bucket{rate: 100}

@@ -124,6 +124,7 @@ func TestRandom(t *testing.T) {
 		tokens := prompt(gen.IntN(64), 16*(1+gen.IntN(8)))
 		salt := []string{"", "", "another"}[gen.IntN(3)]
 		op := gen.IntN(24)
+		r.prio = int8(gen.IntN(3) - 1)
 		switch op {
 		case 0:
 			r.cache.Clear()

@@ -80,6 +80,7 @@ type rig struct {
 	cache *kvcache.Cache
 	tiers *Tiers
 	reg   *prometheus.Registry
+	prio  int8 // of what is computed
 }
 
 const identity = "model and numerics"
@@ -189,6 +190,7 @@ func (r *rig) fill(layer int, block int32, tokens []int32, pos int) {
 // and the rest made. It returns how many tokens the index had.
 func (r *rig) compute(tokens []int32, salt, owner string) (int, error) {
 	chain := r.cache.NewChain(salt)
+	chain.Priority = r.prio
 	chain.Extend(tokens)
 	blocks := len(tokens) / r.cache.BlockTokens()
 	table, hit, err := r.cache.Reserve(&chain, len(tokens), blocks, 0, time.Now(), owner)

@@ -50,7 +50,11 @@ func (t *Tiers) KVEvent(ev kvcache.Event) {
 			return
 		}
 	case kvcache.Hot, kvcache.Cold: // told under the other two only
+	case kvcache.Raised:
+		t.host.raise(ev.Hash, ev.Priority)
+		return
 	case kvcache.Removed:
+		t.host.raise(ev.Hash, ev.Priority) // raised before it was saved
 		if t.cfg.Write == Back && ev.Evicted && !t.host.has(ev.Hash) && !t.disk.has(ev.Hash) {
 			t.metrics.dropped.WithLabelValues(tierHost).Inc()
 		}
@@ -58,7 +62,7 @@ func (t *Tiers) KVEvent(ev kvcache.Event) {
 	default:
 		return
 	}
-	t.enqueue(save{unit{key: ev.Hash, parent: ev.Parent, root: ev.Root, pos: ev.Pos, tokens: ev.Tokens}, ev.Kind == kvcache.Cold})
+	t.enqueue(save{unit{key: ev.Hash, parent: ev.Parent, root: ev.Root, pos: ev.Pos, tokens: ev.Tokens, priority: ev.Priority}, ev.Kind == kvcache.Cold})
 }
 
 func (t *Tiers) enqueue(s save) {

@@ -218,7 +218,7 @@ func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request 
 	r := &engine.Request{
 		ID: id, Owner: fmt.Sprintf("%s/%d", id, i), Prompt: j.items[i].tokens, N: j.N, Urgent: j.urgent,
 		Sampling: w.sampling(&j.Sampling, seed), MinTokens: j.MinTokens,
-		StopTokens: j.StopTokenIDs, IgnoreEOS: j.IgnoreEOS, Salt: j.CacheSalt,
+		StopTokens: j.StopTokenIDs, IgnoreEOS: j.IgnoreEOS, Salt: j.CacheSalt, Priority: int8(j.CachePriority),
 		Logprobs: j.logprobs, PromptLogprobs: -1,
 	}
 	if j.Seed == nil { // the same prompt twice in a list gets two answers

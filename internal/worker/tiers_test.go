@@ -123,6 +123,49 @@ func TestTierPolicies(t *testing.T) {
 	}
 }
 
+// TestCachePriority: through a pair, what a request said that it is to be kept longest
+// outlasts a storm of others, in decode's pool and host memory and in prefill's.
+func TestCachePriority(t *testing.T) {
+	prompts := stories(40)
+	p, d := pair(t, func(pc, dc *worker.Config) {
+		for _, c := range []*worker.Config{pc, dc} {
+			c.Blocks, c.KV.HostMemory, c.KV.LoadTimeout, c.KV.Peers = 48, 1<<20, time.Minute, "off"
+		}
+	})
+	n := 0
+	run := func(prompt, more string) *answer {
+		t.Helper()
+		n++
+		link := fmt.Sprintf("%032x", n)
+		done := leg(t, p, link)
+		a := complete(t, d, linked(p, link), strings.Replace(storyBody(prompt), "{", "{"+more, 1))
+		if got := <-done; !strings.HasPrefix(got, "200 ") {
+			t.Fatal(got)
+		}
+		for _, w := range []*worker.Worker{p, d} {
+			settle(t, w)
+		}
+		return a
+	}
+	run(prompts[0], `"cache_priority":90,`)
+	for _, prompt := range prompts[1:] {
+		run(prompt, "")
+	}
+	for _, forgetful := range []*worker.Worker{nil, d} {
+		for i, want := range []bool{true, false} {
+			if forgetful != nil {
+				cache(t, forgetful, "POST", "/flush")
+			}
+			if a := run(prompts[i], ""); a.Usage.Details.Cached > 32 != want { // they begin alike
+				t.Errorf("prompt %d: %d of %d tokens cached", i, a.Usage.Details.Cached, a.Usage.Prompt)
+			}
+			for _, prompt := range prompts[20:] {
+				run(prompt, "")
+			}
+		}
+	}
+}
+
 // settle waits until nothing is on its way into a tier of w.
 func settle(t *testing.T, w *worker.Worker) {
 	t.Helper()
