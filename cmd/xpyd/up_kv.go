@@ -15,23 +15,23 @@ import (
 
 // UpKV is what `xpyd up` says of its workers' KV: kv_X is kv.X of each of them.
 type UpKV struct {
-	KVTransport    string        `koanf:"kv_transport"`
-	KVHostMemory   config.Size   `koanf:"kv_host_memory"`
-	KVSSDDir       string        `koanf:"kv_ssd_dir"` // each worker has a folder of its own there
-	KVSSDSize      config.Size   `koanf:"kv_ssd_size"`
-	KVSSDIO        string        `koanf:"kv_ssd_io"`
-	KVStore        string        `koanf:"kv_store" secret:"url"`
-	KVStoreTTL     time.Duration `koanf:"kv_store_ttl"`
-	KVStoreTimeout time.Duration `koanf:"kv_store_timeout"`
-	KVStoreWrite   bool          `koanf:"kv_store_write"`
-	KVWritePolicy  string        `koanf:"kv_write_policy"`
-	KVEviction     string        `koanf:"kv_eviction"`
-	KVTTL          time.Duration `koanf:"kv_ttl"`
-	KVPinShare     float64       `koanf:"kv_pin_share"`
-	KVTenantShare  float64       `koanf:"kv_tenant_share"`
-	KVLoadTimeout  time.Duration `koanf:"kv_load_timeout"`
-	KVLoadQuota    config.Size   `koanf:"kv_load_quota"`
-	KVPeers        string        `koanf:"kv_peers"`
+	KVTransport    string          `koanf:"kv_transport"`
+	KVHostMemory   config.PoolSize `koanf:"kv_host_memory"`
+	KVSSDDir       string          `koanf:"kv_ssd_dir"` // each worker has a folder of its own there
+	KVSSDSize      config.Size     `koanf:"kv_ssd_size"`
+	KVSSDIO        string          `koanf:"kv_ssd_io"`
+	KVStore        string          `koanf:"kv_store" secret:"url"`
+	KVStoreTTL     time.Duration   `koanf:"kv_store_ttl"`
+	KVStoreTimeout time.Duration   `koanf:"kv_store_timeout"`
+	KVStoreWrite   bool            `koanf:"kv_store_write"`
+	KVWritePolicy  string          `koanf:"kv_write_policy"`
+	KVEviction     string          `koanf:"kv_eviction"`
+	KVTTL          time.Duration   `koanf:"kv_ttl"`
+	KVPinShare     float64         `koanf:"kv_pin_share"`
+	KVTenantShare  float64         `koanf:"kv_tenant_share"`
+	KVLoadTimeout  time.Duration   `koanf:"kv_load_timeout"`
+	KVLoadQuota    config.Size     `koanf:"kv_load_quota"`
+	KVPeers        string          `koanf:"kv_peers"`
 }
 
 // upKVOf are a worker's settings as `up` has them.
@@ -60,7 +60,7 @@ func upKey(err error) error {
 // args are a worker's flags, those of settings that do something.
 func (u *UpKV) args(id string) []string {
 	args := []string{"--kv-transport", u.KVTransport, "--kv-peers", u.KVPeers, "--kv-load-timeout", u.KVLoadTimeout.String(), "--kv-load-quota", u.KVLoadQuota.String()}
-	if u.KVHostMemory > 0 {
+	if u.KVHostMemory != 0 {
 		share := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 		args = append(args, "--kv-host-memory", u.KVHostMemory.String(), "--kv-write-policy", u.KVWritePolicy, "--kv-eviction", u.KVEviction,
 			"--kv-ttl", u.KVTTL.String(), "--kv-pin-share", share(u.KVPinShare), "--kv-tenant-share", share(u.KVTenantShare))
@@ -89,7 +89,7 @@ func kvFlags(f *pflag.FlagSet, keys map[string]string, prefix string, k *worker.
 	}
 	text := func(flag, def, help string) { f.String(key(flag), def, help) }
 	text("kv-transport", k.Transport, "how KV comes from workers of this machine: auto (from GPU to GPU or through shared memory where possible), tcp, shm, cudaipc, nccl or pinned")
-	text("kv-host-memory", k.HostMemory.String(), "host memory that keeps KV which a worker's pool has no room for; 0: none")
+	text("kv-host-memory", k.HostMemory.String(), "host memory that keeps KV which a worker's pool has no room for: a size, or 2x for twice the pool; 0: none")
 	text("kv-ssd-dir", "", "folder that keeps KV also across restarts; default: none")
 	text("kv-ssd-size", k.SSDSize.String(), "what a worker may fill of --kv-ssd-dir")
 	text("kv-ssd-io", k.SSDIO, "how the SSD is read and written: auto, io_uring or pread")

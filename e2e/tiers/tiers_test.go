@@ -188,7 +188,7 @@ func everywhere(t *testing.T, blockTokens int, prompts, want [][]int32) {
 	unit := max(blockTokens, 16)
 	whole := 319 / unit * unit // all but the last token
 	store := redistest.Start(t)
-	with := func(host config.Size, dir string, stored bool) func(*worker.Config) {
+	with := func(host config.PoolSize, dir string, stored bool) func(*worker.Config) {
 		return func(c *worker.Config) {
 			c.BlockTokens, c.Blocks = blockTokens, max(3, 448/blockTokens) // of one prompt and a bit
 			c.KV.HostMemory, c.KV.SSDDir, c.KV.SSDSize = host, dir, 32<<20

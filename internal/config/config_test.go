@@ -327,6 +327,24 @@ func TestSize(t *testing.T) {
 	}
 }
 
+func TestPoolSize(t *testing.T) {
+	for text, want := range map[string]int64{"0": 0, "64MiB": 64 << 20, "2x": 2000, "0.5x": 500, "1.25x": 1250, "0.001x": 1, "1000x": 1e6} {
+		var s, again config.PoolSize
+		if err := s.UnmarshalText([]byte(text)); err != nil || s.Of(1000) != want {
+			t.Errorf("%q: %d, %v", text, s.Of(1000), err)
+		}
+		if err := again.UnmarshalText([]byte(s.String())); err != nil || again != s {
+			t.Errorf("%q is written as %q: %v", text, s, err)
+		}
+	}
+	for _, text := range []string{"", "x", "-1x", "0x", "0.0001x", "1001x", "NaNx", "2xx", "2y", "-1"} {
+		var s config.PoolSize
+		if err := s.UnmarshalText([]byte(text)); err == nil {
+			t.Errorf("%q is %v", text, s)
+		}
+	}
+}
+
 func FuzzSize(f *testing.F) {
 	f.Add("64MiB")
 	f.Add("1.5 GB")

@@ -141,6 +141,47 @@ func (s AutoSize) String() string {
 // MarshalText is String.
 func (s AutoSize) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
+// PoolSize is a Size, or, below 0, so many thousandths of a pool's: "64GiB" or "2x".
+type PoolSize int64
+
+// UnmarshalText reads a size, or a multiple between 0.001x and 1000x.
+func (s *PoolSize) UnmarshalText(text []byte) error {
+	times, ok := strings.CutSuffix(strings.TrimSpace(string(text)), "x")
+	if !ok {
+		v, err := ParseSize(times)
+		if err != nil {
+			return errors.New(`want a size such as "64GiB", or a multiple of the pool such as "2x"`)
+		}
+		*s = PoolSize(v)
+		return nil
+	}
+	v, err := strconv.ParseFloat(times, 64)
+	if v = math.Round(1000 * v); err != nil || !(v >= 1 && v <= 1e6) {
+		return errors.New("want a multiple of the pool between 0.001x and 1000x")
+	}
+	*s = PoolSize(-v)
+	return nil
+}
+
+// String is the text that UnmarshalText reads.
+func (s PoolSize) String() string {
+	if s >= 0 {
+		return Size(s).String()
+	}
+	return strconv.FormatFloat(float64(-s)/1000, 'g', -1, 64) + "x"
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (s PoolSize) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// Of is the size beside a pool of so many bytes.
+func (s PoolSize) Of(pool int64) int64 {
+	if s >= 0 {
+		return int64(s)
+	}
+	return int64(float64(pool) * float64(-s) / 1000)
+}
+
 var (
 	typeDuration    = reflect.TypeFor[time.Duration]()
 	typeUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()

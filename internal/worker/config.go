@@ -79,42 +79,42 @@ type Fleet struct {
 
 // KV are the connector's settings; kvconn/DESIGN.md explains each deadline.
 type KV struct {
-	BulkConns        int           `koanf:"bulk_conns"`
-	DialTimeout      time.Duration `koanf:"dial_timeout"`
-	HandshakeTimeout time.Duration `koanf:"handshake_timeout"`
-	AcceptTimeout    time.Duration `koanf:"accept_timeout"`
-	TicketTimeout    time.Duration `koanf:"ticket_timeout"`
-	PeerSilence      time.Duration `koanf:"peer_silence"`
-	Resends          int           `koanf:"resends"`
-	MaxSessions      int           `koanf:"max_sessions"`
-	TLSCert          string        `koanf:"tls_cert"`
-	TLSKey           string        `koanf:"tls_key"`
-	TLSCA            string        `koanf:"tls_ca"`
-	Transport        string        `koanf:"transport"`          // "auto", "tcp", "shm", "cudaipc", "nccl" or "pinned"
-	MaxQuarantined   int           `koanf:"max_quarantined"`    // blocks; 0: a quarter of the pool
-	Digest           string        `koanf:"digest"`             // "on"; "off" leaves digests unchecked where both workers say so, for measuring
-	Convert          string        `koanf:"convert"`            // "refuse" or "allow" peers whose KV has another dtype
-	DeviceRefill     string        `koanf:"device_refill"`      // "on" or "off": whether GPUs push into blocks of another size or dtype
-	HostMemory       config.Size   `koanf:"host_memory"`        // host memory under the pool; 0: none
-	SSDDir           string        `koanf:"ssd_dir"`            // folder of this worker alone, under host memory; empty: none
-	SSDSize          config.Size   `koanf:"ssd_size"`           // what ssd_dir may fill
-	SSDIO            string        `koanf:"ssd_io"`             // "auto", "io_uring" or "pread": how ssd_dir is read and written
-	Store            string        `koanf:"store" secret:"url"` // of a Redis or Valkey that workers share, under host memory; empty: none
-	StoreTTL         time.Duration `koanf:"store_ttl"`          // what nobody wrote or read for so long leaves it
-	StoreTimeout     time.Duration `koanf:"store_timeout"`      // of an operation; later it counts as down
-	StoreWrite       bool          `koanf:"store_write"`        // false: it is only read
-	LoadTimeout      time.Duration `koanf:"load_timeout"`       // what a request's prefix has not brought by then is computed
-	MinLoadTokens    int           `koanf:"min_load_tokens"`    // fewer are computed rather than loaded
-	WritePolicy      string        `koanf:"write_policy"`       // "through", "selective" or "back": when units are copied to the tier below
-	WriteHits        int           `koanf:"write_hits"`         // of selective: requests that must have found a unit
-	Eviction         string        `koanf:"eviction"`           // of host memory: "lru", "lfu" or "s3fifo"
-	TTL              time.Duration `koanf:"ttl"`                // older units of the tiers are not used; 0: however old
-	PinShare         float64       `koanf:"pin_share"`          // most of each tier that pins may keep
-	TenantShare      float64       `koanf:"tenant_share"`       // most of host memory, and of the SSD, that one cache salt may fill; 0: all
-	LoadQuota        config.Size   `koanf:"load_quota"`         // bytes a second that loads may take; 0: any
-	Peers            string        `koanf:"peers"`              // "on" or "off": whether prefixes are fetched from other workers and given to them
-	PeerBring        string        `koanf:"peer_bring"`         // "on" or "off": whether a GPU computes behind what a peer gives
-	PeerQuota        config.Size   `koanf:"peer_quota"`         // bytes a second that are given to them; 0: any
+	BulkConns        int             `koanf:"bulk_conns"`
+	DialTimeout      time.Duration   `koanf:"dial_timeout"`
+	HandshakeTimeout time.Duration   `koanf:"handshake_timeout"`
+	AcceptTimeout    time.Duration   `koanf:"accept_timeout"`
+	TicketTimeout    time.Duration   `koanf:"ticket_timeout"`
+	PeerSilence      time.Duration   `koanf:"peer_silence"`
+	Resends          int             `koanf:"resends"`
+	MaxSessions      int             `koanf:"max_sessions"`
+	TLSCert          string          `koanf:"tls_cert"`
+	TLSKey           string          `koanf:"tls_key"`
+	TLSCA            string          `koanf:"tls_ca"`
+	Transport        string          `koanf:"transport"`          // "auto", "tcp", "shm", "cudaipc", "nccl" or "pinned"
+	MaxQuarantined   int             `koanf:"max_quarantined"`    // blocks; 0: a quarter of the pool
+	Digest           string          `koanf:"digest"`             // "on"; "off" leaves digests unchecked where both workers say so, for measuring
+	Convert          string          `koanf:"convert"`            // "refuse" or "allow" peers whose KV has another dtype
+	DeviceRefill     string          `koanf:"device_refill"`      // "on" or "off": whether GPUs push into blocks of another size or dtype
+	HostMemory       config.PoolSize `koanf:"host_memory"`        // host memory under the pool, or how many times the pool; 0: none
+	SSDDir           string          `koanf:"ssd_dir"`            // folder of this worker alone, under host memory; empty: none
+	SSDSize          config.Size     `koanf:"ssd_size"`           // what ssd_dir may fill
+	SSDIO            string          `koanf:"ssd_io"`             // "auto", "io_uring" or "pread": how ssd_dir is read and written
+	Store            string          `koanf:"store" secret:"url"` // of a Redis or Valkey that workers share, under host memory; empty: none
+	StoreTTL         time.Duration   `koanf:"store_ttl"`          // what nobody wrote or read for so long leaves it
+	StoreTimeout     time.Duration   `koanf:"store_timeout"`      // of an operation; later it counts as down
+	StoreWrite       bool            `koanf:"store_write"`        // false: it is only read
+	LoadTimeout      time.Duration   `koanf:"load_timeout"`       // what a request's prefix has not brought by then is computed
+	MinLoadTokens    int             `koanf:"min_load_tokens"`    // fewer are computed rather than loaded
+	WritePolicy      string          `koanf:"write_policy"`       // "through", "selective" or "back": when units are copied to the tier below
+	WriteHits        int             `koanf:"write_hits"`         // of selective: requests that must have found a unit
+	Eviction         string          `koanf:"eviction"`           // of host memory: "lru", "lfu" or "s3fifo"
+	TTL              time.Duration   `koanf:"ttl"`                // older units of the tiers are not used; 0: however old
+	PinShare         float64         `koanf:"pin_share"`          // most of each tier that pins may keep
+	TenantShare      float64         `koanf:"tenant_share"`       // most of host memory, and of the SSD, that one cache salt may fill; 0: all
+	LoadQuota        config.Size     `koanf:"load_quota"`         // bytes a second that loads may take; 0: any
+	Peers            string          `koanf:"peers"`              // "on" or "off": whether prefixes are fetched from other workers and given to them
+	PeerBring        string          `koanf:"peer_bring"`         // "on" or "off": whether a GPU computes behind what a peer gives
+	PeerQuota        config.Size     `koanf:"peer_quota"`         // bytes a second that are given to them; 0: any
 }
 
 // convertAllow gives up the promise of the same tokens for workers that keep
@@ -317,7 +317,7 @@ func (c *Config) Validate() error {
 		{"kv.resends", int64(c.KV.Resends), 0, 100},
 		{"kv.max_sessions", int64(c.KV.MaxSessions), 1, 1 << 16},
 		{"kv.max_quarantined", int64(c.KV.MaxQuarantined), 0, 1 << 30},
-		{"kv.host_memory", int64(c.KV.HostMemory), 0, 1 << 46},
+		{"kv.host_memory", max(0, int64(c.KV.HostMemory)), 0, 1 << 46},
 		{"kv.ssd_size", int64(c.KV.SSDSize), 1 << 10, 1 << 50},
 		{"kv.min_load_tokens", int64(c.KV.MinLoadTokens), 0, 1 << 30},
 		{"kv.write_hits", int64(c.KV.WriteHits), 1, 1 << 20},

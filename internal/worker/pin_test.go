@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/worker"
 )
 
@@ -34,7 +33,7 @@ type pinAnswer struct {
 // TestPinHTTP: pins by text and by token ids, their list, their end, and what
 // is refused, in the shape of the API.
 func TestPinHTTP(t *testing.T) {
-	w := start(t, func(c *worker.Config) { c.KV.HostMemory, c.KV.WritePolicy = config.Size(4<<20), "back" })
+	w := start(t, func(c *worker.Config) { c.KV.HostMemory, c.KV.WritePolicy = 4<<20, "back" })
 	story := stories(1)[0]
 	f := func(verb, body string, status int) (a pinAnswer) {
 		t.Helper()

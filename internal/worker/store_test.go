@@ -58,6 +58,7 @@ func TestStore(t *testing.T) {
 }
 
 type cacheAnswer struct {
+	Tiers  []tier.Stats     `json:"tiers"`
 	Store  *tier.StoreStats `json:"store"`
 	Purged *int             `json:"store_purged_units"`
 }

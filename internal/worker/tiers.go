@@ -18,8 +18,9 @@ func (w *Worker) openTiers() error {
 	if k.HostMemory == 0 {
 		return nil
 	}
-	numerics := w.backend.Info().Numerics
-	cfg := tier.Config{HostBytes: int64(k.HostMemory), Dir: k.SSDDir, DirBytes: int64(k.SSDSize), DirIO: tier.IO(k.SSDIO),
+	numerics, l := w.backend.Info().Numerics, w.backend.Layout()
+	pool := int64(w.backend.Blocks()) * int64(l.Layers) * int64(l.BlockBytes())
+	cfg := tier.Config{HostBytes: k.HostMemory.Of(pool), Dir: k.SSDDir, DirBytes: int64(k.SSDSize), DirIO: tier.IO(k.SSDIO),
 		Identity: w.model.Fingerprint + " " + numerics, LoadTimeout: k.LoadTimeout, MinLoadTokens: k.MinLoadTokens,
 		LoadBlocks: max(w.backend.Blocks()*3/4, 1), StoreWrites: k.StoreWrite, LoadQuota: int64(k.LoadQuota),
 		Write: tier.WritePolicy(k.WritePolicy), WriteHits: k.WriteHits, Eviction: tier.Eviction(k.Eviction),

@@ -74,6 +74,19 @@ func TestTiers(t *testing.T) {
 	}
 }
 
+// TestHostMemoryOfPool: host memory has as many times the pool's bytes as was said.
+func TestHostMemoryOfPool(t *testing.T) {
+	w := start(t, func(c *worker.Config) {
+		c.Blocks = 200
+		if err := c.KV.HostMemory.UnmarshalText([]byte("1.5x")); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if c := cache(t, w, "GET", ""); len(c.Tiers) != 1 || c.Tiers[0].Capacity != 1.5*200*20<<10/c.Tiers[0].UnitBytes {
+		t.Errorf("%+v beside a pool of 200 blocks of 20 KiB", c.Tiers)
+	}
+}
+
 // TestTierPolicies: tokens are the same under the other write policies, with
 // the other eviction orders, at each block size.
 func TestTierPolicies(t *testing.T) {
@@ -85,7 +98,7 @@ func TestTierPolicies(t *testing.T) {
 	}
 	for _, policy := range []struct {
 		write, eviction string
-		host            config.Size
+		host            config.PoolSize
 		times           int // that each prompt is sent
 	}{{"selective", "lfu", 4 << 20, 3}, {"back", "s3fifo", 1 << 20, 1}} {
 		for _, blockTokens := range []int{1, 16, 64, 256} {
