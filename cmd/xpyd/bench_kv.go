@@ -137,8 +137,8 @@ func (b *benchKV) parse() error {
 		}
 	}
 	if b.plot != "" {
-		if !strings.HasSuffix(b.plot, ".svg") && !strings.HasSuffix(b.plot, ".html") {
-			return fmt.Errorf("--plot: %q ends neither in .svg nor in .html", b.plot)
+		if err := plottable(b.plot); err != nil {
+			return err
 		}
 		for text := range strings.SplitSeq(b.sizes, ",") {
 			n, err := kvbench.ParseSize(text)
@@ -156,18 +156,31 @@ func (b *benchKV) draw(r *kvbench.Report) error {
 	if b.plot == "" {
 		return nil
 	}
-	f, err := os.Create(b.plot)
-	if err != nil {
-		return fmt.Errorf("bench kv: plot: %w", err)
-	}
-	draw := r.Plot
-	if strings.HasSuffix(b.plot, ".html") {
-		draw = r.PlotHTML
-	}
-	if err := errors.Join(draw(f), f.Close()); err != nil {
+	if err := plotted(b.plot, r.Plot, r.PlotHTML); err != nil {
 		return fmt.Errorf("bench kv: plot: %w", err)
 	}
 	return nil
+}
+
+// plottable says whether a file's name tells what is to be drawn.
+func plottable(path string) error {
+	if !strings.HasSuffix(path, ".svg") && !strings.HasSuffix(path, ".html") {
+		return fmt.Errorf("--plot: %q ends neither in .svg nor in .html", path)
+	}
+	return nil
+}
+
+// plotted draws to a file what its name says.
+func plotted(path string, svg, page func(io.Writer) error) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	draw := svg
+	if strings.HasSuffix(path, ".html") {
+		draw = page
+	}
+	return errors.Join(draw(f), f.Close())
 }
 
 // benchTransports are those that `bench kv` can measure.

@@ -1,66 +1,196 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/kvbench"
 	"github.com/xpyd/xpyd/internal/tier"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/cpu"
+	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
-// newBenchKVIO is `xpyd bench kvio`: how fast KV goes to an SSD and back.
+// benchKVIO is what the flags of `bench kvio` say.
+type benchKVIO struct {
+	device, blockTokens, hostTotal string
+	shape                          kernels.Layout
+	gpu, rounds                    int
+
+	dir, units, total, io string
+	depth                 int
+
+	plot string
+	json bool
+	say  io.Writer
+}
+
+// newBenchKVIO is `xpyd bench kvio`: how fast KV goes between the tiers.
 func newBenchKVIO() *cobra.Command {
-	var dir, by string
-	var unitText, totalText string
-	var depth int
-	var asJSON bool
+	b := &benchKVIO{}
 	cmd := &cobra.Command{
-		Use:   "kvio --ssd-dir DIR",
-		Short: "Measure the SSD tier: units written and read in random order",
-		Long: `Writes units through an SSD tier as a worker does (--kv-ssd-dir), then reads them
-in random order, headers checked, past the page cache where the file system
-allows. The folder must be empty or new; its files are deleted at the end. A unit
-is what 16 tokens need: 2 MiB for a model of Llama 3 8B's shape in bf16.
-scripts/bench-kvio runs it beside fio.`,
-		Example: "  xpyd bench kvio --ssd-dir /var/cache/xpyd-bench\n  xpyd bench kvio --ssd-dir /mnt/nvme/x --unit 256KiB --total 16GiB --depth 32 --json",
-		Args:    cobra.NoArgs,
+		Use:   "kvio",
+		Short: "Measure the links between KV tiers: pool, host memory, SSD",
+		Long: `Moves KV units of a model's shape out of a pool into host memory and back, as a
+worker's tiers do (--kv-host-memory): by the GPU's copy engines or multiprocessors,
+whichever is faster there, verified where they land; each way alone, then both at
+once. A unit is 16 tokens, or a block if that has more.
+
+With --ssd-dir it also writes units through an SSD tier, then reads them in random
+order, headers checked, past the page cache where the file system allows. The folder
+must be empty or new; it is deleted at the end. scripts/bench-kvio runs that
+beside fio. --device none leaves the pool out. GB are 10^9 bytes.`,
+		Example: `  xpyd bench kvio                                       this machine's GPU, or CPU; Llama-3-8B's shape
+  xpyd bench kvio --block-tokens 16 --layers 28 --kv-heads 4 --plot kvio.html
+  xpyd bench kvio --ssd-dir /var/cache/xpyd-bench
+  xpyd bench kvio --device none --ssd-dir /mnt/nvme/x --unit 256KiB,2MiB --total 16GiB --depth 32 --json`,
+		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
-	f.StringVar(&dir, "ssd-dir", "", "a folder for this alone")
-	f.StringVar(&unitText, "unit", "2MiB", "bytes of a unit, a multiple of 4 KiB")
-	f.StringVar(&totalText, "total", "4GiB", "bytes to write, and to read")
-	f.IntVar(&depth, "depth", 16, "writes, and reads, at a time")
-	f.StringVar(&by, "io", string(tier.IOAuto), "auto, io_uring or pread, as kv.ssd_io")
-	f.BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if dir == "" {
-			return usageError{errors.New("--ssd-dir is missing: a folder for this alone")}
-		}
-		if !slices.Contains([]tier.IO{tier.IOAuto, tier.IOUring, tier.IOPread}, tier.IO(by)) {
-			return usageError{fmt.Errorf("--io %q: want auto, io_uring or pread", by)}
-		}
-		unit, err := config.ParseSize(unitText)
+	f.StringVar(&b.device, "device", "auto", "of the pool: cuda, cpu, auto (a GPU if there is one) or none")
+	f.IntVar(&b.gpu, "gpu", 0, "which GPU")
+	f.StringVar(&b.blockTokens, "block-tokens", "1,16,64,256", "tokens of a block, each measured")
+	f.IntVar(&b.shape.Layers, "layers", 32, "layers")
+	f.IntVar(&b.shape.KVHeads, "kv-heads", 8, "KV heads")
+	f.IntVar(&b.shape.HeadDim, "head-dim", 128, "width of a head")
+	f.StringVar(&b.hostTotal, "host-total", "256MiB", "bytes each way; four times as many are taken on either side")
+	f.IntVar(&b.rounds, "rounds", 20, "times that all is moved")
+	f.StringVar(&b.dir, "ssd-dir", "", "a folder for this alone; without it there is no SSD")
+	f.StringVar(&b.units, "unit", "2MiB", "bytes of a unit on the SSD, multiples of 4 KiB, each measured")
+	f.StringVar(&b.total, "total", "4GiB", "bytes to write to the SSD, and to read")
+	f.IntVar(&b.depth, "depth", 16, "writes, and reads, at a time")
+	f.StringVar(&b.io, "io", string(tier.IOAuto), "auto, io_uring or pread, as kv.ssd_io")
+	f.StringVar(&b.plot, "plot", "", "draw them: FILE.svg or FILE.html")
+	f.BoolVar(&b.json, "json", false, "print JSON")
+	cmd.RunE = b.run
+	return cmd
+}
+
+// listOf parses a flag that is a list.
+func listOf[T any](flag, text string, parse func(string) (T, error)) ([]T, error) {
+	var out []T
+	for one := range strings.SplitSeq(text, ",") {
+		v, err := parse(strings.TrimSpace(one))
 		if err != nil {
-			return usageError{fmt.Errorf("--unit: %w", err)}
+			return nil, usageError{fmt.Errorf("--%s %q: %w", flag, text, err)}
 		}
-		total, err := config.ParseSize(totalText)
-		if err != nil {
-			return usageError{fmt.Errorf("--total: %w", err)}
+		out = append(out, v)
+	}
+	return out, nil
+}
+
+func (b *benchKVIO) run(cmd *cobra.Command, _ []string) error {
+	if !slices.Contains([]tier.IO{tier.IOAuto, tier.IOUring, tier.IOPread}, tier.IO(b.io)) {
+		return usageError{fmt.Errorf("--io %q: want auto, io_uring or pread", b.io)}
+	}
+	if !slices.Contains([]string{"auto", "cpu", "cuda", "none"}, b.device) {
+		return usageError{fmt.Errorf("--device %q: want auto, cuda, cpu or none", b.device)}
+	}
+	if b.device == "none" && b.dir == "" {
+		return usageError{errors.New("--device none leaves nothing to measure without --ssd-dir")}
+	}
+	blocks, err := listOf("block-tokens", b.blockTokens, func(s string) (int, error) {
+		n, err := strconv.Atoi(s)
+		if err == nil && (n < 1 || n > 256 || n&(n-1) != 0) {
+			err = errors.New("want powers of two up to 256")
 		}
-		r, err := tier.MeasureDisk(cmd.Context(), dir, int(unit), int64(total), depth, tier.IO(by))
-		if err != nil {
-			return fmt.Errorf("bench kvio: %w", err)
-		}
-		if asJSON {
-			return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
-		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d units of %v, %d at a time by %s: write %.2f GB/s, read in random order %.2f GB/s; processor time %.2f and %.2f s a GB\n",
-			r.Units, unit, r.Depth, r.IO, r.Write/1e9, r.Read/1e9, r.WriteCPU, r.ReadCPU)
+		return n, err
+	})
+	if err != nil {
 		return err
 	}
-	return cmd
+	units, err := listOf("unit", b.units, config.ParseSize)
+	if err != nil {
+		return err
+	}
+	total, err := config.ParseSize(b.total)
+	if err != nil {
+		return usageError{fmt.Errorf("--total: %w", err)}
+	}
+	if b.plot != "" {
+		if err := plottable(b.plot); err != nil {
+			return usageError{err}
+		}
+	}
+	b.say = cmd.ErrOrStderr()
+	r := &kvbench.Links{}
+	if b.device != "none" {
+		if err := b.host(cmd.Context(), r, blocks); err != nil {
+			return fmt.Errorf("bench kvio: %w", err)
+		}
+	}
+	if b.dir != "" {
+		for _, unit := range units {
+			fmt.Fprintf(b.say, "SSD, units of %v: %v written and read\n", unit, total)
+			s, err := tier.MeasureDisk(cmd.Context(), b.dir, int(unit), int64(total), b.depth, tier.IO(b.io))
+			if err != nil {
+				return fmt.Errorf("bench kvio: %w", err)
+			}
+			r.SSD = append(r.SSD, s)
+		}
+	}
+	if b.plot != "" {
+		if err := plotted(b.plot, r.Plot, r.PlotHTML); err != nil {
+			return fmt.Errorf("bench kvio: plot: %w", err)
+		}
+	}
+	if b.json {
+		return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
+	}
+	return r.Table(cmd.OutOrStdout())
+}
+
+// host measures a pool and host memory, for each size of a block.
+func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) error {
+	total, err := config.ParseSize(b.hostTotal)
+	if err != nil {
+		return usageError{fmt.Errorf("--host-total: %w", err)}
+	}
+	if s := &b.shape; s.Layers < 1 || s.Layers > 1024 || s.KVHeads < 1 || s.KVHeads > 256 || s.HeadDim < 8 || s.HeadDim > 512 || total < 1<<10 || total > 1<<36 {
+		return usageError{errors.New("--layers 1 to 1024, --kv-heads 1 to 256, --head-dim 8 to 512, --host-total 1KiB to 64GiB")}
+	}
+	for _, tokens := range blocks {
+		pool, l, name, end, err := b.pool(tokens, int64(total))
+		if err != nil {
+			return err
+		}
+		r.Pool, r.Layout = name, fmt.Sprintf("%d layers, %d KV heads of %d %s", l.Layers, l.KVHeads, l.HeadDim, l.DType)
+		fmt.Fprintf(b.say, "%s, blocks of %d tokens: %v each way, %d times\n", name, tokens, total, b.rounds)
+		m, err := tier.MeasureHost(ctx, l, pool, int64(total), b.rounds)
+		if err := errors.Join(err, end()); err != nil {
+			return err
+		}
+		r.AddHost(&m)
+	}
+	return nil
+}
+
+// pool makes one of the shape, with blocks of so many tokens, for MeasureHost.
+func (b *benchKVIO) pool(tokens int, total int64) (kernels.Pool, kernels.Layout, string, func() error, error) {
+	l := b.shape
+	l.BlockTokens = tokens
+	if b.device != "cpu" {
+		l.DType, l.RowBytes = kernels.BF16.String(), 2*l.HeadDim
+		a := kernels.Arch{Layers: l.Layers, Hidden: 256, Intermediate: 64, Heads: l.KVHeads, KVHeads: l.KVHeads, HeadDim: l.HeadDim,
+			Vocab: 64, MaxPositions: 1024, NormEps: 1e-5, RopeTheta: 1e4, TiedHead: true}
+		g, err := cuda.NewRandom(a, 1, cuda.Options{Device: b.gpu, BlockTokens: tokens, Blocks: tier.HostBlocks(l, total), MaxTokens: 256, MaxSeqs: 4, NoGraphs: true})
+		if err == nil {
+			return g, g.Layout(), g.Info().Device, g.Close, nil
+		}
+		if b.device == "cuda" || !errors.Is(err, cuda.ErrUnavailable) {
+			return nil, l, "", nil, err
+		}
+	}
+	l.DType, l.RowBytes = kernels.F32.String(), 4*l.HeadDim
+	p, err := cpu.NewPool(l, tier.HostBlocks(l, total))
+	return p, l, "CPU", func() error { return nil }, err
 }

@@ -33,18 +33,7 @@ func (r *Report) Plot(w io.Writer) error {
 }
 
 // PlotHTML is Plot in a page with the table.
-func (r *Report) PlotHTML(w io.Writer) error {
-	fmt.Fprint(w, "<!doctype html>\n<meta charset=\"utf-8\"><title>xpyd bench kv</title>\n<body style=\"font-family:sans-serif\">\n")
-	if err := r.Plot(w); err != nil {
-		return err
-	}
-	var table strings.Builder
-	if err := r.Table(&table); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(w, "<pre>%s</pre>\n</body>\n", html.EscapeString(table.String()))
-	return err
-}
+func (r *Report) PlotHTML(w io.Writer) error { return page(w, "xpyd bench kv", r) }
 
 // chart is one pair of axes; x and, unless zero, y are logarithmic.
 type chart struct {
@@ -52,7 +41,8 @@ type chart struct {
 	label string
 	x     []float64
 	lines []line
-	zero  bool // y is linear and begins at 0
+	zero  bool             // y is linear and begins at 0
+	mark  func(int) string // of a value of x; nil: a Size
 }
 
 type line struct {
@@ -95,9 +85,13 @@ func (c chart) draw(b *strings.Builder) {
 	for _, v := range ticks {
 		fmt.Fprintf(b, `<path d="M%d %.1fH%d" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`+"\n", left, py(v), right, left-8, py(v)+4, c.tick(v))
 	}
+	mark := c.mark
+	if mark == nil {
+		mark = Size
+	}
 	for _, v := range c.x {
 		fmt.Fprintf(b, `<path d="M%.1f %.0fV%.0f" stroke="#eee"/><text x="%.1f" y="%.0f" text-anchor="middle">%s</text>`+"\n",
-			px(v), c.top, c.top+tall, px(v), c.top+tall+18, Size(int(v)))
+			px(v), c.top, c.top+tall, px(v), c.top+tall+18, mark(int(v)))
 	}
 	for i, l := range c.lines {
 		var points []string
@@ -106,7 +100,7 @@ func (c chart) draw(b *strings.Builder) {
 		}
 		fmt.Fprintf(b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n", strings.Join(points, " "), l.colour)
 		for k, v := range l.y {
-			fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"><title>%s %s: %.4g</title></circle>`+"\n", px(c.x[k]), py(v), l.colour, l.name, Size(int(c.x[k])), v)
+			fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"><title>%s %s: %.4g</title></circle>`+"\n", px(c.x[k]), py(v), l.colour, l.name, mark(int(c.x[k])), v)
 		}
 		fmt.Fprintf(b, `<text x="%d" y="%.0f" fill="%s">%s</text>`+"\n", right-150+75*i, c.top-8, l.colour, l.name)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"time"
 
@@ -30,8 +31,8 @@ type Rates struct {
 
 // MeasureDisk writes units of unitBytes (a multiple of 4 KiB) until total
 // bytes are written through an SSD tier in dir, a folder of nothing else, then
-// reads all of them in random order; depth of each at a time. Files are
-// deleted at the end.
+// reads all of them in random order; depth of each at a time. dir is empty or not
+// there, and is deleted at the end.
 func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, depth int, by IO) (r Rates, err error) {
 	bad := func(units int) error {
 		return fmt.Errorf("units of %d bytes, %d of them, %d at a time: want a multiple of %d, at least %d, 1 to 1024", unitBytes, units, depth, page, 2*minSegments)
@@ -45,6 +46,9 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 	if rows < 1 || s.record() != unitBytes || units < 2*minSegments || depth < 1 || depth > 1024 {
 		return r, bad(units)
 	}
+	if old, err := os.ReadDir(dir); err == nil && len(old) > 0 {
+		return r, fmt.Errorf("%s has files, such as %s: want a folder for this alone", dir, old[0].Name())
+	}
 	way, err := newDiskIO(by, depth, unitBytes, uring.Open)
 	if err != nil {
 		return r, err
@@ -55,15 +59,7 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 		return r, errors.Join(err, way.close(ctx))
 	}
 	defer func() {
-		if e := d.clear(); err == nil {
-			err = e
-		}
-		if e := d.close(); err == nil {
-			err = e
-		}
-		if e := way.close(context.WithoutCancel(ctx)); err == nil {
-			err = e
-		}
+		err = errors.Join(err, d.clear(), d.close(), way.close(context.WithoutCancel(ctx)), os.RemoveAll(dir))
 	}()
 	r = Rates{UnitBytes: unitBytes, Units: units, Depth: depth, IO: way.way()}
 	key := func(i int) (k kvcache.Hash) {

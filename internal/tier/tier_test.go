@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/cpu"
 )
 
 // TestHost: what the pool lost comes back from host memory.
@@ -323,12 +326,63 @@ func FuzzPreamble(f *testing.F) {
 	})
 }
 
+// TestMeasureHost: units go out of a pool and come back, verified, whatever the size of
+// a block.
+func TestMeasureHost(t *testing.T) {
+	for _, bt := range []int{1, 16, 64} {
+		l := kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 8, BlockTokens: bt, DType: "f32", RowBytes: 32}
+		pool, err := cpu.NewPool(l, HostBlocks(l, 64<<10))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bulk {
+			mem := newMemPool(HostBlocks(newMemPool(1, bt).layout, 64<<10), bt)
+			pool, l = &fakeDevice{fakePool: mem}, mem.layout
+		}
+		r, err := MeasureHost(t.Context(), l, pool, 64<<10, 3)
+		if err != nil || r.Units < 2 || r.Units*r.UnitBytes > 64<<10 || r.BlockTokens != bt {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		for _, rates := range [][]float64{r.Out, r.In, r.Both} {
+			if len(rates) != 3 || slices.Min(rates) <= 0 {
+				t.Errorf("block of %d: %v bytes a second", bt, rates)
+			}
+		}
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	l := kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 8, BlockTokens: 16, DType: "f32", RowBytes: 32}
+	pool, err := cpu.NewPool(l, HostBlocks(l, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := MeasureHost(over, l, pool, 1, 1); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
 // TestMeasureDisk: the benchmark moves what it says, and leaves nothing.
 func TestMeasureDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kv")
 	r, err := MeasureDisk(t.Context(), dir, 64<<10, 4<<20, 4, ssdIO)
 	if err != nil || r.Units != 64 || r.Write <= 0 || r.Read <= 0 {
 		t.Fatalf("%+v %v", r, err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder is left: %v", err)
+	}
+	if _, err := MeasureDisk(t.Context(), filepath.Dir(dir), 64<<10, 4<<20, 4, ssdIO); err != nil {
+		t.Errorf("an empty folder: %v", err)
+	}
+	taken := t.TempDir()
+	if err := os.WriteFile(filepath.Join(taken, "thesis.txt"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := MeasureDisk(t.Context(), taken, 64<<10, 4<<20, 4, ssdIO); err == nil {
+		t.Error("measured in a folder with files of others")
+	}
+	if _, err := os.Stat(filepath.Join(taken, "thesis.txt")); err != nil {
+		t.Error(err)
 	}
 	for _, bad := range []int{0, 100, 65 << 9} {
 		if _, err := MeasureDisk(t.Context(), dir, bad, 4<<20, 4, ssdIO); err == nil {

@@ -25,6 +25,14 @@ type pool struct {
 	private error         // why it is not shared
 }
 
+// NewPool is a pool without a backend, for who only moves blocks.
+func NewPool(l kernels.Layout, blocks int) (kernels.Pool, error) {
+	if l.DType != kernels.F32.String() || l.RowBytes != 4*l.HeadDim || l.Layers < 1 || l.KVHeads < 1 || l.BlockTokens < 1 || blocks < 1 {
+		return nil, fmt.Errorf("cpu pool: %d blocks of layout %+v: want f32", blocks, l)
+	}
+	return newPool(l, blocks, false), nil
+}
+
 // newPool allocates a pool, in memory for others to map if share asks for it
 // and the system has such.
 func newPool(l kernels.Layout, blocks int, share bool) *pool {

@@ -11,6 +11,11 @@ import (
 // Backend is never made in a build without cgo.
 type Backend struct{ kernels.Backend }
 
+// NewRandom fails: this build cannot open libraries.
+func NewRandom(a kernels.Arch, _ uint64, opt Options) (*Backend, error) {
+	return New(a, kernels.Weights{}, opt)
+}
+
 // New fails: this build cannot open libraries.
 func New(kernels.Arch, kernels.Weights, Options) (*Backend, error) {
 	return nil, fmt.Errorf("%w: xpyd was built without cgo", ErrUnavailable)

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/xpyd/xpyd/internal/figures"
+	"github.com/xpyd/xpyd/internal/kvbench"
 	"github.com/xpyd/xpyd/internal/tier"
 )
 
@@ -116,11 +117,18 @@ func (d *direction) say(i, n int) string {
 }
 
 func (s *size) ours(bin, dir string, by tier.IO) (r tier.Rates, err error) {
-	b, err := exec.Command(bin, "bench", "kvio", "--ssd-dir", dir, "--unit", s.unit, "--total", s.total, "--depth", fmt.Sprint(depth), "--io", string(by), "--json").Output()
+	b, err := exec.Command(bin, "bench", "kvio", "--device", "none", "--ssd-dir", dir, "--unit", s.unit, "--total", s.total, "--depth", fmt.Sprint(depth), "--io", string(by), "--json").Output()
 	if err != nil {
 		return r, fmt.Errorf("xpyd bench kvio: %w", err)
 	}
-	return r, json.Unmarshal(b, &r)
+	var l kvbench.Links
+	if err = json.Unmarshal(b, &l); err == nil && len(l.SSD) != 1 {
+		err = fmt.Errorf("xpyd bench kvio: %d sizes of a unit, want one", len(l.SSD))
+	}
+	if err != nil {
+		return r, err
+	}
+	return l.SSD[0], nil
 }
 
 // fioJob is one job's GB/s and processor seconds a GB.

@@ -1,0 +1,124 @@
+package kvbench
+
+import (
+	"fmt"
+	"html"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/xpyd/xpyd/internal/tier"
+)
+
+// Links is what `bench kvio` found: how fast KV went over the links between the tiers.
+type Links struct {
+	Pool   string `json:"pool,omitempty"` // the device
+	Layout string `json:"layout,omitempty"`
+	Host   []Host `json:"host,omitempty"` // by size of a block
+	SSD    []SSD  `json:"ssd,omitempty"`  // by size of a unit
+}
+
+// Host is between a pool and host memory, GB/s.
+type Host struct {
+	BlockTokens int    `json:"block_tokens"`
+	UnitBytes   int    `json:"unit_bytes"`
+	Units       int    `json:"units"`
+	Out         Spread `json:"out_gb_s"`
+	In          Spread `json:"in_gb_s"`
+	Both        Spread `json:"both_gb_s"`
+}
+
+// SSD is between host memory and an SSD.
+type SSD = tier.Rates
+
+// AddHost takes in a measurement.
+func (r *Links) AddHost(m *tier.HostRates) {
+	gb := func(v []float64) Spread {
+		s := spreadOf(v)
+		return Spread{s.Median / 1e9, s.Min / 1e9, s.Max / 1e9}
+	}
+	r.Host = append(r.Host, Host{m.BlockTokens, m.UnitBytes, m.Units, gb(m.Out), gb(m.In), gb(m.Both)})
+}
+
+// Table writes them for people.
+func (r *Links) Table(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	if len(r.Host) > 0 {
+		fmt.Fprintf(t, "%s, %s: GB/s, median (least to most)\n", r.Pool, r.Layout)
+		fmt.Fprintf(t, "block\tunits of\tto host memory\tand back, verified\tboth at once\n")
+		for _, h := range r.Host {
+			fmt.Fprintf(t, "%d tokens\t%s\t%s\t%s\t%s\n", h.BlockTokens, Size(h.UnitBytes), h.Out, h.In, h.Both)
+		}
+	}
+	if len(r.Host) > 0 && len(r.SSD) > 0 {
+		fmt.Fprintln(t)
+	}
+	if len(r.SSD) > 0 {
+		fmt.Fprintf(t, "SSD, units of\tat a time\tby\twrite GB/s\tread in random order GB/s\tprocessor s a GB\n")
+		for _, s := range r.SSD {
+			fmt.Fprintf(t, "%s\t%d\t%s\t%.2f\t%.2f\t%.2f, %.2f\n", Size(s.UnitBytes), s.Depth, s.IO, s.Write/1e9, s.Read/1e9, s.WriteCPU, s.ReadCPU)
+		}
+	}
+	return t.Flush()
+}
+
+// String is for a table.
+func (s Spread) String() string { return fmt.Sprintf("%.2f (%.2f to %.2f)", s.Median, s.Min, s.Max) }
+
+// Plot draws them as one SVG: host memory above, by the size of a block; the SSD
+// below, by that of a unit.
+func (r *Links) Plot(w io.Writer) error {
+	var b strings.Builder
+	const width, half = 760, 300
+	tall := 0
+	var charts []chart
+	if len(r.Host) > 0 {
+		c := chart{top: float64(50 + tall), label: "GB/s by tokens of a block, " + r.Pool + ", " + r.Layout, zero: true, mark: strconv.Itoa,
+			lines: []line{{name: "out", colour: "#1f6fb4"}, {name: "in", colour: "#c0392b"}, {name: "both", colour: "#2e8b57"}}}
+		for _, h := range r.Host {
+			c.x = append(c.x, float64(h.BlockTokens))
+			for i, s := range []Spread{h.Out, h.In, h.Both} {
+				c.lines[i].y = append(c.lines[i].y, s.Median)
+			}
+		}
+		charts, tall = append(charts, c), tall+half
+	}
+	if len(r.SSD) > 0 {
+		c := chart{top: float64(50 + tall), label: "GB/s by bytes of a unit, SSD", zero: true, lines: []line{{name: "write", colour: "#1f6fb4"}, {name: "read", colour: "#c0392b"}}}
+		for _, s := range r.SSD {
+			c.x = append(c.x, float64(s.UnitBytes))
+			c.lines[0].y, c.lines[1].y = append(c.lines[0].y, s.Write/1e9), append(c.lines[1].y, s.Read/1e9)
+		}
+		charts, tall = append(charts, c), tall+half
+	}
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n", width, tall+20, width, tall+20)
+	b.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
+	fmt.Fprintf(&b, `<text x="%d" y="20" font-size="14">xpyd bench kvio</text>`+"\n", left)
+	for _, c := range charts {
+		c.draw(&b)
+	}
+	b.WriteString("</svg>\n")
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// PlotHTML is Plot in a page with the table.
+func (r *Links) PlotHTML(w io.Writer) error { return page(w, "xpyd bench kvio", r) }
+
+// page is an HTML page with a report's plot and table.
+func page(w io.Writer, title string, r interface {
+	Plot(w io.Writer) error
+	Table(w io.Writer) error
+}) error {
+	fmt.Fprintf(w, "<!doctype html>\n<meta charset=\"utf-8\"><title>%s</title>\n<body style=\"font-family:sans-serif\">\n", title)
+	if err := r.Plot(w); err != nil {
+		return err
+	}
+	var table strings.Builder
+	if err := r.Table(&table); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "<pre>%s</pre>\n</body>\n", html.EscapeString(table.String()))
+	return err
+}
