@@ -135,7 +135,8 @@ func (b *benchKVIO) run(cmd *cobra.Command, _ []string) error {
 			if err != nil {
 				return fmt.Errorf("bench kvio: %w", err)
 			}
-			r.SSD = append(r.SSD, s)
+			r.SSD = append(r.SSD, kvbench.SSD{UnitBytes: s.UnitBytes, Units: s.Units, Depth: s.Depth, IO: string(s.IO),
+				Write: s.Write / 1e9, Read: s.Read / 1e9, WriteCPU: s.WriteCPU, ReadCPU: s.ReadCPU})
 		}
 	}
 	if b.plot != "" {
@@ -169,7 +170,8 @@ func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) er
 		if err := errors.Join(err, end()); err != nil {
 			return err
 		}
-		r.AddHost(&m)
+		r.Host = append(r.Host, kvbench.Host{BlockTokens: m.BlockTokens, UnitBytes: m.UnitBytes, Units: m.Units,
+			Out: kvbench.GBs(m.Out), In: kvbench.GBs(m.In), Both: kvbench.GBs(m.Both)})
 	}
 	return nil
 }

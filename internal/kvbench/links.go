@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
-
-	"github.com/xpyd/xpyd/internal/tier"
 )
 
 // Links is what `bench kvio` found: how fast KV went over the links between the tiers.
@@ -30,15 +28,21 @@ type Host struct {
 }
 
 // SSD is between host memory and an SSD.
-type SSD = tier.Rates
+type SSD struct {
+	UnitBytes int     `json:"unit_bytes"`
+	Units     int     `json:"units"`
+	Depth     int     `json:"depth"`
+	IO        string  `json:"io"` // how, in the end
+	Write     float64 `json:"write_gb_s"`
+	Read      float64 `json:"read_gb_s"`
+	WriteCPU  float64 `json:"write_cpu_s_gb"` // seconds of processors
+	ReadCPU   float64 `json:"read_cpu_s_gb"`
+}
 
-// AddHost takes in a measurement.
-func (r *Links) AddHost(m *tier.HostRates) {
-	gb := func(v []float64) Spread {
-		s := spreadOf(v)
-		return Spread{s.Median / 1e9, s.Min / 1e9, s.Max / 1e9}
-	}
-	r.Host = append(r.Host, Host{m.BlockTokens, m.UnitBytes, m.Units, gb(m.Out), gb(m.In), gb(m.Both)})
+// GBs is a spread of rates in bytes a second.
+func GBs(rates []float64) Spread {
+	s := spreadOf(rates)
+	return Spread{s.Median / 1e9, s.Min / 1e9, s.Max / 1e9}
 }
 
 // Table writes them for people.
@@ -57,7 +61,7 @@ func (r *Links) Table(w io.Writer) error {
 	if len(r.SSD) > 0 {
 		fmt.Fprintf(t, "SSD, units of\tat a time\tby\twrite GB/s\tread in random order GB/s\tprocessor s a GB\n")
 		for _, s := range r.SSD {
-			fmt.Fprintf(t, "%s\t%d\t%s\t%.2f\t%.2f\t%.2f, %.2f\n", Size(s.UnitBytes), s.Depth, s.IO, s.Write/1e9, s.Read/1e9, s.WriteCPU, s.ReadCPU)
+			fmt.Fprintf(t, "%s\t%d\t%s\t%.2f\t%.2f\t%.2f, %.2f\n", Size(s.UnitBytes), s.Depth, s.IO, s.Write, s.Read, s.WriteCPU, s.ReadCPU)
 		}
 	}
 	return t.Flush()
@@ -88,7 +92,7 @@ func (r *Links) Plot(w io.Writer) error {
 		c := chart{top: float64(50 + tall), label: "GB/s by bytes of a unit, SSD", zero: true, lines: []line{{name: "write", colour: "#1f6fb4"}, {name: "read", colour: "#c0392b"}}}
 		for _, s := range r.SSD {
 			c.x = append(c.x, float64(s.UnitBytes))
-			c.lines[0].y, c.lines[1].y = append(c.lines[0].y, s.Write/1e9), append(c.lines[1].y, s.Read/1e9)
+			c.lines[0].y, c.lines[1].y = append(c.lines[0].y, s.Write), append(c.lines[1].y, s.Read)
 		}
 		charts, tall = append(charts, c), tall+half
 	}

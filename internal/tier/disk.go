@@ -312,13 +312,16 @@ func (d *disk) put(u unit, rec []byte, from *segment) (written, again bool, err 
 	if err != nil || s == nil {
 		return false, false, errors.Join(err, d.reprieve(old...))
 	}
-	defer d.wrote(&u, s)
+	defer d.release(s)
 	h := header{u.key, d.shape.payload(), s.id, uint32(slot), uint32(u.pos), u.born.Unix(), u.tag(), d.shape.sum(rec)}
 	h.encode(rec)
-	if _, err := s.file.WriteAt(rec, d.at(slot)); err != nil {
+	_, err = s.file.WriteAt(rec, d.at(slot))
+	d.mu.Lock()
+	d.wrote(&u) // at once with settle: a unit that counted twice would cost its tenant another
+	if err != nil {
+		d.mu.Unlock()
 		return false, false, errors.Join(err, d.reprieve(old...))
 	}
-	d.mu.Lock()
 	again = s.retired
 	if written = !again && d.index[u.key].seg == from; written { // else it was dropped while it moved
 		d.settle(u.key, place{s, int32(slot)})
@@ -331,14 +334,17 @@ func (d *disk) put(u unit, rec []byte, from *segment) (written, again bool, err 
 }
 
 // wrote ends a write.
-func (d *disk) wrote(u *unit, s *segment) {
-	d.mu.Lock()
-	defer d.unlock()
+func (d *disk) wrote(u *unit) {
 	delete(d.pending, u.key)
 	if d.limit > 0 {
 		d.tenants[u.tag()].writing--
 		d.forgo(u.tag())
 	}
+}
+
+func (d *disk) release(s *segment) {
+	d.mu.Lock()
+	defer d.unlock()
 	d.unuse(s)
 }
 

@@ -16,12 +16,12 @@ import (
 // HostRates is how fast the tiers moved units between a pool and host memory, bytes
 // of records a second: of each round.
 type HostRates struct {
-	BlockTokens int       `json:"block_tokens"`
-	UnitBytes   int       `json:"unit_bytes"`
-	Units       int       `json:"units"`        // moved in a round
-	Out         []float64 `json:"out_bytes_s"`  // to host memory
-	In          []float64 `json:"in_bytes_s"`   // and back, verified where it landed
-	Both        []float64 `json:"both_bytes_s"` // at once, the sum
+	BlockTokens int
+	UnitBytes   int
+	Units       int       // moved in a round
+	Out         []float64 // to host memory
+	In          []float64 // and back, verified where it landed
+	Both        []float64 // at once, the sum
 }
 
 // HostBlocks is how many blocks of a layout MeasureHost needs for so many bytes each way.

@@ -18,15 +18,15 @@ import (
 
 // Rates is how fast the SSD tier wrote and read units, bytes a second.
 type Rates struct {
-	UnitBytes int     `json:"unit_bytes"`
-	Units     int     `json:"units"`
-	Depth     int     `json:"depth"`
-	IO        IO      `json:"io"` // how, in the end
-	Write     float64 `json:"write_bytes_s"`
-	Read      float64 `json:"read_bytes_s"`
+	UnitBytes int
+	Units     int
+	Depth     int
+	IO        IO // how, in the end
+	Write     float64
+	Read      float64
 	// Processor time, the kernel's for this process too, seconds a 10⁹ bytes.
-	WriteCPU float64 `json:"write_cpu_s_gb"`
-	ReadCPU  float64 `json:"read_cpu_s_gb"`
+	WriteCPU float64
+	ReadCPU  float64
 }
 
 // MeasureDisk writes units of unitBytes (a multiple of 4 KiB) until total

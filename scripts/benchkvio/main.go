@@ -61,7 +61,7 @@ func (s *size) measure(book *figures.Book, bin, dir string, rounds int) error {
 			if err != nil {
 				return err
 			}
-			ours[i].add(r.Write/1e9, r.Read/1e9, r.WriteCPU, r.ReadCPU)
+			ours[i].add(r.Write, r.Read, r.WriteCPU, r.ReadCPU)
 		}
 		var f [2]fioJob
 		for i, rw := range []string{"write", "randread"} {
@@ -116,7 +116,7 @@ func (d *direction) say(i, n int) string {
 	return fmt.Sprintf("%.3f (%.2f)", d.rate[i][n], d.cpu[i][n])
 }
 
-func (s *size) ours(bin, dir string, by tier.IO) (r tier.Rates, err error) {
+func (s *size) ours(bin, dir string, by tier.IO) (r kvbench.SSD, err error) {
 	b, err := exec.Command(bin, "bench", "kvio", "--device", "none", "--ssd-dir", dir, "--unit", s.unit, "--total", s.total, "--depth", fmt.Sprint(depth), "--io", string(by), "--json").Output()
 	if err != nil {
 		return r, fmt.Errorf("xpyd bench kvio: %w", err)
