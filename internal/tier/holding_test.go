@@ -2,6 +2,8 @@ package tier
 
 import (
 	"path/filepath"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -58,6 +60,39 @@ func TestTenantsSSD(t *testing.T) {
 			t.Errorf("%d segments for 14 units", len(files))
 		}
 		r.close()
+	}
+}
+
+// TestTenantsFilled: writers that fill a tenant's share at once push none of its units
+// out.
+func TestTenantsFilled(t *testing.T) {
+	cfg := config(t.TempDir())
+	cfg.TenantShare, cfg.DirBytes = 0.125, 128*page // 16 of 128
+	r := newRig(t, cfg)
+	d := r.tiers.disk
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16)) // preempted in the midst of it, on few processors as well
+	rounds := 200
+	if underRace {
+		rounds = 50
+	}
+	for round := range rounds {
+		root := kvcache.Hash{byte(round), byte(round >> 8), 1}
+		var all sync.WaitGroup
+		for i := range d.limit {
+			all.Go(func() {
+				rec := aligned(d.shape.record())
+				if ok, err := d.write(unit{key: kvcache.Hash{byte(round), byte(round >> 8), 2, byte(i)}, root: root, born: time.Now()}, rec); !ok || err != nil {
+					t.Errorf("unit %d: written %t, %v", i, ok, err)
+				}
+			})
+		}
+		all.Wait()
+		if d.over > 0 {
+			t.Fatalf("round %d: %d units have made room", round, d.over)
+		}
+	}
+	if err := d.check(); err != nil {
+		t.Error(err)
 	}
 }
 
