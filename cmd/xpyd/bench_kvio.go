@@ -62,7 +62,7 @@ beside fio. --device none leaves the pool out. GB are 10^9 bytes.`,
 	f.IntVar(&b.shape.Layers, "layers", 32, "layers")
 	f.IntVar(&b.shape.KVHeads, "kv-heads", 8, "KV heads")
 	f.IntVar(&b.shape.HeadDim, "head-dim", 128, "width of a head")
-	f.StringVar(&b.hostTotal, "host-total", "256MiB", "bytes each way; four times as many are taken on either side")
+	f.StringVar(&b.hostTotal, "host-total", "256MiB", "bytes each way; the pool and host memory take twice as many")
 	f.IntVar(&b.rounds, "rounds", 20, "times that all is moved")
 	f.StringVar(&b.dir, "ssd-dir", "", "a folder for this alone; without it there is no SSD")
 	f.StringVar(&b.units, "unit", "2MiB", "bytes of a unit on the SSD, multiples of 4 KiB, each measured")
@@ -156,8 +156,8 @@ func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) er
 	if err != nil {
 		return usageError{fmt.Errorf("--host-total: %w", err)}
 	}
-	if s := &b.shape; s.Layers < 1 || s.Layers > 1024 || s.KVHeads < 1 || s.KVHeads > 256 || s.HeadDim < 8 || s.HeadDim > 512 || total < 1<<10 || total > 1<<36 {
-		return usageError{errors.New("--layers 1 to 1024, --kv-heads 1 to 256, --head-dim 8 to 512, --host-total 1KiB to 64GiB")}
+	if s := &b.shape; s.Layers < 1 || s.Layers > 1024 || s.KVHeads < 1 || s.KVHeads > 256 || s.HeadDim < 8 || s.HeadDim > 512 || total < 1<<10 || total > 1<<36 || b.rounds < 1 {
+		return usageError{errors.New("--layers 1 to 1024, --kv-heads 1 to 256, --head-dim 8 to 512, --host-total 1KiB to 64GiB, --rounds at least 1")}
 	}
 	for _, tokens := range blocks {
 		pool, l, name, end, err := b.pool(tokens, int64(total))

@@ -49,5 +49,6 @@ func TestBenchKVIO(t *testing.T) {
 	f("--unit", "--unit", "2MiB,", "--ssd-dir", ssd)
 	f("ends neither in .svg", "--plot", "kvio.png")
 	f("--layers 1 to", "--layers", "0")
+	f("--rounds at least 1", "--rounds", "0", "--device", "cpu")
 	f("auto, io_uring or pread", "--io", "mmap")
 }

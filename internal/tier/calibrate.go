@@ -55,15 +55,7 @@ func (m *bulkMover) calibrate(slots int) error {
 
 // some describes n units in slots and blocks from the first-th on.
 func (m *bulkMover) some(first, n int) *kernels.HostMove {
-	var units []moving
-	for u := first; u < first+n; u++ {
-		ids := make([]int32, m.shape.blocks)
-		for i := range ids {
-			ids[i] = int32(u*m.shape.blocks + i)
-		}
-		units = append(units, moving{&lease{i: int32(u)}, ids, 0})
-	}
-	return m.move(units)
+	return m.move(unitsFrom(m.shape, nil, first, first*m.shape.blocks, n))
 }
 
 // both times moves out and in at once.

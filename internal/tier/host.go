@@ -42,7 +42,7 @@ type unit struct {
 	pos         int          // tokens before it
 	tokens      []int32      // its own, while it comes; nil when they are not at hand
 	born        time.Time    // when it came into the tiers
-	priority    int8         // the highest of the requests that stored or found it, as far as is known
+	priority    int8         // the highest of the requests that had stored or found it when it came
 }
 
 type slot struct {

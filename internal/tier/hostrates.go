@@ -55,8 +55,8 @@ func MeasureHost(ctx context.Context, l kernels.Layout, pool kernels.Pool, total
 	makeRows(s, pool, n)
 	// Slots and blocks of the first half are written and read, those of the second
 	// are where it comes back to, and what leaves meanwhile.
-	here, there := h.units(0, 0, n), h.units(0, n*s.blocks, n)
-	beside := h.units(n, 0, n)
+	here, there := unitsFrom(s, h, 0, 0, n), unitsFrom(s, h, 0, n*s.blocks, n)
+	beside := unitsFrom(s, h, n, 0, n)
 	in := func() error { return scattered(m, there) }
 	bytes := float64(n) * float64(s.record())
 	for _, way := range []struct {
@@ -86,14 +86,14 @@ func MeasureHost(ctx context.Context, l kernels.Layout, pool kernels.Pool, total
 	return r, nil
 }
 
-// units are n units in the slots from slot on and the blocks from block on; the first is
-// at position 0 of a prompt of its own, as all are.
-func (h *host) units(slot, block, n int) []moving {
+// unitsFrom are n units in a host's slots from slot on and the blocks from block on, each
+// the first of a prompt of its own.
+func unitsFrom(s shape, h *host, slot, block, n int) []moving {
 	list := make([]moving, n)
 	for u := range list {
-		ids := make([]int32, h.shape.blocks)
+		ids := make([]int32, s.blocks)
 		for i := range ids {
-			ids[i] = int32(block + u*h.shape.blocks + i)
+			ids[i] = int32(block + u*s.blocks + i)
 		}
 		list[u] = moving{&lease{h, int32(slot + u)}, ids, 0}
 	}

@@ -54,7 +54,9 @@ func (t *Tiers) KVEvent(ev kvcache.Event) {
 		t.host.raise(ev.Hash, ev.Priority)
 		return
 	case kvcache.Removed:
-		t.host.raise(ev.Hash, ev.Priority) // raised before it was saved
+		if ev.Priority > 0 { // it may have been raised before it was saved
+			t.host.raise(ev.Hash, ev.Priority)
+		}
 		if t.cfg.Write == Back && ev.Evicted && !t.host.has(ev.Hash) && !t.disk.has(ev.Hash) {
 			t.metrics.dropped.WithLabelValues(tierHost).Inc()
 		}
