@@ -1,19 +1,19 @@
 // Paged decode attention: one query row a sequence, split-KV.
 //
-// A CTA has one (split, KV head, sequence). The query heads of the group are
+// A CTA has a KV head of a span: a sequence, or a part of it. The query heads of the group are
 // the 16 rows of an mma tile, so K and V are read once a group. Its four warps
 // take chunks of 16 positions in turn, each with its own cp.async ring and
 // softmax state: no barrier until the end, where they merge in warp order.
 // With several splits the last CTA to arrive adds them up in split order, so
 // the result does not depend on timing.
-// The number of splits is computed here from the length, so that a graph's
-// grid is the same for every length.
+// The host cuts sequences into spans, the longest first. A graph's grid has room for as many
+// as there can be.
 // Oracle: xk_attn_any and kernels/cpu.
 #include <algorithm>
 
 #include "common.cuh"
 
-static constexpr int WARPS = 4, CHUNK = 16;
+static constexpr int WARPS = 4, CHUNK = 16, SPAN = WARPS * CHUNK; // spans are multiples of that
 // Chunks of a warp in flight: two CTAs fit on a multiprocessor, of 64 four, of 256 one.
 template <int D> constexpr int stages = D == 80 || D == 96 ? 4 : 3;
 
@@ -38,25 +38,21 @@ static __device__ __forceinline__ unsigned ticket(unsigned *p, unsigned wrap) {
 }
 
 template <typename T, int D>
-static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, Pool p, const int32_t *rows) {
+static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, Pool p, const xk_span *spans) {
   using R = Ring<D>;
   constexpr int PARTS = R::PARTS, STAGES = stages<D>;
   extern __shared__ __align__(128) uint8_t smem[];
   __shared__ float stat[WARPS][2][16]; // max and sum of each warp
   __shared__ unsigned arrived;
-  int split = blockIdx.x, kv_head = blockIdx.y, index = blockIdx.z;
   // What describes the step is there before its first kernel.
-  int row = rows[index];
-  int length = a.positions[row] + 1;
-  if (length <= 0) return pdl_wait(); // all wait, or those after us would not
-  int per = max(a.min_split, div_up(div_up(length, a.splits), WARPS * CHUNK) * WARPS * CHUNK);
-  int splits = div_up(length, per);
-  if (split >= splits) return pdl_wait();
-  int begin = split * per, end = min(begin + per, length);
+  const xk_span span = spans[blockIdx.y];
+  const int row = span.row, length = span.length, begin = span.begin, end = span.end, splits = span.splits;
+  if (row < 0) return; // the others wait, and who waits for this grid waits for them
+  const int kv_head = blockIdx.x;
 
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   int kv_heads = p.kv_heads, group = a.heads / kv_heads;
-  const int32_t *table = a.tail + a.tables[row];
+  const int32_t *table = a.tail + span.table;
   uint8_t *ring = smem + warp * (STAGES * 2 * R::BYTES);
   const int64_t value = int64_t(kv_heads) * p.bt.d * D; // from a K row to its V row
 
@@ -200,7 +196,7 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
   // Merge the warps, and then the splits, four elements a thread.
   constexpr int stride = D + XK_STATS; // of a partial
   auto partial = [&](int h, int s) {
-    return a.partial + ((int64_t(index) * a.heads + kv_head * group + h) * a.splits + s) * stride;
+    return a.partial + (int64_t(span.partial + s) * a.heads + kv_head * group + h) * stride;
   };
   auto put = [&](int h, int d, float4 v, float l) {
     uint2 packed = make_uint2(pack<T>(v.x / l, v.y / l), pack<T>(v.z / l, v.w / l));
@@ -223,14 +219,14 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
       put(h, d, v, l);
       continue;
     }
-    float *to = partial(h, split);
+    float *to = partial(h, span.split);
     __stcg(reinterpret_cast<float4 *>(to + d), v);
     if (d == 0) __stcg(reinterpret_cast<float4 *>(to + D), make_float4(m, l, 0, 0));
   }
   if (a.beside) pdl_wait(); // what follows us waits for us alone
   if (splits == 1) return;
   __syncthreads();
-  if (threadIdx.x == 0) arrived = ticket(a.tickets + int64_t(index) * kv_heads + kv_head, splits - 1);
+  if (threadIdx.x == 0) arrived = ticket(a.tickets + int64_t(row) * kv_heads + kv_head, splits - 1);
   __syncthreads();
   if (arrived != unsigned(splits - 1)) return;
   for (int i = threadIdx.x; i < group * D / 4; i += WARPS * 32) {
@@ -243,7 +239,7 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
       float2 ml[AT_ONCE];
 #pragma unroll
       for (int j = 0; j < AT_ONCE; j++) {
-        const float *at = from + min(s0 + j, splits - 1) * stride;
+        const float *at = from + int64_t(min(s0 + j, splits - 1)) * a.heads * stride;
         value[j] = __ldcg(reinterpret_cast<const float4 *>(at + d));
         ml[j] = __ldcg(reinterpret_cast<const float2 *>(at + D));
       }
@@ -262,12 +258,44 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(Attention a, 
 
 // ---------------------------------------------------------------- launchers
 
-int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const int32_t *rows, int n) {
-  return xk_each_form(l.type, p.head_dim, [&](auto t, auto dim) { return launch(l, decode_kernel<decltype(t), dim>, dim3(a.splits, p.kv_heads, n), WARPS * 32, smem_bytes<dim>, a, p, rows); });
+int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const xk_span *spans, int n) {
+  return xk_each_form(l.type, p.head_dim, [&](auto t, auto dim) { return launch(l, decode_kernel<decltype(t), dim>, dim3(p.kv_heads, n), WARPS * 32, smem_bytes<dim>, a, p, spans); });
 }
 
-// Enough CTAs that every multiprocessor has one; each more is more to merge.
-int xk_attn_splits(int sms, int rows, int kv_heads) { return std::min(32, div_up(sms, rows * kv_heads)); }
+static constexpr int SHORTEST = 128; // positions; fewer are not worth a merge
+
+// As many spans as run at once, if they are then about as long as each other: one on a
+// multiprocessor where its share is short, else two. Otherwise 2/5 of a share, or 3/5 where
+// rows are few: of longer ones the last end by themselves, of shorter ones there is more to
+// merge than gained. The numbers are `probe bench lengths`'s.
+int xk_span_length(const int32_t *positions, const int32_t *rows, int n, int sms, int kv_heads) {
+  int64_t total = 0;
+  for (int i = 0; i < n; i++) total += positions[rows[i]] + 1;
+  const int64_t at_once = (total * kv_heads < int64_t(768) * sms ? 1 : 2) * sms / kv_heads;
+  auto length = [](int64_t least) { return int(round_up(std::max<int64_t>(SHORTEST, least), SPAN)); };
+  const int even = at_once ? length(div_up(total, at_once)) : 0;
+  for (int most = even; most && most <= even + even / 8; most += SPAN) {
+    int64_t spans = 0;
+    for (int i = 0; i < n; i++) spans += div_up(positions[rows[i]] + 1, most);
+    if (spans <= at_once) return most;
+  }
+  return length(div_up(total * kv_heads * (int64_t(n) * kv_heads < sms ? 3 : 2), int64_t(5) * sms));
+}
+
+int xk_more_spans(int sms, int kv_heads) { return div_up(5 * sms, 2 * kv_heads); }
+
+int xk_attn_spans(xk_span *to, const int32_t *positions, const int32_t *tables, const int32_t *rows, int n, int length) {
+  int spans = 0, partial = 0;
+  for (int i = 0; i < n; i++) {
+    const int row = rows[i], all = positions[row] + 1, per = int(round_up(div_up(all, std::max(1, div_up(all, length))), SPAN));
+    if (all <= 0) continue; // padding
+    const int splits = div_up(all, per);
+    for (int s = 0; s < splits; s++) to[spans++] = {row, tables[row], all, s * per, std::min(s * per + per, all), s, splits, partial};
+    if (splits > 1) partial += splits;
+  }
+  std::sort(to, to + spans, [](const xk_span &x, const xk_span &y) { return x.end - x.begin > y.end - y.begin; });
+  return spans;
+}
 
 int32_t xk_attn_decode_init(xk_dtype type) {
   return xk_all_forms(type, [](auto t, auto d) {

@@ -38,24 +38,20 @@ static __device__ __forceinline__ uint32_t high_half2(uint32_t v) { return half2
 // of a grid then run at once, three, with all registers, where they do not or
 // need not.
 template <int D, int CTAS>
-static __global__ __launch_bounds__(WARPS * 32, CTAS) void decode8_kernel(Attention a, Rows p, const int32_t *rows) {
+static __global__ __launch_bounds__(WARPS * 32, CTAS) void decode8_kernel(Attention a, Rows p, const xk_span *spans) {
   constexpr int PARTS = D / 16; // 16-byte parts of a row
   extern __shared__ __align__(128) uint8_t smem[];
   __shared__ float stat[WARPS][2][16]; // max and sum of each warp
   __shared__ unsigned arrived;
-  int split = blockIdx.x, kv_head = blockIdx.y, index = blockIdx.z;
   // What describes the step is there before its first kernel.
-  int row = rows[index];
-  int length = a.positions[row] + 1;
-  if (length <= 0) return pdl_wait(); // all wait, or those after us would not
-  int per = max(a.min_split, div_up(div_up(length, a.splits), WARPS * CHUNK) * WARPS * CHUNK);
-  int splits = div_up(length, per);
-  if (split >= splits) return pdl_wait();
-  int begin = split * per, end = min(begin + per, length);
+  const xk_span span = spans[blockIdx.y];
+  const int row = span.row, length = span.length, begin = span.begin, end = span.end, splits = span.splits;
+  if (row < 0) return; // see attn_decode.cu
+  const int kv_head = blockIdx.x;
 
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   int kv_heads = p.kv_heads, group = a.heads / kv_heads;
-  const int32_t *table = a.tail + a.tables[row];
+  const int32_t *table = a.tail + span.table;
   uint8_t *ring = smem + warp * (STAGES * stage_bytes<D>);
   const int64_t value = int64_t(kv_heads) * p.bt.d; // rows from a K row to its V row
 
@@ -219,7 +215,7 @@ static __global__ __launch_bounds__(WARPS * 32, CTAS) void decode8_kernel(Attent
   // Merge the warps, and then the splits, four elements a thread.
   constexpr int stride = D + 4; // of a partial: values, max, sum
   auto partial = [&](int h, int s) {
-    return a.partial + ((int64_t(index) * a.heads + kv_head * group + h) * a.splits + s) * stride;
+    return a.partial + (int64_t(span.partial + s) * a.heads + kv_head * group + h) * stride;
   };
   auto put = [&](int h, int d, float4 v, float l) {
     uint2 packed = make_uint2(pack<bf16>(v.x / l, v.y / l), pack<bf16>(v.z / l, v.w / l));
@@ -242,14 +238,14 @@ static __global__ __launch_bounds__(WARPS * 32, CTAS) void decode8_kernel(Attent
       put(h, d, v, l);
       continue;
     }
-    float *to = partial(h, split);
+    float *to = partial(h, span.split);
     __stcg(reinterpret_cast<float4 *>(to + d), v);
     if (d == 0) __stcg(reinterpret_cast<float4 *>(to + D), make_float4(m, l, 0, 0));
   }
   if (splits == 1) return;
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) arrived = atomicInc(a.tickets + int64_t(index) * kv_heads + kv_head, splits - 1);
+  if (threadIdx.x == 0) arrived = atomicInc(a.tickets + int64_t(row) * kv_heads + kv_head, splits - 1);
   __syncthreads();
   if (arrived != unsigned(splits - 1)) return;
   __threadfence();
@@ -263,7 +259,7 @@ static __global__ __launch_bounds__(WARPS * 32, CTAS) void decode8_kernel(Attent
       float2 ml[AT_ONCE];
 #pragma unroll
       for (int j = 0; j < AT_ONCE; j++) {
-        const float *at = from + min(s0 + j, splits - 1) * stride;
+        const float *at = from + int64_t(min(s0 + j, splits - 1)) * a.heads * stride;
         part[j] = __ldcg(reinterpret_cast<const float4 *>(at + d));
         ml[j] = __ldcg(reinterpret_cast<const float2 *>(at + D));
       }
@@ -284,15 +280,15 @@ static __global__ __launch_bounds__(WARPS * 32, CTAS) void decode8_kernel(Attent
 
 bool xk_attn_decode8_takes(int head_dim, int group) { return (head_dim == 64 || head_dim == 128) && group <= 16; }
 
-template <int D> static int32_t decode8(const Launch &l, const Attention &a, const Rows &p, const int32_t *rows, int n, int sms) {
-  const int ctas = a.splits * p.kv_heads * n;
+template <int D> static int32_t decode8(const Launch &l, const Attention &a, const Rows &p, const xk_span *spans, int n, int rows, int sms) {
+  const int ctas = p.kv_heads * rows;
   auto kernel = ctas > 3 * sms && ctas <= 4 * sms ? decode8_kernel<D, 4> : decode8_kernel<D, 3>;
-  return launch(l, kernel, dim3(a.splits, p.kv_heads, n), WARPS * 32, smem_bytes<D>, a, p, rows);
+  return launch(l, kernel, dim3(p.kv_heads, n), WARPS * 32, smem_bytes<D>, a, p, spans);
 }
 
-int32_t xk_attn_decode8(const Launch &l, const Attention &a, const Rows &p, const int32_t *rows, int n, int sms) {
+int32_t xk_attn_decode8(const Launch &l, const Attention &a, const Rows &p, const xk_span *spans, int n, int rows, int sms) {
   if (!xk_attn_decode8_takes(p.row_bytes, a.heads / p.kv_heads) || p.bt.d % CHUNK) return xk_fail(XK_INVALID, "FP8 decode attention: head_dim %d, blocks of %d", p.row_bytes, p.bt.d);
-  return p.row_bytes == 64 ? decode8<64>(l, a, p, rows, n, sms) : decode8<128>(l, a, p, rows, n, sms);
+  return p.row_bytes == 64 ? decode8<64>(l, a, p, spans, n, rows, sms) : decode8<128>(l, a, p, spans, n, rows, sms);
 }
 
 int32_t xk_attn8_init() {

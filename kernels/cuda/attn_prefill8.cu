@@ -116,7 +116,7 @@ static int gather(const xk_ctx *c, const xk_tile *tiles, int first, int n, Widen
   return n - first;
 }
 
-int32_t xk_attend8(xk_ctx *c, const Launch &l, Attention a, Prefill f, const xk_tile *tiles, const xk_step_args &step, int layer, const int32_t *decode) {
+int32_t xk_attend8(xk_ctx *c, const Launch &l, Attention a, Prefill f, const xk_tile *tiles, const xk_step_args &step, int layer, const int32_t *decode, const xk_span *spans) {
   const xk_config &g = c->cfg;
   const int group = g.heads / g.kv_heads, n = f.n_tiles;
   Rows p = c->rows_of(layer);
@@ -140,6 +140,5 @@ int32_t xk_attend8(xk_ctx *c, const Launch &l, Attention a, Prefill f, const xk_
   }
   if (!step.n_decode) return XK_OK;
   if (!xk_attn_decode8_takes(g.head_dim, group)) return xk_attn_any8(l, a, p, decode, step.n_decode);
-  a.splits = xk_attn_splits(c->sms, step.n_decode, g.kv_heads);
-  return xk_attn_decode8(l, a, p, decode, step.n_decode, c->sms);
+  return xk_attn_decode8(l, a, p, spans, step.n_spans, step.n_decode, c->sms);
 }

@@ -18,16 +18,17 @@ import (
 // Backend implements kernels.Backend and kernels.Launcher. One goroutine at a
 // time calls Step, Launch and Await; Close must not run beside any other call.
 type Backend struct {
-	lib    *library
-	ctx    *C.xk_ctx
-	arch   kernels.Arch
-	layout kernels.Layout
-	blocks int
-	opt    Options
-	device string
-	pci    string
-	mem    Memory
-	slow   uint32 // xk_buffers.slow
+	lib       *library
+	ctx       *C.xk_ctx
+	arch      kernels.Arch
+	layout    kernels.Layout
+	blocks    int
+	opt       Options
+	device    string
+	pci       string
+	mem       Memory
+	slow      uint32 // xk_buffers.slow
+	moreSpans int    // xk_buffers.more_spans
 
 	numerics string
 	closed   bool
@@ -219,7 +220,7 @@ func (b *Backend) start() error {
 	if err != nil {
 		return err
 	}
-	b.numerics, b.slow = b.opt.numerics(uint32(buf.bits)), uint32(buf.slow)
+	b.numerics, b.slow, b.moreSpans = b.opt.numerics(uint32(buf.bits)), uint32(buf.slow), int(buf.more_spans)
 	fold := newFolder(b.arch.Vocab)
 	for i := range b.steps {
 		b.steps[i].init(i, b, &buf, fold)

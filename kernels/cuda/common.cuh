@@ -272,10 +272,8 @@ struct Attention {
   const int32_t *tail;
   int heads;
   float scale; // of scores
-  float *partial;     // decode: [decode row][heads][splits][D + XK_STATS]; parts: see xk_part
-  unsigned *tickets;  // decode: [decode row][kv_heads], zero between launches
-  int splits;      // decode: the most
-  int min_split;   // decode: fewest positions of a split, a multiple of 64
+  float *partial;     // [R'][heads][D + XK_STATS] of xk_span; parts: see xk_part
+  unsigned *tickets;  // decode: [R][kv_heads], zero between launches
   bool beside = false; // decode: beside the prefill attention launched before it, which has waited for the append
 };
 
@@ -328,8 +326,12 @@ int32_t xk_heads_map(CUtensorMap *map, const element *qkv, int64_t rows, int hea
 bool xk_attn_plan(Plan *plan, const xk_tile *tiles, int n, int heads, int kv_heads, int head_dim, int sms, bool split);
 int64_t xk_attn_partial_rows(int sms, int kv_heads); // that a plan's slots have at most
 int32_t xk_attn_merge(const Launch &l, const Attention &a, const Pool &p, const xk_merge *merges, int n);
-int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const int32_t *rows, int n_rows);
-int xk_attn_splits(int sms, int rows, int kv_heads); // of a decode step
+// Lays out spans of rows, each of at most that many positions (a multiple of 64), the longest
+// first, and returns how many. Everything in the host's memory. A step's: xk_span_length.
+int xk_attn_spans(xk_span *to, const int32_t *positions, const int32_t *tables, const int32_t *rows, int n, int length);
+int xk_span_length(const int32_t *positions, const int32_t *rows, int n, int sms, int kv_heads);
+int xk_more_spans(int sms, int kv_heads); // than rows, at most, of a step; twice as many lie in partial
+int32_t xk_attn_decode(const Launch &l, const Attention &a, const Pool &p, const xk_span *spans, int n);
 int32_t xk_attn_any(const Launch &l, const Attention &a, const Pool &p, int n_rows);
 bool xk_attn_fast(int head_dim, int group); // prefill and decode kernels take it
 // The head_dims that it takes, and a call of f with one as a constant.

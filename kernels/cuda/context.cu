@@ -71,8 +71,8 @@ static int32_t buffers(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_alloc(c, &c->last, s * g.hidden, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->logits, s * c->stride, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->scratch, s * c->stride, true));
-  int64_t splits = 2 * c->sms / g.kv_heads + 32; // sequences x splits where there is more than one: see xk_attn_splits
-  int64_t partials = std::max(splits * g.heads, xk_attn_partial_rows(c->sms, g.kv_heads)); // rows
+  c->buffers.more_spans = xk_more_spans(c->sms, g.kv_heads);
+  int64_t partials = std::max(int64_t(2) * c->buffers.more_spans * g.heads, xk_attn_partial_rows(c->sms, g.kv_heads)); // rows
   XK_OK_OR_RETURN(xk_alloc(c, &c->partial, partials * (g.head_dim + XK_STATS)));
   XK_OK_OR_RETURN(xk_alloc(c, &c->tickets, r * g.kv_heads, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->work, 2, true));
@@ -81,7 +81,7 @@ static int32_t buffers(xk_ctx *c) {
   b.max_samples = int32_t(std::max<int64_t>(4 * s, 1024));
   b.max_logprobs = int32_t((r + b.max_samples) * 24);
   b.max_wants = int32_t(std::max<int64_t>(s, 64));
-  b.arena_bytes = round_up(r * 96 + int64_t(b.max_samples) * 128 + (int64_t(32) << 20), 256);
+  b.arena_bytes = round_up(r * (96 + 2 * sizeof(xk_span)) + int64_t(b.max_samples) * 128 + (int64_t(32) << 20), 256);
   uint8_t *arena;
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &arena, 2 * b.arena_bytes));
   b.arena = arena;

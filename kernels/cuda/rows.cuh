@@ -83,7 +83,7 @@ struct xk_ctx;
 
 // FP8 pools: append.cu's, attn_decode.cu's and attn_prefill.cu's counterparts.
 int32_t xk_append8(const Launch &l, const Rope &r, const Rows &p);
-int32_t xk_attn_decode8(const Launch &l, const Attention &a, const Rows &p, const int32_t *rows, int n_rows, int sms);
+int32_t xk_attn_decode8(const Launch &l, const Attention &a, const Rows &p, const xk_span *spans, int n, int n_rows, int sms);
 bool xk_attn_decode8_takes(int head_dim, int group);
 // Rows rows[0..n_rows), or the first n_rows where rows is null; slow, any shape.
 int32_t xk_attn_any8(const Launch &l, const Attention &a, const Rows &p, const int32_t *rows, int n_rows);
@@ -101,4 +101,4 @@ struct Widen {
 };
 int32_t xk_widen(const Launch &l, const Rows &p, const Widen &w, const int32_t *tail, element *to, int32_t *to_tail);
 // Attention of one layer over an FP8 pool: tiles are the host's, f as for bf16.
-int32_t xk_attend8(xk_ctx *c, const Launch &l, Attention a, Prefill f, const xk_tile *tiles, const xk_step_args &step, int layer, const int32_t *decode);
+int32_t xk_attend8(xk_ctx *c, const Launch &l, Attention a, Prefill f, const xk_tile *tiles, const xk_step_args &step, int layer, const int32_t *decode, const xk_span *spans);

@@ -7,10 +7,8 @@
 
 #include "context.cuh"
 
-static constexpr int MIN_SPLIT = 128; // positions
-
 template <typename T> static T *on_device(xk_ctx *c, int64_t offset) { return reinterpret_cast<T *>(c->arena + offset); }
-static const uint8_t *half_of(xk_ctx *c, const xk_step_args &a) { return static_cast<uint8_t *>(c->buffers.arena) + a.half * c->buffers.arena_bytes; }
+static uint8_t *half_of(xk_ctx *c, const xk_step_args &a) { return static_cast<uint8_t *>(c->buffers.arena) + a.half * c->buffers.arena_bytes; }
 template <typename T> static const T *on_host(xk_ctx *c, const xk_step_args &a, int64_t offset) { return reinterpret_cast<const T *>(half_of(c, a) + offset); }
 
 static void use_plan(xk_ctx *c, Prefill *f) {
@@ -28,11 +26,12 @@ static int32_t attend(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) 
   const xk_config &g = c->cfg;
   Pool p = c->pool_of(i);
   Attention t = {c->qkv, c->att, on_device<int32_t>(c, a.positions), on_device<int32_t>(c, a.tables), on_device<int32_t>(c, a.tail),
-                 g.heads, 1.0f / sqrtf(float(g.head_dim)), c->partial, c->tickets, 1, MIN_SPLIT};
+                 g.heads, 1.0f / sqrtf(float(g.head_dim)), c->partial, c->tickets};
+  const xk_span *spans = on_device<xk_span>(c, a.spans);
   if (g.kv_fp8) {
     Prefill f = {on_device<xk_tile>(c, a.tiles), a.n_tiles, 0, &c->q_map, nullptr, &c->heads_map, c->work, c->sms};
     use_plan(c, &f);
-    return xk_attend8(c, l, t, f, on_host<xk_tile>(c, a, a.tiles), a, i, on_device<int32_t>(c, a.decode));
+    return xk_attend8(c, l, t, f, on_host<xk_tile>(c, a, a.tiles), a, i, on_device<int32_t>(c, a.decode), spans);
   }
   if (!xk_attn_fast(g.head_dim, g.heads / g.kv_heads) || (g.batch_invariant && !c->hopper)) return xk_attn_any(l, t, p, a.n_rows);
   int rows = int(c->layer_bytes() / c->rows_of(0).row_bytes);
@@ -46,8 +45,7 @@ static int32_t attend(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) 
   }
   if (!a.n_decode) return XK_OK;
   if (g.batch_invariant) return xk_attn_decode_hopper(l, t, p, f, on_device<int32_t>(c, a.decode), a.n_decode);
-  t.splits = xk_attn_splits(c->sms, a.n_decode, g.kv_heads);
-  return xk_attn_decode(l, t, p, on_device<int32_t>(c, a.decode), a.n_decode);
+  return xk_attn_decode(l, t, p, spans, a.n_spans);
 }
 
 static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
@@ -83,6 +81,7 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
     if (!a.n_finals) return XK_OK;
     xk_step_args few = a;
     few.n_tiles = 0, few.n_decode = rows = a.n_finals, few.decode = a.finals;
+    few.spans = a.final_spans, few.n_spans = a.n_final_spans;
     XK_OK_OR_RETURN(attend(c, behind, few, i)); // else decode attention would read positions that are being appended
     const int32_t *finals = on_device<int32_t>(c, a.finals);
     XK_OK_OR_RETURN(xk_keep_rows(l, c->x, finals, rows, c->residual_row()));
@@ -145,7 +144,7 @@ static int32_t eager(xk_ctx *c, const Launch &l, const xk_step_args &a) {
 }
 
 static bool same_sections(const xk_step_args &a, const xk_step_args &b) {
-  return a.tokens == b.tokens && a.positions == b.positions && a.tables == b.tables && a.segs == b.segs && a.decode == b.decode &&
+  return a.tokens == b.tokens && a.positions == b.positions && a.tables == b.tables && a.segs == b.segs && a.decode == b.decode && a.spans == b.spans &&
          a.finals == b.finals && a.samples == b.samples && a.items == b.items && a.tail == b.tail && a.adjust == b.adjust;
 }
 
@@ -200,10 +199,22 @@ static int64_t plan(xk_ctx *c, const xk_step_args &a) {
     c->plan.parts.clear(), c->plan.merges.clear();
     return a.used_bytes;
   }
-  uint8_t *half = const_cast<uint8_t *>(half_of(c, a));
+  uint8_t *half = half_of(c, a);
   memcpy(half + c->parts, c->plan.parts.data(), c->merges - c->parts);
   memcpy(half + c->merges, c->plan.merges.data(), end - c->merges);
   return end;
+}
+
+// Cuts these rows for decode attention; returns how many spans they are. A graph's are always as many.
+static int cut(xk_ctx *c, const xk_step_args &a, int64_t rows_at, int n, int64_t at) {
+  if (!n) return 0;
+  const int32_t *positions = on_host<int32_t>(c, a, a.positions), *rows = on_host<int32_t>(c, a, rows_at);
+  xk_span *to = reinterpret_cast<xk_span *>(half_of(c, a) + at);
+  const int spans = xk_attn_spans(to, positions, on_host<int32_t>(c, a, a.tables), rows, n, xk_span_length(positions, rows, n, c->sms, c->cfg.kv_heads));
+  if (!a.bucket) return spans;
+  const int all = n + c->buffers.more_spans;
+  for (int i = spans; i < all; i++) to[i].row = -1;
+  return all;
 }
 
 static int32_t upload(xk_ctx *c, const xk_step_args &a) {
@@ -223,13 +234,15 @@ int32_t xk_step_after(xk_ctx *c, xk_arrival *v) {
   return XK_OK;
 }
 
-static int32_t step(xk_ctx *c, const xk_step_args &a) {
+static int32_t step(xk_ctx *c, xk_step_args a) {
   if (!c->blocks) return xk_fail(XK_INVALID, "step before start");
   XK_OK_OR_RETURN(check(c, a));
   XK_TRY(cudaSetDevice(c->cfg.device));
   Launch l = c->on_stream(!c->cfg.no_pdl);
   cudaEvent_t began = c->began[c->launched % xk_ctx::TIMES];
   c->layer_events[c->launched % 2] = a.on_layer;
+  a.n_spans = cut(c, a, a.decode, a.n_decode, a.spans);
+  if (narrows(a)) a.n_final_spans = cut(c, a, a.finals, a.n_finals, a.final_spans);
   XK_OK_OR_RETURN(upload(c, a));
   if (!a.bucket || c->cfg.no_graphs) {
     XK_TRY(cudaEventRecord(began, c->stream));

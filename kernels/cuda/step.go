@@ -240,6 +240,7 @@ func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_ste
 	tables, a.tables = section[int32](s, rows)
 	seg, a.segs = section[C.xk_seg](s, segs)
 	decode, a.decode = section[int32](s, decodes)
+	_, a.spans = section[C.xk_span](s, decodes+b.moreSpans)
 	tile, a.tiles = section[C.xk_tile](s, tiles)
 
 	s.tail, s.finals, s.wants = s.tail[:0], s.finals[:0], s.wants[:0]
@@ -303,6 +304,9 @@ func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_ste
 		s.samples[i].out = C.int32_t(s.half*len(s.tokens) + i)
 	}
 	a.finals = put(s, s.finals, finals)
+	if bucket == 0 {
+		_, a.final_spans = section[C.xk_span](s, finals+b.moreSpans)
+	}
 	a.samples = put(s, s.samples, samples)
 	a.items = put(s, s.items, items)
 	a.tail = put(s, s.tail, len(s.tail))

@@ -107,20 +107,32 @@ typedef struct {
   int32_t rank;  // 1 is the most likely
 } xk_logprob;
 
+// Positions begin .. end-1 of a row, which one CTA of decode attention takes for a KV head.
+typedef struct {
+  int32_t row; // -1 is padding
+  int32_t table, length; // of the row: its block table in the tail, its positions
+  int32_t begin, end;
+  int32_t split, splits; // which of the row's spans it is, and of how many
+  int32_t partial;       // of the row's first, if there are several
+} xk_span;
+
 // One step. Sections lie in its half of the arena at byte offsets (multiples of
 // 16); all below used_bytes travels to the device in one copy.
 typedef struct {
   int32_t n_rows, n_segs, n_decode, n_tiles, n_finals, n_samples, n_items, n_wants;
   int32_t bucket;    // > 0: a padded decode step of that many rows, run as a graph
   int32_t on_layer;  // record an event a layer, for xk_wait_layer
-  int32_t half, _pad; // of xk_buffers: 0 and 1 in turn
+  int32_t half;      // of xk_buffers: 0 and 1 in turn
+  int32_t n_spans, n_final_spans, _pad; // xk_step knows them
   int64_t tokens;    // int32 [n_rows] token ids; -1-i is what sample i of the step before drew
   int64_t positions; // int32 [n_rows] absolute; -1 is padding
   int64_t tables;    // int32 [n_rows] offset of the row's block table in the tail
   int64_t segs;      // xk_seg [n_segs]
   int64_t decode;    // int32 [n_decode] rows that are a sequence's only one
+  int64_t spans;     // xk_span [n_decode + more_spans], which xk_step fills in
   int64_t tiles;     // xk_tile [n_tiles]
   int64_t finals;    // int32 [n_finals] rows whose logits are wanted, ascending
+  int64_t final_spans; // xk_span [n_finals + more_spans], too; not of a bucket
   int64_t samples;   // xk_sample [n_samples], ascending by final
   int64_t items;     // xk_item [n_items], ascending by final
   int64_t wants;     // int32 [n_wants] finals whose logits are copied out, ascending (host only)
@@ -137,6 +149,7 @@ typedef struct {
   int64_t arena_bytes;
   int32_t *tokens;   // drawn ids, where each sample says
   int32_t max_samples;
+  int32_t more_spans; // than rows
   xk_logprob *logprobs;
   int32_t max_logprobs;
   float *logits;     // [n_wants][vocab]

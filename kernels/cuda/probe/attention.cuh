@@ -51,9 +51,7 @@ struct Rig {
     MUST(cudaMemset(out, 0xff, int64_t(rows + 2) * heads * dim * 2));
     a.qkv = qkv, a.out = out + heads * dim, a.heads = heads, a.scale = 1 / std::sqrt(float(dim));
     a.positions = keep(upload(positions)), a.tables = keep(upload(tables)), a.tail = keep(upload(tail));
-    a.splits = xk_attn_splits(sms, std::max(1, int(decode.size())), kv_heads);
-    a.min_split = 128;
-    a.partial = keep(device<float>(std::max(int64_t(std::max<size_t>(decode.size(), 1)) * heads * a.splits, xk_attn_partial_rows(sms, kv_heads)) * (dim + XK_STATS)));
+    a.partial = keep(device<float>(std::max(int64_t(2) * xk_more_spans(sms, kv_heads) * heads, xk_attn_partial_rows(sms, kv_heads)) * (dim + XK_STATS)));
     a.tickets = keep(upload(std::vector<unsigned>(rows * kv_heads)));
     p.kv_heads = kv_heads, p.head_dim = dim, p.bt = FastDiv(bt);
     f.tiles = keep(upload(tiles)), f.n_tiles = int(tiles.size()), f.longest = tiles[0].pos + tiles[0].n;
@@ -67,6 +65,24 @@ struct Rig {
     }
     owned.insert(owned.end(), {pool, qkv, out});
     at(0);
+  }
+  // Spans of the rows that decode, of so many positions or, if 0, as a step has them, and padding.
+  struct Spans {
+    xk_span *at;
+    int n;
+  };
+  Spans cut(int length = 0) {
+    if (!length) length = xk_span_length(positions.data(), decode.data(), int(decode.size()), sms, kv_heads);
+    std::vector<xk_span> spans;
+    int most = 3; // padding
+    for (int row : decode) most += div_up(positions[row] + 1, 64);
+    spans.resize(most);
+    for (xk_span &s : spans) s.row = -1;
+    const int used = xk_attn_spans(spans.data(), positions.data(), tables.data(), decode.data(), int(decode.size()), length);
+    int64_t partial = 0;
+    for (int i = 0; i < used; i++) partial = std::max(partial, int64_t(spans[i].partial) + spans[i].splits);
+    a.partial = keep(device<float>(std::max(partial * a.heads, xk_attn_partial_rows(sms, kv_heads)) * (dim + XK_STATS)));
+    return {keep(upload(spans)), used + 3};
   }
   template <typename T> T *keep(T *p) {
     owned.push_back(const_cast<std::remove_const_t<T> *>(p));
@@ -241,12 +257,10 @@ static void check(const std::string &how) {
           Rig r(heads, kv, dim, bt, 2, seqs, true);
           r.at(1);
           std::vector<float> want = reference(r);
-          int32_t *list = upload(r.decode);
-          for (int splits : {r.a.splits, 1}) {
-            r.a.splits = splits;
-            compare("decode", r, want, [&] { MUST(xk_attn_decode(l, r.a, r.p, list, int(r.decode.size()))); });
+          for (int length : {0, 192, 1 << 20}) {
+            const Rig::Spans s = r.cut(length);
+            compare("decode", r, want, [&] { MUST(xk_attn_decode(l, r.a, r.p, s.at, s.n)); });
           }
-          MUST(cudaFree(list));
           n++;
         }
   printf("%s: %d attention cases\n", failed ? "FAILED" : "PASS", n);
@@ -277,43 +291,38 @@ static void bench_decode(const std::string &only) {
     double bytes = double(c.batch) * c.length * 2 * 8 * 128 * 2;
     int layers = std::max(1, int(600e6 / bytes)); // rotate out of L2
     Rig r(32, 8, 128, 16, layers, std::vector<Rig::Seq>(c.batch, Rig::Seq{c.length - 1, 1}), false);
-    int32_t *rows = upload(r.decode);
+    const Rig::Spans s = r.cut();
     Launch l = {stream, true, type}; // as in a step
     Time t = timed(std::max(4, layers), 20, [&](int i) {
       r.at(i % layers);
-      MUST(xk_attn_decode(l, r.a, r.p, rows, c.batch));
+      MUST(xk_attn_decode(l, r.a, r.p, s.at, s.n));
     });
     if (c.batch == 1) result("gpu.attn_decode_us.b1_l8k", "us", t.median, t.least, t.most, t.runs);
     else rate((std::string("gpu.attn_decode_gbs.") + c.name).c_str(), "TB/s", bytes / 1e6, t);
-    MUST(cudaFree(rows));
   }
 }
 
-// Sequences of 700 to 7,000 positions, as conversations have them: by the number of
-// splits, in any order and the longest first, beside as many positions in equal lengths.
+// Sequences of unequal lengths, as conversations have them (700 to 7,000 positions, for
+// 3,850), beside as many positions in equal ones: as a step cuts them, by spans of parts of a
+// multiprocessor's share, and whole.
 static void bench_lengths() {
-  for (int n : {4, 8, 16, 24, 48, 96, 192}) {
-    std::vector<Rig::Seq> seqs;
-    int64_t total = 0;
-    for (int i = 0; i < n; i++) seqs.push_back({700 + int((i * 37 % n + 0.5) * 6300 / n), 1}), total += seqs.back().pos + 1;
-    std::vector<Rig::Seq> sorted = seqs, equal(n, Rig::Seq{int(total / n) - 1, 1});
-    std::sort(sorted.begin(), sorted.end(), [](const Rig::Seq &a, const Rig::Seq &b) { return a.pos > b.pos; });
-    const double bytes = double(total) * 2 * 8 * 128 * 2;
+  struct { int n, mean; } list[] = {{1, 8192}, {8, 1024}, {4, 3850}, {8, 3850}, {16, 3850}, {24, 3850}, {48, 3850}, {96, 3850}, {192, 3850}};
+  for (auto &c : list) {
+    std::vector<Rig::Seq> unequal, equal(c.n, Rig::Seq{c.mean - 1, 1});
+    for (int i = 0; i < c.n; i++) unequal.push_back({int(c.mean * (0.18 + (i * 37 % c.n + 0.5) * 1.64 / c.n)) - 1, 1});
+    const double bytes = double(c.n) * c.mean * 2 * 8 * 128 * 2;
     const int layers = std::max(1, int(600e6 / bytes));
-    for (auto &[what, list] : {std::pair("any order", seqs), std::pair("longest first", sorted), std::pair("equal", equal)}) {
-      Rig r(32, 8, 128, 16, layers, list, false);
-      int32_t *rows = r.keep(upload(r.decode));
-      const int rule = r.a.splits;
-      r.a.partial = r.keep(device<float>(int64_t(n) * 32 * 32 * (128 + XK_STATS)));
+    for (auto &[what, seqs] : {std::pair("unequal", unequal), std::pair("equal", equal)}) {
+      Rig r(32, 8, 128, 16, layers, seqs, false);
       Launch l = {stream, true, type};
-      printf("LENGTHS %3d sequences, %4.0f positions in the mean, %-13s", n, double(total) / n, what);
-      for (int splits : {rule, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
-        r.a.splits = splits;
+      printf("LENGTHS %3d x %4d positions, %-7s", c.n, c.mean, what);
+      for (double share : {0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.4, 1e6}) {
+        const Rig::Spans s = r.cut(int(round_up(int64_t(share * c.n * c.mean * 8 / sms), 64)));
         Time t = timed(std::max(4, layers), 9, [&](int i) {
           r.at(i % layers);
-          MUST(xk_attn_decode(l, r.a, r.p, rows, n));
+          MUST(xk_attn_decode(l, r.a, r.p, s.at, s.n));
         });
-        printf(" %s%d: %.1f us, %.2f TB/s;", splits == rule ? "rule " : "", splits, t.median, bytes / 1e6 / t.median);
+        printf(" %s%.1f: %d spans %.1f us, %.2f TB/s;", share ? "" : "rule ", share, s.n - 3, t.median, bytes / 1e6 / t.median);
       }
       printf("\n");
     }
@@ -333,8 +342,8 @@ static void bench_dims() {
       rate(name, "TFLOP/s", 2.0 * 8192 * 8192 * dim * 32 / 1e6, t);
     }
     Rig r(32, 8, dim, 16, 1, std::vector<Rig::Seq>(64, Rig::Seq{4095, 1}), false);
-    int32_t *rows = r.keep(upload(r.decode));
-    Time t = timed(4, 9, [&](int) { MUST(xk_attn_decode(l, r.a, r.p, rows, 64)); });
+    const Rig::Spans s = r.cut();
+    Time t = timed(4, 9, [&](int) { MUST(xk_attn_decode(l, r.a, r.p, s.at, s.n)); });
     snprintf(name, sizeof name, "gpu.attn_decode_gbs.b64_l4k_d%d", dim);
     rate(name, "TB/s", 64.0 * 4096 * 2 * 8 * dim * 2 / 1e6, t);
   }

@@ -64,11 +64,10 @@ static void check8(bool quick) {
           r8.at(1);
           std::vector<float> want = reference(r);
           compare("any8", r, want, [&] { MUST(xk_attn_any8(l, r.a, r8.p, nullptr, r.rows)); });
-          int32_t *list = upload(r.decode);
           if (fast && int(r.decode.size()) == r.rows)
-            for (int splits : {r.a.splits, 1}) {
-              r.a.splits = splits;
-              compare("decode8", r, want, [&] { MUST(xk_attn_decode8(l, r.a, r8.p, list, r.rows, sms)); });
+            for (int length : {0, 192, 1 << 20}) {
+              const Rig::Spans s = r.cut(length);
+              compare("decode8", r, want, [&] { MUST(xk_attn_decode8(l, r.a, r8.p, s.at, s.n, r.rows, sms)); });
             }
           if (fast && r.seqs[0].n > 1) { // prefill over widened blocks
             Widen w = {};
@@ -97,7 +96,6 @@ static void check8(bool quick) {
             MUST(cudaFree(wide));
             MUST(cudaFree(tail));
           }
-          MUST(cudaFree(list));
           n++;
         }
   printf("%s: %d attention cases of FP8\n", failed ? "FAILED" : "PASS", n);
@@ -110,20 +108,19 @@ static void bench8() {
     int layers = std::max(1, int(600e6 / bytes)); // rotate out of L2
     Rig r(32, 8, 128, 16, layers, std::vector<Rig::Seq>(c.batch, Rig::Seq{c.length - 1, 1}), false);
     Rig8 r8(r);
-    int32_t *rows = upload(r.decode);
+    const Rig::Spans s = r.cut();
     Launch l = {stream, true, type}; // as in a step
     Time t = timed(std::max(4, layers), 20, [&](int i) {
       r8.at(i % layers);
-      MUST(xk_attn_decode8(l, r.a, r8.p, rows, c.batch, sms));
+      MUST(xk_attn_decode8(l, r.a, r8.p, s.at, s.n, c.batch, sms));
     });
     rate((std::string("gpu.kv8_attn_decode_gbs.") + c.name).c_str(), "TB/s", bytes / 1e6, t);
     result((std::string("gpu.kv8_attn_decode_us.") + c.name).c_str(), "us", t.median, t.least, t.most, t.runs);
     Time b = timed(std::max(4, layers), 20, [&](int i) {
       r.at(i % layers);
-      MUST(xk_attn_decode(l, r.a, r.p, rows, c.batch));
+      MUST(xk_attn_decode(l, r.a, r.p, s.at, s.n));
     });
     result((std::string("attn_decode_us.") + c.name).c_str(), "us", b.median, b.least, b.most, b.runs);
-    MUST(cudaFree(rows));
   }
   for (int length : {2048, 8192, 32768}) { // widening of all that a chunk attends to
     Rig r(32, 8, 128, 16, 2, {{length - 2048, 2048}}, false);

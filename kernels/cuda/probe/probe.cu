@@ -5,7 +5,7 @@
 //                             PART=2/5 in the environment: every fifth case from the second on
 //   probe check draw [quick]  draws against sorting, to the bit
 //   probe bench any           projections by gemm_any.cu beside cuBLASLt
-//   probe bench lengths       decode attention over sequences of unequal length, by splits
+//   probe bench lengths       decode attention over sequences of unequal length, by spans
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
 //
 // TYPE=fp16 in the environment: elements are fp16; bf16 is left out, and FP8 with it.
