@@ -3,6 +3,7 @@
 package cuda_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -46,45 +47,47 @@ func form(l kernels.Layout) kvconn.Layout {
 func TestKV8Rows(t *testing.T) {
 	for name, a := range fp8Families() {
 		for _, size := range []int{16, 64} {
-			w := randomWeights(a, 7)
-			const n = 150
-			tokens := randomTokens(rand.New(rand.NewPCG(11, 1)), n, a.Vocab)
-			opt := cuda.Options{BlockTokens: size, Blocks: 24}
-			b := open(t, a, w, opt)
-			opt.KVFP8 = true
-			q := open(t, a, w, opt)
-			tables := [2][]int32{table(rand.New(rand.NewPCG(1, 1)), b, (n+size-1)/size), table(rand.New(rand.NewPCG(2, 1)), q, (n+size-1)/size)}
-			step := func(pos, count int) {
-				part := tokens[pos : pos+count]
-				mustStep(t, b, kernels.Seq{Tokens: part, Pos: pos, Blocks: tables[0]})
-				mustStep(t, q, kernels.Seq{Tokens: part, Pos: pos, Blocks: tables[1]})
-			}
-			for pos := 0; pos < n; {
-				count := min([]int{1, 31, 7, 1, 60}[pos%5], n-pos)
-				step(pos, count)
-				pos += count
-			}
-			step(n-1, 1)   // again
-			step(n-20, 20) // and more of it
-			from, to := form(b.Layout()), form(q.Layout())
-			converted, err := convert.New(inPool{b, tables[0]}, from, to, kernels.DigestHeadRows)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i, block := range tables[1] {
-				rows := min(size, n-i*size)
-				want, got := make([]byte, q.Layout().RowsBytes(rows)), make([]byte, q.Layout().RowsBytes(rows))
-				sums, stored := make([]uint64, a.KVHeads), make([]uint64, a.KVHeads)
-				if err := converted.Load(0, i, i*size, rows, want, sums); err != nil {
+			t.Run(fmt.Sprintf("%s by %d", name, size), func(t *testing.T) {
+				w := randomWeights(a, 7)
+				const n = 150
+				tokens := randomTokens(rand.New(rand.NewPCG(11, 1)), n, a.Vocab)
+				opt := cuda.Options{BlockTokens: size, Blocks: 24}
+				b := open(t, a, w, opt)
+				opt.KVFP8 = true
+				q := open(t, a, w, opt)
+				tables := [2][]int32{table(rand.New(rand.NewPCG(1, 1)), b, (n+size-1)/size), table(rand.New(rand.NewPCG(2, 1)), q, (n+size-1)/size)}
+				step := func(pos, count int) {
+					part := tokens[pos : pos+count]
+					mustStep(t, b, kernels.Seq{Tokens: part, Pos: pos, Blocks: tables[0]})
+					mustStep(t, q, kernels.Seq{Tokens: part, Pos: pos, Blocks: tables[1]})
+				}
+				for pos := 0; pos < n; {
+					count := min([]int{1, 31, 7, 1, 60}[pos%5], n-pos)
+					step(pos, count)
+					pos += count
+				}
+				step(n-1, 1)   // again
+				step(n-20, 20) // and more of it
+				from, to := form(b.Layout()), form(q.Layout())
+				converted, err := convert.New(inPool{b, tables[0]}, from, to, kernels.DigestHeadRows)
+				if err != nil {
 					t.Fatal(err)
 				}
-				q.Gather(0, block, 0, rows, got)
-				q.Digest(0, block, stored)
-				if !slices.Equal(got, want) || !slices.Equal(stored, sums) {
-					t.Fatalf("%s, block %d of %d: rows equal %t, digests equal %t", name, i, size, slices.Equal(got, want), slices.Equal(stored, sums))
+				for i, block := range tables[1] {
+					rows := min(size, n-i*size)
+					want, got := make([]byte, q.Layout().RowsBytes(rows)), make([]byte, q.Layout().RowsBytes(rows))
+					sums, stored := make([]uint64, a.KVHeads), make([]uint64, a.KVHeads)
+					if err := converted.Load(0, i, i*size, rows, want, sums); err != nil {
+						t.Fatal(err)
+					}
+					q.Gather(0, block, 0, rows, got)
+					q.Digest(0, block, stored)
+					if !slices.Equal(got, want) || !slices.Equal(stored, sums) {
+						t.Fatalf("block %d: rows equal %t, digests equal %t", i, slices.Equal(got, want), slices.Equal(stored, sums))
+					}
+					digestsMatch(t, q, block, i*size, rows)
 				}
-				digestsMatch(t, q, block, i*size, rows)
-			}
+			})
 		}
 	}
 }

@@ -144,20 +144,22 @@ func TestDecodeLengths(t *testing.T) {
 func TestShortChunks(t *testing.T) {
 	chunks := []int{1400, 1100, 16, 3, 100, 31, 2, 64}
 	for _, name := range []string{"llama gqa4 128", "qwen2 gqa7 64", "qwen3 gqa2 80", "llama gqa4 256x"} {
-		a := families()[name]
-		w := randomWeights(a, 5)
-		tokens := randomTokens(rand.New(rand.NewPCG(6, 1)), 2716, a.Vocab)
-		opt := cuda.Options{Blocks: 180, MaxTokens: 1500}
-		got, again := forced(t, open(t, a, w, opt), tokens, chunks, 1), forced(t, open(t, a, w, opt), tokens, chunks, 1)
-		want := forced(t, openCPU(t, a, w, 180, 16), tokens, chunks, 1)
-		for i := range want {
-			if e := relative(got[i], want[i]); !(e <= tolerance()) {
-				t.Errorf("%s: logits of chunk %d are off by %.4f", name, i, e)
+		t.Run(name, func(t *testing.T) {
+			a := families()[name]
+			w := randomWeights(a, 5)
+			tokens := randomTokens(rand.New(rand.NewPCG(6, 1)), 2716, a.Vocab)
+			opt := cuda.Options{Blocks: 180, MaxTokens: 1500}
+			got, again := forced(t, open(t, a, w, opt), tokens, chunks, 1), forced(t, open(t, a, w, opt), tokens, chunks, 1)
+			want := forced(t, openCPU(t, a, w, 180, 16), tokens, chunks, 1)
+			for i := range want {
+				if e := relative(got[i], want[i]); !(e <= tolerance()) {
+					t.Errorf("logits of chunk %d are off by %.4f", i, e)
+				}
+				if !sameBits(got[i], again[i]) {
+					t.Errorf("logits of chunk %d differ between runs", i)
+				}
 			}
-			if !sameBits(got[i], again[i]) {
-				t.Errorf("%s: logits of chunk %d differ between runs", name, i)
-			}
-		}
+		})
 	}
 }
 

@@ -3,6 +3,7 @@
 package cuda_test
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -239,59 +240,61 @@ func TestDrawDistribution(t *testing.T) {
 
 func TestLogprobs(t *testing.T) {
 	for _, vocab := range []int{50, 32003, 128256} {
-		a := shape(1, 64, 64, 1, 1, 64, vocab)
-		b := open(t, a, randomWeights(a, 5), cuda.Options{})
-		r := rand.New(rand.NewPCG(5, 2))
-		tokens, targets := randomTokens(r, 40, vocab), randomTokens(r, 40, vocab)
-		targets[7], targets[39] = -1, -1
-		s := kernels.Sample{Seed: 1, Position: 40, Temperature: 1, TopP: 1, Repetition: 1, Logprobs: 20}
-		res := mustStep(t, b, kernels.Seq{Tokens: tokens, Blocks: []int32{3, 4, 5}, Samples: []kernels.Sample{s}, Targets: targets, TargetLogprobs: 5, WantLogits: true})[0]
-		check := func(self kernels.TokenLogprob, top []kernels.TokenLogprob, n int) {
-			t.Helper()
-			if len(top) != n {
-				t.Fatalf("%d listed, want %d", len(top), n)
-			}
-			for i := range top {
-				if top[i].Rank != int32(i+1) || i > 0 && top[i].Logprob > top[i-1].Logprob {
-					t.Errorf("listed %+v", top)
+		t.Run(fmt.Sprint(vocab), func(t *testing.T) {
+			a := shape(1, 64, 64, 1, 1, 64, vocab)
+			b := open(t, a, randomWeights(a, 5), cuda.Options{})
+			r := rand.New(rand.NewPCG(5, 2))
+			tokens, targets := randomTokens(r, 40, vocab), randomTokens(r, 40, vocab)
+			targets[7], targets[39] = -1, -1
+			s := kernels.Sample{Seed: 1, Position: 40, Temperature: 1, TopP: 1, Repetition: 1, Logprobs: 20}
+			res := mustStep(t, b, kernels.Seq{Tokens: tokens, Blocks: []int32{3, 4, 5}, Samples: []kernels.Sample{s}, Targets: targets, TargetLogprobs: 5, WantLogits: true})[0]
+			check := func(self kernels.TokenLogprob, top []kernels.TokenLogprob, n int) {
+				t.Helper()
+				if len(top) != n {
+					t.Fatalf("%d listed, want %d", len(top), n)
+				}
+				for i := range top {
+					if top[i].Rank != int32(i+1) || i > 0 && top[i].Logprob > top[i-1].Logprob {
+						t.Errorf("listed %+v", top)
+					}
+				}
+				if self.Rank >= 1 && int(self.Rank) <= n && top[self.Rank-1].Logprob != self.Logprob {
+					t.Errorf("self %+v, listed %+v", self, top)
 				}
 			}
-			if self.Rank >= 1 && int(self.Rank) <= n && top[self.Rank-1].Logprob != self.Logprob {
-				t.Errorf("self %+v, listed %+v", self, top)
+			sum := 0.0
+			m := float64(slices.Max(res.Logits))
+			for _, v := range res.Logits {
+				sum += math.Exp(float64(v) - m)
 			}
-		}
-		sum := 0.0
-		m := float64(slices.Max(res.Logits))
-		for _, v := range res.Logits {
-			sum += math.Exp(float64(v) - m)
-		}
-		got := res.Samples[0]
-		check(got.Self, got.Top, 20)
-		if want := float64(res.Logits[got.Token]) - m - math.Log(sum); got.Self.ID != got.Token || math.Abs(want-float64(got.Self.Logprob)) > 1e-5 {
-			t.Errorf("self %+v, want %v", got.Self, want)
-		}
-		if top := argmax(res.Logits); got.Top[0].ID != int32(top) {
-			t.Errorf("most likely is %d, want %d", got.Top[0].ID, top)
-		}
-		for i, p := range res.Prompt {
-			if targets[i] < 0 {
-				if p.Top != nil || p.Self != (kernels.TokenLogprob{}) {
-					t.Errorf("skipped target %d: %+v", i, p)
+			got := res.Samples[0]
+			check(got.Self, got.Top, 20)
+			if want := float64(res.Logits[got.Token]) - m - math.Log(sum); got.Self.ID != got.Token || math.Abs(want-float64(got.Self.Logprob)) > 1e-5 {
+				t.Errorf("self %+v, want %v", got.Self, want)
+			}
+			if top := argmax(res.Logits); got.Top[0].ID != int32(top) {
+				t.Errorf("most likely is %d, want %d", got.Top[0].ID, top)
+			}
+			for i, p := range res.Prompt {
+				if targets[i] < 0 {
+					if p.Top != nil || p.Self != (kernels.TokenLogprob{}) {
+						t.Errorf("skipped target %d: %+v", i, p)
+					}
+					continue
 				}
-				continue
+				if check(p.Self, p.Top, 5); p.Self.ID != targets[i] {
+					t.Errorf("target %d is %d, want %d", i, p.Self.ID, targets[i])
+				}
 			}
-			if check(p.Self, p.Top, 5); p.Self.ID != targets[i] {
-				t.Errorf("target %d is %d, want %d", i, p.Self.ID, targets[i])
+			// The same position alone gives the same logits within the tolerance.
+			last := mustStep(t, b, kernels.Seq{Tokens: tokens[:11], Blocks: []int32{6}, WantLogits: true})[0].Logits
+			m, sum = float64(slices.Max(last)), 0
+			for _, v := range last {
+				sum += math.Exp(float64(v) - m)
 			}
-		}
-		// The same position alone gives the same logits within the tolerance.
-		last := mustStep(t, b, kernels.Seq{Tokens: tokens[:11], Blocks: []int32{6}, WantLogits: true})[0].Logits
-		m, sum = float64(slices.Max(last)), 0
-		for _, v := range last {
-			sum += math.Exp(float64(v) - m)
-		}
-		if want := float64(last[targets[10]]) - m - math.Log(sum); math.Abs(want-float64(res.Prompt[10].Self.Logprob)) > 0.05 {
-			t.Errorf("target 10: %v, alone %v", res.Prompt[10].Self.Logprob, want)
-		}
+			if want := float64(last[targets[10]]) - m - math.Log(sum); math.Abs(want-float64(res.Prompt[10].Self.Logprob)) > 0.05 {
+				t.Errorf("target 10: %v, alone %v", res.Prompt[10].Self.Logprob, want)
+			}
+		})
 	}
 }

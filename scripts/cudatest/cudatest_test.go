@@ -178,13 +178,16 @@ func TestHang(t *testing.T) {
 // A sanitizer's families are clean, not clean or not run, each by itself.
 func TestSanitizer(t *testing.T) {
 	r := newRig(t)
-	race := plan()[slices.IndexFunc(plan(), func(s stage) bool { return s.name == "racecheck" })]
-	race.parts = slices.DeleteFunc(race.parts, func(p part) bool {
-		return !strings.HasPrefix(p.name, "pool/") && !strings.HasPrefix(p.name, "probe/")
-	})
+	stages := plan()
+	of := func(name, family string) stage {
+		s := stages[slices.IndexFunc(stages, func(s stage) bool { return s.name == name })]
+		s.parts = slices.DeleteFunc(s.parts, func(p part) bool { return !strings.HasPrefix(p.name, family+"/") })
+		return s
+	}
+	race, steps := of("racecheck", "probe"), of("racesteps", "pool")
 	t.Setenv("FAKE_RACES", "sanitizer *probe check * 3/16")
-	r.has(r.do(false, race), `^REPORTS +racecheck .* probe/3 3`)
-	r.has(r.table(), `^racecheck pool +clean`, `^racecheck probe +15 of 16 probe/3 REPORTS 3`, `^racecheck model +0 of \d+ \d+ not run`, `^memcheck +not run`)
+	r.has(r.do(false, race, steps), `^REPORTS +racecheck .* probe/3 3`)
+	r.has(r.table(), `^racesteps pool +clean`, `^racecheck probe +15 of 16 probe/3 REPORTS 3`, `^racesteps model +0 of \d+ \d+ not run`, `^memcheck +not run`)
 	r.called()
 	t.Setenv("FAKE_RACES", "")
 	r.do(true, race)
@@ -205,9 +208,12 @@ func TestSanitizerItself(t *testing.T) {
 		"===== Error: Race reported between Read access at nvjet_sm90_tst_64x8+0xab0\n===== RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)": reports,
 		"===== Error: process didn't terminate successfully\n===== RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)":                          bad,
 	} {
-		if got, note := judge("synccheck", out, nil, nil, nil); got != want {
+		if got, note := judge("synccheck", out, true, nil, nil, nil); got != want {
 			t.Errorf("%q: %s (%s), want %s", out, got, note, want)
 		}
+	}
+	if got, _ := judge("racecheck", "testing: warning: no tests to run", false, nil, nil, nil); got != bad {
+		t.Errorf("a test that is to be there, and is not: %s", got)
 	}
 	r := newRig(t)
 	r.gpus = 2

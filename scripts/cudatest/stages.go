@@ -14,6 +14,7 @@ type stage struct {
 	gpus        int    // fewer: left out; 0 is 1
 	python      string // modules that it needs, by spaces
 	tool        string // of compute-sanitizer, under which parts run side by side
+	beside      int    // no more parts than that, if not 0
 	parts       []part
 }
 
@@ -23,6 +24,7 @@ type part struct {
 	run     []string // a program of the folder or python3, and arguments
 	env     []string // NAME=VALUE, where the environment has no NAME
 	seconds int      // its limit, if not the stage's
+	maybe   bool     // it may be that there is no such test
 }
 
 // A family is a set of tests of the kernels that belong together.
@@ -31,18 +33,18 @@ type family struct {
 	tests     []string // of cuda.test
 	split     []string // those of them whose subtests (one an architecture) are parts of a sanitizer
 	processes []string // those of them that start a process; not under a sanitizer, whose kernels others run
-	race      []string // those of them for racecheck, which takes gigabytes of host memory a minute of a model
+	race      []string // those of them for racecheck, or subtests, that launch all kernels which are not in the probe
 	fp16      bool     // run once more in fp16
 }
 
 var fp16 = []string{"XPYD_CUDA_FP16=1"}
 
 var families = []family{
-	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestMixedSteps", "TestOnLayer"}, split: []string{"TestLogits"}, race: []string{"TestShortChunks", "TestMixedSteps", "TestOnLayer"}, fp16: true},
-	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantWithoutCuBLAS", "TestInvariantSmallVocabulary", "TestInvariantRefused", "TestInvariantDraws"}, split: []string{"TestBatchInvariant"}, race: []string{"TestInvariantSmallVocabulary"}, fp16: true},
-	{name: "fp8", tests: []string{"TestKV8Rows", "TestKV8Logits", "TestKV8DecodeLengths", "TestKV8Pool", "TestW8Logits", "TestW8Loads"}, split: []string{"TestKV8Logits", "TestW8Logits"}, race: []string{"TestKV8Rows", "TestKV8Pool", "TestW8Loads"}},
+	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestMixedSteps", "TestOnLayer"}, split: []string{"TestLogits"}, race: []string{"TestShortChunks/^qwen2_gqa7_64$", "TestOnLayer"}, fp16: true},
+	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantWithoutCuBLAS", "TestInvariantSmallVocabulary", "TestInvariantRefused", "TestInvariantDraws"}, split: []string{"TestBatchInvariant"}, fp16: true},
+	{name: "fp8", tests: []string{"TestKV8Rows", "TestKV8Logits", "TestKV8DecodeLengths", "TestKV8Pool", "TestW8Logits", "TestW8Loads"}, split: []string{"TestKV8Logits", "TestW8Logits"}, race: []string{"TestKV8Rows/^llama_gqa4_128_by_16$", "TestKV8Pool", "TestW8Loads"}},
 	{name: "range", tests: []string{"TestFP16Range", "TestFP16Peers"}},
-	{name: "sampler", tests: []string{"TestDraws", "TestDrawsAmongEquals", "TestDrawDistribution", "TestLogprobs"}, race: []string{"TestDraws", "TestDrawsAmongEquals", "TestLogprobs"}},
+	{name: "sampler", tests: []string{"TestDraws", "TestDrawsAmongEquals", "TestDrawDistribution", "TestLogprobs"}, race: []string{"TestLogprobs/^50$", "TestLogprobs/^32003$"}},
 	{name: "pool", tests: []string{"TestDigestFollowsOverwrites", "TestPoolMovesRows", "TestPoolBesideSteps", "TestPoolRefusesBadRanges"}, race: []string{"TestDigestFollowsOverwrites", "TestPoolMovesRows"}},
 	{name: "host", tests: []string{"TestHostMoves", "TestHostMovesKeepDigests", "TestArrivals", "TestArrivalsBeside", "TestGates"}, race: []string{"TestHostMoves", "TestHostMovesKeepDigests", "TestArrivals"}},
 	{name: "push", tests: []string{"TestPush", "TestPushLong", "TestPushBehindStep", "TestMovesRefuse", "TestMovesLate", "TestDrain", "TestPeerProcess"}, processes: []string{"TestPeerProcess"}, race: []string{"TestPush", "TestPushLong"}},
@@ -105,33 +107,55 @@ func suite() (parts []part) {
 	return append(parts, tests("cuda.test", "alone", 60, nil, alone...))
 }
 
-// sanitized is all that runs under a tool: the probe's cases in slices, without
-// its oracle, and each test by itself, so that one that never ends says which it was.
-func sanitized(tool string) (parts []part) {
-	const of = 16
+// slicesOf are the probe's cases, so many at a time, for a sanitizer.
+func slicesOf(of int, name string, run ...string) (parts []part) {
 	for i := range of {
-		parts = append(parts, part{name: fmt.Sprintf("probe/%d", i+1), run: []string{"probe", "check", "quick"}, env: []string{fmt.Sprintf("PART=%d/%d", i+1, of), "VERBOSE=1"}})
+		parts = append(parts, part{name: fmt.Sprintf("%s/%d", name, i+1), run: append([]string{"probe", "check"}, run...), env: []string{fmt.Sprintf("PART=%d/%d", i+1, of), "VERBOSE=1"}})
 	}
+	return parts
+}
+
+// sanitized is all that runs under a tool: the probe's cases, without its oracle, and
+// each test by itself, so that one that never ends says which it was.
+func sanitized() []part {
+	parts := slicesOf(16, "probe", "quick")
 	for _, f := range families {
 		for _, t := range f.tests {
 			switch {
-			case slices.Contains(f.processes, t) || tool == "racecheck" && !slices.Contains(f.race, t):
+			case slices.Contains(f.processes, t):
 			case slices.Contains(f.split, t):
 				for _, a := range architectures {
-					p := tests("cuda.test", f.name+"/"+t+"/"+a, 0, nil, t)
-					p.run[len(p.run)-1] += "/^" + a + "$"
+					p := sub(f, t, "^"+a+"$")
+					p.maybe = true
 					parts = append(parts, p)
 				}
 			default:
-				parts = append(parts, tests("cuda.test", f.name+"/"+t, 0, nil, t))
+				parts = append(parts, sub(f, t, ""))
 			}
 		}
 	}
 	return parts
 }
 
-func sanitizer(tool, about string, seconds int) stage {
-	return stage{name: tool, about: about, seconds: seconds, tool: tool, parts: sanitized(tool)}
+// raced are tests for racecheck, which takes minutes and gigabytes of host memory for a model.
+func raced() (parts []part) {
+	for _, f := range families {
+		for _, t := range f.race {
+			t, of, _ := strings.Cut(t, "/")
+			parts = append(parts, sub(f, t, of))
+		}
+	}
+	return parts
+}
+
+// sub is a test of a family by itself, or those of its subtests that match.
+func sub(f family, test, of string) part {
+	p := tests("cuda.test", f.name+"/"+test, 0, nil, test)
+	if of != "" {
+		p.name += "/" + strings.Trim(of, "^$")
+		p.run[len(p.run)-1] += "/" + of
+	}
+	return p
 }
 
 // plan is every stage, the most valuable first.
@@ -155,9 +179,10 @@ func plan() []stage {
 		{name: "kvio", about: "blocks to and from pinned memory", seconds: 60, parts: []part{{name: "host", run: []string{"moves", "host"}}, {name: "arrive", run: []string{"moves", "arrive"}}}},
 		{name: "hicache", about: "prefixes in host memory: first tokens, overlap, writing through", seconds: 75,
 			parts: []part{hicache("hits", "8k 32k overlap"), hicache("itl", "itl")}},
-		sanitizer("memcheck", "the kernel suite under compute-sanitizer", 150),
-		sanitizer("synccheck", "the same", 120),
-		sanitizer("racecheck", "all kernels that share memory, by fewer tests", 240),
+		{name: "memcheck", about: "the kernel suite under compute-sanitizer", seconds: 150, tool: "memcheck", parts: sanitized()},
+		{name: "synccheck", about: "the same", seconds: 120, tool: "synccheck", parts: sanitized()},
+		{name: "racecheck", about: "kernels one by one, and draws", seconds: 240, tool: "racecheck", parts: append(slicesOf(16, "probe", "quick"), slicesOf(8, "draw", "draw", "few")...)},
+		{name: "racesteps", about: "all other kernels, by a few tests", seconds: 240, tool: "racecheck", beside: 6, parts: raced()},
 		{name: "multiturn", about: "64 clients, 112 conversations of four times the pool; the same thinking for 2 s", seconds: 300,
 			parts: []part{hicache("multiturn", "multiturn"), hicache("think2s", "multiturn", "XPYD_CUDA_THINK=2s")}},
 		{name: "hits", about: "steps after a cached prefix", seconds: 20, parts: []part{speed("hits", "hit16@8k hit16@32k hit128@8k")}},

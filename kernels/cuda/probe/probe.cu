@@ -3,7 +3,7 @@
 //
 //   probe check [quick|few|kv8|gemm|any]   attention and projections against sums in double precision;
 //                             PART=2/5 in the environment: every fifth case from the second on
-//   probe check draw [quick]  draws against sorting, to the bit
+//   probe check draw [quick|few]  draws against sorting, to the bit
 //   probe bench any           projections by gemm_any.cu beside cuBLASLt
 //   probe bench lengths       decode attention over sequences of unequal length, by spans
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
@@ -243,7 +243,7 @@ int main(int argc, char **argv) {
   printf("DEVICE %s\n", prop.name);
   if (what == "check") {
     if (name == "draw") {
-      check_draws(argc > 3 && !strcmp(argv[3], "quick"));
+      check_draws(argc > 3 ? argv[3] : "");
       return failed;
     }
     const bool all = name != "kv8" && name != "gemm" && name != "any";
