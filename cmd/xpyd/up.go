@@ -16,6 +16,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/kernels/cuda"
@@ -114,6 +115,9 @@ drains; a second one stops at once.`,
 		}
 		if printConfig {
 			return config.Print(cmd.OutOrStdout(), cfg)
+		}
+		if err := cfg.fits(cfg.Prefill+cfg.Decode, int64(cfg.KVMemory), memfd.Available()); err != nil {
+			return usageError{err}
 		}
 		return runUp(cmd.Context(), cfg, load, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}

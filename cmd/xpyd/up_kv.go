@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -55,6 +56,18 @@ func upKey(err error) error {
 		return err
 	}
 	return &config.KeyError{Key: strings.Replace(e.Key, "kv.", "kv_", 1), Msg: strings.ReplaceAll(e.Msg, "kv.", "kv_")}
+}
+
+// fits says before any starts whether so many bytes are enough for the host memory of
+// all workers; each checks for itself, too. A multiple of pools whose size (0) nobody
+// knows yet is left to them, and so is a machine (0) of which nothing is known.
+func (u *UpKV) fits(workers int, pool, available int64) error {
+	all := int64(workers) * u.KVHostMemory.Of(pool)
+	if available == 0 || all <= available {
+		return nil
+	}
+	return &config.KeyError{Key: "kv_host_memory", Msg: fmt.Sprintf("%s for each of %d workers is %s, and this machine has %s to give: take less, or start fewer",
+		u.KVHostMemory, workers, config.Size(all), config.Size(available>>20<<20))}
 }
 
 // args are a worker's flags, those of settings that do something.

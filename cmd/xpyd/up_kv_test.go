@@ -68,3 +68,31 @@ kv_store_write: false
 		}
 	}
 }
+
+// The host memory of all workers together is compared with the machine's before any starts.
+func TestUpAddsHostMemory(t *testing.T) {
+	const gib = 1 << 30
+	for _, c := range []struct {
+		text            string
+		workers         int
+		pool, available int64
+		refused         string
+	}{
+		{"0", 6, gib, 1, ""},
+		{"20GiB", 1, 0, 23 * gib, ""},
+		{"20GiB", 6, 0, 0, ""},
+		{"20GiB", 6, 0, 23*gib + 5, "kv_host_memory: 20GiB for each of 6 workers is 120GiB, and this machine has 23GiB to give"},
+		{"2x", 2, 6 * gib, 24 * gib, ""},
+		{"2x", 2, 6 * gib, 23 * gib, "kv_host_memory: 2x for each of 2 workers is 24GiB"},
+		{"2x", 64, 0, gib, ""},
+	} {
+		var u UpKV
+		if err := u.KVHostMemory.UnmarshalText([]byte(c.text)); err != nil {
+			t.Fatal(err)
+		}
+		err := u.fits(c.workers, c.pool, c.available)
+		if (err != nil) != (c.refused != "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("%s for %d of %d: %v, want %q", c.text, c.workers, c.available, err, c.refused)
+		}
+	}
+}

@@ -29,7 +29,7 @@ const (
 const HugeBytes = 2 << 20
 
 // Memory is one mapped allocation. Pages are given when first touched, so
-// that memory which is never used costs nothing.
+// that memory which is never used costs nothing, or by Populate.
 type Memory struct {
 	// Bytes is the memory, zeroed, aligned to HugeBytes. It is gone after
 	// Close: reading it then is a fault.

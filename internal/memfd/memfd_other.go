@@ -8,5 +8,11 @@ func New(name string, size int) (*Memory, error) { return nil, ErrUnsupported }
 // Private returns ErrUnsupported.
 func Private(size int) (*Memory, error) { return nil, ErrUnsupported }
 
+// Available knows nothing.
+func Available() int64 { return 0 }
+
+// Populate does nothing.
+func (m *Memory) Populate() error { return nil }
+
 // Close does nothing.
 func (m *Memory) Close() error { return nil }

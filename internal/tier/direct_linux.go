@@ -3,8 +3,6 @@ package tier
 import (
 	"errors"
 	"os"
-	"strconv"
-	"strings"
 	"time"
 	"unsafe"
 
@@ -35,24 +33,6 @@ func cpuTime() time.Duration {
 		return 0
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// memAvailable is what the kernel thinks it could give, bytes; 0: unknown.
-func memAvailable() int64 {
-	b, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(b)) {
-		if rest, ok := strings.CutPrefix(line, "MemAvailable:"); ok {
-			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-			if err != nil {
-				return 0
-			}
-			return kib << 10
-		}
-	}
-	return 0
 }
 
 // aligned allocates n bytes that O_DIRECT takes.

@@ -72,6 +72,10 @@ func newHost(s shape, bytes int64, policy Eviction, p *pins) (*host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tier: host memory: %w", err)
 	}
+	if err := mem.Populate(); err != nil {
+		mem.Close()
+		return nil, fmt.Errorf("tier: host memory: %w", err)
+	}
 	h := &host{shape: s, mem: mem, pins: p, slots: make([]slot, n), keys: make(map[kvcache.Hash]int32), kids: make(map[kvcache.Hash]int),
 		tenants: make(map[kvcache.Hash]*tenant), order: newOrder(policy, int(n)),
 		freed: make(chan struct{}, 1)}

@@ -199,9 +199,6 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if free := memAvailable(); free > 0 && cfg.HostBytes > free {
-		return nil, fmt.Errorf("tier: %d MiB of host memory wanted, the machine has %d MiB to give", cfg.HostBytes>>20, free>>20)
-	}
 	if cfg.Write == "" {
 		cfg.Write = Through
 	}

@@ -1,0 +1,90 @@
+package memfd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	piece = 8 << 20   // bytes that are taken at a time
+	spare = 512 << 20 // bytes that are left to others: more than what many processes take at a time
+)
+
+// A ShortError says that the system has not the memory that was asked for.
+type ShortError struct {
+	Want, Have int64 // bytes
+}
+
+func (e *ShortError) Error() string {
+	return fmt.Sprintf("%d MiB wanted, and %d MiB to spare for others, where %d MiB are to be had", e.Want>>20, int64(spare)>>20, e.Have>>20)
+}
+
+// Populate gives the memory its pages now: whoever counts on them later could
+// be killed for them. It takes them piece by piece, and none that the machine or
+// the process's control group has not (Available), so that processes which start
+// together do not all get what only one can have. After a ShortError the memory
+// is to be closed. Reserved huge pages need nothing.
+func (m *Memory) Populate() error {
+	if m.Pages == Huge {
+		return nil
+	}
+	return m.populate(Available, piece)
+}
+
+func (m *Memory) populate(available func() int64, piece int) error {
+	short := func(rest int) error {
+		if have := available(); have > 0 && have < int64(rest)+spare {
+			return &ShortError{Want: int64(len(m.Bytes)), Have: have}
+		}
+		return nil
+	}
+	if err := short(len(m.Bytes)); err != nil {
+		return err
+	}
+	var next atomic.Int64
+	var all sync.WaitGroup
+	errs := make([]error, min(4, runtime.GOMAXPROCS(0)))
+	for i := range errs {
+		all.Go(func() {
+			for {
+				at := int(next.Add(int64(piece))) - piece
+				if at >= len(m.Bytes) {
+					return
+				}
+				b := m.Bytes[at:min(at+piece, len(m.Bytes))]
+				if errs[i] = errors.Join(short(len(b)), touch(b)); errs[i] != nil {
+					next.Store(int64(len(m.Bytes))) // enough for the others
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		if s := (*ShortError)(nil); errors.As(err, &s) {
+			return s
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// touch has the kernel give b its pages.
+func touch(b []byte) error {
+	err := unix.Madvise(b, unix.MADV_POPULATE_WRITE)
+	if !errors.Is(err, unix.EINVAL) {
+		if err != nil {
+			return fmt.Errorf("memfd: pages: %w", err)
+		}
+		return nil
+	}
+	for i := 0; i < len(b); i += os.Getpagesize() { // before Linux 5.14
+		b[i] = 0
+	}
+	return nil
+}
