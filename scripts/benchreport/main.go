@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
+	"strings"
 
 	"github.com/xpyd/xpyd/internal/figures"
 )
@@ -37,13 +38,26 @@ func main() {
 	fmt.Fprint(os.Stdout, head)
 	for _, n := range names {
 		g := newest[n]
-		fmt.Fprintf(os.Stdout, "| `%s` | %.4g %s | %.4g (%s) | %.3g | %s | %s | %s | %s | [raw](%s) |\n", g.Name, g.Value, g.Unit, g.PeerValue, g.Peer,
-			g.Ratio, g.Spread, g.Model, g.Device, g.Date+" "+g.Commit, "../"+g.Raw)
+		fmt.Fprintf(os.Stdout, "| `%s` | %.4g %s | %.4g (%s) | %s | %s | %s | %s | %s | [raw](%s) |\n", g.Name, g.Value, g.Unit, g.PeerValue, g.Peer,
+			ratio(&g), g.Spread, g.Model, g.Device, g.Date+" "+g.Commit, "../"+g.Raw)
 	}
 	fmt.Fprint(os.Stdout, "\nCommands:\n\n")
 	for _, n := range names {
 		fmt.Fprintf(os.Stdout, "- `%s`: `%s`\n", n, newest[n].Command)
 	}
+}
+
+// ratio is ours over the peer. A figure without a unit is one itself, whatever stands
+// beside it, but where that is a limit of the same kind.
+func ratio(g *figures.Figure) string {
+	v := g.Ratio
+	if (g.Unit == "" || g.Unit == "x") && !strings.HasPrefix(g.Peer, "limit") {
+		v = g.Value
+	}
+	if v == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.3g", v)
 }
 
 const head = `# Measured

@@ -177,7 +177,7 @@ func plan() []stage {
 		{name: "endurance", about: "random load, aborts, a full pool: tokens of a quiet run (XPYD_CUDA_ENDURANCE)", seconds: 110,
 			parts: []part{tests("worker.test", "load", 0, []string{"XPYD_CUDA_ENDURANCE=60s"}, "TestGPUEndurance")}},
 		{name: "kvio", about: "blocks to and from pinned memory", seconds: 60, parts: []part{{name: "host", run: []string{"moves", "host"}}, {name: "arrive", run: []string{"moves", "arrive"}}}},
-		{name: "hicache", about: "prefixes in host memory: first tokens, overlap, writing through", seconds: 75,
+		{name: "hicache", about: "prefixes in host memory: first tokens, overlap, writing through", seconds: 120,
 			parts: []part{hicache("hits", "8k 32k overlap"), hicache("itl", "itl")}},
 		{name: "memcheck", about: "the kernel suite under compute-sanitizer", seconds: 150, tool: "memcheck", parts: sanitized()},
 		{name: "synccheck", about: "the same", seconds: 120, tool: "synccheck", parts: sanitized()},
