@@ -3,6 +3,7 @@
 package memfd
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -74,17 +75,23 @@ func TestPopulate(t *testing.T) {
 		return &Memory{Bytes: b, FD: -1, Pages: Small}
 	}
 	m := open()
-	if err := m.populate(func() int64 { return spare + size }, part); err != nil || resident(m) != size {
+	if err := m.populate(t.Context(), func() int64 { return spare + size }, part); err != nil || resident(m) != size {
 		t.Errorf("%v, %d of %d bytes there", err, resident(m), size)
 	}
 	m = open()
-	if err := m.populate(func() int64 { return 0 }, part); err != nil || resident(m) != size {
+	if err := m.populate(t.Context(), func() int64 { return 0 }, part); err != nil || resident(m) != size {
 		t.Errorf("where nothing is known: %v, %d of %d bytes there", err, resident(m), size)
 	}
 	var short *ShortError
 	m = open()
-	if err := m.populate(func() int64 { return spare + size - 1 }, part); !errors.As(err, &short) || *short != (ShortError{size, spare + size - 1}) || resident(m) != 0 {
+	if err := m.populate(t.Context(), func() int64 { return spare + size - 1 }, part); !errors.As(err, &short) || *short != (ShortError{size, spare + size - 1}) || resident(m) != 0 {
 		t.Errorf("more than there is: %v, %d bytes there", err, resident(m))
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	m = open()
+	if err := m.populate(ended, func() int64 { return 0 }, part); !errors.Is(err, context.Canceled) || resident(m) != 0 {
+		t.Errorf("after the end: %v, %d bytes there", err, resident(m))
 	}
 	m = open()
 	var asked atomic.Int64
@@ -94,7 +101,7 @@ func TestPopulate(t *testing.T) {
 		}
 		return spare + size
 	}
-	if err := m.populate(others, part); !errors.As(err, &short) || resident(m) > 4*part {
+	if err := m.populate(t.Context(), others, part); !errors.As(err, &short) || resident(m) > 4*part {
 		t.Errorf("taken by others: %v, %d bytes there", err, resident(m))
 	}
 }

@@ -2,6 +2,8 @@
 
 package memfd
 
+import "context"
+
 // New returns ErrUnsupported.
 func New(name string, size int) (*Memory, error) { return nil, ErrUnsupported }
 
@@ -12,7 +14,7 @@ func Private(size int) (*Memory, error) { return nil, ErrUnsupported }
 func Available() int64 { return 0 }
 
 // Populate does nothing.
-func (m *Memory) Populate() error { return nil }
+func (m *Memory) Populate(context.Context) error { return nil }
 
 // Close does nothing.
 func (m *Memory) Close() error { return nil }

@@ -1,10 +1,12 @@
 package memfd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -28,16 +30,16 @@ func (e *ShortError) Error() string {
 // Populate gives the memory its pages now: whoever counts on them later could
 // be killed for them. It takes them piece by piece, and none that the machine or
 // the process's control group has not (Available), so that processes which start
-// together do not all get what only one can have. After a ShortError the memory
-// is to be closed. Reserved huge pages need nothing.
-func (m *Memory) Populate() error {
+// together do not all get what only one can have. After an error the memory is to
+// be closed. Reserved huge pages need nothing.
+func (m *Memory) Populate(ctx context.Context) error {
 	if m.Pages == Huge {
 		return nil
 	}
-	return m.populate(Available, piece)
+	return m.populate(ctx, Available, piece)
 }
 
-func (m *Memory) populate(available func() int64, piece int) error {
+func (m *Memory) populate(ctx context.Context, available func() int64, piece int) error {
 	short := func(rest int) error {
 		if have := available(); have > 0 && have < int64(rest)+spare {
 			return &ShortError{Want: int64(len(m.Bytes)), Have: have}
@@ -58,7 +60,10 @@ func (m *Memory) populate(available func() int64, piece int) error {
 					return
 				}
 				b := m.Bytes[at:min(at+piece, len(m.Bytes))]
-				if errs[i] = errors.Join(short(len(b)), touch(b)); errs[i] != nil {
+				if errs[i] = errors.Join(ctx.Err(), short(len(b))); errs[i] == nil {
+					errs[i] = touch(b)
+				}
+				if errs[i] != nil {
 					next.Store(int64(len(m.Bytes))) // enough for the others
 					return
 				}
@@ -66,12 +71,11 @@ func (m *Memory) populate(available func() int64, piece int) error {
 		})
 	}
 	all.Wait()
-	for _, err := range errs {
-		if s := (*ShortError)(nil); errors.As(err, &s) {
-			return s
-		}
+	i := slices.IndexFunc(errs, func(err error) bool { return err != nil })
+	if i < 0 {
+		return nil
 	}
-	return errors.Join(errs...)
+	return errs[i] // the others' are of the same kind
 }
 
 // touch has the kernel give b its pages.

@@ -92,7 +92,7 @@ func newStepRigOn(t *testing.T, cfg engine.Config, blocks int, tc Config) *stepR
 	r.model, r.dev = &enginetest.Pipelined{Backend: pool.Backend}, &fakeDevice{fakePool: pool}
 	log := slog.New(slog.DiscardHandler)
 	var err error
-	if r.tiers, err = New(tc, r.dev, 1, log, r.reg); err != nil {
+	if r.tiers, err = New(t.Context(), tc, r.dev, 1, log, r.reg); err != nil {
 		t.Fatal(err)
 	}
 	if r.cache, err = kvcache.New(kvcache.Config{Blocks: blocks, BlockTokens: 16, Fingerprint: identity, Listener: r.tiers}); err != nil {

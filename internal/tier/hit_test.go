@@ -131,7 +131,7 @@ func benchmarkHit(b *testing.B, n int) {
 	const blocks = 8192
 	dev := &quickDevice{Backend: enginetest.New(enginetest.Config{Layers: 32, Blocks: blocks, BlockTokens: 16, MaxPositions: 40960}), way: 25 * time.Millisecond}
 	log, reg := slog.New(slog.DiscardHandler), prometheus.NewRegistry()
-	tiers, err := New(Config{HostBytes: 1 << 30, Identity: identity, LoadTimeout: time.Minute, LoadBlocks: blocks}, dev, 1, log, reg)
+	tiers, err := New(b.Context(), Config{HostBytes: 1 << 30, Identity: identity, LoadTimeout: time.Minute, LoadBlocks: blocks}, dev, 1, log, reg)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"time"
@@ -63,7 +64,7 @@ type tenant struct {
 	idle  pile
 }
 
-func newHost(s shape, bytes int64, policy Eviction, p *pins) (*host, error) {
+func newHost(ctx context.Context, s shape, bytes int64, policy Eviction, p *pins) (*host, error) {
 	n := bytes / int64(s.record())
 	if n < 1 || n > 1<<30 {
 		return nil, fmt.Errorf("tier: %d bytes of host memory, a unit of %d tokens needs %d", bytes, s.blocks*s.BlockTokens, s.record())
@@ -72,7 +73,7 @@ func newHost(s shape, bytes int64, policy Eviction, p *pins) (*host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tier: host memory: %w", err)
 	}
-	if err := mem.Populate(); err != nil {
+	if err := mem.Populate(ctx); err != nil {
 		mem.Close()
 		return nil, fmt.Errorf("tier: host memory: %w", err)
 	}

@@ -42,7 +42,7 @@ func MeasureHost(ctx context.Context, l kernels.Layout, pool kernels.Pool, total
 	if rounds < 1 {
 		return r, fmt.Errorf("tier: %d rounds: want at least 1", rounds)
 	}
-	h, err := newHost(s, int64(2*n)*int64(s.record()), LRU, nil)
+	h, err := newHost(ctx, s, int64(2*n)*int64(s.record()), LRU, nil)
 	if err != nil {
 		return r, err
 	}

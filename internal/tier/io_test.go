@@ -76,7 +76,7 @@ func TestIO(t *testing.T) {
 	}
 	cfg := config(t.TempDir())
 	cfg.DirIO = "floppy"
-	if _, err := New(cfg, newMemPool(8, 16), 1, slog.New(slog.DiscardHandler), prometheus.NewRegistry()); err == nil || !strings.Contains(err.Error(), "floppy") {
+	if _, err := New(t.Context(), cfg, newMemPool(8, 16), 1, slog.New(slog.DiscardHandler), prometheus.NewRegistry()); err == nil || !strings.Contains(err.Error(), "floppy") {
 		t.Errorf("another way: %v", err)
 	}
 }

@@ -130,7 +130,7 @@ func newRigOf(t *testing.T, cfg Config, blocks, blockTokens int) *rig {
 	if bulk {
 		pool = &fakeDevice{fakePool: r.pool}
 	}
-	if r.tiers, err = New(cfg, pool, unit, slog.New(slog.DiscardHandler), r.reg); err != nil {
+	if r.tiers, err = New(t.Context(), cfg, pool, unit, slog.New(slog.DiscardHandler), r.reg); err != nil {
 		t.Fatal(err)
 	}
 	index := kvcache.Config{Blocks: blocks, BlockTokens: blockTokens, Fingerprint: identity, Listener: r.tiers}

@@ -59,7 +59,7 @@ func (r *rig) unit(tokens []int32, end int) kvcache.Hash {
 
 // TestSlowStart: an SSD that is slow while its segments are recovered opens nothing.
 func TestSlowStart(t *testing.T) {
-	tiers, err := New(config(t.TempDir()), newMemPool(8, 16), 1, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	tiers, err := New(t.Context(), config(t.TempDir()), newMemPool(8, 16), 1, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}

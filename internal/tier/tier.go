@@ -194,8 +194,9 @@ type write struct {
 	leaving *lease // it goes from host memory with that; nil: it does not
 }
 
-// New opens the tiers. They do nothing until Attach.
-func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prometheus.Registerer) (*Tiers, error) {
+// New opens the tiers. They do nothing until Attach. Much host memory takes seconds,
+// in which ctx may end.
+func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prometheus.Registerer) (*Tiers, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -215,8 +216,11 @@ func New(cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prom
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	t.awake, t.rest = context.WithCancel(t.ctx)
 	t.slow.probe = t.probe
+	if cfg.HostBytes >= 1<<30 {
+		log.Info("taking host memory", "mib", cfg.HostBytes>>20)
+	}
 	var err error
-	if t.host, err = newHost(s, cfg.HostBytes, cfg.Eviction, t.pins); err != nil {
+	if t.host, err = newHost(ctx, s, cfg.HostBytes, cfg.Eviction, t.pins); err != nil {
 		return nil, err
 	}
 	if t.mover, err = newMover(s, backend, t.host); err != nil {

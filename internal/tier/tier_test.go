@@ -52,7 +52,7 @@ func TestSSD(t *testing.T) {
 	if r.value("loaded_units_total", tierSSD) != 6 {
 		t.Error("not from the SSD")
 	}
-	if _, err := New(cfg, r.pool, 1, r.tiers.log, r.reg); !errors.Is(err, syscall.EWOULDBLOCK) {
+	if _, err := New(t.Context(), cfg, r.pool, 1, r.tiers.log, r.reg); !errors.Is(err, syscall.EWOULDBLOCK) {
 		t.Errorf("two workers in one folder: %v", err)
 	}
 	r.close()

@@ -13,7 +13,7 @@ import (
 )
 
 // openTiers opens what is configured below the pool.
-func (w *Worker) openTiers() error {
+func (w *Worker) openTiers(ctx context.Context) error {
 	k := w.cfg.KV
 	if k.HostMemory == 0 {
 		return nil
@@ -34,7 +34,7 @@ func (w *Worker) openTiers() error {
 			return err
 		}
 	}
-	if w.tiers, err = tier.New(cfg, w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens), w.log, w.registry); err != nil {
+	if w.tiers, err = tier.New(ctx, cfg, w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens), w.log, w.registry); err != nil {
 		return err
 	}
 	w.later("close the KV tiers", w.tiers.Close)

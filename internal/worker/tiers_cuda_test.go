@@ -63,7 +63,7 @@ func newGPURigOn(t *testing.T, b *cuda.Backend, host int64, dir string) *gpuRig 
 		if dir != "" {
 			cfg.Dir, cfg.DirBytes = dir, 4*host
 		}
-		r.tiers, err = tier.New(cfg, b, kvcache.UnitBlocks(blockTokens), log, r.reg)
+		r.tiers, err = tier.New(t.Context(), cfg, b, kvcache.UnitBlocks(blockTokens), log, r.reg)
 		if err != nil {
 			t.Fatal(err)
 		}

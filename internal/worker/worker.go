@@ -139,7 +139,7 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	if err := w.startEvents(); err != nil {
 		return err
 	}
-	if err := w.startEngine(); err != nil {
+	if err := w.startEngine(ctx); err != nil {
 		return err
 	}
 	if err := w.startKV(d); err != nil {
@@ -192,8 +192,8 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 	return nil
 }
 
-func (w *Worker) startEngine() error {
-	if err := w.openTiers(); err != nil {
+func (w *Worker) startEngine(ctx context.Context) error {
+	if err := w.openTiers(ctx); err != nil {
 		return err
 	}
 	pool := kvcache.Config{Blocks: w.backend.Blocks(), BlockTokens: w.cfg.BlockTokens,
