@@ -41,22 +41,15 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	}
 	verb := method(ctx)
 	rest, instances := strings.CutPrefix(path, "/admin/v1/instances")
+	below, cache := strings.CutPrefix(path, "/admin/v1/cache")
 	request, single := strings.CutPrefix(path, "/debug/requests/")
 	switch mount := r.deps.Mounts[verb+" "+path]; {
 	case mount != nil:
 		mount(ctx)
 	case instances && (rest == "" || rest[0] == '/'):
 		r.instances(ctx, id, verb, strings.TrimPrefix(rest, "/"))
-	case path == "/admin/v1/cache" && verb == "GET":
-		reply(ctx, 200, r.everyWorker("GET", "/xpyd/v1/cache", nil))
-	case path == "/admin/v1/cache/flush" && verb == "POST":
-		flush := "/xpyd/v1/cache/flush"
-		if string(ctx.QueryArgs().Peek("store")) == "true" {
-			flush += "?store=true"
-		}
-		reply(ctx, 200, r.everyWorker("POST", flush, nil))
-	case path == "/admin/v1/cache/pin" && (verb == "GET" || verb == "POST" || verb == "DELETE"):
-		reply(ctx, 200, r.everyWorker(verb, "/xpyd/v1/cache/pin", ctx.PostBody()))
+	case cache && (below == "" || below[0] == '/'):
+		r.serveCache(ctx, verb, below)
 	case path == "/admin/v1/profile":
 		r.serveProfile(ctx, verb)
 	case path == "/debug/ledger" && verb == "GET":

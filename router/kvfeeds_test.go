@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/kvevents"
 	fake "github.com/xpyd/xpyd/internal/mock"
 	"github.com/xpyd/xpyd/router"
 	"github.com/xpyd/xpyd/router/pick"
@@ -126,6 +128,70 @@ func TestKVEvents(t *testing.T) {
 			}
 		}
 		ds[0].LoseKV()
+	}
+}
+
+// TestKVEventsByTier: of two hits the one that is worth more by the tiers' weights
+// decides. Where the weights were equal each of these would go to the other worker.
+func TestKVEventsByTier(t *testing.T) {
+	g := newRig(t, 0, 0, func(c *router.Config) { c.Pick.Policy, c.Pick.SlowStart = pick.KVEvents, 0 })
+	g.add("d0", fleet.Decode)
+	const size, prompt = 16, 400
+	// Of each case a worker has so many tokens. Ties go to the one that was used
+	// longer ago, and at first to the one that came first: to the wrong one.
+	type hit struct {
+		tier   kvevents.Tier
+		tokens int
+	}
+	cases := []struct {
+		name string
+		has  [3]hit
+		want int
+	}{
+		{"the same in host memory, on disk and in GPU memory", [3]hit{{kvevents.Host, 320}, {kvevents.Disk, 320}, {kvevents.GPU, 320}}, 2},
+		{"320 x 0.8 in host memory are less than 288", [3]hit{{kvevents.Host, 320}, {kvevents.Disk, 336}, {kvevents.GPU, 288}}, 2},
+		{"320 x 0.8 in host memory are more than 240", [3]hit{{kvevents.Host, 320}, {kvevents.Disk, 352}, {kvevents.GPU, 240}}, 0},
+		{"352 x 0.4 on disk are more than 128", [3]hit{{kvevents.Host, 144}, {kvevents.Disk, 352}, {kvevents.GPU, 128}}, 1},
+	}
+	weight := map[kvevents.Tier]float64{kvevents.GPU: 1, kvevents.Host: 0.8, kvevents.Disk: 0.4}
+	for w := range 3 {
+		pub, err := kvevents.Publish(kvevents.PublisherConfig{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { pub.Close() })
+		g.add(fmt.Sprintf("p%d", w), fleet.Prefill, func(i *fleet.Instance) {
+			i.KVEvents, i.KVReplay = pub.Addr().String(), pub.ReplayAddr().String()
+		})
+		blocks := 0
+		for n, c := range cases {
+			ev := kvevents.Event{Tier: c.has[w].tier, BlockSize: size}
+			for i := range c.has[w].tokens {
+				if ev.Tokens = append(ev.Tokens, uint32(1000*(n+1)+i)); i%size == 0 {
+					ev.Hashes = append(ev.Hashes, uint64(1000*(n+1)+i))
+					blocks++
+				}
+			}
+			pub.Send(&kvevents.Batch{Events: []kvevents.Event{ev}})
+		}
+		g.until("the blocks are known", func() bool { return g.blocks(fmt.Sprintf("p%d", w)) == blocks })
+	}
+	g.allProbed(4)
+	for n, c := range cases {
+		ex, h := g.explained(idsPrompt(1000*(n+1), prompt, ""))
+		if got, want := h.Get("x-xpyd-prefill"), fmt.Sprintf("p%d", c.want); got != want {
+			t.Errorf("%s: %s was asked, not %s: %+v", c.name, got, want, ex.Prefill)
+		}
+		for _, cand := range ex.Prefill {
+			has := c.has[cand.ID[1]-'0']
+			if want := weight[has.tier] * float64(has.tokens) / prompt; math.Abs(cand.Match-want) > 0.01 {
+				t.Errorf("%s: %s counts as %.3f of the prompt, not %.3f", c.name, cand.ID, cand.Match, want)
+			}
+		}
+		if len(ex.Prefill) != 3 {
+			t.Errorf("%s: %+v", c.name, ex.Prefill)
+		}
+		g.until("its legs are over", g.idle)
 	}
 }
 

@@ -48,7 +48,7 @@ func (r *Router) ledger() *ledger {
 func (r *Router) serveLedger(ctx *fasthttp.RequestCtx) {
 	l := r.ledger()
 	if string(ctx.QueryArgs().Peek("fleet")) == "1" {
-		l.Fleet = r.everyWorker("GET", "/debug/ledger", nil)
+		l.Fleet, _ = r.everyWorker("GET", "/debug/ledger", nil)
 	}
 	reply(ctx, 200, l)
 }
@@ -60,10 +60,12 @@ const (
 )
 
 // everyWorker sends one request to each worker that may answer, and returns
-// the JSON that they said by their ids; an error object for those that failed.
-func (r *Router) everyWorker(verb, path string, body []byte) map[string]json.RawMessage {
+// the JSON that they said by their ids, an error object for those that failed,
+// and the statuses, in no order: below 400 are only those from 200 to 299.
+func (r *Router) everyWorker(verb, path string, body []byte) (map[string]json.RawMessage, []int) {
 	s := r.fleet.Snapshot()
 	out := make(map[string]json.RawMessage, len(s.Members))
+	var statuses []int
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, ledgersAtOnce)
@@ -75,25 +77,31 @@ func (r *Router) everyWorker(verb, path string, body []byte) map[string]json.Raw
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			b := r.oneWorker(m, s.Version, verb, path, body)
+			status, b := r.oneWorker(m, s.Version, verb, path, body)
 			mu.Lock()
 			defer mu.Unlock()
 			out[m.ID] = b
+			statuses = append(statuses, status)
 		})
 	}
 	wg.Wait()
-	return out
+	return out, statuses
 }
 
-func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string, body []byte) json.RawMessage {
+func (r *Router) oneWorker(m *fleet.Member, version uint64, verb, path string, body []byte) (int, json.RawMessage) {
 	status, answer, err := r.askWorker(m, version, verb, path, body, maxLedger)
+	var fail *openai.Error
 	switch {
 	case err != nil:
-		return openai.Upstream("%v", err).Append(nil)
+		fail = openai.Upstream("%v", err)
 	case !json.Valid(answer):
-		return openai.Upstream("status %d, and no JSON", status).Append(nil)
+		fail = openai.Upstream("status %d, and no JSON", status)
+	case status < 200 || status > 299 && status < 400 || status > 599:
+		fail = openai.Upstream("status %d, which no worker answers", status)
+	default:
+		return status, answer
 	}
-	return answer
+	return fail.Status, fail.Append(nil)
 }
 
 // askWorker sends one request, and returns up to limit bytes of the answer's

@@ -50,7 +50,8 @@ func (r *Router) serveProfile(ctx *fasthttp.RequestCtx, verb string) {
 	case id != "":
 		r.profileOf(ctx, id, verb, path)
 	default:
-		all := profiles{Workers: r.everyWorker(verb, path, nil)}
+		var all profiles
+		all.Workers, _ = r.everyWorker(verb, path, nil)
 		if err := r.profiler.Serve(ctx); err != nil {
 			all.Router = err.Append(nil)
 		} else {

@@ -9,42 +9,10 @@ import (
 // ParseCompletion reads and validates a completions body. Nothing of body is
 // kept, except as Prompt text copies.
 func ParseCompletion(body []byte, lim Limits) (*Completion, *Error) {
-	lim = lim.withDefaults()
 	c := &Completion{Sampling: defaults(), AddSpecial: true}
-	sixteen := 16
-	c.MaxTokens = &sixteen
-	p := parser{lim: lim}
-	err := p.body(body, func(key []byte) (err *Error) {
-		switch string(key) {
-		case "prompt":
-			c.Prompts, err = p.prompts()
-		case "echo":
-			c.Echo, _, err = p.r.readBool("echo")
-		case "logprobs":
-			c.Logprobs, err = p.optInt("logprobs", 0, int64(lim.MaxLogprobs))
-		case "max_tokens":
-			if c.MaxTokens, err = p.optInt("max_tokens", 0, math.MaxInt32); c.MaxTokens == nil {
-				c.MaxTokens = &sixteen
-			}
-		case "add_special_tokens":
-			err = p.boolOr("add_special_tokens", &c.AddSpecial, true)
-		case "best_of":
-			var n int64
-			var given bool
-			n, given, err = p.r.readInt("best_of", math.MinInt32, math.MaxInt32)
-			p.bestOf = given && n != 1
-		case "suffix":
-			var s string
-			if s, _, err = p.r.readString("suffix"); err == nil && s != "" {
-				err = BadRequest("suffix", "suffix is not supported")
-			}
-		case "response_format":
-			err = p.textFormatOnly()
-		default:
-			err = p.sampling(&c.Sampling, key)
-		}
-		return err
-	})
+	c.MaxTokens = new(16)
+	p := parser{lim: lim.withDefaults()}
+	err := p.body(body, func(key []byte) *Error { return p.completionField(c, key) })
 	switch {
 	case err != nil:
 		return nil, err
@@ -61,6 +29,39 @@ func ParseCompletion(body []byte, lim Limits) (*Completion, *Error) {
 	return c, nil
 }
 
+// completionField reads one field of a completion.
+func (p *parser) completionField(c *Completion, key []byte) (err *Error) {
+	switch string(key) {
+	case "prompt":
+		c.Prompts, err = p.prompts()
+	case "echo":
+		c.Echo, _, err = p.r.readBool("echo")
+	case "logprobs":
+		c.Logprobs, err = p.optInt("logprobs", 0, int64(p.lim.MaxLogprobs))
+	case "max_tokens":
+		if c.MaxTokens, err = p.optInt("max_tokens", 0, math.MaxInt32); c.MaxTokens == nil {
+			c.MaxTokens = new(16)
+		}
+	case "add_special_tokens":
+		err = p.boolOr("add_special_tokens", &c.AddSpecial, true)
+	case "best_of":
+		var n int64
+		var given bool
+		n, given, err = p.r.readInt("best_of", math.MinInt32, math.MaxInt32)
+		p.bestOf = given && n != 1
+	case "suffix":
+		var s string
+		if s, _, err = p.r.readString("suffix"); err == nil && s != "" {
+			err = BadRequest("suffix", "suffix is not supported")
+		}
+	case "response_format":
+		err = p.textFormatOnly()
+	default:
+		err = p.sampling(&c.Sampling, key)
+	}
+	return err
+}
+
 func defaults() Sampling {
 	return Sampling{N: 1, SkipSpecial: true, Temperature: 1, TopP: 1, Repetition: 1}
 }
@@ -71,6 +72,8 @@ type parser struct {
 	r      reader
 	lim    Limits
 	bestOf bool
+
+	unknown bool // there was a field that is skipped
 
 	completionTokens bool // max_completion_tokens was given
 	topLogprobs      bool // top_logprobs above 0 was given
@@ -187,6 +190,7 @@ func (p *parser) sampling(s *Sampling, key []byte) (err *Error) {
 			err = BadRequest(name, "%s is not supported", name)
 		}
 	default:
+		p.unknown = true
 		err = r.skip()
 	}
 	return err

@@ -1,26 +1,13 @@
 package worker
 
 import (
-	"encoding/json"
 	"errors"
-	"time"
 
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/tier"
 )
-
-// longestPin bounds ttl_s.
-const longestPin = 31 * 24 * time.Hour
-
-// pinRequest is what a pin's body has besides a completion's or a chat's
-// fields: the prompt, or messages, and cache_salt name what is pinned.
-type pinRequest struct {
-	TTL      *float64        `json:"ttl_s"`
-	ID       string          `json:"id"` // to unpin, instead of the prompt
-	Messages json.RawMessage `json:"messages"`
-}
 
 // pinList answers GET.
 type pinList struct {
@@ -40,10 +27,7 @@ func (w *Worker) servePins(ctx *fasthttp.RequestCtx) {
 
 // servePin pins a prompt's prefix, or renews its pin.
 func (w *Worker) servePin(ctx *fasthttp.RequestCtx) {
-	p, fail := parsePin(ctx.PostBody())
-	if fail == nil && (p.TTL == nil || !(*p.TTL > 0 && *p.TTL <= longestPin.Seconds())) {
-		fail = openai.BadRequest("ttl_s", "ttl_s is required: seconds, above 0 and at most %d", int(longestPin.Seconds()))
-	}
+	p, fail := openai.ParsePin(ctx.PostBody(), false)
 	var j *job
 	if fail == nil {
 		j, fail = w.pinJob(p, ctx.PostBody())
@@ -52,7 +36,7 @@ func (w *Worker) servePin(ctx *fasthttp.RequestCtx) {
 		writeError(ctx, fail)
 		return
 	}
-	pin, err := w.tiers.Pin(j.items[0].tokens, j.CacheSalt, time.Duration(*p.TTL*float64(time.Second)))
+	pin, err := w.tiers.Pin(j.items[0].tokens, j.CacheSalt, p.TTL)
 	switch {
 	case err == nil:
 		writeJSON(ctx, 200, mustJSON(&pin))
@@ -71,7 +55,7 @@ func (w *Worker) servePin(ctx *fasthttp.RequestCtx) {
 
 // serveUnpin ends the pin of an id or of a prompt.
 func (w *Worker) serveUnpin(ctx *fasthttp.RequestCtx) {
-	p, fail := parsePin(ctx.PostBody())
+	p, fail := openai.ParsePin(ctx.PostBody(), true)
 	if fail == nil && p.ID == "" {
 		var j *job
 		if j, fail = w.pinJob(p, ctx.PostBody()); fail == nil {
@@ -88,17 +72,10 @@ func (w *Worker) serveUnpin(ctx *fasthttp.RequestCtx) {
 	w.servePins(ctx)
 }
 
-func parsePin(body []byte) (p pinRequest, _ *openai.Error) {
-	if err := json.Unmarshal(body, &p); err != nil {
-		return p, openai.BadRequest("", "%v", err)
-	}
-	return p, nil
-}
-
 // pinJob reads the prompt as the request to be served would have it.
-func (w *Worker) pinJob(p pinRequest, body []byte) (*job, *openai.Error) {
+func (w *Worker) pinJob(p openai.Pin, body []byte) (*job, *openai.Error) {
 	read := w.completionJob
-	if p.Messages != nil {
+	if p.Chat {
 		read = w.chatJob
 	}
 	j, err := read(body)
