@@ -37,7 +37,7 @@ func (r *Router) serveCache(ctx *fasthttp.RequestCtx, verb, below string) {
 }
 
 // changeEvery has every worker do something. Scripts look at the status only, so
-// it is a 200 only if all have done it.
+// it is a 200 only if all have done it that can.
 func (r *Router) changeEvery(ctx *fasthttp.RequestCtx, verb, path string, body []byte) {
 	said, statuses := r.everyWorker(verb, path, body)
 	if len(statuses) == 0 {
@@ -53,14 +53,18 @@ func (r *Router) changeEvery(ctx *fasthttp.RequestCtx, verb, path string, body [
 
 // together is the status of several workers' answers: 200 if all accepted; what all
 // refused with; of different refusals that are the client's fault the greatest; else 502,
-// also where some accepted.
+// also where some accepted. Where one accepted, those do not count that have no host memory
+// to pin in (409), or no such pin (404).
 func together(statuses []int) int {
 	refused := slices.DeleteFunc(slices.Clone(statuses), func(s int) bool { return s < 400 })
+	if len(refused) < len(statuses) {
+		refused = slices.DeleteFunc(refused, func(s int) bool { return s == http.StatusNotFound || s == http.StatusConflict })
+	}
 	if len(refused) == 0 {
 		return http.StatusOK
 	}
 	least, most := slices.Min(refused), slices.Max(refused)
-	if len(refused) == len(statuses) && (least == most || most < 500) {
+	if !slices.ContainsFunc(statuses, func(s int) bool { return s < 400 }) && (least == most || most < 500) {
 		return most
 	}
 	return http.StatusBadGateway
