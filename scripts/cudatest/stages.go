@@ -165,7 +165,7 @@ func plan() []stage {
 			{name: "check", run: []string{"probe", "check"}}, {name: "check in fp16", run: []string{"probe", "check"}, env: []string{"TYPE=fp16"}},
 			{name: "draw", run: []string{"probe", "check", "draw", "quick"}}}},
 		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 210, parts: suite()},
-		{name: "worker", about: "a worker on the GPU; the same tokens from host memory, an SSD, a peer", seconds: 40, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestOnGPUInFP16", "TestGPUTiers", "TestGPUTiersInvariant", "TestGPUPeers")}},
+		{name: "worker", about: "a worker on the GPU; the same tokens from host memory, an SSD, a store, a peer, fifty at once", seconds: 90, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestOnGPUInFP16", "TestGPUTiers", "TestGPUTiersInvariant", "TestGPUSameTokens", "TestGPUPeers")}},
 		{name: "hf", about: "logits beside transformers', ten random models", seconds: 90, python: "torch transformers", parts: []part{
 			{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}, {name: "logits in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16"}}}},
 		{name: "decode", about: "decode steps of Llama-3-8B's shape, the device's idle time", seconds: 40, parts: []part{speed("decode", "b1 b8 b64 b256")}},

@@ -45,7 +45,18 @@ func value(c *redis.Client, key string) (v []byte, err error) {
 // TestStore goes through what a store does.
 func TestStore(t *testing.T) {
 	s := redistest.Start(t, "--requirepass", "")
-	c := client(t, s.URL()+"?db=3", nil)
+	goThrough(t, client(t, s.URL()+"?db=3", nil))
+}
+
+// TestFake: the fake that tests use where there is no Redis does the same.
+func TestFake(t *testing.T) {
+	s := redistest.StartFake(t)
+	goThrough(t, client(t, s.URL(), nil))
+	goThrough(t, client(t, s.URL(), func(c *redis.Config) { c.ReadOnly = true }))
+}
+
+func goThrough(t *testing.T, c *redis.Client) {
+	t.Helper()
 	ctx := t.Context()
 	big := bytes.Repeat([]byte("0123456789"), most/10)
 	for i := range 1000 {
@@ -83,6 +94,9 @@ func TestStore(t *testing.T) {
 	}
 	if have, err := c.Exists(ctx, keys); err != nil || fmt.Sprint(have) != "[false false true false]" {
 		t.Fatal(have, err)
+	}
+	if n, err := c.Purge(ctx, ""); n != 1 || err != nil {
+		t.Fatal(n, err)
 	}
 }
 

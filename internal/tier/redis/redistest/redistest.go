@@ -1,5 +1,6 @@
 // Package redistest runs a real Redis for a test: a process of its own, on a
-// unix socket in a folder of its own, which ends with the test.
+// unix socket in a folder of its own, which ends with the test. Where there is none to
+// run, a fake one inside the process does for tests that only need a store.
 package redistest
 
 import (
