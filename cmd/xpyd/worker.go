@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -73,15 +74,26 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	}
 	kvFlags(f, keys, "kv.", &cfg.KV)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: keys}); err != nil {
+		sources := config.Sources{}
+		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: keys, Sources: sources}); err != nil {
 			return usageError{err}
 		}
 		if printConfig {
 			return config.Print(cmd.OutOrStdout(), &cfg)
 		}
-		return runWorker(cmd.Context(), cfg, cmd.ErrOrStderr())
+		return wrongSetting(sources, runWorker(cmd.Context(), cfg, cmd.ErrOrStderr()))
 	}
 	return cmd
+}
+
+// wrongSetting makes bad configuration of an error that names a key: of what this
+// machine or the model does not allow.
+func wrongSetting(sources config.Sources, err error) error {
+	var e *config.KeyError
+	if !errors.As(err, &e) {
+		return err
+	}
+	return usageError{sources.Locate(e)}
 }
 
 // What these settings cost, in a line each.
