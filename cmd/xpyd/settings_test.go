@@ -84,3 +84,14 @@ func TestWorkerStopped(t *testing.T) {
 		t.Errorf("exit code %d, %q", code, errs.String())
 	}
 }
+
+// TestLongUnits: blocks that do not go with the cache's units are warned of.
+func TestLongUnits(t *testing.T) {
+	for tokens, unit := range map[int]string{1: "", 8: "", 12: "48", 16: "", 17: "272", 48: ""} { // what ends it is the host memory
+		_, errs, _ := xpyd(t, "decode", "--device", "cpu", "--log-level", "warn", "--block-tokens", fmt.Sprint(tokens), "--kv-host-memory", "1KiB")
+		want := fmt.Sprintf("blocks of %d tokens: only whole units of %s are cached; take 16 or a multiple", tokens, unit)
+		if warned := strings.Contains(errs, "level=WARN"); warned != (unit != "") || warned && !strings.Contains(errs, want) {
+			t.Errorf("blocks of %d: %q", tokens, errs)
+		}
+	}
+}

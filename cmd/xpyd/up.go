@@ -86,7 +86,7 @@ drains; a second one stops at once.`,
 	f.String("admin", def.AdminListen, "admin address")
 	f.String("device", def.Device, "auto, cpu or cuda")
 	f.Int("threads", 0, "CPU threads of each worker; 0: all cores")
-	f.Int("block-tokens", def.BlockTokens, "positions a KV block, 1 to 256")
+	f.Int("block-tokens", def.BlockTokens, "positions a KV block, 1 to 256; best 16, or a divisor or multiple of it")
 	f.String("kv-memory", def.KVMemory.String(), "size of each worker's KV pool; auto: 256MiB on the CPU, what --gpu-memory leaves on a GPU")
 	f.Float64("gpu-memory", def.GPUMemory, "part of the GPU's memory that the workers take, divided evenly among those of the start")
 	f.Bool("batch-invariant", false, batchInvariantHelp)

@@ -55,7 +55,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.String("advertise", "", "host that others dial, when it is not the listen host")
 	f.String("device", cfg.Device, "auto, cpu or cuda")
 	f.Int("threads", 0, "CPU threads; 0: all cores")
-	f.Int("block-tokens", cfg.BlockTokens, "positions a KV block, 1 to 256")
+	f.Int("block-tokens", cfg.BlockTokens, "positions a KV block, 1 to 256; best 16, or a divisor or multiple of it")
 	f.Int("blocks", 0, "blocks of the KV pool; 0: from --kv-memory")
 	f.String("kv-memory", cfg.KVMemory.String(), "size of the KV pool; auto: 256MiB on the CPU, what --gpu-memory leaves on a GPU")
 	f.Float64("gpu-memory", cfg.GPUMemory, "part of the GPU's memory that this process takes in all")
