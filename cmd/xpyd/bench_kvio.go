@@ -14,6 +14,8 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/kvbench"
+	"github.com/xpyd/xpyd/internal/memfd"
+	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/tier"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
@@ -62,7 +64,7 @@ beside fio. --device none leaves the pool out. GB are 10^9 bytes.`,
 	f.IntVar(&b.shape.Layers, "layers", 32, "layers")
 	f.IntVar(&b.shape.KVHeads, "kv-heads", 8, "KV heads")
 	f.IntVar(&b.shape.HeadDim, "head-dim", 128, "width of a head")
-	f.StringVar(&b.hostTotal, "host-total", "256MiB", "bytes each way; the pool and host memory take twice as many")
+	f.StringVar(&b.hostTotal, "host-total", "256MiB", "bytes each way; the pool and host memory take twice as many, each")
 	f.IntVar(&b.rounds, "rounds", 20, "times that all is moved")
 	f.StringVar(&b.dir, "ssd-dir", "", "a folder for this alone; without it there is no SSD")
 	f.StringVar(&b.units, "unit", "2MiB", "bytes of a unit on the SSD, multiples of 4 KiB, each measured")
@@ -116,6 +118,11 @@ func (b *benchKVIO) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return usageError{fmt.Errorf("--total: %w", err)}
 	}
+	if b.dir != "" {
+		if err := b.checkSSD(units, total, memfd.Available()); err != nil {
+			return usageError{err}
+		}
+	}
 	if b.plot != "" {
 		if err := plottable(b.plot); err != nil {
 			return usageError{err}
@@ -131,7 +138,7 @@ func (b *benchKVIO) run(cmd *cobra.Command, _ []string) error {
 	if b.dir != "" {
 		for _, unit := range units {
 			fmt.Fprintf(b.say, "SSD, units of %v: %v written and read\n", unit, total)
-			s, err := tier.MeasureDisk(cmd.Context(), b.dir, int(unit), int64(total), b.depth, tier.IO(b.io))
+			s, err := tier.MeasureDisk(cmd.Context(), b.dir, int(unit), int64(total), b.depth, tier.IO(b.io), b.progress(fmt.Sprintf("SSD, units of %v", unit)))
 			if err != nil {
 				return fmt.Errorf("bench kvio: %w", err)
 			}
@@ -166,7 +173,7 @@ func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) er
 		}
 		r.Pool, r.Layout = name, fmt.Sprintf("%d layers, %d KV heads of %d %s", l.Layers, l.KVHeads, l.HeadDim, l.DType)
 		fmt.Fprintf(b.say, "%s, blocks of %d tokens: %v each way, %d times\n", name, tokens, total, b.rounds)
-		m, err := tier.MeasureHost(ctx, l, pool, int64(total), b.rounds)
+		m, err := tier.MeasureHost(ctx, l, pool, int64(total), b.rounds, b.progress(fmt.Sprintf("%s, blocks of %d tokens", name, tokens)))
 		if err := errors.Join(err, end()); err != nil {
 			return err
 		}
@@ -176,12 +183,61 @@ func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) er
 	return nil
 }
 
+// progress says now and then how far a measurement is.
+func (b *benchKVIO) progress(of string) tier.Progress {
+	say := progress(b.say)
+	return func(what string, done, total int64) {
+		say(model.Progress{Phase: what, What: of, Done: done, Total: total})
+	}
+}
+
+// checkSSD refuses what MeasureDisk would, and buffers that a machine with so many bytes
+// to give (0: unknown) has no room for.
+func (b *benchKVIO) checkSSD(units []config.Size, total config.Size, available int64) error {
+	if b.depth < 1 || b.depth > tier.MostDepth {
+		return fmt.Errorf("--depth %d: want 1 to %d", b.depth, tier.MostDepth)
+	}
+	for _, unit := range units {
+		if unit < tier.UnitPage || unit%tier.UnitPage != 0 {
+			return fmt.Errorf("--unit %v: want a multiple of %v", unit, config.Size(tier.UnitPage))
+		}
+		if total/unit < tier.LeastUnits {
+			return fmt.Errorf("--total %v: want %v at least, %d units of %v", total, tier.LeastUnits*unit, tier.LeastUnits, unit)
+		}
+		if most := config.Size(available); most > 0 && unit > most/config.Size(b.depth) {
+			return fmt.Errorf("--depth %d: so many units of %v take more memory than the %v that this machine has to give: take fewer, or smaller ones", b.depth, unit, most>>20<<20)
+		}
+	}
+	return nil
+}
+
+// left of memory is left to others.
+const left = 512 << 20
+
+// room refuses a --host-total for which a machine with so many bytes to give (0: unknown)
+// has no room: of host memory twice as many, and of a pool that is also there.
+func (b *benchKVIO) room(l kernels.Layout, total int64, pool bool, available int64) error {
+	takes, what := int64(tier.HostBlocks(l, total))*int64(l.Layers)*int64(l.BlockBytes()), "host memory"
+	if pool {
+		takes, what = 2*takes, "a pool and host memory"
+	}
+	if available == 0 || takes+left <= available {
+		return nil
+	}
+	gib := func(n int64) float64 { return float64(n) / (1 << 30) }
+	return fmt.Errorf("--host-total %s takes %.1f GiB for %s, and %.1f to spare, and this machine has %.1f to give: take less, or a smaller shape",
+		b.hostTotal, gib(takes), what, gib(left), gib(available))
+}
+
 // pool makes one of the shape, with blocks of so many tokens, for MeasureHost.
 func (b *benchKVIO) pool(tokens int, total int64) (kernels.Pool, kernels.Layout, string, func() error, error) {
 	l := b.shape
 	l.BlockTokens = tokens
 	if b.device != "cpu" {
 		l.DType, l.RowBytes = kernels.BF16.String(), 2*l.HeadDim
+		if err := b.room(l, total, false, memfd.Available()); err != nil {
+			return nil, l, "", nil, usageError{err}
+		}
 		a := kernels.Arch{Layers: l.Layers, Hidden: 256, Intermediate: 64, Heads: l.KVHeads, KVHeads: l.KVHeads, HeadDim: l.HeadDim,
 			Vocab: 64, MaxPositions: 1024, NormEps: 1e-5, RopeTheta: 1e4, TiedHead: true}
 		g, err := cuda.NewRandom(a, 1, cuda.Options{Device: b.gpu, BlockTokens: tokens, Blocks: tier.HostBlocks(l, total), MaxTokens: 256, MaxSeqs: 4, NoGraphs: true})
@@ -193,6 +249,9 @@ func (b *benchKVIO) pool(tokens int, total int64) (kernels.Pool, kernels.Layout,
 		}
 	}
 	l.DType, l.RowBytes = kernels.F32.String(), 4*l.HeadDim
+	if err := b.room(l, total, true, memfd.Available()); err != nil {
+		return nil, l, "", nil, usageError{err}
+	}
 	p, err := cpu.NewPool(l, tier.HostBlocks(l, total))
 	return p, l, "CPU", func() error { return nil }, err
 }

@@ -7,7 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/kvbench"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // TestBenchKVIO: `bench kvio` measures what it is asked to, prints it as a table or as
@@ -51,4 +53,49 @@ func TestBenchKVIO(t *testing.T) {
 	f("--layers 1 to", "--layers", "0")
 	f("--rounds at least 1", "--rounds", "0", "--device", "cpu")
 	f("auto, io_uring or pread", "--io", "mmap")
+	onSSD := []string{"--device", "cpu", "--ssd-dir", ssd}
+	for message, args := range map[string][]string{
+		"--total 1KiB: want 16MiB at least":  {"--total", "1KiB"},
+		"--depth 0: want 1 to 1024":          {"--depth", "0"},
+		"--depth 2000: want":                 {"--depth", "2000"},
+		"--unit 5000: want a multiple of 4": {"--unit", "2MiB,5000"},
+	} {
+		f(message, append(args, onSSD...)...)
+		if _, errs, _ := xpyd(t, append(append([]string{"bench", "kvio"}, args...), onSSD...)...); strings.Count(errs, "\n") != 1 {
+			t.Errorf("%v: it had begun: %q", args, errs)
+		}
+	}
+}
+
+// TestBenchKVIORoom: what a machine has no memory for is refused, with the flag and the
+// numbers.
+func TestBenchKVIORoom(t *testing.T) {
+	const gib = 1 << 30
+	b := benchKVIO{hostTotal: "60GiB", depth: 64}
+	l := kernels.Layout{Layers: 32, KVHeads: 8, HeadDim: 128, BlockTokens: 16, DType: "f32", RowBytes: 512}
+	for _, c := range []struct {
+		total     int64
+		pool      bool
+		available int64
+		refused   string
+	}{
+		{60 * gib, true, 23 * gib, "--host-total 60GiB takes 239.8 GiB for a pool and host memory, and 0.5 to spare, and this machine has 23.0 to give"},
+		{60 * gib, false, 100 * gib, "takes 119.9 GiB for host memory"},
+		{60 * gib, true, 0, ""},
+		{60 * gib, false, 121 * gib, ""},
+		{60 * gib, true, 241 * gib, ""},
+		{gib, true, 4 * gib, "for a pool and host memory"},
+		{gib, true, 5 * gib, ""},
+	} {
+		err := b.room(l, c.total, c.pool, c.available)
+		if (err != nil) != (c.refused != "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("%d of %d: %v, want %q", c.total, c.available, err, c.refused)
+		}
+	}
+	if err := b.checkSSD([]config.Size{1 << 20, gib}, 1<<40, 63*gib); err == nil || !strings.Contains(err.Error(), "--depth 64: so many units of 1GiB") {
+		t.Error(err)
+	}
+	if err := b.checkSSD([]config.Size{gib}, 1<<40, 64*gib); err != nil {
+		t.Error(err)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -85,7 +86,7 @@ drains; a second one stops at once.`,
 	f.String("admin", def.AdminListen, "admin address")
 	f.String("device", def.Device, "auto, cpu or cuda")
 	f.Int("threads", 0, "CPU threads of each worker; 0: all cores")
-	f.Int("block-tokens", def.BlockTokens, "positions a KV block, 1 to 256")
+	f.Int("block-tokens", def.BlockTokens, "positions a KV block, 1 to 256; best 16, or a divisor or multiple of it")
 	f.String("kv-memory", def.KVMemory.String(), "size of each worker's KV pool; auto: 256MiB on the CPU, what --gpu-memory leaves on a GPU")
 	f.Float64("gpu-memory", def.GPUMemory, "part of the GPU's memory that the workers take, divided evenly among those of the start")
 	f.Bool("batch-invariant", false, batchInvariantHelp)
@@ -103,13 +104,14 @@ drains; a second one stops at once.`,
 		"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
 	}
 	kvFlags(f, keys, "kv_", &wdef.KV)
-	load := func() (*upConfig, error) {
+	load := func(sources config.Sources) (*upConfig, error) {
 		cfg := def
-		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: keys})
+		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: keys, Sources: sources})
 		return &cfg, err
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		cfg, err := load()
+		sources := config.Sources{}
+		cfg, err := load(sources)
 		if err != nil {
 			return usageError{err}
 		}
@@ -117,9 +119,10 @@ drains; a second one stops at once.`,
 			return config.Print(cmd.OutOrStdout(), cfg)
 		}
 		if err := cfg.fits(cfg.Prefill+cfg.Decode, int64(cfg.KVMemory), memfd.Available()); err != nil {
-			return usageError{err}
+			return wrongSetting(sources, err)
 		}
-		return runUp(cmd.Context(), cfg, load, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		reload := func() (*upConfig, error) { return load(nil) }
+		return wrongSetting(sources, runUp(cmd.Context(), cfg, reload, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 	}
 	return cmd
 }
@@ -199,7 +202,7 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 	if err := sup.WaitReady(ctx); err != nil {
 		var start *supervise.StartError
 		if errors.As(err, &start) && start.Status.LastLine != "" { // as its own main put it
-			err = fmt.Errorf("%s: %s", start.Status.Name, strings.TrimPrefix(start.Status.LastLine, "xpyd: "))
+			err = startError(&start.Status)
 		}
 		return err
 	}
@@ -208,6 +211,22 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 	}
 	_, err := fmt.Fprintf(stdout, "ready %s\n", front.url(&cfg.RouterConfig))
 	return err
+}
+
+// settingLine is what a worker's main says of a setting: where it was set, of `up`
+// its own flag or environment, the key, and what is wrong with it.
+var settingLine = regexp.MustCompile(`^(?:(?:--[a-z-]+|XPYD_[A-Z_]+): )?([a-z_]+(?:\.[a-z_]+)*): (.*)$`)
+
+// startError is why a worker did not start: a *config.KeyError with `up`'s own
+// name of the key, where the worker found a setting wrong.
+func startError(s *supervise.Status) error {
+	said := strings.TrimPrefix(s.LastLine, "xpyd: ")
+	if s.Exit != nil && s.Exit.Code == exitUsage {
+		if m := settingLine.FindStringSubmatch(said); m != nil {
+			return &config.KeyError{Key: strings.Replace(m[1], "kv.", "kv_", 1), Msg: s.Name + ": " + m[2]}
+		}
+	}
+	return fmt.Errorf("%s: %s", s.Name, said)
 }
 
 // startOutput passes the children's lines on, but keeps back the newest of

@@ -12,8 +12,12 @@ import (
 	"time"
 )
 
-// TestMain keeps the settings of whoever runs the tests out of them.
+// TestMain keeps the settings of whoever runs the tests out of them. It is also the
+// program that `up` starts its workers of.
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && (os.Args[1] == "prefill" || os.Args[1] == "decode") {
+		main()
+	}
 	for _, kv := range os.Environ() {
 		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "XPYD_") {
 			os.Unsetenv(name)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -54,7 +55,7 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	f.String("advertise", "", "host that others dial, when it is not the listen host")
 	f.String("device", cfg.Device, "auto, cpu or cuda")
 	f.Int("threads", 0, "CPU threads; 0: all cores")
-	f.Int("block-tokens", cfg.BlockTokens, "positions a KV block, 1 to 256")
+	f.Int("block-tokens", cfg.BlockTokens, "positions a KV block, 1 to 256; best 16, or a divisor or multiple of it")
 	f.Int("blocks", 0, "blocks of the KV pool; 0: from --kv-memory")
 	f.String("kv-memory", cfg.KVMemory.String(), "size of the KV pool; auto: 256MiB on the CPU, what --gpu-memory leaves on a GPU")
 	f.Float64("gpu-memory", cfg.GPUMemory, "part of the GPU's memory that this process takes in all")
@@ -73,15 +74,26 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 	}
 	kvFlags(f, keys, "kv.", &cfg.KV)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: keys}); err != nil {
+		sources := config.Sources{}
+		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: keys, Sources: sources}); err != nil {
 			return usageError{err}
 		}
 		if printConfig {
 			return config.Print(cmd.OutOrStdout(), &cfg)
 		}
-		return runWorker(cmd.Context(), cfg, cmd.ErrOrStderr())
+		return wrongSetting(sources, runWorker(cmd.Context(), cfg, cmd.ErrOrStderr()))
 	}
 	return cmd
+}
+
+// wrongSetting makes bad configuration of an error that names a key: of what this
+// machine or the model does not allow.
+func wrongSetting(sources config.Sources, err error) error {
+	var e *config.KeyError
+	if !errors.As(err, &e) {
+		return err
+	}
+	return usageError{sources.Locate(e)}
 }
 
 // What these settings cost, in a line each.

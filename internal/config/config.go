@@ -42,6 +42,21 @@ type Options struct {
 	// its key. Flags without a key are not configuration.
 	Flags    *pflag.FlagSet
 	FlagKeys map[string]string
+	// Sources, unless nil, is told where each key was set.
+	Sources Sources
+}
+
+// Sources is where each key was set last, as Error has it: for what shows to be
+// wrong only when it is used.
+type Sources map[string]string
+
+// Locate makes an *Error of an error that names a key (see KeyError), and returns
+// others as they are.
+func (s Sources) Locate(err error) error {
+	if key, msg, ok := keyed(err); ok {
+		return &Error{Source: s.where(key), Key: key, Msg: msg}
+	}
+	return err
 }
 
 // KeyError is for Validate methods: what is wrong with the value of a key,
@@ -88,7 +103,10 @@ func Load(dst any, o Options) error {
 	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
 		return fmt.Errorf("load configuration: want a pointer to a struct, not %T", dst)
 	}
-	l := &loader{root: v.Elem().Type(), origin: map[string]string{}}
+	l := &loader{root: v.Elem().Type(), origin: o.Sources}
+	if l.origin == nil {
+		l.origin = Sources{}
+	}
 	file, err := l.file(o.File)
 	if err != nil {
 		return err
@@ -120,7 +138,7 @@ func Load(dst any, o Options) error {
 // loader collects problems, and where each key was set last.
 type loader struct {
 	root   reflect.Type
-	origin map[string]string // dotted key -> source
+	origin Sources
 	errs   []*Error
 }
 
@@ -163,10 +181,10 @@ func (l *loader) set(key, source string) { l.origin[key] = source }
 
 // where is the source of a key, or of the nearest section around it that has
 // one.
-func (l *loader) where(key string) string {
+func (s Sources) where(key string) string {
 	for key != "" {
-		if s, ok := l.origin[key]; ok {
-			return s
+		if source, ok := s[key]; ok {
+			return source
 		}
 		key = key[:max(0, strings.LastIndexAny(key, ".["))]
 	}
@@ -223,15 +241,22 @@ func (l *loader) invalid(err error, section string) {
 		return
 	}
 	key, msg := section, err.Error()
-	var keyed interface {
+	if k, m, ok := keyed(err); ok {
+		key, msg = join(section, k), m
+	}
+	l.fail(l.origin.where(key), key, "%s", msg)
+}
+
+// keyed is the key that an error names, and its message without it.
+func keyed(err error) (key, msg string, ok bool) {
+	var e interface {
 		error
 		ConfigKey() string
 	}
-	if errors.As(err, &keyed) {
-		key = join(section, keyed.ConfigKey())
-		msg = strings.TrimPrefix(keyed.Error(), keyed.ConfigKey()+": ")
+	if !errors.As(err, &e) {
+		return "", "", false
 	}
-	l.fail(l.where(key), key, "%s", msg)
+	return e.ConfigKey(), strings.TrimPrefix(e.Error(), e.ConfigKey()+": "), true
 }
 
 func join(section, key string) string {

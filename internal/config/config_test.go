@@ -437,3 +437,21 @@ func TestReloader(t *testing.T) {
 		}
 	}
 }
+
+// TestSources: what shows to be wrong after Load is located as what Load refuses.
+func TestSources(t *testing.T) {
+	path, sources := write(t, "limits:\n  queue: 3\n"), config.Sources{}
+	if err := config.Load(defaults(), config.Options{File: path, Sources: sources}); err != nil {
+		t.Fatal(err)
+	}
+	wrong := &config.KeyError{Key: "limits.queue", Msg: "too many"}
+	for want, err := range map[string]error{
+		path + ":2: limits.queue: too many": fmt.Errorf("start: %w", wrong),
+		"listen: taken":                     &config.KeyError{Key: "listen", Msg: "taken"},
+		"no key":                            errors.New("no key"),
+	} {
+		if got := sources.Locate(err).Error(); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}

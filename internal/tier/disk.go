@@ -85,7 +85,7 @@ type place struct {
 func openDisk(dir string, bytes int64, s shape, identity string, share float64, open func(string, int) (file, error), log *slog.Logger) (*disk, error) {
 	records := bytes / int64(s.record())
 	if records < 2*minSegments {
-		return nil, fmt.Errorf("tier: %d bytes in %s, want room for %d units of %d bytes at least", bytes, dir, 2*minSegments, s.record())
+		return nil, &SettingError{DirBytes, fmt.Errorf("tier: %d bytes in %s: want room for %d units of %d tokens at least, %d bytes each", bytes, dir, 2*minSegments, s.blocks*s.BlockTokens, s.record())}
 	}
 	d := &disk{dir: dir, shape: s, identity: identity, open: open, index: make(map[kvcache.Hash]place), pending: make(map[kvcache.Hash]bool),
 		reading: make(map[place]int), tenants: make(map[uint32]*holding)}
@@ -94,18 +94,19 @@ func openDisk(dir string, bytes int64, s shape, identity string, share float64, 
 	if share > 0 {
 		d.limit = max(1, int(share*float64(d.most*d.slots)))
 	}
+	bad := func(err error) error { return &SettingError{Dir, fmt.Errorf("tier: %w", err)} }
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("tier: %w", err)
+		return nil, bad(err)
 	}
 	var err error
 	if d.lock, err = os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
-		return nil, fmt.Errorf("tier: %w", err)
+		return nil, bad(err)
 	}
 	if err := lockDir(d.lock); err != nil {
-		return nil, errors.Join(fmt.Errorf("tier: another process uses %s: give each worker a folder of its own: %w", dir, err), d.lock.Close())
+		return nil, errors.Join(bad(fmt.Errorf("another process uses %s: give each worker a folder of its own: %w", dir, err)), d.lock.Close())
 	}
 	if err := d.load(log); err != nil {
-		return nil, errors.Join(fmt.Errorf("tier: %w", err), d.close())
+		return nil, errors.Join(bad(err), d.close())
 	}
 	return d, nil
 }

@@ -67,7 +67,7 @@ type tenant struct {
 func newHost(ctx context.Context, s shape, bytes int64, policy Eviction, p *pins) (*host, error) {
 	n := bytes / int64(s.record())
 	if n < 1 || n > 1<<30 {
-		return nil, fmt.Errorf("tier: %d bytes of host memory, a unit of %d tokens needs %d", bytes, s.blocks*s.BlockTokens, s.record())
+		return nil, fmt.Errorf("tier: %d bytes of host memory: want room for 1 to 2^30 units of %d tokens, %d bytes each", bytes, s.blocks*s.BlockTokens, s.record())
 	}
 	mem, err := memfd.Private(int(n) * s.record())
 	if err != nil {

@@ -34,8 +34,9 @@ func hostUnits(s shape, total int64) int { return max(1, int(total/int64(s.recor
 
 // MeasureHost moves units of total bytes out of a pool of HostBlocks blocks, whose rows
 // it makes, into host memory, as saving does, and back into others of its blocks, as
-// loading does; then both at once. Each is done once before it is timed.
-func MeasureHost(ctx context.Context, l kernels.Layout, pool kernels.Pool, total int64, rounds int) (r HostRates, err error) {
+// loading does; then both at once. Each is done once before it is timed. progress may
+// be nil.
+func MeasureHost(ctx context.Context, l kernels.Layout, pool kernels.Pool, total int64, rounds int, progress Progress) (r HostRates, err error) {
 	s := shape{l, kvcache.UnitBlocks(l.BlockTokens)}
 	n := hostUnits(s, total)
 	r = HostRates{BlockTokens: s.BlockTokens, UnitBytes: s.record(), Units: n}
@@ -52,23 +53,30 @@ func MeasureHost(ctx context.Context, l kernels.Layout, pool kernels.Pool, total
 		return r, err
 	}
 	defer func() { err = errors.Join(err, m.close()) }()
-	makeRows(s, pool, n)
+	if err := makeRows(ctx, s, pool, n, progress); err != nil {
+		return r, err
+	}
 	// Slots and blocks of the first half are written and read, those of the second
 	// are where it comes back to, and what leaves meanwhile.
 	here, there := unitsFrom(s, h, 0, 0, n), unitsFrom(s, h, 0, n*s.blocks, n)
 	beside := unitsFrom(s, h, n, 0, n)
-	in := func() error { return scattered(m, there) }
 	bytes := float64(n) * float64(s.record())
+	all := meter{tell: progress, what: "move", total: int64(4*bytes) * int64(rounds+1)}
+	moved := func(units int) error {
+		all.add(int64(units) * int64(s.record()))
+		return ctx.Err()
+	}
+	in := func() error { return scattered(m, there, moved) }
 	for _, way := range []struct {
 		rates *[]float64
 		bytes float64
 		move  func() error
 	}{
-		{&r.Out, bytes, func() error { return gathered(m, here) }},
+		{&r.Out, bytes, func() error { return gathered(m, here, moved) }},
 		{&r.In, bytes, in},
 		{&r.Both, 2 * bytes, func() error {
 			out := make(chan error, 1)
-			go func() { out <- gathered(m, beside) }()
+			go func() { out <- gathered(m, beside, moved) }()
 			err := in()
 			return errors.Join(err, <-out)
 		}},
@@ -100,9 +108,13 @@ func unitsFrom(s shape, h *host, slot, block, n int) []moving {
 	return list
 }
 
-func gathered(m mover, units []moving) error {
+// gathered asks moved after each few units whether to go on.
+func gathered(m mover, units []moving, moved func(units int) error) error {
 	for some := range slices.Chunk(units, m.most()) {
 		if err := m.gather(some); err != nil {
+			return err
+		}
+		if err := moved(len(some)); err != nil {
 			return err
 		}
 	}
@@ -110,7 +122,7 @@ func gathered(m mover, units []moving) error {
 }
 
 // scattered has a list under way while the one before it is waited for, as loads have.
-func scattered(m mover, units []moving) error {
+func scattered(m mover, units []moving, moved func(units int) error) error {
 	before, of := func() (int, error) { return 0, nil }, 0
 	end := func() error {
 		good, err := before()
@@ -121,7 +133,7 @@ func scattered(m mover, units []moving) error {
 	}
 	for some := range slices.Chunk(units, m.most()) {
 		wait := m.scatter(some)
-		err := end()
+		err := errors.Join(end(), moved(len(some)))
 		if before, of = wait, len(some); err != nil {
 			_, last := before()
 			return errors.Join(err, last)
@@ -132,18 +144,24 @@ func scattered(m mover, units []moving) error {
 
 // makeRows fills the blocks of the first n units of a pool, and sets their digests, as if
 // each were the first of a prompt.
-func makeRows(s shape, pool kernels.Pool, n int) {
+func makeRows(ctx context.Context, s shape, pool kernels.Pool, n int, progress Progress) error {
+	made := meter{tell: progress, what: "fill", total: int64(n*s.blocks) * int64(s.Layers*s.BlockBytes())}
 	rows, sums := make([]byte, s.BlockBytes()), make([]uint64, s.KVHeads)
 	gen := rand.New(rand.NewPCG(1, 2))
 	for at := 0; at+8 <= len(rows); at += 8 {
 		binary.LittleEndian.PutUint64(rows[at:], gen.Uint64())
 	}
 	for block := range n * s.blocks {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		binary.LittleEndian.PutUint32(rows, uint32(block))
 		for layer := range s.Layers {
 			kernels.DigestRows(s.Layout, layer, block%s.blocks*s.BlockTokens, s.BlockTokens, rows, sums)
 			pool.Scatter(layer, int32(block), 0, s.BlockTokens, rows)
 			pool.SetDigest(layer, int32(block), s.BlockTokens, sums)
 		}
+		made.add(int64(s.Layers * s.BlockBytes()))
 	}
+	return nil
 }

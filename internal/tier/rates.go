@@ -29,13 +29,20 @@ type Rates struct {
 	ReadCPU  float64
 }
 
+// What MeasureDisk takes.
+const (
+	LeastUnits = 2 * minSegments
+	MostDepth  = 1024
+	UnitPage   = page // units are a multiple of it
+)
+
 // MeasureDisk writes units of unitBytes (a multiple of 4 KiB) until total
 // bytes are written through an SSD tier in dir, a folder of nothing else, then
 // reads all of them in random order; depth of each at a time. dir is empty or not
-// there, and is deleted at the end.
-func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, depth int, by IO) (r Rates, err error) {
+// there, and is deleted at the end. progress may be nil.
+func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, depth int, by IO, progress Progress) (r Rates, err error) {
 	bad := func(units int) error {
-		return fmt.Errorf("units of %d bytes, %d of them, %d at a time: want a multiple of %d, at least %d, 1 to 1024", unitBytes, units, depth, page, 2*minSegments)
+		return fmt.Errorf("units of %d bytes, %d of them, %d at a time: want a multiple of %d, at least %d, 1 to %d", unitBytes, units, depth, page, LeastUnits, MostDepth)
 	}
 	if unitBytes < page {
 		return r, bad(0)
@@ -43,7 +50,7 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 	rows := (unitBytes - headerSize - 8) / 32 // of [2][1 head][16 tokens]
 	s := shape{kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 1, BlockTokens: 16, DType: "u8", RowBytes: rows}, 1}
 	units := int(total / int64(unitBytes))
-	if rows < 1 || s.record() != unitBytes || units < 2*minSegments || depth < 1 || depth > 1024 {
+	if rows < 1 || s.record() != unitBytes || units < LeastUnits || depth < 1 || depth > MostDepth {
 		return r, bad(units)
 	}
 	if old, err := os.ReadDir(dir); err == nil && len(old) > 0 {
@@ -67,7 +74,8 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 		return k
 	}
 	began := cpuTime()
-	seconds, err := inTurns(ctx, depth, unitBytes, units, func(i int, rec []byte) error {
+	write, read := &meter{tell: progress, what: "write", total: total}, &meter{tell: progress, what: "read", total: total}
+	seconds, err := inTurns(ctx, depth, unitBytes, units, write, func(i int, rec []byte) error {
 		_, err := d.write(unit{key: key(i), pos: 16 * i}, rec)
 		return err
 	})
@@ -78,14 +86,14 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 	written := cpuTime()
 	r.Write, r.WriteCPU = bytes/seconds, (written-began).Seconds()/bytes*1e9
 	order := rand.New(rand.NewPCG(1, 2)).Perm(units)
-	seconds, err = inTurns(ctx, depth, unitBytes, units, func(i int, rec []byte) error { return d.read(key(order[i]), 16*order[i], rec) })
+	seconds, err = inTurns(ctx, depth, unitBytes, units, read, func(i int, rec []byte) error { return d.read(key(order[i]), 16*order[i], rec) })
 	r.Read, r.ReadCPU = bytes/seconds, (cpuTime()-written).Seconds()/bytes*1e9
 	return r, err
 }
 
 // inTurns calls do for 0 .. n-1 from depth goroutines, each with a buffer of
 // its own, and returns how long all took.
-func inTurns(ctx context.Context, depth, size, n int, do func(i int, rec []byte) error) (seconds float64, err error) {
+func inTurns(ctx context.Context, depth, size, n int, done *meter, do func(i int, rec []byte) error) (seconds float64, err error) {
 	var mu sync.Mutex
 	next := 0
 	take := func() int {
@@ -117,6 +125,7 @@ func inTurns(ctx context.Context, depth, size, n int, do func(i int, rec []byte)
 					err = e
 					mu.Unlock()
 				}
+				done.add(int64(size))
 			}
 		})
 	}

@@ -195,7 +195,7 @@ type write struct {
 }
 
 // New opens the tiers. They do nothing until Attach. Much host memory takes seconds,
-// in which ctx may end.
+// in which ctx may end. A *SettingError says which setting this machine does not allow.
 func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prometheus.Registerer) (*Tiers, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -221,6 +221,9 @@ func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *
 	}
 	var err error
 	if t.host, err = newHost(ctx, s, cfg.HostBytes, cfg.Eviction, t.pins); err != nil {
+		if ctx.Err() == nil {
+			err = &SettingError{HostBytes, err}
+		}
 		return nil, err
 	}
 	if t.mover, err = newMover(s, backend, t.host); err != nil {
@@ -262,7 +265,7 @@ func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *
 // openDisk opens the SSD tier, and says how it is read and written.
 func (t *Tiers) openDisk(s shape) (err error) {
 	if t.io, err = newDiskIO(t.cfg.DirIO, reads+writers, s.record(), uring.Open); err != nil {
-		return err
+		return &SettingError{DirIO, err}
 	}
 	t.openFile = t.io.open
 	if t.disk, err = openDisk(t.cfg.Dir, t.cfg.DirBytes, s, t.cfg.Identity, t.cfg.TenantShare, t.watch, t.log); err != nil {

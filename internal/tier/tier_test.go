@@ -339,7 +339,7 @@ func TestMeasureHost(t *testing.T) {
 			mem := newMemPool(HostBlocks(newMemPool(1, bt).layout, 64<<10), bt)
 			pool, l = &fakeDevice{fakePool: mem}, mem.layout
 		}
-		r, err := MeasureHost(t.Context(), l, pool, 64<<10, 3)
+		r, err := MeasureHost(t.Context(), l, pool, 64<<10, 3, nil)
 		if err != nil || r.Units < 2 || r.Units*r.UnitBytes > 64<<10 || r.BlockTokens != bt {
 			t.Fatalf("%+v, %v", r, err)
 		}
@@ -356,36 +356,81 @@ func TestMeasureHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := MeasureHost(over, l, pool, 1, 1); !errors.Is(err, context.Canceled) {
+	if _, err := MeasureHost(over, l, pool, 1, 1, nil); !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+}
+
+// TestMeasureProgress: measuring says how far it is, and ends with its context wherever
+// it is.
+func TestMeasureProgress(t *testing.T) {
+	const total = 2 * meterStep
+	l := kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 64, BlockTokens: 16, DType: "f32", RowBytes: 256}
+	measure := map[string]func(context.Context, Progress) error{
+		"disk": func(ctx context.Context, p Progress) error {
+			_, err := MeasureDisk(ctx, filepath.Join(t.TempDir(), "kv"), 1<<20, total, 2, ssdIO, p)
+			return err
+		},
+		"host": func(ctx context.Context, p Progress) error {
+			pool, err := cpu.NewPool(l, HostBlocks(l, total))
+			if err == nil {
+				_, err = MeasureHost(ctx, l, pool, total, 1, p)
+			}
+			return err
+		},
+	}
+	for where, phases := range map[string][]string{"host": {"fill", "move"}, "disk": {"write", "read"}} {
+		var all []string
+		if err := measure[where](t.Context(), func(what string, done, of int64) {
+			if done < meterStep || done > of || of < total*8/10 {
+				t.Errorf("%s: %d of %d", what, done, of)
+			}
+			all = append(all, what)
+		}); err != nil || !slices.Equal(slices.Compact(all), phases) {
+			t.Errorf("%s: said %v: %v", where, all, err)
+		}
+		for _, phase := range phases {
+			ctx, cancel := context.WithCancel(t.Context())
+			var last string
+			said := 0
+			err := measure[where](ctx, func(what string, _, _ int64) {
+				if last = what; what == phase {
+					said++
+					cancel()
+				}
+			})
+			if !errors.Is(err, context.Canceled) || last != phase || said != 1 {
+				t.Errorf("%s: ended while it said %s, which it did %d times: %s, %v", where, phase, said, last, err)
+			}
+		}
 	}
 }
 
 // TestMeasureDisk: the benchmark moves what it says, and leaves nothing.
 func TestMeasureDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kv")
-	r, err := MeasureDisk(t.Context(), dir, 64<<10, 4<<20, 4, ssdIO)
+	r, err := MeasureDisk(t.Context(), dir, 64<<10, 4<<20, 4, ssdIO, nil)
 	if err != nil || r.Units != 64 || r.Write <= 0 || r.Read <= 0 {
 		t.Fatalf("%+v %v", r, err)
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the folder is left: %v", err)
 	}
-	if _, err := MeasureDisk(t.Context(), filepath.Dir(dir), 64<<10, 4<<20, 4, ssdIO); err != nil {
+	if _, err := MeasureDisk(t.Context(), filepath.Dir(dir), 64<<10, 4<<20, 4, ssdIO, nil); err != nil {
 		t.Errorf("an empty folder: %v", err)
 	}
 	taken := t.TempDir()
 	if err := os.WriteFile(filepath.Join(taken, "thesis.txt"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := MeasureDisk(t.Context(), taken, 64<<10, 4<<20, 4, ssdIO); err == nil {
+	if _, err := MeasureDisk(t.Context(), taken, 64<<10, 4<<20, 4, ssdIO, nil); err == nil {
 		t.Error("measured in a folder with files of others")
 	}
 	if _, err := os.Stat(filepath.Join(taken, "thesis.txt")); err != nil {
 		t.Error(err)
 	}
 	for _, bad := range []int{0, 100, 65 << 9} {
-		if _, err := MeasureDisk(t.Context(), dir, bad, 4<<20, 4, ssdIO); err == nil {
+		if _, err := MeasureDisk(t.Context(), dir, bad, 4<<20, 4, ssdIO, nil); err == nil {
 			t.Errorf("units of %d bytes", bad)
 		}
 	}

@@ -2,6 +2,8 @@ package worker
 
 import (
 	"context"
+	"errors"
+	"strings"
 
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/handoff"
@@ -35,10 +37,20 @@ func (w *Worker) openTiers(ctx context.Context) error {
 		}
 	}
 	if w.tiers, err = tier.New(ctx, cfg, w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens), w.log, w.registry); err != nil {
-		return err
+		return settingError(err)
 	}
 	w.later("close the KV tiers", w.tiers.Close)
 	return nil
+}
+
+// settingError names the key of a setting that this machine does not allow.
+func settingError(err error) error {
+	keys := map[tier.Setting]string{tier.HostBytes: "kv.host_memory", tier.Dir: "kv.ssd_dir", tier.DirBytes: "kv.ssd_size", tier.DirIO: "kv.ssd_io"}
+	var e *tier.SettingError
+	if !errors.As(err, &e) {
+		return err
+	}
+	return bad(keys[e.Setting], "%s", strings.TrimPrefix(e.Error(), "tier: "))
 }
 
 // openStore connects to nothing yet: a store that is down is no reason not to

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/worker"
 )
 
@@ -37,8 +38,9 @@ func TestTiers(t *testing.T) {
 	for i, p := range prompts {
 		want[i] = complete(t, plain, nil, storyBody(p)).Choices[0].TokenIDs
 	}
-	for _, blockTokens := range []int{1, 16, 64, 256} {
+	for _, blockTokens := range []int{1, 16, 24, 64, 256} {
 		t.Run(fmt.Sprint(blockTokens), func(t *testing.T) {
+			unit := kvcache.UnitBlocks(blockTokens) * blockTokens
 			tiers := func(c *worker.Config) {
 				c.BlockTokens, c.Blocks = blockTokens, max(2, 320/blockTokens) // one prompt's worth and a bit
 				c.KV.HostMemory, c.KV.SSDDir, c.KV.SSDSize = 4<<20, filepath.Join(c.KV.SSDDir, "kv"), 16<<20
@@ -53,7 +55,7 @@ func TestTiers(t *testing.T) {
 					if !reflect.DeepEqual(a.Choices[0].TokenIDs, want[i]) {
 						t.Errorf("prompt %d: tokens %v, want %v", i, a.Choices[0].TokenIDs, want[i])
 					}
-					least := (a.Usage.Prompt - 1) / max(blockTokens, 16) * max(blockTokens, 16)
+					least := (a.Usage.Prompt - 1) / unit * unit
 					if warm && a.Usage.Details.Cached != least {
 						t.Errorf("prompt %d: %d of %d tokens cached, want %d", i, a.Usage.Details.Cached, a.Usage.Prompt, least)
 					}

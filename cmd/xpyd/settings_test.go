@@ -1,0 +1,97 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/supervise"
+)
+
+// TestWorkersSettings: what this machine does not allow a worker is refused as bad
+// configuration, with the key, and where that was set: of `up`, with its own name.
+func TestWorkersSettings(t *testing.T) {
+	dir := t.TempDir()
+	taken := filepath.Join(dir, "file")
+	if err := os.WriteFile(taken, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	up := []string{"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", filepath.Join(dir, "data"), "--device", "cpu"}
+	for i, c := range []struct{ flags, yaml, want string }{ // %s is the prefix of the keys
+		{"--kv-host-memory 5TiB", "%shost_memory: 5TiB", "%shost_memory: "},
+		{"--kv-host-memory 1KiB", "%shost_memory: 1KiB", "1024 bytes of host memory: want room for"},
+		{"--kv-host-memory 1MiB --kv-ssd-dir " + dir + " --kv-ssd-size 1KiB", "%shost_memory: 1MiB\n%sssd_dir: " + dir + "\n%sssd_size: 1KiB", "want room for 8 units of 16 tokens at least"},
+		{"--kv-host-memory 1MiB --kv-ssd-dir " + taken, "%shost_memory: 1MiB\n%sssd_dir: " + taken, "not a directory"},
+	} {
+		lines := strings.Split(c.yaml, "\n")
+		name, _, _ := strings.Cut(strings.TrimPrefix(lines[len(lines)-1], "%s"), ":")
+		flag := "--kv-" + strings.ReplaceAll(name, "_", "-")
+		for role, prefix := range map[string]string{"up": "kv_", "decode": "  "} {
+			key, text := "kv_"+name, strings.ReplaceAll(c.yaml, "%s", prefix)
+			if role == "decode" {
+				key, text = "kv."+name, "kv:\n"+text
+			}
+			file := filepath.Join(dir, fmt.Sprint(role, i, ".yaml"))
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			at := fmt.Sprintf("%s:%d", file, 1+strings.Count(text, "\n"))
+			for source, set := range map[string][]string{flag: strings.Fields(c.flags), at: {"--config", file}} {
+				args := append([]string{role, "--log-level", "error"}, set...)
+				if role == "up" {
+					args = append(args, up...)
+				}
+				_, errs, code := xpyd(t, args...)
+				want := strings.ReplaceAll(c.want, "%s", key[:3])
+				if code != exitUsage || !strings.HasPrefix(errs, "xpyd: "+source+": "+key+": ") || !strings.Contains(errs, want) || strings.Count(errs, "\n") != 1 {
+					t.Errorf("%v: exit code %d, %q lacks %s: %s or %q", args, code, errs, source, key, want)
+				}
+			}
+		}
+	}
+}
+
+// TestStartError: only a worker that says that its configuration is bad has said which.
+func TestStartError(t *testing.T) {
+	for _, c := range []struct {
+		code       int
+		line, want string
+		bad        bool
+	}{
+		{2, "xpyd: --kv-ssd-dir: kv.ssd_dir: mkdir /a/kv.d: no", "kv_ssd_dir: decode-0: mkdir /a/kv.d: no", true},
+		{2, "xpyd: XPYD_KV__STORE: kv.store: is bad", "kv_store: decode-0: is bad", true},
+		{2, "xpyd: kv_memory: holds nothing", "kv_memory: decode-0: holds nothing", true},
+		{2, "xpyd: unknown flag: --x; see help", "decode-0: unknown flag: --x; see help", false},
+		{1, "xpyd: tier: --x: no", "decode-0: tier: --x: no", false},
+	} {
+		err := startError(&supervise.Status{Name: "decode-0", LastLine: c.line, Exit: &supervise.Exit{Code: c.code}})
+		if _, bad := wrongSetting(nil, err).(usageError); bad != c.bad || err.Error() != c.want {
+			t.Errorf("%q, exit %d: %v, bad %t", c.line, c.code, err, bad)
+		}
+	}
+}
+
+// TestWorkerStopped: a worker that is stopped while it starts has no bad configuration.
+func TestWorkerStopped(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out, errs bytes.Buffer
+	if code := run(ctx, []string{"decode", "--device", "cpu", "--kv-host-memory", "1MiB"}, &out, &errs); code != exitDone {
+		t.Errorf("exit code %d, %q", code, errs.String())
+	}
+}
+
+// TestLongUnits: blocks that do not go with the cache's units are warned of.
+func TestLongUnits(t *testing.T) {
+	for tokens, unit := range map[int]string{1: "", 8: "", 12: "48", 16: "", 17: "272", 48: ""} { // what ends it is the host memory
+		_, errs, _ := xpyd(t, "decode", "--device", "cpu", "--log-level", "warn", "--block-tokens", fmt.Sprint(tokens), "--kv-host-memory", "1KiB")
+		want := fmt.Sprintf("blocks of %d tokens: only whole units of %s are cached; take 16 or a multiple", tokens, unit)
+		if warned := strings.Contains(errs, "level=WARN"); warned != (unit != "") || warned && !strings.Contains(errs, want) {
+			t.Errorf("blocks of %d: %q", tokens, errs)
+		}
+	}
+}
