@@ -55,9 +55,9 @@ func TestBenchKVIO(t *testing.T) {
 	f("auto, io_uring or pread", "--io", "mmap")
 	onSSD := []string{"--device", "cpu", "--ssd-dir", ssd}
 	for message, args := range map[string][]string{
-		"--total 1KiB: want 16MiB at least":  {"--total", "1KiB"},
-		"--depth 0: want 1 to 1024":          {"--depth", "0"},
-		"--depth 2000: want":                 {"--depth", "2000"},
+		"--total 1KiB: want 16MiB at least": {"--total", "1KiB"},
+		"--depth 0: want 1 to 1024":         {"--depth", "0"},
+		"--depth 2000: want":                {"--depth", "2000"},
 		"--unit 5000: want a multiple of 4": {"--unit", "2MiB,5000"},
 	} {
 		f(message, append(args, onSSD...)...)

@@ -283,7 +283,7 @@ func (b *Bed) cold(t *testing.T, blockTokens int) *talk {
 // pool is the blocks of one prompt and a bit.
 func (b *Bed) pool(blockTokens int) int { return max(3, b.Prompt*7/5/blockTokens) }
 
-// SameTokens: prompts cold, from the pool, host memory, the SSD, a shared store, a
+// SameTokens asks prompts cold, from the pool, host memory, the SSD, a shared store, a
 // peer and several of them, after eviction storms and restarts, and fifty at once
 // that share their beginning: the tokens are those of a worker that computes
 // everything, at each block size, and the same at all of them.
