@@ -57,14 +57,15 @@ func (r *Router) changeEvery(ctx *fasthttp.RequestCtx, verb, path string, body [
 // to pin in (409), or no such pin (404).
 func together(statuses []int) int {
 	refused := slices.DeleteFunc(slices.Clone(statuses), func(s int) bool { return s < 400 })
-	if len(refused) < len(statuses) {
+	accepted := len(refused) < len(statuses)
+	if accepted {
 		refused = slices.DeleteFunc(refused, func(s int) bool { return s == http.StatusNotFound || s == http.StatusConflict })
 	}
 	if len(refused) == 0 {
 		return http.StatusOK
 	}
 	least, most := slices.Min(refused), slices.Max(refused)
-	if !slices.ContainsFunc(statuses, func(s int) bool { return s < 400 }) && (least == most || most < 500) {
+	if !accepted && (least == most || most < 500) {
 		return most
 	}
 	return http.StatusBadGateway

@@ -211,9 +211,6 @@ func (b *benchKVIO) checkSSD(units []config.Size, total config.Size, available i
 	return nil
 }
 
-// left of memory is left to others.
-const left = 512 << 20
-
 // room refuses a --host-total for which a machine with so many bytes to give (0: unknown)
 // has no room: of host memory twice as many, and of a pool that is also there.
 func (b *benchKVIO) room(l kernels.Layout, total int64, pool bool, available int64) error {
@@ -221,12 +218,12 @@ func (b *benchKVIO) room(l kernels.Layout, total int64, pool bool, available int
 	if pool {
 		takes, what = 2*takes, "a pool and host memory"
 	}
-	if available == 0 || takes+left <= available {
+	if available == 0 || takes+memfd.Spare <= available {
 		return nil
 	}
 	gib := func(n int64) float64 { return float64(n) / (1 << 30) }
 	return fmt.Errorf("--host-total %s takes %.1f GiB for %s, and %.1f to spare, and this machine has %.1f to give: take less, or a smaller shape",
-		b.hostTotal, gib(takes), what, gib(left), gib(available))
+		b.hostTotal, gib(takes), what, gib(memfd.Spare), gib(available))
 }
 
 // pool makes one of the shape, with blocks of so many tokens, for MeasureHost.

@@ -75,7 +75,7 @@ func TestPopulate(t *testing.T) {
 		return &Memory{Bytes: b, FD: -1, Pages: Small}
 	}
 	m := open()
-	if err := m.populate(t.Context(), func() int64 { return spare + size }, part); err != nil || resident(m) != size {
+	if err := m.populate(t.Context(), func() int64 { return Spare + size }, part); err != nil || resident(m) != size {
 		t.Errorf("%v, %d of %d bytes there", err, resident(m), size)
 	}
 	m = open()
@@ -84,7 +84,7 @@ func TestPopulate(t *testing.T) {
 	}
 	var short *ShortError
 	m = open()
-	if err := m.populate(t.Context(), func() int64 { return spare + size - 1 }, part); !errors.As(err, &short) || *short != (ShortError{size, spare + size - 1}) || resident(m) != 0 {
+	if err := m.populate(t.Context(), func() int64 { return Spare + size - 1 }, part); !errors.As(err, &short) || *short != (ShortError{size, Spare + size - 1}) || resident(m) != 0 {
 		t.Errorf("more than there is: %v, %d bytes there", err, resident(m))
 	}
 	ended, end := context.WithCancel(t.Context())
@@ -97,9 +97,9 @@ func TestPopulate(t *testing.T) {
 	var asked atomic.Int64
 	others := func() int64 { // they take it after the third time
 		if asked.Add(1) > 3 {
-			return spare
+			return Spare
 		}
-		return spare + size
+		return Spare + size
 	}
 	if err := m.populate(t.Context(), others, part); !errors.As(err, &short) || resident(m) > 4*part {
 		t.Errorf("taken by others: %v, %d bytes there", err, resident(m))

@@ -25,6 +25,10 @@ const (
 	Small       Pages = "small"
 )
 
+// Spare is how many bytes are left to others where memory is taken at once: more than
+// what many processes take at a time.
+const Spare = 512 << 20
+
 // HugeBytes is the size, and the alignment, of a huge page.
 const HugeBytes = 2 << 20
 

@@ -13,10 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	piece = 8 << 20   // bytes that are taken at a time
-	spare = 512 << 20 // bytes that are left to others: more than what many processes take at a time
-)
+const piece = 8 << 20 // bytes that are taken at a time
 
 // A ShortError says that the system has not the memory that was asked for.
 type ShortError struct {
@@ -24,7 +21,7 @@ type ShortError struct {
 }
 
 func (e *ShortError) Error() string {
-	return fmt.Sprintf("%d MiB wanted, and %d MiB to spare for others, where %d MiB are to be had", e.Want>>20, int64(spare)>>20, e.Have>>20)
+	return fmt.Sprintf("%d MiB wanted, and %d MiB to spare for others, where %d MiB are to be had", e.Want>>20, int64(Spare)>>20, e.Have>>20)
 }
 
 // Populate gives the memory its pages now: whoever counts on them later could
@@ -41,7 +38,7 @@ func (m *Memory) Populate(ctx context.Context) error {
 
 func (m *Memory) populate(ctx context.Context, available func() int64, piece int) error {
 	short := func(rest int) error {
-		if have := available(); have > 0 && have < int64(rest)+spare {
+		if have := available(); have > 0 && have < int64(rest)+Spare {
 			return &ShortError{Want: int64(len(m.Bytes)), Have: have}
 		}
 		return nil
