@@ -26,9 +26,9 @@ class Panel:
     def line(self, points, colour):
         self.out.append(f'<polyline fill="none" stroke="{colour}" points="{" ".join(f"{x},{y}" for x, y in (self.at(*p) for p in points))}"/>')
 
-    def dot(self, across, up, colour, says):
+    def dot(self, across, up, colour, says, fill=None):
         x, y = self.at(across, up)
-        self.out.append(f'<circle cx="{x}" cy="{y}" r="5" fill="{colour}"><title>{says}</title></circle>')
+        self.out.append(f'<circle cx="{x}" cy="{y}" r="5" fill="{fill or colour}" stroke="{colour}" stroke-width="2"><title>{says}</title></circle>')
 
     def limits(self, across, up):
         (x, y), bottom = self.at(across, up), self.y + H
@@ -55,9 +55,11 @@ def draw(s, cells):
             load.line([(c["factor"], c["good_s"]) for c in own], colour[f])
             for c in own:
                 load.dot(c["factor"], c["good_s"], colour[f], f"{f}: {c['good_s']:.2f} a second of {c['sent'] / s['window']:.2f}")
+                load.dot(c["factor"], c["strict"] / s["window"], colour[f], f"{f}: {c['strict'] / s['window']:.2f} a second without a single longer gap", "white")
                 if c["factor"] == 1:
                     tail.dot(c["ttft"][1], c["itl"][1], colour[f], f"{f}: TTFT p99 {c['ttft'][1]:.0f} ms, ITL p99 {c['itl'][1]:.1f} ms")
         out += load.out + tail.out
     for i, f in enumerate(fleets):
         out += [f'<circle cx="{LEFT + 100 * i}" cy="{height - 20}" r="5" fill="{colour[f]}"/>', f'<text x="{LEFT + 10 + 100 * i}" y="{height - 16}">{f}</text>']
+    out.append(f'<text x="{LEFT + 100 * len(fleets)}" y="{height - 16}">hollow: those without a single longer gap</text>')
     return "\n".join(out + ["</svg>\n"])

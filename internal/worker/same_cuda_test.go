@@ -26,5 +26,6 @@ func TestGPUSameTokens(t *testing.T) {
 		},
 		Store:  func(t *testing.T) string { return redistest.StartFake(t).URL() },
 		Prompt: 1500, Tokens: 16, Temperature: 2, SSD: 512 << 20,
+		Apart: []int{1}, // any_kernel: kernels/DESIGN.md, section 7
 	}, 16, 1, 64, 256)
 }

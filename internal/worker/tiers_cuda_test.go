@@ -402,6 +402,12 @@ func (r *gpuRig) load(prompt []int32, upto int) time.Duration {
 	return took
 }
 
+// stepped is a reply, and how long its two steps took on the device, ms.
+type stepped struct {
+	reply
+	steps [2]float64
+}
+
 // overlap is how much of a load is hidden: a prompt with its first half in host
 // memory, beside the same with that half in the pool. They take turns in pairs, now
 // the one first, now the other, each behind a computed prompt and a pause, so that the
@@ -413,6 +419,15 @@ func overlap(t *testing.T, b *cuda.Backend) {
 	r := newGPURig(t, b, 10<<30)
 	defer r.end()
 	half, seed := randomPrompt(1, n/2, b.Arch().Vocab), uint64(100)
+	ask := func(prompt []int32) (a stepped) {
+		a.reply = r.ask(prompt, 2)
+		for _, s := range r.engine.Steps() {
+			if s.Tokens == 2048 {
+				a.steps[0], a.steps[1] = a.steps[1], s.Device/1000
+			}
+		}
+		return a
+	}
 	turn := func(clear bool) []int32 {
 		r.ask(randomPrompt(seed+1, n/4, b.Arch().Vocab), 2)
 		r.saved()
@@ -426,19 +441,23 @@ func overlap(t *testing.T, b *cuda.Backend) {
 	r.ask(turn(false), 2)
 	r.ask(turn(false), 2)
 	var host, warm, load, begun, there, shows []float64
+	var longer [2][]float64
 	for i := range pairs {
-		var h, w reply
+		var h, w stepped
 		if i%2 == 0 {
-			h = r.ask(turn(true), 2)
-			w = r.ask(turn(false), 2)
+			h = ask(turn(true))
+			w = ask(turn(false))
 		} else {
-			w = r.ask(turn(false), 2)
-			h = r.ask(turn(true), 2)
+			w = ask(turn(false))
+			h = ask(turn(true))
 		}
 		l := r.load(turn(true), n/2)
 		r.ask(turn(false), 2) // the half is in the pool for who is first next
 		if h.loaded != n/2 || w.loaded != 0 {
 			t.Errorf("%d and %d tokens came from host memory", h.loaded, w.loaded)
+		}
+		for j := range longer {
+			longer[j] = append(longer[j], h.steps[j]-w.steps[j])
 		}
 		begun, there = append(begun, ms(h.begun)), append(there, ms(h.there))
 		host, warm, load = append(host, ms(h.first)), append(warm, ms(w.first)), append(load, ms(l))
@@ -446,6 +465,7 @@ func overlap(t *testing.T, b *cuda.Backend) {
 	}
 	t.Logf("overlap: half in host memory %.2f ms (under way after %.2f, there after %.2f), in the pool %.2f ms, loaded alone %.2f ms, shows %.2f ms of %.2f", median(host), median(begun),
 		median(there), median(warm), median(load), median(shows), shows)
+	t.Logf("overlap: of the device, the first step takes %.2f ms longer, the second %.2f", median(longer[0]), median(longer[1]))
 	hidden := make([]float64, pairs)
 	for i := range hidden {
 		hidden[i] = 100 * (1 - shows[i]/median(load))

@@ -133,54 +133,56 @@ func openPair(t *testing.T, a kernels.Arch, opt cuda.Options, srcBlocks, dstBloc
 // source where it was named, and untouched everywhere else.
 func TestPush(t *testing.T) {
 	for name, g := range geometries() {
-		src, dst, p := openPair(t, g.arch, cuda.Options{BlockTokens: g.blockTokens, KVFP8: g.fp8}, 40, 56)
-		noise(src, 1)
-		noise(dst, 2)
-		from, want := imageOf(src), imageOf(dst)
-		r := rand.New(rand.NewPCG(3, 4))
-		seq := uint64(0)
-		push := func(what string, a kernels.Push) {
-			t.Helper()
-			seq++
-			a.Line, a.Value = 7, seq
-			if err := p.Push(&a); err != nil {
-				t.Fatalf("%s: %s: %v", name, what, err)
-			}
-			if err := dst.AwaitFlag(soon(t), 7, seq); err != nil {
-				t.Fatalf("%s: %s: %v", name, what, err)
-			}
-			want = want.moved(from, 56, 40, a.FirstLayer, a.Layers, a.Blocks)
-			want.same(t, name+": "+what, dst)
-		}
-		pairs := func(n int) (list []kernels.BlockPair) {
-			for i, to := range r.Perm(56)[:n] {
-				src := r.IntN(40)
-				if i%3 == 0 {
-					src = 11 // one source, several destinations
+		t.Run(name, func(t *testing.T) {
+			src, dst, p := openPair(t, g.arch, cuda.Options{BlockTokens: g.blockTokens, KVFP8: g.fp8}, 40, 56)
+			noise(src, 1)
+			noise(dst, 2)
+			from, want := imageOf(src), imageOf(dst)
+			r := rand.New(rand.NewPCG(3, 4))
+			seq := uint64(0)
+			push := func(what string, a kernels.Push) {
+				t.Helper()
+				seq++
+				a.Line, a.Value = 7, seq
+				if err := p.Push(&a); err != nil {
+					t.Fatalf("%s: %v", what, err)
 				}
-				list = append(list, kernels.BlockPair{Src: int32(src), Dst: int32(to)})
+				if err := dst.AwaitFlag(soon(t), 7, seq); err != nil {
+					t.Fatalf("%s: %v", what, err)
+				}
+				want = want.moved(from, 56, 40, a.FirstLayer, a.Layers, a.Blocks)
+				want.same(t, what, dst)
 			}
-			return list
-		}
-		layers := g.arch.Layers
-		for _, e := range []kernels.Engine{kernels.Auto, kernels.Kernel, kernels.Copy} {
-			push("one block", kernels.Push{FirstLayer: layers - 1, Layers: 1, Blocks: pairs(1), Engine: e})
-			push("first layer", kernels.Push{Layers: 1, Blocks: pairs(20), Engine: e})
-			push("all layers", kernels.Push{Layers: layers, Blocks: pairs(56), Engine: e})
-			push("no blocks", kernels.Push{Layers: 1, Engine: e})
-			run := []kernels.BlockPair{}
-			for i := range int32(30) {
-				run = append(run, kernels.BlockPair{Src: 4 + i, Dst: 20 + i})
+			pairs := func(n int) (list []kernels.BlockPair) {
+				for i, to := range r.Perm(56)[:n] {
+					src := r.IntN(40)
+					if i%3 == 0 {
+						src = 11 // one source, several destinations
+					}
+					list = append(list, kernels.BlockPair{Src: int32(src), Dst: int32(to)})
+				}
+				return list
 			}
-			push("a run", kernels.Push{Layers: layers, Blocks: run, Engine: e})
-		}
-		for _, ctas := range []int{1, 3, 16, 1000} {
-			push("CTAs", kernels.Push{Layers: layers, Blocks: pairs(17), CTAs: ctas})
-		}
-		if err := p.Drain(soon(t)); err != nil {
-			t.Error(err)
-		}
-		from.same(t, name+": source", src)
+			layers := g.arch.Layers
+			for _, e := range []kernels.Engine{kernels.Auto, kernels.Kernel, kernels.Copy} {
+				push("one block", kernels.Push{FirstLayer: layers - 1, Layers: 1, Blocks: pairs(1), Engine: e})
+				push("first layer", kernels.Push{Layers: 1, Blocks: pairs(20), Engine: e})
+				push("all layers", kernels.Push{Layers: layers, Blocks: pairs(56), Engine: e})
+				push("no blocks", kernels.Push{Layers: 1, Engine: e})
+				run := []kernels.BlockPair{}
+				for i := range int32(30) {
+					run = append(run, kernels.BlockPair{Src: 4 + i, Dst: 20 + i})
+				}
+				push("a run", kernels.Push{Layers: layers, Blocks: run, Engine: e})
+			}
+			for _, ctas := range []int{1, 3, 16, 1000} {
+				push("CTAs", kernels.Push{Layers: layers, Blocks: pairs(17), CTAs: ctas})
+			}
+			if err := p.Drain(soon(t)); err != nil {
+				t.Error(err)
+			}
+			from.same(t, "source", src)
+		})
 	}
 }
 
