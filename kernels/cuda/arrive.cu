@@ -3,8 +3,8 @@
 // between them. A ring takes pieces of 64 KiB for itself, so that what a new page
 // of host memory costs is one ring's to wait for while the others' bytes flow. Of
 // each layer every ring and every warp of digests counts up when its part has been
-// written; a kernel of one thread on another stream waits for a group's last layer,
-// and behind it the group is verified.
+// written; another stream waits for the count of a group's last layer, and behind it
+// the group is verified.
 // Bound by PCIe. Oracle: steps, Gather and Verify (hostmove_test.go, arrive_test.go).
 #include <algorithm>
 #include <thread>
@@ -16,7 +16,7 @@ namespace {
 constexpr int PIECE = 64 << 10;
 constexpr int PARTS = 2 * RINGS; // of a layer, that a CTA counts
 // That take from the host. 2 fill PCIe as 4 do (42.8 and 42.9 GB/s), and a projection
-// loses two of its clusters to them, not four: see xk_gemm_beside.
+// loses two of its clusters to them, not four.
 constexpr int CTAS = 2;
 
 struct Load {
@@ -143,15 +143,6 @@ __global__ __launch_bounds__(RING_THREADS) void arrive_kernel(const __grid_const
   }
 }
 
-// Waits for what was launched before it, and that for nobody: it always ends.
-__global__ void until_kernel(const unsigned long long *landed, unsigned long long count) {
-  for (unsigned long long v = 0;;) {
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(landed) : "memory");
-    if (v >= count) return;
-    __nanosleep(500);
-  }
-}
-
 // Layers of the group that begins with layer i of n and is verified together: few
 // at the begin, where a step waits for the first, and at the end, where it has only
 // the last to compute.
@@ -186,7 +177,7 @@ int32_t launch_all(xk_ctx *c, xk_region *r, const xk_move_args &a, const xk_plac
   cudaStream_t s = c->moves->ways[0].stream;
   Load j = {Side(g, c->blocks, c->region), r->seen, {}, xk_block_run(g), a.layer_stride, a.digest_stride, g.kv_heads, a.layer, a.n_layers, a.n_places, Cut(xk_block_run(g)), v.landed};
   XK_OK_OR_RETURN(enter(c, places, first_pos, uint64_t(a.n_places), arrival, &j.places));
-  const int ctas = arrival->ctas = a.ctas ? a.ctas : CTAS;
+  const int ctas = a.ctas ? a.ctas : CTAS;
   arrive_kernel<<<ctas, RING_THREADS, RINGS * RING_BYTES, s>>>(j);
   XK_TRY(cudaGetLastError());
   // From here on it will land, and who waits for the counts waits for it.
@@ -197,8 +188,9 @@ int32_t launch_all(xk_ctx *c, xk_region *r, const xk_move_args &a, const xk_plac
     cudaEvent_t e;
     XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
     arrival->good.push_back(e), arrival->until.push_back(last + 1);
-    until_kernel<<<1, 1, 0, v.check>>>(v.landed + last, v.told[last]); // every part of it comes behind that of the layers before
-    XK_TRY(cudaGetLastError());
+    // Every part of it comes behind that of the layers before. No kernel waits: it would hold a
+    // multiprocessor, and a cluster of a projection would begin when all others have ended.
+    if (CUresult f = v.until(v.check, CUdeviceptr(v.landed + last), v.told[last], CU_STREAM_WAIT_VALUE_GEQ)) return xk_fail(XK_CUDA, "cuStreamWaitValue64: %d", int(f));
     XK_OK_OR_RETURN(xk_verify_coming(c, j.places, a.n_places, from, n));
     XK_TRY(cudaEventRecord(e, v.check));
   }
@@ -219,6 +211,7 @@ void forget(xk_arrival *a) {
 
 int32_t xk_arrivals_open(xk_ctx *c) {
   Arrivals &v = c->moves->arrivals;
+  XK_OK_OR_RETURN(xk_driver("cuStreamWaitValue64", &v.until));
   int least, greatest;
   XK_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   // Before the step, and behind the moves: they need few multiprocessors, but
@@ -284,12 +277,6 @@ int32_t xk_gate_open(xk_arrival *v, int32_t layers) {
 // A layer comes in some 100 us: too short to sleep.
 void xk_gate_await(const xk_arrival *v, int layers) {
   while (v->open.load(std::memory_order_acquire) < layers) std::this_thread::yield();
-}
-
-int xk_gemm_beside(const xk_ctx *c) {
-  int most = 0; // they arrive one after another
-  for (const xk_arrival *v : c->after) most = std::max(most, v->ctas);
-  return std::max(2, c->gemm_ctas - 2 * most);
 }
 
 int32_t xk_arrived(xk_arrival *v, int32_t *layers) {

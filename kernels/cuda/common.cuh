@@ -43,6 +43,13 @@ int32_t xk_fail(int32_t status, const char *format, ...);
     if (s_ != XK_OK) return s_; \
   } while (0)
 
+// The driver's function of this name, as CUDA 12 has it: nothing links to the driver.
+template <typename F> int32_t xk_driver(const char *name, F *function) {
+  cudaDriverEntryPointQueryResult found;
+  XK_TRY(cudaGetDriverEntryPointByVersion(name, reinterpret_cast<void **>(function), 12000, cudaEnableDefault, &found));
+  return found == cudaDriverEntryPointSuccess ? XK_OK : xk_fail(XK_CUDA, "no %s in this driver", name);
+}
+
 __host__ __device__ inline int div_up(int64_t a, int64_t b) { return int((a + b - 1) / b); }
 __host__ __device__ inline int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
@@ -318,6 +325,7 @@ bool xk_attn_hopper_takes(const Pool &p, const Prefill &f);
 int32_t xk_attn_prefill_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f);
 // One row a sequence, with the bits that prefill gives it; tiles are not used.
 int32_t xk_attn_decode_hopper(const Launch &l, const Attention &a, const Pool &p, const Prefill &f, const int32_t *rows, int n_rows);
+int32_t xk_tensor_map(CUtensorMap *map, const void *base, uint32_t rank, const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box);
 int32_t xk_kv_map(CUtensorMap *map, const element *pool, int64_t rows, int head_dim);
 int32_t xk_q_map(CUtensorMap *map, const element *qkv, int64_t rows, int width);
 int32_t xk_heads_map(CUtensorMap *map, const element *qkv, int64_t rows, int heads, int kv_heads, int head_dim);

@@ -47,7 +47,6 @@ struct xk_arrival {
   std::vector<int32_t> blocks;   // by place
   std::vector<int> until;        // by group: its last layer and 1
   std::vector<cudaEvent_t> good; // by group: it has landed and was verified
-  int ctas = 0;                  // that it keeps busy
   bool gate = false;
   std::atomic<int32_t> open{0};  // layers, of a gate
 };
@@ -128,11 +127,6 @@ struct xk_ctx {
   Rows rows_of(int layer) const; // of any
   int64_t layer_bytes() const;   // of the pool's rows
 };
-
-// The CTAs of a projection that run at once beside what the step waits for: each
-// CTA of an arrival keeps a multiprocessor to itself, and with it a cluster of two.
-// A cluster that has to wait computes its first item when the others have done all.
-int xk_gemm_beside(const xk_ctx *c);
 
 template <typename T> int32_t xk_alloc(xk_ctx *c, T **p, int64_t n, bool zero = false) {
   XK_TRY(cudaMalloc(reinterpret_cast<void **>(p), n * sizeof(T)));

@@ -79,7 +79,7 @@ static bool takes_own(xk_ctx *c, Shape s, int rows) {
 
 static int32_t run_own(xk_ctx *c, const Launch &l, Shape s, int layer, int rows) {
   Operands o = operands(c, s, layer);
-  return xk_gemm_hopper(l, o.epilogue, {&c->reads[s], &c->layers[layer].maps[s], &c->writes[s], rows, o.n, o.k, xk_gemm_beside(c), c->gemm_work});
+  return xk_gemm_hopper(l, o.epilogue, {&c->reads[s], &c->layers[layer].maps[s], &c->writes[s], rows, o.n, o.k, c->gemm_ctas, c->gemm_work});
 }
 
 // By cuBLASLt or gemm_any.cu, neither of which does SiLU.

@@ -247,15 +247,9 @@ int32_t xk_gemm_hopper(const Launch &l, Epilogue e, const Gemm &g) {
 }
 
 int32_t xk_matrix_map(CUtensorMap *map, const element *base, int64_t rows, int columns, int stride, bool stored) {
-  void *f = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  XK_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
-  if (found != cudaDriverEntryPointSuccess) return xk_fail(XK_CUDA, "no cuTensorMapEncodeTiled in this driver");
   cuuint64_t dims[2] = {cuuint64_t(columns), cuuint64_t(rows)}, strides[1] = {cuuint64_t(stride) * 2};
-  cuuint32_t box[2] = {64, cuuint32_t(stored ? STORE_ROWS : BOX)}, steps[2] = {1, 1};
-  CUresult r = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(f)(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<element *>(base), dims, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return r == CUDA_SUCCESS ? XK_OK : xk_fail(XK_CUDA, "cuTensorMapEncodeTiled of a matrix: %d", int(r));
+  cuuint32_t box[2] = {64, cuuint32_t(stored ? STORE_ROWS : BOX)};
+  return xk_tensor_map(map, base, 2, dims, strides, box);
 }
 
 template <typename T, Epilogue E> static int32_t init(int *ctas) {

@@ -178,6 +178,7 @@ struct Arrivals {
   unsigned long long *landed = nullptr;      // device, by layer: parts of arrivals that have landed, ever
   std::vector<unsigned long long> told;      // by layer: so many were launched
   cudaStream_t check = nullptr;              // verifies them
+  decltype(&cuStreamWaitValue64) until = nullptr; // has a stream wait for a count
   uint8_t *wrong = nullptr;                  // pinned, by block
 };
 

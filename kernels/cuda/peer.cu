@@ -38,13 +38,11 @@ const uint8_t *process_id() {
 
 // The size of the allocation at p, which begins there.
 int32_t allocation(void *p, int64_t *bytes) {
-  void *f = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  XK_TRY(cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &f, 12000, cudaEnableDefault, &found));
-  if (found != cudaDriverEntryPointSuccess) return xk_fail(XK_CUDA, "no cuMemGetAddressRange in this driver");
+  decltype(&cuMemGetAddressRange) range;
+  XK_OK_OR_RETURN(xk_driver("cuMemGetAddressRange", &range));
   CUdeviceptr base = 0;
   size_t size = 0;
-  CUresult r = reinterpret_cast<CUresult (*)(CUdeviceptr *, size_t *, CUdeviceptr)>(f)(&base, &size, CUdeviceptr(p));
+  CUresult r = range(&base, &size, CUdeviceptr(p));
   if (r != CUDA_SUCCESS) return xk_fail(XK_CUDA, "cuMemGetAddressRange: %d", int(r));
   *bytes = base == CUdeviceptr(p) ? int64_t(size) : 0;
   return XK_OK;
