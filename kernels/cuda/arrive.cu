@@ -188,8 +188,7 @@ int32_t launch_all(xk_ctx *c, xk_region *r, const xk_move_args &a, const xk_plac
     cudaEvent_t e;
     XK_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
     arrival->good.push_back(e), arrival->until.push_back(last + 1);
-    // Every part of it comes behind that of the layers before. No kernel waits: it would hold a
-    // multiprocessor, and a cluster of a projection would begin when all others have ended.
+    // Every part of it comes behind that of the layers before. A kernel that waits would hold a multiprocessor.
     if (CUresult f = v.until(v.check, CUdeviceptr(v.landed + last), v.told[last], CU_STREAM_WAIT_VALUE_GEQ)) return xk_fail(XK_CUDA, "cuStreamWaitValue64: %d", int(f));
     XK_OK_OR_RETURN(xk_verify_coming(c, j.places, a.n_places, from, n));
     XK_TRY(cudaEventRecord(e, v.check));

@@ -25,7 +25,7 @@ func llama8B() kernels.Arch {
 
 // TestSpeed prints one JSON line a figure: host time of a step, from one end to
 // the next as steps overlap, with the device's own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
-// 8k@4096 mixed320/256 hit16@8k" (tokens of a chunk, 2048 if not given; and of what is cached before it). "b64l4" has contexts of 4k.
+// 8k@4096 mixed hit16@8k" (tokens of a chunk, 2048 if not given; and of what is cached before it). "b64l4" has contexts of 4k.
 // XPYD_CUDA_FP16 computes in fp16; XPYD_CUDA_KV8 keeps KV in FP8, XPYD_CUDA_W8 weights. "quality" compares logits with bf16's.
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
@@ -72,14 +72,8 @@ func TestSpeed(t *testing.T) {
 			tokens, _ := strconv.Atoi(n)
 			k, _ := strconv.Atoi(strings.TrimSuffix(after, "k"))
 			hitSpeed(t, b, tokens, k*1024)
-		} else if n, ok := strings.CutPrefix(w, "mixed"); ok {
-			early, late, _ := strings.Cut(n, "/")
-			chunk, _ := strconv.Atoi(early)
-			second, err := strconv.Atoi(late)
-			if err != nil {
-				second = chunk
-			}
-			mixedSpeed(t, b, chunk, second)
+		} else if w == "mixed" {
+			mixedSpeed(t, b)
 		} else if n, ok := strings.CutPrefix(w, "b"); ok {
 			n, k, _ := strings.Cut(n, "l")
 			batch, _ := strconv.Atoi(n)
@@ -272,9 +266,10 @@ func hitSpeed(t *testing.T, b *cuda.Backend, tokens, length int) {
 }
 
 // mixedSpeed decodes 64 streams alone, then with a chunk of an 8k prompt in each
-// step, another one in the second half of the prompt, where attention takes more.
-func mixedSpeed(t *testing.T, b *cuda.Backend, chunk, second int) {
-	const batch, length, prompt = 64, 1024, 8192
+// step: the largest with which a step takes 1.92 times as long as without, in each
+// half of the prompt, since attention takes more in the second.
+func mixedSpeed(t *testing.T, b *cuda.Backend) {
+	const batch, length, prompt, slower = 64, 1024, 8192, 1.92
 	var seqs []kernels.Seq
 	next := int32(0)
 	blocks := func(positions int) (list []int32) {
@@ -292,43 +287,62 @@ func mixedSpeed(t *testing.T, b *cuda.Backend, chunk, second int) {
 	for i := range tokens {
 		tokens[i] = int32(i * 104729 % b.Arch().Vocab)
 	}
-	run := func(steps int, beside bool) (took []float64, prefilled int, total time.Duration) {
-		pos := 0
-		for step := range steps + 20 {
-			all := seqs
-			if beside {
-				n := min(chunk, prompt-pos)
-				if pos >= prompt/2 {
-					n = min(second, prompt-pos)
-				}
-				q := kernels.Seq{Tokens: tokens[pos : pos+n], Pos: pos, Blocks: table}
-				if pos += n; pos == prompt {
-					q.Samples, pos = []kernels.Sample{{TopP: 1, Repetition: 1, Logprobs: -1}}, 0
-				}
-				if step >= 20 {
-					prefilled += n
-				}
-				all = append(slices.Clone(seqs), q)
+	step := func(pos, n int) float64 {
+		all := seqs
+		if n > 0 {
+			q := kernels.Seq{Tokens: tokens[pos : pos+n], Pos: pos, Blocks: table}
+			if pos+n == prompt {
+				q.Samples = []kernels.Sample{{TopP: 1, Repetition: 1, Logprobs: -1}}
 			}
-			at := time.Now()
-			mustStep(t, b, all...)
-			if d := time.Since(at); step >= 20 {
-				took, total = append(took, float64(d.Microseconds())/1000), total+d
+			all = append(slices.Clone(seqs), q)
+		}
+		at := time.Now()
+		mustStep(t, b, all...)
+		return float64(time.Since(at).Microseconds()) / 1000
+	}
+	const warm = 20
+	steps := func(n int, one func() float64) (took []float64) {
+		for i := range n + warm {
+			if d := one(); i >= warm {
+				took = append(took, d)
 			}
 		}
-		slices.Sort(took)
-		return took, prefilled, total
+		return took
 	}
-	alone, _, _ := run(100, false)
-	mixed, prefilled, total := run(200, true)
+	sorted := func(d []float64) []float64 { return slices.Sorted(slices.Values(d)) }
+	alone := sorted(steps(100, func() float64 { return step(0, 0) }))
+	var chunks [2]int
+	for half := range chunks {
+		end := prompt / 2 * (half + 1)
+		for n := 512; n > 0; n -= 32 {
+			if took := sorted(steps(9, func() float64 { return step(end-n, n) })); took[4] <= slower*alone[50] {
+				chunks[half] = n
+				break
+			}
+		}
+		if chunks[half] == 0 {
+			t.Fatal("no chunk is short enough")
+		}
+	}
+	pos, fed := 0, []int{}
+	took := steps(200, func() float64 {
+		n := min(chunks[min(pos/(prompt/2), 1)], prompt-pos)
+		d := step(pos, n)
+		pos, fed = (pos+n)%prompt, append(fed, n)
+		return d
+	})
+	mixed, total, prefilled := sorted(took), 0.0, 0
+	for i, d := range took {
+		total, prefilled = total+d/1000, prefilled+fed[warm+i]
+	}
 	ratio := make([]float64, len(mixed))
 	for i, v := range mixed {
 		ratio[i] = v / alone[len(alone)/2]
 	}
 	p99 := ratio[len(ratio)*99/100]
-	fmt.Fprintf(os.Stdout, "MIXED chunks of %d and %d: alone p50 %.2f ms, p99 %.2f; with prefill p50 %.2f, p99 %.2f\n", chunk, second, alone[50], alone[99], mixed[100], mixed[198])
+	fmt.Fprintf(os.Stdout, "MIXED chunks of %d and %d: alone p50 %.2f ms, p99 %.2f; with prefill p50 %.2f, p99 %.2f\n", chunks[0], chunks[1], alone[50], alone[99], mixed[100], mixed[198])
 	result("gpu.mixed_itl_ratio", "x", p99, ratio, nil)
-	rate := float64(prefilled) / total.Seconds()
+	rate := float64(prefilled) / total
 	result("gpu.mixed_prefill_tok_s", "tok/s", rate, []float64{rate}, nil)
 }
 

@@ -170,7 +170,7 @@ func plan() []stage {
 			{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}, {name: "logits in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16"}}}},
 		{name: "decode", about: "decode steps of Llama-3-8B's shape, the device's idle time", seconds: 40, parts: []part{speed("decode", "b1 b8 b64 b256")}},
 		{name: "prefill", about: "prefill in chunks of 2k and 8k", seconds: 45, parts: []part{speed("prefill", "2k 8k 32k 8k@8192 32k@8192")}},
-		{name: "mixed", about: "64 streams beside 8k prompts", seconds: 20, parts: []part{speed("mixed", "mixed320/256")}},
+		{name: "mixed", about: "64 streams beside 8k prompts", seconds: 20, parts: []part{speed("mixed", "mixed")}},
 		{name: "kernels", about: "single kernels' figures", seconds: 40, parts: []part{{name: "bench", run: []string{"probe", "bench"}}}},
 		{name: "peers", about: "PyTorch's bandwidth, attention and linears; FlashInfer where it is", seconds: 60, python: "torch",
 			parts: []part{peers("memory", "attention", "sampling", "linears"), peers("flashinfer")}},
