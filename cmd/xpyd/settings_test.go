@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -52,6 +53,16 @@ func TestWorkersSettings(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestPoolLargerThanMachine: a pool on the CPU is taken at start, so one that the machine
+// has no memory for is refused then, with the numbers, and not when requests fill it.
+func TestPoolLargerThanMachine(t *testing.T) {
+	const row = `: the KV pool: \d+ MiB wanted, and 512 MiB to spare for others, where \d+ MiB are to be had\n$`
+	_, errs, code := xpyd(t, "decode", "--device", "cpu", "--log-level", "error", "--blocks", "1000000000")
+	if ok, _ := regexp.MatchString("^xpyd: --blocks: blocks"+row, errs); code != exitUsage || !ok {
+		t.Errorf("exit code %d, %q", code, errs)
 	}
 }
 

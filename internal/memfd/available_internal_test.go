@@ -55,7 +55,7 @@ func TestAvailable(t *testing.T) {
 
 // Memory has its pages, and takes none that others have taken meanwhile.
 func TestPopulate(t *testing.T) {
-	const size, part = 8 << 20, 1 << 20
+	const size, part, spare = 8 << 20, 1 << 20, 8 << 20
 	resident := func(m *Memory) (n int) {
 		pages := make([]byte, size/os.Getpagesize())
 		if _, _, errno := unix.Syscall(unix.SYS_MINCORE, addressOf(m.Bytes), size, addressOf(pages)); errno != 0 {
@@ -75,17 +75,20 @@ func TestPopulate(t *testing.T) {
 		return &Memory{Bytes: b, FD: -1, Pages: Small}
 	}
 	m := open()
-	if err := m.populate(t.Context(), func() int64 { return Spare + size }, part); err != nil || resident(m) != size {
+	if err := m.populate(t.Context(), func() int64 { return spare + size }, part); err != nil || resident(m) != size {
 		t.Errorf("%v, %d of %d bytes there", err, resident(m), size)
 	}
 	m = open()
 	if err := m.populate(t.Context(), func() int64 { return 0 }, part); err != nil || resident(m) != size {
 		t.Errorf("where nothing is known: %v, %d of %d bytes there", err, resident(m), size)
 	}
-	var short *ShortError
+	var lack *ShortError
 	m = open()
-	if err := m.populate(t.Context(), func() int64 { return Spare + size - 1 }, part); !errors.As(err, &short) || *short != (ShortError{size, Spare + size - 1}) || resident(m) != 0 {
+	if err := m.populate(t.Context(), func() int64 { return spare + size - 1 }, part); !errors.As(err, &lack) || *lack != (ShortError{size, spare, spare + size - 1}) || resident(m) != 0 {
 		t.Errorf("more than there is: %v, %d bytes there", err, resident(m))
+	}
+	if err := short(4*Spare, 4*Spare, 5*Spare-1); !errors.As(err, &lack) || lack.Spare != Spare {
+		t.Errorf("a large one leaves %v to others", err)
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
@@ -97,11 +100,11 @@ func TestPopulate(t *testing.T) {
 	var asked atomic.Int64
 	others := func() int64 { // they take it after the third time
 		if asked.Add(1) > 3 {
-			return Spare
+			return spare
 		}
-		return Spare + size
+		return spare + size
 	}
-	if err := m.populate(t.Context(), others, part); !errors.As(err, &short) || resident(m) > 4*part {
+	if err := m.populate(t.Context(), others, part); !errors.As(err, &lack) || resident(m) > 4*part {
 		t.Errorf("taken by others: %v, %d bytes there", err, resident(m))
 	}
 }

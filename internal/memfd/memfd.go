@@ -25,8 +25,8 @@ const (
 	Small       Pages = "small"
 )
 
-// Spare is how many bytes are left to others where memory is taken at once: more than
-// what many processes take at a time.
+// Spare is how many bytes are left to others where memory is taken at once, or as many
+// as are taken, if those are fewer: more than what many processes take at a time.
 const Spare = 512 << 20
 
 // HugeBytes is the size, and the alignment, of a huge page.

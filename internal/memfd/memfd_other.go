@@ -13,6 +13,9 @@ func Private(size int) (*Memory, error) { return nil, ErrUnsupported }
 // Available knows nothing.
 func Available() int64 { return 0 }
 
+// Room knows nothing.
+func Room(int64) error { return nil }
+
 // Populate does nothing.
 func (m *Memory) Populate(context.Context) error { return nil }
 

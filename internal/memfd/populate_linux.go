@@ -17,12 +17,25 @@ const piece = 8 << 20 // bytes that are taken at a time
 
 // A ShortError says that the system has not the memory that was asked for.
 type ShortError struct {
-	Want, Have int64 // bytes
+	Want, Spare, Have int64 // bytes
 }
 
 func (e *ShortError) Error() string {
-	return fmt.Sprintf("%d MiB wanted, and %d MiB to spare for others, where %d MiB are to be had", e.Want>>20, int64(Spare)>>20, e.Have>>20)
+	return fmt.Sprintf("%d MiB wanted, and %d MiB to spare for others, where %d MiB are to be had", e.Want>>20, e.Spare>>20, e.Have>>20)
 }
+
+// short is the error when so many bytes are not to be had any more for the rest of
+// what is wanted, and what is left to others.
+func short(want, rest, have int64) error {
+	if spare := min(Spare, want); have > 0 && have < rest+spare {
+		return &ShortError{Want: want, Spare: spare, Have: have}
+	}
+	return nil
+}
+
+// Room is nil when so many bytes are to be had, as Populate wants them; else a
+// *ShortError.
+func Room(bytes int64) error { return short(bytes, bytes, Available()) }
 
 // Populate gives the memory its pages now: whoever counts on them later could
 // be killed for them. It takes them piece by piece, and none that the machine or
@@ -37,12 +50,7 @@ func (m *Memory) Populate(ctx context.Context) error {
 }
 
 func (m *Memory) populate(ctx context.Context, available func() int64, piece int) error {
-	short := func(rest int) error {
-		if have := available(); have > 0 && have < int64(rest)+Spare {
-			return &ShortError{Want: int64(len(m.Bytes)), Have: have}
-		}
-		return nil
-	}
+	short := func(rest int) error { return short(int64(len(m.Bytes)), int64(rest), available()) }
 	if err := short(len(m.Bytes)); err != nil {
 		return err
 	}

@@ -116,9 +116,36 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 	}
 	b, err := cpu.New(a, weights(m, false), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: threads, Share: share})
 	if err != nil {
-		return nil, fmt.Errorf("model %s: %w", m.Name, err)
+		return nil, poolError(cfg, fmt.Errorf("model %s: %w", m.Name, err))
 	}
 	return b, nil
+}
+
+// populate takes the memory of a pool that is the host's, so that no request is the
+// first to learn that the machine has less.
+func (w *Worker) populate(ctx context.Context) error {
+	pool, ok := w.backend.(interface{ Populate(context.Context) error })
+	if !ok {
+		return nil
+	}
+	if size := w.poolBytes(); size >= 1<<30 {
+		w.log.Info("taking memory for the KV pool", "bytes", config.Size(size).String())
+	}
+	return poolError(&w.cfg, pool.Populate(ctx))
+}
+
+// poolError is err; of a pool that the machine has no memory for, with the key that
+// has made it so large.
+func poolError(cfg *Config, err error) error {
+	var large *cpu.PoolError
+	if !errors.As(err, &large) {
+		return err
+	}
+	key := "kv_memory"
+	if cfg.Blocks != 0 {
+		key = "blocks"
+	}
+	return bad(key, "%s", large)
 }
 
 // fp16 tells whether a GPU computes in fp16: as asked, and where the checkpoint's

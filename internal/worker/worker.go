@@ -184,6 +184,9 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 		return err
 	}
 	w.free("free the backend", func(context.Context) error { return w.backend.Close() })
+	if err := w.populate(ctx); err != nil {
+		return err
+	}
 	if err := w.startGPU(); err != nil {
 		return err
 	}

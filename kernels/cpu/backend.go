@@ -94,14 +94,19 @@ func New(a kernels.Arch, w kernels.Weights, opt Options) (*Backend, error) {
 	}
 	b.choosePV()
 	b.load(w)
-	b.pool = newPool(kernels.Layout{
+	layout := kernels.Layout{
 		Layers:      a.Layers,
 		KVHeads:     a.KVHeads,
 		HeadDim:     a.HeadDim,
 		BlockTokens: opt.BlockTokens,
 		DType:       kernels.F32.String(),
 		RowBytes:    4 * a.HeadDim,
-	}, opt.Blocks, opt.Share)
+	}
+	mem, private, err := poolMemory(layout.Layers*layerBytes(layout, opt.Blocks), opt.Share)
+	if err != nil {
+		return nil, fmt.Errorf("cpu backend: %w", err)
+	}
+	b.pool = newPool(layout, opt.Blocks, mem, private)
 	b.team = newTeam(opt.Threads)
 	b.work = b.member
 	b.step.init(b, opt.Threads)

@@ -1,8 +1,10 @@
 package cpu
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"unsafe"
 
 	"github.com/xpyd/xpyd/internal/memfd"
@@ -21,36 +23,61 @@ type pool struct {
 	digest []uint64    // [layer][block][kv_head]
 	filled []uint16    // [layer][block][kv_head]: rows 0..filled-1 are in digest
 
-	shared  *memfd.Memory // holds data; nil: the Go heap does
+	mem     *memfd.Memory // holds data; nil: the Go heap does
 	private error         // why it is not shared
 }
+
+// A PoolError says that the machine has not the memory for the pool.
+type PoolError struct{ Err error }
+
+func (e *PoolError) Error() string {
+	return "the KV pool: " + strings.TrimPrefix(e.Err.Error(), "memfd: ")
+}
+func (e *PoolError) Unwrap() error { return e.Err }
+
+var errPrivate = errors.New("the pool was not asked to be shared")
 
 // NewPool is a pool without a backend, for who only moves blocks.
 func NewPool(l kernels.Layout, blocks int) (kernels.Pool, error) {
 	if l.DType != kernels.F32.String() || l.RowBytes != 4*l.HeadDim || l.Layers < 1 || l.KVHeads < 1 || l.BlockTokens < 1 || blocks < 1 {
 		return nil, fmt.Errorf("cpu pool: %d blocks of layout %+v: want f32", blocks, l)
 	}
-	return newPool(l, blocks, false), nil
+	return newPool(l, blocks, nil, errPrivate), nil
 }
 
-// newPool allocates a pool, in memory for others to map if share asks for it
-// and the system has such.
-func newPool(l kernels.Layout, blocks int, share bool) *pool {
+// poolMemory is memory for a pool, for others to map if share asks for it and the
+// system has such. Private says why others cannot; memory is nil where the system has
+// only the Go heap.
+func poolMemory(size int, share bool) (mem *memfd.Memory, private, err error) {
+	private = errPrivate
+	if err := memfd.Room(int64(size)); err != nil {
+		return nil, private, &PoolError{err}
+	}
+	if share {
+		if mem, private = memfd.New("xpyd-kv", size); private == nil {
+			return mem, nil, nil
+		}
+	}
+	if mem, err = memfd.Private(size); errors.Is(err, memfd.ErrUnsupported) {
+		err = nil
+	}
+	return mem, private, err
+}
+
+// newPool makes a pool in mem, or on the Go heap; private says why that is not shared.
+func newPool(l kernels.Layout, blocks int, mem *memfd.Memory, private error) *pool {
 	p := &pool{
 		layout: l,
 		blocks: blocks,
 		data:   make([][]float32, l.Layers),
 		digest: make([]uint64, l.Layers*blocks*l.KVHeads),
 		filled: make([]uint16, l.Layers*blocks*l.KVHeads),
-	}
-	p.private = errors.New("the pool was not asked to be shared")
-	if share {
-		p.shared, p.private = memfd.New("xpyd-kv", l.Layers*p.layerBytes())
+		mem:    mem, private: private,
 	}
 	for i := range p.data {
-		if p.shared != nil {
-			at := i * p.layerBytes()
-			p.data[i] = floatsOf(p.shared.Bytes[at : at+blocks*l.BlockBytes()])
+		if p.mem != nil {
+			at := i * layerBytes(l, blocks)
+			p.data[i] = floatsOf(p.mem.Bytes[at : at+blocks*l.BlockBytes()])
 		} else {
 			p.data[i] = allocFloats(blocks * l.BlockBytes() / 4)
 		}
@@ -58,29 +85,43 @@ func newPool(l kernels.Layout, blocks int, share bool) *pool {
 	return p
 }
 
-// layerBytes is the distance between two layers of a shared pool: whole pages,
-// so that no two layers share one.
-func (p *pool) layerBytes() int { return roundUp(p.blocks*p.layout.BlockBytes(), 4096) }
+// layerBytes is the distance between two layers of a pool that is not on the heap:
+// whole pages, so that no two layers share one.
+func layerBytes(l kernels.Layout, blocks int) int { return roundUp(blocks*l.BlockBytes(), 4096) }
 
 // Shared implements kernels.Sharer.
 func (p *pool) Shared() (kernels.Shared, error) {
-	if p.shared == nil {
+	if p.private != nil {
 		return kernels.Shared{}, p.private
 	}
-	s := kernels.Shared{FD: p.shared.FD, Bytes: p.shared.Size, Stride: int64(p.layout.BlockBytes()),
-		Layers: make([]int64, p.layout.Layers), Pages: string(p.shared.Pages)}
+	s := kernels.Shared{FD: p.mem.FD, Bytes: p.mem.Size, Stride: int64(p.layout.BlockBytes()),
+		Layers: make([]int64, p.layout.Layers), Pages: string(p.mem.Pages)}
 	for i := range s.Layers {
-		s.Layers[i] = int64(i * p.layerBytes())
+		s.Layers[i] = int64(i * layerBytes(p.layout, p.blocks))
 	}
 	return s, nil
 }
 
-// close gives shared memory back; the pool is gone then.
-func (p *pool) close() error {
-	if p.shared == nil {
+// Populate gives the pool its pages now, as far as the machine has them: a process
+// that counts on pages which it touches later could be killed for them. After an error,
+// a *PoolError or ctx's, the backend is to be closed.
+func (p *pool) Populate(ctx context.Context) error {
+	if p.mem == nil {
 		return nil
 	}
-	return p.shared.Close()
+	err := p.mem.Populate(ctx)
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return &PoolError{err}
+}
+
+// close gives the memory back; the pool is gone then.
+func (p *pool) close() error {
+	if p.mem == nil {
+		return nil
+	}
+	return p.mem.Close()
 }
 
 // rows returns rows row..row+n-1 of one head's K (kv 0) or V (kv 1).

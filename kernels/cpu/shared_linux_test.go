@@ -2,6 +2,8 @@ package cpu_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"math/rand/v2"
 	"testing"
 
@@ -54,5 +56,33 @@ func TestShared(t *testing.T) {
 	}
 	if err := unix.Munmap(mem); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestPopulate: a pool takes its memory at once, shared or not, and one that the machine
+// has no memory for is refused before any of it is taken.
+func TestPopulate(t *testing.T) {
+	a := shape(3, 32, 48, 4, 2, 8, 50)
+	w := randomWeights(a, kernels.F32, 1)
+	for _, share := range []bool{false, true} {
+		b, err := cpu.New(a, w, cpu.Options{Blocks: 4, BlockTokens: 8, Threads: 1, Share: share})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Populate(t.Context()); err != nil {
+			t.Error(err)
+		}
+		ended, end := context.WithCancel(t.Context())
+		end()
+		if err := b.Populate(ended); !errors.Is(err, context.Canceled) {
+			t.Errorf("after the end: %v", err)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	var large *cpu.PoolError
+	if _, err := cpu.New(a, w, cpu.Options{Blocks: 1 << 30, BlockTokens: 256, Threads: 1}); !errors.As(err, &large) {
+		t.Errorf("a pool of 2^38 tokens: %v", err)
 	}
 }
