@@ -208,6 +208,9 @@ func (b *benchKVIO) checkSSD(units []config.Size, total config.Size, available i
 			return fmt.Errorf("--depth %d: so many units of %v take more memory than the %v that this machine has to give: take fewer, or smaller ones", b.depth, unit, most>>20<<20)
 		}
 	}
+	if err := tier.FreshDir(b.dir); err != nil {
+		return fmt.Errorf("--ssd-dir: %w", err)
+	}
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -53,15 +54,22 @@ func TestBenchKVIO(t *testing.T) {
 	f("--layers 1 to", "--layers", "0")
 	f("--rounds at least 1", "--rounds", "0", "--device", "cpu")
 	f("auto, io_uring or pread", "--io", "mmap")
+	used := t.TempDir()
+	if err := os.WriteFile(filepath.Join(used, "theirs"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	onSSD := []string{"--device", "cpu", "--ssd-dir", ssd}
 	for message, args := range map[string][]string{
 		"--total 1KiB: want 16MiB at least": {"--total", "1KiB"},
 		"--depth 0: want 1 to 1024":         {"--depth", "0"},
 		"--depth 2000: want":                {"--depth", "2000"},
 		"--unit 5000: want a multiple of 4": {"--unit", "2MiB,5000"},
+		"has files, such as theirs":         {"--ssd-dir", used},
+		"not a directory":                   {"--ssd-dir", filepath.Join(used, "theirs")},
 	} {
-		f(message, append(args, onSSD...)...)
-		if _, errs, _ := xpyd(t, append(append([]string{"bench", "kvio"}, args...), onSSD...)...); strings.Count(errs, "\n") != 1 {
+		args := slices.Concat(onSSD, args)
+		f(message, args...)
+		if _, errs, _ := xpyd(t, append([]string{"bench", "kvio"}, args...)...); strings.Count(errs, "\n") != 1 {
 			t.Errorf("%v: it had begun: %q", args, errs)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -36,6 +37,19 @@ const (
 	UnitPage   = page // units are a multiple of it
 )
 
+// FreshDir is nil when dir is a folder without files, or none yet: MeasureDisk removes
+// what it finds there.
+func FreshDir(dir string) error {
+	old, err := os.ReadDir(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err == nil && len(old) > 0:
+		err = fmt.Errorf("%s has files, such as %s: want a folder for this alone", dir, old[0].Name())
+	}
+	return err
+}
+
 // MeasureDisk writes units of unitBytes (a multiple of 4 KiB) until total
 // bytes are written through an SSD tier in dir, a folder of nothing else, then
 // reads all of them in random order; depth of each at a time. dir is empty or not
@@ -53,8 +67,8 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 	if rows < 1 || s.record() != unitBytes || units < LeastUnits || depth < 1 || depth > MostDepth {
 		return r, bad(units)
 	}
-	if old, err := os.ReadDir(dir); err == nil && len(old) > 0 {
-		return r, fmt.Errorf("%s has files, such as %s: want a folder for this alone", dir, old[0].Name())
+	if err := FreshDir(dir); err != nil {
+		return r, err
 	}
 	way, err := newDiskIO(by, depth, unitBytes, uring.Open)
 	if err != nil {
