@@ -135,7 +135,8 @@ func (d *dataDir) write(name, content string) error {
 	return os.Rename(tmp, filepath.Join(d.path, name))
 }
 
-// close removes what we put there; the folder too, if that leaves it empty.
+// close removes what we put there; the folder too, if that leaves it empty. It may be
+// called again, and meanwhile.
 func (d *dataDir) close() {
 	for _, name := range []string{fileToken, fileAdmin, fileAdminCert, fileJoin, fileLock} {
 		os.Remove(filepath.Join(d.path, name))

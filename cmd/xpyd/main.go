@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -98,10 +99,12 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 
 // shutdownContext is cancelled by the first SIGINT or SIGTERM, and the drain
 // that follows by a second one: what runs is then cut, and if that takes
-// longer than lastGrace, or at a third signal, the process just exits.
+// longer than lastGrace, or at a third signal, the process does what it was told to
+// do lastly, and exits.
 func shutdownContext(exit func(int)) (context.Context, func()) {
 	now, cut := context.WithCancel(context.Background())
-	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), drainKey{}, now))
+	d := &drain{now: now}
+	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), drainKey{}, d))
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	done := make(chan struct{})
@@ -120,11 +123,14 @@ func shutdownContext(exit func(int)) (context.Context, func()) {
 		defer timer.Stop()
 		select {
 		case <-signals:
-			exit(exitFailed)
 		case <-timer.C:
-			exit(exitFailed)
 		case <-done:
+			return
 		}
+		if f := d.last.Load(); f != nil {
+			(*f)()
+		}
+		exit(exitFailed)
 	}()
 	return ctx, func() {
 		signal.Stop(signals)
@@ -139,21 +145,34 @@ func shutdownContext(exit func(int)) (context.Context, func()) {
 // signal.
 const lastGrace = 500 * time.Millisecond
 
-// drainKey is where a command's context has the context of its drain.
+// drainKey is where a command's context has its drain.
 type drainKey struct{}
+
+type drain struct {
+	now  context.Context        // ends with a second signal
+	last atomic.Pointer[func()] // see lastly
+}
+
+// lastly says what is done, beside whatever runs, before an exit that waits for
+// nothing any more. It is quick.
+func lastly(ctx context.Context, f func()) {
+	if d, ok := ctx.Value(drainKey{}).(*drain); ok {
+		d.last.Store(&f)
+	}
+}
 
 // draining returns the context of a command's drain: it ends after limit, or
 // with a second signal, and not with ctx.
 func draining(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	parent, ok := ctx.Value(drainKey{}).(context.Context)
-	if !ok {
-		parent = context.Background()
+	parent := context.Background()
+	if d, ok := ctx.Value(drainKey{}).(*drain); ok {
+		parent = d.now
 	}
 	return context.WithTimeout(parent, limit)
 }
 
 // cut says whether a second signal came.
 func cut(ctx context.Context) bool {
-	now, ok := ctx.Value(drainKey{}).(context.Context)
-	return ok && now.Err() != nil
+	d, ok := ctx.Value(drainKey{}).(*drain)
+	return ok && d.now.Err() != nil
 }

@@ -61,6 +61,7 @@ environment variable: tls_cert is XPYD_TLS_CERT.`,
 			return err
 		}
 		ctx := cmd.Context()
+		lastly(ctx, front.data.close)
 		endReloads := front.reloading(cfg, load)
 		out := cmd.OutOrStdout()
 		fmt.Fprintf(out, "listening %s\njoin with: xpyd prefill --join $(cat %s/%s)\n", front.url(cfg), front.data.path, fileJoin)

@@ -140,6 +140,7 @@ func runUp(ctx context.Context, cfg *upConfig, load func() (*upConfig, error), s
 	if err != nil {
 		return err
 	}
+	lastly(ctx, front.data.close)
 	endReloads := front.reloading(&cfg.RouterConfig, func() (*RouterConfig, error) {
 		next, err := load()
 		return &next.RouterConfig, err
