@@ -40,7 +40,8 @@ type Config struct {
 	// them takes them.
 	MaxRemains int
 	// RetryWait is how long an attempt waits for a former one of the same
-	// request that is just being fenced, to take up what that one had.
+	// request that is just being fenced, to take up what that one had: as long
+	// as a fence may take.
 	RetryWait time.Duration
 	// Metrics are counted when set.
 	Metrics *Metrics
@@ -55,7 +56,7 @@ type Config struct {
 // DefaultConfig returns the documented settings for a pool of blocks.
 func DefaultConfig(blocks int) Config {
 	return Config{ReserveTimeout: 10 * time.Second, FenceTimeout: 500 * time.Millisecond, MaxQuarantined: max(blocks/4, 1),
-		MaxRemains: 256, RetryWait: 100 * time.Millisecond}
+		MaxRemains: 256, RetryWait: 500 * time.Millisecond}
 }
 
 // Claim is what to collect, and from whom.
