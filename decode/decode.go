@@ -39,10 +39,6 @@ type Config struct {
 	// for another attempt. The blocks are not held meanwhile: whoever needs
 	// them takes them.
 	MaxRemains int
-	// RetryWait is how long an attempt waits for a former one of the same
-	// request that is just being fenced, to take up what that one had: as long
-	// as a fence may take.
-	RetryWait time.Duration
 	// Metrics are counted when set.
 	Metrics *Metrics
 	// Warm, when set, brings what lower tiers have of a prompt into the cache,
@@ -56,7 +52,7 @@ type Config struct {
 // DefaultConfig returns the documented settings for a pool of blocks.
 func DefaultConfig(blocks int) Config {
 	return Config{ReserveTimeout: 10 * time.Second, FenceTimeout: 500 * time.Millisecond, MaxQuarantined: max(blocks/4, 1),
-		MaxRemains: 256, RetryWait: 500 * time.Millisecond}
+		MaxRemains: 256}
 }
 
 // Claim is what to collect, and from whom.
@@ -170,7 +166,7 @@ func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Repor
 	}
 	start := time.Now()
 	name := nameOf(c)
-	over, err := s.remains.begin(ctx, c, name, s.cfg.RetryWait)
+	over, err := s.remains.begin(ctx, c, name, s.cfg.FenceTimeout)
 	if err != nil {
 		return fail("wait for the former attempt", err, ticket.Late)
 	}

@@ -79,8 +79,8 @@ func nameOf(c *Claim) (name kvcache.Hash) {
 	return name
 }
 
-// begin notes an attempt and waits a moment for a former one at the same
-// prompt of the same request: a router repeats a request when the former
+// begin notes an attempt and waits, as long as a fence may take, for a former one at
+// the same prompt of the same request, to take up what that one had: a router repeats a request when the former
 // attempt is over for it, which may be before it is over here.
 func (r *remains) begin(ctx context.Context, c *Claim, name kvcache.Hash, wait time.Duration) (over func(), err error) {
 	key := attempt{c.RequestID, c.Order.Index, name}
