@@ -11,7 +11,10 @@
 // KV layout and digests are defined to the bit in DESIGN.md.
 package kernels
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // DType is the element type of a weight tensor as it lies in memory.
 type DType uint8
@@ -283,7 +286,7 @@ type Backend interface {
 	Layout() Layout
 	Blocks() int // blocks in the pool
 	// Step runs the batch and returns one Result a Seq. The results are valid
-	// until the next call of Step.
+	// until the next call of Step. ErrStepTooLarge: it did nothing.
 	Step(*Step) ([]Result, error)
 	Pool
 	Close() error
@@ -295,6 +298,7 @@ type Backend interface {
 type Launcher interface {
 	// Launch begins a step and returns; two may be under way. What the step
 	// refers to must not change before Await has returned its results.
+	// ErrStepTooLarge: it did nothing, and there is nothing to await.
 	Launch(*Step) error
 	// Await waits for the oldest step under way, calls its OnLayer meanwhile, and
 	// returns what Step would. The results are valid until the next Launch. Each
@@ -344,6 +348,11 @@ type Shared struct {
 	Stride int64
 	Pages  string // what backs it: "huge", "transparent" or "small"
 }
+
+// ErrStepTooLarge: the step has more than the backend takes at once, in rows, draws,
+// log probabilities, penalties or block tables: nothing of it was begun. A step of
+// fewer Seqs may be taken. Errors of Step and Launch wrap it.
+var ErrStepTooLarge = errors.New("the step has more than the backend takes at once")
 
 // Error is a failed backend call.
 type Error struct {

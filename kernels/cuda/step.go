@@ -133,7 +133,7 @@ func (b *Backend) check(st *kernels.Step) (bucket int, err error) {
 		single = single && len(q.Tokens) == 1 && len(q.Samples) <= 1 && len(q.Targets) == 0
 	}
 	if rows > b.opt.MaxTokens {
-		return 0, fmt.Errorf("%d tokens, this backend takes %d a step", rows, b.opt.MaxTokens)
+		return 0, fmt.Errorf("%w: %d tokens of at most %d", kernels.ErrStepTooLarge, rows, b.opt.MaxTokens)
 	}
 	if single && !b.opt.NoGraphs {
 		bucket = bucketFor(rows, min(b.opt.MaxSeqs, b.opt.MaxTokens))
@@ -211,7 +211,8 @@ func (b *Backend) waitStep() error {
 	return b.lib.call("xk_wait_step", func() C.int32_t { return C.api_wait_step(b.lib.api, b.ctx) })
 }
 
-// describe fills the arena of s.
+// describe fills the arena of s, whose step is over. Nothing else changes: a step that
+// is too large leaves no trace.
 func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_step_args, error) {
 	s.used = 0
 	rows, segs, decodes, tiles := 0, 0, 0, 0
@@ -315,7 +316,7 @@ func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_ste
 	a.used_bytes = C.int64_t(s.used)
 	a.wants = put(s, s.wants, len(s.wants))
 	if s.used > len(s.arena) {
-		return a, fmt.Errorf("the step's block tables and penalties take more than %d bytes", len(s.arena))
+		return a, fmt.Errorf("%w: block tables and penalties of more than %d bytes", kernels.ErrStepTooLarge, len(s.arena))
 	}
 	a.n_rows, a.n_segs, a.n_decode, a.n_tiles = C.int32_t(rows), C.int32_t(segs), C.int32_t(decodes), C.int32_t(tiles)
 	a.n_finals, a.n_samples, a.n_items, a.n_wants = C.int32_t(finals), C.int32_t(samples), C.int32_t(items), C.int32_t(len(s.wants))
@@ -353,7 +354,7 @@ func (b *Backend) answers(s *stepState, q *kernels.Seq, row int) error {
 		}
 	}
 	if len(s.samples) > len(s.tokens) || s.outs > len(s.logprobs) || len(s.wants) > len(s.logits)/b.arch.Vocab {
-		return fmt.Errorf("%d draws, %d log probabilities and %d rows of logits in one step: at most %d, %d and %d",
+		return fmt.Errorf("%w: %d draws, %d log probabilities and %d rows of logits, of at most %d, %d and %d", kernels.ErrStepTooLarge,
 			len(s.samples), s.outs, len(s.wants), len(s.tokens), len(s.logprobs), len(s.logits)/b.arch.Vocab)
 	}
 	return nil
