@@ -79,10 +79,10 @@ func (e *Engine) place(q *sequence, active int) bool {
 		return false
 	}
 	q.table, q.computed, q.indexed, q.shared = table, hit, hit, false
-	e.metrics.hits.Add(float64(hit))
 	if !q.h.prompted {
 		q.h.mu.Lock()
-		if r.Prefilled == nil {
+		// Placed again after a preemption it finds what it has computed itself.
+		if r.Prefilled == nil && (q.h.started.IsZero() || hit < q.h.cached) {
 			q.h.cached = hit
 		}
 		if r.PrefillOnly {

@@ -24,7 +24,7 @@ import (
 // are other sequences' and never saw the wrong ones. If blocks are lost with them,
 // because who was to write there may still do so, it gets others (preempt).
 //
-// A step that others are in is not made to wait (holdsUp).
+// A step that others are in, or wait for the end of, is not made to wait (holdsUp).
 
 // Source has KV rows below the pool; internal/tier.Tiers is one.
 type Source interface {
@@ -84,11 +84,12 @@ func (e *Engine) onBrought() {
 // isBehind says of a sequence that its prefix is still on its way for another request.
 func (e *Engine) isBehind(q *sequence) bool { return q.behind > e.brought.Load() }
 
-// holdsUp says of a sequence whose prefix is arriving that a step with the
-// others that are planned, and so many of its tokens, would wait for it: what
-// is left to come takes longer, at the rate so far, than they take to compute.
+// holdsUp says of a sequence whose prefix is arriving that others would wait for it
+// in a step with so many of its tokens: what is left to come takes longer, at the rate
+// so far, than they take to compute. Others are those that are planned, and those of
+// steps under way: what they do next comes behind this step.
 func (e *Engine) holdsUp(q *sequence, tokens int) bool {
-	if q.arriving == nil || len(e.batch) == 0 {
+	if q.arriving == nil || len(e.batch) == 0 && !e.othersFly(q) {
 		return false
 	}
 	n := q.arriving.Move().Layers()
@@ -100,6 +101,18 @@ func (e *Engine) holdsUp(q *sequence, tokens int) bool {
 	}
 	left := time.Since(q.asked).Seconds() * float64(e.layers-n) / float64(n)
 	return left > float64(tokens)/e.pace.rate
+}
+
+// othersFly says that a step under way carries another sequence than q.
+func (e *Engine) othersFly(q *sequence) bool {
+	for _, f := range e.flights {
+		for _, m := range f.members {
+			if m.q != q && m.q.running {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // judge looks at what had to arrive for a step that has been awaited.

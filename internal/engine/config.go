@@ -15,7 +15,7 @@ type Config struct {
 	// refused with ErrQueueFull.
 	MaxWaiting int
 	// StepTokens is the token budget of a step: decoding sequences take one
-	// each, prefill chunks the rest.
+	// each, prefill chunks the rest, and a few if there is none.
 	StepTokens int
 	// PrefillTokens is the most that one prompt gets of a step in which nothing
 	// decodes: large chunks are faster and keep nobody waiting that came
@@ -51,6 +51,11 @@ func DefaultConfig() Config {
 		MaxBacklog:  64,
 		MaxFailures: 3,
 	}
+}
+
+// MostTokens is the most that a step may carry: what its backend must take.
+func (c *Config) MostTokens() int {
+	return max(c.StepTokens, c.PrefillTokens, c.MaxRunning+leastChunk)
 }
 
 // Validate checks the ranges.

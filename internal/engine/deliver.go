@@ -52,6 +52,9 @@ func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 		Prefill:      time.Since(h.started),
 	}
 	h.logprobs = nil
+	if h.req.Prefilled == nil {
+		e.metrics.hits.Add(float64(h.info.CachedTokens))
+	}
 	choices := h.survivors()
 	if h.req.PrefillOnly {
 		e.prefilled(h, choices, drawn)

@@ -66,6 +66,7 @@ type Engine struct {
 	running  []*sequence // by age, oldest first
 	taken    Stats       // the part of unseen that this turn has seen
 	batch    []*sequence // of the step that is planned
+	cut      []*sequence // that the last one was too large for
 	walk     []*sequence
 	flights  []*flight // steps under way, oldest first
 	spare    *flight   // for reuse

@@ -1,6 +1,9 @@
 package engine
 
 import (
+	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -85,9 +88,20 @@ func (e *Engine) launch() {
 	}
 	f.members = f.members[:0]
 	begin := time.Now()
-	f.step = e.build(&f.buf)
-	f.began = time.Now()
-	err := guard(func() error { return e.device.Launch(f.step) })
+	var err error
+	for {
+		f.step = e.build(&f.buf)
+		f.began = time.Now()
+		err = guard(func() error { return e.device.Launch(f.step) })
+		if !errors.Is(err, kernels.ErrStepTooLarge) {
+			break
+		}
+		if len(e.batch) == 1 {
+			err = &RequestError{Field: "n", Msg: fmt.Sprintf("is more than one step takes: %v", err)}
+			break
+		}
+		e.halve(&f.buf)
+	}
 	f.launch = time.Since(begin)
 	draw := 0
 	for i, q := range e.batch {
@@ -106,6 +120,18 @@ func (e *Engine) launch() {
 		f.step = nil
 		e.broken(f, err)
 	}
+}
+
+// halve takes back a step that was too large: the last half of its batch goes
+// into the next one, before anything else does.
+func (e *Engine) halve(b *stepBuffers) {
+	b.untell()
+	n := (len(e.batch) + 1) / 2
+	for _, q := range e.batch[n:] {
+		q.chunk = 0
+	}
+	e.cut = append(slices.Clone(e.batch[n:]), e.cut...)
+	e.batch = e.batch[:n]
 }
 
 // settle waits for the oldest step under way and handles its outcome.
@@ -158,7 +184,9 @@ func (e *Engine) settle() {
 // broken ends every request of a flight that failed: its rows mean nothing.
 func (e *Engine) broken(f *flight, err error) {
 	e.log.Error("engine step", "sequences", len(f.members), "error", err)
-	e.record(err)
+	if bad := new(RequestError); !errors.As(err, &bad) { // else it says nothing of the device
+		e.record(err)
+	}
 	e.metrics.failures.Inc()
 	e.land(f)
 	for _, m := range f.members {

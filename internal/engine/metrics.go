@@ -36,7 +36,7 @@ func newMetrics(e *Engine, reg prometheus.Registerer) (*metrics, error) {
 		}),
 		prefill:     tokens.WithLabelValues("prefill"),
 		decode:      tokens.WithLabelValues("decode"),
-		hits:        counter("prefix_hit_tokens_total", "Tokens found in the prefix cache instead of computed."),
+		hits:        counter("prefix_hit_tokens_total", "Tokens of prompts, counted when these were done, that were found in the prefix cache instead of computed."),
 		preemptions: counter("preemptions_total", "Sequences that lost their blocks to others; a steady rate means that the pool is too small."),
 		failures:    counter("step_failures_total", "Backend steps that failed; see the worker's log."),
 		voided:      counter("voided_prefixes_total", "Prefixes that were on their way when their request was placed, and did not come, or were not what their digests say: what steps had computed with them was dropped, and computed again."),

@@ -1,16 +1,25 @@
 package engine
 
-// plan fills the batch of the next step, oldest sequences first: each
-// decoding one gets its token, what is left of the token budget goes to
-// prefill chunks. Where nothing decodes the budget is larger, for the oldest
-// prompt. It reports whether there is anything to do.
+// plan fills the batch of the next step, with what the last one was too large
+// for, if it was, else from all sequences. It reports whether there is anything
+// to do.
 func (e *Engine) plan() bool {
-	e.batch = e.batch[:0]
 	e.retract()
+	cut := e.cut
+	e.cut = nil
+	return len(cut) > 0 && e.fill(cut) || e.fill(e.running)
+}
+
+// fill plans a step of some of the running sequences, in their order, oldest
+// first: each decoding one gets its token, what is left of the token budget goes
+// to prefill chunks. Where nothing decodes the budget is larger, for the oldest
+// prompt.
+func (e *Engine) fill(from []*sequence) bool {
+	e.batch = e.batch[:0]
 	var prefills []*sequence
 	// grow may preempt, which changes e.running, but only sequences that are
 	// younger or paused: what the walk has picked stays.
-	e.walk = append(e.walk[:0], e.running...)
+	e.walk = append(e.walk[:0], from...)
 	for _, q := range e.walk {
 		if len(e.batch)+len(prefills) == e.cfg.MaxRunning {
 			break

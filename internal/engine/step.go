@@ -19,6 +19,7 @@ type stepBuffers struct {
 // tell is what one sequence's OnBlocks hears during a step.
 type tell struct {
 	q        *sequence
+	told     int  // blocks that it had heard of before
 	late     bool // not told: the step was not judged then
 	onBlocks func(layer int, ready []Ready)
 	ready    []Ready
@@ -65,7 +66,7 @@ func (e *Engine) build(b *stepBuffers) *kernels.Step {
 				whole -= end % e.blockToks
 			}
 			if from := q.told * e.blockToks; whole > from {
-				b.tells = append(b.tells, tell{q: q, onBlocks: on, ready: e.ready(q, from, whole)})
+				b.tells = append(b.tells, tell{q: q, told: q.told, onBlocks: on, ready: e.ready(q, from, whole)})
 				q.told = e.cache.BlocksFor(whole)
 			}
 		}
@@ -83,6 +84,13 @@ func (e *Engine) build(b *stepBuffers) *kernels.Step {
 		}
 	}
 	return step
+}
+
+// untell takes back what build noted of a step that was not launched.
+func (b *stepBuffers) untell() {
+	for _, t := range b.tells {
+		t.q.told = t.told
+	}
 }
 
 // sample describes q's i-th draw.

@@ -116,7 +116,7 @@ func keepFailure(err error) *failure {
 	case errors.Is(err, prefill.ErrClaimGone):
 		return &failure{openai.Upstream("%v", err), ticket.Cancelled}
 	}
-	return submitFailure(err)
+	return engineFailure(err)
 }
 
 // foreignExchange is decode's side behind a foreign proxy: the lease that

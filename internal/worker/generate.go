@@ -112,7 +112,7 @@ func (g *generation) run(ctx context.Context, i int) {
 			send(batch{end: true})
 			return
 		case err != nil:
-			send(batch{err: &failure{engineError(err), ticket.Dead}})
+			send(batch{err: engineFailure(err)})
 			return
 		}
 	}
@@ -134,13 +134,13 @@ func (g *generation) start(ctx context.Context, i int) (*engine.Handle, *failure
 		if r.Prefilled != nil {
 			g.w.cache.Release(r.Prefilled.Blocks, r.Owner)
 		}
-		return nil, submitFailure(err)
+		return nil, engineFailure(err)
 	}
 	return h, nil
 }
 
-// submitFailure gives what the engine refused its outcome.
-func submitFailure(err error) *failure {
+// engineFailure gives what the engine refused, or ended with, its outcome.
+func engineFailure(err error) *failure {
 	outcome := ticket.Dead
 	var bad *engine.RequestError
 	var long *engine.TooLongError

@@ -168,7 +168,9 @@ func fp8Weights(cfg *Config, m *model.Model) bool {
 func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	a := arch(&m.Config)
 	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8, WeightsFP8: fp8Weights(cfg, m), FP16: fp16(cfg, m),
-		MaxTokens: max(cfg.StepTokens, cfg.MaxBatch, min(cfg.PrefillTokens, a.MaxPositions)), MaxSeqs: cfg.MaxBatch}
+		MaxSeqs: cfg.MaxBatch}
+	steps := engineConfig(cfg, &a, true)
+	opt.MaxTokens = steps.MostTokens()
 	if cfg.Blocks == 0 && cfg.KVMemory != 0 {
 		row := kernels.BF16.Bytes() * a.HeadDim
 		if opt.KVFP8 {

@@ -215,19 +215,27 @@ func (w *Worker) startEngine(ctx context.Context) error {
 	if w.tiers != nil {
 		w.tiers.Attach(w.cache)
 	}
-	cfg := engine.DefaultConfig()
-	cfg.MaxRunning, cfg.MaxWaiting = w.cfg.MaxBatch, w.cfg.MaxWaiting
-	cfg.StepTokens, cfg.MaxStepTime = w.cfg.StepTokens, w.cfg.MaxStepTime
-	if w.backend.Info().Name == "cuda" { // on a CPU large steps are no faster
-		cfg.PrefillTokens = w.cfg.PrefillTokens
-	}
-	cfg.MaxModelLen, cfg.EOS = w.cfg.MaxModelLen, w.eos()
+	a := w.backend.Arch()
+	cfg := engineConfig(&w.cfg, &a, w.backend.Info().Name == "cuda")
+	cfg.EOS = w.eos()
 	w.engine, err = engine.New(cfg, w.backend, w.cache, w.log, w.registry)
 	if err != nil {
 		return err
 	}
 	w.later("stop the engine", w.engine.Close)
 	return nil
+}
+
+// engineConfig is how the engine steps a model. The sizes of a GPU's buffers follow
+// from it.
+func engineConfig(c *Config, a *kernels.Arch, gpu bool) engine.Config {
+	cfg := engine.DefaultConfig()
+	cfg.MaxRunning, cfg.MaxWaiting, cfg.MaxModelLen = c.MaxBatch, c.MaxWaiting, c.MaxModelLen
+	cfg.StepTokens, cfg.MaxStepTime = c.StepTokens, c.MaxStepTime
+	if gpu { // on a CPU large steps are no faster
+		cfg.PrefillTokens = min(c.PrefillTokens, max(a.MaxPositions, c.StepTokens))
+	}
+	return cfg
 }
 
 // poolBytes is the size of the KV pool's rows.

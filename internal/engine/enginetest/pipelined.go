@@ -14,6 +14,10 @@ import (
 // finds it overwritten.
 type Pipelined struct {
 	*Backend
+	// MostDraws, if not 0, is how many draws a step may ask for. Set it before the
+	// engine starts.
+	MostDraws int
+
 	queue []launched
 	drawn []int32 // by the latest step that ran
 	both  int
@@ -36,6 +40,13 @@ func (p *Pipelined) UnderWay() int { return len(p.queue) }
 func (p *Pipelined) Launch(s *kernels.Step) error {
 	if len(p.queue) == 2 {
 		return errors.New("a third step is launched")
+	}
+	draws := 0
+	for i := range s.Seqs {
+		draws += len(s.Seqs[i].Samples)
+	}
+	if p.MostDraws > 0 && draws > p.MostDraws {
+		return fmt.Errorf("%w: %d draws, at most %d", kernels.ErrStepTooLarge, draws, p.MostDraws)
 	}
 	spoil(p.last)
 	p.last = nil
