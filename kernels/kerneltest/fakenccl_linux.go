@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,7 +27,8 @@ import (
 //     nothing can be launched meanwhile;
 //
 // and it panics where NCCL would read freed memory or run into itself: a call for a
-// communicator that is being aborted, or beside another call.
+// communicator that is being aborted, or beside another call; memory that is freed while
+// an abort still uses it.
 type fakeNCCL struct {
 	g      *FakeGPU
 	calls  atomic.Int32 // under way
@@ -66,7 +68,8 @@ type fakeComm struct {
 	stream  sync.WaitGroup
 	listen  *net.UnixListener // the receiver's, until the sender is there
 	address *net.UnixAddr
-	aborted atomic.Bool
+	aborted atomic.Bool // or being aborted
+	over    atomic.Bool // the abort has returned
 	freed   atomic.Bool
 
 	pending kernels.Pending // what Resume returns; the caller's thread alone
@@ -306,6 +309,11 @@ func (c *fakeComm) Resume(time.Duration) (kernels.Pending, error) {
 
 // End implements links.Library.
 func (n *fakeNCCL) End(abort, free []links.Comm) error {
+	for _, c := range free {
+		if f := c.(*fakeComm); !slices.Contains(abort, c) && !f.over.Load() || f.freed.Swap(true) {
+			panic("fake NCCL: memory is freed twice, or before its abort has returned")
+		}
+	}
 	if hang := n.g.aborts.Load(); hang != nil {
 		<-*hang
 	}
@@ -326,11 +334,8 @@ func (n *fakeNCCL) End(abort, free []links.Comm) error {
 	for len(n.flying) > 0 {
 		n.landed.Wait()
 	}
-	for _, c := range free {
-		c := c.(*fakeComm)
-		if !c.aborted.Load() || c.freed.Swap(true) {
-			panic("fake NCCL: memory is freed twice, or before the abort")
-		}
+	for _, c := range abort {
+		c.(*fakeComm).over.Store(true)
 	}
 	return nil
 }

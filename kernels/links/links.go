@@ -32,7 +32,8 @@ type Library interface {
 	// Open begins to make our end, and returns at once.
 	Open(id []byte, end kernels.LinkEnd, bytes int64) (Comm, error)
 	// End aborts communicators, all of them before it waits for any, and then frees the
-	// memory of others or the same. It waits for the device, and may never return.
+	// memory of the same, or of others whose abort has returned. It waits for the
+	// device, and may never return.
 	End(abort, free []Comm) error
 }
 
@@ -169,8 +170,10 @@ type Link struct {
 	queue  []*Transfer
 	begun  *Transfer   // asked for and not launched
 	flying []*Transfer // launched, and perhaps over
-	gone   bool        // aborted, or being aborted
-	freed  bool        // its memory too
+
+	gone    bool // aborted, or being aborted
+	aborted bool // the abort has returned
+	freed   bool // its memory is freed, or is being freed
 }
 
 type state uint8

@@ -213,6 +213,41 @@ func TestAbortHangs(t *testing.T) {
 	}
 }
 
+// TestClosedDuringItsAbort: a link that held up another's end is aborted with it, and its
+// owner, told by Failed, closes it while that abort hangs. Its memory is freed when the
+// abort has returned (the fake panics if before), and nobody waits for that meanwhile.
+func TestClosedDuringItsAbort(t *testing.T) {
+	x, y := newDevice(t), newDevice(t)
+	lost, dead := pair(t, y, x)
+	lost2, hung := pair(t, y, x)
+	s, r := pair(t, x, y)
+	launched(t, transfer(t, hung, 0, 64)) // nobody sends it
+	release := x.HangAborts()
+	defer release()
+	close := func(l kernels.Link, d time.Duration) {
+		t.Helper()
+		late, cancel := context.WithTimeout(t.Context(), d)
+		defer cancel()
+		if err := l.Close(late); !errors.Is(err, kernels.ErrLate) {
+			t.Errorf("an abort that hangs: %v", err)
+		}
+	}
+	close(dead, 0)
+	select {
+	case <-hung.Failed():
+	case <-soon(t).Done():
+		t.Fatal("what holds up the end of a link does not fail")
+	}
+	close(hung, time.Second) // several times as long as others wait for an abort
+	p, q := transfer(t, r, 0, 64), transfer(t, s, 0, 64)
+	done(t, "send", q.Wait(soon(t)))
+	done(t, "receive", p.Wait(soon(t)))
+	release()
+	for _, l := range []kernels.Link{hung, dead, lost, lost2, s, r} {
+		done(t, "close", l.Close(soon(t)))
+	}
+}
+
 // TestFailure: what NCCL refuses is the link's end, also of what was queued.
 func TestFailure(t *testing.T) {
 	x, y := newDevice(t), newDevice(t)

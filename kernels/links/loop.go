@@ -252,7 +252,13 @@ func (lp *loop) flying(l *Link) bool {
 func (lp *loop) close(l *Link) {
 	l.closing.Store(true)
 	l.fail(errClosed)
-	if lp.ending.IsZero() {
+	lp.await(l)
+}
+
+// await has end see to a closed link: unless it has, or its abort, with another's, has
+// begun and is not over. Its memory is in use until then.
+func (lp *loop) await(l *Link) {
+	if l.closing.Load() && !l.freed && (!l.gone || l.aborted) && lp.ending.IsZero() {
 		lp.ending = time.Now()
 	}
 }
@@ -293,12 +299,14 @@ func (lp *loop) end() {
 	var ends, frees []*Link
 	var abort, free []Comm
 	for _, l := range lp.links {
-		if !l.gone && (l.closing.Load() || slices.Contains(held, l)) {
+		closing := l.closing.Load() // which changes at any time
+		begins := !l.gone && (closing || slices.Contains(held, l))
+		if begins {
 			l.drop(fmt.Errorf("%s: %w", l.name, errClosed)) // what came since
 			l.gone = true
 			ends, abort = append(ends, l), append(abort, l.comm)
 		}
-		if l.closing.Load() && !l.freed {
+		if closing && !l.freed && (begins || l.aborted) {
 			l.freed = true
 			frees, free = append(frees, l), append(free, l.comm)
 		}
@@ -322,6 +330,8 @@ func (lp *loop) over(ends, frees []*Link, err error) {
 			l.begun = nil
 		}
 		lp.flying(l) // the marks of those that nobody waits for go
+		l.aborted = true
+		lp.await(l) // closed meanwhile
 	}
 	for _, l := range frees {
 		l.endErr = err
