@@ -17,22 +17,32 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// arrival implements kernels.HostArrival. The library's part of it is freed when
-// everything has arrived, and not while a step that waits for it is launched.
+// arrival implements kernels.HostArrival. It lets go of the library's part when it has
+// the verdict.
 type arrival struct {
-	b *Backend
+	awaited
 	n int // blocks
 
-	awaited
+	mu   sync.Mutex
+	over bool // with good and err
 	good []bool
 	err  error
 }
 
-// awaited is the library's part of what steps wait for.
+// awaited is the library's part of what steps wait for. Whoever brings the blocks holds
+// it until all are there, and so does each step that waits for it while it is being
+// launched. Neither waits for the other: the last one frees it.
 type awaited struct {
-	mu sync.Mutex    // held while a step is launched that waits for it
-	at *C.xk_arrival // nil: all is there, or will never be
+	b *Backend
+	*shared
+	at *C.xk_arrival // for who holds it
 }
+
+func (b *Backend) newAwaited(at *C.xk_arrival) awaited {
+	return awaited{b, newShared(func() { C.api_arrival_free(b.lib.api, at) }), at}
+}
+
+func (a *awaited) part() *awaited { return a }
 
 // ArriveBlocks implements kernels.Arriver.
 func (b *Backend) ArriveBlocks(m *kernels.HostMove) (kernels.HostArrival, error) {
@@ -40,9 +50,8 @@ func (b *Backend) ArriveBlocks(m *kernels.HostMove) (kernels.HostArrival, error)
 	if err != nil {
 		return nil, err
 	}
-	a := &arrival{b: b, n: len(places)}
 	if len(places) == 0 {
-		return a, nil
+		return &arrival{awaited: awaited{b: b, shared: &shared{}}, over: true}, nil
 	}
 	first := make([]C.int32_t, len(places))
 	for i, p := range m.Blocks {
@@ -51,18 +60,19 @@ func (b *Backend) ArriveBlocks(m *kernels.HostMove) (kernels.HostArrival, error)
 		}
 		first[i] = C.int32_t(p.FirstPos)
 	}
-	err = b.move("xk_arrive", func() C.int32_t { return C.api_arrive(b.lib.api, b.ctx, h.region, &args, &places[0], &first[0], &a.at) })
+	var at *C.xk_arrival
+	err = b.move("xk_arrive", func() C.int32_t { return C.api_arrive(b.lib.api, b.ctx, h.region, &args, &places[0], &first[0], &at) })
 	if err != nil {
 		return nil, err
 	}
-	return a, nil
+	return &arrival{awaited: b.newAwaited(at), n: len(places)}, nil
 }
 
 // Layers implements kernels.Arrival.
 func (a *arrival) Layers() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.at == nil {
+	if a.over {
 		return a.b.arch.Layers
 	}
 	var n C.int32_t
@@ -81,7 +91,7 @@ func (a *arrival) Good() ([]bool, error) {
 
 // settle takes the verdict when there is one, once; under mu.
 func (a *arrival) settle() ([]bool, error) {
-	if a.at == nil {
+	if a.over {
 		return a.good, a.err
 	}
 	bad := make([]C.uint8_t, a.n)
@@ -89,8 +99,8 @@ func (a *arrival) settle() ([]bool, error) {
 	if errors.Is(err, kernels.ErrLate) {
 		return nil, err
 	}
-	C.api_arrival_free(a.b.lib.api, a.at)
-	a.at, a.err = nil, err
+	a.over, a.err = true, err
+	a.drop()
 	if err == nil {
 		a.good = make([]bool, a.n)
 		for i, b := range bad {
@@ -114,42 +124,34 @@ func (a *arrival) Wait(ctx context.Context) (err error) {
 // behind has the next step wait for arrivals. None of them is freed before free
 // has been called.
 func (b *Backend) behind(list []kernels.Arrival) (free func(), err error) {
-	var held []*awaited
+	held, err := b.holdAll(list)
 	free = func() {
 		for _, a := range held {
-			a.mu.Unlock()
+			a.drop()
 		}
-	}
-	for _, k := range list {
-		var a *awaited
-		switch k := k.(type) {
-		case *arrival:
-			if k.b == b {
-				a = &k.awaited
-			}
-		case *gate:
-			if k.b == b {
-				a = &k.awaited
-			}
-		}
-		if a == nil {
-			free()
-			return nil, errors.New("an arrival of another backend")
-		}
-		if slices.Contains(held, a) {
-			continue
-		}
-		a.mu.Lock()
-		held = append(held, a)
 	}
 	for _, a := range held {
-		if a.at == nil {
-			continue
-		}
-		if err := b.move("xk_step_after", func() C.int32_t { return C.api_step_after(b.lib.api, b.ctx, a.at) }); err != nil {
-			free()
-			return nil, err
+		if err == nil {
+			err = b.move("xk_step_after", func() C.int32_t { return C.api_step_after(b.lib.api, b.ctx, a.at) })
 		}
 	}
+	if err != nil {
+		free()
+		return nil, err
+	}
 	return free, nil
+}
+
+// holdAll holds those of which something is still to come, each once; also when it fails.
+func (b *Backend) holdAll(list []kernels.Arrival) (held []*awaited, err error) {
+	for _, k := range list {
+		k, ok := k.(interface{ part() *awaited })
+		if !ok || k.part().b != b {
+			return held, errors.New("an arrival of another backend")
+		}
+		if a := k.part(); !slices.Contains(held, a) && a.hold() {
+			held = append(held, a)
+		}
+	}
+	return held, nil
 }

@@ -13,13 +13,12 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// gate implements kernels.Gate. The library's part of it is freed when it is open,
-// and not while a step that waits for it is launched.
+// gate implements kernels.Gate. Its last layer lets go of the library's part.
 type gate struct {
-	b *Backend
 	awaited
+	open func(layers int) // tells the library
 
-	tell   sync.Mutex // of Open; outside of awaited.mu, which a waiting step holds
+	tell   sync.Mutex // of Open
 	layers atomic.Int32
 	over   chan struct{} // closed when all are
 }
@@ -29,30 +28,27 @@ func (b *Backend) Gate() (kernels.Gate, error) {
 	if b.closed {
 		return nil, errClosed
 	}
-	g := &gate{b: b, over: make(chan struct{})}
-	if err := b.move("xk_gate", func() C.int32_t { return C.api_gate(b.lib.api, b.ctx, &g.at) }); err != nil {
+	var at *C.xk_arrival
+	if err := b.move("xk_gate", func() C.int32_t { return C.api_gate(b.lib.api, b.ctx, &at) }); err != nil {
 		return nil, err
 	}
-	return g, nil
+	return &gate{awaited: b.newAwaited(at), open: func(n int) { C.api_gate_open(b.lib.api, at, C.int32_t(n)) }, over: make(chan struct{})}, nil
 }
 
-// Open implements kernels.Gate.
+// Open implements kernels.Gate. It waits for no step: the launch of one may be waiting
+// for another gate, which the caller is to open next.
 func (g *gate) Open(layers int) {
 	g.tell.Lock()
 	defer g.tell.Unlock()
 	if layers = min(layers, g.b.arch.Layers); layers <= g.Layers() {
 		return
 	}
-	C.api_gate_open(g.b.lib.api, g.at, C.int32_t(layers)) // at is there: it goes with the last layer
+	g.open(layers)
 	g.layers.Store(int32(layers))
-	if layers < g.b.arch.Layers {
-		return
+	if layers == g.b.arch.Layers {
+		g.drop()
+		close(g.over)
 	}
-	g.mu.Lock() // the step that is launched waits no more
-	C.api_arrival_free(g.b.lib.api, g.at)
-	g.at = nil
-	g.mu.Unlock()
-	close(g.over)
 }
 
 // Layers implements kernels.Arrival.

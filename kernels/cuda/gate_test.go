@@ -55,6 +55,24 @@ func TestGates(t *testing.T) {
 		}
 		g.Open(l.Layers)
 	}
+	// One reader opens two gates that a step waits for, one after the other.
+	g1, g2 := gate(), gate()
+	reader := make(chan struct{})
+	go func() {
+		defer close(reader)
+		for _, g := range []kernels.Gate{g1, g2} {
+			time.Sleep(10 * time.Millisecond) // the step is being launched
+			g.Open(l.Layers)
+		}
+	}()
+	table := make([]int32, 0, arrivalBlocks+1)
+	for i := range int32(arrivalBlocks) {
+		table = append(table, i)
+	}
+	if got := step(append(table, 63), g1, g2); got != want {
+		t.Errorf("drew %d behind two gates of one reader, want %d", got, want)
+	}
+	<-reader
 	other, _, _ := arrivalRig(t)
 	g, err := other.Gate()
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -62,6 +63,37 @@ func (p *pending) Wait(ctx context.Context) error {
 		}
 		return err
 	})
+}
+
+// shared is what several hold, from its maker on: the last to drop it frees it.
+type shared struct {
+	holders atomic.Int32
+	free    func()
+}
+
+func newShared(free func()) *shared {
+	s := &shared{free: free}
+	s.holders.Store(1)
+	return s
+}
+
+// hold is false when it has been freed.
+func (s *shared) hold() bool {
+	for {
+		n := s.holders.Load()
+		if n == 0 {
+			return false
+		}
+		if s.holders.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (s *shared) drop() {
+	if s.holders.Add(-1) == 0 {
+		s.free()
+	}
 }
 
 // await looks, a slice at a time, as long as ctx lets it; and once without waiting
