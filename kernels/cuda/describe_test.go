@@ -4,6 +4,8 @@ package cuda
 
 import (
 	"errors"
+	"math"
+	"slices"
 	"testing"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -67,4 +69,64 @@ func TestTooLarge(t *testing.T) {
 	f("log probabilities", kernels.Seq{Samples: many(4, listed)})
 	f("logits", kernels.Seq{WantLogits: true}, kernels.Seq{WantLogits: true}, kernels.Seq{WantLogits: true})
 	f("penalties", kernels.Seq{Samples: many(1, heavy)})
+}
+
+// Choices of a long prompt share what their penalties make of it, and with it one step;
+// a draw with another history, or another penalty, does not.
+func TestChoicesShareTheirHistory(t *testing.T) {
+	const vocab = 4096
+	b := describing(vocab, 40<<10)
+	ids := make([]int32, 1000)
+	for i := range ids {
+		ids[i] = int32(3 * i)
+	}
+	q := kernels.Seq{Tokens: []int32{1}, Blocks: []int32{0}}
+	add := func(change func(p *kernels.Sample)) {
+		p := kernels.Sample{Choice: uint32(len(q.Samples)), TopP: 1, Logprobs: -1, Repetition: 1.1, Prompt: ids, Output: make([]int32, 0, 1)}
+		change(&p)
+		q.Samples = append(q.Samples, p)
+	}
+	for range 10 {
+		add(func(*kernels.Sample) {})
+	}
+	add(func(p *kernels.Sample) { p.Temperature, p.Repetition = 1, 1.2 })
+	add(func(p *kernels.Sample) { p.Output = []int32{7} })
+	add(func(p *kernels.Sample) { p.Output = []int32{8} })
+	add(func(p *kernels.Sample) { p.Repetition = 1 })
+	add(func(p *kernels.Sample) { p.Repetition, p.Ban = 1, ids[:5] })
+	add(func(p *kernels.Sample) { p.Repetition, p.Ban = 1, ids[1:6] })
+	if _, err := b.describe(&b.steps[0], &kernels.Step{Seqs: []kernels.Seq{q}}, 0); !errors.Is(err, kernels.ErrStepTooLarge) {
+		t.Errorf("three long lists in an arena for two: %v", err)
+	}
+	q.Samples = append(q.Samples[:12], q.Samples[13:]...)
+	s := &b.steps[0]
+	if _, err := b.describe(s, &kernels.Step{Seqs: []kernels.Seq{q}}, 0); err != nil {
+		t.Fatal(err)
+	}
+	base, shared := int(s.samples[0].adjust), 0 // of the first list
+	for i := range q.Samples {
+		d := &s.samples[i]
+		from, n := int(d.adjust)-base, int(d.n_adjust)
+		if want := s.fold.fold(nil, &q.Samples[i]); !slices.Equal(s.adjust[from:from+n], want) {
+			t.Errorf("draw %d has a list of %d tokens, want %d, or others", i, n, len(want))
+		}
+		if before := s.samples[max(i-1, 0)]; i > 0 && n > 0 && before.n_adjust > 0 && d.adjust == before.adjust {
+			shared++
+		}
+	}
+	if shared != 10 || len(s.adjust) != 1000+1001+5+5 {
+		t.Errorf("%d draws share their list; %d entries in all", shared, len(s.adjust))
+	}
+}
+
+// Top-k is off below 1, however far.
+func TestTopK(t *testing.T) {
+	b := describing(16, 4<<10)
+	for _, c := range []struct{ topK, want int }{{0, 0}, {-1, 0}, {-1<<32 + 5, 0}, {math.MinInt, 0}, {5, 5}, {1<<32 + 5, 1 << 30}} {
+		s := &b.steps[0]
+		s.sample(0, &kernels.Sample{TopK: c.topK, TopP: 1}, nil)
+		if got := int(s.samples[len(s.samples)-1].top_k); got != c.want {
+			t.Errorf("top_k %d became %d, want %d", c.topK, got, c.want)
+		}
+	}
 }

@@ -347,7 +347,11 @@ func (b *Backend) answers(s *stepState, q *kernels.Seq, row int) error {
 			if p.Logprobs >= 0 {
 				s.item(final, C.int32_t(-1-len(s.samples)), b.tops(p.Logprobs))
 			}
-			s.sample(final, p)
+			var before *kernels.Sample
+			if j > 0 {
+				before = &q.Samples[j-1]
+			}
+			s.sample(final, p, before)
 		}
 		if q.WantLogits {
 			s.wants = append(s.wants, int32(final))
@@ -368,14 +372,23 @@ func (s *stepState) item(final, id C.int32_t, top int) {
 	s.outs += 1 + top
 }
 
-func (s *stepState) sample(final C.int32_t, p *kernels.Sample) {
-	from := len(s.adjust)
-	s.adjust = s.fold.fold(s.adjust, p)
+// sample notes a draw. Choices of one prompt have one history at its end: what is like
+// the draw before, of the same sequence (nil: none), has its list, so that many choices
+// of a long prompt take no more of the arena than one.
+func (s *stepState) sample(final C.int32_t, p, before *kernels.Sample) {
+	from, n := C.int32_t(len(s.adjust)), C.int32_t(0)
+	if before != nil && folds(before, p) {
+		last := &s.samples[len(s.samples)-1]
+		from, n = last.adjust, last.n_adjust
+	} else {
+		s.adjust = s.fold.fold(s.adjust, p)
+		n = C.int32_t(len(s.adjust)) - from
+	}
 	s.samples = append(s.samples, C.xk_sample{
-		final: final, top_k: C.int32_t(min(p.TopK, 1<<30)),
+		final: final, top_k: C.int32_t(min(max(p.TopK, 0), 1<<30)),
 		temperature: C.float(p.Temperature), top_p: C.float(p.TopP), min_p: C.float(p.MinP),
 		repetition: C.float(p.Repetition), presence: C.float(p.Presence), frequency: C.float(p.Frequency),
-		adjust: C.int32_t(from), n_adjust: C.int32_t(len(s.adjust) - from),
+		adjust: from, n_adjust: n,
 		seed_lo: C.uint32_t(p.Seed), seed_hi: C.uint32_t(p.Seed >> 32),
 		pos_lo: C.uint32_t(p.Position), pos_hi: C.uint32_t(uint64(p.Position) >> 32), choice: C.uint32_t(p.Choice),
 	})
@@ -451,6 +464,19 @@ type folder struct {
 
 func newFolder(vocab int) *folder { return &folder{make([]int32, vocab)} }
 
+// folds tells whether fold makes the same of two draws, by what it looks at: the lists
+// are the same memory, and the same penalties are on.
+func folds(p, q *kernels.Sample) bool {
+	return same(p.Bias, q.Bias) && same(p.Ban, q.Ban) && same(p.Prompt, q.Prompt) && same(p.Output, q.Output) &&
+		repeats(p) == repeats(q) && counts(p) == counts(q)
+}
+
+func same[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
+
+func repeats(p *kernels.Sample) bool { return p.Repetition != 1 && p.Repetition != 0 }
+
+func counts(p *kernels.Sample) bool { return p.Presence != 0 || p.Frequency != 0 }
+
 func (f *folder) fold(list []C.xk_adjust, p *kernels.Sample) []C.xk_adjust {
 	from := len(list)
 	entry := func(id int32) *C.xk_adjust {
@@ -473,7 +499,7 @@ func (f *folder) fold(list []C.xk_adjust, p *kernels.Sample) []C.xk_adjust {
 			e.flags |= C.XK_BAN
 		}
 	}
-	if p.Repetition != 1 && p.Repetition != 0 {
+	if repeats(p) {
 		for _, ids := range [2][]int32{p.Prompt, p.Output} {
 			for _, id := range ids {
 				if e := entry(id); e != nil {
@@ -482,7 +508,7 @@ func (f *folder) fold(list []C.xk_adjust, p *kernels.Sample) []C.xk_adjust {
 			}
 		}
 	}
-	if p.Presence != 0 || p.Frequency != 0 {
+	if counts(p) {
 		for _, id := range p.Output {
 			if e := entry(id); e != nil {
 				e.count++
