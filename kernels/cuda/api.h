@@ -4,6 +4,7 @@
 #define XPYD_CUDA_API_H
 
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "xk.h"
@@ -20,16 +21,23 @@
 #define XK_FIELD(name) __typeof__(&xk_##name) name;
 typedef struct { void *handle; XK_EACH(XK_FIELD) } xk_api;
 
-// Returns NULL, or what is wrong (for the caller to free).
+// Returns NULL, or what is wrong (for the caller to free). The version comes first: a
+// library of another one may lack functions, and is not to be called.
 static inline char *api_open(const char *path, xk_api *a) {
 	a->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!a->handle) return strdup(dlerror());
 #define XK_FIND(name) if (!(a->name = (__typeof__(&xk_##name))dlsym(a->handle, "xk_" #name))) { char *e = strdup(dlerror()); dlclose(a->handle); return e; }
+	XK_FIND(abi)
+	if (a->abi() != XK_ABI) {
+		char *e = malloc(80);
+		snprintf(e, 80, "interface version %d, this xpyd needs %d", (int)a->abi(), XK_ABI);
+		dlclose(a->handle);
+		return e;
+	}
 	XK_EACH(XK_FIND)
 	return NULL;
 }
 
-static inline int32_t api_abi(xk_api *a) { return a->abi(); }
 static inline const char *api_last_error(xk_api *a) { return a->last_error(); }
 static inline int32_t api_device_info(xk_api *a, int32_t d, xk_device *o) { return a->device_info(d, o); }
 static inline int32_t api_open_ctx(xk_api *a, const xk_config *g, xk_ctx **o) { return a->open(g, o); }

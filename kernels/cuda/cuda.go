@@ -33,6 +33,10 @@ const (
 // no library, or no device. Errors of New wrap it together with the reason.
 var ErrUnavailable = errors.New("CUDA is not available")
 
+// ErrAbsent is what ErrUnavailable comes with where there was nothing to try: a build
+// without cgo, or no library, and none that was asked for.
+var ErrAbsent = errors.New("no library")
+
 // LibraryEnv names the environment variable with the library's path.
 const LibraryEnv = "XPYD_CUDA_LIB"
 

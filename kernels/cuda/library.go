@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"unsafe"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -50,12 +51,15 @@ func exists(path string) bool {
 
 func openLibrary(path string) (*library, error) {
 	var errs []error
-	for _, p := range candidates(path) {
+	list := candidates(path)
+	for _, p := range list {
 		lib, err := openAt(p)
 		if err == nil {
 			return lib, nil
 		}
-		errs = append(errs, err)
+		if len(list) == 1 || !errors.Is(err, ErrAbsent) { // else what was found is to blame
+			errs = append(errs, err)
+		}
 	}
 	return nil, fmt.Errorf("%w: %w", ErrUnavailable, errors.Join(errs...))
 }
@@ -67,11 +71,11 @@ func openAt(path string) (*library, error) {
 	if msg := C.api_open(name, api); msg != nil {
 		defer C.free(unsafe.Pointer(msg))
 		C.free(unsafe.Pointer(api))
-		return nil, fmt.Errorf("open %s: %s", path, C.GoString(msg))
-	}
-	if v := C.api_abi(api); v != C.XK_ABI {
-		C.free(unsafe.Pointer(api))
-		return nil, fmt.Errorf("open %s: interface version %d, this xpyd needs %d", path, v, C.XK_ABI)
+		err := errors.New(C.GoString(msg))
+		if strings.HasPrefix(err.Error(), libraryName+": cannot open shared object file: No such file") { // dlopen says it in no other way
+			err = fmt.Errorf("%w: %w", ErrAbsent, err)
+		}
+		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	return &library{api}, nil
 }

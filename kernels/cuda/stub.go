@@ -18,5 +18,5 @@ func NewRandom(a kernels.Arch, _ uint64, opt Options) (*Backend, error) {
 
 // New fails: this build cannot open libraries.
 func New(kernels.Arch, kernels.Weights, Options) (*Backend, error) {
-	return nil, fmt.Errorf("%w: xpyd was built without cgo", ErrUnavailable)
+	return nil, fmt.Errorf("%w: %w: xpyd was built without cgo", ErrUnavailable, ErrAbsent)
 }
