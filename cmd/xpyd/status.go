@@ -129,9 +129,16 @@ func pool(used float64, bytes int64) string {
 	return text
 }
 
-// gpu is what a GPU says of itself; what it leaves out is left out.
-func gpu(g fleet.GPU) string {
-	if g == (fleet.GPU{}) {
+// onCPU tells whether a worker of ours computes on the CPU.
+func onCPU(m *fleet.Member) bool { return m != nil && strings.HasPrefix(m.Numerics, "cpu-") }
+
+// gpu is what a worker's GPU says of itself; what it leaves out is left out.
+func gpu(m *fleet.Member) string {
+	g := m.Load.GPU
+	switch {
+	case onCPU(m):
+		return "cpu"
+	case g == (fleet.GPU{}):
 		return "-"
 	}
 	parts := []string{fmt.Sprintf("%.0f%%", 100*g.Busy)}
@@ -190,7 +197,7 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 			note = strings.TrimPrefix(note+"; kv.convert: allow", "; ")
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%v\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", m.ID, m.Role, state, now.Sub(m.Since).Round(time.Second),
-			m.Model, m.Load.Running, m.Load.Waiting, pool(m.Load.KVUsed, m.KVBytes), gpu(m.Load.GPU), m.URL, m.Build, note)
+			m.Model, m.Load.Running, m.Load.Waiting, pool(m.Load.KVUsed, m.KVBytes), gpu(&m.Member), m.URL, m.Build, note)
 	}
 	if err := t.Flush(); err != nil {
 		return err

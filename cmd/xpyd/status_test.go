@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/kernels/cpu"
+	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
 // TestStatusBreaker: the table says which workers get no requests, until when
@@ -118,8 +120,11 @@ func TestGPU(t *testing.T) {
 		"87% 61/80 GiB 540 W 63 °C": {Busy: 0.87, MemoryUsed: 61 << 30, MemoryTotal: 80 << 30, Watts: 540.2, Celsius: 63},
 		"5%":                        {Busy: 0.05},
 	} {
-		if got := gpu(g); got != want {
+		if got := gpu(&fleet.Member{Instance: fleet.Instance{Numerics: cuda.Numerics, Load: fleet.Load{GPU: g}}}); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+	if got := gpu(&fleet.Member{Instance: fleet.Instance{Numerics: cpu.Numerics}}); got != "cpu" {
+		t.Errorf("a worker on the CPU: %q", got)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -71,7 +72,8 @@ func newUp() *cobra.Command {
 		Short: "Start a whole xPyD on this machine: router, prefill and decode workers",
 		Long: `Start a router with an embedded NATS server, and prefill and decode workers as
 processes of their own, supervised. It prints "ready URL" once a request has
-gone through prefill, push and decode. SIGHUP reloads limits and policy; Ctrl-C
+gone through prefill, push and decode, and before it, on standard error, that it
+took the CPU where --device auto found no GPU to use. SIGHUP reloads limits and policy; Ctrl-C
 drains; a second one stops at once.`,
 		Example: "  xpyd up\n  xpyd up --prefill 2 --decode 2 --listen 127.0.0.1:9000 --admin 127.0.0.1:9001\n  xpyd up --model hf:HuggingFaceTB/SmolLM2-135M-Instruct\n  curl http://127.0.0.1:8000/v1/completions -d '{\"model\":\"stories260k\",\"prompt\":\"Once upon a time\",\"max_tokens\":100,\"stream\":true}'",
 		Args:    cobra.NoArgs,
@@ -166,7 +168,7 @@ func runUp(ctx context.Context, cfg *upConfig, load func() (*upConfig, error), s
 		defer close(pulse)
 		forwardPulse(pulseCtx, front.watcher, sup)
 	}()
-	err = startAll(ctx, cfg, sup, front, stdout)
+	err = startAll(ctx, cfg, sup, front, stdout, stderr)
 	if err == nil {
 		output.release()
 		<-ctx.Done()
@@ -194,7 +196,7 @@ func runUp(ctx context.Context, cfg *upConfig, load func() (*upConfig, error), s
 }
 
 // startAll starts the workers and says ready once a request went through.
-func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, front *front, stdout io.Writer) error {
+func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, front *front, stdout, stderr io.Writer) error {
 	for role, n := range map[string]int{"prefill": cfg.Prefill, "decode": cfg.Decode} {
 		if _, _, err := sup.Scale(role, n); err != nil {
 			return err
@@ -209,6 +211,10 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 	}
 	if err := waitReady(ctx, front); err != nil {
 		return err
+	}
+	there := front.watcher.Snapshot()
+	if cfg.Device == "auto" && slices.ContainsFunc(sup.Status(), func(s supervise.Status) bool { return onCPU(there.Get(s.Name)) }) {
+		fmt.Fprintln(stderr, "device auto: on the CPU, as no GPU can be used (--log-level info says why)")
 	}
 	_, err := fmt.Fprintf(stdout, "ready %s\n", front.url(&cfg.RouterConfig))
 	return err

@@ -64,7 +64,7 @@ func noFiles(t *testing.T, r *cluster.Router) {
 // not itself slow may hold it against us.
 func TestUpReady(t *testing.T) {
 	cluster.Binary(t) // building is not part of it
-	r := cluster.Launch(t, "up")
+	r := cluster.Launch(t, "up", "--device", "cpu")
 	r.Line(t, 20*time.Second, "ready http://127.0.0.1:")
 	took := time.Since(r.Started)
 	t.Logf("ready after %v", took.Round(time.Millisecond))
@@ -120,11 +120,11 @@ func TestUpInterrupt(t *testing.T) {
 	}
 }
 
-// TestUpQuiet: with the default log level nothing but the ready line is said
+// TestUpQuiet: with the default log level and a device named nothing but the ready line is said
 // in a life without trouble: starting, serving, scaling, ending.
 func TestUpQuiet(t *testing.T) {
 	t.Parallel()
-	r := cluster.Up(t)
+	r := cluster.Up(t, "--device", "cpu")
 	traffic(t, r, recorded(t, r, 4))
 	for _, counts := range [][]string{{"prefill=2", "decode=2"}, {"prefill=1", "decode=1"}} {
 		if out, errs, code := r.CLI(t, "scale", counts[0], counts[1]); code != 0 || errs != "" {
@@ -145,6 +145,23 @@ func TestUpQuiet(t *testing.T) {
 	}
 	if r.Stderr.String() != "" || r.Stdout.String() != "ready "+r.URL+"\n" {
 		t.Errorf("printed %s%s", r.Stdout, r.Stderr)
+	}
+}
+
+// TestUpTakesTheCPU: where --device auto finds no GPU to use, as this build never does,
+// `up` says so in one line, and status shows it.
+func TestUpTakesTheCPU(t *testing.T) {
+	t.Parallel()
+	r := cluster.Up(t)
+	cluster.Wait(t, 20*time.Second, "a line on standard error", func() error { // which comes by a pipe of its own
+		if said := r.Stderr.String(); !strings.HasPrefix(said, "device auto: on the CPU") || strings.Count(said, "\n") != 1 {
+			return fmt.Errorf("printed %q", said)
+		}
+		return nil
+	})
+	out, errs, code := r.CLI(t, "status")
+	if code != 0 || strings.Count(out, "  cpu  ") != 2 {
+		t.Errorf("status: %d %s%s", code, out, errs)
 	}
 }
 
@@ -188,7 +205,7 @@ func TestUpInterruptEarly(t *testing.T) {
 	t.Parallel()
 	cluster.Binary(t)
 	for wait := 5 * time.Millisecond; wait < 100*time.Millisecond; wait = wait * 3 / 2 {
-		r := cluster.Launch(t, "up")
+		r := cluster.Launch(t, "up", "--device", "cpu")
 		time.Sleep(wait)
 		r.Signal(os.Interrupt)
 		code := r.Exit(t, 10*time.Second)

@@ -87,7 +87,7 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 			return b, err
 		}
 		level := slog.LevelWarn
-		if errors.Is(err, cuda.ErrUnavailable) {
+		if errors.Is(err, cuda.ErrAbsent) { // nobody has said that there should be a GPU
 			level = slog.LevelInfo
 		}
 		if cfg.DType != dtypeAuto {
