@@ -234,15 +234,10 @@ int32_t xk_step_after(xk_ctx *c, xk_arrival *v) {
   return XK_OK;
 }
 
-static int32_t step(xk_ctx *c, xk_step_args a) {
-  if (!c->blocks) return xk_fail(XK_INVALID, "step before start");
-  XK_OK_OR_RETURN(check(c, a));
-  XK_TRY(cudaSetDevice(c->cfg.device));
+// Puts a step that is described on the stream.
+static int32_t enqueue(xk_ctx *c, const xk_step_args &a) {
   Launch l = c->on_stream(!c->cfg.no_pdl);
   cudaEvent_t began = c->began[c->launched % xk_ctx::TIMES];
-  c->layer_events[c->launched % 2] = a.on_layer;
-  a.n_spans = cut(c, a, a.decode, a.n_decode, a.spans);
-  if (narrows(a)) a.n_final_spans = cut(c, a, a.finals, a.n_finals, a.final_spans);
   XK_OK_OR_RETURN(upload(c, a));
   if (!a.bucket || c->cfg.no_graphs) {
     XK_TRY(cudaEventRecord(began, c->stream));
@@ -257,8 +252,24 @@ static int32_t step(xk_ctx *c, xk_step_args a) {
     XK_OK_OR_RETURN(copy_wants(c, a, 0, a.bucket, &want));
   }
   XK_TRY(cudaEventRecord(c->ended[c->launched % xk_ctx::TIMES], c->stream));
-  c->launched++;
   return XK_OK;
+}
+
+static int32_t step(xk_ctx *c, xk_step_args a) {
+  if (!c->blocks) return xk_fail(XK_INVALID, "step before start");
+  XK_OK_OR_RETURN(check(c, a));
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  c->layer_events[c->launched % 2] = a.on_layer;
+  a.n_spans = cut(c, a, a.decode, a.n_decode, a.spans);
+  if (narrows(a)) a.n_final_spans = cut(c, a, a.finals, a.n_finals, a.final_spans);
+  int32_t s = enqueue(c, a);
+  if (s == XK_OK) {
+    c->launched++;
+  } else { // what is queued reads this half of the arena, which the next step gets, and writes to blocks, which the caller frees
+    cudaStreamSynchronize(c->stream);
+    cudaGetLastError(); // told, and no later launch's
+  }
+  return s;
 }
 
 int32_t xk_step(xk_ctx *c, const xk_step_args *args) {
