@@ -244,7 +244,8 @@ type HostMover interface {
 	RegisterHost(mem []byte) (HostMemory, error)
 	// GatherBlocks copies blocks, with their digests, to host memory, and
 	// ScatterBlocks back, setting digests as SetDigest does; ScatterBlocks
-	// verifies nothing: see Exporter.Verify. Both return when all is launched.
+	// verifies nothing: see Exporter.Verify. Both return when all is launched;
+	// after an error nothing is under way.
 	GatherBlocks(m *HostMove) (Pending, error)
 	ScatterBlocks(m *HostMove) (Pending, error)
 }

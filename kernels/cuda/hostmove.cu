@@ -213,7 +213,12 @@ int32_t xk_host_register(xk_ctx *c, void *at, int64_t bytes, xk_region **out) {
     return xk_fail(e == cudaErrorMemoryAllocation ? XK_NOMEM : XK_CUDA, "cudaHostRegister of %lld bytes: %s", (long long)bytes, cudaGetErrorString(e));
   }
   void *seen;
-  XK_TRY(cudaHostGetDevicePointer(&seen, at, 0));
+  e = cudaHostGetDevicePointer(&seen, at, 0);
+  if (e != cudaSuccess) { // the caller is about to unmap it
+    cudaHostUnregister(at);
+    cudaGetLastError();
+    return xk_fail(XK_CUDA, "cudaHostGetDevicePointer: %s", cudaGetErrorString(e));
+  }
   *out = new xk_region{c->cfg.device, static_cast<uint8_t *>(at), static_cast<uint8_t *>(seen), bytes};
   return XK_OK;
 }
@@ -239,6 +244,12 @@ int32_t xk_move(xk_ctx *c, xk_region *r, const xk_move_args *args, const xk_plac
   }
   Moves::Way &w = c->moves->ways[a.to_host ? 1 : 0];
   std::lock_guard<std::mutex> hold(w.mu);
-  XK_OK_OR_RETURN(copy ? by_engine(j, w, places) : by_kernel(j, a.ctas ? a.ctas : 4, w.stream, places));
-  return xk_mark_make(c, w.stream, out);
+  int32_t s = copy ? by_engine(j, w, places) : by_kernel(j, a.ctas ? a.ctas : 4, w.stream, places);
+  if (s == XK_OK) s = xk_mark_make(c, w.stream, out);
+  if (s != XK_OK) { // what has begun must end before anybody reuses the memory
+    cudaStreamSynchronize(w.stream);
+    for (cudaStream_t side : w.side) cudaStreamSynchronize(side);
+    cudaGetLastError(); // told, and no later move's
+  }
+  return s;
 }
