@@ -90,17 +90,28 @@ func (p *Profiler) Start(d time.Duration) error {
 	return nil
 }
 
-// turn tells the device, under mu. A driver that hangs keeps one goroutine, ever.
+// turn tells the device, under mu. A driver that hangs keeps one goroutine, ever; what
+// it begins when nobody waits any more, that goroutine ends.
 func (p *Profiler) turn(on bool) error {
-	done := make(chan error, 1)
+	done, left := make(chan error), make(chan struct{})
 	device := p.device
-	go func() { done <- device.Profile(on) }()
+	go func() {
+		err := device.Profile(on)
+		select {
+		case done <- err:
+		case <-left:
+			if on && err == nil {
+				_ = device.Profile(false) // nobody is left to tell
+			}
+		}
+	}()
 	late := time.NewTimer(deviceTime)
 	defer late.Stop()
 	select {
 	case err := <-done:
 		return err
 	case <-late.C:
+		close(left)
 		p.device = nil
 		return ErrDevice
 	}

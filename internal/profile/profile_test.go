@@ -36,18 +36,21 @@ func serve(p *profile.Profiler, method, query string) (int, []byte) {
 }
 
 // hung is a device whose driver answers nothing until it is let go.
-type hung struct{ asked, let chan struct{} }
+type hung struct {
+	asked chan bool
+	let   chan struct{}
+}
 
-func (h *hung) Profile(bool) error {
-	h.asked <- struct{}{}
+func (h *hung) Profile(on bool) error {
+	h.asked <- on
 	<-h.let
 	return nil
 }
 
-// TestHungDevice: a driver that hangs is waited for once and not for long.
+// TestHungDevice: a driver that hangs is waited for once and not for long; what it has
+// begun when it answers after all is ended.
 func TestHungDevice(t *testing.T) {
-	h := &hung{make(chan struct{}, 8), make(chan struct{})}
-	defer close(h.let)
+	h := &hung{make(chan bool, 8), make(chan struct{})}
 	p := profile.New(h)
 	defer p.Close()
 	if err := p.Start(time.Minute); !errors.Is(err, profile.ErrDevice) {
@@ -62,8 +65,17 @@ func TestHungDevice(t *testing.T) {
 		}
 		p.Stop()
 	}
-	if <-h.asked; len(h.asked) > 0 {
-		t.Errorf("it was asked %d times more", len(h.asked))
+	if on := <-h.asked; !on || len(h.asked) > 0 {
+		t.Errorf("it was told %v, and asked %d times more", on, len(h.asked))
+	}
+	close(h.let)
+	select {
+	case on := <-h.asked:
+		if on {
+			t.Error("it was told to begin again")
+		}
+	case <-time.After(time.Minute):
+		t.Error("it profiles, and nobody ends that")
 	}
 }
 
