@@ -293,7 +293,7 @@ func testsOf(t *testing.T, dir string) (names, tagged []string) {
 				names = append(names, fn.Name.Name)
 			}
 		}
-		if len(f.Comments) > 0 && strings.HasPrefix(f.Comments[0].List[0].Text, "//go:build") {
+		if len(f.Comments) > 0 && strings.HasPrefix(f.Comments[0].List[0].Text, "//go:build cuda ") {
 			tagged = append(tagged, names[before:]...)
 		}
 	}
