@@ -349,9 +349,9 @@ type Shared struct {
 	Pages  string // what backs it: "huge", "transparent" or "small"
 }
 
-// ErrStepTooLarge: the step has more than the backend takes at once, in rows, draws,
-// log probabilities, penalties or block tables: nothing of it was begun. A step of
-// fewer Seqs may be taken. Errors of Step and Launch wrap it.
+// ErrStepTooLarge is of a step that has more than the backend takes at once, in rows,
+// draws, log probabilities, penalties or block tables: nothing of it was begun. A step
+// of fewer Seqs may be taken. Errors of Step and Launch wrap it.
 var ErrStepTooLarge = errors.New("the step has more than the backend takes at once")
 
 // Error is a failed backend call.

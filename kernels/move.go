@@ -327,6 +327,7 @@ type Gated interface {
 type Gate interface {
 	Arrival
 	// Open says that steps need not wait for so many layers, from the first; fewer
-	// than before says nothing. All of them is the gate's end. Safe for concurrent use.
+	// than before says nothing. All of them is the gate's end. It waits for no step.
+	// Safe for concurrent use.
 	Open(layers int)
 }

@@ -275,7 +275,7 @@ func TestLoads(t *testing.T) {
 	}
 }
 
-// testsOf are the tests of a package's files, and those that only some builds have.
+// testsOf are the tests of a package's files, and those that need a GPU.
 func testsOf(t *testing.T, dir string) (names, tagged []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
