@@ -256,7 +256,7 @@ next:
 }
 
 func (r *Router) models(ctx *fasthttp.RequestCtx, id string) {
-	writeJSON(ctx, 200, openai.AppendModels(nil, r.servedTo(ctx)))
+	writeJSON(ctx, 200, openai.AppendModels(nil, r.servedTo(tenantOf(ctx))))
 	r.brief(ctx, id, "/v1/models")
 }
 
@@ -265,7 +265,7 @@ func (r *Router) oneModel(ctx *fasthttp.RequestCtx, id, name string) {
 		r.refuse(ctx, id, "/v1/models", openai.Unauthorized("the API key is missing or wrong, or it has expired"))
 		return
 	}
-	for _, m := range r.servedTo(ctx) {
+	for _, m := range r.servedTo(tenantOf(ctx)) {
 		if m.ID == name {
 			writeJSON(ctx, 200, openai.AppendModel(nil, m))
 			r.brief(ctx, id, "/v1/models")
