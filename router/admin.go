@@ -2,6 +2,8 @@ package router
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"crypto/subtle"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -26,7 +28,7 @@ import (
 func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	id := requestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
-	path := string(ctx.Path())
+	verb, path := method(ctx), string(ctx.Path())
 	switch {
 	case path == "/metrics" && r.deps.Gatherer != nil:
 		r.serveMetrics(ctx)
@@ -34,18 +36,22 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	case path == "/health":
 		writeJSON(ctx, 200, []byte(`{"status":"ok"}`))
 		return
-	case !bearerIs(ctx, r.deps.AdminToken):
+	case !r.administers(ctx, verb, path):
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
+		if path == "/dashboard" {
+			ctx.Response.Header.Set("WWW-Authenticate", dashboardRealm)
+		}
 		writeError(ctx, openai.Unauthorized("the admin token is missing or wrong"))
 		return
 	}
-	verb := method(ctx)
 	rest, instances := strings.CutPrefix(path, "/admin/v1/instances")
 	below, cache := strings.CutPrefix(path, "/admin/v1/cache")
 	request, single := strings.CutPrefix(path, "/debug/requests/")
 	switch mount := r.deps.Mounts[verb+" "+path]; {
 	case mount != nil:
 		mount(ctx)
+	case path == "/dashboard" && verb == "GET":
+		serveDashboard(ctx)
 	case instances && (rest == "" || rest[0] == '/'):
 		r.instances(ctx, id, verb, strings.TrimPrefix(rest, "/"))
 	case cache && (below == "" || below[0] == '/'):
@@ -63,6 +69,18 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	default:
 		writeError(ctx, openai.NotFound("there is no %s %s", clip(verb), clip(path)))
 	}
+}
+
+// administers says whether a request shows the admin token: as a bearer, or as
+// a password where that is enough.
+func (r *Router) administers(ctx *fasthttp.RequestCtx, verb, path string) bool {
+	shown, ok := bearer(&ctx.Request.Header)
+	if !ok && dashboardReads(verb, path) {
+		shown, ok = basic(&ctx.Request.Header)
+	}
+	// In constant time.
+	got, want := sha256.Sum256(shown), sha256.Sum256([]byte(r.deps.AdminToken))
+	return subtle.ConstantTimeCompare(got[:], want[:]) == 1 && ok
 }
 
 // serveMetrics writes the text format.

@@ -1,8 +1,6 @@
 package router
 
 import (
-	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -147,13 +145,6 @@ func versionNotSupported() *openai.Error {
 	e := openai.BadRequest("", "want HTTP/1.1 or HTTP/1.0")
 	e.Status, e.Code = 505, "http_version_not_supported"
 	return e
-}
-
-// bearerIs checks the admin token, in constant time.
-func bearerIs(ctx *fasthttp.RequestCtx, token string) bool {
-	shown, ok := bearer(&ctx.Request.Header)
-	got, want := sha256.Sum256(shown), sha256.Sum256([]byte(token))
-	return subtle.ConstantTimeCompare(got[:], want[:]) == 1 && ok
 }
 
 // refuse answers a request that has no life of its own.
