@@ -121,6 +121,7 @@ func TestExitCodes(t *testing.T) {
 	f(exitUsage, "--log-level: log.level", "router", "--log-level", "loud")
 	f(exitUsage, "--listen: listen", "router", "--listen", "8000")
 	f(exitUsage, "--join: fleet.url", "prefill", "--join", "http://x")
+	f(exitUsage, "--join is empty", "decode", "--join", "")
 	f(exitUsage, "", "up", "extra")
 	f(exitUsage, "", "version", "extra")
 	f(exitUsage, "", "drain")
