@@ -179,6 +179,8 @@ func (r *Router) httpError(ctx *fasthttp.RequestCtx, err error) {
 	case errors.As(err, &timeout) && timeout.Timeout():
 		e = openai.BadRequest("", "the request was not complete within %v", r.cfg.ReadTimeout)
 		e.Status, e.Code = 408, "request_timeout"
+	case errors.Is(err, reqbody.ErrTwoLengths):
+		e = openai.BadRequest("", "%v", err)
 	default:
 		e = openai.BadRequest("", "malformed HTTP request")
 	}
