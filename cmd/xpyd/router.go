@@ -57,7 +57,7 @@ environment variable: tls_cert is XPYD_TLS_CERT.`,
 		}
 		log, flush := newLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
 		defer flush()
-		front, err := openFront(cfg, log, nil)
+		front, err := openFront(cfg, log, startsNone())
 		if err != nil {
 			return err
 		}

@@ -129,6 +129,26 @@ func TestStray(t *testing.T) {
 	}
 }
 
+// TestScaleOfRouter: a router that stands alone says so, and what to do.
+func TestScaleOfRouter(t *testing.T) {
+	data := filepath.Join(t.TempDir(), "data")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var errs string
+	var code int
+	up := &upTo{text: "join with", then: func() {
+		_, errs, code = xpyd(t, "scale", "prefill=2", "--data", data)
+		cancel()
+	}}
+	var log bytes.Buffer
+	if code := run(ctx, []string{"router", "--data", data, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, up, &log); code != exitDone || !up.found {
+		t.Fatalf("exit code %d, %s", code, log.String())
+	}
+	if code != exitFailed || !strings.Contains(errs, "was not started by `xpyd up`") || !strings.Contains(errs, "xpyd prefill --join") {
+		t.Errorf("exit code %d, %q", code, errs)
+	}
+}
+
 // upTo calls then once text was written.
 type upTo struct {
 	text  string
