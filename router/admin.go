@@ -5,7 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/json"
-	"fmt"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +14,7 @@ import (
 	"github.com/valyala/fasthttp"
 	"github.com/valyala/fasthttp/pprofhandler"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/profile"
@@ -181,7 +182,13 @@ func (r *Router) addInstance(ctx *fasthttp.RequestCtx) {
 	dec := json.NewDecoder(bytes.NewReader(ctx.PostBody()))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&inst); err != nil {
-		writeError(ctx, openai.BadRequest("", "read instance: %v", err))
+		param, wrong := "", (*json.UnmarshalTypeError)(nil)
+		if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+			param = strings.Trim(name, `"`)
+		} else if errors.As(err, &wrong) {
+			param = wrong.Field
+		}
+		writeError(ctx, openai.BadRequest(clip(param), "read instance: %v", err))
 		return
 	}
 	if inst.Dialect == "" {
@@ -195,22 +202,33 @@ func (r *Router) addInstance(ctx *fasthttp.RequestCtx) {
 		err = ed.AddStatic(inst, fleet.Admin)
 	}
 	if err != nil {
-		writeError(ctx, openai.BadRequest("", "%v", err))
+		param := ""
+		if key := (*config.KeyError)(nil); errors.As(err, &key) {
+			param = key.Key
+		}
+		writeError(ctx, openai.BadRequest(param, "%v", err))
 		return
 	}
 	reply(ctx, 201, inst)
 }
 
-// checkInstance refuses what the router could not reach.
+// checkInstance refuses what the router could not reach, or would not know what
+// for. The error is a *config.KeyError.
 func checkInstance(inst *fleet.Instance) error {
-	if inst.ID == "" || strings.ContainsAny(inst.ID, "/? \r\n") {
-		return fmt.Errorf("id: %q is no id", inst.ID)
-	}
-	if dialect.For(inst.Dialect) == nil {
-		return fmt.Errorf("dialect: %q is unknown", inst.Dialect)
-	}
 	_, err := hostPort(inst.URL)
-	return err
+	switch {
+	case inst.ID == "" || strings.ContainsAny(inst.ID, "/? \r\n"):
+		return bad("id", "%q is no id", clip(inst.ID))
+	case inst.Role != fleet.Prefill && inst.Role != fleet.Decode:
+		return bad("role", "want prefill or decode, not %q", clip(string(inst.Role)))
+	case inst.Model == "":
+		return bad("model", "it is required: what clients call it")
+	case dialect.For(inst.Dialect) == nil:
+		return bad("dialect", "%q is unknown", clip(inst.Dialect))
+	case err != nil:
+		return bad("url", "%v", err)
+	}
+	return nil
 }
 
 func (r *Router) removeInstance(ctx *fasthttp.RequestCtx, name string) {

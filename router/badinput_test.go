@@ -118,6 +118,9 @@ func TestBadRequests(t *testing.T) {
 		{"/v1/models", `{}`, 405, "", nil},
 		{"/tokenize", `{`, 400, "", nil},
 		{"/tokenize", `{"model":"no such"}`, 404, "model", nil},
+		{"/tokenize", `{"prompt":"x","kv_transfer_params":{}}`, 400, "kv_transfer_params", nil},
+		{"/tokenize", `{"prompt":"x","bootstrap_room":1}`, 400, "bootstrap_room", nil},
+		{"/detokenize", `{"tokens":[1],"disaggregated_params":{}}`, 400, "disaggregated_params", nil},
 	}
 	beside(t, g, func() {
 		before := g.workers["d0"].calls.Load()
