@@ -2,8 +2,10 @@ package router
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"crypto/subtle"
 	"encoding/json"
-	"fmt"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"github.com/valyala/fasthttp"
 	"github.com/valyala/fasthttp/pprofhandler"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/profile"
@@ -26,7 +29,7 @@ import (
 func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	id := requestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
-	path := string(ctx.Path())
+	verb, path := method(ctx), string(ctx.Path())
 	switch {
 	case path == "/metrics" && r.deps.Gatherer != nil:
 		r.serveMetrics(ctx)
@@ -34,18 +37,22 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	case path == "/health":
 		writeJSON(ctx, 200, []byte(`{"status":"ok"}`))
 		return
-	case !bearerIs(ctx, r.deps.AdminToken):
+	case !r.administers(ctx, verb, path):
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
+		if path == "/dashboard" {
+			ctx.Response.Header.Set("WWW-Authenticate", dashboardRealm)
+		}
 		writeError(ctx, openai.Unauthorized("the admin token is missing or wrong"))
 		return
 	}
-	verb := method(ctx)
 	rest, instances := strings.CutPrefix(path, "/admin/v1/instances")
 	below, cache := strings.CutPrefix(path, "/admin/v1/cache")
 	request, single := strings.CutPrefix(path, "/debug/requests/")
 	switch mount := r.deps.Mounts[verb+" "+path]; {
 	case mount != nil:
 		mount(ctx)
+	case path == "/dashboard" && verb == "GET":
+		serveDashboard(ctx)
 	case instances && (rest == "" || rest[0] == '/'):
 		r.instances(ctx, id, verb, strings.TrimPrefix(rest, "/"))
 	case cache && (below == "" || below[0] == '/'):
@@ -63,6 +70,18 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	default:
 		writeError(ctx, openai.NotFound("there is no %s %s", clip(verb), clip(path)))
 	}
+}
+
+// administers says whether a request shows the admin token: as a bearer, or as
+// a password where that is enough.
+func (r *Router) administers(ctx *fasthttp.RequestCtx, verb, path string) bool {
+	shown, ok := bearer(&ctx.Request.Header)
+	if !ok && dashboardReads(verb, path) {
+		shown, ok = basic(&ctx.Request.Header)
+	}
+	// In constant time.
+	got, want := sha256.Sum256(shown), sha256.Sum256([]byte(r.deps.AdminToken))
+	return subtle.ConstantTimeCompare(got[:], want[:]) == 1 && ok
 }
 
 // serveMetrics writes the text format.
@@ -163,7 +182,13 @@ func (r *Router) addInstance(ctx *fasthttp.RequestCtx) {
 	dec := json.NewDecoder(bytes.NewReader(ctx.PostBody()))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&inst); err != nil {
-		writeError(ctx, openai.BadRequest("", "read instance: %v", err))
+		param, wrong := "", (*json.UnmarshalTypeError)(nil)
+		if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+			param = strings.Trim(name, `"`)
+		} else if errors.As(err, &wrong) {
+			param = wrong.Field
+		}
+		writeError(ctx, openai.BadRequest(clip(param), "read instance: %v", err))
 		return
 	}
 	if inst.Dialect == "" {
@@ -177,22 +202,33 @@ func (r *Router) addInstance(ctx *fasthttp.RequestCtx) {
 		err = ed.AddStatic(inst, fleet.Admin)
 	}
 	if err != nil {
-		writeError(ctx, openai.BadRequest("", "%v", err))
+		param := ""
+		if key := (*config.KeyError)(nil); errors.As(err, &key) {
+			param = key.Key
+		}
+		writeError(ctx, openai.BadRequest(param, "%v", err))
 		return
 	}
 	reply(ctx, 201, inst)
 }
 
-// checkInstance refuses what the router could not reach.
+// checkInstance refuses what the router could not reach, or would not know what
+// for. The error is a *config.KeyError.
 func checkInstance(inst *fleet.Instance) error {
-	if inst.ID == "" || strings.ContainsAny(inst.ID, "/? \r\n") {
-		return fmt.Errorf("id: %q is no id", inst.ID)
-	}
-	if dialect.For(inst.Dialect) == nil {
-		return fmt.Errorf("dialect: %q is unknown", inst.Dialect)
-	}
 	_, err := hostPort(inst.URL)
-	return err
+	switch {
+	case inst.ID == "" || strings.ContainsAny(inst.ID, "/? \r\n"):
+		return bad("id", "%q is no id", clip(inst.ID))
+	case inst.Role != fleet.Prefill && inst.Role != fleet.Decode:
+		return bad("role", "want prefill or decode, not %q", clip(string(inst.Role)))
+	case inst.Model == "":
+		return bad("model", "it is required: what clients call it")
+	case dialect.For(inst.Dialect) == nil:
+		return bad("dialect", "%q is unknown", clip(inst.Dialect))
+	case err != nil:
+		return bad("url", "%v", err)
+	}
+	return nil
 }
 
 func (r *Router) removeInstance(ctx *fasthttp.RequestCtx, name string) {

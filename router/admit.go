@@ -75,7 +75,7 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 		return err
 	}
 	if t != nil {
-		if !t.key.May(top.Model) {
+		if open := top == &q.top && top.Model == ""; !open && !t.key.May(top.Model) {
 			return openai.ModelNotFound(top.Model)
 		}
 		q.adm = &admission{tenant: t}

@@ -118,6 +118,9 @@ func TestBadRequests(t *testing.T) {
 		{"/v1/models", `{}`, 405, "", nil},
 		{"/tokenize", `{`, 400, "", nil},
 		{"/tokenize", `{"model":"no such"}`, 404, "model", nil},
+		{"/tokenize", `{"prompt":"x","kv_transfer_params":{}}`, 400, "kv_transfer_params", nil},
+		{"/tokenize", `{"prompt":"x","bootstrap_room":1}`, 400, "bootstrap_room", nil},
+		{"/detokenize", `{"tokens":[1],"disaggregated_params":{}}`, 400, "disaggregated_params", nil},
 	}
 	beside(t, g, func() {
 		before := g.workers["d0"].calls.Load()
@@ -221,6 +224,46 @@ func TestBadHTTP(t *testing.T) {
 			t.Errorf("half-closed within a body: %v", err)
 		}
 	})
+}
+
+// TestTwoLengths: of a request that says twice where it ends, a proxy may
+// believe what the router does not. It is refused, and nothing behind it is read.
+func TestTwoLengths(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, 1, 1)
+	body := "Content-Length: 5\r\n"
+	for name, head := range map[string]string{
+		"length first":   "POST /tokenize HTTP/1.1\r\nHost: x\r\n" + body + "Transfer-Encoding: chunked\r\n",
+		"chunked first":  "POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" + body,
+		"in lower case":  "POST /tokenize HTTP/1.1\nhost: x\ntransfer-encoding: chunked\ncontent-length: 5\n",
+		"identity":       "POST /tokenize HTTP/1.1\r\nHost: x\r\n" + body + "Transfer-Encoding: identity\r\n",
+		"version 1.0":    "POST /tokenize HTTP/1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n",
+		"two of a kind":  "POST /tokenize HTTP/1.1\r\nHost: x\r\n" + body + body,
+		"two encodings":  "POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+		"another coding": "POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n",
+	} {
+		for where, addr := range map[string]string{"public": g.r.Addr().String(), "admin": g.r.AdminAddr().String()} {
+			conn, err := net.Dial("tcp", addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn.SetDeadline(time.Now().Add(patience))
+			io.WriteString(conn, head+"\r\n0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+			in := bufio.NewReader(conn)
+			resp, err := http.ReadResponse(in, nil)
+			if err != nil {
+				t.Fatalf("%s, %s: %v", name, where, err)
+			}
+			text, _ := io.ReadAll(resp.Body)
+			if resp.StatusCode != 400 || !resp.Close {
+				t.Errorf("%s, %s: %d, close %t: %s", name, where, resp.StatusCode, resp.Close, text)
+			}
+			if more, _ := io.ReadAll(in); len(more) > 0 {
+				t.Errorf("%s, %s: goes on with %.80q", name, where, more)
+			}
+			conn.Close()
+		}
+	}
 }
 
 func TestTooManyConnections(t *testing.T) {

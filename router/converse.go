@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/reqbody"
 )
 
 // server serves the public listener: HTTP/1.1 and 1.0, one goroutine a
@@ -136,6 +138,9 @@ func (s *server) answer(ctx *fasthttp.RequestCtx, c *clientConn) (out *stream, a
 	err := req.Header.Read(c.in.br)
 	if nothing := (fasthttp.ErrNothingRead{}); err == io.EOF || errors.As(err, &nothing) {
 		return nil, false
+	}
+	if err == nil {
+		err = reqbody.OneLength(&req.Header)
 	}
 	again = err == nil
 	if err == nil {

@@ -121,6 +121,12 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 	var timeout <-chan time.Time
 	for {
 		changed, probed := r.fleet.Changed(), r.probes.changed()
+		if q.top.Model == "" {
+			if err := q.named(); err != nil {
+				return nil, 0, err
+			}
+			req = q.pickRequest(exclude, avoid, prefer)
+		}
 		view := r.view()
 		choice, err := r.picker.Pick(view, req)
 		if err == nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/apikey"
 )
 
 // TestRetries: whatever one member of a pair does wrong before a byte went
@@ -341,6 +342,56 @@ func TestAdmission(t *testing.T) {
 
 // TestManyAtOnce: concurrent requests while workers fail now and then; all are
 // answered, and the ledger is empty after (newRig checks).
+// TestNoModelNamed: who names no model waits like anybody for the only decode to
+// come back, and means what that serves then; it never is an unknown model.
+func TestNoModelNamed(t *testing.T) {
+	paths := map[string]string{
+		"/v1/completions":      `{"prompt":"x"}`,
+		"/v1/chat/completions": `{"model":"","messages":[{"role":"user","content":"x"}]}`,
+		"/v1/embeddings":       `{"input":"x"}`,
+	}
+	drain := func(g *rig, on bool) {
+		inst := g.workers["d0"].inst
+		if inst.Draining = on; !on {
+			inst.Epoch++
+		}
+		if err := g.watcher.AddStatic(inst, fleet.Static); err != nil {
+			t.Fatal(err)
+		}
+	}
+	keys := newKeyFile(t, apikey.Key{Name: "some", Models: []string{"m"}})
+	for path, ask := range paths {
+		t.Run(path, func(t *testing.T) {
+			g := newRig(t, 1, 1, keys.config)
+			drain(g, true)
+			resp, body := g.post(path, ask, keys.of("some")...)
+			if resp.StatusCode != 503 || resp.Header.Get("Retry-After") == "" {
+				t.Errorf("%d %s", resp.StatusCode, body)
+			}
+		})
+		t.Run(path+" waits", func(t *testing.T) {
+			g := newRig(t, 1, 1, keys.config, func(c *router.Config) { c.Limits.PairWait = time.Minute })
+			d := g.workers["d0"]
+			d.on(&d.decode, whole)
+			drain(g, true)
+			answer := make(chan int, 1)
+			go func() {
+				resp, _ := g.post(path, ask, keys.of("some")...)
+				answer <- resp.StatusCode
+			}()
+			g.until("a request that waits for a pair", func() bool {
+				var l struct{ Requests []struct{ State string } }
+				g.adminJSON("GET", "/debug/ledger", "", &l)
+				return len(answer) == 1 || len(l.Requests) == 1 && l.Requests[0].State == "picking"
+			})
+			drain(g, false)
+			if status := <-answer; status != 200 {
+				t.Errorf("%d", status)
+			}
+		})
+	}
+}
+
 func TestManyAtOnce(t *testing.T) {
 	g := newRig(t, 3, 3, func(c *router.Config) { c.Attempts = 10 }) // a starved machine fails some connects too
 	for _, id := range []string{"p2", "d2"} {

@@ -104,7 +104,6 @@ func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
 	if err != nil {
 		return err
 	}
-	r := q.r
 	q.body = ctx.PostBody()
 	if q.top, err = openai.Scan(q.body, openai.Limits{}); err != nil {
 		return err
@@ -117,17 +116,28 @@ func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
 	case q.top.Prompt == nil:
 		return openai.BadRequest(wanted(q.path), "%s is required", wanted(q.path))
 	}
+	q.tenant = tenantOf(ctx)
+	return q.named()
+}
+
+// named settles which model is meant: without a name the only one that is
+// served. While none is, it stays open, and the choice of a pair asks again.
+func (q *request) named() *openai.Error {
 	if q.top.Model == "" {
-		models := r.servedTo(ctx)
-		if len(models) > 1 {
+		models := q.r.servedTo(q.tenant)
+		switch {
+		case len(models) > 1 && q.passes:
+			return openai.BadRequest("model", "model is required, within the first %d bytes: %d are served", passHead, len(models))
+		case len(models) > 1:
 			return openai.BadRequest("model", "model is required: %d are served", len(models))
-		}
-		if len(models) == 1 {
+		case len(models) == 1:
 			q.top.Model = models[0].ID
 		}
 	}
 	q.shown(clip(q.top.Model), q.top.Stream)
-	q.chain = pick.NewChain(q.top.Prompt, q.top.Model, string(q.top.Salt), string(q.top.Tools))
+	if !q.passes {
+		q.chain = pick.NewChain(q.top.Prompt, q.top.Model, string(q.top.Salt), string(q.top.Tools))
+	}
 	return nil
 }
 

@@ -132,24 +132,10 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 			return nil, q.unread(err)
 		}
 	}
-	return up, q.named(model, up)
-}
-
-// named settles which model is meant.
-func (q *request) named(model string, up *upload) *openai.Error {
-	if model == "" {
-		served := q.r.served()
-		if len(served) > 1 {
-			return openai.BadRequest("model", "model is required, within the first %d bytes: %d are served", passHead, len(served))
-		}
-		if len(served) == 1 {
-			model = served[0].ID
-		}
-	}
 	// The length stands for the work that the engine is given.
 	q.top = openai.Top{Model: model, N: 1, Prompts: 1, Prompt: up.head}
-	q.shown(clip(model), false)
-	return nil
+	q.tenant = tenantOf(ctx)
+	return up, q.named()
 }
 
 func linked(field string) *openai.Error {

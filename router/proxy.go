@@ -37,6 +37,9 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	if err != nil {
 		return nil, err
 	}
+	if top.Link != "" {
+		return nil, linked(top.Link)
+	}
 	q.shown(clip(top.Model), false)
 	if err := q.admit(ctx, &top); err != nil {
 		return nil, err

@@ -49,6 +49,7 @@ type request struct {
 	chain   pick.Chain
 	session string     // what the client says belongs together
 	reaches []reach    // who has how much of the prompt, as the last choice knew it
+	tenant  *tenant    // whose key it came with; nil if nobody asks
 	adm     *admission // nil for most; see there
 	auth    string     // the client's Authorization, if it is to be passed on
 

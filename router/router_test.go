@@ -250,6 +250,16 @@ func TestAdmin(t *testing.T) {
 	if code := g.adminJSON("POST", "/admin/v1/instances", `{"id":"p7","role":"prefill","url":"`+g.workers["p0"].srv.URL+`","model":"m","max_model_len":512}`, nil); code != 201 {
 		t.Errorf("add: %d", code)
 	}
+	for body, field := range map[string]string{
+		`{}`: "id", `{"id":"x"}`: "role", `{"id":"x","role":"cook"}`: "role", `{"id":"x","role":"decode"}`: "model",
+		`{"id":"x","role":"decode","model":"m"}`: "url", `{"id":"x","role":"decode","model":"m","url":"a:1"}`: "url",
+		`{"id":"x","role":"decode","model":"m","url":"http://a:1","dialect":"q"}`: "dialect", `{"weight":1}`: "weight", `{"epoch":"q"}`: "epoch",
+	} {
+		var e struct{ Error struct{ Param string } }
+		if code := g.adminJSON("POST", "/admin/v1/instances", body, &e); code != 400 || e.Error.Param != field {
+			t.Errorf("%s: %d, param %q", body, code, e.Error.Param)
+		}
+	}
 	g.until("p7", func() bool {
 		g.adminJSON("GET", "/admin/v1/instances", "", &list)
 		for _, i := range list.Instances {

@@ -1,8 +1,6 @@
 package router
 
 import (
-	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -149,13 +147,6 @@ func versionNotSupported() *openai.Error {
 	return e
 }
 
-// bearerIs checks the admin token, in constant time.
-func bearerIs(ctx *fasthttp.RequestCtx, token string) bool {
-	shown, ok := bearer(&ctx.Request.Header)
-	got, want := sha256.Sum256(shown), sha256.Sum256([]byte(token))
-	return subtle.ConstantTimeCompare(got[:], want[:]) == 1 && ok
-}
-
 // refuse answers a request that has no life of its own.
 func (r *Router) refuse(ctx *fasthttp.RequestCtx, id, path string, e *openai.Error) {
 	writeError(ctx, e)
@@ -188,6 +179,8 @@ func (r *Router) httpError(ctx *fasthttp.RequestCtx, err error) {
 	case errors.As(err, &timeout) && timeout.Timeout():
 		e = openai.BadRequest("", "the request was not complete within %v", r.cfg.ReadTimeout)
 		e.Status, e.Code = 408, "request_timeout"
+	case errors.Is(err, reqbody.ErrTwoLengths):
+		e = openai.BadRequest("", "%v", err)
 	default:
 		e = openai.BadRequest("", "malformed HTTP request")
 	}
@@ -256,7 +249,7 @@ next:
 }
 
 func (r *Router) models(ctx *fasthttp.RequestCtx, id string) {
-	writeJSON(ctx, 200, openai.AppendModels(nil, r.servedTo(ctx)))
+	writeJSON(ctx, 200, openai.AppendModels(nil, r.servedTo(tenantOf(ctx))))
 	r.brief(ctx, id, "/v1/models")
 }
 
@@ -265,7 +258,7 @@ func (r *Router) oneModel(ctx *fasthttp.RequestCtx, id, name string) {
 		r.refuse(ctx, id, "/v1/models", openai.Unauthorized("the API key is missing or wrong, or it has expired"))
 		return
 	}
-	for _, m := range r.servedTo(ctx) {
+	for _, m := range r.servedTo(tenantOf(ctx)) {
 		if m.ID == name {
 			writeJSON(ctx, 200, openai.AppendModel(nil, m))
 			r.brief(ctx, id, "/v1/models")

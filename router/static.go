@@ -63,8 +63,6 @@ func validStatics(list []Static) error {
 			err = fmt.Errorf("dialect: want one of %s; native workers announce themselves, with --join", strings.Join(foreignNames(), ", "))
 		case seen[s.ID]:
 			err = fmt.Errorf("id: %q is there twice", s.ID)
-		case s.Model == "":
-			err = errors.New("model: it is required")
 		default:
 			err = checkInstance(&i)
 		}

@@ -155,10 +155,9 @@ func tenantOf(ctx *fasthttp.RequestCtx) *tenant {
 	return t
 }
 
-// servedTo lists the models that are served and that the request's key may use.
-func (r *Router) servedTo(ctx *fasthttp.RequestCtx) []openai.Model {
+// servedTo lists the models that are served and that a tenant's key may use.
+func (r *Router) servedTo(t *tenant) []openai.Model {
 	all := r.served()
-	t := tenantOf(ctx)
 	if t == nil {
 		return all
 	}

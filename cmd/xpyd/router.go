@@ -21,7 +21,8 @@ func newRouter() *cobra.Command {
 		Short: "Run the front door, alone",
 		Long: `Run the router. Without fleet.url it embeds a NATS server and prints the URL
 with which workers join. SIGHUP reloads limits, policy, static, keys and
-certificates; SIGTERM drains. Each key of the configuration is also an
+certificates; SIGTERM drains. /dashboard on the admin address shows the fleet in a
+browser; the password is what admin-token in --data has. Each key of the configuration is also an
 environment variable: tls_cert is XPYD_TLS_CERT.`,
 		Example: "  xpyd router --config configs/samples/router.yaml\n  xpyd router --listen 0.0.0.0:8000\n  xpyd router --config router.yaml --print-config\n" +
 			"  env XPYD_API_KEYS_FILE=keys.yaml XPYD_TLS_CERT=cert.pem XPYD_TLS_KEY=key.pem \\\n    xpyd router --listen 0.0.0.0:8443\n" +
@@ -56,7 +57,7 @@ environment variable: tls_cert is XPYD_TLS_CERT.`,
 		}
 		log, flush := newLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
 		defer flush()
-		front, err := openFront(cfg, log, nil)
+		front, err := openFront(cfg, log, startsNone())
 		if err != nil {
 			return err
 		}

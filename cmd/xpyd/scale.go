@@ -34,6 +34,13 @@ func (s *scaler) mounts() map[string]fasthttp.RequestHandler {
 	}
 }
 
+// startsNone answers for a router that stands alone.
+func startsNone() map[string]fasthttp.RequestHandler {
+	return map[string]fasthttp.RequestHandler{"POST /admin/v1/scale": func(ctx *fasthttp.RequestCtx) {
+		fail(ctx, openai.NotFound("this router was not started by `xpyd up`, and starts no workers: start them where they are to run, with `xpyd prefill --join …` and `xpyd decode --join …`, and end them there, after `xpyd drain ID`"))
+	}}
+}
+
 func (s *scaler) get() *supervise.Supervisor {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,6 +114,12 @@ func newScale() *cobra.Command {
 				n, err := strconv.Atoi(text)
 				if !ok || err != nil || role != "prefill" && role != "decode" {
 					return usageError{fmt.Errorf("%q: want prefill=N or decode=N", a)}
+				}
+				if n < 1 || n > maxWorkers {
+					return usageError{fmt.Errorf("%q: want 1 to %d workers", a, maxWorkers)}
+				}
+				if _, twice := want[role]; twice {
+					return usageError{fmt.Errorf("%q: %s is there twice", a, role)}
 				}
 				want[role] = n
 			}

@@ -4,13 +4,17 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/supervise"
+	"github.com/xpyd/xpyd/internal/worker"
 )
 
 // TestWorkersSettings: what this machine does not allow a worker is refused as bad
@@ -94,6 +98,71 @@ func TestWorkerStopped(t *testing.T) {
 	if code := run(ctx, []string{"decode", "--device", "cpu", "--kv-host-memory", "1MiB"}, &out, &errs); code != exitDone {
 		t.Errorf("exit code %d, %q", code, errs.String())
 	}
+}
+
+// TestStray: a worker that nobody told of a fleet says that it is in none; one
+// whose file says that none is meant does not.
+func TestStray(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	said := &upTo{text: "level=WARN msg=\"in no fleet", then: cancel}
+	if code := run(ctx, []string{"decode", "--device", "cpu", "--threads", "1", "--log-level", "warn"}, io.Discard, said); code != exitDone || !said.found {
+		t.Errorf("exit code %d, %q", code, said.all)
+	}
+	url := worker.DefaultConfig("decode")
+	url.Fleet.URL = "nats://x"
+	for _, c := range []struct {
+		cfg    worker.Config
+		file   string
+		source string
+		want   bool
+	}{
+		{worker.DefaultConfig("decode"), "", "", true},
+		{worker.DefaultConfig("decode"), "", "XPYD_FLEET__URL", true},
+		{worker.DefaultConfig("decode"), "d.yaml", "", true},
+		{worker.DefaultConfig("decode"), "d.yaml", "d.yaml:3", false},
+		{url, "", "--join", false},
+	} {
+		if got := stray(&c.cfg, c.file, config.Sources{"fleet.url": c.source}); got != c.want {
+			t.Errorf("%q in %q: %t", c.source, c.file, got)
+		}
+	}
+}
+
+// TestScaleOfRouter: a router that stands alone says so, and what to do.
+func TestScaleOfRouter(t *testing.T) {
+	data := filepath.Join(t.TempDir(), "data")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var errs string
+	var code int
+	up := &upTo{text: "join with", then: func() {
+		_, errs, code = xpyd(t, "scale", "prefill=2", "--data", data)
+		cancel()
+	}}
+	var log bytes.Buffer
+	if code := run(ctx, []string{"router", "--data", data, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, up, &log); code != exitDone || !up.found {
+		t.Fatalf("exit code %d, %s", code, log.String())
+	}
+	if code != exitFailed || !strings.Contains(errs, "was not started by `xpyd up`") || !strings.Contains(errs, "xpyd prefill --join") {
+		t.Errorf("exit code %d, %q", code, errs)
+	}
+}
+
+// upTo calls then once text was written.
+type upTo struct {
+	text  string
+	then  func()
+	all   string
+	found bool
+}
+
+func (u *upTo) Write(p []byte) (int, error) {
+	if u.all += string(p); strings.Contains(u.all, u.text) {
+		u.found = true
+		u.then()
+	}
+	return len(p), nil
 }
 
 // TestLongUnits: blocks that do not go with the cache's units are warned of.

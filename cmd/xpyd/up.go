@@ -73,8 +73,9 @@ func newUp() *cobra.Command {
 		Long: `Start a router with an embedded NATS server, and prefill and decode workers as
 processes of their own, supervised. It prints "ready URL" once a request has
 gone through prefill, push and decode, and before it, on standard error, that it
-took the CPU where --device auto found no GPU to use. SIGHUP reloads limits and policy; Ctrl-C
-drains; a second one stops at once.`,
+took the CPU where --device auto found no GPU to use. SIGHUP reloads limits and
+policy; Ctrl-C drains; a second one stops at once. /dashboard on the admin address
+shows the fleet in a browser; the password is what admin-token in --data has.`,
 		Example: "  xpyd up\n  xpyd up --prefill 2 --decode 2 --listen 127.0.0.1:9000 --admin 127.0.0.1:9001\n  xpyd up --model hf:HuggingFaceTB/SmolLM2-135M-Instruct\n  curl http://127.0.0.1:8000/v1/completions -d '{\"model\":\"stories260k\",\"prompt\":\"Once upon a time\",\"max_tokens\":100,\"stream\":true}'",
 		Args:    cobra.NoArgs,
 	}

@@ -121,6 +121,7 @@ func TestExitCodes(t *testing.T) {
 	f(exitUsage, "--log-level: log.level", "router", "--log-level", "loud")
 	f(exitUsage, "--listen: listen", "router", "--listen", "8000")
 	f(exitUsage, "--join: fleet.url", "prefill", "--join", "http://x")
+	f(exitUsage, "--join is empty", "decode", "--join", "")
 	f(exitUsage, "", "up", "extra")
 	f(exitUsage, "", "version", "extra")
 	f(exitUsage, "", "drain")
@@ -129,6 +130,10 @@ func TestExitCodes(t *testing.T) {
 	f(exitUsage, "", "scale")
 	f(exitUsage, "", "scale", "prefill=x")
 	f(exitUsage, "", "scale", "cook=1")
+	for _, n := range []string{"0", "-1", "65", "100000"} {
+		f(exitUsage, `"decode=`+n+`": want 1 to 64 workers`, "scale", "prefill=1", "decode="+n)
+	}
+	f(exitUsage, `"prefill=2": prefill is there twice`, "scale", "prefill=1", "prefill=2")
 	f(exitUsage, "no such file", "router", "--config", filepath.Join(dir, "absent.yaml"))
 
 	f(exitFailed, "no router at http://127.0.0.1:1", append([]string{"status"}, nobody...)...)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -39,7 +40,8 @@ func newWorker(role fleet.Role) *cobra.Command {
 		Short: fmt.Sprintf("Run one %s worker", role),
 		Long: fmt.Sprintf(`Run one %s worker. It loads the model, joins the fleet on NATS, and answers
 HTTP on a port of its own; plain OpenAI requests work there too. The join URL
-is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, role),
+is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's. Without one
+the worker is in no fleet and answers alone, as behind a proxy made for vLLM.`, role),
 		Example: fmt.Sprintf("  xpyd %[1]s --join nats://user:password@10.0.0.1:4222 --model hf:Qwen/Qwen3-0.6B\n  xpyd %[1]s --join … --kv-host-memory 16GiB --kv-ssd-dir /var/cache/xpyd/%[1]s-0 --kv-ssd-size 200GiB\n  xpyd %[1]s --config configs/samples/%[1]s.yaml\n  xpyd %[1]s --config %[1]s.yaml --print-config", role),
 		Args:    cobra.NoArgs,
 	}
@@ -78,12 +80,21 @@ is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's.`, ro
 		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: keys, Sources: sources}); err != nil {
 			return usageError{err}
 		}
+		if f.Changed("join") && cfg.Fleet.URL == "" {
+			return usageError{fmt.Errorf("--join is empty: it wants the NATS URL of the fleet, which a router leaves in DATA/%s; without --join the worker is in no fleet", fileJoin)}
+		}
 		if printConfig {
 			return config.Print(cmd.OutOrStdout(), &cfg)
 		}
-		return wrongSetting(sources, runWorker(cmd.Context(), cfg, cmd.ErrOrStderr()))
+		return wrongSetting(sources, runWorker(cmd.Context(), cfg, stray(&cfg, file, sources), cmd.ErrOrStderr()))
 	}
 	return cmd
+}
+
+// stray says whether a worker is in no fleet, and no file says that this is meant,
+// as for one behind somebody else's proxy.
+func stray(cfg *worker.Config, file string, sources config.Sources) bool {
+	return cfg.Fleet.URL == "" && (file == "" || !strings.HasPrefix(sources["fleet.url"], file+":"))
 }
 
 // wrongSetting makes bad configuration of an error that names a key: of what this
@@ -119,7 +130,7 @@ func staged(ours, theirs kernels.HostMover, l kernels.Layout) (kvconn.Transport,
 }
 
 // runWorker runs until ctx ends, the parent goes away, or a listener fails.
-func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
+func runWorker(ctx context.Context, cfg worker.Config, stray bool, stderr io.Writer) error {
 	log, flush := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
 	defer flush()
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -148,6 +159,9 @@ func runWorker(ctx context.Context, cfg worker.Config, stderr io.Writer) error {
 	}
 	if err != nil {
 		return err
+	}
+	if stray {
+		log.Warn("in no fleet: no router finds this worker; --join NATS_URL joins one, and fleet.url: \"\" in --config says that none is meant")
 	}
 	hup := make(chan os.Signal, 1) // SIGHUP must not end a worker's requests
 	signal.Notify(hup, syscall.SIGHUP)

@@ -8,7 +8,8 @@
 // pointers, structs and string-keyed maps of those.
 //
 // The environment variable of the key limits.max_body is XPYD_LIMITS_MAX_BODY;
-// XPYD_LIMITS__MAX_BODY is the same. A list is comma separated; lists, maps
+// XPYD_LIMITS__MAX_BODY is the same. What Kubernetes sets for a service that is
+// called xpyd is nobody's setting. A list is comma separated; lists, maps
 // and structs may also be YAML ("[a, b]", "{a: 1}").
 package config
 

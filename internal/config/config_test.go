@@ -153,6 +153,27 @@ token:
 	}
 }
 
+// TestServiceLinks: what Kubernetes sets for services called xpyd and xpyd-decode
+// is no configuration, unless a key has that name.
+func TestServiceLinks(t *testing.T) {
+	var c struct {
+		ServiceHost string `koanf:"service_host"`
+		Port        string `koanf:"port"`
+	}
+	environ := []string{"XPYD_SERVICE_HOST=10.0.0.1", "XPYD_PORT=tcp://10.0.0.1:8000"}
+	if err := config.Load(&c, config.Options{Environ: environ}); err != nil || c.ServiceHost != "10.0.0.1" || c.Port != "tcp://10.0.0.1:8000" {
+		t.Errorf("%+v, %v", c, err)
+	}
+	for _, of := range []string{"XPYD", "XPYD_DECODE"} {
+		environ = append(environ, of+"_SERVICE_HOST=10.0.0.1", of+"_SERVICE_PORT=8000", of+"_SERVICE_PORT_HTTP_ADMIN=8001", of+"_PORT=udp://10.0.0.1:8000",
+			of+"_PORT_8000_TCP=tcp://10.0.0.1:8000", of+"_PORT_8000_TCP_PROTO=tcp", of+"_PORT_8000_TCP_PORT=8000", of+"_PORT_8000_TCP_ADDR=10.0.0.1")
+	}
+	d := defaults()
+	if err := config.Load(d, config.Options{Environ: environ[2:]}); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestNothingGiven(t *testing.T) {
 	c := defaults()
 	if err := config.Load(c, config.Options{}); err != nil {
@@ -197,6 +218,10 @@ func TestInvalid(t *testing.T) {
 	f("limits: {queue: many}", `F:1: limits.queue: "many": want a whole number`)
 	f("limits: {queue: 1.5}", `F:1: limits.queue: "1.5": want a whole number`)
 	f("limits: {rate: .nan}", `F:1: limits.rate: ".nan": want a number`)
+	f("\n\nlisten: a: b", `F:3: mapping values are not allowed in this context`)
+	f("listen: *b", `F: unknown anchor 'b' referenced`)
+	f("|XPYD_PORT=8000", `XPYD_PORT: unknown variable (did you mean "XPYD_HOSTS"?)`)
+	f("|XPYD_SERVICE_HOSTS=x|XPYD_PORT_TCP=tcp://a:1", `XPYD_PORT_TCP: unknown variable`, `XPYD_SERVICE_HOSTS: unknown variable`)
 	f("limits: 3", `F:1: limits: want a section of keys`)
 	f("limits: [3]", `F:1: limits: want a section of keys`)
 	f("listen: [3]", `F:1: listen: want one value`)
@@ -207,7 +232,7 @@ func TestInvalid(t *testing.T) {
 	f("members: [{id: a, weight: 256}]", `F:1: members[0].weight: "256": 256 does not fit`)
 	f("members: [{id: a, weight: -1}]", `F:1: members[0].weight: "-1": -1 does not fit`)
 	f("token: [secret]", `F:1: token: want one value`)
-	f("a: b: c", `F: mapping values are not allowed in this context`)
+	f("a: b: c", `F:1: mapping values are not allowed in this context`)
 	f("listen: a\n\tx", `F:2: found a tab character that violates indentation`)
 	f("listen: a\n---\nlisten: b", `F:2: a second document`)
 	f("- a", `F:1: want a section of keys`)

@@ -2,6 +2,7 @@ package config
 
 import (
 	"reflect"
+	"regexp"
 	"slices"
 	"sort"
 	"strings"
@@ -66,7 +67,7 @@ func (l *loader) environ(o Options) map[string]any {
 		short := strings.ReplaceAll(name[len(prefix):], "__", "_")
 		lf, ok := byName[short]
 		if !ok {
-			if !allowed(name, o.EnvAllow) {
+			if !allowed(name, o.EnvAllow) && !serviceLink(name[len(prefix):], text) {
 				l.fail(name, "", "unknown variable%s", didYouMean(prefix+short, names))
 			}
 			continue
@@ -88,6 +89,20 @@ func allowed(name string, more []string) bool {
 		}
 	}
 	return false
+}
+
+// links are what Kubernetes puts into every container for each service of its
+// namespace, behind the service's name and _; of the last the value is a URL.
+var (
+	links    = regexp.MustCompile(`^([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
+	linkPort = regexp.MustCompile(`^([A-Z0-9_]+_)?PORT$`)
+	linkURL  = regexp.MustCompile(`^(tcp|udp|sctp)://`)
+)
+
+// serviceLink says whether a variable is there because a service is called xpyd,
+// or xpyd- and something. name is without the prefix.
+func serviceLink(name, text string) bool {
+	return links.MatchString(name) || linkPort.MatchString(name) && linkURL.MatchString(text)
 }
 
 // flags is the layer of the flags that were set.

@@ -22,7 +22,12 @@ type reader struct {
 	nodes  int
 }
 
-var yamlLine = regexp.MustCompile(`^yaml: (?:unmarshal errors:\s+)?(?:line (\d+): )?`)
+// The parser leaves out the line of what it finds in the first one; other
+// messages never have any.
+var (
+	yamlLine  = regexp.MustCompile(`^yaml: (?:unmarshal errors:\s+)?(?:line (\d+): )?`)
+	yamlFirst = regexp.MustCompile(`^(mapping|block|found|did not find|could not find) `)
+)
 
 // yaml reads a file's text.
 func (l *loader) yaml(path string, text []byte) map[string]any {
@@ -31,8 +36,11 @@ func (l *loader) yaml(path string, text []byte) map[string]any {
 		source, msg := path, err.Error()
 		if m := yamlLine.FindStringSubmatch(msg); m != nil {
 			msg = msg[len(m[0]):]
-			if m[1] != "" {
+			switch {
+			case m[1] != "":
 				source += ":" + m[1]
+			case yamlFirst.MatchString(msg):
+				source += ":1"
 			}
 		}
 		l.fail(source, "", "%s", msg)

@@ -258,8 +258,19 @@ func (l *serverLog) Fatalf(format string, v ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.fatal == nil {
-		l.fatal = errors.New(strings.ToLower(fmt.Sprintf(format, v...)))
+		l.fatal = fmt.Errorf("%s%s", keyOf(format), strings.ToLower(fmt.Sprintf(format, v...)))
 	}
+}
+
+// keyOf is the setting behind what ends the server.
+func keyOf(format string) string {
+	switch {
+	case strings.HasPrefix(format, "Error listening on port"):
+		return "fleet.listen: "
+	case strings.HasPrefix(format, "Error listening on router port"):
+		return "fleet.cluster_listen: "
+	}
+	return ""
 }
 
 func (l *serverLog) Errorf(format string, v ...any) {

@@ -51,6 +51,29 @@ func selfSigned(t *testing.T) (cert, key string) {
 	return write("cert.pem", "CERTIFICATE", der), write("key.pem", "EC PRIVATE KEY", secret)
 }
 
+// TestTakenPorts: the error names the setting.
+func TestTakenPorts(t *testing.T) {
+	noLeak(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	taken := ln.Addr().String()
+	for key, cfg := range map[string]fleet.ServerConfig{
+		"fleet.listen: ":         {Listen: taken},
+		"fleet.cluster_listen: ": {ClusterListen: taken},
+	} {
+		s, err := fleet.StartServer(cfg)
+		if err == nil {
+			s.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), key) || !strings.Contains(err.Error(), "in use") {
+			t.Errorf("%s%v", key, err)
+		}
+	}
+}
+
 func TestMutualTLS(t *testing.T) {
 	noLeak(t)
 	cert, key := selfSigned(t)

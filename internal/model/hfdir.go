@@ -74,6 +74,7 @@ func openDir(dir string) (*Model, error) {
 		if ggufs, _ := fs.Glob(d.fs, "*.gguf"); len(ggufs) > 0 {
 			return nil, fmt.Errorf("%s: no config.json; to serve a GGUF file name the file itself: %s", dir, d.path(ggufs[0]))
 		}
+		return nil, fmt.Errorf("%s: no config.json, which a model's directory has", dir)
 	}
 	m, err := openFolder(d)
 	if err != nil {

@@ -197,6 +197,7 @@ func TestOpenErrors(t *testing.T) {
 			}
 		})
 	}
+	f("no config.json", "no config.json", nil, modeltest.HFOptions{}, files{"config.json": "-"})
 	sharded := modeltest.HFOptions{Shards: 2}
 	f("no weights", "no .safetensors file", nil, modeltest.HFOptions{}, files{"model.safetensors": "-"})
 	f("no shard", "model-00002-of-00002.safetensors", nil, sharded, files{"model-00002-of-00002.safetensors": "-"})

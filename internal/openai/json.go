@@ -462,9 +462,6 @@ func (r *reader) readInt(field string, lo, hi int64) (v int64, given bool, err *
 }
 
 func outOfRange(field, text string, lo, hi int64) *Error {
-	if hi == math.MaxInt64 && lo > math.MinInt64 || hi == math.MaxInt32 {
-		return BadRequest(field, "%s must be at least %d, and in range; it is %s", field, lo, clip(text, 40))
-	}
 	return BadRequest(field, "%s must be between %d and %d, not %s", field, lo, hi, clip(text, 40))
 }
 

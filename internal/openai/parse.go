@@ -21,7 +21,7 @@ func ParseCompletion(body []byte, lim Limits) (*Completion, *Error) {
 	case len(c.Prompts) == 0:
 		return nil, BadRequest("prompt", "prompt is required")
 	case *c.MaxTokens == 0 && !c.Echo:
-		return nil, BadRequest("max_tokens", "max_tokens must be at least 1 (0 only with echo)")
+		return nil, BadRequest("max_tokens", "max_tokens must be between 1 and %d, not 0 (which goes with echo only)", math.MaxInt32)
 	}
 	if err := c.check(); err != nil {
 		return nil, err

@@ -4,6 +4,8 @@
 package reqbody
 
 import (
+	"bytes"
+	"errors"
 	"io"
 
 	"github.com/valyala/fasthttp"
@@ -12,12 +14,46 @@ import (
 // first is how much memory a request gets before it has sent more than that.
 const first = 64 << 10
 
+// ErrTwoLengths is a request of which one proxy may believe that it ends where
+// another believes that the next one begins.
+var ErrTwoLengths = errors.New("the request has both Content-Length and Transfer-Encoding")
+
+// OneLength refuses a header with both, of which fasthttp leaves one out. Those of
+// HTTP/1.0 with Transfer-Encoding, and with either twice, it refuses itself.
+func OneLength(h *fasthttp.RequestHeader) error {
+	var length, encoding bool
+	for raw := h.RawHeaders(); len(raw) > 0; {
+		var line []byte
+		line, raw, _ = bytes.Cut(raw, []byte("\n"))
+		if len(line) < len("content-length:") {
+			continue
+		}
+		switch line[0] | 0x20 {
+		case 'c':
+			length = length || named(line, "content-length:")
+		case 't':
+			encoding = encoding || named(line, "transfer-encoding:")
+		}
+	}
+	if length && encoding {
+		return ErrTwoLengths
+	}
+	return nil
+}
+
+func named(line []byte, name string) bool {
+	return len(line) >= len(name) && bytes.EqualFold(line[:len(name)], []byte(name))
+}
+
 // Read reads the body to its end; PostBody then returns it, valid for as long
 // as anybody holds it. The server has StreamRequestBody set. The error is
-// fasthttp.ErrBodyTooLarge above limit bytes, else the connection's; after one
-// the connection cannot be used for another request.
+// fasthttp.ErrBodyTooLarge above limit bytes, ErrTwoLengths, else the connection's;
+// after one the connection cannot be used for another request.
 func Read(ctx *fasthttp.RequestCtx, limit int) error {
 	req := &ctx.Request
+	if err := OneLength(&req.Header); err != nil {
+		return err
+	}
 	if !req.IsBodyStream() {
 		return nil // a method without one
 	}

@@ -30,7 +30,7 @@ import (
 
 // Request is what a choice depends on.
 type Request struct {
-	Model   string
+	Model   string   // "" while no model is served that could be meant
 	Chain   Chain    // of the prompt's text; the zero value matches nothing
 	Tokens  int      // prompt tokens, estimated
 	Output  int      // tokens it may generate, over all choices
@@ -219,7 +219,10 @@ func (p *Picker) pick(v View, req *Request) (*Choice, error) {
 	defer p.mu.Unlock()
 	t := p.table.Load()
 	m := t.model(req.Model)
-	if m == nil {
+	switch {
+	case m == nil && req.Model == "":
+		return nil, fmt.Errorf("%w: nobody is live whose model could be meant", ErrNoPair)
+	case m == nil:
 		return nil, fmt.Errorf("%w: %q", ErrNoModel, req.Model)
 	}
 	s := &p.scorer

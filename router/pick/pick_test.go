@@ -149,6 +149,9 @@ func TestOnlyUsable(t *testing.T) {
 	if _, err := p.Pick(pick.View{Snapshot: s}, &pick.Request{Model: "x"}); !errors.Is(err, pick.ErrNoModel) {
 		t.Errorf("unknown model: %v", err)
 	}
+	if _, err := p.Pick(pick.View{Snapshot: s}, &pick.Request{}); !errors.Is(err, pick.ErrNoPair) {
+		t.Errorf("no model: %v", err)
+	}
 	no := pick.View{Snapshot: s, Eligible: func(m *fleet.Member) bool { return m.Role == fleet.Prefill }, Generation: 1}
 	if _, err := p.Pick(no, &pick.Request{Model: "m"}); !errors.Is(err, pick.ErrNoPair) || p.Ready(no, anyModel) {
 		t.Errorf("unprobed: %v", err)
