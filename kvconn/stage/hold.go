@@ -24,7 +24,7 @@ type Inlet interface {
 	Close(ctx context.Context) error
 }
 
-// Hold is the receiver's end of a ring: kvconn.StagedHold but for Wait.
+// Hold is the receiver's end of a ring: kvconn.StagedHold but for Wait and Ready.
 type Hold struct {
 	pool   kernels.HostMover
 	memory kernels.HostMemory

@@ -24,7 +24,7 @@ type Outlet interface {
 	Close(ctx context.Context) error
 }
 
-// Window is a sender's end of a ring. It implements kvconn.StagedWindow.
+// Window is a sender's end of a ring: kvconn.StagedWindow but for Ready.
 type Window struct {
 	pool   kernels.HostMover
 	memory kernels.HostMemory
@@ -48,8 +48,6 @@ type gathering struct {
 	number uint64
 	done   kernels.Pending
 }
-
-var _ kvconn.StagedWindow = (*Window)(nil)
 
 // NewWindow makes the sender's end over memory, which is the ring. copier is who
 // gathers; Auto chooses.
