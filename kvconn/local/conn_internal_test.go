@@ -188,7 +188,7 @@ func TestNeverTaken(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := h.Wait(ctx); err != nil {
-			t.Errorf("%s: the hold does not end: %v", name, err)
+			t.Fatalf("%s: the hold does not end: %v", name, err)
 		}
 		if err := h.Close(); err != nil {
 			t.Error(err)
