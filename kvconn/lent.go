@@ -43,7 +43,7 @@ type StagedHold interface {
 	// is called once for each push that was received.
 	Free(number uint64)
 	// Ready returns nil once our end can receive. It is asked before a session counts
-	// as open.
+	// as open, while the peer's StagedWindow is.
 	Ready(ctx context.Context) error
 	// Ahead is how many pushes of one connection may be received at a time, at least 1.
 	Ahead() int
@@ -83,11 +83,16 @@ type PushedBlock struct {
 }
 
 // lend offers our pool on a connection that is still silent, if there is a
-// pool to offer and the connection can carry one.
-func (r *Receiver) lend(c net.Conn) (*lent, error) {
+// pool to offer and the connection can carry one. theirs is the layout of the peer's.
+func (r *Receiver) lend(c net.Conn, theirs Layout) (*lent, error) {
 	sc := sharing(c)
 	if r.cfg.Shared == nil || sc == nil {
 		return nil, nil
+	}
+	if d, ok := sc.(DeviceConn); ok && d.Staged() { // else the sender knows whether its device refills
+		if err := alike(sc, r.cfg.Identity.Layout, theirs); err != nil {
+			return nil, &refusal{ticket.Refused, err}
+		}
 	}
 	r.mu.Lock()
 	full := r.lent >= r.cfg.MaxSessions

@@ -62,6 +62,8 @@ type DeviceConn interface {
 	SharedConn
 	// Refills tells whether they are RefillWindows.
 	Refills() bool
+	// Staged tells whether they are StagedWindows.
+	Staged() bool
 }
 
 // Hold is a peer's hold of offered memory.
@@ -189,10 +191,8 @@ func mapPeer(c net.Conn, seg segment, peer *Identity, ours Layout) (_ *peerPool,
 	if sc == nil {
 		return nil, errors.New("segment: no memory comes with this connection")
 	}
-	if d, ok := sc.(DeviceConn); ok && !d.Refills() {
-		if err := alike(ours, peer.Layout); err != nil {
-			return nil, err
-		}
+	if err := alike(sc, ours, peer.Layout); err != nil {
+		return nil, err
 	}
 	w, err := sc.Map(seg.shared(peer.Epoch), seg.Grant)
 	if err != nil {
@@ -211,15 +211,23 @@ func mapPeer(c net.Conn, seg segment, peer *Identity, ours Layout) (_ *peerPool,
 	return p, nil
 }
 
-// alike says why a device that refills nothing cannot bring rows of ours to the peer,
-// as far as that is their dtype's. They could still be sent over the connection, after
-// this host has converted them; but a session that says it is between devices should
-// not be that.
-func alike(ours, theirs Layout) error {
+// alike says why devices that refill nothing cannot bring rows of one of two pools to the
+// other over c, as far as that is their dtype's, or, of slots, their blocks' size. They could
+// still be sent over the connection, after the sender's host has converted them; but a
+// session that says it is between devices should not be that.
+func alike(c SharedConn, ours, theirs Layout) error {
+	d, ok := c.(DeviceConn)
+	if !ok || d.Refills() {
+		return nil
+	}
 	for layer := range ours.Layers() {
 		a, _ := ours.Group(layer)
-		if b, ok := theirs.Group(layer); ok && a.DType != b.DType {
+		b, ok := theirs.Group(layer)
+		if ok && a.DType != b.DType {
 			return fmt.Errorf("the peer's KV rows are %s, ours %s: a device converts them over cudaipc, with kv.device_refill", b.DType, a.DType)
+		}
+		if n, m := ours.RowsBytes(layer, ours.BlockTokens), theirs.RowsBytes(layer, theirs.BlockTokens); ok && d.Staged() && n != m {
+			return fmt.Errorf("the peer's blocks are of %d bytes a layer, ours of %d: a ring has slots of one size", m, n)
 		}
 	}
 	return nil

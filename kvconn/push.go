@@ -1,6 +1,7 @@
 package kvconn
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -37,6 +38,9 @@ type LayersWindow interface {
 // session's end, any other the ticket's.
 type StagedWindow interface {
 	DeviceWindow
+	// Ready returns nil once our end can push. It is asked once, before the session
+	// counts as open; with an error the peer is told why, and then the window closed.
+	Ready(ctx context.Context) error
 	// MaxMoves is how many blocks one push may have.
 	MaxMoves() int
 	// Abandon ends a Push that waits for room, and those that follow, with an

@@ -131,6 +131,7 @@ func (r *Receiver) run(key slotKey, sl *slot) {
 func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 	phase := PhaseDial
 	var conns []*frameConn
+	var h *hello // the sender's, once it has come
 	var loan *lent
 	defer func() {
 		if loan != nil { // also of a peer that then refused the session
@@ -166,7 +167,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 			return err
 		}
 		if lend {
-			if loan, err = r.lend(c); err != nil {
+			if loan, err = r.lend(c, h.Identity.Layout); err != nil {
 				return err
 			}
 			if _, ok := loan.staged(); ok { // both ends have to come together
@@ -183,7 +184,6 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		f.silence = r.cfg.PeerSilence
 		return f.within(0)
 	}
-	var h *hello
 	if err := dial(func(c net.Conn) *frameConn { return newFrameConn(c, controlBuffer) }, false, func(f *frameConn) (err error) {
 		h, err = greetSender(f, &r.cfg, key.expect)
 		return err
@@ -204,10 +204,11 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 				seg = r.cfg.Shared.segment()
 				seg.Grant = loan.grant
 			}
-			if err := bindBulk(f, &r.cfg, h, i, seg); err != nil {
-				return err
+			bind := func() error { return bindBulk(f, &r.cfg, h, i, seg) }
+			if staged, ok := loan.staged(); first && ok {
+				return r.meet(f, staged, bind)
 			}
-			return r.ready(loan)
+			return bind()
 		}); err != nil {
 			return nil, err
 		}
@@ -245,15 +246,35 @@ func (f *frameConn) pings(every time.Duration) (stop func()) {
 	})
 }
 
-// ready waits until what a peer pushes into can take it.
-func (r *Receiver) ready(loan *lent) error {
-	h, ok := loan.staged()
-	if !ok {
-		return nil
-	}
+// meet binds the connection that a loan between two pools was made on, while our end of it
+// and the peer's come together. Where ours does not, in time or for a reason that it knows,
+// another way may still lead to the peer: that is a refusal, for our end's reason.
+func (r *Receiver) meet(f *frameConn, h StagedHold, bind func() error) error {
 	ctx, cancel := context.WithTimeout(r.ctx, joinTimeouts*r.cfg.HandshakeTimeout)
 	defer cancel()
-	return h.Ready(ctx)
+	met := make(chan error, 1)
+	r.wg.Go(func() {
+		err := h.Ready(ctx)
+		met <- err
+		if err != nil {
+			f.conn.Close() // the peer may wait for longer
+		}
+	})
+	err := bind()
+	if err == nil || classify(err) == ticket.Late {
+		if apart := <-met; apart != nil {
+			return &refusal{ticket.Refused, apart}
+		}
+		return err
+	}
+	select {
+	case apart := <-met:
+		if apart != nil {
+			return &refusal{ticket.Refused, apart}
+		}
+	default:
+	}
+	return err // the peer's refusal, or its end
 }
 
 // Ledger lists the tickets that are not over.

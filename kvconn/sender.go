@@ -84,6 +84,18 @@ func (p *sender) wait() {
 	p.wg.Wait()
 }
 
+// meet waits until our end of what lies between two pools can push. A receiver that has
+// hung up does not come.
+func (p *sender) meet(pool *peerPool) error {
+	staged, ok := pool.device.(StagedWindow)
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(p.ctx, joinTimeouts*p.cfg.HandshakeTimeout)
+	defer cancel()
+	return staged.Ready(ctx)
+}
+
 func (p *sender) unmap(pool *peerPool) {
 	began := time.Now()
 	if err := pool.window.Close(); err != nil {
@@ -113,9 +125,15 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 		p.mu.Lock()
 		p.joining = true // and for good: the other connections come after it
 		p.mu.Unlock()
-		if pool, err = mapPeer(f.conn, m.Segment, &p.peer, p.cfg.Identity.Layout); err != nil {
-			p.srv.m.unended(SideSender, err)
-			return f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: strconv.FormatUint(m.Segment.Bytes, 10) + " bytes"})
+		if pool, err = mapPeer(f.conn, m.Segment, &p.peer, p.cfg.Identity.Layout); err == nil {
+			err = p.meet(pool)
+		}
+		if err != nil {
+			err = f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: strconv.FormatUint(m.Segment.Bytes, 10) + " bytes"})
+			if pool != nil { // after the answer: it may take longer than the peer waits
+				p.unmap(pool)
+			}
+			return err
 		}
 	}
 	w := &bulkWriter{p: p, f: f, wake: make(chan struct{}, 1)}

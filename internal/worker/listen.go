@@ -51,6 +51,7 @@ func (w *Worker) startKV(d Deps) error {
 	ways.staged = near.staged
 	w.decode = decode.New(dcfg, ways, w.cache, w.backend, w.log)
 	w.later("close sessions to prefill", func(ctx context.Context) error {
+		ways.Close()
 		err := w.recv.Close(ctx)
 		w.decode.Close()
 		return err

@@ -68,8 +68,14 @@ type paths struct {
 	log     *slog.Logger
 	gauge   *prometheus.GaugeVec
 
-	mu    sync.Mutex
-	peers map[string]path // by id; only of the fleet's members
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // faster ways being tried again; grows under mu, while not closed
+
+	mu     sync.Mutex
+	peers  map[string]path // by id; only of the fleet's members
+	trying map[string]bool // by id: a faster way is being tried again
+	closed bool
 }
 
 // path is how one peer is reached.
@@ -92,7 +98,8 @@ func (t *path) not(reason, why string) {
 	t.why += why
 }
 
-// How long a way that has failed is left alone: twice as long each time.
+// How long a way that has failed is left alone, twice as long each time; then the next
+// request has it tried again.
 const (
 	pathRetry     = 10 * time.Second
 	pathRetryMost = 5 * time.Minute
@@ -110,24 +117,62 @@ const (
 	reasonRefused  = "refused"  // it cannot write to our pool: GPUs without access to each other
 )
 
-// newPaths registers its gauge with reg.
+// newPaths registers its gauge with reg. Close it.
 func newPaths(recv opener, mode, near, private string, members func() []fleet.Member, publish func(string), log *slog.Logger, reg prometheus.Registerer) (*paths, error) {
-	p := &paths{recv: recv, mode: mode, near: near, machine: machineID(), private: private, members: members, publish: publish, log: log, peers: map[string]path{},
+	p := &paths{recv: recv, mode: mode, near: near, machine: machineID(), private: private, members: members, publish: publish, log: log, peers: map[string]path{}, trying: map[string]bool{},
 		gauge: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "xpyd_worker_kv_peers",
 			Help: "Workers that this one has collected KV from, by transport and by why not the fastest one, through shared memory or from GPU to GPU."}, []string{"transport", "reason"})}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p, reg.Register(p.gauge)
 }
 
-// Open implements decode.Opener.
+// Close ends what is being tried, and waits for it.
+func (p *paths) Close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.cancel()
+	p.wg.Wait()
+}
+
+// Open implements decode.Opener. While a faster way that has failed is left alone, and
+// while it is tried again, the one taken since is taken at once.
 func (p *paths) Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvconn.Session, error) {
 	m := p.member(addr, peer)
-	now := p.recall(m)
-	skip, wait := now.transport, min(max(pathRetry, 2*now.wait), pathRetryMost)
-	for _, w := range p.ways(m) {
-		if skip != "" && skip != w.transport {
-			continue // it has failed of late
+	old := p.recall(m)
+	ways, from := p.ways(m), 0
+	if old.transport != "" {
+		if from = slices.IndexFunc(ways, func(w way) bool { return w.transport == old.transport }); from < 0 {
+			from = len(ways)
 		}
-		skip = ""
+	}
+	s, now, err := p.try(ctx, ways[from:], peer, old)
+	if errors.Is(err, errNoWay) {
+		if p.mode != transportAuto && p.mode != transportTCP {
+			return nil, &kvconn.Error{Op: "open", Peer: peer, Phase: kvconn.PhaseDial, Outcome: ticket.Incompatible,
+				Err: fmt.Errorf("kv.transport is %s here, which does not reach it: %s", p.mode, now.why)}
+		}
+		now.transport = transportTCP
+		s, err = p.recv.Open(ctx, addr, peer)
+	}
+	if err != nil {
+		return nil, err // the peer is in trouble, whatever the path
+	}
+	if now != old {
+		p.note(m, now)
+	} else if m != nil && !time.Now().Before(old.retry) {
+		p.again(m, ways[:from], peer, old)
+	}
+	return s, nil
+}
+
+var errNoWay = errors.New("no way")
+
+// try takes the first of ways that leads to the peer, and adds to what is known what it
+// has learnt of those before it; errNoWay: none does.
+func (p *paths) try(ctx context.Context, ways []way, peer kvconn.PeerID, now path) (*kvconn.Session, path, error) {
+	wait := min(max(pathRetry, 2*now.wait), pathRetryMost)
+	for _, w := range ways {
 		if w.addr == "" {
 			now.not(w.reason, w.why)
 			continue
@@ -135,11 +180,10 @@ func (p *paths) Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvc
 		s, err := p.recv.Open(ctx, w.addr, peer)
 		if err == nil {
 			now.transport = w.transport
-			p.note(m, now)
-			return s, nil
+			return s, now, nil
 		}
 		if !unreachable(err) {
-			return nil, err
+			return nil, now, err
 		}
 		reason := reasonFailed
 		if kvconn.OutcomeOf(err, "") == ticket.Refused {
@@ -148,37 +192,54 @@ func (p *paths) Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvc
 		now.not(reason, w.transport+": "+cause(err))
 		now.wait, now.retry = wait, time.Now().Add(wait)
 	}
-	if p.mode != transportAuto && p.mode != transportTCP {
-		return nil, &kvconn.Error{Op: "open", Peer: peer, Phase: kvconn.PhaseDial, Outcome: ticket.Incompatible,
-			Err: fmt.Errorf("kv.transport is %s here, which does not reach it: %s", p.mode, now.why)}
+	return nil, now, errNoWay
+}
+
+// again tries the ways to a member that are faster than the one taken, beside the requests
+// that take it: a link between GPUs that cannot be made may need seconds to say so. One try
+// a member is under way at a time; a session that it opens is there for the next request.
+func (p *paths) again(m *fleet.Member, faster []way, peer kvconn.PeerID, old path) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || p.trying[m.ID] || p.peers[m.ID] != old {
+		return
 	}
-	s, err := p.recv.Open(ctx, addr, peer)
-	if err == nil { // else the peer is in trouble, whatever the path
-		now.transport = transportTCP
-		p.note(m, now)
-	}
-	return s, err
+	p.trying[m.ID] = true
+	p.wg.Go(func() {
+		_, now, err := p.try(p.ctx, faster, peer, path{wait: old.wait})
+		switch {
+		case errors.Is(err, errNoWay):
+			now.transport = old.transport
+		case err != nil: // the peer is in trouble, which says nothing of the way
+			now = old
+			now.wait = min(2*old.wait, pathRetryMost)
+			now.retry = time.Now().Add(now.wait)
+		}
+		p.mu.Lock()
+		delete(p.trying, m.ID)
+		keep := !p.closed && (err == nil || p.peers[m.ID] == old) // else a request has found out more
+		p.mu.Unlock()
+		if keep {
+			p.note(m, now)
+		}
+	})
 }
 
 // only says that one of the ways between GPUs is the only one allowed.
 func (p *paths) only() bool { return p.mode == transportNCCL || p.mode == transportPinned }
 
-// recall is how a member is reached while a faster way that has failed is left alone;
-// else it has no transport yet.
+// recall is how a member is reached since a faster way has failed; else it has no
+// transport yet.
 func (p *paths) recall(m *fleet.Member) path {
 	if m == nil {
 		return path{}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	old := p.peers[m.ID]
-	if old.epoch != m.Epoch {
-		return path{}
-	}
-	if time.Now().Before(old.retry) {
+	if old := p.peers[m.ID]; old.epoch == m.Epoch && !old.retry.IsZero() {
 		return old
 	}
-	return path{wait: old.wait}
+	return path{}
 }
 
 // way is a way to a peer, or why it is none.

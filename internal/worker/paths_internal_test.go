@@ -47,6 +47,7 @@ func pathsRig(t *testing.T, mode, private string, change func(*fleet.Member)) (*
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(p.Close)
 	p.machine = "boot/1"
 	return p, d, said
 }
@@ -80,11 +81,15 @@ func TestPathChoice(t *testing.T) {
 }
 
 // A local socket that does not answer costs one attempt; it is tried again
-// later. A peer in trouble is not asked twice.
+// later, beside a request. A peer in trouble is not asked twice.
 func TestPathFallback(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, d, said := pathsRig(t, transportAuto, "", nil)
-		open := func() error { _, err := p.Open(t.Context(), "10.0.0.1:9", prefill0); return err }
+		open := func() error {
+			_, err := p.Open(t.Context(), "10.0.0.1:9", prefill0)
+			synctest.Wait()
+			return err
+		}
 		d.fail = &kvconn.Error{Phase: kvconn.PhaseDial, Outcome: ticket.Dead, Err: errors.New("connection refused")}
 		if err := open(); err != nil || d.last(2) != "shm:x 10.0.0.1:9" {
 			t.Errorf("%v, dialled %s", err, d.last(2))
@@ -100,6 +105,9 @@ func TestPathFallback(t *testing.T) {
 		}
 		time.Sleep(pathRetry)
 		d.fail = nil
+		if err := open(); err != nil || d.last(2) != "10.0.0.1:9 shm:x" {
+			t.Errorf("%v, dialled %s", err, d.last(2))
+		}
 		if err := open(); err != nil || d.last(1) != "shm:x" || (*said)[len(*said)-1] != "prefill-0 shm" {
 			t.Errorf("%v, dialled %s, said %q", err, d.last(1), *said)
 		}

@@ -22,37 +22,46 @@ import (
 type gpus struct {
 	*paths
 	member fleet.Member
-	fail   map[string]error // by transport
-	dialed []string         // transports, in order
+	fail   map[string]error         // by transport
+	hangs  map[string]chan struct{} // by transport: opens of it end with that
+	dialed []string                 // transports, in order
 	said   string
 }
 
 func newGPUs(t *testing.T) *gpus {
 	t.Helper()
-	g := &gpus{fail: map[string]error{}, member: fleet.Member{Instance: fleet.Instance{ID: "p", Epoch: 7, KVAddr: "10.0.0.1:9", KVDevice: "cudaipc:x", Machine: "boot/1"}}}
+	g := &gpus{fail: map[string]error{}, hangs: map[string]chan struct{}{}, member: fleet.Member{Instance: fleet.Instance{ID: "p", Epoch: 7, KVAddr: "10.0.0.1:9", KVDevice: "cudaipc:x", Machine: "boot/1"}}}
 	var err error
 	g.paths, err = newPaths(opens(g.dial), transportAuto, transportIPC, "", func() []fleet.Member { return []fleet.Member{g.member} },
 		func(s string) { g.said = s }, slog.New(slog.DiscardHandler), prometheus.NewPedanticRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(g.Close)
 	g.machine, g.staged = "boot/1", []stagedWay{{transportNCCL, ""}, {transportPinned, ""}}
 	return g
 }
 
-type opens func(addr string) error
+type opens func(ctx context.Context, addr string) error
 
-func (f opens) Open(_ context.Context, addr string, _ kvconn.PeerID) (*kvconn.Session, error) {
-	return nil, f(addr)
+func (f opens) Open(ctx context.Context, addr string, _ kvconn.PeerID) (*kvconn.Session, error) {
+	return nil, f(ctx, addr)
 }
 
 // dial fails as it should.
-func (g *gpus) dial(addr string) error {
+func (g *gpus) dial(ctx context.Context, addr string) error {
 	name := map[string]string{"cudaipc:x": transportIPC, "nccl:10.0.0.1:9": transportNCCL, "pinned:x-pinned": transportPinned, "10.0.0.1:9": transportTCP}[addr]
 	if name == "" {
 		name = "nowhere:" + addr
 	}
 	g.dialed = append(g.dialed, name)
+	if end := g.hangs[name]; end != nil {
+		select {
+		case <-end:
+		case <-ctx.Done():
+			return &kvconn.Error{Phase: kvconn.PhaseDial, Outcome: ticket.Cancelled, Err: ctx.Err()}
+		}
+	}
 	return g.fail[name]
 }
 
@@ -169,33 +178,106 @@ func TestWaysEndAtTrouble(t *testing.T) {
 }
 
 // Ways that have failed are left alone, longer each time, also where the fastest is
-// ruled out without a try; then all are tried again, and the first that works is taken.
+// ruled out without a try; then all are tried again, beside a request that takes the one
+// that works, and the first that works is taken by the next.
 func TestWaysAreTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, machine := range []string{"boot/1", "other/1"} {
 			g := newGPUs(t)
 			g.member.Machine = machine
 			g.fail["cudaipc"], g.fail["nccl"], g.fail["pinned"] = refused, refused, mute
-			first := map[string]string{"boot/1": "cudaipc nccl pinned tcp", "other/1": "nccl tcp"}[machine]
-			for _, wait := range []time.Duration{pathRetry, 2 * pathRetry, 4 * pathRetry} {
-				for n, want := range []string{first, "tcp", "tcp"} {
-					if err := g.fetch(t); err != nil || strings.Join(g.dialed, " ") != want {
-						t.Errorf("%s, open %d: %v, dialed %v, want %s", machine, n, err, g.dialed, want)
-					}
+			faster := map[string]string{"boot/1": "cudaipc nccl pinned", "other/1": "nccl"}[machine]
+			fetch := func(want string) {
+				t.Helper()
+				err := g.fetch(t)
+				synctest.Wait()
+				if err != nil || strings.Join(g.dialed, " ") != want {
+					t.Errorf("%s: %v, dialed %v, want %s", machine, err, g.dialed, want)
 				}
-				time.Sleep(wait)
 			}
-			g.fail["nccl"] = nil
-			for range 2 {
-				if err := g.fetch(t); err != nil || g.dialed[len(g.dialed)-1] != transportNCCL || !strings.HasPrefix(g.said, "p nccl (") {
-					t.Errorf("%s: %v, dialed %v, said %q", machine, err, g.dialed, g.said)
-				}
+			fetch(faster + " tcp")
+			for _, wait := range []time.Duration{pathRetry, 2 * pathRetry, 4 * pathRetry} {
+				fetch("tcp")
+				time.Sleep(wait - time.Nanosecond)
+				fetch("tcp")
+				time.Sleep(time.Nanosecond)
+				fetch("tcp " + faster)
+			}
+			clear(g.fail)
+			g.fail["cudaipc"] = refused
+			time.Sleep(pathRetryMost)
+			fetch("tcp " + strings.TrimSuffix(faster, " pinned"))
+			fetch("nccl")
+			if !strings.HasPrefix(g.said, "p nccl (") {
+				t.Errorf("%s: said %q", machine, g.said)
 			}
 			clear(g.fail)
 			time.Sleep(pathRetryMost)
-			if err := g.fetch(t); err != nil || machine == "boot/1" && g.said != "p cudaipc" {
-				t.Errorf("%s: %v, said %q", machine, err, g.said)
+			fetch(map[string]string{"boot/1": "nccl cudaipc", "other/1": "nccl"}[machine])
+			if machine == "boot/1" && g.said != "p cudaipc" {
+				t.Errorf("%s: said %q", machine, g.said)
 			}
+		}
+	})
+}
+
+// A faster way that takes its time to fail again takes no request's: one is tried at a time,
+// and what it comes to counts only if no request has found out more.
+func TestNoRequestWaitsForAFasterWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGPUs(t)
+		g.fail["cudaipc"], g.fail["nccl"] = refused, refused
+		fetch := func(want, said string) {
+			t.Helper()
+			began := time.Now()
+			if err := g.fetch(t); err != nil || time.Since(began) > 0 {
+				t.Errorf("%v after %v", err, time.Since(began))
+			}
+			synctest.Wait()
+			if strings.Join(g.dialed, " ") != want || g.said != said {
+				t.Errorf("dialed %v, said %q; want %s, %q", g.dialed, g.said, want, said)
+			}
+		}
+		const slower = "p pinned (cudaipc: no access; nccl: no access)"
+		fetch("cudaipc nccl pinned", slower)
+		time.Sleep(pathRetry)
+		end := make(chan struct{})
+		g.hangs["nccl"] = end
+		fetch("pinned cudaipc nccl", slower)
+		fetch("pinned", slower)
+		g.fail["pinned"] = mute
+		const slowest = "p tcp (cudaipc: no access; nccl: no access; pinned: connection refused)"
+		fetch("pinned tcp", slowest)
+		close(end)
+		synctest.Wait()
+		if g.said != slowest {
+			t.Errorf("said %q, want %q", g.said, slowest)
+		}
+		g.hangs["nccl"] = make(chan struct{})
+		time.Sleep(pathRetryMost)
+		fetch("tcp cudaipc nccl", slowest)
+		g.Close() // does not wait for what hangs
+		fetch("tcp", slowest)
+	})
+}
+
+// A peer in trouble while a faster way is tried again says nothing of that way: it is left
+// alone for longer, and the reason why it was not taken stays.
+func TestTroubleBesideARequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGPUs(t)
+		g.fail["cudaipc"] = refused
+		for _, want := range []string{"cudaipc nccl", "nccl cudaipc"} {
+			err := g.fetch(t)
+			synctest.Wait()
+			if err != nil || strings.Join(g.dialed, " ") != want || g.said != "p nccl (cudaipc: no access)" {
+				t.Errorf("%v, dialed %v, said %q; want %s", err, g.dialed, g.said, want)
+			}
+			g.fail["cudaipc"] = silent
+			time.Sleep(pathRetry)
+		}
+		if err := g.fetch(t); err != nil || len(g.dialed) != 1 {
+			t.Errorf("%v, dialed %v", err, g.dialed)
 		}
 	})
 }

@@ -82,3 +82,6 @@ type conn struct {
 
 // Refills implements kvconn.DeviceConn.
 func (c *conn) Refills() bool { return c.d.refill }
+
+// Staged implements kvconn.DeviceConn.
+func (c *conn) Staged() bool { return false }

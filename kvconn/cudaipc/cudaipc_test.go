@@ -4,6 +4,7 @@ package cudaipc_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -95,6 +96,54 @@ func TestNothingIsBelievedBeforeItLands(t *testing.T) {
 			t.Errorf("%v blocks were looked at too early", n)
 		}
 	})
+}
+
+// stained is a device whose flags cannot be cleared.
+type stained struct{ fakegpu.GPU }
+
+func (stained) ClearFlag(int) error { return errors.New("no such address") }
+
+// A peer that has let go has let go, whatever becomes of its line: a revoke that waits for
+// that goes on. The line is nobody's any more.
+func TestLetGoOfALineThatStays(t *testing.T) {
+	r, s := fakegpu.Pair(t)
+	tr, err := cudaipc.New(stained{r}, s, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := tr.Listen("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	shared := r.Shared()
+	lines := map[byte]bool{}
+	for range 2 {
+		c, err := tr.Dial(t.Context(), ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		peer, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, grant, err := c.(kvconn.SharedConn).Offer(shared)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines[grant[4]] = true
+		peer.Close()
+		if err := h.Wait(t.Context()); err != nil {
+			t.Errorf("the peer has let go: %v", err)
+		}
+		if err := h.Close(); err == nil || !strings.Contains(err.Error(), "no such address") {
+			t.Errorf("closed: %v", err)
+		}
+	}
+	if len(lines) != 2 {
+		t.Error("a line with a former peer's number is another's")
+	}
 }
 
 // A bit that flips in prefill's pool after the append, when the digests are

@@ -49,16 +49,22 @@ var _ kvconn.DeviceHold = (*hold)(nil)
 
 var errGone = errors.New("cudaipc: the peer has let go of the pool")
 
-// Wait implements kvconn.Hold. The line is free again with the proof, and not
-// before: a device may set a flag for as long as it may write.
+// Wait implements kvconn.Hold.
 func (h *hold) Wait(ctx context.Context) error {
-	if err := h.Hold.Wait(ctx); err != nil {
-		return err
+	err := h.Hold.Wait(ctx)
+	if err == nil {
+		h.gone.Store(true)
 	}
-	if h.gone.Swap(true) {
-		return nil
+	return err
+}
+
+// Close implements kvconn.Hold. The line is free again with the proof, and not
+// before: a device may set a flag for as long as it may write.
+func (h *hold) Close() (err error) {
+	if h.gone.Load() {
+		err = h.d.free(h.line)
 	}
-	return h.d.free(h.line)
+	return errors.Join(err, h.Hold.Close())
 }
 
 // Landed implements kvconn.DeviceHold.

@@ -296,10 +296,9 @@ func (f Factory) settledFetch(t *testing.T, w *World) error {
 }
 
 // apart tells whether the two ends of memory between two pools did not come together in
-// time: the sender refuses the session then, so that another way is taken.
+// time: either side refuses the session then, so that another way is taken.
 func (f Factory) apart(err error) bool {
-	var d *kvconn.Incompatible
-	return f.Joined && errors.As(err, &d) && d.Field == "segment" && strings.Contains(d.Theirs, context.DeadlineExceeded.Error())
+	return f.Joined && kvconn.OutcomeOf(err, "") == ticket.Refused && strings.Contains(err.Error(), context.DeadlineExceeded.Error())
 }
 
 // tries does something until it works, n times. On a real clock a loaded

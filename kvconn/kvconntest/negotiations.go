@@ -29,7 +29,7 @@ var negotiations = []leafCase{
 	{name: "dtype", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].DType = "bf16" }, run: refused("layout.groups[0].dtype", "f32", "bf16")},
 	{name: "slice", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].HeadsTotal = 4 }, run: refused("layout.groups[0].kv_heads", "2", "0+2 of 4")},
 	{name: "heads", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].KVHeads = 4 }, run: refused("layout.groups[0].kv_heads", "2", "4")},
-	{name: "block-size-is-converted", tune: func(r, s *kvconn.Config) { s.Identity.Layout.BlockTokens = 16 }, run: works},
+	{name: "block-size-is-converted", tune: func(r, s *kvconn.Config) { s.Identity.Layout.BlockTokens = 16 }, run: anotherSize},
 	{name: "two-groups", tune: twoGroups, run: works},
 	{name: "four-bulk-connections", tune: func(r, s *kvconn.Config) { r.BulkConns = 4; s.BatchBytes = 1 }, run: works},
 	{name: "other-epoch", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
@@ -76,6 +76,18 @@ func works(t *testing.T, f Factory, w *World, ch *Chaos) {
 		if err := w.Fetch(t.Context(), w.Spec("works", int32(n), 41, 16*n)); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// anotherSize expects transfers to work, but where slots are of one size: then another way
+// has to be taken.
+func anotherSize(t *testing.T, f Factory, w *World, ch *Chaos) {
+	if !f.Joined {
+		works(t, f, w, ch)
+		return
+	}
+	if _, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{}); kvconn.OutcomeOf(err, "") != ticket.Refused {
+		t.Errorf("want refused, have %v", err)
 	}
 }
 

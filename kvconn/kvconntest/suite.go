@@ -34,7 +34,8 @@ type Factory struct {
 	// step, and ends the session: no row comes again by itself.
 	InStep bool
 	// Joined says that the two ends of memory between two pools have to come together
-	// before a session is there, for which they have three times HandshakeTimeout.
+	// before a session is there, for which they have three times HandshakeTimeout, and
+	// that blocks have one size.
 	Joined bool
 	// Shrink divides the default deadlines, to keep real-time runs short.
 	// Cases without a bubble run in parallel: they wait more than they work.

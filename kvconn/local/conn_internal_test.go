@@ -144,7 +144,14 @@ func TestBareEnd(t *testing.T) {
 	if _, err := b.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	b.Close() // with what was lent, and no word
+	taken, err := b.Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(unix.Close(taken.FD), unix.Close(taken.pipe)); err != nil { // and no word
+		t.Fatal(err)
+	}
+	b.Close()
 	for range 2 {
 		short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		if err := h.Wait(short); err != context.DeadlineExceeded {
@@ -159,6 +166,67 @@ func TestBareEnd(t *testing.T) {
 	if now := descriptors(t); now != before+1 {
 		t.Errorf("%d descriptors open, %d before", now, before+1)
 	}
+}
+
+// What was offered and never taken is given back with the connection, at whatever point of the
+// hand-over that ends: nothing was mapped, so nobody has to die for the lender to know.
+func TestNeverTaken(t *testing.T) {
+	m, err := memfd.New("xpyd-untaken", 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	f := func(name string, end func(a, b *Conn)) {
+		t.Helper()
+		before := descriptors(t)
+		a, b := pair(t)
+		h, err := a.Lend(m.FD)
+		if err != nil {
+			t.Fatal(err)
+		}
+		end(a, b)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := h.Wait(ctx); err != nil {
+			t.Fatalf("%s: the hold does not end: %v", name, err)
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		a.Close()
+		if now := descriptors(t); now != before {
+			t.Errorf("%s: %d descriptors open, %d before", name, now, before)
+		}
+	}
+	read := func(a, b *Conn) {
+		if _, err := a.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f("read", func(a, b *Conn) { read(a, b); b.Close() })
+	f("not read", func(_, b *Conn) { b.Close() })
+	f("read too late", func(_, b *Conn) {
+		if err := b.SetReadDeadline(time.Unix(1, 0)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Read(make([]byte, 1)); err == nil {
+			t.Fatal("read behind the deadline")
+		}
+		b.Close()
+	})
+	f("read while it is closed", func(_, b *Conn) {
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			b.Read(make([]byte, 1))
+		}()
+		b.Close()
+		<-ended
+	})
+	f("the lender has hung up", func(a, b *Conn) { read(a, b); a.Close(); b.Close() })
 }
 
 // A peer may say and offer what it likes: it is refused, nothing stays open,

@@ -23,10 +23,11 @@ const (
 // by one goroutine, written by one and closed by any.
 type Conn struct {
 	*net.UnixConn
-	name    string // of the transport
-	dialed  bool
-	refused error
-	greeted bool // by the dialler's writer, or the listener's reader
+	name     string // of the transport
+	dialed   bool
+	stranger bool // the dialler is of another user; nothing of its is looked at
+	refused  error
+	greeted  bool // by the dialler's writer, or the listener's reader
 
 	mu     sync.Mutex
 	closed bool
@@ -166,7 +167,7 @@ func (c *Conn) keep(fds []int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		closeAll(fds)
+		giveBack(fds)
 		return false
 	}
 	c.fds = fds
@@ -189,9 +190,12 @@ type Taken struct {
 	pipe int
 }
 
-// End tells the peer that we have let go.
+// End tells the peer that we have let go. It does not wait, whatever the peer calls a pipe.
 func (t Taken) End() error {
-	_, err := unix.Write(t.pipe, []byte{1})
+	err := unix.SetNonblock(t.pipe, true)
+	if err == nil {
+		_, err = unix.Write(t.pipe, []byte{1})
+	}
 	if errors.Is(err, unix.EPIPE) { // nobody listens any more
 		err = nil
 	}
@@ -207,16 +211,42 @@ func (c *Conn) Take() (Taken, error) {
 	return Taken{fds[0], fds[1]}, nil
 }
 
-// Close closes the connection and what was offered on it and not taken.
+// Close closes the connection, and gives back what was offered on it and not taken.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
-	closeAll(c.take())
+	giveBack(c.take())
+	if !c.dialed && !c.stranger {
+		giveBack(c.unread())
+	}
 	return c.UnixConn.Close()
 }
 
-func closeAll(fds []int) {
+// unread is what a preamble offers that has come and that nobody has read: the kernel would
+// close it with the connection, and the lender never hear of it. None comes later.
+func (c *Conn) unread() (fds []int) {
+	raw, err := c.SyscallConn()
+	if err != nil || c.CloseRead() != nil {
+		return nil
+	}
+	_ = raw.Control(func(fd uintptr) { // fails if closed by another
+		oob := make([]byte, unix.CmsgSpace(4*offered))
+		if _, n, _, _, err := unix.Recvmsg(int(fd), make([]byte, 1), oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC); err == nil {
+			fds, _ = rights(oob[:n])
+		}
+	})
+	return fds
+}
+
+// giveBack ends a loan that nobody took: nothing of it was mapped, so the lender may know at
+// once. The bare end of the pipe would not tell it.
+func giveBack(fds []int) {
+	if len(fds) == offered {
+		unix.Close(fds[0])
+		_ = Taken{pipe: fds[1]}.End() // no pipe of ours: it has its process's end
+		return
+	}
 	for _, fd := range fds {
 		unix.Close(fd)
 	}

@@ -74,5 +74,6 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 	conn := &Conn{UnixConn: c, name: l.t.name}
 	conn.refused = conn.sameUser()
+	conn.stranger = conn.refused != nil
 	return l.t.dress(conn), nil
 }

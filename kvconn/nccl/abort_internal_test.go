@@ -34,7 +34,9 @@ func TestAbortHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	in, out := newInlet(receiver, 2), &outlet{sender, make([]kernels.Pending, 2)}
-	in.join(t.Context())
+	if err := in.join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if err := sender.Ready(t.Context()); err != nil {
 		t.Fatal(err)
 	}

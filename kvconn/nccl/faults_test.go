@@ -3,9 +3,13 @@
 package nccl_test
 
 import (
+	"context"
+	"errors"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
@@ -122,4 +126,78 @@ func TestSlowJoin(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// failing is a device whose communicators fail while they are made: no room in /dev/shm,
+// another version at the peer, ...
+type failing struct{ fakegpu.GPU }
+
+type failed struct {
+	kernels.Link
+	at chan struct{}
+}
+
+var errSystem = errors.New("ncclCommInitRankConfig: unhandled system error")
+
+func (l failed) Failed() <-chan struct{}     { return l.at }
+func (l failed) Ready(context.Context) error { return errSystem }
+
+func (f failing) OpenLink(id []byte, end kernels.LinkEnd, bytes int64) (kernels.Link, error) {
+	l, err := f.GPU.OpenLink(id, end, bytes)
+	if err != nil {
+		return nil, err
+	}
+	at := make(chan struct{})
+	close(at)
+	return failed{l, at}, nil
+}
+
+// TestNCCLFails: where NCCL fails at one end while the session is made, it is refused for
+// that end's reason, so that another way is taken, and at once: an abort may hang.
+func TestNCCLFails(t *testing.T) {
+	for _, side := range []string{"receiver", "sender"} {
+		t.Run(side, func(t *testing.T) {
+			r, s := fakegpu.Pair(t)
+			var ours, theirs kernels.Linker = r, s
+			if side == "receiver" {
+				ours = failing{r}
+			} else {
+				theirs = failing{s}
+			}
+			release := []func(){r.HangAborts(), s.HangAborts()}
+			fakegpu.Run(t, r, s, between(t, ours, theirs, small), nil, func(w *kvconntest.World) {
+				defer release[0]()
+				defer release[1]()
+				began := time.Now()
+				for range 3 {
+					_, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+					if kvconn.OutcomeOf(err, "") != ticket.Refused || !strings.Contains(err.Error(), errSystem.Error()) {
+						t.Errorf("opened: %v", err)
+					}
+				}
+				if took := time.Since(began); took > 5*time.Second {
+					t.Errorf("it was known after %v, as if nothing had failed", took)
+				}
+			})
+		})
+	}
+}
+
+// TestNobodyMeets: two ends that do not come together, as behind a firewall, are refused as
+// well, whoever gives up first.
+func TestNobodyMeets(t *testing.T) {
+	for _, limit := range []time.Duration{200 * time.Millisecond, 2 * time.Second} {
+		t.Run(limit.String(), func(t *testing.T) {
+			t.Parallel()
+			r, s := fakegpu.Pair(t)
+			tune := func(r, s *kvconn.Config) { r.HandshakeTimeout, s.HandshakeTimeout = limit, limit }
+			fakegpu.Run(t, r, s, over(t, r, s, small), tune, func(w *kvconntest.World) {
+				defer r.StallLinks()()
+				_, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+				if kvconn.OutcomeOf(err, "") != ticket.Refused || !strings.Contains(err.Error(), "join") {
+					t.Errorf("opened: %v", err)
+				}
+			})
+		})
+	}
 }

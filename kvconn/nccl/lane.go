@@ -79,11 +79,14 @@ func newInlet(l kernels.Link, slots int) *inlet {
 }
 
 // join waits until the sender has joined too.
-func (i *inlet) join(ctx context.Context) {
+func (i *inlet) join(ctx context.Context) error {
 	defer close(i.joined)
 	ctx, cancel := context.WithTimeout(ctx, joinTime)
 	defer cancel()
-	i.joinErr = i.link.Ready(ctx)
+	if err := i.link.Ready(ctx); err != nil {
+		i.joinErr = fmt.Errorf("nccl: join: %w", err)
+	}
+	return i.joinErr
 }
 
 // ready waits until joining has ended.
@@ -92,7 +95,7 @@ func (i *inlet) ready(ctx context.Context) error {
 	case <-i.joined:
 		return i.joinErr
 	case <-ctx.Done():
-		return ctx.Err()
+		return fmt.Errorf("nccl: join: %w", ctx.Err())
 	}
 }
 

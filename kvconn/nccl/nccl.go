@@ -100,6 +100,9 @@ func (t *transport) dress(c net.Conn) *conn {
 // Refills implements kvconn.DeviceConn: slots are for whole blocks.
 func (c *conn) Refills() bool { return false }
 
+// Staged implements kvconn.DeviceConn.
+func (c *conn) Staged() bool { return true }
+
 var (
 	_ kvconn.DeviceConn  = (*conn)(nil)
 	_ kvconn.PrivateConn = (*conn)(nil)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
@@ -55,6 +56,11 @@ func (l loopback) Listen(addr string) (net.Listener, error) {
 
 // over is the transport between two fakes, over TCP.
 func over(t testing.TB, r, s fakegpu.GPU, ring stage.Ring) kvconn.Transport {
+	return between(t, r, s, ring)
+}
+
+// between is over two devices that may be more than fakes.
+func between(t testing.TB, r, s kernels.Linker, ring stage.Ring) kvconn.Transport {
 	base, err := tcp.New(tcp.DefaultConfig())
 	if err != nil {
 		t.Fatal(err)
@@ -152,6 +158,30 @@ func TestTornByDeath(t *testing.T) {
 		}
 		if c, l := corrupt(w), lost(w); c != 0 || l != 1 {
 			t.Errorf("%v blocks were corrupt and %v lost, want none and 1", c, l)
+		}
+	})
+}
+
+// unlinked is a device that has no link made.
+type unlinked struct {
+	fakegpu.GPU
+	t *testing.T
+}
+
+func (u unlinked) NewLink() ([]byte, error) {
+	u.t.Error("a link is made")
+	return u.GPU.NewLink()
+}
+
+// Workers whose blocks are of two sizes know it from the handshake: no communicator is made
+// to be aborted, however often they try.
+func TestAnotherSize(t *testing.T) {
+	half := func(l *kvconn.Layout) { l.BlockTokens /= 2 }
+	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, half), fakegpu.New(t, kvconntest.SenderBlocks, nil)
+	fakegpu.Run(t, r, s, between(t, unlinked{r, t}, s, small), nil, func(w *kvconntest.World) {
+		_, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
+		if kvconn.OutcomeOf(err, "") != ticket.Refused || !strings.Contains(err.Error(), "the peer's blocks are of") {
+			t.Errorf("opened: %v", err)
 		}
 	})
 }

@@ -2,7 +2,6 @@ package nccl
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -35,15 +34,23 @@ func (c *conn) Offer(s *kvconn.Shared) (kvconn.Hold, []byte, error) {
 	}
 	in := newInlet(l, c.d.geo.Slots)
 	ctx, cancel := context.WithCancel(context.Background())
-	go in.join(ctx) // Close waits for it
-	c.endWith(l)
+	go func() { // Close waits for the first half; the second ends with the connection
+		if in.join(ctx) == nil {
+			c.endWith(l)
+		}
+	}()
 	g := grant{stage.GrantOf(grantForm, s, c.d.geo, c.d.geo.Bytes()), id}
 	return &hold{stage.NewHold(c.d.ours, l.Memory(), c.d.geo, in), in, c.ctx, cancel}, g.encode(), nil
 }
 
 // Ready implements kvconn.StagedHold: whether we have joined. What the peer sends
 // before lies at our end of the link.
-func (h *hold) Ready(ctx context.Context) error { return h.in.ready(ctx) }
+func (h *hold) Ready(ctx context.Context) error {
+	if err := h.in.ready(ctx); err != nil {
+		return err
+	}
+	return h.in.link.Ready(ctx) // it may have failed since
+}
 
 // Ahead implements kvconn.StagedHold. Transfers of a link follow each other on its
 // stream: the first that waits for its other end holds multiprocessors, those behind
@@ -67,18 +74,17 @@ func (h *hold) Close() error {
 	return h.Hold.Close()
 }
 
-// endWith ends the connection, and so the session at both ends, when the link fails.
+// endWith ends the connection, and so the session at both ends, when the link fails. A
+// link that fails before it is joined has not ended anything: who waits for it says why.
 func (c *conn) endWith(l kernels.Link) {
-	go func() { // ends with the connection
-		select {
-		case <-l.Failed():
-			c.Close()
-		case <-c.ctx.Done():
-		}
-	}()
+	select {
+	case <-l.Failed():
+		c.Close()
+	case <-c.ctx.Done():
+	}
 }
 
-// Map implements kvconn.SharedConn: it joins the link.
+// Map implements kvconn.SharedConn: it begins to join the link.
 func (c *conn) Map(s *kvconn.Shared, b []byte) (kvconn.Window, error) {
 	g, err := decodeGrant(b)
 	if err == nil {
@@ -91,13 +97,25 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (kvconn.Window, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nccl: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(c.ctx, joinTime) // a receiver that has hung up does not join
+	return &window{stage.NewWindow(c.d.theirs, l.Memory(), c.d.geo, &outlet{l, make([]kernels.Pending, g.Slots)}, kernels.Kernel), c, l}, nil
+}
+
+// window is our end of a link, as the sender sees it.
+type window struct {
+	*stage.Window
+	conn *conn
+	link kernels.Link
+}
+
+var _ kvconn.StagedWindow = (*window)(nil)
+
+// Ready implements kvconn.StagedWindow: whether both ends have joined.
+func (w *window) Ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, joinTime)
 	defer cancel()
-	if err := l.Ready(ctx); err != nil {
-		end, cancel := context.WithTimeout(context.Background(), joinTime)
-		defer cancel()
-		return nil, errors.Join(fmt.Errorf("nccl: join: %w", err), abort(end, l, nil))
+	if err := w.link.Ready(ctx); err != nil {
+		return fmt.Errorf("nccl: join: %w", err)
 	}
-	c.endWith(l)
-	return stage.NewWindow(c.d.theirs, l.Memory(), c.d.geo, &outlet{l, make([]kernels.Pending, g.Slots)}, kernels.Kernel), nil
+	go w.conn.endWith(w.link) // ends with the connection
+	return nil
 }

@@ -93,7 +93,10 @@ func (o *outlet) Close(context.Context) (err error) {
 }
 
 // inlet is the receiver's end.
-type inlet struct{ mem []byte }
+type inlet struct {
+	mem []byte
+	end func() error // of the memory
+}
 
 // Receive implements stage.Inlet.
 func (i inlet) Receive(ctx context.Context, number uint64, _, _ int64) error {
@@ -106,5 +109,5 @@ func (i inlet) Landed() uint64 { return atomic.LoadUint64(word(i.mem, landedAt))
 // Free implements stage.Inlet.
 func (i inlet) Free(number uint64) { atomic.StoreUint64(word(i.mem, freedAt), number) }
 
-// Close implements stage.Inlet.
-func (i inlet) Close(context.Context) error { return nil }
+// Close implements stage.Inlet. Nobody uses the ring any more, however long that took.
+func (i inlet) Close(context.Context) error { return i.end() }

@@ -47,3 +47,6 @@ type conn struct {
 
 // Refills implements kvconn.DeviceConn: slots are for whole blocks.
 func (c *conn) Refills() bool { return false }
+
+// Staged implements kvconn.DeviceConn.
+func (c *conn) Staged() bool { return true }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
@@ -55,16 +56,37 @@ func (b between) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return b.dials.Dial(ctx, addr)
 }
 
+// unlent is a device that has nothing lent.
+type unlent struct {
+	fakegpu.GPU
+	t *testing.T
+}
+
+func (u unlent) RegisterHost(mem []byte) (kernels.HostMemory, error) {
+	u.t.Error("a ring is made")
+	return u.GPU.RegisterHost(mem)
+}
+
 // Rows of another dtype are not put through a ring, even where blocks are of the same
-// size: the session is refused and says why, so that another way is taken.
-func TestAnotherDType(t *testing.T) {
-	for _, dtype := range []string{"f16", kvconn.F8} {
-		of := func(dtype string) func(l *kvconn.Layout) {
-			return func(l *kvconn.Layout) {
-				l.Groups[0].DType, l.Groups[0].RowBytes = dtype, kvconn.ElementBytes(dtype)*l.Groups[0].HeadDim
-			}
+// size, nor blocks of another size: the session is refused and says why, so that another
+// way is taken. Both are known from the handshake, so that nothing is lent in vain.
+func TestAnotherForm(t *testing.T) {
+	of := func(dtype string, bt int) func(l *kvconn.Layout) {
+		return func(l *kvconn.Layout) {
+			l.BlockTokens = bt
+			l.Groups[0].DType, l.Groups[0].RowBytes = dtype, kvconn.ElementBytes(dtype)*l.Groups[0].HeadDim
 		}
-		r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, of(dtype)), fakegpu.New(t, kvconntest.SenderBlocks, of("bf16"))
+	}
+	for _, c := range []struct {
+		dtype string
+		bt    int
+		why   string
+	}{
+		{"f16", 8, "the peer's KV rows are bf16, ours f16"},
+		{kvconn.F8, 8, "the peer's KV rows are bf16, ours f8e4m3"},
+		{"bf16", 16, "the peer's blocks are of"},
+	} {
+		r, s := unlent{fakegpu.New(t, kvconntest.ReceiverBlocks, of(c.dtype, c.bt)), t}, unlent{fakegpu.New(t, kvconntest.SenderBlocks, of("bf16", 8)), t}
 		dials, err := pinned.New(r, r, fakegpu.Kernels(r.Layout()), small)
 		if err != nil {
 			t.Fatal(err)
@@ -73,10 +95,10 @@ func TestAnotherDType(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		fakegpu.Run(t, r, s, between{listens, dials}, func(r, s *kvconn.Config) { r.Convert, s.Convert = true, true }, func(w *kvconntest.World) {
+		fakegpu.Run(t, r.GPU, s.GPU, between{listens, dials}, func(r, s *kvconn.Config) { r.Convert, s.Convert = true, true }, func(w *kvconntest.World) {
 			_, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
-			if kvconn.OutcomeOf(err, "") != ticket.Refused || !strings.Contains(err.Error(), "the peer's KV rows are "+dtype+", ours bf16") {
-				t.Errorf("%s: opened: %v", dtype, err)
+			if kvconn.OutcomeOf(err, "") != ticket.Refused || !strings.Contains(err.Error(), c.why) {
+				t.Errorf("%+v: opened: %v", c, err)
 			}
 		})
 	}

@@ -39,16 +39,19 @@ func (c *conn) Offer(s *kvconn.Shared) (_ kvconn.Hold, _ []byte, err error) {
 		return nil, nil, errors.Join(err, registered.Close(), mem.Close())
 	}
 	g := stage.GrantOf(grantForm, s, c.d.geo, mem.Size)
-	in := inlet{mem.Bytes}
-	return &hold{Hold: stage.NewHold(c.d.ours, registered, c.d.geo, in), lent: lent, registered: registered, mem: mem}, g.Encode(), nil
+	in := inlet{mem.Bytes, func() error {
+		if err := registered.Close(); err != nil {
+			return err // still reachable by the device
+		}
+		return mem.Close()
+	}}
+	return &hold{stage.NewHold(c.d.ours, registered, c.d.geo, in), lent}, g.Encode(), nil
 }
 
 // hold is a peer's hold of a ring of ours.
 type hold struct {
 	*stage.Hold
-	lent       *local.Hold
-	registered kernels.HostMemory
-	mem        *memfd.Memory
+	lent *local.Hold
 }
 
 var _ kvconn.StagedHold = (*hold)(nil)
@@ -67,12 +70,7 @@ func (h *hold) Ahead() int { return ahead }
 func (h *hold) Wait(ctx context.Context) error { return h.lent.Wait(ctx) }
 
 // Close implements kvconn.Hold.
-func (h *hold) Close() error {
-	if err := h.Hold.Close(); err != nil { // the device may still use the ring
-		return errors.Join(err, h.lent.Close())
-	}
-	return errors.Join(h.registered.Close(), h.mem.Close(), h.lent.Close())
-}
+func (h *hold) Close() error { return errors.Join(h.Hold.Close(), h.lent.Close()) }
 
 // Map implements kvconn.SharedConn: it maps the ring.
 func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
@@ -104,5 +102,13 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
 		}
 		return errors.Join(unix.Munmap(mem), t.End())
 	})
-	return stage.NewWindow(c.d.theirs, registered, c.d.geo, out, kernels.Auto), nil
+	return window{stage.NewWindow(c.d.theirs, registered, c.d.geo, out, kernels.Auto)}, nil
 }
+
+// window is the sender's end of a ring.
+type window struct{ *stage.Window }
+
+var _ kvconn.StagedWindow = window{}
+
+// Ready implements kvconn.StagedWindow: there is nothing to wait for.
+func (window) Ready(context.Context) error { return nil }

@@ -18,12 +18,13 @@ type Inlet interface {
 	Landed() uint64
 	// Free says that the slots of all pushes up to number may be filled anew.
 	Free(number uint64)
-	// Close ends the lane; nothing writes the ring any more, or nobody minds. An
-	// error that is kvconn.ErrStuck: it had not ended when ctx did.
+	// Close ends the lane, once nobody of ours uses the ring, however late that is;
+	// nothing writes the ring any more, or nobody minds. An error that is
+	// kvconn.ErrStuck: it had not ended when ctx did.
 	Close(ctx context.Context) error
 }
 
-// Hold is the receiver's end of a ring: kvconn.StagedHold but for Wait.
+// Hold is the receiver's end of a ring: kvconn.StagedHold but for Wait and Ready.
 type Hold struct {
 	pool   kernels.HostMover
 	memory kernels.HostMemory
@@ -176,8 +177,8 @@ func (h *Hold) Forget() {
 	h.advance()
 }
 
-// Close waits for those who use the ring, then ends the lane. The memory is the
-// caller's, unless the error is kvconn.ErrStuck: then it is still in use.
+// Close waits for those who use the ring, then ends the lane, and with it the memory:
+// later than it returns if the error is kvconn.ErrStuck.
 func (h *Hold) Close() error {
 	h.mu.Lock()
 	over := h.closed

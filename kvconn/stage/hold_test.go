@@ -135,3 +135,56 @@ func TestStuck(t *testing.T) {
 		}
 	})
 }
+
+// gathers is a device that gathers when it is told to.
+type gathers struct {
+	kernels.HostMover
+	all []*gather
+}
+
+type gather struct{ end chan error }
+
+func (g *gathers) GatherBlocks(*kernels.HostMove) (kernels.Pending, error) {
+	g.all = append(g.all, &gather{make(chan error, 1)})
+	return g.all[len(g.all)-1], nil
+}
+
+func (g *gather) Wait(ctx context.Context) error {
+	select {
+	case err := <-g.end:
+		g.end <- err
+		return err
+	case <-ctx.Done():
+		return kernels.ErrLate
+	}
+}
+
+// A push is awaited until its own rows have been read, whatever has become of one before
+// it that is awaited later: bulk writers push in one order and tell of it in another.
+func TestAwaitIsOfItsOwnPush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		geo := stage.NewGeometry(kernels.Layout{Layers: 1, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}, stage.Ring{Slots: 2, SlotBytes: 4 << 10})
+		g := &gathers{}
+		w := stage.NewWindow(g, nil, geo, &stuck{}, kernels.Kernel)
+		for range 2 {
+			if _, err := w.Push(0, []kvconn.Move{{Rows: 4}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		broken := errors.New("the device fails")
+		g.all[0].end <- broken
+		second := make(chan error, 1)
+		go func() { second <- w.Await(2) }()
+		synctest.Wait()
+		if len(second) > 0 {
+			t.Error("awaited while its rows are read:", <-second)
+		}
+		g.all[1].end <- nil
+		if err := <-second; err != nil {
+			t.Errorf("push 2 was gathered: %v", err)
+		}
+		if err := w.Await(1); err != broken {
+			t.Errorf("push 1 failed: %v", err)
+		}
+	})
+}

@@ -5,7 +5,7 @@
 // is all that a revoke has to wait for.
 //
 // A lane is shared host memory (kvconn/pinned) or NCCL (kvconn/nccl). Window and
-// Hold are the two ends; they implement kvconn.StagedWindow and the greater part of
+// Hold are the two ends; they implement the greater part of kvconn.StagedWindow and
 // kvconn.StagedHold.
 //
 // A slot of n blocks is their rows, one behind the other as kernels.Pool.Gather

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,7 +24,7 @@ type Outlet interface {
 	Close(ctx context.Context) error
 }
 
-// Window is a sender's end of a ring. It implements kvconn.StagedWindow.
+// Window is a sender's end of a ring: kvconn.StagedWindow but for Ready.
 type Window struct {
 	pool   kernels.HostMover
 	memory kernels.HostMemory
@@ -38,7 +39,7 @@ type Window struct {
 	number uint64        // the turn's
 
 	mu      sync.Mutex
-	pending []gathering // oldest first; at most what kvconn lets be under way
+	pending []gathering // oldest first, not awaited yet; at most what kvconn lets be under way
 	closed  bool
 }
 
@@ -47,8 +48,6 @@ type gathering struct {
 	number uint64
 	done   kernels.Pending
 }
-
-var _ kvconn.StagedWindow = (*Window)(nil)
 
 // NewWindow makes the sender's end over memory, which is the ring. copier is who
 // gathers; Auto chooses.
@@ -146,26 +145,20 @@ func (w *Window) over() bool {
 func (w *Window) Abandon() { w.abandon() }
 
 // Await implements kvconn.DeviceWindow: our rows have been read once they are
-// gathered.
-func (w *Window) Await(number uint64) error {
-	for {
-		w.mu.Lock()
-		if len(w.pending) == 0 || w.pending[0].number > number {
-			w.mu.Unlock()
-			return nil
-		}
-		next := w.pending[0]
-		w.mu.Unlock()
-		err := Finish(next.done)
-		w.mu.Lock()
-		if len(w.pending) > 0 && w.pending[0].number == next.number {
-			w.pending = w.pending[1:]
-		}
-		w.mu.Unlock()
-		if err != nil {
-			return err
+// gathered. The error is that push's own; it is asked for once.
+func (w *Window) Await(number uint64) (err error) {
+	w.mu.Lock()
+	upto := slices.DeleteFunc(slices.Clone(w.pending), func(g gathering) bool { return g.number > number })
+	w.mu.Unlock()
+	for _, g := range upto { // several bulk writers push: those before it may not have been asked for
+		if failed := Finish(g.done); g.number == number {
+			err = failed
 		}
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.pending = slices.DeleteFunc(w.pending, func(g gathering) bool { return g.number == number })
+	return err
 }
 
 // Finish waits for a move: nothing but its end proves anything.
