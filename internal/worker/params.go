@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/handoff"
@@ -42,6 +43,8 @@ type item struct {
 	tokens []int32
 	text   string             // as the client sent it, or decoded when echo asks for it
 	info   *engine.PromptInfo // known from its first event on
+	had    int                // tokens of it in this worker's prefix cache
+	waited time.Duration      // for blocks, before the engine
 }
 
 // completionJob reads a POST /v1/completions body.
