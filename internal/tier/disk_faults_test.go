@@ -76,6 +76,9 @@ func TestLateReads(t *testing.T) {
 			s.file = lateFile{s.file, 500 * time.Millisecond}
 		}
 		r.took(tokens, 0, 300*time.Millisecond)
+		if n := r.value("left_units_total", ""); n != 6 {
+			t.Errorf("%v units counted as left out", n)
+		}
 		if held := r.cache.Holders(); len(held) > 0 {
 			t.Errorf("still held: %+v", held)
 		}

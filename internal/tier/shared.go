@@ -134,7 +134,7 @@ func (t *Tiers) has(ctx context.Context, l *lookup, chain *kvcache.Chain, pos, u
 	if pos >= l.from && pos < l.to {
 		return l.have[(pos-l.from)/unit]
 	}
-	if t.shared == nil || l.over || !t.shared.breaker.allow() || !t.mayRead(t.shared.flights) {
+	if t.shared == nil || l.over || !t.token(ctx, t.shared.flights, &t.shared.breaker, true) {
 		return false
 	}
 	n := min((upto-pos)/unit, lookupKeys)
@@ -144,8 +144,7 @@ func (t *Tiers) has(ctx context.Context, l *lookup, chain *kvcache.Chain, pos, u
 	}
 	answer := make(chan []bool, 1)
 	go func() {
-		defer t.wg.Done()
-		defer func() { <-t.shared.flights }()
+		defer t.untoken(t.shared.flights)
 		began := time.Now()
 		have, err := t.shared.store.Exists(t.ctx, keys)
 		if !t.shared.done(t.ctx, "exists", began, err) {
@@ -166,33 +165,9 @@ func (t *Tiers) has(ctx context.Context, l *lookup, chain *kvcache.Chain, pos, u
 	return l.have[0]
 }
 
-// read begins to bring those units that are to come from the store, in bursts.
-func (t *Tiers) read(list []*fetch) {
-	var units []*fetch
-	for _, f := range list {
-		if f.tier == tierStore && f.into != nil {
-			units = append(units, f)
-		}
-	}
-	for len(units) > 0 {
-		n := min(burst, len(units))
-		some := units[:n]
-		units = units[n:]
-		if !t.shared.breaker.allow() || !t.mayRead(t.shared.flights) {
-			for _, f := range some {
-				f.deliver(false)
-			}
-			continue
-		}
-		go func() {
-			defer t.wg.Done()
-			defer func() { <-t.shared.flights }()
-			t.readBurst(some)
-		}()
-	}
-}
-
+// readBurst brings units from the store; its caller has taken a token.
 func (t *Tiers) readBurst(units []*fetch) {
+	defer t.untoken(t.shared.flights)
 	s := t.shared
 	keys := make([]string, len(units))
 	for i, f := range units {
