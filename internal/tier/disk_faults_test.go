@@ -1,6 +1,8 @@
 package tier
 
 import (
+	"errors"
+	"log/slog"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -241,4 +243,143 @@ func testFull(t *testing.T, policy WritePolicy) {
 	r.run(tokens, 0)
 	r.sink()
 	r.saved(tierSSD, 6)
+}
+
+// space is what a disk has left for the tier's files.
+type space struct {
+	mu    sync.Mutex
+	left  int64
+	sizes map[string]int64
+}
+
+type roomy struct {
+	file
+	path string
+	s    *space
+}
+
+func (s *space) grow(path string, to int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	more := max(to-s.sizes[path], 0)
+	if more > s.left {
+		return syscall.ENOSPC
+	}
+	s.left -= more
+	s.sizes[path] += more
+	return nil
+}
+
+// fill is others' files that take all that is left.
+func (s *space) fill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left = 0
+}
+
+func (f roomy) WriteAt(b []byte, at int64) (int, error) {
+	if err := f.s.grow(f.path, at+int64(len(b))); err != nil {
+		return 0, err
+	}
+	return f.file.WriteAt(b, at)
+}
+
+// confine gives the tier a disk with so much room, beside what it has.
+func (r *rig) confine(bytes int64) *space {
+	s := &space{left: bytes, sizes: map[string]int64{}}
+	d := r.tiers.disk
+	d.growing.Lock()
+	defer d.growing.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	open := d.open
+	d.open = func(path string, flag int) (file, error) {
+		f, err := open(path, flag)
+		return roomy{f, path, s}, err
+	}
+	d.remove = func(path string) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.left += s.sizes[path]
+		delete(s.sizes, path)
+		return os.Remove(path)
+	}
+	for _, seg := range d.log {
+		s.sizes[seg.path] = page
+		seg.file = roomy{seg.file, seg.path, s}
+	}
+	return s
+}
+
+// TestFullMoves: the log moves on in what room others leave it, also where a read
+// unit would deserve to be kept.
+func TestFullMoves(t *testing.T) {
+	r := newRig(t, config(t.TempDir()))
+	r.confine(int64(5*r.tiers.disk.slots/2) * page) // of four segments
+	for i := range 100 {
+		tokens := prompt(256*(i+1), 96)
+		r.cache.Clear()
+		r.run(tokens, 0)
+		r.quiet()
+		r.tiers.host.clear()
+		if chain := r.unit(tokens, 96); !r.tiers.disk.has(chain) {
+			t.Fatalf("prompt %d is not written", i)
+		}
+		r.cache.Clear()
+		r.load(tokens, 96) // and is read
+	}
+	if n := r.value("io_errors_total", "write"); n != 0 {
+		t.Errorf("%v writes failed", n)
+	}
+}
+
+// TestFailedWrites: a write that fails takes no slot away.
+func TestFailedWrites(t *testing.T) {
+	r := newRig(t, config(t.TempDir()))
+	var full atomic.Bool
+	r.wrap(nil, &full)
+	d, rec := r.tiers.disk, aligned(r.tiers.shape.record())
+	write := func(i int) error {
+		_, err := d.write(unit{key: kvcache.Hash{1, byte(i), byte(i >> 8)}, born: time.Now()}, rec)
+		return err
+	}
+	for i := range 2 * d.slots {
+		full.Store(i%2 == 0)
+		if err := write(i); (err != nil) != full.Load() {
+			t.Fatal(err)
+		}
+	}
+	if n := len(d.log); n != 1 {
+		t.Errorf("%d segments for the units of one", n)
+	}
+	if err := d.check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFullStart: a worker starts on a disk without room, and uses it when there is some.
+func TestFullStart(t *testing.T) {
+	r := newRig(t, config(t.TempDir()))
+	full := true
+	open := func(path string, flag int) (file, error) {
+		if full {
+			return nil, syscall.ENOSPC
+		}
+		return r.tiers.openFile(path, flag)
+	}
+	d, err := openDisk(t.TempDir(), 512<<10, r.tiers.shape, identity, 0, open, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	u, rec := unit{key: kvcache.Hash{1}, born: time.Now()}, aligned(r.tiers.shape.record())
+	if ok, err := d.write(u, rec); ok || !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("written without room: %t, %v", ok, err)
+	}
+	full = false
+	if ok, err := d.write(u, rec); !ok || err != nil {
+		t.Errorf("not written: %v", err)
+	}
+	if err := d.close(); err != nil {
+		t.Error(err)
+	}
 }

@@ -26,6 +26,7 @@ type segment struct {
 	born  []int64        // by slot: as in its header
 	hits  []bool         // by slot: it was read since it was written
 	tags  []uint32       // by slot: whose it is
+	spare []int          // slots whose write failed: they are handed out first
 	users int            // reads and writes under way, and 1 while it is listed
 	// retired: what is being written to it is written for nothing.
 	retired bool

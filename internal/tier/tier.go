@@ -381,7 +381,8 @@ func (t *Tiers) closeHost() error {
 // Flush forgets every unit of every tier that is this worker's own (Purge is
 // for the shared store), at once; then it deletes the SSD's files. ErrHung: those
 // are not deleted yet as ctx ends; they will be when the SSD answers, and until then
-// a worker that starts anew would find their units. What is being written at this
+// a worker that starts anew would find their units, as it would with any other
+// error: then some cannot be deleted. What is being written at this
 // moment may come after it.
 func (t *Tiers) Flush(ctx context.Context) error {
 	if t == nil {
