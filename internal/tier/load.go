@@ -139,11 +139,15 @@ func (t *Tiers) room(chain *kvcache.Chain, from, to int) *room {
 	table, from, err := t.cache.Borrow(chain, to, most, owner)
 	if err != nil {
 		t.metrics.noRoom.Inc()
-		return nil
+		from = to // nothing was taken
 	}
 	r.owner, r.table, r.from, r.to, r.blocks = owner, table, from, to, (to-from)/t.shape.BlockTokens
+	t.settle(r.blocks - most)
+	t.credit((most-r.blocks)/t.shape.blocks, t.shape.record())
+	if err != nil {
+		return nil
+	}
 	t.cache.SetState(owner, kvcache.StateReceiving)
-	t.settle(r.blocks)
 	return r
 }
 
@@ -154,17 +158,22 @@ func (t *Tiers) filled(began time.Time, tokens int) {
 	t.metrics.loadTime.Observe(time.Since(began).Seconds())
 }
 
-// admit names a load of so many units and says how many blocks it may take.
+// admit names a load of so many units and takes blocks, as many as it may have, out of
+// what loads may; settle gives them back.
 func (t *Tiers) admit(units int) (owner string, most int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.loads++
-	most = t.cfg.LoadBlocks - t.taken
-	want := min(units, most/t.shape.blocks)
+	want := 0
+	if !t.closed {
+		want = max(min(units, (t.cfg.LoadBlocks-t.taken)/t.shape.blocks), 0)
+	}
 	if units = t.quota.take(want, t.shape.record(), time.Now()); units < want {
 		t.metrics.noQuota.Inc()
 	}
-	return fmt.Sprintf("tier/load-%d", t.loads), units * t.shape.blocks, !t.closed && units > 0
+	most = units * t.shape.blocks
+	t.taken += most
+	return fmt.Sprintf("tier/load-%d", t.loads), most, units > 0
 }
 
 // lend takes up to so many blocks out of what loads may have, for a fetch from
@@ -181,6 +190,13 @@ func (t *Tiers) settle(blocks int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.taken += blocks
+}
+
+// credit gives back bytes that loads may take, of what did not move.
+func (t *Tiers) credit(n, bytes int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.quota.credit(n, bytes)
 }
 
 // landing is a run of units on their way into the pool.

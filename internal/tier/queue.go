@@ -138,6 +138,7 @@ func (q *queue) ended() bool { return q.stuck || len(q.ahead) > 0 || len(q.list)
 // abandon gives back what is under way or has not been asked for, and counts it.
 func (q *queue) abandon(ctx context.Context) {
 	q.t.leftOut(ctx, len(q.ahead)+len(q.list))
+	q.t.credit(len(q.list), q.t.shape.record())
 	for _, f := range q.ahead {
 		f.abandon()
 	}

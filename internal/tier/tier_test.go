@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/kernels"
@@ -434,4 +436,61 @@ func TestMeasureDisk(t *testing.T) {
 			t.Errorf("units of %d bytes", bad)
 		}
 	}
+}
+
+// TestLoadBlocks: loads that begin together take no more blocks than one may have of
+// them all.
+func TestLoadBlocks(t *testing.T) {
+	cfg := config("")
+	cfg.LoadBlocks = 8
+	r := newRig(t, cfg)
+	_, first, _ := r.tiers.admit(6)
+	_, second, _ := r.tiers.admit(6)
+	if _, _, ok := r.tiers.admit(1); first != 6 || second != 2 || ok {
+		t.Errorf("%d and %d of 8 blocks, and more: %t", first, second, ok)
+	}
+	r.tiers.settle(-8)
+	tokens := prompt(1, 96)
+	r.run(tokens, 0)
+	r.quiet()
+	for range 3 { // each gives back what it took
+		r.cache.Clear()
+		r.load(tokens, 96)
+		if r.tiers.taken != 0 {
+			t.Errorf("%d blocks are still taken", r.tiers.taken)
+		}
+	}
+}
+
+// TestQuotaUnused: loads that move nothing, for lack of blocks or because nothing comes,
+// leave load_quota as it was.
+func TestQuotaUnused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config("")
+		cfg.LoadQuota = 10 * page // one load
+		r := newRig(t, cfg)
+		defer r.close()
+		tokens := prompt(1, 160)
+		r.run(tokens, 0)
+		r.quiet()
+		r.cache.Clear()
+		time.Sleep(time.Second)
+		if _, err := r.cache.Alloc(60, "busy"); err != nil {
+			t.Fatal(err)
+		}
+		for range 6 {
+			r.load(tokens, 0)
+		}
+		r.cache.ReleaseAll("busy")
+		r.load(tokens, 160)
+		if n := r.value("no_quota_total", ""); n != 0 {
+			t.Errorf("%v loads were cut short", n)
+		}
+		r.cache.Clear()
+		r.load(tokens, 0)
+		r.tiers.credit(1<<20, page)
+		r.load(tokens, 160) // credit is no more than a second's worth
+		r.cache.Clear()
+		r.load(tokens, 0)
+	})
 }
