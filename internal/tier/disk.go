@@ -152,7 +152,7 @@ func (d *disk) load(log *slog.Logger) error {
 	if n := len(d.index); n > 0 {
 		log.Info("KV found on the SSD", "dir", d.dir, "units", n, "segments", len(d.log))
 	}
-	if len(d.log) > 0 { // what is too much goes with the first write
+	if len(d.log) > 0 {
 		return nil
 	}
 	s, err := d.create(d.last + 1)
@@ -166,6 +166,18 @@ func (d *disk) load(log *slog.Logger) error {
 	d.last++
 	d.log = append(d.log, s)
 	return nil
+}
+
+// trim retires what is more than the log may have, as after a restart with less.
+func (d *disk) trim() error {
+	var old []*kept
+	d.mu.Lock()
+	for len(d.log) > d.most {
+		if k := d.retire(d.log[0]); k != nil {
+			old = append(old, k)
+		}
+	}
+	return errors.Join(d.unlocked(), d.reprieve(old...))
 }
 
 // newest is the segment that is written to; nil: there is none.
@@ -289,14 +301,13 @@ func (d *disk) read(key kvcache.Hash, pos int, rec []byte) error {
 	p.seg.users++
 	d.reading[p]++
 	p.seg.hits[p.slot] = true
-	born := p.seg.born[p.slot]
 	d.mu.Unlock()
 	defer d.done(p)
 	if _, err := p.seg.file.ReadAt(rec, d.at(int(p.slot))); err != nil {
 		return err
 	}
 	h, err := d.shape.whole(rec)
-	want := header{key: key, payload: d.shape.payload(), segment: p.seg.id, slot: uint32(p.slot), pos: uint32(pos), born: born, tenant: h.tenant, sum: h.sum}
+	want := header{key: key, payload: d.shape.payload(), segment: p.seg.id, slot: uint32(p.slot), pos: uint32(pos), born: h.born, tenant: h.tenant, sum: h.sum}
 	if err == nil && h != want {
 		err = fmt.Errorf("a record of another unit in slot %d of %s", p.slot, p.seg.path)
 	}
@@ -513,22 +524,25 @@ func (d *disk) reprieve(old ...*kept) error {
 	return err
 }
 
-func (d *disk) moveUp(k *kept) error {
+func (d *disk) moveUp(k *kept) (err error) {
 	defer d.abolish(k)
 	rec := aligned(d.shape.record())
 	for _, i := range k.slots {
-		if _, err := k.seg.file.ReadAt(rec, d.at(i)); err != nil {
-			return err
+		if _, e := k.seg.file.ReadAt(rec, d.at(i)); e != nil {
+			err = errors.Join(err, e) // others may be read
+			continue
 		}
-		h, err := d.shape.whole(rec)
-		if err != nil || h.key != k.seg.keys[i] {
+		h, e := d.shape.whole(rec)
+		if e != nil || h.key != k.seg.keys[i] {
 			continue // bad: it is not worth keeping
 		}
-		if _, err := d.append(*h.unit(), rec, k.seg); err != nil {
-			return err
+		u := h.unit()
+		u.born = time.Unix(k.seg.born[i], 0)
+		if _, e := d.append(*u, rec, k.seg); e != nil {
+			return errors.Join(err, e)
 		}
 	}
-	return nil
+	return err
 }
 
 // abolish ends a retired segment.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -381,5 +382,101 @@ func TestFullStart(t *testing.T) {
 	}
 	if err := d.close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// unread is a disk one place of which cannot be read.
+type unread struct {
+	file
+	at int64
+}
+
+func (f unread) ReadAt(b []byte, at int64) (int, error) {
+	if at == f.at {
+		return 0, syscall.EIO
+	}
+	return f.file.ReadAt(b, at)
+}
+
+// TestMoveUnread: of the units that deserve to be kept one that cannot be read is lost,
+// and no other.
+func TestMoveUnread(t *testing.T) {
+	r := newRig(t, config(t.TempDir()))
+	d, rec := r.tiers.disk, aligned(r.tiers.shape.record())
+	key := func(i int) kvcache.Hash { return kvcache.Hash{1, byte(i), byte(i >> 8)} }
+	failed := 0
+	write := func(i int) {
+		if ok, err := d.write(unit{key: key(i), born: time.Now()}, rec); err != nil {
+			failed++
+		} else if !ok {
+			t.Fatalf("unit %d is not written", i)
+		}
+	}
+	for i := range d.slots {
+		write(i)
+	}
+	for i := range 8 {
+		if err := d.read(key(i), 0, rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.mu.Lock()
+	d.log[0].file = unread{d.log[0].file, d.at(0)}
+	first := d.log[0]
+	d.mu.Unlock()
+	for i := d.slots; d.log[0] == first; i++ {
+		write(i)
+	}
+	for i := range d.slots {
+		if want := i > 0 && i < 8; d.has(key(i)) != want {
+			t.Errorf("unit %d is kept: %t", i, !want)
+		}
+	}
+	if failed != 1 {
+		t.Errorf("%d writes say that something was lost", failed)
+	}
+}
+
+// TestSmaller: after a restart with less, the files take no more than that, and pinned
+// units are among what is left.
+func TestSmaller(t *testing.T) {
+	for _, c := range []struct{ pages, then int }{{512, 128}, {11, 8}} { // larger segments, more segments
+		cfg := config(t.TempDir())
+		cfg.DirBytes, cfg.PinShare = int64(c.pages)*page, 0.5
+		r := newRig(t, cfg)
+		first := prompt(256, 16)
+		if _, err := r.tiers.Pin(first, "", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		r.run(first, 0)
+		r.quiet()
+		for i := range c.pages - 1 {
+			r.cache.Clear()
+			r.run(prompt(256*(i+2), 16), 0)
+			r.quiet()
+		}
+		r.close()
+		cfg.DirBytes = int64(c.then) * page
+		r = newRig(t, cfg)
+		files, _ := filepath.Glob(filepath.Join(cfg.Dir, "*.xpydkv"))
+		size := int64(0)
+		for _, f := range files {
+			info, err := os.Stat(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			size += info.Size() - page
+		}
+		if size > cfg.DirBytes || size < cfg.DirBytes/2 {
+			t.Errorf("%d files, %d bytes in them, %d allowed", len(files), size, cfg.DirBytes)
+		}
+		if err := r.tiers.disk.check(); err != nil {
+			t.Error(err)
+		}
+		if n := r.tiers.disk.stats().Units; n < c.then/2 {
+			t.Errorf("%d units of %d are found", n, c.then)
+		}
+		r.load(first, 16)
+		r.run(first, 16)
 	}
 }

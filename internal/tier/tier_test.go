@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/kernels"
@@ -493,4 +497,55 @@ func TestQuotaUnused(t *testing.T) {
 		r.cache.Clear()
 		r.load(tokens, 0)
 	})
+}
+
+// TestTTLAhead: a unit that was saved while the clock was ahead is as old as the restart
+// that found it, and goes in its time.
+func TestTTLAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config(t.TempDir())
+		cfg.DirIO = IOPread // see TestTTL
+		r := newRig(t, cfg)
+		tokens := prompt(1, 16)
+		r.run(tokens, 0)
+		r.quiet()
+		key := r.unit(tokens, 16)
+		l := r.tiers.host.peek(key)
+		u, rec := l.unit(), aligned(r.tiers.shape.record())
+		copy(rec, l.record())
+		l.release()
+		r.tiers.disk.drop(key)
+		u.born = time.Now().Add(10 * 365 * 24 * time.Hour)
+		if ok, err := r.tiers.disk.write(u, rec); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		r.close()
+		cfg.TTL = time.Hour
+		r = newRig(t, cfg)
+		defer r.close()
+		r.load(tokens, 16)
+		r.run(tokens, 16)
+		r.cold()
+		time.Sleep(cfg.TTL)
+		if r.tiers.disk.has(key) {
+			t.Errorf("found after its time, born %v", r.tiers.disk.born(key))
+		}
+	})
+}
+
+// hugePool says that a unit has 4 GiB.
+type hugePool struct{ *memPool }
+
+func (p hugePool) Layout() kernels.Layout {
+	l := p.memPool.Layout()
+	l.RowBytes = 1 << 30
+	return l
+}
+
+// TestHugeUnit: units that are too large are refused before anything is taken.
+func TestHugeUnit(t *testing.T) {
+	_, err := New(t.Context(), config(""), hugePool{newMemPool(8, 16)}, 1, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	if err == nil || !strings.Contains(err.Error(), "4 GiB") {
+		t.Error(err)
+	}
 }
