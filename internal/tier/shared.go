@@ -21,6 +21,8 @@ const (
 	burst        = 4       // units that one read asks for
 	lookupKeys   = 512     // units that one question is about
 	refusedPause = 10 * time.Second
+	badPause     = time.Minute // somebody who may write will have deleted it
+	badMost      = 1 << 12     // values that are remembered
 )
 
 // shared is the tier that several workers have together: one value a unit, its
@@ -42,7 +44,8 @@ type shared struct {
 
 	mu      sync.Mutex
 	written uint64
-	pause   time.Time // nothing is written until then: the store refused
+	pause   time.Time                  // nothing is written until then: the store refused
+	bad     map[kvcache.Hash]time.Time // until when values that we may not delete are taken for absent
 }
 
 // share is something to be done to a unit's value.
@@ -96,10 +99,7 @@ func (s *shared) unpack(key kvcache.Hash, pos int, value, rec []byte) (born time
 		return born, false
 	}
 	copy(rec, value)
-	if born = time.Unix(h.born, 0); born.After(time.Now()) { // another clock
-		born = time.Now()
-	}
-	return born, true
+	return h.unit().born, true
 }
 
 // done counts an operation, and says whether it went well.
@@ -161,6 +161,9 @@ func (t *Tiers) has(ctx context.Context, l *lookup, chain *kvcache.Chain, pos, u
 		l.over = true
 		return false
 	}
+	for i := range l.have {
+		l.have[i] = l.have[i] && !t.shared.shuns(chain.Name(pos+(i+1)*unit))
+	}
 	l.from, l.to = pos, pos+n*unit
 	return l.have[0]
 }
@@ -216,8 +219,28 @@ func (t *Tiers) spoilt(f *fetch) {
 	}
 }
 
-// unshare has a unit deleted from the store.
+// shun takes a value that cannot be deleted for absent, for a while.
+func (s *shared) shun(key kvcache.Hash) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.bad == nil || len(s.bad) == badMost {
+		s.bad = make(map[kvcache.Hash]time.Time)
+	}
+	s.bad[key] = time.Now().Add(badPause)
+}
+
+func (s *shared) shuns(key kvcache.Hash) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Now().Before(s.bad[key])
+}
+
+// unshare has a unit deleted from the store, or not read again where that may not be.
 func (t *Tiers) unshare(key kvcache.Hash) {
+	if !t.shared.writes {
+		t.shared.shun(key)
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.sealed { // else the queue is closed
