@@ -347,7 +347,7 @@ func (d *disk) append(u unit, rec []byte, from *segment) (written bool, err erro
 	tried := from != nil // what is moved is of a segment that goes anyway
 	for again := true; again; {
 		written, again, err = d.put(u, rec, from)
-		if fullDisk(err) && !tried {
+		if fullDisk(err) && !written && !tried {
 			tried, again = true, d.yield(oldest)
 		}
 	}
