@@ -1,6 +1,9 @@
 package router_test
 
 import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +61,41 @@ func TestP2PRegistration(t *testing.T) {
 		}
 		return false
 	})
+}
+
+// TestGoneWhileExamined: an engine that is taken out of the configuration while
+// it is asked what it is stays out.
+func TestGoneWhileExamined(t *testing.T) {
+	t.Parallel()
+	asked, free := make(chan bool, 8), make(chan bool)
+	e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/models" {
+			w.WriteHeader(404)
+			return
+		}
+		asked <- true
+		select {
+		case <-free:
+			fmt.Fprint(w, `{"data":[{"id":"m","max_model_len":100}]}`)
+		case <-r.Context().Done():
+		}
+	}))
+	t.Cleanup(e.Close)
+	g := newRig(t, 0, 0, func(c *router.Config) {
+		c.Static = []router.Static{{ID: "e", URL: e.URL, Dialect: "openai", Model: "m"}}
+	})
+	<-asked
+	was := g.watcher.Snapshot().Get("e").Instance
+	if err := g.r.SetStatic(nil); err != nil {
+		t.Fatal(err)
+	}
+	close(free)
+	g.until("it to be examined", func() bool {
+		return strings.Contains(g.logs.String(), `examined" id=e`) || strings.Contains(g.logs.String(), `"engine found" id=e`)
+	})
+	if m := g.watcher.Snapshot().Get("e"); m.State != fleet.Gone || m.Instance != was {
+		t.Errorf("%+v", m)
+	}
 }
 
 // TestRefusesOtherModel: an engine that serves another model than its entry

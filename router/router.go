@@ -37,6 +37,12 @@ type Reviver interface {
 	ReportAlive(id string, epoch uint64) bool
 }
 
+// Learner is a Fleet that takes in what an engine says of itself. It says false
+// when the member is not what was read any more.
+type Learner interface {
+	Learn(was, is fleet.Instance) (ok bool, err error)
+}
+
 // Editor is a Fleet that the admin API can add to and remove from.
 type Editor interface {
 	AddStatic(inst fleet.Instance, source fleet.Source) error
