@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -95,6 +96,40 @@ func TestGoneWhileExamined(t *testing.T) {
 	})
 	if m := g.watcher.Snapshot().Get("e"); m.State != fleet.Gone || m.Instance != was {
 		t.Errorf("%+v", m)
+	}
+}
+
+// TestProbeTimeout: a prefill engine that never answers costs its probe
+// probe_timeout, though its dialect lets its leg linger.
+func TestProbeTimeout(t *testing.T) {
+	t.Parallel()
+	engine := func(id string, role fleet.Role, complete http.HandlerFunc) router.Static {
+		e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/v1/completions" {
+				w.WriteHeader(404)
+				return
+			}
+			_, _ = io.Copy(io.Discard, r.Body) // else the leg's end is not seen
+			complete(w, r)
+		}))
+		t.Cleanup(e.Close)
+		return router.Static{ID: id, Role: role, URL: e.URL, Dialect: "sglang", Model: "m"}
+	}
+	hang := engine("p", fleet.Prefill, func(_ http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+	})
+	list := []router.Static{hang, engine("d", fleet.Decode, whole)}
+	g := newRig(t, 0, 0, func(c *router.Config) { c.Static, c.ProbeTimeout = list, 100*time.Millisecond })
+	g.until("it to be blamed", func() bool {
+		for _, i := range g.list().Instances {
+			if i.ID == "p" {
+				return !i.Probed && strings.Contains(i.ProbeError, "prefill worker p")
+			}
+		}
+		return false
+	})
+	if err := g.r.SetStatic(nil); err != nil {
+		t.Fatal(err)
 	}
 }
 
