@@ -8,6 +8,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/limit"
 )
 
@@ -89,6 +90,29 @@ func TestWrongUsage(t *testing.T) {
 		f("/v1/completions", free, 512, wrong, wrong, 512+512)
 		f("/v1/completions", many, 512, wrong, wrong, 2*512+6*512)
 		f("/v1/embeddings", `{"input":"x"}`, 512, wrong, 0, len(`{"input":"x"}`)+unseen)
+	}
+}
+
+// TestFactsAreForgotten: with the engine that told them.
+func TestFactsAreForgotten(t *testing.T) {
+	k := facts{byID: map[string]known{}}
+	var members []fleet.Member
+	for _, id := range []string{"here", "gone", "restarted", "removed"} {
+		m := fleet.Member{Instance: fleet.Instance{ID: id, Epoch: 1}, State: fleet.Live}
+		k.put(&m.Instance, dialect.Facts{})
+		switch id {
+		case "gone":
+			m.State = fleet.Gone
+		case "restarted":
+			m.Epoch = 2
+		case "removed":
+			continue
+		}
+		members = append(members, m)
+	}
+	k.prune(fleet.NewSnapshot(1, time.Time{}, members))
+	if _, ok := k.get(&fleet.Instance{ID: "here", Epoch: 1}); !ok || len(k.byID) != 1 {
+		t.Errorf("%v", k.byID)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -315,6 +316,7 @@ func (r *Router) followFleet() {
 		s := r.fleet.Snapshot()
 		r.legs.sweep(s)
 		r.forgetMarks(s)
+		r.facts.prune(s)
 		r.picker.Refresh(r.view()) // also for marks that went
 		r.probes.wake()
 		select {
@@ -347,6 +349,16 @@ func (r *Router) revive(s *fleet.Snapshot) {
 			})
 		}
 	}
+}
+
+// prune forgets what engines said that are no more.
+func (k *facts) prune(s *fleet.Snapshot) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	maps.DeleteFunc(k.byID, func(id string, v known) bool {
+		m := s.Get(id)
+		return m == nil || m.State == fleet.Gone || m.Epoch != v.epoch
+	})
 }
 
 // forgetMarks drops the drains of epochs that are over.
