@@ -53,9 +53,14 @@ type admission struct {
 	taken  bool        // from the tenant's account
 	prompt int         // tokens, of the estimate
 
+	size    int // of the body, in bytes
+	prompts int
+	seqs    int // choices of all prompts
+	asked   int // tokens to generate for all of them; 0 leaves it to the engine
+
 	events    int // relayed
 	told      bool
-	used      int // prompt and answer, as the answer told
+	read      int // tokens of the prompt, as the answer told
 	generated int
 }
 
@@ -78,7 +83,10 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 		if open := top == &q.top && top.Model == ""; !open && !t.key.May(top.Model) {
 			return openai.ModelNotFound(top.Model)
 		}
-		q.adm = &admission{tenant: t}
+		q.adm = &admission{tenant: t, size: ctx.Request.Header.ContentLength()}
+		if q.passes && q.adm.size == -1 { // in chunks, and not read yet
+			q.adm.size = r.cfg.MaxBodyBytes
+		}
 		q.estimate(top)
 		if err := q.take(ctx); err != nil {
 			return err
@@ -108,6 +116,9 @@ func (q *request) estimate(top *openai.Top) {
 	if top == &q.top {
 		a.prompt = top.PromptTokens()
 		a.tokens = float64(a.prompt + q.output())
+		a.size = max(a.size, len(q.body), len(top.Prompt))
+		a.prompts, a.seqs = max(top.Prompts, 1), max(top.Prompts, 1)*top.N
+		a.asked = top.MaxTokens * a.seqs
 	}
 }
 
@@ -174,13 +185,7 @@ func (q *request) settle(ran bool) {
 	}
 	used := 0
 	if ran {
-		switch {
-		case a.told:
-			used = a.used
-		case q.status == 200 || q.status == statusClientGone && a.events > 0:
-			// It did not say. An event has about one token.
-			used, a.generated = a.prompt+a.events, a.events
-		}
+		used = q.used()
 	}
 	more := float64(used) - a.tokens
 	if a.item != nil && ran {
@@ -197,6 +202,42 @@ func (q *request) settle(ran bool) {
 	}
 }
 
+// used is how many tokens the request has used, those of the prompt too.
+func (q *request) used() int {
+	a := q.adm
+	switch {
+	case a.told:
+		prompt, generated := q.most()
+		a.generated = min(a.generated, generated)
+		return min(a.read, prompt) + a.generated
+	case q.status == 200 || q.status == statusClientGone && a.events > 0:
+		// It did not say. An event has about one token.
+		a.generated = a.events
+		return a.prompt + a.events
+	}
+	return 0
+}
+
+// unseen is tokens that no byte of a request or an answer stands for: a chat
+// template's, those of images that are fetched, reasoning that is not shown.
+const unseen = 64 << 10
+
+// most is how many tokens the request can have used: an engine's wrong number
+// would otherwise lock its key out for years.
+func (q *request) most() (prompt, generated int) {
+	a := q.adm
+	prompt, generated = a.size+unseen, int(q.bytes)+unseen
+	if n := len(q.attempts); n > 0 && !q.passes {
+		if context := q.attempts[n-1].d.inst.MaxModelLen; context > 0 {
+			prompt, generated = context*a.prompts, context*a.seqs
+		}
+	}
+	if a.asked > 0 {
+		generated = min(generated, a.asked)
+	}
+	return prompt, generated
+}
+
 // tally notes what a whole answer, or a run of a stream's events, says that
 // was used.
 func (a *admission) tally(body []byte, stream bool) {
@@ -210,7 +251,7 @@ func (a *admission) tally(body []byte, stream bool) {
 		}
 	}
 	if p, c, ok := openai.ReadTokens(body); ok {
-		a.told, a.used, a.generated = true, p+c, c
+		a.told, a.read, a.generated = true, p, c
 	}
 }
 

@@ -2,9 +2,13 @@ package router
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/limit"
 )
 
@@ -47,16 +51,69 @@ func TestTally(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	a.tally([]byte("data: {\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n"), true)
-	if !a.told || a.used != 7 || a.generated != 2 {
+	if !a.told || a.read != 5 || a.generated != 2 {
 		t.Errorf("%+v", a)
 	}
 	a = &admission{tenant: &tenant{}}
 	a.tally([]byte(`{"usage":{"prompt_tokens":5}}`), false)
-	if !a.told || a.used != 5 {
+	if !a.told || a.read != 5 {
 		t.Errorf("%+v", a)
 	}
 	var none *admission
 	none.tally([]byte("x"), true)
+}
+
+// TestWrongUsage: whatever an engine says, a request counts for no more than
+// was asked for, or than fits into the context or into what was sent.
+func TestWrongUsage(t *testing.T) {
+	f := func(path, body string, context int, prompt, completion uint64, want int) {
+		t.Helper()
+		q := &request{path: path, passes: path != "/v1/completions", body: []byte(body), adm: &admission{tenant: &tenant{}}, status: 200}
+		var err *openai.Error
+		if q.top, err = openai.Scan(q.body, openai.Limits{}); err != nil {
+			t.Fatal(err)
+		}
+		q.estimate(&q.top)
+		q.attempts = []*attempt{{d: newLeg(fleet.Decode, &fleet.Instance{MaxModelLen: context}, 1)}}
+		said := fmt.Sprintf(`{"usage":{"prompt_tokens":%d,"completion_tokens":%d}}`, prompt, completion)
+		q.bytes = int64(len(said))
+		q.adm.tally([]byte(said), false)
+		if n := q.used(); n != want || q.adm.generated > want {
+			t.Errorf("%s: %d tokens, want %d", body, n, want)
+		}
+	}
+	const limited, free, many = `{"prompt":"x","max_tokens":8,"n":2}`, `{"prompt":"x"}`, `{"prompt":["x","y"],"n":3}`
+	f("/v1/completions", limited, 512, 5, 7, 12)
+	for _, wrong := range []uint64{math.MaxUint32, math.MaxInt64} {
+		f("/v1/completions", limited, 512, 5, wrong, 5+2*8)
+		f("/v1/completions", limited, 0, wrong, wrong, len(limited)+unseen+2*8)
+		f("/v1/completions", free, 512, wrong, wrong, 512+512)
+		f("/v1/completions", many, 512, wrong, wrong, 2*512+6*512)
+		f("/v1/embeddings", `{"input":"x"}`, 512, wrong, 0, len(`{"input":"x"}`)+unseen)
+	}
+}
+
+// TestFactsAreForgotten: with the engine that told them.
+func TestFactsAreForgotten(t *testing.T) {
+	k := facts{byID: map[string]known{}}
+	var members []fleet.Member
+	for _, id := range []string{"here", "gone", "restarted", "removed"} {
+		m := fleet.Member{Instance: fleet.Instance{ID: id, Epoch: 1}, State: fleet.Live}
+		k.put(&m.Instance, dialect.Facts{})
+		switch id {
+		case "gone":
+			m.State = fleet.Gone
+		case "restarted":
+			m.Epoch = 2
+		case "removed":
+			continue
+		}
+		members = append(members, m)
+	}
+	k.prune(fleet.NewSnapshot(1, time.Time{}, members))
+	if _, ok := k.get(&fleet.Instance{ID: "here", Epoch: 1}); !ok || len(k.byID) != 1 {
+		t.Errorf("%v", k.byID)
+	}
 }
 
 // TestAdmitCostsNothing: without keys and with places free, admission

@@ -48,10 +48,14 @@ func (b *budget) spend(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.trickle > 0 {
-		if !b.at.IsZero() && now.After(b.at) {
-			b.add(int64(now.Sub(b.at).Seconds()*b.trickle*1000), max(b.burst, 1000))
+		if b.at.IsZero() {
+			b.at = now
 		}
-		b.at = now
+		// What is less than a thousandth counts the next time.
+		if n := int64(now.Sub(b.at).Seconds() * b.trickle * 1000); n > 0 {
+			b.add(n, max(b.burst, 1000))
+			b.at = b.at.Add(time.Duration(float64(n) / (b.trickle * 1000) * float64(time.Second)))
+		}
 	}
 	for {
 		old := b.thousandths.Load()

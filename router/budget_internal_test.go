@@ -48,6 +48,22 @@ func TestBudgetBucket(t *testing.T) {
 	spent(1)
 }
 
+// TestBudgetTrickle: it comes however often it is asked for.
+func TestBudgetTrickle(t *testing.T) {
+	for _, every := range []time.Duration{100 * time.Microsecond, 1500 * time.Microsecond, 50 * time.Millisecond} {
+		b, now, n := newBudget(0, 0, 1), time.Unix(1000, 0), 0
+		for range 10 * time.Second / every {
+			if b.spend(now) {
+				n++
+			}
+			now = now.Add(every)
+		}
+		if n < 9 || n > 10 {
+			t.Errorf("asked every %v: %d in 10 s", every, n)
+		}
+	}
+}
+
 // TestBudgetCost: a request pays one load for it.
 func TestBudgetCost(t *testing.T) {
 	b := newBudget(0.2, 256, 1)

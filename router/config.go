@@ -197,8 +197,14 @@ func (c Config) Validate() error {
 	if strings.EqualFold(c.TenantHeader, "authorization") || strings.ContainsAny(c.TenantHeader, ": \r\n") {
 		return bad("tenant_header", "%q is no name of a header for this", c.TenantHeader)
 	}
-	if c.Upstream.APIKey != "" && c.Discovery.P2PListen != "" {
-		return bad("upstream.api_key", "discovery.p2p_listen is set, and whoever registers there would be sent it")
+	if c.Discovery.P2PListen != "" {
+		const why = "discovery.p2p_listen is set, and whoever registers there would be sent it"
+		switch {
+		case c.Upstream.APIKey != "":
+			return bad("upstream.api_key", why)
+		case c.Upstream.PassAuthorization:
+			return bad("upstream.pass_authorization", why)
+		}
 	}
 	for _, n := range []struct {
 		key      string

@@ -82,10 +82,11 @@ func (d *discovery) refusals() []discover.Refusal {
 const learnTime = 5 * time.Second
 
 // learn asks the engines of a foreign pair what they are before they are
-// probed, and says whether something has become known that was not: the pair
-// may be none any more. It refuses an engine that serves another model.
+// probed, and says whether something has become known that was not, or has
+// changed meanwhile: the pair may be none any more. It refuses an engine that
+// serves another model.
 func (p *prober) learn(pr pair) (changed bool, err error) {
-	ed, ok := p.r.fleet.(Editor)
+	fl, ok := p.r.fleet.(Learner)
 	if !ok {
 		return false, nil
 	}
@@ -100,13 +101,18 @@ func (p *prober) learn(pr pair) (changed bool, err error) {
 		if inst == m.Instance {
 			continue // an engine need not tell
 		}
-		if err := ed.AddStatic(inst, m.Source); err != nil {
+		ok, err := fl.Learn(m.Instance, inst)
+		if err != nil {
 			p.r.log.Warn("note what an engine is", "id", m.ID, "err", err)
+			continue
+		}
+		changed = true
+		if !ok {
+			p.r.log.Debug("engine taken out or changed while it was examined", "id", m.ID)
 			continue
 		}
 		p.r.log.Info("engine found", "id", m.ID, "role", string(m.Role), "dialect", m.Dialect, "version", inst.Version,
 			"block_tokens", inst.Layout.BlockTokens, "kv_events", inst.KVEvents)
-		changed = true
 	}
 	return changed, nil
 }

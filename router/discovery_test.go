@@ -1,6 +1,10 @@
 package router_test
 
 import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +62,75 @@ func TestP2PRegistration(t *testing.T) {
 		}
 		return false
 	})
+}
+
+// TestGoneWhileExamined: an engine that is taken out of the configuration while
+// it is asked what it is stays out.
+func TestGoneWhileExamined(t *testing.T) {
+	t.Parallel()
+	asked, free := make(chan bool, 8), make(chan bool)
+	e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/models" {
+			w.WriteHeader(404)
+			return
+		}
+		asked <- true
+		select {
+		case <-free:
+			fmt.Fprint(w, `{"data":[{"id":"m","max_model_len":100}]}`)
+		case <-r.Context().Done():
+		}
+	}))
+	t.Cleanup(e.Close)
+	g := newRig(t, 0, 0, func(c *router.Config) {
+		c.Static = []router.Static{{ID: "e", URL: e.URL, Dialect: "openai", Model: "m"}}
+	})
+	<-asked
+	was := g.watcher.Snapshot().Get("e").Instance
+	if err := g.r.SetStatic(nil); err != nil {
+		t.Fatal(err)
+	}
+	close(free)
+	g.until("it to be examined", func() bool {
+		return strings.Contains(g.logs.String(), `examined" id=e`) || strings.Contains(g.logs.String(), `"engine found" id=e`)
+	})
+	if m := g.watcher.Snapshot().Get("e"); m.State != fleet.Gone || m.Instance != was {
+		t.Errorf("%+v", m)
+	}
+}
+
+// TestProbeTimeout: a prefill engine that never answers costs its probe
+// probe_timeout, though its dialect lets its leg linger.
+func TestProbeTimeout(t *testing.T) {
+	t.Parallel()
+	engine := func(id string, role fleet.Role, complete http.HandlerFunc) router.Static {
+		e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/v1/completions" {
+				w.WriteHeader(404)
+				return
+			}
+			_, _ = io.Copy(io.Discard, r.Body) // else the leg's end is not seen
+			complete(w, r)
+		}))
+		t.Cleanup(e.Close)
+		return router.Static{ID: id, Role: role, URL: e.URL, Dialect: "sglang", Model: "m"}
+	}
+	hang := engine("p", fleet.Prefill, func(_ http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+	})
+	list := []router.Static{hang, engine("d", fleet.Decode, whole)}
+	g := newRig(t, 0, 0, func(c *router.Config) { c.Static, c.ProbeTimeout = list, 100*time.Millisecond })
+	g.until("it to be blamed", func() bool {
+		for _, i := range g.list().Instances {
+			if i.ID == "p" {
+				return !i.Probed && strings.Contains(i.ProbeError, "prefill worker p")
+			}
+		}
+		return false
+	})
+	if err := g.r.SetStatic(nil); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestRefusesOtherModel: an engine that serves another model than its entry

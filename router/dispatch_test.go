@@ -449,4 +449,5 @@ var (
 	_ router.Fleet   = (*fleet.Watcher)(nil)
 	_ router.Editor  = (*fleet.Watcher)(nil)
 	_ router.Reviver = (*fleet.Watcher)(nil)
+	_ router.Learner = (*fleet.Watcher)(nil)
 )

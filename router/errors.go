@@ -35,7 +35,7 @@ type failure struct {
 	exclude []string // ids that must not be tried again
 	avoid   []string // ids to try again only when no others are left
 	holds   string   // a decode that keeps what has arrived of the prompt, and is not at fault
-	relay   *answer  // what an engine has to say to the client, if it is the client's fault
+	relay   *answer  // what an engine has to say to the client: it is the client's fault, or see lastResort
 	api     *openai.Error
 }
 
@@ -45,6 +45,10 @@ func (f *failure) Error() string {
 
 // cause is the error below the failure.
 func (f *failure) cause() error { return f.err }
+
+// lastResort says whether the failure is an engine's 5xx that the client gets
+// unless a second attempt does better.
+func (f *failure) lastResort() bool { return f.relay != nil && f.relay.status >= 500 }
 
 // hearsay says whether the failure is a worker's report that its partner is
 // gone: the partner's own leg knows better.

@@ -118,6 +118,10 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 			return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, reason: reasonStatus, retry: true, avoid: []string{a.d.inst.ID},
 				err: fmt.Errorf("status %d", status)}
 		}
+		if a.hedge != nil { // another attempt may do better
+			return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, reason: reasonStatus, status: status, relay: ans,
+				err: fmt.Errorf("status %d: %s", status, errorMessage(ans.body))}
+		}
 	}
 	a.q.firstByte()
 	return ans, nil

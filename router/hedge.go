@@ -114,17 +114,17 @@ func (q *request) run(a *attempt) (*answer, *failure) {
 	if timer.Stop() {
 		return ans, f
 	}
-	if f != nil && (f.relay != nil || !f.retry) && h.win(a) { // final, but not for who won already
+	if f != nil && !f.retry && !f.lastResort() && h.win(a) { // final, but not for who won already
 		h.endLoser(a)
 	}
 	<-h.done
 	switch two := h.two; {
 	case two == nil:
-	case h.won == two:
-		a.close()
-		return h.ans, h.f
 	case f == nil || h.won == a:
 		q.last(a)
+	case h.won == two, h.f.lastResort() && f.retry: // as if it were the retry
+		a.close()
+		return h.ans, h.f
 	default: // both failed
 		f.exclude, f.avoid = append(f.exclude, h.f.exclude...), append(f.avoid, h.f.avoid...)
 		q.last(a)

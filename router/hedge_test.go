@@ -167,6 +167,56 @@ func TestHedgeFails(t *testing.T) {
 	g.hedges(0, 0, 1, 0, 0)
 }
 
+// TestHedgeLastResort: a 5xx that would be relayed is no answer while the other
+// pair may give a better one, whichever of the two it comes from.
+func TestHedgeLastResort(t *testing.T) {
+	t.Parallel()
+	broken := outcome(500, "")
+	f := func(first, second http.HandlerFunc, secondFirst bool, status int, text string, won, lost, failed int) {
+		t.Helper()
+		g := newRig(t, 2, 2, hedged, once)
+		both := make(chan struct{})
+		otherFailed := func() bool { // the other's failure has been seen
+			var l struct {
+				Requests []struct {
+					State    string
+					Attempts []struct{ Decode struct{ State string } }
+				}
+			}
+			g.adminJSON("GET", "/debug/ledger", "", &l)
+			if len(l.Requests) != 1 {
+				return true
+			}
+			q := l.Requests[0]
+			if q.State != "waiting" {
+				t.Errorf("the state is %q", q.State)
+			}
+			return len(q.Attempts) == 2 && (q.Attempts[0].Decode.State == "failed" || q.Attempts[1].Decode.State == "failed")
+		}
+		turn := func(h http.HandlerFunc, waits bool, arrived func()) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				arrived()
+				<-both
+				if waits {
+					g.until("the other to be over", otherFailed)
+				}
+				h(w, r)
+			}
+		}
+		g.first(turn(first, secondFirst, func() {}), turn(second, !secondFirst, func() { close(both) }))
+		if resp, body := g.post("/v1/completions", ask); resp.StatusCode != status || !strings.Contains(body, text) {
+			t.Errorf("%d %q, want %d %q", resp.StatusCode, body, status, text)
+		}
+		g.until("nothing left", g.idle)
+		g.hedges(won, lost, failed, 0, 0)
+	}
+	f(story, broken, true, 200, storyText, 0, 0, 1)
+	f(broken, story, false, 200, storyText, 1, 0, 0)
+	f(broken, broken, true, 500, "says the mock", 0, 0, 1)
+	f(broken, broken, false, 500, "says the mock", 0, 0, 1)
+	f(outcome(503, "no_space"), broken, false, 500, "says the mock", 0, 0, 1)
+}
+
 // TestHedgeBothFail: then it is an attempt that failed, and others follow.
 func TestHedgeBothFail(t *testing.T) {
 	t.Parallel()

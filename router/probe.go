@@ -387,17 +387,17 @@ func (p *prober) send(pr pair, path, fields string) error {
 		err = f
 	case ans.status != 200:
 		err = fmt.Errorf("status %d: %s", ans.status, errorMessage(ans.body))
-	default:
-		a.await() // prefill's word too: both must have passed
-		err = a.prefillError()
+	default: // prefill's word too: both must have passed
+		select {
+		case <-a.pDone:
+			err = a.prefillError()
+		case <-q.ctx.Done(): // the leg may linger
+			err = &failure{role: fleet.Prefill, id: a.p.inst.ID, err: q.ctx.cause()}
+		}
 	}
 	q.finish(200, "")
 	return err
 }
-
-// await waits for prefill's leg, which ends at the request's deadline at the
-// latest.
-func (a *attempt) await() { <-a.pDone }
 
 // prefillError says whether prefill's leg ended other than done.
 func (a *attempt) prefillError() error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -35,6 +36,12 @@ type Fleet interface {
 // that died is alive again when it takes connections.
 type Reviver interface {
 	ReportAlive(id string, epoch uint64) bool
+}
+
+// Learner is a Fleet that takes in what an engine says of itself. It says false
+// when the member is not what was read any more.
+type Learner interface {
+	Learn(was, is fleet.Instance) (ok bool, err error)
 }
 
 // Editor is a Fleet that the admin API can add to and remove from.
@@ -309,6 +316,7 @@ func (r *Router) followFleet() {
 		s := r.fleet.Snapshot()
 		r.legs.sweep(s)
 		r.forgetMarks(s)
+		r.facts.prune(s)
 		r.picker.Refresh(r.view()) // also for marks that went
 		r.probes.wake()
 		select {
@@ -341,6 +349,16 @@ func (r *Router) revive(s *fleet.Snapshot) {
 			})
 		}
 	}
+}
+
+// prune forgets what engines said that are no more.
+func (k *facts) prune(s *fleet.Snapshot) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	maps.DeleteFunc(k.byID, func(id string, v known) bool {
+		m := s.Get(id)
+		return m == nil || m.State == fleet.Gone || m.Epoch != v.epoch
+	})
 }
 
 // forgetMarks drops the drains of epochs that are over.

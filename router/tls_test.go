@@ -288,6 +288,7 @@ func TestSecurityConfig(t *testing.T) {
 	f("upstream.insecure_skip_verify", func(c *router.Config) { c.Upstream.InsecureSkipVerify, c.Upstream.CA = true, "x" })
 	f("upstream.api_key", func(c *router.Config) { c.Upstream.APIKey = "a\nb" })
 	f("upstream.api_key", func(c *router.Config) { c.Upstream.APIKey, c.Discovery.P2PListen = "a", "127.0.0.1:1" })
+	f("upstream.pass_authorization", func(c *router.Config) { c.Upstream.PassAuthorization, c.Discovery.P2PListen = true, "127.0.0.1:1" })
 	f("limits.max_queue_bytes", func(c *router.Config) { c.Limits.MaxQueueBytes = -1 })
 	f("limits.priority_weights", func(c *router.Config) { c.Limits.PriorityWeights.Low = 0 })
 	absent := filepath.Join(t.TempDir(), "absent")

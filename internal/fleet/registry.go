@@ -138,6 +138,25 @@ func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 	return true
 }
 
+// learn replaces what is known of a member that does not announce itself, if it
+// still is what was read, but for its load and whether it drains: both stay as
+// they are, and so does its state. A member that was taken out stays out.
+func (r *registry) learn(was, is *Instance) bool {
+	rec := r.members[was.ID]
+	if rec == nil || rec.Source == NATS || rec.State == Gone {
+		return false
+	}
+	now, next := *was, *is
+	now.Draining, now.Load = rec.Draining, rec.Load
+	next.Draining, next.Load = rec.Draining, rec.Load
+	if rec.Instance != now {
+		return false
+	}
+	rec.Instance = next
+	r.version++
+	return true
+}
+
 // room makes sure that one more member fits, if need be by forgetting the
 // one that has been dead or gone the longest.
 func (r *registry) room() bool {

@@ -269,6 +269,48 @@ func TestStaticAndRemoved(t *testing.T) {
 	c.want("s", "")
 }
 
+// TestLearn: what was found out about a member is noted only while that is
+// what it was, and changes nothing else.
+func TestLearn(t *testing.T) {
+	c := newClock(t, 10)
+	was := worker("s", 7)
+	is := *was
+	is.Version = "1.0"
+	learn := func(want bool) {
+		t.Helper()
+		if ok := c.r.learn(was, &is); ok != want {
+			t.Fatalf("learnt: %v", ok)
+		}
+	}
+	learn(false) // nobody
+	c.announce(was)
+	learn(false) // it says itself what it is
+	c.r.remove("s", "by admin", c.now)
+	c.r.announce(was, Static, c.now)
+
+	draining := *was
+	draining.Draining = true
+	c.r.announce(&draining, Static, c.now)
+	c.r.reportDead("s", 7, "refused", c.now)
+	v := c.r.version
+	learn(true)
+	m := c.r.snapshot(c.now).Get("s")
+	if m.Version != "1.0" || !m.Draining || m.State != Dead || m.Source != Static || c.r.version == v {
+		t.Errorf("%+v", m)
+	}
+	learn(false) // that is known
+	moved := *was
+	moved.URL = "http://127.0.0.1:2"
+	c.r.announce(&moved, Static, c.now)
+	learn(false)
+	c.r.announce(was, Static, c.now)
+	c.r.remove("s", "by admin", c.now)
+	learn(false)
+	c.want("s", Gone)
+	c.r.announce(worker("s", 8), Static, c.now)
+	learn(false)
+}
+
 func TestRoleDrainAndLoad(t *testing.T) {
 	c := newClock(t, 10)
 	a := worker("a", 1)

@@ -392,6 +392,18 @@ func (w *Watcher) AddStatic(inst Instance, source Source) (err error) {
 	return err
 }
 
+// Learn notes what has been found out about a member that does not announce
+// itself: is is was, as it was read, with more in it. It reports false, and
+// nothing has changed, when the member was taken out or changed meanwhile, but
+// for its load and whether it drains, which are left alone.
+func (w *Watcher) Learn(was, is Instance) (ok bool, err error) {
+	if err := is.Validate(); err != nil {
+		return false, fmt.Errorf("learn %s: %w", clip(is.ID), err)
+	}
+	w.change(func(time.Time) { ok = w.reg.learn(&was, &is) })
+	return ok, nil
+}
+
 // Remove ends a member, of any source, until it starts anew. It reports
 // whether there was one.
 func (w *Watcher) Remove(id, reason string) (ok bool) {

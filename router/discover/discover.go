@@ -7,6 +7,7 @@ package discover
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -78,8 +79,10 @@ type Refusal struct {
 
 func (r Refusal) String() string { return fmt.Sprintf("%s %s: %s", r.From, r.Name, r.Reason) }
 
-// refusals keeps the newest one of each name, within a bound.
+// refusals keeps the newest one of each name for a while, within a bound.
 type refusals struct {
+	while time.Duration // set before anything is noted
+
 	mu   sync.Mutex
 	list map[string]Refusal
 }
@@ -96,7 +99,9 @@ func (r *refusals) note(f Refusal) bool {
 	key := f.From + " " + f.Name
 	old, known := r.list[key]
 	if !known && len(r.list) >= maxRefusals {
-		return false
+		if r.prune(f.At); len(r.list) >= maxRefusals {
+			return false
+		}
 	}
 	r.list[key] = f
 	return old.Reason != f.Reason
@@ -108,16 +113,18 @@ func (r *refusals) forget(from, name string) {
 	delete(r.list, from+" "+name)
 }
 
+// prune forgets what is older than a while; r.mu is held.
+func (r *refusals) prune(now time.Time) {
+	maps.DeleteFunc(r.list, func(_ string, f Refusal) bool { return now.Sub(f.At) > r.while })
+}
+
 // all returns what is younger than a while, by name.
-func (r *refusals) all(now time.Time, while time.Duration) []Refusal {
+func (r *refusals) all(now time.Time) []Refusal {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := []Refusal{}
-	for key, f := range r.list {
-		if now.Sub(f.At) > while {
-			delete(r.list, key)
-			continue
-		}
+	r.prune(now)
+	out := make([]Refusal, 0, len(r.list))
+	for _, f := range r.list {
 		out = append(out, f)
 	}
 	slices.SortFunc(out, func(a, b Refusal) int { return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.Name, b.Name)) })

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -135,7 +136,7 @@ func (f *Facts) serverInfo(b []byte) bool {
 	}
 	f.BlockTokens, f.DPRanks = max(v.PageSize, 0), max(v.DPSize, 0)
 	if e := v.KVEvents; e != nil && e.Port > 0 && e.Port < 65536 {
-		f.KVEvents, f.KVTopic = e.Host+":"+strconv.Itoa(e.Port), e.Topic
+		f.KVEvents, f.KVTopic = net.JoinHostPort(strings.Trim(e.Host, "[]"), strconv.Itoa(e.Port)), e.Topic
 		f.DPRanks = max(f.DPRanks, e.DP)
 	}
 	return true
@@ -183,12 +184,11 @@ func (f *Facts) Describe(i *fleet.Instance, host string) {
 	set(&i.Layout.BlockTokens, f.BlockTokens)
 	set(&i.Blocks, f.Blocks)
 	set(&i.DPRanks, f.DPRanks)
-	if i.KVEvents == "" && f.KVEvents != "" {
-		at, port, _ := strings.Cut(f.KVEvents, ":")
+	if at, port, err := net.SplitHostPort(f.KVEvents); err == nil && i.KVEvents == "" {
 		switch at {
-		case "", "*", "0.0.0.0", "localhost", "127.0.0.1":
+		case "", "*", "0.0.0.0", "::", "localhost", "127.0.0.1", "::1":
 			at = host
 		}
-		i.KVEvents, i.KVTopic = at+":"+port, f.KVTopic
+		i.KVEvents, i.KVTopic = net.JoinHostPort(at, port), f.KVTopic
 	}
 }

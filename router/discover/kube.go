@@ -99,7 +99,7 @@ func FollowKube(cfg Kubernetes, f Fleet, log *slog.Logger) (*Kube, error) {
 	if cfg.Credentials == "" {
 		cfg.Credentials = serviceAccount
 	}
-	k := &Kube{cfg: cfg, fleet: f, log: log, base: strings.TrimSuffix(cfg.API, "/"), ask: NewClient()}
+	k := &Kube{cfg: cfg, fleet: f, log: log, base: strings.TrimSuffix(cfg.API, "/"), ask: NewClient(), no: refusals{while: 10 * time.Minute}}
 	if k.base == "" {
 		host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 		if host == "" || port == "" {
@@ -147,7 +147,7 @@ func (k *Kube) Close() error {
 }
 
 // Refusals are the pods that were found lately and not added.
-func (k *Kube) Refusals() []Refusal { return k.no.all(time.Now(), 10*time.Minute) }
+func (k *Kube) Refusals() []Refusal { return k.no.all(time.Now()) }
 
 // slice is an EndpointSlice, as far as it is needed.
 type slice struct {

@@ -56,7 +56,7 @@ const (
 
 // ListenP2P starts to listen. The caller closes it.
 func ListenP2P(cfg Config, f Fleet, log *slog.Logger) (*P2P, error) {
-	p := &P2P{cfg: cfg, fleet: f, log: log, client: NewClient(), slots: make(chan struct{}, examineAtOnce), known: map[string]*engine{}}
+	p := &P2P{cfg: cfg, fleet: f, log: log, client: NewClient(), no: refusals{while: time.Minute}, slots: make(chan struct{}, examineAtOnce), known: map[string]*engine{}}
 	for _, n := range cfg.P2PAllow {
 		prefix, err := netip.ParsePrefix(n)
 		if err != nil {
@@ -88,7 +88,7 @@ func (p *P2P) Close() error {
 }
 
 // Refusals are the engines that registered lately and were not added.
-func (p *P2P) Refusals() []Refusal { return p.no.all(time.Now(), time.Minute) }
+func (p *P2P) Refusals() []Refusal { return p.no.all(time.Now()) }
 
 // handle takes one ping.
 func (p *P2P) handle(peer zmtp.Peer, frames [][]byte, _ func(...[]byte) error) error {

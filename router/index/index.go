@@ -81,7 +81,7 @@ type Stats struct {
 	Blocks  int64  // of all sources
 	Bytes   int64  // that the tables take
 	Orphans uint64 // blocks that came without their parent being known
-	Foreign uint64 // of KV groups that do not name prefixes, or of another block size
+	Foreign uint64 // of KV groups that do not name prefixes, of another block size, or too many at once
 	Evicted uint64 // to stay within the budget
 }
 
@@ -220,9 +220,17 @@ func (x *Index) spare(name uint64) bool {
 	return false
 }
 
-// makeRoom evicts until n more blocks fit.
-func (x *Index) makeRoom(n int) {
-	for x.blocks.Load()+int64(n) > x.limit {
+// maxShare bounds one event: it can store that part of the budget, by which the
+// index may exceed it for a moment.
+const maxShare = 4
+
+// makeRoom evicts until what was stored is within the budget.
+func (x *Index) makeRoom() {
+	for {
+		n := int(x.blocks.Load() - x.limit)
+		if n <= 0 {
+			return
+		}
 		list := *x.byID.Load()
 		var victim *Source
 		for range 8 {
@@ -237,9 +245,6 @@ func (x *Index) makeRoom(n int) {
 					break
 				}
 			}
-		}
-		if x.blocks.Load() == 0 {
-			return
 		}
 	}
 }

@@ -179,6 +179,32 @@ func TestMany(t *testing.T) {
 	}
 }
 
+// TestRoomForWhatIsStored: an event evicts others' blocks only for what it
+// stores, and stores no more than its share.
+func TestRoomForWhatIsStored(t *testing.T) {
+	const budget = 1 << 20
+	x := index.New(budget)
+	a, b := x.Add(index.Key{ID: "a"}, "m", index.Prefill), x.Add(index.Key{ID: "b"}, "m", index.Prefill)
+	p := prompt(160, 1)
+	a.Apply(stored(p, 16, 0, 1000))
+	many := make([]uint64, 2*budget/index.BlockBytes)
+	for i := range many {
+		many[i] = uint64(1<<20 + i)
+	}
+	for _, ev := range []kvevents.Event{
+		{Tier: kvevents.Host, Hashes: many},     // copies of what is not known
+		{Tier: kvevents.Host, Hashes: many[:8]}, // and few of them
+		{BlockSize: 1, Hashes: many, Tokens: make([]uint32, len(many))},
+		{BlockSize: 1, Hashes: many, Tokens: make([]uint32, len(many)), HasParent: true, Parent: 7}, // of an unknown one
+	} {
+		b.Apply(&kvevents.Batch{Events: []kvevents.Event{ev}})
+	}
+	want(t, x, index.Query{Model: "m", Tokens: p}, held{"a": {160}})
+	if s := x.Stats(); s.Blocks != 10 || s.Evicted != 0 || s.Foreign+s.Orphans != uint64(3*len(many)+8) {
+		t.Errorf("%+v", s)
+	}
+}
+
 // TestBudget: memory stays within the budget; what prompts ask for stays.
 func TestBudget(t *testing.T) {
 	const budget = 1 << 20

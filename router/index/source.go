@@ -39,8 +39,8 @@ func (s *Source) Apply(b *kvevents.Batch) {
 		ev := &b.Events[i]
 		switch ev.Kind {
 		case kvevents.Stored:
-			s.x.makeRoom(len(ev.Hashes))
 			s.store(ev)
+			s.x.makeRoom()
 		case kvevents.Removed:
 			s.remove(ev)
 		case kvevents.Cleared:
@@ -63,6 +63,10 @@ func (s *Source) store(ev *kvevents.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone {
+		return
+	}
+	if int64(len(ev.Hashes)) > s.x.limit/maxShare {
+		s.x.stats.foreign.Add(uint64(len(ev.Hashes)))
 		return
 	}
 	if !s.ours(ev) || len(ev.Tokens) > 0 && s.grain != 0 && s.grain != grainOf(ev.BlockSize) {

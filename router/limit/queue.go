@@ -72,6 +72,11 @@ type Queue struct {
 // were served more than others a moment ago.
 const maxIdle = 1024
 
+// maxCost is the most tokens that one request counts as, and how far ahead of
+// the others corrections can put a tenant or a class: numbers come from clients
+// and engines, and a wrong one must not starve anybody.
+const maxCost = 1 << 20
+
 // NewQueue returns an empty queue.
 func NewQueue(b Bounds) *Queue {
 	q := &Queue{b: b}
@@ -116,6 +121,7 @@ func (q *Queue) share(f *flow, more int, bytes int64) float64 {
 // take most of the queue, for their share, are displaced; false, and nothing
 // has changed, when that would be this one.
 func (q *Queue) Push(it *Item) (displaced []*Item, ok bool) {
+	it.Cost = min(it.Cost, maxCost)
 	f := q.flow(it)
 	for q.n >= q.b.Items || q.bytes+it.Bytes > q.b.Bytes {
 		if q.n == 0 || q.b.Items == 0 || it.Bytes > q.b.Bytes || q.share(q.fat.all[0], 0, 0) <= q.share(f, 1, it.Bytes) {
@@ -264,14 +270,19 @@ func (q *Queue) Settle(tenant string, cl Class, more float64) {
 	if f == nil {
 		return
 	}
-	f.tag += more / f.weight
+	f.tag = settled(f.tag, c.now, more, f.weight)
 	if f.serve >= 0 {
 		f.tag = max(f.tag, c.now)
 		c.active.fix(f)
 	}
-	if c.tag += more / c.weight; c.n > 0 {
+	if c.tag = settled(c.tag, q.now, more, c.weight); c.n > 0 {
 		c.tag = max(c.tag, q.now)
 	}
+}
+
+// settled is a tag that is moved by more tokens, to maxCost ahead of now at most.
+func settled(tag, now, more, weight float64) float64 {
+	return min(tag+more/weight, max(tag, now+maxCost/weight))
 }
 
 // Ahead is about how many tokens are served before a request that comes now:

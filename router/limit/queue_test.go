@@ -257,6 +257,45 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestWrongCosts: a number without bounds, a client's or an engine's, keeps
+// neither its class nor its tenant waiting for long.
+func TestWrongCosts(t *testing.T) {
+	f := func(wrong func(q *limit.Queue), to limit.Item) {
+		t.Helper()
+		q := limit.NewQueue(bounds)
+		wrong(q)
+		to.Cost = 1000
+		push(t, q, &to)
+		for others := 0; ; others++ {
+			push(t, q, &limit.Item{Tenant: "other", Class: limit.Low, Cost: 1000})
+			push(t, q, &limit.Item{Tenant: "other", Class: limit.Normal, Cost: 1000})
+			if it := q.Pop(); it.Tenant != "other" {
+				return
+			}
+			if others > 2500 { // 1 Mi tokens of each class
+				t.Fatal("it starves")
+			}
+		}
+	}
+	settle := func(more float64) func(*limit.Queue) {
+		return func(q *limit.Queue) {
+			for range 100 {
+				push(t, q, &limit.Item{Tenant: "a", Class: limit.Normal, Cost: 1000})
+				q.Pop()
+				push(t, q, &limit.Item{Tenant: "a", Class: limit.Normal, Cost: 1000})
+				q.Settle("a", limit.Normal, more)
+				q.Pop()
+			}
+		}
+	}
+	f(settle(4294967295), limit.Item{Tenant: "a", Class: limit.Normal})
+	f(settle(1e300), limit.Item{Tenant: "a", Class: limit.Normal})
+	f(func(q *limit.Queue) {
+		push(t, q, &limit.Item{Tenant: "a", Class: limit.Normal, Cost: 1e12})
+		q.Pop()
+	}, limit.Item{Tenant: "a", Class: limit.Normal})
+}
+
 // TestSettle: who was charged too little waits longer the next time.
 func TestSettle(t *testing.T) {
 	q := limit.NewQueue(bounds)

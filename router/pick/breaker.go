@@ -257,10 +257,18 @@ func (c *Choice) Failed(role fleet.Role, fault Fault, now time.Time) {
 	if g.opened > 0 && now.Sub(g.closed) > b.MaxOpen && !g.closed.IsZero() && g.state != HalfOpen {
 		g.opened = 0
 	}
-	d := min(b.Open<<min(g.opened, 20), b.MaxOpen)
+	d := doubled(b.Open, g.opened, b.MaxOpen)
 	g.opened++
 	// A fifth of it is drawn: routers side by side must not try all at once.
 	p.guardTo(n, Open, now.Add(d-time.Duration(p.rnd.Int64N(int64(d)/5+1))), fmt.Sprintf("%d failures in a row", g.row))
+}
+
+// doubled is d, doubled n times, most at most.
+func doubled(d time.Duration, n int, most time.Duration) time.Duration {
+	if d > most>>min(n, 62) { // d<<n may be more than there are bits for
+		return most
+	}
+	return d << n
 }
 
 // Shut is the ErrNoPair of a model whose workers are there, but guarded.

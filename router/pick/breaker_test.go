@@ -80,6 +80,21 @@ func (l *lab) open(role fleet.Role) {
 	}
 }
 
+// TestBreakerForHours: long times are doubled up to the longest, however often.
+func TestBreakerForHours(t *testing.T) {
+	l := newLab(t, fleetOf(1, 1), func(c *pick.Config) {
+		c.Breaker = pick.Breaker{Failures: 1, Open: 3 * time.Hour, MaxOpen: 24 * time.Hour}
+	})
+	for n := range 70 {
+		l.bad(l.pick(), fleet.Decode)
+		want := time.Duration(min(3<<min(n, 10), 24)) * time.Hour
+		if d := l.p.Guard("d0", 1).Until.Sub(l.now); d > want || d < want*8/10 {
+			t.Fatalf("%d: open for %v, want about %v", n, d, want)
+		}
+		l.now = l.now.Add(want)
+	}
+}
+
 // TestBreaker: failures in a row open it, one request tries it when its time is
 // over, and its end decides; each time it stays open longer, up to a limit.
 func TestBreaker(t *testing.T) {

@@ -250,7 +250,7 @@ func (p *Picker) eject(n *node, why string, now time.Time) {
 	if g.ejected > 0 && !g.closed.IsZero() && now.Sub(g.closed) > e.MaxTime {
 		g.ejected = 0
 	}
-	d := min(e.Time<<min(g.ejected, 20), e.MaxTime)
+	d := doubled(e.Time, g.ejected, e.MaxTime)
 	g.ejected++
 	p.guardTo(n, Ejected, now.Add(d), why)
 }
