@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 
 	"github.com/valyala/fasthttp"
 
@@ -37,7 +36,8 @@ type upload struct {
 	head   []byte
 	length int       // of all; -1 is not known
 	rest   io.Reader // what comes behind head, nil if nothing does
-	skim   *skim     // of JSON, else nil
+	form   *form     // nil for other bodies
+	skim   skim      // of other bodies: whatever they are called, engines may read JSON
 	broken error     // why rest could not be read
 	hosts  hosts     // from where engines may fetch
 }
@@ -45,13 +45,8 @@ type upload struct {
 // Read reads rest, noting whose fault an error is, and looks at what passes.
 func (u *upload) Read(p []byte) (int, error) {
 	n, err := u.rest.Read(p)
-	if u.skim != nil {
-		_, _ = u.skim.Write(p[:n]) // never fails
-		if u.skim.link != "" {
-			err = errLinked
-		} else if far := u.fetches(); far != nil {
-			err = far
-		}
+	if no := u.look(p[:n]); no != nil {
+		err = no
 	}
 	if err != nil && err != io.EOF {
 		u.broken = err
@@ -59,17 +54,33 @@ func (u *upload) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// fetches refuses what the body names that engines may not fetch.
-func (u *upload) fetches() error {
-	e := u.hosts.check(u.skim.urls)
-	u.skim.urls = u.skim.urls[:0]
-	if e == nil {
+// look refuses what a client may not send, as far as p, the next bytes, shows it.
+func (u *upload) look(p []byte) *openai.Error {
+	if f := u.form; f != nil {
+		_, _ = f.Write(p) // never fails
+		if f.twice {
+			return twice()
+		}
 		return nil
 	}
-	return e
+	s := &u.skim
+	_, _ = s.Write(p) // never fails
+	urls := s.urls
+	s.urls = urls[:0]
+	switch {
+	case s.wide:
+		return openai.BadRequest("", "the body is not UTF-8: it has a zero byte")
+	case s.link != "":
+		return linked(s.link)
+	case s.twice:
+		return twice()
+	}
+	return u.hosts.check(urls)
 }
 
-var errLinked = errors.New("a field that links legs")
+func twice() *openai.Error {
+	return openai.BadRequest("model", "model may be there once, within the first %d bytes", passHead)
+}
 
 // pass serves what one engine answers by itself.
 func (r *Router) pass(ctx *fasthttp.RequestCtx, id string) {
@@ -117,22 +128,19 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	} else {
 		up.rest = &capped{from: &c.body, left: r.cfg.MaxBodyBytes - len(up.head)}
 	}
-	model := ""
-	switch {
-	case strings.HasPrefix(up.kind, "multipart/form-data"):
-		model = formModel(up.kind, up.head)
-	case up.kind == "" || strings.HasPrefix(up.kind, "application/json"):
-		up.skim = &skim{}
-		_, _ = up.skim.Write(up.head) // never fails
-		model = up.skim.model
-		if up.skim.link != "" {
-			return nil, linked(up.skim.link)
-		}
-		if err := up.fetches(); err != nil {
-			return nil, q.unread(err)
-		}
+	up.form = newForm(up.kind)
+	if err := up.look(up.head); err != nil {
+		return nil, err
 	}
-	return up, q.named(model, up)
+	model := &up.skim.model
+	if up.form != nil {
+		model = &up.form.model
+	}
+	if err := q.named(*model, up); err != nil {
+		return nil, err
+	}
+	*model = q.top.Model // which may be the only one that is served: what comes later is held against it
+	return up, nil
 }
 
 // named settles which model is meant.
@@ -213,8 +221,6 @@ func (q *request) passOn(ctx *fasthttp.RequestCtx, up *upload) (*answer, *openai
 		}
 		a.close()
 		switch {
-		case up.broken == errLinked: //nolint:errorlint // our own
-			return nil, linked(up.skim.link)
 		case up.broken != nil:
 			return nil, q.unread(up.broken)
 		case q.ctx.Err() != nil:

@@ -3,18 +3,20 @@ package router
 import (
 	"bytes"
 	"encoding/json"
-	"io"
-	"mime"
-	"mime/multipart"
-	"slices"
 	"strings"
+
+	"github.com/xpyd/xpyd/internal/openai"
 )
 
 // skim reads a JSON object that passes by: at its top level who the model is,
 // and whether a field is there that a client may not set; anywhere in it, what
-// the engine would fetch. What is no JSON is for the engine to refuse.
+// the engine would fetch. What is no JSON is for the engine to refuse, but for
+// other encodings than UTF-8.
 type skim struct {
 	model string
+	named bool     // the key model was there
+	twice bool     // it was there again, or with another name than model, if that was set
+	wide  bool     // a zero byte was there: UTF-16 and UTF-32, which Python's parser reads too, have one in each ASCII character
 	link  string   // the first field that links legs, "" when none
 	urls  []string // as openai.Top.URLs; whoever has looked at them empties it
 
@@ -36,11 +38,9 @@ const (
 	skimDepth = 1 << 10 // deeper than engines' parsers go
 )
 
-// linkFields are what a client may not set, as openai.Scan says too.
-var linkFields = []string{"kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"}
-
 // Write takes the next bytes of the body.
 func (s *skim) Write(p []byte) (int, error) {
+	s.wide = s.wide || bytes.IndexByte(p, 0) >= 0
 	for _, c := range p {
 		if s.quoted {
 			s.within(c)
@@ -119,6 +119,7 @@ func (s *skim) collected() {
 	case s.wantKey:
 		s.key = text
 	case s.depth == 1 && s.key == "model":
+		s.twice = s.twice || s.model != "" && (s.overlong || s.model != text)
 		if !s.overlong {
 			s.model = text
 		}
@@ -130,30 +131,11 @@ func (s *skim) collected() {
 	if s.depth != 1 {
 		return
 	}
-	if s.top = s.key; s.link == "" && slices.Contains(linkFields, s.key) {
-		s.link = s.key
+	s.top = s.key
+	if s.link == "" {
+		s.link = openai.LinkField([]byte(s.key))
 	}
-}
-
-// formModel finds the field model among the first bytes of a multipart form.
-func formModel(contentType string, head []byte) string {
-	_, params, err := mime.ParseMediaType(contentType)
-	if err != nil {
-		return ""
+	if s.key == "model" {
+		s.twice, s.named = s.twice || s.named, true
 	}
-	form := multipart.NewReader(bytes.NewReader(head), params["boundary"])
-	for range 64 {
-		part, err := form.NextRawPart()
-		if err != nil {
-			return ""
-		}
-		if part.FormName() == "model" {
-			name, err := io.ReadAll(io.LimitReader(part, maxToken))
-			if err != nil {
-				return ""
-			}
-			return string(name)
-		}
-	}
-	return ""
 }

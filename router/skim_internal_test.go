@@ -1,7 +1,9 @@
 package router
 
 import (
+	"bytes"
 	"encoding/json"
+	"mime/multipart"
 	"slices"
 	"strings"
 	"testing"
@@ -32,7 +34,8 @@ func TestSkim(t *testing.T) {
 	f(`{"model":3,"x":"y"}`, "", "")
 	f(`{"model":{"a":"b"},"c":"d"}`, "", "")
 	f(`{"model":"m`, "", "")
-	for _, name := range linkFields {
+	f(`{"bootstrap_pair_key":1}`, "", "bootstrap_*")
+	for _, name := range []string{"kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"} {
 		f(`{"`+name+`":1}`, "", name)
 		if top, err := openai.Scan([]byte(`{"`+name+`":{}}`), openai.Limits{}); err != nil || top.Link != name {
 			t.Errorf("%s: %q %v", name, top.Link, err)
@@ -52,9 +55,8 @@ func FuzzSkim(f *testing.F) {
 			return
 		}
 		linked := false
-		for _, name := range linkFields {
-			_, has := v[name]
-			linked = linked || has
+		for name := range v {
+			linked = linked || openai.LinkField([]byte(name)) != ""
 		}
 		if linked != (s.link != "") {
 			t.Fatalf("%q: link %q", in, s.link)
@@ -93,4 +95,79 @@ func TestSkimURLs(t *testing.T) {
 	f(`{"q":`+deep+`,"url":"http://h"}`, "http://h")
 	s := &skim{}
 	_, _ = s.Write([]byte(`}}]]{"model":"m","kv_transfer_params":1}`)) // no JSON, no panic
+}
+
+// TestSkimTwice: parsers take the last of several models, so there may be one.
+func TestSkimTwice(t *testing.T) {
+	f := func(in, settled string, want bool) {
+		t.Helper()
+		for _, step := range []int{1, 3, len(in) + 1} {
+			s := &skim{model: settled}
+			for i := 0; i < len(in); i += step {
+				_, _ = s.Write([]byte(in[i:min(i+step, len(in))]))
+			}
+			if s.twice != want {
+				t.Errorf("%s behind %q by %d: %v", in, settled, step, s.twice)
+			}
+		}
+	}
+	f(`{"model":"m","x":{"model":"y"}}`, "", false)
+	f(`{"model":"m","mod\u0065l":"y"}`, "", true)
+	f(`{"model":"m","model":null}`, "", true)
+	f(`{"model":"m"}`, "m", false)
+	f(`{"model":"y"}`, "m", true)
+	f(`{"model":"`+strings.Repeat("y", 2*maxToken)+`"}`, "m", true)
+}
+
+// TestForm: who the model is in a form, in any pieces.
+func TestForm(t *testing.T) {
+	f := func(in, settled, model string, twice bool) {
+		t.Helper()
+		in = strings.ReplaceAll(in, "\n", "\r\n")
+		for _, step := range []int{1, 3, 10, len(in) + 1} {
+			s := newForm("Multipart/Form-Data; boundary=B")
+			s.model = settled
+			for i := 0; i < len(in); i += step {
+				_, _ = s.Write([]byte(in[i:min(i+step, len(in))]))
+			}
+			if s.model != model || s.twice != twice {
+				t.Errorf("%q behind %q by %d: %q %v", in, settled, step, s.model, s.twice)
+			}
+		}
+	}
+	const head = "--B\nContent-Disposition: form-data; name="
+	sound := head + "file; filename=\"model\"\nContent-Type: audio/wav\n\n" + strings.Repeat("model\n\x00", 999) + "\n"
+	f(head+"\"model\"\n\nm\n"+sound+"--B--", "", "m", false)
+	f(sound+head+"model\nX: y\n\nm\n--B--\n", "", "m", false)
+	f(sound+head+"model\n\nm\n--B--\n", "m", "m", false)
+	f(sound+head+"model\n\ny\n--B--\n", "m", "y", true)
+	f(head+"model\n\nm\n"+sound+head+"model\n\nm\n--B--\n", "", "m", true)
+	f(strings.Repeat(head+"x\n\n\n", 99)+"--B\ncontent-disposition: x; name*=utf-8''mod%65l\n\nm\n--B--\n", "", "m", false)
+	f(head+"model\n--B-x: y\n\nm\n--B--\n", "", "m", false)
+	f(head+"model; name=x\n\nm\n--B--\n", "", "", true)
+	f("no form", "", "", false)
+	f(head+"model\n\nm", "", "", false)
+	for _, kind := range []string{"", "application/json", "multipart/form-data, application/json", "multipart/mixed; boundary=B"} {
+		if newForm(kind) != nil {
+			t.Errorf("%q is a form", kind)
+		}
+	}
+}
+
+// FuzzForm: no field that mime/multipart calls model is missed.
+func FuzzForm(f *testing.F) {
+	f.Add([]byte("--B\r\nContent-Disposition: form-data; name=model\r\n\r\nm\r\n--B--"))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		ours := newForm("multipart/form-data; boundary=B")
+		_, _ = ours.Write(in)
+		for r := multipart.NewReader(bytes.NewReader(in), "B"); ; {
+			part, err := r.NextRawPart()
+			if err != nil {
+				return
+			}
+			if len(in) < maxToken && part.FormName() == "model" && !ours.named && !ours.twice {
+				t.Fatalf("%q", in)
+			}
+		}
+	})
 }
