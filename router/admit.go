@@ -1,7 +1,6 @@
 package router
 
 import (
-	"bytes"
 	"errors"
 	"math"
 	"sync/atomic"
@@ -204,7 +203,7 @@ func (a *admission) tally(body []byte, stream bool) {
 		return
 	}
 	if stream {
-		a.events += bytes.Count(body, eventEnd)
+		a.events += countEvents(body)
 		if !openai.HasUsage(body) {
 			return
 		}

@@ -57,6 +57,7 @@ func FuzzChunked(f *testing.F) {
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte("data: a\n\ndata: b\n\ndata: [DONE]\n\n"))
 	f.Add([]byte("data: a\n"))
+	f.Add([]byte("data: a\r\n\r\ndata: b\r\n\r\n"))
 	f.Add([]byte("\n\n\n\nx\n\n\n"))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		for _, r := range []io.Reader{bytes.NewReader(in), iotest.OneByteReader(bytes.NewReader(in)), iotest.HalfReader(bytes.NewReader(in))} {
@@ -73,7 +74,7 @@ func FuzzEvents(f *testing.F) {
 				if len(run) == 0 {
 					t.Fatal("an empty run")
 				}
-				if out = append(out, run...); len(out) < len(in) && !bytes.HasSuffix(run, eventEnd) {
+				if out = append(out, run...); len(out) < len(in) && lastEnd(run) != len(run) {
 					t.Fatalf("half an event: %q of %q", run, in)
 				}
 			}

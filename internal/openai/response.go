@@ -196,10 +196,10 @@ func MergeUsageEvents(run []byte, u PromptUsage) []byte {
 	}
 	var out []byte
 	for line := range bytes.Lines(run) {
-		data, ok := bytes.CutPrefix(line, []byte("data: "))
-		if text := bytes.TrimRight(data, "\r\n"); ok && len(text) > 0 && text[0] == '{' {
-			out = append(append(out, "data: "...), MergeUsage(text, u)...)
-			out = append(out, data[len(text):]...)
+		data, ok := bytes.CutPrefix(line, []byte("data:"))
+		if text := bytes.TrimSpace(data); ok && bytes.HasPrefix(text, []byte("{")) {
+			before, behind, _ := bytes.Cut(line, text)
+			out = append(append(append(out, before...), MergeUsage(text, u)...), behind...)
 			continue
 		}
 		out = append(out, line...)
