@@ -19,6 +19,7 @@ const maxEvent = 4 << 20
 type events struct {
 	body *upBody
 	raw  bool    // no events: whatever has come is a run
+	mute bool    // nothing but comments has come, which are kept until there is more
 	lent *[]byte // what buf began as, to be given back
 	buf  []byte  // read and not yet returned: [from:]
 	from int
@@ -102,8 +103,8 @@ func isError(event []byte) bool {
 const eventBytes = 16 << 10
 
 // next returns one or more whole events; they are valid until the next call.
-// At the body's end it returns what is left, then io.EOF. While it waits for a
-// new event it holds no buffer.
+// At the body's end it returns io.EOF. While it waits for a new event it holds no
+// buffer.
 func (e *events) next() ([]byte, error) {
 	e.used()
 	scanned := 0
@@ -113,16 +114,14 @@ func (e *events) next() ([]byte, error) {
 			return e.buf, nil
 		}
 		if i := lastEnd(e.buf[scanned:]); i > 0 {
-			e.from = scanned + i
-			e.remember(e.buf[:e.from])
-			return e.buf[:e.from], nil
+			if e.mute = e.mute && len(said(e.buf[:scanned+i])) == 0; !e.mute {
+				e.from = scanned + i
+				e.remember(e.buf[:e.from])
+				return e.buf[:e.from], nil
+			}
 		}
 		if e.err != nil {
-			if e.err == io.EOF && len(e.buf) > 0 {
-				e.from = len(e.buf)
-				return e.buf, nil
-			}
-			return nil, e.err
+			return e.rest()
 		}
 		if len(e.buf) >= maxEvent {
 			return nil, fmt.Errorf("an event of more than %d bytes", maxEvent)
@@ -143,6 +142,26 @@ func (e *events) next() ([]byte, error) {
 		e.err = err
 	}
 }
+
+// rest is what next returns of what is left behind the last whole event when the
+// body is over: that the stream is done, if it is, which wants no blank line. Half
+// an event is none.
+func (e *events) rest() ([]byte, error) {
+	half := said(e.buf)
+	if e.err != io.EOF || len(half) == 0 {
+		return nil, e.err
+	}
+	if string(bytes.TrimRight(dataOf(half), "\r\n")) != "[DONE]" {
+		return nil, errHalf
+	}
+	e.remember(e.buf)
+	e.buf = append(bytes.TrimRight(e.buf, "\r\n"), "\n\n"...)
+	e.from = len(e.buf)
+	return e.buf, nil
+}
+
+// errHalf is a stream that ended in good order, but not behind an event.
+var errHalf = errors.New("the stream ended within an event")
 
 // used gives up what next has returned.
 func (e *events) used() {
