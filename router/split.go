@@ -92,6 +92,9 @@ func asEvents(body []byte) []byte {
 		var list []map[string]json.RawMessage
 		if json.Unmarshal(choices, &list) == nil {
 			for _, c := range list {
+				if c == nil { // null
+					continue
+				}
 				c["delta"] = c["message"]
 				delete(c, "message")
 			}
