@@ -1,6 +1,8 @@
 package router_test
 
 import (
+	"bufio"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -109,5 +111,53 @@ func TestComments(t *testing.T) {
 	})
 	if resp, text := g.post("/v1/completions", askStream); resp.StatusCode != 504 || !strings.Contains(text, "silent") {
 		t.Errorf("%d %q", resp.StatusCode, text)
+	}
+}
+
+// TestEarlyHints: what an engine says before its answer is not the answer.
+func TestEarlyHints(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, 1, 1)
+	d := g.workers["d0"]
+	hints := func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusProcessing)
+		w.Header().Set("Link", "</x>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
+		whole(w, r)
+	}
+	d.on(&d.decode, hints)
+	d.on(&d.other, hints)
+	for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
+		if resp, text := g.post(path, ask); resp.StatusCode != 200 || text != `{"whole":true}` {
+			t.Errorf("%s: %d %s", path, resp.StatusCode, text)
+		}
+	}
+}
+
+// TestBodyInTime: read_timeout, not idle_timeout, bounds the time that a body may
+// take on a connection that is kept.
+func TestBodyInTime(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, 1, 1, func(c *router.Config) { c.ReadTimeout, c.IdleTimeout = 500*time.Millisecond, 10*time.Minute })
+	for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
+		conn := g.dial()
+		defer conn.Close()
+		if err := conn.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		in := bufio.NewReader(conn)
+		for _, c := range []struct {
+			body   string
+			status int
+		}{{ask, 200}, {ask[:len(ask)/2], 408}} {
+			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", path, len(ask), c.body)
+			resp, err := http.ReadResponse(in, nil)
+			if err != nil {
+				t.Fatalf("%s: %v", path, err)
+			}
+			if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.StatusCode != c.status {
+				t.Errorf("%s: %d %v, want %d", path, resp.StatusCode, err, c.status)
+			}
+		}
 	}
 }
