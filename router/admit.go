@@ -52,9 +52,10 @@ type admission struct {
 	taken  bool        // from the tenant's account
 	prompt int         // tokens, of the estimate
 
-	events    int // relayed
+	events    int   // relayed
+	answer    *skim // of a whole answer that is passed on, nil for others
 	told      bool
-	used      int // prompt and answer, as the answer told
+	asked     int // tokens of the prompt, as the answer told
 	generated int
 }
 
@@ -175,7 +176,7 @@ func (q *request) settle(ran bool) {
 	if ran {
 		switch {
 		case a.told:
-			used = a.used
+			used = a.asked + a.generated
 		case q.status == 200 || q.status == statusClientGone && a.events > 0:
 			// It did not say. An event has about one token.
 			used, a.generated = a.prompt+a.events, a.events
@@ -209,7 +210,41 @@ func (a *admission) tally(body []byte, stream bool) {
 		}
 	}
 	if p, c, ok := openai.ReadTokens(body); ok {
-		a.told, a.used, a.generated = true, p+c, c
+		a.tell(p, c)
+	}
+}
+
+// tell notes a usage. Of a stream's several each counts from its beginning, and
+// may tell only a part.
+func (a *admission) tell(prompt, completion int) {
+	a.told, a.asked, a.generated = true, max(a.asked, prompt), max(a.generated, completion)
+}
+
+// skims makes pass look for the usage in what passes.
+func (a *admission) skims() {
+	if a != nil && (a.tenant != nil || a.item != nil) {
+		a.answer = &skim{}
+	}
+}
+
+// pass notes what a whole answer, a piece of which passes, says that was used.
+func (a *admission) pass(piece []byte) {
+	if a == nil || a.answer == nil {
+		return
+	}
+	_, _ = a.answer.Write(piece) // never fails
+	a.answer.urls = nil
+	num, told := a.answer.num, false
+	most := func(names ...string) (n int) {
+		for _, name := range names {
+			v, ok := num[name]
+			n, told = max(n, int(min(v, math.MaxInt32))), told || ok
+		}
+		return n
+	}
+	prompt, completion := most("prompt_tokens", "input_tokens"), most("completion_tokens", "output_tokens")
+	if told {
+		a.tell(prompt, completion)
 	}
 }
 

@@ -47,12 +47,12 @@ func TestTally(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	a.tally([]byte("data: {\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n"), true)
-	if !a.told || a.used != 7 || a.generated != 2 {
+	if !a.told || a.asked+a.generated != 7 || a.generated != 2 {
 		t.Errorf("%+v", a)
 	}
 	a = &admission{tenant: &tenant{}}
 	a.tally([]byte(`{"usage":{"prompt_tokens":5}}`), false)
-	if !a.told || a.used != 5 {
+	if !a.told || a.asked != 5 {
 		t.Errorf("%+v", a)
 	}
 	var none *admission

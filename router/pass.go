@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 
 	"github.com/valyala/fasthttp"
@@ -74,6 +75,8 @@ func (u *upload) look(p []byte) *openai.Error {
 		return linked(s.link)
 	case s.twice:
 		return twice()
+	case s.worded:
+		return openai.BadRequest("priority", "priority must be an integer, not a string")
 	}
 	return u.hosts.check(urls)
 }
@@ -128,6 +131,9 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	} else {
 		up.rest = &capped{from: &c.body, left: r.cfg.MaxBodyBytes - len(up.head)}
 	}
+	if t := tenantOf(ctx); t != nil {
+		up.skim.best = t.key.Class()
+	}
 	up.form = newForm(up.kind)
 	if err := up.look(up.head); err != nil {
 		return nil, err
@@ -156,6 +162,13 @@ func (q *request) named(model string, up *upload) *openai.Error {
 	}
 	// The length stands for the work that the engine is given.
 	q.top = openai.Top{Model: model, N: 1, Prompts: 1, Prompt: up.head}
+	num := up.skim.num
+	for _, name := range []string{"max_tokens", "max_completion_tokens", "max_output_tokens"} {
+		q.top.MaxTokens = max(q.top.MaxTokens, int(min(num[name], math.MaxInt32)))
+	}
+	if n, ok := num["priority"]; ok {
+		q.top.Priority, q.top.HasPriority = int64(max(min(n, 1), -1)), true
+	}
 	q.shown(clip(model), false)
 	return nil
 }
@@ -298,6 +311,9 @@ func (a *attempt) pass(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failure)
 	a.q.firstByte()
 	ans := &answer{status: status, contentType: string(b.header.ContentType()), passed: true, length: -1}
 	ans.stream = &events{body: b, raw: !isEventStream(ans.contentType)}
+	if isJSON(ans.contentType) {
+		a.q.adm.skims()
+	}
 	if !b.chunked && !b.toEnd {
 		ans.length = int(b.left)
 	}

@@ -257,7 +257,11 @@ func (s *stream) next() ([]byte, error) {
 // counted is merged, and told to the request's tenant.
 func (s *stream) counted(run []byte) []byte {
 	run = s.merged(run)
-	s.q.adm.tally(run, !s.events.raw)
+	if s.events.raw {
+		s.q.adm.pass(run)
+	} else {
+		s.q.adm.tally(run, true)
+	}
 	return run
 }
 

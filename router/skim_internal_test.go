@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/limit"
 )
 
 func TestSkim(t *testing.T) {
@@ -170,4 +171,25 @@ func FuzzForm(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestSkimPriority: no more is asked for than the best, at the same length.
+func TestSkimPriority(t *testing.T) {
+	f := func(in string, best limit.Class, want string) {
+		t.Helper()
+		for _, step := range []int{1, 3, len(in) + 1} {
+			s, out := &skim{best: best}, []byte(in)
+			for i := 0; i < len(in); i += step {
+				_, _ = s.Write(out[i:min(i+step, len(in))])
+			}
+			if string(out) != want || !json.Valid(out) {
+				t.Errorf("%s by %d: %s, want %s", in, step, out, want)
+			}
+		}
+	}
+	f(`{"priority":-5}`, limit.High, `{"priority":-5}`)
+	f(`{"priority":-5}`, limit.Normal, `{"priority": 0}`)
+	f(`{"prior\u0069ty" : -12.5e1 ,"priority":7}`, limit.Normal, `{"prior\u0069ty" :  0      ,"priority":7}`)
+	f(`{"priority":0,"x":{"priority":-1},"y":-1}`, limit.Low, `{"priority":1,"x":{"priority":-1},"y":-1}`)
+	f(`{"priority":null,"priority":[-1]}`, limit.Low, `{"priority":null,"priority":[-1]}`)
 }

@@ -101,10 +101,7 @@ func ReadUsage(body []byte) (PromptUsage, bool) {
 
 // ReadUsageAnd is ReadUsage, and Member of another one in the same pass.
 func ReadUsageAnd(body []byte, name string) (u PromptUsage, counted bool, value []byte) {
-	if i := bytes.LastIndex(body, []byte(`"usage":{`)); bytes.HasPrefix(body, []byte("data:")) && i >= 0 {
-		start := bytes.LastIndex(body[:i], []byte("data:")) + len("data:")
-		body, _, _ = bytes.Cut(body[start:], []byte("\n"))
-	}
+	body, _ = withUsage(body)
 	var usage, details []byte
 	if !members(body, func(key, v []byte, _, _ int) {
 		switch string(key) {
@@ -173,19 +170,6 @@ func MergeUsage(body []byte, u PromptUsage) []byte {
 		[2]string{"total_tokens", strconv.Itoa(u.Prompt + completion)},
 		[2]string{"prompt_tokens_details", details})
 	return slices.Concat(body[:from], merged, body[to:])
-}
-
-// HasUsage says whether a run of server-sent events may hold a usage object.
-func HasUsage(run []byte) bool {
-	for {
-		i := bytes.Index(run, []byte(`"usage":`))
-		if i < 0 {
-			return false
-		}
-		if run = run[i+len(`"usage":`):]; bytes.HasPrefix(run, []byte("{")) || bytes.HasPrefix(run, []byte(" {")) {
-			return true
-		}
-	}
 }
 
 // MergeUsageEvents is MergeUsage for a run of server-sent events; a run
