@@ -35,9 +35,8 @@ func newForm(contentType string) *form {
 	return &form{delim: []byte("--" + params["boundary"])}
 }
 
-// Write takes the next bytes of the body.
-func (f *form) Write(p []byte) (int, error) {
-	n := len(p)
+// read takes the next bytes of the body.
+func (f *form) read(p []byte) {
 	for len(p) > 0 {
 		i := bytes.IndexByte(p, '\n')
 		whole := i >= 0
@@ -50,7 +49,6 @@ func (f *form) Write(p []byte) (int, error) {
 			f.line = f.line[:0]
 		}
 	}
-	return n, nil
 }
 
 // has looks at the line, of which more may come if it is not whole.

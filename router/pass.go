@@ -13,6 +13,7 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/limit"
 )
 
 // passedPaths are what one engine answers by itself: the rest of the OpenAI
@@ -58,14 +59,14 @@ func (u *upload) Read(p []byte) (int, error) {
 // look refuses what a client may not send, as far as p, the next bytes, shows it.
 func (u *upload) look(p []byte) *openai.Error {
 	if f := u.form; f != nil {
-		_, _ = f.Write(p) // never fails
+		f.read(p)
 		if f.twice {
 			return twice()
 		}
 		return nil
 	}
 	s := &u.skim
-	_, _ = s.Write(p) // never fails
+	s.read(p)
 	urls := s.urls
 	s.urls = urls[:0]
 	switch {
@@ -75,7 +76,7 @@ func (u *upload) look(p []byte) *openai.Error {
 		return linked(s.link)
 	case s.twice:
 		return twice()
-	case s.worded:
+	case s.worded && s.best != limit.High:
 		return openai.BadRequest("priority", "priority must be an integer, not a string")
 	}
 	return u.hosts.check(urls)

@@ -95,8 +95,8 @@ func (s *skim) number() {
 	s.num[s.key] = n
 }
 
-// Write takes the next bytes of the body, in which it may put another priority.
-func (s *skim) Write(p []byte) (int, error) {
+// read takes the next bytes of the body, in which it may put another priority.
+func (s *skim) read(p []byte) {
 	s.wide = s.wide || bytes.IndexByte(p, 0) >= 0
 	for i, c := range p {
 		if s.quoted {
@@ -136,7 +136,6 @@ func (s *skim) Write(p []byte) (int, error) {
 			}
 		}
 	}
-	return len(p), nil
 }
 
 func (s *skim) inObject() bool { return s.depth > 0 && s.depth <= skimDepth && s.objects[s.depth-1] }

@@ -19,7 +19,7 @@ func TestSkim(t *testing.T) {
 		for _, step := range []int{1, 3, len(in) + 1} {
 			s := &skim{}
 			for i := 0; i < len(in); i += step {
-				_, _ = s.Write([]byte(in[i:min(i+step, len(in))]))
+				s.read([]byte(in[i:min(i+step, len(in))]))
 			}
 			if s.model != model || s.link != link {
 				t.Errorf("%s by %d: %q %q", in, step, s.model, s.link)
@@ -50,7 +50,7 @@ func FuzzSkim(f *testing.F) {
 	f.Add([]byte(`{"model":"a\"\u0041","model":"b"}`))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		s := &skim{}
-		_, _ = s.Write(in)
+		s.read(in)
 		var v map[string]json.RawMessage
 		if json.Unmarshal(in, &v) != nil || len(in) > maxToken || !utf8.Valid(in) { // encoding/json mends what is no UTF-8
 			return
@@ -77,7 +77,7 @@ func TestSkimURLs(t *testing.T) {
 			s := &skim{}
 			for rest := []byte(body); len(rest) > 0; {
 				n := min(size+1, len(rest))
-				_, _ = s.Write(rest[:n])
+				s.read(rest[:n])
 				rest = rest[n:]
 			}
 			if !slices.Equal(s.urls, want) {
@@ -95,7 +95,7 @@ func TestSkimURLs(t *testing.T) {
 	deep := strings.Repeat(`{"a":`, skimDepth+5) + `{"url":"x"}` + strings.Repeat("}", skimDepth+5)
 	f(`{"q":`+deep+`,"url":"http://h"}`, "http://h")
 	s := &skim{}
-	_, _ = s.Write([]byte(`}}]]{"model":"m","kv_transfer_params":1}`)) // no JSON, no panic
+	s.read([]byte(`}}]]{"model":"m","kv_transfer_params":1}`)) // no JSON, no panic
 }
 
 // TestSkimTwice: parsers take the last of several models, so there may be one.
@@ -105,7 +105,7 @@ func TestSkimTwice(t *testing.T) {
 		for _, step := range []int{1, 3, len(in) + 1} {
 			s := &skim{model: settled}
 			for i := 0; i < len(in); i += step {
-				_, _ = s.Write([]byte(in[i:min(i+step, len(in))]))
+				s.read([]byte(in[i:min(i+step, len(in))]))
 			}
 			if s.twice != want {
 				t.Errorf("%s behind %q by %d: %v", in, settled, step, s.twice)
@@ -129,7 +129,7 @@ func TestForm(t *testing.T) {
 			s := newForm("Multipart/Form-Data; boundary=B")
 			s.model = settled
 			for i := 0; i < len(in); i += step {
-				_, _ = s.Write([]byte(in[i:min(i+step, len(in))]))
+				s.read([]byte(in[i:min(i+step, len(in))]))
 			}
 			if s.model != model || s.twice != twice {
 				t.Errorf("%q behind %q by %d: %q %v", in, settled, step, s.model, s.twice)
@@ -160,7 +160,7 @@ func FuzzForm(f *testing.F) {
 	f.Add([]byte("--B\r\nContent-Disposition: form-data; name=model\r\n\r\nm\r\n--B--"))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		ours := newForm("multipart/form-data; boundary=B")
-		_, _ = ours.Write(in)
+		ours.read(in)
 		for r := multipart.NewReader(bytes.NewReader(in), "B"); ; {
 			part, err := r.NextRawPart()
 			if err != nil {
@@ -180,7 +180,7 @@ func TestSkimPriority(t *testing.T) {
 		for _, step := range []int{1, 3, len(in) + 1} {
 			s, out := &skim{best: best}, []byte(in)
 			for i := 0; i < len(in); i += step {
-				_, _ = s.Write(out[i:min(i+step, len(in))])
+				s.read(out[i:min(i+step, len(in))])
 			}
 			if string(out) != want || !json.Valid(out) {
 				t.Errorf("%s by %d: %s, want %s", in, step, out, want)
