@@ -418,12 +418,12 @@ func TestPassedTokens(t *testing.T) {
 			"event: message_delta\r\ndata: {\"usage\":{\"output_tokens\":40000}}\r\n\r\n"},
 	} {
 		d.on(&d.other, whole)
+		start := time.Now()
 		before := left()
 		d.on(&d.other, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", c.kind)
 			fmt.Fprint(w, c.body)
 		})
-		start := time.Now()
 		if resp, text := g.post("/v1/responses", `{"model":"m","input":"x","max_output_tokens":50,"priority":-5}`, f.of("a")...); resp.StatusCode != 200 || text != c.body {
 			t.Fatalf("%d %.90s", resp.StatusCode, text)
 		}
