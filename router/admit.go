@@ -1,7 +1,6 @@
 package router
 
 import (
-	"bytes"
 	"errors"
 	"math"
 	"sync/atomic"
@@ -58,7 +57,8 @@ type admission struct {
 	seqs    int // choices of all prompts
 	asked   int // tokens to generate for all of them; 0 leaves it to the engine
 
-	events    int // relayed
+	events    int   // relayed
+	answer    *skim // of a whole answer that is passed on, nil for others
 	told      bool
 	read      int // tokens of the prompt, as the answer told
 	generated int
@@ -245,13 +245,47 @@ func (a *admission) tally(body []byte, stream bool) {
 		return
 	}
 	if stream {
-		a.events += bytes.Count(body, eventEnd)
+		a.events += countEvents(body)
 		if !openai.HasUsage(body) {
 			return
 		}
 	}
 	if p, c, ok := openai.ReadTokens(body); ok {
-		a.told, a.read, a.generated = true, p, c
+		a.tell(p, c)
+	}
+}
+
+// tell notes a usage. Of a stream's several each counts from its beginning, and
+// may tell only a part.
+func (a *admission) tell(prompt, completion int) {
+	a.told, a.read, a.generated = true, max(a.read, prompt), max(a.generated, completion)
+}
+
+// skims makes pass look for the usage in what passes.
+func (a *admission) skims() {
+	if a != nil && (a.tenant != nil || a.item != nil) {
+		a.answer = &skim{}
+	}
+}
+
+// pass notes what a whole answer, a piece of which passes, says that was used.
+func (a *admission) pass(piece []byte) {
+	if a == nil || a.answer == nil {
+		return
+	}
+	a.answer.read(piece)
+	a.answer.urls = nil
+	num, told := a.answer.num, false
+	most := func(names ...string) (n int) {
+		for _, name := range names {
+			v, ok := num[name]
+			n, told = max(n, int(min(v, math.MaxInt32))), told || ok
+		}
+		return n
+	}
+	prompt, completion := most("prompt_tokens", "input_tokens"), most("completion_tokens", "output_tokens")
+	if told {
+		a.tell(prompt, completion)
 	}
 }
 

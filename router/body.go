@@ -105,6 +105,11 @@ func (b *httpBody) over() bool {
 	return b.eof
 }
 
+// here says whether all of a body that came with its length is in the buffer.
+func (b *httpBody) here() bool {
+	return b.eof || !b.chunked && !b.toEnd && b.left <= int64(b.in.buffered())
+}
+
 // nextChunk reads a chunk's size line; at the last chunk it reads the trailer.
 func (b *httpBody) nextChunk() error {
 	line, err := b.in.br.ReadSlice('\n')

@@ -149,6 +149,11 @@ func (s *server) answer(ctx *fasthttp.RequestCtx, c *clientConn) (out *stream, a
 			c.body.eof = true
 		}
 		c.awaited = !req.MayContinue()
+		if !c.body.here() { // the deadline in force may be an idle connection's
+			err = c.in.within(s.r.cfg.ReadTimeout)
+		}
+	}
+	if err == nil {
 		s.r.servePublic(ctx)
 	} else {
 		s.r.httpError(ctx, err)

@@ -72,7 +72,7 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 		ans.merge = a.promptUsage
 	}
 	if status == 200 && isEventStream(ans.contentType) {
-		ans.stream = &events{body: b}
+		ans.stream = &events{body: b, mute: true}
 		ans.first, err = ans.stream.next()
 		if err == nil && !a.rules.Typed {
 			err = a.opening(ans.first)

@@ -400,3 +400,62 @@ func TestMediaHosts(t *testing.T) {
 	f("/etc/passwd", 400)
 	f("", 400)
 }
+
+// TestPassedTokens: what one engine answers by itself counts for the key, by any
+// of the names that the APIs have for tokens, and however long the answer is.
+func TestPassedTokens(t *testing.T) {
+	t.Parallel()
+	f := newKeyFile(t, apikey.Key{Name: "a", TokensPerMinute: 1_000_000, Priority: "normal"})
+	g := newRig(t, 1, 1, f.config)
+	d := g.workers["d0"]
+	left := func() int {
+		resp, text := g.post("/v1/embeddings", `{"model":"m","input":"x"}`, f.of("a")...)
+		n, err := strconv.Atoi(resp.Header.Get("x-ratelimit-remaining-tokens"))
+		if err != nil || resp.StatusCode != 200 {
+			t.Fatalf("%d %s %v", resp.StatusCode, text, err)
+		}
+		return n
+	}
+	far := strings.Repeat("x", 100<<10)
+	const used = 100_000 // and the bucket gains 17 a millisecond
+	for _, c := range []struct{ kind, body string }{
+		{"application/json", `{"usage": {"input_tokens": 60000, "output_tokens": 40000}, "max_output_tokens": 5}`},
+		{"application/json", `{"data":"` + far + `","usage":{"prompt_tokens":100000,"total_tokens":100000}}`},
+		{"application/json", `{"usage":{"total_tokens":100000,"prompt_tokens":100000},"results":"` + far + `"}`},
+		{"text/event-stream", "event: response.completed\ndata: {\"response\":{\"usage\":{\"input_tokens\":60000,\"output_tokens\":40000}}}\n\n"},
+		{"text/event-stream", "event: message_start\r\ndata: {\"message\":{\"usage\":{\"input_tokens\":60000,\"output_tokens\":1}}}\r\n\r\n" +
+			"event: message_delta\r\ndata: {\"usage\":{\"output_tokens\":40000}}\r\n\r\n"},
+	} {
+		d.on(&d.other, whole)
+		start := time.Now()
+		before := left()
+		d.on(&d.other, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", c.kind)
+			fmt.Fprint(w, c.body)
+		})
+		if resp, text := g.post("/v1/responses", `{"model":"m","input":"x","max_output_tokens":50,"priority":-5}`, f.of("a")...); resp.StatusCode != 200 || text != c.body {
+			t.Fatalf("%d %.90s", resp.StatusCode, text)
+		}
+		g.until("it to be settled", g.idle)
+		d.on(&d.other, whole)
+		taken := before - left()
+		if gained := int(time.Since(start)/time.Millisecond+1) * 17; taken > used+500 || taken < used-gained-500 {
+			t.Errorf("%.60s: took %d", c.body, taken)
+		}
+	}
+	d.on(&d.other, whole)
+	if resp, text := g.post("/v1/responses", `{"model":"m","input":"x","max_output_tokens":900000000}`, f.of("a")...); resp.StatusCode != 400 {
+		t.Errorf("an answer that can never fit: %d %s", resp.StatusCode, text)
+	}
+	if resp, text := g.post("/v1/responses", `{"model":"m","input":"x","priority":"-5"}`, f.of("a")...); resp.StatusCode != 400 {
+		t.Errorf("a priority in words: %d %s", resp.StatusCode, text)
+	}
+	if resp, _ := g.post("/v1/responses", `{"model":"m","priority":-5}`, f.of("a")...); resp.Header.Get("x-xpyd-priority") != "normal" {
+		t.Errorf("%v", resp.Header)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if got := string(d.body); got != `{"model":"m","priority": 0}` {
+		t.Errorf("the engine got %s", got)
+	}
+}

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
-	"strings"
 
 	"github.com/valyala/fasthttp"
 
@@ -13,6 +13,7 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/limit"
 )
 
 // passedPaths are what one engine answers by itself: the rest of the OpenAI
@@ -37,7 +38,8 @@ type upload struct {
 	head   []byte
 	length int       // of all; -1 is not known
 	rest   io.Reader // what comes behind head, nil if nothing does
-	skim   *skim     // of JSON, else nil
+	form   *form     // nil for other bodies
+	skim   skim      // of other bodies: whatever they are called, engines may read JSON
 	broken error     // why rest could not be read
 	hosts  hosts     // from where engines may fetch
 }
@@ -45,13 +47,8 @@ type upload struct {
 // Read reads rest, noting whose fault an error is, and looks at what passes.
 func (u *upload) Read(p []byte) (int, error) {
 	n, err := u.rest.Read(p)
-	if u.skim != nil {
-		_, _ = u.skim.Write(p[:n]) // never fails
-		if u.skim.link != "" {
-			err = errLinked
-		} else if far := u.fetches(); far != nil {
-			err = far
-		}
+	if no := u.look(p[:n]); no != nil {
+		err = no
 	}
 	if err != nil && err != io.EOF {
 		u.broken = err
@@ -59,17 +56,35 @@ func (u *upload) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// fetches refuses what the body names that engines may not fetch.
-func (u *upload) fetches() error {
-	e := u.hosts.check(u.skim.urls)
-	u.skim.urls = u.skim.urls[:0]
-	if e == nil {
+// look refuses what a client may not send, as far as p, the next bytes, shows it.
+func (u *upload) look(p []byte) *openai.Error {
+	if f := u.form; f != nil {
+		f.read(p)
+		if f.twice {
+			return twice()
+		}
 		return nil
 	}
-	return e
+	s := &u.skim
+	s.read(p)
+	urls := s.urls
+	s.urls = urls[:0]
+	switch {
+	case s.wide:
+		return openai.BadRequest("", "the body is not UTF-8: it has a zero byte")
+	case s.link != "":
+		return linked(s.link)
+	case s.twice:
+		return twice()
+	case s.worded && s.best != limit.High:
+		return openai.BadRequest("priority", "priority must be an integer, not a string")
+	}
+	return u.hosts.check(urls)
 }
 
-var errLinked = errors.New("a field that links legs")
+func twice() *openai.Error {
+	return openai.BadRequest("model", "model may be there once, within the first %d bytes", passHead)
+}
 
 // pass serves what one engine answers by itself.
 func (r *Router) pass(ctx *fasthttp.RequestCtx, id string) {
@@ -117,25 +132,35 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	} else {
 		up.rest = &capped{from: &c.body, left: r.cfg.MaxBodyBytes - len(up.head)}
 	}
-	model := ""
-	switch {
-	case strings.HasPrefix(up.kind, "multipart/form-data"):
-		model = formModel(up.kind, up.head)
-	case up.kind == "" || strings.HasPrefix(up.kind, "application/json"):
-		up.skim = &skim{}
-		_, _ = up.skim.Write(up.head) // never fails
-		model = up.skim.model
-		if up.skim.link != "" {
-			return nil, linked(up.skim.link)
-		}
-		if err := up.fetches(); err != nil {
-			return nil, q.unread(err)
-		}
+	if t := tenantOf(ctx); t != nil {
+		up.skim.best = t.key.Class()
+	}
+	up.form = newForm(up.kind)
+	if err := up.look(up.head); err != nil {
+		return nil, err
+	}
+	model := &up.skim.model
+	if up.form != nil {
+		model = &up.form.model
 	}
 	// The length stands for the work that the engine is given.
-	q.top = openai.Top{Model: model, N: 1, Prompts: 1, Prompt: up.head}
+	q.top = openai.Top{Model: *model, N: 1, Prompts: 1, Prompt: up.head}
+	num := up.skim.num
+	for _, name := range []string{"max_tokens", "max_completion_tokens", "max_output_tokens"} {
+		q.top.MaxTokens = max(q.top.MaxTokens, int(min(num[name], math.MaxInt32)))
+	}
+	if n, ok := num["priority"]; ok {
+		q.top.Priority, q.top.HasPriority = int64(max(min(n, 1), -1)), true
+	}
 	q.tenant = tenantOf(ctx)
-	return up, q.named()
+	if err := q.named(); err != nil {
+		return nil, err
+	}
+	if q.top.Model == "" && up.rest != nil { // nothing is served now, and a name may be in the rest
+		return nil, openai.BadRequest("model", "model is required, within the first %d bytes", passHead)
+	}
+	*model = q.top.Model // which may be the only one that is served: what comes later is held against it
+	return up, nil
 }
 
 func linked(field string) *openai.Error {
@@ -199,8 +224,6 @@ func (q *request) passOn(ctx *fasthttp.RequestCtx, up *upload) (*answer, *openai
 		}
 		a.close()
 		switch {
-		case up.broken == errLinked: //nolint:errorlint // our own
-			return nil, linked(up.skim.link)
 		case up.broken != nil:
 			return nil, q.unread(up.broken)
 		case q.ctx.Err() != nil:
@@ -278,6 +301,9 @@ func (a *attempt) pass(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failure)
 	a.q.firstByte()
 	ans := &answer{status: status, contentType: string(b.header.ContentType()), passed: true, length: -1}
 	ans.stream = &events{body: b, raw: !isEventStream(ans.contentType)}
+	if isJSON(ans.contentType) {
+		a.q.adm.skims()
+	}
 	if !b.chunked && !b.toEnd {
 		ans.length = int(b.left)
 	}

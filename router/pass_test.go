@@ -14,10 +14,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf16"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	fake "github.com/xpyd/xpyd/internal/mock"
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/apikey"
 )
 
 // TestPass: what one engine answers by itself goes to decode as it came, and
@@ -67,6 +69,55 @@ func TestPass(t *testing.T) {
 	} else {
 		resp.Body.Close()
 	}
+}
+
+// TestPassGuard: what a client may not send does not pass under another name of
+// JSON, in another encoding, or behind what is read before an engine is chosen.
+func TestPassGuard(t *testing.T) {
+	keys := newKeyFile(t, apikey.Key{Name: "a", Models: []string{"m"}})
+	g := newRig(t, 1, 1, keys.config)
+	far := strings.Repeat("x", 2*256<<10)
+	wide := func(s string) string {
+		var b []byte
+		for _, u := range utf16.Encode([]rune(s)) {
+			b = append(b, byte(u), byte(u>>8))
+		}
+		return string(b)
+	}
+	f := func(kind, body string, status int, param string) {
+		t.Helper()
+		resp, text := g.post("/v1/responses", body, append(keys.of("a"), "Content-Type", kind)...)
+		got := ""
+		if resp.StatusCode != 200 {
+			if e := apiError(t, text); e.Param != nil {
+				got = *e.Param
+			}
+		}
+		if resp.StatusCode != status || got != param {
+			t.Errorf("%s %.80q: %d %s", kind, body, resp.StatusCode, text)
+		}
+	}
+	const link, image = `{"model":"m","kv_transfer_params":{}}`, `{"model":"m","input":[{"image_url":"http://169.254.169.254/latest"}]}`
+	for _, kind := range []string{"application/json", "Application/JSON", "application/vnd.api+json", "text/plain", "multipart/form-data, application/json"} {
+		f(kind, link, 400, "kv_transfer_params")
+		f(kind, image, 400, "messages")
+		f(kind, wide(link), 400, "")
+		f(kind, "\xff\xfe"+wide(image), 400, "")
+		f(kind, `{"model":"m","x":"`+far+`","image_url":"http://169.254.169.254/latest"}`, 400, "messages")
+		f(kind, `{"model":"m","bootstrap_pair_key":"k"}`, 400, "bootstrap_*")
+		f(kind, `{"model":"m","input":"`+far+`"}`, 200, "")
+	}
+	f("application/json", `{"model":"secret","input":"x"}`, 404, "model")
+	f("application/json", `{"input":"`+far+`","model":"m"}`, 200, "")
+	f("application/json", `{"input":"`+far+`","model":"secret"}`, 400, "model")
+	f("application/json", `{"model":"m","input":"`+far+`","model":"secret"}`, 400, "model")
+	f("application/json", `{"model":"m","model":"secret"}`, 400, "model")
+	part := func(name, value string) string {
+		return "--B\r\nContent-Disposition: form-data; name=\"" + name + "\"\r\n\r\n" + value + "\r\n"
+	}
+	f("Multipart/Form-Data; boundary=B", part("model", "m")+part("file", far+"\x00")+"--B--\r\n", 200, "")
+	f("Multipart/Form-Data; boundary=B", part("model", "secret")+part("file", far)+"--B--\r\n", 404, "model")
+	f("Multipart/Form-Data; boundary=B", part("model", "m")+part("file", far)+part("model", "secret")+"--B--\r\n", 400, "model")
 }
 
 // TestPassStream: another API's stream has ends of its own, and one that breaks

@@ -36,7 +36,7 @@ func (q *request) priority(ctx *fasthttp.RequestCtx, t *tenant, top *openai.Top)
 	if t != nil {
 		best := t.key.Class()
 		class = max(class, best)
-		if top.HasPriority && limit.ClassOf(top.Priority) < best {
+		if !q.passes && top.HasPriority && limit.ClassOf(top.Priority) < best { // else skim has done it
 			if err := q.demote(top, best); err != nil {
 				return 0, err
 			}

@@ -19,33 +19,92 @@ const maxEvent = 4 << 20
 type events struct {
 	body *upBody
 	raw  bool    // no events: whatever has come is a run
+	mute bool    // nothing but comments has come, which are kept until there is more
 	lent *[]byte // what buf began as, to be given back
 	buf  []byte  // read and not yet returned: [from:]
 	from int
-	last [32]byte // the newest whole event, cut to what ended needs
+	last [32]byte // the newest whole event that says something, cut to what ended needs
 	size int      // of last
 	err  error
 }
 
-var eventEnd = []byte("\n\n")
-
-// lastEnd is where the last event's end begins, or -1. The ends of lines are few,
-// which a search for two of them does not know.
+// lastEnd is where the last whole event ends, 0 without one: behind a blank
+// line, with lines that end in LF, CRLF or CR. Ends of lines are few, which a
+// search for two of them does not know.
 func lastEnd(b []byte) int {
 	for i := bytes.LastIndexByte(b, '\n'); i > 0; i = bytes.LastIndexByte(b[:i], '\n') {
-		if b[i-1] == '\n' {
-			return i - 1
+		if b[i-1] == '\n' || i > 1 && b[i-1] == '\r' && b[i-2] == '\n' {
+			return i + 1
 		}
 	}
-	return -1
+	if bytes.IndexByte(b, '\r') >= 0 {
+		if i := bytes.LastIndex(b, []byte("\r\r")); i >= 0 {
+			return i + 2
+		}
+	}
+	return 0
+}
+
+// countEvents is how many events end in a run.
+func countEvents(run []byte) int {
+	for _, end := range []string{"\n\n", "\n\r\n", "\r\r"} { // a stream has one kind
+		if n := bytes.Count(run, []byte(end)); n > 0 {
+			return n
+		}
+	}
+	return 0
+}
+
+// said is what comes behind blank lines and comments.
+func said(b []byte) []byte {
+	for len(b) > 0 {
+		switch b[0] {
+		case '\r', '\n':
+			b = b[1:]
+		case ':':
+			i := bytes.IndexAny(b, "\r\n")
+			if i < 0 {
+				return nil
+			}
+			b = b[i:]
+		default:
+			return b
+		}
+	}
+	return nil
+}
+
+// dataOf is where the data of an event begin.
+func dataOf(event []byte) []byte {
+	for len(event) > 0 {
+		if data, ok := bytes.CutPrefix(event, []byte("data:")); ok {
+			return bytes.TrimPrefix(data, []byte(" "))
+		}
+		i := bytes.IndexByte(event, '\n')
+		if i < 0 {
+			i = bytes.IndexByte(event, '\r')
+		}
+		if i < 0 {
+			return nil
+		}
+		event = event[i+1:]
+	}
+	return nil
+}
+
+// isError says whether an event tells of an error.
+func isError(event []byte) bool {
+	data := dataOf(event)
+	return bytes.HasPrefix(data, []byte(`{"error":`)) || bytes.HasPrefix(data, []byte(`{"object":"error"`)) ||
+		bytes.HasPrefix(event, []byte("event: error")) || bytes.HasPrefix(event, []byte("event:error"))
 }
 
 // eventBytes is what one read of events may return.
 const eventBytes = 16 << 10
 
 // next returns one or more whole events; they are valid until the next call.
-// At the body's end it returns what is left, then io.EOF. While it waits for a
-// new event it holds no buffer.
+// At the body's end it returns io.EOF. While it waits for a new event it holds no
+// buffer.
 func (e *events) next() ([]byte, error) {
 	e.used()
 	scanned := 0
@@ -54,22 +113,20 @@ func (e *events) next() ([]byte, error) {
 			e.from = len(e.buf)
 			return e.buf, nil
 		}
-		if i := lastEnd(e.buf[scanned:]); i >= 0 {
-			e.from = scanned + i + len(eventEnd)
-			e.remember(e.buf[:e.from])
-			return e.buf[:e.from], nil
+		if i := lastEnd(e.buf[scanned:]); i > 0 {
+			if e.mute = e.mute && len(said(e.buf[:scanned+i])) == 0; !e.mute {
+				e.from = scanned + i
+				e.remember(e.buf[:e.from])
+				return e.buf[:e.from], nil
+			}
 		}
 		if e.err != nil {
-			if e.err == io.EOF && len(e.buf) > 0 {
-				e.from = len(e.buf)
-				return e.buf, nil
-			}
-			return nil, e.err
+			return e.rest()
 		}
 		if len(e.buf) >= maxEvent {
 			return nil, fmt.Errorf("an event of more than %d bytes", maxEvent)
 		}
-		scanned = max(len(e.buf)-1, 0) // the end may be split
+		scanned = max(len(e.buf)-2, 0) // the end may be split
 		if e.lent == nil {
 			if e.err = e.body.await(); e.err != nil {
 				continue
@@ -86,6 +143,26 @@ func (e *events) next() ([]byte, error) {
 	}
 }
 
+// rest is what next returns of what is left behind the last whole event when the
+// body is over: that the stream is done, if it is, which wants no blank line. Half
+// an event is none.
+func (e *events) rest() ([]byte, error) {
+	half := said(e.buf)
+	if e.err != io.EOF || len(half) == 0 {
+		return nil, e.err
+	}
+	if string(bytes.TrimRight(dataOf(half), "\r\n")) != "[DONE]" {
+		return nil, errHalf
+	}
+	e.remember(e.buf)
+	e.buf = append(bytes.TrimRight(e.buf, "\r\n"), "\n\n"...)
+	e.from = len(e.buf)
+	return e.buf, nil
+}
+
+// errHalf is a stream that ended in good order, but not behind an event.
+var errHalf = errors.New("the stream ended within an event")
+
 // used gives up what next has returned.
 func (e *events) used() {
 	e.buf = append(e.buf[:0], e.buf[e.from:]...)
@@ -96,13 +173,17 @@ func (e *events) used() {
 	}
 }
 
-// remember keeps the beginning of the last event in run.
+// remember keeps the beginning of the last event in run that is no comment.
 func (e *events) remember(run []byte) {
-	run = run[:len(run)-len(eventEnd)]
-	if i := lastEnd(run); i >= 0 {
-		run = run[i+len(eventEnd):]
+	for len(run) > 0 {
+		run = bytes.TrimRight(run, "\r\n")
+		i := lastEnd(run)
+		if event := said(run[i:]); len(event) > 0 {
+			e.size = copy(e.last[:], event)
+			return
+		}
+		run = run[:i]
 	}
-	e.size = copy(e.last[:], run)
 }
 
 // ended says whether the stream told its reader that it is over.
@@ -111,8 +192,7 @@ func (e *events) ended() bool {
 		return true
 	}
 	last := e.last[:e.size]
-	return bytes.HasPrefix(last, []byte("data: [DONE]")) || bytes.HasPrefix(last, []byte(`data: {"error":`)) ||
-		bytes.HasPrefix(last, []byte("event: error"))
+	return bytes.HasPrefix(dataOf(last), []byte("[DONE]")) || isError(last)
 }
 
 // stream relays decode's events to the client, on the goroutine of the client's
@@ -177,7 +257,11 @@ func (s *stream) next() ([]byte, error) {
 // counted is merged, and told to the request's tenant.
 func (s *stream) counted(run []byte) []byte {
 	run = s.merged(run)
-	s.q.adm.tally(run, !s.events.raw)
+	if s.events.raw {
+		s.q.adm.pass(run)
+	} else {
+		s.q.adm.tally(run, true)
+	}
 	return run
 }
 

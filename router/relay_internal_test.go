@@ -53,32 +53,45 @@ func FuzzChunked(f *testing.F) {
 	})
 }
 
-// FuzzEvents: runs are whole events, and together they are the body.
+// FuzzEvents: runs are whole events, and together they are the body, but for the
+// half event behind them, which is an error unless it says that the stream is done.
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte("data: a\n\ndata: b\n\ndata: [DONE]\n\n"))
 	f.Add([]byte("data: a\n"))
+	f.Add([]byte("data: a\r\n\r\ndata: b\r\n\r\n"))
+	f.Add([]byte(": ping\n\n: ping\n\ndata: a\n\ndata: [DONE]"))
 	f.Add([]byte("\n\n\n\nx\n\n\n"))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		for _, r := range []io.Reader{bytes.NewReader(in), iotest.OneByteReader(bytes.NewReader(in)), iotest.HalfReader(bytes.NewReader(in))} {
-			e := &events{body: bodyOf(r, false, int64(len(in)))}
+		for i := range 6 {
+			r := []func() io.Reader{
+				func() io.Reader { return bytes.NewReader(in) },
+				func() io.Reader { return iotest.OneByteReader(bytes.NewReader(in)) },
+				func() io.Reader { return iotest.HalfReader(bytes.NewReader(in)) },
+			}[i/2]()
+			e := &events{body: bodyOf(r, false, int64(len(in))), mute: i%2 == 1}
 			var out []byte
+			var err error
 			for {
-				run, err := e.next()
-				if err == io.EOF {
+				var run []byte
+				if run, err = e.next(); err != nil {
 					break
 				}
-				if err != nil {
-					t.Fatal(err)
+				if !bytes.HasSuffix(run, []byte("\n\n")) && !bytes.HasSuffix(run, []byte("\n\r\n")) && !bytes.HasSuffix(run, []byte("\r\r")) {
+					t.Fatalf("no whole events: %q of %q", run, in)
 				}
-				if len(run) == 0 {
-					t.Fatal("an empty run")
+				if len(out) == 0 && i%2 == 1 && len(said(run)) == 0 {
+					t.Fatalf("it began with %q of %q", run, in)
 				}
-				if out = append(out, run...); len(out) < len(in) && !bytes.HasSuffix(run, eventEnd) {
-					t.Fatalf("half an event: %q of %q", run, in)
-				}
+				out = append(out, run...)
 			}
-			if !bytes.Equal(out, in) {
-				t.Fatalf("%q became %q", in, out)
+			rest, whole := bytes.CutPrefix(in, out)
+			switch {
+			case !whole: // it was completed
+				if err != io.EOF || !e.ended() || !bytes.HasPrefix(in, bytes.TrimRight(out, "\r\n")) {
+					t.Fatalf("%q became %q, %v", in, out, err)
+				}
+			case (err == errHalf) != (len(said(rest)) > 0) || err != errHalf && err != io.EOF:
+				t.Fatalf("%q became %q and %q, %v", in, out, rest, err)
 			}
 		}
 	})
@@ -111,4 +124,18 @@ func (s *steps) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	return n, nil
+}
+
+// TestAsEvents: what an engine says may be anything.
+func TestAsEvents(t *testing.T) {
+	f := func(body, want string) {
+		t.Helper()
+		if got := string(asEvents([]byte(body))); got != "data: "+want+"\n\ndata: [DONE]\n\n" {
+			t.Errorf("%s: %q", body, got)
+		}
+	}
+	f(`{"object":"chat.completion","choices":[{"message":{"content":"a"}}]}`, `{"object":"chat.completion.chunk","choices":[{"delta":{"content":"a"}}]}`)
+	f(`{"object":"chat.completion","choices":[null]}`, `{"object":"chat.completion.chunk","choices":[null]}`)
+	f(`{"object":"chat.completion","choices":3}`, `{"object":"chat.completion","choices":3}`)
+	f(`{"choices":[{"text":"a"}]}`, `{"choices":[{"text":"a"}]}`)
 }

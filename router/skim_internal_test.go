@@ -1,13 +1,16 @@
 package router
 
 import (
+	"bytes"
 	"encoding/json"
+	"mime/multipart"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/limit"
 )
 
 func TestSkim(t *testing.T) {
@@ -16,7 +19,7 @@ func TestSkim(t *testing.T) {
 		for _, step := range []int{1, 3, len(in) + 1} {
 			s := &skim{}
 			for i := 0; i < len(in); i += step {
-				_, _ = s.Write([]byte(in[i:min(i+step, len(in))]))
+				s.read([]byte(in[i:min(i+step, len(in))]))
 			}
 			if s.model != model || s.link != link {
 				t.Errorf("%s by %d: %q %q", in, step, s.model, s.link)
@@ -32,7 +35,8 @@ func TestSkim(t *testing.T) {
 	f(`{"model":3,"x":"y"}`, "", "")
 	f(`{"model":{"a":"b"},"c":"d"}`, "", "")
 	f(`{"model":"m`, "", "")
-	for _, name := range linkFields {
+	f(`{"bootstrap_pair_key":1}`, "", "bootstrap_*")
+	for _, name := range []string{"kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"} {
 		f(`{"`+name+`":1}`, "", name)
 		if top, err := openai.Scan([]byte(`{"`+name+`":{}}`), openai.Limits{}); err != nil || top.Link != name {
 			t.Errorf("%s: %q %v", name, top.Link, err)
@@ -46,15 +50,14 @@ func FuzzSkim(f *testing.F) {
 	f.Add([]byte(`{"model":"a\"\u0041","model":"b"}`))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		s := &skim{}
-		_, _ = s.Write(in)
+		s.read(in)
 		var v map[string]json.RawMessage
 		if json.Unmarshal(in, &v) != nil || len(in) > maxToken || !utf8.Valid(in) { // encoding/json mends what is no UTF-8
 			return
 		}
 		linked := false
-		for _, name := range linkFields {
-			_, has := v[name]
-			linked = linked || has
+		for name := range v {
+			linked = linked || openai.LinkField([]byte(name)) != ""
 		}
 		if linked != (s.link != "") {
 			t.Fatalf("%q: link %q", in, s.link)
@@ -74,7 +77,7 @@ func TestSkimURLs(t *testing.T) {
 			s := &skim{}
 			for rest := []byte(body); len(rest) > 0; {
 				n := min(size+1, len(rest))
-				_, _ = s.Write(rest[:n])
+				s.read(rest[:n])
 				rest = rest[n:]
 			}
 			if !slices.Equal(s.urls, want) {
@@ -92,5 +95,101 @@ func TestSkimURLs(t *testing.T) {
 	deep := strings.Repeat(`{"a":`, skimDepth+5) + `{"url":"x"}` + strings.Repeat("}", skimDepth+5)
 	f(`{"q":`+deep+`,"url":"http://h"}`, "http://h")
 	s := &skim{}
-	_, _ = s.Write([]byte(`}}]]{"model":"m","kv_transfer_params":1}`)) // no JSON, no panic
+	s.read([]byte(`}}]]{"model":"m","kv_transfer_params":1}`)) // no JSON, no panic
+}
+
+// TestSkimTwice: parsers take the last of several models, so there may be one.
+func TestSkimTwice(t *testing.T) {
+	f := func(in, settled string, want bool) {
+		t.Helper()
+		for _, step := range []int{1, 3, len(in) + 1} {
+			s := &skim{model: settled}
+			for i := 0; i < len(in); i += step {
+				s.read([]byte(in[i:min(i+step, len(in))]))
+			}
+			if s.twice != want {
+				t.Errorf("%s behind %q by %d: %v", in, settled, step, s.twice)
+			}
+		}
+	}
+	f(`{"model":"m","x":{"model":"y"}}`, "", false)
+	f(`{"model":"m","mod\u0065l":"y"}`, "", true)
+	f(`{"model":"m","model":null}`, "", true)
+	f(`{"model":"m"}`, "m", false)
+	f(`{"model":"y"}`, "m", true)
+	f(`{"model":"`+strings.Repeat("y", 2*maxToken)+`"}`, "m", true)
+}
+
+// TestForm: who the model is in a form, in any pieces.
+func TestForm(t *testing.T) {
+	f := func(in, settled, model string, twice bool) {
+		t.Helper()
+		in = strings.ReplaceAll(in, "\n", "\r\n")
+		for _, step := range []int{1, 3, 10, len(in) + 1} {
+			s := newForm("Multipart/Form-Data; boundary=B")
+			s.model = settled
+			for i := 0; i < len(in); i += step {
+				s.read([]byte(in[i:min(i+step, len(in))]))
+			}
+			if s.model != model || s.twice != twice {
+				t.Errorf("%q behind %q by %d: %q %v", in, settled, step, s.model, s.twice)
+			}
+		}
+	}
+	const head = "--B\nContent-Disposition: form-data; name="
+	sound := head + "file; filename=\"model\"\nContent-Type: audio/wav\n\n" + strings.Repeat("model\n\x00", 999) + "\n"
+	f(head+"\"model\"\n\nm\n"+sound+"--B--", "", "m", false)
+	f(sound+head+"model\nX: y\n\nm\n--B--\n", "", "m", false)
+	f(sound+head+"model\n\nm\n--B--\n", "m", "m", false)
+	f(sound+head+"model\n\ny\n--B--\n", "m", "y", true)
+	f(head+"model\n\nm\n"+sound+head+"model\n\nm\n--B--\n", "", "m", true)
+	f(strings.Repeat(head+"x\n\n\n", 99)+"--B\ncontent-disposition: x; name*=utf-8''mod%65l\n\nm\n--B--\n", "", "m", false)
+	f(head+"model\n--B-x: y\n\nm\n--B--\n", "", "m", false)
+	f(head+"model; name=x\n\nm\n--B--\n", "", "", true)
+	f("no form", "", "", false)
+	f(head+"model\n\nm", "", "", false)
+	for _, kind := range []string{"", "application/json", "multipart/form-data, application/json", "multipart/mixed; boundary=B"} {
+		if newForm(kind) != nil {
+			t.Errorf("%q is a form", kind)
+		}
+	}
+}
+
+// FuzzForm: no field that mime/multipart calls model is missed.
+func FuzzForm(f *testing.F) {
+	f.Add([]byte("--B\r\nContent-Disposition: form-data; name=model\r\n\r\nm\r\n--B--"))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		ours := newForm("multipart/form-data; boundary=B")
+		ours.read(in)
+		for r := multipart.NewReader(bytes.NewReader(in), "B"); ; {
+			part, err := r.NextRawPart()
+			if err != nil {
+				return
+			}
+			if len(in) < maxToken && part.FormName() == "model" && !ours.named && !ours.twice {
+				t.Fatalf("%q", in)
+			}
+		}
+	})
+}
+
+// TestSkimPriority: no more is asked for than the best, at the same length.
+func TestSkimPriority(t *testing.T) {
+	f := func(in string, best limit.Class, want string) {
+		t.Helper()
+		for _, step := range []int{1, 3, len(in) + 1} {
+			s, out := &skim{best: best}, []byte(in)
+			for i := 0; i < len(in); i += step {
+				s.read(out[i:min(i+step, len(in))])
+			}
+			if string(out) != want || !json.Valid(out) {
+				t.Errorf("%s by %d: %s, want %s", in, step, out, want)
+			}
+		}
+	}
+	f(`{"priority":-5}`, limit.High, `{"priority":-5}`)
+	f(`{"priority":-5}`, limit.Normal, `{"priority": 0}`)
+	f(`{"prior\u0069ty" : -12.5e1 ,"priority":7}`, limit.Normal, `{"prior\u0069ty" :  0      ,"priority":7}`)
+	f(`{"priority":0,"x":{"priority":-1},"y":-1}`, limit.Low, `{"priority":1,"x":{"priority":-1},"y":-1}`)
+	f(`{"priority":null,"priority":[-1]}`, limit.Low, `{"priority":null,"priority":[-1]}`)
 }

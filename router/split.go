@@ -92,6 +92,9 @@ func asEvents(body []byte) []byte {
 		var list []map[string]json.RawMessage
 		if json.Unmarshal(choices, &list) == nil {
 			for _, c := range list {
+				if c == nil { // null
+					continue
+				}
 				c["delta"] = c["message"]
 				delete(c, "message")
 			}
@@ -134,8 +137,11 @@ var errOpening = errors.New("its stream begins with an error")
 
 // opening commits decode on its first event.
 func (a *attempt) opening(first []byte) error {
-	if bytes.HasPrefix(first, []byte(`data: {"error":`)) || bytes.HasPrefix(first, []byte(`data: {"object":"error"`)) || bytes.HasPrefix(first, []byte("event: error")) {
-		text, _, _ := bytes.Cut(bytes.TrimPrefix(first, []byte("data: ")), eventEnd)
+	if event := said(first); isError(event) {
+		text := dataOf(event)
+		if i := bytes.IndexAny(text, "\r\n"); i >= 0 {
+			text = text[:i]
+		}
 		return &legError{"answer", fmt.Errorf("%w: %s", errOpening, errorMessage(text))}
 	}
 	if !a.commit() {

@@ -385,14 +385,17 @@ func (c *upConn) send(parts [][]byte) error {
 	return err
 }
 
-// answer reads the answer's header.
+// answer reads the answer's header. What comes before it, such as early hints, is
+// no answer.
 func (b *upBody) answer() error {
 	c := b.conn
-	if err := c.in.await(); err != nil {
-		return &legError{"answer", err}
-	}
-	if err := c.answer.Read(c.in.br); err != nil {
-		return &legError{"answer", err}
+	for again := true; again; again = c.answer.StatusCode() < 200 {
+		if err := c.in.await(); err != nil {
+			return &legError{"answer", err}
+		}
+		if err := c.answer.Read(c.in.br); err != nil {
+			return &legError{"answer", err}
+		}
 	}
 	b.header = &c.answer
 	b.begin()

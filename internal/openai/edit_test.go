@@ -135,8 +135,10 @@ func TestMergeUsage(t *testing.T) {
 
 	run := "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n"
 	want := "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2,\"total_tokens\":11,\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: [DONE]\n\n"
-	if got := string(openai.MergeUsageEvents([]byte(run), u)); got != want {
-		t.Errorf("%s", got)
+	for _, form := range []*strings.Replacer{strings.NewReplacer(), strings.NewReplacer("\n", "\r\n", "data: ", "data:")} {
+		if got := string(openai.MergeUsageEvents([]byte(form.Replace(run)), u)); got != form.Replace(want) {
+			t.Errorf("%q", got)
+		}
 	}
 	for body, want := range map[string]openai.PromptUsage{
 		`{"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":2}}}`:             {Prompt: 7, Cached: 2},

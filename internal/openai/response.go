@@ -101,10 +101,7 @@ func ReadUsage(body []byte) (PromptUsage, bool) {
 
 // ReadUsageAnd is ReadUsage, and Member of another one in the same pass.
 func ReadUsageAnd(body []byte, name string) (u PromptUsage, counted bool, value []byte) {
-	if i := bytes.LastIndex(body, []byte(`"usage":{`)); bytes.HasPrefix(body, []byte("data:")) && i >= 0 {
-		start := bytes.LastIndex(body[:i], []byte("data:")) + len("data:")
-		body, _, _ = bytes.Cut(body[start:], []byte("\n"))
-	}
+	body, _ = withUsage(body)
 	var usage, details []byte
 	if !members(body, func(key, v []byte, _, _ int) {
 		switch string(key) {
@@ -175,19 +172,6 @@ func MergeUsage(body []byte, u PromptUsage) []byte {
 	return slices.Concat(body[:from], merged, body[to:])
 }
 
-// HasUsage says whether a run of server-sent events may hold a usage object.
-func HasUsage(run []byte) bool {
-	for {
-		i := bytes.Index(run, []byte(`"usage":`))
-		if i < 0 {
-			return false
-		}
-		if run = run[i+len(`"usage":`):]; bytes.HasPrefix(run, []byte("{")) || bytes.HasPrefix(run, []byte(" {")) {
-			return true
-		}
-	}
-}
-
 // MergeUsageEvents is MergeUsage for a run of server-sent events; a run
 // without a usage object is returned as it is.
 func MergeUsageEvents(run []byte, u PromptUsage) []byte {
@@ -196,10 +180,10 @@ func MergeUsageEvents(run []byte, u PromptUsage) []byte {
 	}
 	var out []byte
 	for line := range bytes.Lines(run) {
-		data, ok := bytes.CutPrefix(line, []byte("data: "))
-		if text := bytes.TrimRight(data, "\r\n"); ok && len(text) > 0 && text[0] == '{' {
-			out = append(append(out, "data: "...), MergeUsage(text, u)...)
-			out = append(out, data[len(text):]...)
+		data, ok := bytes.CutPrefix(line, []byte("data:"))
+		if text := bytes.TrimSpace(data); ok && bytes.HasPrefix(text, []byte("{")) {
+			before, behind, _ := bytes.Cut(line, text)
+			out = append(append(append(out, before...), MergeUsage(text, u)...), behind...)
 			continue
 		}
 		out = append(out, line...)

@@ -159,7 +159,7 @@ func (t *Top) field(r *reader, key []byte, lim Limits) (err *Error) {
 	case "cache_salt":
 		t.Salt, err = r.raw()
 	default:
-		link := linkField(key)
+		link := LinkField(key)
 		var raw []byte
 		if raw, err = r.raw(); link != "" && raw != nil && t.Link == "" {
 			t.Link = link
@@ -209,8 +209,8 @@ func (r *reader) truth() (bool, *Error) {
 	return c != 'f' && c != 'n', err
 }
 
-// linkField names the field if it is one that engines link legs with.
-func linkField(key []byte) string {
+// LinkField names the field if it is one that engines link legs with, "" if not.
+func LinkField(key []byte) string {
 	switch string(key) {
 	case "kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room":
 		return string(key)

@@ -81,5 +81,12 @@ func TestReadTokens(t *testing.T) {
 	f(`{"usage":null}`, 0, 0, false)
 	f("data: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1}}\n\ndata: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n", 3, 2, true)
 	f("data: {\"usage\":null}\n\n", 0, 0, false)
+	f(`{"usage": {"input_tokens": 3, "output_tokens": 4}}`, 3, 4, true)
+	f("data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 3, \"completion_tokens\": 4}}\r\n\r\ndata: {\"usage\": null}\r\n\r\n", 3, 4, true)
+	f("event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"output\":[],\"usage\":{\"input_tokens\":3,\"output_tokens\":4}}}\n\n", 3, 4, true)
+	f("event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":3}}}\n\n", 3, 0, true)
+	f("event: message_delta\ndata: {\"usage\":{\"output_tokens\":4}}\n\n", 0, 4, true)
+	f("event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":3}}}\n\nevent: message_delta\ndata: {\"usage\":{\"output_tokens\":4}}\n\n", 3, 4, true)
+	f("data: {\"text\":\"\\\"usage\\\":{\"}\n\n", 0, 0, false)
 	f("", 0, 0, false)
 }

@@ -3,19 +3,75 @@ package openai
 import "bytes"
 
 // ReadTokens reads the tokens that an answer says it has used: a whole answer,
-// or a run of events, of which the last with a usage counts. A usage without
-// completion_tokens, as of embeddings, has none.
+// or a run of events, of which the last with a usage counts. The usage of
+// responses and messages, input_tokens and output_tokens, is read too, and in their
+// streams where it is within the response or the message. What a usage does not
+// tell is 0.
 func ReadTokens(body []byte) (prompt, completion int, ok bool) {
-	if bytes.HasPrefix(body, []byte("data:")) {
-		i := bytes.LastIndex(body, []byte(`"usage":{`))
-		if i < 0 {
-			return 0, 0, false
-		}
-		start := bytes.LastIndex(body[:i], []byte("data:")) + len("data:")
-		body, _, _ = bytes.Cut(body[start:], []byte("\n"))
-	}
+	body, before := withUsage(body)
 	usage := Member(body, "usage")
-	prompt, ok = atoi(Member(usage, "prompt_tokens"))
-	completion, _ = atoi(Member(usage, "completion_tokens"))
+	for _, within := range []string{"response", "message"} {
+		if usage == nil {
+			usage = Member(Member(body, within), "usage")
+		}
+	}
+	members(usage, func(key, value []byte, _, _ int) {
+		n, whole := atoi(value)
+		switch string(key) {
+		case "prompt_tokens", "input_tokens":
+			prompt = n
+		case "completion_tokens", "output_tokens":
+			completion = n
+		default:
+			return
+		}
+		ok = ok || whole
+	})
+	if ok && prompt == 0 && len(before) > 0 { // a message's stream tells it at its beginning
+		prompt, _, _ = ReadTokens(before)
+	}
 	return prompt, completion, ok
+}
+
+// withUsage is the data of the last event that has a usage, and what comes before
+// it, or body as it is.
+func withUsage(body []byte) (event, before []byte) {
+	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("{")) {
+		return body, nil // no events
+	}
+	for end := len(body); ; {
+		i := bytes.LastIndex(body[:end], usageKey)
+		if i < 0 {
+			return body, nil
+		}
+		if start := bytes.LastIndex(body[:i], []byte("data:")); start >= 0 && opensUsage(body[i:]) {
+			start += len("data:")
+			if n := bytes.IndexAny(body[i:], "\r\n"); n >= 0 {
+				return body[start : i+n], body[:start]
+			}
+			return body[start:], body[:start]
+		}
+		end = i
+	}
+}
+
+var usageKey = []byte(`"usage":`)
+
+// opensUsage says whether b, which begins with usageKey, goes on as an object.
+func opensUsage(b []byte) bool {
+	return bytes.HasPrefix(bytes.TrimLeft(b[len(usageKey):], " "), []byte("{"))
+}
+
+// HasUsage says whether a run of server-sent events may hold a usage object.
+func HasUsage(run []byte) bool {
+	for {
+		i := bytes.Index(run, usageKey)
+		if i < 0 {
+			return false
+		}
+		if opensUsage(run[i:]) {
+			return true
+		}
+		run = run[i+len(usageKey):]
+	}
 }

@@ -248,6 +248,10 @@ func TestTRTContextFirst(t *testing.T) {
 	if r := speak.Result(x, answer(`{"choices":[{"finish_reason":"stop","text":""}]}`)); r.Outcome != ticket.Done || r.Final == nil {
 		t.Errorf("%+v", r)
 	}
+	// The client gets none of what links the legs.
+	if r := speak.Result(x, answer(`{"id":"c","prompt_token_ids":[1],"choices":[{"finish_reason":"stop","text":"a","disaggregated_params":{"ctx_request_id":5}}]}`)); string(r.Final) != `{"choices":[{"finish_reason":"stop","text":"a"}],"id":"c"}` {
+		t.Errorf("%s", r.Final)
+	}
 	for body, want := range map[string]ticket.Outcome{`{"choices":[]}`: ticket.Refused, `{"choices":[{},{}]}`: ticket.Refused, `{"choices":[{"finish_reason":"length"}]}`: ticket.Incompatible} {
 		if r := speak.Result(x, answer(body)); r.Outcome != want {
 			t.Errorf("%s: %+v", body, r)

@@ -92,7 +92,7 @@ func (TRTContextFirst) Result(_ *Exchange, a Answer) Result {
 	}
 	c := body.Choices[0]
 	if c.Finish != nil && *c.Finish != "length" && *c.Finish != "not_finished" {
-		r.Final = a.Body
+		r.Final = trtFinal(a.Body)
 		return r
 	}
 	if openai.Member(c.Params, "ctx_request_id") == nil || openai.Member(c.Params, "disagg_request_id") == nil {
@@ -100,6 +100,21 @@ func (TRTContextFirst) Result(_ *Exchange, a Answer) Result {
 	}
 	r.Kept = Kept{Params: c.Params, Tokens: openai.Member(a.Body, "prompt_token_ids"), Usage: openai.Member(a.Body, "usage")}
 	return r
+}
+
+// trtFinal is prefill's answer without what only the exchange needs.
+func trtFinal(body []byte) []byte {
+	var all map[string]json.RawMessage
+	var choices []map[string]json.RawMessage
+	if json.Unmarshal(body, &all) != nil || json.Unmarshal(all["choices"], &choices) != nil {
+		return body
+	}
+	delete(all, "prompt_token_ids")
+	for _, c := range choices {
+		delete(c, "disaggregated_params")
+	}
+	all["choices"] = encode(choices)
+	return encode(all)
 }
 
 // TRTGenerationFirst is TensorRT-LLM's generation_first: both legs at once,
