@@ -157,7 +157,7 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 		return s.fail(o, err)
 	}
 	defer h.Release() // not before Done: the pusher reads our blocks until then
-	draft, payload, err := s.draft(ctx, h, order.N)
+	draft, payload, err := s.draft(ctx, h, order)
 	if err != nil {
 		return s.fail(o, err)
 	}
@@ -215,17 +215,17 @@ func (s *Service) fail(o *kvconn.Outgoing, err error) Report {
 }
 
 // draft waits for the prompt's end and encodes what was drawn.
-func (s *Service) draft(ctx context.Context, h *engine.Handle, n int) (*handoff.Draft, []byte, error) {
-	events, info, err := drawn(ctx, h, n)
+func (s *Service) draft(ctx context.Context, h *engine.Handle, order *handoff.Order) (*handoff.Draft, []byte, error) {
+	events, info, err := drawn(ctx, h, order.N)
 	if err != nil {
 		return nil, nil, err
 	}
-	d := &handoff.Draft{First: make([]kernels.Sampled, n), Prompt: info.Logprobs, Cached: info.CachedTokens,
+	d := &handoff.Draft{First: make([]kernels.Sampled, order.N), Prompt: info.Logprobs, Cached: info.CachedTokens,
 		QueueUS: info.Queued.Microseconds(), ComputeUS: info.Prefill.Microseconds()}
 	for i := range events {
 		d.First[i] = events[i].Sampled
 	}
-	payload, err := d.Encode()
+	payload, err := d.Encode(order.Packs)
 	return d, payload, err
 }
 
