@@ -150,8 +150,17 @@ func newLeases(ttl, early time.Duration, limit int) *leases {
 	return &leases{ttl: ttl, early: early, limit: limit, byID: map[string]*lease{}, changed: make(chan struct{})}
 }
 
-// add makes an entry; needs mu.
+// add makes an entry; needs mu. One that only tells a late claim why there is
+// nothing makes room for it.
 func (l *leases) add(id string) (*lease, error) {
+	if len(l.byID) >= l.limit {
+		for _, k := range l.byID {
+			if k.err != nil && !k.claimed {
+				l.remove(k)
+				break
+			}
+		}
+	}
 	switch {
 	case l.closed:
 		return nil, engine.ErrClosed

@@ -3,6 +3,7 @@ package prefill_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -148,6 +149,25 @@ func TestEarlyClaim(t *testing.T) {
 			r.t.Error(err)
 		}
 		r.gets(r.send(claim(later, p)), ticket.Dead, "broken") // told at once
+	})
+	failing := true
+	bubble(t, func(c *prefill.Config) { c.MaxLeases = 2 }, func(*kernels.Step) error {
+		if failing {
+			return errors.New("broken")
+		}
+		return nil
+	}, func(r *rig) { // what has failed takes nobody's place
+		for i := range 5 {
+			if _, err := r.keep(fmt.Sprint(prefill.EarlyClaim, i), p); err == nil || errors.Is(err, prefill.ErrTooManyLeases) {
+				r.t.Error(err)
+			}
+		}
+		failing = false
+		k, err := r.keep("", p)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.gets(r.send(claim(k.ID, p)), ticket.Done, "")
 	})
 	synctest.Test(t, func(t *testing.T) { // the claim leaves
 		onStep, release := hold()
