@@ -64,6 +64,7 @@ func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept
 }
 
 func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request) (*Kept, error) {
+	begun := time.Now()
 	r.PrefillOnly, r.OnBlocks = true, nil
 	if r.PromptLogprobs < 0 {
 		r.Source = s.warm(ctx, Wanted{RequestID: r.ID, Tokens: r.Prompt, Salt: r.Salt})
@@ -77,6 +78,7 @@ func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request) (*Kept,
 		h.Release()
 		return nil, err
 	}
+	s.ran(info, len(events), r.Urgent, begun)
 	kept := &Kept{ID: k.id, Blocks: slices.Clone(h.Blocks()), First: events, Info: *info}
 	if err := s.leases.keep(k, h, info); err != nil {
 		h.Release()

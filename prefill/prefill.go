@@ -49,6 +49,9 @@ type Config struct {
 	// into the cache, so that it need not be computed, or says who will when the
 	// request has its blocks. It is bounded in time.
 	Warm func(ctx context.Context, w Wanted) engine.Source
+	// Ran, when set, is told of each prompt that has its first tokens, and how
+	// long that took from its ticket or request on; not of a router's probes.
+	Ran func(info *engine.PromptInfo, choices int, took time.Duration)
 	// Give, when set, answers tickets for what is cached here; see give.go.
 	Give func(ctx context.Context, a Asked) (blocks []int32, release func(), err error)
 	// GiveTime bounds such a ticket, whatever deadline it has.
@@ -135,7 +138,7 @@ func (s *Service) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 
 // serve runs the prompt of one ticket and pushes it.
 func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.Order) Report {
-	t := o.Ticket()
+	t, begun := o.Ticket(), time.Now()
 	src := newSource(s.pool, s.layout, len(t.Tokens), t.DestBlockTokens)
 	if err := s.accept(o, src); err != nil {
 		return Report{Outcome: kvconn.OutcomeOf(err, ticket.Dead), Message: err.Error()}
@@ -157,7 +160,7 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 		return s.fail(o, err)
 	}
 	defer h.Release() // not before Done: the pusher reads our blocks until then
-	draft, payload, err := s.draft(ctx, h, order)
+	draft, payload, err := s.draft(ctx, h, order, begun)
 	if err != nil {
 		return s.fail(o, err)
 	}
@@ -215,18 +218,26 @@ func (s *Service) fail(o *kvconn.Outgoing, err error) Report {
 }
 
 // draft waits for the prompt's end and encodes what was drawn.
-func (s *Service) draft(ctx context.Context, h *engine.Handle, order *handoff.Order) (*handoff.Draft, []byte, error) {
-	events, info, err := drawn(ctx, h, order.N)
+func (s *Service) draft(ctx context.Context, h *engine.Handle, order *handoff.Order, begun time.Time) (*handoff.Draft, []byte, error) {
+	n := order.N
+	events, info, err := drawn(ctx, h, n)
 	if err != nil {
 		return nil, nil, err
 	}
-	d := &handoff.Draft{First: make([]kernels.Sampled, order.N), Prompt: info.Logprobs, Cached: info.CachedTokens,
+	s.ran(info, n, order.Urgent, begun)
+	d := &handoff.Draft{First: make([]kernels.Sampled, n), Prompt: info.Logprobs, Cached: info.CachedTokens,
 		QueueUS: info.Queued.Microseconds(), ComputeUS: info.Prefill.Microseconds()}
 	for i := range events {
 		d.First[i] = events[i].Sampled
 	}
 	payload, err := d.Encode(order.Packs)
 	return d, payload, err
+}
+
+func (s *Service) ran(info *engine.PromptInfo, choices int, probe bool, begun time.Time) {
+	if s.cfg.Ran != nil && !probe {
+		s.cfg.Ran(info, choices, time.Since(begun))
+	}
 }
 
 // drawn collects the first token of each of n choices.

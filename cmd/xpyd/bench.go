@@ -35,7 +35,7 @@ from the scheduled time. Lists (--rate 1,2,4) run one phase each.
 Lengths are distributions of tokens: 512, 100-200 (uniform), normal:512,64,
 lognormal:512,0.5 or exp:512. Prompts are made of words that are one token in
 most vocabularies; --calibrate measures what they are in the server's.`,
-		Example: `  xpyd bench --url http://127.0.0.1:8000 --endpoint completions --input 40     the built-in model: no chat, 512 tokens
+		Example: `  xpyd bench --url http://127.0.0.1:8000 --endpoint completions --input 40     the built-in model: no chat, 512 tokens, of which 40 words are about 144
   xpyd bench --url http://127.0.0.1:8000 --concurrency 32 --requests 1000
   xpyd bench --url http://127.0.0.1:8000 --rate 1,2,4,8 --duration 60s --slo ttft=500ms,tpot=50ms --html report.html
   xpyd bench --url http://127.0.0.1:8000 --rate 20 --burstiness 0.5 --ramp 10s --duration 2m --input normal:2000,500 --output exp:200

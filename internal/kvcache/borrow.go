@@ -52,17 +52,17 @@ func (c *Cache) Knows(h Hash) bool {
 
 // HoldChain gives owner a reference to each block of the chain's first tokens,
 // whole units, and returns them in order; nil, and nothing held, when the index
-// does not have all of them. It is for another worker's sake, so it is no hit
-// of ours, but Release makes it a use. It stands behind everybody, as Borrow
-// does: nil also when somebody waits for blocks, or when what is left would be
-// less than what the engine is about to need.
-func (c *Cache) HoldChain(ch *Chain, tokens int, owner string) []int32 {
+// does not have all of them (n is less than tokens), or when holding blocks that nobody
+// holds would take what somebody waits for or the engine is about to need: it stands
+// behind everybody, as Borrow does. It is for another worker's sake, so it is no hit
+// of ours, but Release makes it a use.
+func (c *Cache) HoldChain(ch *Chain, tokens int, owner string) (ids []int32, n int) {
 	c.mu.Lock()
 	defer c.unlock()
 	ids, n, idle := c.find(ch, tokens)
-	if n != tokens || c.waiters.first != nil || len(c.free)+c.cached-idle < c.demand.running+c.demand.next {
-		return nil
+	if n != tokens || idle > 0 && (c.waiters.first != nil || len(c.free)+c.cached-idle < c.demand.running+c.demand.next) {
+		return nil, n
 	}
 	c.retain(ids, owner)
-	return ids
+	return ids, n
 }

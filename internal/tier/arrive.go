@@ -62,6 +62,7 @@ func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 	var err error
 	if a.move, err = m.arrive(a.units); err != nil {
 		t.complain(fmt.Errorf("move to the pool: %w", err))
+		t.credit(len(a.units), t.shape.record())
 		a.release()
 		mine()
 		t.wg.Done()

@@ -58,6 +58,13 @@ func (b *bucket) take(n, bytes int, now time.Time) int {
 	return n
 }
 
+// credit gives back n things of so many bytes that take handed out and nobody moved.
+func (b *bucket) credit(n, bytes int) {
+	if b.rate > 0 {
+		b.have = min(b.have+float64(n*bytes), max(float64(b.rate), float64(bytes)))
+	}
+}
+
 // spend takes so many bytes if anything is left; what was too much is missing
 // later.
 func (b *bucket) spend(bytes int64, now time.Time) bool {

@@ -50,13 +50,16 @@ func (h *host) check() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	kids, tenants := map[kvcache.Hash]int{}, map[kvcache.Hash]int{}
-	idle, leaving, small := 0, 0, 0
+	idle, leaving, small, leased := 0, 0, 0, 0
 	for key, i := range h.keys {
 		s, r := &h.slots[i], &h.order.ranks[i]
 		if !s.leaving {
 			kids[s.parent]++
 		} else {
 			leaving++
+		}
+		if s.leases > 0 {
+			leased++
 		}
 		if h.limit > 0 {
 			tenants[s.root]++
@@ -93,6 +96,9 @@ func (h *host) check() error {
 	}
 	if n := len(h.order.all[0].ids) + len(h.order.all[1].ids); idle != n || len(h.keys)+len(h.free) != len(h.slots) {
 		return fmt.Errorf("%d idle, heaps %d; %d keys and %d free of %d slots", idle, n, len(h.keys), len(h.free), len(h.slots))
+	}
+	if leased != h.leased {
+		return fmt.Errorf("%d slots under a lease, counted %d", leased, h.leased)
 	}
 	for root, t := range h.tenants {
 		if t.units != tenants[root] || t.units > h.limit {

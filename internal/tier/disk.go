@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
@@ -35,6 +37,7 @@ type disk struct {
 	slots    int // records a segment
 	most     int // segments
 	open     func(path string, flag int) (file, error)
+	remove   func(path string) error
 	lock     *os.File
 	ttl      time.Duration               // 0: none
 	pinned   func(kvcache.Hash) bool     // nil: nothing is
@@ -51,19 +54,24 @@ type disk struct {
 	limit   int                   // units that one tenant may have; 0: all
 	tenants map[uint32]*holding   // by unit.tag; with a limit
 	over    uint64                // units that went, or were left out, for that
-	log     []*segment            // oldest first; the last is written to
+	log     []*segment            // oldest first; the last is written to; empty: the first write begins one
 	lost    uint64                // units that went for others
-	gone    []func()              // files to delete and close, after mu
+	gone    []func() error        // files to delete and close, after mu
+	stuck   []string              // files that could not be deleted: clear tries again
 }
 
 // unlock lets go of mu, and then of the files that nobody needs any more.
-func (d *disk) unlock() {
+func (d *disk) unlock() { _ = d.unlocked() }
+
+// unlocked is unlock; an error says that a file is still there.
+func (d *disk) unlocked() (err error) {
 	gone := d.gone
 	d.gone = nil
 	d.mu.Unlock()
 	for _, f := range gone {
-		f()
+		err = errors.Join(err, f())
 	}
+	return err
 }
 
 // file is what a segment needs of *os.File.
@@ -87,7 +95,7 @@ func openDisk(dir string, bytes int64, s shape, identity string, share float64, 
 	if records < 2*minSegments {
 		return nil, &SettingError{DirBytes, fmt.Errorf("tier: %d bytes in %s: want room for %d units of %d tokens at least, %d bytes each", bytes, dir, 2*minSegments, s.blocks*s.BlockTokens, s.record())}
 	}
-	d := &disk{dir: dir, shape: s, identity: identity, open: open, index: make(map[kvcache.Hash]place), pending: make(map[kvcache.Hash]bool),
+	d := &disk{dir: dir, shape: s, identity: identity, open: open, remove: os.Remove, index: make(map[kvcache.Hash]place), pending: make(map[kvcache.Hash]bool),
 		reading: make(map[place]int), tenants: make(map[uint32]*holding)}
 	d.slots = int(max(1, min(segmentBytes/int64(s.record()), records/minSegments)))
 	d.most = int(records) / d.slots
@@ -144,16 +152,45 @@ func (d *disk) load(log *slog.Logger) error {
 	if n := len(d.index); n > 0 {
 		log.Info("KV found on the SSD", "dir", d.dir, "units", n, "segments", len(d.log))
 	}
-	if len(d.log) > 0 { // what is too much goes with the first write
+	if len(d.log) > 0 {
 		return nil
 	}
 	s, err := d.create(d.last + 1)
+	if fullDisk(err) { // there will be room, or not: no reason not to start
+		log.Warn("the SSD has no room for KV; it is tried again with each write", "dir", d.dir, "error", err)
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	d.last++
 	d.log = append(d.log, s)
 	return nil
+}
+
+// trim retires what is more than the log may have, as after a restart with less.
+func (d *disk) trim() error {
+	var old []*kept
+	d.mu.Lock()
+	for len(d.log) > d.most {
+		if k := d.retire(d.log[0]); k != nil {
+			old = append(old, k)
+		}
+	}
+	return errors.Join(d.unlocked(), d.reprieve(old...))
+}
+
+// newest is the segment that is written to; nil: there is none.
+func (d *disk) newest() *segment {
+	if len(d.log) == 0 {
+		return nil
+	}
+	return d.log[len(d.log)-1]
+}
+
+// fullDisk says of an error that there is no room.
+func fullDisk(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // begin makes a new segment the one that is written to; growing is held, mu is
@@ -170,13 +207,13 @@ func (d *disk) begin() error {
 	return nil
 }
 
-// extend begins a new segment, if full is still the last one. old are units of
+// extend begins a new segment, if full is still the newest one. old are units of
 // the segment that had to go for it.
 func (d *disk) extend(full *segment) (old []*kept, err error) {
 	d.growing.Lock()
 	defer d.growing.Unlock()
 	d.mu.Lock()
-	if d.log[len(d.log)-1] != full {
+	if d.newest() != full {
 		d.mu.Unlock()
 		return nil, nil
 	}
@@ -264,14 +301,13 @@ func (d *disk) read(key kvcache.Hash, pos int, rec []byte) error {
 	p.seg.users++
 	d.reading[p]++
 	p.seg.hits[p.slot] = true
-	born := p.seg.born[p.slot]
 	d.mu.Unlock()
 	defer d.done(p)
 	if _, err := p.seg.file.ReadAt(rec, d.at(int(p.slot))); err != nil {
 		return err
 	}
 	h, err := d.shape.whole(rec)
-	want := header{key: key, payload: d.shape.payload(), segment: p.seg.id, slot: uint32(p.slot), pos: uint32(pos), born: born, tenant: h.tenant, sum: h.sum}
+	want := header{key: key, payload: d.shape.payload(), segment: p.seg.id, slot: uint32(p.slot), pos: uint32(pos), born: h.born, tenant: h.tenant, sum: h.sum}
 	if err == nil && h != want {
 		err = fmt.Errorf("a record of another unit in slot %d of %s", p.slot, p.seg.path)
 	}
@@ -290,7 +326,7 @@ func (d *disk) done(p place) {
 
 func (d *disk) unuse(s *segment) {
 	if s.users--; s.users == 0 {
-		d.gone = append(d.gone, func() { s.file.Close() })
+		d.gone = append(d.gone, func() error { s.file.Close(); return nil })
 	}
 }
 
@@ -299,12 +335,43 @@ func (d *disk) write(u unit, rec []byte) (written bool, err error) {
 	return d.append(u, rec, nil)
 }
 
-// append is write; a unit that lies in from is moved.
+// append is write; a unit that lies in from is moved. A new one that a full disk has
+// no room for gets that of the log's oldest segment.
 func (d *disk) append(u unit, rec []byte, from *segment) (written bool, err error) {
-	for again := true; again && err == nil; {
+	var oldest *segment
+	d.mu.Lock()
+	if len(d.log) > 0 {
+		oldest = d.log[0]
+	}
+	d.mu.Unlock()
+	tried := from != nil // what is moved is of a segment that goes anyway
+	for again := true; again; {
 		written, again, err = d.put(u, rec, from)
+		if fullDisk(err) && !written && !tried {
+			tried, again = true, d.yield(oldest)
+		}
 	}
 	return written, err
+}
+
+// yield gives up the log's oldest segment, if it is that one, to a disk that others
+// have filled: all of it, since there is no room to keep anything. False: there is
+// none but the newest.
+func (d *disk) yield(oldest *segment) bool {
+	d.mu.Lock()
+	defer d.unlock()
+	switch {
+	case len(d.log) == 0:
+		return false
+	case d.log[0] != oldest: // another write has seen to it
+		return true
+	case len(d.log) == 1:
+		return false
+	}
+	if k := d.retire(oldest); k != nil {
+		d.drain(k)
+	}
+	return true
 }
 
 // put tries to append; again: the log has gone round meanwhile.
@@ -320,6 +387,7 @@ func (d *disk) put(u unit, rec []byte, from *segment) (written, again bool, err 
 	d.mu.Lock()
 	d.wrote(&u) // at once with settle: a unit that counted twice would cost its tenant another
 	if err != nil {
+		s.spare = append(s.spare, slot)
 		d.mu.Unlock()
 		return false, false, errors.Join(err, d.reprieve(old...))
 	}
@@ -355,10 +423,10 @@ func (d *disk) release(s *segment) {
 func (d *disk) reserve(u unit, from *segment) (s *segment, slot int, old []*kept, err error) {
 	for {
 		s, slot, full := d.take(u, from)
-		if full == nil {
+		if !full {
 			return s, slot, old, nil
 		}
-		more, err := d.extend(full)
+		more, err := d.extend(s)
 		old = append(old, more...)
 		if err != nil {
 			return nil, 0, old, err
@@ -366,31 +434,39 @@ func (d *disk) reserve(u unit, from *segment) (s *segment, slot int, old []*kept
 	}
 }
 
-// take is reserve where the last segment has room; full is that one if not.
-func (d *disk) take(u unit, from *segment) (s *segment, slot int, full *segment) {
+// take is reserve where the newest segment has room; full: it, or nil where there is
+// none, has not.
+func (d *disk) take(u unit, from *segment) (s *segment, slot int, full bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if p := d.index[u.key]; p.seg != from || d.pending[u.key] {
-		return nil, 0, nil
+		return nil, 0, false
 	}
 	if from == nil && d.full(u.tag()) {
 		if s, slot = d.replace(&u); s == nil {
-			return nil, 0, nil
+			return nil, 0, false
 		}
 	} else {
-		s = d.log[len(d.log)-1]
-		if len(s.keys) == d.slots {
-			return nil, 0, s
+		if s = d.newest(); s == nil {
+			return nil, 0, true
 		}
-		s.add(&u)
-		slot = len(s.keys) - 1
+		switch n := len(s.spare); {
+		case n > 0:
+			slot, s.spare = s.spare[n-1], s.spare[:n-1]
+			s.set(slot, &u)
+		case len(s.keys) == d.slots:
+			return s, 0, true
+		default:
+			slot = len(s.keys)
+			s.add(&u)
+		}
 	}
 	s.users++
 	d.pending[u.key] = true
 	if d.limit > 0 {
 		d.holding(u.tag()).writing++
 	}
-	return s, slot, nil
+	return s, slot, false
 }
 
 // kept are slots of a retired segment that are written again.
@@ -417,12 +493,26 @@ func (d *disk) retire(s *segment) *kept {
 		d.forget(key)
 		d.lost++
 	}
-	d.gone = append(d.gone, func() { os.Remove(s.path) })
+	d.discard(s.path)
 	if len(k.slots) == 0 {
 		d.unuse(s)
 		return nil
 	}
 	return k // keeps the use of the list
+}
+
+// discard has a file deleted after mu.
+func (d *disk) discard(path string) {
+	d.gone = append(d.gone, func() error {
+		err := d.remove(path)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.stuck = append(d.stuck, path)
+		return err
+	})
 }
 
 // reprieve writes kept units to the end of the log; what cannot be is lost.
@@ -434,28 +524,36 @@ func (d *disk) reprieve(old ...*kept) error {
 	return err
 }
 
-func (d *disk) moveUp(k *kept) error {
+func (d *disk) moveUp(k *kept) (err error) {
 	defer d.abolish(k)
 	rec := aligned(d.shape.record())
 	for _, i := range k.slots {
-		if _, err := k.seg.file.ReadAt(rec, d.at(i)); err != nil {
-			return err
+		if _, e := k.seg.file.ReadAt(rec, d.at(i)); e != nil {
+			err = errors.Join(err, e) // others may be read
+			continue
 		}
-		h, err := d.shape.whole(rec)
-		if err != nil || h.key != k.seg.keys[i] {
+		h, e := d.shape.whole(rec)
+		if e != nil || h.key != k.seg.keys[i] {
 			continue // bad: it is not worth keeping
 		}
-		if _, err := d.append(*h.unit(), rec, k.seg); err != nil {
-			return err
+		u := h.unit()
+		u.born = time.Unix(k.seg.born[i], 0)
+		if _, e := d.append(*u, rec, k.seg); e != nil {
+			return errors.Join(err, e)
 		}
 	}
-	return nil
+	return err
 }
 
 // abolish ends a retired segment.
 func (d *disk) abolish(k *kept) {
 	d.mu.Lock()
 	defer d.unlock()
+	d.drain(k)
+}
+
+// drain forgets what was kept of a retired segment and has not been moved.
+func (d *disk) drain(k *kept) {
 	for _, i := range k.slots {
 		if key := k.seg.keys[i]; d.index[key].seg == k.seg {
 			d.forget(key)
@@ -474,22 +572,22 @@ func (d *disk) forgetAll() {
 	}
 }
 
-// clear forgets every unit and deletes the files.
+// clear forgets every unit and deletes the files, which takes no room: the next write
+// begins a new one. An error says that some are still there, for a process that
+// starts anew to find.
 func (d *disk) clear() error {
-	d.growing.Lock()
-	defer d.growing.Unlock()
-	if err := d.begin(); err != nil { // the log is never empty
-		return err
-	}
 	d.mu.Lock()
-	defer d.unlock()
 	for key := range d.index {
 		d.forget(key)
 	}
-	for len(d.log) > 1 {
-		d.retire(d.log[0])
+	for len(d.log) > 0 {
+		d.retire(d.log[0]) // keeps nothing: nothing is known
 	}
-	return nil
+	for _, path := range d.stuck {
+		d.discard(path)
+	}
+	d.stuck = nil
+	return d.unlocked()
 }
 
 func (d *disk) stats() Stats {

@@ -1,7 +1,10 @@
 package tier
 
 import (
+	"errors"
+	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -76,6 +79,9 @@ func TestLateReads(t *testing.T) {
 			s.file = lateFile{s.file, 500 * time.Millisecond}
 		}
 		r.took(tokens, 0, 300*time.Millisecond)
+		if n := r.value("left_units_total", ""); n != 6 {
+			t.Errorf("%v units counted as left out", n)
+		}
 		if held := r.cache.Holders(); len(held) > 0 {
 			t.Errorf("still held: %+v", held)
 		}
@@ -238,4 +244,239 @@ func testFull(t *testing.T, policy WritePolicy) {
 	r.run(tokens, 0)
 	r.sink()
 	r.saved(tierSSD, 6)
+}
+
+// space is what a disk has left for the tier's files.
+type space struct {
+	mu    sync.Mutex
+	left  int64
+	sizes map[string]int64
+}
+
+type roomy struct {
+	file
+	path string
+	s    *space
+}
+
+func (s *space) grow(path string, to int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	more := max(to-s.sizes[path], 0)
+	if more > s.left {
+		return syscall.ENOSPC
+	}
+	s.left -= more
+	s.sizes[path] += more
+	return nil
+}
+
+// fill is others' files that take all that is left.
+func (s *space) fill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left = 0
+}
+
+func (f roomy) WriteAt(b []byte, at int64) (int, error) {
+	if err := f.s.grow(f.path, at+int64(len(b))); err != nil {
+		return 0, err
+	}
+	return f.file.WriteAt(b, at)
+}
+
+// confine gives the tier a disk with so much room, beside what it has.
+func (r *rig) confine(bytes int64) *space {
+	s := &space{left: bytes, sizes: map[string]int64{}}
+	d := r.tiers.disk
+	d.growing.Lock()
+	defer d.growing.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	open := d.open
+	d.open = func(path string, flag int) (file, error) {
+		f, err := open(path, flag)
+		return roomy{f, path, s}, err
+	}
+	d.remove = func(path string) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.left += s.sizes[path]
+		delete(s.sizes, path)
+		return os.Remove(path)
+	}
+	for _, seg := range d.log {
+		s.sizes[seg.path] = page
+		seg.file = roomy{seg.file, seg.path, s}
+	}
+	return s
+}
+
+// TestFullMoves: the log moves on in what room others leave it, also where a read
+// unit would deserve to be kept.
+func TestFullMoves(t *testing.T) {
+	r := newRig(t, config(t.TempDir()))
+	r.confine(int64(5*r.tiers.disk.slots/2) * page) // of four segments
+	for i := range 100 {
+		tokens := prompt(256*(i+1), 96)
+		r.cache.Clear()
+		r.run(tokens, 0)
+		r.quiet()
+		r.tiers.host.clear()
+		if chain := r.unit(tokens, 96); !r.tiers.disk.has(chain) {
+			t.Fatalf("prompt %d is not written", i)
+		}
+		r.cache.Clear()
+		r.load(tokens, 96) // and is read
+	}
+	if n := r.value("io_errors_total", "write"); n != 0 {
+		t.Errorf("%v writes failed", n)
+	}
+}
+
+// TestFailedWrites: a write that fails takes no slot away.
+func TestFailedWrites(t *testing.T) {
+	r := newRig(t, config(t.TempDir()))
+	var full atomic.Bool
+	r.wrap(nil, &full)
+	d, rec := r.tiers.disk, aligned(r.tiers.shape.record())
+	write := func(i int) error {
+		_, err := d.write(unit{key: kvcache.Hash{1, byte(i), byte(i >> 8)}, born: time.Now()}, rec)
+		return err
+	}
+	for i := range 2 * d.slots {
+		full.Store(i%2 == 0)
+		if err := write(i); (err != nil) != full.Load() {
+			t.Fatal(err)
+		}
+	}
+	if n := len(d.log); n != 1 {
+		t.Errorf("%d segments for the units of one", n)
+	}
+	if err := d.check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFullStart: a worker starts on a disk without room, and uses it when there is some.
+func TestFullStart(t *testing.T) {
+	r := newRig(t, config(t.TempDir()))
+	full := true
+	open := func(path string, flag int) (file, error) {
+		if full {
+			return nil, syscall.ENOSPC
+		}
+		return r.tiers.openFile(path, flag)
+	}
+	d, err := openDisk(t.TempDir(), 512<<10, r.tiers.shape, identity, 0, open, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	u, rec := unit{key: kvcache.Hash{1}, born: time.Now()}, aligned(r.tiers.shape.record())
+	if ok, err := d.write(u, rec); ok || !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("written without room: %t, %v", ok, err)
+	}
+	full = false
+	if ok, err := d.write(u, rec); !ok || err != nil {
+		t.Errorf("not written: %v", err)
+	}
+	if err := d.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// unread is a disk one place of which cannot be read.
+type unread struct {
+	file
+	at int64
+}
+
+func (f unread) ReadAt(b []byte, at int64) (int, error) {
+	if at == f.at {
+		return 0, syscall.EIO
+	}
+	return f.file.ReadAt(b, at)
+}
+
+// TestMoveUnread: of the units that deserve to be kept one that cannot be read is lost,
+// and no other.
+func TestMoveUnread(t *testing.T) {
+	r := newRig(t, config(t.TempDir()))
+	d, rec := r.tiers.disk, aligned(r.tiers.shape.record())
+	key := func(i int) kvcache.Hash { return kvcache.Hash{1, byte(i), byte(i >> 8)} }
+	failed := 0
+	write := func(i int) {
+		if ok, err := d.write(unit{key: key(i), born: time.Now()}, rec); err != nil {
+			failed++
+		} else if !ok {
+			t.Fatalf("unit %d is not written", i)
+		}
+	}
+	for i := range d.slots {
+		write(i)
+	}
+	for i := range 8 {
+		if err := d.read(key(i), 0, rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.mu.Lock()
+	d.log[0].file = unread{d.log[0].file, d.at(0)}
+	first := d.log[0]
+	d.mu.Unlock()
+	for i := d.slots; d.log[0] == first; i++ {
+		write(i)
+	}
+	for i := range d.slots {
+		if want := i > 0 && i < 8; d.has(key(i)) != want {
+			t.Errorf("unit %d is kept: %t", i, !want)
+		}
+	}
+	if failed != 1 {
+		t.Errorf("%d writes say that something was lost", failed)
+	}
+}
+
+// TestSmaller: after a restart with less, the files take no more than that, and pinned
+// units are among what is left.
+func TestSmaller(t *testing.T) {
+	for _, c := range []struct{ pages, then int }{{512, 128}, {11, 8}} { // larger segments, more segments
+		cfg := config(t.TempDir())
+		cfg.DirBytes, cfg.PinShare = int64(c.pages)*page, 0.5
+		r := newRig(t, cfg)
+		first := prompt(256, 16)
+		if _, err := r.tiers.Pin(first, "", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		r.run(first, 0)
+		r.quiet()
+		for i := range c.pages - 1 {
+			r.cache.Clear()
+			r.run(prompt(256*(i+2), 16), 0)
+			r.quiet()
+		}
+		r.close()
+		cfg.DirBytes = int64(c.then) * page
+		r = newRig(t, cfg)
+		files, _ := filepath.Glob(filepath.Join(cfg.Dir, "*.xpydkv"))
+		size := int64(0)
+		for _, f := range files {
+			info, err := os.Stat(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			size += info.Size() - page
+		}
+		if size > cfg.DirBytes || size < cfg.DirBytes/2 {
+			t.Errorf("%d files, %d bytes in them, %d allowed", len(files), size, cfg.DirBytes)
+		}
+		if err := r.tiers.disk.check(); err != nil {
+			t.Error(err)
+		}
+		if n := r.tiers.disk.stats().Units; n < c.then/2 {
+			t.Errorf("%d units of %d are found", n, c.then)
+		}
+		r.load(first, 16)
+		r.run(first, 16)
+	}
 }

@@ -3,8 +3,10 @@ package tier
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,6 +28,10 @@ func TestFlushHung(t *testing.T) {
 		var by atomic.Int64
 		r.stall(&by)
 		by.Store(int64(time.Hour))
+		r.tiers.disk.remove = func(path string) error {
+			time.Sleep(time.Duration(by.Load())) // the disk's, not the test's
+			return os.Remove(path)
+		}
 		flush := func(within time.Duration) (time.Duration, error) {
 			ctx, cancel := context.WithTimeout(t.Context(), within)
 			defer cancel()
@@ -58,6 +64,67 @@ func TestFlushClosed(t *testing.T) {
 	r := newRig(t, config(t.TempDir()))
 	r.close()
 	if err := r.tiers.Flush(t.Context()); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+}
+
+// TestFlushFull: a full disk is flushed, although there is no room for anything new:
+// nothing comes back after a restart, and the room that it gave is used.
+func TestFlushFull(t *testing.T) {
+	cfg := config(t.TempDir())
+	r := newRig(t, cfg)
+	s := r.confine(1 << 20)
+	tokens := prompt(1, 96)
+	r.run(tokens, 0)
+	r.saved(tierSSD, 6)
+	s.fill()
+	if err := r.tiers.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(cfg.Dir, "*.xpydkv")); len(left) > 0 {
+		t.Errorf("still there: %q", left)
+	}
+	r.cache.Clear()
+	r.load(tokens, 0)
+	r.run(tokens, 0)
+	r.saved(tierSSD, 6)
+	if err := r.tiers.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.close()
+	r = newRig(t, cfg)
+	if r.load(tokens, 0); r.tiers.Knows(r.unit(tokens, 16)) {
+		t.Error("what was flushed is back")
+	}
+}
+
+// TestFlushGone: without its folder there is nothing that could come back. Files that
+// cannot be deleted are said, until they can.
+func TestFlushGone(t *testing.T) {
+	cfg := config(t.TempDir())
+	r := newRig(t, cfg)
+	r.run(prompt(1, 96), 0)
+	r.saved(tierSSD, 6)
+	d := r.tiers.disk
+	d.remove = func(string) error { return syscall.EROFS }
+	for range 2 {
+		if err := r.tiers.Flush(t.Context()); !errors.Is(err, syscall.EROFS) {
+			t.Errorf("flushed: %v", err)
+		}
+	}
+	d.remove = os.Remove
+	if err := r.tiers.Flush(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(cfg.Dir, "*.xpydkv")); len(left) > 0 {
+		t.Errorf("still there: %q", left)
+	}
+	r.run(prompt(300, 96), 0)
+	r.saved(tierSSD, 6)
+	if err := os.RemoveAll(cfg.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.tiers.Flush(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

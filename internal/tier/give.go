@@ -12,7 +12,7 @@ import (
 // Errors of Give.
 var (
 	ErrAbsent = errors.New("not here, or not for this peer")
-	ErrEnough = errors.New("gives as much as it may")
+	ErrEnough = errors.New("gives as much as it may, or has no room to")
 )
 
 // Asked is a prefix that a peer wants.
@@ -52,8 +52,12 @@ func (p *Peers) Give(ctx context.Context, a *Asked) (blocks []int32, release fun
 		p.tiers.LoadLocal(within, a.Tokens, a.Salt, n)
 		cancel()
 	}
-	if blocks = p.cache.HoldChain(&chain, n, owner); blocks == nil {
+	blocks, here := p.cache.HoldChain(&chain, n, owner)
+	if blocks == nil {
 		p.keep(holds, a.Bytes)
+		if p.tiers.local(&chain, here, n, p.cache.UnitTokens()) == n { // a peer that gives it is not one that lacks it
+			return refuse("room", ErrEnough)
+		}
 		return refuse("gone", ErrAbsent)
 	}
 	p.metrics.given.Add(float64(n / p.cache.UnitTokens()))

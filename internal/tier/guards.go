@@ -36,9 +36,12 @@ type guards struct {
 	m  map[guardKey]*guard
 }
 
-// enter says whether to try a peer now; done must then be called with how it
-// went, nil for anything that is not the peer's failure.
-func (g *guards) enter(key guardKey, now time.Time) (done func(err error, now time.Time), ok bool) {
+// verdict ends a try: came says that the peer gave something, err that it failed; with
+// neither nothing was learned of it.
+type verdict func(came bool, err error, now time.Time)
+
+// enter says whether to try a peer now; done must then be called.
+func (g *guards) enter(key guardKey, now time.Time) (done verdict, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	b := g.m[key]
@@ -48,7 +51,7 @@ func (g *guards) enter(key guardKey, now time.Time) (done func(err error, now ti
 	if b != nil && b.failures > 0 {
 		b.trying = true
 	}
-	return func(err error, now time.Time) { g.done(key, err, now) }, true
+	return func(came bool, err error, now time.Time) { g.done(key, came, err, now) }, true
 }
 
 // open says whether enter would let a fetch pass, without being one.
@@ -62,12 +65,16 @@ func (b *guard) passes(now time.Time) bool {
 	return b == nil || b.failures == 0 || !b.trying && !now.Before(b.until)
 }
 
-func (g *guards) done(key guardKey, err error, now time.Time) {
+func (g *guards) done(key guardKey, came bool, err error, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	b := g.m[key]
 	if err == nil {
-		delete(g.m, key)
+		if came {
+			delete(g.m, key)
+		} else if b != nil { // the next one tries
+			b.trying = false
+		}
 		return
 	}
 	if b == nil {

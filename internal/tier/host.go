@@ -31,7 +31,9 @@ type host struct {
 	tenants map[kvcache.Hash]*tenant
 	order   *order
 	leaving int
+	leased  int           // slots under a lease
 	freed   chan struct{} // a poke: a slot is free
+	turn    chan struct{} // closed when a slot's last lease ends; nil: nobody waits for that
 	lost    uint64        // units that went for others, ever
 	over    uint64        // those of them that went because their tenant had too many
 }
@@ -102,8 +104,25 @@ func (l *lease) unit() unit     { return l.h.slots[l.i].unit }
 // take returns a slot to fill with a new unit; nil when the unit is here
 // already, or being filled, or no slot can be had for it.
 func (h *host) take(u unit) *lease {
+	l, _ := h.takeOr(u)
+	return l
+}
+
+// takeOr is take; later is closed when it may be otherwise, nil if nothing is under way
+// that would make it so.
+func (h *host) takeOr(u unit) (l *lease, later <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if l = h.tryTake(u); l != nil || h.leased == 0 {
+		return l, nil
+	}
+	if h.turn == nil {
+		h.turn = make(chan struct{})
+	}
+	return nil, h.turn
+}
+
+func (h *host) tryTake(u unit) *lease {
 	h.expire(u.key)
 	if _, ok := h.keys[u.key]; ok {
 		return nil
@@ -115,7 +134,8 @@ func (h *host) take(u unit) *lease {
 	i := h.free[len(h.free)-1]
 	h.free = h.free[:len(h.free)-1]
 	s := &h.slots[i]
-	*s = slot{unit: u, rec: s.rec, leases: 1}
+	*s = slot{unit: u, rec: s.rec}
+	h.hold(s)
 	h.keys[u.key] = i
 	var own *pile
 	if h.limit > 0 {
@@ -167,7 +187,7 @@ func (h *host) lease(key kvcache.Hash, use bool) *lease {
 		return nil
 	}
 	s := &h.slots[i]
-	s.leases++
+	h.hold(s)
 	h.settle(i)
 	if use {
 		s.loads++
@@ -200,8 +220,15 @@ func (l *lease) release() {
 	l.h.mu.Lock()
 	defer l.h.mu.Unlock()
 	s := &l.h.slots[l.i]
-	switch s.leases--; {
-	case s.leases > 0:
+	if s.leases--; s.leases > 0 {
+		return
+	}
+	l.h.leased--
+	if l.h.turn != nil {
+		close(l.h.turn)
+		l.h.turn = nil
+	}
+	switch {
 	case s.leaving:
 		l.h.lost++
 		l.h.forget(l.i, true)
@@ -232,7 +259,7 @@ func (h *host) leave(spare int) *lease {
 		return nil
 	}
 	s := &h.slots[i]
-	s.leases++
+	h.hold(s)
 	h.settle(i)
 	s.leaving = true
 	h.leaving++
@@ -321,6 +348,12 @@ func (h *host) ready() []unit {
 }
 
 // What follows is called under mu.
+
+func (h *host) hold(s *slot) {
+	if s.leases++; s.leases == 1 {
+		h.leased++
+	}
+}
 
 // settle makes a slot idle or busy in the order, as it is.
 func (h *host) settle(i int32) {

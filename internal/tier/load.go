@@ -2,7 +2,6 @@ package tier
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -97,29 +96,20 @@ func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, 
 	}
 	unit, table := t.cacheUnit(), r.table
 	from, to = r.from, r.to
-	good, next := from, from
-	var ahead []*fetch
+	good := from
+	q := t.queue(chain, tokens, positions(from, to, unit), false)
 	var under *landing
 	for {
-		if len(ahead) <= window-burst { // reads from a shared store go together
-			begun := len(ahead)
-			for ; next < to && len(ahead) < window; next += unit {
-				ahead = append(ahead, t.fetch(chain, next, tokens[next:next+unit], false))
-			}
-			t.read(ahead[begun:])
-		}
-		var l *landing
-		l, ahead = t.land(ctx, ahead, table)
+		q.more(ctx, under == nil)
+		l := t.land(ctx, q, table)
 		n, all := t.landed(under)
 		good += n * unit
-		if under = l; !all || l == nil {
+		if under = l; !all || l == nil && q.ended() {
 			break
 		}
 	}
 	t.abort(under)
-	for _, f := range ahead {
-		f.abandon()
-	}
+	q.abandon(ctx)
 	t.cache.InsertChain(chain, tokens[:good], table[:good/t.shape.BlockTokens], from)
 	t.cache.ReleaseAll(r.owner)
 	t.settle(-r.blocks)
@@ -149,11 +139,15 @@ func (t *Tiers) room(chain *kvcache.Chain, from, to int) *room {
 	table, from, err := t.cache.Borrow(chain, to, most, owner)
 	if err != nil {
 		t.metrics.noRoom.Inc()
-		return nil
+		from = to // nothing was taken
 	}
 	r.owner, r.table, r.from, r.to, r.blocks = owner, table, from, to, (to-from)/t.shape.BlockTokens
+	t.settle(r.blocks - most)
+	t.credit((most-r.blocks)/t.shape.blocks, t.shape.record())
+	if err != nil {
+		return nil
+	}
 	t.cache.SetState(owner, kvcache.StateReceiving)
-	t.settle(r.blocks)
 	return r
 }
 
@@ -164,17 +158,22 @@ func (t *Tiers) filled(began time.Time, tokens int) {
 	t.metrics.loadTime.Observe(time.Since(began).Seconds())
 }
 
-// admit names a load of so many units and says how many blocks it may take.
+// admit names a load of so many units and takes blocks, as many as it may have, out of
+// what loads may; settle gives them back.
 func (t *Tiers) admit(units int) (owner string, most int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.loads++
-	most = t.cfg.LoadBlocks - t.taken
-	want := min(units, most/t.shape.blocks)
+	want := 0
+	if !t.closed {
+		want = max(min(units, (t.cfg.LoadBlocks-t.taken)/t.shape.blocks), 0)
+	}
 	if units = t.quota.take(want, t.shape.record(), time.Now()); units < want {
 		t.metrics.noQuota.Inc()
 	}
-	return fmt.Sprintf("tier/load-%d", t.loads), units * t.shape.blocks, !t.closed && units > 0
+	most = units * t.shape.blocks
+	t.taken += most
+	return fmt.Sprintf("tier/load-%d", t.loads), most, units > 0
 }
 
 // lend takes up to so many blocks out of what loads may have, for a fetch from
@@ -193,6 +192,13 @@ func (t *Tiers) settle(blocks int) {
 	t.taken += blocks
 }
 
+// credit gives back bytes that loads may take, of what did not move.
+func (t *Tiers) credit(n, bytes int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.quota.credit(n, bytes)
+}
+
 // landing is a run of units on their way into the pool.
 type landing struct {
 	units []*fetch
@@ -203,23 +209,23 @@ type landing struct {
 // land waits for the first unit, and begins to put it into its blocks, with
 // those behind it that have come as well, as many as go together. Nil: it does
 // not come, or there is none.
-func (t *Tiers) land(ctx context.Context, ahead []*fetch, table []int32) (*landing, []*fetch) {
+func (t *Tiers) land(ctx context.Context, q *queue, table []int32) *landing {
 	l := &landing{}
-	for len(l.from) < t.batch && len(ahead) > 0 && (len(l.from) == 0 || ahead[0].here()) {
-		f := ahead[0]
+	for len(l.from) < t.batch && len(q.ahead) > 0 && (len(l.from) == 0 || q.ahead[0].here()) {
+		f := q.ahead[0]
 		lease := f.wait(ctx)
 		if lease == nil {
 			break
 		}
-		ahead = ahead[1:]
+		q.ahead = q.ahead[1:]
 		l.units = append(l.units, f)
 		l.from = append(l.from, moving{lease, table[f.pos/t.shape.BlockTokens:][:t.shape.blocks], f.pos})
 	}
 	if len(l.from) == 0 {
-		return nil, ahead
+		return nil
 	}
 	l.wait = t.mover.scatter(l.from)
-	return l, ahead
+	return l
 }
 
 // landed waits for a run, and says how many of its units are in the pool, and
@@ -285,59 +291,6 @@ func (f *fetch) deliver(good bool) {
 	f.got <- l
 	if f.left.Load() {
 		f.drain()
-	}
-}
-
-// fetch finds a unit in host memory, or begins to read it; one that is to come
-// from the shared store waits for read. stays: see came.
-func (t *Tiers) fetch(chain *kvcache.Chain, pos int, tokens []int32, stays bool) *fetch {
-	key := chain.Name(pos + t.cacheUnit())
-	f := &fetch{key: key, pos: pos, tier: tierHost, have: t.host.get(key), stays: stays}
-	if f.have != nil {
-		return f
-	}
-	f.tier, f.got = tierSSD, make(chan *lease, 1)
-	into := t.host.take(unit{key: key, parent: chain.Name(pos), root: chain.Name(0), pos: pos, tokens: tokens, born: t.disk.born(key)})
-	if f.into = into; into == nil {
-		close(f.got)
-		return f
-	}
-	if !t.onSSD(key) && t.shared != nil {
-		f.tier = tierStore
-		return f // read will
-	}
-	f.out = t.slow.opens()
-	if !t.onSSD(key) || !t.mayRead(t.reads) {
-		f.deliver(false)
-		return f
-	}
-	go func() {
-		defer t.wg.Done()
-		defer func() { <-t.reads }()
-		err := t.disk.read(key, pos, f.into.record())
-		if err != nil && !errors.Is(err, errGone) {
-			t.metrics.errors.WithLabelValues("read").Inc()
-			t.complain(fmt.Errorf("read from %s: %w", t.cfg.Dir, err))
-			t.disk.drop(key)
-		}
-		t.came(f, err == nil)
-	}()
-	return f
-}
-
-// mayRead takes the right to one more read; its goroutine is counted in wg.
-func (t *Tiers) mayRead(reads chan<- struct{}) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed {
-		return false
-	}
-	select {
-	case reads <- struct{}{}:
-		t.wg.Add(1)
-		return true
-	default:
-		return false
 	}
 }
 

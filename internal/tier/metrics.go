@@ -15,7 +15,7 @@ const (
 
 type metrics struct {
 	saved, dropped, hits, prefetched, corrupt, errors, late *prometheus.CounterVec
-	loaded, noRoom, noQuota                                 prometheus.Counter
+	loaded, left, noRoom, noQuota                           prometheus.Counter
 	loadTime                                                prometheus.Histogram
 }
 
@@ -35,11 +35,12 @@ func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
 		errors:     vec("io_errors_total", "Failed reads and writes of the SSD tier.", "op"),
 		late:       vec("ssd_late_total", "Transfers of the SSD tier that took longer than half of kv.load_timeout.", "op"),
 		loaded:     tokensLoaded(),
+		left:       counter("left_units_total", "Units that tiers had and a load did without: they did not come within kv.load_timeout, could not be read, or found no slot in host memory. They were computed."),
 		noRoom:     counter("no_room_total", "Loads left out because the pool had no block to spare."),
 		noQuota:    counter("no_quota_total", "Loads that were cut short by kv.load_quota."),
 		loadTime:   prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "load_seconds", Help: "Time of a request's load.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)}),
 	}
-	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.prefetched, m.corrupt, m.errors, m.late, m.loaded, m.noRoom, m.noQuota, m.loadTime, &usage{t}}
+	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.prefetched, m.corrupt, m.errors, m.late, m.loaded, m.left, m.noRoom, m.noQuota, m.loadTime, &usage{t}}
 	if t.shared != nil {
 		t.shared.metrics = newSharedMetrics()
 		all = append(all, t.shared)

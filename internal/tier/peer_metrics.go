@@ -41,7 +41,7 @@ func newPeerMetrics(p *Peers, reg prometheus.Registerer) (*peerMetrics, error) {
 	loaded, err3 := sharedCollector(reg, tokensLoaded())
 	m := &peerMetrics{
 		fetches: prometheus.NewCounterVec(counter("peer_fetches_total", "Prefixes that were asked of a peer, by how it went: done; nothing, it had less than was said; no_room, here or there; shut, it failed lately and was left alone; failed; corrupt; cancelled."), []string{"result"}),
-		refused: prometheus.NewCounterVec(counter("peer_refused_total", "Prefixes that a peer asked for and did not get: gone; quota, enough is being given; salt, the peer may not know its salt."), []string{"reason"}),
+		refused: prometheus.NewCounterVec(counter("peer_refused_total", "Prefixes that a peer asked for and did not get: gone; room, it is here, and blocks to hold it are not to spare; quota, enough is being given; salt, the peer may not know its salt."), []string{"reason"}),
 		given:   prometheus.NewCounter(counter("peer_given_units_total", "Units held for a peer to collect.")),
 		bytes:   prometheus.NewCounter(counter("peer_given_bytes_total", "Bytes of rows that peers lacked of them.")),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "peer_seconds", Help: "Time of a fetch from a peer.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)}),
@@ -59,7 +59,7 @@ func newPeerMetrics(p *Peers, reg prometheus.Registerer) (*peerMetrics, error) {
 	for _, result := range []string{"done", "nothing", "no_room", "shut", "failed", "corrupt", "cancelled"} {
 		m.fetches.WithLabelValues(result)
 	}
-	for _, reason := range []string{"gone", "quota", "salt"} {
+	for _, reason := range []string{"gone", "room", "quota", "salt"} {
 		m.refused.WithLabelValues(reason)
 	}
 	m.hits, m.corrupt, m.loaded = hits.WithLabelValues(tierPeer), corrupt.WithLabelValues(tierPeer), loaded

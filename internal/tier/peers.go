@@ -39,7 +39,8 @@ type Fetch struct {
 	Deadline  time.Time
 }
 
-// Errors of a Collector that count otherwise than as the peer's failure.
+// Errors of a Collector that count otherwise than as the peer's failure, as does
+// ErrAbsent.
 var (
 	ErrCorrupt = errors.New("rows do not agree with their digests")
 	ErrBusy    = errors.New("no room, here or there, just now")
@@ -162,26 +163,31 @@ func (p *Peers) fetch(ctx context.Context, f *Fetch, from int) int {
 
 // enter asks whether a fetch may be made now; over is to be called with what came of it.
 func (p *Peers) enter(f *Fetch, from int) (over func(tokens int, err error), ok bool) {
-	done, ok := p.guards.enter(guardKey{f.Peer.ID, f.Peer.Epoch}, time.Now())
-	if !ok {
-		p.metrics.fetches.WithLabelValues("shut").Inc()
+	blocks, ok := p.book((f.Upto-from)/p.cache.BlockTokens(), f)
+	if !ok { // before the peer's guard, of which that says nothing
+		p.unbook(blocks, blocks)
+		p.metrics.fetches.WithLabelValues("no_room").Inc()
 		return nil, false
 	}
-	blocks, ok := p.book((f.Upto-from)/p.cache.BlockTokens(), f)
+	done, ok := p.guards.enter(guardKey{f.Peer.ID, f.Peer.Epoch}, time.Now())
 	if !ok {
-		p.unbook(blocks)
-		done(nil, time.Now())
-		p.metrics.fetches.WithLabelValues("no_room").Inc()
+		p.unbook(blocks, blocks)
+		p.metrics.fetches.WithLabelValues("shut").Inc()
 		return nil, false
 	}
 	began := time.Now()
 	return func(n int, err error) {
-		p.unbook(blocks)
+		nothing := errors.Is(err, ErrBusy) || errors.Is(err, ErrAbsent)
+		unused := 0
+		if err == nil || nothing {
+			unused = blocks - n/p.cache.BlockTokens()
+		}
+		p.unbook(blocks, unused)
 		p.count(f, began, n, err)
-		if errors.Is(err, context.Canceled) || errors.Is(err, ErrBusy) { // the request left, or there is no room
+		if nothing || errors.Is(err, context.Canceled) { // the request left
 			err = nil
 		}
-		done(err, time.Now())
+		done(n > 0, err, time.Now())
 	}, true
 }
 
@@ -192,7 +198,7 @@ func (p *Peers) count(f *Fetch, began time.Time, n int, err error) {
 	p.metrics.loaded.Add(float64(n))
 	result := "done"
 	switch {
-	case err == nil && n == 0:
+	case err == nil && n == 0, errors.Is(err, ErrAbsent):
 		result = "nothing"
 	case err == nil:
 	case errors.Is(err, context.Canceled):
@@ -226,11 +232,15 @@ func (p *Peers) book(want int, f *Fetch) (blocks int, ok bool) {
 	return blocks, blocks*p.cache.BlockTokens() >= f.Least
 }
 
-func (p *Peers) unbook(blocks int) {
+// unbook gives back a fetch's blocks, and the bytes of those that did not move.
+func (p *Peers) unbook(blocks, unused int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.taken -= blocks
 	if p.tiers != nil {
 		p.tiers.settle(-blocks)
+		p.tiers.credit(unused, int(p.cfg.BlockBytes))
+	} else {
+		p.quota.credit(unused, int(p.cfg.BlockBytes))
 	}
 }

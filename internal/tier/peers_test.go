@@ -264,12 +264,12 @@ func TestGuards(t *testing.T) {
 			if !ok {
 				t.Fatal("shut")
 			}
-			done(errDead, time.Now())
+			done(false, errDead, time.Now())
 		}
 		shut := func() bool {
 			done, ok := g.enter(a, time.Now())
 			if ok {
-				done(nil, time.Now())
+				done(true, nil, time.Now())
 			}
 			return !ok
 		}
@@ -288,28 +288,165 @@ func TestGuards(t *testing.T) {
 		if _, ok := g.enter(guardKey{"a", 2}, time.Now()); !ok {
 			t.Error("another run is shut too")
 		}
-		done(nil, time.Now())
+		done(true, nil, time.Now())
 		if shut() || len(g.shut(time.Now())) != 0 {
 			t.Error("still shut")
 		}
-		both := [2]func(error, time.Time){}
+		both := [2]verdict{}
 		for i := range both { // at the same time
 			both[i], _ = g.enter(a, time.Now())
 		}
 		for _, done := range both {
-			done(errDead, time.Now())
+			done(false, errDead, time.Now())
 		}
 		if s := g.shut(time.Now()); s[a].failures != 1 {
 			t.Errorf("%+v", s)
 		}
 		for i := range 2 * guardsMost { // bounded
 			done, _ := g.enter(guardKey{"x", uint64(i)}, time.Now())
-			done(errDead, time.Now())
+			done(false, errDead, time.Now())
 		}
 		if len(g.m) > guardsMost {
 			t.Errorf("%d peers are remembered", len(g.m))
 		}
 	})
+}
+
+// TestGuardsNeutral: what says nothing of a peer, such as a request that leaves or a lack
+// of room, neither opens its guard nor shuts it, and the next fetch may try.
+func TestGuardsNeutral(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g guards
+		a := guardKey{"a", 1}
+		enter := func() verdict {
+			t.Helper()
+			over, ok := g.enter(a, time.Now())
+			if !ok {
+				t.Fatal("shut")
+			}
+			return over
+		}
+		enter()(false, nil, time.Now())
+		first, second := enter(), enter() // at the same time: one fails, the other's client leaves
+		first(false, errDead, time.Now())
+		second(false, nil, time.Now())
+		if g.open(a, time.Now()) {
+			t.Error("open right after a failure")
+		}
+		for range 3 {
+			time.Sleep(guardFirst)
+			enter()(false, nil, time.Now())
+		}
+		if b := g.m[a]; b == nil || b.failures != 1 || b.trying {
+			t.Errorf("%+v, want one failure remembered", b)
+		}
+		enter()(false, errDead, time.Now())
+		time.Sleep(2*guardFirst - 1)
+		if g.open(a, time.Now()) {
+			t.Error("the second failure in a row counted as a first")
+		}
+		time.Sleep(time.Nanosecond)
+		enter()(true, nil, time.Now())
+		if len(g.m) != 0 {
+			t.Error("what came did not end it")
+		}
+	})
+}
+
+// TestPeersNoRoom: a lack of blocks here says nothing of the peer, and what was not
+// fetched costs no quota.
+func TestPeersNoRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config("")
+		cfg.LoadQuota = 10 // one fetch: blocks count as a byte each
+		r, giver := newRig(t, cfg), newRig(t, config(""))
+		defer r.close()
+		defer giver.close()
+		peers, links := join(t, peersConfig(), false, r, giver)
+		p, fault := peers[0], "dead"
+		links[0].fault = func() string { return fault }
+		giver.run(prompt(1, 160), 0)
+		fetch := func(want int) {
+			t.Helper()
+			if n := p.Load(t.Context(), "r", prompt(1, 160), "", 160, []Peer{at(1, 160)}); n != want {
+				t.Errorf("%d tokens, want %d", n, want)
+			}
+		}
+		fetch(0)
+		b := p.guards.m[guardKey{"1", 0}]
+		time.Sleep(guardFirst - 1)
+		fetch(0) // left alone
+		time.Sleep(time.Nanosecond)
+		r.tiers.settle(1 << 20) // other loads have all blocks
+		fetch(0)
+		r.tiers.settle(-1 << 20)
+		if p.guards.m[guardKey{"1", 0}] != b || b.failures != 1 || b.trying || links[0].calls != 1 {
+			t.Errorf("%+v after %d fetches", b, links[0].calls)
+		}
+		fault = ""
+		fetch(160)
+		if len(p.guards.m) != 0 {
+			t.Error("what came did not end it")
+		}
+	})
+}
+
+// TestGiveNoRoom: blocks that are held anyway are given whoever waits for others; where
+// some would have to be held, the peer is told that there is no room, not that nothing is
+// here.
+func TestGiveNoRoom(t *testing.T) {
+	for _, where := range []string{"pool", "host"} {
+		t.Run(where, func(t *testing.T) {
+			r := newRig(t, config(""))
+			peers, _ := join(t, peersConfig(), false, r)
+			tokens := prompt(1, 160)
+			r.run(tokens, 0)
+			r.quiet()
+			chain := r.cache.NewChain("")
+			chain.Extend(tokens)
+			owner := "a ticket"
+			ids, _ := r.cache.HoldChain(&chain, 160, owner)
+			if _, err := r.cache.Alloc(50, "running"); err != nil || ids == nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			over := make(chan struct{})
+			go func() {
+				defer close(over)
+				_, _, _ = r.cache.ReserveWait(ctx, &kvcache.Chain{}, 0, 30, "waits")
+			}()
+			soon(t, "somebody waits", func() bool { return r.cache.Stats().Waiters == 1 })
+			give := func() error {
+				_, release, err := peers[0].Give(t.Context(), &Asked{Peer: "x", Tokens: tokens, Bytes: 1})
+				if err == nil {
+					release()
+				}
+				return err
+			}
+			if err := give(); err != nil {
+				t.Errorf("all blocks are held already: %v", err)
+			}
+			if where == "pool" {
+				r.cache.Release(ids[1:], owner)
+			} else {
+				r.cache.Release(ids, owner)
+				r.cache.Clear()
+			}
+			if err := give(); !errors.Is(err, ErrEnough) || r.value("peer_refused_total", "room") != 1 {
+				t.Errorf("no room to hold them: %v", err)
+			}
+			r.tiers.host.clear()
+			if where == "host" {
+				if err := give(); !errors.Is(err, ErrAbsent) {
+					t.Errorf("it is nowhere: %v", err)
+				}
+			}
+			cancel()
+			<-over
+			r.cache.ReleaseAll("running")
+			r.cache.ReleaseAll(owner)
+		})
+	}
 }
 
 // TestRandomPeers: 10,000 random things in three workers that fetch from each

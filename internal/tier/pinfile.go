@@ -132,22 +132,33 @@ func (t *Tiers) writePins() error {
 }
 
 // pinKeeper writes the file when pins have changed, until the tiers close, and
-// what has changed by then. A disk that hangs holds up nothing else.
+// what has changed by then; what fails is tried again. A disk that hangs holds up
+// nothing else.
 func (t *Tiers) pinKeeper() {
+	var again <-chan time.Time
+	wait := probeFirst
 	write := func() {
 		if err := t.writePins(); err != nil {
 			t.complain(fmt.Errorf("write pins to %s: %w", t.cfg.Dir, err))
+			again, wait = time.After(wait), min(2*wait, probeLast)
+			return
 		}
+		again, wait = nil, probeFirst
 	}
 	for {
 		select {
 		case <-t.keep:
+			write()
+		case <-again:
 			write()
 		case <-t.awake.Done():
 			select {
 			case <-t.keep:
 				write()
 			default:
+				if again != nil {
+					write()
+				}
 			}
 			return
 		}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -122,6 +123,33 @@ func FuzzPins(f *testing.F) {
 			if err != nil || len(p.keys) == 0 || p.tokens != 16*len(p.keys) {
 				t.Fatalf("%+v %v", p, err)
 			}
+		}
+	})
+}
+
+// TestPinFileAgain: pins that could not be written are, once it works, without another
+// change.
+func TestPinFileAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config(t.TempDir())
+		cfg.DirIO, cfg.PinShare = IOPread, 0.5 // see TestTTL
+		r := newRig(t, cfg)
+		defer r.close()
+		path := filepath.Join(cfg.Dir, pinsName)
+		if err := os.Mkdir(path+".new", 0o700); err != nil { // no file can be made there
+			t.Fatal(err)
+		}
+		if _, err := r.tiers.Pin(prompt(1, 96), "", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * probeFirst)
+		if err := os.Remove(path + ".new"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(probeLast)
+		synctest.Wait()
+		if list, err := r.tiers.readPins(); err != nil || len(list) != 1 {
+			t.Errorf("%d pins in the file: %v", len(list), err)
 		}
 	})
 }

@@ -52,9 +52,13 @@ type header struct {
 	sum     uint32 // see shape.sum
 }
 
-// unit is what the header says of its unit; of the root only who it belongs to.
+// unit is what the header says of its unit; of the root only who it belongs to. A
+// time to come is that of a clock that was ahead, or is another's.
 func (h *header) unit() *unit {
 	u := &unit{key: h.key, pos: int(h.pos), born: time.Unix(h.born, 0)}
+	if now := time.Now(); u.born.After(now) {
+		u.born = now
+	}
 	binary.LittleEndian.PutUint32(u.root[:], h.tenant)
 	return u
 }

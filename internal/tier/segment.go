@@ -26,6 +26,7 @@ type segment struct {
 	born  []int64        // by slot: as in its header
 	hits  []bool         // by slot: it was read since it was written
 	tags  []uint32       // by slot: whose it is
+	spare []int          // slots whose write failed: they are handed out first
 	users int            // reads and writes under way, and 1 while it is listed
 	// retired: what is being written to it is written for nothing.
 	retired bool
@@ -106,6 +107,9 @@ func (d *disk) recover(id uint64) (*segment, error) {
 	} else if errors.Is(err, io.EOF) {
 		err = errForeign
 	}
+	if err == nil {
+		err = d.cut(s.path)
+	}
 	if err != nil {
 		return nil, errors.Join(err, s.file.Close())
 	}
@@ -131,6 +135,15 @@ func (d *disk) recover(id uint64) (*segment, error) {
 		d.settle(h.key, place{s, int32(i)})
 	}
 	return s, nil
+}
+
+// cut makes a file no longer than segments are now: they were larger.
+func (d *disk) cut(path string) error {
+	info, err := os.Stat(path)
+	if err == nil && info.Size() > d.at(d.slots) {
+		err = os.Truncate(path, d.at(d.slots))
+	}
+	return err
 }
 
 func (d *disk) recognise(id uint64, b []byte) error {

@@ -21,6 +21,8 @@ const (
 	burst        = 4       // units that one read asks for
 	lookupKeys   = 512     // units that one question is about
 	refusedPause = 10 * time.Second
+	badPause     = time.Minute // somebody who may write will have deleted it
+	badMost      = 1 << 12     // values that are remembered
 )
 
 // shared is the tier that several workers have together: one value a unit, its
@@ -42,7 +44,8 @@ type shared struct {
 
 	mu      sync.Mutex
 	written uint64
-	pause   time.Time // nothing is written until then: the store refused
+	pause   time.Time                  // nothing is written until then: the store refused
+	bad     map[kvcache.Hash]time.Time // until when values that we may not delete are taken for absent
 }
 
 // share is something to be done to a unit's value.
@@ -96,10 +99,7 @@ func (s *shared) unpack(key kvcache.Hash, pos int, value, rec []byte) (born time
 		return born, false
 	}
 	copy(rec, value)
-	if born = time.Unix(h.born, 0); born.After(time.Now()) { // another clock
-		born = time.Now()
-	}
-	return born, true
+	return h.unit().born, true
 }
 
 // done counts an operation, and says whether it went well.
@@ -134,7 +134,7 @@ func (t *Tiers) has(ctx context.Context, l *lookup, chain *kvcache.Chain, pos, u
 	if pos >= l.from && pos < l.to {
 		return l.have[(pos-l.from)/unit]
 	}
-	if t.shared == nil || l.over || !t.shared.breaker.allow() || !t.mayRead(t.shared.flights) {
+	if t.shared == nil || l.over || !t.token(ctx, t.shared.flights, &t.shared.breaker, true) {
 		return false
 	}
 	n := min((upto-pos)/unit, lookupKeys)
@@ -144,8 +144,7 @@ func (t *Tiers) has(ctx context.Context, l *lookup, chain *kvcache.Chain, pos, u
 	}
 	answer := make(chan []bool, 1)
 	go func() {
-		defer t.wg.Done()
-		defer func() { <-t.shared.flights }()
+		defer t.untoken(t.shared.flights)
 		began := time.Now()
 		have, err := t.shared.store.Exists(t.ctx, keys)
 		if !t.shared.done(t.ctx, "exists", began, err) {
@@ -162,37 +161,16 @@ func (t *Tiers) has(ctx context.Context, l *lookup, chain *kvcache.Chain, pos, u
 		l.over = true
 		return false
 	}
+	for i := range l.have {
+		l.have[i] = l.have[i] && !t.shared.shuns(chain.Name(pos+(i+1)*unit))
+	}
 	l.from, l.to = pos, pos+n*unit
 	return l.have[0]
 }
 
-// read begins to bring those units that are to come from the store, in bursts.
-func (t *Tiers) read(list []*fetch) {
-	var units []*fetch
-	for _, f := range list {
-		if f.tier == tierStore && f.into != nil {
-			units = append(units, f)
-		}
-	}
-	for len(units) > 0 {
-		n := min(burst, len(units))
-		some := units[:n]
-		units = units[n:]
-		if !t.shared.breaker.allow() || !t.mayRead(t.shared.flights) {
-			for _, f := range some {
-				f.deliver(false)
-			}
-			continue
-		}
-		go func() {
-			defer t.wg.Done()
-			defer func() { <-t.shared.flights }()
-			t.readBurst(some)
-		}()
-	}
-}
-
+// readBurst brings units from the store; its caller has taken a token.
 func (t *Tiers) readBurst(units []*fetch) {
+	defer t.untoken(t.shared.flights)
 	s := t.shared
 	keys := make([]string, len(units))
 	for i, f := range units {
@@ -241,8 +219,28 @@ func (t *Tiers) spoilt(f *fetch) {
 	}
 }
 
-// unshare has a unit deleted from the store.
+// shun takes a value that cannot be deleted for absent, for a while.
+func (s *shared) shun(key kvcache.Hash) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.bad == nil || len(s.bad) == badMost {
+		s.bad = make(map[kvcache.Hash]time.Time)
+	}
+	s.bad[key] = time.Now().Add(badPause)
+}
+
+func (s *shared) shuns(key kvcache.Hash) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Now().Before(s.bad[key])
+}
+
+// unshare has a unit deleted from the store, or not read again where that may not be.
 func (t *Tiers) unshare(key kvcache.Hash) {
+	if !t.shared.writes {
+		t.shared.shun(key)
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.sealed { // else the queue is closed

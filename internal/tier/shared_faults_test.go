@@ -19,6 +19,7 @@ import (
 type faulty struct {
 	store.Store
 	asked atomic.Int64 // operations, but for probes
+	ask   func()       // called before each question
 	read  func(i int)  // called before each value is handed on
 	write func()       // before each write
 }
@@ -26,6 +27,9 @@ type faulty struct {
 func (f *faulty) Exists(ctx context.Context, keys []string) ([]bool, error) {
 	if !strings.HasSuffix(keys[0], "probe") {
 		f.asked.Add(1)
+		if f.ask != nil {
+			f.ask()
+		}
 	}
 	return f.Store.Exists(ctx, keys)
 }

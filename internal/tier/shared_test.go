@@ -317,3 +317,35 @@ func FuzzValue(f *testing.F) {
 		}
 	})
 }
+
+// TestSharedShunned: a worker that may not write to the store cannot delete a bad value,
+// and does not read it with each request either.
+func TestSharedShunned(t *testing.T) {
+	s := redistest.Start(t)
+	w := newRig(t, sharedConfig(t, s, 16))
+	tokens := prompt(1, 96)
+	w.run(tokens, 0)
+	w.quiet()
+	name := w.name(tokens, 48)
+	b := s.Value(name)
+	b[headerSize+100] ^= 4
+	s.Set(name, b)
+	cfg := sharedConfig(t, s, 16)
+	cfg.StoreWrites = false
+	r := newRig(t, cfg)
+	load := func(corrupt float64) {
+		t.Helper()
+		r.cold()
+		r.load(tokens, 32)
+		r.quiet()
+		if n := r.value("corrupt_units_total", tierStore); n != corrupt {
+			t.Errorf("read as bad %v times, want %v", n, corrupt)
+		}
+	}
+	for range 3 {
+		load(1)
+	}
+	r.tiers.shared.bad[r.unit(tokens, 48)] = time.Now() // its time is over
+	load(2)
+	load(2)
+}

@@ -33,17 +33,17 @@ func (t *Tiers) inHost(chain *kvcache.Chain, from, upto int) int {
 
 // prefetch has stage read tokens from .. to-1, and waits for it until ctx ends: a
 // request waits no longer than it may, and what it did not wait for is there when
-// it is placed, or for the next one. ended is called when all is read. When too
-// many are being read already nothing is.
+// it is placed, or for the next one. ended is called when all is read. While too
+// many are being read already it waits for its turn, as long as the request.
 func (t *Tiers) prefetch(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int, ended func()) {
-	if !t.mayRead(t.stages) {
+	if !t.token(ctx, t.stages, nil, true) {
+		t.leftOut(ctx, (to-from)/t.cacheUnit())
 		ended()
 		return
 	}
 	done := make(chan struct{})
 	go func() {
-		defer t.wg.Done()
-		defer func() { <-t.stages }()
+		defer t.untoken(t.stages)
 		defer close(done)
 		defer ended()
 		within, cancel := context.WithTimeout(t.awake, prefetchTime)
@@ -71,26 +71,16 @@ func (t *Tiers) stage(ctx context.Context, chain *kvcache.Chain, tokens []int32,
 		}
 	}
 	missing = missing[:t.afford(len(missing))]
-	var ahead []*fetch
-	for len(ahead)+len(missing) > 0 {
-		if len(ahead) <= window-burst { // reads from a shared store go together
-			begun := len(ahead)
-			for ; len(missing) > 0 && len(ahead) < window; missing = missing[1:] {
-				pos := missing[0]
-				ahead = append(ahead, t.fetch(chain, pos, tokens[pos:pos+unit], true))
-			}
-			t.read(ahead[begun:])
-		}
-		l := ahead[0].wait(ctx)
-		ahead = ahead[1:]
+	q := t.queue(chain, tokens, missing, true)
+	for q.more(ctx, true); len(q.ahead) > 0; q.more(ctx, true) {
+		l := q.ahead[0].wait(ctx)
 		if l == nil {
 			break // what follows would be of no use now
 		}
+		q.ahead = q.ahead[1:]
 		l.release()
 	}
-	for _, f := range ahead {
-		f.abandon()
-	}
+	q.abandon(ctx)
 }
 
 // afford takes what loads may of so many units.

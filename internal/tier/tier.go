@@ -210,6 +210,9 @@ func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *
 		cfg.Eviction = LRU
 	}
 	s := shape{backend.Layout(), unitBlocks}
+	if s.payload() >= 1<<32 {
+		return nil, fmt.Errorf("tier: a unit of %d bytes, want less than 4 GiB", s.payload())
+	}
 	t := &Tiers{cfg: cfg, log: log, backend: backend, shape: s, saves: make(chan save, saveQueue), writes: make(chan write, diskQueue),
 		reads: make(chan struct{}, reads), clearing: make(chan struct{}, 1), stages: make(chan struct{}, stages),
 		pins: newPins(), repin: make(chan struct{}, 1), keep: make(chan struct{}, 1), quota: bucket{rate: cfg.LoadQuota}}
@@ -231,9 +234,6 @@ func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *
 		return nil, err
 	}
 	slots := len(t.host.slots)
-	if s.payload() >= 1<<32 {
-		return nil, fmt.Errorf("tier: a unit of %d bytes, want less than 4 GiB", s.payload())
-	}
 	t.patience, t.grace = 100*time.Millisecond, time.Second
 	t.spare = min(spareMost, max(1, slots/8))
 	t.batch = min(t.mover.most(), t.spare)
@@ -249,6 +249,9 @@ func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *
 		t.disk.ttl, t.disk.pinned, t.disk.changed = cfg.TTL, t.pins.has, t.teller(tierSSD)
 		t.pins.most = min(t.pins.most, int(cfg.PinShare*float64(t.disk.most*t.disk.slots)))
 		t.loadPins()
+		if err = t.disk.trim(); err != nil { // the log is shorter all the same
+			log.Warn("KV on the SSD", "dir", cfg.Dir, "error", err)
+		}
 	}
 	if cfg.Store != nil {
 		t.shared, err = newShared(cfg.Store, s, cfg.Identity, cfg.StoreWrites)
@@ -381,7 +384,8 @@ func (t *Tiers) closeHost() error {
 // Flush forgets every unit of every tier that is this worker's own (Purge is
 // for the shared store), at once; then it deletes the SSD's files. ErrHung: those
 // are not deleted yet as ctx ends; they will be when the SSD answers, and until then
-// a worker that starts anew would find their units. What is being written at this
+// a worker that starts anew would find their units, as it would with any other
+// error: then some cannot be deleted. What is being written at this
 // moment may come after it.
 func (t *Tiers) Flush(ctx context.Context) error {
 	if t == nil {

@@ -4,13 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/kernels"
@@ -433,5 +439,113 @@ func TestMeasureDisk(t *testing.T) {
 		if _, err := MeasureDisk(t.Context(), dir, bad, 4<<20, 4, ssdIO, nil); err == nil {
 			t.Errorf("units of %d bytes", bad)
 		}
+	}
+}
+
+// TestLoadBlocks: loads that begin together take no more blocks than one may have of
+// them all.
+func TestLoadBlocks(t *testing.T) {
+	cfg := config("")
+	cfg.LoadBlocks = 8
+	r := newRig(t, cfg)
+	_, first, _ := r.tiers.admit(6)
+	_, second, _ := r.tiers.admit(6)
+	if _, _, ok := r.tiers.admit(1); first != 6 || second != 2 || ok {
+		t.Errorf("%d and %d of 8 blocks, and more: %t", first, second, ok)
+	}
+	r.tiers.settle(-8)
+	tokens := prompt(1, 96)
+	r.run(tokens, 0)
+	r.quiet()
+	for range 3 { // each gives back what it took
+		r.cache.Clear()
+		r.load(tokens, 96)
+		if r.tiers.taken != 0 {
+			t.Errorf("%d blocks are still taken", r.tiers.taken)
+		}
+	}
+}
+
+// TestQuotaUnused: loads that move nothing, for lack of blocks or because nothing comes,
+// leave load_quota as it was.
+func TestQuotaUnused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config("")
+		cfg.LoadQuota = 10 * page // one load
+		r := newRig(t, cfg)
+		defer r.close()
+		tokens := prompt(1, 160)
+		r.run(tokens, 0)
+		r.quiet()
+		r.cache.Clear()
+		time.Sleep(time.Second)
+		if _, err := r.cache.Alloc(60, "busy"); err != nil {
+			t.Fatal(err)
+		}
+		for range 6 {
+			r.load(tokens, 0)
+		}
+		r.cache.ReleaseAll("busy")
+		r.load(tokens, 160)
+		if n := r.value("no_quota_total", ""); n != 0 {
+			t.Errorf("%v loads were cut short", n)
+		}
+		r.cache.Clear()
+		r.load(tokens, 0)
+		r.tiers.credit(1<<20, page)
+		r.load(tokens, 160) // credit is no more than a second's worth
+		r.cache.Clear()
+		r.load(tokens, 0)
+	})
+}
+
+// TestTTLAhead: a unit that was saved while the clock was ahead is as old as the restart
+// that found it, and goes in its time.
+func TestTTLAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config(t.TempDir())
+		cfg.DirIO = IOPread // see TestTTL
+		r := newRig(t, cfg)
+		tokens := prompt(1, 16)
+		r.run(tokens, 0)
+		r.quiet()
+		key := r.unit(tokens, 16)
+		l := r.tiers.host.peek(key)
+		u, rec := l.unit(), aligned(r.tiers.shape.record())
+		copy(rec, l.record())
+		l.release()
+		r.tiers.disk.drop(key)
+		u.born = time.Now().Add(10 * 365 * 24 * time.Hour)
+		if ok, err := r.tiers.disk.write(u, rec); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		r.close()
+		cfg.TTL = time.Hour
+		r = newRig(t, cfg)
+		defer r.close()
+		r.load(tokens, 16)
+		r.run(tokens, 16)
+		r.cold()
+		time.Sleep(cfg.TTL)
+		if r.tiers.disk.has(key) {
+			t.Errorf("found after its time, born %v", r.tiers.disk.born(key))
+		}
+	})
+}
+
+// hugePool says that a unit has 4 GiB.
+type hugePool struct{ *memPool }
+
+func (p hugePool) Layout() kernels.Layout {
+	l := p.memPool.Layout()
+	l.RowBytes = 1 << 30
+	return l
+}
+
+// TestHugeUnit: units that are too large are refused before anything is taken.
+func TestHugeUnit(t *testing.T) {
+	_, err := New(t.Context(), config(""), hugePool{newMemPool(8, 16)}, 1, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	if err == nil || !strings.Contains(err.Error(), "4 GiB") {
+		t.Error(err)
 	}
 }

@@ -36,6 +36,7 @@ type generation struct {
 	j       *job
 	ex      *exchange // nil: both phases here
 	id      string    // unlike any other live request's
+	arrived time.Time
 	seed    uint64
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
@@ -59,7 +60,7 @@ type timing struct {
 
 func (w *Worker) generate(ctx context.Context, j *job, ex *exchange, id string, seed uint64) *generation {
 	ctx, cancel := context.WithCancel(ctx)
-	g := &generation{w: w, j: j, ex: ex, id: id, seed: seed, cancel: cancel,
+	g := &generation{w: w, j: j, ex: ex, id: id, arrived: time.Now(), seed: seed, cancel: cancel,
 		batches: make(chan batch), open: len(j.items), handles: make([]*engine.Handle, len(j.items))}
 	for i := range j.items {
 		it := &j.items[i]
@@ -80,6 +81,13 @@ func (w *Worker) generate(ctx context.Context, j *job, ex *exchange, id string, 
 func (g *generation) close() {
 	g.cancel()
 	g.wg.Wait()
+	if reason := g.endOf(); reason != "" && !g.j.urgent {
+		for _, c := range g.choices {
+			if !c.done {
+				g.w.vllm.ended(c, reason, time.Since(g.arrived))
+			}
+		}
+	}
 }
 
 // run drives one prompt to its end.
@@ -128,6 +136,7 @@ func (g *generation) start(ctx context.Context, i int) (*engine.Handle, *failure
 		}
 		g.note(timing{queue: rep.Reserve + rep.Queue, prefill: rep.Prefill, kv: max(0, rep.KV-rep.Queue-rep.Prefill)})
 		r.Prefilled = pre
+		g.j.items[i].had, g.j.items[i].waited = rep.Had, rep.Reserve
 	}
 	h, err := g.w.submit(ctx, r, g.j.requestID, g.j.peers)
 	if err != nil {
@@ -209,13 +218,19 @@ func (g *generation) take(b batch) {
 		g.open--
 		return
 	}
+	now, counts := time.Now(), !g.j.urgent // urgent are a router's probes
 	for i := range b.events {
 		e := &b.events[i]
 		if p := e.Prompt; p != nil {
-			g.j.items[b.item].info = p
+			it := &g.j.items[b.item]
+			it.info = p
 			g.usage.Cached += p.CachedTokens
 			if g.ex == nil {
 				g.note(timing{queue: p.Queued, prefill: p.Prefill})
+				it.had = p.CachedTokens
+			}
+			if counts {
+				g.w.vllm.prompted(p.Tokens, it.had, it.waited+p.Queued)
 			}
 		}
 		c := g.choices[b.item*g.j.N+e.Choice]
@@ -225,6 +240,12 @@ func (g *generation) take(b batch) {
 		stopped := c.push(e)
 		if !g.j.echoOnly() {
 			g.usage.Completion++
+			if counts {
+				g.w.vllm.token(c, g.arrived, now)
+			}
+		}
+		if c.done && counts {
+			g.w.vllm.ended(c, c.finish, now.Sub(g.arrived))
 		}
 		if g.emit != nil && c.ready() {
 			g.emit(c)

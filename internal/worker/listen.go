@@ -62,6 +62,7 @@ func (w *Worker) startKV(d Deps) error {
 	pcfg := prefill.DefaultConfig()
 	pcfg.Lease, pcfg.TicketWait = w.cfg.LeaseTime, w.cfg.TicketWait
 	pcfg.Warm, pcfg.Give, pcfg.GiveTime = w.wanted, w.give, 2*w.cfg.KV.LoadTimeout
+	pcfg.Ran = w.vllm.prefilled
 	w.prefill = prefill.New(pcfg, w.engine, w.backend, w.backend.Layout(), w.log)
 	if w.server, err = kvconn.NewServer(cfg, w.log, metrics); err != nil {
 		return err

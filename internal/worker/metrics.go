@@ -12,7 +12,7 @@ import (
 // registerMetrics adds the process's own metrics, and vLLM's names beside
 // ours so that existing dashboards and pickers work.
 func (w *Worker) registerMetrics() error {
-	label := prometheus.Labels{"model_name": w.served}
+	label := prometheus.Labels{"model_name": w.served, "engine": "0"}
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: label}, f)
 	}
@@ -20,14 +20,15 @@ func (w *Worker) registerMetrics() error {
 		return func() float64 { return f(w.engine.Stats()) }
 	}
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "vllm:cache_config_info", Help: "KV cache configuration, as vLLM names it.",
-		ConstLabels: prometheus.Labels{"block_size": fmt.Sprint(w.cfg.BlockTokens), "num_gpu_blocks": fmt.Sprint(w.backend.Blocks())}})
+		ConstLabels: prometheus.Labels{"engine": "0", "block_size": fmt.Sprint(w.cfg.BlockTokens), "num_gpu_blocks": fmt.Sprint(w.backend.Blocks())}})
 	info.Set(1)
-	for _, c := range []prometheus.Collector{
+	w.vllm = newVLLMMetrics(label)
+	for _, c := range append(w.vllm.collectors(),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), info,
 		gauge("vllm:num_requests_running", "Sequences in the batch, as vLLM names it.", stats(func(s engine.Stats) float64 { return float64(s.Running) })),
 		gauge("vllm:num_requests_waiting", "Requests not started, as vLLM names it.", stats(func(s engine.Stats) float64 { return float64(s.Waiting) })),
 		gauge("vllm:kv_cache_usage_perc", "Share of KV blocks held, 0 to 1, as vLLM names it.", stats(func(s engine.Stats) float64 { return s.KVUsed })),
-	} {
+	) {
 		if err := w.registry.Register(c); err != nil {
 			return fmt.Errorf("register metrics: %w", err)
 		}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/handoff"
@@ -43,6 +44,8 @@ type item struct {
 	tokens []int32
 	text   string             // as the client sent it, or decoded when echo asks for it
 	info   *engine.PromptInfo // known from its first event on
+	had    int                // tokens of it in this worker's prefix cache
+	waited time.Duration      // for blocks, before the engine
 
 	detok          *tokenizer.Detokenizer // behind the prompt; nil until the first choice
 	echoed, listed []openai.TokenLogprob  // for echo, for prompt_logprobs; nil until wanted

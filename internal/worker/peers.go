@@ -136,17 +136,17 @@ type collector struct{ w *Worker }
 // Collect implements tier.Collector.
 func (c collector) Collect(ctx context.Context, f *tier.Fetch) (int, error) {
 	n, err := c.w.decode.Collect(ctx, c.prefix(f))
-	return n, tierError(err)
+	return n, tierError(f, err)
 }
 
 // Prepare implements tier.Bringer.
 func (c collector) Prepare(ctx context.Context, f *tier.Fetch) (tier.Bring, error) {
 	way, err := c.w.decode.Prepare(ctx, c.prefix(f))
 	if way == nil {
-		return nil, tierError(err)
+		return nil, tierError(f, err)
 	}
 	return func(f *tier.Fetch, table []int32, from int, wake func(), ended func(int, error)) tier.Coming {
-		coming := way.Bring(c.prefix(f), table, from, wake, func(n int, err error) { ended(n, tierError(err)) })
+		coming := way.Bring(c.prefix(f), table, from, wake, func(n int, err error) { ended(n, tierError(f, err)) })
 		if coming == nil {
 			return nil
 		}
@@ -165,8 +165,9 @@ func (c collector) prefix(f *tier.Fetch) *decode.Prefix {
 	return p
 }
 
-// tierError is what a fetch's error counts as.
-func tierError(err error) error {
+// tierError is what a fetch's error counts as. A peer that says it does not have a
+// prefix has not failed, unless it has just told us otherwise (Fetch.Peer.URL).
+func tierError(f *tier.Fetch, err error) error {
 	var e *decode.Error
 	switch {
 	case err == nil || !errors.As(err, &e):
@@ -176,6 +177,8 @@ func tierError(err error) error {
 		err = fmt.Errorf("%w: %w", tier.ErrCorrupt, err)
 	case e.Outcome == ticket.NoSpace:
 		err = fmt.Errorf("%w: %w", tier.ErrBusy, err)
+	case e.Outcome == ticket.Refused && f.Peer.URL == "":
+		err = fmt.Errorf("%w: %w", tier.ErrAbsent, err)
 	}
 	return err
 }

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"slices"
+	"time"
 	"unicode/utf8"
 
 	"github.com/xpyd/xpyd/internal/engine"
@@ -23,9 +24,11 @@ type choice struct {
 	stop   *tokenizer.Stopper
 	offset int // characters of token texts so far (completions' text_offset)
 
-	begun    bool // the first chunk is out
-	sent     bool // and the last one
-	tokens   int  // drawn so far
+	begun    bool      // the first chunk is out
+	sent     bool      // and the last one
+	first    time.Time // its first token
+	last     time.Time // its latest
+	tokens   int       // drawn so far
 	done     bool
 	text     []byte // not yet taken
 	logprobs []openai.TokenLogprob

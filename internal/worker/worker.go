@@ -82,6 +82,7 @@ type Worker struct {
 	cache   *kvcache.Cache
 	tiers   *tier.Tiers // nil: none
 	peers   *tier.Peers // nil: it neither fetches nor gives
+	vllm    *vllmMetrics
 	engine  *engine.Engine
 	prefill *prefill.Service
 	decode  *decode.Service
