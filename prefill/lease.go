@@ -105,7 +105,9 @@ func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 		s.fail(o, &endError{ticket.Refused, fmt.Sprintf("lease %s is of another prompt: %d tokens, the claim has %d", t.LeaseID, len(k.tokens), len(t.Tokens))})
 		return
 	}
-	draft, err := (&handoff.Draft{Cached: k.info.CachedTokens, Prompt: k.info.Logprobs}).Encode()
+	order, err := handoff.ParseOrder(t.First)
+	packs := err == nil && order.Packs // nothing else of it counts here
+	draft, err := (&handoff.Draft{Cached: k.info.CachedTokens, Prompt: k.info.Logprobs}).Encode(packs)
 	if err != nil {
 		s.fail(o, err)
 		return
@@ -150,8 +152,17 @@ func newLeases(ttl, early time.Duration, limit int) *leases {
 	return &leases{ttl: ttl, early: early, limit: limit, byID: map[string]*lease{}, changed: make(chan struct{})}
 }
 
-// add makes an entry; needs mu.
+// add makes an entry; needs mu. One that only tells a late claim why there is
+// nothing makes room for it.
 func (l *leases) add(id string) (*lease, error) {
+	if len(l.byID) >= l.limit {
+		for _, k := range l.byID {
+			if k.err != nil && !k.claimed {
+				l.remove(k)
+				break
+			}
+		}
+	}
 	switch {
 	case l.closed:
 		return nil, engine.ErrClosed

@@ -3,7 +3,9 @@ package prefill_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -148,6 +150,25 @@ func TestEarlyClaim(t *testing.T) {
 		}
 		r.gets(r.send(claim(later, p)), ticket.Dead, "broken") // told at once
 	})
+	failing := true
+	bubble(t, func(c *prefill.Config) { c.MaxLeases = 2 }, func(*kernels.Step) error {
+		if failing {
+			return errors.New("broken")
+		}
+		return nil
+	}, func(r *rig) { // what has failed takes nobody's place
+		for i := range 5 {
+			if _, err := r.keep(fmt.Sprint(prefill.EarlyClaim, i), p); err == nil || errors.Is(err, prefill.ErrTooManyLeases) {
+				r.t.Error(err)
+			}
+		}
+		failing = false
+		k, err := r.keep("", p)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.gets(r.send(claim(k.ID, p)), ticket.Done, "")
+	})
 	synctest.Test(t, func(t *testing.T) { // the claim leaves
 		onStep, release := hold()
 		r := newRig(t, nil, onStep)
@@ -194,9 +215,16 @@ func TestLeasePromptLogprobs(t *testing.T) {
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		c, err := r.send(claim(k.ID, p)).Wait(r.t.Context())
+		spec := claim(k.ID, p)
+		if spec.First, err = (&handoff.Order{N: 1, Of: 1, Logprobs: -1, PromptLogprobs: 1, Packs: true}).Encode(); err != nil {
+			r.t.Fatal(err)
+		}
+		c, err := r.send(spec).Wait(r.t.Context())
 		if err != nil {
 			r.t.Fatal(err)
+		}
+		if !strings.Contains(string(c.Payload), `"packed":`) || strings.Contains(string(c.Payload), `"prompt":`) {
+			r.t.Errorf("not packed: %s", c.Payload)
 		}
 		d, err := handoff.ParseDraft(c.Payload, &handoff.Order{PromptLogprobs: 1}, true, len(p), vocab)
 		if err != nil || len(d.Prompt) != 9 || !slices.EqualFunc(d.Prompt, k.Info.Logprobs, func(a, b kernels.PromptLogprob) bool { return a.Self == b.Self }) {

@@ -3,7 +3,8 @@
 // (the tokens drawn). kvconn carries both without looking in.
 //
 // Both are JSON: they are small, and an unknown field from a newer release is
-// ignored by an older one.
+// ignored by an older one. A draft's prompt log probabilities, of which there can be
+// many, are packed for who has said that it reads that.
 package handoff
 
 import (
@@ -36,6 +37,7 @@ type Order struct {
 	Salt           string          `json:"salt,omitempty"`
 	Priority       int8            `json:"priority,omitempty"` // of its KV: kvcache.Chain
 	Urgent         bool            `json:"urgent,omitempty"`   // a router's probe: before what waits
+	Packs          bool            `json:"packs,omitempty"`    // the sender reads Draft.Packed
 
 	// Peers have some of the prompt, and prefill may fetch from them what it
 	// lacks: decode itself, who holds its part until the ticket is over, and
@@ -109,15 +111,20 @@ func ParseOrder(b []byte) (*Order, error) {
 type Draft struct {
 	First     []kernels.Sampled       `json:"first"`            // one a choice; empty for a lease
 	Prompt    []kernels.PromptLogprob `json:"prompt,omitempty"` // [i] is of prompt token i+1
+	Packed    []byte                  `json:"packed,omitempty"` // Prompt, in its stead, as pack has it
 	Cached    int                     `json:"cached"`           // prompt tokens found in prefill's cache
 	QueueUS   int64                   `json:"queue_us"`
 	ComputeUS int64                   `json:"compute_us"`
 }
 
-// Encode renders the draft for a commit. It fails when the model yielded what
-// is no number.
-func (d *Draft) Encode() ([]byte, error) {
-	b, err := json.Marshal(d)
+// Encode renders the draft for a commit; packed if the order had Packs. It fails
+// when the model yielded what is no number.
+func (d *Draft) Encode(packed bool) ([]byte, error) {
+	out := *d
+	if packed {
+		out.Prompt, out.Packed = nil, pack(d.Prompt)
+	}
+	b, err := json.Marshal(&out)
 	if err != nil {
 		return nil, fmt.Errorf("encode draft: %w", err)
 	}
@@ -138,6 +145,13 @@ func ParseDraft(b []byte, o *Order, lease bool, tokens, vocab int) (*Draft, erro
 	var d Draft
 	if err := json.Unmarshal(b, &d); err != nil {
 		return nil, fmt.Errorf("read draft: %w", err)
+	}
+	if len(d.Packed) > 0 {
+		list, err := unpack(d.Packed)
+		if err != nil {
+			return nil, fmt.Errorf("read draft: %w", err)
+		}
+		d.Prompt, d.Packed = list, nil
 	}
 	prompt := 0
 	if o.PromptLogprobs >= 0 && !(lease && len(d.Prompt) == 0) {

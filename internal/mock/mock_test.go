@@ -64,6 +64,23 @@ func TestStrict(t *testing.T) {
 	f("openai", "decode", `{`, "unexpected end")
 }
 
+// TestBounds: what a mock would take much memory for is a 400.
+func TestBounds(t *testing.T) {
+	url := start(t, "openai", "both").URL()
+	f := func(body string, status int, want string) {
+		t.Helper()
+		if got, text := post(t, url, body, "r"); got != status || !strings.Contains(text, want) {
+			t.Errorf("%s: %d %.200s", body, got, text)
+		}
+	}
+	f(`{"prompt":"a","n":-1}`, 400, "n is -1")
+	f(`{"prompt":"a","n":129}`, 400, "n is 129")
+	f(`{"prompt":"a","max_tokens":-1}`, 400, "max_tokens is -1")
+	f(`{"prompt":"a","max_tokens":1000000000}`, 400, "max_tokens is 1000000000")
+	f(`{"prompt":["a","b"],"n":128,"max_tokens":32768}`, 400, "for 256 choices")
+	f(`{"prompt":"a","n":2,"max_tokens":0}`, 200, `"index":1`)
+}
+
 // TestCollect: decode gets from prefill what it names, once, and only for the
 // same prompt.
 func TestCollect(t *testing.T) {

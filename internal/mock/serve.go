@@ -120,7 +120,10 @@ func (e *Engine) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	e.cfg.Log.Info("request", "leg", j.s.leg, "path", r.URL.Path, "links", j.s.links)
-	j.read()
+	if err := j.read(); err != nil {
+		fail(sw, 400, "%v", err)
+		return
+	}
 	j.run()
 }
 
@@ -140,7 +143,14 @@ func (w *statusWriter) WriteHeader(status int) {
 
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-func (j *job) read() {
+// Bounds of an answer.
+const (
+	maxN      = 128
+	maxTokens = 32768   // of a choice: max_model_len
+	maxWords  = 1 << 20 // of all choices
+)
+
+func (j *job) read() error {
 	j.prompt = compact(j.f["prompt"])
 	if j.chat {
 		j.prompt = compact(j.f["messages"])
@@ -160,6 +170,15 @@ func (j *job) read() {
 	if o, err := j.f.object("stream_options"); err == nil {
 		j.usage = string(o["include_usage"]) == "true"
 	}
+	switch count := j.n * promptsOf(j.f); {
+	case j.n < 1 || j.n > maxN:
+		return fmt.Errorf("n is %d, want 1 to %d", j.n, maxN)
+	case j.max < 0 || j.max > maxTokens:
+		return fmt.Errorf("max_tokens is %d, want 0 to %d", j.max, maxTokens)
+	case count*max(j.max, 1) > maxWords:
+		return fmt.Errorf("max_tokens is %d for %d choices; %d tokens are the limit", j.max, count, maxWords)
+	}
+	return nil
 }
 
 func compact(raw json.RawMessage) string {

@@ -57,6 +57,7 @@ type GenerationConfig struct {
 	MinP              *float32 `json:"min_p"`
 	RepetitionPenalty *float32 `json:"repetition_penalty"`
 	EOS               []int32  `json:"-"`
+	Ignored           []string `json:"-"` // keys with values out of range, which are left out
 }
 
 // Bounds of what is taken for a model at all. They keep every product of two

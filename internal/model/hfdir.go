@@ -232,7 +232,26 @@ func parseGeneration(b []byte) (GenerationConfig, error) {
 		return GenerationConfig{}, err
 	}
 	g.GenerationConfig.EOS = g.EOS
+	g.check()
 	return g.GenerationConfig, nil
+}
+
+// check drops values that no request could have.
+func (g *GenerationConfig) check() {
+	f := func(key string, v **float32, ok func(v float32) bool) {
+		if *v != nil && !ok(**v) {
+			g.Ignored = append(g.Ignored, fmt.Sprintf("%s: %v", key, **v))
+			*v = nil
+		}
+	}
+	f("temperature", &g.Temperature, func(v float32) bool { return v >= 0 })
+	f("top_p", &g.TopP, func(v float32) bool { return v > 0 && v <= 1 })
+	f("min_p", &g.MinP, func(v float32) bool { return v >= 0 && v <= 1 })
+	f("repetition_penalty", &g.RepetitionPenalty, func(v float32) bool { return v > 0 })
+	if g.TopK != nil && (*g.TopK < -1 || *g.TopK > math.MaxInt32) {
+		g.Ignored = append(g.Ignored, fmt.Sprintf("top_k: %d", *g.TopK))
+		g.TopK = nil
+	}
 }
 
 // ids is a token id, a list of them, or null.

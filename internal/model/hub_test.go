@@ -288,6 +288,17 @@ func TestHubStalls(t *testing.T) {
 	}
 }
 
+// TestHubSigned: an error does not show the query of a storage link, which is as good
+// as a token.
+func TestHubSigned(t *testing.T) {
+	h := newFakeHub(t, modeltest.HFOptions{})
+	h.storage.Close()
+	_, err := get(t, h)
+	if err == nil || !strings.Contains(err.Error(), h.storage.URL) || strings.Contains(err.Error(), "?") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestHubCancelled(t *testing.T) {
 	h := newFakeHub(t, modeltest.HFOptions{})
 	silent := silence(t, h)

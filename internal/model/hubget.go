@@ -38,7 +38,7 @@ func (h *hub) get(ctx context.Context, method string, u *url.URL, offset int64) 
 		req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 		if err != nil {
 			stop()
-			return nil, fatal{err}
+			return nil, fatal{unsigned(err)}
 		}
 		home := u.Host == h.endpoint.Host && u.Scheme == h.endpoint.Scheme
 		if home && h.token != "" {
@@ -51,7 +51,7 @@ func (h *hub) get(ctx context.Context, method string, u *url.URL, offset int64) 
 		}
 		resp, err := h.http.Do(req)
 		if err != nil {
-			err = stalledOr(ctx, err)
+			err = stalledOr(ctx, unsigned(err))
 			stop()
 			return nil, err
 		}
@@ -107,12 +107,22 @@ func redirect(resp *http.Response, from *url.URL) (*url.URL, error) {
 	}
 	to, err := from.Parse(resp.Header.Get("Location"))
 	if err != nil {
-		return nil, fatal{fmt.Errorf("redirect: %w", err)}
+		return nil, fatal{fmt.Errorf("redirect: %w", unsigned(err))}
 	}
 	if to.Scheme != "https" && (to.Scheme != "http" || from.Scheme == "https") {
 		return nil, fatal{fmt.Errorf("redirect from %s to %s is refused", from.Scheme, to.Scheme)}
 	}
 	return to, nil
+}
+
+// unsigned takes the query out of the URL that err names: that of a storage link
+// is as good as a token, and errors are logged.
+func unsigned(err error) error {
+	var e *url.Error
+	if errors.As(err, &e) {
+		e.URL, _, _ = strings.Cut(e.URL, "?")
+	}
+	return err
 }
 
 // watchedBody gives up a body that is silent for too long.

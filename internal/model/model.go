@@ -91,6 +91,9 @@ func Open(ctx context.Context, ref string, opts Options) (*Model, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open model: %w", err)
 	}
+	for _, what := range m.Generation.Ignored {
+		opts.Log.Warn("generation_config.json: a value out of range is ignored", "model", m.Name, "key", what)
+	}
 	if err := m.fingerprint(ctx, opts); err != nil {
 		return nil, fmt.Errorf("open model: %w", joinClose(err, m))
 	}

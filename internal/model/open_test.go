@@ -1,10 +1,12 @@
 package model_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
@@ -149,6 +151,33 @@ func TestOpenHFFiles(t *testing.T) {
 	g := m.Generation
 	if g.Temperature == nil || *g.Temperature != 0.6 || g.TopK == nil || *g.TopK != 20 || g.TopP != nil {
 		t.Errorf("generation %+v", g)
+	}
+}
+
+// TestGenerationValues: what no request could ask for is left out, and said.
+func TestGenerationValues(t *testing.T) {
+	var said bytes.Buffer
+	f := func(value string, ignored bool) {
+		t.Helper()
+		said.Reset()
+		dir := writeHF(t, modeltest.Tiny("llama"), modeltest.HFOptions{Files: map[string][]byte{"generation_config.json": []byte("{" + value + "}")}})
+		m, err := model.Open(t.Context(), dir, model.Options{CacheDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&said, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		g := m.Generation
+		have := g.Temperature != nil || g.TopP != nil || g.TopK != nil || g.MinP != nil || g.RepetitionPenalty != nil
+		key, _, _ := strings.Cut(strings.Trim(value, `"`), `"`)
+		if have == ignored || ignored != (strings.Contains(said.String(), "generation_config.json") && strings.Contains(said.String(), key)) {
+			t.Errorf("%s: %+v, %s", value, g, &said)
+		}
+	}
+	for _, ok := range []string{`"temperature":0`, `"temperature":3`, `"top_p":1`, `"top_k":-1`, `"top_k":0`, `"min_p":0`, `"repetition_penalty":2.5`} {
+		f(ok, false)
+	}
+	for _, bad := range []string{`"temperature":-0.5`, `"top_p":1.5`, `"top_p":0`, `"top_k":-2`, `"top_k":4294967296`, `"min_p":2`, `"min_p":-1`, `"repetition_penalty":0`} {
+		f(bad, true)
 	}
 }
 

@@ -31,6 +31,7 @@ type Choice struct {
 	Text     string
 	Role     bool
 	Logprobs []TokenLogprob // nil renders as null
+	Echo     []TokenLogprob // the prompt's, before Logprobs (completions); of no use without those
 	Finish   string         // "", "stop", "length", "tool_calls", …
 	// StopString or StopToken say what stopped it; both zero render as null.
 	StopString string
@@ -166,7 +167,7 @@ func (e *Encoder) appendText(dst []byte, c *Choice, full bool) []byte {
 	dst = append(dst, `,"text":`...)
 	dst = AppendString(dst, c.Text)
 	dst = append(dst, `,"logprobs":`...)
-	dst = appendTextLogprobs(dst, c.Logprobs)
+	dst = appendTextLogprobs(dst, c.Echo, c.Logprobs)
 	dst = appendFinish(dst, c)
 	if full && c.PromptLogprobs != nil {
 		dst = appendPromptLogprobs(append(dst, `,"prompt_logprobs":`...), c.PromptLogprobs)

@@ -2,18 +2,23 @@ package openai
 
 import "strconv"
 
-// appendTextLogprobs writes the completions shape: parallel lists.
-func appendTextLogprobs(dst []byte, lps []TokenLogprob) []byte {
+// appendTextLogprobs writes the completions shape: parallel lists, echo's entries
+// first.
+func appendTextLogprobs(dst []byte, echo, lps []TokenLogprob) []byte {
 	if lps == nil {
 		return append(dst, "null"...)
 	}
 	list := func(dst []byte, name string, item func(dst []byte, lp *TokenLogprob) []byte) []byte {
 		dst = append(dst, name...)
-		for i := range lps {
+		for i := range len(echo) + len(lps) {
 			if i > 0 {
 				dst = append(dst, ',')
 			}
-			dst = item(dst, &lps[i])
+			if i < len(echo) {
+				dst = item(dst, &echo[i])
+				continue
+			}
+			dst = item(dst, &lps[i-len(echo)])
 		}
 		return append(dst, ']')
 	}

@@ -41,6 +41,14 @@ func (t *Tokenizer) NewDetokenizer(skipSpecial bool, prompt []int32) *Detokenize
 	return d
 }
 
+// Continue returns a Detokenizer that goes on from where d is. d stays as it is.
+func (d *Detokenizer) Continue(skipSpecial bool) *Detokenizer {
+	c := *d
+	c.skip = skipSpecial
+	c.pending = append(c.store[:0], d.pending...)
+	return &c
+}
+
 // settledAt is how many ids of a prompt need not be looked at: the last of them is
 // whole characters, one of them no space, so nothing is held back behind it and no
 // space is left to take, whatever came before.

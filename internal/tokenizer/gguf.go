@@ -136,6 +136,10 @@ func (g *gguf) byteLevel(t *Tokenizer) error {
 	return nil
 }
 
+// maxPiece bounds a sentencepiece token, bytes: each way to cut it is looked at. The
+// longest of real vocabularies have a hundred.
+const maxPiece = 4096
+
 func (g *gguf) sentencePiece(t *Tokenizer) error {
 	scores, ok := g.meta[ggml+"scores"].([]float32)
 	if !ok || len(scores) != len(g.tokens) {
@@ -144,6 +148,9 @@ func (g *gguf) sentencePiece(t *Tokenizer) error {
 	b := &bpe{unk: -1, vocabSize: int32(len(g.tokens)), seed: maphash.MakeSeed(), words: make(map[string]int32, len(g.tokens))}
 	var usable []int32
 	for id, piece := range g.tokens {
+		if len(piece) > maxPiece {
+			return fmt.Errorf("%stokens: token %d has %d bytes, at most %d", ggml, id, len(piece), maxPiece)
+		}
 		if _, dup := b.words[piece]; dup || piece == "" || !utf8.ValidString(piece) || math.IsNaN(float64(scores[id])) {
 			continue
 		}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/text/unicode/norm"
 )
 
 var atoms = []string{" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u0085", "'s", "'S", "'ll", "'LL", "'ſ", "'", "'r", "'re", "a", "Z", "é", "e\u0301",
@@ -176,4 +178,51 @@ func TestGGUFPre(t *testing.T) {
 	if _, err := ggufPre("nosuch"); err == nil {
 		t.Error("an unknown name is taken")
 	}
+}
+
+// TestNormalMarks: Unicode's forms, however many marks follow each other.
+func TestNormalMarks(t *testing.T) {
+	f := func(form norm.Form, in, want string) {
+		t.Helper()
+		if got := normal(form, in); got != want {
+			t.Errorf("%+q: %+q, want %+q", in, got, want)
+		}
+	}
+	below, acute := strings.Repeat("\u0316", 40), strings.Repeat("\u0301", 40)
+	f(norm.NFC, "a"+below, "a"+below)
+	f(norm.NFC, "a"+acute+below+"e\u0301", "á"+below+acute[2:]+"é")
+	f(norm.NFD, "é"+below+"\u1100\u1161", "e"+below+"\u0301\u1100\u1161")
+	f(norm.NFC, "\u1100\u1161\u11a8\u034f"+acute, "\uac01\u034f"+acute)
+	f(norm.NFKC, "\ufb01"+acute, "fí"+acute[2:])
+	f(norm.NFC, "o"+acute+"\xff", norm.NFC.String("o"+acute+"\xff"))
+
+	// Where no run is long, x/text is right.
+	r := rand.New(rand.NewPCG(1, 2))
+	pool := []rune("aeoAßﬁ½Å\u0344\u0958\u09c7\u09be\u0316\u0301\u0302\u0308\u0323\u0345\u05b0\u05bc\u1100\u1161\u11a8\uac00각ệǭ\u0f73\u3099かΩ\u212b\U0001d15e漢")
+	for range 20_000 {
+		in := make([]rune, r.IntN(8))
+		for i := range in {
+			if in[i] = pool[r.IntN(len(pool))]; r.IntN(4) == 0 {
+				in[i] = rune(r.IntN(0x3100))
+			}
+		}
+		for _, form := range []norm.Form{norm.NFC, norm.NFD, norm.NFKC, norm.NFKD} {
+			if got, want := byDefinition(form, string(in)), form.String(string(in)); got != want {
+				t.Fatalf("%+q, form %d: %+q, want %+q", string(in), form, got, want)
+			}
+		}
+	}
+}
+
+// TestLongPiece: each cut of a sentencepiece token is looked at, so its length is bounded.
+func TestLongPiece(t *testing.T) {
+	f := func(n int, ok bool) {
+		t.Helper()
+		_, err := FromGGUF(map[string]any{ggml + "model": "llama", ggml + "tokens": []string{"<unk>", strings.Repeat("a", n)}, ggml + "scores": []float32{0, 0}})
+		if (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "token 1 has") {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+	}
+	f(4096, true)
+	f(4097, false)
 }

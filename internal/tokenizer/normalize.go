@@ -2,7 +2,9 @@ package tokenizer
 
 import (
 	"regexp"
+	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
 )
@@ -25,7 +27,7 @@ func (t *Tokenizer) normalize(s string) string {
 		case s == "":
 			return s
 		case n.form != nil:
-			s = n.form.String(s) // returns s itself if it is normal already
+			s = normal(*n.form, s)
 		case n.prepend != "":
 			s = n.prepend + s
 		case n.pattern != nil:
@@ -35,4 +37,75 @@ func (t *Tokenizer) normalize(s string) string {
 		}
 	}
 	return s
+}
+
+// joiner is what x/text puts into runs of over 30 marks ("stream-safe" text).
+const joiner = "\u034f"
+
+// normal returns s in form, as Unicode defines it: no tokenizer is trained on
+// joiners that x/text has put in. It is s itself if that is normal already.
+func normal(form norm.Form, s string) string {
+	out := form.String(s)
+	if strings.Count(out, joiner) == strings.Count(s, joiner) || !utf8.ValidString(s) {
+		return out
+	}
+	return byDefinition(form, s)
+}
+
+// byDefinition is form of s, rune by rune.
+func byDefinition(form norm.Form, s string) string {
+	parts := norm.NFD
+	if form == norm.NFKC || form == norm.NFKD {
+		parts = norm.NFKD
+	}
+	var runes []rune
+	for _, r := range s {
+		if r < utf8.RuneSelf {
+			runes = append(runes, r)
+			continue
+		}
+		runes = append(runes, []rune(parts.String(string(r)))...)
+	}
+	for from := 0; from < len(runes); { // marks stand in the order of their classes
+		to := from
+		for to < len(runes) && markClass(runes[to]) > 0 {
+			to++
+		}
+		slices.SortStableFunc(runes[from:to], func(a, b rune) int { return int(markClass(a)) - int(markClass(b)) })
+		from = to + 1
+	}
+	if form == norm.NFC || form == norm.NFKC {
+		runes = compose(runes)
+	}
+	return string(runes)
+}
+
+// markClass is the canonical combining class, 0 of a starter.
+func markClass(r rune) uint8 {
+	if r < 0x300 {
+		return 0
+	}
+	return norm.NFD.PropertiesString(string(r)).CCC()
+}
+
+// compose joins each starter with the marks, or the one starter, behind it that
+// have a character in common with it and nothing of their class between.
+func compose(runes []rune) []rune {
+	out := runes[:0]
+	starter, last := -1, uint8(0)
+	for _, r := range runes {
+		c := markClass(r)
+		if starter >= 0 && (last < c || starter == len(out)-1) {
+			if both := norm.NFC.String(string([]rune{out[starter], r})); utf8.RuneCountInString(both) == 1 {
+				out[starter], _ = utf8.DecodeRuneInString(both)
+				continue
+			}
+		}
+		if c == 0 {
+			starter = len(out)
+		}
+		last = c
+		out = append(out, r)
+	}
+	return out
 }

@@ -1,33 +1,27 @@
 package tokenizer
 
-// Stopper cuts an output stream at the first stop string. It holds back text
-// that may be the beginning of one, so no part of a stop string leaks. How the
-// text was cut into pushes does not change the result. It is not safe for
-// concurrent use.
-type Stopper struct {
-	stops   []stop
+// Stops are stop strings, compiled. Any number of Stoppers share them.
+type Stops struct {
+	list    []stop
 	include bool
-	held    []byte
-	done    bool
 }
 
 // stop is one stop string with its Knuth-Morris-Pratt automaton.
 type stop struct {
-	text  string
-	fail  []int // fail[i]: longest proper border of text[:i+1]
-	state int   // how many bytes of text the stream now ends with
+	text string
+	fail []int32 // fail[i]: longest proper border of text[:i+1]
 }
 
-// NewStopper returns a Stopper for stops; empty ones are ignored. With
-// includeStop the text that ends the stream includes the stop string.
-func NewStopper(stops []string, includeStop bool) *Stopper {
-	s := &Stopper{include: includeStop}
-	for _, text := range stops {
+// NewStops compiles stop strings; empty ones are ignored. With include the text
+// that ends a stream includes the stop string.
+func NewStops(texts []string, include bool) *Stops {
+	s := &Stops{include: include}
+	for _, text := range texts {
 		if text == "" {
 			continue
 		}
-		fail := make([]int, len(text))
-		for i, k := 1, 0; i < len(text); i++ {
+		fail := make([]int32, len(text))
+		for i, k := 1, int32(0); i < len(text); i++ {
 			for k > 0 && text[i] != text[k] {
 				k = fail[k-1]
 			}
@@ -36,10 +30,24 @@ func NewStopper(stops []string, includeStop bool) *Stopper {
 			}
 			fail[i] = k
 		}
-		s.stops = append(s.stops, stop{text: text, fail: fail})
+		s.list = append(s.list, stop{text, fail})
 	}
 	return s
 }
+
+// Stopper cuts an output stream at the first stop string. It holds back text
+// that may be the beginning of one, so no part of a stop string leaks. How the
+// text was cut into pushes does not change the result. It is not safe for
+// concurrent use.
+type Stopper struct {
+	stops *Stops
+	at    []int32 // how many bytes of each stop string the stream now ends with
+	held  []byte
+	done  bool
+}
+
+// Stopper returns one for a stream that begins.
+func (s *Stops) Stopper() *Stopper { return &Stopper{stops: s, at: make([]int32, len(s.list))} }
 
 // Push takes the next text and returns what may be shown. Once a stop string is
 // complete, stopped is true, hit names it (of several that end at the same byte
@@ -48,12 +56,12 @@ func (s *Stopper) Push(text string) (emit, hit string, stopped bool) {
 	if s.done {
 		return "", "", true
 	}
-	if len(s.stops) == 0 {
+	if len(s.at) == 0 {
 		return text, "", false
 	}
 	for i := range len(text) {
-		for j := range s.stops {
-			if st := &s.stops[j]; st.step(text[i]) && len(st.text) > len(hit) {
+		for j := range s.at {
+			if st := &s.stops.list[j]; s.step(j, text[i]) && len(st.text) > len(hit) {
 				hit = st.text
 			}
 		}
@@ -61,7 +69,7 @@ func (s *Stopper) Push(text string) (emit, hit string, stopped bool) {
 			continue
 		}
 		s.held = append(s.held, text[:i+1]...)
-		if !s.include {
+		if !s.stops.include {
 			s.held = s.held[:len(s.held)-len(hit)]
 		}
 		return s.Flush(), hit, true
@@ -76,9 +84,9 @@ func (s *Stopper) Skip(text string) (emit string) {
 		return ""
 	}
 	for i := range len(text) {
-		for j := range s.stops {
-			if st := &s.stops[j]; st.step(text[i]) {
-				st.state = st.fail[st.state-1]
+		for j := range s.at {
+			if s.step(j, text[i]) {
+				s.at[j] = s.stops.list[j].fail[s.at[j]-1]
 			}
 		}
 	}
@@ -89,8 +97,8 @@ func (s *Stopper) Skip(text string) (emit string) {
 // string.
 func (s *Stopper) hold(text string) (emit string) {
 	n := 0
-	for j := range s.stops {
-		n = max(n, s.stops[j].state)
+	for _, at := range s.at {
+		n = max(n, int(at))
 	}
 	if len(s.held) == 0 && n == 0 {
 		return text
@@ -109,13 +117,15 @@ func (s *Stopper) Flush() string {
 	return out
 }
 
-// step feeds one byte and says whether the stop string is now complete.
-func (s *stop) step(b byte) bool {
-	for s.state > 0 && s.text[s.state] != b {
-		s.state = s.fail[s.state-1]
+// step feeds one byte to a stop string and says whether it is now complete.
+func (s *Stopper) step(j int, b byte) bool {
+	st, at := &s.stops.list[j], s.at[j]
+	for at > 0 && st.text[at] != b {
+		at = st.fail[at-1]
 	}
-	if s.text[s.state] == b {
-		s.state++
+	if st.text[at] == b {
+		at++
 	}
-	return s.state == len(s.text)
+	s.at[j] = at
+	return int(at) == len(st.text)
 }

@@ -80,7 +80,7 @@ func TestDetokenizerHolds(t *testing.T) {
 func TestStopper(t *testing.T) {
 	f := func(stops []string, include bool, chunks []string, want, hit string) {
 		t.Helper()
-		s := tokenizer.NewStopper(stops, include)
+		s := tokenizer.NewStops(stops, include).Stopper()
 		got, gotHit := "", ""
 		for _, c := range chunks {
 			emit, h, stopped := s.Push(c)
@@ -112,7 +112,7 @@ func TestStopper(t *testing.T) {
 func TestStopperSkip(t *testing.T) {
 	f := func(stops []string, skipped, rest []string, want, hit string) {
 		t.Helper()
-		s := tokenizer.NewStopper(stops, false)
+		s := tokenizer.NewStops(stops, false).Stopper()
 		got, gotHit := "", ""
 		for _, c := range skipped {
 			got += s.Skip(c)
@@ -152,7 +152,7 @@ func TestStopperChunks(t *testing.T) {
 		stops := []string{word(4), word(4)}
 		include := r.IntN(2) == 0
 		run := func(chunks []string) (out, hit string) {
-			s := tokenizer.NewStopper(stops, include)
+			s := tokenizer.NewStops(stops, include).Stopper()
 			for _, c := range chunks {
 				emit, h, stopped := s.Push(c)
 				if !utf8.ValidString(emit) {

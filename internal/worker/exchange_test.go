@@ -278,6 +278,9 @@ func TestNIXL(t *testing.T) {
 	f(func(m map[string]any) { m["remote_request_id"] = nil }, 400, "remote_request_id")
 	f(func(m map[string]any) { m["remote_request_id"] = "xfer:1" }, 400, "remote_request_id")
 	f(func(m map[string]any) { m["remote_port"] = 1 }, 502, "")
+	for _, port := range []int{-5, 0, 65536, 70000} {
+		f(func(m map[string]any) { m["remote_port"] = port }, 400, "remote_port")
+	}
 	f(func(m map[string]any) { m["do_remote_decode"] = true }, 400, "exclude")
 	f(func(m map[string]any) { m["remote_block_ids"] = []int{1, 2} }, 200, "choices") // opaque, as from older vLLM
 	if resp, b := ask(t, p.URL()+"/v1/completions", nil, `{"prompt":"a","stream":true,"kv_transfer_params":{"do_remote_decode":true}}`); resp.StatusCode != 400 {

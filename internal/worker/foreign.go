@@ -129,6 +129,9 @@ func (w *Worker) foreignExchange(ctx context.Context, p *transferParams) (*excha
 	if p.RemoteHost == nil || p.RemotePort == nil || p.RemoteRequestID == nil || *p.RemoteRequestID == "" {
 		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "do_remote_prefill needs remote_host, remote_port and remote_request_id")}
 	}
+	if *p.RemotePort < 1 || *p.RemotePort > 65535 {
+		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_port is %d, want 1 to 65535", *p.RemotePort)}
+	}
 	if strings.HasPrefix(*p.RemoteRequestID, prefill.EarlyClaim) {
 		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_request_id is none of ours")}
 	}

@@ -24,6 +24,7 @@ type job struct {
 
 	requestID string // the client's
 	items     []item
+	stops     *tokenizer.Stops // nil until the first choice
 }
 
 // source is the request's field that the prompts come from.
@@ -45,6 +46,9 @@ type item struct {
 	info   *engine.PromptInfo // known from its first event on
 	had    int                // tokens of it in this worker's prefix cache
 	waited time.Duration      // for blocks, before the engine
+
+	detok          *tokenizer.Detokenizer // behind the prompt; nil until the first choice
+	echoed, listed []openai.TokenLogprob  // for echo, for prompt_logprobs; nil until wanted
 }
 
 // completionJob reads a POST /v1/completions body.
@@ -65,7 +69,7 @@ func (w *Worker) completionJob(body []byte) (*job, *openai.Error) {
 			}
 			it.tokens = w.tok.Encode(p.Text, c.AddSpecial)
 		} else if c.Echo {
-			it.text = w.tok.Decode(p.Tokens, false)
+			it.text, it.detok = w.echoed(p.Tokens)
 		}
 		if len(it.tokens) == 0 {
 			return nil, openai.BadRequest("prompt", "prompt %d is empty", i)
@@ -73,6 +77,17 @@ func (w *Worker) completionJob(body []byte) (*job, *openai.Error) {
 		j.items = append(j.items, it)
 	}
 	return j, w.check(j)
+}
+
+// echoed is the text of a prompt of tokens as far as it is whole characters, and who
+// knows the rest: the answer may complete it.
+func (w *Worker) echoed(tokens []int32) (string, *tokenizer.Detokenizer) {
+	var text []byte
+	d := w.tok.NewDetokenizer(false, nil)
+	for _, id := range tokens {
+		text = append(text, d.Push(id)...)
+	}
+	return string(text), d
 }
 
 // chatJob reads a POST /v1/chat/completions body.
@@ -156,7 +171,12 @@ func (w *Worker) fits(field, text string, least int) *openai.Error {
 	return nil
 }
 
-const maxSalt = 1024 // bytes: it travels with every ticket
+const (
+	maxSalt    = 1024    // bytes: it travels with every ticket
+	maxChoices = 4096    // of all prompts
+	maxEntries = 1 << 21 // log probabilities of prompts in one answer
+	maxListed  = 1 << 19 // and of one prompt: it comes from prefill in one piece
+)
 
 // check refuses what cannot run here, with numbers.
 func (w *Worker) check(j *job) *openai.Error {
@@ -165,6 +185,12 @@ func (w *Worker) check(j *job) *openai.Error {
 	}
 	if len(j.CacheSalt) > maxSalt {
 		return openai.BadRequest("cache_salt", "cache_salt has %d bytes; %d is the limit", len(j.CacheSalt), maxSalt)
+	}
+	if n := j.N * len(j.items); n > maxChoices {
+		return openai.BadRequest("n", "n is %d for each of %d prompts: %d choices; %d is the limit", j.N, len(j.items), n, maxChoices)
+	}
+	if err := j.checkEntries(); err != nil {
+		return err
 	}
 	most := w.engine.MaxModelLen()
 	for i := range j.items {
@@ -184,6 +210,30 @@ func (w *Worker) check(j *job) *openai.Error {
 				return openai.BadRequest(j.source(), "token id %d is outside the vocabulary of %d", id, w.backend.Arch().Vocab)
 			}
 		}
+	}
+	return nil
+}
+
+// checkEntries bounds the prompts' log probabilities, which each choice repeats.
+func (j *job) checkEntries() *openai.Error {
+	field, each := "logprobs", 0
+	if j.echo && j.logprobs >= 0 {
+		each = j.logprobs + 1
+	}
+	listed := each
+	if p := j.PromptLogprobs; p != nil {
+		field, each, listed = "prompt_logprobs", each+*p+1, max(each, *p+1)
+	}
+	total := 0
+	for i := range j.items {
+		n := len(j.items[i].tokens)
+		if n*listed > maxListed {
+			return openai.BadRequest(field, "a prompt of %d tokens with %d log probabilities each has %d; %d is the limit", n, listed, n*listed, maxListed)
+		}
+		total += n
+	}
+	if total *= j.N * each; total > maxEntries {
+		return openai.BadRequest(field, "the answer would list %d log probabilities of the prompt; %d is the limit of tokens x choices x entries", total, maxEntries)
 	}
 	return nil
 }

@@ -2,6 +2,8 @@ package worker_test
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -92,6 +94,63 @@ func TestRefuse(t *testing.T) {
 	f("/v1/completions", `{"prompt":[1,512]}`, 400, `"param":"prompt"`)
 	f("/v1/completions", `{"prompt":"x","max_tokens":600}`, 400, `"param":"max_tokens"`)
 	f("/v1/completions", `{"prompt":"x","model":"other"}`, 404, `"code":"model_not_found"`)
+}
+
+// TestRefuseMany: what a short request would make much of is bounded.
+func TestRefuseMany(t *testing.T) {
+	w := start(t, nil)
+	f := func(body string, status int, want string) {
+		t.Helper()
+		resp, b := ask(t, w.URL()+"/v1/completions", nil, body)
+		if resp.StatusCode != status || !strings.Contains(string(b), want) {
+			t.Errorf("%.100s: %d, want %d with %q: %.300s", body, resp.StatusCode, status, want, b)
+		}
+	}
+	list := func(n int, s string) string { return "[" + strings.TrimSuffix(strings.Repeat(s+",", n), ",") + "]" }
+	f(`{"prompt":`+list(33, `"a"`)+`,"n":128,"max_tokens":1}`, 400, `128 for each of 33 prompts: 4224 choices; 4096 is the limit","type":"invalid_request_error","param":"n"`)
+	tokens := list(500, "403")
+	f(`{"prompt":`+tokens+`,"n":128,"max_tokens":1,"echo":true,"logprobs":20}`, 200, `"index":127`)
+	f(`{"prompt":`+list(2, tokens)+`,"n":128,"max_tokens":1,"echo":true,"logprobs":20}`, 400, `"param":"logprobs"`)
+	f(`{"prompt":`+list(2, tokens)+`,"n":128,"max_tokens":1,"prompt_logprobs":20}`, 400, `"param":"prompt_logprobs"`)
+}
+
+// TestEchoHalf: a prompt of tokens may end inside a character; the answer completes
+// it, and it is shown once.
+func TestEchoHalf(t *testing.T) {
+	w := start(t, nil)
+	f := func(more, text string) {
+		t.Helper()
+		// <0xC3> is token 3 + 0xc3; the next is <0xA9>.
+		a := complete(t, w, nil, `{"prompt":[1,403,198],"echo":true,"temperature":0,"logit_bias":{"172":100},"logprobs":0`+more+`}`)
+		c := &a.Choices[0]
+		if c.Text != text || len(c.Logprobs.Tokens) != len(c.Logprobs.Offsets) {
+			t.Errorf("%s: %q, want %q; %+v", more, c.Text, text, c.Logprobs)
+		}
+	}
+	f(`,"max_tokens":1`, "<s> Onceé")
+	f(`,"max_tokens":0`, "<s> Once\ufffd")
+	f(`,"max_tokens":1,"skip_special_tokens":false`, "<s> Onceé")
+}
+
+// TestBothEnds: what the tokenizer calls the end ends an answer, though config.json
+// names another token.
+func TestBothEnds(t *testing.T) {
+	dir := talking(t)
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer_config.json"), []byte(`{"eos_token":"▁was","bos_token":"<s>"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := start(t, func(c *worker.Config) { c.Model = dir })
+	for token, want := range map[string]string{"▁was": "stop", "</s>": "stop", "▁the": "length"} {
+		var ids struct{ Tokens []int32 }
+		_, b := ask(t, w.URL()+"/tokenize", nil, `{"prompt":"`+strings.ReplaceAll(token, "▁", "")+`","add_special_tokens":false}`)
+		if err := json.Unmarshal(b, &ids); err != nil || len(ids.Tokens) != 1 {
+			t.Fatalf("%s: %s", token, b)
+		}
+		a := complete(t, w, nil, fmt.Sprintf(`{"prompt":"Once","temperature":0,"max_tokens":2,"logit_bias":{"%d":100}}`, ids.Tokens[0]))
+		if c := &a.Choices[0]; *c.Finish != want {
+			t.Errorf("%s: %s, want %s", token, *c.Finish, want)
+		}
+	}
 }
 
 // TestPoolTooSmall: a prompt that no moment's pool could hold is refused at once,

@@ -32,6 +32,7 @@ type choice struct {
 	done     bool
 	text     []byte // not yet taken
 	logprobs []openai.TokenLogprob
+	echo     []openai.TokenLogprob // the prompt's, to go before them
 	ids      []int32
 	finish   string
 	hit      string // stop string
@@ -39,9 +40,14 @@ type choice struct {
 }
 
 func newChoice(w *Worker, j *job, it *item, index int) *choice {
-	return &choice{j: j, tok: w.tok, eos: w.eos(), item: it, index: index,
-		detok: w.tok.NewDetokenizer(j.SkipSpecial, it.tokens),
-		stop:  tokenizer.NewStopper(j.Stop, j.IncludeStop)}
+	if j.stops == nil {
+		j.stops = tokenizer.NewStops(j.Stop, j.IncludeStop)
+	}
+	if it.detok == nil {
+		it.detok = w.tok.NewDetokenizer(j.SkipSpecial, it.tokens)
+	}
+	return &choice{j: j, tok: w.tok, eos: w.eos, item: it, index: index,
+		detok: it.detok.Continue(j.SkipSpecial), stop: j.stops.Stopper()}
 }
 
 // push takes one event. It returns true when the choice hit a stop string and
@@ -54,6 +60,7 @@ func (c *choice) push(e *engine.Event) (stopped bool) {
 		c.echoPrompt()
 	}
 	if c.j.echoOnly() {
+		c.text = append(c.text, c.detok.Flush()...)
 		c.finish, c.done = string(engine.FinishLength), true
 		return false
 	}
@@ -61,7 +68,10 @@ func (c *choice) push(e *engine.Event) (stopped bool) {
 	id := e.Sampled.Token
 	c.ids = append(c.ids, id)
 	if c.j.logprobs >= 0 {
-		c.logprobs = append(c.logprobs, c.logprob(e.Sampled.Self, e.Sampled.Top))
+		lp := logprob(c.tok, e.Sampled.Self, e.Sampled.Top)
+		lp.Offset = c.offset
+		c.offset += utf8.RuneCountInString(lp.Token)
+		c.logprobs = append(c.logprobs, lp)
 	}
 	ended := e.Finish == engine.FinishStop
 	if !ended || c.j.IncludeStop { // the token that ends it is no text
@@ -100,43 +110,52 @@ func (c *choice) show(text string) (stopped bool) {
 func (c *choice) echoPrompt() {
 	c.text = append(c.text, c.item.text...)
 	if c.j.logprobs >= 0 {
-		c.logprobs = c.promptLogprobs(c.j.logprobs)
+		c.echo = c.item.logprobs(c.tok, &c.item.echoed, c.j.logprobs)
+		if n := len(c.echo); n > 0 {
+			last := &c.echo[n-1]
+			c.offset = last.Offset + utf8.RuneCountInString(last.Token)
+		}
 	}
 }
 
-// promptLogprobs lists the prompt's tokens; the first has no distribution, nor
-// has one that nobody computed (the prompt came from elsewhere).
-func (c *choice) promptLogprobs(most int) []openai.TokenLogprob {
-	list := make([]openai.TokenLogprob, 0, len(c.item.tokens))
-	for i, id := range c.item.tokens {
-		info := c.item.info
-		if i > 0 && info != nil && i <= len(info.Logprobs) {
+// logprobs lists the prompt's tokens, once for all choices; the first has no
+// distribution, nor has one that nobody computed (the prompt came from elsewhere).
+func (it *item) logprobs(tok *tokenizer.Tokenizer, made *[]openai.TokenLogprob, most int) []openai.TokenLogprob {
+	if *made != nil {
+		return *made
+	}
+	list := make([]openai.TokenLogprob, 0, len(it.tokens))
+	offset := 0
+	for i, id := range it.tokens {
+		var lp openai.TokenLogprob
+		if info := it.info; i > 0 && info != nil && i <= len(info.Logprobs) {
 			p := &info.Logprobs[i-1]
-			list = append(list, c.logprob(p.Self, p.Top[:min(most, len(p.Top))]))
-			continue
+			lp = logprob(tok, p.Self, p.Top[:min(most, len(p.Top))])
+		} else {
+			lp = logprob(tok, kernels.TokenLogprob{ID: id}, nil)
+			lp.None = true
 		}
-		lp := c.logprob(kernels.TokenLogprob{ID: id}, nil)
-		lp.None = true
+		lp.Offset = offset
+		offset += utf8.RuneCountInString(lp.Token)
 		list = append(list, lp)
 	}
+	*made = list
 	return list
 }
 
-// logprob renders one position, and moves the text offset past it.
-func (c *choice) logprob(self kernels.TokenLogprob, top []kernels.TokenLogprob) openai.TokenLogprob {
-	lp := openai.TokenLogprob{TopLogprob: c.top(self), Offset: c.offset}
+// logprob renders one position.
+func logprob(tok *tokenizer.Tokenizer, self kernels.TokenLogprob, top []kernels.TokenLogprob) openai.TokenLogprob {
+	one := func(t kernels.TokenLogprob) openai.TopLogprob {
+		return openai.TopLogprob{ID: t.ID, Token: tok.TokenText(t.ID), Bytes: tok.TokenBytes(t.ID), Logprob: t.Logprob}
+	}
+	lp := openai.TokenLogprob{TopLogprob: one(self)}
 	if len(top) > 0 {
 		lp.Top = make([]openai.TopLogprob, len(top))
 	}
 	for i, t := range top {
-		lp.Top[i] = c.top(t)
+		lp.Top[i] = one(t)
 	}
-	c.offset += utf8.RuneCountInString(lp.Token)
 	return lp
-}
-
-func (c *choice) top(t kernels.TokenLogprob) openai.TopLogprob {
-	return openai.TopLogprob{ID: t.ID, Token: c.tok.TokenText(t.ID), Bytes: c.tok.TokenBytes(t.ID), Logprob: t.Logprob}
 }
 
 // usage is the choice's own count, for continuous_usage_stats.
@@ -156,7 +175,7 @@ func (c *choice) take() openai.Choice {
 	out := openai.Choice{Index: c.index, Text: string(c.text), Role: !c.begun, Finish: c.finish,
 		StopString: c.hit, StopToken: c.stopID}
 	if c.j.logprobs >= 0 {
-		out.Logprobs = c.logprobs
+		out.Echo, out.Logprobs = c.echo, c.logprobs
 		if out.Logprobs == nil {
 			out.Logprobs = []openai.TokenLogprob{}
 		}
@@ -169,10 +188,10 @@ func (c *choice) take() openai.Choice {
 			out.PromptTokenIDs = c.item.tokens
 		}
 		if c.j.PromptLogprobs != nil {
-			out.PromptLogprobs = c.promptLogprobs(*c.j.PromptLogprobs)
+			out.PromptLogprobs = c.item.logprobs(c.tok, &c.item.listed, *c.j.PromptLogprobs)
 		}
 	}
-	c.begun = true
+	c.begun, c.echo = true, nil
 	c.text, c.logprobs, c.ids = c.text[:0], c.logprobs[:0], c.ids[:0]
 	return out
 }

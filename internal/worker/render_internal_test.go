@@ -3,6 +3,7 @@ package worker
 import (
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -25,7 +26,7 @@ func renderer(t testing.TB) *Worker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Worker{model: m, tok: tok}
+	return &Worker{model: m, tok: tok, eos: ends(m, tok)}
 }
 
 // bytesOf are the ids of a text's bytes: the vocabulary has each byte at 3.
@@ -147,8 +148,9 @@ func TestLogprobs(t *testing.T) {
 	}
 	var offsets, entries []int
 	for _, k := range chunks {
-		entries = append(entries, len(k.Logprobs))
-		for _, l := range k.Logprobs {
+		all := append(slices.Clone(k.Echo), k.Logprobs...)
+		entries = append(entries, len(all))
+		for _, l := range all {
 			offsets = append(offsets, l.Offset)
 		}
 	}
@@ -159,8 +161,8 @@ func TestLogprobs(t *testing.T) {
 		t.Errorf("offsets %v", offsets)
 	}
 	first := chunks[0]
-	if !first.Logprobs[0].None || first.Logprobs[1].None || len(first.Logprobs[1].Top) != 2 || first.Logprobs[1].Logprob != -2 {
-		t.Errorf("prompt %+v", first.Logprobs)
+	if !first.Echo[0].None || first.Echo[1].None || len(first.Echo[1].Top) != 2 || first.Echo[1].Logprob != -2 {
+		t.Errorf("prompt %+v", first.Echo)
 	}
 	if len(first.PromptLogprobs) != 4 || len(first.PromptLogprobs[1].Top) != 3 || chunks[1].PromptLogprobs != nil {
 		t.Errorf("prompt_logprobs %+v", first.PromptLogprobs)
@@ -173,6 +175,43 @@ func TestLogprobs(t *testing.T) {
 	}
 	if first.Index != 3 || !first.Role || chunks[1].Role {
 		t.Errorf("index %d", first.Index)
+	}
+}
+
+// TestChoiceMemory: what a request says once is not kept once a choice: stop strings,
+// and the prompt's log probabilities with echo.
+func TestChoiceMemory(t *testing.T) {
+	w := renderer(t)
+	j := newTestJob(func(j *job) {
+		for i := range 16 {
+			j.Stop = append(j.Stop, fmt.Sprint(i, strings.Repeat("z", 1000)))
+		}
+		j.echo, j.logprobs = true, 20
+		info := &engine.PromptInfo{Logprobs: make([]kernels.PromptLogprob, 500)}
+		for i := range info.Logprobs {
+			info.Logprobs[i].Top = make([]kernels.TokenLogprob, 20)
+		}
+		j.items[0] = item{tokens: make([]int32, 501), info: info}
+	})
+	var out []openai.Choice
+	made := func() {
+		c := newChoice(w, j, &j.items[0], 0)
+		c.push(&engine.Event{Sampled: kernels.Sampled{Token: 403}, Finish: engine.FinishLength})
+		out = append(out, c.take())
+	}
+	made()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	const n = 1000
+	for range n {
+		made()
+	}
+	runtime.ReadMemStats(&after)
+	if each := (after.TotalAlloc - before.TotalAlloc) / n; each > 4096 {
+		t.Errorf("%d bytes a choice", each)
+	}
+	if last := &out[n]; len(last.Echo) != 501 || len(last.Logprobs) != 1 || !last.Echo[0].None || len(last.Echo[500].Top) != 20 {
+		t.Errorf("%d and %d entries", len(last.Echo), len(last.Logprobs))
 	}
 }
 

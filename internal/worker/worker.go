@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -73,7 +74,8 @@ type Worker struct {
 
 	model   *model.Model
 	tok     *tokenizer.Tokenizer
-	longest int // bytes of the longest token
+	longest int     // bytes of the longest token
+	eos     []int32 // ids that end an answer
 	backend kernels.Backend
 	gpu     *gpustat.Poller   // nil: none, or nothing can be read
 	profile *profile.Profiler // of this process, and of the device where it has one
@@ -178,6 +180,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 	if w.tok, err = loadTokenizer(m); err != nil {
 		return err
 	}
+	w.eos = ends(m, w.tok)
 	for id := range w.tok.VocabSize() {
 		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
 	}
@@ -218,7 +221,7 @@ func (w *Worker) startEngine(ctx context.Context) error {
 	}
 	a := w.backend.Arch()
 	cfg := engineConfig(&w.cfg, &a, w.backend.Info().Name == "cuda")
-	cfg.EOS = w.eos()
+	cfg.EOS = w.eos
 	w.engine, err = engine.New(cfg, w.backend, w.cache, w.log, w.registry)
 	if err != nil {
 		return err
@@ -245,12 +248,11 @@ func (w *Worker) poolBytes() int64 {
 	return int64(l.BlockBytes()) * int64(l.Layers) * int64(w.backend.Blocks())
 }
 
-// eos joins what the model's configuration and its tokenizer call the end.
-func (w *Worker) eos() []int32 {
-	if len(w.model.Config.EOS) > 0 {
-		return w.model.Config.EOS
-	}
-	return w.tok.EOS()
+// ends joins what a model's configuration and its tokenizer call the end.
+func ends(m *model.Model, tok *tokenizer.Tokenizer) []int32 {
+	list := append(slices.Clone(m.Config.EOS), tok.EOS()...)
+	slices.Sort(list)
+	return slices.Compact(list)
 }
 
 // instance describes this worker to the fleet.

@@ -39,7 +39,8 @@ func newSampler(vocab int, o *ops) *sampler {
 	}
 }
 
-// token draws one token from raw logits, which it leaves alone.
+// token draws one token from raw logits, which it leaves alone. Where none is
+// above -inf it is the first of those, or 0: all are NaN.
 func (s *sampler) token(raw []float32, p *kernels.Sample) int32 {
 	x := raw
 	if shapes(p) {
@@ -48,6 +49,9 @@ func (s *sampler) token(raw []float32, p *kernels.Sample) int32 {
 		s.adjust(x, p)
 	}
 	top := s.argmax(&x[0], len(x))
+	if inf := float32(math.Inf(-1)); !(x[top] > inf) { // nothing is
+		return int32(max(slices.Index(x, inf), 0))
+	}
 	if p.Temperature == 0 || p.TopK == 1 {
 		return int32(top)
 	}

@@ -262,6 +262,10 @@ func TestGreedy(t *testing.T) {
 	f([]float32{0, inf, 1}, kernels.Sample{Temperature: 1}, 1)
 	f([]float32{nan, 2, -inf}, kernels.Sample{Temperature: 1, Seed: 4}, 1)
 	f([]float32{1, 2}, kernels.Sample{Temperature: 1e-30}, 1)
+	for _, p := range []kernels.Sample{{}, {Temperature: 1}, {Temperature: 1, TopK: 2}, {Temperature: 1, TopP: 0.5}, {Temperature: 1, MinP: 0.5}} {
+		f([]float32{nan, nan, nan, nan}, p, 0)
+		f([]float32{nan, -inf, nan, -inf}, p, 1)
+	}
 }
 
 // Draws are the same on every instruction set.

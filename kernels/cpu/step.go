@@ -292,9 +292,6 @@ func (b *Backend) member(id int) {
 		}
 	}
 	b.finish(m)
-	if id != 0 {
-		t.barrier() // member 0 waits for it in run
-	}
 }
 
 // embedRows writes each token's embedding, rotary table and first norm.

@@ -224,3 +224,30 @@ func TestGates(t *testing.T) {
 }
 
 type otherGate struct{ kernels.Gate }
+
+// TestStepPanic: what panics inside a step of many threads ends that step, for all
+// of them, and the next one is as good as ever.
+func TestStepPanic(t *testing.T) {
+	a := shape(2, 256, 512, 4, 2, 64, 300)
+	b := open(t, a, randomWeights(a, kernels.F32, 1), cpu.Options{Blocks: 4, BlockTokens: 16, Threads: 4})
+	seq := kernels.Seq{Tokens: make([]int32, 32), Blocks: []int32{0, 1}, WantLogits: true}
+	want := slices.Clone(mustStep(t, b, seq)[0].Logits)
+	for layer := range a.Layers {
+		func() {
+			defer func() {
+				if p := recover(); p != "pusher" {
+					t.Errorf("layer %d: %v", layer, p)
+				}
+			}()
+			_, err := b.Step(&kernels.Step{Seqs: []kernels.Seq{seq}, OnLayer: func(l int) {
+				if l == layer {
+					panic("pusher")
+				}
+			}})
+			t.Errorf("layer %d: no panic, %v", layer, err)
+		}()
+		if got := mustStep(t, b, seq)[0].Logits; !sameBits(got, want) {
+			t.Errorf("layer %d: the next step has other logits", layer)
+		}
+	}
+}

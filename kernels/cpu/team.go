@@ -11,7 +11,7 @@ import (
 // channel between runs and never spin then.
 type team struct {
 	size  int
-	start []chan func(member int) // one a sleeping member
+	start []chan func(member int) // one a sleeping member; nil asks whether it has left the run
 	wg    sync.WaitGroup
 
 	closed  bool
@@ -23,6 +23,8 @@ type team struct {
 	_       [60]byte
 	next    atomic.Int64 // first unclaimed item since the last barrier
 	_       [56]byte
+	broken  atomic.Pointer[any] // what a member of the current run panicked with; nil: none did
+	left    sync.WaitGroup      // members of a broken run that have not left it
 
 	parked atomic.Int32
 	mu     sync.Mutex // guards nothing but the wait on phase
@@ -45,27 +47,86 @@ func newTeam(size int) *team {
 		t.start = append(t.start, start)
 		t.wg.Go(func() {
 			for work := range start {
-				work(member)
+				if work == nil {
+					t.left.Done()
+					continue
+				}
+				t.do(member, work)
 			}
 		})
 	}
 	return t
 }
 
-// run calls work(member) on n members, which all must pass the same barriers.
-// The members other than 0 end work with one barrier more: run waits there.
+// run calls work(member) on n members, which all must pass the same barriers. If
+// one panics, the others leave work at their next barrier, and run panics with
+// the same once all have left; the team can run again.
 func (t *team) run(n int, work func(member int)) {
 	t.active = n
 	t.next.Store(0)
 	for _, c := range t.start[:n-1] {
 		c <- work
 	}
-	work(0)
-	t.barrier()
+	t.do(0, work)
+	p := t.broken.Load()
+	if p == nil {
+		return
+	}
+	t.left.Add(n - 1)
+	for _, c := range t.start[:n-1] {
+		c <- nil
+	}
+	t.left.Wait()
+	t.arrived.Store(0)
+	t.broken.Store(nil)
+	panic(*p)
+}
+
+// do is a member's part of a run. It ends at a barrier, so that member 0 has
+// waited for all.
+func (t *team) do(member int, work func(member int)) {
+	defer func() {
+		if p := recover(); p != nil {
+			t.fail(p)
+		}
+	}()
+	work(member)
+	t.meet()
+}
+
+// fail notes the first panic of a run, and lets those at the barrier leave.
+func (t *team) fail(p any) {
+	if t.broken.CompareAndSwap(nil, &p) {
+		t.pass()
+	}
+}
+
+// pass lets those at the barrier go on.
+func (t *team) pass() {
+	t.phase.Add(1)
+	if t.parked.Load() > 0 {
+		t.mu.Lock()
+		t.cond.Broadcast()
+		t.mu.Unlock()
+	}
+}
+
+// whole panics if a member has, for this one to leave its work too.
+func (t *team) whole() {
+	if p := t.broken.Load(); p != nil {
+		panic(*p)
+	}
 }
 
 // barrier waits until every active member is here, and resets claim.
 func (t *team) barrier() {
+	t.meet()
+	t.whole()
+}
+
+// meet is a barrier after which broken is not looked at: after a run's last one it
+// may already be the next run's.
+func (t *team) meet() {
 	// Read before arriving: after it, member 0 may already be in the next run.
 	active := int32(t.active)
 	if active == 1 {
@@ -73,17 +134,18 @@ func (t *team) barrier() {
 		return
 	}
 	phase := t.phase.Load()
+	t.whole() // after phase was read: who panics later changes it
 	if t.arrived.Add(1) == active {
 		t.arrived.Store(0)
 		t.next.Store(0)
-		t.phase.Add(1)
-		if t.parked.Load() > 0 {
-			t.mu.Lock()
-			t.cond.Broadcast()
-			t.mu.Unlock()
-		}
+		t.pass()
 		return
 	}
+	t.await(phase)
+}
+
+// await waits until the barrier that was reached in phase lets everybody go on.
+func (t *team) await(phase uint32) {
 	for range spinRounds {
 		if t.phase.Load() != phase {
 			return
