@@ -13,6 +13,7 @@ type interp struct {
 	steps   int
 	bytes   int
 	calls   int // depth of macro calls
+	depth   int // of expressions, over all macro calls
 	line    int
 	now     func() time.Time
 }

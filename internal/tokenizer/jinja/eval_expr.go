@@ -81,8 +81,25 @@ func (in *interp) call(f value, a args) value {
 	return fn.call(in, a)
 }
 
+// eval bounds the stack: what the parser bounds multiplies, levels of operators
+// with parentheses with macro calls.
 func (in *interp) eval(x expr, sc *scope) value {
 	in.step()
+	in.deeper()
+	v := in.evaluate(x, sc)
+	in.depth--
+	return v
+}
+
+// deeper counts a level of recursion, which ends with in.depth--; after a
+// failure nothing is evaluated any more.
+func (in *interp) deeper() {
+	if in.depth++; in.depth > maxDepth {
+		in.fail("expressions nested deeper than %d", maxDepth)
+	}
+}
+
+func (in *interp) evaluate(x expr, sc *scope) value {
 	switch x := x.(type) {
 	case *literal:
 		return x.v

@@ -296,9 +296,11 @@ func (in *interp) mapped(v value, a args) []value {
 		in.fail("map without a filter")
 	}
 	name := in.text(a.pos[0])
+	in.deeper() // map('map', 'map', …)
 	for _, x := range in.items(v) {
 		out = append(out, in.filter(name, x, args{a.pos[1:], a.names, a.named}))
 	}
+	in.depth--
 	return out
 }
 

@@ -28,6 +28,7 @@ const (
 	maxSource    = 1 << 20
 	maxNest      = 100  // depth of nesting in a template, of macro calls, of values
 	maxChain     = 1000 // operators in a row
+	maxDepth     = 4000 // expressions inside expressions, over all macro calls
 )
 
 // Error is what is wrong with a template, or why it refused its input.

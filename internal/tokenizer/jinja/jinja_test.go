@@ -106,6 +106,32 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestDepth renders templates whose nesting multiplies: a stack overflow could
+// not be recovered from.
+func TestDepth(t *testing.T) {
+	deep := "m()"
+	for range 44 {
+		for _, op := range []string{"**1", "*1", "~1", "+1", " and 1", " or 1"} {
+			deep += strings.Repeat(op, 990)
+		}
+		deep = "(" + deep + ")"
+	}
+	for name, src := range map[string]string{
+		"operators": "{% macro m() %}{{ " + deep + " }}{% endmacro %}{{ m() }}",
+		"filters": "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | map('map'" +
+			strings.Repeat(",'map'", 100_000) + ") }}",
+	} {
+		if out, err := render(src, nil, limits); err == nil || !strings.Contains(err.Error(), "nested deeper") {
+			t.Errorf("%s: have %q, %v", name, out, err)
+		}
+	}
+	// What templates may do: a long sum in a macro that calls itself.
+	out, err := render("{% macro f(n) %}{{ f(n-1) if n else 1"+strings.Repeat("+0", 900)+" }}{% endmacro %}{{ f(90) }}", nil, limits)
+	if out != "1" || err != nil {
+		t.Errorf("have %q, %v", out, err)
+	}
+}
+
 func FuzzRender(f *testing.F) {
 	raw, err := os.ReadFile("testdata/snippets.json")
 	if err != nil {
