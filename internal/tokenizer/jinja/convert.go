@@ -4,13 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"math"
-	"sort"
 	"strconv"
+	"strings"
 )
 
 // FromJSON reads a JSON value; objects become *Dict in the order of the text,
-// numbers int64 where they are written as integers and fit, else float64.
+// numbers are integers of any size where they are written as such, else float64.
 func FromJSON(raw []byte) (any, error) {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.UseNumber()
@@ -34,7 +33,7 @@ func decodeJSON(dec *json.Decoder, depth int) (value, error) {
 	}
 	switch t := tok.(type) {
 	case json.Number:
-		return fromNumber(t)
+		return fromNumber(t.String()), nil
 	case json.Delim:
 		if t == '[' {
 			l := &List{}
@@ -48,7 +47,7 @@ func decodeJSON(dec *json.Decoder, depth int) (value, error) {
 			_, err := dec.Token()
 			return l, err
 		}
-		d := newDict()
+		d := &Dict{}
 		for dec.More() {
 			k, err := dec.Token()
 			if err != nil {
@@ -66,74 +65,41 @@ func decodeJSON(dec *json.Decoder, depth int) (value, error) {
 	return tok, nil // string, bool, nil
 }
 
-func fromNumber(n json.Number) (value, error) {
-	if i, err := strconv.ParseInt(n.String(), 10, 64); err == nil {
-		return i, nil
+// fromNumber reads a number as Python's json does.
+func fromNumber(text string) value {
+	if strings.ContainsAny(text, ".eE") {
+		f, _ := strconv.ParseFloat(text, 64) // what is too large is infinite
+		return f
 	}
-	return n.Float64()
+	return fromDigits(text)
 }
 
-// FromGo converts Go values as encoding/json makes them, and json.RawMessage,
-// json.Number, the integer types, []string and []map[string]any. The keys of a
-// Go map come in sorted order; a json.RawMessage keeps the order it has. A
-// float64 without a fraction becomes an integer.
-func FromGo(v any) (any, error) { return fromGo(v, 0) }
-
-func fromGo(v any, depth int) (value, error) {
-	if depth > maxNest {
-		return nil, fmt.Errorf("nested deeper than %d", maxNest)
+// fromDigits reads a decimal integer of any size, without leading zeros.
+func fromDigits(text string) value {
+	if i, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return i
 	}
+	return bigInt(text)
+}
+
+// FromGo converts what the variables of a template may be: values that
+// FromJSON, NewList and FromGo return, json.RawMessage and a list of it.
+func FromGo(v any) (any, error) {
 	switch v := v.(type) {
 	case nil, bool, string, int64, *Dict, *List:
 		return v, nil
 	case json.RawMessage:
 		return FromJSON(v)
-	case json.Number:
-		return fromNumber(v)
-	case int:
-		return int64(v), nil
-	case int32:
-		return int64(v), nil
-	case float64:
-		if v == math.Trunc(v) && math.Abs(v) < 1<<53 {
-			return int64(v), nil
-		}
-		return v, nil
-	case map[string]any:
-		d := newDict()
-		keys := make([]string, 0, len(v))
-		for k := range v {
-			keys = append(keys, k)
-		}
-		sort.Strings(keys)
-		for _, k := range keys {
-			c, err := fromGo(v[k], depth+1)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", k, err)
-			}
-			d.set(k, c)
-		}
-		return d, nil
-	case []any:
-		return fromSlice(v, depth)
-	case []map[string]any:
-		return fromSlice(v, depth)
-	case []string:
-		return fromSlice(v, depth)
 	case []json.RawMessage:
-		return fromSlice(v, depth)
+		l := &List{items: make([]value, len(v))}
+		for i, x := range v {
+			c, err := FromJSON(x)
+			if err != nil {
+				return nil, fmt.Errorf("item %d: %w", i, err)
+			}
+			l.items[i] = c
+		}
+		return l, nil
 	}
 	return nil, fmt.Errorf("a value of type %T is not supported", v)
-}
-
-func fromSlice[T any](s []T, depth int) (value, error) {
-	l := &List{items: make([]value, len(s))}
-	for i, x := range s {
-		c, err := fromGo(x, depth+1)
-		if err != nil {
-			return nil, fmt.Errorf("item %d: %w", i, err)
-		}
-		l.items[i] = c
-	}
-	return l, nil
 }

@@ -114,7 +114,7 @@ func (in *interp) evaluate(x expr, sc *scope) value {
 		return l
 	case *dictExpr:
 		in.charge(64 * len(x.keys))
-		d := newDict()
+		d := &Dict{}
 		for i := range x.keys {
 			k := in.eval(x.keys[i], sc)
 			if !isKey(k) {

@@ -166,11 +166,7 @@ func (p *parser) primary() expr {
 		}
 		return &literal{s}
 	case tokInt:
-		n, err := strconv.ParseInt(t.val, 10, 64)
-		if err != nil {
-			p.fail("number %s is too large", t.val)
-		}
-		return &literal{n}
+		return &literal{fromDigits(t.val)}
 	case tokFloat:
 		f, err := strconv.ParseFloat(t.val, 64)
 		if err != nil || math.IsInf(f, 0) {

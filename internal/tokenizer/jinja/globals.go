@@ -35,7 +35,7 @@ func builtin(name string) *function {
 		}}
 	case "dict":
 		return &function{name, func(in *interp, a args) value {
-			d := newDict()
+			d := &Dict{}
 			in.charge(64 * len(a.names))
 			for _, v := range a.pos {
 				src, ok := v.(*Dict)

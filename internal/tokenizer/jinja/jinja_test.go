@@ -51,11 +51,17 @@ func TestVariables(t *testing.T) {
 			t.Errorf("%s of %v: have %q, %v, want %q", src, v, got, err, want)
 		}
 	}
-	f("{{ v | tojson }}", json.RawMessage(`{"b":1,"a":[1.0,2e3,9223372036854775807,null]}`), `{"b": 1, "a": [1.0, 2000.0, 9223372036854775807, null]}`)
-	f("{{ v | tojson }}", map[string]any{"b": 1.0, "a": 2.5, "c": []string{"x"}}, `{"a": 2.5, "b": 1, "c": ["x"]}`)
-	f("{{ v.a.b }}", map[string]any{"a": map[string]any{"b": "c"}}, "c")
-	f("{{ v | length }}", []map[string]any{{}, {}}, "2")
-	f("{% generation %}{{ v }}{% endgeneration %}", int32(3), "3")
+	raw := func(text string) any { return json.RawMessage(text) }
+	const nines = "99999999999999999999"
+	f("{{ v | tojson }}", raw(`{"b":1,"a":[1.0,2e3,9223372036854775807,null]}`), `{"b": 1, "a": [1.0, 2000.0, 9223372036854775807, null]}`)
+	f("{{ v | tojson }}", []json.RawMessage{[]byte(`{"b":1.0}`), []byte(`"x"`)}, `[{"b": 1.0}, "x"]`)
+	f("{{ v.a.b }}", raw(`{"a":{"b":"c"}}`), "c")
+	f("{{ v | length }}", raw("[{},{}]"), "2")
+	f("{% generation %}{{ v }}{% endgeneration %}", int64(3), "3")
+	f("{{ v }} {{ v is integer }} {{ v is number }} {{ v is float }} {{ v is true }} {{ v == "+nines+" }} {{ {v: 1}["+nines+"] }} {{ 1 if v }}",
+		raw(nines), nines+" True True False False True 1 1")
+	f("{{ v }}", raw("[-0, 1e999, -1e999]"), "[0, inf, -inf]")
+	f("{{ v.a }} {{ v.h }} {{ v.i }} {{ v | length }} {{ 'x' in v }}", raw(`{"a":0,"b":1,"a":2,"c":3,"d":4,"e":5,"f":6,"g":7,"h":8,"i":9,"j":10}`), "2 8 9 10 False")
 	if _, err := render("{{ v }}", map[string]any{"v": struct{}{}}, limits); err == nil {
 		t.Error("a struct was taken")
 	}

@@ -53,6 +53,8 @@ func (w *jsonWriter) write(v value, depth int) {
 		fmt.Fprint(&w.b, v)
 	case int64:
 		fmt.Fprint(&w.b, v)
+	case bigInt:
+		w.b.WriteString(string(v))
 	case float64:
 		s := pyFloat(v)
 		switch s {

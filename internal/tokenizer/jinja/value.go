@@ -12,8 +12,12 @@ import (
 )
 
 // value is what a template computes with: nil (none), undefined, bool, int64,
-// float64, string, *List, *Dict, *namespace, *loop or *function.
+// bigInt, float64, string, *List, *Dict, *namespace, *loop or *function.
 type value = any
+
+// bigInt is an integer that int64 does not hold, in decimal. It can be passed on
+// and printed, not computed with.
+type bigInt string
 
 type undefined struct{ what string }
 
@@ -41,10 +45,10 @@ type function struct {
 type Dict struct {
 	keys  []value
 	vals  []value
-	index map[value]int
+	index map[value]int // of more than few keys: most have few, and a map is large
 }
 
-func newDict() *Dict { return &Dict{index: map[value]int{}} }
+const few = 8
 
 // Get returns the value of key k.
 func (d *Dict) Get(k string) (any, bool) { return d.get(k) }
@@ -52,28 +56,47 @@ func (d *Dict) Get(k string) (any, bool) { return d.get(k) }
 // With returns a copy of d in which k has the value v, which is as FromGo
 // returns it; a new key comes last.
 func (d *Dict) With(k string, v any) *Dict {
-	c := &Dict{keys: slices.Clone(d.keys), vals: slices.Clone(d.vals), index: maps.Clone(d.index)}
+	c := &Dict{keys: slices.Clip(d.keys), vals: slices.Clone(d.vals), index: maps.Clone(d.index)}
 	c.set(k, v)
 	return c
 }
 
 func (d *Dict) set(k, v value) {
-	h := hashKey(k)
-	if i, ok := d.index[h]; ok {
+	if i := d.find(k); i >= 0 {
 		d.vals[i] = v
 		return
 	}
-	d.index[h] = len(d.keys)
 	d.keys = append(d.keys, k)
 	d.vals = append(d.vals, v)
+	switch {
+	case d.index != nil:
+		d.index[hashKey(k)] = len(d.keys) - 1
+	case len(d.keys) > few:
+		d.index = make(map[value]int, 2*few)
+		for i, k := range d.keys {
+			d.index[hashKey(k)] = i
+		}
+	}
+}
+
+// find returns where key k is, -1 if it is not there.
+func (d *Dict) find(k value) int {
+	h := hashKey(k)
+	if d.index != nil {
+		if i, ok := d.index[h]; ok {
+			return i
+		}
+		return -1
+	}
+	return slices.IndexFunc(d.keys, func(k value) bool { return hashKey(k) == h })
 }
 
 func (d *Dict) get(k value) (value, bool) {
 	if !isKey(k) {
 		return nil, false
 	}
-	i, ok := d.index[hashKey(k)]
-	if !ok {
+	i := d.find(k)
+	if i < 0 {
 		return nil, false
 	}
 	return d.vals[i], true
@@ -81,7 +104,7 @@ func (d *Dict) get(k value) (value, bool) {
 
 func isKey(k value) bool {
 	switch k.(type) {
-	case string, int64, float64, bool, nil:
+	case string, int64, bigInt, float64, bool, nil:
 		return true
 	}
 	return false
@@ -153,6 +176,9 @@ func (in *interp) repr(b *strings.Builder, v value, depth int) {
 		}
 	case int64:
 		b.WriteString(strconv.FormatInt(v, 10))
+	case bigInt:
+		in.charge(len(v))
+		b.WriteString(string(v))
 	case float64:
 		b.WriteString(pyFloat(v))
 	case string:
@@ -253,6 +279,8 @@ func kindOf(v value) string {
 		return "boolean"
 	case int64:
 		return "integer"
+	case bigInt:
+		return "integer beyond 64 bits"
 	case float64:
 		return "float"
 	case string:
