@@ -3,9 +3,11 @@ package jinja_test
 import (
 	"encoding/json"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/xpyd/xpyd/internal/tokenizer/jinja"
 )
@@ -64,9 +66,6 @@ func TestVariables(t *testing.T) {
 	f("{{ v.a }} {{ v.h }} {{ v.i }} {{ v | length }} {{ 'x' in v }}", raw(`{"a":0,"b":1,"a":2,"c":3,"d":4,"e":5,"f":6,"g":7,"h":8,"i":9,"j":10}`), "2 8 9 10 False")
 	if _, err := render("{{ v }}", map[string]any{"v": struct{}{}}, limits); err == nil {
 		t.Error("a struct was taken")
-	}
-	if _, err := jinja.FromJSON([]byte(`{} {}`)); err == nil {
-		t.Error("two JSON values were taken")
 	}
 }
 
@@ -158,6 +157,34 @@ func FuzzRender(f *testing.F) {
 		}
 		if err != nil && out != "" {
 			t.Errorf("%q beside error %v", out, err)
+		}
+	})
+}
+
+// FuzzFromJSON compares with encoding/json.
+func FuzzFromJSON(f *testing.F) {
+	for _, s := range []string{`{} {}`, ` {"a" : [1, -2.5e3,true,false,null ,"x\u00e9\ud83d\ude00\ud83d\n\/"], "b":{}, "a":[]}`, `[1,]`, `{"a"}`, `{1:2}`, `"a`, "\"\n\"", `"\x"`, `"\u12"`,
+		`01`, `[nul]`, `1 2`, "\"a\xff\"", ``, `-`, `[[[]]]`, `99999999999999999999`, `{"a":1,"b":2,"c":3,"d":4,"e":5,"f":6,"g":7,"h":8,"i":9,"a":0}`, `"\u+123"`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		_, err := jinja.FromJSON(raw)
+		if err != nil {
+			if json.Valid(raw) && !strings.Contains(err.Error(), "nested deeper") {
+				t.Errorf("refused %q: %v", raw, err)
+			}
+			return
+		}
+		if !json.Valid(raw) {
+			t.Fatalf("took %q", raw)
+		}
+		var want, have any
+		if !utf8.Valid(raw) || json.Unmarshal(raw, &want) != nil { // a number out of range
+			return
+		}
+		out, err := render("{{ v | tojson }}", map[string]any{"v": json.RawMessage(raw)}, limits)
+		if err != nil || json.Unmarshal([]byte(out), &have) != nil || !reflect.DeepEqual(have, want) {
+			t.Errorf("%q became %q, %v", raw, out, err)
 		}
 	})
 }
