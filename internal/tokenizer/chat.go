@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -125,6 +126,11 @@ const continueMark = "XPYD_CONTINUE_FINAL_MESSAGE "
 // content given as a list of text parts is joined with newlines if the
 // template wants a string.
 func (t *Tokenizer) RenderChat(in ChatInput) (string, error) {
+	return t.RenderChatContext(context.Background(), in)
+}
+
+// RenderChatContext is RenderChat until ctx is done.
+func (t *Tokenizer) RenderChatContext(ctx context.Context, in ChatInput) (string, error) {
 	tmpl, ok := t.chat.pick(len(in.Tools) > 0)
 	switch {
 	case !ok:
@@ -166,7 +172,7 @@ func (t *Tokenizer) RenderChat(in ChatInput) (string, error) {
 	if !in.Now.IsZero() {
 		lim.Now = func() time.Time { return in.Now }
 	}
-	out, err := tmpl.parsed.Render(vars, lim)
+	out, err := tmpl.parsed.Render(ctx, vars, lim)
 	if err != nil {
 		return "", fmt.Errorf("render chat template: %w", err)
 	}

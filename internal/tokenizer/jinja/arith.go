@@ -64,7 +64,7 @@ func (in *interp) binary(op string, l, r value) value {
 	}
 	for _, v := range []value{l, r} {
 		if u, ok := v.(undefined); ok {
-			in.fail("%s is undefined", u.what)
+			in.missing(u)
 		}
 	}
 	in.fail("bad operands %s and %s for %s", kindOf(l), kindOf(r), op)

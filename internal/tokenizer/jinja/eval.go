@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -16,6 +17,9 @@ type interp struct {
 	depth   int // of expressions, over all macro calls
 	line    int
 	now     func() time.Time
+
+	ctx   context.Context
+	check int // of steps, when ctx is looked at next
 }
 
 type scope struct {
@@ -24,13 +28,36 @@ type scope struct {
 }
 
 func (in *interp) fail(format string, args ...any) {
-	panic(&Error{Line: in.line, Msg: fmt.Sprintf(format, args...)})
+	msg := fmt.Sprintf(format, args...)
+	if len(msg) > maxMessage {
+		msg = strings.ToValidUTF8(msg[:maxMessage], "") + "…"
+	}
+	panic(&Error{Line: in.line, Msg: msg})
 }
 
-func (in *interp) step() {
-	if in.steps--; in.steps < 0 {
+func (in *interp) missing(u undefined) {
+	if u.of != "" {
+		in.fail("%s of %s is undefined", u.what, u.of)
+	}
+	in.fail("%s is undefined", u.what)
+}
+
+func (in *interp) step() { in.take(1) }
+
+// linear accounts for an operation over n bytes that makes nothing.
+func (in *interp) linear(n int) { in.take(n / 64) }
+
+func (in *interp) take(steps int) {
+	if in.steps -= steps; in.steps >= in.check {
+		return
+	}
+	if in.steps < 0 {
 		in.fail("rendering takes too many steps")
 	}
+	if err := in.ctx.Err(); err != nil {
+		panic(stopped{err})
+	}
+	in.check = max(0, in.steps-checkSteps)
 }
 
 // charge accounts for n bytes about to be made.
@@ -57,7 +84,7 @@ func (in *interp) lookup(name string, sc *scope) value {
 	if f := builtin(name); f != nil {
 		return f
 	}
-	return undefined{name}
+	return undefined{what: name}
 }
 
 type flow uint8
@@ -215,7 +242,7 @@ func (in *interp) loopAttr(l *loop, name string) value {
 	n := len(l.items)
 	at := func(i int) value {
 		if i < 0 || i >= n {
-			return undefined{"loop." + name}
+			return undefined{what: name, of: "loop"}
 		}
 		return l.items[i]
 	}
@@ -259,11 +286,12 @@ func (in *interp) loopAttr(l *loop, name string) value {
 			return true
 		}}
 	}
-	return undefined{"loop." + name}
+	return undefined{what: name, of: "loop"}
 }
 
 // macro makes a macro callable; it sees the scope that it was defined in.
 func (in *interp) macro(m *macroStmt, sc *scope) *function {
+	in.charge(512) // with that scope
 	return &function{m.name, func(in *interp, a args) value {
 		if in.calls++; in.calls > maxNest {
 			in.fail("macros called deeper than %d", maxNest)
@@ -282,7 +310,7 @@ func (in *interp) macro(m *macroStmt, sc *scope) *function {
 			} else if d := m.params[i].def; d != nil {
 				body.vars[names[i]] = in.eval(d, body)
 			} else {
-				body.vars[names[i]] = undefined{names[i]}
+				body.vars[names[i]] = undefined{what: names[i]}
 			}
 		}
 		s := in.capture(m.body, body)

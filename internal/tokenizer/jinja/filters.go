@@ -65,7 +65,9 @@ func (in *interp) filter(name string, v value, a args) value {
 		return in.numeric(name, v, a)
 	case "wordcount":
 		none()
-		return int64(len(strings.Fields(in.str(v))))
+		s := in.str(v)
+		in.charge(8 * len(s))
+		return int64(len(strings.Fields(s)))
 	}
 	return in.sequence(name, v, a)
 }
@@ -108,6 +110,7 @@ func (in *interp) numeric(name string, v value, a args) value {
 	p := a.bind(in, name, "default", "base")
 	i, f, isInt, ok := number(v)
 	if s, isString := v.(string); isString {
+		in.linear(8 * len(s))
 		s = strings.TrimSpace(s)
 		if n, err := strconv.ParseInt(s, 10, 64); err == nil {
 			i, f, isInt, ok = n, float64(n), true, true
@@ -137,12 +140,12 @@ func (in *interp) sequence(name string, v value, a args) value {
 	}
 	switch name {
 	case "list":
-		return made(append([]value(nil), in.items(v)...))
+		return &List{items: in.copyOf(in.items(v))}
 	case "first", "last":
 		a.bind(in, name)
 		items := in.items(v)
 		if len(items) == 0 {
-			return undefined{name + " of nothing"}
+			return undefined{what: name, of: "nothing"}
 		}
 		if name == "last" {
 			return items[len(items)-1]
@@ -159,12 +162,12 @@ func (in *interp) sequence(name string, v value, a args) value {
 		}
 		return in.join(v, sep, attribute)
 	case "reverse":
-		items := append([]value(nil), in.items(v)...)
+		items := in.copyOf(in.items(v))
 		reverse(items)
 		if _, ok := v.(string); ok {
 			return in.join(&List{items: items}, "", "")
 		}
-		return made(items)
+		return &List{items: items}
 	case "items":
 		a.bind(in, name)
 		if d, ok := v.(*Dict); ok {
@@ -178,15 +181,15 @@ func (in *interp) sequence(name string, v value, a args) value {
 		return in.dictsort(v, a)
 	case "sort":
 		p := a.bind(in, name, "reverse", "case_sensitive", "attribute")
-		return made(in.sorted(append([]value(nil), in.items(v)...), flag(p[0]), in.key(p[2], flag(p[1]))))
+		return &List{items: in.sorted(in.copyOf(in.items(v)), flag(p[0]), in.key(p[2], flag(p[1])))}
 	case "unique":
 		p := a.bind(in, name, "case_sensitive", "attribute")
 		return in.unique(v, in.key(p[1], flag(p[0])))
 	case "min", "max":
 		p := a.bind(in, name, "case_sensitive", "attribute")
-		items := in.sorted(append([]value(nil), in.items(v)...), name == "max", in.key(p[1], flag(p[0])))
+		items := in.sorted(in.copyOf(in.items(v)), name == "max", in.key(p[1], flag(p[0])))
 		if len(items) == 0 {
-			return undefined{name + " of nothing"}
+			return undefined{what: name, of: "nothing"}
 		}
 		return items[0]
 	case "sum":
@@ -196,6 +199,7 @@ func (in *interp) sequence(name string, v value, a args) value {
 			total = p[1]
 		}
 		for _, x := range in.items(v) {
+			in.step()
 			if p[0] != (absent{}) {
 				x = in.path(x, in.str(p[0]))
 			}
@@ -213,8 +217,14 @@ func (in *interp) sequence(name string, v value, a args) value {
 	return nil
 }
 
+func (in *interp) copyOf(items []value) []value {
+	in.charge(16 * len(items))
+	return append([]value(nil), items...)
+}
+
 // path is v.a.b of the attribute argument "a.b"; digits are an index.
 func (in *interp) path(v value, path string) value {
+	in.linear(len(path))
 	for part := range strings.SplitSeq(path, ".") {
 		if n, err := strconv.ParseInt(part, 10, 64); err == nil {
 			v = in.index(v, n)
@@ -274,6 +284,7 @@ next:
 				continue next
 			}
 		}
+		in.charge(32)
 		seen, out.items = append(seen, k), append(out.items, x)
 	}
 	return out
@@ -284,6 +295,7 @@ func (in *interp) mapped(v value, a args) []value {
 	if attribute, ok := a.take("attribute"); ok {
 		def, hasDef := a.take("default")
 		for _, x := range in.items(v) {
+			in.step()
 			x = in.path(x, in.str(attribute))
 			if _, undef := x.(undefined); undef && hasDef {
 				x = def
@@ -298,6 +310,7 @@ func (in *interp) mapped(v value, a args) []value {
 	name := in.text(a.pos[0])
 	in.deeper() // map('map', 'map', …)
 	for _, x := range in.items(v) {
+		in.step()
 		out = append(out, in.filter(name, x, args{a.pos[1:], a.names, a.named}))
 	}
 	in.depth--

@@ -13,6 +13,7 @@ func (in *interp) format(s string, v value) string {
 	if l, ok := v.(*List); ok && l.tuple {
 		vals = l.items
 	}
+	in.charge(len(s))
 	var b strings.Builder
 	for at := 0; at < len(s); at++ {
 		if s[at] != '%' {
@@ -40,7 +41,6 @@ func (in *interp) format(s string, v value) string {
 		in.charge(len(out))
 		b.WriteString(out)
 	}
-	in.charge(len(s))
 	return b.String()
 }
 

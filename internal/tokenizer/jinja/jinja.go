@@ -9,6 +9,7 @@
 package jinja
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -29,6 +30,9 @@ const (
 	maxNest      = 100  // depth of nesting in a template, of macro calls, of values
 	maxChain     = 1000 // operators in a row
 	maxDepth     = 4000 // expressions inside expressions, over all macro calls
+	maxName      = 1000 // bytes of a name, and
+	maxMessage   = 1000 // of a message that the template did not write
+	checkSteps   = 4096 // between two looks at the context
 )
 
 // Error is what is wrong with a template, or why it refused its input.
@@ -62,8 +66,9 @@ func Parse(source string) (t *Template, err error) {
 	return &Template{body: body}, nil
 }
 
-// Render executes the template with vars, whose values FromGo converts.
-func (t *Template) Render(vars map[string]any, lim Limits) (out string, err error) {
+// Render executes the template with vars, whose values FromGo converts, until
+// ctx is done.
+func (t *Template) Render(ctx context.Context, vars map[string]any, lim Limits) (out string, err error) {
 	if lim.Steps == 0 {
 		lim.Steps = defaultSteps
 	}
@@ -74,7 +79,8 @@ func (t *Template) Render(vars map[string]any, lim Limits) (out string, err erro
 		lim.Now = time.Now
 	}
 	defer catch(&err)
-	in := &interp{steps: lim.Steps, bytes: lim.Bytes, now: lim.Now, out: &strings.Builder{}, globals: map[string]value{}}
+	in := &interp{steps: lim.Steps, bytes: lim.Bytes, now: lim.Now, out: &strings.Builder{}, globals: map[string]value{},
+		ctx: ctx, check: max(0, lim.Steps-checkSteps)}
 	for name, v := range vars {
 		conv, err := FromGo(v)
 		if err != nil {
@@ -94,12 +100,18 @@ func catch(err *error) {
 	if r == nil {
 		return
 	}
-	e, ok := r.(*Error)
-	if !ok {
+	switch r := r.(type) {
+	case *Error:
+		*err = r
+	case stopped:
+		*err = r.err
+	default:
 		panic(r)
 	}
-	*err = e
 }
+
+// stopped is what a rendering panics with whose context is done.
+type stopped struct{ err error }
 
 // IsRaised says whether err is a template's own raise_exception, that is, the
 // input is at fault and not the template.

@@ -1,9 +1,12 @@
 package jinja_test
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -42,7 +45,7 @@ func render(src string, vars map[string]any, lim jinja.Limits) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return tmpl.Render(vars, lim)
+	return tmpl.Render(context.Background(), vars, lim)
 }
 
 func TestVariables(t *testing.T) {
@@ -134,6 +137,65 @@ func TestDepth(t *testing.T) {
 	out, err := render("{% macro f(n) %}{{ f(n-1) if n else 1"+strings.Repeat("+0", 900)+" }}{% endmacro %}{{ f(90) }}", nil, limits)
 	if out != "1" || err != nil {
 		t.Errorf("have %q, %v", out, err)
+	}
+}
+
+// TestCharges renders templates that make or read more than they seem to.
+func TestCharges(t *testing.T) {
+	const big = "{% set x = 'a' * 4000000 %}{% set d = {} %}"
+	lim := jinja.Limits{Bytes: 64 << 20}
+	for name, src := range map[string]string{
+		"separators": "{{ range(1500) | list | tojson(separators=[x, ':']) }}",
+		"colons":     "{% set d = {1:1,2:2,3:3,4:4,5:5,6:6,7:7,8:8,9:9,10:10,11:11,12:12,13:13,14:14,15:15,16:16,17:17} %}{{ d | tojson(separators=[',', x]) }}",
+		"namespaces": "{% set d = dict() %}{% set ns = namespace(l=[], d={" + strings.Repeat("1:1,", 1000) + "}) %}" +
+			"{% for i in range(5000) %}{% set ns.d = dict(ns.d, **{}) %}{% endfor %}",
+		"keys":    "{% for i in range(100000) %}{% if x in d or d[x] or d.get(x) %}{% endif %}{% endfor %}",
+		"length":  "{% for i in range(100000) %}{% if x | length == 1 %}{% endif %}{% endfor %}",
+		"in":      "{% for i in range(100000) %}{% if 'b' in x %}{% endif %}{% endfor %}",
+		"equal":   "{% set y = 'a' * 4000000 %}{% for i in range(100000) %}{% if x == y and x >= y %}{% endif %}{% endfor %}",
+		"sum":     "{% set l = range(100000) | list %}{% for i in range(1000) %}{% if l | sum == 1 %}{% endif %}{% endfor %}",
+		"strip":   "{% set y = 'b' * 4000000 %}{{ y.strip(x ~ 'b') }}",
+		"upper":   "{% for i in range(100000) %}{% if x is upper %}{% endif %}{% endfor %}",
+		"words":   "{% for i in range(100000) %}{% if x | wordcount > 1 %}{% endif %}{% endfor %}",
+		"number":  "{% set n = '1' * 4000000 %}{% for i in range(100000) %}{% if n | int %}{% endif %}{% endfor %}",
+		"quotes":  "{{ ['\x01' * 16000000] }}",
+		"escapes": "{{ '\x01' * 16000000 | tojson }}{{ ('\x01' * 16000000) | tojson }}",
+		"date":    "{{ strftime_now('%B' * 8000000) }}",
+		"name":    "{{ " + strings.Repeat("a", 100_000) + " }}",
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		out, err := render(big+src, nil, lim)
+		runtime.ReadMemStats(&after)
+		if made := (after.TotalAlloc - before.TotalAlloc) >> 20; err == nil || made > 512 {
+			t.Errorf("%s: rendered %d bytes, %v, having made %d MiB", name, len(out), err, made)
+		}
+	}
+	// An undefined value holds no copy of what was looked for.
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	out, err := render(big+"{% set l = ["+strings.Repeat("d[x],", 40)+"] %}{{ l | length }}{{ x[1:] | length }}{{ x.split('b') | length }}", nil, lim)
+	runtime.ReadMemStats(&after)
+	if made := (after.TotalAlloc - before.TotalAlloc) >> 20; out != "4039999991" || err != nil || made > 16 {
+		t.Errorf("have %q, %v, having made %d MiB", out, err, made)
+	}
+	if _, err := render(big+"{{ d[x].y }}", nil, lim); err == nil || len(err.Error()) > 2000 {
+		t.Errorf("have an error of %d bytes", len(err.Error()))
+	}
+}
+
+func TestContext(t *testing.T) {
+	tmpl, err := jinja.Parse("{% for i in range(100000) %}{% for j in range(20) %}{% endfor %}{% endfor %}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	if _, err := tmpl.Render(ctx, nil, limits); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if _, err := tmpl.Render(ctx, nil, limits); !errors.Is(err, context.Canceled) {
+		t.Errorf("have %v", err)
 	}
 }
 

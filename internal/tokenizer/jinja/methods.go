@@ -10,7 +10,7 @@ func dictMethod(d *Dict, name string) *function {
 	each := func(item func(i int) value) func(in *interp, a args) value {
 		return func(in *interp, a args) value {
 			a.bind(in, name)
-			in.charge(32 * len(d.keys))
+			in.charge(80 * len(d.keys)) // of items the most: a pair each
 			return collect(len(d.keys), item)
 		}
 	}
@@ -28,6 +28,7 @@ func dictMethod(d *Dict, name string) *function {
 	case "get":
 		return &function{name, func(in *interp, a args) value {
 			p := a.bind(in, name, "key", "default")
+			in.hashes(p[0])
 			if v, ok := d.get(p[0]); ok {
 				return v
 			}
@@ -91,6 +92,7 @@ func stringMethod(s, name string) *function {
 			}
 			if l, ok := p[0].(*List); ok {
 				for _, x := range l.items {
+					in.step()
 					if has(s, in.text(x)) {
 						return true
 					}
@@ -219,7 +221,10 @@ func strip(in *interp, s, name string, chars value) string {
 	cut := unicode.IsSpace
 	if chars != (absent{}) && chars != nil {
 		set := in.text(chars)
-		cut = func(r rune) bool { return strings.ContainsRune(set, r) }
+		cut = func(r rune) bool {
+			in.linear(len(set))
+			return strings.ContainsRune(set, r)
+		}
 	}
 	if name != "rstrip" {
 		s = strings.TrimLeftFunc(s, cut)
@@ -231,19 +236,21 @@ func strip(in *interp, s, name string, chars value) string {
 }
 
 func split(in *interp, s string, right bool, sep, limit value) value {
-	in.charge(16 * len(s))
 	n := int64(-1)
 	if limit != (absent{}) {
 		n = in.integer(limit)
 	}
 	var parts []string
 	if sep == (absent{}) || sep == nil {
+		in.charge(24 * len(s)) // a part takes two bytes of s at least
 		parts = splitSpace(s, right, n)
 	} else {
 		by := in.text(sep)
-		switch {
-		case by == "":
+		if by == "" {
 			in.fail("split by an empty string")
+		}
+		in.charge(48 * (strings.Count(s, by) + 1))
+		switch {
 		case n < 0 || n > int64(len(s)):
 			parts = strings.Split(s, by)
 		case !right:
@@ -323,6 +330,7 @@ func (in *interp) replace(s string, old, new, count value) string {
 func (in *interp) join(v value, sep, attribute string) string {
 	var b strings.Builder
 	for i, x := range in.items(v) {
+		in.step()
 		if attribute != "" {
 			x = in.path(x, attribute)
 		}

@@ -52,7 +52,9 @@ func (in *interp) test(name string, v value, a args) bool {
 		}
 		return isInt && i%n == 0
 	case "upper", "lower":
-		return isCase(in.str(v), name)
+		s := in.str(v)
+		in.charge(2 * len(s))
+		return isCase(s, name)
 	case "sameas":
 		o := arg()
 		return v == o && kindOf(v) == kindOf(o)

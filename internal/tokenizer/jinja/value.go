@@ -19,7 +19,8 @@ type value = any
 // and printed, not computed with.
 type bigInt string
 
-type undefined struct{ what string }
+// undefined is what is not there: a name, or one of something.
+type undefined struct{ what, of string }
 
 // List is a sequence. Make one with NewList.
 type List struct {
@@ -183,7 +184,7 @@ func (in *interp) repr(b *strings.Builder, v value, depth int) {
 		b.WriteString(pyFloat(v))
 	case string:
 		in.charge(len(v))
-		quote(b, v)
+		in.quote(b, v)
 	case *List:
 		opening, closing := "[", "]"
 		if v.tuple {
@@ -239,13 +240,18 @@ func pyFloat(f float64) string {
 }
 
 // quote writes a Python string literal.
-func quote(b *strings.Builder, s string) {
+func (in *interp) quote(b *strings.Builder, s string) {
 	q := byte('\'')
 	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
 		q = '"'
 	}
 	b.WriteByte(q)
 	for _, r := range s {
+		if r != rune(q) && r != '\\' && (r == ' ' || unicode.IsPrint(r)) {
+			b.WriteRune(r)
+			continue
+		}
+		in.charge(9) // more than the character took
 		switch {
 		case r == rune(q) || r == '\\':
 			b.WriteByte('\\')
@@ -256,8 +262,6 @@ func quote(b *strings.Builder, s string) {
 			b.WriteString(`\r`)
 		case r == '\t':
 			b.WriteString(`\t`)
-		case r == ' ' || unicode.IsPrint(r):
-			b.WriteRune(r)
 		case r < 0x100:
 			fmt.Fprintf(b, `\x%02x`, r)
 		case r < 0x10000:
@@ -270,7 +274,7 @@ func quote(b *strings.Builder, s string) {
 }
 
 func kindOf(v value) string {
-	switch v := v.(type) {
+	switch v.(type) {
 	case nil:
 		return "none"
 	case undefined:
@@ -290,7 +294,7 @@ func kindOf(v value) string {
 	case *Dict:
 		return "mapping"
 	case *function:
-		return "function " + v.name
+		return "function"
 	}
 	return strings.TrimPrefix(fmt.Sprintf("%T", v), "*jinja.")
 }
@@ -328,7 +332,11 @@ func (in *interp) equal(a, b value, depth int) bool {
 		return ok
 	case string:
 		s, ok := b.(string)
-		return ok && a == s
+		if !ok || len(a) != len(s) {
+			return false
+		}
+		in.linear(len(a))
+		return a == s
 	case *List:
 		o, ok := b.(*List)
 		if !ok || len(a.items) != len(o.items) || a.tuple != o.tuple {
@@ -369,6 +377,7 @@ func (in *interp) compare(a, b value, depth int) int {
 	}
 	if s, ok := a.(string); ok {
 		if t, ok := b.(string); ok {
+			in.linear(min(len(s), len(t)))
 			return strings.Compare(s, t)
 		}
 	}
@@ -406,7 +415,7 @@ func (in *interp) items(v value) []value {
 	case *Dict:
 		return v.keys
 	case string:
-		in.charge(16 * len(v))
+		in.charge(32 * len(v))
 		out := make([]value, 0, len(v))
 		for _, r := range v {
 			out = append(out, string(r))
@@ -422,6 +431,7 @@ func (in *interp) length(v value) int {
 	case undefined:
 		return 0
 	case string:
+		in.linear(len(v))
 		return utf8.RuneCountInString(v)
 	case *List:
 		return len(v.items)
