@@ -3,6 +3,7 @@ package jinja
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -303,6 +304,23 @@ func (in *interp) macro(m *macroStmt, sc *scope) *function {
 		names := make([]string, len(m.params))
 		for i := range m.params {
 			names[i] = m.params[i].name
+		}
+		if m.extra.varargs {
+			more := a.pos[min(len(names), len(a.pos)):]
+			a.pos = a.pos[:len(a.pos)-len(more)]
+			body.vars["varargs"] = &List{items: more, tuple: true}
+		}
+		if m.extra.kwargs {
+			more, known := &Dict{}, args{pos: a.pos}
+			for i, name := range a.names {
+				if slices.Contains(names, name) {
+					known.set(name, a.named[i])
+				} else {
+					in.charge(64)
+					more.set(name, a.named[i])
+				}
+			}
+			a, body.vars["kwargs"] = known, more
 		}
 		for i, v := range a.bind(in, m.name, names...) {
 			if v != (absent{}) {

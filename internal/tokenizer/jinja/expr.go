@@ -157,6 +157,10 @@ func (p *parser) primary() expr {
 			return &literal{false}
 		case "none", "None":
 			return &literal{nil}
+		case "varargs":
+			p.extra.varargs = true
+		case "kwargs":
+			p.extra.kwargs = true
 		}
 		return &nameExpr{t.val}
 	case tokString:

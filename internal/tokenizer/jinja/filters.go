@@ -2,6 +2,7 @@ package jinja
 
 import (
 	"math"
+	"math/big"
 	"sort"
 	"strconv"
 	"strings"
@@ -32,6 +33,9 @@ func (in *interp) filter(name string, v value, a args) value {
 		none()
 		s := in.str(v)
 		in.charge(len(s))
+		if name == "title" {
+			name = "words"
+		}
 		return recase(s, name)
 	case "replace":
 		p := a.bind(in, name, "old", "new", "count")
@@ -108,27 +112,63 @@ func (in *interp) numeric(name string, v value, a args) value {
 		return math.RoundToEven(f*scale) / scale
 	}
 	p := a.bind(in, name, "default", "base")
-	i, f, isInt, ok := number(v)
-	if s, isString := v.(string); isString {
+	_, f, isInt, ok := number(v)
+	switch v := v.(type) {
+	case string:
+		s := strings.TrimSpace(v)
 		in.linear(8 * len(s))
-		s = strings.TrimSpace(s)
-		if n, err := strconv.ParseInt(s, 10, 64); err == nil {
-			i, f, isInt, ok = n, float64(n), true, true
-		} else if x, err := strconv.ParseFloat(s, 64); err == nil {
-			f, ok = x, true
+		base := int64(10)
+		if p[1] != (absent{}) {
+			base = in.integer(p[1])
 		}
+		if name == "int" {
+			if n, ok := readInt(s, base); ok {
+				return n
+			}
+		}
+		x, err := strconv.ParseFloat(s, 64)
+		f, ok = x, err == nil || math.IsInf(x, 0)
+	case bigInt:
+		if name == "int" {
+			return v
+		}
+		f, _ = strconv.ParseFloat(string(v), 64)
+		ok = true
 	}
 	switch {
-	case !ok && p[0] != (absent{}):
+	case isInt && name == "int":
+		return in.binary("+", v, int64(0))
+	case name == "float" && ok:
+		return f
+	case name == "int" && ok && !math.IsInf(f, 0) && !math.IsNaN(f):
+		n, _ := big.NewFloat(f).Int(nil)
+		return fromDigits(n.String())
+	case p[0] != (absent{}):
 		return p[0]
 	case name == "float":
-		return f
-	case isInt:
-		return i
-	case math.Abs(f) < 1<<62:
-		return int64(f)
+		return 0.0
 	}
 	return int64(0)
+}
+
+// readInt is Python's int(s, base).
+func readInt(s string, base int64) (value, bool) {
+	const most = 4300 // digits, as in Python
+	digits := strings.TrimLeft(s, "+-")
+	if prefix := map[int64]string{2: "0b", 8: "0o", 16: "0x"}[base]; prefix != "" && len(digits) > 2 && strings.EqualFold(digits[:2], prefix) {
+		digits = strings.TrimPrefix(digits[2:], "_")
+	}
+	if base != 0 && (base < 2 || base > 36) || len(digits) > most || strings.Contains("_"+digits+"_", "__") {
+		return nil, false
+	}
+	n, ok := new(big.Int).SetString(strings.ReplaceAll(digits, "_", ""), int(base))
+	switch {
+	case !ok || strings.Count(s, "+")+strings.Count(s, "-") > 1:
+		return nil, false
+	case s[0] == '-':
+		n.Neg(n)
+	}
+	return fromDigits(n.String()), true
 }
 
 // sequence is a filter over the items of v.

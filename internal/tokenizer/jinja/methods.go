@@ -138,6 +138,8 @@ func stringMethod(s, name string) *function {
 		}, "sep")
 	case "replace":
 		return fn(func(in *interp, p []value) value { return in.replace(s, p[0], p[1], p[2]) }, "old", "new", "count")
+	case "format":
+		return &function{name, func(in *interp, a args) value { return in.formatFields(s, a) }}
 	case "join":
 		return fn(func(in *interp, p []value) value { return in.join(p[0], s, "") }, "iterable")
 	case "find", "rfind", "index", "rindex":
@@ -190,14 +192,21 @@ func isCase(s, want string) bool {
 func recase(s, how string) string {
 	switch how {
 	case "upper":
-		return strings.ToUpper(s)
+		return strings.ReplaceAll(strings.ToUpper(s), "ß", "SS")
 	case "lower", "casefold":
 		return strings.ToLower(s)
 	}
 	inWord := false
 	return strings.Map(func(r rune) rune {
 		first := !inWord
-		inWord = how == "capitalize" || unicode.IsLetter(r)
+		switch how {
+		case "title":
+			inWord = unicode.IsUpper(r) || unicode.IsLower(r) || unicode.IsTitle(r)
+		case "words": // the filter title, which has its own idea of where a word begins
+			inWord = !unicode.IsSpace(r) && !strings.ContainsRune("-({[<", r)
+		default:
+			inWord = true
+		}
 		if first {
 			return unicode.ToTitle(r)
 		}
