@@ -91,7 +91,7 @@ func (in *interp) numeric(name string, v value, a args) value {
 		in.fail("abs of %s", kindOf(v))
 	case "round":
 		p := a.bind(in, name, "precision", "method")
-		_, f, _, ok := number(v)
+		i, f, isInt, ok := number(v)
 		if !ok {
 			in.fail("round of %s", kindOf(v))
 		}
@@ -109,7 +109,16 @@ func (in *interp) numeric(name string, v value, a args) value {
 		case "floor":
 			return math.Floor(f*scale) / scale
 		}
-		return math.RoundToEven(f*scale) / scale
+		switch {
+		case isInt && digits >= 0:
+			return i
+		case isInt:
+			return int64(math.RoundToEven(f*scale) / scale)
+		case digits < 0:
+			return math.RoundToEven(f*scale) / scale
+		}
+		f, _ = strconv.ParseFloat(strconv.FormatFloat(f, 'f', int(min(digits, 400)), 64), 64)
+		return f
 	}
 	p := a.bind(in, name, "default", "base")
 	_, f, isInt, ok := number(v)

@@ -4,8 +4,12 @@
 //
 // A template comes with a model, from a stranger: rendering is bounded in steps,
 // in bytes made and in depth, values are immutable (but for namespaces), and
-// nothing outside the template and its variables can be reached. Not covered:
-// inheritance, include, import, recursive loops, autoescape.
+// nothing outside the template and its variables can be reached. Integers that
+// int64 does not hold are passed on and printed, not computed with. Not covered:
+// inheritance, include, import, recursive loops, autoescape, calls with *args, and
+// of the filters groupby, truncate, center, random, urlencode and the like, which
+// no chat template that we know of has; of Unicode's case mappings from one
+// character to several only that of ß.
 package jinja
 
 import (
