@@ -297,6 +297,7 @@ func (in *interp) macro(m *macroStmt, sc *scope) *function {
 		if in.calls++; in.calls > maxNest {
 			in.fail("macros called deeper than %d", maxNest)
 		}
+		in.take(len(m.params) * (1 + len(a.names)/8)) // to bind them
 		body := inner(sc)
 		if caller, ok := a.take("caller"); ok {
 			body.vars["caller"] = caller

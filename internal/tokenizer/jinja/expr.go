@@ -164,11 +164,12 @@ func (p *parser) primary() expr {
 		}
 		return &nameExpr{t.val}
 	case tokString:
-		s := t.val
+		var b strings.Builder
+		b.WriteString(t.val)
 		for p.kind() == tokString {
-			s += p.next().val
+			b.WriteString(p.next().val)
 		}
-		return &literal{s}
+		return &literal{b.String()}
 	case tokInt:
 		return &literal{fromDigits(t.val)}
 	case tokFloat:

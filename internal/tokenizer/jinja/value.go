@@ -354,6 +354,7 @@ func (in *interp) equal(a, b value, depth int) bool {
 			return false
 		}
 		for i, k := range a.keys {
+			in.hashes(k)
 			v, ok := o.get(k)
 			if !ok || !in.equal(a.vals[i], v, depth+1) {
 				return false
