@@ -1,6 +1,7 @@
 package router
 
 import (
+	"context"
 	"encoding/json"
 
 	"github.com/xpyd/xpyd/internal/openai"
@@ -20,7 +21,7 @@ func (e *kvFeeds) tokens(q *request) []uint32 {
 		return nil
 	}
 	if q.top.Messages {
-		return chatTokens(tok, q.body)
+		return chatTokens(&q.ctx, tok, q.body)
 	}
 	c, err := openai.ParseCompletion(q.body, openai.Limits{})
 	if err != nil || len(c.Prompts) == 0 {
@@ -35,7 +36,7 @@ func (e *kvFeeds) isAlien(model string) bool {
 	return e.alien[model]
 }
 
-func chatTokens(tok *tokenizer.Tokenizer, body []byte) []uint32 {
+func chatTokens(ctx context.Context, tok *tokenizer.Tokenizer, body []byte) []uint32 {
 	c, err := openai.ParseChat(body, openai.Limits{})
 	if err != nil || !tok.HasChatTemplate() {
 		return nil
@@ -51,7 +52,7 @@ func chatTokens(tok *tokenizer.Tokenizer, body []byte) []uint32 {
 			in.Tools = append(in.Tools, t)
 		}
 	}
-	text, rerr := tok.RenderChat(in)
+	text, rerr := tok.RenderChat(ctx, in)
 	if rerr != nil {
 		return nil
 	}

@@ -480,3 +480,23 @@ func TestSources(t *testing.T) {
 		}
 	}
 }
+
+func TestRedact(t *testing.T) {
+	f := func(text, want string) {
+		t.Helper()
+		if got := config.Redact(text); got != want {
+			t.Errorf("%s: have %s, want %s", text, got, want)
+		}
+	}
+	f("", "")
+	f("nats://h:4222,i:4222", "nats://h:4222,i:4222")
+	f("nats://token@h:4222", "nats://********@h:4222")
+	f("token@h", "********@h")
+	f("u:p@h", "u:********@h")
+	f("nats://u:p@ss@h:4222", "nats://u:********@h:4222")
+	f("nats://u:p/s:s@h", "nats://u:********@h")
+	f("redis://:p,a@h/0", "redis://:********@h/0")
+	f("nats://u:p@h:1,nats://token@i:1, tls://v:q@j", "nats://u:********@h:1,nats://********@i:1, tls://v:********@j")
+	f("nats://u:p@h:1,i:1", "nats://u:********@h:1,i:1")
+	f("nats://h:1,u:p@i:1", "nats://h:********@i:1") // or a password with a comma
+}

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -34,10 +35,30 @@ func Print(w io.Writer, v any) error {
 	return e.Close()
 }
 
-var urlPassword = regexp.MustCompile(`(://[^:/@,\s]*:)[^@,\s]*@`)
+// nextURL is where a URL with a scheme follows another in a list.
+var nextURL = regexp.MustCompile(`,\s*[a-zA-Z][a-zA-Z0-9+.-]*://`)
 
-// Redact hides the passwords in the URLs of a text.
-func Redact(text string) string { return urlPassword.ReplaceAllString(text, "${1}"+mask+"@") }
+// Redact hides the passwords in a URL or a list of them, with commas between; a
+// user without a password is a token and hidden too. What is before the last @
+// of a URL counts as its user and password, whatever they are made of.
+func Redact(text string) string {
+	rest := ""
+	if at := nextURL.FindStringIndex(text); at != nil {
+		text, rest = text[:at[0]], ","+Redact(text[at[0]+1:])
+	}
+	at := strings.LastIndexByte(text, '@')
+	if at < 0 {
+		return text + rest
+	}
+	from := 0
+	if i := strings.Index(text[:at], "://"); i >= 0 {
+		from = i + len("://")
+	}
+	if i := strings.IndexByte(text[from:at], ':'); i >= 0 {
+		from += i + 1
+	}
+	return text[:from] + mask + text[at:] + rest
+}
 
 func node(v reflect.Value, u unit) (*yaml.Node, error) {
 	if isScalar(v.Type()) {

@@ -34,7 +34,7 @@ type ConnConfig struct {
 }
 
 // Validate checks the URLs and the rule that NATS off this machine needs
-// credentials or TLS. Its errors never show a password.
+// credentials or TLS. Its errors never show a password or token.
 func (c *ConnConfig) Validate() error {
 	_, err := c.urls()
 	return err
@@ -54,7 +54,7 @@ func (c *ConnConfig) urls() ([]string, error) {
 			return nil, errors.New("nats url: want nats://[user:password@]host:port")
 		}
 		if (u.Scheme != "nats" && u.Scheme != "tls") || u.Hostname() == "" {
-			return nil, fmt.Errorf("nats url %s: want nats://[user:password@]host:port", u.Redacted())
+			return nil, fmt.Errorf("nats url %s: want nats://[user:password@]host:port", u.Scheme+"://"+u.Host)
 		}
 		secured := c.Insecure || u.User != nil || u.Scheme == "tls" || c.CredsFile != "" || c.tls()
 		if !secured && !loopback(u.Hostname()) {

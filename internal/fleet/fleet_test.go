@@ -341,6 +341,7 @@ func TestOffMachineNeedsCredentials(t *testing.T) {
 	f(true, conn(fleet.ConnConfig{URL: "nats://nats.example:4222", Insecure: true}))
 	f(false, conn(fleet.ConnConfig{URL: "nats://127.0.0.1:4222,nats://10.0.0.1:4222"}))
 	f(false, conn(fleet.ConnConfig{URL: "http://u:secret@nats.example"}))
+	f(false, conn(fleet.ConnConfig{URL: "http://secret@nats.example"}))
 	f(false, conn(fleet.ConnConfig{URL: "nats://u:secret@%zz"}))
 	f(false, conn(fleet.ConnConfig{}))
 

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -73,15 +74,7 @@ func (p *parser) chatField(c *Chat, key []byte) (err *Error) {
 	case "add_special_tokens":
 		c.AddSpecial, _, err = r.readBool("add_special_tokens")
 	case "chat_template_kwargs":
-		c.TemplateKwargs = nil
-		if k := r.peek(); k == 'n' {
-			return r.skip()
-		} else if k != '{' {
-			return r.wrong("chat_template_kwargs", "an object")
-		}
-		var v any
-		v, err = r.value()
-		c.TemplateKwargs, _ = v.(map[string]any)
+		c.TemplateKwargs, err = p.templateKwargs()
 	case "functions", "function_call", "audio", "chat_template":
 		name := string(key)
 		var raw []byte
@@ -125,10 +118,12 @@ func (p *parser) tools() ([]byte, *Error) {
 	if k := p.r.peek(); k != '[' && k != 'n' {
 		return nil, p.r.wrong("tools", "a list")
 	}
-	raw, err := p.keep()
-	if err != nil || raw == nil {
+	p.values = 0
+	raw, err := p.value("tools")
+	if err != nil || string(raw) == "null" {
 		return nil, err
 	}
+	raw = clone(raw)
 	r := reader{b: raw, maxDepth: p.lim.MaxDepth}
 	r.peek()
 	n := 0
@@ -150,27 +145,40 @@ func (p *parser) tools() ([]byte, *Error) {
 	return raw, err
 }
 
+// templateKwargs reads what the client wants to tell the template.
+func (p *parser) templateKwargs() (map[string]json.RawMessage, *Error) {
+	const name = "chat_template_kwargs"
+	if null, err := p.r.null(); null || err != nil {
+		return nil, err
+	}
+	if p.r.peek() != '{' {
+		return nil, p.r.wrong(name, "an object")
+	}
+	p.values = 0
+	out := map[string]json.RawMessage{}
+	err := p.r.object(func(key []byte) *Error {
+		k := string(key)
+		raw, err := p.value(name)
+		out[k] = clone(raw)
+		return err
+	})
+	return out, err
+}
+
 // messages reads the conversation.
-func (p *parser) messages() ([]map[string]any, *Error) {
+func (p *parser) messages() ([]json.RawMessage, *Error) {
 	if null, err := p.r.null(); null || err != nil {
 		return nil, err
 	}
 	if p.r.peek() != '[' {
 		return nil, p.r.wrong("messages", "a list")
 	}
-	var out []map[string]any
+	p.values = 0
+	var out []json.RawMessage
 	err := p.r.array(func(i int) *Error {
-		name := fmt.Sprintf("messages[%d]", i)
-		if p.r.peek() != '{' {
-			return p.r.wrong(name, "an object")
-		}
-		v, err := p.r.value()
-		if err != nil {
-			return err
-		}
-		m, _ := v.(map[string]any)
+		m, err := p.message(fmt.Sprintf("messages[%d]", i))
 		out = append(out, m)
-		return p.message(name, m)
+		return err
 	})
 	if err != nil {
 		err.Param = paramRoot(err.Param)
@@ -179,143 +187,229 @@ func (p *parser) messages() ([]map[string]any, *Error) {
 }
 
 // message checks one message and brings it to the form that templates expect.
-func (p *parser) message(name string, m map[string]any) *Error {
-	role, _ := m["role"].(string)
-	if role == "" {
-		return BadRequest("messages", "%s.role is required and must be a string", name)
+func (p *parser) message(name string) (json.RawMessage, *Error) {
+	r := &p.r
+	if r.peek() != '{' {
+		return nil, r.wrong(name, "an object")
 	}
-	switch content := m["content"].(type) {
-	case string:
-	case nil:
-		m["content"] = nil
-		if role != "assistant" {
-			return BadRequest("messages", "%s.content is required", name)
+	if err := p.count("messages"); err != nil {
+		return nil, err
+	}
+	start := r.i
+	role, content := "", byte(0) // of the content, what it begins with
+	var from, to int             // where it is, if it is a list of parts
+	var text string              // which make this
+	err := r.object(func(key []byte) (err *Error) {
+		switch string(key) {
+		case "role":
+			role, err = p.stringOr("messages")
+		case "content":
+			switch content = r.peek(); content {
+			case '"', 'n':
+				err = p.walk("messages")
+			case '[':
+				from = r.i
+				text, err = p.joinParts(name)
+				to = r.i
+			default:
+				err = r.wrong(name+".content", "a string or a list of parts")
+			}
+		case "tool_calls":
+			err = p.toolCalls(name + ".tool_calls")
+		default:
+			err = p.walk("messages")
 		}
-	case []any:
-		text, err := joinParts(name, content)
-		if err != nil {
-			return err
-		}
-		m["content"] = text
-	default:
-		return BadRequest("messages", "%s.content must be a string or a list of parts", name)
+		return err
+	})
+	raw := r.b[start:r.i]
+	switch {
+	case err != nil:
+		return nil, err
+	case role == "":
+		return nil, BadRequest("messages", "%s.role is required and must be a string", name)
+	case content == '[':
+		out := append(make([]byte, 0, len(raw)), r.b[start:from]...)
+		return append(AppendString(out, text), r.b[to:r.i]...), nil
+	case (content == 0 || content == 'n') && role != "assistant":
+		return nil, BadRequest("messages", "%s.content is required", name)
+	case content == 0: // the object is not empty: it has a role
+		return append(clone(raw[:len(raw)-1]), `,"content":null}`...), nil
 	}
-	calls, given := m["tool_calls"]
-	if !given || calls == nil {
-		return nil
-	}
-	list, ok := calls.([]any)
-	if !ok {
-		return BadRequest("messages", "%s.tool_calls must be a list", name)
-	}
-	for i, call := range list {
-		if err := p.toolCall(fmt.Sprintf("%s.tool_calls[%d]", name, i), call); err != nil {
-			return err
-		}
-	}
-	return nil
+	return clone(raw), nil
 }
 
-func (p *parser) toolCall(name string, call any) *Error {
-	m, ok := call.(map[string]any)
-	if !ok {
-		return BadRequest("messages", "%s must be an object", name)
+// toolCalls checks the calls that an assistant made. Templates want their
+// arguments as JSON, and get them so also where they are text that holds it.
+func (p *parser) toolCalls(name string) *Error {
+	r := &p.r
+	switch r.peek() {
+	case 'n':
+		return p.walk("messages")
+	case '[':
+	default:
+		return r.wrong(name, "a list")
 	}
-	fn, ok := m["function"].(map[string]any)
-	if !ok {
-		return BadRequest("messages", "%s.function must be an object", name)
+	object := func(name string, field func(key []byte) *Error) *Error {
+		if r.peek() != '{' {
+			return r.wrong(name, "an object")
+		}
+		if err := p.count("messages"); err != nil {
+			return err
+		}
+		return r.object(field)
 	}
-	switch args := fn["arguments"].(type) {
-	case nil:
-		fn["arguments"] = map[string]any{}
-	case string:
-		if args == "" {
-			fn["arguments"] = map[string]any{}
-			return nil
+	return r.array(func(i int) *Error {
+		name, called := fmt.Sprintf("%s[%d]", name, i), false
+		err := object(name, func(key []byte) *Error {
+			if string(key) != "function" {
+				return p.walk("messages")
+			}
+			called = true
+			return object(name+".function", func(key []byte) *Error {
+				if string(key) == "arguments" && r.peek() == '"' {
+					return p.argumentText(name)
+				}
+				return p.walk("messages")
+			})
+		})
+		if err == nil && !called {
+			err = BadRequest("messages", "%s.function must be an object", name)
 		}
-		r := reader{b: []byte(args), maxDepth: p.lim.MaxDepth}
-		err := r.skip()
-		if err == nil {
-			err = r.end()
-		}
-		if err != nil {
-			return BadRequest("messages", "%s.function.arguments is not valid JSON", name)
-		}
-		fn["arguments"] = json.RawMessage(args) // templates see its keys in the client's order
+		return err
+	})
+}
+
+// argumentText checks arguments of a call that are JSON in a string, or an
+// empty one.
+func (p *parser) argumentText(name string) *Error {
+	text, err := p.stringOr("messages")
+	if err != nil || text == "" {
+		return err
 	}
-	return nil
+	in := parser{r: reader{b: []byte(text), maxDepth: p.lim.MaxDepth}, values: p.values}
+	if err = in.walk("messages"); err == nil {
+		err = in.r.end()
+	}
+	p.values = in.values
+	if err != nil && err.Param == "" {
+		err = BadRequest("messages", "%s.function.arguments is not valid JSON", name)
+	}
+	return err
 }
 
 // joinParts makes one text of a list of text parts.
-func joinParts(name string, parts []any) (string, *Error) {
-	texts := make([]string, 0, len(parts))
-	for i, part := range parts {
-		switch v := part.(type) {
-		case string:
-			texts = append(texts, v)
-		case map[string]any:
-			kind, _ := v["type"].(string)
-			switch kind {
-			case "text", "input_text", "output_text", "refusal", "":
-			default:
-				return "", BadRequest("messages", "%s.content[%d] has type %q; only text is supported", name, i, clip(kind, 40))
-			}
-			text, ok := v["text"].(string)
-			if !ok && kind == "refusal" {
-				text, ok = v["refusal"].(string)
-			}
-			if !ok {
-				return "", BadRequest("messages", "%s.content[%d].text must be a string", name, i)
-			}
-			texts = append(texts, text)
-		default:
-			return "", BadRequest("messages", "%s.content[%d] must be an object", name, i)
+func (p *parser) joinParts(name string) (string, *Error) {
+	r := &p.r
+	var texts []string
+	err := r.array(func(i int) *Error {
+		if err := p.count("messages"); err != nil {
+			return err
 		}
-	}
-	return strings.Join(texts, "\n"), nil
+		var kind string
+		var text, refusal *string
+		var err *Error
+		read := func(to **string) *Error {
+			*to = nil
+			if r.peek() != '"' {
+				return p.walk("messages")
+			}
+			s, err := p.stringOr("messages")
+			*to = &s
+			return err
+		}
+		switch r.peek() {
+		case '"':
+			err = read(&text)
+		case '{':
+			err = r.object(func(key []byte) (err *Error) {
+				switch string(key) {
+				case "type":
+					kind, err = p.stringOr("messages")
+				case "text":
+					err = read(&text)
+				case "refusal":
+					err = read(&refusal)
+				default:
+					err = p.walk("messages")
+				}
+				return err
+			})
+		default:
+			err = r.wrong(fmt.Sprintf("%s.content[%d]", name, i), "an object")
+		}
+		if err != nil {
+			return err
+		}
+		switch kind {
+		case "refusal":
+			if text == nil {
+				text = refusal
+			}
+		case "text", "input_text", "output_text", "":
+		default:
+			return BadRequest("messages", "%s.content[%d] has type %q; only text is supported", name, i, clip(kind, 40))
+		}
+		if text == nil {
+			return BadRequest("messages", "%s.content[%d].text must be a string", name, i)
+		}
+		texts = append(texts, *text)
+		return nil
+	})
+	return strings.Join(texts, "\n"), err
 }
 
-// value builds any JSON value: map[string]any, []any, string, bool, nil,
-// int64 for integers that fit, float64 for other numbers.
-func (r *reader) value() (any, *Error) {
+// maxValues bounds what templates are given: a value takes memory by its
+// number, not by its length, and there can be one in two bytes of a body.
+const maxValues = 100_000
+
+// count counts a JSON value of field.
+func (p *parser) count(field string) *Error {
+	if p.values++; p.values > maxValues {
+		return BadRequest(field, "%s has more than %d JSON values", field, maxValues)
+	}
+	return nil
+}
+
+// value returns the text of a JSON value that templates are given.
+func (p *parser) value(field string) ([]byte, *Error) {
+	p.r.peek()
+	start := p.r.i
+	err := p.walk(field)
+	return p.r.b[start:p.r.i], err
+}
+
+// walk steps over a value, as skip does, and counts it and those in it.
+func (p *parser) walk(field string) *Error {
+	r := &p.r
+	if err := p.count(field); err != nil {
+		return err
+	}
 	switch c := r.peek(); {
-	case c == '"':
-		s, _, err := r.readString("")
-		return s, err
 	case c == '{':
-		m := map[string]any{}
-		err := r.object(func(key []byte) *Error {
-			k := string(key)
-			v, err := r.value()
-			m[k] = v
-			return err
-		})
-		return m, err
+		return r.object(func([]byte) *Error { return p.walk(field) })
 	case c == '[':
-		l := []any{}
-		err := r.array(func(int) *Error {
-			v, err := r.value()
-			l = append(l, v)
-			return err
-		})
-		return l, err
+		return r.array(func(int) *Error { return p.walk(field) })
 	case c == '-' || c >= '0' && c <= '9':
 		text, err := r.num()
-		if err != nil {
-			return nil, err
+		if err != nil || !bytes.ContainsAny(text, ".eE") { // integers may have any size
+			return err
 		}
-		if n, perr := strconv.ParseInt(string(text), 10, 64); perr == nil {
-			return n, nil
+		if _, perr := strconv.ParseFloat(string(text), 64); perr != nil {
+			return r.syntax("number out of range")
 		}
-		f, perr := strconv.ParseFloat(string(text), 64)
-		if perr != nil {
-			return nil, r.syntax("number out of range")
-		}
-		return f, nil
-	case c == 't':
-		return true, r.literal("true")
-	case c == 'f':
-		return false, r.literal("false")
+		return nil
 	}
-	return nil, r.skip()
+	return r.skip()
+}
+
+// stringOr reads a string, or steps over what is none.
+func (p *parser) stringOr(field string) (string, *Error) {
+	if p.r.peek() != '"' {
+		return "", p.walk(field)
+	}
+	if err := p.count(field); err != nil {
+		return "", err
+	}
+	s, _, err := p.r.readString(field)
+	return s, err
 }

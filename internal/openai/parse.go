@@ -74,6 +74,7 @@ type parser struct {
 	bestOf bool
 
 	unknown bool // there was a field that is skipped
+	values  int  // JSON values in the field that is read, see maxValues
 
 	completionTokens bool // max_completion_tokens was given
 	topLogprobs      bool // top_logprobs above 0 was given

@@ -1,7 +1,6 @@
 package openai_test
 
 import (
-	"encoding/json"
 	"reflect"
 	"strings"
 	"testing"
@@ -218,14 +217,62 @@ func TestChat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Messages[0]["content"] != "a\nb" || *got.MaxTokens != 5 || got.TopLogprobs != 2 || got.ResponseFormat != nil ||
-		got.AddGenerationPrompt || got.TemplateKwargs["enable_thinking"] != false || len(got.Tools) == 0 {
+	if *got.MaxTokens != 5 || got.TopLogprobs != 2 || got.ResponseFormat != nil ||
+		got.AddGenerationPrompt || string(got.TemplateKwargs["enable_thinking"]) != "false" || len(got.Tools) == 0 {
 		t.Errorf("got %+v", got)
 	}
-	args := got.Messages[1]["tool_calls"].([]any)[0].(map[string]any)["function"].(map[string]any)["arguments"]
-	if !reflect.DeepEqual(args, json.RawMessage(`{"x":[1,2.5]}`)) {
-		t.Errorf("arguments %#v", args)
+	for i, want := range []string{
+		`{"role":"system","content":"a\nb"}`,
+		`{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"x\":[1,2.5]}"}}],"content":null}`,
+		`{"role":"user","content":"hi"}`,
+	} {
+		if string(got.Messages[i]) != want {
+			t.Errorf("message %d: have %s, want %s", i, got.Messages[i], want)
+		}
 	}
+}
+
+// TestMessages: what templates are given is what was sent, but for the content.
+func TestMessages(t *testing.T) {
+	f := func(message, want string) {
+		t.Helper()
+		got, err := openai.ParseChat([]byte(`{"messages":[ `+message+` ]}`), openai.Limits{})
+		if err != nil || string(got.Messages[0]) != want {
+			t.Errorf("%s: have %v, %v, want %s", message, got, err, want)
+		}
+	}
+	same := `{"role":"user", "z":1.0,"a":[12345678901234567890, -1e2,{"y":null,"b":""}],"content":"\u00e9"}`
+	f(same, same)
+	f(`{"content":["a",{"text":"b\"","type":"text","x":1},{"type":"refusal","refusal":"c"}],"role":"user"}`, `{"content":"a\nb\"\nc","role":"user"}`)
+	f(`{"content":[],"role":1,"role":"user"}`, `{"content":"","role":1,"role":"user"}`)
+	f(`{"role":"assistant","content":null}`, `{"role":"assistant","content":null}`)
+	f(`{"role":"assistant"}`, `{"role":"assistant","content":null}`)
+	f(`{"role":"assistant","content":["x"],"content":"y"}`, `{"role":"assistant","content":["x"],"content":"y"}`)
+}
+
+// TestValues bounds what a small body can make of memory.
+func TestValues(t *testing.T) {
+	list := func(n int) string { return "[" + strings.Repeat("0,", n-1) + "{}]" } // with n items
+	f := func(body, param string) {
+		t.Helper()
+		_, err := openai.ParseChat([]byte(body), openai.Limits{})
+		have := "none"
+		if err != nil {
+			have = err.Param
+		}
+		if have != param || err != nil && !strings.Contains(err.Message, "more than 100000") {
+			t.Errorf("%.80s: have %v, want an error of %s", body, err, param)
+		}
+	}
+	const most, user = 100_000, `{"role":"user","content":"x"`
+	f(`{"messages":[`+user+`,"x":`+list(most-4)+`}]}`, "none")
+	f(`{"messages":[`+user+`,"x":`+list(most-3)+`}]}`, "messages")
+	f(`{"messages":[`+user+`}`+strings.Repeat(`,`+user+`}`, most/3)+`]}`, "messages")
+	f(`{"messages":[{"role":"user","content":[`+strings.Repeat(`"",`, most)+`""]}]}`, "messages")
+	f(`{"messages":[{"role":"assistant","tool_calls":[{"function":{"arguments":"`+list(most)+`"}}]}]}`, "messages")
+	f(`{"messages":[`+user+`}],"chat_template_kwargs":{"a":`+list(most-1)+`}}`, "none")
+	f(`{"messages":[`+user+`}],"chat_template_kwargs":{"a":1,"b":`+list(most-1)+`}}`, "chat_template_kwargs")
+	f(`{"messages":[`+user+`}],"tools":[{"type":"x","y":`+list(most)+`}]}`, "tools")
 }
 
 func TestScan(t *testing.T) {

@@ -111,11 +111,10 @@ type Completion struct {
 // Chat is a POST /v1/chat/completions body.
 type Chat struct {
 	Sampling
-	// Messages are as sent, except that a list of text parts is joined with
-	// newlines into one string, an absent content is nil, and the arguments
-	// of tool calls are JSON (json.RawMessage) instead of text that holds it,
-	// as chat templates expect them.
-	Messages    []map[string]any
+	// Messages are objects as sent, because chat templates see the order of
+	// keys and how numbers are written, except that a list of text parts is
+	// joined with newlines into one string, and an absent content is null.
+	Messages    []json.RawMessage
 	Logprobs    bool
 	TopLogprobs int // 0..MaxLogprobs
 
@@ -125,8 +124,8 @@ type Chat struct {
 
 	AddGenerationPrompt  bool // default true
 	ContinueFinalMessage bool
-	AddSpecial           bool           // default false: templates write their own
-	TemplateKwargs       map[string]any // chat_template_kwargs
+	AddSpecial           bool                       // default false: templates write their own
+	TemplateKwargs       map[string]json.RawMessage // chat_template_kwargs
 }
 
 // Tokenize is a POST /tokenize body: a prompt, or a chat when Chat is set.

@@ -1,6 +1,8 @@
 package tokenizer
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -32,16 +34,15 @@ type chatTemplate struct {
 	err    error // why it does not parse; told to whoever wants to chat
 }
 
-// ChatInput is a conversation in the shape of OpenAI's API. Values are as
-// encoding/json makes them; where the order of an object's keys matters, above
-// all in tools, pass json.RawMessage, since a Go map has none.
+// ChatInput is a conversation in the shape of OpenAI's API, as JSON text:
+// templates see the order of an object's keys, and how a number is written.
 type ChatInput struct {
-	Messages             []map[string]any
-	Tools                []any // nil: none
+	Messages             []json.RawMessage // objects
+	Tools                []json.RawMessage // nil: none
 	AddGenerationPrompt  bool
-	ContinueFinalMessage bool           // leave the last message open, to be gone on with
-	Kwargs               map[string]any // chat_template_kwargs, such as enable_thinking
-	Now                  time.Time      // what strftime_now says; zero: the present
+	ContinueFinalMessage bool                       // leave the last message open, to be gone on with
+	Kwargs               map[string]json.RawMessage // chat_template_kwargs, such as enable_thinking
+	Now                  time.Time                  // what strftime_now says; zero: the present
 }
 
 // newChat parses templates. One that does not parse is an error only when it
@@ -123,8 +124,8 @@ const continueMark = "XPYD_CONTINUE_FINAL_MESSAGE "
 // special tokens: the template writes them itself. As vLLM does, arguments of
 // tool calls that are JSON text are handed to the template as objects, and
 // content given as a list of text parts is joined with newlines if the
-// template wants a string.
-func (t *Tokenizer) RenderChat(in ChatInput) (string, error) {
+// template wants a string. It ends when ctx does.
+func (t *Tokenizer) RenderChat(ctx context.Context, in ChatInput) (string, error) {
 	tmpl, ok := t.chat.pick(len(in.Tools) > 0)
 	switch {
 	case !ok:
@@ -166,7 +167,7 @@ func (t *Tokenizer) RenderChat(in ChatInput) (string, error) {
 	if !in.Now.IsZero() {
 		lim.Now = func() time.Time { return in.Now }
 	}
-	out, err := tmpl.parsed.Render(vars, lim)
+	out, err := tmpl.parsed.Render(ctx, vars, lim)
 	if err != nil {
 		return "", fmt.Errorf("render chat template: %w", err)
 	}
@@ -184,12 +185,15 @@ func (t *Tokenizer) RenderChat(in ChatInput) (string, error) {
 }
 
 // templateMessage returns a message as templates expect it.
-func templateMessage(m map[string]any, parts bool) (*jinja.Dict, error) {
-	v, err := jinja.FromGo(m)
+func templateMessage(m json.RawMessage, parts bool) (*jinja.Dict, error) {
+	v, err := jinja.FromJSON(m)
 	if err != nil {
 		return nil, err
 	}
-	d := v.(*jinja.Dict)
+	d, ok := v.(*jinja.Dict)
+	if !ok {
+		return nil, errors.New("not an object")
+	}
 	if content, ok := d.Get("content"); ok {
 		if content, err = templateContent(content, parts); err != nil {
 			return nil, fmt.Errorf("content: %w", err)

@@ -1,6 +1,7 @@
 package tokenizer_test
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -44,7 +45,7 @@ func TestLoad(t *testing.T) {
 	if full.HasChatTemplate() || !chat.HasChatTemplate() {
 		t.Error("chat_template.jinja does not count")
 	}
-	out, err := chat.RenderChat(tokenizer.ChatInput{Messages: []map[string]any{{"content": "x"}}})
+	out, err := chat.RenderChat(t.Context(), tokenizer.ChatInput{Messages: []json.RawMessage{json.RawMessage(`{"content":"x"}`)}})
 	if err != nil || out != "<s>x" {
 		t.Errorf("have %q, %v", out, err)
 	}
@@ -188,7 +189,7 @@ func TestBadGGUF(t *testing.T) {
 	if ids := tok.Encode("Once", true); tok.Decode(ids, false) != "Once" || slices.Contains(ids, 403) {
 		t.Errorf("Once is %v", ids)
 	}
-	if out, err := tok.RenderChat(tokenizer.ChatInput{Messages: []map[string]any{{}}}); err != nil || out != "</s>" {
+	if out, err := tok.RenderChat(t.Context(), tokenizer.ChatInput{Messages: []json.RawMessage{json.RawMessage(`{}`)}}); err != nil || out != "</s>" {
 		t.Errorf("have %q, %v", out, err)
 	}
 }

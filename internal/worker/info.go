@@ -31,7 +31,7 @@ func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) {
 	}
 	var ids []int32
 	if t.Chat != nil {
-		if ids, err = w.renderChat(t.Chat); err != nil {
+		if ids, err = w.renderChat(ctx, t.Chat); err != nil {
 			writeError(ctx, err)
 			return
 		}

@@ -1,10 +1,13 @@
 package worker
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/handoff"
@@ -91,8 +94,8 @@ func (w *Worker) echoed(tokens []int32) (string, *tokenizer.Detokenizer) {
 }
 
 // chatJob reads a POST /v1/chat/completions body.
-func (w *Worker) chatJob(body []byte) (*job, *openai.Error) {
-	c, err := openai.ParseChat(body, w.limits())
+func (w *Worker) chatJob(ctx *fasthttp.RequestCtx) (*job, *openai.Error) {
+	c, err := openai.ParseChat(ctx.PostBody(), w.limits())
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +107,7 @@ func (w *Worker) chatJob(body []byte) (*job, *openai.Error) {
 	default:
 		return nil, openai.BadRequest("tool_choice", "this engine cannot be made to call a tool; use auto or none")
 	}
-	tokens, err := w.renderChat(c)
+	tokens, err := w.renderChat(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -122,24 +125,27 @@ func plainText(format json.RawMessage) bool {
 	return json.Unmarshal(format, &f) == nil && f.Type == "text"
 }
 
-// renderChat turns messages into the model's prompt.
-func (w *Worker) renderChat(c *openai.Chat) ([]int32, *openai.Error) {
+// renderChat turns messages into the model's prompt. A template may take
+// seconds, but not longer than the client waits.
+func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat) ([]int32, *openai.Error) {
 	if !w.tok.HasChatTemplate() {
 		return nil, openai.BadRequest("messages", "model %s has no chat template; use /v1/completions", w.served)
 	}
 	in := tokenizer.ChatInput{Messages: c.Messages, AddGenerationPrompt: c.AddGenerationPrompt,
 		ContinueFinalMessage: c.ContinueFinalMessage, Kwargs: c.TemplateKwargs}
 	if c.Tools != nil && string(c.ToolChoice) != `"none"` {
-		var tools []json.RawMessage // templates see the keys in the client's order
-		if err := json.Unmarshal(c.Tools, &tools); err != nil {
+		if err := json.Unmarshal(c.Tools, &in.Tools); err != nil {
 			return nil, openai.BadRequest("tools", "%v", err)
 		}
-		for _, t := range tools {
-			in.Tools = append(in.Tools, t)
-		}
 	}
-	text, err := w.tok.RenderChat(in)
-	if err != nil {
+	waits, cancel := context.WithCancelCause(w.ctx)
+	defer cancel(nil)
+	defer w.clients.Watch(ctx.Conn(), func() { cancel(errClientLeft) })()
+	text, err := w.tok.RenderChat(waits, in)
+	switch {
+	case waits.Err() != nil:
+		return nil, openai.Unavailable("%v", context.Cause(waits))
+	case err != nil:
 		return nil, openai.BadRequest("messages", "chat template: %v", err)
 	}
 	if err := w.fits("messages", text, 0); err != nil {

@@ -30,7 +30,7 @@ func (w *Worker) servePin(ctx *fasthttp.RequestCtx) {
 	p, fail := openai.ParsePin(ctx.PostBody(), false)
 	var j *job
 	if fail == nil {
-		j, fail = w.pinJob(p, ctx.PostBody())
+		j, fail = w.pinJob(ctx, p)
 	}
 	if fail != nil {
 		writeError(ctx, fail)
@@ -58,7 +58,7 @@ func (w *Worker) serveUnpin(ctx *fasthttp.RequestCtx) {
 	p, fail := openai.ParsePin(ctx.PostBody(), true)
 	if fail == nil && p.ID == "" {
 		var j *job
-		if j, fail = w.pinJob(p, ctx.PostBody()); fail == nil {
+		if j, fail = w.pinJob(ctx, p); fail == nil {
 			p.ID = w.tiers.PinID(j.items[0].tokens, j.CacheSalt)
 		}
 	}
@@ -73,12 +73,12 @@ func (w *Worker) serveUnpin(ctx *fasthttp.RequestCtx) {
 }
 
 // pinJob reads the prompt as the request to be served would have it.
-func (w *Worker) pinJob(p openai.Pin, body []byte) (*job, *openai.Error) {
-	read := w.completionJob
+func (w *Worker) pinJob(ctx *fasthttp.RequestCtx, p openai.Pin) (j *job, err *openai.Error) {
 	if p.Chat {
-		read = w.chatJob
+		j, err = w.chatJob(ctx)
+	} else {
+		j, err = w.completionJob(ctx.PostBody())
 	}
-	j, err := read(body)
 	if err == nil && len(j.items) != 1 {
 		err = openai.BadRequest("prompt", "one prompt at a time, not %d", len(j.items))
 	}

@@ -25,7 +25,7 @@ func (w *Worker) serveCompletion(ctx *fasthttp.RequestCtx) {
 }
 
 func (w *Worker) serveChat(ctx *fasthttp.RequestCtx) {
-	j, err := w.chatJob(ctx.PostBody())
+	j, err := w.chatJob(ctx)
 	if err != nil {
 		writeError(ctx, err)
 		return

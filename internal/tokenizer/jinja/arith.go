@@ -3,12 +3,23 @@ package jinja
 import (
 	"math"
 	"math/bits"
+	"slices"
 	"strings"
 )
 
 func (in *interp) unary(op string, v value) value {
 	if op == "not" {
 		return !truth(v)
+	}
+	if n, ok := v.(bigInt); ok {
+		in.charge(len(n))
+		switch abs, negative := strings.CutPrefix(string(n), "-"); {
+		case op == "+":
+			return n
+		case negative:
+			return fromDigits(abs)
+		}
+		return fromDigits("-" + string(n))
 	}
 	i, f, isInt, ok := number(v)
 	switch {
@@ -54,21 +65,38 @@ func (in *interp) binary(op string, l, r value) value {
 			return in.repeat(a, y)
 		}
 	case *List:
+		if op == "*" && yi {
+			return in.repeatList(a, y)
+		}
 		if b, ok := r.(*List); ok && op == "+" && a.tuple == b.tuple {
 			in.charge(16 * (len(a.items) + len(b.items)))
 			return &List{items: append(append([]value(nil), a.items...), b.items...), tuple: a.tuple}
 		}
 	}
-	if s, ok := r.(string); ok && op == "*" && xi {
-		return in.repeat(s, x)
+	if op == "*" && xi {
+		switch r := r.(type) {
+		case string:
+			return in.repeat(r, x)
+		case *List:
+			return in.repeatList(r, x)
+		}
 	}
 	for _, v := range []value{l, r} {
 		if u, ok := v.(undefined); ok {
-			in.fail("%s is undefined", u.what)
+			in.missing(u)
 		}
 	}
 	in.fail("bad operands %s and %s for %s", kindOf(l), kindOf(r), op)
 	return nil
+}
+
+func (in *interp) repeatList(l *List, n int64) value {
+	out := &List{tuple: l.tuple}
+	if size := int64(16 * len(l.items)); n > 0 && size > 0 {
+		in.charge(int(min(n, int64(in.bytes)/size+1) * size))
+		out.items = slices.Repeat(l.items, int(n))
+	}
+	return out
 }
 
 func (in *interp) repeat(s string, n int64) value {

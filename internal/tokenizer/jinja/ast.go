@@ -36,6 +36,7 @@ type (
 		name   string
 		params []param
 		body   []stmt
+		extra  extra // what it takes beside its parameters
 	}
 	callStmt struct { // {% call(params) x(…) %}body{% endcall %}
 		call   *callExpr
@@ -55,6 +56,9 @@ type (
 	}
 	loopCtl struct{ brk bool }
 )
+
+// extra is which of the names varargs and kwargs a macro's body has.
+type extra struct{ varargs, kwargs bool }
 
 type param struct {
 	name string

@@ -1,7 +1,9 @@
 package jinja
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -13,8 +15,12 @@ type interp struct {
 	steps   int
 	bytes   int
 	calls   int // depth of macro calls
+	depth   int // of expressions, over all macro calls
 	line    int
 	now     func() time.Time
+
+	ctx   context.Context
+	check int // of steps, when ctx is looked at next
 }
 
 type scope struct {
@@ -23,13 +29,36 @@ type scope struct {
 }
 
 func (in *interp) fail(format string, args ...any) {
-	panic(&Error{Line: in.line, Msg: fmt.Sprintf(format, args...)})
+	msg := fmt.Sprintf(format, args...)
+	if len(msg) > maxMessage {
+		msg = strings.ToValidUTF8(msg[:maxMessage], "") + "…"
+	}
+	panic(&Error{Line: in.line, Msg: msg})
 }
 
-func (in *interp) step() {
-	if in.steps--; in.steps < 0 {
+func (in *interp) missing(u undefined) {
+	if u.of != "" {
+		in.fail("%s of %s is undefined", u.what, u.of)
+	}
+	in.fail("%s is undefined", u.what)
+}
+
+func (in *interp) step() { in.take(1) }
+
+// linear accounts for an operation over n bytes that makes nothing.
+func (in *interp) linear(n int) { in.take(n / 64) }
+
+func (in *interp) take(steps int) {
+	if in.steps -= steps; in.steps >= in.check {
+		return
+	}
+	if in.steps < 0 {
 		in.fail("rendering takes too many steps")
 	}
+	if err := in.ctx.Err(); err != nil {
+		panic(stopped{err})
+	}
+	in.check = max(0, in.steps-checkSteps)
 }
 
 // charge accounts for n bytes about to be made.
@@ -56,7 +85,7 @@ func (in *interp) lookup(name string, sc *scope) value {
 	if f := builtin(name); f != nil {
 		return f
 	}
-	return undefined{name}
+	return undefined{what: name}
 }
 
 type flow uint8
@@ -214,7 +243,7 @@ func (in *interp) loopAttr(l *loop, name string) value {
 	n := len(l.items)
 	at := func(i int) value {
 		if i < 0 || i >= n {
-			return undefined{"loop." + name}
+			return undefined{what: name, of: "loop"}
 		}
 		return l.items[i]
 	}
@@ -258,15 +287,17 @@ func (in *interp) loopAttr(l *loop, name string) value {
 			return true
 		}}
 	}
-	return undefined{"loop." + name}
+	return undefined{what: name, of: "loop"}
 }
 
 // macro makes a macro callable; it sees the scope that it was defined in.
 func (in *interp) macro(m *macroStmt, sc *scope) *function {
+	in.charge(512) // with that scope
 	return &function{m.name, func(in *interp, a args) value {
 		if in.calls++; in.calls > maxNest {
 			in.fail("macros called deeper than %d", maxNest)
 		}
+		in.take(len(m.params) * (1 + len(a.names)/8)) // to bind them
 		body := inner(sc)
 		if caller, ok := a.take("caller"); ok {
 			body.vars["caller"] = caller
@@ -275,13 +306,30 @@ func (in *interp) macro(m *macroStmt, sc *scope) *function {
 		for i := range m.params {
 			names[i] = m.params[i].name
 		}
+		if m.extra.varargs {
+			more := a.pos[min(len(names), len(a.pos)):]
+			a.pos = a.pos[:len(a.pos)-len(more)]
+			body.vars["varargs"] = &List{items: more, tuple: true}
+		}
+		if m.extra.kwargs {
+			more, known := &Dict{}, args{pos: a.pos}
+			for i, name := range a.names {
+				if slices.Contains(names, name) {
+					known.set(name, a.named[i])
+				} else {
+					in.charge(64)
+					more.set(name, a.named[i])
+				}
+			}
+			a, body.vars["kwargs"] = known, more
+		}
 		for i, v := range a.bind(in, m.name, names...) {
 			if v != (absent{}) {
 				body.vars[names[i]] = v
 			} else if d := m.params[i].def; d != nil {
 				body.vars[names[i]] = in.eval(d, body)
 			} else {
-				body.vars[names[i]] = undefined{names[i]}
+				body.vars[names[i]] = undefined{what: names[i]}
 			}
 		}
 		s := in.capture(m.body, body)

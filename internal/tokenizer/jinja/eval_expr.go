@@ -74,35 +74,53 @@ func (in *interp) call(f value, a args) value {
 	fn, ok := f.(*function)
 	if !ok {
 		if u, isUndef := f.(undefined); isUndef {
-			in.fail("%s is undefined", u.what)
+			in.missing(u)
 		}
 		in.fail("%s cannot be called", kindOf(f))
 	}
 	return fn.call(in, a)
 }
 
+// eval bounds the stack: what the parser bounds multiplies, levels of operators
+// with parentheses with macro calls.
 func (in *interp) eval(x expr, sc *scope) value {
 	in.step()
+	in.deeper()
+	v := in.evaluate(x, sc)
+	in.depth--
+	return v
+}
+
+// deeper counts a level of recursion, which ends with in.depth--; after a
+// failure nothing is evaluated any more.
+func (in *interp) deeper() {
+	if in.depth++; in.depth > maxDepth {
+		in.fail("expressions nested deeper than %d", maxDepth)
+	}
+}
+
+func (in *interp) evaluate(x expr, sc *scope) value {
 	switch x := x.(type) {
 	case *literal:
 		return x.v
 	case *nameExpr:
 		return in.lookup(x.name, sc)
 	case *listExpr:
-		in.charge(16 * len(x.items))
+		in.charge(48 + 16*len(x.items))
 		l := &List{items: make([]value, len(x.items)), tuple: x.tuple}
 		for i, it := range x.items {
 			l.items[i] = in.eval(it, sc)
 		}
 		return l
 	case *dictExpr:
-		in.charge(64 * len(x.keys))
-		d := newDict()
+		in.charge(80 + 64*len(x.keys))
+		d := &Dict{}
 		for i := range x.keys {
 			k := in.eval(x.keys[i], sc)
 			if !isKey(k) {
 				in.fail("%s cannot be a key", kindOf(k))
 			}
+			in.hashes(k)
 			d.set(k, in.eval(x.vals[i], sc))
 		}
 		return d
@@ -130,7 +148,7 @@ func (in *interp) eval(x expr, sc *scope) value {
 		case truth(in.eval(x.cond, sc)):
 			return in.eval(x.then, sc)
 		case x.els == nil:
-			return undefined{"the value of an if without else"}
+			return undefined{what: "the value of an if without else"}
 		}
 		return in.eval(x.els, sc)
 	case *attrExpr:
@@ -180,8 +198,10 @@ func (in *interp) contains(set, v value) bool {
 		if !ok {
 			in.fail("a string cannot contain %s", kindOf(v))
 		}
+		in.linear(len(set))
 		return strings.Contains(set, s)
 	case *Dict:
+		in.hashes(v)
 		_, ok := set.get(v)
 		return ok
 	}
@@ -193,11 +213,18 @@ func (in *interp) contains(set, v value) bool {
 	return false
 }
 
+// hashes accounts for a look for key.
+func (in *interp) hashes(key value) {
+	if s, ok := key.(string); ok {
+		in.linear(len(s))
+	}
+}
+
 // attr is v.name: what Python's getattr finds, else the item of that key.
 func (in *interp) attr(v value, name string) value {
 	switch v := v.(type) {
 	case undefined:
-		in.fail("%s is undefined", v.what)
+		in.missing(v)
 	case *namespace:
 		if x, ok := v.vars[name]; ok {
 			return x
@@ -224,14 +251,15 @@ func (in *interp) attr(v value, name string) value {
 			return v.name
 		}
 	}
-	return undefined{"attribute " + name + " of " + kindOf(v)}
+	return undefined{what: name, of: kindOf(v)}
 }
 
 // index is v[at]: the item, else the attribute of that name.
 func (in *interp) index(v, at value) value {
+	in.hashes(at)
 	switch v := v.(type) {
 	case undefined:
-		in.fail("%s is undefined", v.what)
+		in.missing(v)
 	case *Dict:
 		if x, ok := v.get(at); ok {
 			return x
@@ -262,7 +290,18 @@ func (in *interp) index(v, at value) value {
 	if s, ok := at.(string); ok {
 		return in.attr(v, s)
 	}
-	return undefined{"item " + in.str(at) + " of " + kindOf(v)}
+	return undefined{what: "an item", of: kindOf(v)}
+}
+
+// runeAt returns where the character n of s begins, or the end of s.
+func runeAt(s string, n int) int {
+	for i := range s {
+		if n == 0 {
+			return i
+		}
+		n--
+	}
+	return len(s)
 }
 
 // slice is v[from:to:step] of a list or a string.
@@ -295,12 +334,11 @@ func (in *interp) slice(x *sliceExpr, sc *scope) value {
 	l, isList := v.(*List)
 	if !isString && !isList {
 		if u, ok := v.(undefined); ok {
-			in.fail("%s is undefined", u.what)
+			in.missing(u)
 		}
 		in.fail("%s cannot be sliced", kindOf(v))
 	}
-	src := in.items(v)
-	n := len(src)
+	n := in.length(v)
 	// Where a part is absent or out of range, as Python's slice.indices.
 	low, high := 0, n
 	if step < 0 {
@@ -322,10 +360,15 @@ func (in *interp) slice(x *sliceExpr, sc *scope) value {
 	if hasTo {
 		b = clamp(to)
 	}
-	in.charge(16 * n)
-	if isString && step == 1 && n == len(s) { // ASCII
-		return s[a:max(a, b)]
+	if isString && step == 1 {
+		b = max(a, b)
+		if n == len(s) { // ASCII
+			return s[a:b]
+		}
+		return s[runeAt(s, a):runeAt(s, b)]
 	}
+	src := in.items(v)
+	in.charge(16 * n)
 	out := []value{}
 	for i := a; step > 0 && i < b || step < 0 && i > b; {
 		out = append(out, src[i])

@@ -157,20 +157,21 @@ func (p *parser) primary() expr {
 			return &literal{false}
 		case "none", "None":
 			return &literal{nil}
+		case "varargs":
+			p.extra.varargs = true
+		case "kwargs":
+			p.extra.kwargs = true
 		}
 		return &nameExpr{t.val}
 	case tokString:
-		s := t.val
+		var b strings.Builder
+		b.WriteString(t.val)
 		for p.kind() == tokString {
-			s += p.next().val
+			b.WriteString(p.next().val)
 		}
-		return &literal{s}
+		return &literal{b.String()}
 	case tokInt:
-		n, err := strconv.ParseInt(t.val, 10, 64)
-		if err != nil {
-			p.fail("number %s is too large", t.val)
-		}
-		return &literal{n}
+		return &literal{fromDigits(t.val)}
 	case tokFloat:
 		f, err := strconv.ParseFloat(t.val, 64)
 		if err != nil || math.IsInf(f, 0) {

@@ -2,6 +2,7 @@ package jinja
 
 import (
 	"math"
+	"math/big"
 	"sort"
 	"strconv"
 	"strings"
@@ -32,6 +33,9 @@ func (in *interp) filter(name string, v value, a args) value {
 		none()
 		s := in.str(v)
 		in.charge(len(s))
+		if name == "title" {
+			name = "words"
+		}
 		return recase(s, name)
 	case "replace":
 		p := a.bind(in, name, "old", "new", "count")
@@ -65,7 +69,9 @@ func (in *interp) filter(name string, v value, a args) value {
 		return in.numeric(name, v, a)
 	case "wordcount":
 		none()
-		return int64(len(strings.Fields(in.str(v))))
+		s := in.str(v)
+		in.charge(8 * len(s))
+		return int64(len(strings.Fields(s)))
 	}
 	return in.sequence(name, v, a)
 }
@@ -85,7 +91,7 @@ func (in *interp) numeric(name string, v value, a args) value {
 		in.fail("abs of %s", kindOf(v))
 	case "round":
 		p := a.bind(in, name, "precision", "method")
-		_, f, _, ok := number(v)
+		i, f, isInt, ok := number(v)
 		if !ok {
 			in.fail("round of %s", kindOf(v))
 		}
@@ -103,29 +109,75 @@ func (in *interp) numeric(name string, v value, a args) value {
 		case "floor":
 			return math.Floor(f*scale) / scale
 		}
-		return math.RoundToEven(f*scale) / scale
+		switch {
+		case isInt && digits >= 0:
+			return i
+		case isInt:
+			return int64(math.RoundToEven(f*scale) / scale)
+		case digits < 0:
+			return math.RoundToEven(f*scale) / scale
+		}
+		f, _ = strconv.ParseFloat(strconv.FormatFloat(f, 'f', int(min(digits, 400)), 64), 64)
+		return f
 	}
 	p := a.bind(in, name, "default", "base")
-	i, f, isInt, ok := number(v)
-	if s, isString := v.(string); isString {
-		s = strings.TrimSpace(s)
-		if n, err := strconv.ParseInt(s, 10, 64); err == nil {
-			i, f, isInt, ok = n, float64(n), true, true
-		} else if x, err := strconv.ParseFloat(s, 64); err == nil {
-			f, ok = x, true
+	_, f, isInt, ok := number(v)
+	switch v := v.(type) {
+	case string:
+		s := strings.TrimSpace(v)
+		in.linear(8 * len(s))
+		base := int64(10)
+		if p[1] != (absent{}) {
+			base = in.integer(p[1])
 		}
+		if name == "int" {
+			if n, ok := readInt(s, base); ok {
+				return n
+			}
+		}
+		x, err := strconv.ParseFloat(s, 64)
+		f, ok = x, err == nil || math.IsInf(x, 0)
+	case bigInt:
+		if name == "int" {
+			return v
+		}
+		f, _ = strconv.ParseFloat(string(v), 64)
+		ok = true
 	}
 	switch {
-	case !ok && p[0] != (absent{}):
+	case isInt && name == "int":
+		return in.binary("+", v, int64(0))
+	case name == "float" && ok:
+		return f
+	case name == "int" && ok && !math.IsInf(f, 0) && !math.IsNaN(f):
+		n, _ := big.NewFloat(f).Int(nil)
+		return fromDigits(n.String())
+	case p[0] != (absent{}):
 		return p[0]
 	case name == "float":
-		return f
-	case isInt:
-		return i
-	case math.Abs(f) < 1<<62:
-		return int64(f)
+		return 0.0
 	}
 	return int64(0)
+}
+
+// readInt is Python's int(s, base).
+func readInt(s string, base int64) (value, bool) {
+	const most = 4300 // digits, as in Python
+	digits := strings.TrimLeft(s, "+-")
+	if prefix := map[int64]string{2: "0b", 8: "0o", 16: "0x"}[base]; prefix != "" && len(digits) > 2 && strings.EqualFold(digits[:2], prefix) {
+		digits = strings.TrimPrefix(digits[2:], "_")
+	}
+	if base != 0 && (base < 2 || base > 36) || len(digits) > most || strings.Contains("_"+digits+"_", "__") {
+		return nil, false
+	}
+	n, ok := new(big.Int).SetString(strings.ReplaceAll(digits, "_", ""), int(base))
+	switch {
+	case !ok || strings.Count(s, "+")+strings.Count(s, "-") > 1:
+		return nil, false
+	case s[0] == '-':
+		n.Neg(n)
+	}
+	return fromDigits(n.String()), true
 }
 
 // sequence is a filter over the items of v.
@@ -137,12 +189,12 @@ func (in *interp) sequence(name string, v value, a args) value {
 	}
 	switch name {
 	case "list":
-		return made(append([]value(nil), in.items(v)...))
+		return &List{items: in.copyOf(in.items(v))}
 	case "first", "last":
 		a.bind(in, name)
 		items := in.items(v)
 		if len(items) == 0 {
-			return undefined{name + " of nothing"}
+			return undefined{what: name, of: "nothing"}
 		}
 		if name == "last" {
 			return items[len(items)-1]
@@ -159,12 +211,12 @@ func (in *interp) sequence(name string, v value, a args) value {
 		}
 		return in.join(v, sep, attribute)
 	case "reverse":
-		items := append([]value(nil), in.items(v)...)
+		items := in.copyOf(in.items(v))
 		reverse(items)
 		if _, ok := v.(string); ok {
 			return in.join(&List{items: items}, "", "")
 		}
-		return made(items)
+		return &List{items: items}
 	case "items":
 		a.bind(in, name)
 		if d, ok := v.(*Dict); ok {
@@ -178,15 +230,15 @@ func (in *interp) sequence(name string, v value, a args) value {
 		return in.dictsort(v, a)
 	case "sort":
 		p := a.bind(in, name, "reverse", "case_sensitive", "attribute")
-		return made(in.sorted(append([]value(nil), in.items(v)...), flag(p[0]), in.key(p[2], flag(p[1]))))
+		return &List{items: in.sorted(in.copyOf(in.items(v)), flag(p[0]), in.key(p[2], flag(p[1])))}
 	case "unique":
 		p := a.bind(in, name, "case_sensitive", "attribute")
 		return in.unique(v, in.key(p[1], flag(p[0])))
 	case "min", "max":
 		p := a.bind(in, name, "case_sensitive", "attribute")
-		items := in.sorted(append([]value(nil), in.items(v)...), name == "max", in.key(p[1], flag(p[0])))
+		items := in.sorted(in.copyOf(in.items(v)), name == "max", in.key(p[1], flag(p[0])))
 		if len(items) == 0 {
-			return undefined{name + " of nothing"}
+			return undefined{what: name, of: "nothing"}
 		}
 		return items[0]
 	case "sum":
@@ -196,6 +248,7 @@ func (in *interp) sequence(name string, v value, a args) value {
 			total = p[1]
 		}
 		for _, x := range in.items(v) {
+			in.step()
 			if p[0] != (absent{}) {
 				x = in.path(x, in.str(p[0]))
 			}
@@ -213,8 +266,14 @@ func (in *interp) sequence(name string, v value, a args) value {
 	return nil
 }
 
+func (in *interp) copyOf(items []value) []value {
+	in.charge(16 * len(items))
+	return append([]value(nil), items...)
+}
+
 // path is v.a.b of the attribute argument "a.b"; digits are an index.
 func (in *interp) path(v value, path string) value {
+	in.linear(len(path))
 	for part := range strings.SplitSeq(path, ".") {
 		if n, err := strconv.ParseInt(part, 10, 64); err == nil {
 			v = in.index(v, n)
@@ -274,6 +333,7 @@ next:
 				continue next
 			}
 		}
+		in.charge(32)
 		seen, out.items = append(seen, k), append(out.items, x)
 	}
 	return out
@@ -284,6 +344,7 @@ func (in *interp) mapped(v value, a args) []value {
 	if attribute, ok := a.take("attribute"); ok {
 		def, hasDef := a.take("default")
 		for _, x := range in.items(v) {
+			in.step()
 			x = in.path(x, in.str(attribute))
 			if _, undef := x.(undefined); undef && hasDef {
 				x = def
@@ -296,9 +357,12 @@ func (in *interp) mapped(v value, a args) []value {
 		in.fail("map without a filter")
 	}
 	name := in.text(a.pos[0])
+	in.deeper() // map('map', 'map', …)
 	for _, x := range in.items(v) {
+		in.step()
 		out = append(out, in.filter(name, x, args{a.pos[1:], a.names, a.named}))
 	}
+	in.depth--
 	return out
 }
 

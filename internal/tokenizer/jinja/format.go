@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -13,6 +14,7 @@ func (in *interp) format(s string, v value) string {
 	if l, ok := v.(*List); ok && l.tuple {
 		vals = l.items
 	}
+	in.charge(len(s))
 	var b strings.Builder
 	for at := 0; at < len(s); at++ {
 		if s[at] != '%' {
@@ -40,8 +42,79 @@ func (in *interp) format(s string, v value) string {
 		in.charge(len(out))
 		b.WriteString(out)
 	}
-	in.charge(len(s))
 	return b.String()
+}
+
+// formatFields is Python's s.format(…), for {}, {0}, {name}, !r and the plainer
+// specifications.
+func (in *interp) formatFields(s string, a args) string {
+	in.charge(len(s))
+	var b strings.Builder
+	next := 0
+	for at := 0; at < len(s); at++ {
+		c := s[at]
+		if c != '{' && c != '}' {
+			b.WriteByte(c)
+			continue
+		}
+		if at+1 < len(s) && s[at+1] == c {
+			b.WriteByte(c)
+			at++
+			continue
+		}
+		n := strings.IndexByte(s[at:], '}')
+		if n < 1 {
+			in.fail("bad format: single %q", c)
+		}
+		name, spec, _ := strings.Cut(s[at+1:at+n], ":")
+		name, conversion, _ := strings.Cut(name, "!")
+		at += n
+		if name == "" {
+			name = strconv.Itoa(next)
+			next++
+		}
+		var v value = absent{}
+		if i, err := strconv.Atoi(name); err == nil && i >= 0 && i < len(a.pos) {
+			v = a.pos[i]
+		} else if i := slices.Index(a.names, name); i >= 0 {
+			v = a.named[i]
+		}
+		switch {
+		case v == absent{}:
+			in.fail("no value for {%s} of the format", name)
+		case conversion == "r":
+			v = in.formatOne("", 'r', v)
+		case conversion != "":
+			v = in.str(v)
+		}
+		out := in.formatField(spec, v)
+		in.charge(len(out))
+		b.WriteString(out)
+	}
+	return b.String()
+}
+
+// formatField formats a value by [<>][+][0][width][.precision][dfsx].
+func (in *interp) formatField(spec string, v value) string {
+	if spec == "" {
+		return in.str(v)
+	}
+	_, _, isInt, isNumber := number(v)
+	rest := strings.TrimLeft(spec, "<>")
+	left := spec[0] == '<' || spec[0] != '>' && !isNumber
+	verb := byte('s')
+	if end := len(rest) - 1; end >= 0 && strings.IndexByte("dfsx", rest[end]) >= 0 {
+		verb, rest = rest[end], rest[:end]
+		if isNumber == (verb == 's') || (verb == 'd' || verb == 'x') && !isInt {
+			in.fail("format {:%s} of %s", spec, kindOf(v))
+		}
+	} else if _, isBool := v.(bool); isBool || isNumber && strings.ContainsAny(rest, ".+") {
+		in.fail("format {:%s} of %s is not supported", spec, kindOf(v))
+	}
+	if left {
+		rest = "-" + rest
+	}
+	return in.formatOne(rest, verb, v)
 }
 
 // formatOne formats one value; spec is what stands between % and verb.

@@ -24,10 +24,13 @@ func builtin(name string) *function {
 				if !ok {
 					in.fail("namespace of %s", kindOf(v))
 				}
+				in.charge(64 * len(d.keys))
 				for i, k := range d.keys {
+					in.hashes(k)
 					ns.vars[in.str(k)] = d.vals[i]
 				}
 			}
+			in.charge(64 * len(a.names))
 			for i, n := range a.names {
 				ns.vars[n] = a.named[i]
 			}
@@ -35,7 +38,7 @@ func builtin(name string) *function {
 		}}
 	case "dict":
 		return &function{name, func(in *interp, a args) value {
-			d := newDict()
+			d := &Dict{}
 			in.charge(64 * len(a.names))
 			for _, v := range a.pos {
 				src, ok := v.(*Dict)
@@ -44,6 +47,7 @@ func builtin(name string) *function {
 				}
 				in.charge(64 * len(src.keys))
 				for i, k := range src.keys {
+					in.hashes(k)
 					d.set(k, src.vals[i])
 				}
 			}
@@ -101,6 +105,7 @@ func rangeOf(in *interp, a args) value {
 
 // strftime is Python's strftime of the present time.
 func (in *interp) strftime(format string) string {
+	in.charge(8 * len(format)) // %B is September
 	t := in.now()
 	var b strings.Builder
 	for i := 0; i < len(format); i++ {

@@ -4,11 +4,16 @@
 //
 // A template comes with a model, from a stranger: rendering is bounded in steps,
 // in bytes made and in depth, values are immutable (but for namespaces), and
-// nothing outside the template and its variables can be reached. Not covered:
-// inheritance, include, import, recursive loops, autoescape.
+// nothing outside the template and its variables can be reached. Integers that
+// int64 does not hold are passed on and printed, not computed with. Not covered:
+// inheritance, include, import, recursive loops, autoescape, calls with *args, and
+// of the filters groupby, truncate, center, random, urlencode and the like, which
+// no chat template that we know of has; of Unicode's case mappings from one
+// character to several only that of ß.
 package jinja
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -28,6 +33,10 @@ const (
 	maxSource    = 1 << 20
 	maxNest      = 100  // depth of nesting in a template, of macro calls, of values
 	maxChain     = 1000 // operators in a row
+	maxDepth     = 4000 // expressions inside expressions, over all macro calls
+	maxName      = 1000 // bytes of a name, and
+	maxMessage   = 1000 // of a message that the template did not write
+	checkSteps   = 4096 // between two looks at the context
 )
 
 // Error is what is wrong with a template, or why it refused its input.
@@ -61,8 +70,9 @@ func Parse(source string) (t *Template, err error) {
 	return &Template{body: body}, nil
 }
 
-// Render executes the template with vars, whose values FromGo converts.
-func (t *Template) Render(vars map[string]any, lim Limits) (out string, err error) {
+// Render executes the template with vars, whose values FromGo converts, until
+// ctx is done.
+func (t *Template) Render(ctx context.Context, vars map[string]any, lim Limits) (out string, err error) {
 	if lim.Steps == 0 {
 		lim.Steps = defaultSteps
 	}
@@ -73,7 +83,8 @@ func (t *Template) Render(vars map[string]any, lim Limits) (out string, err erro
 		lim.Now = time.Now
 	}
 	defer catch(&err)
-	in := &interp{steps: lim.Steps, bytes: lim.Bytes, now: lim.Now, out: &strings.Builder{}, globals: map[string]value{}}
+	in := &interp{steps: lim.Steps, bytes: lim.Bytes, now: lim.Now, out: &strings.Builder{}, globals: map[string]value{},
+		ctx: ctx, check: max(0, lim.Steps-checkSteps)}
 	for name, v := range vars {
 		conv, err := FromGo(v)
 		if err != nil {
@@ -93,12 +104,18 @@ func catch(err *error) {
 	if r == nil {
 		return
 	}
-	e, ok := r.(*Error)
-	if !ok {
+	switch r := r.(type) {
+	case *Error:
+		*err = r
+	case stopped:
+		*err = r.err
+	default:
 		panic(r)
 	}
-	*err = e
 }
+
+// stopped is what a rendering panics with whose context is done.
+type stopped struct{ err error }
 
 // IsRaised says whether err is a template's own raise_exception, that is, the
 // input is at fault and not the template.

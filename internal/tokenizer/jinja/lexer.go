@@ -245,6 +245,9 @@ func (l *lexer) inside(end string, endKind tokKind) {
 			if n < 0 {
 				n = len(rest)
 			}
+			if n > maxName {
+				l.fail("name longer than %d bytes", maxName)
+			}
 			l.emit(tokName, rest[:n])
 			l.advance(n)
 		default:

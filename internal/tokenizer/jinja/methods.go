@@ -10,7 +10,7 @@ func dictMethod(d *Dict, name string) *function {
 	each := func(item func(i int) value) func(in *interp, a args) value {
 		return func(in *interp, a args) value {
 			a.bind(in, name)
-			in.charge(32 * len(d.keys))
+			in.charge(80 * len(d.keys)) // of items the most: a pair each
 			return collect(len(d.keys), item)
 		}
 	}
@@ -28,6 +28,7 @@ func dictMethod(d *Dict, name string) *function {
 	case "get":
 		return &function{name, func(in *interp, a args) value {
 			p := a.bind(in, name, "key", "default")
+			in.hashes(p[0])
 			if v, ok := d.get(p[0]); ok {
 				return v
 			}
@@ -91,6 +92,7 @@ func stringMethod(s, name string) *function {
 			}
 			if l, ok := p[0].(*List); ok {
 				for _, x := range l.items {
+					in.step()
 					if has(s, in.text(x)) {
 						return true
 					}
@@ -136,6 +138,8 @@ func stringMethod(s, name string) *function {
 		}, "sep")
 	case "replace":
 		return fn(func(in *interp, p []value) value { return in.replace(s, p[0], p[1], p[2]) }, "old", "new", "count")
+	case "format":
+		return &function{name, func(in *interp, a args) value { return in.formatFields(s, a) }}
 	case "join":
 		return fn(func(in *interp, p []value) value { return in.join(p[0], s, "") }, "iterable")
 	case "find", "rfind", "index", "rindex":
@@ -188,14 +192,21 @@ func isCase(s, want string) bool {
 func recase(s, how string) string {
 	switch how {
 	case "upper":
-		return strings.ToUpper(s)
+		return strings.ReplaceAll(strings.ToUpper(s), "ß", "SS")
 	case "lower", "casefold":
 		return strings.ToLower(s)
 	}
 	inWord := false
 	return strings.Map(func(r rune) rune {
 		first := !inWord
-		inWord = how == "capitalize" || unicode.IsLetter(r)
+		switch how {
+		case "title":
+			inWord = unicode.IsUpper(r) || unicode.IsLower(r) || unicode.IsTitle(r)
+		case "words": // the filter title, which has its own idea of where a word begins
+			inWord = !unicode.IsSpace(r) && !strings.ContainsRune("-({[<", r)
+		default:
+			inWord = true
+		}
 		if first {
 			return unicode.ToTitle(r)
 		}
@@ -219,7 +230,10 @@ func strip(in *interp, s, name string, chars value) string {
 	cut := unicode.IsSpace
 	if chars != (absent{}) && chars != nil {
 		set := in.text(chars)
-		cut = func(r rune) bool { return strings.ContainsRune(set, r) }
+		cut = func(r rune) bool {
+			in.linear(len(set))
+			return strings.ContainsRune(set, r)
+		}
 	}
 	if name != "rstrip" {
 		s = strings.TrimLeftFunc(s, cut)
@@ -231,19 +245,21 @@ func strip(in *interp, s, name string, chars value) string {
 }
 
 func split(in *interp, s string, right bool, sep, limit value) value {
-	in.charge(16 * len(s))
 	n := int64(-1)
 	if limit != (absent{}) {
 		n = in.integer(limit)
 	}
 	var parts []string
 	if sep == (absent{}) || sep == nil {
+		in.charge(24 * len(s)) // a part takes two bytes of s at least
 		parts = splitSpace(s, right, n)
 	} else {
 		by := in.text(sep)
-		switch {
-		case by == "":
+		if by == "" {
 			in.fail("split by an empty string")
+		}
+		in.charge(48 * (strings.Count(s, by) + 1))
+		switch {
 		case n < 0 || n > int64(len(s)):
 			parts = strings.Split(s, by)
 		case !right:
@@ -323,6 +339,7 @@ func (in *interp) replace(s string, old, new, count value) string {
 func (in *interp) join(v value, sep, attribute string) string {
 	var b strings.Builder
 	for i, x := range in.items(v) {
+		in.step()
 		if attribute != "" {
 			x = in.path(x, attribute)
 		}

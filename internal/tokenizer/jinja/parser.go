@@ -7,6 +7,7 @@ type parser struct {
 	at    int
 	depth int
 	loops int // for statements around, for break and continue
+	extra extra
 }
 
 func (p *parser) fail(format string, args ...any) {
@@ -123,7 +124,7 @@ func (p *parser) statement() stmt {
 		return p.setStmt(line)
 	case "macro":
 		m := &macroStmt{name: p.name(), params: p.params()}
-		m.body = p.inner("endmacro")
+		p.macroBody(m, "endmacro")
 		return m
 	case "call":
 		m := &macroStmt{name: "caller"}
@@ -134,7 +135,7 @@ func (p *parser) statement() stmt {
 		if !ok {
 			p.fail("call wants a call")
 		}
-		m.body = p.inner("endcall")
+		p.macroBody(m, "endcall")
 		return &callStmt{call, m, line}
 	case "filter":
 		s := &filterStmt{filters: []filterExpr{p.filterCall(nil)}, line: line}
@@ -174,15 +175,15 @@ func (p *parser) statement() stmt {
 	}
 }
 
-// inner parses the body of a macro, in which a loop around does not count.
-func (p *parser) inner(end string) []stmt {
+// macroBody parses the body of a macro, in which a loop around does not count.
+func (p *parser) macroBody(m *macroStmt, end string) {
 	p.blockEnd()
-	loops := p.loops
-	p.loops = 0
-	body := p.body(end)
-	p.loops = loops
+	loops, outer := p.loops, p.extra
+	p.loops, p.extra = 0, extra{}
+	m.body = p.body(end)
+	m.extra = p.extra
+	p.loops, p.extra = loops, extra{outer.varargs || m.extra.varargs, outer.kwargs || m.extra.kwargs}
 	p.end()
-	return body
 }
 
 func (p *parser) ifStmt() stmt {

@@ -5,6 +5,7 @@ func (in *interp) test(name string, v value, a args) bool {
 	_, undef := v.(undefined)
 	i, _, isInt, isNumber := number(v)
 	_, isBool := v.(bool)
+	_, isBig := v.(bigInt)
 	arg := func() value { return a.bind(in, name, "other")[0] }
 	switch name {
 	case "defined":
@@ -23,9 +24,9 @@ func (in *interp) test(name string, v value, a args) bool {
 	case "false":
 		return v == false
 	case "number":
-		return isNumber
+		return isNumber || isBig
 	case "integer":
-		return isInt && !isBool
+		return isInt && !isBool || isBig
 	case "float":
 		return isNumber && !isInt
 	case "mapping":
@@ -51,7 +52,9 @@ func (in *interp) test(name string, v value, a args) bool {
 		}
 		return isInt && i%n == 0
 	case "upper", "lower":
-		return isCase(in.str(v), name)
+		s := in.str(v)
+		in.charge(2 * len(s))
+		return isCase(s, name)
 	case "sameas":
 		o := arg()
 		return v == o && kindOf(v) == kindOf(o)

@@ -37,8 +37,13 @@ func (in *interp) tojson(v, indent, separators value, ascii, sortKeys bool) stri
 		w.comma, w.colon = in.text(pair[0]), in.text(pair[1])
 	}
 	w.write(v, 0)
-	in.charge(w.b.Len())
 	return w.b.String()
+}
+
+// put writes s, charged before.
+func (w *jsonWriter) put(s string) {
+	w.in.charge(len(s))
+	w.b.WriteString(s)
 }
 
 func (w *jsonWriter) write(v value, depth int) {
@@ -48,11 +53,13 @@ func (w *jsonWriter) write(v value, depth int) {
 	}
 	switch v := v.(type) {
 	case nil:
-		w.b.WriteString("null")
+		w.put("null")
 	case bool:
-		fmt.Fprint(&w.b, v)
+		w.put(fmt.Sprint(v))
 	case int64:
-		fmt.Fprint(&w.b, v)
+		w.put(fmt.Sprint(v))
+	case bigInt:
+		w.put(string(v))
 	case float64:
 		s := pyFloat(v)
 		switch s {
@@ -63,14 +70,15 @@ func (w *jsonWriter) write(v value, depth int) {
 		case "-inf":
 			s = "-Infinity"
 		}
-		w.b.WriteString(s)
+		w.put(s)
 	case string:
 		w.str(v)
 	case *List:
 		w.group('[', ']', len(v.items), depth, func(i int) { w.write(v.items[i], depth+1) })
 	case *Dict:
-		keys := append([]value(nil), v.keys...)
+		keys := v.keys
 		if w.sortedKeys {
+			keys = w.in.copyOf(keys)
 			sort.SliceStable(keys, func(i, j int) bool { return w.in.compare(keys[i], keys[j], 0) < 0 })
 		}
 		w.group('{', '}', len(keys), depth, func(i int) {
@@ -82,7 +90,7 @@ func (w *jsonWriter) write(v value, depth int) {
 				w.write(k, depth+1)
 				w.b.WriteByte('"')
 			}
-			w.b.WriteString(w.colon)
+			w.put(w.colon)
 			x, _ := v.get(keys[i])
 			w.write(x, depth+1)
 		})
@@ -102,7 +110,7 @@ func (w *jsonWriter) group(opening, closing byte, n, depth int, item func(i int)
 	w.b.WriteByte(opening)
 	for i := range n {
 		if i > 0 {
-			w.b.WriteString(w.comma)
+			w.put(w.comma)
 		}
 		line(depth + 1)
 		item(i)
@@ -117,6 +125,9 @@ func (w *jsonWriter) str(s string) {
 	w.in.charge(len(s))
 	w.b.WriteByte('"')
 	for _, r := range s {
+		if r < ' ' || w.ascii && r > '~' {
+			w.in.charge(11) // more than the character took
+		}
 		switch {
 		case r == '"' || r == '\\':
 			w.b.WriteByte('\\')

@@ -12,10 +12,15 @@ import (
 )
 
 // value is what a template computes with: nil (none), undefined, bool, int64,
-// float64, string, *List, *Dict, *namespace, *loop or *function.
+// bigInt, float64, string, *List, *Dict, *namespace, *loop or *function.
 type value = any
 
-type undefined struct{ what string }
+// bigInt is an integer that int64 does not hold, in decimal. It can be passed on
+// and printed, not computed with.
+type bigInt string
+
+// undefined is what is not there: a name, or one of something.
+type undefined struct{ what, of string }
 
 // List is a sequence. Make one with NewList.
 type List struct {
@@ -41,10 +46,10 @@ type function struct {
 type Dict struct {
 	keys  []value
 	vals  []value
-	index map[value]int
+	index map[value]int // of more than few keys: most have few, and a map is large
 }
 
-func newDict() *Dict { return &Dict{index: map[value]int{}} }
+const few = 8
 
 // Get returns the value of key k.
 func (d *Dict) Get(k string) (any, bool) { return d.get(k) }
@@ -52,28 +57,47 @@ func (d *Dict) Get(k string) (any, bool) { return d.get(k) }
 // With returns a copy of d in which k has the value v, which is as FromGo
 // returns it; a new key comes last.
 func (d *Dict) With(k string, v any) *Dict {
-	c := &Dict{keys: slices.Clone(d.keys), vals: slices.Clone(d.vals), index: maps.Clone(d.index)}
+	c := &Dict{keys: slices.Clip(d.keys), vals: slices.Clone(d.vals), index: maps.Clone(d.index)}
 	c.set(k, v)
 	return c
 }
 
 func (d *Dict) set(k, v value) {
-	h := hashKey(k)
-	if i, ok := d.index[h]; ok {
+	if i := d.find(k); i >= 0 {
 		d.vals[i] = v
 		return
 	}
-	d.index[h] = len(d.keys)
 	d.keys = append(d.keys, k)
 	d.vals = append(d.vals, v)
+	switch {
+	case d.index != nil:
+		d.index[hashKey(k)] = len(d.keys) - 1
+	case len(d.keys) > few:
+		d.index = make(map[value]int, 2*few)
+		for i, k := range d.keys {
+			d.index[hashKey(k)] = i
+		}
+	}
+}
+
+// find returns where key k is, -1 if it is not there.
+func (d *Dict) find(k value) int {
+	h := hashKey(k)
+	if d.index != nil {
+		if i, ok := d.index[h]; ok {
+			return i
+		}
+		return -1
+	}
+	return slices.IndexFunc(d.keys, func(k value) bool { return hashKey(k) == h })
 }
 
 func (d *Dict) get(k value) (value, bool) {
 	if !isKey(k) {
 		return nil, false
 	}
-	i, ok := d.index[hashKey(k)]
-	if !ok {
+	i := d.find(k)
+	if i < 0 {
 		return nil, false
 	}
 	return d.vals[i], true
@@ -81,7 +105,7 @@ func (d *Dict) get(k value) (value, bool) {
 
 func isKey(k value) bool {
 	switch k.(type) {
-	case string, int64, float64, bool, nil:
+	case string, int64, bigInt, float64, bool, nil:
 		return true
 	}
 	return false
@@ -153,11 +177,14 @@ func (in *interp) repr(b *strings.Builder, v value, depth int) {
 		}
 	case int64:
 		b.WriteString(strconv.FormatInt(v, 10))
+	case bigInt:
+		in.charge(len(v))
+		b.WriteString(string(v))
 	case float64:
 		b.WriteString(pyFloat(v))
 	case string:
 		in.charge(len(v))
-		quote(b, v)
+		in.quote(b, v)
 	case *List:
 		opening, closing := "[", "]"
 		if v.tuple {
@@ -213,13 +240,18 @@ func pyFloat(f float64) string {
 }
 
 // quote writes a Python string literal.
-func quote(b *strings.Builder, s string) {
+func (in *interp) quote(b *strings.Builder, s string) {
 	q := byte('\'')
 	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
 		q = '"'
 	}
 	b.WriteByte(q)
 	for _, r := range s {
+		if r != rune(q) && r != '\\' && (r == ' ' || unicode.IsPrint(r)) {
+			b.WriteRune(r)
+			continue
+		}
+		in.charge(9) // more than the character took
 		switch {
 		case r == rune(q) || r == '\\':
 			b.WriteByte('\\')
@@ -230,8 +262,6 @@ func quote(b *strings.Builder, s string) {
 			b.WriteString(`\r`)
 		case r == '\t':
 			b.WriteString(`\t`)
-		case r == ' ' || unicode.IsPrint(r):
-			b.WriteRune(r)
 		case r < 0x100:
 			fmt.Fprintf(b, `\x%02x`, r)
 		case r < 0x10000:
@@ -244,7 +274,7 @@ func quote(b *strings.Builder, s string) {
 }
 
 func kindOf(v value) string {
-	switch v := v.(type) {
+	switch v.(type) {
 	case nil:
 		return "none"
 	case undefined:
@@ -253,6 +283,8 @@ func kindOf(v value) string {
 		return "boolean"
 	case int64:
 		return "integer"
+	case bigInt:
+		return "integer beyond 64 bits"
 	case float64:
 		return "float"
 	case string:
@@ -262,7 +294,7 @@ func kindOf(v value) string {
 	case *Dict:
 		return "mapping"
 	case *function:
-		return "function " + v.name
+		return "function"
 	}
 	return strings.TrimPrefix(fmt.Sprintf("%T", v), "*jinja.")
 }
@@ -300,7 +332,11 @@ func (in *interp) equal(a, b value, depth int) bool {
 		return ok
 	case string:
 		s, ok := b.(string)
-		return ok && a == s
+		if !ok || len(a) != len(s) {
+			return false
+		}
+		in.linear(len(a))
+		return a == s
 	case *List:
 		o, ok := b.(*List)
 		if !ok || len(a.items) != len(o.items) || a.tuple != o.tuple {
@@ -318,6 +354,7 @@ func (in *interp) equal(a, b value, depth int) bool {
 			return false
 		}
 		for i, k := range a.keys {
+			in.hashes(k)
 			v, ok := o.get(k)
 			if !ok || !in.equal(a.vals[i], v, depth+1) {
 				return false
@@ -341,6 +378,7 @@ func (in *interp) compare(a, b value, depth int) int {
 	}
 	if s, ok := a.(string); ok {
 		if t, ok := b.(string); ok {
+			in.linear(min(len(s), len(t)))
 			return strings.Compare(s, t)
 		}
 	}
@@ -378,7 +416,7 @@ func (in *interp) items(v value) []value {
 	case *Dict:
 		return v.keys
 	case string:
-		in.charge(16 * len(v))
+		in.charge(32 * len(v))
 		out := make([]value, 0, len(v))
 		for _, r := range v {
 			out = append(out, string(r))
@@ -394,6 +432,7 @@ func (in *interp) length(v value) int {
 	case undefined:
 		return 0
 	case string:
+		in.linear(len(v))
 		return utf8.RuneCountInString(v)
 	case *List:
 		return len(v.items)
