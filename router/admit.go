@@ -219,8 +219,9 @@ func (q *request) used() int {
 }
 
 // unseen is tokens that no byte of a request or an answer stands for: a chat
-// template's, those of images that are fetched, reasoning that is not shown.
-const unseen = 64 << 10
+// template's, those of images that are fetched, of a conversation that the engine
+// has stored, reasoning that is not shown.
+const unseen = 256 << 10
 
 // most is how many tokens the request can have used: an engine's wrong number
 // would otherwise lock its key out for years.

@@ -433,7 +433,7 @@ func TestPassedTokens(t *testing.T) {
 			w.Header().Set("Content-Type", c.kind)
 			fmt.Fprint(w, c.body)
 		})
-		if resp, text := g.post("/v1/responses", `{"model":"m","input":"x","max_output_tokens":50,"priority":-5}`, f.of("a")...); resp.StatusCode != 200 || text != c.body {
+		if resp, text := g.post("/v1/responses", `{"model":"m","input":"x","max_output_tokens":40000,"priority":-5}`, f.of("a")...); resp.StatusCode != 200 || text != c.body {
 			t.Fatalf("%d %.90s", resp.StatusCode, text)
 		}
 		g.until("it to be settled", g.idle)
