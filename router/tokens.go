@@ -44,12 +44,8 @@ func chatTokens(ctx context.Context, tok *tokenizer.Tokenizer, body []byte) []ui
 	in := tokenizer.ChatInput{Messages: c.Messages, AddGenerationPrompt: c.AddGenerationPrompt,
 		ContinueFinalMessage: c.ContinueFinalMessage, Kwargs: c.TemplateKwargs}
 	if c.Tools != nil && string(c.ToolChoice) != `"none"` {
-		var tools []json.RawMessage
-		if json.Unmarshal(c.Tools, &tools) != nil {
+		if json.Unmarshal(c.Tools, &in.Tools) != nil {
 			return nil
-		}
-		for _, t := range tools {
-			in.Tools = append(in.Tools, t)
 		}
 	}
 	text, rerr := tok.RenderChat(ctx, in)
