@@ -145,9 +145,8 @@ func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Bounds of an answer.
 const (
-	maxN      = 128
-	maxTokens = 32768   // of a choice: max_model_len
-	maxWords  = 1 << 20 // of all choices
+	maxN     = 128
+	maxWords = 1 << 20 // of all choices
 )
 
 func (j *job) read() error {
@@ -173,10 +172,8 @@ func (j *job) read() error {
 	switch count := j.n * promptsOf(j.f); {
 	case j.n < 1 || j.n > maxN:
 		return fmt.Errorf("n is %d, want 1 to %d", j.n, maxN)
-	case j.max < 0 || j.max > maxTokens:
-		return fmt.Errorf("max_tokens is %d, want 0 to %d", j.max, maxTokens)
-	case count*max(j.max, 1) > maxWords:
-		return fmt.Errorf("max_tokens is %d for %d choices; %d tokens are the limit", j.max, count, maxWords)
+	case j.max < 0 || j.max > maxWords/count:
+		return fmt.Errorf("max_tokens is %d for %d choices, want 0 to %d for all", j.max, count, maxWords)
 	}
 	return nil
 }
