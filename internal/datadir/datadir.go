@@ -1,0 +1,210 @@
+// Package datadir is the folder that a router owns: its secrets, and where it is
+// found. Nobody else may look into it or have put it there, so what is read from
+// it can be believed and what is written into it stays secret. Where that is not
+// so it is refused, with what to do. Nothing in it is ever followed.
+package datadir
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// maxFile bounds what is read: these files are a line or two.
+const maxFile = 64 << 10
+
+// Dir is a folder that was found to be this user's alone.
+type Dir struct {
+	path string
+	root *os.Root // the folder that was checked, whatever is put in its place
+	lock *os.File // nil of a folder that was only opened
+	made bool
+}
+
+// Default is where the folder is unless it is said: XPYD_DATA, else below
+// XDG_RUNTIME_DIR, XDG_STATE_HOME or ~/.local/state; without a home in the folder
+// for temporary files.
+func Default() string {
+	if d := os.Getenv("XPYD_DATA"); d != "" {
+		return d
+	}
+	for _, of := range []struct{ env, below string }{{"XDG_RUNTIME_DIR", ""}, {"XDG_STATE_HOME", ""}, {"HOME", ".local/state"}} {
+		if d := os.Getenv(of.env); filepath.IsAbs(d) {
+			return filepath.Join(d, of.below, "xpyd")
+		}
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("xpyd-%d", os.Geteuid()))
+}
+
+// Open opens a folder to read what is in it. The error is fs.ErrNotExist if there
+// is none.
+func Open(path string) (*Dir, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := mine(path, info); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return nil, err
+	}
+	if there, err := root.Stat("."); err != nil || !os.SameFile(info, there) {
+		root.Close()
+		return nil, errors.Join(fmt.Errorf("data folder %s: another was put in its place just now", path), err)
+	}
+	return &Dir{path: path, root: root}, nil
+}
+
+// mine says why a folder is not this user's alone.
+func mine(path string, info fs.FileInfo) error {
+	if info.Mode()&fs.ModeSymlink != 0 {
+		return fmt.Errorf("data folder %s is a symbolic link, which is not followed: name the folder that it leads to", path)
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("data folder %s is not a folder: choose another with --data", path)
+	}
+	if uid := owner(info); uid != os.Geteuid() {
+		return fmt.Errorf("data folder %s belongs to uid %d (mode %04o), and this is uid %d: secrets in it would be theirs; choose another with --data or XPYD_DATA, or have it removed",
+			path, uid, info.Mode().Perm(), os.Geteuid())
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("data folder %s has mode %04o, so that others may look into it: run `chmod 700 %s`, or choose another with --data",
+			path, info.Mode().Perm(), path)
+	}
+	return nil
+}
+
+func owner(info fs.FileInfo) int {
+	if s, ok := info.Sys().(*syscall.Stat_t); ok {
+		return int(s.Uid)
+	}
+	return -1
+}
+
+// fileLock is held by the router that owns the folder.
+const fileLock = "lock"
+
+// Own makes the folder, if there is none, and takes it until Close. A folder that
+// another process has is refused.
+func Own(path string) (*Dir, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	err := os.Mkdir(path, 0o700)
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	d, openErr := Open(path)
+	if openErr != nil {
+		return nil, openErr
+	}
+	d.made = err == nil
+	if err := d.take(); err != nil {
+		d.root.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// take locks the folder. The one who lets go removes the lock file, so the one who
+// got it looks whether it is still the folder's.
+func (d *Dir) take() error {
+	for range 100 {
+		f, err := d.root.OpenFile(fileLock, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return fmt.Errorf("data folder %s: %w", d.path, err)
+		}
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+			f.Close()
+			return fmt.Errorf("data: another xpyd uses %s; stop it, or choose another folder with --data", d.path)
+		}
+		held, err := f.Stat()
+		named, errNamed := d.root.Lstat(fileLock)
+		if err == nil && errNamed == nil && os.SameFile(held, named) {
+			d.lock = f
+			return nil
+		}
+		f.Close()
+	}
+	return fmt.Errorf("data folder %s: its lock is being replaced all the time", d.path)
+}
+
+// Path is the folder's, absolute.
+func (d *Dir) Path() string { return d.path }
+
+// Made reports whether Own made the folder.
+func (d *Dir) Made() bool { return d.made }
+
+// Read returns what Write wrote. The error is fs.ErrNotExist if there is no such
+// file; a file that others own or may read is refused.
+func (d *Dir) Read(name string) ([]byte, error) {
+	f, err := d.root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("data folder %s: %w", d.path, err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(d.path, name)
+	if !info.Mode().IsRegular() || owner(info) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("%s is not believed: it has mode %v and belongs to uid %d, where a file of mode 0600 and uid %d is wanted", path, info.Mode(), owner(info), os.Geteuid())
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(text) > maxFile {
+		err = fmt.Errorf("%s has more than %d bytes", path, maxFile)
+	}
+	return text, err
+}
+
+// Write puts a file for this user's eyes only, whole or not at all. Only who owns
+// the folder calls it.
+func (d *Dir) Write(name string, text []byte) error {
+	fresh := "." + name
+	if err := d.root.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) { // of one that was killed
+		return fmt.Errorf("data folder %s: %w", d.path, err)
+	}
+	f, err := d.root.OpenFile(fresh, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fmt.Errorf("data folder %s: %w", d.path, err)
+	}
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = d.root.Rename(fresh, name)
+	}
+	if err != nil {
+		return fmt.Errorf("data folder %s: %w", d.path, err)
+	}
+	return nil
+}
+
+// Close lets go of the folder. Of what is in it these files go, and if it was made
+// by Own and nothing is left in it, so does the folder. It may be called again, and
+// meanwhile.
+func (d *Dir) Close(remove ...string) {
+	if d.lock == nil {
+		d.root.Close()
+		return
+	}
+	for _, name := range remove {
+		_ = d.root.Remove(name) // it may be gone already
+	}
+	_ = d.root.Remove(fileLock)
+	if d.made {
+		_ = syscall.Rmdir(d.path) // what others put there stays
+	}
+	_ = syscall.Flock(int(d.lock.Fd()), syscall.LOCK_UN) // also for a child that was just forked and has a copy
+	d.lock.Close()
+	d.root.Close()
+}
