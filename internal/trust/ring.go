@@ -1,0 +1,88 @@
+package trust
+
+import (
+	"crypto/subtle"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+)
+
+// maxSecrets may be in force at once: the newest, and the one that it replaces.
+const maxSecrets = 2
+
+// Ring is the secrets in force in one process. The first is shown to others,
+// each of them is accepted. It is safe for concurrent use; a nil *Ring belongs
+// to a process that trusts everyone.
+type Ring struct {
+	now atomic.Pointer[[]Secret]
+}
+
+var errCount = errors.New("a fleet has one secret, or two while one replaces the other")
+
+// NewRing makes a ring of one or two secrets.
+func NewRing(secrets ...Secret) (*Ring, error) {
+	r := &Ring{}
+	return r, r.Set(secrets...)
+}
+
+// Set puts other secrets in force. What was accepted before stays accepted:
+// connections are not looked at again.
+func (r *Ring) Set(secrets ...Secret) error {
+	if len(secrets) < 1 || len(secrets) > maxSecrets {
+		return errCount
+	}
+	if len(secrets) == 2 && secrets[0] == secrets[1] {
+		return errors.New("the two fleet secrets are the same")
+	}
+	secrets = slices.Clone(secrets)
+	r.now.Store(&secrets)
+	return nil
+}
+
+// Secrets returns those in force, the newest first. The caller does not change it.
+func (r *Ring) Secrets() []Secret { return *r.now.Load() }
+
+// IDs names the secrets in force, the newest first: "3238efab+0c55e1f0"; "" of a
+// nil ring.
+func (r *Ring) IDs() string {
+	if r == nil {
+		return ""
+	}
+	var ids []string
+	for _, s := range r.Secrets() {
+		ids = append(ids, s.ID())
+	}
+	return strings.Join(ids, "+")
+}
+
+// Shared returns the first of our secrets that a member who holds theirs has,
+// too. Without their IDs it is our first.
+func (r *Ring) Shared(theirs string) (Secret, bool) {
+	all := r.Secrets()
+	if theirs == "" {
+		return all[0], true
+	}
+	for _, s := range all {
+		if slices.Contains(strings.Split(theirs, "+"), s.ID()) {
+			return s, true
+		}
+	}
+	return Secret{}, false
+}
+
+// Accepts reports whether token is that of one of our secrets for a purpose and
+// an audience. It takes the same time whatever the token is.
+func (r *Ring) Accepts(p Purpose, audience string, token []byte) bool {
+	ok := 0
+	for _, s := range r.Secrets() {
+		ok |= subtle.ConstantTimeCompare([]byte(s.Token(p, audience)), token)
+	}
+	return ok == 1
+}
+
+// Member is the audience of tokens that are shown to one run of one member. A
+// token that a stranger was tricked into getting, in the place of a member that
+// has died, opens nothing.
+func Member(id string, epoch uint64) string { return id + "@" + strconv.FormatUint(epoch, 10) }
