@@ -16,13 +16,17 @@ import (
 // Conn is one connection after its handshake. One goroutine reads; any may
 // write or close.
 type Conn struct {
-	cfg  Config
-	raw  net.Conn
-	in   *bufio.Reader
-	peer Peer
-	buf  []byte // of the message being read
+	cfg     Config
+	raw     net.Conn
+	in      *bufio.Reader
+	peer    Peer
+	admit   func() error // called when the peer is no stranger any more
+	session *session     // nil: NULL
+	buf     []byte       // of the message being read
+	sealed  []byte       // of the frame being read, with CURVE
 
-	mu sync.Mutex // writes
+	mu  sync.Mutex // writes
+	out []byte     // of the message being written
 
 	closed atomic.Bool
 }
@@ -52,9 +56,19 @@ func Dial(ctx context.Context, addr string, cfg Config) (*Conn, error) {
 // NewConn shakes hands over a connection that it owns from then on. After an
 // error the connection is closed.
 func NewConn(raw net.Conn, cfg Config) (*Conn, error) {
+	return newConn(raw, cfg, func() error { return nil })
+}
+
+// Sizes of the read buffer: until the handshake is over, and then.
+const (
+	strangersBuffer = 4 << 10
+	readBuffer      = 32 << 10
+)
+
+func newConn(raw net.Conn, cfg Config, admit func() error) (*Conn, error) {
 	cfg = cfg.withDefaults()
-	c := &Conn{cfg: cfg, raw: raw, peer: Peer{Addr: raw.RemoteAddr().String()}}
-	c.in = bufio.NewReaderSize(&watched{c: c}, 32<<10)
+	c := &Conn{cfg: cfg, raw: raw, admit: admit, peer: Peer{Addr: raw.RemoteAddr().String()}}
+	c.in = bufio.NewReaderSize(raw, strangersBuffer)
 	err := raw.SetDeadline(time.Now().Add(cfg.HandshakeTimeout))
 	if err == nil {
 		err = c.shake()
@@ -66,7 +80,7 @@ func NewConn(raw net.Conn, cfg Config) (*Conn, error) {
 		raw.Close()
 		return nil, &Error{"handshake", c.peer.Addr, err}
 	}
-	c.in.Reset(&watched{c: c, beat: c.peer.Minor >= 1, rest: c.buffered()})
+	c.in = bufio.NewReaderSize(&watched{c: c, beat: c.peer.Minor >= 1, rest: c.buffered()}, readBuffer)
 	return c, nil
 }
 
@@ -106,7 +120,7 @@ func (w *watched) Read(b []byte) (int, error) {
 			return 0, ErrSilent
 		}
 		ttl := binary.BigEndian.AppendUint16(nil, uint16(min(w.c.cfg.Silence/(100*time.Millisecond), 65535)))
-		if err := w.c.write(appendCommand(nil, "PING", ttl)); err != nil {
+		if err := w.c.command("PING", ttl); err != nil {
 			return 0, err
 		}
 	}
@@ -130,17 +144,21 @@ func (c *Conn) ReadMessage(frames [][]byte) ([][]byte, error) {
 // keptBuffer is how much memory an idle connection keeps for its next message.
 const keptBuffer = 256 << 10
 
-func (c *Conn) read(frames [][]byte) ([][]byte, error) {
-	if cap(c.buf) > keptBuffer {
-		c.buf = nil
+// kept is a buffer to be used again, or none if it has grown large.
+func kept(b []byte) []byte {
+	if cap(b) > keptBuffer {
+		return nil
 	}
-	c.buf = c.buf[:0]
+	return b[:0]
+}
+
+func (c *Conn) read(frames [][]byte) ([][]byte, error) {
+	c.buf = kept(c.buf)
 	var ends [64]int
 	at := ends[:0]
 	for {
 		start := len(c.buf)
-		flags, buf, err := readFrame(c.in, c.buf, c.cfg.MaxMessage-start)
-		c.buf = buf
+		flags, err := c.readFrame(c.cfg.MaxMessage - start)
 		if err != nil {
 			if start > 0 || len(at) > 0 {
 				err = cut(err)
@@ -151,7 +169,7 @@ func (c *Conn) read(frames [][]byte) ([][]byte, error) {
 			if len(at) > 0 {
 				return nil, fmt.Errorf("%w: a command within a message", ErrProtocol)
 			}
-			text, err := c.command(c.buf)
+			text, err := c.heed(c.buf)
 			if err != nil {
 				return nil, err
 			}
@@ -176,8 +194,26 @@ func (c *Conn) read(frames [][]byte) ([][]byte, error) {
 	return frames, nil
 }
 
-// command answers a PING, and returns a subscription in its older form.
-func (c *Conn) command(b []byte) (text []byte, err error) {
+// readFrame appends what one frame holds to c.buf, at most room bytes.
+func (c *Conn) readFrame(room int) (flags byte, err error) {
+	if c.session == nil {
+		flags, c.buf, err = readFrame(c.in, c.buf, room)
+		return flags, err
+	}
+	flags, b, err := readFrame(c.in, c.sealed, room+sealing)
+	c.sealed = kept(b)
+	if err != nil {
+		return 0, err
+	}
+	if flags&flagMore != 0 {
+		return 0, fmt.Errorf("%w: a MESSAGE in parts", ErrProtocol)
+	}
+	flags, c.buf, err = c.session.open(c.buf, b)
+	return flags, err
+}
+
+// heed answers a PING, and returns a subscription in its older form.
+func (c *Conn) heed(b []byte) (text []byte, err error) {
 	name, body, err := splitCommand(b)
 	if err != nil {
 		return nil, err
@@ -187,20 +223,42 @@ func (c *Conn) command(b []byte) (text []byte, err error) {
 		if len(body) < 2 || len(body) > 2+16 {
 			return nil, fmt.Errorf("%w: a PING of %d bytes", ErrProtocol, len(body))
 		}
-		return nil, c.write(appendCommand(nil, "PONG", body[2:]))
+		return nil, c.command("PONG", body[2:])
 	case "SUBSCRIBE":
 		return append([]byte{1}, body...), nil
 	case "CANCEL":
 		return append([]byte{0}, body...), nil
 	case "ERROR":
-		return nil, fmt.Errorf("%w: %q", ErrRefused, body)
+		return nil, refused(body)
 	}
 	return nil, nil // PONG, and what later versions may add
 }
 
 // WriteMessage sends one message.
 func (c *Conn) WriteMessage(frames ...[]byte) error {
-	return c.write(appendMessage(nil, frames))
+	return c.write(func(wire []byte) []byte {
+		for i, f := range frames {
+			flags := byte(0)
+			if i < len(frames)-1 {
+				flags = flagMore
+			}
+			wire = c.appendFrame(wire, flags, f)
+		}
+		return wire
+	})
+}
+
+// command sends a command once the handshake is over.
+func (c *Conn) command(name string, body []byte) error {
+	return c.write(func(wire []byte) []byte { return c.appendFrame(wire, flagCommand, command(name, body)) })
+}
+
+// appendFrame encodes a frame as the mechanism has it; c.mu is held.
+func (c *Conn) appendFrame(wire []byte, flags byte, body []byte) []byte {
+	if c.session == nil {
+		return appendFrame(wire, flags, body)
+	}
+	return c.session.appendFrame(wire, flags, body)
 }
 
 // Subscribe asks a publisher for the topics with a prefix; all for "".
@@ -209,9 +267,12 @@ func (c *Conn) Subscribe(prefix string) error {
 	return c.WriteMessage(append([]byte{1}, prefix...))
 }
 
-func (c *Conn) write(wire []byte) error {
+// write sends what encode appends, in the order in which it was encoded.
+func (c *Conn) write(encode func([]byte) []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	wire := encode(c.out)
+	c.out = kept(wire)
 	err := c.raw.SetWriteDeadline(time.Now().Add(c.cfg.WriteTimeout))
 	if err == nil {
 		_, err = c.raw.Write(wire)

@@ -15,33 +15,23 @@ const (
 	flagCommand = 4
 )
 
-// appendFrame encodes one frame: flags, the size in 1 or 8 bytes, the body.
+// appendHeader encodes what precedes a frame's body: flags, and the size in 1 or
+// 8 bytes.
+func appendHeader(dst []byte, flags byte, size int) []byte {
+	if size > 255 {
+		return binary.BigEndian.AppendUint64(append(dst, flags|flagLong), uint64(size))
+	}
+	return append(dst, flags, byte(size))
+}
+
+// appendFrame encodes one frame.
 func appendFrame(dst []byte, flags byte, body []byte) []byte {
-	if len(body) > 255 {
-		dst = append(dst, flags|flagLong)
-		dst = binary.BigEndian.AppendUint64(dst, uint64(len(body)))
-	} else {
-		dst = append(dst, flags, byte(len(body)))
-	}
-	return append(dst, body...)
+	return append(appendHeader(dst, flags, len(body)), body...)
 }
 
-// appendMessage encodes a message of one or more frames.
-func appendMessage(dst []byte, frames [][]byte) []byte {
-	for i, f := range frames {
-		flags := byte(0)
-		if i < len(frames)-1 {
-			flags = flagMore
-		}
-		dst = appendFrame(dst, flags, f)
-	}
-	return dst
-}
-
-// appendCommand encodes a command: its name with a length, then the body.
-func appendCommand(dst []byte, name string, body []byte) []byte {
-	b := append([]byte{byte(len(name))}, name...)
-	return appendFrame(dst, flagCommand, append(b, body...))
+// command is a command's body: its name with a length, then what it says.
+func command(name string, body []byte) []byte {
+	return append(append([]byte{byte(len(name))}, name...), body...)
 }
 
 // splitCommand parts a command's name from its body.

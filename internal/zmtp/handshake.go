@@ -12,17 +12,34 @@ import (
 // mechanism, as-server, filler.
 const greetingBytes = 64
 
-func greeting() []byte {
+// Mechanisms.
+const (
+	mechanismNull  = "NULL"
+	mechanismCurve = "CURVE"
+)
+
+// mechanism is the one that an end speaks; there is nothing to agree on.
+func (c *Config) mechanism() string {
+	if c.Doors != nil || c.Keys != nil {
+		return mechanismCurve
+	}
+	return mechanismNull
+}
+
+func greeting(c *Config) []byte {
 	g := make([]byte, greetingBytes)
 	g[0], g[9] = 0xff, 0x7f
 	g[10], g[11] = 3, 1
-	copy(g[12:32], "NULL")
+	copy(g[12:32], c.mechanism())
+	if c.Doors != nil {
+		g[32] = 1 // as server
+	}
 	return g
 }
 
 // readGreeting returns the peer's minor version. It is read in the order in
 // which it tells most, so that a stranger is refused after ten bytes.
-func readGreeting(r io.Reader) (minor int, err error) {
+func readGreeting(r io.Reader, c *Config) (minor int, err error) {
 	var g [greetingBytes]byte
 	if _, err := io.ReadFull(r, g[:10]); err != nil {
 		return 0, cut(err)
@@ -39,8 +56,11 @@ func readGreeting(r io.Reader) (minor int, err error) {
 	if _, err := io.ReadFull(r, g[11:]); err != nil {
 		return 0, cut(err)
 	}
-	if name := bytes.TrimRight(g[12:32], "\x00"); string(name) != "NULL" {
-		return 0, fmt.Errorf("%w: the peer wants mechanism %q", ErrProtocol, name)
+	if name := bytes.TrimRight(g[12:32], "\x00"); string(name) != c.mechanism() {
+		return 0, fmt.Errorf("%w: it speaks %q, not %s", ErrMechanism, name, c.mechanism())
+	}
+	if c.Doors != nil && g[32]&1 != 0 {
+		return 0, fmt.Errorf("%w: two servers", ErrProtocol)
 	}
 	return int(g[11]), nil
 }
@@ -94,46 +114,82 @@ func parseReady(b []byte, p *Peer) error {
 
 func equalFold(a, b string) bool { return bytes.EqualFold([]byte(a), []byte(b)) }
 
-// maxReady bounds the peer's READY or ERROR command.
+// maxReady bounds each of the peer's commands until it may send messages.
 const maxReady = 4 << 10
 
-// shake exchanges greetings and READY.
+// shake exchanges greetings and the mechanism's commands.
 func (c *Conn) shake() error {
-	if _, err := c.raw.Write(greeting()); err != nil {
+	if _, err := c.raw.Write(greeting(&c.cfg)); err != nil {
 		return err
 	}
-	minor, err := readGreeting(c.in)
+	minor, err := readGreeting(c.in, &c.cfg)
 	if err != nil {
 		return err
 	}
 	c.peer.Minor = minor
-	if _, err := c.raw.Write(appendCommand(nil, "READY", readyBody(&c.cfg))); err != nil {
-		return err
-	}
-	flags, body, err := readFrame(c.in, nil, maxReady)
-	if err != nil {
-		return cut(err)
-	}
-	if flags&flagCommand == 0 {
-		return fmt.Errorf("%w: a message before READY", ErrProtocol)
-	}
-	name, rest, err := splitCommand(body)
 	switch {
-	case err != nil:
-		return err
-	case name == "ERROR":
-		if len(rest) > 0 {
-			rest = rest[1:]
-		}
-		return fmt.Errorf("%w: %q", ErrRefused, rest)
-	case name != "READY":
-		return fmt.Errorf("%w: command %q before READY", ErrProtocol, name)
+	case c.cfg.Doors != nil:
+		err = c.curveServer(c.cfg.Doors())
+	case c.cfg.Keys != nil:
+		err = c.curveClient(c.cfg.Keys)
+	default:
+		err = c.null()
 	}
-	if err := parseReady(rest, &c.peer); err != nil {
+	if err != nil {
 		return err
 	}
 	if !slices.Contains(partners[c.cfg.Type], c.peer.Type) {
 		return fmt.Errorf("%w: ours is %s, its is %q", ErrPartner, c.cfg.Type, c.peer.Type)
 	}
 	return nil
+}
+
+// null exchanges READY.
+func (c *Conn) null() error {
+	if err := c.say("READY", readyBody(&c.cfg)); err != nil {
+		return err
+	}
+	body, err := c.expect("READY")
+	if err != nil {
+		return err
+	}
+	if err := parseReady(body, &c.peer); err != nil {
+		return err
+	}
+	return c.admit()
+}
+
+// say sends a command of the handshake.
+func (c *Conn) say(name string, body []byte) error {
+	_, err := c.raw.Write(appendFrame(nil, flagCommand, command(name, body)))
+	return err
+}
+
+// expect returns the body of the handshake's next command.
+func (c *Conn) expect(want string) ([]byte, error) {
+	flags, body, err := readFrame(c.in, nil, maxReady)
+	if err != nil {
+		return nil, cut(err)
+	}
+	if flags&flagCommand == 0 {
+		return nil, fmt.Errorf("%w: a message before %s", ErrProtocol, want)
+	}
+	name, rest, err := splitCommand(body)
+	switch {
+	case err != nil:
+		return nil, err
+	case name == "ERROR":
+		return nil, refused(rest)
+	case name != want:
+		return nil, fmt.Errorf("%w: command %q before %s", ErrProtocol, name, want)
+	}
+	return rest, nil
+}
+
+// refused is the error of an ERROR command: a reason with its length.
+func refused(body []byte) error {
+	if len(body) == 0 || int(body[0]) != len(body)-1 {
+		return fmt.Errorf("%w: an ERROR without a reason", ErrProtocol)
+	}
+	return fmt.Errorf("%w: %q", ErrRefused, body[1:])
 }

@@ -9,10 +9,11 @@ import (
 
 // Bounds of a Publisher's subscribers.
 const (
-	maxSubscribers = 1024     // connections
-	maxTopics      = 1024     // subscriptions of one
-	maxQueue       = 4096     // messages waiting for one
-	maxQueueBytes  = 64 << 20 // and their bytes
+	maxSubscribers = 1024              // connections
+	maxTopics      = 64                // subscriptions of one
+	maxQueue       = 4096              // messages waiting for one
+	maxQueueBytes  = 64 << 20          // and their bytes; one more message may wait
+	maxQueuedBytes = 4 * maxQueueBytes // for all, in equal parts
 )
 
 // Publisher is a PUB socket that listens. A subscriber that does not keep up
@@ -30,7 +31,7 @@ type Publisher struct {
 type subscriber struct {
 	conn   *Conn
 	topics map[string]int
-	queue  chan []byte // encoded messages
+	queue  chan [][]byte // messages, shared with other subscribers
 	bytes  atomic.Int64
 }
 
@@ -64,27 +65,50 @@ func (p *Publisher) Publish(frames ...[]byte) {
 	if p.count.Load() == 0 || len(frames) == 0 {
 		return
 	}
-	var wire []byte
+	size := int64(0)
+	for _, f := range frames {
+		size += int64(len(f))
+	}
+	var message [][]byte
 	p.subs.Lock()
 	defer p.subs.Unlock()
 	for s := range p.all {
 		if !s.wants(frames[0]) {
 			continue
 		}
-		if wire == nil { // one copy, shared and read only
-			wire = appendMessage(nil, frames)
+		if message == nil { // one copy, shared and read only
+			message = clone(frames, size)
 		}
-		if s.bytes.Add(int64(len(wire))) > maxQueueBytes {
-			s.bytes.Add(-int64(len(wire)))
-			p.dropped.Add(1)
-			continue
-		}
-		select {
-		case s.queue <- wire:
-		default:
-			s.bytes.Add(-int64(len(wire)))
+		if !s.offer(message, size, maxQueuedBytes/int64(len(p.all))) {
 			p.dropped.Add(1)
 		}
+	}
+}
+
+// clone copies a message of size bytes.
+func clone(frames [][]byte, size int64) [][]byte {
+	all, out := make([]byte, 0, size), make([][]byte, len(frames))
+	for i, f := range frames {
+		at := len(all)
+		all = append(all, f...)
+		out[i] = all[at:]
+	}
+	return out
+}
+
+// offer queues a message, unless the subscriber is too far behind; with nothing
+// queued it has room for any.
+func (s *subscriber) offer(message [][]byte, size, room int64) bool {
+	if queued := s.bytes.Load(); queued > 0 && queued+size > min(room, maxQueueBytes) {
+		return false
+	}
+	s.bytes.Add(size)
+	select {
+	case s.queue <- message:
+		return true
+	default:
+		s.bytes.Add(-size)
+		return false
 	}
 }
 
@@ -99,15 +123,18 @@ func (s *subscriber) wants(topic []byte) bool {
 
 // serve reads subscriptions while another goroutine writes messages.
 func (p *Publisher) serve(c *Conn) {
-	s := &subscriber{conn: c, topics: map[string]int{}, queue: make(chan []byte, maxQueue)}
+	s := &subscriber{conn: c, topics: map[string]int{}, queue: make(chan [][]byte, maxQueue)}
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
 			select {
-			case wire := <-s.queue:
-				s.bytes.Add(-int64(len(wire)))
-				if c.write(wire) != nil {
+			case message := <-s.queue:
+				err := c.WriteMessage(message...)
+				for _, f := range message {
+					s.bytes.Add(-int64(len(f)))
+				}
+				if err != nil {
 					c.Close() // ends the reader
 					return
 				}

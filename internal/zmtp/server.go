@@ -1,26 +1,37 @@
 package zmtp
 
 import (
-	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
-	"time"
+
+	"github.com/xpyd/xpyd/internal/scarce"
+)
+
+// maxStrangers bounds the connections that have not shown yet whether they may
+// come in, or a part of the files that may be open if that is less. One more takes
+// the place of the oldest: so many at once, however fast they come back, leave who
+// can show it a few milliseconds, which is enough.
+const (
+	maxStrangers  = 256
+	strangersPart = 16
 )
 
 // server accepts connections, shakes hands and hands each to a function on a
 // goroutine of its own. Both ends of this package that listen use it.
 type server struct {
-	ln   net.Listener
-	cfg  Config
-	most int
-	run  func(*Conn)
-	quit chan struct{}
-	wg   sync.WaitGroup
+	ln     net.Listener
+	cfg    Config
+	most   int // that came in
+	run    func(*Conn)
+	places chan struct{} // of strangers
+	wg     sync.WaitGroup
 
-	mu     sync.Mutex
-	closed bool
-	conns  map[net.Conn]struct{}
+	mu        sync.Mutex
+	closed    bool
+	strangers []net.Conn // the oldest first
+	guests    map[net.Conn]struct{}
 }
 
 func (s *server) listen(addr string) error {
@@ -28,69 +39,101 @@ func (s *server) listen(addr string) error {
 	if err != nil {
 		return fmt.Errorf("zmtp listen: %w", err)
 	}
-	s.ln, s.conns, s.quit = ln, map[net.Conn]struct{}{}, make(chan struct{})
+	s.ln, s.guests, s.places = scarce.Listener(ln, s.cfg.Log, s.cfg.Failed), map[net.Conn]struct{}{}, make(chan struct{}, min(maxStrangers, max(1, scarce.Files()/strangersPart)))
 	s.wg.Go(s.accept)
 	return nil
 }
 
 func (s *server) accept() {
-	pause := time.NewTimer(0)
-	defer pause.Stop()
 	for {
 		raw, err := s.ln.Accept()
-		if errors.Is(err, net.ErrClosed) {
+		if err != nil { // it is closed
 			return
 		}
-		if err != nil { // of one connection, or of descriptors that will come free
-			pause.Reset(50 * time.Millisecond)
-			select {
-			case <-pause.C:
-			case <-s.quit:
-			}
-			continue
-		}
-		if !s.add(raw) {
+		if !s.meet(raw) {
 			raw.Close()
-			continue
+			return
 		}
 		s.wg.Go(func() {
-			defer s.remove(raw)
-			c, err := NewConn(raw, s.cfg)
+			c, err := newConn(raw, s.cfg, func() error { return s.admit(raw) })
 			if err == nil {
 				s.run(c)
 				c.Close()
+			} else if s.cfg.Refused != nil {
+				s.cfg.Refused(err)
 			}
+			s.leave(raw)
 		})
 	}
 }
 
-// add counts a connection in, unless there are too many.
-func (s *server) add(raw net.Conn) bool {
+// meet gives a stranger a place, if need be that of the oldest, whose goroutine
+// ends then; false when the server closes.
+func (s *server) meet(raw net.Conn) bool {
+	select {
+	case s.places <- struct{}{}:
+	default:
+		s.mu.Lock()
+		if len(s.strangers) > 0 {
+			s.strangers[0].Close()
+		}
+		s.mu.Unlock()
+		s.places <- struct{}{}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || len(s.conns) >= s.most {
+	if s.closed {
+		<-s.places
 		return false
 	}
-	s.conns[raw] = struct{}{}
+	s.strangers = append(s.strangers, raw)
 	return true
 }
 
-func (s *server) remove(raw net.Conn) {
+// part takes a connection from the strangers, and reports whether it was one; s.mu
+// is held.
+func (s *server) part(raw net.Conn) bool {
+	i := slices.Index(s.strangers, raw)
+	if i < 0 {
+		return false
+	}
+	s.strangers = slices.Delete(s.strangers, i, i+1)
+	<-s.places
+	return true
+}
+
+// admit makes a stranger a guest, unless there are too many.
+func (s *server) admit(raw net.Conn) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.guests) >= s.most {
+		return fmt.Errorf("%w: %d", ErrFull, s.most)
+	}
+	if s.closed || !s.part(raw) {
+		return net.ErrClosed
+	}
+	s.guests[raw] = struct{}{}
+	return nil
+}
+
+// leave ends a connection, whatever it was.
+func (s *server) leave(raw net.Conn) {
 	raw.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.conns, raw)
+	s.part(raw)
+	delete(s.guests, raw)
 }
 
 // close ends the listener and all connections, and waits.
 func (s *server) close() error {
 	s.mu.Lock()
-	if !s.closed {
-		close(s.quit)
-	}
 	s.closed = true
 	err := s.ln.Close()
-	for raw := range s.conns {
+	for _, raw := range s.strangers {
+		raw.Close()
+	}
+	for raw := range s.guests {
 		raw.Close()
 	}
 	s.mu.Unlock()

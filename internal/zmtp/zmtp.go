@@ -1,22 +1,29 @@
 // Package zmtp speaks ZMTP 3.0 and 3.1, the wire protocol of ZeroMQ, with the
-// NULL mechanism: as much of it as inference engines use. Subscribe to a
-// publisher with Dial and Conn, publish with Publisher, take messages of
+// NULL and CURVE mechanisms: as much of it as inference engines use. Subscribe to
+// a publisher with Dial and Conn, publish with Publisher, take messages of
 // DEALER and REQ sockets with Router.
 //
-// Written against rfc.zeromq.org/spec/23 and /37, and tested against libzmq.
+// Written against rfc.zeromq.org/spec/23, /26 and /37, and tested against libzmq.
 // Everything a peer sends is bounded before it is stored, every wait has a
 // deadline or a heartbeat, and nothing reconnects by itself: the caller knows
 // what a lost connection means.
 //
-// Non-goals: PLAIN and CURVE, ZMTP 2, and socket semantics beyond the above
-// (no fair queueing, no high-water blocking). Without a mechanism nobody is
-// authenticated: what comes in must only ever be used as a hint.
+// With NULL nobody is authenticated: what comes in must only ever be used as a
+// hint, and what goes out is for everybody. With CURVE (Config.Doors,
+// Config.Keys) both ends prove their keys, and all is encrypted. An end speaks
+// one mechanism: a peer of the other is refused.
+//
+// Non-goals: PLAIN, ZMTP 2, and socket semantics beyond the above (no fair
+// queueing, no high-water blocking).
 package zmtp
 
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/scarce"
 )
 
 // Type is the kind of a socket, as the peers tell each other.
@@ -44,11 +51,14 @@ var partners = map[Type][]Type{
 // Errors. All of a Conn's are an *Error that wraps one of these, or an error
 // of the network.
 var (
-	ErrProtocol = errors.New("not ZMTP 3")
-	ErrRefused  = errors.New("refused by the peer")
-	ErrPartner  = errors.New("sockets of these types do not talk to each other")
-	ErrTooLarge = errors.New("message too large")
-	ErrSilent   = errors.New("the peer is silent")
+	ErrProtocol  = errors.New("not ZMTP 3")
+	ErrMechanism = errors.New("the peer has another security mechanism")
+	ErrKey       = errors.New("the peer has no key for this")
+	ErrRefused   = errors.New("refused by the peer")
+	ErrPartner   = errors.New("sockets of these types do not talk to each other")
+	ErrTooLarge  = errors.New("message too large")
+	ErrSilent    = errors.New("the peer is silent")
+	ErrFull      = errors.New("too many connections")
 )
 
 // Error is what went wrong with a connection, and when.
@@ -68,6 +78,15 @@ type Config struct {
 	Type     Type
 	Identity []byte // at most 255 bytes; may be empty
 
+	// Doors makes this a server of CURVE. It is asked at each connection, and who
+	// finds none of the doors, or may not come in by it, is refused. Keys makes
+	// it a client. With neither it speaks NULL.
+	Doors func() []Door
+	Keys  *Keys
+	// Refused hears of each connection of a listening end whose handshake failed,
+	// from many goroutines. It may be nil.
+	Refused func(error)
+
 	MaxMessage int // bytes of a message, over all frames; default 16 MiB
 	MaxFrames  int // frames of a message; default 64
 
@@ -77,6 +96,9 @@ type Config struct {
 	// default 30 s. Peers of ZMTP 3.1 are asked for a sign of life in time,
 	// those of 3.0 cannot be: only TCP's keep-alive guards those.
 	Silence time.Duration
+
+	Log    *slog.Logger   // of who listens, for what it cannot accept; nil for none
+	Failed scarce.Counter // counts that; nil for nobody
 }
 
 func (c Config) withDefaults() Config {

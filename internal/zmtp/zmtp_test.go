@@ -158,7 +158,7 @@ func TestRefuses(t *testing.T) {
 	}{
 		"http":                 {"HTTP/1.1 400 Bad Request\r\n\r\n", zmtp.ErrProtocol},
 		"version 2":            {greet(2, 0, "NULL"), zmtp.ErrProtocol},
-		"plain":                {greet(3, 1, "PLAIN"), zmtp.ErrProtocol},
+		"plain":                {greet(3, 1, "PLAIN"), zmtp.ErrMechanism},
 		"cut greeting":         {ok[:40], io.ErrUnexpectedEOF},
 		"message first":        {greet(3, 1, "NULL") + "\x00\x01x", zmtp.ErrProtocol},
 		"error":                {greet(3, 1, "NULL") + "\x04\x0a\x05ERROR\x03no!", zmtp.ErrRefused},

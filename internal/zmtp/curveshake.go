@@ -1,0 +1,115 @@
+package zmtp
+
+import (
+	"crypto/ecdh"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// refusal is ERROR's reason, as libzmq's servers say that a key is not allowed.
+const refusal = "400"
+
+// shortKey makes the key pair of one connection.
+func shortKey() (*ecdh.PrivateKey, error) { return ecdh.X25519().GenerateKey(rand.Reader) }
+
+// curveClient shakes hands as a client, from HELLO on.
+func (c *Conn) curveClient(k *Keys) error {
+	short, err := shortKey()
+	if err != nil {
+		return err
+	}
+	toServer, err := agree(short, k.Server)
+	if err != nil {
+		return err
+	}
+	if err := c.say("HELLO", appendHello(nil, short.PublicKey(), toServer, 1)); err != nil {
+		return err
+	}
+	body, err := c.expect("WELCOME")
+	if err != nil {
+		return err
+	}
+	server, cookie, err := openWelcome(body, toServer)
+	if err != nil {
+		return err
+	}
+	key, err := agree(short, server)
+	if err != nil {
+		return err
+	}
+	vouch, err := appendVouch(nil, k, short.PublicKey(), server)
+	if err != nil {
+		return err
+	}
+	if err := c.say("INITIATE", appendInitiate(nil, cookie, vouch, readyBody(&c.cfg), k.Own.PublicKey(), key, 2)); err != nil {
+		return err
+	}
+	if body, err = c.expect("READY"); err != nil {
+		return err
+	}
+	meta, n, err := openReady(body, key)
+	if err != nil {
+		return err
+	}
+	c.session = &session{key: *key, toPeer: nonceToServer, fromPeer: nonceToClient, sent: 2, heard: n}
+	return parseReady(meta, &c.peer)
+}
+
+// curveServer shakes hands as a server, from HELLO on. Who has found a door knows
+// what strangers do not; who comes in by it is decided by its own key.
+//
+// The cookie, in which a server may hand its state to the client, holds nothing
+// here: the state stays.
+func (c *Conn) curveServer(doors []Door) error {
+	body, err := c.expect("HELLO")
+	if err != nil {
+		return err
+	}
+	h, err := openHello(body, doors)
+	if err != nil {
+		return c.refuse(err)
+	}
+	if err := c.admit(); err != nil {
+		return err
+	}
+	short, err := shortKey()
+	if err != nil {
+		return err
+	}
+	key, err := agree(short, h.short)
+	if err != nil {
+		return err
+	}
+	cookie := random(nil, cookieBytes)
+	if err := c.say("WELCOME", appendWelcome(nil, short.PublicKey(), cookie, h.key)); err != nil {
+		return err
+	}
+	if body, err = c.expect("INITIATE"); err != nil {
+		return err
+	}
+	i, err := openInitiate(body, cookie, h, short, key)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(h.door.Clients, func(k *ecdh.PublicKey) bool { return k.Equal(i.client) }) {
+		return c.refuse(fmt.Errorf("%w: it may not come in", ErrKey))
+	}
+	if err := parseReady(i.meta, &c.peer); err != nil {
+		return err
+	}
+	if err := c.say("READY", appendReady(nil, readyBody(&c.cfg), key, 1)); err != nil {
+		return err
+	}
+	c.session = &session{key: *key, toPeer: nonceToClient, fromPeer: nonceToServer, sent: 1, heard: i.n}
+	return nil
+}
+
+// refuse tells a client whose key is not ours, so that it need not guess.
+func (c *Conn) refuse(err error) error {
+	if !errors.Is(err, ErrKey) {
+		return err
+	}
+	return errors.Join(err, c.say("ERROR", append([]byte{byte(len(refusal))}, refusal...)))
+}
