@@ -64,6 +64,21 @@ func TestScanShapes(t *testing.T) {
 	f(`{"prompt":[[1],[2],[3]],"logprobs":false,"prompt_logprobs":null}`, 3, false, false, false)
 }
 
+// TestScanPrompt: which field the prompt is in; the last one counts, null is none.
+func TestScanPrompt(t *testing.T) {
+	f := func(body, prompt string, messages bool) {
+		t.Helper()
+		if top := scan(t, body); string(top.Prompt) != prompt || top.Messages != messages {
+			t.Errorf("%s: %s, messages %t", body, top.Prompt, top.Messages)
+		}
+	}
+	f(`{"prompt":"x"}`, `"x"`, false)
+	f(`{"messages":[{"role":"user","content":"x"}]}`, `[{"role":"user","content":"x"}]`, true)
+	f(`{"messages":[{"content":"x"}],"prompt":[1]}`, `[1]`, false)
+	f(`{"prompt":[1],"messages":[{"content":"x"}]}`, `[{"content":"x"}]`, true)
+	f(`{"model":"m"}`, ``, false)
+}
+
 // FuzzEdit: whatever is set, removed and added, the result is valid JSON, has
 // what was set, lacks what was removed, and everything else byte for byte.
 func FuzzEdit(f *testing.F) {

@@ -6,12 +6,20 @@ import (
 	"unicode/utf8"
 )
 
-// TopLogprob is one alternative at a position.
+// TopLogprob is one alternative at a position. An answer may hold millions of
+// them, so what the token is, is looked up when it is written.
 type TopLogprob struct {
 	ID      int32
-	Token   string // its text; may hold U+FFFD where Bytes are no whole characters
-	Bytes   []byte // its exact bytes; nil renders as null
 	Logprob float32
+}
+
+// Vocab says what tokens are; *tokenizer.Tokenizer does.
+type Vocab interface {
+	// TokenText is an id's text; it may hold U+FFFD where TokenBytes are no
+	// whole characters.
+	TokenText(id int32) string
+	// TokenBytes are its exact bytes; nil renders as null.
+	TokenBytes(id int32) []byte
 }
 
 // TokenLogprob is one position: the token there and its alternatives, best
@@ -20,7 +28,7 @@ type TopLogprob struct {
 type TokenLogprob struct {
 	TopLogprob
 	Top    []TopLogprob
-	Offset int // characters before it in the choice's text (completions only)
+	Offset int32 // characters before it in the choice's text (completions only)
 	None   bool
 }
 
@@ -54,6 +62,8 @@ type Usage struct {
 type Encoder struct {
 	chat, ids, nullUsage bool
 	chunk, full          []byte // up to and including `"choices":[`
+	vocab                Vocab
+	spill                func(dst []byte) []byte // nil: nowhere
 }
 
 // Meta is what all chunks of a response have in common.
@@ -66,11 +76,12 @@ type Meta struct {
 	// (AppendUsage).
 	IncludeUsage   bool
 	ReturnTokenIDs bool
+	Vocab          Vocab // for log probabilities
 }
 
 // NewEncoder prepares the writer of one response.
 func NewEncoder(m Meta) *Encoder {
-	e := &Encoder{chat: m.Chat, nullUsage: m.IncludeUsage, ids: m.ReturnTokenIDs}
+	e := &Encoder{chat: m.Chat, nullUsage: m.IncludeUsage, ids: m.ReturnTokenIDs, vocab: m.Vocab}
 	head := func(object string) []byte {
 		b := append([]byte(nil), `{"id":`...)
 		b = AppendString(b, m.ID)
@@ -132,9 +143,41 @@ func (e *Encoder) AppendFull(dst []byte, choices []Choice, u Usage) []byte {
 		} else {
 			dst = e.appendText(dst, &choices[i], true)
 		}
+		dst = e.put(dst)
 	}
 	dst = u.append(append(dst, `],"usage":`...))
 	return append(dst, '}')
+}
+
+// WriteFull is AppendFull in pieces of some 64 KiB: write gets each and may not
+// keep it.
+func (e *Encoder) WriteFull(write func([]byte) error, choices []Choice, u Usage) error {
+	var failed error
+	e.spill = func(dst []byte) []byte {
+		if len(dst) < spillBytes {
+			return dst
+		}
+		if failed == nil {
+			failed = write(dst)
+		}
+		return dst[:0]
+	}
+	dst := e.AppendFull(make([]byte, 0, spillBytes+spillBytes/4), choices, u)
+	e.spill = nil
+	if failed == nil {
+		failed = write(dst)
+	}
+	return failed
+}
+
+const spillBytes = 64 << 10
+
+// put hands on what was written, in WriteFull.
+func (e *Encoder) put(dst []byte) []byte {
+	if e.spill == nil {
+		return dst
+	}
+	return e.spill(dst)
 }
 
 // AppendDone appends the event that ends every successful stream.
@@ -165,12 +208,12 @@ func (e *Encoder) appendText(dst []byte, c *Choice, full bool) []byte {
 	dst = append(dst, `{"index":`...)
 	dst = strconv.AppendInt(dst, int64(c.Index), 10)
 	dst = append(dst, `,"text":`...)
-	dst = AppendString(dst, c.Text)
+	dst = e.appendLong(dst, c.Text)
 	dst = append(dst, `,"logprobs":`...)
-	dst = appendTextLogprobs(dst, c.Echo, c.Logprobs)
+	dst = e.appendTextLogprobs(dst, c.Echo, c.Logprobs)
 	dst = appendFinish(dst, c)
 	if full && c.PromptLogprobs != nil {
-		dst = appendPromptLogprobs(append(dst, `,"prompt_logprobs":`...), c.PromptLogprobs)
+		dst = e.appendPromptLogprobs(append(dst, `,"prompt_logprobs":`...), c.PromptLogprobs)
 	}
 	dst = e.appendIDs(dst, c, full)
 	return append(dst, '}')
@@ -189,7 +232,7 @@ func (e *Encoder) appendDelta(dst []byte, c *Choice) []byte {
 		dst = AppendString(dst, c.Text)
 	}
 	dst = append(dst, `},"logprobs":`...)
-	dst = appendChatLogprobs(dst, c.Logprobs)
+	dst = e.appendChatLogprobs(dst, c.Logprobs)
 	dst = appendFinish(dst, c)
 	dst = e.appendIDs(dst, c, false)
 	return append(dst, '}')
@@ -200,12 +243,12 @@ func (e *Encoder) appendMessage(dst []byte, c *Choice) []byte {
 	dst = append(dst, `{"index":`...)
 	dst = strconv.AppendInt(dst, int64(c.Index), 10)
 	dst = append(dst, `,"message":{"role":"assistant","content":`...)
-	dst = AppendString(dst, c.Text)
+	dst = e.appendLong(dst, c.Text)
 	dst = append(dst, `,"refusal":null},"logprobs":`...)
-	dst = appendChatLogprobs(dst, c.Logprobs)
+	dst = e.appendChatLogprobs(dst, c.Logprobs)
 	dst = appendFinish(dst, c)
 	if c.PromptLogprobs != nil {
-		dst = appendPromptLogprobs(append(dst, `,"prompt_logprobs":`...), c.PromptLogprobs)
+		dst = e.appendPromptLogprobs(append(dst, `,"prompt_logprobs":`...), c.PromptLogprobs)
 	}
 	dst = e.appendIDs(dst, c, true)
 	return append(dst, '}')
@@ -225,9 +268,9 @@ func (e *Encoder) appendIDs(dst []byte, c *Choice, full bool) []byte {
 	if !e.ids {
 		return dst
 	}
-	dst = appendInts(append(dst, `,"token_ids":`...), c.TokenIDs)
+	dst = e.put(appendInts(append(dst, `,"token_ids":`...), c.TokenIDs))
 	if full || c.PromptTokenIDs != nil {
-		dst = appendInts(append(dst, `,"prompt_token_ids":`...), c.PromptTokenIDs)
+		dst = e.put(appendInts(append(dst, `,"prompt_token_ids":`...), c.PromptTokenIDs))
 	}
 	return dst
 }
@@ -252,10 +295,27 @@ func appendStringOrNull(dst []byte, s string) []byte {
 
 const hexDigits = "0123456789abcdef"
 
+// appendLong is AppendString for a text that may be long.
+func (e *Encoder) appendLong(dst []byte, s string) []byte {
+	dst = append(dst, '"')
+	for e.spill != nil && len(s) > spillBytes/8 {
+		n := spillBytes / 8
+		for n > spillBytes/8-utf8.UTFMax && !utf8.RuneStart(s[n]) {
+			n--
+		}
+		dst, s = e.put(appendEscaped(dst, s[:n])), s[n:]
+	}
+	return append(appendEscaped(dst, s), '"')
+}
+
 // AppendString appends s as a JSON string. Characters beyond ASCII stay as
 // they are; bytes that are no UTF-8 become U+FFFD.
 func AppendString(dst []byte, s string) []byte {
-	dst = append(dst, '"')
+	return append(appendEscaped(append(dst, '"'), s), '"')
+}
+
+// appendEscaped appends s as it stands within a JSON string.
+func appendEscaped(dst []byte, s string) []byte {
 	start := 0
 	for i := 0; i < len(s); {
 		c := s[i]
@@ -289,8 +349,7 @@ func AppendString(dst []byte, s string) []byte {
 		}
 		i += size
 	}
-	dst = append(dst, s[start:]...)
-	return append(dst, '"')
+	return append(dst, s[start:]...)
 }
 
 // appendLogprob appends v; JSON has no infinity, and -9999 stands for it as

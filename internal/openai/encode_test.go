@@ -77,11 +77,12 @@ func TestChatStreamsLikeRecorded(t *testing.T) {
 			}
 			want := events(t, body)
 			first := want[0]
+			v := &vocab{}
 			enc := openai.NewEncoder(openai.Meta{ID: first["id"].(string), Model: first["model"].(string),
-				Created: int64(first["created"].(float64)), Chat: true, IncludeUsage: true})
+				Created: int64(first["created"].(float64)), Chat: true, IncludeUsage: true, Vocab: v})
 			var out []byte
 			for _, m := range want {
-				out = replay(enc, out, m)
+				out = replay(enc, v, out, m)
 			}
 			got := events(t, openai.AppendDone(out))
 			if len(got) != len(want) {
@@ -110,7 +111,21 @@ func TestChatStreamsLikeRecorded(t *testing.T) {
 	}
 }
 
-func replay(enc *openai.Encoder, out []byte, m map[string]any) []byte {
+// vocab is a vocabulary that grows with what is asked of it.
+type vocab struct {
+	text  []string
+	bytes [][]byte
+}
+
+func (v *vocab) TokenText(id int32) string  { return v.text[id] }
+func (v *vocab) TokenBytes(id int32) []byte { return v.bytes[id] }
+
+func (v *vocab) add(text string, raw []byte) int32 {
+	v.text, v.bytes = append(v.text, text), append(v.bytes, raw)
+	return int32(len(v.text) - 1)
+}
+
+func replay(enc *openai.Encoder, v *vocab, out []byte, m map[string]any) []byte {
 	if u, ok := m["usage"].(map[string]any); ok {
 		return enc.AppendUsage(out, openai.Usage{Prompt: int(u["prompt_tokens"].(float64)), Completion: int(u["completion_tokens"].(float64))})
 	}
@@ -124,11 +139,12 @@ func replay(enc *openai.Encoder, out []byte, m map[string]any) []byte {
 		choice.Logprobs = []openai.TokenLogprob{}
 		for _, x := range lp["content"].([]any) {
 			x := x.(map[string]any)
-			l := openai.TokenLogprob{TopLogprob: openai.TopLogprob{Token: x["token"].(string), Logprob: float32(x["logprob"].(float64))}}
+			var raw []byte
 			for _, b := range x["bytes"].([]any) {
-				l.Bytes = append(l.Bytes, byte(b.(float64)))
+				raw = append(raw, byte(b.(float64)))
 			}
-			choice.Logprobs = append(choice.Logprobs, l)
+			choice.Logprobs = append(choice.Logprobs, openai.TokenLogprob{
+				TopLogprob: openai.TopLogprob{ID: v.add(x["token"].(string), raw), Logprob: float32(x["logprob"].(float64))}})
 		}
 	}
 	return enc.AppendChunk(out, &choice, nil)
@@ -155,11 +171,11 @@ func keys(m map[string]any) string {
 }
 
 func TestFullShapes(t *testing.T) {
+	v := &vocab{text: []string{"", "<s>", `a"`, "b", "b", "c"}, bytes: [][]byte{nil, nil, []byte(`a"`), nil, nil, nil}}
 	lps := []openai.TokenLogprob{
-		{TopLogprob: openai.TopLogprob{ID: 1, Token: "<s>"}, None: true},
-		{TopLogprob: openai.TopLogprob{ID: 2, Token: "a\"", Bytes: []byte(`a"`), Logprob: -0.5}, Offset: 3,
-			Top: []openai.TopLogprob{{ID: 3, Token: "b", Logprob: -0.25}, {ID: 2, Token: "a\"", Logprob: -0.5},
-				{ID: 4, Token: "b", Logprob: float32(math.Inf(-1))}}},
+		{TopLogprob: openai.TopLogprob{ID: 1}, None: true},
+		{TopLogprob: openai.TopLogprob{ID: 2, Logprob: -0.5}, Offset: 3,
+			Top: []openai.TopLogprob{{ID: 3, Logprob: -0.25}, {ID: 2, Logprob: -0.5}, {ID: 4, Logprob: float32(math.Inf(-1))}, {ID: 5, Logprob: -3}}},
 	}
 	choices := []openai.Choice{
 		{Index: 0, Text: "x\u0000\u2028é", Finish: "stop", StopString: "\n", Logprobs: lps, PromptLogprobs: lps, TokenIDs: []int32{5, 6}, PromptTokenIDs: []int32{1}},
@@ -167,7 +183,7 @@ func TestFullShapes(t *testing.T) {
 	}
 	f := func(chat bool, wantTop, wantChoice string) map[string]any {
 		t.Helper()
-		enc := openai.NewEncoder(openai.Meta{ID: "i", Model: "m", Created: 5, Chat: chat, ReturnTokenIDs: true})
+		enc := openai.NewEncoder(openai.Meta{ID: "i", Model: "m", Created: 5, Chat: chat, ReturnTokenIDs: true, Vocab: v})
 		b := enc.AppendFull(nil, choices, openai.Usage{Prompt: 3, Completion: 4, Cached: 2})
 		var m map[string]any
 		if err := json.Unmarshal(b, &m); err != nil {
@@ -192,12 +208,12 @@ func TestFullShapes(t *testing.T) {
 		t.Errorf("text %q, stop_reason %q", c["text"], c["stop_reason"])
 	}
 	got, _ := json.Marshal(c["logprobs"])
-	want := `{"text_offset":[0,3],"token_logprobs":[null,-0.5],"tokens":["\u003cs\u003e","a\""],"top_logprobs":[null,{"a\"":-0.5,"b":-0.25}]}`
+	want := `{"text_offset":[0,3],"token_logprobs":[null,-0.5],"tokens":["\u003cs\u003e","a\""],"top_logprobs":[null,{"a\"":-0.5,"b":-0.25,"c":-3}]}`
 	if string(got) != want {
 		t.Errorf("logprobs %s", got)
 	}
 	got, _ = json.Marshal(c["prompt_logprobs"])
-	want = `[null,{"2":{"decoded_token":"a\"","logprob":-0.5,"rank":2},"3":{"decoded_token":"b","logprob":-0.25,"rank":1},"4":{"decoded_token":"b","logprob":-9999,"rank":3}}]`
+	want = `[null,{"2":{"decoded_token":"a\"","logprob":-0.5,"rank":2},"3":{"decoded_token":"b","logprob":-0.25,"rank":1},"4":{"decoded_token":"b","logprob":-9999,"rank":3},"5":{"decoded_token":"c","logprob":-3,"rank":4}}]`
 	if string(got) != want {
 		t.Errorf("prompt_logprobs %s", got)
 	}
@@ -223,11 +239,12 @@ func TestErrorShape(t *testing.T) {
 }
 
 func TestChunkAllocatesNothing(t *testing.T) {
+	v := &vocab{text: []string{"a", "b"}, bytes: [][]byte{[]byte("a"), nil}}
 	c := openai.Choice{Index: 1, Text: "hello \"world\"\n", TokenIDs: []int32{1, 2}, Logprobs: []openai.TokenLogprob{
-		{TopLogprob: openai.TopLogprob{Token: "a", Bytes: []byte("a"), Logprob: -1}, Top: []openai.TopLogprob{{Token: "b", Logprob: -2}}}}}
+		{TopLogprob: openai.TopLogprob{ID: 0, Logprob: -1}, Top: []openai.TopLogprob{{ID: 1, Logprob: -2}}}}}
 	usage := openai.Usage{Prompt: 1}
 	for _, chat := range []bool{false, true} {
-		enc := openai.NewEncoder(openai.Meta{ID: "i", Model: "m", Chat: chat, ReturnTokenIDs: true})
+		enc := openai.NewEncoder(openai.Meta{ID: "i", Model: "m", Chat: chat, ReturnTokenIDs: true, Vocab: v})
 		buf := make([]byte, 0, 4096)
 		if n := testing.AllocsPerRun(100, func() { buf = enc.AppendChunk(buf[:0], &c, &usage) }); n != 0 {
 			t.Errorf("chat %v: %v allocations a chunk", chat, n)

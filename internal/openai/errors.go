@@ -55,6 +55,14 @@ func TooLarge(format string, args ...any) *Error {
 	return &Error{Status: 413, Type: TypeInvalid, Code: "request_too_large", Message: fmt.Sprintf(format, args...)}
 }
 
+// AnswerTooLarge is a 400 for a request whose answer would be larger than one
+// may be; it names the field that makes it so.
+func AnswerTooLarge(param, format string, args ...any) *Error {
+	e := BadRequest(param, format, args...)
+	e.Code = "answer_too_large"
+	return e
+}
+
 // TooMany is a 429; the HTTP layer adds Retry-After.
 func TooMany(format string, args ...any) *Error {
 	return &Error{Status: 429, Type: TypeRateLimit, Code: "rate_limit_exceeded", Message: fmt.Sprintf(format, args...)}
@@ -63,6 +71,11 @@ func TooMany(format string, args ...any) *Error {
 // Internal is a 500.
 func Internal(format string, args ...any) *Error {
 	return &Error{Status: 500, Type: TypeServer, Code: "internal_error", Message: fmt.Sprintf(format, args...)}
+}
+
+// InvalidOutput is the 500 for a model whose output is not a number.
+func InvalidOutput(format string, args ...any) *Error {
+	return &Error{Status: 500, Type: TypeServer, Code: "model_output_invalid", Message: fmt.Sprintf(format, args...)}
 }
 
 // Upstream is a 502: an engine failed.

@@ -1,10 +1,13 @@
 package openai
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
+)
 
 // appendTextLogprobs writes the completions shape: parallel lists, echo's entries
 // first.
-func appendTextLogprobs(dst []byte, echo, lps []TokenLogprob) []byte {
+func (e *Encoder) appendTextLogprobs(dst []byte, echo, lps []TokenLogprob) []byte {
 	if lps == nil {
 		return append(dst, "null"...)
 	}
@@ -15,10 +18,10 @@ func appendTextLogprobs(dst []byte, echo, lps []TokenLogprob) []byte {
 				dst = append(dst, ',')
 			}
 			if i < len(echo) {
-				dst = item(dst, &echo[i])
+				dst = e.put(item(dst, &echo[i]))
 				continue
 			}
-			dst = item(dst, &lps[i-len(echo)])
+			dst = e.put(item(dst, &lps[i-len(echo)]))
 		}
 		return append(dst, ']')
 	}
@@ -32,35 +35,34 @@ func appendTextLogprobs(dst []byte, echo, lps []TokenLogprob) []byte {
 		return appendLogprob(dst, lp.Logprob)
 	})
 	dst = list(dst, `,"tokens":[`, func(dst []byte, lp *TokenLogprob) []byte {
-		return AppendString(dst, lp.Token)
+		return AppendString(dst, e.vocab.TokenText(lp.ID))
 	})
-	dst = list(dst, `,"top_logprobs":[`, appendTopMap)
+	dst = list(dst, `,"top_logprobs":[`, e.appendTopMap)
 	return append(dst, '}')
 }
 
 // appendTopMap writes {token: logprob}, the chosen token first, then the
 // alternatives. Of tokens with the same text the first wins.
-func appendTopMap(dst []byte, lp *TokenLogprob) []byte {
+func (e *Encoder) appendTopMap(dst []byte, lp *TokenLogprob) []byte {
 	if lp.None {
 		return append(dst, "null"...)
 	}
+	self := e.vocab.TokenText(lp.ID)
 	dst = append(dst, '{')
-	dst = AppendString(dst, lp.Token)
+	dst = AppendString(dst, self)
 	dst = append(dst, ':')
 	dst = appendLogprob(dst, lp.Logprob)
-next:
+	var space [32]string
+	seen := append(space[:0], self)
 	for i := range lp.Top {
 		t := &lp.Top[i]
-		if t.Token == lp.Token {
+		text := e.vocab.TokenText(t.ID)
+		if slices.Contains(seen, text) {
 			continue
 		}
-		for j := range i {
-			if lp.Top[j].Token == t.Token {
-				continue next
-			}
-		}
+		seen = append(seen, text)
 		dst = append(dst, ',')
-		dst = AppendString(dst, t.Token)
+		dst = AppendString(dst, text)
 		dst = append(dst, ':')
 		dst = appendLogprob(dst, t.Logprob)
 	}
@@ -68,7 +70,7 @@ next:
 }
 
 // appendChatLogprobs writes the chat shape: {"content":[{…}],"refusal":null}.
-func appendChatLogprobs(dst []byte, lps []TokenLogprob) []byte {
+func (e *Encoder) appendChatLogprobs(dst []byte, lps []TokenLogprob) []byte {
 	if lps == nil {
 		return append(dst, "null"...)
 	}
@@ -77,13 +79,13 @@ func appendChatLogprobs(dst []byte, lps []TokenLogprob) []byte {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		dst = appendEntry(dst, &lps[i].TopLogprob)
+		dst = e.put(e.appendEntry(dst, &lps[i].TopLogprob))
 		dst = append(dst, `,"top_logprobs":[`...)
 		for j := range lps[i].Top {
 			if j > 0 {
 				dst = append(dst, ',')
 			}
-			dst = append(appendEntry(dst, &lps[i].Top[j]), '}')
+			dst = append(e.appendEntry(dst, &lps[i].Top[j]), '}')
 		}
 		dst = append(dst, `]}`...)
 	}
@@ -91,17 +93,18 @@ func appendChatLogprobs(dst []byte, lps []TokenLogprob) []byte {
 }
 
 // appendEntry writes {"token","logprob","bytes" and leaves the brace open.
-func appendEntry(dst []byte, t *TopLogprob) []byte {
+func (e *Encoder) appendEntry(dst []byte, t *TopLogprob) []byte {
 	dst = append(dst, `{"token":`...)
-	dst = AppendString(dst, t.Token)
+	dst = AppendString(dst, e.vocab.TokenText(t.ID))
 	dst = append(dst, `,"logprob":`...)
 	dst = appendLogprob(dst, t.Logprob)
 	dst = append(dst, `,"bytes":`...)
-	if t.Bytes == nil {
+	raw := e.vocab.TokenBytes(t.ID)
+	if raw == nil {
 		return append(dst, "null"...)
 	}
 	dst = append(dst, '[')
-	for i, c := range t.Bytes {
+	for i, c := range raw {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
@@ -113,7 +116,7 @@ func appendEntry(dst []byte, t *TopLogprob) []byte {
 // appendPromptLogprobs writes vLLM's shape: a list with null for the first
 // position, then {"id":{"logprob","rank","decoded_token"}}. Rank is 1 for the
 // best of the alternatives; a token outside them has a null rank.
-func appendPromptLogprobs(dst []byte, lps []TokenLogprob) []byte {
+func (e *Encoder) appendPromptLogprobs(dst []byte, lps []TokenLogprob) []byte {
 	entry := func(dst []byte, t *TopLogprob, rank int) []byte {
 		dst = append(dst, '"')
 		dst = strconv.AppendInt(dst, int64(t.ID), 10)
@@ -126,7 +129,7 @@ func appendPromptLogprobs(dst []byte, lps []TokenLogprob) []byte {
 			dst = strconv.AppendInt(dst, int64(rank), 10)
 		}
 		dst = append(dst, `,"decoded_token":`...)
-		dst = AppendString(dst, t.Token)
+		dst = AppendString(dst, e.vocab.TokenText(t.ID))
 		return append(dst, '}')
 	}
 	dst = append(dst, '[')
@@ -151,7 +154,7 @@ func appendPromptLogprobs(dst []byte, lps []TokenLogprob) []byte {
 				dst = entry(append(dst, ','), &lp.Top[j], j+1)
 			}
 		}
-		dst = append(dst, '}')
+		dst = e.put(append(dst, '}'))
 	}
 	return append(dst, ']')
 }

@@ -2,11 +2,47 @@ package openai_test
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/openai"
 )
+
+// TestLimits: what is just within a limit is taken.
+func TestLimits(t *testing.T) {
+	list := func(n int, one string) string { return strings.TrimSuffix(strings.Repeat(one+",", n), ",") }
+	for _, body := range []string{
+		`{"prompt":"x","n":128}`, `{"prompt":"x","n":1}`, `{"prompt":"x","logprobs":20}`, `{"prompt":"x","logprobs":0}`,
+		`{"prompt":"x","stop":"` + strings.Repeat("x", 1024) + `"}`,
+		`{"prompt":"x","stop":[` + list(16, `"a"`) + `]}`,
+		`{"prompt":[` + list(256, `"a"`) + `]}`, `{"prompt":[` + list(256, `[1]`) + `]}`,
+		`{"prompt":[511,0]}`, `{"prompt":"x","logit_bias":{"511":100,"0":-100}}`,
+		`{"prompt":"x","a":` + strings.Repeat("[", 63) + strings.Repeat("]", 63) + `}`,
+		`{"prompt":"x","temperature":2}`, `{"prompt":"x","temperature":0}`, `{"prompt":"x","top_p":1}`,
+		`{"prompt":"x","presence_penalty":2,"frequency_penalty":-2}`, `{"prompt":"x","presence_penalty":-2,"frequency_penalty":2}`,
+		`{"prompt":"x","cache_priority":0}`, `{"prompt":"x","cache_priority":100}`, `{"prompt":"x","max_tokens":0,"echo":true}`, `{"prompt":"x","max_tokens":1}`,
+		`{"prompt":"x","min_p":1}`, `{"prompt":"x","min_p":0}`, `{"prompt":"x","top_k":-1}`, `{"prompt":"x","top_k":0}`, `{"prompt":"x","top_k":1}`,
+	} {
+		if _, err := openai.ParseCompletion([]byte(body), openai.Limits{VocabSize: 512}); err != nil {
+			t.Errorf("%.80s: %v", body, err)
+		}
+	}
+}
+
+// TestCutShort: a body that ends anywhere is refused, and nothing behind it is read.
+func TestCutShort(t *testing.T) {
+	const body = `{"model":"m","prompt":[[1,2],[3]],"stream":true,"echo":false,"stop":["a","\u00e9"],"seed":-1.5e3,"logit_bias":{"1":2},"user":null,"a":[true,false,null]`
+	for n := range len(body) + 1 {
+		b := slices.Clip([]byte(body[:n]))
+		if _, err := openai.ParseCompletion(b, openai.Limits{}); err == nil {
+			t.Errorf("%s is parsed", b)
+		}
+		if _, err := openai.Scan(b, openai.Limits{}); err == nil {
+			t.Errorf("%s is scanned", b)
+		}
+	}
+}
 
 func TestBadCompletions(t *testing.T) {
 	long := strings.Repeat("x", 1025)

@@ -30,7 +30,8 @@ type Top struct {
 	// What decides whether a request can be split between two engines.
 	Prompts        int  // 1, or more for a batch
 	Echo           bool // echo
-	Logprobs       bool // logprobs or top_logprobs ask for some
+	Logprobs       bool // logprobs or top_logprobs ask for some,
+	TopLogprobs    int  // and for so many alternatives
 	PromptLogprobs bool // prompt_logprobs is there
 
 	// Where the fields that an Edit can change are, and where the closing
@@ -137,9 +138,12 @@ func (t *Top) field(r *reader, key []byte, lim Limits) (err *Error) {
 	case "echo":
 		t.Echo, err = r.truth()
 	case "logprobs", "top_logprobs":
-		var on bool
-		on, err = r.truth()
-		t.Logprobs = t.Logprobs || on
+		var raw []byte
+		raw, err = r.raw()
+		t.Logprobs = t.Logprobs || raw != nil && raw[0] != 'f'
+		if n, ok := atoi(raw); ok {
+			t.TopLogprobs = max(t.TopLogprobs, min(n, lim.MaxLogprobs))
+		}
 	case "prompt_logprobs":
 		var raw []byte
 		raw, err = r.raw()

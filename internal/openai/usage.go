@@ -65,13 +65,13 @@ func opensUsage(b []byte) bool {
 // HasUsage says whether a run of server-sent events may hold a usage object.
 func HasUsage(run []byte) bool {
 	for {
-		i := bytes.Index(run, usageKey)
+		i := bytes.Index(run, usageKey[1:]) // a quote is nothing to look for first
 		if i < 0 {
 			return false
 		}
-		if opensUsage(run[i:]) {
+		if i > 0 && run[i-1] == '"' && opensUsage(run[i-1:]) {
 			return true
 		}
-		run = run[i+len(usageKey):]
+		run = run[i+len(usageKey)-1:]
 	}
 }

@@ -1,0 +1,183 @@
+package openai
+
+import (
+	"strconv"
+	"unicode/utf8"
+)
+
+// Bounds of answers, which routers and workers share: what passes a worker's
+// check is never too large for a router.
+const (
+	MaxAnswer = 64 << 20 // bytes of one that does not stream, by default
+	MaxEvent  = 4 << 20  // of one event of a stream
+)
+
+// TokenSizes are how many bytes of JSON a token of a model takes, at most.
+type TokenSizes struct {
+	Text  int // that it adds to a choice's text
+	Token int // its text as a string, in a log probability
+	Bytes int // its bytes as a list
+	ID    int // its id
+	Float int // a log probability
+}
+
+// leastTokens are sizes that no model's are below: what is too large with them
+// is too large for all.
+var leastTokens = TokenSizes{Text: 1, Token: 3, Bytes: 3, ID: 1, Float: 1}
+
+// MeasureTokens measures the tokens 0 to n-1.
+func MeasureTokens(v Vocab, n int) TokenSizes {
+	// A float32 as appendLogprob writes it: a sign, and digits of 1e-6 with 9 that
+	// count, or 5 of them before the point.
+	s := TokenSizes{ID: len(strconv.Itoa(max(n-1, 0))), Float: 20, Bytes: len("null")}
+	for id := range int32(n) {
+		text, raw := v.TokenText(id), v.TokenBytes(id)
+		s.Token = max(s.Token, StringSize(text))
+		list := len("[]") + len(raw)
+		for _, c := range raw {
+			list += len(strconv.Itoa(int(c)))
+		}
+		s.Bytes = max(s.Bytes, list)
+		s.Text = max(s.Text, textSize(raw))
+	}
+	return s
+}
+
+// textSize is what a token's bytes come to in a text. Those that are no whole
+// characters by themselves may become U+FFFD, one for each.
+func textSize(raw []byte) (n int) {
+	if utf8.Valid(raw) {
+		return StringSize(raw) - 2
+	}
+	for _, c := range raw {
+		if c >= utf8.RuneSelf {
+			n += len("\uFFFD")
+		} else {
+			n += StringSize(string(rune(c))) - 2
+		}
+	}
+	return n
+}
+
+// StringSize is what s takes as a JSON string: len(AppendString(nil, s)).
+func StringSize[T string | []byte](s T) int {
+	n := 2
+	for i := 0; i < len(s); {
+		c := s[i]
+		if c >= utf8.RuneSelf {
+			r, size := utf8.DecodeRuneInString(string(s[i:min(i+utf8.UTFMax, len(s))]))
+			n += utf8.RuneLen(r)
+			i += size
+			continue
+		}
+		switch i++; {
+		case c == '"' || c == '\\' || c == '\n' || c == '\r' || c == '\t':
+			n += 2
+		case c < 0x20:
+			n += len(`\u0000`)
+		default:
+			n++
+		}
+	}
+	return n
+}
+
+// Shape is what decides how large an answer can be, of each choice.
+type Shape struct {
+	Chat     bool
+	IDs      bool   // return_token_ids
+	Tokens   int    // generated at most
+	Logprobs int    // alternatives of each; -1 without log probabilities
+	Stop     string // the longest stop string
+
+	Prompt         int    // tokens of the prompt
+	Echo           bool   // of the prompt, and its log probabilities if there are any
+	Text           string // of the prompt, with Echo
+	PromptLogprobs int    // alternatives of each of the prompt's tokens; -1 without
+}
+
+// Entries is how many log probabilities a choice lists.
+func (s *Shape) Entries() int {
+	n := s.Tokens * (s.Logprobs + 1)
+	if s.Echo {
+		n += s.Prompt * (s.Logprobs + 1)
+	}
+	return n + s.Prompt*(s.PromptLogprobs+1)
+}
+
+// Size is the most that a choice of a whole answer takes.
+func (s *Shape) Size(t *TokenSizes) int {
+	return s.head(t) + s.Tokens*s.perToken(t)
+}
+
+// Fits is how many tokens a choice may have so that it takes at most size.
+func (s *Shape) Fits(t *TokenSizes, size int) int {
+	return max(size-s.head(t), 0) / s.perToken(t)
+}
+
+// EventSize is the most that one event takes in which so many of the tokens are
+// new, with what only a choice's first event has.
+func (s *Shape) EventSize(t *TokenSizes, tokens int) int {
+	return MaxHead + s.head(t) + min(tokens, s.Tokens)*s.perToken(t)
+}
+
+// MaxHead is what an answer, or an event, takes around its choices: its id, the
+// model, the usage.
+const MaxHead = 4 << 10
+
+// head is a choice without its tokens.
+func (s *Shape) head(t *TokenSizes) int {
+	const names = 512 // the members' names, the index, the reason
+	n := names + 2*t.Text + StringSize(s.Stop)
+	// What is held back of a stop string, and comes out with other tokens.
+	n += 6 * len(s.Stop)
+	if s.IDs {
+		n += s.Prompt * (t.ID + 1)
+	}
+	if s.Echo {
+		n += StringSize(s.Text)
+		if s.Logprobs >= 0 {
+			n += s.Prompt * s.textEntry(t)
+		}
+	}
+	if s.PromptLogprobs >= 0 {
+		// "id":{"logprob":…,"rank":…,"decoded_token":…}, once more for a token that is
+		// none of the alternatives.
+		each := t.ID + t.Token + t.Float + len(`"":{"logprob":,"rank":,"decoded_token":},`) + len("null")
+		n += s.Prompt * ((s.PromptLogprobs+1)*each + len("{},"))
+	}
+	return n
+}
+
+// perToken is what a generated token adds.
+func (s *Shape) perToken(t *TokenSizes) int {
+	n := t.Text
+	if s.IDs {
+		n += t.ID + 1
+	}
+	switch {
+	case s.Logprobs < 0:
+	case s.Chat:
+		each := t.Token + t.Float + t.Bytes + len(`{"token":,"logprob":,"bytes":},`)
+		n += (s.Logprobs+1)*each + len(`,"top_logprobs":[]`)
+	default:
+		n += s.textEntry(t)
+	}
+	return n
+}
+
+// textEntry is one position of completions' four lists.
+func (s *Shape) textEntry(t *TokenSizes) int {
+	const offset = 11
+	each := t.Token + t.Float + len(":,")
+	return offset + (t.Float + len("null,")) + (t.Token + 1) + (s.Logprobs+1)*each + len("{},")
+}
+
+// Surely is what a worker's bound for the answer is at least, whatever the model.
+func (t *Top) Surely() int {
+	s := Shape{Chat: t.Messages, Tokens: min(t.MaxTokens, 1<<24), Logprobs: -1, PromptLogprobs: -1}
+	if t.Logprobs {
+		s.Logprobs = t.TopLogprobs
+	}
+	return t.N * min(t.Prompts, 1<<12) * s.Tokens * s.perToken(&leastTokens)
+}
