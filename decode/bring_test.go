@@ -15,6 +15,18 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
+// TestBringNoWay: without a session with the peer there is no way, and nothing is held.
+func TestBringNoWay(t *testing.T) {
+	bubble(t, func(_ *decode.Config, c *kvconn.Config) { c.Identity.ModelFingerprint = "another" }, func(r *rig) {
+		way, err := r.Prepare(r.t.Context(), prefix(r.addr, 7, 48))
+		var e *decode.Error
+		if way != nil || !errors.As(err, &e) || e.Outcome != ticket.Incompatible {
+			t.Errorf("%v, %v", way, err)
+		}
+		r.clean()
+	})
+}
+
 // Gate implements kernels.Gated.
 func (*pool) Gate() (kernels.Gate, error) { return kernels.NewHostGate(layout.Layers), nil }
 
@@ -88,6 +100,9 @@ func TestBring(t *testing.T) {
 				var e *decode.Error
 				if errors.As(err, &e) {
 					outcome = e.Outcome
+				}
+				if !c.Over() {
+					t.Error("it has ended, and is not over")
 				}
 				if good != w.good || lost != w.lost || tokens != w.tokens || outcome != w.outcome || c.Begun() != w.begun {
 					t.Errorf("good %d, lost %t, %d tokens, begun %t, %v; want %+v", good, lost, tokens, c.Begun(), err, w)

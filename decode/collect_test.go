@@ -157,6 +157,10 @@ func TestCollect(t *testing.T) {
 	f("reaches nothing", lacking(0), func(_ *rig, p *decode.Prefix) {
 		p.Reach = func(context.Context, *kvcache.Chain, int, int, int) (int, error) { return 0, nil }
 	}, "", 0, 0)
+	f("reaches too little", lacking(16), func(_ *rig, p *decode.Prefix) {
+		p.Least = 32
+		p.Reach = func(context.Context, *kvcache.Chain, int, int, int) (int, error) { return 16, nil }
+	}, "", 0, 0)
 	f("says nonsense", lacking(0), func(_ *rig, p *decode.Prefix) {
 		p.Reach = func(context.Context, *kvcache.Chain, int, int, int) (int, error) { return 1 << 30, ended }
 	}, ticket.Dead, 0, 0)

@@ -19,6 +19,7 @@ import (
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/handoff"
 	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -301,7 +302,7 @@ func failure(ctx context.Context, op string, err error, fallback ticket.Outcome)
 		outcome = ticket.Late
 	case cause != nil:
 		outcome, err = ticket.Cancelled, cause
-	case errors.Is(err, kvcache.ErrTooLarge), errors.Is(err, kvcache.ErrNoSpace), errors.Is(err, kvcache.ErrTooManyWaiters):
+	case scarce.Ours(err), errors.Is(err, kvcache.ErrTooLarge), errors.Is(err, kvcache.ErrNoSpace), errors.Is(err, kvcache.ErrTooManyWaiters):
 		outcome = ticket.NoSpace
 	}
 	return &Error{Outcome: outcome, Err: fmt.Errorf("%s: %w", op, err)}

@@ -2,11 +2,14 @@ package decode_test
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/internal/kvcache"
@@ -163,6 +166,74 @@ func TestNotTakenUp(t *testing.T) {
 
 // A second break keeps what both transfers have brought; a repeated attempt
 // that comes before the former one is over waits for it.
+// TestTakenUpBehindAnother: what another request has brought meanwhile is had, and the
+// blocks that were kept for it serve for the rest.
+func TestTakenUpBehindAnother(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		c := claim(r.addr, 5, 40) // 10 blocks; a hash covers 4
+		r.breaks(c, map[int][]int{0: {0, 1, 2, 3, 5}})
+		shorter := claim(r.addr, 5, 26)
+		shorter.RequestID = "another"
+		r.breaks(shorter, map[int][]int{0: {0, 1, 2, 3}, 1: {0, 1, 2, 3}}) // and they are in the prefix cache
+		if rep, moved := r.takes(c); rep.Had != 16 || rep.Resumed != 1 || moved != 2*6-1 {
+			t.Errorf("%+v, %d moved", rep, moved)
+		}
+		r.clean()
+	})
+}
+
+// TestFormerAttempt: who gives up while the former attempt still has the blocks gets
+// nothing, and leaves the way free for the next.
+func TestFormerAttempt(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		c := claim(r.addr, 11, 16)
+		addr, peer, stop := r.other("prefill-2", pushes(map[int][]int{0: {0}}))
+		first := *c
+		first.Addr, first.Peer, first.Link = addr, peer, ticket.NewLink()
+		var wg sync.WaitGroup
+		wg.Go(func() { r.fails(r.t.Context(), &first, ticket.Dead) })
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(r.t.Context(), time.Millisecond)
+		defer cancel()
+		r.fails(ctx, c, ticket.Late)
+		stop()
+		wg.Wait()
+		r.takes(c)
+		r.clean()
+	})
+}
+
+// TestResumeMetrics: what is taken up is counted, and what that spared.
+func TestResumeMetrics(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	bubble(t, func(c *decode.Config, _ *kvconn.Config) {
+		var err error
+		if c.Metrics, err = decode.NewMetrics(reg); err != nil {
+			t.Fatal(err)
+		}
+	}, func(r *rig) {
+		c := claim(r.addr, 3, 18)
+		r.breaks(c, map[int][]int{0: {0, 1, 4}, 1: {1, 3}})
+		r.takes(c)
+		r.takes(claim(r.addr, 4, 18)) // nothing is left of it
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]float64{}
+		for _, f := range families {
+			got[f.GetName()] = f.GetMetric()[0].GetCounter().GetValue()
+		}
+		want := map[string]float64{"xpyd_kv_resumed_transfers_total": 1, "xpyd_kv_resumed_units_total": 5, "xpyd_kv_recomputed_tokens_total": 17}
+		if !maps.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	})
+	if _, err := decode.NewMetrics(reg); err == nil {
+		t.Error("registered twice")
+	}
+}
+
 func TestTakenUpTwice(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		c := claim(r.addr, 9, 16)

@@ -257,7 +257,10 @@ type TokenLogprob struct {
 	Rank    int32   `json:"rank"` // 1 is the most likely; 0 when not computed
 }
 
-// Sampled is one drawn token.
+// NoToken is what is drawn from logits that are all NaN: the model's output is none.
+const NoToken = -1
+
+// Sampled is one drawn token, or NoToken, with nothing else in it.
 type Sampled struct {
 	Token int32          `json:"token"`
 	Self  TokenLogprob   `json:"self"`          // set when Logprobs >= 0

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/trust"
 )
 
 // Config is what both sides of the connector need. Start from DefaultConfig.
@@ -11,6 +13,10 @@ import (
 type Config struct {
 	// Identity is what this worker says of itself; see Identity.
 	Identity Identity
+
+	// Ring is the fleet's secrets: both ends of every connection prove that they
+	// have one of them. nil: peers are asked for nothing.
+	Ring *trust.Ring
 
 	// Shared describes this worker's pool, if it lies in memory that a sender on
 	// the same machine may write to; nil: rows are only ever received.

@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/trust"
 )
 
 // frameConn reads and writes frames of one connection. One goroutine reads
@@ -16,6 +18,7 @@ type frameConn struct {
 	conn    net.Conn
 	vec     *vectors // nil: everything goes through buffers
 	r       *bufio.Reader
+	proven  trust.Proven // who the peer is, with a ring
 	version uint8
 	maxUnit int // largest unit body accepted, bytes
 	in, out uint32

@@ -10,40 +10,82 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/scarce"
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-const (
-	bannerName = "xpyd-kv "
-	maxBanner  = 32 // bytes, with the line feed
-)
+const bannerName = "xpyd-kv "
 
-// banners writes ours and reads theirs: one line of text each way, before any
-// frame, so that every two builds can at least tell each other their range.
-func (f *frameConn) banners(lo, hi int) error {
-	if err := f.write(fmt.Appendf(nil, "%s%d-%d\n", bannerName, lo, hi)); err != nil {
+// meet is what two ends say to each other before any frame: with a ring, the proof
+// that both are of its fleet; then a banner each way, one line of text, so that every two
+// builds can at least tell each other their range.
+func (f *frameConn) meet(cfg *Config, r role) error {
+	ours := bannerRange(cfg.ProtocolMin, cfg.ProtocolMax)
+	banner, self := []byte(bannerName+ours+"\n"), trust.Member(cfg.Identity.ID, cfg.Identity.Epoch)
+	var err error
+	switch {
+	case cfg.Ring == nil:
+		err = f.write(banner)
+	case r == roleReceiver:
+		f.proven, err = cfg.Ring.Dial(f.r, f.conn, self, banner)
+	default:
+		f.proven, err = cfg.Ring.Accept(f.r, f.conn, self, banner)
+	}
+	if err != nil {
+		return unproven(err, ours)
+	}
+	line, err := trust.Line(f.r)
+	if err != nil {
 		return err
 	}
-	line := make([]byte, 0, maxBanner)
-	for len(line) == 0 || line[len(line)-1] != '\n' {
-		c, err := f.r.ReadByte()
+	if string(line) == trust.Greeting { // and we have nothing to show
+		ids, err := trust.Named(f.r)
 		if err != nil {
-			return err
+			return unproven(err, ours)
 		}
-		if line = append(line, c); len(line) == maxBanner {
-			break
-		}
+		return &Incompatible{Field: fieldSecret, Ours: noSecret, Theirs: ids}
 	}
 	min, max, ok := parseBanner(line)
 	if !ok {
-		return &Incompatible{Field: "banner", Ours: bannerRange(lo, hi), Theirs: strconv.QuoteToASCII(string(line))}
+		return notABanner(ours, line)
 	}
-	v, ok := agree(lo, hi, min, max)
+	v, ok := agree(cfg.ProtocolMin, cfg.ProtocolMax, min, max)
 	if !ok {
-		return &Incompatible{Field: "protocol", Ours: bannerRange(lo, hi), Theirs: bannerRange(min, max)}
+		return &Incompatible{Field: "protocol", Ours: ours, Theirs: bannerRange(min, max)}
 	}
 	f.version = uint8(v)
 	return nil
+}
+
+const (
+	fieldSecret = "fleet_secret"
+	noSecret    = "(none)" // as the fleet shows it: it trusts everyone, or is of a build that has none
+)
+
+func notABanner(ours string, line []byte) error {
+	return &Incompatible{Field: "banner", Ours: ours, Theirs: strconv.QuoteToASCII(string(line))}
+}
+
+// unproven is the error of an exchange of proofs. Secrets show as their IDs.
+func unproven(err error, ours string) error {
+	var s *trust.Stranger
+	if !errors.As(err, &s) {
+		if errors.Is(err, trust.ErrChallenge) {
+			err = &wireError{err}
+		}
+		return err
+	}
+	d := &Incompatible{Field: fieldSecret, Ours: s.Ours, Theirs: s.Theirs}
+	switch _, _, banner := parseBanner(s.Said); {
+	case banner:
+		d.Theirs = noSecret
+	case s.Said != nil:
+		return notABanner(ours, s.Said)
+	case s.Wrong:
+		d.Theirs += ", and a wrong proof"
+	}
+	return d
 }
 
 // parseBanner accepts exactly what banners writes.
@@ -102,7 +144,7 @@ func (f *frameConn) expect(t frameType) ([]byte, error) {
 	return nil, &wireError{fmt.Errorf("frame type %d, want %d", typ, t)}
 }
 
-func (f *frameConn) expectHello(want role, version [2]int) (*hello, error) {
+func (f *frameConn) expectHello(want role, cfg *Config) (*hello, error) {
 	body, err := f.expect(typeHello)
 	if err != nil {
 		return nil, err
@@ -115,8 +157,12 @@ func (f *frameConn) expectHello(want role, version [2]int) (*hello, error) {
 		return nil, f.turnAway(ticket.Incompatible, &Incompatible{Field: "role", Ours: "peer must be " + want.String(), Theirs: h.Role.String()})
 	}
 	// The banner has no checksum: the range is said again under one.
-	if v, ok := agree(version[0], version[1], int(h.ProtocolMin), int(h.ProtocolMax)); !ok || v != int(f.version) {
+	if v, ok := agree(cfg.ProtocolMin, cfg.ProtocolMax, int(h.ProtocolMin), int(h.ProtocolMax)); !ok || v != int(f.version) {
 		return nil, &wireError{errors.New("hello: protocol range is not the banner's")}
+	}
+	// Who passes on what others prove cannot have them prove its own name.
+	if id := h.Identity.PeerID; cfg.Ring != nil && !f.proven.Is(trust.Member(id.ID, id.Epoch)) {
+		return nil, f.turnAway(ticket.Incompatible, &Incompatible{Field: "identity", Ours: "the peer has proved to be another", Theirs: id.String()})
 	}
 	return h, nil
 }
@@ -133,17 +179,17 @@ func (m *hello) pairing(cfg *Config) pairing {
 }
 
 // greetSender is the receiver's half of a control connection's handshake.
-func greetSender(f *frameConn, cfg *Config, expect PeerID) (*hello, error) {
-	if err := f.banners(cfg.ProtocolMin, cfg.ProtocolMax); err != nil {
-		return nil, err
-	}
+func greetSender(f *frameConn, cfg *Config, expect PeerID, out *revoked) (*hello, error) {
 	ours := f.hello(cfg, roleReceiver)
 	ours.Bulk = uint8(cfg.BulkConns)
 	if err := f.send(ours); err != nil {
 		return nil, err
 	}
-	h, err := f.expectHello(roleSender, [2]int{cfg.ProtocolMin, cfg.ProtocolMax})
+	h, err := f.expectHello(roleSender, cfg)
 	if err != nil {
+		return nil, err
+	}
+	if err := out.refuse(f, h); err != nil {
 		return nil, err
 	}
 	if d := h.pairing(cfg).compare(cfg.Identity, h.Identity); d != nil {
@@ -162,10 +208,7 @@ func greetSender(f *frameConn, cfg *Config, expect PeerID) (*hello, error) {
 
 // bindBulk is the receiver's half of a bulk connection's handshake. A banner
 // has no checksum, so the version must be the control connection's.
-func bindBulk(f *frameConn, cfg *Config, h *hello, index int, seg segment) error {
-	if err := f.banners(cfg.ProtocolMin, cfg.ProtocolMax); err != nil {
-		return err
-	}
+func bindBulk(f *frameConn, h *hello, index int, seg segment) error {
 	if f.version != h.Version {
 		return &wireError{fmt.Errorf("%w: %d, the session has %d", errVersion, f.version, h.Version)}
 	}
@@ -220,6 +263,8 @@ func classify(err error) ticket.Outcome {
 		return ticket.Incompatible
 	case errors.As(err, &w):
 		return ticket.Corrupt
+	case scarce.Ours(err): // the peer may be well
+		return ticket.NoSpace
 	case errors.Is(err, errStalled), errors.Is(err, errDeadline):
 		return ticket.Late
 	case errors.Is(err, errSilent), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):

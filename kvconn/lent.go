@@ -82,7 +82,7 @@ type PushedBlock struct {
 	FirstPos, Rows int
 }
 
-// lend offers our pool on a connection that is still silent, if there is a
+// lend offers our pool to a peer that has been met, if there is a
 // pool to offer and the connection can carry one. theirs is the layout of the peer's.
 func (r *Receiver) lend(c net.Conn, theirs Layout) (*lent, error) {
 	sc := sharing(c)

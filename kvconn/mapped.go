@@ -46,8 +46,8 @@ const maxGrant = 4096
 // does.
 type SharedConn interface {
 	net.Conn
-	// Offer hands our pool to the peer. The receiver calls it, on a connection
-	// on which nothing was written yet. The grant, if any, is brought to the
+	// Offer hands our pool to the peer. The receiver calls it once the two have
+	// met, and before it says what it offers. The grant, if any, is brought to the
 	// peer's Map. A nil Hold without an error says that pools of this kind are
 	// not for this transport.
 	Offer(s *Shared) (h Hold, grant []byte, err error)

@@ -262,7 +262,7 @@ func decodeFailed(b []byte) (*failed, error) {
 func outcome(c *cursor) ticket.Outcome {
 	o := ticket.Outcome(c.str())
 	switch o {
-	case ticket.NoSpace, ticket.Late, ticket.Dead, ticket.Incompatible, ticket.Corrupt, ticket.Cancelled, ticket.Refused:
+	case ticket.NoSpace, ticket.Late, ticket.Dead, ticket.Incompatible, ticket.Corrupt, ticket.Cancelled, ticket.Refused, ticket.Invalid:
 	default:
 		if c.err == nil {
 			c.err = fmt.Errorf("unknown outcome %q", o)

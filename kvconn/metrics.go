@@ -27,6 +27,8 @@ type Metrics struct {
 	refusals *prometheus.CounterVec // field
 	mapped   *prometheus.GaugeVec   // side
 	stuck    *prometheus.CounterVec // side
+
+	failedAccepts prometheus.Counter
 }
 
 // NewMetrics registers the metrics with reg, which may be nil (then they are
@@ -55,15 +57,17 @@ func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 			Help: "Blocks of one layer that were torn when their peer ended: what came between two GPUs had a wrong digest and did not come again."}),
 		repaired: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_kv_repaired_units_total",
 			Help: "Blocks of one layer that arrived damaged or not at all and were stored after they had been asked for again."}),
-		stale:    counter("stale_units_total", "Blocks of one layer dropped on arrival, by reason.", "reason"),
-		mapped:   gauge("mapped_pools", "Receivers' pools that a sender has mapped: on the receiver's side those it has not proof of being unmapped.", "side"),
-		stuck:    counter("stuck_ends_total", "Pools and rings between GPUs whose end a device held up for longer than was waited for. Their memory is taken until it lets go: look at that GPU, or at NCCL's log, and restart the worker.", "side"),
+		stale:  counter("stale_units_total", "Blocks of one layer dropped on arrival, by reason.", "reason"),
+		mapped: gauge("mapped_pools", "Receivers' pools that a sender has mapped: on the receiver's side those it has not proof of being unmapped.", "side"),
+		stuck:  counter("stuck_ends_total", "Pools and rings between GPUs whose end a device held up for longer than was waited for. Their memory is taken until it lets go: look at that GPU, or at NCCL's log, and restart the worker.", "side"),
+		failedAccepts: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_kvconn_accept_errors_total",
+			Help: "Connections of other workers that could not be accepted, mostly for want of file descriptors: raise the limit (ulimit -n)."}),
 		refusals: counter("handshake_refusals_total", "Handshakes refused by either side, by field.", "field"),
 	}
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.tickets, m.seconds, m.active, m.sessions, m.ends, m.bytes, m.units, m.resends, m.corrupt, m.lost, m.repaired, m.stale, m.refusals, m.mapped, m.stuck} {
+	for _, c := range []prometheus.Collector{m.tickets, m.seconds, m.active, m.sessions, m.ends, m.bytes, m.units, m.resends, m.corrupt, m.lost, m.repaired, m.stale, m.refusals, m.mapped, m.stuck, m.failedAccepts} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
@@ -108,7 +112,7 @@ func (p perSide) sessionEnd(o ticket.Outcome) {
 func (m *Metrics) refused(d *Incompatible) {
 	field, _, _ := strings.Cut(d.Field, "[")
 	switch field {
-	case "banner", "protocol", "role", "id", "epoch", "model_fingerprint", "tokenizer_fingerprint", "numerics", "layout.groups", "bulk_conns", "session", "capacity":
+	case "banner", "protocol", "role", "id", "epoch", "model_fingerprint", "tokenizer_fingerprint", "numerics", "layout.groups", "bulk_conns", "session", "capacity", fieldSecret, "identity", "revoked":
 	default: // a peer's refusal may name anything
 		field = "other"
 	}

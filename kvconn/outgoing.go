@@ -293,6 +293,9 @@ func (g *Outgoing) end(o ticket.Outcome, err error, tell bool) {
 		g.p.log.Debug("kv ticket over", logTicket, g.t.ID, logReqID, g.t.RequestID, logPhase, string(g.err.Phase), "outcome", string(o), "why", err)
 	}
 	if tell {
+		if o == ticket.Invalid && g.p.ctl.version < 2 { // which does not know it
+			o = ticket.Refused
+		}
 		g.p.post(&failed{ID: g.t.ID, Outcome: o, Message: err.Error()})
 	}
 }

@@ -28,9 +28,11 @@ type Receiver struct {
 	log *slog.Logger
 	m   *Metrics
 
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	wg     sync.WaitGroup // dials and sessions
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup // dials and sessions
+	revoked revoked
+	refused sparing // sessions that were not opened
 
 	mu     sync.Mutex
 	slots  map[slotKey]*slot
@@ -57,7 +59,7 @@ func NewReceiver(cfg Config, tr Transport, log *slog.Logger, m *Metrics) (*Recei
 		return nil, fmt.Errorf("kvconn receiver: %w", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Receiver{cfg: cfg, tr: tr, log: log, m: m, ctx: ctx, cancel: cancel, slots: map[slotKey]*slot{}}, nil
+	return &Receiver{cfg: cfg, tr: tr, log: log, m: m, ctx: ctx, cancel: cancel, refused: sparing{log: log}, slots: map[slotKey]*slot{}}, nil
 }
 
 // Open returns a live session to the sender at addr, and dials one when there
@@ -113,11 +115,12 @@ func (sl *slot) over() bool {
 func (r *Receiver) run(key slotKey, sl *slot) {
 	s, err := r.connect(key)
 	if err != nil {
-		r.log.Log(r.ctx, failureLevel(err), "kv session not opened", logPeer, key.expect.String(), "addr", key.addr, "transport", r.tr.Name(), "error", err)
+		r.refused.Log(r.ctx, failureLevel(err), "kv session not opened", logPeer, key.expect.String(), "addr", key.addr, "transport", r.tr.Name(), "error", err)
 	}
 	sl.s, sl.err = s, err
 	close(sl.ready)
 	if err == nil {
+		s.judge(&r.revoked) // it may have been revoked since its hello
 		s.run(r.ctx)
 	}
 	r.mu.Lock()
@@ -166,7 +169,12 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		if err := f.within(r.cfg.HandshakeTimeout); err != nil {
 			return err
 		}
-		if lend {
+		stop := context.AfterFunc(r.ctx, func() { c.Close() })
+		defer stop()
+		if err := f.meet(&r.cfg, roleReceiver); err != nil {
+			return err
+		}
+		if lend { // to nobody but a peer that has been met
 			if loan, err = r.lend(c, h.Identity.Layout); err != nil {
 				return err
 			}
@@ -176,8 +184,6 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 				}
 			}
 		}
-		stop := context.AfterFunc(r.ctx, func() { c.Close() })
-		defer stop()
 		if err := greet(f); err != nil {
 			return err
 		}
@@ -185,7 +191,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		return f.within(0)
 	}
 	if err := dial(func(c net.Conn) *frameConn { return newFrameConn(c, controlBuffer) }, false, func(f *frameConn) (err error) {
-		h, err = greetSender(f, &r.cfg, key.expect)
+		h, err = greetSender(f, &r.cfg, key.expect, &r.revoked)
 		return err
 	}); err != nil {
 		return nil, err
@@ -204,7 +210,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 				seg = r.cfg.Shared.segment()
 				seg.Grant = loan.grant
 			}
-			bind := func() error { return bindBulk(f, &r.cfg, h, i, seg) }
+			bind := func() error { return bindBulk(f, h, i, seg) }
 			if staged, ok := loan.staged(); first && ok {
 				return r.meet(f, staged, bind)
 			}

@@ -3,13 +3,12 @@ package kvconn
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"sync"
-	"time"
 
+	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
@@ -30,9 +29,13 @@ type Server struct {
 	m    *Metrics
 	gone chan struct{} // a ticket has left; one slot
 
+	revoked   revoked
+	strangers sparing // handshakes that failed before the peer was known,
+	failures  sparing // and after
+
 	mu       sync.Mutex
 	sessions map[[16]byte]*sender
-	shaking  int // connections whose handshake is not over
+	shaking  int // connections of peers whose handshake is not over
 	draining bool
 }
 
@@ -41,12 +44,9 @@ func NewServer(cfg Config, log *slog.Logger, m *Metrics) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("kvconn server: %w", err)
 	}
-	return &Server{cfg: cfg, log: log, m: m, gone: make(chan struct{}, 1), sessions: map[[16]byte]*sender{}}, nil
+	return &Server{cfg: cfg, log: log, m: m, gone: make(chan struct{}, 1), sessions: map[[16]byte]*sender{},
+		strangers: sparing{log: log}, failures: sparing{log: log}}, nil
 }
-
-// acceptPause is how long Serve waits after a failed accept, so that running
-// out of file descriptors is not a busy loop.
-const acceptPause = 5 * time.Millisecond
 
 // Serve accepts on ln until ctx ends, then closes ln, ends every session and
 // waits for every goroutine, the handler's included. It returns nil when ctx
@@ -56,8 +56,10 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener, h Handler) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
+	ln = scarce.Listener(ln, s.log, s.m.failedAccepts)
 	stop := context.AfterFunc(ctx, func() { ln.Close() })
 	defer stop()
+	hall := &lobby{most: s.cfg.MaxSessions}
 	for {
 		c, err := ln.Accept()
 		switch {
@@ -66,18 +68,11 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener, h Handler) error {
 				c.Close()
 			}
 			return nil
-		case errors.Is(err, net.ErrClosed):
-			return &Error{"serve", s.cfg.Identity.PeerID, PhaseDial, ticket.Dead, err}
 		case err != nil:
-			s.log.Warn("kv accept", "error", err)
-			select {
-			case <-ctx.Done():
-			case <-time.After(acceptPause):
-			}
-		case !s.shake(1):
-			c.Close()
+			return &Error{"serve", s.cfg.Identity.PeerID, PhaseDial, ticket.Dead, err}
 		default:
-			wg.Go(func() { s.serveConn(ctx, c, h) })
+			g := hall.enter(c)
+			wg.Go(func() { s.serveConn(ctx, hall, g, h) })
 		}
 	}
 }
@@ -95,18 +90,26 @@ func (s *Server) shake(n int) bool {
 
 // serveConn shakes hands; a control connection then lives here, a bulk
 // connection goes to its session.
-func (s *Server) serveConn(ctx context.Context, c net.Conn, h Handler) {
-	f := newFrameConn(c, controlBuffer)
-	stop := context.AfterFunc(ctx, func() { c.Close() })
-	sess, err := s.greet(f, h)
+func (s *Server) serveConn(ctx context.Context, hall *lobby, g *guest, h Handler) {
+	f := newFrameConn(g.conn, controlBuffer)
+	stop := context.AfterFunc(ctx, func() { g.conn.Close() })
+	err := f.within(s.cfg.HandshakeTimeout)
+	if err == nil {
+		err = f.meet(&s.cfg, roleSender)
+	}
+	hall.leave(g)
+	log, sess := &s.strangers, (*sender)(nil)
+	if err == nil {
+		log = &s.failures
+		sess, err = s.greet(f, h)
+	}
 	stop()
-	s.shake(-1)
 	if err != nil {
-		c.Close()
+		g.conn.Close()
 		if d := asIncompatible(err); d != nil {
 			s.m.refused(d)
 		}
-		s.log.Log(ctx, failureLevel(err), "kv handshake", "addr", c.RemoteAddr(), "outcome", string(classify(err)), "error", err)
+		log.Log(ctx, failureLevel(err), "kv handshake", "addr", g.conn.RemoteAddr(), "outcome", string(classify(err)), "error", err)
 		return
 	}
 	if sess != nil {
@@ -115,15 +118,13 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, h Handler) {
 	}
 }
 
-// greet is the sender's half of the handshake. It returns a session for a
-// control connection, and nil for a bulk connection, which it has bound.
+// greet is the sender's half of the handshake with a peer that it has met. It returns a
+// session for a control connection, and nil for a bulk connection, which it has bound.
 func (s *Server) greet(f *frameConn, h Handler) (*sender, error) {
-	if err := f.within(s.cfg.HandshakeTimeout); err != nil {
-		return nil, err
+	if !s.shake(1) {
+		return nil, f.turnAway(ticket.NoSpace, &Incompatible{Field: "capacity", Ours: "handshakes are all under way", Theirs: "one more"})
 	}
-	if err := f.banners(s.cfg.ProtocolMin, s.cfg.ProtocolMax); err != nil {
-		return nil, err
-	}
+	defer s.shake(-1)
 	head, err := f.r.Peek(2)
 	if err != nil {
 		return nil, err
@@ -131,8 +132,11 @@ func (s *Server) greet(f *frameConn, h Handler) (*sender, error) {
 	if frameType(head[1]) == typeBind {
 		return nil, s.greetBulk(f)
 	}
-	hi, err := f.expectHello(roleReceiver, [2]int{s.cfg.ProtocolMin, s.cfg.ProtocolMax})
+	hi, err := f.expectHello(roleReceiver, &s.cfg)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.revoked.refuse(f, hi); err != nil {
 		return nil, err
 	}
 	sess := newSender(s, hi, f, h)
@@ -170,6 +174,9 @@ func (s *Server) greetBulk(f *frameConn) error {
 	if sess == nil {
 		return f.turnAway(ticket.Dead, &Incompatible{Field: "session", Ours: "no such session", Theirs: fmt.Sprintf("bulk %d", m.Index)})
 	}
+	if f.proven != sess.ctl.proven {
+		return f.turnAway(ticket.Refused, &Incompatible{Field: "identity", Ours: "the session is another peer's", Theirs: fmt.Sprintf("bulk %d", m.Index)})
+	}
 	if f.version != sess.ctl.version { // a banner has no checksum
 		return &wireError{fmt.Errorf("%w: bulk has %d, the session %d", errVersion, f.version, sess.ctl.version)}
 	}
@@ -206,6 +213,7 @@ func (s *Server) welcome(sess *sender) {
 	if s.isDraining() {
 		sess.post(bare(typeGoaway))
 	}
+	sess.judge(&s.revoked) // it may have been revoked since its hello
 }
 
 func (s *Server) all() []*sender {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -361,6 +362,16 @@ func TestGonePeerIsNoWarning(t *testing.T) {
 	for _, err := range []error{errStalled, &refusal{outcome: ticket.NoSpace}, &Incompatible{}, &wireError{}, os.ErrDeadlineExceeded} {
 		if l := failureLevel(&Error{"open", PeerID{"p", 1}, PhaseDial, classify(err), err}); l != slog.LevelWarn {
 			t.Errorf("%v: %v", err, l)
+		}
+	}
+}
+
+// TestOwnLackIsNoDeath: what this process lacks for a connection is no news of the peer.
+func TestOwnLackIsNoDeath(t *testing.T) {
+	for _, lack := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL} {
+		err := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", lack)}
+		if o := classify(err); o != ticket.NoSpace {
+			t.Errorf("%v: %s", err, o)
 		}
 	}
 }

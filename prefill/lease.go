@@ -23,6 +23,8 @@ var (
 	ErrTooManyLeases = errors.New("too many leases")
 	// ErrLeaseExists: the id is in use.
 	ErrLeaseExists = errors.New("a lease of that id exists")
+	// ErrNoLease: there is none of that id that waits for its claim.
+	ErrNoLease = errors.New("the lease has ended, was claimed, or never was")
 	// ErrClaimGone: whoever claimed the lease left before it was ready, or the
 	// worker is shutting down.
 	ErrClaimGone = errors.New("the claim of the lease is gone")
@@ -42,7 +44,7 @@ type Kept struct {
 
 // Keep runs r, a PrefillOnly request, and keeps its blocks for Config.Lease
 // under id, or under a fresh one when id is "". A ticket that names the id
-// collects them; a claim after that is answered late.
+// collects them; a claim after that is answered late. Renew makes it longer.
 func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept, error) {
 	if id == "" {
 		var raw [16]byte
@@ -62,6 +64,11 @@ func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept
 	}
 	return kept, nil
 }
+
+// Renew keeps the blocks of a lease for Config.Lease from now on, but not beyond
+// Config.MaxLease in all. It returns how long they are kept, and how long they
+// could be if it were renewed again and again.
+func (s *Service) Renew(id string) (left, most time.Duration, err error) { return s.leases.renew(id) }
 
 func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request) (*Kept, error) {
 	begun := time.Now()
@@ -127,7 +134,10 @@ type lease struct {
 	begun   chan struct{}           // closed when the prompt has come
 	cancel  context.CancelCauseFunc // of the prompt; nil before it has come
 	claimed bool
-	timer   *time.Timer   // ends a lease that nobody claims; nil before
+	timer   *time.Timer // ends a lease that nobody claims; nil before
+	until   time.Time   // when it does
+	last    time.Time   // until is never later
+	renewed int
 	ready   chan struct{} // closed when the prompt has run, or failed
 
 	tokens []int32
@@ -138,7 +148,8 @@ type lease struct {
 
 // leases is the table of them by id.
 type leases struct {
-	ttl   time.Duration // of a finished prompt
+	ttl   time.Duration // of a finished prompt, and of one that is renewed
+	most  time.Duration // it lives in all
 	early time.Duration // a claim waits so long for its prompt to come
 	limit int
 
@@ -148,8 +159,8 @@ type leases struct {
 	changed chan struct{} // closed and replaced when one leaves or fails
 }
 
-func newLeases(ttl, early time.Duration, limit int) *leases {
-	return &leases{ttl: ttl, early: early, limit: limit, byID: map[string]*lease{}, changed: make(chan struct{})}
+func newLeases(ttl, most, early time.Duration, limit int) *leases {
+	return &leases{ttl: ttl, most: max(ttl, most), early: early, limit: limit, byID: map[string]*lease{}, changed: make(chan struct{})}
 }
 
 // add makes an entry; needs mu. One that only tells a late claim why there is
@@ -225,8 +236,27 @@ func (l *leases) keep(k *lease, h *engine.Handle, info *engine.PromptInfo) error
 		l.remove(k)
 		return nil
 	}
+	k.until, k.last = k.since.Add(l.ttl), k.since.Add(l.most)
 	k.timer = time.AfterFunc(l.ttl, func() { l.expire(k) })
 	return nil
+}
+
+// renew makes a lease longer that waits for its claim.
+func (l *leases) renew(id string) (left, most time.Duration, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := l.byID[id]
+	if k == nil || k.claimed || k.handle == nil {
+		return 0, 0, ErrNoLease
+	}
+	now := time.Now()
+	if k.until = now.Add(l.ttl); k.until.After(k.last) {
+		k.until = k.last
+	}
+	k.renewed++
+	left = max(0, k.until.Sub(now))
+	k.timer.Reset(left)
+	return left, max(0, k.last.Sub(now)), nil
 }
 
 // failed tells the claim, or one that is still to come, that there is nothing.
@@ -248,7 +278,7 @@ func (l *leases) failed(k *lease, err error) {
 
 func (l *leases) expire(k *lease) {
 	l.mu.Lock()
-	mine := !k.claimed && l.remove(k)
+	mine := !k.claimed && !time.Now().Before(k.until) && l.remove(k) // else it was renewed meanwhile
 	l.mu.Unlock()
 	if mine && k.handle != nil {
 		k.handle.Release()
@@ -362,6 +392,9 @@ func (l *leases) ledger() []Entry {
 		switch {
 		case k.handle != nil:
 			e.Owner, e.Blocks = k.handle.Owner(), len(k.handle.Blocks())
+			if k.renewed > 0 {
+				e.Why += fmt.Sprintf(", renewed %d times", k.renewed)
+			}
 		case k.err != nil:
 			continue // holds nothing: it only tells a late claim why
 		case k.cancel != nil:

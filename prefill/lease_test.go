@@ -97,6 +97,58 @@ func TestLease(t *testing.T) {
 	})
 }
 
+// TestRenew: a lease lives for as long as somebody wants it, and no longer than it
+// may in all.
+func TestRenew(t *testing.T) {
+	p := tokens(4, 10)
+	bubble(t, func(c *prefill.Config) { c.MaxLease = 100 * time.Second }, nil, func(r *rig) {
+		k, err := r.keep("", p)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		for i, want := range []time.Duration{30, 30, 30, 20} {
+			time.Sleep(20 * time.Second)
+			left, most, err := r.Renew(k.ID)
+			if all := time.Duration(80-20*i) * time.Second; err != nil || left != want*time.Second || most != all {
+				r.t.Errorf("renewed %d times: %v and %v left, %v", i+1, left, most, err)
+			}
+		}
+		if l := r.Ledger(); len(l) != 1 || l[0].Kind != "leased" || !strings.Contains(l[0].Why, "renewed 4 times") {
+			r.t.Errorf("%+v", l)
+		}
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		r.empty()
+		if _, _, err := r.Renew(k.ID); !errors.Is(err, prefill.ErrNoLease) {
+			r.t.Error(err)
+		}
+		r.gets(r.send(claim(k.ID, p)), ticket.Late, "has ended")
+	})
+	bubble(t, nil, nil, func(r *rig) { // what is renewed is still collected, once
+		k, err := r.keep("", p)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		time.Sleep(29 * time.Second)
+		if _, _, err := r.Renew(k.ID); err != nil {
+			r.t.Error(err)
+		}
+		time.Sleep(29 * time.Second)
+		r.gets(r.send(claim(k.ID, p)), ticket.Done, "")
+		if _, _, err := r.Renew(k.ID); !errors.Is(err, prefill.ErrNoLease) {
+			r.t.Error(err)
+		}
+	})
+	bubble(t, nil, nil, func(r *rig) { // a claim without a prompt is no lease
+		in := r.send(claim(prefill.EarlyClaim+"1", p))
+		synctest.Wait()
+		if _, _, err := r.Renew(prefill.EarlyClaim + "1"); !errors.Is(err, prefill.ErrNoLease) {
+			r.t.Error(err)
+		}
+		r.gets(in, ticket.Late, "no prompt")
+	})
+}
+
 // TestEarlyClaim: decode may ask before prefill was asked.
 func TestEarlyClaim(t *testing.T) {
 	p := tokens(4, 10)

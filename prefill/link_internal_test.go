@@ -151,6 +151,17 @@ func TestLink(t *testing.T) {
 			time.Sleep(wait)
 			synctest.Wait()
 		}},
+		{"the last ticket fails", func(s *scene) {
+			leg := s.leg(s.t.Context())
+			_, end0 := s.ticket(0, 2)
+			end0(done)
+			_, end1 := s.ticket(1, 2)
+			end1(Report{Outcome: ticket.NoSpace, Message: "full", PromptTokens: 2})
+			if r := s.reports(leg, ticket.NoSpace); r.Message != "full" || r.PromptTokens != 7 {
+				s.t.Errorf("%+v", r)
+			}
+			s.refused(0, 2, ticket.NoSpace, "full")
+		}},
 		{"one ticket fails", func(s *scene) {
 			leg := s.leg(s.t.Context())
 			sibling, end0 := s.ticket(0, 3)

@@ -38,8 +38,9 @@ type Config struct {
 	// TicketWait is how long a link waits for decode's first or next ticket,
 	// and a claim that came early for its prompt.
 	TicketWait time.Duration
-	// Lease is how long finished blocks are kept for a claim (Keep).
-	Lease time.Duration
+	// Lease is how long finished blocks are kept for a claim (Keep), and from
+	// each Renew on; MaxLease is how long in all.
+	Lease, MaxLease time.Duration
 	// MaxLeases bounds the leases kept at a time.
 	MaxLeases int
 	// Remembered is how many finished links are remembered for a router leg
@@ -68,7 +69,7 @@ type Wanted struct {
 
 // DefaultConfig returns the documented settings.
 func DefaultConfig() Config {
-	return Config{TicketWait: 10 * time.Second, Lease: 30 * time.Second, MaxLeases: 256, Remembered: 4096}
+	return Config{TicketWait: 10 * time.Second, Lease: 30 * time.Second, MaxLease: 8 * time.Minute, MaxLeases: 256, Remembered: 4096}
 }
 
 // Engine is what the service needs of internal/engine.
@@ -92,7 +93,7 @@ func New(cfg Config, e Engine, pool kernels.Pool, layout kernels.Layout, log *sl
 	return &Service{
 		cfg: cfg, engine: e, pool: pool, layout: layout, log: log,
 		links:  newLinks(cfg.TicketWait, cfg.Remembered),
-		leases: newLeases(cfg.Lease, cfg.TicketWait, cfg.MaxLeases),
+		leases: newLeases(cfg.Lease, cfg.MaxLease, cfg.TicketWait, cfg.MaxLeases),
 	}
 }
 
@@ -272,9 +273,12 @@ func outcomeOf(err error) ticket.Outcome {
 	var end *endError
 	var bad *engine.RequestError
 	var long *engine.TooLongError
+	var spoilt *engine.OutputError
 	switch {
 	case errors.As(err, &end):
 		return end.outcome
+	case errors.As(err, &spoilt):
+		return ticket.Invalid
 	case errors.As(err, &bad), errors.Is(err, ErrLeaseExists), errors.Is(err, ErrNotCached):
 		return ticket.Refused
 	case errors.As(err, &long): // for this worker; decode had room

@@ -153,6 +153,31 @@ func spans(p *rows, s *source, layer, first, count int) error {
 	return nil
 }
 
+// TestSpansRefused: what is not of the prompt is in no block.
+func TestSpansRefused(t *testing.T) {
+	p, ready := prompt(4, 10)
+	s := newSource(p, p.layout, 10, 4)
+	for layer := range p.layout.Layers {
+		s.ready(layer, ready)
+	}
+	if held, ok := s.Spans(0, 0, 10, nil); !ok || len(held) == 0 {
+		t.Fatalf("the whole prompt: %v, %t", held, ok)
+	}
+	for _, c := range [][3]int{{-1, 0, 1}, {p.layout.Layers, 0, 1}, {0, -1, 1}, {0, 4, 0}, {0, 4, -1}, {0, 9, 2}, {0, 10, 1}, {0, 0, 11}} {
+		if held, ok := s.Spans(c[0], c[1], c[2], nil); ok || len(held) > 0 {
+			t.Errorf("layer %d, positions %d+%d: %v", c[0], c[1], c[2], held)
+		}
+	}
+	if id, ok := s.Block(0, 2, 8, 2); !ok || id != s.table[2] {
+		t.Errorf("the last block: %d, %t", id, ok)
+	}
+	for _, c := range [][4]int{{-1, 0, 0, 4}, {p.layout.Layers, 0, 0, 4}, {0, -1, -4, 4}, {0, 3, 12, 0}, {0, 3, 12, -2}, {0, 2, 8, 4}, {0, 1, 8, 4}, {0, 1, 4, 3}} {
+		if id, ok := s.Block(c[0], c[1], c[2], c[3]); ok {
+			t.Errorf("block %v: %d", c, id)
+		}
+	}
+}
+
 // TestBrokenRow: a row that no longer agrees with its digest gets no good
 // digest by being cut; moved whole, it keeps the digest that gives it away.
 func TestBrokenRow(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -25,7 +26,7 @@ import (
 )
 
 // serveAdmin routes the admin listener: all but /metrics and /health are
-// behind the bearer token.
+// behind a token, and what is asked besides is written down.
 func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	id := requestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
@@ -37,17 +38,29 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	case path == "/health":
 		writeJSON(ctx, 200, []byte(`{"status":"ok"}`))
 		return
-	case !r.administers(ctx, verb, path):
+	}
+	by := r.holder(ctx, verb, path)
+	switch {
+	case by == nobody:
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		if path == "/dashboard" {
 			ctx.Response.Header.Set("WWW-Authenticate", dashboardRealm)
 		}
 		writeError(ctx, openai.Unauthorized("the admin token is missing or wrong"))
-		return
+	case by == reader && (verb != "GET" || !readable(path)):
+		writeError(ctx, onlyReads(verb))
+	default:
+		r.administer(ctx, id, verb, path)
 	}
+	r.audited(ctx, id, verb, path, by)
+}
+
+// administer routes a request that may be made.
+func (r *Router) administer(ctx *fasthttp.RequestCtx, id, verb, path string) {
 	rest, instances := strings.CutPrefix(path, "/admin/v1/instances")
 	below, cache := strings.CutPrefix(path, "/admin/v1/cache")
 	request, single := strings.CutPrefix(path, "/debug/requests/")
+	revoked, revokes := strings.CutPrefix(path, "/admin/v1/revocations")
 	switch mount := r.deps.Mounts[verb+" "+path]; {
 	case mount != nil:
 		mount(ctx)
@@ -59,6 +72,8 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 		r.serveCache(ctx, verb, below)
 	case path == "/admin/v1/profile":
 		r.serveProfile(ctx, verb)
+	case revokes && (revoked == "" || revoked[0] == '/'):
+		r.serveRevocations(ctx, verb, strings.TrimPrefix(revoked, "/"))
 	case path == "/debug/ledger" && verb == "GET":
 		r.serveLedger(ctx)
 	case path == "/debug/requests" && verb == "GET":
@@ -72,16 +87,52 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	}
 }
 
-// administers says whether a request shows the admin token: as a bearer, or as
-// a password where that is enough.
-func (r *Router) administers(ctx *fasthttp.RequestCtx, verb, path string) bool {
+// holder is whose token a request shows.
+type holder int
+
+const (
+	nobody holder = iota
+	reader
+	admin
+)
+
+func (h holder) String() string { return [...]string{"nobody", "reader", "admin"}[h] }
+
+// holder looks for a token: as a bearer, or as a password where that is enough.
+func (r *Router) holder(ctx *fasthttp.RequestCtx, verb, path string) holder {
 	shown, ok := bearer(&ctx.Request.Header)
 	if !ok && dashboardReads(verb, path) {
 		shown, ok = basic(&ctx.Request.Header)
 	}
-	// In constant time.
-	got, want := sha256.Sum256(shown), sha256.Sum256([]byte(r.deps.AdminToken))
-	return subtle.ConstantTimeCompare(got[:], want[:]) == 1 && ok
+	is := func(token string) bool { // in constant time
+		got, want := sha256.Sum256(shown), sha256.Sum256([]byte(token))
+		return subtle.ConstantTimeCompare(got[:], want[:]) == 1
+	}
+	full, reads := is(r.deps.AdminToken), is(r.deps.AdminTokenRO)
+	switch {
+	case !ok:
+		return nobody
+	case full:
+		return admin
+	case reads && r.deps.AdminTokenRO != "":
+		return reader
+	}
+	return nobody
+}
+
+// readable says whether the token that only reads is enough for a path: not for
+// profiles, which show memory and take time.
+func readable(path string) bool {
+	return !strings.HasPrefix(path, "/debug/pprof") && path != "/admin/v1/profile"
+}
+
+func onlyReads(verb string) *openai.Error {
+	e := openai.BadRequest("", "this token only reads")
+	if verb == "GET" {
+		e.Message += ", and no profiles"
+	}
+	e.Status, e.Type, e.Code = 403, "permission_error", "read_only_token"
+	return e
 }
 
 // serveMetrics writes the text format.
@@ -129,13 +180,17 @@ type instanceInfo struct {
 }
 
 type fleetInfo struct {
-	Version   uint64          `json:"version"`
-	Ready     bool            `json:"ready"`
-	Link      fleet.Link      `json:"link"`
-	Router    string          `json:"router,omitempty"`  // its id, as others know it
-	Routers   []share.Peer    `json:"routers,omitempty"` // the others, if they share
-	Instances []instanceInfo  `json:"instances"`
-	Refusals  []fleet.Refusal `json:"refusals"`
+	Version uint64       `json:"version"`
+	At      time.Time    `json:"at"` // the router's clock, for all that is said of times here
+	Ready   bool         `json:"ready"`
+	Link    fleet.Link   `json:"link"`
+	Router  string       `json:"router,omitempty"`  // its id, as others know it
+	Routers []share.Peer `json:"routers,omitempty"` // the others, if they share
+	// TrustsEveryone says that no worker is shown the fleet's secret.
+	TrustsEveryone bool            `json:"trusts_everyone"`
+	Instances      []instanceInfo  `json:"instances"`
+	Revoked        []string        `json:"revoked,omitempty"` // ids that are shut out
+	Refusals       []fleet.Refusal `json:"refusals"`
 	// Strangers are engines that were found and not added.
 	Strangers []discover.Refusal `json:"strangers"`
 }
@@ -159,7 +214,7 @@ func (r *Router) instances(ctx *fasthttp.RequestCtx, id, verb, rest string) {
 
 func (r *Router) listInstances(ctx *fasthttp.RequestCtx) {
 	s := r.fleet.Snapshot()
-	info := fleetInfo{Version: s.Version, Ready: r.Ready(), Link: s.Link, Instances: []instanceInfo{}, Refusals: s.Refusals(), Strangers: r.found.refusals()}
+	info := fleetInfo{Version: s.Version, At: time.Now(), Ready: r.Ready(), Link: s.Link, TrustsEveryone: r.deps.Ring == nil, Revoked: s.Revoked, Instances: []instanceInfo{}, Refusals: s.Refusals(), Strangers: r.found.refusals()}
 	if r.share != nil {
 		info.Router, info.Routers = r.share.ID(), r.share.List()
 	}
@@ -195,8 +250,9 @@ func (r *Router) addInstance(ctx *fasthttp.RequestCtx) {
 		inst.Dialect = "native"
 	}
 	if inst.Epoch == 0 {
-		inst.Epoch = uint64(time.Now().UnixNano())
+		inst.Epoch = r.nextEpoch(inst.ID)
 	}
+	NoteChange(ctx, r.state(inst.ID), fmt.Sprintf("%s %s", inst.Role, inst.URL))
 	err := checkInstance(&inst)
 	if err == nil {
 		err = ed.AddStatic(inst, fleet.Admin)
@@ -211,6 +267,19 @@ func (r *Router) addInstance(ctx *fasthttp.RequestCtx) {
 	}
 	reply(ctx, 201, inst)
 }
+
+// nextEpoch is one for an instance that does not tell its own: newer than what is
+// known of that id, so that who was removed can be added again.
+func (r *Router) nextEpoch(id string) uint64 {
+	now := fleet.NewEpoch()
+	if m := r.fleet.Snapshot().Get(id); m != nil {
+		return max(now, m.Epoch+1)
+	}
+	return now
+}
+
+// describe is a member for the audit log.
+func describe(m *fleet.Member) string { return fmt.Sprintf("%s %s %s", m.State, m.Role, m.URL) }
 
 // checkInstance refuses what the router could not reach, or would not know what
 // for. The error is a *config.KeyError.
@@ -229,48 +298,6 @@ func checkInstance(inst *fleet.Instance) error {
 		return bad("url", "%v", err)
 	}
 	return nil
-}
-
-func (r *Router) removeInstance(ctx *fasthttp.RequestCtx, name string) {
-	ed, ok := r.fleet.(Editor)
-	if !ok {
-		writeError(ctx, openai.BadRequest("", "this fleet cannot be removed from"))
-		return
-	}
-	if !ed.Remove(name, "removed by the admin API") {
-		writeError(ctx, openai.NotFound("there is no instance %q", clip(name)))
-		return
-	}
-	ctx.SetStatusCode(204)
-}
-
-// order hands a drain, undrain or role to the worker. A drain holds here from
-// this moment, before the worker's announcement says so.
-func (r *Router) order(ctx *fasthttp.RequestCtx, id, name, action string) {
-	m := r.fleet.Snapshot().Get(name)
-	if m == nil || m.State == fleet.Gone {
-		writeError(ctx, openai.NotFound("there is no instance %q", clip(name)))
-		return
-	}
-	if action != "role" {
-		r.setMark(m.ID, m.Epoch, action == "drain")
-		r.picker.Refresh(r.view())
-	}
-	q := r.newRequest(id, "POST", "/xpyd/v1/"+action)
-	q.internal()
-	q.body = ctx.PostBody()
-	q.deadline(10 * time.Second)
-	ans, err := q.askOne(m, r.fleet.Snapshot().Version)
-	if err != nil {
-		e := openai.Upstream("%s: %v", action, err)
-		writeError(ctx, e)
-		q.finish(e.Status, e.Message)
-		return
-	}
-	q.finish(ans.status, "")
-	ctx.SetStatusCode(ans.status)
-	ctx.SetContentType(ans.contentType)
-	ctx.Response.SetBodyRaw(ans.body)
 }
 
 func reply(ctx *fasthttp.RequestCtx, status int, v any) {

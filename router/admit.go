@@ -56,19 +56,13 @@ type admission struct {
 	prompts int
 	seqs    int // choices of all prompts
 	asked   int // tokens to generate for all of them; 0 leaves it to the engine
-
-	events    int   // relayed
-	answer    *skim // of a whole answer that is passed on, nil for others
-	told      bool
-	read      int // tokens of the prompt, as the answer told
-	generated int
 }
 
 // admit lets a request through its tenant's limits and takes a place for it,
 // waiting for one if need be. finish gives all back.
 func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error {
 	r := q.r
-	if err := r.hosts.check(top.URLs); err != nil {
+	if err := r.hosts.check("messages", top.URLs...); err != nil {
 		return err
 	}
 	if r.cfg.Upstream.PassAuthorization {
@@ -183,9 +177,9 @@ func (q *request) settle(ran bool) {
 	if a == nil {
 		return
 	}
-	used := 0
+	used, generated := 0, 0
 	if ran {
-		used = q.used()
+		used, generated = q.used()
 	}
 	more := float64(used) - a.tokens
 	if a.item != nil && ran {
@@ -198,24 +192,24 @@ func (q *request) settle(ran bool) {
 		a.tenant.account.Release(time.Now(), more, time.Since(q.start))
 	}
 	if ran {
-		a.tenant.stats.count(q.status, used-a.generated, a.generated)
+		a.tenant.stats.count(q.status, used-generated, generated)
 	}
 }
 
-// used is how many tokens the request has used, those of the prompt too.
-func (q *request) used() int {
-	a := q.adm
+// used is how many tokens the request has used, those of the prompt too, and how
+// many of them it generated.
+func (q *request) used() (all, generated int) {
+	a, u := q.adm, &q.usage
 	switch {
-	case a.told:
-		prompt, generated := q.most()
-		a.generated = min(a.generated, generated)
-		return min(a.read, prompt) + a.generated
-	case q.status == 200 || q.status == statusClientGone && a.events > 0:
+	case u.told:
+		prompt, most := q.most()
+		generated = min(u.generated, most)
+		return min(u.prompt, prompt) + generated, generated
+	case q.status == 200 || q.status == statusClientGone && u.events > 0:
 		// It did not say. An event has about one token.
-		a.generated = a.events
-		return a.prompt + a.events
+		return a.prompt + u.events, u.events
 	}
-	return 0
+	return 0, 0
 }
 
 // unseen is tokens that no byte of a request or an answer stands for: a chat
@@ -239,54 +233,10 @@ func (q *request) most() (prompt, generated int) {
 	return prompt, generated
 }
 
-// tally notes what a whole answer, or a run of a stream's events, says that
-// was used.
-func (a *admission) tally(body []byte, stream bool) {
-	if a == nil || a.tenant == nil && a.item == nil {
-		return
-	}
-	if stream {
-		a.events += countEvents(body)
-		if !openai.HasUsage(body) {
-			return
-		}
-	}
-	if p, c, ok := openai.ReadTokens(body); ok {
-		a.tell(p, c)
-	}
-}
-
-// tell notes a usage. Of a stream's several each counts from its beginning, and
-// may tell only a part.
-func (a *admission) tell(prompt, completion int) {
-	a.told, a.read, a.generated = true, max(a.read, prompt), max(a.generated, completion)
-}
-
-// skims makes pass look for the usage in what passes.
-func (a *admission) skims() {
-	if a != nil && (a.tenant != nil || a.item != nil) {
-		a.answer = &skim{}
-	}
-}
-
-// pass notes what a whole answer, a piece of which passes, says that was used.
-func (a *admission) pass(piece []byte) {
-	if a == nil || a.answer == nil {
-		return
-	}
-	a.answer.read(piece)
-	a.answer.urls = nil
-	num, told := a.answer.num, false
-	most := func(names ...string) (n int) {
-		for _, name := range names {
-			v, ok := num[name]
-			n, told = max(n, int(min(v, math.MaxInt32))), told || ok
-		}
-		return n
-	}
-	prompt, completion := most("prompt_tokens", "input_tokens"), most("completion_tokens", "output_tokens")
-	if told {
-		a.tell(prompt, completion)
+// skims makes pass look for the usage in what passes, if somebody pays for that.
+func (q *request) skims() {
+	if q.adm != nil && (q.adm.tenant != nil || q.adm.item != nil) {
+		q.usage.answer = &skim{}
 	}
 }
 

@@ -45,22 +45,24 @@ func TestShedErrors(t *testing.T) {
 
 // TestTally: what a stream says counts, else its events.
 func TestTally(t *testing.T) {
-	a := &admission{tenant: &tenant{}}
-	a.tally([]byte("data: {\"a\":1}\n\ndata: {\"b\":1}\n\n"), true)
-	if a.events != 2 || a.told {
-		t.Errorf("%+v", a)
+	var u usage
+	u.tally([]byte("data: {\"a\":1}\n\ndata: {\"b\":1}\n\n"), 2)
+	if u.events != 2 || u.told {
+		t.Errorf("%+v", u)
 	}
-	a.tally([]byte("data: {\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n"), true)
-	if !a.told || a.read != 5 || a.generated != 2 {
-		t.Errorf("%+v", a)
+	u.tally([]byte("data: {\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n"), 1)
+	if !u.told || u.prompt != 5 || u.generated != 2 {
+		t.Errorf("%+v", u)
 	}
-	a = &admission{tenant: &tenant{}}
-	a.tally([]byte(`{"usage":{"prompt_tokens":5}}`), false)
-	if !a.told || a.read != 5 {
-		t.Errorf("%+v", a)
+	u = usage{}
+	u.tally([]byte(`{"usage":{"prompt_tokens":5}}`), 0)
+	if !u.told || u.prompt != 5 {
+		t.Errorf("%+v", u)
 	}
-	var none *admission
-	none.tally([]byte("x"), true)
+	u.tell(math.MaxInt64, math.MaxInt64)
+	if u.prompt != maxTold || u.generated != maxTold {
+		t.Errorf("%+v", u)
+	}
 }
 
 // TestWrongUsage: whatever an engine says, a request counts for no more than
@@ -77,8 +79,8 @@ func TestWrongUsage(t *testing.T) {
 		q.attempts = []*attempt{{d: newLeg(fleet.Decode, &fleet.Instance{MaxModelLen: context}, 1)}}
 		said := fmt.Sprintf(`{"usage":{"prompt_tokens":%d,"completion_tokens":%d}}`, prompt, completion)
 		q.bytes = int64(len(said))
-		q.adm.tally([]byte(said), false)
-		if n := q.used(); n != want || q.adm.generated > want {
+		q.usage.tally([]byte(said), 0)
+		if n, generated := q.used(); n != want || generated > want {
 			t.Errorf("%s: %d tokens, want %d", body, n, want)
 		}
 	}
@@ -133,7 +135,7 @@ func TestAdmitCostsNothing(t *testing.T) {
 		if _, ok := k.identify(nil); !ok {
 			t.Fatal("refused")
 		}
-		if hosts(nil).check(nil) != nil {
+		if hosts(nil).check("messages") != nil {
 			t.Fatal("refused")
 		}
 	}); n != 0 {

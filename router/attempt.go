@@ -111,6 +111,12 @@ func (a *attempt) run() (*answer, *failure) {
 		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Incompatible, reason: reasonOutcome + string(ticket.Incompatible),
 			err: fmt.Errorf("its dialect %q is unknown", a.d.inst.Dialect)}
 	}
+	if n, most := a.q.top.Surely(), r.cfg.MaxResponseBytes; a.d.inst.Dialect == nativeDialect && !a.q.top.Stream && n > most {
+		close(a.pDone)
+		field := largest(&a.q.top)
+		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Refused, reason: reasonOutcome + string(ticket.Refused),
+			err: errLargeAnswer, api: openai.AnswerTooLarge(field, "the answer could have %d bytes and more; %d is the limit: lower %s, or ask for a stream", n, most, field)}
+	}
 	x := &dialect.Exchange{RequestID: a.q.id, Link: a.link, Path: a.q.path, Body: a.q.body, Top: &a.q.top, Seed: a.q.seed,
 		Prefill: a.p.inst, Decode: a.d.inst, PrefillRank: a.choice.PrefillRank, DecodeRank: a.choice.DecodeRank,
 		Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace, Authorization: a.q.auth, Peer: a.peer}

@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/pick"
@@ -35,6 +38,7 @@ func (a *attempt) broken(l *leg, err error) *failure {
 	f := &failure{role: l.role, id: l.inst.ID, outcome: ticket.Dead, retry: true, exclude: []string{l.inst.ID}, err: err, reason: reasonTransport}
 	cause := l.cause()
 	var other *failure
+	var large *largeError
 	switch {
 	case errors.As(cause, &other):
 		return other
@@ -42,6 +46,12 @@ func (a *attempt) broken(l *leg, err error) *failure {
 		f.err, f.reason = cause, reasonDead
 	case cause != nil: // the request is over
 		f.err, f.retry = cause, false
+	case scarce.Ours(err):
+		return shortage(l, err)
+	case errors.Is(err, errRefusesUs):
+		f.outcome, f.reason = ticket.Incompatible, reasonOutcome+string(ticket.Incompatible)
+	case errors.As(err, &large): // it works, and another's answer is as large
+		f.outcome, f.retry, f.exclude, f.api = ticket.Refused, false, nil, large.api(&a.q.top)
 	default:
 		var le *legError
 		a.fault(l, pick.Broken)
@@ -60,11 +70,24 @@ func (a *attempt) broken(l *leg, err error) *failure {
 	return f
 }
 
+// shortage is the failure of a leg that the router could not open for want of
+// its own: descriptors, ports, memory of sockets. No worker is at fault, and one
+// with an idle connection can be asked all the same.
+func shortage(l *leg, err error) *failure {
+	return &failure{role: l.role, id: l.inst.ID, outcome: ticket.NoSpace, reason: reasonShortage, retry: true, avoid: []string{l.inst.ID},
+		err: fmt.Errorf("the router lacks what a connection takes: %w", err)}
+}
+
+// maxReason is how many bytes of a worker's reason go into answers and the log.
+const maxReason = 1 << 10
+
 // told is the failure that a worker reported in words; they are mostly about
 // its partner.
 func (a *attempt) told(by, partner *leg, o ticket.Outcome, message string) *failure {
 	if message == "" {
 		message = "no reason given"
+	} else if len(message) > maxReason {
+		message = strings.ToValidUTF8(message[:maxReason], "") + "…"
 	}
 	f := &failure{role: by.role, id: by.inst.ID, outcome: o, retry: o.Retryable() || o == ticket.Cancelled, reason: reasonOutcome + string(o),
 		err: fmt.Errorf("%s: %s", o, message)}
@@ -72,6 +95,9 @@ func (a *attempt) told(by, partner *leg, o ticket.Outcome, message string) *fail
 		f.reason = reasonStatus
 	}
 	switch {
+	case o == ticket.Invalid: // whoever computes it; but a device may be broken
+		f.api = openai.InvalidOutput("%s", f.Error())
+		a.fault(by, pick.Poor)
 	case o == ticket.NoSpace:
 		f.avoid = []string{by.inst.ID}
 	case f.hearsay():

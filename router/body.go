@@ -131,7 +131,8 @@ func (b *httpBody) nextChunk() error {
 		}
 		digits++
 	}
-	if rest := line[digits:]; digits == 0 || rest[0] != '\r' && rest[0] != '\n' && rest[0] != ';' && rest[0] != ' ' {
+	rest, whole := bytes.CutSuffix(line[digits:], []byte("\r\n")) // proxies differ on what a lone one of them ends
+	if rest = bytes.TrimLeft(rest, " \t"); digits == 0 || !whole || len(rest) > 0 && rest[0] != ';' || bytes.IndexByte(rest, '\r') >= 0 {
 		return errChunk
 	}
 	if b.left = n; n > 0 {
@@ -142,7 +143,10 @@ func (b *httpBody) nextChunk() error {
 		if err != nil {
 			return err
 		}
-		if len(line) <= 2 {
+		if !bytes.HasSuffix(line, []byte("\r\n")) {
+			return errChunk
+		}
+		if len(line) == 2 {
 			b.eof = true
 			return nil
 		}

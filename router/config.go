@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/share"
@@ -29,6 +30,9 @@ type Config struct {
 	// AdminTLSCert and AdminTLSKey do the same for the admin listener.
 	AdminTLSCert string `koanf:"admin_tls_cert"`
 	AdminTLSKey  string `koanf:"admin_tls_key"`
+	// AuditFile gets a line of JSON for each change through the admin listener,
+	// besides the log's; ReopenAudit opens it anew. "" is none.
+	AuditFile string `koanf:"audit_file"`
 	// APIKeys, when there are any, are the bearer tokens that the public
 	// listener's /v1 and tokenizer paths take; APIKeysFile has more, with
 	// limits (package apikey), and is read again when it changes.
@@ -143,7 +147,7 @@ type Weights struct {
 func DefaultConfig() Config {
 	return Config{
 		Listen: "127.0.0.1:8000", AdminListen: "127.0.0.1:8001",
-		MaxConns: 16384, MaxBodyBytes: 32 << 20, MaxHeaderBytes: 16 << 10, MaxResponseBytes: 64 << 20,
+		MaxConns: 16384, MaxBodyBytes: 32 << 20, MaxHeaderBytes: 16 << 10, MaxResponseBytes: openai.MaxAnswer,
 		ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, StallTimeout: time.Minute,
 		ConnectTimeout: 2 * time.Second, WriteTimeout: 10 * time.Second,
 		FirstByteTimeout: 5 * time.Minute, ChunkTimeout: time.Minute, DecodeSilence: time.Minute, Fallback: true, IdleConns: 256,

@@ -42,18 +42,10 @@ func (s *server) start(ln net.Listener) { s.conns.Go(func() { s.accept(ln) }) }
 func (s *server) accept(ln net.Listener) {
 	for {
 		conn, err := ln.Accept()
-		switch {
-		case errors.Is(err, net.ErrClosed):
+		if err != nil { // it is closed
 			return
-		case err != nil: // descriptors are short, mostly
-			s.r.log.Warn("accept", "err", err)
-			select {
-			case <-time.After(50 * time.Millisecond):
-			case <-s.r.ctx.Done():
-			}
-		default:
-			s.conns.Go(func() { s.converse(conn) })
 		}
+		s.conns.Go(func() { s.converse(conn) })
 	}
 }
 
@@ -140,7 +132,7 @@ func (s *server) answer(ctx *fasthttp.RequestCtx, c *clientConn) (out *stream, a
 		return nil, false
 	}
 	if err == nil {
-		err = reqbody.OneLength(&req.Header)
+		err = reqbody.Framed(&req.Header)
 	}
 	again = err == nil
 	if err == nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -433,7 +434,11 @@ func TestMetricNames(t *testing.T) {
 		t.Errorf("%v, %v", problems, err)
 	}
 	families, _ := g.reg.Gather()
+	name := regexp.MustCompile(`^xpyd_[a-z0-9_]+$`)
 	for _, f := range families {
+		if !name.MatchString(f.GetName()) || !strings.Contains(f.GetHelp(), " ") {
+			t.Errorf("%q is no name, or %q no sentence", f.GetName(), f.GetHelp())
+		}
 		if f.GetName() == "xpyd_router_requests_total" {
 			for _, m := range f.GetMetric() {
 				if m.GetLabel()[1].GetValue() == "/v1/completions" && m.GetCounter().GetValue() != 1 {

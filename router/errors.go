@@ -70,11 +70,12 @@ const (
 	reasonDead      = "dead"
 	reasonOutcome   = "outcome_" // with the outcome
 	reasonStatus    = "status"
+	reasonShortage  = "shortage" // of the router's own; see shortage
 )
 
 // retryReasons is the label set of the retry metric.
 var retryReasons = []string{
-	reasonTransport, reasonTimeout, reasonDead, reasonStatus,
+	reasonTransport, reasonTimeout, reasonDead, reasonStatus, reasonShortage,
 	reasonOutcome + string(ticket.NoSpace), reasonOutcome + string(ticket.Late), reasonOutcome + string(ticket.Dead),
 	reasonOutcome + string(ticket.Incompatible), reasonOutcome + string(ticket.Corrupt), reasonOutcome + string(ticket.Cancelled),
 }
@@ -90,6 +91,42 @@ func (f *failure) httpError() *openai.Error {
 		return openai.Deadline("%s", f.Error())
 	}
 	return openai.Upstream("%s", f.Error())
+}
+
+// largeError is an answer, or one event of it, beyond what the router holds.
+type largeError struct {
+	what  string
+	limit int
+}
+
+func (e *largeError) Error() string { return fmt.Sprintf("%s of more than %d bytes", e.what, e.limit) }
+
+// api tells the client which of its fields make an answer that large.
+func (e *largeError) api(top *openai.Top) *openai.Error {
+	field := largest(top)
+	if top.Stream {
+		return openai.AnswerTooLarge(field, "%v: lower %s", e, field)
+	}
+	return openai.AnswerTooLarge(field, "%v: lower %s, or ask for a stream", e, field)
+}
+
+// errLargeAnswer is an answer that is not even asked for.
+var errLargeAnswer = errors.New("its answer would be too large")
+
+// largest is the field that does most to make an answer large, as far as can be
+// told without a tokenizer.
+func largest(top *openai.Top) string {
+	switch {
+	case top.PromptLogprobs:
+		return "prompt_logprobs"
+	case top.Logprobs && top.Messages:
+		return "top_logprobs"
+	case top.Logprobs:
+		return "logprobs"
+	case top.N*top.Prompts > 1:
+		return "n"
+	}
+	return "max_tokens"
 }
 
 // contextError is the answer for a request whose context ended.

@@ -54,6 +54,9 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 	} else {
 		body = a.speak.Decode(h, x)
 	}
+	if a.d.inst.Dialect == nativeDialect && !a.q.top.Stream {
+		h.Set(dialect.HeaderMaxAnswer, a.q.r.maxAnswer)
+	}
 	b, err := a.q.r.send(a.d, h, body)
 	if err != nil {
 		return nil, a.broken(a.d, err)
@@ -108,11 +111,14 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 			}
 		}
 	} else if status >= 500 {
-		if outcome != "" && outcome != ticket.Refused {
-			return nil, a.told(a.d, a.p, outcome, errorMessage(ans.body))
-		}
-		if outcome == "" {
+		switch outcome {
+		case "":
 			a.faultOf(a.d, status)
+		case ticket.Refused: // no fault of its own
+		case ticket.Invalid: // so it is here, but its device may be broken
+			a.fault(a.d, pick.Poor)
+		default:
+			return nil, a.told(a.d, a.p, outcome, errorMessage(ans.body))
 		}
 		if !isJSON(ans.contentType) { // not our worker's own words
 			return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, reason: reasonStatus, retry: true, avoid: []string{a.d.inst.ID},
@@ -129,7 +135,7 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 
 // send does a leg's round trip to its worker.
 func (r *Router) send(l *leg, h *fasthttp.RequestHeader, body [][]byte) (*upBody, error) {
-	addr, err := hostPort(l.inst.URL)
+	addr, err := r.address(l.inst)
 	if err != nil {
 		return nil, &legError{"connect", err}
 	}
@@ -137,5 +143,13 @@ func (r *Router) send(l *leg, h *fasthttp.RequestHeader, body [][]byte) (*upBody
 	if l.span != nil {
 		h.Set("traceparent", l.span.Parent())
 	}
-	return r.up.roundTrip(&l.life, addr, h, body, &l.sent)
+	r.introduce(h, l.inst)
+	b, err := r.up.roundTrip(&l.life, addr, h, body, &l.sent)
+	if err == nil {
+		err = r.admitted(l.inst, b)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
 }

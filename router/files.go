@@ -3,16 +3,15 @@ package router
 import (
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/reread"
 	"github.com/xpyd/xpyd/router/discover"
 )
 
 // files are what is read again when it changes on disk: keys and certificates.
-// They are looked at by polling, which also sees through the links by which
-// Kubernetes changes secrets.
+// They are looked at by polling.
 type files struct {
 	r   *Router
 	all []*watchedFile
@@ -22,54 +21,21 @@ type files struct {
 // watchedFile is what one setting names, with what belongs to it.
 type watchedFile struct {
 	setting string
-	paths   []string
+	files   *reread.Files
 	load    func() error // keeps the old on an error
-	seen    []os.FileInfo
 }
-
-// filesEvery is how often they are looked at.
-const filesEvery = 2 * time.Second
 
 // add loads a setting's files and keeps an eye on them.
 func (f *files) add(setting string, load func() error, paths ...string) error {
-	w := &watchedFile{setting: setting, load: load}
-	for _, p := range paths {
-		if p != "" {
-			w.paths = append(w.paths, p)
-		}
-	}
-	w.changed() // before they are read, so that no change in between is missed
+	w := &watchedFile{setting: setting, load: load, files: reread.Of(paths...)}
+	w.files.Changed() // before they are read, so that no change in between is missed
 	if err := load(); err != nil {
 		return fmt.Errorf("%s: %w", setting, err)
 	}
-	if len(w.paths) > 0 {
+	if !w.files.None() {
 		f.all = append(f.all, w)
 	}
 	return nil
-}
-
-// changed says whether a file is another than the last time.
-func (w *watchedFile) changed() bool {
-	now := make([]os.FileInfo, len(w.paths))
-	differ := w.seen == nil
-	for i, p := range w.paths {
-		info, err := os.Stat(p)
-		if err != nil {
-			continue // nil: gone for now
-		}
-		now[i] = info
-		if !differ {
-			old := w.seen[i]
-			differ = old == nil || !os.SameFile(old, info) || !old.ModTime().Equal(info.ModTime()) || old.Size() != info.Size()
-		}
-	}
-	for i := range w.seen { // what is gone is not a change, what comes back is
-		if now[i] == nil {
-			now[i] = w.seen[i]
-		}
-	}
-	w.seen = now
-	return differ
 }
 
 // reload reads what has changed, or all.
@@ -78,7 +44,8 @@ func (f *files) reload(all bool) error {
 	defer f.mu.Unlock()
 	var errs []error
 	for _, w := range f.all {
-		if !w.changed() && !all {
+		changed := w.files.Changed()
+		if !changed && !all {
 			continue
 		}
 		err := w.load()
@@ -88,6 +55,9 @@ func (f *files) reload(all bool) error {
 			errs = append(errs, fmt.Errorf("%s: %w; the old ones stay in force", w.setting, err))
 		} else {
 			f.r.log.Info("read again", "setting", w.setting)
+			if changed {
+				f.r.Audit("reload", "file", w.setting+" has changed and was read again")
+			}
 		}
 		f.r.metrics.reloads.WithLabelValues(w.setting, result).Inc()
 	}
@@ -96,7 +66,7 @@ func (f *files) reload(all bool) error {
 
 // follow looks at them until the router ends.
 func (f *files) follow() {
-	tick := time.NewTicker(filesEvery)
+	tick := time.NewTicker(reread.Every)
 	defer tick.Stop()
 	for {
 		select {

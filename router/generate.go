@@ -70,7 +70,7 @@ func (q *request) serve(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	}
 	ans, err := q.dispatch()
 	if ans != nil && ans.stream == nil {
-		q.adm.tally(ans.body, false)
+		q.usage.tally(ans.body, 0)
 	}
 	q.learned(ans)
 	if !q.dispatched.IsZero() {

@@ -19,16 +19,16 @@ func validHost(s string) bool {
 	return s == "*" || rest != "" && s == strings.ToLower(s) && !strings.ContainsAny(rest, "*/ @?#")
 }
 
-// check refuses addresses of others. What cannot be read is refused too:
-// engines may read it in another way.
-func (h hosts) check(urls []string) *openai.Error {
+// check refuses addresses of others, which came in the field param. What cannot be
+// read is refused too: engines may read it in another way.
+func (h hosts) check(param string, urls ...string) *openai.Error {
 	for _, s := range urls {
 		u, err := url.Parse(s)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || strings.Contains(s, "\\") {
-			return openai.BadRequest("messages", "%q is no http or https address that is allowed here; send the content itself, as data:", clip(s))
+			return openai.BadRequest(param, "%q is no http or https address that is allowed here; send the content itself, as data:", clip(s))
 		}
 		if !h.has(u) {
-			return openai.BadRequest("messages", "engines may not fetch from %q: it is not in the router's media_hosts; send the content itself, as data:", clip(u.Host))
+			return openai.BadRequest(param, "engines may not fetch from %q: it is not in the router's media_hosts; send the content itself, as data:", clip(u.Host))
 		}
 	}
 	return nil

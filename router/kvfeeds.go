@@ -7,11 +7,13 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/internal/tokenizer"
+	"github.com/xpyd/xpyd/internal/zmtp"
 	"github.com/xpyd/xpyd/router/index"
 	"github.com/xpyd/xpyd/router/pick"
 )
@@ -94,6 +96,7 @@ type kvFeeds struct {
 // follow is the feeds of one worker, one a data-parallel rank.
 type follow struct {
 	inst    fleet.Instance
+	secrets atomic.Pointer[string] // that it accepts now
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 	feeds   []*kvevents.Feed
@@ -152,7 +155,7 @@ func (e *kvFeeds) sync(s *fleet.Snapshot, on bool) {
 		}
 		key := probeKey{id: m.ID, epoch: m.Epoch}
 		f := e.feeds[key]
-		if f != nil && (f.inst.KVEvents != m.KVEvents || f.inst.KVReplay != m.KVReplay || f.inst.KVTopic != m.KVTopic ||
+		if f != nil && (asks(&f.inst) != asks(&m.Instance) || f.inst.KVEvents != m.KVEvents || f.inst.KVReplay != m.KVReplay || f.inst.KVTopic != m.KVTopic ||
 			f.inst.DPRanks != m.DPRanks || f.inst.Model != m.Model) {
 			f.end()
 			f = nil
@@ -163,6 +166,7 @@ func (e *kvFeeds) sync(s *fleet.Snapshot, on bool) {
 			}
 			e.feeds[key] = f
 		}
+		f.secrets.Store(&m.Secrets)
 		for _, src := range f.sources {
 			src.SetRole(legOf(m))
 		}
@@ -186,6 +190,12 @@ func legOf(m *fleet.Member) index.Role {
 	return index.Decode
 }
 
+// asks reports whether a publisher asks for the fleet's secret. A native worker
+// with secrets does unless it says otherwise; it is not followed without them.
+func asks(i *fleet.Instance) bool {
+	return i.Dialect == nativeDialect && i.Secrets != "" && !i.KVEventsOpen
+}
+
 // maxRanks bounds the feeds of one worker.
 const maxRanks = 64
 
@@ -193,6 +203,11 @@ const maxRanks = 64
 func (e *kvFeeds) start(m *fleet.Member) *follow {
 	ctx, cancel := context.WithCancel(e.r.ctx)
 	f := &follow{inst: m.Instance, cancel: cancel}
+	f.secrets.Store(&m.Secrets)
+	keys := func() (*zmtp.Keys, error) { return kvevents.SubscriberKeys(e.r.deps.Ring, *f.secrets.Load()) }
+	if !asks(&m.Instance) {
+		keys = nil
+	}
 	for rank := range min(max(m.DPRanks, 1), maxRanks) {
 		endpoint, ok := portAfter(m.KVEvents, rank)
 		replay, ok2 := portAfter(m.KVReplay, rank)
@@ -201,7 +216,7 @@ func (e *kvFeeds) start(m *fleet.Member) *follow {
 			break
 		}
 		src := e.index.Add(index.Key{ID: m.ID, Epoch: m.Epoch, Rank: rank}, m.Model, legOf(m))
-		feed := kvevents.NewFeed(kvevents.FeedConfig{Endpoint: endpoint, Replay: replay, Topic: m.KVTopic, Handler: src,
+		feed := kvevents.NewFeed(kvevents.FeedConfig{Endpoint: endpoint, Replay: replay, Topic: m.KVTopic, Keys: keys, Handler: src,
 			Log: e.r.log.With("id", m.ID, "rank", rank)})
 		f.sources, f.feeds = append(f.sources, src), append(f.feeds, feed)
 		f.wg.Go(func() { feed.Run(ctx) })
@@ -272,6 +287,8 @@ type feedInfo struct {
 	Batches   uint64 `json:"batches"`
 	Gaps      uint64 `json:"gaps"`
 	Resets    uint64 `json:"resets"`
+	Refused   bool   `json:"refused,omitempty"` // one of them, for want of a secret that both have
+	Error     string `json:"error,omitempty"`   // why one of them is not connected
 }
 
 // info returns nil for a worker that is not followed.
@@ -290,6 +307,9 @@ func (e *kvFeeds) info(m *fleet.Member) *feedInfo {
 		out.Batches += s.Batches.Load()
 		out.Gaps += s.Gaps.Load()
 		out.Resets += s.Resets.Load()
+		if err := s.Failure(); err != nil && !out.Refused {
+			out.Refused, out.Error = kvevents.Refused(err), err.Error()
+		}
 	}
 	return out
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvevents"
 	fake "github.com/xpyd/xpyd/internal/mock"
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/router"
 	"github.com/xpyd/xpyd/router/pick"
 )
@@ -61,25 +62,126 @@ func (g *rig) metric(name string) float64 {
 	return 0
 }
 
-// blocks is how many blocks the router knows of a worker.
-func (g *rig) blocks(id string) int {
+// feed is what the admin API says of a worker's events.
+type feed struct {
+	Connected bool
+	Blocks    int
+	Resets    int
+	Refused   bool
+	Error     string
+}
+
+// feed returns that of one worker, if it is followed.
+func (g *rig) feed(id string) (feed, bool) {
 	g.t.Helper()
 	var list struct {
 		Instances []struct {
 			ID   string
-			Feed *struct {
-				Connected bool
-				Blocks    int
-			} `json:"kv_feed"`
+			Feed *feed `json:"kv_feed"`
 		}
 	}
 	g.adminJSON("GET", "/admin/v1/instances", "", &list)
 	for _, i := range list.Instances {
-		if i.ID == id && i.Feed != nil && i.Feed.Connected {
-			return i.Feed.Blocks
+		if i.ID == id && i.Feed != nil {
+			return *i.Feed, true
 		}
 	}
+	return feed{}, false
+}
+
+// blocks is how many blocks the router knows of a worker.
+func (g *rig) blocks(id string) int {
+	g.t.Helper()
+	if f, ok := g.feed(id); ok && f.Connected {
+		return f.Blocks
+	}
 	return -1
+}
+
+// TestKVEventsSecrets: the router shows its secrets to the native workers that ask
+// for them and to no others, takes nothing from one that does not ask though it
+// said so, says who refuses it, and follows changes of secrets under way.
+func TestKVEventsSecrets(t *testing.T) {
+	one, two := trust.NewSecret(), trust.NewSecret()
+	ring := func(list ...trust.Secret) *trust.Ring {
+		r, err := trust.NewRing(list...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	publish := func(listen, replay string, r *trust.Ring) *kvevents.Publisher {
+		t.Helper()
+		p, err := kvevents.Publish(kvevents.PublisherConfig{Listen: listen, Replay: replay, Ring: r})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		p.Send(&kvevents.Batch{Events: []kvevents.Event{{Hashes: []uint64{1}, BlockSize: 16, Tokens: make([]uint32, 16)}}})
+		return p
+	}
+	set := func(r *trust.Ring, list ...trust.Secret) {
+		if err := r.Set(list...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ours, theirs := ring(two), ring(one)
+	g := newRigOf(t, func(d *router.Deps) { d.Ring = ours }, 0, 0, func(c *router.Config) { c.Pick.Policy = pick.KVEvents })
+	worker := func(id string, p *kvevents.Publisher, edit func(*fleet.Instance)) *mock {
+		return g.add(id, fleet.Prefill, func(i *fleet.Instance) {
+			i.KVEvents, i.KVReplay = p.Addr().String(), p.ReplayAddr().String()
+			edit(i)
+		})
+	}
+	knows := func(id string) {
+		t.Helper()
+		g.until(id+" is followed", func() bool { return g.blocks(id) == 1 })
+	}
+	refused := func(id, why string) {
+		t.Helper()
+		g.until(id+" is refused", func() bool {
+			f, _ := g.feed(id)
+			return f.Refused && !f.Connected && strings.Contains(f.Error, why)
+		})
+	}
+	asks := publish("127.0.0.1:0", "127.0.0.1:0", theirs)
+	m := worker("asks", asks, func(i *fleet.Instance) { i.Secrets = theirs.IDs() })
+	open := publish("127.0.0.1:0", "127.0.0.1:0", nil)
+	worker("open", open, func(i *fleet.Instance) { i.Secrets, i.KVEventsOpen = ours.IDs(), true })
+	worker("trusting", open, func(i *fleet.Instance) {})
+	worker("foreign", open, func(i *fleet.Instance) { i.Dialect, i.Secrets = "vllm-nixl", ours.IDs() })
+	worker("feigned", open, func(i *fleet.Instance) { i.Secrets = ours.IDs() })
+	knows("open")
+	knows("trusting")
+	knows("foreign")
+	refused("feigned", "mechanism")
+	refused("asks", "secret")
+	set(ours, two, one)
+	knows("asks")
+	if n := strings.Count(g.logs.String(), `msg="kv events refused`); n != 2 {
+		t.Errorf("two refusals are said %d times", n)
+	}
+
+	// The worker gets the newer secret as well, and then that alone.
+	set(theirs, two, one)
+	m.inst.Secrets = theirs.IDs()
+	if err := g.watcher.AddStatic(m.inst, fleet.Static); err != nil {
+		t.Fatal(err)
+	}
+	set(theirs, two)
+	if f, _ := g.feed("asks"); !f.Connected || f.Resets != 0 {
+		t.Errorf("followed anew: %+v", f)
+	}
+	m.inst.Secrets = theirs.IDs()
+	if err := g.watcher.AddStatic(m.inst, fleet.Static); err != nil {
+		t.Fatal(err)
+	}
+	if err := asks.Close(); err != nil {
+		t.Fatal(err)
+	}
+	g.until("not connected", func() bool { f, _ := g.feed("asks"); return !f.Connected })
+	publish(asks.Addr().String(), asks.ReplayAddr().String(), theirs)
+	knows("asks")
 }
 
 // TestKVEvents: a prompt goes to who holds most of it by the engines' own

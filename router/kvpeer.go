@@ -57,6 +57,6 @@ func (a *attempt) findPeer() *dialect.Peer {
 
 // gives says whether a worker's blocks are of the same kind as another's.
 func gives(m *fleet.Member, to *fleet.Instance) bool {
-	return m.State == fleet.Live && m.Dialect == nativeDialect && m.KVAddr != "" && m.URL != "" && m.ModelFingerprint == to.ModelFingerprint &&
+	return m.Serves() && m.Dialect == nativeDialect && m.KVAddr != "" && m.URL != "" && m.ModelFingerprint == to.ModelFingerprint &&
 		m.TokenizerFingerprint == to.TokenizerFingerprint && m.Numerics == to.Numerics
 }

@@ -167,7 +167,7 @@ func lost(m *fleet.Member, inst *fleet.Instance) error {
 		return fmt.Errorf("%w: it was removed", errInstanceDead)
 	case m.Epoch != inst.Epoch:
 		return fmt.Errorf("%w: it was restarted", errInstanceDead)
-	case m.State == fleet.Dead:
+	case m.State == fleet.Dead || m.Revoked:
 		return fmt.Errorf("%w: %s %s", errInstanceDead, m.State, m.Reason)
 	}
 	return nil

@@ -20,6 +20,20 @@ type clientConns struct {
 	set map[*clientConn]struct{}
 }
 
+// maxAdminConns bounds the admin listener's connections.
+const maxAdminConns = 256
+
+// fitConns is how many connections the public and the admin listener may have
+// where so many files may be open. Each request in flight may take two more, to
+// prefill and to decode; what the router has open besides, for itself and for
+// each worker, gets a share too.
+func (c *Config) fitConns(files int) (public, admin int) {
+	admin = max(min(maxAdminConns, files/16), 4)
+	left := files - admin - min(1024, files/4)
+	public = max(left/3, left-2*c.Limits.MaxInFlight)
+	return min(c.MaxConns, max(public, 4)), admin
+}
+
 func (c *clientConns) count() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

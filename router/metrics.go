@@ -3,6 +3,8 @@ package router
 import (
 	"fmt"
 	"strconv"
+	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -16,6 +18,10 @@ type metrics struct {
 	requests  *prometheus.CounterVec   // path, code
 	duration  *prometheus.HistogramVec // path
 	ttft      *prometheus.HistogramVec // path
+	tpot      *prometheus.HistogramVec // path
+	itl       *gaps
+	prompt    *prometheus.CounterVec // path
+	generated *prometheus.CounterVec // path
 	queued    prometheus.Histogram
 	retries   *prometheus.CounterVec // reason
 	cancelled *prometheus.CounterVec // role
@@ -23,21 +29,25 @@ type metrics struct {
 	fallbacks *prometheus.CounterVec // reason
 	local     *prometheus.CounterVec // reason
 	bytes     prometheus.Counter
+	// failedAccepts has the label listener.
+	failedAccepts *prometheus.CounterVec
 	*admissionMetrics
 	guards guardMetrics
 
-	// good is what a request that went well counts on its route: looking a
-	// label up for each costs more than counting.
-	good map[string]*routeMetrics
+	// byPath is what a request counts on its route: looking a label up for each
+	// costs more than counting. The map does not change.
+	byPath map[string]*routeMetrics
 
 	reg prometheus.Registerer
 	all []prometheus.Collector
 }
 
-// routeMetrics are one route's, for status 200.
+// routeMetrics are one route's, each from its first use on: what nothing was asked
+// of has no series.
 type routeMetrics struct {
-	requests       prometheus.Counter
-	duration, ttft prometheus.Observer
+	requests, prompt, generated func() prometheus.Counter // of status 200
+	duration, ttft, tpot        func() prometheus.Observer
+	gaps                        func() *gapCounts
 }
 
 func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
@@ -53,6 +63,13 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 			Help: "From a request's arrival to the end of its answer.", Buckets: seconds}, []string{"path"}),
 		ttft: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "xpyd_router_ttft_seconds",
 			Help: "From a request's arrival to decode's first byte.", Buckets: seconds}, []string{"path"}),
+		tpot: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "xpyd_router_tpot_seconds",
+			Help: "Mean time between the tokens of a stream, of each.", Buckets: edges(gapEdges[:])}, []string{"path"}),
+		itl: newGaps(),
+		prompt: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_prompt_tokens_total",
+			Help: "Prompt tokens of requests that were answered, cached or not. Of streams that do not tell, as prefill counted or as a guess; of what is passed on, where keys are counted."}, []string{"path"}),
+		generated: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_generation_tokens_total",
+			Help: "Tokens of answers. Of streams that do not tell, one an event; of what is passed on, where keys are counted."}, []string{"path"}),
 		queued: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "xpyd_router_queue_duration_seconds",
 			Help: "Wait for admission and for a pair.", Buckets: seconds}),
 		retries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_retries_total",
@@ -71,10 +88,15 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 	for _, reason := range []string{pick.LocalCost, pick.LocalExplore} {
 		m.local.WithLabelValues(reason)
 	}
+	m.failedAccepts = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_accept_errors_total",
+		Help: "Connections that could not be accepted, mostly for want of file descriptors: raise the limit (ulimit -n)."}, []string{"listener"})
+	for _, l := range []string{"public", "admin"} {
+		m.failedAccepts.WithLabelValues(l)
+	}
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
 	}
-	m.all = []prometheus.Collector{m.requests, m.duration, m.ttft, m.queued, m.retries, m.cancelled, m.probes, m.fallbacks, m.bytes,
+	m.all = []prometheus.Collector{m.requests, m.duration, m.ttft, m.tpot, m.itl, m.prompt, m.generated, m.queued, m.retries, m.cancelled, m.probes, m.fallbacks, m.bytes, m.failedAccepts,
 		gauge("xpyd_router_requests_in_flight", "Requests that are admitted and not over.", func() float64 {
 			n, _ := r.gate.counts()
 			return float64(n)
@@ -113,9 +135,9 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 	for _, s := range dialect.Shapes {
 		m.fallbacks.WithLabelValues(string(s))
 	}
-	m.good = make(map[string]*routeMetrics, len(routes))
+	m.byPath = make(map[string]*routeMetrics, len(routes))
 	for path := range routes {
-		m.good[path] = m.route(path)
+		m.byPath[path] = m.newRoute(path)
 	}
 	for i, c := range m.all {
 		if err := reg.Register(c); err != nil {
@@ -127,6 +149,13 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 	return m, nil
 }
 
+func edges(of []time.Duration) (out []float64) {
+	for _, d := range of {
+		out = append(out, d.Seconds())
+	}
+	return out
+}
+
 func (m *metrics) unregister() {
 	for _, c := range m.all {
 		m.reg.Unregister(c)
@@ -134,7 +163,22 @@ func (m *metrics) unregister() {
 }
 
 func (m *metrics) route(path string) *routeMetrics {
-	return &routeMetrics{m.requests.WithLabelValues(path, "200"), m.duration.WithLabelValues(path), m.ttft.WithLabelValues(path)}
+	if route := m.byPath[path]; route != nil {
+		return route
+	}
+	return m.newRoute(path) // not a public one
+}
+
+func (m *metrics) newRoute(path string) *routeMetrics {
+	counter := func(v *prometheus.CounterVec, labels ...string) func() prometheus.Counter {
+		return sync.OnceValue(func() prometheus.Counter { return v.WithLabelValues(labels...) })
+	}
+	observer := func(v *prometheus.HistogramVec) func() prometheus.Observer {
+		return sync.OnceValue(func() prometheus.Observer { return v.WithLabelValues(path) })
+	}
+	return &routeMetrics{requests: counter(m.requests, path, "200"), prompt: counter(m.prompt, path), generated: counter(m.generated, path),
+		duration: observer(m.duration), ttft: observer(m.ttft), tpot: observer(m.tpot),
+		gaps: sync.OnceValue(func() *gapCounts { return m.itl.of(path) })}
 }
 
 func (m *metrics) request(path string, code int) {

@@ -188,10 +188,12 @@ type rig struct {
 	reg     *prometheus.Registry
 	logs    *logs
 	workers map[string]*mock
+	coming  atomic.Pointer[func(id string) bool] // whether a worker is about to start; nil: none is
 	url     string
 	admin   string
 	client  *http.Client
 	stopped bool
+	lack    atomic.Pointer[error] // what the router's dialling fails with, for now
 }
 
 type logs struct {
@@ -215,6 +217,12 @@ func (l *logs) String() string {
 // ready. At the end it checks that nothing is left.
 func newRig(t *testing.T, np, nd int, edit ...func(*router.Config)) *rig {
 	t.Helper()
+	return newRigOf(t, nil, np, nd, edit...)
+}
+
+// newRigOf is newRig with a router that is given more.
+func newRigOf(t *testing.T, given func(*router.Deps), np, nd int, edit ...func(*router.Config)) *rig {
+	t.Helper()
 	label(t)
 	before := goroutines(t)
 	g := &rig{t: t, reg: prometheus.NewRegistry(), logs: &logs{}, workers: map[string]*mock{}}
@@ -234,11 +242,22 @@ func newRig(t *testing.T, np, nd int, edit ...func(*router.Config)) *rig {
 	for _, e := range edit {
 		e(&cfg)
 	}
-	g.r, err = router.New(cfg, router.Deps{Fleet: g.watcher, Registerer: g.reg, Gatherer: g.reg, AdminToken: "secret", Version: "1.2.3",
-		Log: slog.New(slog.NewTextHandler(g.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	deps := router.Deps{Fleet: g.watcher, Registerer: g.reg, Gatherer: g.reg, AdminToken: "secret", AdminTokenRO: "reads", Version: "1.2.3",
+		Coming: func(id string) bool { coming := g.coming.Load(); return coming != nil && (*coming)(id) },
+		Log:    slog.New(slog.NewTextHandler(g.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	if given != nil {
+		given(&deps)
+	}
+	g.r, err = router.New(cfg, deps)
 	if err != nil {
 		t.Fatal(err)
 	}
+	g.r.OnDial(func() error {
+		if err := g.lack.Load(); err != nil {
+			return *err
+		}
+		return nil
+	})
 	if err := g.r.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -60,10 +60,7 @@ func (u *upload) Read(p []byte) (int, error) {
 func (u *upload) look(p []byte) *openai.Error {
 	if f := u.form; f != nil {
 		f.read(p)
-		if f.twice {
-			return twice()
-		}
-		return nil
+		return f.refusal(u.hosts)
 	}
 	s := &u.skim
 	s.read(p)
@@ -79,7 +76,7 @@ func (u *upload) look(p []byte) *openai.Error {
 	case s.worded && s.best != limit.High:
 		return openai.BadRequest("priority", "priority must be an integer, not a string")
 	}
-	return u.hosts.check(urls)
+	return u.hosts.check("messages", urls...)
 }
 
 func twice() *openai.Error {
@@ -135,7 +132,9 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	if t := tenantOf(ctx); t != nil {
 		up.skim.best = t.key.Class()
 	}
-	up.form = newForm(up.kind)
+	if up.form = newForm(up.kind); up.form == nil && mayBeForm(up.kind) {
+		up.kind = "application/json" // as it is looked at here
+	}
 	if err := up.look(up.head); err != nil {
 		return nil, err
 	}
@@ -272,10 +271,14 @@ func (a *attempt) pass(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failure)
 	if a.d.span != nil {
 		h.Set("traceparent", a.d.span.Parent())
 	}
-	addr, err := hostPort(a.d.inst.URL)
+	a.q.r.introduce(h, a.d.inst)
+	addr, err := a.q.r.address(a.d.inst)
 	var b *upBody
 	if err == nil {
 		b, err = a.q.r.up.upload(&a.d.life, addr, h, up, &a.d.sent)
+	}
+	if err == nil {
+		err = a.q.r.admitted(a.d.inst, b)
 	}
 	if err != nil {
 		a.d.fail()
@@ -302,7 +305,7 @@ func (a *attempt) pass(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failure)
 	ans := &answer{status: status, contentType: string(b.header.ContentType()), passed: true, length: -1}
 	ans.stream = &events{body: b, raw: !isEventStream(ans.contentType)}
 	if isJSON(ans.contentType) {
-		a.q.adm.skims()
+		a.q.skims()
 	}
 	if !b.chunked && !b.toEnd {
 		ans.length = int(b.left)

@@ -118,6 +118,36 @@ func TestPassGuard(t *testing.T) {
 	f("Multipart/Form-Data; boundary=B", part("model", "m")+part("file", far+"\x00")+"--B--\r\n", 200, "")
 	f("Multipart/Form-Data; boundary=B", part("model", "secret")+part("file", far)+"--B--\r\n", 404, "model")
 	f("Multipart/Form-Data; boundary=B", part("model", "m")+part("file", far)+part("model", "secret")+"--B--\r\n", 400, "model")
+	f("multipart/form-data; boundary=B", part("model", "m")+part("url", "http://169.254.169.254/latest")+"--B--\r\n", 400, "url")
+	f("multipart/form-data; boundary=B", part("model", "m")+part("file", far)+part("image", "http://169.254.169.254/latest")+"--B--\r\n", 400, "image")
+}
+
+// TestPassKind: what is looked at as JSON reaches the engine as JSON, and not as a
+// form that it would read other fields in.
+func TestPassKind(t *testing.T) {
+	g := newRig(t, 1, 1)
+	kinds := make(chan string, 1)
+	d := g.workers["d0"]
+	d.on(&d.other, func(_ http.ResponseWriter, r *http.Request) { kinds <- r.Header.Get("Content-Type") })
+	for kind, want := range map[string]string{
+		"application/x-www-form-urlencoded":              "application/json",
+		"multipart/form-data; boundary=B; boundary=C":    "application/json",
+		"application/json; charset=utf-8":                "application/json; charset=utf-8",
+		"multipart/form-data; boundary=B":                "multipart/form-data; boundary=B",
+		"Application/X-WWW-Form-Urlencoded; charset=bad": "application/json",
+	} {
+		body := `{"model":"m","x":"&url=http://169.254.169.254/latest&"}`
+		if want == kind {
+			body = "--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--B--\r\n"
+		}
+		if resp, text := g.post("/v1/images/edits", body, "Content-Type", kind); resp.StatusCode != 200 {
+			t.Errorf("%s: %d %s", kind, resp.StatusCode, text)
+			continue
+		}
+		if got := <-kinds; got != want {
+			t.Errorf("%q becomes %q, want %q", kind, got, want)
+		}
+	}
 }
 
 // TestPassStream: another API's stream has ends of its own, and one that breaks

@@ -38,6 +38,7 @@ type probeKey struct {
 type probeState struct {
 	ok      bool
 	embeds  bool // it generates nothing, but has other paths
+	refuses bool // it does not take us for its fleet
 	running bool
 	fails   int
 	next    time.Time // not before
@@ -48,7 +49,8 @@ const (
 	probesAtOnce   = 8
 	probeFirstWait = 100 * time.Millisecond // after a failure, doubling
 	probeMaxWait   = 2 * time.Second
-	probeQuiet     = 3 // failures in a row that are not warned of: 0.7 s
+	probeRefused   = 10 * time.Second // after errRefusesUs, which people have to mend
+	probeQuiet     = 3                // failures in a row that are not warned of: 0.7 s
 )
 
 func newProber(r *Router) *prober {
@@ -198,13 +200,14 @@ func (p *prober) plan(s *fleet.Snapshot) ([]pair, time.Duration) {
 			wait = min(wait, d)
 			continue
 		}
-		if partner := p.partner(s, m, st.fails); partner != nil {
+		if partner := p.partner(s, m, st.fails, now); partner != nil {
 			pr := pair{p: m, d: partner, version: s.Version}
 			if m.Role == fleet.Decode {
 				pr.p, pr.d = partner, m
 			}
 			for _, x := range pr.members() {
-				p.known[keyOf(x)].running = true
+				st := p.known[keyOf(x)]
+				st.running, st.refuses = true, false
 			}
 			out = append(out, pr)
 		}
@@ -213,7 +216,7 @@ func (p *prober) plan(s *fleet.Snapshot) ([]pair, time.Duration) {
 }
 
 // partner chooses whom to probe m with; after failures others get their turn.
-func (p *prober) partner(s *fleet.Snapshot, m *fleet.Member, turn int) *fleet.Member {
+func (p *prober) partner(s *fleet.Snapshot, m *fleet.Member, turn int, now time.Time) *fleet.Member {
 	if m.Alone() {
 		return m
 	}
@@ -238,7 +241,7 @@ func (p *prober) partner(s *fleet.Snapshot, m *fleet.Member, turn int) *fleet.Me
 		switch {
 		case st.ok:
 			passed = append(passed, o)
-		case !st.running:
+		case !st.running && !(st.refuses && now.Before(st.next)):
 			fresh = append(fresh, o)
 		}
 	}
@@ -292,8 +295,12 @@ func (p *prober) probe(pr pair) {
 	if err != nil && p.r.ctx.Err() != nil {
 		return // cut by the router's own end
 	}
+	lack := false
 	if err != nil {
 		result = "failed"
+		if f := (*failure)(nil); errors.As(err, &f) && f.reason == reasonShortage {
+			result, lack = reasonShortage, true
+		}
 		p.r.log.Log(p.r.ctx, p.level(pr, err), "probe failed", "prefill", pr.p.ID, "decode", pr.d.ID, "err", err.Error())
 	}
 	p.r.metrics.probes.WithLabelValues(result).Inc()
@@ -305,12 +312,14 @@ func (p *prober) probe(pr pair) {
 		}
 		st.running = false
 		if err == nil {
-			st.ok, st.embeds, st.err, st.fails = true, embeds, "", 0
+			st.ok, st.embeds, st.refuses, st.err, st.fails = true, embeds, false, "", 0
 			if embeds {
 				p.embed = append(slices.Clone(p.embed), m.ID)
 				p.r.log.Info("engine embeds and does not generate", "id", m.ID)
 			}
-		} else if !st.ok {
+		} else if lack {
+			st.next = time.Now().Add(probeMaxWait)
+		} else if !st.ok && !st.refuses { // which refused has noted
 			st.err = err.Error()
 			st.next = time.Now().Add(min(probeFirstWait<<min(st.fails, 10), probeMaxWait))
 			st.fails++
@@ -326,12 +335,31 @@ func (p *prober) probe(pr pair) {
 	p.wake()
 }
 
+// refused notes that a worker does not take us for its fleet. It gets no more
+// requests until a probe, some time later, finds that it does.
+func (p *prober) refused(inst *fleet.Instance) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	st := p.known[probeKey{inst.ID, inst.Epoch, inst.Role}]
+	if st == nil {
+		return
+	}
+	if st.ok {
+		p.gen++
+	}
+	st.ok, st.refuses, st.err, st.next = false, true, errRefusesUs.Error(), time.Now().Add(probeRefused)
+	p.wake()
+}
+
 // level is a warning's where somebody should look: not for a worker that is
 // full or leaves, and, as the end of its connections may be seen before the news
 // that it leaves, not for the first probes of a pair that fail.
 func (p *prober) level(pr pair, err error) slog.Level {
 	if full := (*failure)(nil); errors.As(err, &full) && full.outcome == ticket.NoSpace {
 		return slog.LevelInfo
+	}
+	if no := (*failure)(nil); errors.As(err, &no) && errors.Is(no.err, errRefusesUs) {
+		return slog.LevelWarn // it does not mend itself
 	}
 	s := p.r.fleet.Snapshot()
 	p.mu.Lock()

@@ -1,17 +1,20 @@
 package router
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/router/dialect"
 )
 
 // proxy serves /tokenize and /detokenize: any live worker of the model can
-// answer; a second is tried if the first's connection breaks.
+// answer, but those that drain get this no more than other work; a second is
+// tried if the first's connection breaks.
 func (r *Router) proxy(ctx *fasthttp.RequestCtx, id string) {
 	q := r.newRequest(id, string(ctx.Method()), string(ctx.Path()))
 	q.watch(ctx.Conn())
@@ -45,7 +48,7 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 		return nil, err
 	}
 	s := r.fleet.Snapshot()
-	known, last := len(s.Members) == 0, fmt.Errorf("no worker is live")
+	known, last := len(s.Members) == 0, errors.New("no worker is live")
 	tries := 0
 	for _, role := range []fleet.Role{fleet.Decode, fleet.Prefill} {
 		for i := range s.Members {
@@ -54,7 +57,13 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 				continue
 			}
 			known = true
-			if !m.Usable() || tries == 2 {
+			switch {
+			case !m.Serves() || tries == 2:
+				continue
+			case m.Draining || r.drained(m):
+				if tries == 0 {
+					last = errors.New("every worker that is live drains")
+				}
 				continue
 			}
 			tries++
@@ -71,7 +80,7 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	if !known {
 		return nil, openai.ModelNotFound(top.Model)
 	}
-	if tries == 0 {
+	if tries == 0 || scarce.Ours(last) {
 		return nil, openai.Unavailable("%v", last)
 	}
 	return nil, openai.Upstream("%v", last)

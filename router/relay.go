@@ -3,16 +3,16 @@ package router
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"slices"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
 // maxEvent bounds one server-sent event, and with it the memory of a stream.
-const maxEvent = 4 << 20
+const maxEvent = openai.MaxEvent
 
 // events cuts a body into runs of whole server-sent events, so that a stream
 // that breaks can be ended by an error event: half an event is never relayed.
@@ -25,6 +25,7 @@ type events struct {
 	from int
 	last [32]byte // the newest whole event that says something, cut to what ended needs
 	size int      // of last
+	n    int      // events that next has returned
 	err  error
 }
 
@@ -124,7 +125,7 @@ func (e *events) next() ([]byte, error) {
 			return e.rest()
 		}
 		if len(e.buf) >= maxEvent {
-			return nil, fmt.Errorf("an event of more than %d bytes", maxEvent)
+			return nil, &largeError{"an event", maxEvent}
 		}
 		scanned = max(len(e.buf)-2, 0) // the end may be split
 		if e.lent == nil {
@@ -173,8 +174,15 @@ func (e *events) used() {
 	}
 }
 
-// remember keeps the beginning of the last event in run that is no comment.
+// remember counts the events in run, and keeps the beginning of the last that is
+// no comment.
 func (e *events) remember(run []byte) {
+	if e.n = countEvents(run); e.n == 1 && bytes.IndexByte(run, '\r') < 0 { // mostly
+		if event := said(run); len(event) > 0 {
+			e.size = copy(e.last[:], event)
+		}
+		return
+	}
 	for len(run) > 0 {
 		run = bytes.TrimRight(run, "\r\n")
 		i := lastEnd(run)
@@ -209,6 +217,7 @@ type stream struct {
 	length int  // of a body that is announced, else -1
 	passed bool // another API's, with ends of its own
 	pace   *pacer
+	pulse  pulse
 
 	server  *server
 	head    []byte // of the answer, not yet written
@@ -254,13 +263,17 @@ func (s *stream) next() ([]byte, error) {
 	return openai.AppendErrorEvent(nil, e), nil
 }
 
-// counted is merged, and told to the request's tenant.
+// counted is merged, and what it says noted.
 func (s *stream) counted(run []byte) []byte {
 	run = s.merged(run)
 	if s.events.raw {
-		s.q.adm.pass(run)
-	} else {
-		s.q.adm.tally(run, true)
+		s.q.usage.pass(run)
+		return run
+	}
+	n := s.events.tokens()
+	s.q.usage.tally(run, n)
+	if !s.passed {
+		s.pulse.beat(time.Since(s.q.start), n, s.q.top.N)
 	}
 	return run
 }
@@ -353,6 +366,7 @@ func (s *stream) end(err error) {
 			s.failed = errClientGone.Error()
 		}
 	}
+	s.q.pulse = &s.pulse
 	s.q.finish(status, s.failed)
 }
 
@@ -362,6 +376,9 @@ func (q *request) streamError(err error) *openai.Error {
 		return contextError(&q.ctx)
 	}
 	a := q.attempts[len(q.attempts)-1]
+	if large := (*largeError)(nil); errors.As(err, &large) {
+		return large.api(&q.top)
+	}
 	if cause := a.d.cause(); cause != nil {
 		err = cause
 	} else {

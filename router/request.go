@@ -51,7 +51,9 @@ type request struct {
 	reaches []reach    // who has how much of the prompt, as the last choice knew it
 	tenant  *tenant    // whose key it came with; nil if nobody asks
 	adm     *admission // nil for most; see there
-	auth    string     // the client's Authorization, if it is to be passed on
+	usage   usage
+	pulse   *pulse // of a stream that is over
+	auth    string // the client's Authorization, if it is to be passed on
 
 	mu         sync.Mutex // guards what the ledger shows
 	model      string
@@ -125,11 +127,12 @@ func (q *request) deadline(d time.Duration) {
 // slim gives up what only dispatch needs, once the answer streams: the prompt
 // can be larger than all else that a stream takes.
 func (q *request) slim() {
+	q.usage.guess = q.top.PromptTokens()
 	if q.attempts[len(q.attempts)-1].prefillOpen() {
 		return // its leg may be reading it
 	}
 	q.body, q.chain = nil, pick.Chain{}
-	q.top = openai.Top{N: q.top.N, Stream: q.top.Stream}
+	q.top = openai.Top{N: q.top.N, Prompts: q.top.Prompts, Stream: q.top.Stream, Messages: q.top.Messages, Logprobs: q.top.Logprobs, PromptLogprobs: q.top.PromptLogprobs}
 }
 
 // watch cancels the request when its client leaves.
@@ -208,19 +211,15 @@ func (q *request) record() {
 func (q *request) account() {
 	m, now := q.r.metrics, time.Now()
 	took := now.Sub(q.start)
-	route := m.good[q.path]
-	switch {
-	case route == nil: // not a public route
-		route = m.route(q.path)
-		fallthrough
-	case q.status != 200:
+	route := m.route(q.path)
+	if q.status == 200 {
+		route.requests().Inc()
+	} else {
 		m.request(q.path, q.status)
-	default:
-		route.requests.Inc()
 	}
-	route.duration.Observe(took.Seconds())
+	route.duration().Observe(took.Seconds())
 	if !q.first.IsZero() {
-		route.ttft.Observe(q.first.Sub(q.start).Seconds())
+		q.answered(route)
 	}
 	m.bytes.Add(float64(q.bytes))
 	log := q.r.log.Handler() // itself: a Logger looks up who calls it, for each line
@@ -251,6 +250,24 @@ func (q *request) account() {
 	line := slog.NewRecord(now, slog.LevelInfo, "request", 0)
 	line.AddAttrs(attrs...)
 	_ = log.Handle(q.r.ctx, line) // a log that cannot be written has nobody to tell
+}
+
+// answered accounts for what a request was answered with.
+func (q *request) answered(route *routeMetrics) {
+	route.ttft().Observe(q.first.Sub(q.start).Seconds())
+	prompt, generated := q.tokens()
+	if prompt > 0 || generated > 0 {
+		route.prompt().Add(float64(prompt))
+		route.generated().Add(float64(generated))
+	}
+	p := q.pulse
+	if p == nil || p.first == 0 {
+		return
+	}
+	route.gaps().add(p)
+	if of := generated/max(q.top.N, 1) - 1; of > 0 {
+		route.tpot().Observe((p.last - p.first).Seconds() / float64(of))
+	}
 }
 
 // requestID is the client's if it is a plain name, else a fresh one.

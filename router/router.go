@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
+	"strconv"
 	"sync"
 	"time"
 
@@ -17,6 +18,8 @@ import (
 	"github.com/xpyd/xpyd/internal/clientwatch"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/profile"
+	"github.com/xpyd/xpyd/internal/scarce"
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/share"
 	"github.com/xpyd/xpyd/router/trace"
@@ -50,6 +53,13 @@ type Editor interface {
 	Remove(id, reason string) bool
 }
 
+// Revoker shuts ids out of the fleet, and keeps the list.
+type Revoker interface {
+	Revoke(id string) error
+	Unrevoke(id string) error
+	Revocations() []fleet.Revocation
+}
+
 // Deps is what a router is given.
 type Deps struct {
 	Fleet      Fleet
@@ -58,7 +68,15 @@ type Deps struct {
 	Gatherer   prometheus.Gatherer // for /metrics; nil leaves the path out
 	Bus        share.Bus           // to other routers; nil for none
 	AdminToken string              // required unless AdminListen is ""
-	Version    string              // for GET /version
+	Revoker    Revoker             // nil: nothing is revoked here
+	// AdminTokenRO opens what only reads on the admin listener; "" for none.
+	AdminTokenRO string
+	Version      string      // for GET /version
+	Ring         *trust.Ring // the fleet's secrets; nil: native workers are shown none
+	TLS          *trust.TLS  // to native workers; nil: plain HTTP
+	// Coming says whether a worker that the fleet does not know, or knows as
+	// dead, is about to start: orders for it wait. It must not block; nil: none is.
+	Coming func(id string) bool
 	// Mounts adds handlers to the admin listener, behind its token:
 	// "POST /admin/v1/scale" and the like.
 	Mounts map[string]fasthttp.RequestHandler
@@ -77,21 +95,27 @@ type Router struct {
 	files    *files
 	tls      serverTLS // of the public listener
 	adminTLS serverTLS
-	budget   *budget
-	hedges   *hedger
-	picker   *pick.Picker
-	up       *upstream
-	tracer   *trace.Exporter // nil without tracing
-	profiler *profile.Profiler
-	legs     legs
-	facts    facts
-	probes   *prober
-	kv       *kvFeeds
-	share    *share.Sharer // nil without a bus
-	found    discovery
-	conns    clientConns
-	watcher  *clientwatch.Watcher
-	created  time.Time
+	// maxAnswer is cfg.MaxResponseBytes, as native workers are told.
+	maxAnswer string
+	budget    *budget
+	hedges    *hedger
+	picker    *pick.Picker
+	up        *upstream
+	tokens    *trust.Tokens   // for the fleet\'s workers
+	tracer    *trace.Exporter // nil without tracing
+	profiler  *profile.Profiler
+	audit     *auditor
+	legs      legs
+	facts     facts
+	probes    *prober
+	kv        *kvFeeds
+	share     *share.Sharer // nil without a bus
+	found     discovery
+	conns     clientConns
+	// adminConns bounds those of the admin listener.
+	adminConns int
+	watcher    *clientwatch.Watcher
+	created    time.Time
 
 	ctx    context.Context // ends when everything must
 	cancel context.CancelCauseFunc
@@ -108,16 +132,15 @@ type Router struct {
 	requests map[*request]struct{}
 	history  history
 	knocks   map[string]bool // connection attempts of knock, by worker
-	marked   map[string]mark // drains that the fleet does not show yet
+	marked   map[string]mark // drains that were asked for here
 	marks    uint64          // changes of marked
+
+	// orders is held while an order is judged: two at once would each find the
+	// other's worker still serving. Before mu in order.
+	orders sync.Mutex
 
 	staticMu sync.Mutex // one SetStatic at a time
 	statics  map[string]Static
-}
-
-// mark is a drain asked for here.
-type mark struct {
-	epoch uint64
 }
 
 // New checks cfg and prepares a router; it opens nothing yet.
@@ -128,22 +151,31 @@ func New(cfg Config, deps Deps) (*Router, error) {
 	if cfg.AdminListen != "" && deps.AdminToken == "" {
 		return nil, errors.New("admin_listen: the admin listener needs a token")
 	}
+	if deps.AdminTokenRO != "" && deps.AdminTokenRO == deps.AdminToken {
+		return nil, errors.New("the admin token that only reads is the other one")
+	}
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
 	r := &Router{
-		cfg: cfg, deps: deps, fleet: deps.Fleet, log: deps.Log, created: time.Now(),
+		cfg: cfg, deps: deps, fleet: deps.Fleet, log: deps.Log, created: time.Now(), maxAnswer: strconv.Itoa(cfg.MaxResponseBytes),
 		budget:   newBudget(cfg.RetryRatio, cfg.RetryBurst, cfg.RetryMin),
 		hedges:   newHedger(cfg.Hedge),
 		profiler: profile.New(nil),
 		picker:   pick.New(cfg.Pick, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))),
 		legs:     legs{byID: map[string]map[*leg]struct{}{}},
-		conns:    clientConns{max: cfg.MaxConns, set: map[*clientConn]struct{}{}},
+		conns:    clientConns{set: map[*clientConn]struct{}{}},
 		requests: map[*request]struct{}{}, history: newHistory(cfg.History),
 		facts: facts{byID: map[string]known{}}, knocks: map[string]bool{}, marked: map[string]mark{}, statics: map[string]Static{},
 	}
+	r.conns.max, r.adminConns = cfg.fitConns(scarce.Files())
+	if r.conns.max < cfg.MaxConns {
+		r.log.Warn("max_conns is cut to what the limit of file descriptors allows; raise it (ulimit -n)",
+			"max_conns", cfg.MaxConns, "connections", r.conns.max, "files", scarce.Files())
+	}
 	r.gate, r.hosts = newGate(cfg.Limits), cfg.MediaHosts
 	r.up = newUpstream(&r.cfg)
+	r.up.tls.members, r.tokens = deps.TLS.Client(), trust.NewTokens(deps.Ring)
 	r.probes = newProber(r)
 	if cfg.Tracing.Endpoint != "" {
 		r.tracer = trace.New(cfg.Tracing, deps.Version, deps.Log)
@@ -167,6 +199,10 @@ func New(cfg Config, deps Deps) (*Router, error) {
 		r.metrics.unregister()
 		return nil, err
 	}
+	if r.audit, err = newAuditor(cfg.AuditFile, r.log); err != nil {
+		r.metrics.unregister()
+		return nil, errors.Join(err, r.watcher.Close())
+	}
 	r.public, r.admin = newServer(r), r.adminServer()
 	return r, nil
 }
@@ -182,6 +218,7 @@ func (r *Router) Start() (err error) {
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
+	ln = scarce.Listener(ln, r.log, r.metrics.failedAccepts.WithLabelValues("public"))
 	r.publicLn = &listener{Listener: ln, conns: &r.conns, tls: r.cfg.TLSCert != ""}
 	if r.cfg.TLSCert != "" {
 		r.publicLn = r.tls.listen(r.publicLn)
@@ -190,6 +227,7 @@ func (r *Router) Start() (err error) {
 		if r.adminLn, err = net.Listen("tcp", r.cfg.AdminListen); err != nil {
 			return errors.Join(fmt.Errorf("admin_listen: %w", err), ln.Close())
 		}
+		r.adminLn = scarce.Listener(r.adminLn, r.log, r.metrics.failedAccepts.WithLabelValues("admin"))
 		if r.cfg.AdminTLSCert != "" {
 			r.adminLn = r.adminTLS.listen(r.adminLn)
 		}
@@ -276,25 +314,6 @@ func (r *Router) view() pick.View {
 		Eligible: func(m *fleet.Member) bool { return r.probes.passed(m) && !r.drained(m) }}
 }
 
-func (r *Router) drained(m *fleet.Member) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	k, ok := r.marked[m.ID]
-	return ok && k.epoch == m.Epoch
-}
-
-// setMark remembers a drain until the fleet shows it, or forgets it.
-func (r *Router) setMark(id string, epoch uint64, on bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if on {
-		r.marked[id] = mark{epoch}
-	} else {
-		delete(r.marked, id)
-	}
-	r.marks++
-}
-
 // spawn runs f on a goroutine that Shutdown waits for; false when it is too
 // late for that.
 func (r *Router) spawn(f func()) bool {
@@ -359,18 +378,6 @@ func (k *facts) prune(s *fleet.Snapshot) {
 		m := s.Get(id)
 		return m == nil || m.State == fleet.Gone || m.Epoch != v.epoch
 	})
-}
-
-// forgetMarks drops the drains of epochs that are over.
-func (r *Router) forgetMarks(s *fleet.Snapshot) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for id, k := range r.marked {
-		if m := s.Get(id); m == nil || m.Epoch != k.epoch {
-			delete(r.marked, id)
-			r.marks++
-		}
-	}
 }
 
 // Shutdown drains along the data path: not ready and accepting nothing, then
@@ -477,6 +484,9 @@ func (r *Router) close() {
 	}
 	if err := r.watcher.Close(); err != nil {
 		r.log.Error("close client watcher", "err", err)
+	}
+	if err := r.audit.close(); err != nil {
+		r.log.Error("close audit_file", "err", err)
 	}
 	r.metrics.unregister()
 }

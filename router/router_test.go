@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router"
 )
 
 func TestStreamAndWhole(t *testing.T) {
@@ -71,6 +73,98 @@ func TestStreamAndWhole(t *testing.T) {
 	}
 }
 
+// TestAddAgain: an instance that was removed is added again on purpose, and by
+// nobody else: not by what had found it before, nor by its connections.
+func TestAddAgain(t *testing.T) {
+	g := newRig(t, 1, 1)
+	const path = "/admin/v1/instances"
+	spec := `{"id":"e","role":"decode","dialect":"openai","model":"other","url":"` + g.workers["d0"].srv.URL + `"`
+	add := func(more string, want int) (added fleet.Instance) {
+		t.Helper()
+		var to any = &added
+		if want != 201 {
+			to = nil
+		}
+		if got := g.adminJSON("POST", path, spec+more+"}", to); got != want {
+			t.Errorf("add %q: %d, want %d", more, got, want)
+		}
+		return added
+	}
+	first := add("", 201)
+	if first.Epoch >= 1<<53 {
+		t.Errorf("epoch %d is more than JSON readers tell apart", first.Epoch)
+	}
+	remove := func() {
+		t.Helper()
+		if got := g.adminJSON("DELETE", path+"/e?force=true", "", nil); got != 204 {
+			t.Errorf("remove: %d", got)
+		}
+	}
+	remove()
+	if err := g.watcher.AddStatic(first, fleet.Kube); err == nil || !strings.Contains(err.Error(), "it was taken out at epoch") {
+		t.Errorf("what had found it brings it back: %v", err)
+	}
+	if g.watcher.ReportAlive("e", first.Epoch) {
+		t.Error("a connection brings it back")
+	}
+	add(fmt.Sprintf(`,"epoch":%d`, first.Epoch), 400)
+	if second := add("", 201); second.Epoch <= first.Epoch {
+		t.Errorf("epoch %d after %d", second.Epoch, first.Epoch)
+	}
+	remove()
+	add(`,"epoch":18000000000000000000`, 201)
+	remove()
+	add("", 201)
+	remove()
+}
+
+// TestModels: what is listed can be served now; a model that is only known is
+// unavailable, and one that nobody knows does not exist.
+func TestModels(t *testing.T) {
+	g := newRig(t, 1, 1)
+	g.add("lone", fleet.Decode, func(i *fleet.Instance) { i.Model = "half" }) // has no prefill
+	g.add("odd-p", fleet.Prefill, func(i *fleet.Instance) { i.Model, i.Numerics = "odd", "a" })
+	g.add("odd-d", fleet.Decode, func(i *fleet.Instance) { i.Model, i.Numerics = "odd", "b" })
+	engine := g.add("engine", fleet.Decode, func(i *fleet.Instance) { i.Model, i.Dialect = "alone", "openai" })
+	g.until("the engine to be probed", func() bool { return g.r.Serves(g.watcher.Snapshot().Get("engine")) })
+	listed := func(want ...string) {
+		t.Helper()
+		_, body := g.get("/v1/models")
+		for _, model := range []string{"m", "half", "odd", "alone", "none"} {
+			there := slices.Contains(want, model)
+			if strings.Contains(body, `"id":"`+model+`"`) != there {
+				t.Errorf("%s is listed: %v, want %v", model, !there, there)
+			}
+			status := 503
+			switch {
+			case there:
+				status = 200
+			case model == "none":
+				status = 404
+			}
+			if got, body := g.get("/v1/models/" + model); got != status {
+				t.Errorf("%s: %d %s, want %d", model, got, body, status)
+			}
+			if resp, body := g.post("/v1/completions", `{"model":"`+model+`","prompt":"x"}`); resp.StatusCode != status {
+				t.Errorf("%s: a request: %d %s, want %d", model, resp.StatusCode, body, status)
+			}
+		}
+	}
+	listed("m", "alone")
+	if got := g.adminJSON("POST", "/admin/v1/instances/p0/drain", `{"force":true}`, nil); got != 200 {
+		t.Fatal(got)
+	}
+	engine.srv.CloseClientConnections() // for good
+	engine.srv.Close()
+	g.watcher.ReportDead("engine", 1, "test")
+	listed()
+	if got := g.adminJSON("POST", "/admin/v1/instances/p0/undrain", "", nil); got != 200 {
+		t.Fatal(got)
+	}
+	g.watcher.Remove("lone", "test")
+	listed("m")
+}
+
 func TestOwnPaths(t *testing.T) {
 	g := newRig(t, 1, 1)
 	f := func(path string, status int, want string) {
@@ -99,6 +193,33 @@ func TestOwnPaths(t *testing.T) {
 		t.Errorf("POST /ready: %d %q", resp.StatusCode, body)
 	}
 	apiError(t, body)
+}
+
+// TestTokenizeWhileDrained: a worker that drains gets nothing more, also before its
+// announcement says that it drains, or where it never will.
+func TestTokenizeWhileDrained(t *testing.T) {
+	g := newRig(t, 1, 1)
+	f := func(status int, want string) {
+		t.Helper()
+		if resp, body := g.post("/tokenize", `{"prompt":"x"}`); resp.StatusCode != status || !strings.Contains(body, want) {
+			t.Errorf("%d %q, want %d %q", resp.StatusCode, body, status, want)
+		}
+	}
+	drain := func(id string) {
+		t.Helper()
+		if code := g.adminJSON("POST", "/admin/v1/instances/"+id+"/drain", `{"force":true}`, nil); code != 200 {
+			t.Errorf("drain: %d", code)
+		}
+	}
+	g.workers["d0"].on(&g.workers["d0"].other, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `"d0"`) })
+	g.workers["p0"].on(&g.workers["p0"].other, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `"p0"`) })
+	f(200, "d0")
+	drain("d0")
+	f(200, "p0")
+	drain("p0")
+	f(503, "every worker that is live drains")
+	g.adminJSON("POST", "/admin/v1/instances/d0/undrain", "", nil)
+	f(200, "d0")
 }
 
 func TestReadyNeedsAProbedPair(t *testing.T) {
@@ -302,4 +423,54 @@ func TestAdmin(t *testing.T) {
 		t.Errorf("metrics: %v", err)
 	}
 	resp.Body.Close()
+}
+
+// TestMetricsOnFirstUse: a router that nobody has asked exports no series of its
+// paths; one that was asked tells what tokens it took and how fast.
+func TestMetricsOnFirstUse(t *testing.T) {
+	g := newRig(t, 1, 1, func(c *router.Config) { c.PublicMetrics = true })
+	metrics := func() string { _, text := g.get("/metrics"); return text }
+	paths := func() (out []string) {
+		for _, line := range strings.Split(metrics(), "\n") {
+			if strings.HasPrefix(line, "xpyd_router_") && strings.Contains(line, `path="`) && !strings.Contains(line, "_bucket{") {
+				out = append(out, line)
+			}
+		}
+		return out
+	}
+	if list := paths(); len(list) > 0 {
+		t.Errorf("before any request: %q", list)
+	}
+	if n := strings.Count(metrics(), "\nxpyd_router_"); n > 150 {
+		t.Errorf("%d series", n)
+	}
+	d := g.workers["d0"]
+	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
+		begin(w)
+		for range 4 {
+			fmt.Fprint(w, "data: {\"choices\":[{\"index\":0,\"text\":\"a\"}]}\n\n")
+			w.(http.Flusher).Flush()
+		}
+		fmt.Fprint(w, "data: [DONE]\n\n")
+	})
+	g.post("/v1/completions", askStream)
+	d.on(&d.decode, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"choices":[{"index":0,"text":"a"}],"usage":{"prompt_tokens":7,"completion_tokens":5}}`)
+	})
+	g.post("/v1/completions", `{"model":"m","prompt":"x"}`)
+	g.until("it is counted", func() bool {
+		return strings.Contains(metrics(), `xpyd_router_requests_total{code="200",path="/v1/completions"} 2`)
+	})
+	text := metrics()
+	for name, want := range map[string]string{"requests_total": "2", "ttft_seconds_count": "2", "itl_seconds_count": "4", "tpot_seconds_count": "1",
+		"generation_tokens_total": "10", "prompt_tokens_total": "12", "request_duration_seconds_count": "2"} {
+		m := regexp.MustCompile(`(?m)^xpyd_router_` + name + `\{.*path="/v1/completions"\} (\S+)$`).FindStringSubmatch(text)
+		if m == nil || m[1] != want {
+			t.Errorf("%s: %q, want %s", name, m, want)
+		}
+	}
+	if strings.Contains(text, `path="/v1/embeddings"`) {
+		t.Error("a path that nobody asked for")
+	}
 }

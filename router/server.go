@@ -68,6 +68,7 @@ func (r *Router) adminServer() *fasthttp.Server {
 		MaxRequestBodySize: r.cfg.MaxBodyBytes, ReadBufferSize: r.cfg.MaxHeaderBytes,
 		ReadTimeout: r.cfg.ReadTimeout, IdleTimeout: r.cfg.IdleTimeout, WriteTimeout: time.Minute, // profiles take their time
 		NoDefaultServerHeader: true, NoDefaultContentType: true, DisablePreParseMultipartForm: true,
+		Concurrency:           r.adminConns,
 		MaxIdleWorkerDuration: 2 * time.Second, // also how long its sweeper outlives Shutdown
 		CloseOnShutdown:       true, Logger: logAdapter{r.log}, SecureErrorLogMessage: true,
 	}
@@ -169,6 +170,7 @@ func (r *Router) brief(ctx *fasthttp.RequestCtx, id, path string) {
 func (r *Router) httpError(ctx *fasthttp.RequestCtx, err error) {
 	var small *fasthttp.ErrSmallBuffer
 	var timeout interface{ Timeout() bool }
+	var framing reqbody.FramingError
 	var e *openai.Error
 	switch {
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
@@ -179,7 +181,7 @@ func (r *Router) httpError(ctx *fasthttp.RequestCtx, err error) {
 	case errors.As(err, &timeout) && timeout.Timeout():
 		e = openai.BadRequest("", "the request was not complete within %v", r.cfg.ReadTimeout)
 		e.Status, e.Code = 408, "request_timeout"
-	case errors.Is(err, reqbody.ErrTwoLengths):
+	case errors.As(err, &framing):
 		e = openai.BadRequest("", "%v", err)
 	default:
 		e = openai.BadRequest("", "malformed HTTP request")
@@ -231,21 +233,25 @@ func (r *Router) version(ctx *fasthttp.RequestCtx, id string) {
 	r.brief(ctx, id, "/version")
 }
 
-// served lists the models that usable workers have, in order of the workers.
-func (r *Router) served() []openai.Model {
-	var out []openai.Model
-	s := r.fleet.Snapshot()
+// served lists the models that some pair can serve now, in order of their
+// workers, and says of all that are known whether they are such.
+func (r *Router) served() (list []openai.Model, known map[string]bool) {
+	v := r.view()
+	known = r.picker.Models(v)
 next:
-	for m := range s.Usable(fleet.Decode) {
-		for i := range out {
-			if out[i].ID == m.Model {
-				out[i].MaxModelLen = min(out[i].MaxModelLen, m.MaxModelLen)
+	for m := range v.Snapshot.Usable(fleet.Decode) {
+		if !known[m.Model] || !v.Eligible(m) {
+			continue
+		}
+		for i := range list {
+			if list[i].ID == m.Model {
+				list[i].MaxModelLen = min(list[i].MaxModelLen, m.MaxModelLen)
 				continue next
 			}
 		}
-		out = append(out, openai.Model{ID: m.Model, Created: r.created.Unix(), MaxModelLen: m.MaxModelLen})
+		list = append(list, openai.Model{ID: m.Model, Created: r.created.Unix(), MaxModelLen: m.MaxModelLen})
 	}
-	return out
+	return list, known
 }
 
 func (r *Router) models(ctx *fasthttp.RequestCtx, id string) {
@@ -258,14 +264,23 @@ func (r *Router) oneModel(ctx *fasthttp.RequestCtx, id, name string) {
 		r.refuse(ctx, id, "/v1/models", openai.Unauthorized("the API key is missing or wrong, or it has expired"))
 		return
 	}
-	for _, m := range r.servedTo(tenantOf(ctx)) {
+	t := tenantOf(ctx)
+	list, known := r.served()
+	if t != nil && !t.key.May(name) {
+		list, known = nil, nil
+	}
+	for _, m := range list {
 		if m.ID == name {
 			writeJSON(ctx, 200, openai.AppendModel(nil, m))
 			r.brief(ctx, id, "/v1/models")
 			return
 		}
 	}
-	r.refuse(ctx, id, "/v1/models", openai.ModelNotFound(name))
+	err := openai.ModelNotFound(name)
+	if _, ok := known[name]; ok {
+		err = openai.Unavailable("the model %q cannot be served now: no live, compatible pair of workers that have passed their probe has it", clip(name))
+	}
+	r.refuse(ctx, id, "/v1/models", err)
 }
 
 // errorMessage is the message of an error body, for logs and wrapping.

@@ -131,8 +131,8 @@ func TestForm(t *testing.T) {
 			for i := 0; i < len(in); i += step {
 				s.read([]byte(in[i:min(i+step, len(in))]))
 			}
-			if s.model != model || s.twice != twice {
-				t.Errorf("%q behind %q by %d: %q %v", in, settled, step, s.model, s.twice)
+			if s.model != model || s.twice != twice || s.broken != "" {
+				t.Errorf("%q behind %q by %d: %q %v %s", in, settled, step, s.model, s.twice, s.broken)
 			}
 		}
 	}
@@ -155,6 +155,50 @@ func TestForm(t *testing.T) {
 	}
 }
 
+// TestFormFetch: every field that an engine would fetch is held against
+// media_hosts, and a form that engines may read in another way is refused.
+func TestFormFetch(t *testing.T) {
+	f := func(kind, in, param, want string) {
+		t.Helper()
+		for _, step := range []int{1, 7, len(in) + 1} {
+			s, got, message := newForm(kind), "", ""
+			for i := 0; i < len(in); i += step {
+				s.read([]byte(in[i:min(i+step, len(in))]))
+				if err := s.refusal(hosts{"img.example"}); err != nil {
+					got, message = err.Param, err.Message
+					break
+				}
+			}
+			if got != param || !strings.Contains(message, want) || message != "" && want == "" {
+				t.Errorf("%q by %d: %q %q, want %q %q", in, step, got, message, param, want)
+			}
+		}
+	}
+	const kind, allowed = "multipart/form-data; boundary=B", "not in the router's media_hosts"
+	part := func(head, value string) string {
+		return "--B\r\nContent-Disposition: form-data; " + head + "\r\n\r\n" + value + "\r\n--B--\r\n"
+	}
+	for _, name := range []string{`name=url`, `name="image_url"`, `name="url[]"`, `name="IMAGE_URL[0]"`, `name=image`, `name="mask"; filename="a.png"`, `name*=utf-8''ur%6c`,
+		`name="prompt"; name*=utf-8''image`} {
+		f(kind, part(name, "http://169.254.169.254/latest"), strings.NewReplacer(`name*=utf-8''ur%6c`, "url", `name="prompt"; name*=utf-8''image`, "image",
+			`; filename="a.png"`, "", "name=", "", `"`, "").Replace(name), allowed)
+	}
+	f(kind, part("name=image", " \n\tHTTPS://evil.example/x"), "image", allowed)
+	f(kind, part("name=image", "http://evil.example/"+strings.Repeat("x", 3*maxToken)), "image", allowed)
+	f(kind, part("name=image", "file:/etc/passwd"), "image", "no http or https address")
+	f(kind, part("name=url", "/etc/passwd"), "url", "no http or https address")
+	f(kind, part("name=url", "https://img.example/1.png"), "", "")
+	f(kind, part("name=url", "data:image/png;base64,AAAA"), "", "")
+	f(kind, part("name=image", "\x89PNG\r\n\x1a\nhttp://evil.example"), "", "")
+	f(kind, part("name=prompt", "http://evil.example/ is what the sign says"), "", "")
+	f(kind, part("name=x", "time: 10:/20"), "", "")
+	f(kind, part("name=url\r\nContent-Transfer-Encoding: base64", "aHR0cDovL2V2aWwuZXhhbXBsZQ=="), "", "malformed form: Content-Transfer-Encoding base64")
+	f(kind, part("name=file\r\nContent-Transfer-Encoding: binary", "x"), "", "")
+	f(kind, "--B\r\nX: a\n\nContent-Disposition: form-data; name=url\r\n\r\nhttp://evil.example\r\n--B--\r\n", "", "CR LF")
+	f(kind+"; charset=utf-16", part("name=url", "x"), "", "malformed form: charset utf-16")
+	f(kind+"; charset=UTF-8", part("name=x", "x"), "", "")
+}
+
 // FuzzForm: no field that mime/multipart calls model is missed.
 func FuzzForm(f *testing.F) {
 	f.Add([]byte("--B\r\nContent-Disposition: form-data; name=model\r\n\r\nm\r\n--B--"))
@@ -166,7 +210,7 @@ func FuzzForm(f *testing.F) {
 			if err != nil {
 				return
 			}
-			if len(in) < maxToken && part.FormName() == "model" && !ours.named && !ours.twice {
+			if len(in) < maxToken && part.FormName() == "model" && !ours.named && !ours.twice && ours.broken == "" {
 				t.Fatalf("%q", in)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
 )
@@ -222,6 +223,9 @@ func (a *attempt) ask(x *dialect.Exchange) *failure {
 	body, err := r.question(&a.p.life, asker.Ask(a.p.inst))
 	if err == nil {
 		x.Facts, err = asker.Learn(body)
+	}
+	if scarce.Ours(err) {
+		return shortage(a.p, err)
 	}
 	if err != nil { // its bootstrap is not there; that says nothing about its other port
 		return &failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: ticket.Dead, reason: reasonTransport, retry: true,

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router/dialect"
@@ -60,7 +59,7 @@ func validStatics(list []Static) error {
 		switch {
 		case err != nil:
 		case !slices.Contains(foreignNames(), s.Dialect):
-			err = fmt.Errorf("dialect: want one of %s; native workers announce themselves, with --join", strings.Join(foreignNames(), ", "))
+			err = fmt.Errorf("dialect: want one of %s; native workers announce themselves, with --join-file", strings.Join(foreignNames(), ", "))
 		case seen[s.ID]:
 			err = fmt.Errorf("id: %q is there twice", s.ID)
 		default:
@@ -102,7 +101,7 @@ func (r *Router) SetStatic(list []Static) error {
 			continue
 		}
 		inst := s.instance()
-		inst.Epoch = uint64(time.Now().UnixNano())
+		inst.Epoch = r.nextEpoch(s.ID)
 		if err := ed.AddStatic(inst, fleet.Static); err != nil {
 			errs = append(errs, err)
 			delete(next, s.ID)

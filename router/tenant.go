@@ -157,7 +157,7 @@ func tenantOf(ctx *fasthttp.RequestCtx) *tenant {
 
 // servedTo lists the models that are served and that a tenant's key may use.
 func (r *Router) servedTo(t *tenant) []openai.Model {
-	all := r.served()
+	all, _ := r.served()
 	if t == nil {
 		return all
 	}

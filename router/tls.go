@@ -3,38 +3,15 @@ package router
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/trust"
 )
-
-// maxPEM bounds a file of certificates.
-const maxPEM = 4 << 20
-
-// pool reads a file of CA certificates.
-func pool(path string) (*x509.CertPool, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if info.Size() > maxPEM {
-		return nil, fmt.Errorf("%s: more than %d bytes", path, maxPEM)
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	p := x509.NewCertPool()
-	if !p.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("%s: no certificates in PEM", path)
-	}
-	return p, nil
-}
 
 // serverTLS is a listener's; each handshake uses what is in force.
 type serverTLS struct {
@@ -50,7 +27,7 @@ func (s *serverTLS) load() error {
 	}
 	c := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
 	if s.clientCA != "" {
-		if c.ClientCAs, err = pool(s.clientCA); err != nil {
+		if c.ClientCAs, err = trust.CertPool(s.clientCA); err != nil {
 			return fmt.Errorf("tls_client_ca: %w", err)
 		}
 		c.ClientAuth = tls.RequireAndVerifyClientCert
@@ -97,10 +74,11 @@ func (u *Upstream) Validate() error {
 	return nil
 }
 
-// clientTLS is for engines whose URL is https.
+// clientTLS is for engines and workers whose URL is https.
 type clientTLS struct {
-	u   Upstream
-	now atomic.Pointer[tls.Config]
+	u       Upstream
+	now     atomic.Pointer[tls.Config] // to engines
+	members *tls.Config                // to the fleet's workers; nil: they have none
 }
 
 func (c *clientTLS) load() error {
@@ -108,7 +86,7 @@ func (c *clientTLS) load() error {
 		InsecureSkipVerify: c.u.InsecureSkipVerify, ClientSessionCache: tls.NewLRUClientSessionCache(256)}
 	var err error
 	if c.u.CA != "" {
-		if t.RootCAs, err = pool(c.u.CA); err != nil {
+		if t.RootCAs, err = trust.CertPool(c.u.CA); err != nil {
 			return err
 		}
 	}
@@ -123,22 +101,27 @@ func (c *clientTLS) load() error {
 	return nil
 }
 
-// secure marks the addresses that are connected to by TLS, so that the
-// connections of both kinds are kept apart.
-const secure = "tls:"
+// Marks of the addresses that are connected to by TLS, so that the connections
+// of each kind are kept apart: to engines, and to the fleet's own workers.
+const (
+	secure = "tls:"
+	member = "member:"
+)
 
-// bare is an address without the mark.
-func bare(addr string) string { return strings.TrimPrefix(addr, secure) }
+// bare is an address without a mark.
+func bare(addr string) string { return strings.TrimPrefix(strings.TrimPrefix(addr, secure), member) }
 
 // shake makes a connection to addr a TLS one, if it is marked so.
 func (c *clientTLS) shake(ctx context.Context, conn net.Conn, addr string) (net.Conn, error) {
-	if !strings.HasPrefix(addr, secure) {
+	conf := c.members
+	switch {
+	case strings.HasPrefix(addr, secure):
+		if conf = c.now.Load(); conf.ServerName == "" {
+			conf = conf.Clone()
+			conf.ServerName, _, _ = net.SplitHostPort(bare(addr)) // hostPort has looked
+		}
+	case !strings.HasPrefix(addr, member):
 		return conn, nil
-	}
-	conf := c.now.Load()
-	if conf.ServerName == "" {
-		conf = conf.Clone()
-		conf.ServerName, _, _ = net.SplitHostPort(bare(addr)) // hostPort has looked
 	}
 	t := tls.Client(conn, conf)
 	if err := t.HandshakeContext(ctx); err != nil {

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"fmt"
 	"io"
 
 	"github.com/valyala/fasthttp"
@@ -62,7 +61,7 @@ func (b *upBody) all(limit int) ([]byte, error) {
 	size := 4096
 	if !b.chunked && !b.toEnd {
 		if b.left > int64(limit) {
-			return nil, &legError{"body", fmt.Errorf("%d bytes are more than %d", b.left, limit)}
+			return nil, &legError{"body", &largeError{"an answer", limit}}
 		}
 		size = int(b.left) + 1
 	}
@@ -73,7 +72,7 @@ func (b *upBody) all(limit int) ([]byte, error) {
 		}
 		n, err := b.Read(buf[len(buf):cap(buf)])
 		if buf = buf[:len(buf)+n]; len(buf) > limit {
-			return nil, &legError{"body", fmt.Errorf("more than %d bytes", limit)}
+			return nil, &legError{"body", &largeError{"an answer", limit}}
 		}
 		if err == io.EOF {
 			return buf, nil

@@ -2,19 +2,24 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
+	"net/url"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/xpyd/xpyd/internal/datadir"
 )
 
 // adminFlags find the admin listener of a router: by flag, by environment, or
@@ -24,47 +29,65 @@ type adminFlags struct{ url, token, data, ca string }
 func (a *adminFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&a.url, "admin", "", "URL of the router's admin listener; default: the one in --data, else http://127.0.0.1:8001")
-	f.StringVar(&a.token, "token", "", "admin token; default: XPYD_ADMIN_TOKEN, else the one in --data")
+	f.StringVar(&a.token, "token", "", "admin token; default: XPYD_ADMIN_TOKEN, else the one in --data, else XPYD_ADMIN_TOKEN_RO, which only reads")
 	f.StringVar(&a.ca, "admin-ca", "", "PEM file of who vouches for an https admin listener; default: the one's own in --data, else the system's")
-	f.StringVar(&a.data, "data", defaultData(), "data folder of the router")
+	f.StringVar(&a.data, "data", datadir.Default(), "data folder of the router")
 }
 
-func (a *adminFlags) file(name string) string {
-	b, err := os.ReadFile(filepath.Join(a.data, name))
+// found is where the router is and what it wants to see, as far as flags, the
+// environment and the data folder say. What is in a folder that others could have
+// made is not believed, and nothing is sent anywhere then.
+type found struct{ url, token, ca string }
+
+func (a *adminFlags) find() (found, error) {
+	t := found{url: a.url, token: cmp.Or(a.token, os.Getenv("XPYD_ADMIN_TOKEN")), ca: a.ca}
+	if t.url == "" || t.token == "" || t.ca == "" && strings.HasPrefix(t.url, "https:") {
+		if err := a.look(&t); err != nil {
+			return found{}, err
+		}
+	}
+	t.token = cmp.Or(t.token, os.Getenv("XPYD_ADMIN_TOKEN_RO"))
+	t.url = cmp.Or(t.url, "http://127.0.0.1:8001")
+	if !strings.Contains(t.url, "://") {
+		t.url = "http://" + t.url
+	}
+	t.url = strings.TrimSuffix(t.url, "/")
+	return t, nil
+}
+
+// look fills in what a router on this machine has left. Its token is for where it
+// says it is, or for where the user does.
+func (a *adminFlags) look(t *found) error {
+	dir, err := datadir.Open(a.data)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
-		return ""
+		return err
 	}
-	return strings.TrimSpace(string(b))
-}
-
-func (a *adminFlags) base() string {
-	for _, u := range []string{a.url, a.file(fileAdmin), "http://127.0.0.1:8001"} {
-		if u != "" && !strings.Contains(u, "://") {
-			u = "http://" + u
+	defer dir.Close()
+	file := func(name string, to *string) {
+		if *to != "" || err != nil {
+			return
 		}
-		if u != "" {
-			return strings.TrimSuffix(u, "/")
+		text, readErr := dir.Read(name)
+		if errors.Is(readErr, fs.ErrNotExist) {
+			return
 		}
+		*to, err = strings.TrimSpace(string(text)), readErr
 	}
-	return ""
-}
-
-func (a *adminFlags) bearer() string {
-	for _, t := range []string{a.token, os.Getenv("XPYD_ADMIN_TOKEN"), a.file(fileToken)} {
-		if t != "" {
-			return t
-		}
+	file(fileAdmin, &t.url)
+	file(fileAdminCert, &t.ca)
+	if t.url != "" {
+		file(fileToken, &t.token)
 	}
-	return ""
+	return err
 }
 
 // client believes the certificate that is asked for, or that the router on this
 // machine has left.
-func (a *adminFlags) client() (*http.Client, error) {
-	path := a.ca
-	if path == "" {
-		path = a.file(fileAdminCert)
-	}
+func (f *found) client() (*http.Client, error) {
+	path := f.ca
 	t := &http.Transport{Proxy: http.ProxyFromEnvironment}
 	if path != "" {
 		text, err := os.ReadFile(path)
@@ -82,7 +105,11 @@ func (a *adminFlags) client() (*http.Client, error) {
 
 // call does one request; in and out are JSON and may be nil.
 func (a *adminFlags) call(ctx context.Context, method, path string, in, out any) error {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	return a.callWithin(ctx, 15*time.Second, method, path, in, out)
+}
+
+func (a *adminFlags) callWithin(ctx context.Context, limit time.Duration, method, path string, in, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var body io.Reader
 	if in != nil {
@@ -92,31 +119,9 @@ func (a *adminFlags) call(ctx context.Context, method, path string, in, out any)
 		}
 		body = bytes.NewReader(b)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, a.base()+path, body)
+	b, err := a.ask(ctx, method, path, body)
 	if err != nil {
 		return err
-	}
-	req.Header.Set("Authorization", "Bearer "+a.bearer())
-	client, err := a.client()
-	if err != nil {
-		return err
-	}
-	defer client.CloseIdleConnections()
-	resp, err := client.Do(req)
-	if err != nil {
-		return fmt.Errorf("no router at %s (%w); is it running? --admin and --data say where", a.base(), err)
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode >= 300 {
-		var e struct{ Error struct{ Message string } }
-		if json.Unmarshal(b, &e) == nil && e.Error.Message != "" {
-			return fmt.Errorf("%s", e.Error.Message)
-		}
-		return fmt.Errorf("%s %s: status %d", method, path, resp.StatusCode)
 	}
 	if out == nil {
 		return nil
@@ -124,38 +129,144 @@ func (a *adminFlags) call(ctx context.Context, method, path string, in, out any)
 	return json.Unmarshal(b, out)
 }
 
-// newOrder is `xpyd drain`, `undrain` or `role`.
-func newOrder(use, short, example, action string, body func(args []string) any, args cobra.PositionalArgs) *cobra.Command {
+// maxAnswer bounds what a router answers.
+const maxAnswer = 64 << 20
+
+// ask does one request, and returns the body of an answer that is none of failure.
+func (a *adminFlags) ask(ctx context.Context, method, path string, body io.Reader) ([]byte, error) {
+	at, err := a.find()
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, method, at.url+path, body)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+at.token)
+	client, err := at.client()
+	if err != nil {
+		return nil, err
+	}
+	defer client.CloseIdleConnections()
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("no router at %s (%w); is it running? --admin and --data say where", at.url, err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode >= 300 {
+		var e struct{ Error struct{ Message string } }
+		if json.Unmarshal(b, &e) == nil && e.Error.Message != "" {
+			return nil, errors.New(e.Error.Message)
+		}
+		return nil, fmt.Errorf("%s %s: status %d", method, path, resp.StatusCode)
+	}
+	return b, nil
+}
+
+// newAdmin is `xpyd admin`: what has no command of its own.
+func newAdmin() *cobra.Command {
 	var admin adminFlags
-	cmd := &cobra.Command{Use: use, Short: short, Example: example, Args: args,
+	var method, data string
+	cmd := &cobra.Command{
+		Use: "admin PATH [--request METHOD] [--json BODY]", Short: "Ask a router's admin API, without a token on the command line",
+		Long: `Ask a router's admin API and print what it answers. PATH is below /admin/v1, unless
+it begins with a slash. It is a GET, and with --json a POST.`,
+		Example: "  xpyd admin cache\n  xpyd admin cache/flush --request POST\n  xpyd admin cache/pin --json '{\"prompt\": \"You are a helpful assistant.\", \"ttl_s\": 3600}'\n  xpyd admin /debug/requests/REQUEST",
+		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := admin.call(cmd.Context(), "POST", "/admin/v1/instances/"+args[0]+"/"+action, body(args), nil); err != nil {
+			path := args[0]
+			if !strings.HasPrefix(path, "/") {
+				path = "/admin/v1/" + path
+			}
+			verb, body := "GET", io.Reader(nil)
+			if cmd.Flags().Changed("json") {
+				verb, body = "POST", strings.NewReader(data)
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), orderWait)
+			defer cancel()
+			b, err := admin.ask(ctx, cmp.Or(strings.ToUpper(method), verb), path, body)
+			if err != nil {
+				return err
+			}
+			if n := len(b); n > 0 && json.Valid(b) && b[n-1] != '\n' {
+				b = append(b, '\n')
+			}
+			_, err = cmd.OutOrStdout().Write(b)
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&method, "request", "X", "", "method; default: GET, or POST with --json")
+	cmd.Flags().StringVar(&data, "json", "", "body")
+	admin.register(cmd)
+	return cmd
+}
+
+// orderWait is for an order: a worker that is starting is waited for.
+const orderWait = 45 * time.Second
+
+// order is `xpyd drain`, `undrain` or `role`.
+type order struct {
+	admin adminFlags
+	cmd   *cobra.Command
+}
+
+func newOrder(use, short, example, action string, body func(args []string) map[string]any, args cobra.PositionalArgs) *order {
+	o := &order{}
+	o.cmd = &cobra.Command{Use: use, Short: short, Example: example, Args: args,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.admin.callWithin(cmd.Context(), orderWait, "POST", "/admin/v1/instances/"+url.PathEscape(args[0])+"/"+action, body(args), nil); err != nil {
 				return err
 			}
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", args[0], strings.Join(append([]string{action}, args[1:]...), " "))
 			return err
 		}}
-	admin.register(cmd)
-	return cmd
+	o.admin.register(o.cmd)
+	return o
 }
 
-func none([]string) any { return nil }
+const forceHelp = "also the last worker of its role that serves the model: requests get 503 then"
 
 func newDrain() *cobra.Command {
-	return newOrder("drain ID", "Send a worker no new work; what it has goes on", "  xpyd drain decode-0", "drain", none, cobra.ExactArgs(1))
+	var force bool
+	var wait waiting
+	o := newOrder("drain ID", "Send a worker no new work; what it has goes on",
+		"  xpyd drain decode-0\n  xpyd drain decode-0 --wait     until it has finished what it has", "drain",
+		func([]string) map[string]any { return map[string]any{"force": force} }, cobra.ExactArgs(1))
+	o.cmd.Long = `Send a worker no new work; what it has goes on. The last worker of its role that
+serves a model is drained with --force only. The drain holds until
+` + "`xpyd undrain`" + `, also over a crash of a worker of ` + "`xpyd up`" + `; one that was ended in
+order starts afresh.`
+	run := o.cmd.RunE
+	o.cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := run(cmd, args); err != nil {
+			return err
+		}
+		return wait.until(cmd, "the drain", func(ctx context.Context) (string, error) { return stillHeld(ctx, &o.admin, args[0]) })
+	}
+	o.cmd.Flags().BoolVar(&force, "force", false, forceHelp)
+	wait.register(o.cmd, "until it has no request, ticket or lease any more")
+	return o.cmd
 }
 
 func newUndrain() *cobra.Command {
-	return newOrder("undrain ID", "Take a drain back", "  xpyd undrain decode-0", "undrain", none, cobra.ExactArgs(1))
+	return newOrder("undrain ID", "Take a drain back", "  xpyd undrain decode-0", "undrain",
+		func([]string) map[string]any { return nil }, cobra.ExactArgs(1)).cmd
 }
 
 func newRole() *cobra.Command {
-	return newOrder("role ID prefill|decode", "Change what a running worker does for new requests", "  xpyd role prefill-1 decode", "role",
-		func(args []string) any { return map[string]string{"role": args[1]} },
+	var force bool
+	o := newOrder("role ID prefill|decode", "Change what a running worker does for new requests", "  xpyd role prefill-1 decode", "role",
+		func(args []string) map[string]any { return map[string]any{"role": args[1], "force": force} },
 		cobra.MatchAll(cobra.ExactArgs(2), func(cmd *cobra.Command, args []string) error {
 			if args[1] != "prefill" && args[1] != "decode" {
 				return usageError{fmt.Errorf("%q: want prefill or decode", args[1])}
 			}
 			return nil
 		}))
+	o.cmd.Flags().BoolVar(&force, "force", false, forceHelp)
+	return o.cmd
 }

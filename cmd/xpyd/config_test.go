@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/trust"
 )
 
 // roles are the commands that read a configuration file, which are also the
@@ -89,14 +90,19 @@ func TestSamples(t *testing.T) {
 	}
 }
 
-// TestComposeConfigs: the files that docker-compose.yml mounts.
+// TestComposeConfigs: the files that docker-compose.yml mounts, and that what is
+// secret in the environment does not show.
 func TestComposeConfigs(t *testing.T) {
-	t.Setenv("XPYD_FLEET__URL", "nats://xpyd:secret@nats:4222")
-	for _, role := range []string{"router", "prefill", "decode"} {
-		out, _ := inForce(t, role, "--config", filepath.Join("../../configs/compose", role+".yaml"))
-		if strings.Contains(out, "secret") || !strings.Contains(out, "nats://xpyd:********@nats:4222") {
-			t.Errorf("%s: a password shows, or the URL does not:\n%s", role, out)
+	for _, role := range []string{"prefill", "decode"} {
+		if out, _ := inForce(t, role, "--config", filepath.Join("../../configs/compose", role+".yaml")); !strings.Contains(out, "join_file: /fleet/xpyd/join-url\n") {
+			t.Errorf("%s: no join file:\n%s", role, out)
 		}
+	}
+	t.Setenv("XPYD_FLEET__URL", "nats://xpyd:hunter2@nats:4222")
+	t.Setenv("XPYD_JOIN", "nats://xpyd:hunter2@nats:4222#"+trust.NewSecret().Reveal())
+	out, _ := inForce(t, "router", "--config", "../../configs/compose/router.yaml")
+	if strings.Contains(out, "hunter2") || !strings.Contains(out, "join: '********'") || !strings.Contains(out, "nats://xpyd:********@nats:4222") {
+		t.Errorf("a secret shows, or that there is one does not:\n%s", out)
 	}
 }
 
@@ -158,7 +164,7 @@ func TestPrintConfig(t *testing.T) {
 		f(role)
 	}
 	f("router", "--listen", "0.0.0.0:80", "--admin", "", "--nats", "nats://127.0.0.1:4222", "--data", "/tmp/x y", "--log-format", "json")
-	f("prefill", "--join", "nats://t@a:1,nats://u@b:2", "--model", "hf:a/b@main", "--kv-memory", "3GiB", "--id", "p-0", "--threads", "3")
+	f("prefill", "--join-file", "/run/xpyd/join-url", "--model", "hf:a/b@main", "--kv-memory", "3GiB", "--id", "p-0", "--threads", "3")
 	f("up", "--prefill", "3", "--decode", "2", "--block-tokens", "7", "--device", "cpu")
 	t.Setenv("XPYD_LIMITS_MAX_QUEUE", "7")
 	t.Setenv("XPYD_API_KEYS", "") // an empty list
@@ -169,7 +175,7 @@ func TestPrintConfig(t *testing.T) {
 	}
 	f("router")
 	// A secret is masked, never printed.
-	t.Setenv("XPYD_FLEET__PASSWORD", "hunter2")
+	t.Setenv("XPYD_FLEET__CLUSTER_PASSWORD", "hunter2")
 	if out, _ := inForce(t, "router"); strings.Contains(out, "hunter2") {
 		t.Errorf("a password shows:\n%s", out)
 	}
@@ -178,7 +184,7 @@ func TestPrintConfig(t *testing.T) {
 // TestUpDividesGPU: workers of one `up` share a GPU, and each is told its part.
 func TestUpDividesGPU(t *testing.T) {
 	c := upConfig{Prefill: 1, Decode: 3, GPUMemory: 0.9, BatchInvariant: true}
-	args := strings.Join(c.child("xpyd", fleet.Decode, nil)(0).Args, " ")
+	args := strings.Join(c.child("xpyd", fleet.Decode, &front{})(0).Args, " ")
 	for _, want := range []string{"--gpu-memory 0.225 ", "--kv-memory auto ", "--batch-invariant"} {
 		if !strings.Contains(args+" ", want) {
 			t.Errorf("%q is not in %q", want, args)

@@ -5,12 +5,15 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"log/slog"
+	"maps"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -19,7 +22,9 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/datadir"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/router"
 )
@@ -28,9 +33,23 @@ import (
 // settings at the top level, and how it sees the fleet.
 type RouterConfig struct {
 	router.Config
-	Data  string      `koanf:"data"` // folder of the admin token and the join URL
-	Fleet fleetConfig `koanf:"fleet"`
-	Log   worker.Log  `koanf:"log"`
+	Data string `koanf:"data"` // folder of the secrets
+	// Join or JoinFile is of another router of the fleet. TrustEveryone asks nobody
+	// for the fleet's secret, and shows it to nobody.
+	Join          string      `koanf:"join" secret:"true"`
+	JoinFile      string      `koanf:"join_file"`
+	TrustEveryone bool        `koanf:"trust_everyone"`
+	Fleet         fleetConfig `koanf:"fleet"`
+	Log           worker.Log  `koanf:"log"`
+}
+
+// Validate checks what the router's own check does not.
+func (c *RouterConfig) Validate() error {
+	err := c.Config.Validate()
+	if c.Join != "" && c.JoinFile != "" {
+		err = errors.Join(err, &config.KeyError{Key: "join_file", Msg: "it and join (XPYD_JOIN) exclude each other"})
+	}
+	return err
 }
 
 // fleetConfig says where NATS is. Without a URL the router embeds a server.
@@ -42,12 +61,9 @@ type fleetConfig struct {
 	TLSCA     string `koanf:"tls_ca"`
 	Insecure  bool   `koanf:"insecure"`
 
-	// The embedded server. Two routers name each other in cluster_routes and
-	// share user, password and the cluster's.
+	// The embedded server. Two routers name each other in cluster_routes.
 	Listen          string   `koanf:"listen"`
 	Advertise       string   `koanf:"advertise"`
-	User            string   `koanf:"user"`
-	Password        string   `koanf:"password" secret:"true"`
 	ClusterListen   string   `koanf:"cluster_listen"`
 	ClusterRoutes   []string `koanf:"cluster_routes"`
 	ClusterUser     string   `koanf:"cluster_user"`
@@ -56,6 +72,10 @@ type fleetConfig struct {
 
 // Validate refuses what could not be listened on or connected to.
 func (c *fleetConfig) Validate() error {
+	var wrong *trust.TLSError
+	if err := trust.ValidTLS(c.TLSCert, c.TLSKey, c.TLSCA); errors.As(err, &wrong) {
+		return &config.KeyError{Key: wrong.Key, Msg: wrong.Error()}
+	}
 	if c.URL != "" {
 		conn := fleet.ConnConfig{URL: c.URL, CredsFile: c.CredsFile, TLSCert: c.TLSCert, TLSCA: c.TLSCA, Insecure: c.Insecure}
 		if err := conn.Validate(); err != nil {
@@ -63,99 +83,64 @@ func (c *fleetConfig) Validate() error {
 		}
 		return nil
 	}
-	server := c.server()
+	server := c.server(&trust.Ring{})
 	if err := server.Validate(); err != nil {
 		return &config.KeyError{Key: "listen", Msg: err.Error()}
 	}
 	return nil
 }
 
-func (c *fleetConfig) server() fleet.ServerConfig {
-	return fleet.ServerConfig{Listen: c.Listen, Advertise: c.Advertise, User: c.User, Password: c.Password,
+func (c *fleetConfig) server(secrets *trust.Ring) fleet.ServerConfig {
+	return fleet.ServerConfig{Ring: secrets, Listen: c.Listen, Advertise: c.Advertise,
 		TLSCert: c.TLSCert, TLSKey: c.TLSKey, TLSCA: c.TLSCA, ClusterListen: c.ClusterListen, ClusterRoutes: c.ClusterRoutes,
 		ClusterUser: c.ClusterUser, ClusterPassword: c.ClusterPassword, Insecure: c.Insecure}
 }
 
+// env tells the workers of `up` the files of TLS.
+func (c *fleetConfig) env() []string {
+	if c.TLSCert == "" {
+		return nil
+	}
+	return []string{"XPYD_FLEET__TLS_CERT=" + c.TLSCert, "XPYD_FLEET__TLS_KEY=" + c.TLSKey, "XPYD_FLEET__TLS_CA=" + c.TLSCA}
+}
+
 func defaultRouterConfig() RouterConfig {
-	c := RouterConfig{Config: router.DefaultConfig(), Data: defaultData(), Log: worker.Log{Level: "info", Format: "text"}}
+	c := RouterConfig{Config: router.DefaultConfig(), Data: datadir.Default(), Log: worker.Log{Level: "info", Format: "text"}}
 	c.Fleet.Listen = "127.0.0.1:4222"
 	return c
 }
 
-// defaultData is XPYD_DATA, else a folder of this user's that a reboot clears.
-func defaultData() string {
-	if d := os.Getenv("XPYD_DATA"); d != "" {
-		return d
-	}
-	if d := os.Getenv("XDG_RUNTIME_DIR"); d != "" {
-		return filepath.Join(d, "xpyd")
-	}
-	return filepath.Join(os.TempDir(), fmt.Sprintf("xpyd-%d", os.Getuid()))
-}
-
-// dataDir is the folder that one router owns while it runs. What is in it is
+// Files of the data folder, which one router owns while it runs. What is in it is
 // how other commands find the router: they need no flag on the same machine.
-type dataDir struct {
-	path string
-	lock *os.File
-}
-
 const (
-	fileLock  = "lock"
-	fileToken = "admin-token" // bearer token of the admin listener
-	fileAdmin = "admin-url"
+	fileToken   = "admin-token"    // bearer token of the admin listener
+	fileTokenRO = "admin-token-ro" // of who only looks
+	fileAdmin   = "admin-url"
 	// fileAdminCert says where the admin listener's certificate is, if it has
 	// one: the commands of this machine believe it.
 	fileAdminCert = "admin-cert"
-	fileJoin      = "join-url" // NATS URL for --join
+
+	// These stay when the router ends, so that it is the same fleet when it starts
+	// again.
+	fileSecret = "fleet-secret"
+	fileJoin   = "join-url"     // for --join-file
+	fileScrape = "scrape-token" // for Prometheus
 )
-
-// openData takes the folder; a second router with the same one is refused.
-func openData(path string) (*dataDir, error) {
-	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, fmt.Errorf("data: %w", err)
-	}
-	f, err := os.OpenFile(filepath.Join(path, fileLock), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("data: %w", err)
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("data: another xpyd uses %s; stop it, or choose another folder with --data", path)
-	}
-	return &dataDir{path: path, lock: f}, nil
-}
-
-// write puts a file for this user's eyes only, whole or not at all.
-func (d *dataDir) write(name, content string) error {
-	tmp := filepath.Join(d.path, "."+name)
-	if err := os.WriteFile(tmp, []byte(content+"\n"), 0o600); err != nil {
-		return fmt.Errorf("data: %w", err)
-	}
-	return os.Rename(tmp, filepath.Join(d.path, name))
-}
-
-// close removes what we put there; the folder too, if that leaves it empty. It may be
-// called again, and meanwhile.
-func (d *dataDir) close() {
-	for _, name := range []string{fileToken, fileAdmin, fileAdminCert, fileJoin, fileLock} {
-		os.Remove(filepath.Join(d.path, name))
-	}
-	os.Remove(d.path)
-	_ = syscall.Flock(int(d.lock.Fd()), syscall.LOCK_UN) // also for a child that was just forked and has a copy
-	d.lock.Close()
-}
 
 // front is a running front door: NATS, the fleet's watcher, the router.
 type front struct {
-	log      *slog.Logger
-	data     *dataDir
-	nats     *fleet.Server // nil with an external NATS
-	joinURL  string        // for workers, with credentials
-	conn     *fleet.Conn
-	watcher  *fleet.Watcher
-	lifeline *fleet.Lifeline
-	router   *router.Router
+	log       *slog.Logger
+	forget    bool // see frontConfig
+	data      *datadir.Dir
+	secret    *fleetSecret
+	joinFile  string        // for --join-file
+	endFollow func()        // nil: the secret is its own
+	endKeep   func()        // of revocations; nil before
+	nats      *fleet.Server // nil with an external NATS
+	conn      *fleet.Conn
+	watcher   *fleet.Watcher
+	lifeline  *fleet.Lifeline
+	router    *router.Router
 
 	// ballast is never touched, so it takes no memory, but counts as held. A
 	// router holds a few MiB, which would be collected several hundred times a
@@ -165,52 +150,75 @@ type front struct {
 
 const ballastBytes = 16 << 20
 
+// frontConfig is what the settings do not say.
+type frontConfig struct {
+	mounts map[string]fasthttp.RequestHandler
+	coming func(string) bool // router.Deps.Coming
+	// sources says whether somebody chose fleet.listen. Otherwise another port does
+	// as well.
+	sources config.Sources
+	// forget leaves nothing in a data folder that was made here: there is no fleet
+	// any more.
+	forget bool
+}
+
 // openFront wires and starts everything that listens.
-func openFront(cfg *RouterConfig, log *slog.Logger, mounts map[string]fasthttp.RequestHandler) (f *front, err error) {
-	f = &front{log: log, ballast: make([]byte, ballastBytes)}
+func openFront(cfg *RouterConfig, log *slog.Logger, how frontConfig) (f *front, err error) {
+	f = &front{log: log, forget: how.forget, ballast: make([]byte, ballastBytes)}
 	defer func() {
 		if err != nil {
 			f.close(context.Background())
 			f = nil
 		}
 	}()
-	if f.data, err = openData(cfg.Data); err != nil {
-		return
-	}
-	token := os.Getenv("XPYD_ADMIN_TOKEN")
-	if token == "" {
-		var raw [24]byte
-		rand.Read(raw[:]) // never fails (crypto/rand)
-		token = hex.EncodeToString(raw[:])
-	}
-	if err = f.data.write(fileToken, token); err != nil {
-		return
-	}
-	if f.joinURL = cfg.Fleet.URL; f.joinURL == "" {
-		server := cfg.Fleet.server()
-		server.Log = log
-		f.nats, err = fleet.StartServer(server)
-		if err != nil {
-			return
-		}
-		f.joinURL = f.nats.ClientURL()
-	}
-	if err = f.data.write(fileJoin, f.joinURL); err != nil {
-		return
-	}
-	f.conn, err = fleet.Connect(fleet.ConnConfig{URL: f.joinURL, Name: "router", CredsFile: cfg.Fleet.CredsFile,
-		TLSCert: cfg.Fleet.TLSCert, TLSKey: cfg.Fleet.TLSKey, TLSCA: cfg.Fleet.TLSCA, Insecure: cfg.Fleet.Insecure, Log: log})
+	creds, err := fleetTLS(cfg.Fleet.TLSCert, cfg.Fleet.TLSKey, cfg.Fleet.TLSCA, log)
 	if err != nil {
 		return
 	}
-	reg := prometheus.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	if f.watcher, err = fleet.Watch(fleet.WatcherConfig{Conn: f.conn, Log: log, Registerer: reg}); err != nil {
+	joined, err := readJoining(cfg.Join, cfg.JoinFile)
+	if err != nil {
 		return
 	}
-	f.lifeline = fleet.WatchLifeline(f.watcher, fleet.LifelineConfig{Log: log})
-	r, err := router.New(cfg.Config, router.Deps{Fleet: f.watcher, Bus: f.conn.Bus(), Log: log, Registerer: reg, Gatherer: reg,
-		AdminToken: token, Version: build(), Mounts: mounts})
+	if f.data, err = datadir.Own(cfg.Data); err != nil {
+		return
+	}
+	f.joinFile = filepath.Join(f.data.Path(), fileJoin)
+	token, err := f.token("XPYD_ADMIN_TOKEN", fileToken)
+	if err != nil {
+		return
+	}
+	tokenRO, err := f.token("XPYD_ADMIN_TOKEN_RO", fileTokenRO)
+	if err != nil {
+		return
+	}
+	if f.secret, err = openFleetSecret(f.data, &joined, log); err != nil {
+		return
+	}
+	if err = f.openNATS(cfg, &joined, how.sources["fleet.listen"] != ""); err != nil {
+		return
+	}
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(buildInfo(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	revoked, err := readRevoked(f.data)
+	if err != nil {
+		return
+	}
+	if f.watcher, err = fleet.Watch(fleet.WatcherConfig{Conn: f.conn, Revoked: revoked, Leads: true, Probe: fleet.ProbeHealth(creds.Client()), Log: log, Registerer: reg}); err != nil {
+		return
+	}
+	f.secret.watch = f.watcher
+	who := &revoker{Watcher: f.watcher, data: f.data, nats: f.nats, log: log}
+	f.keep(who)
+	ring := f.secret.ring
+	if cfg.TrustEveryone {
+		ring = nil
+		log.Warn("trust_everyone: workers are shown no secret, so they must trust everyone too: " + trustMeans)
+	}
+	f.lifeline = fleet.WatchLifeline(f.watcher, fleet.LifelineConfig{TLS: creds.Client(), Ring: ring, Log: log})
+	mounts := f.secret.mounts()
+	maps.Copy(mounts, how.mounts)
+	r, err := router.New(cfg.Config, router.Deps{Ring: ring, TLS: creds, Fleet: f.watcher, Bus: f.conn.Bus(), Log: log, Registerer: reg, Gatherer: reg,
+		AdminToken: token, AdminTokenRO: tokenRO, Revoker: who, Version: build(), Mounts: mounts, Coming: how.coming})
 	if err != nil {
 		return
 	}
@@ -218,35 +226,150 @@ func openFront(cfg *RouterConfig, log *slog.Logger, mounts map[string]fasthttp.R
 		return
 	}
 	f.router = r
+	if joined.file != "" {
+		f.follow(&joined)
+	}
 	if a := r.AdminAddr(); a != nil {
 		scheme := "http"
 		if cfg.AdminTLSCert != "" {
 			scheme = "https"
 			var path string
 			if path, err = filepath.Abs(cfg.AdminTLSCert); err == nil {
-				err = f.data.write(fileAdminCert, path)
+				err = f.data.Write(fileAdminCert, []byte(path+"\n"))
 			}
 		}
-		err = errors.Join(err, f.data.write(fileAdmin, scheme+"://"+a.String()))
+		err = errors.Join(err, f.data.Write(fileAdmin, []byte(scheme+"://"+a.String()+"\n")))
 	}
 	return
 }
 
+// token is what the environment has, else made now; the data folder gets it.
+func (f *front) token(env, file string) (string, error) {
+	token := os.Getenv(env)
+	if token == "" {
+		var raw [24]byte
+		rand.Read(raw[:]) // never fails (crypto/rand)
+		token = hex.EncodeToString(raw[:])
+	}
+	return token, f.data.Write(file, []byte(token+"\n"))
+}
+
+// openNATS starts the embedded server, unless there is another, connects, and
+// writes how to join.
+func (f *front) openNATS(cfg *RouterConfig, joined *joining, chosen bool) error {
+	url := cfg.Fleet.URL
+	if url == "" && cfg.Fleet.ClusterListen == "" {
+		url, f.secret.moves = joined.URL, joined.URL != ""
+	}
+	if url == "" {
+		server := cfg.Fleet.server(f.secret.ring)
+		server.Log = f.log
+		addrs := []string{server.Listen}
+		if !chosen {
+			addrs = natsAddrs(server.Listen, f.secret.before())
+		}
+		var err error
+		for _, server.Listen = range addrs {
+			if f.nats, err = fleet.StartServer(server); !errors.Is(err, syscall.EADDRINUSE) {
+				break
+			}
+			f.log.Info("a port for NATS is taken", "addr", server.Listen)
+		}
+		if err != nil {
+			return err
+		}
+		url = f.nats.ClientURL()
+	}
+	f.secret.url, f.secret.nats = url, f.nats
+	if err := f.secret.publish(); err != nil {
+		return err
+	}
+	var err error
+	f.conn, err = fleet.Connect(fleet.ConnConfig{URL: url, Ring: f.secret.ring, Name: routerName, CredsFile: cfg.Fleet.CredsFile,
+		TLSCert: cfg.Fleet.TLSCert, TLSKey: cfg.Fleet.TLSKey, TLSCA: cfg.Fleet.TLSCA, Insecure: cfg.Fleet.Insecure, Log: f.log})
+	return err
+}
+
+// natsAddrs are where the embedded server may listen when nobody chose: the port of
+// the time before, which join lines name, then the default, then any.
+func natsAddrs(listen string, before trust.Join) []string {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return []string{listen} // validated before
+	}
+	var out []string
+	first, _, _ := strings.Cut(before.URL, ",")
+	if u, err := url.Parse(first); err == nil && u.Port() != "" {
+		out = append(out, net.JoinHostPort(host, u.Port()))
+	}
+	return slices.Compact(append(out, listen, net.JoinHostPort(host, "0")))
+}
+
+// follow takes what another router's join file says, until close.
+func (f *front) follow(joined *joining) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		joined.follow(ctx, nil, f.log, func(j trust.Join) error { return f.secret.follow(j, f.conn) })
+	}()
+	f.endFollow = func() {
+		cancel()
+		<-done
+	}
+}
+
+// keep has the revocations kept, until close.
+func (f *front) keep(who *revoker) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		who.follow(ctx)
+	}()
+	f.endKeep = func() {
+		cancel()
+		<-done
+	}
+}
+
+// letGo gives the data folder back. It may be called again, and meanwhile.
+func (f *front) letGo() {
+	files := []string{fileToken, fileTokenRO, fileAdmin, fileAdminCert}
+	if f.forget && f.data.Made() {
+		files = append(files, fileSecret, fileJoin, fileScrape, fileRevoked)
+	}
+	f.data.Close(files...)
+}
+
 // reloading puts limits, policy and static members in force anew on each SIGHUP, until end is
-// called.
+// called. The audit file is opened anew then, whatever the configuration is worth.
 func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error)) (end func()) {
 	r, log := f.router, f.log
-	reload := config.NewReloader(cfg, load, func(old, next *RouterConfig) error {
+	anew := func() (*RouterConfig, error) {
+		if err := r.ReopenAudit(); err != nil {
+			log.Error("the audit file before it is written on", "err", err)
+		}
+		return load()
+	}
+	reload := config.NewReloader(cfg, anew, func(old, next *RouterConfig) error {
 		if err := r.Reload(next.Limits, next.Pick.Policy); err != nil {
 			return err
 		}
 		if err := r.SetStatic(next.Static); err != nil { // the others of the list are in force
 			log.Error("static members", "err", err)
 		}
+		now := *old // what is in force
+		now.Limits, now.Pick.Policy, now.Static = next.Limits, next.Pick.Policy, next.Static
 		rest := *next
 		rest.Limits, rest.Pick.Policy, rest.Static = old.Limits, old.Pick.Policy, old.Static
 		if !reflect.DeepEqual(&rest, old) {
 			log.Warn("limits, pick.policy, static, keys and certificates are in force; what else has changed needs a restart")
+		}
+		if changes, err := config.Changes(old, &now); err != nil {
+			log.Error("audit", "err", err)
+		} else if len(changes) > 0 {
+			r.Audit("reload", "SIGHUP", strings.Join(changes, "; "))
 		}
 		return nil
 	}, log)
@@ -279,8 +402,14 @@ func (f *front) close(ctx context.Context) {
 	if f.router != nil {
 		errs = append(errs, f.router.Shutdown(ctx))
 	}
+	if f.endFollow != nil {
+		f.endFollow()
+	}
 	if f.lifeline != nil {
 		f.lifeline.Close()
+	}
+	if f.endKeep != nil {
+		f.endKeep()
 	}
 	if f.watcher != nil {
 		f.watcher.Close()
@@ -292,7 +421,7 @@ func (f *front) close(ctx context.Context) {
 		f.nats.Close()
 	}
 	if f.data != nil {
-		f.data.close()
+		f.letGo()
 	}
 	if err := errors.Join(errs...); err != nil {
 		f.log.Warn("shutdown was not clean", "error", err)

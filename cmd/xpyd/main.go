@@ -59,6 +59,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "xpyd",
+		Version:       build(),
 		Short:         "Serve large language models with prefill and decode on separate workers",
 		Example:       "  xpyd up                          a whole xPyD on this machine, at http://127.0.0.1:8000\n  xpyd status --watch              what runs where\n  xpyd scale prefill=3 decode=2    on a running `up`",
 		SilenceUsage:  true,
@@ -71,6 +72,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() },
 	}
+	root.SetVersionTemplate(versionLine())
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
@@ -79,7 +81,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(
 		newUp(), newRouter(), newWorker("prefill"), newWorker("decode"),
-		newScale(), newStatus(), newDrain(), newUndrain(), newRole(), newMock(), newBench(), newKeys(), newVersion(),
+		newScale(), newStatus(), newDrain(), newUndrain(), newRole(), newMock(), newBench(), newKeys(), newSecret(), newRevoke(), newUnrevoke(), newAdmin(), newVersion(),
 	)
 	for _, c := range root.Commands() {
 		c.Args = usageArgs(c.Args)

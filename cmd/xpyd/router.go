@@ -12,6 +12,8 @@ import (
 
 const shutdownTimeout = 30 * time.Second
 
+const dataHelp = "folder of the secrets, and of where the router is found; nobody else may look into it"
+
 // newRouter is `xpyd router`: the front door, alone.
 func newRouter() *cobra.Command {
 	var file string
@@ -19,12 +21,14 @@ func newRouter() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "router --config FILE",
 		Short: "Run the front door, alone",
-		Long: `Run the router. Without fleet.url it embeds a NATS server and prints the URL
-with which workers join. SIGHUP reloads limits, policy, static, keys and
+		Long: `Run the router. Without fleet.url it embeds a NATS server. At its first start it
+makes the fleet's secret in --data, and it prints the file with which workers
+join. A second router of the fleet joins with the same file. SIGHUP reloads limits, policy, static, keys and
 certificates; SIGTERM drains. /dashboard on the admin address shows the fleet in a
-browser; the password is what admin-token in --data has. Each key of the configuration is also an
+browser; the password is what admin-token-ro in --data has, which
+only reads, or admin-token. Each key of the configuration is also an
 environment variable: tls_cert is XPYD_TLS_CERT.`,
-		Example: "  xpyd router --config configs/samples/router.yaml\n  xpyd router --listen 0.0.0.0:8000\n  xpyd router --config router.yaml --print-config\n" +
+		Example: "  xpyd router --config configs/samples/router.yaml\n  xpyd router --listen 0.0.0.0:8000\n  xpyd router --join-file /run/xpyd/join-url --data /var/lib/xpyd-2 --listen 0.0.0.0:8002\n  xpyd router --config router.yaml --print-config\n" +
 			"  env XPYD_API_KEYS_FILE=keys.yaml XPYD_TLS_CERT=cert.pem XPYD_TLS_KEY=key.pem \\\n    xpyd router --listen 0.0.0.0:8443\n" +
 			"  xpyd keys new --file keys.yaml --name team-a --tokens-per-minute 100000",
 		Args: cobra.NoArgs,
@@ -36,19 +40,23 @@ environment variable: tls_cert is XPYD_TLS_CERT.`,
 	f.String("listen", def.Listen, "public address")
 	f.String("admin", def.AdminListen, "admin address; \"\" leaves it out")
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
-	f.String("data", def.Data, "folder of the admin token and the join URL")
+	f.String("join-file", "", "of another router of the fleet, for its secret and NATS, which is followed. Or the same text in XPYD_JOIN")
+	f.Bool("trust-everyone", false, trustHelp)
+	f.String("data", def.Data, dataHelp)
 	f.String("log-level", def.Log.Level, "debug, info, warn or error")
 	f.String("log-format", def.Log.Format, "text or json")
-	load := func() (*RouterConfig, error) {
+	load := func(sources config.Sources) (*RouterConfig, error) {
 		cfg := defaultRouterConfig()
-		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: map[string]string{
+		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, Sources: sources, FlagKeys: map[string]string{
 			"listen": "listen", "admin": "admin_listen", "nats": "fleet.url", "data": "data",
+			"join-file": "join_file", "trust-everyone": "trust_everyone",
 			"log-level": "log.level", "log-format": "log.format",
 		}})
 		return &cfg, err
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		cfg, err := load()
+		sources := config.Sources{}
+		cfg, err := load(sources)
 		if err != nil {
 			return usageError{err}
 		}
@@ -57,15 +65,15 @@ environment variable: tls_cert is XPYD_TLS_CERT.`,
 		}
 		log, flush := newLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
 		defer flush()
-		front, err := openFront(cfg, log, startsNone())
+		front, err := openFront(cfg, log, frontConfig{mounts: startsNone(), sources: sources})
 		if err != nil {
-			return err
+			return wrongSetting(sources, err)
 		}
 		ctx := cmd.Context()
-		lastly(ctx, front.data.close)
-		endReloads := front.reloading(cfg, load)
+		lastly(ctx, front.letGo)
+		endReloads := front.reloading(cfg, func() (*RouterConfig, error) { return load(nil) })
 		out := cmd.OutOrStdout()
-		fmt.Fprintf(out, "listening %s\njoin with: xpyd prefill --join $(cat %s/%s)\n", front.url(cfg), front.data.path, fileJoin)
+		fmt.Fprintf(out, "listening %s\njoin with: xpyd prefill --join-file %s\n", front.url(cfg), front.joinFile)
 		<-ctx.Done()
 		endReloads()
 		stop, cancel := draining(ctx, shutdownTimeout)

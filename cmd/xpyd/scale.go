@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,6 +15,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/supervise"
+	"github.com/xpyd/xpyd/router"
 )
 
 // scaler answers POST /admin/v1/scale on the router of an `up`. The listener
@@ -37,7 +41,7 @@ func (s *scaler) mounts() map[string]fasthttp.RequestHandler {
 // startsNone answers for a router that stands alone.
 func startsNone() map[string]fasthttp.RequestHandler {
 	return map[string]fasthttp.RequestHandler{"POST /admin/v1/scale": func(ctx *fasthttp.RequestCtx) {
-		fail(ctx, openai.NotFound("this router was not started by `xpyd up`, and starts no workers: start them where they are to run, with `xpyd prefill --join …` and `xpyd decode --join …`, and end them there, after `xpyd drain ID`"))
+		fail(ctx, openai.NotFound("this router was not started by `xpyd up`, and starts no workers: start them where they are to run, with `xpyd prefill --join-file …` and `xpyd decode --join-file …`, and end them there, after `xpyd drain ID`"))
 	}}
 }
 
@@ -63,17 +67,35 @@ func (s *scaler) serve(ctx *fasthttp.RequestCtx) {
 		fail(ctx, openai.BadRequest("", "%v", err))
 		return
 	}
-	type change struct{ Added, Removed []string }
-	changes := map[string]change{}
+	changes := map[string]supervise.Scaled{}
 	for role, n := range want {
-		added, removed, err := sup.Scale(role, n)
-		if err != nil {
-			fail(ctx, openai.Internal("scale %s: %v", role, err))
+		if changes[role], err = sup.Scale(role, n); err != nil {
+			fail(ctx, openai.Internal("%v", err))
 			return
 		}
-		changes[role] = change{added, removed}
 	}
+	noteScale(ctx, changes)
 	respond(ctx, changes)
+}
+
+// noteScale tells the audit log how many there were, and are.
+func noteScale(ctx *fasthttp.RequestCtx, changes map[string]supervise.Scaled) {
+	var was, is []string
+	for _, role := range slices.Sorted(maps.Keys(changes)) {
+		c := changes[role]
+		was = append(was, fmt.Sprintf("%s=%d", role, len(c.Kept)+len(c.Removed)))
+		is = append(is, fmt.Sprintf("%s=%d", role, len(c.Kept)+len(c.Added)))
+	}
+	router.NoteChange(ctx, strings.Join(was, " "), strings.Join(is, " "))
+}
+
+// coming says whether a worker runs or will: the fleet is yet to hear of it, if it
+// has not.
+func (s *scaler) coming(id string) bool {
+	sup := s.get()
+	return sup != nil && slices.ContainsFunc(sup.Status(), func(c supervise.Status) bool {
+		return c.Name == id && c.State != supervise.Draining && c.State != supervise.Stopped
+	})
 }
 
 func (s *scaler) list(ctx *fasthttp.RequestCtx) {
@@ -103,44 +125,54 @@ func respond(ctx *fasthttp.RequestCtx, v any) {
 // newScale is `xpyd scale`, on a running `up`.
 func newScale() *cobra.Command {
 	var admin adminFlags
+	var wait waiting
 	cmd := &cobra.Command{
 		Use: "scale prefill=N decode=N", Short: "Change the number of workers of a running `xpyd up`",
-		Example: "  xpyd scale prefill=3 decode=2\n  xpyd scale decode=4",
+		Long: `Change the number of workers of a running ` + "`xpyd up`" + `. Whoever has the role now
+counts, also a drained worker; of those that are too many, drained ones go first,
+and the last that serves stays. With --wait it ends when the workers are there, and
+those that go have finished.`,
+		Example: "  xpyd scale prefill=3 decode=2\n  xpyd scale decode=4 --wait",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			want := map[string]int{}
-			for _, a := range args {
-				role, text, ok := strings.Cut(a, "=")
-				n, err := strconv.Atoi(text)
-				if !ok || err != nil || role != "prefill" && role != "decode" {
-					return usageError{fmt.Errorf("%q: want prefill=N or decode=N", a)}
-				}
-				if n < 1 || n > maxWorkers {
-					return usageError{fmt.Errorf("%q: want 1 to %d workers", a, maxWorkers)}
-				}
-				if _, twice := want[role]; twice {
-					return usageError{fmt.Errorf("%q: %s is there twice", a, role)}
-				}
-				want[role] = n
+			want, err := wantedCounts(args)
+			if err != nil {
+				return usageError{err}
 			}
-			var changes map[string]struct{ Added, Removed []string }
+			var changes map[string]supervise.Scaled
 			if err := admin.call(cmd.Context(), "POST", "/admin/v1/scale", want, &changes); err != nil {
 				return err
 			}
-			for role, c := range changes {
-				if len(c.Added)+len(c.Removed) == 0 {
-					fmt.Fprintf(cmd.OutOrStdout(), "%s: %d already\n", role, want[role])
-				}
-				for _, id := range c.Added {
-					fmt.Fprintf(cmd.OutOrStdout(), "%s: starting %s\n", role, id)
-				}
-				for _, id := range c.Removed {
-					fmt.Fprintf(cmd.OutOrStdout(), "%s: draining %s\n", role, id)
-				}
+			s := scaling{changes: changes, skip: map[string]bool{}}
+			var f fleetStatus
+			if err := admin.call(cmd.Context(), "GET", "/admin/v1/instances", nil, &f); err != nil {
+				return err
 			}
-			return nil
+			s.tell(cmd.OutOrStdout(), want, &f)
+			return wait.until(cmd, "the scaling", func(ctx context.Context) (string, error) { return s.pending(ctx, &admin) })
 		},
 	}
 	admin.register(cmd)
+	wait.register(cmd, "until the workers are there, and those that go have finished")
 	return cmd
+}
+
+// wantedCounts reads prefill=N and decode=N.
+func wantedCounts(args []string) (map[string]int, error) {
+	want := map[string]int{}
+	for _, a := range args {
+		role, text, ok := strings.Cut(a, "=")
+		n, err := strconv.Atoi(text)
+		if !ok || err != nil || role != "prefill" && role != "decode" {
+			return nil, fmt.Errorf("%q: want prefill=N or decode=N", a)
+		}
+		if n < 1 || n > maxWorkers {
+			return nil, fmt.Errorf("%q: want 1 to %d workers", a, maxWorkers)
+		}
+		if _, twice := want[role]; twice {
+			return nil, fmt.Errorf("%q: %s is there twice", a, role)
+		}
+		want[role] = n
+	}
+	return want, nil
 }

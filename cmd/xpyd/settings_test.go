@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,9 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/supervise"
-	"github.com/xpyd/xpyd/internal/worker"
 )
 
 // TestWorkersSettings: what this machine does not allow a worker is refused as bad
@@ -26,6 +23,7 @@ func TestWorkersSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	up := []string{"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", filepath.Join(dir, "data"), "--device", "cpu"}
+	alone := alone(t)
 	for i, c := range []struct{ flags, yaml, want string }{ // %s is the prefix of the keys
 		{"--kv-host-memory 5TiB", "%shost_memory: 5TiB", "%shost_memory: "},
 		{"--kv-host-memory 1KiB", "%shost_memory: 1KiB", "1024 bytes of host memory: want room for"},
@@ -49,6 +47,8 @@ func TestWorkersSettings(t *testing.T) {
 				args := append([]string{role, "--log-level", "error"}, set...)
 				if role == "up" {
 					args = append(args, up...)
+				} else {
+					args = append(args, alone...)
 				}
 				_, errs, code := xpyd(t, args...)
 				want := strings.ReplaceAll(c.want, "%s", key[:3])
@@ -64,7 +64,7 @@ func TestWorkersSettings(t *testing.T) {
 // has no memory for is refused then, with the numbers, and not when requests fill it.
 func TestPoolLargerThanMachine(t *testing.T) {
 	const row = `: the KV pool: \d+ MiB wanted, and 512 MiB to spare for others, where \d+ MiB are to be had\n$`
-	_, errs, code := xpyd(t, "decode", "--device", "cpu", "--log-level", "error", "--blocks", "1000000000")
+	_, errs, code := xpyd(t, "decode", "--device", "cpu", "--log-level", "error", "--blocks", "1000000000", "--join-file", joinFileOf(t, ""))
 	if ok, _ := regexp.MatchString("^xpyd: --blocks: blocks"+row, errs); code != exitUsage || !ok {
 		t.Errorf("exit code %d, %q", code, errs)
 	}
@@ -95,37 +95,8 @@ func TestWorkerStopped(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var out, errs bytes.Buffer
-	if code := run(ctx, []string{"decode", "--device", "cpu", "--kv-host-memory", "1MiB"}, &out, &errs); code != exitDone {
+	if code := run(ctx, append([]string{"decode", "--device", "cpu", "--kv-host-memory", "1MiB"}, alone(t)...), &out, &errs); code != exitDone {
 		t.Errorf("exit code %d, %q", code, errs.String())
-	}
-}
-
-// TestStray: a worker that nobody told of a fleet says that it is in none; one
-// whose file says that none is meant does not.
-func TestStray(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	said := &upTo{text: "level=WARN msg=\"in no fleet", then: cancel}
-	if code := run(ctx, []string{"decode", "--device", "cpu", "--threads", "1", "--log-level", "warn"}, io.Discard, said); code != exitDone || !said.found {
-		t.Errorf("exit code %d, %q", code, said.all)
-	}
-	url := worker.DefaultConfig("decode")
-	url.Fleet.URL = "nats://x"
-	for _, c := range []struct {
-		cfg    worker.Config
-		file   string
-		source string
-		want   bool
-	}{
-		{worker.DefaultConfig("decode"), "", "", true},
-		{worker.DefaultConfig("decode"), "", "XPYD_FLEET__URL", true},
-		{worker.DefaultConfig("decode"), "d.yaml", "", true},
-		{worker.DefaultConfig("decode"), "d.yaml", "d.yaml:3", false},
-		{url, "", "--join", false},
-	} {
-		if got := stray(&c.cfg, c.file, config.Sources{"fleet.url": c.source}); got != c.want {
-			t.Errorf("%q in %q: %t", c.source, c.file, got)
-		}
 	}
 }
 
@@ -144,7 +115,7 @@ func TestScaleOfRouter(t *testing.T) {
 	if code := run(ctx, []string{"router", "--data", data, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, up, &log); code != exitDone || !up.found {
 		t.Fatalf("exit code %d, %s", code, log.String())
 	}
-	if code != exitFailed || !strings.Contains(errs, "was not started by `xpyd up`") || !strings.Contains(errs, "xpyd prefill --join") {
+	if code != exitFailed || !strings.Contains(errs, "was not started by `xpyd up`") || !strings.Contains(errs, "xpyd prefill --join-file") {
 		t.Errorf("exit code %d, %q", code, errs)
 	}
 }
@@ -168,7 +139,7 @@ func (u *upTo) Write(p []byte) (int, error) {
 // TestLongUnits: blocks that do not go with the cache's units are warned of.
 func TestLongUnits(t *testing.T) {
 	for tokens, unit := range map[int]string{1: "", 8: "", 12: "48", 16: "", 17: "272", 48: ""} { // what ends it is the host memory
-		_, errs, _ := xpyd(t, "decode", "--device", "cpu", "--log-level", "warn", "--block-tokens", fmt.Sprint(tokens), "--kv-host-memory", "1KiB")
+		_, errs, _ := xpyd(t, append([]string{"decode", "--device", "cpu", "--log-level", "warn", "--block-tokens", fmt.Sprint(tokens), "--kv-host-memory", "1KiB"}, alone(t)...)...)
 		want := fmt.Sprintf("blocks of %d tokens: only whole units of %s are cached; take 16 or a multiple", tokens, unit)
 		if warned := strings.Contains(errs, "level=WARN"); warned != (unit != "") || warned && !strings.Contains(errs, want) {
 			t.Errorf("blocks of %d: %q", tokens, errs)

@@ -20,19 +20,35 @@ import (
 // fleetStatus is what GET /admin/v1/instances says, as far as a table needs.
 type fleetStatus struct {
 	Ready     bool
+	At        time.Time // the router's clock
 	Link      fleet.Link
+	Revoked   []string
 	Refusals  []fleet.Refusal
 	Strangers []discover.Refusal
 	Router    string
 	Routers   []share.Peer
-	Instances []struct {
-		fleet.Member
-		Probed     bool       `json:"probed"`
-		ProbeError string     `json:"probe_error"`
-		Embeds     bool       `json:"embeds_only"`
-		Draining   bool       `json:"draining"`
-		Breaker    pick.Guard `json:"breaker"`
+	Open      bool `json:"trusts_everyone"`
+	Instances []instanceStatus
+}
+
+type instanceStatus struct {
+	fleet.Member
+	Probed     bool       `json:"probed"`
+	ProbeError string     `json:"probe_error"`
+	Embeds     bool       `json:"embeds_only"`
+	Draining   bool       `json:"draining"`
+	InFlight   pick.Loads `json:"in_flight"`
+	Breaker    pick.Guard `json:"breaker"`
+}
+
+// get returns the instance of that id, nil if there is none.
+func (s *fleetStatus) get(id string) *instanceStatus {
+	for i := range s.Instances {
+		if s.Instances[i].ID == id {
+			return &s.Instances[i]
+		}
 	}
+	return nil
 }
 
 // newStatus is `xpyd status`.
@@ -73,7 +89,10 @@ func newStatus() *cobra.Command {
 				if err := json.Unmarshal(raw, &s); err != nil {
 					return err
 				}
-				return s.print(cmd.OutOrStdout(), time.Now())
+				if s.At.IsZero() { // of a router before it told
+					s.At = time.Now()
+				}
+				return s.print(cmd.OutOrStdout(), s.At)
 			}
 			if !watch {
 				return show()
@@ -154,6 +173,9 @@ func gpu(m *fleet.Member) string {
 	return strings.Join(parts, " ")
 }
 
+// lapseShown is for how long a worker's lapse is told of.
+const lapseShown = 10 * time.Minute
+
 func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 	ready := "ready"
 	if !s.Ready {
@@ -163,7 +185,11 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 	if !s.Link.Up {
 		nats = fmt.Sprintf("down for %v; the fleet below is what was known then", now.Sub(s.Link.Since).Round(time.Second))
 	}
-	fmt.Fprintf(w, "%s; nats %s\n\n", ready, nats)
+	open := ""
+	if s.Open {
+		open = "; trusts everyone"
+	}
+	fmt.Fprintf(w, "%s; nats %s%s\n\n", ready, nats, open)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "ID\tROLE\tSTATE\tFOR\tMODEL\tRUN\tWAIT\tKV\tGPU\tURL\tBUILD\tNOTE")
 	for i := range s.Instances {
@@ -172,9 +198,9 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 		if m.Draining {
 			state += ",draining"
 		}
-		if m.State == fleet.Live && !m.Probed {
+		if m.Serves() && !m.Probed {
 			state += ",unprobed"
-			note = m.ProbeError
+			note = strings.Trim(note+"; "+m.ProbeError, "; ")
 		}
 		if b := m.Breaker; b.State != "" && b.State != pick.Closed {
 			state += "," + string(b.State)
@@ -184,6 +210,9 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 			}
 			note = strings.TrimPrefix(note+"; "+why, "; ")
 		}
+		if ago := now.Sub(m.Lapsed); m.Lapses > 0 && ago < lapseShown {
+			note = strings.TrimPrefix(note+fmt.Sprintf("; its heartbeats were late %d times, last %v ago", m.Lapses, ago.Round(time.Second)), "; ")
+		}
 		if m.Embeds {
 			note = strings.TrimPrefix(note+"; embeds only", "; ")
 		}
@@ -192,6 +221,9 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 		}
 		if m.Unchecked {
 			note = strings.TrimPrefix(note+"; kv.digest: off", "; ")
+		}
+		if m.Dialect == "native" && m.Secrets == "" {
+			note = strings.TrimPrefix(note+"; trusts everyone", "; ")
 		}
 		if m.Convert {
 			note = strings.TrimPrefix(note+"; kv.convert: allow", "; ")
@@ -205,6 +237,9 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 	for _, r := range s.Routers {
 		fmt.Fprintf(w, "router %s: heard %v ago, %d legs in flight to %d workers (this one is %s)\n", r.ID,
 			time.Duration(r.SilentMS*float64(time.Millisecond)).Round(time.Millisecond), r.Legs, r.Workers, s.Router)
+	}
+	if len(s.Revoked) > 0 {
+		fmt.Fprintf(w, "revoked: %s\n", strings.Join(s.Revoked, ", "))
 	}
 	for _, r := range s.Refusals {
 		fmt.Fprintf(w, "refused: %s\n", r.String())

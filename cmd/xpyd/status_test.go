@@ -54,6 +54,19 @@ func TestStatusBreaker(t *testing.T) {
 	}
 }
 
+// TestStatusLapses: for how long a worker has been live is by the router's clock,
+// and no late heartbeat begins that anew; the note tells of those.
+func TestStatusLapses(t *testing.T) {
+	t.Parallel()
+	d := &desk{answers: map[string][]string{instancesPath: {`{"ready":true,"at":"2026-01-02T03:04:05Z","link":{"up":true},"instances":[
+		{"id":"d0","role":"decode","state":"live","probed":true,"since":"2026-01-02T02:04:05Z","lapses":3,"lapsed":"2026-01-02T03:03:55Z"},
+		{"id":"d1","role":"decode","state":"live","probed":true,"since":"2026-01-02T02:04:05Z","lapses":3,"lapsed":"2026-01-02T02:14:05Z"}]}`}}}
+	out, errs, code := at(t, t.Context(), d, "status")
+	if code != 0 || strings.Count(out, " 1h0m0s ") != 2 || strings.Count(out, "its heartbeats were late 3 times, last 10s ago") != 1 {
+		t.Errorf("%d %q %q", code, out, errs)
+	}
+}
+
 // TestStatusRouters: a line for each other router, and engines that only embed
 // say so.
 func TestStatusRouters(t *testing.T) {
@@ -83,6 +96,9 @@ func TestAdminTLS(t *testing.T) {
 	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"ready":true}`)) }))
 	defer srv.Close()
 	data := t.TempDir()
+	if err := os.Chmod(data, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	cert := filepath.Join(data, "cert.pem")
 	write := func(name, text string) {
 		if err := os.WriteFile(filepath.Join(data, name), []byte(text), 0o600); err != nil {

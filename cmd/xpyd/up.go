@@ -55,7 +55,7 @@ func (c *upConfig) Validate() error {
 	w.Device, w.Threads, w.BlockTokens, w.KVMemory, w.GPUMemory, w.Log = c.Device, c.Threads, c.BlockTokens, c.KVMemory, c.GPUMemory, c.Log
 	w.BatchInvariant, w.DType, w.KVCacheDType, w.Quantization = c.BatchInvariant, c.DType, c.KVCacheDType, c.Quantization
 	c.set(&w.KV)
-	return errors.Join(c.Config.Validate(), upKey(w.Validate()))
+	return errors.Join(c.RouterConfig.Validate(), upKey(w.Validate()))
 }
 
 // newUp is `xpyd up`: a whole xPyD on this machine.
@@ -75,7 +75,8 @@ processes of their own, supervised. It prints "ready URL" once a request has
 gone through prefill, push and decode, and before it, on standard error, that it
 took the CPU where --device auto found no GPU to use. SIGHUP reloads limits and
 policy; Ctrl-C drains; a second one stops at once. /dashboard on the admin address
-shows the fleet in a browser; the password is what admin-token in --data has.`,
+shows the fleet in a browser; the password is what admin-token-ro in --data has, which
+only reads, or admin-token.`,
 		Example: "  xpyd up\n  xpyd up --prefill 2 --decode 2 --listen 127.0.0.1:9000 --admin 127.0.0.1:9001\n  xpyd up --model hf:HuggingFaceTB/SmolLM2-135M-Instruct\n  curl http://127.0.0.1:8000/v1/completions -d '{\"model\":\"stories260k\",\"prompt\":\"Once upon a time\",\"max_tokens\":100,\"stream\":true}'",
 		Args:    cobra.NoArgs,
 	}
@@ -96,7 +97,8 @@ shows the fleet in a browser; the password is what admin-token in --data has.`,
 	f.String("kv-cache-dtype", def.KVCacheDType, kvCacheDTypeHelp)
 	f.String("dtype", def.DType, dtypeHelp)
 	f.String("quantization", def.Quantization, quantizationHelp)
-	f.String("data", def.Data, "folder of the admin token and the join URL")
+	f.Bool("trust-everyone", false, trustHelp)
+	f.String("data", def.Data, dataHelp)
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
 	f.String("log-level", def.Log.Level, "debug, info, warn or error")
 	f.String("log-format", def.Log.Format, "text or json")
@@ -104,7 +106,7 @@ shows the fleet in a browser; the password is what admin-token in --data has.`,
 		"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
 		"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory",
 		"batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization", "dtype": "dtype",
-		"data": "data", "nats": "fleet.url", "log-level": "log.level", "log-format": "log.format",
+		"data": "data", "nats": "fleet.url", "trust-everyone": "trust_everyone", "log-level": "log.level", "log-format": "log.format",
 	}
 	kvFlags(f, keys, "kv_", &wdef.KV)
 	load := func(sources config.Sources) (*upConfig, error) {
@@ -125,13 +127,13 @@ shows the fleet in a browser; the password is what admin-token in --data has.`,
 			return wrongSetting(sources, err)
 		}
 		reload := func() (*upConfig, error) { return load(nil) }
-		return wrongSetting(sources, runUp(cmd.Context(), cfg, reload, cmd.OutOrStdout(), cmd.ErrOrStderr()))
+		return wrongSetting(sources, runUp(cmd.Context(), cfg, sources, reload, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 	}
 	return cmd
 }
 
 // runUp runs until ctx ends.
-func runUp(ctx context.Context, cfg *upConfig, load func() (*upConfig, error), stdout, stderr io.Writer) error {
+func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func() (*upConfig, error), stdout, stderr io.Writer) error {
 	log, flush := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
 	defer flush()
 	exe, err := os.Executable()
@@ -139,23 +141,24 @@ func runUp(ctx context.Context, cfg *upConfig, load func() (*upConfig, error), s
 		return err
 	}
 	scale := &scaler{}
-	front, err := openFront(&cfg.RouterConfig, log, scale.mounts())
+	front, err := openFront(&cfg.RouterConfig, log, frontConfig{mounts: scale.mounts(), coming: scale.coming, sources: sources, forget: true})
 	if err != nil {
 		return err
 	}
-	lastly(ctx, front.data.close)
+	lastly(ctx, front.letGo)
 	endReloads := front.reloading(&cfg.RouterConfig, func() (*RouterConfig, error) {
 		next, err := load()
 		return &next.RouterConfig, err
 	})
 	output := &startOutput{w: stderr, held: map[string][]byte{}}
 	sup, err := supervise.New(supervise.Config{
-		Env: append(childEnv(os.Environ(), front.joinURL), cfg.env()...), Output: output, Log: log,
+		Env: slices.Concat(childEnv(os.Environ()), cfg.env(), cfg.Fleet.env()), Output: output, Log: log,
 		StopOrder: []string{"decode", "prefill"}, // a stream needs its decode, nothing needs its prefill
 		Templates: map[string]func(int) supervise.Child{
-			"prefill": cfg.child(exe, fleet.Prefill, front.watcher),
-			"decode":  cfg.child(exe, fleet.Decode, front.watcher),
+			"prefill": cfg.child(exe, fleet.Prefill, front),
+			"decode":  cfg.child(exe, fleet.Decode, front),
 		},
+		Doing: doing(front),
 	})
 	if err != nil {
 		endReloads()
@@ -199,7 +202,7 @@ func runUp(ctx context.Context, cfg *upConfig, load func() (*upConfig, error), s
 // startAll starts the workers and says ready once a request went through.
 func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, front *front, stdout, stderr io.Writer) error {
 	for role, n := range map[string]int{"prefill": cfg.Prefill, "decode": cfg.Decode} {
-		if _, _, err := sup.Scale(role, n); err != nil {
+		if _, err := sup.Scale(role, n); err != nil {
 			return err
 		}
 	}
@@ -285,12 +288,17 @@ func waitReady(ctx context.Context, front *front) error {
 }
 
 // child makes the i-th worker of a role. It is ready when the fleet knows it.
-func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int) supervise.Child {
+func (c *upConfig) child(exe string, role fleet.Role, front *front) func(int) supervise.Child {
+	w := front.watcher
 	return func(i int) supervise.Child {
 		id := fmt.Sprintf("%s-%d", role, i)
 		args := []string{string(role), "--id", id, "--device", c.Device, "--threads", strconv.Itoa(c.Threads),
 			"--block-tokens", strconv.Itoa(c.BlockTokens), "--kv-memory", c.KVMemory.String(), "--gpu-memory", strconv.FormatFloat(c.GPUMemory/float64(c.Prefill+c.Decode), 'g', 4, 64),
 			"--log-level", c.Log.Level, "--log-format", c.Log.Format}
+		args = append(args, "--join-file", front.joinFile)
+		if c.TrustEveryone {
+			args = append(args, "--trust-everyone")
+		}
 		if c.BatchInvariant {
 			args = append(args, "--batch-invariant")
 		}
@@ -307,7 +315,7 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 		if c.Model != "" {
 			args = append(args, "--model", c.Model)
 		}
-		return supervise.Child{Name: id, Role: string(role), Path: exe, Args: args,
+		return supervise.Child{Name: id, Role: string(role), Path: exe, Args: args, Again: again(front, id, args),
 			Ready: func(ctx context.Context, pid int) error {
 				for s := w.Snapshot(); ; {
 					if m := s.Get(id); m != nil && m.PID == pid && m.State == fleet.Live {
@@ -323,15 +331,11 @@ func (c *upConfig) child(exe string, role fleet.Role, w *fleet.Watcher) func(int
 }
 
 // childEnv is the parent's environment less its own settings, which a worker
-// does not know, and with the fleet's URL: credentials do not show in ps.
-func childEnv(environ []string, joinURL string) []string {
-	var out []string
-	for _, kv := range environ {
-		if !strings.HasPrefix(kv, "XPYD_") || strings.HasPrefix(kv, cuda.LibraryEnv+"=") {
-			out = append(out, kv)
-		}
-	}
-	return append(out, "XPYD_FLEET__URL="+joinURL)
+// does not know.
+func childEnv(environ []string) []string {
+	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
+		return strings.HasPrefix(kv, "XPYD_") && !strings.HasPrefix(kv, cuda.LibraryEnv+"=")
+	})
 }
 
 // forwardPulse tells the supervisor of the workers' heartbeats, so that it can

@@ -7,9 +7,15 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/xpyd/xpyd/internal/datadir"
+	"github.com/xpyd/xpyd/internal/trust"
 )
 
 // TestMain keeps the settings of whoever runs the tests out of them. It is also the
@@ -80,6 +86,9 @@ func TestHelp(t *testing.T) {
 // one line on standard error.
 func TestExitCodes(t *testing.T) {
 	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	data := []string{"--data", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}
 	nobody := []string{"--admin", "http://127.0.0.1:1", "--data", dir}
 	f := func(want int, message string, args ...string) {
@@ -103,6 +112,7 @@ func TestExitCodes(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	alone := alone(t)
 	anyNATS := filepath.Join(dir, "nats.yaml")
 	if err := os.WriteFile(anyNATS, []byte("fleet: {listen: \"127.0.0.1:0\"}\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -120,8 +130,13 @@ func TestExitCodes(t *testing.T) {
 	f(exitUsage, `--device: device: "tpu"`, "up", "--device", "tpu")
 	f(exitUsage, "--log-level: log.level", "router", "--log-level", "loud")
 	f(exitUsage, "--listen: listen", "router", "--listen", "8000")
-	f(exitUsage, "--join: fleet.url", "prefill", "--join", "http://x")
-	f(exitUsage, "--join is empty", "decode", "--join", "")
+	f(exitUsage, "whom may this worker answer? --join-file FILE: ", "prefill")
+	f(exitUsage, "; api_keys_file in --config: ", "decode")
+	f(exitUsage, "; --trust-everyone: ", "decode", "--join-file", "")
+	f(exitUsage, "--join-file: join_file: open "+filepath.Join(dir, "absent"), "prefill", "--join-file", filepath.Join(dir, "absent"))
+	f(exitUsage, "it has no fleet secret", "prefill", "--join-file", notAModel)
+	f(exitUsage, "nats url http://x: want nats://", "prefill", "--join-file", joinFileOf(t, "http://x"))
+	f(exitUsage, "unknown flag: --join", "prefill", "--join", "nats://x")
 	f(exitUsage, "", "up", "extra")
 	f(exitUsage, "", "version", "extra")
 	f(exitUsage, "", "drain")
@@ -141,20 +156,50 @@ func TestExitCodes(t *testing.T) {
 	f(exitFailed, "no router at", append([]string{"scale", "prefill=1"}, nobody...)...)
 	f(exitFailed, "address already in use", append([]string{"router", "--config", anyNATS, "--log-level", "warn", "--listen", taken}, data[:2]...)...)
 	f(exitFailed, "address already in use", append([]string{"up", "--listen", taken}, data[:2]...)...)
-	f(exitFailed, notAModel, "prefill", "--model", notAModel)
-	f(exitFailed, "absent", "decode", "--model", filepath.Join(dir, "absent"))
-	f(exitFailed, "CUDA", "prefill", "--device", "cuda")
+	f(exitFailed, notAModel, append([]string{"prefill", "--model", notAModel}, alone...)...)
+	f(exitFailed, "absent", append([]string{"decode", "--model", filepath.Join(dir, "absent")}, alone...)...)
+	f(exitFailed, "CUDA", append([]string{"prefill", "--device", "cuda"}, alone...)...)
 }
+
+// TestVersion: both ways print the same.
+func TestVersion(t *testing.T) {
+	command, _, _ := xpyd(t, "version")
+	flag, _, code := xpyd(t, "--version")
+	if code != exitDone || flag != command || !strings.HasPrefix(flag, "xpyd dev") || !strings.Contains(flag, ", KV protocol ") {
+		t.Errorf("%d %q, %q", code, command, flag)
+	}
+	want := `# HELP xpyd_build_info 1, with the build in its labels.
+# TYPE xpyd_build_info gauge
+xpyd_build_info{go="` + runtime.Version() + `",revision="` + revision() + `",version="dev"} 1
+`
+	if err := testutil.CollectAndCompare(buildInfo(), strings.NewReader(want)); err != nil {
+		t.Error(err)
+	}
+}
+
+// joinFileOf is a join file that names NATS, or none.
+func joinFileOf(t *testing.T, nats string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "join")
+	line := trust.Join{URL: nats, Secrets: []trust.Secret{trust.NewSecret()}}
+	if err := os.WriteFile(path, []byte(line.Reveal()+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// alone are the flags of a worker that is in no fleet.
+func alone(t *testing.T) []string { return []string{"--join-file", joinFileOf(t, "")} }
 
 // TestSecondRouter: one data folder is one router's.
 func TestSecondRouter(t *testing.T) {
-	data, err := openData(filepath.Join(t.TempDir(), "data"))
+	data, err := datadir.Own(filepath.Join(t.TempDir(), "data"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer data.close()
-	_, errs, code := xpyd(t, "router", "--data", data.path, "--listen", "127.0.0.1:0", "--admin", "")
-	if code != exitFailed || !strings.Contains(errs, fmt.Sprintf("another xpyd uses %s", data.path)) {
+	defer data.Close()
+	_, errs, code := xpyd(t, "router", "--data", data.Path(), "--listen", "127.0.0.1:0", "--admin", "")
+	if code != exitFailed || !strings.Contains(errs, fmt.Sprintf("another xpyd uses %s", data.Path())) {
 		t.Errorf("%d %q", code, errs)
 	}
 }

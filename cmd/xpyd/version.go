@@ -2,8 +2,10 @@ package main
 
 import (
 	"fmt"
+	"runtime"
 	"runtime/debug"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"github.com/xpyd/xpyd/kvconn"
@@ -14,22 +16,44 @@ var version = "dev"
 
 // build names this binary: its version, and the commit when the build knows it.
 func build() string {
+	if rev := revision(); len(rev) >= 12 {
+		return version + "+" + rev[:12]
+	}
+	return version
+}
+
+// revision is the commit that this binary was built from, "" when the build does
+// not know it.
+func revision() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" && len(s.Value) >= 12 {
-				return version + "+" + s.Value[:12]
+			if s.Key == "vcs.revision" {
+				return s.Value
 			}
 		}
 	}
-	return version
+	return ""
+}
+
+// versionLine is what `xpyd version` and `xpyd --version` print.
+func versionLine() string {
+	return fmt.Sprintf("xpyd %s, KV protocol %d-%d\n", build(), kvconn.ProtocolMin, kvconn.ProtocolMax)
 }
 
 func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version and the KV protocol range", Example: "  xpyd version", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "xpyd %s, KV protocol %d-%d\n", build(), kvconn.ProtocolMin, kvconn.ProtocolMax)
+			_, err := fmt.Fprint(cmd.OutOrStdout(), versionLine())
 			return err
 		},
 	}
+}
+
+// buildInfo is a metric that tells which build a process is of.
+func buildInfo() prometheus.Collector {
+	g := prometheus.NewGauge(prometheus.GaugeOpts{Name: "xpyd_build_info", Help: "1, with the build in its labels.",
+		ConstLabels: prometheus.Labels{"version": version, "revision": revision(), "go": runtime.Version()}})
+	g.Set(1)
+	return g
 }

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
@@ -20,6 +19,7 @@ import (
 	"github.com/xpyd/xpyd/internal/logbuf"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/supervise"
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
@@ -36,19 +36,22 @@ func newWorker(role fleet.Role) *cobra.Command {
 	var file string
 	var printConfig bool
 	cmd := &cobra.Command{
-		Use:   fmt.Sprintf("%s (--join NATS_URL [--model M] | --config FILE)", role),
+		Use:   fmt.Sprintf("%s (--join-file FILE [--model M] | --config FILE)", role),
 		Short: fmt.Sprintf("Run one %s worker", role),
 		Long: fmt.Sprintf(`Run one %s worker. It loads the model, joins the fleet on NATS, and answers
-HTTP on a port of its own; plain OpenAI requests work there too. The join URL
-is what `+"`xpyd router` and `xpyd up`"+` print, or your own NATS server's. Without one
-the worker is in no fleet and answers alone, as behind a proxy made for vLLM.`, role),
-		Example: fmt.Sprintf("  xpyd %[1]s --join nats://user:password@10.0.0.1:4222 --model hf:Qwen/Qwen3-0.6B\n  xpyd %[1]s --join … --kv-host-memory 16GiB --kv-ssd-dir /var/cache/xpyd/%[1]s-0 --kv-ssd-size 200GiB\n  xpyd %[1]s --config configs/samples/%[1]s.yaml\n  xpyd %[1]s --config %[1]s.yaml --print-config", role),
+HTTP on a port of its own; plain OpenAI requests work there too. The join file is
+what `+"`xpyd router` and `xpyd up`"+` keep in their data folder as join-url: it has a
+secret, and so does XPYD_JOIN, which takes the same text. A file that changes is
+in force without a restart. With "#SECRET" alone in it the worker is in no fleet
+and answers those who have the secret, as behind a proxy made for vLLM.`, role),
+		Example: fmt.Sprintf("  xpyd %[1]s --join-file /run/user/1000/xpyd/join-url --model hf:Qwen/Qwen3-0.6B\n  xpyd %[1]s --join-file … --kv-host-memory 16GiB --kv-ssd-dir /var/cache/xpyd/%[1]s-0 --kv-ssd-size 200GiB\n  xpyd %[1]s --config configs/samples/%[1]s.yaml\n  xpyd %[1]s --config %[1]s.yaml --print-config", role),
 		Args:    cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.StringVar(&file, "config", "", "YAML file; see configs/samples")
 	f.BoolVar(&printConfig, "print-config", false, "print the configuration in force and exit")
-	f.String("join", "", "NATS URL of the fleet, with credentials; comma separated for two routers")
+	f.String("join-file", "", joinFileHelp)
+	f.Bool("trust-everyone", false, trustHelp)
 	f.String("model", "", "a directory, a .gguf file or hf:OWNER/NAME; default: the embedded stories260k")
 	f.String("served-name", "", "what clients call the model")
 	f.String("id", "", "name in the fleet; default: the role and a random suffix")
@@ -65,10 +68,12 @@ the worker is in no fleet and answers alone, as behind a proxy made for vLLM.`, 
 	f.String("kv-cache-dtype", cfg.KVCacheDType, kvCacheDTypeHelp)
 	f.String("dtype", cfg.DType, dtypeHelp)
 	f.String("quantization", cfg.Quantization, quantizationHelp)
+	f.Bool("drained", false, "start drained: it gets no work before `xpyd undrain ID`")
 	f.String("log-level", cfg.Log.Level, "debug, info, warn or error")
 	f.String("log-format", cfg.Log.Format, "text or json")
 	keys := map[string]string{
-		"join": "fleet.url", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
+		"drained":   "drained",
+		"join-file": "join_file", "trust-everyone": "trust_everyone", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
 		"kv-listen": "kv_listen", "advertise": "advertise", "device": "device", "threads": "threads",
 		"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory",
 		"batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization", "dtype": "dtype",
@@ -80,21 +85,19 @@ the worker is in no fleet and answers alone, as behind a proxy made for vLLM.`, 
 		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: keys, Sources: sources}); err != nil {
 			return usageError{err}
 		}
-		if f.Changed("join") && cfg.Fleet.URL == "" {
-			return usageError{fmt.Errorf("--join is empty: it wants the NATS URL of the fleet, which a router leaves in DATA/%s; without --join the worker is in no fleet", fileJoin)}
-		}
 		if printConfig {
 			return config.Print(cmd.OutOrStdout(), &cfg)
 		}
-		return wrongSetting(sources, runWorker(cmd.Context(), cfg, stray(&cfg, file, sources), cmd.ErrOrStderr()))
+		joined, err := readJoining(cfg.Join, cfg.JoinFile)
+		if err != nil {
+			return wrongSetting(sources, err)
+		}
+		if err := answersWhom(&cfg, &joined); err != nil {
+			return usageError{err}
+		}
+		return wrongSetting(sources, runWorker(cmd.Context(), cfg, &joined, cmd.ErrOrStderr()))
 	}
 	return cmd
-}
-
-// stray says whether a worker is in no fleet, and no file says that this is meant,
-// as for one behind somebody else's proxy.
-func stray(cfg *worker.Config, file string, sources config.Sources) bool {
-	return cfg.Fleet.URL == "" && (file == "" || !strings.HasPrefix(sources["fleet.url"], file+":"))
 }
 
 // wrongSetting makes bad configuration of an error that names a key: of what this
@@ -130,7 +133,7 @@ func staged(ours, theirs kernels.HostMover, l kernels.Layout) (kvconn.Transport,
 }
 
 // runWorker runs until ctx ends, the parent goes away, or a listener fails.
-func runWorker(ctx context.Context, cfg worker.Config, stray bool, stderr io.Writer) error {
+func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr io.Writer) error {
 	log, flush := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
 	defer flush()
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -140,13 +143,29 @@ func runWorker(ctx context.Context, cfg worker.Config, stray bool, stderr io.Wri
 		return err
 	}
 	tcfg := tcp.DefaultConfig()
-	tcfg.Cert, tcfg.Key, tcfg.CA = cfg.KV.TLSCert, cfg.KV.TLSKey, cfg.KV.TLSCA
+	if tcfg.TLS, err = fleetTLS(cfg.Fleet.TLSCert, cfg.Fleet.TLSKey, cfg.Fleet.TLSCA, log); err != nil {
+		return err
+	}
 	transport, err := tcp.New(tcfg)
 	if err != nil {
 		return err
 	}
-	deps := worker.Deps{Log: log, Registry: prometheus.NewRegistry(),
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(buildInfo())
+	deps := worker.Deps{Log: log, Registry: reg, TLS: tcfg.TLS,
 		Transport: transport, Device: cudaipc.New, Linked: linked, Pinned: staged, Build: build(), Progress: progress(stderr)}
+	ring, err := joined.ring()
+	if err != nil {
+		return err
+	}
+	cfg.Fleet.URL, deps.NATS, deps.Ring = joined.URL, ring, ring
+	if cfg.TrustEveryone {
+		deps.Ring = nil
+		log.Warn("trust_everyone: " + trustMeans)
+	}
+	if joined.open {
+		log.Warn("everybody on this machine can read the fleet's secret: run `chmod 600 " + joined.file + "`")
+	}
 	if local, err := shm.New(); err != nil {
 		deps.NoLocal = err
 	} else {
@@ -160,27 +179,23 @@ func runWorker(ctx context.Context, cfg worker.Config, stray bool, stderr io.Wri
 	if err != nil {
 		return err
 	}
-	if stray {
-		log.Warn("in no fleet: no router finds this worker; --join NATS_URL joins one, and fleet.url: \"\" in --config says that none is meant")
+	if joined.URL == "" {
+		log.Info("in no fleet: no router finds this worker, as its join line names no NATS")
 	}
 	hup := make(chan os.Signal, 1) // SIGHUP must not end a worker's requests
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
+	endFollow := followJoin(w, joined, ring, hup, log)
 	var failure error
 	drain := cfg.DrainTimeout
-	for running := true; running; {
-		running = false
-		select {
-		case <-ctx.Done():
-			log.Info("draining", "timeout", drain)
-		case <-gone:
-			failure, drain = fmt.Errorf("the supervising process is gone"), time.Second
-		case failure = <-w.Failed():
-		case <-hup:
-			log.Warn("a worker has nothing to reload; restart it to change its configuration")
-			running = true
-		}
+	select {
+	case <-ctx.Done():
+		log.Info("draining", "timeout", drain)
+	case <-gone:
+		failure, drain = fmt.Errorf("the supervising process is gone"), time.Second
+	case failure = <-w.Failed():
 	}
+	endFollow()
 	// One second more than the drain: what is left then is ended by force.
 	stop, done := draining(ctx, drain+time.Second)
 	defer done()
@@ -190,8 +205,45 @@ func runWorker(ctx context.Context, cfg worker.Config, stray bool, stderr io.Wri
 	return failure
 }
 
+// fleetTLS reads the files of mutual TLS between members; nil without them.
+func fleetTLS(cert, key, ca string, log *slog.Logger) (*trust.TLS, error) {
+	t, err := trust.NewTLS(cert, key, ca, log)
+	if wrong := (*trust.TLSError)(nil); errors.As(err, &wrong) {
+		err = &config.KeyError{Key: "fleet." + wrong.Key, Msg: wrong.Error()}
+	}
+	return t, err
+}
+
+// followJoin has the worker's join file in force as it is, until end is called. On
+// SIGHUP it looks at once; there is nothing else to reload.
+func followJoin(w *worker.Worker, joined *joining, ring *trust.Ring, hup <-chan os.Signal, log *slog.Logger) (end func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for joined.file == "" {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hup:
+				log.Warn(nothingElse)
+			}
+		}
+		joined.follow(ctx, hup, log, func(next trust.Join) error {
+			if err := ring.Set(next.Secrets...); err != nil {
+				return err
+			}
+			return w.Rejoin(next.URL)
+		})
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
 // newLogger makes the process's log. Lines of single requests are written in
-// batches; flush writes the last.
+// batches, and of any other message only so many a minute; flush writes the last.
 func newLogger(w io.Writer, level, format string) (log *slog.Logger, flush func()) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
@@ -203,7 +255,11 @@ func newLogger(w io.Writer, level, format string) (log *slog.Logger, flush func(
 	if format == "json" {
 		h = slog.NewJSONHandler(b, o)
 	}
-	return slog.New(logbuf.Handler(h, b, "request")), func() { _ = b.Flush() } // nobody is left to tell
+	limit := logbuf.Limit(logbuf.Handler(h, b, "request"), "request", "audit")
+	return slog.New(limit.Handler()), func() {
+		limit.Close()
+		_ = b.Flush() // nobody is left to tell
+	}
 }
 
 // progress shows long work, at most a line a second; short work is not shown.

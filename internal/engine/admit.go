@@ -162,6 +162,9 @@ func (e *Engine) preemptible(q *sequence) bool {
 // admitted again, as far as the prefix cache does not have them.
 func (e *Engine) preempt(q *sequence) {
 	e.metrics.preemptions.Inc()
+	if e.cfg.Preempted != nil {
+		e.cfg.Preempted()
+	}
 	e.cache.Release(q.table, q.h.owner)
 	if q.h.req.PrefillOnly {
 		q.h.mu.Lock()

@@ -39,6 +39,12 @@ type Config struct {
 	RetractEvery int
 	// EOS are the model's end-of-sequence ids.
 	EOS []int32
+	// Model is its name, for errors and the log.
+	Model string
+	// Stepped, when set, is told of each step how many positions it computed, and
+	// Preempted of each sequence that lost its blocks; by the loop, which waits.
+	Stepped   func(positions int)
+	Preempted func()
 }
 
 // DefaultConfig returns limits that suit a small server.

@@ -73,10 +73,12 @@ type Engine struct {
 	short    bool      // no more steps until those under way have freed memory
 	settled  time.Time // when the last step ended
 	pace     pacer
-	planned  int // steps since RetractEvery last took its turn
-	failures int // steps failed in a row
-	live     int // requests begun and not ended
-	held     int // ended PrefillOnly requests whose blocks wait for Release
+	planned  int       // steps since RetractEvery last took its turn
+	failures int       // steps failed in a row
+	said     time.Time // when spoilt output was told of last
+	unsaid   int       // requests that it has ended since
+	live     int       // requests begun and not ended
+	held     int       // ended PrefillOnly requests whose blocks wait for Release
 }
 
 // New checks that cache and backend agree, registers metrics, and starts the

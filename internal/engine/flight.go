@@ -152,7 +152,10 @@ func (e *Engine) settle() {
 	}
 	e.settled = now
 	took := now.Sub(f.began)
-	e.metrics.step(took, f.members)
+	positions := e.metrics.step(took, f.members)
+	if e.cfg.Stepped != nil {
+		e.cfg.Stepped(positions)
+	}
 	if err != nil {
 		e.broken(f, err)
 		return
@@ -168,9 +171,13 @@ func (e *Engine) settle() {
 	// several sequences in the batch.
 	for i := range f.members {
 		m := &f.members[i]
-		if m.void = m.q.voided(); !m.void {
-			e.advance(*m)
+		if m.void = m.q.voided(); m.void {
+			continue
 		}
+		if at, bad := e.spoilt(&f.step.Seqs[i], &results[i]); bad {
+			e.fail(m.q, at)
+		}
+		e.advance(*m)
 	}
 	e.tellLate(f)
 	for i, m := range f.members {

@@ -3,6 +3,7 @@ package engine_test
 import (
 	"errors"
 	"io"
+	"reflect"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -111,6 +112,65 @@ func TestPreemptsYoungestAndRecomputes(t *testing.T) {
 		if n := r.metric("xpyd_engine_preemptions_total"); n == 0 {
 			t.Error("nothing was preempted: the test shows nothing")
 		}
+	})
+}
+
+// TestNewcomerWaits: who runs may need a block soon, so a newcomer that would take
+// all waits, rather than being preempted for it at once.
+func TestNewcomerWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		r := newRig(t, config(), enginetest.Config{Blocks: 4, BlockTokens: 16},
+			func(*kernels.Step) error { <-gate; return nil })
+		running, newcomer := request(prompt(rng(), 10), 20), request(prompt(rng(), 40), 15)
+		running.IgnoreEOS, newcomer.IgnoreEOS = true, true
+		first := r.submit(running)
+		second := r.submit(newcomer) // as many blocks as are free
+		close(gate)
+		for _, h := range []*engine.Handle{first, second} {
+			if _, _, err := collect(h, 1); err != nil {
+				t.Error(err)
+			}
+		}
+		if n := r.metric("xpyd_engine_preemptions_total"); n != 0 {
+			t.Errorf("%v preemptions", n)
+		}
+		r.close()
+	})
+}
+
+// TestPreemptedPrompt: a prompt that is preempted halfway is computed again, and its
+// log probabilities are each there once.
+func TestPreemptedPrompt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		cfg := config()
+		cfg.StepTokens = 4 // a prompt takes many steps
+		r := newRig(t, cfg, enginetest.Config{Blocks: 14, BlockTokens: 4},
+			func(*kernels.Step) error { <-gate; return nil })
+		older, younger := request(prompt(rng(), 4), 30), request(prompt(rng(), 45), 3)
+		older.IgnoreEOS, younger.IgnoreEOS, younger.PromptLogprobs = true, true, 1
+		want, wantInfo, err := collect(newRig(t, cfg, enginetest.Config{Blocks: 64, BlockTokens: 4}, nil).submit(younger), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, second := r.submit(older), r.submit(younger)
+		close(gate)
+		if _, _, err := collect(first, 1); err != nil {
+			t.Error(err)
+		}
+		got, info, err := collect(second, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, "preempted in its prompt", got, want, false)
+		if len(info.Logprobs) != len(younger.Prompt)-1 || !reflect.DeepEqual(info.Logprobs, wantInfo.Logprobs) {
+			t.Errorf("%d log probabilities of %d prompt tokens, or other ones", len(info.Logprobs), len(younger.Prompt))
+		}
+		if n := r.metric("xpyd_engine_preemptions_total"); n == 0 {
+			t.Error("nothing was preempted: the test shows nothing")
+		}
+		r.close()
 	})
 }
 

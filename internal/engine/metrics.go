@@ -19,6 +19,7 @@ type metrics struct {
 	preemptions prometheus.Counter
 	failures    prometheus.Counter
 	voided      prometheus.Counter
+	spoilt      prometheus.Counter
 	requests    *prometheus.CounterVec
 }
 
@@ -40,11 +41,12 @@ func newMetrics(e *Engine, reg prometheus.Registerer) (*metrics, error) {
 		preemptions: counter("preemptions_total", "Sequences that lost their blocks to others; a steady rate means that the pool is too small."),
 		failures:    counter("step_failures_total", "Backend steps that failed; see the worker's log."),
 		voided:      counter("voided_prefixes_total", "Prefixes that were on their way when their request was placed, and did not come, or were not what their digests say: what steps had computed with them was dropped, and computed again."),
+		spoilt:      counter("invalid_outputs_total", "Requests that failed because the model computed no number for them: look at its weights, its dtype and the device."),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpyd_engine_requests_total", Help: "Requests ended, by how.",
 		}, []string{"outcome"}),
 	}
-	all := []prometheus.Collector{m.stepSeconds, tokens, m.hits, m.preemptions, m.failures, m.voided, m.requests}
+	all := []prometheus.Collector{m.stepSeconds, tokens, m.hits, m.preemptions, m.failures, m.voided, m.spoilt, m.requests}
 	gauge := func(name, help string, labels prometheus.Labels, f func() float64) {
 		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "xpyd_engine_" + name, Help: help, ConstLabels: labels,
@@ -76,16 +78,18 @@ func newMetrics(e *Engine, reg prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// step records one backend step.
-func (m *metrics) step(took time.Duration, members []member) {
+// step records one backend step, and counts its positions.
+func (m *metrics) step(took time.Duration, members []member) (positions int) {
 	m.stepSeconds.Observe(took.Seconds())
 	for _, p := range members {
+		positions += p.chunk
 		if p.q.h.prompted && p.chunk == 1 {
 			m.decode.Inc()
 		} else {
 			m.prefill.Add(float64(p.chunk))
 		}
 	}
+	return positions
 }
 
 // ended records how a request ended.

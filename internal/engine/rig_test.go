@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -45,6 +46,7 @@ type rig struct {
 	backend kernels.Backend
 	cache   *kvcache.Cache
 	reg     *prometheus.Registry
+	log     bytes.Buffer // the engine's loop writes it
 }
 
 func config() engine.Config {
@@ -77,7 +79,7 @@ func newRigOn(t testing.TB, cfg engine.Config, b kernels.Backend) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	log := slog.New(slog.NewTextHandler(&r.log, nil))
 	if r.Engine, err = engine.New(cfg, r.backend, r.cache, log, r.reg); err != nil {
 		t.Fatal(err)
 	}

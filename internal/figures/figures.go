@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -185,6 +186,22 @@ func Median(v []float64) float64 {
 		return (s[n/2-1] + s[n/2]) / 2
 	}
 	return s[len(s)/2]
+}
+
+// MedianWithin is the interval in which the median of what v was drawn from lies
+// with at least 95 %, from v's order alone (the sign test's): with fewer than six
+// values it is all of v.
+func MedianWithin(v []float64) (low, high float64) {
+	s := slices.Sorted(slices.Values(v))
+	n := len(s)
+	tail, term := 0.0, math.Pow(0.5, float64(n)) // P(X < k), P(X = k) of n fair coins
+	k := 0
+	for ; k < n/2 && tail+term <= 0.025; k++ {
+		tail += term
+		term *= float64(n-k) / float64(k+1)
+	}
+	k = max(k-1, 0)
+	return s[k], s[n-1-k]
 }
 
 // Quantile is the value that a share q of v does not exceed.

@@ -95,3 +95,16 @@ func TestQuantiles(t *testing.T) {
 		t.Errorf("median %v, p99 %v of %v", m, q, v)
 	}
 }
+
+// TestMedianWithin: the ranks of the sign test's tables.
+func TestMedianWithin(t *testing.T) {
+	for n, want := range map[int][2]float64{1: {0, 0}, 5: {0, 4}, 6: {0, 5}, 9: {1, 7}, 20: {5, 14}, 25: {7, 17}} {
+		v := make([]float64, n)
+		for i := range v {
+			v[i] = float64((i*7 + 3) % n) // in another order; 7 divides none of them
+		}
+		if low, high := MedianWithin(v); low != want[0] || high != want[1] {
+			t.Errorf("of %d: %v to %v, want %v", n, low, high, want)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Mismatch is the first field in which a prefill and a decode instance
@@ -25,7 +26,8 @@ func (i *Instance) Alone() bool { return i.Dialect == "openai" }
 // Compatible returns nil when the KV blocks of p can serve requests on d,
 // else the first difference. Build and load are never compared; the block
 // size is only SGLang's, because kvconn converts between block sizes; dtype and numerics
-// may differ where both allow a conversion, as kvconn's handshake has it.
+// may differ where both allow a conversion, as kvconn's handshake has it. Who trusts
+// everyone has nothing to prove to who does not.
 func Compatible(p, d *Instance) *Mismatch {
 	diff := func(field, prefill, decode string) *Mismatch {
 		return &Mismatch{Field: field, Prefill: shown(prefill), Decode: shown(decode)}
@@ -38,6 +40,8 @@ func Compatible(p, d *Instance) *Mismatch {
 	switch {
 	case p.Dialect != d.Dialect:
 		return diff("dialect", p.Dialect, d.Dialect)
+	case !shareSecret(p.Secrets, d.Secrets):
+		return diff("fleet_secret", p.Secrets, d.Secrets)
 	case p.Model != d.Model:
 		return diff("model", p.Model, d.Model)
 	case p.Version != d.Version && p.Version != "" && d.Version != "":
@@ -62,6 +66,19 @@ func Compatible(p, d *Instance) *Mismatch {
 		return diff("protocol", span(p), span(d))
 	}
 	return nil
+}
+
+// shareSecret reports whether two members name a secret in common, or neither has one.
+func shareSecret(a, b string) bool {
+	if a == b {
+		return true
+	}
+	for id := range strings.SplitSeq(a, "+") {
+		if id != "" && slices.Contains(strings.Split(b, "+"), id) {
+			return true
+		}
+	}
+	return false
 }
 
 func span(i *Instance) string { return fmt.Sprintf("%d-%d", i.ProtocolMin, i.ProtocolMax) }
@@ -125,7 +142,7 @@ func (s *Snapshot) classes() []*class {
 		key := Instance{
 			Role: m.Role, Dialect: m.Dialect, Model: m.Model, Version: m.Version,
 			ModelFingerprint: m.ModelFingerprint, TokenizerFingerprint: m.TokenizerFingerprint,
-			Numerics: m.Numerics, Layout: m.Layout, Convert: m.Convert,
+			Numerics: m.Numerics, Layout: m.Layout, Convert: m.Convert, Secrets: m.Secrets,
 			ProtocolMin: m.ProtocolMin, ProtocolMax: m.ProtocolMax,
 		}
 		if m.Dialect != "sglang" {

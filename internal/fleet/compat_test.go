@@ -47,6 +47,52 @@ func TestCompatible(t *testing.T) {
 	f("numerics differs: prefill has cpu, decode has cuda", func(d *fleet.Instance) { d.Convert, d.Layout.DType, d.Numerics = true, "bf16", "cuda" })
 }
 
+// A pair needs a secret that both have, or none at either end.
+func TestCompatibleBySecret(t *testing.T) {
+	f := func(want, prefill, decode string) {
+		t.Helper()
+		p, d := instance("p", fleet.Prefill), instance("d", fleet.Decode)
+		p.Secrets, d.Secrets = prefill, decode
+		got := ""
+		if m := fleet.Compatible(&p, &d); m != nil {
+			got = m.Error()
+		}
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		var all []string
+		for _, r := range fleet.NewSnapshot(1, time.Now(), []fleet.Member{
+			{Instance: p, State: fleet.Live}, {Instance: d, State: fleet.Live}}).Refusals() {
+			all = append(all, r.Mismatch.Error())
+		}
+		if told := strings.Join(all, "\n"); want != "" && told != want+"\n"+want || want == "" && told != "" {
+			t.Errorf("refusals are %q", told)
+		}
+	}
+	f("", "", "")
+	f("", "3238efab", "3238efab")
+	f("", "0c55e1f0+3238efab", "3238efab")
+	f("", "3238efab+0c55e1f0", "0c55e1f0+3238efab")
+	f("fleet_secret differs: prefill has 3238efab, decode has 0c55e1f0", "3238efab", "0c55e1f0")
+	f("fleet_secret differs: prefill has (none), decode has 0c55e1f0", "", "0c55e1f0")
+	f("fleet_secret differs: prefill has 3238efab+0c55e1f0, decode has (none)", "3238efab+0c55e1f0", "")
+	f("fleet_secret differs: prefill has +, decode has +3238efab", "+", "+3238efab")
+}
+
+// Members that differ in their secrets alone are not taken for each other.
+func TestRefusalsBySecret(t *testing.T) {
+	m := func(id string, role fleet.Role, secrets string) fleet.Member {
+		i := instance(id, role)
+		i.Secrets = secrets
+		return fleet.Member{Instance: i, State: fleet.Live}
+	}
+	got := fleet.NewSnapshot(1, time.Now(), []fleet.Member{m("d1", fleet.Decode, "aa"), m("d2", fleet.Decode, "bb+aa"), m("d3", fleet.Decode, ""),
+		m("p1", fleet.Prefill, "aa"), m("p2", fleet.Prefill, "aa+bb")}).Refusals()
+	if len(got) != 1 || got[0].ID != "d3" || got[0].Refused != 2 || got[0].Mismatch.Field != "fleet_secret" {
+		t.Errorf("refused are %v", got)
+	}
+}
+
 // Both must allow a conversion and speak protocol 2, and only another dtype
 // excuses other numerics.
 func TestCompatibleByConversion(t *testing.T) {

@@ -5,13 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/xpyd/xpyd/internal/trust"
 )
 
 // ConnConfig says how to reach NATS. The zero value of every field but URL
@@ -21,6 +25,9 @@ type ConnConfig struct {
 	// hold user:password. They are the servers of one cluster; one of them
 	// is used at a time.
 	URL string
+	// Ring is the fleet's secrets, which open a router's embedded server. A
+	// URL with user:password is not shown them. nil: there are none.
+	Ring *trust.Ring
 	// Name is shown in the server's connection list.
 	Name string
 	// CredsFile is a NATS credentials file (JWT and seed).
@@ -56,7 +63,7 @@ func (c *ConnConfig) urls() ([]string, error) {
 		if (u.Scheme != "nats" && u.Scheme != "tls") || u.Hostname() == "" {
 			return nil, fmt.Errorf("nats url %s: want nats://[user:password@]host:port", u.Scheme+"://"+u.Host)
 		}
-		secured := c.Insecure || u.User != nil || u.Scheme == "tls" || c.CredsFile != "" || c.tls()
+		secured := c.Insecure || c.Ring != nil || u.User != nil || u.Scheme == "tls" || c.CredsFile != "" || c.tls()
 		if !secured && !loopback(u.Hostname()) {
 			return nil, fmt.Errorf("nats url %s: a server off this machine needs credentials or TLS, or insecure: true", u.Redacted())
 		}
@@ -76,20 +83,39 @@ func loopback(host string) bool {
 }
 
 // Timing of the link. Three missed pings end it, well before the three
-// seconds after which silence kills.
+// seconds after which silence kills. So must a server that is back be found.
 const (
-	pingInterval  = 500 * time.Millisecond
-	maxPingsOut   = 2
-	reconnectWait = 100 * time.Millisecond
-	dialTimeout   = 2 * time.Second
+	pingInterval = 500 * time.Millisecond
+	maxPingsOut  = 2
+	dialTimeout  = 2 * time.Second
+	firstRetry   = 100 * time.Millisecond // doubles with each
+	lastRetry    = 1600 * time.Millisecond
+	refusedRetry = 5 * time.Second // of a server that does not know our secret
 )
+
+// retryDelay is the wait before the nth attempt in a row at all servers: up to a
+// quarter more or less than in step with others.
+func retryDelay(n int, refused bool) time.Duration {
+	limit := lastRetry
+	if refused {
+		limit = refusedRetry
+	}
+	d := limit
+	if n < 16 {
+		d = min(limit, firstRetry<<max(0, n-1))
+	}
+	return d*3/4 + rand.N(d/2)
+}
 
 // Conn is one process's connection to NATS. It reconnects for ever, and
 // buffers nothing while it is down: old news of liveness is worse than none.
 type Conn struct {
 	nc     *nats.Conn
+	cfg    ConnConfig
 	log    *slog.Logger
 	closed chan struct{} // closed when the client has let go
+
+	ring *trust.Ring
 
 	mu         sync.Mutex
 	link       Link
@@ -97,6 +123,12 @@ type Conn struct {
 	listeners  map[int]func(Link) // called in order, with mu held
 	next       int
 	complained time.Time
+	hosts      string // of the URLs
+	refused    int    // attempts in a row that a server turned away
+
+	// What the next connection proves with; nats calls who uses it one at a time.
+	shown trust.Secret
+	shows bool
 }
 
 // Connect returns at once when NATS is not there yet and keeps trying; only
@@ -112,14 +144,16 @@ func Connect(cfg ConnConfig) (*Conn, error) {
 		closed:    make(chan struct{}),
 		link:      Link{Since: time.Now()},
 		listeners: map[int]func(Link){},
+		ring:      cfg.Ring,
+		cfg:       cfg,
+		hosts:     hosts(urls),
 	}
 	opts := []nats.Option{
 		nats.Name(cfg.Name),
 		nats.MaxReconnects(-1),
 		nats.RetryOnFailedConnect(true),
 		nats.IgnoreAuthErrorAbort(),
-		nats.ReconnectWait(reconnectWait),
-		nats.ReconnectJitter(reconnectWait, reconnectWait),
+		nats.CustomReconnectDelay(c.delay),
 		nats.ReconnectBufSize(-1),
 		nats.PingInterval(pingInterval),
 		nats.MaxPingsOutstanding(maxPingsOut),
@@ -133,8 +167,11 @@ func Connect(cfg ConnConfig) (*Conn, error) {
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { c.complain(err) }),
 		nats.ClosedHandler(func(*nats.Conn) { close(c.closed) }),
 	}
-	if cfg.CredsFile != "" {
+	switch {
+	case cfg.CredsFile != "":
 		opts = append(opts, nats.UserCredentials(cfg.CredsFile))
+	case cfg.Ring != nil:
+		opts = append(opts, nats.UserInfoHandler(c.showID), nats.UserJWT(c.signs, c.sign))
 	}
 	if cfg.TLSCert != "" {
 		opts = append(opts, nats.ClientCert(cfg.TLSCert, cfg.TLSKey))
@@ -146,6 +183,80 @@ func Connect(cfg ConnConfig) (*Conn, error) {
 		return nil, fmt.Errorf("connect to nats: %w", err)
 	}
 	return c, nil
+}
+
+// showID begins a connection to a server whose URL has no user. Of two secrets in
+// force the other one is tried where one was refused: a server may know the older
+// or the newer alone.
+func (c *Conn) showID() (user, password string) {
+	secrets := c.ring.Secrets()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.shown, c.shows = secrets[c.refused%len(secrets)], true
+	return c.shown.ID(), ""
+}
+
+// signs has the server's nonce signed: what it returns is thrown away, unless
+// empty. nats asks at the start, too, for whether it works.
+func (c *Conn) signs() (string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.shows {
+		return "", nil
+	}
+	c.shows = false
+	return "-", nil
+}
+
+func (c *Conn) sign(nonce []byte) ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return proof(c.shown, nonce), nil
+}
+
+// Rejoin is for a join line that has changed: it goes over to these servers, if it
+// is not at one of them, and where it was refused it tries at once.
+func (c *Conn) Rejoin(url string) error {
+	cfg := c.cfg
+	cfg.URL = url
+	urls, err := cfg.urls()
+	if err != nil {
+		return err
+	}
+	at := c.nc.ConnectedUrl() // the new pool changes what this says
+	if err := c.nc.SetServerPool(urls); err != nil {
+		return fmt.Errorf("nats url: %w", err)
+	}
+	c.mu.Lock()
+	c.hosts, c.refused = hosts(urls), 0
+	c.mu.Unlock()
+	if at != "" && slices.ContainsFunc(urls, func(u string) bool { return sameServer(u, at) }) {
+		return nil
+	}
+	if err := c.nc.ForceReconnect(); err != nil {
+		return fmt.Errorf("reconnect to nats: %w", err)
+	}
+	return nil
+}
+
+// sameServer compares two valid URLs without what is secret in them.
+func sameServer(a, b string) bool { return hosts([]string{a}) == hosts([]string{b}) }
+
+// hosts is what logs show of URLs.
+func hosts(urls []string) string {
+	var out []string
+	for _, raw := range urls {
+		if u, err := url.Parse(raw); err == nil {
+			out = append(out, u.Host)
+		}
+	}
+	return strings.Join(out, ",")
+}
+
+func (c *Conn) delay(n int) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return retryDelay(n, c.refused > 0)
 }
 
 // Link reports whether NATS is reachable, and since when that is so.
@@ -184,7 +295,7 @@ func (c *Conn) set(up bool, err error) {
 	c.link.Up, c.link.Since = up, time.Now()
 	switch {
 	case up:
-		c.complained = time.Time{}
+		c.complained, c.refused = time.Time{}, 0
 		c.log.Info("nats link is up")
 	case err == nil: // our own Close, or the server's farewell
 		c.log.Info("nats link is closed")
@@ -200,10 +311,23 @@ func (c *Conn) set(up bool, err error) {
 func (c *Conn) complain(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if now := time.Now(); now.Sub(c.complained) > complaints {
-		c.complained = now
+	every, refused := complaints, errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired)
+	if refused {
+		every = refusalLines
+		c.refused++
+	} else {
+		c.refused = 0
+	}
+	now := time.Now()
+	switch {
+	case !c.complained.IsZero() && now.Sub(c.complained) < every:
+		return
+	case refused && c.ring != nil:
+		c.log.Warn("the router at " + c.hosts + " does not know this fleet secret (" + c.ring.IDs() + "), or has revoked this worker; copy its join-url here again, for --join-file")
+	default:
 		c.log.Warn("nats", "err", err)
 	}
+	c.complained = now
 }
 
 // Close sends what is buffered, ends all subscriptions and closes, at the

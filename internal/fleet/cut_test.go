@@ -1,9 +1,13 @@
 package fleet_test
 
 import (
+	"context"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -118,5 +122,96 @@ func cutLinkKillsNobody(t *testing.T) {
 	within(t, "no heartbeat", func() bool { return w.Snapshot().Get("p").Heard.After(heard) })
 	if m := w.Snapshot().Get("p"); m.State != fleet.Live || !m.Since.Equal(joined) {
 		t.Fatalf("%+v", m)
+	}
+}
+
+// unheardWorkerLives: the worker's own link is cut, and the watcher's works. The
+// worker lives for as long as it answers, and no longer.
+func unheardWorkerLives(t *testing.T) {
+	s := startServer(t, fleet.ServerConfig{})
+	u, err := url.Parse(s.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newCable(t, u.Host)
+	u.Host = c.listener.Addr().String()
+	inst := instance("p", fleet.Prefill)
+	stopped := make(chan struct{}) // the process takes connections and does nothing
+	health := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		select {
+		case <-stopped:
+			<-q.Context().Done()
+		default:
+			w.Header().Set(fleet.HeaderInstance, inst.Is())
+		}
+	}))
+	t.Cleanup(health.Close)
+	inst.URL = health.URL
+	a := announce(t, connect(t, u.String()), inst)
+	w := watch(t, fleet.WatcherConfig{Conn: connect(t, s.ClientURL()), Grace: time.Millisecond, Probe: fleet.ProbeHealth(nil)})
+	eventually(t, w, "join", is("p", fleet.Live))
+
+	c.set(true)
+	unheard := eventually(t, w, "unheard", is("p", fleet.Unheard)).Get("p")
+	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if m := w.Snapshot().Get("p"); !m.Usable() || !m.Since.Equal(unheard.Since) {
+			t.Fatalf("%+v", m)
+		}
+	}
+	close(stopped)
+	at := time.Now()
+	m := eventually(t, w, "dead", is("p", fleet.Dead)).Get("p")
+	if took := m.Since.Sub(at); took < time.Second || took > 10*time.Second { // 4 s, and a starved machine's slack
+		t.Errorf("dead after %v", took)
+	}
+	c.set(false)
+	eventually(t, w, "back", is("p", fleet.Live))
+	closeAnnouncer(t, a)
+}
+
+// TestProbeHealth: what counts as an answer of a member, and what does not.
+func TestProbeHealth(t *testing.T) {
+	noLeak(t)
+	inst := instance("p", fleet.Prefill)
+	for name, c := range map[string]struct {
+		serve http.HandlerFunc
+		want  string // in the error; "" for none
+	}{
+		"well": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(fleet.HeaderInstance, "p@1") }, ""},
+		"failing": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set(fleet.HeaderInstance, "p@1")
+			w.WriteHeader(503)
+		}, ""},
+		"another": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(fleet.HeaderInstance, "p@2") }, `"p@2" answers`},
+		"nobody":  {func(http.ResponseWriter, *http.Request) {}, `"" answers`},
+		"elsewhere": {func(w http.ResponseWriter, q *http.Request) {
+			if q.URL.Path == "/health" {
+				http.Redirect(w, q, "/there", http.StatusFound)
+			}
+			w.Header().Set(fleet.HeaderInstance, "p@1") // of no use after the head
+		}, `"" answers`},
+		"endless": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X", strings.Repeat("x", 1<<20)) }, "exceeded"},
+		"hanging": {func(_ http.ResponseWriter, q *http.Request) { <-q.Context().Done() }, "deadline"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := httptest.NewServer(c.serve)
+			defer s.Close()
+			limit := patience
+			if name == "hanging" {
+				limit = 50 * time.Millisecond
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			inst.URL = s.URL + "/"
+			err := fleet.ProbeHealth(nil)(ctx, &inst)
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+		})
+	}
+	foreign := inst
+	foreign.Dialect = "vllm"
+	if fleet.ProbeHealth(nil)(t.Context(), &foreign) == nil {
+		t.Error("a foreign engine's answer says nothing")
 	}
 }

@@ -1,7 +1,25 @@
 package fleet
 
+import (
+	"log/slog"
+	"net"
+	"time"
+)
+
 // SetPaused models a stopped process: nothing is sent while it is on.
 func (a *Announcer) SetPaused(on bool) { a.paused.Store(on) }
 
 // Publish sends raw bytes on the bus, as a stranger could.
 func (c *Conn) Publish(subject string, payload []byte) error { return c.nc.Publish(subject, payload) }
+
+// RetryDelay is how long a connection waits before its nth attempt.
+var RetryDelay = retryDelay
+
+// Refusals counts who was turned away.
+type Refusals = refusals
+
+// NewRefusals makes an empty count.
+func NewRefusals(log *slog.Logger) *Refusals { return &refusals{log: log, from: map[string]int{}} }
+
+// Add counts one.
+func (r *Refusals) Add(addr net.Addr, now time.Time) { r.add(addr, now) }

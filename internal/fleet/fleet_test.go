@@ -300,6 +300,23 @@ func TestStaticMembersNeedNoNATS(t *testing.T) {
 	}
 }
 
+// TestRegistryAgain: a watcher that has closed has left its registry to the next.
+func TestRegistryAgain(t *testing.T) {
+	s := startServer(t, fleet.ServerConfig{})
+	c := connect(t, s.ClientURL())
+	reg := prometheus.NewRegistry()
+	for range 2 {
+		w, err := fleet.Watch(fleet.WatcherConfig{Conn: c, Registerer: reg})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+	}
+	if families, err := reg.Gather(); err != nil || len(families) > 0 {
+		t.Errorf("%v is left, %v", families, err)
+	}
+}
+
 func TestWrongPasswordIsNotALink(t *testing.T) {
 	noLeak(t)
 	s := startServer(t, fleet.ServerConfig{})

@@ -51,10 +51,13 @@ type Instance struct {
 	KVLocal  string `json:"kv_local,omitempty"`  // "shm:NAME": the same, for workers with the same Machine
 	KVDevice string `json:"kv_device,omitempty"` // "cudaipc:NAME": the same, between their GPUs
 	Machine  string `json:"machine,omitempty"`   // boot id and user of its process
-	KVPaths  string `json:"kv_paths,omitempty"`  // how it reaches its prefill workers, in words
-	Dialect  string `json:"dialect"`             // "native", or of a foreign engine: router/dialect
-	Model    string `json:"model"`               // the name clients use
-	Build    string `json:"build"`               // shown, never compared
+	// Secrets names the fleet secrets that it accepts, the newest first
+	// (trust.Ring.IDs); empty: it trusts everyone.
+	Secrets  string `json:"secrets,omitempty"`
+	KVPaths  string `json:"kv_paths,omitempty"` // how it reaches its prefill workers, in words
+	Dialect  string `json:"dialect"`            // "native", or of a foreign engine: router/dialect
+	Model    string `json:"model"`              // the name clients use
+	Build    string `json:"build"`              // shown, never compared
 	Draining bool   `json:"draining,omitempty"`
 
 	ProtocolMin int `json:"protocol_min"` // kvconn protocol range
@@ -80,6 +83,8 @@ type Instance struct {
 	KVEvents string `json:"kv_events,omitempty"`
 	KVReplay string `json:"kv_replay,omitempty"`
 	KVTopic  string `json:"kv_topic,omitempty"` // prefix of the topics that are its own
+	// KVEventsOpen: whoever connects gets them, though it has Secrets.
+	KVEventsOpen bool `json:"kv_events_open,omitempty"`
 	// Topology is where it is, from the widest label to the narrowest:
 	// "zone-a/rack-3". It is never compared for compatibility.
 	Topology string `json:"topology,omitempty"`

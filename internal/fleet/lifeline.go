@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/trust"
 )
 
 // lifelinePath is held open for ever by a native worker.
@@ -25,6 +27,7 @@ const lifelinePath = "/xpyd/v1/lifeline"
 type LifelineConfig struct {
 	Dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 	TLS     *tls.Config   // for https URLs
+	Ring    *trust.Ring   // the fleet's secrets; nil: members are shown none
 	Timeout time.Duration // to dial and to get the response head; default 2 s
 	Backoff time.Duration // first wait before dialling again, doubling; default 250 ms
 	Most    time.Duration // longest wait; default 5 s
@@ -53,9 +56,10 @@ func (c *LifelineConfig) defaults() {
 // its process is known at once, without asking: the kernel closes what a
 // dead process held. A member that has no lifeline is merely not watched.
 type Lifeline struct {
-	fleet *Watcher
-	cfg   LifelineConfig
-	log   *slog.Logger
+	fleet  *Watcher
+	cfg    LifelineConfig
+	log    *slog.Logger
+	tokens *trust.Tokens
 
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -66,7 +70,7 @@ type Lifeline struct {
 func WatchLifeline(w *Watcher, cfg LifelineConfig) *Lifeline {
 	cfg.defaults()
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &Lifeline{fleet: w, cfg: cfg, log: logger(cfg.Log), cancel: cancel}
+	l := &Lifeline{fleet: w, cfg: cfg, log: logger(cfg.Log), tokens: trust.NewTokens(cfg.Ring), cancel: cancel}
 	l.wg.Go(func() { l.run(ctx) })
 	return l
 }
@@ -130,7 +134,7 @@ func (l *Lifeline) run(ctx context.Context) {
 func (l *Lifeline) watch(ctx context.Context, t target) {
 	wait := l.cfg.Backoff
 	for ctx.Err() == nil {
-		conn, err := l.open(ctx, t.url)
+		conn, err := l.open(ctx, t)
 		if err != nil {
 			l.log.Debug("no lifeline", "id", t.id, "err", err)
 		} else {
@@ -151,8 +155,8 @@ func (l *Lifeline) watch(ctx context.Context, t target) {
 }
 
 // open dials and asks; the response head is read when it returns.
-func (l *Lifeline) open(ctx context.Context, rawURL string) (net.Conn, error) {
-	u, err := url.Parse(rawURL)
+func (l *Lifeline) open(ctx context.Context, t target) (net.Conn, error) {
+	u, err := url.Parse(t.url)
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +181,7 @@ func (l *Lifeline) open(ctx context.Context, rawURL string) (net.Conn, error) {
 			return nil, err
 		}
 	}
-	if err := ask(conn, u.Host); err != nil {
+	if err := ask(conn, u.Host, l.header(t)); err != nil {
 		conn.Close()
 		return nil, err
 	}
@@ -185,6 +189,19 @@ func (l *Lifeline) open(ctx context.Context, rawURL string) (net.Conn, error) {
 		return nil, dialCtx.Err()
 	}
 	return conn, nil
+}
+
+// header is the line by which t knows us; its secrets may change while it lives.
+func (l *Lifeline) header(t target) string {
+	m := l.fleet.Snapshot().Get(t.id)
+	if m == nil {
+		return ""
+	}
+	token := l.tokens.HTTP(t.id, t.epoch, m.Secrets)
+	if token == "" {
+		return ""
+	}
+	return trust.Header + ": " + token + "\r\n"
 }
 
 func (l *Lifeline) secure(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
@@ -207,8 +224,8 @@ const maxHeadBytes = 8 << 10
 
 // ask sends the request and reads the response head: 200 means that the
 // worker holds the line. Bytes of the body that came along are dropped.
-func ask(conn net.Conn, host string) error {
-	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: xpyd\r\nConnection: close\r\n\r\n", lifelinePath, host); err != nil {
+func ask(conn net.Conn, host, header string) error {
+	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: xpyd\r\nConnection: close\r\n%s\r\n", lifelinePath, host, header); err != nil {
 		return err
 	}
 	r := textproto.NewReader(bufio.NewReader(io.LimitReader(conn, maxHeadBytes)))

@@ -55,9 +55,9 @@ type snapshotCollector struct{ w *Watcher }
 
 var (
 	descMembers = prometheus.NewDesc("xpyd_fleet_members",
-		"Members by role and state. Suspect ones get no new work.", []string{"role", "state"}, nil)
+		"Members by role and state. Suspect ones get no new work; unheard ones do: look why they do not reach NATS.", []string{"role", "state"}, nil)
 	descAge = prometheus.NewDesc("xpyd_fleet_heartbeat_age_seconds",
-		"Age of the oldest last sign of life among live and suspect members that announce themselves.", nil, nil)
+		"Age of the oldest last sign of life, on NATS or to a probe, among members that announce themselves and are not dead.", nil, nil)
 	descRefusals = prometheus.NewDesc("xpyd_fleet_incompatible_members",
 		"Live members that have no compatible counterpart, or few. xpyd status says which field differs.", nil, nil)
 	descConnected = prometheus.NewDesc("xpyd_fleet_nats_connected",
@@ -92,7 +92,7 @@ func (c snapshotCollector) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	for _, role := range []Role{Prefill, Decode} {
-		for _, state := range []State{Live, Suspect, Dead, Gone} {
+		for _, state := range []State{Live, Unheard, Suspect, Dead, Gone} {
 			gauge(descMembers, float64(count[key{role, state}]), string(role), string(state))
 		}
 	}

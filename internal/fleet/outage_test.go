@@ -21,10 +21,12 @@ func TestOutages(t *testing.T) {
 	t.Run("of", func(t *testing.T) { // returns when all have ended
 		for name, f := range map[string]func(*testing.T){
 			"a link that is cut":         cutLinkKillsNobody,
+			"a worker's link":            unheardWorkerLives,
 			"a worker":                   silentWorkerDiesAndReturns,
 			"NATS":                       natsRestartKillsNobody,
 			"one of two servers":         twoServersAreOneCluster,
 			"the server of the only way": clusterHeals,
+			"that of an older secret":    clusterSecret,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -11,6 +12,7 @@ type rules struct {
 	deadAfter    time.Duration
 	grace        time.Duration // after the link is back, silence kills nobody
 	forgetAfter  time.Duration
+	answerTime   time.Duration // a probe is answered by then, or not at all
 	maxStep      time.Duration // see registry.witnessed
 	maxMembers   int
 }
@@ -23,10 +25,12 @@ type rules struct {
 // between two echoes' sending, and by maxStep at most. Everything published
 // before an echo arrives before it, so silence is never blamed on a worker
 // while the link is cut without notice, while it is down, or while the
-// watcher's own process was stopped.
+// watcher's own process was stopped. Whether it is the worker's own link that
+// is cut, a probe of its HTTP tells.
 type registry struct {
 	rules
 	members   map[string]*record
+	revoked   revocations
 	asked     map[string]time.Time // when an unknown id was last queried
 	witnessed time.Duration
 	proved    time.Time // send time of the newest echo that came back
@@ -40,10 +44,14 @@ type registry struct {
 // record is a member and what the registry alone needs to know of it.
 type record struct {
 	Member
-	heard     time.Duration // witnessed clock at the last sign of life
+	heard     time.Duration // witnessed clock at the last message
+	proof     time.Duration // witnessed clock when the last probe that it answered was sent
+	probed    time.Time     // when the last probe was sent
+	probing   bool          // it is not over
 	seen      time.Time     // the last message, also an ignored one
 	deafUntil time.Time     // signs of life are ignored until then
 	reports   int           // reported deaths, each doubling the deafness
+	lived     time.Time     // when it was live first, before it lapsed
 }
 
 // Causes of an event; a closed set, used as a metric label.
@@ -57,6 +65,7 @@ const (
 	causeRemove  = "removed"
 	causeForget  = "forgotten"
 	causeFull    = "full"
+	causeRevoked = "revoked"
 )
 
 type event struct {
@@ -76,6 +85,7 @@ func newRegistry(r rules, now time.Time) *registry {
 	return &registry{
 		rules:   r,
 		members: map[string]*record{},
+		revoked: revocations{},
 		asked:   map[string]time.Time{},
 		proved:  now,
 		link:    Link{Since: now},
@@ -85,7 +95,12 @@ func newRegistry(r rules, now time.Time) *registry {
 // apply takes one message in. It returns an id that should be asked to
 // announce itself, or "".
 func (r *registry) apply(m *message, now time.Time) (ask string) {
+	if id := cmp.Or(m.inst.ID, m.beat.ID); r.revoked.has(id) {
+		return ""
+	}
 	switch m.kind {
+	case kindRevoked:
+		r.revoke(m.revoked, now)
 	case kindAnnounce:
 		r.announce(&m.inst, NATS, now)
 	case kindBeat:
@@ -97,12 +112,13 @@ func (r *registry) apply(m *message, now time.Time) (ask string) {
 }
 
 // announce adds or replaces a member. Older epochs lose; of equal epochs the
-// later announcement wins.
+// later announcement wins, but for a member that has left or was removed: only a
+// newer epoch brings that back, whoever adds it.
 func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 	rec := r.members[inst.ID]
 	if rec != nil {
 		rec.seen = now
-		if inst.Epoch < rec.Epoch {
+		if inst.Epoch < rec.Epoch || inst.Epoch == rec.Epoch && rec.State == Gone {
 			return false
 		}
 		if inst.Epoch == rec.Epoch && source == NATS && rec.Source == NATS {
@@ -222,9 +238,7 @@ func (r *registry) alive(rec *record, now time.Time) bool {
 	}
 	rec.heard, rec.Heard, r.stale = r.witnessed, now, true
 	if rec.State != Live {
-		rec.State, rec.Since, rec.Reason = Live, now, ""
-		r.version++
-		r.note(rec, causeBack, "")
+		r.end(rec, Live, causeBack, "", now)
 	}
 	return true
 }
@@ -307,14 +321,8 @@ func (r *registry) tick(now time.Time) {
 			}
 			continue
 		}
-		if !judge || rec.Source != NATS {
-			continue
-		}
-		switch silent := r.witnessed - rec.heard; {
-		case silent > r.deadAfter:
-			r.end(rec, Dead, causeSilence, fmt.Sprintf("silent for %.1f s", silent.Seconds()), now)
-		case silent > r.suspectAfter && rec.State == Live:
-			r.end(rec, Suspect, causeSilence, fmt.Sprintf("silent for %.1f s", silent.Seconds()), now)
+		if judge && rec.Source == NATS {
+			r.judge(rec, now)
 		}
 	}
 	for id, at := range r.asked {
@@ -324,8 +332,74 @@ func (r *registry) tick(now time.Time) {
 	}
 }
 
+// judge looks at the silence of a member. NATS may hear nothing of one that is
+// well: what it answers to a probe counts as well, until the next answer is
+// overdue.
+func (r *registry) judge(rec *record, now time.Time) {
+	unheard, silent, allowed := r.witnessed-rec.heard, r.witnessed-rec.heard, r.suspectAfter
+	if rec.proof > rec.heard {
+		silent, allowed = r.witnessed-rec.proof, r.suspectAfter+r.answerTime
+	}
+	state, reason := rec.State, fmt.Sprintf("silent for %.1f s", silent.Seconds())
+	switch {
+	case silent > r.deadAfter:
+		state = Dead
+	case silent > allowed:
+		state = Suspect
+	case unheard > r.suspectAfter:
+		state, reason = Unheard, "NATS does not hear it, its HTTP answers"
+	}
+	if state != rec.State {
+		r.end(rec, state, causeSilence, reason, now)
+	}
+}
+
+// doubt is a member to be probed.
+type doubt struct {
+	inst Instance
+	at   time.Duration // witnessed clock
+}
+
+// doubts returns the members that are about to be suspected for their silence, or
+// live on what they answered: each at most once in suspectAfter, and at most n.
+func (r *registry) doubts(now time.Time, n int) (out []doubt) {
+	if !r.link.Up {
+		return nil
+	}
+	for _, rec := range r.members {
+		if len(out) == n {
+			break
+		}
+		if rec.Source != NATS || over(rec.State) || rec.probing || now.Sub(rec.probed) < r.suspectAfter || r.witnessed-rec.heard <= r.suspectAfter/2 {
+			continue
+		}
+		rec.probing, rec.probed = true, now
+		out = append(out, doubt{rec.Instance, r.witnessed})
+	}
+	return out
+}
+
+// settle notes how a probe ended.
+func (r *registry) settle(d *doubt, answered bool, now time.Time) {
+	rec := r.members[d.inst.ID]
+	if rec == nil || rec.Epoch != d.inst.Epoch {
+		return
+	}
+	if rec.probing = false; answered && !over(rec.State) {
+		rec.proof, rec.Heard, r.stale = d.at, now, true
+	}
+}
+
 func (r *registry) end(rec *record, s State, cause, reason string, now time.Time) {
-	rec.State, rec.Since, rec.Reason = s, now, reason
+	since, lapses := now, rec.State == Suspect || rec.State == Unheard
+	switch {
+	case rec.State == Live:
+		rec.lived = rec.Since
+	case lapses && s == Live:
+		since = rec.lived
+		rec.Lapses, rec.Lapsed = rec.Lapses+1, now
+	}
+	rec.State, rec.Since, rec.Reason = s, since, reason
 	r.version++
 	r.note(rec, cause, reason)
 }
@@ -347,7 +421,7 @@ func (r *registry) snapshot(now time.Time) *Snapshot {
 		members = append(members, rec.Member)
 	}
 	s := NewSnapshot(r.version, now, members)
-	s.Link = r.link
+	s.Link, s.Revoked = r.link, r.revoked.shutOut()
 	r.stale = false
 	return s
 }

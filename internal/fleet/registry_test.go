@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 )
@@ -13,15 +14,19 @@ type clock struct {
 	r   *registry
 	now time.Time
 	cut bool // echoes do not come back
+
+	answers map[string]bool // of a probe, 100 ms later; nil: there are no probes
+	asked   []doubt         // since the last tick
+	probes  map[string]int
 }
 
 func newClock(t *testing.T, maxMembers int) *clock {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	r := newRegistry(rules{
-		suspectAfter: time.Second, deadAfter: 3 * time.Second, grace: 3 * time.Second,
+		suspectAfter: time.Second, deadAfter: 3 * time.Second, grace: 3 * time.Second, answerTime: 800 * time.Millisecond,
 		forgetAfter: time.Minute, maxStep: 500 * time.Millisecond, maxMembers: maxMembers,
 	}, start)
-	c := &clock{t: t, r: r, now: start}
+	c := &clock{t: t, r: r, now: start, probes: map[string]int{}}
 	r.setLink(Link{Up: true, Since: start}, start)
 	c.run(3 * time.Second) // past the grace
 	return c
@@ -40,7 +45,21 @@ func (c *clock) run(d time.Duration, beating ...*Instance) {
 		if !c.cut {
 			c.r.echo(sent)
 		}
+		for i := range c.asked {
+			if d := &c.asked[i]; c.answers[d.inst.ID] || c.now.Sub(c.r.members[d.inst.ID].probed) >= c.r.answerTime {
+				c.r.settle(d, c.answers[d.inst.ID], c.now)
+				c.asked[i].inst.ID = ""
+			}
+		}
+		c.asked = slices.DeleteFunc(c.asked, func(d doubt) bool { return d.inst.ID == "" })
 		c.r.tick(c.now)
+		if c.answers != nil {
+			asked := c.r.doubts(c.now, 10)
+			for i := range asked {
+				c.probes[asked[i].inst.ID]++
+			}
+			c.asked = append(c.asked, asked...)
+		}
 	}
 }
 
@@ -93,6 +112,93 @@ func TestSilence(t *testing.T) {
 	c.want("a", "")
 	if len(c.r.members) != 1 {
 		t.Fatalf("%d members", len(c.r.members))
+	}
+}
+
+// TestUnheard: whoever answers probes is not dead and keeps its work, however
+// long NATS does not hear it; who stops answering dies as any other.
+func TestUnheard(t *testing.T) {
+	c := newClock(t, 10)
+	c.answers = map[string]bool{"a": true, "b": true}
+	a, b, d := worker("a", 1), worker("b", 1), worker("d", 1)
+	a.Draining, a.Load.Running = true, 3
+	for _, i := range []*Instance{a, b, d} {
+		c.announce(i)
+	}
+	c.run(5*time.Second, a, b, d)
+	if len(c.probes) > 0 {
+		t.Errorf("members that are heard were probed: %v", c.probes)
+	}
+	for range 12 { // it never looks worse in between
+		c.run(100*time.Millisecond, b)
+		if m := c.r.members["a"]; m.State != Live && m.State != Unheard {
+			t.Fatalf("a is %s (%s)", m.State, m.Reason)
+		}
+	}
+	c.want("d", Suspect)
+	for range 600 {
+		c.run(100*time.Millisecond, b)
+		c.want("a", Unheard)
+	}
+	c.want("b", Live)
+	c.want("d", Dead) // it did not answer
+	if m := c.r.snapshot(c.now).Get("a"); !m.Draining || m.Load.Running != 3 || c.now.Sub(m.Heard) > 1100*time.Millisecond {
+		t.Errorf("%+v", m)
+	}
+	if n := c.probes["a"]; n < 50 || n > 62 || c.probes["b"] > 0 {
+		t.Errorf("in 61 s: %v", c.probes)
+	}
+
+	c.answers["a"] = false // it is stopped
+	c.run(2*time.Second, b)
+	c.want("a", Suspect)
+	c.run(1200*time.Millisecond, b)
+	c.want("a", Dead)
+	n := c.probes["a"]
+	c.run(5*time.Second, b)
+	if c.probes["a"] != n {
+		t.Error("a dead member is probed")
+	}
+	c.answers["a"] = true
+	c.run(2*time.Second, b)
+	c.want("a", Dead) // its heartbeats alone bring it back
+	c.beat(a)
+	c.want("a", Live)
+
+	c.run(2*time.Second, b)
+	c.want("a", Unheard)
+	c.beat(a)
+	c.want("a", Live)
+	c.run(1500*time.Millisecond, b)
+	c.r.reportDead("a", 1, "connection reset", c.now)
+	c.run(5*time.Second, b)
+	c.want("a", Dead) // the data path knows better
+}
+
+// TestDoubts: an answer counts for the run that was asked, from when it was asked.
+func TestDoubts(t *testing.T) {
+	c := newClock(t, 10)
+	a := worker("a", 1)
+	c.announce(a)
+	c.run(700 * time.Millisecond)
+	asked := c.r.doubts(c.now, 10)
+	if len(asked) != 1 || len(c.r.doubts(c.now.Add(time.Hour), 10)) > 0 {
+		t.Fatal("want one probe at a time")
+	}
+	next := worker("a", 2)
+	c.announce(next)
+	c.run(700 * time.Millisecond)
+	c.r.settle(&asked[0], true, c.now) // the old one
+	c.run(800 * time.Millisecond)
+	c.want("a", Suspect)
+	asked = c.r.doubts(c.now, 10)
+	c.run(2 * time.Second)
+	c.want("a", Dead)
+	c.r.settle(&asked[0], true, c.now)
+	c.want("a", Dead) // too late
+	c.link(false)
+	if c.announce(next); len(c.r.doubts(c.now.Add(time.Hour), 10)) > 0 {
+		t.Error("nobody is silent while the link is down")
 	}
 }
 
@@ -269,6 +375,66 @@ func TestStaticAndRemoved(t *testing.T) {
 	c.want("s", "")
 }
 
+// TestLapses: a heartbeat that is late, as under load, does not begin a member's
+// life anew; a death does.
+func TestLapses(t *testing.T) {
+	c := newClock(t, 10)
+	w := worker("w", 1)
+	c.announce(w)
+	joined := c.now
+	get := func() *Member { return c.r.snapshot(c.now).Get("w") }
+	for n := range 3 {
+		c.run(1500 * time.Millisecond) // of silence
+		c.want("w", Suspect)
+		if m := get(); !m.Since.After(joined) || m.Lapses != n {
+			t.Errorf("suspect since %v, %d lapses", m.Since.Sub(joined), m.Lapses)
+		}
+		c.run(2*time.Second, w)
+		c.want("w", Live)
+		if m := get(); !m.Since.Equal(joined) || m.Lapses != n+1 || !m.Lapsed.After(joined) || m.Reason != "" {
+			t.Errorf("after lapse %d: live since %v, %d lapses", n, m.Since.Sub(joined), m.Lapses)
+		}
+	}
+	lapsed := get().Lapsed
+	c.run(1500 * time.Millisecond)
+	c.r.reportDead("w", 1, "EOF", c.now)
+	c.run(5*time.Second, w)
+	c.want("w", Live)
+	if m := get(); !m.Since.After(lapsed) || m.Lapses != 3 {
+		t.Errorf("after a death: live since %v, %d lapses", m.Since.Sub(joined), m.Lapses)
+	}
+}
+
+// TestRemovedStays: a member that was removed or has left stays so at its epoch,
+// whatever finds it again, for as long as that goes on; a newer one is another
+// member.
+func TestRemovedStays(t *testing.T) {
+	for _, source := range []Source{NATS, Static, Admin, ZMQ, Kube} {
+		c := newClock(t, 10)
+		add := func(epoch uint64, by Source, want bool) {
+			t.Helper()
+			if ok := c.r.announce(worker("s", epoch), by, c.now); ok != want {
+				t.Errorf("of %s, by %s at epoch %d: %v", source, by, epoch, ok)
+			}
+		}
+		add(5, source, true)
+		c.r.remove("s", "by admin", c.now)
+		for range 10 {
+			for _, by := range []Source{NATS, Static, Admin, ZMQ, Kube} {
+				add(5, by, false)
+				add(4, by, false)
+			}
+			c.run(30 * time.Second)
+			c.want("s", Gone)
+		}
+		add(6, source, true)
+		c.want("s", Live)
+		c.r.remove("s", "by admin", c.now)
+		c.run(2 * time.Minute)
+		c.want("s", "") // nobody has found it since
+	}
+}
+
 // TestLearn: what was found out about a member is noted only while that is
 // what it was, and changes nothing else.
 func TestLearn(t *testing.T) {
@@ -286,12 +452,13 @@ func TestLearn(t *testing.T) {
 	c.announce(was)
 	learn(false) // it says itself what it is
 	c.r.remove("s", "by admin", c.now)
+	was.Epoch, is.Epoch = 8, 8
 	c.r.announce(was, Static, c.now)
 
 	draining := *was
 	draining.Draining = true
 	c.r.announce(&draining, Static, c.now)
-	c.r.reportDead("s", 7, "refused", c.now)
+	c.r.reportDead("s", 8, "refused", c.now)
 	v := c.r.version
 	learn(true)
 	m := c.r.snapshot(c.now).Get("s")
@@ -307,7 +474,7 @@ func TestLearn(t *testing.T) {
 	c.r.remove("s", "by admin", c.now)
 	learn(false)
 	c.want("s", Gone)
-	c.r.announce(worker("s", 8), Static, c.now)
+	c.r.announce(worker("s", 9), Static, c.now)
 	learn(false)
 }
 

@@ -1,30 +1,38 @@
 package fleet
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/xpyd/xpyd/internal/trust"
 )
 
 // ServerConfig configures the NATS server that a router embeds. The zero
 // value listens on a free loopback port with generated credentials.
+//
+// With a Ring clients and routes prove that they have one of its secrets.
 type ServerConfig struct {
 	// Listen is host:port; default 127.0.0.1:0, which is any free port.
 	Listen string
 	// Advertise is the host that ClientURL names when Listen binds every
 	// address.
 	Advertise string
-	// User and Password of workers and routers. When none are given they
-	// are generated, unless Insecure.
+	// Ring is the fleet's secrets. Call Renew when it has changed.
+	Ring *trust.Ring
+	// User and Password of workers and routers, without a Ring. When none are
+	// given they are generated, unless Insecure.
 	User, Password string
 	// TLSCert, TLSKey and TLSCA are PEM files for clients and routes; with a
 	// CA, peers must show a certificate.
@@ -35,7 +43,8 @@ type ServerConfig struct {
 	ClusterListen string
 	ClusterRoutes []string
 	// ClusterUser and ClusterPassword must be the same in every router; when
-	// none are given they are generated, unless Insecure.
+	// none are given they come from the Ring. Without one they are generated,
+	// unless Insecure.
 	ClusterUser, ClusterPassword string
 
 	// Insecure allows a server without credentials, also off this machine.
@@ -47,7 +56,7 @@ type ServerConfig struct {
 // Validate checks addresses and the rule that a listener off this machine
 // needs configured credentials or TLS.
 func (c *ServerConfig) Validate() error {
-	check := func(what, addr, user string) error {
+	check := func(what, addr string, secured bool) error {
 		host, port, err := net.SplitHostPort(addr)
 		if err != nil {
 			return fmt.Errorf("%s %q: want host:port", what, addr)
@@ -55,12 +64,12 @@ func (c *ServerConfig) Validate() error {
 		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 			return fmt.Errorf("%s %q: port is not in 0..65535", what, addr)
 		}
-		if !loopback(host) && user == "" && c.TLSCert == "" && !c.Insecure {
+		if !loopback(host) && !secured && c.Ring == nil && c.TLSCert == "" && !c.Insecure {
 			return fmt.Errorf("%s %s: a listener off this machine needs credentials or TLS, or insecure: true", what, addr)
 		}
 		return nil
 	}
-	if err := check("nats listen", c.listen(), c.User); err != nil {
+	if err := check("nats listen", c.listen(), c.User != ""); err != nil {
 		return err
 	}
 	if c.ClusterListen == "" {
@@ -69,7 +78,7 @@ func (c *ServerConfig) Validate() error {
 		}
 		return nil
 	}
-	if err := check("nats cluster listen", c.ClusterListen, c.ClusterUser); err != nil {
+	if err := check("nats cluster listen", c.ClusterListen, c.ClusterUser != ""); err != nil {
 		return err
 	}
 	for _, r := range c.ClusterRoutes {
@@ -98,9 +107,10 @@ const (
 
 // Server is an embedded NATS server without JetStream and without files.
 type Server struct {
-	ns        *server.Server
-	opts      *server.Options
-	advertise string
+	ns   *server.Server
+	opts *server.Options
+	cfg  ServerConfig
+	door *gate // nil without a Ring
 }
 
 // StartServer returns when the server accepts clients. The caller closes it
@@ -117,11 +127,11 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("embedded nats: %w", err)
 	}
-	fatal := &serverLog{log: logger(cfg.Log)}
-	ns.SetLoggerV2(fatal, false, false, false)
+	said := &serverLog{log: logger(cfg.Log), gated: cfg.Ring != nil}
+	ns.SetLoggerV2(said, false, false, false)
 	ns.Start()
 	for deadline := time.Now().Add(startDeadline); !ns.ReadyForConnections(50 * time.Millisecond); {
-		err := fatal.first()
+		err := said.first()
 		if err == nil && time.Now().After(deadline) {
 			err = fmt.Errorf("not ready after %v", startDeadline)
 		}
@@ -131,8 +141,9 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 			return nil, fmt.Errorf("embedded nats: %w", err)
 		}
 	}
-	s := &Server{ns: ns, opts: opts, advertise: cfg.Advertise}
-	fatal.log.Info("embedded nats listens", "addr", ns.Addr().String())
+	s := &Server{ns: ns, opts: opts, cfg: cfg}
+	s.door, _ = opts.CustomClientAuthentication.(*gate)
+	said.log.Info("embedded nats listens", "addr", ns.Addr().String())
 	return s, nil
 }
 
@@ -147,7 +158,12 @@ func (c *ServerConfig) options() (*server.Options, error) {
 		DisableShortFirstPing: true,
 	}
 	o.Host, o.Port = splitListen(c.listen())
-	o.Username, o.Password = c.credentials(c.User, c.Password)
+	if c.Ring == nil {
+		o.Username, o.Password = c.credentials(c.User, c.Password)
+	} else {
+		door := &gate{ring: c.Ring, user: c.ClusterUser, password: c.ClusterPassword, refused: &refusals{log: logger(c.Log), from: map[string]int{}}}
+		o.CustomClientAuthentication, o.CustomRouterAuthentication, o.AlwaysEnableNonce = door, door, true
+	}
 	if c.TLSCert != "" {
 		conf, err := server.GenTLSConfig(&server.TLSConfigOpts{
 			CertFile: c.TLSCert, KeyFile: c.TLSKey, CaFile: c.TLSCA, Verify: c.TLSCA != "",
@@ -166,19 +182,87 @@ func (c *ServerConfig) options() (*server.Options, error) {
 		ConnectRetries: 1 << 30,
 	}
 	o.Cluster.Host, o.Cluster.Port = splitListen(c.ClusterListen)
-	o.Cluster.Username, o.Cluster.Password = c.credentials(c.ClusterUser, c.ClusterPassword)
+	if c.Ring == nil {
+		o.Cluster.Username, o.Cluster.Password = c.credentials(c.ClusterUser, c.ClusterPassword)
+	}
 	if o.TLSConfig != nil {
 		o.Cluster.TLSConfig, o.Cluster.TLSTimeout = o.TLSConfig.Clone(), dialTimeout.Seconds()
 		o.Cluster.TLSConfig.RootCAs = o.TLSConfig.ClientCAs
 	}
+	var err error
+	o.Routes, err = c.routes()
+	return o, err
+}
+
+// routes are the other servers', with what they are shown. While two secrets are
+// in force that is the older one: theirs may not have the newer yet.
+func (c *ServerConfig) routes() (out []*url.URL, err error) {
 	for _, r := range c.ClusterRoutes {
 		u, err := url.Parse(r)
 		if err != nil {
 			return nil, errors.New("nats cluster route: not a url")
 		}
-		o.Routes = append(o.Routes, u)
+		switch {
+		case u.User != nil:
+		case c.ClusterUser != "":
+			u.User = url.UserPassword(c.ClusterUser, c.ClusterPassword)
+		case c.Ring != nil:
+			secrets := c.Ring.Secrets()
+			s := secrets[len(secrets)-1]
+			u.User = url.UserPassword(s.ID(), s.Token(trust.Cluster, ""))
+		}
+		out = append(out, u)
 	}
-	return o, nil
+	return out, nil
+}
+
+// Renew is for a Ring that has changed: clients that came in with a secret which
+// is no longer in force are disconnected, and routes made with one that is.
+func (s *Server) Renew() error {
+	if s.cfg.Ring == nil {
+		return nil
+	}
+	list, err := s.ns.Connz(&server.ConnzOptions{Username: true, Limit: maxClients})
+	if err != nil {
+		return fmt.Errorf("embedded nats: %w", err)
+	}
+	for _, c := range list.Conns {
+		if _, known := s.cfg.Ring.Shared(cmp.Or(c.AuthorizedUser, "-")); !known {
+			_ = s.ns.DisconnectClientByID(c.Cid) // it has gone by itself
+		}
+	}
+	if len(s.cfg.ClusterRoutes) == 0 {
+		return nil
+	}
+	next := s.opts.Clone()
+	if next.Routes, err = s.cfg.routes(); err == nil {
+		err = s.ns.ReloadOptions(next)
+	}
+	if err != nil {
+		return fmt.Errorf("embedded nats: %w", err)
+	}
+	return nil
+}
+
+// Revoke turns away the clients of these names, and no others any more. Without a
+// Ring it only ends their connections.
+func (s *Server) Revoke(names []string) error {
+	if s.door != nil {
+		s.door.revoked.Store(&names)
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	list, err := s.ns.Connz(&server.ConnzOptions{Limit: maxClients})
+	if err != nil {
+		return fmt.Errorf("embedded nats: %w", err)
+	}
+	for _, c := range list.Conns {
+		if slices.Contains(names, c.Name) {
+			_ = s.ns.DisconnectClientByID(c.Cid) // it has gone by itself
+		}
+	}
+	return nil
 }
 
 func (c *ServerConfig) credentials(user, password string) (string, string) {
@@ -198,7 +282,8 @@ func splitListen(addr string) (string, int) {
 	return host, n
 }
 
-// ClientURL is the URL for ConnConfig, with the credentials in it: a secret.
+// ClientURL is the URL for ConnConfig. Without a Ring the credentials are in it: a
+// secret.
 func (s *Server) ClientURL() string {
 	scheme := "nats"
 	if s.opts.TLSConfig != nil {
@@ -208,7 +293,7 @@ func (s *Server) ClientURL() string {
 }
 
 // ClusterURL is the route for ClusterRoutes of other routers, or "" without
-// a cluster; with the credentials in it: a secret.
+// a cluster. Without a Ring the credentials are in it: a secret.
 func (s *Server) ClusterURL() string {
 	if s.opts.Cluster.Name == "" {
 		return ""
@@ -219,7 +304,7 @@ func (s *Server) ClusterURL() string {
 func (s *Server) url(scheme string, addr net.Addr, user, password string) string {
 	host, port, _ := net.SplitHostPort(addr.String())
 	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
-		if host = s.advertise; host == "" {
+		if host = s.cfg.Advertise; host == "" {
 			host = "127.0.0.1"
 		}
 	}
@@ -242,7 +327,8 @@ func (s *Server) Close() {
 // serverLog passes the server's log on, and keeps what the server calls
 // fatal instead of ending the process.
 type serverLog struct {
-	log *slog.Logger
+	log   *slog.Logger
+	gated bool
 
 	mu    sync.Mutex
 	fatal error
@@ -257,10 +343,24 @@ func (l *serverLog) first() error {
 func (l *serverLog) Fatalf(format string, v ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.fatal == nil {
-		l.fatal = fmt.Errorf("%s%s", keyOf(format), strings.ToLower(fmt.Sprintf(format, v...)))
+	if l.fatal != nil {
+		return
+	}
+	l.fatal = fmt.Errorf("%s%s", keyOf(format), strings.ToLower(fmt.Sprintf(format, v...)))
+	if n := len(v) - 1; n >= 0 {
+		if cause, ok := v[n].(error); ok {
+			l.fatal = &fatal{error: l.fatal, cause: cause}
+		}
 	}
 }
+
+// fatal keeps the cause beside the server's words, which have it already.
+type fatal struct {
+	error
+	cause error
+}
+
+func (f *fatal) Unwrap() error { return f.cause }
 
 // keyOf is the setting behind what ends the server.
 func keyOf(format string) string {
@@ -273,8 +373,11 @@ func keyOf(format string) string {
 	return ""
 }
 
+// Errorf leaves out who was refused, which gate says less often.
 func (l *serverLog) Errorf(format string, v ...any) {
-	l.log.Error("nats: " + fmt.Sprintf(format, v...))
+	if text := fmt.Sprintf(format, v...); !l.gated || !strings.Contains(text, server.ErrAuthentication.Error()) {
+		l.log.Error("nats: " + text)
+	}
 }
 
 // Warnf leaves out the server's advice to hash passwords: ours is random, made

@@ -9,10 +9,11 @@ import (
 // State is what a reader may do with a member.
 type State string
 
-// States. New work goes to live members only; a suspect one keeps what it
-// has; whatever a dead or gone one had is lost.
+// States. New work goes to live and unheard members only; a suspect one keeps
+// what it has; whatever a dead or gone one had is lost.
 const (
 	Live    State = "live"
+	Unheard State = "unheard" // NATS does not hear it, but it answers probes; role, load and drain are as last heard
 	Suspect State = "suspect" // silent for longer than SuspectAfter
 	Dead    State = "dead"    // silent for longer than DeadAfter, or reported
 	Gone    State = "gone"    // said goodbye, or was removed
@@ -36,14 +37,24 @@ type Member struct {
 	Instance
 
 	State  State     `json:"state"`
-	Since  time.Time `json:"since"`            // when State began
+	Since  time.Time `json:"since"`            // when State began; a lapse does not begin Live anew
 	Heard  time.Time `json:"heard"`            // the last sign of life
 	Reason string    `json:"reason,omitempty"` // why it is not live
 	Source Source    `json:"source"`
+
+	// Revoked says that it is gone because it was shut out; see Watcher.Revoke.
+	Revoked bool `json:"revoked,omitempty"`
+	// Lapses counts how often it was suspect or unheard and came back: its
+	// heartbeats were late, as those of a machine that has too much to do are.
+	Lapses int       `json:"lapses,omitempty"`
+	Lapsed time.Time `json:"lapsed,omitzero"` // the end of the last
 }
 
+// Serves reports whether the member is known to be well.
+func (m *Member) Serves() bool { return m.State == Live || m.State == Unheard }
+
 // Usable reports whether the member may be given new work.
-func (m *Member) Usable() bool { return m.State == Live && !m.Draining }
+func (m *Member) Usable() bool { return m.Serves() && !m.Draining }
 
 // Link is the state of a connection to NATS.
 type Link struct {
@@ -61,7 +72,8 @@ type Snapshot struct {
 	Version uint64    `json:"version"`
 	At      time.Time `json:"at"`
 	Link    Link      `json:"link"`
-	Members []Member  `json:"members"` // ascending by ID, also dead and gone ones
+	Members []Member  `json:"members"`           // ascending by ID, also dead and gone ones
+	Revoked []string  `json:"revoked,omitempty"` // ids that are shut out, ascending
 
 	index map[string]int
 }

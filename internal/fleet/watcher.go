@@ -28,6 +28,16 @@ type WatcherConfig struct {
 	ForgetAfter  time.Duration // a dead member is shown for so long; default 60 s
 	MaxMembers   int           // size of the table; default 4096
 
+	// Probe asks a member whose silence is about to be held against it whether
+	// it is there; see ProbeHealth. One that answers is not dead. It ends with
+	// ctx. Nil: what NATS does not hear is silent.
+	Probe func(ctx context.Context, m *Instance) error
+
+	// Revoked is what Revocations returned before. A watcher that Leads, as a
+	// router's does, tells all others.
+	Revoked []Revocation
+	Leads   bool
+
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
 }
@@ -67,6 +77,7 @@ const (
 	echoPatience = 5 * time.Second        // until missing echoes are complained of
 	noResponders = "503"                  // a NATS status
 	complaints   = 10 * time.Second       // between two of a kind
+	probesAtOnce = 64                     // a stopped member holds one for answerTime
 )
 
 // Watcher keeps the fleet's snapshot. Its methods are safe for concurrent
@@ -83,11 +94,16 @@ type Watcher struct {
 	quit  chan struct{}
 	done  chan struct{}
 
+	probing context.Context // ends the probes
+	slots   chan struct{}   // one a probe that runs
+	probes  sync.WaitGroup
+
 	mu       sync.Mutex // after Conn.mu in order
 	reg      *registry
 	untold   []untold
 	changed  chan struct{} // closed and renewed with each version
 	refusals map[string]Refusal
+	repeat   time.Time // when the revocations are told again
 	mute     time.Time // no complaint about bad messages before
 	muteEcho time.Time // nor about missing echoes
 
@@ -107,9 +123,11 @@ func Watch(cfg WatcherConfig) (*Watcher, error) {
 		changed: make(chan struct{}), refusals: map[string]Refusal{},
 		reg: newRegistry(rules{
 			suspectAfter: cfg.SuspectAfter, deadAfter: cfg.DeadAfter, grace: cfg.Grace,
-			forgetAfter: cfg.ForgetAfter, maxStep: echoStep, maxMembers: cfg.MaxMembers,
+			answerTime: cfg.SuspectAfter * 4 / 5, forgetAfter: cfg.ForgetAfter, maxStep: echoStep, maxMembers: cfg.MaxMembers,
 		}, now),
+		slots: make(chan struct{}, probesAtOnce),
 	}
+	w.reg.revoked.merge(cfg.Revoked, now)
 	w.snap.Store(w.reg.snapshot(now))
 	var err error
 	if w.metrics, err = newMetrics(cfg.Registerer, w); err != nil {
@@ -121,10 +139,14 @@ func Watch(cfg WatcherConfig) (*Watcher, error) {
 		w.metrics.unregister()
 		return nil, fmt.Errorf("watch fleet: %w", err)
 	}
+	var cancel context.CancelFunc
+	w.probing, cancel = context.WithCancel(context.Background())
 	go func() {
 		defer close(w.done)
 		defer w.metrics.unregister()
 		defer stop()
+		defer w.probes.Wait()
+		defer cancel()
 		w.run(msgs)
 	}()
 	return w, nil
@@ -146,7 +168,7 @@ func (w *Watcher) subscribe(msgs chan *nats.Msg) (stop func(), err error) {
 	}
 	for _, subject := range []string{
 		subjectAnnounce + ">", subjectHeartbeat + ">", subjectBye + ">",
-		subjectReply + w.token, subjectEcho + w.token,
+		subjectReply + w.token, subjectEcho + w.token, subjectRevoked,
 	} {
 		s, err := w.cfg.Conn.nc.ChanSubscribe(subject, msgs)
 		if err != nil {
@@ -181,15 +203,43 @@ func (w *Watcher) run(msgs <-chan *nats.Msg) {
 		case m := <-msgs:
 			w.receive(m, msgs)
 		case <-tick.C:
-			w.change(func(now time.Time) {
-				w.reg.tick(now)
-				if w.reg.stale {
-					w.store(now)
-				}
-				w.checkEcho(now)
-			})
+			w.change(w.tick)
+			w.doubt()
+			w.tellRevoked()
 			w.publish(subjectEcho+w.token, "", encodeEcho(time.Since(w.start)))
 		}
+	}
+}
+
+// tick passes time; w.mu is held.
+func (w *Watcher) tick(now time.Time) {
+	w.reg.tick(now)
+	if w.reg.stale {
+		w.store(now)
+	}
+	w.checkEcho(now)
+}
+
+// doubt probes members that NATS does not hear.
+func (w *Watcher) doubt() {
+	if w.cfg.Probe == nil {
+		return
+	}
+	w.mu.Lock()
+	doubts := w.reg.doubts(time.Now(), cap(w.slots)-len(w.slots))
+	w.mu.Unlock()
+	for _, d := range doubts {
+		w.slots <- struct{}{} // there is one: only this goroutine takes them
+		w.probes.Go(func() {
+			defer func() { <-w.slots }()
+			ctx, cancel := context.WithTimeout(w.probing, w.reg.answerTime)
+			defer cancel()
+			err := w.cfg.Probe(ctx, &d.inst)
+			if err != nil {
+				w.log.Debug("no answer to a probe", "id", d.inst.ID, "err", err)
+			}
+			w.change(func(now time.Time) { w.reg.settle(&d, err == nil, now) })
+		})
 	}
 }
 
@@ -268,15 +318,18 @@ func (w *Watcher) publish(subject, reply string, payload []byte) {
 func (w *Watcher) change(f func(now time.Time)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now := time.Now()
+	now, version := time.Now(), w.reg.version
 	f(now)
-	if w.reg.version != w.snap.Load().Version {
+	if w.reg.version != version {
 		w.store(now)
 		close(w.changed)
 		w.changed = make(chan struct{})
 		w.tellRefusals()
 	}
 	for _, e := range w.reg.events {
+		if e.cause == causeJoin {
+			w.repeat = time.Time{}
+		}
 		w.metrics.events.WithLabelValues(string(e.role), e.cause).Inc()
 		w.untold = append(w.untold, untold{e, now})
 	}
@@ -372,7 +425,8 @@ func (w *Watcher) ReportAlive(id string, epoch uint64) (counts bool) {
 
 // AddStatic adds a member that does not announce itself, or replaces an
 // earlier static one of that id. An id that announces itself is refused
-// while it lives, unless the epoch is newer.
+// while it lives, unless the epoch is newer; one that was removed is refused at
+// the epoch that it had then.
 func (w *Watcher) AddStatic(inst Instance, source Source) (err error) {
 	if source == NATS || source == "" {
 		return fmt.Errorf("add %s: source %q announces itself", clip(inst.ID), source)
@@ -381,12 +435,19 @@ func (w *Watcher) AddStatic(inst Instance, source Source) (err error) {
 		return fmt.Errorf("add %s: %w", clip(inst.ID), err)
 	}
 	w.change(func(now time.Time) {
-		if rec := w.reg.members[inst.ID]; rec != nil && rec.Source == NATS && inst.Epoch <= rec.Epoch && !over(rec.State) {
+		rec := w.reg.members[inst.ID]
+		switch {
+		case w.reg.revoked.has(inst.ID):
+			err = fmt.Errorf("add %s: the id is revoked", inst.ID)
+		case rec != nil && rec.Source == NATS && inst.Epoch <= rec.Epoch && !over(rec.State):
 			err = fmt.Errorf("add %s: the id is taken by a worker that announced itself", inst.ID)
-			return
-		}
-		if !w.reg.announce(&inst, source, now) {
-			err = fmt.Errorf("add %s: the table of %d members is full, or a newer epoch is known", inst.ID, w.cfg.MaxMembers)
+		case w.reg.announce(&inst, source, now):
+		case rec == nil:
+			err = fmt.Errorf("add %s: the table of %d members is full", inst.ID, w.cfg.MaxMembers)
+		case rec.Epoch == inst.Epoch:
+			err = fmt.Errorf("add %s: it was taken out at epoch %d (%s); only a newer one brings it back", inst.ID, rec.Epoch, rec.Reason)
+		default:
+			err = fmt.Errorf("add %s: epoch %d is known, which is newer than %d", inst.ID, rec.Epoch, inst.Epoch)
 		}
 	})
 	return err

@@ -23,6 +23,7 @@ const (
 	subjectEcho      = "xpyd.fleet.echo."
 	subjectReply     = "xpyd.fleet.reply."
 	subjectQuery     = "xpyd.fleet.query"
+	subjectRevoked   = "xpyd.fleet.revoked"
 )
 
 // Bounds of what peers may send.
@@ -54,6 +55,7 @@ const (
 	kindBeat
 	kindBye
 	kindEcho
+	kindRevoked
 )
 
 // message is one decoded message to a watcher: exactly the field of its kind
@@ -63,6 +65,8 @@ type message struct {
 	inst Instance
 	beat beat
 	echo time.Duration // send time of an echo, on the watcher's clock
+
+	revoked []Revocation
 }
 
 // decode checks and decodes one message from the bus. Nothing is returned on
@@ -92,6 +96,9 @@ func decode(subject string, payload []byte) (message, error) {
 	case strings.HasPrefix(subject, subjectBye):
 		m.kind = kindBye
 		m.beat, err = decodeBeat(payload, subject[len(subjectBye):])
+	case subject == subjectRevoked:
+		m.kind = kindRevoked
+		m.revoked, err = decodeRevoked(payload)
 	default:
 		err = errors.New("unknown subject")
 	}
@@ -191,7 +198,7 @@ func (i *Instance) Validate() error {
 	for _, f := range []struct{ name, value string }{
 		{"version", i.Version}, {"engine_id", i.EngineID}, {"url", i.URL}, {"kv_addr", i.KVAddr}, {"dialect", i.Dialect}, {"model", i.Model}, {"build", i.Build},
 		{"model_fingerprint", i.ModelFingerprint}, {"tokenizer_fingerprint", i.TokenizerFingerprint},
-		{"numerics", i.Numerics}, {"kv_local", i.KVLocal}, {"kv_device", i.KVDevice}, {"machine", i.Machine}, {"kv_paths", i.KVPaths}, {"kv_topic", i.KVTopic}, {"topology", i.Topology}, {"layout.dtype", i.Layout.DType},
+		{"numerics", i.Numerics}, {"kv_local", i.KVLocal}, {"kv_device", i.KVDevice}, {"machine", i.Machine}, {"kv_paths", i.KVPaths}, {"kv_topic", i.KVTopic}, {"topology", i.Topology}, {"secrets", i.Secrets}, {"layout.dtype", i.Layout.DType},
 	} {
 		if !validText(f.value) {
 			return fmt.Errorf("%s: want at most %d printable bytes", f.name, maxFieldBytes)

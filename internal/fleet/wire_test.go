@@ -3,6 +3,7 @@ package fleet
 import (
 	"encoding/json"
 	"math"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -62,7 +63,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"no echo":       {subjectEcho + "t", ""},
 		"no json":       {subjectReply + "t", "x"},
 	} {
-		if m, err := decode(c.subject, []byte(c.payload)); err == nil || m != (message{}) {
+		if m, err := decode(c.subject, []byte(c.payload)); err == nil || !reflect.DeepEqual(m, message{}) {
 			t.Errorf("%s: %+v, %v", name, m, err)
 		}
 	}
@@ -80,10 +81,11 @@ func FuzzDecode(f *testing.F) {
 	f.Add(subjectHeartbeat+"a", []byte(`{"id":"a","epoch":1,"role":"decode","load":{"kv_used":0.5}}`))
 	f.Add(subjectBye+"a", []byte(`{"id":"a","epoch":1,"role":"prefill"}`))
 	f.Add(subjectEcho+"t", []byte("123"))
+	f.Add(subjectRevoked, []byte(`{"revoked":[{"id":"a","at":5},{"id":"b","at":7,"back":true}]}`))
 	f.Fuzz(func(t *testing.T, subject string, payload []byte) {
 		m, err := decode(subject, payload)
 		if err != nil {
-			if m != (message{}) {
+			if !reflect.DeepEqual(m, message{}) {
 				t.Fatalf("refused but returned %+v", m)
 			}
 			return
@@ -94,13 +96,15 @@ func FuzzDecode(f *testing.F) {
 			again, err = json.Marshal(m.inst)
 		case kindEcho:
 			again = encodeEcho(m.echo)
+		case kindRevoked:
+			again, err = json.Marshal(revokedMessage{m.revoked})
 		default:
 			again, err = json.Marshal(m.beat)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, err := decode(subject, again); err != nil || n != m {
+		if n, err := decode(subject, again); err != nil || !reflect.DeepEqual(n, m) {
 			t.Fatalf("%+v, then %+v, %v", m, n, err)
 		}
 	})

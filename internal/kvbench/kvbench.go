@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 )
@@ -142,10 +143,20 @@ func (c Config) layout() kernels.Layout {
 	return kernels.Layout{Layers: c.Layers, KVHeads: c.KVHeads, BlockTokens: c.BlockTokens, RowBytes: c.rowBytes()}
 }
 
+// everybodys is a fleet's secret that is none: the ends prove it to each other as workers
+// do, for what that costs.
+func everybodys() *trust.Ring {
+	r, err := trust.NewRing(trust.Secret{})
+	if err != nil { // it is one
+		panic(err)
+	}
+	return r
+}
+
 // connector is kvconn's configuration of one end.
 func (c Config) connector(id string) kvconn.Config {
 	k := kvconn.DefaultConfig()
-	k.BulkConns = c.Connections
+	k.BulkConns, k.Ring = c.Connections, everybodys()
 	k.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "bench kv", TokenizerFingerprint: "none", Numerics: "none",
 		Layout: kvconn.Layout{BlockTokens: c.BlockTokens, Groups: []kvconn.Group{
 			{Kind: "full", Layers: c.Layers, KVHeads: c.KVHeads, HeadDim: max(1, c.rowBytes()/2), RowBytes: c.rowBytes(), DType: "bf16"}}}}

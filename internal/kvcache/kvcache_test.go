@@ -68,6 +68,28 @@ func matched(c *kvcache.Cache, toks []int32) int {
 	return n
 }
 
+func TestConfigRefused(t *testing.T) {
+	f := func(want string, change func(c *kvcache.Config)) {
+		t.Helper()
+		c := kvcache.Config{Blocks: 4, BlockTokens: 16}
+		change(&c)
+		_, err := kvcache.New(c)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%+v: %v, want %q", c, err, want)
+		}
+	}
+	f("", func(c *kvcache.Config) {})
+	f("", func(c *kvcache.Config) { c.Blocks, c.BlockTokens = 1, 1 })
+	f("", func(c *kvcache.Config) { c.BlockTokens = 256 })
+	f("blocks", func(c *kvcache.Config) { c.Blocks = 0 })
+	f("blocks", func(c *kvcache.Config) { c.Blocks = 1<<30 + 1 })
+	f("block_tokens", func(c *kvcache.Config) { c.BlockTokens = 0 })
+	f("block_tokens", func(c *kvcache.Config) { c.BlockTokens = 257 })
+	f("hits", func(c *kvcache.Config) { c.HotHits = -1 })
+	f("ahead", func(c *kvcache.Config) { c.Ahead = -1 })
+	f("max waiters", func(c *kvcache.Config) { c.MaxWaiters = -1 })
+}
+
 func TestHashVectors(t *testing.T) {
 	root := kvcache.Root("model", "cpu-f32-1", "tenant")
 	next := kvcache.Next(root, tokens(16, -1))

@@ -141,6 +141,40 @@ func TestReserveWaitMatches(t *testing.T) {
 	})
 }
 
+// TestQuarantineEnds: who waits gets the blocks that come out of quarantine, and the
+// engine hears of them; those that somebody still holds are not among them.
+func TestQuarantineEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCache(t, 2, 16)
+		calls := 0
+		c.Notify(func() { calls++ })
+		ids := alloc(t, c, 2, "a")
+		c.Retain(ids[1:], "b")
+		c.Quarantine(ids, "a")
+		var got []int32
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() { got, _ = c.AllocWait(ctx, 1, "w") }()
+		synctest.Wait()
+		if got != nil || calls != 0 {
+			t.Errorf("in quarantine: got %v, %d calls", got, calls)
+		}
+		c.Unquarantine(ids[1:], "a")
+		synctest.Wait()
+		if got != nil || calls != 0 {
+			t.Errorf("another holds it: got %v, %d calls", got, calls)
+		}
+		c.Unquarantine(ids[:1], "a")
+		synctest.Wait()
+		if !slices.Equal(got, ids[:1]) || calls != 1 {
+			t.Errorf("after the quarantine: got %v, want %v; %d calls", got, ids[:1], calls)
+		}
+		c.ReleaseAll("w")
+		c.ReleaseAll("b")
+		check(t, c)
+	})
+}
+
 func TestTooManyWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, err := kvcache.New(kvcache.Config{Blocks: 1, BlockTokens: 16, MaxWaiters: 1})

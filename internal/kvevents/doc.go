@@ -12,6 +12,12 @@
 // Engines name blocks by hashes that mean nothing to others: vLLM's are seeded
 // at random by default. They are kept as opaque names within one publisher;
 // the prefix that a block stands for is known from its parent and its token
-// ids. Nothing here is authenticated, and nothing more than a choice of worker
-// may depend on it.
+// ids.
+//
+// Engines authenticate nobody and are not authenticated, and nothing more than a
+// choice of worker may depend on what they publish. Our own publishers ask for
+// the fleet's secret (PublisherConfig.Ring): prompts' token ids are in what they
+// say. Both ends then derive Curve25519 private keys from it, trust.Secret.Key
+// with trust.Events for "publisher" and "subscriber", and speak ZMTP's CURVE. A
+// publisher has one key for each secret in force and knows one client of each.
 package kvevents

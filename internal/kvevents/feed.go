@@ -26,8 +26,11 @@ type FeedConfig struct {
 	Endpoint string // host:port of the publisher
 	Replay   string // host:port of its replay socket; "" if it has none
 	Topic    string // prefix of the topics wanted; "" for all
-	Handler  Handler
-	Log      *slog.Logger
+	// Keys are shown to a publisher that asks for them, on each new connection; nil
+	// if it does not. While it returns an error nothing is dialled.
+	Keys    func() (*zmtp.Keys, error)
+	Handler Handler
+	Log     *slog.Logger
 }
 
 // Stats counts what a Feed went through.
@@ -37,6 +40,22 @@ type Stats struct {
 	Gaps      atomic.Uint64 // in the sequence, mended by replay or not
 	Resets    atomic.Uint64 // that could not be mended
 	Malformed atomic.Uint64
+	failure   atomic.Pointer[error]
+}
+
+// Failure is why it is not connected, nil if it is or was not yet tried.
+func (s *Stats) Failure() error {
+	if err := s.failure.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Refused reports whether a failure is one of trust, which only other settings
+// or secrets end: the publisher wants a key that we have not, or no key where we
+// show one.
+func Refused(err error) bool {
+	return errors.Is(err, ErrNoSecret) || errors.Is(err, zmtp.ErrRefused) || errors.Is(err, zmtp.ErrMechanism)
 }
 
 // Feed follows one publisher: one data-parallel rank of one engine. Run does
@@ -45,6 +64,8 @@ type Feed struct {
 	cfg   FeedConfig
 	stats Stats
 	seed  maphash.Seed
+
+	toldRefused, toldAnew seldom
 
 	heard bool   // something was applied since the last reset
 	next  uint64 // sequence number wanted
@@ -84,12 +105,18 @@ func (f *Feed) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := f.session(ctx)
+		f.stats.failure.Store(&err)
 		f.stats.Connected.Store(false)
 		if ctx.Err() != nil {
 			return
 		}
 		if time.Since(began) > lastWait {
 			wait = firstWait
+		}
+		if Refused(err) {
+			if n, ok := f.toldRefused.due(); ok {
+				f.cfg.Log.Warn("kv events refused; do the publisher and this process have the same fleet secret?", "endpoint", f.cfg.Endpoint, "err", err, "left_out", n)
+			}
 		}
 		f.cfg.Log.Debug("kv events", "endpoint", f.cfg.Endpoint, "err", err, "again_in", wait)
 		timer.Reset(wait)
@@ -104,7 +131,7 @@ func (f *Feed) Run(ctx context.Context) {
 
 // session is one connection.
 func (f *Feed) session(ctx context.Context) error {
-	c, err := zmtp.Dial(ctx, f.cfg.Endpoint, zmtp.Config{Type: zmtp.Sub, MaxMessage: maxBatch})
+	c, err := f.dial(ctx, f.cfg.Endpoint, zmtp.Sub)
 	if err != nil {
 		return err
 	}
@@ -118,6 +145,7 @@ func (f *Feed) session(ctx context.Context) error {
 	if f.cfg.Replay != "" {
 		f.resume(ctx)
 	}
+	f.stats.failure.Store(nil)
 	f.stats.Connected.Store(true)
 	var frames [][]byte
 	for {
@@ -129,6 +157,18 @@ func (f *Feed) session(ctx context.Context) error {
 		}
 		f.message(ctx, binary.BigEndian.Uint64(frames[1]), frames[2])
 	}
+}
+
+// dial connects with the keys of now.
+func (f *Feed) dial(ctx context.Context, addr string, t zmtp.Type) (*zmtp.Conn, error) {
+	cfg := zmtp.Config{Type: t, MaxMessage: maxBatch}
+	if f.cfg.Keys != nil {
+		var err error
+		if cfg.Keys, err = f.cfg.Keys(); err != nil {
+			return nil, err
+		}
+	}
+	return zmtp.Dial(ctx, addr, cfg)
 }
 
 // message takes one live batch.
@@ -201,7 +241,7 @@ var errStopped = errors.New("not the batch that was expected")
 func (f *Feed) replay(ctx context.Context, from uint64, check func(uint64, []byte) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, replayTime)
 	defer cancel()
-	c, err := zmtp.Dial(ctx, f.cfg.Replay, zmtp.Config{Type: zmtp.Dealer, MaxMessage: maxBatch})
+	c, err := f.dial(ctx, f.cfg.Replay, zmtp.Dealer)
 	if err != nil {
 		return err
 	}
@@ -260,6 +300,8 @@ func (f *Feed) take(seq uint64, payload []byte) {
 func (f *Feed) reset(reason string) {
 	f.heard = false
 	f.stats.Resets.Add(1)
-	f.cfg.Log.Info("kv events start anew", "endpoint", f.cfg.Endpoint, "reason", reason)
+	if n, ok := f.toldAnew.due(); ok {
+		f.cfg.Log.Info("kv events start anew", "endpoint", f.cfg.Endpoint, "reason", reason, "left_out", n)
+	}
 	f.cfg.Handler.Reset(reason)
 }

@@ -3,9 +3,12 @@ package kvevents
 import (
 	"encoding/binary"
 	"errors"
+	"log/slog"
 	"net"
 	"sync"
 
+	"github.com/xpyd/xpyd/internal/scarce"
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/internal/zmtp"
 )
 
@@ -16,13 +19,21 @@ type PublisherConfig struct {
 	Topic  string
 	Arrays bool // events as lists, as SGLang and older vLLMs have them
 
+	// Ring is the fleet's secrets, of which a subscriber must hold one; nil: nobody
+	// is asked for anything.
+	Ring *trust.Ring
+
 	Keep      int // batches that can be replayed; default 10,000
 	KeepBytes int // and their bytes; default 32 MiB
+
+	Log    *slog.Logger   // for what cannot be accepted, and who is refused; nil for none
+	Failed scarce.Counter // counts that; nil for nobody
 }
 
 // Publisher publishes batches as vLLM does, with the same replay socket.
 type Publisher struct {
 	cfg    PublisherConfig
+	said   seldom // of who was refused
 	pub    *zmtp.Publisher
 	router *zmtp.Router
 
@@ -41,17 +52,37 @@ func Publish(cfg PublisherConfig) (*Publisher, error) {
 	if cfg.KeepBytes == 0 {
 		cfg.KeepBytes = 32 << 20
 	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
 	p := &Publisher{cfg: cfg}
+	end := zmtp.Config{Log: cfg.Log, Failed: cfg.Failed, Refused: p.refused}
+	if cfg.Ring != nil {
+		end.Doors = (&doors{ring: cfg.Ring}).now
+	}
 	var err error
-	if p.pub, err = zmtp.ListenPublisher(cfg.Listen, zmtp.Config{}); err != nil {
+	if p.pub, err = zmtp.ListenPublisher(cfg.Listen, end); err != nil {
 		return nil, err
 	}
 	if cfg.Replay != "" {
-		if p.router, err = zmtp.ListenRouter(cfg.Replay, zmtp.Config{MaxMessage: 1 << 10}, p.replay); err != nil {
+		end.MaxMessage = 1 << 10
+		if p.router, err = zmtp.ListenRouter(cfg.Replay, end, p.replay); err != nil {
 			return nil, errors.Join(err, p.pub.Close())
 		}
 	}
 	return p, nil
+}
+
+// refused hears of handshakes that failed, and says so of those that want to
+// subscribe and may not.
+func (p *Publisher) refused(err error) {
+	if p.cfg.Ring == nil || !errors.Is(err, zmtp.ErrKey) && !errors.Is(err, zmtp.ErrMechanism) {
+		return
+	}
+	if n, ok := p.said.due(); ok {
+		p.cfg.Log.Warn("KV events: a subscriber without the fleet's secret is refused; is it of an older secret, or a picker that needs kv_events.open?",
+			"err", err.Error(), "left_out", n)
+	}
 }
 
 // Addr is where batches are published, ReplayAddr where they are repeated; nil
@@ -110,25 +141,40 @@ func (p *Publisher) trim(batches, bytes int) {
 	}
 }
 
-// replay answers one question: the batches from a number on, then the end.
+// replay answers one question: the batches from a number on that there are now,
+// then the end. What is dropped meanwhile is left out, so that who reads slowly
+// keeps none of it.
 func (p *Publisher) replay(_ zmtp.Peer, frames [][]byte, reply func(...[]byte) error) error {
 	if n := len(frames); n < 1 || n > 2 || len(frames[n-1]) != 8 {
 		return ErrMalformed
 	}
-	from := binary.BigEndian.Uint64(frames[len(frames)-1])
+	seq := binary.BigEndian.Uint64(frames[len(frames)-1])
 	p.mu.Lock()
-	list := append([][]byte(nil), p.kept[p.first:]...)
-	seq := p.next - uint64(len(list))
+	end := p.next
 	p.mu.Unlock()
-	for _, payload := range list {
-		if seq >= from {
-			if err := reply(nil, []byte(p.cfg.Topic), binary.BigEndian.AppendUint64(nil, seq), payload); err != nil {
-				return err
-			}
+	for {
+		var payload []byte
+		if payload, seq = p.keptFrom(seq); payload == nil || seq >= end {
+			return reply(nil, nil, binary.BigEndian.AppendUint64(nil, endSeq), nil)
+		}
+		if err := reply(nil, []byte(p.cfg.Topic), binary.BigEndian.AppendUint64(nil, seq), payload); err != nil {
+			return err
 		}
 		seq++
 	}
-	return reply(nil, nil, binary.BigEndian.AppendUint64(nil, endSeq), nil)
+}
+
+// keptFrom returns the first batch from a number on, and its number; nil if there
+// is none.
+func (p *Publisher) keptFrom(seq uint64) ([]byte, uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := p.kept[p.first:]
+	seq = max(seq, p.next-uint64(len(list)))
+	if seq >= p.next {
+		return nil, seq
+	}
+	return list[uint64(len(list))-(p.next-seq)], seq
 }
 
 // Close ends both sockets, and waits.

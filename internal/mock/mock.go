@@ -20,6 +20,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/scarce"
 )
 
 // Dialects that a mock speaks.
@@ -127,7 +129,7 @@ func Start(cfg Config) (*Engine, error) {
 		e.wg.Go(e.register)
 	}
 	e.wg.Go(func() {
-		if err := e.srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+		if err := e.srv.Serve(scarce.Listener(ln, cfg.Log, nil)); !errors.Is(err, http.ErrServerClosed) {
 			cfg.Log.Error("serve", "err", err)
 		}
 	})

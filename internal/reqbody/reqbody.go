@@ -5,7 +5,6 @@ package reqbody
 
 import (
 	"bytes"
-	"errors"
 	"io"
 
 	"github.com/valyala/fasthttp"
@@ -14,17 +13,29 @@ import (
 // first is how much memory a request gets before it has sent more than that.
 const first = 64 << 10
 
-// ErrTwoLengths is a request of which one proxy may believe that it ends where
+// FramingError is of a request of which one proxy may believe that it ends where
 // another believes that the next one begins.
-var ErrTwoLengths = errors.New("the request has both Content-Length and Transfer-Encoding")
+type FramingError string
 
-// OneLength refuses a header with both, of which fasthttp leaves one out. Those of
-// HTTP/1.0 with Transfer-Encoding, and with either twice, it refuses itself.
-func OneLength(h *fasthttp.RequestHeader) error {
+func (e FramingError) Error() string { return string(e) }
+
+// Kinds of it. Other kinds, such as either length twice, fasthttp refuses itself.
+const (
+	ErrTwoLengths = FramingError("the request has both Content-Length and Transfer-Encoding")
+	ErrCoding     = FramingError("Transfer-Encoding: want chunked, or a Content-Length instead")
+	ErrLine       = FramingError("a header line does not end with CR LF, or is continued on the next one")
+)
+
+// Framed refuses a header that does not say beyond doubt where it and its body end.
+func Framed(h *fasthttp.RequestHeader) error {
 	var length, encoding bool
 	for raw := h.RawHeaders(); len(raw) > 0; {
-		var line []byte
-		line, raw, _ = bytes.Cut(raw, []byte("\n"))
+		end := bytes.IndexByte(raw, '\n')
+		if end < 1 || raw[end-1] != '\r' || raw[0] == ' ' || raw[0] == '\t' {
+			return ErrLine
+		}
+		line := raw[:end-1]
+		raw = raw[end+1:]
 		if len(line) < len("content-length:") {
 			continue
 		}
@@ -32,7 +43,12 @@ func OneLength(h *fasthttp.RequestHeader) error {
 		case 'c':
 			length = length || named(line, "content-length:")
 		case 't':
-			encoding = encoding || named(line, "transfer-encoding:")
+			if named(line, "transfer-encoding:") {
+				encoding = true
+				if coding := bytes.Trim(line[len("transfer-encoding:"):], " \t"); !bytes.EqualFold(coding, []byte("chunked")) {
+					return ErrCoding
+				}
+			}
 		}
 	}
 	if length && encoding {
@@ -46,12 +62,12 @@ func named(line []byte, name string) bool {
 }
 
 // Read reads the body to its end; PostBody then returns it, valid for as long
-// as anybody holds it. The server has StreamRequestBody set. The error is
-// fasthttp.ErrBodyTooLarge above limit bytes, ErrTwoLengths, else the connection's;
+// as anybody holds it. One in chunks is the connection's last. The server has StreamRequestBody set. The error is
+// fasthttp.ErrBodyTooLarge above limit bytes, a FramingError, else the connection's;
 // after one the connection cannot be used for another request.
 func Read(ctx *fasthttp.RequestCtx, limit int) error {
 	req := &ctx.Request
-	if err := OneLength(&req.Header); err != nil {
+	if err := Framed(&req.Header); err != nil {
 		return err
 	}
 	if !req.IsBodyStream() {
@@ -63,6 +79,7 @@ func Read(ctx *fasthttp.RequestCtx, limit int) error {
 	}
 	if most < 0 {
 		most = limit + 1
+		ctx.SetConnectionClose() // fasthttp takes trailers that others take for the next request
 	}
 	in, body := req.BodyStream(), make([]byte, 0, min(most, first))
 	for {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"runtime"
 	"strings"
@@ -23,7 +24,7 @@ const limit = 1 << 20
 func serve(t *testing.T) *fasthttputil.InmemoryListener {
 	t.Helper()
 	ln := fasthttputil.NewInmemoryListener()
-	s := &fasthttp.Server{StreamRequestBody: true, MaxRequestBodySize: limit, Handler: func(ctx *fasthttp.RequestCtx) {
+	s := &fasthttp.Server{StreamRequestBody: true, MaxRequestBodySize: limit, Logger: log.New(io.Discard, "", 0), Handler: func(ctx *fasthttp.RequestCtx) {
 		if err := reqbody.Read(ctx, limit); err != nil {
 			status := 400
 			if errors.Is(err, fasthttp.ErrBodyTooLarge) {
@@ -79,13 +80,20 @@ func TestRead(t *testing.T) {
 		if err != nil || resp.StatusCode != status {
 			t.Fatalf("%d bytes in chunks of %d: %d %s %v", len(body), chunk, resp.StatusCode, got, err)
 		}
-		if status != 200 { // that connection is over
+		if resp.Close != (status != 200 || chunk > 0) {
+			t.Errorf("%d bytes in chunks of %d: closed %t", len(body), chunk, resp.Close)
+		}
+		if resp.Close {
 			conn.Close()
 			if conn, err = ln.Dial(); err != nil {
 				t.Fatal(err)
 			}
 			in.Reset(conn)
-		} else if want := fmt.Sprintf("%d %d", len(body), len(body)*'x'); string(got) != want {
+		}
+		if status != 200 {
+			return
+		}
+		if want := fmt.Sprintf("%d %d", len(body), len(body)*'x'); string(got) != want {
 			t.Errorf("%d bytes in chunks of %d: %s, want %s", len(body), chunk, got, want)
 		}
 	}
@@ -123,4 +131,72 @@ func TestMemory(t *testing.T) {
 	if grown := after.TotalAlloc - before.TotalAlloc; grown > 300<<20 {
 		t.Errorf("%d MiB", grown>>20)
 	}
+}
+
+// TestFraming: a request that says twice, or not in so many words, where it ends is
+// refused, and what comes behind it is not read as another one.
+func TestFraming(t *testing.T) {
+	ln := serve(t)
+	const next = "GET /next HTTP/1.1\r\nHost: x\r\n\r\n"
+	f := func(name, request string) {
+		t.Helper()
+		conn, err := ln.Dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, _ = io.WriteString(conn, request+next) }()
+		in := bufio.NewReader(conn)
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			return
+		}
+		body, _ := io.ReadAll(resp.Body)
+		if resp.StatusCode != 400 || !resp.Close {
+			t.Errorf("%s: %d %s, closed %t", name, resp.StatusCode, body, resp.Close)
+		}
+		if more, _ := io.ReadAll(in); len(more) > 0 {
+			t.Errorf("%s: goes on with %.60q", name, more)
+		}
+	}
+	for name, c := range map[string][2]string{ // headers, body
+		"identity":                  {"Transfer-Encoding: identity\r\n", "hello"},
+		"identity and a length":     {"Transfer-Encoding: identity\r\nContent-Length: 5\r\n", "hello"},
+		"chunked and a length":      {"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", "0\r\n\r\n"},
+		"a length and chunked":      {"content-length: 5\r\ntransfer-encoding: chunked\r\n", "0\r\n\r\n"},
+		"gzip":                      {"Transfer-Encoding: gzip\r\n", "hello"},
+		"gzip, chunked":             {"Transfer-Encoding: gzip, chunked\r\n", "0\r\n\r\n"},
+		"chunked, identity":         {"Transfer-Encoding: chunked, identity\r\n", "0\r\n\r\n"},
+		"empty encoding":            {"Transfer-Encoding:\r\n", "hello"},
+		"quoted encoding":           {"Transfer-Encoding: \"chunked\"\r\n", "0\r\n\r\n"},
+		"vertical tab":              {"Transfer-Encoding: \x0bchunked\r\n", "0\r\n\r\n"},
+		"two encodings":             {"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"},
+		"two lengths":               {"Content-Length: 5\r\nContent-Length: 5\r\n", "hello"},
+		"a list of lengths":         {"Content-Length: 5, 5\r\n", "hello"},
+		"length with a sign":        {"Content-Length: +5\r\n", "hello"},
+		"length in hexadecimal":     {"Content-Length: 0x5\r\n", "hello"},
+		"empty length":              {"Content-Length:\r\n", "hello"},
+		"space before a colon":      {"Transfer-Encoding : chunked\r\n", "0\r\n\r\n"},
+		"space before a name":       {" Transfer-Encoding: chunked\r\n", "0\r\n\r\n"},
+		"continued line":            {"X-A: b\r\n Transfer-Encoding: chunked\r\n", "0\r\n\r\n"},
+		"continued value":           {"Transfer-Encoding:\r\n chunked\r\n", "0\r\n\r\n"},
+		"bare LF":                   {"X-A: b\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"},
+		"bare LF at the end":        {"Content-Length: 5\r\n\n", "hello"},
+		"bare CR":                   {"X-A: b\rTransfer-Encoding: chunked\r\n", "0\r\n\r\n"},
+		"zero byte":                 {"X-A: b\x00\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"},
+		"chunk ends with LF":        {"Transfer-Encoding: chunked\r\n", "1\nx\r\n0\r\n\r\n"},
+		"chunk's data ends with LF": {"Transfer-Encoding: chunked\r\n", "1\r\nx\n0\r\n\r\n"},
+		"LF in a chunk's extension": {"Transfer-Encoding: chunked\r\n", "1;a\nb\r\nx\r\n0\r\n\r\n"},
+		"chunk size with a sign":    {"Transfer-Encoding: chunked\r\n", "+1\r\nx\r\n0\r\n\r\n"},
+		"chunk size with 0x":        {"Transfer-Encoding: chunked\r\n", "0x1\r\nx\r\n0\r\n\r\n"},
+		"endless chunk size":        {"Transfer-Encoding: chunked\r\n", "ffffffffffffffffff\r\nx\r\n0\r\n\r\n"},
+	} {
+		f(name, "POST / HTTP/1.1\r\nHost: x\r\n"+c[0]+"\r\n"+c[1])
+	}
+	f("version 1.0", "POST / HTTP/1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+	f("two hosts", "POST / HTTP/1.1\r\nHost: x\r\nHost: y\r\nContent-Length: 0\r\n\r\n")
 }

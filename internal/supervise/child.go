@@ -131,8 +131,16 @@ func (c *child) over() bool {
 // once runs one process to its end, and says for how long it was ready.
 func (c *child) once() (exit Exit, ready time.Duration) {
 	lines := c.s.out.lines(c.Name)
+	args := c.Args
+	if c.status.Starts > 0 && c.Again != nil { // only this goroutine writes it
+		var role string
+		role, args = c.Again()
+		c.s.mu.Lock()
+		c.status.Role = role
+		c.s.mu.Unlock()
+	}
 	p, err := c.s.cfg.Launcher.Launch(Spec{
-		Path: c.Path, Args: c.Args, Dir: c.Dir, Env: c.Env, Base: c.s.cfg.Env, Output: lines,
+		Path: c.Path, Args: args, Dir: c.Dir, Env: c.Env, Base: c.s.cfg.Env, Output: lines,
 	})
 	if err != nil {
 		c.set(func(s *Status) { s.Starts++; s.Reason, s.LastLine = "", "" })
@@ -193,9 +201,11 @@ func (c *child) attend(p Process) (exit Exit, ready time.Duration) {
 				continue
 			}
 			readySince = time.Now()
-			if endNow != nil {
-				c.set(func(s *Status) { s.State, s.WasReady = Ready, true })
-			}
+			c.set(func(s *Status) {
+				if s.WasReady = true; !c.ending() {
+					s.State = Ready
+				}
+			})
 		case <-endNow:
 			endNow = nil
 			c.set(func(s *Status) { s.State = Draining })

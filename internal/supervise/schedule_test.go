@@ -1,6 +1,7 @@
 package supervise_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -219,8 +220,8 @@ func TestScale(t *testing.T) {
 		f.deaf = true
 		scale := func(role string, n int, want string) {
 			t.Helper()
-			added, removed, err := s.Scale(role, n)
-			got := fmt.Sprint(added, removed)
+			done, err := s.Scale(role, n)
+			got := fmt.Sprint(done.Added, done.Removed)
 			if err != nil {
 				got = err.Error()
 			}
@@ -255,6 +256,110 @@ func TestScale(t *testing.T) {
 		if err := s.Add(child("x", "x")); !errors.Is(err, supervise.ErrStopping) {
 			t.Fatal(err)
 		}
+	})
+}
+
+// TestScaleByUse: whoever is idle goes first, then who does not work yet, then
+// who came from another role; the role of the moment counts.
+func TestScaleByUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		f.deaf = true
+		template := func(role string) func(int) supervise.Child {
+			return func(i int) supervise.Child { return child(fmt.Sprint(role, "-", i), role) }
+		}
+		use, now := map[string]supervise.Use{}, map[string]string{}
+		s := start(t, supervise.Config{Launcher: f, Templates: map[string]func(int) supervise.Child{"p": template("p"), "d": template("d")},
+			Doing: func(st supervise.Status) (string, supervise.Use) {
+				u, ok := use[st.Name]
+				if !ok {
+					u = supervise.Working
+				}
+				return cmp.Or(now[st.Name], st.Role), u
+			}})
+		scale := func(role string, n int, want string) {
+			t.Helper()
+			done, err := s.Scale(role, n)
+			if got := fmt.Sprint(done.Added, done.Removed, done.Kept); err != nil || got != want {
+				t.Fatalf("got %s, %v, want %s", got, err, want)
+			}
+			synctest.Wait()
+		}
+		scale("d", 2, "[d-0 d-1] [] []")
+		use["d-0"] = supervise.Idle
+		scale("d", 2, "[] [] [d-0 d-1]") // it counts: it can be undrained
+		scale("d", 1, "[] [d-0] [d-1]")
+		scale("d", 2, "[d-2] [] [d-1]") // what drains as it was told does not
+		use["d-2"] = supervise.Coming
+		scale("d", 3, "[d-3] [] [d-2 d-1]")
+		scale("d", 2, "[] [d-2] [d-3 d-1]")
+		scale("p", 1, "[p-0] [] []")
+		now["d-3"] = "p"
+		scale("d", 1, "[] [] [d-1]") // as it is
+		scale("p", 2, "[] [] [d-3 p-0]")
+		scale("p", 1, "[] [d-3] [p-0]")
+		now["d-1"], use["p-0"] = "p", supervise.Idle
+		scale("p", 1, "[] [p-0] [d-1]") // the only one that works
+		stop(t, s, time.Second)
+	})
+}
+
+// TestAgain: what an order has made of a child outlasts its process.
+func TestAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		s := start(t, supervise.Config{Launcher: f})
+		c := child("a", "r")
+		c.Again = func() (string, []string) { return "other", []string{"b"} }
+		if err := s.Add(c); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		f.get("a").end(1)
+		time.Sleep(time.Second)
+		if st := status(s, "a"); f.log() != "a@0s b@100ms" || st.Role != "other" || st.State != supervise.Ready {
+			t.Fatalf("%s, %+v", f.log(), st)
+		}
+		stop(t, s, time.Second)
+	})
+}
+
+// TestDrainingIsNotReady: a child that was asked to end is not shown as ready,
+// neither at once nor when its process turns out to serve after all.
+func TestDrainingIsNotReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		f.deaf = true
+		var shown []supervise.State
+		s := start(t, supervise.Config{Launcher: f, OnEvent: func(e supervise.Event) { shown = append(shown, e.State) }})
+		serves := make(chan struct{})
+		slow := child("slow", "r")
+		slow.Ready = func(ctx context.Context, _ int) error {
+			select {
+			case <-serves:
+			case <-ctx.Done():
+			}
+			return ctx.Err()
+		}
+		if err := s.Add(slow); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		s.Remove("slow")
+		if st := status(s, "slow").State; st != supervise.Draining {
+			t.Errorf("asked to end, and %s", st)
+		}
+		close(serves)
+		synctest.Wait()
+		if st := status(s, "slow").State; st != supervise.Draining {
+			t.Errorf("serves too late, and %s", st)
+		}
+		f.get("slow").end(0)
+		synctest.Wait()
+		if got := fmt.Sprint(shown); got != "[starting draining draining stopped]" && got != "[starting draining stopped]" {
+			t.Error(got)
+		}
+		stop(t, s, time.Second)
 	})
 }
 

@@ -11,13 +11,13 @@
 package supervise
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"slices"
-	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -35,7 +35,21 @@ type Child struct {
 	// ready. An error means that it never will, and it is killed. ctx ends
 	// with the process. No Ready means ready at once.
 	Ready func(ctx context.Context, pid int) error
+	// Again gives role and arguments for a start after the first. Nil: they
+	// stay as they were.
+	Again func() (role string, args []string)
 }
+
+// Use is what a child is good for at the moment. Of those that are too many the
+// ones of least use go first.
+type Use int
+
+// Uses, the least first.
+const (
+	Idle    Use = iota // takes no work: the first to go
+	Coming             // does not work yet
+	Working            // the last to go
+)
 
 // Config of a Supervisor; zero fields take their defaults.
 type Config struct {
@@ -43,6 +57,10 @@ type Config struct {
 	Output io.Writer // gets the children's lines, one Write each; nil drops them
 	// Templates make the i-th child of a role, for Scale.
 	Templates map[string]func(i int) Child
+	// Doing says which role a child has now, and of what use it is there; nil:
+	// its own, and whoever is ready works. It is called under the Supervisor's
+	// lock and must neither block nor call it.
+	Doing func(Status) (role string, use Use)
 	// StopOrder is the order of roles in Stop: each is stopped when those
 	// before it have exited. Roles not named stop last, together.
 	StopOrder []string
@@ -83,6 +101,14 @@ func (c *Config) defaults() {
 	}
 	if c.Output == nil {
 		c.Output = io.Discard
+	}
+	if c.Doing == nil {
+		c.Doing = func(s Status) (string, Use) {
+			if s.State == Ready {
+				return s.Role, Working
+			}
+			return s.Role, Coming
+		}
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -208,55 +234,71 @@ func (s *Supervisor) forget(ch *child) {
 	close(ch.done)
 }
 
-// Scale starts or drains children of a role until n are wanted. It returns
-// at once, with the names; those with the highest index go first, and an
-// index is taken again when its last process has exited.
-func (s *Supervisor) Scale(role string, n int) (added, removed []string, err error) {
+// Scaled is what Scale did to a role's children, by name.
+type Scaled struct {
+	Added, Removed []string
+	Kept           []string // were there, and stay
+}
+
+// Scale starts or drains children of a role until n are wanted, and returns at
+// once. Whoever has the role now counts, also one that is idle, but for those
+// that have been asked to end. Those of least use go first, then those that
+// began in another role, then those with the highest index; an index is taken
+// again when its last process has exited.
+func (s *Supervisor) Scale(role string, n int) (Scaled, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var done Scaled
 	template := s.cfg.Templates[role]
 	if template == nil {
-		return nil, nil, fmt.Errorf("scale %s: no such role", role)
+		return done, fmt.Errorf("scale %s: no such role", role)
 	}
 	if n < 0 || n > s.cfg.MaxChildren {
-		return nil, nil, fmt.Errorf("scale %s to %d: %w", role, n, ErrTooMany)
+		return done, fmt.Errorf("scale %s to %d: %w", role, n, ErrTooMany)
 	}
 	wanted := s.wanted(role)
-	for i := 0; len(wanted)+len(added) < n; i++ {
+	for _, ch := range wanted[:max(len(wanted)-n, 0)] {
+		ch.end()
+		done.Removed = append(done.Removed, ch.Name)
+	}
+	for _, ch := range wanted[len(done.Removed):] {
+		done.Kept = append(done.Kept, ch.Name)
+	}
+	for i := 0; len(wanted)+len(done.Added) < n; i++ {
 		c := template(i)
 		if i > 2*s.cfg.MaxChildren {
-			return added, nil, fmt.Errorf("scale %s to %d: %s: names repeat", role, n, c.Name)
+			return done, fmt.Errorf("scale %s to %d: %s: names repeat", role, n, c.Name)
 		}
 		if s.children[c.Name] != nil {
 			continue
 		}
 		if err := s.add(c); err != nil {
-			return added, nil, fmt.Errorf("scale %s to %d: %w", role, n, err)
+			return done, fmt.Errorf("scale %s to %d: %w", role, n, err)
 		}
-		added = append(added, c.Name)
+		done.Added = append(done.Added, c.Name)
 	}
-	for i := len(wanted) - 1; i >= n; i-- {
-		wanted[i].end()
-		removed = append(removed, wanted[i].Name)
-	}
-	return added, removed, nil
+	return done, nil
 }
 
-// wanted are the children of a role that have not been asked to end, the
-// oldest index first.
+// wanted are the children that have a role and have not been asked to end, the
+// first to go first.
 func (s *Supervisor) wanted(role string) []*child {
 	var out []*child
+	use, strange := map[*child]Use{}, map[*child]int{}
 	for _, ch := range s.children {
-		if ch.Role == role && !ch.ending() {
-			out = append(out, ch)
+		now, u := s.cfg.Doing(ch.status)
+		if now != role || ch.ending() {
+			continue
 		}
+		if use[ch] = u; ch.Role != role {
+			strange[ch] = -1
+		}
+		out = append(out, ch)
 	}
-	sort.Slice(out, func(i, j int) bool {
-		a, b := out[i].Name, out[j].Name
-		if len(a) != len(b) {
-			return len(a) < len(b) // worker-9 before worker-10
-		}
-		return a < b
+	slices.SortFunc(out, func(a, b *child) int {
+		return cmp.Or(cmp.Compare(use[a], use[b]), cmp.Compare(strange[a], strange[b]),
+			cmp.Compare(len(b.Name), len(a.Name)), // worker-10 before worker-9
+			cmp.Compare(b.Name, a.Name))
 	})
 	return out
 }
@@ -305,7 +347,11 @@ func (s *Supervisor) Status() []Status {
 	defer s.mu.Unlock()
 	out := make([]Status, 0, len(s.children))
 	for _, ch := range s.children {
-		out = append(out, ch.status)
+		st := ch.status
+		if ch.ending() && (st.State == Starting || st.State == Ready) { // its goroutine is about to say so
+			st.State = Draining
+		}
+		out = append(out, st)
 	}
 	slices.SortFunc(out, func(a, b Status) int { return strings.Compare(a.Name, b.Name) })
 	return out
@@ -356,7 +402,7 @@ func (s *Supervisor) Stop(ctx context.Context) error {
 	for _, role := range append(slices.Clone(s.cfg.StopOrder), "") {
 		var now []*child
 		for _, ch := range all {
-			if ch.Role == role || role == "" {
+			if role == "" || s.role(ch) == role {
 				now = append(now, ch)
 				ch.end()
 			}
@@ -373,6 +419,14 @@ func (s *Supervisor) Stop(ctx context.Context) error {
 		}
 	}
 	return s.finish(all)
+}
+
+// role is the one that a child has now.
+func (s *Supervisor) role(ch *child) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	role, _ := s.cfg.Doing(ch.status)
+	return role
 }
 
 // finish waits for children that were killed or have exited.

@@ -106,7 +106,10 @@ func openDisk(dir string, bytes int64, s shape, identity string, share float64, 
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, bad(err)
 	}
-	var err error
+	err := private(dir)
+	if err != nil {
+		return nil, bad(err)
+	}
 	if d.lock, err = os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return nil, bad(err)
 	}

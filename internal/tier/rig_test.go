@@ -157,6 +157,11 @@ func (r *rig) close() {
 	if held := r.cache.Holders(); len(held) > 0 {
 		r.t.Errorf("still held: %+v", held)
 	}
+	r.tiers.mu.Lock()
+	defer r.tiers.mu.Unlock()
+	if n := r.tiers.taken; n != 0 {
+		r.t.Errorf("loads that are over have %d blocks of what loads may have", n)
+	}
 }
 
 // prompt n has tokens of its own after a part that it shares with n/4, n/16, …

@@ -56,6 +56,14 @@ func TestLoad(t *testing.T) {
 	if _, err := tokenizer.Load(dir); err == nil {
 		t.Error("a broken template loads")
 	}
+	put("chat_template.jinja", []byte("{{ 1 }}"))
+	for name, good := range map[string]string{"tokenizer.json": "stories260k.json", "tokenizer_config.json": "stories260k.config.json"} {
+		put(name, []byte("{"))
+		if tok, err := tokenizer.Load(dir); err == nil || tok != nil {
+			t.Errorf("a broken %s loads", name)
+		}
+		put(name, read(t, good))
+	}
 }
 
 func TestFingerprint(t *testing.T) {
@@ -157,6 +165,8 @@ func TestBadFiles(t *testing.T) {
 	f(`"pre_tokenizer":`, `"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x"}}]},"pre_tokenizer":`)
 	f(`"pre_tokenizer":`, `"added_tokens":[{"id":-5,"content":"x"}],"pre_tokenizer":`)
 	f(`{"model"`, `{"model":{}, "x`)
+	f(`"pre_tokenizer":{"type":"ByteLevel"}`, `"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"ByteLevel"},5]}`)
+	f(`"pre_tokenizer":{"type":"ByteLevel"}`, `"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Sequence","pretokenizers":[{"type":7}]}]}`)
 }
 
 func TestBadGGUF(t *testing.T) {
@@ -174,6 +184,17 @@ func TestBadGGUF(t *testing.T) {
 	f("tokenizer.ggml.tokens", "x")
 	f("tokenizer.ggml.scores", []float32{1})
 	f("tokenizer.ggml.token_type", []int32{1})
+	for _, merges := range [][]string{{"ab"}, {"a  b"}} {
+		meta := map[string]any{"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": []string{"a", "b", "ab"},
+			"tokenizer.ggml.token_type": []int32{1, 1, 1}, "tokenizer.ggml.merges": []string{"a b"}}
+		if _, err := tokenizer.FromGGUF(meta); err != nil {
+			t.Fatal(err)
+		}
+		meta["tokenizer.ggml.merges"] = merges
+		if _, err := tokenizer.FromGGUF(meta); err == nil {
+			t.Errorf("merges %q load", merges)
+		}
+	}
 	if _, err := tokenizer.FromGGUF(nil); err == nil {
 		t.Error("nothing loads")
 	}

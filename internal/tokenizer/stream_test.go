@@ -77,6 +77,35 @@ func TestDetokenizerHolds(t *testing.T) {
 	}
 }
 
+// TestContinue: choices go on from one prompt, each on its own: what one of them is
+// given in the middle of a character is nothing to the others, nor to the prompt's.
+func TestContinue(t *testing.T) {
+	tok := load(t, "stories260k")
+	whole := []int32{3 + 0xe2, 3 + 0x82} // of three bytes
+	prompt := tok.NewDetokenizer(true, whole)
+	euro, lira, again := prompt.Continue(true), prompt.Continue(true), prompt.Continue(true)
+	for _, f := range []struct {
+		d    *tokenizer.Detokenizer
+		id   int32
+		want string
+	}{{euro, 3 + 0xac, "€"}, {lira, 3 + 0xa4, "₤"}, {again, 403, "\uFFFD\uFFFD Once"}, {prompt, 3 + 0xa3, "₣"}} {
+		if got := f.d.Push(f.id) + f.d.Flush(); got != f.want {
+			t.Errorf("token %d: %q, want %q", f.id, got, f.want)
+		}
+	}
+	// Bytes that are held back side by side.
+	split := tok.NewDetokenizer(true, []int32{3 + 0xf0})
+	a, b := split.Continue(true), split.Continue(true)
+	got := ""
+	for i, text := range []byte("\x9f\x90\xb6") {
+		got += a.Push(3 + int32(text))
+		got += b.Push(3 + int32("\x93\x80\x80"[i]))
+	}
+	if got != "🐶𓀀" {
+		t.Errorf("side by side: %q", got)
+	}
+}
+
 func TestStopper(t *testing.T) {
 	f := func(stops []string, include bool, chunks []string, want, hit string) {
 		t.Helper()

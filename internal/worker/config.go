@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -9,25 +10,39 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/tier"
 	"github.com/xpyd/xpyd/internal/tier/redis"
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn"
 )
 
 // Config is one worker's settings; the koanf tags are its YAML keys.
 type Config struct {
+	// Join is what a router keeps in DATA/join-url: where the fleet's NATS is, and
+	// its secrets. JoinFile is a file of it, which is followed. TrustEveryone lets
+	// whoever reaches this worker use it, and its word counts like the router's.
+	Join          string `koanf:"join" secret:"true"`
+	JoinFile      string `koanf:"join_file"`
+	TrustEveryone bool   `koanf:"trust_everyone"`
+
 	ID   string `koanf:"id"`   // name in the fleet; empty: the role and a random suffix
 	Role string `koanf:"role"` // "prefill" or "decode"; can be changed while it runs
+	// Drained starts it drained: it gets no work before `xpyd undrain`.
+	Drained bool `koanf:"drained"`
 
 	Model      string `koanf:"model"`       // empty: the embedded stories260k; a directory, a .gguf file, or hf:OWNER/NAME
 	ServedName string `koanf:"served_name"` // what clients call the model; empty: its own name
 	Device     string `koanf:"device"`      // "auto", "cpu" or "cuda"
 	Threads    int    `koanf:"threads"`     // CPU threads; 0: all cores
 
-	Listen     string   `koanf:"listen"`      // HTTP
-	KVListen   string   `koanf:"kv_listen"`   // kvconn
-	Advertise  string   `koanf:"advertise"`   // host that others dial; empty: found from listen
-	AllowHosts []string `koanf:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
+	Listen    string `koanf:"listen"`    // HTTP
+	KVListen  string `koanf:"kv_listen"` // kvconn
+	Advertise string `koanf:"advertise"` // host that others dial; empty: found from listen
+	// APIKeysFile is of those who ask this worker without the fleet's secret, such
+	// as a foreign proxy, as the router's api_keys_file; empty: nobody may.
+	APIKeysFile string   `koanf:"api_keys_file"`
+	AllowHosts  []string `koanf:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
 
 	BlockTokens int `koanf:"block_tokens"` // positions a KV block
 	// KVMemory is the KV pool's size, used when blocks is 0. Auto is 256 MiB on
@@ -48,11 +63,17 @@ type Config struct {
 	PrefillTokens  int           `koanf:"prefill_tokens"` // of one prompt in a step on a GPU in which nothing decodes
 	MaxStepTime    time.Duration `koanf:"max_step_time"`  // aim for a step with a prefill chunk
 
-	MaxBody      config.Size   `koanf:"max_body"`      // bytes of a request body
+	MaxBody config.Size `koanf:"max_body"` // bytes of a request body
+	// MaxAnswer bounds an answer that does not stream, at the most that it could
+	// come to: what could be larger is refused. AnswerMemory bounds what all
+	// answers under way take; requests wait for their share.
+	MaxAnswer    config.Size   `koanf:"max_answer"`
+	AnswerMemory config.Size   `koanf:"answer_memory"`
 	ReadTimeout  time.Duration `koanf:"read_timeout"`  // for a whole request to arrive
 	StallTimeout time.Duration `koanf:"stall_timeout"` // a client that takes no bytes for so long is cut off
 	DrainTimeout time.Duration `koanf:"drain_timeout"` // for running requests to finish at shutdown
 	LeaseTime    time.Duration `koanf:"lease_time"`    // finished prompts wait so long for a foreign proxy's decode
+	LeaseMax     time.Duration `koanf:"lease_max"`     // and so long at most, however often the proxy renews that
 	TicketWait   time.Duration `koanf:"ticket_wait"`   // the router's leg waits so long for decode's ticket
 	ReserveWait  time.Duration `koanf:"reserve_wait"`  // decode waits so long for free blocks
 
@@ -66,9 +87,10 @@ type Config struct {
 	Log      Log      `koanf:"log"`
 }
 
-// Fleet says how to reach NATS; an empty URL is a worker of its own.
+// Fleet says how to reach NATS. The TLS files are for NATS, for HTTP with routers
+// and workers, and for KV over TCP alike.
 type Fleet struct {
-	URL       string        `koanf:"url" secret:"url"` // nats://user:password@host:port, comma separated
+	URL       string        // of the join line, nats://host:port, comma separated; empty is a worker of its own
 	CredsFile string        `koanf:"creds_file"`
 	TLSCert   string        `koanf:"tls_cert"`
 	TLSKey    string        `koanf:"tls_key"`
@@ -87,9 +109,6 @@ type KV struct {
 	PeerSilence      time.Duration   `koanf:"peer_silence"`
 	Resends          int             `koanf:"resends"`
 	MaxSessions      int             `koanf:"max_sessions"`
-	TLSCert          string          `koanf:"tls_cert"`
-	TLSKey           string          `koanf:"tls_key"`
-	TLSCA            string          `koanf:"tls_ca"`
 	Transport        string          `koanf:"transport"`          // "auto", "tcp", "shm", "cudaipc", "nccl" or "pinned"
 	MaxQuarantined   int             `koanf:"max_quarantined"`    // blocks; 0: a quarter of the pool
 	Digest           string          `koanf:"digest"`             // "on"; "off" leaves digests unchecked where both workers say so, for measuring
@@ -135,8 +154,8 @@ func DefaultConfig(role fleet.Role) Config {
 		Listen: "127.0.0.1:0", KVListen: "127.0.0.1:0",
 		BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, MaxBatch: 64, MaxWaiting: 1024,
 		StepTokens: 512, PrefillTokens: 8192, MaxStepTime: 50 * time.Millisecond,
-		MaxBody: 64 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
-		LeaseTime: 30 * time.Second, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
+		MaxBody: 64 << 20, MaxAnswer: openai.MaxAnswer, AnswerMemory: 512 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
+		LeaseTime: 30 * time.Second, LeaseMax: 8 * time.Minute, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
 		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
@@ -286,19 +305,17 @@ func (c *Config) Validate() error {
 	if _, _, _, err := kvconn.SplitPorts(c.KVListen); err != nil {
 		return bad("kv_listen", "%q is not host:port or host:first-last", c.KVListen)
 	}
-	if k := c.KV; (k.TLSCert == "") != (k.TLSKey == "") || (k.TLSCert == "") != (k.TLSCA == "") {
-		return bad("kv.tls_cert", "tls_cert, tls_key and tls_ca go together")
+	var wrong *trust.TLSError
+	if err := trust.ValidTLS(c.Fleet.TLSCert, c.Fleet.TLSKey, c.Fleet.TLSCA); errors.As(err, &wrong) {
+		return bad("fleet."+wrong.Key, "%v", wrong)
 	}
 	for _, a := range []struct{ key, addr string }{{"kv_events.listen", c.KVEvents.Listen}, {"kv_events.replay", c.KVEvents.Replay}} {
 		if _, _, err := net.SplitHostPort(a.addr); a.addr != "" && err != nil {
 			return bad(a.key, "%q is not host:port", a.addr)
 		}
 	}
-	if f := c.Fleet; f.URL != "" {
-		conn := fleet.ConnConfig{URL: f.URL, CredsFile: f.CredsFile, TLSCert: f.TLSCert, TLSCA: f.TLSCA, Insecure: f.Insecure}
-		if err := conn.Validate(); err != nil {
-			return bad("fleet.url", "%v", err)
-		}
+	if c.Join != "" && c.JoinFile != "" {
+		return bad("join_file", "it and join (XPYD_JOIN) exclude each other")
 	}
 	for _, r := range []struct {
 		key       string
@@ -313,6 +330,8 @@ func (c *Config) Validate() error {
 		{"step_tokens", int64(c.StepTokens), 1, 1 << 20},
 		{"prefill_tokens", int64(c.PrefillTokens), 0, 1 << 20},
 		{"max_body", int64(c.MaxBody), 1 << 10, 1 << 31},
+		{"max_answer", int64(c.MaxAnswer), 1 << 16, 1 << 31},
+		{"answer_memory", int64(c.AnswerMemory), 1 << 20, 1 << 46},
 		{"kv.bulk_conns", int64(c.KV.BulkConns), 1, 64},
 		{"kv.resends", int64(c.KV.Resends), 0, 100},
 		{"kv.max_sessions", int64(c.KV.MaxSessions), 1, 1 << 16},
@@ -347,6 +366,9 @@ func (c *Config) Validate() error {
 		if d.v <= 0 {
 			return bad(d.key, "must be positive")
 		}
+	}
+	if c.LeaseMax < c.LeaseTime {
+		return bad("lease_max", "%v is less than lease_time, %v", c.LeaseMax, c.LeaseTime)
 	}
 	return nil
 }

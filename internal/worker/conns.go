@@ -1,8 +1,12 @@
 package worker
 
 import (
+	"crypto/tls"
+	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
 // unused are the connections on which nothing was ever sent. Clients open
@@ -35,12 +39,16 @@ func (u *unused) close() {
 type listener struct {
 	net.Listener
 	unused *unused
+	tls    *tls.Config // nil: plain HTTP
 }
 
 func (l *listener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
+	}
+	if l.tls != nil { // the handshake runs with the first read, within the read timeout
+		conn = tls.Server(conn, l.tls)
 	}
 	c := &clientConn{Conn: conn, unused: l.unused}
 	l.unused.mu.Lock()
@@ -57,7 +65,8 @@ func (l *listener) Accept() (net.Conn, error) {
 type clientConn struct {
 	net.Conn
 	unused *unused
-	used   bool // by its one reader only
+	used   bool        // by its one reader only
+	linger atomic.Bool // an answer went out while the client was sending
 }
 
 // NetConn lets the client watcher find the descriptor.
@@ -72,7 +81,24 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+const (
+	lingerFor  = time.Second
+	lingerMost = 1 << 20 // bytes thrown away
+)
+
+// Close of a connection that still has bytes to read would reset it, and the
+// client would lose the answer that it has not read. So some of what it sends is
+// thrown away first.
 func (c *clientConn) Close() error {
 	c.unused.remove(c)
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && c.linger.Swap(false) {
+		err := errors.Join(half.CloseWrite(), c.Conn.SetReadDeadline(time.Now().Add(lingerFor)))
+		var buf [4 << 10]byte
+		for total := 0; err == nil && total < lingerMost; {
+			var n int
+			n, err = c.Conn.Read(buf[:])
+			total += n
+		}
+	}
 	return c.Conn.Close()
 }

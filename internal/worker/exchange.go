@@ -28,6 +28,7 @@ const (
 	headerRequestID    = "x-request-id"
 	headerProbe        = "x-xpyd-probe" // "1": the router's own, goes before what waits
 	headerOutcome      = "x-xpyd-outcome"
+	headerMaxAnswer    = "x-xpyd-max-answer" // bytes that the router takes of an answer
 )
 
 // exchange is decode's side of a pair: where the prompt's KV comes from.
@@ -83,6 +84,9 @@ func (w *Worker) nativeExchange(h *fasthttp.RequestHeader, raw string) (*exchang
 		}
 		ex.deadline = time.Now().Add(milliseconds(n))
 	}
+	if f := w.refuseRevoked(ex.peer.ID); f != nil {
+		return nil, f
+	}
 	if err := w.allowPeer(headerPrefillKV, ex.addr); err != nil {
 		// The router knows it and we do not, or not yet: another pair may do.
 		return nil, &failure{openai.Upstream("%s", err.Message), ticket.Incompatible}
@@ -91,7 +95,11 @@ func (w *Worker) nativeExchange(h *fasthttp.RequestHeader, raw string) (*exchang
 }
 
 // allowPeer refuses addresses that a request has no business naming: only the
-// fleet's own workers' hosts, this machine, and the configured hosts.
+// fleet's own workers' hosts, this machine, and the configured hosts. Another user
+// of this machine, or of a host that is allowed, may listen there: nothing is taken
+// from him, and no ticket and no prompt is given to him, because kvconn's
+// handshake has both ends prove that they have the fleet's secret before the first
+// frame. A worker that trusts everyone has given that up.
 func (w *Worker) allowPeer(param, addr string) *openai.Error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -161,10 +161,30 @@ func TestNativeFails(t *testing.T) {
 	empty(t, hasty)
 }
 
+// TestNativeRefusedLate: an engine that refuses a prompt whose KV is there already
+// leaves none of its blocks held.
+func TestNativeRefusedLate(t *testing.T) {
+	p, d := pair(t, nil)
+	if err := d.CloseEngine(t.Context()); err != nil { // as one that shuts down does
+		t.Fatal(err)
+	}
+	link := ticket.NewLink().String()
+	report := leg(t, p, link)
+	resp, b := ask(t, d.URL()+"/v1/completions", linked(p, link), `{"prompt":"`+strings.Repeat("The dog ran. ", 12)+`","max_tokens":2}`)
+	if resp.StatusCode != 503 || resp.Header.Get("x-xpyd-outcome") != "no_space" {
+		t.Errorf("%d %q %s", resp.StatusCode, resp.Header.Get("x-xpyd-outcome"), b)
+	}
+	if r := <-report; !strings.Contains(r, `"outcome":"done"`) {
+		t.Errorf("the leg got %s: nothing was fetched, so the test shows nothing", r)
+	}
+	empty(t, p)
+	empty(t, d)
+}
+
 // TestLegEnds: in mid exchange, the end of either leg ends the other.
 func TestLegEnds(t *testing.T) {
 	p, d := pair(t, func(p, d *worker.Config) { p.StepTokens, p.KVMemory, d.KVMemory = 16, 64<<20, 64<<20 })
-	busy := strings.Repeat(`"`+strings.Repeat("Once upon a time. ", 40)+`",`, 100)
+	busy := strings.Repeat(`"`+strings.Repeat("Once upon a time. ", 40)+`",`, 250) // more than a moment's work
 	body := `{"max_tokens":1,"prompt":[` + strings.TrimSuffix(busy, ",") + `]}`
 	for _, ends := range []string{"prefill's", "decode's"} {
 		link := ticket.NewLink().String()
@@ -304,6 +324,42 @@ func TestNIXL(t *testing.T) {
 func TestLeaseEnds(t *testing.T) {
 	p, _ := pair(t, func(p, d *worker.Config) { p.LeaseTime = 50 * time.Millisecond })
 	nixl(t, p, `"prompt":"Once upon a time"`)
+	empty(t, p)
+}
+
+// TestLeaseRenewed: a proxy keeps a finished prompt until its decode comes.
+func TestLeaseRenewed(t *testing.T) {
+	p, d := pair(t, func(p, d *worker.Config) { p.LeaseTime = time.Minute })
+	const body = `"prompt":"Once upon a time","temperature":0`
+	want := complete(t, d, nil, "{"+body+"}")
+	kept, _ := nixl(t, p, body)
+	params, err := json.Marshal(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	renew := func(in string, status int, part string) {
+		t.Helper()
+		if resp, b := ask(t, p.URL()+"/xpyd/v1/lease", nil, in); resp.StatusCode != status || !strings.Contains(string(b), part) {
+			t.Errorf("%s: %d %s, want %d %s", in, resp.StatusCode, b, status, part)
+		}
+	}
+	renew(string(params), 200, `{"expires_ms":60000,"renewable_ms":4`)
+	if _, b := send(t, http.MethodGet, p.URL()+"/debug/ledger", nil, ""); !strings.Contains(string(b), "renewed 1 times") {
+		t.Errorf("%s", b)
+	}
+	renew(`{`, 400, "unexpected end")
+	renew(`{}`, 400, `"param":"remote_request_id"`)
+	renew(`{"remote_request_id":"a","transfer_id":"b"}`, 400, `"param":"remote_request_id"`)
+	renew(`{"remote_request_id":"xfer:b"}`, 400, "none of ours")
+	renew(`{"transfer_id":"`+strings.Repeat("x", 257)+`"}`, 400, `"param":"transfer_id"`)
+	renew(`{"remote_request_id":"nobody's"}`, 404, "no_lease")
+	same(t, "renewed", complete(t, d, nil, "{"+body+transfer(t, kept)+"}"), want)
+	renew(string(params), 404, "no_lease")
+	if resp, b := ask(t, p.URL()+"/v1/completions", nil, "{"+body+`,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"transfer_id":"t"}}`); resp.StatusCode != 200 {
+		t.Fatalf("%d %s", resp.StatusCode, b)
+	}
+	renew(`{"transfer_id":"t"}`, 200, "expires_ms")
+	same(t, "of a transfer", complete(t, d, nil, "{"+body+`,"kv_transfer_params":{"do_remote_prefill":true,"transfer_id":"t","remote_bootstrap_addr":"`+p.URL()+`"}}`), want)
 	empty(t, p)
 }
 

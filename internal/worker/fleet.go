@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"sync"
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/trust"
 )
 
 // membership is the worker's place in the fleet: it announces the worker and
@@ -18,29 +20,51 @@ type membership struct {
 	announcer *fleet.Announcer
 	watcher   *fleet.Watcher
 
+	endFollow context.CancelFunc // of follow; nil without a watcher
+	following sync.WaitGroup
+
 	mu    sync.Mutex
 	alone fleet.Instance // used without NATS
 }
 
-func join(w *Worker) (*membership, error) {
+func join(w *Worker, secrets *trust.Ring) (*membership, error) {
 	m := &membership{alone: w.instance()}
 	if w.cfg.Fleet.URL == "" {
 		return m, nil
 	}
 	f := w.cfg.Fleet
-	conn, err := fleet.Connect(fleet.ConnConfig{URL: f.URL, Name: w.identity.ID, CredsFile: f.CredsFile,
+	conn, err := fleet.Connect(fleet.ConnConfig{URL: f.URL, Ring: secrets, Name: w.identity.ID, CredsFile: f.CredsFile,
 		TLSCert: f.TLSCert, TLSKey: f.TLSKey, TLSCA: f.TLSCA, Insecure: f.Insecure, Log: w.log})
 	if err != nil {
-		return nil, &config.KeyError{Key: "fleet.url", Msg: err.Error()}
+		return nil, &config.KeyError{Key: "join", Msg: err.Error()}
 	}
 	m.conn = conn
-	if m.watcher, err = fleet.Watch(fleet.WatcherConfig{Conn: conn, Log: w.log, Registerer: w.registry}); err == nil {
+	if m.watcher, err = fleet.Watch(fleet.WatcherConfig{Conn: conn, Probe: fleet.ProbeHealth(w.tls.Client()), Log: w.log, Registerer: w.registry}); err == nil {
 		m.announcer, err = fleet.Announce(fleet.AnnouncerConfig{Conn: conn, Instance: m.alone, Load: w.currentLoad, Heartbeat: f.Heartbeat, Log: w.log})
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.close(context.Background()))
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	m.endFollow = cancel
+	m.following.Go(func() { m.follow(ctx, w.Revoke) })
 	return m, nil
+}
+
+// follow hands on who is shut out of the fleet, whenever that changes, until ctx
+// ends.
+func (m *membership) follow(ctx context.Context, revoke func(ids []string)) {
+	var last []string
+	for version := uint64(0); ; {
+		s, err := m.watcher.Wait(ctx, version)
+		if err != nil {
+			return
+		}
+		if version = s.Version; !slices.Equal(s.Revoked, last) {
+			last = s.Revoked
+			revoke(last)
+		}
+	}
 }
 
 // knows says whether addr is the KV listener of a fleet member, or on the
@@ -85,8 +109,21 @@ func (m *membership) update(f func(*fleet.Instance)) error {
 	return nil
 }
 
+// rejoin goes over to the servers of url, unless that is empty: who is in no fleet
+// stays in none, and who is in one does not leave.
+func (m *membership) rejoin(url string) error {
+	if m.conn == nil || url == "" {
+		return nil
+	}
+	return m.conn.Rejoin(url)
+}
+
 func (m *membership) close(ctx context.Context) error {
 	var errs []error
+	if m.endFollow != nil {
+		m.endFollow()
+		m.following.Wait()
+	}
 	if m.announcer != nil {
 		errs = append(errs, m.announcer.Close(ctx))
 	}

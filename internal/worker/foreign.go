@@ -144,6 +144,9 @@ func (w *Worker) foreignExchange(ctx context.Context, p *transferParams) (*excha
 		}
 		ex.peer = peer
 	}
+	if f := w.refuseRevoked(ex.peer.ID); f != nil {
+		return nil, f
+	}
 	if err := w.allowPeer(fieldTransfer, ex.addr); err != nil {
 		return nil, &failure{Error: err}
 	}

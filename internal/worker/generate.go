@@ -48,6 +48,11 @@ type generation struct {
 	err     *failure
 	usage   openai.Usage
 	timing  timing
+	events  []engine.Event // of item, at now: not yet rendered
+	item    int
+	now     time.Time
+	mem     *share
+	needs   need
 
 	mu      sync.Mutex
 	handles []*engine.Handle
@@ -153,9 +158,12 @@ func engineFailure(err error) *failure {
 	outcome := ticket.Dead
 	var bad *engine.RequestError
 	var long *engine.TooLongError
+	var spoilt *engine.OutputError
 	switch {
 	case errors.As(err, &bad), errors.As(err, &long):
 		outcome = ticket.Refused
+	case errors.As(err, &spoilt):
+		outcome = ticket.Invalid
 	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrClosed):
 		outcome = ticket.NoSpace
 	}
@@ -186,19 +194,31 @@ func fetchFailure(err error) *failure {
 		return &failure{openai.Unavailable("%v", err), e.Outcome}
 	case ticket.Late:
 		return &failure{openai.Deadline("%v", err), e.Outcome}
+	case ticket.Invalid: // of prefill, whose own leg says so
+		return &failure{openai.InvalidOutput("%v", err), ticket.Refused}
 	}
 	return &failure{openai.Upstream("%v", err), e.Outcome}
 }
 
-// next waits for the next batch and renders it. It returns false when the
+// next waits for the next event and renders it. It returns false when the
 // generation is over: g.err says whether it failed.
 func (g *generation) next(ctx context.Context) bool {
+	if len(g.events) > 0 && g.err == nil {
+		g.render()
+		return g.err == nil
+	}
 	if g.open == 0 || g.err != nil {
 		return false
 	}
 	select {
 	case b := <-g.batches:
-		g.take(b)
+		switch g.item, g.events, g.err = b.item, b.events, b.err; {
+		case b.end:
+			g.open--
+		case len(b.events) > 0:
+			g.now = time.Now()
+			g.render()
+		}
 		return g.err == nil
 	case <-ctx.Done():
 		g.err = &failure{openai.Upstream("%v", context.Cause(ctx)), ticket.Cancelled}
@@ -209,54 +229,67 @@ func (g *generation) next(ctx context.Context) bool {
 	}
 }
 
-func (g *generation) take(b batch) {
-	switch {
-	case b.err != nil:
-		g.err = b.err
-		return
-	case b.end:
-		g.open--
+// render takes in the next event.
+func (g *generation) render() {
+	e, counts := &g.events[0], !g.j.urgent // urgent are a router's probes
+	g.events = g.events[1:]
+	if p := e.Prompt; p != nil {
+		it := &g.j.items[g.item]
+		it.info = p
+		g.usage.Cached += p.CachedTokens
+		if g.ex == nil {
+			g.note(timing{queue: p.Queued, prefill: p.Prefill})
+			it.had = p.CachedTokens
+		}
+		if counts {
+			g.w.vllm.prompted(p.Tokens, it.had, it.waited+p.Queued)
+		}
+	}
+	c := g.choices[g.item*g.j.N+e.Choice]
+	if c.done {
 		return
 	}
-	now, counts := time.Now(), !g.j.urgent // urgent are a router's probes
-	for i := range b.events {
-		e := &b.events[i]
-		if p := e.Prompt; p != nil {
-			it := &g.j.items[b.item]
-			it.info = p
-			g.usage.Cached += p.CachedTokens
-			if g.ex == nil {
-				g.note(timing{queue: p.Queued, prefill: p.Prefill})
-				it.had = p.CachedTokens
-			}
-			if counts {
-				g.w.vllm.prompted(p.Tokens, it.had, it.waited+p.Queued)
-			}
+	before := len(c.text)
+	if c.tokens == 0 && g.j.echo {
+		before += len(c.item.text) // that has its memory
+	}
+	stopped := c.push(e)
+	if !g.j.echoOnly() {
+		g.usage.Completion++
+		if counts {
+			g.w.vllm.token(c, g.arrived, g.now)
 		}
-		c := g.choices[b.item*g.j.N+e.Choice]
-		if c.done {
-			continue
-		}
-		stopped := c.push(e)
-		if !g.j.echoOnly() {
-			g.usage.Completion++
-			if counts {
-				g.w.vllm.token(c, g.arrived, now)
-			}
-		}
-		if c.done && counts {
-			g.w.vllm.ended(c, c.finish, now.Sub(g.arrived))
-		}
-		if g.emit != nil && c.ready() {
+	}
+	if c.done && counts {
+		g.w.vllm.ended(c, c.finish, g.now.Sub(g.arrived))
+	}
+	if g.emit != nil {
+		if c.ready() {
 			g.emit(c)
 		}
-		if stopped {
-			g.mu.Lock()
-			h := g.handles[b.item]
-			g.mu.Unlock()
-			h.CancelChoice(e.Choice)
-		}
+	} else if !g.keeps(len(c.text) - before) {
+		g.err = memoryFailure(errMemory)
+		return
 	}
+	if stopped {
+		g.mu.Lock()
+		h := g.handles[g.item]
+		g.mu.Unlock()
+		h.CancelChoice(e.Choice)
+	}
+}
+
+// keeps accounts for a token whose text is so long; false: there is no memory for
+// what it takes beyond the answer's share.
+func (g *generation) keeps(text int) bool {
+	const step = 64 << 10
+	g.needs.tokens -= textTimes*int64(text) + g.needs.each
+	if g.needs.tokens >= 0 {
+		return true
+	}
+	more := -g.needs.tokens + step
+	g.needs.tokens = step
+	return g.mem.grow(more)
 }
 
 // header is the part of Server-Timing that a worker knows: wait is for blocks

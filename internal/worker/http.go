@@ -15,6 +15,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/reqbody"
+	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
@@ -24,55 +25,94 @@ var (
 	errClosing    = errors.New("this worker is shutting down")
 )
 
+// route is what a method and path are served by, and to whom.
+type route struct {
+	to    access
+	serve fasthttp.RequestHandler
+}
+
 // newHTTP makes the worker's HTTP server.
 func (w *Worker) newHTTP() *fasthttp.Server {
 	metrics := fasthttpadaptor.NewFastHTTPHandler(promhttp.HandlerFor(w.registry, promhttp.HandlerOpts{}))
-	routes := map[string]fasthttp.RequestHandler{
-		"POST /v1/completions":      w.serveCompletion,
-		"POST /v1/chat/completions": w.serveChat,
-		"GET /v1/models":            w.serveModels,
-		"POST /tokenize":            w.serveTokenize,
-		"POST /detokenize":          w.serveDetokenize,
-		"GET /version":              w.serveVersion,
-		"GET /health":               w.serveHealth,
-		"GET /metrics":              metrics,
-		"GET /query":                w.serveQuery,
-		"GET /debug/ledger":         w.serveLedger,
-		"GET /debug/steps":          w.serveSteps,
-		"GET /xpyd/v1/lifeline":     w.serveLifeline,
-		"POST /xpyd/v1/prefill":     w.servePrefillLeg,
-		"POST /xpyd/v1/drain":       func(ctx *fasthttp.RequestCtx) { w.serveControl(ctx, w.Drain) },
-		"POST /xpyd/v1/undrain":     func(ctx *fasthttp.RequestCtx) { w.serveControl(ctx, w.Undrain) },
-		"POST /xpyd/v1/role":        w.serveRole,
-		"GET /xpyd/v1/cache":        w.serveCache,
-		"POST /xpyd/v1/cache/flush": w.serveFlush,
-		"POST /xpyd/v1/cache/reach": w.serveReach,
-		"GET /xpyd/v1/cache/pin":    w.servePins,
-		"POST /xpyd/v1/cache/pin":   w.servePin,
-		"DELETE /xpyd/v1/cache/pin": w.serveUnpin,
-		"GET /xpyd/v1/profile":      w.serveProfile,
-		"POST /xpyd/v1/profile":     w.serveProfile,
-		"DELETE /xpyd/v1/profile":   w.serveProfile,
+	routes := map[string]route{
+		"POST /v1/completions":      {forUsers, w.serveCompletion},
+		"POST /v1/chat/completions": {forUsers, w.serveChat},
+		"GET /v1/models":            {forUsers, w.serveModels},
+		"POST /tokenize":            {forUsers, w.serveTokenize},
+		"POST /detokenize":          {forUsers, w.serveDetokenize},
+		"GET /version":              {forUsers, w.serveVersion},
+		"GET /health":               {forAnybody, w.serveHealth},
+		"GET /metrics":              {forScrapers, metrics},
+		"GET /query":                {forPeers, w.serveQuery},
+		"GET /debug/ledger":         {forMembers, w.serveLedger},
+		"GET /debug/steps":          {forMembers, w.serveSteps},
+		"GET /xpyd/v1/lifeline":     {forMembers, w.serveLifeline},
+		"POST /xpyd/v1/prefill":     {forMembers, w.servePrefillLeg},
+		"POST /xpyd/v1/lease":       {forUsers, w.serveRenew},
+		"POST /xpyd/v1/drain":       {forMembers, func(ctx *fasthttp.RequestCtx) { w.serveControl(ctx, w.Drain) }},
+		"POST /xpyd/v1/undrain":     {forMembers, func(ctx *fasthttp.RequestCtx) { w.serveControl(ctx, w.Undrain) }},
+		"POST /xpyd/v1/role":        {forMembers, w.serveRole},
+		"GET /xpyd/v1/cache":        {forMembers, w.serveCache},
+		"POST /xpyd/v1/cache/flush": {forMembers, w.serveFlush},
+		"POST /xpyd/v1/cache/reach": {forMembers, w.serveReach},
+		"GET /xpyd/v1/cache/pin":    {forMembers, w.servePins},
+		"POST /xpyd/v1/cache/pin":   {forMembers, w.servePin},
+		"DELETE /xpyd/v1/cache/pin": {forMembers, w.serveUnpin},
+		"GET /xpyd/v1/profile":      {forMembers, w.serveProfile},
+		"POST /xpyd/v1/profile":     {forMembers, w.serveProfile},
+		"DELETE /xpyd/v1/profile":   {forMembers, w.serveProfile},
 	}
 	return &fasthttp.Server{
 		Name: "xpyd", NoDefaultServerHeader: true, NoDefaultDate: true,
 		ReadTimeout: w.cfg.ReadTimeout, WriteTimeout: w.cfg.StallTimeout, IdleTimeout: 2 * time.Minute,
 		MaxRequestBodySize: int(w.cfg.MaxBody), ReadBufferSize: 32 << 10,
 		StreamRequestBody: true, DisablePreParseMultipartForm: true,
-		CloseOnShutdown: true, Logger: quiet{}, ErrorHandler: w.httpError,
+		CloseOnShutdown: true, Logger: quiet{}, ErrorHandler: w.httpError, Concurrency: w.fitConns(scarce.Files()),
 		Handler: func(ctx *fasthttp.RequestCtx) {
+			r, ok := routes[string(ctx.Method())+" "+string(ctx.Path())]
+			if !ok {
+				r = route{forUsers, serveNothing}
+			}
+			if err := w.guard.check(ctx, r.to); err != nil { // strangers' bodies are not read, nor where they would end
+				writeError(ctx, err)
+				leaveUnread(ctx)
+				return
+			}
 			if err := reqbody.Read(ctx, int(w.cfg.MaxBody)); err != nil {
 				w.httpError(ctx, err)
-				ctx.SetConnectionClose()
+				leaveUnread(ctx)
 				return
 			}
-			h, ok := routes[string(ctx.Method())+" "+string(ctx.Path())]
-			if !ok {
-				writeError(ctx, openai.NotFound("no %s %s here", ctx.Method(), ctx.Path()))
-				return
-			}
-			h(ctx)
+			r.serve(ctx)
 		},
+	}
+}
+
+// maxConns bounds the HTTP connections; more are answered 503 at once. Fewer than
+// fewConns are worth a warning: a router opens one for each request.
+const maxConns, fewConns = 16384, 2048
+
+// fitConns is how many HTTP connections there may be where so many files may be
+// open: half are left for other workers, the KV tiers and the fleet.
+func (w *Worker) fitConns(files int) int {
+	n := max(min(maxConns, files/2), 8)
+	if n < fewConns {
+		w.log.Warn("HTTP connections are cut to what the limit of file descriptors allows; raise it (ulimit -n)", "connections", n, "files", files)
+	}
+	return n
+}
+
+// serveNothing answers for a path that is not there.
+func serveNothing(ctx *fasthttp.RequestCtx) {
+	writeError(ctx, openai.NotFound("no %s %s here", ctx.Method(), ctx.Path()))
+}
+
+// leaveUnread ends the connection behind an answer to a request whose body was not
+// read, or of which nobody can say where it ends.
+func leaveUnread(ctx *fasthttp.RequestCtx) {
+	ctx.SetConnectionClose()
+	if c, ok := ctx.Conn().(*clientConn); ok && ctx.Request.IsBodyStream() {
+		c.linger.Store(true)
 	}
 }
 
@@ -80,6 +120,7 @@ func (w *Worker) newHTTP() *fasthttp.Server {
 func (w *Worker) httpError(ctx *fasthttp.RequestCtx, err error) {
 	var small *fasthttp.ErrSmallBuffer
 	var timeout interface{ Timeout() bool }
+	var framing reqbody.FramingError
 	switch {
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
 		writeError(ctx, openai.TooLarge("the body is over %d bytes", w.cfg.MaxBody))
@@ -88,6 +129,8 @@ func (w *Worker) httpError(ctx *fasthttp.RequestCtx, err error) {
 	case errors.As(err, &timeout) && timeout.Timeout():
 		writeError(ctx, &openai.Error{Status: 408, Type: openai.TypeInvalid, Code: "request_timeout",
 			Message: fmt.Sprintf("the request was not complete within %v", w.cfg.ReadTimeout)})
+	case errors.As(err, &framing):
+		writeError(ctx, openai.BadRequest("", "%v", err))
 	default:
 		writeError(ctx, openai.BadRequest("", "malformed HTTP request"))
 	}

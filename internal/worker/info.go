@@ -57,6 +57,9 @@ func (w *Worker) serveDetokenize(ctx *fasthttp.RequestCtx) {
 	if err == nil && d.Model != "" && d.Model != w.served {
 		err = openai.ModelNotFound(d.Model)
 	}
+	if most := int(w.cfg.MaxAnswer); err == nil && openai.MaxHead+len(d.Tokens)*w.sizes.Text > most {
+		err = openai.AnswerTooLarge("tokens", "%d tokens could be more than %d bytes of text, which is the limit; ask for fewer at a time", len(d.Tokens), most)
+	}
 	if err != nil {
 		writeError(ctx, err)
 		return
@@ -69,7 +72,10 @@ func (w *Worker) serveVersion(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, 200, append(b, '}'))
 }
 
+// serveHealth says whether the engine works, and who it is that says so.
 func (w *Worker) serveHealth(ctx *fasthttp.RequestCtx) {
+	is := fleet.Instance{ID: w.identity.ID, Epoch: w.identity.Epoch}
+	ctx.Response.Header.Set(fleet.HeaderInstance, is.Is())
 	if err := w.engine.Health(); err != nil {
 		writeError(ctx, openai.Unavailable("engine: %v", err))
 		return

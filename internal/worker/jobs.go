@@ -11,11 +11,15 @@ import (
 // Running is one request that a worker is busy with, for the ledger.
 type Running struct {
 	ID    string    `json:"id"`
-	Kind  string    `json:"kind"`  // "generate", "keep" (a foreign proxy's prefill), "prefill" (our router's leg)
-	State string    `json:"state"` // "started", "answering" once the first token is there
+	Kind  string    `json:"kind"`            // "generate", "keep" (a foreign proxy's prefill), "prefill" (our router's leg)
+	State string    `json:"state"`           // "waiting" for memory, "started", "answering" once the first token is there
+	Bytes int64     `json:"bytes,omitempty"` // of memory for its answer
 	Since time.Time `json:"since"`
 	Why   string    `json:"why"`
 }
+
+// stateWaiting is that of a request whose answer has no memory yet.
+const stateWaiting = "waiting"
 
 // why says what a kind of request is busy with.
 func why(kind string) string {
@@ -63,10 +67,17 @@ func (j *jobs) leave(r *Running) {
 }
 
 // answering notes that the first token is there.
-func (j *jobs) answering(r *Running) {
+func (j *jobs) answering(r *Running) { j.note(r, "answering", 0) }
+
+// note sets what a request is at, and adds to the memory that it has.
+func (j *jobs) note(r *Running, state string, bytes int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	r.State = "answering"
+	r.State, r.Why = state, why(r.Kind)
+	if state == stateWaiting {
+		r.Why = "it waits for memory for its answer, of which others have all"
+	}
+	r.Bytes += bytes
 }
 
 // close lets nobody in any more.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ type KVEvents struct {
 	Listen string `koanf:"listen"` // host:port; empty: nowhere
 	Replay string `koanf:"replay"` // the same, of the replay socket; empty: none
 	Topic  string `koanf:"topic"`
+	Open   bool   `koanf:"open"` // nobody is asked for the fleet's secret
 }
 
 // maxPendingEvents bounds what waits for the publisher, in events; what does
@@ -40,14 +42,23 @@ type eventWriter struct {
 	lost    bool
 }
 
-// startEvents opens the publisher, if one is configured.
+// startEvents opens the publisher, if one is configured: to the fleet alone, or to
+// whoever connects.
 func (w *Worker) startEvents() error {
 	if w.cfg.KVEvents.Listen == "" {
 		return nil
 	}
-	pub, err := kvevents.Publish(kvevents.PublisherConfig{Listen: w.cfg.KVEvents.Listen, Replay: w.cfg.KVEvents.Replay, Topic: w.cfg.KVEvents.Topic})
+	ring := w.ring
+	if w.cfg.KVEvents.Open {
+		ring = nil
+	}
+	pub, err := kvevents.Publish(kvevents.PublisherConfig{Listen: w.cfg.KVEvents.Listen, Replay: w.cfg.KVEvents.Replay, Topic: w.cfg.KVEvents.Topic,
+		Ring: ring, Log: w.log, Failed: w.failedAccepts.WithLabelValues("kv_events")})
 	if err != nil {
 		return fmt.Errorf("kv_events: %w", err)
+	}
+	if ring == nil && !onLoopback(pub.Addr()) {
+		w.log.Warn("KV events are open: whoever reaches this address can read the token ids of every prompt", "addr", pub.Addr().String())
 	}
 	root := kvcache.Root(w.model.Fingerprint, w.backend.Info().Numerics, "")
 	e := &eventWriter{pub: pub, root: root, poke: make(chan struct{}, 1), quit: make(chan struct{})}
@@ -59,6 +70,11 @@ func (w *Worker) startEvents() error {
 		return pub.Close()
 	})
 	return nil
+}
+
+func onLoopback(a net.Addr) bool {
+	tcp, ok := a.(*net.TCPAddr)
+	return ok && tcp.IP.IsLoopback()
 }
 
 // eventAddrs are the publisher's addresses as others dial them.

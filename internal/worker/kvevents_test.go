@@ -1,8 +1,11 @@
 package worker_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -10,7 +13,9 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/kvevents"
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/internal/zmtp"
 	"github.com/xpyd/xpyd/router/index"
 )
 
@@ -131,4 +136,88 @@ func TestKVEventsOfTiers(t *testing.T) {
 		run(other)
 	}
 	knows(ids, [kvevents.Tiers]int{0, 48, 0})
+}
+
+// sink is a log that is looked into.
+type sink struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (s *sink) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.Write(b)
+}
+
+func (s *sink) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.String()
+}
+
+// TestKVEventsForMembers: neither socket of a worker that has a secret tells a
+// stranger anything, and each tells members all; kv_events.open undoes that, and
+// beyond this machine says what it gives away.
+func TestKVEventsForMembers(t *testing.T) {
+	ring, err := trust.NewRing(trust.NewSecret())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger := func(addr string, kind zmtp.Type) error {
+		c, err := zmtp.Dial(t.Context(), addr, zmtp.Config{Type: kind})
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}
+	for _, c := range []struct {
+		name   string
+		listen string
+		open   bool
+		ring   *trust.Ring
+		want   error // a stranger's
+		warns  bool
+	}{
+		{"closed", "127.0.0.1:0", false, ring, zmtp.ErrMechanism, false},
+		{"closed, beyond this machine", "0.0.0.0:0", false, ring, zmtp.ErrMechanism, false},
+		{"open", "127.0.0.1:0", true, ring, nil, false},
+		{"open, beyond this machine", "0.0.0.0:0", true, ring, nil, true},
+		{"trusting, beyond this machine", "0.0.0.0:0", false, nil, nil, true},
+	} {
+		var log sink
+		w := start(t, func(cfg *worker.Config) {
+			cfg.Advertise = "127.0.0.1"
+			cfg.KVEvents.Listen, cfg.KVEvents.Replay, cfg.KVEvents.Open = c.listen, c.listen, c.open
+		}, func(d *worker.Deps) {
+			d.Ring, d.Log = c.ring, slog.New(slog.NewTextHandler(&log, nil))
+		})
+		inst := w.Instance()
+		if inst.Secrets != c.ring.IDs() || inst.KVEventsOpen != c.open {
+			t.Errorf("%s: announces secrets %q, open %t", c.name, inst.Secrets, inst.KVEventsOpen)
+		}
+		for addr, kind := range map[string]zmtp.Type{inst.KVEvents: zmtp.Sub, inst.KVReplay: zmtp.Dealer} {
+			if err := stranger(addr, kind); !errors.Is(err, c.want) {
+				t.Errorf("%s: a stranger's %s has %v, want %v", c.name, kind, err, c.want)
+			}
+		}
+		if got := strings.Contains(log.String(), "token ids of every prompt"); got != c.warns {
+			t.Errorf("%s: warns %t, want %t", c.name, got, c.warns)
+		}
+		if c.want == nil {
+			continue
+		}
+		for addr, kind := range map[string]zmtp.Type{inst.KVEvents: zmtp.Sub, inst.KVReplay: zmtp.Dealer} {
+			keys, err := kvevents.SubscriberKeys(ring, inst.Secrets)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn, err := zmtp.Dial(t.Context(), addr, zmtp.Config{Type: kind, Keys: keys})
+			if err != nil {
+				t.Errorf("%s: a member's %s: %v", c.name, kind, err)
+				continue
+			}
+			conn.Close()
+		}
+	}
 }

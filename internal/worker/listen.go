@@ -11,6 +11,7 @@ import (
 	"github.com/xpyd/xpyd/internal/clientwatch"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/prefill"
 )
@@ -26,7 +27,7 @@ func (w *Worker) startKV(d Deps) error {
 	if near.private != nil && w.cfg.KV.Transport == near.name {
 		return &config.KeyError{Key: "kv.transport", Msg: fmt.Sprintf("%s is not possible here: %v", near.name, near.private)}
 	}
-	cfg.Shared = near.pool
+	cfg.Shared, cfg.Ring = near.pool, w.ring
 	if w.recv, err = kvconn.NewReceiver(cfg, tr, w.log, metrics); err != nil {
 		return err
 	}
@@ -60,7 +61,7 @@ func (w *Worker) startKV(d Deps) error {
 		return err
 	}
 	pcfg := prefill.DefaultConfig()
-	pcfg.Lease, pcfg.TicketWait = w.cfg.LeaseTime, w.cfg.TicketWait
+	pcfg.Lease, pcfg.MaxLease, pcfg.TicketWait = w.cfg.LeaseTime, w.cfg.LeaseMax, w.cfg.TicketWait
 	pcfg.Warm, pcfg.Give, pcfg.GiveTime = w.wanted, w.give, 2*w.cfg.KV.LoadTimeout
 	pcfg.Ran = w.vllm.prefilled
 	w.prefill = prefill.New(pcfg, w.engine, w.backend, w.backend.Layout(), w.log)
@@ -133,7 +134,7 @@ func (w *Worker) listenNear(near nearWay) (listeners []net.Listener, err error) 
 		return listeners, nil
 	}
 	if addr == "" { // none is listened on; peers derive the other from it
-		addr = fmt.Sprintf("%s:xpyd-kv-%d", transportIPC, w.identity.Epoch)
+		addr = fmt.Sprintf("%s:xpyd-kv-%s", transportIPC, randomID()) // which nobody can have taken beforehand
 		w.announceNear(transportIPC, addr)
 	}
 	ln, err := near.pinned.Listen(pinnedAddr(addr))
@@ -177,6 +178,7 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
+	ln = scarce.Listener(ln, w.log, w.failedAccepts.WithLabelValues("http"))
 	w.http = w.newHTTP()
 	w.unused.set = map[*clientConn]struct{}{}
 	w.later("close the HTTP listener", func(ctx context.Context) error {
@@ -193,16 +195,24 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 		return errors.Join(err, w.jobs.wait(ctx), w.lifelines.wait(ctx))
 	})
 	addr, err := w.advertised(ln.Addr())
-	w.url = "http://" + addr
+	w.url = w.scheme() + "://" + addr
 	return ln, err
 }
 
 func (w *Worker) serveHTTP(ln net.Listener) {
 	w.wg.Go(func() {
-		if err := w.http.Serve(&listener{Listener: ln, unused: &w.unused}); err != nil && w.ctx.Err() == nil {
+		if err := w.http.Serve(&listener{Listener: ln, unused: &w.unused, tls: w.tls.Server()}); err != nil && w.ctx.Err() == nil {
 			w.fail(fmt.Errorf("http listener: %w", err))
 		}
 	})
+}
+
+// scheme is that of the URLs of this worker and its peers.
+func (w *Worker) scheme() string {
+	if w.tls != nil {
+		return "https"
+	}
+	return "http"
 }
 
 // advertised is the address that others dial for a listener of ours.

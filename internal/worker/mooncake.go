@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,6 +14,8 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/scarce"
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/prefill"
 )
@@ -42,14 +45,17 @@ func (w *Worker) serveQuery(ctx *fasthttp.RequestCtx) {
 // mooncakeExchange asks prefill's bootstrap where to dial.
 func (w *Worker) mooncakeExchange(ctx context.Context, p *transferParams) (*exchange, *failure) {
 	u, err := url.Parse(p.RemoteBootstrapAddr)
-	if err != nil || u.Scheme != "http" || u.Host == "" {
-		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_bootstrap_addr %q is no http URL", p.RemoteBootstrapAddr)}
+	if err != nil || u.Scheme != w.scheme() || u.Host == "" {
+		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_bootstrap_addr %q is no %s URL", p.RemoteBootstrapAddr, w.scheme())}
 	}
 	if err := w.allowPeer(fieldTransfer, u.Host); err != nil {
 		return nil, &failure{Error: err}
 	}
 	ranks, err := w.queryBootstrap(ctx, u)
-	if err != nil {
+	switch {
+	case scarce.Ours(err):
+		return nil, &failure{openai.Unavailable("ask %s: %v", u.Host, err), ticket.NoSpace}
+	case err != nil:
 		return nil, &failure{openai.Upstream("ask %s: %v", u.Host, err), ticket.Dead}
 	}
 	for _, r := range ranks {
@@ -59,6 +65,9 @@ func (w *Worker) mooncakeExchange(ctx context.Context, p *transferParams) (*exch
 		peer, ok := parseEngineID(r.EngineID)
 		if !ok {
 			return nil, &failure{Error: openai.BadRequest(fieldTransfer, "%s has engine_id %q, which is none of ours", u.Host, r.EngineID)}
+		}
+		if f := w.refuseRevoked(peer.ID); f != nil {
+			return nil, f
 		}
 		addr := strings.TrimPrefix(r.WorkerAddr["0"]["0"], "tcp://")
 		if err := w.allowPeer(fieldTransfer, addr); err != nil {
@@ -72,15 +81,14 @@ func (w *Worker) mooncakeExchange(ctx context.Context, p *transferParams) (*exch
 func (w *Worker) queryBootstrap(ctx context.Context, u *url.URL) (map[string]mooncakeRank, error) {
 	ctx, cancel := context.WithTimeout(ctx, mooncakeTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.JoinPath("/query").String(), nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := w.client.Do(req)
+	resp, err := w.askBootstrap(ctx, u.JoinPath("/query").String())
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusUnauthorized {
+		return nil, errors.New("it does not accept this worker's fleet secret")
+	}
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("status %d", resp.StatusCode)
 	}
@@ -91,11 +99,36 @@ func (w *Worker) queryBootstrap(ctx context.Context, u *url.URL) (map[string]moo
 	return ranks, nil
 }
 
-// newClient asks bootstraps. It follows nobody elsewhere: hosts are checked
+// askBootstrap shows the fleet's secrets one after the other, as which of two the
+// other has is not known. Whoever the address belongs to learns tokens that are
+// good for this question alone: a proxy's client named it, and a token for all
+// routes would be for the first that has it named.
+func (w *Worker) askBootstrap(ctx context.Context, url string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	var secrets []trust.Secret
+	if w.ring != nil {
+		secrets = w.ring.Secrets()
+	}
+	for i := 0; ; i++ {
+		if i < len(secrets) {
+			req.Header.Set(trust.Header, secrets[i].Token(trust.Query, ""))
+		}
+		resp, err := w.client.Do(req)
+		if err != nil || resp.StatusCode != http.StatusUnauthorized || i+1 >= len(secrets) {
+			return resp, err
+		}
+		_ = resp.Body.Close() // a refusal; what it says is not read
+	}
+}
+
+// newClient asks other workers. It follows nobody elsewhere: hosts are checked
 // before.
-func newClient() *http.Client {
+func newClient(t *trust.TLS) *http.Client {
 	return &http.Client{
-		Transport:     &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute},
+		Transport:     &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute, TLSClientConfig: t.Client()},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }

@@ -180,8 +180,7 @@ func (w *Worker) fits(field, text string, least int) *openai.Error {
 const (
 	maxSalt    = 1024    // bytes: it travels with every ticket
 	maxChoices = 4096    // of all prompts
-	maxEntries = 1 << 21 // log probabilities of prompts in one answer
-	maxListed  = 1 << 19 // and of one prompt: it comes from prefill in one piece
+	maxListed  = 1 << 19 // log probabilities of one prompt: they come from prefill in one piece
 )
 
 // check refuses what cannot run here, with numbers.
@@ -195,7 +194,7 @@ func (w *Worker) check(j *job) *openai.Error {
 	if n := j.N * len(j.items); n > maxChoices {
 		return openai.BadRequest("n", "n is %d for each of %d prompts: %d choices; %d is the limit", j.N, len(j.items), n, maxChoices)
 	}
-	if err := j.checkEntries(); err != nil {
+	if err := j.checkListed(); err != nil {
 		return err
 	}
 	most := w.engine.MaxModelLen()
@@ -220,26 +219,19 @@ func (w *Worker) check(j *job) *openai.Error {
 	return nil
 }
 
-// checkEntries bounds the prompts' log probabilities, which each choice repeats.
-func (j *job) checkEntries() *openai.Error {
-	field, each := "logprobs", 0
+// checkListed bounds each prompt's log probabilities.
+func (j *job) checkListed() *openai.Error {
+	field, listed := "logprobs", 0
 	if j.echo && j.logprobs >= 0 {
-		each = j.logprobs + 1
+		listed = j.logprobs + 1
 	}
-	listed := each
-	if p := j.PromptLogprobs; p != nil {
-		field, each, listed = "prompt_logprobs", each+*p+1, max(each, *p+1)
+	if p := j.PromptLogprobs; p != nil && *p+1 > listed {
+		field, listed = "prompt_logprobs", *p+1
 	}
-	total := 0
 	for i := range j.items {
-		n := len(j.items[i].tokens)
-		if n*listed > maxListed {
+		if n := len(j.items[i].tokens); n*listed > maxListed {
 			return openai.BadRequest(field, "a prompt of %d tokens with %d log probabilities each has %d; %d is the limit", n, listed, n*listed, maxListed)
 		}
-		total += n
-	}
-	if total *= j.N * each; total > maxEntries {
-		return openai.BadRequest(field, "the answer would list %d log probabilities of the prompt; %d is the limit of tokens x choices x entries", total, maxEntries)
 	}
 	return nil
 }
@@ -299,9 +291,12 @@ func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request 
 func engineError(err error) *openai.Error {
 	var bad *engine.RequestError
 	var long *engine.TooLongError
+	var spoilt *engine.OutputError
 	switch {
 	case errors.As(err, &bad):
 		return openai.BadRequest(bad.Field, "%s", bad.Msg)
+	case errors.As(err, &spoilt):
+		return openai.InvalidOutput("%v", err)
 	case errors.As(err, &long):
 		return openai.BadRequest("prompt", "%v", err)
 	case errors.Is(err, engine.ErrQueueFull):

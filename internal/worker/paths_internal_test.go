@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -117,6 +118,20 @@ func TestPathFallback(t *testing.T) {
 			t.Errorf("%v after %d attempts", err, len(d.addrs)-before)
 		}
 	})
+}
+
+// What this worker lacks for a connection says nothing of the way: none other is
+// tried, and it is the first one again the next time.
+func TestPathOwnLack(t *testing.T) {
+	p, d, said := pathsRig(t, transportAuto, "", nil)
+	d.fail = &kvconn.Error{Phase: kvconn.PhaseDial, Outcome: ticket.NoSpace, Err: syscall.EMFILE}
+	if _, err := p.Open(t.Context(), "10.0.0.1:9", prefill0); kvconn.OutcomeOf(err, "") != ticket.NoSpace || d.last(2) != "shm:x" || len(*said) > 0 {
+		t.Errorf("%v, dialled %s, said %q", err, d.last(2), *said)
+	}
+	d.fail = nil
+	if _, err := p.Open(t.Context(), "10.0.0.1:9", prefill0); err != nil || d.last(2) != "shm:x shm:x" {
+		t.Errorf("%v, dialled %s", err, d.last(2))
+	}
 }
 
 // Forced shared memory that is impossible is one clear error.

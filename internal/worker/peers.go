@@ -18,6 +18,7 @@ import (
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/tier"
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/prefill"
@@ -90,12 +91,12 @@ func (w *Worker) ask(ctx context.Context, p prefill.Wanted) *tier.Ahead {
 // it is. Without a fleet it must be where allowPeer allows.
 func (w *Worker) known(p *handoff.Peer) (tier.Peer, bool) {
 	out := tier.Peer(*p)
-	if p.ID == w.identity.ID {
+	if p.ID == w.identity.ID || w.revoked(p.ID) {
 		return out, false
 	}
 	if w.fleet != nil && w.fleet.watcher != nil {
 		m := w.fleet.watcher.Snapshot().Get(p.ID)
-		if m == nil || m.Epoch != p.Epoch || m.State != fleet.Live {
+		if m == nil || m.Epoch != p.Epoch || !m.Serves() {
 			return out, false
 		}
 		if out.KV = m.KVAddr; out.URL != "" {
@@ -108,7 +109,7 @@ func (w *Worker) known(p *handoff.Peer) (tier.Peer, bool) {
 	}
 	if p.URL != "" {
 		u, err := url.Parse(p.URL)
-		if err != nil || u.Scheme != "http" || w.allowPeer(headerPeer, u.Host) != nil {
+		if err != nil || u.Scheme != w.scheme() || w.allowPeer(headerPeer, u.Host) != nil {
 			return out, false
 		}
 	}
@@ -159,7 +160,7 @@ func (c collector) prefix(f *tier.Fetch) *decode.Prefix {
 		Tokens: f.Tokens, Salt: f.Salt, Chain: f.Chain, Upto: f.Upto, Least: f.Least, Most: f.Blocks, Deadline: f.Deadline}
 	if f.Peer.URL != "" {
 		p.Reach = func(ctx context.Context, chain *kvcache.Chain, unit, from, upto int) (int, error) {
-			return c.w.reach(ctx, f.Peer.URL, chain, unit, from, upto)
+			return c.w.reach(ctx, &f.Peer, chain, unit, from, upto)
 		}
 	}
 	return p
@@ -183,8 +184,9 @@ func tierError(f *tier.Fetch, err error) error {
 	return err
 }
 
-// reach asks a peer how far it has a chain from token from on.
-func (w *Worker) reach(ctx context.Context, base string, chain *kvcache.Chain, unit, from, upto int) (int, error) {
+// reach asks a peer how far it has a chain from token from on. The token that it is
+// shown is good for that run of that worker alone, whoever is at the URL.
+func (w *Worker) reach(ctx context.Context, p *tier.Peer, chain *kvcache.Chain, unit, from, upto int) (int, error) {
 	var units []kvcache.Hash
 	for at := from + unit; at <= upto && len(units) < tier.ReachUnits; at += unit {
 		units = append(units, chain.Name(at))
@@ -192,11 +194,14 @@ func (w *Worker) reach(ctx context.Context, base string, chain *kvcache.Chain, u
 	if len(units) == 0 {
 		return from, nil
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/xpyd/v1/cache/reach", bytes.NewReader(tier.AppendReach(nil, units)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.URL+"/xpyd/v1/cache/reach", bytes.NewReader(tier.AppendReach(nil, units)))
 	if err != nil {
 		return 0, err
 	}
 	req.Header.Set("Content-Type", "application/json")
+	if token := w.tokens.HTTP(p.ID, p.Epoch, w.secretsOf(p.ID)); token != "" {
+		req.Header.Set(trust.Header, token)
+	}
 	resp, err := w.client.Do(req)
 	if err != nil {
 		return 0, err
@@ -211,6 +216,17 @@ func (w *Worker) reach(ctx context.Context, base string, chain *kvcache.Chain, u
 	}
 	n, err := tier.ParseReached(b, len(units))
 	return from + n*unit, err
+}
+
+// secretsOf names the secrets of a worker of the fleet; "" where it is not known.
+func (w *Worker) secretsOf(id string) string {
+	if w.fleet == nil || w.fleet.watcher == nil {
+		return ""
+	}
+	if m := w.fleet.watcher.Snapshot().Get(id); m != nil {
+		return m.Secrets
+	}
+	return ""
 }
 
 // serveReach says how much of a chain is here.
@@ -249,5 +265,5 @@ func (w *Worker) member(p kvconn.PeerID) bool {
 		return false
 	}
 	m := w.fleet.watcher.Snapshot().Get(p.ID)
-	return m != nil && m.Epoch == p.Epoch && (m.State == fleet.Live || m.State == fleet.Suspect)
+	return m != nil && m.Epoch == p.Epoch && (m.Serves() || m.State == fleet.Suspect)
 }

@@ -19,7 +19,7 @@ import (
 
 // start runs a worker without a fleet. Its peers are of this process: one that is
 // silent for a while is starved, not dead.
-func start(t *testing.T, change func(*worker.Config)) *worker.Worker {
+func start(t *testing.T, change func(*worker.Config), given ...func(*worker.Deps)) *worker.Worker {
 	t.Helper()
 	cfg := worker.DefaultConfig(fleet.Decode)
 	cfg.Threads, cfg.KVMemory = 1, 8<<20
@@ -31,7 +31,11 @@ func start(t *testing.T, change func(*worker.Config)) *worker.Worker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := worker.Start(t.Context(), cfg, worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Transport: tr, Build: "test"})
+	deps := worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Transport: tr, Build: "test"}
+	for _, give := range given {
+		give(&deps)
+	}
+	w, err := worker.Start(t.Context(), cfg, deps)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ type choice struct {
 	index  int // in the response
 	detok  *tokenizer.Detokenizer
 	stop   *tokenizer.Stopper
-	offset int // characters of token texts so far (completions' text_offset)
+	offset int32 // characters of token texts so far (completions' text_offset)
 
 	begun    bool      // the first chunk is out
 	sent     bool      // and the last one
@@ -66,11 +66,13 @@ func (c *choice) push(e *engine.Event) (stopped bool) {
 	}
 	c.tokens++
 	id := e.Sampled.Token
-	c.ids = append(c.ids, id)
+	if c.j.ReturnTokenIDs {
+		c.ids = append(c.ids, id)
+	}
 	if c.j.logprobs >= 0 {
-		lp := logprob(c.tok, e.Sampled.Self, e.Sampled.Top)
+		lp := logprob(e.Sampled.Self, e.Sampled.Top)
 		lp.Offset = c.offset
-		c.offset += utf8.RuneCountInString(lp.Token)
+		c.offset += c.runes(id)
 		c.logprobs = append(c.logprobs, lp)
 	}
 	ended := e.Finish == engine.FinishStop
@@ -113,7 +115,7 @@ func (c *choice) echoPrompt() {
 		c.echo = c.item.logprobs(c.tok, &c.item.echoed, c.j.logprobs)
 		if n := len(c.echo); n > 0 {
 			last := &c.echo[n-1]
-			c.offset = last.Offset + utf8.RuneCountInString(last.Token)
+			c.offset = last.Offset + c.runes(last.ID)
 		}
 	}
 }
@@ -125,35 +127,35 @@ func (it *item) logprobs(tok *tokenizer.Tokenizer, made *[]openai.TokenLogprob, 
 		return *made
 	}
 	list := make([]openai.TokenLogprob, 0, len(it.tokens))
-	offset := 0
+	offset := int32(0)
 	for i, id := range it.tokens {
 		var lp openai.TokenLogprob
 		if info := it.info; i > 0 && info != nil && i <= len(info.Logprobs) {
 			p := &info.Logprobs[i-1]
-			lp = logprob(tok, p.Self, p.Top[:min(most, len(p.Top))])
+			lp = logprob(p.Self, p.Top[:min(most, len(p.Top))])
 		} else {
-			lp = logprob(tok, kernels.TokenLogprob{ID: id}, nil)
+			lp = logprob(kernels.TokenLogprob{ID: id}, nil)
 			lp.None = true
 		}
 		lp.Offset = offset
-		offset += utf8.RuneCountInString(lp.Token)
+		offset += int32(utf8.RuneCountInString(tok.TokenText(id)))
 		list = append(list, lp)
 	}
 	*made = list
 	return list
 }
 
-// logprob renders one position.
-func logprob(tok *tokenizer.Tokenizer, self kernels.TokenLogprob, top []kernels.TokenLogprob) openai.TokenLogprob {
-	one := func(t kernels.TokenLogprob) openai.TopLogprob {
-		return openai.TopLogprob{ID: t.ID, Token: tok.TokenText(t.ID), Bytes: tok.TokenBytes(t.ID), Logprob: t.Logprob}
-	}
-	lp := openai.TokenLogprob{TopLogprob: one(self)}
+// runes is how many characters a token's text has.
+func (c *choice) runes(id int32) int32 { return int32(utf8.RuneCountInString(c.tok.TokenText(id))) }
+
+// logprob is one position as answers have it.
+func logprob(self kernels.TokenLogprob, top []kernels.TokenLogprob) openai.TokenLogprob {
+	lp := openai.TokenLogprob{TopLogprob: openai.TopLogprob{ID: self.ID, Logprob: self.Logprob}}
 	if len(top) > 0 {
 		lp.Top = make([]openai.TopLogprob, len(top))
 	}
 	for i, t := range top {
-		lp.Top[i] = one(t)
+		lp.Top[i] = openai.TopLogprob{ID: t.ID, Logprob: t.Logprob}
 	}
 	return lp
 }
@@ -167,8 +169,14 @@ func (c *choice) usage() openai.Usage {
 	return u
 }
 
-// ready says whether there is something to send.
-func (c *choice) ready() bool { return !c.sent && (len(c.text) > 0 || c.done) }
+// ready says whether there is something to send: text, and what else there is
+// with it, unless the text does not come.
+func (c *choice) ready() bool {
+	return !c.sent && (len(c.text) > 0 || c.done || max(len(c.logprobs), len(c.ids)) >= unsaid)
+}
+
+// keptText is how much room for text a choice keeps for what comes next.
+const keptText = 1 << 10
 
 // take returns what is ready as one chunk, valid until the next push.
 func (c *choice) take() openai.Choice {
@@ -193,5 +201,8 @@ func (c *choice) take() openai.Choice {
 	}
 	c.begun, c.echo = true, nil
 	c.text, c.logprobs, c.ids = c.text[:0], c.logprobs[:0], c.ids[:0]
+	if cap(c.text) > keptText { // of the prompt, with echo
+		c.text = nil
+	}
 	return out
 }

@@ -151,7 +151,7 @@ func TestLogprobs(t *testing.T) {
 		all := append(slices.Clone(k.Echo), k.Logprobs...)
 		entries = append(entries, len(all))
 		for _, l := range all {
-			offsets = append(offsets, l.Offset)
+			offsets = append(offsets, int(l.Offset))
 		}
 	}
 	if want := []int{5, 2, 1}; !slices.Equal(entries, want) {
@@ -228,7 +228,7 @@ func BenchmarkToken(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			j := newTestJob(change)
 			c := newChoice(w, j, &j.items[0], 0)
-			enc := openai.NewEncoder(openai.Meta{ID: "cmpl-x", Model: "m", ReturnTokenIDs: j.ReturnTokenIDs})
+			enc := openai.NewEncoder(openai.Meta{ID: "cmpl-x", Model: "m", ReturnTokenIDs: j.ReturnTokenIDs, Vocab: w.tok})
 			e := &engine.Event{Sampled: kernels.Sampled{Token: id, Self: kernels.TokenLogprob{ID: id, Logprob: -1, Rank: 1}}}
 			for range max(j.logprobs, 0) {
 				e.Sampled.Top = append(e.Sampled.Top, e.Sampled.Self)

@@ -51,6 +51,11 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 		writeError(ctx, err)
 		return
 	}
+	unsure := j.MaxTokens == nil
+	if err := w.checkAnswer(j, w.answerLimit(ctx.Request.Header.Peek(headerMaxAnswer))); err != nil {
+		writeError(ctx, err)
+		return
+	}
 	keep, kind := params != nil && params.DoRemoteDecode, "generate"
 	if keep {
 		kind = "keep"
@@ -62,6 +67,16 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 	if c == nil {
 		return
 	}
+	j.urgent = string(ctx.Request.Header.Peek(headerProbe)) == "1"
+	needs := w.takes(j, unsure)
+	mem, fail := w.room(c, j, needs)
+	if fail != nil {
+		writeFailure(ctx, fail)
+		c.leave()
+		return
+	}
+	leave := c.leave
+	c.leave = func() { mem.release(); leave() }
 	enc := w.encoder(j, public)
 	if keep {
 		defer c.leave()
@@ -77,12 +92,12 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 	if ex != nil {
 		ex.requestID = public
 	}
-	j.urgent = string(ctx.Request.Header.Peek(headerProbe)) == "1"
 	j.requestID, j.peers = public, w.hint(&ctx.Request.Header)
 	if ex != nil && ex.leaseID == "" {
 		ex.peers = j.peers
 	}
 	g := w.generate(c, j, ex, id, seed)
+	g.mem, g.needs = mem, needs
 	if j.Stream {
 		w.stream(ctx, c, g, enc)
 		return
@@ -97,7 +112,7 @@ func (w *Worker) encoder(j *job, id string) *openai.Encoder {
 		prefix = "chatcmpl-"
 	}
 	return openai.NewEncoder(openai.Meta{ID: prefix + id, Model: w.served, Created: time.Now().Unix(),
-		Chat: j.chat, IncludeUsage: j.IncludeUsage, ReturnTokenIDs: j.ReturnTokenIDs})
+		Chat: j.chat, IncludeUsage: j.IncludeUsage, ReturnTokenIDs: j.ReturnTokenIDs, Vocab: w.tok})
 }
 
 // seedOf returns the client's seed, the router's, or a fresh one.
@@ -119,22 +134,52 @@ func seedOf(j *job, header []byte) (uint64, *openai.Error) {
 
 // whole answers a request that does not stream.
 func (w *Worker) whole(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) {
-	defer c.leave()
+	leave := c.leave
+	defer func() { leave() }()
 	defer g.close()
-	for g.next(c) {
-		w.jobs.answering(c.run)
+	for first := true; g.next(c); first = false {
+		if first {
+			w.jobs.answering(c.run)
+		}
 	}
 	if g.err != nil {
 		writeFailure(ctx, g.err)
 		return
 	}
+	n := w.encoded(g)
 	choices := make([]openai.Choice, len(g.choices))
 	for i, c := range g.choices {
 		choices[i] = c.take()
 	}
 	ctx.Response.Header.Set("Server-Timing", g.timings().header())
-	writeJSON(ctx, 200, enc.AppendFull(nil, choices, g.usage))
+	if n <= pieceBytes || n <= wholeBytes && g.mem.grow(int64(n)) {
+		ctx.SetStatusCode(200)
+		ctx.SetContentType("application/json")
+		ctx.Response.SetBodyRaw(enc.AppendFull(make([]byte, 0, n), choices, g.usage))
+		return
+	}
+	leave = func() {} // the writer's
+	ctx.SetContentType("application/json")
+	conn := ctx.Conn()
+	ctx.SetBodyStreamWriter(func(out *bufio.Writer) {
+		defer c.leave()
+		defer w.hurry(conn)()
+		_ = enc.WriteFull(func(piece []byte) error { // fails when the client left: nobody is left to tell
+			if w.ctx.Err() == nil {
+				_ = conn.SetWriteDeadline(time.Now().Add(w.cfg.StallTimeout)) // fails only with the write
+			}
+			if _, err := out.Write(piece); err != nil {
+				return err
+			}
+			return out.Flush()
+		}, choices, g.usage)
+	})
 }
+
+const (
+	pieceBytes = 64 << 10  // of an answer written at once
+	wholeBytes = 256 << 10 // an answer of more is sent as it is encoded
+)
 
 // stream answers with server-sent events, one a token as far as its text is
 // whole characters. The status waits for the first token, so that a failure
@@ -177,7 +222,7 @@ func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *o
 			return out.Flush()
 		}
 		for more := true; more; more = g.next(c) {
-			if len(buf) > 0 && flush() != nil {
+			if len(buf) > 0 && (len(g.events) == 0 || len(buf) >= pieceBytes) && flush() != nil {
 				return // the client left or takes nothing; close cancels the rest
 			}
 		}

@@ -16,8 +16,11 @@ import (
 // not count.
 type vllmMetrics struct {
 	ttft, itl, tpot, e2e, queue       prometheus.Histogram
+	prefill, decode, inference        prometheus.Histogram
+	prompts, generations, step        prometheus.Histogram // tokens
 	prompt, generation, queries, hits prometheus.Counter
 	stopped, cut, aborted, failed     prometheus.Counter
+	preemptions                       prometheus.Counter
 }
 
 // Reasons of vllm:request_success_total besides the engine's own.
@@ -26,7 +29,9 @@ const (
 	reasonError = "error"
 )
 
-func newVLLMMetrics(labels prometheus.Labels) *vllmMetrics {
+// newVLLMMetrics makes them for a model of that context length.
+func newVLLMMetrics(labels prometheus.Labels, maxModelLen int) *vllmMetrics {
+	lengths := upTo(maxModelLen)
 	latency := []float64{.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
 	first := []float64{.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}
 	between := []float64{.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
@@ -50,6 +55,14 @@ func newVLLMMetrics(labels prometheus.Labels) *vllmMetrics {
 		e2e:   histogram("e2e_request_latency_seconds", "From a request's arrival to its end.", latency),
 		queue: histogram("request_queue_time_seconds", "Wait of a request for blocks and for a place in the batch.", latency),
 
+		prefill:     histogram("request_prefill_time_seconds", "From a request's first step to its first token.", latency),
+		decode:      histogram("request_decode_time_seconds", "From a request's first token to its last.", latency),
+		inference:   histogram("request_inference_time_seconds", "From a request's first step to its last token.", latency),
+		prompts:     histogram("request_prompt_tokens", "Prompt tokens of a request.", lengths),
+		generations: histogram("request_generation_tokens", "Tokens generated for a request.", lengths),
+		step:        histogram("iteration_tokens_total", "Tokens computed in one step of the engine.", []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}),
+		preemptions: counter("num_preemptions_total", "Sequences that lost their blocks to others."),
+
 		prompt:     counter("prompt_tokens_total", "Prompt tokens of requests that have their first token, computed here or not."),
 		generation: counter("generation_tokens_total", "Tokens generated."),
 		queries:    counter("prefix_cache_queries_total", "Prompt tokens that were looked for in the prefix cache."),
@@ -61,9 +74,24 @@ func newVLLMMetrics(labels prometheus.Labels) *vllmMetrics {
 }
 
 func (m *vllmMetrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.ttft, m.itl, m.tpot, m.e2e, m.queue, m.prompt, m.generation, m.queries, m.hits,
-		m.stopped, m.cut, m.aborted, m.failed, older{m.itl}}
+	return []prometheus.Collector{m.ttft, m.itl, m.tpot, m.e2e, m.queue, m.prefill, m.decode, m.inference, m.prompts, m.generations, m.step,
+		m.prompt, m.generation, m.queries, m.hits, m.stopped, m.cut, m.aborted, m.failed, m.preemptions, older{m.itl}}
 }
+
+// upTo returns vLLM's buckets of token counts: 1, 2, 5, 10, 20, 50 and so on to most.
+func upTo(most int) (edges []float64) {
+	for ten := 1; ; ten *= 10 {
+		for _, n := range []int{1, 2, 5} {
+			if n*ten > most {
+				return edges
+			}
+			edges = append(edges, float64(n*ten))
+		}
+	}
+}
+
+// stepped notes a step of the engine.
+func (m *vllmMetrics) stepped(positions int) { m.step.Observe(float64(positions)) }
 
 // prompted notes a prompt that has its first token.
 func (m *vllmMetrics) prompted(tokens, cached int, queued time.Duration) {
@@ -98,9 +126,23 @@ func (m *vllmMetrics) ended(c *choice, reason string, took time.Duration) {
 		m.failed.Inc()
 	}
 	m.e2e.Observe(took.Seconds())
-	if c.tokens > 1 {
-		m.tpot.Observe(c.last.Sub(c.first).Seconds() / float64(c.tokens-1))
+	m.prompts.Observe(float64(len(c.item.tokens)))
+	if c.first.IsZero() || c.item.info == nil { // it drew nothing
+		m.generations.Observe(0)
+		return
 	}
+	m.generations.Observe(float64(c.tokens))
+	decode := c.last.Sub(c.first)
+	m.times(c.item.info.Prefill, decode)
+	if c.tokens > 1 {
+		m.tpot.Observe(decode.Seconds() / float64(c.tokens-1))
+	}
+}
+
+func (m *vllmMetrics) times(prefill, decode time.Duration) {
+	m.prefill.Observe(prefill.Seconds())
+	m.decode.Observe(decode.Seconds())
+	m.inference.Observe((prefill + decode).Seconds())
 }
 
 // prefilled notes a prompt that was run for a decode worker: of each choice the
@@ -112,6 +154,9 @@ func (m *vllmMetrics) prefilled(info *engine.PromptInfo, choices int, took time.
 		m.generation.Inc()
 		m.cut.Inc()
 		m.e2e.Observe(took.Seconds())
+		m.prompts.Observe(float64(info.Tokens))
+		m.generations.Observe(1)
+		m.times(info.Prefill, 0)
 	}
 }
 

@@ -32,9 +32,11 @@ import (
 	"github.com/xpyd/xpyd/internal/gpustat"
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/internal/tier"
 	"github.com/xpyd/xpyd/internal/tokenizer"
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/prefill"
@@ -53,8 +55,15 @@ type Deps struct {
 	// Linked makes the transport between GPUs by NCCL, over another; nil: there is none.
 	Linked func(base kvconn.Transport, ours, theirs kernels.Linker, l kernels.Layout) kvconn.Transport
 	// Pinned makes that through pinned host memory of this machine; nil: there is none.
-	Pinned   func(ours, theirs kernels.HostMover, l kernels.Layout) (kvconn.Transport, error)
-	Build    string
+	Pinned func(ours, theirs kernels.HostMover, l kernels.Layout) (kvconn.Transport, error)
+	Build  string
+	// Ring is the fleet's secrets; nil: the worker trusts everyone.
+	Ring *trust.Ring
+	// TLS is what the HTTP listener and calls to other workers use; nil: plain HTTP.
+	TLS *trust.TLS
+	// NATS opens the fleet's NATS, also for a worker that trusts everyone; nil:
+	// Fleet.URL has what it takes.
+	NATS     *trust.Ring
 	Progress func(model.Progress) // of a download or a fingerprint; may be nil
 }
 
@@ -64,6 +73,9 @@ type Worker struct {
 	log      *slog.Logger
 	registry *prometheus.Registry
 	build    string
+	tokens   *trust.Tokens // for other workers
+	tls      *trust.TLS    // nil: plain HTTP
+	guard    *guard
 	started  time.Time
 	served   string // what clients call the model
 	identity kvconn.Identity
@@ -74,7 +86,9 @@ type Worker struct {
 
 	model   *model.Model
 	tok     *tokenizer.Tokenizer
-	longest int     // bytes of the longest token
+	longest int // bytes of the longest token
+	sizes   openai.TokenSizes
+	answers *memory
 	eos     []int32 // ids that end an answer
 	backend kernels.Backend
 	gpu     *gpustat.Poller   // nil: none, or nothing can be read
@@ -83,17 +97,20 @@ type Worker struct {
 	tiers   *tier.Tiers // nil: none
 	peers   *tier.Peers // nil: it neither fetches nor gives
 	vllm    *vllmMetrics
-	engine  *engine.Engine
-	prefill *prefill.Service
-	decode  *decode.Service
-	recv    *kvconn.Receiver
-	server  *kvconn.Server
-	fleet   *membership
-	events  *eventWriter // nil without a publisher
-	clients *clientwatch.Watcher
-	client  *http.Client // to a foreign prefill's bootstrap
-	http    *fasthttp.Server
-	unused  unused
+	// failedAccepts has the label listener.
+	failedAccepts *prometheus.CounterVec
+	engine        *engine.Engine
+	prefill       *prefill.Service
+	decode        *decode.Service
+	recv          *kvconn.Receiver
+	server        *kvconn.Server
+	fleet         *membership
+	events        *eventWriter // nil without a publisher
+	ring          *trust.Ring  // nil: it trusts everyone
+	clients       *clientwatch.Watcher
+	client        *http.Client // to a foreign prefill's bootstrap
+	http          *fasthttp.Server
+	unused        unused
 
 	ctx       context.Context // ends when requests must: every request's parent
 	cancel    context.CancelCauseFunc
@@ -101,7 +118,8 @@ type Worker struct {
 	jobs      *jobs
 	lifelines *jobs
 	sequence  atomic.Uint64
-	failed    chan error // a listener that ended by itself
+	shutOut   atomic.Pointer[[]string] // see Revoke
+	failed    chan error               // a listener that ended by itself
 	closers   []closer
 	ended     sync.Once
 	endErr    error
@@ -113,8 +131,9 @@ func Start(ctx context.Context, cfg Config, d Deps) (*Worker, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	w := &Worker{cfg: cfg, log: d.Log, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 1),
-		client: newClient(), jobs: newJobs(), lifelines: newJobs()}
+	w := &Worker{cfg: cfg, ring: d.Ring, log: d.Log, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 1),
+		answers: newMemory(int64(cfg.AnswerMemory), cfg.MaxWaiting, cfg.ReserveWait),
+		tokens:  trust.NewTokens(d.Ring), tls: d.TLS, client: newClient(d.TLS), jobs: newJobs(), lifelines: newJobs()}
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
 	if err := w.start(ctx, d); err != nil {
 		return nil, errors.Join(err, w.close(ctx))
@@ -140,6 +159,10 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	if err := w.registerMetrics(); err != nil {
 		return err
 	}
+	var err error
+	if w.guard, err = newGuard(w); err != nil {
+		return err
+	}
 	if err := w.startEvents(); err != nil {
 		return err
 	}
@@ -155,7 +178,7 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	}
 	// Callers that come before Serve wait in the listener's queue, so the
 	// fleet may hear of us first; handlers may then rely on w.fleet.
-	if w.fleet, err = join(w); err != nil {
+	if w.fleet, err = join(w, d.NATS); err != nil {
 		return err
 	}
 	w.later("leave the fleet", w.fleet.close)
@@ -184,6 +207,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 	for id := range w.tok.VocabSize() {
 		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
 	}
+	w.sizes = openai.MeasureTokens(w.tok, w.tok.VocabSize())
 	if w.backend, err = newBackend(&w.cfg, m, d.Local != nil && w.cfg.KV.local(transportSHM), w.log); err != nil {
 		return err
 	}
@@ -221,7 +245,7 @@ func (w *Worker) startEngine(ctx context.Context) error {
 	}
 	a := w.backend.Arch()
 	cfg := engineConfig(&w.cfg, &a, w.backend.Info().Name == "cuda")
-	cfg.EOS = w.eos
+	cfg.EOS, cfg.Model, cfg.Stepped, cfg.Preempted = w.eos, w.served, w.vllm.stepped, w.vllm.preemptions.Inc
 	w.engine, err = engine.New(cfg, w.backend, w.cache, w.log, w.registry)
 	if err != nil {
 		return err
@@ -265,14 +289,15 @@ func (w *Worker) instance() fleet.Instance {
 	l := w.backend.Layout()
 	events, replay := w.eventAddrs()
 	return fleet.Instance{
-		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVLocal: w.kvLocal, KVDevice: w.kvDevice, Machine: machineID(),
-		Dialect: "native", Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
+		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVLocal: w.kvLocal, KVDevice: w.kvDevice, Machine: machineID(), Secrets: w.ring.IDs(),
+		Draining: w.cfg.Drained,
+		Dialect:  "native", Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
 		ModelFingerprint: w.identity.ModelFingerprint, TokenizerFingerprint: w.identity.TokenizerFingerprint, Numerics: w.identity.Numerics,
 		Convert:     w.cfg.KV.Convert == convertAllow,
 		Unchecked:   w.cfg.KV.Digest == "off",
 		Layout:      fleet.Layout{Layers: l.Layers, KVHeads: l.KVHeads, HeadDim: l.HeadDim, BlockTokens: l.BlockTokens, DType: l.DType},
 		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.cfg.MaxBatch, PID: os.Getpid(),
-		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, Topology: w.cfg.Topology,
+		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, KVEventsOpen: w.cfg.KVEvents.Open, Topology: w.cfg.Topology,
 	}
 }
 
@@ -292,6 +317,13 @@ func (w *Worker) ID() string { return w.identity.ID }
 
 // Role is what the worker announces now.
 func (w *Worker) Role() fleet.Role { return w.instance().Role }
+
+// Rejoin is for a join line that has changed: it announces the secrets that are in
+// force now, and goes over to NATS at url.
+func (w *Worker) Rejoin(url string) error {
+	err := w.fleet.rejoin(url)
+	return errors.Join(err, w.fleet.update(func(i *fleet.Instance) { i.Secrets = w.ring.IDs() }))
+}
 
 // Drain announces that the worker takes no new work.
 func (w *Worker) Drain() error { return w.fleet.update(func(i *fleet.Instance) { i.Draining = true }) }

@@ -79,7 +79,7 @@ func (b *Backend) answer(m *member, f *final, logits []float32) {
 	for i := range q.Samples {
 		p, out := &q.Samples[i], &r.Samples[i]
 		*out = kernels.Sampled{Token: m.draw.token(logits, p)}
-		if p.Logprobs >= 0 {
+		if p.Logprobs >= 0 && out.Token != kernels.NoToken {
 			out.Self = logprob(logits, sum(), out.Token)
 			out.Top = take(p.Logprobs)
 		}

@@ -40,7 +40,7 @@ func newSampler(vocab int, o *ops) *sampler {
 }
 
 // token draws one token from raw logits, which it leaves alone. Where none is
-// above -inf it is the first of those, or 0: all are NaN.
+// above -inf it is the first of those, and NoToken where all raw ones are NaN.
 func (s *sampler) token(raw []float32, p *kernels.Sample) int32 {
 	x := raw
 	if shapes(p) {
@@ -50,6 +50,9 @@ func (s *sampler) token(raw []float32, p *kernels.Sample) int32 {
 	}
 	top := s.argmax(&x[0], len(x))
 	if inf := float32(math.Inf(-1)); !(x[top] > inf) { // nothing is
+		if !slices.ContainsFunc(raw, func(v float32) bool { return v == v }) {
+			return kernels.NoToken
+		}
 		return int32(max(slices.Index(x, inf), 0))
 	}
 	if p.Temperature == 0 || p.TopK == 1 {

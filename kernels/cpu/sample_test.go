@@ -258,13 +258,29 @@ func TestGreedy(t *testing.T) {
 	f([]float32{1, 4, 3, 2}, kernels.Sample{Frequency: 0.6, Output: []int32{1, 1}}, 2)
 	f([]float32{1, 4, 3, 2}, kernels.Sample{Presence: 1.5, Output: []int32{1}}, 2)
 	f([]float32{nan, -inf, -5, nan}, kernels.Sample{}, 2)
-	f([]float32{nan, nan}, kernels.Sample{}, 0)
+	f([]float32{nan, nan}, kernels.Sample{}, kernels.NoToken)
+	f([]float32{nan, nan}, kernels.Sample{Ban: []int32{1}, Bias: []kernels.Bias{{ID: 0, Value: 5}}}, kernels.NoToken)
+	f([]float32{nan, 1}, kernels.Sample{Ban: []int32{1}}, 1) // banned, but there is no other
 	f([]float32{0, inf, 1}, kernels.Sample{Temperature: 1}, 1)
 	f([]float32{nan, 2, -inf}, kernels.Sample{Temperature: 1, Seed: 4}, 1)
 	f([]float32{1, 2}, kernels.Sample{Temperature: 1e-30}, 1)
 	for _, p := range []kernels.Sample{{}, {Temperature: 1}, {Temperature: 1, TopK: 2}, {Temperature: 1, TopP: 0.5}, {Temperature: 1, MinP: 0.5}} {
-		f([]float32{nan, nan, nan, nan}, p, 0)
+		f([]float32{nan, nan, nan, nan}, p, kernels.NoToken)
 		f([]float32{nan, -inf, nan, -inf}, p, 1)
+	}
+}
+
+// TestPenaltiesOff: a repetition penalty of none, or of 1, changes nothing, whatever
+// the tokens so far were, beside other settings too.
+func TestPenaltiesOff(t *testing.T) {
+	token := draw(t, 4)
+	for _, off := range []float32{0, 1} {
+		for _, so := range [][]int32{nil, {1}, {0, 1, 2, 3}} {
+			p := kernels.Sample{TopP: 1, Repetition: off, Prompt: so, Output: so, Bias: []kernels.Bias{{ID: 3, Value: 0.5}}}
+			if got := token([]float32{1, 4, 3, 2}, &p); got != 1 {
+				t.Errorf("repetition %v after %v: %d", off, so, got)
+			}
+		}
 	}
 }
 

@@ -503,7 +503,14 @@ static __global__ __launch_bounds__(THREADS, 1) void draw_kernel(Sampling p, int
   float top = d.read(row);
   if (s.temperature == 0 || s.top_k == 1 || top == -INFINITY) {
     int token = d.lowest(top);
-    if (rank == 0 && threadIdx.x == 0) p.tokens[s.out] = p.device_tokens[index] = token == INT_MAX ? 0 : token;
+    bool none = token == INT_MAX;
+    if (top == -INFINITY && shapes(s)) { // what is -inf may be so by a ban
+      d.cluster.sync(); // all have read m.token
+      top = d.read(p.logits + int64_t(s.final - p.first_final) * p.stride);
+      none = top == -INFINITY && d.lowest(top) == INT_MAX;
+    }
+    // The step that was launched behind this one reads a token that there is.
+    if (rank == 0 && threadIdx.x == 0) p.tokens[s.out] = none ? -1 : token, p.device_tokens[index] = none ? 0 : token;
   } else {
     bool by_k = s.top_k > 0 && s.top_k < p.vocab, by_p = s.top_p < 1;
     u64 total = d.weigh(top, 1.4426950408889634f / s.temperature, by_k || by_p);

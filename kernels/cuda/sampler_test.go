@@ -298,3 +298,56 @@ func TestLogprobs(t *testing.T) {
 		})
 	}
 }
+
+// TestDrawOfNaN: where a sequence's logits are all NaN nothing is drawn, whatever
+// the parameters; the others of its step are as right as ever, and so is the step
+// that was launched behind it.
+func TestDrawOfNaN(t *testing.T) {
+	const bad = 7 // its embedding is NaN
+	for _, name := range []string{"llama gqa4 128", "qwen3 gqa2 80"} {
+		t.Run(name, func(t *testing.T) {
+			a := families()[name]
+			w := randomWeights(a, 5)
+			w.Embed.Data = slices.Clone(w.Embed.Data)
+			row := w.Embed.Data[bad*a.Hidden*2 : (bad+1)*a.Hidden*2]
+			for i := range row {
+				row[i] = 0xff
+			}
+			b := open(t, a, w, cuda.Options{})
+			kinds := []kernels.Sample{
+				{TopP: 1, Repetition: 1, Logprobs: -1},
+				{TopP: 1, Repetition: 1, Logprobs: -1, Temperature: 1},
+				{TopP: 0.9, TopK: 5, MinP: 0.1, Repetition: 1, Logprobs: 2, Temperature: 0.8},
+				{TopP: 1, Repetition: 1, Logprobs: -1, Ban: []int32{1, 2}},
+				{TopP: 1, Repetition: 1.2, Logprobs: -1, Temperature: 1, Ban: []int32{3}, Bias: []kernels.Bias{{ID: 4, Value: 5}}, Prompt: []int32{1, 4}},
+			}
+			clean, spoilt := []int32{1, 2, 3, 4, 5}, []int32{1, 2, bad, 4, 5}
+			seq := func(tokens, blocks []int32, samples ...kernels.Sample) kernels.Seq {
+				return kernels.Seq{Tokens: tokens, Blocks: blocks, Samples: samples}
+			}
+			want := mustStep(t, b, seq(clean, []int32{1}, kinds[0]))[0].Samples[0].Token
+			next := mustStep(t, b, kernels.Seq{Tokens: []int32{want}, Pos: len(clean), Blocks: []int32{1}, Samples: kinds[:1]})[0].Samples[0].Token
+
+			res := mustStep(t, b, seq(clean, []int32{2}, kinds[0]), seq(spoilt, []int32{3}, kinds...))
+			if got := res[0].Samples[0].Token; got != want {
+				t.Errorf("beside one that is NaN: %d, want %d", got, want)
+			}
+			for i, s := range res[1].Samples {
+				if s.Token != kernels.NoToken {
+					t.Errorf("%+v: drew %d", kinds[i], s.Token)
+				}
+			}
+			mustLaunch(t, b, seq(spoilt, []int32{4}, kinds[0]), seq(clean, []int32{5}, kinds[0]))
+			after := func(draw int, blocks []int32) kernels.Seq {
+				return kernels.Seq{Tokens: []int32{0}, After: draw, Pos: len(clean), Blocks: blocks, Samples: kinds[:1]}
+			}
+			mustLaunch(t, b, after(1, []int32{4}), after(2, []int32{5}))
+			if r := mustAwait(t, b); r[0].Samples[0].Token != kernels.NoToken || r[1].Samples[0].Token != want {
+				t.Errorf("%+v", r)
+			}
+			if r := mustAwait(t, b); r[0].Samples[0].Token != kernels.NoToken || r[1].Samples[0].Token != next {
+				t.Errorf("behind it: %+v, want %d", r, next)
+			}
+		})
+	}
+}

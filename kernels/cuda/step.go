@@ -436,7 +436,10 @@ func (b *Backend) collect(s *stepState, st *kernels.Step) []kernels.Result {
 			for j := range q.Samples {
 				r.Samples[j] = kernels.Sampled{Token: s.tokens[sample+j]}
 				if p := &q.Samples[j]; p.Logprobs >= 0 {
-					r.Samples[j].Self, r.Samples[j].Top = take(b.tops(p.Logprobs))
+					self, top := take(b.tops(p.Logprobs))
+					if r.Samples[j].Token != kernels.NoToken {
+						r.Samples[j].Self, r.Samples[j].Top = self, top
+					}
 				}
 			}
 			sample += n

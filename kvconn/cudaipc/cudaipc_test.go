@@ -133,6 +133,9 @@ func TestLetGoOfALineThatStays(t *testing.T) {
 			t.Fatal(err)
 		}
 		lines[grant[4]] = true
+		if _, err := c.Write([]byte("x")); err != nil { // which takes the offer along
+			t.Fatal(err)
+		}
 		peer.Close()
 		if err := h.Wait(t.Context()); err != nil {
 			t.Errorf("the peer has let go: %v", err)

@@ -39,6 +39,10 @@ const (
 	Batch     Step = 52
 	Pushed    Step = 53
 
+	// What comes before the banners, between peers of a fleet.
+	Challenged Step = 253
+	Proved     Step = 254
+
 	// Rows is, in a Rule, any frame that brings rows: Unit, Batch, Placed or Pushed.
 	Rows Step = 255
 )
@@ -47,7 +51,7 @@ func (s Step) String() string {
 	names := map[Step]string{Banner: "banner", Hello: "hello", Refuse: "refuse", Ready: "ready", Bind: "bind", Bound: "bound",
 		Ticket: "ticket", Revoke: "revoke", Resend: "resend", Received: "received", Ping: "ping", Accepted: "accepted",
 		Commit: "commit", Failed: "failed", RevokeAck: "revoke-ack", Pong: "pong", Goaway: "goaway", Unit: "unit", Sent: "sent", Beat: "beat",
-		Placed: "placed", Batch: "batch", Pushed: "pushed"}
+		Placed: "placed", Batch: "batch", Pushed: "pushed", Challenged: "challenge", Proved: "proof"}
 	if n, ok := names[s]; ok {
 		return n
 	}

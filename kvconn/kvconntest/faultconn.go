@@ -1,6 +1,7 @@
 package kvconntest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net"
 	"os"
@@ -18,7 +19,7 @@ type chaosConn struct {
 	gone chan struct{}
 
 	part    []byte // of a frame
-	text    bool   // the banner is over
+	said    Step   // what was last said before the frames; 0: nothing, Hello: it is over
 	held    []byte // reordered frame
 	stalled bool
 	muted   bool // paused: what is written vanishes
@@ -150,23 +151,39 @@ func (cc *chaosConn) Write(b []byte) (int, error) {
 	}
 }
 
+// whole is how long the first thing in part is, and what; 0: it is not there yet.
 func (cc *chaosConn) whole() (int, Step) {
-	if !cc.text {
-		for i, c := range cc.part {
-			if c == '\n' {
-				cc.text = true
-				return i + 1, Banner
-			}
+	switch cc.said {
+	case 0, Proved:
+		line := bytes.IndexByte(cc.part, '\n') + 1
+		switch {
+		case line == 0:
+			return 0, 0
+		case cc.said == 0 && string(cc.part[:line]) == wants:
+			return cc.take(Challenged, challengeSize)
 		}
+		return cc.take(Banner, line)
+	case Challenged:
+		return cc.take(Proved, proofSize)
+	}
+	if len(cc.part) < headerSize {
 		return 0, 0
 	}
-	if len(cc.part) < 16 {
-		return 0, 0
-	}
-	if n := 16 + int(binary.LittleEndian.Uint32(cc.part[4:])); len(cc.part) >= n {
+	if n := headerSize + int(binary.LittleEndian.Uint32(cc.part[4:])); len(cc.part) >= n {
 		return n, Step(cc.part[1])
 	}
 	return 0, 0
+}
+
+// take notes what comes before the frames, once it is there.
+func (cc *chaosConn) take(step Step, n int) (int, Step) {
+	if len(cc.part) < n {
+		return 0, 0
+	}
+	if cc.said = step; step == Banner {
+		cc.said = Hello // and all that follows
+	}
+	return n, step
 }
 
 func (cc *chaosConn) pass(step Step, frame []byte) error {

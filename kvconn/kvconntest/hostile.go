@@ -23,6 +23,7 @@ type mallory struct {
 	t    *testing.T
 	w    *World
 	tr   kvconn.Transport
+	self kvconn.PeerID // which it proves to be
 	ctl  *RawConn
 	bulk []*RawConn
 	key  [16]byte
@@ -47,10 +48,10 @@ func (w *World) mallory(t *testing.T, tr kvconn.Transport, bulk int) *mallory {
 
 func (w *World) greeted(t *testing.T, tr kvconn.Transport, bulk int) (*mallory, error) {
 	t.Helper()
-	m := &mallory{t: t, w: w, tr: tr}
-	m.ctl = m.dial()
 	id := w.RConfig.Identity
 	id.ID = "mallory"
+	m := &mallory{t: t, w: w, tr: tr, self: id.PeerID}
+	m.ctl = m.dial()
 	m.send(m.ctl, Hello, HelloBody(1, 1, 1, uint8(bulk), [16]byte{}, id))
 	f, err := m.ctl.Next()
 	if err != nil || f.Step != Hello {
@@ -73,7 +74,7 @@ func (m *mallory) dial() *RawConn {
 	m.t.Helper()
 	c := NewRawConn(m.w.Raw(m.tr))
 	check(m.t, c.SetDeadline(time.Now().Add(patience*m.w.RConfig.HandshakeTimeout)))
-	if _, err := c.Greet("xpyd-kv 1-1\n"); err != nil {
+	if _, err := c.Greet(m.self, "xpyd-kv 1-1\n"); err != nil {
 		m.t.Fatal(err)
 	}
 	return c
@@ -400,7 +401,7 @@ func (m *mallory) second(c *RawConn, index uint32) {
 
 func hostileHandshake(do func(m *mallory, c *RawConn)) func(*testing.T, Factory, *World, *Chaos) {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		m := &mallory{t: t, w: w, tr: ch.Transport}
+		m := &mallory{t: t, w: w, tr: ch.Transport, self: w.RConfig.Identity.PeerID}
 		c := m.dial()
 		defer c.Close()
 		do(m, c)
@@ -431,15 +432,23 @@ func restarted(t *testing.T, f Factory, w *World, ch *Chaos) {
 // friend out, and are gone when the handshake's time is over.
 func slowloris(t *testing.T, f Factory, w *World, ch *Chaos) {
 	m := &mallory{t: t, w: w, tr: ch.Transport}
-	frame := append([]byte("xpyd-kv 1-1\n"), Frame{Version: 1, Step: Hello, Body: HelloBody(1, 1, 1, 1, [16]byte{}, w.RConfig.Identity)}.Bytes()...)
+	id := w.RConfig.Identity
+	frame := Frame{Version: 1, Step: Hello, Body: HelloBody(1, 1, 1, 1, [16]byte{}, id)}.Bytes()
 	var drips sync.WaitGroup
-	for range 40 {
-		c := w.Raw(ch.Transport)
+	for n := range 40 {
+		c := NewRawConn(w.Raw(ch.Transport))
 		drips.Go(func() {
 			defer c.Close()
 			start := w.Clock.Now()
 			c.SetDeadline(time.Now().Add(patience * w.SConfig.HandshakeTimeout))
-			for _, b := range frame {
+			words := Challenge(fleetSecret, id.PeerID)
+			if n%2 > 0 { // of a member: slow only then
+				words = frame
+				if _, err := c.Greet(id.PeerID, "xpyd-kv 1-1\n"); err != nil {
+					words = nil
+				}
+			}
+			for _, b := range words {
 				if _, err := c.Write([]byte{b}); err != nil {
 					break
 				}

@@ -94,7 +94,9 @@ func (e *eve) accept() (*RawConn, error) {
 	e.mu.Unlock()
 	r := NewRawConn(c)
 	r.Version = e.version
-	_, err = r.Greet(fmt.Sprintf("xpyd-kv %d-%d\n", e.version, e.version))
+	if err = r.Welcome(e.identity().PeerID, fmt.Sprintf("xpyd-kv %d-%d\n", e.version, e.version)); err == nil {
+		_, err = r.r.ReadString('\n')
+	}
 	return r, err
 }
 
@@ -412,9 +414,15 @@ func hostileSender(name string, version uint8, want ticket.Outcome, do func(e *e
 	}
 }
 
+// welcome sees the receiver prove itself, and says something in place of a banner.
+func (e *eve) welcome(c *RawConn, banner string) {
+	c.Welcome(e.identity().PeerID, banner)
+}
+
 // meet exchanges banners and hears the receiver's hello.
 func (e *eve) meet(c *RawConn) {
-	c.Greet("xpyd-kv 1-1\n")
+	e.welcome(c, "xpyd-kv 1-1\n")
+	c.r.ReadString('\n')
 	c.Expect(Hello)
 }
 
@@ -430,11 +438,20 @@ var hostileGreetings = []struct {
 	want ticket.Outcome
 	do   func(e *eve, c *RawConn)
 }{
-	{"no-banner", ticket.Late, func(e *eve, c *RawConn) {}},
-	{"endless-banner", ticket.Incompatible, func(e *eve, c *RawConn) { c.Write(bytes.Repeat([]byte{'x'}, 1000)) }},
-	{"banner-of-2^31", ticket.Incompatible, func(e *eve, c *RawConn) { c.Write([]byte("xpyd-kv 1-2147483648\n")) }},
-	{"banner-upside-down", ticket.Incompatible, func(e *eve, c *RawConn) { c.Write([]byte("xpyd-kv 2-1\n")) }},
-	{"no-hello", ticket.Late, func(e *eve, c *RawConn) { c.Greet("xpyd-kv 1-1\n") }},
+	{"nothing", ticket.Late, func(e *eve, c *RawConn) {}},
+	{"no-banner", ticket.Late, func(e *eve, c *RawConn) { e.welcome(c, "") }},
+	{"endless-line", ticket.Incompatible, func(e *eve, c *RawConn) {
+		c.r.Discard(challengeSize)
+		c.Write(bytes.Repeat([]byte{'x'}, 1000))
+	}},
+	{"endless-banner", ticket.Incompatible, func(e *eve, c *RawConn) {
+		e.welcome(c, "")
+		c.r.ReadString('\n')
+		c.Write(bytes.Repeat([]byte{'x'}, 1000))
+	}},
+	{"banner-of-2^31", ticket.Incompatible, func(e *eve, c *RawConn) { e.welcome(c, "xpyd-kv 1-2147483648\n") }},
+	{"banner-upside-down", ticket.Incompatible, func(e *eve, c *RawConn) { e.welcome(c, "xpyd-kv 2-1\n") }},
+	{"no-hello", ticket.Late, func(e *eve, c *RawConn) { e.welcome(c, "xpyd-kv 1-1\n") }},
 	{"hello-drop-by-drop", ticket.Late, func(e *eve, c *RawConn) {
 		e.meet(c)
 		for _, b := range (Frame{Version: 1, Step: Hello, Body: HelloBody(1, 1, 2, 1, e.key, e.identity())}).Bytes() {

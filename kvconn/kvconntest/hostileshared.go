@@ -28,7 +28,8 @@ func (w *World) thief(t *testing.T, f Factory, tr kvconn.Transport) *thief {
 	t.Helper()
 	layout := w.RConfig.Identity.Layout
 	p := NewPool(layout, 2*thiefBlocks)
-	th := &thief{mallory: &mallory{t: t, w: w, tr: tr}, blocks: thiefBlocks}
+	self := kvconn.PeerID{ID: "thief", Epoch: w.RConfig.Identity.Epoch}
+	th := &thief{mallory: &mallory{t: t, w: w, tr: tr, self: self}, blocks: thiefBlocks}
 	d := p.Share(func(size int) (int, []byte) {
 		th.fd, th.mem = f.Memory(t, size)
 		return th.fd, th.mem
@@ -44,7 +45,7 @@ func (w *World) thief(t *testing.T, f Factory, tr kvconn.Transport) *thief {
 func (th *thief) hello(bulk uint8) {
 	th.t.Helper()
 	id := th.w.RConfig.Identity
-	id.ID = "thief"
+	id.PeerID = th.self
 	th.ctl = NewRawConn(th.w.Raw(th.tr))
 	th.greet(th.ctl)
 	th.send(th.ctl, Hello, HelloBody(2, 2, 1, bulk, [16]byte{}, id).U32(0, 0, 0)) // no flags, all heads
@@ -60,7 +61,7 @@ func (th *thief) greet(c *RawConn) {
 	th.t.Helper()
 	c.Version = 2
 	check(th.t, c.SetDeadline(time.Now().Add(patience*th.w.RConfig.HandshakeTimeout)))
-	_, err := c.Greet("xpyd-kv 2-2\n")
+	_, err := c.Greet(th.self, "xpyd-kv 2-2\n")
 	check(th.t, err)
 }
 
@@ -70,14 +71,14 @@ func (th *thief) bind(index uint32, offer bool, bend func(size *uint64, blocks *
 	th.t.Helper()
 	_ = th.ctl.Send(Ping, nil) // who is silent while a slow machine handshakes is taken for dead
 	conn := th.w.Raw(th.tr)
+	c := NewRawConn(conn)
+	th.mallory.bulk = append(th.mallory.bulk, c)
+	th.greet(c)
 	if offer {
 		hold, _, err := conn.(kvconn.SharedConn).Offer(&kvconn.Shared{FD: th.fd})
 		check(th.t, err)
 		th.t.Cleanup(func() { hold.Close() })
 	}
-	c := NewRawConn(conn)
-	th.mallory.bulk = append(th.mallory.bulk, c)
-	th.greet(c)
 	size, blocks, layers := uint64(len(th.mem)), uint32(th.blocks), slices.Clone(th.layers)
 	if bend != nil {
 		layers = bend(&size, &blocks, layers)

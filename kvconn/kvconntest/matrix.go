@@ -131,6 +131,10 @@ func batches(r, s *kvconn.Config) {
 }
 
 var phases = []phase{
+	{name: "handshake-challenge-r", step: Challenged, to: ToSender, fatal: true},
+	{name: "handshake-challenge-s", step: Challenged, to: ToReceiver, fatal: true},
+	{name: "handshake-proof-r", step: Proved, to: ToSender, fatal: true},
+	{name: "handshake-proof-s", step: Proved, to: ToReceiver, fatal: true},
 	{name: "handshake-banner-r", step: Banner, to: ToSender, fatal: true},
 	{name: "handshake-banner-s", step: Banner, to: ToReceiver, fatal: true},
 	{name: "handshake-hello-r", step: Hello, to: ToSender, fatal: true},

@@ -122,6 +122,9 @@ func Run(t *testing.T, f Factory) {
 		for _, c := range negotiations {
 			f.leaf(t, "handshake/"+c.name, f.patient(c.tune), c.run)
 		}
+		for _, c := range fleets {
+			f.leaf(t, "fleet/"+c.name, f.patient(c.tune), c.run)
+		}
 		hostile := func(name string, body func(*testing.T, Factory, *World, *Chaos)) { f.leaf(t, name, nil, body) }
 		if !f.Few {
 			hostileReceiverCases(hostile)

@@ -79,6 +79,8 @@ var transfers = []leafCase{
 			}
 		}
 	}},
+	{name: "model-fails", run: invalid(ticket.Invalid)},
+	{name: "model-fails-before-a-peer-of-1", tune: func(r, s *kvconn.Config) { r.ProtocolMax = 1 }, run: invalid(ticket.Refused)},
 	{name: "source-fails", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) {
 			src.Hook = func(layer, index int) error {
@@ -463,6 +465,31 @@ func idleCloses(t *testing.T, f Factory, w *World, ch *Chaos) {
 		}
 	}
 	check(t, w.Fetch(t.Context(), w.Spec("second", 1, 9, 8)))
+}
+
+// invalid: an outcome that protocol 1 does not have is another one there, and the session
+// goes on.
+func invalid(want ticket.Outcome) func(*testing.T, Factory, *World, *Chaos) {
+	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
+		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
+			if o.Ticket().RequestID == "invalid" {
+				o.Fail(ticket.Invalid, "no number")
+				return
+			}
+			w.Compute(ctx, o, src)
+		}
+		s, err := w.Receiver.Open(t.Context(), w.Addr, w.SConfig.Identity.PeerID)
+		check(t, err)
+		if err := w.Fetch(t.Context(), w.Spec("invalid", 1, 9, 0)); kvconn.OutcomeOf(err, "") != want {
+			t.Errorf("want %s, have %v", want, err)
+		}
+		select {
+		case <-s.Done():
+			t.Error("the session is over")
+		default:
+		}
+		f.friend(t, w, "after", 8)
+	}
 }
 
 // stranger: connections that speak something else are shut out in time and

@@ -157,14 +157,6 @@ func NewRawConn(c net.Conn) *RawConn {
 	return &RawConn{Conn: c, Version: 1, r: bufio.NewReader(c)}
 }
 
-// Greet sends a banner and reads the peer's.
-func (c *RawConn) Greet(banner string) (string, error) {
-	if _, err := c.Write([]byte(banner)); err != nil {
-		return "", err
-	}
-	return c.r.ReadString('\n')
-}
-
 // Send writes a frame with the next sequence number.
 func (c *RawConn) Send(step Step, body []byte) error {
 	f := Frame{Version: c.Version, Step: step, Seq: c.Out, Body: body}

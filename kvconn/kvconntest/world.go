@@ -38,6 +38,7 @@ func config(id string, shrink int, stretch float64) kvconn.Config {
 		*d = time.Duration(float64(*d) * stretch / float64(shrink))
 	}
 	c.TicketTimeout = 3 * c.PeerSilence
+	c.Ring = ringOf(fleetSecret)
 	c.BatchBytes = 1 // a frame for each block of a layer, so that faults hit single ones
 	return c
 }

@@ -98,7 +98,7 @@ func TestOffer(t *testing.T) {
 		t.Error("taken twice")
 	}
 	if _, err := a.Lend(m.FD); err == nil {
-		t.Error("offered late")
+		t.Error("offered twice")
 	}
 	a.Close()
 	b.Close()
@@ -169,17 +169,24 @@ func TestBareEnd(t *testing.T) {
 }
 
 // What was offered and never taken is given back with the connection, at whatever point of the
-// hand-over that ends: nothing was mapped, so nobody has to die for the lender to know.
+// hand-over that ends: nothing was mapped, so nobody has to die for the lender to know. It
+// goes with the first bytes after it was offered, whatever has been said before.
 func TestNeverTaken(t *testing.T) {
 	m, err := memfd.New("xpyd-untaken", 4096)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
+	write := func(c *Conn, text string) {
+		if _, err := c.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	f := func(name string, end func(a, b *Conn)) {
 		t.Helper()
 		before := descriptors(t)
 		a, b := pair(t)
+		write(a, strings.Repeat("before", 2_000))
 		h, err := a.Lend(m.FD)
 		if err != nil {
 			t.Fatal(err)
@@ -199,16 +206,28 @@ func TestNeverTaken(t *testing.T) {
 		}
 	}
 	read := func(a, b *Conn) {
-		if _, err := a.Write([]byte("x")); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := b.Read(make([]byte, 1)); err != nil {
-			t.Fatal(err)
+		write(a, "with")
+		for got := ""; !strings.Contains(got, "with"); {
+			buf := make([]byte, 16)
+			n, err := b.Read(buf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got += string(buf[:n])
 		}
 	}
 	f("read", func(a, b *Conn) { read(a, b); b.Close() })
-	f("not read", func(_, b *Conn) { b.Close() })
-	f("read too late", func(_, b *Conn) {
+	f("not read", func(a, b *Conn) { write(a, "with"); b.Close() })
+	f("never sent", func(a, b *Conn) { a.Close(); b.Close() })
+	f("the peer is gone before it is sent", func(a, b *Conn) {
+		b.Close()
+		if _, err := a.Write([]byte("with")); err == nil {
+			t.Fatal("written to nobody")
+		}
+		a.Close()
+	})
+	f("read too late", func(a, b *Conn) {
+		write(a, "with")
 		if err := b.SetReadDeadline(time.Unix(1, 0)); err != nil {
 			t.Fatal(err)
 		}
@@ -217,11 +236,16 @@ func TestNeverTaken(t *testing.T) {
 		}
 		b.Close()
 	})
-	f("read while it is closed", func(_, b *Conn) {
+	f("read while it is closed", func(a, b *Conn) {
+		write(a, "with")
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			b.Read(make([]byte, 1))
+			for {
+				if _, err := b.Read(make([]byte, 1)); err != nil {
+					return
+				}
+			}
 		}()
 		b.Close()
 		<-ended
@@ -245,22 +269,30 @@ func TestRefused(t *testing.T) {
 		}
 		return fd
 	}
-	f := func(name, text string, fds []int, want string) {
+	f := func(name, text string, fds []int, want string, more ...int) {
 		t.Helper()
 		before := descriptors(t)
 		a, b := pair(t)
-		var oob []byte
+		var oob, again []byte
 		if len(fds) > 0 {
 			oob = unix.UnixRights(fds...)
+		}
+		if len(more) > 0 {
+			again = unix.UnixRights(more...)
 		}
 		if _, _, err := a.WriteMsgUnix([]byte(text), oob, nil); err != nil {
 			t.Fatal(err)
 		}
 		a.greeted = true
-		if _, err := a.Write([]byte("x")); err != nil {
+		if _, _, err := a.WriteMsgUnix([]byte("x"), again, nil); err != nil {
 			t.Fatal(err)
 		}
-		_, err := b.Read(make([]byte, 16))
+		var err error
+		for got := byte(0); err == nil && got != 'x'; {
+			var one [1]byte
+			_, err = b.Read(one[:])
+			got = one[0]
+		}
 		var taken Taken
 		if err == nil {
 			taken, err = b.Take()
@@ -279,15 +311,17 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	good, loose, long := file(4096, memfd.Seals), file(4096, 0), file(8192, memfd.Seals)
-	f("another protocol", "GET / HT", nil, "preamble")
-	f("more than it says", "xpydshm0", []int{good, good}, "preamble")
-	f("less than it says", "xpydshm2", nil, "preamble")
-	f("too many", "xpydshm2", []int{good, good, good, good, good}, "preamble")
-	f("an odd number", "xpydshm1", []int{good}, "preamble")
-	f("nothing", "xpydshm0", nil, "no memory")
-	f("no memory file", "xpydshm2", []int{1, good}, "no memory file")
-	f("not sealed", "xpydshm2", []int{loose, good}, "not sealed")
-	f("another size", "xpydshm2", []int{long, good}, "8192 bytes")
+	const hello = preamble + "shm"
+	f("another protocol", "GET / HTT", nil, "preamble")
+	f("another transport", preamble+"cudaipc", nil, "preamble")
+	f("too many", hello, []int{good, good, good, good, good}, "should not")
+	f("too few", hello, []int{good}, "should not")
+	f("twice", hello, []int{good, good}, "should not", good, good)
+	f("too many the second time", hello, []int{good, good}, "should not", good, good, good, good)
+	f("nothing", hello, nil, "no memory")
+	f("no memory file", hello, []int{1, good}, "no memory file")
+	f("not sealed", hello, []int{loose, good}, "not sealed")
+	f("another size", hello, []int{long, good}, "8192 bytes")
 	for _, fd := range []int{good, loose, long} {
 		unix.Close(fd)
 	}
@@ -305,7 +339,7 @@ func TestSlowPreamble(t *testing.T) {
 	}
 	a, b := pair(t)
 	a.greeted = true
-	for _, c := range preamble + a.name + "0x" {
+	for _, c := range preamble + a.name + "x" {
 		if _, err := a.Write([]byte(string(c))); err != nil {
 			t.Fatal(err)
 		}

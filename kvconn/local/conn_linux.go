@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The dialler's first bytes are a preamble that carries the offered
-// descriptors, if any, as ancillary data: "xpyd", the transport's name, and how
-// many descriptors there are, 0 or 2. It comes before all that kvconn says.
+// The dialler's first bytes are a preamble: "xpyd" and the transport's name. It comes
+// before all that kvconn says. What is lent travels with bytes of kvconn's, as ancillary
+// data, once the peer has been met.
 const (
 	preamble = "xpyd"
-	offered  = 2 // what is lent, and the pipe that proves its end
+	offered  = 2 // descriptors: what is lent, and the pipe that proves its end
 )
 
 // Conn is one end of a connection. As any of kvconn's connections it is read
@@ -31,7 +31,8 @@ type Conn struct {
 
 	mu     sync.Mutex
 	closed bool
-	fds    []int // offered by the peer and not taken yet
+	lent   bool  // something was offered on this connection; it is once
+	fds    []int // by the dialler: to go with the next bytes; by its peer: not taken yet
 }
 
 // Private implements kvconn.PrivateConn: both ends talk to their own user only.
@@ -60,36 +61,39 @@ func (c *Conn) sameUser() error {
 	return nil
 }
 
-// Write sends b; the first one of a dialler says before it that nothing is
-// offered.
+// Write sends b, and with it what has been lent; the first one of a dialler sends the
+// preamble before.
 func (c *Conn) Write(b []byte) (int, error) {
 	if c.refused != nil {
 		return 0, c.refused
 	}
-	if c.dialed && !c.greeted {
-		if err := c.greet(nil); err != nil {
-			return 0, err
+	if !c.dialed {
+		return c.UnixConn.Write(b)
+	}
+	if !c.greeted {
+		c.greeted = true
+		if _, err := c.UnixConn.Write([]byte(preamble + c.name)); err != nil {
+			return 0, fmt.Errorf("%s: preamble: %w", c.name, err)
 		}
 	}
-	return c.UnixConn.Write(b)
-}
-
-// greet sends the preamble.
-func (c *Conn) greet(fds []int) error {
-	c.greeted = true
-	var rights []byte
-	if len(fds) > 0 {
-		rights = unix.UnixRights(fds...)
+	fds := c.take()
+	if len(fds) == 0 || len(b) == 0 {
+		c.keep(fds)
+		return c.UnixConn.Write(b)
 	}
-	msg := append([]byte(preamble+c.name), byte('0'+len(fds)))
-	n, _, err := c.WriteMsgUnix(msg, rights, nil)
-	if err == nil && n < len(msg) { // the descriptors went with the first byte
-		_, err = c.UnixConn.Write(msg[n:])
+	n, _, err := c.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
+	if n == 0 {
+		c.keep(fds) // they have not gone
+		return 0, err
 	}
-	if err != nil {
-		return fmt.Errorf("%s: preamble: %w", c.name, err)
+	for _, fd := range fds {
+		unix.Close(fd)
 	}
-	return nil
+	if err == nil && n < len(b) { // the descriptors went with the first byte
+		m, e := c.UnixConn.Write(b[n:])
+		n, err = n+m, e
+	}
+	return n, err
 }
 
 // Read reads into b; the first one of a listener's end takes the preamble.
@@ -97,49 +101,70 @@ func (c *Conn) Read(b []byte) (int, error) {
 	if c.refused != nil {
 		return 0, c.refused
 	}
-	if !c.dialed && !c.greeted {
+	if c.dialed {
+		return c.UnixConn.Read(b)
+	}
+	if !c.greeted {
 		if err := c.welcome(); err != nil {
 			c.refused = err
 			return 0, err
 		}
 	}
-	return c.UnixConn.Read(b)
+	return c.receive(b)
 }
 
-var errPreamble = errors.New("peer does not begin with this transport's preamble")
+var (
+	errPreamble = errors.New("peer does not begin with this transport's preamble")
+	errOffer    = errors.New("peer offers what it should not")
+)
 
 // welcome reads the preamble under the connection's deadline.
 func (c *Conn) welcome() error {
 	c.greeted = true
 	want := preamble + c.name
-	msg := make([]byte, len(want)+1)
-	oob := make([]byte, unix.CmsgSpace(4*offered))
-	n, oobn, flags, _, err := c.ReadMsgUnix(msg, oob)
-	if err != nil {
-		return err
-	}
-	if n == 0 {
-		return io.EOF
-	}
-	fds, err := rights(oob[:oobn])
-	if !c.keep(fds) {
-		return net.ErrClosed
-	}
-	if err != nil {
-		return err
-	}
-	if flags&unix.MSG_CTRUNC != 0 {
-		return errPreamble
-	}
-	if n < len(msg) {
-		if _, err := io.ReadFull(c.UnixConn, msg[n:]); err != nil {
+	msg := make([]byte, len(want))
+	for n := 0; n < len(msg); {
+		m, err := c.receive(msg[n:])
+		if err != nil {
 			return err
 		}
+		n += m
 	}
-	if string(msg[:len(want)]) != want || int(msg[len(want)])-'0' != len(fds) || len(fds) != 0 && len(fds) != offered {
+	if string(msg) != want {
 		return errPreamble
 	}
 	return nil
+}
+
+// receive reads what has come, and keeps what is lent with it until somebody takes it.
+// Nothing is made of it before: whoever takes it has met the peer.
+func (c *Conn) receive(b []byte) (int, error) {
+	oob := make([]byte, unix.CmsgSpace(4*offered))
+	n, oobn, flags, _, err := c.ReadMsgUnix(b, oob)
+	if err != nil {
+		return 0, err
+	}
+	c.received()
+	if oobn > 0 {
+		fds, err := rights(oob[:oobn])
+		if c.lent {
+			giveBack(fds)
+			return 0, errOffer
+		}
+		c.lent = true
+		switch {
+		case !c.keep(fds):
+			return 0, net.ErrClosed
+		case err != nil:
+			return 0, err
+		case flags&unix.MSG_CTRUNC != 0 || len(fds) != offered:
+			return 0, errOffer
+		}
+	}
+	if n == 0 && len(b) > 0 {
+		return 0, io.EOF
+	}
+	return n, nil
 }
 
 // rights returns the descriptors in a control message, those of a bad one too:
@@ -211,7 +236,8 @@ func (c *Conn) Take() (Taken, error) {
 	return Taken{fds[0], fds[1]}, nil
 }
 
-// Close closes the connection, and gives back what was offered on it and not taken.
+// Close closes the connection, and gives back what was offered on it and not taken, or
+// has never gone.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -223,17 +249,21 @@ func (c *Conn) Close() error {
 	return c.UnixConn.Close()
 }
 
-// unread is what a preamble offers that has come and that nobody has read: the kernel would
-// close it with the connection, and the lender never hear of it. None comes later.
+// unread is what has come and that nobody has read: the kernel would close it with the
+// connection, and the lender never hear of it. None comes later.
 func (c *Conn) unread() (fds []int) {
 	raw, err := c.SyscallConn()
 	if err != nil || c.CloseRead() != nil {
 		return nil
 	}
 	_ = raw.Control(func(fd uintptr) { // fails if closed by another
-		oob := make([]byte, unix.CmsgSpace(4*offered))
-		if _, n, _, _, err := unix.Recvmsg(int(fd), make([]byte, 1), oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC); err == nil {
-			fds, _ = rights(oob[:n])
+		b, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4*offered))
+		for len(fds) == 0 { // to the end of the socket's buffer
+			n, oobn, _, _, err := unix.Recvmsg(int(fd), b, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+			if err != nil || n == 0 {
+				return
+			}
+			fds, _ = rights(oob[:oobn])
 		}
 	})
 	return fds

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"time"
 
@@ -11,22 +12,27 @@ import (
 )
 
 // Lend hands the peer fd, together with the writing end of a pipe that the
-// peer keeps for as long as it can write to what fd stands for.
+// peer keeps for as long as it can write to what fd stands for. They go with the next
+// bytes that are written: the caller has met the peer.
 func (c *Conn) Lend(fd int) (*Hold, error) {
-	if !c.dialed || c.greeted {
-		return nil, fmt.Errorf("%s: memory is offered first, by the one who dials", c.name)
+	if !c.dialed || c.lent {
+		return nil, fmt.Errorf("%s: memory is offered once, by the one who dials", c.name)
+	}
+	c.lent = true
+	fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) // the caller's may be closed before it goes
+	if err != nil {
+		return nil, fmt.Errorf("%s: offer: %w", c.name, err)
 	}
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		return nil, fmt.Errorf("%s: pipe: %w", c.name, err)
+		return nil, errors.Join(fmt.Errorf("%s: pipe: %w", c.name, err), unix.Close(fd))
 	}
-	defer unix.Close(pipe[1])
 	h, err := c.newHold(pipe[0])
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, unix.Close(fd), unix.Close(pipe[1]))
 	}
-	if err := c.greet([]int{fd, pipe[1]}); err != nil {
-		return nil, errors.Join(err, h.Close())
+	if !c.keep([]int{fd, pipe[1]}) { // given back
+		return nil, errors.Join(net.ErrClosed, h.Close())
 	}
 	return h, nil
 }

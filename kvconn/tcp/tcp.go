@@ -4,6 +4,7 @@ package tcp
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn"
 )
 
@@ -24,10 +26,9 @@ type Config struct {
 	// sessions' own pings are faster; this one clears sockets that nobody reads.
 	KeepAlive time.Duration
 
-	// Cert, Key and CA are PEM files: this worker's certificate, and the CA
-	// that signs every worker's. All three make every connection mutual TLS
-	// 1.3, none of them plain TCP. Both ends of a connection must agree.
-	Cert, Key, CA string
+	// TLS makes every connection mutual TLS 1.3; nil: plain TCP. Both ends of a
+	// connection must agree.
+	TLS *trust.TLS
 }
 
 // DefaultConfig returns the settings for a data-centre network.
@@ -43,16 +44,13 @@ func (c Config) Validate() error {
 	if c.KeepAlive <= 0 {
 		return fmt.Errorf("tcp: keep_alive must be positive")
 	}
-	if (c.Cert == "") != (c.Key == "") || (c.Cert == "") != (c.CA == "") {
-		return fmt.Errorf("tcp: tls_cert, tls_key and tls_ca go together")
-	}
 	return nil
 }
 
 // Transport implements kvconn.Transport.
 type Transport struct {
-	cfg Config
-	tls *credentials
+	cfg            Config
+	client, server *tls.Config // nil: plain TCP
 }
 
 // New makes a transport; it holds nothing open.
@@ -60,11 +58,7 @@ func New(cfg Config) (*Transport, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	creds, err := loadCredentials(cfg)
-	if err != nil {
-		return nil, err
-	}
-	return &Transport{cfg: cfg, tls: creds}, nil
+	return &Transport{cfg: cfg, client: cfg.TLS.Client(), server: cfg.TLS.Server()}, nil
 }
 
 // Name returns "tcp".

@@ -46,6 +46,7 @@ const (
 	Corrupt      Outcome = "corrupt"      // digests failed and repair was exhausted
 	Cancelled    Outcome = "cancelled"    // the other side gave up (client left)
 	Refused      Outcome = "refused"      // unknown ticket, bad secret, bad request
+	Invalid      Outcome = "invalid"      // the model's output is not a number, as it would be anywhere
 )
 
 // Retryable says whether the same request may succeed on another pair.

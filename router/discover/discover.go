@@ -87,10 +87,14 @@ type refusals struct {
 	list map[string]Refusal
 }
 
-const maxRefusals = 256
+const (
+	maxRefusals = 256
+	maxReason   = 256 // bytes; engines have their say in it
+)
 
 // note returns whether the refusal is news.
 func (r *refusals) note(f Refusal) bool {
+	f.Reason = f.Reason[:min(len(f.Reason), maxReason)]
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.list == nil {

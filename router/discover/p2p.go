@@ -44,13 +44,15 @@ type P2P struct {
 type engine struct {
 	ping kvevents.Ping
 	seen time.Time
-	busy bool   // it is being examined
-	id   string // in the fleet; "" until it is there
+	next time.Time // when it may be examined again
+	busy bool      // it is being examined
+	id   string    // in the fleet; "" until it is there
 }
 
 const (
 	maxEngines    = 4096
 	examineAtOnce = 16
+	examinePause  = time.Second // of one engine: it registers every 3 s
 	fromZMQ       = "zmq"
 )
 
@@ -67,7 +69,7 @@ func ListenP2P(cfg Config, f Fleet, log *slog.Logger) (*P2P, error) {
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	var err error
 	// Before the handler's first call nothing of p changes any more.
-	if p.router, err = zmtp.ListenRouter(cfg.P2PListen, zmtp.Config{MaxMessage: 64 << 10}, p.handle); err != nil {
+	if p.router, err = zmtp.ListenRouter(cfg.P2PListen, zmtp.Config{MaxMessage: 64 << 10, Log: log}, p.handle); err != nil {
 		p.cancel()
 		return nil, err
 	}
@@ -164,7 +166,7 @@ func (p *P2P) seen(ping kvevents.Ping) {
 		e.id = ""
 	}
 	e.ping = ping
-	if e.id != "" || e.busy || p.ctx.Err() != nil {
+	if e.id != "" || e.busy || e.seen.Before(e.next) || p.ctx.Err() != nil {
 		return
 	}
 	select {
@@ -172,7 +174,7 @@ func (p *P2P) seen(ping kvevents.Ping) {
 	default:
 		return // it will ping again
 	}
-	e.busy = true
+	e.busy, e.next = true, e.seen.Add(examinePause)
 	p.wg.Go(func() {
 		defer func() { <-p.slots }()
 		p.examine(e, ping)

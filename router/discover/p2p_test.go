@@ -188,6 +188,39 @@ func TestP2P(t *testing.T) {
 	}
 }
 
+// TestP2PFlaps: an engine that is another each time it registers is examined once
+// a second, whatever it says meanwhile.
+func TestP2PFlaps(t *testing.T) {
+	cfg := discover.DefaultConfig()
+	cfg.P2PListen = "127.0.0.1:0"
+	b := &book{}
+	p, err := discover.ListenP2P(cfg, b, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	ping := dealer(t, p.Addr())
+	engine := vllm(t, "m", "0.9.2")
+	at := strings.TrimPrefix(engine.URL, "http://")
+	began := time.Now()
+	flaps := func() int {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return len(b.gone)
+	}
+	for n := 0; flaps() == 0; n++ { // added, and taken out for being another
+		ping(kvevents.Ping{Type: "P", HTTP: at, ZMQ: fmt.Sprintf("127.0.0.1:%d", 1+n%60000)})
+		time.Sleep(time.Millisecond)
+	}
+	for n := range 1000 {
+		ping(kvevents.Ping{Type: "D", HTTP: at, ZMQ: fmt.Sprintf("127.0.0.1:%d", 1+n)})
+	}
+	b.wantAfter(t, func() { ping(kvevents.Ping{Type: "D", HTTP: at, ZMQ: "127.0.0.1:1"}) }, "p2p-"+strings.ReplaceAll(at, ":", "-"))
+	if n, most := flaps(), 1+int(time.Since(began)/time.Second); n > most {
+		t.Errorf("added and taken out %d times in %v", n, time.Since(began))
+	}
+}
+
 func FuzzPing(f *testing.F) {
 	f.Add(kvevents.Ping{Type: "P", HTTP: "10.0.0.1:8000", ZMQ: "10.0.0.1:14579"}.Append(nil))
 	f.Add([]byte("\x84\xa4type\xa1D\xa4rank\x07\xa5other\x92\x01\xc0\xachttp_address\xc0"))

@@ -2,6 +2,7 @@ package discover
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 )
@@ -23,5 +24,22 @@ func TestRefusalsAreForgotten(t *testing.T) {
 	now = now.Add(time.Minute + time.Second)
 	if !note("x") || note("x") || len(r.list) != 1 {
 		t.Errorf("%d are kept", len(r.list))
+	}
+}
+
+// TestRefusalsAreBounded: what an engine has to say takes so much memory at most.
+func TestRefusalsAreBounded(t *testing.T) {
+	r := refusals{while: time.Minute}
+	for n := range 2 * maxRefusals {
+		r.note(Refusal{From: fromZMQ, Name: fmt.Sprint(n), Reason: strings.Repeat("x", 4<<10), At: time.Unix(1000, 0)})
+	}
+	all := r.all(time.Unix(1000, 0))
+	for _, f := range all {
+		if len(f.Reason) > maxReason {
+			t.Fatalf("a reason of %d bytes", len(f.Reason))
+		}
+	}
+	if len(all) != maxRefusals {
+		t.Errorf("%d are kept", len(all))
 	}
 }

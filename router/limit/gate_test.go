@@ -141,6 +141,53 @@ func TestGateKnowsWhatCannotBeMet(t *testing.T) {
 	})
 }
 
+// TestGateFree: a place that came free between a try and the wait for one is taken.
+func TestGateFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := gate(1, 10, time.Minute)
+		if !g.TryEnter() || g.TryEnter() {
+			t.Fatal("one place")
+		}
+		g.Leave(time.Now(), true)
+		start := time.Now()
+		if err := g.Wait(t.Context(), &limit.Item{Class: limit.Normal}, time.Time{}); err != nil || time.Since(start) > 0 {
+			t.Fatalf("%v after %v", err, time.Since(start))
+		}
+		g.Leave(time.Now(), true)
+		empty(t, g)
+	})
+}
+
+// TestGateIdle: a time in which nobody waited says nothing of how fast the queue is served.
+func TestGateIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, ctx := gate(1, 100, time.Hour), t.Context()
+		var wg sync.WaitGroup
+		for range 2 {
+			for range 20 { // one after the other, 2 s each
+				wg.Go(func() {
+					if err := enter(ctx, g, &limit.Item{Class: limit.Normal, Cost: 10}, time.Time{}); err != nil {
+						t.Error(err)
+						return
+					}
+					start := time.Now()
+					time.Sleep(2 * time.Second)
+					g.Leave(start, true)
+				})
+			}
+			synctest.Wait()
+			time.Sleep(10*time.Second + time.Millisecond) // 14 wait: 28 s
+			r := refused(t, g.Wait(ctx, &limit.Item{Class: limit.Normal, Cost: 10}, time.Now().Add(5*time.Second)), limit.Hopeless)
+			if r.After < 24*time.Second || r.After > 34*time.Second {
+				t.Errorf("to come back in %v", r.After)
+			}
+			wg.Wait()
+			time.Sleep(time.Hour)
+		}
+		empty(t, g)
+	})
+}
+
 // TestGateShares: under load from one greedy tenant another gets what it asks
 // for, up to its share, at the delay of one request.
 func TestGateShares(t *testing.T) {

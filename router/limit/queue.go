@@ -125,9 +125,6 @@ func (q *Queue) Push(it *Item) (displaced []*Item, ok bool) {
 	f := q.flow(it)
 	for q.n >= q.b.Items || q.bytes+it.Bytes > q.b.Bytes {
 		if q.n == 0 || q.b.Items == 0 || it.Bytes > q.b.Bytes || q.share(q.fat.all[0], 0, 0) <= q.share(f, 1, it.Bytes) {
-			if f.shed < 0 && f.idle == nil { // it was made just now
-				f.class.drop(f)
-			}
 			for i := range displaced { // the oldest first
 				back := displaced[len(displaced)-1-i]
 				q.insert(back.flow, back)
@@ -159,14 +156,14 @@ func (q *Queue) insert(f *flow, it *Item) {
 		c.idle.Remove(f.idle)
 		f.idle = nil
 	}
-	c.flows[f.tenant] = f // a displacement may have dropped it
+	c.flows[f.tenant] = f // it is new, or a displacement has dropped it
 	f.tag = max(f.tag, c.now)
 	c.weights += f.weight
 	c.active.push(f)
 	q.fat.push(f)
 }
 
-// flow finds or makes the request's flow.
+// flow finds or makes the request's flow; insert remembers it.
 func (q *Queue) flow(it *Item) *flow {
 	c := &q.classes[it.Class]
 	weight := it.Weight
@@ -177,7 +174,6 @@ func (q *Queue) flow(it *Item) *flow {
 	switch {
 	case f == nil:
 		f = &flow{tenant: it.Tenant, class: c, weight: weight, serve: -1, shed: -1}
-		c.flows[it.Tenant] = f
 	case f.weight != weight:
 		if f.shed >= 0 {
 			c.weights += weight - f.weight

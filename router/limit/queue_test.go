@@ -314,6 +314,31 @@ func TestSettle(t *testing.T) {
 	}
 }
 
+// TestSettleExactly: a tenant's own standing is what is corrected, up and down.
+func TestSettleExactly(t *testing.T) {
+	for _, f := range []struct {
+		more float64
+		want int // of b's requests go before the next of a
+	}{{0, 10}, {47, 15}, {-47, 5}, {-1000, 1}, {1e9, 30}} {
+		q := limit.NewQueue(bounds)
+		push(t, q, &limit.Item{Tenant: "a", Class: limit.Normal, Cost: 95})
+		push(t, q, &limit.Item{Tenant: "a", Class: limit.Normal, Cost: 95})
+		for range 30 {
+			push(t, q, &limit.Item{Tenant: "b", Class: limit.Normal, Cost: 10})
+		}
+		if it := q.Pop(); it.Tenant != "a" {
+			t.Fatalf("first is %s", it.Tenant)
+		}
+		q.Settle("a", limit.Normal, f.more)
+		n := 0
+		for ; n < 30 && q.Pop().Tenant == "b"; n++ {
+		}
+		if n != f.want {
+			t.Errorf("after %v more %d of b's were served, want %d", f.more, n, f.want)
+		}
+	}
+}
+
 func BenchmarkQueue(b *testing.B) {
 	for _, tenants := range []int{1, 10, 1000, 10_000} {
 		b.Run(fmt.Sprint(tenants), func(b *testing.B) {

@@ -149,6 +149,31 @@ func TestBreaker(t *testing.T) {
 	l.want("d0", pick.Closed) // it is in good standing again
 }
 
+// TestBreakerStanding: who opens again soon after it recovered stays open for twice
+// as long; who has been well for the longest time begins anew.
+func TestBreakerStanding(t *testing.T) {
+	l := newLab(t, fleetOf(1, 1))
+	most := pick.DefaultBreaker().MaxOpen
+	open := func(want time.Duration) {
+		t.Helper()
+		l.open(fleet.Decode)
+		if d := l.p.Guard("d0", 1).Until.Sub(l.now); d > want || d < want*8/10 {
+			t.Errorf("open for %v, want about %v", d, want)
+		}
+		l.now = l.now.Add(want)
+		l.good(l.pick()) // and well again
+		l.want("d0", pick.Closed)
+	}
+	open(time.Second)
+	open(2 * time.Second)
+	l.now = l.now.Add(most)
+	open(4 * time.Second) // not longer than that
+	l.now = l.now.Add(most + 1)
+	open(time.Second)
+	l.now = l.now.Add(most - 1)
+	open(2 * time.Second)
+}
+
 // TestBreakerPair: a pair is admitted as one. Where one half refuses, the other
 // half's only place to try is not taken; where it was taken for nothing it is
 // given back.

@@ -78,6 +78,44 @@ func TestEjectErrors(t *testing.T) {
 	}
 }
 
+// TestEjectStrikes: windows are lost in a row. One that is not begins the count
+// anew, and so does coming back; who has been well for the longest time is out for
+// the shortest again.
+func TestEjectStrikes(t *testing.T) {
+	l := newLab(t, fleetOf(1, 3), ejecting(pick.EjectErrors))
+	window := func(sick bool) {
+		l.t.Helper()
+		l.window(60, func(id string) (bool, time.Duration) { return sick && id == "d1", time.Millisecond })
+	}
+	cfg := pick.DefaultEjection()
+	out := func(want time.Duration) {
+		t.Helper()
+		for range 4 {
+			window(true)
+			window(true)
+			l.want("d1", pick.Closed)
+			window(false)
+			l.want("d1", pick.Closed)
+		}
+		window(true)
+		window(true)
+		l.want("d1", pick.Closed)
+		window(true)
+		l.want("d1", pick.Ejected)
+		g := l.p.Guard("d1", 1)
+		if g.Until == nil || g.Until.Sub(l.now) != want {
+			t.Fatalf("out for %+v, want %v", g, want)
+		}
+		l.now = *g.Until
+		window(false)
+		l.want("d1", pick.Closed)
+	}
+	out(cfg.Time)
+	out(2 * cfg.Time)
+	l.now = l.now.Add(cfg.MaxTime)
+	out(cfg.Time)
+}
+
 // TestEjectSlow: by time only if asked for, and by how far the peers are apart.
 func TestEjectSlow(t *testing.T) {
 	run := func(mode string, times ...time.Duration) *lab {

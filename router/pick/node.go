@@ -93,7 +93,7 @@ type classID struct {
 
 	dialect, fingerprint, tokenizer, numerics string
 	layout                                    fleet.Layout
-	version                                   string
+	version, secrets                          string
 	convert                                   bool
 	protoMin, protoMax                        int
 }

@@ -299,6 +299,17 @@ func (p *Picker) Ready(v View, counts func(model string) bool) bool {
 	return false
 }
 
+// Models are those that the view's members have, each with whether some pair of
+// its can take work.
+func (p *Picker) Models(v View) map[string]bool {
+	p.Refresh(v)
+	out := map[string]bool{}
+	for _, m := range p.table.Load().models {
+		out[m.name] = m.ready()
+	}
+	return out
+}
+
 // Loads is what this router has in flight on one worker.
 type Loads struct {
 	Legs   int `json:"legs"`

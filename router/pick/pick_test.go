@@ -140,6 +140,9 @@ func TestOnlyUsable(t *testing.T) {
 		if !errors.Is(err, pick.ErrNoPair) {
 			t.Errorf("%s: %v", name, err)
 		}
+		if name == "incompatible" && !strings.Contains(fmt.Sprint(err), `p0 and d0 are incompatible, model_fingerprint`) {
+			t.Errorf("%s: %v does not say what differs", name, err)
+		}
 		if p.Ready(pick.View{Snapshot: s}, anyModel) {
 			t.Errorf("%s: ready", name)
 		}
@@ -158,6 +161,37 @@ func TestOnlyUsable(t *testing.T) {
 	}
 	if !p.Ready(pick.View{Snapshot: s}, anyModel) {
 		t.Error("not ready")
+	}
+	if p.Ready(pick.View{Snapshot: s}, func(string) bool { return false }) {
+		t.Error("ready with a model that does not count")
+	}
+	// An engine that does both phases needs no partner.
+	alone := fleetOf(0, 0, member("e", fleet.Decode, func(m *fleet.Member) { m.Dialect = "openai" }))
+	p = newPicker(pick.Prefix)
+	if !p.Ready(pick.View{Snapshot: alone}, anyModel) {
+		t.Error("not ready with an engine that serves alone")
+	}
+	if c := mustPick(t, p, alone, pick.Request{}); c.Decode.ID != "e" {
+		t.Errorf("%+v", c.Decode)
+	}
+	_, err := p.Pick(pick.View{Snapshot: alone}, &pick.Request{Model: "m", Exclude: []string{"e"}})
+	if !errors.Is(err, pick.ErrNoPair) || !strings.Contains(err.Error(), "failed it already") {
+		t.Errorf("%v", err)
+	}
+}
+
+// Members that differ in their fleet secrets alone are paired by them.
+func TestPairsBySecret(t *testing.T) {
+	of := func(secrets string) func(m *fleet.Member) { return func(m *fleet.Member) { m.Secrets = secrets } }
+	s := fleetOf(0, 0, member("p0", fleet.Prefill, of("aa")), member("p1", fleet.Prefill, of("bb")), member("p2", fleet.Prefill, of("")),
+		member("d0", fleet.Decode, of("bb+cc")))
+	p := newPicker(pick.RoundRobin)
+	for range 20 {
+		c := mustPick(t, p, s, pick.Request{})
+		if c.Prefill.ID != "p1" {
+			t.Fatalf("%s is paired with a decode worker that shares no secret with it", c.Prefill.ID)
+		}
+		end(c)
 	}
 }
 
@@ -299,12 +333,29 @@ func TestIndexBudget(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	if err := pick.DefaultConfig().Validate(); err != nil {
-		t.Error(err)
+	f := func(want string, change func(c *pick.Config)) {
+		t.Helper()
+		c := pick.DefaultConfig()
+		change(&c)
+		err := c.Validate()
+		if want == "" && err != nil || want != "" && (err == nil || !strings.HasPrefix(err.Error(), want+": ")) {
+			t.Errorf("%+v: %v, want %q", c, err, want)
+		}
 	}
-	if err := (pick.Config{Policy: "best"}).Validate(); err == nil || !strings.HasPrefix(err.Error(), "policy:") {
-		t.Errorf("%v", err)
+	f("", func(c *pick.Config) {})
+	for _, policy := range pick.Policies {
+		f("", func(c *pick.Config) { c.Policy = policy })
 	}
+	f("policy", func(c *pick.Config) { c.Policy = "best" })
+	f("", func(c *pick.Config) { c.AffinityBytes, c.SlowStart, c.LocalMaxTokens, c.TopologyLevel = 0, 0, 0, 0 })
+	f("affinity_bytes", func(c *pick.Config) { c.AffinityBytes = -1 })
+	f("slow_start", func(c *pick.Config) { c.SlowStart = -1 })
+	f("", func(c *pick.Config) { c.TopologyLevel = 8 })
+	f("topology_level", func(c *pick.Config) { c.TopologyLevel = 9 })
+	f("topology_level", func(c *pick.Config) { c.TopologyLevel = -1 })
+	f("", func(c *pick.Config) { c.Disaggregate = pick.ByCost })
+	f("disaggregate", func(c *pick.Config) { c.Disaggregate = "never" })
+	f("local_max_tokens", func(c *pick.Config) { c.LocalMaxTokens = -1 })
 }
 
 func BenchmarkPick(b *testing.B) {

@@ -162,22 +162,56 @@ func TestLeastTokens(t *testing.T) {
 	}
 }
 
+// TestPredictedTTFT: workers of one class are told apart by their own times, of
+// prefill and of what follows it.
+func TestPredictedTTFT(t *testing.T) {
+	p, s := newPicker(pick.PredictedTTFT), fleetOf(3, 3)
+	ask := func(exclude ...string) *pick.Choice {
+		c := mustPick(t, p, s, pick.Request{Tokens: 1000, Exclude: exclude})
+		prefill, rest := 20*time.Millisecond, 10*time.Millisecond
+		if c.Prefill.ID == "p1" {
+			prefill *= 10
+		}
+		if c.Decode.ID == "d1" {
+			rest *= 10
+		}
+		c.Answered(prefill, prefill+rest)
+		end(c)
+		return c
+	}
+	for range 10 { // each has been seen
+		ask("p0", "p1", "d0", "d1")
+		ask("p1", "p2", "d1", "d2")
+		ask("p0", "p2", "d0", "d2")
+	}
+	for range 30 {
+		if c := ask(); c.Prefill.ID == "p1" || c.Decode.ID == "d1" {
+			t.Fatalf("picked %s and %s, and p1 and d1 are slow", c.Prefill.ID, c.Decode.ID)
+		}
+	}
+	if c := ask("p0", "p2"); c.Prefill.ID != "p1" { // no worker is given up for being slow
+		t.Errorf("picked %s", c.Prefill.ID)
+	}
+}
+
 func TestTopology(t *testing.T) {
 	at := func(where string) func(*fleet.Member) { return func(m *fleet.Member) { m.Topology = where } }
 	s := fleetOf(0, 0, member("p0", fleet.Prefill, at("a/1/x")), member("p1", fleet.Prefill, at("b/1/y")),
 		member("d0", fleet.Decode, at("a/1/z")), member("d1", fleet.Decode, at("a/2/w")), member("d2", fleet.Decode, at("b/1/v")))
 	cfg := pick.DefaultConfig()
-	cfg.Policy = pick.LeastLoaded
-	p := pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
-	for range 6 { // near pairs, as long as the load is alike
-		c := mustPick(t, p, s, pick.Request{Tokens: 1})
-		if c.Prefill.Topology[:3] != c.Decode.Topology[:3] {
-			t.Errorf("%s with %s", c.Prefill.Topology, c.Decode.Topology)
+	for _, policy := range []string{pick.PredictedTTFT, pick.LeastLoaded} {
+		cfg.Policy = policy
+		p := pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
+		for range 6 { // near pairs, as long as the load is alike
+			c := mustPick(t, p, s, pick.Request{Tokens: 1})
+			if c.Prefill.Topology[:3] != c.Decode.Topology[:3] {
+				t.Errorf("%s: %s with %s", policy, c.Prefill.Topology, c.Decode.Topology)
+			}
+			end(c)
 		}
-		end(c)
 	}
 	cfg.TopologyLevel = 1
-	p = pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
+	p := pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
 	for range 30 { // whatever the load
 		if c := mustPick(t, p, s, pick.Request{Tokens: 1}); c.Prefill.Topology[0] != c.Decode.Topology[0] {
 			t.Errorf("%s with %s", c.Prefill.Topology, c.Decode.Topology)

@@ -155,7 +155,7 @@ func (p *Picker) plan(v View, t *table) (moves []move) {
 
 func (p *Picker) classOf(i *fleet.Instance) *class {
 	id := classID{model: i.Model, role: i.Role, zone: zone(i.Topology, p.cfg.TopologyLevel), dialect: i.Dialect, fingerprint: i.ModelFingerprint,
-		tokenizer: i.TokenizerFingerprint, numerics: i.Numerics, layout: i.Layout, version: i.Version, convert: i.Convert, protoMin: i.ProtocolMin, protoMax: i.ProtocolMax}
+		tokenizer: i.TokenizerFingerprint, numerics: i.Numerics, layout: i.Layout, version: i.Version, secrets: i.Secrets, convert: i.Convert, protoMin: i.ProtocolMin, protoMax: i.ProtocolMax}
 	c := p.classes[id]
 	if c == nil {
 		c = newClass(id, i)

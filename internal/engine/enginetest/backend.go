@@ -32,6 +32,8 @@ type Backend struct {
 	// OnStep, when set, runs before each step; an error or panic is the
 	// step's. Set it before the engine starts.
 	OnStep func(*kernels.Step) error
+	// Spoil, when set, may change what a sequence's step yields.
+	Spoil func(*kernels.Seq, *kernels.Result)
 
 	last []kernels.Result // of the latest step; spoiled by the next
 
@@ -126,6 +128,9 @@ func (b *Backend) Step(s *kernels.Step) ([]kernels.Result, error) {
 	results := make([]kernels.Result, len(s.Seqs))
 	for i := range s.Seqs {
 		results[i] = b.draw(&s.Seqs[i], hidden[i])
+		if b.Spoil != nil {
+			b.Spoil(&s.Seqs[i], &results[i])
+		}
 	}
 	b.last = results
 	return results, nil

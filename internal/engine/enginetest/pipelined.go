@@ -90,7 +90,7 @@ func (p *Pipelined) Await() ([]kernels.Result, error) {
 	}
 	for _, r := range results {
 		for _, d := range r.Samples {
-			p.drawn = append(p.drawn, d.Token)
+			p.drawn = append(p.drawn, max(d.Token, 0)) // NoToken is the host's alone
 		}
 	}
 	return results, nil

@@ -149,7 +149,8 @@ static void check_draws(const std::string &how) {
           std::vector<int32_t> got(2 * n);
           MUST(cudaMemcpy(got.data(), tokens, 8 * n, cudaMemcpyDeviceToHost));
           for (int i = 0; i < n; i++, cases++) {
-            if (got[i] == wants[i] && got[n + i] == wants[i]) continue;
+            const bool none = !strcmp(shape, "nan"); // the host is told, the next step gets a token that there is
+            if (got[i] == (none ? -1 : wants[i]) && got[n + i] == (none ? 0 : wants[i])) continue;
             failed = true;
             if (wrong++ < 20)
               printf("FAILED draw: vocabulary %d, %s, temperature %g, top_k %d, top_p %g, min_p %g, %d at once: %d (%d), want %d\n", vocab, shape, temperature, samples[i].top_k, samples[i].top_p,

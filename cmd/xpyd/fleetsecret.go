@@ -1,0 +1,258 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/datadir"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/router"
+)
+
+// fleetSecret keeps the fleet's secret of one router: in its data folder, which
+// made it, or as the join file of another router has it.
+type fleetSecret struct {
+	data   *datadir.Dir
+	ring   *trust.Ring
+	joined *joining // nil: it is this router's own
+	log    *slog.Logger
+
+	mu    sync.Mutex
+	url   string        // of NATS, for the join line
+	moves bool          // url is the other router's
+	nats  *fleet.Server // nil with an external one
+	watch *fleet.Watcher
+}
+
+// openFleetSecret reads the secret, or makes one.
+func openFleetSecret(data *datadir.Dir, joined *joining, log *slog.Logger) (*fleetSecret, error) {
+	s := &fleetSecret{data: data, log: log}
+	secrets := joined.Secrets
+	if joined.given() {
+		s.joined = joined
+	} else {
+		var err error
+		if secrets, err = ownSecrets(data); err != nil {
+			return nil, err
+		}
+	}
+	ring, err := trust.NewRing(secrets...)
+	s.ring = ring
+	return s, err
+}
+
+// ownSecrets are those of the data folder, the newest first, a line each.
+func ownSecrets(data *datadir.Dir) ([]trust.Secret, error) {
+	text, err := data.Read(fileSecret)
+	if errors.Is(err, fs.ErrNotExist) {
+		made := []trust.Secret{trust.NewSecret()}
+		return made, writeSecrets(data, made)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out []trust.Secret
+	for line := range strings.Lines(string(text)) {
+		secret, err := trust.ParseSecret(strings.TrimSpace(line))
+		if err != nil {
+			return nil, fmt.Errorf("%s/%s: %w; put it back, or remove it: the router then makes another, which workers need anew", data.Path(), fileSecret, err)
+		}
+		out = append(out, secret)
+	}
+	return out, nil
+}
+
+func writeSecrets(data *datadir.Dir, secrets []trust.Secret) error {
+	var b strings.Builder
+	for _, s := range secrets {
+		b.WriteString(s.Reveal() + "\n")
+	}
+	return data.Write(fileSecret, []byte(b.String()))
+}
+
+// before is the join line that the folder's router had before, if there was one.
+func (s *fleetSecret) before() trust.Join {
+	text, err := s.data.Read(fileJoin)
+	if err != nil {
+		return trust.Join{}
+	}
+	j, err := trust.ParseJoin(string(text))
+	if err != nil {
+		return trust.Join{}
+	}
+	return j
+}
+
+// publish writes what workers and Prometheus need. Each member has the oldest
+// secret in force, so that is what opens its metrics.
+func (s *fleetSecret) publish() error {
+	secrets := s.ring.Secrets()
+	line := trust.Join{URL: s.url, Secrets: secrets}
+	return errors.Join(s.data.Write(fileJoin, []byte(line.Reveal()+"\n")),
+		s.data.Write(fileScrape, []byte(scrapeToken(secrets)+"\n")))
+}
+
+func scrapeToken(secrets []trust.Secret) string {
+	return secrets[len(secrets)-1].Token(trust.Scrape, "")
+}
+
+// put has other secrets in force, here and in what is read by others. The caller
+// holds mu.
+func (s *fleetSecret) put(secrets []trust.Secret) error {
+	if err := s.ring.Set(secrets...); err != nil {
+		return err
+	}
+	if err := s.publish(); err != nil {
+		return err
+	}
+	if s.nats == nil {
+		return nil
+	}
+	return s.nats.Renew()
+}
+
+// follow takes what the join file of the other router says now.
+func (s *fleetSecret) follow(j trust.Join, conn *fleet.Conn) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.moves && j.URL != "" && j.URL != s.url {
+		if err := conn.Rejoin(j.URL); err != nil {
+			return err
+		}
+		s.url = j.URL
+	}
+	return s.put(j.Secrets)
+}
+
+func notOwn() error {
+	return openai.BadRequest("", "this router has its secret from another's join file: change it there, and this one follows")
+}
+
+// rotate makes a new secret. The older one stays in force beside it.
+func (s *fleetSecret) rotate() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.ring.Secrets()
+	switch {
+	case s.joined != nil:
+		return notOwn()
+	case len(now) > 1:
+		return openai.BadRequest("", "%s still replaces %s: `xpyd secret retire` ends that first", now[0].ID(), now[1].ID())
+	}
+	next := []trust.Secret{trust.NewSecret(), now[0]}
+	if err := writeSecrets(s.data, next); err != nil {
+		return err
+	}
+	s.log.Info("the fleet has a new secret", "secret", next[0], "replaces", next[1])
+	return s.put(next)
+}
+
+// retire ends the older secret, unless a member would be left behind.
+func (s *fleetSecret) retire(force bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.ring.Secrets()
+	switch {
+	case s.joined != nil:
+		return notOwn()
+	case len(now) < 2:
+		return openai.BadRequest("", "there is one secret, %s: `xpyd secret rotate` makes another", now[0].ID())
+	}
+	if lack := lacking(s.watch.Snapshot(), now[0]); len(lack) > 0 && !force {
+		return openai.BadRequest("", "these have not got %s and would be shut out: %s; copy join-url there, or say --force", now[0].ID(), strings.Join(lack, ", "))
+	}
+	if err := writeSecrets(s.data, now[:1]); err != nil {
+		return err
+	}
+	s.log.Info("an older secret is retired", "secret", now[1], "stays", now[0])
+	return s.put(now[:1])
+}
+
+// lacking names the members that do not know a secret. Who trusts everyone needs
+// none.
+func lacking(all *fleet.Snapshot, newest trust.Secret) (out []string) {
+	for i := range all.Members {
+		m := &all.Members[i]
+		if m.Secrets != "" && m.State != fleet.Gone && m.State != fleet.Dead && !slices.Contains(strings.Split(m.Secrets, "+"), newest.ID()) {
+			out = append(out, m.ID)
+		}
+	}
+	return out
+}
+
+// secretStatus is what GET /admin/v1/secret says: which secrets are in force and
+// who has which, by their IDs.
+type secretStatus struct {
+	Secrets []string       `json:"secrets"`        // the newest first
+	From    string         `json:"from,omitempty"` // the join file that they come from
+	Members []memberSecret `json:"members"`
+	Lacking []string       `json:"lacking,omitempty"` // do not have the newest
+}
+
+type memberSecret struct {
+	ID      string `json:"id"`
+	Secrets string `json:"secrets"` // "" trusts everyone
+}
+
+func (s *fleetSecret) status() secretStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, all := s.ring.Secrets(), s.watch.Snapshot()
+	out := secretStatus{Secrets: strings.Split(s.ring.IDs(), "+"), Members: []memberSecret{}, Lacking: lacking(all, now[0])}
+	if s.joined != nil {
+		out.From = s.joined.file
+	}
+	for i := range all.Members {
+		if m := &all.Members[i]; m.Dialect == "native" && m.State != fleet.Gone {
+			out.Members = append(out.Members, memberSecret{m.ID, m.Secrets})
+		}
+	}
+	return out
+}
+
+// mounts are the admin listener's routes.
+func (s *fleetSecret) mounts() map[string]fasthttp.RequestHandler {
+	answer := func(ctx *fasthttp.RequestCtx, err error) {
+		var known *openai.Error
+		switch {
+		case errors.As(err, &known):
+			fail(ctx, known)
+		case err != nil:
+			fail(ctx, openai.Internal("fleet secret: %v", err))
+		default:
+			respond(ctx, s.status())
+		}
+	}
+	change := func(ctx *fasthttp.RequestCtx, do func() error) {
+		was := s.ring.IDs()
+		err := do()
+		router.NoteChange(ctx, was, s.ring.IDs())
+		answer(ctx, err)
+	}
+	return map[string]fasthttp.RequestHandler{
+		"GET /admin/v1/secret":         func(ctx *fasthttp.RequestCtx) { answer(ctx, nil) },
+		"POST /admin/v1/secret/rotate": func(ctx *fasthttp.RequestCtx) { change(ctx, s.rotate) },
+		"POST /admin/v1/secret/retire": func(ctx *fasthttp.RequestCtx) {
+			var order struct {
+				Force bool `json:"force"`
+			}
+			if body := ctx.PostBody(); len(body) > 0 {
+				if err := json.Unmarshal(body, &order); err != nil {
+					answer(ctx, openai.BadRequest("", "want {\"force\": true} or nothing: %v", err))
+					return
+				}
+			}
+			change(ctx, func() error { return s.retire(order.Force) })
+		},
+	}
+}

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"slices"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/xpyd/xpyd/internal/datadir"
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+// fileRevoked stays when the router ends, as the secret does.
+const fileRevoked = "revoked"
+
+// routerName is a router's at NATS, where workers have their ids.
+const routerName = "router"
+
+// revoker keeps who is shut out of the fleet in the data folder, and away from the
+// embedded NATS. What other routers say comes through follow.
+type revoker struct {
+	*fleet.Watcher
+	data *datadir.Dir
+	nats *fleet.Server // nil with an external one
+	log  *slog.Logger
+
+	mu   sync.Mutex
+	kept []fleet.Revocation
+}
+
+// readRevoked is what the folder has.
+func readRevoked(data *datadir.Dir) (list []fleet.Revocation, err error) {
+	text, err := data.Read(fileRevoked)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &list)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s/%s: %w; put it back, or remove it: nobody is revoked then", data.Path(), fileRevoked, err)
+	}
+	return list, nil
+}
+
+// Revoke implements router.Revoker.
+func (r *revoker) Revoke(id string) error { return r.after(r.Watcher.Revoke(id)) }
+
+// Unrevoke implements router.Revoker.
+func (r *revoker) Unrevoke(id string) error { return r.after(r.Watcher.Unrevoke(id)) }
+
+func (r *revoker) after(err error) error {
+	if err != nil {
+		return err
+	}
+	if err := r.keep(); err != nil {
+		return fmt.Errorf("it is so now, but not when the router starts again: %w", err)
+	}
+	return nil
+}
+
+// keep writes down what has changed, and tells NATS.
+func (r *revoker) keep() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := r.Revocations()
+	if slices.Equal(list, r.kept) {
+		return nil
+	}
+	var errs []error
+	if r.nats != nil {
+		names := slices.DeleteFunc(slices.Clone(r.Snapshot().Revoked), func(id string) bool { return id == routerName })
+		errs = append(errs, r.nats.Revoke(names))
+	}
+	text, err := json.Marshal(list)
+	if err == nil {
+		err = r.data.Write(fileRevoked, append(text, '\n'))
+	}
+	if err == nil {
+		r.kept = list
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// follow keeps what other routers say, until ctx ends.
+func (r *revoker) follow(ctx context.Context) {
+	for version := uint64(0); ; {
+		s, err := r.Wait(ctx, version)
+		if err != nil {
+			return
+		}
+		version = s.Version
+		if err := r.keep(); err != nil {
+			r.log.Error("revocations are not kept", "err", err)
+		}
+	}
+}
+
+const revocationsPath = "/admin/v1/revocations"
+
+const stillKnows = `Whoever is at that machine still knows the fleet's secret, and can come as somebody
+else: replace the secret with ` + "`xpyd secret rotate`" + `, give the new join line to all
+others, and end the older one with ` + "`xpyd secret retire`" + `.`
+
+// newRevoke is `xpyd revoke`.
+func newRevoke() *cobra.Command {
+	var admin adminFlags
+	cmd := &cobra.Command{
+		Use: "revoke [ID]", Short: "Shut a worker out of the fleet; without an ID, list who is",
+		Long: `Shut a worker out of the fleet, by its ID: what it has under way ends, no router and
+no worker hears it or talks to it any more, and that stays so when routers restart.
+
+` + stillKnows,
+		Example: "  xpyd revoke decode-3\n  xpyd revoke",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				if err := admin.revocation(cmd, "POST", args[0]); err != nil {
+					return err
+				}
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: revoked\n%s\n", args[0], stillKnows)
+				return err
+			}
+			return admin.revocation(cmd, "GET", "")
+		},
+	}
+	admin.register(cmd)
+	return cmd
+}
+
+// newUnrevoke is `xpyd unrevoke`.
+func newUnrevoke() *cobra.Command {
+	var admin adminFlags
+	cmd := &cobra.Command{
+		Use: "unrevoke ID", Short: "Let a revoked worker come back",
+		Long: `Let a revoked worker come back. One that still runs does so by itself. If the secret
+was replaced since, it needs the new join line.`,
+		Example: "  xpyd unrevoke decode-3",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := admin.revocation(cmd, "DELETE", args[0]); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: not revoked any more\n", args[0])
+			return err
+		},
+	}
+	admin.register(cmd)
+	return cmd
+}
+
+// revocation asks the router, and prints the list if that is all.
+func (a *adminFlags) revocation(cmd *cobra.Command, verb, id string) error {
+	path := revocationsPath
+	if id != "" {
+		if err := fleet.ValidID(id); err != nil {
+			return usageError{err}
+		}
+		path += "/" + id
+	}
+	var out struct {
+		Revoked []struct {
+			ID    string
+			Since time.Time
+		}
+	}
+	if err := a.call(cmd.Context(), verb, path, nil, &out); err != nil || id != "" {
+		return err
+	}
+	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "REVOKED\tSINCE")
+	for _, x := range out.Revoked {
+		fmt.Fprintf(t, "%s\t%s\n", x.ID, x.Since.Local().Format(time.DateTime))
+	}
+	return t.Flush()
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/xpyd/xpyd/internal/datadir"
+	"github.com/xpyd/xpyd/internal/trust"
+)
+
+const secretPath = "/admin/v1/secret"
+
+// newSecret is `xpyd secret`: the fleet's secret, and who has it.
+func newSecret() *cobra.Command {
+	var admin adminFlags
+	cmd := &cobra.Command{
+		Use:   "secret",
+		Short: "Show the fleet's secrets by their IDs, and who has which; replace them",
+		Long: `The fleet's secret is made at a router's first start and kept in its data folder.
+Workers have it from their join file. To replace it, rotate, let every join file
+be followed or copied, then retire the older one; nothing is restarted. Who has
+not got the new one then is shut out.`,
+		Example: "  xpyd secret\n  xpyd secret rotate\n  xpyd secret retire",
+		Args:    cobra.NoArgs,
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error { return secretCall(cmd, &admin, "GET", "", nil) }
+	admin.register(cmd)
+	cmd.AddCommand(newRotate(), newRetire(), newScrapeToken(), newJoinLine())
+	for _, c := range cmd.Commands() {
+		c.Args = usageArgs(c.Args)
+	}
+	return cmd
+}
+
+func newRotate() *cobra.Command {
+	var admin adminFlags
+	cmd := &cobra.Command{
+		Use:     "rotate",
+		Short:   "Make a new secret; the older one is accepted beside it until it is retired",
+		Example: "  xpyd secret rotate",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, args []string) error { return secretCall(cmd, &admin, "POST", "/rotate", nil) },
+	}
+	admin.register(cmd)
+	return cmd
+}
+
+func newRetire() *cobra.Command {
+	var admin adminFlags
+	var force bool
+	cmd := &cobra.Command{
+		Use:     "retire",
+		Short:   "End the older secret, once every member has the newer one",
+		Example: "  xpyd secret retire\n  xpyd secret retire --force     shuts out who has not got the newer one",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return secretCall(cmd, &admin, "POST", "/retire", map[string]bool{"force": force})
+		},
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "also if that shuts members out")
+	admin.register(cmd)
+	return cmd
+}
+
+// secretCall prints how things are after it.
+func secretCall(cmd *cobra.Command, admin *adminFlags, method, path string, in any) error {
+	var s secretStatus
+	if err := admin.call(cmd.Context(), method, secretPath+path, in, &s); err != nil {
+		return err
+	}
+	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "SECRET\t")
+	for i, id := range s.Secrets {
+		what := "in force"
+		switch {
+		case i > 0:
+			what = "older, accepted until `xpyd secret retire`"
+		case s.From != "":
+			what += ", from " + s.From
+		}
+		fmt.Fprintf(t, "%s\t%s\n", id, what)
+	}
+	fmt.Fprintln(t, "\t\nMEMBER\tHAS")
+	for _, m := range s.Members {
+		has := m.Secrets
+		if has == "" {
+			has = "trusts everyone"
+		}
+		fmt.Fprintf(t, "%s\t%s\n", m.ID, has)
+	}
+	if len(s.Lacking) > 0 {
+		fmt.Fprintf(t, "\t\nwithout %s\t%s\n", s.Secrets[0], strings.Join(s.Lacking, ", "))
+	}
+	return t.Flush()
+}
+
+func newJoinLine() *cobra.Command {
+	return &cobra.Command{
+		Use:   "new",
+		Short: "Print a new join line for workers without a router of ours, which a foreign proxy fronts",
+		Long: `Print a join line of a new secret, without NATS. Workers that are started with it
+are in no fleet, but pass each other KV and believe each other. What fronts them
+needs a key of their api_keys_file.`,
+		Example: "  (umask 077; xpyd secret new >join)\n  xpyd prefill --join-file join --config prefill.yaml",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			line := trust.Join{Secrets: []trust.Secret{trust.NewSecret()}}
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), line.Reveal())
+			return err
+		},
+	}
+}
+
+func newScrapeToken() *cobra.Command {
+	var file, data string
+	cmd := &cobra.Command{
+		Use:   "scrape-token",
+		Short: "Print the bearer token with which Prometheus may read workers' /metrics from other hosts",
+		Long: `Print the bearer token with which Prometheus may read workers' /metrics from other
+hosts. It opens nothing else. A router keeps it in its data folder too, as
+scrape-token, for credentials_file; it changes when an older secret is retired.`,
+		Example: "  xpyd secret scrape-token\n  xpyd secret scrape-token --join-file /run/user/1000/xpyd/join-url",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			j, err := readJoining("", file)
+			if err != nil {
+				return usageError{err}
+			}
+			if file == "" {
+				if j.Join, err = joinOf(data); err != nil {
+					return err
+				}
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), scrapeToken(j.Secrets))
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&file, "join-file", "", "the fleet's join file; default: the one in --data")
+	cmd.Flags().StringVar(&data, "data", datadir.Default(), "data folder of the router")
+	return cmd
+}
+
+// joinOf is the join line in a router's data folder.
+func joinOf(data string) (trust.Join, error) {
+	dir, err := datadir.Open(data)
+	if errors.Is(err, fs.ErrNotExist) {
+		return trust.Join{}, fmt.Errorf("%w; --data or --join-file say where", err)
+	}
+	if err != nil {
+		return trust.Join{}, err
+	}
+	defer dir.Close()
+	text, err := dir.Read(fileJoin)
+	if err != nil {
+		return trust.Join{}, err
+	}
+	return trust.ParseJoin(string(text))
+}

@@ -1,0 +1,47 @@
+package decode
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+)
+
+// stored counts what reaches the pool.
+type stored struct {
+	Backend
+	rows, sums int
+}
+
+func (s *stored) Scatter(_ int, _ int32, _, rows int, _ []byte) { s.rows += rows }
+func (s *stored) SetDigest(int, int32, int, []uint64)           { s.sums++ }
+
+// TestSinkRefuses: nothing reaches the pool but whole rows of one block that agree
+// with their digests.
+func TestSinkRefuses(t *testing.T) {
+	l := kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 4, BlockTokens: 4, DType: "f32", RowBytes: 16}
+	pool := &stored{}
+	s := &sink{backend: pool, layout: l}
+	f := func(what string, row, rows, bytes int, wrong uint64, want bool) {
+		t.Helper()
+		*pool = stored{}
+		packed := make([]byte, bytes)
+		sums := []uint64{0}
+		if bytes == l.RowsBytes(rows) && rows > 0 {
+			kernels.DigestRows(l, 0, 0, rows, packed, sums)
+		}
+		sums[0] += wrong
+		err := s.Store(0, 0, row, rows, 0, packed, sums)
+		if (err == nil) != want || (pool.rows == rows && pool.sums == 1) != want || wrong != 0 && !errors.Is(err, kvconn.ErrDigest) {
+			t.Errorf("%s: %v, %d rows and %d digests stored", what, err, pool.rows, pool.sums)
+		}
+	}
+	f("a block", 0, 4, l.RowsBytes(4), 0, true)
+	f("a part of one", 0, 1, l.RowsBytes(1), 0, true)
+	f("not from its start", 1, 1, l.RowsBytes(1), 0, false)
+	f("no rows", 0, 0, 0, 0, false)
+	f("more than a block", 0, 5, l.RowsBytes(5), 0, false)
+	f("too few bytes", 0, 4, l.RowsBytes(3), 0, false)
+	f("another digest", 0, 4, l.RowsBytes(4), 1, false)
+}

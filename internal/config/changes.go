@@ -1,0 +1,96 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"strconv"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const maxChanges = 32
+
+// Changes lists where two configurations of one type differ, by keys as Print has
+// them: "limits.max_queue: 1024 -> 4096". What is secret is masked, and told to have
+// changed only where its mask has. Of many the first are listed.
+func Changes(old, next any) ([]string, error) {
+	a, err := node(reflect.Indirect(reflect.ValueOf(old)), unit{})
+	if err != nil {
+		return nil, err
+	}
+	b, err := node(reflect.Indirect(reflect.ValueOf(next)), unit{})
+	if err != nil {
+		return nil, err
+	}
+	d := differ{}
+	d.compare("", a, b)
+	if n := len(d.out) - maxChanges; n > 0 {
+		d.out = append(d.out[:maxChanges], fmt.Sprintf("and %d more", n))
+	}
+	return d.out, nil
+}
+
+type differ struct{ out []string }
+
+// compare looks at two values of one key; nil is one that is not there.
+func (d *differ) compare(key string, a, b *yaml.Node) {
+	if a != nil && b != nil && a.Kind == b.Kind && a.Kind != yaml.ScalarNode {
+		below, keys := parts(key, a)
+		next, more := parts(key, b)
+		for _, k := range append(keys, more...) {
+			if x, ok := below[k]; ok || next[k] != nil {
+				d.compare(k, x, next[k])
+				delete(below, k)
+				delete(next, k)
+			}
+		}
+		return
+	}
+	if was, is := text(a), text(b); was != is {
+		d.out = append(d.out, fmt.Sprintf("%s: %s -> %s", key, was, is))
+	}
+}
+
+// parts are the values below a key, by their own keys.
+func parts(key string, n *yaml.Node) (by map[string]*yaml.Node, keys []string) {
+	by = map[string]*yaml.Node{}
+	for i := 0; i < len(n.Content); i++ {
+		k, v := key+"["+strconv.Itoa(i)+"]", n.Content[i]
+		if n.Kind == yaml.MappingNode {
+			if k, v = n.Content[i].Value, n.Content[i+1]; key != "" {
+				k = key + "." + k
+			}
+			i++
+		}
+		by[k], keys = v, append(keys, k)
+	}
+	return by, keys
+}
+
+// text is a value in one line.
+func text(n *yaml.Node) string {
+	if n == nil {
+		return "none"
+	}
+	if n.Kind == yaml.ScalarNode {
+		if n.Value == "" {
+			return `""`
+		}
+		return n.Value
+	}
+	by, keys := parts("", n)
+	out := ""
+	for i, k := range keys {
+		if i > 0 {
+			out += ", "
+		}
+		if n.Kind == yaml.MappingNode {
+			out += k + ": "
+		}
+		out += text(by[k])
+	}
+	if n.Kind == yaml.MappingNode {
+		return "{" + out + "}"
+	}
+	return "[" + out + "]"
+}

@@ -1,0 +1,54 @@
+package engine
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// OutputError ends a request for which the model computed no number: its weights
+// or the device are broken, or its numbers overflow. Others in the step are as
+// right as ever.
+type OutputError struct {
+	Model    string
+	Position int // of the token that was to follow
+}
+
+func (e *OutputError) Error() string {
+	return fmt.Sprintf("the output of model %q is not a number at position %d", e.Model, e.Position)
+}
+
+// complainEvery is how often the log tells of such output.
+const complainEvery = time.Minute
+
+// spoilt says whether a result has no token where one was to be drawn, or a prompt
+// token's log probability is NaN; at is its position, from the first of the step's.
+func (e *Engine) spoilt(s *kernels.Seq, r *kernels.Result) (at int, yes bool) {
+	for i := range r.Prompt {
+		if p := r.Prompt[i].Self.Logprob; p != p {
+			return s.Pos + i + 1, true
+		}
+	}
+	for i := range r.Samples {
+		if t := r.Samples[i].Token; t < 0 || int(t) >= e.vocab {
+			return s.Pos + len(s.Tokens), true
+		}
+	}
+	return 0, false
+}
+
+// fail ends the request of a sequence whose output is spoilt. What the step
+// computed for it is not indexed.
+func (e *Engine) fail(q *sequence, at int) {
+	if !q.running {
+		return
+	}
+	e.metrics.spoilt.Inc()
+	e.unsaid++
+	if now := time.Now(); e.said.IsZero() || now.Sub(e.said) >= complainEvery {
+		e.log.Error("the model's output is not a number", "model", e.cfg.Model, "request_id", q.h.req.ID, "position", at, "requests", e.unsaid)
+		e.said, e.unsaid = now, 0
+	}
+	e.finish(q.h, &OutputError{e.cfg.Model, at})
+}

@@ -1,0 +1,66 @@
+package kvevents
+
+import (
+	"crypto/ecdh"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/internal/zmtp"
+)
+
+// ErrNoSecret is a publisher that asks for a fleet's secret which we have not.
+var ErrNoSecret = errors.New("the publisher asks for a fleet's secret that is not ours")
+
+// Audiences of the keys that are derived from a fleet's secret: Curve25519
+// private keys, 32 bytes as they come.
+const (
+	toPublish   = "publisher"
+	toSubscribe = "subscriber"
+)
+
+func privateKey(s trust.Secret, audience string) *ecdh.PrivateKey {
+	k, err := ecdh.X25519().NewPrivateKey(s.Key(trust.Events, audience, 32))
+	if err != nil { // the length alone can be wrong
+		panic(err)
+	}
+	return k
+}
+
+// SubscriberKeys are shown to a publisher that accepts the secrets theirs names
+// (trust.Ring.IDs). The error is ErrNoSecret.
+func SubscriberKeys(r *trust.Ring, theirs string) (*zmtp.Keys, error) {
+	if r == nil {
+		return nil, ErrNoSecret
+	}
+	s, ok := r.Shared(theirs)
+	if !ok {
+		return nil, ErrNoSecret
+	}
+	return &zmtp.Keys{Own: privateKey(s, toSubscribe), Server: privateKey(s, toPublish).PublicKey()}, nil
+}
+
+// doors are a publisher's: one for each secret in force.
+type doors struct {
+	ring *trust.Ring
+
+	mu   sync.Mutex
+	made []zmtp.Door
+	from []trust.Secret
+}
+
+// now returns those of the secrets in force now. They are kept: anybody can have
+// them asked for.
+func (d *doors) now() []zmtp.Door {
+	secrets := d.ring.Secrets()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !slices.Equal(secrets, d.from) {
+		d.from, d.made = secrets, nil
+		for _, s := range secrets {
+			d.made = append(d.made, zmtp.Door{Key: privateKey(s, toPublish), Clients: []*ecdh.PublicKey{privateKey(s, toSubscribe).PublicKey()}})
+		}
+	}
+	return d.made
+}

@@ -1,0 +1,63 @@
+//go:build unix
+
+package tier
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestPrivate: KV that another user may have put there is not loaded. A folder
+// that was made beforehand, as everybody can in /tmp, is refused by its owner or
+// its mode, also behind a link.
+func TestPrivate(t *testing.T) {
+	refuses := func(dir, want string) {
+		t.Helper()
+		d, err := openDisk(dir, 512<<10, shape{blocks: 1}, "identity", 0, nil, slog.New(slog.DiscardHandler))
+		var setting *SettingError
+		if !errors.As(err, &setting) || setting.Setting != Dir || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", dir, err, want)
+		}
+		if err == nil {
+			_ = d.close()
+		}
+	}
+	made := filepath.Join(t.TempDir(), "made")
+	if err := os.Mkdir(made, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	may := func(mode os.FileMode) {
+		t.Helper()
+		if err := os.Chmod(made, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	may(0o777)
+	refuses(made, "0777")
+	if os.Geteuid() != 0 {
+		t.Log("not root: a folder of another user cannot be made")
+		return
+	}
+	if err := os.Chown(made, 0, 65534); err != nil {
+		t.Fatal(err)
+	}
+	may(0o770)
+	refuses(made, "0770")
+	may(0o700)
+	if err := os.Chown(made, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	refuses(made, "uid 65534")
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(made, link); err != nil {
+		t.Fatal(err)
+	}
+	refuses(link, "uid 65534")
+	if names, err := os.ReadDir(made); err != nil || len(names) > 0 {
+		t.Errorf("something was put there: %v %v", names, err)
+	}
+}

@@ -1,0 +1,147 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// memory bounds what all answers under way take. Each takes its share before it
+// begins, in order of arrival, and holds nothing else while it waits.
+type memory struct {
+	most  int64
+	queue int           // may wait
+	wait  time.Duration // each
+	full  prometheus.Counter
+
+	mu      sync.Mutex
+	used    int64
+	waiting []*share
+}
+
+// share is one answer's part; nil is that of who needs none.
+type share struct {
+	m     *memory
+	bytes int64
+	got   chan struct{} // closed when it is there
+}
+
+func newMemory(most int64, queue int, wait time.Duration) *memory {
+	return &memory{most: most, queue: queue, wait: wait, full: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_worker_answers_refused_total",
+		Help: "Requests refused for want of memory for their answers: raise answer_memory, or add workers."})}
+}
+
+var (
+	errMemory  = errors.New("the memory for answers is taken")
+	errWaiters = errors.New("the memory for answers is taken, and too many wait for it")
+)
+
+// take waits for n bytes, at most all that there are; release gives them back.
+func (m *memory) take(ctx context.Context, n int64) (*share, error) {
+	s := &share{m: m, bytes: n, got: make(chan struct{})}
+	m.mu.Lock()
+	if len(m.waiting) >= m.queue {
+		m.mu.Unlock()
+		m.full.Inc()
+		return nil, errWaiters
+	}
+	m.waiting = append(m.waiting, s)
+	m.grant()
+	m.mu.Unlock()
+	timer := time.NewTimer(m.wait)
+	defer timer.Stop()
+	var err error
+	select {
+	case <-s.got:
+		return s, nil
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-timer.C:
+		m.full.Inc()
+		err = fmt.Errorf("%w: %d bytes did not come free within %v", errMemory, s.bytes, m.wait)
+	}
+	s.release()
+	return nil, err
+}
+
+// grant gives those that wait longest what they asked for. m.mu is held.
+func (m *memory) grant() {
+	n := 0
+	for _, s := range m.waiting {
+		if m.used+s.bytes > m.most {
+			break
+		}
+		m.used += s.bytes
+		close(s.got)
+		n++
+	}
+	m.waiting = slices.Delete(m.waiting, 0, n)
+}
+
+// grow adds to a share what is free, without waiting: its holder keeps others
+// from what they wait for.
+func (s *share) grow(n int64) bool {
+	if s == nil {
+		return true
+	}
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	if s.m.used+n > s.m.most {
+		s.m.full.Inc()
+		return false
+	}
+	s.m.used += n
+	s.bytes += n
+	return true
+}
+
+// release gives a share back, or no longer waits for it.
+func (s *share) release() {
+	if s == nil {
+		return
+	}
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	if i := slices.Index(s.m.waiting, s); i >= 0 {
+		s.m.waiting = slices.Delete(s.m.waiting, i, i+1)
+	} else {
+		s.m.used -= s.bytes
+	}
+	s.bytes = 0
+	s.m.grant()
+}
+
+func (m *memory) state() (used int64, waiting int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.used, len(m.waiting)
+}
+
+func (m *memory) collectors() []prometheus.Collector {
+	gauge := func(name, help string, f func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
+	}
+	return []prometheus.Collector{m.full,
+		gauge("xpyd_worker_answer_bytes", "Memory set aside for answers under way.", func() float64 { n, _ := m.state(); return float64(n) }),
+		gauge("xpyd_worker_answers_waiting", "Requests that wait for memory for their answers.", func() float64 { _, n := m.state(); return float64(n) }),
+	}
+}
+
+// memoryFailure is the answer of who got no share.
+func memoryFailure(err error) *failure {
+	switch {
+	case errors.Is(err, errMemory), errors.Is(err, errWaiters):
+		return &failure{openai.Unavailable("%v", err), ticket.NoSpace}
+	case errors.Is(err, errClosing):
+		return closing()
+	}
+	return &failure{openai.Upstream("%v", err), ticket.Cancelled}
+}

@@ -1,0 +1,76 @@
+package kvconn
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+)
+
+// lobby is a listener's connections that have not proved yet to be of the fleet. Their
+// places are their own, so that strangers take none of a member's. There is always room
+// for one more: of whoever has most of them, the one that has been there longest goes. A
+// member needs its place for one round trip, so who says nothing keeps none out.
+type lobby struct {
+	most int
+
+	mu     sync.Mutex
+	guests []*guest // by their coming
+}
+
+type guest struct {
+	conn   net.Conn
+	source netip.Prefix // of a host; the zero value: this machine, over no network
+}
+
+// enter lets a connection in, and may close another one. The caller sees to it that it leaves.
+func (l *lobby) enter(c net.Conn) *guest {
+	g := &guest{c, sourceOf(c.RemoteAddr())}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.guests) >= l.most {
+		at := l.longest()
+		l.guests[at].conn.Close()
+		l.guests = slices.Delete(l.guests, at, at+1)
+	}
+	l.guests = append(l.guests, g)
+	return g
+}
+
+// leave is for one that has proved itself, or has failed.
+func (l *lobby) leave(g *guest) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if at := slices.Index(l.guests, g); at >= 0 {
+		l.guests = slices.Delete(l.guests, at, at+1)
+	}
+}
+
+// longest is the oldest guest of the source that has most; needs mu.
+func (l *lobby) longest() (at int) {
+	count := map[netip.Prefix]int{}
+	for _, g := range l.guests {
+		count[g.source]++
+	}
+	for i, g := range l.guests {
+		if count[g.source] > count[l.guests[at].source] {
+			at = i
+		}
+	}
+	return at
+}
+
+// sourceOf is the host of an address: of IPv6 its network, of which a host has all.
+func sourceOf(a net.Addr) netip.Prefix {
+	t, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	ip := t.AddrPort().Addr().Unmap()
+	bits := ip.BitLen()
+	if ip.Is6() {
+		bits = 64
+	}
+	p, _ := ip.WithZone("").Prefix(bits) // of a valid address: cannot fail
+	return p
+}

@@ -1,0 +1,77 @@
+package kvconn
+
+import (
+	"net"
+	"testing"
+)
+
+// caller is a connection from somewhere.
+type caller struct {
+	net.Conn
+	from   net.Addr
+	closed bool
+}
+
+func (c *caller) RemoteAddr() net.Addr { return c.from }
+func (c *caller) Close() error         { c.closed = true; return nil }
+
+func from(addr string) *caller {
+	a, err := net.ResolveTCPAddr("tcp", addr)
+	if err != nil {
+		panic(err)
+	}
+	return &caller{from: a}
+}
+
+// Whoever has most connections loses its oldest one; who has left is nobody's matter.
+func TestLobby(t *testing.T) {
+	l := &lobby{most: 4}
+	friend := from("10.0.0.1:1")
+	l.enter(friend)
+	var crowd []*caller
+	for range 20 {
+		c := from("10.0.0.2:7")
+		l.enter(c)
+		crowd = append(crowd, c)
+	}
+	if friend.closed {
+		t.Error("a crowd from one place has driven out who came from another")
+	}
+	for i, c := range crowd {
+		if want := i < len(crowd)-3; c.closed != want {
+			t.Errorf("caller %d of the crowd: closed %t", i, c.closed)
+		}
+	}
+
+	l = &lobby{most: 4}
+	a := from("10.0.0.1:1")
+	g := l.enter(a)
+	l.leave(g)
+	l.leave(g)
+	for range 10 {
+		l.enter(from("10.0.0.2:7"))
+	}
+	if a.closed || len(l.guests) != 4 {
+		t.Errorf("who has left is closed %t; %d are there", a.closed, len(l.guests))
+	}
+
+	l = &lobby{most: 3} // a host has as many addresses of its IPv6 network as it likes
+	a = from("[2001:db8:1::1]:1")
+	l.enter(a)
+	b := from("[2001:db8:2:3::1]:1")
+	l.enter(b)
+	l.enter(from("[2001:db8:2:3:ffff::2]:1"))
+	l.enter(from("[2001:db8:2:3::3]:1"))
+	if a.closed || !b.closed {
+		t.Error("one network counts as several")
+	}
+
+	l = &lobby{most: 2} // no network at all
+	u := &caller{from: &net.UnixAddr{Net: "unix"}}
+	l.enter(u)
+	l.enter(&caller{from: &net.UnixAddr{Net: "unix"}})
+	l.enter(&caller{})
+	if !u.closed {
+		t.Error("the oldest has not made room")
+	}
+}

@@ -1,0 +1,73 @@
+package kvconn
+
+import (
+	"errors"
+	"sync/atomic"
+
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// revoked are the ids of workers that this side has nothing more to do with. The zero
+// value is: none.
+type revoked struct {
+	ids atomic.Pointer[map[string]struct{}]
+}
+
+var errRevokedPeer = errors.New("the worker is revoked")
+
+// set puts these in the place of those before.
+func (r *revoked) set(ids []string) {
+	all := make(map[string]struct{}, len(ids))
+	for _, id := range ids {
+		all[id] = struct{}{}
+	}
+	r.ids.Store(&all)
+}
+
+func (r *revoked) has(id string) bool {
+	all := r.ids.Load()
+	if all == nil {
+		return false
+	}
+	_, ok := (*all)[id]
+	return ok
+}
+
+// refuse turns a revoked peer away.
+func (r *revoked) refuse(f *frameConn, h *hello) error {
+	if !r.has(h.Identity.ID) {
+		return nil
+	}
+	return f.turnAway(ticket.Incompatible, &Incompatible{Field: "revoked", Ours: errRevokedPeer.Error(), Theirs: h.Identity.ID})
+}
+
+// Revoke ends the sessions to workers with these ids, as dead, and opens none to them any
+// more. The ids take the place of those of the call before; they hold for what a worker
+// says of itself, so one that lies is kept out by other secrets (Config.Ring).
+func (r *Receiver) Revoke(ids []string) {
+	r.revoked.set(ids)
+	for _, s := range r.sessions() {
+		s.judge(&r.revoked)
+	}
+}
+
+// judge ends the session if its peer is revoked.
+func (s *Session) judge(r *revoked) {
+	if r.has(s.peer.ID) {
+		s.fail(ticket.Dead, errRevokedPeer)
+	}
+}
+
+// Revoke is Receiver.Revoke for the receivers of a server.
+func (s *Server) Revoke(ids []string) {
+	s.revoked.set(ids)
+	for _, sess := range s.all() {
+		sess.judge(&s.revoked)
+	}
+}
+
+func (p *sender) judge(r *revoked) {
+	if r.has(p.peer.ID) {
+		p.fail(ticket.Dead, errRevokedPeer)
+	}
+}

@@ -1,0 +1,32 @@
+package prefill
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/engine"
+)
+
+// TestEarlyClaimsAreBounded: claims that come before their prompts take places as
+// leases do, and there are so many; after the end there are none.
+func TestEarlyClaimsAreBounded(t *testing.T) {
+	l := newLeases(time.Minute, time.Minute, time.Minute, 2)
+	reserve := func(id string, want error) {
+		t.Helper()
+		if k, err := l.reserve(id); !errors.Is(err, want) || (k == nil) != (want != nil) {
+			t.Errorf("%s: %v, %v, want %v", id, k, err, want)
+		}
+	}
+	reserve(EarlyClaim+"a", nil)
+	reserve(EarlyClaim+"b", nil)
+	reserve(EarlyClaim+"c", ErrTooManyLeases)
+	if len(l.byID) != 2 {
+		t.Errorf("%d leases", len(l.byID))
+	}
+	l.remove(l.byID[EarlyClaim+"a"])
+	reserve(EarlyClaim+"c", nil)
+	l.closed = true
+	l.remove(l.byID[EarlyClaim+"b"])
+	reserve(EarlyClaim+"d", engine.ErrClosed)
+}

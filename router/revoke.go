@@ -1,0 +1,85 @@
+package router
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+)
+
+// revocations answers GET /admin/v1/revocations.
+type revocations struct {
+	Revoked []revokedInfo `json:"revoked"`
+}
+
+type revokedInfo struct {
+	ID    string    `json:"id"`
+	Since time.Time `json:"since"`
+}
+
+// serveRevocations shuts an id out of the fleet (POST), lets it come back (DELETE),
+// and says who is shut out (GET).
+func (r *Router) serveRevocations(ctx *fasthttp.RequestCtx, verb, id string) {
+	if r.deps.Revoker == nil {
+		writeError(ctx, openai.BadRequest("", "nobody can be revoked in this fleet"))
+		return
+	}
+	var err error
+	switch {
+	case verb == "GET" && id == "":
+	case verb == "POST" && id != "":
+		NoteChange(ctx, r.standing(id), "revoked")
+		err = r.deps.Revoker.Revoke(id)
+	case verb == "DELETE" && id != "":
+		NoteChange(ctx, r.standing(id), "not revoked")
+		err = r.deps.Revoker.Unrevoke(id)
+	default:
+		writeError(ctx, openai.NotFound("there is no %s %s", clip(verb), clip(string(ctx.Path()))))
+		return
+	}
+	switch {
+	case errors.Is(err, fleet.ErrNotRevoked):
+		writeError(ctx, openai.NotFound("%s: %v", clip(id), err))
+		return
+	case errors.Is(err, fleet.ErrManyRevoked):
+		e := openai.BadRequest("", "%v", err)
+		e.Status, e.Code = 409, "too_many_revoked"
+		writeError(ctx, e)
+		return
+	case err != nil && fleet.ValidID(id) != nil:
+		writeError(ctx, openai.BadRequest("id", "%v", err))
+		return
+	case err != nil: // it is done, and not kept
+		writeError(ctx, openai.Internal("%v", err))
+		return
+	}
+	out := revocations{Revoked: []revokedInfo{}}
+	for _, x := range r.deps.Revoker.Revocations() {
+		if !x.Back {
+			out.Revoked = append(out.Revoked, revokedInfo{x.ID, time.UnixMicro(x.At).UTC()})
+		}
+	}
+	reply(ctx, 200, out)
+}
+
+// standing is whether an id is revoked, for the audit log.
+func (r *Router) standing(id string) string {
+	for _, x := range r.deps.Revoker.Revocations() {
+		if x.ID == id && !x.Back {
+			return "revoked"
+		}
+	}
+	return strings.TrimSpace("not revoked " + r.state(id))
+}
+
+// state is a member's for the audit log; "" for none.
+func (r *Router) state(id string) string {
+	if m := r.fleet.Snapshot().Get(id); m != nil {
+		return describe(m)
+	}
+	return ""
+}
