@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"os"
 	"strings"
@@ -26,7 +25,7 @@ import (
 
 // startWorker runs a worker in this process until the test ends, and checks
 // that its ledger is empty then.
-func startWorker(t testing.TB, role fleet.Role, change func(*worker.Config)) *worker.Worker {
+func startWorker(t testing.TB, role fleet.Role, change func(*worker.Config), given ...func(*worker.Deps)) *worker.Worker {
 	t.Helper()
 	cfg := worker.DefaultConfig(role)
 	cfg.Threads = 1
@@ -34,19 +33,18 @@ func startWorker(t testing.TB, role fleet.Role, change func(*worker.Config)) *wo
 	if change != nil {
 		change(&cfg)
 	}
-	log := slog.New(slog.DiscardHandler)
-	if os.Getenv("XPYD_E2E_LOG") != "" {
-		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	}
 	tr, err := tcp.New(tcp.DefaultConfig())
 	if err != nil {
 		t.Fatal(err)
 	}
-	deps := worker.Deps{Log: log, Registry: prometheus.NewRegistry(), Transport: tr, Build: "test"}
+	deps := worker.Deps{Log: testLog(), Registry: prometheus.NewRegistry(), Transport: tr, Build: "test"}
 	if cfg.KV.Transport == "shm" {
 		if deps.Local, err = shm.New(); err != nil {
 			t.Fatal(err)
 		}
+	}
+	for _, give := range given {
+		give(&deps)
 	}
 	w, err := worker.Start(t.Context(), cfg, deps)
 	if err != nil {

@@ -26,44 +26,67 @@ import (
 // process, and returns the router's URL once it is ready.
 func startCluster(t testing.TB, x, y int, change func(*worker.Config)) string {
 	t.Helper()
-	log := slog.New(slog.DiscardHandler)
-	if os.Getenv("XPYD_E2E_LOG") != "" {
-		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	}
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	nats, err := fleet.StartServer(fleet.ServerConfig{Log: log})
-	must(err)
-	t.Cleanup(nats.Close)
-	conn, err := fleet.Connect(fleet.ConnConfig{URL: nats.ClientURL(), Name: "router", Log: log})
-	must(err)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		_ = conn.Close(ctx) // the server may be gone already
-	})
-	watcher, err := fleet.Watch(fleet.WatcherConfig{Conn: conn, Log: log})
-	must(err)
-	t.Cleanup(watcher.Close)
+	watcher, nats := startFleet(t)
 	for role, n := range map[fleet.Role]int{fleet.Prefill: x, fleet.Decode: y} {
 		for range n {
 			startWorker(t, role, func(c *worker.Config) {
-				c.Fleet.URL = nats.ClientURL()
+				c.Fleet.URL = nats
 				if change != nil {
 					change(c)
 				}
 			})
 		}
 	}
+	return startRouter(t, router.Deps{Fleet: watcher})
+}
+
+// testLog discards the log, unless XPYD_E2E_LOG asks for it.
+func testLog() *slog.Logger {
+	if os.Getenv("XPYD_E2E_LOG") != "" {
+		return slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	return slog.New(slog.DiscardHandler)
+}
+
+// startFleet runs NATS in this process, and watches who is there.
+func startFleet(t testing.TB) (watcher *fleet.Watcher, natsURL string) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	nats, err := fleet.StartServer(fleet.ServerConfig{Log: testLog()})
+	must(err)
+	t.Cleanup(nats.Close)
+	conn, err := fleet.Connect(fleet.ConnConfig{URL: nats.ClientURL(), Name: "router", Log: testLog()})
+	must(err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = conn.Close(ctx) // the server may be gone already
+	})
+	watcher, err = fleet.Watch(fleet.WatcherConfig{Conn: conn, Log: testLog()})
+	must(err)
+	t.Cleanup(watcher.Close)
+	return watcher, nats.ClientURL()
+}
+
+// startRouter runs a router that is given a fleet, and returns its URL once it is
+// ready.
+func startRouter(t testing.TB, d router.Deps) string {
+	t.Helper()
+	d.Log, d.Registerer, d.Version = testLog(), prometheus.NewRegistry(), "test"
 	cfg := router.DefaultConfig()
 	cfg.Listen, cfg.AdminListen = "127.0.0.1:0", ""
-	r, err := router.New(cfg, router.Deps{Fleet: watcher, Log: log, Registerer: prometheus.NewRegistry(), Version: "test"})
-	must(err)
-	must(r.Start())
+	r, err := router.New(cfg, d)
+	if err == nil {
+		err = r.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
@@ -73,7 +96,7 @@ func startCluster(t testing.TB, x, y int, change func(*worker.Config)) string {
 	})
 	waitFor(t, time.Minute, func() error {
 		if !r.Ready() {
-			return fmt.Errorf("not ready: %+v", watcher.Snapshot().Members)
+			return fmt.Errorf("not ready: %+v", d.Fleet.Snapshot().Members)
 		}
 		return nil
 	})

@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -81,7 +82,10 @@ var binary = sync.OnceValues(func() (string, error) {
 	if os.Getenv("XPYD_E2E_RACE") != "" {
 		args, cgo = append(args, "-race"), "CGO_ENABLED=1"
 	}
-	cmd := exec.Command("go", append(args, "github.com/xpyd/xpyd/cmd/xpyd", path)...)
+	if err := track(command); err != nil {
+		return "", err
+	}
+	cmd := exec.Command("go", append(args, command, path)...)
 	cmd.Env = append(os.Environ(), cgo)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%v: %w\n%s", cmd, err, out)
@@ -89,7 +93,31 @@ var binary = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// Binary is the path of the built xpyd.
+const command = "github.com/xpyd/xpyd/cmd/xpyd"
+
+// track opens every folder and embedded file that a program is built from. The
+// cache of go test looks at what a test opens, and at the variables it reads, but
+// not at what a build that it runs does: without this a result would stay "ok
+// (cached)" whatever became of xpyd.
+func track(program string) error {
+	os.Getenv("GOFLAGS") // may name an overlay
+	const inputs = `{{with .Module}}{{if .Main}}{{.GoMod}}{{"\n"}}{{$.Dir}}{{range $.EmbedFiles}}{{"\n"}}{{$.Dir}}/{{.}}{{end}}{{end}}{{end}}`
+	list, err := exec.Command("go", "list", "-deps", "-f", inputs, program).Output()
+	if err != nil {
+		return fmt.Errorf("go list -deps %s: %w", program, err)
+	}
+	for path := range strings.Lines(string(list)) {
+		f, err := os.Open(strings.TrimSpace(path))
+		if err != nil {
+			return err
+		}
+		f.Close()
+	}
+	return nil
+}
+
+// Binary is the path of the built xpyd. What a test has of it counts for as long as
+// xpyd's sources stay as they are (see track).
 func Binary(t testing.TB) string {
 	t.Helper()
 	path, err := binary()

@@ -18,6 +18,26 @@ type Counts struct {
 // Counts reads the counts of the router and of every live worker, by id; the
 // router's name is "router". A restarted worker counts as another one.
 func (r *Router) Counts() (map[string]Counts, error) {
+	all, err := r.Usage()
+	out := map[string]Counts{}
+	for id, u := range all {
+		out[id] = u.Counts
+	}
+	return out, err
+}
+
+// Usage is what a process has.
+type Usage struct {
+	Counts
+	RSS int // bytes
+}
+
+func (u Usage) String() string {
+	return fmt.Sprintf("%d MiB, %d goroutines, %d descriptors", u.RSS>>20, u.Goroutines, u.FDs)
+}
+
+// Usage is of the same processes as Counts.
+func (r *Router) Usage() (map[string]Usage, error) {
 	f, err := r.Fleet()
 	if err != nil {
 		return nil, err
@@ -28,13 +48,13 @@ func (r *Router) Counts() (map[string]Counts, error) {
 			urls[fmt.Sprintf("%s/%d", m.ID, m.PID)] = m.URL
 		}
 	}
-	out := map[string]Counts{}
+	out := map[string]Usage{}
 	for id, url := range urls {
 		var text string
 		if err := get(r.client, url+"/metrics", &text); err != nil {
 			return nil, err
 		}
-		out[id] = Counts{Goroutines: int(metric(text, "go_goroutines")), FDs: int(metric(text, "process_open_fds"))}
+		out[id] = Usage{Counts{int(metric(text, "go_goroutines")), int(metric(text, "process_open_fds"))}, int(metric(text, "process_resident_memory_bytes"))}
 	}
 	return out, nil
 }

@@ -3,7 +3,6 @@ package cluster_test
 import (
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -33,19 +32,19 @@ func testPeers(t *testing.T, bring string) {
 	r := cluster.Alone(t, "--config", config)
 	const loadTimeout = 3 * time.Second // for a starved machine; a hung peer costs as much
 	begin := func(role fleet.Role, id string) *cluster.Process {
-		return cluster.Start(t, []string{"XPYD_KV__LOAD_TIMEOUT=" + loadTimeout.String(), "XPYD_KV__PEER_BRING=" + bring}, string(role), "--join", r.Join, "--threads", "1", "--id", id)
+		return cluster.Start(t, []string{"XPYD_KV__LOAD_TIMEOUT=" + loadTimeout.String(), "XPYD_KV__PEER_BRING=" + bring}, string(role), "--join-file", r.Join, "--threads", "1", "--id", id)
 	}
 	begin(fleet.Prefill, "p")
 	begin(fleet.Decode, "d")
 	giver := begin(fleet.Decode, "giver")
 	r.WaitServing(t, time.Minute, 1, 2)
 	client := cluster.NewClient(t)
-	where := func(id string) string {
+	where := func(id string) *cluster.Instance {
 		f, err := r.Fleet()
 		if err != nil || f.Get(id) == nil {
 			t.Fatalf("%s: %+v %v", id, f, err)
 		}
-		return f.Get(id).URL
+		return f.Get(id)
 	}
 	drain := func() {
 		t.Helper()
@@ -69,7 +68,7 @@ func testPeers(t *testing.T, bring string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := say(t, client, where("giver"), prompt(n), "")
+		a := say(t, r.AsMember(t, where("giver")), where("giver").URL, prompt(n), "")
 		cluster.Wait(t, 20*time.Second, "the router knows", func() error {
 			now, err := r.Metric("xpyd_router_kv_index_blocks")
 			if err == nil && now < before+12 {
@@ -89,7 +88,7 @@ func testPeers(t *testing.T, bring string) {
 		if took := time.Since(began); cluster.Late(took, loadTimeout+20*time.Second) {
 			t.Errorf("prompt %d took %v", n, took)
 		}
-		cluster.Wait(t, 10*time.Second, "ledgers empty", func() error { return idle(r, "p", "d") })
+		cluster.Wait(t, 10*time.Second, "ledgers empty", func() error { return idle(t, r, "p", "d") })
 		return got.Usage.Prompts.Cached
 	}
 	if cached := ask(1, warm(1)); cached < 192 {
@@ -100,8 +99,8 @@ func testPeers(t *testing.T, bring string) {
 	giver.Signal(syscall.SIGSTOP)
 	ask(3, want)
 	failed, err := r.WorkerMetric("p", `xpyd_kvtier_peer_fetches_total{result="failed"}`)
-	t.Log("fetches that failed with the giver stopped:", failed, err) // none if the fleet suspected it before
-	ask(5, say(t, client, where("p"), prompt(5), "cold"))             // the next one pays nothing, and goes on
+	t.Log("fetches that failed with the giver stopped:", failed, err)            // none if the fleet suspected it before
+	ask(5, say(t, r.AsMember(t, where("p")), where("p").URL, prompt(5), "cold")) // the next one pays nothing, and goes on
 	giver.Signal(syscall.SIGCONT)
 	cluster.Wait(t, 30*time.Second, "the giver is back", func() error {
 		f, err := r.Fleet()
@@ -128,13 +127,13 @@ func testPeers(t *testing.T, bring string) {
 
 // idle says whether these workers hold nothing, without asking others, which
 // may be stopped.
-func idle(r *cluster.Router, ids ...string) error {
+func idle(t *testing.T, r *cluster.Router, ids ...string) error {
 	f, err := r.Fleet()
 	if err != nil {
 		return err
 	}
 	for _, id := range ids {
-		resp, err := http.Get(f.Get(id).URL + "/debug/ledger")
+		resp, err := r.AsMember(t, f.Get(id)).Get(f.Get(id).URL + "/debug/ledger")
 		if err != nil {
 			return err
 		}

@@ -8,7 +8,9 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/supervise"
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/internal/worker"
 )
 
@@ -25,7 +28,8 @@ type Router struct {
 	URL   string // public
 	Admin string
 	Token string
-	Join  string // NATS URL of workers
+	Join  string // file that workers join with
+	NATS  string // URL, of the join file
 	Data  string // its --data folder
 
 	client *http.Client
@@ -57,31 +61,103 @@ func Alone(t testing.TB, args ...string) *Router {
 	return r
 }
 
+// UpWithFiles is Up where each process may have so many files open.
+func UpWithFiles(t testing.TB, files int, args ...string) *Router {
+	t.Helper()
+	r := launch(t, func(args []string) *Process {
+		limited := []string{"-c", `ulimit -n "$0" && exec "$@"`, strconv.Itoa(files), Binary(t)}
+		return StartCommand(t, exec.Command("sh", append(limited, args...)...), nil)
+	}, "up", args...)
+	r.URL = r.Line(t, time.Minute, "ready ")
+	r.find(t)
+	return r
+}
+
+// Again starts `xpyd router` in the data folder of one that has ended.
+func (r *Router) Again(t testing.TB, args ...string) *Router {
+	t.Helper()
+	args = append([]string{"router", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", r.Data}, args...)
+	n := &Router{Process: Start(t, nil, args...), Data: r.Data, client: NewClient(t)}
+	n.URL = n.Line(t, time.Minute, "listening ")
+	n.find(t)
+	return n
+}
+
 // Launch starts `xpyd up` or `xpyd router` on free ports, and waits for
 // nothing.
 func Launch(t testing.TB, command string, args ...string) *Router {
 	t.Helper()
+	return launch(t, func(args []string) *Process { return Start(t, nil, args...) }, command, args...)
+}
+
+func launch(t testing.TB, start func(args []string) *Process, command string, args ...string) *Router {
+	t.Helper()
 	data := filepath.Join(t.TempDir(), "data")
 	args = append([]string{command, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", data}, args...)
-	return &Router{Process: Start(t, nil, args...), Data: data, client: NewClient(t)}
+	return &Router{Process: start(args), Data: data, client: NewClient(t)}
 }
 
 // find reads what the router left in its data folder.
 func (r *Router) find(t testing.TB) {
 	t.Helper()
-	for name, to := range map[string]*string{"admin-url": &r.Admin, "admin-token": &r.Token, "join-url": &r.Join} {
+	r.Join = filepath.Join(r.Data, "join-url")
+	for name, to := range map[string]*string{"admin-url": &r.Admin, "admin-token": &r.Token} {
 		b, err := os.ReadFile(filepath.Join(r.Data, name))
 		if err != nil {
 			t.Fatal(err)
 		}
 		*to = strings.TrimSpace(string(b))
 	}
+	r.NATS = r.JoinLine(t).URL
 }
 
 // Worker starts one worker that joins r with one flag.
 func (r *Router) Worker(t testing.TB, role fleet.Role, args ...string) *Process {
 	t.Helper()
-	return Start(t, nil, append([]string{string(role), "--join", r.Join, "--threads", "1"}, args...)...)
+	return Start(t, nil, append([]string{string(role), "--join-file", r.Join, "--threads", "1"}, args...)...)
+}
+
+// JoinLine is what the join file says now.
+func (r *Router) JoinLine(t testing.TB) trust.Join {
+	t.Helper()
+	b, err := os.ReadFile(r.Join)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j, err := trust.ParseJoin(string(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+// Ring is the fleet's secrets, as the join file has them now.
+func (r *Router) Ring(t testing.TB) *trust.Ring {
+	t.Helper()
+	ring, err := trust.NewRing(r.JoinLine(t).Secrets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ring
+}
+
+// AsMember returns a client that shows m, which is of the fleet of r, the fleet's
+// token: as routers do.
+func (r *Router) AsMember(t testing.TB, m *Instance) *http.Client {
+	t.Helper()
+	name, token := r.MemberToken(t, m)
+	return &http.Client{Transport: shows{r.client.Transport, name, token}}
+}
+
+type shows struct {
+	http.RoundTripper
+	name, token string
+}
+
+func (s shows) RoundTrip(q *http.Request) (*http.Response, error) {
+	q = q.Clone(q.Context())
+	q.Header.Set(s.name, s.token)
+	return s.RoundTripper.RoundTrip(q)
 }
 
 // CLI runs an xpyd command against r, such as "status" or "drain".
@@ -176,7 +252,7 @@ func (f *Fleet) Get(id string) *Instance {
 // Serving counts the members of a role that users' requests may go to.
 func (f *Fleet) Serving(role fleet.Role) (n int) {
 	for i := range f.Instances {
-		if m := &f.Instances[i]; m.Role == role && m.State == fleet.Live && m.Probed && !m.Draining {
+		if m := &f.Instances[i]; m.Role == role && m.Serves() && m.Probed && !m.Draining {
 			n++
 		}
 	}

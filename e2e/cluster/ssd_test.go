@@ -23,7 +23,7 @@ func TestKilledWriting(t *testing.T) {
 	client := cluster.NewClient(t)
 	dir := filepath.Join(t.TempDir(), "kv")
 	begin := func(io string) (p *cluster.Process, url string) {
-		p = cluster.Start(t, nil, "decode", "--id", "d", "--listen", "127.0.0.1:0", "--threads", "1", "--blocks", "40", "--kv-host-memory", "4MiB",
+		p = cluster.Start(t, nil, "decode", "--trust-everyone", "--id", "d", "--listen", "127.0.0.1:0", "--threads", "1", "--blocks", "40", "--kv-host-memory", "4MiB",
 			"--kv-ssd-dir", dir, "--kv-ssd-size", "32MiB", "--kv-ssd-io", io)
 		return p, workerURL(t, p)
 	}

@@ -53,25 +53,23 @@ func TestTurns(t *testing.T) {
 	r := cluster.Up(t)
 	lone := cluster.Alone(t)
 	lone.Worker(t, fleet.Decode, "--id", "cold")
-	var cold string
+	var cold *cluster.Instance
 	cluster.Wait(t, time.Minute, "the other worker is up", func() error {
 		f, err := lone.Fleet()
 		if err != nil {
 			return err
 		}
-		m := f.Get("cold")
-		if m == nil {
+		if cold = f.Get("cold"); cold == nil {
 			return fmt.Errorf("fleet %+v", f)
 		}
-		cold = m.URL
 		return nil
 	})
-	client := cluster.NewClient(t)
+	client, member := cluster.NewClient(t), lone.AsMember(t, cold)
 	cached := func(talk []int32, salt string) (all bool) {
 		all = true
 		for i := range 4 {
 			got := say(t, client, r.URL, talk, salt)
-			want := say(t, client, cold, talk, fmt.Sprint("cold ", talk[1], i, salt))
+			want := say(t, member, cold.URL, talk, fmt.Sprint("cold ", talk[1], i, salt))
 			if !reflect.DeepEqual(got.Choices, want.Choices) || want.Usage.Prompts.Cached != 0 {
 				t.Errorf("turn %d:\n got %+v\nwant %+v", i, got, want)
 			}

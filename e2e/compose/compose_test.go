@@ -5,6 +5,7 @@
 package compose
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/url"
@@ -57,11 +58,13 @@ type host struct {
 	services map[string]service
 	nats     string // address
 	configs  string // what is mounted at /etc/xpyd
+	volume   string // fleet
 }
 
 func newHost(t *testing.T) *host {
 	t.Helper()
-	h := &host{services: services(t), nats: cluster.Port(t), configs: t.TempDir()}
+	h := &host{nats: cluster.Port(t), configs: t.TempDir(), volume: t.TempDir()}
+	h.services, _ = services(t)
 	address := regexp.MustCompile(`0\.0\.0\.0:\d+`)
 	files, err := filepath.Glob(filepath.Join(root, "configs/compose/*.yaml"))
 	if err != nil || len(files) != 3 {
@@ -73,7 +76,8 @@ func newHost(t *testing.T) *host {
 			t.Fatal(err)
 		}
 		text := address.ReplaceAllString(string(b), "127.0.0.1:0")
-		text = strings.Replace(text, "data: /data\n", "data: "+t.TempDir()+"\n", 1)
+		text = strings.Replace(text, "data: /data/", "data: "+h.volume+"/", 1)
+		text = strings.Replace(text, "join_file: /fleet/", "join_file: "+h.volume+"/", 1)
 		if err := os.WriteFile(filepath.Join(h.configs, filepath.Base(file)), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +96,8 @@ func (h *host) run(t *testing.T, name string) *cluster.Process {
 		}
 		return cluster.StartCommand(t, exec.Command(self, s.Command...), []string{natsEnv + "=" + h.nats})
 	}
-	if s.Image != "xpyd" || !slices.Contains(s.Volumes, "./configs/compose:/etc/xpyd:ro") {
+	volume := map[string]string{"router": "fleet:/data"}[name]
+	if s.Image != "xpyd" || !slices.Contains(s.Volumes, "./configs/compose:/etc/xpyd:ro") || !slices.Contains(s.Volumes, cmp.Or(volume, "fleet:/fleet:ro")) {
 		t.Fatalf("%s: image %q, mounts %v", name, s.Image, s.Volumes)
 	}
 	var env, args []string
@@ -110,8 +115,9 @@ func (h *host) run(t *testing.T, name string) *cluster.Process {
 	return cluster.Start(t, env, args...)
 }
 
-// up is `docker compose up`, with --scale for what scale has. Services start
-// in no order: each finds the others.
+// up is `docker compose up`, with --scale for what scale has. The router and NATS
+// find each other; workers that come before there is a join file end, and are
+// started again by docker, which this leaves out.
 func (h *host) up(t *testing.T, scale map[string]int) (url string, prefill, decode int) {
 	t.Helper()
 	count := func(role string) int {
@@ -121,15 +127,16 @@ func (h *host) up(t *testing.T, scale map[string]int) (url string, prefill, deco
 		return h.services[role].Deploy.Replicas
 	}
 	prefill, decode = count("prefill"), count("decode")
+	router := h.run(t, "router")
+	url = router.Line(t, 30*time.Second, "listening ")
 	for range prefill {
 		h.run(t, "prefill")
 	}
-	router := h.run(t, "router")
 	h.run(t, "nats")
 	for range decode {
 		h.run(t, "decode")
 	}
-	return router.Line(t, 30*time.Second, "listening "), prefill, decode
+	return url, prefill, decode
 }
 
 func TestUp(t *testing.T) {
@@ -178,7 +185,7 @@ func TestDashboard(t *testing.T) {
 	}
 	r := cluster.Up(t)
 	client := cluster.NewClient(t)
-	if a := cluster.Post(t.Context(), client, r.URL+"/v1/completions", `{"model":"stories260k","prompt":"Once","max_tokens":4}`); !a.Good() {
+	if a := cluster.Post(t.Context(), client, r.URL+"/v1/completions", `{"model":"stories260k","prompt":"Once","max_tokens":4,"stream":true}`); !a.Good() {
 		t.Fatal(a)
 	}
 	f, err := r.Fleet()

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,10 +39,14 @@ func read(t *testing.T, path string, to any) {
 	}
 }
 
-// services reads docker-compose.yml, with its variables at their defaults.
-func services(t *testing.T) map[string]service {
+// services reads docker-compose.yml, with its variables at their defaults, and the
+// names of its volumes.
+func services(t *testing.T) (map[string]service, map[string]any) {
 	t.Helper()
-	var file struct{ Services map[string]service }
+	var file struct {
+		Services map[string]service
+		Volumes  map[string]any
+	}
 	read(t, "docker-compose.yml", &file)
 	variable := regexp.MustCompile(`\$\{[A-Z_]+:-([^}]*)\}`)
 	for _, s := range file.Services {
@@ -52,13 +57,13 @@ func services(t *testing.T) map[string]service {
 			s.Environment[k] = variable.ReplaceAllString(s.Environment[k], "$1")
 		}
 	}
-	return file.Services
+	return file.Services, file.Volumes
 }
 
 // TestFile: what any number of containers of a service needs, and that what is
 // mounted, depended on and scraped is there.
 func TestFile(t *testing.T) {
-	all := services(t)
+	all, volumes := services(t)
 	for _, name := range []string{"nats", "router", "prefill", "decode", "prometheus", "grafana"} {
 		if _, ok := all[name]; !ok {
 			t.Errorf("no service %s", name)
@@ -70,7 +75,8 @@ func TestFile(t *testing.T) {
 		}
 		for _, v := range s.Volumes {
 			from, _, _ := strings.Cut(v, ":")
-			if _, err := os.Stat(filepath.Join(root, from)); err != nil {
+			_, named := volumes[from]
+			if _, err := os.Stat(filepath.Join(root, from)); err != nil && !named {
 				t.Errorf("%s mounts what is not there: %v", name, err)
 			}
 		}
@@ -89,7 +95,10 @@ func TestFile(t *testing.T) {
 	var prometheus struct {
 		Jobs []struct {
 			Name string `yaml:"job_name"`
-			DNS  []struct {
+			Auth struct {
+				File string `yaml:"credentials_file"`
+			} `yaml:"authorization"`
+			DNS []struct {
 				Names []string
 				Port  string
 			} `yaml:"dns_sd_configs"`
@@ -104,6 +113,9 @@ func TestFile(t *testing.T) {
 		host, port, err := net.SplitHostPort(addr)
 		if err != nil || host != "0.0.0.0" || len(job.DNS) != 1 || job.DNS[0].Names[0] != job.Name || job.DNS[0].Port != port {
 			t.Errorf("job %s scrapes %+v, the service listens on %q", job.Name, job.DNS, addr)
+		}
+		if want := "/fleet/xpyd/scrape-token"; job.Name != "router" && (job.Auth.File != want || !slices.Contains(all["prometheus"].Volumes, "fleet:/fleet:ro")) {
+			t.Errorf("job %s shows %q, not %s", job.Name, job.Auth.File, want)
 		}
 		delete(key, job.Name)
 	}

@@ -182,7 +182,7 @@ func olderProtocol(t *testing.T, r *cluster.Router, list []*ask, good fleet.Inst
 		http.Error(w, "an older worker", http.StatusNotFound)
 	}))
 	defer old.Close()
-	conn, err := fleet.Connect(fleet.ConnConfig{URL: r.Join, Name: "older"})
+	conn, err := fleet.Connect(fleet.ConnConfig{URL: r.JoinLine(t).URL, Ring: r.Ring(t), Name: "older"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,8 @@ func peers(t *testing.T, r *cluster.Router, want float64) {
 func TestOneDies(t *testing.T) {
 	t.Parallel()
 	nats := cluster.StartNATS(t)
-	a, b := cluster.Alone(t, "--nats", nats.URL), cluster.Alone(t, "--nats", nats.URL)
+	a := cluster.Alone(t, "--nats", nats.URL)
+	b := cluster.Alone(t, "--join-file", a.Join)
 	for i := range 2 {
 		a.Worker(t, fleet.Prefill, "--id", fmt.Sprintf("p%d", i))
 		a.Worker(t, fleet.Decode, "--id", fmt.Sprintf("d%d", i))
@@ -107,7 +108,7 @@ func TestOneDies(t *testing.T) {
 	if r := cluster.Post(t.Context(), client, b.URL+"/v1/completions", strings.Replace(long, "Once upon a time", strings.Repeat("Once upon a time ", 16), 1)); !r.Good() {
 		t.Errorf("a long prompt: %v", r)
 	}
-	again := cluster.Alone(t, "--nats", nats.URL)
+	again := cluster.Alone(t, "--join-file", b.Join)
 	again.WaitServing(t, limit, 2, 2)
 	peers(t, again, 1)
 	peers(t, b, 1)
@@ -234,16 +235,25 @@ func TestCluster(t *testing.T) {
 	var urls []string
 	for i := range 2 {
 		file := filepath.Join(t.TempDir(), "router.yaml")
-		text := fmt.Sprintf("fleet: {listen: %q, user: u, password: secret, cluster_listen: %q, cluster_user: c, cluster_password: other,\n  cluster_routes: [\"nats-route://c:other@%s\"]}\n",
-			ports[i], ports[2+i], ports[3-i])
+		text := fmt.Sprintf("fleet: {listen: %q, cluster_listen: %q, cluster_routes: [\"nats-route://%s\"]}\n", ports[i], ports[2+i], ports[3-i])
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		routers = append(routers, cluster.Alone(t, "--config", file))
-		urls = append(urls, routers[i].Join)
+		args := []string{"--config", file}
+		if i > 0 {
+			args = append(args, "--join-file", routers[0].Join)
+		}
+		routers = append(routers, cluster.Alone(t, args...))
+		urls = append(urls, routers[i].NATS)
+	}
+	both := filepath.Join(t.TempDir(), "join")
+	line := routers[0].JoinLine(t)
+	line.URL = strings.Join(urls, ",")
+	if err := os.WriteFile(both, []byte(line.Reveal()), 0o600); err != nil {
+		t.Fatal(err)
 	}
 	for _, role := range []fleet.Role{fleet.Prefill, fleet.Decode} {
-		cluster.Start(t, nil, string(role), "--join", strings.Join(urls, ","), "--threads", "1")
+		cluster.Start(t, nil, string(role), "--join-file", both, "--threads", "1")
 	}
 	for _, r := range routers {
 		r.WaitServing(t, limit, 1, 1)
