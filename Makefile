@@ -7,9 +7,11 @@ WAITING   = ./kvconn/tcp ./kvconn/shm
 SHARING   = $(sort $(dir $(shell grep -rlE '\<go [a-z]|\.Go\>|"sync|\<chan\>|Parallel|"unsafe"' --include='*.go' kvconn router internal prefill decode) e2e/))
 RACE     ?= $(WAITING) $(filter-out $(WAITING),$(patsubst %/,./%,$(SHARING)))
 FUZZTIME ?= 10s
+SEED     ?= 1
+N        ?= 200
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: router-churn help build dist test race fuzz bench bench-kv bench-load bench-router lint faults kv-soak kv-skew kv-mutate soak clients goldens bench-report docker compose-check
+.PHONY: router-churn hostile edge-soak help build dist test race fuzz bench bench-kv bench-load bench-router lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report docker compose-check
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -50,12 +52,22 @@ kv-skew: ## the last release's workers beside this tree's, both ways
 kv-mutate: ## every guard of kvconn removed, one at a time: a test must fail
 	scripts/mutate-kv
 
+mutate: ## N (200) bugs drawn by SEED, one at a time: a test must fail; some hours, resumed where it was stopped
+	mkdir -p .cache
+	$(GO) run ./scripts/mutate -seed $(SEED) -n $(N) -log .cache/mutate-$(SEED).jsonl
+
 router-churn: ## the router through ten minutes of churn, faults and cancels; the last line counts
 	XPYD_CHURN=10m $(GO) test ./router -run TestChurn -count=1 -timeout 20m -v
 
 soak: ## 1,000 random requests, xPyD against a single worker; 5,000 at each block size under a full pool, with retractions
 	XPYD_SOAK_REQUESTS=1000 $(GO) test ./e2e -run TestDifferential -count=1 -timeout 60m -v
 	XPYD_RETRACT_REQUESTS=5000 $(GO) test ./internal/engine -run TestRetraction -count=1 -timeout 60m -v
+
+edge-soak: ## half an hour of kills, stops, scale, role, drain, NATS cuts, no descriptors and no memory under load; figures go to bench/
+	XPYD_EDGE_SOAK=30m XPYD_EDGE_OUT=bench $(GO) test ./e2e/soak -run TestEdgeSoak -count=1 -timeout 60m -v
+
+hostile: ## what another user of the machine tries, on real processes
+	$(GO) test ./e2e/hostile -count=1 -timeout 20m -v
 
 goldens: ## remake recorded goldens (needs Python with torch, transformers)
 	scripts/goldens

@@ -96,7 +96,7 @@ func (b *bench) ttft() error {
 		return err
 	}
 	const single = "127.0.0.1:18099"
-	w := exec.Command(bin, "decode", "--listen", single, "--log-level", "warn")
+	w := exec.Command(bin, "decode", "--trust-everyone", "--listen", single, "--log-level", "warn")
 	w.Stderr = os.Stderr
 	if err := w.Start(); err != nil {
 		return err

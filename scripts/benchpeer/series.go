@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
 )
 
 // results are those of all rounds that count, in milliseconds.
@@ -103,10 +105,10 @@ func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) erro
 	for len(prompt) < s.o.tokens {
 		prompt = append(prompt, low+rng.Int32N(vocabulary-low))
 	}
-	if _, err := s.ask(ctx, s.giver.URL, prompt, nil); err != nil {
+	if _, err := s.ask(ctx, s.giver, prompt, nil); err != nil {
 		return err
 	}
-	warm, err := s.ask(ctx, s.giver.URL, prompt, nil)
+	warm, err := s.ask(ctx, s.giver, prompt, nil)
 	if err != nil {
 		return err
 	}
@@ -134,7 +136,7 @@ func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) erro
 		return fmt.Errorf("%d tokens of what was to be computed were cached", computed.cached)
 	}
 	time.Sleep(s.o.rest)
-	pool, err := s.ask(ctx, s.taker.URL, prompt, nil)
+	pool, err := s.ask(ctx, s.taker, prompt, nil)
 	if err != nil {
 		return err
 	}
@@ -180,22 +182,23 @@ func (s *site) cold(ctx context.Context, prompt []int32, header http.Header) (*a
 	if err != nil {
 		return nil, err
 	}
+	s.show(req, s.taker)
 	if err := call(req, func(io.Reader, http.Header) error { return nil }); err != nil {
 		return nil, err
 	}
 	time.Sleep(s.o.rest)
-	return s.ask(ctx, s.taker.URL, prompt, header)
+	return s.ask(ctx, s.taker, prompt, header)
 }
 
 // ask streams an answer. Token ids come in exact series only: with them goes the whole
 // prompt in front of the first token.
-func (s *site) ask(ctx context.Context, url string, prompt []int32, header http.Header) (*answer, error) {
+func (s *site) ask(ctx context.Context, of *fleet.Member, prompt []int32, header http.Header) (*answer, error) {
 	body, err := json.Marshal(map[string]any{"prompt": prompt, "max_tokens": answerTokens, "temperature": 0, "ignore_eos": true, "return_token_ids": s.exact,
 		"stream": true, "stream_options": map[string]bool{"include_usage": true}})
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(string(body)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, of.URL+"/v1/completions", strings.NewReader(string(body)))
 	if err != nil {
 		return nil, err
 	}
@@ -203,6 +206,7 @@ func (s *site) ask(ctx context.Context, url string, prompt []int32, header http.
 		req.Header = header.Clone()
 	}
 	req.Header.Set("Content-Type", "application/json")
+	s.show(req, of)
 	a := &answer{}
 	began := time.Now()
 	err = call(req, func(r io.Reader, h http.Header) error {

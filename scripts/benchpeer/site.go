@@ -16,18 +16,20 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/trust"
 )
 
 // site is a router, for its NATS, and two workers.
 type site struct {
-	o     *options
-	dir   string
-	procs []*process
-	admin string
-	token string
-	giver *fleet.Member
-	taker *fleet.Member
-	exact bool // answers have to be those computed, to the token
+	o      *options
+	dir    string
+	procs  []*process
+	admin  string
+	token  string
+	secret trust.Secret
+	giver  *fleet.Member
+	taker  *fleet.Member
+	exact  bool // answers have to be those computed, to the token
 }
 
 type process struct {
@@ -51,9 +53,10 @@ func (o *options) open(ctx context.Context, dir string, invariant bool) (*site, 
 	if err := s.start("router", nil, "router", "--config", config, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", filepath.Join(dir, "data")); err != nil {
 		return s, err
 	}
-	var join string
+	join := filepath.Join(dir, "data", "join-url")
+	var line string
 	if err := s.until(ctx, func() (err error) {
-		for name, to := range map[string]*string{"join-url": &join, "admin-url": &s.admin, "admin-token": &s.token} {
+		for name, to := range map[string]*string{"join-url": &line, "admin-url": &s.admin, "admin-token": &s.token} {
 			text, e := os.ReadFile(filepath.Join(dir, "data", name))
 			*to, err = strings.TrimSpace(string(text)), errors.Join(err, e)
 		}
@@ -61,8 +64,13 @@ func (o *options) open(ctx context.Context, dir string, invariant bool) (*site, 
 	}); err != nil {
 		return s, err
 	}
+	fleetOf, err := trust.ParseJoin(line)
+	if err != nil {
+		return s, err
+	}
+	s.secret = fleetOf.Secrets[0]
 	for i, id := range []string{"giver", "taker"} {
-		args := []string{"prefill", "--id", id, "--join", join, "--kv-load-timeout", patience.String()}
+		args := []string{"prefill", "--id", id, "--join-file", join, "--kv-load-timeout", patience.String()}
 		env := []string{"XPYD_KV__PEER_SILENCE=" + patience.String(), "XPYD_KV__DIAL_TIMEOUT=" + patience.String(), "XPYD_KV__HANDSHAKE_TIMEOUT=" + patience.String()}
 		for _, e := range os.Environ() {
 			if strings.HasPrefix(e, "XPYD_KV__") { // for the workers alone: a router knows no such settings
@@ -177,6 +185,11 @@ func (s *site) member(id string) (*fleet.Member, error) {
 		}
 	}
 	return nil, fmt.Errorf("%s is not there", id)
+}
+
+// show gives a request to a worker the fleet's token for it.
+func (s *site) show(req *http.Request, m *fleet.Member) {
+	req.Header.Set(trust.Header, s.secret.Token(trust.HTTP, trust.Member(m.ID, m.Epoch)))
 }
 
 // call does a request that must be answered with 200.

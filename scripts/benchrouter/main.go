@@ -7,6 +7,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"log"
@@ -23,16 +24,18 @@ import (
 
 // options are the command line.
 type options struct {
-	xpyd    string // the binary under test
-	venv    string // where the Python peers are installed; "" leaves them out
-	proxy   string // vLLM's example proxy, a Python file; "" leaves it out
-	pick    string // the program benchpick; "" leaves its row out
-	out     string
-	only    string // rows, comma separated; "" for all
-	peers   string // comma separated; "" for all
-	resume  bool
-	repeats int
-	n       int
+	xpyd       string // the binary under test
+	venv       string // where the Python peers are installed; "" leaves them out
+	proxy      string // vLLM's example proxy, a Python file; "" leaves it out
+	pick       string // the program benchpick; "" leaves its row out
+	out        string
+	only       string // rows, comma separated; "" for all
+	peers      string // comma separated; "" for all
+	before     string // an earlier build; "" leaves its rows out
+	beforeName string // of the figures of those rows
+	resume     bool
+	repeats    int
+	n          int
 }
 
 // row is one part of the report.
@@ -54,6 +57,7 @@ func (b *bench) rows() []row {
 		{"slow", func() error { return b.manyStreams("slow", min(10_000, mostStreams()), 4) }, []string{"stream_kb", "stream_delay_p99_ms.slow"}},
 		{"fast", func() error { return b.manyStreams("fast", min(2000, mostStreams()), 20) }, []string{"stream_delay_p99_ms.fast"}},
 		{"stalled", b.stalled, []string{"stalled_client_kb"}},
+		{"builds", func() error { return errors.Join(b.builds("nonstream", false), b.builds("stream16", true)) }, nil},
 		{"pick", b.choice, []string{"pick_ratio.4000", "pick_p99_ratio.4000", "index_bytes_per_block"}},
 	}
 }
@@ -88,8 +92,10 @@ func main() {
 	flag.StringVar(&o.venv, "venv", "", "virtual environment with vllm-router, smg and sglang-router")
 	flag.StringVar(&o.proxy, "vllm-proxy", "", "vLLM's tests/v1/kv_connector/nixl_integration/toy_proxy_server.py")
 	flag.StringVar(&o.pick, "pick", "", "the program benchpick, for the row pick")
+	flag.StringVar(&o.before, "before", "", "an earlier build of xpyd, for the row builds")
+	flag.StringVar(&o.beforeName, "before-name", "router.build_ratio", "what the figures of the row builds are called, less .nonstream and .stream16")
 	flag.StringVar(&o.out, "out", "bench", "folder for results/ and raw/")
-	flag.StringVar(&o.only, "only", "", "only these rows, comma separated: nonstream, stream16, added, 100k, turn40, slow, fast, stalled, pick")
+	flag.StringVar(&o.only, "only", "", "only these rows, comma separated: nonstream, stream16, added, 100k, turn40, slow, fast, stalled, builds, pick")
 	flag.BoolVar(&o.resume, "resume", false, "leave out rows that were measured since the router was changed")
 	flag.StringVar(&o.peers, "peers", "", "only these, comma separated: nginx, bare, vllm-router, smg, sglang-router, vllm-proxy")
 	flag.IntVar(&o.repeats, "repeats", 5, "repeats of each measurement")
@@ -164,7 +170,9 @@ func (b *bench) file(name, text string) (string, error) {
 
 // figure writes one figure and says so.
 func (b *bench) figure(f figures.Figure) error {
-	f.Command = "scripts/bench-router"
+	if f.Command == "" {
+		f.Command = "scripts/bench-router"
+	}
 	log.Printf("%s = %.4g %s, %s %.4g, ratio %.3f; %s", f.Name, f.Value, f.Unit, f.Peer, f.PeerValue, f.Ratio, f.Spread)
 	return b.book.Add(f)
 }

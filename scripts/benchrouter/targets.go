@@ -102,7 +102,9 @@ func (b *bench) bareLoop() (*process, error) {
 }
 
 // router is xpyd with its metrics and its access log on.
-func (b *bench) router() (*process, error) {
+func (b *bench) router() (*process, error) { return b.routerOf(b.xpyd) }
+
+func (b *bench) routerOf(binary string) (*process, error) {
 	return b.listening("xpyd", func(addr, _, _ string) ([]string, error) {
 		conf, err := b.file("xpyd.yaml", fmt.Sprintf(`listen: %s
 admin_listen: ""
@@ -113,7 +115,7 @@ static:
 limits: {max_in_flight: 20000}
 max_conns: 20000
 `, addr, b.p, b.d))
-		return []string{b.xpyd, "router", "--config", conf}, err
+		return []string{binary, "router", "--config", conf}, err
 	})
 }
 

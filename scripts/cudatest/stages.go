@@ -44,7 +44,7 @@ var families = []family{
 	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantWithoutCuBLAS", "TestInvariantSmallVocabulary", "TestInvariantRefused", "TestInvariantDraws"}, split: []string{"TestBatchInvariant"}, fp16: true},
 	{name: "fp8", tests: []string{"TestKV8Rows", "TestKV8Logits", "TestKV8DecodeLengths", "TestKV8Pool", "TestW8Logits", "TestW8Loads"}, split: []string{"TestKV8Logits", "TestW8Logits"}, race: []string{"TestKV8Rows/^llama_gqa4_128_by_16$", "TestKV8Pool", "TestW8Loads"}},
 	{name: "range", tests: []string{"TestFP16Range", "TestFP16Peers"}},
-	{name: "sampler", tests: []string{"TestDraws", "TestDrawsAmongEquals", "TestDrawDistribution", "TestLogprobs"}, race: []string{"TestLogprobs/^50$"}},
+	{name: "sampler", tests: []string{"TestDraws", "TestDrawsAmongEquals", "TestDrawDistribution", "TestDrawOfNaN", "TestLogprobs"}, race: []string{"TestLogprobs/^50$"}},
 	{name: "pool", tests: []string{"TestDigestFollowsOverwrites", "TestPoolMovesRows", "TestPoolBesideSteps", "TestPoolRefusesBadRanges"}, race: []string{"TestDigestFollowsOverwrites", "TestPoolMovesRows"}},
 	{name: "host", tests: []string{"TestHostMoves", "TestHostMovesKeepDigests", "TestArrivals", "TestArrivalsBeside", "TestGates"}, race: []string{"TestHostMoves", "TestHostMovesKeepDigests", "TestArrivals"}},
 	{name: "push", tests: []string{"TestPush", "TestPushLong", "TestPushBehindStep", "TestMovesRefuse", "TestMovesLate", "TestDrain", "TestPeerProcess"}, processes: []string{"TestPeerProcess"}, race: []string{"TestPush/^4_heads_of_128,_16_tokens$", "TestPush/^2_heads_of_80,_5_tokens$", "TestPushLong"}},

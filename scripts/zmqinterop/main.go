@@ -13,6 +13,8 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvevents"
+	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/internal/zmtp"
 	"github.com/xpyd/xpyd/router/discover"
 )
 
@@ -43,14 +45,27 @@ func run(ctx context.Context) error {
 	replay := flag.String("replay", "", "its replay socket")
 	publish := flag.Int("publish", 0, "publish so many batches, one each 50 ms")
 	arrays := flag.Bool("arrays", false, "publish events as arrays")
+	secret := flag.String("secret", "", "the fleet's secret, for CURVE; of tests alone")
 	register := flag.Bool("register", false, "listen for P2pNccl registrations")
 	flag.Parse()
 	t := teller{json.NewEncoder(os.Stdout)}
+	var ring *trust.Ring
+	var keys func() (*zmtp.Keys, error)
+	if *secret != "" {
+		s, err := trust.ParseSecret(*secret)
+		if err != nil {
+			return err
+		}
+		if ring, err = trust.NewRing(s); err != nil {
+			return err
+		}
+		keys = func() (*zmtp.Keys, error) { return kvevents.SubscriberKeys(ring, "") }
+	}
 	switch {
 	case *follow != "":
-		kvevents.NewFeed(kvevents.FeedConfig{Endpoint: *follow, Replay: *replay, Handler: t}).Run(ctx)
+		kvevents.NewFeed(kvevents.FeedConfig{Endpoint: *follow, Replay: *replay, Keys: keys, Handler: t}).Run(ctx)
 	case *publish > 0:
-		p, err := kvevents.Publish(kvevents.PublisherConfig{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0", Topic: "kv-events", Arrays: *arrays})
+		p, err := kvevents.Publish(kvevents.PublisherConfig{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0", Topic: "kv-events", Arrays: *arrays, Ring: ring})
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// run tries mutants, one at a time.
+type run struct {
+	options
+	suite *suite
+	same  equivalents
+	drawn []*mutant
+	out   io.Writer
+	took  map[string]time.Duration // by a package's own tests, without a bug
+}
+
+func (r *run) all(ctx context.Context) error {
+	done, log := map[string]*record{}, io.Discard
+	if r.log != "" {
+		var err error
+		if done, err = readLog(r.log); err != nil {
+			return err
+		}
+		f, err := os.OpenFile(r.log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		log = f
+	}
+	open := slices.DeleteFunc(slices.Clone(r.drawn), func(x *mutant) bool {
+		was := done[x.ID]
+		return was != nil && (was.Noticed || was.Equivalent != "" || !r.again)
+	})
+	if err := r.sound(ctx, open); err != nil {
+		return err
+	}
+	start := time.Now()
+	for i, x := range open {
+		rec, err := r.try(ctx, x)
+		if err != nil {
+			return err
+		}
+		done[x.ID] = rec
+		if err := rec.write(log); err != nil {
+			return err
+		}
+		left := time.Since(start) / time.Duration(i+1) * time.Duration(len(open)-i-1)
+		fmt.Fprintf(r.out, "%d/%d %s (%.0f s, %v left)\n", i+1, len(open), rec, rec.Seconds, left.Round(time.Second))
+	}
+	summary(r.out, r.drawn, done)
+	return nil
+}
+
+// levels are the packages whose tests run with a mutant.
+func (r *run) levels(x *mutant) [][]string {
+	levels := r.suite.of(r.suite.m.path + "/" + x.Package)
+	if r.own && len(levels) > 1 {
+		levels = levels[:1]
+	}
+	return levels
+}
+
+// sound makes sure that the tests pass without a bug, and learns how long those of
+// the packages take that get one.
+func (r *run) sound(ctx context.Context, open []*mutant) error {
+	for _, x := range open {
+		if _, ok := r.took[x.Package]; ok || r.same.reason(x) != "" {
+			continue
+		}
+		for i, level := range r.levels(x) {
+			start := time.Now()
+			c := check{packages: level, limit: r.limit, fresh: i == 0}
+			res, err := r.suite.test(ctx, c)
+			if err == nil && res.pkg != "" { // a busy machine may have been at fault
+				res, err = r.suite.test(ctx, c)
+			}
+			if err != nil {
+				return err
+			}
+			if res.pkg != "" {
+				return fmt.Errorf("%s fails without a bug: %s %s", res.pkg, res.test, res.how)
+			}
+			if i == 0 {
+				r.took[x.Package] = time.Since(start)
+			}
+		}
+	}
+	return nil
+}
+
+// try runs the tests with one bug put in, the nearest first, until one fails.
+func (r *run) try(ctx context.Context, x *mutant) (*record, error) {
+	rec, start := &record{mutant: *x, Equivalent: r.same.reason(x)}, time.Now()
+	if rec.Equivalent != "" {
+		return rec, nil
+	}
+	for i, level := range r.levels(x) {
+		limit := r.limit
+		if i == 0 {
+			limit = min(limit, 30*time.Second+4*r.took[x.Package])
+		}
+		res, steady, err := r.fails(ctx, check{mutant: x, packages: level, limit: limit, fresh: true})
+		if err != nil {
+			return nil, err
+		}
+		if res.pkg != "" {
+			rec.Noticed, rec.Unsteady, rec.How = true, !steady, res.how
+			rec.By = strings.TrimSpace(strings.TrimPrefix(res.pkg, r.suite.m.path+"/") + " " + res.test)
+			break
+		}
+	}
+	rec.Seconds = float64(time.Since(start).Milliseconds()) / 1000
+	return rec, nil
+}
+
+// fails says how tests fail. A failure is steady if it comes again when its test
+// runs alone; one that does not may be a busy machine's, and counts only if the tests
+// fail a second time.
+func (r *run) fails(ctx context.Context, c check) (res result, steady bool, err error) {
+	for range 2 {
+		if res, err = r.suite.test(ctx, c); err != nil || res.pkg == "" {
+			return res, true, err
+		}
+		if res.broken {
+			return res, true, fmt.Errorf("%v: does not compile", c.mutant)
+		}
+		alone := c
+		alone.packages = []string{res.pkg}
+		if res.test != "" {
+			top, _, _ := strings.Cut(res.test, "/")
+			alone.run = "^" + top + "$"
+		}
+		if a, err := r.suite.test(ctx, alone); err != nil || a.pkg != "" {
+			return res, true, err
+		}
+	}
+	return res, false, nil
+}
+
+// summary ends a run: what was not noticed, and how much was, by package and kind.
+func summary(out io.Writer, drawn []*mutant, done map[string]*record) {
+	var all score
+	by := map[string]*score{}
+	for _, x := range drawn {
+		rec := done[x.ID]
+		if rec == nil {
+			continue
+		}
+		if !rec.Noticed && rec.Equivalent == "" {
+			fmt.Fprintln(out, rec)
+		}
+		all.add(rec)
+		for _, name := range []string{x.Package, "kind " + x.Kind} {
+			if by[name] == nil {
+				by[name] = &score{}
+			}
+			by[name].add(rec)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(by)) {
+		fmt.Fprintf(out, "%-24s %v\n", name, by[name])
+	}
+	fmt.Fprintf(out, "noticed %v\n", &all)
+}
+
+// score counts mutants that are not equivalent.
+type score struct{ noticed, total, same int }
+
+func (s *score) add(r *record) {
+	switch {
+	case r.Equivalent != "":
+		s.same++
+		return
+	case r.Noticed:
+		s.noticed++
+	}
+	s.total++
+}
+
+func (s *score) String() string {
+	text := fmt.Sprintf("%d of %d", s.noticed, s.total)
+	if s.total > 0 {
+		text += fmt.Sprintf(", %.1f %%", 100*float64(s.noticed)/float64(s.total))
+	}
+	if s.same > 0 {
+		text += fmt.Sprintf(" (and %d equivalent)", s.same)
+	}
+	return text
+}
