@@ -231,7 +231,7 @@ func TestStuck(t *testing.T) {
 		_, err := hung.ReadAt(make([]byte, 8), 0)
 		ends <- err
 	}()
-	soon(t, func() bool { return r.under() > 0 })
+	soon(t, func() bool { return r.Stats().Submitted == 2 }) // Open's own, and this read
 	stuck.Store(r)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
