@@ -9,13 +9,7 @@ import "bytes"
 // tell is 0.
 func ReadTokens(body []byte) (prompt, completion int, ok bool) {
 	body, before := withUsage(body)
-	usage := Member(body, "usage")
-	for _, within := range []string{"response", "message"} {
-		if usage == nil {
-			usage = Member(Member(body, within), "usage")
-		}
-	}
-	members(usage, func(key, value []byte, _, _ int) {
+	members(usageOf(body), func(key, value []byte, _, _ int) {
 		n, whole := atoi(value)
 		switch string(key) {
 		case "prompt_tokens", "input_tokens":
@@ -31,6 +25,40 @@ func ReadTokens(body []byte) (prompt, completion int, ok bool) {
 		prompt, _, _ = ReadTokens(before)
 	}
 	return prompt, completion, ok
+}
+
+// usageOf is the usage object of an answer or of an event. If its name stands once,
+// the answer is not read from the beginning to find it.
+func usageOf(body []byte) []byte {
+	if i := bytes.Index(body, usageKey[1:]); i > 0 && body[i-1] == '"' && opensUsage(body[i-1:]) {
+		if rest := body[i+len(usageKey)-1:]; !bytes.Contains(rest, usageKey[1:]) {
+			return braced(rest)
+		}
+	}
+	usage := Member(body, "usage")
+	for _, within := range []string{"response", "message"} {
+		if usage == nil {
+			usage = Member(Member(body, within), "usage")
+		}
+	}
+	return usage
+}
+
+// braced is b up to the brace that closes its first. A usage has no texts, so that
+// each brace in it counts.
+func braced(b []byte) []byte {
+	depth := 0
+	for i, c := range b {
+		switch c {
+		case '{':
+			depth++
+		case '}':
+			if depth--; depth == 0 {
+				return b[:i+1]
+			}
+		}
+	}
+	return nil
 }
 
 // withUsage is the data of the last event that has a usage, and what comes before
