@@ -10,16 +10,16 @@ import "bytes"
 func ReadTokens(body []byte) (prompt, completion int, ok bool) {
 	body, before := withUsage(body)
 	members(usageOf(body), func(key, value []byte, _, _ int) {
-		n, whole := atoi(value)
+		n := &prompt
 		switch string(key) {
 		case "prompt_tokens", "input_tokens":
-			prompt = n
 		case "completion_tokens", "output_tokens":
-			completion = n
+			n = &completion
 		default:
 			return
 		}
-		ok = ok || whole
+		v, whole := atoi(value)
+		*n, ok = v, ok || whole
 	})
 	if ok && prompt == 0 && len(before) > 0 { // a message's stream tells it at its beginning
 		prompt, _, _ = ReadTokens(before)
