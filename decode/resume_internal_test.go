@@ -1,7 +1,9 @@
 package decode
 
 import (
+	"context"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/kvcache"
 )
@@ -31,4 +33,28 @@ func TestOtherNumerics(t *testing.T) {
 	if err := cache.Check(); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestGivenUp: an attempt that gave up while a former one had the blocks does not
+// stand in the way of the next.
+func TestGivenUp(t *testing.T) {
+	r, c := newRemains(1), &Claim{RequestID: "r"}
+	first, err := r.begin(t.Context(), c, kvcache.Hash{1}, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if over, err := r.begin(gone, c, kvcache.Hash{1}, time.Hour); err == nil || over != nil {
+		t.Errorf("who is gone has begun: %v", err)
+	}
+	if len(r.under) != 0 {
+		t.Errorf("%d attempts stand in the way", len(r.under))
+	}
+	first()
+	over, err := r.begin(t.Context(), c, kvcache.Hash{1}, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over()
 }

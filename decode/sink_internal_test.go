@@ -3,7 +3,9 @@ package decode
 import (
 	"errors"
 	"testing"
+	"time"
 
+	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 )
@@ -16,6 +18,39 @@ type stored struct {
 
 func (s *stored) Scatter(_ int, _ int32, _, rows int, _ []byte) { s.rows += rows }
 func (s *stored) SetDigest(int, int32, int, []uint64)           { s.sums++ }
+
+// View gives a block's rows in place: as many as are asked for from the first.
+func (s *stored) View(layer int, block int32, row, n int) ([]byte, bool) {
+	return make([]byte, 64*n), layer == 0 && block == 3 && row == 0 && n > 0
+}
+
+// TestCounted: a sink that counts for a Coming refuses what the sink beneath refuses,
+// and counts only what that took.
+func TestCounted(t *testing.T) {
+	cache, err := kvcache.New(kvcache.Config{Blocks: 4, BlockTokens: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 4, BlockTokens: 4, DType: "f32", RowBytes: 16}
+	for name, f := range map[string]func(s *counting, sums []uint64) error{
+		"stored": func(s *counting, sums []uint64) error {
+			return s.Store(0, 3, 0, 4, 0, make([]byte, l.RowsBytes(4)), sums)
+		},
+		"written in place": func(s *counting, sums []uint64) error { return s.Verify(0, 3, 0, 4, 0, sums) },
+	} {
+		c := &Coming{Way: &Way{s: &Service{cache: cache}}, table: []int32{3}, gate: kernels.NewHostGate(1), began: make(chan struct{}), wake: func() {},
+			here: make([]bool, 1), left: []int{1}, asked: time.Now()}
+		s := &counting{&sink{backend: &stored{}, layout: l}, c}
+		sums := []uint64{0}
+		kernels.DigestRows(l, 0, 0, 4, make([]byte, l.RowsBytes(4)), sums)
+		if err := f(s, []uint64{sums[0] + 1}); !errors.Is(err, kvconn.ErrDigest) || c.layers != 0 {
+			t.Errorf("%s, another digest: %v, %d layers here", name, err, c.layers)
+		}
+		if err := f(s, sums); err != nil || c.layers != 1 || !c.Begun() {
+			t.Errorf("%s: %v, %d layers here, begun %t", name, err, c.layers, c.Begun())
+		}
+	}
+}
 
 // TestSinkRefuses: nothing reaches the pool but whole rows of one block that agree
 // with their digests.

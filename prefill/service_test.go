@@ -311,6 +311,24 @@ func TestEngineFails(t *testing.T) {
 	})
 }
 
+// full is a sink whose memory takes nothing.
+type full struct{}
+
+func (full) Store(int, int32, int, int, int, []byte, []uint64) error { return errors.New("full") }
+
+// TestFailsAtTheEnd: rows that the other side could not take in are an error in the
+// report too, though the engine did all that it was asked.
+func TestFailsAtTheEnd(t *testing.T) {
+	bubble(t, nil, nil, func(r *rig) {
+		s := spec(tokens(1, 8))
+		s.Sink = full{}
+		r.gets(r.send(s), ticket.Corrupt, "full")
+		if rep := r.Await(r.t.Context(), s.Link); rep.Outcome != ticket.Cancelled || rep.PromptTokens != 0 {
+			r.t.Errorf("%+v", rep)
+		}
+	})
+}
+
 // hold makes the engine's steps wait until release is called.
 func hold() (onStep func(*kernels.Step) error, release func()) {
 	gate := make(chan struct{})
