@@ -67,6 +67,13 @@ func TestMemoryInTurn(t *testing.T) {
 		come("next")
 		shares["large"].release()
 		shares["next"].release()
+		ask("all", 100)
+		come("all")
+		ask("one", 1) // byte too much
+		come()
+		shares["all"].release()
+		come("one")
+		shares["one"].release()
 		if used, waiting := m.state(); used != 0 || waiting != 0 {
 			t.Errorf("%d used, %d waiting", used, waiting)
 		}
