@@ -213,6 +213,48 @@ func TestTraces(t *testing.T) {
 	}
 }
 
+// TestTracedFailure: the root span of a request that failed is an error, with its
+// reason; what a client did wrong is none.
+func TestTracedFailure(t *testing.T) {
+	c := newCollector(t)
+	g := newRig(t, 1, 1, func(cfg *router.Config) {
+		once(cfg)
+		cfg.Tracing.Endpoint, cfg.Tracing.Ratio = c.URL+"/v1/traces", 1
+		cfg.Tracing.Headers = map[string]string{"Authorization": "Bearer otel"}
+	})
+	for _, id := range []string{"p0", "d0"} {
+		w := g.workers[id]
+		broken := func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "broken", http.StatusInternalServerError) }
+		w.on(&w.prefill, broken)
+		w.on(&w.decode, broken)
+	}
+	if resp, text := g.post("/v1/completions", askStream); resp.StatusCode < 500 {
+		t.Fatalf("%d %s", resp.StatusCode, text)
+	}
+	if resp, text := g.post("/v1/chat/completions", `{"model":`); resp.StatusCode != 400 {
+		t.Fatalf("%d %s", resp.StatusCode, text)
+	}
+	g.shutdown()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, s := range c.spans {
+		switch s.name {
+		case "POST /v1/completions":
+			if n++; s.err == "" {
+				t.Errorf("no error: %+v", s)
+			}
+		case "POST /v1/chat/completions":
+			if n++; s.err != "" {
+				t.Errorf("the client's error: %+v", s)
+			}
+		}
+	}
+	if n != 2 {
+		t.Errorf("%d roots of %d spans", n, len(c.spans))
+	}
+}
+
 // TestTracingOff: the client's context goes through as it came.
 func TestTracingOff(t *testing.T) {
 	g := newRig(t, 1, 1)

@@ -1,0 +1,66 @@
+package router
+
+import (
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+)
+
+// TestSweep: a leg ends with its worker as soon as a snapshot at least as new as the
+// one that it was sent by knows of the worker's end, and only then.
+func TestSweep(t *testing.T) {
+	member := func(epoch uint64, state fleet.State) fleet.Member {
+		return fleet.Member{Instance: fleet.Instance{ID: "d0", Epoch: epoch}, State: state}
+	}
+	for name, c := range map[string]struct {
+		version uint64
+		members []fleet.Member
+		ends    bool
+	}{
+		"lives":              {7, []fleet.Member{member(3, fleet.Live)}, false},
+		"suspect":            {7, []fleet.Member{member(3, fleet.Suspect)}, false},
+		"dead, same version": {7, []fleet.Member{member(3, fleet.Dead)}, true},
+		"dead":               {8, []fleet.Member{member(3, fleet.Dead)}, true},
+		"removed":            {8, nil, true},
+		"restarted":          {8, []fleet.Member{member(4, fleet.Live)}, true},
+		"an older snapshot":  {6, nil, false},
+	} {
+		l := newLeg(fleet.Decode, &fleet.Instance{ID: "d0", Epoch: 3}, 7)
+		r := &legs{byID: map[string]map[*leg]struct{}{}}
+		r.add(l)
+		r.sweep(fleet.NewSnapshot(c.version, time.Now(), c.members))
+		if ended := l.cause(); (ended != nil) != c.ends {
+			t.Errorf("%s: %v, want an end: %t", name, ended, c.ends)
+		}
+		if r.remove(l); r.count() != 0 || len(r.byID) != 0 {
+			t.Errorf("%s: %d legs are left", name, r.count())
+		}
+	}
+}
+
+// TestForgetMarks: a drain goes on for the epoch that it was given to, and for a later
+// one that its worker began drained.
+func TestForgetMarks(t *testing.T) {
+	for name, c := range map[string]struct {
+		members []fleet.Member
+		want    mark // zero: forgotten
+	}{
+		"same epoch":           {[]fleet.Member{{Instance: fleet.Instance{ID: "d0", Epoch: 3}, State: fleet.Live}}, mark{3}},
+		"dead":                 {[]fleet.Member{{Instance: fleet.Instance{ID: "d0", Epoch: 3}, State: fleet.Dead}}, mark{3}},
+		"next epoch, drained":  {[]fleet.Member{{Instance: fleet.Instance{ID: "d0", Epoch: 4, Draining: true}, State: fleet.Live}}, mark{4}},
+		"next epoch":           {[]fleet.Member{{Instance: fleet.Instance{ID: "d0", Epoch: 4}, State: fleet.Live}}, mark{}},
+		"older epoch, drained": {[]fleet.Member{{Instance: fleet.Instance{ID: "d0", Epoch: 2, Draining: true}, State: fleet.Live}}, mark{}},
+		"gone":                 {[]fleet.Member{{Instance: fleet.Instance{ID: "d0", Epoch: 3}, State: fleet.Gone}}, mark{}},
+		"left":                 {nil, mark{}},
+	} {
+		r := &Router{marked: map[string]mark{"d0": {3}}}
+		r.forgetMarks(fleet.NewSnapshot(1, time.Now(), c.members))
+		if got, ok := r.marked["d0"]; ok != (c.want != mark{}) || got != c.want {
+			t.Errorf("%s: %+v, %t", name, got, ok)
+		}
+		if forgot := r.marks == 1; forgot != (c.want == mark{}) {
+			t.Errorf("%s: marked %d times", name, r.marks)
+		}
+	}
+}
