@@ -68,7 +68,7 @@ func TestPin(t *testing.T) {
 				storm()
 				r.load(second, 32)
 				r.cache.Clear()
-				if id := r.tiers.PinID(second, ""); id != q.ID || !r.tiers.Unpin(id) || r.tiers.Unpin(id) || r.tiers.Unpin("nonsense") {
+				if id := r.tiers.PinID(second, ""); id != q.ID || (*Tiers)(nil).Unpin(id) || r.tiers.Unpin(id+"z") || !r.tiers.Unpin(id) || r.tiers.Unpin(id) || r.tiers.Unpin("nonsense") {
 					t.Errorf("unpin %s", id)
 				}
 				storm()
