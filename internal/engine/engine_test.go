@@ -449,6 +449,9 @@ func TestCloseAbortsLiveRequests(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	r := newRig(t, config(), enginetest.Config{}, nil)
 	r.generate(request(prompt(rng(), 20), 4))
+	r.generate(request(prompt(rng(), 1), 3)) // a chunk of one token is no decode step
+	r.tokens("prefill", 20+1)
+	r.tokens("decode", 3+2) // the last is not computed with
 	problems, err := testutil.GatherAndLint(r.reg)
 	if err != nil || len(problems) > 0 {
 		t.Errorf("lint: %v, %v", problems, err)

@@ -30,6 +30,22 @@ func (r *rig) metric(name string) float64 {
 	return 0
 }
 
+// tokens checks how many positions were computed in a phase.
+func (r *rig) tokens(phase string, want float64) {
+	r.t.Helper()
+	families, err := r.reg.Gather()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if l := m.GetLabel(); f.GetName() == "xpyd_engine_tokens_total" && len(l) == 1 && l[0].GetValue() == phase && m.GetCounter().GetValue() != want {
+				r.t.Errorf("%v positions of %s, want %v", m.GetCounter().GetValue(), phase, want)
+			}
+		}
+	}
+}
+
 func TestIdleEngineSleeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, config(), enginetest.Config{}, nil)

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"encoding/json"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -225,4 +226,28 @@ func TestLongPiece(t *testing.T) {
 	}
 	f(4096, true)
 	f(4097, false)
+}
+
+// TestBrokenTemplate: a checkpoint's template that does not parse is an error of
+// those who use it, and not an empty prompt.
+func TestBrokenTemplate(t *testing.T) {
+	tok := &Tokenizer{chat: newChat(map[string]string{defaultTemplate: "{% if %}"}, nil)}
+	got, err := tok.RenderChat(t.Context(), ChatInput{Messages: []json.RawMessage{json.RawMessage(`{"role":"user","content":"hi"}`)}})
+	if err == nil || !strings.Contains(err.Error(), "chat template") {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// TestToInt: GGUF files have numbers of any width.
+func TestToInt(t *testing.T) {
+	for _, v := range []any{uint8(7), uint16(7), uint32(7), int32(7), uint64(7), int64(7), int(7)} {
+		if n, ok := toInt(v); !ok || n != 7 {
+			t.Errorf("%T: %d, %t", v, n, ok)
+		}
+	}
+	for _, v := range []any{nil, "7", 7.0, true} {
+		if n, ok := toInt(v); ok {
+			t.Errorf("%T: %d", v, n)
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"slices"
 	"strings"
@@ -437,6 +438,14 @@ func TestMooncake(t *testing.T) {
 	}
 	if b := <-dc; !bytes.Contains(b, []byte("another prompt")) {
 		t.Errorf("decode %s", b)
+	}
+	// A bootstrap that is allowed, and names an address that is not.
+	astray := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(rw, `{"0":{"engine_id":"prefill-9@1","worker_addr":{"0":{"0":"tcp://192.0.2.1:9000"}}}}`)
+	}))
+	defer astray.Close()
+	if b := <-post(d, `{"prompt":"x","kv_transfer_params":{"do_remote_prefill":true,"transfer_id":"astray","remote_bootstrap_addr":"`+astray.URL+`"}}`); !bytes.HasPrefix(b, []byte("400 ")) || !bytes.Contains(b, []byte("allow_hosts")) {
+		t.Errorf("%s", b)
 	}
 	// An engine of a former epoch, a stranger's bootstrap, an id used twice.
 	_, ds = sides("xfer-old")

@@ -234,6 +234,23 @@ func TestSampleSets(t *testing.T) {
 	}
 }
 
+// TestTopPExactly: the fewest tokens that reach top_p are enough, also where they
+// reach it to the last bit: of four alike, two are half.
+func TestTopPExactly(t *testing.T) {
+	const vocab = 16
+	logits := slices.Repeat([]float32{float32(math.Inf(-1))}, vocab)
+	for _, id := range []int{2, 5, 8, 13} {
+		logits[id] = 1
+	}
+	d, got := draw(t, vocab), map[int32]bool{}
+	for i := range 500 {
+		got[d(logits, &kernels.Sample{Temperature: 1, TopP: 0.5, Repetition: 1, Position: i})] = true
+	}
+	if len(got) != 2 || !got[2] || !got[5] {
+		t.Errorf("drawn %v, want 2 and 5", got)
+	}
+}
+
 func TestGreedy(t *testing.T) {
 	f := func(logits []float32, p kernels.Sample, want int32) {
 		t.Helper()

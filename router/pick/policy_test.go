@@ -217,6 +217,19 @@ func TestTopology(t *testing.T) {
 			t.Errorf("%s with %s", c.Prefill.Topology, c.Decode.Topology)
 		}
 	}
+	// One prefill's pairs are looked at all the same: the near one is taken, though it
+	// is not the first of decode's.
+	cfg.TopologyLevel, cfg.Policy = 0, pick.LeastLoaded
+	one := fleetOf(0, 0, member("p0", fleet.Prefill, at("b/1/x")), member("d0", fleet.Decode, at("a/1/z")),
+		member("d1", fleet.Decode, at("b/1/w")), member("d2", fleet.Decode, at("a/2/v")))
+	p = pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
+	for range 10 {
+		c := mustPick(t, p, one, pick.Request{Tokens: 1})
+		if c.Decode.ID != "d1" {
+			t.Errorf("%s of one prefill's", c.Decode.ID)
+		}
+		end(c)
+	}
 	cfg.TopologyLevel = 3
 	p = pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
 	_, err := p.Pick(pick.View{Snapshot: s}, &pick.Request{Model: "m"})
