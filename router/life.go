@@ -17,6 +17,7 @@ type life struct {
 	why   error
 	conn  io.Closer // closed at the end
 	hooks []func()  // called at the end; nil where stopped
+	first [1]func() // memory of hooks: mostly there is one
 }
 
 // end ends it; the first reason counts, and first says whether this was it.
@@ -81,6 +82,9 @@ func (l *life) onEnd(f func()) (stop func() bool) {
 		l.mu.Unlock()
 		go f() // the caller may hold what f locks
 		return func() bool { return false }
+	}
+	if l.hooks == nil {
+		l.hooks = l.first[:0]
 	}
 	n := len(l.hooks)
 	l.hooks = append(l.hooks, f)

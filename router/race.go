@@ -65,19 +65,18 @@ func (a *attempt) heard(res dialect.Result) {
 	a.unwatch = a.watch()
 }
 
+// silent gives the attempt up because decode does not answer.
+func (a *attempt) silent(err error) {
+	if a.give(&failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Late, reason: reasonTimeout, err: err, retry: true,
+		avoid: []string{a.p.inst.ID, a.d.inst.ID, a.d.inst.ID}}) {
+		a.fault(a.d, pick.Broken)
+	}
+}
+
 // watch ends decode's leg when prefill dies with the blocks that decode has to
 // collect, and when the dialect's budgets of time are used up. It returns how
 // to end that.
 func (a *attempt) watch() func() {
-	late := func(err error) *failure {
-		return &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Late, reason: reasonTimeout, err: err, retry: true,
-			avoid: []string{a.p.inst.ID, a.d.inst.ID, a.d.inst.ID}}
-	}
-	silent := func(f *failure) {
-		if a.give(f) {
-			a.fault(a.d, pick.Broken)
-		}
-	}
 	start, silence, gap := time.Now(), a.q.r.cfg.DecodeSilence, a.rules.Gap
 	if gap <= 0 || a.rules.Order != dialect.PrefillFirst {
 		gap = silence
@@ -91,9 +90,9 @@ func (a *attempt) watch() func() {
 			if a.rules.Hint != "" {
 				err = fmt.Errorf("%w; %s", err, a.rules.Hint)
 			}
-			silent(late(err))
+			a.silent(err)
 		case !a.d.sent.Load():
-			silent(late(fmt.Errorf("it did not take its request within %v of prefill's answer", gap)))
+			a.silent(fmt.Errorf("it did not take its request within %v of prefill's answer", gap))
 		default:
 			a.mu.Lock() // unwatch may have stopped the timer just now
 			if a.unwatch != nil {

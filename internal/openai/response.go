@@ -51,8 +51,12 @@ func With(object []byte, set ...[2]string) []byte {
 		from, to int
 		raw      string
 	}
-	var cuts []cut
-	done := make([]bool, len(set))
+	var few [4]cut // as many as are mostly set: these need no memory
+	var doneFew [len(few)]bool
+	cuts, done := few[:0], doneFew[:]
+	if len(set) > len(few) {
+		done = make([]bool, len(set))
+	}
 	n := 0
 	if !members(object, func(key, _ []byte, from, to int) {
 		n++
