@@ -8,6 +8,7 @@ import (
 	"net"
 	"sync"
 
+	"github.com/xpyd/xpyd/internal/lobby"
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -59,7 +60,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener, h Handler) error {
 	ln = scarce.Listener(ln, s.log, s.m.failedAccepts)
 	stop := context.AfterFunc(ctx, func() { ln.Close() })
 	defer stop()
-	hall := &lobby{most: s.cfg.MaxSessions}
+	hall := lobby.New(s.cfg.MaxSessions)
 	for {
 		c, err := ln.Accept()
 		switch {
@@ -71,8 +72,10 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener, h Handler) error {
 		case err != nil:
 			return &Error{"serve", s.cfg.Identity.PeerID, PhaseDial, ticket.Dead, err}
 		default:
-			g := hall.enter(c)
-			wg.Go(func() { s.serveConn(ctx, hall, g, h) })
+			g := hall.Enter(c)
+			wg.Go(func() {
+				s.serveConn(ctx, c, func() { hall.Leave(g) }, h)
+			})
 		}
 	}
 }
@@ -89,15 +92,15 @@ func (s *Server) shake(n int) bool {
 }
 
 // serveConn shakes hands; a control connection then lives here, a bulk
-// connection goes to its session.
-func (s *Server) serveConn(ctx context.Context, hall *lobby, g *guest, h Handler) {
-	f := newFrameConn(g.conn, controlBuffer)
-	stop := context.AfterFunc(ctx, func() { g.conn.Close() })
+// connection goes to its session. met is called when it has proved itself, or failed.
+func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handler) {
+	f := newFrameConn(c, controlBuffer)
+	stop := context.AfterFunc(ctx, func() { c.Close() })
 	err := f.within(s.cfg.HandshakeTimeout)
 	if err == nil {
 		err = f.meet(&s.cfg, roleSender)
 	}
-	hall.leave(g)
+	met()
 	log, sess := &s.strangers, (*sender)(nil)
 	if err == nil {
 		log = &s.failures
@@ -105,11 +108,11 @@ func (s *Server) serveConn(ctx context.Context, hall *lobby, g *guest, h Handler
 	}
 	stop()
 	if err != nil {
-		g.conn.Close()
+		c.Close()
 		if d := asIncompatible(err); d != nil {
 			s.m.refused(d)
 		}
-		log.Log(ctx, failureLevel(err), "kv handshake", "addr", g.conn.RemoteAddr(), "outcome", string(classify(err)), "error", err)
+		log.Log(ctx, failureLevel(err), "kv handshake", "addr", c.RemoteAddr(), "outcome", string(classify(err)), "error", err)
 		return
 	}
 	if sess != nil {

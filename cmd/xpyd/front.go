@@ -286,7 +286,7 @@ func (f *front) openNATS(cfg *RouterConfig, joined *joining, chosen bool) error 
 	}
 	var err error
 	f.conn, err = fleet.Connect(fleet.ConnConfig{URL: url, Ring: f.secret.ring, Name: routerName, CredsFile: cfg.Fleet.CredsFile,
-		TLSCert: cfg.Fleet.TLSCert, TLSKey: cfg.Fleet.TLSKey, TLSCA: cfg.Fleet.TLSCA, Insecure: cfg.Fleet.Insecure, Log: f.log})
+		TLSCert: cfg.Fleet.TLSCert, TLSKey: cfg.Fleet.TLSKey, TLSCA: cfg.Fleet.TLSCA, Insecure: cfg.Fleet.Insecure && f.nats == nil, Log: f.log})
 	return err
 }
 

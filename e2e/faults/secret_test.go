@@ -198,7 +198,7 @@ func TestNothingSecretShows(t *testing.T) {
 		r.CLI(t, "secret", "rotate")
 		secrets := []string{r.Token}
 		for _, s := range r.JoinLine(t).Secrets {
-			secrets = append(secrets, s.Reveal(), s.Token(trust.Scrape, ""), s.Token(trust.NATS, ""), s.Token(trust.Cluster, ""), s.Token(trust.Query, ""))
+			secrets = append(secrets, s.Reveal(), s.Token(trust.Scrape, ""), s.Token(trust.Cluster, ""), s.Token(trust.Query, ""))
 		}
 		for _, secret := range secrets {
 			secret = secret[strings.LastIndex(secret, ".")+1:] // less the ID, which is none

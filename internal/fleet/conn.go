@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,8 +26,9 @@ type ConnConfig struct {
 	// hold user:password. They are the servers of one cluster; one of them
 	// is used at a time.
 	URL string
-	// Ring is the fleet's secrets, which open a router's embedded server. A
-	// URL with user:password is not shown them. nil: there are none.
+	// Ring is the fleet's secrets. With one, a nats:// URL without user:password
+	// is a router's embedded server, which is reached through its door; the
+	// secrets are nothing to other servers. nil: there are none.
 	Ring *trust.Ring
 	// Name is shown in the server's connection list.
 	Name string
@@ -34,7 +36,8 @@ type ConnConfig struct {
 	CredsFile string
 	// TLSCert, TLSKey and TLSCA are PEM files; setting any turns TLS on.
 	TLSCert, TLSKey, TLSCA string
-	// Insecure allows a URL off this machine without credentials and TLS.
+	// Insecure allows a URL off this machine without credentials and TLS: a
+	// server without user:password is then nobody's embedded one.
 	Insecure bool
 
 	Log *slog.Logger
@@ -43,12 +46,13 @@ type ConnConfig struct {
 // Validate checks the URLs and the rule that NATS off this machine needs
 // credentials or TLS. Its errors never show a password or token.
 func (c *ConnConfig) Validate() error {
-	_, err := c.urls()
+	_, _, err := c.urls()
 	return err
 }
 
-func (c *ConnConfig) urls() ([]string, error) {
-	var out []string
+// urls are the servers; door reports whether they are embedded ones.
+func (c *ConnConfig) urls() (out []string, door bool, err error) {
+	doors := 0
 	for _, raw := range strings.Split(c.URL, ",") {
 		if raw = strings.TrimSpace(raw); raw == "" {
 			continue
@@ -58,21 +62,27 @@ func (c *ConnConfig) urls() ([]string, error) {
 		}
 		u, err := url.Parse(raw)
 		if err != nil {
-			return nil, errors.New("nats url: want nats://[user:password@]host:port")
+			return nil, false, errors.New("nats url: want nats://[user:password@]host:port")
 		}
 		if (u.Scheme != "nats" && u.Scheme != "tls") || u.Hostname() == "" {
-			return nil, fmt.Errorf("nats url %s: want nats://[user:password@]host:port", u.Scheme+"://"+u.Host)
+			return nil, false, fmt.Errorf("nats url %s: want nats://[user:password@]host:port", u.Scheme+"://"+u.Host)
 		}
 		secured := c.Insecure || c.Ring != nil || u.User != nil || u.Scheme == "tls" || c.CredsFile != "" || c.tls()
 		if !secured && !loopback(u.Hostname()) {
-			return nil, fmt.Errorf("nats url %s: a server off this machine needs credentials or TLS, or insecure: true", u.Redacted())
+			return nil, false, fmt.Errorf("nats url %s: a server off this machine needs credentials or TLS, or insecure: true", u.Redacted())
 		}
 		out = append(out, raw)
+		if c.Ring != nil && !c.Insecure && c.CredsFile == "" && u.User == nil && u.Scheme == "nats" {
+			doors++
+		}
+	}
+	if doors > 0 && doors < len(out) {
+		return nil, false, errors.New("nats url: routers' own servers and others are mixed")
 	}
 	if len(out) == 0 {
-		return nil, errors.New("nats url: none given")
+		return nil, false, errors.New("nats url: none given")
 	}
-	return out, nil
+	return out, doors > 0, nil
 }
 
 func (c *ConnConfig) tls() bool { return c.TLSCert != "" || c.TLSCA != "" }
@@ -126,16 +136,15 @@ type Conn struct {
 	hosts      string // of the URLs
 	refused    int    // attempts in a row that a server turned away
 
-	// What the next connection proves with; nats calls who uses it one at a time.
-	shown trust.Secret
-	shows bool
+	door  bool       // to embedded servers
+	outer *trust.TLS // around what they are told; nil: none
 }
 
 // Connect returns at once when NATS is not there yet and keeps trying; only
 // a bad configuration is an error. The caller closes the Conn after every
 // Announcer and Watcher on it.
 func Connect(cfg ConnConfig) (*Conn, error) {
-	urls, err := cfg.urls()
+	urls, door, err := cfg.urls()
 	if err != nil {
 		return nil, err
 	}
@@ -146,6 +155,7 @@ func Connect(cfg ConnConfig) (*Conn, error) {
 		listeners: map[int]func(Link){},
 		ring:      cfg.Ring,
 		cfg:       cfg,
+		door:      door,
 		hosts:     hosts(urls),
 	}
 	opts := []nats.Option{
@@ -168,15 +178,18 @@ func Connect(cfg ConnConfig) (*Conn, error) {
 		nats.ClosedHandler(func(*nats.Conn) { close(c.closed) }),
 	}
 	switch {
+	case door:
+		if c.outer, err = trust.NewTLS(cfg.TLSCert, cfg.TLSKey, cfg.TLSCA, c.log); err != nil {
+			return nil, fmt.Errorf("connect to nats: %w", err)
+		}
+		opts = append(opts, nats.SetCustomDialer(c))
 	case cfg.CredsFile != "":
 		opts = append(opts, nats.UserCredentials(cfg.CredsFile))
-	case cfg.Ring != nil:
-		opts = append(opts, nats.UserInfoHandler(c.showID), nats.UserJWT(c.signs, c.sign))
 	}
-	if cfg.TLSCert != "" {
+	if cfg.TLSCert != "" && !door {
 		opts = append(opts, nats.ClientCert(cfg.TLSCert, cfg.TLSKey))
 	}
-	if cfg.TLSCA != "" {
+	if cfg.TLSCA != "" && !door {
 		opts = append(opts, nats.RootCAs(cfg.TLSCA))
 	}
 	if c.nc, err = nats.Connect(strings.Join(urls, ","), opts...); err != nil {
@@ -185,33 +198,29 @@ func Connect(cfg ConnConfig) (*Conn, error) {
 	return c, nil
 }
 
-// showID begins a connection to a server whose URL has no user. Of two secrets in
-// force the other one is tried where one was refused: a server may know the older
-// or the newer alone.
-func (c *Conn) showID() (user, password string) {
+// refusal is a server that does not have our secret, or does not accept it.
+type refusal struct{ error }
+
+func (r *refusal) Unwrap() error { return r.error }
+
+// Dial implements nats.CustomDialer, for doors. Of two secrets in force the other one
+// is tried where one was refused: a server may know the older or the newer alone.
+func (c *Conn) Dial(_, addr string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+	defer cancel()
+	c.mu.Lock()
+	refused := c.refused
+	c.mu.Unlock()
 	secrets := c.ring.Secrets()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.shown, c.shows = secrets[c.refused%len(secrets)], true
-	return c.shown.ID(), ""
-}
-
-// signs has the server's nonce signed: what it returns is thrown away, unless
-// empty. nats asks at the start, too, for whether it works.
-func (c *Conn) signs() (string, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.shows {
-		return "", nil
+	conn, err := dial(ctx, addr, secrets[refused%len(secrets)], c.outer)
+	var header tls.RecordHeaderError
+	switch {
+	case errors.As(err, &header):
+		err = fmt.Errorf("%s is no xpyd router's NATS: another one needs user:password in its URL, tls://, a creds_file, or fleet.insecure: true", addr)
+	case trust.Refused(err):
+		err = &refusal{err}
 	}
-	c.shows = false
-	return "-", nil
-}
-
-func (c *Conn) sign(nonce []byte) ([]byte, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return proof(c.shown, nonce), nil
+	return conn, err
 }
 
 // Rejoin is for a join line that has changed: it goes over to these servers, if it
@@ -219,7 +228,10 @@ func (c *Conn) sign(nonce []byte) ([]byte, error) {
 func (c *Conn) Rejoin(url string) error {
 	cfg := c.cfg
 	cfg.URL = url
-	urls, err := cfg.urls()
+	urls, door, err := cfg.urls()
+	if err == nil && door != c.door {
+		err = errors.New("nats url: to go from a router's own server to another one, or back, takes a restart")
+	}
 	if err != nil {
 		return err
 	}
@@ -311,7 +323,8 @@ func (c *Conn) set(up bool, err error) {
 func (c *Conn) complain(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	every, refused := complaints, errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired)
+	var away *refusal
+	every, refused := complaints, errors.As(err, &away) || errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired)
 	if refused {
 		every = refusalLines
 		c.refused++

@@ -23,3 +23,6 @@ func NewRefusals(log *slog.Logger) *Refusals { return &refusals{log: log, from: 
 
 // Add counts one.
 func (r *Refusals) Add(addr net.Addr, now time.Time) { r.add(addr, now) }
+
+// MaxGuests is how many strangers may stand at the door.
+const MaxGuests = maxGuests

@@ -3,8 +3,6 @@ package fleet
 import (
 	"cmp"
 	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/base64"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -20,49 +18,23 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// How members show the embedded server that they have the fleet's secret: the
-// user is the secret's ID, and the signature an HMAC of the server's nonce. What
-// a stranger hears who listens in the server's place opens nothing.
-func proof(s trust.Secret, nonce []byte) []byte {
-	mac := hmac.New(sha256.New, s.Key(trust.NATS, "", sha256.Size))
-	mac.Write(nonce)
-	return mac.Sum(nil)
-}
-
-// gate is the embedded server's door. A ring that changes counts at once.
+// gate is what the embedded server asks. A ring that changes counts at once.
 type gate struct {
 	ring *trust.Ring
 	// User and password of routes, where they are configured.
 	user, password string
-	refused        *refusals
 	revoked        atomic.Pointer[[]string] // clients of these names are refused; nil: none
 }
 
-// Check implements server.Authentication. Routes know no nonces: servers show
-// each other a token.
+// Check implements server.Authentication. Clients have come through the door, and
+// proved there that they have the secret; routes show a token.
 func (g *gate) Check(c server.ClientAuthentication) bool {
 	o := c.GetOpts()
-	if ids := g.revoked.Load(); ids != nil && c.Kind() == server.CLIENT && slices.Contains(*ids, o.Name) {
-		return false // that it would come was to be expected
+	if c.Kind() == server.ROUTER {
+		return g.route(o)
 	}
-	ok := c.Kind() == server.ROUTER && g.route(o) || c.Kind() == server.CLIENT && g.client(o, c.GetNonce())
-	if !ok {
-		g.refused.add(c.RemoteAddress(), time.Now())
-	}
-	return ok
-}
-
-func (g *gate) client(o *server.ClientOpts, nonce []byte) bool {
-	sig, err := base64.RawURLEncoding.DecodeString(o.Sig)
-	if err != nil || len(nonce) == 0 {
-		return false
-	}
-	for _, s := range g.ring.Secrets() {
-		if s.ID() == o.Username {
-			return hmac.Equal(sig, proof(s, nonce))
-		}
-	}
-	return false
+	ids := g.revoked.Load()
+	return c.Kind() == server.CLIENT && (ids == nil || !slices.Contains(*ids, o.Name))
 }
 
 func (g *gate) route(o *server.ClientOpts) bool {

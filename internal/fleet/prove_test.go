@@ -1,14 +1,16 @@
 package fleet_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"net"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -92,7 +94,7 @@ func TestSecretOpens(t *testing.T) {
 	outside := []*fleet.Conn{
 		member(t, s.ClientURL(), ring(t, two), stray.logger()),
 		connect(t, s.ClientURL()),
-		connect(t, "nats://"+one.ID()+":"+one.Token(trust.NATS, "")+"@"+host),
+		connect(t, "nats://"+one.ID()+":"+one.Token(trust.Cluster, "")+"@"+host),
 	}
 	within(t, "nobody is refused", func() bool {
 		return server.count("wrong fleet secret") > 0 && stray.count("does not know this fleet secret") > 0
@@ -111,48 +113,115 @@ func TestSecretOpens(t *testing.T) {
 	}
 }
 
-// TestNoReplay: who listens in the server's place learns nothing that opens it.
-func TestNoReplay(t *testing.T) {
+// TestNobodyBetween: who listens in the server's place is told nothing, whatever he
+// says, and who asks in a member's place is not let in, though he knows the secret's
+// ID. Before, he passed the server's nonce on to a member, and what that signed back.
+func TestNobodyBetween(t *testing.T) {
+	noLeak(t)
+	one, own := trust.NewSecret(), trust.NewSecret()
+	var log lines
+	s := startServer(t, fleet.ServerConfig{Ring: ring(t, one), Log: log.logger()})
+	asks := func(conf *tls.Config) string { // a client who knows the ID, and no more
+		t.Helper()
+		conn, err := net.Dial("tcp", hostOf(t, s.ClientURL()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		if conf != nil {
+			conn = tls.Client(conn, conf)
+		}
+		fmt.Fprintf(conn, "CONNECT {}\r\nPING\r\n")
+		heard, _ := io.ReadAll(conn)
+		return string(heard)
+	}
+	if heard := asks(nil); strings.Contains(heard, "INFO") {
+		t.Errorf("without TLS: %q", heard)
+	}
+	conf, err := trust.PinnedClient(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf.ServerName, conf.VerifyConnection = one.ID()+".xpyd", nil
+	if heard := asks(conf); heard != "" {
+		t.Errorf("by another key: %q", heard)
+	}
+	conf.Certificates = nil
+	if heard := asks(conf); heard != "" {
+		t.Errorf("by no key: %q", heard)
+	}
+	if conf, err = trust.PinnedClient(one); err != nil {
+		t.Fatal(err)
+	}
+	if heard := asks(conf); !strings.Contains(heard, "INFO") || !strings.Contains(heard, "PONG") {
+		t.Errorf("a member: %q", heard)
+	}
+	within(t, "refusals are told", func() bool { return log.count("wrong fleet secret") > 0 })
+
+	stolen, err := trust.NewRing(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	impostor, err := stolen.PinnedServer().GetConfigForClient(&tls.ClientHelloInfo{ServerName: own.ID() + ".xpyd"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, serve := range map[string]func(net.Conn) string{
+		"says what a server says": func(c net.Conn) string {
+			fmt.Fprintf(c, "INFO {\"nonce\":\"anything\",\"max_payload\":1024}\r\n")
+			return listen(c)
+		},
+		"has a key of his own": func(c net.Conn) string { return listen(tls.Server(c, impostor)) },
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		heard := make(chan string, 1)
+		go func() {
+			victim, err := l.Accept()
+			if err != nil {
+				heard <- err.Error()
+				return
+			}
+			defer victim.Close()
+			heard <- serve(victim)
+		}()
+		c := member(t, "nats://"+l.Addr().String(), ring(t, one), nil)
+		if said := <-heard; strings.Contains(said, "CONNECT") || c.Link().Up {
+			t.Errorf("who %s heard %q; the member's link is up: %t", name, said, c.Link().Up)
+		}
+		l.Close()
+	}
+}
+
+// listen returns what a connection says until it ends or says nothing more.
+func listen(c net.Conn) string {
+	_ = c.SetReadDeadline(time.Now().Add(time.Second))
+	heard, _ := io.ReadAll(c)
+	return string(heard)
+}
+
+// TestStrangersAtTheDoor: connections that say nothing are bounded, and keep no
+// member out.
+func TestStrangersAtTheDoor(t *testing.T) {
 	noLeak(t)
 	one := trust.NewSecret()
 	s := startServer(t, fleet.ServerConfig{Ring: ring(t, one)})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	overheard := make(chan string, 1)
-	go func() {
-		defer close(overheard)
-		victim, err := l.Accept()
+	before := runtime.NumGoroutine()
+	for range 3 * fleet.MaxGuests {
+		conn, err := net.Dial("tcp", hostOf(t, s.ClientURL()))
 		if err != nil {
-			return
+			t.Fatal(err)
 		}
-		defer victim.Close()
-		fmt.Fprintf(victim, "INFO {\"nonce\":\"anything\",\"auth_required\":true,\"max_payload\":1024}\r\n")
-		line, _ := bufio.NewReader(victim).ReadString('\n')
-		overheard <- line
-	}()
-	member(t, "nats://"+l.Addr().String(), ring(t, one), nil)
-	said := <-overheard
-	if !strings.HasPrefix(said, "CONNECT ") || !strings.Contains(said, one.ID()) || strings.Contains(said, one.Token(trust.NATS, "")) {
-		t.Fatalf("%q", said)
+		defer conn.Close()
 	}
-	conn, err := net.Dial("tcp", hostOf(t, s.ClientURL()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
-	in := bufio.NewReader(conn)
-	if _, err := in.ReadString('\n'); err != nil { // INFO
-		t.Fatal(err)
-	}
-	fmt.Fprintf(conn, "%sPING\r\n", said)
-	if answer, err := in.ReadString('\n'); err != nil || !strings.Contains(answer, "Authorization Violation") {
-		t.Errorf("%q, %v", answer, err)
+	up(t, "a member among them", member(t, s.ClientURL(), ring(t, one), nil))
+	if n := runtime.NumGoroutine() - before; n > fleet.MaxGuests+100 {
+		t.Errorf("%d goroutines for strangers", n)
 	}
 }
 

@@ -1,8 +1,8 @@
 package fleet
 
 import (
-	"cmp"
 	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,7 +22,8 @@ import (
 // ServerConfig configures the NATS server that a router embeds. The zero
 // value listens on a free loopback port with generated credentials.
 //
-// With a Ring clients and routes prove that they have one of its secrets.
+// With a Ring clients come in through a door, and routes prove that they have one of
+// its secrets.
 type ServerConfig struct {
 	// Listen is host:port; default 127.0.0.1:0, which is any free port.
 	Listen string
@@ -96,11 +97,16 @@ func (c *ServerConfig) listen() string {
 	return c.Listen
 }
 
+// clusterTLSInsecureWarning is the server's, which has no name for it outside.
+const clusterTLSInsecureWarning = "TLS certificate chain and hostname of solicited routes will not be verified. DO NOT USE IN PRODUCTION!"
+
 // Limits of the embedded server; the fleet's messages are small and few.
 const (
 	maxClients    = 16 << 10
 	maxPayload    = 64 << 10
 	maxPending    = 16 << 20
+	maxGuests     = 512 // connections that have not shown the secret yet
+	writeDeadline = 2 * time.Second
 	startDeadline = 5 * time.Second
 	clusterName   = "xpyd"
 )
@@ -110,7 +116,8 @@ type Server struct {
 	ns   *server.Server
 	opts *server.Options
 	cfg  ServerConfig
-	door *gate // nil without a Ring
+	gate *gate // nil without a Ring, and so is the door
+	door *door
 }
 
 // StartServer returns when the server accepts clients. The caller closes it
@@ -119,76 +126,127 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	opts, err := cfg.options()
+	var ln net.Listener
+	if cfg.Ring != nil {
+		var err error
+		if ln, err = net.Listen("tcp", cfg.listen()); err != nil {
+			return nil, fmt.Errorf("embedded nats: fleet.listen: %w", err)
+		}
+	}
+	s, err := startServer(cfg, ln)
+	if err != nil {
+		if ln != nil {
+			ln.Close()
+		}
+		return nil, fmt.Errorf("embedded nats: %w", err)
+	}
+	return s, nil
+}
+
+// startServer takes ln, of the door, over unless it fails.
+func startServer(cfg ServerConfig, ln net.Listener) (*Server, error) {
+	opts, err := cfg.options(ln)
 	if err != nil {
 		return nil, err
 	}
 	ns, err := server.NewServer(opts)
 	if err != nil {
-		return nil, fmt.Errorf("embedded nats: %w", err)
+		return nil, err
 	}
-	said := &serverLog{log: logger(cfg.Log), gated: cfg.Ring != nil}
+	said := &serverLog{log: logger(cfg.Log), door: ln != nil}
 	ns.SetLoggerV2(said, false, false, false)
 	ns.Start()
-	for deadline := time.Now().Add(startDeadline); !ns.ReadyForConnections(50 * time.Millisecond); {
+	s := &Server{ns: ns, opts: opts, cfg: cfg}
+	for deadline := time.Now().Add(startDeadline); !s.ready(50 * time.Millisecond); {
 		err := said.first()
 		if err == nil && time.Now().After(deadline) {
 			err = fmt.Errorf("not ready after %v", startDeadline)
 		}
 		if err != nil {
-			ns.Shutdown()
-			ns.WaitForShutdown()
-			return nil, fmt.Errorf("embedded nats: %w", err)
+			s.Close()
+			return nil, err
 		}
 	}
-	s := &Server{ns: ns, opts: opts, cfg: cfg}
-	s.door, _ = opts.CustomClientAuthentication.(*gate)
-	said.log.Info("embedded nats listens", "addr", ns.Addr().String())
+	if ln != nil {
+		s.gate = opts.CustomClientAuthentication.(*gate)
+		outer, err := trust.NewTLS(cfg.TLSCert, cfg.TLSKey, cfg.TLSCA, said.log)
+		if err != nil {
+			s.Close()
+			return nil, err
+		}
+		s.door = openDoor(ln, ns, cfg.Ring, outer, said.log)
+	}
+	said.log.Info("embedded nats listens", "addr", s.addr().String())
 	return s, nil
 }
 
-func (c *ServerConfig) options() (*server.Options, error) {
+// ready waits a little for the server to take clients, and routes if it is to.
+func (s *Server) ready(wait time.Duration) bool {
+	if s.opts.CustomClientAuthentication == nil || s.opts.DontListen {
+		return s.ns.ReadyForConnections(wait)
+	}
+	if s.ns.ClusterAddr() != nil { // it has no listener for clients
+		return true
+	}
+	time.Sleep(wait) // it tells nobody
+	return false
+}
+
+// options are the server's. With ln, the door's listener, it has none for clients.
+func (c *ServerConfig) options(ln net.Listener) (*server.Options, error) {
 	token := rand.Text()
 	o := &server.Options{
 		ServerName: "xpyd-" + token[:12],
 		NoSigs:     true,
 		MaxConn:    maxClients, MaxPayload: maxPayload, MaxPending: maxPending,
 		PingInterval: time.Second, MaxPingsOut: 2,
-		WriteDeadline:         2 * time.Second,
+		WriteDeadline:         writeDeadline,
 		DisableShortFirstPing: true,
 	}
 	o.Host, o.Port = splitListen(c.listen())
 	if c.Ring == nil {
 		o.Username, o.Password = c.credentials(c.User, c.Password)
 	} else {
-		door := &gate{ring: c.Ring, user: c.ClusterUser, password: c.ClusterPassword, refused: &refusals{log: logger(c.Log), from: map[string]int{}}}
-		o.CustomClientAuthentication, o.CustomRouterAuthentication, o.AlwaysEnableNonce = door, door, true
+		g := &gate{ring: c.Ring, user: c.ClusterUser, password: c.ClusterPassword}
+		o.CustomClientAuthentication, o.CustomRouterAuthentication = g, g
+		// A server that is not to listen for clients does not for routes either: it is
+		// given the door's port, which it cannot have.
+		o.DontListen = c.ClusterListen == ""
+		o.Host, o.Port = splitListen(ln.Addr().String())
 	}
+	var conf *tls.Config
 	if c.TLSCert != "" {
-		conf, err := server.GenTLSConfig(&server.TLSConfigOpts{
+		var err error
+		conf, err = server.GenTLSConfig(&server.TLSConfigOpts{
 			CertFile: c.TLSCert, KeyFile: c.TLSKey, CaFile: c.TLSCA, Verify: c.TLSCA != "",
 		})
 		if err != nil {
 			return nil, fmt.Errorf("embedded nats tls: %w", err)
 		}
-		o.TLSConfig, o.TLSVerify, o.TLSTimeout = conf, c.TLSCA != "", dialTimeout.Seconds()
+		if c.Ring == nil {
+			o.TLSConfig, o.TLSVerify, o.TLSTimeout = conf, c.TLSCA != "", dialTimeout.Seconds()
+		}
 	}
 	if c.ClusterListen == "" {
 		return o, nil
 	}
 	o.Cluster = server.ClusterOpts{
 		Name: clusterName, NoAdvertise: true,
-		PingInterval: time.Second, MaxPingsOut: 2, WriteDeadline: 2 * time.Second,
+		PingInterval: time.Second, MaxPingsOut: 2, WriteDeadline: writeDeadline,
 		ConnectRetries: 1 << 30,
 	}
 	o.Cluster.Host, o.Cluster.Port = splitListen(c.ClusterListen)
 	if c.Ring == nil {
 		o.Cluster.Username, o.Cluster.Password = c.credentials(c.ClusterUser, c.ClusterPassword)
 	}
-	if o.TLSConfig != nil {
-		o.Cluster.TLSConfig, o.Cluster.TLSTimeout = o.TLSConfig.Clone(), dialTimeout.Seconds()
-		o.Cluster.TLSConfig.RootCAs = o.TLSConfig.ClientCAs
+	switch {
+	case conf != nil:
+		o.Cluster.TLSConfig = conf.Clone()
+		o.Cluster.TLSConfig.RootCAs = conf.ClientCAs
+	case c.Ring != nil:
+		o.Cluster.TLSConfig = c.Ring.PinnedPeers()
 	}
+	o.Cluster.TLSTimeout = dialTimeout.Seconds()
 	var err error
 	o.Routes, err = c.routes()
 	return o, err
@@ -222,19 +280,15 @@ func (s *Server) Renew() error {
 	if s.cfg.Ring == nil {
 		return nil
 	}
-	list, err := s.ns.Connz(&server.ConnzOptions{Username: true, Limit: maxClients})
-	if err != nil {
-		return fmt.Errorf("embedded nats: %w", err)
-	}
-	for _, c := range list.Conns {
-		if _, known := s.cfg.Ring.Shared(cmp.Or(c.AuthorizedUser, "-")); !known {
-			_ = s.ns.DisconnectClientByID(c.Cid) // it has gone by itself
-		}
-	}
+	s.door.renew()
 	if len(s.cfg.ClusterRoutes) == 0 {
 		return nil
 	}
 	next := s.opts.Clone()
+	if s.cfg.TLSCert == "" {
+		next.Cluster.TLSConfig = s.cfg.Ring.PinnedPeers() // it offers what the ring has
+	}
+	var err error
 	if next.Routes, err = s.cfg.routes(); err == nil {
 		err = s.ns.ReloadOptions(next)
 	}
@@ -247,8 +301,8 @@ func (s *Server) Renew() error {
 // Revoke turns away the clients of these names, and no others any more. Without a
 // Ring it only ends their connections.
 func (s *Server) Revoke(names []string) error {
-	if s.door != nil {
-		s.door.revoked.Store(&names)
+	if s.gate != nil {
+		s.gate.revoked.Store(&names)
 	}
 	if len(names) == 0 {
 		return nil
@@ -289,7 +343,7 @@ func (s *Server) ClientURL() string {
 	if s.opts.TLSConfig != nil {
 		scheme = "tls"
 	}
-	return s.url(scheme, s.ns.Addr(), s.opts.Username, s.opts.Password)
+	return s.url(scheme, s.addr(), s.opts.Username, s.opts.Password)
 }
 
 // ClusterURL is the route for ClusterRoutes of other routers, or "" without
@@ -318,8 +372,19 @@ func (s *Server) url(scheme string, addr net.Addr, user, password string) string
 // Routes is the number of route connections to other servers of the cluster.
 func (s *Server) Routes() int { return s.ns.NumRoutes() }
 
+// addr is where clients come in.
+func (s *Server) addr() net.Addr {
+	if s.door != nil {
+		return s.door.ln.Addr()
+	}
+	return s.ns.Addr()
+}
+
 // Close disconnects everybody and waits until the server has ended.
 func (s *Server) Close() {
+	if s.door != nil {
+		s.door.close()
+	}
 	s.ns.Shutdown()
 	s.ns.WaitForShutdown()
 }
@@ -327,8 +392,8 @@ func (s *Server) Close() {
 // serverLog passes the server's log on, and keeps what the server calls
 // fatal instead of ending the process.
 type serverLog struct {
-	log   *slog.Logger
-	gated bool
+	log  *slog.Logger
+	door bool // there is one, and clients are not for the server to listen to
 
 	mu    sync.Mutex
 	fatal error
@@ -343,7 +408,7 @@ func (l *serverLog) first() error {
 func (l *serverLog) Fatalf(format string, v ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.fatal != nil {
+	if l.fatal != nil || l.door && keyOf(format) == "fleet.listen: " {
 		return
 	}
 	l.fatal = fmt.Errorf("%s%s", keyOf(format), strings.ToLower(fmt.Sprintf(format, v...)))
@@ -373,18 +438,20 @@ func keyOf(format string) string {
 	return ""
 }
 
-// Errorf leaves out who was refused, which gate says less often.
+// Errorf leaves out who was turned away: they are counted elsewhere, and the revoked
+// were to be expected.
 func (l *serverLog) Errorf(format string, v ...any) {
-	if text := fmt.Sprintf(format, v...); !l.gated || !strings.Contains(text, server.ErrAuthentication.Error()) {
-		l.log.Error("nats: " + text)
+	if text := fmt.Sprintf(format, v...); !strings.Contains(text, server.ErrAuthentication.Error()) {
+		l.log.Error("nats", "says", text)
 	}
 }
 
-// Warnf leaves out the server's advice to hash passwords: ours is random, made
-// at start, and in this process's memory only.
+// Warnf leaves out the server's advice to hash passwords (ours is random, made at
+// start, and in this process's memory only) and to verify routes by a CA (which are
+// pinned).
 func (l *serverLog) Warnf(format string, v ...any) {
-	if !strings.HasPrefix(format, "Plaintext passwords") {
-		l.log.Warn("nats: " + fmt.Sprintf(format, v...))
+	if !strings.HasPrefix(format, "Plaintext passwords") && format != clusterTLSInsecureWarning {
+		l.log.Warn("nats", "says", fmt.Sprintf(format, v...))
 	}
 }
 func (l *serverLog) Noticef(format string, v ...any) {

@@ -67,13 +67,13 @@ type Purpose string
 // Purposes. Keys of different purposes tell nothing of each other.
 const (
 	purposeID Purpose = "id"
+	pinned    Purpose = "pinned" // keys of TLS; the audience is an end
 
 	HTTP    Purpose = "http"    // a worker's HTTP routes; the audience is Member's
 	Query   Purpose = "query"   // GET /query of a worker, by one that does not know yet whom it asks; no audience
 	Scrape  Purpose = "scrape"  // /metrics, from other hosts; no audience
 	KV      Purpose = "kv"      // kvconn's handshake; no audience
 	Events  Purpose = "events"  // KV events; the audience is the end that holds the key
-	NATS    Purpose = "nats"    // the embedded server's clients; no audience
 	Cluster Purpose = "cluster" // the embedded server's peers; no audience
 )
 

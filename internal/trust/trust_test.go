@@ -48,7 +48,7 @@ func TestTokens(t *testing.T) {
 		s        trust.Secret
 		p        trust.Purpose
 		audience string
-	}{{s, trust.HTTP, "a@1"}, {s, trust.HTTP, "a@2"}, {s, trust.HTTP, "b@1"}, {s, trust.Scrape, "a@1"}, {s, trust.KV, ""}, {s, trust.NATS, ""}, {other, trust.HTTP, "a@1"}} {
+	}{{s, trust.HTTP, "a@1"}, {s, trust.HTTP, "a@2"}, {s, trust.HTTP, "b@1"}, {s, trust.Scrape, "a@1"}, {s, trust.KV, ""}, {s, trust.Events, ""}, {other, trust.HTTP, "a@1"}} {
 		token := who.s.Token(who.p, who.audience)
 		if before, again := seen[token]; again {
 			t.Errorf("%v and %s have the same token", who, before)

@@ -129,7 +129,7 @@ func TestStrangers(t *testing.T) {
 		{trust.Header: trust.NewSecret().Token(trust.HTTP, trust.Member(i.ID, i.Epoch))}, // of another fleet
 		{trust.Header: secret.Token(trust.HTTP, trust.Member(i.ID, i.Epoch-1))},          // for a run before
 		token(bare, secret), // for another worker
-		{trust.Header: secret.Token(trust.NATS, "")},
+		{trust.Header: secret.Token(trust.KV, "")},
 		{"Authorization": "Bearer " + key + "x"},
 		{"Authorization": "Basic " + key},
 		{"Authorization": key},
@@ -207,7 +207,7 @@ func TestMetricsAccess(t *testing.T) {
 	}
 	if host != "127.0.0.1" {
 		f(nil, 401)
-		f(map[string]string{"Authorization": "Bearer " + secret.Token(trust.NATS, "")}, 401)
+		f(map[string]string{"Authorization": "Bearer " + secret.Token(trust.KV, "")}, 401)
 		f(map[string]string{trust.Header: secret.Token(trust.Scrape, "")}, 401)
 	}
 	scrape := map[string]string{"Authorization": "Bearer " + secret.Token(trust.Scrape, "")}

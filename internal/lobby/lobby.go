@@ -1,4 +1,6 @@
-package kvconn
+// Package lobby keeps a port's strangers apart from its members, so that no
+// number of them keeps a member out.
+package lobby
 
 import (
 	"net"
@@ -7,25 +9,29 @@ import (
 	"sync"
 )
 
-// lobby is a listener's connections that have not proved yet to be of the fleet. Their
+// Lobby is a listener's connections that have not proved yet to be of the fleet. Their
 // places are their own, so that strangers take none of a member's. There is always room
 // for one more: of whoever has most of them, the one that has been there longest goes. A
 // member needs its place for one round trip, so who says nothing keeps none out.
-type lobby struct {
+type Lobby struct {
 	most int
 
 	mu     sync.Mutex
-	guests []*guest // by their coming
+	guests []*Guest // by their coming
 }
 
-type guest struct {
+// New makes a lobby with so many places, one at least.
+func New(most int) *Lobby { return &Lobby{most: max(1, most)} }
+
+// Guest is one connection in a lobby.
+type Guest struct {
 	conn   net.Conn
 	source netip.Prefix // of a host; the zero value: this machine, over no network
 }
 
-// enter lets a connection in, and may close another one. The caller sees to it that it leaves.
-func (l *lobby) enter(c net.Conn) *guest {
-	g := &guest{c, sourceOf(c.RemoteAddr())}
+// Enter lets a connection in, and may close another one. The caller sees to it that it leaves.
+func (l *Lobby) Enter(c net.Conn) *Guest {
+	g := &Guest{c, sourceOf(c.RemoteAddr())}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.guests) >= l.most {
@@ -37,17 +43,19 @@ func (l *lobby) enter(c net.Conn) *guest {
 	return g
 }
 
-// leave is for one that has proved itself, or has failed.
-func (l *lobby) leave(g *guest) {
+// Leave is for one that has proved itself, or has failed. False: it was put out before.
+func (l *Lobby) Leave(g *Guest) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if at := slices.Index(l.guests, g); at >= 0 {
+	at := slices.Index(l.guests, g)
+	if at >= 0 {
 		l.guests = slices.Delete(l.guests, at, at+1)
 	}
+	return at >= 0
 }
 
 // longest is the oldest guest of the source that has most; needs mu.
-func (l *lobby) longest() (at int) {
+func (l *Lobby) longest() (at int) {
 	count := map[netip.Prefix]int{}
 	for _, g := range l.guests {
 		count[g.source]++

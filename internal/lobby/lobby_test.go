@@ -1,4 +1,4 @@
-package kvconn
+package lobby
 
 import (
 	"net"
@@ -25,13 +25,13 @@ func from(addr string) *caller {
 
 // Whoever has most connections loses its oldest one; who has left is nobody's matter.
 func TestLobby(t *testing.T) {
-	l := &lobby{most: 4}
+	l := New(4)
 	friend := from("10.0.0.1:1")
-	l.enter(friend)
+	l.Enter(friend)
 	var crowd []*caller
 	for range 20 {
 		c := from("10.0.0.2:7")
-		l.enter(c)
+		l.Enter(c)
 		crowd = append(crowd, c)
 	}
 	if friend.closed {
@@ -43,34 +43,34 @@ func TestLobby(t *testing.T) {
 		}
 	}
 
-	l = &lobby{most: 4}
+	l = New(4)
 	a := from("10.0.0.1:1")
-	g := l.enter(a)
-	l.leave(g)
-	l.leave(g)
+	g := l.Enter(a)
+	l.Leave(g)
+	l.Leave(g)
 	for range 10 {
-		l.enter(from("10.0.0.2:7"))
+		l.Enter(from("10.0.0.2:7"))
 	}
 	if a.closed || len(l.guests) != 4 {
 		t.Errorf("who has left is closed %t; %d are there", a.closed, len(l.guests))
 	}
 
-	l = &lobby{most: 3} // a host has as many addresses of its IPv6 network as it likes
+	l = New(3) // a host has as many addresses of its IPv6 network as it likes
 	a = from("[2001:db8:1::1]:1")
-	l.enter(a)
+	l.Enter(a)
 	b := from("[2001:db8:2:3::1]:1")
-	l.enter(b)
-	l.enter(from("[2001:db8:2:3:ffff::2]:1"))
-	l.enter(from("[2001:db8:2:3::3]:1"))
+	l.Enter(b)
+	l.Enter(from("[2001:db8:2:3:ffff::2]:1"))
+	l.Enter(from("[2001:db8:2:3::3]:1"))
 	if a.closed || !b.closed {
 		t.Error("one network counts as several")
 	}
 
-	l = &lobby{most: 2} // no network at all
+	l = New(2) // no network at all
 	u := &caller{from: &net.UnixAddr{Net: "unix"}}
-	l.enter(u)
-	l.enter(&caller{from: &net.UnixAddr{Net: "unix"}})
-	l.enter(&caller{})
+	l.Enter(u)
+	l.Enter(&caller{from: &net.UnixAddr{Net: "unix"}})
+	l.Enter(&caller{})
 	if !u.closed {
 		t.Error("the oldest has not made room")
 	}

@@ -1,0 +1,169 @@
+package trust
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"slices"
+)
+
+// A pinned connection is TLS 1.3 in which both ends show a key that is derived from
+// a secret of the fleet, and accept no other. Who listens in a member's place, or
+// passes bytes on between two of them, has neither key: he can neither read nor
+// write, nor enter by what he has heard. There is no CA, no name and no date.
+
+const pinHost = ".xpyd" // behind the secret's ID, in the name that the client asks for
+
+// Ends of a pinned connection. Each has its own key, so that none can be shown
+// what it has shown itself.
+const (
+	pinServer = "server"
+	pinClient = "client"
+	pinPeer   = "peer" // of servers that dial each other
+)
+
+// pin is the key of one end.
+func (s Secret) pin(end string) ed25519.PrivateKey {
+	return ed25519.NewKeyFromSeed(s.Key(pinned, end, ed25519.SeedSize))
+}
+
+// certificate has the key in the form that TLS wants.
+func (s Secret) certificate(end string) (*tls.Certificate, error) {
+	key := s.pin(end)
+	form := &x509.Certificate{SerialNumber: big.NewInt(1)}
+	der, err := x509.CreateCertificate(rand.Reader, form, form, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("pinned certificate: %w", err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}
+
+// PinError is a peer that shows another key than the fleet's.
+type PinError struct{}
+
+func (*PinError) Error() string { return "the other end does not have the fleet secret" }
+
+// holds accepts a peer that shows the key of one of these secrets.
+func holds(end string, secrets ...Secret) func(tls.ConnectionState) error {
+	return func(c tls.ConnectionState) error {
+		if len(c.PeerCertificates) > 0 {
+			if key, ok := c.PeerCertificates[0].PublicKey.(ed25519.PublicKey); ok {
+				for _, s := range secrets {
+					if key.Equal(s.pin(end).Public()) {
+						return nil
+					}
+				}
+			}
+		}
+		return &PinError{}
+	}
+}
+
+// PinnedClient is for a connection that is dialled: both ends show s.
+func PinnedClient(s Secret) (*tls.Config, error) {
+	cert, err := s.certificate(pinClient)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		ServerName:         s.ID() + pinHost,
+		InsecureSkipVerify: true, // which would want a CA; the key is looked at
+		VerifyConnection:   holds(pinServer, s),
+		Certificates:       []tls.Certificate{*cert},
+	}, nil
+}
+
+// PinnedServer is for connections that are accepted: the client asks for one of the
+// ring's secrets, and both ends show it.
+func (r *Ring) PinnedServer() *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			s, ok := r.pinnedTo(hello.ServerName)
+			if !ok {
+				return nil, &PinError{}
+			}
+			cert, err := s.certificate(pinServer)
+			if err != nil {
+				return nil, err
+			}
+			return &tls.Config{
+				MinVersion:             tls.VersionTLS13,
+				ClientAuth:             tls.RequireAnyClientCert, // the key is looked at
+				VerifyConnection:       holds(pinClient, s),
+				Certificates:           []tls.Certificate{*cert},
+				SessionTicketsDisabled: true, // every connection proves itself
+			}, nil
+		},
+	}
+}
+
+// pinnedTo is the secret that a client asks for.
+func (r *Ring) pinnedTo(name string) (Secret, bool) {
+	all := r.Secrets()
+	if i := slices.IndexFunc(all, func(s Secret) bool { return s.ID()+pinHost == name }); i >= 0 {
+		return all[i], true
+	}
+	return Secret{}, false
+}
+
+// PinnedBy is the secret that both ends of a PinnedServer's connection have shown;
+// false if it is none of the ring's, or not any more.
+func (r *Ring) PinnedBy(c tls.ConnectionState) (Secret, bool) { return r.pinnedTo(c.ServerName) }
+
+// PinnedPeers is for servers that dial each other by names of their own. Who dials
+// offers the secrets that the ring has now, and shows the older of two, which the
+// other has for longer; who is dialled shows one that was offered.
+func (r *Ring) PinnedPeers() *tls.Config {
+	accept := func(c tls.ConnectionState) error { return holds(pinPeer, r.Secrets()...)(c) }
+	conf := &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		InsecureSkipVerify: true, // which would want a CA; the key is looked at
+		VerifyConnection:   accept,
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			all := r.Secrets()
+			return all[len(all)-1].certificate(pinPeer)
+		},
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			for _, name := range hello.SupportedProtos {
+				s, ok := r.pinnedTo(name)
+				if !ok {
+					continue
+				}
+				cert, err := s.certificate(pinPeer)
+				if err != nil {
+					return nil, err
+				}
+				return &tls.Config{
+					MinVersion:             tls.VersionTLS13,
+					ClientAuth:             tls.RequireAnyClientCert, // the key is looked at
+					VerifyConnection:       accept,
+					Certificates:           []tls.Certificate{*cert},
+					NextProtos:             []string{name},
+					SessionTicketsDisabled: true, // every connection proves itself
+				}, nil
+			}
+			return nil, &PinError{}
+		},
+	}
+	for _, s := range r.Secrets() {
+		conf.NextProtos = append(conf.NextProtos, s.ID()+pinHost)
+	}
+	return conf
+}
+
+// Refused reports whether a handshake has failed because an end does not have, or
+// does not accept, the secret.
+func Refused(err error) bool {
+	var pin *PinError
+	var header tls.RecordHeaderError // it does not speak TLS
+	var op *net.OpError
+	return errors.As(err, &pin) || errors.As(err, &header) ||
+		errors.As(err, &op) && op.Op == "remote error" // crypto/tls's word for an alert
+}
