@@ -17,6 +17,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/lobby"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/router/dialect"
@@ -40,6 +41,9 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	by := r.holder(ctx, verb, path)
+	if by != nobody {
+		lobby.Admit(ctx.Conn())
+	}
 	switch {
 	case by == nobody:
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")

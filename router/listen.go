@@ -20,8 +20,9 @@ type clientConns struct {
 	set map[*clientConn]struct{}
 }
 
-// maxAdminConns bounds the admin listener's connections.
-const maxAdminConns = 256
+// maxAdminConns bounds the admin listener's connections. Half of them, at most, are of
+// those who have not shown a token: each read of theirs takes at most guestPatience.
+const maxAdminConns, guestPatience = 256, 5 * time.Second
 
 // fitConns is how many connections the public and the admin listener may have
 // where so many files may be open. Each request in flight may take two more, to

@@ -17,6 +17,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/clientwatch"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/lobby"
 	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/internal/trust"
@@ -228,6 +229,7 @@ func (r *Router) Start() (err error) {
 			return errors.Join(fmt.Errorf("admin_listen: %w", err), ln.Close())
 		}
 		r.adminLn = scarce.Listener(r.adminLn, r.log, r.metrics.failedAccepts.WithLabelValues("admin"))
+		r.adminLn = lobby.New(r.adminConns/4).Listener(r.adminLn, guestPatience)
 		if r.cfg.AdminTLSCert != "" {
 			r.adminLn = r.adminTLS.listen(r.adminLn)
 		}

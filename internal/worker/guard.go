@@ -11,6 +11,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/lobby"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/reread"
 	"github.com/xpyd/xpyd/internal/trust"
@@ -95,7 +96,10 @@ func (g *guard) check(ctx *fasthttp.RequestCtx, to access) *openai.Error {
 	h := &ctx.Request.Header
 	token := h.Peek(trust.Header)
 	switch {
-	case to == forAnybody, g.members.Accepts(token):
+	case g.members.Accepts(token):
+		lobby.Admit(ctx.Conn())
+		return nil
+	case to == forAnybody:
 		return nil
 	case to == forPeers && g.peers.Accepts(token), (to == forPeers || to == forUsers) && g.key(h):
 		for _, name := range linkHeaders {
@@ -104,6 +108,7 @@ func (g *guard) check(ctx *fasthttp.RequestCtx, to access) *openai.Error {
 					Message: name + " counts only from the fleet's router: an API key is not enough for it; leave it out"})
 			}
 		}
+		lobby.Admit(ctx.Conn())
 		h.Del(headerProbe) // a router in front of engines of any kind marks its probes so
 		return nil
 	case to == forScrapers && (ctx.RemoteIP().IsLoopback() || g.scrapers.Accepts(bearer(h))):

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/xpyd/xpyd/internal/lobby"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/reqbody"
 	"github.com/xpyd/xpyd/internal/scarce"
@@ -95,12 +96,22 @@ const maxConns, fewConns = 16384, 2048
 // fitConns is how many HTTP connections there may be where so many files may be
 // open: half are left for other workers, the KV tiers and the fleet.
 func (w *Worker) fitConns(files int) int {
-	n := max(min(maxConns, files/2), 8)
+	n := mostConns(files)
 	if n < fewConns {
 		w.log.Warn("HTTP connections are cut to what the limit of file descriptors allows; raise it (ulimit -n)", "connections", n, "files", files)
 	}
 	return n
 }
+
+func mostConns(files int) int { return max(min(maxConns, files/2), 8) }
+
+// Of the connections, so many may be of those who have not shown yet who they are;
+// each read of theirs takes at most guestPatience.
+const maxGuests, guestPatience = 512, 5 * time.Second
+
+// newLobby has at most half of the connections for guests, those included that were
+// put out and have not ended.
+func newLobby(conns int) *lobby.Lobby { return lobby.New(min(maxGuests, conns/4)) }
 
 // serveNothing answers for a path that is not there.
 func serveNothing(ctx *fasthttp.RequestCtx) {

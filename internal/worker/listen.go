@@ -179,6 +179,7 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	ln = scarce.Listener(ln, w.log, w.failedAccepts.WithLabelValues("http"))
+	ln = newLobby(mostConns(scarce.Files())).Listener(ln, guestPatience)
 	w.http = w.newHTTP()
 	w.unused.set = map[*clientConn]struct{}{}
 	w.later("close the HTTP listener", func(ctx context.Context) error {
