@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync/atomic"
 
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
@@ -13,7 +14,10 @@ type revoked struct {
 	ids atomic.Pointer[map[string]struct{}]
 }
 
-var errRevokedPeer = errors.New("the worker is revoked")
+var (
+	errRevokedPeer = errors.New("the worker is revoked")
+	errRetired     = errors.New("the fleet secret that the session was opened with is retired")
+)
 
 // set puts these in the place of those before.
 func (r *revoked) set(ids []string) {
@@ -51,11 +55,30 @@ func (r *Receiver) Revoke(ids []string) {
 	}
 }
 
-// judge ends the session if its peer is revoked.
-func (s *Session) judge(r *revoked) {
-	if r.has(s.peer.ID) {
-		s.fail(ticket.Dead, errRevokedPeer)
+// Renew is for a Config.Ring that has changed: it ends the sessions by a secret that is
+// no longer in force, as dead.
+func (r *Receiver) Renew() {
+	for _, s := range r.sessions() {
+		s.judge(&r.revoked)
 	}
+}
+
+// judge ends the session if its peer is revoked, or its secret is retired.
+func (s *Session) judge(r *revoked) {
+	if err := r.against(s.peer.ID, s.ctl, s.cfg.Ring); err != nil {
+		s.fail(ticket.Dead, err)
+	}
+}
+
+// against says why a peer that has proved itself is not to stay; nil: it may.
+func (r *revoked) against(id string, f *frameConn, ring *trust.Ring) error {
+	switch {
+	case r.has(id):
+		return errRevokedPeer
+	case !f.proven.In(ring):
+		return errRetired
+	}
+	return nil
 }
 
 // Revoke is Receiver.Revoke for the receivers of a server.
@@ -66,8 +89,15 @@ func (s *Server) Revoke(ids []string) {
 	}
 }
 
+// Renew is Receiver.Renew for the receivers of a server.
+func (s *Server) Renew() {
+	for _, sess := range s.all() {
+		sess.judge(&s.revoked)
+	}
+}
+
 func (p *sender) judge(r *revoked) {
-	if r.has(p.peer.ID) {
-		p.fail(ticket.Dead, errRevokedPeer)
+	if err := r.against(p.peer.ID, p.ctl, p.cfg.Ring); err != nil {
+		p.fail(ticket.Dead, err)
 	}
 }

@@ -177,7 +177,7 @@ func (s *Server) greetBulk(f *frameConn) error {
 	if sess == nil {
 		return f.turnAway(ticket.Dead, &Incompatible{Field: "session", Ours: "no such session", Theirs: fmt.Sprintf("bulk %d", m.Index)})
 	}
-	if f.proven != sess.ctl.proven {
+	if !f.proven.Same(sess.ctl.proven) {
 		return f.turnAway(ticket.Refused, &Incompatible{Field: "identity", Ours: "the session is another peer's", Theirs: fmt.Sprintf("bulk %d", m.Index)})
 	}
 	if f.version != sess.ctl.version { // a banner has no checksum

@@ -364,7 +364,11 @@ func (s *Session) writeControl() {
 // too long.
 func (s *Session) keepTime(now time.Time) bool {
 	s.mu.Lock()
-	idle := len(s.tickets) == 0 && now.Sub(s.used) > s.cfg.IdleTimeout
+	most := s.cfg.IdleTimeout
+	if !s.ctl.proven.Newest(s.cfg.Ring) { // the next one is by the newest, before the older is retired
+		most = min(most, 2*s.cfg.KeepAlive)
+	}
+	idle := len(s.tickets) == 0 && now.Sub(s.used) > most
 	all := make([]*Incoming, 0, len(s.tickets))
 	for _, i := range s.tickets {
 		all = append(all, i)

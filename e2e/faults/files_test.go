@@ -2,6 +2,7 @@ package faults
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -107,13 +108,16 @@ func TestFewFiles(t *testing.T) {
 	for i := range before.Instances {
 		w := &before.Instances[i]
 		kv, events := crowd(t, w.KVAddr), crowd(t, host(w.KVEvents))
+		cluster.Wait(t, 30*time.Second, w.ID+" to have run out of files", func() error {
+			if acceptErrors(t, w.URL) == 0 {
+				return errors.New("of none")
+			}
+			return nil
+		})
 		all := crowd(t, host(w.URL))
 		kv()
 		events()
 		all()
 		asBefore("after a crowd at " + w.ID)
-		if acceptErrors(t, w.URL) == 0 {
-			t.Errorf("%s has run out of nothing: the test shows nothing", w.ID)
-		}
 	}
 }

@@ -155,6 +155,9 @@ func TestSecretRotates(t *testing.T) {
 	})
 	do(1, "these have not got "+next.ID()+" and would be shut out: copied;", "secret", "retire")
 	l.answered(t, 40, nil)
+	if n, err := r.WorkerMetric("prefill-0", `xpyd_kvconn_sessions{side="sender"}`); err != nil || n < 2 {
+		t.Errorf("%v sessions: %v", n, err)
+	}
 	do(0, "", "drain", "copied", "--wait")
 	do(0, "in force", "secret", "retire", "--force")
 	cluster.Wait(t, 30*time.Second, "the one with a copy is shut out", func() error {
@@ -168,6 +171,13 @@ func TestSecretRotates(t *testing.T) {
 		return err
 	})
 	r.WaitServing(t, 30*time.Second, 1, 1)
+	cluster.Wait(t, 30*time.Second, "its way to KV is shut, and decode-0's open", func() error {
+		n, err := r.WorkerMetric("prefill-0", `xpyd_kvconn_sessions{side="sender"}`)
+		if err == nil && n != 1 {
+			err = fmt.Errorf("%v sessions", n)
+		}
+		return err
+	})
 	l.answered(t, 40, nil)
 	for _, res := range l.stop() {
 		if !res.Good() || res.Text != res.want {

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -59,6 +61,48 @@ func TestHostile(t *testing.T) {
 	b.stop()
 	b.judge(t)
 	t.Logf("%d bystanders' answers, all right", b.answers.Load())
+	cluster.Wait(t, 10*time.Second, "ledgers empty", s.Idle)
+}
+
+// TestHeldPorts: with few files a process, and while a stranger holds as many idle
+// connections to a port as he likes, the fleet is used, looked at, changed and joined.
+// Before, each of these ports was full, or the process had no file left.
+func TestHeldPorts(t *testing.T) {
+	s := &scene{t: t, attacker: newAttacker(t), Router: cluster.UpWithFiles(t, 512, "--device", "cpu", "--decode", "2", "--threads", "1")}
+	s.WaitServing(t, 20*time.Second, 1, 2)
+	b := startBystanders(t, s.Router)
+	host := func(url string) string { return strings.TrimPrefix(url, "http://") }
+	nats, err := url.Parse(s.NATS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, addr := range map[string]string{"a prefill's HTTP port": host(s.member(fleet.Prefill).URL), "a decode's HTTP port": host(s.member(fleet.Decode).URL),
+		"the admin port": host(s.Admin), "NATS": nats.Host} {
+		t.Run(name, func(t *testing.T) {
+			release := s.holds(800, addr)
+			defer release()
+			answers := b.answers.Load()
+			cluster.Wait(t, 30*time.Second, "30 answers", func() error {
+				if n := b.answers.Load() - answers; n < 30 {
+					return fmt.Errorf("%d", n)
+				}
+				return nil
+			})
+			b.judge(t)
+			if _, err := s.Fleet(); err != nil {
+				t.Errorf("the admin port: %v", err)
+			}
+			late := s.Worker(t, fleet.Decode, "--id", "late", "--device", "cpu", "--threads", "1")
+			s.WaitServing(t, 20*time.Second, 1, 3)
+			late.Signal(syscall.SIGTERM)
+			if code := late.Exit(t, 20*time.Second); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+			s.WaitServing(t, 20*time.Second, 1, 2)
+		})
+	}
+	b.stop()
+	b.judge(t)
 	cluster.Wait(t, 10*time.Second, "ledgers empty", s.Idle)
 }
 

@@ -100,6 +100,15 @@ func (p *Publisher) ReplayAddr() net.Addr {
 // Subscribers is how many listen.
 func (p *Publisher) Subscribers() int { return p.pub.Subscribers() }
 
+// Renew is for a Ring that has changed: who came in with a secret that is no longer in
+// force hears no more.
+func (p *Publisher) Renew() {
+	p.pub.Judge()
+	if p.router != nil {
+		p.router.Judge()
+	}
+}
+
 // Send publishes a batch.
 func (p *Publisher) Send(b *Batch) {
 	var payload []byte

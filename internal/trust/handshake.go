@@ -38,12 +38,26 @@ const (
 )
 
 // Proven is what a peer has proved to be: a member of the fleet, of one name.
-type Proven struct{ member [sha256.Size]byte }
+type Proven struct {
+	member [sha256.Size]byte
+	by     string // ID of the secret
+}
 
 // Is reports whether that name is member; see Member.
-func (p Proven) Is(member string) bool { return p == nameOf(member) }
+func (p Proven) Is(member string) bool { return p.member == nameOf(member) }
 
-func nameOf(member string) Proven { return Proven{sha256.Sum256([]byte(member))} }
+// Same reports whether q is the same member, by whichever secret.
+func (p Proven) Same(q Proven) bool { return p.member == q.member }
+
+// In reports whether the secret is in force. Of a nil ring nobody has proved anything.
+func (p Proven) In(r *Ring) bool {
+	return r == nil || slices.ContainsFunc(r.Secrets(), func(s Secret) bool { return s.ID() == p.by })
+}
+
+// Newest reports whether the secret is the newest in force, or there are none.
+func (p Proven) Newest(r *Ring) bool { return r == nil || r.Secrets()[0].ID() == p.by }
+
+func nameOf(member string) [sha256.Size]byte { return sha256.Sum256([]byte(member)) }
 
 // Stranger is the error of an exchange with a peer that is not of our fleet, or
 // does not prove that it is. Nothing secret shows in it.
@@ -88,7 +102,7 @@ func (r *Ring) Dial(in io.Reader, out io.Writer, self string, more []byte) (Prov
 		return Proven{}, &Stranger{Ours: idsOf(ours), Theirs: idsOf(theirs), Wrong: true}
 	}
 	_, err = out.Write(append(prove(s, ofDialler, ours, theirs, shown), more...))
-	return provenBy(theirs), err
+	return proven(theirs, s), err
 }
 
 // Accept is Dial's other end: more is sent behind our proof, before the peer has
@@ -119,7 +133,7 @@ func (r *Ring) Accept(in io.Reader, out io.Writer, self string, more []byte) (Pr
 	if !hmac.Equal(shown, prove(s, ofDialler, theirs, ours, proof)) {
 		return Proven{}, &Stranger{Ours: idsOf(ours), Theirs: idsOf(theirs), Wrong: true}
 	}
-	return provenBy(theirs), nil
+	return proven(theirs, s), nil
 }
 
 // Line reads a peer's first line, or as much of it as a first line may have.
@@ -156,7 +170,7 @@ func challenge(secrets []Secret, self string) []byte {
 		copy(c[idsAt+i*idBytes:], s.Key(purposeID, "", idBytes))
 	}
 	name := nameOf(self)
-	copy(c[memberAt:], name.member[:])
+	copy(c[memberAt:], name[:])
 	rand.Read(c[nonceAt:]) // never fails (crypto/rand)
 	return c
 }
@@ -239,7 +253,8 @@ func idsOf(challenge []byte) string {
 	return strings.Join(ids, "+")
 }
 
-func provenBy(challenge []byte) (p Proven) {
+func proven(challenge []byte, by Secret) (p Proven) {
 	copy(p.member[:], challenge[memberAt:])
+	p.by = by.ID()
 	return p
 }

@@ -27,8 +27,8 @@ func NewRing(secrets ...Secret) (*Ring, error) {
 	return r, r.Set(secrets...)
 }
 
-// Set puts other secrets in force. What was accepted before stays accepted:
-// connections are not looked at again.
+// Set puts other secrets in force. Who has let connections in by one that is not
+// among them any more has a method Renew, which ends these.
 func (r *Ring) Set(secrets ...Secret) error {
 	if len(secrets) < 1 || len(secrets) > maxSecrets {
 		return errCount

@@ -22,6 +22,7 @@ type Conn struct {
 	peer    Peer
 	admit   func() error // called when the peer is no stranger any more
 	session *session     // nil: NULL
+	door    *Door        // that the peer came in by; nil: none
 	buf     []byte       // of the message being read
 	sealed  []byte       // of the frame being read, with CURVE
 

@@ -153,10 +153,22 @@ func TestCurveRotation(t *testing.T) {
 	set(next)
 	try(keys(t, 1, 2), zmtp.ErrRefused)
 	try(keys(t, 3, 4), nil)
-	if err := first.Subscribe(""); err != nil {
-		t.Fatal(err)
+	later := dial(t, p.Addr(), zmtp.Config{Type: zmtp.Sub, Keys: keys(t, 3, 4)})
+	for _, c := range []*zmtp.Conn{first, later} {
+		if err := c.Subscribe(""); err != nil {
+			t.Fatal(err)
+		}
 	}
-	eventually(t, "who was in is out", func() bool { return p.Subscribers() == 1 })
+	eventually(t, "both are in", func() bool { return p.Subscribers() == 2 })
+	p.Judge()
+	eventually(t, "who came in by the older one is out", func() bool { return p.Subscribers() == 1 })
+	p.Publish([]byte("topic"))
+	if f, err := later.ReadMessage(nil); err != nil || string(f[0]) != "topic" {
+		t.Errorf("who came in by the newer one: %q, %v", f, err)
+	}
+	if _, err := first.ReadMessage(nil); err == nil {
+		t.Error("who is out hears more")
+	}
 }
 
 // posted is an end of a pipe whose writes do not wait for a reader.

@@ -103,6 +103,7 @@ func (c *Conn) curveServer(doors []Door) error {
 		return err
 	}
 	c.session = &session{key: *key, toPeer: nonceToClient, fromPeer: nonceToServer, sent: 1, heard: i.n}
+	c.door = h.door
 	return nil
 }
 

@@ -30,8 +30,8 @@ type server struct {
 
 	mu        sync.Mutex
 	closed    bool
-	strangers []net.Conn // the oldest first
-	guests    map[net.Conn]struct{}
+	strangers []net.Conn         // the oldest first
+	guests    map[net.Conn]*Door // and what they came in by; nil without CURVE
 }
 
 func (s *server) listen(addr string) error {
@@ -39,7 +39,7 @@ func (s *server) listen(addr string) error {
 	if err != nil {
 		return fmt.Errorf("zmtp listen: %w", err)
 	}
-	s.ln, s.guests, s.places = scarce.Listener(ln, s.cfg.Log, s.cfg.Failed), map[net.Conn]struct{}{}, make(chan struct{}, min(maxStrangers, max(1, scarce.Files()/strangersPart)))
+	s.ln, s.guests, s.places = scarce.Listener(ln, s.cfg.Log, s.cfg.Failed), map[net.Conn]*Door{}, make(chan struct{}, min(maxStrangers, max(1, scarce.Files()/strangersPart)))
 	s.wg.Go(s.accept)
 	return nil
 }
@@ -57,7 +57,9 @@ func (s *server) accept() {
 		s.wg.Go(func() {
 			c, err := newConn(raw, s.cfg, func() error { return s.admit(raw) })
 			if err == nil {
-				s.run(c)
+				if s.enter(raw, c.door) {
+					s.run(c)
+				}
 				c.Close()
 			} else if s.cfg.Refused != nil {
 				s.cfg.Refused(err)
@@ -112,8 +114,33 @@ func (s *server) admit(raw net.Conn) error {
 	if s.closed || !s.part(raw) {
 		return net.ErrClosed
 	}
-	s.guests[raw] = struct{}{}
+	s.guests[raw] = nil
 	return nil
+}
+
+// enter notes what a guest came in by; false when that is closed already.
+func (s *server) enter(raw net.Conn, by *Door) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.guests[raw] = by
+	return by.among(s.cfg.Doors)
+}
+
+// Judge ends the connections that came in by a door which is no more among
+// Config.Doors. Call it when these have changed.
+func (s *server) Judge() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for raw, by := range s.guests {
+		if !by.among(s.cfg.Doors) {
+			raw.Close()
+		}
+	}
+}
+
+// among reports whether there is a door with the same key; nil is always there.
+func (d *Door) among(now func() []Door) bool {
+	return d == nil || slices.ContainsFunc(now(), func(o Door) bool { return o.Key.Equal(d.Key) })
 }
 
 // leave ends a connection, whatever it was.
