@@ -112,6 +112,22 @@ func (s *fleetSecret) put(secrets []trust.Secret) error {
 	if err := s.ring.Set(secrets...); err != nil {
 		return err
 	}
+	return s.renew()
+}
+
+// heed has retired secrets out of force here, too, where the join file of another
+// router names them still.
+func (s *fleetSecret) heed(revoked []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ring.Retire(revoked) {
+		return nil
+	}
+	return s.renew()
+}
+
+// renew is for a ring that has changed. The caller holds mu.
+func (s *fleetSecret) renew() error {
 	if err := s.publish(); err != nil {
 		return err
 	}
@@ -175,7 +191,21 @@ func (s *fleetSecret) retire(force bool) error {
 		return err
 	}
 	s.log.Info("an older secret is retired", "secret", now[1], "stays", now[0])
-	return s.put(now[:1])
+	return errors.Join(s.put(now[:1]), s.shutOut(now[1]))
+}
+
+// shutOut tells all members of a retired secret, as of a revoked worker: those with a
+// copy of an older join line accept it else. Of those that were retired before nobody
+// has to know: who has one of them and the newest got it later.
+func (s *fleetSecret) shutOut(old trust.Secret) error {
+	for _, name := range s.watch.Snapshot().Revoked {
+		if strings.HasPrefix(name, trust.SecretName) && name != old.String() {
+			if err := s.watch.Unrevoke(name); err != nil {
+				return err
+			}
+		}
+	}
+	return s.watch.Revoke(old.String())
 }
 
 // lacking names the members that do not know a secret. Who trusts everyone needs

@@ -207,7 +207,7 @@ func openFront(cfg *RouterConfig, log *slog.Logger, how frontConfig) (f *front, 
 		return
 	}
 	f.secret.watch = f.watcher
-	who := &revoker{Watcher: f.watcher, data: f.data, nats: f.nats, log: log}
+	who := &revoker{Watcher: f.watcher, data: f.data, nats: f.nats, heed: f.secret.heed, log: log}
 	f.keep(who)
 	ring := f.secret.ring
 	if cfg.TrustEveryone {

@@ -29,7 +29,8 @@ const routerName = "router"
 type revoker struct {
 	*fleet.Watcher
 	data *datadir.Dir
-	nats *fleet.Server // nil with an external one
+	nats *fleet.Server                // nil with an external one
+	heed func(revoked []string) error // looks for secrets among them
 	log  *slog.Logger
 
 	mu   sync.Mutex
@@ -75,7 +76,7 @@ func (r *revoker) keep() error {
 	if slices.Equal(list, r.kept) {
 		return nil
 	}
-	var errs []error
+	errs := []error{r.heed(r.Snapshot().Revoked)}
 	if r.nats != nil {
 		names := slices.DeleteFunc(slices.Clone(r.Snapshot().Revoked), func(id string) bool { return id == routerName })
 		errs = append(errs, r.nats.Revoke(names))

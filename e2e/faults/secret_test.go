@@ -153,6 +153,8 @@ func TestSecretRotates(t *testing.T) {
 		}
 		return err
 	})
+	both := cluster.Start(t, nil, "prefill", "--join-file", joinFile(t, r.JoinLine(t)), "--threads", "1", "--id", "both")
+	r.WaitServing(t, 30*time.Second, 2, 2)
 	do(1, "these have not got "+next.ID()+" and would be shut out: copied;", "secret", "retire")
 	l.answered(t, 40, nil)
 	if n, err := r.WorkerMetric("prefill-0", `xpyd_kvconn_sessions{side="sender"}`); err != nil || n < 2 {
@@ -170,6 +172,19 @@ func TestSecretRotates(t *testing.T) {
 		}
 		return err
 	})
+	// Whose copy names both has heard that one is retired.
+	cluster.Wait(t, 30*time.Second, "the copy of both accepts the newer alone", func() error {
+		f, err := r.Fleet()
+		if err == nil && f.Get("both").Secrets != next.ID() {
+			err = fmt.Errorf("%s", f.Get("both").Secrets)
+		}
+		return err
+	})
+	do(0, "", "drain", "both", "--wait")
+	both.Signal(syscall.SIGTERM)
+	if code := both.Exit(t, 20*time.Second); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
 	r.WaitServing(t, 30*time.Second, 1, 1)
 	cluster.Wait(t, 30*time.Second, "its way to KV is shut, and decode-0's open", func() error {
 		n, err := r.WorkerMetric("prefill-0", `xpyd_kvconn_sessions{side="sender"}`)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 )
 
@@ -17,6 +18,10 @@ const maxSecrets = 2
 // to a process that trusts everyone.
 type Ring struct {
 	now atomic.Pointer[[]Secret]
+
+	mu      sync.Mutex
+	given   []Secret // by Set
+	retired []string
 }
 
 var errCount = errors.New("a fleet has one secret, or two while one replaces the other")
@@ -36,9 +41,38 @@ func (r *Ring) Set(secrets ...Secret) error {
 	if len(secrets) == 2 && secrets[0] == secrets[1] {
 		return errors.New("the two fleet secrets are the same")
 	}
-	secrets = slices.Clone(secrets)
-	r.now.Store(&secrets)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.given = slices.Clone(secrets)
+	r.sift()
 	return nil
+}
+
+// Retire keeps the secrets of these names (Secret.String), and no others, out of
+// force, whoever sets them: a join line that was copied may name one for years. The
+// only one that a process has stays; it opens nothing elsewhere. Retire reports
+// whether other secrets are in force now.
+func (r *Ring) Retire(names []string) (changed bool) {
+	if r == nil {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.retired = slices.Clone(names)
+	return r.sift()
+}
+
+// sift puts in force what was given and is not retired; needs mu.
+func (r *Ring) sift() (changed bool) {
+	next := slices.DeleteFunc(slices.Clone(r.given), func(s Secret) bool { return slices.Contains(r.retired, s.String()) })
+	if len(next) == 0 {
+		next = r.given
+	}
+	if now := r.now.Load(); now != nil && slices.Equal(*now, next) {
+		return false
+	}
+	r.now.Store(&next)
+	return true
 }
 
 // Secrets returns those in force, the newest first. The caller does not change it.

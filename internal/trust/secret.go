@@ -52,8 +52,11 @@ func (s Secret) ID() string {
 	return hex.EncodeToString(id)
 }
 
+// SecretName is how a Secret's String begins.
+const SecretName = "fleet-secret-"
+
 // String returns the ID, so that no log shows the secret.
-func (s Secret) String() string { return "fleet-secret-" + s.ID() }
+func (s Secret) String() string { return SecretName + s.ID() }
 
 // GoString is String, for %#v.
 func (s Secret) GoString() string { return s.String() }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 
@@ -161,4 +162,36 @@ func FuzzParseJoin(f *testing.F) {
 			t.Errorf("%q is read again as %v, %v", j.Reveal(), again, err)
 		}
 	})
+}
+
+// TestRetire: a retired secret is out of force whoever sets it, unless there is no
+// other; and comes back when it is not retired any more.
+func TestRetire(t *testing.T) {
+	one, two := trust.NewSecret(), trust.NewSecret()
+	r, err := trust.NewRing(two, one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(secrets ...trust.Secret) {
+		t.Helper()
+		if err := r.Set(secrets...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := func(changed, want bool, in ...trust.Secret) {
+		t.Helper()
+		if changed != want || !slices.Equal(r.Secrets(), in) {
+			t.Errorf("changed %t, want %t; %v, want %v", changed, want, r.Secrets(), in)
+		}
+	}
+	f(r.Retire([]string{"decode-0"}), false, two, one)
+	f(r.Retire([]string{one.String(), "decode-0"}), true, two)
+	set(two, one)
+	f(false, false, two)
+	f(r.Retire([]string{one.String()}), false, two)
+	set(one)
+	f(false, false, one)
+	set(two, one)
+	f(r.Retire(nil), true, two, one)
+	f((*trust.Ring)(nil).Retire([]string{one.String()}), false, two, one)
 }

@@ -14,6 +14,11 @@ func (w *Worker) Revoke(ids []string) {
 	w.shutOut.Store(&ids)
 	w.recv.Revoke(ids)
 	w.server.Revoke(ids)
+	if w.ring.Retire(ids) { // a secret is among them, which our join line names still
+		if err := w.renew(); err != nil {
+			w.log.Error("announce the secrets in force", "error", err)
+		}
+	}
 	if slices.Contains(ids, w.identity.ID) {
 		w.log.Warn("this worker is revoked: the fleet does not hear it and gives it nothing; `xpyd unrevoke` takes that back", "id", w.identity.ID)
 	} else {

@@ -320,14 +320,16 @@ func (w *Worker) Role() fleet.Role { return w.instance().Role }
 
 // Rejoin is for a join line that has changed: it announces the secrets that are in
 // force now, and goes over to NATS at url.
-func (w *Worker) Rejoin(url string) error {
+func (w *Worker) Rejoin(url string) error { return errors.Join(w.fleet.rejoin(url), w.renew()) }
+
+// renew is for a ring that has changed.
+func (w *Worker) renew() error {
 	w.recv.Renew()
 	w.server.Renew()
 	if w.events != nil {
 		w.events.pub.Renew()
 	}
-	err := w.fleet.rejoin(url)
-	return errors.Join(err, w.fleet.update(func(i *fleet.Instance) { i.Secrets = w.ring.IDs() }))
+	return w.fleet.update(func(i *fleet.Instance) { i.Secrets = w.ring.IDs() })
 }
 
 // Drain announces that the worker takes no new work.
