@@ -3,7 +3,6 @@ package router
 import (
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"time"
 
@@ -175,8 +174,8 @@ func (c Config) Validate() error {
 		if a.addr == "" && a.key == "admin_listen" {
 			continue
 		}
-		if _, _, err := net.SplitHostPort(a.addr); err != nil {
-			return bad(a.key, "%q is not host:port", a.addr)
+		if err := config.HostPort(a.addr); err != nil {
+			return bad(a.key, "%v", err)
 		}
 	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {

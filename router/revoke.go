@@ -14,6 +14,7 @@ import (
 // revocations answers GET /admin/v1/revocations.
 type revocations struct {
 	Revoked []revokedInfo `json:"revoked"`
+	Notes   []string      `json:"notes,omitempty"` // what whoever changed it should know
 }
 
 type revokedInfo struct {
@@ -57,13 +58,28 @@ func (r *Router) serveRevocations(ctx *fasthttp.RequestCtx, verb, id string) {
 		writeError(ctx, openai.Internal("%v", err))
 		return
 	}
-	out := revocations{Revoked: []revokedInfo{}}
+	out := revocations{Revoked: []revokedInfo{}, Notes: r.notes(verb, id)}
 	for _, x := range r.deps.Revoker.Revocations() {
 		if !x.Back {
 			out.Revoked = append(out.Revoked, revokedInfo{x.ID, time.UnixMicro(x.At).UTC()})
 		}
 	}
 	reply(ctx, 200, out)
+}
+
+// notes are for a change that does not do yet what it says.
+func (r *Router) notes(verb, id string) (out []string) {
+	if verb == "GET" {
+		return nil
+	}
+	s := r.fleet.Snapshot()
+	if verb == "POST" && s.Get(id) == nil {
+		out = append(out, "no worker of this name is known: it is refused if one comes")
+	}
+	if !s.Link.Up {
+		out = append(out, "NATS is down: other routers and the workers hear of it when it is back")
+	}
+	return out
 }
 
 // standing is whether an id is revoked, for the audit log.

@@ -172,8 +172,12 @@ func (a *adminFlags) revocation(cmd *cobra.Command, verb, id string) error {
 			ID    string
 			Since time.Time
 		}
+		Notes []string
 	}
 	if err := a.call(cmd.Context(), verb, path, nil, &out); err != nil || id != "" {
+		for _, note := range out.Notes {
+			fmt.Fprintln(cmd.ErrOrStderr(), "xpyd: "+note)
+		}
 		return err
 	}
 	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)

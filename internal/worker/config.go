@@ -3,7 +3,6 @@ package worker
 import (
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"time"
@@ -299,8 +298,8 @@ func (c *Config) Validate() error {
 			return bad("id", "%v", err)
 		}
 	}
-	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-		return bad("listen", "%q is not host:port", c.Listen)
+	if err := config.HostPort(c.Listen); err != nil {
+		return bad("listen", "%v", err)
 	}
 	if _, _, _, err := kvconn.SplitPorts(c.KVListen); err != nil {
 		return bad("kv_listen", "%q is not host:port or host:first-last", c.KVListen)
@@ -310,8 +309,8 @@ func (c *Config) Validate() error {
 		return bad("fleet."+wrong.Key, "%v", wrong)
 	}
 	for _, a := range []struct{ key, addr string }{{"kv_events.listen", c.KVEvents.Listen}, {"kv_events.replay", c.KVEvents.Replay}} {
-		if _, _, err := net.SplitHostPort(a.addr); a.addr != "" && err != nil {
-			return bad(a.key, "%q is not host:port", a.addr)
+		if err := config.HostPort(a.addr); a.addr != "" && err != nil {
+			return bad(a.key, "%v", err)
 		}
 	}
 	if c.Join != "" && c.JoinFile != "" {
