@@ -61,3 +61,39 @@ func TestPrivate(t *testing.T) {
 		t.Errorf("something was put there: %v %v", names, err)
 	}
 }
+
+// TestPrivateParent: nor is a folder taken that another user may put another in the
+// place of.
+func TestPrivateParent(t *testing.T) {
+	parent := t.TempDir()
+	leaf := filepath.Join(parent, "leaf")
+	if err := os.Mkdir(leaf, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f := func(mode os.FileMode, want string) {
+		t.Helper()
+		if err := os.Chmod(parent, mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := private(leaf); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %q", mode, err, want)
+		}
+	}
+	f(0o755, "")
+	f(0o777, "may rename it")
+	f(0o777|os.ModeSticky, "") // as /tmp
+	if os.Geteuid() != 0 {
+		t.Log("not root: a folder of another user cannot be made")
+		return
+	}
+	if err := os.Chown(parent, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	f(0o755, "belongs to uid 65534")
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(leaf, link); err != nil {
+		t.Fatal(err)
+	}
+	leaf = link
+	f(0o755, "belongs to uid 65534")
+}
