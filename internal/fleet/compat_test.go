@@ -33,6 +33,7 @@ func TestCompatible(t *testing.T) {
 	f("", func(d *fleet.Instance) {})
 	f("", func(d *fleet.Instance) { d.Layout.BlockTokens = 32; d.Build = "x"; d.MaxModelLen = 9 })
 	f("", func(d *fleet.Instance) { d.ProtocolMin, d.ProtocolMax = 2, 3 })
+	f("", func(d *fleet.Instance) { d.ProtocolMin, d.ProtocolMax = 1, 1 })
 	f("protocol differs: prefill has 1-2, decode has 3-4", func(d *fleet.Instance) { d.ProtocolMin, d.ProtocolMax = 3, 4 })
 	f("protocol differs: prefill has 1-2, decode has 0-0", func(d *fleet.Instance) { d.ProtocolMin, d.ProtocolMax = 0, 0 })
 	f("model differs: prefill has m, decode has n", func(d *fleet.Instance) { d.Model = "n" })

@@ -119,6 +119,17 @@ func TestValidate(t *testing.T) {
 	f("quantization", "quantization", quantFP8, "batch_invariant", true)
 }
 
+// TestLocalTransports: auto allows each way between processes, a name that one.
+func TestLocalTransports(t *testing.T) {
+	for _, name := range []string{transportSHM, transportIPC} {
+		for setting, want := range map[string]bool{transportAuto: true, name: true, transportTCP: false, transportNCCL: false} {
+			if k := (&KV{Transport: setting}); k.local(name) != want {
+				t.Errorf("%s of %s: %t", name, setting, !want)
+			}
+		}
+	}
+}
+
 // TestKVConn: each setting of the connector reaches it.
 func TestKVConn(t *testing.T) {
 	c := DefaultConfig(fleet.Prefill)
