@@ -129,7 +129,9 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 			err = p.meet(pool)
 		}
 		if err != nil {
-			err = f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: strconv.FormatUint(m.Segment.Bytes, 10) + " bytes"})
+			if p.ctx.Err() == nil { // else nothing is wrong with the memory, and the peer need not take another way
+				err = f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: strconv.FormatUint(m.Segment.Bytes, 10) + " bytes"})
+			}
 			if pool != nil { // after the answer: it may take longer than the peer waits
 				p.unmap(pool)
 			}
