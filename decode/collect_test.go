@@ -111,6 +111,12 @@ func TestCollect(t *testing.T) {
 		r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers)
 	}
 	f("whole", good, nil, "", 48, 48)
+	f("the ledger says what for", func(r *rig, ctx context.Context, o *kvconn.Outgoing) {
+		if h := r.cache.Holders(); len(h) != 1 || h[0].Owner != "peer/fetch-1" || h[0].State != kvcache.StateReceiving {
+			r.t.Errorf("%+v", h)
+		}
+		good(r, ctx, o)
+	}, nil, "", 48, 48)
 	f("less than a unit is left out", good, func(_ *rig, p *decode.Prefix) { p.Upto = 47 }, "", 32, 32)
 	f("few blocks", good, func(_ *rig, p *decode.Prefix) { p.Most = 9 }, "", 32, 32)
 	f("too few", good, func(_ *rig, p *decode.Prefix) { p.Least = 49 }, "", 0, 0)

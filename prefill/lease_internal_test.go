@@ -25,7 +25,11 @@ func TestEarlyClaimsAreBounded(t *testing.T) {
 		t.Errorf("%d leases", len(l.byID))
 	}
 	l.remove(l.byID[EarlyClaim+"a"])
-	reserve(EarlyClaim+"c", nil)
+	l.byID[EarlyClaim+"b"].err = errors.New("it failed")
+	reserve(EarlyClaim+"c", nil) // there is room: the one that failed stays, to say why
+	if l.byID[EarlyClaim+"b"] == nil {
+		t.Error("a failed one was removed for room that there was")
+	}
 	l.closed = true
 	l.remove(l.byID[EarlyClaim+"b"])
 	reserve(EarlyClaim+"d", engine.ErrClosed)

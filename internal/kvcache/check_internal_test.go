@@ -20,6 +20,11 @@ func TestCheckFinds(t *testing.T) {
 		"a reference nobody has":     {func(c *Cache, _ *entry) { c.blocks[c.free[0]].refs++; c.free = c.free[1:] }, "owners have 0"},
 		"a quarantine nobody has":    {func(c *Cache, _ *entry) { c.blocks[c.free[0]].quarantined = true; c.free = c.free[1:] }, "owners say false"},
 		"indexed though free":        {func(c *Cache, e *entry) { b := c.free[len(c.free)-1]; c.blocks[b].entry, c.blocks[b].refs = e, 0 }, "in 2 states"},
+		"indexed in quarantine": {func(c *Cache, e *entry) {
+			b := e.blocks[0]
+			c.blocks[b].refs, c.blocks[b].quarantined = 1, true
+			c.owners["x"] = &holding{refs: map[int32]int{b: 1}, quarantined: map[int32]bool{b: true}}
+		}, "not in use"},
 		"of an entry that is gone":   {func(c *Cache, e *entry) { delete(c.index, e.hash) }, "not in the index"},
 		"count of cached blocks":     {func(c *Cache, _ *entry) { c.cached++ }, "blocks cached, counted"},
 		"count of waiters":           {func(c *Cache, _ *entry) { c.waiters.len++ }, "waiters, counted"},

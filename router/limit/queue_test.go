@@ -354,3 +354,20 @@ func BenchmarkQueue(b *testing.B) {
 		})
 	}
 }
+
+// TestDisplaced: who takes as much as the one that takes most makes no room for
+// himself, and a request as large as the whole queue may displace what is there.
+func TestDisplaced(t *testing.T) {
+	q := limit.NewQueue(limit.Bounds{Items: 3, Bytes: 100, Weights: bounds.Weights})
+	push(t, q, &limit.Item{Tenant: "a", Class: limit.Normal})
+	push(t, q, &limit.Item{Tenant: "a", Class: limit.Normal})
+	push(t, q, &limit.Item{Tenant: "b", Class: limit.Normal})
+	if out, ok := q.Push(&limit.Item{Tenant: "b", Class: limit.Normal}); ok || len(out) > 0 {
+		t.Errorf("it would have had 2 of 3 as the other has: %v, %d displaced", ok, len(out))
+	}
+	q = limit.NewQueue(limit.Bounds{Items: 3, Bytes: 100, Weights: bounds.Weights})
+	push(t, q, &limit.Item{Tenant: "a", Class: limit.Normal, Bytes: 60})
+	if out, ok := q.Push(&limit.Item{Tenant: "b", Class: limit.High, Bytes: 100}); !ok || len(out) != 1 {
+		t.Errorf("all of the queue, at a quarter of the price: %v, %d displaced", ok, len(out))
+	}
+}
