@@ -25,7 +25,7 @@ func TestEarlyClaimsAreBounded(t *testing.T) {
 		t.Errorf("%d leases", len(l.byID))
 	}
 	l.remove(l.byID[EarlyClaim+"a"])
-	l.byID[EarlyClaim+"b"].err = errors.New("it failed")
+	l.byID[EarlyClaim+"b"].err, l.byID[EarlyClaim+"b"].claimed = errors.New("it failed"), false
 	reserve(EarlyClaim+"c", nil) // there is room: the one that failed stays, to say why
 	if l.byID[EarlyClaim+"b"] == nil {
 		t.Error("a failed one was removed for room that there was")

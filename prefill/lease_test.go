@@ -106,6 +106,9 @@ func TestRenew(t *testing.T) {
 		if err != nil {
 			r.t.Fatal(err)
 		}
+		if l := r.Ledger(); len(l) != 1 || strings.Contains(l[0].Why, "renewed") {
+			r.t.Errorf("%+v", l)
+		}
 		for i, want := range []time.Duration{30, 30, 30, 20} {
 			time.Sleep(20 * time.Second)
 			left, most, err := r.Renew(k.ID)

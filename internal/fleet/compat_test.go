@@ -45,7 +45,19 @@ func TestCompatible(t *testing.T) {
 	f("layout.kv_heads differs: prefill has 4, decode has 2", func(d *fleet.Instance) { d.Layout.KVHeads = 2 })
 	f("layout.head_dim differs: prefill has 8, decode has 16", func(d *fleet.Instance) { d.Layout.HeadDim = 16 })
 	f("layout.dtype differs: prefill has f32, decode has bf16", func(d *fleet.Instance) { d.Layout.DType = "bf16" })
+	f("", func(d *fleet.Instance) { d.Layout.BlockTokens = 0 })
 	f("numerics differs: prefill has cpu, decode has cuda", func(d *fleet.Instance) { d.Convert, d.Layout.DType, d.Numerics = true, "bf16", "cuda" })
+}
+
+// SGLang's decode fails when its blocks are of another size, where both are known.
+func TestCompatibleSGLang(t *testing.T) {
+	for _, c := range []struct{ prefill, decode int }{{16, 16}, {16, 64}, {0, 64}, {16, 0}} {
+		p, d := instance("p", fleet.Prefill), instance("d", fleet.Decode)
+		p.Dialect, d.Dialect, p.Layout.BlockTokens, d.Layout.BlockTokens = "sglang", "sglang", c.prefill, c.decode
+		if m := fleet.Compatible(&p, &d); (m != nil) != (c.decode == 64 && c.prefill == 16) {
+			t.Errorf("%+v: %v", c, m)
+		}
+	}
 }
 
 // A pair needs a secret that both have, or none at either end.

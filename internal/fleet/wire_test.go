@@ -58,6 +58,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"too long":      {subjectAnnounce + "a", strings.Repeat(" ", maxMessageBytes) + string(inst)},
 		"no epoch":      {subjectHeartbeat + "a", `{"id":"a","role":"decode"}`},
 		"foreign beat":  {subjectHeartbeat + "b", `{"id":"a","epoch":1,"role":"decode"}`},
+		"no number":     {subjectHeartbeat + "a", `{"id":"a","epoch":1,"role":"decode","draining":3}`},
 		"bad role":      {subjectBye + "a", `{"id":"a","epoch":1,"role":"x"}`},
 		"negative echo": {subjectEcho + "t", "-1"},
 		"no echo":       {subjectEcho + "t", ""},

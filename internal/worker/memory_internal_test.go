@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/xpyd/xpyd/internal/engine"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kernels"
@@ -101,6 +103,9 @@ func TestMemoryTaken(t *testing.T) {
 		}
 		if _, err := m.take(t.Context(), 1); !errors.Is(err, errWaiters) || memoryFailure(err).outcome != ticket.NoSpace || memoryFailure(err).Status != 503 {
 			t.Errorf("a third waiter: %v", err)
+		}
+		if n := testutil.ToFloat64(m.full); n != 1 {
+			t.Errorf("%v refusals counted", n)
 		}
 		leave(errClientLeft)
 		if err := <-errs; !errors.Is(err, errClientLeft) || memoryFailure(err).outcome != ticket.Cancelled {
