@@ -53,7 +53,7 @@ func (f Factory) World(t testing.TB, tune func(r, s *kvconn.Config)) *World {
 }
 
 // shares tells whether the sender writes into the receiver's blocks.
-func (f Factory) shares() bool { return f.Memory != nil || f.Device != nil }
+func (f Factory) shares() bool { return !f.private && (f.Memory != nil || f.Device != nil) }
 
 // ShareGPU makes the device's memory the pool's.
 func (p *Pool) ShareGPU(g GPU) *kvconn.Shared {
