@@ -99,12 +99,6 @@ func (p *Pool) packed(k poolKey, rows int) []byte {
 	return out
 }
 
-// DeviceSource makes a source of n positions whose rows lie in a device's pool,
-// which nobody else uses.
-func DeviceSource(g GPU, seed uint64, n int) *Source {
-	return &Source{Layout: g.Layout(), Seed: seed, pool: newGPUBlocks(g), blocks: map[int]int32{}, rows: map[poolKey]bool{}, positions: n}
-}
-
 // gpuBlocks hands out the blocks of the sender's device.
 type gpuBlocks struct {
 	gpu GPU
