@@ -41,7 +41,8 @@ func load(t *testing.T, path string) kvconntest.Recording {
 }
 
 // TestRecord checks that every scene works between two peers of this build.
-// With -record it writes down what they said, once a released version.
+// With -record it writes down what they said: once a release, and until the first
+// whenever it changes.
 func TestRecord(t *testing.T) {
 	for _, s := range kvconntest.Scenes {
 		t.Run(s.Name, func(t *testing.T) {
