@@ -46,7 +46,7 @@ faults: ## the connector's fault matrix, then kill -9 and kill -STOP of every ki
 kv-soak: ## 200 peers, 10,000 KV transfers in flight, ten minutes
 	$(GO) run ./scripts/kvsoak -time 10m
 
-kv-skew: ## the last release's workers beside this tree's, both ways
+kv-skew: ## workers of an earlier build beside this tree's: both refuse, and say why
 	scripts/kv-skew
 
 kv-mutate: ## every guard of kvconn removed, one at a time: a test must fail

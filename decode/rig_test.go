@@ -216,7 +216,7 @@ func (r *rig) draft(o *kvconn.Outgoing) []byte {
 			d.First[i].Token = int32(i)
 		}
 	}
-	b, err := d.Encode(false)
+	b, err := d.Encode()
 	if err != nil {
 		r.t.Error(err)
 	}

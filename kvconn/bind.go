@@ -9,10 +9,9 @@ import (
 
 // bind opens a bulk connection of a session.
 type bind struct {
-	Version uint8
 	Session [16]byte
-	Index   uint32  // 0 .. bulk-1
-	Segment segment // from 2
+	Index   uint32 // 0 .. bulk-1
+	Segment segment
 }
 
 // segment says where the receiver's blocks lie in memory that it shares with
@@ -56,9 +55,6 @@ func (m *bind) kind() frameType { return typeBind }
 
 func (m *bind) append(b []byte) []byte {
 	b = putU32(append(b, m.Session[:]...), m.Index)
-	if m.Version < 2 {
-		return b
-	}
 	b = putU32(putU64(b, m.Segment.Bytes), m.Segment.Blocks)
 	b = putU32(b, uint32(len(m.Segment.Layers)))
 	for _, l := range m.Segment.Layers {
@@ -70,18 +66,16 @@ func (m *bind) append(b []byte) []byte {
 	return putBlob(b, m.Segment.Grant)
 }
 
-func decodeBind(b []byte, version uint8) (*bind, error) {
+func decodeBind(b []byte) (*bind, error) {
 	c := &cursor{b: b}
-	m := &bind{Version: version, Session: c.key(), Index: c.u32()}
-	if version >= 2 {
-		m.Segment.Bytes, m.Segment.Blocks = c.u64(), c.u32()
-		if n := c.count(16, maxLayers); n > 0 {
-			m.Segment.Layers = make([]span, n)
-			for i := range m.Segment.Layers {
-				m.Segment.Layers[i] = span{c.u64(), c.u64()}
-			}
-			m.Segment.Grant = c.blob(maxGrant)
+	m := &bind{Session: c.key(), Index: c.u32()}
+	m.Segment.Bytes, m.Segment.Blocks = c.u64(), c.u32()
+	if n := c.count(16, maxLayers); n > 0 {
+		m.Segment.Layers = make([]span, n)
+		for i := range m.Segment.Layers {
+			m.Segment.Layers[i] = span{c.u64(), c.u64()}
 		}
+		m.Segment.Grant = c.blob(maxGrant)
 	}
 	err := c.end()
 	if err == nil {
@@ -95,35 +89,28 @@ func decodeBind(b []byte, version uint8) (*bind, error) {
 
 // bound answers a bind.
 type bound struct {
-	Version uint8
-	Mapped  bool // from 2: the sender has the segment and will write there
+	Mapped bool // the sender has the segment and will write there
 }
 
 func (m *bound) kind() frameType { return typeBound }
 
 func (m *bound) append(b []byte) []byte {
-	switch {
-	case m.Version < 2:
-		return b
-	case m.Mapped:
+	if m.Mapped {
 		return append(b, 1)
 	}
 	return append(b, 0)
 }
 
-func decodeBound(b []byte, version uint8) (*bound, error) {
+func decodeBound(b []byte) (*bound, error) {
 	c := &cursor{b: b}
-	m := &bound{Version: version}
-	if version >= 2 {
-		v := c.u8()
-		if m.Mapped = v == 1; v > 1 {
-			return nil, fmt.Errorf("bound: mapped %d", v)
-		}
+	v := c.u8()
+	if v > 1 {
+		return nil, fmt.Errorf("bound: mapped %d", v)
 	}
 	if err := c.end(); err != nil {
 		return nil, fmt.Errorf("bound: %w", err)
 	}
-	return m, nil
+	return &bound{Mapped: v == 1}, nil
 }
 
 // placed says that one block of one layer lies in the receiver's memory

@@ -240,8 +240,7 @@ type piece struct {
 	n    int
 }
 
-// gather makes the frames of units: one batch if the peer knows that, else a
-// frame each. It returns the bytes of their rows.
+// gather makes the frame of units, a batch if there are several. It returns the bytes of their rows.
 func (w *bulkWriter) gather(g *Outgoing, units []uint32) (bytes int, err error) {
 	w.buf, w.pieces, w.all = w.buf[:0], w.pieces[:0], w.all[:0]
 	for _, u := range units {
@@ -249,15 +248,10 @@ func (w *bulkWriter) gather(g *Outgoing, units []uint32) (bytes int, err error) 
 		bytes += d.bytes
 		w.all = append(w.all, d)
 	}
-	if len(w.all) > 1 && w.f.version >= 2 {
-		return bytes, w.frames(g, typeBatch, w.all)
+	if len(w.all) > 1 {
+		return bytes, w.frame(g, typeBatch, w.all)
 	}
-	for n := range w.all {
-		if err := w.frames(g, typeUnit, w.all[n:n+1]); err != nil {
-			return 0, err
-		}
-	}
-	return bytes, nil
+	return bytes, w.frame(g, typeUnit, w.all)
 }
 
 // describe makes the head of one unit; its rows are not looked at yet.
@@ -282,8 +276,8 @@ type departure struct {
 	same  bool // the receiver keeps these rows as we do
 }
 
-// frames appends one frame of typ with all units to the pieces.
-func (w *bulkWriter) frames(g *Outgoing, typ frameType, units []departure) error {
+// frame appends one frame of typ with all units to the pieces.
+func (w *bulkWriter) frame(g *Outgoing, typ frameType, units []departure) error {
 	at, rows, heads := len(w.buf), 0, 0
 	for n := range units {
 		rows, heads = rows+units[n].bytes, heads+int(units[n].Heads)

@@ -26,7 +26,7 @@ func TestConfigValidate(t *testing.T) {
 	f(func(c *kvconn.Config) { c.Identity.Layout.Groups = nil }, "groups")
 	f(func(c *kvconn.Config) { c.Identity.Layout.Groups[0].RowBytes = 0 }, "out of range")
 	f(func(c *kvconn.Config) { c.Identity.Layout.Groups[0].Layers = 1 << 30 }, "out of range")
-	f(func(c *kvconn.Config) { c.ProtocolMin = 3 }, "protocol range")
+	f(func(c *kvconn.Config) { c.ProtocolMin = kvconn.ProtocolMax + 1 }, "protocol range")
 	f(func(c *kvconn.Config) { c.BulkConns = 0 }, "bulk_conns")
 	f(func(c *kvconn.Config) { c.PeerSilence = c.KeepAlive }, "keep_alives")
 	f(func(c *kvconn.Config) { c.AcceptTimeout = 0 }, "accept_timeout")

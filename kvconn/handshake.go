@@ -149,7 +149,7 @@ func (f *frameConn) expectHello(want role, cfg *Config) (*hello, error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := decodeHello(body, f.version)
+	h, err := decodeHello(body)
 	if err != nil {
 		return nil, &wireError{err}
 	}
@@ -169,13 +169,13 @@ func (f *frameConn) expectHello(want role, cfg *Config) (*hello, error) {
 
 // hello is what we say of ourselves on this connection.
 func (f *frameConn) hello(cfg *Config, r role) *hello {
-	return &hello{Version: f.version, ProtocolMin: uint8(cfg.ProtocolMin), ProtocolMax: uint8(cfg.ProtocolMax), Role: r, Identity: cfg.Identity,
+	return &hello{ProtocolMin: uint8(cfg.ProtocolMin), ProtocolMax: uint8(cfg.ProtocolMax), Role: r, Identity: cfg.Identity,
 		Convert: cfg.Convert, Unchecked: cfg.Unchecked}
 }
 
-// pairing is what their hello and our settings agree on.
-func (m *hello) pairing(cfg *Config) pairing {
-	return pairing{version: m.Version, convert: cfg.Convert && m.Convert}
+// compare is the first field of their hello that keeps us from being paired.
+func (m *hello) compare(cfg *Config) *Incompatible {
+	return compare(cfg.Identity, m.Identity, cfg.Convert && m.Convert)
 }
 
 // greetSender is the receiver's half of a control connection's handshake.
@@ -192,7 +192,7 @@ func greetSender(f *frameConn, cfg *Config, expect PeerID, out *revoked) (*hello
 	if err := out.refuse(f, h); err != nil {
 		return nil, err
 	}
-	if d := h.pairing(cfg).compare(cfg.Identity, h.Identity); d != nil {
+	if d := h.compare(cfg); d != nil {
 		return nil, f.turnAway(ticket.Incompatible, d)
 	}
 	// Another instance or run than the router meant: that one is gone.
@@ -208,18 +208,18 @@ func greetSender(f *frameConn, cfg *Config, expect PeerID, out *revoked) (*hello
 
 // bindBulk is the receiver's half of a bulk connection's handshake. A banner
 // has no checksum, so the version must be the control connection's.
-func bindBulk(f *frameConn, h *hello, index int, seg segment) error {
-	if f.version != h.Version {
-		return &wireError{fmt.Errorf("%w: %d, the session has %d", errVersion, f.version, h.Version)}
+func bindBulk(f, ctl *frameConn, h *hello, index int, seg segment) error {
+	if f.version != ctl.version {
+		return &wireError{fmt.Errorf("%w: %d, the session has %d", errVersion, f.version, ctl.version)}
 	}
-	if err := f.send(&bind{Version: f.version, Session: h.Session, Index: uint32(index), Segment: seg}); err != nil {
+	if err := f.send(&bind{Session: h.Session, Index: uint32(index), Segment: seg}); err != nil {
 		return err
 	}
 	body, err := f.expect(typeBound)
 	if err != nil {
 		return err
 	}
-	m, err := decodeBound(body, f.version)
+	m, err := decodeBound(body)
 	if offered := len(seg.Layers) > 0; err == nil && m.Mapped != offered {
 		err = fmt.Errorf("bound: mapped %t, segment offered %t", m.Mapped, offered)
 	}
@@ -232,7 +232,7 @@ func bindBulk(f *frameConn, h *hello, index int, seg segment) error {
 // greetReceiver is the sender's half for a control connection whose hello has
 // been read; it ends when the receiver is ready.
 func greetReceiver(f *frameConn, cfg *Config, h *hello, session [16]byte) error {
-	if d := h.pairing(cfg).compare(cfg.Identity, h.Identity); d != nil {
+	if d := h.compare(cfg); d != nil {
 		return f.turnAway(ticket.Incompatible, d)
 	}
 	if h.Bulk < 1 || h.Bulk > maxBulkConns {

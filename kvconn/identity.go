@@ -5,12 +5,13 @@ import (
 	"strconv"
 )
 
-// ProtocolMin and ProtocolMax are the wire versions that this build speaks.
-// Two peers use the highest version that both speak; version N talks to N-1.
-// What 2 has that 1 lacks is listed in DESIGN.md.
+// ProtocolMin and ProtocolMax are the wire versions that this build speaks. Two
+// peers use the highest version that both speak. There is one: what was spoken
+// while this was being made called itself 1 and 2, so that such a build and this
+// one refuse each other by their ranges.
 const (
-	ProtocolMin = 1
-	ProtocolMax = 2
+	ProtocolMin = 3
+	ProtocolMax = 3
 )
 
 // PeerID names one run of one worker. A restart has a new Epoch.
@@ -32,36 +33,11 @@ type Group struct {
 	RowBytes int    `json:"row_bytes"` // bytes of one (layer, K or V, head, position) row
 	DType    string `json:"dtype"`     // "f32", "bf16", "f16"
 	Window   int    `json:"window"`    // sliding window in tokens; 0 is none
-
-	// A worker of a tensor-parallel set holds a slice of the model's KV heads:
-	// HeadFirst .. HeadFirst+KVHeads-1 of HeadsTotal. Zero HeadsTotal means
-	// all of them. Said from protocol 2 on.
-	HeadFirst  int `json:"head_first,omitempty"`
-	HeadsTotal int `json:"heads_total,omitempty"`
-}
-
-// total is the number of KV heads that the model has in this group.
-func (g Group) total() int {
-	if g.HeadsTotal == 0 {
-		return g.KVHeads
-	}
-	return g.HeadsTotal
-}
-
-// sliced tells whether the group is only a part of the model's heads.
-func (g Group) sliced() bool { return g.total() != g.KVHeads }
-
-// heads is the range of the model's KV heads as refusals show it.
-func (g Group) heads() string {
-	if !g.sliced() {
-		return strconv.Itoa(g.KVHeads)
-	}
-	return fmt.Sprintf("%d+%d of %d", g.HeadFirst, g.KVHeads, g.HeadsTotal)
 }
 
 // Layout is the geometry of a worker's KV pool. BlockTokens may differ between
-// peers: the sender cuts rows to the receiver's blocks. From protocol 2 on so
-// may the slice of the heads, and the dtype where both sides allow it.
+// peers: the sender cuts rows to the receiver's blocks. So may the dtype, where
+// both sides allow it.
 type Layout struct {
 	Groups      []Group `json:"groups"`
 	BlockTokens int     `json:"block_tokens"`
@@ -122,9 +98,6 @@ func (l Layout) validate() error {
 		if !in(g.Layers, maxLayers) || !in(g.KVHeads, maxKVHeads) || !in(g.HeadDim, maxHeadDim) ||
 			!in(g.RowBytes, maxRowBytes) || g.Window < 0 || g.Window > 1<<30 || len(g.Kind) > 64 || len(g.DType) > 64 {
 			return fmt.Errorf("layout: group %d is out of range: %+v", i, g)
-		}
-		if g.HeadFirst < 0 || g.HeadsTotal < 0 || g.total() > maxKVHeads || g.HeadFirst+g.KVHeads > g.total() {
-			return fmt.Errorf("layout: group %d: heads %d+%d of %d", i, g.HeadFirst, g.KVHeads, g.total())
 		}
 		if g.PackedBytes(l.BlockTokens) > maxUnitPayload {
 			return fmt.Errorf("layout: group %d: a block of a layer is over %d bytes", i, maxUnitPayload)

@@ -19,7 +19,7 @@ type Incoming struct {
 	id     uint64
 	tag    uint64
 	spec   TicketSpec
-	layout Layout // ours, cut to spec.Heads
+	layout Layout // ours
 	layers int
 	fence  *fence
 	done   chan struct{}
@@ -62,16 +62,11 @@ type Commit struct {
 // newIncoming checks the spec and makes the ticket and its wire form; ids and
 // secret are the caller's to fill in.
 func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
-	layout, err := s.cfg.Identity.Layout.cut(spec.Heads, s.peer.Layout)
-	if err != nil {
-		return nil, nil, err
-	}
+	layout := s.cfg.Identity.Layout
 	bt, layers, blocks := layout.BlockTokens, layout.Layers(), len(spec.Dest)
 	switch {
 	case spec.Sink == nil:
 		return nil, nil, errors.New("no sink")
-	case spec.Heads != nil && s.version < 2:
-		return nil, nil, errors.New("heads of a ticket need protocol 2")
 	case spec.Positions < 1 || spec.Positions > maxPositions || len(spec.Tokens) > maxPositions:
 		return nil, nil, fmt.Errorf("%d positions, %d tokens: want 1..%d", spec.Positions, len(spec.Tokens), maxPositions)
 	case blocks != (spec.Positions+bt-1)/bt:
@@ -84,7 +79,7 @@ func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
 		return nil, nil, errors.New("have lists the partly filled last block")
 	case spec.Stored.layers != 0 && (spec.Stored.layers != layers || spec.Stored.blocks != blocks):
 		return nil, nil, errors.New("stored is of another shape")
-	case s.placeable(layout) && !s.suits(spec.Sink):
+	case s.lent != nil && !s.suits(spec.Sink):
 		return nil, nil, errors.New("this session's peer writes into blocks, and the sink cannot look at them there")
 	case len(spec.RequestID) > maxString || len(spec.LeaseID) > maxString || len(spec.First) > maxPayload:
 		return nil, nil, errors.New("a field is too long")
@@ -93,11 +88,8 @@ func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
 	i := &Incoming{s: s, spec: spec, layout: layout, layers: layers, fence: newFence(nil), done: make(chan struct{}),
 		still: make(chan struct{}), units: make([]unitState, layers*blocks), missing: layers * blocks, started: now, progress: now}
 	i.view, _ = spec.Sink.(ViewSink)
-	m := &request{Version: s.version, Link: spec.Link, DestBlockTokens: uint32(bt), Positions: uint32(spec.Positions), RequestID: spec.RequestID,
+	m := &request{Link: spec.Link, DestBlockTokens: uint32(bt), Positions: uint32(spec.Positions), RequestID: spec.RequestID,
 		LeaseID: spec.LeaseID, First: spec.First, Tokens: spec.Tokens, Dest: spec.Dest}
-	for n, r := range spec.Heads {
-		m.Parts = append(m.Parts, partOf{uint32(r.First), uint32(r.Count), layout.Groups[n].DType})
-	}
 	for u := range i.units {
 		if spec.Have == nil && spec.Stored.layers == 0 {
 			break

@@ -104,7 +104,7 @@ func (r *intake) admit(i *Incoming, u *arrival, views bool) {
 		return
 	}
 	u.unit, u.at = unit, wantsCopy
-	if v, ok := i.spec.Sink.(ViewSink); ok && views && i.spec.Heads == nil {
+	if v, ok := i.spec.Sink.(ViewSink); ok && views {
 		if u.run, ok = v.View(int(u.Layer), u.Block, 0, int(u.Rows)); ok && len(u.run) == u.bytes {
 			u.at = wantsView
 		}

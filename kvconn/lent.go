@@ -157,7 +157,7 @@ func slowly(log *slog.Logger, began time.Time) {
 func (i *Incoming) placed(u *unitHead, digests []uint64) (stale string) {
 	unit, size, ok := i.addressed(u, len(digests))
 	bt := i.layout.BlockTokens
-	if !ok || int(u.Rows) != bt || !i.layout.same(i.s.cfg.Identity.Layout, int(u.Layer)) {
+	if !ok || int(u.Rows) != bt {
 		return "address"
 	}
 	if !i.fence.enter() {
@@ -192,14 +192,13 @@ func (i *Incoming) pushed(m *landing) (stale string) {
 		return "ended"
 	}
 	defer i.fence.leave()
-	same := i.layout.same(i.s.cfg.Identity.Layout, int(m.Layer))
 	g, _ := i.layout.Group(int(min(m.Layer, maxLayers)))
 	i.mu.Lock()
 	for at, b := range m.Blocks {
 		u := i.unitAt(m, b, g.KVHeads)
 		unit, size, ok := i.addressed(&u, int(u.Heads))
 		switch {
-		case !ok || !same:
+		case !ok:
 			stale = "address"
 		case !claims(unit):
 			stale = "duplicate"
@@ -302,17 +301,6 @@ func (s *Session) staged() (h StagedHold, ok bool) { return s.lent.staged() }
 func (s *Session) peerWrites() bool {
 	_, staged := s.staged()
 	return s.lent != nil && !staged
-}
-
-// placeable tells whether a peer that has our memory may place any of a
-// ticket's blocks.
-func (s *Session) placeable(l Layout) bool {
-	for layer := range l.Layers() {
-		if s.lent != nil && l.same(s.cfg.Identity.Layout, layer) {
-			return true
-		}
-	}
-	return false
 }
 
 // claimPlaced is claim for a unit that lies in its block already. One that was

@@ -167,7 +167,6 @@ func (s *segment) holds(l Layout) error {
 func (l Layout) same(o Layout, layer int) bool {
 	a, ok := l.Group(layer)
 	b, has := o.Group(layer)
-	a.HeadsTotal, b.HeadsTotal = a.total(), b.total()
 	return ok && has && a == b && l.BlockTokens == o.BlockTokens
 }
 

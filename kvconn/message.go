@@ -7,8 +7,7 @@ import (
 )
 
 // A message is one control frame's body. append is the encoder; each type has
-// a decode function that accepts exactly what append writes. Those that look
-// different from protocol 2 on carry the version of their connection.
+// a decode function that accepts exactly what append writes.
 type message interface {
 	kind() frameType
 	append(b []byte) []byte
@@ -34,14 +33,13 @@ func (r role) String() string {
 
 // hello opens a control connection.
 type hello struct {
-	Version                  uint8
 	ProtocolMin, ProtocolMax uint8
 	Role                     role
 	Bulk                     uint8    // receiver: how many bulk connections will come
 	Session                  [16]byte // sender: the key that bulk connections present
 	Identity                 Identity
-	Convert                  bool // from 2: rows of another dtype may be converted
-	Unchecked                bool // from 2: digests need not be checked, if the peer says so too
+	Convert                  bool // rows of another dtype may be converted
+	Unchecked                bool // digests need not be checked, if the peer says so too
 }
 
 // Bits of a hello's flags.
@@ -69,9 +67,6 @@ func (m *hello) append(b []byte) []byte {
 			b = putU32(b, uint32(v))
 		}
 	}
-	if m.Version < 2 {
-		return b
-	}
 	flags := uint32(0)
 	if m.Convert {
 		flags |= flagConvert
@@ -79,16 +74,12 @@ func (m *hello) append(b []byte) []byte {
 	if m.Unchecked {
 		flags |= flagUnchecked
 	}
-	b = putU32(b, flags)
-	for _, g := range id.Layout.Groups {
-		b = putU32(putU32(b, uint32(g.HeadFirst)), uint32(g.HeadsTotal))
-	}
-	return b
+	return putU32(b, flags)
 }
 
-func decodeHello(b []byte, version uint8) (*hello, error) {
+func decodeHello(b []byte) (*hello, error) {
 	c := &cursor{b: b}
-	m := &hello{Version: version, ProtocolMin: c.u8(), ProtocolMax: c.u8(), Role: role(c.u8()), Bulk: c.u8(), Session: c.key()}
+	m := &hello{ProtocolMin: c.u8(), ProtocolMax: c.u8(), Role: role(c.u8()), Bulk: c.u8(), Session: c.key()}
 	id := &m.Identity
 	id.Epoch = c.u64()
 	for _, s := range []*string{&id.ID, &id.ModelFingerprint, &id.TokenizerFingerprint, &id.Numerics, &id.Build} {
@@ -102,16 +93,11 @@ func decodeHello(b []byte, version uint8) (*hello, error) {
 		}
 		id.Layout.Groups = append(id.Layout.Groups, g)
 	}
-	if version >= 2 {
-		flags := c.u32()
-		if c.err == nil && flags&^(flagConvert|flagUnchecked) != 0 {
-			return nil, fmt.Errorf("hello: flags %#x", flags)
-		}
-		m.Convert, m.Unchecked = flags&flagConvert != 0, flags&flagUnchecked != 0
-		for i := range id.Layout.Groups {
-			id.Layout.Groups[i].HeadFirst, id.Layout.Groups[i].HeadsTotal = int(c.u32()), int(c.u32())
-		}
+	flags := c.u32()
+	if c.err == nil && flags&^(flagConvert|flagUnchecked) != 0 {
+		return nil, fmt.Errorf("hello: flags %#x", flags)
 	}
+	m.Convert, m.Unchecked = flags&flagConvert != 0, flags&flagUnchecked != 0
 	if err := c.end(); err != nil {
 		return nil, fmt.Errorf("hello: %w", err)
 	}

@@ -30,7 +30,7 @@ type Outgoing struct {
 	p       *sender
 	t       Ticket
 	tag     uint64
-	layout  Layout // of what is sent: the receiver's, cut to the parts it asks for
+	layout  Layout // of what is sent: the receiver's
 	layers  int
 	shapes  []shape // of whole blocks, one a layer
 	fence   *fence  // around every Load and the write that follows
@@ -65,16 +65,10 @@ type shape struct {
 	heads int
 	row   int  // bytes of one position, K and V of all heads
 	same  bool // we keep whole blocks as the receiver does
-	// refill: where the heads of a block that is not the same go, if a device can
-	// put it together; else Count is 0.
-	refill HeadMap
 }
 
 func newOutgoing(p *sender, m *request) (*Outgoing, error) {
-	layout, err := m.layout(p.peer.Layout, p.cfg.Identity.Layout)
-	if err != nil {
-		return nil, fmt.Errorf("ticket %d: %w", m.ID, err)
-	}
+	layout := p.peer.Layout
 	layers := layout.Layers()
 	units := layers * len(m.Dest)
 	if int(m.DestBlockTokens) != layout.BlockTokens {
@@ -91,11 +85,9 @@ func newOutgoing(p *sender, m *request) (*Outgoing, error) {
 	g.shapes = make([]shape, layers)
 	for l := range g.shapes {
 		gr, _ := layout.Group(l)
-		sh := shape{heads: gr.KVHeads, row: gr.PackedBytes(1), same: layout.same(p.cfg.Identity.Layout, l)}
-		if heads, ok := headsOf(layout, p.cfg.Identity.Layout, p.peer.Layout, l); ok && !sh.same {
-			sh.refill, g.refills = heads, true
-		}
-		g.shapes[l] = sh
+		same := layout.same(p.cfg.Identity.Layout, l)
+		g.shapes[l] = shape{heads: gr.KVHeads, row: gr.PackedBytes(1), same: same}
+		g.refills = g.refills || !same
 	}
 	g.fence = newFence(g.settle)
 	g.ctx, g.cancel = context.WithDeadline(p.ctx, deadline)
@@ -122,9 +114,8 @@ func (g *Outgoing) run() {
 // Ticket returns what the receiver asked for; read only.
 func (g *Outgoing) Ticket() *Ticket { return &g.t }
 
-// Layout is the shape of the rows to send: which KV heads of each group, their
-// dtype and the receiver's block size. A source that keeps them otherwise has
-// to convert; see package convert.
+// Layout is the shape of the rows to send, the receiver's. A source that keeps
+// them otherwise has to convert; see package convert.
 func (g *Outgoing) Layout() Layout { return g.layout }
 
 // Peer returns the receiver's identity.
@@ -293,9 +284,6 @@ func (g *Outgoing) end(o ticket.Outcome, err error, tell bool) {
 		g.p.log.Debug("kv ticket over", logTicket, g.t.ID, logReqID, g.t.RequestID, logPhase, string(g.err.Phase), "outcome", string(o), "why", err)
 	}
 	if tell {
-		if o == ticket.Invalid && g.p.ctl.version < 2 { // which does not know it
-			o = ticket.Refused
-		}
 		g.p.post(&failed{ID: g.t.ID, Outcome: o, Message: err.Error()})
 	}
 }

@@ -27,16 +27,6 @@ type spot struct {
 	sums int    // where its digests begin
 }
 
-// whole tells whether every layer's rows look alike in both layouts.
-func (l Layout) whole(o Layout) bool {
-	for layer := range l.Layers() {
-		if !l.same(o, layer) {
-			return false
-		}
-	}
-	return true
-}
-
 // place copies units straight into the receiver's blocks and sends the frames
 // that say so; it returns those that are no whole blocks there and have to be
 // sent. The caller is inside the ticket's fence; place leaves it while it

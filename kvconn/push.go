@@ -121,7 +121,7 @@ func (w *bulkWriter) push(g *Outgoing, units []uint32) (rest []uint32, inside bo
 		}
 		push := func() (uint64, error) {
 			if len(w.refills) > 0 { // a layer's blocks look alike at both ends, or none does
-				return w.p.pool.device.(RefillWindow).Refill(layer, g.shapes[layer].refill, w.refills, w.held)
+				return w.p.pool.device.(RefillWindow).Refill(layer, w.refills, w.held)
 			}
 			return w.p.pool.device.Push(layer, w.moves)
 		}

@@ -203,14 +203,14 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 	payload, heads := r.cfg.Identity.Layout.maxUnit(r.cfg.Identity.Layout.BlockTokens)
 	unit := unitBytes(heads, payload)
 	for i := range r.cfg.BulkConns {
-		first := i == 0 && h.Version >= 2
+		first := i == 0
 		if err := dial(func(c net.Conn) *frameConn { return newBulkConn(c, unit) }, first, func(f *frameConn) error {
 			var seg segment
 			if first && loan != nil {
 				seg = r.cfg.Shared.segment()
 				seg.Grant = loan.grant
 			}
-			bind := func() error { return bindBulk(f, h, i, seg) }
+			bind := func() error { return bindBulk(f, conns[0], h, i, seg) }
 			if staged, ok := loan.staged(); first && ok {
 				return r.meet(f, staged, bind)
 			}

@@ -97,7 +97,7 @@ func rewrite(b []byte, version uint8) ([]byte, error) {
 		}
 		w = append(w, rows...)
 	default:
-		m, err := decodeAny(version, typ, body)
+		m, err := decodeAny(typ, body)
 		if err != nil {
 			return nil, err
 		}

@@ -1,13 +1,13 @@
 package kvconn
 
 // RefillWindow is a DeviceWindow that also reaches blocks of another size than
-// ours, with another part of the KV heads, or whose rows have another dtype.
+// ours, or whose rows have another dtype.
 type RefillWindow interface {
 	DeviceWindow
 	// Refill is Push for such blocks: the rows of each are put together out of
 	// those of sources, whose digests are merged, or checked where a source is
 	// cut or its rows are converted: a bad row does not get a good digest.
-	Refill(layer int, heads HeadMap, blocks []Refill, sources []Held) (number uint64, err error)
+	Refill(layer int, blocks []Refill, sources []Held) (number uint64, err error)
 }
 
 // Refill is one block of the peer's, To, that gets the positions from FirstPos on
@@ -25,9 +25,6 @@ type Held struct {
 	FirstPos, Rows int
 }
 
-// HeadMap says which KV heads go: From .. From+Count-1 of ours to those from To on.
-type HeadMap struct{ From, To, Count int }
-
 // SpanSource is a Source whose rows a device can push from where they lie although
 // the receiver's blocks look different.
 //
@@ -40,28 +37,12 @@ type SpanSource interface {
 	Spans(layer, firstPos, rows int, to []Held) (_ []Held, ok bool)
 }
 
-// headsOf finds which KV heads of a layer go where when a device of ours, whose pool
-// is ours, fills blocks of theirs with what is sent. There are none when rows
-// differ in more than a dtype that is converted.
-func headsOf(sent, ours, theirs Layout, layer int) (m HeadMap, ok bool) {
-	s, has := sent.Group(layer)
-	a, in := ours.Group(layer)
-	b, there := theirs.Group(layer)
-	if !has || !in || !there {
-		return HeadMap{}, false
-	}
-	m = HeadMap{From: s.HeadFirst - a.HeadFirst, To: s.HeadFirst - b.HeadFirst, Count: s.KVHeads}
-	like := a.Kind == b.Kind && a.HeadDim == b.HeadDim && a.Window == b.Window && a.total() == b.total()
-	rows := a.DType == b.DType && a.RowBytes == b.RowBytes || a.DType != b.DType && a.convertible() && b.convertible()
-	return m, like && rows && m.From >= 0 && m.To >= 0 && m.From+m.Count <= a.KVHeads && m.To+m.Count <= b.KVHeads
-}
-
 // refill finds what a device needs to put a unit together at the peer's. Its
 // sources go behind those of the units before, whose last one it may share.
 func (w *bulkWriter) refill(g *Outgoing, d *departure) (Refill, bool) {
 	src, ok := g.src.(SpanSource)
 	_, can := w.p.pool.device.(RefillWindow)
-	if !ok || !can || g.shapes[d.Layer].refill.Count == 0 {
+	if !ok || !can || g.shapes[d.Layer].same {
 		return Refill{}, false
 	}
 	n := len(w.held)

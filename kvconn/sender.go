@@ -162,7 +162,7 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 	if !free {
 		return no(ticket.Refused, "already bound")
 	}
-	err := f.send(&bound{Version: f.version, Mapped: pool != nil})
+	err := f.send(&bound{Mapped: pool != nil})
 	if err == nil {
 		err = f.within(0)
 	}
@@ -260,7 +260,7 @@ func (p *sender) onControl(typ frameType, body []byte) error {
 		p.post(bare(typePong))
 		return nil
 	case typeTicket:
-		m, err := decodeRequest(body, p.ctl.version)
+		m, err := decodeRequest(body)
 		if err != nil {
 			return err
 		}
@@ -317,7 +317,7 @@ func (p *sender) onTicket(m *request) error {
 	full := len(p.tickets) >= p.cfg.MaxTickets
 	if !full && !p.srv.isDraining() {
 		p.tickets[m.ID] = g
-		g.places = p.pool != nil && g.layout.whole(p.peer.Layout)
+		g.places = p.pool != nil
 		p.mu.Unlock()
 		p.side.active.Inc()
 		p.wg.Go(g.run)

@@ -32,7 +32,7 @@ func newStubSender(t *testing.T, bulk uint8, h handlerFunc) *sender {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newSender(srv, &hello{Version: 2, Identity: cfg.Identity, Bulk: bulk}, &frameConn{conn: sinkConn(t), version: 2}, h)
+	return newSender(srv, &hello{Identity: cfg.Identity, Bulk: bulk}, &frameConn{conn: sinkConn(t), version: ProtocolMax}, h)
 }
 
 // sinkConn is a connection whose other end reads everything and says nothing.
@@ -84,14 +84,14 @@ func TestPushesBesideABind(t *testing.T) {
 	seg := DevicePool(layout, 4).segment()
 	bound := make(chan error)
 	go func() {
-		bound <- p.bind(&frameConn{conn: first, version: 2}, &bind{Version: 2, Segment: seg})
+		bound <- p.bind(&frameConn{conn: first, version: ProtocolMax}, &bind{Segment: seg})
 	}()
 	for ready := false; !ready; time.Sleep(time.Millisecond) {
 		p.mu.Lock()
 		ready = p.bound == 1
 		p.mu.Unlock()
 	}
-	if err := p.bind(newBulkConn(sinkConn(t), 64), &bind{Version: 2, Index: 1}); err != nil {
+	if err := p.bind(newBulkConn(sinkConn(t), 64), &bind{Index: 1}); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.onTicket(&request{ID: 1, Positions: 2, DestBlockTokens: 2, DeadlineMS: 60_000, Tokens: []int32{1, 2}, Dest: []Dest{{3, 1}}}); err != nil {

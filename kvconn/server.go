@@ -167,7 +167,7 @@ func (s *Server) greetBulk(f *frameConn) error {
 	if err != nil {
 		return err
 	}
-	m, err := decodeBind(body, f.version)
+	m, err := decodeBind(body)
 	if err != nil {
 		return &wireError{err}
 	}

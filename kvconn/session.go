@@ -24,7 +24,6 @@ type Session struct {
 	side      perSide
 	peer      Identity
 	key       [16]byte // the session key, part of every unit tag
-	version   uint8    // of the protocol
 	unchecked bool     // both sides said that digests need not be checked
 	ctl       *frameConn
 	bulk      []*frameConn
@@ -50,7 +49,7 @@ const controlQueue = 4096
 
 func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn, loan *lent) *Session {
 	s := &Session{cfg: &r.cfg, log: r.log.With(logPeer, h.Identity.PeerID.String()), m: r.m, side: r.m.of(SideReceiver),
-		peer: h.Identity, key: h.Session, version: h.Version, unchecked: r.cfg.Unchecked && h.Unchecked, ctl: ctl, bulk: bulk, lent: loan,
+		peer: h.Identity, key: h.Session, unchecked: r.cfg.Unchecked && h.Unchecked, ctl: ctl, bulk: bulk, lent: loan,
 		beats: make([]atomic.Int64, len(bulk)), out: make(chan message, controlQueue), tickets: map[uint64]*Incoming{}, over: make(chan struct{}), used: time.Now()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.side.sessions.Inc()
@@ -156,12 +155,6 @@ type TicketSpec struct {
 	// Have tells which Dest blocks already hold their rows: nil, or one entry
 	// a block. A partly filled last block always moves and must be false.
 	Have []bool
-	// Heads asks for a part of the model's KV heads, one range a group of the
-	// layout; nil asks for all that this side keeps. Sink then gets rows and
-	// digests of these heads only. A receiver that collects from several
-	// senders has a ticket for each, for disjoint ranges of the same blocks:
-	// see Joint. Needs protocol 2.
-	Heads []HeadRange
 	// Stored resumes a former ticket: units that its Incoming.Stored reported,
 	// of the same positions in the same Dest blocks.
 	Stored   UnitSet

@@ -34,9 +34,9 @@ const (
 	typeUnit   frameType = 48 // S to R, bulk
 	typeSent   frameType = 49
 	typeBeat   frameType = 50
-	typePlaced frameType = 51 // from protocol 2 on
-	typeBatch  frameType = 52 // from protocol 2 on
-	typePushed frameType = 53 // from protocol 2 on
+	typePlaced frameType = 51
+	typeBatch  frameType = 52
+	typePushed frameType = 53
 )
 
 // A frame is a header, then length bytes of body, little-endian throughout:

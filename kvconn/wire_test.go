@@ -17,51 +17,43 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// messages has one of every message with a body, in the forms of a protocol
-// version, as seeds and as a round trip.
-func messages(v uint8) []message {
+// messages has one of every message with a body, as seeds and as a round trip.
+func messages() []message {
 	layout := Layout{BlockTokens: 16, Groups: []Group{{Kind: "full", Layers: 2, KVHeads: 2, HeadDim: 4, RowBytes: 16, DType: "f32"}}}
-	h := &hello{Version: v, ProtocolMin: 1, ProtocolMax: 2, Role: roleSender, Bulk: 3, Session: [16]byte{1, 2}, Identity: Identity{PeerID: PeerID{"p", 7},
+	h := &hello{Convert: true, Unchecked: true, ProtocolMin: 1, ProtocolMax: 2, Role: roleSender, Bulk: 3, Session: [16]byte{1, 2}, Identity: Identity{PeerID: PeerID{"p", 7},
 		ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n", Layout: layout, Build: "b"}}
-	b := &bind{Version: v, Session: [16]byte{9}, Index: 2}
-	r := &request{Version: v, ID: 1, Secret: [16]byte{1}, Link: ticket.Link{2}, DeadlineMS: 3, DestBlockTokens: 16, Positions: 17, RequestID: "r", LeaseID: "l",
+	seg := segment{Bytes: 1 << 20, Blocks: 4, Layers: []span{{0, 1 << 10}, {1 << 19, 1 << 17}}, Grant: []byte("how")}
+	r := &request{ID: 1, Secret: [16]byte{1}, Link: ticket.Link{2}, DeadlineMS: 3, DestBlockTokens: 16, Positions: 17, RequestID: "r", LeaseID: "l",
 		First: []byte("{}"), Tokens: []int32{-1, 2}, Dest: []Dest{{1, 2}, {3, 4}}, Have: []byte{5}}
-	ms := []message{h, b, r,
-		&bound{Version: v},
+	return []message{h, r,
+		&bind{Session: [16]byte{9}}, &bind{Session: [16]byte{9}, Index: 2, Segment: seg},
+		&bound{}, &bound{Mapped: true},
 		&refuse{ticket.Incompatible, "numerics", "a", "b"},
 		note{typeRevoke, 12}, note{typeReceived, 1 << 60}, note{typeAccepted, 0}, note{typeRevokeAck, 3},
 		&resend{ID: 1, Round: 2, Runs: []run{{0, 1}, {5, 3}}},
 		&commit{ID: 1, Units: 2, Payload: []byte("x")},
 		&failed{ID: 1, Outcome: ticket.Late, Message: "m"},
 		&sent{ID: 1, Tag: 2, Round: 3},
+		&placed{unitHead{Ticket: 1, Tag: 2, Layer: 3, Index: 4, Block: 5, Generation: 6, Rows: 7, Heads: 2}, []uint64{8, 9}},
+		&landing{Ticket: 1, Tag: 2, Number: 3, Layer: 4, Blocks: []pushedBlock{{5, 6, 7}, {8, 9, 10}}},
 	}
-	if v >= 2 {
-		h.Convert, h.Unchecked = true, true
-		h.Identity.Layout.Groups = []Group{{Kind: "full", Layers: 2, KVHeads: 2, HeadDim: 4, RowBytes: 16, DType: "f32", HeadFirst: 2, HeadsTotal: 8}}
-		b.Segment = segment{Bytes: 1 << 20, Blocks: 4, Layers: []span{{0, 1 << 10}, {1 << 19, 1 << 17}}, Grant: []byte("how")}
-		r.Parts = []partOf{{First: 2, Heads: 2, DType: "bf16"}}
-		ms = append(ms, &bind{Version: v, Session: [16]byte{9}}, &bound{Version: v, Mapped: true},
-			&placed{unitHead{Ticket: 1, Tag: 2, Layer: 3, Index: 4, Block: 5, Generation: 6, Rows: 7, Heads: 2}, []uint64{8, 9}},
-			&landing{Ticket: 1, Tag: 2, Number: 3, Layer: 4, Blocks: []pushedBlock{{5, 6, 7}, {8, 9, 10}}})
-	}
-	return ms
 }
 
 // decodeAny decodes a body as its type's receiver would.
-func decodeAny(v uint8, t frameType, b []byte) (message, error) {
+func decodeAny(t frameType, b []byte) (message, error) {
 	switch t {
 	case typeHello:
-		return decodeHello(b, v)
+		return decodeHello(b)
 	case typeRefuse:
 		return decodeRefuse(b)
 	case typeBind:
-		return decodeBind(b, v)
+		return decodeBind(b)
 	case typeBound:
-		return decodeBound(b, v)
+		return decodeBound(b)
 	case typeRevoke, typeReceived, typeAccepted, typeRevokeAck:
 		return decodeNote(t, b)
 	case typeTicket:
-		return decodeRequest(b, v)
+		return decodeRequest(b)
 	case typeResend:
 		return decodeResend(b)
 	case typeCommit:
@@ -80,50 +72,23 @@ func decodeAny(v uint8, t frameType, b []byte) (message, error) {
 }
 
 func TestMessageRoundTrip(t *testing.T) {
-	for v := uint8(ProtocolMin); v <= ProtocolMax; v++ {
-		for _, m := range messages(v) {
-			b := m.append(nil)
-			got, err := decodeAny(v, m.kind(), b)
-			if err != nil {
-				t.Errorf("%d: %T: %v", v, m, err)
-				continue
-			}
-			if again := got.append(nil); !bytes.Equal(again, b) {
-				t.Errorf("%d: %T: %x became %x", v, m, b, again)
-			}
-			for n := range b { // every shorter body is refused
-				if _, err := decodeAny(v, m.kind(), b[:n]); err == nil {
-					t.Errorf("%d: %T: accepted %d of %d bytes", v, m, n, len(b))
-				}
-			}
-			if _, err := decodeAny(v, m.kind(), append(b, 0)); err == nil {
-				t.Errorf("%d: %T: accepted a trailing byte", v, m)
+	for _, m := range messages() {
+		b := m.append(nil)
+		got, err := decodeAny(m.kind(), b)
+		if err != nil {
+			t.Errorf("%T: %v", m, err)
+			continue
+		}
+		if again := got.append(nil); !bytes.Equal(again, b) {
+			t.Errorf("%T: %x became %x", m, b, again)
+		}
+		for n := range b { // every shorter body is refused
+			if _, err := decodeAny(m.kind(), b[:n]); err == nil {
+				t.Errorf("%T: accepted %d of %d bytes", m, n, len(b))
 			}
 		}
-	}
-}
-
-// What protocol 2 adds stands at the end of a body, and a peer of version 1
-// neither gets nor takes it.
-func TestVersionsDiffer(t *testing.T) {
-	one := messages(1)
-	for n, m := range messages(2)[:len(one)] {
-		a, b := one[n].append(nil), m.append(nil)
-		switch m.(type) {
-		case *hello, *bind, *bound, *request:
-			if !bytes.HasPrefix(b, a) || len(b) == len(a) {
-				t.Errorf("%T: %x is not %x and more", m, b, a)
-			}
-			if _, err := decodeAny(1, m.kind(), b); err == nil {
-				t.Errorf("%T of version 2 was read as version 1", m)
-			}
-			if _, err := decodeAny(2, m.kind(), a); err == nil {
-				t.Errorf("%T of version 1 was read as version 2", m)
-			}
-		default:
-			if !bytes.Equal(a, b) {
-				t.Errorf("%T: %x became %x", m, a, b)
-			}
+		if _, err := decodeAny(m.kind(), append(b, 0)); err == nil {
+			t.Errorf("%T: accepted a trailing byte", m)
 		}
 	}
 }
@@ -148,35 +113,18 @@ func TestSegmentBounds(t *testing.T) {
 	f(false, segment{Bytes: 1 << 48, Blocks: 2, Layers: []span{{0, 1 << 40}}})
 }
 
-func TestTicketParts(t *testing.T) {
-	r := messages(2)[2].(*request)
-	f := func(first, heads uint32) {
-		t.Helper()
-		r.Parts = []partOf{{first, heads, "f32"}}
-		if _, err := decodeRequest(r.append(nil), 2); err == nil {
-			t.Errorf("heads %d+%d were accepted", first, heads)
-		}
-	}
-	f(0, 0)
-	f(maxKVHeads, 1)
-	f(1<<32-1, 2)
-	f(1, 1<<32-1)
-}
-
-// FuzzMessage: what decodes encodes to the same bytes, in every version.
+// FuzzMessage: what decodes encodes to the same bytes.
 func FuzzMessage(f *testing.F) {
-	for v := uint8(ProtocolMin); v <= ProtocolMax; v++ {
-		for _, m := range messages(v) {
-			f.Add(v, uint8(m.kind()), m.append(nil))
-		}
+	for _, m := range messages() {
+		f.Add(uint8(m.kind()), m.append(nil))
 	}
-	f.Fuzz(func(t *testing.T, v, typ uint8, b []byte) {
-		m, err := decodeAny(v, frameType(typ), b)
+	f.Fuzz(func(t *testing.T, typ uint8, b []byte) {
+		m, err := decodeAny(frameType(typ), b)
 		if err != nil {
 			return
 		}
 		if again := m.append(nil); !bytes.Equal(again, b) {
-			t.Errorf("version %d type %d: %x became %x", v, typ, b, again)
+			t.Errorf("type %d: %x became %x", typ, b, again)
 		}
 	})
 }
@@ -184,20 +132,18 @@ func FuzzMessage(f *testing.F) {
 // FuzzFrames: any byte stream is read without panic, and what is accepted
 // encodes to the same bytes.
 func FuzzFrames(f *testing.F) {
-	for v := uint8(ProtocolMin); v <= ProtocolMax; v++ {
-		w := &frameConn{version: v}
-		var all []byte
-		for _, m := range messages(v) {
-			all = w.frame(all, m)
-		}
-		head, rows := aBatch()
-		at := len(all)
-		all = append(beginFrame(all, v, typeBatch), head...)
-		endRows(all, at, w.out, rows)
-		all = append(all, make([]byte, rows)...)
-		f.Add(v, all)
-		f.Add(v, all[:len(all)-3])
+	w := &frameConn{version: ProtocolMax}
+	var all []byte
+	for _, m := range messages() {
+		all = w.frame(all, m)
 	}
+	head, rows := aBatch()
+	at := len(all)
+	all = append(beginFrame(all, ProtocolMax, typeBatch), head...)
+	endRows(all, at, w.out, rows)
+	all = append(all, make([]byte, rows)...)
+	f.Add(uint8(ProtocolMax), all)
+	f.Add(uint8(ProtocolMax), all[:len(all)-3])
 	f.Fuzz(func(t *testing.T, v uint8, b []byte) {
 		r := newFrameConn(&stubConn{r: bytes.NewReader(b)}, 64)
 		r.version, r.maxUnit = v, 1<<16

@@ -112,9 +112,7 @@ func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 		s.fail(o, &endError{ticket.Refused, fmt.Sprintf("lease %s is of another prompt: %d tokens, the claim has %d", t.LeaseID, len(k.tokens), len(t.Tokens))})
 		return
 	}
-	order, err := handoff.ParseOrder(t.First)
-	packs := err == nil && order.Packs // nothing else of it counts here
-	draft, err := (&handoff.Draft{Cached: k.info.CachedTokens, Prompt: k.info.Logprobs}).Encode(packs)
+	draft, err := (&handoff.Draft{Cached: k.info.CachedTokens, Prompt: k.info.Logprobs}).Encode()
 	if err != nil {
 		s.fail(o, err)
 		return

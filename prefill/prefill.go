@@ -231,7 +231,7 @@ func (s *Service) draft(ctx context.Context, h *engine.Handle, order *handoff.Or
 	for i := range events {
 		d.First[i] = events[i].Sampled
 	}
-	payload, err := d.Encode(order.Packs)
+	payload, err := d.Encode()
 	return d, payload, err
 }
 

@@ -33,9 +33,6 @@ func NewReloader[T any](first *T, load func() (*T, error), apply func(old, new *
 	return r
 }
 
-// Current is what is in force; it must not be written to.
-func (r *Reloader[T]) Current() *T { return r.current.Load() }
-
 // Reload loads and applies. On error the old configuration stays in force.
 func (r *Reloader[T]) Reload() error {
 	r.mu.Lock()

@@ -36,7 +36,7 @@ func Compatible(p, d *Instance) *Mismatch {
 		return diff(field, strconv.Itoa(prefill), strconv.Itoa(decode))
 	}
 	a, b := &p.Layout, &d.Layout
-	converts := p.Convert && d.Convert && min(p.ProtocolMax, d.ProtocolMax) >= 2 && a.DType != b.DType
+	converts := p.Convert && d.Convert && a.DType != b.DType
 	switch {
 	case p.Dialect != d.Dialect:
 		return diff("dialect", p.Dialect, d.Dialect)

@@ -106,7 +106,7 @@ func TestRefusalsBySecret(t *testing.T) {
 	}
 }
 
-// Both must allow a conversion and speak protocol 2, and only another dtype
+// Both must allow a conversion, and only another dtype
 // excuses other numerics.
 func TestCompatibleByConversion(t *testing.T) {
 	f := func(want string, change func(p, d *fleet.Instance)) {
@@ -124,7 +124,6 @@ func TestCompatibleByConversion(t *testing.T) {
 	}
 	f("", func(p, d *fleet.Instance) {})
 	f("numerics", func(p, d *fleet.Instance) { p.Convert = false })
-	f("numerics", func(p, d *fleet.Instance) { p.ProtocolMax = 1 })
 	f("numerics", func(p, d *fleet.Instance) { d.Layout.DType = "f32" })
 	f("layout.kv_heads", func(p, d *fleet.Instance) { d.Layout.KVHeads = 2 })
 }

@@ -4,7 +4,7 @@
 //
 // Both are JSON: they are small, and an unknown field from a newer release is
 // ignored by an older one. A draft's prompt log probabilities, of which there can be
-// many, are packed for who has said that it reads that.
+// many, are packed.
 package handoff
 
 import (
@@ -37,15 +37,13 @@ type Order struct {
 	Salt           string          `json:"salt,omitempty"`
 	Priority       int8            `json:"priority,omitempty"` // of its KV: kvcache.Chain
 	Urgent         bool            `json:"urgent,omitempty"`   // a router's probe: before what waits
-	Packs          bool            `json:"packs,omitempty"`    // the sender reads Draft.Packed
 
 	// Peers have some of the prompt, and prefill may fetch from them what it
 	// lacks: decode itself, who holds its part until the ticket is over, and
 	// whom the router knows.
 	Peers []Peer `json:"peers,omitempty"`
 	// Cached asks for what the sender has of the tokens, all of them or nothing;
-	// nothing is computed. Of the other fields only Salt counts then; N is 0, so
-	// that a release that does not know Cached refuses.
+	// nothing is computed. Of the other fields only Salt counts then; N is 0.
 	Cached bool `json:"cached,omitempty"`
 
 	// Index and Of number the tickets of one link: a request with a list of
@@ -109,22 +107,17 @@ func ParseOrder(b []byte) (*Order, error) {
 
 // Draft is prefill's side: what it drew, and what it learned by computing.
 type Draft struct {
-	First     []kernels.Sampled       `json:"first"`            // one a choice; empty for a lease
-	Prompt    []kernels.PromptLogprob `json:"prompt,omitempty"` // [i] is of prompt token i+1
-	Packed    []byte                  `json:"packed,omitempty"` // Prompt, in its stead, as pack has it
-	Cached    int                     `json:"cached"`           // prompt tokens found in prefill's cache
-	QueueUS   int64                   `json:"queue_us"`
-	ComputeUS int64                   `json:"compute_us"`
+	First     []kernels.Sampled `json:"first"`            // one a choice; empty for a lease
+	Prompt    PromptLogprobs    `json:"prompt,omitempty"` // [i] is of prompt token i+1
+	Cached    int               `json:"cached"`           // prompt tokens found in prefill's cache
+	QueueUS   int64             `json:"queue_us"`
+	ComputeUS int64             `json:"compute_us"`
 }
 
-// Encode renders the draft for a commit; packed if the order had Packs. It fails
-// when the model yielded what is no number.
-func (d *Draft) Encode(packed bool) ([]byte, error) {
-	out := *d
-	if packed {
-		out.Prompt, out.Packed = nil, pack(d.Prompt)
-	}
-	b, err := json.Marshal(&out)
+// Encode renders the draft for a commit. It fails when the model yielded what is
+// no number.
+func (d *Draft) Encode() ([]byte, error) {
+	b, err := json.Marshal(d)
 	if err != nil {
 		return nil, fmt.Errorf("encode draft: %w", err)
 	}
@@ -145,13 +138,6 @@ func ParseDraft(b []byte, o *Order, lease bool, tokens, vocab int) (*Draft, erro
 	var d Draft
 	if err := json.Unmarshal(b, &d); err != nil {
 		return nil, fmt.Errorf("read draft: %w", err)
-	}
-	if len(d.Packed) > 0 {
-		list, err := unpack(d.Packed)
-		if err != nil {
-			return nil, fmt.Errorf("read draft: %w", err)
-		}
-		d.Prompt, d.Packed = list, nil
 	}
 	prompt := 0
 	if o.PromptLogprobs >= 0 && !(lease && len(d.Prompt) == 0) {

@@ -13,7 +13,7 @@ import (
 
 func order() *handoff.Order {
 	return &handoff.Order{Sampling: engine.Sampling{Seed: math.MaxUint64, Temperature: 0.7, TopP: 0.9, TopK: 40, Bias: []kernels.Bias{{ID: 3, Value: -100}}},
-		N: 2, MinTokens: 3, StopTokens: []int32{5}, Logprobs: 1, PromptLogprobs: 0, Salt: "tenant", Priority: -20, Packs: true, Of: 1}
+		N: 2, MinTokens: 3, StopTokens: []int32{5}, Logprobs: 1, PromptLogprobs: 0, Salt: "tenant", Priority: -20, Of: 1}
 }
 
 func draft() *handoff.Draft {
@@ -31,7 +31,7 @@ func TestRoundTrip(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(o, order()) {
 		t.Errorf("%+v, %v", o, err)
 	}
-	if b, err = draft().Encode(false); err != nil {
+	if b, err = draft().Encode(); err != nil {
 		t.Fatal(err)
 	}
 	d, err := handoff.ParseDraft(b, order(), false, 3, 10)
@@ -40,16 +40,9 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestPacked: packed log probabilities are the same, and as many as a worker allows
+// TestPacked: prompt log probabilities come out as they were, and as many as a worker allows
 // (internal/worker, maxListed) fit a commit, which holds 16 MiB.
 func TestPacked(t *testing.T) {
-	b, err := draft().Encode(true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d, err := handoff.ParseDraft(b, order(), false, 3, 10); err != nil || !reflect.DeepEqual(d, draft()) {
-		t.Errorf("%+v, %v", d, err)
-	}
 	for _, top := range []int{20, 0} {
 		o := &handoff.Order{N: 1, Logprobs: -1, PromptLogprobs: top}
 		want := &handoff.Draft{First: []kernels.Sampled{{Token: 9}}}
@@ -60,7 +53,7 @@ func TestPacked(t *testing.T) {
 			}
 			want.Prompt = append(want.Prompt, p)
 		}
-		b, err := want.Encode(true)
+		b, err := want.Encode()
 		if err != nil || len(b) > 16<<20 {
 			t.Fatalf("%d alternatives: %d bytes, %v", top, len(b), err)
 		}
@@ -71,7 +64,7 @@ func TestPacked(t *testing.T) {
 	}
 	o := &handoff.Order{N: 1, Logprobs: -1, PromptLogprobs: 1}
 	for _, bad := range []string{"AA==", "AQAAAAEAAAAAAAAAAAAAAA==", "/////wEAAAAAAAAAAAAAAA==", "AAAAAAEAAAAAAAAAAAAA"} {
-		if d, err := handoff.ParseDraft([]byte(`{"first":[{"token":1}],"packed":"`+bad+`"}`), o, false, 2, 10); err == nil || !strings.Contains(err.Error(), "cut off") {
+		if d, err := handoff.ParseDraft([]byte(`{"first":[{"token":1}],"prompt":"`+bad+`"}`), o, false, 2, 10); err == nil || !strings.Contains(err.Error(), "cut off") {
 			t.Errorf("%s: %+v, %v", bad, d, err)
 		}
 	}
@@ -132,7 +125,7 @@ func TestDraftBounds(t *testing.T) {
 	} {
 		d := draft()
 		spoil(d)
-		b, err := d.Encode(false)
+		b, err := d.Encode()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +142,7 @@ func TestLeaseDraft(t *testing.T) {
 		t.Helper()
 		o := order()
 		o.PromptLogprobs = promptLogprobs
-		b, err := d.Encode(false)
+		b, err := d.Encode()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +161,7 @@ func TestLeaseDraft(t *testing.T) {
 func TestNotANumber(t *testing.T) {
 	d := draft()
 	d.First[0].Self.Logprob = float32(math.NaN())
-	if b, err := d.Encode(false); err == nil {
+	if b, err := d.Encode(); err == nil {
 		t.Errorf("%s", b)
 	}
 }
@@ -206,10 +199,8 @@ func FuzzOrder(f *testing.F) {
 
 // FuzzDraft: no bytes make it panic, and what parses fits the order.
 func FuzzDraft(f *testing.F) {
-	for _, packed := range []bool{false, true} {
-		b, _ := draft().Encode(packed)
-		f.Add(b, 2, 3)
-	}
+	b, _ := draft().Encode()
+	f.Add(b, 2, 3)
 	f.Add([]byte(`{"first":[]}`), 0, 1)
 	f.Fuzz(func(t *testing.T, b []byte, n, tokens int) {
 		o := order()

@@ -2,15 +2,32 @@ package handoff
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"math"
 
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// Packed prompt log probabilities, little-endian: for each position the number of
-// top entries u32, then its own entry and those: id u32, logprob f32, rank u32. In
-// JSON the same is four times as long, and a commit holds only so much.
+// PromptLogprobs are a prompt's log probabilities. In JSON they are a string of
+// packed bytes: written out they are four times as long, and a commit holds only so
+// much.
+type PromptLogprobs []kernels.PromptLogprob
+
+// MarshalJSON implements json.Marshaler.
+func (p PromptLogprobs) MarshalJSON() ([]byte, error) { return json.Marshal(pack(p)) }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (p *PromptLogprobs) UnmarshalJSON(text []byte) (err error) {
+	var b []byte
+	if err = json.Unmarshal(text, &b); err == nil {
+		*p, err = unpack(b)
+	}
+	return err
+}
+
+// Packed, little-endian: for each position the number of top entries u32, then its
+// own entry and those: id u32, logprob f32, rank u32.
 const packedEntry = 12
 
 func pack(list []kernels.PromptLogprob) []byte {

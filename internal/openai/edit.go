@@ -156,20 +156,6 @@ func (e *Edit) Parts() [][]byte {
 	return append(parts, added, e.body[e.top.close:])
 }
 
-// Bytes is Parts in one piece.
-func (e *Edit) Bytes() []byte {
-	parts := e.Parts()
-	n := 0
-	for _, p := range parts {
-		n += len(p)
-	}
-	b := make([]byte, 0, n)
-	for _, p := range parts {
-		b = append(b, p...)
-	}
-	return b
-}
-
 func skipSpace(b []byte, i int) int {
 	for b[i] == ' ' || b[i] == '\t' || b[i] == '\n' || b[i] == '\r' {
 		i++

@@ -3,6 +3,7 @@ package openai_test
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,7 +24,7 @@ func TestEdit(t *testing.T) {
 		t.Helper()
 		e := openai.NewEdit([]byte(body), scan(t, body))
 		change(e)
-		if got := string(e.Bytes()); got != want {
+		if got := string(slices.Concat(e.Parts()...)); got != want {
 			t.Errorf("%s\n got %s\nwant %s", body, got, want)
 		}
 	}
@@ -114,7 +115,7 @@ func FuzzEdit(f *testing.F) {
 			e.Add("added", "[1]")
 			want["added"] = "[1]"
 		}
-		got := e.Bytes()
+		got := slices.Concat(e.Parts()...)
 		var after map[string]json.RawMessage
 		if err := json.Unmarshal(got, &after); err != nil {
 			t.Fatalf("%q became %q: %v", body, got, err)
@@ -160,11 +161,11 @@ func TestMergeUsage(t *testing.T) {
 		`{"usage":{"prompt_tokens":7,"prompt_tokens_details":null}}`:                            {Prompt: 7, Cached: -1},
 		"data: {\"usage\":null}\n\ndata: {\"usage\":{\"prompt_tokens\":5}}\n\ndata: [DONE]\n\n": {Prompt: 5, Cached: -1},
 	} {
-		if got, ok := openai.ReadUsage([]byte(body)); !ok || got != want {
+		if got, ok, _ := openai.ReadUsage([]byte(body), ""); !ok || got != want {
 			t.Errorf("%s: %+v %v", body, got, ok)
 		}
 	}
-	if _, ok := openai.ReadUsage([]byte(`{"usage":null}`)); ok {
+	if _, ok, _ := openai.ReadUsage([]byte(`{"usage":null}`), ""); ok {
 		t.Error("a usage out of nothing")
 	}
 }

@@ -97,14 +97,9 @@ type PromptUsage struct {
 }
 
 // ReadUsage reads the prompt's part of an answer's usage, which may be a
-// whole answer or an event stream; false when there is none.
-func ReadUsage(body []byte) (PromptUsage, bool) {
-	u, ok, _ := ReadUsageAnd(body, "")
-	return u, ok
-}
-
-// ReadUsageAnd is ReadUsage, and Member of another one in the same pass.
-func ReadUsageAnd(body []byte, name string) (u PromptUsage, counted bool, value []byte) {
+// whole answer or an event stream; counted is false when there is none. In the
+// same pass it is Member of another one.
+func ReadUsage(body []byte, name string) (u PromptUsage, counted bool, value []byte) {
 	body, _ = withUsage(body)
 	var usage, details []byte
 	if !members(body, func(key, v []byte, _, _ int) {

@@ -24,12 +24,6 @@ func (b *backoff) next(ready time.Duration) time.Duration {
 	return b.last
 }
 
-// verdict kills the process of that pid.
-type verdict struct {
-	pid    int
-	reason string
-}
-
 // child is a Child that is kept running by its goroutine.
 type child struct {
 	Child
@@ -39,7 +33,6 @@ type child struct {
 
 	endOnce, killOnce sync.Once
 	endNow, killNow   chan struct{} // closed when it shall exit, or die
-	silent            chan verdict
 	done              chan struct{} // closed when it ended for good
 
 	status Status // guarded by s.mu
@@ -50,7 +43,7 @@ func newChild(s *Supervisor, c Child) *child {
 		Child: c, s: s,
 		wait:   backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax, reset: s.cfg.ResetAfter},
 		endNow: make(chan struct{}), killNow: make(chan struct{}),
-		silent: make(chan verdict, 1), done: make(chan struct{}),
+		done:   make(chan struct{}),
 		status: Status{Name: c.Name, Role: c.Role, State: Starting, Since: time.Now()},
 	}
 }
@@ -146,10 +139,6 @@ func (c *child) once() (exit Exit, ready time.Duration) {
 		c.set(func(s *Status) { s.Starts++; s.Reason, s.LastLine = "", "" })
 		return Exit{Code: -1, Err: fmt.Sprintf("start: %v", err)}, 0
 	}
-	select { // a verdict on an earlier process
-	case <-c.silent:
-	default:
-	}
 	c.set(func(s *Status) {
 		s.State, s.PID, s.Wait, s.Reason, s.LastLine = Starting, p.PID(), 0, "", ""
 		s.Starts++
@@ -220,10 +209,6 @@ func (c *child) attend(p Process) (exit Exit, ready time.Duration) {
 		case <-killNow:
 			killNow = nil
 			kill("stopped at once")
-		case v := <-c.silent:
-			if v.pid == p.PID() {
-				kill(v.reason)
-			}
 		case <-pulse.tick():
 			if pulse.lost(c.beats.Load()) {
 				kill(fmt.Sprintf("silent for %v", c.s.cfg.SilentAfter))

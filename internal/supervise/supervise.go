@@ -198,13 +198,7 @@ func New(cfg Config) (*Supervisor, error) {
 	return s, nil
 }
 
-// Add starts a child and keeps it running.
-func (s *Supervisor) Add(c Child) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.add(c)
-}
-
+// add starts a child and keeps it running.
 func (s *Supervisor) add(c Child) error {
 	switch {
 	case s.stopping:
@@ -303,17 +297,6 @@ func (s *Supervisor) wanted(role string) []*child {
 	return out
 }
 
-// Remove drains one child. It reports whether there is one.
-func (s *Supervisor) Remove(name string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ch := s.children[name]
-	if ch != nil {
-		ch.end()
-	}
-	return ch != nil
-}
-
 // Heartbeat is a sign of life of a child. From its first one on, a process
 // is killed when it is silent for SilentAfter.
 func (s *Supervisor) Heartbeat(name string) {
@@ -322,23 +305,6 @@ func (s *Supervisor) Heartbeat(name string) {
 	if ch := s.children[name]; ch != nil {
 		ch.beats.Add(1)
 	}
-}
-
-// KillSilent kills a child's process, which is then restarted. With a pid
-// other than 0 it does so only if that is the present one's. It reports
-// whether it did.
-func (s *Supervisor) KillSilent(name string, pid int, reason string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ch := s.children[name]
-	if ch == nil || ch.status.PID == 0 || pid != 0 && ch.status.PID != pid {
-		return false
-	}
-	select {
-	case ch.silent <- verdict{ch.status.PID, reason}:
-	default: // another reason came first
-	}
-	return true
 }
 
 // Status lists the children by name.

@@ -48,7 +48,7 @@ func (ex *exchange) claim(r *engine.Request, i, n int) *decode.Claim {
 		Addr: ex.addr, Peer: ex.peer, Link: ex.link, LeaseID: ex.leaseID, RequestID: ex.requestID,
 		Owner: r.Owner, Tokens: r.Prompt, Deadline: ex.deadline,
 		Order: handoff.Order{Sampling: r.Sampling, N: max(r.N, 1), Urgent: r.Urgent, MinTokens: r.MinTokens, StopTokens: r.StopTokens,
-			IgnoreEOS: r.IgnoreEOS, Logprobs: r.Logprobs, PromptLogprobs: r.PromptLogprobs, Salt: r.Salt, Priority: r.Priority, Peers: ex.peers, Packs: r.PromptLogprobs >= 0, Index: i, Of: n},
+			IgnoreEOS: r.IgnoreEOS, Logprobs: r.Logprobs, PromptLogprobs: r.PromptLogprobs, Salt: r.Salt, Priority: r.Priority, Peers: ex.peers, Index: i, Of: n},
 	}
 }
 

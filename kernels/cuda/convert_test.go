@@ -157,29 +157,27 @@ func (m image) converted(t *testing.T, from *hardRows, to *cuda.Backend, a *kern
 	t.Helper()
 	m.rows, m.digests = slices.Clone(m.rows), slices.Clone(m.digests)
 	tl, h := to.Layout(), a.HeadsOf(from.l)
-	sent := form(tl)
-	sent.Groups[0].HeadFirst, sent.Groups[0].KVHeads, sent.Groups[0].HeadsTotal = h.From, h.Count, from.l.KVHeads
-	src, err := convert.New(from, form(from.l), sent, kernels.DigestHeadRows)
+	all := tl // of the source's heads
+	all.KVHeads = from.l.KVHeads
+	src, err := convert.New(from, form(from.l), form(all), kernels.DigestHeadRows)
 	if err != nil {
 		t.Fatal(err)
 	}
-	like := tl
-	like.KVHeads = h.Count
 	for _, f := range a.Refills {
-		rows, sums := make([]byte, like.RowsBytes(f.Rows)), make([]uint64, h.Count)
+		rows, sums := make([]byte, all.RowsBytes(f.Rows)), make([]uint64, all.KVHeads)
 		if err := src.Load(0, 0, f.FirstPos, f.Rows, rows, sums); err != nil {
 			t.Fatal(err)
 		}
 		block := slices.Clone(m.rows[f.Block])
 		for i := range 2 * h.Count * f.Rows {
 			kv, head, at := i/f.Rows/h.Count, i/f.Rows%h.Count, i%f.Rows
-			row, scale := (&hardRows{l: like}).row(rows, f.Rows, kv, head, at)
+			row, scale := (&hardRows{l: all}).row(rows, f.Rows, kv, h.From+head, at)
 			dst, dstScale := rowOf(tl, block, kv, h.To+head, at)
 			copy(dst, row)
 			copy(dstScale, scale)
 		}
 		m.rows[f.Block], m.digests[f.Block] = block, slices.Clone(m.digests[f.Block])
-		copy(m.digests[f.Block][h.To:], sums)
+		copy(m.digests[f.Block][h.To:], sums[h.From:][:h.Count])
 	}
 	return m
 }

@@ -34,9 +34,6 @@ type FakeGPU struct {
 	Refuse error
 	// NoLinks, when set, is why there is no NCCL.
 	NoLinks error
-	// FirstHead is the number in the model of the pool's first KV head, which
-	// keeps only a part of them. Set it before the first Append.
-	FirstHead int
 
 	layout      kernels.Layout
 	blocks      int
@@ -123,24 +120,8 @@ func (g *FakeGPU) Rows() []byte { return g.view.mem[:g.layout.Layers*g.blocks*g.
 func (g *FakeGPU) Append(layer int, block int32, firstPos, rows int, packed []byte) {
 	g.Scatter(layer, block, 0, rows, packed)
 	sums := make([]uint64, g.layout.KVHeads)
-	g.digest(layer, firstPos, rows, packed, sums)
+	kernels.DigestRows(g.layout, layer, firstPos, rows, packed, sums)
 	g.SetDigest(layer, block, rows, sums)
-}
-
-// digest is kernels.DigestRows with the model's numbers of the heads.
-func (g *FakeGPU) digest(layer, firstPos, rows int, packed []byte, sums []uint64) {
-	if g.FirstHead == 0 {
-		kernels.DigestRows(g.layout, layer, firstPos, rows, packed, sums)
-		return
-	}
-	clear(sums)
-	for kv := range 2 {
-		for h := range g.layout.KVHeads {
-			for at := range rows {
-				sums[h] += kernels.RowHash(layer, kv, g.FirstHead+h, firstPos+at, slices.Concat(rowOf(g.layout, packed, rows, kv, h, at)...))
-			}
-		}
-	}
 }
 
 // rowOf is a row among n packed positions, and behind it its scale, if it has one.
@@ -298,7 +279,7 @@ func (g *FakeGPU) Verify(ctx context.Context, landed []kernels.Landed) ([]bool, 
 		g.rot(b.Layer, b.Block)
 		rows := make([]byte, g.layout.RowsBytes(b.Rows))
 		g.Gather(b.Layer, b.Block, 0, b.Rows, rows)
-		g.digest(b.Layer, b.FirstPos, b.Rows, rows, sums)
+		kernels.DigestRows(g.layout, b.Layer, b.FirstPos, b.Rows, rows, sums)
 		g.Digest(b.Layer, b.Block, stored)
 		filled := binary.LittleEndian.Uint64(g.view.note(b.Layer, b.Block)[8*g.layout.KVHeads:])
 		good[i] = slices.Equal(sums, stored) && filled == uint64(b.Rows)

@@ -72,7 +72,7 @@ func (p *fakePeer) piece(layer, head int, s kernels.Held, from, to int) uint64 {
 	for kv := range 2 {
 		for pos := s.FirstPos; pos < end; pos++ {
 			hash := func(row [][]byte) uint64 {
-				return kernels.RowHash(layer, kv, g.FirstHead+head, pos, slices.Concat(row...))
+				return kernels.RowHash(layer, kv, head, pos, slices.Concat(row...))
 			}
 			sum -= hash(g.view.row(layer, s.Block, kv, head, pos-s.FirstPos))
 			if pos >= from && pos < to {

@@ -39,13 +39,13 @@ func New(inner kvconn.Source, from, to kvconn.Layout, digest Digest) (kvconn.Sou
 	same := true
 	for i, f := range from.Groups {
 		t := to.Groups[i]
-		if f.Layers != t.Layers || f.HeadDim != t.HeadDim || t.HeadFirst < f.HeadFirst || t.HeadFirst+t.KVHeads > f.HeadFirst+f.KVHeads {
+		if f.Layers != t.Layers || f.HeadDim != t.HeadDim || f.KVHeads != t.KVHeads {
 			return nil, fmt.Errorf("convert group %d: %+v to %+v", i, f, t)
 		}
 		if f.DType != t.DType && (kvconn.ElementBytes(f.DType)*f.HeadDim != f.RowBytes || kvconn.ElementBytes(t.DType)*t.HeadDim != t.RowBytes || f.RowBytes == 0 || t.RowBytes == 0) {
 			return nil, fmt.Errorf("convert group %d: rows of %d bytes %s to %d bytes %s", i, f.RowBytes, f.DType, t.RowBytes, t.DType)
 		}
-		same = same && f.DType == t.DType && f.KVHeads == t.KVHeads
+		same = same && f.DType == t.DType
 	}
 	if same {
 		return inner, nil
@@ -61,6 +61,9 @@ func (s *Source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 	if !ok || rows < 1 || len(dst) != t.PackedBytes(rows) || len(digests) != t.KVHeads {
 		return fmt.Errorf("convert layer %d: %d bytes and %d digests for %d rows", layer, len(dst), len(digests), rows)
 	}
+	if f.DType == t.DType { // another group's is not
+		return s.inner.Load(layer, index, firstPos, rows, dst, digests)
+	}
 	b := s.scratch.Get().(*buffers)
 	defer s.scratch.Put(b)
 	b.rows, b.sums = grow(b.rows, f.PackedBytes(rows)), grow(b.sums, f.KVHeads)
@@ -68,31 +71,20 @@ func (s *Source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 		return err
 	}
 	src, out := packed{f, rows, b.rows}, packed{t, rows, dst}
-	skip := t.HeadFirst - f.HeadFirst
-	if f.DType == t.DType {
-		for kv := range 2 {
-			for h := range t.KVHeads {
-				copy(out.rows(kv, h), src.rows(kv, skip+h))
-				copy(out.scales(kv, h), src.scales(kv, skip+h))
-			}
-		}
-		copy(digests, b.sums[skip:])
-		return nil
-	}
 	for h := range t.KVHeads {
-		if s.sum(b, src, layer, skip+h, firstPos) != b.sums[skip+h] {
+		if s.sum(b, src, layer, h, firstPos) != b.sums[h] {
 			return fmt.Errorf("convert layer %d block %d: %w", layer, index, kvconn.ErrDigest)
 		}
 		for kv := range 2 {
-			b.convert(out, src, kv, h, skip+h)
+			b.convert(out, src, kv, h)
 		}
 		digests[h] = s.sum(b, out, layer, h, firstPos)
 	}
 	return nil
 }
 
-// Spans implements kvconn.SpanSource: a device takes the rows where they lie, as
-// many of the heads as the receiver keeps, and converts them itself.
+// Spans implements kvconn.SpanSource: a device takes the rows where they lie and
+// converts them itself.
 func (s *Source) Spans(layer, firstPos, rows int, to []kvconn.Held) ([]kvconn.Held, bool) {
 	inner, ok := s.inner.(kvconn.SpanSource)
 	if !ok {
@@ -126,10 +118,10 @@ func (p packed) scales(kv, head int) []byte {
 }
 
 // convert makes one head's K or V rows.
-func (b *buffers) convert(out, src packed, kv, to, from int) {
+func (b *buffers) convert(out, src packed, kv, head int) {
 	b.values = grow(b.values, src.g.HeadDim)
-	rows, scales := src.rows(kv, from), src.scales(kv, from)
-	dst, dstScales := out.rows(kv, to), out.scales(kv, to)
+	rows, scales := src.rows(kv, head), src.scales(kv, head)
+	dst, dstScales := out.rows(kv, head), out.scales(kv, head)
 	for r := range src.n {
 		decode(b.values, src.g.DType, rows[r*src.g.RowBytes:], at(scales, r))
 		encode(dst[r*out.g.RowBytes:], at(dstScales, r), out.g.DType, b.values)
@@ -150,12 +142,12 @@ func (s *Source) sum(b *buffers, p packed, layer, head, firstPos int) (sum uint6
 	for kv := range 2 {
 		rows, scales := p.rows(kv, head), p.scales(kv, head)
 		if scales == nil {
-			sum += s.digest(layer, kv, g.HeadFirst+head, firstPos, p.n, g.RowBytes, rows)
+			sum += s.digest(layer, kv, head, firstPos, p.n, g.RowBytes, rows)
 			continue
 		}
 		for r := range p.n {
 			b.row = append(append(b.row[:0], rows[r*g.RowBytes:][:g.RowBytes]...), at(scales, r)...)
-			sum += s.digest(layer, kv, g.HeadFirst+head, firstPos+r, 1, len(b.row), b.row)
+			sum += s.digest(layer, kv, head, firstPos+r, 1, len(b.row), b.row)
 		}
 	}
 	return sum

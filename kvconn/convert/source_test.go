@@ -20,15 +20,13 @@ import (
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 )
 
-// group is heads first .. first+heads-1 of a model with four.
-func group(dtype string, first, heads int) kvconn.Group {
+func group(dtype string, heads int) kvconn.Group {
 	const dim = 6
-	return kvconn.Group{Kind: "full", Layers: 2, KVHeads: heads, HeadDim: dim, RowBytes: dim * kvconn.ElementBytes(dtype), DType: dtype,
-		HeadFirst: first, HeadsTotal: 4}
+	return kvconn.Group{Kind: "full", Layers: 2, KVHeads: heads, HeadDim: dim, RowBytes: dim * kvconn.ElementBytes(dtype), DType: dtype}
 }
 
-func layout(bt int, g kvconn.Group) kvconn.Layout {
-	return kvconn.Layout{BlockTokens: bt, Groups: []kvconn.Group{g}}
+func layout(bt int, g ...kvconn.Group) kvconn.Layout {
+	return kvconn.Layout{BlockTokens: bt, Groups: g}
 }
 
 // value is element d of a row; exact in every dtype when scaled by 448.
@@ -47,7 +45,7 @@ func pack(g kvconn.Group, layer, first, rows int) (b []byte, sums []uint64) {
 			for r := range rows {
 				at := ((kv*g.KVHeads+h)*rows + r) * g.RowBytes
 				for d := range g.HeadDim {
-					v := value(layer, kv, g.HeadFirst+h, first+r, d)
+					v := value(layer, kv, h, first+r, d)
 					switch e := b[at+d*size:]; g.DType {
 					case "f32":
 						binary.LittleEndian.PutUint32(e, math.Float32bits(v))
@@ -75,7 +73,7 @@ func pack(g kvconn.Group, layer, first, rows int) (b []byte, sums []uint64) {
 					binary.LittleEndian.PutUint32(scale, math.Float32bits(1))
 					row = append(slices.Clone(row), scale...)
 				}
-				sums[h] += kernels.RowHash(layer, kv, g.HeadFirst+h, first+r, row)
+				sums[h] += kernels.RowHash(layer, kv, h, first+r, row)
 			}
 		}
 	}
@@ -107,8 +105,8 @@ func TestSource(t *testing.T) {
 	dtypes := []string{"f32", "f16", "bf16", kvconn.F8}
 	for _, from := range dtypes {
 		for _, to := range dtypes {
-			for _, heads := range [][2]int{{0, 4}, {0, 2}, {2, 2}, {3, 1}} {
-				a, b := group(from, 0, 4), group(to, heads[0], heads[1])
+			for _, heads := range []int{4, 1} {
+				a, b := group(from, heads), group(to, heads)
 				src, err := convert.New(&model{g: a}, layout(4, a), layout(4, b), kernels.DigestHeadRows)
 				if err != nil {
 					t.Fatal(err)
@@ -120,7 +118,7 @@ func TestSource(t *testing.T) {
 					}
 					want, digests := pack(b, 1, 12, rows)
 					if !slices.Equal(got, want) || !slices.Equal(sums, digests) {
-						t.Errorf("%s to %s, heads %v, %d rows: %x, want %x; digests %x, want %x", from, to, heads, rows, got, want, sums, digests)
+						t.Errorf("%s to %s, %d heads, %d rows: %x, want %x; digests %x, want %x", from, to, heads, rows, got, want, sums, digests)
 					}
 				}
 			}
@@ -128,27 +126,22 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// A row that is damaged in the inner source gets no new digest; in a slice of
+// A row that is damaged in the inner source gets no new digest; in a group of
 // the same dtype its old one goes along and shows it.
 func TestSourceVerifies(t *testing.T) {
-	a := group("f32", 0, 4)
-	src, err := convert.New(&model{g: a, flip: 5}, layout(4, a), layout(4, group("bf16", 0, 4)), kernels.DigestHeadRows)
+	a, b := group("f32", 4), group("bf16", 4)
+	src, err := convert.New(&model{g: a, flip: 5}, layout(4, a, a), layout(4, b, a), kernels.DigestHeadRows)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := group("bf16", 0, 4)
 	if err := src.Load(0, 0, 0, 4, make([]byte, b.PackedBytes(4)), make([]uint64, 4)); !errors.Is(err, kvconn.ErrDigest) {
 		t.Errorf("a damaged row was converted: %v", err)
 	}
-	s := group("f32", 0, 1)
-	if src, err = convert.New(&model{g: a, flip: 5}, layout(4, a), layout(4, s), kernels.DigestHeadRows); err != nil {
+	got, sums := make([]byte, a.PackedBytes(4)), make([]uint64, 4)
+	if err := src.Load(2, 0, 0, 4, got, sums); err != nil {
 		t.Fatal(err)
 	}
-	got, sums := make([]byte, s.PackedBytes(4)), make([]uint64, 1)
-	if err := src.Load(0, 0, 0, 4, got, sums); err != nil {
-		t.Fatal(err)
-	}
-	if want, digests := pack(s, 0, 0, 4); slices.Equal(got, want) || !slices.Equal(sums, digests) {
+	if want, digests := pack(a, 2, 0, 4); slices.Equal(got, want) || !slices.Equal(sums, digests) {
 		t.Error("the digest was made anew of damaged rows")
 	}
 }
@@ -162,17 +155,16 @@ func TestNew(t *testing.T) {
 			t.Errorf("%+v to %+v: %v, %v", from, to, src, err)
 		}
 	}
-	f(true, true, group("f32", 0, 4), group("f32", 0, 4))
-	f(true, false, group("f32", 0, 4), group("f32", 1, 1))
-	f(true, false, group("f32", 0, 4), group("f16", 0, 4))
-	f(false, false, group("f32", 1, 1), group("f32", 0, 2))
-	f(false, false, group("f32", 0, 2), group("f32", 1, 2))
-	odd := group("f32", 0, 4)
+	f(true, true, group("f32", 4), group("f32", 4))
+	f(true, false, group("f32", 4), group("f16", 4))
+	f(false, false, group("f32", 4), group("f32", 1))
+	f(false, false, group("f32", 1), group("f16", 2))
+	odd := group("f32", 4)
 	odd.RowBytes = 32
 	f(true, true, odd, odd)
-	f(false, false, odd, group("f16", 0, 4))
+	f(false, false, odd, group("f16", 4))
 	odd.DType, odd.RowBytes = "i4", 3
-	f(false, false, odd, group("f16", 0, 4))
+	f(false, false, odd, group("f16", 4))
 }
 
 // worker is one sender of a test: it keeps the form g.
@@ -195,37 +187,26 @@ func (w *worker) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 	o.Commit(nil)
 }
 
-// collector stores the heads of one ticket in blocks of the form g.
+// collector notes which blocks have come; each has to be of the form g.
 type collector struct {
-	g    kvconn.Group // all heads of the receiver
-	part kvconn.Group // those of the ticket
-	mu   *sync.Mutex
-	data map[[2]int][]byte // layer, block: packed rows
-	sums map[[2]int][]uint64
+	g    kvconn.Group
+	mu   sync.Mutex
+	seen map[[2]int]bool // layer, block
 }
 
 func (c *collector) Store(layer int, dst int32, row, rows, firstPos int, packed []byte, digests []uint64) error {
-	want, sums := pack(c.part, layer, firstPos, rows)
-	if !slices.Equal(packed, want) || !slices.Equal(sums, digests) {
-		return fmt.Errorf("layer %d block %d heads %d+%d: rows or digests differ", layer, dst, c.part.HeadFirst, c.part.KVHeads)
+	want, sums := pack(c.g, layer, firstPos, rows)
+	if !slices.Equal(packed, want) || !slices.Equal(digests, sums) {
+		return fmt.Errorf("layer %d block %d: rows or digests differ", layer, dst)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	k := [2]int{layer, int(dst)}
-	if c.data[k] == nil {
-		c.data[k], c.sums[k] = make([]byte, c.g.PackedBytes(rows)), make([]uint64, c.g.KVHeads)
-	}
-	skip, size := c.part.HeadFirst-c.g.HeadFirst, rows*c.g.RowBytes
-	for kv := range 2 {
-		copy(c.data[k][(kv*c.g.KVHeads+skip)*size:], packed[kv*c.part.KVHeads*size:][:c.part.KVHeads*size])
-	}
-	copy(c.sums[k][skip:], digests)
+	c.seen[[2]int{layer, int(dst)}] = true
 	return nil
 }
 
-// One receiver collects a whole prompt from two senders that keep half of the
-// heads each, in another dtype; and a part from one that keeps all.
-func TestJoint(t *testing.T) {
+// A receiver gets a whole prompt from a sender that keeps another dtype.
+func TestOverAConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr := kvconntest.NewMemory(1 << 16)
 		m, err := kvconn.NewMetrics(nil)
@@ -241,94 +222,39 @@ func TestJoint(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		for name, w := range map[string]*worker{"low": {group("f32", 0, 2)}, "high": {group("f32", 2, 2)}, "all": {group("f32", 0, 4)}} {
-			srv, err := kvconn.NewServer(config(name, "n-f32", w.g), log, m)
-			if err != nil {
-				t.Fatal(err)
-			}
-			ln, err := tr.Listen(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			wg.Go(func() {
-				if err := srv.Serve(ctx, ln, w); err != nil {
-					t.Error(err)
-				}
-			})
+		w := &worker{group("f32", 4)}
+		srv, err := kvconn.NewServer(config("prefill", "n-f32", w.g), log, m)
+		if err != nil {
+			t.Fatal(err)
 		}
-		g := group("bf16", 0, 4)
+		ln, err := tr.Listen("prefill")
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			if err := srv.Serve(ctx, ln, w); err != nil {
+				t.Error(err)
+			}
+		})
+		g := group("bf16", 4)
 		recv, err := kvconn.NewReceiver(config("decode", "n-bf16", g), tr, log, m)
 		if err != nil {
 			t.Fatal(err)
 		}
-		const positions = 21
-		c := &collector{g: g, mu: &sync.Mutex{}, data: map[[2]int][]byte{}, sums: map[[2]int][]uint64{}}
-		request := func(addr string, heads []kvconn.HeadRange) (*kvconn.Incoming, error) {
-			s, err := recv.Open(ctx, addr, kvconn.PeerID{})
-			if err != nil {
-				return nil, err
-			}
-			part := *c
-			part.part = g
-			if heads != nil {
-				part.part.HeadFirst, part.part.KVHeads = heads[0].First, heads[0].Count
-			}
-			return s.Request(ctx, kvconn.TicketSpec{Positions: positions, Dest: []kvconn.Dest{{Block: 1}, {Block: 2}, {Block: 3}}, Sink: &part, Heads: heads})
-		}
-		check := func() {
-			t.Helper()
-			for l := range g.Layers {
-				for b := range 3 {
-					want, sums := pack(g, l, 8*b, min(8, positions-8*b))
-					if k := [2]int{l, b + 1}; !slices.Equal(c.data[k], want) || !slices.Equal(c.sums[k], sums) {
-						t.Errorf("layer %d block %d differs", l, b)
-					}
-				}
-			}
-		}
-		var j kvconn.Joint
-		for n, addr := range []string{"low", "high"} {
-			in, err := request(addr, []kvconn.HeadRange{{First: 2 * n, Count: 2}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			j = append(j, in)
-		}
-		if commits, err := j.Wait(ctx); err != nil || len(commits) != 2 {
-			t.Fatal(commits, err)
-		}
-		check()
-		clear(c.data)
-		if in, err := request("all", nil); err != nil {
-			t.Fatal(err)
-		} else if _, err := in.Wait(ctx); err != nil {
-			t.Fatal(err)
-		}
-		check()
-		if _, err := request("low", nil); kvconn.OutcomeOf(err, "") != "refused" {
-			t.Errorf("a half was asked for all: %v", err)
-		}
-		if _, err := request("low", []kvconn.HeadRange{{First: 1, Count: 2}}); kvconn.OutcomeOf(err, "") != "refused" {
-			t.Errorf("a half was asked for what it has not: %v", err)
-		}
-		// One of two fails: the joint does at once, and its revoke ends both.
-		in, err := request("low", []kvconn.HeadRange{{First: 0, Count: 2}})
+		s, err := recv.Open(ctx, "prefill", kvconn.PeerID{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		gone, err := request("high", []kvconn.HeadRange{{First: 2, Count: 2}})
+		c := &collector{g: g, seen: map[[2]int]bool{}}
+		in, err := s.Request(ctx, kvconn.TicketSpec{Positions: 21, Dest: []kvconn.Dest{{Block: 1}, {Block: 2}, {Block: 3}}, Sink: c})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := gone.Revoke(ctx); err != nil {
-			t.Fatal(err)
-		}
-		j = kvconn.Joint{in, gone}
-		if _, err := j.Wait(ctx); kvconn.OutcomeOf(err, "") != "cancelled" {
-			t.Errorf("wait: %v", err)
-		}
-		if err := j.Revoke(ctx); err != nil {
+		if _, err := in.Wait(ctx); err != nil {
 			t.Error(err)
+		}
+		if len(c.seen) != 3*g.Layers {
+			t.Errorf("%d blocks have come of %d", len(c.seen), 3*g.Layers)
 		}
 		if err := recv.Close(ctx); err != nil {
 			t.Error(err)

@@ -113,8 +113,8 @@ func pairsOf(moves []kvconn.Move) []kernels.BlockPair {
 }
 
 // Refill implements kvconn.RefillWindow.
-func (w *window) Refill(layer int, heads kvconn.HeadMap, blocks []kvconn.Refill, sources []kvconn.Held) (uint64, error) {
-	p := &kernels.Push{FirstLayer: layer, Layers: 1, Heads: kernels.HeadMap(heads), Engine: kernels.Kernel, CTAs: pushCTAs,
+func (w *window) Refill(layer int, blocks []kvconn.Refill, sources []kvconn.Held) (uint64, error) {
+	p := &kernels.Push{FirstLayer: layer, Layers: 1, Engine: kernels.Kernel, CTAs: pushCTAs,
 		Refills: make([]kernels.Refill, len(blocks)), Sources: make([]kernels.Held, len(sources))}
 	for i, b := range blocks {
 		p.Refills[i] = kernels.Refill{Block: b.To, FirstPos: b.FirstPos, Rows: b.Rows, First: b.First, Count: b.Count}

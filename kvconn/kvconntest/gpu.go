@@ -53,7 +53,7 @@ func (f Factory) World(t testing.TB, tune func(r, s *kvconn.Config)) *World {
 }
 
 // shares tells whether the sender writes into the receiver's blocks.
-func (f Factory) shares() bool { return f.Memory != nil || f.Device != nil }
+func (f Factory) shares() bool { return !f.private && (f.Memory != nil || f.Device != nil) }
 
 // ShareGPU makes the device's memory the pool's.
 func (p *Pool) ShareGPU(g GPU) *kvconn.Shared {
@@ -97,12 +97,6 @@ func (p *Pool) packed(k poolKey, rows int) []byte {
 		copy(toScale, scale)
 	}
 	return out
-}
-
-// DeviceSource makes a source of n positions whose rows lie in a device's pool,
-// which nobody else uses.
-func DeviceSource(g GPU, seed uint64, n int) *Source {
-	return &Source{Layout: g.Layout(), Seed: seed, pool: newGPUBlocks(g), blocks: map[int]int32{}, rows: map[poolKey]bool{}, positions: n}
 }
 
 // gpuBlocks hands out the blocks of the sender's device.

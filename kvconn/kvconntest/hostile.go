@@ -29,7 +29,7 @@ type mallory struct {
 	key  [16]byte
 }
 
-// mallory dials the sender and shakes hands as its peers do, for version 1.
+// mallory dials the sender and shakes hands as its peers do.
 func (w *World) mallory(t *testing.T, tr kvconn.Transport, bulk int) *mallory {
 	t.Helper()
 	for try := 0; ; try++ {
@@ -52,7 +52,7 @@ func (w *World) greeted(t *testing.T, tr kvconn.Transport, bulk int) (*mallory, 
 	id.ID = "mallory"
 	m := &mallory{t: t, w: w, tr: tr, self: id.PeerID}
 	m.ctl = m.dial()
-	m.send(m.ctl, Hello, HelloBody(1, 1, 1, uint8(bulk), [16]byte{}, id))
+	m.send(m.ctl, Hello, HelloBody(wireVersion, wireVersion, 1, uint8(bulk), [16]byte{}, id))
 	f, err := m.ctl.Next()
 	if err != nil || f.Step != Hello {
 		return m, fmt.Errorf("hello: %s, %v", f.Step, err)
@@ -62,7 +62,7 @@ func (w *World) greeted(t *testing.T, tr kvconn.Transport, bulk int) (*mallory, 
 	for n := range bulk {
 		c := m.dial()
 		m.bulk = append(m.bulk, c)
-		m.send(c, Bind, append(Body(nil), m.key[:]...).U32(uint32(n)))
+		m.send(c, Bind, BindBody(m.key, uint32(n)))
 		if f, err := c.Next(); err != nil || f.Step != Bound {
 			return m, fmt.Errorf("bound: %s, %v", f.Step, err)
 		}
@@ -74,7 +74,7 @@ func (m *mallory) dial() *RawConn {
 	m.t.Helper()
 	c := NewRawConn(m.w.Raw(m.tr))
 	check(m.t, c.SetDeadline(time.Now().Add(patience*m.w.RConfig.HandshakeTimeout)))
-	if _, err := c.Greet(m.self, "xpyd-kv 1-1\n"); err != nil {
+	if _, err := c.Greet(m.self, wireBanner); err != nil {
 		m.t.Fatal(err)
 	}
 	return c
@@ -201,10 +201,10 @@ var hostileReceivers = []struct {
 	{name: "unit-on-control", do: func(m *mallory) { m.send(m.ctl, Unit, make([]byte, 40)) }},
 	{name: "unknown-frame", do: func(m *mallory) { m.send(m.ctl, 99, nil) }},
 	{name: "hello-again", do: func(m *mallory) {
-		m.send(m.ctl, Hello, HelloBody(1, 1, 1, 1, [16]byte{}, m.w.RConfig.Identity))
+		m.send(m.ctl, Hello, HelloBody(wireVersion, wireVersion, 1, 1, [16]byte{}, m.w.RConfig.Identity))
 	}},
-	{name: "bind-on-control", do: func(m *mallory) { m.send(m.ctl, Bind, append(Body(nil), m.key[:]...).U32(0)) }},
-	{name: "frame-of-another-version", do: func(m *mallory) { m.ctl.Version = 2; m.send(m.ctl, Ping, nil); m.ctl.Version = 1 }},
+	{name: "bind-on-control", do: func(m *mallory) { m.send(m.ctl, Bind, BindBody(m.key, 0)) }},
+	{name: "frame-of-another-version", do: func(m *mallory) { m.ctl.Version++; m.send(m.ctl, Ping, nil); m.ctl.Version-- }},
 	{name: "frame-out-of-sequence", do: func(m *mallory) { m.ctl.Out++; m.send(m.ctl, Ping, nil) }},
 	{name: "frame-repeated", do: func(m *mallory) { m.send(m.ctl, Ping, nil); m.ctl.Out--; m.send(m.ctl, Ping, nil) }},
 	{name: "frame-of-4-GiB", mute: true, do: func(m *mallory) { m.raw(math.MaxUint32, nil) }},
@@ -215,7 +215,7 @@ var hostileReceivers = []struct {
 	{name: "silence", mute: true, do: func(m *mallory) {}},
 	{name: "pings-unread", mute: true, do: func(m *mallory) { m.flood() }},
 	{name: "half-a-frame-drop-by-drop", mute: true, do: func(m *mallory) {
-		frame := Frame{Version: 1, Step: Ticket, Seq: m.ctl.Out, Body: m.ticketBody(1, 9)}.Bytes()
+		frame := Frame{Version: wireVersion, Step: Ticket, Seq: m.ctl.Out, Body: m.ticketBody(1, 9)}.Bytes()
 		for _, b := range frame[:len(frame)/2] { // each byte in time, the whole never
 			if _, err := m.ctl.Write([]byte{b}); err != nil {
 				return
@@ -272,7 +272,7 @@ func (m *mallory) resend(tokens int, runs [][2]uint32) {
 // raw sends a ping whose header claims a length.
 func (m *mallory) raw(length uint32, body []byte) {
 	b := append(make([]byte, headerSize), body...)
-	b[0], b[1] = 1, byte(Ping)
+	b[0], b[1] = wireVersion, byte(Ping)
 	binary.LittleEndian.PutUint32(b[4:], length)
 	binary.LittleEndian.PutUint32(b[8:], m.ctl.Out)
 	Seal(b)
@@ -327,35 +327,35 @@ var hostileHandshakes = []struct {
 	do   func(m *mallory, c *RawConn)
 }{
 	{"hello-of-a-sender", func(m *mallory, c *RawConn) {
-		c.Send(Hello, HelloBody(1, 1, 2, 1, [16]byte{}, m.w.RConfig.Identity))
+		c.Send(Hello, HelloBody(wireVersion, wireVersion, 2, 1, [16]byte{}, m.w.RConfig.Identity))
 	}},
 	{"hello-of-another-range", func(m *mallory, c *RawConn) {
-		c.Send(Hello, HelloBody(1, 9, 1, 1, [16]byte{}, m.w.RConfig.Identity))
+		c.Send(Hello, HelloBody(1, 2, 1, 1, [16]byte{}, m.w.RConfig.Identity))
 	}},
 	{"hello-with-no-bulk", func(m *mallory, c *RawConn) {
-		c.Send(Hello, HelloBody(1, 1, 1, 0, [16]byte{}, m.w.RConfig.Identity))
+		c.Send(Hello, HelloBody(wireVersion, wireVersion, 1, 0, [16]byte{}, m.w.RConfig.Identity))
 	}},
 	{"hello-with-255-bulk", func(m *mallory, c *RawConn) {
-		c.Send(Hello, HelloBody(1, 1, 1, 255, [16]byte{}, m.w.RConfig.Identity))
+		c.Send(Hello, HelloBody(wireVersion, wireVersion, 1, 255, [16]byte{}, m.w.RConfig.Identity))
 	}},
 	{"hello-with-2^31-layers", func(m *mallory, c *RawConn) {
 		id := m.w.RConfig.Identity
 		id.Layout.Groups = slices.Clone(id.Layout.Groups)
 		id.Layout.Groups[0].Layers = 1 << 31
-		c.Send(Hello, HelloBody(1, 1, 1, 1, [16]byte{}, id))
+		c.Send(Hello, HelloBody(wireVersion, wireVersion, 1, 1, [16]byte{}, id))
 	}},
 	{"hello-with-2^32-groups", func(m *mallory, c *RawConn) {
-		b := HelloBody(1, 1, 1, 1, [16]byte{}, kvconn.Identity{})
-		binary.LittleEndian.PutUint32(b[len(b)-4:], math.MaxUint32)
+		b := HelloBody(wireVersion, wireVersion, 1, 1, [16]byte{}, kvconn.Identity{})
+		binary.LittleEndian.PutUint32(b[len(b)-8:], math.MaxUint32)
 		c.Send(Hello, b)
 	}},
 	{"ticket-first", func(m *mallory, c *RawConn) { c.Send(Ticket, m.ticketBody(1, 9)) }},
-	{"bind-without-a-key", func(m *mallory, c *RawConn) { c.Send(Bind, make([]byte, 20)) }},
+	{"bind-without-a-key", func(m *mallory, c *RawConn) { c.Send(Bind, BindBody([16]byte{}, 0)) }},
 	{"nothing-after-hello", func(m *mallory, c *RawConn) {
-		c.Send(Hello, HelloBody(1, 1, 1, 1, [16]byte{}, m.w.RConfig.Identity))
+		c.Send(Hello, HelloBody(wireVersion, wireVersion, 1, 1, [16]byte{}, m.w.RConfig.Identity))
 	}},
 	{"no-bulk-connections", func(m *mallory, c *RawConn) {
-		c.Send(Hello, HelloBody(1, 1, 1, 2, [16]byte{}, m.w.RConfig.Identity))
+		c.Send(Hello, HelloBody(wireVersion, wireVersion, 1, 2, [16]byte{}, m.w.RConfig.Identity))
 		c.Next()
 		c.Send(Ready, nil)
 		for start := m.w.Clock.Now(); m.w.Clock.Since(start) < 2*m.w.SConfig.HandshakeTimeout; time.Sleep(m.w.SConfig.KeepAlive) {
@@ -365,19 +365,19 @@ var hostileHandshakes = []struct {
 		}
 	}},
 	{"ticket-before-bulk", func(m *mallory, c *RawConn) {
-		c.Send(Hello, HelloBody(1, 1, 1, 1, [16]byte{}, m.w.RConfig.Identity))
+		c.Send(Hello, HelloBody(wireVersion, wireVersion, 1, 1, [16]byte{}, m.w.RConfig.Identity))
 		c.Next()
 		c.Send(Ready, nil)
 		c.Send(Ticket, m.ticketBody(1, 9))
 		m.shutOut(c, 2*m.w.SConfig.KeepAlive, false) // at once, not when the connection is late
 	}},
 	{"bind-with-another-key", func(m *mallory, c *RawConn) {
-		c.Send(Hello, HelloBody(1, 1, 1, 1, [16]byte{}, m.w.RConfig.Identity)) // a session that waits for its connection
+		c.Send(Hello, HelloBody(wireVersion, wireVersion, 1, 1, [16]byte{}, m.w.RConfig.Identity)) // a session that waits for its connection
 		c.Next()
 		c.Send(Ready, nil)
 		b := m.dial()
 		defer b.Close()
-		b.Send(Bind, make([]byte, 20))
+		b.Send(Bind, BindBody([16]byte{}, 0))
 		if f, err := b.Next(); err != nil || f.Step != Refuse {
 			m.t.Errorf("bind without the key: %s, %v", f.Step, err)
 		}
@@ -393,7 +393,7 @@ func (m *mallory) second(c *RawConn, index uint32) {
 	defer o.close()
 	b := o.dial()
 	defer b.Close()
-	b.Send(Bind, append(Body(nil), o.key[:]...).U32(index))
+	b.Send(Bind, BindBody(o.key, index))
 	if f, err := b.Next(); err != nil || f.Step != Refuse {
 		m.t.Errorf("bind to %d: %s, %v", index, f.Step, err)
 	}
@@ -433,7 +433,7 @@ func restarted(t *testing.T, f Factory, w *World, ch *Chaos) {
 func slowloris(t *testing.T, f Factory, w *World, ch *Chaos) {
 	m := &mallory{t: t, w: w, tr: ch.Transport}
 	id := w.RConfig.Identity
-	frame := Frame{Version: 1, Step: Hello, Body: HelloBody(1, 1, 1, 1, [16]byte{}, id)}.Bytes()
+	frame := Frame{Version: wireVersion, Step: Hello, Body: HelloBody(wireVersion, wireVersion, 1, 1, [16]byte{}, id)}.Bytes()
 	var drips sync.WaitGroup
 	for n := range 40 {
 		c := NewRawConn(w.Raw(ch.Transport))
@@ -444,7 +444,7 @@ func slowloris(t *testing.T, f Factory, w *World, ch *Chaos) {
 			words := Challenge(fleetSecret, id.PeerID)
 			if n%2 > 0 { // of a member: slow only then
 				words = frame
-				if _, err := c.Greet(id.PeerID, "xpyd-kv 1-1\n"); err != nil {
+				if _, err := c.Greet(id.PeerID, wireBanner); err != nil {
 					words = nil
 				}
 			}

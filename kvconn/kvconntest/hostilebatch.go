@@ -8,7 +8,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// batch sends units as one frame of protocol 2: the head and the entries, then
+// batch sends units as one frame: the head and the entries, then
 // all digests, then all rows. bend may change the head and the entries, the
 // first 24 bytes and 28 for each unit.
 func (e *eve) batch(units [][2]int, bend func(b []byte)) {
@@ -55,7 +55,7 @@ func one(bend func(b []byte)) func(e *eve) {
 	}
 }
 
-// hostileBatches are hostileSenders of protocol 2.
+// hostileBatches are hostileSenders that send batches, into shared memory where there is any.
 var hostileBatches = []struct {
 	name string
 	want ticket.Outcome
@@ -90,7 +90,7 @@ var hostileBatches = []struct {
 	{"unit-inside-a-batch-cut-off", ticket.Dead, func(e *eve) {
 		e.ctl.Send(Accepted, Body(nil).U64(e.id))
 		e.batch([][2]int{{0, 0}, {1, 0}}, func(b []byte) {})
-		frame := slices.Clone(Frame{Version: 2, Step: Unit, Seq: e.bulk.Out, Body: e.unit(2, 0, nil)}.Bytes())
+		frame := slices.Clone(Frame{Version: wireVersion, Step: Unit, Seq: e.bulk.Out, Body: e.unit(2, 0, nil)}.Bytes())
 		e.bulk.Write(frame[:len(frame)-9])
 		e.bulk.Close()
 	}},

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math"
 	"net"
 	"slices"
@@ -26,8 +25,6 @@ type eve struct {
 	bulk *RawConn
 	key  [16]byte
 
-	version uint8 // of the protocol, 1 or 2
-
 	id     uint64 // of the ticket
 	secret [16]byte
 	spec   kvconn.TicketSpec
@@ -47,7 +44,7 @@ func (e *eve) greet() error {
 	if _, err = e.ctl.Expect(Hello); err != nil {
 		return err
 	}
-	if err = e.ctl.Send(Hello, e.hello()); err != nil {
+	if err = e.ctl.Send(Hello, HelloBody(wireVersion, wireVersion, 2, 1, e.key, e.identity())); err != nil {
 		return err
 	}
 	if _, err = e.ctl.Expect(Ready); err != nil {
@@ -60,20 +57,10 @@ func (e *eve) greet() error {
 	switch {
 	case err != nil:
 		return err
-	case e.version == 1:
-		return e.bulk.Send(Bound, nil)
 	case binary.LittleEndian.Uint32(f.Body[32:]) > 0: // memory is offered, and taken
 		return e.bulk.Send(Bound, []byte{1})
 	}
 	return e.bulk.Send(Bound, []byte{0})
-}
-
-func (e *eve) hello() Body {
-	b := HelloBody(e.version, e.version, 2, 1, e.key, e.identity())
-	if e.version > 1 { // flags, and the heads of each group
-		b = b.U32(0, 0, 0)
-	}
-	return b
 }
 
 func (e *eve) identity() kvconn.Identity {
@@ -93,8 +80,7 @@ func (e *eve) accept() (*RawConn, error) {
 	}
 	e.mu.Unlock()
 	r := NewRawConn(c)
-	r.Version = e.version
-	if err = r.Welcome(e.identity().PeerID, fmt.Sprintf("xpyd-kv %d-%d\n", e.version, e.version)); err == nil {
+	if err = r.Welcome(e.identity().PeerID, wireBanner); err == nil {
 		_, err = r.r.ReadString('\n')
 	}
 	return r, err
@@ -271,7 +257,7 @@ var hostileSenders = []struct {
 	{"accepted-and-nothing-more", ticket.Late, func(e *eve) { e.ctl.Send(Accepted, Body(nil).U64(e.id)); e.listen(nil) }},
 	{"a-unit-drop-by-drop", ticket.Late, func(e *eve) {
 		var wg sync.WaitGroup
-		frame := Frame{Version: 1, Step: Unit, Seq: e.bulk.Out, Body: e.unit(0, 0, nil)}.Bytes()
+		frame := Frame{Version: wireVersion, Step: Unit, Seq: e.bulk.Out, Body: e.unit(0, 0, nil)}.Bytes()
 		wg.Go(func() {
 			for _, b := range frame[:len(frame)-1] {
 				if _, err := e.bulk.Write([]byte{b}); err != nil {
@@ -324,15 +310,15 @@ var hostileSenders = []struct {
 	{"placed-without-memory", ticket.Corrupt, func(e *eve) { e.bulk.Send(51, e.unit(0, 0, func(_ *head, rows *[]byte) { *rows = nil })) }},
 	{"unit-over-its-bound", ticket.Corrupt, func(e *eve) { e.bulk.Send(Unit, make([]byte, 1<<16)) }},
 	{"frame-of-4-GiB-on-bulk", ticket.Corrupt, func(e *eve) {
-		b := Frame{Version: 1, Step: Unit, Seq: e.bulk.Out, Body: e.unit(0, 0, nil)}.Bytes()
+		b := Frame{Version: wireVersion, Step: Unit, Seq: e.bulk.Out, Body: e.unit(0, 0, nil)}.Bytes()
 		binary.LittleEndian.PutUint32(b[4:], math.MaxUint32)
 		Seal(b)
 		e.bulk.Write(b)
 	}},
-	{"version-of-tomorrow-on-bulk", ticket.Corrupt, func(e *eve) { e.bulk.Version = 2; e.all() }},
+	{"version-of-tomorrow-on-bulk", ticket.Corrupt, func(e *eve) { e.bulk.Version++; e.all() }},
 	{"noise-on-bulk", ticket.Corrupt, func(e *eve) { e.bulk.Write(bytes.Repeat([]byte{0xa5}, 64)) }},
 	{"hangs-up-inside-a-unit", ticket.Dead, func(e *eve) {
-		b := Frame{Version: 1, Step: Unit, Seq: e.bulk.Out, Body: e.unit(0, 0, nil)}.Bytes()
+		b := Frame{Version: wireVersion, Step: Unit, Seq: e.bulk.Out, Body: e.unit(0, 0, nil)}.Bytes()
 		e.bulk.Write(b[:len(b)-7])
 		e.bulk.Close()
 	}},
@@ -369,14 +355,14 @@ func replays(e *eve) {
 	e.all()
 }
 
-func hostileSender(name string, version uint8, want ticket.Outcome, do func(e *eve)) func(*testing.T, Factory, *World, *Chaos) {
+func hostileSender(name string, want ticket.Outcome, do func(e *eve)) func(*testing.T, Factory, *World, *Chaos) {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		_, _, addr := f.transport(t)
 		ln, err := ch.Transport.Listen(addr)
 		check(t, err)
 		spec := w.Spec(name, 7, 9, 128)
-		w.Quarantine = version > 1 && f.shares() // eve has our memory, and never lets go of it
-		e := &eve{w: w, ln: ln, version: version, key: [16]byte{1, 2, 3}, spec: spec}
+		w.Quarantine = f.shares() // eve has our memory, and never lets go of it
+		e := &eve{w: w, ln: ln, key: [16]byte{1, 2, 3}, spec: spec}
 		e.spec.Dest = slices.Clone(spec.Dest)
 		var peers sync.WaitGroup
 		peers.Go(func() {
@@ -421,7 +407,7 @@ func (e *eve) welcome(c *RawConn, banner string) {
 
 // meet exchanges banners and hears the receiver's hello.
 func (e *eve) meet(c *RawConn) {
-	e.welcome(c, "xpyd-kv 1-1\n")
+	e.welcome(c, wireBanner)
 	c.r.ReadString('\n')
 	c.Expect(Hello)
 }
@@ -451,10 +437,10 @@ var hostileGreetings = []struct {
 	}},
 	{"banner-of-2^31", ticket.Incompatible, func(e *eve, c *RawConn) { e.welcome(c, "xpyd-kv 1-2147483648\n") }},
 	{"banner-upside-down", ticket.Incompatible, func(e *eve, c *RawConn) { e.welcome(c, "xpyd-kv 2-1\n") }},
-	{"no-hello", ticket.Late, func(e *eve, c *RawConn) { e.welcome(c, "xpyd-kv 1-1\n") }},
+	{"no-hello", ticket.Late, func(e *eve, c *RawConn) { e.welcome(c, wireBanner) }},
 	{"hello-drop-by-drop", ticket.Late, func(e *eve, c *RawConn) {
 		e.meet(c)
-		for _, b := range (Frame{Version: 1, Step: Hello, Body: HelloBody(1, 1, 2, 1, e.key, e.identity())}).Bytes() {
+		for _, b := range (Frame{Version: wireVersion, Step: Hello, Body: HelloBody(wireVersion, wireVersion, 2, 1, e.key, e.identity())}).Bytes() {
 			if _, err := c.Write([]byte{b}); err != nil {
 				return
 			}
@@ -463,22 +449,22 @@ var hostileGreetings = []struct {
 	}},
 	{"hello-of-a-receiver", ticket.Incompatible, func(e *eve, c *RawConn) {
 		e.meet(c)
-		c.Send(Hello, HelloBody(1, 1, 1, 1, e.key, e.identity()))
+		c.Send(Hello, HelloBody(wireVersion, wireVersion, 1, 1, e.key, e.identity()))
 	}},
 	{"hello-of-another-range", ticket.Corrupt, func(e *eve, c *RawConn) {
 		e.meet(c)
-		c.Send(Hello, HelloBody(1, 9, 2, 1, e.key, e.identity()))
+		c.Send(Hello, HelloBody(1, 2, 2, 1, e.key, e.identity()))
 	}},
 	{"hello-with-2^31-layers", ticket.Corrupt, func(e *eve, c *RawConn) {
 		e.meet(c)
 		id := e.identity()
 		id.Layout.Groups = slices.Clone(id.Layout.Groups)
 		id.Layout.Groups[0].Layers = 1 << 31
-		c.Send(Hello, HelloBody(1, 1, 2, 1, e.key, id))
+		c.Send(Hello, HelloBody(wireVersion, wireVersion, 2, 1, e.key, id))
 	}},
 	{"hello-with-a-tail", ticket.Corrupt, func(e *eve, c *RawConn) {
 		e.meet(c)
-		c.Send(Hello, append(HelloBody(1, 1, 2, 1, e.key, e.identity()), 0))
+		c.Send(Hello, append(HelloBody(wireVersion, wireVersion, 2, 1, e.key, e.identity()), 0))
 	}},
 	{"refuse-as-nonsense", ticket.Corrupt, func(e *eve, c *RawConn) {
 		e.meet(c)
@@ -495,7 +481,7 @@ func hostileGreeting(want ticket.Outcome, do func(e *eve, c *RawConn)) func(*tes
 		_, _, addr := f.transport(t)
 		ln, err := ch.Transport.Listen(addr)
 		check(t, err)
-		e := &eve{w: w, ln: ln, version: 1}
+		e := &eve{w: w, ln: ln}
 		var peer sync.WaitGroup
 		peer.Go(func() {
 			c, err := ln.Accept()
@@ -525,12 +511,14 @@ func hostileGreeting(want ticket.Outcome, do func(e *eve, c *RawConn)) func(*tes
 	}
 }
 
-func hostileSenderCases(run func(name string, body func(*testing.T, Factory, *World, *Chaos))) {
+// hostileSenderCases runs the first in a world whose receiver shares no memory, alone:
+// what they send is for an eve that has to send.
+func hostileSenderCases(alone, run func(name string, body func(*testing.T, Factory, *World, *Chaos))) {
 	for _, c := range hostileSenders {
-		run("hostile/sender/"+c.name, hostileSender(c.name, 1, c.want, c.do))
+		alone("hostile/sender/"+c.name, hostileSender(c.name, c.want, c.do))
 	}
 	for _, c := range hostileBatches {
-		run("hostile/batch/"+c.name, hostileSender(c.name, 2, c.want, c.do))
+		run("hostile/batch/"+c.name, hostileSender(c.name, c.want, c.do))
 	}
 	for _, c := range hostileGreetings {
 		run("hostile/greeting/"+c.name, hostileGreeting(c.want, c.do))

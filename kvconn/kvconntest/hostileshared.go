@@ -41,14 +41,14 @@ func (w *World) thief(t *testing.T, f Factory, tr kvconn.Transport) *thief {
 	return th
 }
 
-// hello makes a session of protocol 2 with so many bulk connections to come.
+// hello makes a session with so many bulk connections to come.
 func (th *thief) hello(bulk uint8) {
 	th.t.Helper()
 	id := th.w.RConfig.Identity
 	id.PeerID = th.self
 	th.ctl = NewRawConn(th.w.Raw(th.tr))
 	th.greet(th.ctl)
-	th.send(th.ctl, Hello, HelloBody(2, 2, 1, bulk, [16]byte{}, id).U32(0, 0, 0)) // no flags, all heads
+	th.send(th.ctl, Hello, HelloBody(wireVersion, wireVersion, 1, bulk, [16]byte{}, id))
 	f, err := th.ctl.Next()
 	if err != nil || f.Step != Hello {
 		th.t.Fatalf("hello: %s, %v", f.Step, err)
@@ -59,9 +59,8 @@ func (th *thief) hello(bulk uint8) {
 
 func (th *thief) greet(c *RawConn) {
 	th.t.Helper()
-	c.Version = 2
 	check(th.t, c.SetDeadline(time.Now().Add(patience*th.w.RConfig.HandshakeTimeout)))
-	_, err := c.Greet(th.self, "xpyd-kv 2-2\n")
+	_, err := c.Greet(th.self, wireBanner)
 	check(th.t, err)
 }
 
@@ -104,7 +103,7 @@ func (th *thief) ask(id uint64, blocks ...int32) {
 	for _, b := range blocks {
 		dest = append(dest, kvconn.Dest{Block: b, Generation: 1})
 	}
-	th.send(th.ctl, Ticket, TicketBody(id, [16]byte{1}, 4, Prompt(1, 9), 9, dest, nil).U32(0))
+	th.send(th.ctl, Ticket, TicketBody(id, [16]byte{1}, 4, Prompt(1, 9), 9, dest, nil))
 }
 
 // unwritten checks that no byte of the memory has changed.

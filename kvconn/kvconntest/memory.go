@@ -280,7 +280,7 @@ func digest(g kvconn.Group, layer, firstPos, rows int, packed []byte, sums []uin
 				if scale != nil {
 					row = slices.Concat(row, scale)
 				}
-				sums[h] += RowHash(layer, kv, g.HeadFirst+h, firstPos+r, row)
+				sums[h] += RowHash(layer, kv, h, firstPos+r, row)
 			}
 		}
 	}
@@ -371,9 +371,9 @@ func (s *Source) fill(g kvconn.Group, layer, firstPos, rows int, dst []byte) {
 		for h := range g.KVHeads {
 			for r := range rows {
 				row, scale := rowOf(g, dst, rows, kv, h, r)
-				Row(row, s.Seed, layer, kv, g.HeadFirst+h, firstPos+r)
+				Row(row, s.Seed, layer, kv, h, firstPos+r)
 				if scale != nil { // positive, finite and not too small: as a step makes them
-					Row(scale, s.Seed, layer, kv+2, g.HeadFirst+h, firstPos+r)
+					Row(scale, s.Seed, layer, kv+2, h, firstPos+r)
 					scale[3] = 0x10 + scale[3]&0x3f
 				}
 			}

@@ -14,11 +14,15 @@ import (
 
 // negotiations are handshakes that agree, convert or refuse.
 var negotiations = []leafCase{
-	{name: "oldest-receiver", tune: func(r, s *kvconn.Config) { r.ProtocolMax = kvconn.ProtocolMin }, run: speaks(kvconn.ProtocolMin)},
-	{name: "oldest-sender", tune: func(r, s *kvconn.Config) { s.ProtocolMax = kvconn.ProtocolMin }, run: speaks(kvconn.ProtocolMin)},
-	{name: "newest-both", run: speaks(kvconn.ProtocolMax)},
-	{name: "newer-receiver", tune: func(r, s *kvconn.Config) { r.ProtocolMax = kvconn.ProtocolMax + 1 }, run: speaks(kvconn.ProtocolMax)},
-	{name: "newer-sender", tune: func(r, s *kvconn.Config) { s.ProtocolMax = kvconn.ProtocolMax + 1 }, run: speaks(kvconn.ProtocolMax)},
+	{name: "same-version", run: speaks(kvconn.ProtocolMax)},
+	{name: "older-receiver", tune: func(r, s *kvconn.Config) { r.ProtocolMin = past }, run: speaks(kvconn.ProtocolMax)},
+	{name: "older-sender", tune: func(r, s *kvconn.Config) { s.ProtocolMin = past }, run: speaks(kvconn.ProtocolMax)},
+	{name: "newer-receiver", tune: func(r, s *kvconn.Config) { r.ProtocolMax = future }, run: speaks(kvconn.ProtocolMax)},
+	{name: "newer-sender", tune: func(r, s *kvconn.Config) { s.ProtocolMax = future }, run: speaks(kvconn.ProtocolMax)},
+	{name: "no-common-version-receiver-behind", tune: func(r, s *kvconn.Config) { r.ProtocolMin, r.ProtocolMax = 1, past },
+		run: refused("protocol", protocols(1, past), protocols(kvconn.ProtocolMin, kvconn.ProtocolMax))},
+	{name: "no-common-version-sender-behind", tune: func(r, s *kvconn.Config) { s.ProtocolMin, s.ProtocolMax = 1, past },
+		run: refused("protocol", protocols(kvconn.ProtocolMin, kvconn.ProtocolMax), protocols(1, past))},
 	{name: "no-common-version-receiver-ahead", tune: func(r, s *kvconn.Config) { r.ProtocolMin, r.ProtocolMax = future, future+1 },
 		run: refused("protocol", protocols(future, future+1), protocols(kvconn.ProtocolMin, kvconn.ProtocolMax))},
 	{name: "no-common-version-sender-ahead", tune: func(r, s *kvconn.Config) { s.ProtocolMin, s.ProtocolMax = future, future+1 },
@@ -27,7 +31,6 @@ var negotiations = []leafCase{
 	{name: "tokenizer", tune: func(r, s *kvconn.Config) { s.Identity.TokenizerFingerprint = "other" }, run: refused("tokenizer_fingerprint", "tokenizer", "other")},
 	{name: "numerics", tune: func(r, s *kvconn.Config) { s.Identity.Numerics = "test-2" }, run: refused("numerics", "test-1", "test-2")},
 	{name: "dtype", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].DType = "bf16" }, run: refused("layout.groups[0].dtype", "f32", "bf16")},
-	{name: "slice", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].HeadsTotal = 4 }, run: refused("layout.groups[0].kv_heads", "2", "0+2 of 4")},
 	{name: "heads", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].KVHeads = 4 }, run: refused("layout.groups[0].kv_heads", "2", "4")},
 	{name: "block-size-is-converted", tune: func(r, s *kvconn.Config) { s.Identity.Layout.BlockTokens = 16 }, run: anotherSize},
 	{name: "two-groups", tune: twoGroups, run: works},
@@ -48,8 +51,11 @@ func twoGroups(r, s *kvconn.Config) {
 	}
 }
 
-// future is a version after all of this build's.
-const future = kvconn.ProtocolMax + 1
+// past and future are the versions before and after all of this build's.
+const (
+	past   = kvconn.ProtocolMin - 1
+	future = kvconn.ProtocolMax + 1
+)
 
 func protocols(lo, hi int) string { return fmt.Sprintf("%d-%d", lo, hi) }
 

@@ -17,9 +17,7 @@ import (
 // against the recorded other one.
 type Scene struct {
 	Name string
-	// Since is the first protocol that has been recorded with it; 0: all.
-	Since int
-	tune  func(r, s *kvconn.Config)
+	tune func(r, s *kvconn.Config)
 	// answer is the sender's part.
 	answer func(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source)
 	// drive is the receiver's part, with its checks.
@@ -106,7 +104,7 @@ var Scenes = []Scene{
 		fetch(w, ticket.Done, w.Spec("ten", 1, 10, 0))
 		fetch(w, ticket.Done, w.Spec("four", 2, 4, 8))
 	}},
-	{Name: "batch", Since: 2, tune: batches, ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
+	{Name: "batch", tune: batches, ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
 		fetch(w, ticket.Done, w.Spec("batched", 10, 22, 0))
 	}},
 	{Name: "two-bulk", tune: twoBulk, ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
@@ -158,7 +156,7 @@ var Scenes = []Scene{
 	}},
 }
 
-var failures = []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Dead, ticket.Corrupt, ticket.Cancelled, ticket.Refused}
+var failures = []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Dead, ticket.Corrupt, ticket.Cancelled, ticket.Refused, ticket.Invalid}
 
 func (s Scene) driveRefused(w *World) {
 	err := w.Fetch(context.Background(), w.Spec("refused", 1, 4, 0))

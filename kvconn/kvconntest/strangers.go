@@ -168,9 +168,9 @@ func reflected(t *testing.T, f Factory, w *World, ch *Chaos) {
 	}
 	c, theirs, proof := ask(Challenge(fleetSecret, eve)) // a challenge holds nothing secret: anybody can make one
 	o, _, another := ask(theirs)
-	o.Write(slices.Concat(another, []byte("xpyd-kv 1-1\n")))
+	o.Write(slices.Concat(another, []byte(wireBanner)))
 	w.out(t, o, "fleet_secret")
-	c.Write(slices.Concat(proof, []byte("xpyd-kv 1-1\n")))
+	c.Write(slices.Concat(proof, []byte(wireBanner)))
 	w.out(t, c, "fleet_secret")
 	f.friend(t, w, "after", 64)
 }
@@ -201,7 +201,7 @@ func named(t *testing.T, f Factory, w *World, ch *Chaos) {
 	theirs, proof, err := c.challenged()
 	check(t, err)
 	c.r.ReadString('\n')
-	c.Write(slices.Concat(Prove(otherSecret, "dialler", pretend, theirs, proof), []byte("xpyd-kv 1-1\n")))
+	c.Write(slices.Concat(Prove(otherSecret, "dialler", pretend, theirs, proof), []byte(wireBanner)))
 	w.out(t, c, "fleet_secret")
 	f.friend(t, w, "after", 64)
 }
@@ -253,7 +253,7 @@ func bulkOfAnother(t *testing.T, f Factory, w *World, ch *Chaos) {
 	m.self.ID = "eve"
 	b := m.dial()
 	defer b.Close()
-	b.Send(Bind, append(Body(nil), m.key[:]...).U32(0))
+	b.Send(Bind, BindBody(m.key, 0))
 	if f, err := b.Next(); err != nil || f.Step != Refuse {
 		t.Errorf("bind by another member: %s, %v", f.Step, err)
 	}
@@ -309,7 +309,7 @@ func memoryForNobody(t *testing.T, f Factory, w *World, ch *Chaos) {
 		theirs := make([]byte, challengeSize)
 		io.ReadFull(c.r, theirs)
 		pretend := Challenge(fleetSecret, w.SConfig.Identity.PeerID)
-		c.Write(slices.Concat(pretend, Prove(otherSecret, "listener", theirs, pretend), []byte("xpyd-kv 1-2\n")))
+		c.Write(slices.Concat(pretend, Prove(otherSecret, "listener", theirs, pretend), []byte(wireBanner)))
 		for ; ; heard++ {
 			if _, err := c.r.ReadByte(); err != nil {
 				return
@@ -325,7 +325,7 @@ func memoryForNobody(t *testing.T, f Factory, w *World, ch *Chaos) {
 // oldReceiver: a build that knows of no secrets is told in the line that its error shows.
 func oldReceiver(t *testing.T, f Factory, w *World, ch *Chaos) {
 	c := w.rawConn(t, ch.Transport)
-	c.Write([]byte("xpyd-kv 1-2\n"))
+	c.Write([]byte(wireBanner))
 	start := w.Clock.Now()
 	if line, err := c.r.ReadString('\n'); err != nil || line != wants {
 		t.Errorf("told %q, %v", line, err)
@@ -339,7 +339,7 @@ func oldReceiver(t *testing.T, f Factory, w *World, ch *Chaos) {
 // oldSender: a build that knows of no secrets says its banner at once, and hears the line.
 func oldSender(t *testing.T, f Factory, w *World, ch *Chaos) {
 	err := w.impostor(t, f, ch, kvconn.PeerID{}, func(c *RawConn) {
-		c.Write([]byte("xpyd-kv 1-2\n"))
+		c.Write([]byte(wireBanner))
 		if line, err := c.r.ReadString('\n'); err != nil || line != wants {
 			t.Errorf("told %q, %v", line, err)
 		}

@@ -47,6 +47,7 @@ type Factory struct {
 	// compute must not eat up each other's deadlines.
 	AtOnce int
 
+	private bool    // the receiver shares no memory, whatever the transport could
 	clock   *Clock  // of cases without a bubble
 	stretch float64 // of their deadlines; see Clock.stretch
 	turns   *turns
@@ -128,7 +129,9 @@ func Run(t *testing.T, f Factory) {
 		hostile := func(name string, body func(*testing.T, Factory, *World, *Chaos)) { f.leaf(t, name, nil, body) }
 		if !f.Few {
 			hostileReceiverCases(hostile)
-			hostileSenderCases(hostile)
+			alone := f
+			alone.private = true
+			hostileSenderCases(func(name string, body func(*testing.T, Factory, *World, *Chaos)) { alone.leaf(t, name, nil, body) }, hostile)
 		}
 		if f.Memory != nil {
 			hostileSharedCases(hostile)

@@ -79,8 +79,7 @@ var transfers = []leafCase{
 			}
 		}
 	}},
-	{name: "model-fails", run: invalid(ticket.Invalid)},
-	{name: "model-fails-before-a-peer-of-1", tune: func(r, s *kvconn.Config) { r.ProtocolMax = 1 }, run: invalid(ticket.Refused)},
+	{name: "model-fails", run: modelFails},
 	{name: "source-fails", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) {
 			src.Hook = func(layer, index int) error {
@@ -477,36 +476,33 @@ func idleCloses(t *testing.T, f Factory, w *World, ch *Chaos) {
 	check(t, w.Fetch(t.Context(), w.Spec("second", 1, 9, 8)))
 }
 
-// invalid: an outcome that protocol 1 does not have is another one there, and the session
-// goes on.
-func invalid(want ticket.Outcome) func(*testing.T, Factory, *World, *Chaos) {
-	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
-			if o.Ticket().RequestID == "invalid" {
-				o.Fail(ticket.Invalid, "no number")
-				return
-			}
-			w.Compute(ctx, o, src)
+// modelFails: it is the ticket's end, and the session goes on.
+func modelFails(t *testing.T, f Factory, w *World, ch *Chaos) {
+	w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
+		if o.Ticket().RequestID == "invalid" {
+			o.Fail(ticket.Invalid, "no number")
+			return
 		}
-		s, err := w.Receiver.Open(t.Context(), w.Addr, w.SConfig.Identity.PeerID)
-		check(t, err)
-		if err := w.Fetch(t.Context(), w.Spec("invalid", 1, 9, 0)); kvconn.OutcomeOf(err, "") != want {
-			t.Errorf("want %s, have %v", want, err)
-		}
-		select {
-		case <-s.Done():
-			t.Error("the session is over")
-		default:
-		}
-		f.friend(t, w, "after", 8)
+		w.Compute(ctx, o, src)
 	}
+	s, err := w.Receiver.Open(t.Context(), w.Addr, w.SConfig.Identity.PeerID)
+	check(t, err)
+	if err := w.Fetch(t.Context(), w.Spec("invalid", 1, 9, 0)); kvconn.OutcomeOf(err, "") != ticket.Invalid {
+		t.Errorf("want %s, have %v", ticket.Invalid, err)
+	}
+	select {
+	case <-s.Done():
+		t.Error("the session is over")
+	default:
+	}
+	f.friend(t, w, "after", 8)
 }
 
 // stranger: connections that speak something else are shut out in time and
 // harm nobody.
 func stranger(t *testing.T, f Factory, w *World, ch *Chaos) {
-	for _, say := range []string{"", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "xpyd-kv 1-1\n", "xpyd-kv 1-1\n\x01\x01\x00\x00\xff\xff\xff\xffaaaabbbb",
-		"xpyd-kv 0-999999999999\n", "xpyd-kv 7-9\n", "xpyd-kv 1-1\n" + string(slices.Repeat([]byte{0}, 64))} {
+	for _, say := range []string{"", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", wireBanner, "xpyd-kv 3-3\n\x03\x01\x00\x00\xff\xff\xff\xffaaaabbbb",
+		"xpyd-kv 0-999999999999\n", "xpyd-kv 7-9\n", wireBanner + string(slices.Repeat([]byte{0}, 64))} {
 		c := w.Raw(ch.Transport)
 		check(t, c.SetDeadline(time.Now().Add(2*w.RConfig.HandshakeTimeout)))
 		c.Write([]byte(say))

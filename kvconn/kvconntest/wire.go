@@ -18,6 +18,9 @@ import (
 // line of kvconn's own codec: recorded and hostile peers are made of it.
 
 const (
+	wireVersion = 3
+	wireBanner  = "xpyd-kv 3-3\n"
+
 	headerSize   = 16
 	unitHeadSize = 40
 	maxFrame     = 128 << 20
@@ -103,7 +106,7 @@ func (b Body) Str(v ...string) Body {
 	return b
 }
 
-// HelloBody is a hello of version 1. role is 1 for a receiver, 2 for a sender.
+// HelloBody is a hello without flags. role is 1 for a receiver, 2 for a sender.
 func HelloBody(lo, hi, role, bulk uint8, session [16]byte, id kvconn.Identity) Body {
 	b := append(Body{lo, hi, role, bulk}, session[:]...).U64(id.Epoch)
 	b = b.Str(id.ID, id.ModelFingerprint, id.TokenizerFingerprint, id.Numerics, id.Build)
@@ -111,7 +114,12 @@ func HelloBody(lo, hi, role, bulk uint8, session [16]byte, id kvconn.Identity) B
 	for _, g := range id.Layout.Groups {
 		b = b.Str(g.Kind, g.DType).U32(uint32(g.Layers), uint32(g.KVHeads), uint32(g.HeadDim), uint32(g.RowBytes), uint32(g.Window))
 	}
-	return b
+	return b.U32(0)
+}
+
+// BindBody binds a bulk connection, and shares no memory.
+func BindBody(session [16]byte, index uint32) Body {
+	return append(Body(nil), session[:]...).U32(index).U64(0).U32(0, 0)
 }
 
 // HelloSession is the session key in a hello's body.
@@ -120,7 +128,7 @@ func HelloSession(body []byte) (key [16]byte) {
 	return key
 }
 
-// TicketBody is a ticket of version 1 for a prompt into dest.
+// TicketBody is a ticket for a prompt into dest.
 func TicketBody(id uint64, secret [16]byte, blockTokens int, tokens []int32, positions int, dest []kvconn.Dest, have []byte) Body {
 	b := append(Body(nil).U64(id), secret[:]...)
 	b = append(b, make([]byte, 16)...) // link
@@ -154,7 +162,7 @@ type RawConn struct {
 
 // NewRawConn wraps a connection that has carried nothing yet.
 func NewRawConn(c net.Conn) *RawConn {
-	return &RawConn{Conn: c, Version: 1, r: bufio.NewReader(c)}
+	return &RawConn{Conn: c, Version: wireVersion, r: bufio.NewReader(c)}
 }
 
 // Send writes a frame with the next sequence number.

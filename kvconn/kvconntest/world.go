@@ -100,6 +100,7 @@ func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune fu
 	tune(&w.RConfig, &w.SConfig)
 	w.Pool = NewPool(w.RConfig.Identity.Layout, ReceiverBlocks)
 	switch {
+	case f.private:
 	case f.Memory != nil:
 		w.RConfig.Shared = w.Pool.Share(func(size int) (int, []byte) { return f.Memory(t, size) })
 	case f.gpus.Receiver != nil && reflect.DeepEqual(w.RConfig.Identity.Layout, f.gpus.Receiver.Layout()): // else it is not that device's

@@ -146,7 +146,7 @@ func statusAnd(a Answer, params string) Result {
 			return Result{Outcome: ticket.Refused, Message: msg}
 		}
 		r := Result{Outcome: ticket.Done}
-		r.Prompt, r.Counted, r.Kept.Params = openai.ReadUsageAnd(a.Body, params)
+		r.Prompt, r.Counted, r.Kept.Params = openai.ReadUsage(a.Body, params)
 		return r
 	case a.Status == 429 || a.Status == 503:
 		return Result{Outcome: ticket.NoSpace, Message: message(a)}

@@ -14,7 +14,6 @@ package jinja
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -116,10 +115,3 @@ func catch(err *error) {
 
 // stopped is what a rendering panics with whose context is done.
 type stopped struct{ err error }
-
-// IsRaised says whether err is a template's own raise_exception, that is, the
-// input is at fault and not the template.
-func IsRaised(err error) bool {
-	var e *Error
-	return errors.As(err, &e) && e.Raised
-}

@@ -34,7 +34,6 @@ func New(t testing.TB, blocks int, change func(l *kvconn.Layout)) GPU {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.FirstHead = l.Groups[0].HeadFirst
 	t.Cleanup(func() {
 		if err := g.Close(); err != nil {
 			t.Error(err)
