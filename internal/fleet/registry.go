@@ -52,7 +52,11 @@ type record struct {
 	deafUntil time.Time     // signs of life are ignored until then
 	reports   int           // reported deaths, each doubling the deafness
 	lived     time.Time     // when it was live first, before it lapsed
+	owes      bool          // a message over NATS, since a fleet secret was retired; until then nothing else shows that it may be here
 }
+
+// underWay is for how long what was sent before a connection ended may still come in.
+const underWay = 500 * time.Millisecond
 
 // Causes of an event; a closed set, used as a metric label.
 const (
@@ -125,6 +129,7 @@ func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 			if !r.alive(rec, now) {
 				return false
 			}
+			rec.owes = false
 			load := rec.Load
 			rec.Load = inst.Load
 			if rec.Instance != *inst {
@@ -204,6 +209,7 @@ func (r *registry) beat(b *beat, now time.Time) (ask string) {
 	if rec.Epoch > b.Epoch || !r.alive(rec, now) {
 		return ""
 	}
+	rec.owes = false
 	if rec.Role != b.Role || rec.Draining != b.Draining {
 		rec.Role, rec.Draining = b.Role, b.Draining
 		r.version++
@@ -246,7 +252,22 @@ func (r *registry) alive(rec *record, now time.Time) bool {
 // reportAlive is a sign of life from the data path.
 func (r *registry) reportAlive(id string, epoch uint64, now time.Time) bool {
 	rec := r.members[id]
-	return rec != nil && rec.Epoch == epoch && r.alive(rec, now)
+	return rec != nil && rec.Epoch == epoch && !rec.owes && r.alive(rec, now)
+}
+
+// retired is for a fleet secret that is out of force. Who announced no other is dead,
+// until it announces one. All others have to be heard again by NATS, which only
+// those with a secret in force reach: that they answer a probe shows nothing.
+func (r *registry) retired(id string, now time.Time) {
+	for _, rec := range r.members {
+		if rec.Source != NATS || over(rec.State) {
+			continue
+		}
+		rec.owes, rec.deafUntil = true, now.Add(underWay)
+		if rec.Secrets == id {
+			r.end(rec, Dead, causeRevoked, "the fleet secret that it has is retired", now)
+		}
+	}
 }
 
 // reportDead is a death that the data path saw. Signs of life are ignored
@@ -337,7 +358,7 @@ func (r *registry) tick(now time.Time) {
 // overdue.
 func (r *registry) judge(rec *record, now time.Time) {
 	unheard, silent, allowed := r.witnessed-rec.heard, r.witnessed-rec.heard, r.suspectAfter
-	if rec.proof > rec.heard {
+	if rec.proof > rec.heard && !rec.owes {
 		silent, allowed = r.witnessed-rec.proof, r.suspectAfter+r.answerTime
 	}
 	state, reason := rec.State, fmt.Sprintf("silent for %.1f s", silent.Seconds())

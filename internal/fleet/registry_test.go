@@ -550,3 +550,42 @@ func TestReplacedUnseen(t *testing.T) {
 	}
 	c.want("a", Live)
 }
+
+// TestSecretRetired: once a fleet secret is retired, who announced no other is dead, and
+// everybody has to be heard by NATS again: that his HTTP answers keeps nobody.
+func TestSecretRetired(t *testing.T) {
+	c := newClock(t, 10)
+	c.answers = map[string]bool{"out": true, "cut": true, "liar": true, "good": true}
+	out, cut, liar, good := worker("out", 1), worker("cut", 1), worker("liar", 1), worker("good", 1)
+	for _, i := range []*Instance{out, cut, liar, good} {
+		i.Secrets = "new+old"
+		if i == out || i == cut {
+			i.Secrets = "old"
+		}
+		c.announce(i)
+	}
+	c.run(2*time.Second, out, liar, good)
+	c.want("cut", Unheard)
+	retire := &message{kind: kindRevoked, revoked: []Revocation{{ID: "fleet-secret-old", At: c.now.UnixMicro()}}}
+	c.r.apply(retire, c.now)
+	c.want("out", Dead)
+	c.want("cut", Dead)
+	c.beat(out) // was under way
+	if c.r.reportAlive("out", 1, c.now) || c.r.reportAlive("liar", 1, c.now) {
+		t.Error("an answer counts")
+	}
+	c.run(1200*time.Millisecond, good)
+	c.want("out", Dead)
+	c.want("liar", Suspect)
+	c.want("good", Live)
+	c.run(2*time.Second, good)
+	c.want("liar", Dead)
+	out.Secrets = "new"
+	c.announce(out)
+	c.want("out", Live) // it has the other now
+	c.run(2*time.Second, good)
+	c.want("out", Unheard)
+	c.r.apply(retire, c.now) // routers repeat it
+	c.run(time.Second, good)
+	c.want("out", Unheard)
+}

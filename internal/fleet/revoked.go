@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/trust"
 )
 
 // Revocation is the newest word on whether an id is shut out of the fleet. Each
@@ -88,6 +90,9 @@ func (r *registry) revoke(list []Revocation, now time.Time) (changed bool) {
 	for _, n := range r.revoked.merge(list, now) {
 		changed = true
 		r.version++
+		if secret, ok := strings.CutPrefix(n.ID, trust.SecretName); ok && !n.Back {
+			r.retired(secret, now)
+		}
 		rec := r.members[n.ID]
 		switch {
 		case rec == nil:
