@@ -60,7 +60,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener, h Handler) error {
 	ln = scarce.Listener(ln, s.log, s.m.failedAccepts)
 	stop := context.AfterFunc(ctx, func() { ln.Close() })
 	defer stop()
-	hall := lobby.New(s.cfg.MaxSessions)
+	hall := lobby.New(min(s.cfg.MaxSessions, scarce.Files()/8))
 	for {
 		c, err := ln.Accept()
 		switch {

@@ -20,6 +20,7 @@ import (
 	"github.com/xpyd/xpyd/internal/lobby"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/profile"
+	"github.com/xpyd/xpyd/internal/reqbody"
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/pick"
@@ -27,18 +28,23 @@ import (
 )
 
 // serveAdmin routes the admin listener: all but /metrics and /health are
-// behind a token, and what is asked besides is written down.
-func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
+// behind a token, and what is asked besides is written down. It reports whether
+// the body was read: nobody's is before the token.
+func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) (read bool) {
 	id := requestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
 	verb, path := method(ctx), string(ctx.Path())
+	if err := reqbody.Framed(&ctx.Request.Header); err != nil {
+		r.httpError(ctx, err)
+		return false
+	}
 	switch {
 	case path == "/metrics" && r.deps.Gatherer != nil:
 		r.serveMetrics(ctx)
-		return
+		return false
 	case path == "/health":
 		writeJSON(ctx, 200, []byte(`{"status":"ok"}`))
-		return
+		return false
 	}
 	by := r.holder(ctx, verb, path)
 	if by != nobody {
@@ -54,9 +60,16 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	case by == reader && (verb != "GET" || !readable(path)):
 		writeError(ctx, onlyReads(verb))
 	default:
+		if err := reqbody.Read(ctx, r.cfg.MaxBodyBytes); err != nil {
+			r.httpError(ctx, err)
+			ctx.SetConnectionClose()
+			return false
+		}
 		r.administer(ctx, id, verb, path)
+		read = true
 	}
 	r.audited(ctx, id, verb, path, by)
+	return read
 }
 
 // administer routes a request that may be made.

@@ -1,8 +1,10 @@
 package router_test
 
 import (
+	"bufio"
 	"fmt"
 	"math"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -106,6 +108,22 @@ func TestKeyFile(t *testing.T) {
 		t.Errorf("%v %v", hresp, err)
 	} else {
 		hresp.Body.Close()
+	}
+
+	// Nor is one whose body nobody has a use for, or that an unknown holder of a token sends.
+	for where, status := range map[[2]string]int{{g.r.Addr().String(), "POST /health"}: 405, {g.r.Addr().String(), "GET /health"}: 200,
+		{g.r.Addr().String(), "POST /nowhere"}: 404, {g.r.Addr().String(), "DELETE /v1/models"}: 401, {g.r.AdminAddr().String(), "POST /admin/v1/instances"}: 401,
+		{g.r.AdminAddr().String(), "GET /health"}: 200, {g.r.AdminAddr().String(), "POST /nowhere"}: 401} {
+		conn, err := net.Dial("tcp", where[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n", where[1])
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || resp.StatusCode != status || !resp.Close {
+			t.Errorf("%s: %+v, %v, want %d", where[1], resp, err, status)
+		}
+		conn.Close()
 	}
 
 	// The file changes.

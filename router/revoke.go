@@ -9,6 +9,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/trust"
 )
 
 // revocations answers GET /admin/v1/revocations.
@@ -32,6 +33,9 @@ func (r *Router) serveRevocations(ctx *fasthttp.RequestCtx, verb, id string) {
 	var err error
 	switch {
 	case verb == "GET" && id == "":
+	case verb == "POST" && strings.HasPrefix(id, trust.SecretName):
+		writeError(ctx, openai.BadRequest("id", "%s is a fleet secret: `xpyd secret rotate` replaces it, and `xpyd secret retire` ends it", clip(id)))
+		return
 	case verb == "POST" && id != "":
 		NoteChange(ctx, r.standing(id), "revoked")
 		err = r.deps.Revoker.Revoke(id)

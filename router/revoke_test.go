@@ -45,6 +45,7 @@ func TestRevoke(t *testing.T) {
 	if list := f("GET", "", 200); list.Revoked == nil || len(list.Revoked) > 0 {
 		t.Errorf("%+v", list)
 	}
+	f("POST", "/fleet-secret-0a0b0c0d", 400) // `xpyd secret` is for those
 	d := g.workers["d0"]
 	begun, ended := make(chan struct{}, 8), make(chan struct{}, 8)
 	for _, id := range []string{"d0", "d1"} {

@@ -57,12 +57,9 @@ func publicRoutes() map[string]route {
 func (r *Router) adminServer() *fasthttp.Server {
 	return &fasthttp.Server{
 		Handler: func(ctx *fasthttp.RequestCtx) {
-			if err := reqbody.Read(ctx, r.cfg.MaxBodyBytes); err != nil {
-				r.httpError(ctx, err)
+			if !r.serveAdmin(ctx) && ctx.Request.IsBodyStream() {
 				ctx.SetConnectionClose()
-				return
 			}
-			r.serveAdmin(ctx)
 		},
 		ErrorHandler: r.httpError, StreamRequestBody: true,
 		MaxRequestBodySize: r.cfg.MaxBodyBytes, ReadBufferSize: r.cfg.MaxHeaderBytes,
@@ -92,7 +89,7 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 		r.refuse(ctx, id, path, openai.Unauthorized("the API key is missing or wrong, or it has expired"))
 		return
 	}
-	if !ok || !route.streams {
+	if ok && route.key && method(ctx) == route.method && !route.streams { // nobody else's are read either
 		body, err := r.readBody(ctx)
 		if err != nil {
 			r.httpError(ctx, err)

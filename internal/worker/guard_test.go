@@ -329,24 +329,26 @@ func TestKeysOfAWorker(t *testing.T) {
 func TestStrangersBodiesAreNotRead(t *testing.T) {
 	ring, _ := newRing(t)
 	w := start(t, nil, func(d *worker.Deps) { d.Ring = ring })
-	conn, err := net.Dial("tcp", strings.TrimPrefix(w.URL(), "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
-	start := time.Now()
-	if _, err := fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", 60<<20, bytes.Repeat([]byte("x"), 16<<10)); err != nil {
-		t.Fatal(err)
-	}
-	b, err := io.ReadAll(conn)
-	if err != nil || !bytes.HasPrefix(b, []byte("HTTP/1.1 401 ")) || !bytes.Contains(b, []byte("Connection: close")) {
-		t.Errorf("%v: %.200s", err, b)
-	}
-	if took := time.Since(start); took > 20*time.Second { // the body would be waited for 30 s
-		t.Errorf("took %v", took)
+	for path, status := range map[string]string{"POST /v1/completions": "401", "GET /health": "200", "GET /metrics": "200", "POST /nowhere": "401"} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(w.URL(), "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		if _, err := fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", path, 60<<20, bytes.Repeat([]byte("x"), 16<<10)); err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(conn)
+		if err != nil || !bytes.HasPrefix(b, []byte("HTTP/1.1 "+status+" ")) || !bytes.Contains(b, []byte("Connection: close")) {
+			t.Errorf("%s: %v: %.200s", path, err, b)
+		}
+		if took := time.Since(start); took > 20*time.Second { // the body would be waited for 30 s
+			t.Errorf("%s took %v", path, took)
+		}
 	}
 	for range 3 {
 		resp, b := ask(t, w.URL()+"/v1/completions", nil, strings.Repeat("x", 512<<10))

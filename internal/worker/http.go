@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -79,7 +78,11 @@ func (w *Worker) newHTTP() *fasthttp.Server {
 				leaveUnread(ctx)
 				return
 			}
-			if err := reqbody.Read(ctx, int(w.cfg.MaxBody)); err != nil {
+			read := reqbody.Read
+			if r.to == forAnybody || r.to == forScrapers {
+				read = unread
+			}
+			if err := read(ctx, int(w.cfg.MaxBody)); err != nil {
 				w.httpError(ctx, err)
 				leaveUnread(ctx)
 				return
@@ -118,6 +121,16 @@ func serveNothing(ctx *fasthttp.RequestCtx) {
 	writeError(ctx, openai.NotFound("no %s %s here", ctx.Method(), ctx.Path()))
 }
 
+// unread stands for reqbody.Read where a stranger is answered, too: what he has to
+// say would take memory.
+func unread(ctx *fasthttp.RequestCtx, _ int) error {
+	err := reqbody.Framed(&ctx.Request.Header)
+	if err == nil && ctx.Request.IsBodyStream() {
+		leaveUnread(ctx)
+	}
+	return err
+}
+
 // leaveUnread ends the connection behind an answer to a request whose body was not
 // read, or of which nobody can say where it ends.
 func leaveUnread(ctx *fasthttp.RequestCtx) {
@@ -139,7 +152,7 @@ func (w *Worker) httpError(ctx *fasthttp.RequestCtx, err error) {
 		writeError(ctx, &openai.Error{Status: 431, Type: openai.TypeInvalid, Code: "headers_too_large", Message: "the headers are too large"})
 	case errors.As(err, &timeout) && timeout.Timeout():
 		writeError(ctx, &openai.Error{Status: 408, Type: openai.TypeInvalid, Code: "request_timeout",
-			Message: fmt.Sprintf("the request was not complete within %v", w.cfg.ReadTimeout)})
+			Message: "the request was not complete in time"})
 	case errors.As(err, &framing):
 		writeError(ctx, openai.BadRequest("", "%v", err))
 	default:
