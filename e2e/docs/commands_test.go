@@ -135,7 +135,7 @@ func newDesk(t *testing.T, xpyd string) *desk {
 		}
 	}
 	// An error of the server's is an error of curl's.
-	if err := os.WriteFile(filepath.Join(home, ".curlrc"), []byte("fail-with-body\nno-progress-meter\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(home, ".curlrc"), []byte("fail\nno-progress-meter\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	d.env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
