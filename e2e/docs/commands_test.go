@@ -179,7 +179,7 @@ func (d *desk) enter(section int) {
 }
 
 // started is what a server says when it serves.
-var started = regexp.MustCompile(`(?m)^(ready|listening) |msg="worker is up"`)
+var started = regexp.MustCompile(`(?m)^(ready|listening) |msg="worker is up"|Ready to accept connections`)
 
 // run runs a block: to its end, or, if it is a server's, until it serves.
 func (d *desk) run(b *block) {

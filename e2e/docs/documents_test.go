@@ -119,7 +119,7 @@ func (b *block) check() error {
 }
 
 // server is a line that starts something that runs until it is stopped.
-var server = regexp.MustCompile(`^(\w+=\S+ )*xpyd (up|router|prefill|decode|mock|bench kv --listen)\b`)
+var server = regexp.MustCompile(`^(\w+=\S+ )*(xpyd (up|router|prefill|decode|mock|bench kv --listen)|redis-server)\b`)
 
 // serves reports whether the block's last line starts a server, which no other line may.
 func (b *block) serves() (bool, error) {
