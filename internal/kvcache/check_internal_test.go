@@ -12,14 +12,14 @@ func TestCheckFinds(t *testing.T) {
 		change func(c *Cache, e *entry) // e is the last of a chain of three that nobody holds
 		want   string
 	}{
-		"nothing":                    {func(*Cache, *entry) {}, ""},
-		"an empty account":           {func(c *Cache, _ *entry) { c.owners["x"] = &holding{} }, "empty account"},
-		"free twice":                 {func(c *Cache, _ *entry) { c.free = append(c.free, c.free[0]) }, "free twice"},
-		"free and cached":            {func(c *Cache, e *entry) { c.free = append(c.free, e.blocks[0]) }, "in 2 states"},
-		"in no state":                {func(c *Cache, _ *entry) { c.free = c.free[1:] }, "in 0 states"},
-		"a reference nobody has":     {func(c *Cache, _ *entry) { c.blocks[c.free[0]].refs++; c.free = c.free[1:] }, "owners have 0"},
-		"a quarantine nobody has":    {func(c *Cache, _ *entry) { c.blocks[c.free[0]].quarantined = true; c.free = c.free[1:] }, "owners say false"},
-		"indexed though free":        {func(c *Cache, e *entry) { b := c.free[len(c.free)-1]; c.blocks[b].entry, c.blocks[b].refs = e, 0 }, "in 2 states"},
+		"nothing":                 {func(*Cache, *entry) {}, ""},
+		"an empty account":        {func(c *Cache, _ *entry) { c.owners["x"] = &holding{} }, "empty account"},
+		"free twice":              {func(c *Cache, _ *entry) { c.free = append(c.free, c.free[0]) }, "free twice"},
+		"free and cached":         {func(c *Cache, e *entry) { c.free = append(c.free, e.blocks[0]) }, "in 2 states"},
+		"in no state":             {func(c *Cache, _ *entry) { c.free = c.free[1:] }, "in 0 states"},
+		"a reference nobody has":  {func(c *Cache, _ *entry) { c.blocks[c.free[0]].refs++; c.free = c.free[1:] }, "owners have 0"},
+		"a quarantine nobody has": {func(c *Cache, _ *entry) { c.blocks[c.free[0]].quarantined = true; c.free = c.free[1:] }, "owners say false"},
+		"indexed though free":     {func(c *Cache, e *entry) { b := c.free[len(c.free)-1]; c.blocks[b].entry, c.blocks[b].refs = e, 0 }, "in 2 states"},
 		"indexed in quarantine": {func(c *Cache, e *entry) {
 			b := e.blocks[0]
 			c.blocks[b].refs, c.blocks[b].quarantined = 1, true
