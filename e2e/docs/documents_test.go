@@ -7,6 +7,7 @@
 //	```sh              runs
 //	```sh gpu          needs an NVIDIA GPU
 //	```sh hub          downloads something
+//	```sh registry     takes packages from a registry: runs where XPYD_DOCS_REGISTRY is set
 //	```sh daemon       needs a daemon of the machine's, such as Docker's
 //	```sh gate         is a step of the gate, and so stands in .ci/run or the Makefile
 //	```yaml NAME       is written to the file NAME, for the blocks that follow
@@ -27,8 +28,8 @@ import (
 
 const root = "../.."
 
-// marks are what may follow sh: blocks that have one do not run here.
-var marks = []string{"gpu", "hub", "daemon", "gate"}
+// marks are what may follow sh.
+var marks = []string{"gpu", "hub", "registry", "daemon", "gate"}
 
 // block is one fenced block of a document.
 type block struct {
