@@ -11,30 +11,33 @@ import (
 )
 
 // Route is a path of a listener, as the HTTP reference lists it.
-type Route struct{ Listener, Method, Path, For, What string }
+type Route struct {
+	Listener, Method, Path, For, What string
+	Mounted                           bool // it is there if Deps.Mounts has it
+}
 
 // Routes lists what the router answers, by listener and path.
 func Routes() []Route {
 	const keys, anybody = "API keys", "anybody"
 	list := []Route{
-		{"public", "GET", "/v1/models/{model}", keys, "One model, if it can be served now."},
-		{"public", "GET", "/metrics", anybody, "Metrics, with `public_metrics`."},
-		{"admin", "GET", "/metrics", anybody, "Metrics, in Prometheus' text format."},
-		{"admin", "GET", "/health", anybody, "That the process is up."},
+		{"public", "GET", "/v1/models/{model}", keys, "One model, if it can be served now.", false},
+		{"public", "GET", "/metrics", anybody, "Metrics, with `public_metrics`.", false},
+		{"admin", "GET", "/metrics", anybody, "Metrics, in Prometheus' text format.", false},
+		{"admin", "GET", "/health", anybody, "That the process is up.", false},
 	}
 	for path, r := range routes {
 		who := anybody
 		if r.key {
 			who = keys
 		}
-		list = append(list, Route{"public", r.method, path, who, r.what})
+		list = append(list, Route{"public", r.method, path, who, r.what, false})
 	}
 	for _, r := range adminRoutes() {
 		who := "the admin token"
 		if r.method == "GET" && readable(r.path) {
 			who = "either token"
 		}
-		list = append(list, Route{"admin", r.method, r.path, who, r.what})
+		list = append(list, Route{"admin", r.method, r.path, who, r.what, r.serve == nil})
 	}
 	slices.SortFunc(list, func(a, b Route) int {
 		return cmp.Or(strings.Compare(b.Listener, a.Listener), strings.Compare(a.Path, b.Path), strings.Compare(a.Method, b.Method))
