@@ -11,7 +11,7 @@ SEED     ?= 1
 N        ?= 200
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: router-churn hostile edge-soak help build dist test race fuzz bench bench-kv bench-load bench-router lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report docker compose-check
+.PHONY: router-churn hostile edge-soak help build dist test race fuzz bench bench-kv bench-load bench-router lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker compose-check
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -83,6 +83,9 @@ bench-kv: ## the KV transfer figures of bench/, peers included: four quiet minut
 
 bench-load: ## the load generator beside aiperf, which it installs: fifteen quiet minutes
 	scripts/bench-aiperf
+
+reference: build ## docs/reference from the code: commands, configuration, metrics, HTTP
+	$(GO) run ./scripts/reference
 
 bench-report: ## bench/README.md from bench/results/*.jsonl
 	$(GO) run ./scripts/benchreport bench/results > bench/README.md

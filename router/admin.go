@@ -36,6 +36,7 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) (read bool) {
 	verb, path := method(ctx), string(ctx.Path())
 	if err := reqbody.Framed(&ctx.Request.Header); err != nil {
 		r.httpError(ctx, err)
+		ctx.SetConnectionClose()
 		return false
 	}
 	switch {
@@ -70,38 +71,6 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) (read bool) {
 	}
 	r.audited(ctx, id, verb, path, by)
 	return read
-}
-
-// administer routes a request that may be made.
-func (r *Router) administer(ctx *fasthttp.RequestCtx, id, verb, path string) {
-	rest, instances := strings.CutPrefix(path, "/admin/v1/instances")
-	below, cache := strings.CutPrefix(path, "/admin/v1/cache")
-	request, single := strings.CutPrefix(path, "/debug/requests/")
-	revoked, revokes := strings.CutPrefix(path, "/admin/v1/revocations")
-	switch mount := r.deps.Mounts[verb+" "+path]; {
-	case mount != nil:
-		mount(ctx)
-	case path == "/dashboard" && verb == "GET":
-		serveDashboard(ctx)
-	case instances && (rest == "" || rest[0] == '/'):
-		r.instances(ctx, id, verb, strings.TrimPrefix(rest, "/"))
-	case cache && (below == "" || below[0] == '/'):
-		r.serveCache(ctx, verb, below)
-	case path == "/admin/v1/profile":
-		r.serveProfile(ctx, verb)
-	case revokes && (revoked == "" || revoked[0] == '/'):
-		r.serveRevocations(ctx, verb, strings.TrimPrefix(revoked, "/"))
-	case path == "/debug/ledger" && verb == "GET":
-		r.serveLedger(ctx)
-	case path == "/debug/requests" && verb == "GET":
-		r.serveRequests(ctx)
-	case single && verb == "GET":
-		r.serveRequest(ctx, request)
-	case strings.HasPrefix(path, "/debug/pprof"):
-		servePprof(ctx, path)
-	default:
-		writeError(ctx, openai.NotFound("there is no %s %s", clip(verb), clip(path)))
-	}
 }
 
 // holder is whose token a request shows.
@@ -210,23 +179,6 @@ type fleetInfo struct {
 	Refusals       []fleet.Refusal `json:"refusals"`
 	// Strangers are engines that were found and not added.
 	Strangers []discover.Refusal `json:"strangers"`
-}
-
-// instances serves /admin/v1/instances and what is below it.
-func (r *Router) instances(ctx *fasthttp.RequestCtx, id, verb, rest string) {
-	name, action, _ := strings.Cut(rest, "/")
-	switch {
-	case name == "" && verb == "GET":
-		r.listInstances(ctx)
-	case name == "" && verb == "POST":
-		r.addInstance(ctx)
-	case name != "" && action == "" && verb == "DELETE":
-		r.removeInstance(ctx, name)
-	case name != "" && slices.Contains([]string{"drain", "undrain", "role"}, action) && verb == "POST":
-		r.order(ctx, id, name, action)
-	default:
-		writeError(ctx, openai.NotFound("there is no %s %s", clip(verb), clip(string(ctx.Path()))))
-	}
 }
 
 func (r *Router) listInstances(ctx *fasthttp.RequestCtx) {

@@ -263,6 +263,9 @@ func TestFraming(t *testing.T) {
 				t.Fatal(err)
 			}
 			conn.SetDeadline(time.Now().Add(patience))
+			if where == "admin" { // nobody else's body is read
+				request = strings.Replace(request, "Host: x", "Host: x\r\nAuthorization: Bearer secret", 1)
+			}
 			io.WriteString(conn, request+"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
 			in := bufio.NewReader(conn)
 			resp, err := http.ReadResponse(in, nil)

@@ -118,7 +118,7 @@ func TestKeyFile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n", where[1])
+		fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n%s", where[1], strings.Repeat("x", 16<<10))
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil || resp.StatusCode != status || !resp.Close {
 			t.Errorf("%s: %+v, %v, want %d", where[1], resp, err, status)

@@ -31,6 +31,7 @@ type route struct {
 	serve   func(*Router, *fasthttp.RequestCtx, string)
 	key     bool // behind the API key
 	streams bool // serve reads the body
+	what    string
 }
 
 // routes are the public paths.
@@ -38,17 +39,17 @@ var routes = publicRoutes()
 
 func publicRoutes() map[string]route {
 	all := map[string]route{
-		"/v1/completions":      {"POST", (*Router).generate, true, false},
-		"/v1/chat/completions": {"POST", (*Router).generate, true, false},
-		"/v1/models":           {"GET", (*Router).models, true, false},
-		"/tokenize":            {"POST", (*Router).proxy, true, false},
-		"/detokenize":          {"POST", (*Router).proxy, true, false},
-		"/version":             {"GET", (*Router).version, false, false},
-		"/health":              {"GET", (*Router).health, false, false},
-		"/ready":               {"GET", (*Router).ready, false, false},
+		"/v1/completions":      {"POST", (*Router).generate, true, false, "A completion, or several."},
+		"/v1/chat/completions": {"POST", (*Router).generate, true, false, "A chat's next message."},
+		"/v1/models":           {"GET", (*Router).models, true, false, "The models that can be served now."},
+		"/tokenize":            {"POST", (*Router).proxy, true, false, "A text's tokens; passed on."},
+		"/detokenize":          {"POST", (*Router).proxy, true, false, "Tokens' text; passed on."},
+		"/version":             {"GET", (*Router).version, false, false, "The build."},
+		"/health":              {"GET", (*Router).health, false, false, "That the process is up."},
+		"/ready":               {"GET", (*Router).ready, false, false, "Whether requests can be served (200, else 503)."},
 	}
 	for _, path := range passedPaths {
-		all[path] = route{"POST", (*Router).pass, true, true}
+		all[path] = route{"POST", (*Router).pass, true, true, "Passed on to one engine."}
 	}
 	return all
 }

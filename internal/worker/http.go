@@ -2,9 +2,12 @@ package worker
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -29,39 +32,61 @@ var (
 type route struct {
 	to    access
 	serve fasthttp.RequestHandler
+	what  string
+}
+
+// routes is what a worker answers.
+func (w *Worker) routes(metrics fasthttp.RequestHandler) map[string]route {
+	return map[string]route{
+		"POST /v1/completions":      {forUsers, w.serveCompletion, "A completion, or several."},
+		"POST /v1/chat/completions": {forUsers, w.serveChat, "A chat's next message."},
+		"GET /v1/models":            {forUsers, w.serveModels, "The model."},
+		"POST /tokenize":            {forUsers, w.serveTokenize, "A text's tokens."},
+		"POST /detokenize":          {forUsers, w.serveDetokenize, "Tokens' text."},
+		"GET /version":              {forUsers, w.serveVersion, "The build."},
+		"GET /health":               {forAnybody, w.serveHealth, "Whether the engine works, its ID and epoch."},
+		"GET /metrics":              {forScrapers, metrics, "Metrics, in Prometheus' text format."},
+		"GET /query":                {forPeers, w.serveQuery, "What a proxy for Mooncake asks of prefill."},
+		"GET /debug/ledger":         {forMembers, w.serveLedger, "What this process holds, and why."},
+		"GET /debug/steps":          {forMembers, w.serveSteps, "Where the latest steps' time went."},
+		"GET /xpyd/v1/lifeline":     {forMembers, w.serveLifeline, "Stays open as long as the process lives."},
+		"POST /xpyd/v1/prefill":     {forMembers, w.servePrefillLeg, "Prefill's leg: expect this link."},
+		"POST /xpyd/v1/lease":       {forUsers, w.serveRenew, "Renew the lease of a prompt that a foreign proxy has not collected yet."},
+		"POST /xpyd/v1/drain":       {forMembers, func(ctx *fasthttp.RequestCtx) { w.serveControl(ctx, w.Drain) }, "Take no new work."},
+		"POST /xpyd/v1/undrain":     {forMembers, func(ctx *fasthttp.RequestCtx) { w.serveControl(ctx, w.Undrain) }, "Take work again."},
+		"POST /xpyd/v1/role":        {forMembers, w.serveRole, "Another role."},
+		"GET /xpyd/v1/cache":        {forMembers, w.serveCache, "What the cache holds, by tier."},
+		"POST /xpyd/v1/cache/flush": {forMembers, w.serveFlush, "Forget all of it."},
+		"POST /xpyd/v1/cache/reach": {forMembers, w.serveReach, "How much of a prompt is here; workers ask each other."},
+		"GET /xpyd/v1/cache/pin":    {forMembers, w.servePins, "What is pinned."},
+		"POST /xpyd/v1/cache/pin":   {forMembers, w.servePin, "Pin a prompt."},
+		"DELETE /xpyd/v1/cache/pin": {forMembers, w.serveUnpin, "End a pin."},
+		"GET /xpyd/v1/profile":      {forMembers, w.serveProfile, "How profiling stands; the last profile."},
+		"POST /xpyd/v1/profile":     {forMembers, w.serveProfile, "Profile this process."},
+		"DELETE /xpyd/v1/profile":   {forMembers, w.serveProfile, "End profiling."},
+	}
+}
+
+// Route is a path of a worker, as the HTTP reference lists it.
+type Route struct{ Method, Path, For, What string }
+
+// Routes lists what a worker answers, by path.
+func Routes() []Route {
+	var list []Route
+	for at, r := range (*Worker)(nil).routes(nil) {
+		method, path, _ := strings.Cut(at, " ")
+		list = append(list, Route{method, path, r.to.String(), r.what})
+	}
+	slices.SortFunc(list, func(a, b Route) int {
+		return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Method, b.Method))
+	})
+	return list
 }
 
 // newHTTP makes the worker's HTTP server.
 func (w *Worker) newHTTP() *fasthttp.Server {
 	metrics := fasthttpadaptor.NewFastHTTPHandler(promhttp.HandlerFor(w.registry, promhttp.HandlerOpts{}))
-	routes := map[string]route{
-		"POST /v1/completions":      {forUsers, w.serveCompletion},
-		"POST /v1/chat/completions": {forUsers, w.serveChat},
-		"GET /v1/models":            {forUsers, w.serveModels},
-		"POST /tokenize":            {forUsers, w.serveTokenize},
-		"POST /detokenize":          {forUsers, w.serveDetokenize},
-		"GET /version":              {forUsers, w.serveVersion},
-		"GET /health":               {forAnybody, w.serveHealth},
-		"GET /metrics":              {forScrapers, metrics},
-		"GET /query":                {forPeers, w.serveQuery},
-		"GET /debug/ledger":         {forMembers, w.serveLedger},
-		"GET /debug/steps":          {forMembers, w.serveSteps},
-		"GET /xpyd/v1/lifeline":     {forMembers, w.serveLifeline},
-		"POST /xpyd/v1/prefill":     {forMembers, w.servePrefillLeg},
-		"POST /xpyd/v1/lease":       {forUsers, w.serveRenew},
-		"POST /xpyd/v1/drain":       {forMembers, func(ctx *fasthttp.RequestCtx) { w.serveControl(ctx, w.Drain) }},
-		"POST /xpyd/v1/undrain":     {forMembers, func(ctx *fasthttp.RequestCtx) { w.serveControl(ctx, w.Undrain) }},
-		"POST /xpyd/v1/role":        {forMembers, w.serveRole},
-		"GET /xpyd/v1/cache":        {forMembers, w.serveCache},
-		"POST /xpyd/v1/cache/flush": {forMembers, w.serveFlush},
-		"POST /xpyd/v1/cache/reach": {forMembers, w.serveReach},
-		"GET /xpyd/v1/cache/pin":    {forMembers, w.servePins},
-		"POST /xpyd/v1/cache/pin":   {forMembers, w.servePin},
-		"DELETE /xpyd/v1/cache/pin": {forMembers, w.serveUnpin},
-		"GET /xpyd/v1/profile":      {forMembers, w.serveProfile},
-		"POST /xpyd/v1/profile":     {forMembers, w.serveProfile},
-		"DELETE /xpyd/v1/profile":   {forMembers, w.serveProfile},
-	}
+	routes := w.routes(metrics)
 	return &fasthttp.Server{
 		Name: "xpyd", NoDefaultServerHeader: true, NoDefaultDate: true,
 		ReadTimeout: w.cfg.ReadTimeout, WriteTimeout: w.cfg.StallTimeout, IdleTimeout: 2 * time.Minute,
@@ -71,7 +96,7 @@ func (w *Worker) newHTTP() *fasthttp.Server {
 		Handler: func(ctx *fasthttp.RequestCtx) {
 			r, ok := routes[string(ctx.Method())+" "+string(ctx.Path())]
 			if !ok {
-				r = route{forUsers, serveNothing}
+				r = route{to: forUsers, serve: serveNothing}
 			}
 			if err := w.guard.check(ctx, r.to); err != nil { // strangers' bodies are not read, nor where they would end
 				writeError(ctx, err)

@@ -7,6 +7,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"regexp"
 	"sort"
 	"strings"
 
@@ -43,8 +44,22 @@ func main() {
 	}
 	fmt.Fprint(os.Stdout, "\nCommands:\n\n")
 	for _, n := range names {
-		fmt.Fprintf(os.Stdout, "- `%s`: `%s`\n", n, newest[n].Command)
+		fmt.Fprintf(os.Stdout, "- `%s`: %s\n", n, command(newest[n].Command))
 	}
+}
+
+// script is one of ours in a command, from the root of the tree.
+var script = regexp.MustCompile(`\bscripts/([\w-]+)`)
+
+// command is how a figure was measured. Scripts go, and the figure stays until it is
+// measured by another.
+func command(line string) string {
+	for _, m := range script.FindAllStringSubmatch(line, -1) {
+		if _, err := os.Stat(m[0]); err != nil {
+			return "`" + strings.ReplaceAll(line, "scripts/", "") + "`, at its commit: the script `" + m[1] + "` has gone since"
+		}
+	}
+	return "`" + line + "`"
 }
 
 // ratio is ours over the peer. A figure without a unit is one itself, whatever stands
