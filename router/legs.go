@@ -166,7 +166,7 @@ func lost(m *fleet.Member, inst *fleet.Instance) error {
 	case m == nil:
 		return fmt.Errorf("%w: it was removed", errInstanceDead)
 	case m.Epoch != inst.Epoch:
-		return fmt.Errorf("%w: it was restarted", errInstanceDead)
+		return fmt.Errorf("%w: it was restarted, or another was started with its id", errInstanceDead)
 	case m.State == fleet.Dead || m.Revoked:
 		return fmt.Errorf("%w: %s %s", errInstanceDead, m.State, m.Reason)
 	}

@@ -52,6 +52,7 @@ type record struct {
 	deafUntil time.Time     // signs of life are ignored until then
 	reports   int           // reported deaths, each doubling the deafness
 	lived     time.Time     // when it was live first, before it lapsed
+	removed   bool          // by an operator
 	owes      bool          // a message over NATS, since a fleet secret was retired; until then nothing else shows that it may be here
 }
 
@@ -115,14 +116,15 @@ func (r *registry) apply(m *message, now time.Time) (ask string) {
 	return ""
 }
 
-// announce adds or replaces a member. Older epochs lose; of equal epochs the
-// later announcement wins, but for a member that has left or was removed: only a
-// newer epoch brings that back, whoever adds it.
+// announce adds or replaces a member. Older epochs lose, unless the newer one has
+// ended meanwhile (yields); of equal epochs the later announcement wins, but for a
+// member that has left or was removed: only a newer epoch brings that back, whoever
+// adds it.
 func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 	rec := r.members[inst.ID]
 	if rec != nil {
 		rec.seen = now
-		if inst.Epoch < rec.Epoch || inst.Epoch == rec.Epoch && rec.State == Gone {
+		if inst.Epoch < rec.Epoch && !(source == NATS && rec.yields(now)) || inst.Epoch == rec.Epoch && rec.State == Gone {
 			return false
 		}
 		if inst.Epoch == rec.Epoch && source == NATS && rec.Source == NATS {
@@ -199,7 +201,7 @@ func (r *registry) room() bool {
 
 func (r *registry) beat(b *beat, now time.Time) (ask string) {
 	rec := r.members[b.ID]
-	if rec == nil || rec.Epoch < b.Epoch {
+	if rec == nil || rec.Epoch < b.Epoch || rec.Epoch > b.Epoch && rec.yields(now) {
 		if rec != nil && !over(rec.State) {
 			r.end(rec, Dead, causeReplace, fmt.Sprintf("replaced by epoch %d", b.Epoch), now)
 		}
@@ -218,6 +220,13 @@ func (r *registry) beat(b *beat, now time.Time) (ask string) {
 	return ""
 }
 
+// yields reports whether the member has ended in a way that leaves its id to an older
+// epoch that goes on: a second process was started with the id of one that is well,
+// which is more than a message that was under way.
+func (rec *record) yields(now time.Time) bool {
+	return rec.Source == NATS && over(rec.State) && !rec.removed && !rec.Revoked && !now.Before(rec.deafUntil)
+}
+
 func (r *registry) unknown(id string, now time.Time) (ask string) {
 	if last, ok := r.asked[id]; ok && now.Sub(last) < r.suspectAfter {
 		return ""
@@ -230,7 +239,7 @@ func (r *registry) unknown(id string, now time.Time) (ask string) {
 
 func (r *registry) bye(b *beat, now time.Time) {
 	if rec := r.members[b.ID]; rec != nil && rec.Epoch == b.Epoch && rec.State != Gone {
-		rec.seen = now
+		rec.seen, rec.deafUntil = now, now.Add(underWay)
 		r.end(rec, Gone, causeBye, "said goodbye", now)
 	}
 }
@@ -306,6 +315,7 @@ func (r *registry) remove(id, reason string, now time.Time) bool {
 	if rec == nil || rec.State == Gone {
 		return false
 	}
+	rec.removed = true
 	r.end(rec, Gone, causeRemove, reason, now)
 	return true
 }

@@ -589,3 +589,43 @@ func TestSecretRetired(t *testing.T) {
 	c.run(time.Second, good)
 	c.want("out", Unheard)
 }
+
+// TestSecondProcess: a process that takes the id of one that is well replaces it, and
+// when it has ended, by a goodbye or not, the first is back by its heartbeats.
+func TestSecondProcess(t *testing.T) {
+	for _, end := range []string{"goodbye", "silence"} {
+		c := newClock(t, 10)
+		first, second := worker("a", 1), worker("a", 2)
+		c.announce(first)
+		c.run(time.Second, first)
+		c.announce(second)
+		c.run(5*time.Second, first, second)
+		epoch := func(want uint64) {
+			t.Helper()
+			if m := c.r.snapshot(c.now).Get("a"); m.State != Live || m.Epoch != want {
+				t.Fatalf("%s: epoch %d is %s, want %d", end, m.Epoch, m.State, want)
+			}
+		}
+		epoch(2)
+		if end == "goodbye" {
+			c.bye(second)
+			c.beat(first) // it may have been under way
+			c.announce(first)
+			c.want("a", Gone)
+		}
+		c.run(4 * time.Second)
+		if ask := c.beat(first); ask != "a" {
+			t.Fatalf("%s: %q is asked to announce itself", end, ask)
+		}
+		c.announce(first)
+		epoch(1)
+		c.run(3*time.Second, first)
+		epoch(1)
+	}
+	c := newClock(t, 10)
+	c.announce(worker("a", 2))
+	c.r.remove("a", "by hand", c.now)
+	c.run(2*time.Second, worker("a", 1))
+	c.announce(worker("a", 1))
+	c.want("a", Gone) // an operator's word stays
+}
