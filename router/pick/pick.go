@@ -221,7 +221,7 @@ func (p *Picker) pick(v View, req *Request) (*Choice, error) {
 	m := t.model(req.Model)
 	switch {
 	case m == nil && req.Model == "":
-		return nil, fmt.Errorf("%w: nobody is live whose model could be meant", ErrNoPair)
+		return nil, fmt.Errorf("%w: nobody is live and takes new work whose model could be meant", ErrNoPair)
 	case m == nil:
 		return nil, fmt.Errorf("%w: %q", ErrNoModel, req.Model)
 	}

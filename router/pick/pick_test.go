@@ -143,6 +143,9 @@ func TestOnlyUsable(t *testing.T) {
 		if name == "incompatible" && !strings.Contains(fmt.Sprint(err), `p0 and d0 are incompatible, model_fingerprint`) {
 			t.Errorf("%s: %v does not say what differs", name, err)
 		}
+		if says := strings.HasSuffix(fmt.Sprint(err), "and takes new work: p0 drains"); says != (name == "draining") {
+			t.Errorf("%s: %v", name, err)
+		}
 		if p.Ready(pick.View{Snapshot: s}, anyModel) {
 			t.Errorf("%s: ready", name)
 		}

@@ -200,15 +200,25 @@ func (m *model) why(v View) string {
 	case m.nDecode == 0:
 		return "there is no decode worker"
 	case len(m.prefill) == 0:
-		return "no prefill worker is live and probed" + m.refusal(v)
+		return "no prefill worker is live and probed" + m.draining(v, fleet.Prefill) + m.refusal(v)
 	case len(m.decode) == 0:
-		return "no decode worker is live and probed" + m.refusal(v)
+		return "no decode worker is live and probed" + m.draining(v, fleet.Decode) + m.refusal(v)
 	}
 	p, d := &m.prefill[0].rep, &m.decode[0].rep
 	if diff := fleet.Compatible(p, d); diff != nil {
 		return fmt.Sprintf("%s and %s are incompatible, %v", p.ID, d.ID, diff)
 	}
 	return fmt.Sprintf("%s and %s are too far apart: topology %q and %q", p.ID, d.ID, p.Topology, d.Topology)
+}
+
+// draining names one of a role that is well and takes no new work, if there is one.
+func (m *model) draining(v View, role fleet.Role) string {
+	for i := range v.Snapshot.Members {
+		if mem := &v.Snapshot.Members[i]; mem.Model == m.name && mem.Serves() && mem.Draining && (mem.Role == role || mem.Alone()) {
+			return " and takes new work: " + mem.ID + " drains"
+		}
+	}
+	return ""
 }
 
 // refusal is why a live worker of the model cannot even be probed, if there is
