@@ -68,6 +68,7 @@ func TestPatterns(t *testing.T) {
 	f(`a(?:b|c)+\+`, "xabc+y", "x", "abc+", "y")
 	f(`(a)|\s+(?!\S)|\s+`, "a   b", "a", "  ", " ", "b")
 	f(`x*`, "aaa", "aaa")
+	f(`[[:digit:]]+|[a-c]`, "12b", "12", "b")
 	bad := func(pattern string) {
 		t.Helper()
 		if _, err := regexpCutter(pattern); err == nil {
