@@ -68,7 +68,7 @@ and answers those who have the secret, as behind a proxy made for vLLM.`, role),
 	f.String("kv-cache-dtype", cfg.KVCacheDType, kvCacheDTypeHelp)
 	f.String("dtype", cfg.DType, dtypeHelp)
 	f.String("quantization", cfg.Quantization, quantizationHelp)
-	f.Bool("drained", false, "start drained: it gets no work before `xpyd undrain ID`")
+	f.Bool("drained", false, "start drained: it gets no work before xpyd undrain ID")
 	f.String("log-level", cfg.Log.Level, "debug, info, warn or error")
 	f.String("log-format", cfg.Log.Format, "text or json")
 	keys := map[string]string{
