@@ -37,7 +37,7 @@ func TestFollow(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "join")
 	one, two := trust.NewSecret(), trust.NewSecret()
 	writeJoin(t, path, 0o600, "nats://127.0.0.1:1", one)
-	j, err := readJoining("", path)
+	j, err := readJoining(t.Context(), "", path)
 	if err != nil || !j.given() || j.open {
 		t.Fatal(j.open, err)
 	}
@@ -95,6 +95,107 @@ func TestFollow(t *testing.T) {
 		if strings.Count(text, want) != 1 {
 			t.Errorf("%d times %q:\n%s", strings.Count(text, want), want, text)
 		}
+	}
+}
+
+// pipe makes a FIFO; whoever waits for a writer is let go at the end.
+func pipe(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if w, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil {
+			w.Close()
+		}
+	})
+	return path
+}
+
+// TestPipe: a join file that is a pipe is read once, which is said. Before, it was
+// opened again, which nothing ended.
+func TestPipe(t *testing.T) {
+	path := pipe(t)
+	secret := trust.NewSecret()
+	go func() {
+		line := trust.Join{URL: "nats://127.0.0.1:1", Secrets: []trust.Secret{secret}}
+		_ = os.WriteFile(path, []byte(line.Reveal()+"\n"), 0) // the reader says what is wrong
+	}()
+	j, err := readJoining(t.Context(), "", path)
+	if err != nil || !j.once || len(j.Secrets) != 1 || j.Secrets[0] != secret {
+		t.Fatal(j.once, err)
+	}
+	var log bytes.Buffer
+	look := make(chan os.Signal)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		j.follow(ctx, look, slog.New(slog.NewTextHandler(&log, nil)), func(trust.Join) error {
+			t.Error("something is applied")
+			return nil
+		})
+	}()
+	within := time.After(20 * time.Second)
+	for range 2 {
+		select {
+		case look <- syscall.SIGHUP:
+		case <-within:
+			t.Fatal("it does not look")
+		}
+	}
+	cancel()
+	select {
+	case <-done:
+	case <-within:
+		t.Fatal("it does not end")
+	}
+	if text := log.String(); strings.Count(text, "level=INFO") != 1 || !strings.Contains(text, "not a regular file") || strings.Count(text, nothingElse) != 2 {
+		t.Error(text)
+	}
+}
+
+// TestPipeForFile: nor is a pipe opened that has taken the place of a file.
+func TestPipeForFile(t *testing.T) {
+	path := pipe(t)
+	j := joining{file: path}
+	read := make(chan error, 1)
+	go func() {
+		_, err := j.again()
+		read <- err
+	}()
+	select {
+	case err := <-read:
+		if err == nil || !strings.Contains(err.Error(), "no regular file any more") {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("it waits for a writer")
+	}
+}
+
+// TestPipeWithoutWriter: who waits for a writer is stopped as always.
+func TestPipeWithoutWriter(t *testing.T) {
+	t.Setenv("XPYD_JOIN_FILE", pipe(t))
+	for _, command := range []string{"decode", "router", "up"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		code := make(chan int, 1)
+		var out, errs bytes.Buffer
+		go func() {
+			stopped, stop := context.WithCancel(context.Background())
+			context.AfterFunc(ctx, stop)
+			code <- run(stopped, []string{command}, &out, &errs)
+		}()
+		select {
+		case got := <-code:
+			if got != exitDone || errs.Len() > 0 || ctx.Err() == nil {
+				t.Errorf("%s: exit code %d, %q", command, got, errs.String())
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%s does not end", command)
+		}
+		cancel()
 	}
 }
 
