@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/datadir"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/internal/worker"
@@ -120,8 +121,8 @@ func joinFile(path string, again bool) (text string, j joining, err error) {
 	if mode.IsRegular() == j.once {
 		return "", j, fmt.Errorf("%s: another was put in its place just now", path)
 	}
-	if mode.IsRegular() && mode.Perm()&0o002 != 0 {
-		return "", j, fmt.Errorf("%s has mode %04o, so that anybody may choose this worker's fleet: run `chmod 600 %s`", path, mode.Perm(), path)
+	if err := chosenByUs(path, info); err != nil {
+		return "", j, err
 	}
 	j.open = mode.IsRegular() && mode.Perm()&0o004 != 0
 	b, err := io.ReadAll(io.LimitReader(f, maxJoin+1))
@@ -129,6 +130,25 @@ func joinFile(path string, again bool) (text string, j joining, err error) {
 		err = fmt.Errorf("%s has more than %d bytes", path, maxJoin)
 	}
 	return string(b), j, err
+}
+
+// chosenByUs refuses a file or pipe that another user may write into.
+func chosenByUs(path string, info fs.FileInfo) error {
+	if uid := datadir.Owner(info); uid != 0 && uid != os.Geteuid() {
+		return fmt.Errorf("%s belongs to uid %d, who may so choose this worker's fleet, and this is uid %d: make a copy of your own with mode 0600, or give its text in XPYD_JOIN", path, uid, os.Geteuid())
+	}
+	mode, who := info.Mode(), ""
+	switch {
+	case !mode.IsRegular() && mode&fs.ModeNamedPipe == 0: // a terminal's mode says who may write on it
+	case mode.Perm()&0o002 != 0:
+		who = "anybody"
+	case mode.Perm()&0o020 != 0:
+		who = "its group"
+	}
+	if who != "" {
+		return fmt.Errorf("%s has mode %04o, so that %s may choose this worker's fleet: run `chmod 600 %s`", path, mode.Perm(), who, path)
+	}
+	return nil
 }
 
 func (j *joining) given() bool { return len(j.Secrets) > 0 }

@@ -199,6 +199,50 @@ func TestPipeWithoutWriter(t *testing.T) {
 	}
 }
 
+// TestJoinFileOfOthers: who may write into a join file chooses the fleet, so that is
+// we and root alone. Who may read it is said.
+func TestJoinFileOfOthers(t *testing.T) {
+	f := func(path, want string) joining {
+		t.Helper()
+		j, err := readJoining(t.Context(), "", path)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		return j
+	}
+	path := filepath.Join(t.TempDir(), "join")
+	mode := func(mode os.FileMode) string {
+		writeJoin(t, path, mode, "", trust.NewSecret())
+		return path
+	}
+	for m, open := range map[os.FileMode]bool{0o600: false, 0o400: false, 0o640: false, 0o644: true, 0o444: true} {
+		if j := f(mode(m), ""); j.open != open {
+			t.Errorf("%v: open is %v", m, j.open)
+		}
+	}
+	f(mode(0o660), "has mode 0660, so that its group may choose this worker's fleet: run `chmod 600 "+path)
+	f(mode(0o602), "has mode 0602, so that anybody may choose this worker's fleet: run `chmod 600 "+path)
+	if os.Geteuid() != 0 {
+		t.Log("not root: no file can be given to another user")
+		return
+	}
+	theirs := func(path string) string {
+		if err := os.Chown(path, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	f(theirs(mode(0o600)), "belongs to uid 65534, who may so choose this worker's fleet, and this is uid 0")
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	f(link, link+" belongs to uid 65534")
+	fifo := theirs(pipe(t))
+	go func() { _ = os.WriteFile(fifo, nil, 0) }() // the reader says what is wrong
+	f(fifo, "belongs to uid 65534")
+}
+
 func TestAnswersWhom(t *testing.T) {
 	f := func(want bool, change func(*worker.Config, *joining)) {
 		t.Helper()

@@ -73,7 +73,7 @@ func mine(path string, info fs.FileInfo) error {
 	if !info.IsDir() {
 		return fmt.Errorf("data folder %s is not a folder: choose another with --data", path)
 	}
-	if uid := owner(info); uid != os.Geteuid() {
+	if uid := Owner(info); uid != os.Geteuid() {
 		return fmt.Errorf("data folder %s belongs to uid %d (mode %04o), and this is uid %d: secrets in it would be theirs; choose another with --data or XPYD_DATA, or have it removed",
 			path, uid, info.Mode().Perm(), os.Geteuid())
 	}
@@ -84,7 +84,8 @@ func mine(path string, info fs.FileInfo) error {
 	return nil
 }
 
-func owner(info fs.FileInfo) int {
+// Owner is the uid that a file belongs to.
+func Owner(info fs.FileInfo) int {
 	if s, ok := info.Sys().(*syscall.Stat_t); ok {
 		return int(s.Uid)
 	}
@@ -158,8 +159,8 @@ func (d *Dir) Read(name string) ([]byte, error) {
 		return nil, err
 	}
 	path := filepath.Join(d.path, name)
-	if !info.Mode().IsRegular() || owner(info) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s is not believed: it has mode %v and belongs to uid %d, where a file of mode 0600 and uid %d is wanted", path, info.Mode(), owner(info), os.Geteuid())
+	if !info.Mode().IsRegular() || Owner(info) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("%s is not believed: it has mode %v and belongs to uid %d, where a file of mode 0600 and uid %d is wanted", path, info.Mode(), Owner(info), os.Geteuid())
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(text) > maxFile {
