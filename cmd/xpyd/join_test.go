@@ -408,6 +408,33 @@ func TestSquatted(t *testing.T) {
 	}
 }
 
+// TestSecretRefused: what is wrong with the file of the secret is said with its path
+// and what to do.
+func TestSecretRefused(t *testing.T) {
+	data := t.TempDir()
+	path := filepath.Join(data, fileSecret)
+	if err := os.Chmod(data, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	refused := func(want string) {
+		t.Helper()
+		_, errs, code := xpyd(t, "router", "--data", data, "--listen", "127.0.0.1:0", "--admin", "")
+		if code != exitFailed || !strings.Contains(errs, path) || !strings.Contains(errs, want) || strings.Count(errs, "\n") != 1 {
+			t.Errorf("exit code %d, %q lacks %q", code, errs, want)
+		}
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused("it is empty; put it back, or remove it: the router then makes another")
+	for _, to := range []string{filepath.Join(t.TempDir(), "elsewhere"), "beside"} {
+		if err := errors.Join(os.Remove(path), os.Symlink(to, path)); err != nil {
+			t.Fatal(err)
+		}
+		refused("is a symbolic link, which is not followed: remove it, or put the file itself in its place")
+	}
+}
+
 // TestRotate: a second secret replaces the first in every file, once no member is
 // without it.
 func TestRotate(t *testing.T) {

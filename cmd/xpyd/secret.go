@@ -159,5 +159,9 @@ func joinOf(data string) (trust.Join, error) {
 	if err != nil {
 		return trust.Join{}, err
 	}
-	return trust.ParseJoin(string(text))
+	line, err := trust.ParseJoin(string(text))
+	if err != nil {
+		err = fmt.Errorf("%s/%s: %w; a router that starts writes it anew", dir.Path(), fileJoin, err)
+	}
+	return line, err
 }

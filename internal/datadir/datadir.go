@@ -121,6 +121,9 @@ func Own(path string) (*Dir, error) {
 // got it looks whether it is still the folder's.
 func (d *Dir) take() error {
 	for range 100 {
+		if err := d.noLink(fileLock); err != nil {
+			return err
+		}
 		f, err := d.root.OpenFile(fileLock, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
 		if err != nil {
 			return fmt.Errorf("data folder %s: %w", d.path, err)
@@ -149,6 +152,9 @@ func (d *Dir) Made() bool { return d.made }
 // Read returns what Write wrote. The error is fs.ErrNotExist if there is no such
 // file; a file that others own or may read is refused.
 func (d *Dir) Read(name string) ([]byte, error) {
+	if err := d.noLink(name); err != nil {
+		return nil, err
+	}
 	f, err := d.root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("data folder %s: %w", d.path, err)
@@ -167,6 +173,15 @@ func (d *Dir) Read(name string) ([]byte, error) {
 		err = fmt.Errorf("%s has more than %d bytes", path, maxFile)
 	}
 	return text, err
+}
+
+// noLink refuses a symbolic link with more words than the opening would have.
+func (d *Dir) noLink(name string) error {
+	if info, err := d.root.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		path := filepath.Join(d.path, name)
+		return fmt.Errorf("%s is a symbolic link, which is not followed: remove it, or put the file itself in its place, with mode 0600", path)
+	}
+	return nil
 }
 
 // Write puts a file for this user's eyes only, whole or not at all. Only who owns
