@@ -408,6 +408,41 @@ func TestSquatted(t *testing.T) {
 	}
 }
 
+// TestDeadRouter: what a router left that was killed sends nobody anywhere: another
+// user may listen by now where it did. Before, he got the admin token.
+func TestDeadRouter(t *testing.T) {
+	var heard atomic.Int32
+	his := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		heard.Add(1)
+		_, _ = w.Write([]byte(`{"ready":true}`))
+	}))
+	defer his.Close()
+	data := t.TempDir()
+	if err := os.Chmod(data, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{fileAdmin: his.URL, fileToken: "the-old-token", "lock": ""} {
+		if err := os.WriteFile(filepath.Join(data, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, env := range []string{"", "the-real-token"} {
+		t.Setenv("XPYD_ADMIN_TOKEN", env)
+		for _, args := range [][]string{{"status"}, {"drain", "decode-0"}, {"scale", "decode=2"}, {"secret", "rotate"}, {"admin", "cache"}, {"drain", "decode-0", "--token", "said"}} {
+			_, errs, code := xpyd(t, append(args, "--data", data)...)
+			if want := "xpyd: no router runs on " + data + ": start one, or "; code != exitFailed || !strings.HasPrefix(errs, want) || strings.Count(errs, "\n") != 1 {
+				t.Errorf("%v: exit code %d, %q", args, code, errs)
+			}
+		}
+	}
+	if n := heard.Load(); n > 0 {
+		t.Errorf("he was asked %d times", n)
+	}
+	if _, errs, code := xpyd(t, "drain", "decode-0", "--admin", his.URL, "--data", data); code != exitDone || heard.Load() != 1 { // where the user says
+		t.Errorf("exit code %d, %q", code, errs)
+	}
+}
+
 // TestSecretRefused: what is wrong with the file of the secret is said with its path
 // and what to do.
 func TestSecretRefused(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 )
 
 // maxFile bounds what is read: these files are a line or two.
@@ -117,9 +118,14 @@ func Own(path string) (*Dir, error) {
 	return d, nil
 }
 
+// lookers is how long take waits for those who only look whether the folder is taken,
+// as Taken does for an instant.
+const lookers = 200 * time.Millisecond
+
 // take locks the folder. The one who lets go removes the lock file, so the one who
 // got it looks whether it is still the folder's.
 func (d *Dir) take() error {
+	until := time.Now().Add(lookers)
 	for range 100 {
 		if err := d.noLink(fileLock); err != nil {
 			return err
@@ -128,7 +134,12 @@ func (d *Dir) take() error {
 		if err != nil {
 			return fmt.Errorf("data folder %s: %w", d.path, err)
 		}
-		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		for errors.Is(err, syscall.EWOULDBLOCK) && time.Now().Before(until) {
+			time.Sleep(5 * time.Millisecond)
+			err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		}
+		if err != nil {
 			f.Close()
 			return fmt.Errorf("data: another xpyd uses %s; stop it, or choose another folder with --data", d.path)
 		}
@@ -141,6 +152,29 @@ func (d *Dir) take() error {
 		f.Close()
 	}
 	return fmt.Errorf("data folder %s: its lock is being replaced all the time", d.path)
+}
+
+// Taken reports whether a process owns the folder. One that was killed does not.
+func (d *Dir) Taken() (bool, error) {
+	if err := d.noLink(fileLock); err != nil {
+		return false, err
+	}
+	f, err := d.root.OpenFile(fileLock, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("data folder %s: %w", d.path, err)
+	}
+	defer f.Close() // and with it goes the lock, if it was got
+	err = syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)
+	if err != nil && !errors.Is(err, syscall.EWOULDBLOCK) {
+		err = fmt.Errorf("data folder %s: whether its %s is held: %w", d.path, fileLock, err)
+	}
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return true, nil
+	}
+	return false, err
 }
 
 // Path is the folder's, absolute.
