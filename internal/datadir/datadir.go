@@ -55,6 +55,9 @@ func Open(path string) (*Dir, error) {
 	if err := mine(path, info); err != nil {
 		return nil, err
 	}
+	if err := kept(path); err != nil {
+		return nil, err
+	}
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, err
@@ -85,6 +88,14 @@ func mine(path string, info fs.FileInfo) error {
 	return nil
 }
 
+// kept is Kept, with what to do of a data folder.
+func kept(path string) error {
+	if err := Kept(path); err != nil {
+		return fmt.Errorf("data folder %w, with --data or XPYD_DATA", err)
+	}
+	return nil
+}
+
 // Owner is the uid that a file belongs to.
 func Owner(info fs.FileInfo) int {
 	if s, ok := info.Sys().(*syscall.Stat_t); ok {
@@ -99,10 +110,19 @@ const fileLock = "lock"
 // Own makes the folder, if there is none, and takes it until Close. A folder that
 // another process has is refused.
 func Own(path string) (*Dir, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) { // else Open says what is wrong with it
+		if err := kept(path); err != nil {
+			return nil, err
+		}
+	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
 	}
-	err := os.Mkdir(path, 0o700)
+	err = os.Mkdir(path, 0o700)
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
