@@ -36,7 +36,8 @@ func (a *adminFlags) register(cmd *cobra.Command) {
 
 // found is where the router is and what it wants to see, as far as flags, the
 // environment and the data folder say. What is in a folder that others could have
-// made is not believed, and nothing is sent anywhere then.
+// made is not believed, and nothing is sent anywhere then; nor is what a router left
+// that was killed: others may listen by now where it did.
 type found struct{ url, token, ca string }
 
 func (a *adminFlags) find() (found, error) {
@@ -76,10 +77,23 @@ func (a *adminFlags) look(t *found) error {
 		}
 		*to, err = strings.TrimSpace(string(text)), readErr
 	}
+	named := t.url != ""
 	file(fileAdmin, &t.url)
+	if err == nil && !named && t.url != "" {
+		err = running(dir)
+	}
 	file(fileAdminCert, &t.ca)
 	if t.url != "" {
 		file(fileToken, &t.token)
+	}
+	return err
+}
+
+// running refuses a data folder that no router has.
+func running(dir *datadir.Dir) error {
+	taken, err := dir.Taken()
+	if err == nil && !taken {
+		err = fmt.Errorf("no router runs on %s: start one, or say where it is with --admin or --data", dir.Path())
 	}
 	return err
 }

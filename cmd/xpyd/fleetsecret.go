@@ -61,13 +61,19 @@ func ownSecrets(data *datadir.Dir) ([]trust.Secret, error) {
 	if err != nil {
 		return nil, err
 	}
+	lost := func(err error) error {
+		return fmt.Errorf("%s/%s: %w; put it back, or remove it: the router then makes another, which workers need anew", data.Path(), fileSecret, err)
+	}
 	var out []trust.Secret
 	for line := range strings.Lines(string(text)) {
 		secret, err := trust.ParseSecret(strings.TrimSpace(line))
 		if err != nil {
-			return nil, fmt.Errorf("%s/%s: %w; put it back, or remove it: the router then makes another, which workers need anew", data.Path(), fileSecret, err)
+			return nil, lost(err)
 		}
 		out = append(out, secret)
+	}
+	if len(out) == 0 {
+		return nil, lost(errors.New("it is empty"))
 	}
 	return out, nil
 }

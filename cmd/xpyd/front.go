@@ -162,8 +162,9 @@ type frontConfig struct {
 	forget bool
 }
 
-// openFront wires and starts everything that listens.
-func openFront(cfg *RouterConfig, log *slog.Logger, how frontConfig) (f *front, err error) {
+// openFront wires and starts everything that listens. While it waits for a join file
+// that is a pipe, it ends with ctx.
+func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how frontConfig) (f *front, err error) {
 	f = &front{log: log, forget: how.forget, ballast: make([]byte, ballastBytes)}
 	defer func() {
 		if err != nil {
@@ -175,7 +176,7 @@ func openFront(cfg *RouterConfig, log *slog.Logger, how frontConfig) (f *front, 
 	if err != nil {
 		return
 	}
-	joined, err := readJoining(cfg.Join, cfg.JoinFile)
+	joined, err := readJoining(ctx, cfg.Join, cfg.JoinFile)
 	if err != nil {
 		return
 	}

@@ -9,9 +9,11 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/datadir"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/internal/worker"
@@ -28,18 +30,50 @@ type joining struct {
 	trust.Join
 	file string // "": from XPYD_JOIN, and as it is
 	open bool   // others may read the file
+	once bool   // the file is a pipe or the like, which is read once
 }
 
-// readJoining reads the line; both empty is no line.
-func readJoining(text, file string) (joining, error) {
-	j := joining{file: file}
-	key := "join"
+// readJoining reads the line; both empty is no line. Who writes into a pipe is waited
+// for until ctx ends, and the error is ctx's then.
+func readJoining(ctx context.Context, text, file string) (joining, error) {
+	if file == "" {
+		return parseJoining(text, joining{})
+	}
+	type answer struct {
+		text string
+		j    joining
+		err  error
+	}
+	read := make(chan answer, 1)
+	go func() { // no deadline ends the opening of a pipe: after ctx it is left to itself
+		var a answer
+		a.text, a.j, a.err = joinFile(file, false)
+		read <- a
+	}()
+	select {
+	case <-ctx.Done():
+		return joining{}, ctx.Err()
+	case a := <-read:
+		if a.err != nil {
+			return a.j, &config.KeyError{Key: "join_file", Msg: a.err.Error()}
+		}
+		return parseJoining(a.text, a.j)
+	}
+}
+
+// again reads a file that is followed.
+func (j *joining) again() (joining, error) {
+	text, next, err := joinFile(j.file, true)
+	if err != nil {
+		return next, &config.KeyError{Key: "join_file", Msg: err.Error()}
+	}
+	return parseJoining(text, next)
+}
+
+func parseJoining(text string, j joining) (joining, error) {
+	file, key := j.file, "join"
 	if file != "" {
 		key = "join_file"
-		var err error
-		if text, j.open, err = joinFile(file); err != nil {
-			return j, &config.KeyError{Key: key, Msg: err.Error()}
-		}
 	}
 	if text == "" && file == "" {
 		return j, nil
@@ -58,30 +92,63 @@ func readJoining(text, file string) (joining, error) {
 // maxJoin bounds a join line.
 const maxJoin = 16 << 10
 
-// joinFile reads a file that may also be a pipe, or a link, as secrets that are
-// mounted are. It says whether others can read it.
-func joinFile(path string) (text string, open bool, err error) {
-	f, err := os.Open(path)
+// joinFile reads a file that may also be a link, as secrets that are mounted are. A
+// pipe or the like is read once, and never again: that would wait for who is gone.
+func joinFile(path string, again bool) (text string, j joining, err error) {
+	j.file = path
+	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", false, fmt.Errorf("%w: a router makes it at its first start, as %s in its data folder", err, fileJoin)
+		err = fmt.Errorf("open %s: %w: a router makes it at its first start, as %s in its data folder", path, syscall.ENOENT, fileJoin)
 	}
 	if err != nil {
-		return "", false, err
+		return "", j, err
+	}
+	flags := os.O_RDONLY
+	if j.once = !info.Mode().IsRegular(); !j.once {
+		flags |= syscall.O_NONBLOCK // of a pipe that has just taken its place
+	} else if again {
+		return "", j, fmt.Errorf("%s is no regular file any more", path)
+	}
+	f, err := os.OpenFile(path, flags, 0)
+	if err != nil {
+		return "", j, err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return "", false, err
+	if info, err = f.Stat(); err != nil {
+		return "", j, err
 	}
 	mode := info.Mode()
-	if mode.IsRegular() && mode.Perm()&0o002 != 0 {
-		return "", false, fmt.Errorf("%s has mode %04o, so that anybody may choose this worker's fleet: run `chmod 600 %s`", path, mode.Perm(), path)
+	if mode.IsRegular() == j.once {
+		return "", j, fmt.Errorf("%s: another was put in its place just now", path)
 	}
+	if err := chosenByUs(path, info); err != nil {
+		return "", j, err
+	}
+	j.open = mode.IsRegular() && mode.Perm()&0o004 != 0
 	b, err := io.ReadAll(io.LimitReader(f, maxJoin+1))
 	if err == nil && len(b) > maxJoin {
 		err = fmt.Errorf("%s has more than %d bytes", path, maxJoin)
 	}
-	return string(b), mode.IsRegular() && mode.Perm()&0o004 != 0, err
+	return string(b), j, err
+}
+
+// chosenByUs refuses a file or pipe that another user may write into.
+func chosenByUs(path string, info fs.FileInfo) error {
+	if uid := datadir.Owner(info); uid != 0 && uid != os.Geteuid() {
+		return fmt.Errorf("%s belongs to uid %d, who may so choose this worker's fleet, and this is uid %d: make a copy of your own with mode 0600, or give its text in XPYD_JOIN", path, uid, os.Geteuid())
+	}
+	mode, who := info.Mode(), ""
+	switch {
+	case !mode.IsRegular() && mode&fs.ModeNamedPipe == 0: // a terminal's mode says who may write on it
+	case mode.Perm()&0o002 != 0:
+		who = "anybody"
+	case mode.Perm()&0o020 != 0:
+		who = "its group"
+	}
+	if who != "" {
+		return fmt.Errorf("%s has mode %04o, so that %s may choose this worker's fleet: run `chmod 600 %s`", path, mode.Perm(), who, path)
+	}
+	return nil
 }
 
 func (j *joining) given() bool { return len(j.Secrets) > 0 }
@@ -102,8 +169,20 @@ const followEvery = time.Second
 
 // follow calls apply with what the file holds whenever that has changed, and looks
 // also when told to, until ctx ends. A file that is not there or that cannot be
-// read changes nothing, and is said once.
+// read changes nothing, and is said once. Without a file, and of one that is read
+// once, nothing changes.
 func (j *joining) follow(ctx context.Context, look <-chan os.Signal, log *slog.Logger, apply func(trust.Join) error) {
+	if j.once {
+		log.Info("the join file is not a regular file: it was read once, and is not followed", "file", j.file)
+	}
+	for j.once || j.file == "" {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look:
+			log.Warn(nothingElse)
+		}
+	}
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()
 	now, said := j.Join.Reveal(), ""
@@ -115,7 +194,7 @@ func (j *joining) follow(ctx context.Context, look <-chan os.Signal, log *slog.L
 		case <-look:
 			log.Warn(nothingElse)
 		}
-		next, err := readJoining("", j.file)
+		next, err := j.again()
 		if err == nil && next.Join.Reveal() != now {
 			now = next.Join.Reveal()
 			if err = apply(next.Join); err == nil {

@@ -37,7 +37,7 @@ func TestFollow(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "join")
 	one, two := trust.NewSecret(), trust.NewSecret()
 	writeJoin(t, path, 0o600, "nats://127.0.0.1:1", one)
-	j, err := readJoining("", path)
+	j, err := readJoining(t.Context(), "", path)
 	if err != nil || !j.given() || j.open {
 		t.Fatal(j.open, err)
 	}
@@ -96,6 +96,151 @@ func TestFollow(t *testing.T) {
 			t.Errorf("%d times %q:\n%s", strings.Count(text, want), want, text)
 		}
 	}
+}
+
+// pipe makes a FIFO; whoever waits for a writer is let go at the end.
+func pipe(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if w, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil {
+			w.Close()
+		}
+	})
+	return path
+}
+
+// TestPipe: a join file that is a pipe is read once, which is said. Before, it was
+// opened again, which nothing ended.
+func TestPipe(t *testing.T) {
+	path := pipe(t)
+	secret := trust.NewSecret()
+	go func() {
+		line := trust.Join{URL: "nats://127.0.0.1:1", Secrets: []trust.Secret{secret}}
+		_ = os.WriteFile(path, []byte(line.Reveal()+"\n"), 0) // the reader says what is wrong
+	}()
+	j, err := readJoining(t.Context(), "", path)
+	if err != nil || !j.once || len(j.Secrets) != 1 || j.Secrets[0] != secret {
+		t.Fatal(j.once, err)
+	}
+	var log bytes.Buffer
+	look := make(chan os.Signal)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		j.follow(ctx, look, slog.New(slog.NewTextHandler(&log, nil)), func(trust.Join) error {
+			t.Error("something is applied")
+			return nil
+		})
+	}()
+	within := time.After(20 * time.Second)
+	for range 2 {
+		select {
+		case look <- syscall.SIGHUP:
+		case <-within:
+			t.Fatal("it does not look")
+		}
+	}
+	cancel()
+	select {
+	case <-done:
+	case <-within:
+		t.Fatal("it does not end")
+	}
+	if text := log.String(); strings.Count(text, "level=INFO") != 1 || !strings.Contains(text, "not a regular file") || strings.Count(text, nothingElse) != 2 {
+		t.Error(text)
+	}
+}
+
+// TestPipeForFile: nor is a pipe opened that has taken the place of a file.
+func TestPipeForFile(t *testing.T) {
+	path := pipe(t)
+	j := joining{file: path}
+	read := make(chan error, 1)
+	go func() {
+		_, err := j.again()
+		read <- err
+	}()
+	select {
+	case err := <-read:
+		if err == nil || !strings.Contains(err.Error(), "no regular file any more") {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("it waits for a writer")
+	}
+}
+
+// TestPipeWithoutWriter: who waits for a writer is stopped as always.
+func TestPipeWithoutWriter(t *testing.T) {
+	t.Setenv("XPYD_JOIN_FILE", pipe(t))
+	for _, command := range []string{"decode", "router", "up"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		code := make(chan int, 1)
+		var out, errs bytes.Buffer
+		go func() {
+			stopped, stop := context.WithCancel(context.Background())
+			context.AfterFunc(ctx, stop)
+			code <- run(stopped, []string{command}, &out, &errs)
+		}()
+		select {
+		case got := <-code:
+			if got != exitDone || errs.Len() > 0 || ctx.Err() == nil {
+				t.Errorf("%s: exit code %d, %q", command, got, errs.String())
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%s does not end", command)
+		}
+		cancel()
+	}
+}
+
+// TestJoinFileOfOthers: who may write into a join file chooses the fleet, so that is
+// we and root alone. Who may read it is said.
+func TestJoinFileOfOthers(t *testing.T) {
+	f := func(path, want string) joining {
+		t.Helper()
+		j, err := readJoining(t.Context(), "", path)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		return j
+	}
+	path := filepath.Join(t.TempDir(), "join")
+	mode := func(mode os.FileMode) string {
+		writeJoin(t, path, mode, "", trust.NewSecret())
+		return path
+	}
+	for m, open := range map[os.FileMode]bool{0o600: false, 0o400: false, 0o640: false, 0o644: true, 0o444: true} {
+		if j := f(mode(m), ""); j.open != open {
+			t.Errorf("%v: open is %v", m, j.open)
+		}
+	}
+	f(mode(0o660), "has mode 0660, so that its group may choose this worker's fleet: run `chmod 600 "+path)
+	f(mode(0o602), "has mode 0602, so that anybody may choose this worker's fleet: run `chmod 600 "+path)
+	if os.Geteuid() != 0 {
+		t.Log("not root: no file can be given to another user")
+		return
+	}
+	theirs := func(path string) string {
+		if err := os.Chown(path, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	f(theirs(mode(0o600)), "belongs to uid 65534, who may so choose this worker's fleet, and this is uid 0")
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	f(link, link+" belongs to uid 65534")
+	fifo := theirs(pipe(t))
+	go func() { _ = os.WriteFile(fifo, nil, 0) }() // the reader says what is wrong
+	f(fifo, "belongs to uid 65534")
 }
 
 func TestAnswersWhom(t *testing.T) {
@@ -260,6 +405,68 @@ func TestSquatted(t *testing.T) {
 	}
 	if list, err := os.ReadDir(data); err != nil || len(list) != 7 {
 		t.Errorf("%v, %v", list, err)
+	}
+}
+
+// TestDeadRouter: what a router left that was killed sends nobody anywhere: another
+// user may listen by now where it did. Before, he got the admin token.
+func TestDeadRouter(t *testing.T) {
+	var heard atomic.Int32
+	his := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		heard.Add(1)
+		_, _ = w.Write([]byte(`{"ready":true}`))
+	}))
+	defer his.Close()
+	data := t.TempDir()
+	if err := os.Chmod(data, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{fileAdmin: his.URL, fileToken: "the-old-token", "lock": ""} {
+		if err := os.WriteFile(filepath.Join(data, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, env := range []string{"", "the-real-token"} {
+		t.Setenv("XPYD_ADMIN_TOKEN", env)
+		for _, args := range [][]string{{"status"}, {"drain", "decode-0"}, {"scale", "decode=2"}, {"secret", "rotate"}, {"admin", "cache"}, {"drain", "decode-0", "--token", "said"}} {
+			_, errs, code := xpyd(t, append(args, "--data", data)...)
+			if want := "xpyd: no router runs on " + data + ": start one, or "; code != exitFailed || !strings.HasPrefix(errs, want) || strings.Count(errs, "\n") != 1 {
+				t.Errorf("%v: exit code %d, %q", args, code, errs)
+			}
+		}
+	}
+	if n := heard.Load(); n > 0 {
+		t.Errorf("he was asked %d times", n)
+	}
+	if _, errs, code := xpyd(t, "drain", "decode-0", "--admin", his.URL, "--data", data); code != exitDone || heard.Load() != 1 { // where the user says
+		t.Errorf("exit code %d, %q", code, errs)
+	}
+}
+
+// TestSecretRefused: what is wrong with the file of the secret is said with its path
+// and what to do.
+func TestSecretRefused(t *testing.T) {
+	data := t.TempDir()
+	path := filepath.Join(data, fileSecret)
+	if err := os.Chmod(data, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	refused := func(want string) {
+		t.Helper()
+		_, errs, code := xpyd(t, "router", "--data", data, "--listen", "127.0.0.1:0", "--admin", "")
+		if code != exitFailed || !strings.Contains(errs, path) || !strings.Contains(errs, want) || strings.Count(errs, "\n") != 1 {
+			t.Errorf("exit code %d, %q lacks %q", code, errs, want)
+		}
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused("it is empty; put it back, or remove it: the router then makes another")
+	for _, to := range []string{filepath.Join(t.TempDir(), "elsewhere"), "beside"} {
+		if err := errors.Join(os.Remove(path), os.Symlink(to, path)); err != nil {
+			t.Fatal(err)
+		}
+		refused("is a symbolic link, which is not followed: remove it, or put the file itself in its place")
 	}
 }
 

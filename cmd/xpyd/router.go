@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -65,7 +67,10 @@ environment variable: tls_cert is XPYD_TLS_CERT.`,
 		}
 		log, flush := newLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
 		defer flush()
-		front, err := openFront(cfg, log, frontConfig{mounts: startsNone(), sources: sources})
+		front, err := openFront(cmd.Context(), cfg, log, frontConfig{mounts: startsNone(), sources: sources})
+		if errors.Is(err, context.Canceled) { // stopped while nobody has written into a pipe
+			return nil
+		}
 		if err != nil {
 			return wrongSetting(sources, err)
 		}

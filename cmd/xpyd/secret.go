@@ -127,7 +127,7 @@ scrape-token, for credentials_file; it changes when an older secret is retired.`
 		Example: "  xpyd secret scrape-token\n  xpyd secret scrape-token --join-file /run/user/1000/xpyd/join-url",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			j, err := readJoining("", file)
+			j, err := readJoining(cmd.Context(), "", file)
 			if err != nil {
 				return usageError{err}
 			}
@@ -159,5 +159,9 @@ func joinOf(data string) (trust.Join, error) {
 	if err != nil {
 		return trust.Join{}, err
 	}
-	return trust.ParseJoin(string(text))
+	line, err := trust.ParseJoin(string(text))
+	if err != nil {
+		err = fmt.Errorf("%s/%s: %w; a router that starts writes it anew", dir.Path(), fileJoin, err)
+	}
+	return line, err
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/datadir"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/kernels/cpu"
 	"github.com/xpyd/xpyd/kernels/cuda"
@@ -95,10 +96,12 @@ func TestStatusRouters(t *testing.T) {
 func TestAdminTLS(t *testing.T) {
 	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"ready":true}`)) }))
 	defer srv.Close()
-	data := t.TempDir()
-	if err := os.Chmod(data, 0o700); err != nil {
+	dir, err := datadir.Own(filepath.Join(t.TempDir(), "data"))
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer dir.Close()
+	data := dir.Path()
 	cert := filepath.Join(data, "cert.pem")
 	write := func(name, text string) {
 		if err := os.WriteFile(filepath.Join(data, name), []byte(text), 0o600); err != nil {

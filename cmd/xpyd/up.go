@@ -141,7 +141,10 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 		return err
 	}
 	scale := &scaler{}
-	front, err := openFront(&cfg.RouterConfig, log, frontConfig{mounts: scale.mounts(), coming: scale.coming, sources: sources, forget: true})
+	front, err := openFront(ctx, &cfg.RouterConfig, log, frontConfig{mounts: scale.mounts(), coming: scale.coming, sources: sources, forget: true})
+	if errors.Is(err, context.Canceled) { // stopped while nobody has written into a pipe
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/xpyd/xpyd/internal/datadir"
 	"github.com/xpyd/xpyd/internal/trust"
@@ -79,6 +81,27 @@ func TestHelp(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestFlagsHelp: what stands between backquotes in a flag's usage is shown as the name
+// of its value, so nothing does.
+func TestFlagsHelp(t *testing.T) {
+	seen := 0
+	var look func(c *cobra.Command)
+	look = func(c *cobra.Command) {
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if seen++; strings.Contains(f.Usage, "`") {
+				t.Errorf("%s --%s: %q has backquotes", c.CommandPath(), f.Name, f.Usage)
+			}
+		})
+		for _, below := range c.Commands() {
+			look(below)
+		}
+	}
+	look(newRoot(new(bytes.Buffer), new(bytes.Buffer)))
+	if seen < 50 {
+		t.Errorf("%d flags", seen)
 	}
 }
 

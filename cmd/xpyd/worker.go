@@ -68,7 +68,7 @@ and answers those who have the secret, as behind a proxy made for vLLM.`, role),
 	f.String("kv-cache-dtype", cfg.KVCacheDType, kvCacheDTypeHelp)
 	f.String("dtype", cfg.DType, dtypeHelp)
 	f.String("quantization", cfg.Quantization, quantizationHelp)
-	f.Bool("drained", false, "start drained: it gets no work before `xpyd undrain ID`")
+	f.Bool("drained", false, "start drained: it gets no work before xpyd undrain ID")
 	f.String("log-level", cfg.Log.Level, "debug, info, warn or error")
 	f.String("log-format", cfg.Log.Format, "text or json")
 	keys := map[string]string{
@@ -88,7 +88,10 @@ and answers those who have the secret, as behind a proxy made for vLLM.`, role),
 		if printConfig {
 			return config.Print(cmd.OutOrStdout(), &cfg)
 		}
-		joined, err := readJoining(cfg.Join, cfg.JoinFile)
+		joined, err := readJoining(cmd.Context(), cfg.Join, cfg.JoinFile)
+		if errors.Is(err, context.Canceled) { // stopped while nobody has written into a pipe
+			return nil
+		}
 		if err != nil {
 			return wrongSetting(sources, err)
 		}
@@ -221,14 +224,6 @@ func followJoin(w *worker.Worker, joined *joining, ring *trust.Ring, hup <-chan 
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for joined.file == "" {
-			select {
-			case <-ctx.Done():
-				return
-			case <-hup:
-				log.Warn(nothingElse)
-			}
-		}
 		joined.follow(ctx, hup, log, func(next trust.Join) error {
 			if err := ring.Set(next.Secrets...); err != nil {
 				return err

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 )
 
 // maxFile bounds what is read: these files are a line or two.
@@ -54,6 +55,9 @@ func Open(path string) (*Dir, error) {
 	if err := mine(path, info); err != nil {
 		return nil, err
 	}
+	if err := kept(path); err != nil {
+		return nil, err
+	}
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, err
@@ -73,7 +77,7 @@ func mine(path string, info fs.FileInfo) error {
 	if !info.IsDir() {
 		return fmt.Errorf("data folder %s is not a folder: choose another with --data", path)
 	}
-	if uid := owner(info); uid != os.Geteuid() {
+	if uid := Owner(info); uid != os.Geteuid() {
 		return fmt.Errorf("data folder %s belongs to uid %d (mode %04o), and this is uid %d: secrets in it would be theirs; choose another with --data or XPYD_DATA, or have it removed",
 			path, uid, info.Mode().Perm(), os.Geteuid())
 	}
@@ -84,7 +88,16 @@ func mine(path string, info fs.FileInfo) error {
 	return nil
 }
 
-func owner(info fs.FileInfo) int {
+// kept is Kept, with what to do of a data folder.
+func kept(path string) error {
+	if err := Kept(path); err != nil {
+		return fmt.Errorf("data folder %w, with --data or XPYD_DATA", err)
+	}
+	return nil
+}
+
+// Owner is the uid that a file belongs to.
+func Owner(info fs.FileInfo) int {
 	if s, ok := info.Sys().(*syscall.Stat_t); ok {
 		return int(s.Uid)
 	}
@@ -97,10 +110,19 @@ const fileLock = "lock"
 // Own makes the folder, if there is none, and takes it until Close. A folder that
 // another process has is refused.
 func Own(path string) (*Dir, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) { // else Open says what is wrong with it
+		if err := kept(path); err != nil {
+			return nil, err
+		}
+	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
 	}
-	err := os.Mkdir(path, 0o700)
+	err = os.Mkdir(path, 0o700)
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
@@ -116,15 +138,28 @@ func Own(path string) (*Dir, error) {
 	return d, nil
 }
 
+// lookers is how long take waits for those who only look whether the folder is taken,
+// as Taken does for an instant.
+const lookers = 200 * time.Millisecond
+
 // take locks the folder. The one who lets go removes the lock file, so the one who
 // got it looks whether it is still the folder's.
 func (d *Dir) take() error {
+	until := time.Now().Add(lookers)
 	for range 100 {
+		if err := d.noLink(fileLock); err != nil {
+			return err
+		}
 		f, err := d.root.OpenFile(fileLock, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
 		if err != nil {
 			return fmt.Errorf("data folder %s: %w", d.path, err)
 		}
-		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		for errors.Is(err, syscall.EWOULDBLOCK) && time.Now().Before(until) {
+			time.Sleep(5 * time.Millisecond)
+			err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		}
+		if err != nil {
 			f.Close()
 			return fmt.Errorf("data: another xpyd uses %s; stop it, or choose another folder with --data", d.path)
 		}
@@ -139,6 +174,29 @@ func (d *Dir) take() error {
 	return fmt.Errorf("data folder %s: its lock is being replaced all the time", d.path)
 }
 
+// Taken reports whether a process owns the folder. One that was killed does not.
+func (d *Dir) Taken() (bool, error) {
+	if err := d.noLink(fileLock); err != nil {
+		return false, err
+	}
+	f, err := d.root.OpenFile(fileLock, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("data folder %s: %w", d.path, err)
+	}
+	defer f.Close() // and with it goes the lock, if it was got
+	err = syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)
+	if err != nil && !errors.Is(err, syscall.EWOULDBLOCK) {
+		err = fmt.Errorf("data folder %s: whether its %s is held: %w", d.path, fileLock, err)
+	}
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return true, nil
+	}
+	return false, err
+}
+
 // Path is the folder's, absolute.
 func (d *Dir) Path() string { return d.path }
 
@@ -148,6 +206,9 @@ func (d *Dir) Made() bool { return d.made }
 // Read returns what Write wrote. The error is fs.ErrNotExist if there is no such
 // file; a file that others own or may read is refused.
 func (d *Dir) Read(name string) ([]byte, error) {
+	if err := d.noLink(name); err != nil {
+		return nil, err
+	}
 	f, err := d.root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("data folder %s: %w", d.path, err)
@@ -158,14 +219,23 @@ func (d *Dir) Read(name string) ([]byte, error) {
 		return nil, err
 	}
 	path := filepath.Join(d.path, name)
-	if !info.Mode().IsRegular() || owner(info) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s is not believed: it has mode %v and belongs to uid %d, where a file of mode 0600 and uid %d is wanted", path, info.Mode(), owner(info), os.Geteuid())
+	if !info.Mode().IsRegular() || Owner(info) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("%s is not believed: it has mode %v and belongs to uid %d, where a file of mode 0600 and uid %d is wanted", path, info.Mode(), Owner(info), os.Geteuid())
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(text) > maxFile {
 		err = fmt.Errorf("%s has more than %d bytes", path, maxFile)
 	}
 	return text, err
+}
+
+// noLink refuses a symbolic link with more words than the opening would have.
+func (d *Dir) noLink(name string) error {
+	if info, err := d.root.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		path := filepath.Join(d.path, name)
+		return fmt.Errorf("%s is a symbolic link, which is not followed: remove it, or put the file itself in its place, with mode 0600", path)
+	}
+	return nil
 }
 
 // Write puts a file for this user's eyes only, whole or not at all. Only who owns

@@ -82,6 +82,66 @@ func TestOwn(t *testing.T) {
 	}
 }
 
+// TestTaken: a folder is taken while its owner lives, and who looks takes it from
+// nobody.
+func TestTaken(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "data")
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f := func(want bool) {
+		t.Helper()
+		d, err := datadir.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		if got, err := d.Taken(); got != want || err != nil {
+			t.Errorf("%v %v, want %v", got, err, want)
+		}
+	}
+	f(false)
+	d := own(t, path)
+	f(true)
+	d.Close()
+	f(false)
+	if err := os.WriteFile(filepath.Join(path, "lock"), nil, 0o600); err != nil { // of one that was killed
+		t.Fatal(err)
+	}
+	f(false)
+	done := make(chan struct{})
+	looking := make(chan struct{})
+	go func() {
+		defer close(looking)
+		looker, err := datadir.Open(path)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer looker.Close()
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			if _, err := looker.Taken(); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for range 200 {
+		d, err := datadir.Own(path)
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		d.Close()
+	}
+	close(done)
+	<-looking
+}
+
 // TestClose: what was made goes, what others put there and folders that were there
 // stay.
 func TestClose(t *testing.T) {
@@ -176,13 +236,13 @@ func TestNothingFollowed(t *testing.T) {
 	if text, err := d.Read("token"); err != nil || string(text) != "secret" {
 		t.Errorf("%q, %v", text, err)
 	}
-	if text, err := d.Read("url"); err == nil {
-		t.Errorf("through a link: %q", text)
+	if text, err := d.Read("url"); err == nil || !strings.Contains(err.Error(), filepath.Join(path, "url")+" is a symbolic link") {
+		t.Errorf("through a link: %q, %v", text, err)
 	}
 	d.Close("token", "url")
 	link("lock")
-	if _, err := datadir.Own(path); err == nil {
-		t.Error("a lock that is a link is taken")
+	if _, err := datadir.Own(path); err == nil || !strings.Contains(err.Error(), filepath.Join(path, "lock")+" is a symbolic link") {
+		t.Errorf("a lock that is a link: %v", err)
 	}
 	if text, err := os.ReadFile(precious); err != nil || string(text) != "precious" {
 		t.Errorf("%q, %v", text, err)

@@ -82,6 +82,13 @@ func TestPrivateParent(t *testing.T) {
 	f(0o755, "")
 	f(0o777, "may rename it")
 	f(0o777|os.ModeSticky, "") // as /tmp
+	low := filepath.Join(leaf, "low")
+	if err := os.Mkdir(low, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	leaf = low
+	f(0o777, "may rename it") // however far up
+	f(0o755, "")
 	if os.Geteuid() != 0 {
 		t.Log("not root: a folder of another user cannot be made")
 		return

@@ -5,8 +5,9 @@ package tier
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"syscall"
+
+	"github.com/xpyd/xpyd/internal/datadir"
 )
 
 // private reports an error for a folder in which another user could put KV of his
@@ -28,35 +29,5 @@ func private(dir string) error {
 	if mode := info.Mode().Perm(); mode&others != 0 {
 		return fmt.Errorf("%s can be written to by others (mode %#o): chmod 700 %s, or name a folder inside it", dir, mode, dir)
 	}
-	return keeps(dir)
-}
-
-// keeps reports an error for a folder whose parent lets another user put one of his
-// own in its place.
-func keeps(dir string) error {
-	real, err := filepath.EvalSymlinks(dir)
-	if err == nil {
-		real, err = filepath.Abs(real)
-	}
-	if err != nil {
-		return err
-	}
-	parent := filepath.Dir(real)
-	info, err := os.Stat(parent)
-	if err != nil {
-		return err
-	}
-	others := os.FileMode(0o002)
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		if uid := int(st.Uid); uid != 0 && uid != os.Geteuid() {
-			return fmt.Errorf("%s is in %s, which belongs to uid %d, not to %d, as whom this runs: name another folder", dir, parent, uid, os.Geteuid())
-		}
-		if int(st.Gid) != os.Getegid() {
-			others = 0o022
-		}
-	}
-	if mode := info.Mode(); mode.Perm()&others != 0 && mode&os.ModeSticky == 0 {
-		return fmt.Errorf("%s is in %s, in which others may rename it (mode %#o): name a folder in a place that is this user's, or root's", dir, parent, mode.Perm())
-	}
-	return nil
+	return datadir.Kept(dir)
 }
