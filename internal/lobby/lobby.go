@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 )
 
 // Lobby is a listener's connections that have not proved yet to be of the fleet. Their
@@ -23,22 +24,36 @@ type Lobby struct {
 // New makes a lobby with so many places, one at least.
 func New(most int) *Lobby { return &Lobby{most: max(1, most)} }
 
+// stay is how long a guest is left alone at least. What a member says comes with its
+// connection, but who serves it must get a turn to read that. Crowds that come faster
+// wait where the kernel queues them.
+const stay = 10 * time.Millisecond
+
 // Guest is one connection in a lobby.
 type Guest struct {
 	conn   net.Conn
 	source netip.Prefix // of a host; the zero value: this machine, over no network
+	since  time.Time
 }
 
-// Enter lets a connection in, and may close another one. The caller sees to it that it leaves.
+// Enter lets a connection in, and may close another one, for which it may wait (stay).
+// The caller sees to it that it leaves.
 func (l *Lobby) Enter(c net.Conn) *Guest {
-	g := &Guest{c, sourceOf(c.RemoteAddr())}
+	g := &Guest{conn: c, source: sourceOf(c.RemoteAddr())}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.guests) >= l.most {
+	for len(l.guests) >= l.most {
 		at := l.longest()
+		if early := stay - time.Since(l.guests[at].since); early > 0 {
+			l.mu.Unlock()
+			<-time.After(early)
+			l.mu.Lock()
+			continue // others may have left
+		}
 		l.guests[at].conn.Close()
 		l.guests = slices.Delete(l.guests, at, at+1)
 	}
+	g.since = time.Now()
 	l.guests = append(l.guests, g)
 	return g
 }

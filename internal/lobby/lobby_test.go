@@ -3,6 +3,8 @@ package lobby
 import (
 	"net"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // caller is a connection from somewhere.
@@ -74,4 +76,37 @@ func TestLobby(t *testing.T) {
 	if !u.closed {
 		t.Error("the oldest has not made room")
 	}
+}
+
+// TestStay: however fast a crowd comes, everybody has time to say who he is, and
+// who has said it in that time lets the next one in at once.
+func TestStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(4)
+		friend, start := from("10.0.0.2:1"), time.Now()
+		g := l.Enter(friend)
+		for range 3 {
+			l.Enter(from("10.0.0.2:7"))
+		}
+		entered := make(chan struct{})
+		go func() {
+			l.Enter(from("10.0.0.2:7"))
+			close(entered)
+		}()
+		synctest.Wait()
+		if friend.closed || !l.Leave(g) {
+			t.Error("it was put out before its time")
+		}
+		<-entered
+		if took := time.Since(start); took != stay || friend.closed {
+			t.Errorf("after %v, closed %t", took, friend.closed)
+		}
+		next := time.Now()
+		for range 8 {
+			l.Enter(from("10.0.0.2:7"))
+		}
+		if took := time.Since(next); took < stay || took > 3*stay {
+			t.Errorf("eight more took %v", took)
+		}
+	})
 }
