@@ -28,24 +28,24 @@ import (
 )
 
 // serveAdmin routes the admin listener: all but /metrics and /health are
-// behind a token, and what is asked besides is written down. It reports whether
-// the body was read: nobody's is before the token.
-func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) (read bool) {
+// behind a token, before which no body is read, and what is asked besides is written
+// down.
+func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	id := requestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
 	verb, path := method(ctx), string(ctx.Path())
 	if err := reqbody.Framed(&ctx.Request.Header); err != nil {
 		r.httpError(ctx, err)
 		ctx.SetConnectionClose()
-		return false
+		return
 	}
 	switch {
 	case path == "/metrics" && r.deps.Gatherer != nil:
 		r.serveMetrics(ctx)
-		return false
+		return
 	case path == "/health":
 		writeJSON(ctx, 200, []byte(`{"status":"ok"}`))
-		return false
+		return
 	}
 	by := r.holder(ctx, verb, path)
 	if by != nobody {
@@ -63,14 +63,11 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) (read bool) {
 	default:
 		if err := reqbody.Read(ctx, r.cfg.MaxBodyBytes); err != nil {
 			r.httpError(ctx, err)
-			ctx.SetConnectionClose()
-			return false
+			return
 		}
 		r.administer(ctx, id, verb, path)
-		read = true
 	}
 	r.audited(ctx, id, verb, path, by)
-	return read
 }
 
 // holder is whose token a request shows.

@@ -58,7 +58,8 @@ func publicRoutes() map[string]route {
 func (r *Router) adminServer() *fasthttp.Server {
 	return &fasthttp.Server{
 		Handler: func(ctx *fasthttp.RequestCtx) {
-			if !r.serveAdmin(ctx) && ctx.Request.IsBodyStream() {
+			r.serveAdmin(ctx)
+			if ctx.Request.IsBodyStream() { // still: it was not read
 				ctx.SetConnectionClose()
 			}
 		},

@@ -1,7 +1,6 @@
 package docs
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -84,25 +83,8 @@ type desk struct {
 type job struct {
 	block *block
 	cmd   *exec.Cmd
-	out   output
+	out   cluster.Output
 	done  chan struct{}
-}
-
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
 }
 
 // newDesk makes a folder with what the repository has in it, a home beside it, and a
