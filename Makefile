@@ -4,7 +4,7 @@ PKGS     ?= ./...
 # The longest first: they wait more than they compute, and others run meanwhile.
 WAITING   = ./kvconn/tcp ./kvconn/shm
 # Folders in which something runs at the same time, or memory is touched past Go's rules.
-SHARING   = $(sort $(dir $(shell grep -rlE '\<go [a-z]|\.Go\>|"sync|\<chan\>|Parallel|"unsafe"' --include='*.go' kvconn router internal prefill decode) e2e/))
+SHARING   = $(sort $(dir $(shell grep -rlE '\<go [a-z]|\.Go\>|"sync|\<chan\>|Parallel|"unsafe"' --include='*.go' kvconn router worker engine internal prefill decode) e2e/))
 RACE     ?= $(WAITING) $(filter-out $(WAITING),$(patsubst %/,./%,$(SHARING)))
 FUZZTIME ?= 10s
 SEED     ?= 1
@@ -61,7 +61,7 @@ router-churn: ## the router through ten minutes of churn, faults and cancels; th
 
 soak: ## 1,000 random requests, xPyD against a single worker; 5,000 at each block size under a full pool, with retractions
 	XPYD_SOAK_REQUESTS=1000 $(GO) test ./e2e -run TestDifferential -count=1 -timeout 60m -v
-	XPYD_RETRACT_REQUESTS=5000 $(GO) test ./internal/engine -run TestRetraction -count=1 -timeout 60m -v
+	XPYD_RETRACT_REQUESTS=5000 $(GO) test ./engine -run TestRetraction -count=1 -timeout 60m -v
 
 edge-soak: ## half an hour of kills, stops, scale, role, drain, NATS cuts, no descriptors and no memory under load; figures go to bench/
 	XPYD_EDGE_SOAK=30m XPYD_EDGE_OUT=bench $(GO) test ./e2e/soak -run TestEdgeSoak -count=1 -timeout 60m -v

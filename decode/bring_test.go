@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/decode"
-	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/xpyd/xpyd/internal/handoff"
-	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/engine/handoff"
+	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/decode"
-	"github.com/xpyd/xpyd/internal/handoff"
-	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/engine/handoff"
+	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )

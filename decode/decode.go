@@ -16,9 +16,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/xpyd/xpyd/internal/engine"
-	"github.com/xpyd/xpyd/internal/handoff"
-	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/handoff"
+	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"

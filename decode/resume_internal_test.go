@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/xpyd/xpyd/internal/kvcache"
+	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
 // Rows made under other numerics are never put beside those to come.

@@ -10,9 +10,9 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/xpyd/xpyd/engine/tier/redis/redistest"
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/internal/tier/redis/redistest"
-	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // randomBody makes one valid completion request: mixed lengths, batches, n,

@@ -9,9 +9,9 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/internal/trust/trusttest"
-	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // TestMTLS: a router and a pair with certificates of one CA and one secret, over

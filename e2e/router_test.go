@@ -18,8 +18,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // startCluster runs NATS, x prefill and y decode workers and a router in this

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // TestDifferentialShared: 16 clients at a time keep 2 + 2 workers busy whose

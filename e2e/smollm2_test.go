@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // golden is what Hugging Face transformers generates greedily from the same

@@ -16,9 +16,9 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/trust"
-	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/apikey"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // swapped is stories260k with K and V of each layer in each other's place, and a

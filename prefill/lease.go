@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/xpyd/xpyd/internal/engine"
-	"github.com/xpyd/xpyd/internal/handoff"
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/engine"
 )
 
 // TestEarlyClaimsAreBounded: claims that come before their prompts take places as

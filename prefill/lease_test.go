@@ -10,8 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/xpyd/xpyd/internal/engine"
-	"github.com/xpyd/xpyd/internal/handoff"
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"

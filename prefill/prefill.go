@@ -25,8 +25,8 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/xpyd/xpyd/internal/engine"
-	"github.com/xpyd/xpyd/internal/handoff"
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/convert"
@@ -72,7 +72,7 @@ func DefaultConfig() Config {
 	return Config{TicketWait: 10 * time.Second, Lease: 30 * time.Second, MaxLease: 8 * time.Minute, MaxLeases: 256, Remembered: 4096}
 }
 
-// Engine is what the service needs of internal/engine.
+// Engine is what the service needs of engine.
 type Engine interface {
 	Submit(ctx context.Context, r *engine.Request) (*engine.Handle, error)
 }

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 )

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/xpyd/xpyd/internal/engine"
+	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 )

@@ -12,11 +12,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/kvbench"
 	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/internal/model"
-	"github.com/xpyd/xpyd/internal/tier"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 	"github.com/xpyd/xpyd/kernels/cuda"

@@ -25,8 +25,8 @@ import (
 	"github.com/xpyd/xpyd/internal/datadir"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/trust"
-	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // RouterConfig is what `xpyd router` and `xpyd up` read: the router's own

@@ -20,7 +20,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/datadir"
 	"github.com/xpyd/xpyd/internal/trust"
-	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/worker"
 )
 
 func writeJoin(t *testing.T, path string, mode os.FileMode, url string, secrets ...trust.Secret) {

@@ -10,9 +10,9 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/xpyd/xpyd/internal/kvcache"
-	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // fleetLedger is what GET /debug/ledger?fleet=1 says: what the router holds,

@@ -20,8 +20,8 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/internal/supervise"
-	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/kernels/cuda"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // upConfig is `xpyd up`: a router and the workers it starts.

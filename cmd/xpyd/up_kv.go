@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/xpyd/xpyd/internal/config"
-	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // UpKV is what `xpyd up` says of its workers' KV: kv_X is kv.X of each of them.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // TestUpTellsWorkers: each kv_ setting of `up` arrives as its workers' kv setting

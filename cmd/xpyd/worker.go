@@ -20,7 +20,6 @@ import (
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/trust"
-	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/cudaipc"
@@ -28,6 +27,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/pinned"
 	"github.com/xpyd/xpyd/kvconn/shm"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // newWorker is `xpyd prefill` or `xpyd decode`: one worker process.

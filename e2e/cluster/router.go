@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/internal/kvcache"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/trust"
-	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // Router is a running `xpyd up` or `xpyd router`.

@@ -1,5 +1,5 @@
 // Package tiers tests that KV from wherever it lies gives the same tokens: on the CPU
-// with its own tests, on a GPU with those of internal/worker.
+// with its own tests, on a GPU with those of worker.
 package tiers
 
 import (
@@ -25,8 +25,8 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
-	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // A Bed is where workers run, and with what.

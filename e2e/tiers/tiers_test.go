@@ -3,9 +3,9 @@ package tiers
 import (
 	"testing"
 
+	"github.com/xpyd/xpyd/engine/tier/redis/redistest"
 	"github.com/xpyd/xpyd/internal/model"
-	"github.com/xpyd/xpyd/internal/tier/redis/redistest"
-	"github.com/xpyd/xpyd/internal/worker"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // TestSameTokens is SameTokens on the CPU.
@@ -13,7 +13,7 @@ func TestSameTokens(t *testing.T) {
 	SameTokens(t, Bed{Store: func(t *testing.T) string { return redistest.Start(t).URL() }, Prompt: 320, Tokens: 8, Temperature: 0.8, SSD: 32 << 20}, 16, 1, 64, 256)
 }
 
-// TestSameTokensAsOnGPU is what internal/worker's TestGPUSameTokens does, with a
+// TestSameTokensAsOnGPU is what worker's TestGPUSameTokens does, with a
 // smaller model.
 func TestSameTokensAsOnGPU(t *testing.T) {
 	dir := RandomModel(t, model.BF16, func(c *model.Config) {

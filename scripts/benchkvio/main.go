@@ -11,9 +11,9 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/internal/figures"
 	"github.com/xpyd/xpyd/internal/kvbench"
-	"github.com/xpyd/xpyd/internal/tier"
 )
 
 func main() {

@@ -24,7 +24,7 @@ type pack struct {
 
 // goTests are the test binaries of a pack, by package.
 var goTests = []struct{ name, path string }{
-	{"cuda.test", "./kernels/cuda"}, {"worker.test", "./internal/worker"}, {"stage.test", "./kvconn/stage"},
+	{"cuda.test", "./kernels/cuda"}, {"worker.test", "./worker"}, {"stage.test", "./kvconn/stage"},
 }
 
 var (

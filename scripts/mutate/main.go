@@ -7,7 +7,7 @@
 //
 //	go run ./scripts/mutate -seed 7 -n 200 -log seed7.jsonl
 //	go run ./scripts/mutate -seed 7 -n 200 -log seed7.jsonl -again    # its survivors, with today's tests
-//	go run ./scripts/mutate -n 20 internal/tier internal/kvcache      # of these packages
+//	go run ./scripts/mutate -n 20 engine/tier engine/kvcache      # of these packages
 package main
 
 import (
@@ -27,8 +27,8 @@ import (
 
 // targets are what `make mutate` puts bugs into. A file stands for itself.
 var targets = []string{
-	"decode", "internal/engine", "internal/fleet", "internal/kvcache", "internal/openai", "internal/supervise", "internal/tier",
-	"internal/tokenizer", "internal/worker", "kernels/cpu/logprobs.go", "kernels/cpu/philox.go", "kernels/cpu/sample.go", "prefill",
+	"decode", "engine", "internal/fleet", "engine/kvcache", "internal/openai", "internal/supervise", "engine/tier",
+	"internal/tokenizer", "worker", "kernels/cpu/logprobs.go", "kernels/cpu/philox.go", "kernels/cpu/sample.go", "prefill",
 	"router", "router/limit", "router/pick",
 }
 

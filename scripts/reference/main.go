@@ -14,8 +14,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/worker"
 )
 
 func main() {

@@ -20,9 +20,9 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/gpustat"
 	"github.com/xpyd/xpyd/internal/trust"
-	"github.com/xpyd/xpyd/internal/worker"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // metrics runs a router, a prefill and a decode worker with all tiers, in this

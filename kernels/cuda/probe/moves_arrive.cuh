@@ -1,4 +1,4 @@
-// moves arrive: blocks that arrive layer by layer from records as internal/tier lays
+// moves arrive: blocks that arrive layer by layer from records as engine/tier lays
 // them out, verified where they land, beside the same blocks moved all layers of one
 // after another, and the copy engine. Rows are zeros with right digests.
 #pragma once

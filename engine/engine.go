@@ -1,0 +1,239 @@
+// Package engine runs requests on a backend. One loop goroutine owns the
+// schedule: it takes new requests in (queue.go), lets them into the batch
+// when memory allows (admit.go), plans a step of decoding sequences and
+// prefill chunks (plan.go), describes it (step.go), runs it, where the backend
+// can while the step before is still under way (flight.go), and hands out the
+// tokens (deliver.go). Everyone else talks to it through Handles.
+//
+// A sequence is a list of tokens and how many of them have KV rows; decoding,
+// prefill, and recompute after a preemption are one path that differs only in
+// how many rows are missing. Draws depend on seed, choice, position and the
+// tokens so far, so scheduling never changes a result.
+//
+// Non-goals: text (callers turn tokens into it and look for stop strings),
+// transport of KV rows (prefill and decode own that), and choosing a worker.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// Engine is a running loop. Make it with New, end it with Close.
+type Engine struct {
+	cfg     Config
+	backend kernels.Backend
+	device  kernels.Launcher // the backend, for steps
+	depth   int              // steps that may be under way
+	cache   *kvcache.Cache
+	log     *slog.Logger
+	metrics *metrics
+	prompts trace // of steps that carry a piece of one
+	decodes trace // of others
+
+	vocab      int
+	layers     int
+	blockToks  int
+	maxLen     int // prompt and output tokens
+	wake       chan struct{}
+	brought    atomic.Uint64 // prefixes that have come to their end; see arrive.go
+	loopExited chan struct{}
+
+	mu       sync.Mutex // guards the fields below, up to the loop's own
+	inbox    []*Handle  // handles the loop must look at
+	unseen   Stats      // Waiting and QueuedTokens of requests still in inbox
+	queued   int        // requests submitted and not yet started
+	orders   uint64     // arrival numbers given out
+	closing  bool       // no more requests
+	aborting bool       // end those there are
+	stopped  bool       // the loop is gone
+	load     Stats      // as of the last turn of the loop
+	failure  error      // why Health is bad
+
+	// The loop's own.
+	waiting  []*sequence // by age, oldest first
+	running  []*sequence // by age, oldest first
+	taken    Stats       // the part of unseen that this turn has seen
+	batch    []*sequence // of the step that is planned
+	cut      []*sequence // that the last one was too large for
+	walk     []*sequence
+	flights  []*flight // steps under way, oldest first
+	spare    *flight   // for reuse
+	short    bool      // no more steps until those under way have freed memory
+	settled  time.Time // when the last step ended
+	pace     pacer
+	planned  int       // steps since RetractEvery last took its turn
+	failures int       // steps failed in a row
+	said     time.Time // when spoilt output was told of last
+	unsaid   int       // requests that it has ended since
+	live     int       // requests begun and not ended
+	held     int       // ended PrefillOnly requests whose blocks wait for Release
+}
+
+// New checks that cache and backend agree, registers metrics, and starts the
+// loop. The engine becomes the cache's Notify receiver. The backend stays the
+// caller's to close, after Close.
+func New(cfg Config, backend kernels.Backend, cache *kvcache.Cache, log *slog.Logger, reg prometheus.Registerer) (*Engine, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	arch, layout := backend.Arch(), backend.Layout()
+	if backend.Blocks() != cache.Blocks() || layout.BlockTokens != cache.BlockTokens() {
+		return nil, fmt.Errorf("engine: backend has %d blocks of %d tokens, cache %d of %d",
+			backend.Blocks(), layout.BlockTokens, cache.Blocks(), cache.BlockTokens())
+	}
+	cfg.EOS = slices.DeleteFunc(slices.Clone(cfg.EOS), func(id int32) bool {
+		return id < 0 || int(id) >= arch.Vocab // never drawn, and no id to ban
+	})
+	e := &Engine{
+		cfg: cfg, backend: backend, cache: cache, log: log,
+		vocab: arch.Vocab, layers: arch.Layers, blockToks: layout.BlockTokens,
+		maxLen:     min(arch.MaxPositions, cache.Blocks()*cache.BlockTokens()),
+		wake:       make(chan struct{}, 1),
+		loopExited: make(chan struct{}),
+	}
+	e.device, e.depth = launcherOf(backend)
+	if cfg.MaxModelLen > 0 {
+		e.maxLen = min(e.maxLen, cfg.MaxModelLen)
+	}
+	var err error
+	if e.metrics, err = newMetrics(e, reg); err != nil {
+		return nil, fmt.Errorf("engine: register metrics: %w", err)
+	}
+	cache.Notify(e.signal)
+	go e.loop()
+	return e, nil
+}
+
+// MaxModelLen is the longest prompt plus output, in tokens.
+func (e *Engine) MaxModelLen() int { return e.maxLen }
+
+// Stats returns the current load.
+func (e *Engine) Stats() Stats {
+	kv := e.cache.Stats()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.load
+	s.Waiting += e.unseen.Waiting
+	s.QueuedTokens += e.unseen.QueuedTokens
+	s.KVUsed = float64(kv.Held+kv.Quarantined) / float64(kv.Blocks)
+	return s
+}
+
+// Holders lists who holds blocks, for the ledger.
+func (e *Engine) Holders() []kvcache.Holder { return e.cache.Holders() }
+
+// Health is nil while steps succeed; after MaxFailures failed ones in a row
+// it is the last failure, until a step succeeds.
+func (e *Engine) Health() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.failure
+}
+
+// Close lets queued and running requests finish, and PrefillOnly ones be
+// released, until ctx ends; then it aborts them with ErrClosed and returns
+// the context's cause. It waits for the loop either way.
+func (e *Engine) Close(ctx context.Context) error {
+	e.mu.Lock()
+	e.closing = true
+	e.mu.Unlock()
+	e.signal()
+	select {
+	case <-e.loopExited:
+		return nil
+	case <-ctx.Done():
+	}
+	e.mu.Lock()
+	e.aborting = true
+	e.mu.Unlock()
+	e.signal()
+	<-e.loopExited
+	return fmt.Errorf("close engine: %w", context.Cause(ctx))
+}
+
+// loop turns until the engine is closed. With nothing to compute it sleeps
+// until a handle, the cache or Close signals.
+func (e *Engine) loop() {
+	defer close(e.loopExited)
+	for {
+		e.intake()
+		if e.leave() {
+			e.cache.Prioritise(0, 0, time.Time{})
+			return
+		}
+		if !e.turn() {
+			<-e.wake
+		}
+	}
+}
+
+// leave reports whether the engine is closed and everything has ended; from
+// then on handles serve themselves.
+func (e *Engine) leave() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.closing || e.live > 0 || len(e.flights) > 0 || len(e.inbox) > 0 || e.held > 0 && !e.aborting {
+		return false
+	}
+	e.stopped = true
+	e.load, e.unseen = Stats{}, Stats{}
+	return true
+}
+
+// publish tells Stats how the loop stands.
+func (e *Engine) publish() {
+	s := Stats{Running: len(e.running), Waiting: len(e.waiting)}
+	for _, list := range [][]*sequence{e.waiting, e.running} {
+		for _, q := range list {
+			if n := len(q.tokens) - q.computed; n > 1 {
+				s.QueuedTokens += n
+			}
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.load = s
+	e.unseen.Waiting -= e.taken.Waiting
+	e.unseen.QueuedTokens -= e.taken.QueuedTokens
+	e.taken = Stats{}
+}
+
+// signal wakes the loop, or makes its next sleep short.
+func (e *Engine) signal() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// guard runs f, which calls foreign code, and turns a panic into an error.
+func guard(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			cause, ok := p.(error)
+			if !ok {
+				cause = fmt.Errorf("%v", p)
+			}
+			err = &StepError{Panicked: true, Err: cause}
+		}
+	}()
+	if err = f(); err != nil {
+		var step *StepError
+		if !errors.As(err, &step) {
+			err = &StepError{Err: err}
+		}
+	}
+	return err
+}

@@ -1,0 +1,176 @@
+// Package handoff is what the two workers of a pair tell each other inside a
+// ticket: decode's order (how to draw the first tokens) and prefill's draft
+// (the tokens drawn). kvconn carries both without looking in.
+//
+// Both are JSON: they are small, and an unknown field from a newer release is
+// ignored by an older one. A draft's prompt log probabilities, of which there can be
+// many, are packed.
+package handoff
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// Bounds of what a peer may ask for or send.
+const (
+	maxTickets  = 4096    // of one link
+	maxLogprobs = 1 << 18 // entries a position: any vocabulary
+	maxList     = 1 << 16
+	maxOrder    = 4 << 20 // bytes
+	entryBytes  = 128     // of one log probability in JSON, with room to spare
+)
+
+// Order is decode's side: everything that decides the first token of each
+// choice, besides the prompt.
+type Order struct {
+	Sampling       engine.Sampling `json:"sampling"`
+	N              int             `json:"n"`
+	MinTokens      int             `json:"min_tokens,omitempty"`
+	StopTokens     []int32         `json:"stop_tokens,omitempty"`
+	IgnoreEOS      bool            `json:"ignore_eos,omitempty"`
+	Logprobs       int             `json:"logprobs"`        // -1: none
+	PromptLogprobs int             `json:"prompt_logprobs"` // -1: none
+	Salt           string          `json:"salt,omitempty"`
+	Priority       int8            `json:"priority,omitempty"` // of its KV: kvcache.Chain
+	Urgent         bool            `json:"urgent,omitempty"`   // a router's probe: before what waits
+
+	// Peers have some of the prompt, and prefill may fetch from them what it
+	// lacks: decode itself, who holds its part until the ticket is over, and
+	// whom the router knows.
+	Peers []Peer `json:"peers,omitempty"`
+	// Cached asks for what the sender has of the tokens, all of them or nothing;
+	// nothing is computed. Of the other fields only Salt counts then; N is 0.
+	Cached bool `json:"cached,omitempty"`
+
+	// Index and Of number the tickets of one link: a request with a list of
+	// prompts needs one each. The link is over when all Of are.
+	Index int `json:"index"`
+	Of    int `json:"of"`
+}
+
+// Encode renders the order for a ticket.
+func (o *Order) Encode() ([]byte, error) {
+	b, err := json.Marshal(o)
+	if err != nil {
+		return nil, fmt.Errorf("encode order: %w", err)
+	}
+	return b, nil
+}
+
+// ParseOrder reads a peer's order and checks its bounds; token ids are the
+// engine's to check.
+func ParseOrder(b []byte) (*Order, error) {
+	if len(b) > maxOrder {
+		return nil, fmt.Errorf("read order: %d bytes, at most %d", len(b), maxOrder)
+	}
+	var o Order
+	if err := json.Unmarshal(b, &o); err != nil {
+		return nil, fmt.Errorf("read order: %w", err)
+	}
+	s := &o.Sampling
+	for i := range o.Peers {
+		if err := o.Peers[i].Validate(); err != nil {
+			return nil, fmt.Errorf("read order: peer %d: %w", i, err)
+		}
+	}
+	switch {
+	case len(o.Peers) > maxPeers:
+		return nil, fmt.Errorf("read order: %d peers, at most %d", len(o.Peers), maxPeers)
+	case o.Cached && (o.N != 0 || o.Of != 0 || len(o.Peers) > 0):
+		return nil, fmt.Errorf("read order: a cached prefix has no choices, links and peers")
+	case o.Cached:
+		return &o, nil
+	case o.N < 1 || o.N > engine.MaxChoices:
+		return nil, fmt.Errorf("read order: n is %d, want 1 to %d", o.N, engine.MaxChoices)
+	case o.Logprobs < -1 || o.Logprobs > maxLogprobs:
+		return nil, fmt.Errorf("read order: logprobs is %d", o.Logprobs)
+	case o.PromptLogprobs < -1 || o.PromptLogprobs > maxLogprobs:
+		return nil, fmt.Errorf("read order: prompt_logprobs is %d", o.PromptLogprobs)
+	case o.MinTokens < 0:
+		return nil, fmt.Errorf("read order: min_tokens is %d", o.MinTokens)
+	case len(o.StopTokens) > maxList || len(s.Bias) > maxList:
+		return nil, fmt.Errorf("read order: a list is over %d entries", maxList)
+	case o.Priority < -50 || o.Priority > 50:
+		return nil, fmt.Errorf("read order: priority is %d", o.Priority)
+	case o.Of < 1 || o.Of > maxTickets || o.Index < 0 || o.Index >= o.Of:
+		return nil, fmt.Errorf("read order: ticket %d of %d", o.Index, o.Of)
+	case s.Temperature < 0 || s.TopP < 0 || s.TopP > 1 || s.MinP < 0 || s.MinP > 1 || s.Repetition < 0:
+		return nil, fmt.Errorf("read order: temperature %v, top_p %v, min_p %v, repetition %v: out of range",
+			s.Temperature, s.TopP, s.MinP, s.Repetition)
+	}
+	return &o, nil
+}
+
+// Draft is prefill's side: what it drew, and what it learned by computing.
+type Draft struct {
+	First     []kernels.Sampled `json:"first"`            // one a choice; empty for a lease
+	Prompt    PromptLogprobs    `json:"prompt,omitempty"` // [i] is of prompt token i+1
+	Cached    int               `json:"cached"`           // prompt tokens found in prefill's cache
+	QueueUS   int64             `json:"queue_us"`
+	ComputeUS int64             `json:"compute_us"`
+}
+
+// Encode renders the draft for a commit. It fails when the model yielded what is
+// no number.
+func (d *Draft) Encode() ([]byte, error) {
+	b, err := json.Marshal(d)
+	if err != nil {
+		return nil, fmt.Errorf("encode draft: %w", err)
+	}
+	return b, nil
+}
+
+// ParseDraft reads a peer's draft for the order o of a prompt of tokens ids
+// over a vocabulary of vocab ids. A lease has no first tokens, and has prompt
+// log probabilities only if its prefill was asked for them.
+func ParseDraft(b []byte, o *Order, lease bool, tokens, vocab int) (*Draft, error) {
+	n := o.N
+	if lease {
+		n = 0
+	}
+	if limit := 4096 + entryBytes*(n*(o.Logprobs+4)+tokens*(o.PromptLogprobs+4)); len(b) > limit {
+		return nil, fmt.Errorf("read draft: %d bytes, at most %d", len(b), limit)
+	}
+	var d Draft
+	if err := json.Unmarshal(b, &d); err != nil {
+		return nil, fmt.Errorf("read draft: %w", err)
+	}
+	prompt := 0
+	if o.PromptLogprobs >= 0 && !(lease && len(d.Prompt) == 0) {
+		prompt = tokens - 1
+	}
+	const day = int64(24 * 3600 * 1e6)
+	switch {
+	case len(d.First) != n:
+		return nil, fmt.Errorf("read draft: %d first tokens, want %d", len(d.First), n)
+	case len(d.Prompt) != prompt:
+		return nil, fmt.Errorf("read draft: %d prompt log probabilities, want %d", len(d.Prompt), prompt)
+	case d.Cached < 0 || d.Cached > tokens:
+		return nil, fmt.Errorf("read draft: %d of %d tokens cached", d.Cached, tokens)
+	case d.QueueUS < 0 || d.QueueUS > day || d.ComputeUS < 0 || d.ComputeUS > day:
+		return nil, fmt.Errorf("read draft: %d us queued, %d us computed", d.QueueUS, d.ComputeUS)
+	}
+	known := func(id int32) bool { return id >= 0 && int(id) < vocab }
+	entries := func(self kernels.TokenLogprob, top []kernels.TokenLogprob, most int) bool {
+		ok := known(self.ID) && len(top) <= max(most, 0)
+		for _, t := range top {
+			ok = ok && known(t.ID)
+		}
+		return ok
+	}
+	for i, s := range d.First {
+		if !known(s.Token) || !entries(s.Self, s.Top, o.Logprobs) {
+			return nil, fmt.Errorf("read draft: choice %d has a token outside the vocabulary, or too many", i)
+		}
+	}
+	for i, p := range d.Prompt {
+		if !entries(p.Self, p.Top, o.PromptLogprobs) {
+			return nil, fmt.Errorf("read draft: prompt position %d has a token outside the vocabulary, or too many", i+1)
+		}
+	}
+	return &d, nil
+}

@@ -1,0 +1,68 @@
+package kvcache
+
+// What lower tiers (engine/tier) need of the index: to look without
+// touching, to hold a unit while it is copied out, and to take room for units
+// that come back.
+
+// Reach returns how many leading tokens of the chain the index knows, at most
+// maxTokens. Nothing is held or counted: it may be less a moment later.
+func (c *Cache) Reach(ch *Chain, maxTokens int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, n, _ := c.find(ch, maxTokens)
+	return n
+}
+
+// Hold gives owner a reference to each block of the indexed unit that ends
+// with h; nil when the index does not know it (any more).
+func (c *Cache) Hold(h Hash, owner string) []int32 {
+	c.mu.Lock()
+	defer c.unlock()
+	e := c.index[h]
+	if e == nil {
+		return nil
+	}
+	c.retain(e.blocks, owner)
+	return e.blocks
+}
+
+// Borrow returns a table for the chain's first upto tokens, whole units: what
+// the index has (n tokens), and at most most fresh blocks. It stands behind
+// everybody: ErrNoSpace when somebody waits for blocks, or when it would take
+// what the engine is about to need.
+func (c *Cache) Borrow(ch *Chain, upto, most int, owner string) (ids []int32, n int, err error) {
+	c.mu.Lock()
+	defer c.unlock()
+	_, n, _ = c.find(ch, upto)
+	if blocks := (upto - n) / c.cfg.BlockTokens; c.waiters.first != nil || blocks > most {
+		return nil, 0, ErrNoSpace
+	}
+	return c.reserve(ch, upto, upto/c.cfg.BlockTokens, c.demand.running+c.demand.next, owner)
+}
+
+// Name returns the hash of the chain's first tokens, a multiple of Grain.
+func (ch *Chain) Name(tokens int) Hash { return ch.at(tokens / Grain) }
+
+// Knows says whether the index has the unit that ends with h.
+func (c *Cache) Knows(h Hash) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.index[h] != nil
+}
+
+// HoldChain gives owner a reference to each block of the chain's first tokens,
+// whole units, and returns them in order; nil, and nothing held, when the index
+// does not have all of them (n is less than tokens), or when holding blocks that nobody
+// holds would take what somebody waits for or the engine is about to need: it stands
+// behind everybody, as Borrow does. It is for another worker's sake, so it is no hit
+// of ours, but Release makes it a use.
+func (c *Cache) HoldChain(ch *Chain, tokens int, owner string) (ids []int32, n int) {
+	c.mu.Lock()
+	defer c.unlock()
+	ids, n, idle := c.find(ch, tokens)
+	if n != tokens || idle > 0 && (c.waiters.first != nil || len(c.free)+c.cached-idle < c.demand.running+c.demand.next) {
+		return nil, n
+	}
+	c.retain(ids, owner)
+	return ids, n
+}

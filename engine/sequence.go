@@ -1,0 +1,146 @@
+package engine
+
+import (
+	"slices"
+	"time"
+
+	"github.com/xpyd/xpyd/engine/kvcache"
+)
+
+// sequence is one line of tokens that grows: a request's prompt until its
+// first draw, then each of its choices. It belongs to the loop.
+type sequence struct {
+	h      *Handle
+	choice int
+	draws  int     // choices the next draw is for: N before the first, then 1
+	tokens []int32 // prompt, then output
+
+	table    []int32 // blocks; nil while it waits for memory
+	computed int     // leading tokens whose KV rows lie in table
+	shared   bool    // others may hold the block of row computed
+	chain    kvcache.Chain
+	indexed  int // leading tokens the prefix index knows, or refused
+	told     int // leading blocks that OnBlocks heard of
+
+	arriving Arriving // rows below computed that no step has proved; nil: none
+	asked    time.Time
+	behind   uint64 // another request had begun to bring its prefix, when so many and one less had ended; 0: none had
+	void     int    // steps under way that came to nothing; see arrive.go
+	lost     bool   // others may still write into its blocks: it needs fresh ones
+
+	running bool // in Engine.running, else in Engine.waiting
+	ended   bool // its table is to be freed once flights is 0
+	chunk   int  // tokens in the step that is planned
+
+	// Of the steps under way.
+	flights int // that carry it
+	ahead   int // tokens in them: no rows yet that could be relied on
+	draw    int // 1 + place among the last one's draws of its next token; 0: there is none
+}
+
+// next is the position of the next row to compute.
+func (q *sequence) next() int { return q.computed + q.ahead }
+
+// length counts its tokens, with one that is being drawn.
+func (q *sequence) length() int { return len(q.tokens) + min(q.draw, 1) }
+
+// missing is how many tokens have no KV rows; 1 means that it decodes.
+func (q *sequence) missing() int { return q.length() - q.next() }
+
+// paused says that its reader has too many events to read, with that of a token
+// which is being drawn.
+func (q *sequence) paused() bool { return q.h.unreadOf(q.choice)+min(q.draw, 1) > q.h.e.cfg.MaxBacklog }
+
+// output is what was drawn so far.
+func (q *sequence) output() []int32 { return q.tokens[len(q.h.req.Prompt):] }
+
+// older orders sequences by arrival, then choice.
+func (q *sequence) older(than *sequence) bool { return compareAge(q, than) < 0 }
+
+func compareAge(a, b *sequence) int {
+	switch {
+	case a.h.order != b.h.order:
+		if a.h.order < b.h.order {
+			return -1
+		}
+		return 1
+	default:
+		return a.choice - b.choice
+	}
+}
+
+func insertByAge(list []*sequence, q *sequence) []*sequence {
+	i, _ := slices.BinarySearchFunc(list, q, compareAge)
+	return slices.Insert(list, i, q)
+}
+
+func without(list []*sequence, q *sequence) []*sequence {
+	if i := slices.Index(list, q); i >= 0 {
+		return slices.Delete(list, i, i+1)
+	}
+	return list
+}
+
+// enqueue and enroll put a new or moved sequence into its list.
+func (e *Engine) enqueue(q *sequence) {
+	e.running, q.running = without(e.running, q), false
+	e.waiting = insertByAge(e.waiting, q)
+}
+
+func (e *Engine) enroll(q *sequence) {
+	e.waiting, q.running = without(e.waiting, q), true
+	e.running = insertByAge(e.running, q)
+}
+
+// drop ends a sequence and frees its blocks, when no step under way may write
+// them any more (land). A PrefillOnly request's stay in its handle.
+func (e *Engine) drop(q *sequence) {
+	e.waiting, e.running, q.running = without(e.waiting, q), without(e.running, q), false
+	q.h.seqs = without(q.h.seqs, q)
+	switch {
+	case q.h.req.PrefillOnly:
+		q.table = nil
+	case q.flights > 0:
+		q.ended = true
+	default:
+		e.cache.Release(q.table, q.h.owner)
+		q.table = nil
+	}
+}
+
+// finish ends a request: err is io.EOF when all its choices are complete.
+func (e *Engine) finish(h *Handle, err error) {
+	for len(h.seqs) > 0 {
+		e.drop(h.seqs[0])
+	}
+	h.unwatch()
+	e.unqueue(h)
+	e.live--
+	e.metrics.ended(err)
+	h.mu.Lock()
+	kept := h.blocks != nil
+	h.mu.Unlock()
+	if kept {
+		e.cache.SetState(h.owner, kvcache.StateFinished)
+		e.held++
+	}
+	h.end(err)
+	h.over = true
+	if h.flights == 0 {
+		e.close(h)
+	}
+}
+
+// close lets go of a request that is over and in no step under way.
+func (e *Engine) close(h *Handle) {
+	h.mu.Lock()
+	kept := h.blocks != nil
+	h.mu.Unlock()
+	if !kept {
+		close(h.done)
+		return
+	}
+	if h.giveBack() {
+		e.held--
+	}
+}

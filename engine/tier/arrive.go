@@ -1,0 +1,187 @@
+package tier
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// Arrival is a prefix on its way into the pool. The tiers wait for its end, tell
+// the index of the units that are right, and let go of the blocks; whoever else
+// holds them may go at any time.
+type Arrival struct {
+	t          *Tiers
+	began      time.Time
+	owner      string
+	table      []int32
+	from, upto int // tokens
+	move       kernels.HostArrival
+	fetches    []*fetch
+	units      []moving
+	done       chan struct{}
+}
+
+// Bring begins to move what host memory has of a prompt, from token from on, into
+// blocks that the caller holds: table is that of the prompt, chain covers upto
+// tokens. It returns when the device has been told to. Nil: there is nothing to
+// bring; or another call brings the same, or has just done (busy): the index has
+// it when that call's ended has been called, which is at the end of what it has
+// begun, or else this one's.
+func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int, ended func()) (a *Arrival, busy bool) {
+	if t == nil {
+		return nil, false
+	}
+	m := t.arriver()
+	if m == nil {
+		return nil, false
+	}
+	unit := t.cacheUnit()
+	to := t.inHost(&chain, from, min(upto, chain.Tokens()))
+	if to-from < max(t.cfg.MinLoadTokens, unit) {
+		return nil, false
+	}
+	first := chain.Name(from + unit)
+	wait, mine := t.bringing.begin(first)
+	if wait != nil {
+		return nil, true
+	}
+	if t.cache.Knows(first) { // since the caller looked
+		mine()
+		ended()
+		return nil, true
+	}
+	a = &Arrival{t: t, began: time.Now(), table: table[:to/t.shape.BlockTokens], from: from, upto: from, done: make(chan struct{})}
+	if a.lease(&chain, to); !a.enter() {
+		a.release()
+		mine()
+		return nil, false
+	}
+	var err error
+	if a.move, err = m.arrive(a.units); err != nil {
+		t.complain(fmt.Errorf("move to the pool: %w", err))
+		t.credit(len(a.units), t.shape.record())
+		a.release()
+		mine()
+		t.wg.Done()
+		return nil, false
+	}
+	// The caller holds the blocks until this returns, and the bytes are on their way.
+	t.cache.Retain(a.taken(), a.owner)
+	t.cache.SetState(a.owner, kvcache.StateReceiving)
+	go func() {
+		defer t.wg.Done()
+		defer ended()
+		defer close(a.done)
+		a.run(&chain, tokens, mine)
+	}()
+	return a, false
+}
+
+// lease takes the records of units up to token to, as far as they are still there.
+func (a *Arrival) lease(chain *kvcache.Chain, to int) {
+	t, unit := a.t, a.t.cacheUnit()
+	list := make([]fetch, (to-a.upto)/unit)
+	a.fetches, a.units = make([]*fetch, 0, len(list)), make([]moving, 0, len(list))
+	for i := range list {
+		key := chain.Name(a.upto + unit)
+		l := t.host.get(key)
+		if l == nil {
+			return
+		}
+		list[i] = fetch{key: key, pos: a.upto, tier: tierHost, have: l}
+		a.fetches = append(a.fetches, &list[i])
+		a.units = append(a.units, moving{l, a.table[a.upto/t.shape.BlockTokens:][:t.shape.blocks], a.upto})
+		a.upto += unit
+	}
+}
+
+// enter names the load and counts its goroutine in wg; false: there is nothing
+// left to load, or it may not be, or the tiers are closed.
+func (a *Arrival) enter() bool {
+	t := a.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	units := t.quota.take(len(a.units), t.shape.record(), time.Now())
+	if units < len(a.units) {
+		t.metrics.noQuota.Inc()
+		for _, u := range a.units[units:] {
+			u.release()
+		}
+		a.fetches, a.units, a.upto = a.fetches[:units], a.units[:units], a.from+units*t.cacheUnit()
+	}
+	if t.closed || units == 0 {
+		return false
+	}
+	t.loads++
+	a.owner = fmt.Sprintf("tier/load-%d", t.loads)
+	t.wg.Add(1)
+	return true
+}
+
+// taken are the blocks that the arrival writes.
+func (a *Arrival) taken() []int32 {
+	return a.table[a.from/a.t.shape.BlockTokens : a.upto/a.t.shape.BlockTokens]
+}
+
+func (a *Arrival) release() {
+	for _, u := range a.units {
+		u.release()
+	}
+}
+
+// run waits for the end. The claim on the prefix ends when the index has it and
+// before its blocks are let go of: who waits for either looks again then.
+func (a *Arrival) run(chain *kvcache.Chain, tokens []int32, mine func()) {
+	t := a.t
+	err := a.move.Wait(context.Background()) // see bulkMover
+	good, _ := a.Good()
+	t.landed(&landing{units: a.fetches, from: a.units, wait: func() (int, error) { return (good - a.from) / t.cacheUnit(), err }})
+	t.cache.InsertChain(chain, tokens[:good], a.table[:good/t.shape.BlockTokens], a.from)
+	mine()
+	t.cache.ReleaseAll(a.owner)
+	t.filled(a.began, good-a.from)
+}
+
+// Done is closed when the index has what is good, and nothing is held any more.
+func (a *Arrival) Done() <-chan struct{} { return a.done }
+
+// Move is what steps wait for.
+func (a *Arrival) Move() kernels.Arrival { return a.move }
+
+// Upto is where what arrives ends, in tokens of the prompt.
+func (a *Arrival) Upto() int { return a.upto }
+
+// Begun is true: the device comes to the end by itself.
+func (a *Arrival) Begun() bool { return true }
+
+// Over says that the verdict is there.
+func (a *Arrival) Over() bool {
+	select {
+	case <-a.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Good is how many tokens, from the first, have right rows, once all have
+// arrived; before, how many did without it. No block is lost: nobody else writes.
+func (a *Arrival) Good() (tokens int, lost bool) {
+	n := a.from
+	good, err := a.move.Good()
+	if err != nil {
+		return n, false
+	}
+	for i := range a.units {
+		for _, ok := range good[i*a.t.shape.blocks:][:a.t.shape.blocks] {
+			if !ok {
+				return n, false
+			}
+		}
+		n += a.t.cacheUnit()
+	}
+	return n, false
+}

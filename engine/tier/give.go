@@ -1,0 +1,101 @@
+package tier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/xpyd/xpyd/engine/kvcache"
+)
+
+// Errors of Give.
+var (
+	ErrAbsent = errors.New("not here, or not for this peer")
+	ErrEnough = errors.New("gives as much as it may, or has no room to")
+)
+
+// Asked is a prefix that a peer wants.
+type Asked struct {
+	Peer    string
+	Trusted bool // a member of the fleet over a private connection: it may know salts
+	Tokens  []int32
+	Salt    string
+	Bytes   int64 // of rows that it lacks
+}
+
+// Give holds the blocks of all of a prefix until release is called, loading
+// what only this worker's own tiers have of it. A salt is its tenant's secret,
+// and whoever asks names it; prefixes under one are given to trusted peers only,
+// so that nobody else learns whether they are here.
+func (p *Peers) Give(ctx context.Context, a *Asked) (blocks []int32, release func(), err error) {
+	refuse := func(reason string, err error) ([]int32, func(), error) {
+		p.metrics.refused.WithLabelValues(reason).Inc()
+		return nil, nil, err
+	}
+	n := len(a.Tokens)
+	if a.Salt != "" && !a.Trusted {
+		return refuse("salt", ErrAbsent)
+	}
+	if n == 0 || n%p.cache.UnitTokens() != 0 {
+		return refuse("gone", ErrAbsent)
+	}
+	holds := n / p.cache.BlockTokens()
+	owner, err := p.promise(a, holds)
+	if err != nil {
+		return refuse("quota", err)
+	}
+	chain := p.cache.NewChain(a.Salt)
+	chain.Extend(a.Tokens)
+	if p.tiers != nil && p.cache.Reach(&chain, n) < n {
+		within, cancel := context.WithTimeout(ctx, p.cfg.LoadTimeout)
+		p.tiers.LoadLocal(within, a.Tokens, a.Salt, n)
+		cancel()
+	}
+	blocks, here := p.cache.HoldChain(&chain, n, owner)
+	if blocks == nil {
+		p.keep(holds, a.Bytes)
+		if p.tiers.local(&chain, here, n, p.cache.UnitTokens()) == n { // a peer that gives it is not one that lacks it
+			return refuse("room", ErrEnough)
+		}
+		return refuse("gone", ErrAbsent)
+	}
+	p.metrics.given.Add(float64(n / p.cache.UnitTokens()))
+	p.metrics.bytes.Add(float64(a.Bytes))
+	return blocks, func() {
+		p.cache.Release(blocks, owner)
+		p.keep(holds, 0)
+	}, nil
+}
+
+// promise books what is about to be given.
+func (p *Peers) promise(a *Asked, holds int) (owner string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.held+holds > p.cfg.GiveBlocks || !p.giveaway.spend(a.Bytes, time.Now()) {
+		return "", ErrEnough
+	}
+	p.held += holds
+	p.gives++
+	return fmt.Sprintf("peer/give-%d to %s", p.gives, a.Peer), nil
+}
+
+// keep takes promise back: blocks that are held no more, bytes that were not
+// given.
+func (p *Peers) keep(holds int, bytes int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held -= holds
+	p.giveaway.have += float64(bytes)
+}
+
+// Reach says how many of these units, which follow each other, are here without
+// a gap from the first on, in the pool or in a tier of our own. Nothing is held.
+func (p *Peers) Reach(units []kvcache.Hash) int {
+	for i, key := range units {
+		if !p.cache.Knows(key) && !p.tiers.Knows(key) {
+			return i
+		}
+	}
+	return len(units)
+}

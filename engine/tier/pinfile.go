@@ -1,0 +1,177 @@
+package tier
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/xpyd/xpyd/engine/kvcache"
+)
+
+// Pins outlive a restart where there is an SSD: in DIR/pins, JSON, written anew
+// when they change and moved into its place. It names units by hash, no tokens.
+const (
+	pinsName   = "pins"
+	pinsFormat = "xpyd KV pins 1"
+	pinsMost   = 256 << 20 // bytes of the file
+)
+
+// savedPins is the file.
+type savedPins struct {
+	Format   string     `json:"format"`
+	Identity string     `json:"identity"` // as of segments
+	Tokens   int        `json:"unit_tokens"`
+	Pins     []savedPin `json:"pins"`
+}
+
+type savedPin struct {
+	Units []byte    `json:"units"` // hashes, one after the other
+	Until time.Time `json:"until"`
+}
+
+// pinsOf is what the file must begin with.
+func (t *Tiers) pinsOf() savedPins { return savedPins{pinsFormat, t.cfg.Identity, t.cacheUnit(), nil} }
+
+// loadPins takes over the pins of the worker that had the folder before: those
+// whose time is not over, as many as may be. A file that is not one is no
+// reason not to start.
+func (t *Tiers) loadPins() {
+	list, err := t.readPins()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return
+	case err != nil:
+		t.log.Warn("pins are not known any more", "dir", t.cfg.Dir, "error", err)
+		return
+	}
+	left := 0
+	for _, one := range list {
+		if !one.until.After(time.Now()) {
+			continue
+		}
+		if t.pins.add(one) != nil {
+			left++
+		}
+	}
+	if left > 0 {
+		t.log.Warn("pins left out, the share is smaller now", "pins", left)
+	}
+}
+
+func (t *Tiers) readPins() ([]*pin, error) {
+	f, err := os.Open(filepath.Join(t.cfg.Dir, pinsName))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, pinsMost))
+	if err != nil {
+		return nil, err
+	}
+	return parsePins(b, t.pinsOf())
+}
+
+// parsePins believes nothing: a name that is none pins nothing, and what is no
+// list of names is an error.
+func parsePins(b []byte, want savedPins) ([]*pin, error) {
+	var s savedPins
+	if err := json.Unmarshal(b, &s); err != nil {
+		return nil, err
+	}
+	if s.Format != want.Format || s.Identity != want.Identity || s.Tokens != want.Tokens {
+		return nil, errForeign
+	}
+	var list []*pin
+	for i, p := range s.Pins {
+		const size = len(kvcache.Hash{})
+		n := len(p.Units) / size
+		if n == 0 || len(p.Units)%size != 0 {
+			return nil, fmt.Errorf("pin %d has %d bytes of names", i, len(p.Units))
+		}
+		one := &pin{tokens: n * s.Tokens, until: p.Until}
+		for i := range n {
+			one.keys = append(one.keys, kvcache.Hash(p.Units[i*size:]))
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+// writePins makes the file what pins are now.
+func (t *Tiers) writePins() error {
+	s := t.pinsOf()
+	for _, one := range t.pins.all() {
+		p := savedPin{Until: one.until}
+		for _, key := range one.keys {
+			p.Units = append(p.Units, key[:]...)
+		}
+		s.Pins = append(s.Pins, p)
+	}
+	b, err := json.Marshal(&s)
+	if err != nil {
+		return err
+	}
+	if len(b) > pinsMost {
+		return fmt.Errorf("pins of %d bytes", len(b))
+	}
+	path := filepath.Join(t.cfg.Dir, pinsName)
+	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	return err
+}
+
+// pinKeeper writes the file when pins have changed, until the tiers close, and
+// what has changed by then; what fails is tried again. A disk that hangs holds up
+// nothing else.
+func (t *Tiers) pinKeeper() {
+	var again <-chan time.Time
+	wait := probeFirst
+	write := func() {
+		if err := t.writePins(); err != nil {
+			t.complain(fmt.Errorf("write pins to %s: %w", t.cfg.Dir, err))
+			again, wait = time.After(wait), min(2*wait, probeLast)
+			return
+		}
+		again, wait = nil, probeFirst
+	}
+	for {
+		select {
+		case <-t.keep:
+			write()
+		case <-again:
+			write()
+		case <-t.awake.Done():
+			select {
+			case <-t.keep:
+				write()
+			default:
+				if again != nil {
+					write()
+				}
+			}
+			return
+		}
+	}
+}
+
+// pinsChanged has the file written.
+func (t *Tiers) pinsChanged() {
+	if t.disk == nil {
+		return
+	}
+	select {
+	case t.keep <- struct{}{}:
+	default: // it will be
+	}
+}

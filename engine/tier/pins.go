@@ -1,0 +1,268 @@
+package tier
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/engine/kvcache"
+)
+
+// ErrPinned: the units that are pinned may not be more. ErrNoTiers: there is
+// no host memory to pin anything in. ErrShort: a prompt shorter than a unit.
+var (
+	ErrPinned  = errors.New("too much is pinned")
+	ErrNoTiers = errors.New("there is no KV tier in host memory")
+	ErrShort   = errors.New("the prompt is shorter than one unit")
+)
+
+// pins are prefixes that stay until their time is over. A unit is pinned by
+// name, whether a tier has it by now or not, and counts against the share all
+// the same. The lock is the innermost: tiers ask under their own.
+type pins struct {
+	most int // names
+
+	mu    sync.Mutex
+	names map[kvcache.Hash]int // pins that each name is part of
+	list  map[kvcache.Hash]*pin
+}
+
+type pin struct {
+	keys   []kvcache.Hash // of its units; the last one is its id
+	tokens int
+	until  time.Time
+}
+
+// Pinned is one pin.
+type Pinned struct {
+	ID     string    `json:"id"`
+	Tokens int       `json:"tokens"` // whole units of the prompt
+	Units  int       `json:"units"`
+	Until  time.Time `json:"until"`
+	// Where its units are: the others will stay once they are computed.
+	Host int `json:"host_units"`
+	SSD  int `json:"ssd_units"` // of those not in host memory
+}
+
+func newPins() *pins {
+	return &pins{names: make(map[kvcache.Hash]int), list: make(map[kvcache.Hash]*pin)}
+}
+
+func (p *pins) has(key kvcache.Hash) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.names[key] > 0
+}
+
+func (p *pins) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.names)
+}
+
+// add pins or renews.
+func (p *pins) add(one *pin) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	id := one.keys[len(one.keys)-1]
+	if old := p.list[id]; old != nil {
+		old.until = one.until
+		return nil
+	}
+	n := len(p.names)
+	for _, key := range one.keys {
+		if p.names[key] == 0 {
+			n++
+		}
+	}
+	if n > p.most {
+		return fmt.Errorf("%w: %d units with this prompt's, %d may be", ErrPinned, n, p.most)
+	}
+	for _, key := range one.keys {
+		p.names[key]++
+	}
+	p.list[id] = one
+	return nil
+}
+
+// remove ends a pin; nil: there is none.
+func (p *pins) remove(id kvcache.Hash) *pin {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.end(id)
+}
+
+func (p *pins) end(id kvcache.Hash) *pin {
+	one := p.list[id]
+	if one == nil {
+		return nil
+	}
+	delete(p.list, id)
+	for _, key := range one.keys {
+		if p.names[key]--; p.names[key] == 0 {
+			delete(p.names, key)
+		}
+	}
+	return one
+}
+
+// expired ends the pins whose time is over, and says when the next one's is.
+func (p *pins) expired(now time.Time) (over []*pin, next time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id, one := range p.list {
+		switch {
+		case !one.until.After(now):
+			over = append(over, p.end(id))
+		case next.IsZero() || one.until.Before(next):
+			next = one.until
+		}
+	}
+	return over, next
+}
+
+// all lists the pins, those that end first first.
+func (p *pins) all() []*pin {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var list []*pin
+	for _, one := range p.list {
+		c := *one // until changes
+		list = append(list, &c)
+	}
+	slices.SortFunc(list, func(a, b *pin) int {
+		return a.until.Compare(b.until)
+	})
+	return list
+}
+
+// Pin keeps the prompt's whole units in host memory, and on the SSD if they are
+// there, for ttl from now: those that are there, and the others once they are
+// computed. To pin again is to renew. ErrPinned, ErrNoTiers, ErrShort.
+func (t *Tiers) Pin(tokens []int32, salt string, ttl time.Duration) (Pinned, error) {
+	if t == nil {
+		return Pinned{}, ErrNoTiers
+	}
+	one, chain := t.pinOf(tokens, salt)
+	if one == nil {
+		return Pinned{}, ErrShort
+	}
+	one.until = time.Now().Add(ttl)
+	if err := t.pins.add(one); err != nil {
+		return Pinned{}, err
+	}
+	t.pinsChanged()
+	t.host.repin(one.keys)
+	for i, key := range one.keys { // what only the pool has is copied now
+		if !t.host.has(key) {
+			t.enqueue(save{unit: unit{key: key, parent: chain.Name(i * t.cacheUnit()), root: chain.Name(0), pos: i * t.cacheUnit()}})
+		}
+	}
+	select {
+	case t.repin <- struct{}{}:
+	default: // it will look anyhow
+	}
+	return t.pinned(one), nil
+}
+
+func (t *Tiers) pinOf(tokens []int32, salt string) (*pin, kvcache.Chain) {
+	n := len(tokens) / t.cacheUnit()
+	chain := t.cache.NewChain(salt)
+	chain.Extend(tokens)
+	one := &pin{tokens: n * t.cacheUnit()}
+	for i := range n {
+		one.keys = append(one.keys, chain.Name((i+1)*t.cacheUnit()))
+	}
+	if n == 0 {
+		return nil, chain
+	}
+	return one, chain
+}
+
+// PinID is what Pin of the same prompt calls its pin; "" for a prompt too short.
+func (t *Tiers) PinID(tokens []int32, salt string) string {
+	if t == nil {
+		return ""
+	}
+	one, _ := t.pinOf(tokens, salt)
+	if one == nil {
+		return ""
+	}
+	return one.id()
+}
+
+func (p *pin) id() string { return hex.EncodeToString(p.keys[len(p.keys)-1][:]) }
+
+// Unpin ends a pin; false: there is none of that id.
+func (t *Tiers) Unpin(id string) bool {
+	b, err := hex.DecodeString(id)
+	if t == nil || err != nil || len(b) != len(kvcache.Hash{}) {
+		return false
+	}
+	one := t.pins.remove(kvcache.Hash(b))
+	if one == nil {
+		return false
+	}
+	t.pinsChanged()
+	t.host.repin(one.keys)
+	return true
+}
+
+// Pins lists what is pinned, those that end first first.
+func (t *Tiers) Pins() []Pinned {
+	if t == nil {
+		return nil
+	}
+	var list []Pinned
+	for _, one := range t.pins.all() {
+		list = append(list, t.pinned(one))
+	}
+	return list
+}
+
+// PinnedUnits is how many units are pinned, and may be.
+func (t *Tiers) PinnedUnits() (n, most int) {
+	if t == nil {
+		return 0, 0
+	}
+	return t.pins.count(), t.pins.most
+}
+
+func (t *Tiers) pinned(one *pin) Pinned {
+	p := Pinned{ID: one.id(), Tokens: one.tokens, Units: len(one.keys), Until: one.until}
+	for _, key := range one.keys {
+		if t.host.has(key) {
+			p.Host++
+		} else if t.disk.has(key) {
+			p.SSD++
+		}
+	}
+	return p
+}
+
+// expirer ends pins when their time is over, until the tiers close.
+func (t *Tiers) expirer() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		over, next := t.pins.expired(time.Now())
+		for _, one := range over {
+			t.pinsChanged()
+			t.host.repin(one.keys)
+		}
+		if next.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(time.Until(next))
+		}
+		select {
+		case <-timer.C:
+		case <-t.repin:
+		case <-t.awake.Done():
+			return
+		}
+	}
+}

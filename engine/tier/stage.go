@@ -1,0 +1,110 @@
+package tier
+
+import (
+	"context"
+	"time"
+
+	"github.com/xpyd/xpyd/engine/kvcache"
+)
+
+// Stage is Load for a request whose engine calls Bring: what the tiers have of it
+// is left in host memory, or read into it, and moved when the request has its
+// blocks. So a request that waits for memory takes none, and what it will need is
+// not evicted before its turn. A prefix that is too long for that is loaded.
+func (t *Tiers) Stage(ctx context.Context, tokens []int32, salt string, upto int) int {
+	return t.bring(ctx, tokens, salt, upto, lookup{}, t != nil && t.arriver() != nil)
+}
+
+// arriver is the mover if it can compute behind what arrives, else nil.
+func (t *Tiers) arriver() arriver {
+	if m, ok := t.mover.(arriver); ok && m.arrives() {
+		return m
+	}
+	return nil
+}
+
+// inHost is how far host memory has a chain.
+func (t *Tiers) inHost(chain *kvcache.Chain, from, upto int) int {
+	for unit := t.cacheUnit(); from+unit <= upto && t.host.has(chain.Name(from+unit)); {
+		from += unit
+	}
+	return from
+}
+
+// prefetch has stage read tokens from .. to-1, and waits for it until ctx ends: a
+// request waits no longer than it may, and what it did not wait for is there when
+// it is placed, or for the next one. ended is called when all is read. While too
+// many are being read already it waits for its turn, as long as the request.
+func (t *Tiers) prefetch(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int, ended func()) {
+	if !t.token(ctx, t.stages, nil, true) {
+		t.leftOut(ctx, (to-from)/t.cacheUnit())
+		ended()
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer t.untoken(t.stages)
+		defer close(done)
+		defer ended()
+		within, cancel := context.WithTimeout(t.awake, prefetchTime)
+		defer cancel()
+		t.stage(within, chain, tokens, from, to)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
+// prefetchTime bounds what is read for one request, waited for or not.
+const prefetchTime = 30 * time.Second
+
+// stage reads what host memory lacks of tokens from .. to-1 into it, until ctx
+// ends, and waits for it; what comes later stays there as well. It takes no blocks
+// of the pool, and holds nothing afterwards.
+func (t *Tiers) stage(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int) {
+	unit := t.cacheUnit()
+	var missing []int
+	for pos := from; pos < to; pos += unit {
+		if !t.host.has(chain.Name(pos + unit)) {
+			missing = append(missing, pos)
+		}
+	}
+	missing = missing[:t.afford(len(missing))]
+	q := t.queue(chain, tokens, missing, true)
+	for q.more(ctx, true); len(q.ahead) > 0; q.more(ctx, true) {
+		l := q.ahead[0].wait(ctx)
+		if l == nil {
+			break // what follows would be of no use now
+		}
+		q.ahead = q.ahead[1:]
+		l.release()
+	}
+	q.abandon(ctx)
+}
+
+// afford takes what loads may of so many units.
+func (t *Tiers) afford(units int) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.quota.take(units, t.shape.record(), time.Now())
+	if n < units {
+		t.metrics.noQuota.Inc()
+	}
+	return n
+}
+
+// came ends a read. A unit that nobody waits for, or that is to stay in host
+// memory, is verified and can be found there.
+func (t *Tiers) came(f *fetch, good bool) {
+	if good && (f.stays || f.left.Load()) {
+		if good = t.shape.right(f.pos, f.into.record()); good {
+			f.into.publish()
+			t.metrics.prefetched.WithLabelValues(f.tier).Inc()
+		} else {
+			t.spoilt(f)
+			t.disk.drop(f.key)
+		}
+	}
+	f.deliver(good)
+}

@@ -1,0 +1,88 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/internal/openai"
+)
+
+// cacheInfo says what KV is kept, nearest first.
+type cacheInfo struct {
+	BlockTokens int              `json:"block_tokens"`
+	UnitTokens  int              `json:"unit_tokens"`
+	Pool        poolInfo         `json:"pool"`
+	Tiers       []tier.Stats     `json:"tiers,omitempty"`
+	Store       *tier.StoreStats `json:"store,omitempty"`
+	Peers       *tier.PeerStats  `json:"peers,omitempty"`
+	Purged      *int             `json:"store_purged_units,omitempty"` // by the flush that is answered
+}
+
+// poolInfo is the device pool, in blocks.
+type poolInfo struct {
+	Blocks      int    `json:"blocks"`
+	Free        int    `json:"free"`
+	Held        int    `json:"held"`
+	Cached      int    `json:"cached"`
+	Quarantined int    `json:"quarantined"`
+	Evicted     uint64 `json:"evicted"`
+	HitTokens   uint64 `json:"hit_tokens"`
+	AskedTokens uint64 `json:"asked_tokens"`
+}
+
+// flushTime bounds a flush: less than the router waits. What it has left of a
+// shared store's units is the next one's; what an SSD has not deleted by then it
+// deletes when it answers.
+const flushTime = 1500 * time.Millisecond
+
+func (w *Worker) serveCache(ctx *fasthttp.RequestCtx) { w.writeCache(ctx, nil) }
+
+func (w *Worker) writeCache(ctx *fasthttp.RequestCtx, purged *int) {
+	s := w.cache.Stats()
+	b, err := json.Marshal(cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Report(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(), Purged: purged,
+		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}})
+	if err != nil {
+		writeError(ctx, openai.Internal("%v", err))
+		return
+	}
+	writeJSON(ctx, 200, b)
+}
+
+// serveFlush forgets every prefix that no running request holds, in the pool
+// and in every tier that is this worker's own. With ?store=true also what the
+// shared store has of this model, numerics and layout, for all workers.
+func (w *Worker) serveFlush(ctx *fasthttp.RequestCtx) {
+	within, cancel := context.WithTimeout(context.Background(), flushTime)
+	defer cancel()
+	w.cache.Clear()
+	flushed := make(chan error, 1)
+	go func() { flushed <- w.tiers.Flush(within) }() // an SSD that hangs leaves the store its time
+	var purged *int
+	var err error
+	if string(ctx.QueryArgs().Peek("store")) == "true" {
+		var n int
+		n, err = w.tiers.Purge(within)
+		purged = &n
+	}
+	switch own := <-flushed; {
+	case errors.Is(own, tier.ErrHung):
+		fail := openai.Deadline("forgotten, but %v", own)
+		fail.Code = "ssd_hung"
+		writeError(ctx, fail)
+	case errors.Is(own, tier.ErrClosed):
+		writeFailure(ctx, closing())
+	case own != nil:
+		writeError(ctx, openai.Internal("flush the SSD tier: %v", own))
+	case errors.Is(err, tier.ErrNoStore):
+		writeError(ctx, openai.BadRequest("store", "%v", err))
+	case err != nil:
+		writeError(ctx, openai.Upstream("%d units purged, there may be more: %v", *purged, err))
+	default:
+		w.writeCache(ctx, purged)
+	}
+}

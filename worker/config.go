@@ -1,0 +1,415 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/engine/tier/redis"
+	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/kvconn"
+)
+
+// Config is one worker's settings; the koanf tags are its YAML keys.
+type Config struct {
+	// Join is what a router keeps in DATA/join-url: where the fleet's NATS is, and
+	// its secrets. JoinFile is a file of it, which is followed. TrustEveryone lets
+	// whoever reaches this worker use it, and its word counts like the router's.
+	Join          string `koanf:"join" secret:"true"`
+	JoinFile      string `koanf:"join_file"`
+	TrustEveryone bool   `koanf:"trust_everyone"`
+
+	ID   string `koanf:"id"`   // name in the fleet; empty: the role and a random suffix
+	Role string `koanf:"role"` // "prefill" or "decode"; can be changed while it runs
+	// Drained starts it drained: it gets no work before `xpyd undrain`.
+	Drained bool `koanf:"drained"`
+
+	Model      string `koanf:"model"`       // empty: the embedded stories260k; a directory, a .gguf file, or hf:OWNER/NAME
+	ServedName string `koanf:"served_name"` // what clients call the model; empty: its own name
+	Device     string `koanf:"device"`      // "auto", "cpu" or "cuda"
+	Threads    int    `koanf:"threads"`     // CPU threads; 0: all cores
+
+	Listen    string `koanf:"listen"`    // HTTP
+	KVListen  string `koanf:"kv_listen"` // kvconn
+	Advertise string `koanf:"advertise"` // host that others dial; empty: found from listen
+	// APIKeysFile is of those who ask this worker without the fleet's secret, such
+	// as a foreign proxy, as the router's api_keys_file; empty: nobody may.
+	APIKeysFile string   `koanf:"api_keys_file"`
+	AllowHosts  []string `koanf:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
+
+	BlockTokens int `koanf:"block_tokens"` // positions a KV block
+	// KVMemory is the KV pool's size, used when blocks is 0. Auto is 256 MiB on
+	// the CPU; on a GPU what GPUMemory leaves beside weights and scratch.
+	KVMemory  config.AutoSize `koanf:"kv_memory"`
+	GPUMemory float64         `koanf:"gpu_memory"` // part of the GPU's memory that this process takes in all
+	// BatchInvariant gives a prompt the same tokens whatever the batch, the chunks
+	// or the split, at some speed. On the CPU it is always so.
+	BatchInvariant bool          `koanf:"batch_invariant"`
+	DType          string        `koanf:"dtype"`          // "auto" (fp16 for checkpoints whose torch_dtype is float16, else bf16), "bf16" or "fp16": of weights, activations and KV on a GPU
+	Quantization   string        `koanf:"quantization"`   // "auto" (as the checkpoint is), "none" or "fp8": of the layers' projections on a GPU
+	KVCacheDType   string        `koanf:"kv_cache_dtype"` // "auto", "bf16" or "fp8"; auto is as dtype on a GPU, f32 on the CPU
+	Blocks         int           `koanf:"blocks"`         // blocks of the KV pool; 0: from kv_memory
+	MaxModelLen    int           `koanf:"max_model_len"`  // tokens, prompt and output; 0: what model and pool allow
+	MaxBatch       int           `koanf:"max_batch"`      // sequences a step
+	MaxWaiting     int           `koanf:"max_waiting"`    // requests that may queue
+	StepTokens     int           `koanf:"step_tokens"`    // tokens a step
+	PrefillTokens  int           `koanf:"prefill_tokens"` // of one prompt in a step on a GPU in which nothing decodes
+	MaxStepTime    time.Duration `koanf:"max_step_time"`  // aim for a step with a prefill chunk
+
+	MaxBody config.Size `koanf:"max_body"` // bytes of a request body
+	// MaxAnswer bounds an answer that does not stream, at the most that it could
+	// come to: what could be larger is refused. AnswerMemory bounds what all
+	// answers under way take; requests wait for their share.
+	MaxAnswer    config.Size   `koanf:"max_answer"`
+	AnswerMemory config.Size   `koanf:"answer_memory"`
+	ReadTimeout  time.Duration `koanf:"read_timeout"`  // for a whole request to arrive
+	StallTimeout time.Duration `koanf:"stall_timeout"` // a client that takes no bytes for so long is cut off
+	DrainTimeout time.Duration `koanf:"drain_timeout"` // for running requests to finish at shutdown
+	LeaseTime    time.Duration `koanf:"lease_time"`    // finished prompts wait so long for a foreign proxy's decode
+	LeaseMax     time.Duration `koanf:"lease_max"`     // and so long at most, however often the proxy renews that
+	TicketWait   time.Duration `koanf:"ticket_wait"`   // the router's leg waits so long for decode's ticket
+	ReserveWait  time.Duration `koanf:"reserve_wait"`  // decode waits so long for free blocks
+
+	// Topology is where it is, from the widest label to the narrowest:
+	// "zone-a/rack-3". Routers prefer near pairs.
+	Topology string `koanf:"topology"`
+
+	KVEvents KVEvents `koanf:"kv_events"`
+	Fleet    Fleet    `koanf:"fleet"`
+	KV       KV       `koanf:"kv"`
+	Log      Log      `koanf:"log"`
+}
+
+// Fleet says how to reach NATS. The TLS files are for NATS, for HTTP with routers
+// and workers, and for KV over TCP alike.
+type Fleet struct {
+	URL       string        // of the join line, nats://host:port, comma separated; empty is a worker of its own
+	CredsFile string        `koanf:"creds_file"`
+	TLSCert   string        `koanf:"tls_cert"`
+	TLSKey    string        `koanf:"tls_key"`
+	TLSCA     string        `koanf:"tls_ca"`
+	Insecure  bool          `koanf:"insecure"` // allow NATS off this machine without credentials or TLS
+	Heartbeat time.Duration `koanf:"heartbeat"`
+}
+
+// KV are the connector's settings; kvconn/DESIGN.md explains each deadline.
+type KV struct {
+	BulkConns        int             `koanf:"bulk_conns"`
+	DialTimeout      time.Duration   `koanf:"dial_timeout"`
+	HandshakeTimeout time.Duration   `koanf:"handshake_timeout"`
+	AcceptTimeout    time.Duration   `koanf:"accept_timeout"`
+	TicketTimeout    time.Duration   `koanf:"ticket_timeout"`
+	PeerSilence      time.Duration   `koanf:"peer_silence"`
+	Resends          int             `koanf:"resends"`
+	MaxSessions      int             `koanf:"max_sessions"`
+	Transport        string          `koanf:"transport"`          // "auto", "tcp", "shm", "cudaipc", "nccl" or "pinned"
+	MaxQuarantined   int             `koanf:"max_quarantined"`    // blocks; 0: a quarter of the pool
+	Digest           string          `koanf:"digest"`             // "on"; "off" leaves digests unchecked where both workers say so, for measuring
+	Convert          string          `koanf:"convert"`            // "refuse" or "allow" peers whose KV has another dtype
+	DeviceRefill     string          `koanf:"device_refill"`      // "on" or "off": whether GPUs push into blocks of another size or dtype
+	HostMemory       config.PoolSize `koanf:"host_memory"`        // host memory under the pool, or how many times the pool; 0: none
+	SSDDir           string          `koanf:"ssd_dir"`            // folder of this worker alone, under host memory; empty: none
+	SSDSize          config.Size     `koanf:"ssd_size"`           // what ssd_dir may fill
+	SSDIO            string          `koanf:"ssd_io"`             // "auto", "io_uring" or "pread": how ssd_dir is read and written
+	Store            string          `koanf:"store" secret:"url"` // of a Redis or Valkey that workers share, under host memory; empty: none
+	StoreTTL         time.Duration   `koanf:"store_ttl"`          // what nobody wrote or read for so long leaves it
+	StoreTimeout     time.Duration   `koanf:"store_timeout"`      // of an operation; later it counts as down
+	StoreWrite       bool            `koanf:"store_write"`        // false: it is only read
+	LoadTimeout      time.Duration   `koanf:"load_timeout"`       // what a request's prefix has not brought by then is computed
+	MinLoadTokens    int             `koanf:"min_load_tokens"`    // fewer are computed rather than loaded
+	WritePolicy      string          `koanf:"write_policy"`       // "through", "selective" or "back": when units are copied to the tier below
+	WriteHits        int             `koanf:"write_hits"`         // of selective: requests that must have found a unit
+	Eviction         string          `koanf:"eviction"`           // of host memory: "lru", "lfu" or "s3fifo"
+	TTL              time.Duration   `koanf:"ttl"`                // older units of the tiers are not used; 0: however old
+	PinShare         float64         `koanf:"pin_share"`          // most of each tier that pins may keep
+	TenantShare      float64         `koanf:"tenant_share"`       // most of host memory, and of the SSD, that one cache salt may fill; 0: all
+	LoadQuota        config.Size     `koanf:"load_quota"`         // bytes a second that loads may take; 0: any
+	Peers            string          `koanf:"peers"`              // "on" or "off": whether prefixes are fetched from other workers and given to them
+	PeerBring        string          `koanf:"peer_bring"`         // "on" or "off": whether a GPU computes behind what a peer gives
+	PeerQuota        config.Size     `koanf:"peer_quota"`         // bytes a second that are given to them; 0: any
+}
+
+// convertAllow gives up the promise of the same tokens for workers that keep
+// their KV in different dtypes; the numerics of their blocks are then mixed.
+const convertAllow = "allow"
+
+// Log is the log's shape.
+type Log struct {
+	Level  string `koanf:"level"`  // debug, info, warn or error
+	Format string `koanf:"format"` // text or json
+}
+
+// DefaultConfig returns the settings of a worker that joins with one flag.
+func DefaultConfig(role fleet.Role) Config {
+	kv := kvconn.DefaultConfig()
+	return Config{
+		Role: string(role), Device: "auto",
+		Listen: "127.0.0.1:0", KVListen: "127.0.0.1:0",
+		BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, MaxBatch: 64, MaxWaiting: 1024,
+		StepTokens: 512, PrefillTokens: 8192, MaxStepTime: 50 * time.Millisecond,
+		MaxBody: 64 << 20, MaxAnswer: openai.MaxAnswer, AnswerMemory: 512 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
+		LeaseTime: 30 * time.Second, LeaseMax: 8 * time.Minute, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
+		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
+		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
+		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
+			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse", DeviceRefill: "on",
+			SSDSize: 8 << 30, SSDIO: string(tier.IOAuto), StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
+			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25, Peers: "on", PeerBring: "on"},
+		Log: Log{Level: "info", Format: "text"},
+	}
+}
+
+func bad(key, format string, args ...any) error {
+	return &config.KeyError{Key: key, Msg: fmt.Sprintf(format, args...)}
+}
+
+func oneOf(key, v string, allowed ...string) error {
+	if slices.Contains(allowed, v) {
+		return nil
+	}
+	return bad(key, "%q is not one of %s", v, strings.Join(allowed, ", "))
+}
+
+// ValidKVCacheDType checks a kv_cache_dtype for a device and blocks of so many
+// tokens. What only a GPU has is refused here when the device is the CPU, and
+// when "auto" finds none at start.
+func ValidKVCacheDType(key, v, device string, blockTokens int, invariant bool) error {
+	if err := oneOf(key, v, kvAuto, kvBF16, kvFP8); err != nil || v == kvAuto {
+		return err
+	}
+	switch {
+	case device == "cpu":
+		return bad(key, "%s needs a GPU: the CPU keeps KV in f32 (%s)", v, kvAuto)
+	case v == kvFP8 && invariant:
+		return bad(key, "%s and batch_invariant exclude each other", v)
+	case v == kvFP8 && blockTokens%16 != 0:
+		return bad(key, "%s needs block_tokens to be a multiple of 16, not %d", v, blockTokens)
+	}
+	return nil
+}
+
+// ValidDType checks a dtype for a device, and beside a kv_cache_dtype and a
+// quantization.
+func ValidDType(key, v, device, kv, quantization string) error {
+	if err := oneOf(key, v, dtypeAuto, dtypeBF16, dtypeFP16); err != nil || v == dtypeAuto {
+		return err
+	}
+	switch {
+	case device == "cpu":
+		return bad(key, "%s needs a GPU: the CPU computes in f32 (%s)", v, dtypeAuto)
+	case v == dtypeFP16 && kv != kvAuto:
+		return bad(key, "%s and kv_cache_dtype %s exclude each other", v, kv)
+	case v == dtypeFP16 && quantization == quantFP8:
+		return bad(key, "%s and quantization %s exclude each other", v, quantization)
+	}
+	return nil
+}
+
+// ValidQuantization checks a quantization for a device.
+func ValidQuantization(key, v, device string, invariant bool) error {
+	if err := oneOf(key, v, quantAuto, quantNone, quantFP8); err != nil || v != quantFP8 {
+		return err
+	}
+	switch {
+	case device == "cpu":
+		return bad(key, "%s needs a GPU: the CPU computes in f32", v)
+	case invariant:
+		return bad(key, "%s and batch_invariant exclude each other", v)
+	}
+	return nil
+}
+
+// What dtype may be.
+const (
+	dtypeAuto = "auto"
+	dtypeBF16 = "bf16"
+	dtypeFP16 = "fp16"
+)
+
+// What quantization may be.
+const (
+	quantAuto = "auto"
+	quantNone = "none"
+	quantFP8  = "fp8"
+)
+
+// What kv_cache_dtype may be.
+const (
+	kvAuto = "auto"
+	kvBF16 = "bf16"
+	kvFP8  = "fp8"
+)
+
+// Validate returns a *config.KeyError.
+func (l Log) Validate() error {
+	if err := oneOf("level", l.Level, "debug", "info", "warn", "error"); err != nil {
+		return err
+	}
+	return oneOf("format", l.Format, "text", "json")
+}
+
+// Validate checks ranges and returns the first *config.KeyError; Log has a
+// check of its own.
+func (c *Config) Validate() error {
+	if err := oneOf("role", c.Role, "prefill", "decode"); err != nil {
+		return err
+	}
+	if err := oneOf("device", c.Device, "auto", "cpu", "cuda"); err != nil {
+		return err
+	}
+	if err := ValidKVCacheDType("kv_cache_dtype", c.KVCacheDType, c.Device, c.BlockTokens, c.BatchInvariant); err != nil {
+		return err
+	}
+	if err := ValidDType("dtype", c.DType, c.Device, c.KVCacheDType, c.Quantization); err != nil {
+		return err
+	}
+	if err := ValidQuantization("quantization", c.Quantization, c.Device, c.BatchInvariant); err != nil {
+		return err
+	}
+	if err := oneOf("kv.transport", c.KV.Transport, transportAuto, transportTCP, transportSHM, transportIPC, transportNCCL, transportPinned); err != nil {
+		return err
+	}
+	if err := oneOf("kv.digest", c.KV.Digest, "on", "off"); err != nil {
+		return err
+	}
+	if err := oneOf("kv.device_refill", c.KV.DeviceRefill, "on", "off"); err != nil {
+		return err
+	}
+	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {
+		return err
+	}
+	if err := oneOf("kv.peer_bring", c.KV.PeerBring, "on", "off"); err != nil {
+		return err
+	}
+	if err := oneOf("kv.peers", c.KV.Peers, "on", "off"); err != nil {
+		return err
+	}
+	if err := c.KV.validTiers(); err != nil {
+		return err
+	}
+	if c.ID != "" {
+		if err := fleet.ValidID(c.ID); err != nil {
+			return bad("id", "%v", err)
+		}
+	}
+	if err := config.HostPort(c.Listen); err != nil {
+		return bad("listen", "%v", err)
+	}
+	if _, _, _, err := kvconn.SplitPorts(c.KVListen); err != nil {
+		return bad("kv_listen", "%q is not host:port or host:first-last", c.KVListen)
+	}
+	var wrong *trust.TLSError
+	if err := trust.ValidTLS(c.Fleet.TLSCert, c.Fleet.TLSKey, c.Fleet.TLSCA); errors.As(err, &wrong) {
+		return bad("fleet."+wrong.Key, "%v", wrong)
+	}
+	for _, a := range []struct{ key, addr string }{{"kv_events.listen", c.KVEvents.Listen}, {"kv_events.replay", c.KVEvents.Replay}} {
+		if err := config.HostPort(a.addr); a.addr != "" && err != nil {
+			return bad(a.key, "%v", err)
+		}
+	}
+	if c.Join != "" && c.JoinFile != "" {
+		return bad("join_file", "it and join (XPYD_JOIN) exclude each other")
+	}
+	for _, r := range []struct {
+		key       string
+		v, lo, hi int64
+	}{
+		{"threads", int64(c.Threads), 0, 4096},
+		{"block_tokens", int64(c.BlockTokens), 1, 256},
+		{"blocks", int64(c.Blocks), 0, 1 << 30},
+		{"max_model_len", int64(c.MaxModelLen), 0, 1 << 30},
+		{"max_batch", int64(c.MaxBatch), 1, 1 << 16},
+		{"max_waiting", int64(c.MaxWaiting), 1, 1 << 20},
+		{"step_tokens", int64(c.StepTokens), 1, 1 << 20},
+		{"prefill_tokens", int64(c.PrefillTokens), 0, 1 << 20},
+		{"max_body", int64(c.MaxBody), 1 << 10, 1 << 31},
+		{"max_answer", int64(c.MaxAnswer), 1 << 16, 1 << 31},
+		{"answer_memory", int64(c.AnswerMemory), 1 << 20, 1 << 46},
+		{"kv.bulk_conns", int64(c.KV.BulkConns), 1, 64},
+		{"kv.resends", int64(c.KV.Resends), 0, 100},
+		{"kv.max_sessions", int64(c.KV.MaxSessions), 1, 1 << 16},
+		{"kv.max_quarantined", int64(c.KV.MaxQuarantined), 0, 1 << 30},
+		{"kv.host_memory", max(0, int64(c.KV.HostMemory)), 0, 1 << 46},
+		{"kv.ssd_size", int64(c.KV.SSDSize), 1 << 10, 1 << 50},
+		{"kv.min_load_tokens", int64(c.KV.MinLoadTokens), 0, 1 << 30},
+		{"kv.write_hits", int64(c.KV.WriteHits), 1, 1 << 20},
+		{"kv.load_quota", int64(c.KV.LoadQuota), 0, 1 << 50},
+		{"kv.peer_quota", int64(c.KV.PeerQuota), 0, 1 << 50},
+	} {
+		if r.v < r.lo || r.v > r.hi {
+			return bad(r.key, "%d is not in %d..%d", r.v, r.lo, r.hi)
+		}
+	}
+	if c.KVMemory != 0 && (c.KVMemory < 1<<10 || c.KVMemory > 1<<46) {
+		return bad("kv_memory", "%d is not auto, nor in %d..%d", int64(c.KVMemory), 1<<10, int64(1)<<46)
+	}
+	if !(c.GPUMemory > 0 && c.GPUMemory <= 1) {
+		return bad("gpu_memory", "%v is not in 0..1", c.GPUMemory)
+	}
+	for _, d := range []struct {
+		key string
+		v   time.Duration
+	}{
+		{"max_step_time", c.MaxStepTime}, {"read_timeout", c.ReadTimeout}, {"stall_timeout", c.StallTimeout}, {"drain_timeout", c.DrainTimeout},
+		{"lease_time", c.LeaseTime}, {"ticket_wait", c.TicketWait}, {"reserve_wait", c.ReserveWait},
+		{"fleet.heartbeat", c.Fleet.Heartbeat}, {"kv.dial_timeout", c.KV.DialTimeout}, {"kv.handshake_timeout", c.KV.HandshakeTimeout},
+		{"kv.accept_timeout", c.KV.AcceptTimeout}, {"kv.ticket_timeout", c.KV.TicketTimeout}, {"kv.peer_silence", c.KV.PeerSilence},
+		{"kv.load_timeout", c.KV.LoadTimeout}, {"kv.store_ttl", c.KV.StoreTTL}, {"kv.store_timeout", c.KV.StoreTimeout},
+	} {
+		if d.v <= 0 {
+			return bad(d.key, "must be positive")
+		}
+	}
+	if c.LeaseMax < c.LeaseTime {
+		return bad("lease_max", "%v is less than lease_time, %v", c.LeaseMax, c.LeaseTime)
+	}
+	return nil
+}
+
+// validTiers checks what is said of the tiers below the pool, sizes excepted.
+func (k *KV) validTiers() error {
+	if err := oneOf("kv.write_policy", k.WritePolicy, string(tier.Through), string(tier.Selective), string(tier.Back)); err != nil {
+		return err
+	}
+	if err := oneOf("kv.eviction", k.Eviction, string(tier.LRU), string(tier.LFU), string(tier.S3FIFO)); err != nil {
+		return err
+	}
+	if err := oneOf("kv.ssd_io", k.SSDIO, string(tier.IOAuto), string(tier.IOUring), string(tier.IOPread)); err != nil {
+		return err
+	}
+	if k.Store != "" {
+		if _, err := redis.ParseURL(k.Store); err != nil {
+			return bad("kv.store", "%v", err)
+		}
+	}
+	switch {
+	case k.SSDDir != "" && k.HostMemory == 0:
+		return bad("kv.ssd_dir", "needs kv.host_memory: what comes from the SSD and goes there passes through it")
+	case k.Store != "" && k.HostMemory == 0:
+		return bad("kv.store", "needs kv.host_memory: what comes from the store and goes there passes through it")
+	case k.TTL < 0:
+		return bad("kv.ttl", "must not be negative")
+	case !(k.PinShare >= 0 && k.PinShare <= 0.5):
+		return bad("kv.pin_share", "%v is not in 0..0.5", k.PinShare)
+	case !(k.TenantShare >= 0 && k.TenantShare <= 1):
+		return bad("kv.tenant_share", "%v is not in 0..1", k.TenantShare)
+	}
+	return nil
+}
+
+func (c *Config) kvconn(id kvconn.Identity) kvconn.Config {
+	kv := kvconn.DefaultConfig()
+	kv.Identity = id
+	kv.MaxSessions = c.KV.MaxSessions
+	kv.Unchecked = c.KV.Digest == "off"
+	kv.BulkConns, kv.Resends, kv.Convert = c.KV.BulkConns, c.KV.Resends, c.KV.Convert == convertAllow
+	kv.DialTimeout, kv.HandshakeTimeout = c.KV.DialTimeout, c.KV.HandshakeTimeout
+	kv.AcceptTimeout, kv.TicketTimeout, kv.PeerSilence = c.KV.AcceptTimeout, c.KV.TicketTimeout, c.KV.PeerSilence
+	return kv
+}

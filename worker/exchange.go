@@ -1,0 +1,113 @@
+package worker
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/handoff"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// Headers by which our router links the two legs (ARCHITECTURE.md).
+const (
+	headerLink         = "x-xpyd-link"
+	headerPrefill      = "x-xpyd-prefill"
+	headerPrefillEpoch = "x-xpyd-prefill-epoch"
+	headerPrefillKV    = "x-xpyd-prefill-kv"
+	headerSeed         = "x-xpyd-seed"
+	headerDeadline     = "x-xpyd-deadline-ms"
+	headerRequestID    = "x-request-id"
+	headerProbe        = "x-xpyd-probe" // "1": the router's own, goes before what waits
+	headerOutcome      = "x-xpyd-outcome"
+	headerMaxAnswer    = "x-xpyd-max-answer" // bytes that the router takes of an answer
+)
+
+// exchange is decode's side of a pair: where the prompt's KV comes from.
+type exchange struct {
+	addr      string
+	peer      kvconn.PeerID
+	link      ticket.Link
+	leaseID   string
+	requestID string
+	deadline  time.Time
+	peers     []handoff.Peer // besides the pair
+}
+
+// claim is the ticket for prompt i of n.
+func (ex *exchange) claim(r *engine.Request, i, n int) *decode.Claim {
+	return &decode.Claim{
+		Addr: ex.addr, Peer: ex.peer, Link: ex.link, LeaseID: ex.leaseID, RequestID: ex.requestID,
+		Owner: r.Owner, Tokens: r.Prompt, Deadline: ex.deadline,
+		Order: handoff.Order{Sampling: r.Sampling, N: max(r.N, 1), Urgent: r.Urgent, MinTokens: r.MinTokens, StopTokens: r.StopTokens,
+			IgnoreEOS: r.IgnoreEOS, Logprobs: r.Logprobs, PromptLogprobs: r.PromptLogprobs, Salt: r.Salt, Priority: r.Priority, Peers: ex.peers, Index: i, Of: n},
+	}
+}
+
+// exchangeOf says where the prompt's KV comes from; nil: it is computed here.
+func (w *Worker) exchangeOf(ctx context.Context, h *fasthttp.RequestHeader, p *transferParams) (*exchange, *failure) {
+	if link := h.Peek(headerLink); len(link) > 0 {
+		return w.nativeExchange(h, string(link))
+	}
+	if p == nil || !p.DoRemotePrefill {
+		return nil, nil
+	}
+	return w.foreignExchange(ctx, p)
+}
+
+// nativeExchange reads our router's headers.
+func (w *Worker) nativeExchange(h *fasthttp.RequestHeader, raw string) (*exchange, *failure) {
+	bad := func(header, format string, args ...any) (*exchange, *failure) {
+		return nil, &failure{Error: openai.BadRequest(header, format, args...)}
+	}
+	link, err := ticket.ParseLink(raw)
+	if err != nil {
+		return bad(headerLink, "%v", err)
+	}
+	ex := &exchange{link: link, addr: string(h.Peek(headerPrefillKV)),
+		peer: kvconn.PeerID{ID: string(h.Peek(headerPrefill))}}
+	if ex.peer.Epoch, err = strconv.ParseUint(string(h.Peek(headerPrefillEpoch)), 10, 64); err != nil {
+		return bad(headerPrefillEpoch, "%v", err)
+	}
+	if ms := string(h.Peek(headerDeadline)); ms != "" {
+		n, err := strconv.ParseInt(ms, 10, 64)
+		if err != nil || n <= 0 {
+			return bad(headerDeadline, "%q is not a positive number of milliseconds", ms)
+		}
+		ex.deadline = time.Now().Add(milliseconds(n))
+	}
+	if f := w.refuseRevoked(ex.peer.ID); f != nil {
+		return nil, f
+	}
+	if err := w.allowPeer(headerPrefillKV, ex.addr); err != nil {
+		// The router knows it and we do not, or not yet: another pair may do.
+		return nil, &failure{openai.Upstream("%s", err.Message), ticket.Incompatible}
+	}
+	return ex, nil
+}
+
+// allowPeer refuses addresses that a request has no business naming: only the
+// fleet's own workers' hosts, this machine, and the configured hosts. Another user
+// of this machine, or of a host that is allowed, may listen there: nothing is taken
+// from him, and no ticket and no prompt is given to him, because kvconn's
+// handshake has both ends prove that they have the fleet's secret before the first
+// frame. A worker that trusts everyone has given that up.
+func (w *Worker) allowPeer(param, addr string) *openai.Error {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return openai.BadRequest(param, "%q is not host:port", addr)
+	}
+	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() ||
+		slices.Contains(w.cfg.AllowHosts, host) || w.fleet.knows(addr) {
+		return nil
+	}
+	return openai.BadRequest(param, "%s is no worker of this fleet and not in allow_hosts", addr)
+}

@@ -1,0 +1,300 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// failure is an API error together with the outcome that a router acts on.
+type failure struct {
+	*openai.Error
+	outcome ticket.Outcome
+}
+
+// batch is what one prompt's goroutine hands to the response writer.
+type batch struct {
+	item   int
+	events []engine.Event
+	err    *failure // the prompt failed; nothing more comes from it
+	end    bool     // the prompt is finished
+}
+
+// generation runs a job's prompts, one goroutine each, and merges their
+// events. The consumer reads batches; while it does not, the goroutines wait,
+// and the engine pauses the choices that get ahead.
+type generation struct {
+	w       *Worker
+	j       *job
+	ex      *exchange // nil: both phases here
+	id      string    // unlike any other live request's
+	arrived time.Time
+	seed    uint64
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	batches chan batch
+
+	choices []*choice
+	emit    func(*choice) // called whenever a choice has something ready; nil: at the end
+	open    int           // prompts not finished
+	err     *failure
+	usage   openai.Usage
+	timing  timing
+	events  []engine.Event // of item, at now: not yet rendered
+	item    int
+	now     time.Time
+	mem     *share
+	needs   need
+
+	mu      sync.Mutex
+	handles []*engine.Handle
+}
+
+// timing is what goes into Server-Timing: the slowest prompt's.
+type timing struct {
+	queue, prefill, kv time.Duration
+}
+
+func (w *Worker) generate(ctx context.Context, j *job, ex *exchange, id string, seed uint64) *generation {
+	ctx, cancel := context.WithCancel(ctx)
+	g := &generation{w: w, j: j, ex: ex, id: id, arrived: time.Now(), seed: seed, cancel: cancel,
+		batches: make(chan batch), open: len(j.items), handles: make([]*engine.Handle, len(j.items))}
+	for i := range j.items {
+		it := &j.items[i]
+		g.usage.Prompt += len(it.tokens)
+		for n := range j.N {
+			g.choices = append(g.choices, newChoice(w, j, it, i*j.N+n))
+		}
+		g.wg.Add(1)
+		go func() {
+			defer g.wg.Done()
+			g.run(ctx, i)
+		}()
+	}
+	return g
+}
+
+// close ends whatever still runs and waits for it.
+func (g *generation) close() {
+	g.cancel()
+	g.wg.Wait()
+	if reason := g.endOf(); reason != "" && !g.j.urgent {
+		for _, c := range g.choices {
+			if !c.done {
+				g.w.vllm.ended(c, reason, time.Since(g.arrived))
+			}
+		}
+	}
+}
+
+// run drives one prompt to its end.
+func (g *generation) run(ctx context.Context, i int) {
+	send := func(b batch) bool {
+		b.item = i
+		select {
+		case g.batches <- b:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	h, fail := g.start(ctx, i)
+	if fail != nil {
+		send(batch{err: fail})
+		return
+	}
+	defer h.Cancel()
+	g.mu.Lock()
+	g.handles[i] = h
+	g.mu.Unlock()
+	for {
+		events, err := h.Next(ctx)
+		if len(events) > 0 && !send(batch{events: events}) {
+			return
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			send(batch{end: true})
+			return
+		case err != nil:
+			send(batch{err: engineFailure(err)})
+			return
+		}
+	}
+}
+
+// start submits one prompt: with KV from a prefill worker, or from scratch.
+func (g *generation) start(ctx context.Context, i int) (*engine.Handle, *failure) {
+	r := g.w.request(g.j, i, g.id, g.seed)
+	if g.ex != nil {
+		pre, rep, err := g.w.decode.Fetch(ctx, g.ex.claim(r, i, len(g.j.items)))
+		if err != nil {
+			return nil, fetchFailure(err)
+		}
+		g.note(timing{queue: rep.Reserve + rep.Queue, prefill: rep.Prefill, kv: max(0, rep.KV-rep.Queue-rep.Prefill)})
+		r.Prefilled = pre
+		g.j.items[i].had, g.j.items[i].waited = rep.Had, rep.Reserve
+	}
+	h, err := g.w.submit(ctx, r, g.j.requestID, g.j.peers)
+	if err != nil {
+		if r.Prefilled != nil {
+			g.w.cache.Release(r.Prefilled.Blocks, r.Owner)
+		}
+		return nil, engineFailure(err)
+	}
+	return h, nil
+}
+
+// engineFailure gives what the engine refused, or ended with, its outcome.
+func engineFailure(err error) *failure {
+	outcome := ticket.Dead
+	var bad *engine.RequestError
+	var long *engine.TooLongError
+	var spoilt *engine.OutputError
+	switch {
+	case errors.As(err, &bad), errors.As(err, &long):
+		outcome = ticket.Refused
+	case errors.As(err, &spoilt):
+		outcome = ticket.Invalid
+	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrClosed):
+		outcome = ticket.NoSpace
+	}
+	return &failure{engineError(err), outcome}
+}
+
+func (g *generation) note(t timing) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.timing.queue = max(g.timing.queue, t.queue)
+	g.timing.prefill = max(g.timing.prefill, t.prefill)
+	g.timing.kv = max(g.timing.kv, t.kv)
+}
+
+func (g *generation) timings() timing {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.timing
+}
+
+func fetchFailure(err error) *failure {
+	var e *decode.Error
+	if !errors.As(err, &e) {
+		return &failure{openai.Upstream("%v", err), ticket.Dead}
+	}
+	switch e.Outcome {
+	case ticket.NoSpace:
+		return &failure{openai.Unavailable("%v", err), e.Outcome}
+	case ticket.Late:
+		return &failure{openai.Deadline("%v", err), e.Outcome}
+	case ticket.Invalid: // of prefill, whose own leg says so
+		return &failure{openai.InvalidOutput("%v", err), ticket.Refused}
+	}
+	return &failure{openai.Upstream("%v", err), e.Outcome}
+}
+
+// next waits for the next event and renders it. It returns false when the
+// generation is over: g.err says whether it failed.
+func (g *generation) next(ctx context.Context) bool {
+	if len(g.events) > 0 && g.err == nil {
+		g.render()
+		return g.err == nil
+	}
+	if g.open == 0 || g.err != nil {
+		return false
+	}
+	select {
+	case b := <-g.batches:
+		switch g.item, g.events, g.err = b.item, b.events, b.err; {
+		case b.end:
+			g.open--
+		case len(b.events) > 0:
+			g.now = time.Now()
+			g.render()
+		}
+		return g.err == nil
+	case <-ctx.Done():
+		g.err = &failure{openai.Upstream("%v", context.Cause(ctx)), ticket.Cancelled}
+		if errors.Is(context.Cause(ctx), errClosing) {
+			g.err = closing()
+		}
+		return false
+	}
+}
+
+// render takes in the next event.
+func (g *generation) render() {
+	e, counts := &g.events[0], !g.j.urgent // urgent are a router's probes
+	g.events = g.events[1:]
+	if p := e.Prompt; p != nil {
+		it := &g.j.items[g.item]
+		it.info = p
+		g.usage.Cached += p.CachedTokens
+		if g.ex == nil {
+			g.note(timing{queue: p.Queued, prefill: p.Prefill})
+			it.had = p.CachedTokens
+		}
+		if counts {
+			g.w.vllm.prompted(p.Tokens, it.had, it.waited+p.Queued)
+		}
+	}
+	c := g.choices[g.item*g.j.N+e.Choice]
+	if c.done {
+		return
+	}
+	before := len(c.text)
+	if c.tokens == 0 && g.j.echo {
+		before += len(c.item.text) // that has its memory
+	}
+	stopped := c.push(e)
+	if !g.j.echoOnly() {
+		g.usage.Completion++
+		if counts {
+			g.w.vllm.token(c, g.arrived, g.now)
+		}
+	}
+	if c.done && counts {
+		g.w.vllm.ended(c, c.finish, g.now.Sub(g.arrived))
+	}
+	if g.emit != nil {
+		if c.ready() {
+			g.emit(c)
+		}
+	} else if !g.keeps(len(c.text) - before) {
+		g.err = memoryFailure(errMemory)
+		return
+	}
+	if stopped {
+		g.mu.Lock()
+		h := g.handles[g.item]
+		g.mu.Unlock()
+		h.CancelChoice(e.Choice)
+	}
+}
+
+// keeps accounts for a token whose text is so long; false: there is no memory for
+// what it takes beyond the answer's share.
+func (g *generation) keeps(text int) bool {
+	const step = 64 << 10
+	g.needs.tokens -= textTimes*int64(text) + g.needs.each
+	if g.needs.tokens >= 0 {
+		return true
+	}
+	more := -g.needs.tokens + step
+	g.needs.tokens = step
+	return g.mem.grow(more)
+}
+
+// header is the part of Server-Timing that a worker knows: wait is for blocks
+// and in prefill's queue; the router adds queue, its own, and ttft.
+func (t timing) header() string {
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	return fmt.Sprintf("wait;dur=%.3f, prefill;dur=%.3f, kv;dur=%.3f", ms(t.queue), ms(t.prefill), ms(t.kv))
+}

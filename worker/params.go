@@ -1,0 +1,308 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/handoff"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/tokenizer"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// job is a parsed request: one or more prompts under common parameters.
+type job struct {
+	openai.Sampling
+	chat     bool
+	echo     bool
+	logprobs int // alternatives listed with each token; -1: none
+	urgent   bool
+	peers    []handoff.Peer // who have the beginning of the prompt, as the router says
+
+	requestID string // the client's
+	items     []item
+	stops     *tokenizer.Stops // nil until the first choice
+}
+
+// source is the request's field that the prompts come from.
+func (j *job) source() string {
+	if j.chat {
+		return "messages"
+	}
+	return "prompt"
+}
+
+// echoOnly says that the prompt is all the answer: max_tokens 0 with echo. One
+// token is drawn all the same, and not shown.
+func (j *job) echoOnly() bool { return j.echo && j.MaxTokens != nil && *j.MaxTokens == 0 }
+
+// item is one prompt.
+type item struct {
+	tokens []int32
+	text   string             // as the client sent it, or decoded when echo asks for it
+	info   *engine.PromptInfo // known from its first event on
+	had    int                // tokens of it in this worker's prefix cache
+	waited time.Duration      // for blocks, before the engine
+
+	detok          *tokenizer.Detokenizer // behind the prompt; nil until the first choice
+	echoed, listed []openai.TokenLogprob  // for echo, for prompt_logprobs; nil until wanted
+}
+
+// completionJob reads a POST /v1/completions body.
+func (w *Worker) completionJob(body []byte) (*job, *openai.Error) {
+	c, err := openai.ParseCompletion(body, w.limits())
+	if err != nil {
+		return nil, err
+	}
+	j := &job{Sampling: c.Sampling, echo: c.Echo, logprobs: -1}
+	if c.Logprobs != nil {
+		j.logprobs = *c.Logprobs
+	}
+	for i, p := range c.Prompts {
+		it := item{tokens: p.Tokens, text: p.Text}
+		if !p.IsTokens {
+			if err := w.fits("prompt", p.Text, 0); err != nil {
+				return nil, err
+			}
+			it.tokens = w.tok.Encode(p.Text, c.AddSpecial)
+		} else if c.Echo {
+			it.text, it.detok = w.echoed(p.Tokens)
+		}
+		if len(it.tokens) == 0 {
+			return nil, openai.BadRequest("prompt", "prompt %d is empty", i)
+		}
+		j.items = append(j.items, it)
+	}
+	return j, w.check(j)
+}
+
+// echoed is the text of a prompt of tokens as far as it is whole characters, and who
+// knows the rest: the answer may complete it.
+func (w *Worker) echoed(tokens []int32) (string, *tokenizer.Detokenizer) {
+	var text []byte
+	d := w.tok.NewDetokenizer(false, nil)
+	for _, id := range tokens {
+		text = append(text, d.Push(id)...)
+	}
+	return string(text), d
+}
+
+// chatJob reads a POST /v1/chat/completions body.
+func (w *Worker) chatJob(ctx *fasthttp.RequestCtx) (*job, *openai.Error) {
+	c, err := openai.ParseChat(ctx.PostBody(), w.limits())
+	if err != nil {
+		return nil, err
+	}
+	if c.ResponseFormat != nil && !plainText(c.ResponseFormat) {
+		return nil, openai.BadRequest("response_format", "this engine generates plain text only")
+	}
+	switch string(c.ToolChoice) {
+	case "", `"auto"`, `"none"`:
+	default:
+		return nil, openai.BadRequest("tool_choice", "this engine cannot be made to call a tool; use auto or none")
+	}
+	tokens, err := w.renderChat(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	j := &job{Sampling: c.Sampling, chat: true, logprobs: -1, items: []item{{tokens: tokens}}}
+	if c.Logprobs {
+		j.logprobs = c.TopLogprobs
+	}
+	return j, w.check(j)
+}
+
+func plainText(format json.RawMessage) bool {
+	var f struct {
+		Type string `json:"type"`
+	}
+	return json.Unmarshal(format, &f) == nil && f.Type == "text"
+}
+
+// renderChat turns messages into the model's prompt. A template may take
+// seconds, but not longer than the client waits.
+func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat) ([]int32, *openai.Error) {
+	if !w.tok.HasChatTemplate() {
+		return nil, openai.BadRequest("messages", "model %s has no chat template; use /v1/completions", w.served)
+	}
+	in := tokenizer.ChatInput{Messages: c.Messages, AddGenerationPrompt: c.AddGenerationPrompt,
+		ContinueFinalMessage: c.ContinueFinalMessage, Kwargs: c.TemplateKwargs}
+	if c.Tools != nil && string(c.ToolChoice) != `"none"` {
+		if err := json.Unmarshal(c.Tools, &in.Tools); err != nil {
+			return nil, openai.BadRequest("tools", "%v", err)
+		}
+	}
+	waits, cancel := context.WithCancelCause(w.ctx)
+	defer cancel(nil)
+	defer w.clients.Watch(ctx.Conn(), func() { cancel(errClientLeft) })()
+	text, err := w.tok.RenderChat(waits, in)
+	switch {
+	case waits.Err() != nil:
+		return nil, openai.Unavailable("%v", context.Cause(waits))
+	case err != nil:
+		return nil, openai.BadRequest("messages", "chat template: %v", err)
+	}
+	if err := w.fits("messages", text, 0); err != nil {
+		return nil, err
+	}
+	tokens := w.tok.Encode(text, c.AddSpecial)
+	if len(tokens) == 0 {
+		return nil, openai.BadRequest("messages", "the chat template renders nothing")
+	}
+	return tokens, nil
+}
+
+func (w *Worker) limits() openai.Limits {
+	return openai.Limits{VocabSize: w.backend.Arch().Vocab}
+}
+
+// shrink is how much shorter than a text its normalised form may be: NFC makes
+// one syllable of three jamo.
+const shrink = 4
+
+// fits refuses text of which no tokenisation is short enough for the model.
+// Text is what a request has most of, and tokenising takes a hundred times
+// its size, so this comes first. least is accepted in any case.
+func (w *Worker) fits(field, text string, least int) *openai.Error {
+	most := w.engine.MaxModelLen()
+	if limit := max(shrink*w.longest*most, least); len(text) > limit {
+		return openai.BadRequest(field, "%s has %d bytes of text; %d is the limit where %d tokens are", field, len(text), limit, most)
+	}
+	return nil
+}
+
+const (
+	maxSalt    = 1024    // bytes: it travels with every ticket
+	maxChoices = 4096    // of all prompts
+	maxListed  = 1 << 19 // log probabilities of one prompt: they come from prefill in one piece
+)
+
+// check refuses what cannot run here, with numbers.
+func (w *Worker) check(j *job) *openai.Error {
+	if j.Model != "" && j.Model != w.served {
+		return openai.ModelNotFound(j.Model)
+	}
+	if len(j.CacheSalt) > maxSalt {
+		return openai.BadRequest("cache_salt", "cache_salt has %d bytes; %d is the limit", len(j.CacheSalt), maxSalt)
+	}
+	if n := j.N * len(j.items); n > maxChoices {
+		return openai.BadRequest("n", "n is %d for each of %d prompts: %d choices; %d is the limit", j.N, len(j.items), n, maxChoices)
+	}
+	if err := j.checkListed(); err != nil {
+		return err
+	}
+	most := w.engine.MaxModelLen()
+	for i := range j.items {
+		n := len(j.items[i].tokens)
+		if n >= most {
+			why := ""
+			if most == w.backend.Blocks()*w.cfg.BlockTokens {
+				why = fmt.Sprintf(", which is all that the KV pool holds: %d blocks of %d tokens", w.backend.Blocks(), w.cfg.BlockTokens)
+			}
+			return openai.BadRequest(j.source(), "the prompt has %d tokens; with one token of output the limit is %d%s", n, most-1, why)
+		}
+		if j.MaxTokens != nil && n+*j.MaxTokens > most {
+			return openai.BadRequest("max_tokens", "%d prompt tokens and max_tokens %d are over the limit of %d tokens", n, *j.MaxTokens, most)
+		}
+		for _, id := range j.items[i].tokens {
+			if id < 0 || int(id) >= w.backend.Arch().Vocab {
+				return openai.BadRequest(j.source(), "token id %d is outside the vocabulary of %d", id, w.backend.Arch().Vocab)
+			}
+		}
+	}
+	return nil
+}
+
+// checkListed bounds each prompt's log probabilities.
+func (j *job) checkListed() *openai.Error {
+	field, listed := "logprobs", 0
+	if j.echo && j.logprobs >= 0 {
+		listed = j.logprobs + 1
+	}
+	if p := j.PromptLogprobs; p != nil && *p+1 > listed {
+		field, listed = "prompt_logprobs", *p+1
+	}
+	for i := range j.items {
+		if n := len(j.items[i].tokens); n*listed > maxListed {
+			return openai.BadRequest(field, "a prompt of %d tokens with %d log probabilities each has %d; %d is the limit", n, listed, n*listed, maxListed)
+		}
+	}
+	return nil
+}
+
+// sampling maps the request's parameters to the engine's, filling what the
+// client left out from the model's generation_config.json.
+func (w *Worker) sampling(s *openai.Sampling, seed uint64) engine.Sampling {
+	out := engine.Sampling{
+		Seed: seed, Temperature: s.Temperature, TopK: s.TopK, TopP: s.TopP, MinP: s.MinP,
+		Repetition: s.Repetition, Presence: s.Presence, Frequency: s.Frequency,
+	}
+	gen := &w.model.Generation
+	fill(&out.Temperature, gen.Temperature, s.Given.Has(openai.GivenTemperature))
+	fill(&out.TopP, gen.TopP, s.Given.Has(openai.GivenTopP))
+	fill(&out.TopK, gen.TopK, s.Given.Has(openai.GivenTopK))
+	fill(&out.MinP, gen.MinP, s.Given.Has(openai.GivenMinP))
+	fill(&out.Repetition, gen.RepetitionPenalty, s.Given.Has(openai.GivenRepetition))
+	for _, b := range s.LogitBias {
+		out.Bias = append(out.Bias, kernels.Bias{ID: b.ID, Value: b.Value})
+	}
+	return out
+}
+
+func fill[T any](dst *T, def *T, given bool) {
+	if def != nil && !given {
+		*dst = *def
+	}
+}
+
+// seedStride parts the seeds of a list's prompts (2^64 over the golden ratio).
+const seedStride = 0x9e3779b97f4a7c15
+
+// request builds the engine's request for one prompt.
+func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request {
+	r := &engine.Request{
+		ID: id, Owner: fmt.Sprintf("%s/%d", id, i), Prompt: j.items[i].tokens, N: j.N, Urgent: j.urgent,
+		Sampling: w.sampling(&j.Sampling, seed), MinTokens: j.MinTokens,
+		StopTokens: j.StopTokenIDs, IgnoreEOS: j.IgnoreEOS, Salt: j.CacheSalt, Priority: int8(j.CachePriority),
+		Logprobs: j.logprobs, PromptLogprobs: -1,
+	}
+	if j.Seed == nil { // the same prompt twice in a list gets two answers
+		r.Seed += uint64(i) * seedStride
+	}
+	if j.MaxTokens != nil {
+		r.MaxTokens = max(*j.MaxTokens, 1)
+	}
+	if j.echo && j.logprobs >= 0 {
+		r.PromptLogprobs = j.logprobs
+	}
+	if j.PromptLogprobs != nil {
+		r.PromptLogprobs = max(r.PromptLogprobs, *j.PromptLogprobs)
+	}
+	return r
+}
+
+// engineError maps what the engine refuses to the API's shape.
+func engineError(err error) *openai.Error {
+	var bad *engine.RequestError
+	var long *engine.TooLongError
+	var spoilt *engine.OutputError
+	switch {
+	case errors.As(err, &bad):
+		return openai.BadRequest(bad.Field, "%s", bad.Msg)
+	case errors.As(err, &spoilt):
+		return openai.InvalidOutput("%v", err)
+	case errors.As(err, &long):
+		return openai.BadRequest("prompt", "%v", err)
+	case errors.Is(err, engine.ErrQueueFull):
+		return openai.Unavailable("%v", err)
+	case errors.Is(err, engine.ErrClosed):
+		return openai.Unavailable("this worker is shutting down")
+	}
+	return openai.Upstream("%v", err)
+}

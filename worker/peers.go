@@ -1,0 +1,269 @@
+package worker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/handoff"
+	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/prefill"
+)
+
+// headerPeer names a worker besides the pair that has the beginning of the
+// prompt: handoff.ParsePeer. Our router sets it.
+const headerPeer = "x-xpyd-kv-peer"
+
+// openPeers makes the tier of other workers, over decode's way of collecting.
+func (w *Worker) openPeers() error {
+	if w.cfg.KV.Peers == "off" {
+		return nil
+	}
+	k, l := w.cfg.KV, w.backend.Layout()
+	most := max(w.backend.Blocks()*3/4, 1)
+	cfg := tier.PeersConfig{LoadTimeout: k.LoadTimeout, MinLoadTokens: k.MinLoadTokens, FetchBlocks: most, FetchQuota: int64(k.LoadQuota),
+		GiveBlocks: most, GiveQuota: int64(k.PeerQuota), BlockBytes: int64(l.Layers) * int64(l.RowsBytes(l.BlockTokens))}
+	var err error
+	w.peers, err = tier.NewPeers(cfg, w.cache, w.tiers, collector{w}, w.log, w.registry)
+	return err
+}
+
+// self is this worker as a peer of others.
+func (w *Worker) self() handoff.Peer {
+	return handoff.Peer{ID: w.identity.ID, Epoch: w.identity.Epoch, KV: w.kvAddr}
+}
+
+// wanted brings what the tiers and the peers of a prompt that is about to be
+// computed have into the pool: memory, SSD, peers, shared store. What is in host
+// memory may be left for the engine to bring from the source.
+func (w *Worker) wanted(ctx context.Context, p prefill.Wanted) engine.Source {
+	ctx, cancel := context.WithTimeout(ctx, w.cfg.KV.LoadTimeout) // for all of them together
+	defer cancel()
+	var s source
+	if w.peers != nil && len(p.Peers) > 0 {
+		s.ahead = w.ask(ctx, p)
+	}
+	if w.tiers != nil && s.ahead == nil { // they have nothing of what comes from the peer
+		w.tiers.Stage(ctx, p.Tokens, p.Salt, len(p.Tokens)-1) // the last one is computed, for its logits
+		s.tiers = w.tiers
+	}
+	if s == (source{}) {
+		return nil
+	}
+	return s
+}
+
+// ask fetches what peers have, or returns what one is to bring when the request has
+// its blocks.
+func (w *Worker) ask(ctx context.Context, p prefill.Wanted) *tier.Ahead {
+	list := make([]tier.Peer, 0, len(p.Peers))
+	for i := range p.Peers {
+		if known, ok := w.known(&p.Peers[i]); ok {
+			list = append(list, known)
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	upto := len(p.Tokens) - 1 // the last one is computed, for its logits
+	if w.cfg.KV.PeerBring == "on" {
+		return w.peers.Stage(ctx, p.RequestID, p.Tokens, p.Salt, upto, list)
+	}
+	w.peers.Load(ctx, p.RequestID, p.Tokens, p.Salt, upto, list)
+	return nil
+}
+
+// known resolves a peer that a request names: the fleet's word counts for where
+// it is. Without a fleet it must be where allowPeer allows.
+func (w *Worker) known(p *handoff.Peer) (tier.Peer, bool) {
+	out := tier.Peer(*p)
+	if p.ID == w.identity.ID || w.revoked(p.ID) {
+		return out, false
+	}
+	if w.fleet != nil && w.fleet.watcher != nil {
+		m := w.fleet.watcher.Snapshot().Get(p.ID)
+		if m == nil || m.Epoch != p.Epoch || !m.Serves() {
+			return out, false
+		}
+		if out.KV = m.KVAddr; out.URL != "" {
+			out.URL = m.URL
+		}
+		return out, out.KV != ""
+	}
+	if w.allowPeer(headerPeer, p.KV) != nil {
+		return out, false
+	}
+	if p.URL != "" {
+		u, err := url.Parse(p.URL)
+		if err != nil || u.Scheme != w.scheme() || w.allowPeer(headerPeer, u.Host) != nil {
+			return out, false
+		}
+	}
+	return out, true
+}
+
+// hint reads the router's word about a peer; nil when there is none, or it
+// makes no sense, which is no reason to fail.
+func (w *Worker) hint(h *fasthttp.RequestHeader) []handoff.Peer {
+	v := h.Peek(headerPeer)
+	if len(v) == 0 || w.peers == nil {
+		return nil
+	}
+	p, err := handoff.ParsePeer(string(v))
+	if err != nil {
+		w.log.Debug("header left out", "header", headerPeer, "error", err)
+		return nil
+	}
+	return []handoff.Peer{*p}
+}
+
+// collector is decode's service as the tier of peers sees it.
+type collector struct{ w *Worker }
+
+// Collect implements tier.Collector.
+func (c collector) Collect(ctx context.Context, f *tier.Fetch) (int, error) {
+	n, err := c.w.decode.Collect(ctx, c.prefix(f))
+	return n, tierError(f, err)
+}
+
+// Prepare implements tier.Bringer.
+func (c collector) Prepare(ctx context.Context, f *tier.Fetch) (tier.Bring, error) {
+	way, err := c.w.decode.Prepare(ctx, c.prefix(f))
+	if way == nil {
+		return nil, tierError(f, err)
+	}
+	return func(f *tier.Fetch, table []int32, from int, wake func(), ended func(int, error)) tier.Coming {
+		coming := way.Bring(c.prefix(f), table, from, wake, func(n int, err error) { ended(n, tierError(f, err)) })
+		if coming == nil {
+			return nil
+		}
+		return coming
+	}, nil
+}
+
+func (c collector) prefix(f *tier.Fetch) *decode.Prefix {
+	p := &decode.Prefix{Addr: f.Peer.KV, Peer: kvconn.PeerID{ID: f.Peer.ID, Epoch: f.Peer.Epoch}, RequestID: f.RequestID, Owner: f.Owner,
+		Tokens: f.Tokens, Salt: f.Salt, Chain: f.Chain, Upto: f.Upto, Least: f.Least, Most: f.Blocks, Deadline: f.Deadline}
+	if f.Peer.URL != "" {
+		p.Reach = func(ctx context.Context, chain *kvcache.Chain, unit, from, upto int) (int, error) {
+			return c.w.reach(ctx, &f.Peer, chain, unit, from, upto)
+		}
+	}
+	return p
+}
+
+// tierError is what a fetch's error counts as. A peer that says it does not have a
+// prefix has not failed, unless it has just told us otherwise (Fetch.Peer.URL).
+func tierError(f *tier.Fetch, err error) error {
+	var e *decode.Error
+	switch {
+	case err == nil || !errors.As(err, &e):
+	case e.Outcome == ticket.Cancelled: // the request is over, for whatever reason
+		err = fmt.Errorf("%w: %w", context.Canceled, err)
+	case e.Outcome == ticket.Corrupt:
+		err = fmt.Errorf("%w: %w", tier.ErrCorrupt, err)
+	case e.Outcome == ticket.NoSpace:
+		err = fmt.Errorf("%w: %w", tier.ErrBusy, err)
+	case e.Outcome == ticket.Refused && f.Peer.URL == "":
+		err = fmt.Errorf("%w: %w", tier.ErrAbsent, err)
+	}
+	return err
+}
+
+// reach asks a peer how far it has a chain from token from on. The token that it is
+// shown is good for that run of that worker alone, whoever is at the URL.
+func (w *Worker) reach(ctx context.Context, p *tier.Peer, chain *kvcache.Chain, unit, from, upto int) (int, error) {
+	var units []kvcache.Hash
+	for at := from + unit; at <= upto && len(units) < tier.ReachUnits; at += unit {
+		units = append(units, chain.Name(at))
+	}
+	if len(units) == 0 {
+		return from, nil
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.URL+"/xpyd/v1/cache/reach", bytes.NewReader(tier.AppendReach(nil, units)))
+	if err != nil {
+		return 0, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if token := w.tokens.HTTP(p.ID, p.Epoch, w.secretsOf(p.ID)); token != "" {
+		req.Header.Set(trust.Header, token)
+	}
+	resp, err := w.client.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+	if err != nil {
+		return 0, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return 0, fmt.Errorf("reach: status %d", resp.StatusCode)
+	}
+	n, err := tier.ParseReached(b, len(units))
+	return from + n*unit, err
+}
+
+// secretsOf names the secrets of a worker of the fleet; "" where it is not known.
+func (w *Worker) secretsOf(id string) string {
+	if w.fleet == nil || w.fleet.watcher == nil {
+		return ""
+	}
+	if m := w.fleet.watcher.Snapshot().Get(id); m != nil {
+		return m.Secrets
+	}
+	return ""
+}
+
+// serveReach says how much of a chain is here.
+func (w *Worker) serveReach(ctx *fasthttp.RequestCtx) {
+	units, err := tier.ParseReach(ctx.PostBody())
+	if err != nil {
+		writeError(ctx, openai.BadRequest("units", "%v", err))
+		return
+	}
+	n := 0
+	if w.peers != nil {
+		n = w.peers.Reach(units)
+	}
+	writeJSON(ctx, 200, tier.AppendReached(nil, n))
+}
+
+// give is what prefill's tickets for cached prefixes ask for.
+func (w *Worker) give(ctx context.Context, a prefill.Asked) ([]int32, func(), error) {
+	if w.peers == nil {
+		return nil, nil, prefill.ErrNotCached
+	}
+	blocks, release, err := w.peers.Give(ctx, &tier.Asked{Peer: a.Peer.ID, Trusted: a.Private && w.member(a.Peer),
+		Tokens: a.Tokens, Salt: a.Salt, Bytes: a.Bytes})
+	switch {
+	case errors.Is(err, tier.ErrEnough):
+		err = prefill.ErrGivesEnough
+	case err != nil:
+		err = prefill.ErrNotCached
+	}
+	return blocks, release, err
+}
+
+// member says whether the fleet has that run of a worker.
+func (w *Worker) member(p kvconn.PeerID) bool {
+	if w.fleet == nil || w.fleet.watcher == nil {
+		return false
+	}
+	m := w.fleet.watcher.Snapshot().Get(p.ID)
+	return m != nil && m.Epoch == p.Epoch && (m.Serves() || m.State == fleet.Suspect)
+}

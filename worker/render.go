@@ -1,0 +1,208 @@
+package worker
+
+import (
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/tokenizer"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// choice renders one choice's tokens into text and log probabilities. It holds
+// back what may still become part of a character or of a stop string, and the
+// log probabilities of held tokens with it.
+type choice struct {
+	j      *job
+	tok    *tokenizer.Tokenizer
+	eos    []int32
+	item   *item
+	index  int // in the response
+	detok  *tokenizer.Detokenizer
+	stop   *tokenizer.Stopper
+	offset int32 // characters of token texts so far (completions' text_offset)
+
+	begun    bool      // the first chunk is out
+	sent     bool      // and the last one
+	first    time.Time // its first token
+	last     time.Time // its latest
+	tokens   int       // drawn so far
+	done     bool
+	text     []byte // not yet taken
+	logprobs []openai.TokenLogprob
+	echo     []openai.TokenLogprob // the prompt's, to go before them
+	ids      []int32
+	finish   string
+	hit      string // stop string
+	stopID   int32  // id + 1
+}
+
+func newChoice(w *Worker, j *job, it *item, index int) *choice {
+	if j.stops == nil {
+		j.stops = tokenizer.NewStops(j.Stop, j.IncludeStop)
+	}
+	if it.detok == nil {
+		it.detok = w.tok.NewDetokenizer(j.SkipSpecial, it.tokens)
+	}
+	return &choice{j: j, tok: w.tok, eos: w.eos, item: it, index: index,
+		detok: it.detok.Continue(j.SkipSpecial), stop: j.stops.Stopper()}
+}
+
+// push takes one event. It returns true when the choice hit a stop string and
+// the engine should stop it.
+func (c *choice) push(e *engine.Event) (stopped bool) {
+	if c.done {
+		return false
+	}
+	if c.tokens == 0 && c.j.echo {
+		c.echoPrompt()
+	}
+	if c.j.echoOnly() {
+		c.text = append(c.text, c.detok.Flush()...)
+		c.finish, c.done = string(engine.FinishLength), true
+		return false
+	}
+	c.tokens++
+	id := e.Sampled.Token
+	if c.j.ReturnTokenIDs {
+		c.ids = append(c.ids, id)
+	}
+	if c.j.logprobs >= 0 {
+		lp := logprob(e.Sampled.Self, e.Sampled.Top)
+		lp.Offset = c.offset
+		c.offset += c.runes(id)
+		c.logprobs = append(c.logprobs, lp)
+	}
+	ended := e.Finish == engine.FinishStop
+	if !ended || c.j.IncludeStop { // the token that ends it is no text
+		if c.show(c.detok.Push(id)) {
+			return e.Finish == engine.FinishNone
+		}
+	}
+	if e.Finish == engine.FinishNone || c.show(c.detok.Flush()) {
+		return false
+	}
+	c.text = append(c.text, c.stop.Flush()...)
+	c.finish, c.done = string(e.Finish), true
+	if ended && slices.Contains(c.j.StopTokenIDs, id) && (c.j.IgnoreEOS || !slices.Contains(c.eos, id)) {
+		c.stopID = id + 1
+	}
+	return false
+}
+
+// show adds text, and says whether a stop string ends the choice in it. None
+// does before min_tokens.
+func (c *choice) show(text string) (stopped bool) {
+	if c.tokens <= c.j.MinTokens {
+		c.text = append(c.text, c.stop.Skip(text)...)
+		return false
+	}
+	emit, hit, stopped := c.stop.Push(text)
+	c.text = append(c.text, emit...)
+	if stopped {
+		c.finish, c.hit, c.done = string(engine.FinishStop), hit, true
+	}
+	return stopped
+}
+
+// echoPrompt puts the prompt in front of the answer, with its log
+// probabilities when the request has them.
+func (c *choice) echoPrompt() {
+	c.text = append(c.text, c.item.text...)
+	if c.j.logprobs >= 0 {
+		c.echo = c.item.logprobs(c.tok, &c.item.echoed, c.j.logprobs)
+		if n := len(c.echo); n > 0 {
+			last := &c.echo[n-1]
+			c.offset = last.Offset + c.runes(last.ID)
+		}
+	}
+}
+
+// logprobs lists the prompt's tokens, once for all choices; the first has no
+// distribution, nor has one that nobody computed (the prompt came from elsewhere).
+func (it *item) logprobs(tok *tokenizer.Tokenizer, made *[]openai.TokenLogprob, most int) []openai.TokenLogprob {
+	if *made != nil {
+		return *made
+	}
+	list := make([]openai.TokenLogprob, 0, len(it.tokens))
+	offset := int32(0)
+	for i, id := range it.tokens {
+		var lp openai.TokenLogprob
+		if info := it.info; i > 0 && info != nil && i <= len(info.Logprobs) {
+			p := &info.Logprobs[i-1]
+			lp = logprob(p.Self, p.Top[:min(most, len(p.Top))])
+		} else {
+			lp = logprob(kernels.TokenLogprob{ID: id}, nil)
+			lp.None = true
+		}
+		lp.Offset = offset
+		offset += int32(utf8.RuneCountInString(tok.TokenText(id)))
+		list = append(list, lp)
+	}
+	*made = list
+	return list
+}
+
+// runes is how many characters a token's text has.
+func (c *choice) runes(id int32) int32 { return int32(utf8.RuneCountInString(c.tok.TokenText(id))) }
+
+// logprob is one position as answers have it.
+func logprob(self kernels.TokenLogprob, top []kernels.TokenLogprob) openai.TokenLogprob {
+	lp := openai.TokenLogprob{TopLogprob: openai.TopLogprob{ID: self.ID, Logprob: self.Logprob}}
+	if len(top) > 0 {
+		lp.Top = make([]openai.TopLogprob, len(top))
+	}
+	for i, t := range top {
+		lp.Top[i] = openai.TopLogprob{ID: t.ID, Logprob: t.Logprob}
+	}
+	return lp
+}
+
+// usage is the choice's own count, for continuous_usage_stats.
+func (c *choice) usage() openai.Usage {
+	u := openai.Usage{Prompt: len(c.item.tokens), Completion: c.tokens}
+	if c.item.info != nil {
+		u.Cached = c.item.info.CachedTokens
+	}
+	return u
+}
+
+// ready says whether there is something to send: text, and what else there is
+// with it, unless the text does not come.
+func (c *choice) ready() bool {
+	return !c.sent && (len(c.text) > 0 || c.done || max(len(c.logprobs), len(c.ids)) >= unsaid)
+}
+
+// keptText is how much room for text a choice keeps for what comes next.
+const keptText = 1 << 10
+
+// take returns what is ready as one chunk, valid until the next push.
+func (c *choice) take() openai.Choice {
+	out := openai.Choice{Index: c.index, Text: string(c.text), Role: !c.begun, Finish: c.finish,
+		StopString: c.hit, StopToken: c.stopID}
+	if c.j.logprobs >= 0 {
+		out.Echo, out.Logprobs = c.echo, c.logprobs
+		if out.Logprobs == nil {
+			out.Logprobs = []openai.TokenLogprob{}
+		}
+	}
+	if c.j.ReturnTokenIDs {
+		out.TokenIDs = c.ids
+	}
+	if !c.begun {
+		if c.j.ReturnTokenIDs {
+			out.PromptTokenIDs = c.item.tokens
+		}
+		if c.j.PromptLogprobs != nil {
+			out.PromptLogprobs = c.item.logprobs(c.tok, &c.item.listed, *c.j.PromptLogprobs)
+		}
+	}
+	c.begun, c.echo = true, nil
+	c.text, c.logprobs, c.ids = c.text[:0], c.logprobs[:0], c.ids[:0]
+	if cap(c.text) > keptText { // of the prompt, with echo
+		c.text = nil
+	}
+	return out
+}

@@ -1,0 +1,127 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/handoff"
+	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/engine/tier/redis"
+	"github.com/xpyd/xpyd/engine/tier/store"
+	"github.com/xpyd/xpyd/prefill"
+)
+
+// openTiers opens what is configured below the pool.
+func (w *Worker) openTiers(ctx context.Context) error {
+	k := w.cfg.KV
+	if k.HostMemory == 0 {
+		return nil
+	}
+	numerics, l := w.backend.Info().Numerics, w.backend.Layout()
+	pool := int64(w.backend.Blocks()) * int64(l.Layers) * int64(l.BlockBytes())
+	cfg := tier.Config{HostBytes: k.HostMemory.Of(pool), Dir: k.SSDDir, DirBytes: int64(k.SSDSize), DirIO: tier.IO(k.SSDIO),
+		Identity: w.model.Fingerprint + " " + numerics, LoadTimeout: k.LoadTimeout, MinLoadTokens: k.MinLoadTokens,
+		LoadBlocks: max(w.backend.Blocks()*3/4, 1), StoreWrites: k.StoreWrite, LoadQuota: int64(k.LoadQuota),
+		Write: tier.WritePolicy(k.WritePolicy), WriteHits: k.WriteHits, Eviction: tier.Eviction(k.Eviction),
+		TTL: k.TTL, PinShare: k.PinShare, TenantShare: k.TenantShare}
+	if w.events != nil {
+		cfg.Changed = w.events.tierChange
+	}
+	var err error
+	if k.Store != "" {
+		if cfg.Store, err = w.openStore(); err != nil {
+			return err
+		}
+	}
+	if w.tiers, err = tier.New(ctx, cfg, w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens), w.log, w.registry); err != nil {
+		return settingError(err)
+	}
+	w.later("close the KV tiers", w.tiers.Close)
+	return nil
+}
+
+// settingError names the key of a setting that this machine does not allow.
+func settingError(err error) error {
+	keys := map[tier.Setting]string{tier.HostBytes: "kv.host_memory", tier.Dir: "kv.ssd_dir", tier.DirBytes: "kv.ssd_size", tier.DirIO: "kv.ssd_io"}
+	var e *tier.SettingError
+	if !errors.As(err, &e) {
+		return err
+	}
+	return bad(keys[e.Setting], "%s", strings.TrimPrefix(e.Error(), "tier: "))
+}
+
+// openStore connects to nothing yet: a store that is down is no reason not to
+// start.
+func (w *Worker) openStore() (store.Store, error) {
+	k := w.cfg.KV
+	addr, err := redis.ParseURL(k.Store)
+	if err != nil {
+		return nil, err
+	}
+	return redis.New(redis.Config{Address: addr, Timeout: k.StoreTimeout, TTL: k.StoreTTL, ReadOnly: !k.StoreWrite,
+		MaxValue: tier.ValueBytes(w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens))})
+}
+
+// warm brings what the tiers have of a prompt into the pool; see tier.Load.
+func (w *Worker) warm(ctx context.Context, tokens []int32, salt string) {
+	w.tiers.Load(ctx, tokens, salt, len(tokens)-1) // the last one is computed, for its logits
+}
+
+// source is the tiers, or a peer, as the engine sees them.
+type source struct {
+	tiers *tier.Tiers
+	ahead *tier.Ahead
+}
+
+// Bring implements engine.Source.
+func (s source) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int, ended func()) (engine.Arriving, bool) {
+	if s.ahead != nil {
+		c, busy := s.ahead.Bring(table, from, ended)
+		if c == nil {
+			return nil, busy
+		}
+		return c, false
+	}
+	a, busy := s.tiers.Bring(chain, tokens, table, from, upto, ended)
+	if a == nil {
+		return nil, busy
+	}
+	return a, false
+}
+
+// submit gives the engine a request whose prefix is in the pool, or in host memory
+// for the engine to bring, as far as any tier, or one of these peers, has it.
+func (w *Worker) submit(ctx context.Context, r *engine.Request, requestID string, peers []handoff.Peer) (*engine.Handle, error) {
+	if r.Prefilled == nil && r.PromptLogprobs < 0 {
+		r.Source = w.wanted(ctx, prefill.Wanted{RequestID: requestID, Tokens: r.Prompt, Salt: r.Salt, Peers: peers})
+	}
+	return w.engine.Submit(ctx, r)
+}
+
+// listeners hear of the prefix index's changes, each in turn.
+type listeners []kvcache.Listener
+
+// KVEvent implements kvcache.Listener.
+func (l listeners) KVEvent(ev kvcache.Event) {
+	for _, one := range l {
+		one.KVEvent(ev)
+	}
+}
+
+// listener is what the cache tells its changes; nil if nobody is told.
+func (w *Worker) listener() kvcache.Listener {
+	var all listeners
+	if w.events != nil {
+		all = append(all, w.events)
+	}
+	if w.tiers != nil {
+		all = append(all, w.tiers)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all
+}

@@ -1,0 +1,357 @@
+// Package worker is one worker process: a model on a device, an engine, both
+// halves of a pair (prefill and decode), the HTTP listener, and its place in
+// the fleet. The role is only what it announces: every worker can do either
+// phase, and both for a plain request.
+//
+// A request travels http.go (bounds, watch the client), params.go (to engine
+// terms), exchange.go and foreign.go (where its KV comes from), generate.go
+// (one goroutine a prompt: collect KV, submit, events), render.go (text, stops,
+// log probabilities), and out through serve.go.
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/internal/clientwatch"
+	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/gpustat"
+	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/profile"
+	"github.com/xpyd/xpyd/internal/tokenizer"
+	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/prefill"
+)
+
+// Deps are what a worker is given rather than makes.
+type Deps struct {
+	Log       *slog.Logger
+	Registry  *prometheus.Registry
+	Transport kvconn.Transport
+	Local     kvconn.Transport // between processes of this machine; nil: there is none
+	NoLocal   error            // why there is none
+	// Device makes the transport between GPUs of this machine; nil: there is none.
+	// With refill it fills blocks of another size.
+	Device func(ours kernels.Exporter, opener kernels.PeerOpener, refill bool) (kvconn.Transport, error)
+	// Linked makes the transport between GPUs by NCCL, over another; nil: there is none.
+	Linked func(base kvconn.Transport, ours, theirs kernels.Linker, l kernels.Layout) kvconn.Transport
+	// Pinned makes that through pinned host memory of this machine; nil: there is none.
+	Pinned func(ours, theirs kernels.HostMover, l kernels.Layout) (kvconn.Transport, error)
+	Build  string
+	// Ring is the fleet's secrets; nil: the worker trusts everyone.
+	Ring *trust.Ring
+	// TLS is what the HTTP listener and calls to other workers use; nil: plain HTTP.
+	TLS *trust.TLS
+	// NATS opens the fleet's NATS, also for a worker that trusts everyone; nil:
+	// Fleet.URL has what it takes.
+	NATS     *trust.Ring
+	Progress func(model.Progress) // of a download or a fingerprint; may be nil
+}
+
+// Worker is one running worker. Make it with Start, end it with Close.
+type Worker struct {
+	cfg      Config
+	log      *slog.Logger
+	registry *prometheus.Registry
+	build    string
+	tokens   *trust.Tokens // for other workers
+	tls      *trust.TLS    // nil: plain HTTP
+	guard    *guard
+	started  time.Time
+	served   string // what clients call the model
+	identity kvconn.Identity
+	url      string
+	kvAddr   string
+	kvLocal  string // "": it is only reached over the network
+	kvDevice string // "": its GPU pushes to no other
+
+	model   *model.Model
+	tok     *tokenizer.Tokenizer
+	longest int // bytes of the longest token
+	sizes   openai.TokenSizes
+	answers *memory
+	eos     []int32 // ids that end an answer
+	backend kernels.Backend
+	gpu     *gpustat.Poller   // nil: none, or nothing can be read
+	profile *profile.Profiler // of this process, and of the device where it has one
+	cache   *kvcache.Cache
+	tiers   *tier.Tiers // nil: none
+	peers   *tier.Peers // nil: it neither fetches nor gives
+	vllm    *vllmMetrics
+	// failedAccepts has the label listener.
+	failedAccepts *prometheus.CounterVec
+	engine        *engine.Engine
+	prefill       *prefill.Service
+	decode        *decode.Service
+	recv          *kvconn.Receiver
+	server        *kvconn.Server
+	fleet         *membership
+	events        *eventWriter // nil without a publisher
+	ring          *trust.Ring  // nil: it trusts everyone
+	clients       *clientwatch.Watcher
+	client        *http.Client // to a foreign prefill's bootstrap
+	http          *fasthttp.Server
+	unused        unused
+
+	ctx       context.Context // ends when requests must: every request's parent
+	cancel    context.CancelCauseFunc
+	wg        sync.WaitGroup // the listeners' goroutines
+	jobs      *jobs
+	lifelines *jobs
+	sequence  atomic.Uint64
+	shutOut   atomic.Pointer[[]string] // see Revoke
+	failed    chan error               // a listener that ended by itself
+	closers   []closer
+	ended     sync.Once
+	endErr    error
+}
+
+// Start loads the model, opens the listeners and joins the fleet. The caller
+// closes the worker, also when Start's ctx has ended.
+func Start(ctx context.Context, cfg Config, d Deps) (*Worker, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	w := &Worker{cfg: cfg, ring: d.Ring, log: d.Log, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 1),
+		answers: newMemory(int64(cfg.AnswerMemory), cfg.MaxWaiting, cfg.ReserveWait),
+		tokens:  trust.NewTokens(d.Ring), tls: d.TLS, client: newClient(d.TLS), jobs: newJobs(), lifelines: newJobs()}
+	w.ctx, w.cancel = context.WithCancelCause(context.Background())
+	if err := w.start(ctx, d); err != nil {
+		return nil, errors.Join(err, w.close(ctx))
+	}
+	return w, nil
+}
+
+func (w *Worker) start(ctx context.Context, d Deps) error {
+	if err := w.load(ctx, d); err != nil {
+		return err
+	}
+	if w.cfg.ID == "" {
+		w.cfg.ID = w.cfg.Role + "-" + randomID()[:6]
+	}
+	layout := w.backend.Layout()
+	w.identity = kvconn.Identity{
+		PeerID:           kvconn.PeerID{ID: w.cfg.ID, Epoch: fleet.NewEpoch()},
+		ModelFingerprint: w.model.Fingerprint, TokenizerFingerprint: w.tok.Fingerprint(),
+		Numerics: w.backend.Info().Numerics, Build: d.Build,
+		Layout: kvconn.Layout{BlockTokens: layout.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: layout.Layers,
+			KVHeads: layout.KVHeads, HeadDim: layout.HeadDim, RowBytes: layout.RowBytes, DType: layout.DType}}},
+	}
+	if err := w.registerMetrics(); err != nil {
+		return err
+	}
+	var err error
+	if w.guard, err = newGuard(w); err != nil {
+		return err
+	}
+	if err := w.startEvents(); err != nil {
+		return err
+	}
+	if err := w.startEngine(ctx); err != nil {
+		return err
+	}
+	if err := w.startKV(d); err != nil {
+		return err
+	}
+	ln, err := w.listenHTTP()
+	if err != nil {
+		return err
+	}
+	// Callers that come before Serve wait in the listener's queue, so the
+	// fleet may hear of us first; handlers may then rely on w.fleet.
+	if w.fleet, err = join(w, d.NATS); err != nil {
+		return err
+	}
+	w.later("leave the fleet", w.fleet.close)
+	w.serveHTTP(ln)
+	w.log.Info("worker is up", "id", w.identity.ID, "role", w.cfg.Role, "url", w.url, "kv", w.kvAddr, "model", w.served,
+		"device", w.backend.Info().Device, "simd", w.backend.Info().SIMD, "threads", w.backend.Info().Threads,
+		"blocks", w.backend.Blocks(), "block_tokens", layout.BlockTokens, "kv_memory", config.Size(w.poolBytes()).String(), "max_model_len", w.engine.MaxModelLen())
+	return nil
+}
+
+func (w *Worker) load(ctx context.Context, d Deps) error {
+	m, err := model.Open(ctx, w.cfg.Model, model.Options{Log: w.log, Progress: d.Progress})
+	if err != nil {
+		return err
+	}
+	w.model = m
+	w.free("unmap the model", func(context.Context) error { return m.Close() })
+	w.served = w.cfg.ServedName
+	if w.served == "" {
+		w.served = m.Name
+	}
+	if w.tok, err = loadTokenizer(m); err != nil {
+		return err
+	}
+	w.eos = ends(m, w.tok)
+	for id := range w.tok.VocabSize() {
+		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
+	}
+	w.sizes = openai.MeasureTokens(w.tok, w.tok.VocabSize())
+	if w.backend, err = newBackend(&w.cfg, m, d.Local != nil && w.cfg.KV.local(transportSHM), w.log); err != nil {
+		return err
+	}
+	w.free("free the backend", func(context.Context) error { return w.backend.Close() })
+	if err := w.populate(ctx); err != nil {
+		return err
+	}
+	if err := w.startGPU(); err != nil {
+		return err
+	}
+	device, _ := w.backend.(profile.Device)
+	w.profile = profile.New(device)
+	w.free("end the profile", func(context.Context) error { w.profile.Close(); return nil })
+	return nil
+}
+
+func (w *Worker) startEngine(ctx context.Context) error {
+	if unit := kvcache.UnitBlocks(w.cfg.BlockTokens) * w.cfg.BlockTokens; unit > max(kvcache.Grain, w.cfg.BlockTokens) {
+		w.log.Warn(fmt.Sprintf("blocks of %d tokens: only whole units of %d are cached; take %d or a multiple", w.cfg.BlockTokens, unit, kvcache.Grain))
+	}
+	if err := w.openTiers(ctx); err != nil {
+		return err
+	}
+	pool := kvcache.Config{Blocks: w.backend.Blocks(), BlockTokens: w.cfg.BlockTokens,
+		Fingerprint: w.model.Fingerprint, Numerics: w.backend.Info().Numerics, Listener: w.listener()}
+	if w.tiers != nil {
+		w.tiers.Tune(&pool)
+	}
+	var err error
+	if w.cache, err = kvcache.New(pool); err != nil {
+		return err
+	}
+	if w.tiers != nil {
+		w.tiers.Attach(w.cache)
+	}
+	a := w.backend.Arch()
+	cfg := engineConfig(&w.cfg, &a, w.backend.Info().Name == "cuda")
+	cfg.EOS, cfg.Model, cfg.Stepped, cfg.Preempted = w.eos, w.served, w.vllm.stepped, w.vllm.preemptions.Inc
+	w.engine, err = engine.New(cfg, w.backend, w.cache, w.log, w.registry)
+	if err != nil {
+		return err
+	}
+	w.later("stop the engine", w.engine.Close)
+	return nil
+}
+
+// engineConfig is how the engine steps a model. The sizes of a GPU's buffers follow
+// from it.
+func engineConfig(c *Config, a *kernels.Arch, gpu bool) engine.Config {
+	cfg := engine.DefaultConfig()
+	cfg.MaxRunning, cfg.MaxWaiting, cfg.MaxModelLen = c.MaxBatch, c.MaxWaiting, c.MaxModelLen
+	cfg.StepTokens, cfg.MaxStepTime = c.StepTokens, c.MaxStepTime
+	if gpu { // on a CPU large steps are no faster
+		cfg.PrefillTokens = min(c.PrefillTokens, max(a.MaxPositions, c.StepTokens))
+	}
+	return cfg
+}
+
+// poolBytes is the size of the KV pool's rows.
+func (w *Worker) poolBytes() int64 {
+	l := w.backend.Layout()
+	return int64(l.BlockBytes()) * int64(l.Layers) * int64(w.backend.Blocks())
+}
+
+// ends joins what a model's configuration and its tokenizer call the end.
+func ends(m *model.Model, tok *tokenizer.Tokenizer) []int32 {
+	list := append(slices.Clone(m.Config.EOS), tok.EOS()...)
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// instance describes this worker to the fleet.
+func (w *Worker) instance() fleet.Instance {
+	if w.fleet != nil {
+		if i, ok := w.fleet.instance(); ok {
+			return i
+		}
+	}
+	l := w.backend.Layout()
+	events, replay := w.eventAddrs()
+	return fleet.Instance{
+		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVLocal: w.kvLocal, KVDevice: w.kvDevice, Machine: machineID(), Secrets: w.ring.IDs(),
+		Draining: w.cfg.Drained,
+		Dialect:  "native", Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
+		ModelFingerprint: w.identity.ModelFingerprint, TokenizerFingerprint: w.identity.TokenizerFingerprint, Numerics: w.identity.Numerics,
+		Convert:     w.cfg.KV.Convert == convertAllow,
+		Unchecked:   w.cfg.KV.Digest == "off",
+		Layout:      fleet.Layout{Layers: l.Layers, KVHeads: l.KVHeads, HeadDim: l.HeadDim, BlockTokens: l.BlockTokens, DType: l.DType},
+		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.cfg.MaxBatch, PID: os.Getpid(),
+		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, KVEventsOpen: w.cfg.KVEvents.Open, Topology: w.cfg.Topology,
+	}
+}
+
+func (w *Worker) currentLoad() fleet.Load {
+	s := w.engine.Stats()
+	return fleet.Load{Running: s.Running, Waiting: s.Waiting, QueuedTokens: s.QueuedTokens, KVUsed: s.KVUsed, GPU: w.gpuLoad()}
+}
+
+// Instance is what the worker announces.
+func (w *Worker) Instance() fleet.Instance { return w.instance() }
+
+// URL is where the worker's HTTP listener is reached.
+func (w *Worker) URL() string { return w.url }
+
+// ID is the worker's name in the fleet.
+func (w *Worker) ID() string { return w.identity.ID }
+
+// Role is what the worker announces now.
+func (w *Worker) Role() fleet.Role { return w.instance().Role }
+
+// Rejoin is for a join line that has changed: it announces the secrets that are in
+// force now, and goes over to NATS at url.
+func (w *Worker) Rejoin(url string) error { return errors.Join(w.fleet.rejoin(url), w.renew()) }
+
+// renew is for a ring that has changed.
+func (w *Worker) renew() error {
+	w.recv.Renew()
+	w.server.Renew()
+	if w.events != nil {
+		w.events.pub.Renew()
+	}
+	return w.fleet.update(func(i *fleet.Instance) { i.Secrets = w.ring.IDs() })
+}
+
+// Drain announces that the worker takes no new work.
+func (w *Worker) Drain() error { return w.fleet.update(func(i *fleet.Instance) { i.Draining = true }) }
+
+// Undrain takes Drain back.
+func (w *Worker) Undrain() error {
+	return w.fleet.update(func(i *fleet.Instance) { i.Draining = false })
+}
+
+// SetRole changes what the worker announces; running requests are untouched.
+func (w *Worker) SetRole(r fleet.Role) error {
+	return w.fleet.update(func(i *fleet.Instance) { i.Role = r })
+}
+
+// Failed yields an error when a listener ended by itself.
+func (w *Worker) Failed() <-chan error { return w.failed }
+
+// fail is for Failed: the first one is reason enough to end the worker.
+func (w *Worker) fail(err error) {
+	select {
+	case w.failed <- err:
+	default:
+	}
+}
