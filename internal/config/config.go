@@ -22,8 +22,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/knadh/koanf/providers/confmap"
-	"github.com/knadh/koanf/v2"
 	"github.com/spf13/pflag"
 )
 
@@ -92,9 +90,6 @@ func (e *Error) Error() string {
 // maxFileBytes bounds a configuration file.
 const maxFileBytes = 4 << 20
 
-// delim separates keys inside koanf; a map's keys may hold dots.
-const delim = "\x00"
-
 // Load fills dst, a pointer to a struct that holds the defaults, and calls
 // Validate() error of dst and of every struct in it that has one. On error
 // dst is unchanged but for what Validate did, and every problem is in the
@@ -104,29 +99,19 @@ func Load(dst any, o Options) error {
 	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
 		return fmt.Errorf("load configuration: want a pointer to a struct, not %T", dst)
 	}
-	l := &loader{root: v.Elem().Type(), origin: o.Sources}
+	next := reflect.New(v.Elem().Type())
+	next.Elem().Set(v.Elem())
+	l := &loader{root: next.Elem(), origin: o.Sources}
 	if l.origin == nil {
 		l.origin = Sources{}
 	}
-	file, err := l.file(o.File)
-	if err != nil {
+	if err := l.file(o.File); err != nil {
 		return err
 	}
-	// The layers hold plain text, lists and maps, already checked against the
-	// types; what no layer sets stays as dst has it.
-	k := koanf.New(delim)
-	for _, layer := range []map[string]any{file, l.environ(o), l.flags(o)} {
-		if err := k.Load(confmap.Provider(layer, ""), nil); err != nil {
-			return fmt.Errorf("merge configuration: %w", err)
-		}
-	}
+	l.environ(o)
+	l.flags(o)
 	if len(l.errs) > 0 {
 		return l.err()
-	}
-	next := reflect.New(l.root)
-	next.Elem().Set(v.Elem())
-	if err := assign(next.Elem(), k.Raw(), unit{}); err != nil {
-		return fmt.Errorf("load configuration: %w", err)
 	}
 	l.validate(next.Elem(), "", 0)
 	if len(l.errs) > 0 {
@@ -136,9 +121,9 @@ func Load(dst any, o Options) error {
 	return nil
 }
 
-// loader collects problems, and where each key was set last.
+// loader sets root, and collects problems and where each key was set last.
 type loader struct {
-	root   reflect.Type
+	root   reflect.Value
 	origin Sources
 	errs   []*Error
 }
@@ -158,13 +143,13 @@ func (l *loader) err() error {
 	return errors.Join(errs...)
 }
 
-func (l *loader) file(path string) (map[string]any, error) {
+func (l *loader) file(path string) error {
 	if path == "" {
-		return nil, nil
+		return nil
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("open configuration: %w", err)
+		return fmt.Errorf("open configuration: %w", err)
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
@@ -172,9 +157,10 @@ func (l *loader) file(path string) (map[string]any, error) {
 		err = fmt.Errorf("more than %d bytes", maxFileBytes)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read configuration %s: %w", path, err)
+		return fmt.Errorf("read configuration %s: %w", path, err)
 	}
-	return l.yaml(path, text), nil
+	l.yaml(path, text)
+	return nil
 }
 
 // set notes where a key was set.

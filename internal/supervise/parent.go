@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"strconv"
+
+	"golang.org/x/sys/unix"
 )
 
 // parentFD names the variable that holds the descriptor of the parent's pipe.
@@ -45,4 +47,20 @@ func ParentGone(ctx context.Context) (<-chan struct{}, error) {
 		}
 	}()
 	return gone, nil
+}
+
+// adopt takes over an inherited pipe, non-blocking so that Close ends Read.
+func adopt(fd int) (*os.File, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFIFO {
+		return nil, errors.New("not a pipe")
+	}
+	unix.CloseOnExec(fd)
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "parent"), nil
 }
