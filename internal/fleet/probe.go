@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -21,10 +22,7 @@ func (i *Instance) Is() string { return i.ID + "@" + strconv.FormatUint(i.Epoch,
 // time on a connection of its own: a process that is stopped would take the
 // connection, and not answer. conf is for https URLs, and may be nil.
 func ProbeHealth(conf *tls.Config) func(context.Context, *Instance) error {
-	client := &http.Client{
-		Transport:     &http.Transport{DisableKeepAlives: true, TLSClientConfig: conf, MaxResponseHeaderBytes: maxHeadBytes},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
+	client := askOnce(conf, nil)
 	return func(ctx context.Context, m *Instance) error {
 		if m.Dialect != "native" {
 			return errors.New("it would not say who it is")
@@ -42,5 +40,15 @@ func ProbeHealth(conf *tls.Config) func(context.Context, *Instance) error {
 			return fmt.Errorf("%q answers in its place", clip(is))
 		}
 		return nil
+	}
+}
+
+const maxHeadBytes = 8 << 10
+
+// askOnce returns a client whose connections serve one request each. dial may be nil.
+func askOnce(conf *tls.Config, dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Client {
+	return &http.Client{
+		Transport:     &http.Transport{DisableKeepAlives: true, DisableCompression: true, DialContext: dial, TLSClientConfig: conf, MaxResponseHeaderBytes: maxHeadBytes},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }

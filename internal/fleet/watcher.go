@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -43,19 +44,14 @@ type WatcherConfig struct {
 }
 
 func (c *WatcherConfig) defaults() {
-	set := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	set(&c.SuspectAfter, time.Second)
-	set(&c.DeadAfter, 3*time.Second)
-	set(&c.Grace, 3*time.Second)
-	set(&c.ForgetAfter, time.Minute)
-	if c.MaxMembers == 0 {
-		c.MaxMembers = 4096
-	}
+	orDefault(&c.SuspectAfter, time.Second)
+	orDefault(&c.DeadAfter, 3*time.Second)
+	orDefault(&c.Grace, 3*time.Second)
+	orDefault(&c.ForgetAfter, time.Minute)
+	orDefault(&c.MaxMembers, 4096)
 }
+
+func orDefault[T comparable](v *T, def T) { *v = cmp.Or(*v, def) }
 
 // Validate checks the settings, after defaults.
 func (c WatcherConfig) Validate() error {

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"net/url"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -179,12 +180,7 @@ func (i *Instance) Validate() error {
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil {
 		return fmt.Errorf("url %q: want http://host:port", clip(i.URL))
 	}
-	if i.KVAddr != "" {
-		if err := validHostPort(i.KVAddr); err != nil {
-			return fmt.Errorf("kv_addr %q: %w", clip(i.KVAddr), err)
-		}
-	}
-	for _, f := range []struct{ name, addr string }{{"bootstrap", i.Bootstrap}, {"kv_events", i.KVEvents}, {"kv_replay", i.KVReplay}} {
+	for _, f := range []struct{ name, addr string }{{"kv_addr", i.KVAddr}, {"bootstrap", i.Bootstrap}, {"kv_events", i.KVEvents}, {"kv_replay", i.KVReplay}} {
 		if f.addr == "" {
 			continue
 		}
@@ -195,27 +191,8 @@ func (i *Instance) Validate() error {
 	if i.Alone() && i.Role != Decode {
 		return fmt.Errorf("role: an engine of dialect %q has no other half; its role is decode", i.Dialect)
 	}
-	for _, f := range []struct{ name, value string }{
-		{"version", i.Version}, {"engine_id", i.EngineID}, {"url", i.URL}, {"kv_addr", i.KVAddr}, {"dialect", i.Dialect}, {"model", i.Model}, {"build", i.Build},
-		{"model_fingerprint", i.ModelFingerprint}, {"tokenizer_fingerprint", i.TokenizerFingerprint},
-		{"numerics", i.Numerics}, {"kv_local", i.KVLocal}, {"kv_device", i.KVDevice}, {"machine", i.Machine}, {"kv_paths", i.KVPaths}, {"kv_topic", i.KVTopic}, {"topology", i.Topology}, {"secrets", i.Secrets}, {"layout.dtype", i.Layout.DType},
-	} {
-		if !validText(f.value) {
-			return fmt.Errorf("%s: want at most %d printable bytes", f.name, maxFieldBytes)
-		}
-	}
-	for _, f := range []struct {
-		name  string
-		value int
-	}{
-		{"layout.layers", i.Layout.Layers}, {"layout.kv_heads", i.Layout.KVHeads}, {"layout.head_dim", i.Layout.HeadDim},
-		{"layout.block_tokens", i.Layout.BlockTokens}, {"max_model_len", i.MaxModelLen}, {"blocks", i.Blocks},
-		{"tp", i.TP}, {"pp", i.PP}, {"dp_ranks", i.DPRanks},
-		{"max_batch", i.MaxBatch}, {"pid", i.PID}, {"protocol_min", i.ProtocolMin}, {"protocol_max", i.ProtocolMax},
-	} {
-		if f.value < 0 || f.value > maxCount {
-			return fmt.Errorf("%s: %d is out of range", f.name, f.value)
-		}
+	if err := bounded("", reflect.ValueOf(i).Elem()); err != nil {
+		return err
 	}
 	if i.ProtocolMin > i.ProtocolMax {
 		return fmt.Errorf("protocol: range %d-%d is empty", i.ProtocolMin, i.ProtocolMax)
@@ -223,11 +200,32 @@ func (i *Instance) Validate() error {
 	return i.Load.validate()
 }
 
-func (l *Load) validate() error {
-	for _, n := range []int{l.Running, l.Waiting, l.QueuedTokens} {
-		if n < 0 || n > maxCount {
-			return fmt.Errorf("load: %d is out of range", n)
+// bounded checks each text and each count of a struct, named as in its JSON.
+func bounded(section string, v reflect.Value) error {
+	for i, t := 0, v.Type(); i < t.NumField(); i++ {
+		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		name = section + name
+		switch f := v.Field(i); f.Kind() {
+		case reflect.String:
+			if !validText(f.String()) {
+				return fmt.Errorf("%s: want at most %d printable bytes", name, maxFieldBytes)
+			}
+		case reflect.Int:
+			if n := f.Int(); n < 0 || n > maxCount {
+				return fmt.Errorf("%s: %d is out of range", name, n)
+			}
+		case reflect.Struct:
+			if err := bounded(name+".", f); err != nil {
+				return err
+			}
 		}
+	}
+	return nil
+}
+
+func (l *Load) validate() error {
+	if err := bounded("load.", reflect.ValueOf(l).Elem()); err != nil {
+		return err
 	}
 	if math.IsNaN(l.KVUsed) || l.KVUsed < 0 || l.KVUsed > 1 {
 		return fmt.Errorf("load: kv_used %g is not in 0..1", l.KVUsed)
