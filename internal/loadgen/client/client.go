@@ -54,6 +54,7 @@ type scratch struct {
 	header fasthttp.ResponseHeader
 	out    []byte
 	whole  []byte
+	body   body
 	sse    sse
 	event  event
 }
@@ -183,25 +184,18 @@ func (c *Client) try(ctx context.Context, s *server, sc *scratch, req *Request, 
 	}
 	res.Header = time.Since(res.Start)
 	res.Status = sc.header.StatusCode()
-	b := body{br: conn.br}
-	switch n := sc.header.ContentLength(); {
-	case n >= 0:
-		b.left = int64(n)
-	case n == -1:
-		b.chunked = true
-	default:
-		b.toEnd = true
-	}
+	length := sc.header.ContentLength()
+	sc.body.begin(conn.br, length)
 	var ok bool
 	switch {
 	case res.Status != fasthttp.StatusOK:
-		ok = c.refused(&b, sc, res)
+		ok = c.refused(sc, res)
 	case c.cfg.Stream:
-		ok = c.stream(&b, sc, req, res)
+		ok = c.stream(sc, req, res)
 	default:
-		ok = c.whole(&b, sc, req, res)
+		ok = c.whole(sc, req, res)
 	}
-	keep = ok && !b.toEnd && !sc.header.ConnectionClose() && conn.br.Buffered() == 0
+	keep = ok && length >= -1 && !sc.header.ConnectionClose() && conn.br.Buffered() == 0
 	return false
 }
 
@@ -235,10 +229,10 @@ func send(conn *conn, head []byte, sc *scratch, body []byte) error {
 }
 
 // read reads a body of at most most bytes.
-func (sc *scratch) read(b *body, most int) ([]byte, error) {
+func (sc *scratch) read(most int) ([]byte, error) {
 	sc.whole = sc.whole[:0]
 	for {
-		p, err := b.next()
+		p, err := sc.body.next()
 		if err == io.EOF {
 			return sc.whole, nil
 		}
@@ -253,8 +247,8 @@ func (sc *scratch) read(b *body, most int) ([]byte, error) {
 }
 
 // refused reads an answer that is not 200; true leaves the connection usable.
-func (c *Client) refused(b *body, sc *scratch, res *Result) bool {
-	text, err := sc.read(b, maxEvent)
+func (c *Client) refused(sc *scratch, res *Result) bool {
+	text, err := sc.read(maxEvent)
 	res.Kind = Kind("http_" + strconv.Itoa(res.Status))
 	res.Message = clip(message(&sc.event, text))
 	return err == nil
@@ -269,8 +263,8 @@ func message(e *event, text []byte) string {
 }
 
 // whole reads an answer that is not streamed.
-func (c *Client) whole(b *body, sc *scratch, req *Request, res *Result) bool {
-	text, err := sc.read(b, maxEvent*16)
+func (c *Client) whole(sc *scratch, req *Request, res *Result) bool {
+	text, err := sc.read(maxEvent * 16)
 	if err != nil {
 		res.broke(err, Truncated)
 		return false

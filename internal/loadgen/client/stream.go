@@ -11,16 +11,16 @@ var errTooMany = errors.New("more than 2^20 chunks in one answer")
 
 // stream reads an event stream to its end. Events that arrive together have
 // the same time.
-func (c *Client) stream(b *body, sc *scratch, req *Request, res *Result) bool {
+func (c *Client) stream(sc *scratch, req *Request, res *Result) bool {
 	if ct := sc.header.ContentType(); !bytes.HasPrefix(ct, []byte("text/event-stream")) {
-		text, err := sc.read(b, maxEvent)
+		text, err := sc.read(maxEvent)
 		res.Kind, res.Message = Malformed, clip("Content-Type "+string(ct)+", not text/event-stream: "+string(text))
 		return err == nil
 	}
 	sc.sse.reset()
 	t := streamed{res: res, answer: res.answer(req)}
 	for {
-		p, err := b.next()
+		p, err := sc.body.next()
 		if err == io.EOF {
 			break
 		}
