@@ -62,9 +62,21 @@ const (
 
 // Error is one kind of failure.
 type Error struct {
-	Kind    client.Kind
-	Count   int
-	Example string // the first one's message
+	Kind    client.Kind `json:"kind"`
+	Count   int         `json:"count"`
+	Example string      `json:"example"` // the first one's message
+}
+
+// Requests counts requests. Started is all that were sent; those of the ramp
+// are in no other figure.
+type Requests struct {
+	Started   int `json:"started"`
+	Ramped    int `json:"ramp"`      // over, but began in the ramp
+	Completed int `json:"completed"` // whole answers
+	Failed    int `json:"failed"`
+	Cancelled int `json:"cancelled"`        // broken off when the run ended
+	Unsent    int `json:"unsent,omitempty"` // open loop: due, but not sent when the run ended; not in Started
+	Retried   int `json:"retried"`          // sent again because the idle connection was closed
 }
 
 // Turn is the requests of one turn.
@@ -75,14 +87,8 @@ type Turn struct {
 
 // Stats is what a phase's requests were like. Times are in ns.
 type Stats struct {
-	Started   int // all, those of the ramp too
-	Ramped    int // over, but began in the ramp
-	Completed int // whole answers, without the ramp's; so are all that follow
-	Failed    int
-	Cancelled int // broken off at the end of the run
-	Unsent    int // of an open loop: due, and never sent
-	Good      int // kept the SLO
-	Retried   int // found their idle connection closed
+	Requests
+	Good int // kept the SLO
 
 	TTFT, ITL, TPOT, E2E Hist
 	// From the scheduled time: what a user waits who did not know that the

@@ -79,37 +79,18 @@ type Phase struct {
 	Ramp        float64 `json:"ramp_s,omitempty"`
 	// Window is from the first measured request's start to the last one's end;
 	// rates are over it.
-	Window     float64    `json:"window_s"`
-	Requests   Requests   `json:"requests"`
-	Errors     []Error    `json:"errors"`
-	Throughput Throughput `json:"throughput"`
-	Tokens     Tokens     `json:"tokens"`
-	Latency    Latency    `json:"latency"`
-	Goodput    *Goodput   `json:"goodput,omitempty"`
-	Turns      []Turn     `json:"turns,omitempty"`
-	Timeline   Timeline   `json:"timeline"`
+	Window     float64         `json:"window_s"`
+	Requests   record.Requests `json:"requests"`
+	Errors     []record.Error  `json:"errors"`
+	Throughput Throughput      `json:"throughput"`
+	Tokens     Tokens          `json:"tokens"`
+	Latency    Latency         `json:"latency"`
+	Goodput    *Goodput        `json:"goodput,omitempty"`
+	Turns      []Turn          `json:"turns,omitempty"`
+	Timeline   Timeline        `json:"timeline"`
 	// Sample is requests chosen at random, a row each, in the order of Columns.
 	Columns []string     `json:"sample_columns"`
 	Sample  [][8]float64 `json:"sample"`
-}
-
-// Requests counts requests. Started is all that were sent; those of the ramp
-// are in no other figure.
-type Requests struct {
-	Started   int `json:"started"`
-	Ramp      int `json:"ramp"`
-	Completed int `json:"completed"`
-	Failed    int `json:"failed"`
-	Cancelled int `json:"cancelled"`        // broken off when the run ended
-	Unsent    int `json:"unsent,omitempty"` // of an open loop: due, but not sent when the run ended; not in Started
-	Retried   int `json:"retried"`          // sent again as the idle connection was closed
-}
-
-// Error is one kind of failure.
-type Error struct {
-	Kind    string `json:"kind"` // connect, timeout, connection, truncated, error_event, malformed, empty, http_STATUS
-	Count   int    `json:"count"`
-	Example string `json:"example"`
 }
 
 // Throughput is rates of whole answers.

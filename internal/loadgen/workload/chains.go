@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"hash/maphash"
-	"sync"
 
 	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
@@ -21,17 +20,15 @@ type Chains struct {
 	turn  []int   // by entry, from 1
 	next  [][]int // by entry: those that follow it
 
-	mu     sync.Mutex
-	wake   *sync.Cond
-	ready  indexes
-	active int
+	queue
+	ready indexes
 }
 
 // NewChains orders a trace's requests; entries without block ids are
 // conversations of one turn.
 func NewChains(trace *Trace) *Chains {
 	c := &Chains{trace: trace, turn: make([]int, len(trace.entries)), next: make([][]int, len(trace.entries))}
-	c.wake = sync.NewCond(&c.mu)
+	c.wake.L = &c.mu
 	seed := maphash.MakeSeed()
 	last := map[uint64]int{} // by the whole blocks of a prompt
 	var sum maphash.Hash
@@ -66,22 +63,12 @@ func NewChains(trace *Trace) *Chains {
 
 // Next waits for a request that may go; false when all have gone or ctx ends.
 func (c *Chains) Next(ctx context.Context) (*Item, bool) {
-	stop := context.AfterFunc(ctx, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.wake.Broadcast()
-	})
-	defer stop()
-	c.mu.Lock()
+	ok := c.lock(ctx, func() bool { return len(c.ready) == 0 })
 	defer c.mu.Unlock()
-	for len(c.ready) == 0 && c.active > 0 && ctx.Err() == nil {
-		c.wake.Wait()
-	}
-	if len(c.ready) == 0 || ctx.Err() != nil {
+	if !ok {
 		return nil, false
 	}
 	i := heap.Pop(&c.ready).(int)
-	c.active++
 	it := c.trace.item(i)
 	it.At, it.Turn, it.entry = 0, c.turn[i], i
 	return it, true
@@ -89,14 +76,12 @@ func (c *Chains) Next(ctx context.Context) (*Item, bool) {
 
 // Done lets the turns after this one go, answered or not: they are the trace's.
 func (c *Chains) Done(it *Item, _ *client.Result) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.active--
-	for _, i := range c.next[it.entry] {
-		heap.Push(&c.ready, i)
-	}
-	c.next[it.entry] = nil
-	c.wake.Broadcast()
+	c.over(func() {
+		for _, i := range c.next[it.entry] {
+			heap.Push(&c.ready, i)
+		}
+		c.next[it.entry] = nil
+	})
 }
 
 // indexes is a heap of entries, the earliest first.

@@ -9,12 +9,11 @@ import (
 	"io"
 	"math/rand/v2"
 	"sync/atomic"
-
-	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
 // Prompts is requests with prompts of the user's own, over and over.
 type Prompts struct {
+	unrelated
 	items []Item // Out 0: drawn
 	out   Dist
 	text  *Text
@@ -104,6 +103,3 @@ func (p *Prompts) Next(context.Context) (*Item, bool) {
 }
 
 func (p *Prompts) rng(n uint64) *rand.Rand { return p.text.rng(streamPrompt, n) }
-
-// Done is for those whose next request depends on an answer.
-func (p *Prompts) Done(*Item, *client.Result) {}

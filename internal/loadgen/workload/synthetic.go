@@ -3,8 +3,6 @@ package workload
 import (
 	"context"
 	"sync/atomic"
-
-	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
 // Shape is what prompts of no trace look like.
@@ -20,6 +18,7 @@ type Shape struct {
 // Synthetic is requests without a relation to each other, but for a shared
 // prefix. It never ends.
 type Synthetic struct {
+	unrelated
 	text  *Text
 	shape Shape
 	next  atomic.Uint64
@@ -43,9 +42,6 @@ func (s *Synthetic) Next(context.Context) (*Item, bool) {
 	it.Messages = []Message{{Role: "user", Content: s.text.append(dst, rng, s.text.count(own))}}
 	return it, true
 }
-
-// Done is for those whose next request depends on an answer.
-func (s *Synthetic) Done(*Item, *client.Result) {}
 
 // prefix is the text before prompt number; draw, from 0 to 1, decides whether
 // it is a shared one.

@@ -3,7 +3,6 @@ package workload
 import (
 	"context"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/loadgen/client"
@@ -26,11 +25,9 @@ type Talks struct {
 	text  *Text
 	shape TalkShape
 
-	mu     sync.Mutex
-	wake   *sync.Cond
-	queue  []*talk // that may go on, longest waiting first
-	begun  int     // conversations
-	active int     // turns handed out
+	queue
+	open  []*talk // that may go on, longest waiting first
+	begun int     // conversations
 }
 
 // talk is one conversation, owned by the queue or by a turn.
@@ -47,10 +44,10 @@ type talk struct {
 // NewTalks opens the first conversations.
 func NewTalks(text *Text, shape TalkShape) *Talks {
 	t := &Talks{text: text, shape: shape}
-	t.wake = sync.NewCond(&t.mu)
+	t.wake.L = &t.mu
 	for range shape.Open {
 		if c := t.begin(); c != nil {
-			t.queue = append(t.queue, c)
+			t.open = append(t.open, c)
 		}
 	}
 	return t
@@ -76,7 +73,7 @@ func (t *Talks) begin() *talk {
 // Next waits for a conversation and for its user to have thought, and makes
 // its next turn. It returns false when all conversations are over or ctx ends.
 func (t *Talks) Next(ctx context.Context) (*Item, bool) {
-	c := t.take(ctx)
+	c := t.longest(ctx)
 	if c == nil {
 		return nil, false
 	}
@@ -86,7 +83,7 @@ func (t *Talks) Next(ctx context.Context) (*Item, bool) {
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
-			t.give(nil)
+			t.over(func() {})
 			return nil, false
 		}
 	}
@@ -103,53 +100,31 @@ func (t *Talks) Next(ctx context.Context) (*Item, bool) {
 	return &Item{Messages: c.messages, In: c.tokens, Out: out, Turn: c.turn, talk: c}, true
 }
 
-// take pops the queue; nil when nothing will ever be there again.
-func (t *Talks) take(ctx context.Context) *talk {
-	stop := context.AfterFunc(ctx, func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.wake.Broadcast()
-	})
-	defer stop()
-	t.mu.Lock()
+// longest is the conversation that has waited longest; nil when there will be none.
+func (t *Talks) longest(ctx context.Context) *talk {
+	ok := t.lock(ctx, func() bool { return len(t.open) == 0 })
 	defer t.mu.Unlock()
-	for len(t.queue) == 0 && t.active > 0 && ctx.Err() == nil {
-		t.wake.Wait()
-	}
-	if len(t.queue) == 0 || ctx.Err() != nil {
+	if !ok {
 		return nil
 	}
-	c := t.queue[0]
-	t.queue[0] = nil
-	t.queue = t.queue[1:]
-	t.active++
+	c := t.open[0]
+	t.open[0] = nil
+	t.open = t.open[1:]
 	return c
-}
-
-// give ends a turn: next, unless it is nil, waits for its own.
-func (t *Talks) give(next *talk) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.active--; next != nil {
-		t.queue = append(t.queue, next)
-	}
-	t.wake.Broadcast()
 }
 
 // Done takes a turn's answer into its conversation. One whose turn failed, or
 // was its last, is over, and another begins.
 func (t *Talks) Done(it *Item, res *client.Result) {
-	c := it.talk
-	if res.OK() && c.turn < c.turns {
-		c.messages = append(c.messages, Message{Role: "assistant", Content: append([]byte(nil), res.Answer...)})
-		c.tokens += res.Tokens()
-	} else {
-		t.mu.Lock()
-		c = t.begin()
-		t.mu.Unlock()
-	}
-	if c != nil {
+	t.over(func() {
+		c := it.talk
+		if res.OK() && c.turn < c.turns {
+			c.messages = append(c.messages, Message{Role: "assistant", Content: append([]byte(nil), res.Answer...)})
+			c.tokens += res.Tokens()
+		} else if c = t.begin(); c == nil {
+			return
+		}
 		c.ready = time.Now().Add(t.shape.Think.Time(c.rng))
-	}
-	t.give(c)
+		t.open = append(t.open, c)
+	})
 }

@@ -14,8 +14,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-
-	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
 // Entry is one request of a trace.
@@ -161,6 +159,7 @@ const maxSpan = 365 * 24 * time.Hour
 // Trace is the requests of a trace, with prompts that share exactly what the
 // trace's blocks share.
 type Trace struct {
+	unrelated
 	text    *Text
 	entries []Entry
 	speed   float64
@@ -203,9 +202,6 @@ func (t *Trace) item(i int) *Item {
 	it.Messages = []Message{{Role: "user", Content: dst}}
 	return it
 }
-
-// Done is for those whose next request depends on an answer.
-func (t *Trace) Done(*Item, *client.Result) {}
 
 // Within leaves out the entries whose prompt and answer are longer than most
 // tokens; 0 is no bound.

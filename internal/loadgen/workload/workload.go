@@ -5,7 +5,11 @@
 package workload
 
 import (
+	"context"
+	"sync"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
 // Item is one request to make.
@@ -33,3 +37,45 @@ type Message struct {
 
 // BlockTokens is the size of the blocks that a Mooncake trace's hash ids name.
 const BlockTokens = 512
+
+// unrelated is part of a source whose next request depends on no answer.
+type unrelated struct{}
+
+// Done does nothing.
+func (unrelated) Done(*Item, *client.Result) {}
+
+// queue hands out what may go now. What is handed out may bring more when it is over.
+type queue struct {
+	mu     sync.Mutex
+	wake   sync.Cond
+	active int // handed out, and not over
+}
+
+// lock waits for something to hand out, and returns with mu held. It reports false
+// when nothing will come any more, or ctx ends.
+func (q *queue) lock(ctx context.Context, empty func() bool) bool {
+	stop := context.AfterFunc(ctx, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.wake.Broadcast()
+	})
+	defer stop()
+	q.mu.Lock()
+	for empty() && q.active > 0 && ctx.Err() == nil {
+		q.wake.Wait()
+	}
+	if empty() || ctx.Err() != nil {
+		return false
+	}
+	q.active++
+	return true
+}
+
+// over ends one that was handed out, after add has put in what follows it.
+func (q *queue) over(add func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.active--
+	add()
+	q.wake.Broadcast()
+}
