@@ -28,37 +28,19 @@ func ParseFault(s string) (Fault, error) {
 		return Fault{}, nil
 	}
 	var f Fault
+	flags := map[string]*bool{"hang": &f.Hang, "refuse": &f.Refuse, "error-event": &f.Event, "mute": &f.Mute, "no-params": &f.NoParams, "probes": &f.Probes}
+	counts := map[string]*int{"status": &f.Status, "cut": &f.Cut, "freeze": &f.Freeze}
 	for part := range strings.SplitSeq(s, ",") {
 		name, value, given := strings.Cut(part, "=")
 		n, err := strconv.Atoi(value)
-		switch {
-		case name == "status" && err == nil && n >= 300 && n < 600:
-			f.Status = n
-		case name == "cut" && err == nil && n > 0:
-			f.Cut = n
-		case name == "freeze" && err == nil && n > 0:
-			f.Freeze = n
-		case given:
-			return Fault{}, badFault(s)
-		case name == "hang":
-			f.Hang = true
-		case name == "refuse":
-			f.Refuse = true
-		case name == "error-event":
-			f.Event = true
-		case name == "mute":
-			f.Mute = true
-		case name == "no-params":
-			f.NoParams = true
-		case name == "probes":
-			f.Probes = true
+		switch flag, count := flags[name], counts[name]; {
+		case flag != nil && !given:
+			*flag = true
+		case count != nil && err == nil && n > 0 && (name != "status" || n >= 300 && n < 600):
+			*count = n
 		default:
-			return Fault{}, badFault(s)
+			return Fault{}, fmt.Errorf("fault %q is none of status=CODE, hang, refuse, error-event, cut=CHUNKS, freeze=CHUNKS, mute, no-params, and probes beside one", s)
 		}
 	}
 	return f, nil
-}
-
-func badFault(s string) error {
-	return fmt.Errorf("fault %q is none of status=CODE, hang, refuse, error-event, cut=CHUNKS, freeze=CHUNKS, mute, no-params, and probes beside one", s)
 }

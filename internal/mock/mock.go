@@ -10,7 +10,6 @@ package mock
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -119,10 +118,8 @@ func Start(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen: %w", err), kv.close())
 	}
-	var id [8]byte
-	rand.Read(id[:]) // never fails
-	e := &Engine{cfg: cfg, ln: ln, id: hex.EncodeToString(id[:]), fault: cfg.Fault, lease: cfg.Lease, links: map[string]*kept{}, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
-	e.blocks = kv
+	e := &Engine{cfg: cfg, ln: ln, id: rand.Text(), fault: cfg.Fault, lease: cfg.Lease, links: map[string]*kept{},
+		client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, blocks: kv}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.srv = &http.Server{Handler: e.mux(), ReadHeaderTimeout: 10 * time.Second}
 	if cfg.Register != "" {
