@@ -127,7 +127,7 @@ func (r *remains) put(m *remainder) (gone *remainder) {
 	return gone
 }
 
-func (r *remains) take(name kvcache.Hash) *remainder {
+func (r *remains) remove(name kvcache.Hash) *remainder {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.byName[name]
@@ -177,7 +177,7 @@ func (s *Service) leave(c *Claim, name kvcache.Hash, t *table, stored kvconn.Uni
 // assemble returns blocks for the prompt: what the prefix cache has, what a
 // broken transfer under the same numerics has left, and fresh ones.
 func (s *Service) assemble(ctx context.Context, c *Claim, name kvcache.Hash, numerics string) (*table, error) {
-	m := s.remains.take(name)
+	m := s.remains.remove(name)
 	var t *table
 	if m != nil {
 		t = s.resume(c, m, numerics)

@@ -134,11 +134,11 @@ func (s *Service) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 		s.fail(o, err)
 		return
 	}
-	end(s.serve(ctx, o, order))
+	end(s.servePrompt(ctx, o, order))
 }
 
-// serve runs the prompt of one ticket and pushes it.
-func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.Order) Report {
+// servePrompt runs the prompt of one ticket and pushes it.
+func (s *Service) servePrompt(ctx context.Context, o *kvconn.Outgoing, order *handoff.Order) Report {
 	t, begun := o.Ticket(), time.Now()
 	src := newSource(s.pool, s.layout, len(t.Tokens), t.DestBlockTokens)
 	if err := s.accept(o, src); err != nil {

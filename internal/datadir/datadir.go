@@ -131,20 +131,20 @@ func Own(path string) (*Dir, error) {
 		return nil, openErr
 	}
 	d.made = err == nil
-	if err := d.take(); err != nil {
+	if err := d.acquireLock(); err != nil {
 		d.root.Close()
 		return nil, err
 	}
 	return d, nil
 }
 
-// lookers is how long take waits for those who only look whether the folder is taken,
+// lookers is how long acquireLock waits for those who only look whether the folder is taken,
 // as Taken does for an instant.
 const lookers = 200 * time.Millisecond
 
-// take locks the folder. The one who lets go removes the lock file, so the one who
+// acquireLock locks the folder. The one who lets go removes the lock file, so the one who
 // got it looks whether it is still the folder's.
-func (d *Dir) take() error {
+func (d *Dir) acquireLock() error {
 	until := time.Now().Add(lookers)
 	for range 100 {
 		if err := d.noLink(fileLock); err != nil {

@@ -91,7 +91,7 @@ func Announce(cfg AnnouncerConfig) (*Announcer, error) {
 	go func() {
 		defer close(a.done)
 		defer stop()
-		a.run(queries)
+		a.announceLoop(queries)
 		if err := sub.Unsubscribe(); err != nil {
 			a.log.Debug("unsubscribe from queries", "err", err)
 		}
@@ -135,7 +135,7 @@ func (a *Announcer) due() {
 	}
 }
 
-func (a *Announcer) run(queries <-chan *nats.Msg) {
+func (a *Announcer) announceLoop(queries <-chan *nats.Msg) {
 	// The first beat comes at a random phase: workers that were started
 	// together need not beat together.
 	beat := time.NewTimer(rand.N(a.cfg.Heartbeat))
@@ -147,7 +147,7 @@ func (a *Announcer) run(queries <-chan *nats.Msg) {
 		case <-a.quit:
 			return
 		case m := <-queries:
-			a.answer(m)
+			a.answerQuery(m)
 		case <-a.wake:
 			a.announce()
 		case <-again.C:
@@ -185,7 +185,7 @@ func (a *Announcer) send(subject string, v any) {
 	}
 }
 
-func (a *Announcer) answer(m *nats.Msg) {
+func (a *Announcer) answerQuery(m *nats.Msg) {
 	if len(m.Data) > maxMessageBytes {
 		return
 	}

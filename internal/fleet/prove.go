@@ -20,7 +20,7 @@ import (
 
 // gate is what the embedded server asks. A ring that changes counts at once.
 type gate struct {
-	ring *trust.Ring
+	routes *trust.Gate
 	// User and password of routes, where they are configured.
 	user, password string
 	revoked        atomic.Pointer[[]string] // clients of these names are refused; nil: none
@@ -41,7 +41,7 @@ func (g *gate) route(o *server.ClientOpts) bool {
 	if g.user != "" || g.password != "" {
 		return hmac.Equal([]byte(o.Username+"\x00"+o.Password), []byte(g.user+"\x00"+g.password))
 	}
-	return g.ring.Accepts(trust.Cluster, "", []byte(o.Password))
+	return g.routes.Accepts([]byte(o.Password))
 }
 
 // refusals counts who was turned away, and says so once a minute.

@@ -207,7 +207,7 @@ func (c *ServerConfig) options(ln net.Listener) (*server.Options, error) {
 	if c.Ring == nil {
 		o.Username, o.Password = c.credentials(c.User, c.Password)
 	} else {
-		g := &gate{ring: c.Ring, user: c.ClusterUser, password: c.ClusterPassword}
+		g := &gate{routes: c.Ring.Gate(trust.Cluster, ""), user: c.ClusterUser, password: c.ClusterPassword}
 		o.CustomClientAuthentication, o.CustomRouterAuthentication = g, g
 		// A server that is not to listen for clients does not for routes either: it is
 		// given the door's port, which it cannot have.

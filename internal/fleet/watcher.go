@@ -143,7 +143,7 @@ func Watch(cfg WatcherConfig) (*Watcher, error) {
 		defer stop()
 		defer w.probes.Wait()
 		defer cancel()
-		w.run(msgs)
+		w.watchLoop(msgs)
 	}()
 	return w, nil
 }
@@ -187,7 +187,7 @@ func (w *Watcher) setLink(l Link) {
 	}
 }
 
-func (w *Watcher) run(msgs <-chan *nats.Msg) {
+func (w *Watcher) watchLoop(msgs <-chan *nats.Msg) {
 	tick := time.NewTicker(echoInterval)
 	defer tick.Stop()
 	for {

@@ -168,7 +168,7 @@ func (r *run) open(ctx context.Context) {
 	})
 	slots := make(chan struct{}, r.phase.Clients)
 	for j := range jobs {
-		if until(r.posting, j.due) && take(r.posting, slots) {
+		if until(r.posting, j.due) && waitSlot(r.posting, slots) {
 			running.Go(func() {
 				r.do(j)
 				<-slots
@@ -181,8 +181,8 @@ func (r *run) open(ctx context.Context) {
 	running.Wait()
 }
 
-// take waits for a slot; false when ctx has ended.
-func take(ctx context.Context, slots chan struct{}) bool {
+// waitSlot waits for a slot; false when ctx has ended.
+func waitSlot(ctx context.Context, slots chan struct{}) bool {
 	select {
 	case slots <- struct{}{}:
 		if ctx.Err() == nil {

@@ -22,8 +22,8 @@ func (e *Engine) mux() http.Handler {
 	if e.cfg.Embeds {
 		m.HandleFunc("POST /v1/embeddings", e.embed)
 	} else {
-		m.HandleFunc("POST /v1/completions", e.serve)
-		m.HandleFunc("POST /v1/chat/completions", e.serve)
+		m.HandleFunc("POST /v1/completions", e.serveCompletion)
+		m.HandleFunc("POST /v1/chat/completions", e.serveCompletion)
 	}
 	m.HandleFunc("POST /mock/claim", e.serveClaim)
 	m.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
@@ -90,8 +90,8 @@ type job struct {
 	chunks  int
 }
 
-// serve answers one request for tokens.
-func (e *Engine) serve(w http.ResponseWriter, r *http.Request) {
+// serveCompletion answers one request for tokens.
+func (e *Engine) serveCompletion(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
 	if err != nil {
 		return
@@ -125,7 +125,7 @@ func (e *Engine) serve(w http.ResponseWriter, r *http.Request) {
 		fail(sw, 400, "%v", err)
 		return
 	}
-	j.run()
+	j.respond()
 }
 
 // record remembers a request.
@@ -197,8 +197,8 @@ func compact(raw json.RawMessage) string {
 	return b.String()
 }
 
-// run does the leg with its faults.
-func (j *job) run() {
+// respond does the leg with its faults.
+func (j *job) respond() {
 	switch {
 	case j.fault.Hang:
 		<-j.ctx.Done()
@@ -350,7 +350,7 @@ func (j *job) decode() {
 		return
 	}
 	e.blocks.store(j.prompt)
-	j.tell()
+	j.writeAnswer()
 }
 
 // Words are the text of choice for a prompt, as raw JSON without white space.
@@ -374,7 +374,7 @@ func drawsOf(text string, choice int) func() uint64 {
 	}
 }
 
-func (j *job) tell() {
+func (j *job) writeAnswer() {
 	enc := j.encoder()
 	count := j.n * promptsOf(j.f)
 	texts := make([][]string, count)

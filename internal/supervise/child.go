@@ -85,10 +85,10 @@ func (c *child) set(change func(*Status)) {
 	}
 }
 
-// run keeps the child running until it shall end.
-func (c *child) run() {
+// keepRunning keeps the child running until it shall end.
+func (c *child) keepRunning() {
 	for !c.over() {
-		exit, ready := c.once()
+		exit, ready := c.runOnce()
 		over := c.over()
 		var wait time.Duration
 		if !over {
@@ -121,8 +121,8 @@ func (c *child) over() bool {
 	return stopping || c.ending()
 }
 
-// once runs one process to its end, and says for how long it was ready.
-func (c *child) once() (exit Exit, ready time.Duration) {
+// runOnce runs one process to its end, and says for how long it was ready.
+func (c *child) runOnce() (exit Exit, ready time.Duration) {
 	lines := c.s.out.lines(c.Name)
 	args := c.Args
 	if c.status.Starts > 0 && c.Again != nil { // only this goroutine writes it

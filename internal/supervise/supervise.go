@@ -211,7 +211,7 @@ func (s *Supervisor) add(c Child) error {
 	ch := newChild(s, c)
 	s.children[c.Name] = ch
 	s.wg.Go(func() {
-		ch.run()
+		ch.keepRunning()
 		s.forget(ch)
 	})
 	return nil

@@ -9,9 +9,9 @@ import (
 // Header is what carries a token of HTTP, Query or the like to a worker.
 const Header = "x-xpyd-fleet"
 
-// Gate is Ring.Accepts for one purpose and audience, for those who are asked
-// often: what it accepts is derived once for each change of the ring. It is safe
-// for concurrent use; a nil *Gate belongs to a process that trusts everyone.
+// Gate checks tokens for one purpose and audience. What it accepts is derived once
+// for each change of the ring. It is safe for concurrent use; a nil *Gate belongs to
+// a process that trusts everyone.
 type Gate struct {
 	ring     *Ring
 	purpose  Purpose

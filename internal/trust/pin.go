@@ -89,19 +89,26 @@ func (r *Ring) PinnedServer() *tls.Config {
 			if !ok {
 				return nil, &PinError{}
 			}
-			cert, err := s.certificate(pinServer)
-			if err != nil {
-				return nil, err
-			}
-			return &tls.Config{
-				MinVersion:             tls.VersionTLS13,
-				ClientAuth:             tls.RequireAnyClientCert, // the key is looked at
-				VerifyConnection:       holds(pinClient, s),
-				Certificates:           []tls.Certificate{*cert},
-				SessionTicketsDisabled: true, // every connection proves itself
-			}, nil
+			return s.accepts(pinServer, holds(pinClient, s))
 		},
 	}
+}
+
+// accepts is for one connection: this end shows the secret's key, and verify looks
+// at the other's.
+func (s Secret) accepts(end string, verify func(tls.ConnectionState) error, protos ...string) (*tls.Config, error) {
+	cert, err := s.certificate(end)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{
+		MinVersion:             tls.VersionTLS13,
+		ClientAuth:             tls.RequireAnyClientCert, // verify looks at the key
+		VerifyConnection:       verify,
+		Certificates:           []tls.Certificate{*cert},
+		NextProtos:             protos,
+		SessionTicketsDisabled: true, // every connection proves itself
+	}, nil
 }
 
 // pinnedTo is the secret that a client asks for.
@@ -132,22 +139,9 @@ func (r *Ring) PinnedPeers() *tls.Config {
 		},
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 			for _, name := range hello.SupportedProtos {
-				s, ok := r.pinnedTo(name)
-				if !ok {
-					continue
+				if s, ok := r.pinnedTo(name); ok {
+					return s.accepts(pinPeer, accept, name)
 				}
-				cert, err := s.certificate(pinPeer)
-				if err != nil {
-					return nil, err
-				}
-				return &tls.Config{
-					MinVersion:             tls.VersionTLS13,
-					ClientAuth:             tls.RequireAnyClientCert, // the key is looked at
-					VerifyConnection:       accept,
-					Certificates:           []tls.Certificate{*cert},
-					NextProtos:             []string{name},
-					SessionTicketsDisabled: true, // every connection proves itself
-				}, nil
 			}
 			return nil, &PinError{}
 		},

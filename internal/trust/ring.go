@@ -1,7 +1,6 @@
 package trust
 
 import (
-	"crypto/subtle"
 	"errors"
 	"slices"
 	"strconv"
@@ -104,16 +103,6 @@ func (r *Ring) Shared(theirs string) (Secret, bool) {
 		}
 	}
 	return Secret{}, false
-}
-
-// Accepts reports whether token is that of one of our secrets for a purpose and
-// an audience. It takes the same time whatever the token is.
-func (r *Ring) Accepts(p Purpose, audience string, token []byte) bool {
-	ok := 0
-	for _, s := range r.Secrets() {
-		ok |= subtle.ConstantTimeCompare([]byte(s.Token(p, audience)), token)
-	}
-	return ok == 1
 }
 
 // Member is the audience of tokens that are shown to one run of one member. A

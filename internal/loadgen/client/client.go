@@ -270,7 +270,7 @@ func (c *Client) whole(sc *scratch, req *Request, res *Result) bool {
 		return false
 	}
 	res.LastToken = time.Since(res.Start)
-	if err := sc.event.parse(text, res.answer(req)); err != nil {
+	if err := sc.event.parse(text, res.answerBuf(req)); err != nil {
 		res.fail(Malformed, err)
 		return true
 	}
@@ -288,8 +288,8 @@ func (c *Client) whole(sc *scratch, req *Request, res *Result) bool {
 	return true
 }
 
-// answer is where an answer's text goes, nil if nobody wants it.
-func (r *Result) answer(req *Request) *[]byte {
+// answerBuf is where an answer's text goes, nil if nobody wants it.
+func (r *Result) answerBuf(req *Request) *[]byte {
 	if req.WantAnswer {
 		return &r.Answer
 	}

@@ -18,7 +18,7 @@ func (c *Client) stream(sc *scratch, req *Request, res *Result) bool {
 		return err == nil
 	}
 	sc.sse.reset()
-	t := streamed{res: res, answer: res.answer(req)}
+	t := streamed{res: res, answer: res.answerBuf(req)}
 	for {
 		p, err := sc.body.next()
 		if err == io.EOF {
