@@ -29,9 +29,6 @@ import (
 type Config struct {
 	// ReserveTimeout is how long a request waits for free blocks.
 	ReserveTimeout time.Duration
-	// FenceTimeout is how long a failed Fetch waits for its fence; after it
-	// the blocks are quarantined until the fence holds.
-	FenceTimeout time.Duration
 	// MaxQuarantined is how many blocks may be in quarantine before nothing
 	// more is fetched (NoSpace), so that silent peers cannot take the pool
 	// bit by bit. Those under way at that moment can still add theirs.
@@ -50,9 +47,13 @@ type Config struct {
 	Self func() handoff.Peer
 }
 
+// fenceTimeout is how long a failed Fetch waits for its fence; after it the blocks
+// are quarantined until the fence holds.
+const fenceTimeout = 500 * time.Millisecond
+
 // DefaultConfig returns the documented settings for a pool of blocks.
 func DefaultConfig(blocks int) Config {
-	return Config{ReserveTimeout: 10 * time.Second, FenceTimeout: 500 * time.Millisecond, MaxQuarantined: max(blocks/4, 1),
+	return Config{ReserveTimeout: 10 * time.Second, MaxQuarantined: max(blocks/4, 1),
 		MaxRemains: 256}
 }
 
@@ -167,7 +168,7 @@ func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Repor
 	}
 	start := time.Now()
 	name := nameOf(c)
-	over, err := s.remains.begin(ctx, c, name, s.cfg.FenceTimeout)
+	over, err := s.remains.begin(ctx, c, name, fenceTimeout)
 	if err != nil {
 		return fail("wait for the former attempt", err, ticket.Late)
 	}
@@ -265,7 +266,7 @@ func (s *Service) ticket(c *Claim, order []byte, t *table, trust bool) kvconn.Ti
 func (s *Service) fence(in *kvconn.Incoming, c *Claim, name kvcache.Hash, t *table, from *kvconn.Session) {
 	owner, blocks, had, fresh := c.Owner, t.blocks, t.had, t.blocks[t.had:]
 	s.cache.Revoke(fresh, owner)
-	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.FenceTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), fenceTimeout)
 	defer cancel()
 	if in.Revoke(ctx) == nil {
 		s.leave(c, name, t, in.Stored(), from)

@@ -43,9 +43,6 @@ type Config struct {
 	Lease, MaxLease time.Duration
 	// MaxLeases bounds the leases kept at a time.
 	MaxLeases int
-	// Remembered is how many finished links are remembered for a router leg
-	// that comes after its ticket is over.
-	Remembered int
 	// Warm, when set, brings what lower tiers and these peers have of a prompt
 	// into the cache, so that it need not be computed, or says who will when the
 	// request has its blocks. It is bounded in time.
@@ -67,9 +64,13 @@ type Wanted struct {
 	Peers     []handoff.Peer // who have its beginning
 }
 
+// remembered is how many finished links are remembered for a router leg that comes
+// after its ticket is over.
+const remembered = 4096
+
 // DefaultConfig returns the documented settings.
 func DefaultConfig() Config {
-	return Config{TicketWait: 10 * time.Second, Lease: 30 * time.Second, MaxLease: 8 * time.Minute, MaxLeases: 256, Remembered: 4096}
+	return Config{TicketWait: 10 * time.Second, Lease: 30 * time.Second, MaxLease: 8 * time.Minute, MaxLeases: 256}
 }
 
 // Engine is what the service needs of engine.
@@ -92,7 +93,7 @@ type Service struct {
 func New(cfg Config, e Engine, pool kernels.Pool, layout kernels.Layout, log *slog.Logger) *Service {
 	return &Service{
 		cfg: cfg, engine: e, pool: pool, layout: layout, log: log,
-		links:  newLinks(cfg.TicketWait, cfg.Remembered),
+		links:  newLinks(cfg.TicketWait, remembered),
 		leases: newLeases(cfg.Lease, cfg.MaxLease, cfg.TicketWait, cfg.MaxLeases),
 	}
 }

@@ -29,8 +29,6 @@ import (
 type Options struct {
 	// File is a YAML file; empty means none.
 	File string
-	// EnvPrefix is of the variables that are read; empty means "XPYD_".
-	EnvPrefix string
 	// Environ is os.Environ(), or what a test wants; nil reads none.
 	Environ []string
 	// EnvAllow are variables with the prefix that belong to somebody else;

@@ -50,10 +50,7 @@ func leaves(t reflect.Type, path leaf) []leaf {
 
 // environ sets what the environment says.
 func (l *loader) environ(o Options) {
-	prefix := o.EnvPrefix
-	if prefix == "" {
-		prefix = "XPYD_"
-	}
+	const prefix = "XPYD_"
 	byName := map[string]leaf{}
 	var names []field
 	for _, lf := range leaves(l.root.Type(), nil) {

@@ -6,29 +6,20 @@ import (
 	"time"
 )
 
-// rules are the settings of a registry.
-type rules struct {
-	suspectAfter time.Duration
-	deadAfter    time.Duration
-	grace        time.Duration // after the link is back, silence kills nobody
-	forgetAfter  time.Duration
-	answerTime   time.Duration // a probe is answered by then, or not at all
-	maxStep      time.Duration // see registry.witnessed
-	maxMembers   int
-}
-
 // registry is the state machine of a watcher: no I/O, no clock, no locks.
 // Time comes in with every call and must not run backwards.
 //
 // Silence is measured on the witnessed clock, which advances only when an
 // echo that the watcher sent to itself comes back through NATS: by the time
-// between two echoes' sending, and by maxStep at most. Everything published
+// between two echoes' sending, and by echoStep at most. Everything published
 // before an echo arrives before it, so silence is never blamed on a worker
 // while the link is cut without notice, while it is down, or while the
 // watcher's own process was stopped. Whether it is the worker's own link that
 // is cut, a probe of its HTTP tells.
 type registry struct {
-	rules
+	grace      time.Duration // after the link is back, silence kills nobody
+	maxMembers int
+
 	members   map[string]*record
 	revoked   revocations
 	asked     map[string]time.Time // when an unknown id was last queried
@@ -86,9 +77,9 @@ type event struct {
 
 const maxDoublings = 3
 
-func newRegistry(r rules, now time.Time) *registry {
+func newRegistry(grace time.Duration, maxMembers int, now time.Time) *registry {
 	return &registry{
-		rules:   r,
+		grace: grace, maxMembers: maxMembers,
 		members: map[string]*record{},
 		revoked: revocations{},
 		asked:   map[string]time.Time{},
@@ -228,7 +219,7 @@ func (rec *record) yields(now time.Time) bool {
 }
 
 func (r *registry) unknown(id string, now time.Time) (ask string) {
-	if last, ok := r.asked[id]; ok && now.Sub(last) < r.suspectAfter {
+	if last, ok := r.asked[id]; ok && now.Sub(last) < suspectAfter {
 		return ""
 	} else if !ok && len(r.asked) >= r.maxMembers {
 		return ""
@@ -287,10 +278,10 @@ func (r *registry) reportDead(id string, epoch uint64, reason string, now time.T
 	if rec == nil || rec.Epoch != epoch || over(rec.State) {
 		return
 	}
-	if now.Sub(rec.deafUntil) > r.forgetAfter {
+	if now.Sub(rec.deafUntil) > forgetAfter {
 		rec.reports = 0
 	}
-	rec.deafUntil = now.Add(r.suspectAfter << min(rec.reports, maxDoublings))
+	rec.deafUntil = now.Add(suspectAfter << min(rec.reports, maxDoublings))
 	rec.reports++
 	r.end(rec, Dead, causeReport, reason, now)
 }
@@ -323,7 +314,7 @@ func (r *registry) remove(id, reason string, now time.Time) bool {
 // echo is proof that the link worked at the time sent.
 func (r *registry) echo(sent time.Time) {
 	if sent.After(r.proved) {
-		r.witnessed += min(sent.Sub(r.proved), r.maxStep)
+		r.witnessed += min(sent.Sub(r.proved), echoStep)
 		r.proved = sent
 	}
 }
@@ -347,7 +338,7 @@ func (r *registry) tick(now time.Time) {
 	judge := r.link.Up && !now.Before(r.judgeFrom)
 	for _, rec := range r.members {
 		if over(rec.State) {
-			if (rec.Source == NATS || rec.State == Gone) && now.Sub(later(rec.Since, rec.seen)) > r.forgetAfter {
+			if (rec.Source == NATS || rec.State == Gone) && now.Sub(later(rec.Since, rec.seen)) > forgetAfter {
 				r.forget(rec)
 			}
 			continue
@@ -357,7 +348,7 @@ func (r *registry) tick(now time.Time) {
 		}
 	}
 	for id, at := range r.asked {
-		if now.Sub(at) > r.deadAfter {
+		if now.Sub(at) > deadAfter {
 			delete(r.asked, id)
 		}
 	}
@@ -367,17 +358,17 @@ func (r *registry) tick(now time.Time) {
 // well: what it answers to a probe counts as well, until the next answer is
 // overdue.
 func (r *registry) judge(rec *record, now time.Time) {
-	unheard, silent, allowed := r.witnessed-rec.heard, r.witnessed-rec.heard, r.suspectAfter
+	unheard, silent, allowed := r.witnessed-rec.heard, r.witnessed-rec.heard, suspectAfter
 	if rec.proof > rec.heard && !rec.owes {
-		silent, allowed = r.witnessed-rec.proof, r.suspectAfter+r.answerTime
+		silent, allowed = r.witnessed-rec.proof, suspectAfter+answerTime
 	}
 	state, reason := rec.State, fmt.Sprintf("silent for %.1f s", silent.Seconds())
 	switch {
-	case silent > r.deadAfter:
+	case silent > deadAfter:
 		state = Dead
 	case silent > allowed:
 		state = Suspect
-	case unheard > r.suspectAfter:
+	case unheard > suspectAfter:
 		state, reason = Unheard, "NATS does not hear it, its HTTP answers"
 	}
 	if state != rec.State {
@@ -401,7 +392,7 @@ func (r *registry) doubts(now time.Time, n int) (out []doubt) {
 		if len(out) == n {
 			break
 		}
-		if rec.Source != NATS || over(rec.State) || rec.probing || now.Sub(rec.probed) < r.suspectAfter || r.witnessed-rec.heard <= r.suspectAfter/2 {
+		if rec.Source != NATS || over(rec.State) || rec.probing || now.Sub(rec.probed) < suspectAfter || r.witnessed-rec.heard <= suspectAfter/2 {
 			continue
 		}
 		rec.probing, rec.probed = true, now

@@ -14,8 +14,8 @@ type State string
 const (
 	Live    State = "live"
 	Unheard State = "unheard" // NATS does not hear it, but it answers probes; role, load and drain are as last heard
-	Suspect State = "suspect" // silent for longer than SuspectAfter
-	Dead    State = "dead"    // silent for longer than DeadAfter, or reported
+	Suspect State = "suspect" // silent for longer than suspectAfter
+	Dead    State = "dead"    // silent for longer than deadAfter, or reported
 	Gone    State = "gone"    // said goodbye, or was removed
 )
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -23,11 +22,7 @@ type WatcherConfig struct {
 	// AddStatic are known.
 	Conn *Conn
 
-	SuspectAfter time.Duration // silence until a member is suspect; default 1 s
-	DeadAfter    time.Duration // silence until it is dead; default 3 s
-	Grace        time.Duration // mercy after the link is back; default 3 s
-	ForgetAfter  time.Duration // a dead member is shown for so long; default 60 s
-	MaxMembers   int           // size of the table; default 4096
+	Grace time.Duration // after the link is back, nobody dies of silence; default 3 s
 
 	// Probe asks a member whose silence is about to be held against it whether
 	// it is there; see ProbeHealth. One that answers is not dead. It ends with
@@ -43,29 +38,14 @@ type WatcherConfig struct {
 	Registerer prometheus.Registerer
 }
 
-func (c *WatcherConfig) defaults() {
-	orDefault(&c.SuspectAfter, time.Second)
-	orDefault(&c.DeadAfter, 3*time.Second)
-	orDefault(&c.Grace, 3*time.Second)
-	orDefault(&c.ForgetAfter, time.Minute)
-	orDefault(&c.MaxMembers, 4096)
-}
-
 func orDefault[T comparable](v *T, def T) { *v = cmp.Or(*v, def) }
 
-// Validate checks the settings, after defaults.
-func (c WatcherConfig) Validate() error {
-	c.defaults()
-	if c.SuspectAfter < 0 || c.DeadAfter <= c.SuspectAfter {
-		return fmt.Errorf("watch fleet: dead after %v must be more than suspect after %v", c.DeadAfter, c.SuspectAfter)
-	}
-	if c.Grace < 0 || c.ForgetAfter < 0 || c.MaxMembers < 1 {
-		return errors.New("watch fleet: grace, forget after and the table size must be positive")
-	}
-	return nil
-}
-
 const (
+	suspectAfter = time.Second          // of silence
+	answerTime   = suspectAfter * 4 / 5 // a probe is answered by then, or not at all
+	deadAfter    = 3 * time.Second      // of silence
+	forgetAfter  = time.Minute          // a dead member is shown for so long
+	maxMembers   = 4096                 // in the table
 	echoInterval = 100 * time.Millisecond
 	echoStep     = 500 * time.Millisecond // most that one echo proves
 	backlog      = 8192                   // messages between NATS and the watcher
@@ -108,19 +88,13 @@ type Watcher struct {
 
 // Watch starts watching. The caller closes the Watcher before its Conn.
 func Watch(cfg WatcherConfig) (*Watcher, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	cfg.defaults()
+	orDefault(&cfg.Grace, 3*time.Second)
 	now := time.Now()
 	w := &Watcher{
 		cfg: cfg, log: logger(cfg.Log), start: now, token: rand.Text(),
 		query: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
 		changed: make(chan struct{}), refusals: map[string]Refusal{},
-		reg: newRegistry(rules{
-			suspectAfter: cfg.SuspectAfter, deadAfter: cfg.DeadAfter, grace: cfg.Grace,
-			answerTime: cfg.SuspectAfter * 4 / 5, forgetAfter: cfg.ForgetAfter, maxStep: echoStep, maxMembers: cfg.MaxMembers,
-		}, now),
+		reg:   newRegistry(cfg.Grace, maxMembers, now),
 		slots: make(chan struct{}, probesAtOnce),
 	}
 	w.reg.revoked.merge(cfg.Revoked, now)
@@ -228,7 +202,7 @@ func (w *Watcher) doubt() {
 		w.slots <- struct{}{} // there is one: only this goroutine takes them
 		w.probes.Go(func() {
 			defer func() { <-w.slots }()
-			ctx, cancel := context.WithTimeout(w.probing, w.reg.answerTime)
+			ctx, cancel := context.WithTimeout(w.probing, answerTime)
 			defer cancel()
 			err := w.cfg.Probe(ctx, &d.inst)
 			if err != nil {
@@ -439,7 +413,7 @@ func (w *Watcher) AddStatic(inst Instance, source Source) (err error) {
 			err = fmt.Errorf("add %s: the id is taken by a worker that announced itself", inst.ID)
 		case w.reg.announce(&inst, source, now):
 		case rec == nil:
-			err = fmt.Errorf("add %s: the table of %d members is full", inst.ID, w.cfg.MaxMembers)
+			err = fmt.Errorf("add %s: the table of %d members is full", inst.ID, maxMembers)
 		case rec.Epoch == inst.Epoch:
 			err = fmt.Errorf("add %s: it was taken out at epoch %d (%s); only a newer one brings it back", inst.ID, rec.Epoch, rec.Reason)
 		default:

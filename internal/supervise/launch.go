@@ -16,7 +16,6 @@ import (
 type Spec struct {
 	Path   string
 	Args   []string
-	Dir    string
 	Base   []string // environment; nil is the parent's own
 	Env    []string // added to it
 	Output io.Writer
@@ -94,7 +93,7 @@ func (l *launcher) Close() (err error) {
 
 func (l *launcher) Launch(s Spec) (Process, error) {
 	cmd := exec.Command(s.Path, s.Args...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = s.Dir, s.Output, s.Output, outputDelay
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = s.Output, s.Output, outputDelay
 	cmd.Env = s.Base
 	if cmd.Env == nil {
 		cmd.Env = os.Environ()

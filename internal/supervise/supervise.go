@@ -30,7 +30,6 @@ type Child struct {
 	Path string   // of the executable
 	Args []string // without the executable
 	Env  []string // added to Config.Env
-	Dir  string
 	// Ready blocks until the process of that pid serves; then the child is
 	// ready. An error means that it never will, and it is killed. ctx ends
 	// with the process. No Ready means ready at once.
@@ -67,11 +66,7 @@ type Config struct {
 
 	BackoffMin   time.Duration // first wait before a restart, doubling; default 100 ms
 	BackoffMax   time.Duration // longest wait; default 5 s
-	ResetAfter   time.Duration // ready for so long, the wait starts over; default 5 s
-	SilentAfter  time.Duration // from the last Heartbeat to the kill; default 3 s
 	DrainTimeout time.Duration // from SIGTERM to SIGKILL; default 30 s
-	KillTimeout  time.Duration // from SIGKILL until Stop gives up; default 5 s
-	MaxLine      int           // bytes of output that stay one line; default 16 KiB
 	MaxChildren  int           // default 256
 
 	// OnEvent is called at each change of a child, in order for each child.
@@ -81,24 +76,18 @@ type Config struct {
 	Log      *slog.Logger
 }
 
+const (
+	resetAfter  = 5 * time.Second // ready for so long, the wait before a restart starts over
+	silentAfter = 3 * time.Second // from the last Heartbeat to the kill
+	killTimeout = 5 * time.Second // from SIGKILL until Stop gives up
+	maxLine     = 16 << 10        // bytes of output that stay one line
+)
+
 func (c *Config) defaults() {
-	duration := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	duration(&c.BackoffMin, 100*time.Millisecond)
-	duration(&c.BackoffMax, 5*time.Second)
-	duration(&c.ResetAfter, 5*time.Second)
-	duration(&c.SilentAfter, 3*time.Second)
-	duration(&c.DrainTimeout, 30*time.Second)
-	duration(&c.KillTimeout, 5*time.Second)
-	if c.MaxLine == 0 {
-		c.MaxLine = 16 << 10
-	}
-	if c.MaxChildren == 0 {
-		c.MaxChildren = 256
-	}
+	c.BackoffMin = cmp.Or(c.BackoffMin, 100*time.Millisecond)
+	c.BackoffMax = cmp.Or(c.BackoffMax, 5*time.Second)
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Second)
+	c.MaxChildren = cmp.Or(c.MaxChildren, 256)
 	if c.Output == nil {
 		c.Output = io.Discard
 	}
@@ -184,7 +173,7 @@ func New(cfg Config) (*Supervisor, error) {
 	cfg.defaults()
 	s := &Supervisor{
 		cfg:      cfg,
-		out:      &output{w: cfg.Output, max: cfg.MaxLine},
+		out:      &output{w: cfg.Output, max: maxLine},
 		children: map[string]*child{},
 		changed:  make(chan struct{}),
 	}
@@ -298,7 +287,7 @@ func (s *Supervisor) wanted(role string) []*child {
 }
 
 // Heartbeat is a sign of life of a child. From its first one on, a process
-// is killed when it is silent for SilentAfter.
+// is killed when it is silent for silentAfter.
 func (s *Supervisor) Heartbeat(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -397,7 +386,7 @@ func (s *Supervisor) role(ch *child) string {
 
 // finish waits for children that were killed or have exited.
 func (s *Supervisor) finish(all []*child) error {
-	limit := time.NewTimer(s.cfg.KillTimeout)
+	limit := time.NewTimer(killTimeout)
 	defer limit.Stop()
 	for _, ch := range all {
 		select {
