@@ -183,13 +183,9 @@ func (s *Service) requestCached(ctx context.Context, p *Prefix, session *kvconn.
 	}
 	spec := kvconn.TicketSpec{
 		Link: ticket.NewLink(), RequestID: p.RequestID, Tokens: p.Tokens[:len(table)*s.cache.BlockTokens()], First: order, Deadline: p.Deadline,
-		Dest: make([]kvconn.Dest, len(table)), Have: make([]bool, len(table)),
 		Sink: into,
 	}
-	for i, g := range s.cache.Generations(table) {
-		spec.Dest[i] = kvconn.Dest{Block: table[i], Generation: g}
-		spec.Have[i] = i < had
-	}
+	spec.Dest, spec.Have = s.dests(table, had)
 	return session.Request(ctx, spec)
 }
 

@@ -249,14 +249,19 @@ func (s *Service) withPeers(c *Claim, order []byte, t *table) []byte {
 func (s *Service) ticket(c *Claim, order []byte, t *table, trust bool) kvconn.TicketSpec {
 	spec := kvconn.TicketSpec{
 		Link: c.Link, RequestID: c.RequestID, Tokens: c.Tokens, LeaseID: c.LeaseID, First: order, Deadline: c.Deadline,
-		Dest: make([]kvconn.Dest, len(t.blocks)), Have: make([]bool, len(t.blocks)), Stored: t.stored,
-		Sink: &sink{backend: s.backend, layout: s.backend.Layout(), trust: trust},
+		Stored: t.stored, Sink: &sink{backend: s.backend, layout: s.backend.Layout(), trust: trust},
 	}
-	for i, g := range s.cache.Generations(t.blocks) {
-		spec.Dest[i] = kvconn.Dest{Block: t.blocks[i], Generation: g}
-		spec.Have[i] = i < t.had
-	}
+	spec.Dest, spec.Have = s.dests(t.blocks, t.had)
 	return spec
+}
+
+// dests names the blocks of a table to the sender; the first had need nothing.
+func (s *Service) dests(blocks []int32, had int) (to []kvconn.Dest, have []bool) {
+	to, have = make([]kvconn.Dest, len(blocks)), make([]bool, len(blocks))
+	for i, g := range s.cache.Generations(blocks) {
+		to[i], have[i] = kvconn.Dest{Block: blocks[i], Generation: g}, i < had
+	}
+	return to, have
 }
 
 // fence makes the blocks of a failed ticket reusable: first the generation

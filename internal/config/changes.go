@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"strconv"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -78,19 +79,11 @@ func text(n *yaml.Node) string {
 		}
 		return n.Value
 	}
-	by, keys := parts("", n)
-	out := ""
-	for i, k := range keys {
-		if i > 0 {
-			out += ", "
-		}
-		if n.Kind == yaml.MappingNode {
-			out += k + ": "
-		}
-		out += text(by[k])
+	flow := *n
+	flow.Style = yaml.FlowStyle
+	b, err := yaml.Marshal(&flow)
+	if err != nil {
+		return err.Error()
 	}
-	if n.Kind == yaml.MappingNode {
-		return "{" + out + "}"
-	}
-	return "[" + out + "]"
+	return strings.TrimSpace(string(b))
 }

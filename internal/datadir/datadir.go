@@ -187,14 +187,13 @@ func (d *Dir) Taken() (bool, error) {
 		return false, fmt.Errorf("data folder %s: %w", d.path, err)
 	}
 	defer f.Close() // and with it goes the lock, if it was got
-	err = syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)
-	if err != nil && !errors.Is(err, syscall.EWOULDBLOCK) {
-		err = fmt.Errorf("data folder %s: whether its %s is held: %w", d.path, fileLock, err)
-	}
-	if errors.Is(err, syscall.EWOULDBLOCK) {
+	switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB); {
+	case errors.Is(err, syscall.EWOULDBLOCK):
 		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("data folder %s: whether its %s is held: %w", d.path, fileLock, err)
 	}
-	return false, err
+	return false, nil
 }
 
 // Path is the folder's, absolute.
