@@ -15,8 +15,8 @@ import (
 	"unicode/utf8"
 )
 
-// Subjects. The word after announce, heartbeat and bye is the worker's id,
-// which may hold dots; echo and reply end in a token of the watcher.
+// NATS subjects. announce, heartbeat and bye end in the worker's id, which may hold
+// dots; echo and reply end in a token of the watcher.
 const (
 	subjectAnnounce  = "xpyd.fleet.announce."
 	subjectHeartbeat = "xpyd.fleet.heartbeat."
@@ -27,15 +27,15 @@ const (
 	subjectRevoked   = "xpyd.fleet.revoked"
 )
 
-// Bounds of what peers may send.
+// Limits on messages from peers.
 const (
 	maxMessageBytes = 16 << 10
 	maxIDBytes      = 64
 	maxFieldBytes   = 512
-	maxCount        = 1 << 40 // any count in an announcement
+	maxCount        = 1 << 40 // largest count in an announcement
 )
 
-// beat is a worker's sign of life; a bye is a beat whose load nobody reads.
+// beat is a heartbeat. A bye has the same form; its load is ignored.
 type beat struct {
 	ID       string `json:"id"`
 	Epoch    uint64 `json:"epoch"`
@@ -44,7 +44,7 @@ type beat struct {
 	Load     Load   `json:"load"`
 }
 
-// query asks one worker, or with no id all of them, to announce itself.
+// query asks a worker to announce itself; without an id it asks all of them.
 type query struct {
 	ID string `json:"id,omitempty"`
 }
@@ -59,8 +59,7 @@ const (
 	kindRevoked
 )
 
-// message is one decoded message to a watcher: exactly the field of its kind
-// is set.
+// message is a decoded message to a watcher. Only the field of its kind is set.
 type message struct {
 	kind kind
 	inst Instance
@@ -70,8 +69,7 @@ type message struct {
 	revoked []Revocation
 }
 
-// decode checks and decodes one message from the bus. Nothing is returned on
-// error.
+// decode checks and decodes a message from the bus.
 func decode(subject string, payload []byte) (message, error) {
 	if len(payload) > maxMessageBytes {
 		return message{}, fmt.Errorf("%d bytes, at most %d allowed", len(payload), maxMessageBytes)
@@ -144,14 +142,13 @@ func decodeEcho(payload []byte) (time.Duration, error) {
 	}
 	n, err := strconv.ParseInt(string(payload), 10, 64)
 	if err != nil || n < 0 {
-		return 0, errors.New("echo is no time")
+		return 0, errors.New("echo is not a time")
 	}
 	return time.Duration(n), nil
 }
 
-// ValidID checks the id of an instance: 1 to 64 characters of
-// [A-Za-z0-9._-], with no dot at either end and no two in a row, because an
-// id is part of a NATS subject.
+// ValidID checks an instance's id: 1 to 64 characters of [A-Za-z0-9._-], with no dot
+// at either end and no two in a row. An id is part of a NATS subject.
 func ValidID(id string) error {
 	if id == "" || len(id) > maxIDBytes {
 		return fmt.Errorf("id: length %d, want 1 to %d", len(id), maxIDBytes)
@@ -169,9 +166,8 @@ func ValidID(id string) error {
 	return nil
 }
 
-// Validate checks an instance that a peer, a file or an administrator
-// describes. A static instance may have no KV address, no fingerprints and
-// epoch zero.
+// Validate checks an instance from a peer, a file or an administrator. A static
+// instance may lack a KV address, fingerprints and an epoch.
 func (i *Instance) Validate() error {
 	if err := errors.Join(ValidID(i.ID), validRole(i.Role)); err != nil {
 		return err
@@ -200,7 +196,7 @@ func (i *Instance) Validate() error {
 	return i.Load.validate()
 }
 
-// bounded checks each text and each count of a struct, named as in its JSON.
+// bounded checks every string and int field of a struct. Errors use JSON names.
 func bounded(section string, v reflect.Value) error {
 	for i, t := 0, v.Type(); i < t.NumField(); i++ {
 		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
