@@ -11,9 +11,9 @@ import (
 
 const maxChanges = 32
 
-// Changes lists where two configurations of one type differ, by keys as Print has
-// them: "limits.max_queue: 1024 -> 4096". What is secret is masked, and told to have
-// changed only where its mask has. Of many the first are listed.
+// Changes lists the differences of two configurations of one type, with keys as in Print:
+// "limits.max_queue: 1024 -> 4096". Secrets are masked; a change that the mask hides is not
+// listed. Only the first maxChanges are listed.
 func Changes(old, next any) ([]string, error) {
 	a, err := node(reflect.Indirect(reflect.ValueOf(old)), unit{})
 	if err != nil {
@@ -33,7 +33,7 @@ func Changes(old, next any) ([]string, error) {
 
 type differ struct{ out []string }
 
-// compare looks at two values of one key; nil is one that is not there.
+// compare compares two values of a key; nil: not there.
 func (d *differ) compare(key string, a, b *yaml.Node) {
 	if a != nil && b != nil && a.Kind == b.Kind && a.Kind != yaml.ScalarNode {
 		below, keys := parts(key, a)
@@ -52,7 +52,7 @@ func (d *differ) compare(key string, a, b *yaml.Node) {
 	}
 }
 
-// parts are the values below a key, by their own keys.
+// parts returns the values below a key, by their own keys.
 func parts(key string, n *yaml.Node) (by map[string]*yaml.Node, keys []string) {
 	by = map[string]*yaml.Node{}
 	for i := 0; i < len(n.Content); i++ {

@@ -11,8 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// leaf is a setting that one variable or flag can hold: the sections that lead to it,
-// and itself.
+// leaf is a setting for one variable or flag: the sections that lead to it, and itself.
 type leaf []field
 
 func (l leaf) field() field { return l[len(l)-1] }
@@ -27,7 +26,7 @@ func (l leaf) names(sep string) string {
 
 func (l leaf) key() string { return l.names(".") }
 
-// leaves are all settings below a struct type but its sections.
+// leaves returns all settings below a struct type, without the sections themselves.
 func leaves(t reflect.Type, path leaf) []leaf {
 	if len(path) > maxDepth {
 		return nil
@@ -48,7 +47,7 @@ func leaves(t reflect.Type, path leaf) []leaf {
 	return out
 }
 
-// environ sets what the environment says.
+// environ reads the environment.
 func (l *loader) environ(o Options) {
 	const prefix = "XPYD_"
 	byName := map[string]leaf{}
@@ -95,21 +94,21 @@ func allowed(name string, more []string) bool {
 	return false
 }
 
-// links are what Kubernetes puts into every container for each service of its
-// namespace, behind the service's name and _; of the last the value is a URL.
+// Kubernetes gives every container these variables for each service of its namespace, behind
+// the service's name and _. The value of linkPort is a URL.
 var (
 	links    = regexp.MustCompile(`^([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
 	linkPort = regexp.MustCompile(`^([A-Z0-9_]+_)?PORT$`)
 	linkURL  = regexp.MustCompile(`^(tcp|udp|sctp)://`)
 )
 
-// serviceLink says whether a variable is there because a service is called xpyd,
-// or xpyd- and something. name is without the prefix.
+// serviceLink reports whether a variable, without the prefix, exists because a service is
+// called xpyd or xpyd-something.
 func serviceLink(name, text string) bool {
 	return links.MatchString(name) || linkPort.MatchString(name) && linkURL.MatchString(text)
 }
 
-// flags sets what the flags say that were given.
+// flags reads the flags that were given.
 func (l *loader) flags(o Options) {
 	if o.Flags == nil {
 		return
@@ -138,7 +137,7 @@ func (l *loader) flags(o Options) {
 	})
 }
 
-// text sets what was given as text.
+// text reads a setting given as text.
 func (l *loader) text(lf leaf, source, text string) {
 	t := lf.field().typ
 	for t.Kind() == reflect.Pointer {
@@ -168,7 +167,7 @@ func (l *loader) text(lf leaf, source, text string) {
 // node sets one setting.
 func (l *loader) node(lf leaf, source string, n *yaml.Node) {
 	key := lf.key()
-	for k := range l.origin { // what was set before is no more
+	for k := range l.origin { // its former elements are gone
 		if strings.HasPrefix(k, key+"[") {
 			delete(l.origin, k)
 		}

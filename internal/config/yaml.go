@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxNodes bounds the values of one file, aliases counted as often as used.
+// maxNodes bounds the values of a file; an alias counts each time it is used.
 const maxNodes = 100_000
 
 // reader sets values from YAML nodes.
@@ -22,8 +22,7 @@ type reader struct {
 	nodes  int
 }
 
-// The parser leaves out the line of what it finds in the first one; other
-// messages never have any.
+// For an error in the first line the parser leaves out the line number (yamlFirst).
 var (
 	yamlLine  = regexp.MustCompile(`^yaml: (?:unmarshal errors:\s+)?(?:line (\d+): )?`)
 	yamlFirst = regexp.MustCompile(`^(mapping|block|found|did not find|could not find) `)
@@ -53,7 +52,7 @@ func (l *loader) yaml(path string, text []byte) {
 	r.assign(l.root, doc, "", unit{})
 }
 
-// parseYAML reads exactly one document; none is nil.
+// parseYAML reads one document; without any it returns nil.
 func parseYAML(text []byte) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	var doc, more yaml.Node
@@ -74,9 +73,8 @@ func parseYAML(text []byte) (*yaml.Node, error) {
 	return doc.Content[0], nil
 }
 
-// assign sets v from a node. It reports false if v stays as it was, because the
-// node is null, or was refused. Pointers, lists and maps are made anew, so that the
-// defaults, which may share them, stay as they are.
+// assign sets v from a node. It reports false if the node is null or was refused. Pointers,
+// lists and maps are made anew, since the defaults may share them.
 func (r *reader) assign(v reflect.Value, n *yaml.Node, key string, u unit) bool {
 	refused := len(r.errs)
 	if r.nodes++; r.nodes > maxNodes {
@@ -110,7 +108,7 @@ func (r *reader) assign(v reflect.Value, n *yaml.Node, key string, u unit) bool 
 	return len(r.errs) == refused
 }
 
-// renew points a pointer at a copy of what it points to, and returns that.
+// renew points v at a copy of its target, and returns the copy.
 func renew(v reflect.Value) reflect.Value {
 	next := reflect.New(v.Type().Elem())
 	if !v.IsNil() {
@@ -209,7 +207,7 @@ func didYouMean(name string, known []field) string {
 	return fmt.Sprintf(" (did you mean %q?)", best)
 }
 
-// distance is Levenshtein's, with a swap of neighbours counted once.
+// distance is Levenshtein's, where a swap of neighbours counts once.
 func distance(a, b string) int {
 	if len(a) > 64 {
 		return len(a)

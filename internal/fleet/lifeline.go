@@ -17,22 +17,22 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// lifelinePath is held open for ever by a native worker.
+// lifelinePath is a route that a native worker answers without end.
 const lifelinePath = "/xpyd/v1/lifeline"
 
 // LifelineConfig configures a Lifeline; zero fields take their defaults.
 type LifelineConfig struct {
 	TLS     *tls.Config   // for https URLs
-	Ring    *trust.Ring   // the fleet's secrets; nil: members are shown none
+	Ring    *trust.Ring   // the fleet's secrets; nil: none
 	Timeout time.Duration // to dial and to get the response head; default 2 s
 	Backoff time.Duration // first wait before dialling again, doubling; default 250 ms
 	Most    time.Duration // longest wait; default 5 s
 	Log     *slog.Logger
 }
 
-// Lifeline holds one TCP connection to each live member, so that the end of
-// its process is known at once, without asking: the kernel closes what a
-// dead process held. A member that has no lifeline is merely not watched.
+// Lifeline holds one TCP connection to each live member, so that the end of its process
+// is known at once: the kernel closes a dead process's connections. A member without a
+// lifeline is merely not watched this way.
 type Lifeline struct {
 	fleet  *Watcher
 	cfg    LifelineConfig
@@ -63,7 +63,7 @@ func (l *Lifeline) Close() {
 	l.wg.Wait()
 }
 
-// target is what one lifeline goroutine is for.
+// target is the member that one goroutine holds a lifeline to.
 type target struct {
 	id     string
 	epoch  uint64
@@ -89,10 +89,9 @@ func (l *Lifeline) follow(ctx context.Context) {
 		for i := range s.Members {
 			m := &s.Members[i]
 			if m.Dialect != "native" {
-				continue // its 200 would mean nothing
+				continue // it does not know the route
 			}
-			// A dead static member is dialled on: nothing else would notice
-			// that it is back.
+			// Nothing else would notice that a dead static member is back.
 			if !over(m.State) || m.State == Dead && m.Source != NATS {
 				want[target{m.ID, m.Epoch, m.URL, m.Source}] = true
 			}
@@ -140,9 +139,9 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// hold opens a lifeline and reads it until it ends; err says how. That it was opened
-// is a sign of life of members that send no others. It is repeated until it counts,
-// because a reported death makes the fleet deaf for a while.
+// hold opens a lifeline and reads it until it ends; err says how. For members that send
+// no other signs of life, an open lifeline is one. It is repeated until it counts, because
+// a reported death makes the fleet deaf for a while.
 func (l *Lifeline) hold(ctx context.Context, t target) (opened bool, err error) {
 	var signs sync.WaitGroup
 	defer signs.Wait()

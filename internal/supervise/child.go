@@ -14,7 +14,7 @@ type backoff struct {
 	last     time.Duration
 }
 
-// next takes how long the ended process was ready.
+// next returns the wait after a process that was ready for so long.
 func (b *backoff) next(ready time.Duration) time.Duration {
 	if b.last == 0 || ready >= resetAfter {
 		b.last = b.min
@@ -24,7 +24,7 @@ func (b *backoff) next(ready time.Duration) time.Duration {
 	return b.last
 }
 
-// child is a Child that is kept running by its goroutine.
+// child is a Child with the goroutine that keeps it running.
 type child struct {
 	Child
 	s     *Supervisor
@@ -32,8 +32,8 @@ type child struct {
 	beats atomic.Uint64
 
 	endOnce, killOnce sync.Once
-	endNow, killNow   chan struct{} // closed when it shall exit, or die
-	done              chan struct{} // closed when it ended for good
+	endNow, killNow   chan struct{} // closed to make it exit, or die
+	done              chan struct{} // closed when it has ended for good
 
 	status Status // guarded by s.mu
 }
@@ -85,7 +85,7 @@ func (c *child) set(change func(*Status)) {
 	}
 }
 
-// keepRunning keeps the child running until it shall end.
+// keepRunning restarts the child until it is to end.
 func (c *child) keepRunning() {
 	for !c.over() {
 		exit, ready := c.runOnce()
@@ -113,7 +113,7 @@ func (c *child) keepRunning() {
 	c.set(func(s *Status) { s.State, s.Wait = Stopped, 0 })
 }
 
-// over reports whether the child shall not be started again.
+// over reports whether the child is not to be started again.
 func (c *child) over() bool {
 	c.s.mu.Lock()
 	stopping := c.s.stopping
@@ -121,7 +121,7 @@ func (c *child) over() bool {
 	return stopping || c.ending()
 }
 
-// runOnce runs one process to its end, and says for how long it was ready.
+// runOnce runs one process to its end, and returns how long it was ready.
 func (c *child) runOnce() (exit Exit, ready time.Duration) {
 	lines := c.s.out.lines(c.Name)
 	args := c.Args
@@ -151,7 +151,7 @@ func (c *child) runOnce() (exit Exit, ready time.Duration) {
 	return exit, ready
 }
 
-// attend serves a running process until it has exited.
+// attend looks after a running process until it has exited.
 func (c *child) attend(p Process) (exit Exit, ready time.Duration) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var helpers sync.WaitGroup
@@ -223,8 +223,8 @@ func (c *child) attend(p Process) (exit Exit, ready time.Duration) {
 	}
 }
 
-// pulse notices that heartbeats stopped. It counts ticks, not time, so that
-// a supervisor that was itself stopped blames nobody.
+// pulse notices that heartbeats have stopped. It counts ticks, not time, so that a
+// supervisor that was itself stopped blames nobody.
 type pulse struct {
 	ticker *time.Ticker
 	beats  uint64
@@ -232,7 +232,7 @@ type pulse struct {
 	ticks  int  // since the last beat
 }
 
-// pulseTicks is how many ticks make silentAfter.
+// pulseTicks make silentAfter.
 const pulseTicks = 12
 
 func newPulse(beats uint64) *pulse {

@@ -26,9 +26,8 @@ type Launcher interface {
 	Launch(Spec) (Process, error)
 }
 
-// Process is a running process. Wait is called once, by one goroutine, and
-// returns when the process is gone, reaped and its output is read; the other
-// methods may be called at any time, also after that.
+// Process is a running process. Wait is called once, and returns when the process is
+// reaped and its output is read. The other methods may be called at any time.
 type Process interface {
 	PID() int
 	Wait() Exit
@@ -52,14 +51,13 @@ func (e *Exit) String() string {
 	return fmt.Sprintf("exit status %d", e.Code)
 }
 
-// outputDelay is how long output is read after the exit, when something else
-// holds the pipe.
+// outputDelay is how long output is read after the exit, if another process holds the pipe.
 const outputDelay = time.Second
 
-// launcher starts real processes, all from one OS thread: the kernel sends
-// the parent death signal when the thread that forked ends, not the process.
+// launcher starts real processes, all from one OS thread, because the kernel sends the
+// parent death signal when the thread that forked ends.
 type launcher struct {
-	pipe  [2]*os.File // children hold [0]; [1] is closed by the parent's end
+	pipe  [2]*os.File // children hold [0]; the parent's end closes [1]
 	start chan func()
 	done  chan struct{}
 	close sync.Once
@@ -108,13 +106,12 @@ func (l *launcher) Launch(s Spec) (Process, error) {
 	return &process{cmd: cmd}, nil
 }
 
-// process is a child process, the leader of its group where there are
-// groups.
+// process is a child process, the leader of its group.
 type process struct {
 	cmd *exec.Cmd
 
 	mu     sync.Mutex
-	exited bool // its pid may be somebody else's soon
+	exited bool // its pid may be reused
 }
 
 func (p *process) PID() int { return p.cmd.Process.Pid }
@@ -155,8 +152,8 @@ func (p *process) signal(f func(*os.Process) error) error {
 	return f(p.cmd.Process)
 }
 
-// prepare gives the command its own process group, and the pipe whose end
-// tells it that the parent is gone.
+// prepare gives the command its own process group, and the pipe whose end tells it that
+// the parent is gone.
 func (l *launcher) prepare(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	dieWithParent(cmd.SysProcAttr)
