@@ -9,8 +9,7 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/record"
 )
 
-// Fill sets p's figures from what was recorded; slo says whether there is a
-// goodput.
+// Fill sets p's figures from a record; slo asks for a goodput.
 func (p *Phase) Fill(s *record.Stats, slo bool) {
 	p.Window = s.Last.Sub(s.First).Seconds()
 	p.Requests = s.Requests
@@ -104,11 +103,10 @@ func some(h *record.Hist) *Values {
 	return &v
 }
 
-// round leaves three decimals, so that a page with thousands of numbers stays
-// small.
+// round keeps three decimals, so that a page with thousands of numbers stays small.
 func round(x float64) float64 { return math.Round(x*1000) / 1000 }
 
-// Remark adds to r.Notes what a reader of the figures should know.
+// Remark adds the Notes.
 func (r *Report) Remark() {
 	note := func(format string, args ...any) { r.Notes = append(r.Notes, fmt.Sprintf(format, args...)) }
 	for i := range r.Phases {

@@ -79,7 +79,7 @@ func (p *Phase) text(b *strings.Builder) {
 	b.WriteByte('\n')
 }
 
-// load says how the phase pressed.
+// load describes the phase's load.
 func (p *Phase) load() string {
 	switch {
 	case p.Mode == "closed":

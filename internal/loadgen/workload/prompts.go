@@ -20,9 +20,8 @@ type Prompts struct {
 	next  atomic.Uint64
 }
 
-// ReadPrompts reads JSON lines, each with a prompt (a string), messages (as of
-// a chat) or turns (of which the first is taken), and maybe max_tokens.
-// Answers without one get a length from out.
+// ReadPrompts reads JSON lines, each with a prompt (a string), messages (a chat) or turns
+// (the first is taken), and maybe max_tokens. Otherwise out gives the answer's length.
 func ReadPrompts(r io.Reader, text *Text, out Dist) (*Prompts, error) {
 	p := &Prompts{text: text, out: out}
 	lines := bufio.NewScanner(r)

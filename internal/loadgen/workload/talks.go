@@ -10,23 +10,22 @@ import (
 
 // TalkShape is what conversations look like.
 type TalkShape struct {
-	Shape      // In and Out are those of a turn; the prefix is a system message
+	Shape      // In and Out are of a turn; the prefix is a system message
 	Turns Dist // of a conversation
 	Think Dist // time between an answer and the next turn
-	Open  int  // conversations that are open at once: the working set
+	Open  int  // conversations open at once: the working set
 	Total int  // conversations in all; 0: no end
 	Chat  bool // messages; else one text that grows
 }
 
-// Talks is conversations. Whoever calls Next takes the open conversation that
-// has waited longest, so with more of them open than clients each has been out
-// of use for a while when its next turn comes.
+// Talks is conversations. Next takes the one that has waited longest. So, with more open
+// conversations than clients, each has idled for a while before its next turn.
 type Talks struct {
 	text  *Text
 	shape TalkShape
 
 	queue
-	open  []*talk // that may go on, longest waiting first
+	open  []*talk // may go on, longest waiting first
 	begun int     // conversations
 }
 
@@ -35,9 +34,9 @@ type talk struct {
 	number   uint64
 	rng      *rand.Rand
 	turns    int
-	turn     int // the last one that was handed out
+	turn     int // last handed out
 	messages []Message
-	tokens   int       // of all messages, as far as we know
+	tokens   int       // of all messages, as far as known
 	ready    time.Time // when the next turn may go
 }
 
@@ -53,7 +52,7 @@ func NewTalks(text *Text, shape TalkShape) *Talks {
 	return t
 }
 
-// begin opens a conversation; nil when there have been enough.
+// begin opens a conversation; nil if there have been enough. mu is held.
 func (t *Talks) begin() *talk {
 	if t.shape.Total > 0 && t.begun == t.shape.Total {
 		return nil
@@ -70,8 +69,8 @@ func (t *Talks) begin() *talk {
 	return c
 }
 
-// Next waits for a conversation and for its user to have thought, and makes
-// its next turn. It returns false when all conversations are over or ctx ends.
+// Next waits for a conversation and its user's thinking, and makes the next turn. It returns
+// false when all conversations are over, or ctx ends.
 func (t *Talks) Next(ctx context.Context) (*Item, bool) {
 	c := t.longest(ctx)
 	if c == nil {
@@ -113,8 +112,8 @@ func (t *Talks) longest(ctx context.Context) *talk {
 	return c
 }
 
-// Done takes a turn's answer into its conversation. One whose turn failed, or
-// was its last, is over, and another begins.
+// Done adds a turn's answer to its conversation. After a failed or last turn another
+// conversation begins.
 func (t *Talks) Done(it *Item, res *client.Result) {
 	t.over(func() {
 		c := it.talk

@@ -1,7 +1,6 @@
-// Package workload makes the prompts of a load test: synthetic ones with
-// lengths from a distribution, those of a trace with the trace's shared
-// prefixes, and conversations whose next turn holds the last answer. All of it
-// is made from a seed: the same seed, the same bytes.
+// Package workload makes the prompts of a load test: synthetic ones with lengths from a
+// distribution, those of a trace with its shared prefixes, and conversations, whose next turn
+// holds the last answer. The same seed gives the same bytes.
 package workload
 
 import (
@@ -16,11 +15,10 @@ import (
 type Item struct {
 	// At is when a trace's request is due, from the trace's start.
 	At time.Duration
-	// Messages are the chat; a completion's prompt is their content, one after
-	// the other.
+	// Messages are the chat. A completion's prompt is their contents, joined.
 	Messages []Message
-	In       int // tokens that the prompt is meant to have; 0: not known
-	Out      int // tokens that the answer may have
+	In       int // intended tokens of the prompt; 0: unknown
+	Out      int // most tokens of the answer
 	Turn     int // of a conversation, from 1; 0 without one
 
 	talk  *talk
@@ -30,8 +28,7 @@ type Item struct {
 // Message is one message of a chat.
 type Message struct {
 	Role string // system, user or assistant
-	// Content is raw JSON: the inside of a string or, with token ids, of an
-	// array.
+	// Content is raw JSON: the inside of a string or, with token ids, of an array.
 	Content []byte
 }
 
