@@ -21,18 +21,18 @@ const (
 	legPlain   = "plain"
 )
 
-// sight is what a request turned out to be.
+// sight is what a request was recognised as.
 type sight struct {
 	leg    string
-	links  []string // one a prompt
-	peer   string   // of decode: where prefill is
-	engine string   // of decode: who prefill is believed to be
+	links  []string // one per prompt
+	peer   string   // at decode: where prefill is
+	engine string   // at decode: the expected engine id of prefill
 	disagg string   // TensorRT-LLM's id
 }
 
 type fieldsOf map[string]json.RawMessage
 
-// has says whether a field is there and not null.
+// has reports whether a field is there and not null.
 func (f fieldsOf) has(name string) bool { return f[name] != nil && string(f[name]) != "null" }
 
 // needs wants the field there.
@@ -43,7 +43,7 @@ func (f fieldsOf) needs(name string) error {
 	return nil
 }
 
-// is wants the exact raw value.
+// is wants this raw value.
 func (f fieldsOf) is(name, want string) error {
 	if string(f[name]) != want {
 		return fmt.Errorf("%s is %s, want %s", name, shown(f[name]), want)
@@ -106,7 +106,7 @@ func shown(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// oneToken is how vLLM's prefill is asked.
+// oneToken checks how vLLM's prefill is asked.
 func oneToken(f fieldsOf) error {
 	err := cmp.Or(f.is("stream", "false"), f.is("max_tokens", "1"), f.none("stream_options", "min_tokens", "min_completion_tokens"))
 	if err == nil && f["max_completion_tokens"] != nil {
@@ -115,7 +115,7 @@ func oneToken(f fieldsOf) error {
 	return err
 }
 
-// check finds out what leg the request is, and refuses a wrong field.
+// check finds out which leg the request is, and refuses wrong fields.
 func (e *Engine) check(h http.Header, f fieldsOf) (s sight, err error) {
 	switch e.cfg.Dialect {
 	case "openai":
@@ -198,8 +198,7 @@ func (e *Engine) checkVLLM(h http.Header, f fieldsOf) (sight, error) {
 		"tp_size", "pp_size", "remote_request_id"))
 }
 
-// opaque wants what prefill's answer had, verbatim or as a proxy writes it that
-// takes JSON apart and puts it together again.
+// opaque wants the value from prefill's answer, verbatim or re-encoded by a proxy.
 func (f fieldsOf) opaque() error {
 	if f.is("mock_opaque", "1.5") == nil {
 		return nil
@@ -260,7 +259,7 @@ func (e *Engine) checkSGLang(f fieldsOf) (sight, error) {
 	return s, nil
 }
 
-// perPrompt reads a field that has one value, or for a batch a list with one a prompt.
+// perPrompt reads a field with one value or, for a batch, a list with one per prompt.
 func perPrompt[T any](f fieldsOf, name string, prompts int) ([]T, error) {
 	list := make([]T, 1)
 	var to any = &list[0]

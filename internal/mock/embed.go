@@ -9,7 +9,7 @@ import (
 // embedDims is the length of a mock's vectors.
 const embedDims = 8
 
-// Vector is the embedding of an input, given as raw JSON without white space.
+// Vector is the embedding of an input, which is raw JSON without white space.
 func Vector(input string) []float32 {
 	out, draw := make([]float32, embedDims), drawsOf(input, 0)
 	for i := range out {
@@ -18,7 +18,7 @@ func Vector(input string) []float32 {
 	return out
 }
 
-// embed answers one vector an input.
+// embed answers with one vector per input.
 func (e *Engine) embed(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
 	if err != nil {

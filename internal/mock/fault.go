@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// Fault is what goes wrong with requests; a router's probes are exempt unless
-// Probes is set.
+// Fault is what goes wrong with requests. A router's probes are exempt unless Probes is set.
 type Fault struct {
 	Status   int  // answer with it; 0: no
 	Hang     bool // never answer
@@ -16,13 +15,12 @@ type Fault struct {
 	Cut      int  // break the connection after so many chunks; 0: no
 	Freeze   int  // say nothing more after so many chunks; 0: no
 	Mute     bool // prefill: do the work, and never answer
-	NoParams bool // prefill: answer without what decode needs, as an engine without its connector
+	NoParams bool // prefill: answer without what decode needs, like an engine without its connector
 	Probes   bool // probes suffer it too
 }
 
-// ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3",
-// "freeze=3", "mute", "no-params", or "" for none; "probes" beside one, with a
-// comma, makes probes suffer it too.
+// ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3", "freeze=3",
+// "mute", "no-params", or "" for none. With ",probes" behind it, probes suffer it too.
 func ParseFault(s string) (Fault, error) {
 	if s == "" {
 		return Fault{}, nil

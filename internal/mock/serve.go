@@ -53,7 +53,7 @@ func (e *Engine) mux() http.Handler {
 func writeJSON(w http.ResponseWriter, v any) {
 	body, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // a mock's answers are its own
+		panic(err) // the mock's own types
 	}
 	writeBody(w, http.StatusOK, body)
 }
@@ -90,7 +90,7 @@ type job struct {
 	chunks  int
 }
 
-// serveCompletion answers one request for tokens.
+// serveCompletion answers a request for tokens.
 func (e *Engine) serveCompletion(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
 	if err != nil {
@@ -197,7 +197,7 @@ func compact(raw json.RawMessage) string {
 	return b.String()
 }
 
-// respond does the leg with its faults.
+// respond does the leg, with the fault.
 func (j *job) respond() {
 	switch {
 	case j.fault.Hang:
@@ -233,7 +233,7 @@ func (j *job) cut() {
 	_ = conn.Close() // it is broken on purpose
 }
 
-// pause returns false when the caller left.
+// pause returns false if the caller has left.
 func (j *job) pause(d time.Duration) bool {
 	if d == 0 {
 		return j.ctx.Err() == nil
@@ -250,15 +250,15 @@ func (j *job) pause(d time.Duration) bool {
 	}
 }
 
-// promptIDs is how the mock tokenises.
+// promptIDs are the mock's token ids of a prompt.
 func promptIDs(prompt string) string {
 	h := fnv.New32a()
 	_, _ = io.WriteString(h, prompt) // never fails
 	return fmt.Sprintf("[1,%d,3]", h.Sum32()%1000+10)
 }
 
-// Tokens that the mocks count: prefill finds a part of the prompt cached, and
-// decode, as vLLM's does, reports all that it was sent as cached.
+// Token counts of mocks. Prefill finds a part of the prompt cached; decode, like vLLM's,
+// reports all that it was sent as cached.
 const (
 	promptTokens = 9
 	cachedTokens = 3
@@ -272,7 +272,7 @@ func (j *job) prefill() {
 	}
 	e.blocks.store(j.prompt)
 	e.keep(j.s.links, j.prompt, ids, true)
-	if e.cfg.Dialect == "sglang" { // it answers when the transfer is over
+	if e.cfg.Dialect == "sglang" { // answers when the transfer is over
 		for _, link := range j.s.links {
 			if !e.wait(j.ctx, link, func(k *kept) bool { return k.taken }) {
 				e.keep(j.s.links, "", "", false)
@@ -327,11 +327,11 @@ func (j *job) errorEvent(format string, args ...any) {
 	_, _ = j.w.Write(openai.AppendDone(openai.AppendErrorEvent(nil, openai.Upstream(format, args...)))) // the reader may have left
 }
 
-// decode collects, and tells.
+// decode collects, and answers.
 func (j *job) decode() {
 	e := j.e
 	if j.stream && e.cfg.Dialect != "openai" {
-		j.header() // as vLLM does, long before there is a token
+		j.header() // like vLLM, long before the first token
 	}
 	if j.s.leg == legDecode && j.s.peer != "" {
 		for _, link := range j.s.links {
@@ -353,7 +353,7 @@ func (j *job) decode() {
 	j.writeAnswer()
 }
 
-// Words are the text of choice for a prompt, as raw JSON without white space.
+// Words is the text of a choice for a prompt, which is raw JSON without white space.
 func Words(prompt string, choice, n int) []string {
 	list := []string{" once", " upon", " a", " time", " there", " was", " one", " small", " mock"}
 	out, draw := make([]string, n), drawsOf(prompt, choice)
