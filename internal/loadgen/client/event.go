@@ -11,7 +11,7 @@ type Usage struct {
 	Prompt, Completion, Cached int
 }
 
-// event is what one chunk of a stream, or a whole answer, says.
+// event is the content of a stream's chunk, or of a whole answer.
 type event struct {
 	tokens   bool // a choice carries text, reasoning or a tool call
 	finish   bool // a choice has a finish_reason
@@ -25,13 +25,12 @@ var (
 	errDepth  = errors.New("JSON nested too deep")
 )
 
-// maxDepth bounds the nesting of what is skipped.
+// maxDepth bounds the nesting of skipped values.
 const maxDepth = 64
 
-// parse reads an event, in one pass and without allocating. The raw JSON text
-// (escapes as they came, without quotes) of the choices' content is appended
-// to *answer, if that is not nil. Numbers, escapes and UTF-8 inside skipped
-// values are not checked.
+// parse reads an event in one pass, without allocating. It appends the choices' text as raw
+// JSON (escapes as they came, without quotes) to *answer, unless nil. It does not check
+// numbers, escapes and UTF-8 inside skipped values.
 func (e *event) parse(b []byte, answer *[]byte) error {
 	*e = event{}
 	s := scanner{b: b}
@@ -76,8 +75,8 @@ func (e *event) member(s *scanner, key []byte, answer *[]byte) error {
 	return s.skip(0)
 }
 
-// choice reads a member of a choice: delta (a chat stream), message (a whole
-// chat answer) or text.
+// choice reads a member of a choice: delta (a chat's stream), message (a whole chat answer)
+// or text.
 func (e *event) choice(s *scanner, key []byte, answer *[]byte) error {
 	switch string(key) {
 	case "text":
@@ -106,8 +105,7 @@ func (e *event) choice(s *scanner, key []byte, answer *[]byte) error {
 	return s.skip(0)
 }
 
-// text reads a string that counts as tokens when it is not empty; null and
-// other types do not.
+// text reads a string, which counts as tokens if it is not empty. Other types do not.
 func (e *event) text(s *scanner, answer *[]byte) error {
 	if s.peek() != '"' {
 		return s.skip(0)
@@ -150,7 +148,7 @@ type scanner struct {
 	i int
 }
 
-// peek returns the next byte that is no white space, 0 at the end.
+// peek returns the next byte that is not white space, 0 at the end.
 func (s *scanner) peek() byte {
 	for ; s.i < len(s.b); s.i++ {
 		switch c := s.b[s.i]; c {
@@ -162,7 +160,7 @@ func (s *scanner) peek() byte {
 	return 0
 }
 
-// str reads a string and returns what is between its quotes.
+// str reads a string and returns it without its quotes.
 func (s *scanner) str() ([]byte, error) {
 	if s.peek() != '"' {
 		return nil, errSyntax
@@ -185,8 +183,7 @@ func (s *scanner) str() ([]byte, error) {
 	}
 }
 
-// count reads a number of tokens; anything but an integer within bounds is
-// ignored.
+// count reads a number of tokens. It ignores anything but an integer within bounds.
 func (s *scanner) count(to *int) error {
 	s.peek()
 	from := s.i
@@ -202,7 +199,7 @@ func (s *scanner) count(to *int) error {
 	return nil
 }
 
-// object calls f at each value; f must consume it.
+// object calls f at each value, which f must consume.
 func (s *scanner) object(f func(key []byte) error) error {
 	if s.peek() != '{' {
 		return errSyntax
@@ -230,7 +227,7 @@ func (s *scanner) object(f func(key []byte) error) error {
 	}
 }
 
-// array calls f at each value; f must consume it.
+// array calls f at each value, which f must consume.
 func (s *scanner) array(f func() error) error {
 	s.i++ // '['
 	if s.peek() == ']' {
@@ -259,7 +256,7 @@ func (s *scanner) comma(end byte) (done bool, err error) {
 	return false, errSyntax
 }
 
-// skip passes one value.
+// skip skips a value.
 func (s *scanner) skip(depth int) error {
 	if depth > maxDepth {
 		return errDepth
@@ -284,7 +281,7 @@ func (s *scanner) skip(depth int) error {
 	}
 }
 
-// isScalar says whether c is part of a number, true, false or null.
+// isScalar reports whether c is part of a number, true, false or null.
 func isScalar(c byte) bool {
 	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c == '-' || c == '+' || c == '.' || c == 'E'
 }

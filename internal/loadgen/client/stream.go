@@ -9,18 +9,17 @@ import (
 
 var errTooMany = errors.New("more than 2^20 chunks in one answer")
 
-// stream reads an event stream to its end. Events that arrive together have
-// the same time.
-func (c *Client) stream(b *body, sc *scratch, req *Request, res *Result) bool {
+// stream reads an event stream to its end. Events that arrive together have the same time.
+func (c *Client) stream(sc *scratch, req *Request, res *Result) bool {
 	if ct := sc.header.ContentType(); !bytes.HasPrefix(ct, []byte("text/event-stream")) {
-		text, err := sc.read(b, maxEvent)
+		text, err := sc.read(maxEvent)
 		res.Kind, res.Message = Malformed, clip("Content-Type "+string(ct)+", not text/event-stream: "+string(text))
 		return err == nil
 	}
 	sc.sse.reset()
-	t := streamed{res: res, answer: res.answer(req)}
+	t := streamed{res: res, answer: res.answerBuf(req)}
 	for {
-		p, err := b.next()
+		p, err := sc.body.next()
 		if err == io.EOF {
 			break
 		}
@@ -49,14 +48,14 @@ func (c *Client) stream(b *body, sc *scratch, req *Request, res *Result) bool {
 	return true
 }
 
-// streamed is how far a stream has come.
+// streamed is the state of a stream.
 type streamed struct {
 	res            *Result
 	answer         *[]byte
 	finished, done bool // a finish_reason came; [DONE] came
 }
 
-// event takes one event's data, which arrived at now.
+// event handles the data of an event that arrived at now.
 func (t *streamed) event(e *event, data []byte, named bool, now time.Duration) error {
 	res := t.res
 	if string(data) == "[DONE]" {
@@ -86,14 +85,14 @@ func (t *streamed) event(e *event, data []byte, named bool, now time.Duration) e
 		}
 		res.Chunks++
 		res.LastToken = now
-	} else if e.finish && res.Chunks == 0 && !t.finished { // the first token ended it
+	} else if e.finish && res.Chunks == 0 && !t.finished { // it ended with the first token
 		res.FirstToken, res.LastToken = now, now
 	}
 	t.finished = t.finished || e.finish
 	return nil
 }
 
-// over judges the stream at its end.
+// over judges the whole stream.
 func (t *streamed) over() {
 	res := t.res
 	switch {
