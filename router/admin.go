@@ -2,15 +2,19 @@ package router
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 	"github.com/valyala/fasthttp"
 	"github.com/valyala/fasthttp/pprofhandler"
@@ -20,34 +24,80 @@ import (
 	"github.com/xpyd/xpyd/internal/lobby"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/profile"
-	"github.com/xpyd/xpyd/internal/reqbody"
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/share"
 )
 
-// serveAdmin routes the admin listener: all but /metrics and /health are
+// Deps is what the console is given.
+type ConsoleDeps struct {
+	Token   string // may do all
+	TokenRO string // opens what only reads; "" for none
+	// AuditFile gets a line of JSON for each change, besides the log's.
+	AuditFile string
+
+	Log            *slog.Logger
+	Gatherer       prometheus.Gatherer // for /metrics; nil leaves the path out
+	Fleet          Fleet
+	Members        *Members
+	Feeds          *Feeds
+	Flights        *Service
+	Picker         *pick.Picker
+	TopologyLevel  int           // of pairs
+	Share          *share.Sharer // nil without a bus
+	Revoker        Revoker       // nil: nothing is revoked here
+	TrustsEveryone bool          // no worker is shown the fleet's secret
+	Ready          func() bool
+	// Coming says whether a worker that the fleet does not know, or knows as
+	// dead, is about to start: orders for it wait. It must not block; nil: none is.
+	Coming func(id string) bool
+	// Mounts adds handlers behind the token: "POST /admin/v1/scale" and the like.
+	Mounts map[string]fasthttp.RequestHandler
+	// Refuse answers what is no proper HTTP request.
+	Refuse func(*fasthttp.RequestCtx, error)
+	Ctx    context.Context //nolint:containedctx // ends when everything must
+}
+
+// Console answers the admin listener.
+type Console struct {
+	ConsoleDeps
+	audit    *auditor
+	profiler *profile.Profiler
+
+	// orders is held while an order is judged: two at once would each find the
+	// other's worker still serving.
+	orders sync.Mutex
+}
+
+// NewConsole opens the audit file.
+func NewConsole(d ConsoleDeps) (*Console, error) {
+	audit, err := newAuditor(d.AuditFile, d.Log)
+	return &Console{ConsoleDeps: d, audit: audit, profiler: profile.New(nil)}, err
+}
+
+// Close ends profiling and the audit log.
+func (c *Console) Close() error {
+	c.profiler.Close()
+	return c.audit.close()
+}
+
+// Serve routes the admin listener: all but /metrics and /health are
 // behind a token, before which no body is read, and what is asked besides is written
 // down.
-func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
+func (c *Console) Serve(ctx *fasthttp.RequestCtx) {
 	id := requestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
 	verb, path := method(ctx), string(ctx.Path())
-	if err := reqbody.Framed(&ctx.Request.Header); err != nil {
-		r.httpError(ctx, err)
-		ctx.SetConnectionClose()
-		return
-	}
 	switch {
-	case path == "/metrics" && r.deps.Gatherer != nil:
-		r.serveMetrics(ctx)
+	case path == "/metrics" && c.Gatherer != nil:
+		ServeMetrics(ctx, c.Gatherer)
 		return
 	case path == "/health":
 		writeJSON(ctx, 200, []byte(`{"status":"ok"}`))
 		return
 	}
-	by := r.holder(ctx, verb, path)
+	by := c.holder(ctx, verb, path)
 	if by != nobody {
 		lobby.Admit(ctx.Conn())
 	}
@@ -61,13 +111,15 @@ func (r *Router) serveAdmin(ctx *fasthttp.RequestCtx) {
 	case by == reader && (verb != "GET" || !readable(path)):
 		writeError(ctx, onlyReads(verb))
 	default:
-		if err := reqbody.Read(ctx, r.cfg.MaxBodyBytes); err != nil {
-			r.httpError(ctx, err)
+		body, err := clientOf(ctx.Conn()).readBody()
+		if err != nil {
+			c.Refuse(ctx, err)
 			return
 		}
-		r.administer(ctx, id, verb, path)
+		ctx.Request.SetBodyRaw(body)
+		c.administer(ctx, id, verb, path)
 	}
-	r.audited(ctx, id, verb, path, by)
+	c.audited(ctx, id, verb, path, by)
 }
 
 // holder is whose token a request shows.
@@ -82,7 +134,7 @@ const (
 func (h holder) String() string { return [...]string{"nobody", "reader", "admin"}[h] }
 
 // holder looks for a token: as a bearer, or as a password where that is enough.
-func (r *Router) holder(ctx *fasthttp.RequestCtx, verb, path string) holder {
+func (c *Console) holder(ctx *fasthttp.RequestCtx, verb, path string) holder {
 	shown, ok := bearer(&ctx.Request.Header)
 	if !ok && dashboardReads(verb, path) {
 		shown, ok = basic(&ctx.Request.Header)
@@ -91,13 +143,13 @@ func (r *Router) holder(ctx *fasthttp.RequestCtx, verb, path string) holder {
 		got, want := sha256.Sum256(shown), sha256.Sum256([]byte(token))
 		return subtle.ConstantTimeCompare(got[:], want[:]) == 1
 	}
-	full, reads := is(r.deps.AdminToken), is(r.deps.AdminTokenRO)
+	full, reads := is(c.Token), is(c.TokenRO)
 	switch {
 	case !ok:
 		return nobody
 	case full:
 		return admin
-	case reads && r.deps.AdminTokenRO != "":
+	case reads && c.TokenRO != "":
 		return reader
 	}
 	return nobody
@@ -118,9 +170,9 @@ func onlyReads(verb string) *openai.Error {
 	return e
 }
 
-// serveMetrics writes the text format.
-func (r *Router) serveMetrics(ctx *fasthttp.RequestCtx) {
-	families, err := r.deps.Gatherer.Gather()
+// ServeMetrics writes the text format.
+func ServeMetrics(ctx *fasthttp.RequestCtx, g prometheus.Gatherer) {
+	families, err := g.Gather()
 	if err != nil && len(families) == 0 {
 		writeError(ctx, openai.Internal("gather metrics: %v", err))
 		return
@@ -178,23 +230,23 @@ type fleetInfo struct {
 	Strangers []discover.Refusal `json:"strangers"`
 }
 
-func (r *Router) listInstances(ctx *fasthttp.RequestCtx) {
-	s := r.fleet.Snapshot()
-	info := fleetInfo{Version: s.Version, At: time.Now(), Ready: r.Ready(), Link: s.Link, TrustsEveryone: r.deps.Ring == nil, Revoked: s.Revoked, Instances: []instanceInfo{}, Refusals: s.Refusals(), Strangers: r.found.refusals()}
-	if r.share != nil {
-		info.Router, info.Routers = r.share.ID(), r.share.List()
+func (c *Console) listInstances(ctx *fasthttp.RequestCtx) {
+	s := c.Fleet.Snapshot()
+	info := fleetInfo{Version: s.Version, At: time.Now(), Ready: c.Ready(), Link: s.Link, TrustsEveryone: c.TrustsEveryone, Revoked: s.Revoked, Instances: []instanceInfo{}, Refusals: s.Refusals(), Strangers: c.Members.found.refusals()}
+	if c.Share != nil {
+		info.Router, info.Routers = c.Share.ID(), c.Share.List()
 	}
 	for i := range s.Members {
 		m := &s.Members[i]
-		ok, err := r.probes.state(m)
-		info.Instances = append(info.Instances, instanceInfo{Member: m, Probed: ok, ProbeError: err, Embeds: slices.Contains(r.probes.embedders(), m.ID),
-			Draining: m.Draining || r.drained(m), InFlight: r.picker.Loads(m.ID, m.Epoch), Breaker: r.picker.Guard(m.ID, m.Epoch), KVEvents: r.kv.info(m)})
+		ok, err := c.Members.probes.state(m)
+		info.Instances = append(info.Instances, instanceInfo{Member: m, Probed: ok, ProbeError: err, Embeds: slices.Contains(c.Members.probes.embedders(), m.ID),
+			Draining: m.Draining || c.Members.drained(m), InFlight: c.Picker.Loads(m.ID, m.Epoch), Breaker: c.Picker.Guard(m.ID, m.Epoch), KVEvents: c.Feeds.info(m)})
 	}
 	reply(ctx, 200, info)
 }
 
-func (r *Router) addInstance(ctx *fasthttp.RequestCtx) {
-	ed, ok := r.fleet.(Editor)
+func (c *Console) addInstance(ctx *fasthttp.RequestCtx) {
+	ed, ok := c.Fleet.(Editor)
 	if !ok {
 		writeError(ctx, openai.BadRequest("", "this fleet cannot be added to"))
 		return
@@ -216,9 +268,9 @@ func (r *Router) addInstance(ctx *fasthttp.RequestCtx) {
 		inst.Dialect = "native"
 	}
 	if inst.Epoch == 0 {
-		inst.Epoch = r.nextEpoch(inst.ID)
+		inst.Epoch = c.Members.nextEpoch(inst.ID)
 	}
-	NoteChange(ctx, r.state(inst.ID), fmt.Sprintf("%s %s", inst.Role, inst.URL))
+	NoteChange(ctx, c.state(inst.ID), fmt.Sprintf("%s %s", inst.Role, inst.URL))
 	err := checkInstance(&inst)
 	if err == nil {
 		err = ed.AddStatic(inst, fleet.Admin)
@@ -234,37 +286,8 @@ func (r *Router) addInstance(ctx *fasthttp.RequestCtx) {
 	reply(ctx, 201, inst)
 }
 
-// nextEpoch is one for an instance that does not tell its own: newer than what is
-// known of that id, so that who was removed can be added again.
-func (r *Router) nextEpoch(id string) uint64 {
-	now := fleet.NewEpoch()
-	if m := r.fleet.Snapshot().Get(id); m != nil {
-		return max(now, m.Epoch+1)
-	}
-	return now
-}
-
 // describe is a member for the audit log.
 func describe(m *fleet.Member) string { return fmt.Sprintf("%s %s %s", m.State, m.Role, m.URL) }
-
-// checkInstance refuses what the router could not reach, or would not know what
-// for. The error is a *config.KeyError.
-func checkInstance(inst *fleet.Instance) error {
-	_, err := hostPort(inst.URL)
-	switch {
-	case inst.ID == "" || strings.ContainsAny(inst.ID, "/? \r\n"):
-		return bad("id", "%q is no id", clip(inst.ID))
-	case inst.Role != fleet.Prefill && inst.Role != fleet.Decode:
-		return bad("role", "want prefill or decode, not %q", clip(string(inst.Role)))
-	case inst.Model == "":
-		return bad("model", "it is required: what clients call it")
-	case dialect.For(inst.Dialect) == nil:
-		return bad("dialect", "%q is unknown", clip(inst.Dialect))
-	case err != nil:
-		return bad("url", "%v", err)
-	}
-	return nil
-}
 
 func reply(ctx *fasthttp.RequestCtx, status int, v any) {
 	b, err := json.Marshal(v)

@@ -61,11 +61,11 @@ type admission struct {
 // admit lets a request through its tenant's limits and takes a place for it,
 // waiting for one if need be. finish gives all back.
 func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error {
-	r := q.r
-	if err := r.hosts.check("messages", top.URLs...); err != nil {
+	s := q.s
+	if err := s.hosts.check("messages", top.URLs...); err != nil {
 		return err
 	}
-	if r.cfg.Upstream.PassAuthorization {
+	if s.cfg.PassAuthorization {
 		q.auth = string(ctx.Request.Header.Peek("Authorization"))
 	}
 	t := tenantOf(ctx)
@@ -79,15 +79,15 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 		}
 		q.adm = &admission{tenant: t, size: ctx.Request.Header.ContentLength()}
 		if q.passes && q.adm.size == -1 { // in chunks, and not read yet
-			q.adm.size = r.cfg.MaxBodyBytes
+			q.adm.size = s.cfg.MaxBodyBytes
 		}
 		q.estimate(top)
 		if err := q.take(ctx); err != nil {
 			return err
 		}
 	}
-	r.budget.earn()
-	if !r.gate.TryEnter() {
+	s.budget.earn()
+	if !s.gate.TryEnter() {
 		if err := q.queue(t, class, top); err != nil {
 			q.settle(false)
 			return err
@@ -145,7 +145,7 @@ func (q *request) queue(t *tenant, class limit.Class, top *openai.Top) *openai.E
 	if t != nil {
 		a.item.Tenant, a.item.Weight = t.name, t.key.Weight
 	}
-	err := q.r.gate.Wait(&q.ctx, a.item, q.end)
+	err := q.s.gate.Wait(&q.ctx, a.item, q.end)
 	if err == nil {
 		a.since = time.Now()
 		return nil
@@ -166,7 +166,7 @@ func (q *request) leave() {
 	if q.adm != nil && !q.adm.since.IsZero() {
 		since = q.adm.since
 	}
-	q.r.gate.Leave(since, q.status == 200)
+	q.s.gate.Leave(since, q.status == 200)
 	q.settle(true)
 }
 
@@ -183,7 +183,7 @@ func (q *request) settle(ran bool) {
 	}
 	more := float64(used) - a.tokens
 	if a.item != nil && ran {
-		q.r.gate.Settle(a.item, more)
+		q.s.gate.Settle(a.item, more)
 	}
 	if a.tenant == nil {
 		return

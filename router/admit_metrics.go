@@ -75,7 +75,6 @@ func (t *tenantStats) limited(what string) { t.by.refused.WithLabelValues(t.name
 type admissionMetrics struct {
 	tenants      *statsByName
 	unauthorized prometheus.Counter
-	reloads      *prometheus.CounterVec // file, result
 	gate         *gate
 	waiting      *prometheus.Desc // class
 	bytes        *prometheus.Desc
@@ -86,9 +85,6 @@ func newAdmissionMetrics(g *gate) *admissionMetrics {
 	return &admissionMetrics{gate: g, tenants: newStatsByName(),
 		unauthorized: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_router_unauthorized_total",
 			Help: "Requests without a good API key."}),
-		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_file_reloads_total",
-			Help: "Files of keys and certificates that had changed and were read again. After failed the old ones are in force."},
-			[]string{"file", "result"}),
 		waiting: prometheus.NewDesc("xpyd_router_queue_class_requests", "Requests that wait for admission, by priority.", []string{"class"}, nil),
 		bytes:   prometheus.NewDesc("xpyd_router_queue_bytes", "Bodies of the requests that wait for admission.", nil, nil),
 		shed: prometheus.NewDesc("xpyd_router_shed_total",
@@ -97,7 +93,7 @@ func newAdmissionMetrics(g *gate) *admissionMetrics {
 }
 
 func (m *admissionMetrics) parts() []prometheus.Collector {
-	return []prometheus.Collector{m.tenants.requests, m.tenants.tokens, m.tenants.refused, m.unauthorized, m.reloads}
+	return []prometheus.Collector{m.tenants.requests, m.tenants.tokens, m.tenants.refused, m.unauthorized}
 }
 
 // Describe is prometheus.Collector's.

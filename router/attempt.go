@@ -66,7 +66,7 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	}
 	q.mu.Unlock()
 	if a.lingers() {
-		a.unlinger = a.p.within(q.r.ctx)
+		a.unlinger = a.p.within(q.s.cfg.Ctx)
 	}
 	if cause := q.ctx.cause(); cause != nil { // its end may have missed this attempt
 		a.end(cause)
@@ -105,13 +105,13 @@ func (q *request) endLegs() {
 
 // run makes the attempt, up to decode's first event or a failure.
 func (a *attempt) run() (*answer, *failure) {
-	r := a.q.r
+	s := a.q.s
 	if a.speak == nil {
 		close(a.pDone)
 		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Incompatible, reason: reasonOutcome + string(ticket.Incompatible),
 			err: fmt.Errorf("its dialect %q is unknown", a.d.inst.Dialect)}
 	}
-	if n, most := a.q.top.Surely(), r.cfg.MaxResponseBytes; a.d.inst.Dialect == nativeDialect && !a.q.top.Stream && n > most {
+	if n, most := a.q.top.Surely(), s.cfg.MaxResponseBytes; a.d.inst.Dialect == nativeDialect && !a.q.top.Stream && n > most {
 		close(a.pDone)
 		field := largest(&a.q.top)
 		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Refused, reason: reasonOutcome + string(ticket.Refused),
@@ -120,16 +120,7 @@ func (a *attempt) run() (*answer, *failure) {
 	x := &dialect.Exchange{RequestID: a.q.id, Link: a.link, Path: a.q.path, Body: a.q.body, Top: &a.q.top, Seed: a.q.seed,
 		Prefill: a.p.inst, Decode: a.d.inst, PrefillRank: a.choice.PrefillRank, DecodeRank: a.choice.DecodeRank,
 		Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace, Authorization: a.q.auth, Peer: a.peer}
-	r.legs.add(a.d)
-	if !a.alone {
-		r.legs.add(a.p)
-	}
-	now := r.fleet.Snapshot() // a death between the choice and add
-	for _, l := range []*leg{a.p, a.d} {
-		if err := lost(now.Get(l.inst.ID), l.inst); err != nil && l.version <= now.Version {
-			l.end(err)
-		}
-	}
+	a.open()
 	var ans *answer
 	f := a.ask(x)
 	switch {
@@ -149,6 +140,21 @@ func (a *attempt) run() (*answer, *failure) {
 	return nil, a.blame(f)
 }
 
+// open has the legs end with their workers.
+func (a *attempt) open() {
+	s := a.q.s
+	s.legs.add(a.d)
+	if !a.alone {
+		s.legs.add(a.p)
+	}
+	now := s.fleet.Snapshot() // a death between the choice and add
+	for _, l := range []*leg{a.p, a.d} {
+		if err := lost(now.Get(l.inst.ID), l.inst); err != nil && l.version <= now.Version {
+			l.end(err)
+		}
+	}
+}
+
 // close ends what is left of the attempt and waits for prefill's goroutine,
 // but for a leg that must not be cut: that one is given its time.
 func (a *attempt) close() {
@@ -163,7 +169,7 @@ func (a *attempt) close() {
 	cut := a.q.ctx.Err() != nil
 	settle := func(l *leg) {
 		if l.finish(cut) {
-			a.q.r.metrics.cancelled.WithLabelValues(string(l.role)).Inc()
+			a.q.s.metrics.cancelled.WithLabelValues(string(l.role)).Inc()
 		}
 	}
 	prefill := func() {
@@ -173,15 +179,15 @@ func (a *attempt) close() {
 			a.unlinger()
 		}
 		<-a.pDone
-		a.q.r.legs.remove(a.p)
+		a.q.s.legs.remove(a.p)
 		a.choice.EndPrefill()
 	}
 	settle(a.d)
 	a.d.end(errOver)
-	a.q.r.legs.remove(a.d)
+	a.q.s.legs.remove(a.d)
 	a.choice.EndDecode()
 	if a.rules == nil || a.rules.Linger == 0 || !a.p.sent.Load() || !a.prefillOpen() ||
-		!a.q.r.spawn(func() { a.linger(); prefill() }) {
+		!a.q.s.cfg.Spawn(func() { a.linger(); prefill() }) {
 		prefill()
 	}
 }
@@ -193,7 +199,7 @@ func (a *attempt) linger() {
 	select {
 	case <-a.pDone:
 	case <-timer.C:
-	case <-a.q.r.ctx.Done():
+	case <-a.q.s.cfg.Ctx.Done():
 	}
 }
 

@@ -162,13 +162,13 @@ func (a *auditor) put(e *Audited) {
 }
 
 // Audit is for changes that come by other ways than the admin listener.
-func (r *Router) Audit(action, by, is string) {
-	r.audit.write(&Audited{Time: time.Now(), Action: action, By: by, Is: is})
+func (c *Console) Audit(action, by, is string) {
+	c.audit.write(&Audited{Time: time.Now(), Action: action, By: by, Is: is})
 }
 
 // ReopenAudit opens the audit file anew, for who moves it away. On an error the old
 // one is written on.
-func (r *Router) ReopenAudit() error { return r.audit.reopen() }
+func (c *Console) ReopenAudit() error { return c.audit.reopen() }
 
 type auditKey struct{}
 
@@ -179,7 +179,7 @@ func NoteChange(ctx *fasthttp.RequestCtx, was, is string) {
 }
 
 // audited writes down a request that is answered, unless it only read.
-func (r *Router) audited(ctx *fasthttp.RequestCtx, id, verb, path string, by holder) {
+func (c *Console) audited(ctx *fasthttp.RequestCtx, id, verb, path string, by holder) {
 	status := ctx.Response.StatusCode()
 	denied := status == 401 || status == 403
 	if verb == "GET" && !denied {
@@ -187,14 +187,14 @@ func (r *Router) audited(ctx *fasthttp.RequestCtx, id, verb, path string, by hol
 	}
 	e := &Audited{Time: time.Now(), Action: clip(verb + " " + path), By: by.String(), Peer: ctx.RemoteAddr().String(), Request: id, Status: status}
 	if denied {
-		r.audit.refused(e)
+		c.audit.refused(e)
 		return
 	}
 	e.Asked = asked(ctx, path)
 	if change, ok := ctx.UserValue(auditKey{}).([2]string); ok && status < 300 {
 		e.Was, e.Is = change[0], change[1]
 	}
-	r.audit.write(e)
+	c.audit.write(e)
 }
 
 // asked is what an admin request asks for, where that is nobody's words.

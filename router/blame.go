@@ -51,7 +51,7 @@ func (a *attempt) broken(l *leg, err error) *failure {
 	case errors.Is(err, errRefusesUs):
 		f.outcome, f.reason = ticket.Incompatible, reasonOutcome+string(ticket.Incompatible)
 	case errors.As(err, &large): // it works, and another's answer is as large
-		f.outcome, f.retry, f.exclude, f.api = ticket.Refused, false, nil, large.api(&a.q.top)
+		f.outcome, f.retry, f.exclude, f.api = ticket.Refused, false, nil, tooLarge(large, &a.q.top)
 	default:
 		var le *legError
 		a.fault(l, pick.Broken)
@@ -62,7 +62,7 @@ func (a *attempt) broken(l *leg, err error) *failure {
 			}
 			break
 		}
-		a.q.r.suspect(l.inst, err)
+		a.q.s.members.suspect(l.inst, err)
 	}
 	if l == a.p && f.outcome == ticket.Dead && f.retry && a.rules != nil && a.rules.Typed {
 		f.holds = a.d.inst.ID
@@ -121,7 +121,7 @@ func (a *attempt) brokeOff(err error) {
 	a.fault(a.d, pick.Broken)
 	var le *legError
 	if errors.As(err, &le) && le.gone() || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) {
-		a.q.r.suspect(a.d.inst, err)
+		a.q.s.members.suspect(a.d.inst, err)
 	}
 }
 

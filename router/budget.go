@@ -67,3 +67,12 @@ func (b *budget) spend(now time.Time) bool {
 		}
 	}
 }
+
+// affords says whether the retry budget has another attempt after f, and takes it.
+func (s *Service) affords(f *failure) bool {
+	if !f.budgeted() || s.budget.spend(time.Now()) {
+		return true
+	}
+	s.metrics.exhausted.Inc()
+	return false
+}

@@ -13,24 +13,24 @@ import (
 // serveCache serves /admin/v1/cache and what is below it: every worker is asked,
 // and the answer has what each of them said. What only reports is a 200; what
 // changes something has a status of all of them.
-func (r *Router) serveCache(ctx *fasthttp.RequestCtx, verb, below string) {
+func (c *Console) serveCache(ctx *fasthttp.RequestCtx, verb, below string) {
 	const workers = "/xpyd/v1/cache"
 	switch {
 	case verb == http.MethodGet && (below == "" || below == "/pin"):
-		said, _ := r.everyWorker(verb, workers+below, nil)
+		said, _ := c.everyWorker(verb, workers+below, nil)
 		reply(ctx, 200, said)
 	case verb == http.MethodPost && below == "/flush":
 		if string(ctx.QueryArgs().Peek("store")) == "true" {
 			below += "?store=true"
 		}
-		r.changeEvery(ctx, verb, workers+below, nil)
+		c.changeEvery(ctx, verb, workers+below, nil)
 	case below == "/pin" && (verb == http.MethodPost || verb == http.MethodDelete):
 		// What is wrong for every worker is said once, and changes none.
 		if _, err := openai.ParsePin(ctx.PostBody(), verb == http.MethodDelete); err != nil {
 			writeError(ctx, err)
 			return
 		}
-		r.changeEvery(ctx, verb, workers+below, ctx.PostBody())
+		c.changeEvery(ctx, verb, workers+below, ctx.PostBody())
 	default:
 		writeError(ctx, openai.NotFound("there is no %s %s", clip(verb), clip(string(ctx.Path()))))
 	}
@@ -38,8 +38,8 @@ func (r *Router) serveCache(ctx *fasthttp.RequestCtx, verb, below string) {
 
 // changeEvery has every worker do something. Scripts look at the status only, so
 // it is a 200 only if all have done it that can.
-func (r *Router) changeEvery(ctx *fasthttp.RequestCtx, verb, path string, body []byte) {
-	said, statuses := r.everyWorker(verb, path, body)
+func (c *Console) changeEvery(ctx *fasthttp.RequestCtx, verb, path string, body []byte) {
+	said, statuses := c.everyWorker(verb, path, body)
 	if len(statuses) == 0 {
 		writeError(ctx, openai.Unavailable("there is no live worker of xpyd's own to do it: start one, then ask again"))
 		return

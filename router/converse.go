@@ -1,9 +1,15 @@
 package router
 
 import (
+	"bufio"
+	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
+	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -14,64 +20,185 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/reqbody"
 )
 
-// server serves the public listener: HTTP/1.1 and 1.0, one goroutine a
-// connection. fasthttp parses requests and formats answers. Its own server
-// keeps a reader, a writer and a request for as long as a connection is open,
-// 20 KiB and more; here all three are borrowed, for as long as bytes come and
-// go.
+// Bounds are what a client may take of a server.
+type Bounds struct {
+	// MaxConns bounds the client connections; more are answered 503 at once.
+	MaxConns int `koanf:"max_conns"`
+	// MaxBodyBytes and MaxHeaderBytes bound a request (413, 431).
+	MaxBodyBytes   int `koanf:"max_body_bytes" unit:"bytes"`
+	MaxHeaderBytes int `koanf:"max_header_bytes" unit:"bytes"`
+	// ReadTimeout is how long a client may take to send one request (408).
+	ReadTimeout time.Duration `koanf:"read_timeout"`
+	// IdleTimeout is how long a kept-alive client connection may idle.
+	IdleTimeout time.Duration `koanf:"idle_timeout"`
+	// StallTimeout is how long a client may not read while its stream has
+	// bytes for it.
+	StallTimeout time.Duration `koanf:"stall_timeout"`
+}
+
+// DefaultBounds are for one machine.
+func DefaultBounds() Bounds {
+	return Bounds{MaxConns: 16384, MaxBodyBytes: 32 << 20, MaxHeaderBytes: 16 << 10,
+		ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, StallTimeout: time.Minute}
+}
+
+// Validate returns a *config.KeyError.
+func (b *Bounds) Validate() error {
+	return cmp.Or(config.AtLeast("max_conns", b.MaxConns, 1), config.AtLeast("max_body_bytes", b.MaxBodyBytes, 1024),
+		config.AtLeast("max_header_bytes", b.MaxHeaderBytes, 1024), config.Positive("read_timeout", b.ReadTimeout),
+		config.Positive("idle_timeout", b.IdleTimeout), config.Positive("stall_timeout", b.StallTimeout))
+}
+
+// ServerConfig is what a server is given.
+type ServerConfig struct {
+	Bounds
+	// Handler answers a request. Its body is not read yet; see Conn.ReadBody.
+	Handler func(*fasthttp.RequestCtx)
+	// Refuse answers what is no request; Refusal says how.
+	Refuse func(*fasthttp.RequestCtx, error)
+	TLS    *tls.Config // nil: plain HTTP
+	Log    *slog.Logger
+	Who    string // has too many connections: "the router"
+}
+
+// server serves HTTP/1.1 and 1.0, one goroutine a connection. fasthttp parses
+// requests and formats answers. Its own server keeps a reader, a writer and a
+// request for as long as a connection is open, 20 KiB and more; here all three
+// are borrowed, for as long as bytes come and go.
 type server struct {
-	r        *Router
+	cfg      ServerConfig
+	ln       net.Listener
 	in       *lender
 	outs     outs
 	pieces   pieces
 	ctxs     sync.Pool // of *fasthttp.RequestCtx
 	stopping atomic.Bool
-	conns    sync.WaitGroup
+	running  sync.WaitGroup
+
+	mu    sync.Mutex
+	conns map[*clientConn]struct{}
 }
 
-func newServer(r *Router) *server {
-	return &server{r: r, in: newLender(r.cfg.MaxHeaderBytes)}
+func newServer(cfg ServerConfig) *server {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &server{cfg: cfg, in: newLender(cfg.MaxHeaderBytes), conns: map[*clientConn]struct{}{}}
 }
 
 // start serves until the listener is closed.
-func (s *server) start(ln net.Listener) { s.conns.Go(func() { s.accept(ln) }) }
+func (s *server) start(ln net.Listener) {
+	s.ln = ln
+	s.running.Go(s.accept)
+}
 
-func (s *server) accept(ln net.Listener) {
+func (s *server) accept() {
 	for {
-		conn, err := ln.Accept()
+		raw, err := s.ln.Accept()
 		if err != nil { // it is closed
 			return
 		}
-		s.conns.Go(func() { s.converse(conn) })
+		c := s.enter(raw)
+		if c == nil {
+			continue
+		}
+		conn := net.Conn(c)
+		if s.cfg.TLS != nil { // the handshake runs with the first read, within ReadTimeout
+			conn = tls.Server(c, s.cfg.TLS)
+		}
+		s.running.Go(func() { s.converse(conn, c) })
 	}
 }
 
-// drain closes the listener and waits for the connections; each ends after the
-// request that it is in.
-func (s *server) drain(ctx context.Context, ln net.Listener) error {
-	s.stopping.Store(true)
-	err := ln.Close()
-	over := make(chan struct{})
-	s.r.spawn(func() { s.conns.Wait(); close(over) })
-	select {
-	case <-over:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
+// enter makes raw one of the connections; nil if there are too many.
+func (s *server) enter(raw net.Conn) *clientConn {
+	boundUnsent(raw)
+	c := &clientConn{Conn: raw, server: s}
+	s.mu.Lock()
+	full := len(s.conns) >= s.cfg.MaxConns
+	if !full {
+		s.conns[c] = struct{}{}
 	}
+	s.mu.Unlock()
+	if !full {
+		return c
+	}
+	if s.cfg.TLS == nil {
+		raw.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)) // a new socket has room for this
+		body := openai.Unavailable("%s has its %d connections", s.cfg.Who, s.cfg.MaxConns).Append(nil)
+		_, _ = fmt.Fprintf(raw, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"+
+			"Connection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	}
+	raw.Close()
+	return nil
+}
+
+// drainLook is how often drain looks for connections that have become idle.
+const drainLook = 10 * time.Millisecond
+
+// drain closes the listener and idle connections, and waits for the others:
+// each ends after the request that it is in.
+func (s *server) drain(ctx context.Context) error {
+	s.stopping.Store(true)
+	err := s.ln.Close()
+	tick := time.NewTicker(drainLook)
+	defer tick.Stop()
+	for {
+		for _, c := range s.list() {
+			if !c.begun.Load() { // no request will come on it
+				_ = c.Close()
+			}
+		}
+		if s.count() == 0 {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// cut closes the listener and all connections.
+func (s *server) cut() {
+	s.stopping.Store(true)
+	if s.ln != nil {
+		s.ln.Close() // mostly closed already
+	}
+	for _, c := range s.list() {
+		c.linger.Store(false)
+		_ = c.Close()
+	}
+}
+
+// wait waits for all requests; cut or drain comes first.
+func (s *server) wait() { s.running.Wait() }
+
+func (s *server) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
+func (s *server) list() []*clientConn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.conns))
 }
 
 // converse answers the requests of one connection, one after the other.
-func (s *server) converse(conn net.Conn) {
+func (s *server) converse(conn net.Conn, c *clientConn) {
 	defer conn.Close()
-	c := clientOf(conn)
 	c.in.init(c.under(conn), s.in)
 	defer c.in.drop()
 	defer c.forget()
-	wait := s.r.cfg.ReadTimeout
+	wait := s.cfg.ReadTimeout
 	for first := true; !s.stopping.Load(); first = false {
 		if c.in.within(wait) != nil {
 			return
@@ -83,48 +210,49 @@ func (s *server) converse(conn net.Conn) {
 			return
 		}
 		c.begun.Store(true)
-		if !s.exchange(conn, c) {
+		if !s.serve(conn, c) {
 			return
 		}
 		c.begun.Store(false)
-		wait = s.r.cfg.IdleTimeout
+		wait = s.cfg.IdleTimeout
 	}
 }
 
 // refuse answers what is no request.
 func (s *server) refuse(conn net.Conn, c *clientConn, why error) {
 	var ctx fasthttp.RequestCtx
-	ctx.Init2(conn, logAdapter{s.r.log}, true)
-	s.r.httpError(&ctx, why)
+	ctx.Init2(conn, logAdapter{s.cfg.Log}, true)
+	c.linger.Store(true)
+	s.cfg.Refuse(&ctx, why)
 	ctx.SetConnectionClose()
 	s.write(&ctx, c)
 }
 
-// exchange answers one request, the first bytes of which are there; false ends
-// the connection. A stream is relayed from here, where the stack is shallow
-// and the request's memory has been given back.
-func (s *server) exchange(conn net.Conn, c *clientConn) bool {
+// serve answers one request, the first bytes of which are there; false ends the
+// connection. A stream is written from here, where the stack is shallow and the
+// request's memory has been given back.
+func (s *server) serve(conn net.Conn, c *clientConn) bool {
 	ctx, _ := s.ctxs.Get().(*fasthttp.RequestCtx)
 	if ctx == nil {
 		ctx = &fasthttp.RequestCtx{}
 	}
-	ctx.Init2(conn, logAdapter{s.r.log}, true)
+	ctx.Init2(conn, logAdapter{s.cfg.Log}, true)
 	ctx.Response.Header.SetNoDefaultContentType(true)
 	ctx.Request.Header.SetNoDefaultContentType(true)
-	c.in.begun = s.r.cfg.ReadTimeout
-	out, again := s.answer(ctx, c)
+	c.in.begun = s.cfg.ReadTimeout
+	out, again := s.respond(ctx, c)
 	ctx.Request.Reset()
 	ctx.Response.Reset()
 	s.ctxs.Put(ctx)
 	if out != nil {
-		return out.relay() && again
+		return out.Stream(c) == nil && again
 	}
 	return again
 }
 
-// answer reads the request, lets it be handled, and writes the answer, but
-// for a stream, which it returns.
-func (s *server) answer(ctx *fasthttp.RequestCtx, c *clientConn) (out *stream, again bool) {
+// respond reads the request, has it handled, and writes the answer, but for a
+// stream, which it returns.
+func (s *server) respond(ctx *fasthttp.RequestCtx, c *clientConn) (out Streamer, again bool) {
 	req, resp := &ctx.Request, &ctx.Response
 	c.body = httpBody{}
 	err := req.Header.Read(c.in.br)
@@ -142,13 +270,14 @@ func (s *server) answer(ctx *fasthttp.RequestCtx, c *clientConn) (out *stream, a
 		}
 		c.awaited = !req.MayContinue()
 		if !c.body.here() { // the deadline in force may be an idle connection's
-			err = c.in.within(s.r.cfg.ReadTimeout)
+			err = c.in.within(s.cfg.ReadTimeout)
 		}
 	}
 	if err == nil {
-		s.r.servePublic(ctx)
+		s.cfg.Handler(ctx)
 	} else {
-		s.r.httpError(ctx, err)
+		c.linger.Store(true)
+		s.cfg.Refuse(ctx, err)
 	}
 	if !c.body.eof { // the client may still be sending
 		again = false
@@ -162,17 +291,17 @@ func (s *server) answer(ctx *fasthttp.RequestCtx, c *clientConn) (out *stream, a
 		resp.Header.Set("Connection", "keep-alive")
 	}
 	if out = c.out; out != nil {
-		c.out, out.server = nil, s
-		switch out.chunked = out.length < 0 && req.Header.IsHTTP11(); {
-		case out.chunked:
+		c.out = nil
+		switch c.chunked = c.length < 0 && req.Header.IsHTTP11(); {
+		case c.chunked:
 			resp.Header.SetContentLength(-1)
-		case out.length >= 0:
-			resp.Header.SetContentLength(out.length)
+		case c.length >= 0:
+			resp.Header.SetContentLength(c.length)
 		default:
 			resp.SetConnectionClose() // which is the body's end
 			again = false
 		}
-		out.head = append([]byte(nil), resp.Header.Header()...)
+		c.head, c.ended = append([]byte(nil), resp.Header.Header()...), false
 		return out, again
 	}
 	return nil, s.write(ctx, c) && again
@@ -200,7 +329,7 @@ func (s *server) write(ctx *fasthttp.RequestCtx, c *clientConn) bool {
 
 // send writes out within StallTimeout.
 func (s *server) send(c *clientConn, out ...[]byte) error {
-	if next, renew := prolong(c.until, s.r.cfg.StallTimeout); renew {
+	if next, renew := prolong(c.until, s.cfg.StallTimeout); renew {
 		if err := c.in.conn.SetWriteDeadline(next); err != nil {
 			return err
 		}
@@ -216,25 +345,24 @@ func (s *server) send(c *clientConn, out ...[]byte) error {
 
 // readBody reads the request's body into memory that grows with what has come,
 // so that clients who announce much and send nothing take none.
-func (r *Router) readBody(ctx *fasthttp.RequestCtx) ([]byte, error) {
-	c := clientOf(ctx.Conn())
-	most, limit := ctx.Request.Header.ContentLength(), r.cfg.MaxBodyBytes
+func (c *clientConn) readBody() ([]byte, error) {
+	limit, pool := c.server.cfg.MaxBodyBytes, &c.server.pieces
+	defer c.in.rest()
 	if c.body.eof {
-		c.in.rest()
 		return nil, nil
 	}
-	defer c.in.rest()
-	if most > limit {
-		return nil, fasthttp.ErrBodyTooLarge
-	}
-	if most < 0 { // it comes in chunks
-		most = limit + 1
+	most := limit + 1 // it comes in chunks
+	if !c.body.chunked {
+		if c.body.left > int64(limit) {
+			return nil, fasthttp.ErrBodyTooLarge
+		}
+		most = int(c.body.left)
 	}
 	if err := c.invite(); err != nil {
 		return nil, err
 	}
 	var whole [][]byte // pieces that are full
-	defer func() { r.public.pieces.put(whole) }()
+	defer func() { pool.put(whole) }()
 	got, body := 0, make([]byte, 0, min(most, firstBody))
 	for {
 		switch {
@@ -243,7 +371,7 @@ func (r *Router) readBody(ctx *fasthttp.RequestCtx) ([]byte, error) {
 			body = append(make([]byte, 0, min(most-got, 2*cap(body), pieceBytes)), body...)
 		default:
 			whole, got = append(whole, body), got+len(body)
-			body = r.public.pieces.get()
+			body = pool.get()
 		}
 		n, err := c.body.Read(body[len(body):cap(body)])
 		body = body[:len(body)+n]
@@ -306,4 +434,71 @@ func (c *clientConn) invite() error {
 func appendChunk(out, run []byte) []byte {
 	out = append(strconv.AppendInt(out, int64(len(run)), 16), "\r\n"...)
 	return append(append(out, run...), "\r\n"...)
+}
+
+// Streamer writes an answer's body as it comes, by Conn.Send. An error ends the
+// connection.
+type Streamer interface{ Stream(c *clientConn) error }
+
+// stream makes s the answer's body, once the handler has returned. length is -1
+// where it is not known.
+func (c *clientConn) stream(length int, s Streamer) { c.length, c.out = length, s }
+
+// send writes the next bytes of a streamed body in one piece: with the header
+// before the first, and behind the last, if the body is in chunks, its end.
+func (c *clientConn) send(run []byte, last bool) error {
+	p := c.server.outs.get()
+	defer c.server.outs.put(p)
+	out := append(*p, c.head...)
+	c.head = nil
+	if !c.chunked {
+		out = append(out, run...)
+	} else {
+		if len(run) > 0 {
+			out = appendChunk(out, run)
+		}
+		if last && !c.ended {
+			out = append(out, lastChunk...)
+		}
+	}
+	c.ended = last
+	if *p = out; len(out) == 0 {
+		return nil
+	}
+	return c.server.send(c, out)
+}
+
+// writerStream is a Streamer by a function that writes and flushes.
+type writerStream func(out *bufio.Writer)
+
+// StreamWriter has f write the answer's body, each flush in a chunk of its own,
+// once the handler has returned.
+func StreamWriter(ctx *fasthttp.RequestCtx, f func(out *bufio.Writer)) {
+	clientOf(ctx.Conn()).stream(-1, writerStream(f))
+}
+
+// chunkWriter writes a streamed body.
+type chunkWriter struct{ c *clientConn }
+
+func (w chunkWriter) Write(p []byte) (int, error) {
+	if err := w.c.send(p, false); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+var writers = sync.Pool{New: func() any { return bufio.NewWriter(nil) }}
+
+// Stream implements Streamer.
+func (f writerStream) Stream(c *clientConn) error {
+	out := writers.Get().(*bufio.Writer) //nolint:forcetypeassert // the pool has no others
+	out.Reset(chunkWriter{c})
+	f(out)
+	err := out.Flush()
+	out.Reset(nil)
+	writers.Put(out)
+	if err != nil {
+		return err
+	}
+	return c.send(nil, true)
 }

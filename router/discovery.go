@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/discover"
@@ -17,43 +17,42 @@ import (
 
 // discovery is the running ways of finding engines.
 type discovery struct {
-	client *http.Client // asks engines what they are
-	p2p    *discover.P2P
-	kube   *discover.Kube
+	p2p  *discover.P2P
+	kube *discover.Kube
 }
 
 // discover starts what the configuration names.
-func (r *Router) discover() error {
-	cfg := r.cfg.Discovery
+func (ms *Members) discover(cfg discover.Config) error {
 	if cfg.P2PListen == "" && len(cfg.Kubernetes.Services) == 0 {
 		return nil
 	}
-	ed, ok := r.fleet.(Editor)
+	ed, ok := ms.fleet.(Editor)
 	if !ok {
-		return bad("discovery", "this fleet cannot be added to")
+		return config.Bad("discovery", "this fleet cannot be added to")
 	}
 	var err error
 	if cfg.P2PListen != "" {
-		if r.found.p2p, err = discover.ListenP2P(cfg, ed, r.log); err != nil {
+		if ms.found.p2p, err = discover.ListenP2P(cfg, ed, ms.log); err != nil {
 			return fmt.Errorf("discovery.p2p_listen: %w", err)
 		}
 	}
 	if len(cfg.Kubernetes.Services) > 0 {
-		if r.found.kube, err = discover.FollowKube(cfg.Kubernetes, ed, r.log); err != nil {
-			return within("discovery", err)
+		if ms.found.kube, err = discover.FollowKube(cfg.Kubernetes, ed, ms.log); err != nil {
+			return config.Within("discovery", err)
 		}
 	}
 	return nil
 }
 
 // P2PAddr is where P2pNccl engines register, nil if nowhere.
-func (r *Router) P2PAddr() net.Addr {
-	if r.found.p2p == nil {
+func (ms *Members) P2PAddr() net.Addr {
+	if ms.found.p2p == nil {
 		return nil
 	}
-	return r.found.p2p.Addr()
+	return ms.found.p2p.Addr()
 }
 
+// close ends it.
 func (d *discovery) close() error {
 	var errs []error
 	if d.p2p != nil {
@@ -62,7 +61,6 @@ func (d *discovery) close() error {
 	if d.kube != nil {
 		errs = append(errs, d.kube.Close())
 	}
-	d.client.CloseIdleConnections()
 	return errors.Join(errs...)
 }
 
@@ -86,7 +84,7 @@ const learnTime = 5 * time.Second
 // changed meanwhile: the pair may be none any more. It refuses an engine that
 // serves another model.
 func (p *prober) learn(pr pair) (changed bool, err error) {
-	fl, ok := p.r.fleet.(Learner)
+	fl, ok := p.ms.fleet.(Learner)
 	if !ok {
 		return false, nil
 	}
@@ -103,15 +101,15 @@ func (p *prober) learn(pr pair) (changed bool, err error) {
 		}
 		ok, err := fl.Learn(m.Instance, inst)
 		if err != nil {
-			p.r.log.Warn("note what an engine is", "id", m.ID, "err", err)
+			p.ms.log.Warn("note what an engine is", "id", m.ID, "err", err)
 			continue
 		}
 		changed = true
 		if !ok {
-			p.r.log.Debug("engine taken out or changed while it was examined", "id", m.ID)
+			p.ms.log.Debug("engine taken out or changed while it was examined", "id", m.ID)
 			continue
 		}
-		p.r.log.Info("engine found", "id", m.ID, "role", string(m.Role), "dialect", m.Dialect, "version", inst.Version,
+		p.ms.log.Info("engine found", "id", m.ID, "role", string(m.Role), "dialect", m.Dialect, "version", inst.Version,
 			"block_tokens", inst.Layout.BlockTokens, "kv_events", inst.KVEvents)
 	}
 	return changed, nil
@@ -119,13 +117,13 @@ func (p *prober) learn(pr pair) (changed bool, err error) {
 
 // ask returns a member with what its engine says of itself.
 func (p *prober) ask(m *fleet.Member) (fleet.Instance, error) {
-	ctx, cancel := context.WithTimeout(p.r.ctx, learnTime)
+	ctx, cancel := context.WithTimeout(p.ms.Ctx, learnTime)
 	defer cancel()
 	inst := m.Instance
-	facts, err := discover.Examine(ctx, p.r.found.client, strings.TrimSuffix(m.URL, "/"))
+	facts, err := discover.Examine(ctx, p.ms.HTTP, strings.TrimSuffix(m.URL, "/"))
 	if err != nil {
 		facts = &discover.Facts{}
-		facts.Add(ctx, p.r.found.client, strings.TrimSuffix(m.URL, "/"))
+		facts.Add(ctx, p.ms.HTTP, strings.TrimSuffix(m.URL, "/"))
 	} else if !slices.Contains(facts.Models, m.Model) {
 		return inst, fmt.Errorf("%s serves %q, not %q", m.ID, clip(facts.Models[0]), m.Model)
 	}

@@ -28,8 +28,9 @@ type answer struct {
 	length int
 }
 
-// dispatch tries pairs until one answers or nothing is left to try.
-func (q *request) dispatch() (*answer, *openai.Error) {
+// dispatch has attempts made, each with another pair, until one answers or
+// nothing is left to try.
+func (q *request) dispatch(try func(*attempt) (*answer, *failure)) (*answer, *openai.Error) {
 	var exclude, avoid []string
 	prefer := ""
 	var last *failure
@@ -48,7 +49,7 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 			return nil, contextError(&q.ctx)
 		}
 		a := q.newAttempt(choice, version)
-		ans, f := q.run(a)
+		ans, f := try(a)
 		if f == nil {
 			return ans, nil
 		}
@@ -57,22 +58,28 @@ func (q *request) dispatch() (*answer, *openai.Error) {
 		if q.ctx.Err() != nil {
 			return nil, contextError(&q.ctx)
 		}
+		if q.passes && f.api != nil { // the client's own, which broke
+			return nil, f.api
+		}
 		if f.relay != nil { // the client's own fault, in an engine's words
 			q.firstByte()
 			return f.relay, nil
 		}
-		q.r.facts.forget(a.p.inst)
-		q.r.log.Warn("attempt failed", "request_id", q.id, "link", a.link.String(), "prefill", a.p.inst.ID, "decode", a.d.inst.ID,
-			"attempt", n, "err", f.Error())
-		if !f.retry || q.probe || n >= q.r.cfg.Attempts {
+		q.s.facts.forget(a.p.inst)
+		tried := []any{"link", a.link.String(), "prefill", a.p.inst.ID, "decode", a.d.inst.ID}
+		if q.passes {
+			tried = []any{"worker", a.d.inst.ID}
+		}
+		q.s.log.With(tried...).Warn("attempt failed", "request_id", q.id, "attempt", n, "err", f.Error())
+		if !f.retry || q.probe || n >= q.s.cfg.Attempts {
 			return nil, f.httpError()
 		}
-		if !q.r.affords(f) {
+		if !q.s.affords(f) {
 			oerr := f.httpError()
 			oerr.Message += "; the retry budget is used up"
 			return nil, oerr
 		}
-		q.r.metrics.retries.WithLabelValues(f.reason).Inc()
+		q.s.metrics.retries.WithLabelValues(f.reason).Inc()
 		last = f
 		exclude, avoid = append(exclude, f.exclude...), append(avoid, f.avoid...)
 		if f.holds != "" && f.holds == prefer { // it lost two in a row: perhaps it is the one
@@ -113,29 +120,29 @@ const retryPairWait = 500 * time.Millisecond
 
 // choose picks a pair, waiting up to PairWait for one to come.
 func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*pick.Choice, uint64, *openai.Error) {
-	r := q.r
+	s := q.s
 	if q.ctx.Err() != nil {
 		return nil, 0, contextError(&q.ctx)
 	}
 	req := q.pickRequest(exclude, avoid, prefer)
 	var timeout <-chan time.Time
 	for {
-		changed, probed := r.fleet.Changed(), r.probes.changed()
+		changed, probed := s.fleet.Changed(), s.members.probes.changed()
 		if q.top.Model == "" {
 			if err := q.named(); err != nil {
 				return nil, 0, err
 			}
 			req = q.pickRequest(exclude, avoid, prefer)
 		}
-		view := r.view()
-		choice, err := r.picker.Pick(view, req)
+		view := s.members.view()
+		choice, err := s.picker.Pick(view, req)
 		if err == nil {
 			return choice, view.Snapshot.Version, nil
 		}
-		if !q.passes && r.onlyEmbeds(view.Snapshot, q.top.Model) {
+		if !q.passes && s.members.onlyEmbeds(view.Snapshot, q.top.Model) {
 			return nil, 0, openai.BadRequest("model", "the model %q does not generate text: its engines have /v1/embeddings and the like", clip(q.top.Model))
 		}
-		wait := r.gate.get().PairWait
+		wait := s.gate.get().PairWait
 		if again { // it has a failure to report
 			wait = min(wait, retryPairWait)
 		}
@@ -171,7 +178,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 // pickRequest is what a choice of a pair depends on.
 func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Request {
 	if !q.passes {
-		exclude = append(exclude[:len(exclude):len(exclude)], q.r.probes.embedders()...)
+		exclude = append(exclude[:len(exclude):len(exclude)], q.s.members.probes.embedders()...)
 	}
 	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
 		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.ex}

@@ -93,16 +93,8 @@ func (f *failure) httpError() *openai.Error {
 	return openai.Upstream("%s", f.Error())
 }
 
-// largeError is an answer, or one event of it, beyond what the router holds.
-type largeError struct {
-	what  string
-	limit int
-}
-
-func (e *largeError) Error() string { return fmt.Sprintf("%s of more than %d bytes", e.what, e.limit) }
-
-// api tells the client which of its fields make an answer that large.
-func (e *largeError) api(top *openai.Top) *openai.Error {
+// tooLarge tells the client which of its fields make an answer that large.
+func tooLarge(e *largeError, top *openai.Top) *openai.Error {
 	field := largest(top)
 	if top.Stream {
 		return openai.AnswerTooLarge(field, "%v: lower %s", e, field)
@@ -147,12 +139,4 @@ func pickError(err error, model string) *openai.Error {
 		return openai.ModelNotFound(model)
 	}
 	return openai.Unavailable("%v", err)
-}
-
-// retryAfter is in seconds; 0 means no Retry-After.
-func retryAfter(status int) int {
-	if status == 429 || status == 503 {
-		return 1
-	}
-	return 0
 }

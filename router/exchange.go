@@ -17,10 +17,10 @@ import (
 const maxPrefillAnswer = 16 << 20
 
 func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
-	h := a.q.r.up.request()
-	defer a.q.r.up.requests.Put(h)
+	h := a.q.s.up.request()
+	defer a.q.s.up.sent(h)
 	body := a.speak.Prefill(h, x)
-	b, err := a.q.r.send(a.p, h, body)
+	b, err := a.q.s.send(a.p, h, body, nil)
 	if err != nil {
 		return dialect.Result{}, a.broken(a.p, err)
 	}
@@ -46,8 +46,8 @@ func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 // decode sends decode's leg and reads its answer up to where it can still be
 // repeated: the whole body, or a stream's first events.
 func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
-	h := a.q.r.up.request()
-	defer a.q.r.up.requests.Put(h)
+	h := a.q.s.up.request()
+	defer a.q.s.up.sent(h)
 	var body [][]byte
 	if a.alone {
 		body = dialect.Plain(h, x)
@@ -55,9 +55,9 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 		body = a.speak.Decode(h, x)
 	}
 	if a.d.inst.Dialect == nativeDialect && !a.q.top.Stream {
-		h.Set(dialect.HeaderMaxAnswer, a.q.r.maxAnswer)
+		h.Set(dialect.HeaderMaxAnswer, a.q.s.maxAnswer)
 	}
-	b, err := a.q.r.send(a.d, h, body)
+	b, err := a.q.s.send(a.d, h, body, nil)
 	if err != nil {
 		return nil, a.broken(a.d, err)
 	}
@@ -92,7 +92,7 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 		a.q.firstByte()
 		return ans, nil
 	}
-	if ans.body, err = b.all(a.q.r.cfg.MaxResponseBytes); err != nil {
+	if ans.body, err = b.all(a.q.s.cfg.MaxResponseBytes); err != nil {
 		b.abort()
 		return nil, a.broken(a.d, err)
 	}
@@ -133,9 +133,10 @@ func (a *attempt) decode(x *dialect.Exchange) (*answer, *failure) {
 	return ans, nil
 }
 
-// send does a leg's round trip to its worker.
-func (r *Router) send(l *leg, h *fasthttp.RequestHeader, body [][]byte) (*upBody, error) {
-	addr, err := r.address(l.inst)
+// send does a leg's round trip to its worker, with a body that is here or one that
+// is still coming.
+func (s *Service) send(l *leg, h *fasthttp.RequestHeader, body [][]byte, up *Upload) (*upBody, error) {
+	addr, err := s.members.address(l.inst)
 	if err != nil {
 		return nil, &legError{"connect", err}
 	}
@@ -143,10 +144,15 @@ func (r *Router) send(l *leg, h *fasthttp.RequestHeader, body [][]byte) (*upBody
 	if l.span != nil {
 		h.Set("traceparent", l.span.Parent())
 	}
-	r.introduce(h, l.inst)
-	b, err := r.up.roundTrip(&l.life, addr, h, body, &l.sent)
+	s.members.introduce(h, l.inst)
+	var b *upBody
+	if up != nil {
+		b, err = s.up.upload(&l.life, addr, h, up, &l.sent)
+	} else {
+		b, err = s.up.roundTrip(&l.life, addr, h, body, &l.sent)
+	}
 	if err == nil {
-		err = r.admitted(l.inst, b)
+		err = s.members.admitted(l.inst, b)
 	}
 	if err != nil {
 		return nil, err

@@ -14,8 +14,8 @@ import (
 )
 
 // generate serves completions and chat.
-func (r *Router) generate(ctx *fasthttp.RequestCtx, id string) {
-	q := r.newRequest(id, string(ctx.Method()), string(ctx.Path()))
+func (s *Service) generate(ctx *fasthttp.RequestCtx, id string) {
+	q := s.newRequest(id, string(ctx.Method()), string(ctx.Path()))
 	q.watch(ctx.Conn())
 	ans, err := q.serve(ctx)
 	if err != nil {
@@ -51,49 +51,48 @@ func (q *request) reply(ctx *fasthttp.RequestCtx, ans *answer) {
 		ctx.Response.Header.Set("X-Accel-Buffering", "no")
 	}
 	q.slim()
-	c := clientOf(ctx.Conn())
-	c.out = &stream{q: q, events: ans.stream, body: ans.stream.body, client: c, first: ans.first, merge: ans.merge,
-		status: ans.status, length: -1, passed: ans.passed, pace: q.pacer(ans)}
+	length := -1
 	if ans.passed {
-		c.out.length = ans.length
+		length = ans.length
 	}
+	clientOf(ctx.Conn()).stream(length, &stream{q: q, events: ans.stream, body: ans.stream.body, first: ans.first, merge: ans.merge,
+		status: ans.status, passed: ans.passed, pace: q.pacer(ans)})
 }
 
 // serve takes the request through scan, admission and dispatch.
 func (q *request) serve(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
-	r := q.r
 	if err := q.read(ctx); err != nil {
 		return nil, err
 	}
 	if err := q.admit(ctx, &q.top); err != nil {
 		return nil, err
 	}
-	ans, err := q.dispatch()
+	ans, err := q.dispatch(q.hedged)
 	if ans != nil && ans.stream == nil {
 		q.usage.tally(ans.body, 0)
 	}
 	q.learned(ans)
 	if !q.dispatched.IsZero() {
-		r.metrics.queued.Observe(q.dispatched.Sub(q.start).Seconds())
+		q.s.metrics.queued.Observe(q.dispatched.Sub(q.start).Seconds())
 	}
 	return ans, err
 }
 
 // opened reads what the header says, and starts the clock.
 func (q *request) opened(ctx *fasthttp.RequestCtx) *openai.Error {
-	r, h := q.r, &ctx.Request.Header
+	s, h := q.s, &ctx.Request.Header
 	if enc := h.ContentEncoding(); len(enc) > 0 && string(enc) != "identity" {
 		e := openai.BadRequest("", "the content encoding %q is not supported", clip(string(enc)))
 		e.Status, e.Code = 415, "unsupported_encoding"
 		return e
 	}
-	life, err := lifetime(h.Peek(headerTimeout), r.gate.get().RequestTimeout)
+	life, err := lifetime(h.Peek(headerTimeout), s.gate.get().RequestTimeout)
 	if err != nil {
 		return err
 	}
 	q.deadline(life)
 	q.ex = string(h.Peek(headerExplain)) == "1"
-	q.session = string(h.Peek(r.cfg.SessionHeader))
+	q.session = string(h.Peek(s.cfg.SessionHeader))
 	q.traced(string(h.Peek("traceparent")), string(h.Peek("tracestate")))
 	return nil
 }
@@ -124,7 +123,7 @@ func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
 // served. While none is, it stays open, and the choice of a pair asks again.
 func (q *request) named() *openai.Error {
 	if q.top.Model == "" {
-		models := q.r.servedTo(q.tenant)
+		models := q.s.servedTo(q.tenant)
 		switch {
 		case len(models) > 1 && q.passes:
 			return openai.BadRequest("model", "model is required, within the first %d bytes: %d are served", passHead, len(models))

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/internal/config"
 )
 
 // Hedge configures second requests: when a pair has not begun to answer after a
@@ -33,11 +35,11 @@ func DefaultHedge() Hedge { return Hedge{Ratio: 0.05, Burst: 16} }
 func (h Hedge) Validate() error {
 	switch {
 	case h.Delay < 0:
-		return bad("delay", "%v is negative", h.Delay)
+		return config.Bad("delay", "%v is negative", h.Delay)
 	case !(h.Ratio >= 0 && h.Ratio <= 1):
-		return bad("ratio", "%v is not within 0 and 1", h.Ratio)
+		return config.Bad("ratio", "%v is not within 0 and 1", h.Ratio)
 	case h.Burst < 0:
-		return bad("burst", "%d is negative", h.Burst)
+		return config.Bad("burst", "%d is negative", h.Burst)
 	}
 	return nil
 }
@@ -84,24 +86,24 @@ type hedge struct {
 	f    *failure
 }
 
-// run makes the attempt, with a second one beside it if that is configured, the
+// hedged makes the attempt, with a second one beside it if that is configured, the
 // dialect's legs are cheap to cancel, and the first is slow.
-func (q *request) run(a *attempt) (*answer, *failure) {
-	c := &q.r.cfg.Hedge
+func (q *request) hedged(a *attempt) (*answer, *failure) {
+	c := &q.s.cfg.Hedge
 	if !c.Enabled || q.probe || a.rules == nil || !a.rules.Hedges {
 		return a.run()
 	}
-	q.r.hedges.budget.earn()
+	q.s.hedges.budget.earn()
 	delay := c.Delay
 	if delay == 0 {
-		if delay = q.r.hedges.first.get(); delay == 0 {
+		if delay = q.s.hedges.first.get(); delay == 0 {
 			return a.run()
 		}
 	}
 	h := &hedge{q: q, first: a, done: make(chan struct{})}
 	a.hedge = h
 	timer := time.AfterFunc(delay, func() {
-		if !q.r.spawn(h.second) {
+		if !q.s.cfg.Spawn(h.second) {
 			close(h.done)
 		}
 	})
@@ -136,16 +138,16 @@ func (q *request) run(a *attempt) (*answer, *failure) {
 func (h *hedge) second() {
 	defer close(h.done)
 	q := h.q
-	result := func(s string) { q.r.hedges.count.WithLabelValues(s).Inc() }
+	result := func(s string) { q.s.hedges.count.WithLabelValues(s).Inc() }
 	if q.ctx.Err() != nil || h.winner() != nil {
 		return
 	}
-	if !q.r.hedges.budget.spend(time.Now()) {
+	if !q.s.hedges.budget.spend(time.Now()) {
 		result(hedgeNoBudget)
 		return
 	}
-	view := q.r.view()
-	choice, err := q.r.picker.Pick(view, q.pickRequest([]string{h.first.p.inst.ID, h.first.d.inst.ID}, nil, ""))
+	view := q.s.members.view()
+	choice, err := q.s.picker.Pick(view, q.pickRequest([]string{h.first.p.inst.ID, h.first.d.inst.ID}, nil, ""))
 	if err != nil {
 		result(hedgeNoPair)
 		return
@@ -178,7 +180,7 @@ func (h *hedge) second() {
 	a.close()
 	h.f = f
 	if !won && f.cause() != errLost && q.ctx.Err() == nil {
-		q.r.log.Warn("second attempt failed", "request_id", q.id, "link", a.link.String(), "prefill", a.p.inst.ID, "decode", a.d.inst.ID, "err", f.Error())
+		q.s.log.Warn("second attempt failed", "request_id", q.id, "link", a.link.String(), "prefill", a.p.inst.ID, "decode", a.d.inst.ID, "err", f.Error())
 	}
 }
 

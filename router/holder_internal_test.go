@@ -10,7 +10,7 @@ import (
 func TestNoToken(t *testing.T) {
 	f := func(ro, shown string, want holder) {
 		t.Helper()
-		r := &Router{deps: Deps{AdminToken: "secret", AdminTokenRO: ro}}
+		r := &Console{ConsoleDeps: ConsoleDeps{Token: "secret", TokenRO: ro}}
 		var ctx fasthttp.RequestCtx
 		if shown != "" {
 			ctx.Request.Header.Set("Authorization", shown)

@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"strconv"
@@ -10,9 +11,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/internal/tokenizer"
+	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/internal/zmtp"
 	"github.com/xpyd/xpyd/router/index"
 	"github.com/xpyd/xpyd/router/pick"
@@ -52,26 +57,26 @@ func DefaultEvents() Events {
 // Validate returns a *config.KeyError.
 func (e Events) Validate() error {
 	if e.IndexBytes < 1<<20 {
-		return bad("index_bytes", "%d is below 1 MiB", e.IndexBytes)
+		return config.Bad("index_bytes", "%d is below 1 MiB", e.IndexBytes)
 	}
 	for _, w := range []struct {
 		key string
 		v   float64
 	}{{"host_weight", e.HostWeight}, {"disk_weight", e.DiskWeight}, {"peer_weight", e.PeerWeight}} {
 		if !(w.v >= 0 && w.v <= 1) {
-			return bad(w.key, "%v is not within 0 and 1", w.v)
+			return config.Bad(w.key, "%v is not within 0 and 1", w.v)
 		}
 	}
 	if e.PeerTokens < 0 {
-		return bad("peer_tokens", "%d is negative", e.PeerTokens)
+		return config.Bad("peer_tokens", "%d is negative", e.PeerTokens)
 	}
 	seen := map[string]bool{}
 	for n, t := range e.Tokenizers {
 		switch {
 		case t.Model == "" || t.Path == "":
-			return bad("tokenizers", "entry %d: model and path are required", n+1)
+			return config.Bad("tokenizers", "entry %d: model and path are required", n+1)
 		case seen[t.Model]:
-			return bad("tokenizers", "entry %d: model %q is there twice", n+1, t.Model)
+			return config.Bad("tokenizers", "entry %d: model %q is there twice", n+1, t.Model)
 		}
 		seen[t.Model] = true
 	}
@@ -81,9 +86,19 @@ func (e Events) Validate() error {
 // usesEvents says whether a policy looks at the index.
 func usesEvents(policy string) bool { return policy == pick.KVEvents || policy == pick.PredictedTTFT }
 
-// kvFeeds follows the publishers of the fleet and keeps the index.
-type kvFeeds struct {
-	r     *Router
+// FeedsDeps is what Feeds is given.
+type FeedsDeps struct {
+	Events
+	Fleet  Fleet
+	Picker *pick.Picker // whose policy says whether events are followed
+	Ring   *trust.Ring
+	Log    *slog.Logger
+	Ctx    context.Context //nolint:containedctx // ends when everything must
+}
+
+// Feeds follows the publishers of the fleet and keeps the index.
+type Feeds struct {
+	FeedsDeps
 	index *index.Index
 	poke  chan struct{}
 	toks  map[string]*tokenizer.Tokenizer // by model
@@ -103,10 +118,11 @@ type follow struct {
 	sources []*index.Source
 }
 
-func newKVFeeds(r *Router) (*kvFeeds, error) {
-	e := &kvFeeds{r: r, index: index.New(r.cfg.Events.IndexBytes), poke: make(chan struct{}, 1),
+// NewFeeds loads the tokenizers.
+func NewFeeds(d FeedsDeps) (*Feeds, error) {
+	e := &Feeds{FeedsDeps: d, index: index.New(d.IndexBytes), poke: make(chan struct{}, 1),
 		toks: map[string]*tokenizer.Tokenizer{}, feeds: map[probeKey]*follow{}, alien: map[string]bool{}}
-	for _, t := range r.cfg.Events.Tokenizers {
+	for _, t := range d.Tokenizers {
 		tok, err := tokenizer.Load(t.Path)
 		if err != nil {
 			return nil, fmt.Errorf("kv_events.tokenizers: %s: %w", t.Model, err)
@@ -117,7 +133,7 @@ func newKVFeeds(r *Router) (*kvFeeds, error) {
 }
 
 // wake makes run look at the policy.
-func (e *kvFeeds) wake() {
+func (e *Feeds) wake() {
 	select {
 	case e.poke <- struct{}{}:
 	default:
@@ -125,14 +141,14 @@ func (e *kvFeeds) wake() {
 }
 
 // run follows the fleet until the router ends.
-func (e *kvFeeds) run() {
+func (e *Feeds) run() {
 	for {
-		changed := e.r.fleet.Changed()
-		e.sync(e.r.fleet.Snapshot(), usesEvents(e.r.picker.Policy()))
+		changed := e.Fleet.Changed()
+		e.sync(e.Fleet.Snapshot(), usesEvents(e.Picker.Policy()))
 		select {
 		case <-changed:
 		case <-e.poke:
-		case <-e.r.ctx.Done():
+		case <-e.Ctx.Done():
 			e.sync(fleet.NewSnapshot(0, time.Time{}, nil), false)
 			return
 		}
@@ -140,7 +156,7 @@ func (e *kvFeeds) run() {
 }
 
 // sync makes the feeds those of the members that there are.
-func (e *kvFeeds) sync(s *fleet.Snapshot, on bool) {
+func (e *Feeds) sync(s *fleet.Snapshot, on bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	keep := map[probeKey]bool{}
@@ -200,11 +216,11 @@ func asks(i *fleet.Instance) bool {
 const maxRanks = 64
 
 // start follows a member; nil if its addresses make no sense.
-func (e *kvFeeds) start(m *fleet.Member) *follow {
-	ctx, cancel := context.WithCancel(e.r.ctx)
+func (e *Feeds) start(m *fleet.Member) *follow {
+	ctx, cancel := context.WithCancel(e.Ctx)
 	f := &follow{inst: m.Instance, cancel: cancel}
 	f.secrets.Store(&m.Secrets)
-	keys := func() (*zmtp.Keys, error) { return kvevents.SubscriberKeys(e.r.deps.Ring, *f.secrets.Load()) }
+	keys := func() (*zmtp.Keys, error) { return kvevents.SubscriberKeys(e.Ring, *f.secrets.Load()) }
 	if !asks(&m.Instance) {
 		keys = nil
 	}
@@ -212,12 +228,12 @@ func (e *kvFeeds) start(m *fleet.Member) *follow {
 		endpoint, ok := portAfter(m.KVEvents, rank)
 		replay, ok2 := portAfter(m.KVReplay, rank)
 		if !ok || !ok2 {
-			e.r.log.Warn("kv events: no such port", "id", m.ID, "kv_events", m.KVEvents, "kv_replay", m.KVReplay, "rank", rank)
+			e.Log.Warn("kv events: no such port", "id", m.ID, "kv_events", m.KVEvents, "kv_replay", m.KVReplay, "rank", rank)
 			break
 		}
 		src := e.index.Add(index.Key{ID: m.ID, Epoch: m.Epoch, Rank: rank}, m.Model, legOf(m))
 		feed := kvevents.NewFeed(kvevents.FeedConfig{Endpoint: endpoint, Replay: replay, Topic: m.KVTopic, Keys: keys, Handler: src,
-			Log: e.r.log.With("id", m.ID, "rank", rank)})
+			Log: e.Log.With("id", m.ID, "rank", rank)})
 		f.sources, f.feeds = append(f.sources, src), append(f.feeds, feed)
 		f.wg.Go(func() { feed.Run(ctx) })
 	}
@@ -249,28 +265,39 @@ func portAfter(addr string, n int) (string, bool) {
 	return net.JoinHostPort(host, strconv.Itoa(p+n)), true
 }
 
-// warm tells a pick request who has how much of its prompt, if the policy
-// wants to know and the prompt's tokens can be known.
-func (e *kvFeeds) warm(q *request, req *pick.Request) {
-	q.reaches = q.reaches[:0]
-	if q.probe || !usesEvents(e.r.picker.Policy()) {
-		return
+// Reach is how many tokens of a prompt a worker has, in whatever tier, by its own
+// events.
+type Reach struct {
+	ID     string
+	Epoch  uint64
+	Tokens int
+	Worth  float64 // those in slow tiers counted in part
+}
+
+// Warm tells a pick request who has how much of its prompt, if the policy wants
+// to know and the prompt's tokens can be known. It appends to reaches what the
+// index knows, if peers are of interest.
+func (e *Feeds) Warm(ctx context.Context, p *Prompt, req *pick.Request, reaches []Reach) []Reach {
+	if !usesEvents(e.Picker.Policy()) {
+		return reaches
 	}
-	tokens := e.tokens(q)
+	tokens := e.tokens(ctx, p)
 	if len(tokens) == 0 {
-		return
+		return reaches
 	}
 	req.Tokens, req.Tokenized = len(tokens), true
-	if n := e.r.cfg.Events.PeerTokens; n > 0 {
-		req.Fetch = pick.Fetch{Dialect: nativeDialect, Weight: e.r.cfg.Events.PeerWeight, Least: n}
+	if n := e.PeerTokens; n > 0 {
+		req.Fetch = pick.Fetch{Dialect: nativeDialect, Weight: e.PeerWeight, Least: n}
 	}
-	weight := [kvevents.Tiers]float64{1, e.r.cfg.Events.HostWeight, e.r.cfg.Events.DiskWeight}
-	for _, h := range e.index.Match(&index.Query{Model: q.top.Model, Salt: saltOf(q.top.Salt), Tokens: tokens}) {
+	weight := [kvevents.Tiers]float64{1, e.HostWeight, e.DiskWeight}
+	for _, h := range e.index.Match(&index.Query{Model: p.Top.Model, Salt: saltOf(p.Top.Salt), Tokens: tokens}) {
 		worth := 0.0
 		for tier, n := range h.Tokens {
 			worth += weight[tier] * float64(n)
 		}
-		q.noteReach(reach{h.Key.ID, h.Key.Epoch, h.Total(), worth})
+		if e.PeerTokens > 0 {
+			reaches = append(reaches, Reach{h.Key.ID, h.Key.Epoch, h.Total(), worth})
+		}
 		i := slices.IndexFunc(req.Warm, func(w pick.Warm) bool { return w.ID == h.Key.ID && w.Epoch == h.Key.Epoch })
 		if i < 0 {
 			req.Warm = append(req.Warm, pick.Warm{ID: h.Key.ID, Epoch: h.Key.Epoch, Tokens: worth, Rank: h.Key.Rank})
@@ -278,6 +305,7 @@ func (e *kvFeeds) warm(q *request, req *pick.Request) {
 			w.Tokens, w.Rank = worth, h.Key.Rank
 		}
 	}
+	return reaches
 }
 
 // feedInfo is what the admin API shows of a worker's events.
@@ -292,7 +320,7 @@ type feedInfo struct {
 }
 
 // info returns nil for a worker that is not followed.
-func (e *kvFeeds) info(m *fleet.Member) *feedInfo {
+func (e *Feeds) info(m *fleet.Member) *feedInfo {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	f := e.feeds[probeKey{id: m.ID, epoch: m.Epoch}]
@@ -315,7 +343,7 @@ func (e *kvFeeds) info(m *fleet.Member) *feedInfo {
 }
 
 // totals sums up all feeds, for metrics.
-func (e *kvFeeds) totals() (feeds, connected int, gaps, resets uint64) {
+func (e *Feeds) totals() (feeds, connected int, gaps, resets uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, f := range e.feeds {
@@ -330,4 +358,22 @@ func (e *kvFeeds) totals() (feeds, connected int, gaps, resets uint64) {
 		}
 	}
 	return feeds, connected, gaps, resets
+}
+
+// Collectors are the metrics of KV events.
+func (e *Feeds) Collectors() []prometheus.Collector {
+	gauge := func(name, help string, f func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
+	}
+	count := func(name, help string, f func() uint64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(f()) })
+	}
+	return []prometheus.Collector{
+		gauge("xpyd_router_kv_index_blocks", "Blocks of all workers in the index of KV events.", func() float64 { return float64(e.index.Stats().Blocks) }),
+		gauge("xpyd_router_kv_index_bytes", "Memory of that index. At kv_events.index_bytes it forgets what no prompt asks for.", func() float64 { return float64(e.index.Stats().Bytes) }),
+		count("xpyd_router_kv_index_evicted_total", "Blocks forgotten to stay within kv_events.index_bytes. If it rises fast, raise that.", func() uint64 { return e.index.Stats().Evicted }),
+		count("xpyd_router_kv_index_orphans_total", "Blocks that came without their parent being known. They rise after a router's start, where engines cannot replay all.", func() uint64 { return e.index.Stats().Orphans }),
+		gauge("xpyd_router_kv_feeds", "Publishers of KV events that are followed.", func() float64 { n, _, _, _ := e.totals(); return float64(n) }),
+		gauge("xpyd_router_kv_feeds_connected", "Those that are connected. While one is not, its worker looks as warm as it was.", func() float64 { _, n, _, _ := e.totals(); return float64(n) }),
+	}
 }

@@ -3,25 +3,15 @@ package router
 import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/pick"
 )
 
-// nativeDialect is spoken by our own workers, the only ones that fetch from
-// others what they lack.
-const nativeDialect = "native"
-
-// reach is how many tokens of a request's prompt a worker has, in whatever
-// tier, by its own events.
-type reach struct {
-	id     string
-	epoch  uint64
-	tokens int
-	worth  float64 // those in slow tiers counted in part
-}
-
-// noteReach keeps what the index knows, for findPeer.
-func (q *request) noteReach(h reach) {
-	if q.r.cfg.Events.PeerTokens > 0 {
-		q.reaches = append(q.reaches, h)
+// warm tells a pick request who has how much of the prompt, and keeps what the index
+// knows for findPeer.
+func (q *request) warm(req *pick.Request) {
+	q.reaches = q.reaches[:0]
+	if !q.probe {
+		q.reaches = q.s.feeds.Warm(&q.ctx, &Prompt{&q.top, q.body}, req, q.reaches)
 	}
 }
 
@@ -36,20 +26,20 @@ func (a *attempt) findPeer() *dialect.Peer {
 	}
 	own := 0
 	for _, h := range q.reaches {
-		if h.id == a.p.inst.ID || h.id == a.d.inst.ID {
-			own = max(own, h.tokens)
+		if h.ID == a.p.inst.ID || h.ID == a.d.inst.ID {
+			own = max(own, h.Tokens)
 		}
 	}
 	var best *dialect.Peer
 	worth := 0.0
-	now := q.r.fleet.Snapshot()
+	now := q.s.fleet.Snapshot()
 	for _, h := range q.reaches {
-		if h.tokens < own+q.r.cfg.Events.PeerTokens || best != nil && h.worth <= worth {
+		if h.Tokens < own+q.s.cfg.PeerTokens || best != nil && h.Worth <= worth {
 			continue
 		}
-		if m := now.Get(h.id); m != nil && m.Epoch == h.epoch && gives(m, a.d.inst) {
-			worth = h.worth
-			best = &dialect.Peer{Instance: &m.Instance, Tokens: h.tokens}
+		if m := now.Get(h.ID); m != nil && m.Epoch == h.Epoch && gives(m, a.d.inst) {
+			worth = h.Worth
+			best = &dialect.Peer{Instance: &m.Instance, Tokens: h.Tokens}
 		}
 	}
 	return best

@@ -3,74 +3,18 @@ package router
 import (
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/clientwatch"
 )
 
-// clientConns are the public listener's connections: counted, bounded, and
-// closable one by one at shutdown.
-type clientConns struct {
-	max int
-	mu  sync.Mutex
-	set map[*clientConn]struct{}
-}
-
-// maxAdminConns bounds the admin listener's connections. Half of them, at most, are of
-// those who have not shown a token: each read of theirs takes at most guestPatience.
-const maxAdminConns, guestPatience = 256, 5 * time.Second
-
-// fitConns is how many connections the public and the admin listener may have
-// where so many files may be open. Each request in flight may take two more, to
-// prefill and to decode; what the router has open besides, for itself and for
-// each worker, gets a share too.
-func (c *Config) fitConns(files int) (public, admin int) {
-	admin = max(min(maxAdminConns, files/16), 4)
-	left := files - admin - min(1024, files/4)
-	public = max(left/3, left-2*c.Limits.MaxInFlight)
-	return min(c.MaxConns, max(public, 4)), admin
-}
-
-func (c *clientConns) count() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.set)
-}
-
-// closeIdle closes connections that are not within a request.
-func (c *clientConns) closeIdle() {
-	for _, conn := range c.list() {
-		if !conn.begun.Load() {
-			_ = conn.Close()
-		}
-	}
-}
-
-func (c *clientConns) closeAll() {
-	for _, conn := range c.list() {
-		conn.linger.Store(false)
-		_ = conn.Close()
-	}
-}
-
-func (c *clientConns) list() []*clientConn {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	out := make([]*clientConn, 0, len(c.set))
-	for conn := range c.set {
-		out = append(out, conn)
-	}
-	return out
-}
-
-// clientConn is one of them.
+// clientConn is a client's connection.
 type clientConn struct {
 	net.Conn
-	all    *clientConns
+	server *server
 	begun  atomic.Bool // bytes of a request came, and its answer is not written
 	linger atomic.Bool // an answer went out while the client was sending
 	once   sync.Once
@@ -80,19 +24,63 @@ type clientConn struct {
 	body    httpBody  // of the request
 	awaited bool      // the client sends the body without being told to
 	until   time.Time // the write deadline in force
-	out     *stream   // the answer, if it is one
+	out     Streamer  // the answer, if it is streamed
+	length  int       // of its body; -1: not known
+	head    []byte    // of a streamed answer, not yet written
+	chunked bool      // its body
+	ended   bool      // its last chunk is written
 	unwatch func()    // of its watch, from the first request on
 
-	asks atomic.Pointer[request] // what ends when the client leaves
-	gone atomic.Bool             // it left
+	wmu  sync.Mutex
+	asks Leaver // what ends when the client leaves
+	gone bool   // it left
 }
 
-// left is the client watcher's: once for a connection, so that requests need
-// no system call to be watched.
+// Leaver is told when the client of its request has left. It must not block.
+type Leaver interface{ Left() }
+
+// ask has q told when the client leaves. The connection is watched once, from
+// here to its end, so that requests need no system call for it.
+func (c *clientConn) ask(w *clientwatch.Watcher, q Leaver) {
+	c.wmu.Lock()
+	gone := c.gone
+	c.asks = q
+	c.wmu.Unlock()
+	if c.unwatch == nil {
+		c.unwatch = w.Watch(c, c.left)
+	}
+	if gone {
+		q.Left()
+	}
+}
+
+// asked ends ask.
+func (c *clientConn) asked(q Leaver) {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if c.asks == q {
+		c.asks = nil
+	}
+}
+
+// bodyOver reports whether the request's body has ended, as far as that is known
+// without waiting.
+func (c *clientConn) bodyOver() bool {
+	over := c.body.over()
+	if over {
+		c.in.rest()
+	}
+	return over
+}
+
+// left is the watcher's.
 func (c *clientConn) left() {
-	c.gone.Store(true)
-	if q := c.asks.Load(); q != nil {
-		q.cancel(errClientGone)
+	c.wmu.Lock()
+	q := c.asks
+	c.gone = true
+	c.wmu.Unlock()
+	if q != nil {
+		q.Left()
 	}
 }
 
@@ -125,19 +113,19 @@ const (
 func (c *clientConn) Close() error {
 	var err error
 	c.once.Do(func() {
-		if tc, ok := c.Conn.(*net.TCPConn); ok && c.linger.Load() {
-			err := errors.Join(tc.CloseWrite(), tc.SetReadDeadline(time.Now().Add(lingerFor)))
+		if tc, ok := c.Conn.(interface{ CloseWrite() error }); ok && c.linger.Load() {
+			err := errors.Join(tc.CloseWrite(), c.Conn.SetReadDeadline(time.Now().Add(lingerFor)))
 			var buf [16 << 10]byte
 			for total := 0; err == nil && total < lingerMost; {
-				n, rerr := tc.Read(buf[:])
+				n, rerr := c.Conn.Read(buf[:])
 				if total += n; rerr != nil {
 					break
 				}
 			}
 		}
-		c.all.mu.Lock()
-		delete(c.all.set, c)
-		c.all.mu.Unlock()
+		c.server.mu.Lock()
+		delete(c.server.conns, c)
+		c.server.mu.Unlock()
 		err = c.Conn.Close()
 	})
 	return err
@@ -150,38 +138,4 @@ func clientOf(conn net.Conn) *clientConn {
 	}
 	c, _ := conn.(*clientConn)
 	return c
-}
-
-// listener wraps accepted connections and turns away those above the bound.
-type listener struct {
-	net.Listener
-	conns *clientConns
-	tls   bool
-}
-
-func (l *listener) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		boundUnsent(conn)
-		c := &clientConn{Conn: conn, all: l.conns}
-		l.conns.mu.Lock()
-		full := len(l.conns.set) >= l.conns.max
-		if !full {
-			l.conns.set[c] = struct{}{}
-		}
-		l.conns.mu.Unlock()
-		if !full {
-			return c, nil
-		}
-		if !l.tls {
-			conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)) // a new socket has room for this
-			body := openai.Unavailable("the router has its %d connections", l.conns.max).Append(nil)
-			_, _ = fmt.Fprintf(conn, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"+
-				"Connection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-		}
-		conn.Close()
-	}
 }

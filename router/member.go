@@ -11,19 +11,23 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
+// nativeDialect is spoken by our own workers, the only ones that fetch from
+// others what they lack.
+const nativeDialect = "native"
+
 // errRefusesUs is a worker of the fleet's own that answers 401. No client hears of
 // that: the secret is not theirs to show.
 var errRefusesUs = errors.New("it does not accept this router's fleet secret: give both the same one")
 
 // address is where an instance is reached: a worker of the fleet's own over its
 // TLS, if the router has that, and never without it then.
-func (r *Router) address(inst *fleet.Instance) (string, error) {
+func (ms *Members) address(inst *fleet.Instance) (string, error) {
 	addr, err := hostPort(inst.URL)
 	if err != nil || inst.Dialect != nativeDialect {
 		return addr, err
 	}
 	rest, https := strings.CutPrefix(addr, secure)
-	switch with := r.up.tls.members != nil; {
+	switch with := ms.MemberTLS; {
 	case https && with:
 		return member + rest, nil
 	case https:
@@ -36,22 +40,22 @@ func (r *Router) address(inst *fleet.Instance) (string, error) {
 
 // introduce shows a worker of the fleet's own whom it has before it. Others are
 // shown nothing.
-func (r *Router) introduce(h *fasthttp.RequestHeader, inst *fleet.Instance) {
+func (ms *Members) introduce(h *fasthttp.RequestHeader, inst *fleet.Instance) {
 	if inst.Dialect != nativeDialect {
 		return
 	}
-	if token := r.tokens.HTTP(inst.ID, inst.Epoch, inst.Secrets); token != "" {
+	if token := ms.tokens.HTTP(inst.ID, inst.Epoch, inst.Secrets); token != "" {
 		h.Set(trust.Header, token)
 	}
 }
 
 // admitted makes an error of a 401 by a worker of the fleet's own, and ends its
 // answer.
-func (r *Router) admitted(inst *fleet.Instance, b *upBody) error {
+func (ms *Members) admitted(inst *fleet.Instance, b *upBody) error {
 	if inst.Dialect != nativeDialect || b.header.StatusCode() != fasthttp.StatusUnauthorized {
 		return nil
 	}
 	b.abort()
-	r.probes.refused(inst)
+	ms.probes.refused(inst)
 	return errRefusesUs
 }

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"fmt"
 	"strconv"
 	"sync"
 	"time"
@@ -25,20 +24,16 @@ type metrics struct {
 	queued    prometheus.Histogram
 	retries   *prometheus.CounterVec // reason
 	cancelled *prometheus.CounterVec // role
-	probes    *prometheus.CounterVec // result
 	fallbacks *prometheus.CounterVec // reason
 	local     *prometheus.CounterVec // reason
 	bytes     prometheus.Counter
-	// failedAccepts has the label listener.
-	failedAccepts *prometheus.CounterVec
 	*admissionMetrics
-	guards guardMetrics
+	exhausted prometheus.Counter // the retry budget
 
 	// byPath is what a request counts on its route: looking a label up for each
 	// costs more than counting. The map does not change.
 	byPath map[string]*routeMetrics
 
-	reg prometheus.Registerer
 	all []prometheus.Collector
 }
 
@@ -50,13 +45,9 @@ type routeMetrics struct {
 	gaps                        func() *gapCounts
 }
 
-func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
-	if reg == nil {
-		reg = prometheus.NewRegistry()
-	}
+func newMetrics(s *Service) *metrics {
 	seconds := []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 	m := &metrics{
-		reg: reg,
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_requests_total",
 			Help: "Requests answered, by route and status; 499 is a client that left."}, []string{"path", "code"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "xpyd_router_request_duration_seconds",
@@ -76,8 +67,6 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 			Help: "Attempts that were repeated on another pair, by what ended them."}, []string{"reason"}),
 		cancelled: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_legs_cancelled_total",
 			Help: "Legs that the router ended before their worker did."}, []string{"role"}),
-		probes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_probes_total",
-			Help: "One-token probes sent, by result."}, []string{"result"}),
 		fallbacks: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_fallbacks_total",
 			Help: "Requests that decode served alone because they could not be split, by what of them could not."}, []string{"reason"}),
 		bytes: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_router_response_bytes_total",
@@ -88,46 +77,32 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 	for _, reason := range []string{pick.LocalCost, pick.LocalExplore} {
 		m.local.WithLabelValues(reason)
 	}
-	m.failedAccepts = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_accept_errors_total",
-		Help: "Connections that could not be accepted, mostly for want of file descriptors: raise the limit (ulimit -n)."}, []string{"listener"})
-	for _, l := range []string{"public", "admin"} {
-		m.failedAccepts.WithLabelValues(l)
-	}
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
 	}
-	m.all = []prometheus.Collector{m.requests, m.duration, m.ttft, m.tpot, m.itl, m.prompt, m.generated, m.queued, m.retries, m.cancelled, m.probes, m.fallbacks, m.bytes, m.failedAccepts,
+	m.all = []prometheus.Collector{m.requests, m.duration, m.ttft, m.tpot, m.itl, m.prompt, m.generated, m.queued, m.retries, m.cancelled, m.fallbacks, m.bytes,
 		gauge("xpyd_router_requests_in_flight", "Requests that are admitted and not over.", func() float64 {
-			n, _ := r.gate.counts()
+			n, _ := s.gate.counts()
 			return float64(n)
 		}),
 		gauge("xpyd_router_queue_requests", "Requests that wait for admission.", func() float64 {
-			_, n := r.gate.counts()
+			_, n := s.gate.counts()
 			return float64(n)
 		}),
-		gauge("xpyd_router_legs_in_flight", "Legs that are open to workers.", func() float64 { return float64(r.legs.count()) }),
-		gauge("xpyd_router_connections", "Client connections on the public listener.", func() float64 { return float64(r.conns.count()) }),
-		gauge("xpyd_router_ready", "1 while a probed, compatible pair is live.", func() float64 {
-			if r.Ready() {
-				return 1
-			}
-			return 0
-		}),
+		gauge("xpyd_router_legs_in_flight", "Legs that are open to workers.", func() float64 { return float64(s.legs.count()) }),
 	}
-	m.admissionMetrics = newAdmissionMetrics(r.gate)
-	m.all = append(append(m.all, m.local, m.admissionMetrics), pickCollectors(r)...)
-	if r.share != nil {
-		m.all = append(m.all, r.share.Collectors()...)
-	}
-	m.all = append(m.all, m.guards.collectors(r)...)
-	if r.tracer != nil {
+	m.admissionMetrics = newAdmissionMetrics(s.gate)
+	m.exhausted = prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_router_retry_budget_exhausted_total",
+		Help: "Requests that failed because the retry budget was used up. The fleet fails more than retries should cover: look at xpyd_router_retries_total for why."})
+	m.all = append(m.all, m.local, m.admissionMetrics, m.exhausted, s.hedges.count)
+	if s.tracer != nil {
 		count := func(name, help string, f func() float64) {
 			m.all = append(m.all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, f))
 		}
 		count("xpyd_router_spans_exported_total", "Spans that the collector took.",
-			func() float64 { n, _ := r.tracer.Counts(); return float64(n) })
+			func() float64 { n, _ := s.tracer.Counts(); return float64(n) })
 		count("xpyd_router_spans_dropped_total", "Spans dropped because the queue was full or the collector did not take them: look at its health, or sample less.",
-			func() float64 { _, n := r.tracer.Counts(); return float64(n) })
+			func() float64 { _, n := s.tracer.Counts(); return float64(n) })
 	}
 	for _, reason := range retryReasons {
 		m.retries.WithLabelValues(reason)
@@ -135,18 +110,11 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 	for _, s := range dialect.Shapes {
 		m.fallbacks.WithLabelValues(string(s))
 	}
-	m.byPath = make(map[string]*routeMetrics, len(routes))
-	for path := range routes {
+	m.byPath = make(map[string]*routeMetrics, len(s.cfg.Paths))
+	for _, path := range s.cfg.Paths {
 		m.byPath[path] = m.newRoute(path)
 	}
-	for i, c := range m.all {
-		if err := reg.Register(c); err != nil {
-			m.all = m.all[:i]
-			m.unregister()
-			return nil, fmt.Errorf("register metrics: %w", err)
-		}
-	}
-	return m, nil
+	return m
 }
 
 func edges(of []time.Duration) (out []float64) {
@@ -154,12 +122,6 @@ func edges(of []time.Duration) (out []float64) {
 		out = append(out, d.Seconds())
 	}
 	return out
-}
-
-func (m *metrics) unregister() {
-	for _, c := range m.all {
-		m.reg.Unregister(c)
-	}
 }
 
 func (m *metrics) route(path string) *routeMetrics {

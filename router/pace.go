@@ -23,7 +23,7 @@ const (
 
 // pacer returns one for some streams if workers are compared by time.
 func (q *request) pacer(ans *answer) *pacer {
-	if ans.passed || q.r.cfg.Pick.Ejection.Mode != pick.EjectAll || rand.IntN(pacedOne) != 0 {
+	if ans.passed || !q.s.cfg.Paced || rand.IntN(pacedOne) != 0 {
 		return nil
 	}
 	return &pacer{choice: q.attempts[len(q.attempts)-1].choice}

@@ -34,24 +34,28 @@ const passHead = 256 << 10
 
 // upload is a request's body on its way to an engine.
 type upload struct {
-	kind   string // content type
-	head   []byte
-	length int       // of all; -1 is not known
-	rest   io.Reader // what comes behind head, nil if nothing does
-	form   *form     // nil for other bodies
-	skim   skim      // of other bodies: whatever they are called, engines may read JSON
-	broken error     // why rest could not be read
-	hosts  hosts     // from where engines may fetch
+	Upload
+	kind  string // content type
+	form  *form  // nil for other bodies
+	skim  skim   // of other bodies: whatever they are called, engines may read JSON
+	hosts hosts  // from where engines may fetch
 }
 
-// Read reads rest, noting whose fault an error is, and looks at what passes.
-func (u *upload) Read(p []byte) (int, error) {
-	n, err := u.rest.Read(p)
-	if no := u.look(p[:n]); no != nil {
-		err = no
+// rest is what comes behind an upload's head, at most left bytes: more is an
+// error, as is what a client may not send.
+type rest struct {
+	up   *upload
+	from io.Reader
+	left int
+}
+
+func (r *rest) Read(p []byte) (int, error) {
+	n, err := r.from.Read(p)
+	if r.left -= n; r.left < 0 {
+		return 0, fasthttp.ErrBodyTooLarge
 	}
-	if err != nil && err != io.EOF {
-		u.broken = err
+	if no := r.up.look(p[:n]); no != nil {
+		err = no
 	}
 	return n, err
 }
@@ -84,14 +88,17 @@ func twice() *openai.Error {
 }
 
 // pass serves what one engine answers by itself.
-func (r *Router) pass(ctx *fasthttp.RequestCtx, id string) {
-	q := r.newRequest(id, string(ctx.Method()), string(ctx.Path()))
+func (s *Service) pass(ctx *fasthttp.RequestCtx, id string) {
+	q := s.newRequest(id, string(ctx.Method()), string(ctx.Path()))
 	q.passes = true
 	q.watch(ctx.Conn())
 	up, err := q.receive(ctx)
 	var ans *answer
 	if err == nil {
-		ans, err = q.passOn(ctx, up)
+		err = q.admit(ctx, &q.top)
+	}
+	if err == nil {
+		ans, err = q.dispatch(func(a *attempt) (*answer, *failure) { return a.pass(ctx, up) })
 	}
 	if err != nil {
 		q.refuse(ctx, err)
@@ -105,29 +112,28 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	if err := q.opened(ctx); err != nil {
 		return nil, err
 	}
-	r, c, h := q.r, clientOf(ctx.Conn()), &ctx.Request.Header
-	up := &upload{kind: string(h.ContentType()), length: h.ContentLength(), hosts: r.hosts}
+	s, c, h := q.s, clientOf(ctx.Conn()), &ctx.Request.Header
+	up := &upload{kind: string(h.ContentType()), Upload: Upload{Length: h.ContentLength()}, hosts: s.hosts}
 	switch {
-	case up.length > r.cfg.MaxBodyBytes:
-		return nil, openai.TooLarge("the body is larger than %d bytes", r.cfg.MaxBodyBytes)
-	case up.length == -2:
-		up.length = 0
+	case up.Length > s.cfg.MaxBodyBytes:
+		return nil, openai.TooLarge("the body is larger than %d bytes", s.cfg.MaxBodyBytes)
+	case up.Length == -2:
+		up.Length = 0
 	}
 	err := c.invite()
-	for size := 4 << 10; err == nil && len(up.head) < passHead && !c.body.eof; size = passHead {
-		up.head = slices.Grow(up.head, size-len(up.head))
+	for size := 4 << 10; err == nil && len(up.Head) < passHead && !c.body.eof; size = passHead {
+		up.Head = slices.Grow(up.Head, size-len(up.Head))
 		var n int
-		n, err = c.body.Read(up.head[len(up.head):cap(up.head)])
-		up.head = up.head[:len(up.head)+n]
+		n, err = c.body.Read(up.Head[len(up.Head):cap(up.Head)])
+		up.Head = up.Head[:len(up.Head)+n]
 	}
 	if err != nil && err != io.EOF {
 		return nil, q.unread(err)
 	}
-	if c.body.over() {
-		up.length = len(up.head)
-		c.in.rest()
+	if c.bodyOver() {
+		up.Length = len(up.Head)
 	} else {
-		up.rest = &capped{from: &c.body, left: r.cfg.MaxBodyBytes - len(up.head)}
+		up.Rest = &rest{up, &c.body, s.cfg.MaxBodyBytes - len(up.Head)}
 	}
 	if t := tenantOf(ctx); t != nil {
 		up.skim.best = t.key.Class()
@@ -135,7 +141,7 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	if up.form = newForm(up.kind); up.form == nil && mayBeForm(up.kind) {
 		up.kind = "application/json" // as it is looked at here
 	}
-	if err := up.look(up.head); err != nil {
+	if err := up.look(up.Head); err != nil {
 		return nil, err
 	}
 	model := &up.skim.model
@@ -143,7 +149,7 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 		model = &up.form.model
 	}
 	// The length stands for the work that the engine is given.
-	q.top = openai.Top{Model: *model, N: 1, Prompts: 1, Prompt: up.head}
+	q.top = openai.Top{Model: *model, N: 1, Prompts: 1, Prompt: up.Head}
 	num := up.skim.num
 	for _, name := range []string{"max_tokens", "max_completion_tokens", "max_output_tokens"} {
 		q.top.MaxTokens = max(q.top.MaxTokens, int(min(num[name], math.MaxInt32)))
@@ -155,7 +161,7 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	if err := q.named(); err != nil {
 		return nil, err
 	}
-	if q.top.Model == "" && up.rest != nil { // nothing is served now, and a name may be in the rest
+	if q.top.Model == "" && up.Rest != nil { // nothing is served now, and a name may be in the rest
 		return nil, openai.BadRequest("model", "model is required, within the first %d bytes", passHead)
 	}
 	*model = q.top.Model // which may be the only one that is served: what comes later is held against it
@@ -168,73 +174,14 @@ func linked(field string) *openai.Error {
 
 // unread is what a client is told whose body could not be read.
 func (q *request) unread(err error) *openai.Error {
-	var timeout interface{ Timeout() bool }
-	var said *openai.Error
-	switch {
-	case errors.As(err, &said):
+	if said := (*openai.Error)(nil); errors.As(err, &said) {
 		return said
-	case errors.Is(err, fasthttp.ErrBodyTooLarge):
-		return openai.TooLarge("the body is larger than %d bytes", q.r.cfg.MaxBodyBytes)
-	case errors.As(err, &timeout) && timeout.Timeout():
-		e := openai.BadRequest("", "the request was not complete within %v", q.r.cfg.ReadTimeout)
-		e.Status, e.Code = 408, "request_timeout"
-		return e
-	case q.ctx.Err() != nil:
+	}
+	var timeout interface{ Timeout() bool }
+	if q.ctx.Err() != nil && !errors.Is(err, fasthttp.ErrBodyTooLarge) && !(errors.As(err, &timeout) && timeout.Timeout()) {
 		return contextError(&q.ctx)
 	}
-	return openai.BadRequest("", "malformed HTTP request")
-}
-
-// capped reads at most left bytes; more is an error.
-type capped struct {
-	from io.Reader
-	left int
-}
-
-func (c *capped) Read(p []byte) (int, error) {
-	n, err := c.from.Read(p)
-	if c.left -= n; c.left < 0 {
-		return 0, fasthttp.ErrBodyTooLarge
-	}
-	return n, err
-}
-
-// passOn sends the request to one engine, and to another if nothing was
-// answered and the body can be sent again.
-func (q *request) passOn(ctx *fasthttp.RequestCtx, up *upload) (*answer, *openai.Error) {
-	if err := q.admit(ctx, &q.top); err != nil {
-		return nil, err
-	}
-	var exclude, avoid []string
-	for n := 1; ; n++ {
-		choice, version, err := q.choose(exclude, avoid, "", n > 1)
-		if err != nil {
-			return nil, err
-		}
-		if slices.Contains(avoid, choice.Decode.ID) && !q.pause(backoff(n-1)) {
-			choice.EndPrefill()
-			choice.EndDecode()
-			return nil, contextError(&q.ctx)
-		}
-		a := q.newAttempt(choice, version)
-		ans, f := a.pass(ctx, up)
-		if f == nil {
-			return ans, nil
-		}
-		a.close()
-		switch {
-		case up.broken != nil:
-			return nil, q.unread(up.broken)
-		case q.ctx.Err() != nil:
-			return nil, contextError(&q.ctx)
-		}
-		q.r.log.Warn("attempt failed", "request_id", q.id, "worker", a.d.inst.ID, "attempt", n, "err", f.Error())
-		if !f.retry || up.rest != nil || n >= q.r.cfg.Attempts || !q.r.affords(f) {
-			return nil, f.httpError()
-		}
-		q.r.metrics.retries.WithLabelValues(f.reason).Inc()
-		exclude, avoid = append(exclude, f.exclude...), append(avoid, f.avoid...)
-	}
+	return q.s.cfg.Refusal(err)
 }
 
 // pass sends the body to decode, or the engine that is both, and reads the
@@ -245,13 +192,9 @@ func (a *attempt) pass(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failure)
 	a.alone, a.falls = true, ""
 	a.p.set(legUnused)
 	a.choice.EndPrefill()
-	a.q.r.legs.add(a.d)
-	now := a.q.r.fleet.Snapshot() // a death between the choice and add
-	if err := lost(now.Get(a.d.inst.ID), a.d.inst); err != nil && a.d.version <= now.Version {
-		a.d.end(err)
-	}
-	h := a.q.r.up.request()
-	defer a.q.r.up.requests.Put(h)
+	a.open()
+	h := a.q.s.up.request()
+	defer a.q.s.up.sent(h)
 	h.SetMethod(fasthttp.MethodPost)
 	h.SetRequestURIBytes(ctx.RequestURI())
 	h.SetContentType(up.kind)
@@ -263,34 +206,24 @@ func (a *attempt) pass(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failure)
 	if a.q.auth != "" {
 		h.Set("Authorization", a.q.auth)
 	}
-	a.d.begin()
 	if a.q.trace[0] != "" {
 		h.Set("traceparent", a.q.trace[0])
 		h.Set("tracestate", a.q.trace[1])
 	}
-	if a.d.span != nil {
-		h.Set("traceparent", a.d.span.Parent())
-	}
-	a.q.r.introduce(h, a.d.inst)
-	addr, err := a.q.r.address(a.d.inst)
-	var b *upBody
-	if err == nil {
-		b, err = a.q.r.up.upload(&a.d.life, addr, h, up, &a.d.sent)
-	}
-	if err == nil {
-		err = a.q.r.admitted(a.d.inst, b)
-	}
+	b, err := a.q.s.send(a.d, h, nil, &up.Upload)
 	if err != nil {
 		a.d.fail()
-		if up.broken != nil { // the client's doing, not the engine's
-			return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, err: up.broken}
+		if up.Broken != nil { // the client's doing, not the engine's
+			return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, err: up.Broken, api: a.q.unread(up.Broken)}
 		}
-		return nil, a.broken(a.d, err)
+		f := a.broken(a.d, err)
+		f.retry = f.retry && up.Rest == nil
+		return nil, f
 	}
 	status := b.header.StatusCode()
 	a.faultOf(a.d, status)
-	if (status == 429 || status == 503) && up.rest == nil {
-		text, err := b.all(a.q.r.cfg.MaxResponseBytes)
+	if (status == 429 || status == 503) && up.Rest == nil {
+		text, err := b.all(a.q.s.cfg.MaxResponseBytes)
 		if err != nil {
 			b.abort()
 			return nil, a.broken(a.d, err)
@@ -302,13 +235,10 @@ func (a *attempt) pass(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failure)
 	a.commit()
 	a.d.set(legAnswer)
 	a.q.firstByte()
-	ans := &answer{status: status, contentType: string(b.header.ContentType()), passed: true, length: -1}
+	ans := &answer{status: status, contentType: string(b.header.ContentType()), passed: true, length: b.length()}
 	ans.stream = &events{body: b, raw: !isEventStream(ans.contentType)}
 	if isJSON(ans.contentType) {
 		a.q.skims()
-	}
-	if !b.chunked && !b.toEnd {
-		ans.length = int(b.left)
 	}
 	for _, name := range []string{"Content-Encoding", "Content-Disposition", "Retry-After"} {
 		if v := b.header.Peek(name); len(v) > 0 {

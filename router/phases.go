@@ -61,13 +61,13 @@ func (rec *record) phases() []phase {
 // traced takes up the client's trace, or begins one.
 func (q *request) traced(parent, state string) {
 	q.trace = [2]string{parent, state}
-	if q.r.tracer == nil {
+	if q.s.tracer == nil {
 		return
 	}
 	from, ok := trace.Parse(parent, state)
 	own := from.Child()
 	if !ok {
-		own = trace.Root(q.r.cfg.Tracing.Ratio)
+		own = trace.Root(q.s.cfg.Tracing.Ratio)
 	}
 	q.trace = [2]string{own.Parent(), own.State}
 	if own.Sampled {
@@ -129,5 +129,5 @@ func (q *request) emit() {
 		}
 		spans = append(spans, s)
 	}
-	q.r.tracer.Add(spans)
+	q.s.tracer.Add(spans)
 }

@@ -2,23 +2,20 @@ package router
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/kvconn/ticket"
-	"github.com/xpyd/xpyd/router/pick"
 )
 
 // prober sends each worker one one-token request through a pair before users'
 // requests may use it: once for each id, epoch and role, marked, and outside
 // the user metrics. What passed stays passed; liveness is the fleet's matter.
 type prober struct {
-	r    *Router
+	ms   *Members
+	try  Trier
 	poke chan struct{}
 
 	mu        sync.Mutex
@@ -53,8 +50,8 @@ const (
 	probeQuiet     = 3                // failures in a row that are not warned of: 0.7 s
 )
 
-func newProber(r *Router) *prober {
-	return &prober{r: r, poke: make(chan struct{}, 1), change: make(chan struct{}), known: map[probeKey]*probeState{}}
+func newProber(ms *Members) *prober {
+	return &prober{ms: ms, poke: make(chan struct{}, 1), change: make(chan struct{}), known: map[probeKey]*probeState{}}
 }
 
 func keyOf(m *fleet.Member) probeKey { return probeKey{m.ID, m.Epoch, m.Role} }
@@ -92,23 +89,6 @@ func (p *prober) haveGenerated() bool {
 	return p.generated
 }
 
-// onlyEmbeds says whether all usable workers of a model are such.
-func (r *Router) onlyEmbeds(s *fleet.Snapshot, model string) bool {
-	list, n := r.probes.embedders(), 0
-	if len(list) == 0 {
-		return false
-	}
-	for m := range s.Usable(fleet.Decode) {
-		if m.Model != model {
-			continue
-		}
-		if n++; !slices.Contains(list, m.ID) {
-			return false
-		}
-	}
-	return n > 0
-}
-
 func (p *prober) generation() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,17 +119,17 @@ func (p *prober) run() {
 		select {
 		case <-p.poke:
 		case <-timer.C:
-		case <-p.r.ctx.Done():
+		case <-p.ms.Ctx.Done():
 			return
 		}
-		pairs, wait := p.plan(p.r.fleet.Snapshot())
+		pairs, wait := p.plan(p.ms.fleet.Snapshot())
 		for _, pair := range pairs {
 			select {
 			case slots <- struct{}{}:
-			case <-p.r.ctx.Done():
+			case <-p.ms.Ctx.Done():
 				return
 			}
-			if !p.r.spawn(func() {
+			if !p.ms.Spawn(func() {
 				defer func() { <-slots }()
 				p.probe(pair)
 			}) {
@@ -159,6 +139,23 @@ func (p *prober) run() {
 		timer.Reset(wait)
 	}
 }
+
+// Trier sends a probe: a request of one token, bound to a pair and marked. The
+// error is nil if both legs ended well; a *ProbeError says more.
+type Trier interface {
+	Try(pr *pair, path, fields string) error
+}
+
+// ProbeError is why a probe failed.
+type ProbeError struct {
+	Err      error
+	Status   int  // that an engine answered
+	Full     bool // a worker has no room
+	Refuses  bool // a worker does not take us for its fleet
+	Shortage bool // of the router's own; no worker is at fault
+}
+
+func (e *ProbeError) Error() string { return e.Err.Error() }
 
 // pair is one probe to send.
 type pair struct {
@@ -285,25 +282,25 @@ func (p *prober) probe(pr pair) {
 	}
 	embeds := false
 	if err == nil {
-		err = p.send(pr, "/v1/completions", `"prompt":"Hi","max_tokens":1,"temperature":0,"ignore_eos":true`)
-		if no := (*failure)(nil); errors.As(err, &no) && slices.Contains(noSuchPath, no.status) && pr.d.Alone() &&
-			p.send(pr, "/v1/embeddings", `"input":"Hi"`) == nil {
+		err = p.try.Try(&pr, "/v1/completions", `"prompt":"Hi","max_tokens":1,"temperature":0,"ignore_eos":true`)
+		if no := (*ProbeError)(nil); errors.As(err, &no) && slices.Contains(noSuchPath, no.Status) && pr.d.Alone() &&
+			p.try.Try(&pr, "/v1/embeddings", `"input":"Hi"`) == nil {
 			embeds, err = true, nil
 		}
 	}
 	result := "ok"
-	if err != nil && p.r.ctx.Err() != nil {
+	if err != nil && p.ms.Ctx.Err() != nil {
 		return // cut by the router's own end
 	}
 	lack := false
 	if err != nil {
 		result = "failed"
-		if f := (*failure)(nil); errors.As(err, &f) && f.reason == reasonShortage {
-			result, lack = reasonShortage, true
+		if f := (*ProbeError)(nil); errors.As(err, &f) && f.Shortage {
+			result, lack = "shortage", true
 		}
-		p.r.log.Log(p.r.ctx, p.level(pr, err), "probe failed", "prefill", pr.p.ID, "decode", pr.d.ID, "err", err.Error())
+		p.ms.log.Log(p.ms.Ctx, p.level(pr, err), "probe failed", "prefill", pr.p.ID, "decode", pr.d.ID, "err", err.Error())
 	}
-	p.r.metrics.probes.WithLabelValues(result).Inc()
+	p.ms.sent.WithLabelValues(result).Inc()
 	p.mu.Lock()
 	for _, m := range pr.members() {
 		st := p.known[keyOf(m)]
@@ -315,7 +312,7 @@ func (p *prober) probe(pr pair) {
 			st.ok, st.embeds, st.refuses, st.err, st.fails = true, embeds, false, "", 0
 			if embeds {
 				p.embed = append(slices.Clone(p.embed), m.ID)
-				p.r.log.Info("engine embeds and does not generate", "id", m.ID)
+				p.ms.log.Info("engine embeds and does not generate", "id", m.ID)
 			}
 		} else if lack {
 			st.next = time.Now().Add(probeMaxWait)
@@ -355,18 +352,20 @@ func (p *prober) refused(inst *fleet.Instance) {
 // full or leaves, and, as the end of its connections may be seen before the news
 // that it leaves, not for the first probes of a pair that fail.
 func (p *prober) level(pr pair, err error) slog.Level {
-	if full := (*failure)(nil); errors.As(err, &full) && full.outcome == ticket.NoSpace {
-		return slog.LevelInfo
+	if f := (*ProbeError)(nil); errors.As(err, &f) {
+		switch {
+		case f.Full:
+			return slog.LevelInfo
+		case f.Refuses:
+			return slog.LevelWarn // it does not mend itself
+		}
 	}
-	if no := (*failure)(nil); errors.As(err, &no) && errors.Is(no.err, errRefusesUs) {
-		return slog.LevelWarn // it does not mend itself
-	}
-	s := p.r.fleet.Snapshot()
+	s := p.ms.fleet.Snapshot()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fails := 0
 	for _, m := range pr.members() {
-		if now := s.Get(m.ID); now == nil || keyOf(now) != keyOf(m) || !now.Usable() || p.r.drained(now) {
+		if now := s.Get(m.ID); now == nil || keyOf(now) != keyOf(m) || !now.Usable() || p.ms.drained(now) {
 			return slog.LevelInfo
 		}
 		if st := p.known[keyOf(m)]; st != nil {
@@ -382,57 +381,3 @@ func (p *prober) level(pr pair, err error) slog.Level {
 // noSuchPath is how engines answer for a path that their model has no use for:
 // there is no route, or it is not supported, which vLLM says by 400.
 var noSuchPath = []int{400, 404, 405, 422, 501}
-
-// send runs the probe as a request that is marked and bound to its pair.
-func (p *prober) send(pr pair, path, fields string) error {
-	q := p.r.newRequest(requestID(nil), "POST", path)
-	q.internal()
-	q.shown(pr.d.Model, false)
-	q.body = openai.AppendString([]byte(`{"model":`), pr.d.Model)
-	q.body = append(append(append(q.body, ','), fields...), '}')
-	q.deadline(p.r.cfg.ProbeTimeout)
-	var serr *openai.Error
-	if q.top, serr = openai.Scan(q.body, openai.Limits{}); serr != nil {
-		q.finish(serr.Status, serr.Message)
-		return serr
-	}
-	members := make([]fleet.Member, 0, 2)
-	for _, m := range pr.members() {
-		members = append(members, *m)
-	}
-	view := pick.View{Snapshot: fleet.NewSnapshot(pr.version, time.Time{}, members)}
-	// A picker of its own: probes are no load, and no user's choice.
-	own := pick.New(pick.Config{Policy: pick.RoundRobin}, nil)
-	choice, err := own.Pick(view, &pick.Request{Model: pr.d.Model})
-	if err != nil {
-		q.finish(503, err.Error())
-		return err
-	}
-	a := q.newAttempt(choice, pr.version)
-	ans, f := a.run()
-	switch {
-	case f != nil:
-		err = f
-	case ans.status != 200:
-		err = fmt.Errorf("status %d: %s", ans.status, errorMessage(ans.body))
-	default: // prefill's word too: both must have passed
-		select {
-		case <-a.pDone:
-			err = a.prefillError()
-		case <-q.ctx.Done(): // the leg may linger
-			err = &failure{role: fleet.Prefill, id: a.p.inst.ID, err: q.ctx.cause()}
-		}
-	}
-	q.finish(200, "")
-	return err
-}
-
-// prefillError says whether prefill's leg ended other than done.
-func (a *attempt) prefillError() error {
-	if state, _ := a.p.get(); state != legDone && state != legUnused {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return &failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: a.outcome, err: fmt.Errorf("its leg ended %s %s", state, a.outcome)}
-	}
-	return nil
-}

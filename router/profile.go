@@ -26,7 +26,7 @@ type profiles struct {
 // serveProfile turns profiling on (POST), off (DELETE), and says how it stands
 // (GET): of this router and all its own kind of workers, or of one of them with
 // instance=ID ("router" for this one), whose last profile GET then downloads.
-func (r *Router) serveProfile(ctx *fasthttp.RequestCtx, verb string) {
+func (c *Console) serveProfile(ctx *fasthttp.RequestCtx, verb string) {
 	if verb != http.MethodGet && verb != http.MethodPost && verb != http.MethodDelete {
 		writeError(ctx, openai.NotFound("there is no %s %s", clip(verb), clip(string(ctx.Path()))))
 		return
@@ -44,15 +44,15 @@ func (r *Router) serveProfile(ctx *fasthttp.RequestCtx, verb string) {
 		if verb == http.MethodGet {
 			ctx.QueryArgs().Set("download", "1")
 		}
-		if err := r.profiler.Serve(ctx); err != nil {
+		if err := c.profiler.Serve(ctx); err != nil {
 			writeError(ctx, err)
 		}
 	case id != "":
-		r.profileOf(ctx, id, verb, path)
+		c.profileOf(ctx, id, verb, path)
 	default:
 		var all profiles
-		all.Workers, _ = r.everyWorker(verb, path, nil)
-		if err := r.profiler.Serve(ctx); err != nil {
+		all.Workers, _ = c.everyWorker(verb, path, nil)
+		if err := c.profiler.Serve(ctx); err != nil {
 			all.Router = err.Append(nil)
 		} else {
 			all.Router = append(all.Router, ctx.Response.Body()...)
@@ -62,9 +62,8 @@ func (r *Router) serveProfile(ctx *fasthttp.RequestCtx, verb string) {
 }
 
 // profileOf asks one worker.
-func (r *Router) profileOf(ctx *fasthttp.RequestCtx, id, verb, path string) {
-	s := r.fleet.Snapshot()
-	m := s.Get(id)
+func (c *Console) profileOf(ctx *fasthttp.RequestCtx, id, verb, path string) {
+	m := c.Fleet.Snapshot().Get(id)
 	if m == nil || m.State == fleet.Gone || m.State == fleet.Dead || m.Dialect != "native" {
 		writeError(ctx, openai.NotFound("there is no live worker %q of xpyd's own", clip(id)))
 		return
@@ -72,15 +71,15 @@ func (r *Router) profileOf(ctx *fasthttp.RequestCtx, id, verb, path string) {
 	if verb == http.MethodGet {
 		path += "?download"
 	}
-	status, body, err := r.askWorker(m, s.Version, verb, path, nil, maxProfile)
+	said, err := c.Flights.Ask(m, Question{Method: verb, Path: path, Timeout: ledgerTimeout, Limit: maxProfile})
 	if err != nil {
 		writeError(ctx, openai.Upstream("%v", err))
 		return
 	}
-	ctx.SetStatusCode(status)
-	if ctx.SetContentType("application/json"); verb == http.MethodGet && status == 200 {
-		ctx.SetContentType("application/octet-stream")
+	said.ContentType = "application/json"
+	if verb == http.MethodGet && said.Status == 200 {
+		said.ContentType = "application/octet-stream"
 		ctx.Response.Header.Set("Content-Disposition", `attachment; filename="cpu.pprof"`)
 	}
-	ctx.SetBody(body)
+	said.Write(ctx)
 }

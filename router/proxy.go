@@ -3,6 +3,7 @@ package router
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -15,27 +16,24 @@ import (
 // proxy serves /tokenize and /detokenize: any live worker of the model can
 // answer, but those that drain get this no more than other work; a second is
 // tried if the first's connection breaks.
-func (r *Router) proxy(ctx *fasthttp.RequestCtx, id string) {
-	q := r.newRequest(id, string(ctx.Method()), string(ctx.Path()))
+func (s *Service) proxy(ctx *fasthttp.RequestCtx, id string) {
+	q := s.newRequest(id, string(ctx.Method()), string(ctx.Path()))
 	q.watch(ctx.Conn())
 	q.body = ctx.PostBody()
-	q.deadline(min(r.gate.get().RequestTimeout, r.cfg.FirstByteTimeout))
+	q.deadline(min(s.gate.get().RequestTimeout, s.cfg.AskTimeout))
 	ans, err := q.ask(ctx)
 	if err != nil {
 		writeError(ctx, err)
 		q.finish(err.Status, err.Message)
 		return
 	}
-	ctx.SetStatusCode(ans.status)
-	ctx.SetContentType(ans.contentType)
-	ctx.Response.SetBodyRaw(ans.body)
-	q.bytes = int64(len(ans.body))
-	q.finish(ans.status, "")
+	ans.Write(ctx)
+	q.bytes = int64(len(ans.Body))
+	q.finish(ans.Status, "")
 }
 
 // ask sends the request to one worker, then to another.
-func (q *request) ask(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
-	r := q.r
+func (q *request) ask(ctx *fasthttp.RequestCtx) (*Reply, *openai.Error) {
 	top, err := openai.Scan(q.body, openai.Limits{})
 	if err != nil {
 		return nil, err
@@ -47,12 +45,12 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	if err := q.admit(ctx, &top); err != nil {
 		return nil, err
 	}
-	s := r.fleet.Snapshot()
-	known, last := len(s.Members) == 0, errors.New("no worker is live")
+	now := q.s.fleet.Snapshot()
+	known, last := len(now.Members) == 0, errors.New("no worker is live")
 	tries := 0
 	for _, role := range []fleet.Role{fleet.Decode, fleet.Prefill} {
-		for i := range s.Members {
-			m := &s.Members[i]
+		for i := range now.Members {
+			m := &now.Members[i]
 			if m.Role != role || top.Model != "" && m.Model != top.Model {
 				continue
 			}
@@ -60,14 +58,14 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 			switch {
 			case !m.Serves() || tries == 2:
 				continue
-			case m.Draining || r.drained(m):
+			case m.Draining || q.s.members.drained(m):
 				if tries == 0 {
 					last = errors.New("every worker that is live drains")
 				}
 				continue
 			}
 			tries++
-			ans, err := q.askOne(m, s.Version)
+			ans, err := q.askOne(m, now.Version, q.s.cfg.MaxResponseBytes)
 			if err == nil {
 				return ans, nil
 			}
@@ -86,33 +84,67 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	return nil, openai.Upstream("%v", last)
 }
 
-func (q *request) askOne(m *fleet.Member, version uint64) (*answer, error) {
+// Question is a request of the router's own to one worker.
+type Question struct {
+	ID           string // of the request; "" makes one
+	Method, Path string
+	Body         []byte
+	Timeout      time.Duration
+	Limit        int // bytes of the answer
+}
+
+// Reply is a worker's answer to one.
+type Reply struct {
+	Status      int
+	ContentType string
+	Body        []byte
+}
+
+// Write answers with it.
+func (r *Reply) Write(ctx *fasthttp.RequestCtx) {
+	ctx.SetStatusCode(r.Status)
+	ctx.SetContentType(r.ContentType)
+	ctx.Response.SetBodyRaw(r.Body)
+}
+
+// Ask sends one request to a worker.
+func (s *Service) Ask(m *fleet.Member, x Question) (*Reply, error) {
+	q := s.newRequest(requestID([]byte(x.ID)), x.Method, x.Path)
+	q.internal()
+	q.body = x.Body
+	q.deadline(x.Timeout)
+	defer q.finish(200, "")
+	return q.askOne(m, s.fleet.Snapshot().Version, x.Limit)
+}
+
+// askOne sends the request to one worker.
+func (q *request) askOne(m *fleet.Member, version uint64, limit int) (*Reply, error) {
 	l := newLeg(m.Role, &m.Instance, version)
 	defer l.end(errOver)
 	defer l.within(&q.ctx)()
-	q.r.legs.add(l)
-	defer q.r.legs.remove(l)
+	q.s.legs.add(l)
+	defer q.s.legs.remove(l)
 	var h fasthttp.RequestHeader
-	h.SetMethod(fasthttp.MethodPost)
+	h.SetMethod(q.method)
 	h.SetRequestURI(q.path)
 	h.SetContentType("application/json")
 	h.Set(dialect.HeaderRequestID, q.id)
 	if q.auth != "" {
 		h.Set("Authorization", q.auth)
 	}
-	b, err := q.r.send(l, &h, [][]byte{q.body})
+	b, err := q.s.send(l, &h, [][]byte{q.body}, nil)
 	if err != nil {
 		if l.cause() == nil {
-			q.r.suspect(&m.Instance, err)
+			q.s.members.suspect(&m.Instance, err)
 		}
 		return nil, fmt.Errorf("worker %s: %w", m.ID, err)
 	}
-	body, err := b.all(q.r.cfg.MaxResponseBytes)
+	body, err := b.all(limit)
 	if err != nil {
 		b.abort()
 		return nil, fmt.Errorf("worker %s: %w", m.ID, err)
 	}
-	ans := &answer{status: b.header.StatusCode(), contentType: string(b.header.ContentType()), body: body}
+	r := &Reply{b.header.StatusCode(), string(b.header.ContentType()), body}
 	b.finish()
-	return ans, nil
+	return r, nil
 }

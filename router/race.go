@@ -15,7 +15,7 @@ import (
 // close waits for, decode's here. Whichever fails first, before decode has
 // committed itself, ends the other.
 func (a *attempt) runTogether(x *dialect.Exchange) (*answer, *failure) {
-	started := a.q.r.spawn(func() {
+	started := a.q.s.cfg.Spawn(func() {
 		defer close(a.pDone)
 		a.prefill(x)
 	})
@@ -41,7 +41,7 @@ func (a *attempt) prefill(x *dialect.Exchange) {
 		return
 	}
 	a.choice.EndPrefill()
-	a.q.r.legs.remove(a.p)
+	a.q.s.legs.remove(a.p)
 	a.p.fail()
 	if f.hearsay() {
 		await(a.dDone)
@@ -59,7 +59,7 @@ func (a *attempt) heard(res dialect.Result) {
 	defer a.mu.Unlock()
 	a.outcome, a.usage, a.counted = res.Outcome, res.Prompt, res.Counted
 	if !a.rules.Watched || a.committed || a.failed != nil || a.closed {
-		a.q.r.legs.remove(a.p)
+		a.q.s.legs.remove(a.p)
 		return
 	}
 	a.unwatch = a.watch()
@@ -77,7 +77,7 @@ func (a *attempt) silent(err error) {
 // collect, and when the dialect's budgets of time are used up. It returns how
 // to end that.
 func (a *attempt) watch() func() {
-	start, silence, gap := time.Now(), a.q.r.cfg.DecodeSilence, a.rules.Gap
+	start, silence, gap := time.Now(), a.q.s.cfg.DecodeSilence, a.rules.Gap
 	if gap <= 0 || a.rules.Order != dialect.PrefillFirst {
 		gap = silence
 	}
@@ -110,7 +110,7 @@ func (a *attempt) watch() func() {
 	return func() {
 		timer.Stop()
 		stop()
-		a.q.r.legs.remove(a.p)
+		a.q.s.legs.remove(a.p)
 	}
 }
 

@@ -1,6 +1,8 @@
 package router
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -90,7 +92,7 @@ func (rec *record) at(i int) *attemptRecord {
 	return &rec.more[i-1]
 }
 
-// history is the last finished requests; Router.mu guards it.
+// history is the last finished requests; Service.mu guards it.
 type history struct {
 	ring []record
 	next int
@@ -114,4 +116,40 @@ func (h *history) list() []record {
 		out = append(out, *rec)
 	}
 	return out
+}
+
+// recent is the requests that run and the latest ones, most of them at most, the
+// newest first.
+func (s *Service) recent(most int) []*requestInfo {
+	running, over := s.both()
+	list := make([]*requestInfo, 0, len(over)+len(running))
+	for i := range over {
+		list = append(list, over[i].info())
+	}
+	for _, q := range running {
+		if !q.probe {
+			list = append(list, q.info())
+		}
+	}
+	slices.SortFunc(list, func(a, b *requestInfo) int { return cmp.Or(b.Start.Compare(a.Start), cmp.Compare(a.ID, b.ID)) })
+	return list[:min(most, len(list))]
+}
+
+// find returns a request by its id, running or recent; nil if there is none.
+func (s *Service) find(id string) *requestInfo {
+	running, over := s.both()
+	if i := slices.IndexFunc(running, func(q *request) bool { return q.id == id }); i >= 0 {
+		return running[i].info()
+	}
+	if i := slices.IndexFunc(over, func(rec record) bool { return rec.id == id }); i >= 0 {
+		return over[i].info()
+	}
+	return nil
+}
+
+// both is the requests that run and the latest ones, at one moment.
+func (s *Service) both() (running []*request, over []record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.requests)), s.history.list()
 }

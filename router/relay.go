@@ -14,10 +14,21 @@ import (
 // maxEvent bounds one server-sent event, and with it the memory of a stream.
 const maxEvent = openai.MaxEvent
 
+// source is an answer's body as it arrives: *h1.Response.
+type source interface {
+	io.Reader
+	await() error // waits for bytes, or the end, without holding a buffer
+	over() bool   // it has ended, as far as is known without waiting
+	lend() *[]byte
+	giveBack(*[]byte)
+	finish()
+	abort()
+}
+
 // events cuts a body into runs of whole server-sent events, so that a stream
 // that breaks can be ended by an error event: half an event is never relayed.
 type events struct {
-	body *upBody
+	body source
 	raw  bool    // no events: whatever has come is a run
 	mute bool    // nothing but comments has come, which are kept until there is more
 	lent *[]byte // what buf began as, to be given back
@@ -132,7 +143,7 @@ func (e *events) next() ([]byte, error) {
 			if e.err = e.body.await(); e.err != nil {
 				continue
 			}
-			e.lent = e.body.conn.u.runs.get()
+			e.lent = e.body.lend()
 			e.buf = *e.lent
 		}
 		if cap(e.buf)-len(e.buf) < eventBytes/4 {
@@ -169,7 +180,7 @@ func (e *events) used() {
 	e.buf = append(e.buf[:0], e.buf[e.from:]...)
 	e.from = 0
 	if len(e.buf) == 0 && e.lent != nil {
-		e.body.conn.u.runs.put(e.lent)
+		e.body.giveBack(e.lent)
 		e.lent, e.buf = nil, nil
 	}
 }
@@ -209,21 +220,14 @@ func (e *events) ended() bool {
 type stream struct {
 	q      *request
 	events *events
-	body   *upBody
-	client *clientConn
+	body   source
 	first  []byte                            // events read before the headers went out
 	merge  func() (openai.PromptUsage, bool) // see answer
 	status int
-	length int  // of a body that is announced, else -1
 	passed bool // another API's, with ends of its own
 	pace   *pacer
 	pulse  pulse
 
-	server  *server
-	head    []byte // of the answer, not yet written
-	chunked bool
-
-	over   bool // nothing comes behind what next has returned
 	done   bool // nothing more is to be read
 	failed string
 }
@@ -290,45 +294,25 @@ func (s *stream) merged(run []byte) []byte {
 	return openai.MergeUsageEvents(run, u)
 }
 
-// relay writes the answer to its end and ends the request; false when the
-// connection is of no more use.
-func (s *stream) relay() bool {
+// Stream implements Streamer: it writes the answer to its end and ends the request.
+func (s *stream) Stream(c *clientConn) error {
 	var err error
 	for err == nil {
 		var run []byte
 		if run, err = s.next(); err == nil {
-			err = s.write(run)
+			err = s.write(c, run, s.last())
 		}
 	}
 	if err == io.EOF {
-		err = nil
-		if len(s.head) > 0 || s.chunked && !s.over {
-			err = s.write(nil)
-		}
+		err = s.write(c, nil, true)
 	}
 	s.end(err)
-	return err == nil
+	return err
 }
 
-// write sends a run in one piece, with the header before it and, when it is the
-// last, the chunk that ends the body behind it.
-func (s *stream) write(run []byte) error {
-	p := s.server.outs.get()
-	defer s.server.outs.put(p)
-	out := append(*p, s.head...)
-	s.head = nil
-	if !s.chunked {
-		out = append(out, run...)
-	} else {
-		if len(run) > 0 {
-			out = appendChunk(out, run)
-		}
-		if s.over = s.last(); s.over {
-			out = append(out, lastChunk...)
-		}
-	}
-	*p = out
-	err := s.server.send(s.client, out)
+// write sends a run.
+func (s *stream) write(c *clientConn, run []byte, last bool) error {
+	err := c.send(run, last)
 	if err == nil {
 		s.q.bytes += int64(len(run))
 		return nil
@@ -377,7 +361,7 @@ func (q *request) streamError(err error) *openai.Error {
 	}
 	a := q.attempts[len(q.attempts)-1]
 	if large := (*largeError)(nil); errors.As(err, &large) {
-		return large.api(&q.top)
+		return tooLarge(large, &q.top)
 	}
 	if cause := a.d.cause(); cause != nil {
 		err = cause

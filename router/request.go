@@ -2,8 +2,6 @@ package router
 
 import (
 	"context"
-	crand "crypto/rand"
-	"encoding/hex"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -25,7 +23,7 @@ const (
 
 // request is one inference request from its arrival to the end of its answer.
 type request struct {
-	r      *Router
+	s      *Service
 	id     string
 	method string
 	path   string // route
@@ -48,7 +46,7 @@ type request struct {
 
 	chain   pick.Chain
 	session string     // what the client says belongs together
-	reaches []reach    // who has how much of the prompt, as the last choice knew it
+	reaches []Reach    // who has how much of the prompt, as the last choice knew it
 	tenant  *tenant    // whose key it came with; nil if nobody asks
 	adm     *admission // nil for most; see there
 	usage   usage
@@ -77,13 +75,13 @@ func (q *request) set(state string) {
 }
 
 // newRequest registers a request; finish is its end.
-func (r *Router) newRequest(id, method, path string) *request {
-	q := &request{r: r, id: id, method: method, path: path, start: time.Now(), seed: rand.Int64()}
+func (s *Service) newRequest(id, method, path string) *request {
+	q := &request{s: s, id: id, method: method, path: path, start: time.Now(), seed: rand.Int64()}
 	q.state, q.since = stateQueued, q.start
-	r.mu.Lock()
-	r.requests[q] = struct{}{}
-	over := context.Cause(r.ctx) // end, which comes behind that, has not seen q
-	r.mu.Unlock()
+	s.mu.Lock()
+	s.requests[q] = struct{}{}
+	over := context.Cause(s.cfg.Ctx) // end, which comes behind that, has not seen q
+	s.mu.Unlock()
 	if over != nil {
 		q.cancel(over)
 	}
@@ -96,7 +94,7 @@ func (q *request) cancel(why error) {
 	if !q.ctx.end(why) {
 		return
 	}
-	if !q.r.spawn(q.endLegs) { // closing TLS can take a while
+	if !q.s.cfg.Spawn(q.endLegs) { // closing TLS can take a while
 		q.endLegs()
 	}
 }
@@ -137,16 +135,12 @@ func (q *request) slim() {
 
 // watch cancels the request when its client leaves.
 func (q *request) watch(conn net.Conn) {
-	c := clientOf(conn)
-	q.client = c
-	c.asks.Store(q)
-	if c.unwatch == nil {
-		c.unwatch = q.r.watcher.Watch(c, c.left)
-	}
-	if c.gone.Load() { // before asks could be seen
-		q.cancel(errClientGone)
-	}
+	q.client = clientOf(conn)
+	q.client.ask(q.s.cfg.Watcher, q)
 }
+
+// Left implements Leaver.
+func (q *request) Left() { q.cancel(errClientGone) }
 
 // finish ends the request with what the client was told, and accounts for it.
 // Only the first call counts.
@@ -166,7 +160,7 @@ func (q *request) finish(status int, reason string) {
 		q.leave()
 	}
 	if q.client != nil {
-		q.client.asks.CompareAndSwap(q, nil)
+		q.client.asked(q)
 	}
 	end := func() {
 		for _, a := range attempts {
@@ -182,7 +176,7 @@ func (q *request) finish(status int, reason string) {
 	// closing its connection would only cost the next request one. A leg that
 	// is still being sent may hold the client's body, which ends here.
 	if n := len(attempts); n == 0 || status != 200 || !attempts[n-1].prefillOpen() || !attempts[n-1].p.sent.Load() ||
-		!q.r.spawn(func() { await(attempts[n-1].pDone); end() }) {
+		!q.s.cfg.Spawn(func() { await(attempts[n-1].pDone); end() }) {
 		end()
 	}
 	if !q.probe {
@@ -192,24 +186,24 @@ func (q *request) finish(status int, reason string) {
 
 // record moves the request from those that run to the recent ones.
 func (q *request) record() {
-	r := q.r
+	s := q.s
 	var rec record
-	if keep := !q.probe && len(r.history.ring) > 0; keep {
+	if keep := !q.probe && len(s.history.ring) > 0; keep {
 		q.note(&rec)
 	}
 	if q.span != nil && !q.probe {
 		q.emit()
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.requests, q)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.requests, q)
 	if rec.start != (time.Time{}) {
-		r.history.add(&rec)
+		s.history.add(&rec)
 	}
 }
 
 func (q *request) account() {
-	m, now := q.r.metrics, time.Now()
+	m, now := q.s.metrics, time.Now()
 	took := now.Sub(q.start)
 	route := m.route(q.path)
 	if q.status == 200 {
@@ -222,8 +216,8 @@ func (q *request) account() {
 		q.answered(route)
 	}
 	m.bytes.Add(float64(q.bytes))
-	log := q.r.log.Handler() // itself: a Logger looks up who calls it, for each line
-	if !log.Enabled(q.r.ctx, slog.LevelInfo) {
+	log := q.s.log.Handler() // itself: a Logger looks up who calls it, for each line
+	if !log.Enabled(q.s.cfg.Ctx, slog.LevelInfo) {
 		return
 	}
 	var space [16]slog.Attr
@@ -249,7 +243,7 @@ func (q *request) account() {
 	}
 	line := slog.NewRecord(now, slog.LevelInfo, "request", 0)
 	line.AddAttrs(attrs...)
-	_ = log.Handle(q.r.ctx, line) // a log that cannot be written has nobody to tell
+	_ = log.Handle(q.s.cfg.Ctx, line) // a log that cannot be written has nobody to tell
 }
 
 // answered accounts for what a request was answered with.
@@ -268,28 +262,4 @@ func (q *request) answered(route *routeMetrics) {
 	if of := generated/max(q.top.N, 1) - 1; of > 0 {
 		route.tpot().Observe((p.last - p.first).Seconds() / float64(of))
 	}
-}
-
-// requestID is the client's if it is a plain name, else a fresh one.
-func requestID(client []byte) string {
-	if plainID(client) {
-		return string(client)
-	}
-	var b [12]byte
-	crand.Read(b[:]) // never fails
-	return "req-" + hex.EncodeToString(b[:])
-}
-
-func plainID(id []byte) bool {
-	if len(id) == 0 || len(id) > 128 {
-		return false
-	}
-	for _, c := range id {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return true
 }

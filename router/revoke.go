@@ -12,6 +12,13 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
+// Revoker shuts ids out of the fleet, and keeps the list.
+type Revoker interface {
+	Revoke(id string) error
+	Unrevoke(id string) error
+	Revocations() []fleet.Revocation
+}
+
 // revocations answers GET /admin/v1/revocations.
 type revocations struct {
 	Revoked []revokedInfo `json:"revoked"`
@@ -25,8 +32,8 @@ type revokedInfo struct {
 
 // serveRevocations shuts an id out of the fleet (POST), lets it come back (DELETE),
 // and says who is shut out (GET).
-func (r *Router) serveRevocations(ctx *fasthttp.RequestCtx, verb, id string) {
-	if r.deps.Revoker == nil {
+func (c *Console) serveRevocations(ctx *fasthttp.RequestCtx, verb, id string) {
+	if c.Revoker == nil {
 		writeError(ctx, openai.BadRequest("", "nobody can be revoked in this fleet"))
 		return
 	}
@@ -37,11 +44,11 @@ func (r *Router) serveRevocations(ctx *fasthttp.RequestCtx, verb, id string) {
 		writeError(ctx, openai.BadRequest("id", "%s is a fleet secret: `xpyd secret rotate` replaces it, and `xpyd secret retire` ends it", clip(id)))
 		return
 	case verb == "POST" && id != "":
-		NoteChange(ctx, r.standing(id), "revoked")
-		err = r.deps.Revoker.Revoke(id)
+		NoteChange(ctx, c.standing(id), "revoked")
+		err = c.Revoker.Revoke(id)
 	case verb == "DELETE" && id != "":
-		NoteChange(ctx, r.standing(id), "not revoked")
-		err = r.deps.Revoker.Unrevoke(id)
+		NoteChange(ctx, c.standing(id), "not revoked")
+		err = c.Revoker.Unrevoke(id)
 	default:
 		writeError(ctx, openai.NotFound("there is no %s %s", clip(verb), clip(string(ctx.Path()))))
 		return
@@ -62,8 +69,8 @@ func (r *Router) serveRevocations(ctx *fasthttp.RequestCtx, verb, id string) {
 		writeError(ctx, openai.Internal("%v", err))
 		return
 	}
-	out := revocations{Revoked: []revokedInfo{}, Notes: r.notes(verb, id)}
-	for _, x := range r.deps.Revoker.Revocations() {
+	out := revocations{Revoked: []revokedInfo{}, Notes: c.notes(verb, id)}
+	for _, x := range c.Revoker.Revocations() {
 		if !x.Back {
 			out.Revoked = append(out.Revoked, revokedInfo{x.ID, time.UnixMicro(x.At).UTC()})
 		}
@@ -72,11 +79,11 @@ func (r *Router) serveRevocations(ctx *fasthttp.RequestCtx, verb, id string) {
 }
 
 // notes are for a change that does not do yet what it says.
-func (r *Router) notes(verb, id string) (out []string) {
+func (c *Console) notes(verb, id string) (out []string) {
 	if verb == "GET" {
 		return nil
 	}
-	s := r.fleet.Snapshot()
+	s := c.Fleet.Snapshot()
 	if verb == "POST" && s.Get(id) == nil {
 		out = append(out, "no worker of this name is known: it is refused if one comes")
 	}
@@ -87,18 +94,18 @@ func (r *Router) notes(verb, id string) (out []string) {
 }
 
 // standing is whether an id is revoked, for the audit log.
-func (r *Router) standing(id string) string {
-	for _, x := range r.deps.Revoker.Revocations() {
+func (c *Console) standing(id string) string {
+	for _, x := range c.Revoker.Revocations() {
 		if x.ID == id && !x.Back {
 			return "revoked"
 		}
 	}
-	return strings.TrimSpace("not revoked " + r.state(id))
+	return strings.TrimSpace("not revoked " + c.state(id))
 }
 
 // state is a member's for the audit log; "" for none.
-func (r *Router) state(id string) string {
-	if m := r.fleet.Snapshot().Get(id); m != nil {
+func (c *Console) state(id string) string {
+	if m := c.Fleet.Snapshot().Get(id); m != nil {
 		return describe(m)
 	}
 	return ""

@@ -1,8 +1,6 @@
 package router
 
 import (
-	"cmp"
-	"slices"
 	"strings"
 
 	"github.com/valyala/fasthttp"
@@ -16,21 +14,12 @@ type Route struct {
 	Mounted                           bool // it is there if Deps.Mounts has it
 }
 
-// Routes lists what the router answers, by listener and path.
-func Routes() []Route {
-	const keys, anybody = "API keys", "anybody"
+// AdminRoutes lists what the console answers.
+func AdminRoutes() []Route {
+	const anybody = "anybody"
 	list := []Route{
-		{"public", "GET", "/v1/models/{model}", keys, "One model, if it can be served now.", false},
-		{"public", "GET", "/metrics", anybody, "Metrics, with `public_metrics`.", false},
 		{"admin", "GET", "/metrics", anybody, "Metrics, in Prometheus' text format.", false},
 		{"admin", "GET", "/health", anybody, "That the process is up.", false},
-	}
-	for path, r := range routes {
-		who := anybody
-		if r.key {
-			who = keys
-		}
-		list = append(list, Route{"public", r.method, path, who, r.what, false})
 	}
 	for _, r := range adminTable {
 		who := "the admin token"
@@ -39,9 +28,6 @@ func Routes() []Route {
 		}
 		list = append(list, Route{"admin", r.method, r.path, who, r.what, r.serve == nil})
 	}
-	slices.SortFunc(list, func(a, b Route) int {
-		return cmp.Or(strings.Compare(b.Listener, a.Listener), strings.Compare(a.Path, b.Path), strings.Compare(a.Method, b.Method))
-	})
 	return list
 }
 
@@ -55,7 +41,7 @@ type adminCall struct {
 // it, {…} all that follows. Without serve it is there if somebody mounts it.
 type adminRoute struct {
 	method, path string
-	serve        func(*Router, *fasthttp.RequestCtx, adminCall)
+	serve        func(*Console, *fasthttp.RequestCtx, adminCall)
 	what         string
 }
 
@@ -63,20 +49,20 @@ type adminRoute struct {
 var adminTable = adminRoutes()
 
 func adminRoutes() []adminRoute {
-	order := func(r *Router, ctx *fasthttp.RequestCtx, a adminCall) {
-		r.order(ctx, a.id, a.part, a.path[strings.LastIndexByte(a.path, '/')+1:])
+	order := func(c *Console, ctx *fasthttp.RequestCtx, a adminCall) {
+		c.order(ctx, a.id, a.part, a.path[strings.LastIndexByte(a.path, '/')+1:])
 	}
-	cache := func(r *Router, ctx *fasthttp.RequestCtx, a adminCall) {
-		r.serveCache(ctx, a.verb, strings.TrimPrefix(a.path, "/admin/v1/cache"))
+	cache := func(c *Console, ctx *fasthttp.RequestCtx, a adminCall) {
+		c.serveCache(ctx, a.verb, strings.TrimPrefix(a.path, "/admin/v1/cache"))
 	}
-	revocations := func(r *Router, ctx *fasthttp.RequestCtx, a adminCall) { r.serveRevocations(ctx, a.verb, a.part) }
-	profiles := func(r *Router, ctx *fasthttp.RequestCtx, a adminCall) { r.serveProfile(ctx, a.verb) }
-	pprof := func(_ *Router, ctx *fasthttp.RequestCtx, a adminCall) { servePprof(ctx, a.path) }
+	revocations := func(c *Console, ctx *fasthttp.RequestCtx, a adminCall) { c.serveRevocations(ctx, a.verb, a.part) }
+	profiles := func(c *Console, ctx *fasthttp.RequestCtx, a adminCall) { c.serveProfile(ctx, a.verb) }
+	pprof := func(_ *Console, ctx *fasthttp.RequestCtx, a adminCall) { servePprof(ctx, a.path) }
 	return []adminRoute{
-		{"GET", "/dashboard", func(_ *Router, ctx *fasthttp.RequestCtx, _ adminCall) { serveDashboard(ctx) }, "The fleet in a browser; the token is the password."},
-		{"GET", "/admin/v1/instances", func(r *Router, ctx *fasthttp.RequestCtx, _ adminCall) { r.listInstances(ctx) }, "Who is there, in which state, with which load."},
-		{"POST", "/admin/v1/instances", func(r *Router, ctx *fasthttp.RequestCtx, _ adminCall) { r.addInstance(ctx) }, "Add a worker or an engine."},
-		{"DELETE", "/admin/v1/instances/{id}", func(r *Router, ctx *fasthttp.RequestCtx, a adminCall) { r.removeInstance(ctx, a.part) }, "Take one out; the last of a role with `force`."},
+		{"GET", "/dashboard", func(_ *Console, ctx *fasthttp.RequestCtx, _ adminCall) { serveDashboard(ctx) }, "The fleet in a browser; the token is the password."},
+		{"GET", "/admin/v1/instances", func(c *Console, ctx *fasthttp.RequestCtx, _ adminCall) { c.listInstances(ctx) }, "Who is there, in which state, with which load."},
+		{"POST", "/admin/v1/instances", func(c *Console, ctx *fasthttp.RequestCtx, _ adminCall) { c.addInstance(ctx) }, "Add a worker or an engine."},
+		{"DELETE", "/admin/v1/instances/{id}", func(c *Console, ctx *fasthttp.RequestCtx, a adminCall) { c.removeInstance(ctx, a.part) }, "Take one out; the last of a role with `force`."},
 		{"POST", "/admin/v1/instances/{id}/drain", order, "Give it no new work; the last of a role with `force`."},
 		{"POST", "/admin/v1/instances/{id}/undrain", order, "Take a drain back."},
 		{"POST", "/admin/v1/instances/{id}/role", order, "Another role; of the last of one with `force`."},
@@ -96,9 +82,9 @@ func adminRoutes() []adminRoute {
 		{"GET", "/admin/v1/profile", profiles, "How profiling stands; `?instance=ID` downloads the last profile of one."},
 		{"POST", "/admin/v1/profile", profiles, "Profile the router and all workers, or `?instance=ID`, for `?seconds=N` at most."},
 		{"DELETE", "/admin/v1/profile", profiles, "End profiling."},
-		{"GET", "/debug/ledger", func(r *Router, ctx *fasthttp.RequestCtx, _ adminCall) { r.serveLedger(ctx) }, "What every process holds, and why."},
-		{"GET", "/debug/requests", func(r *Router, ctx *fasthttp.RequestCtx, _ adminCall) { r.serveRequests(ctx) }, "The latest requests, without prompts and answers."},
-		{"GET", "/debug/requests/{…}", func(r *Router, ctx *fasthttp.RequestCtx, a adminCall) { r.serveRequest(ctx, a.part) }, "One by its ID; `?format=text` draws its times."},
+		{"GET", "/debug/ledger", func(c *Console, ctx *fasthttp.RequestCtx, _ adminCall) { c.serveLedger(ctx) }, "What every process holds, and why."},
+		{"GET", "/debug/requests", func(c *Console, ctx *fasthttp.RequestCtx, _ adminCall) { c.serveRequests(ctx) }, "The latest requests, without prompts and answers."},
+		{"GET", "/debug/requests/{…}", func(c *Console, ctx *fasthttp.RequestCtx, a adminCall) { c.serveRequest(ctx, a.part) }, "One by its ID; `?format=text` draws its times."},
 		{"GET", "/debug/pprof{…}", pprof, "Go's own profiles of the router."},
 		{"POST", "/debug/pprof{…}", pprof, "The same, for symbols."},
 	}
@@ -117,15 +103,15 @@ func match(pattern, path string) (part string, ok bool) {
 }
 
 // administer routes a request that may be made.
-func (r *Router) administer(ctx *fasthttp.RequestCtx, id, verb, path string) {
-	if mount := r.deps.Mounts[verb+" "+path]; mount != nil {
+func (c *Console) administer(ctx *fasthttp.RequestCtx, id, verb, path string) {
+	if mount := c.Mounts[verb+" "+path]; mount != nil {
 		mount(ctx)
 		return
 	}
 	plain := strings.TrimSuffix(path, "/")
 	for _, route := range adminTable {
 		if part, ok := match(route.path, plain); ok && route.method == verb && route.serve != nil {
-			route.serve(r, ctx, adminCall{id: id, verb: verb, path: plain, part: part})
+			route.serve(c, ctx, adminCall{id: id, verb: verb, path: plain, part: part})
 			return
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -66,11 +67,11 @@ func (a *attempt) runAlone(x *dialect.Exchange) (*answer, *failure) {
 		return a.decode(x)
 	}
 	a.choice.EndPrefill()
-	if !a.rules.Falls || !a.q.r.cfg.Fallback {
+	if !a.rules.Falls || !a.q.s.cfg.Fallback {
 		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, api: openai.BadRequest(string(a.falls),
 			"%s: engines of dialect %q cannot split such a request between prefill and decode", a.falls, a.d.inst.Dialect)}
 	}
-	a.q.r.metrics.fallbacks.WithLabelValues(string(a.falls)).Inc()
+	a.q.s.metrics.fallbacks.WithLabelValues(string(a.falls)).Inc()
 	return a.decode(x)
 }
 
@@ -207,6 +208,16 @@ func (k *facts) put(inst *fleet.Instance, f dialect.Facts) {
 	k.byID[inst.ID] = known{inst.Epoch, f}
 }
 
+// prune forgets what engines said that are no more.
+func (k *facts) prune(s *fleet.Snapshot) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	maps.DeleteFunc(k.byID, func(id string, v known) bool {
+		m := s.Get(id)
+		return m == nil || m.State == fleet.Gone || m.Epoch != v.epoch
+	})
+}
+
 // askTimeout bounds a question to an engine that is not a leg.
 const askTimeout = 2 * time.Second
 
@@ -216,11 +227,11 @@ func (a *attempt) ask(x *dialect.Exchange) *failure {
 	if !ok || a.alone {
 		return nil
 	}
-	r := a.q.r
-	if x.Facts, ok = r.facts.get(a.p.inst); ok {
+	s := a.q.s
+	if x.Facts, ok = s.facts.get(a.p.inst); ok {
 		return nil
 	}
-	body, err := r.question(&a.p.life, asker.Ask(a.p.inst))
+	body, err := s.question(&a.p.life, asker.Ask(a.p.inst))
 	if err == nil {
 		x.Facts, err = asker.Learn(body)
 	}
@@ -231,12 +242,12 @@ func (a *attempt) ask(x *dialect.Exchange) *failure {
 		return &failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: ticket.Dead, reason: reasonTransport, retry: true,
 			avoid: []string{a.p.inst.ID}, err: fmt.Errorf("ask its bootstrap: %w", err)}
 	}
-	r.facts.put(a.p.inst, x.Facts)
+	s.facts.put(a.p.inst, x.Facts)
 	return nil
 }
 
 // question GETs a small answer.
-func (r *Router) question(asker *life, url string) ([]byte, error) {
+func (s *Service) question(asker *life, url string) ([]byte, error) {
 	addr, err := hostPort(url)
 	if err != nil {
 		return nil, err
@@ -249,7 +260,7 @@ func (r *Router) question(asker *life, url string) ([]byte, error) {
 	h.SetMethod(fasthttp.MethodGet)
 	_, path, _ := strings.Cut(url[strings.Index(url, "//")+2:], "/")
 	h.SetRequestURI("/" + path)
-	b, err := r.up.roundTrip(&q, addr, &h, nil, nil)
+	b, err := s.up.roundTrip(&q, addr, &h, nil, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router/dialect"
 )
@@ -66,7 +67,7 @@ func validStatics(list []Static) error {
 			err = checkInstance(&i)
 		}
 		if err != nil {
-			return bad("static", "entry %d: %v", n+1, err)
+			return config.Bad("static", "entry %d: %v", n+1, err)
 		}
 		seen[s.ID] = true
 	}
@@ -80,45 +81,74 @@ func foreignNames() []string {
 // SetStatic makes the list the static members of the fleet: new and changed
 // ones are probed anew, those that are gone from it end, the others are left
 // alone with their requests.
-func (r *Router) SetStatic(list []Static) error {
+func (ms *Members) SetStatic(list []Static) error {
 	if err := validStatics(list); err != nil {
 		return err
 	}
-	r.staticMu.Lock()
-	defer r.staticMu.Unlock()
-	if len(list) == 0 && len(r.statics) == 0 {
+	ms.staticMu.Lock()
+	defer ms.staticMu.Unlock()
+	if len(list) == 0 && len(ms.statics) == 0 {
 		return nil
 	}
-	ed, ok := r.fleet.(Editor)
+	ed, ok := ms.fleet.(Editor)
 	if !ok {
-		return bad("static", "this fleet cannot be added to")
+		return config.Bad("static", "this fleet cannot be added to")
 	}
 	next := map[string]Static{}
 	var errs []error
 	for _, s := range list {
 		next[s.ID] = s
-		if old, ok := r.statics[s.ID]; ok && old == s {
+		if old, ok := ms.statics[s.ID]; ok && old == s {
 			continue
 		}
 		inst := s.instance()
-		inst.Epoch = r.nextEpoch(s.ID)
+		inst.Epoch = ms.nextEpoch(s.ID)
 		if err := ed.AddStatic(inst, fleet.Static); err != nil {
 			errs = append(errs, err)
 			delete(next, s.ID)
 		}
 	}
-	for id := range r.statics {
+	for id := range ms.statics {
 		if _, ok := next[id]; !ok {
 			ed.Remove(id, "taken out of the configuration")
 		}
 	}
-	r.statics = next
+	ms.statics = next
 	return errors.Join(errs...)
 }
 
 // configured says whether the operator has told the version.
 func (p *prober) configured(m *fleet.Member) bool {
-	p.r.staticMu.Lock()
-	defer p.r.staticMu.Unlock()
-	return p.r.statics[m.ID].Version != ""
+	p.ms.staticMu.Lock()
+	defer p.ms.staticMu.Unlock()
+	return p.ms.statics[m.ID].Version != ""
+}
+
+// nextEpoch is one for an instance that does not tell its own: newer than what is
+// known of that id, so that who was removed can be added again.
+func (ms *Members) nextEpoch(id string) uint64 {
+	now := fleet.NewEpoch()
+	if m := ms.fleet.Snapshot().Get(id); m != nil {
+		return max(now, m.Epoch+1)
+	}
+	return now
+}
+
+// checkInstance refuses what the router could not reach, or would not know what
+// for. The error is a *config.KeyError.
+func checkInstance(inst *fleet.Instance) error {
+	_, err := hostPort(inst.URL)
+	switch {
+	case inst.ID == "" || strings.ContainsAny(inst.ID, "/? \r\n"):
+		return config.Bad("id", "%q is no id", clip(inst.ID))
+	case inst.Role != fleet.Prefill && inst.Role != fleet.Decode:
+		return config.Bad("role", "want prefill or decode, not %q", clip(string(inst.Role)))
+	case inst.Model == "":
+		return config.Bad("model", "it is required: what clients call it")
+	case dialect.For(inst.Dialect) == nil:
+		return config.Bad("dialect", "%q is unknown", clip(inst.Dialect))
+	case err != nil:
+		return config.Bad("url", "%v", err)
+	}
+	return nil
 }

@@ -13,17 +13,17 @@ import (
 
 // suspect looks at a worker whose connection broke: if it takes no new one it
 // is reported dead. A single broken connection does not condemn it.
-func (r *Router) suspect(inst *fleet.Instance, err error) {
+func (ms *Members) suspect(inst *fleet.Instance, err error) {
 	if scarce.Ours(err) || errors.Is(err, errRefusesUs) {
 		return
 	}
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		r.fleet.ReportDead(inst.ID, inst.Epoch, err.Error())
+		ms.fleet.ReportDead(inst.ID, inst.Epoch, err.Error())
 		return
 	}
-	r.knock(inst, func(derr error) {
+	ms.knock(inst, func(derr error) {
 		if derr != nil {
-			r.fleet.ReportDead(inst.ID, inst.Epoch, fmt.Sprintf("%v, then %v", err, derr))
+			ms.fleet.ReportDead(inst.ID, inst.Epoch, fmt.Sprintf("%v, then %v", err, derr))
 		}
 	})
 }
@@ -31,36 +31,65 @@ func (r *Router) suspect(inst *fleet.Instance, err error) {
 // knock connects to a worker and tells then whether it took the connection;
 // while one knock is out others are dropped. A slow answer is no answer. What the
 // router lacks for a connection says nothing, and then is not told.
-func (r *Router) knock(inst *fleet.Instance, then func(error)) {
+func (ms *Members) knock(inst *fleet.Instance, then func(error)) {
 	addr, err := hostPort(inst.URL)
 	if err != nil {
 		return
 	}
 	key := fmt.Sprintf("%s/%d", inst.ID, inst.Epoch)
-	r.mu.Lock()
-	busy := r.knocks[key]
-	r.knocks[key] = true
-	r.mu.Unlock()
+	ms.mu.Lock()
+	busy := ms.knocks[key]
+	ms.knocks[key] = true
+	ms.mu.Unlock()
 	if busy {
 		return
 	}
 	done := func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		delete(r.knocks, key)
+		ms.mu.Lock()
+		defer ms.mu.Unlock()
+		delete(ms.knocks, key)
 	}
-	if !r.spawn(func() {
+	if !ms.Spawn(func() {
 		defer done()
-		ctx, cancel := context.WithTimeout(r.ctx, 500*time.Millisecond)
+		ctx, cancel := context.WithTimeout(ms.Ctx, 500*time.Millisecond)
 		defer cancel()
-		conn, err := r.up.dialer.DialContext(ctx, "tcp", bare(addr))
+		conn, err := ms.Client.Dialer.DialContext(ctx, "tcp", bare(addr))
 		if err == nil {
 			conn.Close()
 		}
-		if r.ctx.Err() == nil && !scarce.Ours(err) {
+		if ms.Ctx.Err() == nil && !scarce.Ours(err) {
 			then(err)
 		}
 	}) {
 		done()
+	}
+}
+
+// knocking reports whether a connection is being tried.
+func (ms *Members) knocking() bool {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	return len(ms.knocks) > 0
+}
+
+// reviveEvery is how often dead members that do not announce themselves are
+// tried.
+const reviveEvery = 2 * time.Second
+
+// revive tries them, each on its own goroutine and one at a time.
+func (ms *Members) revive() {
+	rev, ok := ms.fleet.(Reviver)
+	if !ok {
+		return
+	}
+	s := ms.fleet.Snapshot()
+	for i := range s.Members {
+		if m := &s.Members[i]; m.State == fleet.Dead && m.Source != fleet.NATS {
+			ms.knock(&m.Instance, func(err error) {
+				if err == nil {
+					rev.ReportAlive(m.ID, m.Epoch)
+				}
+			})
+		}
 	}
 }

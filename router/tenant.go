@@ -44,7 +44,7 @@ type keys struct {
 	tenants map[string]*tenant
 }
 
-func newKeyring(cfg *Config, stats *statsByName) (*keyring, error) {
+func newKeyring(cfg *FlightConfig, stats *statsByName) (*keyring, error) {
 	k := &keyring{path: cfg.APIKeysFile, plain: cfg.APIKeys, header: cfg.TenantHeader, stats: stats, accounts: map[string]*limit.Account{}}
 	if k.path != "" {
 		return k, nil // files.add loads it
@@ -137,12 +137,12 @@ func bearer(h *fasthttp.RequestHeader) ([]byte, bool) {
 type tenantKey struct{}
 
 // keyed finds out for whom the request is; false if its key will not do.
-func (r *Router) keyed(ctx *fasthttp.RequestCtx) bool {
-	t, ok := r.keys.identify(&ctx.Request.Header)
+func (s *Service) keyed(ctx *fasthttp.RequestCtx) bool {
+	t, ok := s.keys.identify(&ctx.Request.Header)
 	switch {
 	case !ok:
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
-		r.metrics.unauthorized.Inc()
+		s.metrics.unauthorized.Inc()
 	case t != nil:
 		ctx.SetUserValue(tenantKey{}, t)
 	}
@@ -156,8 +156,8 @@ func tenantOf(ctx *fasthttp.RequestCtx) *tenant {
 }
 
 // servedTo lists the models that are served and that a tenant's key may use.
-func (r *Router) servedTo(t *tenant) []openai.Model {
-	all, _ := r.served()
+func (s *Service) servedTo(t *tenant) []openai.Model {
+	all, _ := s.members.served()
 	if t == nil {
 		return all
 	}

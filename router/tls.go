@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
@@ -36,9 +37,10 @@ func (s *serverTLS) load() error {
 	return nil
 }
 
-func (s *serverTLS) listen(ln net.Listener) net.Listener {
-	return tls.NewListener(ln, &tls.Config{MinVersion: tls.VersionTLS12,
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.now.Load(), nil }})
+// config uses what is in force at each handshake.
+func (s *serverTLS) config() *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS12,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.now.Load(), nil }}
 }
 
 // Upstream is how engines are talked to, beyond plain HTTP.
@@ -65,11 +67,11 @@ type Upstream struct {
 func (u *Upstream) Validate() error {
 	switch {
 	case (u.Cert == "") != (u.Key == ""):
-		return bad("cert", "cert and key go together")
+		return config.Bad("cert", "cert and key go together")
 	case u.InsecureSkipVerify && (u.CA != "" || u.ServerName != ""):
-		return bad("insecure_skip_verify", "ca and server_name are not looked at with it; leave it out")
+		return config.Bad("insecure_skip_verify", "ca and server_name are not looked at with it; leave it out")
 	case strings.ContainsAny(u.APIKey, "\r\n\x00"):
-		return bad("api_key", "it has a line break in it")
+		return config.Bad("api_key", "it has a line break in it")
 	}
 	return nil
 }
@@ -80,6 +82,13 @@ type clientTLS struct {
 	now     atomic.Pointer[tls.Config] // to engines
 	members *tls.Config                // to the fleet's workers; nil: they have none
 }
+
+// loadTLS reads the files of Upstream.
+func (u *upstream) loadTLS() error { return u.tls.load() }
+
+// httpClient makes h, which asks engines what they are, connect and name itself as
+// legs do.
+func (u *upstream) httpClient(h *http.Client) *http.Client { return u.tls.client(h) }
 
 func (c *clientTLS) load() error {
 	t := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, ServerName: c.u.ServerName,
@@ -139,8 +148,6 @@ func under(conn net.Conn) net.Conn {
 	return conn
 }
 
-// client makes c, which asks engines what they are, connect and name itself as
-// legs do.
 func (c *clientTLS) client(h *http.Client) *http.Client {
 	t, ok := h.Transport.(*http.Transport)
 	if !ok {

@@ -8,29 +8,35 @@ import (
 	"github.com/xpyd/xpyd/internal/tokenizer"
 )
 
+// Prompt is a request's prompt.
+type Prompt struct {
+	Top  *openai.Top
+	Body []byte
+}
+
 // tokens returns the ids of a request's first prompt: as the client sent them,
 // or made by a tokenizer of the configuration; nil if they cannot be known.
-func (e *kvFeeds) tokens(q *request) []uint32 {
-	if !q.top.Messages {
-		if ids := tokenIDs(q.top.Prompt); ids != nil {
+func (e *Feeds) tokens(ctx context.Context, q *Prompt) []uint32 {
+	if !q.Top.Messages {
+		if ids := tokenIDs(q.Top.Prompt); ids != nil {
 			return ids
 		}
 	}
-	tok := e.toks[q.top.Model]
-	if tok == nil || e.isAlien(q.top.Model) {
+	tok := e.toks[q.Top.Model]
+	if tok == nil || e.isAlien(q.Top.Model) {
 		return nil
 	}
-	if q.top.Messages {
-		return chatTokens(&q.ctx, tok, q.body)
+	if q.Top.Messages {
+		return chatTokens(ctx, tok, q.Body)
 	}
-	c, err := openai.ParseCompletion(q.body, openai.Limits{})
+	c, err := openai.ParseCompletion(q.Body, openai.Limits{})
 	if err != nil || len(c.Prompts) == 0 {
 		return nil // the worker will say what is wrong with it
 	}
 	return unsigned(tok.Encode(c.Prompts[0].Text, c.AddSpecial))
 }
 
-func (e *kvFeeds) isAlien(model string) bool {
+func (e *Feeds) isAlien(model string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.alien[model]

@@ -83,6 +83,18 @@ func (b *upBody) all(limit int) ([]byte, error) {
 	}
 }
 
+// length is the body's, -1 if it was not announced; before the body is read.
+func (b *upBody) length() int {
+	if b.chunked || b.toEnd {
+		return -1
+	}
+	return int(b.left)
+}
+
+// lend lends memory in which an answer can be cut; give takes it back.
+func (b *upBody) lend() *[]byte      { return b.conn.u.runs.get() }
+func (b *upBody) giveBack(p *[]byte) { b.conn.u.runs.put(p) }
+
 // finish gives the connection back if the body was read to its end, and
 // closes it otherwise.
 func (b *upBody) finish() {

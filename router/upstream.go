@@ -1,7 +1,9 @@
 package router
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -12,14 +14,41 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/config"
 )
+
+// Timeouts bound the phases of a request to a worker.
+type Timeouts struct {
+	// ConnectTimeout, WriteTimeout and FirstByteTimeout bound the phases of a
+	// leg; ChunkTimeout is decode's longest silence within a stream.
+	ConnectTimeout   time.Duration `koanf:"connect_timeout"`
+	WriteTimeout     time.Duration `koanf:"write_timeout"`
+	FirstByteTimeout time.Duration `koanf:"first_byte_timeout"`
+	ChunkTimeout     time.Duration `koanf:"chunk_timeout"`
+	// IdleConns is how many idle connections are kept to each worker.
+	IdleConns int `koanf:"idle_conns"`
+}
+
+// DefaultTimeouts are for one machine.
+func DefaultTimeouts() Timeouts {
+	return Timeouts{ConnectTimeout: 2 * time.Second, WriteTimeout: 10 * time.Second, FirstByteTimeout: 5 * time.Minute,
+		ChunkTimeout: time.Minute, IdleConns: 256}
+}
+
+// Validate returns a *config.KeyError.
+func (t *Timeouts) Validate() error {
+	return cmp.Or(config.AtLeast("idle_conns", t.IdleConns, 0), config.Positive("connect_timeout", t.ConnectTimeout),
+		config.Positive("write_timeout", t.WriteTimeout), config.Positive("first_byte_timeout", t.FirstByteTimeout),
+		config.Positive("chunk_timeout", t.ChunkTimeout))
+}
 
 // upstream is the connections to workers. Each leg owns one connection from
 // request to answer, so that cancelling a leg is closing its connection, which
 // the worker notices at once.
 type upstream struct {
-	cfg    *Config
-	dialer net.Dialer
+	cfg    Timeouts
+	Dialer net.Dialer
 	tls    clientTLS
 
 	mu     sync.Mutex
@@ -40,8 +69,10 @@ const (
 	upSmall  = 16 << 10              // a request of so many bytes is put together and sent in one
 )
 
-func newUpstream(cfg *Config) *upstream {
-	return &upstream{cfg: cfg, idle: map[string][]*upConn{}, open: map[*upConn]struct{}{}, bufs: newLender(upHeader)}
+// newUpstream makes a client. members is the TLS of the fleet's own workers; nil:
+// they have none.
+func newUpstream(cfg Timeouts, u Upstream, members *tls.Config) *upstream {
+	return &upstream{cfg: cfg, tls: clientTLS{u: u, members: members}, idle: map[string][]*upConn{}, open: map[*upConn]struct{}{}, bufs: newLender(upHeader)}
 }
 
 // request returns an empty header; it goes back to requests once it is sent.
@@ -55,13 +86,16 @@ func (u *upstream) request() *fasthttp.RequestHeader {
 	return h
 }
 
+// sent takes a header back.
+func (u *upstream) sent(h *fasthttp.RequestHeader) { u.requests.Put(h) }
+
 // upConn is one connection, used by one leg at a time.
 type upConn struct {
 	net.Conn
 	u      *upstream
 	addr   string
 	in     inbuf
-	answer fasthttp.ResponseHeader // of the leg that uses it
+	header fasthttp.ResponseHeader // of the answer to the leg that uses it
 	parts  [][]byte                // of its request, while it is written
 	since  time.Time               // idle since
 	until  time.Time               // the write deadline in force
@@ -113,7 +147,7 @@ func (u *upstream) get(l *life, addr string) (*upConn, error) {
 	defer cancel()
 	ctx, stop := context.WithTimeout(ctx, u.cfg.ConnectTimeout)
 	defer stop()
-	conn, err := u.dialer.DialContext(ctx, "tcp", bare(addr))
+	conn, err := u.Dialer.DialContext(ctx, "tcp", bare(addr))
 	if t, ok := conn.(*net.TCPConn); ok && err == nil {
 		err = t.SetReadBuffer(upBuffer)
 	}
@@ -129,7 +163,7 @@ func (u *upstream) get(l *life, addr string) (*upConn, error) {
 	defer u.mu.Unlock()
 	if u.closed {
 		conn.Close()
-		return nil, errShutdown
+		return nil, errClosed
 	}
 	u.open[c] = struct{}{}
 	return c, nil
@@ -211,6 +245,8 @@ func (u *upstream) close() {
 	}
 }
 
+var errClosed = errors.New("the client is closed")
+
 // legError is a leg that broke, and in which phase. Dial errors and ends of a
 // connection speak about the worker; timeouts do not.
 type legError struct {
@@ -234,7 +270,7 @@ func (e *legError) gone() bool {
 // address says whose the request is, and who sends it.
 func (u *upstream) address(req *fasthttp.RequestHeader, addr string) {
 	req.SetHost(bare(addr))
-	if key := u.cfg.Upstream.APIKey; key != "" && len(req.Peek("Authorization")) == 0 {
+	if key := u.tls.u.APIKey; key != "" && len(req.Peek("Authorization")) == 0 {
 		req.Set("Authorization", "Bearer "+key)
 	}
 }
@@ -248,7 +284,7 @@ func (u *upstream) roundTrip(l *life, addr string, req *fasthttp.RequestHeader, 
 	if err != nil {
 		return nil, err
 	}
-	if err := b.exchange(addr, req, body, sent); err != nil {
+	if err := b.do(addr, req, body, sent); err != nil {
 		b.abort()
 		return nil, err
 	}
@@ -269,24 +305,32 @@ func (u *upstream) take(l *life, addr string) (*upBody, error) {
 	return b, nil
 }
 
-// upload is roundTrip for a body of which only a part is here yet.
-func (u *upstream) upload(l *life, addr string, req *fasthttp.RequestHeader, up *upload, sent *atomic.Bool) (*upBody, error) {
-	if up.rest == nil {
-		return u.roundTrip(l, addr, req, [][]byte{up.head}, sent)
+// Upload is a body of which only a part is here yet.
+type Upload struct {
+	Head   []byte
+	Length int       // of all; -1: not known
+	Rest   io.Reader // what comes behind Head; nil: nothing
+	Broken error     // why Rest could not be read
+}
+
+// upload is roundTrip for a body that is still coming.
+func (u *upstream) upload(l *life, addr string, req *fasthttp.RequestHeader, up *Upload, sent *atomic.Bool) (*upBody, error) {
+	if up.Rest == nil {
+		return u.roundTrip(l, addr, req, [][]byte{up.Head}, sent)
 	}
 	b, err := u.take(l, addr)
 	if err != nil {
 		return nil, err
 	}
 	u.address(req, addr)
-	req.SetContentLength(up.length)
+	req.SetContentLength(up.Length)
 	if err = b.conn.pump(req, up); err == nil {
 		sent.Store(true)
 	} else {
 		b.spoilt = true // an engine that refuses may answer and read no more
 	}
-	if up.broken == nil {
-		if aerr := b.conn.in.within(u.cfg.FirstByteTimeout); aerr == nil && b.answer() == nil {
+	if up.Broken == nil {
+		if aerr := b.conn.in.within(u.cfg.FirstByteTimeout); aerr == nil && b.readHeader() == nil {
 			return b, nil
 		}
 	}
@@ -298,15 +342,15 @@ func (u *upstream) upload(l *life, addr string, req *fasthttp.RequestHeader, up 
 }
 
 // pump writes a request whose body is still coming.
-func (c *upConn) pump(req *fasthttp.RequestHeader, up *upload) error {
+func (c *upConn) pump(req *fasthttp.RequestHeader, up *Upload) error {
 	out := c.u.outs.get()
 	defer c.u.outs.put(out)
 	buf := c.u.runs.get()
 	defer c.u.runs.put(buf)
 	*out = append(*out, req.Header()...)
-	piece := up.head
+	piece := up.Head
 	for {
-		if up.length < 0 && len(piece) > 0 {
+		if up.Length < 0 && len(piece) > 0 {
 			*out = appendChunk(*out, piece)
 		} else {
 			*out = append(*out, piece...)
@@ -317,23 +361,24 @@ func (c *upConn) pump(req *fasthttp.RequestHeader, up *upload) error {
 			}
 		}
 		*out = (*out)[:0]
-		n, err := up.Read((*buf)[:cap(*buf)])
+		n, err := up.Rest.Read((*buf)[:cap(*buf)])
 		if piece = (*buf)[:n]; err == io.EOF && n == 0 {
 			break
 		}
 		if err != nil && err != io.EOF {
+			up.Broken = err
 			return err
 		}
 	}
-	if up.length < 0 {
+	if up.Length < 0 {
 		return c.send([][]byte{lastChunk})
 	}
 	return nil
 }
 
-// exchange writes the request, header and pieces of the body in one write if
+// do writes the request, header and pieces of the body in one write if
 // it is small, and reads the answer's header.
-func (b *upBody) exchange(addr string, req *fasthttp.RequestHeader, body [][]byte, sent *atomic.Bool) error {
+func (b *upBody) do(addr string, req *fasthttp.RequestHeader, body [][]byte, sent *atomic.Bool) error {
 	c := b.conn
 	size := 0
 	for _, part := range body {
@@ -368,7 +413,7 @@ func (b *upBody) exchange(addr string, req *fasthttp.RequestHeader, body [][]byt
 	if sent != nil {
 		sent.Store(true)
 	}
-	return b.answer()
+	return b.readHeader()
 }
 
 // send writes parts within WriteTimeout; they are cleared.
@@ -385,19 +430,27 @@ func (c *upConn) send(parts [][]byte) error {
 	return err
 }
 
-// answer reads the answer's header. What comes before it, such as early hints, is
+// readHeader reads the answer's header. What comes before it, such as early hints, is
 // no answer.
-func (b *upBody) answer() error {
+func (b *upBody) readHeader() error {
 	c := b.conn
-	for again := true; again; again = c.answer.StatusCode() < 200 {
+	for again := true; again; again = c.header.StatusCode() < 200 {
 		if err := c.in.await(); err != nil {
 			return &legError{"answer", err}
 		}
-		if err := c.answer.Read(c.in.br); err != nil {
+		if err := c.header.Read(c.in.br); err != nil {
 			return &legError{"answer", err}
 		}
 	}
-	b.header = &c.answer
+	b.header = &c.header
 	b.begin()
 	return nil
 }
+
+// largeError is an answer, or one event of it, beyond what the router holds.
+type largeError struct {
+	what  string
+	limit int
+}
+
+func (e *largeError) Error() string { return fmt.Sprintf("%s of more than %d bytes", e.what, e.limit) }

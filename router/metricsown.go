@@ -1,0 +1,60 @@
+package router
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metricsOwn registers the rooms' metrics, and has those of the whole.
+type metricsOwn struct {
+	failedAccepts *prometheus.CounterVec // listener
+	reloads       *prometheus.CounterVec // file, result
+
+	reg prometheus.Registerer
+	all []prometheus.Collector
+}
+
+func newMetricsOwn(reg prometheus.Registerer, r *Router) (*metricsOwn, error) {
+	if reg == nil {
+		reg = prometheus.NewRegistry()
+	}
+	m := &metricsOwn{reg: reg,
+		failedAccepts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_accept_errors_total",
+			Help: "Connections that could not be accepted, mostly for want of file descriptors: raise the limit (ulimit -n)."}, []string{"listener"}),
+		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_file_reloads_total",
+			Help: "Files of keys and certificates that had changed and were read again. After failed the old ones are in force."},
+			[]string{"file", "result"})}
+	for _, l := range []string{"public", "admin"} {
+		m.failedAccepts.WithLabelValues(l)
+	}
+	gauge := func(name, help string, f func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
+	}
+	m.all = slices.Concat([]prometheus.Collector{m.failedAccepts, m.reloads,
+		gauge("xpyd_router_connections", "Client connections on the public listener.", func() float64 { return float64(r.public.count()) }),
+		gauge("xpyd_router_ready", "1 while a probed, compatible pair is live.", func() float64 {
+			if r.Ready() {
+				return 1
+			}
+			return 0
+		})}, r.flights.Collectors(), r.members.Collectors(), r.feeds.Collectors())
+	if r.share != nil {
+		m.all = append(m.all, r.share.Collectors()...)
+	}
+	for i, c := range m.all {
+		if err := reg.Register(c); err != nil {
+			m.all = m.all[:i]
+			m.unregister()
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	return m, nil
+}
+
+func (m *metricsOwn) unregister() {
+	for _, c := range m.all {
+		m.reg.Unregister(c)
+	}
+}
