@@ -4,7 +4,10 @@ import (
 	"errors"
 
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/router/flight"
+	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/sense"
 	"github.com/xpyd/xpyd/router/share"
 )
 
@@ -29,14 +32,14 @@ type Config struct {
 	// PublicMetrics serves /metrics on the public listener too.
 	PublicMetrics bool `koanf:"public_metrics"`
 
-	Bounds   // of the public listener, but for StallTimeout of the admin's too
-	Timeouts // of legs
-	FlightConfig
+	h1.Bounds   // of the public listener, but for StallTimeout of the admin's too
+	h1.Timeouts // of legs
+	flight.Policy
 
-	SenseConfig
+	sense.Sources
 
 	// Upstream is how engines are talked to.
-	Upstream Upstream `koanf:"upstream"`
+	Upstream h1.Upstream `koanf:"upstream"`
 
 	Pick pick.Config `koanf:"pick"` // its policy is reloadable
 	// Share is what routers side by side tell each other.
@@ -47,9 +50,9 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Listen: "127.0.0.1:8000", AdminListen: "127.0.0.1:8001",
-		Bounds: DefaultBounds(), Timeouts: DefaultTimeouts(), FlightConfig: DefaultFlightConfig(),
-		SenseConfig: DefaultSenseConfig(),
-		Pick:        pick.DefaultConfig(), Share: share.DefaultConfig(),
+		Bounds: h1.DefaultBounds(), Timeouts: h1.DefaultTimeouts(), Policy: flight.DefaultPolicy(),
+		Sources: sense.DefaultSources(),
+		Pick:    pick.DefaultConfig(), Share: share.DefaultConfig(),
 	}
 }
 
@@ -81,6 +84,6 @@ func (c Config) Validate() error {
 			return config.Bad("upstream.pass_authorization", why)
 		}
 	}
-	return errors.Join(c.Bounds.Validate(), c.Timeouts.Validate(), c.FlightConfig.Validate(), c.SenseConfig.Validate(),
+	return errors.Join(c.Bounds.Validate(), c.Timeouts.Validate(), c.Policy.Validate(), c.Sources.Validate(),
 		config.Within("upstream", c.Upstream.Validate()), config.Within("pick", c.Pick.Validate()), config.Within("share", c.Share.Validate()))
 }

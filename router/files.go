@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/reread"
+	"github.com/xpyd/xpyd/router/h1"
 )
 
 // files are what is read again when it changes on disk: keys and certificates.
@@ -87,15 +88,15 @@ func (r *Router) loadFiles() (err error) {
 		err = r.files.add("api_keys_file", r.flights.LoadKeys, c.APIKeysFile)
 	}
 	if c.TLSCert != "" && err == nil {
-		r.tls = serverTLS{cert: c.TLSCert, key: c.TLSKey, clientCA: c.TLSClientCA}
-		err = r.files.add("tls_cert", r.tls.load, c.TLSCert, c.TLSKey, c.TLSClientCA)
+		r.tls = h1.ServerTLS{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA}
+		err = r.files.add("tls_cert", r.tls.Load, c.TLSCert, c.TLSKey, c.TLSClientCA)
 	}
 	if c.AdminTLSCert != "" && err == nil {
-		r.adminTLS = serverTLS{cert: c.AdminTLSCert, key: c.AdminTLSKey}
-		err = r.files.add("admin_tls_cert", r.adminTLS.load, c.AdminTLSCert, c.AdminTLSKey)
+		r.adminTLS = h1.ServerTLS{Cert: c.AdminTLSCert, Key: c.AdminTLSKey}
+		err = r.files.add("admin_tls_cert", r.adminTLS.Load, c.AdminTLSCert, c.AdminTLSKey)
 	}
 	if err == nil {
-		err = r.files.add("upstream", r.up.loadTLS, c.Upstream.CA, c.Upstream.Cert, c.Upstream.Key)
+		err = r.files.add("upstream", r.up.LoadTLS, c.Upstream.CA, c.Upstream.Cert, c.Upstream.Key)
 	}
 	if c.Upstream.InsecureSkipVerify {
 		r.log.Warn("upstream.insecure_skip_verify: whoever answers at an https address of an engine is believed to be it")

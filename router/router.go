@@ -20,21 +20,25 @@ import (
 	"github.com/xpyd/xpyd/internal/lobby"
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/router/console"
 	"github.com/xpyd/xpyd/router/discover"
+	"github.com/xpyd/xpyd/router/flight"
+	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/sense"
 	"github.com/xpyd/xpyd/router/share"
 	"github.com/xpyd/xpyd/router/trace"
 )
 
 // Deps is what a router is given.
 type Deps struct {
-	Fleet      Fleet
+	Fleet      sense.Fleet
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
 	Gatherer   prometheus.Gatherer // for /metrics; nil leaves the path out
 	Bus        share.Bus           // to other routers; nil for none
 	AdminToken string              // required unless AdminListen is ""
-	Revoker    Revoker             // nil: nothing is revoked here
+	Revoker    console.Revoker     // nil: nothing is revoked here
 	// AdminTokenRO opens what only reads on the admin listener; "" for none.
 	AdminTokenRO string
 	Version      string      // for GET /version
@@ -55,20 +59,20 @@ type Router struct {
 	log      *slog.Logger
 	metrics  *metricsOwn
 	files    *files
-	tls      serverTLS // of the public listener
-	adminTLS serverTLS
+	tls      h1.ServerTLS // of the public listener
+	adminTLS h1.ServerTLS
 	picker   *pick.Picker
-	up       *upstream
+	up       *h1.Client
 	tracer   *trace.Exporter // nil without tracing
 	share    *share.Sharer   // nil without a bus
-	members  *Members
-	feeds    *Feeds
-	flights  *Service
-	console  *Console
+	members  *sense.Members
+	feeds    *sense.Feeds
+	flights  *flight.Service
+	console  *console.Console
 	watcher  *clientwatch.Watcher
 	// adminConns bounds those of the admin listener.
 	adminConns    int
-	public, admin *server
+	public, admin *h1.Server
 
 	ctx    context.Context // ends when everything must
 	cancel context.CancelCauseFunc
@@ -96,7 +100,7 @@ func New(cfg Config, deps Deps) (_ *Router, err error) {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
 	r := &Router{cfg: cfg, deps: deps, log: deps.Log, picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))),
-		up: newUpstream(cfg.Timeouts, cfg.Upstream, deps.TLS.Client())}
+		up: h1.NewClient(cfg.Timeouts, cfg.Upstream, deps.TLS.Client())}
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
 	defer func() {
 		if err != nil {
@@ -129,20 +133,19 @@ func (r *Router) furnish() (err error) {
 	if deps.Bus != nil && cfg.Share.Interval > 0 {
 		r.share = share.New(cfg.Share, deps.Bus, r.picker, deps.Log)
 	}
-	if r.feeds, err = NewFeeds(FeedsDeps{Events: cfg.Events, Fleet: deps.Fleet, Picker: r.picker, Ring: deps.Ring, Log: deps.Log, Ctx: r.ctx}); err != nil {
+	if r.feeds, err = sense.NewFeeds(sense.FeedsDeps{Events: cfg.Events, Fleet: deps.Fleet, Picker: r.picker, Ring: deps.Ring, Log: deps.Log, Ctx: r.ctx}); err != nil {
 		return err
 	}
-	r.members = NewMembers(MembersDeps{Fleet: deps.Fleet, Log: deps.Log, Picker: r.picker, Client: r.up, Ring: deps.Ring, MemberTLS: deps.TLS != nil,
-		ProbeTimeout: cfg.ProbeTimeout, Judge: cfg.Pick.Ejection.Interval, Share: r.share, HTTP: r.up.httpClient(discover.NewClient()), Ctx: r.ctx, Spawn: r.spawn})
-	r.flights, err = NewService(FlightDeps{FlightConfig: cfg.FlightConfig, Bounds: cfg.Bounds, PassAuthorization: cfg.Upstream.PassAuthorization,
+	r.members = sense.NewMembers(sense.MembersDeps{Fleet: deps.Fleet, Log: deps.Log, Picker: r.picker, Client: r.up, Ring: deps.Ring, MemberTLS: deps.TLS != nil,
+		ProbeTimeout: cfg.ProbeTimeout, Judge: cfg.Pick.Ejection.Interval, Share: r.share, HTTP: r.up.HttpClient(discover.NewClient()), Ctx: r.ctx, Spawn: r.spawn})
+	r.flights, err = flight.New(flight.Deps{Policy: cfg.Policy, Bounds: cfg.Bounds, PassAuthorization: cfg.Upstream.PassAuthorization,
 		PeerTokens: cfg.Events.PeerTokens, Paced: cfg.Pick.Ejection.Mode == pick.EjectAll, AskTimeout: cfg.FirstByteTimeout,
 		Log: deps.Log, Members: r.members, Feeds: r.feeds, Picker: r.picker, Client: r.up, Watcher: r.watcher, Tracer: r.tracer,
 		Paths: slices.Collect(maps.Keys(routes)), Ctx: r.ctx, Spawn: r.spawn})
 	if err != nil {
 		return err
 	}
-	r.members.SetTrier(r.flights)
-	r.console, err = NewConsole(ConsoleDeps{Token: deps.AdminToken, TokenRO: deps.AdminTokenRO, AuditFile: cfg.AuditFile, Log: deps.Log, Gatherer: deps.Gatherer,
+	r.console, err = console.New(console.Deps{Token: deps.AdminToken, TokenRO: deps.AdminTokenRO, AuditFile: cfg.AuditFile, Log: deps.Log, Gatherer: deps.Gatherer,
 		Fleet: deps.Fleet, Members: r.members, Feeds: r.feeds, Flights: r.flights, Picker: r.picker, TopologyLevel: cfg.Pick.TopologyLevel, Share: r.share,
 		Revoker: deps.Revoker, TrustsEveryone: deps.Ring == nil, Ready: r.Ready, Coming: deps.Coming, Mounts: deps.Mounts, Refuse: r.httpError, Ctx: r.ctx})
 	return err
@@ -150,22 +153,22 @@ func (r *Router) furnish() (err error) {
 
 // serve makes the servers of the two listeners.
 func (r *Router) serve() {
-	public, admin := ServerConfig{Bounds: r.cfg.Bounds, Handler: r.servePublic, Refuse: r.httpError, Log: r.log, Who: "the router"},
-		ServerConfig{Bounds: r.cfg.Bounds, Handler: r.console.Serve, Refuse: r.httpError, Log: r.log, Who: "the admin listener"}
+	public, admin := h1.ServerConfig{Bounds: r.cfg.Bounds, Handler: r.servePublic, Refuse: r.httpError, Log: r.log, Who: "the router"},
+		h1.ServerConfig{Bounds: r.cfg.Bounds, Handler: r.console.Serve, Refuse: r.httpError, Log: r.log, Who: "the admin listener"}
 	public.MaxConns, admin.MaxConns = r.cfg.fitConns(scarce.Files())
 	if public.MaxConns < r.cfg.MaxConns {
 		r.log.Warn("max_conns is cut to what the limit of file descriptors allows; raise it (ulimit -n)",
 			"max_conns", r.cfg.MaxConns, "connections", public.MaxConns, "files", scarce.Files())
 	}
 	if r.cfg.TLSCert != "" {
-		public.TLS = r.tls.config()
+		public.TLS = r.tls.Config()
 	}
 	if r.cfg.AdminTLSCert != "" {
-		admin.TLS = r.adminTLS.config()
+		admin.TLS = r.adminTLS.Config()
 	}
 	admin.StallTimeout = time.Minute // profiles take their time
 	r.adminConns = admin.MaxConns
-	r.public, r.admin = newServer(public), newServer(admin)
+	r.public, r.admin = h1.NewServer(public), h1.NewServer(admin)
 }
 
 // Start listens and serves. On an error the router is closed.
@@ -187,16 +190,14 @@ func (r *Router) Start() (err error) {
 		}
 		r.adminLn = scarce.Listener(r.adminLn, r.log, r.metrics.failedAccepts.WithLabelValues("admin"))
 		r.adminLn = lobby.New(r.adminConns/4).Listener(r.adminLn, guestPatience)
-		r.admin.start(r.adminLn)
+		r.admin.Start(r.adminLn)
 	}
-	if err := errors.Join(r.members.SetStatic(r.cfg.Static), r.members.discover(r.cfg.Discovery)); err != nil {
+	if err := errors.Join(r.members.SetStatic(r.cfg.Static), r.members.Discover(r.cfg.Discovery)); err != nil {
 		return errors.Join(err, r.publicLn.Close())
 	}
 	r.spawn(r.followFleet)
-	r.spawn(r.members.probes.run)
-	r.spawn(r.members.followPicks)
-	r.spawn(r.members.followGuards)
-	r.spawn(r.feeds.run)
+	r.members.Start(r.flights)
+	r.spawn(r.feeds.Run)
 	if r.share != nil {
 		r.spawn(func() { r.share.Run(r.ctx) })
 	}
@@ -206,7 +207,7 @@ func (r *Router) Start() (err error) {
 	if r.tracer != nil {
 		r.tracer.Start()
 	}
-	r.public.start(r.publicLn)
+	r.public.Start(r.publicLn)
 	return nil
 }
 
@@ -223,7 +224,7 @@ func (r *Router) AdminAddr() net.Addr {
 
 // Reload puts new limits and the policy in force, and reads keys and
 // certificates again; requests go on.
-func (r *Router) Reload(l Limits, policy string) error {
+func (r *Router) Reload(l flight.Limits, policy string) error {
 	if err := l.Validate(); err != nil {
 		return fmt.Errorf("limits.%w", err)
 	}
@@ -235,7 +236,7 @@ func (r *Router) Reload(l Limits, policy string) error {
 	}
 	r.flights.SetLimits(l)
 	r.picker.SetPolicy(policy)
-	r.feeds.wake()
+	r.feeds.Wake()
 	return nil
 }
 
@@ -244,7 +245,7 @@ func (r *Router) Ready() bool {
 	r.mu.Lock()
 	stopping := r.stopping
 	r.mu.Unlock()
-	return !stopping && r.members.serves()
+	return !stopping && r.members.HasPair()
 }
 
 // spawn runs f on a goroutine that Shutdown waits for; false when it is too
@@ -261,7 +262,7 @@ func (r *Router) spawn(f func()) bool {
 
 // followFleet ends the legs of workers that died, as soon as that is known.
 func (r *Router) followFleet() {
-	tick := time.NewTicker(reviveEvery)
+	tick := time.NewTicker(sense.ReviveEvery)
 	defer tick.Stop()
 	for {
 		changed := r.deps.Fleet.Changed()
@@ -271,8 +272,8 @@ func (r *Router) followFleet() {
 		select {
 		case <-changed:
 		case <-tick.C:
-			r.up.prune()
-			r.members.revive()
+			r.up.Prune()
+			r.members.Revive()
 		case <-r.ctx.Done():
 			return
 		}
@@ -280,10 +281,10 @@ func (r *Router) followFleet() {
 }
 
 // SetStatic makes the list the static members of the fleet.
-func (r *Router) SetStatic(list []Static) error { return r.members.SetStatic(list) }
+func (r *Router) SetStatic(list []sense.Static) error { return r.members.SetStatic(list) }
 
 // Drained says whether a drain of that worker, asked for here, is in force.
-func (r *Router) Drained(id string) bool { return r.members.Drained(id) }
+func (r *Router) Drained(id string) bool { return r.members.DrainAsked(id) }
 
 // Serves says whether users' requests may go to m.
 func (r *Router) Serves(m *fleet.Member) bool { return r.members.Serves(m) }
@@ -307,7 +308,7 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	r.mu.Unlock()
 	var err error
 	if r.publicLn != nil {
-		if err = r.public.drain(ctx); err != nil {
+		if err = r.public.Drain(ctx); err != nil {
 			err = fmt.Errorf("drain: %w", err)
 		}
 		if ctx.Err() != nil {
@@ -317,7 +318,7 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	if r.adminLn != nil { // last, so that the drain can be watched
 		actx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		_ = r.admin.drain(actx) // its requests are short, and may be cut
+		_ = r.admin.Drain(actx) // its requests are short, and may be cut
 	}
 	r.close()
 	return err
@@ -326,7 +327,7 @@ func (r *Router) Shutdown(ctx context.Context) error {
 // cutShort ends what drain has not waited for: the streams end with an error
 // event, the rest with a 503, and what cannot even write that is cut.
 func (r *Router) cutShort() {
-	r.end(errShutdown)
+	r.end(flight.ErrShutdown)
 	tick, late := time.NewTicker(20*time.Millisecond), time.NewTimer(time.Second)
 	defer tick.Stop()
 	defer late.Stop()
@@ -347,17 +348,17 @@ func (r *Router) end(why error) {
 
 // close ends everything and waits for it.
 func (r *Router) close() {
-	r.end(errShutdown)
+	r.end(flight.ErrShutdown)
 	r.mu.Lock()
 	r.closed = true
 	r.mu.Unlock()
-	r.public.cut()
-	r.admin.cut()
+	r.public.Cut()
+	r.admin.Cut()
 	if err := r.members.Close(); err != nil {
 		r.log.Warn("stop looking for engines", "err", err)
 	}
-	r.up.close()
-	r.public.wait()
+	r.up.Close()
+	r.public.Wait()
 	r.wg.Wait()
 	if r.tracer != nil {
 		r.tracer.Close() // the last requests' spans too

@@ -1,0 +1,41 @@
+package h1
+
+import (
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// quiet says whether an idle connection has neither ended nor received bytes
+// that nobody asked for.
+func quiet(conn net.Conn) bool {
+	sc, ok := conn.(syscall.Conn)
+	if !ok {
+		return true
+	}
+	rc, err := sc.SyscallConn()
+	if err != nil {
+		return false
+	}
+	quiet := false
+	err = rc.Control(func(fd uintptr) {
+		quiet = sysPeek(int(fd)) == unix.EAGAIN
+	})
+	return err == nil && quiet
+}
+
+// unsentMost is how much may wait in the kernel for a client that does not
+// read; left to itself the kernel takes megabytes.
+const unsentMost = 64 << 10
+
+// boundUnsent makes writes to conn wait once so much waits there.
+func boundUnsent(conn net.Conn) {
+	if sc, ok := conn.(syscall.Conn); ok {
+		if rc, err := sc.SyscallConn(); err == nil {
+			_ = rc.Control(func(fd uintptr) { // an old kernel has no such bound
+				_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentMost)
+			})
+		}
+	}
+}

@@ -1,0 +1,504 @@
+package h1
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/reqbody"
+)
+
+// Bounds are what a client may take of a server.
+type Bounds struct {
+	// MaxConns bounds the client connections; more are answered 503 at once.
+	MaxConns int `koanf:"max_conns"`
+	// MaxBodyBytes and MaxHeaderBytes bound a request (413, 431).
+	MaxBodyBytes   int `koanf:"max_body_bytes" unit:"bytes"`
+	MaxHeaderBytes int `koanf:"max_header_bytes" unit:"bytes"`
+	// ReadTimeout is how long a client may take to send one request (408).
+	ReadTimeout time.Duration `koanf:"read_timeout"`
+	// IdleTimeout is how long a kept-alive client connection may idle.
+	IdleTimeout time.Duration `koanf:"idle_timeout"`
+	// StallTimeout is how long a client may not read while its stream has
+	// bytes for it.
+	StallTimeout time.Duration `koanf:"stall_timeout"`
+}
+
+// DefaultBounds are for one machine.
+func DefaultBounds() Bounds {
+	return Bounds{MaxConns: 16384, MaxBodyBytes: 32 << 20, MaxHeaderBytes: 16 << 10,
+		ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, StallTimeout: time.Minute}
+}
+
+// Validate returns a *config.KeyError.
+func (b *Bounds) Validate() error {
+	return cmp.Or(config.AtLeast("max_conns", b.MaxConns, 1), config.AtLeast("max_body_bytes", b.MaxBodyBytes, 1024),
+		config.AtLeast("max_header_bytes", b.MaxHeaderBytes, 1024), config.Positive("read_timeout", b.ReadTimeout),
+		config.Positive("idle_timeout", b.IdleTimeout), config.Positive("stall_timeout", b.StallTimeout))
+}
+
+// ServerConfig is what a server is given.
+type ServerConfig struct {
+	Bounds
+	// Handler answers a request. Its body is not read yet; see Conn.ReadBody.
+	Handler func(*fasthttp.RequestCtx)
+	// Refuse answers what is no request; Refusal says how.
+	Refuse func(*fasthttp.RequestCtx, error)
+	TLS    *tls.Config // nil: plain HTTP
+	Log    *slog.Logger
+	Who    string // has too many connections: "the router"
+}
+
+// server serves HTTP/1.1 and 1.0, one goroutine a connection. fasthttp parses
+// requests and formats answers. Its own server keeps a reader, a writer and a
+// request for as long as a connection is open, 20 KiB and more; here all three
+// are borrowed, for as long as bytes come and go.
+type Server struct {
+	cfg      ServerConfig
+	ln       net.Listener
+	in       *lender
+	outs     outs
+	pieces   pieces
+	ctxs     sync.Pool // of *fasthttp.RequestCtx
+	stopping atomic.Bool
+	running  sync.WaitGroup
+
+	mu    sync.Mutex
+	conns map[*Conn]struct{}
+}
+
+func NewServer(cfg ServerConfig) *Server {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Server{cfg: cfg, in: newLender(cfg.MaxHeaderBytes), conns: map[*Conn]struct{}{}}
+}
+
+// start serves until the listener is closed.
+func (s *Server) Start(ln net.Listener) {
+	s.ln = ln
+	s.running.Go(s.accept)
+}
+
+func (s *Server) accept() {
+	for {
+		raw, err := s.ln.Accept()
+		if err != nil { // it is closed
+			return
+		}
+		c := s.enter(raw)
+		if c == nil {
+			continue
+		}
+		conn := net.Conn(c)
+		if s.cfg.TLS != nil { // the handshake runs with the first read, within ReadTimeout
+			conn = tls.Server(c, s.cfg.TLS)
+		}
+		s.running.Go(func() { s.converse(conn, c) })
+	}
+}
+
+// enter makes raw one of the connections; nil if there are too many.
+func (s *Server) enter(raw net.Conn) *Conn {
+	boundUnsent(raw)
+	c := &Conn{Conn: raw, server: s}
+	s.mu.Lock()
+	full := len(s.conns) >= s.cfg.MaxConns
+	if !full {
+		s.conns[c] = struct{}{}
+	}
+	s.mu.Unlock()
+	if !full {
+		return c
+	}
+	if s.cfg.TLS == nil {
+		raw.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)) // a new socket has room for this
+		body := openai.Unavailable("%s has its %d connections", s.cfg.Who, s.cfg.MaxConns).Append(nil)
+		_, _ = fmt.Fprintf(raw, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"+
+			"Connection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	}
+	raw.Close()
+	return nil
+}
+
+// drainLook is how often drain looks for connections that have become idle.
+const drainLook = 10 * time.Millisecond
+
+// drain closes the listener and idle connections, and waits for the others:
+// each ends after the request that it is in.
+func (s *Server) Drain(ctx context.Context) error {
+	s.stopping.Store(true)
+	err := s.ln.Close()
+	tick := time.NewTicker(drainLook)
+	defer tick.Stop()
+	for {
+		for _, c := range s.list() {
+			if !c.begun.Load() { // no request will come on it
+				_ = c.Close()
+			}
+		}
+		if s.Count() == 0 {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// cut closes the listener and all connections.
+func (s *Server) Cut() {
+	s.stopping.Store(true)
+	if s.ln != nil {
+		s.ln.Close() // mostly closed already
+	}
+	for _, c := range s.list() {
+		c.linger.Store(false)
+		_ = c.Close()
+	}
+}
+
+// wait waits for all requests; cut or drain comes first.
+func (s *Server) Wait() { s.running.Wait() }
+
+func (s *Server) Count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
+func (s *Server) list() []*Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.conns))
+}
+
+// converse answers the requests of one connection, one after the other.
+func (s *Server) converse(conn net.Conn, c *Conn) {
+	defer conn.Close()
+	c.in.init(c.under(conn), s.in)
+	defer c.in.drop()
+	defer c.forget()
+	wait := s.cfg.ReadTimeout
+	for first := true; !s.stopping.Load(); first = false {
+		if c.in.within(wait) != nil {
+			return
+		}
+		if err := c.in.await(); err != nil {
+			if first && errors.Is(err, os.ErrDeadlineExceeded) { // a client without a request
+				s.refuse(conn, c, err)
+			}
+			return
+		}
+		c.begun.Store(true)
+		if !s.serve(conn, c) {
+			return
+		}
+		c.begun.Store(false)
+		wait = s.cfg.IdleTimeout
+	}
+}
+
+// refuse answers what is no request.
+func (s *Server) refuse(conn net.Conn, c *Conn, why error) {
+	var ctx fasthttp.RequestCtx
+	ctx.Init2(conn, logAdapter{s.cfg.Log}, true)
+	c.linger.Store(true)
+	s.cfg.Refuse(&ctx, why)
+	ctx.SetConnectionClose()
+	s.write(&ctx, c)
+}
+
+// serve answers one request, the first bytes of which are there; false ends the
+// connection. A stream is written from here, where the stack is shallow and the
+// request's memory has been given back.
+func (s *Server) serve(conn net.Conn, c *Conn) bool {
+	ctx, _ := s.ctxs.Get().(*fasthttp.RequestCtx)
+	if ctx == nil {
+		ctx = &fasthttp.RequestCtx{}
+	}
+	ctx.Init2(conn, logAdapter{s.cfg.Log}, true)
+	ctx.Response.Header.SetNoDefaultContentType(true)
+	ctx.Request.Header.SetNoDefaultContentType(true)
+	c.in.begun = s.cfg.ReadTimeout
+	out, again := s.respond(ctx, c)
+	ctx.Request.Reset()
+	ctx.Response.Reset()
+	s.ctxs.Put(ctx)
+	if out != nil {
+		return out.Stream(c) == nil && again
+	}
+	return again
+}
+
+// respond reads the request, has it handled, and writes the answer, but for a
+// stream, which it returns.
+func (s *Server) respond(ctx *fasthttp.RequestCtx, c *Conn) (out Streamer, again bool) {
+	req, resp := &ctx.Request, &ctx.Response
+	c.body = httpBody{}
+	err := req.Header.Read(c.in.br)
+	if nothing := (fasthttp.ErrNothingRead{}); err == io.EOF || errors.As(err, &nothing) {
+		return nil, false
+	}
+	if err == nil {
+		err = reqbody.Framed(&req.Header)
+	}
+	again = err == nil
+	if err == nil {
+		c.body = newBody(&c.in, max(req.Header.ContentLength(), -1))
+		if req.Header.ContentLength() == -2 { // none was announced
+			c.body.eof = true
+		}
+		c.awaited = !req.MayContinue()
+		if !c.body.here() { // the deadline in force may be an idle connection's
+			err = c.in.within(s.cfg.ReadTimeout)
+		}
+	}
+	if err == nil {
+		s.cfg.Handler(ctx)
+	} else {
+		c.linger.Store(true)
+		s.cfg.Refuse(ctx, err)
+	}
+	if !c.body.eof { // the client may still be sending
+		again = false
+		c.linger.Store(true)
+	}
+	c.in.rest()
+	again = again && !req.Header.ConnectionClose() && !resp.ConnectionClose() && !s.stopping.Load()
+	if !again {
+		resp.SetConnectionClose()
+	} else if !req.Header.IsHTTP11() {
+		resp.Header.Set("Connection", "keep-alive")
+	}
+	if out = c.out; out != nil {
+		c.out = nil
+		switch c.chunked = c.length < 0 && req.Header.IsHTTP11(); {
+		case c.chunked:
+			resp.Header.SetContentLength(-1)
+		case c.length >= 0:
+			resp.Header.SetContentLength(c.length)
+		default:
+			resp.SetConnectionClose() // which is the body's end
+			again = false
+		}
+		c.head, c.ended = append([]byte(nil), resp.Header.Header()...), false
+		return out, again
+	}
+	return nil, s.write(ctx, c) && again
+}
+
+// write sends an answer that is whole.
+func (s *Server) write(ctx *fasthttp.RequestCtx, c *Conn) bool {
+	resp := &ctx.Response
+	body := resp.Body()
+	if status := resp.StatusCode(); status >= 200 && status != 204 && status != 304 {
+		resp.Header.SetContentLength(len(body))
+	}
+	if ctx.IsHead() {
+		body = nil
+	}
+	head := resp.Header.Header()
+	if len(head)+len(body) > maxOut {
+		return s.send(c, head, body) == nil
+	}
+	out := s.outs.get()
+	defer s.outs.put(out)
+	*out = append(append(*out, head...), body...)
+	return s.send(c, *out) == nil
+}
+
+// send writes out within StallTimeout.
+func (s *Server) send(c *Conn, out ...[]byte) error {
+	if next, renew := prolong(c.until, s.cfg.StallTimeout); renew {
+		if err := c.in.conn.SetWriteDeadline(next); err != nil {
+			return err
+		}
+		c.until = next
+	}
+	if len(out) == 1 {
+		return c.in.write(out[0])
+	}
+	bufs := net.Buffers(out)
+	_, err := bufs.WriteTo(c.in.conn)
+	return err
+}
+
+// readBody reads the request's body into memory that grows with what has come,
+// so that clients who announce much and send nothing take none.
+func (c *Conn) ReadBody() ([]byte, error) {
+	limit, pool := c.server.cfg.MaxBodyBytes, &c.server.pieces
+	defer c.in.rest()
+	if c.body.eof {
+		return nil, nil
+	}
+	most := limit + 1 // it comes in chunks
+	if !c.body.chunked {
+		if c.body.left > int64(limit) {
+			return nil, fasthttp.ErrBodyTooLarge
+		}
+		most = int(c.body.left)
+	}
+	if err := c.Invite(); err != nil {
+		return nil, err
+	}
+	var whole [][]byte // pieces that are full
+	defer func() { pool.put(whole) }()
+	got, body := 0, make([]byte, 0, min(most, firstBody))
+	for {
+		switch {
+		case len(body) < cap(body):
+		case len(body) < pieceBytes:
+			body = append(make([]byte, 0, min(most-got, 2*cap(body), pieceBytes)), body...)
+		default:
+			whole, got = append(whole, body), got+len(body)
+			body = pool.get()
+		}
+		n, err := c.body.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		switch {
+		case got+len(body) > limit:
+			whole = append(whole, body)
+			return nil, fasthttp.ErrBodyTooLarge
+		case err == io.EOF || err == nil && c.body.Over():
+			if len(whole) == 0 {
+				return body, nil
+			}
+			whole = append(whole, body)
+			return slices.Concat(whole...), nil
+		case err != nil:
+			whole = append(whole, body)
+			return nil, err
+		}
+	}
+}
+
+const (
+	firstBody  = 64 << 10 // the memory that a body gets before more has come
+	pieceBytes = 1 << 20  // large bodies are read in pieces of so much
+)
+
+// pieces lends the memory of large bodies while they come, so that those that
+// turn out too large leave nothing behind.
+type pieces struct{ pool sync.Pool }
+
+func (p *pieces) get() []byte {
+	if b, _ := p.pool.Get().(*[]byte); b != nil {
+		return (*b)[:0]
+	}
+	return make([]byte, 0, pieceBytes)
+}
+
+func (p *pieces) put(all [][]byte) {
+	for _, b := range all {
+		if cap(b) == pieceBytes {
+			p.pool.Put(&b)
+		}
+	}
+}
+
+// invite tells a client that waits for it to send the body.
+func (c *Conn) Invite() error {
+	if c.awaited {
+		return nil
+	}
+	c.awaited = true
+	if err := c.in.conn.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
+		return err
+	}
+	c.until = time.Time{}
+	_, err := io.WriteString(c.in.conn, "HTTP/1.1 100 Continue\r\n\r\n")
+	return err
+}
+
+// appendChunk writes run as a chunk.
+func appendChunk(out, run []byte) []byte {
+	out = append(strconv.AppendInt(out, int64(len(run)), 16), "\r\n"...)
+	return append(append(out, run...), "\r\n"...)
+}
+
+// Streamer writes an answer's body as it comes, by Conn.Send. An error ends the
+// connection.
+type Streamer interface{ Stream(c *Conn) error }
+
+// stream makes s the answer's body, once the handler has returned. length is -1
+// where it is not known.
+func (c *Conn) Stream(length int, s Streamer) { c.length, c.out = length, s }
+
+// send writes the next bytes of a streamed body in one piece: with the header
+// before the first, and behind the last, if the body is in chunks, its end.
+func (c *Conn) Send(run []byte, last bool) error {
+	p := c.server.outs.get()
+	defer c.server.outs.put(p)
+	out := append(*p, c.head...)
+	c.head = nil
+	if !c.chunked {
+		out = append(out, run...)
+	} else {
+		if len(run) > 0 {
+			out = appendChunk(out, run)
+		}
+		if last && !c.ended {
+			out = append(out, lastChunk...)
+		}
+	}
+	c.ended = last
+	if *p = out; len(out) == 0 {
+		return nil
+	}
+	return c.server.send(c, out)
+}
+
+// writerStream is a Streamer by a function that writes and flushes.
+type writerStream func(out *bufio.Writer)
+
+// StreamWriter has f write the answer's body, each flush in a chunk of its own,
+// once the handler has returned.
+func StreamWriter(ctx *fasthttp.RequestCtx, f func(out *bufio.Writer)) {
+	ConnOf(ctx.Conn()).Stream(-1, writerStream(f))
+}
+
+// chunkWriter writes a streamed body.
+type chunkWriter struct{ c *Conn }
+
+func (w chunkWriter) Write(p []byte) (int, error) {
+	if err := w.c.Send(p, false); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+var writers = sync.Pool{New: func() any { return bufio.NewWriter(nil) }}
+
+// Stream implements Streamer.
+func (f writerStream) Stream(c *Conn) error {
+	out := writers.Get().(*bufio.Writer) //nolint:forcetypeassert // the pool has no others
+	out.Reset(chunkWriter{c})
+	f(out)
+	err := out.Flush()
+	out.Reset(nil)
+	writers.Put(out)
+	if err != nil {
+		return err
+	}
+	return c.Send(nil, true)
+}
