@@ -14,7 +14,7 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// generate serves completions and chat.
+// Generate serves completions and chat.
 func (s *Service) Generate(ctx *fasthttp.RequestCtx, id string) {
 	q := s.newRequest(id, string(ctx.Method()), string(ctx.Path()))
 	q.watch(ctx.Conn())

@@ -22,7 +22,7 @@ type ledger struct {
 	Fleet     map[string]json.RawMessage `json:"fleet,omitempty"` // the workers' ledgers, or their errors
 }
 
-// ledger says what is held.
+// Ledger says what is held.
 func (s *Service) Ledger() *ledger {
 	l := &ledger{Process: "router", At: time.Now(), Requests: []*Info{}, Legs: s.legs.count()}
 	l.Running, l.Waiting = s.gate.counts()

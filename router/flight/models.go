@@ -7,13 +7,13 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// models lists what can be served now.
+// Models lists what can be served now.
 func (s *Service) Models(ctx *fasthttp.RequestCtx, id string) {
 	h1.WriteJSON(ctx, 200, openai.AppendModels(nil, s.servedTo(tenantOf(ctx))))
 	s.Brief(ctx, id, "/v1/models")
 }
 
-// oneModel serves /v1/models/NAME.
+// OneModel serves /v1/models/NAME.
 func (s *Service) OneModel(ctx *fasthttp.RequestCtx, id, name string) {
 	if !s.Keyed(ctx) {
 		s.Refuse(ctx, id, "/v1/models", openai.Unauthorized("the API key is missing or wrong, or it has expired"))

@@ -118,7 +118,7 @@ func (h *history) list() []record {
 	return out
 }
 
-// recent is the requests that run and the latest ones, most of them at most, the
+// Recent is the requests that run and the latest ones, most of them at most, the
 // newest first.
 func (s *Service) Recent(most int) []*Info {
 	running, over := s.both()
@@ -135,7 +135,7 @@ func (s *Service) Recent(most int) []*Info {
 	return list[:min(most, len(list))]
 }
 
-// find returns a request by its id, running or recent; nil if there is none.
+// Find returns a request by its id, running or recent; nil if there is none.
 func (s *Service) Find(id string) *Info {
 	running, over := s.both()
 	if i := slices.IndexFunc(running, func(q *request) bool { return q.id == id }); i >= 0 {

@@ -121,7 +121,7 @@ func (s *Service) Brief(ctx *fasthttp.RequestCtx, id, path string) {
 	s.log.Log(s.cfg.Ctx, level, "request", "request_id", id, "method", h1.Clip(string(ctx.Method())), "path", h1.Clip(string(ctx.Path())), "status", status)
 }
 
-// refuse answers a request that has no life of its own.
+// Refuse answers a request that has no life of its own.
 func (s *Service) Refuse(ctx *fasthttp.RequestCtx, id, path string, e *openai.Error) {
 	h1.WriteError(ctx, e)
 	s.Brief(ctx, id, path)

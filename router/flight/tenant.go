@@ -124,7 +124,7 @@ func (k *keyring) identify(h *fasthttp.RequestHeader) (t *tenant, ok bool) {
 	return named, true
 }
 
-// bearer is the key that a request shows.
+// Bearer is the key that a request shows.
 func Bearer(h *fasthttp.RequestHeader) ([]byte, bool) {
 	const scheme = "bearer "
 	v := h.Peek("Authorization")
@@ -136,7 +136,7 @@ func Bearer(h *fasthttp.RequestHeader) ([]byte, bool) {
 
 type tenantKey struct{}
 
-// keyed finds out for whom the request is; false if its key will not do.
+// Keyed finds out for whom the request is; false if its key will not do.
 func (s *Service) Keyed(ctx *fasthttp.RequestCtx) bool {
 	t, ok := s.keys.identify(&ctx.Request.Header)
 	switch {

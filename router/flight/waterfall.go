@@ -35,7 +35,7 @@ func (rec *record) waterfall() []phaseInfo {
 	return out
 }
 
-// text draws the waterfall.
+// Text draws the waterfall.
 func (i *Info) Text() []byte {
 	const width = 50
 	var b bytes.Buffer

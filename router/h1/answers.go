@@ -11,7 +11,6 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/internal/reqbody"
 )
 
 // Refusal is the answer for what is no proper HTTP request, or one beyond the
@@ -19,7 +18,7 @@ import (
 func (b *Bounds) Refusal(err error) *openai.Error {
 	var small *fasthttp.ErrSmallBuffer
 	var timeout interface{ Timeout() bool }
-	var framing reqbody.FramingError
+	var framing FramingError
 	switch {
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
 		return openai.TooLarge("the body is larger than %d bytes", b.MaxBodyBytes)
@@ -37,7 +36,7 @@ func (b *Bounds) Refusal(err error) *openai.Error {
 	return openai.BadRequest("", "malformed HTTP request")
 }
 
-// writeError answers with an error.
+// WriteError answers with an error.
 func WriteError(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	ctx.Response.ResetBody()
 	ctx.SetStatusCode(e.Status)
@@ -48,14 +47,14 @@ func WriteError(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	ctx.Response.SetBodyRaw(e.Append(nil))
 }
 
-// writeJSON answers with a body of JSON.
+// WriteJSON answers with a body of JSON.
 func WriteJSON(ctx *fasthttp.RequestCtx, status int, body []byte) {
 	ctx.SetStatusCode(status)
 	ctx.SetContentType("application/json")
 	ctx.Response.SetBodyRaw(body)
 }
 
-// retryAfter is in seconds; 0 means no Retry-After.
+// RetryAfter is in seconds; 0 means no Retry-After.
 func RetryAfter(status int) int {
 	if status == 429 || status == 503 {
 		return 1
@@ -63,7 +62,7 @@ func RetryAfter(status int) int {
 	return 0
 }
 
-// method treats HEAD as GET: the server leaves the body out.
+// Method treats HEAD as GET: the server leaves the body out.
 func Method(ctx *fasthttp.RequestCtx) string {
 	if ctx.IsHead() {
 		return "GET"
@@ -79,7 +78,7 @@ func (l logAdapter) Printf(format string, args ...any) {
 	l.log.Debug("http", "text", strings.TrimSpace(format))
 }
 
-// requestID is the client's if it is a plain name, else a fresh one.
+// RequestID is the client's if it is a plain name, else a fresh one.
 func RequestID(client []byte) string {
 	if plainID(client) {
 		return string(client)
@@ -103,7 +102,7 @@ func plainID(id []byte) bool {
 	return true
 }
 
-// clip bounds foreign text in messages and logs.
+// Clip bounds foreign text in messages and logs.
 func Clip(s string) string {
 	if len(s) > 200 {
 		return strings.ToValidUTF8(s[:200], "") + "…"

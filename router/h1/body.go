@@ -93,7 +93,7 @@ func unexpected(err error) error {
 
 var lastChunk = []byte("0\r\n\r\n")
 
-// over says whether the body has ended, as far as that is known without
+// Over says whether the body has ended, as far as that is known without
 // waiting.
 func (b *httpBody) Over() bool {
 	if !b.eof && b.chunked && b.left == 0 && b.in.buffered() >= len(lastChunk) {

@@ -201,7 +201,7 @@ func (u *Client) put(c *workerConn) {
 	_ = c.Close()
 }
 
-// prune closes connections that have idled too long; the fleet loop calls it.
+// Prune closes connections that have idled too long; the fleet loop calls it.
 func (u *Client) Prune() {
 	u.mu.Lock()
 	var old []*workerConn
@@ -221,7 +221,7 @@ func (u *Client) Prune() {
 	}
 }
 
-// counts returns the connections in use and idle.
+// Counts returns the connections in use and idle.
 func (u *Client) Counts() (busy, idle int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -257,7 +257,7 @@ type Error struct {
 func (e *Error) Error() string { return e.Phase + ": " + e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
-// gone says whether the error shows that the worker's end is not there, as
+// Gone says whether the error shows that the worker's end is not there, as
 // opposed to slow.
 func (e *Error) Gone() bool {
 	var timeout interface{ Timeout() bool }
@@ -313,7 +313,7 @@ type Upload struct {
 	Broken error     // why Rest could not be read
 }
 
-// upload is roundTrip for a body that is still coming.
+// Upload is roundTrip for a body that is still coming.
 func (u *Client) Upload(l *Life, addr string, req *fasthttp.RequestHeader, up *Upload, sent *atomic.Bool) (*Response, error) {
 	if up.Rest == nil {
 		return u.Do(l, addr, req, [][]byte{up.Head}, sent)
@@ -447,7 +447,7 @@ func (b *Response) readHeader() error {
 	return nil
 }
 
-// largeError is an answer, or one event of it, beyond what the router holds.
+// LargeError is an answer, or one event of it, beyond what the router holds.
 type LargeError struct {
 	What  string
 	Limit int

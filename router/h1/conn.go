@@ -67,7 +67,7 @@ func (c *Conn) Unwatch(q Leaver) {
 // requestBody is the request's body as it comes.
 func (c *Conn) Body() io.Reader { return &c.body }
 
-// bodyOver reports whether the request's body has ended, as far as that is known
+// BodyOver reports whether the request's body has ended, as far as that is known
 // without waiting.
 func (c *Conn) BodyOver() bool {
 	over := c.body.Over()

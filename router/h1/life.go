@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// life is a scope that ends once, for a reason: a context less the standard
+// Life is a scope that ends once, for a reason: a context less the standard
 // one's tree, its locks and five allocations, of which a request would need a
 // dozen. The zero value has not ended.
 type Life struct {
@@ -20,7 +20,7 @@ type Life struct {
 	first [1]func() // memory of hooks: mostly there is one
 }
 
-// end ends it; the first reason counts, and first says whether this was it.
+// End ends it; the first reason counts, and first says whether this was it.
 func (l *Life) End(why error) (first bool) {
 	l.mu.Lock()
 	if l.over {
@@ -45,7 +45,7 @@ func (l *Life) End(why error) (first bool) {
 	return true
 }
 
-// cause is why it has ended, nil if it has not.
+// Cause is why it has ended, nil if it has not.
 func (l *Life) Cause() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,7 +73,7 @@ func (l *Life) release() bool {
 	return !l.over
 }
 
-// onEnd calls f at the end, on the goroutine that ends it, or at once, on one
+// OnEnd calls f at the end, on the goroutine that ends it, or at once, on one
 // of its own, when that has been. f must not block. stop is false when f was
 // called or is about to be.
 func (l *Life) OnEnd(f func()) (stop func() bool) {
@@ -126,7 +126,7 @@ func (l *Life) context() (context.Context, context.CancelFunc) {
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// within ends l with ctx; stop ends that.
+// Within ends l with ctx; stop ends that.
 func (l *Life) Within(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() { l.End(context.Cause(ctx)) })
 }

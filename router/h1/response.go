@@ -34,7 +34,7 @@ func (b *Response) Read(p []byte) (int, error) {
 	return b.httpBody.Read(p)
 }
 
-// await waits for bytes or the end without holding a buffer.
+// Await waits for bytes or the end without holding a buffer.
 func (b *Response) Await() error {
 	if b.eof {
 		return nil
@@ -56,7 +56,7 @@ func (b *Response) patience() error {
 	return b.in.within(b.conn.u.cfg.ChunkTimeout)
 }
 
-// all reads the whole body, which may have at most limit bytes.
+// All reads the whole body, which may have at most limit bytes.
 func (b *Response) All(limit int) ([]byte, error) {
 	size := 4096
 	if !b.chunked && !b.toEnd {
@@ -83,7 +83,7 @@ func (b *Response) All(limit int) ([]byte, error) {
 	}
 }
 
-// length is the body's, -1 if it was not announced; before the body is read.
+// Length is the body's, -1 if it was not announced; before the body is read.
 func (b *Response) Length() int {
 	if b.chunked || b.toEnd {
 		return -1
@@ -91,11 +91,11 @@ func (b *Response) Length() int {
 	return int(b.left)
 }
 
-// lend lends memory in which an answer can be cut; give takes it back.
+// Lend lends memory in which an answer can be cut; give takes it back.
 func (b *Response) Lend() *[]byte      { return b.conn.u.runs.get() }
 func (b *Response) GiveBack(p *[]byte) { b.conn.u.runs.put(p) }
 
-// finish gives the connection back if the body was read to its end, and
+// Finish gives the connection back if the body was read to its end, and
 // closes it otherwise.
 func (b *Response) Finish() {
 	if b.done {
@@ -114,7 +114,7 @@ func (b *Response) Finish() {
 	b.conn.u.put(b.conn)
 }
 
-// abort closes the connection.
+// Abort closes the connection.
 func (b *Response) Abort() {
 	if b.done {
 		return

@@ -22,7 +22,6 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/internal/reqbody"
 )
 
 // Bounds are what a client may take of a server.
@@ -63,10 +62,16 @@ type ServerConfig struct {
 	Refuse func(*fasthttp.RequestCtx, error)
 	TLS    *tls.Config // nil: plain HTTP
 	Log    *slog.Logger
-	Who    string // has too many connections: "the router"
+	// Failed is told why nothing more is accepted, unless that is Drain's or
+	// Cut's doing; nil: it is logged.
+	Failed func(error)
+	// LastWords is how long after Drain answers may still be written; 0: for as
+	// long as they take.
+	LastWords time.Duration
+	Who       string // has too many connections: "the router"
 }
 
-// server serves HTTP/1.1 and 1.0, one goroutine a connection. fasthttp parses
+// Server serves HTTP/1.1 and 1.0, one goroutine a connection. fasthttp parses
 // requests and formats answers. Its own server keeps a reader, a writer and a
 // request for as long as a connection is open, 20 KiB and more; here all three
 // are borrowed, for as long as bytes come and go.
@@ -78,6 +83,7 @@ type Server struct {
 	pieces   pieces
 	ctxs     sync.Pool // of *fasthttp.RequestCtx
 	stopping atomic.Bool
+	end      atomic.Pointer[time.Time] // nothing is written later; nil: there is none
 	running  sync.WaitGroup
 
 	mu    sync.Mutex
@@ -88,10 +94,13 @@ func NewServer(cfg ServerConfig) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Failed == nil {
+		cfg.Failed = func(err error) { cfg.Log.Error("accept", "err", err) }
+	}
 	return &Server{cfg: cfg, in: newLender(cfg.MaxHeaderBytes), conns: map[*Conn]struct{}{}}
 }
 
-// start serves until the listener is closed.
+// Start serves until the listener is closed.
 func (s *Server) Start(ln net.Listener) {
 	s.ln = ln
 	s.running.Go(s.accept)
@@ -100,7 +109,10 @@ func (s *Server) Start(ln net.Listener) {
 func (s *Server) accept() {
 	for {
 		raw, err := s.ln.Accept()
-		if err != nil { // it is closed
+		if err != nil {
+			if !s.stopping.Load() {
+				s.cfg.Failed(err)
+			}
 			return
 		}
 		c := s.enter(raw)
@@ -141,17 +153,22 @@ func (s *Server) enter(raw net.Conn) *Conn {
 // drainLook is how often drain looks for connections that have become idle.
 const drainLook = 10 * time.Millisecond
 
-// drain closes the listener and idle connections, and waits for the others:
+// Drain closes the listener and idle connections, and waits for the others:
 // each ends after the request that it is in.
 func (s *Server) Drain(ctx context.Context) error {
-	s.stopping.Store(true)
-	err := s.ln.Close()
+	if s.cfg.LastWords > 0 {
+		end := time.Now().Add(s.cfg.LastWords)
+		s.end.Store(&end)
+	}
+	err := s.stop()
 	tick := time.NewTicker(drainLook)
 	defer tick.Stop()
 	for {
 		for _, c := range s.list() {
 			if !c.begun.Load() { // no request will come on it
 				_ = c.Close()
+			} else if end := s.end.Load(); end != nil {
+				_ = c.Conn.SetWriteDeadline(*end) // fails only on a closed one
 			}
 		}
 		if s.Count() == 0 {
@@ -165,19 +182,24 @@ func (s *Server) Drain(ctx context.Context) error {
 	}
 }
 
-// cut closes the listener and all connections.
-func (s *Server) Cut() {
-	s.stopping.Store(true)
-	if s.ln != nil {
-		s.ln.Close() // mostly closed already
+// stop closes the listener, if there is one yet.
+func (s *Server) stop() error {
+	if s.stopping.Store(true); s.ln == nil {
+		return nil
 	}
+	return s.ln.Close()
+}
+
+// Cut closes the listener and all connections.
+func (s *Server) Cut() {
+	_ = s.stop() // mostly closed already
 	for _, c := range s.list() {
 		c.linger.Store(false)
 		_ = c.Close()
 	}
 }
 
-// wait waits for all requests; cut or drain comes first.
+// Wait waits for all requests; cut or drain comes first.
 func (s *Server) Wait() { s.running.Wait() }
 
 func (s *Server) Count() int {
@@ -260,7 +282,7 @@ func (s *Server) respond(ctx *fasthttp.RequestCtx, c *Conn) (out Streamer, again
 		return nil, false
 	}
 	if err == nil {
-		err = reqbody.Framed(&req.Header)
+		err = framed(&req.Header)
 	}
 	again = err == nil
 	if err == nil {
@@ -329,7 +351,7 @@ func (s *Server) write(ctx *fasthttp.RequestCtx, c *Conn) bool {
 
 // send writes out within StallTimeout.
 func (s *Server) send(c *Conn, out ...[]byte) error {
-	if next, renew := prolong(c.until, s.cfg.StallTimeout); renew {
+	if next, renew := prolong(c.until, s.cfg.StallTimeout); renew && s.end.Load() == nil {
 		if err := c.in.conn.SetWriteDeadline(next); err != nil {
 			return err
 		}
@@ -343,7 +365,7 @@ func (s *Server) send(c *Conn, out ...[]byte) error {
 	return err
 }
 
-// readBody reads the request's body into memory that grows with what has come,
+// ReadBody reads the request's body into memory that grows with what has come,
 // so that clients who announce much and send nothing take none.
 func (c *Conn) ReadBody() ([]byte, error) {
 	limit, pool := c.server.cfg.MaxBodyBytes, &c.server.pieces
@@ -416,7 +438,7 @@ func (p *pieces) put(all [][]byte) {
 	}
 }
 
-// invite tells a client that waits for it to send the body.
+// Invite tells a client that waits for it to send the body.
 func (c *Conn) Invite() error {
 	if c.awaited {
 		return nil
@@ -440,11 +462,11 @@ func appendChunk(out, run []byte) []byte {
 // connection.
 type Streamer interface{ Stream(c *Conn) error }
 
-// stream makes s the answer's body, once the handler has returned. length is -1
+// Stream makes s the answer's body, once the handler has returned. length is -1
 // where it is not known.
 func (c *Conn) Stream(length int, s Streamer) { c.length, c.out = length, s }
 
-// send writes the next bytes of a streamed body in one piece: with the header
+// Send writes the next bytes of a streamed body in one piece: with the header
 // before the first, and behind the last, if the body is in chunks, its end.
 func (c *Conn) Send(run []byte, last bool) error {
 	p := c.server.outs.get()

@@ -14,13 +14,13 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// serverTLS is a listener's; each handshake uses what is in force.
+// ServerTLS is a listener's; each handshake uses what is in force.
 type ServerTLS struct {
 	Cert, Key, ClientCA string
 	now                 atomic.Pointer[tls.Config]
 }
 
-// load reads the files.
+// Load reads the files.
 func (s *ServerTLS) Load() error {
 	pair, err := tls.LoadX509KeyPair(s.Cert, s.Key)
 	if err != nil {
@@ -37,7 +37,7 @@ func (s *ServerTLS) Load() error {
 	return nil
 }
 
-// config uses what is in force at each handshake.
+// Config uses what is in force at each handshake.
 func (s *ServerTLS) Config() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.now.Load(), nil }}
@@ -83,10 +83,10 @@ type clientTLS struct {
 	members *tls.Config                // to the fleet's workers; nil: they have none
 }
 
-// loadTLS reads the files of Upstream.
+// LoadTLS reads the files of Upstream.
 func (u *Client) LoadTLS() error { return u.tls.load() }
 
-// httpClient makes h, which asks engines what they are, connect and name itself as
+// HttpClient makes h, which asks engines what they are, connect and name itself as
 // legs do.
 func (u *Client) HttpClient(h *http.Client) *http.Client { return u.tls.client(h) }
 
@@ -117,7 +117,7 @@ const (
 	Member = "member:"
 )
 
-// bare is an address without a mark.
+// Bare is an address without a mark.
 func Bare(addr string) string { return strings.TrimPrefix(strings.TrimPrefix(addr, Secure), Member) }
 
 // shake makes a connection to addr a TLS one, if it is marked so.

@@ -22,7 +22,7 @@ type discovery struct {
 	kube *discover.Kube
 }
 
-// discover starts what the configuration names.
+// Discover starts what the configuration names.
 func (ms *Members) Discover(cfg discover.Config) error {
 	if cfg.P2PListen == "" && len(cfg.Kubernetes.Services) == 0 {
 		return nil

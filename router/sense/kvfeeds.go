@@ -132,7 +132,7 @@ func NewFeeds(d FeedsDeps) (*Feeds, error) {
 	return e, nil
 }
 
-// wake makes run look at the policy.
+// Wake makes run look at the policy.
 func (e *Feeds) Wake() {
 	select {
 	case e.poke <- struct{}{}:
@@ -140,7 +140,7 @@ func (e *Feeds) Wake() {
 	}
 }
 
-// run follows the fleet until the router ends.
+// Run follows the fleet until the router ends.
 func (e *Feeds) Run() {
 	for {
 		changed := e.Fleet.Changed()
@@ -308,7 +308,7 @@ func (e *Feeds) Warm(ctx context.Context, p *Prompt, req *pick.Request, reaches 
 	return reaches
 }
 
-// feedInfo is what the admin API shows of a worker's events.
+// FeedInfo is what the admin API shows of a worker's events.
 type FeedInfo struct {
 	Connected bool   `json:"connected"` // all ranks
 	Blocks    int64  `json:"blocks"`
@@ -319,7 +319,7 @@ type FeedInfo struct {
 	Error     string `json:"error,omitempty"`   // why one of them is not connected
 }
 
-// info returns nil for a worker that is not followed.
+// Info returns nil for a worker that is not followed.
 func (e *Feeds) Info(m *fleet.Member) *FeedInfo {
 	e.mu.Lock()
 	defer e.mu.Unlock()

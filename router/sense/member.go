@@ -20,7 +20,7 @@ const NativeDialect = "native"
 // that: the secret is not theirs to show.
 var ErrRefusesUs = errors.New("it does not accept this router's fleet secret: give both the same one")
 
-// address is where an instance is reached: a worker of the fleet's own over its
+// Address is where an instance is reached: a worker of the fleet's own over its
 // TLS, if the router has that, and never without it then.
 func (ms *Members) Address(inst *fleet.Instance) (string, error) {
 	addr, err := h1.Address(inst.URL)
@@ -39,7 +39,7 @@ func (ms *Members) Address(inst *fleet.Instance) (string, error) {
 	return addr, nil
 }
 
-// introduce shows a worker of the fleet's own whom it has before it. Others are
+// Introduce shows a worker of the fleet's own whom it has before it. Others are
 // shown nothing.
 func (ms *Members) Introduce(h *fasthttp.RequestHeader, inst *fleet.Instance) {
 	if inst.Dialect != NativeDialect {
@@ -50,7 +50,7 @@ func (ms *Members) Introduce(h *fasthttp.RequestHeader, inst *fleet.Instance) {
 	}
 }
 
-// admitted makes an error of a 401 by a worker of the fleet's own, and ends its
+// Admitted makes an error of a 401 by a worker of the fleet's own, and ends its
 // answer.
 func (ms *Members) Admitted(inst *fleet.Instance, b *h1.Response) error {
 	if inst.Dialect != NativeDialect || b.Header.StatusCode() != fasthttp.StatusUnauthorized {

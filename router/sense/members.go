@@ -98,7 +98,7 @@ func (ms *Members) HasPair() bool {
 	return ms.picker.Ready(v, func(model string) bool { return !ms.probes.haveGenerated() || !ms.OnlyEmbeds(v.Snapshot, model) })
 }
 
-// view is the fleet as users' requests may use it.
+// View is the fleet as users' requests may use it.
 func (ms *Members) View() pick.View {
 	ms.mu.Lock()
 	marks := ms.marks
@@ -107,7 +107,7 @@ func (ms *Members) View() pick.View {
 		Eligible: func(m *fleet.Member) bool { return ms.probes.passed(m) && !ms.Drained(m) }}
 }
 
-// onlyEmbeds says whether all usable workers of a model are such.
+// OnlyEmbeds says whether all usable workers of a model are such.
 func (ms *Members) OnlyEmbeds(s *fleet.Snapshot, model string) bool {
 	list, n := ms.probes.embedders(), 0
 	if len(list) == 0 {
@@ -124,7 +124,7 @@ func (ms *Members) OnlyEmbeds(s *fleet.Snapshot, model string) bool {
 	return n > 0
 }
 
-// served lists the models that some pair can serve now, in order of their
+// Served lists the models that some pair can serve now, in order of their
 // workers, and says of all that are known whether they are such.
 func (ms *Members) Served() (list []openai.Model, known map[string]bool) {
 	v := ms.View()
@@ -206,7 +206,7 @@ func (ms *Members) Drained(m *fleet.Member) bool {
 	return ok && k.epoch == m.Epoch
 }
 
-// setMark remembers a drain, or forgets it.
+// SetMark remembers a drain, or forgets it.
 func (ms *Members) SetMark(id string, epoch uint64, on bool) {
 	ms.mu.Lock()
 	if on {

@@ -157,13 +157,13 @@ type ProbeError struct {
 
 func (e *ProbeError) Error() string { return e.Err.Error() }
 
-// pair is one probe to send.
+// Pair is one probe to send.
 type Pair struct {
 	p, D    *fleet.Member
 	Version uint64
 }
 
-// members is the two, or the one that has no partner.
+// Members is the two, or the one that has no partner.
 func (pr *Pair) Members() []*fleet.Member {
 	if pr.p == pr.D {
 		return []*fleet.Member{pr.D}

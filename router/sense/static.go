@@ -125,7 +125,7 @@ func (p *prober) configured(m *fleet.Member) bool {
 	return p.ms.statics[m.ID].Version != ""
 }
 
-// nextEpoch is one for an instance that does not tell its own: newer than what is
+// NextEpoch is one for an instance that does not tell its own: newer than what is
 // known of that id, so that who was removed can be added again.
 func (ms *Members) NextEpoch(id string) uint64 {
 	now := fleet.NewEpoch()
@@ -135,7 +135,7 @@ func (ms *Members) NextEpoch(id string) uint64 {
 	return now
 }
 
-// checkInstance refuses what the router could not reach, or would not know what
+// CheckInstance refuses what the router could not reach, or would not know what
 // for. The error is a *config.KeyError.
 func CheckInstance(inst *fleet.Instance) error {
 	_, err := h1.Address(inst.URL)

@@ -12,7 +12,7 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// suspect looks at a worker whose connection broke: if it takes no new one it
+// Suspect looks at a worker whose connection broke: if it takes no new one it
 // is reported dead. A single broken connection does not condemn it.
 func (ms *Members) Suspect(inst *fleet.Instance, err error) {
 	if scarce.Ours(err) || errors.Is(err, ErrRefusesUs) {
@@ -66,7 +66,7 @@ func (ms *Members) knock(inst *fleet.Instance, then func(error)) {
 	}
 }
 
-// knocking reports whether a connection is being tried.
+// Knocking reports whether a connection is being tried.
 func (ms *Members) Knocking() bool {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -77,7 +77,7 @@ func (ms *Members) Knocking() bool {
 // tried.
 const ReviveEvery = 2 * time.Second
 
-// revive tries them, each on its own goroutine and one at a time.
+// Revive tries them, each on its own goroutine and one at a time.
 func (ms *Members) Revive() {
 	rev, ok := ms.Fleet.(Reviver)
 	if !ok {

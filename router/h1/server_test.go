@@ -1,11 +1,10 @@
-package reqbody_test
+package h1_test
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
-	"log"
+	"net"
 	"net/http"
 	"runtime"
 	"strings"
@@ -13,50 +12,56 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
-	"github.com/valyala/fasthttp/fasthttputil"
 
-	"github.com/xpyd/xpyd/internal/reqbody"
+	"github.com/xpyd/xpyd/router/h1"
 )
 
 const limit = 1 << 20
 
-// serve answers 200 with the body's length and sum, or 400 with the error.
-func serve(t *testing.T) *fasthttputil.InmemoryListener {
+// serve answers 200 with the body's length and sum, or the refusal.
+func serve(t *testing.T) net.Listener {
 	t.Helper()
-	ln := fasthttputil.NewInmemoryListener()
-	s := &fasthttp.Server{StreamRequestBody: true, MaxRequestBodySize: limit, Logger: log.New(io.Discard, "", 0), Handler: func(ctx *fasthttp.RequestCtx) {
-		if err := reqbody.Read(ctx, limit); err != nil {
-			status := 400
-			if errors.Is(err, fasthttp.ErrBodyTooLarge) {
-				status = 413
-			}
-			ctx.Error(err.Error(), status)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := h1.DefaultBounds()
+	b.MaxBodyBytes = limit
+	refuse := func(ctx *fasthttp.RequestCtx, err error) { h1.WriteError(ctx, b.Refusal(err)) }
+	s := h1.NewServer(h1.ServerConfig{Bounds: b, Refuse: refuse, Handler: func(ctx *fasthttp.RequestCtx) {
+		body, err := h1.ConnOf(ctx.Conn()).ReadBody()
+		if err != nil {
+			refuse(ctx, err)
 			ctx.SetConnectionClose()
 			return
 		}
 		sum := 0
-		for _, c := range ctx.PostBody() {
+		for _, c := range body {
 			sum += int(c)
 		}
-		fmt.Fprintf(ctx, "%d %d", len(ctx.PostBody()), sum)
-	}}
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(ln) }()
+		fmt.Fprintf(ctx, "%d %d", len(body), sum)
+	}})
+	s.Start(ln)
 	t.Cleanup(func() {
-		ln.Close()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		s.Cut()
+		s.Wait()
 	})
 	return ln
 }
 
-func TestRead(t *testing.T) {
-	ln := serve(t)
-	conn, err := ln.Dial()
+func dial(t *testing.T, ln net.Listener) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", ln.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
+	return conn
+}
+
+// TestRead: bodies of any size, with a length or in chunks of any size.
+func TestRead(t *testing.T) {
+	ln := serve(t)
+	conn := dial(t, ln)
 	in := bufio.NewReader(conn)
 	f := func(status int, body string, chunk int) {
 		t.Helper()
@@ -80,14 +85,12 @@ func TestRead(t *testing.T) {
 		if err != nil || resp.StatusCode != status {
 			t.Fatalf("%d bytes in chunks of %d: %d %s %v", len(body), chunk, resp.StatusCode, got, err)
 		}
-		if resp.Close != (status != 200 || chunk > 0) {
+		if resp.Close != (status != 200) {
 			t.Errorf("%d bytes in chunks of %d: closed %t", len(body), chunk, resp.Close)
 		}
 		if resp.Close {
 			conn.Close()
-			if conn, err = ln.Dial(); err != nil {
-				t.Fatal(err)
-			}
+			conn = dial(t, ln)
 			in.Reset(conn)
 		}
 		if status != 200 {
@@ -117,10 +120,7 @@ func TestMemory(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for range 1000 {
-		conn, err := ln.Dial()
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := dial(t, ln)
 		defer conn.Close()
 		if _, err := fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", limit, strings.Repeat("x", 9000)); err != nil {
 			t.Fatal(err)
@@ -140,10 +140,7 @@ func TestFraming(t *testing.T) {
 	const next = "GET /next HTTP/1.1\r\nHost: x\r\n\r\n"
 	f := func(name, request string) {
 		t.Helper()
-		conn, err := ln.Dial()
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := dial(t, ln)
 		defer conn.Close()
 		if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
 			t.Fatal(err)
