@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -17,6 +18,22 @@ func Bad(key, format string, args ...any) error {
 func AtLeast[T cmp.Ordered](key string, v, least T) error {
 	if v < least {
 		return Bad(key, "%v is below %v", v, least)
+	}
+	return nil
+}
+
+// Portion refuses what is not within 0 and 1.
+func Portion(key string, v float64) error {
+	if !(v >= 0 && v <= 1) {
+		return Bad(key, "%v is not within 0 and 1", v)
+	}
+	return nil
+}
+
+// OneOf refuses a word that is none of those.
+func OneOf(key, v string, words ...string) error {
+	if !slices.Contains(words, v) {
+		return Bad(key, "%q is none of %s", v, strings.Join(words, ", "))
 	}
 	return nil
 }

@@ -65,7 +65,7 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 	if err := s.hosts.check("messages", top.URLs...); err != nil {
 		return err
 	}
-	if s.cfg.PassAuthorization {
+	if s.PassAuthorization {
 		q.auth = string(ctx.Request.Header.Peek("Authorization"))
 	}
 	t := tenantOf(ctx)
@@ -79,7 +79,7 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 		}
 		q.adm = &admission{tenant: t, size: ctx.Request.Header.ContentLength()}
 		if q.forwarded && q.adm.size == -1 { // in chunks, and not read yet
-			q.adm.size = s.cfg.MaxBodyBytes
+			q.adm.size = s.MaxBodyBytes
 		}
 		q.estimate(top)
 		if err := q.take(ctx); err != nil {

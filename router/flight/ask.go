@@ -19,8 +19,8 @@ import (
 const maxPrefillAnswer = 16 << 20
 
 func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
-	h := a.q.s.up.Header()
-	defer a.q.s.up.Recycle(h)
+	h := a.q.s.Client.Header()
+	defer a.q.s.Client.Recycle(h)
 	body := a.speak.Prefill(h, x)
 	b, err := a.q.s.send(a.p, h, body, nil)
 	if err != nil {
@@ -48,8 +48,8 @@ func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 // decode sends decode's leg and reads its answer up to where it can still be
 // repeated: the whole body, or a stream's first events.
 func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
-	h := a.q.s.up.Header()
-	defer a.q.s.up.Recycle(h)
+	h := a.q.s.Client.Header()
+	defer a.q.s.Client.Recycle(h)
 	var body [][]byte
 	if a.alone {
 		body = dialect.Plain(h, x)
@@ -94,7 +94,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 		a.q.firstByte()
 		return ans, nil
 	}
-	if ans.body, err = b.All(a.q.s.cfg.MaxResponseBytes); err != nil {
+	if ans.body, err = b.All(a.q.s.MaxResponseBytes); err != nil {
 		b.Abort()
 		return nil, a.broken(a.d, err)
 	}
@@ -138,7 +138,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 // send does a leg's round trip to its worker, with a body that is here or one that
 // is still coming.
 func (s *Service) send(l *leg, h *fasthttp.RequestHeader, body [][]byte, up *h1.Upload) (*h1.Response, error) {
-	addr, err := s.members.Address(l.inst)
+	addr, err := s.Members.Address(l.inst)
 	if err != nil {
 		return nil, &h1.Error{Phase: "connect", Err: err}
 	}
@@ -146,15 +146,15 @@ func (s *Service) send(l *leg, h *fasthttp.RequestHeader, body [][]byte, up *h1.
 	if l.span != nil {
 		h.Set("traceparent", l.span.Parent())
 	}
-	s.members.Introduce(h, l.inst)
+	s.Members.Introduce(h, l.inst)
 	var b *h1.Response
 	if up != nil {
-		b, err = s.up.Upload(&l.Life, addr, h, up, &l.sent)
+		b, err = s.Client.Upload(&l.Life, addr, h, up, &l.sent)
 	} else {
-		b, err = s.up.Do(&l.Life, addr, h, body, &l.sent)
+		b, err = s.Client.Do(&l.Life, addr, h, body, &l.sent)
 	}
 	if err == nil {
-		err = s.members.Admitted(l.inst, b)
+		err = s.Members.Admitted(l.inst, b)
 	}
 	if err != nil {
 		return nil, err

@@ -67,7 +67,7 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	}
 	q.mu.Unlock()
 	if a.lingers() {
-		a.unlinger = a.p.Within(q.s.cfg.Ctx)
+		a.unlinger = a.p.Within(q.s.Ctx)
 	}
 	if cause := q.ctx.Cause(); cause != nil { // its end may have missed this attempt
 		a.end(cause)
@@ -112,7 +112,7 @@ func (a *attempt) run() (*answer, *failure) {
 		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Incompatible, reason: reasonOutcome + string(ticket.Incompatible),
 			err: fmt.Errorf("its dialect %q is unknown", a.d.inst.Dialect)}
 	}
-	if n, most := a.q.top.Surely(), s.cfg.MaxResponseBytes; a.d.inst.Dialect == sense.NativeDialect && !a.q.top.Stream && n > most {
+	if n, most := a.q.top.Surely(), s.MaxResponseBytes; a.d.inst.Dialect == sense.NativeDialect && !a.q.top.Stream && n > most {
 		close(a.pDone)
 		field := largest(&a.q.top)
 		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Refused, reason: reasonOutcome + string(ticket.Refused),
@@ -188,7 +188,7 @@ func (a *attempt) close() {
 	a.q.s.legs.remove(a.d)
 	a.choice.EndDecode()
 	if a.rules == nil || a.rules.Linger == 0 || !a.p.sent.Load() || !a.prefillOpen() ||
-		!a.q.s.cfg.Spawn(func() { a.linger(); prefill() }) {
+		!a.q.s.Spawn(func() { a.linger(); prefill() }) {
 		prefill()
 	}
 }
@@ -200,7 +200,7 @@ func (a *attempt) linger() {
 	select {
 	case <-a.pDone:
 	case <-timer.C:
-	case <-a.q.s.cfg.Ctx.Done():
+	case <-a.q.s.Ctx.Done():
 	}
 }
 

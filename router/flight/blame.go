@@ -64,7 +64,7 @@ func (a *attempt) broken(l *leg, err error) *failure {
 			}
 			break
 		}
-		a.q.s.members.Suspect(l.inst, err)
+		a.q.s.Members.Suspect(l.inst, err)
 	}
 	if l == a.p && f.outcome == ticket.Dead && f.retry && a.rules != nil && a.rules.Typed {
 		f.holds = a.d.inst.ID
@@ -123,7 +123,7 @@ func (a *attempt) brokeOff(err error) {
 	a.fault(a.d, pick.Broken)
 	var le *h1.Error
 	if errors.As(err, &le) && le.Gone() || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) {
-		a.q.s.members.Suspect(a.d.inst, err)
+		a.q.s.Members.Suspect(a.d.inst, err)
 	}
 }
 

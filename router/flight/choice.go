@@ -39,7 +39,7 @@ func (q *request) learned(ans *answer) {
 	if a.choice.Local != "" {
 		q.s.metrics.local.WithLabelValues(a.choice.Local).Inc()
 	}
-	if q.s.cfg.Hedge.Enabled {
+	if q.s.Hedge.Enabled {
 		q.s.hedges.first.add(q.first.Sub(q.dispatched))
 	}
 	a.choice.Answered(prefill, q.first.Sub(a.start))

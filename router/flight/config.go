@@ -80,12 +80,11 @@ func (c *Policy) Validate() error {
 	switch {
 	case strings.EqualFold(c.TenantHeader, "authorization") || strings.ContainsAny(c.TenantHeader, ": \r\n"):
 		return config.Bad("tenant_header", "%q is no name of a header for this", c.TenantHeader)
-	case !(c.RetryRatio >= 0 && c.RetryRatio <= 1):
-		return config.Bad("retry_ratio", "%v is not within 0 and 1", c.RetryRatio)
 	case !(c.RetryMin >= 0 && c.RetryMin <= 1e6):
 		return config.Bad("retry_min", "%v is not within 0 and 1000000", c.RetryMin)
 	}
 	return cmp.Or(config.AtLeast("max_response_bytes", c.MaxResponseBytes, 1024), config.AtLeast("attempts", c.Attempts, 1),
-		config.AtLeast("retry_burst", c.RetryBurst, 0), config.AtLeast("history", c.History, 0), config.Positive("decode_silence", c.DecodeSilence),
+		config.Portion("retry_ratio", c.RetryRatio), config.AtLeast("retry_burst", c.RetryBurst, 0),
+		config.AtLeast("history", c.History, 0), config.Positive("decode_silence", c.DecodeSilence),
 		config.Within("hedge", c.Hedge.Validate()), config.Within("limits", c.Limits.Validate()), config.Within("tracing", c.Tracing.Validate()))
 }

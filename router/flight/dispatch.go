@@ -71,8 +71,8 @@ func (q *request) dispatch(try func(*attempt) (*answer, *failure)) (*answer, *op
 		if q.forwarded {
 			tried = []any{"worker", a.d.inst.ID}
 		}
-		q.s.log.With(tried...).Warn("attempt failed", "request_id", q.id, "attempt", n, "err", f.Error())
-		if !f.retry || q.probe || n >= q.s.cfg.Attempts {
+		q.s.Log.With(tried...).Warn("attempt failed", "request_id", q.id, "attempt", n, "err", f.Error())
+		if !f.retry || q.probe || n >= q.s.Attempts {
 			return nil, f.httpError()
 		}
 		if !q.s.affords(f) {
@@ -128,19 +128,19 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 	req := q.pickRequest(exclude, avoid, prefer)
 	var timeout <-chan time.Time
 	for {
-		changed, probed := s.fleet.Changed(), s.members.Probed()
+		changed, probed := s.fleet.Changed(), s.Members.Probed()
 		if q.top.Model == "" {
 			if err := q.named(); err != nil {
 				return nil, 0, err
 			}
 			req = q.pickRequest(exclude, avoid, prefer)
 		}
-		view := s.members.View()
-		choice, err := s.picker.Pick(view, req)
+		view := s.Members.View()
+		choice, err := s.Picker.Pick(view, req)
 		if err == nil {
 			return choice, view.Snapshot.Version, nil
 		}
-		if !q.forwarded && s.members.OnlyEmbeds(view.Snapshot, q.top.Model) {
+		if !q.forwarded && s.Members.OnlyEmbeds(view.Snapshot, q.top.Model) {
 			return nil, 0, openai.BadRequest("model", "the model %q does not generate text: its engines have /v1/embeddings and the like", h1.Clip(q.top.Model))
 		}
 		wait := s.gate.get().PairWait
@@ -179,7 +179,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 // pickRequest is what a choice of a pair depends on.
 func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Request {
 	if !q.forwarded {
-		exclude = append(exclude[:len(exclude):len(exclude)], q.s.members.Embedders()...)
+		exclude = append(exclude[:len(exclude):len(exclude)], q.s.Members.Embedders()...)
 	}
 	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
 		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.ex}

@@ -116,8 +116,8 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	s, c, h := q.s, h1.ConnOf(ctx.Conn()), &ctx.Request.Header
 	up := &upload{kind: string(h.ContentType()), Upload: h1.Upload{Length: h.ContentLength()}, hosts: s.hosts}
 	switch {
-	case up.Length > s.cfg.MaxBodyBytes:
-		return nil, openai.TooLarge("the body is larger than %d bytes", s.cfg.MaxBodyBytes)
+	case up.Length > s.MaxBodyBytes:
+		return nil, openai.TooLarge("the body is larger than %d bytes", s.MaxBodyBytes)
 	case up.Length == -2:
 		up.Length = 0
 	}
@@ -134,7 +134,7 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	if c.BodyOver() {
 		up.Length = len(up.Head)
 	} else {
-		up.Rest = &rest{up, c.Body(), s.cfg.MaxBodyBytes - len(up.Head)}
+		up.Rest = &rest{up, c.Body(), s.MaxBodyBytes - len(up.Head)}
 	}
 	if t := tenantOf(ctx); t != nil {
 		up.skim.best = t.key.Class()
@@ -182,7 +182,7 @@ func (q *request) unread(err error) *openai.Error {
 	if q.ctx.Err() != nil && !errors.Is(err, fasthttp.ErrBodyTooLarge) && !(errors.As(err, &timeout) && timeout.Timeout()) {
 		return contextError(&q.ctx)
 	}
-	return q.s.cfg.Refusal(err)
+	return q.s.Refusal(err)
 }
 
 // pass sends the body to decode, or the engine that is both, and reads the
@@ -194,8 +194,8 @@ func (a *attempt) forward(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failu
 	a.p.set(legUnused)
 	a.choice.EndPrefill()
 	a.open()
-	h := a.q.s.up.Header()
-	defer a.q.s.up.Recycle(h)
+	h := a.q.s.Client.Header()
+	defer a.q.s.Client.Recycle(h)
 	h.SetMethod(fasthttp.MethodPost)
 	h.SetRequestURIBytes(ctx.RequestURI())
 	h.SetContentType(up.kind)
@@ -224,7 +224,7 @@ func (a *attempt) forward(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failu
 	status := b.Header.StatusCode()
 	a.faultOf(a.d, status)
 	if (status == 429 || status == 503) && up.Rest == nil {
-		text, err := b.All(a.q.s.cfg.MaxResponseBytes)
+		text, err := b.All(a.q.s.MaxResponseBytes)
 		if err != nil {
 			b.Abort()
 			return nil, a.broken(a.d, err)

@@ -93,7 +93,7 @@ func (q *request) opened(ctx *fasthttp.RequestCtx) *openai.Error {
 	}
 	q.deadline(life)
 	q.ex = string(h.Peek(headerExplain)) == "1"
-	q.session = string(h.Peek(s.cfg.SessionHeader))
+	q.session = string(h.Peek(s.SessionHeader))
 	q.traced(string(h.Peek("traceparent")), string(h.Peek("tracestate")))
 	return nil
 }

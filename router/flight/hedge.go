@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"sync"
@@ -33,15 +34,7 @@ func DefaultHedge() Hedge { return Hedge{Ratio: 0.05, Burst: 16} }
 
 // Validate returns a *config.KeyError.
 func (h Hedge) Validate() error {
-	switch {
-	case h.Delay < 0:
-		return config.Bad("delay", "%v is negative", h.Delay)
-	case !(h.Ratio >= 0 && h.Ratio <= 1):
-		return config.Bad("ratio", "%v is not within 0 and 1", h.Ratio)
-	case h.Burst < 0:
-		return config.Bad("burst", "%d is negative", h.Burst)
-	}
-	return nil
+	return cmp.Or(config.AtLeast("delay", h.Delay, 0), config.Portion("ratio", h.Ratio), config.AtLeast("burst", h.Burst, 0))
 }
 
 // What became of a second request: the label of its metric.
@@ -89,7 +82,7 @@ type hedge struct {
 // hedged makes the attempt, with a second one beside it if that is configured, the
 // dialect's legs are cheap to cancel, and the first is slow.
 func (q *request) hedged(a *attempt) (*answer, *failure) {
-	c := &q.s.cfg.Hedge
+	c := &q.s.Hedge
 	if !c.Enabled || q.probe || a.rules == nil || !a.rules.Hedges {
 		return a.run()
 	}
@@ -103,7 +96,7 @@ func (q *request) hedged(a *attempt) (*answer, *failure) {
 	h := &hedge{q: q, first: a, done: make(chan struct{})}
 	a.hedge = h
 	timer := time.AfterFunc(delay, func() {
-		if !q.s.cfg.Spawn(h.second) {
+		if !q.s.Spawn(h.second) {
 			close(h.done)
 		}
 	})
@@ -146,8 +139,8 @@ func (h *hedge) second() {
 		result(hedgeNoBudget)
 		return
 	}
-	view := q.s.members.View()
-	choice, err := q.s.picker.Pick(view, q.pickRequest([]string{h.first.p.inst.ID, h.first.d.inst.ID}, nil, ""))
+	view := q.s.Members.View()
+	choice, err := q.s.Picker.Pick(view, q.pickRequest([]string{h.first.p.inst.ID, h.first.d.inst.ID}, nil, ""))
 	if err != nil {
 		result(hedgeNoPair)
 		return
@@ -180,7 +173,7 @@ func (h *hedge) second() {
 	a.close()
 	h.f = f
 	if !won && f.cause() != errLost && q.ctx.Err() == nil {
-		q.s.log.Warn("second attempt failed", "request_id", q.id, "link", a.link.String(), "prefill", a.p.inst.ID, "decode", a.d.inst.ID, "err", f.Error())
+		q.s.Log.Warn("second attempt failed", "request_id", q.id, "link", a.link.String(), "prefill", a.p.inst.ID, "decode", a.d.inst.ID, "err", f.Error())
 	}
 }
 

@@ -2,45 +2,26 @@ package flight
 
 import (
 	"time"
-
-	"github.com/xpyd/xpyd/router/pick"
 )
 
 // requestInfo is a request as /debug/ledger and /debug/requests show it.
 type Info struct {
-	ID       string        `json:"request_id"`
-	Path     string        `json:"path"`
-	Model    string        `json:"model,omitempty"`
-	Stream   bool          `json:"stream"`
-	Internal bool          `json:"internal,omitempty"` // a probe or the like
-	State    string        `json:"state"`
-	Since    time.Time     `json:"since"`
-	Start    time.Time     `json:"start"`
-	Deadline *time.Time    `json:"deadline,omitempty"`
-	QueueMS  float64       `json:"queue_ms,omitempty"`
-	TTFTMS   float64       `json:"ttft_ms,omitempty"`
-	TookMS   float64       `json:"took_ms,omitempty"` // once it is over
-	Status   int           `json:"status,omitempty"`
-	Error    string        `json:"error,omitempty"`
-	Attempts []attemptInfo `json:"attempts,omitempty"`
-	Phases   []phaseInfo   `json:"phases,omitempty"`
-}
-
-type attemptInfo struct {
-	Link    string        `json:"link"`
-	Start   time.Time     `json:"start"`
-	Prefill legInfo       `json:"prefill"`
-	Decode  legInfo       `json:"decode"`
-	Outcome string        `json:"outcome,omitempty"` // of prefill's part
-	Error   string        `json:"error,omitempty"`
-	Explain *pick.Explain `json:"explain,omitempty"`
-}
-
-type legInfo struct {
-	ID    string    `json:"id"`
-	Epoch uint64    `json:"epoch"`
-	State string    `json:"state"`
-	Since time.Time `json:"since"`
+	ID       string          `json:"request_id"`
+	Path     string          `json:"path"`
+	Model    string          `json:"model,omitempty"`
+	Stream   bool            `json:"stream"`
+	Internal bool            `json:"internal,omitempty"` // a probe or the like
+	State    string          `json:"state"`
+	Since    time.Time       `json:"since"`
+	Start    time.Time       `json:"start"`
+	Deadline *time.Time      `json:"deadline,omitempty"`
+	QueueMS  float64         `json:"queue_ms,omitempty"`
+	TTFTMS   float64         `json:"ttft_ms,omitempty"`
+	TookMS   float64         `json:"took_ms,omitempty"` // once it is over
+	Status   int             `json:"status,omitempty"`
+	Error    string          `json:"error,omitempty"`
+	Attempts []attemptRecord `json:"attempts,omitempty"`
+	Phases   []phaseInfo     `json:"phases,omitempty"`
 }
 
 func (q *request) info() *Info {
@@ -66,16 +47,7 @@ func (rec *record) info() *Info {
 		i.TookMS = ms(rec.since)
 	}
 	for n := range rec.n {
-		i.Attempts = append(i.Attempts, rec.at(n).info())
+		i.Attempts = append(i.Attempts, *rec.at(n))
 	}
 	return i
-}
-
-func (rec *attemptRecord) info() attemptInfo {
-	return attemptInfo{Link: rec.link.String(), Start: rec.start, Outcome: string(rec.outcome), Error: rec.failed, Explain: rec.explain,
-		Prefill: rec.p.info(), Decode: rec.d.info()}
-}
-
-func (rec *legRecord) info() legInfo {
-	return legInfo{ID: rec.id, Epoch: rec.epoch, State: rec.state, Since: rec.since}
 }

@@ -12,7 +12,7 @@ import (
 func (q *request) warm(req *pick.Request) {
 	q.reaches = q.reaches[:0]
 	if !q.probe {
-		q.reaches = q.s.feeds.Warm(&q.ctx, &sense.Prompt{Top: &q.top, Body: q.body}, req, q.reaches)
+		q.reaches = q.s.Feeds.Warm(&q.ctx, &sense.Prompt{Top: &q.top, Body: q.body}, req, q.reaches)
 	}
 }
 
@@ -35,7 +35,7 @@ func (a *attempt) findPeer() *dialect.Peer {
 	worth := 0.0
 	now := q.s.fleet.Snapshot()
 	for _, h := range q.reaches {
-		if h.Tokens < own+q.s.cfg.PeerTokens || best != nil && h.Worth <= worth {
+		if h.Tokens < own+q.s.PeerTokens || best != nil && h.Worth <= worth {
 			continue
 		}
 		if m := now.Get(h.ID); m != nil && m.Epoch == h.Epoch && gives(m, a.d.inst) {

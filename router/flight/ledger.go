@@ -26,7 +26,7 @@ type ledger struct {
 func (s *Service) Ledger() *ledger {
 	l := &ledger{Process: "router", At: time.Now(), Requests: []*Info{}, Legs: s.legs.count()}
 	l.Running, l.Waiting = s.gate.counts()
-	l.ConnsBusy, l.ConnsIdle = s.up.Counts()
+	l.ConnsBusy, l.ConnsIdle = s.Client.Counts()
 	for _, q := range s.running() {
 		l.Requests = append(l.Requests, q.info())
 	}

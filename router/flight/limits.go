@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/config"
@@ -33,30 +34,12 @@ type Weights struct {
 
 // Validate returns the first *config.KeyError.
 func (l Limits) Validate() error {
-	switch {
-	case l.MaxInFlight < 1:
-		return config.Bad("max_in_flight", "%d is below 1", l.MaxInFlight)
-	case l.MaxQueue < 0:
-		return config.Bad("max_queue", "%d is below 0", l.MaxQueue)
-	case l.MaxQueueBytes < 0:
-		return config.Bad("max_queue_bytes", "%d is below 0", l.MaxQueueBytes)
-	case !l.PriorityWeights.valid():
-		return config.Bad("priority_weights", "each must be within 0.001 and 1000000")
-	case l.QueueWait <= 0:
-		return config.Bad("queue_wait", "%v is not a positive duration", l.QueueWait)
-	case l.PairWait < 0:
-		return config.Bad("pair_wait", "%v is negative", l.PairWait)
-	case l.RequestTimeout <= 0:
-		return config.Bad("request_timeout", "%v is not a positive duration", l.RequestTimeout)
-	}
-	return nil
-}
-
-func (w Weights) valid() bool {
-	for _, v := range []float64{w.High, w.Normal, w.Low} {
+	for _, v := range []float64{l.PriorityWeights.High, l.PriorityWeights.Normal, l.PriorityWeights.Low} {
 		if !(v >= 0.001 && v <= 1e6) {
-			return false
+			return config.Bad("priority_weights", "each must be within 0.001 and 1000000")
 		}
 	}
-	return true
+	return cmp.Or(config.AtLeast("max_in_flight", l.MaxInFlight, 1), config.AtLeast("max_queue", l.MaxQueue, 0),
+		config.AtLeast("max_queue_bytes", l.MaxQueueBytes, 0), config.Positive("queue_wait", l.QueueWait),
+		config.AtLeast("pair_wait", l.PairWait, 0), config.Positive("request_timeout", l.RequestTimeout))
 }

@@ -95,14 +95,14 @@ func newMetrics(s *Service) *metrics {
 	m.exhausted = prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_router_retry_budget_exhausted_total",
 		Help: "Requests that failed because the retry budget was used up. The fleet fails more than retries should cover: look at xpyd_router_retries_total for why."})
 	m.all = append(m.all, m.local, m.admissionMetrics, m.exhausted, s.hedges.count)
-	if s.tracer != nil {
+	if s.Tracer != nil {
 		count := func(name, help string, f func() float64) {
 			m.all = append(m.all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, f))
 		}
 		count("xpyd_router_spans_exported_total", "Spans that the collector took.",
-			func() float64 { n, _ := s.tracer.Counts(); return float64(n) })
+			func() float64 { n, _ := s.Tracer.Counts(); return float64(n) })
 		count("xpyd_router_spans_dropped_total", "Spans dropped because the queue was full or the collector did not take them: look at its health, or sample less.",
-			func() float64 { _, n := s.tracer.Counts(); return float64(n) })
+			func() float64 { _, n := s.Tracer.Counts(); return float64(n) })
 	}
 	for _, reason := range retryReasons {
 		m.retries.WithLabelValues(reason)
@@ -110,8 +110,8 @@ func newMetrics(s *Service) *metrics {
 	for _, s := range dialect.Shapes {
 		m.fallbacks.WithLabelValues(string(s))
 	}
-	m.byPath = make(map[string]*routeMetrics, len(s.cfg.Paths))
-	for _, path := range s.cfg.Paths {
+	m.byPath = make(map[string]*routeMetrics, len(s.Paths))
+	for _, path := range s.Paths {
 		m.byPath[path] = m.newRoute(path)
 	}
 	return m

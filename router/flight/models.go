@@ -19,7 +19,7 @@ func (s *Service) OneModel(ctx *fasthttp.RequestCtx, id, name string) {
 		s.Refuse(ctx, id, "/v1/models", openai.Unauthorized("the API key is missing or wrong, or it has expired"))
 		return
 	}
-	list, known := s.members.Served()
+	list, known := s.Members.Served()
 	if t := tenantOf(ctx); t != nil && !t.key.May(name) {
 		list, known = nil, nil
 	}
@@ -39,7 +39,7 @@ func (s *Service) OneModel(ctx *fasthttp.RequestCtx, id, name string) {
 
 // servedTo lists the models that are served and that a tenant's key may use.
 func (s *Service) servedTo(t *tenant) []openai.Model {
-	all, _ := s.members.Served()
+	all, _ := s.Members.Served()
 	if t == nil {
 		return all
 	}

@@ -23,7 +23,7 @@ const (
 
 // pacer returns one for some streams if workers are compared by time.
 func (q *request) pacer(ans *answer) *pacer {
-	if ans.forwarded || !q.s.cfg.Paced || rand.IntN(pacedOne) != 0 {
+	if ans.forwarded || !q.s.Paced || rand.IntN(pacedOne) != 0 {
 		return nil
 	}
 	return &pacer{choice: q.attempts[len(q.attempts)-1].choice}

@@ -32,15 +32,15 @@ func (rec *record) phases() []phase {
 	from := rec.admitted
 	for i := range rec.n {
 		a := rec.at(i)
-		if from.Before(a.start) {
-			out = append(out, phase{name: "pick", start: from, end: a.start, attempt: i + 1})
+		if from.Before(a.Start) {
+			out = append(out, phase{name: "pick", start: from, end: a.Start, attempt: i + 1})
 		}
-		for _, l := range []*legRecord{&a.p, &a.d} {
+		for _, l := range []*legRecord{&a.Prefill, &a.Decode} {
 			if l.begun.IsZero() {
 				continue
 			}
 			role := fleet.Prefill
-			if l == &a.d {
+			if l == &a.Decode {
 				role = fleet.Decode
 			}
 			out = append(out, phase{name: string(role), start: l.begun, end: l.ended, attempt: i + 1, role: role, leg: l})
@@ -52,7 +52,7 @@ func (rec *record) phases() []phase {
 	if rec.n == 0 || rec.first.IsZero() {
 		return out
 	}
-	if begun := rec.at(rec.n - 1).d.begun; !begun.IsZero() {
+	if begun := rec.at(rec.n - 1).Decode.begun; !begun.IsZero() {
 		out = append(out, phase{name: "first_byte", start: begun, end: rec.first})
 	}
 	return append(out, phase{name: "relay", start: rec.first, end: over})
@@ -61,13 +61,13 @@ func (rec *record) phases() []phase {
 // traced takes up the client's trace, or begins one.
 func (q *request) traced(parent, state string) {
 	q.trace = [2]string{parent, state}
-	if q.s.tracer == nil {
+	if q.s.Tracer == nil {
 		return
 	}
 	from, ok := trace.Parse(parent, state)
 	own := from.Child()
 	if !ok {
-		own = trace.Root(q.s.cfg.Tracing.Ratio)
+		own = trace.Root(q.s.Tracing.Ratio)
 	}
 	q.trace = [2]string{own.Parent(), own.State}
 	if own.Sampled {
@@ -121,13 +121,13 @@ func (q *request) emit() {
 				s.Context = *l.span
 			}
 			s.Kind = trace.Client
-			s.Attrs = []trace.Attr{{Key: "xpyd.worker", Text: p.leg.id}, {Key: "server.address", Text: l.inst.URL},
-				{Key: "xpyd.attempt", Int: int64(p.attempt)}, {Key: "xpyd.leg.state", Text: p.leg.state}}
-			if p.leg.state == legFailed {
-				s.Error = p.leg.state
+			s.Attrs = []trace.Attr{{Key: "xpyd.worker", Text: p.leg.ID}, {Key: "server.address", Text: l.inst.URL},
+				{Key: "xpyd.attempt", Int: int64(p.attempt)}, {Key: "xpyd.leg.state", Text: p.leg.State}}
+			if p.leg.State == legFailed {
+				s.Error = p.leg.State
 			}
 		}
 		spans = append(spans, s)
 	}
-	q.s.tracer.Add(spans)
+	q.s.Tracer.Add(spans)
 }

@@ -15,7 +15,7 @@ import (
 // close waits for, decode's here. Whichever fails first, before decode has
 // committed itself, ends the other.
 func (a *attempt) runTogether(x *dialect.Exchange) (*answer, *failure) {
-	started := a.q.s.cfg.Spawn(func() {
+	started := a.q.s.Spawn(func() {
 		defer close(a.pDone)
 		a.prefill(x)
 	})
@@ -77,7 +77,7 @@ func (a *attempt) silent(err error) {
 // collect, and when the dialect's budgets of time are used up. It returns how
 // to end that.
 func (a *attempt) watch() func() {
-	start, silence, gap := time.Now(), a.q.s.cfg.DecodeSilence, a.rules.Gap
+	start, silence, gap := time.Now(), a.q.s.DecodeSilence, a.rules.Gap
 	if gap <= 0 || a.rules.Order != dialect.PrefillFirst {
 		gap = silence
 	}

@@ -31,19 +31,27 @@ type record struct {
 }
 
 type attemptRecord struct {
-	link    ticket.Link
-	start   time.Time
-	p, d    legRecord
-	outcome ticket.Outcome
-	failed  string
-	explain *pick.Explain
+	Link    linkText       `json:"link"`
+	Start   time.Time      `json:"start"`
+	Prefill legRecord      `json:"prefill"`
+	Decode  legRecord      `json:"decode"`
+	Outcome ticket.Outcome `json:"outcome,omitempty"` // of prefill's part
+	Error   string         `json:"error,omitempty"`
+	Explain *pick.Explain  `json:"explain,omitempty"`
 }
 
+// linkText is a link in JSON.
+type linkText ticket.Link
+
+// MarshalText implements encoding.TextMarshaler.
+func (l linkText) MarshalText() ([]byte, error) { return []byte(ticket.Link(l).String()), nil }
+
 type legRecord struct {
-	id           string
-	epoch        uint64
-	state        string
-	since        time.Time
+	ID    string    `json:"id"`
+	Epoch uint64    `json:"epoch"`
+	State string    `json:"state"`
+	Since time.Time `json:"since"`
+
 	begun, ended time.Time // see leg.times
 }
 
@@ -68,14 +76,14 @@ func (q *request) note(rec *record) {
 }
 
 func (a *attempt) note(rec *attemptRecord) {
-	rec.link, rec.start, rec.explain = a.link, a.start, a.choice.Explain
+	rec.Link, rec.Start, rec.Explain = linkText(a.link), a.start, a.choice.Explain
 	a.mu.Lock()
-	if rec.outcome = a.outcome; a.failed != nil {
-		rec.failed = a.failed.Error()
+	if rec.Outcome = a.outcome; a.failed != nil {
+		rec.Error = a.failed.Error()
 	}
 	a.mu.Unlock()
-	a.p.note(&rec.p)
-	a.d.note(&rec.d)
+	a.p.note(&rec.Prefill)
+	a.d.note(&rec.Decode)
 }
 
 func (l *leg) note(rec *legRecord) {

@@ -82,7 +82,7 @@ func (s *Service) newRequest(id, method, path string) *request {
 	q.state, q.since = stateQueued, q.start
 	s.mu.Lock()
 	s.requests[q] = struct{}{}
-	over := context.Cause(s.cfg.Ctx) // end, which comes behind that, has not seen q
+	over := context.Cause(s.Ctx) // end, which comes behind that, has not seen q
 	s.mu.Unlock()
 	if over != nil {
 		q.cancel(over)
@@ -96,7 +96,7 @@ func (q *request) cancel(why error) {
 	if !q.ctx.End(why) {
 		return
 	}
-	if !q.s.cfg.Spawn(q.endLegs) { // closing TLS can take a while
+	if !q.s.Spawn(q.endLegs) { // closing TLS can take a while
 		q.endLegs()
 	}
 }
@@ -138,7 +138,7 @@ func (q *request) slim() {
 // watch cancels the request when its client leaves.
 func (q *request) watch(conn net.Conn) {
 	q.client = h1.ConnOf(conn)
-	q.client.Watch(q.s.cfg.Watcher, q)
+	q.client.Watch(q.s.Watcher, q)
 }
 
 // Left implements Leaver.
@@ -178,7 +178,7 @@ func (q *request) finish(status int, reason string) {
 	// closing its connection would only cost the next request one. A leg that
 	// is still being sent may hold the client's body, which ends here.
 	if n := len(attempts); n == 0 || status != 200 || !attempts[n-1].prefillOpen() || !attempts[n-1].p.sent.Load() ||
-		!q.s.cfg.Spawn(func() { await(attempts[n-1].pDone); end() }) {
+		!q.s.Spawn(func() { await(attempts[n-1].pDone); end() }) {
 		end()
 	}
 	if !q.probe {
@@ -218,8 +218,8 @@ func (q *request) account() {
 		q.answered(route)
 	}
 	m.bytes.Add(float64(q.bytes))
-	log := q.s.log.Handler() // itself: a Logger looks up who calls it, for each line
-	if !log.Enabled(q.s.cfg.Ctx, slog.LevelInfo) {
+	log := q.s.Log.Handler() // itself: a Logger looks up who calls it, for each line
+	if !log.Enabled(q.s.Ctx, slog.LevelInfo) {
 		return
 	}
 	var space [16]slog.Attr
@@ -245,7 +245,7 @@ func (q *request) account() {
 	}
 	line := slog.NewRecord(now, slog.LevelInfo, "request", 0)
 	line.AddAttrs(attrs...)
-	_ = log.Handle(q.s.cfg.Ctx, line) // a log that cannot be written has nobody to tell
+	_ = log.Handle(q.s.Ctx, line) // a log that cannot be written has nobody to tell
 }
 
 // answered accounts for what a request was answered with.

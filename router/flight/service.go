@@ -42,14 +42,8 @@ type Deps struct {
 
 // Service takes requests from admission to the end of their answer.
 type Service struct {
-	cfg     Deps
-	log     *slog.Logger
+	Deps
 	fleet   sense.Fleet
-	members *sense.Members
-	feeds   *sense.Feeds
-	picker  *pick.Picker
-	up      *h1.Client
-	tracer  *trace.Exporter
 	metrics *metrics
 	gate    *gate
 	keys    *keyring
@@ -68,8 +62,7 @@ type Service struct {
 
 // NewService makes the service; the keys of APIKeysFile are not loaded yet.
 func New(d Deps) (*Service, error) {
-	s := &Service{cfg: d, log: d.Log, fleet: d.Members.Fleet, members: d.Members, feeds: d.Feeds, picker: d.Picker, up: d.Client, tracer: d.Tracer,
-		gate: newGate(d.Limits), hosts: d.MediaHosts, maxAnswer: strconv.Itoa(d.MaxResponseBytes),
+	s := &Service{Deps: d, fleet: d.Members.Fleet, gate: newGate(d.Limits), hosts: d.MediaHosts, maxAnswer: strconv.Itoa(d.MaxResponseBytes),
 		budget: newBudget(d.RetryRatio, d.RetryBurst, d.RetryMin), hedges: newHedger(d.Hedge),
 		legs: legs{byID: map[string]map[*leg]struct{}{}}, facts: facts{byID: map[string]known{}},
 		requests: map[*request]struct{}{}, history: newHistory(d.History)}
@@ -118,7 +111,7 @@ func (s *Service) Brief(ctx *fasthttp.RequestCtx, id, path string) {
 	if status < 400 || path == "/ready" {
 		level = slog.LevelDebug
 	}
-	s.log.Log(s.cfg.Ctx, level, "request", "request_id", id, "method", h1.Clip(string(ctx.Method())), "path", h1.Clip(string(ctx.Path())), "status", status)
+	s.Log.Log(s.Ctx, level, "request", "request_id", id, "method", h1.Clip(string(ctx.Method())), "path", h1.Clip(string(ctx.Path())), "status", status)
 }
 
 // Refuse answers a request that has no life of its own.

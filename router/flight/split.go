@@ -68,7 +68,7 @@ func (a *attempt) runAlone(x *dialect.Exchange) (*answer, *failure) {
 		return a.askDecode(x)
 	}
 	a.choice.EndPrefill()
-	if !a.rules.Falls || !a.q.s.cfg.Fallback {
+	if !a.rules.Falls || !a.q.s.Fallback {
 		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, api: openai.BadRequest(string(a.falls),
 			"%s: engines of dialect %q cannot split such a request between prefill and decode", a.falls, a.d.inst.Dialect)}
 	}
@@ -261,7 +261,7 @@ func (s *Service) question(asker *h1.Life, url string) ([]byte, error) {
 	h.SetMethod(fasthttp.MethodGet)
 	_, path, _ := strings.Cut(url[strings.Index(url, "//")+2:], "/")
 	h.SetRequestURI("/" + path)
-	b, err := s.up.Do(&q, addr, &h, nil, nil)
+	b, err := s.Client.Do(&q, addr, &h, nil, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ func (s *Service) Tokenize(ctx *fasthttp.RequestCtx, id string) {
 	q := s.newRequest(id, string(ctx.Method()), string(ctx.Path()))
 	q.watch(ctx.Conn())
 	q.body = ctx.PostBody()
-	q.deadline(min(s.gate.get().RequestTimeout, s.cfg.AskTimeout))
+	q.deadline(min(s.gate.get().RequestTimeout, s.AskTimeout))
 	ans, err := q.ask(ctx)
 	if err != nil {
 		h1.WriteError(ctx, err)
@@ -59,14 +59,14 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*Reply, *openai.Error) {
 			switch {
 			case !m.Serves() || tries == 2:
 				continue
-			case m.Draining || q.s.members.Drained(m):
+			case m.Draining || q.s.Members.Drained(m):
 				if tries == 0 {
 					last = errors.New("every worker that is live drains")
 				}
 				continue
 			}
 			tries++
-			ans, err := q.askOne(m, now.Version, q.s.cfg.MaxResponseBytes)
+			ans, err := q.askOne(m, now.Version, q.s.MaxResponseBytes)
 			if err == nil {
 				return ans, nil
 			}
@@ -136,7 +136,7 @@ func (q *request) askOne(m *fleet.Member, version uint64, limit int) (*Reply, er
 	b, err := q.s.send(l, &h, [][]byte{q.body}, nil)
 	if err != nil {
 		if l.Cause() == nil {
-			q.s.members.Suspect(&m.Instance, err)
+			q.s.Members.Suspect(&m.Instance, err)
 		}
 		return nil, fmt.Errorf("worker %s: %w", m.ID, err)
 	}

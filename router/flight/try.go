@@ -20,7 +20,7 @@ func (s *Service) Try(pr *sense.Pair, path, fields string) error {
 	q.shown(pr.D.Model, false)
 	q.body = openai.AppendString([]byte(`{"model":`), pr.D.Model)
 	q.body = append(append(append(q.body, ','), fields...), '}')
-	q.deadline(s.members.ProbeTimeout)
+	q.deadline(s.Members.ProbeTimeout)
 	var serr *openai.Error
 	if q.top, serr = openai.Scan(q.body, openai.Limits{}); serr != nil {
 		q.finish(serr.Status, serr.Message)

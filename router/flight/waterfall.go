@@ -28,7 +28,7 @@ func (rec *record) waterfall() []phaseInfo {
 			i.EndMS = max(since(p.end), 0.001)
 		}
 		if p.leg != nil {
-			i.Worker, i.State = p.leg.id, p.leg.state
+			i.Worker, i.State = p.leg.ID, p.leg.State
 		}
 		out = append(out, i)
 	}

@@ -33,12 +33,12 @@ func (ms *Members) Discover(cfg discover.Config) error {
 	}
 	var err error
 	if cfg.P2PListen != "" {
-		if ms.found.p2p, err = discover.ListenP2P(cfg, ed, ms.log); err != nil {
+		if ms.found.p2p, err = discover.ListenP2P(cfg, ed, ms.Log); err != nil {
 			return fmt.Errorf("discovery.p2p_listen: %w", err)
 		}
 	}
 	if len(cfg.Kubernetes.Services) > 0 {
-		if ms.found.kube, err = discover.FollowKube(cfg.Kubernetes, ed, ms.log); err != nil {
+		if ms.found.kube, err = discover.FollowKube(cfg.Kubernetes, ed, ms.Log); err != nil {
 			return config.Within("discovery", err)
 		}
 	}
@@ -102,15 +102,15 @@ func (p *prober) learn(pr Pair) (changed bool, err error) {
 		}
 		ok, err := fl.Learn(m.Instance, inst)
 		if err != nil {
-			p.ms.log.Warn("note what an engine is", "id", m.ID, "err", err)
+			p.ms.Log.Warn("note what an engine is", "id", m.ID, "err", err)
 			continue
 		}
 		changed = true
 		if !ok {
-			p.ms.log.Debug("engine taken out or changed while it was examined", "id", m.ID)
+			p.ms.Log.Debug("engine taken out or changed while it was examined", "id", m.ID)
 			continue
 		}
-		p.ms.log.Info("engine found", "id", m.ID, "role", string(m.Role), "dialect", m.Dialect, "version", inst.Version,
+		p.ms.Log.Info("engine found", "id", m.ID, "role", string(m.Role), "dialect", m.Dialect, "version", inst.Version,
 			"block_tokens", inst.Layout.BlockTokens, "kv_events", inst.KVEvents)
 	}
 	return changed, nil

@@ -39,10 +39,10 @@ func (ms *Members) Collectors() []prometheus.Collector {
 	}
 	return []prometheus.Collector{ms.sent, ms.opened, ms.ejections,
 		gauge("xpyd_router_breakers_open", "Workers whose breaker is open or half open: they are live, and fail what they are given.",
-			func() int { n, _ := ms.picker.Guarded(); return n }),
+			func() int { n, _ := ms.Picker.Guarded(); return n }),
 		gauge("xpyd_router_workers_ejected", "Workers that get no requests because they do worse than their peers.",
-			func() int { _, n := ms.picker.Guarded(); return n }),
-		gauge("xpyd_router_prefix_bytes", "Memory of where prefixes went, by their text. At pick.affinity_bytes the oldest are forgotten; 0 long after a start: other routers told nothing, and no prompt is long enough.", func() int { return int(ms.picker.AffinityBytes()) }),
+			func() int { _, n := ms.Picker.Guarded(); return n }),
+		gauge("xpyd_router_prefix_bytes", "Memory of where prefixes went, by their text. At pick.affinity_bytes the oldest are forgotten; 0 long after a start: other routers told nothing, and no prompt is long enough.", func() int { return int(ms.Picker.AffinityBytes()) }),
 	}
 }
 
@@ -52,14 +52,14 @@ func (ms *Members) followGuards() {
 	tick := time.NewTicker(ms.Judge)
 	defer tick.Stop()
 	for {
-		events, changed := ms.picker.Events()
+		events, changed := ms.Picker.Events()
 		for i := range events {
 			ms.guarded(&events[i])
 		}
 		select {
 		case <-changed:
 		case now := <-tick.C:
-			ms.picker.Judge(now)
+			ms.Picker.Judge(now)
 		case <-ms.Ctx.Done():
 			return
 		}
@@ -67,7 +67,7 @@ func (ms *Members) followGuards() {
 }
 
 func (ms *Members) guarded(ev *pick.Event) {
-	log := ms.log.With("worker", ev.ID, "role", ev.Role, "was", ev.Was)
+	log := ms.Log.With("worker", ev.ID, "role", ev.Role, "was", ev.Was)
 	switch ev.State {
 	case pick.Open:
 		if ev.Until == nil || !ev.Until.After(time.Now()) {

@@ -1,6 +1,7 @@
 package sense
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -59,17 +60,6 @@ func (e Events) Validate() error {
 	if e.IndexBytes < 1<<20 {
 		return config.Bad("index_bytes", "%d is below 1 MiB", e.IndexBytes)
 	}
-	for _, w := range []struct {
-		key string
-		v   float64
-	}{{"host_weight", e.HostWeight}, {"disk_weight", e.DiskWeight}, {"peer_weight", e.PeerWeight}} {
-		if !(w.v >= 0 && w.v <= 1) {
-			return config.Bad(w.key, "%v is not within 0 and 1", w.v)
-		}
-	}
-	if e.PeerTokens < 0 {
-		return config.Bad("peer_tokens", "%d is negative", e.PeerTokens)
-	}
 	seen := map[string]bool{}
 	for n, t := range e.Tokenizers {
 		switch {
@@ -80,7 +70,7 @@ func (e Events) Validate() error {
 		}
 		seen[t.Model] = true
 	}
-	return nil
+	return cmp.Or(config.Portion("host_weight", e.HostWeight), config.Portion("disk_weight", e.DiskWeight), config.Portion("peer_weight", e.PeerWeight), config.AtLeast("peer_tokens", e.PeerTokens, 0))
 }
 
 // usesEvents says whether a policy looks at the index.

@@ -64,9 +64,6 @@ type MembersDeps struct {
 // Members knows which of the fleet's members may get users' requests.
 type Members struct {
 	MembersDeps
-	Fleet   Fleet
-	log     *slog.Logger
-	picker  *pick.Picker
 	tokens  *trust.Tokens // for the fleet's workers
 	probes  *prober
 	found   discovery
@@ -82,9 +79,9 @@ type Members struct {
 	statics  map[string]Static
 }
 
-// NewMembers makes it; SetProbe comes before Start.
+// NewMembers makes it; Start begins to probe.
 func NewMembers(d MembersDeps) *Members {
-	ms := &Members{MembersDeps: d, Fleet: d.Fleet, log: d.Log, picker: d.Picker, tokens: trust.NewTokens(d.Ring), created: time.Now(),
+	ms := &Members{MembersDeps: d, tokens: trust.NewTokens(d.Ring), created: time.Now(),
 		memberMetrics: newMemberMetrics(), knocks: map[string]bool{}, marked: map[string]mark{}, statics: map[string]Static{}}
 	ms.probes = newProber(ms)
 	return ms
@@ -95,7 +92,7 @@ func NewMembers(d MembersDeps) *Members {
 // that all those are lost.
 func (ms *Members) HasPair() bool {
 	v := ms.View()
-	return ms.picker.Ready(v, func(model string) bool { return !ms.probes.haveGenerated() || !ms.OnlyEmbeds(v.Snapshot, model) })
+	return ms.Picker.Ready(v, func(model string) bool { return !ms.probes.haveGenerated() || !ms.OnlyEmbeds(v.Snapshot, model) })
 }
 
 // View is the fleet as users' requests may use it.
@@ -128,7 +125,7 @@ func (ms *Members) OnlyEmbeds(s *fleet.Snapshot, model string) bool {
 // workers, and says of all that are known whether they are such.
 func (ms *Members) Served() (list []openai.Model, known map[string]bool) {
 	v := ms.View()
-	known = ms.picker.Models(v)
+	known = ms.Picker.Models(v)
 next:
 	for m := range v.Snapshot.Usable(fleet.Decode) {
 		if !known[m.Model] || !v.Eligible(m) {
@@ -169,7 +166,7 @@ func (ms *Members) Refusals() []discover.Refusal { return ms.found.refusals() }
 // newcomers probed.
 func (ms *Members) Sweep(s *fleet.Snapshot) {
 	ms.forgetMarks(s)
-	ms.picker.Refresh(ms.View()) // also for marks that went
+	ms.Picker.Refresh(ms.View()) // also for marks that went
 	ms.probes.wake()
 }
 
@@ -216,7 +213,7 @@ func (ms *Members) SetMark(id string, epoch uint64, on bool) {
 	}
 	ms.marks++
 	ms.mu.Unlock()
-	ms.picker.Refresh(ms.View())
+	ms.Picker.Refresh(ms.View())
 }
 
 // forgetMarks drops the drains of workers that have left, and of epochs that are

@@ -12,7 +12,7 @@ func (ms *Members) followPicks() {
 	var settled <-chan time.Time
 	for {
 		changed, probed := ms.Fleet.Changed(), ms.probes.changed()
-		ms.picker.Refresh(ms.View())
+		ms.Picker.Refresh(ms.View())
 		if asks && ms.HasPair() {
 			asks, settled = false, time.After(settling)
 		}

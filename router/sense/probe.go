@@ -298,7 +298,7 @@ func (p *prober) probe(pr Pair) {
 		if f := (*ProbeError)(nil); errors.As(err, &f) && f.Shortage {
 			result, lack = "shortage", true
 		}
-		p.ms.log.Log(p.ms.Ctx, p.level(pr, err), "probe failed", "prefill", pr.p.ID, "decode", pr.D.ID, "err", err.Error())
+		p.ms.Log.Log(p.ms.Ctx, p.level(pr, err), "probe failed", "prefill", pr.p.ID, "decode", pr.D.ID, "err", err.Error())
 	}
 	p.ms.sent.WithLabelValues(result).Inc()
 	p.mu.Lock()
@@ -312,7 +312,7 @@ func (p *prober) probe(pr Pair) {
 			st.ok, st.embeds, st.refuses, st.err, st.fails = true, embeds, false, "", 0
 			if embeds {
 				p.embed = append(slices.Clone(p.embed), m.ID)
-				p.ms.log.Info("engine embeds and does not generate", "id", m.ID)
+				p.ms.Log.Info("engine embeds and does not generate", "id", m.ID)
 			}
 		} else if lack {
 			st.next = time.Now().Add(probeMaxWait)
