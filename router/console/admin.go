@@ -1,3 +1,5 @@
+// Package console answers the admin listener: who is there, orders to workers,
+// what is held and why, and the audit log of changes.
 package console
 
 import (

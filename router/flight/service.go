@@ -1,3 +1,6 @@
+// Package flight takes a request from its admission to the end of its answer: it
+// picks pairs, sends both legs, tries again where nothing has reached the
+// client, and relays. DESIGN.md has the rules.
 package flight
 
 import (

@@ -2,6 +2,7 @@ package h1
 
 import (
 	"bufio"
+	"crypto/tls"
 	"errors"
 	"net"
 	"sync"
@@ -53,10 +54,27 @@ type inbuf struct {
 
 func (b *inbuf) init(conn net.Conn, from *lender) {
 	b.conn, b.from, b.fd = conn, from, -1
-	if sc, ok := conn.(syscall.Conn); ok {
-		if raw, err := sc.SyscallConn(); err == nil {
-			b.raw, b.try, b.put = raw, b.readable, b.writable
+	if raw := socket(conn); raw != nil {
+		b.raw, b.try, b.put = raw, b.readable, b.writable
+	}
+}
+
+// socket is what conn reads from and writes to; nil for TLS, which does more
+// than that, and for what has none.
+func socket(conn net.Conn) syscall.RawConn {
+	for {
+		if sc, ok := conn.(syscall.Conn); ok {
+			raw, err := sc.SyscallConn()
+			if err != nil {
+				return nil
+			}
+			return raw
 		}
+		over, ok := conn.(interface{ NetConn() net.Conn })
+		if _, isTLS := conn.(*tls.Conn); isTLS || !ok {
+			return nil
+		}
+		conn = over.NetConn()
 	}
 }
 

@@ -2,7 +2,6 @@ package h1
 
 import (
 	"net"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -10,18 +9,12 @@ import (
 // quiet says whether an idle connection has neither ended nor received bytes
 // that nobody asked for.
 func quiet(conn net.Conn) bool {
-	sc, ok := conn.(syscall.Conn)
-	if !ok {
+	rc := socket(conn)
+	if rc == nil {
 		return true
 	}
-	rc, err := sc.SyscallConn()
-	if err != nil {
-		return false
-	}
 	quiet := false
-	err = rc.Control(func(fd uintptr) {
-		quiet = sysPeek(int(fd)) == unix.EAGAIN
-	})
+	err := rc.Control(func(fd uintptr) { quiet = sysPeek(int(fd)) == unix.EAGAIN })
 	return err == nil && quiet
 }
 
@@ -31,11 +24,9 @@ const unsentMost = 64 << 10
 
 // boundUnsent makes writes to conn wait once so much waits there.
 func boundUnsent(conn net.Conn) {
-	if sc, ok := conn.(syscall.Conn); ok {
-		if rc, err := sc.SyscallConn(); err == nil {
-			_ = rc.Control(func(fd uintptr) { // an old kernel has no such bound
-				_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentMost)
-			})
-		}
+	if rc := socket(conn); rc != nil {
+		_ = rc.Control(func(fd uintptr) { // an old kernel has no such bound
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentMost)
+		})
 	}
 }

@@ -1,3 +1,6 @@
+// Package h1 is HTTP/1.1: the server of the router's listeners and of workers, and
+// the client of legs. A connection that waits holds no memory but its own;
+// DESIGN.md says why fasthttp's server is not used.
 package h1
 
 import (

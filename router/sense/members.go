@@ -1,3 +1,5 @@
+// Package sense knows who is there and what they can: which members of the fleet
+// may get users' requests, what of a prompt they hold, and how engines are found.
 package sense
 
 import (
