@@ -44,7 +44,7 @@ type Deps struct {
 	Version      string      // for GET /version
 	Ring         *trust.Ring // the fleet's secrets; nil: native workers are shown none
 	TLS          *trust.TLS  // to native workers; nil: plain HTTP
-	// Coming says whether a worker that the fleet does not know, or knows as
+	// Coming reports whether a worker that the fleet does not know, or knows as
 	// dead, is about to start: orders for it wait. It must not block; nil: none is.
 	Coming func(id string) bool
 	// Mounts adds handlers to the admin listener, behind its token:
@@ -137,7 +137,7 @@ func (r *Router) furnish() (err error) {
 		return err
 	}
 	r.members = sense.NewMembers(sense.MembersDeps{Fleet: deps.Fleet, Log: deps.Log, Picker: r.picker, Client: r.up, Ring: deps.Ring, MemberTLS: deps.TLS != nil,
-		ProbeTimeout: cfg.ProbeTimeout, Judge: cfg.Pick.Ejection.Interval, Share: r.share, HTTP: r.up.HttpClient(discover.NewClient()), Ctx: r.ctx, Spawn: r.spawn})
+		ProbeTimeout: cfg.ProbeTimeout, Judge: cfg.Pick.Ejection.Interval, Share: r.share, HTTP: r.up.HTTPClient(discover.NewClient()), Ctx: r.ctx, Spawn: r.spawn})
 	r.flights, err = flight.New(flight.Deps{Policy: cfg.Policy, Bounds: cfg.Bounds, PassAuthorization: cfg.Upstream.PassAuthorization,
 		PeerTokens: cfg.Events.PeerTokens, Paced: cfg.Pick.Ejection.Mode == pick.EjectAll, AskTimeout: cfg.FirstByteTimeout,
 		Log: deps.Log, Members: r.members, Feeds: r.feeds, Picker: r.picker, Client: r.up, Watcher: r.watcher, Tracer: r.tracer,
@@ -240,7 +240,7 @@ func (r *Router) Reload(l flight.Limits, policy string) error {
 	return nil
 }
 
-// Ready says whether a live, probed, compatible pair exists; see serves.
+// Ready reports whether a live, probed, compatible pair exists; see serves.
 func (r *Router) Ready() bool {
 	r.mu.Lock()
 	stopping := r.stopping
@@ -283,10 +283,10 @@ func (r *Router) followFleet() {
 // SetStatic makes the list the static members of the fleet.
 func (r *Router) SetStatic(list []sense.Static) error { return r.members.SetStatic(list) }
 
-// Drained says whether a drain of that worker, asked for here, is in force.
+// Drained reports whether a drain of that worker, asked for here, is in force.
 func (r *Router) Drained(id string) bool { return r.members.DrainAsked(id) }
 
-// Serves says whether users' requests may go to m.
+// Serves reports whether users' requests may go to m.
 func (r *Router) Serves(m *fleet.Member) bool { return r.members.Serves(m) }
 
 // P2PAddr is where P2pNccl engines register, nil if nowhere.

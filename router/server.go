@@ -110,7 +110,7 @@ func methodNotAllowed(ctx *fasthttp.RequestCtx, allowed string) *openai.Error {
 	return e
 }
 
-// spoken says whether the request is of a version that we answer in.
+// spoken reports whether the request is of a version that we answer in.
 func spoken(ctx *fasthttp.RequestCtx) bool {
 	switch string(ctx.Request.Header.Protocol()) {
 	case "HTTP/1.1", "HTTP/1.0":
@@ -139,7 +139,7 @@ func (r *Router) health(ctx *fasthttp.RequestCtx, id string) {
 	r.flights.Brief(ctx, id, "/health")
 }
 
-// ready says whether requests can be served.
+// ready reports whether requests can be served.
 func (r *Router) ready(ctx *fasthttp.RequestCtx, id string) {
 	if r.Ready() {
 		h1.WriteJSON(ctx, 200, []byte(`{"status":"ready"}`))

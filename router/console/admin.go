@@ -54,7 +54,7 @@ type Deps struct {
 	Revoker        Revoker       // nil: nothing is revoked here
 	TrustsEveryone bool          // no worker is shown the fleet's secret
 	Ready          func() bool
-	// Coming says whether a worker that the fleet does not know, or knows as
+	// Coming reports whether a worker that the fleet does not know, or knows as
 	// dead, is about to start: orders for it wait. It must not block; nil: none is.
 	Coming func(id string) bool
 	// Mounts adds handlers behind the token: "POST /admin/v1/scale" and the like.
@@ -75,7 +75,7 @@ type Console struct {
 	orders sync.Mutex
 }
 
-// NewConsole opens the audit file.
+// New opens the audit file.
 func New(d Deps) (*Console, error) {
 	audit, err := newAuditor(d.AuditFile, d.Log)
 	return &Console{Deps: d, audit: audit, profiler: profile.New(nil)}, err
@@ -160,7 +160,7 @@ func (c *Console) holder(ctx *fasthttp.RequestCtx, verb, path string) holder {
 	return nobody
 }
 
-// readable says whether the token that only reads is enough for a path: not for
+// readable reports whether the token that only reads is enough for a path: not for
 // profiles, which show memory and take time.
 func readable(path string) bool {
 	return !strings.HasPrefix(path, "/debug/pprof") && path != "/admin/v1/profile"

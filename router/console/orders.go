@@ -112,7 +112,7 @@ func (c *Console) order(ctx *fasthttp.RequestCtx, id, name, action string) {
 	} else {
 		NoteChange(ctx, drained[m.Draining || c.Members.Drained(m)], drained[action == "drain"])
 	}
-	release, err := c.take(m, action, o)
+	release, err := c.mark(m, action, o)
 	if err != nil {
 		h1.WriteError(ctx, err)
 		return
@@ -137,10 +137,10 @@ func (c *Console) order(ctx *fasthttp.RequestCtx, id, name, action string) {
 	said.Write(ctx)
 }
 
-// take marks m as an order will leave it, or refuses the order. Until release a
+// mark marks m as an order will leave it, or refuses the order. Until release a
 // worker whose role changes is marked as drained: it gets no requests meanwhile,
 // and another order does not count on it.
-func (c *Console) take(m *fleet.Member, action string, o orderBody) (release func(), err *openai.Error) {
+func (c *Console) mark(m *fleet.Member, action string, o orderBody) (release func(), err *openai.Error) {
 	c.orders.Lock()
 	defer c.orders.Unlock()
 	turns := action == "role" && m.Role != o.Role

@@ -12,7 +12,7 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// asText says whether curl or a browser asks, and not a program that wants
+// asText reports whether curl or a browser asks, and not a program that wants
 // JSON.
 func asText(ctx *fasthttp.RequestCtx) bool {
 	if f := ctx.QueryArgs().Peek("format"); len(f) > 0 {

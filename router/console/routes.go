@@ -15,7 +15,7 @@ type Route struct {
 	Mounted                           bool // it is there if Deps.Mounts has it
 }
 
-// AdminRoutes lists what the console answers.
+// Routes lists what the console answers.
 func Routes() []Route {
 	const anybody = "anybody"
 	list := []Route{

@@ -82,7 +82,7 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 			q.adm.size = s.MaxBodyBytes
 		}
 		q.estimate(top)
-		if err := q.take(ctx); err != nil {
+		if err := q.charge(ctx); err != nil {
 			return err
 		}
 	}
@@ -116,9 +116,9 @@ func (q *request) estimate(top *openai.Top) {
 	}
 }
 
-// take takes the estimate from the tenant's account, if it has one, and tells
+// charge takes the estimate from the tenant's account, if it has one, and tells
 // the client how much is left there.
-func (q *request) take(ctx *fasthttp.RequestCtx) *openai.Error {
+func (q *request) charge(ctx *fasthttp.RequestCtx) *openai.Error {
 	a, t := q.adm, q.adm.tenant
 	if t.account == nil {
 		return nil

@@ -75,7 +75,7 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	return a
 }
 
-// lingers says whether prefill's leg may outlive the request.
+// lingers reports whether prefill's leg may outlive the request.
 func (a *attempt) lingers() bool { return a.rules != nil && a.rules.Linger > 0 }
 
 // leg is one of the two.
@@ -104,8 +104,8 @@ func (q *request) endLegs() {
 	}
 }
 
-// run makes the attempt, up to decode's first event or a failure.
-func (a *attempt) run() (*answer, *failure) {
+// generate makes the attempt, up to decode's first event or a failure.
+func (a *attempt) generate() (*answer, *failure) {
 	s := a.q.s
 	if a.speak == nil {
 		close(a.pDone)
@@ -204,7 +204,7 @@ func (a *attempt) linger() {
 	}
 }
 
-// prefillOpen says whether prefill's leg is still to be answered.
+// prefillOpen reports whether prefill's leg is still to be answered.
 func (a *attempt) prefillOpen() bool {
 	select {
 	case <-a.pDone:

@@ -68,7 +68,7 @@ func (b *budget) spend(now time.Time) bool {
 	}
 }
 
-// affords says whether the retry budget has another attempt after f, and takes it.
+// affords reports whether the retry budget has another attempt after f, and takes it.
 func (s *Service) affords(f *failure) bool {
 	if !f.budgeted() || s.budget.spend(time.Now()) {
 		return true

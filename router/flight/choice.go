@@ -18,7 +18,7 @@ func (q *request) enrich(req *pick.Request) {
 	q.warm(req)
 }
 
-// local says whether decode of a dialect could serve the request alone though
+// local reports whether decode of a dialect could serve the request alone though
 // it can be split.
 func (q *request) local(name string) bool {
 	d := dialect.For(name)

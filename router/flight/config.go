@@ -11,7 +11,7 @@ import (
 	"github.com/xpyd/xpyd/router/trace"
 )
 
-// FlightConfig is what a request meets between its admission and its answer.
+// Policy is what a request meets between its admission and its answer.
 type Policy struct {
 	// APIKeys, when there are any, are the bearer tokens that the public
 	// listener's /v1 and tokenizer paths take; APIKeysFile has more, with
@@ -53,7 +53,7 @@ type Policy struct {
 	Tracing trace.Config `koanf:"tracing"`
 }
 
-// DefaultFlightConfig is for one machine.
+// DefaultPolicy is for one machine.
 func DefaultPolicy() Policy {
 	return Policy{
 		MaxResponseBytes: openai.MaxAnswer, DecodeSilence: time.Minute, Fallback: true,

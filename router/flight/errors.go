@@ -47,17 +47,17 @@ func (f *failure) Error() string {
 // cause is the error below the failure.
 func (f *failure) cause() error { return f.err }
 
-// lastResort says whether the failure is an engine's 5xx that the client gets
+// lastResort reports whether the failure is an engine's 5xx that the client gets
 // unless a second attempt does better.
 func (f *failure) lastResort() bool { return f.relay != nil && f.relay.status >= 500 }
 
-// hearsay says whether the failure is a worker's report that its partner is
+// hearsay reports whether the failure is a worker's report that its partner is
 // gone: the partner's own leg knows better.
 func (f *failure) hearsay() bool {
 	return f.reason == reasonOutcome+string(ticket.Cancelled) || f.reason == reasonOutcome+string(ticket.Dead)
 }
 
-// budgeted says whether another attempt counts against the retry budget, which
+// budgeted reports whether another attempt counts against the retry budget, which
 // keeps overload from feeding itself. What a lost worker had in flight does
 // not: it is repeated wherever another pair lives, and bounded by itself.
 func (f *failure) budgeted() bool {

@@ -51,7 +51,7 @@ func newForm(contentType string) *form {
 	return f
 }
 
-// mayBeForm says whether an engine may take for a form what newForm does not.
+// mayBeForm reports whether an engine may take for a form what newForm does not.
 func mayBeForm(contentType string) bool {
 	return strings.Contains(strings.ToLower(contentType), "form")
 }
@@ -132,19 +132,19 @@ func (f *form) found(value string) {
 	}
 }
 
-// isWords says whether a field of that name is text that engines never fetch.
+// isWords reports whether a field of that name is text that engines never fetch.
 func isWords(name string) bool {
 	return name == "prompt" || name == "negative_prompt" || name == "user"
 }
 
-// namesURL says whether a field of that name is an address: url, image_url, url[],
+// namesURL reports whether a field of that name is an address: url, image_url, url[],
 // url[0].
 func namesURL(name string) bool {
 	name, _, _ = strings.Cut(strings.ToLower(name), "[")
 	return name == "url" || strings.HasSuffix(name, "_url")
 }
 
-// isAddress says whether text begins as an address does, with a scheme and a slash.
+// isAddress reports whether text begins as an address does, with a scheme and a slash.
 func isAddress(text string) bool {
 	text = strings.TrimLeftFunc(text, func(r rune) bool { return r <= ' ' })
 	scheme, rest, ok := strings.Cut(text, ":")

@@ -17,7 +17,7 @@ import (
 	"github.com/xpyd/xpyd/router/limit"
 )
 
-// passedPaths are what one engine answers by itself: the rest of the OpenAI
+// ForwardedPaths are what one engine answers by itself: the rest of the OpenAI
 // API that engines have, and what vLLM and SGLang add to it. What names a thing
 // that only one engine knows, such as GET /v1/responses/ID or a file, is not
 // among them.
@@ -29,7 +29,7 @@ var ForwardedPaths = []string{
 	"/v1/classify", "/classify", "/pooling", "/v1/messages",
 }
 
-// passHead is how much of a body is read before an engine is chosen: a body
+// forwardHead is how much of a body is read before an engine is chosen: a body
 // that ends within can be sent again, and the model has to be named within.
 const forwardHead = 256 << 10
 
@@ -88,7 +88,7 @@ func twice() *openai.Error {
 	return openai.BadRequest("model", "model may be there once, within the first %d bytes", forwardHead)
 }
 
-// pass serves what one engine answers by itself.
+// Forward serves what one engine answers by itself.
 func (s *Service) Forward(ctx *fasthttp.RequestCtx, id string) {
 	q := s.newRequest(id, string(ctx.Method()), string(ctx.Path()))
 	q.forwarded = true
@@ -185,7 +185,7 @@ func (q *request) unread(err error) *openai.Error {
 	return q.s.Refusal(err)
 }
 
-// pass sends the body to decode, or the engine that is both, and reads the
+// forward sends the body to decode, or the engine that is both, and reads the
 // answer's header.
 func (a *attempt) forward(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failure) {
 	close(a.pDone)

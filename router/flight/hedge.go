@@ -84,13 +84,13 @@ type hedge struct {
 func (q *request) hedged(a *attempt) (*answer, *failure) {
 	c := &q.s.Hedge
 	if !c.Enabled || q.probe || a.rules == nil || !a.rules.Hedges {
-		return a.run()
+		return a.generate()
 	}
 	q.s.hedges.budget.earn()
 	delay := c.Delay
 	if delay == 0 {
 		if delay = q.s.hedges.first.get(); delay == 0 {
-			return a.run()
+			return a.generate()
 		}
 	}
 	h := &hedge{q: q, first: a, done: make(chan struct{})}
@@ -100,7 +100,7 @@ func (q *request) hedged(a *attempt) (*answer, *failure) {
 			close(h.done)
 		}
 	})
-	ans, f := a.run()
+	ans, f := a.generate()
 	if f == nil && h.win(a) {
 		h.endLoser(a)
 	} else if f == nil { // it is not one that commits
@@ -154,7 +154,7 @@ func (h *hedge) second() {
 	if late {
 		a.end(errLost)
 	}
-	ans, f := a.run()
+	ans, f := a.generate()
 	if f == nil && !h.win(a) {
 		f = &failure{role: a.d.role, id: a.d.inst.ID, err: errLost}
 	}

@@ -14,7 +14,7 @@ import (
 // are refused altogether (openai.Top.Link).
 type hosts []string
 
-// validHost says whether s can be in the list: a host, host:port, *.domain, or *.
+// validHost reports whether s can be in the list: a host, host:port, *.domain, or *.
 func validHost(s string) bool {
 	rest := strings.TrimPrefix(s, "*.")
 	return s == "*" || rest != "" && s == strings.ToLower(s) && !strings.ContainsAny(rest, "*/ @?#")

@@ -4,7 +4,7 @@ import (
 	"time"
 )
 
-// requestInfo is a request as /debug/ledger and /debug/requests show it.
+// Info is a request as /debug/ledger and /debug/requests show it.
 type Info struct {
 	ID       string          `json:"request_id"`
 	Path     string          `json:"path"`

@@ -46,7 +46,7 @@ func (a *attempt) findPeer() *dialect.Peer {
 	return best
 }
 
-// gives says whether a worker's blocks are of the same kind as another's.
+// gives reports whether a worker's blocks are of the same kind as another's.
 func gives(m *fleet.Member, to *fleet.Instance) bool {
 	return m.Serves() && m.Dialect == sense.NativeDialect && m.KVAddr != "" && m.URL != "" && m.ModelFingerprint == to.ModelFingerprint &&
 		m.TokenizerFingerprint == to.TokenizerFingerprint && m.Numerics == to.Numerics

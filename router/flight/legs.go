@@ -79,7 +79,7 @@ func (l *leg) fail() {
 	}
 }
 
-// finish settles the state at the exchange's end and says whether the router
+// finish settles the state at the exchange's end and reports whether the router
 // cut the leg short; cut says that the whole request was.
 func (l *leg) finish(cut bool) (cancelled bool) {
 	l.smu.Lock()

@@ -49,7 +49,7 @@ func (a *attempt) prefill(x *dialect.Exchange) {
 	a.mu.Lock()
 	a.outcome = res.Outcome
 	a.mu.Unlock()
-	a.give(f)
+	a.failDecode(f)
 }
 
 // heard notes prefill's good word. If decode can wait in vain from here on,
@@ -67,7 +67,7 @@ func (a *attempt) heard(res dialect.Result) {
 
 // silent gives the attempt up because decode does not answer.
 func (a *attempt) silent(err error) {
-	if a.give(&failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Late, reason: reasonTimeout, err: err, retry: true,
+	if a.failDecode(&failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Late, reason: reasonTimeout, err: err, retry: true,
 		avoid: []string{a.p.inst.ID, a.d.inst.ID, a.d.inst.ID}}) {
 		a.fault(a.d, pick.Broken)
 	}
@@ -103,7 +103,7 @@ func (a *attempt) watch() func() {
 	})
 	stop := a.p.OnEnd(func() {
 		if cause := a.p.Cause(); errors.Is(cause, errInstanceDead) {
-			a.give(&failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: ticket.Dead, reason: reasonDead, err: cause, retry: true,
+			a.failDecode(&failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: ticket.Dead, reason: reasonDead, err: cause, retry: true,
 				exclude: []string{a.p.inst.ID}, holds: a.d.inst.ID})
 		}
 	})
@@ -114,9 +114,9 @@ func (a *attempt) watch() func() {
 	}
 }
 
-// give ends decode's leg with the failure, unless decode has committed itself
+// failDecode ends decode's leg with the failure, unless decode has committed itself
 // or something else failed before.
-func (a *attempt) give(f *failure) (matters bool) {
+func (a *attempt) failDecode(f *failure) (matters bool) {
 	a.mu.Lock()
 	matters = !a.committed && a.failed == nil && !a.closed
 	if matters {

@@ -105,7 +105,7 @@ func dataOf(event []byte) []byte {
 	return nil
 }
 
-// isError says whether an event tells of an error.
+// isError reports whether an event tells of an error.
 func isError(event []byte) bool {
 	data := dataOf(event)
 	return bytes.HasPrefix(data, []byte(`{"error":`)) || bytes.HasPrefix(data, []byte(`{"object":"error"`)) ||
@@ -206,7 +206,7 @@ func (e *events) remember(run []byte) {
 	}
 }
 
-// ended says whether the stream told its reader that it is over.
+// ended reports whether the stream told its reader that it is over.
 func (e *events) ended() bool {
 	if e.raw {
 		return true
@@ -326,7 +326,7 @@ func (s *stream) write(c *h1.Conn, run []byte, last bool) error {
 	return err
 }
 
-// last says whether nothing comes behind the run that is being written, as far
+// last reports whether nothing comes behind the run that is being written, as far
 // as that is known without waiting for more.
 func (s *stream) last() bool {
 	if s.forwarded {

@@ -33,7 +33,7 @@ type request struct {
 	top       openai.Top
 	seed      int64
 	probe     bool
-	forwarded bool      // it is passed on to one engine; see pass.go
+	forwarded bool      // it is passed on to one engine; see forward.go
 	ex        bool      // explain
 	trace     [2]string // traceparent and tracestate for the legs
 	span      *span     // nil unless sampled

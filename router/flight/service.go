@@ -22,7 +22,7 @@ import (
 	"github.com/xpyd/xpyd/router/trace"
 )
 
-// FlightDeps is what requests in flight need of the rest of the router.
+// Deps is what requests in flight need of the rest of the router.
 type Deps struct {
 	Policy
 	h1.Bounds
@@ -63,7 +63,7 @@ type Service struct {
 	history  history
 }
 
-// NewService makes the service; the keys of APIKeysFile are not loaded yet.
+// New makes the service; the keys of APIKeysFile are not loaded yet.
 func New(d Deps) (*Service, error) {
 	s := &Service{Deps: d, fleet: d.Members.Fleet, gate: newGate(d.Limits), hosts: d.MediaHosts, maxAnswer: strconv.Itoa(d.MaxResponseBytes),
 		budget: newBudget(d.RetryRatio, d.RetryBurst, d.RetryMin), hedges: newHedger(d.Hedge),

@@ -45,7 +45,7 @@ const (
 	skimDepth = 1 << 10 // deeper than engines' parsers go
 )
 
-// counted says whether the present key's value is a number that is wanted: of a
+// counted reports whether the present key's value is a number that is wanted: of a
 // request what it may cost and its priority, of an answer the tokens it used.
 func (s *skim) counted() bool {
 	if s.depth == 1 {
@@ -140,7 +140,7 @@ func (s *skim) read(p []byte) {
 
 func (s *skim) inObject() bool { return s.depth > 0 && s.depth <= skimDepth && s.objects[s.depth-1] }
 
-// fetched says whether the present key is one whose value an engine fetches.
+// fetched reports whether the present key is one whose value an engine fetches.
 func (s *skim) fetched() bool {
 	switch s.top {
 	case "metadata":

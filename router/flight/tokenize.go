@@ -14,7 +14,7 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// proxy serves /tokenize and /detokenize: any live worker of the model can
+// Tokenize serves /tokenize and /detokenize: any live worker of the model can
 // answer, but those that drain get this no more than other work; a second is
 // tried if the first's connection breaks.
 func (s *Service) Tokenize(ctx *fasthttp.RequestCtx, id string) {

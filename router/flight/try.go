@@ -39,7 +39,7 @@ func (s *Service) Try(pr *sense.Pair, path, fields string) error {
 		return err
 	}
 	a := q.newAttempt(choice, pr.Version)
-	ans, f := a.run()
+	ans, f := a.generate()
 	switch {
 	case f != nil:
 		err = f.probe()
@@ -57,7 +57,7 @@ func (s *Service) Try(pr *sense.Pair, path, fields string) error {
 	return err
 }
 
-// prefillError says whether prefill's leg ended other than done.
+// prefillError reports whether prefill's leg ended other than done.
 func (a *attempt) prefillError() error {
 	if state, _ := a.p.get(); state != legDone && state != legUnused {
 		a.mu.Lock()

@@ -3,7 +3,6 @@ package h1
 import (
 	crand "crypto/rand"
 	"encoding/hex"
-	"errors"
 	"log/slog"
 	"strconv"
 	"strings"
@@ -12,29 +11,6 @@ import (
 
 	"github.com/xpyd/xpyd/internal/openai"
 )
-
-// Refusal is the answer for what is no proper HTTP request, or one beyond the
-// bounds.
-func (b *Bounds) Refusal(err error) *openai.Error {
-	var small *fasthttp.ErrSmallBuffer
-	var timeout interface{ Timeout() bool }
-	var framing FramingError
-	switch {
-	case errors.Is(err, fasthttp.ErrBodyTooLarge):
-		return openai.TooLarge("the body is larger than %d bytes", b.MaxBodyBytes)
-	case errors.As(err, &small):
-		e := openai.BadRequest("", "the header is larger than %d bytes", b.MaxHeaderBytes)
-		e.Status, e.Code = 431, "header_too_large"
-		return e
-	case errors.As(err, &timeout) && timeout.Timeout():
-		e := openai.BadRequest("", "the request was not complete within %v", b.ReadTimeout)
-		e.Status, e.Code = 408, "request_timeout"
-		return e
-	case errors.As(err, &framing):
-		return openai.BadRequest("", "%v", err)
-	}
-	return openai.BadRequest("", "malformed HTTP request")
-}
 
 // WriteError answers with an error.
 func WriteError(ctx *fasthttp.RequestCtx, e *openai.Error) {

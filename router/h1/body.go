@@ -93,7 +93,7 @@ func unexpected(err error) error {
 
 var lastChunk = []byte("0\r\n\r\n")
 
-// Over says whether the body has ended, as far as that is known without
+// Over reports whether the body has ended, as far as that is known without
 // waiting.
 func (b *httpBody) Over() bool {
 	if !b.eof && b.chunked && b.left == 0 && b.in.buffered() >= len(lastChunk) {
@@ -105,7 +105,7 @@ func (b *httpBody) Over() bool {
 	return b.eof
 }
 
-// here says whether all of a body that came with its length is in the buffer.
+// here reports whether all of a body that came with its length is in the buffer.
 func (b *httpBody) here() bool {
 	return b.eof || !b.chunked && !b.toEnd && b.left <= int64(b.in.buffered())
 }

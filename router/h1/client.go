@@ -43,7 +43,7 @@ func (t *Timeouts) Validate() error {
 		config.Positive("chunk_timeout", t.ChunkTimeout))
 }
 
-// upstream is the connections to workers. Each leg owns one connection from
+// Client is the connections to workers. Each leg owns one connection from
 // request to answer, so that cancelling a leg is closing its connection, which
 // the worker notices at once.
 type Client struct {
@@ -69,13 +69,13 @@ const (
 	upSmall  = 16 << 10              // a request of so many bytes is put together and sent in one
 )
 
-// newUpstream makes a client. members is the TLS of the fleet's own workers; nil:
+// NewClient makes a client. members is the TLS of the fleet's own workers; nil:
 // they have none.
 func NewClient(cfg Timeouts, u Upstream, members *tls.Config) *Client {
 	return &Client{cfg: cfg, tls: clientTLS{u: u, members: members}, idle: map[string][]*workerConn{}, open: map[*workerConn]struct{}{}, bufs: newLender(upHeader)}
 }
 
-// request returns an empty header; it goes back to requests once it is sent.
+// Header returns an empty header; Recycle takes it back once it is sent.
 func (u *Client) Header() *fasthttp.RequestHeader {
 	h, _ := u.requests.Get().(*fasthttp.RequestHeader)
 	if h == nil {
@@ -86,7 +86,7 @@ func (u *Client) Header() *fasthttp.RequestHeader {
 	return h
 }
 
-// sent takes a header back.
+// Recycle takes a header back.
 func (u *Client) Recycle(h *fasthttp.RequestHeader) { u.requests.Put(h) }
 
 // upConn is one connection, used by one leg at a time.
@@ -114,7 +114,7 @@ func (c *workerConn) Close() error {
 	return err
 }
 
-// hostPort is the address in an instance's URL, marked as secure for https.
+// Address is the address in an instance's URL, marked as secure for https.
 func Address(url string) (string, error) {
 	rest, ok := strings.CutPrefix(url, "http://")
 	mark := ""
@@ -231,6 +231,7 @@ func (u *Client) Counts() (busy, idle int) {
 	return len(u.open) - idle, idle
 }
 
+// Close closes all connections; no new ones are made.
 func (u *Client) Close() {
 	u.mu.Lock()
 	u.closed = true
@@ -247,7 +248,7 @@ func (u *Client) Close() {
 
 var errClosed = errors.New("the client is closed")
 
-// legError is a leg that broke, and in which phase. Dial errors and ends of a
+// Error is a leg that broke, and in which phase. Dial errors and ends of a
 // connection speak about the worker; timeouts do not.
 type Error struct {
 	Phase string // connect, send, answer, body
@@ -257,7 +258,7 @@ type Error struct {
 func (e *Error) Error() string { return e.Phase + ": " + e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
-// Gone says whether the error shows that the worker's end is not there, as
+// Gone reports whether the error shows that the worker's end is not there, as
 // opposed to slow.
 func (e *Error) Gone() bool {
 	var timeout interface{ Timeout() bool }
@@ -275,12 +276,12 @@ func (u *Client) address(req *fasthttp.RequestHeader, addr string) {
 	}
 }
 
-// roundTrip sends one request and reads the header of its answer. When l
+// Do sends one request and reads the header of its answer. When l
 // ends the connection is closed, now or while the body is read. The caller
 // ends the body. sent, if not nil, is set once body is not needed any more
 // because it was written.
 func (u *Client) Do(l *Life, addr string, req *fasthttp.RequestHeader, body [][]byte, sent *atomic.Bool) (*Response, error) {
-	b, err := u.take(l, addr)
+	b, err := u.connect(l, addr)
 	if err != nil {
 		return nil, err
 	}
@@ -291,8 +292,8 @@ func (u *Client) Do(l *Life, addr string, req *fasthttp.RequestHeader, body [][]
 	return b, nil
 }
 
-// take gives l a connection.
-func (u *Client) take(l *Life, addr string) (*Response, error) {
+// connect gives l a connection.
+func (u *Client) connect(l *Life, addr string) (*Response, error) {
 	c, err := u.get(l, addr)
 	if err != nil {
 		return nil, &Error{Phase: "connect", Err: err}
@@ -313,12 +314,12 @@ type Upload struct {
 	Broken error     // why Rest could not be read
 }
 
-// Upload is roundTrip for a body that is still coming.
+// Upload is Do for a body that is still coming.
 func (u *Client) Upload(l *Life, addr string, req *fasthttp.RequestHeader, up *Upload, sent *atomic.Bool) (*Response, error) {
 	if up.Rest == nil {
 		return u.Do(l, addr, req, [][]byte{up.Head}, sent)
 	}
-	b, err := u.take(l, addr)
+	b, err := u.connect(l, addr)
 	if err != nil {
 		return nil, err
 	}

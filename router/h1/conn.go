@@ -12,7 +12,7 @@ import (
 	"github.com/xpyd/xpyd/internal/clientwatch"
 )
 
-// clientConn is a client's connection.
+// Conn is a client's connection.
 type Conn struct {
 	net.Conn
 	server *Server
@@ -40,7 +40,7 @@ type Conn struct {
 // Leaver is told when the client of its request has left. It must not block.
 type Leaver interface{ Left() }
 
-// ask has q told when the client leaves. The connection is watched once, from
+// Watch has q told when the client leaves. The connection is watched once, from
 // here to its end, so that requests need no system call for it.
 func (c *Conn) Watch(w *clientwatch.Watcher, q Leaver) {
 	c.wmu.Lock()
@@ -55,7 +55,7 @@ func (c *Conn) Watch(w *clientwatch.Watcher, q Leaver) {
 	}
 }
 
-// asked ends ask.
+// Unwatch ends Watch for q.
 func (c *Conn) Unwatch(q Leaver) {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -64,7 +64,7 @@ func (c *Conn) Unwatch(q Leaver) {
 	}
 }
 
-// requestBody is the request's body as it comes.
+// Body is the request's body as it comes.
 func (c *Conn) Body() io.Reader { return &c.body }
 
 // BodyOver reports whether the request's body has ended, as far as that is known
@@ -135,7 +135,7 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// clientOf finds our connection under the server's.
+// ConnOf finds our connection under the server's.
 func ConnOf(conn net.Conn) *Conn {
 	if t, ok := conn.(*tls.Conn); ok {
 		conn = t.NetConn()

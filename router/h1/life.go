@@ -20,7 +20,7 @@ type Life struct {
 	first [1]func() // memory of hooks: mostly there is one
 }
 
-// End ends it; the first reason counts, and first says whether this was it.
+// End ends it; the first reason counts, and first reports whether this was it.
 func (l *Life) End(why error) (first bool) {
 	l.mu.Lock()
 	if l.over {

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// quiet says whether an idle connection has neither ended nor received bytes
+// quiet reports whether an idle connection has neither ended nor received bytes
 // that nobody asked for.
 func quiet(conn net.Conn) bool {
 	rc := socket(conn)

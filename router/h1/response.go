@@ -6,7 +6,7 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// upBody is a worker's answer: its header, and its body as it arrives.
+// Response is a worker's answer: its header, and its body as it arrives.
 type Response struct {
 	httpBody
 	conn   *workerConn
@@ -91,7 +91,7 @@ func (b *Response) Length() int {
 	return int(b.left)
 }
 
-// Lend lends memory in which an answer can be cut; give takes it back.
+// Lend lends memory in which an answer can be cut; GiveBack takes it.
 func (b *Response) Lend() *[]byte      { return b.conn.u.runs.get() }
 func (b *Response) GiveBack(p *[]byte) { b.conn.u.runs.put(p) }
 

@@ -4,8 +4,6 @@
 package h1
 
 import (
-	"bufio"
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -23,38 +21,8 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/openai"
 )
-
-// Bounds are what a client may take of a server.
-type Bounds struct {
-	// MaxConns bounds the client connections; more are answered 503 at once.
-	MaxConns int `koanf:"max_conns"`
-	// MaxBodyBytes and MaxHeaderBytes bound a request (413, 431).
-	MaxBodyBytes   int `koanf:"max_body_bytes" unit:"bytes"`
-	MaxHeaderBytes int `koanf:"max_header_bytes" unit:"bytes"`
-	// ReadTimeout is how long a client may take to send one request (408).
-	ReadTimeout time.Duration `koanf:"read_timeout"`
-	// IdleTimeout is how long a kept-alive client connection may idle.
-	IdleTimeout time.Duration `koanf:"idle_timeout"`
-	// StallTimeout is how long a client may not read while its stream has
-	// bytes for it.
-	StallTimeout time.Duration `koanf:"stall_timeout"`
-}
-
-// DefaultBounds are for one machine.
-func DefaultBounds() Bounds {
-	return Bounds{MaxConns: 16384, MaxBodyBytes: 32 << 20, MaxHeaderBytes: 16 << 10,
-		ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, StallTimeout: time.Minute}
-}
-
-// Validate returns a *config.KeyError.
-func (b *Bounds) Validate() error {
-	return cmp.Or(config.AtLeast("max_conns", b.MaxConns, 1), config.AtLeast("max_body_bytes", b.MaxBodyBytes, 1024),
-		config.AtLeast("max_header_bytes", b.MaxHeaderBytes, 1024), config.Positive("read_timeout", b.ReadTimeout),
-		config.Positive("idle_timeout", b.IdleTimeout), config.Positive("stall_timeout", b.StallTimeout))
-}
 
 // ServerConfig is what a server is given.
 type ServerConfig struct {
@@ -93,6 +61,7 @@ type Server struct {
 	conns map[*Conn]struct{}
 }
 
+// NewServer makes a server; Start begins.
 func NewServer(cfg ServerConfig) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -153,7 +122,7 @@ func (s *Server) enter(raw net.Conn) *Conn {
 	return nil
 }
 
-// drainLook is how often drain looks for connections that have become idle.
+// drainLook is how often Drain looks for connections that have become idle.
 const drainLook = 10 * time.Millisecond
 
 // Drain closes the listener and idle connections, and waits for the others:
@@ -202,9 +171,10 @@ func (s *Server) Cut() {
 	}
 }
 
-// Wait waits for all requests; cut or drain comes first.
+// Wait waits for all requests; Cut or Drain comes first.
 func (s *Server) Wait() { s.running.Wait() }
 
+// Count is how many connections there are.
 func (s *Server) Count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -368,79 +338,6 @@ func (s *Server) send(c *Conn, out ...[]byte) error {
 	return err
 }
 
-// ReadBody reads the request's body into memory that grows with what has come,
-// so that clients who announce much and send nothing take none.
-func (c *Conn) ReadBody() ([]byte, error) {
-	limit, pool := c.server.cfg.MaxBodyBytes, &c.server.pieces
-	defer c.in.rest()
-	if c.body.eof {
-		return nil, nil
-	}
-	most := limit + 1 // it comes in chunks
-	if !c.body.chunked {
-		if c.body.left > int64(limit) {
-			return nil, fasthttp.ErrBodyTooLarge
-		}
-		most = int(c.body.left)
-	}
-	if err := c.Invite(); err != nil {
-		return nil, err
-	}
-	var whole [][]byte // pieces that are full
-	defer func() { pool.put(whole) }()
-	got, body := 0, make([]byte, 0, min(most, firstBody))
-	for {
-		switch {
-		case len(body) < cap(body):
-		case len(body) < pieceBytes:
-			body = append(make([]byte, 0, min(most-got, 2*cap(body), pieceBytes)), body...)
-		default:
-			whole, got = append(whole, body), got+len(body)
-			body = pool.get()
-		}
-		n, err := c.body.Read(body[len(body):cap(body)])
-		body = body[:len(body)+n]
-		switch {
-		case got+len(body) > limit:
-			whole = append(whole, body)
-			return nil, fasthttp.ErrBodyTooLarge
-		case err == io.EOF || err == nil && c.body.Over():
-			if len(whole) == 0 {
-				return body, nil
-			}
-			whole = append(whole, body)
-			return slices.Concat(whole...), nil
-		case err != nil:
-			whole = append(whole, body)
-			return nil, err
-		}
-	}
-}
-
-const (
-	firstBody  = 64 << 10 // the memory that a body gets before more has come
-	pieceBytes = 1 << 20  // large bodies are read in pieces of so much
-)
-
-// pieces lends the memory of large bodies while they come, so that those that
-// turn out too large leave nothing behind.
-type pieces struct{ pool sync.Pool }
-
-func (p *pieces) get() []byte {
-	if b, _ := p.pool.Get().(*[]byte); b != nil {
-		return (*b)[:0]
-	}
-	return make([]byte, 0, pieceBytes)
-}
-
-func (p *pieces) put(all [][]byte) {
-	for _, b := range all {
-		if cap(b) == pieceBytes {
-			p.pool.Put(&b)
-		}
-	}
-}
-
 // Invite tells a client that waits for it to send the body.
 func (c *Conn) Invite() error {
 	if c.awaited {
@@ -459,71 +356,4 @@ func (c *Conn) Invite() error {
 func appendChunk(out, run []byte) []byte {
 	out = append(strconv.AppendInt(out, int64(len(run)), 16), "\r\n"...)
 	return append(append(out, run...), "\r\n"...)
-}
-
-// Streamer writes an answer's body as it comes, by Conn.Send. An error ends the
-// connection.
-type Streamer interface{ Stream(c *Conn) error }
-
-// Stream makes s the answer's body, once the handler has returned. length is -1
-// where it is not known.
-func (c *Conn) Stream(length int, s Streamer) { c.length, c.out = length, s }
-
-// Send writes the next bytes of a streamed body in one piece: with the header
-// before the first, and behind the last, if the body is in chunks, its end.
-func (c *Conn) Send(run []byte, last bool) error {
-	p := c.server.outs.get()
-	defer c.server.outs.put(p)
-	out := append(*p, c.head...)
-	c.head = nil
-	if !c.chunked {
-		out = append(out, run...)
-	} else {
-		if len(run) > 0 {
-			out = appendChunk(out, run)
-		}
-		if last && !c.ended {
-			out = append(out, lastChunk...)
-		}
-	}
-	c.ended = last
-	if *p = out; len(out) == 0 {
-		return nil
-	}
-	return c.server.send(c, out)
-}
-
-// writerStream is a Streamer by a function that writes and flushes.
-type writerStream func(out *bufio.Writer)
-
-// StreamWriter has f write the answer's body, each flush in a chunk of its own,
-// once the handler has returned.
-func StreamWriter(ctx *fasthttp.RequestCtx, f func(out *bufio.Writer)) {
-	ConnOf(ctx.Conn()).Stream(-1, writerStream(f))
-}
-
-// chunkWriter writes a streamed body.
-type chunkWriter struct{ c *Conn }
-
-func (w chunkWriter) Write(p []byte) (int, error) {
-	if err := w.c.Send(p, false); err != nil {
-		return 0, err
-	}
-	return len(p), nil
-}
-
-var writers = sync.Pool{New: func() any { return bufio.NewWriter(nil) }}
-
-// Stream implements Streamer.
-func (f writerStream) Stream(c *Conn) error {
-	out := writers.Get().(*bufio.Writer) //nolint:forcetypeassert // the pool has no others
-	out.Reset(chunkWriter{c})
-	f(out)
-	err := out.Flush()
-	out.Reset(nil)
-	writers.Put(out)
-	if err != nil {
-		return err
-	}
-	return c.Send(nil, true)
 }

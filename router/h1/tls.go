@@ -86,9 +86,9 @@ type clientTLS struct {
 // LoadTLS reads the files of Upstream.
 func (u *Client) LoadTLS() error { return u.tls.load() }
 
-// HttpClient makes h, which asks engines what they are, connect and name itself as
+// HTTPClient makes h, which asks engines what they are, connect and name itself as
 // legs do.
-func (u *Client) HttpClient(h *http.Client) *http.Client { return u.tls.client(h) }
+func (u *Client) HTTPClient(h *http.Client) *http.Client { return u.tls.client(h) }
 
 func (c *clientTLS) load() error {
 	t := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, ServerName: c.u.ServerName,
@@ -127,7 +127,7 @@ func (c *clientTLS) shake(ctx context.Context, conn net.Conn, addr string) (net.
 	case strings.HasPrefix(addr, Secure):
 		if conf = c.now.Load(); conf.ServerName == "" {
 			conf = conf.Clone()
-			conf.ServerName, _, _ = net.SplitHostPort(Bare(addr)) // hostPort has looked
+			conf.ServerName, _, _ = net.SplitHostPort(Bare(addr)) // Address has looked
 		}
 	case !strings.HasPrefix(addr, Member):
 		return conn, nil

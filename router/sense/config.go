@@ -8,7 +8,7 @@ import (
 	"github.com/xpyd/xpyd/router/discover"
 )
 
-// SenseConfig is how the router learns who is there and what they can.
+// Sources is how the router learns who is there and what they can.
 type Sources struct {
 	// ProbeTimeout bounds the one-token request that a worker must pass
 	// before it gets users' requests.
@@ -21,7 +21,7 @@ type Sources struct {
 	Discovery discover.Config `koanf:"discovery"`
 }
 
-// DefaultSenseConfig is for one machine.
+// DefaultSources is for one machine.
 func DefaultSources() Sources {
 	return Sources{ProbeTimeout: 10 * time.Second, Events: DefaultEvents(), Discovery: discover.DefaultConfig()}
 }

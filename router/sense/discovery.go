@@ -81,7 +81,7 @@ func (d *discovery) refusals() []discover.Refusal {
 const learnTime = 5 * time.Second
 
 // learn asks the engines of a foreign pair what they are before they are
-// probed, and says whether something has become known that was not, or has
+// probed, and reports whether something has become known that was not, or has
 // changed meanwhile: the pair may be none any more. It refuses an engine that
 // serves another model.
 func (p *prober) learn(pr Pair) (changed bool, err error) {

@@ -73,14 +73,14 @@ func (e Events) Validate() error {
 	return cmp.Or(config.Portion("host_weight", e.HostWeight), config.Portion("disk_weight", e.DiskWeight), config.Portion("peer_weight", e.PeerWeight), config.AtLeast("peer_tokens", e.PeerTokens, 0))
 }
 
-// usesEvents says whether a policy looks at the index.
+// usesEvents reports whether a policy looks at the index.
 func usesEvents(policy string) bool { return policy == pick.KVEvents || policy == pick.PredictedTTFT }
 
 // FeedsDeps is what Feeds is given.
 type FeedsDeps struct {
 	Events
 	Fleet  Fleet
-	Picker *pick.Picker // whose policy says whether events are followed
+	Picker *pick.Picker // whose policy reports whether events are followed
 	Ring   *trust.Ring
 	Log    *slog.Logger
 	Ctx    context.Context //nolint:containedctx // ends when everything must

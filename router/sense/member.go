@@ -12,11 +12,11 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// nativeDialect is spoken by our own workers, the only ones that fetch from
+// NativeDialect is spoken by our own workers, the only ones that fetch from
 // others what they lack.
 const NativeDialect = "native"
 
-// errRefusesUs is a worker of the fleet's own that answers 401. No client hears of
+// ErrRefusesUs is a worker of the fleet's own that answers 401. No client hears of
 // that: the secret is not theirs to show.
 var ErrRefusesUs = errors.New("it does not accept this router's fleet secret: give both the same one")
 

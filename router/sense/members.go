@@ -106,7 +106,7 @@ func (ms *Members) View() pick.View {
 		Eligible: func(m *fleet.Member) bool { return ms.probes.passed(m) && !ms.Drained(m) }}
 }
 
-// OnlyEmbeds says whether all usable workers of a model are such.
+// OnlyEmbeds reports whether all usable workers of a model are such.
 func (ms *Members) OnlyEmbeds(s *fleet.Snapshot, model string) bool {
 	list, n := ms.probes.embedders(), 0
 	if len(list) == 0 {
@@ -147,7 +147,7 @@ next:
 // Start begins to probe by t, and to follow the fleet's guards and choices.
 func (ms *Members) Start(t Trier) {
 	ms.probes.try = t
-	for _, f := range []func(){ms.probes.run, ms.followPicks, ms.followGuards} {
+	for _, f := range []func(){ms.probes.loop, ms.followPicks, ms.followGuards} {
 		ms.Spawn(f)
 	}
 }
@@ -192,12 +192,13 @@ func (ms *Members) DrainAsked(id string) bool {
 	return ok
 }
 
-// Serves says whether users' requests may go to m: it is live, has passed its
+// Serves reports whether users' requests may go to m: it is live, has passed its
 // probe and is not drained.
 func (ms *Members) Serves(m *fleet.Member) bool {
 	return m.Usable() && ms.probes.passed(m) && !ms.Drained(m)
 }
 
+// Drained reports whether m was drained here.
 func (ms *Members) Drained(m *fleet.Member) bool {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()

@@ -46,7 +46,7 @@ const (
 	probesAtOnce   = 8
 	probeFirstWait = 100 * time.Millisecond // after a failure, doubling
 	probeMaxWait   = 2 * time.Second
-	probeRefused   = 10 * time.Second // after errRefusesUs, which people have to mend
+	probeRefused   = 10 * time.Second // after ErrRefusesUs, which people have to mend
 	probeQuiet     = 3                // failures in a row that are not warned of: 0.7 s
 )
 
@@ -56,7 +56,7 @@ func newProber(ms *Members) *prober {
 
 func keyOf(m *fleet.Member) probeKey { return probeKey{m.ID, m.Epoch, m.Role} }
 
-// passed says whether m may serve users.
+// passed reports whether m may serve users.
 func (p *prober) passed(m *fleet.Member) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,7 +82,7 @@ func (p *prober) embedders() []string {
 	return p.embed
 }
 
-// haveGenerated says whether any worker has ever passed by generating.
+// haveGenerated reports whether any worker has ever passed by generating.
 func (p *prober) haveGenerated() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,7 +102,7 @@ func (p *prober) changed() <-chan struct{} {
 	return p.change
 }
 
-// wake makes run look at the fleet.
+// wake makes loop look at the fleet.
 func (p *prober) wake() {
 	select {
 	case p.poke <- struct{}{}:
@@ -110,8 +110,8 @@ func (p *prober) wake() {
 	}
 }
 
-// run starts probes until the router ends.
-func (p *prober) run() {
+// loop starts probes until the router ends.
+func (p *prober) loop() {
 	slots := make(chan struct{}, probesAtOnce)
 	timer := time.NewTimer(0)
 	defer timer.Stop()

@@ -118,7 +118,7 @@ func (ms *Members) SetStatic(list []Static) error {
 	return errors.Join(errs...)
 }
 
-// configured says whether the operator has told the version.
+// configured reports whether the operator has told the version.
 func (p *prober) configured(m *fleet.Member) bool {
 	p.ms.staticMu.Lock()
 	defer p.ms.staticMu.Unlock()

@@ -73,7 +73,7 @@ func (ms *Members) Knocking() bool {
 	return len(ms.knocks) > 0
 }
 
-// reviveEvery is how often dead members that do not announce themselves are
+// ReviveEvery is how often dead members that do not announce themselves are
 // tried.
 const ReviveEvery = 2 * time.Second
 
