@@ -100,7 +100,7 @@ func (l *Life) OnEnd(f func()) (stop func() bool) {
 	}
 }
 
-// Done, Err, Deadline and Value are context.Context's; Err is why it ended.
+// Done is context.Context's, as Err, Deadline and Value are; Err is why it ended.
 func (l *Life) Done() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
