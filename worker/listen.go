@@ -167,7 +167,7 @@ func (w *Worker) publishPaths(summary string) {
 	}
 }
 
-// listenHTTP opens the HTTP listener; serveHTTP answers on it.
+// listenHTTP opens the HTTP listener; w.http answers on it once started.
 func (w *Worker) listenHTTP() (net.Listener, error) {
 	var err error
 	if w.clients, err = clientwatch.New(); err != nil {
@@ -181,15 +181,14 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 	ln = scarce.Listener(ln, w.log, w.failedAccepts.WithLabelValues("http"))
 	ln = newLobby(mostConns(scarce.Files())).Listener(ln, guestPatience)
 	w.http = w.newHTTP()
-	w.unused.set = map[*clientConn]struct{}{}
 	w.later("close the HTTP listener", func(ctx context.Context) error {
 		// Streams and lifelines hold their connections for as long as they
 		// like: what has not ended by itself is ended now.
 		w.jobs.close()
 		w.lifelines.close()
 		w.cancel(errClosing)
-		w.unused.close()
-		err := w.http.ShutdownWithContext(ctx) // knows ln only once it is served
+		err := w.http.Drain(ctx) // knows ln only once it is served
+		w.http.Cut()
 		if e := ln.Close(); e != nil && !errors.Is(e, net.ErrClosed) {
 			err = errors.Join(err, e)
 		}
@@ -198,14 +197,6 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 	addr, err := w.advertised(ln.Addr())
 	w.url = w.scheme() + "://" + addr
 	return ln, err
-}
-
-func (w *Worker) serveHTTP(ln net.Listener) {
-	w.wg.Go(func() {
-		if err := w.http.Serve(&listener{Listener: ln, unused: &w.unused, tls: w.tls.Server()}); err != nil && w.ctx.Err() == nil {
-			w.fail(fmt.Errorf("http listener: %w", err))
-		}
-	})
 }
 
 // scheme is that of the URLs of this worker and its peers.

@@ -2,17 +2,16 @@ package worker
 
 import (
 	"bufio"
-	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
-	"net"
 	"strconv"
 	"time"
 
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/h1"
 )
 
 func (w *Worker) serveCompletion(ctx *fasthttp.RequestCtx) {
@@ -160,14 +159,9 @@ func (w *Worker) whole(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *op
 	}
 	leave = func() {} // the writer's
 	ctx.SetContentType("application/json")
-	conn := ctx.Conn()
-	ctx.SetBodyStreamWriter(func(out *bufio.Writer) {
+	h1.StreamWriter(ctx, func(out *bufio.Writer) {
 		defer c.leave()
-		defer w.hurry(conn)()
 		_ = enc.WriteFull(func(piece []byte) error { // fails when the client left: nobody is left to tell
-			if w.ctx.Err() == nil {
-				_ = conn.SetWriteDeadline(time.Now().Add(w.cfg.StallTimeout)) // fails only with the write
-			}
 			if _, err := out.Write(piece); err != nil {
 				return err
 			}
@@ -206,17 +200,12 @@ func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *o
 	ctx.SetContentType("text/event-stream; charset=utf-8")
 	ctx.Response.Header.Set("Cache-Control", "no-cache")
 	ctx.Response.Header.Set("Server-Timing", g.timings().header())
-	conn := ctx.Conn()
-	ctx.SetBodyStreamWriter(func(out *bufio.Writer) {
+	h1.StreamWriter(ctx, func(out *bufio.Writer) {
 		defer c.leave()
 		defer g.close()
-		defer w.hurry(conn)()
 		flush := func() error {
 			if _, err := out.Write(buf); err != nil {
 				return err
-			}
-			if w.ctx.Err() == nil {
-				_ = conn.SetWriteDeadline(time.Now().Add(w.cfg.StallTimeout)) // fails only with the write
 			}
 			buf = buf[:0]
 			return out.Flush()
@@ -237,17 +226,4 @@ func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *o
 		}
 		_ = flush() // nobody is left to tell
 	})
-}
-
-// lastWords is how long a connection may take its last bytes once the worker
-// closes.
-const lastWords = time.Second
-
-// hurry makes a client that takes nothing not hold up the worker's end. The
-// caller calls what it returns when it writes no more.
-func (w *Worker) hurry(conn net.Conn) (stop func()) {
-	undo := context.AfterFunc(w.ctx, func() {
-		_ = conn.SetWriteDeadline(time.Now().Add(lastWords)) // fails only on a closed one
-	})
-	return func() { undo() }
 }

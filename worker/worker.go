@@ -22,7 +22,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/engine"
@@ -40,6 +39,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/prefill"
+	"github.com/xpyd/xpyd/router/h1"
 )
 
 // Deps are what a worker is given rather than makes.
@@ -109,8 +109,7 @@ type Worker struct {
 	ring          *trust.Ring  // nil: it trusts everyone
 	clients       *clientwatch.Watcher
 	client        *http.Client // to a foreign prefill's bootstrap
-	http          *fasthttp.Server
-	unused        unused
+	http          *h1.Server
 
 	ctx       context.Context // ends when requests must: every request's parent
 	cancel    context.CancelCauseFunc
@@ -182,7 +181,7 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 		return err
 	}
 	w.later("leave the fleet", w.fleet.close)
-	w.serveHTTP(ln)
+	w.http.Start(ln)
 	w.log.Info("worker is up", "id", w.identity.ID, "role", w.cfg.Role, "url", w.url, "kv", w.kvAddr, "model", w.served,
 		"device", w.backend.Info().Device, "simd", w.backend.Info().SIMD, "threads", w.backend.Info().Threads,
 		"blocks", w.backend.Blocks(), "block_tokens", layout.BlockTokens, "kv_memory", config.Size(w.poolBytes()).String(), "max_model_len", w.engine.MaxModelLen())
