@@ -148,14 +148,16 @@ func (s *Scanner) Depth() int { return s.depth }
 // Text is what there is of it.
 func (s *Scanner) Cut() Kind { return s.cut }
 
-func (s *Scanner) fail(at int, what string) Kind {
-	return s.failed(&SyntaxError{what, s.base + at})
-}
-
-func (s *Scanner) failed(err error) Kind {
+// Fail ends the reading: from now on there are no more tokens, and Err is err if
+// there was none before.
+func (s *Scanner) Fail(err error) {
 	if s.err == nil {
 		s.err = err
 	}
+}
+
+func (s *Scanner) fail(at int, what string) Kind {
+	s.Fail(&SyntaxError{what, s.base + at})
 	return None
 }
 
@@ -315,7 +317,8 @@ func (s *Scanner) token(k Kind, last []byte, over bool) Kind {
 
 func (s *Scanner) open(k Kind) Kind {
 	if s.depth == MaxDepth {
-		return s.failed(ErrDepth)
+		s.Fail(ErrDepth)
+		return None
 	}
 	s.pos++
 	s.depth++
@@ -383,7 +386,13 @@ func (s *Scanner) Skip() {
 func (s *Scanner) Raw() []byte {
 	s.Peek()
 	from := s.pos
-	if s.Skip(); s.err != nil {
+	s.Skip()
+	return s.Since(from)
+}
+
+// Since returns a whole text from an offset up to Pos; nil after an error.
+func (s *Scanner) Since(from int) []byte {
+	if s.err != nil {
 		return nil
 	}
 	return s.buf[from:s.pos:s.pos]
