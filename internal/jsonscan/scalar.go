@@ -3,7 +3,6 @@ package jsonscan
 import (
 	"encoding/binary"
 	"math/bits"
-	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -16,59 +15,77 @@ const (
 	inPairHex = 7 // and u
 )
 
+// unescaped is what a backslash and one other byte stand for.
+var unescaped = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
+
 // str goes on in a string, and reports whether it is over.
 func (s *Scanner) str() bool {
-	for {
-		if s.state == inText {
-			s.pos += plain(s.buf[s.pos:])
-		}
-		if s.pos == len(s.buf) {
+	for s.state == inText || s.escape() {
+		b, i := s.buf, s.pos
+		i += plain(b[i:])
+		if s.pos = i; i == len(b) {
 			return false
 		}
-		c := s.buf[s.pos]
 		s.pos++
-		switch s.state {
-		case inText:
-			switch c {
-			case '"':
-				return true
-			case '\\':
-				s.escaped, s.state, s.high = true, inEscape, 0
-			default:
-				s.fail(s.pos-1, "control character in a string")
-				return false
+		switch b[i] {
+		case '"':
+			return true
+		case '\\':
+			s.escaped = true
+			if s.pos < len(b) && unescaped[b[s.pos]] != 0 {
+				s.pos++
+				continue
 			}
+			s.state, s.high = inEscape, 0
+		default:
+			s.fail(i, "control character in a string")
+			return false
+		}
+	}
+	return false
+}
+
+// escape goes on in an escape sequence, or in two that are a pair of surrogates,
+// and reports whether it is over.
+func (s *Scanner) escape() bool {
+	for ; s.pos < len(s.buf); s.pos++ {
+		at, what := s.pos, ""
+		switch c := s.buf[s.pos]; s.state {
+		case inText:
+			return true
 		case inEscape:
 			switch {
 			case c == 'u':
 				s.state, s.unit = 4, 0
-			case strings.IndexByte(`"\/bfnrt`, c) >= 0:
+			case unescaped[c] != 0:
 				s.state = inText
 			default:
-				s.fail(s.pos-2, "invalid escape")
-				return false
+				at, what = at-1, "invalid escape"
 			}
-		case inPair, inPairHex:
-			if want := [...]byte{'\\', 'u'}[s.state-inPair]; c != want {
-				s.fail(s.pos-1, "lone surrogate")
-				return false
+		case inPair:
+			if s.state = inPairHex; c != '\\' {
+				what = "lone surrogate"
 			}
-			if s.state++; s.state > inPairHex {
-				s.state, s.unit = 4, 0
+		case inPairHex:
+			if s.state, s.unit = 4, 0; c != 'u' {
+				what = "lone surrogate"
 			}
 		default:
 			v := hexDigit(c)
-			if v < 0 {
-				s.fail(s.pos-1, "invalid \\u escape")
-				return false
-			}
 			s.unit = s.unit<<4 | v
-			if s.state--; s.state == 0 && !s.Lenient && !s.paired() {
-				s.fail(s.pos-1, "lone surrogate")
-				return false
+			s.state--
+			if v < 0 {
+				what = "invalid \\u escape"
+			} else if s.state == inText && !s.Lenient && !s.paired() {
+				what = "lone surrogate"
 			}
 		}
+		if what != "" {
+			s.fail(at, what)
+			return false
+		}
 	}
+	return s.state == inText
 }
 
 // paired takes a \uXXXX, and reports whether it may stand there.
@@ -129,11 +146,7 @@ func AppendDecoded(dst, raw []byte) []byte {
 			break
 		}
 		if raw[i] != 'u' {
-			c = raw[i]
-			if at := strings.IndexByte("bfnrt", c); at >= 0 {
-				c = "\b\f\n\r\t"[at]
-			}
-			dst = append(dst, c)
+			dst = append(dst, unescaped[raw[i]])
 			continue
 		}
 		v := hex4(raw[i+1:])
@@ -175,56 +188,41 @@ const (
 	inExpDigits
 )
 
-// number goes on in a number, and reports whether it is over.
-func (s *Scanner) number() bool {
-	for ; s.pos < len(s.buf); s.pos++ {
-		next, c := byte(inNumber), s.buf[s.pos]
-		switch digit := c >= '0' && c <= '9'; s.state {
-		case inNumber, inMinus:
-			switch {
-			case c == '-' && s.state == inNumber:
-				next = inMinus
-			case c == '0':
-				next = inZero
-			case digit:
-				next = inInt
-			}
-		case inZero, inInt, inFraction:
-			switch {
-			case digit && s.state != inZero:
-				continue
-			case c == '.' && s.state != inFraction:
-				next = inPoint
-			case c == 'e' || c == 'E':
-				next = inExp
-			}
-		case inPoint:
-			if digit {
-				next = inFraction
-			}
-		case inExp, inExpSign, inExpDigits:
-			switch {
-			case digit:
-				next = inExpDigits
-			case s.state == inExp && (c == '+' || c == '-'):
-				next = inExpSign
-			}
-		}
-		if next == inNumber {
-			return s.numberOver()
-		}
-		s.state = next
-	}
-	return s.whole && s.numberOver()
+// numberStep is where a digit 0, another one, a minus, a plus, a point and an e lead
+// from each place; inNumber is nowhere.
+var numberStep = [...][7]byte{
+	inNumber:    {1: inZero, 2: inInt, 3: inMinus},
+	inMinus:     {1: inZero, 2: inInt},
+	inZero:      {5: inPoint, 6: inExp},
+	inInt:       {1: inInt, 2: inInt, 5: inPoint, 6: inExp},
+	inPoint:     {1: inFraction, 2: inFraction},
+	inFraction:  {1: inFraction, 2: inFraction, 6: inExp},
+	inExp:       {1: inExpDigits, 2: inExpDigits, 3: inExpSign, 4: inExpSign},
+	inExpSign:   {1: inExpDigits, 2: inExpDigits},
+	inExpDigits: {1: inExpDigits, 2: inExpDigits},
 }
 
-// numberOver reports whether what was read is a number.
-func (s *Scanner) numberOver() bool {
-	switch s.state {
-	case inZero, inInt, inFraction, inExpDigits:
+var numberClass = [256]byte{'0': 1, '1': 2, '2': 2, '3': 2, '4': 2, '5': 2, '6': 2, '7': 2, '8': 2, '9': 2,
+	'-': 3, '+': 4, '.': 5, 'e': 6, 'E': 6}
+
+// number goes on in a number, and reports whether it is over.
+func (s *Scanner) number() bool {
+	i, state := s.pos, s.state
+	for ; i < len(s.buf); i++ {
+		next := numberStep[state][numberClass[s.buf[i]]]
+		if next == inNumber {
+			break
+		}
+		state = next
+	}
+	s.pos, s.state = i, state
+	switch {
+	case i == len(s.buf) && !s.whole:
+		return false
+	case state == inZero, state == inInt, state == inFraction, state == inExpDigits:
 		return true
 	}
-	s.fail(s.pos, "invalid number")
+	s.fail(i, "invalid number")
 	return false
 }
 

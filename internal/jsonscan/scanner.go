@@ -61,12 +61,14 @@ type Scanner struct {
 
 	// The last token.
 	start   int // offset
-	text    []byte
+	from    int // of its text in buf
+	to      int
+	pieced  bool // its text is held
 	escaped bool
 	scratch []byte
 
-	// A token that the end of a piece has cut.
-	cut   Kind
+	ahead Kind   // of the next token, if it is known
+	cut   bool   // it has begun in the pieces before
 	held  []byte // what there was of it
 	state byte   // within a string's escape, a number or a literal
 	unit  rune   // \uXXXX as far as it was read
@@ -91,7 +93,8 @@ const (
 
 // Reset starts a text that is whole. It must not change while it is read.
 func (s *Scanner) Reset(text []byte) {
-	*s = Scanner{Lenient: s.Lenient, buf: text, whole: true, scratch: s.scratch[:0]}
+	s.buf, s.base, s.pos, s.whole, s.err = text, 0, 0, true, nil
+	s.want, s.depth, s.ahead, s.cut, s.from, s.to = wantValue, 0, None, false, 0, 0
 	if !s.Lenient && !utf8.Valid(text) {
 		s.err = ErrUTF8
 	}
@@ -101,9 +104,9 @@ func (s *Scanner) Reset(text []byte) {
 // before.
 func (s *Scanner) Feed(piece []byte) {
 	s.base += len(s.buf)
-	s.buf, s.pos = piece, 0
+	s.buf, s.pos, s.from, s.to = piece, 0, 0, 0
 	if s.err == nil && !s.Lenient && !s.validPiece(piece) {
-		s.err = ErrUTF8
+		s.Fail(ErrUTF8)
 	}
 }
 
@@ -138,6 +141,9 @@ func (s *Scanner) Err() error { return s.err }
 // Pos is the offset behind the last token, or behind Peek of the next one.
 func (s *Scanner) Pos() int { return s.base + s.pos }
 
+// Left is how many bytes of the text or the piece come after Pos.
+func (s *Scanner) Left() int { return len(s.buf) - s.pos }
+
 // Start is the offset of the last token, and of one that the piece's end cuts.
 func (s *Scanner) Start() int { return s.start }
 
@@ -146,13 +152,18 @@ func (s *Scanner) Depth() int { return s.depth }
 
 // Cut is the kind of the token that the piece's end cuts, None if it cuts none.
 // Text is what there is of it.
-func (s *Scanner) Cut() Kind { return s.cut }
+func (s *Scanner) Cut() Kind {
+	if !s.cut {
+		return None
+	}
+	return s.ahead
+}
 
 // Fail ends the reading: from now on there are no more tokens, and Err is err if
 // there was none before.
 func (s *Scanner) Fail(err error) {
 	if s.err == nil {
-		s.err = err
+		s.err, s.ahead = err, None
 	}
 }
 
@@ -176,41 +187,53 @@ var kinds = func() (k [256]Kind) {
 // Peek returns the kind of the next token without reading it; Pos is then where
 // it begins.
 func (s *Scanner) Peek() Kind {
-	if s.err != nil {
-		return None
+	if s.ahead == None && s.err == nil {
+		s.ahead = s.look()
 	}
-	if s.cut != None {
-		return s.cut
-	}
-	for ; s.pos < len(s.buf); s.pos++ {
-		c := s.buf[s.pos]
-		switch {
-		case c == ' ' || c == '\n' || c == '\t' || c == '\r':
-			continue
-		case s.want <= wantItem:
+	return s.ahead
+}
+
+// look steps over what separates the last token from the next, and returns the
+// kind of that.
+func (s *Scanner) look() Kind {
+	for b, i := s.buf, s.pos; ; i++ {
+		for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
+			i++
+		}
+		if s.pos = i; i == len(b) {
+			break
+		}
+		c := b[i]
+		switch s.want {
+		case wantValue, wantItem:
 			if k := kinds[c]; k != None {
 				return k
 			}
 			if c == ']' && s.want == wantItem {
 				return ArrayEnd
 			}
-		case s.want <= wantMember:
+		case wantKey, wantMember:
 			if c == '"' {
 				return Key
 			}
 			if c == '}' && s.want == wantMember {
 				return ObjectEnd
 			}
-		case s.want == wantColon && c == ':':
-			s.want = wantValue
-			continue
-		case s.want == wantComma && c == ',':
-			if s.want = wantValue; s.inObject() {
-				s.want = wantKey
+		case wantColon:
+			if c == ':' {
+				s.want = wantValue
+				continue
 			}
-			continue
-		case s.want == wantComma && c == s.closing():
-			return Kind(c)
+		case wantComma:
+			if c == ',' {
+				if s.want = wantValue; s.inObject() {
+					s.want = wantKey
+				}
+				continue
+			}
+			if c == s.closing() {
+				return Kind(c)
+			}
 		}
 		return s.unexpected()
 	}
@@ -252,15 +275,15 @@ func (s *Scanner) unexpected() Kind {
 // Next reads the next token. It returns None at the end of a piece; after Feed it
 // goes on with the token that was cut.
 func (s *Scanner) Next() Kind {
-	k := s.Peek()
+	k, fresh := s.Peek(), !s.cut
 	if k == None {
 		return None
 	}
-	if s.cut == None {
-		s.start, s.escaped, s.state, s.held = s.base+s.pos, false, 0, s.held[:0]
+	if fresh {
+		s.start, s.escaped, s.state = s.base+s.pos, false, 0
 	}
-	from := s.pos
-	var over bool
+	s.ahead, s.cut, s.from, s.to, s.pieced = None, false, s.pos, s.pos, false
+	quote, over := 0, false
 	switch k {
 	case Object, Array:
 		return s.open(k)
@@ -271,48 +294,54 @@ func (s *Scanner) Next() Kind {
 		s.valueRead()
 		return k
 	case Key, String:
-		if s.cut == None {
+		if fresh {
 			s.pos++
-			from++
+			s.from++
 		}
-		over = s.str()
+		if over = s.str(); over {
+			quote = 1
+		}
 	case Number:
 		over = s.number()
 	default:
 		over = s.literal(k)
 	}
-	if s.err != nil {
-		return None
-	}
-	return s.token(k, s.buf[from:s.pos], over)
-}
-
-// token ends the token whose last bytes are in this piece, or holds it back for
-// the next one.
-func (s *Scanner) token(k Kind, last []byte, over bool) Kind {
-	if over && (k == Key || k == String) {
-		last = last[:len(last)-1]
-	}
-	s.text = last[:len(last):len(last)]
-	if s.cut != None || !over {
-		s.held = append(s.held, last[:min(len(last), MaxToken-len(s.held))]...)
-		s.text = s.held
+	s.to = s.pos - quote
+	if !over || !fresh {
+		s.hold(fresh)
 	}
 	switch {
-	case !over && s.whole && (k == Key || k == String):
-		return s.fail(len(s.buf), "unterminated string")
-	case !over && s.whole:
-		return s.fail(s.start-s.base, "invalid literal")
 	case !over:
-		s.cut = k
-		return None
-	}
-	if s.cut = None; k == Key {
+		return s.wait(k)
+	case k == Key:
 		s.want = wantColon
-	} else {
+	default:
 		s.valueRead()
 	}
 	return k
+}
+
+// hold keeps the token's text of this piece, for when the next one has come.
+func (s *Scanner) hold(first bool) {
+	if first {
+		s.held = s.held[:0]
+	}
+	text := s.buf[s.from:s.to]
+	s.held = append(s.held, text[:min(len(text), MaxToken-len(s.held))]...)
+	s.pieced = true
+}
+
+// wait is at the end of a piece, or of the text, within a token.
+func (s *Scanner) wait(k Kind) Kind {
+	switch {
+	case !s.whole && s.err == nil:
+		s.ahead, s.cut = k, true
+	case k == Key || k == String:
+		s.fail(s.pos, "unterminated string")
+	default:
+		s.fail(s.start-s.base, "invalid literal")
+	}
+	return None
 }
 
 func (s *Scanner) open(k Kind) Kind {
@@ -340,7 +369,12 @@ func (s *Scanner) valueRead() {
 // Text is the last token as it was written, a string without its quotes. It
 // lives until the next token. Of one that came in pieces it is the first MaxToken
 // bytes.
-func (s *Scanner) Text() []byte { return s.text }
+func (s *Scanner) Text() []byte {
+	if s.pieced {
+		return s.held
+	}
+	return s.buf[s.from:s.to:s.to]
+}
 
 // Escaped reports whether the last token is a string with escapes.
 func (s *Scanner) Escaped() bool { return s.escaped }
@@ -349,9 +383,9 @@ func (s *Scanner) Escaped() bool { return s.escaped }
 // next token.
 func (s *Scanner) Decoded() []byte {
 	if !s.escaped {
-		return s.text
+		return s.Text()
 	}
-	s.scratch = AppendDecoded(s.scratch[:0], s.text)
+	s.scratch = AppendDecoded(s.scratch[:0], s.Text())
 	return s.scratch
 }
 
@@ -368,16 +402,14 @@ func (s *Scanner) Item() bool {
 
 // Skip reads the next value.
 func (s *Scanner) Skip() {
-	for depth := s.depth; ; {
-		switch s.Next() {
-		case None:
-			return
-		case Key:
-		default:
-			if s.depth <= depth {
-				return
-			}
-		}
+	depth := s.depth
+	s.Next()
+	s.Leave(depth)
+}
+
+// Leave reads on until no more than depth objects and arrays are open.
+func (s *Scanner) Leave(depth int) {
+	for s.depth > depth && s.Next() != None {
 	}
 }
 
@@ -410,7 +442,7 @@ func (s *Scanner) End() error {
 // written plainly in at most nine digits and are at most most: lists of token
 // ids are long. What else comes, Next reads.
 func (s *Scanner) Ints(dst []int32, most int64) []int32 {
-	for s.Peek() == Number && s.cut == None {
+	for s.Peek() == Number && !s.cut {
 		var v int64
 		n := 0
 		for b := s.buf[s.pos:]; n < len(b) && n < 10 && b[n] >= '0' && b[n] <= '9'; n++ {
@@ -420,7 +452,7 @@ func (s *Scanner) Ints(dst []int32, most int64) []int32 {
 		if n == 0 || n > 9 || n > 1 && s.buf[s.pos] == '0' || v > most || end == len(s.buf) || s.buf[end] != ',' && s.buf[end] != ']' {
 			break
 		}
-		s.pos, s.want = end, wantComma
+		s.pos, s.want, s.ahead = end, wantComma, None
 		dst = append(dst, int32(v))
 	}
 	return dst

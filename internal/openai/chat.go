@@ -112,7 +112,7 @@ func (p *parser) responseFormat() json.RawMessage {
 func (p *parser) tools() json.RawMessage {
 	p.Peek()
 	from, n := p.Pos(), 0
-	if !p.opens("tools", jsonscan.Array, "a list") {
+	if !p.is("tools", jsonscan.Array, "a list") {
 		return nil
 	}
 	for ; p.Item(); n++ {
@@ -132,7 +132,7 @@ func (p *parser) tools() json.RawMessage {
 // templateKwargs reads what the client wants to tell the template.
 func (p *parser) templateKwargs() map[string]json.RawMessage {
 	const name = "chat_template_kwargs"
-	if !p.opens(name, jsonscan.Object, "an object") {
+	if !p.is(name, jsonscan.Object, "an object") {
 		return nil
 	}
 	out := map[string]json.RawMessage{}
@@ -148,7 +148,7 @@ func (p *parser) templateKwargs() map[string]json.RawMessage {
 
 // messages reads the conversation.
 func (p *parser) messages() (out []json.RawMessage) {
-	if !p.opens("messages", jsonscan.Array, "a list") {
+	if !p.is("messages", jsonscan.Array, "a list") {
 		return nil
 	}
 	for p.Item() {
@@ -217,7 +217,7 @@ func (p *parser) message(name string) json.RawMessage {
 // toolCalls checks the calls that an assistant made. Templates want their
 // arguments as JSON, and get them so also where they are text that holds it.
 func (p *parser) toolCalls(name string) {
-	if !p.opens(name, jsonscan.Array, "a list") {
+	if !p.is(name, jsonscan.Array, "a list") {
 		return
 	}
 	for i := 0; p.Item(); i++ {

@@ -200,7 +200,7 @@ func (p *parser) floatOr(field string, s *Sampling, f Fields, def float32, lo, h
 
 func (p *parser) streamOptions(s *Sampling) {
 	s.IncludeUsage, s.ContinuousUsage = false, false
-	if !p.opens("stream_options", jsonscan.Object, "an object") {
+	if !p.is("stream_options", jsonscan.Object, "an object") {
 		return
 	}
 	for p.Next() == jsonscan.Key {
@@ -220,11 +220,12 @@ func (p *parser) prompts() (out []Prompt) {
 	if p.Peek() == jsonscan.String {
 		return []Prompt{{Text: p.string("prompt")}}
 	}
-	if !p.opens("prompt", jsonscan.Array, "a string, a list of strings, a token list, or a list of token lists") {
+	if !p.is("prompt", jsonscan.Array, "a string, a list of strings, a token list, or a list of token lists") {
 		return nil
 	}
 	if p.Peek() == jsonscan.Number { // one prompt of token ids
-		return []Prompt{{Tokens: p.idsAfter("prompt", math.MaxInt32), IsTokens: true}}
+		room := make([]int32, 0, p.Left()/4) // for ids of some digits
+		return []Prompt{{Tokens: p.idsAfter(room, "prompt", math.MaxInt32), IsTokens: true}}
 	}
 	first := p.Peek()
 	for p.Item() {
@@ -260,15 +261,14 @@ func (p *parser) highestID() int64 {
 }
 
 func (p *parser) tokenIDs(field string, limit int) []int32 {
-	if !p.opens(field, jsonscan.Array, "a list of token ids") {
+	if !p.is(field, jsonscan.Array, "a list of token ids") {
 		return nil
 	}
-	return p.idsAfter(field, limit)
+	return p.idsAfter([]int32{}, field, limit)
 }
 
-// idsAfter reads a list of token ids after its bracket.
-func (p *parser) idsAfter(field string, limit int) []int32 {
-	ids := []int32{}
+// idsAfter appends a list of token ids, whose bracket has been read.
+func (p *parser) idsAfter(ids []int32, field string, limit int) []int32 {
 	for p.Item() {
 		n := len(ids)
 		if ids = p.Ints(ids, p.highestID()); len(ids) == n {
@@ -303,7 +303,7 @@ func (p *parser) stop() (out []string) {
 		one("stop")
 		return out
 	}
-	if !p.opens("stop", jsonscan.Array, "a string or a list of strings") {
+	if !p.is("stop", jsonscan.Array, "a string or a list of strings") {
 		return nil
 	}
 	for p.Item() {
@@ -316,7 +316,7 @@ func (p *parser) stop() (out []string) {
 }
 
 func (p *parser) logitBias() (out []Bias) {
-	if !p.opens("logit_bias", jsonscan.Object, "an object") {
+	if !p.is("logit_bias", jsonscan.Object, "an object") {
 		return nil
 	}
 	at := map[int32]int{} // id -> index in out, for duplicate keys
@@ -345,7 +345,7 @@ func (p *parser) logitBias() (out []Bias) {
 // objectType reads an object and returns its member "type"; given is false for
 // null. The values in it are counted.
 func (p *parser) objectType(field string) (kind string, given bool) {
-	if !p.opens(field, jsonscan.Object, "an object") {
+	if !p.is(field, jsonscan.Object, "an object") {
 		return "", false
 	}
 	p.count(field)

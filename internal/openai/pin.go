@@ -73,12 +73,12 @@ func wanted(ends bool) string {
 // seconds reads a number of seconds above 0; given is false for null.
 func (p *parser) seconds(field string, most time.Duration) (d time.Duration, given bool) {
 	text := p.number(field, "a number of seconds")
-	if text == "" {
+	if text == nil {
 		return 0, false
 	}
-	f, err := strconv.ParseFloat(text, 64)
+	f, err := strconv.ParseFloat(string(text), 64)
 	if err != nil || f <= 0 || f > most.Seconds() {
-		p.refuse(field, "%s must be above 0 and at most %d, not %s", field, int(most.Seconds()), clip(text, 40))
+		p.refuse(field, "%s must be above 0 and at most %d, not %s", field, int(most.Seconds()), clip(string(text), 40))
 	}
 	return time.Duration(f * float64(time.Second)), true
 }

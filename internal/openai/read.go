@@ -64,42 +64,34 @@ var kindNames = map[jsonscan.Kind]string{
 // wrong refuses the next value, which is not what field wants. If it is no JSON
 // at all, that stays the error.
 func (r *reader) wrong(field, want string) {
-	k := r.Peek()
-	r.Skip()
+	depth := r.Depth()
+	k := r.Next()
+	r.Leave(depth)
 	r.refuse(field, "%s must be %s, not %s", field, want, kindNames[k])
 }
 
-// null reads a null, and reports whether there was one.
-func (r *reader) null() bool { return r.Peek() == jsonscan.Null && r.Next() == jsonscan.Null }
-
-// opens reads the bracket that opens field's value, and reports whether it is
-// there: not for null, and not for what is refused.
-func (r *reader) opens(field string, k jsonscan.Kind, want string) bool {
-	switch {
-	case r.null():
-		return false
-	case r.Peek() != k:
-		r.wrong(field, want)
+// is reads a token of kind k, which is what field wants, and reports whether
+// it is there: not for null, and not for what is refused.
+func (r *reader) is(field string, k jsonscan.Kind, want string) bool {
+	switch r.Peek() {
+	case k, jsonscan.Null:
+		return r.Next() == k
 	}
-	return r.Next() == k
+	r.wrong(field, want)
+	return false
 }
 
 // raw reads a value and returns its text, nil for null.
 func (r *reader) raw() []byte {
-	if r.null() {
+	raw := r.Raw()
+	if string(raw) == "null" {
 		return nil
 	}
-	return r.Raw()
+	return raw
 }
 
 func (r *reader) string(field string) string {
-	switch {
-	case r.null():
-		return ""
-	case r.Peek() != jsonscan.String:
-		r.wrong(field, "a string")
-	}
-	if r.Next() == jsonscan.None {
+	if !r.is(field, jsonscan.String, "a string") {
 		return ""
 	}
 	return string(r.Decoded())
@@ -119,40 +111,34 @@ func (r *reader) bool(field string, def bool) bool {
 	return def
 }
 
-// number reads the text of a number; "" for null.
-func (r *reader) number(field, want string) string {
-	if r.null() {
-		return ""
+// number reads the text of a number; nil for null.
+func (r *reader) number(field, want string) []byte {
+	if !r.is(field, jsonscan.Number, want) {
+		return nil
 	}
-	if r.Peek() != jsonscan.Number {
-		r.wrong(field, want)
-	}
-	if r.Next() == jsonscan.None {
-		return ""
-	}
-	return string(r.Text())
+	return r.Text()
 }
 
 // int reads an integer; given is false for null.
 func (r *reader) int(field string, lo, hi int64) (v int64, given bool) {
 	text := r.number(field, "an integer")
-	if text == "" {
+	if text == nil {
 		return 0, false
 	}
-	v, err := strconv.ParseInt(text, 10, 64)
+	v, err := strconv.ParseInt(string(text), 10, 64)
 	outside := false
 	if err != nil {
 		// 1.0 and 1e3 are integers too (JSON Schema); 1.5 is not.
-		f, _ := strconv.ParseFloat(text, 64)
+		f, _ := strconv.ParseFloat(string(text), 64)
 		if f != math.Trunc(f) {
-			r.refuse(field, "%s must be an integer, not %s", field, clip(text, 40))
+			r.refuse(field, "%s must be an integer, not %s", field, clip(string(text), 40))
 			return 0, false
 		}
 		v = int64(f)
 		outside = f < -(1<<53) || f > 1<<53
 	}
 	if outside || v < lo || v > hi {
-		r.refuse(field, "%s must be between %d and %d, not %s", field, lo, hi, clip(text, 40))
+		r.refuse(field, "%s must be between %d and %d, not %s", field, lo, hi, clip(string(text), 40))
 		return 0, false
 	}
 	return v, true
@@ -178,12 +164,12 @@ func (r *reader) optInt(field string, lo, hi int64) *int {
 
 func (r *reader) float(field string, lo, hi float64) (v float32, given bool) {
 	text := r.number(field, "a number")
-	if text == "" {
+	if text == nil {
 		return 0, false
 	}
-	f, err := strconv.ParseFloat(text, 64)
+	f, err := strconv.ParseFloat(string(text), 64)
 	if err != nil || f < lo || f > hi {
-		r.refuse(field, "%s must be between %v and %v, not %s", field, lo, hi, clip(text, 40))
+		r.refuse(field, "%s must be between %v and %v, not %s", field, lo, hi, clip(string(text), 40))
 		return 0, false
 	}
 	return float32(f), true

@@ -13,10 +13,9 @@ const maxURLs = 1024
 // for the engine to fetch. They are found by their decoded names, wherever they
 // are in it.
 func (t *Top) fetched(r *reader, isURL func(key []byte) bool) []byte {
-	if r.null() {
-		return nil
+	if r.Peek() == jsonscan.Null {
+		return r.raw()
 	}
-	r.Peek()
 	from, depth := r.Pos(), r.Depth()
 	for {
 		k := r.Next()
