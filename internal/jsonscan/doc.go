@@ -10,8 +10,8 @@
 //
 //	var s jsonscan.Scanner
 //	s.Reset(text)
-//	if s.Peek() == jsonscan.Object {
-//		for s.Next(); s.Next() == jsonscan.Key; {
+//	if s.Enter(jsonscan.Object) {
+//		for s.Next() == jsonscan.Key {
 //			switch string(s.Decoded()) {
 //			case "model":
 //				model = s.Raw()

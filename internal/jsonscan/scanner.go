@@ -389,6 +389,16 @@ func (s *Scanner) Decoded() []byte {
 	return s.scratch
 }
 
+// Enter reads the next token if it is of kind k, and reports whether it is.
+// Another value is stepped over.
+func (s *Scanner) Enter(k Kind) bool {
+	if s.Peek() != k {
+		s.Skip()
+		return false
+	}
+	return s.Next() == k
+}
+
 // Item reports whether another value comes in an array; it reads the bracket that
 // closes it.
 func (s *Scanner) Item() bool {

@@ -16,12 +16,8 @@ type reader struct{ jsonscan.Scanner }
 
 // begin starts a body; the members are next.
 func (r *reader) begin(body []byte) {
-	if r.Reset(body); r.Peek() == jsonscan.Object {
-		r.Next()
-		return
-	}
-	r.Skip()
-	if r.End() == nil {
+	r.Reset(body)
+	if !r.Enter(jsonscan.Object) && r.End() == nil {
 		r.refuse("", "the body must be a JSON object")
 	}
 }
