@@ -8,6 +8,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/xpyd/xpyd/internal/jsonscan"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/limit"
 )
@@ -236,7 +237,7 @@ func (q *request) most() (prompt, generated int) {
 // skims makes pass look for the usage in what passes, if somebody pays for that.
 func (q *request) skims() {
 	if q.adm != nil && (q.adm.tenant != nil || q.adm.item != nil) {
-		q.usage.answer = &skim{}
+		q.usage.answer = &skim{scan: jsonscan.Scanner{Lenient: true}}
 	}
 }
 

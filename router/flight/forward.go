@@ -71,17 +71,31 @@ func (u *upload) look(p []byte) *openai.Error {
 	s.read(p)
 	urls := s.urls
 	s.urls = urls[:0]
-	switch {
-	case s.wide:
-		return openai.BadRequest("", "the body is not UTF-8: it has a zero byte")
+	u.demote(p)
+	switch err := s.scan.Err(); {
 	case s.link != "":
 		return linked(s.link)
 	case s.twice:
 		return twice()
 	case s.worded && s.best != limit.High:
 		return openai.BadRequest("priority", "priority must be an integer, not a string")
+	case err != nil:
+		return openai.BadRequest("", "the body is not valid JSON: %v", err)
 	}
 	return u.hosts.check("messages", urls...)
+}
+
+// demote writes the best priority that may be asked for over better ones in p, as
+// long as they were: the body's length may have been told.
+func (u *upload) demote(p []byte) {
+	for _, at := range u.skim.better {
+		for i := at.from; i < at.to; i++ {
+			p[i] = ' '
+			if i == at.digit {
+				p[i] = "-01"[u.skim.best]
+			}
+		}
+	}
 }
 
 func twice() *openai.Error {

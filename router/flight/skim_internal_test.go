@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
+	"github.com/xpyd/xpyd/internal/jsonscan"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/limit"
 )
@@ -52,7 +52,10 @@ func FuzzSkim(f *testing.F) {
 		s := &skim{}
 		s.read(in)
 		var v map[string]json.RawMessage
-		if json.Unmarshal(in, &v) != nil || len(in) > maxToken || !utf8.Valid(in) { // encoding/json mends what is no UTF-8
+		if json.Unmarshal(in, &v) != nil || len(in) > maxToken {
+			return
+		}
+		if err := s.scan.Err(); err != nil { // what encoding/json takes beside: lone surrogates, invalid UTF-8, depth
 			return
 		}
 		linked := false
@@ -92,10 +95,20 @@ func TestSkimURLs(t *testing.T) {
 	f(`{"metadata":{"url":"http://h"},"tools":[{"url":"http://h","server_url":"http://s"}],"input":"url"}`, "http://s")
 	f(`{"input":[{"url":null},{"url":{"x":"y"}},{"curl":"http://h"}]}`)
 	f(`{"input":{"url":"`+strings.Repeat("h", 2*maxToken)+`"}}`, strings.Repeat("h", maxToken))
-	deep := strings.Repeat(`{"a":`, skimDepth+5) + `{"url":"x"}` + strings.Repeat("}", skimDepth+5)
-	f(`{"q":`+deep+`,"url":"http://h"}`, "http://h")
-	s := &skim{}
-	s.read([]byte(`}}]]{"model":"m","kv_transfer_params":1}`)) // no JSON, no panic
+	deep := strings.Repeat(`{"a":`, jsonscan.MaxDepth-2) + `{"url":"x"}` + strings.Repeat("}", jsonscan.MaxDepth-2)
+	f(`{"q":`+deep+`,"url":"http://h"}`, "x", "http://h")
+	f(`{"q":[` + deep + `],"url":"http://h"}`) // and is refused
+	for text, want := range map[string]string{
+		`{"q":[` + deep + `],"url":"http://h"}`:         "nested deeper than 64 levels",
+		`}}]]{"model":"m","kv_transfer_params":1}`:      "unexpected character at byte 0",
+		`{"x":NaN,"kv_transfer_params":1}`:              "unexpected character at byte 5",
+		"{\"x\":\"\xed\xa0\x80\",\"url\":\"http://h\"}": "not valid UTF-8",
+	} {
+		s := &skim{}
+		if s.read([]byte(text)); s.scan.Err() == nil || s.scan.Err().Error() != want {
+			t.Errorf("%s: %v", text, s.scan.Err())
+		}
+	}
 }
 
 // TestSkimTwice: parsers take the last of several models, so there may be one.
@@ -222,9 +235,11 @@ func TestSkimPriority(t *testing.T) {
 	f := func(in string, best limit.Class, want string) {
 		t.Helper()
 		for _, step := range []int{1, 3, len(in) + 1} {
-			s, out := &skim{best: best}, []byte(in)
+			u, out := &upload{skim: skim{best: best}}, []byte(in)
 			for i := 0; i < len(in); i += step {
-				s.read(out[i:min(i+step, len(in))])
+				if err := u.look(out[i:min(i+step, len(in))]); err != nil {
+					t.Fatal(err)
+				}
 			}
 			if string(out) != want || !json.Valid(out) {
 				t.Errorf("%s by %d: %s, want %s", in, step, out, want)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
 var errTooMany = errors.New("more than 2^20 chunks in one answer")
@@ -106,18 +108,13 @@ func (t *streamed) over() {
 
 // errorText is the message in the raw JSON of an error, or else the JSON.
 func errorText(raw []byte) string {
-	s := scanner{b: raw}
-	var text []byte
-	if s.peek() == '{' {
-		if err := s.object(func(key []byte) error {
-			if string(key) == "message" && s.peek() == '"' {
-				var err error
-				text, err = s.str()
-				return err
-			}
-			return s.skip(0)
-		}); err == nil && text != nil {
-			return clip(string(text))
+	var s jsonscan.Scanner
+	s.Reset(raw)
+	for ok := s.Enter(jsonscan.Object); ok && s.Next() == jsonscan.Key; {
+		if string(s.Decoded()) != "message" {
+			s.Skip()
+		} else if s.Enter(jsonscan.String) {
+			return clip(string(s.Text()))
 		}
 	}
 	return clip(string(raw))

@@ -1,4 +1,4 @@
-package openai
+package jsonscan
 
 import (
 	"math/rand/v2"
