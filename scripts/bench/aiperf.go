@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -55,12 +56,8 @@ func pairs() []pair {
 // loop of 8 and at a fixed rate. The mock's times are those of a large model:
 // events that come at once cost aiperf up to a ms each, which with times of a
 // few ms would be most of what is compared.
-func (b *bench) compare() error {
-	if b.aiperf == "" {
-		b.logf("aiperf: none given, nothing compared")
-		return nil
-	}
-	version, err := exec.CommandContext(b.ctx, b.aiperf, "--version").Output()
+func (b *loadgen) compare(ctx context.Context) error {
+	version, err := exec.CommandContext(ctx, b.aiperf, "--version").Output()
 	if err != nil {
 		return fmt.Errorf("%s --version: %w", b.aiperf, err)
 	}
@@ -70,7 +67,7 @@ func (b *bench) compare() error {
 		tokenizer = "./" + tokenizer // else aiperf looks for it on the hub
 	}
 	const ttft, itl = "400ms", "50ms"
-	url, stop, err := b.server(b.xpyd, "mock", "--dialect", "openai", "--role", "decode", "--listen", "127.0.0.1:0", "--ttft", ttft, "--itl", itl)
+	url, stop, err := b.server(ctx, b.XPYD, "mock", "--dialect", "openai", "--role", "decode", "--listen", "127.0.0.1:0", "--ttft", ttft, "--itl", itl)
 	if err != nil {
 		return err
 	}
@@ -84,12 +81,12 @@ func (b *bench) compare() error {
 	} {
 		list := pairs()
 		ours, theirs := make([][]float64, len(list)), make([][]float64, len(list))
-		for range b.repeats {
-			r, _, err := b.xpydBench(append([]string{"--url", url, "--input", "128", "--output", "32"}, load.ours...)...)
+		for range b.Rounds {
+			r, _, err := b.xpydBench(ctx, append([]string{"--url", url, "--input", "128", "--output", "32"}, load.ours...)...)
 			if err != nil {
 				return err
 			}
-			stats, err := b.runAiperf(url, tokenizer, load.theirs)
+			stats, err := b.runAiperf(ctx, url, tokenizer, load.theirs)
 			if err != nil {
 				return err
 			}
@@ -105,18 +102,18 @@ func (b *bench) compare() error {
 		for i, p := range list {
 			f := figures.Figure{Name: "loadgen.aiperf." + load.name + "." + p.name, Unit: p.unit, Peer: peer,
 				Model: "xpyd mock, TTFT " + ttft + ", ITL " + itl + ", 32 tokens, " + strings.Join(load.ours, " ")}.Ratios(ours[i], theirs[i])
-			if err := b.add(f); err != nil {
+			if err := b.Add(f); err != nil {
 				return err
 			}
 			worst = max(worst, math.Abs(f.Ratio-1))
 		}
-		b.logf("aiperf, %s: all within %.2f %%", load.name, 100*worst)
+		b.Sayf("aiperf, %s: all within %.2f %%", load.name, 100*worst)
 	}
 	return nil
 }
 
 // runAiperf runs aiperf and returns its summary by metric.
-func (b *bench) runAiperf(url, tokenizer string, load []string) (map[string]aiperfStats, error) {
+func (b *loadgen) runAiperf(ctx context.Context, url, tokenizer string, load []string) (map[string]aiperfStats, error) {
 	dir, err := os.MkdirTemp("", "xpyd-aiperf")
 	if err != nil {
 		return nil, err
@@ -124,8 +121,8 @@ func (b *bench) runAiperf(url, tokenizer string, load []string) (map[string]aipe
 	defer os.RemoveAll(dir)
 	args := append([]string{"profile", "-m", "m", "--url", url, "--endpoint-type", "chat", "--streaming", "--tokenizer", tokenizer, "--use-server-token-count",
 		"--synthetic-input-tokens-mean", "128", "--output-tokens-mean", "32", "--use-legacy-max-tokens", "--random-seed", "1", "--ui", "none", "--artifact-dir", dir}, load...)
-	b.book.Logf("$ aiperf %q", args)
-	cmd := exec.CommandContext(b.ctx, b.aiperf, args...)
+	b.Book.Logf("$ aiperf %q", args)
+	cmd := exec.CommandContext(ctx, b.aiperf, args...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {
@@ -145,7 +142,7 @@ func (b *bench) runAiperf(url, tokenizer string, load []string) (map[string]aipe
 		if json.Unmarshal(v, &s) == nil {
 			stats[name] = s
 			if s.Avg != 0 {
-				b.book.Logf("aiperf %s: avg %.4f p50 %.4f p90 %.4f p99 %.4f", name, s.Avg, s.P50, s.P90, s.P99)
+				b.Book.Logf("aiperf %s: avg %.4f p50 %.4f p90 %.4f p99 %.4f", name, s.Avg, s.P50, s.P90, s.P99)
 			}
 		}
 	}

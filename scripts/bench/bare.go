@@ -7,10 +7,10 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// bare is the least that a two-leg proxy on fasthttp can do: the prompt to
-// prefill, its answer's coordinates behind the body to decode, the answer to
-// the client. It checks, counts, chooses and logs nothing.
-func bare(addr, p, d string) error {
+// serveBare is the least that a two-leg proxy on fasthttp can do: the prompt goes to
+// prefill, the KV coordinates of its answer go to decode behind the body, and decode's
+// answer goes to the client. It checks, counts, chooses and logs nothing.
+func serveBare(addr, p, d string) error {
 	prefill := &fasthttp.HostClient{Addr: p, MaxConns: 1 << 14}
 	decode := &fasthttp.HostClient{Addr: d, MaxConns: 1 << 14, StreamResponseBody: true}
 	s := &fasthttp.Server{NoDefaultServerHeader: true, MaxRequestBodySize: 64 << 20, Concurrency: 1 << 16,

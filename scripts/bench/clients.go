@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -26,8 +25,8 @@ import (
 // xpyd's client, with net/http's and with fasthttp's, against the same server
 // in another process. The peers only look for the lines that begin with
 // "data:", which is less than ours does: it also reads the JSON.
-func (b *bench) cost() error {
-	url, stop, err := b.server(os.Args[0], "engine", "0s")
+func (b *loadgen) cost(ctx context.Context) error {
+	url, stop, err := b.engine(ctx, "burst")
 	if err != nil {
 		return err
 	}
@@ -44,7 +43,7 @@ func (b *bench) cost() error {
 			func() (poster, error) { return newFast(url, body), nil },
 		}
 		micros := make([][]float64, len(posters))
-		for range b.repeats {
+		for range b.Rounds {
 			for i, make := range posters {
 				p, err := make()
 				if err != nil {
@@ -57,10 +56,10 @@ func (b *bench) cost() error {
 				micros[i] = append(micros[i], us)
 			}
 		}
-		b.logf("cost.%s: µs of processor time a request: ours %.2f, net/http %.2f, fasthttp %.2f", kind.name, micros[0], micros[1], micros[2])
+		b.Sayf("cost.%s: µs of processor time a request: ours %.2f, net/http %.2f, fasthttp %.2f", kind.name, micros[0], micros[1], micros[2])
 		for i, peer := range []string{"net/http", "fasthttp"} {
 			f := figures.Figure{Name: "loadgen.cpu_us." + kind.name + []string{"", "_fasthttp"}[i], Unit: "µs", Peer: peer + "'s client, without reading the JSON", Model: "2 KB prompt, 32 at once"}
-			if err := b.add(f.Ratios(micros[0], micros[i+1])); err != nil {
+			if err := b.Add(f.Ratios(micros[0], micros[i+1])); err != nil {
 				return err
 			}
 		}

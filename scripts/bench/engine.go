@@ -3,109 +3,186 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strconv"
+	"strings"
 	"time"
-
-	"github.com/valyala/fasthttp"
 )
 
-// engine is the cheapest thing that a P/D router takes for an engine: it
-// answers at once, as prefill when it is asked to decode elsewhere. A "user"
-// of "pace-MS" spaces the chunks of a stream; each carries the time when it
-// was written, in nanoseconds.
-func engine(addr string) error {
-	s := &fasthttp.Server{NoDefaultServerHeader: true, MaxRequestBodySize: 64 << 20, Handler: serve, Concurrency: 1 << 16}
-	return s.ListenAndServe(addr)
+// The mock engine's answers. A chunk's "created" is when it was written, in nanoseconds.
+const (
+	prefillAnswer = `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" a","finish_reason":"length"}],"usage":{"prompt_tokens":512,"completion_tokens":1,"total_tokens":513},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],"remote_engine_id":"e-1","remote_request_id":"r-1","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}`
+	wholeAnswer   = `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" and sixteen words of an answer that a model could have given to somebody","finish_reason":"length"}],"usage":{"prompt_tokens":512,"completion_tokens":16,"total_tokens":528}}`
+	chunkAnswer   = `data: {"id":"cmpl-1","object":"text_completion","created":%d,"model":"m","choices":[{"index":0,"text":" word","finish_reason":null}]}` + "\n\n"
+	usageAnswer   = `data: {"id":"cmpl-1","choices":[],"usage":{"prompt_tokens":512,"completion_tokens":%d,"total_tokens":528}}` + "\n\n"
+	serverInfo    = `{"model_path":"m","served_model_name":"m","tp_size":1,"dp_size":1,"version":"0.5.0","disaggregation_mode":"null","internal_states":[{}]}`
+)
+
+// asked are the answers to what routers ask of an engine besides completions; {} to the rest.
+var asked = map[string]string{
+	"/v1/models":       `{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"vllm","max_model_len":131072}]}`,
+	"/version":         `{"version":"0.12.0"}`,
+	"/get_server_info": serverInfo, "/server_info": serverInfo, "/get_model_info": serverInfo, "/model_info": serverInfo,
+	"/load": `[]`, "/get_load": `[]`, "/v1/loads": `[]`,
 }
 
-var (
-	doRemoteDecode  = [][]byte{[]byte(`"do_remote_decode":true`), []byte(`"do_remote_decode": true`)}
-	streaming       = [][]byte{[]byte(`"stream":true`), []byte(`"stream": true`)}
-	paced           = []byte(`pace-`)
-	maxTokens       = []byte(`"max_tokens":`)
-	prefillAnswer   = `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" a","finish_reason":"length"}],"usage":{"prompt_tokens":512,"completion_tokens":1,"total_tokens":513},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],"remote_engine_id":"e-1","remote_request_id":"r-1","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}`
-	wholeAnswer     = `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" and sixteen words of an answer that a model could have given to somebody","finish_reason":"length"}],"usage":{"prompt_tokens":512,"completion_tokens":16,"total_tokens":528}}`
-	modelsAnswer    = `{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"vllm","max_model_len":131072}]}`
-	serverInfo      = `{"model_path":"m","served_model_name":"m","tp_size":1,"dp_size":1,"version":"0.5.0","disaggregation_mode":"null","internal_states":[{}]}`
-	chunkFormat     = `data: {"id":"cmpl-1","object":"text_completion","created":%d,"model":"m","choices":[{"index":0,"text":" word","finish_reason":null}]}` + "\n\n"
-	streamBatchSize = 16
-)
+// burst as an engine's pace sends the first chunk of a stream, and then all others at once.
+const burst = -1
 
-func serve(ctx *fasthttp.RequestCtx) {
-	ctx.SetContentType("application/json")
-	switch path := string(ctx.Path()); path {
-	case "/v1/completions", "/v1/chat/completions":
-	case "/v1/models":
-		ctx.SetBodyString(modelsAnswer)
-		return
-	case "/version":
-		ctx.SetBodyString(`{"version":"0.12.0"}`)
-		return
-	case "/get_server_info", "/server_info", "/get_model_info", "/model_info":
-		ctx.SetBodyString(serverInfo)
-		return
-	case "/load", "/get_load", "/v1/loads":
-		ctx.SetBodyString(`[]`)
-		return
-	default:
-		ctx.SetBodyString(`{}`)
-		return
+// pacePrefix in a request's "user" spaces the chunks of a stream by so many milliseconds.
+const pacePrefix = "pace-"
+
+// mockEngine is the cheapest server that a P/D router or a load generator takes for an
+// engine: it answers at once, as prefill when it is asked to decode elsewhere. pace spaces
+// the chunks of streams whose request does not say it.
+type mockEngine struct{ pace time.Duration }
+
+// serveEngine serves at addr, and says where.
+func serveEngine(addr, pace string, say io.Writer) (err error) {
+	e := mockEngine{burst}
+	if pace != "burst" {
+		if e.pace, err = time.ParseDuration(pace); err != nil {
+			return err
+		}
 	}
-	body := ctx.PostBody()
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(say, "listening http://%s\n", ln.Addr())
+	for {
+		conn, err := ln.Accept()
+		if err != nil {
+			return err
+		}
+		go func() { // ends with the connection
+			defer conn.Close()
+			_ = e.serve(conn) // the client left
+		}()
+	}
+}
+
+func (e mockEngine) serve(conn net.Conn) error {
+	r := bufio.NewReaderSize(conn, 16<<10)
+	var body []byte
+	for {
+		path, length, err := readHead(r)
+		if err != nil {
+			return err
+		}
+		body = append(body[:0], make([]byte, length)...)
+		if _, err := io.ReadFull(r, body); err != nil {
+			return err
+		}
+		if err := e.answer(conn, path, body); err != nil {
+			return err
+		}
+	}
+}
+
+// readHead reads a request up to its body.
+func readHead(r *bufio.Reader) (path string, length int, err error) {
+	for first := true; ; first = false {
+		line, err := r.ReadSlice('\n')
+		if err != nil {
+			return "", 0, err
+		}
+		line = bytes.TrimSpace(line)
+		if first {
+			_, after, _ := strings.Cut(string(line), " ")
+			path, _, _ = strings.Cut(after, " ")
+			path, _, _ = strings.Cut(path, "?")
+			continue
+		}
+		if len(line) == 0 {
+			return path, length, nil
+		}
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		switch {
+		case bytes.EqualFold(name, []byte("Content-Length")):
+			if length, err = strconv.Atoi(string(bytes.TrimSpace(value))); err != nil || length < 0 || length > 64<<20 {
+				return "", 0, fmt.Errorf("content length %q: %w", value, err)
+			}
+		case bytes.EqualFold(name, []byte("Transfer-Encoding")):
+			return "", 0, errors.New("a body in chunks")
+		}
+	}
+}
+
+func (e mockEngine) answer(w io.Writer, path string, body []byte) error {
 	head, end := body[:min(len(body), 4<<10)], body[max(0, len(body)-4<<10):]
-	has := func(any [][]byte) bool {
-		for _, s := range any {
-			if bytes.Contains(head, s) || bytes.Contains(end, s) {
+	has := func(field string) bool {
+		for _, s := range []string{`"` + field + `":true`, `"` + field + `": true`} {
+			if bytes.Contains(head, []byte(s)) || bytes.Contains(end, []byte(s)) {
 				return true
 			}
 		}
 		return false
 	}
+	text, ok := asked[path]
 	switch {
-	case has(doRemoteDecode):
-		ctx.SetBodyString(prefillAnswer)
-	case !has(streaming):
-		ctx.SetBodyString(wholeAnswer)
+	case path != "/v1/completions" && path != "/v1/chat/completions":
+		if !ok {
+			text = "{}"
+		}
+	case has("do_remote_decode"):
+		text = prefillAnswer
+	case has("stream"):
+		pace := e.pace
+		if ms := numberAfter(body, pacePrefix, -1); ms >= 0 {
+			pace = time.Duration(ms) * time.Millisecond
+		}
+		return stream(w, numberAfter(body, `"max_tokens":`, 16), pace, has("include_usage"))
 	default:
-		stream(ctx, number(body, maxTokens, streamBatchSize), time.Duration(number(body, paced, 0))*time.Millisecond)
+		text = wholeAnswer
 	}
+	_, err := fmt.Fprintf(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(text), text)
+	return err
 }
 
-func number(body, after []byte, otherwise int) int {
-	i := bytes.LastIndex(body, after)
+// numberAfter is the number behind the last place of a text in a body.
+func numberAfter(body []byte, after string, otherwise int) int {
+	i := bytes.LastIndex(body, []byte(after))
 	if i < 0 {
 		return otherwise
 	}
 	digits := bytes.TrimLeft(body[i+len(after):], " ")
-	n := 0
-	for n < len(digits) && digits[n] >= '0' && digits[n] <= '9' {
-		n++
-	}
-	v, err := strconv.Atoi(string(digits[:n]))
+	digits = digits[:len(digits)-len(bytes.TrimLeft(digits, "0123456789"))]
+	v, err := strconv.Atoi(string(digits))
 	if err != nil {
 		return otherwise
 	}
 	return v
 }
 
-func stream(ctx *fasthttp.RequestCtx, chunks int, pace time.Duration) {
-	ctx.SetContentType("text/event-stream; charset=utf-8")
-	ctx.SetBodyStreamWriter(func(w *bufio.Writer) {
-		var tick *time.Ticker
-		if pace > 0 {
-			tick = time.NewTicker(pace)
-			defer tick.Stop()
+// stream writes an answer of so many chunks; without a pace, each by itself and at once.
+func stream(w io.Writer, chunks int, pace time.Duration, usage bool) error {
+	out := []byte("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n")
+	put := func(text string) { out = fmt.Appendf(out, "%x\r\n%s\r\n", len(text), text) }
+	var tick *time.Ticker
+	if pace > 0 {
+		tick = time.NewTicker(pace)
+		defer tick.Stop()
+	}
+	for i := range chunks {
+		if tick != nil {
+			<-tick.C
 		}
-		for range chunks {
-			if tick != nil {
-				<-tick.C
+		put(fmt.Sprintf(chunkAnswer, time.Now().UnixNano()))
+		if i == 0 || pace != burst {
+			if _, err := w.Write(out); err != nil {
+				return err
 			}
-			fmt.Fprintf(w, chunkFormat, time.Now().UnixNano())
-			if w.Flush() != nil {
-				return
-			}
+			out = out[:0]
 		}
-		_, _ = w.WriteString("data: [DONE]\n\n") // the reader may have left
-	})
+	}
+	if usage {
+		put(fmt.Sprintf(usageAnswer, chunks))
+	}
+	put("data: [DONE]\n\n")
+	_, err := w.Write(append(out, "0\r\n\r\n"...))
+	return err
 }

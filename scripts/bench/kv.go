@@ -1,21 +1,153 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
+	"log"
 	"net"
 	"os"
-	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/kvbench"
+	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
+
+// kv runs `xpyd bench kv` over TCP and over shared memory, its limits, and peers, one after
+// the other in rounds. A figure is the median over the rounds; a peer that has several
+// settings counts with its best.
+type kv struct {
+	*harness.Bench
+	venv        string
+	connections int
+	copiers     int
+	python      string // that has the peers; "": none
+
+	values   map[string][]float64 // by step and figure: "nixl tcp/gb_s"
+	versions map[string]string    // of the peers
+	failed   map[string]error     // steps that failed, and why the last time
+	failures map[string]int       // how often
+}
+
+func newKV(b *harness.Bench) benchmark {
+	return &kv{Bench: b, values: map[string][]float64{}, versions: map[string]string{}, failed: map[string]error{}, failures: map[string]int{}}
+}
+
+func (b *kv) flags(f *flag.FlagSet) {
+	f.StringVar(&b.venv, "venv", "", "Python environment with NIXL and Mooncake, made if they are not there (the user's cache)")
+	f.IntVar(&b.connections, "connections", 1, "bulk connections of ours, of the bare loop and of iperf3")
+	f.IntVar(&b.copiers, "shm-connections", 2, "bulk connections of ours over shared memory: threads that copy")
+}
+
+// parts are the steps, which take turns: see rounds.
+func (b *kv) parts() (all []part) {
+	for _, s := range b.steps() {
+		all = append(all, part{name: s.name})
+	}
+	return all
+}
+
+// open installs the peers, without their dependencies: torch and CUDA, gigabytes, are for
+// GPUs. What cannot be installed takes its figures with it.
+func (b *kv) open(ctx context.Context) error {
+	if err := errors.Join(harness.Install(ctx, "iperf3", "iperf3"), harness.Install(ctx, "ibv_devinfo", "ibverbs-utils")); err != nil {
+		log.Print(err)
+	}
+	packages := [][]string{{"--no-deps", "numpy", "nixl-cu12==1.5.1", "mooncake-transfer-engine-non-cuda==0.3.13.post1"}}
+	venv, err := harness.Python{Venv: b.venv, Name: "kv-peers", Imports: "numpy, nixl_cu12._bindings, mooncake.engine", Pip: packages}.Open(ctx)
+	if err != nil {
+		log.Print(err)
+		return nil
+	}
+	b.python = filepath.Join(venv, "bin", "python")
+	return nil
+}
+
+// rounds runs all steps, so many times.
+func (b *kv) rounds(ctx context.Context) error {
+	others := busy(ctx, time.Second)
+	b.Sayf("others use %.0f %% of the processors at the start", 100*others)
+	if others > 0.1 {
+		defer log.Printf("others used %.0f %% of the processors: peers that poll suffer from that more than ours, so these figures are not fair", 100*others)
+	}
+	for round := range b.Rounds {
+		for _, s := range b.steps() {
+			if !b.Wants(s.name) || b.failures[s.name] > 1 {
+				continue
+			}
+			said, err := s.run(ctx, s.name)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err != nil {
+				b.failed[s.name] = err
+				b.failures[s.name]++
+				b.Sayf("round %d of %d: %s failed, and is left out the second time: %v", round+1, b.Rounds, s.name, err)
+				continue
+			}
+			b.Sayf("round %d of %d: %s: %s", round+1, b.Rounds, s.name, said)
+		}
+	}
+	all, missing := b.figures()
+	for _, f := range all {
+		if err := b.Add(f); err != nil {
+			return err
+		}
+	}
+	if len(missing) == 0 || b.Only != "" {
+		return nil
+	}
+	var why []error
+	for step, err := range b.failed {
+		why = append(why, fmt.Errorf("%s: %w", step, err))
+	}
+	return fmt.Errorf("no figure for %s: %w", strings.Join(missing, ", "), errors.Join(why...))
+}
+
+// busy is the share of all processors that is in use for a while in which this
+// program does nothing; 0 where the system does not say.
+func busy(ctx context.Context, interval time.Duration) float64 {
+	used0, all0 := processors()
+	select {
+	case <-ctx.Done():
+	case <-time.After(interval):
+	}
+	used, all := processors()
+	if all <= all0 {
+		return 0
+	}
+	return float64(used-used0) / float64(all-all0)
+}
+
+// processors returns the ticks of all processors so far, and those not idle.
+func processors() (used, all int64) {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0
+	}
+	line, _, _ := strings.Cut(string(stat), "\n")
+	for i, field := range strings.Fields(line) {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			continue // "cpu"
+		}
+		all += n
+		if i != 4 && i != 5 { // idle, iowait
+			used += n
+		}
+	}
+	return used, all
+}
+
+// note keeps one round's value.
+func (b *kv) note(step, what string, v float64) {
+	key := step + "/" + what
+	b.values[key] = append(b.values[key], v)
+}
 
 // step is one program run of a round. It returns a line for people.
 type step struct {
@@ -42,7 +174,7 @@ var (
 	nixlSHM = []string{"nixl shm posix", "nixl shm posix 32k", "nixl shm cma", "nixl shm posix, progress threads"}
 )
 
-func (b *bench) steps() []step {
+func (b *kv) steps() []step {
 	nixl := func(tls string, env ...string) func(context.Context, string) (string, error) {
 		args := []string{"nixl", "--ucx-tls", tls}
 		if tls != "tcp" {
@@ -66,16 +198,20 @@ func (b *bench) steps() []step {
 }
 
 // ours runs `xpyd bench kv`, which takes turns with its own limits.
-func (b *bench) ours(transport string) func(context.Context, string) (string, error) {
+func (b *kv) ours(transport string) func(context.Context, string) (string, error) {
 	return func(ctx context.Context, name string) (string, error) {
 		var r kvbench.Report
 		connections := b.connections
 		if transport == "shm" {
 			connections = b.copiers
 		}
-		args := []string{"bench", "kv", "--json", "--transport", transport, "--digests", "both", "--connections", strconv.Itoa(connections),
+		xpyd, err := b.Binary(ctx)
+		if err != nil {
+			return "", err
+		}
+		args := []string{xpyd, "bench", "kv", "--json", "--transport", transport, "--digests", "both", "--connections", strconv.Itoa(connections),
 			"--repetitions", "5", "--latency-runs", "1000", "--handshakes", "10"}
-		if err := b.output(ctx, &r, nil, b.xpyd, args...); err != nil {
+		if _, err := b.Output(ctx, limit, &r, nil, args...); err != nil {
 			return "", err
 		}
 		if !r.Verified {
@@ -97,10 +233,10 @@ func (b *bench) ours(transport string) func(context.Context, string) (string, er
 }
 
 // peer runs kv_peers.py.
-func (b *bench) peer(args []string, env ...string) func(context.Context, string) (string, error) {
+func (b *kv) peer(args []string, env ...string) func(context.Context, string) (string, error) {
 	return func(ctx context.Context, name string) (string, error) {
 		if b.python == "" {
-			return "", errors.New("no Python with the peers was given")
+			return "", errors.New("the peers are not installed")
 		}
 		var r struct {
 			Version string  `json:"version"`
@@ -112,7 +248,7 @@ func (b *bench) peer(args []string, env ...string) func(context.Context, string)
 			Exchange50 float64 `json:"exchange_p50_us"`
 			Exchange99 float64 `json:"exchange_p99_us"`
 		}
-		if err := b.output(ctx, &r, env, b.python, append([]string{b.peers}, args...)...); err != nil {
+		if _, err := b.Output(ctx, limit, &r, env, append([]string{b.python, "scripts/kv_peers.py"}, args...)...); err != nil {
 			return "", err
 		}
 		b.versions[name] = strings.TrimSpace(r.Version + " " + strings.Join(args[1:], " ") + " " + strings.Join(env, " "))
@@ -132,27 +268,17 @@ func (b *bench) peer(args []string, env ...string) func(context.Context, string)
 }
 
 // iperf is iperf3's own client and server on loopback.
-func (b *bench) iperf(ctx context.Context, name string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	port, err := freePort()
+func (b *kv) iperf(ctx context.Context, name string) (string, error) {
+	addr, err := harness.FreeAddr()
 	if err != nil {
 		return "", err
 	}
-	server := exec.CommandContext(ctx, "iperf3", "-s", "-1", "-p", port, "-B", "127.0.0.1", "--forceflush")
-	out, err := server.StdoutPipe()
-	if err == nil {
-		err = server.Start()
-	}
+	_, port, _ := net.SplitHostPort(addr)
+	server, _, _, err := b.Saying(ctx, "Server listening", harness.Spec{Name: name, Argv: []string{"iperf3", "-s", "-1", "-p", port, "-B", "127.0.0.1", "--forceflush"}})
 	if err != nil {
 		return "", err
 	}
-	defer func() {
-		cancel()
-		_ = server.Wait() // it ends after one client, or is killed
-	}()
-	for lines := bufio.NewScanner(out); lines.Scan() && !strings.Contains(lines.Text(), "listening"); {
-	}
+	defer server.Kill() // it ends after one client
 	var r struct {
 		End struct {
 			Received struct {
@@ -160,58 +286,10 @@ func (b *bench) iperf(ctx context.Context, name string) (string, error) {
 			} `json:"sum_received"`
 		} `json:"end"`
 	}
-	if err := b.output(ctx, &r, nil, "iperf3", "-c", "127.0.0.1", "-p", port, "-t", "1", "-P", strconv.Itoa(b.connections), "-J"); err != nil {
+	if _, err := b.Output(ctx, 20*time.Second, &r, nil, "iperf3", "-c", "127.0.0.1", "-p", port, "-t", "1", "-P", strconv.Itoa(b.connections), "-J"); err != nil {
 		return "", err
 	}
 	gbs := r.End.Received.Bits / 8e9
 	b.note(name, "gb_s", gbs)
 	return fmt.Sprintf("%.2f GB/s", gbs), nil
-}
-
-func freePort() (string, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer ln.Close()
-	_, port, err := net.SplitHostPort(ln.Addr().String())
-	return port, err
-}
-
-// output runs a program and reads the JSON that it prints; what it printed
-// goes to the log.
-func (b *bench) output(ctx context.Context, to any, env []string, name string, args ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Env, cmd.WaitDelay = append(os.Environ(), env...), time.Second
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
-	b.logf("$ %s %s %s\n%s", strings.Join(env, " "), name, strings.Join(args, " "), compact(stdout.Bytes()))
-	if err == nil {
-		err = json.Unmarshal(stdout.Bytes(), to)
-	}
-	if err != nil {
-		b.logf("%s", stderr.Bytes())
-		return fmt.Errorf("%w: %s", err, lastLine(stderr.String()))
-	}
-	return nil
-}
-
-// compact puts JSON on one line; iperf3's, which is long, is cut.
-func compact(b []byte) string {
-	var c bytes.Buffer
-	if json.Compact(&c, b) != nil {
-		return string(b)
-	}
-	if s := c.String(); len(s) <= 4096 {
-		return s
-	}
-	return c.String()[:4096] + " …"
-}
-
-func lastLine(s string) string {
-	s = strings.TrimSpace(s)
-	return s[strings.LastIndexByte(s, '\n')+1:]
 }

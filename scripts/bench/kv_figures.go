@@ -10,9 +10,8 @@ import (
 )
 
 const (
-	model   = "256 MiB as 16 KiB blocks, shuffled; 16 layers, 2 KV heads of 128 bf16"
-	small   = "256 KiB as 16 KiB blocks, one at a time"
-	command = "scripts/bench-kv"
+	kvLoad      = "256 MiB as 16 KiB blocks, shuffled; 16 layers, 2 KV heads of 128 bf16"
+	kvLoadSmall = "256 KiB as 16 KiB blocks, one at a time"
 )
 
 // series are the rounds' values of one thing, under the name it is shown by.
@@ -21,7 +20,7 @@ type series struct {
 	v    []float64
 }
 
-func (b *bench) of(step, what string) series { return series{step, b.values[step+"/"+what]} }
+func (b *kv) of(step, what string) series { return series{step, b.values[step+"/"+what]} }
 
 // best picks the series with the highest median, or the lowest.
 func best(lowest bool, all ...series) series {
@@ -38,7 +37,7 @@ func best(lowest bool, all ...series) series {
 }
 
 // each is what of several steps.
-func (b *bench) each(what string, steps ...string) (out []series) {
+func (b *kv) each(what string, steps ...string) (out []series) {
 	for _, s := range steps {
 		out = append(out, b.of(s, what))
 	}
@@ -46,7 +45,7 @@ func (b *bench) each(what string, steps ...string) (out []series) {
 }
 
 // figures makes every figure whose values are there, and names the others.
-func (b *bench) figures() (out []figures.Figure, missing []string) {
+func (b *kv) figures() (out []figures.Figure, missing []string) {
 	add := func(f figures.Figure, ours, peer series) {
 		if len(ours.v) == 0 || len(peer.v) == 0 {
 			missing = append(missing, f.Name)
@@ -54,7 +53,6 @@ func (b *bench) figures() (out []figures.Figure, missing []string) {
 		}
 		n := min(len(ours.v), len(peer.v))
 		beside := f.Spread
-		f.Command = command
 		f.Peer = strings.ReplaceAll(f.Peer, "$", b.shown(peer.name))
 		f = f.Ratios(ours.v[:n], peer.v[:n])
 		f.Spread += fmt.Sprintf("; best rounds %.3f", bestRatio(f.Unit == "GB/s", ours.v, peer.v))
@@ -64,7 +62,7 @@ func (b *bench) figures() (out []figures.Figure, missing []string) {
 		out = append(out, f)
 	}
 	speed := func(name, what string, step string, peer series, peerName, beside string) {
-		add(figures.Figure{Name: name, Unit: "GB/s", Model: model, Peer: peerName, Spread: beside}, b.of(step, what), peer)
+		add(figures.Figure{Name: name, Unit: "GB/s", Model: kvLoad, Peer: peerName, Spread: beside}, b.of(step, what), peer)
 	}
 	// The limits of both of our processes' runs: the same memory, the same time.
 	memcpy := best(false, series{"one run of 256 MiB", b.of(stepSHM, kvbench.RunMemcpy).v},
@@ -84,7 +82,7 @@ func (b *bench) figures() (out []figures.Figure, missing []string) {
 			name, step string
 			peers      []string
 		}{{"tcp", stepTCP, append([]string{stepMoon}, nixlTCP...)}, {"shm", stepSHM, nixlSHM}} {
-			add(figures.Figure{Name: "kv." + l.name + "_latency_ratio." + q, Unit: "µs", Model: small, Peer: "best peer, from posting: $",
+			add(figures.Figure{Name: "kv." + l.name + "_latency_ratio." + q, Unit: "µs", Model: kvLoadSmall, Peer: "best peer, from posting: $",
 				Spread: b.settings("µs", what, l.peers...) + "; from asking, as ours: " + b.settings("µs", "exchange_"+what, l.peers...)},
 				b.of(l.step, what), best(true, b.each(what, l.peers...)...))
 		}
@@ -98,7 +96,7 @@ func (b *bench) figures() (out []figures.Figure, missing []string) {
 		for i := range min(len(on.v), len(off.v)) {
 			cost.v, limits.v = append(cost.v, 100*(1-on.v[i]/off.v[i])), append(limits.v, d.limit)
 		}
-		add(figures.Figure{Name: "kv.digest_cost_pct." + d.name, Unit: "% of throughput", Model: model, Peer: fmt.Sprintf("limit: %.0f %% below digests off in the same run", d.limit),
+		add(figures.Figure{Name: "kv.digest_cost_pct." + d.name, Unit: "% of throughput", Model: kvLoad, Peer: fmt.Sprintf("limit: %.0f %% below digests off in the same run", d.limit),
 			Spread: b.medians("GB/s", on, "checked", off, "off")}, cost, limits)
 	}
 	for _, h := range []struct{ name, step, peer string }{{"kv.handshake_ms", stepTCP, nixlTCP[0]}, {"kv.handshake_ms.shm", stepSHM, nixlSHM[0]}} {
@@ -117,7 +115,7 @@ func bestRatio(most bool, ours, peer []float64) float64 {
 }
 
 // copies is every flavour of memcpy, with what ours over shared memory is of it.
-func (b *bench) copies(ours string) string {
+func (b *kv) copies(ours string) string {
 	var out []string
 	for _, s := range []series{{"Go, one run", b.of(stepSHM, kvbench.RunMemcpy).v}, {"Go, the same blocks", b.of(stepSHM, kvbench.RunScattered).v},
 		{"libc, one run", b.of(stepLibc, "gb_s").v}} {
@@ -131,7 +129,7 @@ func (b *bench) copies(ours string) string {
 }
 
 // shown is a step's version and settings, where it has any.
-func (b *bench) shown(name string) string {
+func (b *kv) shown(name string) string {
 	if v := b.versions[name]; v != "" {
 		return v
 	}
@@ -139,7 +137,7 @@ func (b *bench) shown(name string) string {
 }
 
 // settings lists the medians of steps that were not the best, too.
-func (b *bench) settings(unit, what string, steps ...string) string {
+func (b *kv) settings(unit, what string, steps ...string) string {
 	var pairs []any
 	for _, s := range steps {
 		pairs = append(pairs, b.of(s, what), s)
@@ -148,7 +146,7 @@ func (b *bench) settings(unit, what string, steps ...string) string {
 }
 
 // medians writes pairs of a series and a name as "name median, …".
-func (b *bench) medians(unit string, pairs ...any) string {
+func (b *kv) medians(unit string, pairs ...any) string {
 	var out []string
 	for i := 0; i+1 < len(pairs); i += 2 {
 		if s := pairs[i].(series); len(s.v) > 0 {

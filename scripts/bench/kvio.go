@@ -1,94 +1,121 @@
-// Command benchkvio measures the SSD tier (xpyd bench kvio) and fio's direct
-// I/O with the same unit, depth and amount, in turn; see scripts/bench-kvio.
 package main
 
 import (
-	"encoding/json"
+	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/internal/figures"
 	"github.com/xpyd/xpyd/internal/kvbench"
+	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-func main() {
-	bin := flag.String("xpyd", "", "the binary")
-	dir := flag.String("dir", "", "a folder on the file system to measure")
-	total := flag.String("total", "2GiB", "bytes a run")
-	rounds := flag.Int("n", 7, "rounds")
-	out := flag.String("out", "bench", "where results go")
-	flag.Parse()
-	if err := run(*bin, *dir, *total, *rounds, *out); err != nil {
-		fmt.Fprintln(os.Stderr, "benchkvio:", err)
-		os.Exit(1)
+// kvioBench measures the SSD tier (xpyd bench kvio), by io_uring and by pread, and fio's
+// direct I/O with the same unit, depth and amount, in turn.
+type kvioBench struct {
+	*harness.Bench
+	on, total string
+	dir       string // on the file system that is measured
+}
+
+func (b *kvioBench) flags(f *flag.FlagSet) {
+	f.StringVar(&b.on, "dir", os.TempDir(), "a folder on the file system to measure")
+	f.StringVar(&b.total, "total", "2GiB", "bytes a run, in units of 2 MiB")
+}
+
+func (b *kvioBench) open(ctx context.Context) (err error) {
+	if err := harness.Install(ctx, "fio", "fio"); err != nil {
+		return err
 	}
+	b.dir, err = os.MkdirTemp(b.on, "kvio")
+	return err
+}
+
+func (b *kvioBench) close() error {
+	if b.dir == "" {
+		return nil
+	}
+	return os.RemoveAll(b.dir)
+}
+
+// parts are sizes of units: usual ones (8B in bf16), which kv.ssd_io: auto moves by pread,
+// and small ones (a slice of it, or FP8), by io_uring.
+func (b *kvioBench) parts() []part {
+	of := func(unit, suffix, total string, auto tier.IO) part {
+		return part{unit, func(ctx context.Context) error { return b.measure(ctx, unit, suffix, total, auto) }}
+	}
+	return []part{of("2MiB", "", b.total, tier.IOPread), of("64KiB", ".64k", "512MiB", tier.IOUring)}
 }
 
 const depth = 16
 
-// size is a size of units that is measured: usual ones (8B in bf16), and small
-// ones (a slice of it, or FP8). auto is the way that kv.ssd_io: auto takes.
-type size struct {
-	unit, total, suffix string
-	auto                int // of ways
+// rates are GB/s and processor seconds a GB of all rounds.
+type rates struct{ rate, cpu []float64 }
+
+func (r *rates) add(rate, cpu float64) { r.rate, r.cpu = append(r.rate, rate), append(r.cpu, cpu) }
+
+func (r *rates) last() string {
+	n := len(r.rate) - 1
+	return fmt.Sprintf("%.3f (%.2f)", r.rate[n], r.cpu[n])
 }
 
-func run(bin, dir, total string, rounds int, out string) error {
-	book, err := figures.Open(out, "kvio")
+func (b *kvioBench) measure(ctx context.Context, unit, suffix, total string, auto tier.IO) error {
+	xpyd, err := b.Binary(ctx)
 	if err != nil {
 		return err
 	}
-	defer book.Close()
-	for _, s := range []size{{"2MiB", total, "", 1}, {"64KiB", "512MiB", ".64k", 0}} {
-		if err := s.measure(book, bin, dir, rounds); err != nil {
-			return err
+	directions := []string{"write", "read"}
+	got := map[string]*rates{} // by direction and way: "write fio"
+	for _, d := range directions {
+		for _, way := range []string{string(tier.IOUring), string(tier.IOPread), "fio"} {
+			got[d+" "+way] = &rates{}
 		}
 	}
-	return nil
-}
-
-func (s *size) measure(book *figures.Book, bin, dir string, rounds int) error {
-	var ours [2]direction // by ways
-	var peer direction
-	for n := range rounds {
-		for i, by := range ways {
-			r, err := s.ours(bin, filepath.Join(dir, "tier"), by)
+	for round := range b.Rounds {
+		for _, way := range []tier.IO{tier.IOUring, tier.IOPread} {
+			var l kvbench.Links
+			if _, err := b.Output(ctx, 10*time.Minute, &l, nil, xpyd, "bench", "kvio", "--device", "none", "--ssd-dir", filepath.Join(b.dir, "tier"), "--unit", unit, "--total", total,
+				"--depth", fmt.Sprint(depth), "--io", string(way), "--json"); err != nil {
+				return err
+			}
+			if len(l.SSD) != 1 {
+				return fmt.Errorf("xpyd bench kvio: %d sizes of a unit, want one", len(l.SSD))
+			}
+			got["write "+string(way)].add(l.SSD[0].Write, l.SSD[0].WriteCPU)
+			got["read "+string(way)].add(l.SSD[0].Read, l.SSD[0].ReadCPU)
+		}
+		for i, job := range []string{"write", "randread"} {
+			rate, cpu, err := b.fio(ctx, job, unit, total)
 			if err != nil {
 				return err
 			}
-			ours[i].add(r.Write, r.Read, r.WriteCPU, r.ReadCPU)
+			got[directions[i]+" fio"].add(rate, cpu)
 		}
-		var f [2]fioJob
-		for i, rw := range []string{"write", "randread"} {
-			var err error
-			if f[i], err = s.fio(filepath.Join(dir, "fio"), rw); err != nil {
-				return err
-			}
+		var said []string
+		for _, d := range directions {
+			said = append(said, fmt.Sprintf("%s %s, %s, fio %s", d, got[d+" io_uring"].last(), got[d+" pread"].last(), got[d+" fio"].last()))
 		}
-		peer.add(f[0].rate, f[1].rate, f[0].cpu, f[1].cpu)
-		line := fmt.Sprintf("%s, round %d: write %s, %s, fio %s; read %s, %s, fio %s", s.unit, n+1,
-			ours[0].say(0, n), ours[1].say(0, n), peer.say(0, n), ours[0].say(1, n), ours[1].say(1, n), peer.say(1, n))
-		book.Logf("%s (io_uring, pread; GB/s and processor seconds a GB)", line)
-		fmt.Fprintln(os.Stdout, line)
+		b.Sayf("%s, round %d: %s (io_uring, pread; GB/s and processor seconds a GB)", unit, round+1, strings.Join(said, "; "))
 	}
 	const fioPeer = "fio, io_uring, direct=1, the same size and depth"
-	for i, name := range []string{"write", "read"} {
+	for _, d := range directions {
+		ring, pread := got[d+" io_uring"], got[d+" pread"]
 		for _, f := range []struct {
 			name, unit, peer string
 			ours, peers      []float64
 		}{
-			{"hicache.ssd_ratio.", "GB/s", fioPeer, ours[s.auto].rate[i], peer.rate[i]},
-			{"hicache.ssd_uring_gbs.", "GB/s", "ours by pread", ours[0].rate[i], ours[1].rate[i]},
-			{"hicache.ssd_uring_cpu_s_gb.", "s a GB", "ours by pread", ours[0].cpu[i], ours[1].cpu[i]},
+			{"hicache.ssd_ratio.", "GB/s", fioPeer, got[d+" "+string(auto)].rate, got[d+" fio"].rate},
+			{"hicache.ssd_uring_gbs.", "GB/s", "ours by pread", ring.rate, pread.rate},
+			{"hicache.ssd_uring_cpu_s_gb.", "s a GB", "ours by pread", ring.cpu, pread.cpu},
 		} {
-			fig := figures.Figure{Name: f.name + name + s.suffix, Unit: f.unit, Peer: f.peer, Command: "scripts/bench-kvio",
-				Model: fmt.Sprintf("%s units, %d at a time, %s", s.unit, depth, s.total)}
-			if err := book.Add(fig.Ratios(f.ours, f.peers)); err != nil {
+			fig := figures.Figure{Name: f.name + d + suffix, Unit: f.unit, Peer: f.peer, Model: fmt.Sprintf("%s units, %d at a time, %s", unit, depth, total)}
+			if err := b.Add(fig.Ratios(f.ours, f.peers)); err != nil {
 				return err
 			}
 		}
@@ -96,55 +123,11 @@ func (s *size) measure(book *figures.Book, bin, dir string, rounds int) error {
 	return nil
 }
 
-// ways are what is compared with each other and with fio.
-var ways = []tier.IO{tier.IOUring, tier.IOPread}
-
-// direction is what all rounds came to, writing and reading: GB/s, and
-// processor seconds a GB.
-type direction struct{ rate, cpu [2][]float64 }
-
-func (d *direction) add(write, read, writeCPU, readCPU float64) {
-	for i, v := range [2]float64{write, read} {
-		d.rate[i] = append(d.rate[i], v)
-	}
-	for i, v := range [2]float64{writeCPU, readCPU} {
-		d.cpu[i] = append(d.cpu[i], v)
-	}
-}
-
-func (d *direction) say(i, n int) string {
-	return fmt.Sprintf("%.3f (%.2f)", d.rate[i][n], d.cpu[i][n])
-}
-
-func (s *size) ours(bin, dir string, by tier.IO) (r kvbench.SSD, err error) {
-	b, err := exec.Command(bin, "bench", "kvio", "--device", "none", "--ssd-dir", dir, "--unit", s.unit, "--total", s.total, "--depth", fmt.Sprint(depth), "--io", string(by), "--json").Output()
-	if err != nil {
-		return r, fmt.Errorf("xpyd bench kvio: %w", err)
-	}
-	var l kvbench.Links
-	if err = json.Unmarshal(b, &l); err == nil && len(l.SSD) != 1 {
-		err = fmt.Errorf("xpyd bench kvio: %d sizes of a unit, want one", len(l.SSD))
-	}
-	if err != nil {
-		return r, err
-	}
-	return l.SSD[0], nil
-}
-
-// fioJob is one job's GB/s and processor seconds a GB.
-type fioJob struct{ rate, cpu float64 }
-
-// fio runs one job over a file of its own. The file is laid out by the write
-// job and read by the read job.
-func (s *size) fio(path, rw string) (j fioJob, err error) {
-	b, err := exec.Command("fio", "--name=x", "--filename="+path, "--rw="+rw, "--bs="+strings.TrimSuffix(s.unit, "iB"), "--size="+strings.TrimSuffix(s.total, "iB"), "--direct=1", "--ioengine=io_uring",
-		fmt.Sprintf("--iodepth=%d", depth), "--randrepeat=1", "--fallocate=none", "--unlink=0", "--output-format=json").Output()
-	if err != nil {
-		return j, fmt.Errorf("fio %s: %w: %s", rw, err, b)
-	}
+// fio runs one job over a file of its own, which the write job lays out and the read job
+// removes: GB/s, and processor seconds a GB.
+func (b *kvioBench) fio(ctx context.Context, job, unit, total string) (rate, cpu float64, err error) {
 	type way struct {
-		BW    float64 `json:"bw_bytes"`
-		Bytes float64 `json:"io_bytes"`
+		BW float64 `json:"bw_bytes"`
 	}
 	var r struct {
 		Jobs []struct {
@@ -153,14 +136,17 @@ func (s *size) fio(path, rw string) (j fioJob, err error) {
 			System      float64 `json:"sys_cpu"`
 		}
 	}
-	if err := json.Unmarshal(b, &r); err != nil || len(r.Jobs) != 1 {
-		return j, fmt.Errorf("fio's answer: %v", err)
+	file := filepath.Join(b.dir, "fio")
+	if _, err := b.Output(ctx, 10*time.Minute, &r, nil, "fio", "--name=x", "--filename="+file, "--rw="+job, "--bs="+strings.TrimSuffix(unit, "iB"), "--size="+strings.TrimSuffix(total, "iB"),
+		"--direct=1", "--ioengine=io_uring", fmt.Sprintf("--iodepth=%d", depth), "--randrepeat=1", "--fallocate=none", "--unlink=0", "--output-format=json"); err != nil {
+		return 0, 0, err
 	}
-	w := r.Jobs[0].Read
-	if rw == "write" {
-		w = r.Jobs[0].Write
-	} else {
-		err = os.Remove(path) // the next round lays it out anew, as ours does
+	if len(r.Jobs) != 1 {
+		return 0, 0, errors.New("fio reports no job")
 	}
-	return fioJob{w.BW / 1e9, (r.Jobs[0].User + r.Jobs[0].System) / 100 * 1e9 / w.BW}, err
+	rate = r.Jobs[0].Write.BW
+	if job == "randread" {
+		rate, err = r.Jobs[0].Read.BW, os.Remove(file)
+	}
+	return rate / 1e9, (r.Jobs[0].User + r.Jobs[0].System) / 100 * 1e9 / rate, err
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// prompt is n bytes of words.
-func prompt(n int) string {
+// words is a prompt of n bytes.
+func words(n int) string {
 	var b strings.Builder
 	for i := 0; b.Len() < n; i++ {
 		fmt.Fprintf(&b, "word%d of the story ", i%977)
@@ -23,32 +23,33 @@ func prompt(n int) string {
 	return b.String()[:n]
 }
 
-func body(prompt string, stream bool, chunks int, user string) string {
+// completion is the body of a request that the mock engine answers: see pacePrefix for user.
+func completion(prompt string, stream bool, chunks int, user string) string {
 	return fmt.Sprintf(`{"model":"m","stream":%v,"max_tokens":%d,"user":%q,"prompt":%q}`, stream, chunks, user, prompt)
 }
 
-// request is the bytes of one POST.
-func request(path, body string) []byte {
+// post is the bytes of one POST.
+func post(path, body string) []byte {
 	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", path, len(body), body)
 }
 
-// client is one keep-alive connection.
-type client struct {
+// rawClient is one keep-alive connection: it costs less than any HTTP client.
+type rawClient struct {
 	conn net.Conn
 	r    *bufio.Reader
 	resp fasthttp.Response
 }
 
-func dial(addr string) (*client, error) {
+func dial(addr string) (*rawClient, error) {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	return &client{conn: c, r: bufio.NewReaderSize(c, 16<<10)}, nil
+	return &rawClient{conn: c, r: bufio.NewReaderSize(c, 16<<10)}, nil
 }
 
 // do sends the request and reads the whole answer.
-func (c *client) do(req []byte) error {
+func (c *rawClient) do(req []byte) error {
 	if err := c.conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		return err
 	}
@@ -107,9 +108,9 @@ func drive(addr string, conns, n int, reqs ...[]byte) (time.Duration, error) {
 }
 
 // latencies are the seconds of n requests sent one after the other, each to
-// all addresses in turn.
+// all addresses in turn; a tenth more of them come first, to warm up.
 func latencies(n int, req [][]byte, addrs ...string) ([]float64, error) {
-	var clients []*client
+	var clients []*rawClient
 	for _, a := range addrs {
 		c, err := dial(a)
 		if err != nil {
@@ -126,15 +127,15 @@ func latencies(n int, req [][]byte, addrs ...string) ([]float64, error) {
 				return nil, err
 			}
 		}
-		if i >= n/10 { // warm
+		if i >= n/10 {
 			out = append(out, time.Since(start).Seconds())
 		}
 	}
 	return out, nil
 }
 
-// delays reads one paced stream and gives each chunk's age in seconds.
-func delays(c *client, req []byte, each func(float64)) error {
+// chunkAges reads one paced stream and gives each chunk's age in seconds.
+func chunkAges(c *rawClient, req []byte, each func(float64)) error {
 	if err := c.conn.SetDeadline(time.Now().Add(3 * time.Minute)); err != nil {
 		return err
 	}
@@ -147,7 +148,7 @@ func delays(c *client, req []byte, each func(float64)) error {
 			return err
 		}
 		if first && !bytes.Contains(line, []byte(" 200 ")) {
-			rest, _ := c.r.Peek(c.r.Buffered()) // they are there
+			rest, _ := c.r.Peek(c.r.Buffered()) // cannot fail
 			return fmt.Errorf("it answers %s%s", line, rest)
 		}
 		if bytes.HasPrefix(line, []byte("data: [DONE]")) {

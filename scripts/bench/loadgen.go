@@ -1,42 +1,83 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
+	"context"
+	"flag"
 	"fmt"
 	"os"
-	"os/exec"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/figures"
 	"github.com/xpyd/xpyd/internal/loadgen/report"
+	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
+
+// loadgen measures `xpyd bench` itself: what a request costs it beside net/http's and
+// fasthttp's clients, what rate and how many streams it sustains, and whether its figures
+// agree with those of aiperf (https://pypi.org/project/aiperf/) on the same server.
+type loadgen struct {
+	*harness.Bench
+	venv, tokenizer string
+	aiperf          string // the program; "" leaves the comparison out
+}
+
+func (b *loadgen) flags(f *flag.FlagSet) {
+	f.StringVar(&b.venv, "venv", "", "Python environment with aiperf, made if it is not there (the user's cache)")
+	f.StringVar(&b.tokenizer, "tokenizer", "internal/model/stories260k", "Hugging Face directory for aiperf")
+}
+
+func (b *loadgen) parts() []part {
+	return []part{{"cost", b.cost}, {"rate", b.rate}, {"streams", b.streams}, {"aiperf", b.compare}}
+}
+
+func (b *loadgen) open(ctx context.Context) error {
+	if _, err := b.Binary(ctx); err != nil || !b.Wants("aiperf") {
+		return err
+	}
+	venv, err := harness.Python{Venv: b.venv, Name: "aiperf", Imports: "aiperf", Pip: [][]string{{"aiperf==0.13.0"}}}.Open(ctx)
+	b.aiperf = filepath.Join(venv, "bin", "aiperf")
+	return err
+}
+
+// server starts a program that says "listening URL".
+func (b *loadgen) server(ctx context.Context, argv ...string) (url string, stop func(), err error) {
+	p, said, _, err := b.Saying(ctx, "listening ", harness.Spec{Name: filepath.Base(argv[0]), Argv: argv})
+	if err != nil {
+		return "", nil, err
+	}
+	url, _, _ = strings.Cut(said, " ")
+	return url, p.Kill, nil
+}
+
+// engine starts the mock engine.
+func (b *loadgen) engine(ctx context.Context, pace string) (url string, stop func(), err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", nil, err
+	}
+	return b.server(ctx, self, "engine", "127.0.0.1:0", pace)
+}
 
 // used is what a process took.
 type used struct {
-	processor, wall time.Duration
-	memory          int64 // bytes, at its peak
+	processors float64 // in the mean
+	memory     int64   // bytes, at its peak
 }
 
 // xpydBench runs `xpyd bench` and returns its report, and what it took.
-func (b *bench) xpydBench(args ...string) (*report.Report, used, error) {
-	args = append([]string{"bench", "--model", "m", "--progress", "off", "--json", "-"}, args...)
-	b.book.Logf("$ xpyd %q", args)
-	cmd := exec.CommandContext(b.ctx, b.xpyd, args...)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, os.Stderr
-	begin := time.Now()
-	if err := cmd.Run(); err != nil {
-		return nil, used{}, fmt.Errorf("%v: %w", cmd.Args, err)
-	}
-	u := used{processor: cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), wall: time.Since(begin)}
-	if r, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
-		u.memory = r.Maxrss << 10
-	}
+func (b *loadgen) xpydBench(ctx context.Context, args ...string) (*report.Report, used, error) {
 	var r report.Report
-	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+	begin := time.Now()
+	state, err := b.Output(ctx, 5*time.Minute, &r, nil, append([]string{b.XPYD, "bench", "--model", "m", "--progress", "off", "--json", "-"}, args...)...)
+	if err != nil {
 		return nil, used{}, err
+	}
+	u := used{processors: (state.UserTime() + state.SystemTime()).Seconds() / time.Since(begin).Seconds()}
+	if usage, ok := state.SysUsage().(*syscall.Rusage); ok {
+		u.memory = usage.Maxrss << 10
 	}
 	p := &r.Phases[len(r.Phases)-1]
 	if p.Requests.Failed > 0 {
@@ -46,8 +87,8 @@ func (b *bench) xpydBench(args ...string) (*report.Report, used, error) {
 }
 
 // rate asks for 5,000 requests a second.
-func (b *bench) rate() error {
-	url, stop, err := b.server(os.Args[0], "engine", "0s")
+func (b *loadgen) rate(ctx context.Context) error {
+	url, stop, err := b.engine(ctx, "burst")
 	if err != nil {
 		return err
 	}
@@ -58,19 +99,19 @@ func (b *bench) rate() error {
 		args []string
 	}{{"whole", []string{"--no-stream"}}, {"stream16", nil}} {
 		var reached, limit []float64
-		for range b.repeats {
+		for range b.Rounds {
 			args := append([]string{"--url", url, "--endpoint", "completions", "--rate", fmt.Sprint(asked), "--duration", "10s", "--ramp", "1s", "--output", "16"}, kind.args...)
-			r, u, err := b.xpydBench(args...)
+			r, u, err := b.xpydBench(ctx, args...)
 			if err != nil {
 				return err
 			}
 			p := &r.Phases[0]
-			b.logf("rate.%s: %.0f requests/s of %d asked, late by p50 %.3f p99 %.3f ms, E2E p50 %.3f p99 %.3f ms, %.2f processors, %d MiB", kind.name, p.Throughput.Requests, asked,
-				p.Latency.Late.P50, p.Latency.Late.P99, p.Latency.E2E.P50, p.Latency.E2E.P99, u.processor.Seconds()/u.wall.Seconds(), u.memory>>20)
+			b.Sayf("rate.%s: %.0f requests/s of %d asked, late by p50 %.3f p99 %.3f ms, E2E p50 %.3f p99 %.3f ms, %.2f processors, %d MiB", kind.name, p.Throughput.Requests, asked,
+				p.Latency.Late.P50, p.Latency.Late.P99, p.Latency.E2E.P50, p.Latency.E2E.P99, u.processors, u.memory>>20)
 			reached, limit = append(reached, p.Throughput.Requests), append(limit, asked)
 		}
 		f := figures.Figure{Name: "loadgen.rate." + kind.name, Unit: "requests/s", Peer: "asked for (Poisson), server on the same 2 processors", Model: "512-word prompt, 16 tokens"}
-		if err := b.add(f.Ratios(reached, limit)); err != nil {
+		if err := b.Add(f.Ratios(reached, limit)); err != nil {
 			return err
 		}
 	}
@@ -78,16 +119,16 @@ func (b *bench) rate() error {
 }
 
 // streams opens 10,000 at 4 tokens a second each.
-func (b *bench) streams() error {
+func (b *loadgen) streams(ctx context.Context) error {
 	const open, pace = 10000, 250 * time.Millisecond
-	url, stop, err := b.server(os.Args[0], "engine", pace.String())
+	url, stop, err := b.engine(ctx, pace.String())
 	if err != nil {
 		return err
 	}
 	defer stop()
 	var delay, delayLimit, memory, memoryLimit []float64
-	for range b.repeats {
-		r, u, err := b.xpydBench("--url", url, "--endpoint", "completions", "--concurrency", fmt.Sprint(open), "--duration", "30s", "--ramp", "10s", "--output", "40", "--input", "64")
+	for range b.Rounds {
+		r, u, err := b.xpydBench(ctx, "--url", url, "--endpoint", "completions", "--concurrency", fmt.Sprint(open), "--duration", "30s", "--ramp", "10s", "--output", "40", "--input", "64")
 		if err != nil {
 			return err
 		}
@@ -98,14 +139,14 @@ func (b *bench) streams() error {
 		}
 		late := p.Latency.ITL.P99 - float64(pace.Milliseconds())
 		kb := float64(u.memory) / open / 1024
-		b.logf("streams: %d open, %.0f tokens/s, gaps p50 %.1f p99 %.1f ms, %.2f processors, %.1f KiB a stream", most, p.Throughput.OutputTokens, p.Latency.ITL.P50, p.Latency.ITL.P99, u.processor.Seconds()/u.wall.Seconds(), kb)
+		b.Sayf("streams: %d open, %.0f tokens/s, gaps p50 %.1f p99 %.1f ms, %.2f processors, %.1f KiB a stream", most, p.Throughput.OutputTokens, p.Latency.ITL.P50, p.Latency.ITL.P99, u.processors, kb)
 		delay, delayLimit = append(delay, late), append(delayLimit, 50)
 		memory, memoryLimit = append(memory, kb), append(memoryLimit, 32)
 	}
 	f := figures.Figure{Name: "loadgen.streams_delay_ms", Unit: "ms", Peer: "limit: p99 of a gap over its 250 ms, server's delay included", Model: "10,000 streams at 4 tokens/s"}
-	if err := b.add(f.Ratios(delay, delayLimit)); err != nil {
+	if err := b.Add(f.Ratios(delay, delayLimit)); err != nil {
 		return err
 	}
 	f = figures.Figure{Name: "loadgen.stream_kb", Unit: "KiB", Peer: "limit: the router's of a stream", Model: "10,000 streams at 4 tokens/s; peak resident memory of the whole process"}
-	return b.add(f.Ratios(memory, memoryLimit))
+	return b.Add(f.Ratios(memory, memoryLimit))
 }

@@ -1,5 +1,3 @@
-// Command benchpeer measures the first token of a prompt whose KV lies in another
-// worker's pool beside that of the same prompt computed; see scripts/bench-peer.
 package main
 
 import (
@@ -8,107 +6,134 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/figures"
+	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// options say what to measure, and on what.
-type options struct {
-	xpyd, library string
-	gpus          []string // of the giver and of the taker; none: both on the CPU
-	model         string   // "8b" is made; else as --model
-	tokens        int      // of a prompt
-	rounds        int      // that count
-	exact         int      // more rounds on GPUs with batch_invariant, whose answers must be those computed
-	rest          time.Duration
-	dir, out      string
+// peer measures the first token of a prompt whose KV lies in the pool of another worker
+// (another process, on another GPU: CUDA IPC; on the CPU: shared memory) beside that of the
+// same prompt computed; answers are compared. XPYD_KV__PEER_BRING=off and other settings of
+// the workers' kv are handed on. Without -gpus it is a rehearsal on the CPU.
+//
+//	bench peer -gpus 0,1 -out bench   Llama-3-8B's shape: two minutes, 14 GB of -dir
+//
+// On a machine without Go: `scripts/cuda-test --pack DIR` here, `DIR/cuda-test peer` there.
+type peer struct {
+	*harness.Bench
+	library string
+	gpuList string
+	gpus    []string // of the giver and of the taker; none: both on the CPU
+	model   string   // "8b" is made; else as --model
+	tokens  int      // of a prompt
+	exact   int      // more rounds on GPUs with batch_invariant, whose answers must be those computed
+	rest    time.Duration
+	large   string // where the model is made
 }
 
-func main() {
-	runtime.LockOSThread() // children die with the thread that started them
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	var o options
-	flag.StringVar(&o.xpyd, "xpyd", "", "the binary")
-	flag.StringVar(&o.library, "library", os.Getenv("XPYD_CUDA_LIB"), "libxpyd_cuda.so")
-	gpus := flag.String("gpus", "", "the giver's GPU and the taker's, such as 0,1; none: both on the CPU")
-	flag.StringVar(&o.model, "model", "", "8b: Llama-3-8B's shape, random weights, made for it (14 GB); else as xpyd's")
-	flag.IntVar(&o.tokens, "tokens", 8192, "of a prompt")
-	flag.IntVar(&o.rounds, "n", 24, "rounds")
-	flag.IntVar(&o.exact, "exact", 3, "more rounds on GPUs, with batch_invariant")
-	flag.DurationVar(&o.rest, "rest", 400*time.Millisecond, "before each request that is timed: a GPU that has just worked is slower")
-	flag.StringVar(&o.dir, "dir", os.TempDir(), "a folder for the model and logs, which are removed")
-	flag.StringVar(&o.out, "out", "", "where results go; nowhere if empty")
-	flag.Parse()
-	o.gpus = strings.FieldsFunc(*gpus, func(r rune) bool { return r == ',' })
-	if err := run(ctx, o, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "benchpeer:", err)
-		os.Exit(1)
-	}
+func (o *peer) flags(f *flag.FlagSet) {
+	f.StringVar(&o.library, "library", os.Getenv("XPYD_CUDA_LIB"), "libxpyd_cuda.so; scripts/build-cuda makes it, if none is given")
+	f.StringVar(&o.gpuList, "gpus", "", "the giver's GPU and the taker's, such as 0,1; none: both on the CPU")
+	f.StringVar(&o.model, "model", "", "8b, which is what GPUs have: Llama-3-8B's shape, random weights, made for it (14 GB); else as xpyd's")
+	f.IntVar(&o.tokens, "tokens", 0, "of a prompt (8192, on the CPU 400)")
+	f.IntVar(&o.exact, "exact", 3, "more rounds on GPUs, with batch_invariant")
+	f.DurationVar(&o.rest, "rest", 400*time.Millisecond, "before each request that is timed: a GPU that has just worked is slower")
+	f.StringVar(&o.large, "dir", os.TempDir(), "a folder for the model, which is removed")
 }
 
-func run(ctx context.Context, o options, say io.Writer) (err error) {
-	if len(o.gpus) != 0 && len(o.gpus) != 2 {
+func (o *peer) parts() []part { return []part{{"peer", o.compare}} }
+
+func (o *peer) open(ctx context.Context) (err error) {
+	o.gpus = strings.FieldsFunc(o.gpuList, func(r rune) bool { return r == ',' })
+	switch {
+	case len(o.gpus) == 0 && o.tokens == 0:
+		o.tokens = 400
+	case len(o.gpus) == 0:
+	case len(o.gpus) != 2:
 		return fmt.Errorf("%d GPUs: two, or none", len(o.gpus))
-	}
-	for _, path := range []*string{&o.xpyd, &o.library} {
-		if *path, err = filepath.Abs(*path); err != nil {
+	default:
+		if o.tokens == 0 {
+			o.tokens = 8192
+		}
+		if o.model == "" {
+			o.model = "8b"
+		}
+		if o.library == "" {
+			o.library = filepath.Join(o.Dir, "libxpyd_cuda.so")
+			if text, err := exec.CommandContext(ctx, "scripts/build-cuda", o.library).CombinedOutput(); err != nil {
+				return fmt.Errorf("scripts/build-cuda: %w: %s", err, text)
+			}
+		}
+		if o.library, err = filepath.Abs(o.library); err != nil {
 			return err
 		}
+		if o.XPYD == "" {
+			o.XPYD = filepath.Join(o.Dir, "xpyd")
+			if err := harness.Build(ctx, ".", o.XPYD, "./cmd/xpyd", "CGO_ENABLED=1"); err != nil {
+				return err
+			}
+		}
 	}
-	dir, err := os.MkdirTemp(o.dir, "xpyd-benchpeer-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
+	o.XPYD, err = o.Binary(ctx)
+	return err
+}
+
+func (o *peer) compare(ctx context.Context) error {
 	if o.model == "8b" {
-		began := time.Now()
-		if o.model, err = makeModel(ctx, dir); err != nil {
+		dir, err := os.MkdirTemp(o.large, "xpyd-bench-model")
+		if err != nil {
 			return err
 		}
-		fmt.Fprintf(say, "a model of random weights: %.1f s\n", time.Since(began).Seconds())
+		defer os.RemoveAll(dir)
+		began := time.Now()
+		if o.model, err = make8B(ctx, dir); err != nil {
+			return err
+		}
+		o.Sayf("a model of random weights: %.1f s", time.Since(began).Seconds())
 	}
-	if o.out == "" {
-		_, err := o.measure(ctx, dir, say)
-		return err
-	}
-	book, err := figures.Open(o.out, "hicache")
-	if err != nil {
-		return err
-	}
-	defer book.Close()
-	var log strings.Builder
-	list, err := o.measure(ctx, dir, io.MultiWriter(say, &log))
-	book.Logf("%s", strings.TrimSpace(log.String()))
+	list, err := o.measure(ctx)
 	if len(o.gpus) > 0 {
-		book.On(gpuName(ctx))
+		o.Book.On(gpuName(ctx))
 	}
 	for _, f := range list {
-		err = errors.Join(err, book.Add(f))
+		err = errors.Join(err, o.Add(f))
 	}
 	return err
 }
 
+// make8B writes a model of Llama-3-8B's shape, but with the embedded model's tokens.
+func make8B(ctx context.Context, to string) (string, error) {
+	tiny, err := model.Open(ctx, "", model.Options{})
+	if err != nil {
+		return "", err
+	}
+	defer tiny.Close()
+	c := tiny.Config
+	c.Layers, c.Hidden, c.Intermediate, c.Heads, c.KVHeads, c.HeadDim = 32, 4096, 14336, 32, 8, 128
+	c.MaxPositions, c.RopeTheta, c.TiedHead = 32768, 500000, false
+	tokens, config, _ := tiny.TokenizerFiles()
+	return to, modeltest.WriteHF(to, c, modeltest.HFOptions{Seed: 1, DType: model.BF16, Shards: c.Layers,
+		Files: map[string][]byte{"tokenizer.json": tokens, "tokenizer_config.json": config}})
+}
+
 // measure runs all rounds and returns the figures, which it also prints as cuda-test reads them.
-func (o *options) measure(ctx context.Context, dir string, say io.Writer) ([]figures.Figure, error) {
-	all, err := o.series(ctx, dir, say, o.rounds, len(o.gpus) == 0)
+func (o *peer) measure(ctx context.Context) ([]figures.Figure, error) {
+	all, err := o.series(ctx, o.Rounds, len(o.gpus) == 0)
 	if err != nil {
 		return nil, err
 	}
 	note := fmt.Sprintf("in its own pool %.2f ms; the fetch %.2f ms, the engine after it %.2f ms; %s; %d of %d answers as computed, %d as the giver's from its pool; %d tries not counted: the fetch did not come",
-		figures.Median(all.pool), figures.Median(all.fetch), figures.Median(all.step), all.path, all.equal, o.rounds, all.alike, all.missed)
+		figures.Median(all.pool), figures.Median(all.fetch), figures.Median(all.step), all.path, all.equal, o.Rounds, all.alike, all.missed)
 	if len(o.gpus) > 0 && o.exact > 0 {
-		if _, err := o.series(ctx, dir, say, o.exact, true); err != nil {
+		if _, err := o.series(ctx, o.exact, true); err != nil {
 			return nil, fmt.Errorf("batch_invariant: %w", err)
 		}
 		note += fmt.Sprintf("; with batch_invariant %d of %d as computed", o.exact, o.exact)
@@ -133,14 +158,14 @@ func (o *options) measure(ctx context.Context, dir string, say io.Writer) ([]fig
 		{"hicache.peer_ttft_ratio.", "", ratio, slices.Repeat([]float64{1}, len(ratio))},
 		{"hicache.peer_ttft_ms.", "ms", all.peer, all.computed},
 	} {
-		fig := figures.Figure{Name: f.name + size, Unit: f.unit, Peer: "the same prompt computed", Command: "scripts/bench-peer",
+		fig := figures.Figure{Name: f.name + size, Unit: f.unit, Peer: "the same prompt computed",
 			Model: fmt.Sprintf("%s, %d tokens of a prompt, workers as they come", model, o.tokens)}.Ratios(f.ours, f.peers)
 		fig.Spread += "; " + note
 		line, err := json.Marshal(map[string]any{"name": fig.Name, "value": fig.Value, "unit": fig.Unit, "peer": fig.Peer, "peer_value": fig.PeerValue, "runs": fig.Runs, "spread": fig.Spread})
 		if err != nil {
 			return nil, err
 		}
-		fmt.Fprintf(say, "RESULT %s\n", line)
+		fmt.Fprintf(os.Stdout, "RESULT %s\n", line)
 		list = append(list, fig)
 	}
 	return list, nil

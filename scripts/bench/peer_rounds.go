@@ -14,10 +14,11 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// results are those of all rounds that count, in milliseconds.
-type results struct {
+// peerResults are those of all rounds that count, in milliseconds.
+type peerResults struct {
 	computed, peer, pool []float64
 	equal, alike         int       // answers over the peer's KV that are those computed, and those of the giver over its own
 	missed               int       // tries in which the fetch did not come
@@ -43,22 +44,22 @@ const low, vocabulary = 3, 512
 // series runs rounds on workers of its own. exact: answers over the giver's KV must be
 // those that the taker computes. Else they are only counted: two GPUs need not choose the
 // same kernels.
-func (o *options) series(ctx context.Context, dir string, say io.Writer, rounds int, exact bool) (*results, error) {
-	s, err := o.open(ctx, dir, exact)
+func (o *peer) series(ctx context.Context, rounds int, exact bool) (*peerResults, error) {
+	s, err := o.start(ctx, exact)
 	defer s.close()
 	if err != nil {
 		return nil, err
 	}
-	r := &results{}
+	r := &peerResults{}
 	for n := range rounds + 1 { // the first one opens the connection
 		if n == 1 {
-			*r = results{}
+			*r = peerResults{}
 		}
 		if err := s.round(ctx, r, uint64(n), exact); err != nil {
-			return nil, fmt.Errorf("round %d: %w\n%s", n, err, s.logs())
+			return nil, fmt.Errorf("round %d: %w\n%s", n, err, harness.Logs(s.procs))
 		}
 		i := len(r.peer) - 1
-		fmt.Fprintf(say, "round %d: computed %.2f ms, from the peer %.2f ms (%.4f), in its own pool %.2f ms; the fetch %.2f ms, the engine after it %.2f ms\n", n, r.computed[i], r.peer[i], r.peer[i]/r.computed[i], r.pool[i], r.fetch[i], r.step[i])
+		o.Sayf("round %d: computed %.2f ms, from the peer %.2f ms (%.4f), in its own pool %.2f ms; the fetch %.2f ms, the engine after it %.2f ms", n, r.computed[i], r.peer[i], r.peer[i]/r.computed[i], r.pool[i], r.fetch[i], r.step[i])
 	}
 	want := "giver cudaipc"
 	if len(o.gpus) == 0 {
@@ -83,7 +84,7 @@ func (o *options) series(ctx context.Context, dir string, say io.Writer, rounds 
 }
 
 // fetching is how long the taker has fetched so far, in seconds.
-func (s *site) fetching(ctx context.Context) (sum float64, err error) {
+func (s *peerSite) fetching(ctx context.Context) (sum float64, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.taker.URL+"/metrics", nil)
 	if err != nil {
 		return 0, err
@@ -99,7 +100,7 @@ func (s *site) fetching(ctx context.Context) (sum float64, err error) {
 
 // round measures one prompt: computed by the taker, fetched by it from the giver, in
 // either order, and then out of its own pool.
-func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) error {
+func (s *peerSite) round(ctx context.Context, r *peerResults, n uint64, exact bool) error {
 	rng := rand.New(rand.NewPCG(n, 1))
 	prompt := []int32{1}
 	for len(prompt) < s.o.tokens {
@@ -162,7 +163,7 @@ func (s *site) round(ctx context.Context, r *results, n uint64, exact bool) erro
 
 // fetched is cold with the giver's name. A starved machine may lose sight of the giver:
 // then the prompt is computed, which does not count.
-func (s *site) fetched(ctx context.Context, r *results, prompt []int32, hint http.Header, whole int) (a *answer, err error) {
+func (s *peerSite) fetched(ctx context.Context, r *peerResults, prompt []int32, hint http.Header, whole int) (a *answer, err error) {
 	failed := s.until(ctx, func() error {
 		if a, err = s.cold(ctx, prompt, hint); err != nil {
 			return nil
@@ -177,7 +178,7 @@ func (s *site) fetched(ctx context.Context, r *results, prompt []int32, hint htt
 }
 
 // cold asks a taker that has nothing, and has rested.
-func (s *site) cold(ctx context.Context, prompt []int32, header http.Header) (*answer, error) {
+func (s *peerSite) cold(ctx context.Context, prompt []int32, header http.Header) (*answer, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.taker.URL+"/xpyd/v1/cache/flush", nil)
 	if err != nil {
 		return nil, err
@@ -192,7 +193,7 @@ func (s *site) cold(ctx context.Context, prompt []int32, header http.Header) (*a
 
 // ask streams an answer. Token ids come in exact series only: with them goes the whole
 // prompt in front of the first token.
-func (s *site) ask(ctx context.Context, of *fleet.Member, prompt []int32, header http.Header) (*answer, error) {
+func (s *peerSite) ask(ctx context.Context, of *fleet.Member, prompt []int32, header http.Header) (*answer, error) {
 	body, err := json.Marshal(map[string]any{"prompt": prompt, "max_tokens": answerTokens, "temperature": 0, "ignore_eos": true, "return_token_ids": s.exact,
 		"stream": true, "stream_options": map[string]bool{"include_usage": true}})
 	if err != nil {

@@ -8,67 +8,55 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// site is a router, for its NATS, and two workers.
-type site struct {
-	o      *options
-	dir    string
-	procs  []*process
-	admin  string
-	token  string
-	secret trust.Secret
-	giver  *fleet.Member
-	taker  *fleet.Member
-	exact  bool // answers have to be those computed, to the token
-}
-
-type process struct {
-	cmd  *exec.Cmd
-	done chan struct{} // closed when it was waited for
+// peerSite is a router, for its NATS, and two workers.
+type peerSite struct {
+	o            *peer
+	procs        []*harness.Process
+	admin, token string
+	secret       trust.Secret
+	giver, taker *fleet.Member
+	exact        bool // answers have to be those computed, to the token
 }
 
 // patience bounds what has to come: loading a model, and a fetch on a starved machine.
 const patience = 3 * time.Minute
 
-// open starts all of it; close also what a failed one has left.
-func (o *options) open(ctx context.Context, dir string, invariant bool) (*site, error) {
-	s := &site{o: o, dir: dir, exact: invariant}
-	if err := os.RemoveAll(filepath.Join(dir, "data")); err != nil {
+// start starts all of it; close also ends what a failed start has left.
+func (o *peer) start(ctx context.Context, invariant bool) (*peerSite, error) {
+	s := &peerSite{o: o, exact: invariant}
+	data, config := filepath.Join(o.Dir, "data"), filepath.Join(o.Dir, "router.yaml")
+	if err := errors.Join(os.RemoveAll(data), os.WriteFile(config, []byte("fleet: {listen: \"127.0.0.1:0\"}\n"), 0o600)); err != nil {
 		return s, err
 	}
-	config := filepath.Join(dir, "router.yaml")
-	if err := os.WriteFile(config, []byte("fleet: {listen: \"127.0.0.1:0\"}\n"), 0o600); err != nil {
+	if err := s.run("router", nil, "router", "--config", config, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", data); err != nil {
 		return s, err
 	}
-	if err := s.start("router", nil, "router", "--config", config, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", filepath.Join(dir, "data")); err != nil {
-		return s, err
-	}
-	join := filepath.Join(dir, "data", "join-url")
+	join := filepath.Join(data, "join-url")
 	var line string
 	if err := s.until(ctx, func() (err error) {
 		for name, to := range map[string]*string{"join-url": &line, "admin-url": &s.admin, "admin-token": &s.token} {
-			text, e := os.ReadFile(filepath.Join(dir, "data", name))
+			text, e := os.ReadFile(filepath.Join(data, name))
 			*to, err = strings.TrimSpace(string(text)), errors.Join(err, e)
 		}
 		return err
 	}); err != nil {
 		return s, err
 	}
-	fleetOf, err := trust.ParseJoin(line)
+	joined, err := trust.ParseJoin(line)
 	if err != nil {
 		return s, err
 	}
-	s.secret = fleetOf.Secrets[0]
+	s.secret = joined.Secrets[0]
 	for i, id := range []string{"giver", "taker"} {
 		args := []string{"prefill", "--id", id, "--join-file", join, "--kv-load-timeout", patience.String()}
 		env := []string{"XPYD_KV__PEER_SILENCE=" + patience.String(), "XPYD_KV__DIAL_TIMEOUT=" + patience.String(), "XPYD_KV__HANDSHAKE_TIMEOUT=" + patience.String()}
@@ -77,8 +65,8 @@ func (o *options) open(ctx context.Context, dir string, invariant bool) (*site, 
 				env = append(env, e)
 			}
 		}
-		if s.o.model != "" {
-			args = append(args, "--model", s.o.model)
+		if o.model != "" {
+			args = append(args, "--model", o.model)
 		}
 		if len(o.gpus) > 0 {
 			args = append(args, "--device", "cuda", "--kv-memory", "32GiB", fmt.Sprintf("--batch-invariant=%t", invariant))
@@ -86,7 +74,7 @@ func (o *options) open(ctx context.Context, dir string, invariant bool) (*site, 
 		} else {
 			args = append(args, "--device", "cpu", "--threads", "1")
 		}
-		if err := s.start(id, env, args...); err != nil {
+		if err := s.run(id, env, args...); err != nil {
 			return s, err
 		}
 	}
@@ -98,78 +86,29 @@ func (o *options) open(ctx context.Context, dir string, invariant bool) (*site, 
 	})
 }
 
-func (s *site) start(name string, env []string, args ...string) error {
-	log, err := os.Create(filepath.Join(s.dir, name+".log"))
-	if err != nil {
-		return err
+func (s *peerSite) run(name string, env []string, args ...string) error {
+	own := slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "XPYD_") && !strings.HasPrefix(e, "XPYD_CUDA_") })
+	p, err := s.o.Bench.Start(harness.Spec{Name: name, Argv: append([]string{s.o.XPYD}, args...), Env: append(own, env...)})
+	if err == nil {
+		s.procs = append(s.procs, p)
 	}
-	defer log.Close()
-	cmd := exec.Command(s.o.xpyd, args...)
-	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(e string) bool {
-		return strings.HasPrefix(e, "XPYD_") && !strings.HasPrefix(e, "XPYD_CUDA_")
-	}), env...)
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	p := &process{cmd, make(chan struct{})}
-	s.procs = append(s.procs, p)
-	go func() {
-		_ = cmd.Wait() // its log says more
-		close(p.done)
-	}()
-	return nil
+	return err
 }
 
 // close ends the processes, the router last.
-func (s *site) close() {
+func (s *peerSite) close() {
 	for _, p := range slices.Backward(s.procs) {
-		_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may be gone
-		late := time.AfterFunc(20*time.Second, func() { _ = p.cmd.Process.Kill() })
-		<-p.done
-		late.Stop()
+		_ = p.Stop() // what counts was measured before
 	}
 	s.procs = nil
 }
 
-// logs are the ends of what the processes said.
-func (s *site) logs() (text string) {
-	for _, name := range []string{"router", "giver", "taker"} {
-		raw, err := os.ReadFile(filepath.Join(s.dir, name+".log"))
-		if err != nil {
-			continue
-		}
-		text += fmt.Sprintf("--- %s\n%s", name, raw[max(0, len(raw)-2000):])
-	}
-	return text
+// until tries f until it succeeds, within patience, and while all processes run.
+func (s *peerSite) until(ctx context.Context, f func() error) error {
+	return harness.Until(ctx, patience, f, s.procs...)
 }
 
-// until tries f until it returns nil, within patience, and while all processes run.
-func (s *site) until(ctx context.Context, f func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for {
-		err := f()
-		if err == nil {
-			return nil
-		}
-		for _, p := range s.procs {
-			select {
-			case <-p.done:
-				return fmt.Errorf("%s has ended: %w\n%s", p.cmd.Args[1], err, s.logs())
-			default:
-			}
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %w\n%s", ctx.Err(), err, s.logs())
-		}
-	}
-}
-
-func (s *site) member(id string) (*fleet.Member, error) {
+func (s *peerSite) member(id string) (*fleet.Member, error) {
 	req, err := http.NewRequest(http.MethodGet, s.admin+"/admin/v1/instances", nil)
 	if err != nil {
 		return nil, err
@@ -188,7 +127,7 @@ func (s *site) member(id string) (*fleet.Member, error) {
 }
 
 // show gives a request to a worker the fleet's token for it.
-func (s *site) show(req *http.Request, m *fleet.Member) {
+func (s *peerSite) show(req *http.Request, m *fleet.Member) {
 	req.Header.Set(trust.Header, s.secret.Token(trust.HTTP, trust.Member(m.ID, m.Epoch)))
 }
 

@@ -14,15 +14,14 @@ import (
 func TestMain(m *testing.M) { os.Exit(cluster.Main(m)) }
 
 // TestOnCPU: the whole way between two workers on the CPU, which share memory; every
-// answer is the one computed, and the figures are in the book.
+// answer is the one computed, the figures are in the book, and nothing is left behind.
 func TestOnCPU(t *testing.T) {
 	dir := t.TempDir()
-	o := options{xpyd: cluster.Binary(t), tokens: 400, rounds: 2, dir: dir, out: dir}
-	var said strings.Builder
-	if err := run(t.Context(), o, &said); err != nil {
-		t.Fatalf("%v\n%s", err, said.String())
+	t.Setenv("TMPDIR", dir)
+	binary := cluster.Binary(t)
+	if err := run(t.Context(), []string{"peer", "-xpyd", binary, "-rounds", "2", "-rest", "0s", "-out", dir}, t.Output()); err != nil {
+		t.Fatal(err)
 	}
-	t.Log(said.String())
 	raw, err := os.ReadFile(filepath.Join(dir, "results/hicache.jsonl"))
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +38,10 @@ func TestOnCPU(t *testing.T) {
 		list[0].Value <= 0 || list[1].PeerValue <= 0 || !strings.Contains(list[0].Spread, "giver shm; 2 of 2 answers as computed") {
 		t.Errorf("%s", raw)
 	}
-	if left, err := filepath.Glob(filepath.Join(dir, "xpyd-benchpeer-*")); err != nil || len(left) > 0 {
+	if list[0].Command != "go run ./scripts/bench peer -rest 0s -rounds 2" {
+		t.Errorf("command %q", list[0].Command)
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "xpyd-bench*")); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }

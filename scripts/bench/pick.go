@@ -1,8 +1,7 @@
-// Command benchpick measures the router's choice in a large fleet beside that
-// in a small one; scripts/bench-pick runs it.
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -10,7 +9,6 @@ import (
 	"runtime"
 	"runtime/pprof"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +20,7 @@ import (
 	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/router/index"
 	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
 const (
@@ -42,7 +41,7 @@ func token(conversation, at int) uint32 {
 	return uint32(x*0x94d049bb133111eb>>40) % 128_000
 }
 
-func prompt(buf []uint32, conversation, tokens int) []uint32 {
+func tokensOf(buf []uint32, conversation, tokens int) []uint32 {
 	buf = buf[:0]
 	for at := range tokens {
 		buf = append(buf, token(conversation, at))
@@ -50,8 +49,8 @@ func prompt(buf []uint32, conversation, tokens int) []uint32 {
 	return buf
 }
 
-// site is one fleet with its index, picker and churn.
-type site struct {
+// pickSite is one fleet with its index, picker and churn.
+type pickSite struct {
 	workers int
 	index   *index.Index
 	picker  *pick.Picker
@@ -79,8 +78,8 @@ func (s *source) hash(id, block int) uint64 {
 	return (uint64(id)<<16 | uint64(block)) * 0x9e3779b97f4a7c15
 }
 
-func newSite(workers int, blocks int64) *site {
-	s := &site{workers: workers, index: index.New(blocks * 2 * index.BlockBytes), rnd: rand.New(rand.NewPCG(7, uint64(workers)))}
+func newPickSite(workers int, blocks int64) *pickSite {
+	s := &pickSite{workers: workers, index: index.New(blocks * 2 * index.BlockBytes), rnd: rand.New(rand.NewPCG(7, uint64(workers)))}
 	cfg := pick.DefaultConfig()
 	cfg.Policy, cfg.SlowStart = pick.KVEvents, 0
 	s.picker = pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
@@ -101,7 +100,7 @@ func newSite(workers int, blocks int64) *site {
 	return s
 }
 
-func (s *site) newSource(i int) *source {
+func (s *pickSite) newSource(i int) *source {
 	m := &s.members[i]
 	role := index.Prefill
 	if m.Role == fleet.Decode {
@@ -111,10 +110,10 @@ func (s *site) newSource(i int) *source {
 }
 
 // talk stores one more conversation on a worker.
-func (s *site) talk(worker int, buf []uint32) []uint32 {
+func (s *pickSite) talk(worker int, buf []uint32) []uint32 {
 	src, conv := s.sources[worker], s.next
 	s.next++
-	buf = prompt(buf, conv, (shared+own)*size)
+	buf = tokensOf(buf, conv, (shared+own)*size)
 	sys := conv % systems
 	ev := kvevents.Event{BlockSize: size, Tokens: buf}
 	from := 0
@@ -136,7 +135,7 @@ func (s *site) talk(worker int, buf []uint32) []uint32 {
 }
 
 // drop removes a worker's oldest conversation.
-func (s *site) drop(worker int) {
+func (s *pickSite) drop(worker int) {
 	src := s.sources[worker]
 	if len(src.convs) < 2 {
 		return
@@ -149,7 +148,7 @@ func (s *site) drop(worker int) {
 	src.Apply(&kvevents.Batch{Events: []kvevents.Event{ev}})
 }
 
-func (s *site) publish() {
+func (s *pickSite) publish() {
 	s.version++
 	snap := fleet.NewSnapshot(s.version, time.Time{}, slices.Clone(s.members))
 	s.snap.Store(snap)
@@ -159,7 +158,7 @@ func (s *site) publish() {
 // churn changes the fleet and the caches, at the same rate for every fleet,
 // until stop: 20 changes of membership and 200 conversations come and gone a
 // second, and in a fleet where that is a small part of it one whole restart.
-func (s *site) churn(stop <-chan struct{}) {
+func (s *pickSite) churn(stop <-chan struct{}) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	var buf []uint32
@@ -207,15 +206,15 @@ func threadTime() time.Duration {
 }
 
 // measure makes picks and notes how long each took.
-func (s *site) measure(n int, rnd *rand.Rand, held *[]*pick.Choice) error {
+func (s *pickSite) measure(n int, rnd *rand.Rand, held *[]*pick.Choice) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var buf []uint32
 	newest := s.next
 	for range n {
 		conv := newest - 1 - rnd.IntN(newest*9/10)
-		buf = prompt(buf, conv, (shared+own)*size-rnd.IntN(own*size)) // from an early turn to the last
-		buf = append(buf, prompt(nil, 1<<40+conv, 40)...)
+		buf = tokensOf(buf, conv, (shared+own)*size-rnd.IntN(own*size)) // from an early turn to the last
+		buf = append(buf, tokensOf(nil, 1<<40+conv, 40)...)
 		start, cpu := time.Now(), threadTime()
 		req := pick.Request{Model: "m", Tokens: len(buf), Output: 200, Seqs: 1, Tokenized: true}
 		for _, h := range s.index.Match(&index.Query{Model: "m", Tokens: buf}) {
@@ -238,14 +237,14 @@ func (s *site) measure(n int, rnd *rand.Rand, held *[]*pick.Choice) error {
 	return nil
 }
 
-func (s *site) round() {
-	sum := 0.0
+// round ends one: the mean and the 99th percentile of a choice's thread time.
+func (s *pickSite) round() (mean, p99 float64) {
 	for _, l := range s.lat {
-		sum += l
+		mean += l / float64(len(s.lat))
 	}
-	s.means = append(s.means, sum/float64(len(s.lat)))
-	s.p99s = append(s.p99s, figures.Quantile(s.lat, 0.99))
-	s.lat, s.wall = s.lat[:0], s.wall[:0]
+	p99 = figures.Quantile(s.lat, 0.99)
+	s.means, s.p99s = append(s.means, mean), append(s.p99s, p99)
+	return mean, p99
 }
 
 func heap() uint64 {
@@ -256,37 +255,44 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-func run() error {
-	blocks := flag.Int64("blocks", 10_000_000, "blocks in each index")
-	workers := flag.Int("workers", 4000, "workers of the large fleet")
-	rounds := flag.Int("rounds", 5, "rounds of 20 slices of 2,000 picks in each fleet")
-	out := flag.String("out", "bench", "folder of results/ and raw/")
-	profile := flag.String("cpuprofile", "", "file for a CPU profile of the rounds")
-	flag.Parse()
-	book, err := figures.Open(*out, "pick")
-	if err != nil {
-		return err
-	}
-	defer book.Close()
-	var sites []*site
-	bytes := 0.0
-	for _, n := range []int{*workers, 8} {
+// pickBench measures the router's choice among many workers and an exact index of many
+// blocks, beside the same with 8 workers; both with churn, in turns, in one process.
+type pickBench struct {
+	*harness.Bench
+	blocks  int64
+	workers int
+	profile string
+}
+
+func (b *pickBench) flags(f *flag.FlagSet) {
+	f.Int64Var(&b.blocks, "blocks", 10_000_000, "blocks in each index")
+	f.IntVar(&b.workers, "workers", 4000, "workers of the large fleet")
+	f.StringVar(&b.profile, "cpuprofile", "", "file for a CPU profile of the rounds")
+}
+
+func (b *pickBench) open(context.Context) error { return nil }
+func (b *pickBench) parts() []part              { return []part{{"pick", b.compare}} }
+
+func (b *pickBench) compare(ctx context.Context) error {
+	var sites []*pickSite
+	perBlock := 0.0
+	for _, n := range []int{b.workers, 8} {
 		before := heap()
-		s := newSite(n, *blocks)
+		s := newPickSite(n, b.blocks)
 		for _, src := range s.sources { // the generator's own
 			src.convs = slices.Clip(src.convs)
 		}
 		used := heap() - before
 		st := s.index.Stats()
-		book.Logf("%d workers: %d blocks, %d bytes in tables (%.1f a block), heap grew by %d (%.1f a block)", n, st.Blocks, st.Bytes,
+		b.Sayf("%d workers: %d blocks, %d bytes in tables (%.1f a block), heap grew by %d (%.1f a block)", n, st.Blocks, st.Bytes,
 			float64(st.Bytes)/float64(st.Blocks), used, float64(used)/float64(st.Blocks))
-		if n == *workers {
-			bytes = float64(used) / float64(st.Blocks)
+		if n == b.workers {
+			perBlock = float64(used) / float64(st.Blocks)
 		}
 		sites = append(sites, s)
 	}
-	if *profile != "" {
-		f, err := os.Create(*profile)
+	if b.profile != "" {
+		f, err := os.Create(b.profile)
 		if err != nil {
 			return err
 		}
@@ -298,9 +304,12 @@ func run() error {
 	}
 	rnd := rand.New(rand.NewPCG(3, 4))
 	held := make([][]*pick.Choice, len(sites))
-	for r := range *rounds + 1 {
+	for round := range b.Rounds + 1 {
 		for range 20 {
 			for i, s := range sites {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
 				stop := make(chan struct{})
 				var wg sync.WaitGroup
 				wg.Go(func() { s.churn(stop) })
@@ -313,35 +322,24 @@ func run() error {
 			}
 		}
 		for _, s := range sites {
-			if r == 0 { // warms up
-				s.lat, s.wall = s.lat[:0], s.wall[:0]
-				continue
+			if round > 0 { // the first one warms up
+				wall50, wall99 := figures.Median(s.wall), figures.Quantile(s.wall, 0.99)
+				mean, p99 := s.round()
+				b.Sayf("round %d, %d workers: thread time mean %.2f us, p99 %.2f us; wall clock p50 %.2f us, p99 %.2f us", round, s.workers, mean, p99, wall50, wall99)
 			}
-			wall50, wall99 := figures.Median(s.wall), figures.Quantile(s.wall, 0.99)
-			s.round()
-			book.Logf("round %d, %d workers: thread time mean %.2f us, p99 %.2f us; wall clock p50 %.2f us, p99 %.2f us", r, s.workers,
-				s.means[len(s.means)-1], s.p99s[len(s.p99s)-1], wall50, wall99)
+			s.lat, s.wall = s.lat[:0], s.wall[:0]
 		}
 	}
-	about := fmt.Sprintf("%d workers, %d blocks, prompts of 1,024 to 2,088 tokens, lookup and choice, with churn", *workers, *blocks)
-	command := "scripts/bench-pick " + strings.Join(os.Args[1:], " ")
+	about := fmt.Sprintf("%d workers, %d blocks, prompts of 1,024 to 2,088 tokens, lookup and choice, with churn", b.workers, b.blocks)
 	for _, f := range []figures.Figure{
 		figures.Figure{Name: "router.pick_ratio.4000", Unit: "us of thread time, mean", Peer: "the same with 8 workers"}.Ratios(sites[0].means, sites[1].means),
 		figures.Figure{Name: "router.pick_p99_ratio.4000", Unit: "us of thread time, p99", Peer: "the same with 8 workers"}.Ratios(sites[0].p99s, sites[1].p99s),
-		{Name: "router.index_bytes_per_block", Value: bytes, Unit: "bytes of heap", Peer: "limit", PeerValue: 64, Ratio: bytes / 64, Runs: 1, Spread: "one build"},
+		{Name: "router.index_bytes_per_block", Value: perBlock, Unit: "bytes of heap", Peer: "limit", PeerValue: 64, Ratio: perBlock / 64, Runs: 1, Spread: "one build"},
 	} {
-		f.Model, f.Command = about, strings.TrimSpace(command)
-		fmt.Fprintf(os.Stdout, "%-32s %.4g %s, peer %.4g, ratio %.3f (%s)\n", f.Name, f.Value, f.Unit, f.PeerValue, f.Ratio, f.Spread)
-		if err := book.Add(f); err != nil {
+		f.Model = about
+		if err := b.Add(f); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func main() {
-	if err := run(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
 }

@@ -1,73 +1,138 @@
-// Command benchreport renders bench/README.md from the result lines in a
-// folder: go run ./scripts/benchreport bench/results > bench/README.md
 package main
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
-	"log"
+	"io"
+	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
-	"sort"
+	"slices"
 	"strings"
 
 	"github.com/xpyd/xpyd/internal/figures"
 )
 
-func main() {
-	log.SetFlags(0)
-	files, err := filepath.Glob(filepath.Join(os.Args[1], "*.jsonl"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	newest := map[string]figures.Figure{}
-	for _, path := range files {
-		f, err := os.Open(path)
-		if err != nil {
-			log.Fatal(err)
-		}
-		if err := figures.Newest(newest, f); err != nil {
-			log.Fatalf("%s: %v", path, err)
-		}
-		f.Close()
-	}
-	names := make([]string, 0, len(newest))
-	for n := range newest {
-		names = append(names, n)
-	}
-	sort.Strings(names)
-	fmt.Fprint(os.Stdout, head)
-	for _, n := range names {
-		g := newest[n]
-		fmt.Fprintf(os.Stdout, "| `%s` | %.4g %s | %.4g (%s) | %s | %s | %s | %s | %s | [raw](%s) |\n", g.Name, g.Value, g.Unit, g.PeerValue, g.Peer,
-			ratio(&g), g.Spread, g.Model, g.Device, g.Date+" "+g.Commit, "../"+g.Raw)
-	}
-	fmt.Fprint(os.Stdout, "\nCommands:\n\n")
-	for _, n := range names {
-		fmt.Fprintf(os.Stdout, "- `%s`: %s\n", n, command(newest[n].Command))
-	}
+// topics are the tables of bench/README.md. A figure belongs to the first that has a
+// beginning of its name.
+var topics = []struct {
+	title, about string
+	names        []string
+}{
+	{"Builds", "This build beside an earlier one, in alternating rounds. The figure is the worse end of the median's 95 % interval.", []string{"edge.cpu_ratio.", "house."}},
+	{"Router", "Processor time, latency and memory that the router adds, in front of mock engines.", []string{"router."}},
+	{"Soak, faults, tests", "Wrong answers and errors under kills, stops, lost networks and full disks; how many drawn bugs the tests notice.", []string{"edge.", "kv.partition"}},
+	{"CPU", "Decode beside llama2.c's run; what prefill and decode in two processes cost a small model.", []string{"cpu.", "e2e."}},
+	{"KV transfer between processes", "`xpyd bench kv` beside memcpy, a bare socket loop, NIXL, Mooncake and iperf3.", []string{"kv."}},
+	{"Tiers and peers", "KV in host memory, on an SSD and in other workers' pools.", []string{"hicache.", "kvio.", "mooncake.", "peers."}},
+	{"Between GPUs", "Pushes over NVLink, what a remote prefill costs, and goodput of prefill and decode apart ([GOODPUT.md](GOODPUT.md)).", []string{"push."}},
+	{"GPU: single kernels", "Attention, sampling and small kernels beside PyTorch's, cuDNN's, and the memory's bandwidth.", []string{"gpu.attn_", "gpu.kv8_attn", "gpu.small_", "gpu.sampler_", "gpu.projections", "gpu.w8_projections"}},
+	{"GPU: whole steps", "Decode and prefill steps of Llama-3-8B's shape, and how far logits are from transformers'.", []string{"gpu."}},
+	{"Load generator", "`xpyd bench` beside aiperf, and what it can drive.", []string{"loadgen."}},
+	{"Other", "", []string{""}},
 }
 
-// script is one of ours in a command, from the root of the tree.
-var script = regexp.MustCompile(`\bscripts/([\w-]+)`)
+// retired is a figure that counts no longer, a line of bench/retired.jsonl.
+type retired struct {
+	figures.Figure
+	Reason string `json:"reason"`
+}
 
-// command is how a figure was measured. Scripts go, and the figure stays until it is
-// measured by another.
-func command(line string) string {
-	for _, m := range script.FindAllStringSubmatch(line, -1) {
-		if _, err := os.Stat(m[0]); err != nil {
-			return "`" + strings.ReplaceAll(line, "scripts/", "") + "`, at its commit: the script `" + m[1] + "` has gone since"
+// newest reads the newest figure of each name under ROOT/bench/results.
+func newest(root string) (map[string]figures.Figure, error) {
+	paths, err := filepath.Glob(filepath.Join(root, "bench/results/*.jsonl"))
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]figures.Figure{}
+	for _, path := range paths {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		err = figures.Newest(all, f)
+		f.Close()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	return "`" + line + "`"
+	return all, nil
+}
+
+// writeReport writes bench/README.md, unless a figure cannot be repeated.
+func writeReport(root string, to io.Writer) error {
+	all, err := newest(root)
+	if err != nil {
+		return err
+	}
+	if err := check(root, slices.Collect(maps.Values(all))); err != nil {
+		return err
+	}
+	old, err := os.ReadFile(filepath.Join(root, "bench/retired.jsonl"))
+	if err != nil {
+		return err
+	}
+	fmt.Fprint(to, head)
+	for i, t := range topics {
+		var rows []figures.Figure
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			if topicOf(name) == i {
+				rows = append(rows, all[name])
+			}
+		}
+		if len(rows) > 0 {
+			fmt.Fprintf(to, "\n## %s\n\n%s\n", t.title, t.about)
+			table(to, rows)
+		}
+	}
+	return retirees(to, old)
+}
+
+func topicOf(name string) int {
+	return slices.IndexFunc(topics, func(t struct {
+		title, about string
+		names        []string
+	}) bool {
+		return slices.ContainsFunc(t.names, func(begin string) bool { return strings.HasPrefix(name, begin) })
+	})
+}
+
+func table(to io.Writer, rows []figures.Figure) {
+	fmt.Fprint(to, "\n| figure | ours | beside it | ratio | spread | on | log |\n|---|---|---|---|---|---|---|\n")
+	type way struct{ command, was, model string }
+	by := map[way][]string{}
+	for i := range rows {
+		f := &rows[i]
+		spread, _, _ := strings.Cut(f.Spread, ";")
+		fmt.Fprintf(to, "| `%s` | %.4g %s | %.4g, %s | %s | %s | %s | [%s](../%s) |\n", f.Name, f.Value, f.Unit, f.PeerValue, f.Peer, ratio(f), spread,
+			strings.ReplaceAll(f.Device, "NVIDIA ", ""), f.Date, f.Raw)
+		w := way{f.Command, f.Was, f.Model}
+		by[w] = append(by[w], "`"+f.Name+"`")
+	}
+	fmt.Fprintln(to)
+	ways := slices.SortedFunc(maps.Keys(by), func(a, b way) int {
+		return cmp.Or(cmp.Compare(a.command, b.command), cmp.Compare(by[a][0], by[b][0]))
+	})
+	for _, w := range ways {
+		names := by[w]
+		if len(names) > 3 {
+			names = []string{names[0], "…", names[len(names)-1], fmt.Sprintf("(%d)", len(names))}
+		}
+		was := ""
+		if w.was != "" {
+			was = ", which has taken the place of `" + strings.ReplaceAll(w.was, "scripts/", "") + "`"
+		}
+		fmt.Fprintf(to, "- `%s`%s: %s. %s\n", w.command, was, strings.Join(names, " "), w.model)
+	}
 }
 
 // ratio is ours over the peer. A figure without a unit is one itself, whatever stands
 // beside it, but where that is a limit of the same kind.
-func ratio(g *figures.Figure) string {
-	v := g.Ratio
-	if (g.Unit == "" || g.Unit == "x") && !strings.HasPrefix(g.Peer, "limit") {
-		v = g.Value
+func ratio(f *figures.Figure) string {
+	v := f.Ratio
+	if (f.Unit == "" || f.Unit == "x") && !strings.HasPrefix(f.Peer, "limit") {
+		v = f.Value
 	}
 	if v == 0 {
 		return "-"
@@ -75,14 +140,33 @@ func ratio(g *figures.Figure) string {
 	return fmt.Sprintf("%.3g", v)
 }
 
+// retirees lists the figures that count no longer, by their reasons.
+func retirees(to io.Writer, lines []byte) error {
+	by := map[string][]string{}
+	for line := range strings.Lines(string(lines)) {
+		var r retired
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			return fmt.Errorf("bench/retired.jsonl: %w", err)
+		}
+		by[r.Reason] = append(by[r.Reason], "`"+r.Name+"`")
+	}
+	fmt.Fprint(to, "\n## Retired\n\nThese were measured once and do not count; their lines are in [retired.jsonl](retired.jsonl).\n\n")
+	for _, reason := range slices.Sorted(maps.Keys(by)) {
+		fmt.Fprintf(to, "- %s: %s\n", reason, strings.Join(by[reason], ", "))
+	}
+	return nil
+}
+
 const head = `# Measured
 
-Every figure stands beside its peer's, or its limit, from the same run; the
-newest line of a name in ` + "`results/*.jsonl`" + ` counts. Medians of the runs; the
-ratio is the median of the pairs' ratios, ours over the peer. This page is made
-by ` + "`make bench-report`" + `. llama2.c is karpathy/llama2.c's run.c, built apart with
-the flags named.
+Each figure stands beside a peer's, a limit or an earlier build's from the same run. Rounds
+alternate between ours and the other. *Ours* and *beside it* are medians of the rounds,
+*ratio* is the median of the rounds' ratios, ours over the other. Where the unit is a time, memory
+or an error, less is better.
 
-| figure | ours | peer or limit | ratio | spread | model | device | date, commit | log |
-|---|---|---|---|---|---|---|---|---|
+To repeat a figure, run the command under its table on a machine with nothing else to do;
+without arguments ` + "`go run ./scripts/bench`" + ` lists them. Figures are lines of
+` + "`results/*.jsonl`" + `, which also have the commit and the whole spread; the newest line of a name
+counts. ` + "`make bench-report`" + ` makes this page, and fails if a figure names a command or a commit
+that does not exist. GPU figures come from ` + "`scripts/cuda-test --record bench`" + `.
 `

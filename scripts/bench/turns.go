@@ -1,109 +1,106 @@
-// Command benchturns measures what it is worth, and costs, that prefill fetches
-// from decode the answer of the turn before; see scripts/bench-turns.
 package main
 
 import (
-	"bufio"
-	"encoding/json"
+	"context"
+	"errors"
 	"flag"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/figures"
+	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-func main() {
-	bin := flag.String("xpyd", "", "the binary")
-	dir := flag.String("dir", "", "a folder for what runs leave")
-	rounds := flag.Int("n", 9, "rounds")
-	out := flag.String("out", "bench", "where results go")
-	flag.Parse()
-	if err := run(*bin, *dir, *rounds, *out); err != nil {
-		fmt.Fprintln(os.Stderr, "benchturns:", err)
-		os.Exit(1)
-	}
+// turnsBench measures what it is worth, and costs, that prefill fetches from decode the
+// answer of the turn before: conversations of two turns with kv.peers on and off.
+type turnsBench struct{ *harness.Bench }
+
+func (b *turnsBench) flags(*flag.FlagSet)        {}
+func (b *turnsBench) open(context.Context) error { return nil }
+func (b *turnsBench) parts() []part              { return []part{{"turns", b.compare}} }
+
+func (b *turnsBench) compare(ctx context.Context) error {
+	return talks(b.Bench, "peers.turns_", "ours with --kv-peers off",
+		"stories260k, 1P1D over shared memory, 2 clients, 300 conversations of 2 turns, 40 tokens asked, 100 answered",
+		[2]string{"on", "off"}, []string{"ttft_ms", "cpu_s", "cached_tokens"}, func(round int, way string) (talk, error) {
+			return measureTalk(ctx, b.Bench, fmt.Sprint("turns-", way, round), 5*time.Minute, []string{"--kv-peers", way, "--threads", "1"},
+				[]string{"--clients", "2", "--turns", "2", "--conversations", "300", "--input", "40", "--output", "100"})
+		})
 }
 
-// result is what one run comes to.
-type result struct {
-	ttft, cpu, cached float64 // ms, seconds, tokens
+// talk is what one run of conversations against `xpyd up` comes to.
+type talk struct {
+	TTFT   float64 // p50, ms
+	Rate   float64 // prompt and output tokens a second
+	Cached float64 // prompt tokens
+	Part   float64 // of all prompt tokens that were cached, %
+	CPU    float64 // seconds of processor of `up` and the workers, from start to end
+	Failed int     // requests
 }
 
-func (r result) String() string {
-	return fmt.Sprintf("TTFT p50 %.2f ms, CPU %.2f s, %.0f tokens cached", r.ttft, r.cpu, r.cached)
+func (t talk) String() string {
+	return fmt.Sprintf("TTFT p50 %.2f ms, %.0f tokens/s, processor time %.2f s, %.0f tokens cached (%.1f %%)", t.TTFT, t.Rate, t.CPU, t.Cached, t.Part)
 }
 
-func run(bin, dir string, rounds int, out string) error {
-	book, err := figures.Open(out, "turns")
+// talkFigures are the numbers of a talk, by their names in figures.
+var talkFigures = map[string]struct {
+	unit string
+	of   func(talk) float64
+}{
+	"ttft_ms":       {"ms", func(t talk) float64 { return t.TTFT }},
+	"tokens_s":      {"tokens/s", func(t talk) float64 { return t.Rate }},
+	"cpu_s":         {"s", func(t talk) float64 { return t.CPU }},
+	"cached_tokens": {"tokens", func(t talk) float64 { return t.Cached }},
+	"cached_pct":    {"% of prompt tokens", func(t talk) float64 { return t.Part }},
+}
+
+// talks measures two ways in turn, and writes the figures that are named.
+func talks(b *harness.Bench, prefix, peer, model string, ways [2]string, names []string, measure func(round int, way string) (talk, error)) error {
+	runs, err := figures.Compare(b.Sayf, b.Rounds, ways, measure)
 	if err != nil {
 		return err
 	}
-	defer book.Close()
-	runs, err := figures.Compare(book, rounds, [2]string{"kv_peers on", "kv_peers off"}, func(n int, way string) (result, error) {
-		mode := strings.TrimPrefix(way, "kv_peers ")
-		return measure(bin, filepath.Join(dir, fmt.Sprint(mode, n)), mode)
-	})
-	if err != nil {
-		return err
-	}
-	for _, f := range []struct {
-		name, unit string
-		of         func(result) float64
-	}{
-		{"ttft_ms", "ms", func(r result) float64 { return r.ttft }},
-		{"cpu_s", "s", func(r result) float64 { return r.cpu }},
-		{"cached_tokens", "tokens", func(r result) float64 { return r.cached }},
-	} {
-		fig := figures.Figure{Name: "peers.turns_" + f.name, Unit: f.unit, Peer: "ours with --kv-peers off", Command: "scripts/bench-turns",
-			Model: "stories260k, 1P1D over shared memory, 2 clients, 300 conversations of 2 turns, 40 tokens asked, 100 answered"}
-		if err := figures.AddRatio(book, fig, runs, f.of); err != nil {
+	for _, name := range names {
+		n := talkFigures[name]
+		f := figures.Figure{Name: prefix + name, Unit: n.unit, Peer: peer, Model: model}
+		if err := b.Add(figures.RatiosOf(f, runs, n.of)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// measure runs `xpyd up` and the conversations. The processor time is that of
-// `up` and the workers, from start to end.
-func measure(bin, dir, mode string) (r result, err error) {
-	up := exec.Command(bin, "up", "--kv-peers", mode, "--threads", "1", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", dir)
-	said, err := up.StdoutPipe()
-	if err == nil {
-		err = up.Start()
-	}
+// measureTalk runs `xpyd up` and `xpyd bench multiturn` against it.
+func measureTalk(ctx context.Context, b *harness.Bench, name string, limit time.Duration, upArgs, benchArgs []string) (t talk, err error) {
+	p, url, _, err := up(ctx, b, append([]string{"--data", filepath.Join(b.Dir, name)}, upArgs...)...)
 	if err != nil {
-		return r, err
-	}
-	url := ""
-	for lines := bufio.NewScanner(said); url == "" && lines.Scan(); {
-		url, _ = strings.CutPrefix(lines.Text(), "ready ")
-	}
-	text, err := exec.Command(bin, "bench", "multiturn", "--url", url, "--endpoint", "completions", "--clients", "2", "--turns", "2", "--conversations", "300",
-		"--input", "40", "--output", "100", "--ignore-eos", "--progress", "off", "--json", "-").Output()
-	if e := up.Process.Signal(os.Interrupt); err == nil {
-		err = e
-	}
-	if e := up.Wait(); err == nil {
-		err = e
-	}
-	if err != nil {
-		return r, err
+		return t, err
 	}
 	var report struct {
 		Phases []struct {
-			Tokens  struct{ Cached float64 }
+			Throughput struct {
+				Total float64 `json:"total_tokens_per_s"`
+			}
+			Tokens struct {
+				Input  struct{ Mean float64 }
+				Cached float64
+			}
 			Latency struct {
 				TTFT struct{ P50 float64 } `json:"ttft_ms"`
 			}
+			Requests struct{ Completed, Failed int }
 		}
 	}
-	if err := json.Unmarshal(text, &report); err != nil || len(report.Phases) != 1 {
-		return r, fmt.Errorf("the report: %v", err)
+	argv := append([]string{b.XPYD, "bench", "multiturn", "--url", url, "--endpoint", "completions", "--ignore-eos", "--progress", "off", "--json", "-"}, benchArgs...)
+	_, err = b.Output(ctx, limit, &report, nil, argv...)
+	if err := errors.Join(err, p.Stop()); err != nil {
+		return t, err
 	}
-	p := report.Phases[0]
-	s := up.ProcessState
-	return result{p.Latency.TTFT.P50, (s.UserTime() + s.SystemTime()).Seconds(), p.Tokens.Cached}, nil
+	if len(report.Phases) != 1 || report.Phases[0].Requests.Completed == 0 {
+		return t, fmt.Errorf("the report: %+v", report)
+	}
+	r := report.Phases[0]
+	return talk{TTFT: r.Latency.TTFT.P50, Rate: r.Throughput.Total, Cached: r.Tokens.Cached,
+		Part: 100 * r.Tokens.Cached / (r.Tokens.Input.Mean * float64(r.Requests.Completed)), CPU: p.Used().Seconds(), Failed: r.Requests.Failed}, nil
 }

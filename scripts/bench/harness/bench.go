@@ -1,178 +1,207 @@
-// Command benchrouter measures the router beside nginx, a bare two-leg fasthttp
-// loop and other P/D routers, all in front of the same mock engines in one run:
-// see scripts/bench-router, which installs the peers and calls it.
-//
-// The proxy under test has processor 0 to itself; the load generator and the
-// mock engines share processor 1 with this program.
-package main
+// Package harness is what the benchmarks of scripts/bench share: the binary under
+// test, processes that end with their owner, programs of others to compare with,
+// and the book in which figures are written.
+package harness
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"log"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/figures"
 )
 
-// options are the command line.
-type options struct {
-	xpyd       string // the binary under test
-	venv       string // where the Python peers are installed; "" leaves them out
-	proxy      string // vLLM's example proxy, a Python file; "" leaves it out
-	pick       string // the program benchpick; "" leaves its row out
-	out        string
-	only       string // rows, comma separated; "" for all
-	peers      string // comma separated; "" for all
-	before     string // an earlier build; "" leaves its rows out
-	beforeName string // of the figures of those rows
-	resume     bool
-	repeats    int
-	n          int
+// Options are the flags that every benchmark has.
+type Options struct {
+	XPYD   string // the binary to measure; "" builds it from this tree
+	Out    string // folder of results/ and raw/; "" keeps nothing
+	Only   string // parts of a name, comma separated; "" is everything
+	Rounds int
 }
 
-// row is one part of the report.
-type row struct {
-	name    string
-	run     func() error
-	figures []string // that it writes, less the peers' own, without "router."
+// Bench is one run of a benchmark.
+type Bench struct {
+	Options
+	Book    *figures.Book
+	Dir     string // temporary
+	Command string // of the figures
+	procs   []*Process
+	serial  int
 }
 
-// rows are in the order in which they run.
-func (b *bench) rows() []row {
-	short := prompt(2 << 10)
-	return []row{
-		{"nonstream", func() error { return b.cpu("nonstream", short, false) }, []string{"cpu_ratio.nonstream", "cpu_over_bare.nonstream"}},
-		{"stream16", func() error { return b.cpu("stream16", short, true) }, []string{"cpu_ratio.stream16", "cpu_over_bare.stream16"}},
-		{"added", b.added, []string{"added_ratio.p50", "added_ratio.p99"}},
-		{"100k", b.prompt100k, []string{"cpu_ratio.100k"}},
-		{"turn40", b.turn40, []string{"cpu_ratio.turn40"}},
-		{"slow", func() error { return b.manyStreams("slow", min(10_000, mostStreams()), 4) }, []string{"stream_kb", "stream_delay_p99_ms.slow"}},
-		{"fast", func() error { return b.manyStreams("fast", min(2000, mostStreams()), 20) }, []string{"stream_delay_p99_ms.fast"}},
-		{"stalled", b.stalled, []string{"stalled_client_kb"}},
-		{"builds", func() error { return errors.Join(b.builds("nonstream", false), b.builds("stream16", true)) }, nil},
-		{"pick", b.choice, []string{"pick_ratio.4000", "pick_p99_ratio.4000", "index_bytes_per_block"}},
-	}
-}
-
-// choice runs benchpick, on both processors, a small one in a try.
-func (b *bench) choice() error {
-	if b.pick == "" {
-		log.Print("left out: no -pick")
-		return nil
-	}
-	args := []string{"-c", "0-1", b.pick, "-out", b.out, "-rounds", strconv.Itoa(b.repeats)}
-	if b.n < 1000 {
-		args = append(args, "-blocks", "200000")
-	}
-	cmd := exec.Command("taskset", args...)
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	return cmd.Run()
-}
-
-func main() {
-	log.SetFlags(log.Ltime)
-	if len(os.Args) > 1 {
-		switch os.Args[1] { // the helpers that this program starts of itself
-		case "engine":
-			log.Fatal(engine(os.Args[2]))
-		case "bare":
-			log.Fatal(bare(os.Args[2], os.Args[3], os.Args[4]))
-		}
-	}
-	var o options
-	flag.StringVar(&o.xpyd, "xpyd", "bin/xpyd", "the binary to measure")
-	flag.StringVar(&o.venv, "venv", "", "virtual environment with vllm-router, smg and sglang-router")
-	flag.StringVar(&o.proxy, "vllm-proxy", "", "vLLM's tests/v1/kv_connector/nixl_integration/toy_proxy_server.py")
-	flag.StringVar(&o.pick, "pick", "", "the program benchpick, for the row pick")
-	flag.StringVar(&o.before, "before", "", "an earlier build of xpyd, for the row builds")
-	flag.StringVar(&o.beforeName, "before-name", "router.build_ratio", "what the figures of the row builds are called, less .nonstream and .stream16")
-	flag.StringVar(&o.out, "out", "bench", "folder for results/ and raw/")
-	flag.StringVar(&o.only, "only", "", "only these rows, comma separated: nonstream, stream16, added, 100k, turn40, slow, fast, stalled, builds, pick")
-	flag.BoolVar(&o.resume, "resume", false, "leave out rows that were measured since the router was changed")
-	flag.StringVar(&o.peers, "peers", "", "only these, comma separated: nginx, bare, vllm-router, smg, sglang-router, vllm-proxy")
-	flag.IntVar(&o.repeats, "repeats", 5, "repeats of each measurement")
-	flag.IntVar(&o.n, "n", 6000, "requests of one measurement")
-	flag.Parse()
-	if err := run(o); err != nil {
-		log.Fatal(err)
-	}
-}
-
-func run(o options) error {
-	tmp, err := os.MkdirTemp("", "xpyd-bench-router")
-	if err != nil {
+// Open begins a run whose figures go to results/BOOK.jsonl.
+func (b *Bench) Open(book string) (err error) {
+	if b.Dir, err = os.MkdirTemp("", "xpyd-bench"); err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp)
-	had := map[string]bool{}
-	for _, name := range []string{"router", "pick"} {
-		here, err := figures.Here(o.out, name, "router", "internal/openai", "internal/fleet", "internal/clientwatch", "internal/logbuf", "scripts/benchrouter", "scripts/benchpick")
-		if err != nil {
-			return err
-		}
-		maps.Copy(had, here)
+	if b.Book, err = figures.Open(b.Out, book); err != nil {
+		os.RemoveAll(b.Dir)
 	}
-	book, err := figures.Open(o.out, "router")
-	if err != nil {
-		return err
+	return err
+}
+
+// Close kills what still runs, and removes the temporary folder.
+func (b *Bench) Close() error {
+	for _, p := range slices.Backward(b.procs) {
+		p.Kill()
 	}
-	defer book.Close()
-	b := &bench{options: o, tmp: tmp, book: book}
-	defer b.stopAll()
-	if err := b.engines(); err != nil {
-		return err
+	os.RemoveAll(b.Dir)
+	return b.Book.Close()
+}
+
+// Wants reports whether -only leaves name in.
+func (o *Options) Wants(name string) bool {
+	return o.Only == "" || slices.ContainsFunc(strings.Split(o.Only, ","), func(part string) bool { return strings.Contains(name, part) })
+}
+
+// Sayf writes a line to the log, and for the user.
+func (b *Bench) Sayf(format string, args ...any) {
+	b.Book.Logf(format, args...)
+	log.Printf(format, args...)
+}
+
+// Add writes a figure.
+func (b *Bench) Add(f figures.Figure) error {
+	f.Command = b.Command
+	b.Sayf("%s = %.4g %s, %s %.4g, ratio %.3f; %s", f.Name, f.Value, f.Unit, f.Peer, f.PeerValue, f.Ratio, f.Spread)
+	return b.Book.Add(f)
+}
+
+// Binary is the xpyd under test.
+func (b *Bench) Binary(ctx context.Context) (string, error) {
+	if b.XPYD == "" {
+		path := filepath.Join(b.Dir, "xpyd")
+		if err := Build(ctx, ".", path, "./cmd/xpyd", "CGO_ENABLED=0"); err != nil {
+			return "", err
+		}
+		b.XPYD = path
 	}
-	for _, r := range b.rows() {
-		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), r.name) {
-			continue
-		}
-		if o.resume && !slices.ContainsFunc(r.figures, func(name string) bool { return !had["router."+name] }) {
-			log.Printf("== %s: there already", r.name)
-			continue
-		}
-		log.Printf("== %s", r.name)
-		if err := r.run(); err != nil {
-			return fmt.Errorf("%s: %w", r.name, err)
-		}
+	return filepath.Abs(b.XPYD)
+}
+
+// Build builds a package of the tree at root.
+func Build(ctx context.Context, root, out, pkg string, env ...string) error {
+	return goTool(ctx, root, env, "build", "-trimpath", "-o", out, pkg)
+}
+
+// BuildTest builds a package's test binary.
+func BuildTest(ctx context.Context, root, out, pkg string) error {
+	return goTool(ctx, root, nil, "test", "-c", "-trimpath", "-o", out, pkg)
+}
+
+func goTool(ctx context.Context, root string, env []string, args ...string) error {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir, cmd.Env = root, append(os.Environ(), env...)
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, text)
 	}
 	return nil
 }
 
-// bench is one run: the mock engines and where results go.
-type bench struct {
-	options
-	tmp    string
-	book   *figures.Book
-	p, d   string // addresses of the mock engines
-	procs  []*process
-	serial int
-}
-
-func (b *bench) stopAll() {
-	for _, p := range b.procs {
-		p.stop()
+// Output runs a program to its end, within limit, and reads the JSON that it
+// prints, which also goes to the log.
+func (b *Bench) Output(ctx context.Context, limit time.Duration, to any, env []string, argv ...string) (*os.ProcessState, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env, cmd.WaitDelay = append(os.Environ(), env...), time.Second
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	b.Book.Logf("$ %s\n%s", strings.Join(append(slices.Clone(env), argv...), " "), compact(stdout.Bytes()))
+	if err == nil && to != nil {
+		err = json.Unmarshal(stdout.Bytes(), to)
 	}
-}
-
-// file writes a configuration file of a peer.
-func (b *bench) file(name, text string) (string, error) {
-	path := filepath.Join(b.tmp, name)
-	return path, os.WriteFile(path, []byte(text), 0o644)
-}
-
-// figure writes one figure and says so.
-func (b *bench) figure(f figures.Figure) error {
-	if f.Command == "" {
-		f.Command = "scripts/bench-router"
+	if err != nil {
+		b.Book.Logf("%s", stderr.Bytes())
+		return nil, fmt.Errorf("%s: %w: %s", filepath.Base(argv[0]), err, lastLine(stderr.String()))
 	}
-	log.Printf("%s = %.4g %s, %s %.4g, ratio %.3f; %s", f.Name, f.Value, f.Unit, f.Peer, f.PeerValue, f.Ratio, f.Spread)
-	return b.book.Add(f)
+	return cmd.ProcessState, nil
+}
+
+// compact puts JSON on one line, and cuts a long one.
+func compact(text []byte) string {
+	var c bytes.Buffer
+	if json.Compact(&c, text) != nil {
+		return string(text)
+	}
+	if c.Len() > 4096 {
+		return c.String()[:4096] + " …"
+	}
+	return c.String()
+}
+
+func lastLine(s string) string {
+	s = strings.TrimSpace(s)
+	return s[strings.LastIndexByte(s, '\n')+1:]
+}
+
+// Install sees to it that the program is there, if need be from Debian's package.
+func Install(ctx context.Context, program, debian string) error {
+	if _, err := exec.LookPath(program); err == nil {
+		return nil
+	}
+	log.Printf("%s is missing: installing Debian's %s", program, debian)
+	get := []string{"install", "-y", "-qq", "--no-install-recommends", debian}
+	if err := exec.CommandContext(ctx, "apt-get", get...).Run(); err == nil {
+		return nil
+	}
+	err := exec.CommandContext(ctx, "apt-get", "update", "-qq").Run()
+	if err == nil {
+		err = exec.CommandContext(ctx, "apt-get", get...).Run()
+	}
+	if err != nil {
+		return fmt.Errorf("%s is missing, and so may be the right to install Debian's %s: %w", program, debian, err)
+	}
+	return nil
+}
+
+// Python is a virtual environment in which others' programs are installed.
+type Python struct {
+	Venv    string     // "": NAME in the user's cache
+	Name    string     // of what is in it
+	Imports string     // what Python can import once it is complete
+	Pip     [][]string // arguments of pip install, call by call
+}
+
+// Open returns the folder of the environment, which it makes if it is not complete.
+func (p Python) Open(ctx context.Context) (string, error) {
+	if p.Venv == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return "", err
+		}
+		p.Venv = filepath.Join(cache, "xpyd", p.Name)
+	}
+	python := filepath.Join(p.Venv, "bin", "python")
+	check := func() error {
+		text, err := exec.CommandContext(ctx, python, "-c", "import "+p.Imports).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s: import %s: %w: %s", python, p.Imports, err, lastLine(string(text)))
+		}
+		return nil
+	}
+	if check() == nil {
+		return p.Venv, nil
+	}
+	log.Printf("installing %s into %s", p.Name, p.Venv)
+	calls := [][]string{{"python3", "-m", "venv", p.Venv}}
+	for _, packages := range p.Pip {
+		calls = append(calls, append([]string{python, "-m", "pip", "install", "--quiet"}, packages...))
+	}
+	for _, c := range calls {
+		if text, err := exec.CommandContext(ctx, c[0], c[1:]...).CombinedOutput(); err != nil {
+			return "", errors.Join(fmt.Errorf("%s: %w: %s", strings.Join(c, " "), err, lastLine(string(text))))
+		}
+	}
+	return p.Venv, check()
 }

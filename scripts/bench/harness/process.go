@@ -1,9 +1,11 @@
-package main
+package harness
 
 import (
+	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,62 +17,180 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is a child with all its descendants.
-type process struct {
-	name string
-	cmd  *exec.Cmd
-	addr string
-	done chan struct{}
+// Process is a child with all its descendants; it does not outlive this program.
+type Process struct {
+	Name, Addr string
+	cmd        *exec.Cmd
+	log        string
+	began      time.Time
+	killed     bool
+	done       chan struct{} // closed when it has been waited for
 }
 
-// start runs argv pinned to one processor, its output in a log file, and waits
-// until addr takes connections.
-func (b *bench) start(cpu int, name, addr string, argv ...string) (*process, error) {
+// Spec says what to start.
+type Spec struct {
+	Name string
+	Argv []string
+	Env  []string // nil: this program's, with OPENAI_API_KEY, which a peer wants
+	CPU  string   // the processors that it may use, for taskset; "": all
+}
+
+// ready bounds the wait for a process to be there.
+const ready = time.Minute
+
+// Start starts a process whose output goes to a log of its own.
+func (b *Bench) Start(s Spec) (*Process, error) {
 	b.serial++
-	out, err := os.Create(filepath.Join(b.tmp, fmt.Sprintf("%03d-%s.log", b.serial, name)))
+	out, err := os.Create(filepath.Join(b.Dir, fmt.Sprintf("%03d-%s.log", b.serial, s.Name)))
 	if err != nil {
 		return nil, err
 	}
 	defer out.Close()
-	cmd := exec.Command("taskset", append([]string{"-c", strconv.Itoa(cpu)}, argv...)...)
-	cmd.Stdout, cmd.Stderr = out, out
-	cmd.Env = append(os.Environ(), "OPENAI_API_KEY=none")
+	if s.CPU != "" {
+		s.Argv = append([]string{"taskset", "-c", s.CPU}, s.Argv...)
+	}
+	if s.Env == nil {
+		s.Env = append(os.Environ(), "OPENAI_API_KEY=none")
+	}
+	cmd := exec.Command(s.Argv[0], s.Argv[1:]...)
+	cmd.Stdout, cmd.Stderr, cmd.Env = out, out, s.Env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	p := &Process{Name: s.Name, cmd: cmd, log: out.Name(), began: time.Now(), done: make(chan struct{})}
 	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", s.Name, err)
+	}
+	go func() { _ = cmd.Wait(); close(p.done) }() // its state is kept in cmd, its words in the log
+	b.procs = append(b.procs, p)
+	return p, nil
+}
+
+// Listening starts a process and waits until addr takes connections.
+func (b *Bench) Listening(ctx context.Context, addr string, s Spec) (*Process, error) {
+	p, err := b.Start(s)
+	if err != nil {
 		return nil, err
 	}
-	p := &process{name: name, cmd: cmd, addr: addr, done: make(chan struct{})}
-	go func() { _ = cmd.Wait(); close(p.done) }() // killed, mostly
-	b.procs = append(b.procs, p)
-	for deadline := time.Now().Add(60 * time.Second); ; {
+	p.Addr = addr
+	err = p.Until(ctx, ready, func() error {
 		c, err := net.DialTimeout("tcp", addr, time.Second)
 		if err == nil {
 			c.Close()
-			return p, nil
 		}
-		select {
-		case <-p.done:
-			err = fmt.Errorf("it ended")
-		case <-time.After(50 * time.Millisecond):
-			if time.Now().Before(deadline) {
-				continue
+		return err
+	})
+	if err != nil {
+		p.Kill()
+		return nil, err
+	}
+	return p, nil
+}
+
+// Saying starts a process and waits for a line with this beginning, of which it
+// returns the rest, and how long that took.
+func (b *Bench) Saying(ctx context.Context, beginning string, s Spec) (p *Process, rest string, took time.Duration, err error) {
+	if p, err = b.Start(s); err != nil {
+		return nil, "", 0, err
+	}
+	err = p.Until(ctx, ready, func() error {
+		text, err := os.ReadFile(p.log)
+		if err != nil {
+			return err
+		}
+		for line := range bytes.Lines(text) {
+			if after, ok := bytes.CutPrefix(line, []byte(beginning)); ok && bytes.HasSuffix(after, []byte("\n")) {
+				rest, took = string(bytes.TrimSpace(after)), time.Since(p.began)
+				return nil
 			}
 		}
-		p.stop()
-		text, _ := os.ReadFile(out.Name())
-		return nil, fmt.Errorf("%s does not listen on %s: %w\n%s", name, addr, err, tail(text, 2000))
+		return fmt.Errorf("it did not say %q", beginning)
+	})
+	if err != nil {
+		p.Kill()
+		return nil, "", 0, err
+	}
+	return p, rest, took, nil
+}
+
+// Until tries f until it succeeds, the process has ended, or the time is over.
+func (p *Process) Until(ctx context.Context, limit time.Duration, f func() error) error {
+	return Until(ctx, limit, f, p)
+}
+
+// Until tries f until it succeeds, one of the processes has ended, or the time is over.
+func Until(ctx context.Context, limit time.Duration, f func() error, of ...*Process) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		for _, p := range of {
+			select {
+			case <-p.done:
+				return fmt.Errorf("%s has ended: %w\n%s", p.Name, err, Logs(of))
+			default:
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w\n%s", ctx.Err(), err, Logs(of))
+		case <-time.After(2 * time.Millisecond):
+		}
 	}
 }
 
-func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }
+// Logs are the ends of what processes have said.
+func Logs(of []*Process) (text string) {
+	for _, p := range of {
+		text += fmt.Sprintf("--- %s\n%s", p.Name, p.Log())
+	}
+	return text
+}
 
-func (p *process) stop() {
+// Log is the end of what it has said.
+func (p *Process) Log() string {
+	text, _ := os.ReadFile(p.log)
+	return string(text[max(0, len(text)-2000):])
+}
+
+// Kill ends the process and its descendants, and waits for it. Once is enough.
+func (p *Process) Kill() {
+	if p.killed {
+		return
+	}
+	p.killed = true
 	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) // it may be gone
 	<-p.done
 }
 
+// Stop asks the process to end, and kills what has not ended in 20 s. Its error is how
+// the process ended.
+func (p *Process) Stop() error {
+	defer p.Kill()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.done:
+	case <-time.After(20 * time.Second):
+		return fmt.Errorf("%s does not end", p.Name)
+	}
+	if !p.cmd.ProcessState.Success() {
+		return fmt.Errorf("%s: %v\n%s", p.Name, p.cmd.ProcessState, p.Log())
+	}
+	return nil
+}
+
+// Used is the processor time, user and system, of a process that has ended and of its
+// children that it has waited for.
+func (p *Process) Used() time.Duration {
+	<-p.done
+	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
+}
+
 // tree is the process and its descendants.
-func (p *process) tree() []int {
+func (p *Process) tree() []int {
 	parents := map[int]int{}
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range stats {
@@ -93,8 +213,8 @@ func (p *process) tree() []int {
 	return all
 }
 
-// cpu is the processor time, user and system, that the tree has used.
-func (p *process) cpu() time.Duration {
+// CPU is the processor time, user and system, that the running tree has used.
+func (p *Process) CPU() time.Duration {
 	var sum time.Duration
 	for _, pid := range p.tree() {
 		var ts unix.Timespec
@@ -106,8 +226,8 @@ func (p *process) cpu() time.Duration {
 	return sum
 }
 
-// rss is the resident memory of the tree in bytes.
-func (p *process) rss() int {
+// RSS is the resident memory of the tree in bytes.
+func (p *Process) RSS() int {
 	sum := 0
 	for _, pid := range p.tree() {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
@@ -119,30 +239,12 @@ func (p *process) rss() int {
 	return sum
 }
 
-// freeAddr is a loopback address that nobody listens on now.
-func freeAddr() (string, error) {
+// FreeAddr is a loopback address that nobody listens on now.
+func FreeAddr() (string, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
 	}
 	defer ln.Close()
 	return ln.Addr().String(), nil
-}
-
-// answers waits until a completion through addr is a 200.
-func answers(addr string) error {
-	var last string
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
-		resp, err := http.Post("http://"+addr+"/v1/completions", "application/json", strings.NewReader(body("hello", false, 1, "")))
-		if err != nil {
-			last = err.Error()
-			continue
-		}
-		resp.Body.Close()
-		if resp.StatusCode == 200 {
-			return nil
-		}
-		last = resp.Status
-	}
-	return fmt.Errorf("%s answers no completion: %s", addr, last)
 }
