@@ -31,7 +31,7 @@ type Figure struct {
 	Device    string  `json:"device"`
 	Model     string  `json:"model"`         // and the load: what was measured
 	Command   string  `json:"command"`       // repeats it, from the repository's root
-	Was       string  `json:"was,omitempty"` // what measured it, where Command has taken its place since
+	Was       string  `json:"was,omitempty"` // what measured it, where that was not Command
 	Commit    string  `json:"commit"`
 	Date      string  `json:"date"`
 	Runs      int     `json:"runs"`

@@ -95,7 +95,7 @@ func checkCommand(root, line string) error {
 			}
 		}
 	default:
-		missing = "a program " + program
+		missing = "program " + program
 	}
 	if missing != "" {
 		return fmt.Errorf("%q: there is no %s", line, missing)

@@ -1,13 +1,13 @@
 package main
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -82,7 +82,7 @@ func writeReport(root string, to io.Writer) error {
 			}
 		}
 		if len(rows) > 0 {
-			fmt.Fprintf(to, "\n## %s\n\n%s\n", t.title, t.about)
+			fmt.Fprintf(to, "\n## %s\n\n%s ", t.title, t.about)
 			table(to, rows)
 		}
 	}
@@ -98,33 +98,57 @@ func topicOf(name string) int {
 	})
 }
 
+// table writes a topic's figures, and under them how to repeat each.
 func table(to io.Writer, rows []figures.Figure) {
-	fmt.Fprint(to, "\n| figure | ours | beside it | ratio | spread | on | log |\n|---|---|---|---|---|---|---|\n")
-	type way struct{ command, was, model string }
-	by := map[way][]string{}
+	devices := map[string]bool{}
+	for i := range rows {
+		devices[rows[i].Device] = true
+	}
+	on, rule := " on |", "---|"
+	if len(devices) == 1 {
+		fmt.Fprintf(to, "On: %s.\n", rows[0].Device)
+		on, rule = "", ""
+	}
+	fmt.Fprintf(to, "\n| figure | ours | beside it | ratio | spread |%s log |\n|---|---|---|---|---|%s---|\n", on, rule)
+	by := map[string]map[string][]string{} // names by command and load
 	for i := range rows {
 		f := &rows[i]
-		spread, _, _ := strings.Cut(f.Spread, ";")
-		fmt.Fprintf(to, "| `%s` | %.4g %s | %.4g, %s | %s | %s | %s | [%s](../%s) |\n", f.Name, f.Value, f.Unit, f.PeerValue, f.Peer, ratio(f), spread,
-			strings.ReplaceAll(f.Device, "NVIDIA ", ""), f.Date, f.Raw)
-		w := way{f.Command, f.Was, f.Model}
-		by[w] = append(by[w], "`"+f.Name+"`")
+		device := ""
+		if len(devices) > 1 {
+			device = strings.ReplaceAll(f.Device, "NVIDIA ", "") + " | "
+		}
+		fmt.Fprintf(to, "| `%s` | %.4g %s | %.4g, %s | %s | %s | %s[%s](../%s) |\n", f.Name, f.Value, f.Unit, f.PeerValue, f.Peer, ratio(f), spread(f), device, f.Date, f.Raw)
+		command := "`" + f.Command + "`"
+		if f.Was != "" {
+			command += " (measured by " + f.Was + ")"
+		}
+		if by[command] == nil {
+			by[command] = map[string][]string{}
+		}
+		by[command][f.Model] = append(by[command][f.Model], "`"+f.Name+"`")
 	}
 	fmt.Fprintln(to)
-	ways := slices.SortedFunc(maps.Keys(by), func(a, b way) int {
-		return cmp.Or(cmp.Compare(a.command, b.command), cmp.Compare(by[a][0], by[b][0]))
-	})
-	for _, w := range ways {
-		names := by[w]
-		if len(names) > 3 {
-			names = []string{names[0], "…", names[len(names)-1], fmt.Sprintf("(%d)", len(names))}
+	for _, command := range slices.Sorted(maps.Keys(by)) {
+		fmt.Fprintf(to, "- %s\n", command)
+		for _, load := range slices.Sorted(maps.Keys(by[command])) {
+			names := by[command][load]
+			if len(names) > 3 {
+				names = []string{names[0], "to", names[len(names)-1]}
+			}
+			fmt.Fprintf(to, "  - %s: %s\n", strings.Join(names, " "), load)
 		}
-		was := ""
-		if w.was != "" {
-			was = ", which has taken the place of `" + strings.ReplaceAll(w.was, "scripts/", "") + "`"
-		}
-		fmt.Fprintf(to, "- `%s`%s: %s. %s\n", w.command, was, strings.Join(names, " "), w.model)
 	}
+}
+
+var ofRatio = regexp.MustCompile(`ratio (\S+\.\.[0-9.]+)`)
+
+// spread is that of the ratio, or the beginning of what the figure says of it.
+func spread(f *figures.Figure) string {
+	if m := ofRatio.FindStringSubmatch(f.Spread); m != nil {
+		return m[1]
+	}
+	begin, _, _ := strings.Cut(f.Spread, ";")
+	return begin
 }
 
 // ratio is ours over the peer. A figure without a unit is one itself, whatever stands
