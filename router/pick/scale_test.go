@@ -1,16 +1,15 @@
-package main
+package pick_test
 
 import (
-	"context"
-	"flag"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"runtime"
-	"runtime/pprof"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,7 +19,6 @@ import (
 	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/router/index"
 	"github.com/xpyd/xpyd/router/pick"
-	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
 const (
@@ -49,8 +47,8 @@ func tokensOf(buf []uint32, conversation, tokens int) []uint32 {
 	return buf
 }
 
-// pickSite is one fleet with its index, picker and churn.
-type pickSite struct {
+// site is one fleet with its index, picker and churn.
+type site struct {
 	workers int
 	index   *index.Index
 	picker  *pick.Picker
@@ -62,8 +60,8 @@ type pickSite struct {
 	version uint64
 	away    int // members that drain
 
-	means, p99s []float64 // microseconds, a round
-	lat, wall   []float64 // of this round
+	perBlock  float64   // bytes of heap
+	lat, wall []float64 // microseconds, of this round
 }
 
 // source is one worker's cache.
@@ -78,8 +76,8 @@ func (s *source) hash(id, block int) uint64 {
 	return (uint64(id)<<16 | uint64(block)) * 0x9e3779b97f4a7c15
 }
 
-func newPickSite(workers int, blocks int64) *pickSite {
-	s := &pickSite{workers: workers, index: index.New(blocks * 2 * index.BlockBytes), rnd: rand.New(rand.NewPCG(7, uint64(workers)))}
+func newSite(workers int, blocks int64) *site {
+	s := &site{workers: workers, index: index.New(blocks * 2 * index.BlockBytes), rnd: rand.New(rand.NewPCG(7, uint64(workers)))}
 	cfg := pick.DefaultConfig()
 	cfg.Policy, cfg.SlowStart = pick.KVEvents, 0
 	s.picker = pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
@@ -100,7 +98,7 @@ func newPickSite(workers int, blocks int64) *pickSite {
 	return s
 }
 
-func (s *pickSite) newSource(i int) *source {
+func (s *site) newSource(i int) *source {
 	m := &s.members[i]
 	role := index.Prefill
 	if m.Role == fleet.Decode {
@@ -110,7 +108,7 @@ func (s *pickSite) newSource(i int) *source {
 }
 
 // talk stores one more conversation on a worker.
-func (s *pickSite) talk(worker int, buf []uint32) []uint32 {
+func (s *site) talk(worker int, buf []uint32) []uint32 {
 	src, conv := s.sources[worker], s.next
 	s.next++
 	buf = tokensOf(buf, conv, (shared+own)*size)
@@ -135,7 +133,7 @@ func (s *pickSite) talk(worker int, buf []uint32) []uint32 {
 }
 
 // drop removes a worker's oldest conversation.
-func (s *pickSite) drop(worker int) {
+func (s *site) drop(worker int) {
 	src := s.sources[worker]
 	if len(src.convs) < 2 {
 		return
@@ -148,7 +146,7 @@ func (s *pickSite) drop(worker int) {
 	src.Apply(&kvevents.Batch{Events: []kvevents.Event{ev}})
 }
 
-func (s *pickSite) publish() {
+func (s *site) publish() {
 	s.version++
 	snap := fleet.NewSnapshot(s.version, time.Time{}, slices.Clone(s.members))
 	s.snap.Store(snap)
@@ -158,7 +156,7 @@ func (s *pickSite) publish() {
 // churn changes the fleet and the caches, at the same rate for every fleet,
 // until stop: 20 changes of membership and 200 conversations come and gone a
 // second, and in a fleet where that is a small part of it one whole restart.
-func (s *pickSite) churn(stop <-chan struct{}) {
+func (s *site) churn(stop <-chan struct{}) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	var buf []uint32
@@ -206,7 +204,7 @@ func threadTime() time.Duration {
 }
 
 // measure makes picks and notes how long each took.
-func (s *pickSite) measure(n int, rnd *rand.Rand, held *[]*pick.Choice) error {
+func (s *site) measure(n int, rnd *rand.Rand, held *[]*pick.Choice) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var buf []uint32
@@ -237,17 +235,7 @@ func (s *pickSite) measure(n int, rnd *rand.Rand, held *[]*pick.Choice) error {
 	return nil
 }
 
-// round ends one: the mean and the 99th percentile of a choice's thread time.
-func (s *pickSite) round() (mean, p99 float64) {
-	for _, l := range s.lat {
-		mean += l / float64(len(s.lat))
-	}
-	p99 = figures.Quantile(s.lat, 0.99)
-	s.means, s.p99s = append(s.means, mean), append(s.p99s, p99)
-	return mean, p99
-}
-
-func heap() uint64 {
+func heapInUse() uint64 {
 	runtime.GC()
 	runtime.GC()
 	var m runtime.MemStats
@@ -255,61 +243,37 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// pickBench measures the router's choice among many workers and an exact index of many
-// blocks, beside the same with 8 workers; both with churn, in turns, in one process.
-type pickBench struct {
-	*harness.Bench
-	blocks  int64
-	workers int
-	profile string
-}
-
-func (b *pickBench) flags(f *flag.FlagSet) {
-	f.Int64Var(&b.blocks, "blocks", 10_000_000, "blocks in each index")
-	f.IntVar(&b.workers, "workers", 4000, "workers of the large fleet")
-	f.StringVar(&b.profile, "cpuprofile", "", "file for a CPU profile of the rounds")
-}
-
-func (b *pickBench) open(context.Context) error { return nil }
-func (b *pickBench) parts() []part              { return []part{{"pick", b.compare}} }
-
-func (b *pickBench) compare(ctx context.Context) error {
-	var sites []*pickSite
-	perBlock := 0.0
-	for _, n := range []int{b.workers, 8} {
-		before := heap()
-		s := newPickSite(n, b.blocks)
+// TestScale measures choices among XPYD_PICK_WORKERS workers and an exact index of
+// XPYD_PICK_BLOCKS blocks, beside the same with 8 workers; both with churn, in turns, for
+// XPYD_PICK_ROUNDS rounds. It prints a line of JSON for each fleet and round, which
+// `go run ./scripts/bench pick` reads.
+func TestScale(t *testing.T) {
+	var blocks int64
+	var workers, rounds int
+	for name, to := range map[string]any{"XPYD_PICK_BLOCKS": &blocks, "XPYD_PICK_WORKERS": &workers, "XPYD_PICK_ROUNDS": &rounds} {
+		if os.Getenv(name) == "" {
+			t.Skip(name + " is not set")
+		}
+		if _, err := fmt.Sscan(os.Getenv(name), to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var sites []*site
+	for _, n := range []int{workers, 8} {
+		before := heapInUse()
+		s := newSite(n, blocks)
 		for _, src := range s.sources { // the generator's own
 			src.convs = slices.Clip(src.convs)
 		}
-		used := heap() - before
-		st := s.index.Stats()
-		b.Sayf("%d workers: %d blocks, %d bytes in tables (%.1f a block), heap grew by %d (%.1f a block)", n, st.Blocks, st.Bytes,
-			float64(st.Bytes)/float64(st.Blocks), used, float64(used)/float64(st.Blocks))
-		if n == b.workers {
-			perBlock = float64(used) / float64(st.Blocks)
-		}
+		s.perBlock = float64(heapInUse()-before) / float64(s.index.Stats().Blocks)
 		sites = append(sites, s)
-	}
-	if b.profile != "" {
-		f, err := os.Create(b.profile)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		if err := pprof.StartCPUProfile(f); err != nil {
-			return err
-		}
-		defer pprof.StopCPUProfile()
 	}
 	rnd := rand.New(rand.NewPCG(3, 4))
 	held := make([][]*pick.Choice, len(sites))
-	for round := range b.Rounds + 1 {
+	out := json.NewEncoder(os.Stdout)
+	for round := range rounds + 1 {
 		for range 20 {
 			for i, s := range sites {
-				if ctx.Err() != nil {
-					return ctx.Err()
-				}
 				stop := make(chan struct{})
 				var wg sync.WaitGroup
 				wg.Go(func() { s.churn(stop) })
@@ -317,29 +281,22 @@ func (b *pickBench) compare(ctx context.Context) error {
 				close(stop)
 				wg.Wait()
 				if err != nil {
-					return err
+					t.Fatal(err)
 				}
 			}
 		}
 		for _, s := range sites {
 			if round > 0 { // the first one warms up
-				wall50, wall99 := figures.Median(s.wall), figures.Quantile(s.wall, 0.99)
-				mean, p99 := s.round()
-				b.Sayf("round %d, %d workers: thread time mean %.2f us, p99 %.2f us; wall clock p50 %.2f us, p99 %.2f us", round, s.workers, mean, p99, wall50, wall99)
+				mean := 0.0
+				for _, l := range s.lat {
+					mean += l / float64(len(s.lat))
+				}
+				if err := out.Encode(map[string]any{"workers": s.workers, "round": round, "mean_us": mean, "p99_us": figures.Quantile(s.lat, 0.99),
+					"wall_p50_us": figures.Median(s.wall), "wall_p99_us": figures.Quantile(s.wall, 0.99), "bytes_per_block": s.perBlock}); err != nil {
+					t.Fatal(err)
+				}
 			}
 			s.lat, s.wall = s.lat[:0], s.wall[:0]
 		}
 	}
-	about := fmt.Sprintf("%d workers, %d blocks, prompts of 1,024 to 2,088 tokens, lookup and choice, with churn", b.workers, b.blocks)
-	for _, f := range []figures.Figure{
-		figures.Figure{Name: "router.pick_ratio.4000", Unit: "us of thread time, mean", Peer: "the same with 8 workers"}.Ratios(sites[0].means, sites[1].means),
-		figures.Figure{Name: "router.pick_p99_ratio.4000", Unit: "us of thread time, p99", Peer: "the same with 8 workers"}.Ratios(sites[0].p99s, sites[1].p99s),
-		{Name: "router.index_bytes_per_block", Value: perBlock, Unit: "bytes of heap", Peer: "limit", PeerValue: 64, Ratio: perBlock / 64, Runs: 1, Spread: "one build"},
-	} {
-		f.Model = about
-		if err := b.Add(f); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -85,6 +86,42 @@ func (b *loadgen) xpydBench(ctx context.Context, args ...string) (*report.Report
 	}
 	return &r, u, nil
 }
+
+// cost measures the processor time of a request by our client and by others': see
+// BenchmarkCost of internal/loadgen/client.
+func (b *loadgen) cost(ctx context.Context) error {
+	url, stop, err := b.engine(ctx, "burst")
+	if err != nil {
+		return err
+	}
+	defer stop()
+	binary := filepath.Join(b.Dir, "client.test")
+	if err := harness.BuildTest(ctx, ".", binary, "./internal/loadgen/client"); err != nil {
+		return err
+	}
+	for name, n := range map[string]int{"whole": 20000, "stream16": 10000} {
+		us := map[string][]float64{}
+		for range b.Rounds {
+			for _, client := range []string{"xpyd", "net-http", "fasthttp"} {
+				v, err := speed(ctx, costOf, []string{binary, "-test.run", "^$", "-test.bench", "^BenchmarkCost$/^" + name + "$/^" + client + "$", "-test.benchtime", fmt.Sprint(n, "x")}, []string{"XPYD_COST_URL=" + url})
+				if err != nil {
+					return err
+				}
+				us[client] = append(us[client], v)
+			}
+		}
+		b.Sayf("cost.%s: µs of processor time a request: %v", name, us)
+		for suffix, peer := range map[string]string{"": "net-http", "_fasthttp": "fasthttp"} {
+			f := figures.Figure{Name: "loadgen.cpu_us." + name + suffix, Unit: "µs", Peer: strings.Replace(peer, "-", "/", 1) + "'s client, without reading the JSON", Model: "2 KB prompt, 32 at once"}
+			if err := b.Add(f.Ratios(us["xpyd"], us[peer])); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+var costOf = regexp.MustCompile(`([0-9.]+) cpu-us/op`)
 
 // rate asks for 5,000 requests a second.
 func (b *loadgen) rate(ctx context.Context) error {

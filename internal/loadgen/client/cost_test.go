@@ -1,4 +1,4 @@
-package main
+package client_test
 
 import (
 	"bufio"
@@ -8,91 +8,71 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"testing"
 	"time"
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/xpyd/xpyd/internal/figures"
 	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
-// cost measures the processor time that a request takes this process with
-// xpyd's client, with net/http's and with fasthttp's, against the same server
-// in another process. The peers only look for the lines that begin with
-// "data:", which is less than ours does: it also reads the JSON.
-func (b *loadgen) cost(ctx context.Context) error {
-	url, stop, err := b.engine(ctx, "burst")
-	if err != nil {
-		return err
+// BenchmarkCost measures the processor time that a request takes this process with
+// xpyd's client, with net/http's and with fasthttp's, 32 at once, against the server at
+// XPYD_COST_URL, which is another process: see `go run ./scripts/bench loadgen -only cost`.
+// The peers only look for the lines that begin with "data:", which is less than ours does:
+// it also reads the JSON.
+func BenchmarkCost(b *testing.B) {
+	url := os.Getenv("XPYD_COST_URL")
+	if url == "" {
+		b.Skip("XPYD_COST_URL is not set")
 	}
-	defer stop()
-	for _, kind := range []struct {
-		name   string
-		stream bool
-		n      int
-	}{{"whole", false, 20000}, {"stream16", true, 10000}} {
-		body := fmt.Sprintf(`{"model":"m","prompt":"%s","max_tokens":16,"stream":%v}`, strings.Repeat("word ", 400), kind.stream)
-		posters := []func() (poster, error){
-			func() (poster, error) { return newOurs(url, body, kind.stream) },
-			func() (poster, error) { return newStd(url, body), nil },
-			func() (poster, error) { return newFast(url, body), nil },
-		}
-		micros := make([][]float64, len(posters))
-		for range b.Rounds {
-			for i, make := range posters {
-				p, err := make()
+	for name, stream := range map[string]bool{"whole": false, "stream16": true} {
+		body := fmt.Sprintf(`{"model":"m","prompt":"%s","max_tokens":16,"stream":%v}`, strings.Repeat("word ", 400), stream)
+		for client, post := range map[string]func() (poster, error){
+			"xpyd":     func() (poster, error) { return newOurs(url, body, stream) },
+			"net-http": func() (poster, error) { return newStd(url, body), nil },
+			"fasthttp": func() (poster, error) { return newFast(url, body), nil },
+		} {
+			b.Run(name+"/"+client, func(b *testing.B) {
+				p, err := post()
 				if err != nil {
-					return err
+					b.Fatal(err)
 				}
-				us, err := perRequest(p, kind.n, 32)
-				if err != nil {
-					return err
-				}
-				micros[i] = append(micros[i], us)
-			}
-		}
-		b.Sayf("cost.%s: µs of processor time a request: ours %.2f, net/http %.2f, fasthttp %.2f", kind.name, micros[0], micros[1], micros[2])
-		for i, peer := range []string{"net/http", "fasthttp"} {
-			f := figures.Figure{Name: "loadgen.cpu_us." + kind.name + []string{"", "_fasthttp"}[i], Unit: "µs", Peer: peer + "'s client, without reading the JSON", Model: "2 KB prompt, 32 at once"}
-			if err := b.Add(f.Ratios(micros[0], micros[i+1])); err != nil {
-				return err
-			}
+				perRequest(b, p, max(b.N/10, 1), 32) // warms up
+				b.ReportMetric(perRequest(b, p, b.N, 32), "cpu-us/op")
+			})
 		}
 	}
-	return nil
 }
 
 // poster posts once and returns the number of events.
 type poster func() (events int, err error)
 
-// perRequest is the processor time of a request in µs, with so many at once,
-// after a tenth of them to warm up.
-func perRequest(p poster, n, at int) (float64, error) {
-	var before time.Duration
-	for _, n := range []int{n / 10, n} {
-		before = processor()
-		var left atomic.Int64
-		left.Store(int64(n))
-		var clients sync.WaitGroup
-		errs := make([]error, at)
-		for i := range at {
-			clients.Go(func() {
-				for left.Add(-1) >= 0 && errs[i] == nil {
-					_, errs[i] = p()
-				}
-			})
-		}
-		clients.Wait()
-		if err := errors.Join(errs...); err != nil {
-			return 0, err
-		}
+// perRequest is the processor time of a request in µs, with so many at once.
+func perRequest(b *testing.B, p poster, n, at int) float64 {
+	before := processor()
+	var left atomic.Int64
+	left.Store(int64(n))
+	var clients sync.WaitGroup
+	errs := make([]error, at)
+	for i := range at {
+		clients.Go(func() {
+			for left.Add(-1) >= 0 && errs[i] == nil {
+				_, errs[i] = p()
+			}
+		})
 	}
-	return float64((processor() - before).Microseconds()) / float64(n), nil
+	clients.Wait()
+	if err := errors.Join(errs...); err != nil {
+		b.Fatal(err)
+	}
+	return float64((processor() - before).Microseconds()) / float64(n)
 }
 
 // processor is user and system time of this process.

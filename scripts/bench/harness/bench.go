@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"os"
 	"os/exec"
@@ -107,8 +108,8 @@ func goTool(ctx context.Context, root string, env []string, args ...string) erro
 	return nil
 }
 
-// Output runs a program to its end, within limit, and reads the JSON that it
-// prints, which also goes to the log.
+// Output runs a program to its end, within limit, and reads the JSON that it prints, or
+// writes it to an io.Writer; it also goes to the log.
 func (b *Bench) Output(ctx context.Context, limit time.Duration, to any, env []string, argv ...string) (*os.ProcessState, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -118,7 +119,9 @@ func (b *Bench) Output(ctx context.Context, limit time.Duration, to any, env []s
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
 	b.Book.Logf("$ %s\n%s", strings.Join(append(slices.Clone(env), argv...), " "), compact(stdout.Bytes()))
-	if err == nil && to != nil {
+	if w, ok := to.(io.Writer); ok {
+		_, _ = w.Write(stdout.Bytes())
+	} else if err == nil {
 		err = json.Unmarshal(stdout.Bytes(), to)
 	}
 	if err != nil {
