@@ -49,7 +49,7 @@ once. A unit is 16 tokens, or a block if that has more.
 
 With --ssd-dir it also writes units through an SSD tier, then reads them in random
 order, headers checked, past the page cache where the file system allows. The folder
-must be empty or new; it is deleted at the end. scripts/bench-kvio runs that
+must be empty or new; it is deleted at the end. scripts/bench kvio runs that
 beside fio. --device none leaves the pool out. GB are 10^9 bytes.`,
 		Example: `  xpyd bench kvio                                       this machine's GPU, or CPU; Llama-3-8B's shape
   xpyd bench kvio --block-tokens 16 --layers 28 --kv-heads 4 --plot kvio.html
