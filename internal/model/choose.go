@@ -6,49 +6,10 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/xpyd/xpyd/internal/model/arch"
 )
-
-// TensorSpec is one tensor that an architecture needs.
-type TensorSpec struct {
-	Name  string // Hugging Face name
-	Shape []int
-}
-
-// Tensors lists every tensor of c's architecture, in forward order.
-func (c *Config) Tensors() []TensorSpec {
-	q, kv := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim
-	ws := []TensorSpec{{"model.embed_tokens.weight", []int{c.Vocab, c.Hidden}}}
-	for l := range c.Layers {
-		add := func(name string, shape ...int) {
-			ws = append(ws, TensorSpec{"model.layers." + strconv.Itoa(l) + "." + name, shape})
-		}
-		add("input_layernorm.weight", c.Hidden)
-		add("self_attn.q_proj.weight", q, c.Hidden)
-		add("self_attn.k_proj.weight", kv, c.Hidden)
-		add("self_attn.v_proj.weight", kv, c.Hidden)
-		if c.QKVBias {
-			add("self_attn.q_proj.bias", q)
-			add("self_attn.k_proj.bias", kv)
-			add("self_attn.v_proj.bias", kv)
-		}
-		if c.QKNorm {
-			add("self_attn.q_norm.weight", c.HeadDim)
-			add("self_attn.k_norm.weight", c.HeadDim)
-		}
-		add("self_attn.o_proj.weight", c.Hidden, q)
-		add("post_attention_layernorm.weight", c.Hidden)
-		add("mlp.gate_proj.weight", c.Intermediate, c.Hidden)
-		add("mlp.up_proj.weight", c.Intermediate, c.Hidden)
-		add("mlp.down_proj.weight", c.Hidden, c.Intermediate)
-	}
-	ws = append(ws, TensorSpec{"model.norm.weight", []int{c.Hidden}})
-	if !c.TiedHead {
-		ws = append(ws, TensorSpec{"lm_head.weight", []int{c.Vocab, c.Hidden}})
-	}
-	return ws
-}
 
 // stored is a tensor that a file offers, before it is known to be needed.
 type stored struct {
@@ -57,51 +18,58 @@ type stored struct {
 	why  string // non-empty: it cannot be read, and why
 }
 
-// choose takes from have what c needs, checks shapes, and refuses tensors of
-// a decoder layer that c's architecture would leave unused: a model that has
-// them computes something else.
-func (c *Config) choose(source string, have map[string]stored) (map[string]entry, error) {
-	out := make(map[string]entry)
-	for _, w := range c.Tensors() {
-		s, ok := have[w.Name]
+// choose takes from have what c's architecture needs, by Hugging Face's names,
+// and checks shapes. It refuses other tensors of a layer: a model that has them
+// computes something else. The names in have are llama.cpp's if gguf.
+func choose(c *arch.Config, source string, have map[string]stored, gguf bool) (map[string]entry, error) {
+	out, used := make(map[string]entry), make(map[string]bool)
+	var f8, wide string // a projection that is FP8, and one that is not
+	for _, t := range c.Tensors() {
+		name := t.Name
+		if gguf {
+			name = t.GGUF
+		}
+		s, ok := have[name]
 		switch {
 		case !ok:
-			return nil, fmt.Errorf("%s: tensor %s is missing", source, w.Name)
+			return nil, fmt.Errorf("%s: tensor %s is missing", source, name)
 		case s.why != "":
-			return nil, fmt.Errorf("%s: tensor %s: %s", s.file, w.Name, s.why)
-		case !slices.Equal(s.shape, w.Shape):
-			return nil, fmt.Errorf("%s: tensor %s has shape %v, the configuration needs %v", s.file, w.Name, s.shape, w.Shape)
-		}
-		if s.stored == storedF8 {
-			scale, err := s.findScale(w.Name, have)
-			if err != nil {
-				return nil, err
+			return nil, fmt.Errorf("%s: tensor %s: %s", s.file, name, s.why)
+		case !slices.Equal(s.shape, t.Shape):
+			return nil, fmt.Errorf("%s: tensor %s has shape %v, the configuration needs %v", s.file, name, s.shape, t.Shape)
+		case s.stored == storedF8:
+			if !t.Role.Projection() {
+				return nil, fmt.Errorf("%s: tensor %s: dtype %s is not supported here (for the projections of the layers it is)", s.file, name, storedF8)
 			}
-			out[w.Name+scaleSuffix] = scale // of the fingerprint, too
+			scale, err := s.findScale(name, have)
+			if err != nil {
+				return nil, fmt.Errorf("%s: tensor %s: %w", s.file, name, err)
+			}
+			out[name+scaleSuffix] = scale // of the fingerprint, too
+			used[name+scaleSuffix] = true
+			f8 = name
+		case t.Role.Projection():
+			wide = name
 		}
-		out[w.Name] = s.entry
+		if gguf {
+			s.heads = t.PairedHeads
+		}
+		out[t.Name], used[name] = s.entry, true
 	}
-	if err := c.checkF8(source, out); err != nil {
-		return nil, err
+	if f8 != "" && wide != "" {
+		return nil, fmt.Errorf("%s: tensor %s is %s and %s is %s: all projections of the layers or none can be", source, f8, storedF8, wide, have[wide].stored)
 	}
 	for _, name := range slices.Sorted(maps.Keys(have)) {
-		if _, ok := out[name]; ok || !strings.HasPrefix(name, "model.layers.") || harmless.MatchString(name) {
-			continue
-		}
 		s := have[name]
-		if strings.HasSuffix(name, ".bias") && s.why == "" && zero(s.raw) {
-			continue
+		zeroBias := strings.HasSuffix(name, ".bias") && s.why == "" && len(bytes.TrimLeft(s.raw, "\x00")) == 0
+		if arch.InLayer(name) && !used[name] && !zeroBias && !harmless.MatchString(name) {
+			return nil, fmt.Errorf("%s: tensor %s has no place in a %s decoder of %d layers: this architecture is not supported", s.file, name, c.ModelType, c.Layers)
 		}
-		return nil, fmt.Errorf("%s: tensor %s has no place in a %s decoder of %d layers: this architecture is not supported", s.file, name, c.ModelType, c.Layers)
 	}
 	return out, nil
 }
 
-// harmless names buffers that some exporters save: rotary tables are derived.
-// Scales of activations and of KV in an FP8 checkpoint are found anew, a row at a
-// time.
-var harmless = regexp.MustCompile(`\.rotary_emb\.|\.masked_bias$|\.attn\.bias$|\.(input|output|k|v|q|kv)_scale$`)
-
-func zero(b []byte) bool {
-	return len(bytes.TrimLeft(b, "\x00")) == 0
-}
+// harmless matches what some exporters save and nobody needs: rotary tables,
+// masks, and an FP8 checkpoint's scales of activations and KV, which are found
+// anew, a row at a time.
+var harmless = regexp.MustCompile(`\.rotary_emb\.|\.attn_rot_embd\.|\.masked_bias$|\.attn\.bias$|\.(input|output|k|v|q|kv)_scale$`)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // The embedded model's fingerprint is part of what peers compare: it changes
@@ -33,7 +34,7 @@ func TestFingerprintTellsModelsApart(t *testing.T) {
 	}
 	f("first", writeHF(t, c, modeltest.HFOptions{Seed: 1}))
 	f("other weights", writeHF(t, c, modeltest.HFOptions{Seed: 2}))
-	f("other dtype", writeHF(t, c, modeltest.HFOptions{Seed: 1, DType: model.BF16}))
+	f("other dtype", writeHF(t, c, modeltest.HFOptions{Seed: 1, DType: kernels.BF16}))
 	f("other configuration", writeHF(t, other, modeltest.HFOptions{Seed: 1}))
 	again := open(t, writeHF(t, c, modeltest.HFOptions{Seed: 1, Shards: 4})).Fingerprint
 	if seen[again] != "first" {

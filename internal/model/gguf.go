@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // Bounds on GGUF headers, beside maxHeaderBytes and maxTensors.
@@ -35,7 +37,7 @@ type ggmlType struct {
 	name  string
 	quant quant
 	plain bool
-	dtype DType
+	dtype kernels.DType
 }
 
 // ggmlTypeOf returns what is known of a ggml type id, and whether it is read.
@@ -45,11 +47,11 @@ func ggmlTypeOf(id uint32) (ggmlType, bool) {
 	}
 	switch id {
 	case 0:
-		return ggmlType{name: "F32", quant: quant{block: 1, size: 4}, plain: true, dtype: F32}, true
+		return ggmlType{name: "F32", quant: quant{block: 1, size: 4}, plain: true, dtype: kernels.F32}, true
 	case 1:
-		return ggmlType{name: "F16", quant: quant{block: 1, size: 2}, plain: true, dtype: F16}, true
+		return ggmlType{name: "F16", quant: quant{block: 1, size: 2}, plain: true, dtype: kernels.F16}, true
 	case 30:
-		return ggmlType{name: "BF16", quant: quant{block: 1, size: 2}, plain: true, dtype: BF16}, true
+		return ggmlType{name: "BF16", quant: quant{block: 1, size: 2}, plain: true, dtype: kernels.BF16}, true
 	case 2:
 		return q("Q4_0", 32, 18, q40)
 	case 3:

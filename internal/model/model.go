@@ -17,11 +17,15 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // EmbeddedName is the name of the model inside the binary.
@@ -62,7 +66,7 @@ type Model struct {
 	// Name is what clients call the model: "stories260k", the directory's
 	// base name, the file's without ".gguf", or "OWNER/NAME" on the hub.
 	Name   string
-	Config Config
+	Config arch.Config
 	// TorchDType is what the model's makers compute in ("float16", "bfloat16",
 	// "float32"), "" where nobody says. It is no part of the fingerprint, which
 	// has what the weights are stored as.
@@ -75,7 +79,6 @@ type Model struct {
 
 	source    string // what errors name: a path, or "embedded stories260k"
 	tensors   map[string]entry
-	names     []string // sorted
 	maps      []*mapping
 	gguf      map[string]any
 	tokenizer [3][]byte // tokenizer.json, tokenizer_config.json, chat_template.jinja
@@ -144,16 +147,16 @@ func joinClose(err error, m *Model) error {
 // Tensor returns the named tensor. Its Data is read-only and valid until
 // Close. Quantised GGUF tensors are dequantised to F32 and re-ordered ones
 // copied anew on each call; all else is a window on the mapped file.
-func (m *Model) Tensor(name string) (Tensor, bool) {
+func (m *Model) Tensor(name string) (kernels.Tensor, bool) {
 	e, ok := m.tensors[name]
 	if !ok {
-		return Tensor{}, false
+		return kernels.Tensor{}, false
 	}
 	return e.tensor(), true
 }
 
 // Names lists the tensors that Config's architecture uses, sorted.
-func (m *Model) Names() []string { return slices.Clone(m.names) }
+func (m *Model) Names() []string { return slices.Sorted(maps.Keys(m.tensors)) }
 
 // TokenizerFiles returns tokenizer.json, tokenizer_config.json and
 // chat_template.jinja as they are; nil for each that the model lacks. A GGUF
@@ -176,6 +179,6 @@ func (m *Model) Close() error {
 			first = fmt.Errorf("unmap %s: %w", mp.path, err)
 		}
 	}
-	m.maps, m.tensors, m.names = nil, nil, nil
+	m.maps, m.tensors = nil, nil
 	return first
 }

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -183,7 +184,7 @@ func bucketFor(n, most int) int {
 }
 
 // layout is the pool's.
-func (o *Options) layout(a *kernels.Arch) kernels.Layout {
+func (o *Options) layout(a *arch.Config) kernels.Layout {
 	l := kernels.Layout{Layers: a.Layers, KVHeads: a.KVHeads, HeadDim: a.HeadDim,
 		BlockTokens: o.BlockTokens, DType: kernels.BF16.String(), RowBytes: 2 * a.HeadDim}
 	if o.FP16 {
@@ -195,7 +196,12 @@ func (o *Options) layout(a *kernels.Arch) kernels.Layout {
 	return l
 }
 
-func checkArch(a *kernels.Arch, opt *Options) error {
+func checkArch(a *arch.Config, opt *Options) error {
+	for i := range a.Layers {
+		if attention, feed := a.Layer(i); attention != arch.GQA || feed != arch.SwiGLU {
+			return fmt.Errorf("layer %d: attention %q with feed-forward %q is not served on a GPU", i, attention, feed)
+		}
+	}
 	if opt.WeightsFP8 && (a.Hidden%16 != 0 || a.Heads*a.HeadDim%16 != 0) {
 		return fmt.Errorf("FP8 weights need widths %d and %d to be multiples of 16", a.Hidden, a.Heads*a.HeadDim)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
@@ -23,7 +25,7 @@ import (
 
 // shape is one model of the decode figures.
 type shape struct {
-	arch    kernels.Arch
+	arch    arch.Config
 	weights kernels.Weights
 	steps   int
 	what    string
@@ -55,22 +57,10 @@ func newShape(name string) (*shape, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &m.Config
-	s.arch = kernels.Arch{Layers: c.Layers, Hidden: c.Hidden, Intermediate: c.Intermediate, Heads: c.Heads, KVHeads: c.KVHeads,
-		HeadDim: c.HeadDim, Vocab: c.Vocab, MaxPositions: c.MaxPositions, NormEps: c.NormEps, RopeTheta: c.RopeTheta, TiedHead: c.TiedHead}
-	get := func(name string) kernels.Tensor {
-		t, ok := m.Tensor(name)
-		if !ok {
-			return kernels.Tensor{}
-		}
-		return kernels.Tensor{DType: kernels.DType(t.DType), Shape: t.Shape, Data: append([]byte(nil), t.Data...)}
-	}
-	s.weights = kernels.Weights{Embed: get("model.embed_tokens.weight"), Norm: get("model.norm.weight")}
-	for i := range c.Layers {
-		l := func(n string) kernels.Tensor { return get(fmt.Sprintf("model.layers.%d.%s.weight", i, n)) }
-		s.weights.Layers = append(s.weights.Layers, kernels.LayerWeights{AttnNorm: l("input_layernorm"), MLPNorm: l("post_attention_layernorm"),
-			Q: l("self_attn.q_proj"), K: l("self_attn.k_proj"), V: l("self_attn.v_proj"), O: l("self_attn.o_proj"),
-			Gate: l("mlp.gate_proj"), Up: l("mlp.up_proj"), Down: l("mlp.down_proj")})
+	s.arch, s.weights = m.Config, m.Weights(false)
+	for p, t := range s.weights {
+		t.Data = bytes.Clone(t.Data)
+		s.weights[p] = t
 	}
 	return s, m.Close()
 }
@@ -195,23 +185,13 @@ func (s *shape) writeLlama2c(checkpoint, tokens string) error {
 		}
 	}
 	put([]int32{int32(a.Hidden), int32(a.Intermediate), int32(a.Layers), int32(a.Heads), int32(a.KVHeads), int32(a.Vocab), int32(a.MaxPositions)})
-	put(s.weights.Embed.Data)
-	for _, t := range []func(*kernels.LayerWeights) kernels.Tensor{
-		func(l *kernels.LayerWeights) kernels.Tensor { return l.AttnNorm },
-		func(l *kernels.LayerWeights) kernels.Tensor { return l.Q },
-		func(l *kernels.LayerWeights) kernels.Tensor { return l.K },
-		func(l *kernels.LayerWeights) kernels.Tensor { return l.V },
-		func(l *kernels.LayerWeights) kernels.Tensor { return l.O },
-		func(l *kernels.LayerWeights) kernels.Tensor { return l.MLPNorm },
-		func(l *kernels.LayerWeights) kernels.Tensor { return l.Gate },
-		func(l *kernels.LayerWeights) kernels.Tensor { return l.Down },
-		func(l *kernels.LayerWeights) kernels.Tensor { return l.Up },
-	} {
-		for i := range s.weights.Layers {
-			put(t(&s.weights.Layers[i]).Data)
+	put(s.weights[arch.Embed.At(0)].Data)
+	for _, r := range []arch.Role{arch.AttnNorm, arch.Q, arch.K, arch.V, arch.O, arch.MLPNorm, arch.Gate, arch.Down, arch.Up} {
+		for i := range a.Layers {
+			put(s.weights[r.At(i)].Data)
 		}
 	}
-	put(s.weights.Norm.Data)
+	put(s.weights[arch.Norm.At(0)].Data)
 	for range 2 { // the rotary tables, which run.c skips
 		put(make([]float32, a.MaxPositions*a.HeadDim/2))
 	}

@@ -13,8 +13,8 @@ import (
 	"strings"
 
 	"github.com/xpyd/xpyd/internal/figures"
-	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // bench is one call's settings.
@@ -100,7 +100,7 @@ func (b *bench) writeModel() error {
 		}
 		files[name] = text
 	}
-	return modeltest.WriteHF(b.model, c, modeltest.HFOptions{Seed: 1, DType: model.F32, Files: files})
+	return modeltest.WriteHF(b.model, c, modeltest.HFOptions{Seed: 1, DType: kernels.F32, Files: files})
 }
 
 // measure runs `xpyd up` and the trace.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // makeModel writes a model of Llama-3-8B's shape, but with the embedded model's tokens,
@@ -22,6 +23,6 @@ func makeModel(ctx context.Context, dir string) (string, error) {
 	c.MaxPositions, c.RopeTheta, c.TiedHead = 32768, 500000, false
 	tokens, config, _ := tiny.TokenizerFiles()
 	to := filepath.Join(dir, "model")
-	return to, modeltest.WriteHF(to, c, modeltest.HFOptions{Seed: 1, DType: model.BF16, Shards: c.Layers,
+	return to, modeltest.WriteHF(to, c, modeltest.HFOptions{Seed: 1, DType: kernels.BF16, Shards: c.Layers,
 		Files: map[string][]byte{"tokenizer.json": tokens, "tokenizer_config.json": config}})
 }

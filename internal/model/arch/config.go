@@ -1,4 +1,4 @@
-package model
+package arch
 
 import (
 	"fmt"
@@ -7,26 +7,10 @@ import (
 	"strings"
 )
 
-// RopeScaling selects how rotary frequencies are stretched. Kind is "",
-// "linear", "llama3" or "yarn"; the fields follow the names of Hugging Face's
-// config.json.
-type RopeScaling struct {
-	Kind            string
-	Factor          float64
-	LowFreqFactor   float64 // llama3
-	HighFreqFactor  float64 // llama3
-	OriginalMaxPos  int     // llama3, yarn
-	AttentionFactor float64 // yarn; 0 means derived from Factor
-	BetaFast        float64 // yarn; 0 means 32
-	BetaSlow        float64 // yarn; 0 means 1
-	MScale          float64 // yarn; 0 means unset
-	MScaleAllDim    float64 // yarn; 0 means unset
-	NoTruncate      bool    // yarn; truncate=false in config.json
-}
-
-// Config is the architecture of a Llama-family decoder, with its end ids.
+// Config is a model's architecture with its sizes, and the ids that begin and
+// end its texts. What an architecture does not have is zero.
 type Config struct {
-	ModelType    string // "llama", "mistral", "qwen2", "qwen3"
+	ModelType    string // Name of its Family
 	Layers       int
 	Hidden       int // model width
 	Intermediate int // SwiGLU width
@@ -38,26 +22,14 @@ type Config struct {
 	NormEps      float32
 	RopeTheta    float64
 	Rope         RopeScaling
-	// RopeFreqFactors, when set, has HeadDim/2 divisors of the rotary
-	// frequencies (GGUF's rope_freqs.weight: Llama 3 scaling, precomputed).
+	// RopeFreqFactors, if set, are HeadDim/2 divisors of the rotary frequencies:
+	// Llama 3's scaling, precomputed, as GGUF files have it. Rope.Kind is then "".
 	RopeFreqFactors []float32
-	QKVBias         bool // Qwen2
-	QKNorm          bool // Qwen3: RMSNorm over each head of q and k before RoPE
-	TiedHead        bool // no lm_head.weight: the head is the embedding
+	QKVBias         bool // q, k and v have biases
+	QKNorm          bool // RMSNorm over each head of q and k before they are rotated
+	TiedHead        bool // the head is the embedding
 	BOS             []int32
 	EOS             []int32
-}
-
-// GenerationConfig holds generation_config.json's sampling defaults; nil means
-// that the file does not say. Its end ids are merged into Config.EOS.
-type GenerationConfig struct {
-	Temperature       *float32 `json:"temperature"`
-	TopP              *float32 `json:"top_p"`
-	TopK              *int     `json:"top_k"`
-	MinP              *float32 `json:"min_p"`
-	RepetitionPenalty *float32 `json:"repetition_penalty"`
-	EOS               []int32  `json:"-"`
-	Ignored           []string `json:"-"` // keys with values out of range, which are left out
 }
 
 // Bounds of what is taken for a model at all. They keep every product of two
@@ -69,8 +41,11 @@ const (
 	maxPositions = 1 << 30
 )
 
-// validate checks ranges and divisibility; errors name the field.
-func (c *Config) validate() error {
+// Validate checks the architecture, ranges and divisibility. Errors name the field.
+func (c *Config) Validate() error {
+	if _, err := c.family(); err != nil {
+		return err
+	}
 	for _, f := range []struct {
 		name    string
 		v, high int
@@ -100,9 +75,6 @@ func (c *Config) validate() error {
 	if !(c.RopeTheta > 0) || math.IsInf(c.RopeTheta, 0) {
 		return fmt.Errorf("rope theta %v is not positive", c.RopeTheta)
 	}
-	if n := len(c.RopeFreqFactors); n != 0 && n != c.HeadDim/2 {
-		return fmt.Errorf("%d rope frequency factors for head dimension %d", n, c.HeadDim)
-	}
 	for _, f := range c.RopeFreqFactors {
 		if !(f > 0) || math.IsInf(float64(f), 0) {
 			return fmt.Errorf("rope frequency factor %v is not positive", f)
@@ -113,52 +85,14 @@ func (c *Config) validate() error {
 			return fmt.Errorf("token id %d is negative", id)
 		}
 	}
-	return c.Rope.validate()
+	_, _, err := c.RopeFrequencies()
+	return err
 }
 
-func (r *RopeScaling) validate() error {
-	pos := func(name string, v float64) error {
-		if !(v > 0) || math.IsInf(v, 0) {
-			return fmt.Errorf("rope scaling %s: %s %v is not positive", r.Kind, name, v)
-		}
-		return nil
-	}
-	switch r.Kind {
-	case "":
-		return nil
-	case "linear":
-		return pos("factor", r.Factor)
-	case "llama3":
-		for _, err := range []error{pos("factor", r.Factor), pos("low_freq_factor", r.LowFreqFactor),
-			pos("high_freq_factor", r.HighFreqFactor), pos("original_max_position_embeddings", float64(r.OriginalMaxPos))} {
-			if err != nil {
-				return err
-			}
-		}
-		if r.HighFreqFactor <= r.LowFreqFactor {
-			return fmt.Errorf("rope scaling llama3: high_freq_factor %v is not above low_freq_factor %v", r.HighFreqFactor, r.LowFreqFactor)
-		}
-		return nil
-	case "yarn":
-		for _, err := range []error{pos("factor", r.Factor), pos("original_max_position_embeddings", float64(r.OriginalMaxPos))} {
-			if err != nil {
-				return err
-			}
-		}
-		for _, v := range []float64{r.AttentionFactor, r.BetaFast, r.BetaSlow, r.MScale, r.MScaleAllDim} {
-			if !(v >= 0) || math.IsInf(v, 0) {
-				return fmt.Errorf("rope scaling yarn: parameter %v is negative", v)
-			}
-		}
-		return nil
-	}
-	return fmt.Errorf("rope scaling %q is not supported (linear, llama3, yarn are)", r.Kind)
-}
-
-// canonical is the Config's part of the fingerprint: one "key=value" line a
-// field, in this order, those of zero value left out, so that a field added
-// later does not change the fingerprint of models that lack it.
-func (c *Config) canonical() string {
+// Canonical is the Config's part of a fingerprint: one "key=value" line a field,
+// in this order, without those of zero value: a field added later does not
+// change the fingerprints of models that lack it.
+func (c *Config) Canonical() string {
 	var b strings.Builder
 	str := func(k, v string) {
 		if v != "" {
@@ -195,7 +129,7 @@ func (c *Config) canonical() string {
 	num("rope.factor", c.Rope.Factor)
 	num("rope.low_freq_factor", c.Rope.LowFreqFactor)
 	num("rope.high_freq_factor", c.Rope.HighFreqFactor)
-	num("rope.original_max_pos", float64(c.Rope.OriginalMaxPos))
+	num("rope.original_max_pos", c.Rope.OriginalMaxPos)
 	num("rope.attention_factor", c.Rope.AttentionFactor)
 	num("rope.beta_fast", c.Rope.BetaFast)
 	num("rope.beta_slow", c.Rope.BetaSlow)

@@ -1,200 +1,96 @@
-package model
+package arch
 
 import (
 	"errors"
 	"fmt"
 	"math"
-	"path/filepath"
-	"slices"
+	"reflect"
 	"strconv"
 	"strings"
 )
 
-func openGGUF(path string) (_ *Model, err error) {
-	mp, err := mapFile(path)
-	if err != nil {
-		return nil, err
-	}
-	base := filepath.Base(path)
-	m := &Model{Name: strings.TrimSuffix(base, filepath.Ext(base)), source: path, maps: []*mapping{mp}}
-	defer func() {
-		if err != nil {
-			_ = m.Close()
-		}
-	}()
-	g, err := parseGGUF(mp.data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	if m.Config, err = g.config(); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	if m.tensors, err = m.Config.choose(path, g.canonical(path, &m.Config)); err != nil {
-		return nil, err
-	}
-	m.names = sortedNames(m.tensors)
-	m.gguf = make(map[string]any)
-	for k, v := range g.meta {
-		if strings.HasPrefix(k, "tokenizer.") {
-			m.gguf[k] = v
-		}
-	}
-	return m, nil
-}
+// RopeFreqs is the tensor of GGUF files that becomes Config.RopeFreqFactors.
+const RopeFreqs = "rope_freqs.weight"
 
-// ggufNames maps llama.cpp's tensor names to Hugging Face's: whole names, and
-// the parts of "blk.N.PART.weight".
-var (
-	ggufNames = map[string]string{
-		"token_embd.weight":  "model.embed_tokens.weight",
-		"output_norm.weight": "model.norm.weight",
-		"output.weight":      "lm_head.weight",
-	}
-	ggufParts = map[string]string{
-		"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-		"attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
-		"attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm",
-		"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-	}
-)
-
-// canonicalName translates a tensor name; what it does not know inside a
-// layer keeps its own name there, and is refused by choose.
-func canonicalName(name string) string {
-	if n, ok := ggufNames[name]; ok {
-		return n
-	}
-	rest, ok := strings.CutPrefix(name, "blk.")
-	if !ok {
-		return name
-	}
-	layer, rest, _ := strings.Cut(rest, ".")
-	part, suffix, _ := strings.Cut(rest, ".")
-	if part == "attn_rot_embd" {
-		return name // a table that is derived
-	}
-	if p, ok := ggufParts[part]; ok {
-		part = p
-	}
-	return "model.layers." + layer + "." + part + "." + suffix
-}
-
-// canonical lists g's tensors under Hugging Face names and shapes.
-func (g *gguf) canonical(path string, c *Config) map[string]stored {
-	have := make(map[string]stored, len(g.tensors))
-	for name, t := range g.tensors {
-		typ, known := ggmlTypeOf(t.kind)
-		s := stored{file: path, entry: entry{stored: typ.name, dtype: typ.dtype, raw: t.raw}}
-		if !known {
-			s.why = fmt.Sprintf("type %s is not supported (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K are)", typ.name)
-		} else if !typ.plain {
-			s.quant = &typ.quant
-		}
-		for _, d := range slices.Backward(t.dims) {
-			s.shape = append(s.shape, int(d))
-		}
-		hf := canonicalName(name)
-		// llama.cpp's converter interleaves q's and k's rows for this one
-		// architecture; the others are stored as they are.
-		if c.ModelType == "llama" {
-			switch {
-			case strings.Contains(hf, ".self_attn.q_proj."):
-				s.heads = c.Heads
-			case strings.Contains(hf, ".self_attn.k_proj."):
-				s.heads = c.KVHeads
-			}
-		}
-		if _, twice := have[hf]; twice {
-			s.why = "it is there under two names"
-		}
-		have[hf] = s
-	}
-	return have
-}
-
-// config derives the architecture from metadata and from which tensors there
-// are. Errors name the key.
-func (g *gguf) config() (Config, error) {
-	arch, _ := g.meta["general.architecture"].(string)
-	switch arch {
-	case "llama", "qwen2", "qwen3":
-	case "":
+// ReadGGUF reads a GGUF file's metadata. shape returns a tensor's shape, nil if
+// the file does not have it; freqFactors are the elements of RopeFreqs. Errors
+// name the key.
+func ReadGGUF(meta map[string]any, shape func(tensor string) []int, freqFactors []float32) (Config, error) {
+	name, _ := meta["general.architecture"].(string)
+	if name == "" {
 		return Config{}, errors.New("general.architecture is missing")
-	default:
-		return Config{}, fmt.Errorf("general.architecture %.60q is not supported (llama, qwen2, qwen3 are)", arch)
 	}
-	m := metaReader{meta: g.meta, arch: arch}
+	f, err := find("general.architecture", name, func(f *Family) []string {
+		if f.GGUF == "" {
+			return nil
+		}
+		return []string{f.GGUF}
+	})
+	if err != nil {
+		return Config{}, err
+	}
+	m := &metadata{keys: meta, arch: name, shape: shape}
 	if n := m.count("split.count", 1); n > 1 {
 		return Config{}, fmt.Errorf("split.count %d: split files are not supported, merge them with llama-gguf-split --merge", n)
 	}
-	c := Config{ModelType: arch, QKNorm: arch == "qwen3", RopeTheta: 10000}
-	c.Layers = m.count(arch+".block_count", -1)
-	c.Hidden = m.count(arch+".embedding_length", -1)
-	c.Intermediate = m.count(arch+".feed_forward_length", -1)
-	c.MaxPositions = m.count(arch+".context_length", -1)
-	c.Heads = m.count(arch+".attention.head_count", -1)
-	c.KVHeads = m.count(arch+".attention.head_count_kv", c.Heads)
-	c.HeadDim = m.count(arch+".attention.key_length", c.Hidden/max(1, c.Heads))
-	c.NormEps = float32(m.number(arch+".attention.layer_norm_rms_epsilon", math.NaN()))
-	c.RopeTheta = m.number(arch+".rope.freq_base", c.RopeTheta)
-	m.same(arch+".attention.value_length", c.HeadDim)
-	m.same(arch+".rope.dimension_count", c.HeadDim)
-	m.same(arch+".expert_count", 0)
-	if w := m.count(arch+".attention.sliding_window", 0); w > 0 && w < c.MaxPositions {
-		m.fail(arch+".attention.sliding_window", fmt.Errorf("%d below context_length %d is not supported", w, c.MaxPositions))
-	}
-	c.Rope = m.rope(c.MaxPositions)
-	if id := m.count("tokenizer.ggml.bos_token_id", math.MaxInt32); id != math.MaxInt32 {
-		c.BOS = []int32{int32(id)}
+	c := f.readGGUF(m)
+	c.ModelType, c.RopeFreqFactors = f.Name, freqFactors
+	if id := m.count("tokenizer.ggml.bos_token_id", noID); id != noID {
+		c.BOS = IDs{int32(id)}
 	}
 	for _, k := range []string{"eos", "eot", "eom"} {
-		if id := m.count("tokenizer.ggml."+k+"_token_id", math.MaxInt32); id != math.MaxInt32 {
-			c.EOS = union(c.EOS, []int32{int32(id)})
+		if id := m.count("tokenizer.ggml."+k+"_token_id", noID); id != noID {
+			c.EOS = IDs(c.EOS).With(int32(id))
 		}
 	}
 	if m.err != nil {
 		return Config{}, m.err
 	}
-	if embed, ok := g.tensors["token_embd.weight"]; ok && len(embed.dims) == 2 {
-		c.Vocab = int(min(embed.dims[1], math.MaxInt32))
+	return c, c.Validate()
+}
+
+// noID stands for a key of a token id that is absent.
+const noID = math.MaxInt32
+
+// denseGGUF reads a dense decoder.
+func denseGGUF(m *metadata) (c Config) {
+	a := m.arch
+	c.Layers = m.count(a+".block_count", -1)
+	c.Hidden = m.count(a+".embedding_length", -1)
+	c.Intermediate = m.count(a+".feed_forward_length", -1)
+	c.MaxPositions = m.count(a+".context_length", -1)
+	c.Heads = m.count(a+".attention.head_count", -1)
+	c.KVHeads = m.count(a+".attention.head_count_kv", c.Heads)
+	c.HeadDim = m.count(a+".attention.key_length", c.Hidden/max(1, c.Heads))
+	c.NormEps = float32(m.number(a+".attention.layer_norm_rms_epsilon", math.NaN()))
+	c.RopeTheta = m.number(a+".rope.freq_base", 10000)
+	m.same(a+".attention.value_length", c.HeadDim)
+	m.same(a+".rope.dimension_count", c.HeadDim)
+	m.same(a+".expert_count", 0)
+	if w := m.count(a+".attention.sliding_window", 0); w > 0 && w < c.MaxPositions {
+		m.fail(a+".attention.sliding_window", fmt.Errorf("%d below context_length %d is not supported", w, c.MaxPositions))
+	}
+	c.Rope = m.rope(c.MaxPositions)
+	embed := denseNames[Embed].gguf
+	if s := m.shape(embed); len(s) == 2 {
+		c.Vocab = s[0]
 	} else {
-		return Config{}, errors.New("tensor token_embd.weight is missing: the file has no weights")
+		m.fail("tensor "+embed, errors.New("missing: the file has no weights"))
 	}
-	_, head := g.tensors["output.weight"]
-	_, bias := g.tensors["blk.0.attn_q.bias"]
-	c.TiedHead, c.QKVBias = !head, bias || arch == "qwen2"
-	if err := g.freqFactors(&c); err != nil {
-		return Config{}, err
-	}
-	return c, c.validate()
+	c.TiedHead = m.shape(denseNames[Head].gguf) == nil
+	c.QKVBias = m.shape(strings.Replace(denseNames[QBias].gguf, "{}", "0", 1)) != nil
+	return c
 }
 
-// freqFactors reads rope_freqs.weight, which Llama 3 files have.
-func (g *gguf) freqFactors(c *Config) error {
-	t, ok := g.tensors["rope_freqs.weight"]
-	if !ok {
-		return nil
-	}
-	typ, _ := ggmlTypeOf(t.kind)
-	if !typ.plain || typ.dtype != F32 || len(t.raw) > 4*maxWidth {
-		return fmt.Errorf("tensor rope_freqs.weight of type %s is not F32", typ.name)
-	}
-	c.RopeFreqFactors = make([]float32, len(t.raw)/4)
-	r := cursor{b: t.raw}
-	for i := range c.RopeFreqFactors {
-		c.RopeFreqFactors[i] = math.Float32frombits(r.u32())
-	}
-	return nil
+// metadata reads typed keys; the first error stays.
+type metadata struct {
+	keys  map[string]any
+	arch  string
+	shape func(tensor string) []int
+	err   error
 }
 
-// metaReader reads typed metadata; the first error stays.
-type metaReader struct {
-	meta map[string]any
-	arch string
-	err  error
-}
-
-func (m *metaReader) fail(key string, err error) {
+func (m *metadata) fail(key string, err error) {
 	if m.err == nil {
 		m.err = fmt.Errorf("%s: %w", key, err)
 	}
@@ -202,9 +98,9 @@ func (m *metaReader) fail(key string, err error) {
 
 // count reads a non-negative integer, or an array of equal ones (a value a
 // layer). A negative def makes the key mandatory.
-func (m *metaReader) count(key string, def int) int {
-	v, ok := m.meta[key]
-	if !ok {
+func (m *metadata) count(key string, def int) int {
+	v := reflect.ValueOf(m.keys[key])
+	if !v.IsValid() {
 		if def < 0 {
 			m.fail(key, errors.New("key is missing"))
 			return 0
@@ -212,31 +108,31 @@ func (m *metaReader) count(key string, def int) int {
 		return def
 	}
 	n, ok := integer(v)
-	if list, isList := each(v); isList && len(list) > 0 {
-		n, ok = integer(list[0])
-		for _, other := range list[1:] {
-			if o, _ := integer(other); o != n {
+	if v.Kind() == reflect.Slice && v.Len() > 0 {
+		n, ok = integer(v.Index(0))
+		for i := range v.Len() {
+			if other, _ := integer(v.Index(i)); other != n {
 				m.fail(key, errors.New("layers that differ are not supported"))
 			}
 		}
 	}
 	if !ok || n < 0 || n > math.MaxInt32 {
-		m.fail(key, fmt.Errorf("%.60s is not a count", fmt.Sprint(v)))
+		m.fail(key, fmt.Errorf("%.60s is not a count", fmt.Sprint(m.keys[key])))
 		return 0
 	}
 	return int(n)
 }
 
 // same refuses a key that is present with another value than want.
-func (m *metaReader) same(key string, want int) {
+func (m *metadata) same(key string, want int) {
 	if n := m.count(key, want); n != want {
 		m.fail(key, fmt.Errorf("%d is not supported here (%d is)", n, want))
 	}
 }
 
 // number reads a float. A NaN def makes the key mandatory.
-func (m *metaReader) number(key string, def float64) float64 {
-	switch v := m.meta[key].(type) {
+func (m *metadata) number(key string, def float64) float64 {
+	switch v := m.keys[key].(type) {
 	case nil:
 		if math.IsNaN(def) {
 			m.fail(key, errors.New("key is missing"))
@@ -256,11 +152,11 @@ func (m *metaReader) number(key string, def float64) float64 {
 }
 
 // rope reads the rope.scaling keys.
-func (m *metaReader) rope(context int) RopeScaling {
+func (m *metadata) rope(context int) RopeScaling {
 	key := func(k string) string { return m.arch + ".rope.scaling." + k }
-	kind, _ := m.meta[key("type")].(string)
+	kind, _ := m.keys[key("type")].(string)
 	factor := m.number(key("factor"), 0)
-	if _, ok := m.meta[m.arch+".rope.scale_linear"]; ok && kind == "" {
+	if _, ok := m.keys[m.arch+".rope.scale_linear"]; ok && kind == "" {
 		kind, factor = "linear", m.number(m.arch+".rope.scale_linear", 0)
 	}
 	switch kind {
@@ -273,7 +169,7 @@ func (m *metaReader) rope(context int) RopeScaling {
 		m.fail(key("type"), fmt.Errorf("%.40q is not supported (none, linear, yarn are)", kind))
 		return RopeScaling{}
 	}
-	s := RopeScaling{Kind: kind, Factor: factor, OriginalMaxPos: m.count(key("original_context_length"), context)}
+	s := RopeScaling{Kind: kind, Factor: factor, OriginalMaxPos: float64(m.count(key("original_context_length"), context))}
 	s.BetaFast = m.number(key("yarn_beta_fast"), 0)
 	s.BetaSlow = m.number(key("yarn_beta_slow"), 0)
 	for _, k := range []string{"yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor"} {
@@ -292,45 +188,16 @@ func (m *metaReader) rope(context int) RopeScaling {
 	return s
 }
 
-// integer widens any integer metadata value.
-func integer(v any) (int64, bool) {
-	switch v := v.(type) {
-	case uint8:
-		return int64(v), true
-	case int8:
-		return int64(v), true
-	case uint16:
-		return int64(v), true
-	case int16:
-		return int64(v), true
-	case uint32:
-		return int64(v), true
-	case int32:
-		return int64(v), true
-	case int64:
-		return v, true
-	case uint64:
-		return int64(min(v, math.MaxInt64)), true
+// integer widens any integer.
+func integer(v reflect.Value) (int64, bool) {
+	if v.Kind() == reflect.Interface {
+		v = v.Elem()
+	}
+	switch {
+	case v.CanInt():
+		return v.Int(), true
+	case v.CanUint():
+		return int64(min(v.Uint(), math.MaxInt64)), true
 	}
 	return 0, false
-}
-
-// each widens an array value to a list.
-func each(v any) ([]any, bool) {
-	var out []any
-	switch v := v.(type) {
-	case []any:
-		return v, true
-	case []int32:
-		for _, x := range v {
-			out = append(out, x)
-		}
-	case []uint32:
-		for _, x := range v {
-			out = append(out, x)
-		}
-	default:
-		return nil, false
-	}
-	return out, true
 }

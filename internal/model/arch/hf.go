@@ -1,65 +1,15 @@
-package model
+package arch
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 )
 
-// hfConfig is the part of config.json that decides what is computed.
-type hfConfig struct {
-	ModelType    string   `json:"model_type"`
-	Vocab        int      `json:"vocab_size"`
-	Hidden       int      `json:"hidden_size"`
-	Intermediate int      `json:"intermediate_size"`
-	Layers       int      `json:"num_hidden_layers"`
-	Heads        int      `json:"num_attention_heads"`
-	KVHeads      *int     `json:"num_key_value_heads"`
-	HeadDim      *int     `json:"head_dim"`
-	MaxPositions int      `json:"max_position_embeddings"`
-	NormEps      *float64 `json:"rms_norm_eps"`
-	RopeTheta    *float64 `json:"rope_theta"`
-	RopeScaling  *hfRope  `json:"rope_scaling"`
-	RopeParams   *hfRope  `json:"rope_parameters"`
-	Tied         bool     `json:"tie_word_embeddings"`
-	BOS          ids      `json:"bos_token_id"`
-	EOS          ids      `json:"eos_token_id"`
-
-	AttentionBias    *bool           `json:"attention_bias"`
-	MLPBias          bool            `json:"mlp_bias"`
-	Activation       string          `json:"hidden_act"`
-	PartialRotary    *float64        `json:"partial_rotary_factor"`
-	UseSliding       *bool           `json:"use_sliding_window"`
-	SlidingWindow    *int            `json:"sliding_window"`
-	Quantization     json.RawMessage `json:"quantization_config"`
-	NoRopeLayers     json.RawMessage `json:"no_rope_layers"`
-	LayerTypes       []string        `json:"layer_types"`
-	ResidualMultiply *float64        `json:"residual_multiplier"`
-}
-
-// hfRope is rope_scaling or, since transformers 5, rope_parameters.
-type hfRope struct {
-	Type            string   `json:"rope_type"`
-	LegacyType      string   `json:"type"`
-	Theta           *float64 `json:"rope_theta"`
-	PartialRotary   *float64 `json:"partial_rotary_factor"`
-	Factor          float64  `json:"factor"`
-	LowFreqFactor   float64  `json:"low_freq_factor"`
-	HighFreqFactor  float64  `json:"high_freq_factor"`
-	OriginalMaxPos  float64  `json:"original_max_position_embeddings"`
-	AttentionFactor *float64 `json:"attention_factor"`
-	BetaFast        *float64 `json:"beta_fast"`
-	BetaSlow        *float64 `json:"beta_slow"`
-	MScale          *float64 `json:"mscale"`
-	MScaleAllDim    *float64 `json:"mscale_all_dim"`
-	Truncate        *bool    `json:"truncate"`
-}
-
-// parseConfig reads config.json. Errors name the key.
-func parseConfig(b []byte) (Config, error) {
-	var h hfConfig
+// ReadHF reads a Hugging Face config.json. Errors name the key.
+func ReadHF(b []byte) (Config, error) {
 	// model_type first: another architecture's keys may have other types.
 	var head struct {
 		ModelType string `json:"model_type"`
@@ -67,11 +17,52 @@ func parseConfig(b []byte) (Config, error) {
 	if err := json.Unmarshal(b, &head); err != nil {
 		return Config{}, err
 	}
-	switch head.ModelType {
-	case "llama", "smollm", "mistral", "qwen2", "qwen3":
-	default:
-		return Config{}, fmt.Errorf("model_type %.60q is not supported (llama, mistral without sliding window, qwen2, qwen3 are)", head.ModelType)
+	f, err := find("model_type", head.ModelType, func(f *Family) []string { return append([]string{f.Name}, f.Also...) })
+	if err != nil {
+		return Config{}, err
 	}
+	c, err := f.readHF(b)
+	if err != nil {
+		return Config{}, err
+	}
+	c.ModelType = f.Name
+	return c, c.Validate()
+}
+
+// denseJSON is the part of a dense decoder's config.json that decides what is
+// computed.
+type denseJSON struct {
+	Vocab        int             `json:"vocab_size"`
+	Hidden       int             `json:"hidden_size"`
+	Intermediate int             `json:"intermediate_size"`
+	Layers       int             `json:"num_hidden_layers"`
+	Heads        int             `json:"num_attention_heads"`
+	KVHeads      *int            `json:"num_key_value_heads"`
+	HeadDim      *int            `json:"head_dim"`
+	MaxPositions int             `json:"max_position_embeddings"`
+	NormEps      float64         `json:"rms_norm_eps"`
+	RopeTheta    float64         `json:"rope_theta"`
+	Rope         json.RawMessage `json:"rope_scaling"`
+	RopeParams   json.RawMessage `json:"rope_parameters"` // since transformers 5
+	Tied         bool            `json:"tie_word_embeddings"`
+	BOS          IDs             `json:"bos_token_id"`
+	EOS          IDs             `json:"eos_token_id"`
+
+	AttentionBias    bool            `json:"attention_bias"`
+	MLPBias          bool            `json:"mlp_bias"`
+	Activation       string          `json:"hidden_act"`
+	PartialRotary    float64         `json:"partial_rotary_factor"`
+	UseSliding       bool            `json:"use_sliding_window"`
+	SlidingWindow    *int            `json:"sliding_window"`
+	Quantization     json.RawMessage `json:"quantization_config"`
+	NoRopeLayers     json.RawMessage `json:"no_rope_layers"`
+	LayerTypes       []string        `json:"layer_types"`
+	ResidualMultiply float64         `json:"residual_multiplier"`
+}
+
+// denseHF reads a dense decoder. h holds what the family takes for absent keys.
+func denseHF(b []byte, h denseJSON) (Config, error) {
+	h.NormEps, h.RopeTheta, h.PartialRotary, h.ResidualMultiply = 1e-6, 10000, 1, 1
 	if err := json.Unmarshal(b, &h); err != nil {
 		return Config{}, err
 	}
@@ -79,17 +70,9 @@ func parseConfig(b []byte) (Config, error) {
 		return Config{}, err
 	}
 	c := Config{
-		ModelType: h.ModelType, Layers: h.Layers, Hidden: h.Hidden, Intermediate: h.Intermediate,
-		Heads: h.Heads, KVHeads: h.Heads, Vocab: h.Vocab, MaxPositions: h.MaxPositions,
-		NormEps: 1e-6, RopeTheta: 10000, TiedHead: h.Tied, BOS: h.BOS, EOS: h.EOS,
-	}
-	if c.ModelType == "smollm" {
-		c.ModelType = "llama"
-	}
-	c.QKNorm = c.ModelType == "qwen3"
-	c.QKVBias = c.ModelType == "qwen2"
-	if h.AttentionBias != nil && c.ModelType != "qwen2" {
-		c.QKVBias = *h.AttentionBias
+		Layers: h.Layers, Hidden: h.Hidden, Intermediate: h.Intermediate, Heads: h.Heads, KVHeads: h.Heads,
+		Vocab: h.Vocab, MaxPositions: h.MaxPositions, NormEps: float32(h.NormEps), RopeTheta: h.RopeTheta,
+		QKVBias: h.AttentionBias, TiedHead: h.Tied, BOS: h.BOS, EOS: h.EOS,
 	}
 	if h.KVHeads != nil {
 		c.KVHeads = *h.KVHeads
@@ -97,77 +80,46 @@ func parseConfig(b []byte) (Config, error) {
 	switch {
 	case h.HeadDim != nil:
 		c.HeadDim = *h.HeadDim
-	case c.ModelType == "qwen3":
-		c.HeadDim = 128 // transformers' default
 	case h.Heads > 0 && h.Hidden%h.Heads == 0:
 		c.HeadDim = h.Hidden / h.Heads
 	default:
 		return Config{}, fmt.Errorf("head_dim is missing, and hidden_size %d is no multiple of num_attention_heads %d", h.Hidden, h.Heads)
 	}
-	if h.NormEps != nil {
-		c.NormEps = float32(*h.NormEps)
+	rope, key := h.RopeParams, "rope_parameters"
+	if !set(rope) {
+		rope, key = h.Rope, "rope_scaling"
 	}
-	if h.RopeTheta != nil {
-		c.RopeTheta = *h.RopeTheta
-	}
-	r := h.RopeParams
-	if r == nil {
-		r = h.RopeScaling
-	}
-	if r != nil {
-		if err := r.apply(&c); err != nil {
-			return Config{}, err
+	if set(rope) {
+		if err := readRope(rope, &c); err != nil {
+			return Config{}, fmt.Errorf("%s: %w", key, err)
 		}
 	}
-	return c, c.validate()
+	return c, nil
 }
 
-// torchDType reads what config.json says of the type to compute in: dtype, which
-// was torch_dtype before transformers 5. It is a hint: what is no name is none.
-func torchDType(b []byte) string {
-	var c struct {
-		Old any `json:"torch_dtype"`
-		New any `json:"dtype"`
-	}
-	if json.Unmarshal(b, &c) != nil {
-		return ""
-	}
-	name, _ := c.New.(string)
-	old, _ := c.Old.(string)
-	return cmp.Or(name, old)
-}
-
-// refuse rejects what our decoder would silently compute differently.
-func (h *hfConfig) refuse() error {
+// refuse rejects what a dense decoder would silently compute differently.
+func (h *denseJSON) refuse() error {
 	switch {
-	case h.Activation != "" && h.Activation != "silu" && h.Activation != "swish":
+	case !slices.Contains([]string{"", "silu", "swish"}, h.Activation):
 		return fmt.Errorf("hidden_act %.40q is not supported (silu is)", h.Activation)
 	case h.MLPBias:
 		return fmt.Errorf("mlp_bias is not supported")
 	case set(h.NoRopeLayers):
 		return fmt.Errorf("no_rope_layers is not supported")
-	case h.PartialRotary != nil && *h.PartialRotary != 1:
-		return fmt.Errorf("partial_rotary_factor %v is not supported", *h.PartialRotary)
-	case h.ResidualMultiply != nil && *h.ResidualMultiply != 1:
-		return fmt.Errorf("residual_multiplier %v is not supported", *h.ResidualMultiply)
-	}
-	if set(h.Quantization) {
-		if err := checkQuantization(h.Quantization); err != nil {
-			return err
-		}
+	case h.PartialRotary != 1:
+		return fmt.Errorf("partial_rotary_factor %v is not supported", h.PartialRotary)
+	case h.ResidualMultiply != 1:
+		return fmt.Errorf("residual_multiplier %v is not supported", h.ResidualMultiply)
+	case h.UseSliding && h.SlidingWindow != nil && *h.SlidingWindow < h.MaxPositions:
+		return fmt.Errorf("sliding_window %d below max_position_embeddings %d is not supported", *h.SlidingWindow, h.MaxPositions)
 	}
 	for _, kind := range h.LayerTypes {
 		if kind != "full_attention" {
 			return fmt.Errorf("layer_types: %.40q is not supported (full_attention is)", kind)
 		}
 	}
-	// Mistral's window is in use when it is given; Qwen has a switch for it.
-	window := h.ModelType == "mistral"
-	if h.UseSliding != nil {
-		window = *h.UseSliding
-	}
-	if window && h.SlidingWindow != nil && *h.SlidingWindow < h.MaxPositions {
-		return fmt.Errorf("sliding_window %d below max_position_embeddings %d is not supported", *h.SlidingWindow, h.MaxPositions)
+	if set(h.Quantization) {
+		return checkQuantization(h.Quantization)
 	}
 	return nil
 }
@@ -175,60 +127,76 @@ func (h *hfConfig) refuse() error {
 // set tells a value from an absent key and from null.
 func set(m json.RawMessage) bool { return len(m) > 0 && !bytes.Equal(m, []byte("null")) }
 
-// apply moves r into c. Like vLLM it takes max_position_embeddings as the
-// length before stretching for linear and yarn, where nothing else is said.
-func (r *hfRope) apply(c *Config) error {
-	if r.Theta != nil {
-		c.RopeTheta = *r.Theta
+// checkQuantization accepts what FP8 checkpoints say of themselves. Their
+// tensors are checked where they are read.
+func checkQuantization(raw json.RawMessage) error {
+	var q struct {
+		Method string          `json:"quant_method"`
+		Format string          `json:"format"`            // compressed-tensors
+		Block  json.RawMessage `json:"weight_block_size"` // fp8
+		Groups map[string]struct {
+			Weights *struct {
+				Bits      int    `json:"num_bits"`
+				Type      string `json:"type"`
+				Strategy  string `json:"strategy"`
+				Symmetric *bool  `json:"symmetric"`
+			} `json:"weights"`
+		} `json:"config_groups"`
 	}
-	if r.PartialRotary != nil && *r.PartialRotary != 1 {
-		return fmt.Errorf("rope_parameters: partial_rotary_factor %v is not supported", *r.PartialRotary)
+	if err := json.Unmarshal(raw, &q); err != nil {
+		return fmt.Errorf("quantization_config: %w", err)
 	}
-	kind := r.Type
-	if kind == "" {
-		kind = r.LegacyType
-	}
-	s := RopeScaling{Kind: kind, Factor: r.Factor}
-	switch kind {
-	case "", "default":
+	switch q.Method {
+	case "fp8":
+		if set(q.Block) {
+			return fmt.Errorf("quantization_config: weight_block_size is not supported (scales a tensor or a channel are)")
+		}
 		return nil
-	case "linear":
-	case "llama3":
-		s.LowFreqFactor, s.HighFreqFactor = r.LowFreqFactor, r.HighFreqFactor
-	case "yarn":
-		for _, f := range []struct {
-			to   *float64
-			from *float64
-		}{{&s.AttentionFactor, r.AttentionFactor}, {&s.BetaFast, r.BetaFast}, {&s.BetaSlow, r.BetaSlow},
-			{&s.MScale, r.MScale}, {&s.MScaleAllDim, r.MScaleAllDim}} {
-			if f.from != nil {
-				*f.to = *f.from
+	case "compressed-tensors":
+		for name, g := range q.Groups {
+			w := g.Weights
+			if w == nil || w.Bits != 8 || w.Type != "float" || w.Strategy != "tensor" && w.Strategy != "channel" || w.Symmetric != nil && !*w.Symmetric {
+				return fmt.Errorf("quantization_config: weights of %.40q are not supported (8 bits of type float, symmetric, a scale a tensor or a channel, are)", name)
 			}
 		}
-		s.NoTruncate = r.Truncate != nil && !*r.Truncate
-		if r.OriginalMaxPos == 0 {
-			r.OriginalMaxPos = float64(c.MaxPositions)
+		if len(q.Groups) > 0 && (q.Format == "" || q.Format == "float-quantized" || q.Format == "naive-quantized") {
+			return nil
 		}
-	default:
-		return fmt.Errorf("rope_scaling: type %.40q is not supported (linear, llama3, yarn are)", kind)
 	}
-	if kind != "linear" {
-		if o := r.OriginalMaxPos; !(o >= 1 && o <= maxPositions) {
-			return fmt.Errorf("rope_scaling: original_max_position_embeddings %v is not in 1..%d", o, maxPositions)
+	return fmt.Errorf("quantization_config: quantised safetensors of method %.40q are not supported (F32, F16, BF16, and FP8 by \"fp8\" or \"compressed-tensors\" are; or a GGUF file)", q.Method)
+}
+
+// IDs is a token id or a list of them; null is none.
+type IDs []int32
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (v *IDs) UnmarshalJSON(b []byte) error {
+	var list []int64
+	var one *int64
+	if err := json.Unmarshal(b, &one); err == nil {
+		if one != nil {
+			list = []int64{*one}
 		}
-		s.OriginalMaxPos = int(r.OriginalMaxPos)
+	} else if err := json.Unmarshal(b, &list); err != nil {
+		return fmt.Errorf("token id %.40q is neither a number nor a list of numbers", b)
 	}
-	if err := s.validate(); err != nil {
-		return err
+	*v = nil
+	for _, id := range list {
+		if id < 0 || id > math.MaxInt32 {
+			return fmt.Errorf("token id %d is out of range", id)
+		}
+		*v = v.With(int32(id))
 	}
-	c.Rope = s
-	stretched := 0.0
-	switch kind {
-	case "linear":
-		stretched = float64(c.MaxPositions) * s.Factor
-	case "yarn":
-		stretched = float64(s.OriginalMaxPos) * s.Factor
-	}
-	c.MaxPositions = max(c.MaxPositions, int(math.Min(stretched, maxPositions)))
 	return nil
+}
+
+// With returns the ids with those of more that they lack.
+func (v IDs) With(more ...int32) IDs {
+	v = slices.Clone(v)
+	for _, id := range more {
+		if !slices.Contains(v, id) {
+			v = append(v, id)
+		}
+	}
+	return v
 }

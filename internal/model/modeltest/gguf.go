@@ -7,9 +7,9 @@ import (
 	"math"
 	"os"
 	"slices"
-	"strings"
 
-	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // GGUFOptions say how WriteGGUF writes.
@@ -23,7 +23,7 @@ type GGUFOptions struct {
 }
 
 // WriteGGUF writes a model with c's shape, in memory first: for small shapes.
-func WriteGGUF(path string, c model.Config, o GGUFOptions) error {
+func WriteGGUF(path string, c arch.Config, o GGUFOptions) error {
 	b, err := ModelGGUF(c, o).Encode()
 	if err != nil {
 		return err
@@ -50,7 +50,7 @@ type GGUFTensor struct {
 }
 
 // ModelGGUF is the file of a model with c's shape.
-func ModelGGUF(c model.Config, o GGUFOptions) GGUF {
+func ModelGGUF(c arch.Config, o GGUFOptions) GGUF {
 	a := c.ModelType
 	g := GGUF{Meta: map[string]any{
 		"general.architecture": a, "general.alignment": uint32(32),
@@ -68,10 +68,10 @@ func ModelGGUF(c model.Config, o GGUFOptions) GGUF {
 	}
 	maps.Copy(g.Meta, o.Meta)
 	for _, s := range c.Tensors() {
-		v := Values(o.Seed, s.Name, s.Shape)
-		t := GGUFTensor{Name: ggufName(s.Name)}
-		if a == "llama" && (strings.Contains(s.Name, ".q_proj.") || strings.Contains(s.Name, ".k_proj.")) {
-			v = interleave(v, s.Shape[0], c.HeadDim)
+		v := Values(o.Seed, s)
+		t := GGUFTensor{Name: s.GGUF}
+		if s.PairedHeads > 0 {
+			v = pair(v, s.Shape[0], s.Shape[0]/s.PairedHeads)
 		}
 		for _, d := range slices.Backward(s.Shape) {
 			t.Dims = append(t.Dims, uint64(d))
@@ -82,27 +82,27 @@ func ModelGGUF(c model.Config, o GGUFOptions) GGUF {
 		}
 		switch kind {
 		case "F16":
-			t.Type, t.Data = 1, encode(nil, v, model.F16)
+			t.Type, t.Data = 1, encode(nil, v, kernels.F16)
 		case "BF16":
-			t.Type, t.Data = 30, encode(nil, v, model.BF16)
+			t.Type, t.Data = 30, encode(nil, v, kernels.BF16)
 		case "Q8_0":
 			t.Type, t.Data = 8, quantise(v, kind)
 		case "Q4_0":
 			t.Type, t.Data = 2, quantise(v, kind)
 		default:
-			t.Data = encode(nil, v, model.F32)
+			t.Data = encode(nil, v, kernels.F32)
 		}
 		g.Tensors = append(g.Tensors, t)
 	}
 	if n := len(c.RopeFreqFactors); n > 0 {
-		g.Tensors = append(g.Tensors, GGUFTensor{Name: "rope_freqs.weight", Dims: []uint64{uint64(n)}, Data: encode(nil, c.RopeFreqFactors, model.F32)})
+		g.Tensors = append(g.Tensors, GGUFTensor{Name: arch.RopeFreqs, Dims: []uint64{uint64(n)}, Data: encode(nil, c.RopeFreqFactors, kernels.F32)})
 	}
 	return g
 }
 
-// interleave puts the two halves of each head's rows side by side, as
-// llama.cpp's converter does: stored row 2i+s is row i+s*dim/2.
-func interleave(v []float32, rows, dim int) []float32 {
+// pair puts the two halves of each head's rows side by side, as llama.cpp's
+// converter does: stored row 2i+s is row i+s*dim/2.
+func pair(v []float32, rows, dim int) []float32 {
 	out := make([]float32, 0, len(v))
 	in := len(v) / rows
 	for r := range rows {
@@ -111,13 +111,6 @@ func interleave(v []float32, rows, dim int) []float32 {
 		out = append(out, v[src*in:][:in]...)
 	}
 	return out
-}
-
-func ggufName(hf string) string {
-	return strings.NewReplacer("model.layers.", "blk.", "model.embed_tokens", "token_embd", "model.norm", "output_norm",
-		"lm_head", "output", "input_layernorm", "attn_norm", "post_attention_layernorm", "ffn_norm", "self_attn.q_norm", "attn_q_norm",
-		"self_attn.k_norm", "attn_k_norm", "self_attn.q_proj", "attn_q", "self_attn.k_proj", "attn_k", "self_attn.v_proj", "attn_v",
-		"self_attn.o_proj", "attn_output", "mlp.gate_proj", "ffn_gate", "mlp.up_proj", "ffn_up", "mlp.down_proj", "ffn_down").Replace(hf)
 }
 
 // Encode renders the file. Keys are written in order of their names.
