@@ -157,29 +157,49 @@ func torchDType(b []byte) string {
 
 const indexName = "model.safetensors.index.json"
 
-// mapSafetensors maps the directory's weight files and lists their tensors:
-// those of the index, of model.safetensors, or of every *.safetensors.
-func (m *Model) mapSafetensors(d folder) (map[string]stored, error) {
-	var owner map[string]string // tensor -> file; nil without an index
-	var files []string
+// weightFiles returns those of a model's files that hold its weights: those of
+// the index, model.safetensors, or every *.safetensors. From an index it also
+// returns in which file each tensor lies.
+func weightFiles(all []string, readIndex func() ([]byte, error)) (files []string, owner map[string]string, err error) {
 	switch {
-	case d.exists(indexName):
-		b, err := d.read(indexName, maxHeaderBytes)
+	case slices.Contains(all, indexName):
+		b, err := readIndex()
+		if err == nil {
+			owner, err = parseIndex(b)
+		}
 		if err != nil {
-			return nil, err
+			return nil, nil, fmt.Errorf("%s: %w", indexName, err)
 		}
-		if owner, err = parseIndex(b); err != nil {
-			return nil, fmt.Errorf("%s: %w", d.path(indexName), err)
+		return filesOf(owner), owner, nil
+	case slices.Contains(all, "model.safetensors"):
+		return []string{"model.safetensors"}, nil, nil
+	}
+	for _, f := range all {
+		if bareName(f) && strings.HasSuffix(f, ".safetensors") && !strings.HasPrefix(f, "consolidated") {
+			files = append(files, f)
 		}
-		files = filesOf(owner)
-	case d.exists("model.safetensors"):
-		files = []string{"model.safetensors"}
-	default:
-		all, err := fs.Glob(d.fs, "*.safetensors")
-		if err != nil {
-			return nil, err
-		}
-		files = slices.DeleteFunc(all, func(n string) bool { return strings.HasPrefix(n, "consolidated") })
+	}
+	return files, nil, nil
+}
+
+// weights is weightFiles of the folder.
+func (d folder) weights() (files []string, owner map[string]string, err error) {
+	entries, err := fs.ReadDir(d.fs, ".")
+	if err != nil {
+		return nil, nil, err
+	}
+	var all []string
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return weightFiles(all, func() ([]byte, error) { return d.read(indexName, maxHeaderBytes) })
+}
+
+// mapSafetensors maps the directory's weight files and lists their tensors.
+func (m *Model) mapSafetensors(d folder) (map[string]stored, error) {
+	files, owner, err := d.weights()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", d.root, err)
 	}
 	if len(files) == 0 {
 		return nil, fmt.Errorf("%s: no .safetensors file (weights in other formats, such as pytorch_model.bin, are not supported)", d.root)

@@ -112,7 +112,11 @@ func open(ctx context.Context, ref string, opts Options) (*Model, error) {
 		if err != nil {
 			return nil, err
 		}
-		dir, err := fetch(ctx, repo, opts)
+		h, err := newHub(repo, opts)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", ref, err)
+		}
+		dir, err := h.snapshot(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", ref, err)
 		}
