@@ -119,7 +119,11 @@ func TestGGUFEqualsHF(t *testing.T) {
 			}
 		})
 	}
-	f(modeltest.Tiny("llama"), "F32", 0)
+	for _, family := range arch.Families() {
+		if family.GGUF != "" {
+			f(modeltest.Tiny(family.Name), "F32", 0)
+		}
+	}
 	f(modeltest.Tiny("llama"), "F16", 1e-3)
 	f(modeltest.Tiny("llama"), "BF16", 4e-3)
 	f(modeltest.Tiny("qwen2"), "Q8_0", 5e-3)

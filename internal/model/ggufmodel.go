@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/xpyd/xpyd/internal/model/arch"
-	"github.com/xpyd/xpyd/kernels"
 )
 
 func openGGUF(path string) (_ *Model, err error) {
@@ -45,8 +44,7 @@ func openGGUF(path string) (_ *Model, err error) {
 func (g *gguf) config() (arch.Config, error) {
 	var factors []float32
 	if t, ok := g.tensors[arch.RopeFreqs]; ok {
-		typ, _ := ggmlTypeOf(t.kind)
-		if !typ.plain || typ.dtype != kernels.F32 {
+		if typ, _ := ggmlTypeOf(t.kind); typ.name != "F32" {
 			return arch.Config{}, fmt.Errorf("tensor %s of type %s is not F32", arch.RopeFreqs, typ.name)
 		}
 		r := cursor{b: t.raw}
@@ -80,7 +78,7 @@ func (g *gguf) stored(path string) map[string]stored {
 		s := stored{file: path, entry: entry{stored: typ.name, dtype: typ.dtype, raw: t.raw, shape: t.shape()}}
 		if !known {
 			s.why = fmt.Sprintf("type %s is not supported (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K are)", typ.name)
-		} else if !typ.plain {
+		} else if typ.quant.one != nil {
 			s.quant = &typ.quant
 		}
 		have[name] = s

@@ -128,10 +128,11 @@ func TestOpenHF(t *testing.T) {
 			}
 		})
 	}
-	f("llama f32", modeltest.Tiny("llama"), modeltest.HFOptions{Seed: 1})
-	f("llama bf16 in shards", modeltest.Tiny("llama"), modeltest.HFOptions{Seed: 2, DType: kernels.BF16, Shards: 3})
+	for i, family := range arch.Families() {
+		f(family.Name+" f32", modeltest.Tiny(family.Name), modeltest.HFOptions{Seed: uint64(i)})
+		f(family.Name+" bf16 in shards", modeltest.Tiny(family.Name), modeltest.HFOptions{Seed: uint64(i), DType: kernels.BF16, Shards: 3})
+	}
 	f("qwen2 f16", modeltest.Tiny("qwen2"), modeltest.HFOptions{Seed: 3, DType: kernels.F16})
-	f("qwen3", modeltest.Tiny("qwen3"), modeltest.HFOptions{Seed: 4})
 	biased := modeltest.Tiny("llama")
 	biased.QKVBias = true
 	f("llama with attention bias", biased, modeltest.HFOptions{Seed: 5})
