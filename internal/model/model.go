@@ -2,12 +2,10 @@
 // directories (config.json and safetensors), GGUF files, and Hugging Face
 // hub repositories, which it downloads into the hub's own cache layout.
 //
-// Whatever the source, a [Model] has one shape: a [Config] that says which
-// Llama-family decoder this is, and tensors under their Hugging Face names
-// ("model.layers.0.self_attn.q_proj.weight") in the rotate-half RoPE
-// convention. Open checks that every tensor the architecture needs is there
-// with the right shape, and refuses what would compute something else: a
-// model that opens is one that can be served.
+// Whatever the source, a [Model] has an [arch.Config] and the tensors that its
+// architecture lists, under Hugging Face's names and with rows in rotate-half
+// order. Open checks that each is there with the right shape, and refuses what
+// would compute something else: a model that opens can be served.
 //
 // Non-goals: computing with the weights, tokenising, writing models (tests
 // find a writer in modeltest), formats that can execute code (pickle).

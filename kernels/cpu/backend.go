@@ -94,7 +94,9 @@ func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
 	b.choosePV()
-	b.load(w)
+	if err := b.load(w); err != nil {
+		return nil, fmt.Errorf("cpu backend: %w", err)
+	}
 	layout := kernels.Layout{
 		Layers:      a.Layers,
 		KVHeads:     a.KVHeads,
@@ -130,22 +132,9 @@ func chooseOps(name string, have []*ops) (*ops, error) {
 	return nil, fmt.Errorf("simd %q: this machine has %q", name, have[0].name)
 }
 
-// maxWidth bounds each dimension so that products stay inside an int.
-const maxWidth = 1 << 24
-
 func checkArch(a *arch.Config, w kernels.Weights) error {
-	for _, d := range []int{a.Layers, a.Hidden, a.Intermediate, a.Heads, a.KVHeads, a.HeadDim, a.Vocab, a.MaxPositions} {
-		if d < 1 || d > maxWidth {
-			return fmt.Errorf("bad architecture %+v", *a)
-		}
-	}
-	if a.Heads%a.KVHeads != 0 || a.HeadDim%2 != 0 || a.Layers >= 1<<16 || a.KVHeads >= 1<<15 {
-		return fmt.Errorf("bad architecture %+v", *a)
-	}
-	for i := range a.Layers {
-		if attention, feed := a.Layer(i); attention != arch.GQA || feed != arch.SwiGLU {
-			return fmt.Errorf("layer %d: attention %q with feed-forward %q is not served on the CPU", i, attention, feed)
-		}
+	if err := a.Validate(); err != nil {
+		return fmt.Errorf("bad architecture: %w", err)
 	}
 	var errs []error
 	for _, t := range a.Tensors() {
@@ -154,29 +143,38 @@ func checkArch(a *arch.Config, w kernels.Weights) error {
 	return errors.Join(errs...)
 }
 
-func (b *Backend) load(w kernels.Weights) {
+// load packs the weights, after checkArch.
+func (b *Backend) load(w kernels.Weights) error {
 	a := &b.arch
 	q, kv := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim
 	b.layers = make([]layer, a.Layers)
 	for i := range b.layers {
 		get := func(r arch.Role) kernels.Tensor { return w[r.At(i)] }
-		l := layer{
-			attnNorm: vector(get(arch.AttnNorm), a.Hidden),
-			mlpNorm:  vector(get(arch.MLPNorm), a.Hidden),
-			qkv:      pack(a.Hidden, source{get(arch.Q), q}, source{get(arch.K), kv}, source{get(arch.V), kv}),
-			o:        pack(q, source{get(arch.O), a.Hidden}),
-			gated:    packGated(a.Hidden, a.Intermediate, get(arch.Gate), get(arch.Up)),
-			down:     pack(a.Intermediate, source{get(arch.Down), a.Hidden}),
-		}
-		if a.QKVBias {
-			for _, s := range []source{{get(arch.QBias), q}, {get(arch.KBias), kv}, {get(arch.VBias), kv}} {
-				l.bias = append(l.bias, vector(s.t, s.rows)[:s.rows]...)
+		l := &b.layers[i]
+		l.attnNorm, l.mlpNorm = vector(get(arch.AttnNorm), a.Hidden), vector(get(arch.MLPNorm), a.Hidden)
+		attention, feed := a.Layer(i)
+		switch attention {
+		case arch.GQA:
+			l.qkv = pack(a.Hidden, source{get(arch.Q), q}, source{get(arch.K), kv}, source{get(arch.V), kv})
+			l.o = pack(q, source{get(arch.O), a.Hidden})
+			if a.QKVBias {
+				for _, s := range []source{{get(arch.QBias), q}, {get(arch.KBias), kv}, {get(arch.VBias), kv}} {
+					l.bias = append(l.bias, vector(s.t, s.rows)[:s.rows]...)
+				}
 			}
+			if a.QKNorm {
+				l.qNorm, l.kNorm = vector(get(arch.QNorm), a.HeadDim), vector(get(arch.KNorm), a.HeadDim)
+			}
+		default:
+			return fmt.Errorf("layer %d: attention %q is not served on the CPU", i, attention)
 		}
-		if a.QKNorm {
-			l.qNorm, l.kNorm = vector(get(arch.QNorm), a.HeadDim), vector(get(arch.KNorm), a.HeadDim)
+		switch feed {
+		case arch.SwiGLU:
+			l.gated = packGated(a.Hidden, a.Intermediate, get(arch.Gate), get(arch.Up))
+			l.down = pack(a.Intermediate, source{get(arch.Down), a.Hidden})
+		default:
+			return fmt.Errorf("layer %d: feed-forward %q is not served on the CPU", i, feed)
 		}
-		b.layers[i] = l
 	}
 	b.norm = vector(w[arch.Norm.At(0)], a.Hidden)
 	embed := w[arch.Embed.At(0)]
@@ -189,6 +187,7 @@ func (b *Backend) load(w kernels.Weights) {
 		copy(b.embed.Data, embed.Data)
 	}
 	b.layerMACs = a.Layers * a.Hidden * (2*q + 2*kv + 3*a.Intermediate)
+	return nil
 }
 
 // choosePV divides head_dim among the value kernels.

@@ -67,7 +67,7 @@ func TestNewRefuses(t *testing.T) {
 	f("bad architecture", func(a *arch.Config, _ kernels.Weights, _ *cpu.Options) { a.KVHeads = 3 })
 	f("bad architecture", func(a *arch.Config, _ kernels.Weights, _ *cpu.Options) { a.HeadDim = 7 })
 	f("bad architecture", func(a *arch.Config, _ kernels.Weights, _ *cpu.Options) { a.Hidden = math.MaxInt32 })
-	f("layer 0: attention \"\"", func(a *arch.Config, _ kernels.Weights, _ *cpu.Options) { a.ModelType = "other" })
+	f(`bad architecture: architecture "other"`, func(a *arch.Config, _ kernels.Weights, _ *cpu.Options) { a.ModelType = "other" })
 	f("weight model.layers.0.input_layernorm.weight", func(_ *arch.Config, w kernels.Weights, _ *cpu.Options) { clear(w) })
 	f("layers.0.mlp.down_proj", func(_ *arch.Config, w kernels.Weights, _ *cpu.Options) { delete(w, arch.Down.At(0)) })
 	f("q_proj.bias", func(a *arch.Config, _ kernels.Weights, _ *cpu.Options) { a.QKVBias = true })

@@ -197,11 +197,6 @@ func (o *Options) layout(a *arch.Config) kernels.Layout {
 }
 
 func checkArch(a *arch.Config, opt *Options) error {
-	for i := range a.Layers {
-		if attention, feed := a.Layer(i); attention != arch.GQA || feed != arch.SwiGLU {
-			return fmt.Errorf("layer %d: attention %q with feed-forward %q is not served on a GPU", i, attention, feed)
-		}
-	}
 	if opt.WeightsFP8 && (a.Hidden%16 != 0 || a.Heads*a.HeadDim%16 != 0) {
 		return fmt.Errorf("FP8 weights need widths %d and %d to be multiples of 16", a.Hidden, a.Heads*a.HeadDim)
 	}
@@ -211,8 +206,16 @@ func checkArch(a *arch.Config, opt *Options) error {
 	if a.HeadDim%8 != 0 || a.HeadDim > 256 || a.Hidden%8 != 0 {
 		return fmt.Errorf("head_dim %d and hidden %d: want multiples of 8, head_dim at most 256", a.HeadDim, a.Hidden)
 	}
-	if a.Layers < 1 || a.Layers >= 1<<16 || a.KVHeads < 1 || a.KVHeads >= 1<<15 || a.Heads%a.KVHeads != 0 {
-		return fmt.Errorf("bad architecture %+v", *a)
+	if err := a.Validate(); err != nil {
+		return fmt.Errorf("bad architecture: %w", err)
+	}
+	for i := range a.Layers {
+		switch attention, feed := a.Layer(i); {
+		case attention != arch.GQA:
+			return fmt.Errorf("layer %d: attention %q is not served on a GPU", i, attention)
+		case feed != arch.SwiGLU:
+			return fmt.Errorf("layer %d: feed-forward %q is not served on a GPU", i, feed)
+		}
 	}
 	return nil
 }

@@ -37,6 +37,7 @@ type Config struct {
 const (
 	maxLayers    = 1 << 12
 	maxWidth     = 1 << 20
+	maxHeads     = 1<<15 - 1 // a row's digest has 15 bits for its head
 	maxVocab     = 1 << 24
 	maxPositions = 1 << 30
 )
@@ -53,8 +54,8 @@ func (c *Config) Validate() error {
 		{"number of layers", c.Layers, maxLayers},
 		{"hidden size", c.Hidden, maxWidth},
 		{"intermediate size", c.Intermediate, maxWidth},
-		{"number of attention heads", c.Heads, 1 << 16},
-		{"number of key/value heads", c.KVHeads, 1 << 16},
+		{"number of attention heads", c.Heads, maxHeads},
+		{"number of key/value heads", c.KVHeads, maxHeads},
 		{"head dimension", c.HeadDim, 1 << 14},
 		{"vocabulary size", c.Vocab, maxVocab},
 		{"maximum position", c.MaxPositions, maxPositions},
