@@ -33,31 +33,18 @@ func (s *stored) findScale(name string, have map[string]stored) (entry, error) {
 	if n := elements(t.shape); t.why != "" || t.stored == storedF8 || n != 1 && (n != rows || !slices.Equal(t.shape, []int{rows}) && !slices.Equal(t.shape, []int{rows, 1})) {
 		return entry{}, fmt.Errorf("its scale is %s %v, want one number or %d", t.stored, t.shape, rows)
 	}
-	s.scale = widenScales(t.entry)
-	for i, v := range s.scale {
+	s.scale = make([]float32, elements(t.shape))
+	for i := range s.scale {
+		v := kernels.Widen(t.dtype, t.raw, i)
 		if !(v >= 0) || math.IsInf(float64(v), 0) {
 			return entry{}, fmt.Errorf("scale %d is %v", i, v)
 		}
+		s.scale[i] = v
 	}
 	if bytes.IndexByte(s.raw, 0x7f) >= 0 || bytes.IndexByte(s.raw, 0xff) >= 0 {
 		return entry{}, errors.New("an element is not a number")
 	}
 	return t.entry, nil
-}
-
-func widenScales(e entry) []float32 {
-	out := make([]float32, elements(e.shape))
-	for i := range out {
-		switch e.dtype {
-		case kernels.F32:
-			out[i] = math.Float32frombits(binary.LittleEndian.Uint32(e.raw[4*i:]))
-		case kernels.F16:
-			out[i] = half(e.raw[2*i:])
-		default:
-			out[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(e.raw[2*i:])) << 16)
-		}
-	}
-	return out
 }
 
 // e4m3 are the values of the 256 codes; those of the two NaNs do not occur.

@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
-	"math"
 	"os"
+	"reflect"
 	"slices"
 
 	"github.com/xpyd/xpyd/internal/model/arch"
@@ -153,64 +153,35 @@ func (g GGUF) Encode() ([]byte, error) {
 	return append(pad(b), data...), nil
 }
 
+// ggufKinds are the type ids of values. An empty []any is one of uint8.
+var ggufKinds = map[reflect.Kind]uint32{reflect.Uint8: 0, reflect.Interface: 0, reflect.Int8: 1, reflect.Uint16: 2, reflect.Int16: 3,
+	reflect.Uint32: 4, reflect.Int32: 5, reflect.Float32: 6, reflect.Bool: 7, reflect.String: 8, reflect.Slice: 9,
+	reflect.Uint64: 10, reflect.Int64: 11, reflect.Float64: 12}
+
 // ggufValue returns the type id and the bytes of one value.
 func ggufValue(v any) (uint32, []byte, error) {
-	le := binary.LittleEndian
-	switch v := v.(type) {
-	case uint8:
-		return 0, []byte{v}, nil
-	case int8:
-		return 1, []byte{byte(v)}, nil
-	case uint16:
-		return 2, le.AppendUint16(nil, v), nil
-	case int16:
-		return 3, le.AppendUint16(nil, uint16(v)), nil
-	case uint32:
-		return 4, le.AppendUint32(nil, v), nil
-	case int32:
-		return 5, le.AppendUint32(nil, uint32(v)), nil
-	case float32:
-		return 6, le.AppendUint32(nil, math.Float32bits(v)), nil
-	case bool:
-		if v {
-			return 7, []byte{1}, nil
-		}
-		return 7, []byte{0}, nil
-	case string:
-		return 8, append(le.AppendUint64(nil, uint64(len(v))), v...), nil
-	case uint64:
-		return 10, le.AppendUint64(nil, v), nil
-	case int64:
-		return 11, le.AppendUint64(nil, uint64(v)), nil
-	case float64:
-		return 12, le.AppendUint64(nil, math.Float64bits(v)), nil
-	case []string:
-		return ggufArray(v, 8)
-	case []int32:
-		return ggufArray(v, 5)
-	case []uint32:
-		return ggufArray(v, 4)
-	case []float32:
-		return ggufArray(v, 6)
-	case []any:
-		return ggufArray(v, 0)
+	le, rv := binary.LittleEndian, reflect.ValueOf(v)
+	kind, ok := ggufKinds[rv.Kind()]
+	switch {
+	case !ok:
+		return 0, nil, fmt.Errorf("type %T is not supported", v)
+	case rv.Kind() == reflect.String:
+		return kind, append(le.AppendUint64(nil, uint64(rv.Len())), rv.String()...), nil
+	case rv.Kind() != reflect.Slice:
+		b, err := binary.Append(nil, le, v)
+		return kind, b, err
 	}
-	return 0, nil, fmt.Errorf("type %T is not supported", v)
-}
-
-// ggufArray encodes a list; kind is the type of an empty one's elements.
-func ggufArray[T any](list []T, kind uint32) (uint32, []byte, error) {
 	var body []byte
-	for i, x := range list {
-		k, b, err := ggufValue(x)
+	of := ggufKinds[rv.Type().Elem().Kind()]
+	for i := range rv.Len() {
+		k, b, err := ggufValue(rv.Index(i).Interface())
 		if err != nil {
 			return 0, nil, err
 		}
-		if i > 0 && k != kind {
-			return 0, nil, fmt.Errorf("array of type %d holds type %d", kind, k)
+		if i > 0 && k != of {
+			return 0, nil, fmt.Errorf("array of type %d holds type %d", of, k)
 		}
-		kind, body = k, append(body, b...)
+		of, body = k, append(body, b...)
 	}
-	head := binary.LittleEndian.AppendUint32(nil, kind)
-	return 9, append(binary.LittleEndian.AppendUint64(head, uint64(len(list))), body...), nil
+	return kind, append(le.AppendUint64(le.AppendUint32(nil, of), uint64(rv.Len())), body...), nil
 }
