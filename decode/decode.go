@@ -19,6 +19,7 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
@@ -100,7 +101,7 @@ func (e *Error) Unwrap() error { return e.Err }
 type Backend interface {
 	kernels.Pool
 	Layout() kernels.Layout
-	Arch() kernels.Arch
+	Arch() arch.Config
 }
 
 // Opener opens sessions to prefill workers: a kvconn.Receiver, or what chooses a way for one.

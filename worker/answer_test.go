@@ -14,8 +14,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -65,7 +65,7 @@ func TestAnswerOfUnsaidLength(t *testing.T) {
 	dir := talking(t)
 	c := modeltest.Tiny("llama")
 	c.Vocab, c.MaxPositions = 512, 4096
-	if err := modeltest.WriteHF(dir, c, modeltest.HFOptions{Seed: 3, DType: model.F32}); err != nil {
+	if err := modeltest.WriteHF(dir, c, modeltest.HFOptions{Seed: 3, DType: kernels.F32}); err != nil {
 		t.Fatal(err)
 	}
 	const template = `{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}`

@@ -9,6 +9,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
@@ -29,52 +30,6 @@ func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 		return tok, err
 	}
 	return tok.WithChatTemplate(string(template)) // chat_template.jinja wins
-}
-
-// arch maps the reader's architecture to the backend's.
-func arch(c *model.Config) kernels.Arch {
-	return kernels.Arch{
-		Layers: c.Layers, Hidden: c.Hidden, Intermediate: c.Intermediate,
-		Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Vocab: c.Vocab,
-		MaxPositions: c.MaxPositions, NormEps: c.NormEps, RopeTheta: c.RopeTheta,
-		Rope: kernels.RopeScaling(c.Rope), RopeFreqFactors: c.RopeFreqFactors,
-		QKVBias: c.QKVBias, QKNorm: c.QKNorm, TiedHead: c.TiedHead,
-	}
-}
-
-// weights maps tensor names to the backend's places. Absent ones stay empty;
-// the reader has already checked that what the architecture needs is there.
-// Projections in FP8 stay so if fp8, and are widened else.
-func weights(m *model.Model, fp8 bool) kernels.Weights {
-	get := func(name string) kernels.Tensor {
-		if t, scale, ok := m.F8(name); ok && fp8 {
-			return kernels.Tensor{DType: kernels.F8, Shape: t.Shape, Data: t.Data, Scale: scale}
-		}
-		t, ok := m.Tensor(name)
-		if !ok {
-			return kernels.Tensor{}
-		}
-		return kernels.Tensor{DType: kernels.DType(t.DType), Shape: t.Shape, Data: t.Data}
-	}
-	w := kernels.Weights{
-		Embed: get("model.embed_tokens.weight"), Norm: get("model.norm.weight"),
-		Layers: make([]kernels.LayerWeights, m.Config.Layers),
-	}
-	if !m.Config.TiedHead {
-		w.Head = get("lm_head.weight")
-	}
-	for i := range w.Layers {
-		layer := func(name string) kernels.Tensor { return get(fmt.Sprintf("model.layers.%d.%s", i, name)) }
-		w.Layers[i] = kernels.LayerWeights{
-			AttnNorm: layer("input_layernorm.weight"), MLPNorm: layer("post_attention_layernorm.weight"),
-			Q: layer("self_attn.q_proj.weight"), K: layer("self_attn.k_proj.weight"), V: layer("self_attn.v_proj.weight"),
-			QBias: layer("self_attn.q_proj.bias"), KBias: layer("self_attn.k_proj.bias"), VBias: layer("self_attn.v_proj.bias"),
-			QNorm: layer("self_attn.q_norm.weight"), KNorm: layer("self_attn.k_norm.weight"),
-			O: layer("self_attn.o_proj.weight"), Gate: layer("mlp.gate_proj.weight"),
-			Up: layer("mlp.up_proj.weight"), Down: layer("mlp.down_proj.weight"),
-		}
-	}
-	return w
 }
 
 // newBackend puts the model on the device that cfg names. "auto" takes a GPU
@@ -101,7 +56,7 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 		}
 		log.Log(context.Background(), level, "device auto: taking the CPU", "reason", err)
 	}
-	a := arch(&m.Config)
+	a := m.Config
 	threads := cfg.Threads
 	if threads == 0 {
 		threads = runtime.GOMAXPROCS(0)
@@ -114,7 +69,7 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 	if err != nil {
 		return nil, err
 	}
-	b, err := cpu.New(a, weights(m, false), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: threads, Share: share})
+	b, err := cpu.New(a, m.Weights(false), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: threads, Share: share})
 	if err != nil {
 		return nil, poolError(cfg, fmt.Errorf("model %s: %w", m.Name, err))
 	}
@@ -161,12 +116,11 @@ func fp16(cfg *Config, m *model.Model) bool {
 // where the checkpoint has them so and the promise of equal bits, which FP8 has
 // not, is not asked for.
 func fp8Weights(cfg *Config, m *model.Model) bool {
-	_, _, stored := m.F8("model.layers.0.self_attn.q_proj.weight")
-	return cfg.Quantization == quantFP8 || stored && cfg.Quantization == quantAuto && !cfg.BatchInvariant
+	return cfg.Quantization == quantFP8 || m.StoredF8() && cfg.Quantization == quantAuto && !cfg.BatchInvariant
 }
 
 func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
-	a := arch(&m.Config)
+	a := m.Config
 	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8, WeightsFP8: fp8Weights(cfg, m), FP16: fp16(cfg, m),
 		MaxSeqs: cfg.MaxBatch}
 	steps := engineConfig(cfg, &a, true)
@@ -181,7 +135,7 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 			return nil, err
 		}
 	}
-	b, err := cuda.New(a, weights(m, opt.WeightsFP8), opt)
+	b, err := cuda.New(a, m.Weights(opt.WeightsFP8), opt)
 	if err != nil {
 		return nil, fmt.Errorf("model %s: device cuda: %w", m.Name, err)
 	}
@@ -193,7 +147,7 @@ const cpuMemory = 256 << 20
 
 // poolBlocks is the pool's size: as set, or what size bytes hold of rows of so
 // many bytes, at most 64 whole contexts.
-func poolBlocks(cfg *Config, a *kernels.Arch, row int, size int64) (int, error) {
+func poolBlocks(cfg *Config, a *arch.Config, row int, size int64) (int, error) {
 	if cfg.Blocks != 0 {
 		return cfg.Blocks, nil
 	}

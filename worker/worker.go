@@ -32,6 +32,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/gpustat"
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/internal/tokenizer"
@@ -255,7 +256,7 @@ func (w *Worker) startEngine(ctx context.Context) error {
 
 // engineConfig is how the engine steps a model. The sizes of a GPU's buffers follow
 // from it.
-func engineConfig(c *Config, a *kernels.Arch, gpu bool) engine.Config {
+func engineConfig(c *Config, a *arch.Config, gpu bool) engine.Config {
 	cfg := engine.DefaultConfig()
 	cfg.MaxRunning, cfg.MaxWaiting, cfg.MaxModelLen = c.MaxBatch, c.MaxWaiting, c.MaxModelLen
 	cfg.StepTokens, cfg.MaxStepTime = c.StepTokens, c.MaxStepTime

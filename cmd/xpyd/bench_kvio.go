@@ -17,6 +17,7 @@ import (
 	"github.com/xpyd/xpyd/internal/kvbench"
 	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 	"github.com/xpyd/xpyd/kernels/cuda"
@@ -238,7 +239,7 @@ func (b *benchKVIO) pool(tokens int, total int64) (kernels.Pool, kernels.Layout,
 		if err := b.room(l, total, false, memfd.Available()); err != nil {
 			return nil, l, "", nil, usageError{err}
 		}
-		a := kernels.Arch{Layers: l.Layers, Hidden: 256, Intermediate: 64, Heads: l.KVHeads, KVHeads: l.KVHeads, HeadDim: l.HeadDim,
+		a := arch.Config{ModelType: "llama", Layers: l.Layers, Hidden: 256, Intermediate: 64, Heads: l.KVHeads, KVHeads: l.KVHeads, HeadDim: l.HeadDim,
 			Vocab: 64, MaxPositions: 1024, NormEps: 1e-5, RopeTheta: 1e4, TiedHead: true}
 		g, err := cuda.NewRandom(a, 1, cuda.Options{Device: b.gpu, BlockTokens: tokens, Blocks: tier.HostBlocks(l, total), MaxTokens: 256, MaxSeqs: 4, NoGraphs: true})
 		if err == nil {

@@ -23,7 +23,9 @@ import (
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 	"github.com/xpyd/xpyd/worker"
 )
@@ -43,7 +45,7 @@ type Bed struct {
 
 // RandomModel writes a model of random weights with the embedded one's tokens, and
 // returns its folder.
-func RandomModel(t *testing.T, d model.DType, change func(*model.Config)) string {
+func RandomModel(t *testing.T, d kernels.DType, change func(*arch.Config)) string {
 	t.Helper()
 	tiny, err := model.Open(t.Context(), "", model.Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
@@ -56,7 +56,7 @@ func (b *mooncake) open(context.Context) (err error) {
 			return err
 		}
 	}
-	return errors.Join(os.MkdirAll(b.reports, 0o755), modeltest.WriteHF(b.model, c, modeltest.HFOptions{Seed: 1, DType: model.F32, Files: files}))
+	return errors.Join(os.MkdirAll(b.reports, 0o755), modeltest.WriteHF(b.model, c, modeltest.HFOptions{Seed: 1, DType: kernels.F32, Files: files}))
 }
 
 func (b *mooncake) compare(ctx context.Context) error {

@@ -16,6 +16,7 @@ import (
 	"github.com/xpyd/xpyd/internal/figures"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
@@ -120,7 +121,7 @@ func make8B(ctx context.Context, to string) (string, error) {
 	c.Layers, c.Hidden, c.Intermediate, c.Heads, c.KVHeads, c.HeadDim = 32, 4096, 14336, 32, 8, 128
 	c.MaxPositions, c.RopeTheta, c.TiedHead = 32768, 500000, false
 	tokens, config, _ := tiny.TokenizerFiles()
-	return to, modeltest.WriteHF(to, c, modeltest.HFOptions{Seed: 1, DType: model.BF16, Shards: c.Layers,
+	return to, modeltest.WriteHF(to, c, modeltest.HFOptions{Seed: 1, DType: kernels.BF16, Shards: c.Layers,
 		Files: map[string][]byte{"tokenizer.json": tokens, "tokenizer_config.json": config}})
 }
 

@@ -1,4 +1,4 @@
-package model_test
+package arch_test
 
 import (
 	"encoding/json"
@@ -7,8 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // configWith is a llama config.json with changed keys; nil removes one.
@@ -16,7 +17,7 @@ func configWith(t *testing.T, change map[string]any) []byte {
 	t.Helper()
 	c := modeltest.Tiny("llama")
 	c.MaxPositions = 1024
-	j := modeltest.ConfigJSON(c, model.F32)
+	j := modeltest.ConfigJSON(c, kernels.F32)
 	maps.Copy(j, change)
 	maps.DeleteFunc(j, func(_ string, v any) bool { return v == nil })
 	b, err := json.Marshal(j)
@@ -26,35 +27,13 @@ func configWith(t *testing.T, change map[string]any) []byte {
 	return b
 }
 
-// What a config.json says of the type to compute in, in old and new files; what is
-// no name stops nobody.
-func TestTorchDType(t *testing.T) {
-	f := func(want string, change map[string]any) {
-		t.Helper()
-		b := configWith(t, change)
-		if got := model.TorchDType(b); got != want {
-			t.Errorf("%v: %q, want %q", change, got, want)
-		}
-		if _, err := model.ParseConfig(b); err != nil {
-			t.Error(err)
-		}
-	}
-	f("float32", nil)
-	f("float16", map[string]any{"torch_dtype": "float16"})
-	f("bfloat16", map[string]any{"torch_dtype": nil, "dtype": "bfloat16"})
-	f("float16", map[string]any{"torch_dtype": "bfloat16", "dtype": "float16"})
-	f("", map[string]any{"torch_dtype": nil})
-	f("", map[string]any{"torch_dtype": 16})
-	f("float16", map[string]any{"torch_dtype": "float16", "dtype": map[string]any{"text": "float32"}})
-}
-
 func TestParseConfig(t *testing.T) {
-	f := func(name string, change map[string]any, want func(*model.Config)) {
+	f := func(name string, change map[string]any, want func(*arch.Config)) {
 		t.Run(name, func(t *testing.T) {
 			c := modeltest.Tiny("llama")
 			c.MaxPositions = 1024
 			want(&c)
-			got, err := model.ParseConfig(configWith(t, change))
+			got, err := arch.ReadHF(configWith(t, change))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,38 +44,38 @@ func TestParseConfig(t *testing.T) {
 	}
 	type m = map[string]any
 	f("defaults", m{"num_key_value_heads": nil, "head_dim": nil, "rms_norm_eps": nil, "rope_theta": nil, "bos_token_id": nil, "eos_token_id": nil, "tie_word_embeddings": nil},
-		func(c *model.Config) { c.KVHeads, c.NormEps, c.BOS, c.EOS = 4, 1e-6, nil, nil })
-	f("one end id", m{"eos_token_id": 7}, func(c *model.Config) { c.EOS = []int32{7} })
-	f("null window", m{"model_type": "mistral", "sliding_window": json.RawMessage("null")}, func(c *model.Config) { c.ModelType = "mistral" })
-	f("wide window", m{"model_type": "mistral", "sliding_window": 1024}, func(c *model.Config) { c.ModelType = "mistral" })
-	f("smollm", m{"model_type": "smollm"}, func(*model.Config) {})
+		func(c *arch.Config) { c.KVHeads, c.NormEps, c.BOS, c.EOS = 4, 1e-6, nil, nil })
+	f("one end id", m{"eos_token_id": 7}, func(c *arch.Config) { c.EOS = []int32{7} })
+	f("null window", m{"model_type": "mistral", "sliding_window": json.RawMessage("null")}, func(c *arch.Config) { c.ModelType = "mistral" })
+	f("wide window", m{"model_type": "mistral", "sliding_window": 1024}, func(c *arch.Config) { c.ModelType = "mistral" })
+	f("smollm", m{"model_type": "smollm"}, func(*arch.Config) {})
 	f("window switched off", m{"model_type": "qwen2", "use_sliding_window": false, "sliding_window": 16},
-		func(c *model.Config) { c.ModelType, c.QKVBias = "qwen2", true })
-	f("qwen2 never loses its bias", m{"model_type": "qwen2", "attention_bias": false}, func(c *model.Config) { c.ModelType, c.QKVBias = "qwen2", true })
-	f("qwen3 head_dim", m{"model_type": "qwen3", "head_dim": nil}, func(c *model.Config) { c.ModelType, c.QKNorm, c.HeadDim = "qwen3", true, 128 })
-	f("legacy linear", m{"rope_scaling": m{"type": "linear", "factor": 2.0}}, func(c *model.Config) {
-		c.Rope, c.MaxPositions = model.RopeScaling{Kind: "linear", Factor: 2}, 2048
+		func(c *arch.Config) { c.ModelType, c.QKVBias = "qwen2", true })
+	f("qwen2 never loses its bias", m{"model_type": "qwen2", "attention_bias": false}, func(c *arch.Config) { c.ModelType, c.QKVBias = "qwen2", true })
+	f("qwen3 head_dim", m{"model_type": "qwen3", "head_dim": nil}, func(c *arch.Config) { c.ModelType, c.QKNorm, c.HeadDim = "qwen3", true, 128 })
+	f("legacy linear", m{"rope_scaling": m{"type": "linear", "factor": 2.0}}, func(c *arch.Config) {
+		c.Rope, c.MaxPositions = arch.RopeScaling{Kind: "linear", Factor: 2}, 2048
 	})
 	f("rope_parameters", m{"rope_theta": nil, "rope_parameters": m{"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}},
-		func(c *model.Config) {
+		func(c *arch.Config) {
 			c.RopeTheta = 5e5
-			c.Rope = model.RopeScaling{Kind: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPos: 512}
+			c.Rope = arch.RopeScaling{Kind: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPos: 512}
 		})
-	f("rope_parameters default", m{"rope_parameters": m{"rope_theta": 7, "rope_type": "default"}}, func(c *model.Config) { c.RopeTheta = 7 })
+	f("rope_parameters default", m{"rope_parameters": m{"rope_theta": 7, "rope_type": "default"}}, func(c *arch.Config) { c.RopeTheta = 7 })
 	f("yarn", m{"rope_scaling": m{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "beta_fast": 24, "mscale": 0.7, "truncate": false}},
-		func(c *model.Config) {
-			c.Rope = model.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 1024, BetaFast: 24, MScale: 0.7, NoTruncate: true}
+		func(c *arch.Config) {
+			c.Rope = arch.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 1024, BetaFast: 24, MScale: 0.7, NoTruncate: true}
 			c.MaxPositions = 4096
 		})
-	f("yarn of all", m{"rope_scaling": m{"type": "yarn", "factor": 2}}, func(c *model.Config) {
-		c.Rope, c.MaxPositions = model.RopeScaling{Kind: "yarn", Factor: 2, OriginalMaxPos: 1024}, 2048
+	f("yarn of all", m{"rope_scaling": m{"type": "yarn", "factor": 2}}, func(c *arch.Config) {
+		c.Rope, c.MaxPositions = arch.RopeScaling{Kind: "yarn", Factor: 2, OriginalMaxPos: 1024}, 2048
 	})
 }
 
 func TestParseConfigRefuses(t *testing.T) {
 	f := func(want string, change map[string]any) {
 		t.Helper()
-		_, err := model.ParseConfig(configWith(t, change))
+		_, err := arch.ReadHF(configWith(t, change))
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: error %v, want one with %q", change, err, want)
 		}
@@ -128,4 +107,28 @@ func TestParseConfigRefuses(t *testing.T) {
 	f("maximum position", m{"max_position_embeddings": nil})
 	f("token id", m{"eos_token_id": m{}})
 	f("token id", m{"bos_token_id": -3})
+}
+
+func TestQuantizationConfig(t *testing.T) {
+	type m = map[string]any
+	f := func(want string, q m) {
+		t.Helper()
+		_, err := arch.ReadHF(configWith(t, m{"quantization_config": q}))
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v: %v, want %q", q, err, want)
+		}
+	}
+	weights := func(bits int, kind, strategy string) m {
+		return m{"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": m{"group_0": m{"weights": m{"num_bits": bits, "type": kind, "strategy": strategy}}}}
+	}
+	f("", m{"quant_method": "fp8", "activation_scheme": "static"})
+	f("", weights(8, "float", "tensor"))
+	f("", weights(8, "float", "channel"))
+	f("weight_block_size", m{"quant_method": "fp8", "weight_block_size": []int{128, 128}})
+	f("group_0", weights(4, "float", "channel"))
+	f("group_0", weights(8, "int", "channel"))
+	f("group_0", weights(8, "float", "group"))
+	f(`method "gptq"`, m{"quant_method": "gptq"})
+	f(`method "compressed-tensors"`, m{"quant_method": "compressed-tensors"})
+	f("quantization_config", m{"quant_method": 3})
 }
