@@ -98,7 +98,7 @@ func (p *prober) learn(pr pair) (changed bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		if inst == m.Instance {
+		if inst.Equal(&m.Instance) {
 			continue // an engine need not tell
 		}
 		ok, err := fl.Learn(m.Instance, inst)

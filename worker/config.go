@@ -14,6 +14,7 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/way"
 )
 
 // Config is one worker's settings; the koanf tags are its YAML keys.
@@ -87,7 +88,7 @@ type Config struct {
 }
 
 // Fleet says how to reach NATS. The TLS files are for NATS, for HTTP with routers
-// and workers, and for KV over TCP alike.
+// and workers, and for KV over the network alike.
 type Fleet struct {
 	URL       string        // of the join line, nats://host:port, comma separated; empty is a worker of its own
 	CredsFile string        `koanf:"creds_file"`
@@ -108,7 +109,8 @@ type KV struct {
 	PeerSilence      time.Duration   `koanf:"peer_silence"`
 	Resends          int             `koanf:"resends"`
 	MaxSessions      int             `koanf:"max_sessions"`
-	Transport        string          `koanf:"transport"`          // "auto", "tcp", "shm", "cudaipc", "nccl" or "pinned"
+	Ways             []string        // what transport may be: way.Names
+	Transport        string          `koanf:"transport"`          // "auto", the fastest for each peer, or the only one that may be taken
 	MaxQuarantined   int             `koanf:"max_quarantined"`    // blocks; 0: a quarter of the pool
 	Digest           string          `koanf:"digest"`             // "on"; "off" leaves digests unchecked where both workers say so, for measuring
 	Convert          string          `koanf:"convert"`            // "refuse" or "allow" peers whose KV has another dtype
@@ -158,7 +160,7 @@ func DefaultConfig(role fleet.Role) Config {
 		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
-			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse", DeviceRefill: "on",
+			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Ways: []string{way.Auto}, Transport: way.Auto, Digest: "on", Convert: "refuse", DeviceRefill: "on",
 			SSDSize: 8 << 30, SSDIO: string(tier.IOAuto), StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
 			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25, Peers: "on", PeerBring: "on"},
 		Log: Log{Level: "info", Format: "text"},
@@ -272,7 +274,7 @@ func (c *Config) Validate() error {
 	if err := ValidQuantization("quantization", c.Quantization, c.Device, c.BatchInvariant); err != nil {
 		return err
 	}
-	if err := oneOf("kv.transport", c.KV.Transport, transportAuto, transportTCP, transportSHM, transportIPC, transportNCCL, transportPinned); err != nil {
+	if err := oneOf("kv.transport", c.KV.Transport, c.KV.Ways...); err != nil {
 		return err
 	}
 	if err := oneOf("kv.digest", c.KV.Digest, "on", "off"); err != nil {

@@ -13,22 +13,22 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/prefill"
 )
 
 func (w *Worker) startKV(d Deps) error {
-	near := w.near(d)
-	tr := transports{d.Transport, []kvconn.Transport{near.transport, near.linked, near.pinned}}
+	ways, err := way.Open(d.Ways, w.cfg.KV.Transport, way.Pool{Backend: w.backend, Layout: w.identity.Layout}, w.log)
+	if err != nil {
+		return bad("kv.transport", "%v", err)
+	}
 	metrics, err := kvconn.NewMetrics(w.registry)
 	if err != nil {
 		return err
 	}
 	cfg := w.cfg.kvconn(w.identity)
-	if near.private != nil && w.cfg.KV.Transport == near.name {
-		return &config.KeyError{Key: "kv.transport", Msg: fmt.Sprintf("%s is not possible here: %v", near.name, near.private)}
-	}
-	cfg.Shared, cfg.Ring = near.pool, w.ring
-	if w.recv, err = kvconn.NewReceiver(cfg, tr, w.log, metrics); err != nil {
+	cfg.Shared, cfg.Ring = ways.Shared(), w.ring
+	if w.recv, err = kvconn.NewReceiver(cfg, ways, w.log, metrics); err != nil {
 		return err
 	}
 	dcfg := decode.DefaultConfig(w.cache.Blocks())
@@ -42,17 +42,13 @@ func (w *Worker) startKV(d Deps) error {
 	if w.cfg.KV.MaxQuarantined > 0 {
 		dcfg.MaxQuarantined = w.cfg.KV.MaxQuarantined
 	}
-	if t := w.cfg.KV.Transport; (t == transportNCCL || t == transportPinned) && near.linked == nil && near.pinned == nil {
-		return &config.KeyError{Key: "kv.transport", Msg: t + " is not possible here"}
-	}
-	ways, err := newPaths(w.recv, w.cfg.KV.Transport, near.name, text(near.private), w.members, w.publishPaths, w.log, w.registry)
+	chooser, err := way.NewChooser(way.Config{Ways: ways, Recv: w.recv, Find: w.reachedBy, Publish: w.publishPaths, Log: w.log, Register: w.registry})
 	if err != nil {
 		return err
 	}
-	ways.staged = near.staged
-	w.decode = decode.New(dcfg, ways, w.cache, w.backend, w.log)
+	w.decode = decode.New(dcfg, chooser, w.cache, w.backend, w.log)
 	w.later("close sessions to prefill", func(ctx context.Context) error {
-		ways.Close()
+		chooser.Close()
 		err := w.recv.Close(ctx)
 		w.decode.Close()
 		return err
@@ -68,20 +64,16 @@ func (w *Worker) startKV(d Deps) error {
 	if w.server, err = kvconn.NewServer(cfg, w.log, metrics); err != nil {
 		return err
 	}
-	listen := tr.Listen
-	if near.linked != nil { // serves callers over tcp alone as well
-		listen = near.linked.Listen
-	}
-	ln, err := listen(w.cfg.KVListen)
+	ln, err := ways.Listen(w.cfg.KVListen)
 	if err != nil {
 		return fmt.Errorf("kv_listen: %w", err)
 	}
 	if w.kvAddr, err = w.advertised(ln.Addr()); err != nil {
 		return errors.Join(err, ln.Close())
 	}
-	listeners, err := w.listenNear(near)
-	if err != nil {
-		return errors.Join(err, ln.Close())
+	var listeners []net.Listener
+	if listeners, w.kvWays, err = ways.Offer(w.kvAddr); err != nil {
+		return errors.Join(bad("kv.transport", "%v", err), ln.Close())
 	}
 	listeners = append(listeners, ln)
 	serve, stop := context.WithCancel(context.Background())
@@ -112,52 +104,19 @@ func (w *Worker) startKV(d Deps) error {
 	return nil
 }
 
-// listenNear opens the listeners for workers of this machine.
-func (w *Worker) listenNear(near nearWay) (listeners []net.Listener, err error) {
-	if near.transport == nil && near.pinned == nil {
-		return nil, nil
+// reachedBy is what the fleet says of how a worker is reached, as way.Config.Find.
+func (w *Worker) reachedBy(addr string, id kvconn.PeerID) (found way.Peer) {
+	if w.fleet == nil || w.fleet.watcher == nil {
+		return found
 	}
-	addr := "" // of the near transport: any
-	if near.transport != nil {
-		ln, err := near.transport.Listen("")
-		switch {
-		case err == nil:
-			listeners, addr = append(listeners, ln), ln.Addr().String()
-			w.announceNear(near.name, addr)
-		case w.cfg.KV.Transport == near.name:
-			return nil, &config.KeyError{Key: "kv.transport", Msg: fmt.Sprintf("%s: %v", near.name, err)}
-		default:
-			w.log.Warn("peers on this machine must use another way", "near", near.name, "error", err)
+	members := w.fleet.watcher.Snapshot().Members
+	for i := range members {
+		m := &members[i]
+		if id.ID == "" && m.KVAddr == addr || id.ID == m.ID && (id.Epoch == 0 || id.Epoch == m.Epoch) {
+			return way.Peer{PeerID: kvconn.PeerID{ID: m.ID, Epoch: m.Epoch}, Machine: m.Machine, Addrs: m.KVWays}
 		}
 	}
-	if near.pinned == nil {
-		return listeners, nil
-	}
-	if addr == "" { // none is listened on; peers derive the other from it
-		addr = fmt.Sprintf("%s:xpyd-kv-%s", transportIPC, randomID()) // which nobody can have taken beforehand
-		w.announceNear(transportIPC, addr)
-	}
-	ln, err := near.pinned.Listen(pinnedAddr(addr))
-	if err != nil {
-		w.log.Warn("peers on this machine must use another way", "near", transportPinned, "error", err)
-		return listeners, nil
-	}
-	return append(listeners, ln), nil
-}
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
-// members is the fleet as this worker sees it; nil without one.
-func (w *Worker) members() []fleet.Member {
-	if w.fleet == nil || w.fleet.watcher == nil {
-		return nil
-	}
-	return w.fleet.watcher.Snapshot().Members
+	return found
 }
 
 // publishPaths announces how prefill workers are reached.

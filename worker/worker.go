@@ -39,24 +39,16 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/prefill"
 )
 
 // Deps are what a worker is given rather than makes.
 type Deps struct {
-	Log       *slog.Logger
-	Registry  *prometheus.Registry
-	Transport kvconn.Transport
-	Local     kvconn.Transport // between processes of this machine; nil: there is none
-	NoLocal   error            // why there is none
-	// Device makes the transport between GPUs of this machine; nil: there is none.
-	// With refill it fills blocks of another size.
-	Device func(ours kernels.Exporter, opener kernels.PeerOpener, refill bool) (kvconn.Transport, error)
-	// Linked makes the transport between GPUs by NCCL, over another; nil: there is none.
-	Linked func(base kvconn.Transport, ours, theirs kernels.Linker, l kernels.Layout) kvconn.Transport
-	// Pinned makes that through pinned host memory of this machine; nil: there is none.
-	Pinned func(ours, theirs kernels.HostMover, l kernels.Layout) (kvconn.Transport, error)
-	Build  string
+	Log      *slog.Logger
+	Registry *prometheus.Registry
+	Ways     []way.Kind // by which KV may come and go, fastest first, the network's last
+	Build    string
 	// Ring is the fleet's secrets; nil: the worker trusts everyone.
 	Ring *trust.Ring
 	// TLS is what the HTTP listener and calls to other workers use; nil: plain HTTP.
@@ -81,8 +73,7 @@ type Worker struct {
 	identity kvconn.Identity
 	url      string
 	kvAddr   string
-	kvLocal  string // "": it is only reached over the network
-	kvDevice string // "": its GPU pushes to no other
+	kvWays   map[string]string // where it is reached by faster ways
 
 	model   *model.Model
 	tok     *tokenizer.Tokenizer
@@ -128,6 +119,7 @@ type Worker struct {
 // Start loads the model, opens the listeners and joins the fleet. The caller
 // closes the worker, also when Start's ctx has ended.
 func Start(ctx context.Context, cfg Config, d Deps) (*Worker, error) {
+	cfg.KV.Ways = way.Names(d.Ways)
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -208,7 +200,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
 	}
 	w.sizes = openai.MeasureTokens(w.tok, w.tok.VocabSize())
-	if w.backend, err = newBackend(&w.cfg, m, d.Local != nil && w.cfg.KV.local(transportSHM), w.log); err != nil {
+	if w.backend, err = newBackend(&w.cfg, m, way.MapPool(d.Ways, w.cfg.KV.Transport), w.log); err != nil {
 		return err
 	}
 	w.free("free the backend", func(context.Context) error { return w.backend.Close() })
@@ -289,7 +281,7 @@ func (w *Worker) instance() fleet.Instance {
 	l := w.backend.Layout()
 	events, replay := w.eventAddrs()
 	return fleet.Instance{
-		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVLocal: w.kvLocal, KVDevice: w.kvDevice, Machine: machineID(), Secrets: w.ring.IDs(),
+		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVWays: w.kvWays, Machine: way.Machine(), Secrets: w.ring.IDs(),
 		Draining: w.cfg.Drained,
 		Dialect:  "native", Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
 		ModelFingerprint: w.identity.ModelFingerprint, TokenizerFingerprint: w.identity.TokenizerFingerprint, Numerics: w.identity.Numerics,

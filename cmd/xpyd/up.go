@@ -21,7 +21,6 @@ import (
 	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/kernels/cuda"
-	"github.com/xpyd/xpyd/worker"
 )
 
 // upConfig is `xpyd up`: a router and the workers it starts.
@@ -51,7 +50,7 @@ func (c *upConfig) Validate() error {
 			return &config.KeyError{Key: key, Msg: fmt.Sprintf("%d is not in 1..%d", n, maxWorkers)}
 		}
 	}
-	w := worker.DefaultConfig(fleet.Prefill)
+	w := workerDefaults(fleet.Prefill)
 	w.Device, w.Threads, w.BlockTokens, w.KVMemory, w.GPUMemory, w.Log = c.Device, c.Threads, c.BlockTokens, c.KVMemory, c.GPUMemory, c.Log
 	w.BatchInvariant, w.DType, w.KVCacheDType, w.Quantization = c.BatchInvariant, c.DType, c.KVCacheDType, c.Quantization
 	c.set(&w.KV)
@@ -60,7 +59,7 @@ func (c *upConfig) Validate() error {
 
 // newUp is `xpyd up`: a whole xPyD on this machine.
 func newUp() *cobra.Command {
-	wdef := worker.DefaultConfig(fleet.Prefill)
+	wdef := workerDefaults(fleet.Prefill)
 	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
 		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, GPUMemory: wdef.GPUMemory, DType: wdef.DType, KVCacheDType: wdef.KVCacheDType, Quantization: wdef.Quantization, UpKV: upKVOf(&wdef.KV)}
 	def.Fleet.Listen = "127.0.0.1:0"

@@ -20,19 +20,13 @@ import (
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/trust"
-	"github.com/xpyd/xpyd/kernels"
-	"github.com/xpyd/xpyd/kvconn"
-	"github.com/xpyd/xpyd/kvconn/cudaipc"
-	"github.com/xpyd/xpyd/kvconn/nccl"
-	"github.com/xpyd/xpyd/kvconn/pinned"
-	"github.com/xpyd/xpyd/kvconn/shm"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 	"github.com/xpyd/xpyd/worker"
 )
 
 // newWorker is `xpyd prefill` or `xpyd decode`: one worker process.
 func newWorker(role fleet.Role) *cobra.Command {
-	cfg := worker.DefaultConfig(role)
+	cfg := workerDefaults(role)
 	var file string
 	var printConfig bool
 	cmd := &cobra.Command{
@@ -126,15 +120,6 @@ const (
 // library's search.
 var foreignEnv = []string{"XPYD_DATA", "XPYD_ADMIN*", "XPYD_NATS_PASSWORD", "XPYD_CUDA_*"}
 
-// linked and staged are the ways between GPUs that do not reach each other's memory.
-func linked(base kvconn.Transport, ours, theirs kernels.Linker, l kernels.Layout) kvconn.Transport {
-	return nccl.New(base, ours, theirs, l, nccl.DefaultRing())
-}
-
-func staged(ours, theirs kernels.HostMover, l kernels.Layout) (kvconn.Transport, error) {
-	return pinned.New(ours, theirs, l, pinned.DefaultRing())
-}
-
 // runWorker runs until ctx ends, the parent goes away, or a listener fails.
 func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr io.Writer) error {
 	log, flush := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
@@ -156,7 +141,7 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(buildInfo())
 	deps := worker.Deps{Log: log, Registry: reg, TLS: tcfg.TLS,
-		Transport: transport, Device: cudaipc.New, Linked: linked, Pinned: staged, Build: build(), Progress: progress(stderr)}
+		Ways: ways(transport, &cfg.KV), Build: build(), Progress: progress(stderr)}
 	ring, err := joined.ring()
 	if err != nil {
 		return err
@@ -168,11 +153,6 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 	}
 	if joined.open {
 		log.Warn("everybody on this machine can read the fleet's secret: run `chmod 600 " + joined.file + "`")
-	}
-	if local, err := shm.New(); err != nil {
-		deps.NoLocal = err
-	} else {
-		deps.Local = local
 	}
 	w, err := worker.Start(ctx, cfg, deps)
 	if err != nil && ctx.Err() != nil {

@@ -31,6 +31,7 @@ const (
 	maxMessageBytes = 16 << 10
 	maxIDBytes      = 64
 	maxFieldBytes   = 512
+	maxWays         = 16
 	maxCount        = 1 << 40 // any count in an announcement
 )
 
@@ -118,6 +119,9 @@ func decodeInstance(payload []byte) (Instance, error) {
 	if i.Epoch == 0 {
 		return Instance{}, errors.New("epoch is zero")
 	}
+	if len(i.KVWays) == 0 {
+		i.KVWays = nil
+	}
 	return i, i.Validate()
 }
 
@@ -192,13 +196,21 @@ func (i *Instance) Validate() error {
 			return fmt.Errorf("%s %q: %w", f.name, clip(f.addr), err)
 		}
 	}
+	if len(i.KVWays) > maxWays {
+		return fmt.Errorf("kv_ways: %d, at most %d allowed", len(i.KVWays), maxWays)
+	}
+	for name, addr := range i.KVWays {
+		if ValidID(name) != nil || addr == "" || !validText(addr) {
+			return fmt.Errorf("kv_ways: %q: want an id, and at most %d printable bytes", clip(name), maxFieldBytes)
+		}
+	}
 	if i.Alone() && i.Role != Decode {
 		return fmt.Errorf("role: an engine of dialect %q has no other half; its role is decode", i.Dialect)
 	}
 	for _, f := range []struct{ name, value string }{
 		{"version", i.Version}, {"engine_id", i.EngineID}, {"url", i.URL}, {"kv_addr", i.KVAddr}, {"dialect", i.Dialect}, {"model", i.Model}, {"build", i.Build},
 		{"model_fingerprint", i.ModelFingerprint}, {"tokenizer_fingerprint", i.TokenizerFingerprint},
-		{"numerics", i.Numerics}, {"kv_local", i.KVLocal}, {"kv_device", i.KVDevice}, {"machine", i.Machine}, {"kv_paths", i.KVPaths}, {"kv_topic", i.KVTopic}, {"topology", i.Topology}, {"secrets", i.Secrets}, {"layout.dtype", i.Layout.DType},
+		{"numerics", i.Numerics}, {"machine", i.Machine}, {"kv_paths", i.KVPaths}, {"kv_topic", i.KVTopic}, {"topology", i.Topology}, {"secrets", i.Secrets}, {"layout.dtype", i.Layout.DType},
 	} {
 		if !validText(f.value) {
 			return fmt.Errorf("%s: want at most %d printable bytes", f.name, maxFieldBytes)

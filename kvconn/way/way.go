@@ -1,137 +1,189 @@
-package worker
+// Package way is the choice among the ways by which KV comes from another worker.
+//
+// A way is a transport as a worker has it for its pool. Each transport describes itself
+// as a Kind; the command hands a worker the kinds that it may have, fastest first and the
+// network last, and nothing but that list names a transport. A Set is what has become of
+// them in this process: it listens by each way and says what is announced to peers. A
+// Chooser takes, for each peer, the fastest way that leads to it.
+//
+//	                     Kind ──Open──▶ Set ──Offer──▶ announcement, to peers
+//	announcement of a peer ──reach──▶ Chooser ──Open──▶ kvconn.Session
+package way
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 )
 
-// nearWay is the fast way between workers of one machine. A worker has one: its
-// pool lies in a GPU's memory, which other GPUs write to (cudaipc), or in host
-// memory, which other processes do (shm).
-type nearWay struct {
-	name      string
-	transport kvconn.Transport // nil: this process has none, or may not use it
-	pool      *kvconn.Shared   // ours, for peers to write to; nil: see private
-	private   error            // why our pool is written to by nobody
-	linked    kvconn.Transport // by NCCL, of a GPU; nil: none
-	pinned    kvconn.Transport // through pinned memory, of a GPU; nil: none
-	staged    []stagedWay      // both, of a GPU, as far as the setting allows them; fastest first
+// Auto is the setting that allows every way.
+const Auto = "auto"
+
+// Kind describes a transport before there is a pool.
+type Kind struct {
+	Name  string // in settings, announcements and metrics
+	Local bool   // it joins processes of one user on one machine
+	// OverNetwork: its address is the network's, and its listener also serves the
+	// network's callers.
+	OverNetwork bool
+	MapsPool    bool // other processes map the pool, if it is in host memory
+	// Suits reports whether it serves a backend's pool; nil: any. PoolIn says where such
+	// pools are, for the error.
+	Suits  func(kernels.Backend) bool
+	PoolIn string
+	// Open makes the transport, and describes the pool where peers can write to it. The
+	// error says why this process has no such way.
+	Open func(Pool) (kvconn.Transport, *kvconn.Shared, error)
 }
 
-// stagedWay is a way through memory between two GPUs' pools.
-type stagedWay struct {
-	name    string
-	private string // why this process has none; "": it has
+// Pool is a worker's own.
+type Pool struct {
+	Backend kernels.Backend
+	Layout  kvconn.Layout
 }
 
-// local tells whether the setting allows the local transport of that name.
-func (k *KV) local(name string) bool { return k.Transport == transportAuto || k.Transport == name }
+// OnDevice describes the pool to peers' GPUs.
+func (p Pool) OnDevice() *kvconn.Shared { return kvconn.DevicePool(p.Layout, p.Backend.Blocks()) }
 
-// near finds the fast way for the backend.
-func (w *Worker) near(d Deps) nearWay {
-	exporter, out := w.backend.(kernels.Exporter)
-	opener, in := w.backend.(kernels.PeerOpener)
-	if out && in && w.cfg.KV.Transport != transportSHM {
-		return w.nearDevice(d, exporter, opener)
-	}
-	if t := w.cfg.KV.Transport; t == transportIPC || t == transportNCCL || t == transportPinned {
-		return nearWay{name: t, private: fmt.Errorf("the pool of device %s is not in a GPU's memory", w.backend.Info().Name)}
-	}
-	way := nearWay{name: transportSHM}
-	if w.cfg.KV.local(transportSHM) {
-		way.transport = d.Local
-	}
-	way.pool, way.private = w.shared(d)
-	return way
+// Network is the kind that comes last: it leads to every peer, at the address by which
+// requests name it.
+func Network(t kvconn.Transport) Kind {
+	return Kind{Name: t.Name(), Open: func(Pool) (kvconn.Transport, *kvconn.Shared, error) { return t, nil, nil }}
 }
 
-// nearDevice is near for a GPU.
-func (w *Worker) nearDevice(d Deps, exporter kernels.Exporter, opener kernels.PeerOpener) nearWay {
-	way := nearWay{name: transportIPC}
-	switch {
-	case !w.cfg.KV.local(transportIPC):
-		way.private = fmt.Errorf("kv.transport is %s", w.cfg.KV.Transport)
-	case d.Device == nil:
-		way.private = errors.New("this process has no transport between GPUs")
-	default:
-		if _, way.private = exporter.Export(); way.private == nil {
-			way.transport, way.private = d.Device(exporter, opener, w.cfg.KV.DeviceRefill == "on")
-		}
+// Names are the values that the setting may have.
+func Names(kinds []Kind) []string {
+	names := []string{Auto}
+	for _, k := range kinds {
+		names = append(names, k.Name)
 	}
-	w.nearStaged(d, &way)
-	if way.private == nil || way.linked != nil || way.pinned != nil {
-		way.pool = kvconn.DevicePool(w.identity.Layout, w.backend.Blocks())
-	}
-	return way
+	return names
 }
 
-// nearStaged adds the ways between GPUs that do not reach each other's memory.
-func (w *Worker) nearStaged(d Deps, way *nearWay) {
-	add := func(name string, make func() error) {
-		if !w.cfg.KV.local(name) {
-			return
-		}
-		err := make()
-		if err != nil {
-			w.log.Warn("GPUs that do not reach each other must use another way", "not", name, "error", err)
-		}
-		way.staged = append(way.staged, stagedWay{name, text(err)})
-	}
-	add(transportNCCL, func() error {
-		l, ok := w.backend.(kernels.Linker)
-		if !ok || d.Linked == nil {
-			return errors.New("this process has none")
-		}
-		way.linked = d.Linked(d.Transport, l, l, w.backend.Layout())
-		return nil
-	})
-	add(transportPinned, func() (err error) {
-		m, ok := w.backend.(kernels.HostMover)
-		if !ok || d.Pinned == nil {
-			return errors.New("this process has none")
-		}
-		if way.pinned, err = d.Pinned(m, m, w.backend.Layout()); err != nil {
-			way.pinned = nil
-		}
-		return err
-	})
+// MapPool reports whether a pool in host memory should be one that others can map.
+func MapPool(kinds []Kind, setting string) bool {
+	return slices.ContainsFunc(kinds, func(k Kind) bool { return k.MapsPool && k.allowed(setting) })
 }
 
-// shared describes a pool in host memory to kvconn, or says why it cannot be
-// shared.
-func (w *Worker) shared(d Deps) (*kvconn.Shared, error) {
-	switch {
-	case !w.cfg.KV.local(transportSHM):
-		return nil, fmt.Errorf("kv.transport is %s", w.cfg.KV.Transport)
-	case d.Local == nil && d.NoLocal != nil:
-		return nil, d.NoLocal
-	case d.Local == nil:
-		return nil, errors.New("this process has no local transport")
-	}
-	sharer, ok := w.backend.(kernels.Sharer)
-	if !ok {
-		return nil, fmt.Errorf("the pool of device %s is not in shared memory", w.backend.Info().Name)
-	}
-	s, err := sharer.Shared()
-	if err != nil {
-		return nil, err
-	}
-	out := &kvconn.Shared{FD: s.FD, Bytes: s.Bytes, Blocks: w.backend.Blocks()}
-	for _, at := range s.Layers {
-		out.Layers = append(out.Layers, kvconn.Span{Offset: at, Stride: s.Stride})
-	}
-	w.log.Info("kv pool is in shared memory", "bytes", s.Bytes, "pages", s.Pages)
-	return out, nil
+func (k *Kind) allowed(setting string) bool { return setting == Auto || setting == k.Name }
+
+// Set is the ways of one worker. It implements kvconn.Transport for all of them: an
+// address that begins with a way's name and a colon is dialled by that way.
+type Set struct {
+	setting string
+	ways    []*way // those to choose from, fastest first
+	barred  bool   // the setting leaves out a faster one
+	network kvconn.Transport
+	shared  *kvconn.Shared
+	log     *slog.Logger
 }
 
-// announceNear notes where workers of this machine dial us.
-func (w *Worker) announceNear(name, addr string) {
-	if name == transportIPC {
-		w.kvDevice = addr
-	} else {
-		w.kvLocal = addr
+// way is one of a Set.
+type way struct {
+	Kind
+	transport kvconn.Transport // nil: see lacks
+	lacks     error
+	network   bool // the last of its kinds
+}
+
+// Open opens those of kinds, of which the last is the network's, that setting allows and
+// that suit the pool. An error is about the setting: it names a way that cannot be.
+func Open(kinds []Kind, setting string, p Pool, log *slog.Logger) (*Set, error) {
+	s := &Set{setting: setting, log: log}
+	named := setting == Auto
+	for i := range kinds {
+		w := &way{Kind: kinds[i], network: i == len(kinds)-1}
+		allowed := w.allowed(setting)
+		switch suits := w.Suits == nil || w.Suits(p.Backend); {
+		case !suits && setting == w.Name:
+			return nil, fmt.Errorf("%s is not possible here: the pool of device %s is not in %s", w.Name, p.Backend.Info().Name, w.PoolIn)
+		case !suits, !allowed && !w.network:
+			s.barred = s.barred || suits && !named
+			continue
+		}
+		named = named || allowed
+		var shared *kvconn.Shared
+		if w.transport, shared, w.lacks = w.Open(p); w.lacks != nil {
+			if setting == w.Name {
+				return nil, fmt.Errorf("%s is not possible here: %w", w.Name, w.lacks)
+			}
+			log.Warn("peers must use another way", "not", w.Name, "error", w.lacks)
+			w.transport = nil
+		} else if s.shared == nil {
+			s.shared = shared
+		}
+		if w.network {
+			s.network = w.transport
+		}
+		if allowed {
+			s.ways = append(s.ways, w)
+		}
 	}
+	if s.network == nil {
+		return nil, errors.New("there is no transport over the network")
+	}
+	if len(s.ways) == 0 {
+		return nil, fmt.Errorf("%q is none of %s", setting, strings.Join(Names(kinds), ", "))
+	}
+	return s, nil
+}
+
+// Shared describes the pool to peers that can write to it; nil: none can.
+func (s *Set) Shared() *kvconn.Shared { return s.shared }
+
+// Name implements kvconn.Transport.
+func (s *Set) Name() string { return s.network.Name() }
+
+// Dial implements kvconn.Transport.
+func (s *Set) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	for _, w := range s.ways {
+		if w.transport != nil && w.leads(addr) {
+			return w.transport.Dial(ctx, addr)
+		}
+	}
+	return s.network.Dial(ctx, addr)
+}
+
+// leads reports whether addr is one of this way's.
+func (w *way) leads(addr string) bool { return strings.HasPrefix(addr, w.Name+":") }
+
+// Listen listens at the network's address.
+func (s *Set) Listen(addr string) (net.Listener, error) {
+	for _, w := range s.ways {
+		if w.OverNetwork && w.transport != nil {
+			return w.transport.Listen(addr)
+		}
+	}
+	return s.network.Listen(addr)
+}
+
+// Offer listens by the other ways, and returns where: way → address. network is where
+// peers dial the network's listener. An error is about the setting, as Open's.
+func (s *Set) Offer(network string) (listeners []net.Listener, addrs map[string]string, err error) {
+	addrs = map[string]string{}
+	for _, w := range s.ways {
+		switch {
+		case w.network || w.transport == nil:
+		case w.OverNetwork:
+			addrs[w.Name] = w.Name + ":" + network
+		default:
+			ln, err := w.transport.Listen("")
+			switch {
+			case err == nil:
+				listeners, addrs[w.Name] = append(listeners, ln), ln.Addr().String()
+			case s.setting == w.Name:
+				return nil, nil, fmt.Errorf("%s: %w", w.Name, err) // it is the only one
+			default:
+				s.log.Warn("peers must use another way", "not", w.Name, "error", err)
+			}
+		}
+	}
+	return listeners, addrs, nil
 }
