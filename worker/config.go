@@ -31,10 +31,8 @@ type Config struct {
 	// Drained starts it drained: it gets no work before `xpyd undrain`.
 	Drained bool `koanf:"drained"`
 
-	Model      string `koanf:"model"`       // empty: the embedded stories260k; a directory, a .gguf file, or hf:OWNER/NAME
+	Compute
 	ServedName string `koanf:"served_name"` // what clients call the model; empty: its own name
-	Device     string `koanf:"device"`      // "auto", "cpu" or "cuda"
-	Threads    int    `koanf:"threads"`     // CPU threads; 0: all cores
 
 	Listen    string `koanf:"listen"`    // HTTP
 	KVListen  string `koanf:"kv_listen"` // kvconn
@@ -44,24 +42,13 @@ type Config struct {
 	APIKeysFile string   `koanf:"api_keys_file"`
 	AllowHosts  []string `koanf:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
 
-	BlockTokens int `koanf:"block_tokens"` // positions a KV block
-	// KVMemory is the KV pool's size, used when blocks is 0. Auto is 256 MiB on
-	// the CPU; on a GPU what GPUMemory leaves beside weights and scratch.
-	KVMemory  config.AutoSize `koanf:"kv_memory"`
-	GPUMemory float64         `koanf:"gpu_memory"` // part of the GPU's memory that this process takes in all
-	// BatchInvariant gives a prompt the same tokens whatever the batch, the chunks
-	// or the split, at some speed. On the CPU it is always so.
-	BatchInvariant bool          `koanf:"batch_invariant"`
-	DType          string        `koanf:"dtype"`          // "auto" (fp16 for checkpoints whose torch_dtype is float16, else bf16), "bf16" or "fp16": of weights, activations and KV on a GPU
-	Quantization   string        `koanf:"quantization"`   // "auto" (as the checkpoint is), "none" or "fp8": of the layers' projections on a GPU
-	KVCacheDType   string        `koanf:"kv_cache_dtype"` // "auto", "bf16" or "fp8"; auto is as dtype on a GPU, f32 on the CPU
-	Blocks         int           `koanf:"blocks"`         // blocks of the KV pool; 0: from kv_memory
-	MaxModelLen    int           `koanf:"max_model_len"`  // tokens, prompt and output; 0: what model and pool allow
-	MaxBatch       int           `koanf:"max_batch"`      // sequences a step
-	MaxWaiting     int           `koanf:"max_waiting"`    // requests that may queue
-	StepTokens     int           `koanf:"step_tokens"`    // tokens a step
-	PrefillTokens  int           `koanf:"prefill_tokens"` // of one prompt in a step on a GPU in which nothing decodes
-	MaxStepTime    time.Duration `koanf:"max_step_time"`  // aim for a step with a prefill chunk
+	Blocks        int           `koanf:"blocks"`         // blocks of the KV pool; 0: from kv_memory
+	MaxModelLen   int           `koanf:"max_model_len"`  // tokens, prompt and output; 0: what model and pool allow
+	MaxBatch      int           `koanf:"max_batch"`      // sequences a step
+	MaxWaiting    int           `koanf:"max_waiting"`    // requests that may queue
+	StepTokens    int           `koanf:"step_tokens"`    // tokens a step
+	PrefillTokens int           `koanf:"prefill_tokens"` // of one prompt in a step on a GPU in which nothing decodes
+	MaxStepTime   time.Duration `koanf:"max_step_time"`  // aim for a step with a prefill chunk
 
 	MaxBody config.Size `koanf:"max_body"` // bytes of a request body
 	// MaxAnswer bounds an answer that does not stream, at the most that it could
@@ -85,6 +72,24 @@ type Config struct {
 	Fleet    Fleet    `koanf:"fleet"`
 	KV       KV       `koanf:"kv"`
 	Log      Log      `koanf:"log"`
+}
+
+// Compute is what a worker computes, and on what; `xpyd up` has the same of all its workers.
+type Compute struct {
+	Model       string `koanf:"model"`        // empty: the embedded stories260k; a directory, a .gguf file, or hf:OWNER/NAME
+	Device      string `koanf:"device"`       // "auto", "cpu" or "cuda"
+	Threads     int    `koanf:"threads"`      // CPU threads; 0: all cores
+	BlockTokens int    `koanf:"block_tokens"` // positions a KV block
+	// KVMemory is the KV pool's size, used when blocks is 0. Auto is 256 MiB on
+	// the CPU; on a GPU what GPUMemory leaves beside weights and scratch.
+	KVMemory  config.AutoSize `koanf:"kv_memory"`
+	GPUMemory float64         `koanf:"gpu_memory"` // part of the GPU's memory that this process takes in all
+	// BatchInvariant gives a prompt the same tokens whatever the batch, the chunks
+	// or the split, at some speed. On the CPU it is always so.
+	BatchInvariant bool   `koanf:"batch_invariant"`
+	DType          string `koanf:"dtype"`          // "auto" (fp16 for checkpoints whose torch_dtype is float16, else bf16), "bf16" or "fp16": of weights, activations and KV on a GPU
+	Quantization   string `koanf:"quantization"`   // "auto" (as the checkpoint is), "none" or "fp8": of the layers' projections on a GPU
+	KVCacheDType   string `koanf:"kv_cache_dtype"` // "auto", "bf16" or "fp8"; auto is as dtype on a GPU, f32 on the CPU
 }
 
 // Fleet says how to reach NATS. The TLS files are for NATS, for HTTP with routers
@@ -151,9 +156,9 @@ type Log struct {
 func DefaultConfig(role fleet.Role) Config {
 	kv := kvconn.DefaultConfig()
 	return Config{
-		Role: string(role), Device: "auto",
-		Listen: "127.0.0.1:0", KVListen: "127.0.0.1:0",
-		BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, MaxBatch: 64, MaxWaiting: 1024,
+		Role:    string(role),
+		Compute: Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto},
+		Listen:  "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxBatch: 64, MaxWaiting: 1024,
 		StepTokens: 512, PrefillTokens: 8192, MaxStepTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, MaxAnswer: openai.MaxAnswer, AnswerMemory: 512 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, LeaseMax: 8 * time.Minute, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,

@@ -96,14 +96,6 @@ func (c *fleetConfig) server(secrets *trust.Ring) fleet.ServerConfig {
 		ClusterUser: c.ClusterUser, ClusterPassword: c.ClusterPassword, Insecure: c.Insecure}
 }
 
-// env tells the workers of `up` the files of TLS.
-func (c *fleetConfig) env() []string {
-	if c.TLSCert == "" {
-		return nil
-	}
-	return []string{"XPYD_FLEET__TLS_CERT=" + c.TLSCert, "XPYD_FLEET__TLS_KEY=" + c.TLSKey, "XPYD_FLEET__TLS_CA=" + c.TLSCA}
-}
-
 func defaultRouterConfig() RouterConfig {
 	c := RouterConfig{Config: router.DefaultConfig(), Data: datadir.Default(), Log: worker.Log{Level: "info", Format: "text"}}
 	c.Fleet.Listen = "127.0.0.1:4222"

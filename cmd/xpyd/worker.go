@@ -26,9 +26,7 @@ import (
 
 // newWorker is `xpyd prefill` or `xpyd decode`: one worker process.
 func newWorker(role fleet.Role) *cobra.Command {
-	cfg := workerDefaults(role)
-	var file string
-	var printConfig bool
+	def := workerDefaults(role)
 	cmd := &cobra.Command{
 		Use:   fmt.Sprintf("%s (--join-file FILE [--model M] | --config FILE)", role),
 		Short: fmt.Sprintf("Run one %s worker", role),
@@ -42,83 +40,33 @@ and answers those who have the secret, as behind a proxy made for vLLM.`, role),
 		Args:    cobra.NoArgs,
 	}
 	f := cmd.Flags()
-	f.StringVar(&file, "config", "", "YAML file; see configs/samples")
-	f.BoolVar(&printConfig, "print-config", false, "print the configuration in force and exit")
 	f.String("join-file", "", joinFileHelp)
 	f.Bool("trust-everyone", false, trustHelp)
-	f.String("model", "", "a directory, a .gguf file or hf:OWNER/NAME; default: the embedded stories260k")
 	f.String("served-name", "", "what clients call the model")
 	f.String("id", "", "name in the fleet; default: the role and a random suffix")
-	f.String("listen", cfg.Listen, "HTTP address")
-	f.String("kv-listen", cfg.KVListen, "KV connector address")
+	f.String("listen", def.Listen, "HTTP address")
+	f.String("kv-listen", def.KVListen, "KV connector address")
 	f.String("advertise", "", "host that others dial, when it is not the listen host")
-	f.String("device", cfg.Device, "auto, cpu or cuda")
-	f.Int("threads", 0, "CPU threads; 0: all cores")
-	f.Int("block-tokens", cfg.BlockTokens, "positions a KV block, 1 to 256; best 16, or a divisor or multiple of it")
 	f.Int("blocks", 0, "blocks of the KV pool; 0: from --kv-memory")
-	f.String("kv-memory", cfg.KVMemory.String(), "size of the KV pool; auto: 256MiB on the CPU, what --gpu-memory leaves on a GPU")
-	f.Float64("gpu-memory", cfg.GPUMemory, "part of the GPU's memory that this process takes in all")
-	f.Bool("batch-invariant", false, batchInvariantHelp)
-	f.String("kv-cache-dtype", cfg.KVCacheDType, kvCacheDTypeHelp)
-	f.String("dtype", cfg.DType, dtypeHelp)
-	f.String("quantization", cfg.Quantization, quantizationHelp)
 	f.Bool("drained", false, "start drained: it gets no work before xpyd undrain ID")
-	f.String("log-level", cfg.Log.Level, "debug, info, warn or error")
-	f.String("log-format", cfg.Log.Format, "text or json")
-	keys := map[string]string{
-		"drained":   "drained",
-		"join-file": "join_file", "trust-everyone": "trust_everyone", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
-		"kv-listen": "kv_listen", "advertise": "advertise", "device": "device", "threads": "threads",
-		"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory",
-		"batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization", "dtype": "dtype",
-		"log-level": "log.level", "log-format": "log.format",
-	}
-	kvFlags(f, keys, "kv.", &cfg.KV)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		sources := config.Sources{}
-		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: keys, Sources: sources}); err != nil {
-			return usageError{err}
-		}
-		if printConfig {
-			return config.Print(cmd.OutOrStdout(), &cfg)
-		}
+	computeFlags(f, &def.Compute, "this process takes in all")
+	kvFlags(f, &def.KV)
+	logFlags(f, &def.Log)
+	configured(cmd, "; see configs/samples", &def, func(cmd *cobra.Command, cfg *worker.Config, _ config.Sources, _ func() (*worker.Config, error)) error {
 		joined, err := readJoining(cmd.Context(), cfg.Join, cfg.JoinFile)
 		if errors.Is(err, context.Canceled) { // stopped while nobody has written into a pipe
 			return nil
 		}
 		if err != nil {
-			return wrongSetting(sources, err)
+			return err
 		}
-		if err := answersWhom(&cfg, &joined); err != nil {
+		if err := answersWhom(cfg, &joined); err != nil {
 			return usageError{err}
 		}
-		return wrongSetting(sources, runWorker(cmd.Context(), cfg, &joined, cmd.ErrOrStderr()))
-	}
+		return runWorker(cmd.Context(), *cfg, &joined, cmd.ErrOrStderr())
+	})
 	return cmd
 }
-
-// wrongSetting makes bad configuration of an error that names a key: of what this
-// machine or the model does not allow.
-func wrongSetting(sources config.Sources, err error) error {
-	var e *config.KeyError
-	if !errors.As(err, &e) {
-		return err
-	}
-	return usageError{sources.Locate(e)}
-}
-
-// What these settings cost, in a line each.
-const (
-	batchInvariantHelp = "the same tokens whatever the batch, the chunks or the split; costs a GPU some speed, and is always so on the CPU"
-
-	dtypeHelp        = "auto (fp16 for checkpoints that say torch_dtype float16, else bf16), bf16 or fp16: weights, activations and KV on a GPU. Workers that differ are not paired unless kv.convert allows it"
-	quantizationHelp = "auto (as the checkpoint is), none or fp8 (E4M3, a scale a channel, made when loading; half the memory, faster, small errors): the weights of the layers, on a GPU"
-	kvCacheDTypeHelp = "auto (as --dtype), bf16 or fp8 (E4M3, a scale a row: half the memory, faster decoding, small errors); a GPU only. Workers that differ are not paired unless kv.convert allows it"
-)
-
-// foreignEnv are XPYD_ variables that belong to other commands, or to the CUDA
-// library's search.
-var foreignEnv = []string{"XPYD_DATA", "XPYD_ADMIN*", "XPYD_NATS_PASSWORD", "XPYD_CUDA_*"}
 
 // runWorker runs until ctx ends, the parent goes away, or a listener fails.
 func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr io.Writer) error {
