@@ -156,12 +156,7 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 		return err
 	}
 	scale.set(sup)
-	pulseCtx, endPulse := context.WithCancel(context.WithoutCancel(ctx)) // the workers are watched while they drain, too
-	pulse := make(chan struct{})
-	go func() {
-		defer close(pulse)
-		forwardPulse(pulseCtx, front.watcher, sup)
-	}()
+	endPulse := background(func(ctx context.Context) { forwardPulse(ctx, front.watcher, sup) }) // also while the workers drain
 	err = startAll(ctx, cfg, sup, front, stdout, stderr)
 	if err == nil {
 		output.release()
@@ -184,7 +179,6 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 		log.Warn("workers did not stop", "error", serr)
 	}
 	endPulse()
-	<-pulse
 	front.close(stop)
 	return err
 }

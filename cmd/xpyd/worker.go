@@ -148,21 +148,14 @@ func fleetTLS(cert, key, ca string, log *slog.Logger) (*trust.TLS, error) {
 // followJoin has the worker's join file in force as it is, until end is called. On
 // SIGHUP it looks at once; there is nothing else to reload.
 func followJoin(w *worker.Worker, joined *joining, ring *trust.Ring, hup <-chan os.Signal, log *slog.Logger) (end func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	return background(func(ctx context.Context) {
 		joined.follow(ctx, hup, log, func(next trust.Join) error {
 			if err := ring.Set(next.Secrets...); err != nil {
 				return err
 			}
 			return w.Rejoin(next.URL)
 		})
-	}()
-	return func() {
-		cancel()
-		<-done
-	}
+	})
 }
 
 // newLogger makes the process's log. Lines of single requests are written in
