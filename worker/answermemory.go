@@ -9,9 +9,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // memory bounds what all answers under way take. Each takes its share before it
@@ -133,15 +130,4 @@ func (m *memory) collectors() []prometheus.Collector {
 		gauge("xpyd_worker_answer_bytes", "Memory set aside for answers under way.", func() float64 { n, _ := m.state(); return float64(n) }),
 		gauge("xpyd_worker_answers_waiting", "Requests that wait for memory for their answers.", func() float64 { _, n := m.state(); return float64(n) }),
 	}
-}
-
-// memoryFailure is the answer of who got no share.
-func memoryFailure(err error) *failure {
-	switch {
-	case errors.Is(err, errMemory), errors.Is(err, errWaiters):
-		return &failure{openai.Unavailable("%v", err), ticket.NoSpace}
-	case errors.Is(err, errClosing):
-		return closing()
-	}
-	return &failure{openai.Upstream("%v", err), ticket.Cancelled}
 }

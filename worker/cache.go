@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"time"
 
@@ -44,13 +43,8 @@ func (w *Worker) serveCache(ctx *fasthttp.RequestCtx) { w.writeCache(ctx, nil) }
 
 func (w *Worker) writeCache(ctx *fasthttp.RequestCtx, purged *int) {
 	s := w.cache.Stats()
-	b, err := json.Marshal(cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Report(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(), Purged: purged,
-		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}})
-	if err != nil {
-		writeError(ctx, openai.Internal("%v", err))
-		return
-	}
-	writeJSON(ctx, 200, b)
+	writeJSON(ctx, 200, mustJSON(cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Report(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(), Purged: purged,
+		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}}))
 }
 
 // serveFlush forgets every prefix that no running request holds, in the pool

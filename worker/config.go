@@ -183,51 +183,31 @@ func oneOf(key, v string, allowed ...string) error {
 	return bad(key, "%q is not one of %s", v, strings.Join(allowed, ", "))
 }
 
-// ValidKVCacheDType checks a kv_cache_dtype for a device and blocks of so many
-// tokens. What only a GPU has is refused here when the device is the CPU, and
-// when "auto" finds none at start.
-func ValidKVCacheDType(key, v, device string, blockTokens int, invariant bool) error {
-	if err := oneOf(key, v, kvAuto, kvBF16, kvFP8); err != nil || v == kvAuto {
+// valid checks what a GPU computes in and keeps, and what of it goes together. What only a
+// GPU has is refused here when the device is the CPU, and when "auto" finds none at start.
+func (c *Compute) valid() error {
+	if err := errors.Join(oneOf("kv_cache_dtype", c.KVCacheDType, kvAuto, kvBF16, kvFP8), oneOf("dtype", c.DType, dtypeAuto, dtypeBF16, dtypeFP16),
+		oneOf("quantization", c.Quantization, quantAuto, quantNone, quantFP8)); err != nil {
 		return err
 	}
-	switch {
-	case device == "cpu":
-		return bad(key, "%s needs a GPU: the CPU keeps KV in f32 (%s)", v, kvAuto)
-	case v == kvFP8 && invariant:
-		return bad(key, "%s and batch_invariant exclude each other", v)
-	case v == kvFP8 && blockTokens%16 != 0:
-		return bad(key, "%s needs block_tokens to be a multiple of 16, not %d", v, blockTokens)
-	}
-	return nil
-}
-
-// ValidDType checks a dtype for a device, and beside a kv_cache_dtype and a
-// quantization.
-func ValidDType(key, v, device, kv, quantization string) error {
-	if err := oneOf(key, v, dtypeAuto, dtypeBF16, dtypeFP16); err != nil || v == dtypeAuto {
-		return err
-	}
-	switch {
-	case device == "cpu":
-		return bad(key, "%s needs a GPU: the CPU computes in f32 (%s)", v, dtypeAuto)
-	case v == dtypeFP16 && kv != kvAuto:
-		return bad(key, "%s and kv_cache_dtype %s exclude each other", v, kv)
-	case v == dtypeFP16 && quantization == quantFP8:
-		return bad(key, "%s and quantization %s exclude each other", v, quantization)
-	}
-	return nil
-}
-
-// ValidQuantization checks a quantization for a device.
-func ValidQuantization(key, v, device string, invariant bool) error {
-	if err := oneOf(key, v, quantAuto, quantNone, quantFP8); err != nil || v != quantFP8 {
-		return err
-	}
-	switch {
-	case device == "cpu":
-		return bad(key, "%s needs a GPU: the CPU computes in f32", v)
-	case invariant:
-		return bad(key, "%s and batch_invariant exclude each other", v)
+	cpu := c.Device == "cpu"
+	switch kv, fp16, fp8 := c.KVCacheDType, c.DType == dtypeFP16, c.Quantization == quantFP8; {
+	case cpu && kv != kvAuto:
+		return bad("kv_cache_dtype", "%s needs a GPU: the CPU keeps KV in f32 (%s)", kv, kvAuto)
+	case cpu && c.DType != dtypeAuto:
+		return bad("dtype", "%s needs a GPU: the CPU computes in f32 (%s)", c.DType, dtypeAuto)
+	case cpu && fp8:
+		return bad("quantization", "%s needs a GPU: the CPU computes in f32", quantFP8)
+	case kv == kvFP8 && c.BatchInvariant:
+		return bad("kv_cache_dtype", "%s and batch_invariant exclude each other", kv)
+	case kv == kvFP8 && c.BlockTokens%16 != 0:
+		return bad("kv_cache_dtype", "%s needs block_tokens to be a multiple of 16, not %d", kv, c.BlockTokens)
+	case fp16 && kv != kvAuto:
+		return bad("dtype", "%s and kv_cache_dtype %s exclude each other", c.DType, kv)
+	case fp16 && fp8:
+		return bad("dtype", "%s and quantization %s exclude each other", c.DType, quantFP8)
+	case fp8 && c.BatchInvariant:
+		return bad("quantization", "%s and batch_invariant exclude each other", quantFP8)
 	}
 	return nil
 }
@@ -264,37 +244,28 @@ func (l Log) Validate() error {
 // Validate checks ranges and returns the first *config.KeyError; Log has a
 // check of its own.
 func (c *Config) Validate() error {
-	if err := oneOf("role", c.Role, "prefill", "decode"); err != nil {
-		return err
+	onOff := []string{"on", "off"}
+	for _, o := range []struct {
+		key, value string
+		allowed    []string
+	}{
+		{"role", c.Role, []string{"prefill", "decode"}},
+		{"device", c.Device, []string{"auto", "cpu", "cuda"}},
+		{"kv.transport", c.KV.Transport, c.KV.Ways},
+		{"kv.digest", c.KV.Digest, onOff},
+		{"kv.device_refill", c.KV.DeviceRefill, onOff},
+		{"kv.convert", c.KV.Convert, []string{"refuse", convertAllow}},
+		{"kv.peer_bring", c.KV.PeerBring, onOff},
+		{"kv.peers", c.KV.Peers, onOff},
+		{"kv.write_policy", c.KV.WritePolicy, []string{string(tier.Through), string(tier.Selective), string(tier.Back)}},
+		{"kv.eviction", c.KV.Eviction, []string{string(tier.LRU), string(tier.LFU), string(tier.S3FIFO)}},
+		{"kv.ssd_io", c.KV.SSDIO, []string{string(tier.IOAuto), string(tier.IOUring), string(tier.IOPread)}},
+	} {
+		if err := oneOf(o.key, o.value, o.allowed...); err != nil {
+			return err
+		}
 	}
-	if err := oneOf("device", c.Device, "auto", "cpu", "cuda"); err != nil {
-		return err
-	}
-	if err := ValidKVCacheDType("kv_cache_dtype", c.KVCacheDType, c.Device, c.BlockTokens, c.BatchInvariant); err != nil {
-		return err
-	}
-	if err := ValidDType("dtype", c.DType, c.Device, c.KVCacheDType, c.Quantization); err != nil {
-		return err
-	}
-	if err := ValidQuantization("quantization", c.Quantization, c.Device, c.BatchInvariant); err != nil {
-		return err
-	}
-	if err := oneOf("kv.transport", c.KV.Transport, c.KV.Ways...); err != nil {
-		return err
-	}
-	if err := oneOf("kv.digest", c.KV.Digest, "on", "off"); err != nil {
-		return err
-	}
-	if err := oneOf("kv.device_refill", c.KV.DeviceRefill, "on", "off"); err != nil {
-		return err
-	}
-	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {
-		return err
-	}
-	if err := oneOf("kv.peer_bring", c.KV.PeerBring, "on", "off"); err != nil {
-		return err
-	}
-	if err := oneOf("kv.peers", c.KV.Peers, "on", "off"); err != nil {
+	if err := c.Compute.valid(); err != nil {
 		return err
 	}
 	if err := c.KV.validTiers(); err != nil {
@@ -381,15 +352,6 @@ func (c *Config) Validate() error {
 
 // validTiers checks what is said of the tiers below the pool, sizes excepted.
 func (k *KV) validTiers() error {
-	if err := oneOf("kv.write_policy", k.WritePolicy, string(tier.Through), string(tier.Selective), string(tier.Back)); err != nil {
-		return err
-	}
-	if err := oneOf("kv.eviction", k.Eviction, string(tier.LRU), string(tier.LFU), string(tier.S3FIFO)); err != nil {
-		return err
-	}
-	if err := oneOf("kv.ssd_io", k.SSDIO, string(tier.IOAuto), string(tier.IOUring), string(tier.IOPread)); err != nil {
-		return err
-	}
 	if k.Store != "" {
 		if _, err := redis.ParseURL(k.Store); err != nil {
 			return bad("kv.store", "%v", err)

@@ -20,9 +20,9 @@ func setKey(t *testing.T, c *Config, key string, v any) {
 	at := reflect.ValueOf(c).Elem()
 next:
 	for name := range strings.SplitSeq(key, ".") {
-		for i := range at.NumField() {
-			if at.Type().Field(i).Tag.Get("koanf") == name {
-				at = at.Field(i)
+		for _, f := range reflect.VisibleFields(at.Type()) { // also of Compute
+			if f.Tag.Get("koanf") == name {
+				at = at.FieldByIndex(f.Index)
 				continue next
 			}
 		}

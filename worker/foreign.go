@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -107,50 +106,43 @@ func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, c context.Context, j *job, 
 	writeJSON(ctx, 200, body)
 }
 
-func keepFailure(err error) *failure {
-	switch {
-	case errors.Is(err, prefill.ErrLeaseExists):
-		return &failure{Error: openai.BadRequest(fieldTransfer, "transfer_id: %v", err)}
-	case errors.Is(err, prefill.ErrTooManyLeases):
-		return &failure{openai.Unavailable("%v", err), ticket.NoSpace}
-	case errors.Is(err, prefill.ErrClaimGone):
-		return &failure{openai.Upstream("%v", err), ticket.Cancelled}
-	}
-	return engineFailure(err)
-}
-
-// foreignExchange is decode's side behind a foreign proxy: the lease that
+// foreignOrigin is decode's side behind a foreign proxy: the lease that
 // prefill's answer named (prefill, then decode), or Mooncake's transfer id
 // (both at once), for which prefill's GET /query says where to dial.
-func (w *Worker) foreignExchange(ctx context.Context, p *transferParams) (*exchange, *failure) {
+func (w *Worker) foreignOrigin(ctx context.Context, p *transferParams) (*origin, *failure) {
 	if p.TransferID != "" && p.RemoteBootstrapAddr != "" {
-		return w.mooncakeExchange(ctx, p)
+		return w.mooncakeOrigin(ctx, p)
 	}
 	if p.RemoteHost == nil || p.RemotePort == nil || p.RemoteRequestID == nil || *p.RemoteRequestID == "" {
-		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "do_remote_prefill needs remote_host, remote_port and remote_request_id")}
+		return nil, badRequest(fieldTransfer, "do_remote_prefill needs remote_host, remote_port and remote_request_id")
 	}
 	if *p.RemotePort < 1 || *p.RemotePort > 65535 {
-		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_port is %d, want 1 to 65535", *p.RemotePort)}
+		return nil, badRequest(fieldTransfer, "remote_port is %d, want 1 to 65535", *p.RemotePort)
 	}
 	if strings.HasPrefix(*p.RemoteRequestID, prefill.EarlyClaim) {
-		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_request_id is none of ours")}
+		return nil, badRequest(fieldTransfer, "remote_request_id is none of ours")
 	}
-	ex := &exchange{link: ticket.NewLink(), leaseID: *p.RemoteRequestID,
+	from := &origin{link: ticket.NewLink(), leaseID: *p.RemoteRequestID,
 		addr: net.JoinHostPort(*p.RemoteHost, strconv.Itoa(*p.RemotePort))}
 	if p.RemoteEngineID != nil {
 		peer, ok := parseEngineID(*p.RemoteEngineID)
 		if !ok {
-			return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_engine_id %q is none of ours", *p.RemoteEngineID)}
+			return nil, badRequest(fieldTransfer, "remote_engine_id %q is none of ours", *p.RemoteEngineID)
 		}
-		ex.peer = peer
+		from.peer = peer
 	}
-	if f := w.refuseRevoked(ex.peer.ID); f != nil {
+	return w.checkOrigin(from)
+}
+
+// checkOrigin refuses an origin that a proxy's client has no business naming.
+func (w *Worker) checkOrigin(from *origin) (*origin, *failure) {
+	if f := w.refuseRevoked(from.peer.ID); f != nil {
 		return nil, f
 	}
-	if err := w.allowPeer(fieldTransfer, ex.addr); err != nil {
+	if err := w.allowPeer(fieldTransfer, from.addr); err != nil {
 		return nil, &failure{Error: err}
 	}
-	return ex, nil
+	return from, nil
 }
 
 // engineID is what we call ourselves in vLLM's dialect: new with each epoch.

@@ -8,17 +8,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
-
-// failure is an API error together with the outcome that a router acts on.
-type failure struct {
-	*openai.Error
-	outcome ticket.Outcome
-}
 
 // batch is what one prompt's goroutine hands to the response writer.
 type batch struct {
@@ -34,8 +27,8 @@ type batch struct {
 type generation struct {
 	w       *Worker
 	j       *job
-	ex      *exchange // nil: both phases here
-	id      string    // unlike any other live request's
+	from    *origin // nil: both phases here
+	id      string  // unlike any other live request's
 	arrived time.Time
 	seed    uint64
 	cancel  context.CancelFunc
@@ -63,9 +56,9 @@ type timing struct {
 	queue, prefill, kv time.Duration
 }
 
-func (w *Worker) generate(ctx context.Context, j *job, ex *exchange, id string, seed uint64) *generation {
+func (w *Worker) generate(ctx context.Context, j *job, from *origin, id string, seed uint64) *generation {
 	ctx, cancel := context.WithCancel(ctx)
-	g := &generation{w: w, j: j, ex: ex, id: id, arrived: time.Now(), seed: seed, cancel: cancel,
+	g := &generation{w: w, j: j, from: from, id: id, arrived: time.Now(), seed: seed, cancel: cancel,
 		batches: make(chan batch), open: len(j.items), handles: make([]*engine.Handle, len(j.items))}
 	for i := range j.items {
 		it := &j.items[i]
@@ -134,8 +127,8 @@ func (g *generation) run(ctx context.Context, i int) {
 // start submits one prompt: with KV from a prefill worker, or from scratch.
 func (g *generation) start(ctx context.Context, i int) (*engine.Handle, *failure) {
 	r := g.w.request(g.j, i, g.id, g.seed)
-	if g.ex != nil {
-		pre, rep, err := g.w.decode.Fetch(ctx, g.ex.claim(r, i, len(g.j.items)))
+	if g.from != nil {
+		pre, rep, err := g.w.decode.Fetch(ctx, g.from.claim(r, i, len(g.j.items)))
 		if err != nil {
 			return nil, fetchFailure(err)
 		}
@@ -153,23 +146,6 @@ func (g *generation) start(ctx context.Context, i int) (*engine.Handle, *failure
 	return h, nil
 }
 
-// engineFailure gives what the engine refused, or ended with, its outcome.
-func engineFailure(err error) *failure {
-	outcome := ticket.Dead
-	var bad *engine.RequestError
-	var long *engine.TooLongError
-	var spoilt *engine.OutputError
-	switch {
-	case errors.As(err, &bad), errors.As(err, &long):
-		outcome = ticket.Refused
-	case errors.As(err, &spoilt):
-		outcome = ticket.Invalid
-	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrClosed):
-		outcome = ticket.NoSpace
-	}
-	return &failure{engineError(err), outcome}
-}
-
 func (g *generation) note(t timing) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -182,22 +158,6 @@ func (g *generation) timings() timing {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.timing
-}
-
-func fetchFailure(err error) *failure {
-	var e *decode.Error
-	if !errors.As(err, &e) {
-		return &failure{openai.Upstream("%v", err), ticket.Dead}
-	}
-	switch e.Outcome {
-	case ticket.NoSpace:
-		return &failure{openai.Unavailable("%v", err), e.Outcome}
-	case ticket.Late:
-		return &failure{openai.Deadline("%v", err), e.Outcome}
-	case ticket.Invalid: // of prefill, whose own leg says so
-		return &failure{openai.InvalidOutput("%v", err), ticket.Refused}
-	}
-	return &failure{openai.Upstream("%v", err), e.Outcome}
 }
 
 // next waits for the next event and renders it. It returns false when the
@@ -237,7 +197,7 @@ func (g *generation) render() {
 		it := &g.j.items[g.item]
 		it.info = p
 		g.usage.Cached += p.CachedTokens
-		if g.ex == nil {
+		if g.from == nil {
 			g.note(timing{queue: p.Queued, prefill: p.Prefill})
 			it.had = p.CachedTokens
 		}

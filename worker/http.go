@@ -258,8 +258,6 @@ func (w *Worker) begin(ctx *fasthttp.RequestCtx, in *jobs, kind, id string) *cal
 	}}
 }
 
-func closing() *failure { return &failure{openai.Unavailable("%v", errClosing), ticket.NoSpace} }
-
 // serveLifeline holds the connection open for ever: its end tells the other
 // side that this process is gone.
 func (w *Worker) serveLifeline(ctx *fasthttp.RequestCtx) {

@@ -123,12 +123,7 @@ func (w *Worker) Ledger() *Ledger {
 }
 
 func (w *Worker) serveLedger(ctx *fasthttp.RequestCtx) {
-	b, err := json.Marshal(w.Ledger())
-	if err != nil {
-		writeError(ctx, openai.Internal("%v", err))
-		return
-	}
-	writeJSON(ctx, 200, b)
+	writeJSON(ctx, 200, mustJSON(w.Ledger()))
 }
 
 // serveControl answers drain and undrain.
@@ -137,12 +132,7 @@ func (w *Worker) serveControl(ctx *fasthttp.RequestCtx, do func() error) {
 		writeError(ctx, openai.Internal("%v", err))
 		return
 	}
-	b, err := json.Marshal(w.instance())
-	if err != nil {
-		writeError(ctx, openai.Internal("%v", err))
-		return
-	}
-	writeJSON(ctx, 200, b)
+	writeJSON(ctx, 200, mustJSON(w.instance()))
 }
 
 func (w *Worker) serveRole(ctx *fasthttp.RequestCtx) {

@@ -42,7 +42,7 @@ func (w *Worker) startKV(d Deps) error {
 	if w.cfg.KV.MaxQuarantined > 0 {
 		dcfg.MaxQuarantined = w.cfg.KV.MaxQuarantined
 	}
-	chooser, err := way.NewChooser(way.Config{Ways: ways, Recv: w.recv, Find: w.reachedBy, Publish: w.publishPaths, Log: w.log, Register: w.registry})
+	chooser, err := way.NewChooser(way.Config{Ways: ways, Recv: w.recv, Find: func(addr string, id kvconn.PeerID) way.Peer { return w.fleet.reachedBy(addr, id) }, Publish: w.publishPaths, Log: w.log, Register: w.registry})
 	if err != nil {
 		return err
 	}
@@ -102,21 +102,6 @@ func (w *Worker) startKV(d Deps) error {
 		}
 	})
 	return nil
-}
-
-// reachedBy is what the fleet says of how a worker is reached, as way.Config.Find.
-func (w *Worker) reachedBy(addr string, id kvconn.PeerID) (found way.Peer) {
-	if w.fleet == nil || w.fleet.watcher == nil {
-		return found
-	}
-	members := w.fleet.watcher.Snapshot().Members
-	for i := range members {
-		m := &members[i]
-		if id.ID == "" && m.KVAddr == addr || id.ID == m.ID && (id.Epoch == 0 || id.Epoch == m.Epoch) {
-			return way.Peer{PeerID: kvconn.PeerID{ID: m.ID, Epoch: m.Epoch}, Machine: m.Machine, Addrs: m.KVWays}
-		}
-	}
-	return found
 }
 
 // publishPaths announces how prefill workers are reached.

@@ -42,11 +42,11 @@ func (w *Worker) serveQuery(ctx *fasthttp.RequestCtx) {
 	}}))
 }
 
-// mooncakeExchange asks prefill's bootstrap where to dial.
-func (w *Worker) mooncakeExchange(ctx context.Context, p *transferParams) (*exchange, *failure) {
+// mooncakeOrigin asks prefill's bootstrap where to dial.
+func (w *Worker) mooncakeOrigin(ctx context.Context, p *transferParams) (*origin, *failure) {
 	u, err := url.Parse(p.RemoteBootstrapAddr)
 	if err != nil || u.Scheme != w.scheme() || u.Host == "" {
-		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_bootstrap_addr %q is no %s URL", p.RemoteBootstrapAddr, w.scheme())}
+		return nil, badRequest(fieldTransfer, "remote_bootstrap_addr %q is no %s URL", p.RemoteBootstrapAddr, w.scheme())
 	}
 	if err := w.allowPeer(fieldTransfer, u.Host); err != nil {
 		return nil, &failure{Error: err}
@@ -64,16 +64,10 @@ func (w *Worker) mooncakeExchange(ctx context.Context, p *transferParams) (*exch
 		}
 		peer, ok := parseEngineID(r.EngineID)
 		if !ok {
-			return nil, &failure{Error: openai.BadRequest(fieldTransfer, "%s has engine_id %q, which is none of ours", u.Host, r.EngineID)}
+			return nil, badRequest(fieldTransfer, "%s has engine_id %q, which is none of ours", u.Host, r.EngineID)
 		}
-		if f := w.refuseRevoked(peer.ID); f != nil {
-			return nil, f
-		}
-		addr := strings.TrimPrefix(r.WorkerAddr["0"]["0"], "tcp://")
-		if err := w.allowPeer(fieldTransfer, addr); err != nil {
-			return nil, &failure{Error: err}
-		}
-		return &exchange{link: ticket.NewLink(), leaseID: prefill.EarlyClaim + p.TransferID, addr: addr, peer: peer}, nil
+		return w.checkOrigin(&origin{link: ticket.NewLink(), leaseID: prefill.EarlyClaim + p.TransferID,
+			addr: strings.TrimPrefix(r.WorkerAddr["0"]["0"], "tcp://"), peer: peer})
 	}
 	return nil, &failure{openai.Upstream("%s has not the engine that was asked for: it restarted, or the proxy's knowledge is old", u.Host), ticket.Dead}
 }

@@ -31,8 +31,8 @@ const (
 	headerMaxAnswer    = "x-xpyd-max-answer" // bytes that the router takes of an answer
 )
 
-// exchange is decode's side of a pair: where the prompt's KV comes from.
-type exchange struct {
+// origin is where the KV of a request's prompts comes from.
+type origin struct {
 	addr      string
 	peer      kvconn.PeerID
 	link      ticket.Link
@@ -43,55 +43,52 @@ type exchange struct {
 }
 
 // claim is the ticket for prompt i of n.
-func (ex *exchange) claim(r *engine.Request, i, n int) *decode.Claim {
+func (from *origin) claim(r *engine.Request, i, n int) *decode.Claim {
 	return &decode.Claim{
-		Addr: ex.addr, Peer: ex.peer, Link: ex.link, LeaseID: ex.leaseID, RequestID: ex.requestID,
-		Owner: r.Owner, Tokens: r.Prompt, Deadline: ex.deadline,
+		Addr: from.addr, Peer: from.peer, Link: from.link, LeaseID: from.leaseID, RequestID: from.requestID,
+		Owner: r.Owner, Tokens: r.Prompt, Deadline: from.deadline,
 		Order: handoff.Order{Sampling: r.Sampling, N: max(r.N, 1), Urgent: r.Urgent, MinTokens: r.MinTokens, StopTokens: r.StopTokens,
-			IgnoreEOS: r.IgnoreEOS, Logprobs: r.Logprobs, PromptLogprobs: r.PromptLogprobs, Salt: r.Salt, Priority: r.Priority, Peers: ex.peers, Index: i, Of: n},
+			IgnoreEOS: r.IgnoreEOS, Logprobs: r.Logprobs, PromptLogprobs: r.PromptLogprobs, Salt: r.Salt, Priority: r.Priority, Peers: from.peers, Index: i, Of: n},
 	}
 }
 
-// exchangeOf says where the prompt's KV comes from; nil: it is computed here.
-func (w *Worker) exchangeOf(ctx context.Context, h *fasthttp.RequestHeader, p *transferParams) (*exchange, *failure) {
+// originOf says where the prompt's KV comes from; nil: it is computed here.
+func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *transferParams) (*origin, *failure) {
 	if link := h.Peek(headerLink); len(link) > 0 {
-		return w.nativeExchange(h, string(link))
+		return w.routerOrigin(h, string(link))
 	}
 	if p == nil || !p.DoRemotePrefill {
 		return nil, nil
 	}
-	return w.foreignExchange(ctx, p)
+	return w.foreignOrigin(ctx, p)
 }
 
-// nativeExchange reads our router's headers.
-func (w *Worker) nativeExchange(h *fasthttp.RequestHeader, raw string) (*exchange, *failure) {
-	bad := func(header, format string, args ...any) (*exchange, *failure) {
-		return nil, &failure{Error: openai.BadRequest(header, format, args...)}
-	}
+// routerOrigin reads our router's headers.
+func (w *Worker) routerOrigin(h *fasthttp.RequestHeader, raw string) (*origin, *failure) {
 	link, err := ticket.ParseLink(raw)
 	if err != nil {
-		return bad(headerLink, "%v", err)
+		return nil, badRequest(headerLink, "%v", err)
 	}
-	ex := &exchange{link: link, addr: string(h.Peek(headerPrefillKV)),
+	from := &origin{link: link, addr: string(h.Peek(headerPrefillKV)),
 		peer: kvconn.PeerID{ID: string(h.Peek(headerPrefill))}}
-	if ex.peer.Epoch, err = strconv.ParseUint(string(h.Peek(headerPrefillEpoch)), 10, 64); err != nil {
-		return bad(headerPrefillEpoch, "%v", err)
+	if from.peer.Epoch, err = strconv.ParseUint(string(h.Peek(headerPrefillEpoch)), 10, 64); err != nil {
+		return nil, badRequest(headerPrefillEpoch, "%v", err)
 	}
 	if ms := string(h.Peek(headerDeadline)); ms != "" {
 		n, err := strconv.ParseInt(ms, 10, 64)
 		if err != nil || n <= 0 {
-			return bad(headerDeadline, "%q is not a positive number of milliseconds", ms)
+			return nil, badRequest(headerDeadline, "%q is not a positive number of milliseconds", ms)
 		}
-		ex.deadline = time.Now().Add(milliseconds(n))
+		from.deadline = time.Now().Add(milliseconds(n))
 	}
-	if f := w.refuseRevoked(ex.peer.ID); f != nil {
+	if f := w.refuseRevoked(from.peer.ID); f != nil {
 		return nil, f
 	}
-	if err := w.allowPeer(headerPrefillKV, ex.addr); err != nil {
+	if err := w.allowPeer(headerPrefillKV, from.addr); err != nil {
 		// The router knows it and we do not, or not yet: another pair may do.
 		return nil, &failure{openai.Upstream("%s", err.Message), ticket.Incompatible}
 	}
-	return ex, nil
+	return from, nil
 }
 
 // allowPeer refuses addresses that a request has no business naming: only the

@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -285,24 +284,4 @@ func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request 
 		r.PromptLogprobs = max(r.PromptLogprobs, *j.PromptLogprobs)
 	}
 	return r
-}
-
-// engineError maps what the engine refuses to the API's shape.
-func engineError(err error) *openai.Error {
-	var bad *engine.RequestError
-	var long *engine.TooLongError
-	var spoilt *engine.OutputError
-	switch {
-	case errors.As(err, &bad):
-		return openai.BadRequest(bad.Field, "%s", bad.Msg)
-	case errors.As(err, &spoilt):
-		return openai.InvalidOutput("%v", err)
-	case errors.As(err, &long):
-		return openai.BadRequest("prompt", "%v", err)
-	case errors.Is(err, engine.ErrQueueFull):
-		return openai.Unavailable("%v", err)
-	case errors.Is(err, engine.ErrClosed):
-		return openai.Unavailable("this worker is shutting down")
-	}
-	return openai.Upstream("%v", err)
 }

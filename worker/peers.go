@@ -95,7 +95,7 @@ func (w *Worker) known(p *handoff.Peer) (tier.Peer, bool) {
 		return out, false
 	}
 	if w.fleet != nil && w.fleet.watcher != nil {
-		m := w.fleet.watcher.Snapshot().Get(p.ID)
+		m := w.fleet.member(p.ID)
 		if m == nil || m.Epoch != p.Epoch || !m.Serves() {
 			return out, false
 		}
@@ -220,10 +220,7 @@ func (w *Worker) reach(ctx context.Context, p *tier.Peer, chain *kvcache.Chain, 
 
 // secretsOf names the secrets of a worker of the fleet; "" where it is not known.
 func (w *Worker) secretsOf(id string) string {
-	if w.fleet == nil || w.fleet.watcher == nil {
-		return ""
-	}
-	if m := w.fleet.watcher.Snapshot().Get(id); m != nil {
+	if m := w.fleet.member(id); m != nil {
 		return m.Secrets
 	}
 	return ""
@@ -261,9 +258,6 @@ func (w *Worker) give(ctx context.Context, a prefill.Asked) ([]int32, func(), er
 
 // member says whether the fleet has that run of a worker.
 func (w *Worker) member(p kvconn.PeerID) bool {
-	if w.fleet == nil || w.fleet.watcher == nil {
-		return false
-	}
-	m := w.fleet.watcher.Snapshot().Get(p.ID)
+	m := w.fleet.member(p.ID)
 	return m != nil && m.Epoch == p.Epoch && (m.Serves() || m.State == fleet.Suspect)
 }

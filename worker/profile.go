@@ -1,11 +1,7 @@
 package worker
 
 import (
-	"encoding/json"
-
 	"github.com/valyala/fasthttp"
-
-	"github.com/xpyd/xpyd/internal/openai"
 )
 
 // serveProfile turns profiling on and off and hands the profile out; see
@@ -18,10 +14,5 @@ func (w *Worker) serveProfile(ctx *fasthttp.RequestCtx) {
 
 // serveSteps lists the newest steps, with and without prompts: where their time went.
 func (w *Worker) serveSteps(ctx *fasthttp.RequestCtx) {
-	body, err := json.Marshal(w.engine.Steps())
-	if err != nil {
-		writeError(ctx, openai.Internal("%v", err))
-		return
-	}
-	writeJSON(ctx, fasthttp.StatusOK, body)
+	writeJSON(ctx, 200, mustJSON(w.engine.Steps()))
 }

@@ -83,20 +83,20 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 		w.serveKeep(ctx, c, j, params, enc, id, seed)
 		return
 	}
-	ex, fail := w.exchangeOf(c, &ctx.Request.Header, params)
+	from, fail := w.originOf(c, &ctx.Request.Header, params)
 	if fail != nil {
 		writeFailure(ctx, fail)
 		c.leave()
 		return
 	}
-	if ex != nil {
-		ex.requestID = public
+	if from != nil {
+		from.requestID = public
 	}
 	j.requestID, j.peers = public, w.hint(&ctx.Request.Header)
-	if ex != nil && ex.leaseID == "" {
-		ex.peers = j.peers
+	if from != nil && from.leaseID == "" {
+		from.peers = j.peers
 	}
-	g := w.generate(c, j, ex, id, seed)
+	g := w.generate(c, j, from, id, seed)
 	g.mem, g.needs = mem, needs
 	if j.Stream {
 		w.stream(ctx, c, g, enc)
