@@ -4,7 +4,7 @@
 // phase, and both for a plain request.
 //
 // A request travels http.go (bounds, watch the client), params.go (to engine
-// terms), exchange.go and foreign.go (where its KV comes from), generate.go
+// terms), origin.go and foreign.go (where its KV comes from), generate.go
 // (one goroutine a prompt: collect KV, submit, events), render.go (text, stops,
 // log probabilities), and out through serve.go.
 package worker
