@@ -25,8 +25,8 @@ func (w *Worker) answerLimit(header []byte) int {
 	return limit
 }
 
-// shape is what decides how large a choice of a prompt can be.
-func (w *Worker) shape(j *job, it *item) openai.Shape {
+// answerShape is what decides how large a choice of a prompt can be.
+func (w *Worker) answerShape(j *job, it *item) openai.Shape {
 	s := openai.Shape{Chat: j.chat, IDs: j.ReturnTokenIDs, Logprobs: j.logprobs,
 		Prompt: len(it.tokens), Echo: j.echo, PromptLogprobs: -1}
 	if j.MaxTokens != nil {
@@ -55,7 +55,7 @@ func (w *Worker) checkAnswer(j *job, limit int) *openai.Error {
 	around := openai.MaxHead + 6*len(w.served)
 	total, largest, which := around, 0, openai.Shape{}
 	for i := range j.items {
-		s := w.shape(j, &j.items[i])
+		s := w.answerShape(j, &j.items[i])
 		size := 0
 		if j.Stream {
 			size = s.EventSize(&w.sizes, unsaid)
@@ -139,13 +139,13 @@ type need struct {
 	each          int64 // of a token, without its text
 }
 
-// takes is what an answer takes in memory: of a stream, which gives away what it
+// answerNeeds is what an answer takes in memory: of a stream, which gives away what it
 // has, that of the tokens kept back. unsure says that the client left the number of
 // tokens to us.
-func (w *Worker) takes(j *job, unsure bool) need {
+func (w *Worker) answerNeeds(j *job, unsure bool) need {
 	n, event := need{fixed: answerBytes}, 0
 	for i := range j.items {
-		s := w.shape(j, &j.items[i])
+		s := w.answerShape(j, &j.items[i])
 		n.each = 0
 		if s.IDs {
 			n.each += idBytes
@@ -180,33 +180,33 @@ func (w *Worker) takes(j *job, unsure bool) need {
 	return n
 }
 
-// room waits for the memory of an answer. A router's probe does not: it is small,
+// reserveAnswer waits for the memory of an answer. A router's probe does not: it is small,
 // and shows that the worker lives.
-func (w *Worker) room(c *call, j *job, n need) (*share, *failure) {
+func (w *Worker) reserveAnswer(c *call, j *job, n need) (*answerShare, *failure) {
 	all := n.fixed + n.tokens
 	switch {
 	case j.urgent && all < 1<<20:
 		return nil, nil
 	case all > w.answers.most:
-		s := w.shape(j, &j.items[0])
+		s := w.answerShape(j, &j.items[0])
 		return nil, &failure{Error: openai.AnswerTooLarge(j.field(&s), "the answer could take %d bytes of memory; %d is what this worker has for all", all, w.answers.most)}
 	}
-	w.jobs.note(c.run, stateWaiting, 0)
-	s, err := w.answers.take(c, all)
+	w.requests.note(c.run, stateWaiting, 0)
+	s, err := w.answers.reserve(c, all)
 	if err != nil {
 		return nil, memoryFailure(err)
 	}
-	w.jobs.note(c.run, "started", all)
+	w.requests.note(c.run, "started", all)
 	return s, nil
 }
 
-// encoded is at most what a whole answer comes to, now that it is there.
-func (w *Worker) encoded(g *generation) int {
+// encodedSize is at most what a whole answer comes to, now that it is there.
+func (w *Worker) encodedSize(g *generation) int {
 	sizes := w.sizes
 	sizes.Text = 0 // that is known
 	n := openai.MaxHead + 6*len(w.served)
 	for i := range g.j.items {
-		s := w.shape(g.j, &g.j.items[i])
+		s := w.answerShape(g.j, &g.j.items[i])
 		s.Tokens, s.Text = 0, ""
 		for _, c := range g.choices[i*g.j.N : (i+1)*g.j.N] {
 			s.Tokens = max(s.Tokens, c.tokens)

@@ -40,8 +40,8 @@ func (w *Worker) end(ctx context.Context) error {
 	if err := w.Drain(); err != nil {
 		w.log.Warn("announce drain", "error", err)
 	}
-	w.jobs.close()
-	err := w.jobs.wait(ctx)
+	w.requests.close()
+	err := w.requests.wait(ctx)
 	if err == nil {
 		err = w.prefill.Idle(ctx)
 	}

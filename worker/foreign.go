@@ -95,8 +95,8 @@ func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, c context.Context, j *job, 
 	choices := make([]openai.Choice, len(kept.First))
 	for i := range kept.First {
 		c := newChoice(w, j, &j.items[0], i)
-		c.push(&kept.First[i])
-		choices[i] = c.take()
+		c.addToken(&kept.First[i])
+		choices[i] = c.takeChunk()
 	}
 	body := enc.AppendFull(nil, choices, openai.Usage{Prompt: kept.Info.Tokens, Completion: len(choices), Cached: kept.Info.CachedTokens})
 	if lease == "" {

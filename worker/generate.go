@@ -44,7 +44,7 @@ type generation struct {
 	events  []engine.Event // of item, at now: not yet rendered
 	item    int
 	now     time.Time
-	mem     *share
+	mem     *answerShare
 	needs   need
 
 	mu      sync.Mutex
@@ -69,7 +69,7 @@ func (w *Worker) generate(ctx context.Context, j *job, from *origin, id string, 
 		g.wg.Add(1)
 		go func() {
 			defer g.wg.Done()
-			g.run(ctx, i)
+			g.runPrompt(ctx, i)
 		}()
 	}
 	return g
@@ -88,8 +88,8 @@ func (g *generation) close() {
 	}
 }
 
-// run drives one prompt to its end.
-func (g *generation) run(ctx context.Context, i int) {
+// runPrompt drives one prompt to its end.
+func (g *generation) runPrompt(ctx context.Context, i int) {
 	send := func(b batch) bool {
 		b.item = i
 		select {
@@ -99,7 +99,7 @@ func (g *generation) run(ctx context.Context, i int) {
 			return false
 		}
 	}
-	h, fail := g.start(ctx, i)
+	h, fail := g.submitPrompt(ctx, i)
 	if fail != nil {
 		send(batch{err: fail})
 		return
@@ -124,19 +124,19 @@ func (g *generation) run(ctx context.Context, i int) {
 	}
 }
 
-// start submits one prompt: with KV from a prefill worker, or from scratch.
-func (g *generation) start(ctx context.Context, i int) (*engine.Handle, *failure) {
+// submitPrompt submits one prompt: with KV from a prefill worker, or from scratch.
+func (g *generation) submitPrompt(ctx context.Context, i int) (*engine.Handle, *failure) {
 	r := g.w.request(g.j, i, g.id, g.seed)
 	if g.from != nil {
 		pre, rep, err := g.w.decode.Fetch(ctx, g.from.claim(r, i, len(g.j.items)))
 		if err != nil {
 			return nil, fetchFailure(err)
 		}
-		g.note(timing{queue: rep.Reserve + rep.Queue, prefill: rep.Prefill, kv: max(0, rep.KV-rep.Queue-rep.Prefill)})
+		g.noteTiming(timing{queue: rep.Reserve + rep.Queue, prefill: rep.Prefill, kv: max(0, rep.KV-rep.Queue-rep.Prefill)})
 		r.Prefilled = pre
 		g.j.items[i].had, g.j.items[i].waited = rep.Had, rep.Reserve
 	}
-	h, err := g.w.submit(ctx, r, g.j.requestID, g.j.peers)
+	h, err := g.w.submitRequest(ctx, r, g.j.requestID, g.j.peers)
 	if err != nil {
 		if r.Prefilled != nil {
 			g.w.cache.Release(r.Prefilled.Blocks, r.Owner)
@@ -146,7 +146,7 @@ func (g *generation) start(ctx context.Context, i int) (*engine.Handle, *failure
 	return h, nil
 }
 
-func (g *generation) note(t timing) {
+func (g *generation) noteTiming(t timing) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.timing.queue = max(g.timing.queue, t.queue)
@@ -160,11 +160,11 @@ func (g *generation) timings() timing {
 	return g.timing
 }
 
-// next waits for the next event and renders it. It returns false when the
+// nextEvent waits for the next event and renders it. It returns false when the
 // generation is over: g.err says whether it failed.
-func (g *generation) next(ctx context.Context) bool {
+func (g *generation) nextEvent(ctx context.Context) bool {
 	if len(g.events) > 0 && g.err == nil {
-		g.render()
+		g.renderEvent()
 		return g.err == nil
 	}
 	if g.open == 0 || g.err != nil {
@@ -177,7 +177,7 @@ func (g *generation) next(ctx context.Context) bool {
 			g.open--
 		case len(b.events) > 0:
 			g.now = time.Now()
-			g.render()
+			g.renderEvent()
 		}
 		return g.err == nil
 	case <-ctx.Done():
@@ -189,8 +189,8 @@ func (g *generation) next(ctx context.Context) bool {
 	}
 }
 
-// render takes in the next event.
-func (g *generation) render() {
+// renderEvent takes in the next event.
+func (g *generation) renderEvent() {
 	e, counts := &g.events[0], !g.j.urgent // urgent are a router's probes
 	g.events = g.events[1:]
 	if p := e.Prompt; p != nil {
@@ -198,7 +198,7 @@ func (g *generation) render() {
 		it.info = p
 		g.usage.Cached += p.CachedTokens
 		if g.from == nil {
-			g.note(timing{queue: p.Queued, prefill: p.Prefill})
+			g.noteTiming(timing{queue: p.Queued, prefill: p.Prefill})
 			it.had = p.CachedTokens
 		}
 		if counts {
@@ -213,7 +213,7 @@ func (g *generation) render() {
 	if c.tokens == 0 && g.j.echo {
 		before += len(c.item.text) // that has its memory
 	}
-	stopped := c.push(e)
+	stopped := c.addToken(e)
 	if !g.j.echoOnly() {
 		g.usage.Completion++
 		if counts {
@@ -227,7 +227,7 @@ func (g *generation) render() {
 		if c.ready() {
 			g.emit(c)
 		}
-	} else if !g.keeps(len(c.text) - before) {
+	} else if !g.reserveText(len(c.text) - before) {
 		g.err = memoryFailure(errMemory)
 		return
 	}
@@ -239,9 +239,9 @@ func (g *generation) render() {
 	}
 }
 
-// keeps accounts for a token whose text is so long; false: there is no memory for
+// reserveText accounts for a token whose text is so long; false: there is no memory for
 // what it takes beyond the answer's share.
-func (g *generation) keeps(text int) bool {
+func (g *generation) reserveText(text int) bool {
 	const step = 64 << 10
 	g.needs.tokens -= textTimes*int64(text) + g.needs.each
 	if g.needs.tokens >= 0 {

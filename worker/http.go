@@ -243,7 +243,7 @@ type call struct {
 
 // begin books a request. It is nil when the worker is closing; then the caller
 // has its answer: that another worker may try.
-func (w *Worker) begin(ctx *fasthttp.RequestCtx, in *jobs, kind, id string) *call {
+func (w *Worker) begin(ctx *fasthttp.RequestCtx, in *requests, kind, id string) *call {
 	run, ok := in.enter(kind, id)
 	if !ok {
 		writeFailure(ctx, closing())

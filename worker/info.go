@@ -36,7 +36,7 @@ func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) {
 			return
 		}
 	} else {
-		if err := w.fits("prompt", t.Prompt, tokenizeBytes); err != nil {
+		if err := w.checkText("prompt", t.Prompt, tokenizeBytes); err != nil {
 			writeError(ctx, err)
 			return
 		}
@@ -107,7 +107,7 @@ func (l *Ledger) Empty() bool {
 
 // Ledger returns what is held now.
 func (w *Worker) Ledger() *Ledger {
-	l := &Ledger{ID: w.identity.ID, Epoch: w.identity.Epoch, Role: w.Role(), Requests: w.jobs.ledger(),
+	l := &Ledger{ID: w.identity.ID, Epoch: w.identity.Epoch, Role: w.Role(), Requests: w.requests.ledger(),
 		Blocks: w.cache.Holders(), Held: w.prefill.Ledger(),
 		Tickets: append(w.recv.Ledger(), w.server.Ledger()...)}
 	if l.Blocks == nil {

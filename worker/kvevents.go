@@ -62,7 +62,7 @@ func (w *Worker) startEvents() error {
 	}
 	root := kvcache.Root(w.model.Fingerprint, w.backend.Info().Numerics, "")
 	e := &eventWriter{pub: pub, root: root, poke: make(chan struct{}, 1), quit: make(chan struct{})}
-	e.wg.Go(e.run)
+	e.wg.Go(e.sendBatches)
 	w.events = e
 	w.later("stop publishing KV events", func(context.Context) error {
 		close(e.quit)
@@ -96,13 +96,13 @@ func (w *Worker) eventAddrs() (events, replay string) {
 
 // KVEvent takes one change of the index in.
 func (e *eventWriter) KVEvent(ev kvcache.Event) {
-	out := kvevents.Event{Hashes: []uint64{short(ev.Hash)}}
+	out := kvevents.Event{Hashes: []uint64{shortHash(ev.Hash)}}
 	switch ev.Kind {
 	case kvcache.Stored:
 		if ev.Root != e.root {
 			return
 		}
-		describe(&out, ev.Pos, ev.Parent, ev.Tokens)
+		describeUnit(&out, ev.Pos, ev.Parent, ev.Tokens)
 	case kvcache.Removed:
 		out.Kind = kvevents.Removed
 	case kvcache.Cleared:
@@ -119,27 +119,27 @@ func (e *eventWriter) tierChange(c tier.Change) {
 	if c.Stored && c.Root != e.root {
 		return
 	}
-	out := kvevents.Event{Kind: kvevents.Removed, Hashes: []uint64{short(c.Key)}, Tier: kvevents.Host}
+	out := kvevents.Event{Kind: kvevents.Removed, Hashes: []uint64{shortHash(c.Key)}, Tier: kvevents.Host}
 	if c.Tier != tier.Host {
 		out.Tier = kvevents.Disk
 	}
 	if c.Stored {
 		out.Kind = kvevents.Stored
 		if len(c.Tokens) > 0 {
-			describe(&out, c.Pos, c.Parent, c.Tokens)
+			describeUnit(&out, c.Pos, c.Parent, c.Tokens)
 		}
 	}
 	e.publish(out)
 }
 
-// describe says what a unit is that extends parent, if it is not the first.
-func describe(out *kvevents.Event, pos int, parent kvcache.Hash, tokens []int32) {
+// describeUnit says what a unit is that extends parent, if it is not the first.
+func describeUnit(out *kvevents.Event, pos int, parent kvcache.Hash, tokens []int32) {
 	out.Tokens, out.BlockSize = make([]uint32, len(tokens)), len(tokens)
 	for i, t := range tokens {
 		out.Tokens[i] = uint32(t)
 	}
 	if pos > 0 {
-		out.Parent, out.HasParent = short(parent), true
+		out.Parent, out.HasParent = shortHash(parent), true
 	}
 }
 
@@ -156,11 +156,11 @@ func (e *eventWriter) publish(out kvevents.Event) {
 	}
 }
 
-// short is a hash's last 8 bytes, as vLLM's integers are.
-func short(h kvcache.Hash) uint64 { return binary.BigEndian.Uint64(h[8:]) }
+// shortHash is a hash's last 8 bytes, as vLLM's integers are.
+func shortHash(h kvcache.Hash) uint64 { return binary.BigEndian.Uint64(h[8:]) }
 
-// run sends what has come in, as one batch a time.
-func (e *eventWriter) run() {
+// sendBatches sends what has come in, as one batch a time.
+func (e *eventWriter) sendBatches() {
 	for {
 		select {
 		case <-e.poke:

@@ -32,7 +32,7 @@ func (w *Worker) servePrefillLeg(ctx *fasthttp.RequestCtx) {
 		writeError(ctx, openai.BadRequest("deadline_ms", "deadline_ms is %d", leg.DeadlineMS))
 		return
 	}
-	c := w.begin(ctx, w.jobs, "prefill", leg.RequestID)
+	c := w.begin(ctx, w.requests, "prefill", leg.RequestID)
 	if c == nil {
 		return
 	}

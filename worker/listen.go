@@ -32,7 +32,7 @@ func (w *Worker) startKV(d Deps) error {
 		return err
 	}
 	dcfg := decode.DefaultConfig(w.cache.Blocks())
-	dcfg.ReserveTimeout, dcfg.Warm = w.cfg.ReserveWait, w.warm
+	dcfg.ReserveTimeout, dcfg.Warm = w.cfg.ReserveWait, w.loadPrefix
 	if w.cfg.KV.Peers == "on" {
 		dcfg.Self = w.self
 	}
@@ -58,7 +58,7 @@ func (w *Worker) startKV(d Deps) error {
 	}
 	pcfg := prefill.DefaultConfig()
 	pcfg.Lease, pcfg.MaxLease, pcfg.TicketWait = w.cfg.LeaseTime, w.cfg.LeaseMax, w.cfg.TicketWait
-	pcfg.Warm, pcfg.Give, pcfg.GiveTime = w.wanted, w.give, 2*w.cfg.KV.LoadTimeout
+	pcfg.Warm, pcfg.Give, pcfg.GiveTime = w.bringPrefix, w.givePrefix, 2*w.cfg.KV.LoadTimeout
 	pcfg.Ran = w.vllm.prefilled
 	w.prefill = prefill.New(pcfg, w.engine, w.backend, w.backend.Layout(), w.log)
 	if w.server, err = kvconn.NewServer(cfg, w.log, metrics); err != nil {
@@ -129,7 +129,7 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 	w.later("close the HTTP listener", func(ctx context.Context) error {
 		// Streams and lifelines hold their connections for as long as they
 		// like: what has not ended by itself is ended now.
-		w.jobs.close()
+		w.requests.close()
 		w.lifelines.close()
 		w.cancel(errClosing)
 		w.unused.close()
@@ -137,7 +137,7 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 		if e := ln.Close(); e != nil && !errors.Is(e, net.ErrClosed) {
 			err = errors.Join(err, e)
 		}
-		return errors.Join(err, w.jobs.wait(ctx), w.lifelines.wait(ctx))
+		return errors.Join(err, w.requests.wait(ctx), w.lifelines.wait(ctx))
 	})
 	addr, err := w.advertised(ln.Addr())
 	w.url = w.scheme() + "://" + addr

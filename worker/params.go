@@ -66,7 +66,7 @@ func (w *Worker) completionJob(body []byte) (*job, *openai.Error) {
 	for i, p := range c.Prompts {
 		it := item{tokens: p.Tokens, text: p.Text}
 		if !p.IsTokens {
-			if err := w.fits("prompt", p.Text, 0); err != nil {
+			if err := w.checkText("prompt", p.Text, 0); err != nil {
 				return nil, err
 			}
 			it.tokens = w.tok.Encode(p.Text, c.AddSpecial)
@@ -78,7 +78,7 @@ func (w *Worker) completionJob(body []byte) (*job, *openai.Error) {
 		}
 		j.items = append(j.items, it)
 	}
-	return j, w.check(j)
+	return j, w.checkJob(j)
 }
 
 // echoed is the text of a prompt of tokens as far as it is whole characters, and who
@@ -114,7 +114,7 @@ func (w *Worker) chatJob(ctx *fasthttp.RequestCtx) (*job, *openai.Error) {
 	if c.Logprobs {
 		j.logprobs = c.TopLogprobs
 	}
-	return j, w.check(j)
+	return j, w.checkJob(j)
 }
 
 func plainText(format json.RawMessage) bool {
@@ -147,7 +147,7 @@ func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat) ([]int32, 
 	case err != nil:
 		return nil, openai.BadRequest("messages", "chat template: %v", err)
 	}
-	if err := w.fits("messages", text, 0); err != nil {
+	if err := w.checkText("messages", text, 0); err != nil {
 		return nil, err
 	}
 	tokens := w.tok.Encode(text, c.AddSpecial)
@@ -165,10 +165,10 @@ func (w *Worker) limits() openai.Limits {
 // one syllable of three jamo.
 const shrink = 4
 
-// fits refuses text of which no tokenisation is short enough for the model.
+// checkText refuses text of which no tokenisation is short enough for the model.
 // Text is what a request has most of, and tokenising takes a hundred times
 // its size, so this comes first. least is accepted in any case.
-func (w *Worker) fits(field, text string, least int) *openai.Error {
+func (w *Worker) checkText(field, text string, least int) *openai.Error {
 	most := w.engine.MaxModelLen()
 	if limit := max(shrink*w.longest*most, least); len(text) > limit {
 		return openai.BadRequest(field, "%s has %d bytes of text; %d is the limit where %d tokens are", field, len(text), limit, most)
@@ -182,8 +182,8 @@ const (
 	maxListed  = 1 << 19 // log probabilities of one prompt: they come from prefill in one piece
 )
 
-// check refuses what cannot run here, with numbers.
-func (w *Worker) check(j *job) *openai.Error {
+// checkJob refuses what cannot run here, with numbers.
+func (w *Worker) checkJob(j *job) *openai.Error {
 	if j.Model != "" && j.Model != w.served {
 		return openai.ModelNotFound(j.Model)
 	}

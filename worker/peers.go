@@ -47,15 +47,15 @@ func (w *Worker) self() handoff.Peer {
 	return handoff.Peer{ID: w.identity.ID, Epoch: w.identity.Epoch, KV: w.kvAddr}
 }
 
-// wanted brings what the tiers and the peers of a prompt that is about to be
+// bringPrefix brings what the tiers and the peers of a prompt that is about to be
 // computed have into the pool: memory, SSD, peers, shared store. What is in host
 // memory may be left for the engine to bring from the source.
-func (w *Worker) wanted(ctx context.Context, p prefill.Wanted) engine.Source {
+func (w *Worker) bringPrefix(ctx context.Context, p prefill.Wanted) engine.Source {
 	ctx, cancel := context.WithTimeout(ctx, w.cfg.KV.LoadTimeout) // for all of them together
 	defer cancel()
 	var s source
 	if w.peers != nil && len(p.Peers) > 0 {
-		s.ahead = w.ask(ctx, p)
+		s.ahead = w.askPeers(ctx, p)
 	}
 	if w.tiers != nil && s.ahead == nil { // they have nothing of what comes from the peer
 		w.tiers.Stage(ctx, p.Tokens, p.Salt, len(p.Tokens)-1) // the last one is computed, for its logits
@@ -67,12 +67,12 @@ func (w *Worker) wanted(ctx context.Context, p prefill.Wanted) engine.Source {
 	return s
 }
 
-// ask fetches what peers have, or returns what one is to bring when the request has
+// askPeers fetches what peers have, or returns what one is to bring when the request has
 // its blocks.
-func (w *Worker) ask(ctx context.Context, p prefill.Wanted) *tier.Ahead {
+func (w *Worker) askPeers(ctx context.Context, p prefill.Wanted) *tier.Ahead {
 	list := make([]tier.Peer, 0, len(p.Peers))
 	for i := range p.Peers {
-		if known, ok := w.known(&p.Peers[i]); ok {
+		if known, ok := w.resolvePeer(&p.Peers[i]); ok {
 			list = append(list, known)
 		}
 	}
@@ -87,9 +87,9 @@ func (w *Worker) ask(ctx context.Context, p prefill.Wanted) *tier.Ahead {
 	return nil
 }
 
-// known resolves a peer that a request names: the fleet's word counts for where
+// resolvePeer resolves a peer that a request names: the fleet's word counts for where
 // it is. Without a fleet it must be where allowPeer allows.
-func (w *Worker) known(p *handoff.Peer) (tier.Peer, bool) {
+func (w *Worker) resolvePeer(p *handoff.Peer) (tier.Peer, bool) {
 	out := tier.Peer(*p)
 	if p.ID == w.identity.ID || w.revoked(p.ID) {
 		return out, false
@@ -116,9 +116,9 @@ func (w *Worker) known(p *handoff.Peer) (tier.Peer, bool) {
 	return out, true
 }
 
-// hint reads the router's word about a peer; nil when there is none, or it
+// peerHint reads the router's word about a peer; nil when there is none, or it
 // makes no sense, which is no reason to fail.
-func (w *Worker) hint(h *fasthttp.RequestHeader) []handoff.Peer {
+func (w *Worker) peerHint(h *fasthttp.RequestHeader) []handoff.Peer {
 	v := h.Peek(headerPeer)
 	if len(v) == 0 || w.peers == nil {
 		return nil
@@ -160,7 +160,7 @@ func (c collector) prefix(f *tier.Fetch) *decode.Prefix {
 		Tokens: f.Tokens, Salt: f.Salt, Chain: f.Chain, Upto: f.Upto, Least: f.Least, Most: f.Blocks, Deadline: f.Deadline}
 	if f.Peer.URL != "" {
 		p.Reach = func(ctx context.Context, chain *kvcache.Chain, unit, from, upto int) (int, error) {
-			return c.w.reach(ctx, &f.Peer, chain, unit, from, upto)
+			return c.w.askReach(ctx, &f.Peer, chain, unit, from, upto)
 		}
 	}
 	return p
@@ -184,9 +184,9 @@ func tierError(f *tier.Fetch, err error) error {
 	return err
 }
 
-// reach asks a peer how far it has a chain from token from on. The token that it is
+// askReach asks a peer how far it has a chain from token from on. The token that it is
 // shown is good for that run of that worker alone, whoever is at the URL.
-func (w *Worker) reach(ctx context.Context, p *tier.Peer, chain *kvcache.Chain, unit, from, upto int) (int, error) {
+func (w *Worker) askReach(ctx context.Context, p *tier.Peer, chain *kvcache.Chain, unit, from, upto int) (int, error) {
 	var units []kvcache.Hash
 	for at := from + unit; at <= upto && len(units) < tier.ReachUnits; at += unit {
 		units = append(units, chain.Name(at))
@@ -240,12 +240,12 @@ func (w *Worker) serveReach(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, 200, tier.AppendReached(nil, n))
 }
 
-// give is what prefill's tickets for cached prefixes ask for.
-func (w *Worker) give(ctx context.Context, a prefill.Asked) ([]int32, func(), error) {
+// givePrefix is what prefill's tickets for cached prefixes ask for.
+func (w *Worker) givePrefix(ctx context.Context, a prefill.Asked) ([]int32, func(), error) {
 	if w.peers == nil {
 		return nil, nil, prefill.ErrNotCached
 	}
-	blocks, release, err := w.peers.Give(ctx, &tier.Asked{Peer: a.Peer.ID, Trusted: a.Private && w.member(a.Peer),
+	blocks, release, err := w.peers.Give(ctx, &tier.Asked{Peer: a.Peer.ID, Trusted: a.Private && w.isMember(a.Peer),
 		Tokens: a.Tokens, Salt: a.Salt, Bytes: a.Bytes})
 	switch {
 	case errors.Is(err, tier.ErrEnough):
@@ -256,8 +256,8 @@ func (w *Worker) give(ctx context.Context, a prefill.Asked) ([]int32, func(), er
 	return blocks, release, err
 }
 
-// member says whether the fleet has that run of a worker.
-func (w *Worker) member(p kvconn.PeerID) bool {
+// isMember reports whether the fleet has that run of a worker.
+func (w *Worker) isMember(p kvconn.PeerID) bool {
 	m := w.fleet.member(p.ID)
 	return m != nil && m.Epoch == p.Epoch && (m.Serves() || m.State == fleet.Suspect)
 }

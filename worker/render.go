@@ -50,9 +50,9 @@ func newChoice(w *Worker, j *job, it *item, index int) *choice {
 		detok: it.detok.Continue(j.SkipSpecial), stop: j.stops.Stopper()}
 }
 
-// push takes one event. It returns true when the choice hit a stop string and
+// addToken takes one event. It returns true when the choice hit a stop string and
 // the engine should stop it.
-func (c *choice) push(e *engine.Event) (stopped bool) {
+func (c *choice) addToken(e *engine.Event) (stopped bool) {
 	if c.done {
 		return false
 	}
@@ -77,11 +77,11 @@ func (c *choice) push(e *engine.Event) (stopped bool) {
 	}
 	ended := e.Finish == engine.FinishStop
 	if !ended || c.j.IncludeStop { // the token that ends it is no text
-		if c.show(c.detok.Push(id)) {
+		if c.addText(c.detok.Push(id)) {
 			return e.Finish == engine.FinishNone
 		}
 	}
-	if e.Finish == engine.FinishNone || c.show(c.detok.Flush()) {
+	if e.Finish == engine.FinishNone || c.addText(c.detok.Flush()) {
 		return false
 	}
 	c.text = append(c.text, c.stop.Flush()...)
@@ -92,9 +92,9 @@ func (c *choice) push(e *engine.Event) (stopped bool) {
 	return false
 }
 
-// show adds text, and says whether a stop string ends the choice in it. None
+// addText adds text, and reports whether a stop string ends the choice in it. None
 // does before min_tokens.
-func (c *choice) show(text string) (stopped bool) {
+func (c *choice) addText(text string) (stopped bool) {
 	if c.tokens <= c.j.MinTokens {
 		c.text = append(c.text, c.stop.Skip(text)...)
 		return false
@@ -178,8 +178,8 @@ func (c *choice) ready() bool {
 // keptText is how much room for text a choice keeps for what comes next.
 const keptText = 1 << 10
 
-// take returns what is ready as one chunk, valid until the next push.
-func (c *choice) take() openai.Choice {
+// takeChunk returns what is ready as one chunk, valid until the next push.
+func (c *choice) takeChunk() openai.Choice {
 	out := openai.Choice{Index: c.index, Text: string(c.text), Role: !c.begun, Finish: c.finish,
 		StopString: c.hit, StopToken: c.stopID}
 	if c.j.logprobs >= 0 {

@@ -63,13 +63,13 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 	// The client's id may come again while it is in use; ours may not.
 	public := requestID(&ctx.Request.Header)
 	id := fmt.Sprintf("%s#%d", public, w.sequence.Add(1))
-	c := w.begin(ctx, w.jobs, kind, id)
+	c := w.begin(ctx, w.requests, kind, id)
 	if c == nil {
 		return
 	}
 	j.urgent = string(ctx.Request.Header.Peek(headerProbe)) == "1"
-	needs := w.takes(j, unsure)
-	mem, fail := w.room(c, j, needs)
+	needs := w.answerNeeds(j, unsure)
+	mem, fail := w.reserveAnswer(c, j, needs)
 	if fail != nil {
 		writeFailure(ctx, fail)
 		c.leave()
@@ -92,7 +92,7 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 	if from != nil {
 		from.requestID = public
 	}
-	j.requestID, j.peers = public, w.hint(&ctx.Request.Header)
+	j.requestID, j.peers = public, w.peerHint(&ctx.Request.Header)
 	if from != nil && from.leaseID == "" {
 		from.peers = j.peers
 	}
@@ -137,19 +137,19 @@ func (w *Worker) whole(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *op
 	leave := c.leave
 	defer func() { leave() }()
 	defer g.close()
-	for first := true; g.next(c); first = false {
+	for first := true; g.nextEvent(c); first = false {
 		if first {
-			w.jobs.answering(c.run)
+			w.requests.answering(c.run)
 		}
 	}
 	if g.err != nil {
 		writeFailure(ctx, g.err)
 		return
 	}
-	n := w.encoded(g)
+	n := w.encodedSize(g)
 	choices := make([]openai.Choice, len(g.choices))
 	for i, c := range g.choices {
-		choices[i] = c.take()
+		choices[i] = c.takeChunk()
 	}
 	ctx.Response.Header.Set("Server-Timing", g.timings().header())
 	if n <= pieceBytes || n <= wholeBytes && g.mem.grow(int64(n)) {
@@ -187,7 +187,7 @@ const (
 func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) {
 	var buf []byte
 	g.emit = func(c *choice) {
-		out := c.take()
+		out := c.takeChunk()
 		c.sent = c.done
 		if g.j.IncludeUsage && g.j.ContinuousUsage {
 			u := c.usage()
@@ -196,13 +196,13 @@ func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *o
 		}
 		buf = enc.AppendChunk(buf, &out, nil)
 	}
-	if !g.next(c) && g.err != nil {
+	if !g.nextEvent(c) && g.err != nil {
 		writeFailure(ctx, g.err)
 		g.close()
 		c.leave()
 		return
 	}
-	w.jobs.answering(c.run)
+	w.requests.answering(c.run)
 	ctx.SetContentType("text/event-stream; charset=utf-8")
 	ctx.Response.Header.Set("Cache-Control", "no-cache")
 	ctx.Response.Header.Set("Server-Timing", g.timings().header())
@@ -221,7 +221,7 @@ func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *o
 			buf = buf[:0]
 			return out.Flush()
 		}
-		for more := true; more; more = g.next(c) {
+		for more := true; more; more = g.nextEvent(c) {
 			if len(buf) > 0 && (len(g.events) == 0 || len(buf) >= pieceBytes) && flush() != nil {
 				return // the client left or takes nothing; close cancels the rest
 			}

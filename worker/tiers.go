@@ -65,8 +65,8 @@ func (w *Worker) openStore() (store.Store, error) {
 		MaxValue: tier.ValueBytes(w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens))})
 }
 
-// warm brings what the tiers have of a prompt into the pool; see tier.Load.
-func (w *Worker) warm(ctx context.Context, tokens []int32, salt string) {
+// loadPrefix brings what the tiers have of a prompt into the pool; see tier.Load.
+func (w *Worker) loadPrefix(ctx context.Context, tokens []int32, salt string) {
 	w.tiers.Load(ctx, tokens, salt, len(tokens)-1) // the last one is computed, for its logits
 }
 
@@ -92,11 +92,11 @@ func (s source) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 	return a, false
 }
 
-// submit gives the engine a request whose prefix is in the pool, or in host memory
+// submitRequest gives the engine a request whose prefix is in the pool, or in host memory
 // for the engine to bring, as far as any tier, or one of these peers, has it.
-func (w *Worker) submit(ctx context.Context, r *engine.Request, requestID string, peers []handoff.Peer) (*engine.Handle, error) {
+func (w *Worker) submitRequest(ctx context.Context, r *engine.Request, requestID string, peers []handoff.Peer) (*engine.Handle, error) {
 	if r.Prefilled == nil && r.PromptLogprobs < 0 {
-		r.Source = w.wanted(ctx, prefill.Wanted{RequestID: requestID, Tokens: r.Prompt, Salt: r.Salt, Peers: peers})
+		r.Source = w.bringPrefix(ctx, prefill.Wanted{RequestID: requestID, Tokens: r.Prompt, Salt: r.Salt, Peers: peers})
 	}
 	return w.engine.Submit(ctx, r)
 }

@@ -79,7 +79,7 @@ type Worker struct {
 	tok     *tokenizer.Tokenizer
 	longest int // bytes of the longest token
 	sizes   openai.TokenSizes
-	answers *memory
+	answers *answerMemory
 	eos     []int32 // ids that end an answer
 	backend kernels.Backend
 	gpu     *gpustat.Poller   // nil: none, or nothing can be read
@@ -106,8 +106,8 @@ type Worker struct {
 	ctx       context.Context // ends when requests must: every request's parent
 	cancel    context.CancelCauseFunc
 	wg        sync.WaitGroup // the listeners' goroutines
-	jobs      *jobs
-	lifelines *jobs
+	requests  *requests
+	lifelines *requests
 	sequence  atomic.Uint64
 	shutOut   atomic.Pointer[[]string] // see Revoke
 	failed    chan error               // a listener that ended by itself
@@ -124,8 +124,8 @@ func Start(ctx context.Context, cfg Config, d Deps) (*Worker, error) {
 		return nil, err
 	}
 	w := &Worker{cfg: cfg, ring: d.Ring, log: d.Log, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 1),
-		answers: newMemory(int64(cfg.AnswerMemory), cfg.MaxWaiting, cfg.ReserveWait),
-		tokens:  trust.NewTokens(d.Ring), tls: d.TLS, client: newClient(d.TLS), jobs: newJobs(), lifelines: newJobs()}
+		answers: newAnswerMemory(int64(cfg.AnswerMemory), cfg.MaxWaiting, cfg.ReserveWait),
+		tokens:  trust.NewTokens(d.Ring), tls: d.TLS, client: newClient(d.TLS), requests: newRequests(), lifelines: newRequests()}
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
 	if err := w.start(ctx, d); err != nil {
 		return nil, errors.Join(err, w.close(ctx))
