@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// memory bounds what all answers under way take. Each takes its share before it
-// begins, in order of arrival, and holds nothing else while it waits.
+// answerMemory bounds the memory of all answers under way. Each reserves its share before
+// it begins, in order of arrival, and holds nothing else while it waits.
 type answerMemory struct {
 	most  int64
 	queue int           // may wait
@@ -24,7 +24,7 @@ type answerMemory struct {
 	waiting []*answerShare
 }
 
-// share is one answer's part; nil is that of who needs none.
+// answerShare is one answer's part; nil: it needs none.
 type answerShare struct {
 	m     *answerMemory
 	bytes int64
@@ -41,7 +41,7 @@ var (
 	errWaiters = errors.New("the memory for answers is taken, and too many wait for it")
 )
 
-// reserve waits for n bytes, at most all that there are; release gives them back.
+// reserve waits for n bytes, no more than there are in all. Release them.
 func (m *answerMemory) reserve(ctx context.Context, n int64) (*answerShare, error) {
 	s := &answerShare{m: m, bytes: n, got: make(chan struct{})}
 	m.mu.Lock()
@@ -69,7 +69,7 @@ func (m *answerMemory) reserve(ctx context.Context, n int64) (*answerShare, erro
 	return nil, err
 }
 
-// grantWaiting gives those that wait longest what they asked for. m.mu is held.
+// grantWaiting serves the queue from its head, as far as memory goes. m.mu is held.
 func (m *answerMemory) grantWaiting() {
 	n := 0
 	for _, s := range m.waiting {
@@ -83,8 +83,8 @@ func (m *answerMemory) grantWaiting() {
 	m.waiting = slices.Delete(m.waiting, 0, n)
 }
 
-// grow adds to a share what is free, without waiting: its holder keeps others
-// from what they wait for.
+// grow adds n bytes to a share if they are free. It does not wait, because its holder keeps
+// others waiting.
 func (s *answerShare) grow(n int64) bool {
 	if s == nil {
 		return true
@@ -100,7 +100,7 @@ func (s *answerShare) grow(n int64) bool {
 	return true
 }
 
-// release gives a share back, or no longer waits for it.
+// release gives a share back, or leaves the queue.
 func (s *answerShare) release() {
 	if s == nil {
 		return

@@ -19,16 +19,16 @@ import (
 
 // Config is one worker's settings; the koanf tags are its YAML keys.
 type Config struct {
-	// Join is what a router keeps in DATA/join-url: where the fleet's NATS is, and
-	// its secrets. JoinFile is a file of it, which is followed. TrustEveryone lets
-	// whoever reaches this worker use it, and its word counts like the router's.
+	// Join is the line that a router keeps in DATA/join-url: the fleet's NATS and its
+	// secrets. JoinFile is a file with it, which is followed. With TrustEveryone whoever
+	// reaches this worker may use it like the router.
 	Join          string `koanf:"join" secret:"true"`
 	JoinFile      string `koanf:"join_file"`
 	TrustEveryone bool   `koanf:"trust_everyone"`
 
 	ID   string `koanf:"id"`   // name in the fleet; empty: the role and a random suffix
 	Role string `koanf:"role"` // "prefill" or "decode"; can be changed while it runs
-	// Drained starts it drained: it gets no work before `xpyd undrain`.
+	// Drained: it starts drained and gets no work before `xpyd undrain`.
 	Drained bool `koanf:"drained"`
 
 	Compute
@@ -37,8 +37,8 @@ type Config struct {
 	Listen    string `koanf:"listen"`    // HTTP
 	KVListen  string `koanf:"kv_listen"` // kvconn
 	Advertise string `koanf:"advertise"` // host that others dial; empty: found from listen
-	// APIKeysFile is of those who ask this worker without the fleet's secret, such
-	// as a foreign proxy, as the router's api_keys_file; empty: nobody may.
+	// APIKeysFile has the keys of those who ask this worker without the fleet's secret,
+	// such as a foreign proxy, in the router's format; empty: nobody may.
 	APIKeysFile string   `koanf:"api_keys_file"`
 	AllowHosts  []string `koanf:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
 
@@ -51,9 +51,9 @@ type Config struct {
 	MaxStepTime   time.Duration `koanf:"max_step_time"`  // aim for a step with a prefill chunk
 
 	MaxBody config.Size `koanf:"max_body"` // bytes of a request body
-	// MaxAnswer bounds an answer that does not stream, at the most that it could
-	// come to: what could be larger is refused. AnswerMemory bounds what all
-	// answers under way take; requests wait for their share.
+	// MaxAnswer bounds an answer that does not stream: a request whose answer could become
+	// larger is refused. AnswerMemory bounds all answers under way; requests wait for
+	// their share.
 	MaxAnswer    config.Size   `koanf:"max_answer"`
 	AnswerMemory config.Size   `koanf:"answer_memory"`
 	ReadTimeout  time.Duration `koanf:"read_timeout"`  // for a whole request to arrive
@@ -64,7 +64,7 @@ type Config struct {
 	TicketWait   time.Duration `koanf:"ticket_wait"`   // the router's leg waits so long for decode's ticket
 	ReserveWait  time.Duration `koanf:"reserve_wait"`  // decode waits so long for free blocks
 
-	// Topology is where it is, from the widest label to the narrowest:
+	// Topology says where the worker is, from the widest label to the narrowest, such as
 	// "zone-a/rack-3". Routers prefer near pairs.
 	Topology string `koanf:"topology"`
 
@@ -92,8 +92,8 @@ type Compute struct {
 	KVCacheDType   string `koanf:"kv_cache_dtype"` // "auto", "bf16" or "fp8"; auto is as dtype on a GPU, f32 on the CPU
 }
 
-// Fleet says how to reach NATS. The TLS files are for NATS, for HTTP with routers
-// and workers, and for KV over the network alike.
+// Fleet says how to reach NATS. The TLS files are for NATS, for HTTP with routers and workers,
+// and for KV over the network.
 type Fleet struct {
 	URL       string        // of the join line, nats://host:port, comma separated; empty is a worker of its own
 	CredsFile string        `koanf:"creds_file"`
@@ -142,17 +142,17 @@ type KV struct {
 	PeerQuota        config.Size     `koanf:"peer_quota"`         // bytes a second that are given to them; 0: any
 }
 
-// convertAllow gives up the promise of the same tokens for workers that keep
-// their KV in different dtypes; the numerics of their blocks are then mixed.
+// convertAllow pairs workers that keep KV in different dtypes. Their blocks' numerics are mixed
+// then, and the same tokens are no longer promised.
 const convertAllow = "allow"
 
-// Log is the log's shape.
+// Log is what is logged, and how.
 type Log struct {
 	Level  string `koanf:"level"`  // debug, info, warn or error
 	Format string `koanf:"format"` // text or json
 }
 
-// DefaultConfig returns the settings of a worker that joins with one flag.
+// DefaultConfig returns a worker's settings where nothing is set.
 func DefaultConfig(role fleet.Role) Config {
 	kv := kvconn.DefaultConfig()
 	return Config{
@@ -241,8 +241,8 @@ func (l Log) Validate() error {
 	return oneOf("format", l.Format, "text", "json")
 }
 
-// Validate checks ranges and returns the first *config.KeyError; Log has a
-// check of its own.
+// Validate returns the first setting that is wrong, as a *config.KeyError. Log has a check of
+// its own.
 func (c *Config) Validate() error {
 	onOff := []string{"on", "off"}
 	for _, o := range []struct {
@@ -350,7 +350,7 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// validTiers checks what is said of the tiers below the pool, sizes excepted.
+// validTiers checks the tiers below the pool, but for ranges.
 func (k *KV) validTiers() error {
 	if k.Store != "" {
 		if _, err := redis.ParseURL(k.Store); err != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/xpyd/xpyd/kvconn/way"
 )
 
-// membership is the worker's place in the fleet: it announces the worker and
-// watches the others, so that a request cannot make us dial a stranger. With
-// no NATS configured both are absent and the description is kept here.
+// membership is the worker's place in the fleet: it announces the worker and watches the
+// others, so that a request cannot make us dial a stranger. Without NATS it only keeps the
+// worker's own description.
 type membership struct {
 	conn      *fleet.Conn
 	announcer *fleet.Announcer
@@ -53,8 +53,8 @@ func join(w *Worker, secrets *trust.Ring) (*membership, error) {
 	return m, nil
 }
 
-// follow hands on who is shut out of the fleet, whenever that changes, until ctx
-// ends.
+// follow calls revoke with the ids that are shut out of the fleet, whenever they change,
+// until ctx ends.
 func (m *membership) follow(ctx context.Context, revoke func(ids []string)) {
 	var last []string
 	for version := uint64(0); ; {
@@ -135,8 +135,8 @@ func (m *membership) update(f func(*fleet.Instance)) error {
 	return nil
 }
 
-// rejoin goes over to the servers of url, unless that is empty: who is in no fleet
-// stays in none, and who is in one does not leave.
+// rejoin moves to the servers of url. An empty url changes nothing, and a worker in no fleet
+// stays in none.
 func (m *membership) rejoin(url string) error {
 	if m.conn == nil || url == "" {
 		return nil

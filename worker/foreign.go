@@ -18,8 +18,8 @@ import (
 
 const fieldTransfer = "kv_transfer_params"
 
-// transferParams is what we read of vLLM's kv_transfer_params; all else is
-// opaque, as it is to a proxy.
+// transferParams is what we read of vLLM's kv_transfer_params; the rest is opaque, as it is
+// to a proxy.
 type transferParams struct {
 	DoRemoteDecode      bool    `json:"do_remote_decode"`
 	DoRemotePrefill     bool    `json:"do_remote_prefill"`
@@ -51,8 +51,8 @@ func parseTransfer(raw json.RawMessage) (*transferParams, *openai.Error) {
 
 const maxTransferID = 256 // bytes
 
-// keptParams is what vLLM's NIXL connector answers: how decode collects the
-// prompt.
+// keptParams is the kv_transfer_params of prefill's answer, as vLLM's NIXL connector has
+// them: how decode collects the prompt.
 type keptParams struct {
 	DoRemotePrefill  bool      `json:"do_remote_prefill"`
 	DoRemoteDecode   bool      `json:"do_remote_decode"`
@@ -74,9 +74,9 @@ func (w *Worker) keptParams(k *prefill.Kept) *keptParams {
 		RemoteRequestID: k.ID, RemoteHost: host, RemotePort: port, TPSize: 1, RemoteNumTokens: k.Info.Tokens, TransferMode: "pull"}
 }
 
-// serveKeep is prefill's side behind a foreign proxy: run the prompt, keep its
-// blocks under a lease, and say how decode collects them. With a transfer id
-// decode knows that already, and may be waiting.
+// serveKeep is prefill's side behind a foreign proxy: it runs the prompt, keeps its blocks
+// under a lease, and answers how decode collects them. With a transfer id decode knows that
+// already, and may be waiting.
 func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, c context.Context, j *job, p *transferParams, enc *openai.Encoder, id string, seed uint64) {
 	if j.Stream {
 		writeError(ctx, openai.BadRequest("stream", "do_remote_decode answers once, without a stream"))
@@ -106,9 +106,8 @@ func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, c context.Context, j *job, 
 	writeJSON(ctx, 200, body)
 }
 
-// foreignOrigin is decode's side behind a foreign proxy: the lease that
-// prefill's answer named (prefill, then decode), or Mooncake's transfer id
-// (both at once), for which prefill's GET /query says where to dial.
+// foreignOrigin is decode's side behind a foreign proxy: the lease that prefill's answer
+// named (prefill, then decode), or Mooncake's transfer id (both at once).
 func (w *Worker) foreignOrigin(ctx context.Context, p *transferParams) (*origin, *failure) {
 	if p.TransferID != "" && p.RemoteBootstrapAddr != "" {
 		return w.mooncakeOrigin(ctx, p)
@@ -145,7 +144,7 @@ func (w *Worker) checkOrigin(from *origin) (*origin, *failure) {
 	return from, nil
 }
 
-// engineID is what we call ourselves in vLLM's dialect: new with each epoch.
+// engineID is a worker's name in vLLM's dialect, new with each epoch.
 func engineID(p kvconn.PeerID) string { return fmt.Sprintf("%s@%d", p.ID, p.Epoch) }
 
 func parseEngineID(s string) (kvconn.PeerID, bool) {

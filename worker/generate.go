@@ -13,7 +13,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// batch is what one prompt's goroutine hands to the response writer.
+// batch is what a prompt's goroutine hands to the response writer.
 type batch struct {
 	item   int
 	events []engine.Event
@@ -21,9 +21,9 @@ type batch struct {
 	end    bool     // the prompt is finished
 }
 
-// generation runs a job's prompts, one goroutine each, and merges their
-// events. The consumer reads batches; while it does not, the goroutines wait,
-// and the engine pauses the choices that get ahead.
+// generation runs a job's prompts, a goroutine each, and merges their events. While the
+// consumer does not read batches the goroutines wait, and the engine pauses choices that
+// get ahead.
 type generation struct {
 	w       *Worker
 	j       *job
@@ -36,7 +36,7 @@ type generation struct {
 	batches chan batch
 
 	choices []*choice
-	emit    func(*choice) // called whenever a choice has something ready; nil: at the end
+	emit    func(*choice) // takes what a choice has ready; nil: all is taken at the end
 	open    int           // prompts not finished
 	err     *failure
 	usage   openai.Usage
@@ -51,7 +51,7 @@ type generation struct {
 	handles []*engine.Handle
 }
 
-// timing is what goes into Server-Timing: the slowest prompt's.
+// timing is for Server-Timing: of each, the slowest prompt's.
 type timing struct {
 	queue, prefill, kv time.Duration
 }
@@ -75,7 +75,7 @@ func (w *Worker) generate(ctx context.Context, j *job, from *origin, id string, 
 	return g
 }
 
-// close ends whatever still runs and waits for it.
+// close ends what still runs, and waits for it.
 func (g *generation) close() {
 	g.cancel()
 	g.wg.Wait()
@@ -160,8 +160,8 @@ func (g *generation) timings() timing {
 	return g.timing
 }
 
-// nextEvent waits for the next event and renders it. It returns false when the
-// generation is over: g.err says whether it failed.
+// nextEvent waits for the next event and renders it. It returns false at the end, with g.err
+// set if the generation failed.
 func (g *generation) nextEvent(ctx context.Context) bool {
 	if len(g.events) > 0 && g.err == nil {
 		g.renderEvent()
@@ -189,7 +189,7 @@ func (g *generation) nextEvent(ctx context.Context) bool {
 	}
 }
 
-// renderEvent takes in the next event.
+// renderEvent renders the first of g.events.
 func (g *generation) renderEvent() {
 	e, counts := &g.events[0], !g.j.urgent // urgent are a router's probes
 	g.events = g.events[1:]
@@ -239,8 +239,8 @@ func (g *generation) renderEvent() {
 	}
 }
 
-// reserveText accounts for a token whose text is so long; false: there is no memory for
-// what it takes beyond the answer's share.
+// reserveText accounts for a token with so many bytes of text. It returns false when the
+// answer's share is used up and no more memory is free.
 func (g *generation) reserveText(text int) bool {
 	const step = 64 << 10
 	g.needs.tokens -= textTimes*int64(text) + g.needs.each
@@ -252,8 +252,8 @@ func (g *generation) reserveText(text int) bool {
 	return g.mem.grow(more)
 }
 
-// header is the part of Server-Timing that a worker knows: wait is for blocks
-// and in prefill's queue; the router adds queue, its own, and ttft.
+// header is the worker's part of Server-Timing; wait is for blocks and in prefill's queue.
+// The router adds queue, its own, and ttft.
 func (t timing) header() string {
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	return fmt.Sprintf("wait;dur=%.3f, prefill;dur=%.3f, kv;dur=%.3f", ms(t.queue), ms(t.prefill), ms(t.kv))

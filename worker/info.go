@@ -16,8 +16,8 @@ func (w *Worker) serveModels(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, 200, openai.AppendModels(nil, []openai.Model{{ID: w.served, Created: w.started.Unix(), MaxModelLen: w.engine.MaxModelLen()}}))
 }
 
-// tokenizeBytes of text may be tokenised whatever the model's length: people
-// count the tokens of what they are about to cut.
+// tokenizeBytes of text are tokenised whatever the model's length: people count tokens of
+// text that they are about to cut.
 const tokenizeBytes = 1 << 20
 
 func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) {
@@ -72,7 +72,7 @@ func (w *Worker) serveVersion(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, 200, append(b, '}'))
 }
 
-// serveHealth says whether the engine works, and who it is that says so.
+// serveHealth answers whether the engine works, and names this run of the worker.
 func (w *Worker) serveHealth(ctx *fasthttp.RequestCtx) {
 	is := fleet.Instance{ID: w.identity.ID, Epoch: w.identity.Epoch}
 	ctx.Response.Header.Set(fleet.HeaderInstance, is.Is())
@@ -83,8 +83,7 @@ func (w *Worker) serveHealth(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, 200, []byte(`{"status":"ok"}`))
 }
 
-// Ledger is everything that this process holds for somebody; all empty when
-// nothing is going on.
+// Ledger is everything that this process holds for somebody; empty when it is idle.
 type Ledger struct {
 	ID       string           `json:"id"`
 	Epoch    uint64           `json:"epoch"`
@@ -95,7 +94,7 @@ type Ledger struct {
 	Held     []prefill.Entry  `json:"held"` // leases and links
 }
 
-// Empty says whether nothing is held, quarantined blocks aside.
+// Empty reports whether nothing is held, quarantined blocks aside.
 func (l *Ledger) Empty() bool {
 	for _, h := range l.Blocks {
 		if h.State != kvcache.StateQuarantined {
@@ -105,7 +104,7 @@ func (l *Ledger) Empty() bool {
 	return len(l.Requests)+len(l.Tickets)+len(l.Held) == 0
 }
 
-// Ledger returns what is held now.
+// Ledger returns what this process holds now.
 func (w *Worker) Ledger() *Ledger {
 	l := &Ledger{ID: w.identity.ID, Epoch: w.identity.Epoch, Role: w.Role(), Requests: w.requests.ledger(),
 		Blocks: w.cache.Holders(), Held: w.prefill.Ledger(),

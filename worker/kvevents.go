@@ -13,7 +13,7 @@ import (
 	"github.com/xpyd/xpyd/internal/kvevents"
 )
 
-// KVEvents says where the prefix cache's changes are published, as vLLM does.
+// KVEvents is where changes of the prefix cache are published, in vLLM's format.
 type KVEvents struct {
 	Listen string `koanf:"listen"` // host:port; empty: nowhere
 	Replay string `koanf:"replay"` // the same, of the replay socket; empty: none
@@ -21,15 +21,15 @@ type KVEvents struct {
 	Open   bool   `koanf:"open"` // nobody is asked for the fleet's secret
 }
 
-// maxPendingEvents bounds what waits for the publisher, in events; what does
-// not fit is lost, and readers are told so.
+// maxPendingEvents bounds the events that wait for the publisher. What does not fit is lost,
+// and readers are told.
 const maxPendingEvents = 1 << 16
 
-// eventWriter hands the cache's events to a publisher. It is the cache's
-// listener, which must not block, so a goroutine of its own encodes and sends.
+// eventWriter is the cache's listener, which must not block: a goroutine of its own encodes
+// and publishes the events.
 //
-// Prefixes under a cache salt are not published: the salt is their client's
-// secret, and without it they would look like others' prefixes.
+// Prefixes under a cache salt are not published: the salt is their client's secret, and
+// without it they would look like other prefixes.
 type eventWriter struct {
 	pub  *kvevents.Publisher
 	root kvcache.Hash // of unsalted prefixes
@@ -42,8 +42,7 @@ type eventWriter struct {
 	lost    bool
 }
 
-// startEvents opens the publisher, if one is configured: to the fleet alone, or to
-// whoever connects.
+// startEvents opens the publisher, if one is configured.
 func (w *Worker) startEvents() error {
 	if w.cfg.KVEvents.Listen == "" {
 		return nil
@@ -73,11 +72,11 @@ func (w *Worker) startEvents() error {
 }
 
 func onLoopback(a net.Addr) bool {
-	tcp, ok := a.(*net.TCPAddr)
-	return ok && tcp.IP.IsLoopback()
+	at, ok := a.(*net.TCPAddr)
+	return ok && at.IP.IsLoopback()
 }
 
-// eventAddrs are the publisher's addresses as others dial them.
+// eventAddrs are where others dial the publisher.
 func (w *Worker) eventAddrs() (events, replay string) {
 	if w.events == nil {
 		return "", ""
@@ -94,7 +93,7 @@ func (w *Worker) eventAddrs() (events, replay string) {
 	return events, replay
 }
 
-// KVEvent takes one change of the index in.
+// KVEvent publishes a change of the prefix index.
 func (e *eventWriter) KVEvent(ev kvcache.Event) {
 	out := kvevents.Event{Hashes: []uint64{shortHash(ev.Hash)}}
 	switch ev.Kind {
@@ -113,8 +112,8 @@ func (e *eventWriter) KVEvent(ev kvcache.Event) {
 	e.publish(out)
 }
 
-// tierChange takes one change of a lower tier in. Units whose tokens are not
-// at hand were in the pool before, and are known.
+// tierChange publishes a change of a lower tier. Units without tokens were in the pool before,
+// so readers know them.
 func (e *eventWriter) tierChange(c tier.Change) {
 	if c.Stored && c.Root != e.root {
 		return
@@ -132,7 +131,7 @@ func (e *eventWriter) tierChange(c tier.Change) {
 	e.publish(out)
 }
 
-// describeUnit says what a unit is that extends parent, if it is not the first.
+// describeUnit adds a unit's tokens, and its parent unless it is the first.
 func describeUnit(out *kvevents.Event, pos int, parent kvcache.Hash, tokens []int32) {
 	out.Tokens, out.BlockSize = make([]uint32, len(tokens)), len(tokens)
 	for i, t := range tokens {
@@ -159,7 +158,7 @@ func (e *eventWriter) publish(out kvevents.Event) {
 // shortHash is a hash's last 8 bytes, as vLLM's integers are.
 func shortHash(h kvcache.Hash) uint64 { return binary.BigEndian.Uint64(h[8:]) }
 
-// sendBatches sends what has come in, as one batch a time.
+// sendBatches publishes what has come in, a batch at a time, until quit.
 func (e *eventWriter) sendBatches() {
 	for {
 		select {

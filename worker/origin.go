@@ -17,7 +17,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// Headers by which our router links the two legs (ARCHITECTURE.md).
+// Headers by which our router links the two legs of a request (ARCHITECTURE.md).
 const (
 	headerLink         = "x-xpyd-link"
 	headerPrefill      = "x-xpyd-prefill"
@@ -26,7 +26,7 @@ const (
 	headerSeed         = "x-xpyd-seed"
 	headerDeadline     = "x-xpyd-deadline-ms"
 	headerRequestID    = "x-request-id"
-	headerProbe        = "x-xpyd-probe" // "1": the router's own, goes before what waits
+	headerProbe        = "x-xpyd-probe" // "1": the router's own; it overtakes what waits
 	headerOutcome      = "x-xpyd-outcome"
 	headerMaxAnswer    = "x-xpyd-max-answer" // bytes that the router takes of an answer
 )
@@ -42,7 +42,7 @@ type origin struct {
 	peers     []handoff.Peer // besides the pair
 }
 
-// claim is the ticket for prompt i of n.
+// claim is what decode asks of prefill for prompt i of n.
 func (from *origin) claim(r *engine.Request, i, n int) *decode.Claim {
 	return &decode.Claim{
 		Addr: from.addr, Peer: from.peer, Link: from.link, LeaseID: from.leaseID, RequestID: from.requestID,
@@ -52,7 +52,7 @@ func (from *origin) claim(r *engine.Request, i, n int) *decode.Claim {
 	}
 }
 
-// originOf says where the prompt's KV comes from; nil: it is computed here.
+// originOf reads where a request's KV comes from; nil: it is computed here.
 func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *transferParams) (*origin, *failure) {
 	if link := h.Peek(headerLink); len(link) > 0 {
 		return w.routerOrigin(h, string(link))
@@ -63,7 +63,7 @@ func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *tra
 	return w.foreignOrigin(ctx, p)
 }
 
-// routerOrigin reads our router's headers.
+// routerOrigin is named by our router's headers.
 func (w *Worker) routerOrigin(h *fasthttp.RequestHeader, raw string) (*origin, *failure) {
 	link, err := ticket.ParseLink(raw)
 	if err != nil {
@@ -85,18 +85,18 @@ func (w *Worker) routerOrigin(h *fasthttp.RequestHeader, raw string) (*origin, *
 		return nil, f
 	}
 	if err := w.allowPeer(headerPrefillKV, from.addr); err != nil {
-		// The router knows it and we do not, or not yet: another pair may do.
+		// The router knows it and we do not, or not yet: another pair may work.
 		return nil, &failure{openai.Upstream("%s", err.Message), ticket.Incompatible}
 	}
 	return from, nil
 }
 
-// allowPeer refuses addresses that a request has no business naming: only the
-// fleet's own workers' hosts, this machine, and the configured hosts. Another user
-// of this machine, or of a host that is allowed, may listen there: nothing is taken
-// from him, and no ticket and no prompt is given to him, because kvconn's
-// handshake has both ends prove that they have the fleet's secret before the first
-// frame. A worker that trusts everyone has given that up.
+// allowPeer refuses addresses that a request has no business naming. Allowed are the hosts of
+// the fleet's workers, this machine, and the configured hosts.
+//
+// Another user may listen on such a host. He gets no ticket and no prompt, and nothing of his
+// is used: kvconn's handshake has both ends prove that they know the fleet's secret before
+// the first frame. A worker that trusts everyone has given that up.
 func (w *Worker) allowPeer(param, addr string) *openai.Error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -18,10 +18,10 @@ type Running struct {
 	Why   string    `json:"why"`
 }
 
-// stateWaiting is that of a request whose answer has no memory yet.
+// stateWaiting is of a request that waits for its answer's memory.
 const stateWaiting = "waiting"
 
-// why says what a kind of request is busy with.
+// why describes what a kind of request does.
 func why(kind string) string {
 	switch kind {
 	case "generate":
@@ -34,8 +34,8 @@ func why(kind string) string {
 	return "a caller waits for its answer"
 }
 
-// requests are those requests under way. Once it is shut nobody enters, and quiet is
-// closed when the last one has left.
+// requests are those under way. Once shut it admits no more, and quiet is closed when the
+// last has left.
 type requests struct {
 	mu    sync.Mutex
 	live  map[*Running]struct{}
@@ -68,10 +68,10 @@ func (j *requests) leave(r *Running) {
 	}
 }
 
-// answering notes that the first token is there.
+// answering notes that a request has its first token.
 func (j *requests) answering(r *Running) { j.note(r, "answering", 0) }
 
-// note sets what a request is at, and adds to the memory that it has.
+// note sets a request's state, and adds to its memory.
 func (j *requests) note(r *Running, state string, bytes int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -82,7 +82,7 @@ func (j *requests) note(r *Running, state string, bytes int64) {
 	r.Bytes += bytes
 }
 
-// close lets nobody in any more.
+// close admits no more.
 func (j *requests) close() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -105,7 +105,7 @@ func (j *requests) wait(ctx context.Context) error {
 	}
 }
 
-// ledger lists them, oldest first.
+// ledger lists the requests, oldest first.
 func (j *requests) ledger() []Running {
 	j.mu.Lock()
 	defer j.mu.Unlock()

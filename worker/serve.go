@@ -41,9 +41,9 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 		return
 	}
 	if len(j.items) > 1 {
-		// A transfer carries one prompt. Proxies that send a batch through both
-		// sides all the same find nothing kept at prefill, and decode does it
-		// alone, as with vLLM's engines for all prompts but the first.
+		// A transfer carries one prompt. For a proxy that sends a batch through both sides,
+		// prefill keeps nothing and decode computes it alone, as vLLM's engines do for all
+		// prompts but the first.
 		params = nil
 	}
 	seed, err := seedOf(j, ctx.Request.Header.Peek(headerSeed))
@@ -60,7 +60,7 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 	if keep {
 		kind = "keep"
 	}
-	// The client's id may come again while it is in use; ours may not.
+	// Clients may reuse an id while it is in use; ours is unique.
 	public := requestID(&ctx.Request.Header)
 	id := fmt.Sprintf("%s#%d", public, w.sequence.Add(1))
 	c := w.begin(ctx, w.requests, kind, id)
@@ -105,7 +105,7 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 	w.whole(ctx, c, g, enc)
 }
 
-// encoder writes the answer to j.
+// encoder makes the encoder of the answer to j.
 func (w *Worker) encoder(j *job, id string) *openai.Encoder {
 	prefix := "cmpl-"
 	if j.chat {
@@ -181,9 +181,8 @@ const (
 	wholeBytes = 256 << 10 // an answer of more is sent as it is encoded
 )
 
-// stream answers with server-sent events, one a token as far as its text is
-// whole characters. The status waits for the first token, so that a failure
-// before it has a real one.
+// stream answers with server-sent events, one a token as far as its text is whole characters.
+// The status waits for the first token, so that an early failure has a status of its own.
 func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) {
 	var buf []byte
 	g.emit = func(c *choice) {
@@ -239,12 +238,11 @@ func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *o
 	})
 }
 
-// lastWords is how long a connection may take its last bytes once the worker
-// closes.
+// lastWords bounds a connection's last write once the worker closes.
 const lastWords = time.Second
 
-// hurry makes a client that takes nothing not hold up the worker's end. The
-// caller calls what it returns when it writes no more.
+// hurry sets a deadline for conn's writes once the worker closes, so that a client that reads
+// nothing does not hold it up. Call stop after the last write.
 func (w *Worker) hurry(conn net.Conn) (stop func()) {
 	undo := context.AfterFunc(w.ctx, func() {
 		_ = conn.SetWriteDeadline(time.Now().Add(lastWords)) // fails only on a closed one

@@ -1,12 +1,18 @@
-// Package worker is one worker process: a model on a device, an engine, both
-// halves of a pair (prefill and decode), the HTTP listener, and its place in
-// the fleet. The role is only what it announces: every worker can do either
-// phase, and both for a plain request.
+// Package worker is one worker process: a model on a device, an engine, both halves of a
+// pair (prefill and decode), the HTTP listener, and a place in the fleet. The role is only
+// what it announces: every worker can do either phase, and does both for a plain request.
 //
-// A request travels http.go (bounds, watch the client), params.go (to engine
-// terms), origin.go and foreign.go (where its KV comes from), generate.go
-// (one goroutine a prompt: collect KV, submit, events), render.go (text, stops,
-// log probabilities), and out through serve.go.
+// A request's path:
+//
+//	http.go        bounds, who may ask; watches the client
+//	params.go      the request in the engine's terms: a job of one or more prompts
+//	answersize.go  how large its answer can become, and the memory for it
+//	origin.go      where its KV comes from: prefill named by our router,
+//	foreign.go,    or by a foreign proxy
+//	mooncake.go
+//	generate.go    a goroutine a prompt: collect KV, submit, events
+//	render.go      text, stops, log probabilities
+//	serve.go       the answer, whole or streamed
 package worker
 
 import (
@@ -43,18 +49,18 @@ import (
 	"github.com/xpyd/xpyd/prefill"
 )
 
-// Deps are what a worker is given rather than makes.
+// Deps are what a worker is given.
 type Deps struct {
 	Log      *slog.Logger
 	Registry *prometheus.Registry
-	Ways     []way.Kind // by which KV may come and go, fastest first, the network's last
+	Ways     []way.Kind // the transports for KV: fastest first, the network's last
 	Build    string
 	// Ring is the fleet's secrets; nil: the worker trusts everyone.
 	Ring *trust.Ring
 	// TLS is what the HTTP listener and calls to other workers use; nil: plain HTTP.
 	TLS *trust.TLS
-	// NATS opens the fleet's NATS, also for a worker that trusts everyone; nil:
-	// Fleet.URL has what it takes.
+	// NATS opens the fleet's NATS, also for a worker that trusts everyone; nil: Fleet.URL
+	// is enough.
 	NATS     *trust.Ring
 	Progress func(model.Progress) // of a download or a fingerprint; may be nil
 }
@@ -73,7 +79,7 @@ type Worker struct {
 	identity kvconn.Identity
 	url      string
 	kvAddr   string
-	kvWays   map[string]string // where it is reached by faster ways
+	kvWays   map[string]string // where the faster ways reach it; see fleet.Instance
 
 	model   *model.Model
 	tok     *tokenizer.Tokenizer
@@ -116,8 +122,8 @@ type Worker struct {
 	endErr    error
 }
 
-// Start loads the model, opens the listeners and joins the fleet. The caller
-// closes the worker, also when Start's ctx has ended.
+// Start loads the model, opens the listeners and joins the fleet. The caller closes the
+// worker; the end of ctx does not.
 func Start(ctx context.Context, cfg Config, d Deps) (*Worker, error) {
 	cfg.KV.Ways = way.Names(d.Ways)
 	if err := cfg.Validate(); err != nil {
@@ -168,8 +174,8 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	if err != nil {
 		return err
 	}
-	// Callers that come before Serve wait in the listener's queue, so the
-	// fleet may hear of us first; handlers may then rely on w.fleet.
+	// Join before serving, so that handlers can rely on w.fleet. Early callers wait in the
+	// listener's queue.
 	if w.fleet, err = join(w, d.NATS); err != nil {
 		return err
 	}
@@ -246,8 +252,7 @@ func (w *Worker) startEngine(ctx context.Context) error {
 	return nil
 }
 
-// engineConfig is how the engine steps a model. The sizes of a GPU's buffers follow
-// from it.
+// engineConfig is how the engine steps a model. A GPU's buffers are sized by it.
 func engineConfig(c *Config, a *kernels.Arch, gpu bool) engine.Config {
 	cfg := engine.DefaultConfig()
 	cfg.MaxRunning, cfg.MaxWaiting, cfg.MaxModelLen = c.MaxBatch, c.MaxWaiting, c.MaxModelLen
@@ -258,13 +263,13 @@ func engineConfig(c *Config, a *kernels.Arch, gpu bool) engine.Config {
 	return cfg
 }
 
-// poolBytes is the size of the KV pool's rows.
+// poolBytes is the size of the KV pool.
 func (w *Worker) poolBytes() int64 {
 	l := w.backend.Layout()
 	return int64(l.BlockBytes()) * int64(l.Layers) * int64(w.backend.Blocks())
 }
 
-// ends joins what a model's configuration and its tokenizer call the end.
+// ends returns the token ids that end an answer, by the model's configuration or its tokenizer.
 func ends(m *model.Model, tok *tokenizer.Tokenizer) []int32 {
 	list := append(slices.Clone(m.Config.EOS), tok.EOS()...)
 	slices.Sort(list)
@@ -310,11 +315,11 @@ func (w *Worker) ID() string { return w.identity.ID }
 // Role is what the worker announces now.
 func (w *Worker) Role() fleet.Role { return w.instance().Role }
 
-// Rejoin is for a join line that has changed: it announces the secrets that are in
-// force now, and goes over to NATS at url.
+// Rejoin applies a changed join line: it moves to NATS at url and announces the secrets
+// now in force.
 func (w *Worker) Rejoin(url string) error { return errors.Join(w.fleet.rejoin(url), w.renew()) }
 
-// renew is for a ring that has changed.
+// renew applies a changed ring.
 func (w *Worker) renew() error {
 	w.recv.Renew()
 	w.server.Renew()
@@ -337,10 +342,10 @@ func (w *Worker) SetRole(r fleet.Role) error {
 	return w.fleet.update(func(i *fleet.Instance) { i.Role = r })
 }
 
-// Failed yields an error when a listener ended by itself.
+// Failed yields an error when a listener has ended by itself.
 func (w *Worker) Failed() <-chan error { return w.failed }
 
-// fail is for Failed: the first one is reason enough to end the worker.
+// fail reports an error by Failed. One is enough to end the worker; others are dropped.
 func (w *Worker) fail(err error) {
 	select {
 	case w.failed <- err:
