@@ -95,7 +95,7 @@ func TestGoneWhileExamined(t *testing.T) {
 	g.until("it to be examined", func() bool {
 		return strings.Contains(g.logs.String(), `examined" id=e`) || strings.Contains(g.logs.String(), `"engine found" id=e`)
 	})
-	if m := g.watcher.Snapshot().Get("e"); m.State != fleet.Gone || m.Instance != was {
+	if m := g.watcher.Snapshot().Get("e"); m.State != fleet.Gone || !m.Instance.Equal(&was) {
 		t.Errorf("%+v", m)
 	}
 }

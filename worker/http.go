@@ -199,7 +199,7 @@ type call struct {
 
 // begin books a request. It is nil when the worker is closing; then the caller
 // has its answer: that another worker may try.
-func (w *Worker) begin(ctx *fasthttp.RequestCtx, in *jobs, kind, id string) *call {
+func (w *Worker) begin(ctx *fasthttp.RequestCtx, in *requests, kind, id string) *call {
 	run, ok := in.enter(kind, id)
 	if !ok {
 		writeFailure(ctx, closing())
@@ -213,8 +213,6 @@ func (w *Worker) begin(ctx *fasthttp.RequestCtx, in *jobs, kind, id string) *cal
 		in.leave(run)
 	}}
 }
-
-func closing() *failure { return &failure{openai.Unavailable("%v", errClosing), ticket.NoSpace} }
 
 // serveLifeline holds the connection open for ever: its end tells the other
 // side that this process is gone.

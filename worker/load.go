@@ -16,7 +16,7 @@ import (
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
-// loadTokenizer makes the model's tokenizer, whatever kind of files it has.
+// loadTokenizer makes the model's tokenizer, from GGUF or tokenizer.json.
 func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 	if meta := m.GGUFMeta(); meta != nil {
 		return tokenizer.FromGGUF(meta)
@@ -32,9 +32,8 @@ func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 	return tok.WithChatTemplate(string(template)) // chat_template.jinja wins
 }
 
-// newBackend puts the model on the device that cfg names. "auto" takes a GPU
-// where there is one that can be used, else the CPU, and says so. share asks
-// for a pool that other processes can map.
+// newBackend puts the model on the device that cfg names; "auto" is a GPU if one can be used,
+// else the CPU. share asks for a pool that other processes can map.
 func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kernels.Backend, error) {
 	if cfg.Device != "cpu" {
 		b, err := newCUDA(cfg, m)
@@ -76,8 +75,8 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 	return b, nil
 }
 
-// populate takes the memory of a pool that is the host's, so that no request is the
-// first to learn that the machine has less.
+// populate takes all memory of a pool on the host now, so that a lack of it shows at start
+// and not with a request.
 func (w *Worker) populate(ctx context.Context) error {
 	pool, ok := w.backend.(interface{ Populate(context.Context) error })
 	if !ok {
@@ -89,8 +88,8 @@ func (w *Worker) populate(ctx context.Context) error {
 	return poolError(&w.cfg, pool.Populate(ctx))
 }
 
-// poolError is err; of a pool that the machine has no memory for, with the key that
-// has made it so large.
+// poolError adds to the error of a pool that is too large for the machine which key asked
+// for it.
 func poolError(cfg *Config, err error) error {
 	var large *cpu.PoolError
 	if !errors.As(err, &large) {
@@ -103,8 +102,8 @@ func poolError(cfg *Config, err error) error {
 	return bad(key, "%s", large)
 }
 
-// fp16 tells whether a GPU computes in fp16: as asked, and where the checkpoint's
-// makers do and nothing is asked for that has no fp16 form.
+// fp16 reports whether a GPU computes in fp16: if asked to, or if the checkpoint is fp16 and
+// nothing is asked for that has no fp16 form.
 func fp16(cfg *Config, m *model.Model) bool {
 	if cfg.DType != dtypeAuto {
 		return cfg.DType == dtypeFP16
@@ -112,9 +111,8 @@ func fp16(cfg *Config, m *model.Model) bool {
 	return m.TorchDType == "float16" && cfg.KVCacheDType == kvAuto && !fp8Weights(cfg, m)
 }
 
-// fp8Weights tells whether the layers' projections are kept in FP8: as asked, and
-// where the checkpoint has them so and the promise of equal bits, which FP8 has
-// not, is not asked for.
+// fp8Weights reports whether the layers' projections are kept in FP8: if asked for, or if the
+// checkpoint has them so, unless batch_invariant rules FP8 out.
 func fp8Weights(cfg *Config, m *model.Model) bool {
 	return cfg.Quantization == quantFP8 || m.StoredF8() && cfg.Quantization == quantAuto && !cfg.BatchInvariant
 }
@@ -142,11 +140,11 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	return b, nil
 }
 
-// cpuMemory is what kv_memory is on the CPU when nobody says.
+// cpuMemory is kv_memory on the CPU by default.
 const cpuMemory = 256 << 20
 
-// poolBlocks is the pool's size: as set, or what size bytes hold of rows of so
-// many bytes, at most 64 whole contexts.
+// poolBlocks is the pool's size in blocks: as set, or what size bytes hold, at most 64 whole
+// contexts. row is the bytes of a head's row.
 func poolBlocks(cfg *Config, a *arch.Config, row int, size int64) (int, error) {
 	if cfg.Blocks != 0 {
 		return cfg.Blocks, nil

@@ -27,6 +27,7 @@ import (
 	"github.com/xpyd/xpyd/internal/model/modeltest"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -84,7 +85,7 @@ func (b *Bed) start(t *testing.T, blockTokens, blocks int, change func(*worker.C
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := worker.Start(t.Context(), cfg, worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Transport: tr, Build: "test"})
+	w, err := worker.Start(t.Context(), cfg, worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tr)}, Build: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}

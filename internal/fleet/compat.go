@@ -130,21 +130,24 @@ type class struct {
 }
 
 func (s *Snapshot) classes() []*class {
-	byKey := map[Instance]*class{}
+	type shared struct {
+		role                                                               Role
+		dialect, model, version, fingerprint, tokenizer, numerics, secrets string
+		layout                                                             Layout
+		convert                                                            bool
+		protocolMin, protocolMax                                           int
+	}
+	byKey := map[shared]*class{}
 	var out []*class
 	for i := range s.Members {
 		m := &s.Members[i]
 		if m.State != Live {
 			continue
 		}
-		key := Instance{
-			Role: m.Role, Dialect: m.Dialect, Model: m.Model, Version: m.Version,
-			ModelFingerprint: m.ModelFingerprint, TokenizerFingerprint: m.TokenizerFingerprint,
-			Numerics: m.Numerics, Layout: m.Layout, Convert: m.Convert, Secrets: m.Secrets,
-			ProtocolMin: m.ProtocolMin, ProtocolMax: m.ProtocolMax,
-		}
+		key := shared{m.Role, m.Dialect, m.Model, m.Version, m.ModelFingerprint, m.TokenizerFingerprint, m.Numerics, m.Secrets,
+			m.Layout, m.Convert, m.ProtocolMin, m.ProtocolMax}
 		if m.Dialect != "sglang" {
-			key.Layout.BlockTokens = 0
+			key.layout.BlockTokens = 0
 		}
 		c := byKey[key]
 		if c == nil {

@@ -3,6 +3,8 @@
 // suspect, dead) and which pairs are compatible. It never routes.
 package fleet
 
+import "reflect"
+
 // Role is what a worker does now; it can change while the worker runs.
 type Role string
 
@@ -43,14 +45,15 @@ type GPU struct {
 
 // Instance is one worker's announcement.
 type Instance struct {
-	ID       string `json:"id"`    // stable across restarts when configured, e.g. "prefill-0"
-	Epoch    uint64 `json:"epoch"` // new at every start
-	Role     Role   `json:"role"`
-	URL      string `json:"url"`                 // http://host:port of its HTTP listener
-	KVAddr   string `json:"kv_addr"`             // host:port of its kvconn listener
-	KVLocal  string `json:"kv_local,omitempty"`  // "shm:NAME": the same, for workers with the same Machine
-	KVDevice string `json:"kv_device,omitempty"` // "cudaipc:NAME": the same, between their GPUs
-	Machine  string `json:"machine,omitempty"`   // boot id and user of its process
+	ID     string `json:"id"`    // stable across restarts when configured, e.g. "prefill-0"
+	Epoch  uint64 `json:"epoch"` // new at every start
+	Role   Role   `json:"role"`
+	URL    string `json:"url"`     // http://host:port of its HTTP listener
+	KVAddr string `json:"kv_addr"` // host:port of its kvconn listener, by which requests name it
+	// KVWays is where the same worker is reached by faster ways than the network
+	// (kvconn/way): way → address.
+	KVWays  map[string]string `json:"kv_ways,omitempty"`
+	Machine string            `json:"machine,omitempty"` // boot id and user of its process
 	// Secrets are the IDs of the fleet secrets that it accepts, newest first
 	// (trust.Ring.IDs). Empty means that it trusts everyone.
 	Secrets  string `json:"secrets,omitempty"`
@@ -95,3 +98,6 @@ type Instance struct {
 	PID         int   `json:"pid"`
 	Load        Load  `json:"load"`
 }
+
+// Equal reports whether two announcements say the same.
+func (i *Instance) Equal(j *Instance) bool { return reflect.DeepEqual(i, j) }

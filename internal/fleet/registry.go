@@ -123,7 +123,7 @@ func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 			rec.owes = false
 			load := rec.Load
 			rec.Load = inst.Load
-			if rec.Instance != *inst {
+			if !rec.Instance.Equal(inst) {
 				rec.Instance = *inst
 				r.version++
 			} else if load != inst.Load {
@@ -159,7 +159,7 @@ func (r *registry) learn(was, is *Instance) bool {
 	now, next := *was, *is
 	now.Draining, now.Load = rec.Draining, rec.Load
 	next.Draining, next.Load = rec.Draining, rec.Load
-	if rec.Instance != now {
+	if !rec.Instance.Equal(&now) {
 		return false
 	}
 	rec.Instance = next

@@ -32,6 +32,7 @@ const (
 	maxMessageBytes = 16 << 10
 	maxIDBytes      = 64
 	maxFieldBytes   = 512
+	maxWays         = 16
 	maxCount        = 1 << 40 // largest count in an announcement
 )
 
@@ -117,6 +118,9 @@ func decodeInstance(payload []byte) (Instance, error) {
 	if i.Epoch == 0 {
 		return Instance{}, errors.New("epoch is zero")
 	}
+	if len(i.KVWays) == 0 {
+		i.KVWays = nil
+	}
 	return i, i.Validate()
 }
 
@@ -182,6 +186,14 @@ func (i *Instance) Validate() error {
 		}
 		if err := validHostPort(f.addr); err != nil {
 			return fmt.Errorf("%s %q: %w", f.name, clip(f.addr), err)
+		}
+	}
+	if len(i.KVWays) > maxWays {
+		return fmt.Errorf("kv_ways: %d, at most %d allowed", len(i.KVWays), maxWays)
+	}
+	for name, addr := range i.KVWays {
+		if ValidID(name) != nil || addr == "" || !validText(addr) {
+			return fmt.Errorf("kv_ways: %q: want an id, and at most %d printable bytes", clip(name), maxFieldBytes)
 		}
 	}
 	if i.Alone() && i.Role != Decode {

@@ -97,7 +97,7 @@ func (p *prober) learn(pr Pair) (changed bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		if inst == m.Instance {
+		if inst.Equal(&m.Instance) {
 			continue // an engine need not tell
 		}
 		ok, err := fl.Learn(m.Instance, inst)

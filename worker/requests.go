@@ -18,10 +18,10 @@ type Running struct {
 	Why   string    `json:"why"`
 }
 
-// stateWaiting is that of a request whose answer has no memory yet.
+// stateWaiting is of a request that waits for its answer's memory.
 const stateWaiting = "waiting"
 
-// why says what a kind of request is busy with.
+// why describes what a kind of request does.
 func why(kind string) string {
 	switch kind {
 	case "generate":
@@ -34,19 +34,21 @@ func why(kind string) string {
 	return "a caller waits for its answer"
 }
 
-// jobs are the requests under way. Once it is shut nobody enters, and quiet is
-// closed when the last one has left.
-type jobs struct {
+// requests are those under way. Once shut it admits no more, and quiet is closed when the
+// last has left.
+type requests struct {
 	mu    sync.Mutex
 	live  map[*Running]struct{}
 	shut  bool
 	quiet chan struct{}
 }
 
-func newJobs() *jobs { return &jobs{live: map[*Running]struct{}{}, quiet: make(chan struct{})} }
+func newRequests() *requests {
+	return &requests{live: map[*Running]struct{}{}, quiet: make(chan struct{})}
+}
 
 // enter books a request until leave is called; false when the worker closes.
-func (j *jobs) enter(kind, id string) (r *Running, ok bool) {
+func (j *requests) enter(kind, id string) (r *Running, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.shut {
@@ -57,7 +59,7 @@ func (j *jobs) enter(kind, id string) (r *Running, ok bool) {
 	return r, true
 }
 
-func (j *jobs) leave(r *Running) {
+func (j *requests) leave(r *Running) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	delete(j.live, r)
@@ -66,11 +68,11 @@ func (j *jobs) leave(r *Running) {
 	}
 }
 
-// answering notes that the first token is there.
-func (j *jobs) answering(r *Running) { j.note(r, "answering", 0) }
+// answering notes that a request has its first token.
+func (j *requests) answering(r *Running) { j.note(r, "answering", 0) }
 
-// note sets what a request is at, and adds to the memory that it has.
-func (j *jobs) note(r *Running, state string, bytes int64) {
+// note sets a request's state, and adds to its memory.
+func (j *requests) note(r *Running, state string, bytes int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	r.State, r.Why = state, why(r.Kind)
@@ -80,8 +82,8 @@ func (j *jobs) note(r *Running, state string, bytes int64) {
 	r.Bytes += bytes
 }
 
-// close lets nobody in any more.
-func (j *jobs) close() {
+// close admits no more.
+func (j *requests) close() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.shut {
@@ -94,7 +96,7 @@ func (j *jobs) close() {
 }
 
 // wait waits until all have left, after close.
-func (j *jobs) wait(ctx context.Context) error {
+func (j *requests) wait(ctx context.Context) error {
 	select {
 	case <-j.quiet:
 		return nil
@@ -103,8 +105,8 @@ func (j *jobs) wait(ctx context.Context) error {
 	}
 }
 
-// ledger lists them, oldest first.
-func (j *jobs) ledger() []Running {
+// ledger lists the requests, oldest first.
+func (j *requests) ledger() []Running {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	list := make([]Running, 0, len(j.live))

@@ -9,14 +9,11 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// memory bounds what all answers under way take. Each takes its share before it
-// begins, in order of arrival, and holds nothing else while it waits.
-type memory struct {
+// answerMemory bounds the memory of all answers under way. Each reserves its share before
+// it begins, in order of arrival, and holds nothing else while it waits.
+type answerMemory struct {
 	most  int64
 	queue int           // may wait
 	wait  time.Duration // each
@@ -24,18 +21,18 @@ type memory struct {
 
 	mu      sync.Mutex
 	used    int64
-	waiting []*share
+	waiting []*answerShare
 }
 
-// share is one answer's part; nil is that of who needs none.
-type share struct {
-	m     *memory
+// answerShare is one answer's part; nil: it needs none.
+type answerShare struct {
+	m     *answerMemory
 	bytes int64
 	got   chan struct{} // closed when it is there
 }
 
-func newMemory(most int64, queue int, wait time.Duration) *memory {
-	return &memory{most: most, queue: queue, wait: wait, full: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_worker_answers_refused_total",
+func newAnswerMemory(most int64, queue int, wait time.Duration) *answerMemory {
+	return &answerMemory{most: most, queue: queue, wait: wait, full: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_worker_answers_refused_total",
 		Help: "Requests refused for want of memory for their answers: raise answer_memory, or add workers."})}
 }
 
@@ -44,9 +41,9 @@ var (
 	errWaiters = errors.New("the memory for answers is taken, and too many wait for it")
 )
 
-// take waits for n bytes, at most all that there are; release gives them back.
-func (m *memory) take(ctx context.Context, n int64) (*share, error) {
-	s := &share{m: m, bytes: n, got: make(chan struct{})}
+// reserve waits for n bytes, no more than there are in all. Release them.
+func (m *answerMemory) reserve(ctx context.Context, n int64) (*answerShare, error) {
+	s := &answerShare{m: m, bytes: n, got: make(chan struct{})}
 	m.mu.Lock()
 	if len(m.waiting) >= m.queue {
 		m.mu.Unlock()
@@ -54,7 +51,7 @@ func (m *memory) take(ctx context.Context, n int64) (*share, error) {
 		return nil, errWaiters
 	}
 	m.waiting = append(m.waiting, s)
-	m.grant()
+	m.grantWaiting()
 	m.mu.Unlock()
 	timer := time.NewTimer(m.wait)
 	defer timer.Stop()
@@ -72,8 +69,8 @@ func (m *memory) take(ctx context.Context, n int64) (*share, error) {
 	return nil, err
 }
 
-// grant gives those that wait longest what they asked for. m.mu is held.
-func (m *memory) grant() {
+// grantWaiting serves the queue from its head, as far as memory goes. m.mu is held.
+func (m *answerMemory) grantWaiting() {
 	n := 0
 	for _, s := range m.waiting {
 		if m.used+s.bytes > m.most {
@@ -86,9 +83,9 @@ func (m *memory) grant() {
 	m.waiting = slices.Delete(m.waiting, 0, n)
 }
 
-// grow adds to a share what is free, without waiting: its holder keeps others
-// from what they wait for.
-func (s *share) grow(n int64) bool {
+// grow adds n bytes to a share if they are free. It does not wait, because its holder keeps
+// others waiting.
+func (s *answerShare) grow(n int64) bool {
 	if s == nil {
 		return true
 	}
@@ -103,8 +100,8 @@ func (s *share) grow(n int64) bool {
 	return true
 }
 
-// release gives a share back, or no longer waits for it.
-func (s *share) release() {
+// release gives a share back, or leaves the queue.
+func (s *answerShare) release() {
 	if s == nil {
 		return
 	}
@@ -116,16 +113,16 @@ func (s *share) release() {
 		s.m.used -= s.bytes
 	}
 	s.bytes = 0
-	s.m.grant()
+	s.m.grantWaiting()
 }
 
-func (m *memory) state() (used int64, waiting int) {
+func (m *answerMemory) state() (used int64, waiting int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.used, len(m.waiting)
 }
 
-func (m *memory) collectors() []prometheus.Collector {
+func (m *answerMemory) collectors() []prometheus.Collector {
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
 	}
@@ -133,15 +130,4 @@ func (m *memory) collectors() []prometheus.Collector {
 		gauge("xpyd_worker_answer_bytes", "Memory set aside for answers under way.", func() float64 { n, _ := m.state(); return float64(n) }),
 		gauge("xpyd_worker_answers_waiting", "Requests that wait for memory for their answers.", func() float64 { _, n := m.state(); return float64(n) }),
 	}
-}
-
-// memoryFailure is the answer of who got no share.
-func memoryFailure(err error) *failure {
-	switch {
-	case errors.Is(err, errMemory), errors.Is(err, errWaiters):
-		return &failure{openai.Unavailable("%v", err), ticket.NoSpace}
-	case errors.Is(err, errClosing):
-		return closing()
-	}
-	return &failure{openai.Upstream("%v", err), ticket.Cancelled}
 }

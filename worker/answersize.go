@@ -7,16 +7,16 @@ import (
 )
 
 const (
-	// unsaid is how many tokens' log probabilities, and ids, a stream keeps back
-	// with text that does not come: a chunk without text goes out then.
+	// unsaid is how many tokens a stream holds back while their text is incomplete. Then
+	// it sends their log probabilities and ids in a chunk without text.
 	unsaid = 64
-	// leastAnswer is how many tokens a choice must be able to have where the
-	// client left their number to us and its answer is bounded.
+	// leastAnswer is the fewest tokens that a choice is cut to when the client set no
+	// max_tokens and the answer is bounded.
 	leastAnswer = 1024
 )
 
-// answerLimit is the most bytes of an answer that does not stream: this worker's
-// bound, or the router's if that is lower.
+// answerLimit bounds an answer that does not stream, in bytes: by this worker's setting, or
+// the router's header if that is lower.
 func (w *Worker) answerLimit(header []byte) int {
 	limit := int(w.cfg.MaxAnswer)
 	if n, err := strconv.Atoi(string(header)); err == nil && n > 0 {
@@ -25,8 +25,8 @@ func (w *Worker) answerLimit(header []byte) int {
 	return limit
 }
 
-// shape is what decides how large a choice of a prompt can be.
-func (w *Worker) shape(j *job, it *item) openai.Shape {
+// answerShape is what the size of a prompt's choice depends on.
+func (w *Worker) answerShape(j *job, it *item) openai.Shape {
 	s := openai.Shape{Chat: j.chat, IDs: j.ReturnTokenIDs, Logprobs: j.logprobs,
 		Prompt: len(it.tokens), Echo: j.echo, PromptLogprobs: -1}
 	if j.MaxTokens != nil {
@@ -48,14 +48,13 @@ func (w *Worker) shape(j *job, it *item) openai.Shape {
 	return s
 }
 
-// checkAnswer refuses what could become larger than an answer may be, before
-// anything is computed for it. Where the client did not say how many tokens it
-// wants, it gets as many as fit.
+// checkAnswer refuses, before anything is computed, an answer that could become too large.
+// Without max_tokens the client gets as many tokens as fit.
 func (w *Worker) checkAnswer(j *job, limit int) *openai.Error {
 	around := openai.MaxHead + 6*len(w.served)
 	total, largest, which := around, 0, openai.Shape{}
 	for i := range j.items {
-		s := w.shape(j, &j.items[i])
+		s := w.answerShape(j, &j.items[i])
 		size := 0
 		if j.Stream {
 			size = s.EventSize(&w.sizes, unsaid)
@@ -83,7 +82,7 @@ func (w *Worker) checkAnswer(j *job, limit int) *openai.Error {
 	return j.tooLarge(&which, total, limit)
 }
 
-// tooLarge says what makes an answer so large.
+// tooLarge is the error of an answer of that shape; it names the field to lower.
 func (j *job) tooLarge(s *openai.Shape, size, limit int) *openai.Error {
 	what, instead := "the answer", ", or ask for a stream"
 	if j.Stream {
@@ -94,7 +93,7 @@ func (j *job) tooLarge(s *openai.Shape, size, limit int) *openai.Error {
 		"%d is the limit: lower %s or one of these%s", what, size, len(j.items), j.N, s.Tokens, s.Entries(), limit, field, instead)
 }
 
-// field is the one that does most to make an answer large.
+// field names the request's field that adds most to an answer's size.
 func (j *job) field(s *openai.Shape) string {
 	switch prompt := s.Prompt > s.Tokens || j.Stream; {
 	case s.PromptLogprobs >= 0 && s.Prompt*(s.PromptLogprobs+1) > s.Tokens*(s.Logprobs+1):
@@ -115,37 +114,35 @@ func (j *job) field(s *openai.Shape) string {
 	return "max_tokens"
 }
 
-// What an answer takes in memory while it is made. Slices that grow have up to
-// three times their elements for a moment; text is copied once more.
+// Memory of an answer while it is made, in bytes. A growing slice briefly takes three times
+// its elements; text is copied once more.
 const (
 	answerBytes   = 160 << 10 // its buffers
 	choiceBytes   = 1 << 10
 	textTimes     = 3
-	textBytes     = 5 * textTimes // of a token, as texts go; what is more is asked for as it comes
+	textBytes     = 5 * textTimes // a token, on average; more is reserved as it comes
 	idBytes       = 3 * 4
 	positionBytes = 3*40 + 16 // of a log probability,
 	entryBytes    = 9         // and of each alternative
 	promptBytes   = 2*40 + 32 // the same, of the prompt's
 	listedBytes   = 12 + 9
-	// fewTokens is what is counted of an answer whose client left the number of
-	// its tokens to us: most have less.
+	// fewTokens is what is reserved for a choice without max_tokens: most have fewer.
 	fewTokens = 4096
 )
 
-// need is what an answer takes in memory: fixed, with what the prompts take, and
-// what its tokens do as they come.
+// need is the memory of an answer, in bytes.
 type need struct {
-	fixed, tokens int64
-	each          int64 // of a token, without its text
+	fixed  int64 // buffers and prompts
+	tokens int64 // what its tokens add as they come
+	each   int64 // a token, without its text
 }
 
-// takes is what an answer takes in memory: of a stream, which gives away what it
-// has, that of the tokens kept back. unsure says that the client left the number of
-// tokens to us.
-func (w *Worker) takes(j *job, unsure bool) need {
+// answerNeeds is the memory of an answer; a stream needs only that of the tokens it holds
+// back. unsure: the client set no max_tokens.
+func (w *Worker) answerNeeds(j *job, unsure bool) need {
 	n, event := need{fixed: answerBytes}, 0
 	for i := range j.items {
-		s := w.shape(j, &j.items[i])
+		s := w.answerShape(j, &j.items[i])
 		n.each = 0
 		if s.IDs {
 			n.each += idBytes
@@ -180,33 +177,33 @@ func (w *Worker) takes(j *job, unsure bool) need {
 	return n
 }
 
-// room waits for the memory of an answer. A router's probe does not: it is small,
-// and shows that the worker lives.
-func (w *Worker) room(c *call, j *job, n need) (*share, *failure) {
+// reserveAnswer waits for the memory of an answer. A router's probe does not wait: it is
+// small, and shows that the worker lives.
+func (w *Worker) reserveAnswer(c *call, j *job, n need) (*answerShare, *failure) {
 	all := n.fixed + n.tokens
 	switch {
 	case j.urgent && all < 1<<20:
 		return nil, nil
 	case all > w.answers.most:
-		s := w.shape(j, &j.items[0])
+		s := w.answerShape(j, &j.items[0])
 		return nil, &failure{Error: openai.AnswerTooLarge(j.field(&s), "the answer could take %d bytes of memory; %d is what this worker has for all", all, w.answers.most)}
 	}
-	w.jobs.note(c.run, stateWaiting, 0)
-	s, err := w.answers.take(c, all)
+	w.requests.note(c.run, stateWaiting, 0)
+	s, err := w.answers.reserve(c, all)
 	if err != nil {
 		return nil, memoryFailure(err)
 	}
-	w.jobs.note(c.run, "started", all)
+	w.requests.note(c.run, "started", all)
 	return s, nil
 }
 
-// encoded is at most what a whole answer comes to, now that it is there.
-func (w *Worker) encoded(g *generation) int {
+// encodedSize bounds the encoded size of an answer that is complete.
+func (w *Worker) encodedSize(g *generation) int {
 	sizes := w.sizes
 	sizes.Text = 0 // that is known
 	n := openai.MaxHead + 6*len(w.served)
 	for i := range g.j.items {
-		s := w.shape(g.j, &g.j.items[i])
+		s := w.answerShape(g.j, &g.j.items[i])
 		s.Tokens, s.Text = 0, ""
 		for _, c := range g.choices[i*g.j.N : (i+1)*g.j.N] {
 			s.Tokens = max(s.Tokens, c.tokens)

@@ -21,16 +21,16 @@ import (
 // overtake a large one, and what is given back goes to who waits longest.
 func TestMemoryInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := newMemory(100, 10, time.Minute)
+		m := newAnswerMemory(100, 10, time.Minute)
 		type given struct {
 			name string
-			*share
+			*answerShare
 		}
 		got := make(chan given, 8)
-		shares := map[string]*share{}
+		shares := map[string]*answerShare{}
 		ask := func(name string, n int64) {
 			go func() {
-				s, err := m.take(t.Context(), n)
+				s, err := m.reserve(t.Context(), n)
 				if err != nil {
 					t.Error(name, err)
 				}
@@ -44,7 +44,7 @@ func TestMemoryInTurn(t *testing.T) {
 			var came []string
 			for len(got) > 0 {
 				g := <-got
-				came, shares[g.name] = append(came, g.name), g.share
+				came, shares[g.name] = append(came, g.name), g.answerShare
 			}
 			if slices.Sort(came); !slices.Equal(came, want) {
 				t.Errorf("%s came, want %s", came, want)
@@ -79,7 +79,7 @@ func TestMemoryInTurn(t *testing.T) {
 		if used, waiting := m.state(); used != 0 || waiting != 0 {
 			t.Errorf("%d used, %d waiting", used, waiting)
 		}
-		var none *share
+		var none *answerShare
 		if none.release(); !none.grow(1 << 40) {
 			t.Error("who needs none was refused")
 		}
@@ -90,18 +90,18 @@ func TestMemoryInTurn(t *testing.T) {
 // another worker may have room; who leaves makes way.
 func TestMemoryTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := newMemory(100, 2, time.Second)
-		held, err := m.take(t.Context(), 100)
+		m := newAnswerMemory(100, 2, time.Second)
+		held, err := m.reserve(t.Context(), 100)
 		if err != nil {
 			t.Fatal(err)
 		}
 		ctx, leave := context.WithCancelCause(t.Context())
 		errs := make(chan error, 2)
 		for _, c := range []context.Context{ctx, t.Context()} {
-			go func() { _, err := m.take(c, 50); errs <- err }()
+			go func() { _, err := m.reserve(c, 50); errs <- err }()
 			synctest.Wait()
 		}
-		if _, err := m.take(t.Context(), 1); !errors.Is(err, errWaiters) || memoryFailure(err).outcome != ticket.NoSpace || memoryFailure(err).Status != 503 {
+		if _, err := m.reserve(t.Context(), 1); !errors.Is(err, errWaiters) || memoryFailure(err).outcome != ticket.NoSpace || memoryFailure(err).Status != 503 {
 			t.Errorf("a third waiter: %v", err)
 		}
 		if n := testutil.ToFloat64(m.full); n != 1 {
@@ -147,12 +147,12 @@ func TestTakesIsNoLess(t *testing.T) {
 			for i := range choices {
 				choices[i] = newChoice(w, j, &j.items[0], i)
 				for range n {
-					choices[i].push(e)
+					choices[i].addToken(e)
 				}
-				taken[i] = choices[i].take()
+				taken[i] = choices[i].takeChunk()
 			}
 			held := heap() - before
-			if needs := w.takes(j, false); int64(held) > needs.fixed+needs.tokens {
+			if needs := w.answerNeeds(j, false); int64(held) > needs.fixed+needs.tokens {
 				t.Errorf("%d alternatives of %d tokens: %d bytes held, %+v set aside", top, n, held, needs)
 			}
 			runtime.KeepAlive(choices)

@@ -1,18 +1,15 @@
-package worker
+package way
 
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -20,27 +17,27 @@ import (
 // gpus is a decode worker's choice among the ways to a prefill worker, both on GPUs:
 // cudaipc, NCCL, pinned memory, TCP.
 type gpus struct {
-	*paths
-	member fleet.Member
-	fail   map[string]error         // by transport
-	hangs  map[string]chan struct{} // by transport: opens of it end with that
-	dialed []string                 // transports, in order
+	*Chooser
+	member *member
+	fail   map[string]error         // by way
+	hangs  map[string]chan struct{} // by way: opens of it end with that
+	dialed []string                 // ways, in order
 	said   string
 }
 
-func newGPUs(t *testing.T) *gpus {
+func newGPUs(t *testing.T, setting string) *gpus {
 	t.Helper()
-	g := &gpus{fail: map[string]error{}, hangs: map[string]chan struct{}{}, member: fleet.Member{Instance: fleet.Instance{ID: "p", Epoch: 7, KVAddr: "10.0.0.1:9", KVDevice: "cudaipc:x", Machine: "boot/1"}}}
-	var err error
-	g.paths, err = newPaths(opens(g.dial), transportAuto, transportIPC, "", func() []fleet.Member { return []fleet.Member{g.member} },
-		func(s string) { g.said = s }, slog.New(slog.DiscardHandler), prometheus.NewPedanticRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(g.Close)
-	g.machine, g.staged = "boot/1", []stagedWay{{transportNCCL, ""}, {transportPinned, ""}}
+	g := &gpus{fail: map[string]error{}, hangs: map[string]chan struct{}{}, member: &member{Peer{PeerID: kvconn.PeerID{ID: "p", Epoch: 7}, Machine: "boot/1",
+		Addrs: map[string]string{"cudaipc": "cudaipc:x", "nccl": "nccl:10.0.0.1:9", "pinned": "pinned:y"}}, "10.0.0.1:9"}}
+	linked := kind("nccl", false, nil)
+	linked.OverNetwork = true
+	kinds := []Kind{kind("cudaipc", true, nil), linked, kind("pinned", true, nil), Network(&fake{name: "tcp"})}
+	g.Chooser = chooser(t, kinds, setting, opens(g.dial), g.member, func(s string) { g.said = s })
 	return g
 }
+
+// lack says why this process has none of the ways, by its place.
+func (g *gpus) lack(n int, why string) { g.cfg.Ways.ways[n].lacks = errors.New(why) }
 
 type opens func(ctx context.Context, addr string) error
 
@@ -50,7 +47,7 @@ func (f opens) Open(ctx context.Context, addr string, _ kvconn.PeerID) (*kvconn.
 
 // dial fails as it should.
 func (g *gpus) dial(ctx context.Context, addr string) error {
-	name := map[string]string{"cudaipc:x": transportIPC, "nccl:10.0.0.1:9": transportNCCL, "pinned:x-pinned": transportPinned, "10.0.0.1:9": transportTCP}[addr]
+	name := map[string]string{"cudaipc:x": "cudaipc", "nccl:10.0.0.1:9": "nccl", "pinned:y": "pinned", "10.0.0.1:9": "tcp"}[addr]
 	if name == "" {
 		name = "nowhere:" + addr
 	}
@@ -86,66 +83,64 @@ func TestWays(t *testing.T) {
 		spoil  func(g *gpus)
 		dialed string // "": it is not tried
 		why    string
-		reason string
+		reason Reason
 	}
 	near := []row{
 		{func(*gpus) {}, "cudaipc", "", ""},
-		{func(g *gpus) { g.fail["cudaipc"] = refused }, "cudaipc", "cudaipc: no access", reasonRefused},
-		{func(g *gpus) { g.fail["cudaipc"] = mute }, "cudaipc", "cudaipc: connection refused", reasonFailed},
-		{func(g *gpus) { g.private = "no IPC here" }, "", "no IPC here", reasonMemory},
-		{func(g *gpus) { g.member.KVDevice = "" }, "", "it does not offer cudaipc", reasonPeer},
-		{func(g *gpus) { g.member.Machine = "" }, "", "it does not offer cudaipc", reasonPeer},
-		{func(g *gpus) { g.member.Machine = "other/1" }, "", "on another machine", reasonMachine},
-		{func(g *gpus) { g.member.Machine = "boot/2" }, "", "of another user", reasonUser},
-		{func(g *gpus) { g.machine = "" }, "", "on another machine", reasonMachine},
+		{func(g *gpus) { g.fail["cudaipc"] = refused }, "cudaipc", "cudaipc: no access", Refused},
+		{func(g *gpus) { g.fail["cudaipc"] = mute }, "cudaipc", "cudaipc: connection refused", Failed},
+		{func(g *gpus) { g.lack(0, "no IPC here") }, "", "cudaipc: no IPC here", Memory},
+		{func(g *gpus) { delete(g.member.Addrs, "cudaipc") }, "", "cudaipc: it does not offer it", Unoffered},
+		{func(g *gpus) { g.member.Addrs["cudaipc"] = "nccl:10.0.0.1:9" }, "", "cudaipc: it does not offer it", Unoffered},
+		{func(g *gpus) { g.member.Machine = "" }, "", "cudaipc: it does not offer it", Unoffered},
+		{func(g *gpus) { g.member.Machine = "other/1" }, "", "cudaipc: on another machine", Apart},
+		{func(g *gpus) { g.member.Machine = "boot/2" }, "", "cudaipc: of another user", User},
+		{func(g *gpus) { g.machine = "" }, "", "cudaipc: on another machine", Apart},
 	}
 	linked := []row{
 		{func(*gpus) {}, "nccl", "", ""},
-		{func(g *gpus) { g.fail["nccl"] = refused }, "nccl", "nccl: no access", reasonRefused},
-		{func(g *gpus) { g.fail["nccl"] = mute }, "nccl", "nccl: connection refused", reasonFailed},
-		{func(g *gpus) { g.staged[0].private = "no libnccl" }, "", "nccl: no libnccl", reasonMemory},
+		{func(g *gpus) { g.fail["nccl"] = refused }, "nccl", "nccl: no access", Refused},
+		{func(g *gpus) { g.fail["nccl"] = mute }, "nccl", "nccl: connection refused", Failed},
+		{func(g *gpus) { g.lack(1, "no libnccl") }, "", "nccl: no libnccl", Memory},
+		{func(g *gpus) { delete(g.member.Addrs, "nccl") }, "", "nccl: it does not offer it", Unoffered},
 	}
 	pinned := []row{
 		{func(*gpus) {}, "pinned", "", ""},
-		{func(g *gpus) { g.fail["pinned"] = refused }, "pinned", "pinned: no access", reasonRefused},
-		{func(g *gpus) { g.fail["pinned"] = mute }, "pinned", "pinned: connection refused", reasonFailed},
-		{func(g *gpus) { g.staged[1].private = "cannot pin" }, "", "pinned: cannot pin", reasonMemory},
+		{func(g *gpus) { g.fail["pinned"] = refused }, "pinned", "pinned: no access", Refused},
+		{func(g *gpus) { g.fail["pinned"] = mute }, "pinned", "pinned: connection refused", Failed},
+		{func(g *gpus) { g.lack(2, "cannot pin") }, "", "pinned: cannot pin", Memory},
+		{func(g *gpus) { delete(g.member.Addrs, "pinned") }, "", "pinned: it does not offer it", Unoffered},
 	}
 	for _, a := range near {
 		for _, b := range linked {
 			for _, c := range pinned {
-				g, b, c := newGPUs(t), b, c
+				g, c := newGPUs(t, Auto), c
 				for _, r := range []row{a, b, c} {
 					r.spoil(g)
 				}
-				// What a peer does not announce, or another machine, rules more out.
-				if g.member.KVDevice == "" && b.reason != reasonMemory {
-					b = row{nil, "", "nccl: it does not offer it", reasonPeer}
-				}
-				if c.reason != reasonMemory {
-					switch {
-					case g.member.KVDevice == "":
-						c = row{nil, "", "pinned: it does not offer it", reasonPeer}
-					case a.reason == reasonMachine, g.member.Machine == "":
-						c = row{nil, "", "pinned: on another machine", reasonMachine}
-					case a.reason == reasonUser:
-						c = row{nil, "", "pinned: of another user", reasonUser}
-					}
+				switch { // another machine rules both out
+				case c.reason == Memory || c.reason == Unoffered:
+				case g.member.Machine == "":
+					c = row{nil, "", "pinned: it does not offer it", Unoffered}
+				case a.reason == Apart:
+					c = row{nil, "", "pinned: on another machine", Apart}
+				case a.reason == User:
+					c = row{nil, "", "pinned: of another user", User}
 				}
 				var dialed, why []string
-				took, reason := transportTCP, a.reason
+				took, reason := "tcp", a.reason
 				for n, r := range []row{a, b, c} {
 					if r.dialed != "" {
 						dialed = append(dialed, r.dialed)
 					}
 					if r.reason == "" {
-						took = []string{transportIPC, transportNCCL, transportPinned}[n]
+						took = []string{"cudaipc", "nccl", "pinned"}[n]
 						break
 					}
 					why = append(why, r.why)
 				}
-				if took == transportTCP {
-					dialed = append(dialed, transportTCP)
+				if took == "tcp" {
+					dialed = append(dialed, "tcp")
 				}
 				said := "p " + took
 				if len(why) > 0 {
@@ -154,7 +149,7 @@ func TestWays(t *testing.T) {
 				if err := g.fetch(t); err != nil || strings.Join(g.dialed, " ") != strings.Join(dialed, " ") || g.said != said {
 					t.Errorf("%v, dialed %v, said %q; want %v, %q", err, g.dialed, g.said, dialed, said)
 				}
-				if n := testutil.ToFloat64(g.gauge.WithLabelValues(took, reason)); n != 1 || testutil.CollectAndCount(g.gauge) != 1 {
+				if n := testutil.ToFloat64(g.gauge.WithLabelValues(took, string(reason))); n != 1 || testutil.CollectAndCount(g.gauge) != 1 {
 					t.Errorf("%s: the metric does not say %s, %q", said, took, reason)
 				}
 			}
@@ -164,9 +159,9 @@ func TestWays(t *testing.T) {
 
 // A peer that is in trouble is not asked again by a slower way.
 func TestWaysEndAtTrouble(t *testing.T) {
-	all := []string{transportIPC, transportNCCL, transportPinned, transportTCP}
+	all := []string{"cudaipc", "nccl", "pinned", "tcp"}
 	for n, name := range all {
-		g := newGPUs(t)
+		g := newGPUs(t, Auto)
 		for _, faster := range all[:n] {
 			g.fail[faster] = refused
 		}
@@ -183,7 +178,7 @@ func TestWaysEndAtTrouble(t *testing.T) {
 func TestWaysAreTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, machine := range []string{"boot/1", "other/1"} {
-			g := newGPUs(t)
+			g := newGPUs(t, Auto)
 			g.member.Machine = machine
 			g.fail["cudaipc"], g.fail["nccl"], g.fail["pinned"] = refused, refused, mute
 			faster := map[string]string{"boot/1": "cudaipc nccl pinned", "other/1": "nccl"}[machine]
@@ -196,7 +191,7 @@ func TestWaysAreTriedAgain(t *testing.T) {
 				}
 			}
 			fetch(faster + " tcp")
-			for _, wait := range []time.Duration{pathRetry, 2 * pathRetry, 4 * pathRetry} {
+			for _, wait := range []time.Duration{firstRetry, 2 * firstRetry, 4 * firstRetry} {
 				fetch("tcp")
 				time.Sleep(wait - time.Nanosecond)
 				fetch("tcp")
@@ -205,14 +200,14 @@ func TestWaysAreTriedAgain(t *testing.T) {
 			}
 			clear(g.fail)
 			g.fail["cudaipc"] = refused
-			time.Sleep(pathRetryMost)
+			time.Sleep(lastRetry)
 			fetch("tcp " + strings.TrimSuffix(faster, " pinned"))
 			fetch("nccl")
 			if !strings.HasPrefix(g.said, "p nccl (") {
 				t.Errorf("%s: said %q", machine, g.said)
 			}
 			clear(g.fail)
-			time.Sleep(pathRetryMost)
+			time.Sleep(lastRetry)
 			fetch(map[string]string{"boot/1": "nccl cudaipc", "other/1": "nccl"}[machine])
 			if machine == "boot/1" && g.said != "p cudaipc" {
 				t.Errorf("%s: said %q", machine, g.said)
@@ -225,7 +220,7 @@ func TestWaysAreTriedAgain(t *testing.T) {
 // and what it comes to counts only if no request has found out more.
 func TestNoRequestWaitsForAFasterWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newGPUs(t)
+		g := newGPUs(t, Auto)
 		g.fail["cudaipc"], g.fail["nccl"] = refused, refused
 		fetch := func(want, said string) {
 			t.Helper()
@@ -240,7 +235,7 @@ func TestNoRequestWaitsForAFasterWay(t *testing.T) {
 		}
 		const slower = "p pinned (cudaipc: no access; nccl: no access)"
 		fetch("cudaipc nccl pinned", slower)
-		time.Sleep(pathRetry)
+		time.Sleep(firstRetry)
 		end := make(chan struct{})
 		g.hangs["nccl"] = end
 		fetch("pinned cudaipc nccl", slower)
@@ -254,7 +249,7 @@ func TestNoRequestWaitsForAFasterWay(t *testing.T) {
 			t.Errorf("said %q, want %q", g.said, slowest)
 		}
 		g.hangs["nccl"] = make(chan struct{})
-		time.Sleep(pathRetryMost)
+		time.Sleep(lastRetry)
 		fetch("tcp cudaipc nccl", slowest)
 		g.Close() // does not wait for what hangs
 		fetch("tcp", slowest)
@@ -265,7 +260,7 @@ func TestNoRequestWaitsForAFasterWay(t *testing.T) {
 // alone for longer, and the reason why it was not taken stays.
 func TestTroubleBesideARequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newGPUs(t)
+		g := newGPUs(t, Auto)
 		g.fail["cudaipc"] = refused
 		for _, want := range []string{"cudaipc nccl", "nccl cudaipc"} {
 			err := g.fetch(t)
@@ -274,7 +269,7 @@ func TestTroubleBesideARequest(t *testing.T) {
 				t.Errorf("%v, dialed %v, said %q; want %s", err, g.dialed, g.said, want)
 			}
 			g.fail["cudaipc"] = silent
-			time.Sleep(pathRetry)
+			time.Sleep(firstRetry)
 		}
 		if err := g.fetch(t); err != nil || len(g.dialed) != 1 {
 			t.Errorf("%v, dialed %v", err, g.dialed)
@@ -285,18 +280,14 @@ func TestTroubleBesideARequest(t *testing.T) {
 // A forced way that does not lead to the peer is one error that says why, and nothing
 // slower is taken.
 func TestForcedWays(t *testing.T) {
-	for _, mode := range []string{transportIPC, transportNCCL, transportPinned} {
-		g := newGPUs(t)
-		g.mode, g.staged = mode, nil
-		if mode != transportIPC {
-			g.staged = []stagedWay{{mode, ""}}
+	for setting, prefix := range map[string]string{"cudaipc": "", "nccl": "kv.transport is nccl; ", "pinned": "kv.transport is pinned; "} {
+		g := newGPUs(t, setting)
+		if err := g.fetch(t); err != nil || len(g.dialed) != 1 || g.dialed[0] != setting {
+			t.Errorf("%s: %v, dialed %v", setting, err, g.dialed)
 		}
-		if err := g.fetch(t); err != nil || len(g.dialed) != 1 || g.dialed[0] != mode {
-			t.Errorf("%s: %v, dialed %v", mode, err, g.dialed)
-		}
-		g.fail[mode] = refused
-		if err := g.fetch(t); kvconn.OutcomeOf(err, "") != ticket.Incompatible || !strings.Contains(err.Error(), mode+": no access") || len(g.dialed) != 1 {
-			t.Errorf("%s is refused: %v, dialed %v", mode, err, g.dialed)
+		g.fail[setting] = refused
+		if err := g.fetch(t); kvconn.OutcomeOf(err, "") != ticket.Incompatible || !strings.HasSuffix(err.Error(), "reach it: "+prefix+setting+": no access") || len(g.dialed) != 1 {
+			t.Errorf("%s is refused: %v, dialed %v", setting, err, g.dialed)
 		}
 	}
 }
