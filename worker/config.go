@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/engine/tier/host"
 	"github.com/xpyd/xpyd/engine/tier/redis"
+	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
@@ -159,8 +161,8 @@ func DefaultConfig(role fleet.Role) Config {
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
 			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse", DeviceRefill: "on",
-			SSDSize: 8 << 30, SSDIO: string(tier.IOAuto), StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
-			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25, Peers: "on", PeerBring: "on"},
+			SSDSize: 8 << 30, SSDIO: string(ssd.IOAuto), StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
+			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(host.LRU), PinShare: 0.25, Peers: "on", PeerBring: "on"},
 		Log: Log{Level: "info", Format: "text"},
 	}
 }
@@ -377,10 +379,10 @@ func (k *KV) validTiers() error {
 	if err := oneOf("kv.write_policy", k.WritePolicy, string(tier.Through), string(tier.Selective), string(tier.Back)); err != nil {
 		return err
 	}
-	if err := oneOf("kv.eviction", k.Eviction, string(tier.LRU), string(tier.LFU), string(tier.S3FIFO)); err != nil {
+	if err := oneOf("kv.eviction", k.Eviction, string(host.LRU), string(host.LFU), string(host.S3FIFO)); err != nil {
 		return err
 	}
-	if err := oneOf("kv.ssd_io", k.SSDIO, string(tier.IOAuto), string(tier.IOUring), string(tier.IOPread)); err != nil {
+	if err := oneOf("kv.ssd_io", k.SSDIO, string(ssd.IOAuto), string(ssd.IOUring), string(ssd.IOPread)); err != nil {
 		return err
 	}
 	if k.Store != "" {

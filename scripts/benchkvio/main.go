@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/internal/figures"
 	"github.com/xpyd/xpyd/internal/kvbench"
 )
@@ -97,7 +97,7 @@ func (s *size) measure(book *figures.Book, bin, dir string, rounds int) error {
 }
 
 // ways are what is compared with each other and with fio.
-var ways = []tier.IO{tier.IOUring, tier.IOPread}
+var ways = []ssd.IO{ssd.IOUring, ssd.IOPread}
 
 // direction is what all rounds came to, writing and reading: GB/s, and
 // processor seconds a GB.
@@ -116,7 +116,7 @@ func (d *direction) say(i, n int) string {
 	return fmt.Sprintf("%.3f (%.2f)", d.rate[i][n], d.cpu[i][n])
 }
 
-func (s *size) ours(bin, dir string, by tier.IO) (r kvbench.SSD, err error) {
+func (s *size) ours(bin, dir string, by ssd.IO) (r kvbench.SSD, err error) {
 	b, err := exec.Command(bin, "bench", "kvio", "--device", "none", "--ssd-dir", dir, "--unit", s.unit, "--total", s.total, "--depth", fmt.Sprint(depth), "--io", string(by), "--json").Output()
 	if err != nil {
 		return r, fmt.Errorf("xpyd bench kvio: %w", err)

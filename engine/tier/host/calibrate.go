@@ -1,4 +1,4 @@
-package tier
+package host
 
 import (
 	"context"
@@ -26,7 +26,7 @@ func (m *bulkMover) calibrate(slots int) error {
 	if !ok {
 		return nil
 	}
-	n := min(calibrateUnits, slots/2, pool.Blocks()/(2*m.shape.blocks))
+	n := min(calibrateUnits, slots/2, pool.Blocks()/(2*m.shape.Blocks))
 	if n < calibrateUnits/4 {
 		return nil
 	}
@@ -55,7 +55,7 @@ func (m *bulkMover) calibrate(slots int) error {
 
 // some describes n units in slots and blocks from the first-th on.
 func (m *bulkMover) some(first, n int) *kernels.HostMove {
-	return m.move(unitsFrom(m.shape, nil, first, first*m.shape.blocks, n))
+	return m.move(unitsFrom(m.shape, nil, first, first*m.shape.Blocks, n))
 }
 
 // both times moves out and in at once.

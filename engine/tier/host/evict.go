@@ -1,4 +1,4 @@
-package tier
+package host
 
 import (
 	"container/heap"

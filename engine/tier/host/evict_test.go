@@ -1,4 +1,4 @@
-package tier
+package host
 
 import (
 	"encoding/binary"

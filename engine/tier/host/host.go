@@ -1,4 +1,6 @@
-package tier
+// Package host is the level in host memory: slots of one record each, which a device may
+// read and write itself. It is the first of the levels: what others have is read into it.
+package host
 
 import (
 	"context"
@@ -6,22 +8,34 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/internal/memfd"
 )
 
-// host is the memory tier: slots of one record each. A slot is free, or being
+// Name is the level's label.
+const Name = "host"
+
+// SettingBytes is the setting that a level.SettingError may name.
+const SettingBytes = "HostBytes"
+
+// Config says how much memory, and who makes room in it.
+type Config struct {
+	Bytes    int64    // at least one unit
+	Eviction Eviction // "": LRU
+}
+
+// Memory is the level: slots of one record each. A slot is free, or being
 // filled by one lease, or ready: then it is found by its key, and may go for
 // another unit only while it is idle, which is to say not pinned and under no
 // lease. Who goes is order's to say.
-type host struct {
-	shape   shape
-	mem     *memfd.Memory
-	ttl     time.Duration // 0: none
-	limit   int           // slots that units of one root may take; 0: all
-	pins    *pins
-	changed func(u unit, stored bool) // told what can be found and what not, under mu; nil: nobody
-	went    func(u unit)              // told what went for another unit, the same
+type Memory struct {
+	mover
+	env   *level.Env
+	mem   *memfd.Memory
+	limit int // slots that units of one root may take; 0: all
 
 	mu      sync.Mutex
 	slots   []slot
@@ -38,18 +52,10 @@ type host struct {
 	over    uint64        // those of them that went because their tenant had too many
 }
 
-// unit names what is kept.
-type unit struct {
-	key, parent kvcache.Hash
-	root        kvcache.Hash // of its chain: one for each cache salt
-	pos         int          // tokens before it
-	tokens      []int32      // its own, while it comes; nil when they are not at hand
-	born        time.Time    // when it came into the tiers
-	priority    int8         // the highest of the requests that had stored or found it when it came
-}
+var _ level.Memory = (*Memory)(nil)
 
 type slot struct {
-	unit
+	level.Unit
 	rec     []byte
 	leases  int
 	loads   int
@@ -66,282 +72,373 @@ type tenant struct {
 	idle  pile
 }
 
-func newHost(ctx context.Context, s shape, bytes int64, policy Eviction, p *pins) (*host, error) {
-	n := bytes / int64(s.record())
-	if n < 1 || n > 1<<30 {
-		return nil, fmt.Errorf("tier: %d bytes of host memory: want room for 1 to 2^30 units of %d tokens, %d bytes each", bytes, s.blocks*s.BlockTokens, s.record())
-	}
-	mem, err := memfd.Private(int(n) * s.record())
-	if err != nil {
-		return nil, fmt.Errorf("tier: host memory: %w", err)
-	}
-	if err := mem.Populate(ctx); err != nil {
-		mem.Close()
-		return nil, fmt.Errorf("tier: host memory: %w", err)
-	}
-	h := &host{shape: s, mem: mem, pins: p, slots: make([]slot, n), keys: make(map[kvcache.Hash]int32), kids: make(map[kvcache.Hash]int),
-		tenants: make(map[kvcache.Hash]*tenant), order: newOrder(policy, int(n)),
-		freed: make(chan struct{}, 1)}
-	for i := int(n) - 1; i >= 0; i-- {
-		h.slots[i] = slot{rec: mem.Bytes[i*s.record():][:s.record():s.record()]}
-		h.free = append(h.free, int32(i))
-	}
-	return h, nil
+// Open implements level.Config: it takes the memory, which takes seconds where it is much.
+// ctx may end it.
+func (c Config) Open(ctx context.Context, env *level.Env) (level.Level, error) {
+	return open(ctx, c, env)
 }
 
-// close frees the memory; no lease may be held.
-func (h *host) close() { h.mem.Close() }
+func open(ctx context.Context, c Config, env *level.Env) (m *Memory, err error) {
+	switch c.Eviction {
+	case "":
+		c.Eviction = LRU
+	case LRU, LFU, S3FIFO:
+	default:
+		return nil, level.Bad("Eviction", "eviction %q", c.Eviction)
+	}
+	size := env.Shape.Record()
+	n := c.Bytes / int64(size)
+	if n < 1 || n > 1<<30 {
+		return nil, level.Bad(SettingBytes, "%d bytes of host memory: want room for 1 to 2^30 units of %d tokens, %d bytes each", c.Bytes, env.Shape.Tokens(), size)
+	}
+	if c.Bytes >= 1<<30 {
+		env.Log.Info("taking host memory", "mib", c.Bytes>>20)
+	}
+	m = &Memory{env: env, limit: env.Share(int(n)), slots: make([]slot, n), keys: make(map[kvcache.Hash]int32), kids: make(map[kvcache.Hash]int),
+		tenants: make(map[kvcache.Hash]*tenant), order: newOrder(c.Eviction, int(n)), freed: make(chan struct{}, 1)}
+	if m.mem, err = memfd.Private(int(n) * size); err == nil {
+		if err = m.mem.Populate(ctx); err != nil {
+			m.mem.Close()
+		}
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, fmt.Errorf("tier: host memory: %w", err)
+	case err != nil:
+		return nil, level.Bad(SettingBytes, "host memory: %w", err)
+	}
+	for i := int(n) - 1; i >= 0; i-- {
+		m.slots[i] = slot{rec: m.mem.Bytes[i*size:][:size:size]}
+		m.free = append(m.free, int32(i))
+	}
+	if m.mover, err = newMover(env.Shape, env.Pool, m.mem.Bytes, int(n)); err != nil {
+		m.mem.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// Name implements level.Level, as what follows does.
+func (m *Memory) Name() string { return Name }
+
+// Close frees the memory; no lease may be held.
+func (m *Memory) Close(context.Context) error {
+	err := m.mover.close()
+	m.mem.Close()
+	return err
+}
+
+// Breaker is nil: memory answers.
+func (m *Memory) Breaker() *level.Breaker { return nil }
+
+// Limits has none: nothing waits for memory.
+func (m *Memory) Limits() level.Limits { return level.Limits{Loads: 1, Burst: 1, Writers: 1} }
+
+// Describe and Collect have nothing beyond Stats.
+func (m *Memory) Describe(chan<- *prometheus.Desc) {}
+func (m *Memory) Collect(chan<- prometheus.Metric) {}
+
+// Stats says how many units there are, and of what age.
+func (m *Memory) Stats(ages bool) level.Stats {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	st := level.Stats{Tier: Name, Units: len(m.keys), Capacity: len(m.slots), UnitBytes: m.env.Shape.Record(), Evicted: m.lost, Tenants: len(m.tenants), Over: m.over}
+	if ages {
+		var a level.Ages
+		for _, i := range m.keys {
+			if s := &m.slots[i]; s.ready {
+				a.Add(s.Born.Unix())
+			}
+		}
+		a.Report(&st)
+	}
+	return st
+}
+
+// Load copies units out of their slots. Who can read records in place calls Get.
+func (m *Memory) Load(_ context.Context, reads []level.Read, got func(i int, born time.Time, err error)) {
+	for i, r := range reads {
+		l := m.Get(r.Key)
+		if l == nil {
+			got(i, time.Time{}, level.ErrGone)
+			continue
+		}
+		copy(r.Rec, l.Record())
+		born := l.Unit().Born
+		l.Release()
+		got(i, born, nil)
+	}
+}
+
+// Save copies a record into a slot. Who can fill one in place calls Take.
+func (m *Memory) Save(_ context.Context, u level.Unit, rec []byte) (saved bool, err error) {
+	l, _ := m.Take(u)
+	if l == nil {
+		if m.Has(u.Key) {
+			return false, nil
+		}
+		return false, level.ErrLeftOut
+	}
+	copy(l.Record(), rec)
+	l.Publish(time.Time{})
+	l.Release()
+	return true, nil
+}
 
 // lease is a slot that stays what it is until it is given back.
 type lease struct {
-	h *host
+	m *Memory
 	i int32
 }
 
-func (l *lease) record() []byte { return l.h.slots[l.i].rec }
-func (l *lease) unit() unit     { return l.h.slots[l.i].unit }
+func (l *lease) Record() []byte   { return l.m.slots[l.i].rec }
+func (l *lease) Unit() level.Unit { return l.m.slots[l.i].Unit }
 
-// take returns a slot to fill with a new unit; nil when the unit is here
-// already, or being filled, or no slot can be had for it.
-func (h *host) take(u unit) *lease {
-	l, _ := h.takeOr(u)
-	return l
-}
-
-// takeOr is take; later is closed when it may be otherwise, nil if nothing is under way
-// that would make it so.
-func (h *host) takeOr(u unit) (l *lease, later <-chan struct{}) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if l = h.tryTake(u); l != nil || h.leased == 0 {
+// Take implements level.Memory, as what follows does.
+func (m *Memory) Take(u level.Unit) (l level.Lease, later <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if l := m.tryTake(u); l != nil {
 		return l, nil
 	}
-	if h.turn == nil {
-		h.turn = make(chan struct{})
+	if m.leased == 0 {
+		return nil, nil
 	}
-	return nil, h.turn
+	if m.turn == nil {
+		m.turn = make(chan struct{})
+	}
+	return nil, m.turn
 }
 
-func (h *host) tryTake(u unit) *lease {
-	h.expire(u.key)
-	if _, ok := h.keys[u.key]; ok {
+func (m *Memory) tryTake(u level.Unit) *lease {
+	m.expire(u.Key)
+	if _, ok := m.keys[u.Key]; ok {
 		return nil
 	}
-	t := h.tenants[u.root]
-	if !h.room(t) {
+	t := m.tenants[u.Root]
+	if !m.room(t) {
 		return nil
 	}
-	i := h.free[len(h.free)-1]
-	h.free = h.free[:len(h.free)-1]
-	s := &h.slots[i]
-	*s = slot{unit: u, rec: s.rec}
-	h.hold(s)
-	h.keys[u.key] = i
+	i := m.free[len(m.free)-1]
+	m.free = m.free[:len(m.free)-1]
+	s := &m.slots[i]
+	*s = slot{Unit: u, rec: s.rec}
+	m.hold(s)
+	m.keys[u.Key] = i
 	var own *pile
-	if h.limit > 0 {
-		if t = h.tenants[u.root]; t == nil { // room may have forgotten it
-			t = &tenant{idle: h.order.pile(1)}
-			h.tenants[u.root] = t
+	if m.limit > 0 {
+		if t = m.tenants[u.Root]; t == nil { // room may have forgotten it
+			t = &tenant{idle: m.order.pile(1)}
+			m.tenants[u.Root] = t
 		}
 		t.units++
 		s.tenant, own = t, &t.idle
 	}
-	h.order.enter(i, u.key, u.priority, h.kids[u.key] == 0, own)
-	h.link(s)
-	return &lease{h, i}
+	m.order.enter(i, u.Key, u.Priority, m.kids[u.Key] == 0, own)
+	m.link(s)
+	return &lease{m, i}
 }
 
-// raise notes a higher priority of a unit, if it is here.
-func (h *host) raise(key kvcache.Hash, priority int8) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if i, ok := h.keys[key]; ok {
-		h.order.raise(i, priority)
+// Raise notes a higher priority of a unit, if it is here.
+func (m *Memory) Raise(key kvcache.Hash, priority int8) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i, ok := m.keys[key]; ok {
+		m.order.raise(i, priority)
 	}
 }
 
 // room makes sure that a slot is free for one more unit of a tenant.
-func (h *host) room(t *tenant) bool {
-	if t != nil && t.units >= h.limit {
-		if !h.evict(h.order.victim(&t.idle)) {
+func (m *Memory) room(t *tenant) bool {
+	if t != nil && t.units >= m.limit {
+		if !m.evict(m.order.victim(&t.idle)) {
 			return false
 		}
-		h.over++
+		m.over++
 		return true
 	}
-	return len(h.free) > 0 || h.evict(h.order.victim(&h.order.all))
+	return len(m.free) > 0 || m.evict(m.order.victim(&m.order.all))
 }
 
-// get returns a unit that is here, for a request; nil if it is not.
-func (h *host) get(key kvcache.Hash) *lease { return h.lease(key, true) }
+// Get leases a unit for a request.
+func (m *Memory) Get(key kvcache.Hash) level.Lease { return m.lease(key, true) }
 
-// peek is get for the tiers' own purposes, which are no use of the unit.
-func (h *host) peek(key kvcache.Hash) *lease { return h.lease(key, false) }
+// Peek leases a unit without using it.
+func (m *Memory) Peek(key kvcache.Hash) level.Lease { return m.lease(key, false) }
 
-func (h *host) lease(key kvcache.Hash, use bool) *lease {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.expire(key)
-	i, ok := h.keys[key]
-	if !ok || !h.slots[i].ready {
+// lease returns no lease, not a nil one, where the unit is not here.
+func (m *Memory) lease(key kvcache.Hash, use bool) level.Lease {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.expire(key)
+	i, ok := m.keys[key]
+	if !ok || !m.slots[i].ready {
 		return nil
 	}
-	s := &h.slots[i]
-	h.hold(s)
-	h.settle(i)
+	s := &m.slots[i]
+	m.hold(s)
+	m.settle(i)
 	if use {
 		s.loads++
-		h.order.use(i)
-		h.stay(s)
+		m.order.use(i)
+		m.stay(s)
 	}
-	return &lease{h, i}
+	return &lease{m, i}
 }
 
-func (h *host) has(key kvcache.Hash) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.expire(key)
-	i, ok := h.keys[key]
-	return ok && h.slots[i].ready
+// Has reports whether a unit is here, and ready.
+func (m *Memory) Has(key kvcache.Hash) bool { return !m.Born(key).IsZero() }
+
+// Born is when a unit came into the tiers.
+func (m *Memory) Born(key kvcache.Hash) (at time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.expire(key)
+	if i, ok := m.keys[key]; ok && m.slots[i].ready {
+		at = m.slots[i].Born
+	}
+	return at
 }
 
-// publish makes a filled slot findable; the lease stays.
-func (l *lease) publish() {
-	l.h.mu.Lock()
-	defer l.h.mu.Unlock()
-	s := &l.h.slots[l.i]
-	s.pinned = l.h.pins.has(s.key)
-	l.h.setReady(s, !s.doomed)
+// Publish makes a filled slot findable; the lease stays.
+func (l *lease) Publish(born time.Time) {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	s := &l.m.slots[l.i]
+	if !born.IsZero() && !s.ready {
+		s.Born = born
+	}
+	s.pinned = l.m.env.IsPinned(s.Key)
+	l.m.setReady(s, !s.doomed)
 }
 
-// release gives the lease back; a slot that was not published, or is leaving,
+// Release gives the lease back; a slot that was not published, or is leaving,
 // is freed.
-func (l *lease) release() {
-	l.h.mu.Lock()
-	defer l.h.mu.Unlock()
-	s := &l.h.slots[l.i]
+func (l *lease) Release() {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	s := &l.m.slots[l.i]
 	if s.leases--; s.leases > 0 {
 		return
 	}
-	l.h.leased--
-	if l.h.turn != nil {
-		close(l.h.turn)
-		l.h.turn = nil
+	l.m.leased--
+	if l.m.turn != nil {
+		close(l.m.turn)
+		l.m.turn = nil
 	}
 	switch {
 	case s.leaving:
-		l.h.lost++
-		l.h.forget(l.i, true)
+		l.m.lost++
+		l.m.forget(l.i, true)
 	case !s.ready:
-		l.h.forget(l.i, false)
+		l.m.forget(l.i, false)
 	default:
-		l.h.settle(l.i)
+		l.m.settle(l.i)
 	}
 }
 
-// loads is how often the unit was asked for since it came here.
-func (l *lease) loads() int {
-	l.h.mu.Lock()
-	defer l.h.mu.Unlock()
-	return l.h.slots[l.i].loads
+// Loads is how often the unit was asked for since it came here.
+func (l *lease) Loads() int {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	return l.m.slots[l.i].loads
 }
 
-// leave returns the unit that goes next, if fewer than spare slots are free or
+// Leave returns the unit that goes next, if fewer than spare slots are free or
 // becoming so; it is freed with its lease, unless somebody gets it before.
-func (h *host) leave(spare int) *lease {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.free)+h.leaving >= spare {
+func (m *Memory) Leave(spare int) level.Lease {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.free)+m.leaving >= spare {
 		return nil
 	}
-	i := h.order.victim(&h.order.all)
+	i := m.order.victim(&m.order.all)
 	if i < 0 {
 		return nil
 	}
-	s := &h.slots[i]
-	h.hold(s)
-	h.settle(i)
+	s := &m.slots[i]
+	m.hold(s)
+	m.settle(i)
 	s.leaving = true
-	h.leaving++
-	h.unlink(s) // what it extends may go as well
-	return &lease{h, i}
+	m.leaving++
+	m.unlink(s) // what it extends may go as well
+	return &lease{m, i}
 }
 
-// awaits says whether no slot is free, and some will be.
-func (h *host) awaits() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.free) == 0 && h.leaving > 0
+// Freed is poked when a slot is free.
+func (m *Memory) Freed() <-chan struct{} { return m.freed }
+
+// Leaving reports whether no slot is free, and some will be.
+func (m *Memory) Leaving() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.free) == 0 && m.leaving > 0
 }
 
-// stay takes leave back.
-func (l *lease) stay() {
-	l.h.mu.Lock()
-	defer l.h.mu.Unlock()
-	l.h.stay(&l.h.slots[l.i])
+// Stay takes Leave back.
+func (l *lease) Stay() {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	l.m.stay(&l.m.slots[l.i])
 }
 
-func (h *host) stay(s *slot) {
+func (m *Memory) stay(s *slot) {
 	if s.leaving {
 		s.leaving = false
-		h.leaving--
-		h.link(s)
+		m.leaving--
+		m.link(s)
 	}
 }
 
-// drop forgets a unit, at once or when its leases end.
-func (h *host) drop(key kvcache.Hash) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if i, ok := h.keys[key]; ok && h.slots[i].ready {
-		h.doom(i)
+// Forget forgets a unit, at once or when its leases end.
+func (m *Memory) Forget(key kvcache.Hash) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i, ok := m.keys[key]; ok && m.slots[i].ready {
+		m.doom(i)
 	}
 }
 
-// clear drops every unit.
-func (h *host) clear() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, i := range h.keys {
-		h.doom(i)
+// Clear forgets every unit, and leaves nothing to erase.
+func (m *Memory) Clear() (erase func() error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, i := range m.keys {
+		m.doom(i)
 	}
+	return nil
 }
 
 // expire drops a unit that is too old.
-func (h *host) expire(key kvcache.Hash) {
-	if h.ttl == 0 {
-		return
-	}
-	if i, ok := h.keys[key]; ok && h.slots[i].ready && time.Since(h.slots[i].born) >= h.ttl {
-		h.doom(i)
+func (m *Memory) expire(key kvcache.Hash) {
+	if i, ok := m.keys[key]; ok && m.slots[i].ready && m.env.Old(m.slots[i].Born) {
+		m.doom(i)
 	}
 }
 
-// repin looks anew whether units are pinned.
-func (h *host) repin(keys []kvcache.Hash) (here int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+// Repin looks anew whether units are pinned.
+func (m *Memory) Repin(keys []kvcache.Hash) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, key := range keys {
-		if i, ok := h.keys[key]; ok && h.slots[i].ready {
-			s := &h.slots[i]
-			if s.pinned = h.pins.has(key); s.pinned {
-				h.stay(s)
+		if i, ok := m.keys[key]; ok && m.slots[i].ready {
+			s := &m.slots[i]
+			if s.pinned = m.env.IsPinned(key); s.pinned {
+				m.stay(s)
 			}
-			h.settle(i)
-			here++
+			m.settle(i)
 		}
 	}
-	return here
 }
 
-// ready lists the units that are here.
-func (h *host) ready() []unit {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	var all []unit
-	for _, i := range h.keys {
-		if s := &h.slots[i]; s.ready {
-			all = append(all, s.unit)
+// Units lists the units that are here.
+func (m *Memory) Units() []level.Unit {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []level.Unit
+	for _, i := range m.keys {
+		if s := &m.slots[i]; s.ready {
+			all = append(all, s.Unit)
 		}
 	}
 	return all
@@ -349,100 +446,98 @@ func (h *host) ready() []unit {
 
 // What follows is called under mu.
 
-func (h *host) hold(s *slot) {
+func (m *Memory) hold(s *slot) {
 	if s.leases++; s.leases == 1 {
-		h.leased++
+		m.leased++
 	}
 }
 
 // settle makes a slot idle or busy in the order, as it is.
-func (h *host) settle(i int32) {
-	s := &h.slots[i]
+func (m *Memory) settle(i int32) {
+	s := &m.slots[i]
 	idle := s.ready && s.leases == 0 && !s.pinned
-	switch is := h.order.ranks[i].at[0] >= 0; {
+	switch is := m.order.ranks[i].at[0] >= 0; {
 	case idle && !is:
-		h.order.idle(i)
+		m.order.idle(i)
 	case !idle && is:
-		h.order.busy(i)
+		m.order.busy(i)
 	}
 }
 
-func (h *host) setReady(s *slot, ready bool) {
+func (m *Memory) setReady(s *slot, ready bool) {
 	if s.ready == ready {
 		return
 	}
 	s.ready = ready
-	if h.changed != nil {
-		h.changed(s.unit, ready)
-	}
+	m.env.Tell(Name, s.Unit, ready)
 	if ready { // nobody else has a lease yet
-		s.tokens = nil
+		s.Tokens = nil
 	}
 }
 
 // evict frees an idle slot, if there is one.
-func (h *host) evict(i int32) bool {
+func (m *Memory) evict(i int32) bool {
 	if i < 0 {
 		return false
 	}
-	h.lost++
-	h.forget(i, true)
+	m.lost++
+	m.forget(i, true)
 	return true
 }
 
-func (h *host) doom(i int32) {
-	s := &h.slots[i]
+func (m *Memory) doom(i int32) {
+	s := &m.slots[i]
 	if s.leases == 0 {
-		h.forget(i, false)
+		m.forget(i, false)
 		return
 	}
 	s.doomed = true
-	h.setReady(s, false)
+	m.setReady(s, false)
 }
 
 // forget frees a slot without leases; went: for another unit.
-func (h *host) forget(i int32, went bool) {
-	s := &h.slots[i]
-	h.setReady(s, false)
-	if went && h.went != nil {
-		h.went(s.unit)
+func (m *Memory) forget(i int32, went bool) {
+	s := &m.slots[i]
+	m.setReady(s, false)
+	if went && m.env.Went != nil {
+		m.env.Went(s.Unit)
 	}
-	h.settle(i)
+	m.settle(i)
 	if s.leaving {
-		h.leaving--
+		m.leaving--
 	} else {
-		h.unlink(s)
+		m.unlink(s)
 	}
 	s.leaving = false
-	h.order.leave(i, s.key, went)
-	delete(h.keys, s.key)
-	h.free = append(h.free, i)
+	m.order.leave(i, s.Key, went)
+	delete(m.keys, s.Key)
+	m.free = append(m.free, i)
 	select {
-	case h.freed <- struct{}{}:
+	case m.freed <- struct{}{}:
 	default:
 	}
 	if t := s.tenant; t != nil {
 		if t.units--; t.units == 0 {
-			delete(h.tenants, s.root)
+			delete(m.tenants, s.Root)
 		}
 	}
 }
 
 // link and unlink count a unit as one that extends its parent.
-func (h *host) link(s *slot) {
-	h.kids[s.parent]++
-	h.releaf(s.parent)
+func (m *Memory) link(s *slot) {
+	m.kids[s.Parent]++
+	m.releaf(s.Parent)
 }
 
-func (h *host) unlink(s *slot) {
-	if h.kids[s.parent]--; h.kids[s.parent] == 0 {
-		delete(h.kids, s.parent)
+func (m *Memory) unlink(s *slot) {
+	if m.kids[s.Parent]--; m.kids[s.Parent] == 0 {
+		delete(m.kids, s.Parent)
 	}
-	h.releaf(s.parent)
+	m.releaf(s.Parent)
 }
 
-func (h *host) releaf(key kvcache.Hash) {
-	if i, ok := h.keys[key]; ok {
-		h.order.setLeaf(i, h.kids[key] == 0)
+func (m *Memory) releaf(key kvcache.Hash) {
+	if i, ok := m.keys[key]; ok {
+		m.order.setLeaf(i, m.kids[key] == 0)
 	}
 }

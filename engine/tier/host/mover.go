@@ -1,4 +1,4 @@
-package tier
+package host
 
 import (
 	"context"
@@ -8,51 +8,33 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// mover copies units between host memory and the pool.
+// mover copies units between host memory and the pool; level.Memory says how.
 type mover interface {
-	// most is how many units go together.
-	most() int
-	// gather copies units out of the pool.
-	gather(units []moving) error
-	// scatter begins to put units into blocks that nobody reads. What it returns
-	// waits for the end, and says how many units, from the first, have the rows
-	// that their digests were made of; it is to be called once.
-	scatter(units []moving) (wait func() (good int, err error))
-	// close comes before the host memory goes.
-	close() error
-}
-
-// arriver is a mover whose units can be computed with while they arrive.
-type arriver interface {
-	// arrives says whether the pool can do it.
-	arrives() bool
-	// arrive is scatter, layer by layer, for steps to wait for.
-	arrive(units []moving) (kernels.HostArrival, error)
-}
-
-// moving is a unit on its way.
-type moving struct {
-	*lease // its record
-	ids    []int32
-	pos    int // of its first token
+	Batch() int
+	Gather(units []level.Move) error
+	Scatter(units []level.Move) (wait func() (good int, err error))
+	Arrives() bool
+	Arrive(units []level.Move) (kernels.HostArrival, error)
+	close() error // before the memory goes
 }
 
 // newMover takes the pool's own way to move many blocks, if it has one.
-func newMover(s shape, pool kernels.Pool, h *host) (mover, error) {
+func newMover(s level.Shape, pool kernels.Pool, mem []byte, slots int) (mover, error) {
 	device, ok := pool.(bulkPool)
 	if !ok {
 		return plainMover{s, pool}, nil
 	}
-	touch(h.mem.Bytes)
-	memory, err := device.RegisterHost(h.mem.Bytes)
+	touch(mem)
+	memory, err := device.RegisterHost(mem)
 	if err != nil {
-		return nil, fmt.Errorf("tier: %d MiB of host memory: %w", len(h.mem.Bytes)>>20, err)
+		return nil, fmt.Errorf("tier: %d MiB of host memory: %w", len(mem)>>20, err)
 	}
 	m := &bulkMover{shape: s, pool: device, memory: memory}
-	if err := m.calibrate(len(h.slots)); err != nil {
+	if err := m.calibrate(slots); err != nil {
 		return nil, errors.Join(fmt.Errorf("tier: move blocks: %w", err), memory.Close())
 	}
 	return m, nil
@@ -79,24 +61,29 @@ func touch(mem []byte) {
 
 // plainMover copies block by block: the pool is host memory as well.
 type plainMover struct {
-	shape shape
+	shape level.Shape
 	pool  kernels.Pool
 }
 
-func (m plainMover) most() int    { return 1 }
-func (m plainMover) close() error { return nil }
+func (m plainMover) Batch() int    { return 1 }
+func (m plainMover) Arrives() bool { return false }
+func (m plainMover) close() error  { return nil }
 
-func (m plainMover) gather(units []moving) error {
+func (m plainMover) Arrive([]level.Move) (kernels.HostArrival, error) {
+	return nil, errors.ErrUnsupported
+}
+
+func (m plainMover) Gather(units []level.Move) error {
 	for _, u := range units {
-		m.shape.gather(m.pool, u.ids, u.record())
+		m.shape.Gather(m.pool, u.Blocks, u.Record())
 	}
 	return nil
 }
 
-func (m plainMover) scatter(units []moving) func() (int, error) {
+func (m plainMover) Scatter(units []level.Move) func() (int, error) {
 	return func() (int, error) {
 		for i, u := range units {
-			if !m.shape.scatter(m.pool, u.ids, u.pos, u.record()) {
+			if !m.shape.Scatter(m.pool, u.Blocks, u.Pos, u.Record()) {
 				return i, nil
 			}
 		}
@@ -114,7 +101,7 @@ type bulkPool interface {
 // begun is waited for however long it takes: nobody else may have its memory
 // before, and a device that does not end it computes nothing either.
 type bulkMover struct {
-	shape  shape
+	shape  level.Shape
 	pool   bulkPool
 	memory kernels.HostMemory
 	// Who copies; see calibrate.
@@ -125,26 +112,26 @@ type bulkMover struct {
 // the next: 32 MiB of an 8B model's units of 16 tokens.
 const bulkUnits = 16
 
-func (m *bulkMover) most() int    { return bulkUnits }
+func (m *bulkMover) Batch() int   { return bulkUnits }
 func (m *bulkMover) close() error { return m.memory.Close() }
 
 // move describes the units: all layers of each block.
-func (m *bulkMover) move(units []moving) *kernels.HostMove {
+func (m *bulkMover) move(units []level.Move) *kernels.HostMove {
 	s := m.shape
 	rows, sums := int64(s.BlockBytes()), int64(8*s.KVHeads)
-	v := &kernels.HostMove{Memory: m.memory, Layers: s.Layers, LayerStride: rows * int64(s.blocks), DigestStride: sums * int64(s.blocks),
-		Blocks: make([]kernels.HostBlock, 0, len(units)*s.blocks)}
+	v := &kernels.HostMove{Memory: m.memory, Layers: s.Layers, LayerStride: rows * int64(s.Blocks), DigestStride: sums * int64(s.Blocks),
+		Blocks: make([]kernels.HostBlock, 0, len(units)*s.Blocks)}
 	for _, u := range units {
-		at := int64(u.i)*int64(s.record()) + headerSize
-		for i, id := range u.ids {
-			v.Blocks = append(v.Blocks, kernels.HostBlock{Block: id, Rows: at + int64(i)*rows, Digests: at + int64(s.rows()) + int64(i)*sums,
-				Filled: s.BlockTokens, FirstPos: u.pos + i*s.BlockTokens})
+		at := int64(u.Lease.(*lease).i)*int64(s.Record()) + level.HeaderSize
+		for i, id := range u.Blocks {
+			v.Blocks = append(v.Blocks, kernels.HostBlock{Block: id, Rows: at + int64(i)*rows, Digests: at + int64(s.Rows()) + int64(i)*sums,
+				Filled: s.BlockTokens, FirstPos: u.Pos + i*s.BlockTokens})
 		}
 	}
 	return v
 }
 
-func (m *bulkMover) gather(units []moving) error {
+func (m *bulkMover) Gather(units []level.Move) error {
 	v := m.move(units)
 	v.Engine = m.out
 	p, err := m.pool.GatherBlocks(v)
@@ -154,7 +141,7 @@ func (m *bulkMover) gather(units []moving) error {
 	return err
 }
 
-func (m *bulkMover) scatter(units []moving) func() (int, error) {
+func (m *bulkMover) Scatter(units []level.Move) func() (int, error) {
 	v := m.move(units)
 	v.Engine = m.in
 	p, err := m.pool.ScatterBlocks(v)
@@ -169,26 +156,26 @@ func (m *bulkMover) scatter(units []moving) func() (int, error) {
 	}
 }
 
-// arrive moves by kernel: its launches follow each other on the device, while
+// Arrive moves by kernel: its launches follow each other on the device, while
 // copies would each be a call of the host's for every unit and group of layers.
-func (m *bulkMover) arrive(units []moving) (kernels.HostArrival, error) {
+func (m *bulkMover) Arrive(units []level.Move) (kernels.HostArrival, error) {
 	v := m.move(units)
 	v.Engine = kernels.Kernel
 	return m.pool.(kernels.Arriver).ArriveBlocks(v)
 }
 
-func (m *bulkMover) arrives() bool {
+func (m *bulkMover) Arrives() bool {
 	_, ok := m.pool.(kernels.Arriver)
 	return ok
 }
 
-// verify says how many units, from the first, are what their digests say.
-func (m *bulkMover) verify(units []moving) (int, error) {
+// verify returns how many units, from the first, are what their digests say.
+func (m *bulkMover) verify(units []level.Move) (int, error) {
 	var list []kernels.Landed
 	for _, u := range units {
-		for i, id := range u.ids {
+		for i, id := range u.Blocks {
 			for layer := range m.shape.Layers {
-				list = append(list, kernels.Landed{Layer: layer, Block: id, FirstPos: u.pos + i*m.shape.BlockTokens, Rows: m.shape.BlockTokens})
+				list = append(list, kernels.Landed{Layer: layer, Block: id, FirstPos: u.Pos + i*m.shape.BlockTokens, Rows: m.shape.BlockTokens})
 			}
 		}
 	}
@@ -198,7 +185,7 @@ func (m *bulkMover) verify(units []moving) (int, error) {
 	}
 	for i, ok := range good {
 		if !ok {
-			return i / (m.shape.Layers * m.shape.blocks), nil
+			return i / (m.shape.Layers * m.shape.Blocks), nil
 		}
 	}
 	return len(units), nil

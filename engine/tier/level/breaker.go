@@ -1,4 +1,4 @@
-package tier
+package level
 
 import (
 	"context"
@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// Between two probes of a store that failed, doubling.
+// How long a breaker waits before its first probe, doubling, and at most.
 const (
-	probeFirst = time.Second
-	probeLast  = 30 * time.Second
+	ProbeFirst = time.Second
+	ProbeLast  = 30 * time.Second
 )
 
-// breaker keeps operations away from a store, or an SSD, that has failed one. Only
-// its own probe tries it again, in the background: no request waits for it.
-type breaker struct {
-	probe func(context.Context) error
+// Breaker keeps operations away from a level that has failed one. Only its own probe
+// tries it again, in the background: no request waits for it. A nil Breaker never opens.
+type Breaker struct {
+	Probe func(context.Context) error
 	wg    sync.WaitGroup
 
 	mu     sync.Mutex
@@ -26,15 +26,21 @@ type breaker struct {
 	at     time.Time
 }
 
-// allow says whether to try an operation.
-func (b *breaker) allow() bool {
+// Allow reports whether to try an operation.
+func (b *Breaker) Allow() bool {
+	if b == nil {
+		return true
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return !b.open
 }
 
-// opens is closed when the breaker is open.
-func (b *breaker) opens() <-chan struct{} {
+// Opens is closed when the breaker is open.
+func (b *Breaker) Opens() <-chan struct{} {
+	if b == nil {
+		return nil
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.opened == nil {
@@ -46,9 +52,9 @@ func (b *breaker) opens() <-chan struct{} {
 	return b.opened
 }
 
-// failed notes an operation's failure, and begins to probe until ctx ends or
+// Failed notes an operation's failure, and begins to probe until ctx ends or
 // it answers.
-func (b *breaker) failed(ctx context.Context, err error) {
+func (b *Breaker) Failed(ctx context.Context, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.last, b.at = err, time.Now()
@@ -62,21 +68,21 @@ func (b *breaker) failed(ctx context.Context, err error) {
 	b.wg.Go(func() { b.recover(ctx) })
 }
 
-// note keeps an error that does not open the breaker.
-func (b *breaker) note(err error) {
+// Note keeps an error that does not open the Breaker.
+func (b *Breaker) Note(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.last, b.at = err, time.Now()
 }
 
-func (b *breaker) recover(ctx context.Context) {
-	for wait := probeFirst; ; wait = min(2*wait, probeLast) {
+func (b *Breaker) recover(ctx context.Context) {
+	for wait := ProbeFirst; ; wait = min(2*wait, ProbeLast) {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(wait):
 		}
-		err := b.probe(ctx)
+		err := b.Probe(ctx)
 		b.mu.Lock()
 		if err == nil {
 			b.open, b.opened = false, nil
@@ -88,17 +94,28 @@ func (b *breaker) recover(ctx context.Context) {
 	}
 }
 
-// close waits for the probe; its context must have ended.
-func (b *breaker) close() {
+// Close waits for the probe; its context must have ended.
+func (b *Breaker) Close() {
+	if b == nil {
+		return
+	}
 	b.mu.Lock()
 	b.closed = true
 	b.mu.Unlock()
 	b.wg.Wait()
 }
 
-// state says whether it is open, and the last failure ever.
-func (b *breaker) state() (open bool, at time.Time, last error) {
+// State reports whether it is open, and the last failure ever.
+func (b *Breaker) State() (open bool, at time.Time, last error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.open, b.at, b.last
+}
+
+// Open is 1 while the breaker is open: a gauge's value.
+func (b *Breaker) Open() float64 {
+	if b.Allow() {
+		return 0
+	}
+	return 1
 }

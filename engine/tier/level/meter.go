@@ -1,4 +1,4 @@
-package tier
+package level
 
 import (
 	"sync"
@@ -8,25 +8,26 @@ import (
 // Progress hears how many bytes of what is being done are done.
 type Progress func(what string, done, total int64)
 
-// meterStep is how many bytes a meter is silent for, so that it costs nothing.
-const meterStep = 16 << 20
+// MeterStep is how many bytes a Meter is silent for, so that it costs nothing.
+const MeterStep = 16 << 20
 
-// meter adds up bytes from several goroutines, and tells of them one at a time.
-type meter struct {
-	tell  Progress // nil: nobody
-	what  string
-	total int64
+// Meter adds up bytes from several goroutines, and tells of them one at a time.
+type Meter struct {
+	Tell  Progress // nil: nobody
+	What  string
+	Total int64
 	done  atomic.Int64
 	mu    sync.Mutex
 }
 
-func (m *meter) add(n int64) {
-	if m.tell == nil {
+// Add counts n bytes more.
+func (m *Meter) Add(n int64) {
+	if m.Tell == nil {
 		return
 	}
-	if done := m.done.Add(n); done/meterStep != (done-n)/meterStep {
+	if done := m.done.Add(n); done/MeterStep != (done-n)/MeterStep {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		m.tell(m.what, done, m.total)
+		m.Tell(m.What, done, m.Total)
 	}
 }

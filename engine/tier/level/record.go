@@ -1,13 +1,11 @@
-package tier
+package level
 
 import (
 	"encoding/binary"
-	"errors"
 	"hash/crc32"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
-	"github.com/xpyd/xpyd/kernels"
 )
 
 // A record is one unit, in host memory as on the SSD:
@@ -27,154 +25,113 @@ import (
 //	128           rows [layer][block][2][kv_head][block_tokens][head_dim]
 //	...           digests [layer][block][kv_head], uint64
 //
-// padded to a multiple of page; numbers are little-endian. Rows begin where a line of 128
-// bytes does: a GPU reads them at 51 GB/s so, and at 43 when they begin in the middle of one. Segment and slot
-// tell a write that went astray from the record that belongs there. A header
-// over another record's rows, which are whole in themselves (a write that was
-// torn), is told by the sum of the digests.
+// padded to a multiple of Page; numbers are little-endian. Rows begin where a line of 128
+// bytes does: a GPU reads them at 51 GB/s so, and at 43 when they begin in the middle of one.
+// Segment and slot tell a write that went astray from the record that belongs there. The
+// sum of the digests tells a header over another record's rows, as a torn write leaves it.
 const (
 	magic      = "xpydkv4\n"
-	headerSize = 128
-	page       = 4096 // O_DIRECT's alignment
+	HeaderSize = 128
+	Page       = 4096 // O_DIRECT's alignment
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// header is a record's first part.
-type header struct {
-	key     kvcache.Hash
-	payload int
-	segment uint64
-	slot    uint32
-	pos     uint32
-	born    int64
-	tenant  uint32 // see unit.tag
-	sum     uint32 // see shape.sum
+// Header is a record's first part.
+type Header struct {
+	Key     kvcache.Hash
+	Payload int
+	Segment uint64
+	Slot    uint32
+	Pos     uint32
+	Born    int64
+	Tenant  uint32 // Unit.Tenant
+	Sum     uint32 // of the digests
 }
 
-// unit is what the header says of its unit; of the root only who it belongs to. A
+// Unit is what the header says of its unit; of the root only who it belongs to. A
 // time to come is that of a clock that was ahead, or is another's.
-func (h *header) unit() *unit {
-	u := &unit{key: h.key, pos: int(h.pos), born: time.Unix(h.born, 0)}
-	if now := time.Now(); u.born.After(now) {
-		u.born = now
+func (h *Header) Unit() *Unit {
+	u := &Unit{Key: h.Key, Pos: int(h.Pos), Born: time.Unix(h.Born, 0)}
+	if now := time.Now(); u.Born.After(now) {
+		u.Born = now
 	}
-	binary.LittleEndian.PutUint32(u.root[:], h.tenant)
+	binary.LittleEndian.PutUint32(u.Root[:], h.Tenant)
 	return u
 }
 
-func (h *header) encode(b []byte) {
-	clear(b[:headerSize])
+// Encode writes the header to the first HeaderSize bytes of b.
+func (h *Header) Encode(b []byte) {
+	clear(b[:HeaderSize])
 	copy(b, magic)
-	copy(b[8:], h.key[:])
-	binary.LittleEndian.PutUint32(b[24:], uint32(h.payload))
-	binary.LittleEndian.PutUint32(b[28:], h.tenant)
-	binary.LittleEndian.PutUint64(b[32:], h.segment)
-	binary.LittleEndian.PutUint32(b[40:], h.slot)
-	binary.LittleEndian.PutUint32(b[44:], h.pos)
-	binary.LittleEndian.PutUint64(b[48:], uint64(h.born))
+	copy(b[8:], h.Key[:])
+	binary.LittleEndian.PutUint32(b[24:], uint32(h.Payload))
+	binary.LittleEndian.PutUint32(b[28:], h.Tenant)
+	binary.LittleEndian.PutUint64(b[32:], h.Segment)
+	binary.LittleEndian.PutUint32(b[40:], h.Slot)
+	binary.LittleEndian.PutUint32(b[44:], h.Pos)
+	binary.LittleEndian.PutUint64(b[48:], uint64(h.Born))
 	binary.LittleEndian.PutUint32(b[56:], crc32.Checksum(b[:56], castagnoli))
-	binary.LittleEndian.PutUint32(b[60:], h.sum)
+	binary.LittleEndian.PutUint32(b[60:], h.Sum)
 }
 
-var errRecord = errors.New("no record")
-
-// parseHeader believes nothing but a whole header.
-func parseHeader(b []byte) (h header, err error) {
-	if len(b) < headerSize || string(b[:8]) != magic || binary.LittleEndian.Uint32(b[56:]) != crc32.Checksum(b[:56], castagnoli) {
-		return h, errRecord
+// ParseHeader believes nothing but a whole header.
+func ParseHeader(b []byte) (h Header, err error) {
+	if len(b) < HeaderSize || string(b[:8]) != magic || binary.LittleEndian.Uint32(b[56:]) != crc32.Checksum(b[:56], castagnoli) {
+		return h, ErrCorrupt
 	}
-	return header{key: kvcache.Hash(b[8:24]), payload: int(binary.LittleEndian.Uint32(b[24:])), tenant: binary.LittleEndian.Uint32(b[28:]), segment: binary.LittleEndian.Uint64(b[32:]),
-		slot: binary.LittleEndian.Uint32(b[40:]), pos: binary.LittleEndian.Uint32(b[44:]),
-		born: int64(binary.LittleEndian.Uint64(b[48:])), sum: binary.LittleEndian.Uint32(b[60:])}, nil
+	return Header{Key: kvcache.Hash(b[8:24]), Payload: int(binary.LittleEndian.Uint32(b[24:])), Tenant: binary.LittleEndian.Uint32(b[28:]), Segment: binary.LittleEndian.Uint64(b[32:]),
+		Slot: binary.LittleEndian.Uint32(b[40:]), Pos: binary.LittleEndian.Uint32(b[44:]),
+		Born: int64(binary.LittleEndian.Uint64(b[48:])), Sum: binary.LittleEndian.Uint32(b[60:])}, nil
 }
 
-// shape is what a unit of the pool looks like.
-type shape struct {
-	kernels.Layout
-	blocks int // of a unit
+// Stamp writes the header of a unit to b: that of rows and digests as rec has them.
+func (s Shape) Stamp(b []byte, u *Unit, segment uint64, slot int, rec []byte) {
+	h := Header{u.Key, s.Payload(), segment, uint32(slot), uint32(u.Pos), u.Born.Unix(), u.Tenant(), s.sum(rec)}
+	h.Encode(b)
 }
 
-func (s shape) rows() int    { return s.Layers * s.blocks * s.BlockBytes() }
-func (s shape) payload() int { return s.rows() + s.Layers*s.blocks*s.KVHeads*8 }
-func (s shape) record() int  { return (headerSize + s.payload() + page - 1) / page * page }
-
-// sum is the checksum of a record's digests.
-func (s shape) sum(rec []byte) uint32 {
-	return crc32.Checksum(rec[headerSize+s.rows():headerSize+s.payload()], castagnoli)
-}
-
-// whole reads the header of a record, and sees that the rest is its own. Whether
+// Whole reads the header of a record, and sees that the rest is its own. Whether
 // the rows are what the digests say is seen when they come into the pool.
-func (s shape) whole(rec []byte) (header, error) {
-	h, err := parseHeader(rec)
-	if err == nil && (len(rec) < headerSize+s.payload() || h.payload != s.payload() || h.sum != s.sum(rec)) {
-		err = errRecord
+func (s Shape) Whole(rec []byte) (Header, error) {
+	h, err := ParseHeader(rec)
+	if err == nil && (len(rec) < HeaderSize+s.Payload() || h.Payload != s.Payload() || h.Sum != s.sum(rec)) {
+		err = ErrCorrupt
 	}
 	return h, err
 }
 
-// block returns the rows and the digests of one layer of the unit's i-th block.
-func (s shape) block(rec []byte, layer, i int) (rows, digests []byte) {
-	n := layer*s.blocks + i
-	rows = rec[headerSize+n*s.BlockBytes():][:s.BlockBytes()]
-	return rows, rec[headerSize+s.rows()+n*s.KVHeads*8:][:s.KVHeads*8]
+// Stamped is Whole for the record that Stamp made of a unit.
+func (s Shape) Stamped(rec []byte, key kvcache.Hash, pos int, segment uint64, slot int) (Header, error) {
+	h, err := s.Whole(rec)
+	if err == nil && (h.Key != key || h.Pos != uint32(pos) || h.Segment != segment || h.Slot != uint32(slot)) {
+		err = ErrCorrupt
+	}
+	return h, err
 }
 
-// gather copies a unit out of the pool.
-func (s shape) gather(pool kernels.Pool, ids []int32, rec []byte) {
-	sums := make([]uint64, s.KVHeads)
-	for layer := range s.Layers {
-		for i, id := range ids {
-			rows, digests := s.block(rec, layer, i)
-			pool.Gather(layer, id, 0, s.BlockTokens, rows)
-			pool.Digest(layer, id, sums)
-			for h, d := range sums {
-				binary.LittleEndian.PutUint64(digests[8*h:], d)
-			}
-		}
-	}
+// sum is the checksum of a record's digests.
+func (s Shape) sum(rec []byte) uint32 {
+	return crc32.Checksum(rec[HeaderSize+s.Rows():HeaderSize+s.Payload()], castagnoli)
 }
 
-// scatter puts a unit, whose first token has position pos, into blocks that
-// nobody reads. False: its rows are not what the digests were made of.
-func (s shape) scatter(pool kernels.Pool, ids []int32, pos int, rec []byte) bool {
-	made := make([]uint64, s.KVHeads)
-	for layer := range s.Layers {
-		for i, id := range ids {
-			rows, good := s.verify(pos, rec, layer, i, made)
-			if !good {
-				return false
-			}
-			pool.Scatter(layer, id, 0, s.BlockTokens, rows)
-			pool.SetDigest(layer, id, s.BlockTokens, made)
-		}
-	}
-	return true
+// Preamble says what records are. Those with another one are another model's, another
+// layout's or another version's.
+type Preamble struct {
+	Format   string `json:"format"`
+	Segment  uint64 `json:"segment"`
+	Identity string `json:"identity"` // of the model and its numerics
+	Record   int    `json:"record_bytes"`
+	Payload  int    `json:"payload_bytes"`
+	Blocks   int    `json:"unit_blocks"`
+	Tokens   int    `json:"block_tokens"`
+	Layers   int    `json:"layers"`
+	Heads    int    `json:"kv_heads"`
+	RowBytes int    `json:"row_bytes"`
+	DType    string `json:"dtype"`
 }
 
-// verify makes the digests of one layer of the unit's i-th block from its rows,
-// and says whether they are those that came with them.
-func (s shape) verify(pos int, rec []byte, layer, i int, made []uint64) (rows []byte, good bool) {
-	rows, digests := s.block(rec, layer, i)
-	kernels.DigestRows(s.Layout, layer, pos+i*s.BlockTokens, s.BlockTokens, rows, made)
-	for h, d := range made {
-		if d != binary.LittleEndian.Uint64(digests[8*h:]) {
-			return rows, false
-		}
-	}
-	return rows, true
-}
-
-// right says whether all rows of a unit are what its digests were made of.
-func (s shape) right(pos int, rec []byte) bool {
-	made := make([]uint64, s.KVHeads)
-	for layer := range s.Layers {
-		for i := range s.blocks {
-			if _, good := s.verify(pos, rec, layer, i, made); !good {
-				return false
-			}
-		}
-	}
-	return true
+// Preamble makes one.
+func (s Shape) Preamble(format string, segment uint64, identity string) Preamble {
+	return Preamble{format, segment, identity, s.Record(), s.Payload(), s.Blocks, s.BlockTokens, s.Layers, s.KVHeads, s.RowBytes, s.DType}
 }

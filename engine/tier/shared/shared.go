@@ -1,4 +1,9 @@
-package tier
+// Package shared is the level that several workers have together: one value a unit, its
+// record without the padding, in a store that is not believed.
+//
+// Every operation is the business of a goroutine that no request waits for longer than
+// its load may take; one failure, and nobody asks until a probe has found the store well.
+package shared
 
 import (
 	"context"
@@ -11,36 +16,45 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/engine/tier/store"
+	"github.com/xpyd/xpyd/kernels"
 )
 
+// Name is the level's label.
+const Name = "store"
+
 const (
-	shareQueue   = 1 << 10 // units that wait for the store
-	sharers      = 2       // that write to it
-	flights      = 32      // questions and reads under way, of all loads
-	burst        = 4       // units that one read asks for
-	lookupKeys   = 512     // units that one question is about
+	writers      = 2  // that write to the store
+	flights      = 32 // questions and reads under way, of all loads
+	burst        = 4  // units that one read asks for
 	refusedPause = 10 * time.Second
 	badPause     = time.Minute // somebody who may write will have deleted it
 	badMost      = 1 << 12     // values that are remembered
 )
 
-// shared is the tier that several workers have together: one value a unit, its
-// record without the padding (record.go), in a store that is not believed.
-//
-// Loads ask it after host memory and the SSD. Every operation is the business
-// of a goroutine that no request waits for longer than its load may take; one
-// failure, and nobody asks until a probe has found the store well.
-type shared struct {
-	store   store.Store
-	shape   shape
+// Config says which store it is.
+type Config struct {
+	Store  store.Store // it is closed with the level
+	Writes bool        // units are also written to it
+}
+
+// ValueBytes is the size of a unit's value.
+func ValueBytes(l kernels.Layout) int {
+	return valueBytes(level.Shape{Layout: l, Blocks: kvcache.UnitBlocks(l.BlockTokens)})
+}
+
+func valueBytes(s level.Shape) int { return level.HeaderSize + s.Payload() }
+
+// Shared is the level.
+type Shared struct {
+	cfg     Config
+	env     *level.Env
 	prefix  string // of keys: whose they are
 	mark    uint64 // the same, in a value's header
-	writes  bool
-	breaker breaker
-	metrics *sharedMetrics
-	flights chan struct{} // a token for each under way
-	queue   chan share
+	breaker level.Breaker
+	metrics *metrics
+	values  sync.Pool // of *[]byte, to be written
 
 	mu      sync.Mutex
 	written uint64
@@ -48,62 +62,81 @@ type shared struct {
 	bad     map[kvcache.Hash]time.Time // until when values that we may not delete are taken for absent
 }
 
-// share is something to be done to a unit's value.
-type share struct {
-	key  kvcache.Hash
-	drop bool // it is bad, or too old
-}
+var _ level.Remote = (*Shared)(nil)
 
-// ValueBytes is the size of a unit's value in a shared store.
-func ValueBytes(b Backend, unitBlocks int) int {
-	return headerSize + shape{b.Layout(), unitBlocks}.payload()
-}
+// Open implements level.Config. It asks the store nothing.
+func (c Config) Open(_ context.Context, env *level.Env) (level.Level, error) { return open(c, env) }
 
-func newShared(st store.Store, s shape, identity string, writes bool) (*shared, error) {
-	p := s.preamble("xpyd KV store 2", 0, identity)
+func open(c Config, env *level.Env) (*Shared, error) {
+	p := env.Shape.Preamble("xpyd KV store 2", 0, env.Identity)
 	text, err := json.Marshal(&p)
 	if err != nil {
 		return nil, err
 	}
 	sum := sha256.Sum256(text)
-	sh := &shared{store: st, shape: s, prefix: fmt.Sprintf("xpyd:kv1:%x:", sum[:16]), mark: binary.LittleEndian.Uint64(sum[16:]),
-		writes: writes, flights: make(chan struct{}, flights), queue: make(chan share, shareQueue)}
-	sh.breaker.probe = func(ctx context.Context) error {
-		_, err := st.Exists(ctx, []string{sh.prefix + "probe"})
+	s := &Shared{cfg: c, env: env, prefix: fmt.Sprintf("xpyd:kv1:%x:", sum[:16]), mark: binary.LittleEndian.Uint64(sum[16:]), metrics: newMetrics()}
+	s.values.New = func() any { return ptr(make([]byte, valueBytes(env.Shape))) }
+	s.breaker.Probe = func(ctx context.Context) error {
+		_, err := c.Store.Exists(ctx, []string{s.prefix + "probe"})
 		if errors.Is(err, store.ErrRefused) {
 			return nil // it answers
 		}
 		return err
 	}
-	return sh, nil
+	return s, nil
 }
 
-func (s *shared) name(key kvcache.Hash) string { return fmt.Sprintf("%s%x", s.prefix, key[:]) }
+func ptr[T any](v T) *T { return &v }
 
-// bytes is a value's size.
-func (s *shared) bytes() int { return headerSize + s.shape.payload() }
+// Key is a unit's name in the store.
+func (s *Shared) Key(unit kvcache.Hash) string { return fmt.Sprintf("%s%x", s.prefix, unit[:]) }
+
+// Name implements level.Level, as what follows does.
+func (s *Shared) Name() string { return Name }
+
+// Has is false: whoever wants to know asks.
+func (s *Shared) Has(kvcache.Hash) bool { return false }
+
+// Born is not known here.
+func (s *Shared) Born(kvcache.Hash) time.Time { return time.Time{} }
+
+// Breaker is open after an operation that failed.
+func (s *Shared) Breaker() *level.Breaker { return &s.breaker }
+
+// Limits bounds operations.
+func (s *Shared) Limits() level.Limits {
+	l := level.Limits{Loads: flights, Burst: burst}
+	if s.cfg.Writes {
+		l.Writers = writers
+	}
+	return l
+}
+
+// Close ends the level, and the store with it.
+func (s *Shared) Close(context.Context) error { return s.cfg.Store.Close() }
+
+// Clear leaves the store alone: Purge is for that.
+func (s *Shared) Clear() (erase func() error) { return nil }
 
 // pack makes a unit's value of its record.
-func (s *shared) pack(u unit, rec, value []byte) {
-	h := header{key: u.key, payload: s.shape.payload(), segment: s.mark, pos: uint32(u.pos), born: u.born.Unix(), tenant: u.tag(), sum: s.shape.sum(rec)}
-	h.encode(value)
-	copy(value[headerSize:s.bytes()], rec[headerSize:])
+func (s *Shared) pack(u level.Unit, rec, value []byte) {
+	s.env.Shape.Stamp(value, &u, s.mark, 0, rec)
+	copy(value[level.HeaderSize:], rec[level.HeaderSize:])
 }
 
-// unpack puts a value into a record, if it says that it is the unit's; and
-// tells when the unit came into the tiers, as it says.
-func (s *shared) unpack(key kvcache.Hash, pos int, value, rec []byte) (born time.Time, good bool) {
-	h, err := s.shape.whole(value)
-	want := header{key: key, payload: s.shape.payload(), segment: s.mark, pos: uint32(pos), born: h.born, tenant: h.tenant, sum: h.sum}
-	if err != nil || h != want || len(value) != s.bytes() {
-		return born, false
+// unpack puts a value into a record, if it says that it is the unit's, and returns
+// when the unit came into the tiers, as it says.
+func (s *Shared) unpack(r *level.Read, value []byte) (born time.Time, err error) {
+	h, err := s.env.Shape.Stamped(value, r.Key, r.Pos, s.mark, 0)
+	if err != nil || len(value) != valueBytes(s.env.Shape) {
+		return born, level.ErrCorrupt
 	}
-	copy(rec, value)
-	return h.unit().born, true
+	copy(r.Rec, value)
+	return h.Unit().Born, nil
 }
 
-// done counts an operation, and says whether it went well.
-func (s *shared) done(ctx context.Context, op string, began time.Time, err error) bool {
+// done counts an operation, and reports whether it went well.
+func (s *Shared) done(ctx context.Context, op string, began time.Time, err error) bool {
 	s.metrics.seconds.WithLabelValues(op).Observe(time.Since(began).Seconds())
 	switch {
 	case err == nil:
@@ -111,215 +144,130 @@ func (s *shared) done(ctx context.Context, op string, began time.Time, err error
 	case ctx.Err() != nil: // we are closing
 	case errors.Is(err, store.ErrRefused):
 		s.metrics.errors.WithLabelValues(op, "refused").Inc()
-		s.breaker.note(err)
+		s.breaker.Note(err)
 	case errors.Is(err, store.ErrForeign): // one value's fault, seen to already
 	default:
 		s.metrics.errors.WithLabelValues(op, "failed").Inc()
-		s.breaker.failed(ctx, err)
+		s.breaker.Failed(s.env.Awake, err)
 	}
 	return false
 }
 
-// lookup is what the shared store has of one prompt, as far as it was asked.
-type lookup struct {
-	from, to int // tokens asked about
-	have     []bool
-	over     bool // it will not be asked again
-}
-
-// has says whether the store has the chain's unit at pos; those after it are
-// asked about in the same breath.
-func (t *Tiers) has(ctx context.Context, l *lookup, chain *kvcache.Chain, pos, upto int) bool {
-	unit := t.cacheUnit()
-	if pos >= l.from && pos < l.to {
-		return l.have[(pos-l.from)/unit]
-	}
-	if t.shared == nil || l.over || !t.token(ctx, t.shared.flights, &t.shared.breaker, true) {
-		return false
-	}
-	n := min((upto-pos)/unit, lookupKeys)
-	keys := make([]string, n)
-	for i := range keys {
-		keys[i] = t.shared.name(chain.Name(pos + (i+1)*unit))
-	}
-	answer := make(chan []bool, 1)
-	go func() {
-		defer t.untoken(t.shared.flights)
-		began := time.Now()
-		have, err := t.shared.store.Exists(t.ctx, keys)
-		if !t.shared.done(t.ctx, "exists", began, err) {
-			have = nil
-		}
-		answer <- have
-	}()
-	select {
-	case l.have = <-answer:
-	case <-ctx.Done():
-		l.have = nil
-	}
-	if l.have == nil {
-		l.over = true
-		return false
-	}
-	for i := range l.have {
-		l.have[i] = l.have[i] && !t.shared.shuns(chain.Name(pos+(i+1)*unit))
-	}
-	l.from, l.to = pos, pos+n*unit
-	return l.have[0]
-}
-
-// readBurst brings units from the store; its caller has taken a token.
-func (t *Tiers) readBurst(units []*fetch) {
-	defer t.untoken(t.shared.flights)
-	s := t.shared
+// Ask implements level.Remote. What was found to be bad is absent for a while.
+func (s *Shared) Ask(ctx context.Context, units []kvcache.Hash) (have []bool, ok bool) {
 	keys := make([]string, len(units))
-	for i, f := range units {
-		keys[i] = s.name(f.key)
+	for i, unit := range units {
+		keys[i] = s.Key(unit)
+	}
+	began := time.Now()
+	have, err := s.cfg.Store.Exists(ctx, keys)
+	if !s.done(ctx, "exists", began, err) {
+		return nil, false
+	}
+	for i, unit := range units {
+		have[i] = have[i] && !s.shuns(unit)
+	}
+	return have, true
+}
+
+// Load reads units in one breath.
+func (s *Shared) Load(ctx context.Context, reads []level.Read, got func(i int, born time.Time, err error)) {
+	keys := make([]string, len(reads))
+	for i := range reads {
+		keys[i] = s.Key(reads[i].Key)
 	}
 	began := time.Now()
 	next := 0
-	err := s.store.Read(t.ctx, keys, func(i int, value []byte, err error) {
-		f := units[i]
+	err := s.cfg.Store.Read(ctx, keys, func(i int, value []byte, err error) {
 		next = i + 1
 		s.metrics.bytes.WithLabelValues("read").Add(float64(len(value)))
-		born, good := s.unpack(f.key, f.pos, value, f.into.record())
+		var born time.Time
 		switch {
-		case good && t.cfg.TTL > 0 && time.Since(born) >= t.cfg.TTL:
-			good = false
-			t.unshare(f.key)
-		case good:
-			f.into.since(born)
 		case value != nil || errors.Is(err, store.ErrForeign):
-			t.spoilt(f)
+			born, err = s.unpack(&reads[i], value)
 		case err != nil:
 			s.metrics.errors.WithLabelValues("read", "refused").Inc()
-			s.breaker.note(err)
+			s.breaker.Note(err)
+		default:
+			err = level.ErrGone
 		}
-		t.came(f, good)
+		got(i, born, err)
 	})
-	s.done(t.ctx, "read", began, err)
-	for _, f := range units[next:] {
-		f.deliver(false)
+	s.done(ctx, "read", began, err)
+	for ; next < len(reads); next++ {
+		got(next, time.Time{}, level.ErrGone)
 	}
 }
 
-// since notes when a unit that is not published yet came into the tiers.
-func (l *lease) since(born time.Time) {
-	l.h.mu.Lock()
-	defer l.h.mu.Unlock()
-	l.h.slots[l.i].born = born
-}
-
-// spoilt reports a unit that is not what it should be. The store's is deleted.
-func (t *Tiers) spoilt(f *fetch) {
-	t.metrics.corrupt.WithLabelValues(f.tier).Inc()
-	t.log.Error("KV in a tier does not agree with its digests; it is computed instead", "tier", f.tier, "unit", fmt.Sprintf("%x", f.key))
-	if f.tier == tierStore {
-		t.unshare(f.key)
+// Save writes a unit, unless somebody has: mostly prefill, which gave it to decode.
+func (s *Shared) Save(ctx context.Context, u level.Unit, rec []byte) (saved bool, err error) {
+	s.mu.Lock()
+	paused := time.Now().Before(s.pause)
+	s.mu.Unlock()
+	if paused {
+		return false, level.ErrLeftOut
 	}
+	key, began := s.Key(u.Key), time.Now()
+	have, err := s.cfg.Store.Exists(ctx, []string{key})
+	if !s.done(ctx, "exists", began, err) || have[0] {
+		return false, err
+	}
+	value := s.values.Get().(*[]byte)
+	defer s.values.Put(value)
+	s.pack(u, rec, *value)
+	began = time.Now()
+	saved, err = s.cfg.Store.Write(ctx, key, *value)
+	s.done(ctx, "write", began, err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if errors.Is(err, store.ErrRefused) {
+		s.pause = time.Now().Add(refusedPause) // a full store is not asked with each unit
+	}
+	if saved {
+		s.metrics.bytes.WithLabelValues("write").Add(float64(len(*value)))
+		s.written++
+	}
+	return saved, err
 }
 
-// shun takes a value that cannot be deleted for absent, for a while.
-func (s *shared) shun(key kvcache.Hash) {
+// Forget takes a value that we may not delete for absent, for a while.
+func (s *Shared) Forget(unit kvcache.Hash) {
+	if s.cfg.Writes {
+		return // Delete does it
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.bad == nil || len(s.bad) == badMost {
 		s.bad = make(map[kvcache.Hash]time.Time)
 	}
-	s.bad[key] = time.Now().Add(badPause)
+	s.bad[unit] = time.Now().Add(badPause)
 }
 
-func (s *shared) shuns(key kvcache.Hash) bool {
+func (s *Shared) shuns(unit kvcache.Hash) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return time.Now().Before(s.bad[key])
+	return time.Now().Before(s.bad[unit])
 }
 
-// unshare has a unit deleted from the store, or not read again where that may not be.
-func (t *Tiers) unshare(key kvcache.Hash) {
-	if !t.shared.writes {
-		t.shared.shun(key)
-		return
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !t.sealed { // else the queue is closed
-		t.share(share{key: key, drop: true})
-	}
+// Delete implements level.Remote.
+func (s *Shared) Delete(ctx context.Context, unit kvcache.Hash) {
+	began := time.Now()
+	s.done(ctx, "delete", began, s.cfg.Store.Delete(ctx, s.Key(unit)))
 }
 
-// share queues something for the store; too much is left out.
-func (t *Tiers) share(w share) {
-	if t.shared == nil || !t.shared.writes {
-		return
-	}
-	t.unsaved.Add(1)
-	select {
-	case t.shared.queue <- w:
-	default:
-		t.unsaved.Add(-1)
-		t.metrics.dropped.WithLabelValues(tierStore).Inc()
-	}
+// Purge implements level.Remote.
+func (s *Shared) Purge(ctx context.Context) (deleted int, err error) {
+	return s.cfg.Store.Purge(ctx, s.prefix)
 }
 
-// sharer writes units from host memory to the store until its queue is closed.
-func (t *Tiers) sharer() {
-	value := make([]byte, t.shared.bytes())
-	for w := range t.shared.queue {
-		if t.ctx.Err() == nil {
-			t.put(w, value)
-		}
-		t.unsaved.Add(-1)
-	}
-}
-
-func (t *Tiers) put(w share, value []byte) {
-	s := t.shared
+// Stats says how the store stands.
+func (s *Shared) Stats(bool) level.Stats {
+	open, at, last := s.breaker.State()
 	s.mu.Lock()
-	paused := time.Now().Before(s.pause)
-	s.mu.Unlock()
-	if paused || !s.breaker.allow() {
-		t.metrics.dropped.WithLabelValues(tierStore).Inc()
-		return
+	defer s.mu.Unlock()
+	r := &level.RemoteStats{URL: s.cfg.Store.String(), Prefix: s.prefix, UnitBytes: valueBytes(s.env.Shape), Reachable: !open, Writes: s.cfg.Writes, Written: s.written}
+	if last != nil {
+		r.LastError, r.LastAt = last.Error(), &at
 	}
-	name, began := s.name(w.key), time.Now()
-	if w.drop {
-		s.done(t.ctx, "delete", began, s.store.Delete(t.ctx, name))
-		return
-	}
-	// Mostly somebody has written it: prefill, which gave it to decode.
-	have, err := s.store.Exists(t.ctx, []string{name})
-	if !s.done(t.ctx, "exists", began, err) || have[0] {
-		return
-	}
-	l := t.host.peek(w.key)
-	if l == nil {
-		t.metrics.dropped.WithLabelValues(tierStore).Inc() // evicted since
-		return
-	}
-	s.pack(l.unit(), l.record(), value)
-	l.release()
-	began = time.Now()
-	stored, err := s.store.Write(t.ctx, name, value)
-	if !s.done(t.ctx, "write", began, err) && errors.Is(err, store.ErrRefused) {
-		s.mu.Lock()
-		s.pause = time.Now().Add(refusedPause) // a full store is not asked with each unit
-		s.mu.Unlock()
-	}
-	if stored {
-		s.metrics.bytes.WithLabelValues("write").Add(float64(len(value)))
-		t.metrics.saved.WithLabelValues(tierStore).Inc()
-		s.mu.Lock()
-		s.written++
-		s.mu.Unlock()
-	}
-}
-
-// close ends it when nothing is under way.
-func (s *shared) close() error {
-	if s == nil {
-		return nil
-	}
-	s.breaker.close()
-	return s.store.Close()
+	return level.Stats{Tier: Name, Remote: r}
 }

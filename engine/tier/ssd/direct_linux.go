@@ -1,4 +1,4 @@
-package tier
+package ssd
 
 import (
 	"errors"
@@ -7,6 +7,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
 // openDirect opens a file past the page cache, where its file system can: what
@@ -37,7 +39,7 @@ func cpuTime() time.Duration {
 
 // aligned allocates n bytes that O_DIRECT takes.
 func aligned(n int) []byte {
-	b := make([]byte, n+page)
-	off := -int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) & (page - 1)
+	b := make([]byte, n+level.Page)
+	off := -int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) & (level.Page - 1)
 	return b[off : off+n : off+n]
 }

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package tier
+package ssd
 
 import (
 	"os"

@@ -1,21 +1,23 @@
-package tier
+// Package ssd is the level on an SSD: a log of files in a folder of this worker's own.
+package ssd
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
 const (
@@ -23,25 +25,20 @@ const (
 	minSegments  = 4
 )
 
-// errGone: the unit was forgotten since it was looked up.
-var errGone = errors.New("no such unit")
-
-// disk is the SSD tier: a log of segments. New units go to the end; when the
-// log is full its oldest segment goes, except for units that were read since
-// they were written, or are pinned: those are written once more. All methods but write
-// accept a nil disk, which has nothing.
-type disk struct {
-	dir      string
-	shape    shape
-	identity string
-	slots    int // records a segment
-	most     int // segments
-	open     func(path string, flag int) (file, error)
-	remove   func(path string) error
+// Disk is the level: a log of segments. New units go to the end; when the log is full its
+// oldest segment goes, except for units that were read since they were written, or are
+// pinned: those are written once more.
+type Disk struct {
+	cfg      Config
+	env      *level.Env
+	io       diskIO
+	fs       FS
+	metrics  *metrics
+	slow     level.Breaker // open while the SSD stalls
+	watching atomic.Bool   // for stalls
+	slots    int           // records a segment
+	most     int           // segments
 	lock     *os.File
-	ttl      time.Duration               // 0: none
-	pinned   func(kvcache.Hash) bool     // nil: nothing is
-	changed  func(key unit, stored bool) // told what can be found and what not, under mu; nil: nobody
 
 	growing sync.Mutex // held while a segment is begun; mu may be taken inside it
 	last    uint64     // id of the newest segment ever; growing guards it
@@ -61,10 +58,10 @@ type disk struct {
 }
 
 // unlock lets go of mu, and then of the files that nobody needs any more.
-func (d *disk) unlock() { _ = d.unlocked() }
+func (d *Disk) unlock() { _ = d.unlocked() }
 
 // unlocked is unlock; an error says that a file is still there.
-func (d *disk) unlocked() (err error) {
+func (d *Disk) unlocked() (err error) {
 	gone := d.gone
 	d.gone = nil
 	d.mu.Unlock()
@@ -74,58 +71,53 @@ func (d *disk) unlocked() (err error) {
 	return err
 }
 
-// file is what a segment needs of *os.File.
-type file interface {
-	io.ReaderAt
-	io.WriterAt
-	io.Closer
-}
-
 // place is where a unit lies.
 type place struct {
 	seg  *segment
 	slot int32
 }
 
-// openDisk takes the folder for this process, and finds what an earlier one
-// with the same identity has left there.
-// share is the part of it that one tenant may have; 0: all.
-func openDisk(dir string, bytes int64, s shape, identity string, share float64, open func(string, int) (file, error), log *slog.Logger) (*disk, error) {
-	records := bytes / int64(s.record())
+// open takes the folder for this process, and finds what an earlier one with the same
+// identity has left there.
+func open(c Config, env *level.Env, way diskIO) (*Disk, error) {
+	record := env.Shape.Record()
+	records := c.Bytes / int64(record)
 	if records < 2*minSegments {
-		return nil, &SettingError{DirBytes, fmt.Errorf("tier: %d bytes in %s: want room for %d units of %d tokens at least, %d bytes each", bytes, dir, 2*minSegments, s.blocks*s.BlockTokens, s.record())}
+		return nil, level.Bad(SettingBytes, "%d bytes in %s: want room for %d units of %d tokens at least, %d bytes each", c.Bytes, c.Dir, 2*minSegments, env.Shape.Tokens(), record)
 	}
-	d := &disk{dir: dir, shape: s, identity: identity, open: open, remove: os.Remove, index: make(map[kvcache.Hash]place), pending: make(map[kvcache.Hash]bool),
+	d := &Disk{cfg: c, env: env, io: way, fs: &way, metrics: newMetrics(), index: make(map[kvcache.Hash]place), pending: make(map[kvcache.Hash]bool),
 		reading: make(map[place]int), tenants: make(map[uint32]*holding)}
-	d.slots = int(max(1, min(segmentBytes/int64(s.record()), records/minSegments)))
+	if c.Wrap != nil {
+		d.fs = c.Wrap(d.fs)
+	}
+	d.slow.Probe = d.probe
+	d.slots = int(max(1, min(segmentBytes/int64(record), records/minSegments)))
 	d.most = int(records) / d.slots
-	if share > 0 {
-		d.limit = max(1, int(share*float64(d.most*d.slots)))
+	d.limit = env.Share(d.most * d.slots)
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return nil, level.Bad(SettingDir, "%w", err)
 	}
-	bad := func(err error) error { return &SettingError{Dir, fmt.Errorf("tier: %w", err)} }
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, bad(err)
-	}
-	err := private(dir)
+	err := private(c.Dir)
 	if err != nil {
-		return nil, bad(err)
+		return nil, level.Bad(SettingDir, "%w", err)
 	}
-	if d.lock, err = os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
-		return nil, bad(err)
+	if d.lock, err = os.OpenFile(filepath.Join(c.Dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return nil, level.Bad(SettingDir, "%w", err)
 	}
 	if err := lockDir(d.lock); err != nil {
-		return nil, errors.Join(bad(fmt.Errorf("another process uses %s: give each worker a folder of its own: %w", dir, err)), d.lock.Close())
+		return nil, errors.Join(level.Bad(SettingDir, "another process uses %s: give each worker a folder of its own: %w", c.Dir, err), d.lock.Close())
 	}
-	if err := d.load(log); err != nil {
-		return nil, errors.Join(bad(err), d.close())
+	if err := d.load(); err != nil {
+		return nil, errors.Join(level.Bad(SettingDir, "%w", err), d.close())
 	}
 	return d, nil
 }
 
 // load recovers the segments there are, oldest first; the newest goes on if it
 // has room.
-func (d *disk) load(log *slog.Logger) error {
-	names, err := filepath.Glob(filepath.Join(d.dir, "*.xpydkv"))
+func (d *Disk) load() error {
+	log := d.env.Log
+	names, err := filepath.Glob(filepath.Join(d.cfg.Dir, "*.xpydkv"))
 	if err != nil {
 		return err
 	}
@@ -134,7 +126,7 @@ func (d *disk) load(log *slog.Logger) error {
 	defer d.unlock()
 	for _, name := range names {
 		id, err := strconv.ParseUint(strings.TrimSuffix(filepath.Base(name), ".xpydkv"), 16, 64)
-		if err != nil || name != segmentPath(d.dir, id) {
+		if err != nil || name != segmentPath(d.cfg.Dir, id) {
 			continue // not a name of ours
 		}
 		d.last = max(d.last, id)
@@ -153,14 +145,14 @@ func (d *disk) load(log *slog.Logger) error {
 		d.log = append(d.log, s)
 	}
 	if n := len(d.index); n > 0 {
-		log.Info("KV found on the SSD", "dir", d.dir, "units", n, "segments", len(d.log))
+		log.Info("KV found on the SSD", "dir", d.cfg.Dir, "units", n, "segments", len(d.log))
 	}
 	if len(d.log) > 0 {
 		return nil
 	}
 	s, err := d.create(d.last + 1)
 	if fullDisk(err) { // there will be room, or not: no reason not to start
-		log.Warn("the SSD has no room for KV; it is tried again with each write", "dir", d.dir, "error", err)
+		log.Warn("the SSD has no room for KV; it is tried again with each write", "dir", d.cfg.Dir, "error", err)
 		return nil
 	}
 	if err != nil {
@@ -171,8 +163,8 @@ func (d *disk) load(log *slog.Logger) error {
 	return nil
 }
 
-// trim retires what is more than the log may have, as after a restart with less.
-func (d *disk) trim() error {
+// Trim retires what is more than the log may have, as after a restart with less.
+func (d *Disk) Trim() error {
 	var old []*kept
 	d.mu.Lock()
 	for len(d.log) > d.most {
@@ -184,7 +176,7 @@ func (d *disk) trim() error {
 }
 
 // newest is the segment that is written to; nil: there is none.
-func (d *disk) newest() *segment {
+func (d *Disk) newest() *segment {
 	if len(d.log) == 0 {
 		return nil
 	}
@@ -198,7 +190,7 @@ func fullDisk(err error) bool {
 
 // begin makes a new segment the one that is written to; growing is held, mu is
 // not, because the file is made here.
-func (d *disk) begin() error {
+func (d *Disk) begin() error {
 	s, err := d.create(d.last + 1)
 	if err != nil {
 		return err
@@ -212,7 +204,7 @@ func (d *disk) begin() error {
 
 // extend begins a new segment, if full is still the newest one. old are units of
 // the segment that had to go for it.
-func (d *disk) extend(full *segment) (old []*kept, err error) {
+func (d *Disk) extend(full *segment) (old []*kept, err error) {
 	d.growing.Lock()
 	defer d.growing.Unlock()
 	d.mu.Lock()
@@ -229,33 +221,24 @@ func (d *disk) extend(full *segment) (old []*kept, err error) {
 	return old, d.begin()
 }
 
-// close ends it; nothing may be under way. The files stay.
-func (d *disk) close() error {
-	if d == nil {
-		return nil
-	}
-	var err error
+// close lets go of folder and segments, whose files stay.
+func (d *Disk) close() (err error) {
 	for _, s := range d.log {
 		err = errors.Join(err, s.file.Close())
 	}
 	return errors.Join(err, unlockDir(d.lock), d.lock.Close())
 }
 
-func (d *disk) has(key kvcache.Hash) bool {
-	if d == nil {
-		return false
-	}
+// Has implements level.Level, as what follows does.
+func (d *Disk) Has(key kvcache.Hash) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	_, ok := d.find(key)
 	return ok
 }
 
-// born is when a unit came into the tiers; zero: it is not here.
-func (d *disk) born(key kvcache.Hash) (at time.Time) {
-	if d == nil {
-		return at
-	}
+// Born is when a unit came into the tiers; zero: it is not here.
+func (d *Disk) Born(key kvcache.Hash) (at time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if p, ok := d.find(key); ok {
@@ -267,9 +250,9 @@ func (d *disk) born(key kvcache.Hash) (at time.Time) {
 func (p place) born() time.Time { return time.Unix(p.seg.born[p.slot], 0) }
 
 // find looks a unit up, and forgets it if it is too old.
-func (d *disk) find(key kvcache.Hash) (place, bool) {
+func (d *Disk) find(key kvcache.Hash) (place, bool) {
 	p, ok := d.index[key]
-	if ok && d.ttl > 0 && time.Since(p.born()) >= d.ttl {
+	if ok && d.env.Old(p.born()) {
 		d.forget(key)
 		return place{}, false
 	}
@@ -277,48 +260,57 @@ func (d *disk) find(key kvcache.Hash) (place, bool) {
 }
 
 // forget takes a unit out of the index.
-func (d *disk) forget(key kvcache.Hash) {
-	if d.leave(key) && d.changed != nil {
-		d.changed(unit{key: key}, false)
+func (d *Disk) forget(key kvcache.Hash) {
+	if d.leave(key) {
+		d.env.Tell(Name, level.Unit{Key: key}, false)
 	}
 }
 
-// drop forgets a unit; its space comes back with its segment's.
-func (d *disk) drop(key kvcache.Hash) {
-	if d == nil {
-		return
-	}
+// Forget forgets a unit; its space comes back with its segment's.
+func (d *Disk) Forget(key kvcache.Hash) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.forget(key)
 }
 
-// read reads a unit into rec, a whole record, and checks that it is the one.
-func (d *disk) read(key kvcache.Hash, pos int, rec []byte) error {
+// Load reads one unit after the other; callers have many calls under way.
+func (d *Disk) Load(_ context.Context, reads []level.Read, got func(i int, born time.Time, err error)) {
+	for i := range reads {
+		born, err := d.read(&reads[i])
+		if err != nil && !errors.Is(err, level.ErrGone) && !errors.Is(err, level.ErrCorrupt) {
+			d.metrics.errors.WithLabelValues("read").Inc()
+			d.env.Complain(fmt.Errorf("read from %s: %w", d.cfg.Dir, err))
+			d.Forget(reads[i].Key)
+		}
+		got(i, born, err)
+	}
+}
+
+// read reads a unit, and checks that it is the one.
+func (d *Disk) read(r *level.Read) (born time.Time, err error) {
 	d.mu.Lock()
-	p, ok := d.find(key)
+	p, ok := d.find(r.Key)
 	if !ok {
 		d.mu.Unlock()
-		return errGone
+		return born, level.ErrGone
 	}
+	born = p.born()
 	p.seg.users++
 	d.reading[p]++
 	p.seg.hits[p.slot] = true
 	d.mu.Unlock()
 	defer d.done(p)
-	if _, err := p.seg.file.ReadAt(rec, d.at(int(p.slot))); err != nil {
-		return err
+	if _, err := p.seg.file.ReadAt(r.Rec, d.at(int(p.slot))); err != nil {
+		return born, err
 	}
-	h, err := d.shape.whole(rec)
-	want := header{key: key, payload: d.shape.payload(), segment: p.seg.id, slot: uint32(p.slot), pos: uint32(pos), born: h.born, tenant: h.tenant, sum: h.sum}
-	if err == nil && h != want {
-		err = fmt.Errorf("a record of another unit in slot %d of %s", p.slot, p.seg.path)
+	if _, err = d.env.Shape.Stamped(r.Rec, r.Key, r.Pos, p.seg.id, int(p.slot)); err != nil {
+		err = fmt.Errorf("slot %d of %s: %w", p.slot, p.seg.path, err)
 	}
-	return err
+	return born, err
 }
 
 // done ends a read; the last use of a retired segment closes its file.
-func (d *disk) done(p place) {
+func (d *Disk) done(p place) {
 	d.mu.Lock()
 	defer d.unlock()
 	if d.reading[p]--; d.reading[p] == 0 {
@@ -327,20 +319,24 @@ func (d *disk) done(p place) {
 	d.unuse(p.seg)
 }
 
-func (d *disk) unuse(s *segment) {
+func (d *Disk) unuse(s *segment) {
 	if s.users--; s.users == 0 {
 		d.gone = append(d.gone, func() error { s.file.Close(); return nil })
 	}
 }
 
-// write appends a unit, unless it is there or being written. rec is a whole record whose header is set here.
-func (d *disk) write(u unit, rec []byte) (written bool, err error) {
-	return d.append(u, rec, nil)
+// Save appends a unit, unless it is there or being written. It sets the record's header.
+func (d *Disk) Save(_ context.Context, u level.Unit, rec []byte) (saved bool, err error) {
+	if saved, err = d.append(u, rec, nil); err != nil {
+		d.metrics.errors.WithLabelValues("write").Inc()
+		d.env.Complain(fmt.Errorf("write to %s: %w", d.cfg.Dir, err))
+	}
+	return saved, err
 }
 
-// append is write; a unit that lies in from is moved. A new one that a full disk has
+// append writes a unit; one that lies in from is moved. A new one that a full disk has
 // no room for gets that of the log's oldest segment.
-func (d *disk) append(u unit, rec []byte, from *segment) (written bool, err error) {
+func (d *Disk) append(u level.Unit, rec []byte, from *segment) (written bool, err error) {
 	var oldest *segment
 	d.mu.Lock()
 	if len(d.log) > 0 {
@@ -360,7 +356,7 @@ func (d *disk) append(u unit, rec []byte, from *segment) (written bool, err erro
 // yield gives up the log's oldest segment, if it is that one, to a disk that others
 // have filled: all of it, since there is no room to keep anything. False: there is
 // none but the newest.
-func (d *disk) yield(oldest *segment) bool {
+func (d *Disk) yield(oldest *segment) bool {
 	d.mu.Lock()
 	defer d.unlock()
 	switch {
@@ -378,14 +374,13 @@ func (d *disk) yield(oldest *segment) bool {
 }
 
 // put tries to append; again: the log has gone round meanwhile.
-func (d *disk) put(u unit, rec []byte, from *segment) (written, again bool, err error) {
+func (d *Disk) put(u level.Unit, rec []byte, from *segment) (written, again bool, err error) {
 	s, slot, old, err := d.reserve(u, from)
 	if err != nil || s == nil {
 		return false, false, errors.Join(err, d.reprieve(old...))
 	}
 	defer d.release(s)
-	h := header{u.key, d.shape.payload(), s.id, uint32(slot), uint32(u.pos), u.born.Unix(), u.tag(), d.shape.sum(rec)}
-	h.encode(rec)
+	d.env.Shape.Stamp(rec, &u, s.id, slot, rec)
 	_, err = s.file.WriteAt(rec, d.at(slot))
 	d.mu.Lock()
 	d.wrote(&u) // at once with settle: a unit that counted twice would cost its tenant another
@@ -395,26 +390,26 @@ func (d *disk) put(u unit, rec []byte, from *segment) (written, again bool, err 
 		return false, false, errors.Join(err, d.reprieve(old...))
 	}
 	again = s.retired
-	if written = !again && d.index[u.key].seg == from; written { // else it was dropped while it moved
-		d.settle(u.key, place{s, int32(slot)})
+	if written = !again && d.index[u.Key].seg == from; written { // else it was dropped while it moved
+		d.settle(u.Key, place{s, int32(slot)})
 	}
-	if written && from == nil && d.changed != nil {
-		d.changed(u, true)
+	if written && from == nil {
+		d.env.Tell(Name, u, true)
 	}
 	d.mu.Unlock()
 	return written, again, d.reprieve(old...)
 }
 
 // wrote ends a write.
-func (d *disk) wrote(u *unit) {
-	delete(d.pending, u.key)
+func (d *Disk) wrote(u *level.Unit) {
+	delete(d.pending, u.Key)
 	if d.limit > 0 {
-		d.tenants[u.tag()].writing--
-		d.forgo(u.tag())
+		d.tenants[u.Tenant()].writing--
+		d.forgo(u.Tenant())
 	}
 }
 
-func (d *disk) release(s *segment) {
+func (d *Disk) release(s *segment) {
 	d.mu.Lock()
 	defer d.unlock()
 	d.unuse(s)
@@ -423,7 +418,7 @@ func (d *disk) release(s *segment) {
 // reserve hands out the next slot, in use for the caller; none if the unit
 // needs none. old are units of segments that had to go, which deserve to be
 // kept.
-func (d *disk) reserve(u unit, from *segment) (s *segment, slot int, old []*kept, err error) {
+func (d *Disk) reserve(u level.Unit, from *segment) (s *segment, slot int, old []*kept, err error) {
 	for {
 		s, slot, full := d.take(u, from)
 		if !full {
@@ -439,13 +434,13 @@ func (d *disk) reserve(u unit, from *segment) (s *segment, slot int, old []*kept
 
 // take is reserve where the newest segment has room; full: it, or nil where there is
 // none, has not.
-func (d *disk) take(u unit, from *segment) (s *segment, slot int, full bool) {
+func (d *Disk) take(u level.Unit, from *segment) (s *segment, slot int, full bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if p := d.index[u.key]; p.seg != from || d.pending[u.key] {
+	if p := d.index[u.Key]; p.seg != from || d.pending[u.Key] {
 		return nil, 0, false
 	}
-	if from == nil && d.full(u.tag()) {
+	if from == nil && d.full(u.Tenant()) {
 		if s, slot = d.replace(&u); s == nil {
 			return nil, 0, false
 		}
@@ -465,9 +460,9 @@ func (d *disk) take(u unit, from *segment) (s *segment, slot int, full bool) {
 		}
 	}
 	s.users++
-	d.pending[u.key] = true
+	d.pending[u.Key] = true
 	if d.limit > 0 {
-		d.holding(u.tag()).writing++
+		d.holding(u.Tenant()).writing++
 	}
 	return s, slot, false
 }
@@ -481,7 +476,7 @@ type kept struct {
 // retire takes the oldest segment off the log and deletes its file, which
 // stays readable for whoever uses it. At most half of it is kept for having
 // been read, so that the log moves on (pins are bounded for the same reason); what is kept stays in the index until reprieve.
-func (d *disk) retire(s *segment) *kept {
+func (d *Disk) retire(s *segment) *kept {
 	d.log = d.log[1:]
 	s.retired = true
 	k := &kept{seg: s}
@@ -489,7 +484,7 @@ func (d *disk) retire(s *segment) *kept {
 		if d.index[key] != (place{s, int32(i)}) {
 			continue
 		}
-		if s.hits[i] && len(k.slots) < d.slots/2 || d.pinned != nil && d.pinned(key) {
+		if s.hits[i] && len(k.slots) < d.slots/2 || d.env.IsPinned(key) {
 			k.slots = append(k.slots, i)
 			continue
 		}
@@ -505,9 +500,9 @@ func (d *disk) retire(s *segment) *kept {
 }
 
 // discard has a file deleted after mu.
-func (d *disk) discard(path string) {
+func (d *Disk) discard(path string) {
 	d.gone = append(d.gone, func() error {
-		err := d.remove(path)
+		err := d.fs.Remove(path)
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
@@ -519,7 +514,7 @@ func (d *disk) discard(path string) {
 }
 
 // reprieve writes kept units to the end of the log; what cannot be is lost.
-func (d *disk) reprieve(old ...*kept) error {
+func (d *Disk) reprieve(old ...*kept) error {
 	var err error
 	for _, k := range old {
 		err = errors.Join(err, d.moveUp(k))
@@ -527,20 +522,20 @@ func (d *disk) reprieve(old ...*kept) error {
 	return err
 }
 
-func (d *disk) moveUp(k *kept) (err error) {
+func (d *Disk) moveUp(k *kept) (err error) {
 	defer d.abolish(k)
-	rec := aligned(d.shape.record())
+	rec := aligned(d.env.Shape.Record())
 	for _, i := range k.slots {
 		if _, e := k.seg.file.ReadAt(rec, d.at(i)); e != nil {
 			err = errors.Join(err, e) // others may be read
 			continue
 		}
-		h, e := d.shape.whole(rec)
-		if e != nil || h.key != k.seg.keys[i] {
+		h, e := d.env.Shape.Whole(rec)
+		if e != nil || h.Key != k.seg.keys[i] {
 			continue // bad: it is not worth keeping
 		}
-		u := h.unit()
-		u.born = time.Unix(k.seg.born[i], 0)
+		u := h.Unit()
+		u.Born = time.Unix(k.seg.born[i], 0)
 		if _, e := d.append(*u, rec, k.seg); e != nil {
 			return errors.Join(err, e)
 		}
@@ -549,14 +544,14 @@ func (d *disk) moveUp(k *kept) (err error) {
 }
 
 // abolish ends a retired segment.
-func (d *disk) abolish(k *kept) {
+func (d *Disk) abolish(k *kept) {
 	d.mu.Lock()
 	defer d.unlock()
 	d.drain(k)
 }
 
 // drain forgets what was kept of a retired segment and has not been moved.
-func (d *disk) drain(k *kept) {
+func (d *Disk) drain(k *kept) {
 	for _, i := range k.slots {
 		if key := k.seg.keys[i]; d.index[key].seg == k.seg {
 			d.forget(key)
@@ -566,23 +561,25 @@ func (d *disk) drain(k *kept) {
 	d.unuse(k.seg)
 }
 
-// forgetAll takes all units out of the index; their files stay for now.
-func (d *disk) forgetAll() {
+// Clear forgets every unit. erase deletes the files, which takes no room: the next write
+// begins a new one. An error says that some are still there, for a process that starts
+// anew to find.
+func (d *Disk) Clear() (erase func() error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.forgetAll()
+	return d.erase
+}
+
+func (d *Disk) forgetAll() {
 	for key := range d.index {
 		d.forget(key)
 	}
 }
 
-// clear forgets every unit and deletes the files, which takes no room: the next write
-// begins a new one. An error says that some are still there, for a process that
-// starts anew to find.
-func (d *disk) clear() error {
+func (d *Disk) erase() error {
 	d.mu.Lock()
-	for key := range d.index {
-		d.forget(key)
-	}
+	d.forgetAll()
 	for len(d.log) > 0 {
 		d.retire(d.log[0]) // keeps nothing: nothing is known
 	}
@@ -591,10 +588,4 @@ func (d *disk) clear() error {
 	}
 	d.stuck = nil
 	return d.unlocked()
-}
-
-func (d *disk) stats() Stats {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return Stats{Tier: tierSSD, Units: len(d.index), Capacity: d.most * d.slots, UnitBytes: d.shape.record(), Evicted: d.lost}
 }

@@ -1,9 +1,8 @@
-package tier
+package ssd
 
 import (
-	"encoding/binary"
-
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
 // Tenants' shares of the SSD. A tenant that has its share gets the place of its
@@ -27,11 +26,8 @@ type aged struct {
 	at  place
 }
 
-// tag is who a unit belongs to.
-func (u *unit) tag() uint32 { return binary.LittleEndian.Uint32(u.root[:]) }
-
 // settle puts a unit into the index.
-func (d *disk) settle(key kvcache.Hash, p place) {
+func (d *Disk) settle(key kvcache.Hash, p place) {
 	d.leave(key)
 	d.index[key] = p
 	if d.limit == 0 {
@@ -54,7 +50,7 @@ func (d *disk) settle(key kvcache.Hash, p place) {
 }
 
 // leave takes a unit out of the index, if it is there.
-func (d *disk) leave(key kvcache.Hash) (was bool) {
+func (d *Disk) leave(key kvcache.Hash) (was bool) {
 	p, was := d.index[key]
 	if !was {
 		return false
@@ -68,7 +64,7 @@ func (d *disk) leave(key kvcache.Hash) (was bool) {
 	return true
 }
 
-func (d *disk) holding(tag uint32) *holding {
+func (d *Disk) holding(tag uint32) *holding {
 	h := d.tenants[tag]
 	if h == nil {
 		h = &holding{}
@@ -78,14 +74,14 @@ func (d *disk) holding(tag uint32) *holding {
 }
 
 // forgo forgets a tenant that has nothing.
-func (d *disk) forgo(tag uint32) {
+func (d *Disk) forgo(tag uint32) {
 	if h := d.tenants[tag]; h != nil && h.units == 0 && h.writing == 0 {
 		delete(d.tenants, tag)
 	}
 }
 
 // full says whether a tenant has its share.
-func (d *disk) full(tag uint32) bool {
+func (d *Disk) full(tag uint32) bool {
 	h := d.tenants[tag]
 	return d.limit > 0 && h != nil && h.units+h.writing >= d.limit
 }
@@ -93,7 +89,7 @@ func (d *disk) full(tag uint32) bool {
 // oldest is the tenant's unit that makes room for one of its own: not one that
 // is pinned, being read or moved; one that was read since it was written gets
 // another round. None: there is no such unit.
-func (d *disk) oldest(tag uint32) (p place, ok bool) {
+func (d *Disk) oldest(tag uint32) (p place, ok bool) {
 	h := d.tenants[tag]
 	for range 2 * len(h.queue) {
 		e := h.queue[0]
@@ -103,7 +99,7 @@ func (d *disk) oldest(tag uint32) (p place, ok bool) {
 			continue
 		}
 		hit := &e.at.seg.hits[e.at.slot]
-		if *hit || e.at.seg.retired || d.reading[e.at] > 0 || d.pinned != nil && d.pinned(e.key) {
+		if *hit || e.at.seg.retired || d.reading[e.at] > 0 || d.env.IsPinned(e.key) {
 			*hit = *hit && d.reading[e.at] > 0
 			h.queue = append(h.queue, e)
 			continue
@@ -115,9 +111,9 @@ func (d *disk) oldest(tag uint32) (p place, ok bool) {
 
 // replace hands out the place of a tenant's oldest unit; none: the new one is
 // left out.
-func (d *disk) replace(u *unit) (s *segment, slot int) {
+func (d *Disk) replace(u *level.Unit) (s *segment, slot int) {
 	d.over++
-	p, ok := d.oldest(u.tag())
+	p, ok := d.oldest(u.Tenant())
 	if !ok {
 		return nil, 0
 	}

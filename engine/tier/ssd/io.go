@@ -1,11 +1,12 @@
-package tier
+package ssd
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
-	"github.com/xpyd/xpyd/engine/tier/uring"
+	"github.com/xpyd/xpyd/engine/tier/ssd/uring"
 )
 
 // IO says how the SSD tier reads and writes. What it has under way is bounded
@@ -53,8 +54,8 @@ func (e *diskIO) way() IO {
 	return IOPread
 }
 
-// open opens a segment's file, past the page cache where the file system can.
-func (e *diskIO) open(path string, flag int) (file, error) {
+// Open opens a segment's file, past the page cache where the file system can.
+func (e *diskIO) Open(path string, flag int) (File, error) {
 	f, err := openDirect(path, flag)
 	if err != nil {
 		return nil, err // and no file that is not nil
@@ -68,6 +69,9 @@ func (e *diskIO) open(path string, flag int) (file, error) {
 	}
 	return u, nil
 }
+
+// Remove deletes a file.
+func (e *diskIO) Remove(path string) error { return os.Remove(path) }
 
 // close cancels what has not begun, and waits for the rest as long as ctx
 // lasts. Files may be closed before or after.

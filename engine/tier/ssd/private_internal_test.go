@@ -1,14 +1,15 @@
 //go:build unix
 
-package tier
+package ssd
 
 import (
 	"errors"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
 // TestPrivate: KV that another user may have put there is not loaded. A folder
@@ -17,13 +18,13 @@ import (
 func TestPrivate(t *testing.T) {
 	refuses := func(dir, want string) {
 		t.Helper()
-		d, err := openDisk(dir, 512<<10, shape{blocks: 1}, "identity", 0, nil, slog.New(slog.DiscardHandler))
-		var setting *SettingError
-		if !errors.As(err, &setting) || setting.Setting != Dir || !strings.Contains(err.Error(), want) {
+		l, err := Config{Dir: dir, Bytes: 512 << 10}.Open(t.Context(), env(t))
+		var setting *level.SettingError
+		if !errors.As(err, &setting) || setting.Setting != SettingDir || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", dir, err, want)
 		}
 		if err == nil {
-			_ = d.close()
+			_ = l.Close(t.Context())
 		}
 	}
 	made := filepath.Join(t.TempDir(), "made")

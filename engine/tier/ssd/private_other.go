@@ -1,5 +1,5 @@
 //go:build !unix
 
-package tier
+package ssd
 
 func private(string) error { return nil }

@@ -1,6 +1,6 @@
 //go:build unix
 
-package tier
+package ssd
 
 import (
 	"fmt"

@@ -1,4 +1,4 @@
-package tier
+package ssd
 
 import (
 	"context"
@@ -13,7 +13,8 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
-	"github.com/xpyd/xpyd/engine/tier/uring"
+	"github.com/xpyd/xpyd/engine/tier/level"
+	"github.com/xpyd/xpyd/engine/tier/ssd/uring"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -30,14 +31,14 @@ type Rates struct {
 	ReadCPU  float64
 }
 
-// What MeasureDisk takes.
+// What Measure takes.
 const (
 	LeastUnits = 2 * minSegments
 	MostDepth  = 1024
-	UnitPage   = page // units are a multiple of it
+	UnitPage   = level.Page // units are a multiple of it
 )
 
-// FreshDir is nil when dir is a folder without files, or none yet: MeasureDisk removes
+// FreshDir is nil when dir is a folder without files, or none yet: Measure removes
 // what it finds there.
 func FreshDir(dir string) error {
 	old, err := os.ReadDir(dir)
@@ -50,21 +51,21 @@ func FreshDir(dir string) error {
 	return err
 }
 
-// MeasureDisk writes units of unitBytes (a multiple of 4 KiB) until total
+// Measure writes units of unitBytes (a multiple of 4 KiB) until total
 // bytes are written through an SSD tier in dir, a folder of nothing else, then
 // reads all of them in random order; depth of each at a time. dir is empty or not
 // there, and is deleted at the end. progress may be nil.
-func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, depth int, by IO, progress Progress) (r Rates, err error) {
+func Measure(ctx context.Context, dir string, unitBytes int, total int64, depth int, by IO, progress level.Progress) (r Rates, err error) {
 	bad := func(units int) error {
-		return fmt.Errorf("units of %d bytes, %d of them, %d at a time: want a multiple of %d, at least %d, 1 to %d", unitBytes, units, depth, page, LeastUnits, MostDepth)
+		return fmt.Errorf("units of %d bytes, %d of them, %d at a time: want a multiple of %d, at least %d, 1 to %d", unitBytes, units, depth, level.Page, LeastUnits, MostDepth)
 	}
-	if unitBytes < page {
+	if unitBytes < level.Page {
 		return r, bad(0)
 	}
-	rows := (unitBytes - headerSize - 8) / 32 // of [2][1 head][16 tokens]
-	s := shape{kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 1, BlockTokens: 16, DType: "u8", RowBytes: rows}, 1}
+	rows := (unitBytes - level.HeaderSize - 8) / 32 // of [2][1 head][16 tokens]
+	s := level.Shape{Layout: kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 1, BlockTokens: 16, DType: "u8", RowBytes: rows}, Blocks: 1}
 	units := int(total / int64(unitBytes))
-	if rows < 1 || s.record() != unitBytes || units < LeastUnits || depth < 1 || depth > MostDepth {
+	if rows < 1 || s.Record() != unitBytes || units < LeastUnits || depth < 1 || depth > MostDepth {
 		return r, bad(units)
 	}
 	if err := FreshDir(dir); err != nil {
@@ -75,12 +76,13 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 		return r, err
 	}
 	// A quarter more, so that nothing is evicted from a log of whole segments.
-	d, err := openDisk(dir, total+total/4+minSegments*segmentBytes, s, "measured", 0, way.open, slog.New(slog.DiscardHandler))
+	d, err := open(Config{Dir: dir, Bytes: total + total/4 + minSegments*segmentBytes, Timeout: time.Hour},
+		&level.Env{Shape: s, Identity: "measured", Log: slog.New(slog.DiscardHandler)}, way)
 	if err != nil {
 		return r, errors.Join(err, way.close(ctx))
 	}
 	defer func() {
-		err = errors.Join(err, d.clear(), d.close(), way.close(context.WithoutCancel(ctx)), os.RemoveAll(dir))
+		err = errors.Join(err, d.erase(), d.Close(context.WithoutCancel(ctx)), os.RemoveAll(dir))
 	}()
 	r = Rates{UnitBytes: unitBytes, Units: units, Depth: depth, IO: way.way()}
 	key := func(i int) (k kvcache.Hash) {
@@ -88,9 +90,9 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 		return k
 	}
 	began := cpuTime()
-	write, read := &meter{tell: progress, what: "write", total: total}, &meter{tell: progress, what: "read", total: total}
+	write, read := &level.Meter{Tell: progress, What: "write", Total: total}, &level.Meter{Tell: progress, What: "read", Total: total}
 	seconds, err := inTurns(ctx, depth, unitBytes, units, write, func(i int, rec []byte) error {
-		_, err := d.write(unit{key: key(i), pos: 16 * i}, rec)
+		_, err := d.append(level.Unit{Key: key(i), Pos: 16 * i}, rec, nil)
 		return err
 	})
 	if err != nil {
@@ -100,14 +102,17 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 	written := cpuTime()
 	r.Write, r.WriteCPU = bytes/seconds, (written-began).Seconds()/bytes*1e9
 	order := rand.New(rand.NewPCG(1, 2)).Perm(units)
-	seconds, err = inTurns(ctx, depth, unitBytes, units, read, func(i int, rec []byte) error { return d.read(key(order[i]), 16*order[i], rec) })
+	seconds, err = inTurns(ctx, depth, unitBytes, units, read, func(i int, rec []byte) error {
+		_, err := d.read(&level.Read{Key: key(order[i]), Pos: 16 * order[i], Rec: rec})
+		return err
+	})
 	r.Read, r.ReadCPU = bytes/seconds, (cpuTime()-written).Seconds()/bytes*1e9
 	return r, err
 }
 
 // inTurns calls do for 0 .. n-1 from depth goroutines, each with a buffer of
 // its own, and returns how long all took.
-func inTurns(ctx context.Context, depth, size, n int, done *meter, do func(i int, rec []byte) error) (seconds float64, err error) {
+func inTurns(ctx context.Context, depth, size, n int, done *level.Meter, do func(i int, rec []byte) error) (seconds float64, err error) {
 	var mu sync.Mutex
 	next := 0
 	take := func() int {
@@ -139,7 +144,7 @@ func inTurns(ctx context.Context, depth, size, n int, done *meter, do func(i int
 					err = e
 					mu.Unlock()
 				}
-				done.add(int64(size))
+				done.Add(int64(size))
 			}
 		})
 	}

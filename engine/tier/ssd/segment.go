@@ -1,4 +1,4 @@
-package tier
+package ssd
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
 // A segment is a file of slots of one record each, written from the front and
@@ -21,7 +22,7 @@ import (
 type segment struct {
 	id    uint64
 	path  string
-	file  file
+	file  File
 	keys  []kvcache.Hash // of the slots handed out
 	born  []int64        // by slot: as in its header
 	hits  []bool         // by slot: it was read since it was written
@@ -32,27 +33,8 @@ type segment struct {
 	retired bool
 }
 
-// preamble is a segment's first page.
-type preamble struct {
-	Format   string `json:"format"`
-	Segment  uint64 `json:"segment"`
-	Identity string `json:"identity"` // of the model and its numerics
-	Record   int    `json:"record_bytes"`
-	Payload  int    `json:"payload_bytes"`
-	Blocks   int    `json:"unit_blocks"`
-	Tokens   int    `json:"block_tokens"`
-	Layers   int    `json:"layers"`
-	Heads    int    `json:"kv_heads"`
-	RowBytes int    `json:"row_bytes"`
-	DType    string `json:"dtype"`
-}
-
-func (d *disk) preamble(id uint64) preamble {
-	return d.shape.preamble("xpyd KV segment 3", id, d.identity)
-}
-
-func (s shape) preamble(format string, id uint64, identity string) preamble {
-	return preamble{format, id, identity, s.record(), s.payload(), s.blocks, s.BlockTokens, s.Layers, s.KVHeads, s.RowBytes, s.DType}
+func (d *Disk) preamble(id uint64) level.Preamble {
+	return d.env.Shape.Preamble("xpyd KV segment 3", id, d.env.Identity)
 }
 
 func segmentPath(dir string, id uint64) string {
@@ -60,20 +42,20 @@ func segmentPath(dir string, id uint64) string {
 }
 
 // create makes a new segment file.
-func (d *disk) create(id uint64) (*segment, error) {
+func (d *Disk) create(id uint64) (*segment, error) {
 	p := d.preamble(id)
 	text, err := json.Marshal(&p)
 	if err != nil {
 		return nil, err
 	}
-	if len(text) > page {
-		return nil, fmt.Errorf("identity of %d bytes", len(d.identity))
+	if len(text) > level.Page {
+		return nil, fmt.Errorf("identity of %d bytes", len(d.env.Identity))
 	}
-	s := &segment{id: id, path: segmentPath(d.dir, id), users: 1}
-	if s.file, err = d.open(s.path, os.O_RDWR|os.O_CREATE|os.O_EXCL); err != nil {
+	s := &segment{id: id, path: segmentPath(d.cfg.Dir, id), users: 1}
+	if s.file, err = d.openFile(s.path, os.O_RDWR|os.O_CREATE|os.O_EXCL); err != nil {
 		return nil, err
 	}
-	b := aligned(page)
+	b := aligned(level.Page)
 	copy(b, text)
 	if _, err = s.file.WriteAt(b, 0); err != nil {
 		return nil, errors.Join(err, s.file.Close(), os.Remove(s.path))
@@ -82,26 +64,26 @@ func (d *disk) create(id uint64) (*segment, error) {
 }
 
 // add hands out the next slot.
-func (s *segment) add(u *unit) {
+func (s *segment) add(u *level.Unit) {
 	s.keys, s.born, s.hits, s.tags = append(s.keys, kvcache.Hash{}), append(s.born, 0), append(s.hits, false), append(s.tags, 0)
 	s.set(len(s.keys)-1, u)
 }
 
 // set says what is in a slot.
-func (s *segment) set(slot int, u *unit) {
-	s.keys[slot], s.born[slot], s.hits[slot], s.tags[slot] = u.key, u.born.Unix(), false, u.tag()
+func (s *segment) set(slot int, u *level.Unit) {
+	s.keys[slot], s.born[slot], s.hits[slot], s.tags[slot] = u.Key, u.Born.Unix(), false, u.Tenant()
 }
 
 var errForeign = errors.New("written by another model, layout or version")
 
 // recover reads what an earlier process has left. errForeign: not for us.
-func (d *disk) recover(id uint64) (*segment, error) {
-	s := &segment{id: id, path: segmentPath(d.dir, id), users: 1}
+func (d *Disk) recover(id uint64) (*segment, error) {
+	s := &segment{id: id, path: segmentPath(d.cfg.Dir, id), users: 1}
 	var err error
-	if s.file, err = d.open(s.path, os.O_RDWR); err != nil {
+	if s.file, err = d.openFile(s.path, os.O_RDWR); err != nil {
 		return nil, err
 	}
-	b := aligned(page)
+	b := aligned(level.Page)
 	if _, err = s.file.ReadAt(b, 0); err == nil {
 		err = d.recognise(id, b)
 	} else if errors.Is(err, io.EOF) {
@@ -125,20 +107,20 @@ func (d *disk) recover(id uint64) (*segment, error) {
 			}
 			return nil, errors.Join(err, s.file.Close())
 		}
-		h, err := parseHeader(b)
-		ours := err == nil && h.segment == id && h.slot == uint32(i) && h.payload == d.shape.payload()
+		h, err := level.ParseHeader(b)
+		ours := err == nil && h.Segment == id && h.Slot == uint32(i) && h.Payload == d.env.Shape.Payload()
 		if !ours {
-			s.add(&unit{})
+			s.add(&level.Unit{})
 			continue
 		}
-		s.add(h.unit())
-		d.settle(h.key, place{s, int32(i)})
+		s.add(h.Unit())
+		d.settle(h.Key, place{s, int32(i)})
 	}
 	return s, nil
 }
 
 // cut makes a file no longer than segments are now: they were larger.
-func (d *disk) cut(path string) error {
+func (d *Disk) cut(path string) error {
 	info, err := os.Stat(path)
 	if err == nil && info.Size() > d.at(d.slots) {
 		err = os.Truncate(path, d.at(d.slots))
@@ -146,8 +128,8 @@ func (d *disk) cut(path string) error {
 	return err
 }
 
-func (d *disk) recognise(id uint64, b []byte) error {
-	var p preamble
+func (d *Disk) recognise(id uint64, b []byte) error {
+	var p level.Preamble
 	if json.Unmarshal(bytes.TrimRight(b, "\x00"), &p) != nil || p != d.preamble(id) {
 		return errForeign
 	}
@@ -155,4 +137,4 @@ func (d *disk) recognise(id uint64, b []byte) error {
 }
 
 // at is where a slot begins in its file.
-func (d *disk) at(slot int) int64 { return page + int64(slot)*int64(d.shape.record()) }
+func (d *Disk) at(slot int) int64 { return level.Page + int64(slot)*int64(d.env.Shape.Record()) }
