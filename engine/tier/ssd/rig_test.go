@@ -1,6 +1,7 @@
 package ssd
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -51,7 +52,7 @@ func newDisk(t *testing.T, pages int, env *level.Env, wrap func(FS) FS) *Disk {
 		if err := d.Check(nil); err != nil {
 			t.Error(err)
 		}
-		if err := d.Close(t.Context()); err != nil {
+		if err := d.Close(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
 		}
 	})
