@@ -205,7 +205,7 @@ func (e *Env) Tell(level string, u Unit, stored bool) {
 	}
 }
 
-// Has reports whether a unit is pinned.
+// IsPinned reports whether a unit is pinned.
 func (e *Env) IsPinned(key kvcache.Hash) bool { return e.Pinned != nil && e.Pinned(key) }
 
 // Old reports whether a unit is not to be used any more.

@@ -12,11 +12,14 @@ type Shape struct {
 	Blocks int // of a unit
 }
 
-// Rows, Payload and Record are the bytes of a unit's rows, of these and their digests,
-// and of a whole record.
-func (s Shape) Rows() int    { return s.Layers * s.Blocks * s.BlockBytes() }
+// Rows is the bytes of a unit's rows.
+func (s Shape) Rows() int { return s.Layers * s.Blocks * s.BlockBytes() }
+
+// Payload is the bytes of a unit's rows and their digests.
 func (s Shape) Payload() int { return s.Rows() + s.Layers*s.Blocks*s.KVHeads*8 }
-func (s Shape) Record() int  { return (HeaderSize + s.Payload() + Page - 1) / Page * Page }
+
+// Record is the bytes of a whole record, whole pages.
+func (s Shape) Record() int { return (HeaderSize + s.Payload() + Page - 1) / Page * Page }
 
 // Tokens is how many tokens a unit has.
 func (s Shape) Tokens() int { return s.Blocks * s.BlockTokens }
