@@ -2,12 +2,15 @@ package shared
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier/level"
+	"github.com/xpyd/xpyd/engine/tier/store"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -60,4 +63,36 @@ func FuzzValue(f *testing.F) {
 			t.Fatal("other rows with digests of their own: forged, or found by chance")
 		}
 	})
+}
+
+// full is a store that has every key.
+type full struct{ store.Store }
+
+func (full) Exists(_ context.Context, keys []string) ([]bool, error) {
+	return slices.Repeat([]bool{true}, len(keys)), nil
+}
+
+// TestShunned: a bad value that may not be deleted is absent for a while, and asked for
+// again when that is over; where it may be deleted, Delete does it.
+func TestShunned(t *testing.T) {
+	for _, writes := range []bool{false, true} {
+		s, err := open(Config{Store: full{}, Writes: writes}, &level.Env{Shape: shape(), Awake: t.Context()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		bad, good := kvcache.Hash{1}, kvcache.Hash{2}
+		ask := func(when string, want bool) {
+			t.Helper()
+			if have, ok := s.Ask(t.Context(), []kvcache.Hash{bad, good}); !ok || have[0] != want || !have[1] {
+				t.Errorf("writes %t, %s: %v %t", writes, when, have, ok)
+			}
+		}
+		ask("at first", true)
+		s.Forget(bad)
+		ask("forgotten", writes)
+		if !writes {
+			s.bad[bad] = time.Now() // its time is over
+		}
+		ask("after a while", true)
+	}
 }
