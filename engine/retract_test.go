@@ -19,6 +19,9 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/engine/tier/host"
+	"github.com/xpyd/xpyd/engine/tier/level"
+	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
@@ -72,7 +75,7 @@ func TestRetraction(t *testing.T) {
 func retraction(t *testing.T, b kernels.Backend, n int, requests []*engine.Request, want [][]output) {
 	blockTokens, reg, log := b.Layout().BlockTokens, prometheus.NewRegistry(), slog.New(slog.NewTextHandler(io.Discard, nil))
 	unit := int64(max(blockTokens, kvcache.Grain)*b.Layout().Layers*2*b.Layout().KVHeads*b.Layout().RowBytes + 64<<10)
-	tiers, err := tier.New(t.Context(), tier.Config{HostBytes: 24 * unit, Dir: t.TempDir(), DirBytes: 64 * unit, Identity: "soak", LoadTimeout: 10 * time.Second, LoadBlocks: b.Blocks() * 3 / 4},
+	tiers, err := tier.New(t.Context(), tier.Config{Levels: []level.Config{host.Config{Bytes: 24 * unit}, ssd.Config{Dir: t.TempDir(), Bytes: 64 * unit}}, Identity: "soak", LoadTimeout: 10 * time.Second, LoadBlocks: b.Blocks() * 3 / 4},
 		b, kvcache.UnitBlocks(blockTokens), log, reg)
 	if err != nil {
 		t.Fatal(err)

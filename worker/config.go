@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/engine/tier/host"
 	"github.com/xpyd/xpyd/engine/tier/redis"
+	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
@@ -166,8 +168,8 @@ func DefaultConfig(role fleet.Role) Config {
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
 			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Ways: []string{way.Auto}, Transport: way.Auto, Digest: "on", Convert: "refuse", DeviceRefill: "on",
-			SSDSize: 8 << 30, SSDIO: string(tier.IOAuto), StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
-			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25, Peers: "on", PeerBring: "on"},
+			SSDSize: 8 << 30, SSDIO: string(ssd.IOAuto), StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
+			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(host.LRU), PinShare: 0.25, Peers: "on", PeerBring: "on"},
 		Log: Log{Level: "info", Format: "text"},
 	}
 }
@@ -258,8 +260,8 @@ func (c *Config) Validate() error {
 		{"kv.peer_bring", c.KV.PeerBring, onOff},
 		{"kv.peers", c.KV.Peers, onOff},
 		{"kv.write_policy", c.KV.WritePolicy, []string{string(tier.Through), string(tier.Selective), string(tier.Back)}},
-		{"kv.eviction", c.KV.Eviction, []string{string(tier.LRU), string(tier.LFU), string(tier.S3FIFO)}},
-		{"kv.ssd_io", c.KV.SSDIO, []string{string(tier.IOAuto), string(tier.IOUring), string(tier.IOPread)}},
+		{"kv.eviction", c.KV.Eviction, []string{string(host.LRU), string(host.LFU), string(host.S3FIFO)}},
+		{"kv.ssd_io", c.KV.SSDIO, []string{string(ssd.IOAuto), string(ssd.IOUring), string(ssd.IOPread)}},
 	} {
 		if err := oneOf(o.key, o.value, o.allowed...); err != nil {
 			return err

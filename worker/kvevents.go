@@ -119,7 +119,7 @@ func (e *eventWriter) tierChange(c tier.Change) {
 		return
 	}
 	out := kvevents.Event{Kind: kvevents.Removed, Hashes: []uint64{shortHash(c.Key)}, Tier: kvevents.Host}
-	if c.Tier != tier.Host {
+	if !c.Memory {
 		out.Tier = kvevents.Disk
 	}
 	if c.Stored {

@@ -9,7 +9,11 @@ import (
 	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/engine/tier/host"
+	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/engine/tier/redis"
+	"github.com/xpyd/xpyd/engine/tier/shared"
+	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/engine/tier/store"
 	"github.com/xpyd/xpyd/prefill"
 )
@@ -22,20 +26,24 @@ func (w *Worker) openTiers(ctx context.Context) error {
 	}
 	numerics, l := w.backend.Info().Numerics, w.backend.Layout()
 	pool := int64(w.backend.Blocks()) * int64(l.Layers) * int64(l.BlockBytes())
-	cfg := tier.Config{HostBytes: k.HostMemory.Of(pool), Dir: k.SSDDir, DirBytes: int64(k.SSDSize), DirIO: tier.IO(k.SSDIO),
+	cfg := tier.Config{Levels: []level.Config{host.Config{Bytes: k.HostMemory.Of(pool), Eviction: host.Eviction(k.Eviction)}},
 		Identity: w.model.Fingerprint + " " + numerics, LoadTimeout: k.LoadTimeout, MinLoadTokens: k.MinLoadTokens,
-		LoadBlocks: max(w.backend.Blocks()*3/4, 1), StoreWrites: k.StoreWrite, LoadQuota: int64(k.LoadQuota),
-		Write: tier.WritePolicy(k.WritePolicy), WriteHits: k.WriteHits, Eviction: tier.Eviction(k.Eviction),
-		TTL: k.TTL, PinShare: k.PinShare, TenantShare: k.TenantShare}
+		LoadBlocks: max(w.backend.Blocks()*3/4, 1), LoadQuota: int64(k.LoadQuota),
+		Write: tier.WritePolicy(k.WritePolicy), WriteHits: k.WriteHits, TTL: k.TTL, PinShare: k.PinShare, TenantShare: k.TenantShare}
+	if k.SSDDir != "" {
+		cfg.Levels = append(cfg.Levels, ssd.Config{Dir: k.SSDDir, Bytes: int64(k.SSDSize), IO: ssd.IO(k.SSDIO)})
+	}
+	if k.Store != "" {
+		st, err := w.openStore()
+		if err != nil {
+			return err
+		}
+		cfg.Levels = append(cfg.Levels, shared.Config{Store: st, Writes: k.StoreWrite})
+	}
 	if w.events != nil {
 		cfg.Changed = w.events.tierChange
 	}
 	var err error
-	if k.Store != "" {
-		if cfg.Store, err = w.openStore(); err != nil {
-			return err
-		}
-	}
 	if w.tiers, err = tier.New(ctx, cfg, w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens), w.log, w.registry); err != nil {
 		return settingError(err)
 	}
@@ -45,8 +53,8 @@ func (w *Worker) openTiers(ctx context.Context) error {
 
 // settingError adds the key of a setting that this machine does not allow.
 func settingError(err error) error {
-	keys := map[tier.Setting]string{tier.HostBytes: "kv.host_memory", tier.Dir: "kv.ssd_dir", tier.DirBytes: "kv.ssd_size", tier.DirIO: "kv.ssd_io"}
-	var e *tier.SettingError
+	keys := map[string]string{host.SettingBytes: "kv.host_memory", ssd.SettingDir: "kv.ssd_dir", ssd.SettingBytes: "kv.ssd_size", ssd.SettingIO: "kv.ssd_io"}
+	var e *level.SettingError
 	if !errors.As(err, &e) {
 		return err
 	}
@@ -62,7 +70,7 @@ func (w *Worker) openStore() (store.Store, error) {
 		return nil, err
 	}
 	return redis.New(redis.Config{Address: addr, Timeout: k.StoreTimeout, TTL: k.StoreTTL, ReadOnly: !k.StoreWrite,
-		MaxValue: tier.ValueBytes(w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens))})
+		MaxValue: shared.ValueBytes(w.backend.Layout())})
 }
 
 // loadPrefix brings what the tiers have of a prompt into the pool (tier.Load).

@@ -20,6 +20,9 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/engine/tier/host"
+	"github.com/xpyd/xpyd/engine/tier/level"
+	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
@@ -48,20 +51,20 @@ func newGPURig(t *testing.T, b *cuda.Backend, host int64) *gpuRig {
 }
 
 // newGPURigOn has an SSD under it as well, in a folder; "": none.
-func newGPURigOn(t *testing.T, b *cuda.Backend, host int64, dir string, change ...func(*engine.Config)) *gpuRig {
+func newGPURigOn(t *testing.T, b *cuda.Backend, memory int64, dir string, change ...func(*engine.Config)) *gpuRig {
 	t.Helper()
 	began := time.Now()
 	defer func() {
-		t.Logf("%d MiB of host memory: %.1f s; this process has in huge pages: %s", host>>20, time.Since(began).Seconds(), hugePages())
+		t.Logf("%d MiB of host memory: %.1f s; this process has in huge pages: %s", memory>>20, time.Since(began).Seconds(), hugePages())
 	}()
 	r := &gpuRig{t: t, b: b, reg: prometheus.NewRegistry()}
 	log, blockTokens := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), b.Layout().BlockTokens
 	pool := kvcache.Config{Blocks: b.Blocks(), BlockTokens: blockTokens, Fingerprint: "random", Numerics: b.Info().Numerics}
 	var err error
-	if host > 0 {
-		cfg := tier.Config{HostBytes: host, Identity: "random", LoadTimeout: 10 * time.Second, LoadBlocks: b.Blocks() * 3 / 4}
+	if memory > 0 {
+		cfg := tier.Config{Levels: []level.Config{host.Config{Bytes: memory}}, Identity: "random", LoadTimeout: 10 * time.Second, LoadBlocks: b.Blocks() * 3 / 4}
 		if dir != "" {
-			cfg.Dir, cfg.DirBytes = dir, 4*host
+			cfg.Levels = append(cfg.Levels, ssd.Config{Dir: dir, Bytes: 4 * memory})
 		}
 		r.tiers, err = tier.New(t.Context(), cfg, b, kvcache.UnitBlocks(blockTokens), log, r.reg)
 		if err != nil {

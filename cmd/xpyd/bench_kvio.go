@@ -12,7 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/engine/tier/host"
+	"github.com/xpyd/xpyd/engine/tier/level"
+	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/kvbench"
 	"github.com/xpyd/xpyd/internal/memfd"
@@ -71,7 +73,7 @@ beside fio. --device none leaves the pool out. GB are 10^9 bytes.`,
 	f.StringVar(&b.units, "unit", "2MiB", "bytes of a unit on the SSD, multiples of 4 KiB, each measured")
 	f.StringVar(&b.total, "total", "4GiB", "bytes to write to the SSD, and to read")
 	f.IntVar(&b.depth, "depth", 16, "writes, and reads, at a time")
-	f.StringVar(&b.io, "io", string(tier.IOAuto), "auto, io_uring or pread, as kv.ssd_io")
+	f.StringVar(&b.io, "io", string(ssd.IOAuto), "auto, io_uring or pread, as kv.ssd_io")
 	f.StringVar(&b.plot, "plot", "", "draw them: FILE.svg or FILE.html")
 	f.BoolVar(&b.json, "json", false, "print JSON")
 	cmd.RunE = b.run
@@ -92,7 +94,7 @@ func listOf[T any](flag, text string, parse func(string) (T, error)) ([]T, error
 }
 
 func (b *benchKVIO) run(cmd *cobra.Command, _ []string) error {
-	if !slices.Contains([]tier.IO{tier.IOAuto, tier.IOUring, tier.IOPread}, tier.IO(b.io)) {
+	if !slices.Contains([]ssd.IO{ssd.IOAuto, ssd.IOUring, ssd.IOPread}, ssd.IO(b.io)) {
 		return usageError{fmt.Errorf("--io %q: want auto, io_uring or pread", b.io)}
 	}
 	if !slices.Contains([]string{"auto", "cpu", "cuda", "none"}, b.device) {
@@ -139,7 +141,7 @@ func (b *benchKVIO) run(cmd *cobra.Command, _ []string) error {
 	if b.dir != "" {
 		for _, unit := range units {
 			fmt.Fprintf(b.say, "SSD, units of %v: %v written and read\n", unit, total)
-			s, err := tier.MeasureDisk(cmd.Context(), b.dir, int(unit), int64(total), b.depth, tier.IO(b.io), b.progress(fmt.Sprintf("SSD, units of %v", unit)))
+			s, err := ssd.Measure(cmd.Context(), b.dir, int(unit), int64(total), b.depth, ssd.IO(b.io), b.progress(fmt.Sprintf("SSD, units of %v", unit)))
 			if err != nil {
 				return fmt.Errorf("bench kvio: %w", err)
 			}
@@ -174,7 +176,7 @@ func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) er
 		}
 		r.Pool, r.Layout = name, fmt.Sprintf("%d layers, %d KV heads of %d %s", l.Layers, l.KVHeads, l.HeadDim, l.DType)
 		fmt.Fprintf(b.say, "%s, blocks of %d tokens: %v each way, %d times\n", name, tokens, total, b.rounds)
-		m, err := tier.MeasureHost(ctx, l, pool, int64(total), b.rounds, b.progress(fmt.Sprintf("%s, blocks of %d tokens", name, tokens)))
+		m, err := host.Measure(ctx, l, pool, int64(total), b.rounds, b.progress(fmt.Sprintf("%s, blocks of %d tokens", name, tokens)))
 		if err := errors.Join(err, end()); err != nil {
 			return err
 		}
@@ -185,31 +187,31 @@ func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) er
 }
 
 // progress says now and then how far a measurement is.
-func (b *benchKVIO) progress(of string) tier.Progress {
+func (b *benchKVIO) progress(of string) level.Progress {
 	say := progress(b.say)
 	return func(what string, done, total int64) {
 		say(model.Progress{Phase: what, What: of, Done: done, Total: total})
 	}
 }
 
-// checkSSD refuses what MeasureDisk would, and buffers that a machine with so many bytes
+// checkSSD refuses what ssd.Measure would, and buffers that a machine with so many bytes
 // to give (0: unknown) has no room for.
 func (b *benchKVIO) checkSSD(units []config.Size, total config.Size, available int64) error {
-	if b.depth < 1 || b.depth > tier.MostDepth {
-		return fmt.Errorf("--depth %d: want 1 to %d", b.depth, tier.MostDepth)
+	if b.depth < 1 || b.depth > ssd.MostDepth {
+		return fmt.Errorf("--depth %d: want 1 to %d", b.depth, ssd.MostDepth)
 	}
 	for _, unit := range units {
-		if unit < tier.UnitPage || unit%tier.UnitPage != 0 {
-			return fmt.Errorf("--unit %v: want a multiple of %v", unit, config.Size(tier.UnitPage))
+		if unit < ssd.UnitPage || unit%ssd.UnitPage != 0 {
+			return fmt.Errorf("--unit %v: want a multiple of %v", unit, config.Size(ssd.UnitPage))
 		}
-		if total/unit < tier.LeastUnits {
-			return fmt.Errorf("--total %v: want %v at least, %d units of %v", total, tier.LeastUnits*unit, tier.LeastUnits, unit)
+		if total/unit < ssd.LeastUnits {
+			return fmt.Errorf("--total %v: want %v at least, %d units of %v", total, ssd.LeastUnits*unit, ssd.LeastUnits, unit)
 		}
 		if most := config.Size(available); most > 0 && unit > most/config.Size(b.depth) {
 			return fmt.Errorf("--depth %d: so many units of %v take more memory than the %v that this machine has to give: take fewer, or smaller ones", b.depth, unit, most>>20<<20)
 		}
 	}
-	if err := tier.FreshDir(b.dir); err != nil {
+	if err := ssd.FreshDir(b.dir); err != nil {
 		return fmt.Errorf("--ssd-dir: %w", err)
 	}
 	return nil
@@ -218,7 +220,7 @@ func (b *benchKVIO) checkSSD(units []config.Size, total config.Size, available i
 // room refuses a --host-total for which a machine with so many bytes to give (0: unknown)
 // has no room: of host memory twice as many, and of a pool that is also there.
 func (b *benchKVIO) room(l kernels.Layout, total int64, pool bool, available int64) error {
-	takes, what := int64(tier.HostBlocks(l, total))*int64(l.Layers)*int64(l.BlockBytes()), "host memory"
+	takes, what := int64(host.MeasureBlocks(l, total))*int64(l.Layers)*int64(l.BlockBytes()), "host memory"
 	if pool {
 		takes, what = 2*takes, "a pool and host memory"
 	}
@@ -241,7 +243,7 @@ func (b *benchKVIO) pool(tokens int, total int64) (kernels.Pool, kernels.Layout,
 		}
 		a := arch.Config{ModelType: "llama", Layers: l.Layers, Hidden: 256, Intermediate: 64, Heads: l.KVHeads, KVHeads: l.KVHeads, HeadDim: l.HeadDim,
 			Vocab: 64, MaxPositions: 1024, NormEps: 1e-5, RopeTheta: 1e4, TiedHead: true}
-		g, err := cuda.NewRandom(a, 1, cuda.Options{Device: b.gpu, BlockTokens: tokens, Blocks: tier.HostBlocks(l, total), MaxTokens: 256, MaxSeqs: 4, NoGraphs: true})
+		g, err := cuda.NewRandom(a, 1, cuda.Options{Device: b.gpu, BlockTokens: tokens, Blocks: host.MeasureBlocks(l, total), MaxTokens: 256, MaxSeqs: 4, NoGraphs: true})
 		if err == nil {
 			return g, g.Layout(), g.Info().Device, g.Close, nil
 		}
@@ -253,6 +255,6 @@ func (b *benchKVIO) pool(tokens int, total int64) (kernels.Pool, kernels.Layout,
 	if err := b.room(l, total, true, memfd.Available()); err != nil {
 		return nil, l, "", nil, usageError{err}
 	}
-	p, err := cpu.NewPool(l, tier.HostBlocks(l, total))
+	p, err := cpu.NewPool(l, host.MeasureBlocks(l, total))
 	return p, l, "CPU", func() error { return nil }, err
 }

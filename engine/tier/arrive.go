@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -20,7 +21,7 @@ type Arrival struct {
 	from, upto int // tokens
 	move       kernels.HostArrival
 	fetches    []*fetch
-	units      []moving
+	units      []level.Move
 	done       chan struct{}
 }
 
@@ -31,14 +32,10 @@ type Arrival struct {
 // it when that call's ended has been called, which is at the end of what it has
 // begun, or else this one's.
 func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int, ended func()) (a *Arrival, busy bool) {
-	if t == nil {
+	if t == nil || !t.host.Arrives() {
 		return nil, false
 	}
-	m := t.arriver()
-	if m == nil {
-		return nil, false
-	}
-	unit := t.cacheUnit()
+	unit := t.shape.Tokens()
 	to := t.inHost(&chain, from, min(upto, chain.Tokens()))
 	if to-from < max(t.cfg.MinLoadTokens, unit) {
 		return nil, false
@@ -60,9 +57,9 @@ func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 		return nil, false
 	}
 	var err error
-	if a.move, err = m.arrive(a.units); err != nil {
+	if a.move, err = t.host.Arrive(a.units); err != nil {
 		t.complain(fmt.Errorf("move to the pool: %w", err))
-		t.credit(len(a.units), t.shape.record())
+		t.credit(len(a.units), t.shape.Record())
 		a.release()
 		mine()
 		t.wg.Done()
@@ -75,25 +72,25 @@ func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 		defer t.wg.Done()
 		defer ended()
 		defer close(a.done)
-		a.run(&chain, tokens, mine)
+		a.finish(&chain, tokens, mine)
 	}()
 	return a, false
 }
 
 // lease takes the records of units up to token to, as far as they are still there.
 func (a *Arrival) lease(chain *kvcache.Chain, to int) {
-	t, unit := a.t, a.t.cacheUnit()
+	t, unit := a.t, a.t.shape.Tokens()
 	list := make([]fetch, (to-a.upto)/unit)
-	a.fetches, a.units = make([]*fetch, 0, len(list)), make([]moving, 0, len(list))
+	a.fetches, a.units = make([]*fetch, 0, len(list)), make([]level.Move, 0, len(list))
 	for i := range list {
 		key := chain.Name(a.upto + unit)
-		l := t.host.get(key)
+		l := t.host.Get(key)
 		if l == nil {
 			return
 		}
-		list[i] = fetch{key: key, pos: a.upto, tier: tierHost, have: l}
+		list[i].key, list[i].pos, list[i].have = key, a.upto, l
 		a.fetches = append(a.fetches, &list[i])
-		a.units = append(a.units, moving{l, a.table[a.upto/t.shape.BlockTokens:][:t.shape.blocks], a.upto})
+		a.units = append(a.units, level.Move{Lease: l, Blocks: a.table[a.upto/t.shape.BlockTokens:][:t.shape.Blocks], Pos: a.upto})
 		a.upto += unit
 	}
 }
@@ -104,13 +101,13 @@ func (a *Arrival) enter() bool {
 	t := a.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	units := t.quota.take(len(a.units), t.shape.record(), time.Now())
+	units := t.quota.take(len(a.units), t.shape.Record(), time.Now())
 	if units < len(a.units) {
 		t.metrics.noQuota.Inc()
 		for _, u := range a.units[units:] {
-			u.release()
+			u.Release()
 		}
-		a.fetches, a.units, a.upto = a.fetches[:units], a.units[:units], a.from+units*t.cacheUnit()
+		a.fetches, a.units, a.upto = a.fetches[:units], a.units[:units], a.from+units*t.shape.Tokens()
 	}
 	if t.closed || units == 0 {
 		return false
@@ -128,17 +125,17 @@ func (a *Arrival) taken() []int32 {
 
 func (a *Arrival) release() {
 	for _, u := range a.units {
-		u.release()
+		u.Release()
 	}
 }
 
-// run waits for the end. The claim on the prefix ends when the index has it and
+// finish waits for the end. The claim on the prefix ends when the index has it and
 // before its blocks are let go of: who waits for either looks again then.
-func (a *Arrival) run(chain *kvcache.Chain, tokens []int32, mine func()) {
+func (a *Arrival) finish(chain *kvcache.Chain, tokens []int32, mine func()) {
 	t := a.t
-	err := a.move.Wait(context.Background()) // see bulkMover
+	err := a.move.Wait(context.Background()) // a device that does not end it computes nothing either
 	good, _ := a.Good()
-	t.landed(&landing{units: a.fetches, from: a.units, wait: func() (int, error) { return (good - a.from) / t.cacheUnit(), err }})
+	t.landed(&landing{units: a.fetches, from: a.units, wait: func() (int, error) { return (good - a.from) / t.shape.Tokens(), err }})
 	t.cache.InsertChain(chain, tokens[:good], a.table[:good/t.shape.BlockTokens], a.from)
 	mine()
 	t.cache.ReleaseAll(a.owner)
@@ -176,12 +173,12 @@ func (a *Arrival) Good() (tokens int, lost bool) {
 		return n, false
 	}
 	for i := range a.units {
-		for _, ok := range good[i*a.t.shape.blocks:][:a.t.shape.blocks] {
+		for _, ok := range good[i*a.t.shape.Blocks:][:a.t.shape.Blocks] {
 			if !ok {
 				return n, false
 			}
 		}
-		n += a.t.cacheUnit()
+		n += a.t.shape.Tokens()
 	}
 	return n, false
 }

@@ -28,6 +28,8 @@ type stepRig struct {
 	engine *engine.Engine
 	reg    *prometheus.Registry
 	over   chan struct{} // closed when it closes
+	dir    string        // of the SSD
+	levelsOf
 }
 
 // digested is the fake model's pool with digests: made of the rows, as the model
@@ -80,7 +82,7 @@ func newStepRig(t *testing.T, cfg engine.Config, blocks int) *stepRig {
 	return newStepRigOn(t, cfg, blocks, tc)
 }
 
-func newStepRigOn(t *testing.T, cfg engine.Config, blocks int, tc Config) *stepRig {
+func newStepRigOn(t *testing.T, cfg engine.Config, blocks int, tc testConfig) *stepRig {
 	t.Helper()
 	if !bulk {
 		t.Skip("the pool is host memory: nothing arrives")
@@ -92,9 +94,10 @@ func newStepRigOn(t *testing.T, cfg engine.Config, blocks int, tc Config) *stepR
 	r.model, r.dev = &enginetest.Pipelined{Backend: pool.Backend}, &fakeDevice{fakePool: pool}
 	log := slog.New(slog.DiscardHandler)
 	var err error
-	if r.tiers, err = New(t.Context(), tc, r.dev, 1, log, r.reg); err != nil {
+	if r.tiers, err = New(t.Context(), tc.levels(nil), r.dev, 1, log, r.reg); err != nil {
 		t.Fatal(err)
 	}
+	r.levelsOf, r.dir = levelsIn(r.tiers), tc.Dir
 	if r.cache, err = kvcache.New(kvcache.Config{Blocks: blocks, BlockTokens: 16, Fingerprint: identity, Listener: r.tiers}); err != nil {
 		t.Fatal(err)
 	}
@@ -237,12 +240,12 @@ func (r *stepRig) spoil(tokens []int32, unit, layer int) {
 	r.t.Helper()
 	ch := r.cache.NewChain("")
 	ch.Extend(tokens)
-	l := r.tiers.host.peek(ch.Name((unit + 1) * 16))
+	l := r.host.Peek(ch.Name((unit + 1) * 16))
 	if l == nil {
 		r.t.Fatalf("unit %d is not in host memory", unit)
 	}
-	defer l.release()
-	l.record()[headerSize+layer*r.dev.Layout().BlockBytes()+5] ^= 1
+	defer l.Release()
+	l.Record()[headerSize+layer*r.dev.Layout().BlockBytes()+5] ^= 1
 }
 
 func (r *stepRig) voided() float64 {

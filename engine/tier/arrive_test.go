@@ -312,7 +312,7 @@ func TestArriveRandom(t *testing.T) {
 		r.cache.Clear()
 		for i := range prompts {
 			ch := r.chain(prompts[i])
-			if gen.IntN(4) == 0 && r.tiers.host.has(ch.Name(48)) {
+			if gen.IntN(4) == 0 && r.host.Has(ch.Name(48)) {
 				r.spoil(prompts[i], 2, gen.IntN(4))
 			}
 		}

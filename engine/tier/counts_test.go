@@ -36,7 +36,7 @@ func TestCounts(t *testing.T) {
 	r.load(first, 96)
 	is("from host memory", map[[2]string]float64{{"loaded_units_total", tierHost}: 6, {"loaded_units_total", tierSSD}: 0, {"loaded_tokens_total", ""}: 96})
 	r.cache.Clear()
-	r.tiers.host.clear()
+	r.host.Clear()
 	r.load(first[:32], 32)
 	is("two from the SSD", map[[2]string]float64{{"loaded_units_total", tierHost}: 6, {"loaded_units_total", tierSSD}: 2, {"loaded_tokens_total", ""}: 128,
 		{"units", tierHost}: 2, {"units", tierSSD}: 6, {"saved_units_total", tierSSD}: 6})

@@ -236,7 +236,7 @@ func TestDeviceFails(t *testing.T) {
 		return // there is none
 	}
 	r := newRig(t, config(""))
-	dev := r.tiers.backend.(*fakeDevice)
+	dev := r.dev
 	set := func(err error) {
 		dev.mu.Lock()
 		defer dev.mu.Unlock()

@@ -24,14 +24,11 @@ func TestFlushHung(t *testing.T) {
 		tokens := prompt(1, 96)
 		r.run(tokens, 0)
 		r.quiet()
-		old := r.tiers.disk.log[0].path
+		old := r.segments()[0]
 		var by atomic.Int64
 		r.stall(&by)
 		by.Store(int64(time.Hour))
-		r.tiers.disk.remove = func(path string) error {
-			time.Sleep(time.Duration(by.Load())) // the disk's, not the test's
-			return os.Remove(path)
-		}
+		r.set(func(h *hooks) { h.remove = h.open }) // as slow
 		flush := func(within time.Duration) (time.Duration, error) {
 			ctx, cancel := context.WithTimeout(t.Context(), within)
 			defer cancel()
@@ -105,14 +102,13 @@ func TestFlushGone(t *testing.T) {
 	r := newRig(t, cfg)
 	r.run(prompt(1, 96), 0)
 	r.saved(tierSSD, 6)
-	d := r.tiers.disk
-	d.remove = func(string) error { return syscall.EROFS }
+	r.set(func(h *hooks) { h.remove = func(string) error { return syscall.EROFS } })
 	for range 2 {
 		if err := r.tiers.Flush(t.Context()); !errors.Is(err, syscall.EROFS) {
 			t.Errorf("flushed: %v", err)
 		}
 	}
-	d.remove = os.Remove
+	r.set(func(h *hooks) { h.remove = nil })
 	if err := r.tiers.Flush(t.Context()); err != nil {
 		t.Error(err)
 	}

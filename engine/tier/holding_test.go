@@ -2,12 +2,7 @@ package tier
 
 import (
 	"path/filepath"
-	"runtime"
-	"sync"
 	"testing"
-	"time"
-
-	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
 // TestTenantsSSD: who has its share of the SSD makes room from its own, also
@@ -22,14 +17,14 @@ func TestTenantsSSD(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.quiet()
-		if err := r.tiers.disk.check(); err != nil {
+		if err := r.disk.Check(nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	loaded := func(n int, salt string) int {
 		t.Helper()
 		r.cache.Clear()
-		r.tiers.host.clear()
+		r.host.Clear()
 		return r.tiers.Load(t.Context(), prompt(n, 32), salt, 32)
 	}
 	for round := range 2 {
@@ -63,89 +58,6 @@ func TestTenantsSSD(t *testing.T) {
 	}
 }
 
-// TestTenantsFilled: writers that fill a tenant's share at once push none of its units
-// out.
-func TestTenantsFilled(t *testing.T) {
-	cfg := config(t.TempDir())
-	cfg.TenantShare, cfg.DirBytes = 0.125, 128*page // 16 of 128
-	r := newRig(t, cfg)
-	d := r.tiers.disk
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16)) // preempted in the midst of it, on few processors as well
-	rounds := 200
-	if underRace {
-		rounds = 50
-	}
-	for round := range rounds {
-		root := kvcache.Hash{byte(round), byte(round >> 8), 1}
-		var all sync.WaitGroup
-		for i := range d.limit {
-			all.Go(func() {
-				rec := aligned(d.shape.record())
-				if ok, err := d.write(unit{key: kvcache.Hash{byte(round), byte(round >> 8), 2, byte(i)}, root: root, born: time.Now()}, rec); !ok || err != nil {
-					t.Errorf("unit %d: written %t, %v", i, ok, err)
-				}
-			})
-		}
-		all.Wait()
-		if d.over > 0 {
-			t.Fatalf("round %d: %d units have made room", round, d.over)
-		}
-	}
-	if err := d.check(); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestTenantsInUse: units that are pinned, being read, or were read lately are
-// not those that make room; without another the new one is left out.
-func TestTenantsInUse(t *testing.T) {
-	cfg := config(t.TempDir())
-	cfg.TenantShare, cfg.PinShare, cfg.DirBytes = 0.25, 0.25, 16*page // 4 of 16
-	r := newRig(t, cfg)
-	d := r.tiers.disk
-	at := func(i int) place { return d.index[kvcache.Hash{1, byte(i)}] }
-	put := func(i int) bool {
-		t.Helper()
-		rec := aligned(d.shape.record())
-		written, err := d.write(unit{key: kvcache.Hash{1, byte(i)}, root: kvcache.Hash{7}, born: time.Now()}, rec)
-		if err == nil {
-			err = d.check()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return written
-	}
-	for i := range 4 {
-		put(i)
-	}
-	first := at(0)
-	d.pinned = func(k kvcache.Hash) bool { return k == kvcache.Hash{1, 1} }
-	at(2).seg.hits[at(2).slot] = true
-	put(4)
-	if at(4) != first || at(0) != (place{}) {
-		t.Error("the oldest is still there")
-	}
-	put(5) // 1 is pinned, 2 was read: 3 goes
-	if at(3) != (place{}) || at(1) == (place{}) || at(2) == (place{}) {
-		t.Error("not the right one has gone")
-	}
-	d.mu.Lock()
-	for i := range 6 {
-		if p := at(i); p != (place{}) && i != 1 {
-			d.reading[p]++
-		}
-	}
-	d.mu.Unlock()
-	if put(6) {
-		t.Error("written over what is being read")
-	}
-	clear(d.reading)
-	if !put(6) || at(1) == (place{}) {
-		t.Error("the pinned one has gone")
-	}
-}
-
 // TestTornOver: a crash in the middle of overwriting a record leaves neither
 // the old unit nor the new one, whichever half was written.
 func TestTornOver(t *testing.T) {
@@ -160,25 +72,18 @@ func TestTornOver(t *testing.T) {
 			cfg.TenantShare, cfg.DirBytes = 0.2, 16*page // 3 of 16
 			r := newRig(t, cfg)
 			old, now := prompt(0, 48), prompt(256, 48)
-			read := func(p place) []byte {
-				rec := aligned(r.tiers.shape.record())
-				if _, err := p.seg.file.ReadAt(rec, r.tiers.disk.at(int(p.slot))); err != nil {
-					t.Fatal(err)
-				}
-				return rec
-			}
 			chain := r.cache.NewChain("")
 			chain.Extend(now)
 			r.run(old, 0)
 			r.saved(tierSSD, 3)
 			before := map[place][]byte{}
-			for _, p := range r.tiers.disk.index {
-				before[p] = read(p)
+			for _, p := range r.places() {
+				before[p] = r.peek(p)
 			}
 			r.run(now, 0)
 			r.saved(tierSSD, 3)
-			p := r.tiers.disk.index[chain.Name(16)]
-			r.edit(p, 0, keep(before[p], read(p)))
+			p := r.places()[chain.Name(16)]
+			r.edit(p, 0, keep(before[p], r.peek(p)))
 			r.close()
 			r = newRig(t, cfg)
 			got := 0
@@ -191,7 +96,7 @@ func TestTornOver(t *testing.T) {
 				t.Errorf("%d tokens loaded", got)
 			}
 			r.quiet()
-			if err := r.tiers.disk.check(); err != nil {
+			if err := r.disk.Check(nil); err != nil {
 				t.Error(err)
 			}
 		})

@@ -3,10 +3,10 @@ package tier
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
 // Load brings what the tiers have of a prompt into the pool and the prefix
@@ -14,20 +14,15 @@ import (
 // how many were loaded. It is only ever a help: whatever goes wrong, fewer
 // tokens are loaded, and LoadTimeout bounds it.
 func (t *Tiers) Load(ctx context.Context, tokens []int32, salt string, upto int) int {
-	return t.bring(ctx, tokens, salt, upto, lookup{}, false)
+	return t.obtain(ctx, tokens, salt, upto, &search{}, false)
 }
 
-// LoadLocal is Load from this worker's own tiers, the shared store left out.
+// LoadLocal is Load from the levels of this worker's own.
 func (t *Tiers) LoadLocal(ctx context.Context, tokens []int32, salt string, upto int) int {
-	return t.bring(ctx, tokens, salt, upto, lookup{over: true}, false)
+	return t.obtain(ctx, tokens, salt, upto, &search{local: true}, false)
 }
 
-// Knows says whether a tier of this worker's own has a unit.
-func (t *Tiers) Knows(key kvcache.Hash) bool {
-	return t != nil && (t.host.has(key) || t.onSSD(key))
-}
-
-// local is how far host memory and the SSD have a chain from a token on.
+// local is how far the levels of this worker's own have a chain from a token on.
 func (t *Tiers) local(chain *kvcache.Chain, from, upto, unit int) int {
 	for from+unit <= upto && t.Knows(chain.Name(from+unit)) {
 		from += unit
@@ -35,8 +30,9 @@ func (t *Tiers) local(chain *kvcache.Chain, from, upto, unit int) int {
 	return from
 }
 
-func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int, far lookup, stage bool) int {
-	if t == nil || upto < t.cacheUnit() {
+// obtain loads what the index lacks, or with stage has it read into host memory.
+func (t *Tiers) obtain(ctx context.Context, tokens []int32, salt string, upto int, s *search, stage bool) int {
+	if t == nil || upto < t.shape.Tokens() {
 		return 0
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.cfg.LoadTimeout)
@@ -45,23 +41,23 @@ func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int
 	chain.Extend(tokens[:min(upto, len(tokens))])
 	for {
 		from := t.cache.Reach(&chain, upto)
-		least := max(t.cfg.MinLoadTokens, t.cacheUnit())
+		least := max(t.cfg.MinLoadTokens, t.shape.Tokens())
 		if upto-from < least {
 			return 0
 		}
-		to := t.reach(ctx, &far, &chain, from, upto)
-		staged := stage && (to-from)/t.cacheUnit() <= len(t.host.slots)/2
+		to := t.find(ctx, s, &chain, from, upto)
+		staged := stage && (to-from)/t.shape.Tokens() <= t.slots/2
 		if to-from < least || staged && t.inHost(&chain, from, to) == to {
 			return 0
 		}
-		wait, mine := t.loading.begin(chain.Name(from + t.cacheUnit()))
-		if mine != nil {
+		wait, end := t.loading.begin(chain.Name(from + t.shape.Tokens()))
+		if end != nil {
 			if staged {
-				t.prefetch(ctx, &chain, tokens, from, to, mine)
+				t.prefetch(ctx, &chain, tokens, from, to, s, end)
 				return 0
 			}
-			defer mine()
-			return t.load(ctx, &chain, tokens, from, to)
+			defer end()
+			return t.load(ctx, &chain, tokens, from, to, s)
 		}
 		select { // somebody loads the same; what is then missing is looked up anew
 		case <-wait:
@@ -71,33 +67,20 @@ func (t *Tiers) bring(ctx context.Context, tokens []int32, salt string, upto int
 	}
 }
 
-func (t *Tiers) cacheUnit() int { return t.shape.blocks * t.shape.BlockTokens }
-
-// reach returns how far the tiers have the chain, without a gap.
-func (t *Tiers) reach(ctx context.Context, far *lookup, chain *kvcache.Chain, from, upto int) int {
-	unit := t.cacheUnit()
-	upto = min(upto, chain.Tokens())
-	for from+unit <= upto {
-		key := chain.Name(from + unit)
-		if !t.host.has(key) && !t.onSSD(key) && !t.has(ctx, far, chain, from, upto) {
-			break
-		}
-		from += unit
-	}
-	return from
-}
-
 // load fills blocks with units and indexes them: those of tokens from .. to-1,
 // as far as loads may take blocks for them.
-func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int) int {
+func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int, s *search) int {
 	r := t.room(chain, from, to)
 	if r == nil {
 		return 0
 	}
-	unit, table := t.cacheUnit(), r.table
+	unit, table := t.shape.Tokens(), r.table
 	from, to = r.from, r.to
 	good := from
-	q := t.queue(chain, tokens, positions(from, to, unit), false)
+	q := &queue{t: t, chain: chain, tokens: tokens, found: s}
+	for pos := from; pos < to; pos += unit {
+		q.list = append(q.list, pos)
+	}
 	var under *landing
 	for {
 		q.more(ctx, under == nil)
@@ -130,12 +113,12 @@ type room struct {
 // loads may have; nil: there is none.
 func (t *Tiers) room(chain *kvcache.Chain, from, to int) *room {
 	r := &room{began: time.Now()}
-	unit := t.cacheUnit()
+	unit := t.shape.Tokens()
 	owner, most, ok := t.admit((to - from) / unit)
 	if !ok {
 		return nil
 	}
-	to = min(to, from+most/t.shape.blocks*unit)
+	to = min(to, from+most/t.shape.Blocks*unit)
 	table, from, err := t.cache.Borrow(chain, to, most, owner)
 	if err != nil {
 		t.metrics.noRoom.Inc()
@@ -143,7 +126,7 @@ func (t *Tiers) room(chain *kvcache.Chain, from, to int) *room {
 	}
 	r.owner, r.table, r.from, r.to, r.blocks = owner, table, from, to, (to-from)/t.shape.BlockTokens
 	t.settle(r.blocks - most)
-	t.credit((most-r.blocks)/t.shape.blocks, t.shape.record())
+	t.credit((most-r.blocks)/t.shape.Blocks, t.shape.Record())
 	if err != nil {
 		return nil
 	}
@@ -166,12 +149,12 @@ func (t *Tiers) admit(units int) (owner string, most int, ok bool) {
 	t.loads++
 	want := 0
 	if !t.closed {
-		want = max(min(units, (t.cfg.LoadBlocks-t.taken)/t.shape.blocks), 0)
+		want = max(min(units, (t.cfg.LoadBlocks-t.taken)/t.shape.Blocks), 0)
 	}
-	if units = t.quota.take(want, t.shape.record(), time.Now()); units < want {
+	if units = t.quota.take(want, t.shape.Record(), time.Now()); units < want {
 		t.metrics.noQuota.Inc()
 	}
-	most = units * t.shape.blocks
+	most = units * t.shape.Blocks
 	t.taken += most
 	return fmt.Sprintf("tier/load-%d", t.loads), most, units > 0
 }
@@ -202,7 +185,7 @@ func (t *Tiers) credit(n, bytes int) {
 // landing is a run of units on their way into the pool.
 type landing struct {
 	units []*fetch
-	from  []moving
+	from  []level.Move
 	wait  func() (good int, err error)
 }
 
@@ -219,12 +202,12 @@ func (t *Tiers) land(ctx context.Context, q *queue, table []int32) *landing {
 		}
 		q.ahead = q.ahead[1:]
 		l.units = append(l.units, f)
-		l.from = append(l.from, moving{lease, table[f.pos/t.shape.BlockTokens:][:t.shape.blocks], f.pos})
+		l.from = append(l.from, level.Move{Lease: lease, Blocks: table[f.pos/t.shape.BlockTokens:][:t.shape.Blocks], Pos: f.pos})
 	}
 	if len(l.from) == 0 {
 		return nil
 	}
-	l.wait = t.mover.scatter(l.from)
+	l.wait = t.host.Scatter(l.from)
 	return l
 }
 
@@ -241,17 +224,15 @@ func (t *Tiers) landed(l *landing) (good int, all bool) {
 	for i, f := range l.units {
 		switch from := l.from[i]; {
 		case i < good:
-			from.publish()
-			if t.cfg.Write == Selective && from.loads() == t.cfg.WriteHits {
-				t.push(write{key: f.key})
+			from.Publish(f.born)
+			if t.cfg.Write == Selective && from.Loads() == t.cfg.WriteHits {
+				t.pushOwn(f.key)
 			}
-			t.metrics.hits.WithLabelValues(f.tier).Inc()
+			t.metrics.hits.WithLabelValues(t.from(f).Name()).Inc()
 		case i == good && err == nil:
 			t.spoilt(f)
-			t.host.drop(f.key)
-			t.disk.drop(f.key)
 		}
-		l.from[i].release()
+		l.from[i].Release()
 	}
 	return good, good == len(l.units)
 }
@@ -263,76 +244,6 @@ func (t *Tiers) abort(l *landing) {
 	}
 	_, _ = l.wait() // nobody reads those blocks
 	for _, u := range l.from {
-		u.release()
-	}
-}
-
-// fetch is one unit on its way into a host slot.
-type fetch struct {
-	key   kvcache.Hash
-	pos   int
-	tier  string
-	got   chan *lease     // one; nil when it failed
-	left  atomic.Bool     // nobody waits any more
-	stays bool            // it is to stay in host memory
-	gone  bool            // it did not come
-	out   <-chan struct{} // closed when nobody is to wait for it any longer
-	have  *lease          // it was in host memory
-	into  *lease          // a slot to fill
-}
-
-// deliver ends a read: the unit is in its slot, or does not come.
-func (f *fetch) deliver(good bool) {
-	l := f.into
-	if !good {
-		l.release()
-		l = nil
-	}
-	f.got <- l
-	if f.left.Load() {
-		f.drain()
-	}
-}
-
-// here says whether the unit, or word that it does not come, is at hand.
-func (f *fetch) here() bool { return f.have != nil || len(f.got) > 0 }
-
-// wait returns the unit; nil when it does not come, then and ever after.
-func (f *fetch) wait(ctx context.Context) *lease {
-	switch {
-	case f.have != nil:
-		return f.have
-	case f.gone:
-		return nil
-	}
-	select {
-	case l := <-f.got:
-		f.gone = l == nil
-		return l
-	case <-ctx.Done():
-	case <-f.out:
-	}
-	f.gone = true
-	f.abandon()
-	return nil
-}
-
-// abandon gives back what has come or will come.
-func (f *fetch) abandon() {
-	if f.have != nil {
-		f.have.release()
-		return
-	}
-	f.left.Store(true)
-	f.drain()
-}
-
-func (f *fetch) drain() {
-	select {
-	case l := <-f.got:
-		if l != nil {
-			l.release()
-		}
-	default:
+		u.Release()
 	}
 }

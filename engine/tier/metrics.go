@@ -2,21 +2,18 @@ package tier
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
-// Tiers as labels name them.
-const (
-	Host      = "host"
-	tierHost  = Host
-	tierSSD   = "ssd"
-	tierStore = "store"
-	tierPeer  = "peer"
-)
+// peerTier is the label of what came from other workers.
+const peerTier = "peer"
 
 type metrics struct {
-	saved, dropped, hits, prefetched, corrupt, errors, late *prometheus.CounterVec
-	loaded, left, noRoom, noQuota                           prometheus.Counter
-	loadTime                                                prometheus.Histogram
+	saved, dropped, hits, prefetched, corrupt *prometheus.CounterVec
+	loaded, left, noRoom, noQuota             prometheus.Counter
+	loadTime                                  prometheus.Histogram
 }
 
 func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
@@ -32,18 +29,15 @@ func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
 		hits:       unitsLoaded(),
 		prefetched: vec("prefetched_units_total", "Units read into host memory for a request that then moves them from there, or that did not wait for them.", "tier"),
 		corrupt:    unitsCorrupt(),
-		errors:     vec("io_errors_total", "Failed reads and writes of the SSD tier.", "op"),
-		late:       vec("ssd_late_total", "Transfers of the SSD tier that took longer than half of kv.load_timeout.", "op"),
 		loaded:     tokensLoaded(),
 		left:       counter("left_units_total", "Units that tiers had and a load did without: they did not come within kv.load_timeout, could not be read, or found no slot in host memory. They were computed."),
 		noRoom:     counter("no_room_total", "Loads left out because the pool had no block to spare."),
 		noQuota:    counter("no_quota_total", "Loads that were cut short by kv.load_quota."),
 		loadTime:   prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "load_seconds", Help: "Time of a request's load.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)}),
 	}
-	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.prefetched, m.corrupt, m.errors, m.late, m.loaded, m.left, m.noRoom, m.noQuota, m.loadTime, &usage{t}}
-	if t.shared != nil {
-		t.shared.metrics = newSharedMetrics()
-		all = append(all, t.shared)
+	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.prefetched, m.corrupt, m.loaded, m.left, m.noRoom, m.noQuota, m.loadTime, &usage{t}}
+	for _, l := range t.levels() {
+		all = append(all, l)
 	}
 	for _, c := range all {
 		if err := reg.Register(c); err != nil {
@@ -77,9 +71,6 @@ var (
 	pinnedDesc  = prometheus.NewDesc("xpyd_kvtier_pinned_units", "Units that pins keep, or will once they are computed.", nil, nil)
 	tenantsDesc = prometheus.NewDesc("xpyd_kvtier_tenants", "Cache salts with units in a tier; counted with kv.tenant_share only.", []string{"tier"}, nil)
 	overDesc    = prometheus.NewDesc("xpyd_kvtier_tenant_evicted_units_total", "Units that went, or were left out, because their cache salt had its share of a tier.", []string{"tier"}, nil)
-	slowDesc    = prometheus.NewDesc("xpyd_kvtier_ssd_open", "1 while the SSD tier is left alone because a transfer took too long.", nil, nil)
-	ioDesc      = prometheus.NewDesc("xpyd_kvtier_ssd_io_info", "How the SSD tier is read and written.", []string{"io"}, nil)
-	directDesc  = prometheus.NewDesc("xpyd_kvtier_ssd_direct_total", "Transfers that went by pread or pwrite because io_uring did not take them.", nil, nil)
 	evictedDesc = prometheus.NewDesc("xpyd_kvtier_evicted_units_total", "Units that made room for others.", []string{"tier"}, nil)
 )
 
@@ -87,72 +78,59 @@ func (u *usage) Describe(c chan<- *prometheus.Desc) { prometheus.DescribeByColle
 
 func (u *usage) Collect(c chan<- prometheus.Metric) {
 	c <- prometheus.MustNewConstMetric(unsavedDesc, prometheus.GaugeValue, float64(u.t.unsaved.Load()))
-	u.t.host.mu.Lock()
-	tenants, over := len(u.t.host.tenants), u.t.host.over
-	u.t.host.mu.Unlock()
 	c <- prometheus.MustNewConstMetric(pinnedDesc, prometheus.GaugeValue, float64(u.t.pins.count()))
-	c <- prometheus.MustNewConstMetric(tenantsDesc, prometheus.GaugeValue, float64(tenants), tierHost)
-	c <- prometheus.MustNewConstMetric(overDesc, prometheus.CounterValue, float64(over), tierHost)
-	if d := u.t.disk; d != nil {
-		d.mu.Lock()
-		tenants, over := len(d.tenants), d.over
-		d.mu.Unlock()
-		c <- prometheus.MustNewConstMetric(tenantsDesc, prometheus.GaugeValue, float64(tenants), tierSSD)
-		c <- prometheus.MustNewConstMetric(overDesc, prometheus.CounterValue, float64(over), tierSSD)
-		c <- prometheus.MustNewConstMetric(ioDesc, prometheus.GaugeValue, 1, string(u.t.io.way()))
-		open := 0.0
-		if !u.t.slow.allow() {
-			open = 1
-		}
-		c <- prometheus.MustNewConstMetric(slowDesc, prometheus.GaugeValue, open)
-	}
-	if u.t.io.ring != nil {
-		c <- prometheus.MustNewConstMetric(directDesc, prometheus.CounterValue, float64(u.t.io.ring.Stats().Direct))
-	}
 	for _, s := range u.t.Stats() {
 		c <- prometheus.MustNewConstMetric(unitsDesc, prometheus.GaugeValue, float64(s.Units), s.Tier)
 		c <- prometheus.MustNewConstMetric(roomDesc, prometheus.GaugeValue, float64(s.Capacity), s.Tier)
 		c <- prometheus.MustNewConstMetric(evictedDesc, prometheus.CounterValue, float64(s.Evicted), s.Tier)
+		c <- prometheus.MustNewConstMetric(tenantsDesc, prometheus.GaugeValue, float64(s.Tenants), s.Tier)
+		c <- prometheus.MustNewConstMetric(overDesc, prometheus.CounterValue, float64(s.Over), s.Tier)
 	}
 }
 
-// Stats is how one tier stands.
-type Stats struct {
-	Tier      string `json:"tier"` // "host" or "ssd"
-	Units     int    `json:"units"`
-	Capacity  int    `json:"capacity_units"`
-	UnitBytes int    `json:"unit_bytes"`
-	Evicted   uint64 `json:"evicted_units"`
-	// Of Report only: units that came back into the pool from here since the
-	// worker began, and how long ago those that are here came into the tiers.
-	Loaded  uint64  `json:"loaded_units"`
-	OldestS float64 `json:"oldest_s"`
-	MeanS   float64 `json:"mean_age_s"`
-	// Of the SSD: how it is read and written, and why not by io_uring if that
-	// was wanted.
-	IO    IO     `json:"io,omitempty"`
-	NoIOU string `json:"no_io_uring,omitempty"`
-	// Of the SSD: why it is left alone; "" while it is fast enough.
-	Slow string `json:"left_alone,omitempty"`
-}
+// Stats is how one level stands, StoreStats a shared one.
+type (
+	Stats      = level.Stats
+	StoreStats = level.RemoteStats
+)
 
-// Stats lists the tiers, nearest first.
-func (t *Tiers) Stats() []Stats {
+// Stats lists the levels of this worker's own, nearest first.
+func (t *Tiers) Stats() []Stats { return t.stats(false) }
+
+func (t *Tiers) stats(ages bool) (list []Stats) {
 	if t == nil {
 		return nil
 	}
-	t.host.mu.Lock()
-	list := []Stats{{Tier: tierHost, Units: len(t.host.keys), Capacity: len(t.host.slots), UnitBytes: t.shape.record(), Evicted: t.host.lost}}
-	t.host.mu.Unlock()
-	if t.disk != nil {
-		s := t.disk.stats()
-		if s.IO = t.io.way(); t.io.why != nil {
-			s.NoIOU = t.io.why.Error()
+	for _, l := range t.levels() {
+		if s := l.Stats(ages); s.Remote == nil {
+			list = append(list, s)
 		}
-		if open, _, why := t.slow.state(); open {
-			s.Slow = why.Error()
-		}
-		list = append(list, s)
 	}
 	return list
+}
+
+// Report is Stats with hits and ages. It looks at every unit under the levels'
+// locks, about 10 ms for a million: for people, not for every scrape.
+func (t *Tiers) Report() []Stats {
+	list := t.stats(true)
+	for i := range list {
+		var m dto.Metric
+		if t.metrics.hits.WithLabelValues(list[i].Tier).Write(&m) == nil {
+			list[i].Loaded = uint64(m.GetCounter().GetValue())
+		}
+	}
+	return list
+}
+
+// StoreStats describes the shared store; nil when there is none.
+func (t *Tiers) StoreStats() *StoreStats {
+	if t == nil {
+		return nil
+	}
+	for _, l := range t.below {
+		if l.remote != nil {
+			return l.Stats(false).Remote
+		}
+	}
+	return nil
 }

@@ -62,7 +62,7 @@ func newPeerMetrics(p *Peers, reg prometheus.Registerer) (*peerMetrics, error) {
 	for _, reason := range []string{"gone", "room", "quota", "salt"} {
 		m.refused.WithLabelValues(reason)
 	}
-	m.hits, m.corrupt, m.loaded = hits.WithLabelValues(tierPeer), corrupt.WithLabelValues(tierPeer), loaded
+	m.hits, m.corrupt, m.loaded = hits.WithLabelValues(peerTier), corrupt.WithLabelValues(peerTier), loaded
 	return m, nil
 }
 

@@ -435,7 +435,7 @@ func TestGiveNoRoom(t *testing.T) {
 			if err := give(); !errors.Is(err, ErrEnough) || r.value("peer_refused_total", "room") != 1 {
 				t.Errorf("no room to hold them: %v", err)
 			}
-			r.tiers.host.clear()
+			r.host.Clear()
 			if where == "host" {
 				if err := give(); !errors.Is(err, ErrAbsent) {
 					t.Errorf("it is nowhere: %v", err)
@@ -481,7 +481,7 @@ func TestRandomPeers(t *testing.T) {
 		case 0:
 			r.cache.Clear()
 		case 1:
-			r.tiers.host.clear()
+			r.host.Clear()
 		case 2:
 			ids, err := r.cache.Alloc(1+gen.IntN(64), "storm")
 			if err == nil {
@@ -508,7 +508,7 @@ func TestRandomPeers(t *testing.T) {
 			}
 		}
 		for j, r := range rigs {
-			err := errors.Join(r.cache.Check(), r.tiers.host.check())
+			err := errors.Join(r.cache.Check(), r.host.Check(nil))
 			for _, h := range r.cache.Holders() {
 				if h.Owner != saveOwner { // the saver's own turn
 					err = errors.Join(err, fmt.Errorf("held: %+v", h))

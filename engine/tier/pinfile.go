@@ -4,22 +4,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
-// Pins outlive a restart where there is an SSD: in DIR/pins, JSON, written anew
-// when they change and moved into its place. It names units by hash, no tokens.
-const (
-	pinsName   = "pins"
-	pinsFormat = "xpyd KV pins 1"
-	pinsMost   = 256 << 20 // bytes of the file
-)
+// Pins outlive a restart where a level does (level.Keeper): as JSON, written anew when
+// they change. It names units by hash, no tokens.
+const pinsFormat = "xpyd KV pins 1"
 
 // savedPins is the file.
 type savedPins struct {
@@ -35,7 +29,9 @@ type savedPin struct {
 }
 
 // pinsOf is what the file must begin with.
-func (t *Tiers) pinsOf() savedPins { return savedPins{pinsFormat, t.cfg.Identity, t.cacheUnit(), nil} }
+func (t *Tiers) pinsOf() savedPins {
+	return savedPins{pinsFormat, t.cfg.Identity, t.shape.Tokens(), nil}
+}
 
 // loadPins takes over the pins of the worker that had the folder before: those
 // whose time is not over, as many as may be. A file that is not one is no
@@ -46,7 +42,7 @@ func (t *Tiers) loadPins() {
 	case errors.Is(err, fs.ErrNotExist):
 		return
 	case err != nil:
-		t.log.Warn("pins are not known any more", "dir", t.cfg.Dir, "error", err)
+		t.log.Warn("pins are not known any more", "error", err)
 		return
 	}
 	left := 0
@@ -64,12 +60,7 @@ func (t *Tiers) loadPins() {
 }
 
 func (t *Tiers) readPins() ([]*pin, error) {
-	f, err := os.Open(filepath.Join(t.cfg.Dir, pinsName))
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, pinsMost))
+	b, err := t.keeper.ReadPins()
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +75,7 @@ func parsePins(b []byte, want savedPins) ([]*pin, error) {
 		return nil, err
 	}
 	if s.Format != want.Format || s.Identity != want.Identity || s.Tokens != want.Tokens {
-		return nil, errForeign
+		return nil, errors.New("written by another model, layout or version")
 	}
 	var list []*pin
 	for i, p := range s.Pins {
@@ -116,19 +107,7 @@ func (t *Tiers) writePins() error {
 	if err != nil {
 		return err
 	}
-	if len(b) > pinsMost {
-		return fmt.Errorf("pins of %d bytes", len(b))
-	}
-	path := filepath.Join(t.cfg.Dir, pinsName)
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	return err
+	return t.keeper.WritePins(b)
 }
 
 // pinKeeper writes the file when pins have changed, until the tiers close, and
@@ -136,14 +115,14 @@ func (t *Tiers) writePins() error {
 // nothing else.
 func (t *Tiers) pinKeeper() {
 	var again <-chan time.Time
-	wait := probeFirst
+	wait := level.ProbeFirst
 	write := func() {
 		if err := t.writePins(); err != nil {
-			t.complain(fmt.Errorf("write pins to %s: %w", t.cfg.Dir, err))
-			again, wait = time.After(wait), min(2*wait, probeLast)
+			t.complain(err)
+			again, wait = time.After(wait), min(2*wait, level.ProbeLast)
 			return
 		}
-		again, wait = nil, probeFirst
+		again, wait = nil, level.ProbeFirst
 	}
 	for {
 		select {
@@ -167,7 +146,7 @@ func (t *Tiers) pinKeeper() {
 
 // pinsChanged has the file written.
 func (t *Tiers) pinsChanged() {
-	if t.disk == nil {
+	if t.keeper == nil {
 		return
 	}
 	select {

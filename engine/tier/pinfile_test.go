@@ -81,7 +81,7 @@ func TestPinFile(t *testing.T) {
 		}
 	}
 	r.close()
-	path := filepath.Join(cfg.Dir, pinsName)
+	path := filepath.Join(cfg.Dir, "pins")
 	good, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func TestPinFileAgain(t *testing.T) {
 		cfg.DirIO, cfg.PinShare = IOPread, 0.5 // see TestTTL
 		r := newRig(t, cfg)
 		defer r.close()
-		path := filepath.Join(cfg.Dir, pinsName)
+		path := filepath.Join(cfg.Dir, "pins")
 		if err := os.Mkdir(path+".new", 0o700); err != nil { // no file can be made there
 			t.Fatal(err)
 		}

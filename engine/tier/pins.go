@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
 // ErrPinned: the units that are pinned may not be more. ErrNoTiers: there is
@@ -155,10 +156,10 @@ func (t *Tiers) Pin(tokens []int32, salt string, ttl time.Duration) (Pinned, err
 		return Pinned{}, err
 	}
 	t.pinsChanged()
-	t.host.repin(one.keys)
+	t.host.Repin(one.keys)
 	for i, key := range one.keys { // what only the pool has is copied now
-		if !t.host.has(key) {
-			t.enqueue(save{unit: unit{key: key, parent: chain.Name(i * t.cacheUnit()), root: chain.Name(0), pos: i * t.cacheUnit()}})
+		if !t.host.Has(key) {
+			t.enqueue(save{Unit: level.Unit{Key: key, Parent: chain.Name(i * t.shape.Tokens()), Root: chain.Name(0), Pos: i * t.shape.Tokens()}})
 		}
 	}
 	select {
@@ -169,12 +170,12 @@ func (t *Tiers) Pin(tokens []int32, salt string, ttl time.Duration) (Pinned, err
 }
 
 func (t *Tiers) pinOf(tokens []int32, salt string) (*pin, kvcache.Chain) {
-	n := len(tokens) / t.cacheUnit()
+	n := len(tokens) / t.shape.Tokens()
 	chain := t.cache.NewChain(salt)
 	chain.Extend(tokens)
-	one := &pin{tokens: n * t.cacheUnit()}
+	one := &pin{tokens: n * t.shape.Tokens()}
 	for i := range n {
-		one.keys = append(one.keys, chain.Name((i+1)*t.cacheUnit()))
+		one.keys = append(one.keys, chain.Name((i+1)*t.shape.Tokens()))
 	}
 	if n == 0 {
 		return nil, chain
@@ -207,7 +208,7 @@ func (t *Tiers) Unpin(id string) bool {
 		return false
 	}
 	t.pinsChanged()
-	t.host.repin(one.keys)
+	t.host.Repin(one.keys)
 	return true
 }
 
@@ -234,9 +235,9 @@ func (t *Tiers) PinnedUnits() (n, most int) {
 func (t *Tiers) pinned(one *pin) Pinned {
 	p := Pinned{ID: one.id(), Tokens: one.tokens, Units: len(one.keys), Until: one.until}
 	for _, key := range one.keys {
-		if t.host.has(key) {
+		if t.host.Has(key) {
 			p.Host++
-		} else if t.disk.has(key) {
+		} else if t.has(key) {
 			p.SSD++
 		}
 	}
@@ -251,7 +252,7 @@ func (t *Tiers) expirer() {
 		over, next := t.pins.expired(time.Now())
 		for _, one := range over {
 			t.pinsChanged()
-			t.host.repin(one.keys)
+			t.host.Repin(one.keys)
 		}
 		if next.IsZero() {
 			timer.Stop()

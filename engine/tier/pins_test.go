@@ -22,7 +22,7 @@ func TestPin(t *testing.T) {
 						r.run(prompt(5000+256*i, 64), 0)
 						r.quiet()
 					}
-					if err := r.tiers.host.check(); err != nil {
+					if err := r.host.Check(nil); err != nil {
 						t.Fatal(err)
 					}
 					r.cache.Clear()
@@ -118,7 +118,7 @@ func TestPinPolicies(t *testing.T) {
 				t.Errorf("%+v: the log has not gone round", s)
 			}
 			r.cache.Clear()
-			r.tiers.host.clear() // a fault, say
+			r.host.Clear() // a fault, say
 			r.load(first, 64)
 			r.load(second, 64)
 			r.run(second, 64)
@@ -139,7 +139,7 @@ func TestTTL(t *testing.T) {
 		r.saved(tierSSD, 4)
 		r.cache.Clear()
 		time.Sleep(40 * time.Minute)
-		r.tiers.host.clear()
+		r.host.Clear()
 		r.load(tokens, 64) // from the SSD, with the age that it has
 		for i, s := range r.tiers.Report() {
 			if s.OldestS != 2400 || s.MeanS != 2400 || s.Units != 4 || s.Loaded != uint64(4*i) {

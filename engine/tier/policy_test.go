@@ -8,7 +8,7 @@ import (
 )
 
 // policy is config under a policy, with room for 16 units in host memory.
-func policy(p WritePolicy, dir string) Config {
+func policy(p WritePolicy, dir string) testConfig {
 	c := config(dir)
 	c.Write, c.WriteHits = p, 2
 	return c
@@ -53,7 +53,7 @@ func TestBack(t *testing.T) {
 	if n := r.value("dropped_units_total", ""); n != 0 {
 		t.Errorf("%v units lost, %v of them by host memory", n, r.value("dropped_units_total", tierSSD))
 	}
-	r.saved(tierHost, len(r.tiers.host.slots)-r.tiers.spare)
+	r.saved(tierHost, r.tiers.slots-r.tiers.spare)
 	warm := 0
 	for i := range 36 { // from the pool, host memory, SSD
 		tokens := prompt(1000+256*i, 128)
@@ -117,17 +117,17 @@ func TestBackKeeps(t *testing.T) {
 	r := newRig(t, policy(Back, ""))
 	r.run(prompt(1, 32), 0)
 	r.sink()
-	l := r.tiers.host.leave(1 << 20)
-	u := l.unit()
-	if u.pos != 16 {
-		t.Errorf("the unit at %d goes first, want the prompt's end", u.pos)
+	l := r.host.Leave(1 << 20)
+	u := l.Unit()
+	if u.Pos != 16 {
+		t.Errorf("the unit at %d goes first, want the prompt's end", u.Pos)
 	}
-	r.tiers.host.get(u.key).release()
-	l.release()
+	r.host.Get(u.Key).Release()
+	l.Release()
 	r.saved(tierHost, 2)
-	r.tiers.host.leave(1 << 20).release()
+	r.host.Leave(1 << 20).Release()
 	r.saved(tierHost, 1)
-	if err := r.tiers.host.check(); err != nil {
+	if err := r.host.Check(nil); err != nil {
 		t.Error(err)
 	}
 }
@@ -144,7 +144,7 @@ func TestTenants(t *testing.T) {
 					t.Fatal(err)
 				}
 				r.quiet()
-				if err := r.tiers.host.check(); err != nil {
+				if err := r.host.Check(nil); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -208,7 +208,7 @@ func TestPriorities(t *testing.T) {
 					t.Errorf("%d tokens of prompt %d are left at the end, want %d", got, c.n, c.want)
 				}
 			}
-			if err := r.tiers.host.check(); err != nil {
+			if err := r.host.Check(nil); err != nil {
 				t.Error(err)
 			}
 		})

@@ -49,11 +49,9 @@ func testManyAtOnce(t *testing.T, from string, n, slots int, stage bool) {
 	}
 	cfg.HostBytes = int64(slots) * page
 	r := newRigOf(t, cfg, n*units+16, 16)
-	begun := func() int { return len(r.tiers.reads) }
-	if s != nil {
-		begun = func() int { return len(r.tiers.shared.flights) }
-	} else {
-		r.wrap(gate, nil)
+	reads := r.tiers.lane(from).reads
+	if s == nil {
+		r.block(gate, nil)
 	}
 	load := r.tiers.Load
 	if stage {
@@ -63,11 +61,11 @@ func testManyAtOnce(t *testing.T, from string, n, slots int, stage bool) {
 	for _, tokens := range all {
 		wg.Go(func() { load(t.Context(), tokens, "", len(tokens)) })
 	}
-	most := min(n, flights)
+	most := min(n, cap(reads))
 	if s == nil {
-		most = min(n*window, reads)
+		most = min(n*window, cap(reads))
 	}
-	soon(t, "reads under way", func() bool { return begun() == most })
+	soon(t, "reads under way", func() bool { return len(reads) == most })
 	release()
 	wg.Wait()
 	if stage {

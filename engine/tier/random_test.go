@@ -42,41 +42,25 @@ func (m *model) changed(c Change) {
 }
 
 // restart takes over what the tiers have found on the SSD.
-func (m *model) restart(t *Tiers) {
+func (m *model) restart(r *rig) {
 	m.at = map[string]map[kvcache.Hash]bool{tierHost: {}, tierSSD: {}}
-	m.pinned = t.pins.has
-	for key := range t.disk.index {
-		m.at[tierSSD][key] = true
-	}
+	m.pinned = r.tiers.pins.has
+	_ = r.disk.Check(func(has map[kvcache.Hash]bool) error {
+		m.at[tierSSD] = has
+		return nil
+	})
 }
 
-// agrees compares it with what the tiers have at this moment.
-func (m *model) agrees(t *Tiers) error {
-	ready, ssd := map[kvcache.Hash]bool{}, map[kvcache.Hash]bool{}
-	t.host.mu.Lock()
-	for key, i := range t.host.keys {
-		if t.host.slots[i].ready {
-			ready[key] = true
+// agrees reports whether a level has what it should.
+func (m *model) agrees(tier string) func(has map[kvcache.Hash]bool) error {
+	return func(has map[kvcache.Hash]bool) error {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.wrong != nil || !maps.Equal(has, m.at[tier]) {
+			return fmt.Errorf("%s has %d units, not the model's %d: %w", tier, len(has), len(m.at[tier]), m.wrong)
 		}
+		return nil
 	}
-	m.mu.Lock()
-	ok, wrong := maps.Equal(ready, m.at[tierHost]), m.wrong
-	m.mu.Unlock()
-	t.host.mu.Unlock()
-	if !ok || wrong != nil {
-		return fmt.Errorf("host memory has %d units, not those of the model: %w", len(ready), wrong)
-	}
-	t.disk.mu.Lock()
-	defer t.disk.mu.Unlock()
-	for key := range t.disk.index {
-		ssd[key] = true
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !maps.Equal(ssd, m.at[tierSSD]) {
-		return fmt.Errorf("the SSD has %d units, the model %d, or others", len(ssd), len(m.at[tierSSD]))
-	}
-	return nil
 }
 
 // rounds is how many things a random test does.
@@ -106,19 +90,17 @@ func TestRandom(t *testing.T) {
 		cfg.TenantShare = []float64{0, 0, 0.6}[gen.IntN(3)]
 		r = newRig(t, cfg)
 		r.tiers.patience = time.Millisecond
-		m.restart(r.tiers)
+		m.restart(r)
 	}
 	begin()
 	loaded, failed := map[WritePolicy]int{}, 0.0
 	clearing := func(f func()) {
 		m.clearing.Store(true)
 		defer m.clearing.Store(false)
-		tiers := r.tiers
+		before := r
 		f()
-		for _, mu := range []*sync.Mutex{&tiers.host.mu, &tiers.disk.mu} { // who decided before f, is done after this
-			mu.Lock()
-			mu.Unlock() //nolint:staticcheck // a barrier
-		}
+		_ = before.host.Check(nil) // who decided before f, is done after this
+		_ = before.disk.Check(nil)
 	}
 	for i := range rounds() {
 		tokens := prompt(gen.IntN(64), 16*(1+gen.IntN(8)))
@@ -129,7 +111,7 @@ func TestRandom(t *testing.T) {
 		case 0:
 			r.cache.Clear()
 		case 1:
-			clearing(r.tiers.host.clear)
+			clearing(func() { r.host.Clear() })
 		case 2:
 			if gen.IntN(8) == 0 {
 				clearing(func() {
@@ -175,7 +157,7 @@ func TestRandom(t *testing.T) {
 			}
 		}
 		seen[fmt.Sprint(cfg.Write, " ", cfg.Eviction)]++
-		for _, err := range []error{r.cache.Check(), r.tiers.host.check(), r.tiers.disk.check(), m.agrees(r.tiers)} {
+		for _, err := range []error{r.cache.Check(), r.host.Check(m.agrees(tierHost)), r.disk.Check(m.agrees(tierSSD))} {
 			if err != nil {
 				t.Fatalf("operation %d (%d under %s, %s, tenants %v): %v", i, op, cfg.Write, cfg.Eviction, cfg.TenantShare, err)
 			}

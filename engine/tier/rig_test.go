@@ -10,12 +10,59 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/host"
+	"github.com/xpyd/xpyd/engine/tier/level"
+	"github.com/xpyd/xpyd/engine/tier/shared"
+	"github.com/xpyd/xpyd/engine/tier/ssd"
+	"github.com/xpyd/xpyd/engine/tier/store"
 	"github.com/xpyd/xpyd/kernels"
 )
+
+// What levels have is called here as their packages do.
+type Eviction = host.Eviction
+
+const (
+	LRU, LFU, S3FIFO             = host.LRU, host.LFU, host.S3FIFO
+	IOAuto, IOPread              = ssd.IOAuto, ssd.IOPread
+	tierHost, tierSSD, tierStore = host.Name, ssd.Name, shared.Name
+	page, headerSize             = level.Page, level.HeaderSize
+	probeFirst, probeLast        = level.ProbeFirst, level.ProbeLast
+	ssdSlots                     = 32 // records of a segment, of the SSD that config makes
+)
+
+// testConfig is a Config and its levels'.
+type testConfig struct {
+	Config
+	HostBytes   int64
+	Eviction    Eviction
+	Dir         string // of an SSD; "": none
+	DirBytes    int64
+	DirIO       ssd.IO
+	DirTimeout  time.Duration
+	Store       store.Store // nil: none
+	StoreWrites bool
+}
+
+// levels makes the levels; files of the SSD have faults in between.
+func (c testConfig) levels(f *faults) Config {
+	c.Levels = []level.Config{host.Config{Bytes: c.HostBytes, Eviction: c.Eviction}}
+	if c.Dir != "" {
+		one := ssd.Config{Dir: c.Dir, Bytes: c.DirBytes, IO: c.DirIO, Timeout: c.DirTimeout}
+		if f != nil {
+			one.Wrap = f.wrap
+		}
+		c.Levels = append(c.Levels, one)
+	}
+	if c.Store != nil {
+		c.Levels = append(c.Levels, shared.Config{Store: c.Store, Writes: c.StoreWrites})
+	}
+	return c.Config
+}
 
 // memPool is a pool of plain memory.
 type memPool struct {
@@ -77,10 +124,44 @@ func (p *memPool) CopyBlock(dst, src int32, firstPos, n int) { panic("not of tie
 type rig struct {
 	t     *testing.T
 	pool  *memPool
+	dev   *fakeDevice // nil: the pool is host memory
 	cache *kvcache.Cache
 	tiers *Tiers
 	reg   *prometheus.Registry
 	prio  int8 // of what is computed
+	dir   string
+	faults
+	levelsOf
+}
+
+// levelsOf are the levels as they are.
+type levelsOf struct {
+	host  *host.Memory
+	disk  *ssd.Disk      // nil: none
+	store *shared.Shared // nil: none
+}
+
+func levelsIn(t *Tiers) (of levelsOf) {
+	of.host = t.host.(*host.Memory)
+	for _, l := range t.below {
+		switch one := l.Level.(type) {
+		case *ssd.Disk:
+			of.disk = one
+		case *shared.Shared:
+			of.store = one
+		}
+	}
+	return of
+}
+
+// lane is what is under way to a level.
+func (t *Tiers) lane(name string) *lane {
+	for _, l := range t.below {
+		if l.Name() == name {
+			return l
+		}
+	}
+	return nil
 }
 
 const identity = "model and numerics"
@@ -110,8 +191,8 @@ func come[T any](t testing.TB, what string, c <-chan T) (v T) {
 	return v
 }
 
-func config(dir string) Config {
-	c := Config{HostBytes: 64 << 10, Dir: dir, DirBytes: 512 << 10, DirIO: ssdIO, DirTimeout: patience, Identity: identity, LoadTimeout: patience, LoadBlocks: 1 << 20}
+func config(dir string) testConfig {
+	c := testConfig{Config: Config{Identity: identity, LoadTimeout: patience, LoadBlocks: 1 << 20}, HostBytes: 64 << 10, Dir: dir, DirBytes: 512 << 10, DirIO: ssdIO, DirTimeout: patience}
 	if dir == "" {
 		c.DirBytes = 0
 	}
@@ -119,20 +200,22 @@ func config(dir string) Config {
 }
 
 // newRig makes a pool of 64 blocks; a record of one unit has one page.
-func newRig(t *testing.T, cfg Config) *rig { return newRigOf(t, cfg, 64, 16) }
+func newRig(t *testing.T, cfg testConfig) *rig { return newRigOf(t, cfg, 64, 16) }
 
-func newRigOf(t *testing.T, cfg Config, blocks, blockTokens int) *rig {
+func newRigOf(t *testing.T, cfg testConfig, blocks, blockTokens int) *rig {
 	t.Helper()
-	r := &rig{t: t, pool: newMemPool(blocks, blockTokens), reg: prometheus.NewRegistry()}
+	r := &rig{t: t, pool: newMemPool(blocks, blockTokens), reg: prometheus.NewRegistry(), dir: cfg.Dir}
 	unit := max(blockTokens, kvcache.Grain) / blockTokens
 	var err error
 	var pool Backend = r.pool
 	if bulk {
-		pool = &fakeDevice{fakePool: r.pool}
+		r.dev = &fakeDevice{fakePool: r.pool}
+		pool = r.dev
 	}
-	if r.tiers, err = New(t.Context(), cfg, pool, unit, slog.New(slog.DiscardHandler), r.reg); err != nil {
+	if r.tiers, err = New(t.Context(), cfg.levels(&r.faults), pool, unit, slog.New(slog.DiscardHandler), r.reg); err != nil {
 		t.Fatal(err)
 	}
+	r.levelsOf = levelsIn(r.tiers)
 	index := kvcache.Config{Blocks: blocks, BlockTokens: blockTokens, Fingerprint: identity, Listener: r.tiers}
 	r.tiers.Tune(&index)
 	r.cache, err = kvcache.New(index)
@@ -256,7 +339,7 @@ func (r *rig) load(tokens []int32, n int) {
 func (r *rig) quiet() {
 	r.t.Helper()
 	soon(r.t, "no unit waits", func() bool {
-		return r.tiers.unsaved.Load() == 0 && len(r.tiers.reads) == 0 && (r.tiers.shared == nil || len(r.tiers.shared.flights) == 0)
+		return r.tiers.unsaved.Load() == 0 && !slices.ContainsFunc(r.tiers.below, func(l *lane) bool { return len(l.reads) > 0 })
 	})
 }
 
@@ -277,7 +360,7 @@ func (r *rig) sink() {
 	}
 	r.cache.ReleaseAll("storm")
 	r.quiet()
-	if r.tiers.disk != nil {
+	if r.disk != nil {
 		r.tiers.writeAll()
 		r.quiet()
 	}
@@ -320,4 +403,11 @@ func (r *rig) took(tokens []int32, n int, want time.Duration) {
 	if d := time.Since(began); d != want {
 		r.t.Errorf("%d tokens after %v, want %v", n, d, want)
 	}
+}
+
+// record is a buffer for one record, aligned as O_DIRECT wants it.
+func record() []byte {
+	b := make([]byte, 2*page)
+	off := -int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) & (page - 1)
+	return b[off : off+page : off+page]
 }

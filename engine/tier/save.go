@@ -7,9 +7,10 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
-// WritePolicy says when a unit is copied to the tier below.
+// WritePolicy says when a unit is copied to the level below.
 type WritePolicy string
 
 // The policies. Pinned units are copied as soon as they are computed under all
@@ -19,14 +20,20 @@ const (
 	// not, and loses nothing.
 	Through WritePolicy = "through"
 	// Selective: when WriteHits requests have found it, in the pool for host
-	// memory, in host memory for the SSD. Costs the first hits after an
-	// eviction; spares the copies, and the SSD's wear, of what nobody asks for.
+	// memory, in host memory for what is below. Costs the first hits after an
+	// eviction; spares the copies, and an SSD's wear, of what nobody asks for.
 	Selective WritePolicy = "selective"
 	// Back: when it is about to make room for another. Costs least, but the
 	// copy is made when memory is short: what is evicted before its turn is
 	// lost to the tiers, as are the pool's units when the worker ends.
 	Back WritePolicy = "back"
 )
+
+// save is a unit of the pool that is to be copied to host memory.
+type save struct {
+	level.Unit
+	cold bool // it is about to be evicted from the pool
+}
 
 // saveOwner holds blocks while they are copied out.
 const saveOwner = "tier/save"
@@ -51,20 +58,20 @@ func (t *Tiers) KVEvent(ev kvcache.Event) {
 		}
 	case kvcache.Hot, kvcache.Cold: // told under the other two only
 	case kvcache.Raised:
-		t.host.raise(ev.Hash, ev.Priority)
+		t.host.Raise(ev.Hash, ev.Priority)
 		return
 	case kvcache.Removed:
 		if ev.Priority > 0 { // it may have been raised before it was saved
-			t.host.raise(ev.Hash, ev.Priority)
+			t.host.Raise(ev.Hash, ev.Priority)
 		}
-		if t.cfg.Write == Back && ev.Evicted && !t.host.has(ev.Hash) && !t.disk.has(ev.Hash) {
-			t.metrics.dropped.WithLabelValues(tierHost).Inc()
+		if t.cfg.Write == Back && ev.Evicted && !t.has(ev.Hash) {
+			t.dropped(t.host)
 		}
 		return
 	default:
 		return
 	}
-	t.enqueue(save{unit{key: ev.Hash, parent: ev.Parent, root: ev.Root, pos: ev.Pos, tokens: ev.Tokens, priority: ev.Priority}, ev.Kind == kvcache.Cold})
+	t.enqueue(save{level.Unit{Key: ev.Hash, Parent: ev.Parent, Root: ev.Root, Pos: ev.Pos, Tokens: ev.Tokens, Priority: ev.Priority}, ev.Kind == kvcache.Cold})
 }
 
 func (t *Tiers) enqueue(s save) {
@@ -79,7 +86,7 @@ func (t *Tiers) enqueue(s save) {
 	default:
 		t.unsaved.Add(-1)
 		if !s.cold { // those are counted when they are evicted
-			t.metrics.dropped.WithLabelValues(tierHost).Inc()
+			t.dropped(t.host)
 		}
 	}
 }
@@ -98,7 +105,7 @@ func (t *Tiers) saver() {
 		}
 		t.unsaved.Add(-int64(len(list)))
 	}
-	if t.cfg.Write == Back && t.disk != nil && t.slow.allow() {
+	if t.cfg.Write == Back && t.own != nil && t.own.Breaker().Allow() {
 		t.writeAll()
 	}
 }
@@ -108,14 +115,15 @@ func (t *Tiers) seal() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.sealed = true
-	close(t.writes)
-	if t.shared != nil {
-		close(t.shared.queue)
+	for _, l := range t.below {
+		if l.jobs != nil {
+			close(l.jobs)
+		}
 	}
 }
 
 func (t *Tiers) save(list []save) {
-	var units []moving
+	var units []level.Move
 	for _, s := range list {
 		if u, ok := t.depart(s); ok {
 			units = append(units, u)
@@ -124,30 +132,32 @@ func (t *Tiers) save(list []save) {
 	if len(units) == 0 {
 		return
 	}
-	err := t.mover.gather(units)
+	err := t.host.Gather(units)
 	if err != nil {
 		t.complain(fmt.Errorf("move out of the pool: %w", err))
 	}
 	for _, u := range units {
 		if err == nil {
-			u.publish() // found before the blocks are let go
-			t.metrics.saved.WithLabelValues(tierHost).Inc()
-			key := u.unit().key
-			t.share(share{key: key})
-			if t.cfg.Write == Through || t.pins.has(key) {
-				t.push(write{key: key})
+			u.Publish(time.Time{}) // found before the blocks are let go
+			t.metrics.saved.WithLabelValues(t.host.Name()).Inc()
+			key := u.Unit().Key
+			own := t.cfg.Write == Through || t.pins.has(key)
+			for _, l := range t.below {
+				if own || l.remote != nil { // what others share has what host memory has
+					t.push(l, job{key: key})
+				}
 			}
 		}
-		u.release()
-		t.cache.PutBack(u.ids, saveOwner)
+		u.Release()
+		t.cache.PutBack(u.Blocks, saveOwner)
 	}
 	t.spill()
 }
 
 // depart holds a unit's blocks and takes a slot for it; not ok: it is not
 // wanted, or there is none.
-func (t *Tiers) depart(s save) (u moving, ok bool) {
-	if t.host.has(s.key) {
+func (t *Tiers) depart(s save) (u level.Move, ok bool) {
+	if t.host.Has(s.Key) {
 		return u, false // it came from there, mostly
 	}
 	t.awaitRoom()
@@ -155,83 +165,71 @@ func (t *Tiers) depart(s save) (u moving, ok bool) {
 	if s.cold {
 		hold = t.cache.HoldCold
 	}
-	ids := hold(s.key, saveOwner)
+	ids := hold(s.Key, saveOwner)
 	if ids == nil {
 		return u, false // evicted since
 	}
-	if s.born = t.disk.born(s.key); s.born.IsZero() {
-		s.born = time.Now()
-	}
-	l := t.host.take(s.unit)
+	s.Born = t.born(s.Key)
+	l, _ := t.host.Take(s.Unit)
 	if l == nil {
 		t.cache.PutBack(ids, saveOwner)
 		t.spill()
 		return u, false
 	}
-	return moving{l, ids, s.pos}, true
+	return level.Move{Lease: l, Blocks: ids, Pos: s.Pos}, true
 }
 
-// push hands a unit to the writers.
-func (t *Tiers) push(w write) bool {
-	if t.disk == nil || t.disk.has(w.key) {
-		return false
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.sealed {
-		return false
-	}
-	if t.slow.allow() {
-		t.unsaved.Add(1)
-		select {
-		case t.writes <- w:
-			return true
-		default:
-			t.unsaved.Add(-1)
+// has reports whether a level of this worker's own has a unit, left alone or not.
+func (t *Tiers) has(key kvcache.Hash) bool {
+	return t.host.Has(key) || slices.ContainsFunc(t.below, func(l *lane) bool { return l.Has(key) })
+}
+
+// born is when a unit came into the tiers: now, if no level has it.
+func (t *Tiers) born(key kvcache.Hash) time.Time {
+	for _, l := range t.below {
+		if at := l.Born(key); !at.IsZero() {
+			return at
 		}
 	}
-	if w.leaving == nil {
-		t.metrics.dropped.WithLabelValues(tierSSD).Inc()
-	}
-	return false
+	return time.Now()
 }
 
 // spill keeps some of host memory free under Back: what goes next is written
-// to the SSD first. What goes before it could be is counted by lost.
+// below first. What goes before it could be is counted by lost.
 func (t *Tiers) spill() {
-	if t.cfg.Write != Back || t.disk == nil {
+	if t.cfg.Write != Back || t.own == nil {
 		return
 	}
 	for {
-		l := t.host.leave(t.spare)
+		l := t.host.Leave(t.spare)
 		if l == nil {
 			return
 		}
-		u := l.unit()
-		if t.disk.has(u.key) {
-			l.release()
+		key := l.Unit().Key
+		if t.own.Has(key) {
+			l.Release()
 			continue
 		}
-		if !t.push(write{u.key, l}) {
-			l.stay()
-			l.release()
+		if !t.push(t.own, job{key: key, leaving: l}) {
+			l.Stay()
+			l.Release()
 			return
 		}
 	}
 }
 
-// awaitRoom gives the SSD a moment to take what leaves host memory, before a
+// awaitRoom gives the level below a moment to take what leaves host memory, before a
 // unit that it does not have yet is taken for another.
 func (t *Tiers) awaitRoom() {
-	if !t.host.awaits() {
+	if !t.host.Leaving() {
 		return
 	}
-	stalls := t.slow.opens()
+	stalls := t.own.Breaker().Opens() // nothing is leaving without it
 	timer := time.NewTimer(t.patience)
 	defer timer.Stop()
-	for t.host.awaits() {
+	for t.host.Leaving() {
 		select {
-		case <-t.host.freed:
+		case <-t.host.Freed():
 		case <-timer.C:
 			return
 		case <-stalls:
@@ -244,65 +242,27 @@ func (t *Tiers) awaitRoom() {
 
 // lost counts what goes from host memory for good, where it should have been
 // written.
-func (t *Tiers) lost(u unit) {
-	if t.cfg.Write == Back && t.disk != nil && !t.disk.has(u.key) {
-		t.metrics.dropped.WithLabelValues(tierSSD).Inc()
+func (t *Tiers) lost(u level.Unit) {
+	if t.cfg.Write == Back && t.own != nil && !t.own.Has(u.Key) {
+		t.dropped(t.own)
 	}
 }
 
 // writeAll writes what only host memory has, prompts from their beginning,
 // until Close's time is over.
 func (t *Tiers) writeAll() {
-	list := t.host.ready()
-	slices.SortFunc(list, func(a, b unit) int { return cmp.Compare(a.pos, b.pos) })
+	list := t.host.Units()
+	slices.SortFunc(list, func(a, b level.Unit) int { return cmp.Compare(a.Pos, b.Pos) })
 	for _, u := range list {
-		if t.disk.has(u.key) {
+		if t.own.Has(u.Key) {
 			continue
 		}
 		t.unsaved.Add(1)
 		select {
-		case t.writes <- write{key: u.key}:
+		case t.own.jobs <- job{key: u.Key}:
 		case <-t.ctx.Done():
 			t.unsaved.Add(-1)
 			return
 		}
-	}
-}
-
-// writer writes units from host memory to the SSD until writes is closed.
-func (t *Tiers) writer() {
-	for w := range t.writes {
-		t.write(w)
-		t.unsaved.Add(-1)
-	}
-}
-
-func (t *Tiers) write(w write) {
-	l := w.leaving
-	if l == nil {
-		l = t.host.peek(w.key)
-	}
-	if l == nil {
-		return // evicted since
-	}
-	defer l.release()
-	if t.ctx.Err() != nil {
-		return
-	}
-	if !t.slow.allow() {
-		if w.leaving != nil {
-			l.stay()
-		} else {
-			t.metrics.dropped.WithLabelValues(tierSSD).Inc()
-		}
-		return
-	}
-	written, err := t.disk.write(l.unit(), l.record())
-	if err != nil {
-		t.metrics.errors.WithLabelValues("write").Inc()
-		t.complain(fmt.Errorf("write to %s: %w", t.cfg.Dir, err))
-	}
-	if written {
-		t.metrics.saved.WithLabelValues(tierSSD).Inc()
 	}
 }

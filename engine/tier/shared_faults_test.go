@@ -3,12 +3,10 @@ package tier
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/tier/redis/redistest"
@@ -54,7 +52,7 @@ func (f *faulty) Write(ctx context.Context, key string, value []byte) (bool, err
 // well waits until the breaker lets operations through again.
 func (r *rig) well() {
 	r.t.Helper()
-	soon(r.t, "the store is not left alone any more", r.tiers.shared.breaker.allow)
+	soon(r.t, "the store is not left alone any more", r.store.Breaker().Allow)
 }
 
 // TestSharedKilled: a store that dies in the middle of a load costs what it
@@ -111,7 +109,7 @@ func TestSharedHung(t *testing.T) {
 	r := newRig(t, cfg)
 	s.Stop()
 	r.load(tokens, 0) // within cfg.LoadTimeout, or the rig's would be a failure
-	if r.tiers.shared.breaker.allow() {
+	if r.store.Breaker().Allow() {
 		t.Fatal("the store hangs, and is still asked")
 	}
 	for range 50 {
@@ -177,7 +175,7 @@ func TestSharedPressure(t *testing.T) {
 	}
 	release()
 	r.quiet()
-	if n := r.value("saved_units_total", tierStore); n < shareQueue {
+	if n := r.value("saved_units_total", tierStore); n < writeQueue {
 		t.Errorf("%v units saved", n)
 	}
 }
@@ -220,39 +218,4 @@ func TestSharedRefused(t *testing.T) {
 	if _, err := reader.tiers.Purge(t.Context()); !errors.Is(err, ErrNoStore) {
 		t.Error(err)
 	}
-}
-
-// TestBreaker: one probe at a time, ever less often, until one succeeds.
-func TestBreaker(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var probes []time.Duration
-		began := time.Now()
-		down := errors.New("down")
-		b := &breaker{}
-		b.probe = func(context.Context) error {
-			probes = append(probes, time.Since(began))
-			if len(probes) < 8 {
-				return down
-			}
-			return nil
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		for range 3 {
-			b.failed(ctx, down)
-		}
-		for !b.allow() && time.Since(began) < time.Hour {
-			time.Sleep(time.Second / 2)
-		}
-		if got := fmt.Sprint(probes); got != "[1s 3s 7s 15s 31s 1m1s 1m31s 2m1s]" {
-			t.Error(got)
-		}
-		b.failed(ctx, down)
-		if open, _, err := b.state(); !open || err != down {
-			t.Error(open, err)
-		}
-		cancel()
-		b.close()
-		b.failed(ctx, down) // probes no more
-		synctest.Wait()
-	})
 }

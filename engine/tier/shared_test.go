@@ -9,23 +9,25 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/engine/tier/redis"
 	"github.com/xpyd/xpyd/engine/tier/redis/redistest"
+	"github.com/xpyd/xpyd/engine/tier/shared"
 )
 
 // sharedConfig is host memory over a real Redis.
-func sharedConfig(t *testing.T, s *redistest.Server, blockTokens int) Config {
+func sharedConfig(t *testing.T, s *redistest.Server, blockTokens int) testConfig {
 	t.Helper()
 	return withStore(t, s, blockTokens, patience)
 }
 
-func withStore(t *testing.T, s *redistest.Server, blockTokens int, timeout time.Duration) Config {
+func withStore(t *testing.T, s *redistest.Server, blockTokens int, timeout time.Duration) testConfig {
 	t.Helper()
 	a, err := redis.ParseURL(s.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
-	size := ValueBytes(newMemPool(1, blockTokens), max(blockTokens, kvcache.Grain)/blockTokens)
+	size := shared.ValueBytes(newMemPool(1, blockTokens).Layout())
 	c, err := redis.New(redis.Config{Address: a, Timeout: timeout, TTL: time.Hour, MaxValue: size})
 	if err != nil {
 		t.Fatal(err)
@@ -38,14 +40,14 @@ func withStore(t *testing.T, s *redistest.Server, blockTokens int, timeout time.
 // cold forgets what the worker has by itself.
 func (r *rig) cold() {
 	r.cache.Clear()
-	r.tiers.host.clear()
+	r.host.Clear()
 }
 
 // name is the key in the store of the unit that ends at a token.
 func (r *rig) name(tokens []int32, end int) string {
 	chain := r.cache.NewChain("")
 	chain.Extend(tokens)
-	return r.tiers.shared.name(chain.Name(end))
+	return r.store.Key(chain.Name(end))
 }
 
 // TestSharedStore: what one worker computes, another loads, and after a restart
@@ -111,7 +113,7 @@ func TestSharedGap(t *testing.T) {
 	chain := r.cache.NewChain("")
 	chain.Extend(tokens)
 	for _, end := range []int{32, 48, 160} {
-		r.tiers.host.drop(chain.Name(end))
+		r.host.Forget(chain.Name(end))
 	}
 	if _, err := s.Do("UNLINK", r.name(tokens, 64), r.name(tokens, 16)); err != nil {
 		t.Fatal(err)
@@ -156,11 +158,13 @@ func TestSharedSpoilt(t *testing.T) {
 			}
 		},
 		"foreign": func(r *rig, key string) { // the same unit, of a model with other rows
-			other := shared{shape: r.tiers.shared.shape, mark: r.tiers.shared.mark + 1}
-			value := make([]byte, other.bytes())
-			chain := r.cache.NewChain("")
-			chain.Extend(tokens)
-			other.pack(unit{key: chain.Name(64), pos: 48, born: time.Now()}, s.Value(key), value)
+			value := s.Value(key)
+			h, err := level.ParseHeader(value)
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			h.Segment++ // the mark
+			h.Encode(value)
 			s.Set(key, value)
 		},
 	} {
@@ -183,7 +187,7 @@ func TestSharedSpoilt(t *testing.T) {
 			if n := r.value("corrupt_units_total", tierStore); n != 1 {
 				t.Errorf("%v units reported", n)
 			}
-			if !r.tiers.shared.breaker.allow() {
+			if !r.store.Breaker().Allow() {
 				t.Error("one bad value, and the store is left alone")
 			}
 		})
@@ -199,13 +203,13 @@ func TestSharedAge(t *testing.T) {
 	a.run(tokens, 0)
 	a.quiet()
 	age := func(key string, by time.Duration) {
-		h, err := parseHeader(s.Value(key))
+		h, err := level.ParseHeader(s.Value(key))
 		if err != nil {
 			t.Fatal(err)
 		}
 		value := s.Value(key)
-		h.born -= int64(by / time.Second)
-		h.encode(value)
+		h.Born -= int64(by / time.Second)
+		h.Encode(value)
 		s.Set(key, value)
 	}
 	age(a.name(tokens, 32), 10*time.Hour)
@@ -218,11 +222,11 @@ func TestSharedAge(t *testing.T) {
 	chain := b.cache.NewChain("")
 	chain.Extend(tokens)
 	for end, least := range map[int]time.Duration{16: 0, 32: 10 * time.Hour} {
-		l := b.tiers.host.peek(chain.Name(end))
-		if old := time.Since(l.unit().born); old < least || old > least+time.Hour {
+		l := b.host.Peek(chain.Name(end))
+		if old := time.Since(l.Unit().Born); old < least || old > least+time.Hour {
 			t.Errorf("unit %d is %v old", end, old)
 		}
-		l.release()
+		l.Release()
 	}
 	b.quiet()
 	b.run(tokens, 48)
@@ -239,7 +243,7 @@ func TestSharedAge(t *testing.T) {
 func TestSharedRandom(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	cfg := func() Config {
+	cfg := func() testConfig {
 		c := sharedConfig(t, s, 16)
 		c.HostBytes = 24 * page
 		return c
@@ -278,44 +282,13 @@ func TestSharedRandom(t *testing.T) {
 				t.Fatalf("operation %d: %v", i, err)
 			}
 		}
-		if err := errors.Join(r.cache.Check(), r.tiers.host.check()); err != nil {
+		if err := errors.Join(r.cache.Check(), r.host.Check(nil)); err != nil {
 			t.Fatalf("operation %d: %v", i, err)
 		}
 	}
 	if loaded < rounds()/5 {
 		t.Errorf("only %d tokens were loaded: the test tests little", loaded)
 	}
-}
-
-// FuzzValue: a value has the unit's own rows and digests, or is not used.
-func FuzzValue(f *testing.F) {
-	r := rig{pool: newMemPool(2, 16)}
-	s := shape{r.pool.layout, 1}
-	sh, err := newShared(nil, s, identity, true)
-	if err != nil {
-		f.Fatal(err)
-	}
-	for layer := range s.Layers {
-		r.fill(layer, 0, prompt(1, 16), 0)
-	}
-	rec, value := make([]byte, s.record()), make([]byte, sh.bytes())
-	s.gather(r.pool, []int32{0}, rec)
-	key := kvcache.Hash{1, 2, 3}
-	sh.pack(unit{key: key, born: time.Unix(1e9, 0)}, rec, value)
-	f.Add(value)
-	f.Add(value[:100])
-	other := bytes.Clone(value)
-	other[headerSize+5] ^= 1
-	f.Add(other)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		into := make([]byte, s.record())
-		if _, good := sh.unpack(key, 0, b, into); !good || !s.scatter(r.pool, []int32{1}, 0, into) {
-			return
-		}
-		if !bytes.Equal(b[headerSize:], value[headerSize:]) {
-			t.Fatal("other rows with digests of their own: forged, or found by chance")
-		}
-	})
 }
 
 // TestSharedShunned: a worker that may not write to the store cannot delete a bad value,
@@ -345,7 +318,4 @@ func TestSharedShunned(t *testing.T) {
 	for range 3 {
 		load(1)
 	}
-	r.tiers.shared.bad[r.unit(tokens, 48)] = time.Now() // its time is over
-	load(2)
-	load(2)
 }

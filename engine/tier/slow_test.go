@@ -1,75 +1,20 @@
 package tier
 
 import (
-	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
-
-// stall puts a disk under the tier each transfer of which takes as long as by
-// says, nanoseconds.
-func (r *rig) stall(by *atomic.Int64) {
-	d := r.tiers.disk
-	open := r.tiers.openFile
-	late := func(path string, flag int) (file, error) {
-		time.Sleep(time.Duration(by.Load()))
-		f, err := open(path, flag)
-		return slowDisk{f, by}, err
-	}
-	d.growing.Lock()
-	defer d.growing.Unlock()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	r.tiers.openFile = late
-	for _, s := range d.log {
-		w := s.file.(watched)
-		w.file = slowDisk{w.file, by}
-		s.file = w
-	}
-}
-
-type slowDisk struct {
-	file
-	by *atomic.Int64
-}
-
-func (f slowDisk) ReadAt(b []byte, at int64) (int, error) {
-	time.Sleep(time.Duration(f.by.Load())) // the disk's, not the test's
-	return f.file.ReadAt(b, at)
-}
-
-func (f slowDisk) WriteAt(b []byte, at int64) (int, error) {
-	time.Sleep(time.Duration(f.by.Load()))
-	return f.file.WriteAt(b, at)
-}
 
 // unit is the name of the prompt's unit that ends at a token.
 func (r *rig) unit(tokens []int32, end int) kvcache.Hash {
 	chain := r.cache.NewChain("")
 	chain.Extend(tokens)
 	return chain.Name(end)
-}
-
-// TestSlowStart: an SSD that is slow while its segments are recovered opens nothing.
-func TestSlowStart(t *testing.T) {
-	tiers, err := New(t.Context(), config(t.TempDir()), newMemPool(8, 16), 1, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	tiers.late("read")
-	if !tiers.slow.allow() {
-		t.Error("it is left alone before anybody asked")
-	}
-	if err := tiers.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
 }
 
 // TestStalled: an SSD whose reads and writes take 500 ms keeps the requests of one
@@ -97,7 +42,7 @@ func testStalled(t *testing.T, policy WritePolicy) {
 	r.sink()
 	forget := func() {
 		r.cache.Clear()
-		r.tiers.host.clear()
+		r.host.Clear()
 	}
 	forget()
 	var by atomic.Int64
@@ -121,11 +66,11 @@ func testStalled(t *testing.T, policy WritePolicy) {
 		r.took(other, 0, 0)
 	}
 	s := r.tiers.Stats()[1]
-	if s.Slow == "" || r.value("ssd_open", "") != 1 || r.value("ssd_late_total", "read") == 0 || r.tiers.Knows(r.unit(tokens, 16)) {
+	if s.LeftAlone == "" || r.value("ssd_open", "") != 1 || r.value("ssd_late_total", "read") == 0 || r.tiers.Knows(r.unit(tokens, 16)) {
 		t.Errorf("%+v, %v late", s, r.value("ssd_late_total", "read"))
 	}
-	if !strings.Contains(s.Slow, cfg.Dir) {
-		t.Error(s.Slow)
+	if !strings.Contains(s.LeftAlone, cfg.Dir) {
+		t.Error(s.LeftAlone)
 	}
 	time.Sleep(10 * time.Second) // probes find it as slow
 	r.took(other, 96, 0)         // what came late is in host memory
@@ -139,14 +84,14 @@ func testStalled(t *testing.T, policy WritePolicy) {
 	if n := r.value("dropped_units_total", tierSSD); policy == Through && n != 6 {
 		t.Errorf("%v units left out", n)
 	}
-	if d := r.tiers.disk; d.has(r.unit(more, 16)) {
+	if r.disk.Has(r.unit(more, 16)) {
 		t.Error("written to an SSD that is left alone")
 	}
 	forget()
 	by.Store(0)
 	time.Sleep(probeLast)
 	synctest.Wait()
-	if s := r.tiers.Stats()[1]; s.Slow != "" || r.value("ssd_open", "") != 0 {
+	if s := r.tiers.Stats()[1]; s.LeftAlone != "" || r.value("ssd_open", "") != 0 {
 		t.Errorf("still left alone: %+v", s)
 	}
 	r.took(tokens, 96, 0)

@@ -12,20 +12,12 @@ import (
 // blocks. So a request that waits for memory takes none, and what it will need is
 // not evicted before its turn. A prefix that is too long for that is loaded.
 func (t *Tiers) Stage(ctx context.Context, tokens []int32, salt string, upto int) int {
-	return t.bring(ctx, tokens, salt, upto, lookup{}, t != nil && t.arriver() != nil)
-}
-
-// arriver is the mover if it can compute behind what arrives, else nil.
-func (t *Tiers) arriver() arriver {
-	if m, ok := t.mover.(arriver); ok && m.arrives() {
-		return m
-	}
-	return nil
+	return t.obtain(ctx, tokens, salt, upto, &search{}, t != nil && t.host.Arrives())
 }
 
 // inHost is how far host memory has a chain.
 func (t *Tiers) inHost(chain *kvcache.Chain, from, upto int) int {
-	for unit := t.cacheUnit(); from+unit <= upto && t.host.has(chain.Name(from+unit)); {
+	for unit := t.shape.Tokens(); from+unit <= upto && t.host.Has(chain.Name(from+unit)); {
 		from += unit
 	}
 	return from
@@ -35,9 +27,9 @@ func (t *Tiers) inHost(chain *kvcache.Chain, from, upto int) int {
 // request waits no longer than it may, and what it did not wait for is there when
 // it is placed, or for the next one. ended is called when all is read. While too
 // many are being read already it waits for its turn, as long as the request.
-func (t *Tiers) prefetch(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int, ended func()) {
+func (t *Tiers) prefetch(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int, s *search, ended func()) {
 	if !t.token(ctx, t.stages, nil, true) {
-		t.leftOut(ctx, (to-from)/t.cacheUnit())
+		t.leftOut(ctx, (to-from)/t.shape.Tokens())
 		ended()
 		return
 	}
@@ -48,7 +40,7 @@ func (t *Tiers) prefetch(ctx context.Context, chain *kvcache.Chain, tokens []int
 		defer ended()
 		within, cancel := context.WithTimeout(t.awake, prefetchTime)
 		defer cancel()
-		t.stage(within, chain, tokens, from, to)
+		t.stage(within, chain, tokens, from, to, s)
 	}()
 	select {
 	case <-done:
@@ -62,23 +54,23 @@ const prefetchTime = 30 * time.Second
 // stage reads what host memory lacks of tokens from .. to-1 into it, until ctx
 // ends, and waits for it; what comes later stays there as well. It takes no blocks
 // of the pool, and holds nothing afterwards.
-func (t *Tiers) stage(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int) {
-	unit := t.cacheUnit()
+func (t *Tiers) stage(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int, s *search) {
+	unit := t.shape.Tokens()
 	var missing []int
 	for pos := from; pos < to; pos += unit {
-		if !t.host.has(chain.Name(pos + unit)) {
+		if !t.host.Has(chain.Name(pos + unit)) {
 			missing = append(missing, pos)
 		}
 	}
 	missing = missing[:t.afford(len(missing))]
-	q := t.queue(chain, tokens, missing, true)
+	q := &queue{t: t, chain: chain, tokens: tokens, found: s, stays: true, list: missing}
 	for q.more(ctx, true); len(q.ahead) > 0; q.more(ctx, true) {
 		l := q.ahead[0].wait(ctx)
 		if l == nil {
 			break // what follows would be of no use now
 		}
 		q.ahead = q.ahead[1:]
-		l.release()
+		l.Release()
 	}
 	q.abandon(ctx)
 }
@@ -87,24 +79,9 @@ func (t *Tiers) stage(ctx context.Context, chain *kvcache.Chain, tokens []int32,
 func (t *Tiers) afford(units int) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := t.quota.take(units, t.shape.record(), time.Now())
+	n := t.quota.take(units, t.shape.Record(), time.Now())
 	if n < units {
 		t.metrics.noQuota.Inc()
 	}
 	return n
-}
-
-// came ends a read. A unit that nobody waits for, or that is to stay in host
-// memory, is verified and can be found there.
-func (t *Tiers) came(f *fetch, good bool) {
-	if good && (f.stays || f.left.Load()) {
-		if good = t.shape.right(f.pos, f.into.record()); good {
-			f.into.publish()
-			t.metrics.prefetched.WithLabelValues(f.tier).Inc()
-		} else {
-			t.spoilt(f)
-			t.disk.drop(f.key)
-		}
-	}
-	f.deliver(good)
 }

@@ -2,7 +2,6 @@ package tier
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -58,7 +57,7 @@ func testStage(t *testing.T, slow string, lacks []int, bad bool) {
 	want := r.cold(tokens, 8)
 	chain := r.chain(tokens)
 	for _, i := range lacks {
-		r.tiers.host.drop(chain.Name(16 * (i + 1)))
+		r.host.Forget(chain.Name(16 * (i + 1)))
 	}
 	cached := 320
 	if bad {
@@ -106,26 +105,15 @@ func testStage(t *testing.T, slow string, lacks []int, bad bool) {
 func (r *stepRig) spoilBelow(store *redistest.Server, unit kvcache.Hash) {
 	r.t.Helper()
 	if store != nil {
-		key := r.tiers.shared.name(unit)
+		key := r.store.Key(unit)
 		b := store.Value(key)
 		b[headerSize+100] ^= 4
 		store.Set(key, b)
 		return
 	}
-	p := r.tiers.disk.index[unit]
-	f, err := os.OpenFile(p.seg.path, os.O_RDWR, 0)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer f.Close()
-	at, b := r.tiers.disk.at(int(p.slot))+headerSize+100, make([]byte, 1)
-	if _, err = f.ReadAt(b, at); err == nil {
-		b[0] ^= 4
-		_, err = f.WriteAt(b, at)
-	}
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	one := &rig{t: r.t, tiers: r.tiers, dir: r.dir}
+	p := one.places()[unit]
+	one.edit(p, headerSize+100, []byte{one.peek(p)[headerSize+100] ^ 4})
 }
 
 // TestPrefetch: a request waits for the SSD no longer than load_timeout, and what

@@ -19,6 +19,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/host"
+	"github.com/xpyd/xpyd/engine/tier/level"
+	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 )
@@ -52,13 +55,13 @@ func TestSSD(t *testing.T) {
 	r.run(tokens, 0)
 	r.saved(tierSSD, 6)
 	r.cache.Clear()
-	r.tiers.host.clear()
+	r.host.Clear()
 	r.load(tokens, 96)
 	r.run(tokens, 96)
 	if r.value("loaded_units_total", tierSSD) != 6 {
 		t.Error("not from the SSD")
 	}
-	if _, err := New(t.Context(), cfg, r.pool, 1, r.tiers.log, r.reg); !errors.Is(err, syscall.EWOULDBLOCK) {
+	if _, err := New(t.Context(), cfg.levels(nil), r.pool, 1, r.tiers.log, r.reg); !errors.Is(err, syscall.EWOULDBLOCK) {
 		t.Errorf("two workers in one folder: %v", err)
 	}
 	r.close()
@@ -123,36 +126,32 @@ func testCorrupt(t *testing.T, policy WritePolicy) {
 	tokens := prompt(1, 96)
 	for name, harm := range map[string]func(r *rig, unit kvcache.Hash){
 		"host": func(r *rig, unit kvcache.Hash) {
-			l := r.tiers.host.get(unit)
-			l.record()[headerSize+100] ^= 4
-			l.release()
-			r.tiers.disk.drop(unit)
+			l := r.host.Get(unit)
+			l.Record()[headerSize+100] ^= 4
+			l.Release()
+			r.disk.Forget(unit)
 		},
 		"host digest": func(r *rig, unit kvcache.Hash) {
-			l := r.tiers.host.get(unit)
-			l.record()[headerSize+r.tiers.shape.rows()] ^= 1
-			l.release()
+			l := r.host.Get(unit)
+			l.Record()[headerSize+r.tiers.shape.Rows()] ^= 1
+			l.Release()
 		},
 		"ssd": func(r *rig, unit kvcache.Hash) {
-			r.tiers.host.clear()
-			p := r.tiers.disk.index[unit]
-			r.edit(p, headerSize+100, []byte{0xff})
+			r.host.Clear()
+			r.edit(r.places()[unit], headerSize+100, []byte{0xff})
 		},
 		"ssd header": func(r *rig, unit kvcache.Hash) {
-			r.tiers.host.clear()
-			r.edit(r.tiers.disk.index[unit], 9, []byte{0xff})
+			r.host.Clear()
+			r.edit(r.places()[unit], 9, []byte{0xff})
 		},
 		"ssd astray": func(r *rig, unit kvcache.Hash) { // a whole record of another unit
-			r.tiers.host.clear()
-			rec := aligned(r.tiers.shape.record())
-			for other, p := range r.tiers.disk.index {
+			r.host.Clear()
+			for other, p := range r.places() {
 				if other != unit {
-					if _, err := p.seg.file.ReadAt(rec, r.tiers.disk.at(int(p.slot))); err != nil {
-						r.t.Fatal(err)
-					}
+					r.edit(r.places()[unit], 0, r.peek(p))
+					return
 				}
 			}
-			r.edit(r.tiers.disk.index[unit], 0, rec)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -180,18 +179,6 @@ func testCorrupt(t *testing.T, policy WritePolicy) {
 	}
 }
 
-// edit overwrites bytes of a record behind the tier's back.
-func (r *rig) edit(p place, off int, b []byte) {
-	f, err := os.OpenFile(p.seg.path, os.O_WRONLY, 0)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer f.Close()
-	if _, err := f.WriteAt(b, r.tiers.disk.at(int(p.slot))+int64(off)); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
 // TestTorn: a restart over segments that a crash has left, cut at every length.
 func TestTorn(t *testing.T) {
 	dir := t.TempDir()
@@ -200,8 +187,8 @@ func TestTorn(t *testing.T) {
 	r := newRig(t, cfg)
 	r.run(tokens, 0)
 	r.saved(tierSSD, 6)
-	path := r.tiers.disk.log[0].path
-	size := int64(page + 6*r.tiers.shape.record())
+	path := r.segments()[0]
+	size := int64(page + 6*r.tiers.shape.Record())
 	r.close()
 	whole, err := os.ReadFile(path)
 	if err != nil || int64(len(whole)) != size {
@@ -235,7 +222,7 @@ func TestLog(t *testing.T) {
 		r.run(prompt(n, 128), 0)
 		r.quiet()
 		r.cache.Clear()
-		r.tiers.host.clear()
+		r.host.Clear()
 		r.load(first, 32) // each round, so it stays
 	}
 	if s := r.tiers.Stats()[1]; s.Units > s.Capacity || s.Capacity != 16 || s.Evicted == 0 {
@@ -253,7 +240,7 @@ func TestShared(t *testing.T) {
 	r.run(tokens, 0)
 	r.saved(tierSSD, 6)
 	r.cache.Clear()
-	r.tiers.host.clear()
+	r.host.Clear()
 	var wg sync.WaitGroup
 	var loaded atomic.Int64
 	for i := range 50 {
@@ -303,49 +290,20 @@ func TestNoRoom(t *testing.T) {
 	r.load(tokens, 64)
 }
 
-func FuzzHeader(f *testing.F) {
-	b := make([]byte, headerSize)
-	h := header{key: kvcache.Hash{1, 2}, payload: 4096, segment: 3, slot: 4, pos: 16}
-	h.encode(b)
-	f.Add(b)
-	f.Add([]byte(magic))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		h, err := parseHeader(b)
-		if err != nil {
-			return
-		}
-		c := make([]byte, headerSize)
-		h.encode(c)
-		if g, err := parseHeader(c); err != nil || g != h {
-			t.Fatalf("%+v became %+v: %v", h, g, err)
-		}
-	})
-}
-
-func FuzzPreamble(f *testing.F) {
-	d := &disk{shape: shape{newMemPool(1, 16).layout, 1}, identity: identity}
-	f.Add([]byte(`{"format":"xpyd KV segment 1","segment":1}`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if d.recognise(1, b) == nil && len(b) < 50 {
-			t.Fatal(string(b))
-		}
-	})
-}
-
 // TestMeasureHost: units go out of a pool and come back, verified, whatever the size of
 // a block.
 func TestMeasureHost(t *testing.T) {
 	for _, bt := range []int{1, 16, 64} {
 		l := kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 8, BlockTokens: bt, DType: "f32", RowBytes: 32}
-		pool, err := cpu.NewPool(l, HostBlocks(l, 64<<10))
+		pool, err := cpu.NewPool(l, host.MeasureBlocks(l, 64<<10))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if bulk {
-			mem := newMemPool(HostBlocks(newMemPool(1, bt).layout, 64<<10), bt)
+			mem := newMemPool(host.MeasureBlocks(newMemPool(1, bt).layout, 64<<10), bt)
 			pool, l = &fakeDevice{fakePool: mem}, mem.layout
 		}
-		r, err := MeasureHost(t.Context(), l, pool, 64<<10, 3, nil)
+		r, err := host.Measure(t.Context(), l, pool, 64<<10, 3, nil)
 		if err != nil || r.Units < 2 || r.Units*r.UnitBytes > 64<<10 || r.BlockTokens != bt {
 			t.Fatalf("%+v, %v", r, err)
 		}
@@ -358,11 +316,11 @@ func TestMeasureHost(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	l := kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 8, BlockTokens: 16, DType: "f32", RowBytes: 32}
-	pool, err := cpu.NewPool(l, HostBlocks(l, 1))
+	pool, err := cpu.NewPool(l, host.MeasureBlocks(l, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := MeasureHost(over, l, pool, 1, 1, nil); !errors.Is(err, context.Canceled) {
+	if _, err := host.Measure(over, l, pool, 1, 1, nil); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }
@@ -370,17 +328,17 @@ func TestMeasureHost(t *testing.T) {
 // TestMeasureProgress: measuring says how far it is, and ends with its context wherever
 // it is.
 func TestMeasureProgress(t *testing.T) {
-	const total = 2 * meterStep
+	const total = 2 * level.MeterStep
 	l := kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 64, BlockTokens: 16, DType: "f32", RowBytes: 256}
-	measure := map[string]func(context.Context, Progress) error{
-		"disk": func(ctx context.Context, p Progress) error {
-			_, err := MeasureDisk(ctx, filepath.Join(t.TempDir(), "kv"), 1<<20, total, 2, ssdIO, p)
+	measure := map[string]func(context.Context, level.Progress) error{
+		"disk": func(ctx context.Context, p level.Progress) error {
+			_, err := ssd.Measure(ctx, filepath.Join(t.TempDir(), "kv"), 1<<20, total, 2, ssdIO, p)
 			return err
 		},
-		"host": func(ctx context.Context, p Progress) error {
-			pool, err := cpu.NewPool(l, HostBlocks(l, total))
+		"host": func(ctx context.Context, p level.Progress) error {
+			pool, err := cpu.NewPool(l, host.MeasureBlocks(l, total))
 			if err == nil {
-				_, err = MeasureHost(ctx, l, pool, total, 1, p)
+				_, err = host.Measure(ctx, l, pool, total, 1, p)
 			}
 			return err
 		},
@@ -388,7 +346,7 @@ func TestMeasureProgress(t *testing.T) {
 	for where, phases := range map[string][]string{"host": {"fill", "move"}, "disk": {"write", "read"}} {
 		var all []string
 		if err := measure[where](t.Context(), func(what string, done, of int64) {
-			if done < meterStep || done > of || of < total*8/10 {
+			if done < level.MeterStep || done > of || of < total*8/10 {
 				t.Errorf("%s: %d of %d", what, done, of)
 			}
 			all = append(all, what)
@@ -415,28 +373,28 @@ func TestMeasureProgress(t *testing.T) {
 // TestMeasureDisk: the benchmark moves what it says, and leaves nothing.
 func TestMeasureDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kv")
-	r, err := MeasureDisk(t.Context(), dir, 64<<10, 4<<20, 4, ssdIO, nil)
+	r, err := ssd.Measure(t.Context(), dir, 64<<10, 4<<20, 4, ssdIO, nil)
 	if err != nil || r.Units != 64 || r.Write <= 0 || r.Read <= 0 {
 		t.Fatalf("%+v %v", r, err)
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the folder is left: %v", err)
 	}
-	if _, err := MeasureDisk(t.Context(), filepath.Dir(dir), 64<<10, 4<<20, 4, ssdIO, nil); err != nil {
+	if _, err := ssd.Measure(t.Context(), filepath.Dir(dir), 64<<10, 4<<20, 4, ssdIO, nil); err != nil {
 		t.Errorf("an empty folder: %v", err)
 	}
 	taken := t.TempDir()
 	if err := os.WriteFile(filepath.Join(taken, "thesis.txt"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := MeasureDisk(t.Context(), taken, 64<<10, 4<<20, 4, ssdIO, nil); err == nil {
+	if _, err := ssd.Measure(t.Context(), taken, 64<<10, 4<<20, 4, ssdIO, nil); err == nil {
 		t.Error("measured in a folder with files of others")
 	}
 	if _, err := os.Stat(filepath.Join(taken, "thesis.txt")); err != nil {
 		t.Error(err)
 	}
 	for _, bad := range []int{0, 100, 65 << 9} {
-		if _, err := MeasureDisk(t.Context(), dir, bad, 4<<20, 4, ssdIO, nil); err == nil {
+		if _, err := ssd.Measure(t.Context(), dir, bad, 4<<20, 4, ssdIO, nil); err == nil {
 			t.Errorf("units of %d bytes", bad)
 		}
 	}
@@ -510,13 +468,13 @@ func TestTTLAhead(t *testing.T) {
 		r.run(tokens, 0)
 		r.quiet()
 		key := r.unit(tokens, 16)
-		l := r.tiers.host.peek(key)
-		u, rec := l.unit(), aligned(r.tiers.shape.record())
-		copy(rec, l.record())
-		l.release()
-		r.tiers.disk.drop(key)
-		u.born = time.Now().Add(10 * 365 * 24 * time.Hour)
-		if ok, err := r.tiers.disk.write(u, rec); !ok || err != nil {
+		l := r.host.Peek(key)
+		u, rec := l.Unit(), record()
+		copy(rec, l.Record())
+		l.Release()
+		r.disk.Forget(key)
+		u.Born = time.Now().Add(10 * 365 * 24 * time.Hour)
+		if ok, err := r.disk.Save(t.Context(), u, rec); !ok || err != nil {
 			t.Fatal(ok, err)
 		}
 		r.close()
@@ -527,8 +485,8 @@ func TestTTLAhead(t *testing.T) {
 		r.run(tokens, 16)
 		r.cold()
 		time.Sleep(cfg.TTL)
-		if r.tiers.disk.has(key) {
-			t.Errorf("found after its time, born %v", r.tiers.disk.born(key))
+		if r.disk.Has(key) {
+			t.Errorf("found after its time, born %v", r.disk.Born(key))
 		}
 	})
 }
@@ -544,7 +502,7 @@ func (p hugePool) Layout() kernels.Layout {
 
 // TestHugeUnit: units that are too large are refused before anything is taken.
 func TestHugeUnit(t *testing.T) {
-	_, err := New(t.Context(), config(""), hugePool{newMemPool(8, 16)}, 1, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	_, err := New(t.Context(), config("").levels(nil), hugePool{newMemPool(8, 16)}, 1, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	if err == nil || !strings.Contains(err.Error(), "4 GiB") {
 		t.Error(err)
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/internal/figures"
 	"github.com/xpyd/xpyd/internal/kvbench"
 	"github.com/xpyd/xpyd/scripts/bench/harness"
@@ -47,10 +47,10 @@ func (b *kvioBench) close() error {
 // parts are sizes of units: usual ones (8B in bf16), which kv.ssd_io: auto moves by pread,
 // and small ones (a slice of it, or FP8), by io_uring.
 func (b *kvioBench) parts() []part {
-	of := func(unit, suffix, total string, auto tier.IO) part {
+	of := func(unit, suffix, total string, auto ssd.IO) part {
 		return part{unit, func(ctx context.Context) error { return b.measure(ctx, unit, suffix, total, auto) }}
 	}
-	return []part{of("2MiB", "", b.total, tier.IOPread), of("64KiB", ".64k", "512MiB", tier.IOUring)}
+	return []part{of("2MiB", "", b.total, ssd.IOPread), of("64KiB", ".64k", "512MiB", ssd.IOUring)}
 }
 
 const depth = 16
@@ -65,7 +65,7 @@ func (r *rates) last() string {
 	return fmt.Sprintf("%.3f (%.2f)", r.rate[n], r.cpu[n])
 }
 
-func (b *kvioBench) measure(ctx context.Context, unit, suffix, total string, auto tier.IO) error {
+func (b *kvioBench) measure(ctx context.Context, unit, suffix, total string, auto ssd.IO) error {
 	xpyd, err := b.Binary(ctx)
 	if err != nil {
 		return err
@@ -73,12 +73,12 @@ func (b *kvioBench) measure(ctx context.Context, unit, suffix, total string, aut
 	directions := []string{"write", "read"}
 	got := map[string]*rates{} // by direction and way: "write fio"
 	for _, d := range directions {
-		for _, way := range []string{string(tier.IOUring), string(tier.IOPread), "fio"} {
+		for _, way := range []string{string(ssd.IOUring), string(ssd.IOPread), "fio"} {
 			got[d+" "+way] = &rates{}
 		}
 	}
 	for round := range b.Rounds {
-		for _, way := range []tier.IO{tier.IOUring, tier.IOPread} {
+		for _, way := range []ssd.IO{ssd.IOUring, ssd.IOPread} {
 			var l kvbench.Links
 			if _, err := b.Output(ctx, 10*time.Minute, &l, nil, xpyd, "bench", "kvio", "--device", "none", "--ssd-dir", filepath.Join(b.dir, "tier"), "--unit", unit, "--total", total,
 				"--depth", fmt.Sprint(depth), "--io", string(way), "--json"); err != nil {

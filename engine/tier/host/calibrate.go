@@ -1,0 +1,73 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// Units that calibrate moves each way: enough to drown what a launch costs, and
+// how often it does, of which the fastest counts.
+const (
+	calibrateUnits  = 32
+	calibrateRounds = 3
+)
+
+// calibrate measures, before anybody uses the pool, who moves units fastest while
+// both ways are in use: copy engines or multiprocessors, for each. Copy engines
+// unless others are 5 % faster, since the multiprocessors are the model's. Which
+// it is depends on how long the runs of a block are, and on the machine. Takes
+// about 20 ms. A pool or host memory that is small is not worth it: Auto.
+func (m *bulkMover) calibrate(slots int) error {
+	pool, ok := m.pool.(interface{ Blocks() int })
+	if !ok {
+		return nil
+	}
+	n := min(calibrateUnits, slots/2, pool.Blocks()/(2*m.shape.Blocks))
+	if n < calibrateUnits/4 {
+		return nil
+	}
+	out, in := m.some(0, n), m.some(n, n)
+	pairs := [][2]kernels.Engine{{kernels.Copy, kernels.Copy}, {kernels.Kernel, kernels.Kernel}, {kernels.Copy, kernels.Kernel}, {kernels.Kernel, kernels.Copy}}
+	took := make([]time.Duration, len(pairs))
+	for i, p := range pairs {
+		var all []time.Duration
+		for range 1 + calibrateRounds { // the first warms up
+			out.Engine, in.Engine = p[0], p[1]
+			d, err := m.both(out, in)
+			if err != nil {
+				return err
+			}
+			all = append(all, d)
+		}
+		took[i] = slices.Min(all[1:])
+	}
+	best := slices.Index(took, slices.Min(took))
+	if float64(took[0]) < 1.05*float64(took[best]) {
+		best = 0
+	}
+	m.out, m.in = pairs[best][0], pairs[best][1]
+	return nil
+}
+
+// some describes n units in slots and blocks from the first-th on.
+func (m *bulkMover) some(first, n int) *kernels.HostMove {
+	return m.move(unitsFrom(m.shape, nil, first, first*m.shape.Blocks, n))
+}
+
+// both times moves out and in at once.
+func (m *bulkMover) both(out, in *kernels.HostMove) (time.Duration, error) {
+	began := time.Now()
+	a, errA := m.pool.GatherBlocks(out)
+	b, errB := m.pool.ScatterBlocks(in)
+	if errA == nil {
+		errA = a.Wait(context.Background())
+	}
+	if errB == nil {
+		errB = b.Wait(context.Background())
+	}
+	return time.Since(began), errors.Join(errA, errB)
+}

@@ -1,0 +1,293 @@
+package tier
+
+import (
+	"context"
+	"errors"
+	"math"
+	"time"
+
+	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
+)
+
+// lane is a level below host memory, with what is under way to it and from it.
+type lane struct {
+	level.Level
+	limits  level.Limits
+	remote  level.Remote  // nil: the level is this worker's own
+	aborter level.Aborter // nil: its operations end by themselves
+	reads   chan struct{} // a token for each Load, and each Ask, under way
+	jobs    chan job      // of its writers; nil: nothing is written to it
+}
+
+// job is something to be done to a unit of a lane.
+type job struct {
+	key     kvcache.Hash
+	leaving level.Lease // save it: it goes from host memory with that; nil: it does not
+	remove  bool        // have it deleted: it is bad, or too old
+}
+
+func newLane(l level.Level) *lane {
+	n := &lane{Level: l, limits: l.Limits()}
+	n.remote, _ = l.(level.Remote)
+	n.aborter, _ = l.(level.Aborter)
+	n.reads = make(chan struct{}, n.limits.Loads)
+	if n.limits.Writers > 0 {
+		n.jobs = make(chan job, writeQueue)
+	}
+	return n
+}
+
+// gives reports whether the lane is known to have a unit and can be asked for it.
+func (l *lane) gives(key kvcache.Hash) bool { return l.Has(key) && l.Breaker().Allow() }
+
+// Knows reports whether a level of this worker's own has a unit.
+func (t *Tiers) Knows(key kvcache.Hash) bool {
+	return t != nil && (t.host.Has(key) || t.giver(key) != nil)
+}
+
+// giver is the nearest lane that is known to have a unit; nil: none is.
+func (t *Tiers) giver(key kvcache.Hash) *lane {
+	for _, l := range t.below {
+		if l.gives(key) {
+			return l
+		}
+	}
+	return nil
+}
+
+// search is where the levels have the units of one prompt, as far as remote ones were
+// asked. The zero value has asked none.
+type search struct {
+	local bool  // remote levels are not asked
+	from  []int // by lane: the token from which it was not asked yet
+	at    map[int]*lane
+}
+
+// find returns how far the levels have the chain from a token on, without a gap.
+func (t *Tiers) find(ctx context.Context, s *search, chain *kvcache.Chain, from, upto int) int {
+	unit := t.shape.Tokens()
+	upto = min(upto, chain.Tokens())
+	for from+unit <= upto && (t.Knows(chain.Name(from+unit)) || !s.local && t.askFor(ctx, s, chain, from, upto)) {
+		from += unit
+	}
+	return from
+}
+
+// askFor reports whether a remote level has the chain's unit at pos. Those after it are
+// asked about in the same breath.
+func (t *Tiers) askFor(ctx context.Context, s *search, chain *kvcache.Chain, pos, upto int) bool {
+	unit := t.shape.Tokens()
+	for i, l := range t.below {
+		if l.remote == nil || s.from != nil && pos < s.from[i] {
+			continue
+		}
+		if s.from == nil {
+			s.from, s.at = make([]int, len(t.below)), make(map[int]*lane)
+		}
+		keys := make([]kvcache.Hash, min((upto-pos)/unit, level.AskMost))
+		for k := range keys {
+			keys[k] = chain.Name(pos + (k+1)*unit)
+		}
+		have := t.ask(ctx, l, keys)
+		s.from[i] = pos + len(keys)*unit
+		if have == nil {
+			s.from[i] = math.MaxInt // it is not asked again
+		}
+		for k, ok := range have {
+			if at := pos + k*unit; ok && s.at[at] == nil {
+				s.at[at] = l
+			}
+		}
+	}
+	return s.at[pos] != nil
+}
+
+// remote is the lane of a remote level that said it has the unit at pos. Else it is the
+// first one, which may have what was nearer a moment ago; nil: there is none.
+func (t *Tiers) remote(s *search, pos int) *lane {
+	if l := s.at[pos]; l != nil || s.local {
+		return l
+	}
+	for _, l := range t.below {
+		if l.remote != nil {
+			return l
+		}
+	}
+	return nil
+}
+
+// ask asks a remote level for as long as ctx lasts; nil: there is no answer.
+func (t *Tiers) ask(ctx context.Context, l *lane, keys []kvcache.Hash) []bool {
+	if !t.token(ctx, l.reads, l.Breaker(), true) {
+		return nil
+	}
+	answer := make(chan []bool, 1)
+	go func() {
+		defer t.untoken(l.reads)
+		have, ok := l.remote.Ask(t.ctx, keys)
+		if !ok {
+			have = nil
+		}
+		answer <- have
+	}()
+	select {
+	case have := <-answer:
+		return have
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// token takes the right to one more read, whose goroutine is counted in wg, if the
+// breaker lets it through. With wait it waits for one, as long as ctx lasts.
+func (t *Tiers) token(ctx context.Context, from chan struct{}, by *level.Breaker, wait bool) bool {
+	select {
+	case from <- struct{}{}:
+	default:
+		if !wait || !t.awaitToken(ctx, from, by) {
+			return false
+		}
+	}
+	t.mu.Lock()
+	if t.closed {
+		t.mu.Unlock()
+		<-from
+		return false
+	}
+	t.wg.Add(1)
+	t.mu.Unlock()
+	if !by.Allow() {
+		t.untoken(from)
+		return false
+	}
+	return true
+}
+
+func (t *Tiers) awaitToken(ctx context.Context, from chan<- struct{}, by *level.Breaker) bool {
+	select {
+	case from <- struct{}{}:
+		return true
+	case <-ctx.Done():
+	case <-by.Opens():
+	case <-t.awake.Done(): // Close begins
+	}
+	return false
+}
+
+// untoken gives a token back.
+func (t *Tiers) untoken(to <-chan struct{}) {
+	<-to
+	t.wg.Done()
+}
+
+// read brings units from a lane; its caller has taken a token.
+func (t *Tiers) read(l *lane, units []*fetch) {
+	defer t.untoken(l.reads)
+	reads := make([]level.Read, len(units))
+	for i, f := range units {
+		reads[i] = level.Read{Key: f.key, Pos: f.pos, Rec: f.into.Record()}
+	}
+	l.Load(t.ctx, reads, func(i int, born time.Time, err error) {
+		f := units[i]
+		f.born = born
+		switch {
+		case errors.Is(err, level.ErrCorrupt):
+			t.spoilt(f)
+		case err == nil && t.cfg.TTL > 0 && time.Since(born) >= t.cfg.TTL:
+			err = level.ErrGone
+			t.forget(f)
+		}
+		t.came(f, err == nil)
+	})
+}
+
+// push hands a job to the lane's writers.
+func (t *Tiers) push(l *lane, j job) bool {
+	if l.jobs == nil || !j.remove && l.Has(j.key) {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.sealed {
+		return false
+	}
+	if l.Breaker().Allow() {
+		t.unsaved.Add(1)
+		select {
+		case l.jobs <- j:
+			return true
+		default:
+			t.unsaved.Add(-1)
+		}
+	}
+	if j.leaving == nil {
+		t.dropped(l)
+	}
+	return false
+}
+
+// pushOwn has a unit written to the levels of this worker's own.
+func (t *Tiers) pushOwn(key kvcache.Hash) {
+	for _, l := range t.below {
+		if l.remote == nil {
+			t.push(l, job{key: key})
+		}
+	}
+}
+
+// dropped counts a unit that a level does without.
+func (t *Tiers) dropped(l level.Level) { t.metrics.dropped.WithLabelValues(l.Name()).Inc() }
+
+// writer does a lane's jobs until they are closed.
+func (t *Tiers) writer(l *lane) {
+	for j := range l.jobs {
+		if j.remove {
+			t.remove(l, j.key)
+		} else {
+			t.write(l, j)
+		}
+		t.unsaved.Add(-1)
+	}
+}
+
+func (t *Tiers) remove(l *lane, key kvcache.Hash) {
+	switch {
+	case t.ctx.Err() != nil:
+	case l.Breaker().Allow():
+		l.remote.Delete(t.ctx, key)
+	default:
+		t.dropped(l)
+	}
+}
+
+// write saves a unit from host memory.
+func (t *Tiers) write(l *lane, j job) {
+	lease := j.leaving
+	if lease == nil {
+		lease = t.host.Peek(j.key)
+	}
+	if lease == nil { // evicted since
+		if l.remote != nil && t.ctx.Err() == nil {
+			t.dropped(l)
+		}
+		return
+	}
+	defer lease.Release()
+	if t.ctx.Err() != nil {
+		return
+	}
+	saved, err := false, level.ErrLeftOut
+	if l.Breaker().Allow() {
+		saved, err = l.Save(t.ctx, lease.Unit(), lease.Record())
+	} else if j.leaving != nil {
+		lease.Stay()
+		return
+	}
+	switch {
+	case saved:
+		t.metrics.saved.WithLabelValues(l.Name()).Inc()
+	case errors.Is(err, level.ErrLeftOut):
+		t.dropped(l)
+	}
+}

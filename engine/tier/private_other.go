@@ -1,5 +1,0 @@
-//go:build !unix
-
-package tier
-
-func private(string) error { return nil }

@@ -1,0 +1,98 @@
+package shared
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
+	"github.com/xpyd/xpyd/engine/tier/store"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+func shape() level.Shape {
+	return level.Shape{Layout: kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 4, BlockTokens: 16, DType: "f32", RowBytes: 16}, Blocks: 1}
+}
+
+// record makes one of a prompt's first unit, whose digests are right.
+func record(s level.Shape) []byte {
+	rec := make([]byte, s.Record())
+	sums := make([]uint64, s.KVHeads)
+	for layer := range s.Layers {
+		rows := rec[level.HeaderSize+layer*s.BlockBytes():][:s.BlockBytes()]
+		for i := range rows {
+			rows[i] = byte(7*i + layer)
+		}
+		kernels.DigestRows(s.Layout, layer, 0, s.BlockTokens, rows, sums)
+		for h, d := range sums {
+			binary.LittleEndian.PutUint64(rec[level.HeaderSize+s.Rows()+8*(layer*s.KVHeads+h):], d)
+		}
+	}
+	return rec
+}
+
+// FuzzValue: a value has the unit's own rows and digests, or is not used.
+func FuzzValue(f *testing.F) {
+	s := shape()
+	sh, err := open(Config{Writes: true}, &level.Env{Shape: s, Identity: "model and numerics"})
+	if err != nil {
+		f.Fatal(err)
+	}
+	rec := record(s)
+	if !s.Right(0, rec) {
+		f.Fatal("the record is not right")
+	}
+	value := make([]byte, valueBytes(s))
+	key := kvcache.Hash{1, 2, 3}
+	sh.pack(level.Unit{Key: key, Born: time.Unix(1e9, 0)}, rec, value)
+	f.Add(value)
+	f.Add(value[:100])
+	other := bytes.Clone(value)
+	other[level.HeaderSize+5] ^= 1
+	f.Add(other)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		into := make([]byte, s.Record())
+		if _, err := sh.unpack(&level.Read{Key: key, Rec: into}, b); err != nil || !s.Right(0, into) {
+			return
+		}
+		if !bytes.Equal(b[level.HeaderSize:], value[level.HeaderSize:]) {
+			t.Fatal("other rows with digests of their own: forged, or found by chance")
+		}
+	})
+}
+
+// full is a store that has every key.
+type full struct{ store.Store }
+
+func (full) Exists(_ context.Context, keys []string) ([]bool, error) {
+	return slices.Repeat([]bool{true}, len(keys)), nil
+}
+
+// TestShunned: a bad value that may not be deleted is absent for a while, and asked for
+// again when that is over; where it may be deleted, Delete does it.
+func TestShunned(t *testing.T) {
+	for _, writes := range []bool{false, true} {
+		s, err := open(Config{Store: full{}, Writes: writes}, &level.Env{Shape: shape(), Awake: t.Context()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		bad, good := kvcache.Hash{1}, kvcache.Hash{2}
+		ask := func(when string, want bool) {
+			t.Helper()
+			if have, ok := s.Ask(t.Context(), []kvcache.Hash{bad, good}); !ok || have[0] != want || !have[1] {
+				t.Errorf("writes %t, %s: %v %t", writes, when, have, ok)
+			}
+		}
+		ask("at first", true)
+		s.Forget(bad)
+		ask("forgotten", writes)
+		if !writes {
+			s.bad[bad] = time.Now() // its time is over
+		}
+		ask("after a while", true)
+	}
+}

@@ -1,0 +1,124 @@
+package ssd
+
+import (
+	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
+)
+
+// Tenants' shares of the SSD. A tenant that has its share gets the place of its
+// own oldest unit for a new one: the record is overwritten where it lies, so the
+// log does not move on and nobody else's units go for it. A write that is torn
+// is found by header and digests, as everywhere.
+//
+// Tenants are told apart by the beginning of their root's hash, which records
+// carry, so that shares hold after a restart. Two whose beginnings are the same
+// share a share.
+
+// holding is what a tenant has on the SSD.
+type holding struct {
+	units   int
+	writing int    // on their way there
+	queue   []aged // its units, oldest first; of those that went some are still there
+}
+
+type aged struct {
+	key kvcache.Hash
+	at  place
+}
+
+// settle puts a unit into the index.
+func (d *Disk) settle(key kvcache.Hash, p place) {
+	d.leave(key)
+	d.index[key] = p
+	if d.limit == 0 {
+		return
+	}
+	h := d.holding(p.seg.tags[p.slot])
+	h.units++
+	if len(h.queue) > 2*h.units+64 {
+		n := 0
+		for _, e := range h.queue {
+			if d.index[e.key] == e.at {
+				h.queue[n] = e
+				n++
+			}
+		}
+		clear(h.queue[n:])
+		h.queue = h.queue[:n]
+	}
+	h.queue = append(h.queue, aged{key, p})
+}
+
+// leave takes a unit out of the index, if it is there.
+func (d *Disk) leave(key kvcache.Hash) (was bool) {
+	p, was := d.index[key]
+	if !was {
+		return false
+	}
+	delete(d.index, key)
+	if d.limit > 0 {
+		tag := p.seg.tags[p.slot]
+		d.tenants[tag].units--
+		d.forgo(tag)
+	}
+	return true
+}
+
+func (d *Disk) holding(tag uint32) *holding {
+	h := d.tenants[tag]
+	if h == nil {
+		h = &holding{}
+		d.tenants[tag] = h
+	}
+	return h
+}
+
+// forgo forgets a tenant that has nothing.
+func (d *Disk) forgo(tag uint32) {
+	if h := d.tenants[tag]; h != nil && h.units == 0 && h.writing == 0 {
+		delete(d.tenants, tag)
+	}
+}
+
+// full says whether a tenant has its share.
+func (d *Disk) full(tag uint32) bool {
+	h := d.tenants[tag]
+	return d.limit > 0 && h != nil && h.units+h.writing >= d.limit
+}
+
+// oldest is the tenant's unit that makes room for one of its own: not one that
+// is pinned, being read or moved; one that was read since it was written gets
+// another round. None: there is no such unit.
+func (d *Disk) oldest(tag uint32) (p place, ok bool) {
+	h := d.tenants[tag]
+	for range 2 * len(h.queue) {
+		e := h.queue[0]
+		h.queue[0] = aged{}
+		h.queue = h.queue[1:]
+		if d.index[e.key] != e.at {
+			continue
+		}
+		hit := &e.at.seg.hits[e.at.slot]
+		if *hit || e.at.seg.retired || d.reading[e.at] > 0 || d.env.IsPinned(e.key) {
+			*hit = *hit && d.reading[e.at] > 0
+			h.queue = append(h.queue, e)
+			continue
+		}
+		return e.at, true
+	}
+	return p, false
+}
+
+// replace hands out the place of a tenant's oldest unit; none: the new one is
+// left out.
+func (d *Disk) replace(u *level.Unit) (s *segment, slot int) {
+	d.over++
+	p, ok := d.oldest(u.Tenant())
+	if !ok {
+		return nil, 0
+	}
+	d.lost++
+	d.forget(p.seg.keys[p.slot])
+	p.seg.set(int(p.slot), u)
+	return p.seg, int(p.slot)
+}

@@ -1,0 +1,140 @@
+package ssd
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/level"
+)
+
+// A segment is a file of slots of one record each, written from the front and
+// deleted whole; a slot is written again only by a tenant that has its share.
+// Its first page says, in JSON, what the records are.
+//
+// Nothing is flushed and no length is trusted: after a crash a record is
+// whole, or its header is not there, or its rows disagree with their digests.
+type segment struct {
+	id    uint64
+	path  string
+	file  File
+	keys  []kvcache.Hash // of the slots handed out
+	born  []int64        // by slot: as in its header
+	hits  []bool         // by slot: it was read since it was written
+	tags  []uint32       // by slot: whose it is
+	spare []int          // slots whose write failed: they are handed out first
+	users int            // reads and writes under way, and 1 while it is listed
+	// retired: what is being written to it is written for nothing.
+	retired bool
+}
+
+func (d *Disk) preamble(id uint64) level.Preamble {
+	return d.env.Shape.Preamble("xpyd KV segment 3", id, d.env.Identity)
+}
+
+func segmentPath(dir string, id uint64) string {
+	return filepath.Join(dir, fmt.Sprintf("%016x.xpydkv", id))
+}
+
+// create makes a new segment file.
+func (d *Disk) create(id uint64) (*segment, error) {
+	p := d.preamble(id)
+	text, err := json.Marshal(&p)
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > level.Page {
+		return nil, fmt.Errorf("identity of %d bytes", len(d.env.Identity))
+	}
+	s := &segment{id: id, path: segmentPath(d.cfg.Dir, id), users: 1}
+	if s.file, err = d.openFile(s.path, os.O_RDWR|os.O_CREATE|os.O_EXCL); err != nil {
+		return nil, err
+	}
+	b := aligned(level.Page)
+	copy(b, text)
+	if _, err = s.file.WriteAt(b, 0); err != nil {
+		return nil, errors.Join(err, s.file.Close(), os.Remove(s.path))
+	}
+	return s, nil
+}
+
+// add hands out the next slot.
+func (s *segment) add(u *level.Unit) {
+	s.keys, s.born, s.hits, s.tags = append(s.keys, kvcache.Hash{}), append(s.born, 0), append(s.hits, false), append(s.tags, 0)
+	s.set(len(s.keys)-1, u)
+}
+
+// set says what is in a slot.
+func (s *segment) set(slot int, u *level.Unit) {
+	s.keys[slot], s.born[slot], s.hits[slot], s.tags[slot] = u.Key, u.Born.Unix(), false, u.Tenant()
+}
+
+var errForeign = errors.New("written by another model, layout or version")
+
+// recover reads what an earlier process has left. errForeign: not for us.
+func (d *Disk) recover(id uint64) (*segment, error) {
+	s := &segment{id: id, path: segmentPath(d.cfg.Dir, id), users: 1}
+	var err error
+	if s.file, err = d.openFile(s.path, os.O_RDWR); err != nil {
+		return nil, err
+	}
+	b := aligned(level.Page)
+	if _, err = s.file.ReadAt(b, 0); err == nil {
+		err = d.recognise(id, b)
+	} else if errors.Is(err, io.EOF) {
+		err = errForeign
+	}
+	if err == nil {
+		err = d.cut(s.path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.file.Close())
+	}
+	for i := range d.slots {
+		switch _, err := s.file.ReadAt(b, d.at(i)); {
+		case errors.Is(err, io.EOF):
+			return s, nil
+		case err != nil:
+			for i, key := range s.keys {
+				if d.index[key] == (place{s, int32(i)}) {
+					d.leave(key)
+				}
+			}
+			return nil, errors.Join(err, s.file.Close())
+		}
+		h, err := level.ParseHeader(b)
+		ours := err == nil && h.Segment == id && h.Slot == uint32(i) && h.Payload == d.env.Shape.Payload()
+		if !ours {
+			s.add(&level.Unit{})
+			continue
+		}
+		s.add(h.Unit())
+		d.settle(h.Key, place{s, int32(i)})
+	}
+	return s, nil
+}
+
+// cut makes a file no longer than segments are now: they were larger.
+func (d *Disk) cut(path string) error {
+	info, err := os.Stat(path)
+	if err == nil && info.Size() > d.at(d.slots) {
+		err = os.Truncate(path, d.at(d.slots))
+	}
+	return err
+}
+
+func (d *Disk) recognise(id uint64, b []byte) error {
+	var p level.Preamble
+	if json.Unmarshal(bytes.TrimRight(b, "\x00"), &p) != nil || p != d.preamble(id) {
+		return errForeign
+	}
+	return nil
+}
+
+// at is where a slot begins in its file.
+func (d *Disk) at(slot int) int64 { return level.Page + int64(slot)*int64(d.env.Shape.Record()) }

@@ -1,0 +1,202 @@
+package ssd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/engine/tier/level"
+	"github.com/xpyd/xpyd/engine/tier/ssd/uring"
+)
+
+// Name is the level's label.
+const Name = "ssd"
+
+// Settings that a level.SettingError may name.
+const (
+	SettingDir   = "Dir"
+	SettingBytes = "DirBytes"
+	SettingIO    = "DirIO"
+)
+
+const (
+	reads   = 32 // under way at a time, of all loads
+	writers = 4
+)
+
+// Config says where the level is, and how much it may fill.
+type Config struct {
+	Dir   string // this worker's own
+	Bytes int64
+	IO    IO // how it is read and written; "": IOAuto
+	// Timeout: an SSD that takes longer for one unit is left alone until it is faster.
+	// 0: half of what a load may take, at least 100 ms.
+	Timeout time.Duration
+	// Wrap, unless nil, is put around the files of the level: a test's faults.
+	Wrap func(FS) FS
+}
+
+// FS is where files come from.
+type FS interface {
+	Open(path string, flag int) (File, error)
+	Remove(path string) error
+}
+
+// File is what a segment needs of *os.File.
+type File interface {
+	io.ReaderAt
+	io.WriterAt
+	io.Closer
+}
+
+var (
+	_ level.Level   = (*Disk)(nil)
+	_ level.Keeper  = (*Disk)(nil)
+	_ level.Aborter = (*Disk)(nil)
+)
+
+// Open implements level.Config. While segments are recovered no request is there yet
+// that a slow SSD could hold up, so it is not watched.
+func (c Config) Open(_ context.Context, env *level.Env) (level.Level, error) {
+	if !slices.Contains([]IO{"", IOAuto, IOUring, IOPread}, c.IO) {
+		return nil, level.Bad(SettingIO, "SSD by %q", c.IO)
+	}
+	if c.Timeout == 0 {
+		c.Timeout = max(env.LoadTimeout/2, 100*time.Millisecond)
+	}
+	way, err := newDiskIO(c.IO, reads+writers, env.Shape.Record(), uring.Open)
+	if err != nil {
+		return nil, &level.SettingError{Setting: SettingIO, Err: err}
+	}
+	d, err := open(c, env, way)
+	if err != nil {
+		return nil, errors.Join(err, way.close(context.WithoutCancel(env.Awake)))
+	}
+	d.watching.Store(true)
+	attrs := []any{"dir", c.Dir, "io", way.way()}
+	if way.why != nil {
+		attrs = append(attrs, "because", way.why)
+	}
+	env.Log.Info("KV on the SSD", attrs...)
+	return d, nil
+}
+
+// Name implements level.Level, as what follows does.
+func (d *Disk) Name() string { return Name }
+
+// Limits bounds transfers: one unit each.
+func (d *Disk) Limits() level.Limits { return level.Limits{Loads: reads, Burst: 1, Writers: writers} }
+
+// Breaker is open while the SSD stalls.
+func (d *Disk) Breaker() *level.Breaker { return &d.slow }
+
+// Close ends the level. The files stay.
+func (d *Disk) Close(ctx context.Context) error { return errors.Join(d.close(), d.io.close(ctx)) }
+
+// Abort cancels what the kernel has not begun, as far as a ring can.
+func (d *Disk) Abort(ctx context.Context) error {
+	return fmt.Errorf("%s: %w", d.cfg.Dir, errors.Join(errHangs, d.io.close(ctx)))
+}
+
+var errHangs = errors.New("transfers hang")
+
+// Stats says how many units there are, of what age, and how they are read and written.
+func (d *Disk) Stats(ages bool) level.Stats {
+	st := level.Stats{Tier: Name, Capacity: d.most * d.slots, UnitBytes: d.env.Shape.Record(), IO: string(d.io.way())}
+	if d.io.why != nil {
+		st.NoIOU = d.io.why.Error()
+	}
+	if open, _, why := d.slow.State(); open {
+		st.LeftAlone = why.Error()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	st.Units, st.Evicted, st.Tenants, st.Over = len(d.index), d.lost, len(d.tenants), d.over
+	if ages {
+		var a level.Ages
+		for _, p := range d.index {
+			a.Add(p.seg.born[p.slot])
+		}
+		a.Report(&st)
+	}
+	return st
+}
+
+type metrics struct{ errors, late *prometheus.CounterVec }
+
+func newMetrics() *metrics {
+	vec := func(name, help string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help}, []string{"op"})
+	}
+	return &metrics{vec("io_errors_total", "Failed reads and writes of the SSD tier."),
+		vec("ssd_late_total", "Transfers of the SSD tier that took longer than half of kv.load_timeout.")}
+}
+
+var (
+	ioDesc     = prometheus.NewDesc("xpyd_kvtier_ssd_io_info", "How the SSD tier is read and written.", []string{"io"}, nil)
+	directDesc = prometheus.NewDesc("xpyd_kvtier_ssd_direct_total", "Transfers that went by pread or pwrite because io_uring did not take them.", nil, nil)
+	slowDesc   = prometheus.NewDesc("xpyd_kvtier_ssd_open", "1 while the SSD tier is left alone because a transfer took too long.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (d *Disk) Describe(c chan<- *prometheus.Desc) {
+	d.metrics.errors.Describe(c)
+	d.metrics.late.Describe(c)
+	for _, desc := range []*prometheus.Desc{ioDesc, directDesc, slowDesc} {
+		c <- desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (d *Disk) Collect(c chan<- prometheus.Metric) {
+	d.metrics.errors.Collect(c)
+	d.metrics.late.Collect(c)
+	c <- prometheus.MustNewConstMetric(ioDesc, prometheus.GaugeValue, 1, string(d.io.way()))
+	c <- prometheus.MustNewConstMetric(slowDesc, prometheus.GaugeValue, d.slow.Open())
+	if d.io.ring != nil {
+		c <- prometheus.MustNewConstMetric(directDesc, prometheus.CounterValue, float64(d.io.ring.Stats().Direct))
+	}
+}
+
+// The file of pins is written anew when they change, and moved into its place.
+const (
+	pinsName = "pins"
+	pinsMost = 256 << 20 // bytes
+)
+
+// ReadPins implements level.Keeper.
+func (d *Disk) ReadPins() ([]byte, error) {
+	f, err := os.Open(filepath.Join(d.cfg.Dir, pinsName))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, pinsMost))
+}
+
+// WritePins implements level.Keeper.
+func (d *Disk) WritePins(b []byte) error {
+	if len(b) > pinsMost {
+		return fmt.Errorf("pins of %d bytes", len(b))
+	}
+	path := filepath.Join(d.cfg.Dir, pinsName)
+	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		err = fmt.Errorf("write pins to %s: %w", d.cfg.Dir, err)
+	}
+	return err
+}
