@@ -94,11 +94,10 @@ func open(ctx context.Context, c Config, env *level.Env) (m *Memory, err error) 
 	if c.Bytes >= 1<<30 {
 		env.Log.Info("taking host memory", "mib", c.Bytes>>20)
 	}
-	m = &Memory{env: env, limit: env.Share(int(n)), slots: make([]slot, n), keys: make(map[kvcache.Hash]int32), kids: make(map[kvcache.Hash]int),
-		tenants: make(map[kvcache.Hash]*tenant), order: newOrder(c.Eviction, int(n)), freed: make(chan struct{}, 1)}
-	if m.mem, err = memfd.Private(int(n) * size); err == nil {
-		if err = m.mem.Populate(ctx); err != nil {
-			m.mem.Close()
+	mem, err := memfd.Private(int(n) * size)
+	if err == nil {
+		if err = mem.Populate(ctx); err != nil {
+			mem.Close()
 		}
 	}
 	switch {
@@ -107,6 +106,9 @@ func open(ctx context.Context, c Config, env *level.Env) (m *Memory, err error) 
 	case err != nil:
 		return nil, level.Bad(SettingBytes, "host memory: %w", err)
 	}
+	// The slots come after the memory: a size that the machine has no memory for is refused, and not asked for here.
+	m = &Memory{env: env, mem: mem, limit: env.Share(int(n)), slots: make([]slot, n), keys: make(map[kvcache.Hash]int32), kids: make(map[kvcache.Hash]int),
+		tenants: make(map[kvcache.Hash]*tenant), order: newOrder(c.Eviction, int(n)), freed: make(chan struct{}, 1)}
 	for i := int(n) - 1; i >= 0; i-- {
 		m.slots[i] = slot{rec: m.mem.Bytes[i*size:][:size:size]}
 		m.free = append(m.free, int32(i))
