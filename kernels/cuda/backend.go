@@ -13,6 +13,7 @@ import (
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/links"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Backend implements kernels.Backend and kernels.Launcher. One goroutine at a
@@ -21,7 +22,8 @@ type Backend struct {
 	lib       *library
 	ctx       *C.xk_ctx
 	arch      kernels.Arch
-	layout    kernels.Layout
+	layout    kvlayout.Layout
+	rows      kvlayout.Rows // of every layer
 	blocks    int
 	opt       Options
 	device    string
@@ -100,6 +102,9 @@ func open(a kernels.Arch, opt Options) (*Backend, error) {
 	b := &Backend{lib: lib, arch: a, opt: opt, device: C.GoString(&dev.name[0]), pci: C.GoString(&dev.pci[0])}
 	b.links = links.New(nccl{b})
 	b.layout = opt.layout(&a)
+	if b.rows, err = served(b.layout); err != nil {
+		return nil, err
+	}
 	cfg := C.xk_config{
 		device: C.int32_t(opt.Device), layers: C.int32_t(a.Layers), hidden: C.int32_t(a.Hidden),
 		intermediate: C.int32_t(a.Intermediate), heads: C.int32_t(a.Heads), kv_heads: C.int32_t(a.KVHeads),
@@ -280,7 +285,7 @@ func (b *Backend) Info() kernels.Info {
 func (b *Backend) Arch() kernels.Arch { return b.arch }
 
 // Layout implements kernels.Backend.
-func (b *Backend) Layout() kernels.Layout { return b.layout }
+func (b *Backend) Layout() kvlayout.Layout { return b.layout }
 
 // Blocks implements kernels.Backend.
 func (b *Backend) Blocks() int { return b.blocks }
