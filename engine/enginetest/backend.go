@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Config is the fake's shape. Zero fields get small defaults.
@@ -74,11 +75,8 @@ func (b *Backend) Arch() kernels.Arch {
 }
 
 // Layout implements kernels.Backend.
-func (b *Backend) Layout() kernels.Layout {
-	return kernels.Layout{
-		Layers: b.cfg.Layers, KVHeads: 1, HeadDim: 2,
-		BlockTokens: b.cfg.BlockTokens, DType: "f32", RowBytes: 8,
-	}
+func (b *Backend) Layout() kvlayout.Layout {
+	return kvlayout.Plain(b.cfg.Layers, 1, 2, b.cfg.BlockTokens, kvlayout.F32)
 }
 
 // Blocks implements kernels.Backend.
