@@ -19,6 +19,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 const (
@@ -26,7 +27,7 @@ const (
 	vocab               = 100
 )
 
-var layout = kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 2, BlockTokens: blockTokens, DType: "f32", RowBytes: 8}
+var layout = kvlayout.Plain(2, 2, 2, blockTokens, "f32")
 
 // fill makes the rows that a prompt has at these positions.
 func fill(dst []byte, seed int32, layer, firstPos, n int) {
@@ -48,7 +49,7 @@ type pool struct {
 	stores  int
 }
 
-func (*pool) Layout() kernels.Layout { return layout }
+func (*pool) Layout() kvlayout.Layout { return layout }
 
 func (*pool) Arch() kernels.Arch { return kernels.Arch{Vocab: vocab} }
 
@@ -127,8 +128,7 @@ var self = kvconn.PeerID{ID: "prefill-0", Epoch: 1}
 
 func identity(peer kvconn.PeerID) kvconn.Identity {
 	return kvconn.Identity{PeerID: peer, ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n",
-		Layout: kvconn.Layout{BlockTokens: blockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: layout.Layers,
-			KVHeads: layout.KVHeads, HeadDim: layout.HeadDim, RowBytes: layout.RowBytes, DType: layout.DType}}}}
+		Layout: kvlayout.Plain(layout.Layers, layout.KVHeads, layout.HeadDim, blockTokens, layout.DType)}
 }
 
 // newRig must be closed inside the bubble.

@@ -8,6 +8,7 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // stored counts what reaches the pool.
@@ -31,7 +32,7 @@ func TestCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 4, BlockTokens: 4, DType: "f32", RowBytes: 16}
+	l := kvlayout.Plain(1, 1, 4, 4, "f32")
 	for name, f := range map[string]func(s *counting, sums []uint64) error{
 		"stored": func(s *counting, sums []uint64) error {
 			return s.Store(0, 3, 0, 4, 0, make([]byte, l.RowsBytes(4)), sums)
@@ -55,7 +56,7 @@ func TestCounted(t *testing.T) {
 // TestSinkRefuses: nothing reaches the pool but whole rows of one block that agree
 // with their digests.
 func TestSinkRefuses(t *testing.T) {
-	l := kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 4, BlockTokens: 4, DType: "f32", RowBytes: 16}
+	l := kvlayout.Plain(1, 1, 4, 4, "f32")
 	pool := &stored{}
 	s := &sink{backend: pool, layout: l}
 	f := func(what string, row, rows, bytes int, wrong uint64, want bool) {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 func TestDigestVectors(t *testing.T) {
@@ -44,7 +45,7 @@ func TestDigestVectors(t *testing.T) {
 	for i, s := range v.Slabs {
 		packed, _ := hex.DecodeString(s.Packed)
 		out := make([]uint64, s.KVHeads)
-		l := kernels.Layout{KVHeads: s.KVHeads, RowBytes: s.RowBytes}
+		l := kvlayout.Layout{KVHeads: s.KVHeads, RowBytes: s.RowBytes}
 		kernels.DigestRows(l, s.Layer, s.FirstPos, s.N, packed, out)
 		for h, want := range s.Digest {
 			if got := fmt.Sprintf("%016x", out[h]); got != want {
@@ -96,7 +97,7 @@ func TestRowHashSingleBitFlips(t *testing.T) {
 
 func TestDigestDetects(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
-	l := kernels.Layout{KVHeads: 3, RowBytes: 48}
+	l := kvlayout.Layout{KVHeads: 3, RowBytes: 48}
 	const n = 5
 	base := randomBytes(r, l.RowsBytes(n))
 	sum := func(layer, pos int, p []byte) (s uint64) {
@@ -141,7 +142,7 @@ func FuzzDigestAdds(f *testing.F) {
 	f.Add(make([]byte, 200), uint16(65535), uint8(5), uint8(20))
 	f.Fuzz(func(t *testing.T, data []byte, pos uint16, cut, rowBytes uint8) {
 		rb := int(rowBytes) + 1
-		l := kernels.Layout{KVHeads: 1, RowBytes: rb}
+		l := kvlayout.Layout{KVHeads: 1, RowBytes: rb}
 		n := len(data) / (2 * rb)
 		data = data[:2*n*rb]
 		out := make([]uint64, 1)
@@ -151,10 +152,10 @@ func FuzzDigestAdds(f *testing.F) {
 			a = int(cut) % (n + 1)
 		}
 		k, v := data[:n*rb], data[n*rb:]
-		sum := kernels.DigestHeadRows(4, 0, 0, int(pos), a, rb, k) +
-			kernels.DigestHeadRows(4, 0, 0, int(pos)+a, n-a, rb, k[a*rb:]) +
-			kernels.DigestHeadRows(4, 1, 0, int(pos), a, rb, v) +
-			kernels.DigestHeadRows(4, 1, 0, int(pos)+a, n-a, rb, v[a*rb:])
+		sum := kernels.DigestPart(4, 0, 0, int(pos), a, rb, k) +
+			kernels.DigestPart(4, 0, 0, int(pos)+a, n-a, rb, k[a*rb:]) +
+			kernels.DigestPart(4, 1, 0, int(pos), a, rb, v) +
+			kernels.DigestPart(4, 1, 0, int(pos)+a, n-a, rb, v[a*rb:])
 		if sum != out[0] {
 			t.Fatalf("split at %d of %d: %x, whole %x", a, n, sum, out[0])
 		}
@@ -179,7 +180,7 @@ func TestDigestSIMD(t *testing.T) {
 					for i := range n {
 						want += kernels.RowHash(7, 1, 3, pos+i, rows[i*rb:(i+1)*rb])
 					}
-					if got := kernels.DigestHeadRows(7, 1, 3, pos, n, rb, rows); got != want {
+					if got := kernels.DigestPart(7, 1, 3, pos, n, rb, rows); got != want {
 						t.Fatalf("%d rows of %d bytes at %d: %x, one by one %x", n, rb, pos, got, want)
 					}
 				}
@@ -202,7 +203,7 @@ func TestDigestKeys(t *testing.T) {
 }
 
 func BenchmarkDigestRows(b *testing.B) {
-	l := kernels.Layout{KVHeads: 4, RowBytes: 256}
+	l := kvlayout.Layout{KVHeads: 4, RowBytes: 256}
 	p := make([]byte, l.RowsBytes(16))
 	out := make([]uint64, 4)
 	b.SetBytes(int64(len(p)))
@@ -213,9 +214,9 @@ func BenchmarkDigestRows(b *testing.B) {
 
 // Rows of FP8 are hashed with their scales behind them, which lie behind all rows.
 func TestDigestScaled(t *testing.T) {
-	l := kernels.Layout{KVHeads: 3, RowBytes: 48, BlockTokens: 16, DType: kernels.F8E4M3}
+	l := kvlayout.Layout{KVHeads: 3, RowBytes: 48, BlockTokens: 16, DType: kvlayout.F8E4M3}
 	const n, layer, first = 5, 7, 1000
-	if l.RowsBytes(n) != 2*3*n*(48+4) || l.BlockBytes() != l.RowsBytes(16) || (kernels.Layout{RowBytes: 48}).ScaleBytes() != 0 {
+	if l.RowsBytes(n) != 2*3*n*(48+4) || l.BlockBytes() != l.RowsBytes(16) || (kvlayout.Layout{RowBytes: 48}).ScaleBytes() != 0 {
 		t.Fatalf("%d bytes of rows, %d a block", l.RowsBytes(n), l.BlockBytes())
 	}
 	packed := randomBytes(rand.New(rand.NewPCG(3, 3)), l.RowsBytes(n))

@@ -1,12 +1,15 @@
 package kvconn
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/xpyd/xpyd/kvlayout"
+)
 
 // Every pairing is judged by both sides, who must agree.
 func TestCompare(t *testing.T) {
 	base := func() Identity {
-		return Identity{ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "cpu-f32-1", Layout: Layout{BlockTokens: 16,
-			Groups: []Group{{Kind: "full", Layers: 2, KVHeads: 8, HeadDim: 4, RowBytes: 16, DType: "f32"}}}}
+		return Identity{ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "cpu-f32-1", Layout: kvlayout.Plain(2, 8, 4, 16, "f32")}
 	}
 	f := func(name string, convert bool, want string, change func(a, b *Identity)) {
 		t.Helper()

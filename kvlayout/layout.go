@@ -129,7 +129,7 @@ const (
 
 	maxGroups = 16
 	maxTotal  = 1 << 14
-	maxDim    = 1 << 16
+	maxDim    = 1 << 20
 	maxWindow = 1 << 30
 	maxName   = 32
 )

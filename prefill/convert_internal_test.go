@@ -9,6 +9,7 @@ import (
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // TestInForm: the receiver keeps bf16, in blocks of another size. Its rows are ours, rounded, with digests that hold
@@ -20,7 +21,7 @@ func TestInForm(t *testing.T) {
 	for layer := range p.layout.Layers {
 		src.ready(layer, ready)
 	}
-	to := kvconn.Layout{BlockTokens: bt, Groups: []kvconn.Group{{Kind: "full", Layers: 2, KVHeads: 2, HeadDim: 2, RowBytes: 4, DType: "bf16"}}}
+	to := kvlayout.Plain(2, 2, 2, bt, "bf16")
 	rows, err := inForm(src, to)
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +38,7 @@ func TestInForm(t *testing.T) {
 			for part := range 4 {
 				kv, head := part/2, part%2
 				mine, its := ours[part*count*8:][:count*8], got[part*count*4:][:count*4]
-				want[head] += kernels.DigestHeadRows(layer, kv, head, first, count, 4, its)
+				want[head] += kernels.DigestPart(layer, kv, head, first, count, 4, its)
 				for e := range 2 * count {
 					f := math.Float32frombits(binary.LittleEndian.Uint32(mine[4*e:]))
 					b := math.Float32frombits(uint32(binary.LittleEndian.Uint16(its[2*e:])) << 16)

@@ -20,6 +20,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 	"github.com/xpyd/xpyd/prefill"
 )
 
@@ -82,8 +83,7 @@ func newRig(t *testing.T, change func(*prefill.Config), onStep func(*kernels.Ste
 	kv := func(id string) kvconn.Config {
 		c := kvconn.DefaultConfig()
 		c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n",
-			Layout: kvconn.Layout{BlockTokens: l.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: l.Layers,
-				KVHeads: l.KVHeads, HeadDim: l.HeadDim, RowBytes: l.RowBytes, DType: l.DType}}}}
+			Layout: kvlayout.Plain(l.Layers, l.KVHeads, l.HeadDim, l.BlockTokens, l.DType)}
 		return c
 	}
 	mem := kvconntest.NewMemory(1 << 16)

@@ -11,11 +11,12 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // rows is a pool of one prompt whose rows say which they are.
 type rows struct {
-	layout kernels.Layout
+	layout kvlayout.Layout
 	first  map[int32]int // position of a block's row 0
 	filled map[int32]int
 	broken map[int32]bool // a bit of its first row is wrong
@@ -53,7 +54,7 @@ func (*rows) CopyBlock(dst, src int32, firstPos, n int) {}
 // prompt makes a pool that holds a prompt of n positions in blocks of size bt,
 // and its block table.
 func prompt(bt, n int) (*rows, []engine.Ready) {
-	p := &rows{layout: kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 2, BlockTokens: bt, DType: "f32", RowBytes: 8},
+	p := &rows{layout: kvlayout.Plain(2, 2, 2, bt, "f32"),
 		first: map[int32]int{}, filled: map[int32]int{}, broken: map[int32]bool{}}
 	var ready []engine.Ready
 	for i := 0; i*bt < n; i++ {
@@ -75,7 +76,7 @@ func TestConvert(t *testing.T) {
 			for _, n := range []int{1, from, to, from*to%512 + 1, 1 + r.IntN(600)} {
 				convertAll(t, "f32", from, to, n, 1+r.IntN(4))
 			}
-			convertAll(t, kernels.F8E4M3, from, to, 1+r.IntN(300), 1+r.IntN(4)) // with scales
+			convertAll(t, kvlayout.F8E4M3, from, to, 1+r.IntN(300), 1+r.IntN(4)) // with scales
 		}
 	}
 }

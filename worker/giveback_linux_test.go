@@ -23,6 +23,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/cudaipc"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 	"github.com/xpyd/xpyd/prefill"
 )
 
@@ -33,7 +34,7 @@ type gpuEnd struct {
 	t       testing.TB
 	gpu     *kerneltest.FakeGPU
 	device  gpuDevice // gpu, or what moves in its place
-	layout  kernels.Layout
+	layout  kvlayout.Layout
 	cache   *kvcache.Cache
 	recv    *kvconn.Receiver
 	server  *kvconn.Server
@@ -56,8 +57,8 @@ type gpuPool struct {
 	e *gpuEnd
 }
 
-func (p gpuPool) Layout() kernels.Layout { return p.e.layout }
-func (p gpuPool) Arch() kernels.Arch     { return kernels.Arch{Vocab: 100} }
+func (p gpuPool) Layout() kvlayout.Layout { return p.e.layout }
+func (p gpuPool) Arch() kernels.Arch      { return kernels.Arch{Vocab: 100} }
 func (p gpuPool) Verify(ctx context.Context, landed []kernels.Landed) ([]bool, error) {
 	return p.e.device.Verify(ctx, landed)
 }
@@ -72,12 +73,12 @@ const gpuTokens = 192 // of a prompt; the pools have room for three
 
 func newGPUEnd(t *testing.T, name string, blockTokens int) *gpuEnd {
 	t.Helper()
-	l := kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 4, BlockTokens: blockTokens, DType: "bf16", RowBytes: 16}
+	l := kvlayout.Plain(3, 2, 4, blockTokens, "bf16")
 	return openGPUEnd(t, name, l, 3*gpuTokens/blockTokens, func(g *kerneltest.FakeGPU) gpuDevice { return g })
 }
 
 // openGPUEnd makes a worker's KV with a pool of so many blocks.
-func openGPUEnd(t testing.TB, name string, l kernels.Layout, blocks int, device func(*kerneltest.FakeGPU) gpuDevice) *gpuEnd {
+func openGPUEnd(t testing.TB, name string, l kvlayout.Layout, blocks int, device func(*kerneltest.FakeGPU) gpuDevice) *gpuEnd {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -95,8 +96,7 @@ func openGPUEnd(t testing.TB, name string, l kernels.Layout, blocks int, device 
 	must(err)
 	cfg := kvconn.DefaultConfig()
 	cfg.Identity = kvconn.Identity{PeerID: e.peer, ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n",
-		Layout: kvconn.Layout{BlockTokens: l.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: e.layout.Layers,
-			KVHeads: e.layout.KVHeads, HeadDim: e.layout.HeadDim, RowBytes: e.layout.RowBytes, DType: e.layout.DType}}}}
+		Layout: kvlayout.Plain(e.layout.Layers, e.layout.KVHeads, e.layout.HeadDim, l.BlockTokens, e.layout.DType)}
 	cfg.Shared = kvconn.DevicePool(cfg.Identity.Layout, blocks)
 	// Nothing here is about silence, and a starved machine is silent.
 	cfg.PeerSilence, cfg.AcceptTimeout, cfg.HandshakeTimeout, cfg.DialTimeout = patience, patience, patience, patience

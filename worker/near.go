@@ -120,8 +120,8 @@ func (w *Worker) shared(d Deps) (*kvconn.Shared, error) {
 		return nil, err
 	}
 	out := &kvconn.Shared{FD: s.FD, Bytes: s.Bytes, Blocks: w.backend.Blocks()}
-	for _, at := range s.Layers {
-		out.Layers = append(out.Layers, kvconn.Span{Offset: at, Stride: s.Stride})
+	for i, layer := range w.backend.Layout().Resolve() {
+		out.Layers = append(out.Layers, kvconn.Span{Offset: s.Layers[i], Stride: int64(layer.BlockBytes())})
 	}
 	w.log.Info("kv pool is in shared memory", "bytes", s.Bytes, "pages", s.Pages)
 	return out, nil

@@ -39,6 +39,7 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 	"github.com/xpyd/xpyd/prefill"
 )
 
@@ -53,9 +54,9 @@ type Deps struct {
 	// With refill it fills blocks of another size.
 	Device func(ours kernels.Exporter, opener kernels.PeerOpener, refill bool) (kvconn.Transport, error)
 	// Linked makes the transport between GPUs by NCCL, over another; nil: there is none.
-	Linked func(base kvconn.Transport, ours, theirs kernels.Linker, l kernels.Layout) kvconn.Transport
+	Linked func(base kvconn.Transport, ours, theirs kernels.Linker, l kvlayout.Layout) kvconn.Transport
 	// Pinned makes that through pinned host memory of this machine; nil: there is none.
-	Pinned func(ours, theirs kernels.HostMover, l kernels.Layout) (kvconn.Transport, error)
+	Pinned func(ours, theirs kernels.HostMover, l kvlayout.Layout) (kvconn.Transport, error)
 	Build  string
 	// Ring is the fleet's secrets; nil: the worker trusts everyone.
 	Ring *trust.Ring
@@ -148,13 +149,11 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	if w.cfg.ID == "" {
 		w.cfg.ID = w.cfg.Role + "-" + randomID()[:6]
 	}
-	layout := w.backend.Layout()
 	w.identity = kvconn.Identity{
 		PeerID:           kvconn.PeerID{ID: w.cfg.ID, Epoch: fleet.NewEpoch()},
 		ModelFingerprint: w.model.Fingerprint, TokenizerFingerprint: w.tok.Fingerprint(),
 		Numerics: w.backend.Info().Numerics, Build: d.Build,
-		Layout: kvconn.Layout{BlockTokens: layout.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: layout.Layers,
-			KVHeads: layout.KVHeads, HeadDim: layout.HeadDim, RowBytes: layout.RowBytes, DType: layout.DType}}},
+		Layout: w.backend.Layout(),
 	}
 	if err := w.registerMetrics(); err != nil {
 		return err
@@ -185,7 +184,7 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	w.serveHTTP(ln)
 	w.log.Info("worker is up", "id", w.identity.ID, "role", w.cfg.Role, "url", w.url, "kv", w.kvAddr, "model", w.served,
 		"device", w.backend.Info().Device, "simd", w.backend.Info().SIMD, "threads", w.backend.Info().Threads,
-		"blocks", w.backend.Blocks(), "block_tokens", layout.BlockTokens, "kv_memory", config.Size(w.poolBytes()).String(), "max_model_len", w.engine.MaxModelLen())
+		"blocks", w.backend.Blocks(), "block_tokens", w.identity.Layout.BlockTokens, "kv_memory", config.Size(w.poolBytes()).String(), "max_model_len", w.engine.MaxModelLen())
 	return nil
 }
 
@@ -268,8 +267,7 @@ func engineConfig(c *Config, a *kernels.Arch, gpu bool) engine.Config {
 
 // poolBytes is the size of the KV pool's rows.
 func (w *Worker) poolBytes() int64 {
-	l := w.backend.Layout()
-	return int64(l.BlockBytes()) * int64(l.Layers) * int64(w.backend.Blocks())
+	return int64(w.backend.Layout().BlockBytes()) * int64(w.backend.Blocks())
 }
 
 // ends joins what a model's configuration and its tokenizer call the end.
@@ -286,7 +284,6 @@ func (w *Worker) instance() fleet.Instance {
 			return i
 		}
 	}
-	l := w.backend.Layout()
 	events, replay := w.eventAddrs()
 	return fleet.Instance{
 		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVLocal: w.kvLocal, KVDevice: w.kvDevice, Machine: machineID(), Secrets: w.ring.IDs(),
@@ -295,7 +292,7 @@ func (w *Worker) instance() fleet.Instance {
 		ModelFingerprint: w.identity.ModelFingerprint, TokenizerFingerprint: w.identity.TokenizerFingerprint, Numerics: w.identity.Numerics,
 		Convert:     w.cfg.KV.Convert == convertAllow,
 		Unchecked:   w.cfg.KV.Digest == "off",
-		Layout:      fleet.Layout{Layers: l.Layers, KVHeads: l.KVHeads, HeadDim: l.HeadDim, BlockTokens: l.BlockTokens, DType: l.DType},
+		Layout:      w.identity.Layout.Form(),
 		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.cfg.MaxBatch, PID: os.Getpid(),
 		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, KVEventsOpen: w.cfg.KVEvents.Open, Topology: w.cfg.Topology,
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/pinned"
 	"github.com/xpyd/xpyd/kvconn/shm"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/kvlayout"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -127,11 +128,11 @@ const (
 var foreignEnv = []string{"XPYD_DATA", "XPYD_ADMIN*", "XPYD_NATS_PASSWORD", "XPYD_CUDA_*"}
 
 // linked and staged are the ways between GPUs that do not reach each other's memory.
-func linked(base kvconn.Transport, ours, theirs kernels.Linker, l kernels.Layout) kvconn.Transport {
+func linked(base kvconn.Transport, ours, theirs kernels.Linker, l kvlayout.Layout) kvconn.Transport {
 	return nccl.New(base, ours, theirs, l, nccl.DefaultRing())
 }
 
-func staged(ours, theirs kernels.HostMover, l kernels.Layout) (kvconn.Transport, error) {
+func staged(ours, theirs kernels.HostMover, l kvlayout.Layout) (kvconn.Transport, error) {
 	return pinned.New(ours, theirs, l, pinned.DefaultRing())
 }
 

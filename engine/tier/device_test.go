@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // bulk makes the rigs' pools fake devices; ssdIO is how their SSDs are read and
@@ -50,7 +51,7 @@ type fakeDevice struct {
 // fakePool is what the device has to itself.
 type fakePool interface {
 	kernels.Pool
-	Layout() kernels.Layout
+	Layout() kvlayout.Layout
 	Blocks() int
 }
 

@@ -15,11 +15,12 @@ import (
 
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // memPool is a pool of plain memory.
 type memPool struct {
-	layout kernels.Layout
+	layout kvlayout.Layout
 	mu     sync.Mutex
 	rows   [][]byte   // by layer and block
 	sums   [][]uint64 // the same
@@ -27,7 +28,7 @@ type memPool struct {
 }
 
 func newMemPool(blocks, blockTokens int) *memPool {
-	l := kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 4, BlockTokens: blockTokens, DType: "f32", RowBytes: 16}
+	l := kvlayout.Plain(3, 2, 4, blockTokens, "f32")
 	p := &memPool{layout: l, blocks: blocks, rows: make([][]byte, l.Layers*blocks), sums: make([][]uint64, l.Layers*blocks)}
 	for i := range p.rows {
 		p.rows[i], p.sums[i] = make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
@@ -35,8 +36,8 @@ func newMemPool(blocks, blockTokens int) *memPool {
 	return p
 }
 
-func (p *memPool) Layout() kernels.Layout { return p.layout }
-func (p *memPool) Blocks() int            { return p.blocks }
+func (p *memPool) Layout() kvlayout.Layout { return p.layout }
+func (p *memPool) Blocks() int             { return p.blocks }
 
 func (p *memPool) whole(row, n int) {
 	if row != 0 || n != p.layout.BlockTokens {

@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 func instance(id string, role fleet.Role) fleet.Instance {
 	return fleet.Instance{
 		ID: id, Epoch: 1, Role: role, URL: "http://127.0.0.1:1", KVAddr: "127.0.0.1:2", Dialect: "native",
 		Model: "m", ModelFingerprint: "f", TokenizerFingerprint: "t", Numerics: "cpu",
-		Layout:      fleet.Layout{Layers: 5, KVHeads: 4, HeadDim: 8, BlockTokens: 16, DType: "f32"},
+		Layout:      kvlayout.Plain(5, 4, 8, 16, "f32"),
 		ProtocolMin: 1, ProtocolMax: 2,
 	}
 }

@@ -198,7 +198,7 @@ func (i *Instance) Validate() error {
 	for _, f := range []struct{ name, value string }{
 		{"version", i.Version}, {"engine_id", i.EngineID}, {"url", i.URL}, {"kv_addr", i.KVAddr}, {"dialect", i.Dialect}, {"model", i.Model}, {"build", i.Build},
 		{"model_fingerprint", i.ModelFingerprint}, {"tokenizer_fingerprint", i.TokenizerFingerprint},
-		{"numerics", i.Numerics}, {"kv_local", i.KVLocal}, {"kv_device", i.KVDevice}, {"machine", i.Machine}, {"kv_paths", i.KVPaths}, {"kv_topic", i.KVTopic}, {"topology", i.Topology}, {"secrets", i.Secrets}, {"layout.dtype", i.Layout.DType},
+		{"numerics", i.Numerics}, {"kv_local", i.KVLocal}, {"kv_device", i.KVDevice}, {"machine", i.Machine}, {"kv_paths", i.KVPaths}, {"kv_topic", i.KVTopic}, {"topology", i.Topology}, {"secrets", i.Secrets},
 	} {
 		if !validText(f.value) {
 			return fmt.Errorf("%s: want at most %d printable bytes", f.name, maxFieldBytes)
@@ -208,13 +208,17 @@ func (i *Instance) Validate() error {
 		name  string
 		value int
 	}{
-		{"layout.layers", i.Layout.Layers}, {"layout.kv_heads", i.Layout.KVHeads}, {"layout.head_dim", i.Layout.HeadDim},
 		{"layout.block_tokens", i.Layout.BlockTokens}, {"max_model_len", i.MaxModelLen}, {"blocks", i.Blocks},
 		{"tp", i.TP}, {"pp", i.PP}, {"dp_ranks", i.DPRanks},
 		{"max_batch", i.MaxBatch}, {"pid", i.PID}, {"protocol_min", i.ProtocolMin}, {"protocol_max", i.ProtocolMax},
 	} {
 		if f.value < 0 || f.value > maxCount {
 			return fmt.Errorf("%s: %d is out of range", f.name, f.value)
+		}
+	}
+	if i.Layout.Groups != "" { // else it is a foreign engine's
+		if _, err := i.Layout.Layout(); err != nil {
+			return err
 		}
 	}
 	if i.ProtocolMin > i.ProtocolMax {

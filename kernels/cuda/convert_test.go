@@ -15,13 +15,14 @@ import (
 	"github.com/xpyd/xpyd/kernels/cuda"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/convert"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // openRows opens a pool of rows of a dtype.
 func openRows(t testing.TB, dtype string, dim, kvHeads, bt, blocks, device int) *cuda.Backend {
 	t.Helper()
 	a := shape(1, 128, 64, 2*kvHeads, kvHeads, dim, 64)
-	opt := cuda.Options{MaxTokens: 256, MaxSeqs: 4, NoGraphs: true, KVFP8: dtype == kernels.F8E4M3, FP16: dtype == "f16", BlockTokens: bt, Blocks: blocks, Device: device}
+	opt := cuda.Options{MaxTokens: 256, MaxSeqs: 4, NoGraphs: true, KVFP8: dtype == kvlayout.F8E4M3, FP16: dtype == "f16", BlockTokens: bt, Blocks: blocks, Device: device}
 	b, err := cuda.New(a, randomWeights(a, 1), opt)
 	if err != nil && device > 0 { // one GPU
 		opt.Device = 0
@@ -39,7 +40,7 @@ func hard(r *rand.Rand, dtype string, row, scale []byte) {
 		row[i] = byte(r.Uint32())
 	}
 	kind := r.IntN(12)
-	if dtype == kernels.F8E4M3 {
+	if dtype == kvlayout.F8E4M3 {
 		bits := r.Uint32N(0x7f800000) // any that is finite
 		switch kind {
 		case 0:
@@ -101,10 +102,10 @@ func hard(r *rand.Rand, dtype string, row, scale []byte) {
 
 // hardRows are n positions from first on of one layer in a pool: packed, and where they lie.
 type hardRows struct {
-	l        kernels.Layout
+	l        kvlayout.Layout
 	first, n int
 	packed   []byte
-	held     []kernels.Held
+	held     []kvlayout.Held
 }
 
 func hardSequence(r *rand.Rand, b *cuda.Backend, first, n int) *hardRows {
@@ -115,7 +116,7 @@ func hardSequence(r *rand.Rand, b *cuda.Backend, first, n int) *hardRows {
 		hard(r, l.DType, row, scale)
 	}
 	for i, block := range table(r, b, (n+l.BlockTokens-1)/l.BlockTokens) {
-		h := kernels.Held{Block: block, FirstPos: first + i*l.BlockTokens, Rows: min(l.BlockTokens, n-i*l.BlockTokens)}
+		h := kvlayout.Held{Block: block, FirstPos: first + i*l.BlockTokens, Rows: min(l.BlockTokens, n-i*l.BlockTokens)}
 		rows, sums := make([]byte, l.RowsBytes(h.Rows)), make([]uint64, l.KVHeads)
 		p.cut(h.FirstPos, h.Rows, rows)
 		kernels.DigestRows(l, 0, h.FirstPos, h.Rows, rows, sums)
@@ -159,7 +160,7 @@ func (m image) converted(t *testing.T, from *hardRows, to *cuda.Backend, a *kern
 	tl, h := to.Layout(), a.HeadsOf(from.l)
 	all := tl // of the source's heads
 	all.KVHeads = from.l.KVHeads
-	src, err := convert.New(from, form(from.l), form(all), kernels.DigestHeadRows)
+	src, err := convert.New(from, form(from.l), form(all), kernels.DigestPart)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +183,7 @@ func (m image) converted(t *testing.T, from *hardRows, to *cuda.Backend, a *kern
 	return m
 }
 
-var rowTypes = []string{"bf16", "f16", kernels.F8E4M3}
+var rowTypes = []string{"bf16", "f16", kvlayout.F8E4M3}
 
 // Rows of each dtype become rows of each other exactly as kvconn/convert makes them,
 // with new digests, whatever the shapes; nothing else is written; and a row that is
@@ -193,8 +194,8 @@ func TestRefillConverts(t *testing.T) {
 	for round, dim := range []int{64, 80, 96, 128, 256} {
 		// Blocks at either end. Those of FP8 are multiples of 16; of 128, all are alike.
 		sizes := [2]map[string]int{
-			{"bf16": []int{5, 256, 16, 16, 64}[round], "f16": []int{1, 16, 24, 16, 7}[round], kernels.F8E4M3: []int{48, 16, 256, 16, 64}[round]},
-			{"bf16": []int{16, 1, 3, 16, 256}[round], "f16": []int{64, 5, 1, 16, 16}[round], kernels.F8E4M3: []int{16, 256, 32, 16, 48}[round]}}
+			{"bf16": []int{5, 256, 16, 16, 64}[round], "f16": []int{1, 16, 24, 16, 7}[round], kvlayout.F8E4M3: []int{48, 16, 256, 16, 64}[round]},
+			{"bf16": []int{16, 1, 3, 16, 256}[round], "f16": []int{64, 5, 1, 16, 16}[round], kvlayout.F8E4M3: []int{16, 256, 32, 16, 48}[round]}}
 		var ends [2]map[string]*cuda.Backend
 		for i := range ends {
 			ends[i] = map[string]*cuda.Backend{}
@@ -320,7 +321,7 @@ func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, f
 // D's host has seen the flag, in bytes of rows of 16 bits.
 func BenchmarkRefillConverts(b *testing.B) {
 	const positions = 16384 // 64 MiB a layer: 8 heads of 128
-	for _, dtypes := range [][2]string{{"bf16", kernels.F8E4M3}, {kernels.F8E4M3, "bf16"}, {"f16", "bf16"}} {
+	for _, dtypes := range [][2]string{{"bf16", kvlayout.F8E4M3}, {kvlayout.F8E4M3, "bf16"}, {"f16", "bf16"}} {
 		src, dst := openRows(b, dtypes[0], 128, 8, 16, positions/16+1, 0), openRows(b, dtypes[1], 128, 8, 16, positions/16+1, 1)
 		p, err := src.OpenLocal(dst)
 		if err != nil {

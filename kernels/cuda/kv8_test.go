@@ -10,8 +10,8 @@ import (
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
-	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/convert"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // fp8Families are those whose rows FP8 takes.
@@ -37,8 +37,8 @@ func (p inPool) Load(layer, index, firstPos, rows int, dst []byte, digests []uin
 	return nil
 }
 
-func form(l kernels.Layout) kvconn.Layout {
-	return kvconn.Layout{BlockTokens: l.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: l.Layers, KVHeads: l.KVHeads, HeadDim: l.HeadDim, RowBytes: l.RowBytes, DType: l.DType}}}
+func form(l kvlayout.Layout) kvlayout.Layout {
+	return kvlayout.Plain(l.Layers, l.KVHeads, l.HeadDim, l.BlockTokens, l.DType)
 }
 
 // The first layer's rows of an FP8 pool are, to the bit and with their digests,
@@ -69,7 +69,7 @@ func TestKV8Rows(t *testing.T) {
 				step(n-1, 1)   // again
 				step(n-20, 20) // and more of it
 				from, to := form(b.Layout()), form(q.Layout())
-				converted, err := convert.New(inPool{b, tables[0]}, from, to, kernels.DigestHeadRows)
+				converted, err := convert.New(inPool{b, tables[0]}, from, to, kernels.DigestPart)
 				if err != nil {
 					t.Fatal(err)
 				}

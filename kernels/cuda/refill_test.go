@@ -16,15 +16,16 @@ import (
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // sequence fills blocks of a pool with rows and right digests of n positions from
 // first on; blocks are in shuffled order. It returns them as sources.
-func sequence(r *rand.Rand, b *cuda.Backend, first, n int) (held []kernels.Held) {
+func sequence(r *rand.Rand, b *cuda.Backend, first, n int) (held []kvlayout.Held) {
 	l := b.Layout()
 	sums := make([]uint64, l.KVHeads)
 	for i, block := range table(r, b, (n+l.BlockTokens-1)/l.BlockTokens) {
-		h := kernels.Held{Block: block, FirstPos: first + i*l.BlockTokens, Rows: min(l.BlockTokens, n-i*l.BlockTokens)}
+		h := kvlayout.Held{Block: block, FirstPos: first + i*l.BlockTokens, Rows: min(l.BlockTokens, n-i*l.BlockTokens)}
 		rows := make([]byte, l.RowsBytes(h.Rows))
 		for k := 0; k < len(rows); k += 2 {
 			v := r.Uint32()
@@ -43,11 +44,11 @@ func sequence(r *rand.Rand, b *cuda.Backend, first, n int) (held []kernels.Held)
 
 // refills puts the positions of held into blocks of bt, as kvconn does; skip says
 // which of them stay away. Sources that nothing needs are left out.
-func refills(held []kernels.Held, blocks []int32, bt int, skip func(i int) bool) (sources []kernels.Held, list []kernels.Refill) {
+func refills(held []kvlayout.Held, blocks []int32, bt int, skip func(i int) bool) (sources []kvlayout.Held, list []kvlayout.Refill) {
 	first := held[0].FirstPos
 	end := held[len(held)-1].FirstPos + held[len(held)-1].Rows
 	for i := range blocks {
-		f := kernels.Refill{Block: blocks[i], FirstPos: first + i*bt, First: len(sources)}
+		f := kvlayout.Refill{Block: blocks[i], FirstPos: first + i*bt, First: len(sources)}
 		f.Rows = min(bt, end-f.FirstPos)
 		if skip != nil && skip(i) {
 			continue
@@ -68,7 +69,7 @@ func refills(held []kernels.Held, blocks []int32, bt int, skip func(i int) bool)
 }
 
 // rowOf is one row of a block as Gather packs it, and its scale, which may be none.
-func rowOf(l kernels.Layout, block []byte, kv, head, at int) (row, scale []byte) {
+func rowOf(l kvlayout.Layout, block []byte, kv, head, at int) (row, scale []byte) {
 	rows, scales := l.Part(block, l.BlockTokens, kv, head)
 	if size := l.ScaleBytes(); size > 0 {
 		scale = scales[at*size:][:size]
@@ -267,8 +268,8 @@ func TestRefillRefuses(t *testing.T) {
 	want := imageOf(dst)
 	good := func() kernels.Push {
 		return kernels.Push{Layers: 1, Heads: kernels.HeadMap{From: 2, Count: 2},
-			Sources: []kernels.Held{{Block: 1, Rows: 8}, {Block: 2, FirstPos: 8, Rows: 8}},
-			Refills: []kernels.Refill{{Block: 0, Rows: 4, Count: 1}, {Block: 1, FirstPos: 6, Rows: 4, Count: 2}}}
+			Sources: []kvlayout.Held{{Block: 1, Rows: 8}, {Block: 2, FirstPos: 8, Rows: 8}},
+			Refills: []kvlayout.Refill{{Block: 0, Rows: 4, Count: 1}, {Block: 1, FirstPos: 6, Rows: 4, Count: 2}}}
 	}
 	for name, bend := range map[string]func(a *kernels.Push){
 		"source block":       func(a *kernels.Push) { a.Sources[1].Block = 10 },
@@ -277,7 +278,7 @@ func TestRefillRefuses(t *testing.T) {
 		"no source rows":     func(a *kernels.Push) { a.Sources[0].Rows = 0 },
 		"source position":    func(a *kernels.Push) { a.Sources[1].FirstPos = 9 },
 		"huge position":      func(a *kernels.Push) { a.Sources[0].FirstPos = 1 << 40 },
-		"unused source":      func(a *kernels.Push) { a.Sources = append(a.Sources, kernels.Held{Rows: 1}) },
+		"unused source":      func(a *kernels.Push) { a.Sources = append(a.Sources, kvlayout.Held{Rows: 1}) },
 		"block":              func(a *kernels.Push) { a.Refills[1].Block = 20 },
 		"negative block":     func(a *kernels.Push) { a.Refills[1].Block = -1 },
 		"rows":               func(a *kernels.Push) { a.Refills[0].Rows = 5 },
@@ -322,10 +323,10 @@ func refillSender(handle string, bytes int64, bt int) error {
 	}
 	defer b.Close()
 	_, _, tokens := peerModel()
-	in, blocks, held := bufio.NewScanner(os.Stdin), []int32{}, []kernels.Held{}
+	in, blocks, held := bufio.NewScanner(os.Stdin), []int32{}, []kvlayout.Held{}
 	for pos := 0; pos < peerPrompt; pos += 16 {
 		block := int32(63 - len(blocks))
-		blocks, held = append(blocks, block), append(held, kernels.Held{Block: block, FirstPos: pos, Rows: min(16, peerPrompt-pos)})
+		blocks, held = append(blocks, block), append(held, kvlayout.Held{Block: block, FirstPos: pos, Rows: min(16, peerPrompt-pos)})
 	}
 	fmt.Println("ready")
 	for value := uint64(0); in.Scan(); {

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/kernels"
-	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/convert"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // oneRow is a source of one K and V row of one head.
@@ -30,9 +30,9 @@ func (o oneRow) Load(_, _, firstPos, _ int, dst []byte, digests []uint64) error 
 // kvconn/convert makes of it.
 func TestConvertRow(t *testing.T) {
 	const dim = 32
-	size := map[string]int{"bf16": 2, "f16": 2, kernels.F8E4M3: 1}
-	layout := func(dtype string) kvconn.Layout {
-		return kvconn.Layout{BlockTokens: 1, Groups: []kvconn.Group{{Kind: "full", Layers: 1, KVHeads: 1, HeadDim: dim, RowBytes: dim * size[dtype], DType: dtype}}}
+	size := map[string]int{"bf16": 2, "f16": 2, kvlayout.F8E4M3: 1}
+	layout := func(dtype string) kvlayout.Layout {
+		return kvlayout.Plain(1, 1, dim, 1, dtype)
 	}
 	r := rand.New(rand.NewPCG(1, 2))
 	noise := func(dtype string) []byte {
@@ -44,7 +44,7 @@ func TestConvertRow(t *testing.T) {
 	}
 	rowOf := func(dtype string, code int) [][]byte {
 		row := noise(dtype)
-		if dtype == kernels.F8E4M3 {
+		if dtype == kvlayout.F8E4M3 {
 			for i := range row {
 				row[i] = byte(code + i)
 			}
@@ -56,7 +56,7 @@ func TestConvertRow(t *testing.T) {
 		return [][]byte{row}
 	}
 	other := func(dtype string, code int) [][]byte {
-		if dtype == kernels.F8E4M3 {
+		if dtype == kvlayout.F8E4M3 {
 			return rowOf(dtype, code)
 		}
 		row := noise(dtype)
@@ -73,7 +73,7 @@ func TestConvertRow(t *testing.T) {
 			}
 			for code := 0; code < 1<<16; code += dim / 2 {
 				o := oneRow{rowOf(from, code), other(from, code)}
-				src, err := convert.New(o, layout(from), layout(to), kernels.DigestHeadRows)
+				src, err := convert.New(o, layout(from), layout(to), kernels.DigestPart)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -9,12 +9,13 @@ import (
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Blocks of FP8 move with their scales: gathered, scattered in parts, copied,
 // pushed and verified.
 func TestFakeGPUMovesScales(t *testing.T) {
-	l := kernels.Layout{Layers: 2, KVHeads: 3, HeadDim: 16, BlockTokens: 16, DType: kernels.F8E4M3, RowBytes: 16}
+	l := kvlayout.Plain(2, 3, 16, 16, kvlayout.F8E4M3)
 	open := func() *kerneltest.FakeGPU {
 		g, err := kerneltest.NewFakeGPU(l, 4)
 		if err != nil {

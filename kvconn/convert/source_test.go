@@ -18,15 +18,16 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/convert"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
-func group(dtype string, heads int) kvconn.Group {
+func group(dtype string, heads int) kvlayout.Group {
 	const dim = 6
-	return kvconn.Group{Kind: "full", Layers: 2, KVHeads: heads, HeadDim: dim, RowBytes: dim * kvconn.ElementBytes(dtype), DType: dtype}
+	return kvlayout.Group{Kind: "full", Layers: 2, KVHeads: heads, HeadDim: dim, RowBytes: dim * kvconn.ElementBytes(dtype), DType: dtype}
 }
 
-func layout(bt int, g ...kvconn.Group) kvconn.Layout {
-	return kvconn.Layout{BlockTokens: bt, Groups: g}
+func layout(bt int, g ...kvlayout.Group) kvlayout.Layout {
+	return kvlayout.Layout{BlockTokens: bt, Groups: g}
 }
 
 // value is element d of a row; exact in every dtype when scaled by 448.
@@ -36,7 +37,7 @@ func value(layer, kv, head, pos, d int) float32 {
 }
 
 // pack makes rows first .. first+rows-1 of the model in the form g.
-func pack(g kvconn.Group, layer, first, rows int) (b []byte, sums []uint64) {
+func pack(g kvlayout.Group, layer, first, rows int) (b []byte, sums []uint64) {
 	b = make([]byte, g.PackedBytes(rows))
 	sums = make([]uint64, g.KVHeads)
 	size := kvconn.ElementBytes(g.DType)
@@ -58,7 +59,7 @@ func pack(g kvconn.Group, layer, first, rows int) (b []byte, sums []uint64) {
 							half = 0
 						}
 						binary.LittleEndian.PutUint16(e, uint16(half))
-					case kvconn.F8:
+					case kvlayout.F8E4M3:
 						exp := int(math.Float32bits(v)>>23&0xff) - 127 + 7
 						q := math.Float32bits(v)>>31<<7 | uint32(exp)<<3 | math.Float32bits(v)>>20&7
 						if v == 0 {
@@ -68,7 +69,7 @@ func pack(g kvconn.Group, layer, first, rows int) (b []byte, sums []uint64) {
 					}
 				}
 				row := b[at : at+g.RowBytes]
-				if g.DType == kvconn.F8 {
+				if g.DType == kvlayout.F8E4M3 {
 					scale := b[2*g.KVHeads*rows*g.RowBytes+4*((kv*g.KVHeads+h)*rows+r):][:4]
 					binary.LittleEndian.PutUint32(scale, math.Float32bits(1))
 					row = append(slices.Clone(row), scale...)
@@ -82,7 +83,7 @@ func pack(g kvconn.Group, layer, first, rows int) (b []byte, sums []uint64) {
 
 // model is a source of one form; flip, when set, damages what it loads.
 type model struct {
-	g    kvconn.Group
+	g    kvlayout.Group
 	flip int
 	mu   sync.Mutex
 	n    int
@@ -102,12 +103,12 @@ func (m *model) Load(layer, index, first, rows int, dst []byte, digests []uint64
 }
 
 func TestSource(t *testing.T) {
-	dtypes := []string{"f32", "f16", "bf16", kvconn.F8}
+	dtypes := []string{"f32", "f16", "bf16", kvlayout.F8E4M3}
 	for _, from := range dtypes {
 		for _, to := range dtypes {
 			for _, heads := range []int{4, 1} {
 				a, b := group(from, heads), group(to, heads)
-				src, err := convert.New(&model{g: a}, layout(4, a), layout(4, b), kernels.DigestHeadRows)
+				src, err := convert.New(&model{g: a}, layout(4, a), layout(4, b), kernels.DigestPart)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -130,7 +131,7 @@ func TestSource(t *testing.T) {
 // the same dtype its old one goes along and shows it.
 func TestSourceVerifies(t *testing.T) {
 	a, b := group("f32", 4), group("bf16", 4)
-	src, err := convert.New(&model{g: a, flip: 5}, layout(4, a, a), layout(4, b, a), kernels.DigestHeadRows)
+	src, err := convert.New(&model{g: a, flip: 5}, layout(4, a, a), layout(4, b, a), kernels.DigestPart)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,9 +149,9 @@ func TestSourceVerifies(t *testing.T) {
 
 func TestNew(t *testing.T) {
 	in := &model{}
-	f := func(ok, same bool, from, to kvconn.Group) {
+	f := func(ok, same bool, from, to kvlayout.Group) {
 		t.Helper()
-		src, err := convert.New(in, layout(4, from), layout(8, to), kernels.DigestHeadRows)
+		src, err := convert.New(in, layout(4, from), layout(8, to), kernels.DigestPart)
 		if (err == nil) != ok || ok && (src == kvconn.Source(in)) != same {
 			t.Errorf("%+v to %+v: %v, %v", from, to, src, err)
 		}
@@ -168,10 +169,10 @@ func TestNew(t *testing.T) {
 }
 
 // worker is one sender of a test: it keeps the form g.
-type worker struct{ g kvconn.Group }
+type worker struct{ g kvlayout.Group }
 
 func (w *worker) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
-	src, err := convert.New(&model{g: w.g}, layout(4, w.g), o.Layout(), kernels.DigestHeadRows)
+	src, err := convert.New(&model{g: w.g}, layout(4, w.g), o.Layout(), kernels.DigestPart)
 	if err == nil {
 		err = o.Accept(src)
 	}
@@ -189,7 +190,7 @@ func (w *worker) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 
 // collector notes which blocks have come; each has to be of the form g.
 type collector struct {
-	g    kvconn.Group
+	g    kvlayout.Group
 	mu   sync.Mutex
 	seen map[[2]int]bool // layer, block
 }
@@ -214,7 +215,7 @@ func TestOverAConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 		log := slog.New(slog.NewTextHandler(io.Discard, nil))
-		config := func(id, numerics string, g kvconn.Group) kvconn.Config {
+		config := func(id, numerics string, g kvlayout.Group) kvconn.Config {
 			c := kvconn.DefaultConfig()
 			c.Convert = true
 			c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "m", Numerics: numerics, Layout: layout(8, g)}

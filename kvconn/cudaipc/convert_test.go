@@ -15,11 +15,12 @@ import (
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // of is a pool's layout in another dtype and block size.
-func of(dtype string, bt int) func(l *kvconn.Layout) {
-	return func(l *kvconn.Layout) {
+func of(dtype string, bt int) func(l *kvlayout.Layout) {
+	return func(l *kvlayout.Layout) {
 		l.BlockTokens = bt
 		l.Groups[0].DType, l.Groups[0].RowBytes = dtype, kvconn.ElementBytes(dtype)*l.Groups[0].HeadDim
 	}
@@ -73,7 +74,7 @@ func converting(t *testing.T, w *kvconntest.World) {
 // A bf16 prefill pushes into a decode whose KV is FP8, and so on: each form arrives in
 // each other to the bit, whatever the block sizes and where prompts end, all by pushes.
 func TestConverts(t *testing.T) {
-	dtypes := []string{"bf16", "f16", kvconn.F8}
+	dtypes := []string{"bf16", "f16", kvlayout.F8E4M3}
 	for _, from := range dtypes {
 		for _, to := range dtypes {
 			for _, bt := range [][2]int{{16, 16}, {1, 256}, {256, 1}, {48, 16}, {5, 3}, {3, 5}} {
@@ -97,7 +98,7 @@ func TestConverts(t *testing.T) {
 // being converted, also where blocks go whole.
 func TestSpoiledSourceIsConverted(t *testing.T) {
 	for _, bt := range []int{8, 16, 3} {
-		r := fakegpu.New(t, kvconntest.ReceiverBlocks, of(kvconn.F8, bt))
+		r := fakegpu.New(t, kvconntest.ReceiverBlocks, of(kvlayout.F8E4M3, bt))
 		s := fakegpu.New(t, kvconntest.SenderBlocks, of("bf16", 8))
 		between(t, r, s, allowed, func(w *kvconntest.World, s fakegpu.GPU) {
 			converting(t, w)
@@ -120,7 +121,7 @@ func TestSpoiledSourceIsConverted(t *testing.T) {
 // between devices, and is told why: another way says that the host converts. Where
 // one side does not allow it, there is none at all.
 func TestConvertsNot(t *testing.T) {
-	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, of(kvconn.F8, 16)), fakegpu.New(t, kvconntest.SenderBlocks, of("bf16", 16))
+	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, of(kvlayout.F8E4M3, 16)), fakegpu.New(t, kvconntest.SenderBlocks, of("bf16", 16))
 	for _, c := range []struct {
 		refill  bool
 		tune    func(r, s *kvconn.Config)

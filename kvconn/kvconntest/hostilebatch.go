@@ -12,7 +12,7 @@ import (
 // all digests, then all rows. bend may change the head and the entries, the
 // first 24 bytes and 28 for each unit.
 func (e *eve) batch(units [][2]int, bend func(b []byte)) {
-	heads := e.w.SConfig.Identity.Layout.Groups[0].KVHeads
+	heads := e.w.SConfig.Identity.Layout.Groups[0].Heads.Count
 	var entries, sums, rows []byte
 	for _, u := range units {
 		b := e.unit(u[0], u[1], nil)

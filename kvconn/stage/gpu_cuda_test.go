@@ -28,6 +28,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/pinned"
 	"github.com/xpyd/xpyd/kvconn/stage"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 const (
@@ -35,7 +36,7 @@ const (
 	gpuLayers = 4
 )
 
-var gpuLayout = kvconn.Layout{BlockTokens: 16, Groups: []kvconn.Group{{Kind: "full", Layers: gpuLayers, KVHeads: 8, HeadDim: 128, RowBytes: 256, DType: "bf16"}}}
+var gpuLayout = kvlayout.Plain(gpuLayers, 8, 128, 16, "bf16")
 
 // end is one worker's pool as kvconn sees it: a source of block i for index i, and
 // a sink.

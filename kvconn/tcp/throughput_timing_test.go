@@ -27,6 +27,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // benchEnv makes the test binary the sender of the benchmarks.
@@ -40,7 +41,7 @@ const (
 	bareVectors = 64 // blocks a system call of the bare loop
 )
 
-var benchLayout = kernels.Layout{Layers: benchLayers, KVHeads: 2, HeadDim: 128, BlockTokens: 16, DType: "bf16", RowBytes: 256}
+var benchLayout = kvlayout.Plain(benchLayers, 2, 128, 16, "bf16")
 
 // slab is a pool of 256 MiB whose blocks are used in a random order.
 type slab struct {
@@ -137,8 +138,7 @@ func (h pushAll) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 func benchConfig(conns int) kvconn.Config {
 	cfg := kvconn.DefaultConfig()
 	cfg.Identity = kvconntest.Config("bench", 1).Identity
-	cfg.Identity.Layout = kvconn.Layout{BlockTokens: benchLayout.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: benchLayers,
-		KVHeads: benchLayout.KVHeads, HeadDim: benchLayout.HeadDim, RowBytes: benchLayout.RowBytes, DType: benchLayout.DType}}}
+	cfg.Identity.Layout = kvlayout.Plain(benchLayers, benchLayout.KVHeads, benchLayout.HeadDim, benchLayout.BlockTokens, benchLayout.DType)
 	if conns > 0 {
 		cfg.BulkConns = conns
 	}
