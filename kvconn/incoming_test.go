@@ -41,7 +41,7 @@ func lonely(t *testing.T, sink Sink) (*Session, *Incoming) {
 	}
 	cfg := DefaultConfig()
 	cfg.Identity.Layout = kvlayout.Plain(2, 2, 1, 2, kvlayout.F32)
-	s := &Session{cfg: &cfg, peer: cfg.Identity, log: slog.New(slog.NewTextHandler(io.Discard, nil)), m: m, side: m.of(SideReceiver),
+	s := &Session{cfg: &cfg, peer: cfg.Identity, layers: cfg.Identity.Layout.Resolve(), log: slog.New(slog.NewTextHandler(io.Discard, nil)), m: m, side: m.of(SideReceiver),
 		bulk: make([]*frameConn, 1), beats: make([]atomic.Int64, 1), out: make(chan message, 64), tickets: map[uint64]*Incoming{}}
 	s.ctx, s.cancel = context.WithCancel(t.Context())
 	t.Cleanup(s.cancel)

@@ -20,7 +20,6 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/ticket"
-	"github.com/xpyd/xpyd/kvlayout"
 	"github.com/xpyd/xpyd/prefill"
 )
 
@@ -79,11 +78,10 @@ func newRig(t *testing.T, change func(*prefill.Config), onStep func(*kernels.Ste
 		change(&cfg)
 	}
 	r.Service = prefill.New(cfg, r.engine, r.backend, r.backend.Layout(), log)
-	l := r.backend.Layout()
 	kv := func(id string) kvconn.Config {
 		c := kvconn.DefaultConfig()
 		c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n",
-			Layout: kvlayout.Plain(l.Layers, l.KVHeads, l.HeadDim, l.BlockTokens, l.DType)}
+			Layout: r.backend.Layout()}
 		return c
 	}
 	mem := kvconntest.NewMemory(1 << 16)
@@ -264,7 +262,7 @@ func TestTicket(t *testing.T) {
 			}
 			// The engine has the prompt's blocks in its index still.
 			table, hit := r.cache.Match(p, "", n, "test")
-			buf := make([]byte, r.backend.Layout().RowsBytes(4))
+			buf := make([]byte, r.backend.Layout().Resolve()[0].PackedBytes(4))
 			for i := range hit / 4 {
 				r.backend.Gather(1, table[i], 0, 4, buf)
 				if s.Sink.(*sink).rows[[2]int{1, i}] != string(buf) {

@@ -29,9 +29,9 @@ type memPool struct {
 
 func newMemPool(blocks, blockTokens int) *memPool {
 	l := kvlayout.Plain(3, 2, 4, blockTokens, "f32")
-	p := &memPool{layout: l, blocks: blocks, rows: make([][]byte, l.Layers*blocks), sums: make([][]uint64, l.Layers*blocks)}
+	p := &memPool{layout: l, blocks: blocks, rows: make([][]byte, l.Layers()*blocks), sums: make([][]uint64, l.Layers()*blocks)}
 	for i := range p.rows {
-		p.rows[i], p.sums[i] = make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
+		p.rows[i], p.sums[i] = make([]byte, l.Resolve()[0].BlockBytes()), make([]uint64, l.Resolve()[0].Heads)
 	}
 	return p
 }
@@ -177,7 +177,7 @@ func prompt(n, length int) []int32 {
 // fill writes a block's rows as a model would.
 func (r *rig) fill(layer int, block int32, tokens []int32, pos int) {
 	l := r.pool.layout
-	rows := make([]byte, l.BlockBytes())
+	rows := make([]byte, l.Resolve()[0].BlockBytes())
 	seed := uint64(layer)
 	for _, t := range tokens[:pos+l.BlockTokens] {
 		seed = seed*0x9e3779b97f4a7c15 + uint64(t) + 1
@@ -186,8 +186,8 @@ func (r *rig) fill(layer int, block int32, tokens []int32, pos int) {
 	for i := 0; i < len(rows); i += 8 {
 		binary.LittleEndian.PutUint64(rows[i:], gen.Uint64())
 	}
-	sums := make([]uint64, l.KVHeads)
-	kernels.DigestRows(l, layer, pos, l.BlockTokens, rows, sums)
+	sums := make([]uint64, l.Resolve()[0].Heads)
+	kernels.DigestRows(&l.Resolve()[layer], pos, l.BlockTokens, rows, sums)
 	r.pool.Scatter(layer, block, 0, l.BlockTokens, rows)
 	r.pool.SetDigest(layer, block, l.BlockTokens, sums)
 }
@@ -208,7 +208,7 @@ func (r *rig) compute(tokens []int32, salt, owner string) (int, error) {
 		return 0, err
 	}
 	for i := hit / r.cache.BlockTokens(); i < blocks; i++ {
-		for layer := range r.pool.layout.Layers {
+		for layer := range r.pool.layout.Layers() {
 			r.fill(layer, table[i], tokens, i*r.cache.BlockTokens())
 		}
 	}
@@ -223,9 +223,9 @@ func (r *rig) right(table, tokens []int32) error {
 	}
 	want := rig{pool: newMemPool(1, r.pool.layout.BlockTokens)}
 	l := r.pool.layout
-	a, b := make([]byte, l.BlockBytes()), make([]byte, l.BlockBytes())
+	a, b := make([]byte, l.Resolve()[0].BlockBytes()), make([]byte, l.Resolve()[0].BlockBytes())
 	for i, id := range table {
-		for layer := range l.Layers {
+		for layer := range l.Layers() {
 			want.fill(layer, 0, tokens, i*l.BlockTokens)
 			want.pool.Gather(layer, 0, 0, l.BlockTokens, a)
 			r.pool.Gather(layer, id, 0, l.BlockTokens, b)

@@ -130,7 +130,7 @@ func testCorrupt(t *testing.T, policy WritePolicy) {
 		},
 		"host digest": func(r *rig, unit kvcache.Hash) {
 			l := r.tiers.host.get(unit)
-			l.record()[headerSize+r.tiers.shape.rows()] ^= 1
+			l.record()[r.tiers.shape.end.rows] ^= 1
 			l.release()
 		},
 		"ssd": func(r *rig, unit kvcache.Hash) {
@@ -323,7 +323,7 @@ func FuzzHeader(f *testing.F) {
 }
 
 func FuzzPreamble(f *testing.F) {
-	d := &disk{shape: shape{newMemPool(1, 16).layout, 1}, identity: identity}
+	d := &disk{shape: newShape(newMemPool(1, 16).layout, 1), identity: identity}
 	f.Add([]byte(`{"format":"xpyd KV segment 1","segment":1}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if d.recognise(1, b) == nil && len(b) < 50 {
@@ -537,9 +537,7 @@ func TestTTLAhead(t *testing.T) {
 type hugePool struct{ *memPool }
 
 func (p hugePool) Layout() kvlayout.Layout {
-	l := p.memPool.Layout()
-	l.RowBytes = 1 << 30
-	return l
+	return kvlayout.Plain(2, 2, 1<<28, 16, kvlayout.F32)
 }
 
 // TestHugeUnit: units that are too large are refused before anything is taken.

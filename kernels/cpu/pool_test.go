@@ -40,8 +40,8 @@ func TestView(t *testing.T) {
 	b := open(t, a, randomWeights(a, kernels.F32, 1), cpu.Options{Blocks: 4, BlockTokens: 8, Threads: 1})
 	l := b.Layout()
 	mustStep(t, b, kernels.Seq{Tokens: randomTokens(rand.New(rand.NewPCG(1, 1)), 16, 50), Blocks: []int32{3, 1}})
-	packed := make([]byte, l.BlockBytes())
-	for layer := range l.Layers {
+	packed := make([]byte, l.Resolve()[0].BlockBytes())
+	for layer := range l.Layers() {
 		run, ok := b.View(layer, 1, 0, l.BlockTokens)
 		b.Gather(layer, 1, 0, l.BlockTokens, packed)
 		if !ok || !slices.Equal(run, packed) {
@@ -68,10 +68,10 @@ func TestGatherScatterCopy(t *testing.T) {
 	tokens := randomTokens(rand.New(rand.NewPCG(1, 1)), 13, 50)
 	mustStep(t, src, kernels.Seq{Tokens: tokens, Blocks: []int32{3, 1}})
 	l := src.Layout()
-	d := make([]uint64, l.KVHeads)
+	d := make([]uint64, l.Resolve()[0].Heads)
 	move := func(from, to int32, n int) {
-		rows := make([]byte, l.RowsBytes(n))
-		for layer := range l.Layers {
+		rows := make([]byte, l.Resolve()[0].PackedBytes(n))
+		for layer := range l.Layers() {
 			src.Gather(layer, from, 0, n, rows)
 			dst.Scatter(layer, to, 0, n, rows)
 			src.Digest(layer, from, d)
@@ -97,11 +97,11 @@ func TestGatherScatterCopy(t *testing.T) {
 		digestsMatch(t, dst, block, 8, 6)
 	}
 	// One head's slice of a gather is where the layout says.
-	all, one := make([]byte, l.RowsBytes(8)), make([]byte, l.RowsBytes(1))
+	all, one := make([]byte, l.Resolve()[0].PackedBytes(8)), make([]byte, l.Resolve()[0].PackedBytes(1))
 	src.Gather(1, 3, 0, 8, all)
 	src.Gather(1, 3, 6, 1, one)
-	for i := range 2 * l.KVHeads {
-		if !slices.Equal(one[i*l.RowBytes:(i+1)*l.RowBytes], all[(i*8+6)*l.RowBytes:(i*8+7)*l.RowBytes]) {
+	for i := range 2 * l.Resolve()[0].Heads {
+		if !slices.Equal(one[i*l.Resolve()[0].RowBytes(0):(i+1)*l.Resolve()[0].RowBytes(0)], all[(i*8+6)*l.Resolve()[0].RowBytes(0):(i*8+7)*l.Resolve()[0].RowBytes(0)]) {
 			t.Errorf("run %d of row 6 differs", i)
 		}
 	}
@@ -117,7 +117,7 @@ func TestPoolBesideSteps(t *testing.T) {
 func TestPoolRefusesBadRanges(t *testing.T) {
 	a := shape(1, 16, 16, 1, 1, 8, 8)
 	b := open(t, a, randomWeights(a, kernels.F32, 1), cpu.Options{Blocks: 2, BlockTokens: 4, Threads: 1})
-	buf := make([]byte, b.Layout().RowsBytes(2))
+	buf := make([]byte, b.Layout().Resolve()[0].PackedBytes(2))
 	f := func(name string, call func()) {
 		t.Helper()
 		defer func() {

@@ -110,16 +110,16 @@ type hardRows struct {
 
 func hardSequence(r *rand.Rand, b *cuda.Backend, first, n int) *hardRows {
 	l := b.Layout()
-	p := &hardRows{l: l, first: first, n: n, packed: make([]byte, l.RowsBytes(n))}
-	for i := range 2 * l.KVHeads * n {
-		row, scale := p.row(p.packed, n, i/n/l.KVHeads, i/n%l.KVHeads, i%n)
+	p := &hardRows{l: l, first: first, n: n, packed: make([]byte, l.Resolve()[0].PackedBytes(n))}
+	for i := range 2 * l.Resolve()[0].Heads * n {
+		row, scale := p.row(p.packed, n, i/n/l.Resolve()[0].Heads, i/n%l.Resolve()[0].Heads, i%n)
 		hard(r, l.DType, row, scale)
 	}
 	for i, block := range table(r, b, (n+l.BlockTokens-1)/l.BlockTokens) {
 		h := kvlayout.Held{Block: block, FirstPos: first + i*l.BlockTokens, Rows: min(l.BlockTokens, n-i*l.BlockTokens)}
-		rows, sums := make([]byte, l.RowsBytes(h.Rows)), make([]uint64, l.KVHeads)
+		rows, sums := make([]byte, l.Resolve()[0].PackedBytes(h.Rows)), make([]uint64, l.Resolve()[0].Heads)
 		p.cut(h.FirstPos, h.Rows, rows)
-		kernels.DigestRows(l, 0, h.FirstPos, h.Rows, rows, sums)
+		kernels.DigestRows(&l.Resolve()[0], h.FirstPos, h.Rows, rows, sums)
 		b.Scatter(0, block, 0, h.Rows, rows)
 		b.SetDigest(0, block, h.Rows, sums)
 		p.held = append(p.held, h)
@@ -133,12 +133,12 @@ func (p *hardRows) row(packed []byte, of, kv, head, at int) (row, scale []byte) 
 	if size := p.l.ScaleBytes(); size > 0 {
 		scale = scales[at*size:][:size]
 	}
-	return rows[at*p.l.RowBytes:][:p.l.RowBytes], scale
+	return rows[at*p.l.Resolve()[0].RowBytes(0):][:p.l.Resolve()[0].RowBytes(0)], scale
 }
 
 func (p *hardRows) cut(firstPos, rows int, dst []byte) {
-	for i := range 2 * p.l.KVHeads * rows {
-		kv, head, at := i/rows/p.l.KVHeads, i/rows%p.l.KVHeads, i%rows
+	for i := range 2 * p.l.Resolve()[0].Heads * rows {
+		kv, head, at := i/rows/p.l.Resolve()[0].Heads, i/rows%p.l.Resolve()[0].Heads, i%rows
 		row, scale := p.row(p.packed, p.n, kv, head, firstPos-p.first+at)
 		to, toScale := p.row(dst, rows, kv, head, at)
 		copy(to, row)
@@ -149,7 +149,7 @@ func (p *hardRows) cut(firstPos, rows int, dst []byte) {
 // Load implements kvconn.Source.
 func (p *hardRows) Load(_, _, firstPos, rows int, dst []byte, digests []uint64) error {
 	p.cut(firstPos, rows, dst)
-	kernels.DigestRows(p.l, 0, firstPos, rows, dst, digests)
+	kernels.DigestRows(&p.l.Resolve()[0], firstPos, rows, dst, digests)
 	return nil
 }
 
@@ -159,13 +159,13 @@ func (m image) converted(t *testing.T, from *hardRows, to *cuda.Backend, a *kern
 	m.rows, m.digests = slices.Clone(m.rows), slices.Clone(m.digests)
 	tl, h := to.Layout(), a.HeadsOf(from.l)
 	all := tl // of the source's heads
-	all.KVHeads = from.l.KVHeads
+	all.Resolve()[0].Heads = from.l.Resolve()[0].Heads
 	src, err := convert.New(from, form(from.l), form(all), kernels.DigestPart)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range a.Refills {
-		rows, sums := make([]byte, all.RowsBytes(f.Rows)), make([]uint64, all.KVHeads)
+		rows, sums := make([]byte, all.Resolve()[0].PackedBytes(f.Rows)), make([]uint64, all.Resolve()[0].Heads)
 		if err := src.Load(0, 0, f.FirstPos, f.Rows, rows, sums); err != nil {
 			t.Fatal(err)
 		}
@@ -238,7 +238,7 @@ func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, f
 			t.Error(err)
 		}
 	}()
-	bt, heads := dst.Layout().BlockTokens, from.l.KVHeads
+	bt, heads := dst.Layout().BlockTokens, from.l.Resolve()[0].Heads
 	noise(dst, 2)
 	want := imageOf(dst)
 	push := func(a *kernels.Push) {
@@ -296,10 +296,10 @@ func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, f
 	}
 	// One bit of the last head's V, in the middle of a source.
 	h := from.held[len(from.held)/2]
-	row := make([]byte, src.Layout().RowsBytes(1))
+	row := make([]byte, src.Layout().Resolve()[0].PackedBytes(1))
 	flip := func() {
 		src.Gather(0, h.Block, h.Rows/2, 1, row)
-		row[2*heads*from.l.RowBytes-1] ^= 0x10
+		row[2*heads*from.l.Resolve()[0].RowBytes(0)-1] ^= 0x10
 		src.Scatter(0, h.Block, h.Rows/2, 1, row)
 	}
 	flip()

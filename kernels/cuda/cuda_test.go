@@ -65,15 +65,15 @@ func TestForms(t *testing.T) {
 
 	a.HeadDim = 128
 	opt, plain := Options{KVFP8: true, BlockTokens: 32}, Options{BlockTokens: 32}
-	l, p := opt.layout(&a), plain.layout(&a)
-	if l.DType != "f8e4m3" || l.RowBytes != 128 || l.BlockBytes() != 2*2*32*(128+4) || l.BlockBytes()%16 != 0 {
+	l, p := opt.layout(&a).Resolve()[0], plain.layout(&a).Resolve()[0]
+	if l.DType != "f8e4m3" || l.RowBytes(0) != 128 || l.BlockBytes() != 2*2*32*(128+4) || l.BlockBytes()%16 != 0 {
 		t.Errorf("layout %+v, blocks of %d bytes", l, l.BlockBytes())
 	}
 	if p.DType != "bf16" || p.BlockBytes() != 2*2*32*256 {
 		t.Errorf("layout %+v, blocks of %d bytes", p, p.BlockBytes())
 	}
 	half := Options{FP16: true, BlockTokens: 32}
-	if l := half.layout(&a); l.DType != "f16" || l.BlockBytes() != p.BlockBytes() {
+	if l := half.layout(&a).Resolve()[0]; l.DType != "f16" || l.BlockBytes() != p.BlockBytes() {
 		t.Errorf("layout %+v, blocks of %d bytes", l, l.BlockBytes())
 	}
 	if invariant := (&Options{FP16: true, BatchInvariant: true}).numerics(1); half.numerics(1) != "cuda-fp16-1" || invariant != "cuda-fp16-invariant-2-00000001" {

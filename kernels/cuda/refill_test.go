@@ -23,17 +23,17 @@ import (
 // first on; blocks are in shuffled order. It returns them as sources.
 func sequence(r *rand.Rand, b *cuda.Backend, first, n int) (held []kvlayout.Held) {
 	l := b.Layout()
-	sums := make([]uint64, l.KVHeads)
+	sums := make([]uint64, l.Resolve()[0].Heads)
 	for i, block := range table(r, b, (n+l.BlockTokens-1)/l.BlockTokens) {
 		h := kvlayout.Held{Block: block, FirstPos: first + i*l.BlockTokens, Rows: min(l.BlockTokens, n-i*l.BlockTokens)}
-		rows := make([]byte, l.RowsBytes(h.Rows))
+		rows := make([]byte, l.Resolve()[0].PackedBytes(h.Rows))
 		for k := 0; k < len(rows); k += 2 {
 			v := r.Uint32()
 			rows[k], rows[k+1] = byte(v), byte(v>>8)
 		}
-		for layer := range l.Layers {
+		for layer := range l.Layers() {
 			rows[0] ^= byte(layer)
-			kernels.DigestRows(l, layer, h.FirstPos, h.Rows, rows, sums)
+			kernels.DigestRows(&l.Resolve()[layer], h.FirstPos, h.Rows, rows, sums)
 			b.Scatter(layer, block, 0, h.Rows, rows)
 			b.SetDigest(layer, block, h.Rows, sums)
 		}
@@ -74,7 +74,7 @@ func rowOf(l kvlayout.Layout, block []byte, kv, head, at int) (row, scale []byte
 	if size := l.ScaleBytes(); size > 0 {
 		scale = scales[at*size:][:size]
 	}
-	return rows[at*l.RowBytes:][:l.RowBytes], scale
+	return rows[at*l.Resolve()[0].RowBytes(0):][:l.Resolve()[0].RowBytes(0)], scale
 }
 
 // refilled is dst with what the list brings, its digests hashed anew.
@@ -190,7 +190,7 @@ func TestRefill(t *testing.T) {
 				}
 				want = want.refilled(from, src, dst, &a)
 				want.same(t, fmt.Sprintf("%s, round %d", name, round), dst)
-				if a.Heads != (kernels.HeadMap{Count: dst.Layout().KVHeads}) {
+				if a.Heads != (kernels.HeadMap{Count: dst.Layout().Resolve()[0].Heads}) {
 					continue
 				}
 				var landed []kernels.Landed
@@ -219,7 +219,7 @@ func TestRefillSpoiled(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 2))
 		const n = 64
 		held := sequence(r, src, 0, n)
-		row, l := make([]byte, src.Layout().RowsBytes(1)), src.Layout()
+		row, l := make([]byte, src.Layout().Resolve()[0].PackedBytes(1)), src.Layout()
 		for _, spoil := range []func(){
 			func() { // one bit of the last head's V in source 3
 				src.Gather(0, held[3].Block, 5, 1, row)
@@ -229,7 +229,7 @@ func TestRefillSpoiled(t *testing.T) {
 			func() { // mended, and a digest of fewer rows
 				row[len(row)-1] ^= 0x80
 				src.Scatter(0, held[3].Block, 5, 1, row)
-				sums := make([]uint64, l.KVHeads)
+				sums := make([]uint64, l.Resolve()[0].Heads)
 				src.Digest(0, held[3].Block, sums)
 				src.SetDigest(0, held[3].Block, 7, sums)
 			},

@@ -21,13 +21,24 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-func group(dtype string, heads int) kvlayout.Group {
-	const dim = 6
-	return kvlayout.Group{Kind: "full", Layers: 2, KVHeads: heads, HeadDim: dim, RowBytes: dim * kvconn.ElementBytes(dtype), DType: dtype}
+const dim = 6
+
+func group(dtype kvlayout.DType, heads int) kvlayout.Group {
+	return kvlayout.Plain(2, heads, dim, 4, dtype).Groups[0]
 }
 
-func layout(bt int, g ...kvlayout.Group) kvlayout.Layout {
-	return kvlayout.Layout{BlockTokens: bt, Groups: g}
+// layout has groups of two layers each.
+func layout(bt int, groups ...kvlayout.Group) kvlayout.Layout {
+	groups = slices.Clone(groups)
+	for i := range groups {
+		groups[i].Layers = kvlayout.Run(2*i, 2)
+	}
+	return kvlayout.Layout{BlockTokens: bt, Groups: groups}
+}
+
+// layerOf is a layer of a model of groups like g.
+func layerOf(g kvlayout.Group, layer int) *kvlayout.Layer {
+	return &layout(4, g, g).Resolve()[layer]
 }
 
 // value is element d of a row; exact in every dtype when scaled by 448.
@@ -38,14 +49,14 @@ func value(layer, kv, head, pos, d int) float32 {
 
 // pack makes rows first .. first+rows-1 of the model in the form g.
 func pack(g kvlayout.Group, layer, first, rows int) (b []byte, sums []uint64) {
-	b = make([]byte, g.PackedBytes(rows))
-	sums = make([]uint64, g.KVHeads)
-	size := kvconn.ElementBytes(g.DType)
+	heads, size, rowBytes := g.Heads.Count, g.DType.Bytes(1), g.DType.Bytes(dim)
+	b = make([]byte, layerOf(g, layer).PackedBytes(rows))
+	sums = make([]uint64, heads)
 	for kv := range 2 {
-		for h := range g.KVHeads {
+		for h := range heads {
 			for r := range rows {
-				at := ((kv*g.KVHeads+h)*rows + r) * g.RowBytes
-				for d := range g.HeadDim {
+				at := ((kv*heads+h)*rows + r) * rowBytes
+				for d := range dim {
 					v := value(layer, kv, h, first+r, d)
 					switch e := b[at+d*size:]; g.DType {
 					case "f32":
@@ -68,9 +79,9 @@ func pack(g kvlayout.Group, layer, first, rows int) (b []byte, sums []uint64) {
 						e[0] = byte(q)
 					}
 				}
-				row := b[at : at+g.RowBytes]
+				row := b[at : at+rowBytes]
 				if g.DType == kvlayout.F8E4M3 {
-					scale := b[2*g.KVHeads*rows*g.RowBytes+4*((kv*g.KVHeads+h)*rows+r):][:4]
+					scale := b[2*heads*rows*rowBytes+4*((kv*heads+h)*rows+r):][:4]
 					binary.LittleEndian.PutUint32(scale, math.Float32bits(1))
 					row = append(slices.Clone(row), scale...)
 				}
@@ -103,7 +114,7 @@ func (m *model) Load(layer, index, first, rows int, dst []byte, digests []uint64
 }
 
 func TestSource(t *testing.T) {
-	dtypes := []string{"f32", "f16", "bf16", kvlayout.F8E4M3}
+	dtypes := []kvlayout.DType{kvlayout.F32, kvlayout.F16, kvlayout.BF16, kvlayout.F8E4M3}
 	for _, from := range dtypes {
 		for _, to := range dtypes {
 			for _, heads := range []int{4, 1} {
@@ -113,7 +124,7 @@ func TestSource(t *testing.T) {
 					t.Fatal(err)
 				}
 				for rows := 1; rows <= 4; rows++ {
-					got, sums := make([]byte, b.PackedBytes(rows)), make([]uint64, b.KVHeads)
+					got, sums := make([]byte, layerOf(b, 1).PackedBytes(rows)), make([]uint64, heads)
 					if err := src.Load(1, 3, 12, rows, got, sums); err != nil {
 						t.Fatal(err)
 					}
@@ -135,10 +146,10 @@ func TestSourceVerifies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := src.Load(0, 0, 0, 4, make([]byte, b.PackedBytes(4)), make([]uint64, 4)); !errors.Is(err, kvconn.ErrDigest) {
+	if err := src.Load(0, 0, 0, 4, make([]byte, layerOf(b, 0).PackedBytes(4)), make([]uint64, 4)); !errors.Is(err, kvconn.ErrDigest) {
 		t.Errorf("a damaged row was converted: %v", err)
 	}
-	got, sums := make([]byte, a.PackedBytes(4)), make([]uint64, 4)
+	got, sums := make([]byte, layerOf(a, 2).PackedBytes(4)), make([]uint64, 4)
 	if err := src.Load(2, 0, 0, 4, got, sums); err != nil {
 		t.Fatal(err)
 	}
@@ -161,10 +172,11 @@ func TestNew(t *testing.T) {
 	f(false, false, group("f32", 4), group("f32", 1))
 	f(false, false, group("f32", 1), group("f16", 2))
 	odd := group("f32", 4)
-	odd.RowBytes = 32
+	odd.Planes = kvlayout.KV(8)
 	f(true, true, odd, odd)
 	f(false, false, odd, group("f16", 4))
-	odd.DType, odd.RowBytes = "i4", 3
+	odd = group(kvlayout.U4, 4)
+	f(true, true, odd, odd)
 	f(false, false, odd, group("f16", 4))
 }
 
@@ -254,8 +266,8 @@ func TestOverAConnection(t *testing.T) {
 		if _, err := in.Wait(ctx); err != nil {
 			t.Error(err)
 		}
-		if len(c.seen) != 3*g.Layers {
-			t.Errorf("%d blocks have come of %d", len(c.seen), 3*g.Layers)
+		if len(c.seen) != 3*len(g.Layers) {
+			t.Errorf("%d blocks have come of %d", len(c.seen), 3*len(g.Layers))
 		}
 		if err := recv.Close(ctx); err != nil {
 			t.Error(err)

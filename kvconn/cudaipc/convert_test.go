@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,10 +20,9 @@ import (
 )
 
 // of is a pool's layout in another dtype and block size.
-func of(dtype string, bt int) func(l *kvlayout.Layout) {
+func of(dtype kvlayout.DType, bt int) func(l *kvlayout.Layout) {
 	return func(l *kvlayout.Layout) {
-		l.BlockTokens = bt
-		l.Groups[0].DType, l.Groups[0].RowBytes = dtype, kvconn.ElementBytes(dtype)*l.Groups[0].HeadDim
+		*l = kvlayout.Plain(3, 2, 8, bt, dtype)
 	}
 }
 
@@ -33,9 +33,11 @@ func allowed(r, s *kvconn.Config) {
 }
 
 // digestOf is that of the suite's sequences.
-func digestOf(layer, kv, head, first, n, rowBytes int, rows []byte) (sum uint64) {
+func digestOf(l *kvlayout.Layer, plane, head, first, n int, rows, scales []byte) (sum uint64) {
 	for i := range n {
-		sum += kvconntest.RowHash(layer, kv, head, first+i, rows[i*rowBytes:][:rowBytes])
+		row := slices.Clone(rows[i*l.RowBytes(plane):][:l.RowBytes(plane)])
+		row = append(row, scales[i*l.ScaleBytes():][:l.ScaleBytes()]...)
+		sum += kvconntest.RowHash(l.Number, plane, head, first+i, row)
 	}
 	return sum
 }
@@ -65,16 +67,16 @@ func converting(t *testing.T, w *kvconntest.World) {
 		if err != nil {
 			return nil, err
 		}
-		g, _ := theirs.Group(layer)
+		g := theirs.Resolve()[layer]
 		packed := make([]byte, g.PackedBytes(rows))
-		return packed, src.Load(layer, first/theirs.BlockTokens, first, rows, packed, make([]uint64, g.KVHeads))
+		return packed, src.Load(layer, first/theirs.BlockTokens, first, rows, packed, make([]uint64, g.Heads))
 	}
 }
 
 // A bf16 prefill pushes into a decode whose KV is FP8, and so on: each form arrives in
 // each other to the bit, whatever the block sizes and where prompts end, all by pushes.
 func TestConverts(t *testing.T) {
-	dtypes := []string{"bf16", "f16", kvlayout.F8E4M3}
+	dtypes := []kvlayout.DType{kvlayout.BF16, kvlayout.F16, kvlayout.F8E4M3}
 	for _, from := range dtypes {
 		for _, to := range dtypes {
 			for _, bt := range [][2]int{{16, 16}, {1, 256}, {256, 1}, {48, 16}, {5, 3}, {3, 5}} {

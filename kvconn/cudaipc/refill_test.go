@@ -36,7 +36,7 @@ func TestRefilled(t *testing.T) { kvconntest.Run(t, refilled) }
 // shapes are pairs that differ in block size.
 func shapes(f func(name string, r, s func(l *kvlayout.Layout))) {
 	blocks := func(bt, heads int) func(l *kvlayout.Layout) {
-		return func(l *kvlayout.Layout) { l.BlockTokens, l.Groups[0].KVHeads = bt, heads }
+		return func(l *kvlayout.Layout) { *l = kvlayout.Plain(3, heads, 8, bt, kvlayout.F32) }
 	}
 	for _, bt := range [][2]int{{16, 64}, {64, 16}, {1, 256}, {256, 1}, {5, 3}, {3, 5}, {7, 7}, {255, 256}, {2, 1}} {
 		for _, heads := range []int{8, 1} {

@@ -66,7 +66,7 @@ func between(t testing.TB, r, s kernels.Linker, ring stage.Ring) kvconn.Transpor
 	if err != nil {
 		t.Fatal(err)
 	}
-	return nccl.New(loopback{base}, r, s, fakegpu.Kernels(kvconntest.Layout()), ring)
+	return nccl.New(loopback{base}, r, s, kvconntest.Plain(), ring)
 }
 
 // corrupt and lost are what the receiver has counted.

@@ -70,10 +70,10 @@ func newSlab(seed uint64) (*slab, error) {
 
 // digest makes the digests that a pool has beside its rows.
 func (s *slab) digest() {
-	s.sums = make([]uint64, benchLayers*benchBlocks*benchLayout.KVHeads)
+	s.sums = make([]uint64, benchLayers*benchBlocks*benchLayout.Resolve()[0].Heads)
 	for l := range benchLayers {
 		for i, b := range s.order {
-			kernels.DigestRows(benchLayout, l, i*benchLayout.BlockTokens, benchLayout.BlockTokens, s.block(l, b), s.sums[(l*benchBlocks+i)*benchLayout.KVHeads:])
+			kernels.DigestRows(&benchLayout.Resolve()[l], i*benchLayout.BlockTokens, benchLayout.BlockTokens, s.block(l, b), s.sums[(l*benchBlocks+i)*benchLayout.Resolve()[0].Heads:])
 		}
 	}
 }
@@ -105,8 +105,8 @@ func (s inbox) Verify(layer int, dst int32, row, rows, firstPos int, digests []u
 	if !s.verify {
 		return nil
 	}
-	sums := make([]uint64, benchLayout.KVHeads)
-	kernels.DigestRows(benchLayout, layer, firstPos, rows, s.block(layer, dst), sums)
+	sums := make([]uint64, benchLayout.Resolve()[0].Heads)
+	kernels.DigestRows(&benchLayout.Resolve()[layer], firstPos, rows, s.block(layer, dst), sums)
 	if !slices.Equal(sums, digests) {
 		return kvconn.ErrDigest
 	}
@@ -138,7 +138,7 @@ func (h pushAll) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 func benchConfig(conns int) kvconn.Config {
 	cfg := kvconn.DefaultConfig()
 	cfg.Identity = kvconntest.Config("bench", 1).Identity
-	cfg.Identity.Layout = kvlayout.Plain(benchLayers, benchLayout.KVHeads, benchLayout.HeadDim, benchLayout.BlockTokens, benchLayout.DType)
+	cfg.Identity.Layout = benchLayout
 	if conns > 0 {
 		cfg.BulkConns = conns
 	}
