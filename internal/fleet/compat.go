@@ -54,12 +54,12 @@ func Compatible(p, d *Instance) *Mismatch {
 		return diff("tokenizer_fingerprint", p.TokenizerFingerprint, d.TokenizerFingerprint)
 	case p.Numerics != d.Numerics && !converts:
 		return diff("numerics", p.Numerics, d.Numerics)
-	case layout != nil:
+	case p.ProtocolMin > d.ProtocolMax || d.ProtocolMin > p.ProtocolMax:
+		return diff("protocol", span(p), span(d))
+	case layout != nil: // builds of other protocols may announce it otherwise
 		return layout
 	case p.Dialect == "sglang" && a.BlockTokens != b.BlockTokens && a.BlockTokens > 0 && b.BlockTokens > 0:
 		return num("layout.block_tokens", a.BlockTokens, b.BlockTokens) // its decode fails then
-	case p.ProtocolMin > d.ProtocolMax || d.ProtocolMin > p.ProtocolMax:
-		return diff("protocol", span(p), span(d))
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ func TestCompatible(t *testing.T) {
 	f("layout.groups[0].heads differs: prefill has 0+4 of 4, decode has 0+2 of 2", func(d *fleet.Instance) { d.Layout = layout(5, 2, 8, "f32") })
 	f("layout.groups[0].planes differs: prefill has k:8,v:8, decode has k:16,v:16", func(d *fleet.Instance) { d.Layout = layout(5, 4, 16, "f32") })
 	f("layout.groups[0].dtype differs: prefill has f32, decode has bf16", func(d *fleet.Instance) { d.Layout = layout(5, 4, 8, "bf16") })
-	f(`layout.groups differs: prefill has [{"kind":"full","layers":"0-4","planes":[{"name":"k","dim":8},{"name"..., decode has (none)`, func(d *fleet.Instance) { d.Layout.Groups = "" })
+	f(`layout.groups differs: prefill has [{"kind":"full","layers":"0-4","planes":[{"name":"k","dim":8},{"..., decode has (none)`, func(d *fleet.Instance) { d.Layout.Groups = "" })
 	f("", func(d *fleet.Instance) { d.Layout.BlockTokens = 0 })
 	f("numerics differs: prefill has cpu, decode has cuda", func(d *fleet.Instance) { d.Convert, d.Layout, d.Numerics = true, layout(5, 4, 8, "bf16"), "cuda" })
 }
