@@ -18,8 +18,8 @@ import (
 // line of kvconn's own codec: recorded and hostile peers are made of it.
 
 const (
-	wireVersion = 3
-	wireBanner  = "xpyd-kv 3-3\n"
+	wireVersion = 4
+	wireBanner  = "xpyd-kv 4-4\n"
 
 	headerSize   = 16
 	unitHeadSize = 40
