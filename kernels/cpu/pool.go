@@ -46,8 +46,11 @@ var errPrivate = errors.New("the pool was not asked to be shared")
 
 // NewPool is a pool without a backend, for who only moves blocks.
 func NewPool(l kvlayout.Layout, blocks int) (kernels.Pool, error) {
-	if err := l.Validate(); err != nil || blocks < 1 {
-		return nil, fmt.Errorf("cpu pool: %d blocks: %w", blocks, err)
+	if err := l.Validate(); err != nil {
+		return nil, fmt.Errorf("cpu pool: %w", err)
+	}
+	if blocks < 1 {
+		return nil, fmt.Errorf("cpu pool: %d blocks", blocks)
 	}
 	return newPool(l, blocks, nil, errPrivate), nil
 }

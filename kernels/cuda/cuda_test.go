@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/kerneltest"
 )
 
 // The pool takes what its part of the device leaves, whatever others hold; what
@@ -83,5 +84,15 @@ func TestForms(t *testing.T) {
 	both, weights := Options{KVFP8: true, WeightsFP8: true}, Options{WeightsFP8: true}
 	if both.numerics(1) != "cuda-fp8-kv8-1" || weights.numerics(1) != "cuda-fp8-1" || names[0] != "cuda-bf16-kv8-1" || names[1] != Numerics || names[2] != InvariantNumerics+"00000001" {
 		t.Errorf("numerics %q", names)
+	}
+}
+
+// A pool whose rows the kernels cannot serve is refused, and named.
+func TestServed(t *testing.T) {
+	for name, l := range kerneltest.Layouts(16) {
+		_, err := served(l)
+		if plain := name == "gqa" || name == "fp8"; (err == nil) != plain || err != nil && !strings.Contains(err.Error(), l.String()) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

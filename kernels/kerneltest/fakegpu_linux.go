@@ -92,8 +92,11 @@ const flagStride = 128 // bytes of a line
 // NewFakeGPU makes a pool of empty blocks. Close it.
 func NewFakeGPU(l kvlayout.Layout, blocks int) (*FakeGPU, error) {
 	rows, ok := l.Uniform()
-	if err := l.Validate(); err != nil || !ok {
-		return nil, fmt.Errorf("fake GPU: a pool of %v: %w", l, err)
+	if err := l.Validate(); err != nil {
+		return nil, fmt.Errorf("fake GPU: %w", err)
+	}
+	if !ok {
+		return nil, fmt.Errorf("fake GPU: a pool of %v", l)
 	}
 	g := &FakeGPU{layout: l, layers: l.Resolve(), blocks: blocks, busy: map[int32]int{}, flips: map[kernels.Landed]bool{}}
 	g.view = device{Rows: rows, layers: len(g.layers), blocks: blocks}
