@@ -43,6 +43,9 @@ const (
 
 var benchLayout = kvlayout.Plain(benchLayers, 2, 128, 16, "bf16")
 
+// benchRows are its layers, resolved once as a pool does.
+var benchRows = benchLayout.Resolve()
+
 // slab is a pool of 256 MiB whose blocks are used in a random order.
 type slab struct {
 	mem    []byte
@@ -70,10 +73,10 @@ func newSlab(seed uint64) (*slab, error) {
 
 // digest makes the digests that a pool has beside its rows.
 func (s *slab) digest() {
-	s.sums = make([]uint64, benchLayers*benchBlocks*benchLayout.Resolve()[0].Heads)
+	s.sums = make([]uint64, benchLayers*benchBlocks*benchRows[0].Heads)
 	for l := range benchLayers {
 		for i, b := range s.order {
-			kernels.DigestRows(&benchLayout.Resolve()[l], i*benchLayout.BlockTokens, benchLayout.BlockTokens, s.block(l, b), s.sums[(l*benchBlocks+i)*benchLayout.Resolve()[0].Heads:])
+			kernels.DigestRows(&benchRows[l], i*benchLayout.BlockTokens, benchLayout.BlockTokens, s.block(l, b), s.sums[(l*benchBlocks+i)*benchRows[0].Heads:])
 		}
 	}
 }
@@ -105,8 +108,8 @@ func (s inbox) Verify(layer int, dst int32, row, rows, firstPos int, digests []u
 	if !s.verify {
 		return nil
 	}
-	sums := make([]uint64, benchLayout.Resolve()[0].Heads)
-	kernels.DigestRows(&benchLayout.Resolve()[layer], firstPos, rows, s.block(layer, dst), sums)
+	sums := make([]uint64, benchRows[0].Heads)
+	kernels.DigestRows(&benchRows[layer], firstPos, rows, s.block(layer, dst), sums)
 	if !slices.Equal(sums, digests) {
 		return kvconn.ErrDigest
 	}
