@@ -19,10 +19,10 @@ import (
 )
 
 // openRows opens a pool of rows of a dtype.
-func openRows(t testing.TB, dtype string, dim, kvHeads, bt, blocks, device int) *cuda.Backend {
+func openRows(t testing.TB, dtype kvlayout.DType, dim, kvHeads, bt, blocks, device int) *cuda.Backend {
 	t.Helper()
 	a := shape(1, 128, 64, 2*kvHeads, kvHeads, dim, 64)
-	opt := cuda.Options{MaxTokens: 256, MaxSeqs: 4, NoGraphs: true, KVFP8: dtype == kvlayout.F8E4M3, FP16: dtype == "f16", BlockTokens: bt, Blocks: blocks, Device: device}
+	opt := cuda.Options{MaxTokens: 256, MaxSeqs: 4, NoGraphs: true, KVFP8: dtype == kvlayout.F8E4M3, FP16: dtype == kvlayout.F16, BlockTokens: bt, Blocks: blocks, Device: device}
 	b, err := cuda.New(a, randomWeights(a, 1), opt)
 	if err != nil && device > 0 { // one GPU
 		opt.Device = 0
@@ -35,7 +35,7 @@ func openRows(t testing.TB, dtype string, dim, kvHeads, bt, blocks, device int) 
 }
 
 // hard fills a row, and its scale, with what conversions can get wrong.
-func hard(r *rand.Rand, dtype string, row, scale []byte) {
+func hard(r *rand.Rand, dtype kvlayout.DType, row, scale []byte) {
 	for i := range row {
 		row[i] = byte(r.Uint32())
 	}
@@ -59,7 +59,7 @@ func hard(r *rand.Rand, dtype string, row, scale []byte) {
 		binary.LittleEndian.PutUint32(scale, bits)
 		return
 	}
-	man := map[string]int{"bf16": 7, "f16": 10}[dtype]
+	man := map[string]int{"bf16": 7, "f16": 10}[string(dtype)]
 	least, most := 1-(1<<(14-man)-1), 1<<(14-man)-1 // exponents
 	set := func(exp, frac int, negative bool) (h uint16) {
 		h = uint16((exp-least+1)<<man | frac&(1<<man-1))
@@ -112,8 +112,8 @@ func hardSequence(r *rand.Rand, b *cuda.Backend, first, n int) *hardRows {
 	l := b.Layout()
 	p := &hardRows{l: l, first: first, n: n, packed: make([]byte, l.Resolve()[0].PackedBytes(n))}
 	for i := range 2 * l.Resolve()[0].Heads * n {
-		row, scale := p.row(p.packed, n, i/n/l.Resolve()[0].Heads, i/n%l.Resolve()[0].Heads, i%n)
-		hard(r, l.DType, row, scale)
+		row, scale := rowOf(l, p.packed, n, i/n/l.Resolve()[0].Heads, i/n%l.Resolve()[0].Heads, i%n)
+		hard(r, l.Groups[0].DType, row, scale)
 	}
 	for i, block := range table(r, b, (n+l.BlockTokens-1)/l.BlockTokens) {
 		h := kvlayout.Held{Block: block, FirstPos: first + i*l.BlockTokens, Rows: min(l.BlockTokens, n-i*l.BlockTokens)}
@@ -127,23 +127,8 @@ func hardSequence(r *rand.Rand, b *cuda.Backend, first, n int) *hardRows {
 	return p
 }
 
-// row is one among so many packed positions, and its scale.
-func (p *hardRows) row(packed []byte, of, kv, head, at int) (row, scale []byte) {
-	rows, scales := p.l.Part(packed, of, kv, head)
-	if size := p.l.ScaleBytes(); size > 0 {
-		scale = scales[at*size:][:size]
-	}
-	return rows[at*p.l.Resolve()[0].RowBytes(0):][:p.l.Resolve()[0].RowBytes(0)], scale
-}
-
 func (p *hardRows) cut(firstPos, rows int, dst []byte) {
-	for i := range 2 * p.l.Resolve()[0].Heads * rows {
-		kv, head, at := i/rows/p.l.Resolve()[0].Heads, i/rows%p.l.Resolve()[0].Heads, i%rows
-		row, scale := p.row(p.packed, p.n, kv, head, firstPos-p.first+at)
-		to, toScale := p.row(dst, rows, kv, head, at)
-		copy(to, row)
-		copy(toScale, scale)
-	}
+	p.l.Resolve()[0].Copy(dst, rows, 0, p.packed, p.n, firstPos-p.first, rows)
 }
 
 // Load implements kvconn.Source.
@@ -157,33 +142,24 @@ func (p *hardRows) Load(_, _, firstPos, rows int, dst []byte, digests []uint64) 
 func (m image) converted(t *testing.T, from *hardRows, to *cuda.Backend, a *kernels.Push) image {
 	t.Helper()
 	m.rows, m.digests = slices.Clone(m.rows), slices.Clone(m.digests)
-	tl, h := to.Layout(), a.HeadsOf(from.l)
-	all := tl // of the source's heads
-	all.Resolve()[0].Heads = from.l.Resolve()[0].Heads
-	src, err := convert.New(from, form(from.l), form(all), kernels.DigestPart)
+	rowsTo := to.Layout().Resolve()[0]
+	src, err := convert.New(from, from.l, to.Layout(), kernels.DigestPart)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range a.Refills {
-		rows, sums := make([]byte, all.Resolve()[0].PackedBytes(f.Rows)), make([]uint64, all.Resolve()[0].Heads)
+		rows, sums := make([]byte, rowsTo.PackedBytes(f.Rows)), make([]uint64, rowsTo.Heads)
 		if err := src.Load(0, 0, f.FirstPos, f.Rows, rows, sums); err != nil {
 			t.Fatal(err)
 		}
 		block := slices.Clone(m.rows[f.Block])
-		for i := range 2 * h.Count * f.Rows {
-			kv, head, at := i/f.Rows/h.Count, i/f.Rows%h.Count, i%f.Rows
-			row, scale := (&hardRows{l: all}).row(rows, f.Rows, kv, h.From+head, at)
-			dst, dstScale := rowOf(tl, block, kv, h.To+head, at)
-			copy(dst, row)
-			copy(dstScale, scale)
-		}
-		m.rows[f.Block], m.digests[f.Block] = block, slices.Clone(m.digests[f.Block])
-		copy(m.digests[f.Block][h.To:], sums[h.From:][:h.Count])
+		rowsTo.Copy(block, rowsTo.BlockTokens, 0, rows, f.Rows, 0, f.Rows)
+		m.rows[f.Block], m.digests[f.Block] = block, sums
 	}
 	return m
 }
 
-var rowTypes = []string{"bf16", "f16", kvlayout.F8E4M3}
+var rowTypes = []kvlayout.DType{kvlayout.BF16, kvlayout.F16, kvlayout.F8E4M3}
 
 // Rows of each dtype become rows of each other exactly as kvconn/convert makes them,
 // with new digests, whatever the shapes; nothing else is written; and a row that is
@@ -193,12 +169,12 @@ func TestRefillConverts(t *testing.T) {
 	seq := uint64(0) // of all pushes: a pool's flags only rise
 	for round, dim := range []int{64, 80, 96, 128, 256} {
 		// Blocks at either end. Those of FP8 are multiples of 16; of 128, all are alike.
-		sizes := [2]map[string]int{
+		sizes := [2]map[kvlayout.DType]int{
 			{"bf16": []int{5, 256, 16, 16, 64}[round], "f16": []int{1, 16, 24, 16, 7}[round], kvlayout.F8E4M3: []int{48, 16, 256, 16, 64}[round]},
 			{"bf16": []int{16, 1, 3, 16, 256}[round], "f16": []int{64, 5, 1, 16, 16}[round], kvlayout.F8E4M3: []int{16, 256, 32, 16, 48}[round]}}
-		var ends [2]map[string]*cuda.Backend
+		var ends [2]map[kvlayout.DType]*cuda.Backend
 		for i := range ends {
-			ends[i] = map[string]*cuda.Backend{}
+			ends[i] = map[kvlayout.DType]*cuda.Backend{}
 			for _, dtype := range rowTypes {
 				bt := sizes[i][dtype]
 				ends[i][dtype] = openRows(t, dtype, dim, heads, bt, n/bt+5, i)
@@ -245,7 +221,7 @@ func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, f
 		t.Helper()
 		*seq++
 		a.Layers, a.Line, a.Value = 1, 5, *seq
-		if err := a.CheckRefills(src.Layout(), dst.Layout(), src.Blocks(), dst.Blocks()); err != nil {
+		if err := checkRefills(a, src, dst); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if err := p.Push(a); err != nil {
@@ -272,16 +248,12 @@ func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, f
 		blocks := table(r, dst, (from.n+bt-1)/bt)
 		a := kernels.Push{CTAs: ctas}
 		a.Sources, a.Refills = refills(from.held, blocks, bt, func(i int) bool { return round == 1 && i%3 == 0 && len(blocks) > 2 })
-		if round == 2 {
-			a.Heads = kernels.HeadMap{From: 1, Count: heads - 1}
-		}
 		push(&a)
-		if want = want.converted(t, from, dst, &a); round < 2 { // Verify would number the others otherwise
-			if good := verify(&a); slices.Contains(good, false) {
-				t.Fatalf("%s, round %d: %v", name, round, good)
-			}
-			last = a
+		want = want.converted(t, from, dst, &a)
+		if good := verify(&a); slices.Contains(good, false) {
+			t.Fatalf("%s, round %d: %v", name, round, good)
 		}
+		last = a
 		now := imageOf(dst)
 		for i := range want.rows {
 			if !bytes.Equal(now.rows[i], want.rows[i]) || !slices.Equal(now.digests[i], want.digests[i]) {
@@ -303,7 +275,6 @@ func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, f
 		src.Scatter(0, h.Block, h.Rows/2, 1, row)
 	}
 	flip()
-	last.Heads = kernels.HeadMap{}
 	push(&last)
 	flip()
 	for i, good := range verify(&last) {
@@ -321,7 +292,7 @@ func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, f
 // D's host has seen the flag, in bytes of rows of 16 bits.
 func BenchmarkRefillConverts(b *testing.B) {
 	const positions = 16384 // 64 MiB a layer: 8 heads of 128
-	for _, dtypes := range [][2]string{{"bf16", kvlayout.F8E4M3}, {kvlayout.F8E4M3, "bf16"}, {"f16", "bf16"}} {
+	for _, dtypes := range [][2]kvlayout.DType{{"bf16", kvlayout.F8E4M3}, {kvlayout.F8E4M3, "bf16"}, {"f16", "bf16"}} {
 		src, dst := openRows(b, dtypes[0], 128, 8, 16, positions/16+1, 0), openRows(b, dtypes[1], 128, 8, 16, positions/16+1, 1)
 		p, err := src.OpenLocal(dst)
 		if err != nil {

@@ -11,7 +11,6 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
 	"github.com/xpyd/xpyd/kvconn/convert"
-	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // fp8Families are those whose rows FP8 takes.
@@ -35,10 +34,6 @@ func (p inPool) Load(layer, index, firstPos, rows int, dst []byte, digests []uin
 	p.b.Gather(layer, p.table[index], 0, rows, dst)
 	p.b.Digest(layer, p.table[index], digests)
 	return nil
-}
-
-func form(l kvlayout.Layout) kvlayout.Layout {
-	return kvlayout.Plain(l.Layers(), l.Resolve()[0].Heads, l.HeadDim, l.BlockTokens, l.DType)
 }
 
 // The first layer's rows of an FP8 pool are, to the bit and with their digests,
@@ -68,8 +63,7 @@ func TestKV8Rows(t *testing.T) {
 				}
 				step(n-1, 1)   // again
 				step(n-20, 20) // and more of it
-				from, to := form(b.Layout()), form(q.Layout())
-				converted, err := convert.New(inPool{b, tables[0]}, from, to, kernels.DigestPart)
+				converted, err := convert.New(inPool{b, tables[0]}, b.Layout(), q.Layout(), kernels.DigestPart)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -198,8 +192,8 @@ func TestKV8Pool(t *testing.T) {
 		}
 		for kv := range 2 {
 			for h := range l.Resolve()[0].Heads {
-				rows, scales := l.Part(whole, 16, kv, h)
-				some, few := l.Part(part, 5, kv, h)
+				rows, scales := l.Resolve()[0].Part(whole, 16, kv, h)
+				some, few := l.Resolve()[0].Part(part, 5, kv, h)
 				if !slices.Equal(some, rows[4*l.Resolve()[0].RowBytes(0):9*l.Resolve()[0].RowBytes(0)]) || !slices.Equal(few, scales[4*4:9*4]) {
 					t.Fatalf("layer %d: rows 4..8 of (%d,%d) differ", layer, kv, h)
 				}

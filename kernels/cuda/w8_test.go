@@ -75,10 +75,10 @@ func TestW8Loads(t *testing.T) {
 	one.Layers = append([]kernels.LayerWeights(nil), f8.Layers...)
 	one.Layers[0].Gate.Scale = []float32{0.01}
 	all := one
-	all.Layers() = append([]kernels.LayerWeights(nil), one.Layers...)
-	all.Layers()[0].Gate.Scale = make([]float32, a.Intermediate)
-	for i := range all.Layers()[0].Gate.Scale {
-		all.Layers()[0].Gate.Scale[i] = 0.01
+	all.Layers = append([]kernels.LayerWeights(nil), one.Layers...)
+	all.Layers[0].Gate.Scale = make([]float32, a.Intermediate)
+	for i := range all.Layers[0].Gate.Scale {
+		all.Layers[0].Gate.Scale[i] = 0.01
 	}
 	tokens := randomTokens(rand.New(rand.NewPCG(11, 1)), 60, a.Vocab)
 	opt := cuda.Options{WeightsFP8: true, KVFP8: true}

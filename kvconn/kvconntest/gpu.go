@@ -24,7 +24,7 @@ type GPU interface {
 }
 
 // GPUs are the two ends' pools, of ReceiverBlocks and SenderBlocks. The suite's
-// receiver is of the Layout of this package, its sender's blocks may have another
+// receiver is of the Plain layout of this package, its sender's blocks may have another
 // size. A case that changes a layout does not use them.
 type GPUs struct{ Receiver, Sender GPU }
 
