@@ -11,7 +11,7 @@ SEED     ?= 1
 N        ?= 200
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: router-churn hostile edge-soak help build dist test race fuzz bench bench-kv bench-load bench-router lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker compose-check
+.PHONY: router-churn hostile edge-soak help build dist test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker compose-check
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -72,23 +72,15 @@ hostile: ## what another user of the machine tries, on real processes
 goldens: ## remake recorded goldens (needs Python with torch, transformers)
 	scripts/goldens
 
-bench: ## the CPU figures of bench/: LLAMA2C and LLAMA2C_OMP are llama2.c's run, built apart
-	$(GO) run ./scripts/bench -run "$(LLAMA2C)" -run-omp "$(LLAMA2C_OMP)"
-
-bench-router: ## the router's cost beside nginx and other P/D routers: fifteen quiet minutes
-	scripts/bench-router
-
-bench-kv: ## the KV transfer figures of bench/, peers included: four quiet minutes
-	scripts/bench-kv
-
-bench-load: ## the load generator beside aiperf, which it installs: fifteen quiet minutes
-	scripts/bench-aiperf
+bench: ## the figures of bench/ that BENCH names (kv, router, cpu -run RUN ...); without it, what there is
+	$(GO) run ./scripts/bench $(BENCH)
 
 reference: build ## docs/reference from the code: commands, configuration, metrics, HTTP
 	$(GO) run ./scripts/reference
 
-bench-report: ## bench/README.md from bench/results/*.jsonl
-	$(GO) run ./scripts/benchreport bench/results > bench/README.md
+bench-report: ## bench/README.md from bench/results/*.jsonl; fails if a figure cannot be repeated
+	@mkdir -p .cache
+	$(GO) run ./scripts/bench report > .cache/report.md && mv .cache/report.md bench/README.md
 
 docker: dist ## container image from the static binary
 	docker build -t xpyd .

@@ -13,21 +13,20 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// held is how long a step is to wait for a prefix at most, and with it all that the
-// device could do meanwhile: by the pace of what has come, the rest comes sooner, or
-// no step begins. What takes twice as long then is given up.
+// held is how long a step may wait for a prefix, and the device with it. A step begins only if
+// the rest should come sooner, by the pace so far. After twice that, the prefix is given up.
 const held = 100 * time.Millisecond
 
 var errHeld = fmt.Errorf("a step has waited for %v", 2*held)
 
-// Way is an open way to a peer for a prefix that is to come while it is computed with.
+// Way is an open session for a prefix that arrives while steps already compute with it.
 type Way struct {
 	s       *Service
 	gated   kernels.Gated
 	session *kvconn.Session
 }
 
-// Prepare opens the way for Bring. Nil: steps of this backend do not wait for peers.
+// Prepare opens the way for Bring; nil if steps of this backend cannot wait for peers.
 func (s *Service) Prepare(ctx context.Context, p *Prefix) (*Way, error) {
 	gated, ok := s.backend.(kernels.Gated)
 	if !ok {
@@ -40,15 +39,15 @@ func (s *Service) Prepare(ctx context.Context, p *Prefix) (*Way, error) {
 	return &Way{s, gated, session}, nil
 }
 
-// Coming is a prefix that comes into a request's blocks while its steps are launched:
-// each layer is computed when it is there, verified. It holds the blocks until its
-// end, which is bounded by twice held once a step can wait for it.
+// Coming is a prefix that arrives in a request's blocks while steps are launched: each layer is
+// computed once it is there and verified. It holds the blocks until its end, at most twice held
+// after a step can begin.
 type Coming struct {
 	*Way
 	p     *Prefix
 	chain kvcache.Chain
 	table []int32
-	from  int // tokens that were there
+	from  int // tokens that were there before
 	gate  kernels.Gate
 	wake  func()
 
@@ -58,17 +57,16 @@ type Coming struct {
 	good  int
 	lost  bool
 
-	mu     sync.Mutex // of how far it is
+	mu     sync.Mutex // guards its progress
 	asked  time.Time  // when the ticket was sent
 	here   []bool     // by layer, and block from the first that comes
-	left   []int      // by layer: blocks that are not here
-	layers int        // from the first, that are
+	left   []int      // by layer: missing blocks
+	layers int        // complete ones, from the first
 }
 
-// Bring is Collect into blocks that the caller holds: table is the prompt's, of which
-// the first from tokens are there. It returns at once; nil: there is too little to
-// bring. wake is called when a step can begin, and at the end; ended with what Collect
-// returns.
+// Bring is Collect into blocks that the caller holds: table is the prompt's, and its first from
+// tokens are there. It returns at once; nil if there is too little to bring. wake is called when
+// a step can begin, and at the end; ended gets what Collect returns.
 func (w *Way) Bring(p *Prefix, table []int32, from int, wake func(), ended func(tokens int, err error)) *Coming {
 	s := w.s
 	c := &Coming{Way: w, p: p, chain: s.chain(p), from: from, wake: wake, began: make(chan struct{}), over: make(chan struct{})}
@@ -109,7 +107,7 @@ func (w *Way) Bring(p *Prefix, table []int32, from int, wake func(), ended func(
 	return c
 }
 
-// collect brings all, or less if that is what the peer has.
+// collect brings all that the peer has.
 func (c *Coming) collect(ctx context.Context) (tokens int, err error) {
 	c.good = c.from
 	upto := len(c.table) * c.s.cache.BlockTokens()
@@ -140,8 +138,8 @@ func (c *Coming) attempt(ctx context.Context, upto int) (tokens int, err error) 
 		s.quarantine(in, c.p.Owner, table[had:])
 		return 0, failure(ctx, "collect prefix", err, ticket.Dead)
 	}
-	// What was asked for again may have been written again while a step read it: its
-	// rows are right now, and nobody knows what the step has seen.
+	// A block that was asked for again may have been rewritten while a step read it: its rows
+	// are right now, but the step may have seen others.
 	sure := s.whole(in, had, len(table))
 	whole := sure
 	if err == nil {
@@ -155,7 +153,7 @@ func (c *Coming) attempt(ctx context.Context, upto int) (tokens int, err error) 
 	return tokens, err
 }
 
-// await waits for the ticket's end, and no longer than a step may.
+// await waits for the ticket's end, but no longer than a step may.
 func (c *Coming) await(ctx context.Context, in *kvconn.Incoming) error {
 	select {
 	case <-c.began:
@@ -174,7 +172,7 @@ func (c *Coming) await(ctx context.Context, in *kvconn.Incoming) error {
 	}
 }
 
-// came notes blocks of a layer that were verified, those that are good.
+// came notes verified blocks of a layer.
 func (c *Coming) came(layer int, blocks []kvconn.PushedBlock, good []bool) {
 	bt := c.s.cache.BlockTokens()
 	first := layer * (len(c.table) - c.from/bt)
@@ -220,13 +218,13 @@ func (c *Coming) Over() bool {
 	}
 }
 
-// Good implements engine.Arriving. The end is near when a step has been awaited.
+// Good implements engine.Arriving. It waits for the end, which is near once a step was awaited.
 func (c *Coming) Good() (tokens int, lost bool) {
 	<-c.over
 	return c.good, c.lost
 }
 
-// counting is a sink that tells a Coming of what it has verified.
+// counting is a sink that tells a Coming what it has verified.
 type counting struct {
 	*sink
 	c *Coming

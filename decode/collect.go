@@ -12,8 +12,8 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// collectFence is how long a failed Collect waits for its fence: a request
-// waits with it. Blocks whose fence takes longer are quarantined.
+// collectFence is how long a failed Collect, and its request, waits for its fence. After it the
+// blocks are quarantined.
 const collectFence = 50 * time.Millisecond
 
 // Prefix is the beginning of a prompt that another worker has cached.
@@ -21,26 +21,24 @@ type Prefix struct {
 	Addr      string        // its kvconn address
 	Peer      kvconn.PeerID // who must answer there
 	RequestID string
-	Owner     string // label of the blocks meanwhile, unlike any other
+	Owner     string // unique label of the blocks meanwhile
 	Tokens    []int32
 	Salt      string
-	Chain     *kvcache.Chain // of Tokens, Upto of them at least; nil: nobody has made it
+	Chain     *kvcache.Chain // of at least Upto of the Tokens; nil: not made yet
 	Upto      int            // tokens, at most
-	Least     int            // fewer than so many more than are here are left there
+	Least     int            // new tokens; fewer are not worth it
 	Most      int            // blocks that may be taken for it
 	Deadline  time.Time
-	// Reach asks the peer how far it has the chain, in units of so many tokens
-	// from token from on, at most to upto. It is asked when the peer has not all of
-	// the first Upto: who named it is mostly right, and asking is a round trip. Nil:
-	// it holds them for us.
+	// Reach asks the peer how far it has the chain, from token from up to upto, in units of so
+	// many tokens. It costs a round trip, so it is called only if the peer lacks some of the
+	// first Upto. Nil: the peer holds them for us.
 	Reach func(ctx context.Context, chain *kvcache.Chain, unit, from, upto int) (int, error)
 }
 
-// Collect brings a prefix into the cache, as far as the cache lacks it, and
-// returns how many tokens are new there. Like a load from any tier it takes
-// blocks that nobody waits for, and holds none afterwards, except blocks that a
-// silent peer could still write to: those are quarantined. A failed one
-// (*Error) keeps what has arrived whole.
+// Collect brings a prefix into the cache, as far as it is missing there, and returns how many
+// tokens are new. Like a load from any tier it takes blocks that nobody waits for, and holds none
+// afterwards, except those that a silent peer could still write to, which are quarantined. On
+// failure (*Error) it keeps what has arrived whole.
 func (s *Service) Collect(ctx context.Context, p *Prefix) (tokens int, err error) {
 	session, err := s.way(ctx, p)
 	if err != nil {
@@ -63,7 +61,7 @@ func (s *Service) Collect(ctx context.Context, p *Prefix) (tokens int, err error
 	return s.collect(ctx, p, &chain, session, upto)
 }
 
-// way opens the session that a prefix comes over.
+// way opens the session for a prefix.
 func (s *Service) way(ctx context.Context, p *Prefix) (*kvconn.Session, error) {
 	if n := s.cache.Stats().Quarantined; n >= s.cfg.MaxQuarantined {
 		return nil, failure(ctx, "borrow blocks", fmt.Errorf("%d blocks are quarantined: %w", n, kvcache.ErrNoSpace), ticket.NoSpace)
@@ -78,14 +76,14 @@ func (s *Service) way(ctx context.Context, p *Prefix) (*kvconn.Session, error) {
 	return session, nil
 }
 
-// less says of what a ticket came to that the peer may have less than it was asked
-// for, and can be asked how much.
+// less reports whether a ticket's error may mean that the peer has less than it was asked for,
+// and it can be asked how much.
 func (p *Prefix) less(err error) bool {
 	var e *Error
 	return p.Reach != nil && errors.As(err, &e) && e.Outcome == ticket.Refused
 }
 
-// reach asks the peer how far to collect, at most to upto.
+// reach asks the peer how far to collect, at most up to upto.
 func (s *Service) reach(ctx context.Context, p *Prefix, chain *kvcache.Chain, session *kvconn.Session, from, upto int) (int, error) {
 	theirs := unitOf(session.Peer().Layout.BlockTokens)
 	n, err := p.Reach(ctx, chain, theirs, from/theirs*theirs, upto)
@@ -104,7 +102,7 @@ func (s *Service) collect(ctx context.Context, p *Prefix, chain *kvcache.Chain, 
 	if err != nil {
 		return fail("borrow blocks", err, ticket.NoSpace)
 	}
-	if from >= upto { // somebody else has brought it meanwhile
+	if from >= upto { // brought by another request meanwhile
 		s.cache.ReleaseAll(p.Owner)
 		return 0, nil
 	}
@@ -133,7 +131,8 @@ func (s *Service) collect(ctx context.Context, p *Prefix, chain *kvcache.Chain, 
 	return tokens, nil
 }
 
-// fenced makes blocks of a failed ticket reusable, if the peer lets it soon.
+// fenced makes the blocks of a failed ticket reusable. It reports false if the fence takes too
+// long.
 func (s *Service) fenced(in *kvconn.Incoming, p *Prefix, fresh []int32) bool {
 	s.cache.Revoke(fresh, p.Owner)
 	ctx, cancel := context.WithTimeout(context.Background(), collectFence)
@@ -141,7 +140,7 @@ func (s *Service) fenced(in *kvconn.Incoming, p *Prefix, fresh []int32) bool {
 	return in.Revoke(ctx) == nil
 }
 
-// whole is how many of a table's blocks, from had on, have all layers stored.
+// whole is the number of leading blocks of a table that have all layers stored; the first had do.
 func (s *Service) whole(in *kvconn.Incoming, had, blocks int) int {
 	stored, layers := in.Stored(), len(s.layers)
 	for had < blocks && stored.Block(had) == layers {
@@ -150,7 +149,7 @@ func (s *Service) whole(in *kvconn.Incoming, had, blocks int) int {
 	return had
 }
 
-// chain is the prefix's.
+// chain returns the prefix's chain.
 func (s *Service) chain(p *Prefix) kvcache.Chain {
 	if p.Chain != nil {
 		return p.Chain.Fork(p.Upto)
@@ -160,19 +159,19 @@ func (s *Service) chain(p *Prefix) kvcache.Chain {
 	return chain
 }
 
-// agree returns how far to collect, at most to most: as far as both units allow
-// and there are blocks for.
+// agree returns how far to collect, at most up to most: as far as both units allow and blocks
+// suffice.
 func (s *Service) agree(p *Prefix, chain *kvcache.Chain, session *kvconn.Session, from, most int) (upto int) {
 	bt, unit := s.cache.BlockTokens(), s.cache.UnitTokens()
 	theirs := unitOf(session.Peer().Layout.BlockTokens)
 	step := unit
-	for step%theirs != 0 { // the least common multiple: a few turns
+	for step%theirs != 0 { // to the least common multiple
 		step += unit
 	}
 	return min(most, chain.Tokens(), from+p.Most/(unit/bt)*unit) / step * step
 }
 
-// unitOf is how many tokens a pool with such blocks indexes at a time.
+// unitOf is the tokens that a pool with such blocks indexes at a time.
 func unitOf(blockTokens int) int { return blockTokens * kvcache.UnitBlocks(blockTokens) }
 
 // requestCached sends a ticket for the blocks of the table from had on.
@@ -183,13 +182,9 @@ func (s *Service) requestCached(ctx context.Context, p *Prefix, session *kvconn.
 	}
 	spec := kvconn.TicketSpec{
 		Link: ticket.NewLink(), RequestID: p.RequestID, Tokens: p.Tokens[:len(table)*s.cache.BlockTokens()], First: order, Deadline: p.Deadline,
-		Dest: make([]kvconn.Dest, len(table)), Have: make([]bool, len(table)),
 		Sink: into,
 	}
-	for i, g := range s.cache.Generations(table) {
-		spec.Dest[i] = kvconn.Dest{Block: table[i], Generation: g}
-		spec.Have[i] = i < had
-	}
+	spec.Dest, spec.Have = s.dests(table, had)
 	return session.Request(ctx, spec)
 }
 

@@ -1,9 +1,9 @@
-// Package decode is the second half of a pair: it reserves blocks for a
-// prompt, collects the prompt's KV from a prefill worker under a ticket, and
-// hands the filled blocks to the engine, which goes on from there.
+// Package decode is the second half of a pair: it reserves blocks for a prompt, collects the
+// prompt's KV from a prefill worker under a ticket, and hands the blocks to the engine, which goes
+// on from there.
 //
-// Fetch is the whole of it: match the prefix cache, reserve, ticket, wait,
-// and on any failure fence before a block is reused.
+// Fetch does it: match the prefix cache, reserve, send the ticket, wait, and on any failure fence
+// before a block is reused.
 //
 // Non-goals: HTTP, tokenising, sampling (the engine's), choosing the peer.
 package decode
@@ -19,6 +19,7 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
@@ -30,30 +31,30 @@ import (
 type Config struct {
 	// ReserveTimeout is how long a request waits for free blocks.
 	ReserveTimeout time.Duration
-	// FenceTimeout is how long a failed Fetch waits for its fence; after it
-	// the blocks are quarantined until the fence holds.
-	FenceTimeout time.Duration
-	// MaxQuarantined is how many blocks may be in quarantine before nothing
-	// more is fetched (NoSpace), so that silent peers cannot take the pool
-	// bit by bit. Those under way at that moment can still add theirs.
+	// MaxQuarantined is how many blocks may be in quarantine before nothing more is fetched
+	// (NoSpace), so that silent peers cannot take the pool bit by bit. Fetches under way at that
+	// moment can still add to them.
 	MaxQuarantined int
-	// MaxRemains bounds the broken transfers of which the arrived part is kept
-	// for another attempt. The blocks are not held meanwhile: whoever needs
-	// them takes them.
+	// MaxRemains bounds the broken transfers whose arrived part is kept for another attempt. Its
+	// blocks are not held: whoever needs them takes them.
 	MaxRemains int
-	// Metrics are counted when set.
+	// Metrics are counted if set.
 	Metrics *Metrics
-	// Warm, when set, brings what lower tiers have of a prompt into the cache,
-	// so that it need not come from prefill. It is bounded in time.
+	// Warm, if set, loads what lower tiers have of a prompt into the cache, so that it need not
+	// come from prefill. It is bounded in time.
 	Warm func(ctx context.Context, tokens []int32, salt string)
-	// Self, when set, says how prefill reaches this worker for what it has of a
-	// prompt; Tokens is left out.
+	// Self, if set, says how prefill reaches this worker for what it has of a prompt, without
+	// Tokens.
 	Self func() handoff.Peer
 }
 
+// fenceTimeout is how long a failed Fetch waits for its fence. After it the blocks are quarantined
+// until the fence holds.
+const fenceTimeout = 500 * time.Millisecond
+
 // DefaultConfig returns the documented settings for a pool of blocks.
 func DefaultConfig(blocks int) Config {
-	return Config{ReserveTimeout: 10 * time.Second, FenceTimeout: 500 * time.Millisecond, MaxQuarantined: max(blocks/4, 1),
+	return Config{ReserveTimeout: 10 * time.Second, MaxQuarantined: max(blocks/4, 1),
 		MaxRemains: 256}
 }
 
@@ -62,7 +63,7 @@ type Claim struct {
 	Addr      string        // prefill's kvconn address
 	Peer      kvconn.PeerID // who must answer there; zero fields are not checked
 	Link      ticket.Link
-	LeaseID   string // foreign exchange; of the Order only Salt and PromptLogprobs are used
+	LeaseID   string // for a foreign proxy; then only Salt and PromptLogprobs of the Order count
 	RequestID string
 	Owner     string // label of the blocks; the engine request's Owner
 	Tokens    []int32
@@ -84,8 +85,8 @@ type Report struct {
 	KV      time.Duration // from the ticket to the last verified block
 	Queue   time.Duration // in prefill's queue
 	Prefill time.Duration // computing
-	Had     int           // prompt tokens that were here already
-	Resumed int           // blocks of a layer that a broken transfer had brought
+	Had     int           // prompt tokens that were already here
+	Resumed int           // blocks of one layer that a broken transfer had brought
 }
 
 // Error is a failed Fetch with the outcome that the router acts on.
@@ -101,11 +102,10 @@ func (e *Error) Unwrap() error { return e.Err }
 type Backend interface {
 	kernels.Pool
 	Layout() kvlayout.Layout
-	Arch() kernels.Arch
+	Arch() arch.Config
 }
 
-// Opener opens sessions to prefill workers: a kvconn.Receiver, or what chooses
-// a way for one.
+// Opener opens sessions to prefill workers: a kvconn.Receiver, or what chooses a way for one.
 type Opener interface {
 	Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvconn.Session, error)
 }
@@ -119,7 +119,7 @@ type Service struct {
 	layers  []kvlayout.Layer // of its pool
 	log     *slog.Logger
 
-	ctx    context.Context // ends with Close: the fencing goroutines' life
+	ctx    context.Context // ends with Close, for the fencing goroutines
 	cancel context.CancelFunc
 
 	remains *remains
@@ -136,9 +136,8 @@ func New(cfg Config, recv Opener, cache *kvcache.Cache, backend Backend, log *sl
 		remains: newRemains(cfg.MaxRemains)}
 }
 
-// Close gives up the fences that do not hold yet, and waits for their
-// goroutines. Their blocks stay quarantined: the pool must outlive the
-// receiver's sessions.
+// Close gives up fences that do not hold yet, and waits for their goroutines. Their blocks stay
+// quarantined: the pool must outlive the receiver's sessions.
 func (s *Service) Close() {
 	s.mu.Lock()
 	s.closed = true
@@ -147,10 +146,9 @@ func (s *Service) Close() {
 	s.wg.Wait()
 }
 
-// Fetch reserves blocks for c.Tokens and fills them. On success the blocks are
-// held under c.Owner and belong to the caller, who gives them to the engine or
-// releases them. On failure (*Error) nothing is held, except blocks that a
-// silent peer could still write to: those are quarantined until it cannot.
+// Fetch reserves blocks for c.Tokens and fills them. On success they are held under c.Owner, and
+// the caller gives them to the engine or releases them. On failure (*Error) nothing is held, except
+// blocks that a silent peer could still write to, which are quarantined until it cannot.
 func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Report, error) {
 	var rep Report
 	fail := func(op string, err error, fallback ticket.Outcome) (*engine.Prefilled, Report, error) {
@@ -169,7 +167,7 @@ func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Repor
 	}
 	start := time.Now()
 	name := nameOf(c)
-	over, err := s.remains.begin(ctx, c, name, s.cfg.FenceTimeout)
+	over, err := s.remains.begin(ctx, c, name, fenceTimeout)
 	if err != nil {
 		return fail("wait for the former attempt", err, ticket.Late)
 	}
@@ -212,20 +210,20 @@ func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Repor
 		CachedTokens: draft.Cached, PromptLogprobs: draft.Prompt}, rep, nil
 }
 
-// reserve returns the prompt's block table; the first had blocks were in the
-// prefix cache and are pinned. It waits its turn among all who want blocks.
+// reserve returns the prompt's block table. The first had blocks were in the prefix cache and are
+// pinned. It waits its turn for blocks.
 func (s *Service) reserve(ctx context.Context, c *Claim) (blocks []int32, had int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.ReserveTimeout)
 	defer cancel()
 	chain := c.chain(s.cache)
-	// The last position is left out: an exchange without first tokens
-	// computes it again, and its block must be ours alone.
+	// Without the last position: an exchange without first tokens computes it again, so its block
+	// must be ours alone.
 	blocks, hit, err := s.cache.ReserveWait(ctx, &chain, len(c.Tokens)-1, s.cache.BlocksFor(len(c.Tokens)), c.Owner)
 	return blocks, hit / s.cache.BlockTokens(), err
 }
 
-// withPeers adds to an encoded order who has what of the prompt: this worker's
-// part is held until the ticket is over.
+// withPeers adds to an encoded order who has parts of the prompt. This worker's part is held until
+// the ticket is over.
 func (s *Service) withPeers(c *Claim, order []byte, t *table) []byte {
 	o := c.Order
 	if s.cfg.Self == nil || c.LeaseID != "" || o.PromptLogprobs >= 0 {
@@ -250,24 +248,28 @@ func (s *Service) withPeers(c *Claim, order []byte, t *table) []byte {
 func (s *Service) ticket(c *Claim, order []byte, t *table, trust bool) kvconn.TicketSpec {
 	spec := kvconn.TicketSpec{
 		Link: c.Link, RequestID: c.RequestID, Tokens: c.Tokens, LeaseID: c.LeaseID, First: order, Deadline: c.Deadline,
-		Dest: make([]kvconn.Dest, len(t.blocks)), Have: make([]bool, len(t.blocks)), Stored: t.stored,
-		Sink: &sink{backend: s.backend, layers: s.layers, trust: trust},
+		Stored: t.stored, Sink: &sink{backend: s.backend, layers: s.layers, trust: trust},
 	}
-	for i, g := range s.cache.Generations(t.blocks) {
-		spec.Dest[i] = kvconn.Dest{Block: t.blocks[i], Generation: g}
-		spec.Have[i] = i < t.had
-	}
+	spec.Dest, spec.Have = s.dests(t.blocks, t.had)
 	return spec
 }
 
-// fence makes the blocks of a failed ticket reusable: first the generation
-// moves, then no store may be running or come. A fence that does not hold at
-// once leaves the blocks quarantined until it does; one that does leaves what
-// has arrived for another attempt.
+// dests names the blocks of a table to the sender; the first had need nothing.
+func (s *Service) dests(blocks []int32, had int) (to []kvconn.Dest, have []bool) {
+	to, have = make([]kvconn.Dest, len(blocks)), make([]bool, len(blocks))
+	for i, g := range s.cache.Generations(blocks) {
+		to[i], have[i] = kvconn.Dest{Block: blocks[i], Generation: g}, i < had
+	}
+	return to, have
+}
+
+// fence makes the blocks of a failed ticket reusable: the generation moves, then no store may be
+// running or come. If the fence does not hold in time, the blocks are quarantined until it does;
+// otherwise what has arrived is left for another attempt.
 func (s *Service) fence(in *kvconn.Incoming, c *Claim, name kvcache.Hash, t *table, from *kvconn.Session) {
 	owner, blocks, had, fresh := c.Owner, t.blocks, t.had, t.blocks[t.had:]
 	s.cache.Revoke(fresh, owner)
-	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.FenceTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), fenceTimeout)
 	defer cancel()
 	if in.Revoke(ctx) == nil {
 		s.leave(c, name, t, in.Stored(), from)
@@ -294,8 +296,8 @@ func (s *Service) quarantine(in *kvconn.Incoming, owner string, fresh []int32) {
 	})
 }
 
-// failure gives err the outcome that the router acts on. Whatever broke once
-// the caller had left, it is the caller's leaving.
+// failure gives err the outcome that the router acts on. Once the caller has left, the cause is its
+// leaving, whatever broke.
 func failure(ctx context.Context, op string, err error, fallback ticket.Outcome) *Error {
 	outcome := kvconn.OutcomeOf(err, fallback)
 	cause := context.Cause(ctx)

@@ -16,27 +16,24 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 )
 
-// A transfer that broke leaves what has arrived: whole blocks at the front go
-// to the prefix cache, where any request finds them, and so does decode when
-// it has to compute the rest by itself; the others are shelved, with a note of
-// which layers they have (remains). The next attempt at the same prompt takes
-// them up and asks its prefill, mostly another one, for the rest only.
+// A broken transfer leaves what has arrived. Whole blocks at the front go to the prefix cache, for
+// any request. The others are shelved, with a note of their layers (remains). The next attempt at
+// the same prompt takes them up and asks its prefill, mostly another one, for the rest only.
 
-// table is where one prompt's rows go.
+// table is the blocks for one prompt's rows.
 type table struct {
-	blocks []int32
-	had    int            // blocks at the front that the prefix cache had
-	stored kvconn.UnitSet // of the others, what a broken transfer has brought
-
-	resumed int // blocks of a layer that a broken transfer has brought, of both kinds
+	blocks  []int32
+	had     int            // leading blocks from the prefix cache
+	stored  kvconn.UnitSet // what a broken transfer brought of the others
+	resumed int            // blocks of one layer that a broken transfer brought, of both kinds
 }
 
-// remainder is a note of what a broken transfer left: blocks first .. whole-1 in
-// the prefix cache, others on the shelf.
+// remainder is what a broken transfer left: blocks first to whole-1 in the prefix cache, others on
+// the shelf.
 type remainder struct {
 	first, whole int
 	name         kvcache.Hash // of the prompt
-	shelf        kvcache.Hash // its own, never used twice
+	shelf        kvcache.Hash // unique
 	numerics     string       // of the sender
 	index        []int        // of the shelved blocks in the prompt's table
 	stored       kvconn.UnitSet
@@ -52,7 +49,7 @@ type remains struct {
 	under  map[attempt]chan struct{}      // closed at the attempt's end
 }
 
-// attempt is what a repeated attempt has in common with the former one.
+// attempt identifies attempts at the same work.
 type attempt struct {
 	request string
 	index   int
@@ -63,8 +60,7 @@ func newRemains(limit int) *remains {
 	return &remains{limit: limit, byName: map[kvcache.Hash]*list.Element{}, order: list.New(), under: map[attempt]chan struct{}{}}
 }
 
-// nameOf names the prompt: rows depend on its tokens, and are shared inside
-// its salt only.
+// nameOf names the prompt by its tokens, on which rows depend, and its salt, which bounds sharing.
 func nameOf(c *Claim) (name kvcache.Hash) {
 	h := sha256.New()
 	h.Write([]byte("xpyd remains"))
@@ -79,9 +75,8 @@ func nameOf(c *Claim) (name kvcache.Hash) {
 	return name
 }
 
-// begin notes an attempt and waits, as long as a fence may take, for a former one at
-// the same prompt of the same request, to take up what that one had: a router repeats a request when the former
-// attempt is over for it, which may be before it is over here.
+// begin notes an attempt. It waits for a former one at the same prompt of the same request, to take
+// up what that had: a router may repeat a request before the former attempt is over here.
 func (r *remains) begin(ctx context.Context, c *Claim, name kvcache.Hash, wait time.Duration) (over func(), err error) {
 	key := attempt{c.RequestID, c.Order.Index, name}
 	mine := make(chan struct{})
@@ -112,8 +107,8 @@ func (r *remains) begin(ctx context.Context, c *Claim, name kvcache.Hash, wait t
 	return over, nil
 }
 
-// put remembers a remainder, in place of an older one of its name, and returns
-// the one that it forgets for it, if any.
+// put remembers a remainder, and returns one that it forgets for it: that of the same name, or the
+// oldest.
 func (r *remains) put(m *remainder) (gone *remainder) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -127,7 +122,7 @@ func (r *remains) put(m *remainder) (gone *remainder) {
 	return gone
 }
 
-func (r *remains) take(name kvcache.Hash) *remainder {
+func (r *remains) remove(name kvcache.Hash) *remainder {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.byName[name]
@@ -138,14 +133,14 @@ func (r *remains) take(name kvcache.Hash) *remainder {
 	return r.order.Remove(e).(*remainder)
 }
 
-// leave gives up the blocks of a failed ticket that nobody writes to any more.
+// leave gives up the blocks of a failed ticket, which nobody writes to any more.
 func (s *Service) leave(c *Claim, name kvcache.Hash, t *table, stored kvconn.UnitSet, from *kvconn.Session) {
 	layers, bt := len(s.layers), s.cache.BlockTokens()
 	whole := t.had
 	for whole < len(t.blocks) && (whole+1)*bt <= len(c.Tokens) && stored.Block(whole) == layers {
 		whole++
 	}
-	if whole > t.had && from.Exact() { // converted rows stand beside others only in a prompt that was converted as a whole
+	if whole > t.had && from.Exact() { // a prompt must not mix converted rows with others
 		chain := c.chain(s.cache)
 		whole = max(t.had, s.cache.InsertChain(&chain, c.Tokens[:whole*bt], t.blocks[:whole], 0)/bt)
 	} else {
@@ -174,10 +169,10 @@ func (s *Service) leave(c *Claim, name kvcache.Hash, t *table, stored kvconn.Uni
 	s.cache.Release(t.blocks[:whole], c.Owner)
 }
 
-// assemble returns blocks for the prompt: what the prefix cache has, what a
-// broken transfer under the same numerics has left, and fresh ones.
+// assemble returns blocks for the prompt: those of the prefix cache, those that a broken transfer
+// under the same numerics left, and fresh ones.
 func (s *Service) assemble(ctx context.Context, c *Claim, name kvcache.Hash, numerics string) (*table, error) {
-	m := s.remains.take(name)
+	m := s.remains.remove(name)
 	var t *table
 	if m != nil {
 		t = s.resume(c, m, numerics)
@@ -195,8 +190,8 @@ func (s *Service) assemble(ctx context.Context, c *Claim, name kvcache.Hash, num
 	return t, nil
 }
 
-// resume is assemble with a remainder; nil when that is of no use: made under
-// other numerics, taken back for space, or others wait for the space it needs.
+// resume is assemble with a remainder. It returns nil if that is of no use: other numerics, blocks
+// taken for space, or no space for the rest.
 func (s *Service) resume(c *Claim, m *remainder, numerics string) *table {
 	left := s.cache.Unshelve(m.shelf, c.Owner)
 	if len(left) != len(m.index) || m.numerics != numerics {
@@ -214,7 +209,7 @@ func (s *Service) resume(c *Claim, m *remainder, numerics string) *table {
 	at := map[int]int32{}
 	t.blocks, got = append(t.blocks, got[:t.had]...), got[t.had:]
 	for k, i := range m.index {
-		if i < t.had { // the prefix cache has it by now: a block like any other
+		if i < t.had { // the prefix cache has it by now: use it as a fresh block
 			got = append(got, left[k])
 		} else {
 			at[i] = left[k]

@@ -15,6 +15,7 @@ import (
 	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
@@ -51,7 +52,7 @@ type pool struct {
 
 func (*pool) Layout() kvlayout.Layout { return layout }
 
-func (*pool) Arch() kernels.Arch { return kernels.Arch{Vocab: vocab} }
+func (*pool) Arch() arch.Config { return arch.Config{Vocab: vocab} }
 
 func (*pool) Gather(int, int32, int, int, []byte) {}
 

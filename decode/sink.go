@@ -11,12 +11,12 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// sink stores a ticket's rows in the pool. It implements kvconn.Sink: a row is
-// believed only after its digest was made again from the bytes that arrived.
+// sink stores a ticket's rows in the pool. It implements kvconn.Sink. Rows are stored only if their
+// digests match those made from the bytes that arrived.
 type sink struct {
 	backend Backend
 	layers  []kvlayout.Layer
-	trust   bool // digests are recorded and not checked (kv.digest: off)
+	trust   bool // digests are recorded, not checked (kv.digest: off)
 }
 
 // Store implements kvconn.Sink.
@@ -54,7 +54,7 @@ func (s *sink) Verify(layer int, dst int32, row, rows, firstPos int, digests []u
 	return nil
 }
 
-// holds reports whether the rows agree with their digests, one a head.
+// holds reports whether the rows match their digests, one per head.
 func (s *sink) holds(layer, firstPos, rows int, packed []byte, digests []uint64) bool {
 	l := &s.layers[layer]
 	if s.trust {
@@ -65,7 +65,7 @@ func (s *sink) holds(layer, firstPos, rows int, packed []byte, digests []uint64)
 	return slices.Equal(sums, digests)
 }
 
-// VerifyPushed implements kvconn.DeviceSink: the device looks at its own memory.
+// VerifyPushed implements kvconn.DeviceSink: the device checks its own memory.
 func (s *sink) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
 	if s.trust {
 		return slices.Repeat([]bool{true}, len(blocks)), nil

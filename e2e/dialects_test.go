@@ -13,6 +13,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/sense"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -25,9 +26,9 @@ func TestOwnWorkersByForeignDialects(t *testing.T) {
 		t.Run(dialect, func(t *testing.T) {
 			p := startWorker(t, fleet.Prefill, nil)
 			d := startWorker(t, fleet.Decode, func(c *worker.Config) { c.BlockTokens = 4 })
-			static := []router.Static{{ID: "d", Role: fleet.Decode, URL: d.URL(), Dialect: dialect, Model: "stories260k"}}
+			static := []sense.Static{{ID: "d", Role: fleet.Decode, URL: d.URL(), Dialect: dialect, Model: "stories260k"}}
 			if dialect != "openai" {
-				static = append(static, router.Static{ID: "p", Role: fleet.Prefill, URL: p.URL(), Dialect: dialect, Model: "stories260k",
+				static = append(static, sense.Static{ID: "p", Role: fleet.Prefill, URL: p.URL(), Dialect: dialect, Model: "stories260k",
 					Bootstrap: strings.TrimPrefix(p.URL(), "http://")})
 			}
 			url := startForeignRouter(t, static)
@@ -55,7 +56,7 @@ func TestOwnWorkersByForeignDialects(t *testing.T) {
 
 // startForeignRouter is a router without NATS in front of the engines, once
 // it is ready.
-func startForeignRouter(t testing.TB, static []router.Static) string {
+func startForeignRouter(t testing.TB, static []sense.Static) string {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	watcher, err := fleet.Watch(fleet.WatcherConfig{Log: log})

@@ -10,6 +10,7 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/internal/trust/trusttest"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/router"
 	"github.com/xpyd/xpyd/worker"
 )
@@ -39,7 +40,7 @@ func TestMTLS(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return func(d *worker.Deps) { d.Ring, d.TLS, d.Transport = ring, creds, tr }
+		return func(d *worker.Deps) { d.Ring, d.TLS, d.Ways = ring, creds, []way.Kind{way.Network(tr)} }
 	}
 	_, b := post(t, startWorker(t, fleet.Decode, nil).URL()+"/v1/completions", nil, `{"prompt":"Once upon a time","max_tokens":16,"temperature":0}`)
 	var want answer

@@ -20,6 +20,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/shm"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -37,11 +38,9 @@ func startWorker(t testing.TB, role fleet.Role, change func(*worker.Config), giv
 	if err != nil {
 		t.Fatal(err)
 	}
-	deps := worker.Deps{Log: testLog(), Registry: prometheus.NewRegistry(), Transport: tr, Build: "test"}
+	deps := worker.Deps{Log: testLog(), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tr)}, Build: "test"}
 	if cfg.KV.Transport == "shm" {
-		if deps.Local, err = shm.New(); err != nil {
-			t.Fatal(err)
-		}
+		deps.Ways = []way.Kind{shm.Way(), way.Network(tr)}
 	}
 	for _, give := range given {
 		give(&deps)

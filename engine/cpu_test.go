@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 )
@@ -19,13 +20,13 @@ func TestSameTokensOnCPU(t *testing.T) {
 	if testing.Short() {
 		rounds = 2
 	}
-	arch := kernels.Arch{
-		Layers: 2, Hidden: 32, Intermediate: 48, Heads: 4, KVHeads: 2, HeadDim: 8,
+	shape := arch.Config{
+		ModelType: "llama", Layers: 2, Hidden: 32, Intermediate: 48, Heads: 4, KVHeads: 2, HeadDim: 8,
 		Vocab: 48, MaxPositions: 512, NormEps: 1e-5, RopeTheta: 10000,
 	}
-	weights := randomWeights(arch)
+	weights := randomWeights(shape)
 	open := func(blocks, blockTokens int) kernels.Backend {
-		b, err := cpu.New(arch, weights, cpu.Options{Blocks: blocks, BlockTokens: blockTokens, Threads: 1})
+		b, err := cpu.New(shape, weights, cpu.Options{Blocks: blocks, BlockTokens: blockTokens, Threads: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -39,7 +40,7 @@ func TestSameTokensOnCPU(t *testing.T) {
 	}
 }
 
-func randomWeights(a kernels.Arch) kernels.Weights {
+func randomWeights(a arch.Config) kernels.Weights {
 	rng := rand.New(rand.NewPCG(5, 6))
 	random := func(shape ...int) kernels.Tensor {
 		n := 1
@@ -56,18 +57,9 @@ func randomWeights(a kernels.Arch) kernels.Weights {
 		}
 		return kernels.Tensor{DType: kernels.F32, Shape: shape, Data: data}
 	}
-	w := kernels.Weights{
-		Embed: random(a.Vocab, a.Hidden), Norm: random(a.Hidden), Head: random(a.Vocab, a.Hidden),
-	}
-	for range a.Layers {
-		w.Layers = append(w.Layers, kernels.LayerWeights{
-			AttnNorm: random(a.Hidden), MLPNorm: random(a.Hidden),
-			Q: random(a.Heads*a.HeadDim, a.Hidden),
-			K: random(a.KVHeads*a.HeadDim, a.Hidden), V: random(a.KVHeads*a.HeadDim, a.Hidden),
-			O:    random(a.Hidden, a.Heads*a.HeadDim),
-			Gate: random(a.Intermediate, a.Hidden), Up: random(a.Intermediate, a.Hidden),
-			Down: random(a.Hidden, a.Intermediate),
-		})
+	w := kernels.Weights{}
+	for _, t := range a.Tensors() {
+		w[t.Place] = random(t.Shape...)
 	}
 	return w
 }

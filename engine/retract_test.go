@@ -19,6 +19,7 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 )
@@ -39,10 +40,10 @@ func TestRetraction(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	arch := kernels.Arch{Layers: 2, Hidden: 32, Intermediate: 48, Heads: 4, KVHeads: 2, HeadDim: 8, Vocab: 48, MaxPositions: 1024, NormEps: 1e-5, RopeTheta: 10000}
-	weights := randomWeights(arch)
+	shape := arch.Config{ModelType: "llama", Layers: 2, Hidden: 32, Intermediate: 48, Heads: 4, KVHeads: 2, HeadDim: 8, Vocab: 48, MaxPositions: 1024, NormEps: 1e-5, RopeTheta: 10000}
+	weights := randomWeights(shape)
 	open := func(blocks, blockTokens int) kernels.Backend {
-		b, err := cpu.New(arch, weights, cpu.Options{Blocks: blocks, BlockTokens: blockTokens, Threads: 1})
+		b, err := cpu.New(shape, weights, cpu.Options{Blocks: blocks, BlockTokens: blockTokens, Threads: 1})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,10 +1,14 @@
 package kernels
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/xpyd/xpyd/internal/model/arch"
+)
 
 // Check reports what makes the sequence unfit for a backend of that shape, with
 // a pool of blocks blocks: after it, nothing that it names is out of bounds.
-func (q *Seq) Check(a *Arch, blockTokens, blocks int) error {
+func (q *Seq) Check(a *arch.Config, blockTokens, blocks int) error {
 	n := len(q.Tokens)
 	if n == 0 || q.Pos < 0 || q.Pos > a.MaxPositions-n {
 		return fmt.Errorf("%d tokens at position %d, context is %d", n, q.Pos, a.MaxPositions)

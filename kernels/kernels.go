@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
@@ -55,7 +56,7 @@ func (d DType) String() string {
 }
 
 // Tensor is a row-major, little-endian weight. Projections are [out, in].
-// An absent tensor (no bias, tied head) has no Data.
+// Data begins at a multiple of the element size; an absent tensor has none.
 type Tensor struct {
 	DType DType
 	Shape []int
@@ -63,65 +64,10 @@ type Tensor struct {
 	Scale []float32 // F8: what elements are multiplied by, one a row or one for all
 }
 
-// RopeScaling selects how rotary frequencies are stretched.
-// Kind is "", "linear", "llama3" or "yarn"; the fields follow the names of
-// Hugging Face's config.json rope_scaling object.
-type RopeScaling struct {
-	Kind            string
-	Factor          float64
-	LowFreqFactor   float64 // llama3
-	HighFreqFactor  float64 // llama3
-	OriginalMaxPos  int     // llama3, yarn
-	AttentionFactor float64 // yarn; 0 means derived from Factor
-	BetaFast        float64 // yarn; 0 means 32
-	BetaSlow        float64 // yarn; 0 means 1
-	MScale          float64 // yarn; 0 means unset
-	MScaleAllDim    float64 // yarn; 0 means unset
-	NoTruncate      bool    // yarn; truncate=false in config.json
-}
-
-// Arch is the shape of a Llama-family decoder (Llama, Qwen2, Qwen3, SmolLM2).
-type Arch struct {
-	Layers       int
-	Hidden       int // model width
-	Intermediate int // SwiGLU width
-	Heads        int // query heads
-	KVHeads      int // divides Heads
-	HeadDim      int // may differ from Hidden/Heads (Qwen3)
-	Vocab        int
-	MaxPositions int // longest context, tokens
-	NormEps      float32
-	RopeTheta    float64
-	Rope         RopeScaling
-	// RopeFreqFactors, when set, has HeadDim/2 entries that divide the rotary
-	// frequencies (GGUF's rope_freqs tensor). Rope.Kind is then "".
-	RopeFreqFactors []float32
-	QKVBias         bool // Qwen2
-	QKNorm          bool // Qwen3: RMSNorm over each head of q and k before RoPE
-	TiedHead        bool
-}
-
-// LayerWeights are one decoder layer's tensors, rotate-half RoPE convention.
-type LayerWeights struct {
-	AttnNorm            Tensor // [hidden]
-	Q                   Tensor // [heads*head_dim, hidden]
-	K, V                Tensor // [kv_heads*head_dim, hidden]
-	QBias, KBias, VBias Tensor // [rows of Q, K, V], QKVBias only
-	QNorm, KNorm        Tensor // [head_dim], QKNorm only
-	O                   Tensor // [hidden, heads*head_dim]
-	MLPNorm             Tensor // [hidden]
-	Gate, Up            Tensor // [intermediate, hidden]
-	Down                Tensor // [hidden, intermediate]
-}
-
-// Weights are a whole model. Head is absent when Arch.TiedHead.
-// A backend copies what it needs: the caller may unmap them after New returns.
-type Weights struct {
-	Embed  Tensor // [vocab, hidden]
-	Layers []LayerWeights
-	Norm   Tensor // [hidden]
-	Head   Tensor // [vocab, hidden]
-}
+// Weights are a whole model's tensors: each of its arch.Config's Tensors by its
+// place. A backend copies what it needs: the caller may unmap them after New
+// returns.
+type Weights map[arch.Place]Tensor
 
 // Info says what a backend is.
 type Info struct {
@@ -234,7 +180,7 @@ type Result struct {
 // blocks that no running step writes.
 type Backend interface {
 	Info() Info
-	Arch() Arch
+	Arch() arch.Config
 	Layout() kvlayout.Layout
 	Blocks() int // blocks in the pool
 	// Step runs the batch and returns one Result a Seq. The results are valid

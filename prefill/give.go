@@ -12,24 +12,24 @@ import (
 
 // Errors of Config.Give.
 var (
-	// ErrNotCached: not all of it is here, or it is not for this peer.
+	// ErrNotCached: some of it is not here, or not for this peer.
 	ErrNotCached = errors.New("not cached here")
-	// ErrGivesEnough: the worker gives as much as it may already.
+	// ErrGivesEnough: the worker already gives as much as it may.
 	ErrGivesEnough = errors.New("gives enough already")
 )
 
-// Asked is a prefix that another worker wants to have from our cache.
+// Asked is a prefix that another worker wants from our cache.
 type Asked struct {
 	Peer    kvconn.PeerID
-	Private bool // nobody else can listen in; see kvconn.Outgoing.Private
+	Private bool // nobody else can listen; see kvconn.Outgoing.Private
 	Tokens  []int32
 	Salt    string
-	Blocks  int   // of the receiver's that it lacks,
-	Bytes   int64 // and what they measure in all layers
+	Blocks  int   // of the receiver's size, that it lacks
+	Bytes   int64 // of them, in all layers
 }
 
-// serveCached answers a ticket for what is cached: all of it is pushed as it
-// lies, or nothing. The blocks are held meanwhile, and no longer than GiveTime.
+// serveCached answers a ticket for cached blocks: it pushes all of them or none. It holds them
+// meanwhile, for at most GiveTime.
 func (s *Service) serveCached(ctx context.Context, o *kvconn.Outgoing, salt string) {
 	t := o.Ticket()
 	if s.cfg.Give == nil {
@@ -67,7 +67,7 @@ func (s *Service) serveCached(ctx context.Context, o *kvconn.Outgoing, salt stri
 	}
 }
 
-// refuse is fail for what is no trouble: the peer computes instead.
+// refuse is fail without a log line: the peer computes instead.
 func (s *Service) refuse(o *kvconn.Outgoing, err error) {
 	o.Fail(outcomeOf(err), err.Error())
 	<-o.Done()

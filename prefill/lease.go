@@ -19,32 +19,32 @@ import (
 
 // Errors of Keep, besides the engine's.
 var (
-	// ErrTooManyLeases: MaxLeases prompts run or wait to be collected.
+	// ErrTooManyLeases: MaxLeases prompts already run or wait to be collected.
 	ErrTooManyLeases = errors.New("too many leases")
 	// ErrLeaseExists: the id is in use.
 	ErrLeaseExists = errors.New("a lease of that id exists")
-	// ErrNoLease: there is none of that id that waits for its claim.
+	// ErrNoLease: no lease of that id waits for its claim.
 	ErrNoLease = errors.New("the lease has ended, was claimed, or never was")
-	// ErrClaimGone: whoever claimed the lease left before it was ready, or the
-	// worker is shutting down.
+	// ErrClaimGone: the claimant left before the lease was ready, or the worker is
+	// shutting down.
 	ErrClaimGone = errors.New("the claim of the lease is gone")
 )
 
-// EarlyClaim begins the id of a lease that may be claimed before its prompt
-// has come: decode and prefill were told at the same time.
+// EarlyClaim begins the id of a lease that may be claimed before its prompt has come, because
+// decode and prefill were told at the same time.
 const EarlyClaim = "xfer:"
 
-// Kept describes a lease to the proxy that will hand it to decode.
+// Kept describes a lease to the proxy, which hands it to decode.
 type Kept struct {
 	ID     string
 	Blocks []int32
-	First  []engine.Event // one a choice
+	First  []engine.Event // one per choice
 	Info   engine.PromptInfo
 }
 
-// Keep runs r, a PrefillOnly request, and keeps its blocks for Config.Lease
-// under id, or under a fresh one when id is "". A ticket that names the id
-// collects them; a claim after that is answered late. Renew makes it longer.
+// Keep runs r, a PrefillOnly request, and keeps its blocks for Config.Lease under id, or under
+// a fresh id if it is "". A ticket that names the id collects them; a later one is answered
+// Late. Renew extends the lease.
 func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept, error) {
 	if id == "" {
 		var raw [16]byte
@@ -65,9 +65,9 @@ func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept
 	return kept, nil
 }
 
-// Renew keeps the blocks of a lease for Config.Lease from now on, but not beyond
-// Config.MaxLease in all. It returns how long they are kept, and how long they
-// could be if it were renewed again and again.
+// Renew keeps the blocks of a lease for Config.Lease from now on, but at most for
+// Config.MaxLease in all. It returns how long they are kept, and the most that further
+// renewals could reach.
 func (s *Service) Renew(id string) (left, most time.Duration, err error) { return s.leases.renew(id) }
 
 func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request) (*Kept, error) {
@@ -94,13 +94,13 @@ func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request) (*Kept,
 	return kept, nil
 }
 
-// serveLease answers a ticket that names a lease: everything in one pass. The
-// ticket is accepted at once, since an early claim may wait for the prompt.
+// serveLease answers a ticket that names a lease, in one pass. It accepts the ticket at once,
+// since an early claim may have to wait for the prompt.
 func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 	t := o.Ticket()
 	src := newSource(s.pool, s.layers, len(t.Tokens), t.DestBlockTokens)
 	if s.accept(o, src) != nil {
-		return // it is over already
+		return // it has ended
 	}
 	k, err := s.leases.claim(ctx, t.LeaseID)
 	if err != nil {
@@ -123,18 +123,17 @@ func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 	<-o.Done()
 }
 
-// lease is a prompt that runs or has run, whose blocks wait for their one
-// claim; or a claim that waits for its prompt. The fields below ready are
-// written once, before it is closed.
+// lease is a prompt that runs or has run, whose blocks wait for their one claim, or a claim
+// that waits for its prompt. The fields below ready are written once, before it is closed.
 type lease struct {
 	id      string
-	since   time.Time               // of the last change
+	since   time.Time               // the last change
 	begun   chan struct{}           // closed when the prompt has come
 	cancel  context.CancelCauseFunc // of the prompt; nil before it has come
 	claimed bool
-	timer   *time.Timer // ends a lease that nobody claims; nil before
-	until   time.Time   // when it does
-	last    time.Time   // until is never later
+	timer   *time.Timer // ends an unclaimed lease at until; nil before
+	until   time.Time
+	last    time.Time // the latest until
 	renewed int
 	ready   chan struct{} // closed when the prompt has run, or failed
 
@@ -144,25 +143,25 @@ type lease struct {
 	err    error
 }
 
-// leases is the table of them by id.
+// leases is all leases, by id.
 type leases struct {
-	ttl   time.Duration // of a finished prompt, and of one that is renewed
-	most  time.Duration // it lives in all
-	early time.Duration // a claim waits so long for its prompt to come
+	ttl   time.Duration // of a finished prompt, and from each renewal
+	most  time.Duration // with renewals
+	early time.Duration // how long a claim waits for its prompt
 	limit int
 
 	mu      sync.Mutex
 	byID    map[string]*lease
 	closed  bool
-	changed chan struct{} // closed and replaced when one leaves or fails
+	changed chan struct{} // closed and replaced when a lease leaves or fails
 }
 
 func newLeases(ttl, most, early time.Duration, limit int) *leases {
 	return &leases{ttl: ttl, most: max(ttl, most), early: early, limit: limit, byID: map[string]*lease{}, changed: make(chan struct{})}
 }
 
-// add makes an entry; needs mu. One that only tells a late claim why there is
-// nothing makes room for it.
+// add makes an entry; mu is held. If the table is full, it takes the place of a failed one,
+// which only explains a late claim.
 func (l *leases) add(id string) (*lease, error) {
 	if len(l.byID) >= l.limit {
 		for _, k := range l.byID {
@@ -183,7 +182,7 @@ func (l *leases) add(id string) (*lease, error) {
 	return k, nil
 }
 
-// remove takes an entry out, once; needs mu.
+// remove takes an entry out, once; mu is held.
 func (l *leases) remove(k *lease) bool {
 	if l.byID[k.id] != k {
 		return false
@@ -196,13 +195,13 @@ func (l *leases) remove(k *lease) bool {
 	return true
 }
 
-// tell wakes idle; needs mu.
+// tell wakes idle; mu is held.
 func (l *leases) tell() {
 	close(l.changed)
 	l.changed = make(chan struct{})
 }
 
-// begin books the prompt of a lease, which a claim may wait for already.
+// begin enters the prompt of a lease, which a claim may already wait for.
 func (l *leases) begin(id string, tokens []int32, cancel context.CancelCauseFunc) (*lease, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -221,7 +220,7 @@ func (l *leases) begin(id string, tokens []int32, cancel context.CancelCauseFunc
 	return k, nil
 }
 
-// keep hands the prompt's blocks over to the claim or to the table.
+// keep hands the prompt's blocks to the claim or to the table.
 func (l *leases) keep(k *lease, h *engine.Handle, info *engine.PromptInfo) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -239,7 +238,7 @@ func (l *leases) keep(k *lease, h *engine.Handle, info *engine.PromptInfo) error
 	return nil
 }
 
-// renew makes a lease longer that waits for its claim.
+// renew extends a lease that waits for its claim.
 func (l *leases) renew(id string) (left, most time.Duration, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -257,7 +256,7 @@ func (l *leases) renew(id string) (left, most time.Duration, err error) {
 	return left, max(0, k.last.Sub(now)), nil
 }
 
-// failed tells the claim, or one that is still to come, that there is nothing.
+// failed tells the claim, even a later one, that the prompt failed.
 func (l *leases) failed(k *lease, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -276,15 +275,15 @@ func (l *leases) failed(k *lease, err error) {
 
 func (l *leases) expire(k *lease) {
 	l.mu.Lock()
-	mine := !k.claimed && !time.Now().Before(k.until) && l.remove(k) // else it was renewed meanwhile
+	mine := !k.claimed && !time.Now().Before(k.until) && l.remove(k) // it may have been renewed
 	l.mu.Unlock()
 	if mine && k.handle != nil {
 		k.handle.Release()
 	}
 }
 
-// claim takes a lease out of the table, when it is ready; the caller releases
-// its handle. There is one claim for each.
+// claim takes a lease out of the table once it is ready; the caller releases its handle. Each
+// lease has one claim.
 func (l *leases) claim(ctx context.Context, id string) (*lease, error) {
 	k, err := l.reserve(id)
 	if err != nil {
@@ -303,7 +302,7 @@ func (l *leases) claim(ctx context.Context, id string) (*lease, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	waits := l.remove(k) // nobody has brought anything
+	waits := l.remove(k)
 	switch {
 	case k.handle != nil:
 		return k, nil
@@ -394,7 +393,7 @@ func (l *leases) ledger() []Entry {
 				e.Why += fmt.Sprintf(", renewed %d times", k.renewed)
 			}
 		case k.err != nil:
-			continue // holds nothing: it only tells a late claim why
+			continue // holds nothing
 		case k.cancel != nil:
 			e.Kind, e.Why = "leasing", "the prompt runs"
 		default:

@@ -32,8 +32,8 @@ func (r *Report) merge(t Report) {
 	r.ComputeUS = max(r.ComputeUS, t.ComputeUS)
 }
 
-// endError ends a ticket for a reason outside it, with an outcome: its link is
-// over, the router's leg left, its lease is gone.
+// endError ends a ticket with an outcome, for a reason outside it: its link is over, the
+// router's leg has left, or its lease is gone.
 type endError struct {
 	outcome ticket.Outcome
 	msg     string
@@ -41,24 +41,24 @@ type endError struct {
 
 func (e *endError) Error() string { return e.msg }
 
-// link is one exchange: the router's leg on one side, decode's tickets on the
-// other, in whichever order they come. It is over when all its tickets are
-// done, one failed, the leg left, or the next ticket did not come in time.
+// link is one request's exchange: the router's leg on one side and decode's tickets on the
+// other, in any order. It is over when all tickets are done, one failed, the leg left, or the
+// next ticket did not come in time.
 type link struct {
 	since   time.Time
 	of      int                             // tickets announced; 0 until the first
 	seen    map[int]bool                    // tickets begun
 	running map[int]context.CancelCauseFunc // of them
 	ended   int                             // of them
-	awaited bool                            // the leg is here
-	quiet   time.Time                       // since when no ticket runs
+	awaited bool                            // the leg waits
+	quiet   time.Time                       // no ticket has run since
 	timer   *time.Timer                     // for the next ticket; stopped while one runs
 	report  Report
 	done    bool
 	over    chan struct{} // closed when done
 }
 
-// links is the table of live exchanges and a bounded memory of finished ones.
+// links is the live links, and a bounded memory of finished ones.
 type links struct {
 	wait  time.Duration // for the first or next ticket
 	limit int           // finished links remembered
@@ -78,7 +78,7 @@ func newLinks(wait time.Duration, limit int) *links {
 	return &links{wait: wait, limit: limit, live: map[ticket.Link]*link{}, finished: map[ticket.Link]*list.Element{}, order: list.New()}
 }
 
-// get returns the link, which is live or fresh; needs mu.
+// get returns the live link, or a fresh one; mu is held.
 func (l *links) get(key ticket.Link) *link {
 	k := l.live[key]
 	if k == nil {
@@ -90,8 +90,8 @@ func (l *links) get(key ticket.Link) *link {
 	return k
 }
 
-// begin books ticket index of key; end must be called with its report. The
-// error is an *endError.
+// begin enters ticket index of key; end must be called with its report. The error is an
+// *endError.
 func (l *links) begin(key ticket.Link, index, of int, cancel context.CancelCauseFunc) (end func(Report), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -133,8 +133,7 @@ func (l *links) end(key ticket.Link, k *link, index int, r Report) {
 	l.forget(key, k)
 }
 
-// finish settles a link by its report, and ends the tickets that still run
-// the same way; needs mu.
+// finish ends a link by its report, and the tickets that still run; mu is held.
 func (l *links) finish(key ticket.Link, k *link) {
 	k.done = true
 	k.timer.Stop()
@@ -149,7 +148,7 @@ func (l *links) finish(key ticket.Link, k *link) {
 	}
 }
 
-// forget drops a finished link that nobody is in any more; needs mu.
+// forget drops a finished link that nobody uses any more; mu is held.
 func (l *links) forget(key ticket.Link, k *link) {
 	if k.done && len(k.running) == 0 && !k.awaited {
 		delete(l.live, key)
@@ -168,10 +167,9 @@ func (l *links) expire(key ticket.Link, k *link) {
 	l.forget(key, k)
 }
 
-// Await is the router's leg: it returns when the exchange of key is over: Late
-// when the next ticket did not come within Config.TicketWait. When ctx ends
-// first the exchange is ended, as Late when that was a deadline, else as
-// Cancelled.
+// Await is the router's leg. It returns when the link is over; Late if the next ticket did not
+// come within Config.TicketWait. If ctx ends first, it ends the link: as Late after a
+// deadline, else as Cancelled.
 func (s *Service) Await(ctx context.Context, key ticket.Link) Report { return s.links.await(ctx, key) }
 
 func (l *links) await(ctx context.Context, key ticket.Link) Report {

@@ -1,18 +1,14 @@
-// Package prefill is the first half of a pair: it runs prompts and pushes
-// their KV blocks to whoever holds a ticket.
+// Package prefill is the first half of a pair: it runs prompts and pushes their KV blocks to
+// whoever holds a ticket.
 //
-// A ticket arrives over kvconn (Service is its handler) and names the prompt
-// and decode's blocks; the prompt goes through the engine, every layer's
-// finished blocks are pushed while the next layer is computed, and the commit
-// carries the first token of each choice. The router's own leg for the same
-// link (Await) only watches: it learns how the exchange ended, and its end
-// ends the exchange.
+// A ticket arrives over kvconn (Service is its handler) and names the prompt and decode's
+// blocks. The engine runs the prompt, each layer's finished blocks are pushed while the next
+// layer is computed, and the commit carries the first token of each choice. The router's leg
+// of the same link (Await) only watches: it learns how the exchange ended, and ends it by
+// leaving.
 //
-// For foreign proxies a prompt can also be run first (Keep) and collected
-// later under a lease.
-//
-// Whoever has a prompt's beginning cached also gives it to workers that lack it
-// (give.go).
+// For foreign proxies a prompt can also be run first (Keep) and collected later under a lease.
+// Workers also give cached beginnings of prompts to others (give.go).
 //
 // Non-goals: HTTP, tokenising, choosing peers.
 package prefill
@@ -36,41 +32,40 @@ import (
 
 // Config bounds what the service keeps.
 type Config struct {
-	// TicketWait is how long a link waits for decode's first or next ticket,
-	// and a claim that came early for its prompt.
+	// TicketWait is how long a link waits for decode's first or next ticket, and an early
+	// claim for its prompt.
 	TicketWait time.Duration
-	// Lease is how long finished blocks are kept for a claim (Keep), and from
-	// each Renew on; MaxLease is how long in all.
+	// Lease is how long finished blocks are kept for a claim (Keep), and from each Renew on;
+	// MaxLease bounds it in all.
 	Lease, MaxLease time.Duration
 	// MaxLeases bounds the leases kept at a time.
 	MaxLeases int
-	// Remembered is how many finished links are remembered for a router leg
-	// that comes after its ticket is over.
-	Remembered int
-	// Warm, when set, brings what lower tiers and these peers have of a prompt
-	// into the cache, so that it need not be computed, or says who will when the
-	// request has its blocks. It is bounded in time.
+	// Warm, if set, loads what lower tiers and these peers have of a prompt into the cache,
+	// or returns who will once the request has its blocks. It is bounded in time.
 	Warm func(ctx context.Context, w Wanted) engine.Source
-	// Ran, when set, is told of each prompt that has its first tokens, and how
-	// long that took from its ticket or request on; not of a router's probes.
+	// Ran, if set, is told of each prompt that has its first tokens, and how long that took
+	// from its ticket or request on; not of a router's probes.
 	Ran func(info *engine.PromptInfo, choices int, took time.Duration)
-	// Give, when set, answers tickets for what is cached here; see give.go.
+	// Give, if set, answers tickets for cached blocks; see give.go.
 	Give func(ctx context.Context, a Asked) (blocks []int32, release func(), err error)
-	// GiveTime bounds such a ticket, whatever deadline it has.
+	// GiveTime bounds such a ticket, whatever its deadline.
 	GiveTime time.Duration
 }
 
-// Wanted is a prompt that is about to be computed.
+// Wanted is a prompt to be computed.
 type Wanted struct {
 	RequestID string
 	Tokens    []int32
 	Salt      string
-	Peers     []handoff.Peer // who have its beginning
+	Peers     []handoff.Peer // that have its beginning
 }
+
+// remembered is how many finished links are kept for a router's leg that comes late.
+const remembered = 4096
 
 // DefaultConfig returns the documented settings.
 func DefaultConfig() Config {
-	return Config{TicketWait: 10 * time.Second, Lease: 30 * time.Second, MaxLease: 8 * time.Minute, MaxLeases: 256, Remembered: 4096}
+	return Config{TicketWait: 10 * time.Second, Lease: 30 * time.Second, MaxLease: 8 * time.Minute, MaxLeases: 256}
 }
 
 // Engine is what the service needs of engine.
@@ -94,16 +89,15 @@ type Service struct {
 func New(cfg Config, e Engine, pool kernels.Pool, layout kvlayout.Layout, log *slog.Logger) *Service {
 	return &Service{
 		cfg: cfg, engine: e, pool: pool, layout: layout, layers: layout.Resolve(), log: log,
-		links:  newLinks(cfg.TicketWait, cfg.Remembered),
+		links:  newLinks(cfg.TicketWait, remembered),
 		leases: newLeases(cfg.Lease, cfg.MaxLease, cfg.TicketWait, cfg.MaxLeases),
 	}
 }
 
-// Idle waits until every lease was collected or has ended.
+// Idle waits until every lease is collected or has ended.
 func (s *Service) Idle(ctx context.Context) error { return s.leases.idle(ctx) }
 
-// Close ends every link and gives back every lease. Tickets end with the
-// kvconn server.
+// Close ends every link and lease. Tickets end with the kvconn server.
 func (s *Service) Close() {
 	s.links.close()
 	s.leases.close()
@@ -136,11 +130,11 @@ func (s *Service) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 		s.fail(o, err)
 		return
 	}
-	end(s.serve(ctx, o, order))
+	end(s.servePrompt(ctx, o, order))
 }
 
-// serve runs the prompt of one ticket and pushes it.
-func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.Order) Report {
+// servePrompt runs the prompt of a ticket and pushes its blocks.
+func (s *Service) servePrompt(ctx context.Context, o *kvconn.Outgoing, order *handoff.Order) Report {
 	t, begun := o.Ticket(), time.Now()
 	src := newSource(s.pool, s.layers, len(t.Tokens), t.DestBlockTokens)
 	if err := s.accept(o, src); err != nil {
@@ -162,7 +156,7 @@ func (s *Service) serve(ctx context.Context, o *kvconn.Outgoing, order *handoff.
 	if err != nil {
 		return s.fail(o, err)
 	}
-	defer h.Release() // not before Done: the pusher reads our blocks until then
+	defer h.Release() // after Done: the pusher reads our blocks until then
 	draft, payload, err := s.draft(ctx, h, order, begun)
 	if err != nil {
 		return s.fail(o, err)
@@ -183,8 +177,8 @@ func (s *Service) warm(ctx context.Context, w Wanted) engine.Source {
 	return s.cfg.Warm(ctx, w)
 }
 
-// accept takes the ticket on with src, converted to the dtype that the receiver
-// keeps: src is cut to its block size already.
+// accept accepts the ticket, with src in the dtype that the receiver keeps. src has its
+// block size already.
 func (s *Service) accept(o *kvconn.Outgoing, src *source) error {
 	rows, err := convert.New(src, s.layout, o.Layout(), kernels.DigestPart)
 	if err != nil {
@@ -194,8 +188,8 @@ func (s *Service) accept(o *kvconn.Outgoing, src *source) error {
 	return o.Accept(rows)
 }
 
-// fail tells the receiver why, waits until the source is not read any more,
-// and returns how the ticket ended: so, unless it had ended before.
+// fail tells the receiver why, waits until the source is no longer read, and returns how the
+// ticket ended, which may have been before and otherwise.
 func (s *Service) fail(o *kvconn.Outgoing, err error) Report {
 	o.Fail(outcomeOf(err), err.Error())
 	<-o.Done()

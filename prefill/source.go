@@ -11,8 +11,8 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// source reads one prompt's rows out of the pool for a receiver whose blocks
-// may have another size than ours. It implements kvconn.Source.
+// source reads a prompt's rows from the pool for a receiver whose blocks may have another
+// size. It implements kvconn.Source.
 type source struct {
 	pool      kernels.Pool
 	layers    []kvlayout.Layer
@@ -22,7 +22,7 @@ type source struct {
 
 	mu    sync.Mutex
 	table []int32 // our blocks, -1 until known
-	upto  []int   // a layer: positions ready so far
+	upto  []int   // by layer: positions ready so far
 	last  *checked
 }
 
@@ -46,8 +46,8 @@ func (s *source) fill(blocks []int32) {
 	}
 }
 
-// ready notes blocks of ours that the engine completed, in order, and returns
-// the receiver's blocks that became complete by them.
+// ready notes blocks that the engine completed, in order, and returns the receiver's blocks
+// that are complete now.
 func (s *source) ready(layer int, blocks []engine.Ready) []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,7 +85,7 @@ func (s *source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 	s.mu.Lock()
 	blocks, upto := slices.Clone(s.table[first:last+1]), s.upto[layer]
 	s.mu.Unlock()
-	if firstPos+rows > upto { // else the pool has what another prompt left there
+	if firstPos+rows > upto { // the pool still has another prompt's rows there
 		return fmt.Errorf("load layer %d positions %d+%d: computed up to %d", layer, firstPos, rows, upto)
 	}
 	if first == last && firstPos == first*bt && rows == s.filled(first) {
@@ -96,8 +96,8 @@ func (s *source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 	return s.cut(layer, first, blocks, firstPos, rows, dst, digests)
 }
 
-// View implements kvconn.ViewSource: blocks that are whole, and of one size
-// at both ends, are sent from the pool itself.
+// View implements kvconn.ViewSource: whole blocks, of one size at both ends, are sent from the
+// pool itself.
 func (s *source) View(layer, index, firstPos, rows int, digests []uint64) ([]byte, bool) {
 	viewer, ok := s.pool.(kernels.Viewer)
 	if !ok || rows != s.tokens {
@@ -114,7 +114,7 @@ func (s *source) View(layer, index, firstPos, rows int, digests []uint64) ([]byt
 	return run, ok
 }
 
-// Block implements kvconn.BlockSource: blocks that are one of ours each.
+// Block implements kvconn.BlockSource, for blocks that are one of ours each.
 func (s *source) Block(layer, index, firstPos, rows int) (int32, bool) {
 	bt := s.tokens
 	if s.destBlock != bt || firstPos != index*bt || layer < 0 || layer >= len(s.layers) || index < 0 || index >= len(s.table) || rows != s.filled(index) {
@@ -122,13 +122,11 @@ func (s *source) Block(layer, index, firstPos, rows int) (int32, bool) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// What is not computed yet has what another prompt left there: Load says
-	// what is wrong.
+	// Before it is computed, it holds another prompt's rows: Load explains.
 	return s.table[index], firstPos+rows <= s.upto[layer]
 }
 
-// Spans implements kvconn.SpanSource: all blocks of ours that hold some of the
-// positions.
+// Spans implements kvconn.SpanSource: all our blocks that hold some of the positions.
 func (s *source) Spans(layer, firstPos, rows int, to []kvlayout.Held) ([]kvlayout.Held, bool) {
 	bt := s.tokens
 	if layer < 0 || layer >= len(s.layers) || firstPos < 0 || rows < 1 || rows > s.positions-firstPos {
@@ -137,7 +135,7 @@ func (s *source) Spans(layer, firstPos, rows int, to []kvlayout.Held) ([]kvlayou
 	last := (firstPos + rows - 1) / bt
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if last*bt+s.filled(last) > s.upto[layer] { // Load says what is wrong
+	if last*bt+s.filled(last) > s.upto[layer] { // Load explains
 		return to, false
 	}
 	for i := firstPos / bt; i <= last; i++ {
@@ -146,14 +144,13 @@ func (s *source) Spans(layer, firstPos, rows int, to []kvlayout.Held) ([]kvlayou
 	return to, true
 }
 
-// filled is how many of the prompt's rows block i of the table holds.
+// filled is how many of the prompt's rows are in block i of the table.
 func (s *source) filled(i int) int {
 	return min(s.tokens, s.positions-i*s.tokens)
 }
 
-// cut joins or slices our blocks into one of the receiver's. Slicing makes new
-// digests, so each source block is checked against its own first: a bad row
-// must not get a good digest on its way out.
+// cut joins or slices our blocks into one of the receiver's. Slicing makes new digests, so each
+// source block is checked first: a bad row must not get a good digest.
 func (s *source) cut(layer, first int, blocks []int32, firstPos, rows int, dst []byte, digests []uint64) error {
 	l := &s.layers[layer]
 	sum := make([]uint64, l.Heads)
@@ -189,8 +186,8 @@ type checked struct {
 	sums         []uint64
 }
 
-// check copies block i of the table out of the pool and compares it with its
-// digest. The receiver's next block is often another piece of the same one.
+// check copies block i of the table from the pool and compares it with its digest. It keeps the
+// last copy: the receiver's next block is often another piece of it.
 func (s *source) check(layer, i int, block int32) (*checked, error) {
 	s.mu.Lock()
 	c := s.last

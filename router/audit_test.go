@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/console"
 )
 
 // as does a request at the admin listener with a token, and returns its status and
@@ -74,7 +75,7 @@ func TestReadOnlyToken(t *testing.T) {
 	}
 }
 
-func auditLines(t *testing.T, path string) (out []router.Audited) {
+func auditLines(t *testing.T, path string) (out []console.Audited) {
 	t.Helper()
 	f, err := os.Open(path)
 	if err != nil {
@@ -82,7 +83,7 @@ func auditLines(t *testing.T, path string) (out []router.Audited) {
 	}
 	defer f.Close()
 	for s := bufio.NewScanner(f); s.Scan(); {
-		var a router.Audited
+		var a console.Audited
 		if err := json.Unmarshal(s.Bytes(), &a); err != nil {
 			t.Fatalf("%v in %q", err, s.Text())
 		}

@@ -21,6 +21,7 @@ import (
 	fake "github.com/xpyd/xpyd/internal/mock"
 	"github.com/xpyd/xpyd/router"
 	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/sense"
 )
 
 // TestChurn is an hour of a bad day, compressed: engines of four dialects join,
@@ -101,7 +102,7 @@ const churnLife = 4 * time.Second
 func newChurn(t *testing.T, seed uint64) *churn {
 	label(t)
 	c := &churn{rnd: rand.New(rand.NewPCG(seed, 0)), turns: map[string]int{}}
-	var list []router.Static
+	var list []sense.Static
 	for _, dialect := range []string{"vllm-nixl", "vllm-mooncake", "storage", "openai"} {
 		for _, role := range []fleet.Role{fleet.Prefill, fleet.Decode} {
 			if dialect == "openai" && role == fleet.Prefill {

@@ -13,6 +13,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	fake "github.com/xpyd/xpyd/internal/mock"
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/sense"
 )
 
 // split is every dialect with two legs.
@@ -20,7 +21,7 @@ var split = []string{"vllm-nixl", "vllm-nixl-push", "vllm-mooncake", "vllm-offlo
 
 // engines starts mocks that end after the test, and what a configuration says
 // of them.
-func engines(t *testing.T, dialect string, role fleet.Role, n int, change ...func(*fake.Config)) (out []*fake.Engine, list []router.Static) {
+func engines(t *testing.T, dialect string, role fleet.Role, n int, change ...func(*fake.Config)) (out []*fake.Engine, list []sense.Static) {
 	t.Helper()
 	label(t)
 	for i := range n {
@@ -37,7 +38,7 @@ func engines(t *testing.T, dialect string, role fleet.Role, n int, change ...fun
 				t.Error(err)
 			}
 		})
-		s := router.Static{ID: fmt.Sprintf("%s-%s%d", dialect, role[:1], i), Role: role, URL: e.URL(), Dialect: dialect, Model: "m"}
+		s := sense.Static{ID: fmt.Sprintf("%s-%s%d", dialect, role[:1], i), Role: role, URL: e.URL(), Dialect: dialect, Model: "m"}
 		if role == fleet.Prefill || dialect == "vllm-p2pnccl" {
 			s.Bootstrap, s.EngineID = e.Addr(), e.ID()
 		}
@@ -324,7 +325,7 @@ func TestClientsFault(t *testing.T) {
 // TestMixedFleet: engines of several kinds side by side; pairs never cross.
 func TestMixedFleet(t *testing.T) {
 	t.Parallel()
-	var list []router.Static
+	var list []sense.Static
 	var all []*fake.Engine
 	for _, dialect := range []string{"vllm-nixl", "sglang"} {
 		for _, role := range []fleet.Role{fleet.Prefill, fleet.Decode} {
@@ -456,7 +457,7 @@ func TestReloadStatic(t *testing.T) {
 	if err := g.r.SetStatic(append(list, more...)); err != nil || !slices.Equal(before, epochs()) {
 		t.Errorf("%v, epochs %v became %v", err, before, epochs())
 	}
-	if err := g.r.SetStatic([]router.Static{{ID: "x", Role: "prefill", URL: "http://h:1", Dialect: "openai", Model: "m"}}); err == nil {
+	if err := g.r.SetStatic([]sense.Static{{ID: "x", Role: "prefill", URL: "http://h:1", Dialect: "openai", Model: "m"}}); err == nil {
 		t.Error("an engine without a decode half was taken")
 	}
 }

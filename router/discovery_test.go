@@ -12,6 +12,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	fake "github.com/xpyd/xpyd/internal/mock"
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/sense"
 )
 
 // instances is what the admin API lists.
@@ -83,7 +84,7 @@ func TestGoneWhileExamined(t *testing.T) {
 	}))
 	t.Cleanup(e.Close)
 	g := newRig(t, 0, 0, func(c *router.Config) {
-		c.Static = []router.Static{{ID: "e", URL: e.URL, Dialect: "openai", Model: "m"}}
+		c.Static = []sense.Static{{ID: "e", URL: e.URL, Dialect: "openai", Model: "m"}}
 	})
 	<-asked
 	was := g.watcher.Snapshot().Get("e").Instance
@@ -94,7 +95,7 @@ func TestGoneWhileExamined(t *testing.T) {
 	g.until("it to be examined", func() bool {
 		return strings.Contains(g.logs.String(), `examined" id=e`) || strings.Contains(g.logs.String(), `"engine found" id=e`)
 	})
-	if m := g.watcher.Snapshot().Get("e"); m.State != fleet.Gone || m.Instance != was {
+	if m := g.watcher.Snapshot().Get("e"); m.State != fleet.Gone || !m.Instance.Equal(&was) {
 		t.Errorf("%+v", m)
 	}
 }
@@ -103,7 +104,7 @@ func TestGoneWhileExamined(t *testing.T) {
 // probe_timeout, though its dialect lets its leg linger.
 func TestProbeTimeout(t *testing.T) {
 	t.Parallel()
-	engine := func(id string, role fleet.Role, complete http.HandlerFunc) router.Static {
+	engine := func(id string, role fleet.Role, complete http.HandlerFunc) sense.Static {
 		e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path != "/v1/completions" {
 				w.WriteHeader(404)
@@ -113,12 +114,12 @@ func TestProbeTimeout(t *testing.T) {
 			complete(w, r)
 		}))
 		t.Cleanup(e.Close)
-		return router.Static{ID: id, Role: role, URL: e.URL, Dialect: "sglang", Model: "m"}
+		return sense.Static{ID: id, Role: role, URL: e.URL, Dialect: "sglang", Model: "m"}
 	}
 	hang := engine("p", fleet.Prefill, func(_ http.ResponseWriter, r *http.Request) {
 		<-r.Context().Done()
 	})
-	list := []router.Static{hang, engine("d", fleet.Decode, whole)}
+	list := []sense.Static{hang, engine("d", fleet.Decode, whole)}
 	g := newRig(t, 0, 0, func(c *router.Config) { c.Static, c.ProbeTimeout = list, 100*time.Millisecond })
 	g.until("it to be blamed", func() bool {
 		for _, i := range g.list().Instances {

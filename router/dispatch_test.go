@@ -15,6 +15,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router"
 	"github.com/xpyd/xpyd/router/apikey"
+	"github.com/xpyd/xpyd/router/sense"
 )
 
 // TestRetries: whatever one member of a pair does wrong before a byte went
@@ -451,8 +452,8 @@ func TestMetricNames(t *testing.T) {
 
 // The fleet's watcher is all that the router can use of a fleet.
 var (
-	_ router.Fleet   = (*fleet.Watcher)(nil)
-	_ router.Editor  = (*fleet.Watcher)(nil)
-	_ router.Reviver = (*fleet.Watcher)(nil)
-	_ router.Learner = (*fleet.Watcher)(nil)
+	_ sense.Fleet   = (*fleet.Watcher)(nil)
+	_ sense.Editor  = (*fleet.Watcher)(nil)
+	_ sense.Reviver = (*fleet.Watcher)(nil)
+	_ sense.Learner = (*fleet.Watcher)(nil)
 )

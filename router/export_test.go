@@ -4,15 +4,11 @@ import "syscall"
 
 // OnDial makes dialling workers fail with what f returns; before Start.
 func (r *Router) OnDial(f func() error) {
-	r.up.dialer.Control = func(_, _ string, _ syscall.RawConn) error { return f() }
+	r.up.Dialer.Control = func(_, _ string, _ syscall.RawConn) error { return f() }
 }
 
 // FitConns is how many connections the two listeners get.
 func (c *Config) FitConns(files int) (public, admin int) { return c.fitConns(files) }
 
 // Knocking reports whether a connection is being tried.
-func (r *Router) Knocking() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.knocks) > 0
-}
+func (r *Router) Knocking() bool { return r.members.Knocking() }

@@ -31,7 +31,7 @@ const patience = 20 * time.Second
 
 func once(c *router.Config) { c.Attempts = 1 }
 
-// over says whether all of an engine's requests are.
+// over reports whether all of an engine's requests are.
 func over(list ...*fake.Engine) func() bool {
 	return func() bool {
 		for _, e := range list {

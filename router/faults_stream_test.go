@@ -13,6 +13,7 @@ import (
 	fake "github.com/xpyd/xpyd/internal/mock"
 	"github.com/xpyd/xpyd/router"
 	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/sense"
 )
 
 // TestFaultC19_StalledClientCostsLittle: a client that does not read stops
@@ -38,7 +39,7 @@ func TestFaultC19_StalledClientCostsLittle(t *testing.T) {
 }
 
 // publishing is a pair that publishes KV events, behind a router that uses them.
-func publishing(t *testing.T) (p *fake.Engine, list []router.Static) {
+func publishing(t *testing.T) (p *fake.Engine, list []sense.Static) {
 	t.Helper()
 	kv := func(c *fake.Config) {
 		c.KV = fake.KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0", Blocks: 64}
@@ -49,7 +50,7 @@ func publishing(t *testing.T) (p *fake.Engine, list []router.Static) {
 	return ps[0], append(list, more...)
 }
 
-func byEvents(list []router.Static) func(*router.Config) {
+func byEvents(list []sense.Static) func(*router.Config) {
 	return func(c *router.Config) { c.Static, c.Pick.Policy = list, pick.KVEvents }
 }
 

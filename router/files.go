@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/reread"
-	"github.com/xpyd/xpyd/router/discover"
+	"github.com/xpyd/xpyd/router/h1"
 )
 
 // files are what is read again when it changes on disk: keys and certificates.
@@ -56,7 +56,7 @@ func (f *files) reload(all bool) error {
 		} else {
 			f.r.log.Info("read again", "setting", w.setting)
 			if changed {
-				f.r.Audit("reload", "file", w.setting+" has changed and was read again")
+				f.r.console.Audit("reload", "file", w.setting+" has changed and was read again")
 			}
 		}
 		f.r.metrics.reloads.WithLabelValues(w.setting, result).Inc()
@@ -84,27 +84,22 @@ func (f *files) follow() {
 func (r *Router) loadFiles() (err error) {
 	c := &r.cfg
 	r.files = &files{r: r}
-	if r.keys, err = newKeyring(c, r.metrics.tenants); err != nil {
-		return err
-	}
 	if c.APIKeysFile != "" {
-		err = r.files.add("api_keys_file", r.keys.load, c.APIKeysFile)
+		err = r.files.add("api_keys_file", r.flights.LoadKeys, c.APIKeysFile)
 	}
 	if c.TLSCert != "" && err == nil {
-		r.tls = serverTLS{cert: c.TLSCert, key: c.TLSKey, clientCA: c.TLSClientCA}
-		err = r.files.add("tls_cert", r.tls.load, c.TLSCert, c.TLSKey, c.TLSClientCA)
+		r.tls = h1.ServerTLS{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA}
+		err = r.files.add("tls_cert", r.tls.Load, c.TLSCert, c.TLSKey, c.TLSClientCA)
 	}
 	if c.AdminTLSCert != "" && err == nil {
-		r.adminTLS = serverTLS{cert: c.AdminTLSCert, key: c.AdminTLSKey}
-		err = r.files.add("admin_tls_cert", r.adminTLS.load, c.AdminTLSCert, c.AdminTLSKey)
+		r.adminTLS = h1.ServerTLS{Cert: c.AdminTLSCert, Key: c.AdminTLSKey}
+		err = r.files.add("admin_tls_cert", r.adminTLS.Load, c.AdminTLSCert, c.AdminTLSKey)
 	}
-	r.up.tls.u = c.Upstream
 	if err == nil {
-		err = r.files.add("upstream", r.up.tls.load, c.Upstream.CA, c.Upstream.Cert, c.Upstream.Key)
+		err = r.files.add("upstream", r.up.LoadTLS, c.Upstream.CA, c.Upstream.Cert, c.Upstream.Key)
 	}
 	if c.Upstream.InsecureSkipVerify {
 		r.log.Warn("upstream.insecure_skip_verify: whoever answers at an https address of an engine is believed to be it")
 	}
-	r.found.client = r.up.tls.client(discover.NewClient())
 	return err
 }

@@ -310,7 +310,7 @@ func (g *rig) inOrder(decode http.HandlerFunc) {
 	})
 }
 
-// idle says whether the router's ledger shows nothing.
+// idle reports whether the router's ledger shows nothing.
 func (g *rig) idle() bool {
 	var l struct {
 		Requests  []any `json:"requests"`

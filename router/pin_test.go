@@ -63,7 +63,7 @@ func TestPinEverywhere(t *testing.T) {
 	}
 }
 
-// TestPinStatus: the status says whether a pin holds everywhere.
+// TestPinStatus: the status reports whether a pin holds everywhere.
 func TestPinStatus(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 1, 1)

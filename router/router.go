@@ -8,7 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
-	"strconv"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,64 +18,33 @@ import (
 	"github.com/xpyd/xpyd/internal/clientwatch"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/lobby"
-	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/router/console"
+	"github.com/xpyd/xpyd/router/discover"
+	"github.com/xpyd/xpyd/router/flight"
+	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/sense"
 	"github.com/xpyd/xpyd/router/share"
 	"github.com/xpyd/xpyd/router/trace"
 )
 
-// Fleet is what the router needs of who is there; *fleet.Watcher has it.
-type Fleet interface {
-	// Snapshot is the fleet now.
-	Snapshot() *fleet.Snapshot
-	// Changed returns a channel that closes when a newer version is there.
-	Changed() <-chan struct{}
-	// ReportDead says that the data path found a worker gone.
-	ReportDead(id string, epoch uint64, reason string)
-}
-
-// Reviver is a Fleet whose members need not announce themselves: such a one
-// that died is alive again when it takes connections.
-type Reviver interface {
-	ReportAlive(id string, epoch uint64) bool
-}
-
-// Learner is a Fleet that takes in what an engine says of itself. It says false
-// when the member is not what was read any more.
-type Learner interface {
-	Learn(was, is fleet.Instance) (ok bool, err error)
-}
-
-// Editor is a Fleet that the admin API can add to and remove from.
-type Editor interface {
-	AddStatic(inst fleet.Instance, source fleet.Source) error
-	Remove(id, reason string) bool
-}
-
-// Revoker shuts ids out of the fleet, and keeps the list.
-type Revoker interface {
-	Revoke(id string) error
-	Unrevoke(id string) error
-	Revocations() []fleet.Revocation
-}
-
 // Deps is what a router is given.
 type Deps struct {
-	Fleet      Fleet
+	Fleet      sense.Fleet
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
 	Gatherer   prometheus.Gatherer // for /metrics; nil leaves the path out
 	Bus        share.Bus           // to other routers; nil for none
 	AdminToken string              // required unless AdminListen is ""
-	Revoker    Revoker             // nil: nothing is revoked here
+	Revoker    console.Revoker     // nil: nothing is revoked here
 	// AdminTokenRO opens what only reads on the admin listener; "" for none.
 	AdminTokenRO string
 	Version      string      // for GET /version
 	Ring         *trust.Ring // the fleet's secrets; nil: native workers are shown none
 	TLS          *trust.TLS  // to native workers; nil: plain HTTP
-	// Coming says whether a worker that the fleet does not know, or knows as
+	// Coming reports whether a worker that the fleet does not know, or knows as
 	// dead, is about to start: orders for it wait. It must not block; nil: none is.
 	Coming func(id string) bool
 	// Mounts adds handlers to the admin listener, behind its token:
@@ -87,65 +56,37 @@ type Deps struct {
 type Router struct {
 	cfg      Config
 	deps     Deps
-	fleet    Fleet
 	log      *slog.Logger
-	metrics  *metrics
-	gate     *gate
-	keys     *keyring
-	hosts    hosts
+	metrics  *metricsOwn
 	files    *files
-	tls      serverTLS // of the public listener
-	adminTLS serverTLS
-	// maxAnswer is cfg.MaxResponseBytes, as native workers are told.
-	maxAnswer string
-	budget    *budget
-	hedges    *hedger
-	picker    *pick.Picker
-	up        *upstream
-	tokens    *trust.Tokens   // for the fleet\'s workers
-	tracer    *trace.Exporter // nil without tracing
-	profiler  *profile.Profiler
-	audit     *auditor
-	legs      legs
-	facts     facts
-	probes    *prober
-	kv        *kvFeeds
-	share     *share.Sharer // nil without a bus
-	found     discovery
-	conns     clientConns
+	tls      h1.ServerTLS // of the public listener
+	adminTLS h1.ServerTLS
+	picker   *pick.Picker
+	up       *h1.Client
+	tracer   *trace.Exporter // nil without tracing
+	share    *share.Sharer   // nil without a bus
+	members  *sense.Members
+	feeds    *sense.Feeds
+	flights  *flight.Service
+	console  *console.Console
+	watcher  *clientwatch.Watcher
 	// adminConns bounds those of the admin listener.
-	adminConns int
-	watcher    *clientwatch.Watcher
-	created    time.Time
+	adminConns    int
+	public, admin *h1.Server
 
 	ctx    context.Context // ends when everything must
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup // goroutines of spawn
 
-	public            *server
-	admin             *fasthttp.Server
 	publicLn, adminLn net.Listener
-	serving           sync.WaitGroup
 
 	mu       sync.Mutex // guards the following; never held while calling out
 	closed   bool       // spawn starts nothing more
 	stopping bool       // not ready any more
-	requests map[*request]struct{}
-	history  history
-	knocks   map[string]bool // connection attempts of knock, by worker
-	marked   map[string]mark // drains that were asked for here
-	marks    uint64          // changes of marked
-
-	// orders is held while an order is judged: two at once would each find the
-	// other's worker still serving. Before mu in order.
-	orders sync.Mutex
-
-	staticMu sync.Mutex // one SetStatic at a time
-	statics  map[string]Static
 }
 
 // New checks cfg and prepares a router; it opens nothing yet.
-func New(cfg Config, deps Deps) (*Router, error) {
+func New(cfg Config, deps Deps) (_ *Router, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -158,54 +99,76 @@ func New(cfg Config, deps Deps) (*Router, error) {
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
-	r := &Router{
-		cfg: cfg, deps: deps, fleet: deps.Fleet, log: deps.Log, created: time.Now(), maxAnswer: strconv.Itoa(cfg.MaxResponseBytes),
-		budget:   newBudget(cfg.RetryRatio, cfg.RetryBurst, cfg.RetryMin),
-		hedges:   newHedger(cfg.Hedge),
-		profiler: profile.New(nil),
-		picker:   pick.New(cfg.Pick, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))),
-		legs:     legs{byID: map[string]map[*leg]struct{}{}},
-		conns:    clientConns{set: map[*clientConn]struct{}{}},
-		requests: map[*request]struct{}{}, history: newHistory(cfg.History),
-		facts: facts{byID: map[string]known{}}, knocks: map[string]bool{}, marked: map[string]mark{}, statics: map[string]Static{},
+	r := &Router{cfg: cfg, deps: deps, log: deps.Log, picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))),
+		up: h1.NewClient(cfg.Timeouts, cfg.Upstream, deps.TLS.Client())}
+	r.ctx, r.cancel = context.WithCancelCause(context.Background())
+	defer func() {
+		if err != nil {
+			r.cancel(err)
+			err = errors.Join(err, r.release())
+		}
+	}()
+	if r.watcher, err = clientwatch.New(); err != nil {
+		return nil, err
 	}
-	r.conns.max, r.adminConns = cfg.fitConns(scarce.Files())
-	if r.conns.max < cfg.MaxConns {
-		r.log.Warn("max_conns is cut to what the limit of file descriptors allows; raise it (ulimit -n)",
-			"max_conns", cfg.MaxConns, "connections", r.conns.max, "files", scarce.Files())
+	if err = r.furnish(); err != nil {
+		return nil, err
 	}
-	r.gate, r.hosts = newGate(cfg.Limits), cfg.MediaHosts
-	r.up = newUpstream(&r.cfg)
-	r.up.tls.members, r.tokens = deps.TLS.Client(), trust.NewTokens(deps.Ring)
-	r.probes = newProber(r)
+	if r.metrics, err = newMetricsOwn(deps.Registerer, r); err != nil {
+		return nil, err
+	}
+	if err = r.loadFiles(); err != nil {
+		return nil, err
+	}
+	r.serve()
+	return r, nil
+}
+
+// furnish makes the rooms, each with what it needs.
+func (r *Router) furnish() (err error) {
+	cfg, deps := &r.cfg, &r.deps
 	if cfg.Tracing.Endpoint != "" {
 		r.tracer = trace.New(cfg.Tracing, deps.Version, deps.Log)
-	}
-	r.ctx, r.cancel = context.WithCancelCause(context.Background())
-	var err error
-	if r.kv, err = newKVFeeds(r); err != nil {
-		return nil, err
 	}
 	if deps.Bus != nil && cfg.Share.Interval > 0 {
 		r.share = share.New(cfg.Share, deps.Bus, r.picker, deps.Log)
 	}
-	if r.metrics, err = newMetrics(deps.Registerer, r); err != nil {
-		return nil, err
+	if r.feeds, err = sense.NewFeeds(sense.FeedsDeps{Events: cfg.Events, Fleet: deps.Fleet, Picker: r.picker, Ring: deps.Ring, Log: deps.Log, Ctx: r.ctx}); err != nil {
+		return err
 	}
-	if err = r.loadFiles(); err != nil {
-		r.metrics.unregister()
-		return nil, err
+	r.members = sense.NewMembers(sense.MembersDeps{Fleet: deps.Fleet, Log: deps.Log, Picker: r.picker, Client: r.up, Ring: deps.Ring, MemberTLS: deps.TLS != nil,
+		ProbeTimeout: cfg.ProbeTimeout, Judge: cfg.Pick.Ejection.Interval, Share: r.share, HTTP: r.up.HTTPClient(discover.NewClient()), Ctx: r.ctx, Spawn: r.spawn})
+	r.flights, err = flight.New(flight.Deps{Policy: cfg.Policy, Bounds: cfg.Bounds, PassAuthorization: cfg.Upstream.PassAuthorization,
+		PeerTokens: cfg.Events.PeerTokens, Paced: cfg.Pick.Ejection.Mode == pick.EjectAll, AskTimeout: cfg.FirstByteTimeout,
+		Log: deps.Log, Members: r.members, Feeds: r.feeds, Picker: r.picker, Client: r.up, Watcher: r.watcher, Tracer: r.tracer,
+		Paths: slices.Collect(maps.Keys(routes)), Ctx: r.ctx, Spawn: r.spawn})
+	if err != nil {
+		return err
 	}
-	if r.watcher, err = clientwatch.New(); err != nil {
-		r.metrics.unregister()
-		return nil, err
+	r.console, err = console.New(console.Deps{Token: deps.AdminToken, TokenRO: deps.AdminTokenRO, AuditFile: cfg.AuditFile, Log: deps.Log, Gatherer: deps.Gatherer,
+		Fleet: deps.Fleet, Members: r.members, Feeds: r.feeds, Flights: r.flights, Picker: r.picker, TopologyLevel: cfg.Pick.TopologyLevel, Share: r.share,
+		Revoker: deps.Revoker, TrustsEveryone: deps.Ring == nil, Ready: r.Ready, Coming: deps.Coming, Mounts: deps.Mounts, Refuse: r.httpError, Ctx: r.ctx})
+	return err
+}
+
+// serve makes the servers of the two listeners.
+func (r *Router) serve() {
+	public, admin := h1.ServerConfig{Bounds: r.cfg.Bounds, Handler: r.servePublic, Refuse: r.httpError, Log: r.log, Who: "the router"},
+		h1.ServerConfig{Bounds: r.cfg.Bounds, Handler: r.console.Serve, Refuse: r.httpError, Log: r.log, Who: "the admin listener"}
+	public.MaxConns, admin.MaxConns = r.cfg.fitConns(scarce.Files())
+	if public.MaxConns < r.cfg.MaxConns {
+		r.log.Warn("max_conns is cut to what the limit of file descriptors allows; raise it (ulimit -n)",
+			"max_conns", r.cfg.MaxConns, "connections", public.MaxConns, "files", scarce.Files())
 	}
-	if r.audit, err = newAuditor(cfg.AuditFile, r.log); err != nil {
-		r.metrics.unregister()
-		return nil, errors.Join(err, r.watcher.Close())
+	if r.cfg.TLSCert != "" {
+		public.TLS = r.tls.Config()
 	}
-	r.public, r.admin = newServer(r), r.adminServer()
-	return r, nil
+	if r.cfg.AdminTLSCert != "" {
+		admin.TLS = r.adminTLS.Config()
+	}
+	admin.StallTimeout = time.Minute // profiles take their time
+	r.adminConns = admin.MaxConns
+	r.public, r.admin = h1.NewServer(public), h1.NewServer(admin)
 }
 
 // Start listens and serves. On an error the router is closed.
@@ -220,29 +183,21 @@ func (r *Router) Start() (err error) {
 		return fmt.Errorf("listen: %w", err)
 	}
 	ln = scarce.Listener(ln, r.log, r.metrics.failedAccepts.WithLabelValues("public"))
-	r.publicLn = &listener{Listener: ln, conns: &r.conns, tls: r.cfg.TLSCert != ""}
-	if r.cfg.TLSCert != "" {
-		r.publicLn = r.tls.listen(r.publicLn)
-	}
+	r.publicLn = ln
 	if r.cfg.AdminListen != "" {
 		if r.adminLn, err = net.Listen("tcp", r.cfg.AdminListen); err != nil {
 			return errors.Join(fmt.Errorf("admin_listen: %w", err), ln.Close())
 		}
 		r.adminLn = scarce.Listener(r.adminLn, r.log, r.metrics.failedAccepts.WithLabelValues("admin"))
 		r.adminLn = lobby.New(r.adminConns/4).Listener(r.adminLn, guestPatience)
-		if r.cfg.AdminTLSCert != "" {
-			r.adminLn = r.adminTLS.listen(r.adminLn)
-		}
-		r.serving.Go(r.serveAdminConns)
+		r.admin.Start(r.adminLn)
 	}
-	if err := errors.Join(r.SetStatic(r.cfg.Static), r.discover()); err != nil {
+	if err := errors.Join(r.members.SetStatic(r.cfg.Static), r.members.Discover(r.cfg.Discovery)); err != nil {
 		return errors.Join(err, r.publicLn.Close())
 	}
 	r.spawn(r.followFleet)
-	r.spawn(r.probes.run)
-	r.spawn(r.followPicks)
-	r.spawn(r.followGuards)
-	r.spawn(r.kv.run)
+	r.members.Start(r.flights)
+	r.spawn(r.feeds.Run)
 	if r.share != nil {
 		r.spawn(func() { r.share.Run(r.ctx) })
 	}
@@ -252,14 +207,8 @@ func (r *Router) Start() (err error) {
 	if r.tracer != nil {
 		r.tracer.Start()
 	}
-	r.public.start(r.publicLn)
+	r.public.Start(r.publicLn)
 	return nil
-}
-
-func (r *Router) serveAdminConns() {
-	if err := r.admin.Serve(r.adminLn); err != nil {
-		r.log.Error("serve", "addr", r.adminLn.Addr().String(), "err", err)
-	}
 }
 
 // Addr is where the public listener is, once started.
@@ -275,7 +224,7 @@ func (r *Router) AdminAddr() net.Addr {
 
 // Reload puts new limits and the policy in force, and reads keys and
 // certificates again; requests go on.
-func (r *Router) Reload(l Limits, policy string) error {
+func (r *Router) Reload(l flight.Limits, policy string) error {
 	if err := l.Validate(); err != nil {
 		return fmt.Errorf("limits.%w", err)
 	}
@@ -285,35 +234,18 @@ func (r *Router) Reload(l Limits, policy string) error {
 	if err := r.files.reload(true); err != nil {
 		return err
 	}
-	r.gate.set(l)
+	r.flights.SetLimits(l)
 	r.picker.SetPolicy(policy)
-	r.kv.wake()
+	r.feeds.Wake()
 	return nil
 }
 
-// Ready says whether a live, probed, compatible pair exists; see serves.
+// Ready reports whether a live, probed, compatible pair exists; see serves.
 func (r *Router) Ready() bool {
 	r.mu.Lock()
 	stopping := r.stopping
 	r.mu.Unlock()
-	return !stopping && r.serves()
-}
-
-// serves says whether some model has a pair. An engine that embeds and does not
-// generate counts as one until a pair has generated something: it would hide
-// that all those are lost.
-func (r *Router) serves() bool {
-	v := r.view()
-	return r.picker.Ready(v, func(model string) bool { return !r.probes.haveGenerated() || !r.onlyEmbeds(v.Snapshot, model) })
-}
-
-// view is the fleet as users' requests may use it.
-func (r *Router) view() pick.View {
-	r.mu.Lock()
-	marks := r.marks
-	r.mu.Unlock()
-	return pick.View{Snapshot: r.fleet.Snapshot(), Generation: r.probes.generation() + marks, Now: time.Now(), Behind: true,
-		Eligible: func(m *fleet.Member) bool { return r.probes.passed(m) && !r.drained(m) }}
+	return !stopping && r.members.HasPair()
 }
 
 // spawn runs f on a goroutine that Shutdown waits for; false when it is too
@@ -330,57 +262,42 @@ func (r *Router) spawn(f func()) bool {
 
 // followFleet ends the legs of workers that died, as soon as that is known.
 func (r *Router) followFleet() {
-	tick := time.NewTicker(reviveEvery)
+	tick := time.NewTicker(sense.ReviveEvery)
 	defer tick.Stop()
 	for {
-		changed := r.fleet.Changed()
-		s := r.fleet.Snapshot()
-		r.legs.sweep(s)
-		r.forgetMarks(s)
-		r.facts.prune(s)
-		r.picker.Refresh(r.view()) // also for marks that went
-		r.probes.wake()
+		changed := r.deps.Fleet.Changed()
+		s := r.deps.Fleet.Snapshot()
+		r.flights.Sweep(s)
+		r.members.Sweep(s)
 		select {
 		case <-changed:
 		case <-tick.C:
-			r.up.prune()
-			r.revive(s)
+			r.up.Prune()
+			r.members.Revive()
 		case <-r.ctx.Done():
 			return
 		}
 	}
 }
 
-// reviveEvery is how often dead members that do not announce themselves are
-// tried.
-const reviveEvery = 2 * time.Second
+// SetStatic makes the list the static members of the fleet.
+func (r *Router) SetStatic(list []sense.Static) error { return r.members.SetStatic(list) }
 
-// revive tries them, each on its own goroutine and one at a time.
-func (r *Router) revive(s *fleet.Snapshot) {
-	rev, ok := r.fleet.(Reviver)
-	if !ok {
-		return
-	}
-	for i := range s.Members {
-		if m := &s.Members[i]; m.State == fleet.Dead && m.Source != fleet.NATS {
-			r.knock(&m.Instance, func(err error) {
-				if err == nil {
-					rev.ReportAlive(m.ID, m.Epoch)
-				}
-			})
-		}
-	}
-}
+// Drained reports whether a drain of that worker, asked for here, is in force.
+func (r *Router) Drained(id string) bool { return r.members.DrainAsked(id) }
 
-// prune forgets what engines said that are no more.
-func (k *facts) prune(s *fleet.Snapshot) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	maps.DeleteFunc(k.byID, func(id string, v known) bool {
-		m := s.Get(id)
-		return m == nil || m.State == fleet.Gone || m.Epoch != v.epoch
-	})
-}
+// Serves reports whether users' requests may go to m.
+func (r *Router) Serves(m *fleet.Member) bool { return r.members.Serves(m) }
+
+// P2PAddr is where P2pNccl engines register, nil if nowhere.
+func (r *Router) P2PAddr() net.Addr { return r.members.P2PAddr() }
+
+// Audit is for changes that come by other ways than the admin listener.
+func (r *Router) Audit(action, by, is string) { r.console.Audit(action, by, is) }
+
+// ReopenAudit opens the audit file anew, for who moves it away. On an error the old
+// one is written on.
+func (r *Router) ReopenAudit() error { return r.console.ReopenAudit() }
 
 // Shutdown drains along the data path: not ready and accepting nothing, then
 // the running requests to their end, then the connections. When ctx ends
@@ -389,54 +306,36 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	r.mu.Lock()
 	r.stopping = true
 	r.mu.Unlock()
-	drained := make(chan error, 1)
+	var err error
 	if r.publicLn != nil {
-		r.spawn(func() { drained <- r.public.drain(ctx, r.publicLn) })
-	} else {
-		drained <- nil
-	}
-	err := r.drain(ctx, drained)
-	if err != nil {
-		err = fmt.Errorf("drain: %w", err)
-	}
-	if r.adminLn != nil {
-		// Last, so that the drain can be watched.
-		if aerr := r.adminLn.Close(); aerr != nil {
-			err = errors.Join(err, aerr)
+		if err = r.public.Drain(ctx); err != nil {
+			err = fmt.Errorf("drain: %w", err)
 		}
+		if ctx.Err() != nil {
+			r.cutShort()
+		}
+	}
+	if r.adminLn != nil { // last, so that the drain can be watched
 		actx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		_ = r.admin.ShutdownWithContext(actx) // its requests are short, and may be cut
+		_ = r.admin.Drain(actx) // its requests are short, and may be cut
 	}
 	r.close()
 	return err
 }
 
-// drain waits for the public server, which closes its listener first.
-func (r *Router) drain(ctx context.Context, drained <-chan error) error {
-	tick := time.NewTicker(20 * time.Millisecond)
+// cutShort ends what drain has not waited for: the streams end with an error
+// event, the rest with a 503, and what cannot even write that is cut.
+func (r *Router) cutShort() {
+	r.end(flight.ErrShutdown)
+	tick, late := time.NewTicker(20*time.Millisecond), time.NewTimer(time.Second)
 	defer tick.Stop()
-	for {
-		r.conns.closeIdle() // no request will come on these
+	defer late.Stop()
+	for r.flights.InFlight() > 0 {
 		select {
-		case err := <-drained:
-			if err == nil || ctx.Err() == nil {
-				return err
-			}
-			// Too late: the streams end with an error event, the rest with a
-			// 503, and what cannot even write that is cut.
-			r.end(errShutdown)
-			cut, cancel := context.WithTimeout(context.Background(), time.Second)
-			defer cancel()
-			for r.inFlight() > 0 && cut.Err() == nil {
-				select {
-				case <-tick.C:
-				case <-cut.Done():
-				}
-			}
-			r.conns.closeAll()
-			return err
 		case <-tick.C:
+		case <-late.C:
+			return
 		}
 	}
 }
@@ -444,51 +343,57 @@ func (r *Router) drain(ctx context.Context, drained <-chan error) error {
 // end ends everything that runs, and what will begin.
 func (r *Router) end(why error) {
 	r.cancel(why)
-	r.mu.Lock()
-	running := make([]*request, 0, len(r.requests))
-	for q := range r.requests {
-		running = append(running, q)
-	}
-	r.mu.Unlock()
-	for _, q := range running {
-		q.cancel(why)
-	}
-}
-
-func (r *Router) inFlight() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.requests)
+	r.flights.End(why)
 }
 
 // close ends everything and waits for it.
 func (r *Router) close() {
-	r.profiler.Close()
-	r.end(errShutdown)
+	r.end(flight.ErrShutdown)
 	r.mu.Lock()
 	r.closed = true
 	r.mu.Unlock()
-	for _, ln := range []net.Listener{r.publicLn, r.adminLn} {
-		if ln != nil {
-			ln.Close() // mostly closed already
-		}
-	}
-	r.conns.closeAll()
-	if err := r.found.close(); err != nil {
+	r.public.Cut()
+	r.admin.Cut()
+	if err := r.members.Close(); err != nil {
 		r.log.Warn("stop looking for engines", "err", err)
 	}
-	r.up.close()
-	r.serving.Wait()
-	r.public.conns.Wait()
+	r.up.Close()
+	r.public.Wait()
 	r.wg.Wait()
 	if r.tracer != nil {
 		r.tracer.Close() // the last requests' spans too
 	}
-	if err := r.watcher.Close(); err != nil {
-		r.log.Error("close client watcher", "err", err)
+	if err := r.release(); err != nil {
+		r.log.Error("close", "err", err)
 	}
-	if err := r.audit.close(); err != nil {
-		r.log.Error("close audit_file", "err", err)
+}
+
+// release gives back what New has taken.
+func (r *Router) release() error {
+	var errs []error
+	if r.watcher != nil {
+		errs = append(errs, r.watcher.Close())
 	}
-	r.metrics.unregister()
+	if r.console != nil {
+		errs = append(errs, r.console.Close())
+	}
+	if r.metrics != nil {
+		r.metrics.unregister()
+	}
+	return errors.Join(errs...)
+}
+
+// maxAdminConns bounds the admin listener's connections. Half of them, at most, are of
+// those who have not shown a token: each read of theirs takes at most guestPatience.
+const maxAdminConns, guestPatience = 256, 5 * time.Second
+
+// fitConns is how many connections the public and the admin listener may have
+// where so many files may be open. Each request in flight may take two more, to
+// prefill and to decode; what the router has open besides, for itself and for
+// each worker, gets a share too.
+func (c *Config) fitConns(files int) (public, admin int) {
+	admin = max(min(maxAdminConns, files/16), 4)
+	left := files - admin - min(1024, files/4)
+	public = max(left/3, left-2*c.Limits.MaxInFlight)
+	return min(c.MaxConns, max(public, 4)), admin
 }

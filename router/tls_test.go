@@ -22,6 +22,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/h1"
 )
 
 // authority issues certificates for tests.
@@ -191,7 +192,7 @@ func TestSecureEngines(t *testing.T) {
 	engines, routers := newAuthority(t), newAuthority(t)
 	cert, key, _ := routers.issue("router")
 	g := newRig(t, 0, 0, func(c *router.Config) {
-		c.Upstream = router.Upstream{CA: engines.ca, Cert: cert, Key: key, APIKey: "engines-own"}
+		c.Upstream = h1.Upstream{CA: engines.ca, Cert: cert, Key: key, APIKey: "engines-own"}
 	})
 	e := g.secureMock("e0", engines.pair("e0"), routers.pool())
 	g.until("ready", g.r.Ready)
@@ -225,7 +226,7 @@ func TestSecureEnginesRefused(t *testing.T) {
 	t.Parallel()
 	engines, others := newAuthority(t), newAuthority(t)
 	cert, key, _ := engines.issue("router")
-	for what, up := range map[string]router.Upstream{
+	for what, up := range map[string]h1.Upstream{
 		"is not valid for any names, but wanted to match": {CA: engines.ca, Cert: cert, Key: key, ServerName: "elsewhere"},
 		"certificate signed by unknown authority":         {CA: others.ca, Cert: cert, Key: key},
 	} {
@@ -240,7 +241,7 @@ func TestSecureEnginesRefused(t *testing.T) {
 		}
 	}
 	g := newRig(t, 0, 0, func(c *router.Config) {
-		c.Upstream = router.Upstream{Cert: cert, Key: key, InsecureSkipVerify: true}
+		c.Upstream = h1.Upstream{Cert: cert, Key: key, InsecureSkipVerify: true}
 	})
 	g.secureMock("e0", others.pair("e0"), engines.pool())
 	g.until("ready", g.r.Ready)

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"time"
 
@@ -12,7 +11,7 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
-// cacheInfo says what KV is kept, nearest first.
+// cacheInfo answers GET /xpyd/v1/cache: what KV is kept, nearest first.
 type cacheInfo struct {
 	BlockTokens int              `json:"block_tokens"`
 	UnitTokens  int              `json:"unit_tokens"`
@@ -35,27 +34,21 @@ type poolInfo struct {
 	AskedTokens uint64 `json:"asked_tokens"`
 }
 
-// flushTime bounds a flush: less than the router waits. What it has left of a
-// shared store's units is the next one's; what an SSD has not deleted by then it
-// deletes when it answers.
+// flushTime bounds a flush; the router waits longer. Units that a shared store still has then
+// are left to the next flush; an SSD deletes the rest when it answers.
 const flushTime = 1500 * time.Millisecond
 
 func (w *Worker) serveCache(ctx *fasthttp.RequestCtx) { w.writeCache(ctx, nil) }
 
 func (w *Worker) writeCache(ctx *fasthttp.RequestCtx, purged *int) {
 	s := w.cache.Stats()
-	b, err := json.Marshal(cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Report(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(), Purged: purged,
-		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}})
-	if err != nil {
-		writeError(ctx, openai.Internal("%v", err))
-		return
-	}
-	writeJSON(ctx, 200, b)
+	writeJSON(ctx, 200, mustJSON(cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Report(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(), Purged: purged,
+		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}}))
 }
 
-// serveFlush forgets every prefix that no running request holds, in the pool
-// and in every tier that is this worker's own. With ?store=true also what the
-// shared store has of this model, numerics and layout, for all workers.
+// serveFlush forgets every prefix that no running request holds, in the pool and in this
+// worker's own tiers. With ?store=true it also empties the shared store, for all workers,
+// of this model, numerics and layout.
 func (w *Worker) serveFlush(ctx *fasthttp.RequestCtx) {
 	within, cancel := context.WithTimeout(context.Background(), flushTime)
 	defer cancel()

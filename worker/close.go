@@ -11,7 +11,7 @@ import (
 type closer struct {
 	name   string
 	run    func(context.Context) error
-	memory bool // frees what other steps' goroutines use
+	memory bool // frees memory that other steps' goroutines use
 }
 
 func (w *Worker) later(name string, run func(context.Context) error) {
@@ -22,15 +22,13 @@ func (w *Worker) free(name string, run func(context.Context) error) {
 	w.closers = append(w.closers, closer{name: name, run: run, memory: true})
 }
 
-// closeGrace is for all steps of the end together, once requests were ended:
-// they are quick unless something hangs.
+// closeGrace bounds all steps of close together. They are quick unless something hangs.
 const closeGrace = 5 * time.Second
 
-// Close drains and ends the worker: it announces the drain, refuses new
-// requests, and lets running ones finish and leases be collected until ctx
-// ends. Then it leaves the fleet, ends what still runs, closes listeners and
-// sessions, and frees the model. Each step's reason is its name. A second call
-// waits for the first and returns the same.
+// Close drains and ends the worker. Until ctx ends, running requests may finish and leases
+// be collected; new requests are refused. Then it leaves the fleet, ends what still runs,
+// closes listeners and sessions, and frees the model. Errors name their step. A second
+// call waits for the first and returns the same.
 func (w *Worker) Close(ctx context.Context) error {
 	w.ended.Do(func() { w.endErr = w.end(ctx) })
 	return w.endErr
@@ -40,8 +38,8 @@ func (w *Worker) end(ctx context.Context) error {
 	if err := w.Drain(); err != nil {
 		w.log.Warn("announce drain", "error", err)
 	}
-	w.jobs.close()
-	err := w.jobs.wait(ctx)
+	w.requests.close()
+	err := w.requests.wait(ctx)
 	if err == nil {
 		err = w.prefill.Idle(ctx)
 	}
@@ -59,7 +57,7 @@ func (w *Worker) close(ctx context.Context) error {
 	for i := len(w.closers) - 1; i >= 0; i-- {
 		c := &w.closers[i]
 		if c.memory && len(errs) > 0 {
-			break // what did not end may still use it; the process's end frees it
+			break // a step that failed may still use it; the process's end frees it
 		}
 		if err := c.run(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", c.name, err))

@@ -14,6 +14,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -26,7 +27,7 @@ func TestCloseUnusedConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := worker.Start(t.Context(), cfg, worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Transport: tr, Build: "test"})
+	w, err := worker.Start(t.Context(), cfg, worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tr)}, Build: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,58 +14,46 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/way"
 )
 
 // Config is one worker's settings; the koanf tags are its YAML keys.
 type Config struct {
-	// Join is what a router keeps in DATA/join-url: where the fleet's NATS is, and
-	// its secrets. JoinFile is a file of it, which is followed. TrustEveryone lets
-	// whoever reaches this worker use it, and its word counts like the router's.
+	// Join is the line that a router keeps in DATA/join-url: the fleet's NATS and its
+	// secrets. JoinFile is a file with it, which is followed. With TrustEveryone whoever
+	// reaches this worker may use it like the router.
 	Join          string `koanf:"join" secret:"true"`
 	JoinFile      string `koanf:"join_file"`
 	TrustEveryone bool   `koanf:"trust_everyone"`
 
 	ID   string `koanf:"id"`   // name in the fleet; empty: the role and a random suffix
 	Role string `koanf:"role"` // "prefill" or "decode"; can be changed while it runs
-	// Drained starts it drained: it gets no work before `xpyd undrain`.
+	// Drained: it starts drained and gets no work before `xpyd undrain`.
 	Drained bool `koanf:"drained"`
 
-	Model      string `koanf:"model"`       // empty: the embedded stories260k; a directory, a .gguf file, or hf:OWNER/NAME
+	Compute
 	ServedName string `koanf:"served_name"` // what clients call the model; empty: its own name
-	Device     string `koanf:"device"`      // "auto", "cpu" or "cuda"
-	Threads    int    `koanf:"threads"`     // CPU threads; 0: all cores
 
 	Listen    string `koanf:"listen"`    // HTTP
 	KVListen  string `koanf:"kv_listen"` // kvconn
 	Advertise string `koanf:"advertise"` // host that others dial; empty: found from listen
-	// APIKeysFile is of those who ask this worker without the fleet's secret, such
-	// as a foreign proxy, as the router's api_keys_file; empty: nobody may.
+	// APIKeysFile has the keys of those who ask this worker without the fleet's secret,
+	// such as a foreign proxy, in the router's format; empty: nobody may.
 	APIKeysFile string   `koanf:"api_keys_file"`
 	AllowHosts  []string `koanf:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
 
-	BlockTokens int `koanf:"block_tokens"` // positions a KV block
-	// KVMemory is the KV pool's size, used when blocks is 0. Auto is 256 MiB on
-	// the CPU; on a GPU what GPUMemory leaves beside weights and scratch.
-	KVMemory  config.AutoSize `koanf:"kv_memory"`
-	GPUMemory float64         `koanf:"gpu_memory"` // part of the GPU's memory that this process takes in all
-	// BatchInvariant gives a prompt the same tokens whatever the batch, the chunks
-	// or the split, at some speed. On the CPU it is always so.
-	BatchInvariant bool          `koanf:"batch_invariant"`
-	DType          string        `koanf:"dtype"`          // "auto" (fp16 for checkpoints whose torch_dtype is float16, else bf16), "bf16" or "fp16": of weights, activations and KV on a GPU
-	Quantization   string        `koanf:"quantization"`   // "auto" (as the checkpoint is), "none" or "fp8": of the layers' projections on a GPU
-	KVCacheDType   string        `koanf:"kv_cache_dtype"` // "auto", "bf16" or "fp8"; auto is as dtype on a GPU, f32 on the CPU
-	Blocks         int           `koanf:"blocks"`         // blocks of the KV pool; 0: from kv_memory
-	MaxModelLen    int           `koanf:"max_model_len"`  // tokens, prompt and output; 0: what model and pool allow
-	MaxBatch       int           `koanf:"max_batch"`      // sequences a step
-	MaxWaiting     int           `koanf:"max_waiting"`    // requests that may queue
-	StepTokens     int           `koanf:"step_tokens"`    // tokens a step
-	PrefillTokens  int           `koanf:"prefill_tokens"` // of one prompt in a step on a GPU in which nothing decodes
-	MaxStepTime    time.Duration `koanf:"max_step_time"`  // aim for a step with a prefill chunk
+	Blocks        int           `koanf:"blocks"`         // blocks of the KV pool; 0: from kv_memory
+	MaxModelLen   int           `koanf:"max_model_len"`  // tokens, prompt and output; 0: what model and pool allow
+	MaxBatch      int           `koanf:"max_batch"`      // sequences a step
+	MaxWaiting    int           `koanf:"max_waiting"`    // requests that may queue
+	StepTokens    int           `koanf:"step_tokens"`    // tokens a step
+	PrefillTokens int           `koanf:"prefill_tokens"` // of one prompt in a step on a GPU in which nothing decodes
+	MaxStepTime   time.Duration `koanf:"max_step_time"`  // aim for a step with a prefill chunk
 
 	MaxBody config.Size `koanf:"max_body"` // bytes of a request body
-	// MaxAnswer bounds an answer that does not stream, at the most that it could
-	// come to: what could be larger is refused. AnswerMemory bounds what all
-	// answers under way take; requests wait for their share.
+	// MaxAnswer bounds an answer that does not stream: a request whose answer could become
+	// larger is refused. AnswerMemory bounds all answers under way; requests wait for
+	// their share.
 	MaxAnswer    config.Size   `koanf:"max_answer"`
 	AnswerMemory config.Size   `koanf:"answer_memory"`
 	ReadTimeout  time.Duration `koanf:"read_timeout"`  // for a whole request to arrive
@@ -76,7 +64,7 @@ type Config struct {
 	TicketWait   time.Duration `koanf:"ticket_wait"`   // the router's leg waits so long for decode's ticket
 	ReserveWait  time.Duration `koanf:"reserve_wait"`  // decode waits so long for free blocks
 
-	// Topology is where it is, from the widest label to the narrowest:
+	// Topology says where the worker is, from the widest label to the narrowest, such as
 	// "zone-a/rack-3". Routers prefer near pairs.
 	Topology string `koanf:"topology"`
 
@@ -86,8 +74,26 @@ type Config struct {
 	Log      Log      `koanf:"log"`
 }
 
-// Fleet says how to reach NATS. The TLS files are for NATS, for HTTP with routers
-// and workers, and for KV over TCP alike.
+// Compute is what a worker computes, and on what; `xpyd up` has the same of all its workers.
+type Compute struct {
+	Model       string `koanf:"model"`        // empty: the embedded stories260k; a directory, a .gguf file, or hf:OWNER/NAME
+	Device      string `koanf:"device"`       // "auto", "cpu" or "cuda"
+	Threads     int    `koanf:"threads"`      // CPU threads; 0: all cores
+	BlockTokens int    `koanf:"block_tokens"` // positions a KV block
+	// KVMemory is the KV pool's size, used when blocks is 0. Auto is 256 MiB on
+	// the CPU; on a GPU what GPUMemory leaves beside weights and scratch.
+	KVMemory  config.AutoSize `koanf:"kv_memory"`
+	GPUMemory float64         `koanf:"gpu_memory"` // part of the GPU's memory that this process takes in all
+	// BatchInvariant gives a prompt the same tokens whatever the batch, the chunks
+	// or the split, at some speed. On the CPU it is always so.
+	BatchInvariant bool   `koanf:"batch_invariant"`
+	DType          string `koanf:"dtype"`          // "auto" (fp16 for checkpoints whose torch_dtype is float16, else bf16), "bf16" or "fp16": of weights, activations and KV on a GPU
+	Quantization   string `koanf:"quantization"`   // "auto" (as the checkpoint is), "none" or "fp8": of the layers' projections on a GPU
+	KVCacheDType   string `koanf:"kv_cache_dtype"` // "auto", "bf16" or "fp8"; auto is as dtype on a GPU, f32 on the CPU
+}
+
+// Fleet says how to reach NATS. The TLS files are for NATS, for HTTP with routers and workers,
+// and for KV over the network.
 type Fleet struct {
 	URL       string        // of the join line, nats://host:port, comma separated; empty is a worker of its own
 	CredsFile string        `koanf:"creds_file"`
@@ -108,7 +114,8 @@ type KV struct {
 	PeerSilence      time.Duration   `koanf:"peer_silence"`
 	Resends          int             `koanf:"resends"`
 	MaxSessions      int             `koanf:"max_sessions"`
-	Transport        string          `koanf:"transport"`          // "auto", "tcp", "shm", "cudaipc", "nccl" or "pinned"
+	Ways             []string        // what transport may be: way.Names
+	Transport        string          `koanf:"transport"`          // "auto", the fastest for each peer, or the only one that may be taken
 	MaxQuarantined   int             `koanf:"max_quarantined"`    // blocks; 0: a quarter of the pool
 	Digest           string          `koanf:"digest"`             // "on"; "off" leaves digests unchecked where both workers say so, for measuring
 	Convert          string          `koanf:"convert"`            // "refuse" or "allow" peers whose KV has another dtype
@@ -135,30 +142,30 @@ type KV struct {
 	PeerQuota        config.Size     `koanf:"peer_quota"`         // bytes a second that are given to them; 0: any
 }
 
-// convertAllow gives up the promise of the same tokens for workers that keep
-// their KV in different dtypes; the numerics of their blocks are then mixed.
+// convertAllow pairs workers that keep KV in different dtypes. Their blocks' numerics are mixed
+// then, and the same tokens are no longer promised.
 const convertAllow = "allow"
 
-// Log is the log's shape.
+// Log is what is logged, and how.
 type Log struct {
 	Level  string `koanf:"level"`  // debug, info, warn or error
 	Format string `koanf:"format"` // text or json
 }
 
-// DefaultConfig returns the settings of a worker that joins with one flag.
+// DefaultConfig returns a worker's settings where nothing is set.
 func DefaultConfig(role fleet.Role) Config {
 	kv := kvconn.DefaultConfig()
 	return Config{
-		Role: string(role), Device: "auto",
-		Listen: "127.0.0.1:0", KVListen: "127.0.0.1:0",
-		BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, MaxBatch: 64, MaxWaiting: 1024,
+		Role:    string(role),
+		Compute: Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto},
+		Listen:  "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxBatch: 64, MaxWaiting: 1024,
 		StepTokens: 512, PrefillTokens: 8192, MaxStepTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, MaxAnswer: openai.MaxAnswer, AnswerMemory: 512 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, LeaseMax: 8 * time.Minute, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
 		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
-			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Transport: transportAuto, Digest: "on", Convert: "refuse", DeviceRefill: "on",
+			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Ways: []string{way.Auto}, Transport: way.Auto, Digest: "on", Convert: "refuse", DeviceRefill: "on",
 			SSDSize: 8 << 30, SSDIO: string(tier.IOAuto), StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
 			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(tier.LRU), PinShare: 0.25, Peers: "on", PeerBring: "on"},
 		Log: Log{Level: "info", Format: "text"},
@@ -176,51 +183,31 @@ func oneOf(key, v string, allowed ...string) error {
 	return bad(key, "%q is not one of %s", v, strings.Join(allowed, ", "))
 }
 
-// ValidKVCacheDType checks a kv_cache_dtype for a device and blocks of so many
-// tokens. What only a GPU has is refused here when the device is the CPU, and
-// when "auto" finds none at start.
-func ValidKVCacheDType(key, v, device string, blockTokens int, invariant bool) error {
-	if err := oneOf(key, v, kvAuto, kvBF16, kvFP8); err != nil || v == kvAuto {
+// valid checks what a GPU computes in and keeps, and what of it goes together. What only a
+// GPU has is refused here when the device is the CPU, and when "auto" finds none at start.
+func (c *Compute) valid() error {
+	if err := errors.Join(oneOf("kv_cache_dtype", c.KVCacheDType, kvAuto, kvBF16, kvFP8), oneOf("dtype", c.DType, dtypeAuto, dtypeBF16, dtypeFP16),
+		oneOf("quantization", c.Quantization, quantAuto, quantNone, quantFP8)); err != nil {
 		return err
 	}
-	switch {
-	case device == "cpu":
-		return bad(key, "%s needs a GPU: the CPU keeps KV in f32 (%s)", v, kvAuto)
-	case v == kvFP8 && invariant:
-		return bad(key, "%s and batch_invariant exclude each other", v)
-	case v == kvFP8 && blockTokens%16 != 0:
-		return bad(key, "%s needs block_tokens to be a multiple of 16, not %d", v, blockTokens)
-	}
-	return nil
-}
-
-// ValidDType checks a dtype for a device, and beside a kv_cache_dtype and a
-// quantization.
-func ValidDType(key, v, device, kv, quantization string) error {
-	if err := oneOf(key, v, dtypeAuto, dtypeBF16, dtypeFP16); err != nil || v == dtypeAuto {
-		return err
-	}
-	switch {
-	case device == "cpu":
-		return bad(key, "%s needs a GPU: the CPU computes in f32 (%s)", v, dtypeAuto)
-	case v == dtypeFP16 && kv != kvAuto:
-		return bad(key, "%s and kv_cache_dtype %s exclude each other", v, kv)
-	case v == dtypeFP16 && quantization == quantFP8:
-		return bad(key, "%s and quantization %s exclude each other", v, quantization)
-	}
-	return nil
-}
-
-// ValidQuantization checks a quantization for a device.
-func ValidQuantization(key, v, device string, invariant bool) error {
-	if err := oneOf(key, v, quantAuto, quantNone, quantFP8); err != nil || v != quantFP8 {
-		return err
-	}
-	switch {
-	case device == "cpu":
-		return bad(key, "%s needs a GPU: the CPU computes in f32", v)
-	case invariant:
-		return bad(key, "%s and batch_invariant exclude each other", v)
+	cpu := c.Device == "cpu"
+	switch kv, fp16, fp8 := c.KVCacheDType, c.DType == dtypeFP16, c.Quantization == quantFP8; {
+	case cpu && kv != kvAuto:
+		return bad("kv_cache_dtype", "%s needs a GPU: the CPU keeps KV in f32 (%s)", kv, kvAuto)
+	case cpu && c.DType != dtypeAuto:
+		return bad("dtype", "%s needs a GPU: the CPU computes in f32 (%s)", c.DType, dtypeAuto)
+	case cpu && fp8:
+		return bad("quantization", "%s needs a GPU: the CPU computes in f32", quantFP8)
+	case kv == kvFP8 && c.BatchInvariant:
+		return bad("kv_cache_dtype", "%s and batch_invariant exclude each other", kv)
+	case kv == kvFP8 && c.BlockTokens%16 != 0:
+		return bad("kv_cache_dtype", "%s needs block_tokens to be a multiple of 16, not %d", kv, c.BlockTokens)
+	case fp16 && kv != kvAuto:
+		return bad("dtype", "%s and kv_cache_dtype %s exclude each other", c.DType, kv)
+	case fp16 && fp8:
+		return bad("dtype", "%s and quantization %s exclude each other", c.DType, quantFP8)
+	case fp8 && c.BatchInvariant:
+		return bad("quantization", "%s and batch_invariant exclude each other", quantFP8)
 	}
 	return nil
 }
@@ -254,40 +241,31 @@ func (l Log) Validate() error {
 	return oneOf("format", l.Format, "text", "json")
 }
 
-// Validate checks ranges and returns the first *config.KeyError; Log has a
-// check of its own.
+// Validate returns the first setting that is wrong, as a *config.KeyError. Log has a check of
+// its own.
 func (c *Config) Validate() error {
-	if err := oneOf("role", c.Role, "prefill", "decode"); err != nil {
-		return err
+	onOff := []string{"on", "off"}
+	for _, o := range []struct {
+		key, value string
+		allowed    []string
+	}{
+		{"role", c.Role, []string{"prefill", "decode"}},
+		{"device", c.Device, []string{"auto", "cpu", "cuda"}},
+		{"kv.transport", c.KV.Transport, c.KV.Ways},
+		{"kv.digest", c.KV.Digest, onOff},
+		{"kv.device_refill", c.KV.DeviceRefill, onOff},
+		{"kv.convert", c.KV.Convert, []string{"refuse", convertAllow}},
+		{"kv.peer_bring", c.KV.PeerBring, onOff},
+		{"kv.peers", c.KV.Peers, onOff},
+		{"kv.write_policy", c.KV.WritePolicy, []string{string(tier.Through), string(tier.Selective), string(tier.Back)}},
+		{"kv.eviction", c.KV.Eviction, []string{string(tier.LRU), string(tier.LFU), string(tier.S3FIFO)}},
+		{"kv.ssd_io", c.KV.SSDIO, []string{string(tier.IOAuto), string(tier.IOUring), string(tier.IOPread)}},
+	} {
+		if err := oneOf(o.key, o.value, o.allowed...); err != nil {
+			return err
+		}
 	}
-	if err := oneOf("device", c.Device, "auto", "cpu", "cuda"); err != nil {
-		return err
-	}
-	if err := ValidKVCacheDType("kv_cache_dtype", c.KVCacheDType, c.Device, c.BlockTokens, c.BatchInvariant); err != nil {
-		return err
-	}
-	if err := ValidDType("dtype", c.DType, c.Device, c.KVCacheDType, c.Quantization); err != nil {
-		return err
-	}
-	if err := ValidQuantization("quantization", c.Quantization, c.Device, c.BatchInvariant); err != nil {
-		return err
-	}
-	if err := oneOf("kv.transport", c.KV.Transport, transportAuto, transportTCP, transportSHM, transportIPC, transportNCCL, transportPinned); err != nil {
-		return err
-	}
-	if err := oneOf("kv.digest", c.KV.Digest, "on", "off"); err != nil {
-		return err
-	}
-	if err := oneOf("kv.device_refill", c.KV.DeviceRefill, "on", "off"); err != nil {
-		return err
-	}
-	if err := oneOf("kv.convert", c.KV.Convert, "refuse", convertAllow); err != nil {
-		return err
-	}
-	if err := oneOf("kv.peer_bring", c.KV.PeerBring, "on", "off"); err != nil {
-		return err
-	}
-	if err := oneOf("kv.peers", c.KV.Peers, "on", "off"); err != nil {
+	if err := c.Compute.valid(); err != nil {
 		return err
 	}
 	if err := c.KV.validTiers(); err != nil {
@@ -372,17 +350,8 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// validTiers checks what is said of the tiers below the pool, sizes excepted.
+// validTiers checks the tiers below the pool, but for ranges.
 func (k *KV) validTiers() error {
-	if err := oneOf("kv.write_policy", k.WritePolicy, string(tier.Through), string(tier.Selective), string(tier.Back)); err != nil {
-		return err
-	}
-	if err := oneOf("kv.eviction", k.Eviction, string(tier.LRU), string(tier.LFU), string(tier.S3FIFO)); err != nil {
-		return err
-	}
-	if err := oneOf("kv.ssd_io", k.SSDIO, string(tier.IOAuto), string(tier.IOUring), string(tier.IOPread)); err != nil {
-		return err
-	}
 	if k.Store != "" {
 		if _, err := redis.ParseURL(k.Store); err != nil {
 			return bad("kv.store", "%v", err)

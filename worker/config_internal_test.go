@@ -11,6 +11,7 @@ import (
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/way"
 )
 
 // setKey gives the field of a dotted YAML key a value.
@@ -19,9 +20,9 @@ func setKey(t *testing.T, c *Config, key string, v any) {
 	at := reflect.ValueOf(c).Elem()
 next:
 	for name := range strings.SplitSeq(key, ".") {
-		for i := range at.NumField() {
-			if at.Type().Field(i).Tag.Get("koanf") == name {
-				at = at.Field(i)
+		for _, f := range reflect.VisibleFields(at.Type()) { // also of Compute
+			if f.Tag.Get("koanf") == name {
+				at = at.FieldByIndex(f.Index)
 				continue next
 			}
 		}
@@ -74,8 +75,9 @@ func TestValidate(t *testing.T) {
 		f(key, key, time.Duration(0))
 		f("", key, time.Nanosecond)
 	}
-	f("", "gpu_memory", 1.0)
+	f("", "kv.transport", way.Auto)
 	f("gpu_memory", "gpu_memory", 0.0)
+	f("", "gpu_memory", 1.0)
 	f("gpu_memory", "gpu_memory", 1.01)
 	f("gpu_memory", "gpu_memory", math.NaN())
 	f("", "kv.pin_share", 0.5)
@@ -117,17 +119,6 @@ func TestValidate(t *testing.T) {
 	f("quantization", "device", "cpu", "quantization", quantFP8)
 	f("", "device", "cpu", "quantization", quantNone)
 	f("quantization", "quantization", quantFP8, "batch_invariant", true)
-}
-
-// TestLocalTransports: auto allows each way between processes, a name that one.
-func TestLocalTransports(t *testing.T) {
-	for _, name := range []string{transportSHM, transportIPC} {
-		for setting, want := range map[string]bool{transportAuto: true, name: true, transportTCP: false, transportNCCL: false} {
-			if k := (&KV{Transport: setting}); k.local(name) != want {
-				t.Errorf("%s of %s: %t", name, setting, !want)
-			}
-		}
-	}
 }
 
 // TestKVConn: each setting of the connector reaches it.

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
@@ -22,8 +22,8 @@ func TestGPUEndurance(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	arch := kernels.Arch{Layers: 8, Hidden: 1024, Intermediate: 2816, Heads: 8, KVHeads: 2, HeadDim: 128, Vocab: 32000, MaxPositions: 8192, NormEps: 1e-5, RopeTheta: 500000}
-	b, err := cuda.NewRandom(arch, 1, cuda.Options{Blocks: 4096, MaxTokens: 2048, MaxSeqs: 256, BatchInvariant: true})
+	shape := arch.Config{ModelType: "llama", Layers: 8, Hidden: 1024, Intermediate: 2816, Heads: 8, KVHeads: 2, HeadDim: 128, Vocab: 32000, MaxPositions: 8192, NormEps: 1e-5, RopeTheta: 500000}
+	b, err := cuda.NewRandom(shape, 1, cuda.Options{Blocks: 4096, MaxTokens: 2048, MaxSeqs: 256, BatchInvariant: true})
 	if err != nil {
 		t.Fatal(err)
 	}

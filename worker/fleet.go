@@ -10,11 +10,13 @@ import (
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/way"
 )
 
-// membership is the worker's place in the fleet: it announces the worker and
-// watches the others, so that a request cannot make us dial a stranger. With
-// no NATS configured both are absent and the description is kept here.
+// membership is the worker's place in the fleet: it announces the worker and watches the
+// others, so that a request cannot make us dial a stranger. Without NATS it only keeps the
+// worker's own description.
 type membership struct {
 	conn      *fleet.Conn
 	announcer *fleet.Announcer
@@ -51,8 +53,8 @@ func join(w *Worker, secrets *trust.Ring) (*membership, error) {
 	return m, nil
 }
 
-// follow hands on who is shut out of the fleet, whenever that changes, until ctx
-// ends.
+// follow calls revoke with the ids that are shut out of the fleet, whenever they change,
+// until ctx ends.
 func (m *membership) follow(ctx context.Context, revoke func(ids []string)) {
 	var last []string
 	for version := uint64(0); ; {
@@ -67,17 +69,41 @@ func (m *membership) follow(ctx context.Context, revoke func(ids []string)) {
 	}
 }
 
-// knows says whether addr is the KV listener of a fleet member, or on the
-// host of one.
-func (m *membership) knows(addr string) bool {
-	if m.watcher == nil {
-		return false
+// members is the fleet as this worker sees it; none without one.
+func (m *membership) members() []fleet.Member {
+	if m == nil || m.watcher == nil {
+		return nil
 	}
+	return m.watcher.Snapshot().Members
+}
+
+// member returns what the fleet knows of a worker; nil: nothing.
+func (m *membership) member(id string) *fleet.Member {
+	if m == nil || m.watcher == nil {
+		return nil
+	}
+	return m.watcher.Snapshot().Get(id)
+}
+
+// reachedBy implements way.Config.Find.
+func (m *membership) reachedBy(addr string, id kvconn.PeerID) (found way.Peer) {
+	members := m.members()
+	for i := range members {
+		p := &members[i]
+		if id.ID == "" && p.KVAddr == addr || id.ID == p.ID && (id.Epoch == 0 || id.Epoch == p.Epoch) {
+			return way.Peer{PeerID: kvconn.PeerID{ID: p.ID, Epoch: p.Epoch}, Machine: p.Machine, Addrs: p.KVWays}
+		}
+	}
+	return found
+}
+
+// knows reports whether addr is on the host of a fleet member's KV listener.
+func (m *membership) knows(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return false
 	}
-	members := m.watcher.Snapshot().Members
+	members := m.members()
 	for i := range members {
 		known, _, err := net.SplitHostPort(members[i].KVAddr)
 		if err == nil && known == host {
@@ -109,8 +135,8 @@ func (m *membership) update(f func(*fleet.Instance)) error {
 	return nil
 }
 
-// rejoin goes over to the servers of url, unless that is empty: who is in no fleet
-// stays in none, and who is in one does not leave.
+// rejoin moves to the servers of url. An empty url changes nothing, and a worker in no fleet
+// stays in none.
 func (m *membership) rejoin(url string) error {
 	if m.conn == nil || url == "" {
 		return nil

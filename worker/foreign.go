@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -19,8 +18,8 @@ import (
 
 const fieldTransfer = "kv_transfer_params"
 
-// transferParams is what we read of vLLM's kv_transfer_params; all else is
-// opaque, as it is to a proxy.
+// transferParams is what we read of vLLM's kv_transfer_params; the rest is opaque, as it is
+// to a proxy.
 type transferParams struct {
 	DoRemoteDecode      bool    `json:"do_remote_decode"`
 	DoRemotePrefill     bool    `json:"do_remote_prefill"`
@@ -52,8 +51,8 @@ func parseTransfer(raw json.RawMessage) (*transferParams, *openai.Error) {
 
 const maxTransferID = 256 // bytes
 
-// keptParams is what vLLM's NIXL connector answers: how decode collects the
-// prompt.
+// keptParams is the kv_transfer_params of prefill's answer, as vLLM's NIXL connector has
+// them: how decode collects the prompt.
 type keptParams struct {
 	DoRemotePrefill  bool      `json:"do_remote_prefill"`
 	DoRemoteDecode   bool      `json:"do_remote_decode"`
@@ -75,9 +74,9 @@ func (w *Worker) keptParams(k *prefill.Kept) *keptParams {
 		RemoteRequestID: k.ID, RemoteHost: host, RemotePort: port, TPSize: 1, RemoteNumTokens: k.Info.Tokens, TransferMode: "pull"}
 }
 
-// serveKeep is prefill's side behind a foreign proxy: run the prompt, keep its
-// blocks under a lease, and say how decode collects them. With a transfer id
-// decode knows that already, and may be waiting.
+// serveKeep is prefill's side behind a foreign proxy: it runs the prompt, keeps its blocks
+// under a lease, and answers how decode collects them. With a transfer id decode knows that
+// already, and may be waiting.
 func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, c context.Context, j *job, p *transferParams, enc *openai.Encoder, id string, seed uint64) {
 	if j.Stream {
 		writeError(ctx, openai.BadRequest("stream", "do_remote_decode answers once, without a stream"))
@@ -96,8 +95,8 @@ func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, c context.Context, j *job, 
 	choices := make([]openai.Choice, len(kept.First))
 	for i := range kept.First {
 		c := newChoice(w, j, &j.items[0], i)
-		c.push(&kept.First[i])
-		choices[i] = c.take()
+		c.addToken(&kept.First[i])
+		choices[i] = c.takeChunk()
 	}
 	body := enc.AppendFull(nil, choices, openai.Usage{Prompt: kept.Info.Tokens, Completion: len(choices), Cached: kept.Info.CachedTokens})
 	if lease == "" {
@@ -107,53 +106,45 @@ func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, c context.Context, j *job, 
 	writeJSON(ctx, 200, body)
 }
 
-func keepFailure(err error) *failure {
-	switch {
-	case errors.Is(err, prefill.ErrLeaseExists):
-		return &failure{Error: openai.BadRequest(fieldTransfer, "transfer_id: %v", err)}
-	case errors.Is(err, prefill.ErrTooManyLeases):
-		return &failure{openai.Unavailable("%v", err), ticket.NoSpace}
-	case errors.Is(err, prefill.ErrClaimGone):
-		return &failure{openai.Upstream("%v", err), ticket.Cancelled}
-	}
-	return engineFailure(err)
-}
-
-// foreignExchange is decode's side behind a foreign proxy: the lease that
-// prefill's answer named (prefill, then decode), or Mooncake's transfer id
-// (both at once), for which prefill's GET /query says where to dial.
-func (w *Worker) foreignExchange(ctx context.Context, p *transferParams) (*exchange, *failure) {
+// foreignOrigin is decode's side behind a foreign proxy: the lease that prefill's answer
+// named (prefill, then decode), or Mooncake's transfer id (both at once).
+func (w *Worker) foreignOrigin(ctx context.Context, p *transferParams) (*origin, *failure) {
 	if p.TransferID != "" && p.RemoteBootstrapAddr != "" {
-		return w.mooncakeExchange(ctx, p)
+		return w.mooncakeOrigin(ctx, p)
 	}
 	if p.RemoteHost == nil || p.RemotePort == nil || p.RemoteRequestID == nil || *p.RemoteRequestID == "" {
-		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "do_remote_prefill needs remote_host, remote_port and remote_request_id")}
+		return nil, badRequest(fieldTransfer, "do_remote_prefill needs remote_host, remote_port and remote_request_id")
 	}
 	if *p.RemotePort < 1 || *p.RemotePort > 65535 {
-		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_port is %d, want 1 to 65535", *p.RemotePort)}
+		return nil, badRequest(fieldTransfer, "remote_port is %d, want 1 to 65535", *p.RemotePort)
 	}
 	if strings.HasPrefix(*p.RemoteRequestID, prefill.EarlyClaim) {
-		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_request_id is none of ours")}
+		return nil, badRequest(fieldTransfer, "remote_request_id is none of ours")
 	}
-	ex := &exchange{link: ticket.NewLink(), leaseID: *p.RemoteRequestID,
+	from := &origin{link: ticket.NewLink(), leaseID: *p.RemoteRequestID,
 		addr: net.JoinHostPort(*p.RemoteHost, strconv.Itoa(*p.RemotePort))}
 	if p.RemoteEngineID != nil {
 		peer, ok := parseEngineID(*p.RemoteEngineID)
 		if !ok {
-			return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_engine_id %q is none of ours", *p.RemoteEngineID)}
+			return nil, badRequest(fieldTransfer, "remote_engine_id %q is none of ours", *p.RemoteEngineID)
 		}
-		ex.peer = peer
+		from.peer = peer
 	}
-	if f := w.refuseRevoked(ex.peer.ID); f != nil {
-		return nil, f
-	}
-	if err := w.allowPeer(fieldTransfer, ex.addr); err != nil {
-		return nil, &failure{Error: err}
-	}
-	return ex, nil
+	return w.checkOrigin(from)
 }
 
-// engineID is what we call ourselves in vLLM's dialect: new with each epoch.
+// checkOrigin refuses an origin that a proxy's client has no business naming.
+func (w *Worker) checkOrigin(from *origin) (*origin, *failure) {
+	if f := w.refuseRevoked(from.peer.ID); f != nil {
+		return nil, f
+	}
+	if err := w.allowPeer(fieldTransfer, from.addr); err != nil {
+		return nil, &failure{Error: err}
+	}
+	return from, nil
+}
+
+// engineID is a worker's name in vLLM's dialect, new with each epoch.
 func engineID(p kvconn.PeerID) string { return fmt.Sprintf("%s@%d", p.ID, p.Epoch) }
 
 func parseEngineID(s string) (kvconn.PeerID, bool) {

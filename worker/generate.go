@@ -8,19 +8,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// failure is an API error together with the outcome that a router acts on.
-type failure struct {
-	*openai.Error
-	outcome ticket.Outcome
-}
-
-// batch is what one prompt's goroutine hands to the response writer.
+// batch is what a prompt's goroutine hands to the response writer.
 type batch struct {
 	item   int
 	events []engine.Event
@@ -28,14 +21,14 @@ type batch struct {
 	end    bool     // the prompt is finished
 }
 
-// generation runs a job's prompts, one goroutine each, and merges their
-// events. The consumer reads batches; while it does not, the goroutines wait,
-// and the engine pauses the choices that get ahead.
+// generation runs a job's prompts, a goroutine each, and merges their events. While the
+// consumer does not read batches the goroutines wait, and the engine pauses choices that
+// get ahead.
 type generation struct {
 	w       *Worker
 	j       *job
-	ex      *exchange // nil: both phases here
-	id      string    // unlike any other live request's
+	from    *origin // nil: both phases here
+	id      string  // unlike any other live request's
 	arrived time.Time
 	seed    uint64
 	cancel  context.CancelFunc
@@ -43,7 +36,7 @@ type generation struct {
 	batches chan batch
 
 	choices []*choice
-	emit    func(*choice) // called whenever a choice has something ready; nil: at the end
+	emit    func(*choice) // takes what a choice has ready; nil: all is taken at the end
 	open    int           // prompts not finished
 	err     *failure
 	usage   openai.Usage
@@ -51,21 +44,21 @@ type generation struct {
 	events  []engine.Event // of item, at now: not yet rendered
 	item    int
 	now     time.Time
-	mem     *share
+	mem     *answerShare
 	needs   need
 
 	mu      sync.Mutex
 	handles []*engine.Handle
 }
 
-// timing is what goes into Server-Timing: the slowest prompt's.
+// timing is for Server-Timing: of each, the slowest prompt's.
 type timing struct {
 	queue, prefill, kv time.Duration
 }
 
-func (w *Worker) generate(ctx context.Context, j *job, ex *exchange, id string, seed uint64) *generation {
+func (w *Worker) generate(ctx context.Context, j *job, from *origin, id string, seed uint64) *generation {
 	ctx, cancel := context.WithCancel(ctx)
-	g := &generation{w: w, j: j, ex: ex, id: id, arrived: time.Now(), seed: seed, cancel: cancel,
+	g := &generation{w: w, j: j, from: from, id: id, arrived: time.Now(), seed: seed, cancel: cancel,
 		batches: make(chan batch), open: len(j.items), handles: make([]*engine.Handle, len(j.items))}
 	for i := range j.items {
 		it := &j.items[i]
@@ -76,13 +69,13 @@ func (w *Worker) generate(ctx context.Context, j *job, ex *exchange, id string, 
 		g.wg.Add(1)
 		go func() {
 			defer g.wg.Done()
-			g.run(ctx, i)
+			g.runPrompt(ctx, i)
 		}()
 	}
 	return g
 }
 
-// close ends whatever still runs and waits for it.
+// close ends what still runs, and waits for it.
 func (g *generation) close() {
 	g.cancel()
 	g.wg.Wait()
@@ -95,8 +88,8 @@ func (g *generation) close() {
 	}
 }
 
-// run drives one prompt to its end.
-func (g *generation) run(ctx context.Context, i int) {
+// runPrompt drives one prompt to its end.
+func (g *generation) runPrompt(ctx context.Context, i int) {
 	send := func(b batch) bool {
 		b.item = i
 		select {
@@ -106,7 +99,7 @@ func (g *generation) run(ctx context.Context, i int) {
 			return false
 		}
 	}
-	h, fail := g.start(ctx, i)
+	h, fail := g.submitPrompt(ctx, i)
 	if fail != nil {
 		send(batch{err: fail})
 		return
@@ -131,19 +124,19 @@ func (g *generation) run(ctx context.Context, i int) {
 	}
 }
 
-// start submits one prompt: with KV from a prefill worker, or from scratch.
-func (g *generation) start(ctx context.Context, i int) (*engine.Handle, *failure) {
+// submitPrompt submits one prompt: with KV from a prefill worker, or from scratch.
+func (g *generation) submitPrompt(ctx context.Context, i int) (*engine.Handle, *failure) {
 	r := g.w.request(g.j, i, g.id, g.seed)
-	if g.ex != nil {
-		pre, rep, err := g.w.decode.Fetch(ctx, g.ex.claim(r, i, len(g.j.items)))
+	if g.from != nil {
+		pre, rep, err := g.w.decode.Fetch(ctx, g.from.claim(r, i, len(g.j.items)))
 		if err != nil {
 			return nil, fetchFailure(err)
 		}
-		g.note(timing{queue: rep.Reserve + rep.Queue, prefill: rep.Prefill, kv: max(0, rep.KV-rep.Queue-rep.Prefill)})
+		g.noteTiming(timing{queue: rep.Reserve + rep.Queue, prefill: rep.Prefill, kv: max(0, rep.KV-rep.Queue-rep.Prefill)})
 		r.Prefilled = pre
 		g.j.items[i].had, g.j.items[i].waited = rep.Had, rep.Reserve
 	}
-	h, err := g.w.submit(ctx, r, g.j.requestID, g.j.peers)
+	h, err := g.w.submitRequest(ctx, r, g.j.requestID, g.j.peers)
 	if err != nil {
 		if r.Prefilled != nil {
 			g.w.cache.Release(r.Prefilled.Blocks, r.Owner)
@@ -153,24 +146,7 @@ func (g *generation) start(ctx context.Context, i int) (*engine.Handle, *failure
 	return h, nil
 }
 
-// engineFailure gives what the engine refused, or ended with, its outcome.
-func engineFailure(err error) *failure {
-	outcome := ticket.Dead
-	var bad *engine.RequestError
-	var long *engine.TooLongError
-	var spoilt *engine.OutputError
-	switch {
-	case errors.As(err, &bad), errors.As(err, &long):
-		outcome = ticket.Refused
-	case errors.As(err, &spoilt):
-		outcome = ticket.Invalid
-	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrClosed):
-		outcome = ticket.NoSpace
-	}
-	return &failure{engineError(err), outcome}
-}
-
-func (g *generation) note(t timing) {
+func (g *generation) noteTiming(t timing) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.timing.queue = max(g.timing.queue, t.queue)
@@ -184,27 +160,11 @@ func (g *generation) timings() timing {
 	return g.timing
 }
 
-func fetchFailure(err error) *failure {
-	var e *decode.Error
-	if !errors.As(err, &e) {
-		return &failure{openai.Upstream("%v", err), ticket.Dead}
-	}
-	switch e.Outcome {
-	case ticket.NoSpace:
-		return &failure{openai.Unavailable("%v", err), e.Outcome}
-	case ticket.Late:
-		return &failure{openai.Deadline("%v", err), e.Outcome}
-	case ticket.Invalid: // of prefill, whose own leg says so
-		return &failure{openai.InvalidOutput("%v", err), ticket.Refused}
-	}
-	return &failure{openai.Upstream("%v", err), e.Outcome}
-}
-
-// next waits for the next event and renders it. It returns false when the
-// generation is over: g.err says whether it failed.
-func (g *generation) next(ctx context.Context) bool {
+// nextEvent waits for the next event and renders it. It returns false at the end, with g.err
+// set if the generation failed.
+func (g *generation) nextEvent(ctx context.Context) bool {
 	if len(g.events) > 0 && g.err == nil {
-		g.render()
+		g.renderEvent()
 		return g.err == nil
 	}
 	if g.open == 0 || g.err != nil {
@@ -217,7 +177,7 @@ func (g *generation) next(ctx context.Context) bool {
 			g.open--
 		case len(b.events) > 0:
 			g.now = time.Now()
-			g.render()
+			g.renderEvent()
 		}
 		return g.err == nil
 	case <-ctx.Done():
@@ -229,16 +189,16 @@ func (g *generation) next(ctx context.Context) bool {
 	}
 }
 
-// render takes in the next event.
-func (g *generation) render() {
+// renderEvent renders the first of g.events.
+func (g *generation) renderEvent() {
 	e, counts := &g.events[0], !g.j.urgent // urgent are a router's probes
 	g.events = g.events[1:]
 	if p := e.Prompt; p != nil {
 		it := &g.j.items[g.item]
 		it.info = p
 		g.usage.Cached += p.CachedTokens
-		if g.ex == nil {
-			g.note(timing{queue: p.Queued, prefill: p.Prefill})
+		if g.from == nil {
+			g.noteTiming(timing{queue: p.Queued, prefill: p.Prefill})
 			it.had = p.CachedTokens
 		}
 		if counts {
@@ -253,7 +213,7 @@ func (g *generation) render() {
 	if c.tokens == 0 && g.j.echo {
 		before += len(c.item.text) // that has its memory
 	}
-	stopped := c.push(e)
+	stopped := c.addToken(e)
 	if !g.j.echoOnly() {
 		g.usage.Completion++
 		if counts {
@@ -267,7 +227,7 @@ func (g *generation) render() {
 		if c.ready() {
 			g.emit(c)
 		}
-	} else if !g.keeps(len(c.text) - before) {
+	} else if !g.reserveText(len(c.text) - before) {
 		g.err = memoryFailure(errMemory)
 		return
 	}
@@ -279,9 +239,9 @@ func (g *generation) render() {
 	}
 }
 
-// keeps accounts for a token whose text is so long; false: there is no memory for
-// what it takes beyond the answer's share.
-func (g *generation) keeps(text int) bool {
+// reserveText accounts for a token with so many bytes of text. It returns false when the
+// answer's share is used up and no more memory is free.
+func (g *generation) reserveText(text int) bool {
 	const step = 64 << 10
 	g.needs.tokens -= textTimes*int64(text) + g.needs.each
 	if g.needs.tokens >= 0 {
@@ -292,8 +252,8 @@ func (g *generation) keeps(text int) bool {
 	return g.mem.grow(more)
 }
 
-// header is the part of Server-Timing that a worker knows: wait is for blocks
-// and in prefill's queue; the router adds queue, its own, and ttft.
+// header is the worker's part of Server-Timing; wait is for blocks and in prefill's queue.
+// The router adds queue, its own, and ttft.
 func (t timing) header() string {
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	return fmt.Sprintf("wait;dur=%.3f, prefill;dur=%.3f, kv;dur=%.3f", ms(t.queue), ms(t.prefill), ms(t.kv))

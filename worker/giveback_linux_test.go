@@ -18,6 +18,7 @@ import (
 	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
 	"github.com/xpyd/xpyd/kvconn"
@@ -58,7 +59,7 @@ type gpuPool struct {
 }
 
 func (p gpuPool) Layout() kvlayout.Layout { return p.e.layout }
-func (p gpuPool) Arch() kernels.Arch      { return kernels.Arch{Vocab: 100} }
+func (p gpuPool) Arch() arch.Config       { return arch.Config{Vocab: 100} }
 func (p gpuPool) Verify(ctx context.Context, landed []kernels.Landed) ([]bool, error) {
 	return p.e.device.Verify(ctx, landed)
 }

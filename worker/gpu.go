@@ -8,8 +8,8 @@ import (
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
-// startGPU tells where the GPU's memory went and begins to watch it, if the
-// model is on one. A GPU that cannot be watched is no failure.
+// startGPU logs where the GPU's memory went and begins to watch it, if the model is on one.
+// A GPU that cannot be watched is no failure.
 func (w *Worker) startGPU() error {
 	b, ok := w.backend.(interface{ Memory() cuda.Memory })
 	if !ok {
@@ -34,7 +34,7 @@ func (w *Worker) startGPU() error {
 	return nil
 }
 
-// gpuLoad is what the heartbeat says of the GPU.
+// gpuLoad is the GPU's part of a heartbeat.
 func (w *Worker) gpuLoad() fleet.GPU {
 	s, ok := w.gpu.Latest()
 	if !ok {

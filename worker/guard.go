@@ -18,14 +18,13 @@ import (
 	"github.com/xpyd/xpyd/router/apikey"
 )
 
-// access is who may use a route. Who shows the fleet's token for this run of the
-// worker may use each.
+// access is who may use a route. The fleet's token for this run of the worker opens all.
 type access uint8
 
 const (
 	forMembers  access = iota // the fleet's token alone
 	forUsers                  // also an API key of the worker's own
-	forPeers                  // also other workers that do not know yet whom they ask
+	forPeers                  // also workers that do not know yet which run they ask
 	forScrapers               // also this machine, and the scrape token
 	forAnybody
 )
@@ -35,8 +34,7 @@ func (a access) String() string {
 	return [...]string{"control", "public", "query", "metrics", "open"}[a]
 }
 
-// guard decides who may ask what, from a request's header alone: the body of a
-// stranger is not read.
+// guard decides who may ask what, by a request's header alone: a stranger's body is not read.
 type guard struct {
 	members, peers, scrapers *trust.Gate                 // nil: everyone is trusted
 	keys                     *reread.Value[*apikey.Ring] // nil: there are none
@@ -49,7 +47,7 @@ type guard struct {
 	since int       // refused and not logged
 }
 
-// newGuard makes the guard of one run of a worker.
+// newGuard makes a worker's guard.
 func newGuard(w *Worker) (*guard, error) {
 	g := &guard{members: w.ring.Gate(trust.HTTP, trust.Member(w.identity.ID, w.identity.Epoch)),
 		peers: w.ring.Gate(trust.Query, ""), scrapers: w.ring.Gate(trust.Scrape, ""), model: w.served, log: w.log,
@@ -88,10 +86,10 @@ func newGuard(w *Worker) (*guard, error) {
 
 const classLink = "link"
 
-// linkHeaders count only from the fleet: they name whom to take KV from.
+// linkHeaders name whom to take KV from; they count only from the fleet.
 var linkHeaders = []string{headerLink, headerPrefill, headerPrefillEpoch, headerPrefillKV, headerPeer}
 
-// check returns why a request may not use a route, or nil.
+// check returns why a request may not use a route; nil: it may.
 func (g *guard) check(ctx *fasthttp.RequestCtx, to access) *openai.Error {
 	h := &ctx.Request.Header
 	token := h.Peek(trust.Header)
@@ -127,7 +125,7 @@ func (g *guard) check(ctx *fasthttp.RequestCtx, to access) *openai.Error {
 	return g.refuse(ctx, to.String(), openai.Unauthorized("%s", say))
 }
 
-// key reports whether a request shows an API key that is good now.
+// key reports whether a request shows a valid API key.
 func (g *guard) key(h *fasthttp.RequestHeader) bool {
 	if g.keys == nil {
 		return false
@@ -136,7 +134,7 @@ func (g *guard) key(h *fasthttp.RequestHeader) bool {
 	return k != nil && !k.Expired(time.Now()) && k.May(g.model)
 }
 
-// bearer is what a request shows as Authorization: Bearer; nil if nothing.
+// bearer is the request's Authorization: Bearer; nil: there is none.
 func bearer(h *fasthttp.RequestHeader) []byte {
 	scheme, shown, ok := bytes.Cut(h.Peek(fasthttp.HeaderAuthorization), []byte(" "))
 	if !ok || !bytes.EqualFold(scheme, []byte("bearer")) {
@@ -145,10 +143,10 @@ func bearer(h *fasthttp.RequestHeader) []byte {
 	return bytes.TrimSpace(shown)
 }
 
-// sayEvery is how often refusals are logged: strangers can cause them at will.
+// sayEvery is how often refusals are logged at most: strangers can cause them at will.
 const sayEvery = time.Minute
 
-// refuse counts a refusal, and logs some.
+// refuse counts a refusal, and logs one a sayEvery.
 func (g *guard) refuse(ctx *fasthttp.RequestCtx, class string, why *openai.Error) *openai.Error {
 	g.refused.WithLabelValues(class).Inc()
 	g.mu.Lock()
@@ -161,5 +159,5 @@ func (g *guard) refuse(ctx *fasthttp.RequestCtx, class string, why *openai.Error
 	return why
 }
 
-// clipped bounds a stranger's words.
+// clipped bounds a stranger's text.
 func clipped(b []byte) string { return string(b[:min(len(b), 100)]) }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -17,9 +18,9 @@ import (
 
 	"github.com/xpyd/xpyd/internal/lobby"
 	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/internal/reqbody"
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/h1"
 )
 
 // Why a request's context ended.
@@ -84,38 +85,38 @@ func Routes() []Route {
 }
 
 // newHTTP makes the worker's HTTP server.
-func (w *Worker) newHTTP() *fasthttp.Server {
-	metrics := fasthttpadaptor.NewFastHTTPHandler(promhttp.HandlerFor(w.registry, promhttp.HandlerOpts{}))
-	routes := w.routes(metrics)
-	return &fasthttp.Server{
-		Name: "xpyd", NoDefaultServerHeader: true, NoDefaultDate: true,
-		ReadTimeout: w.cfg.ReadTimeout, WriteTimeout: w.cfg.StallTimeout, IdleTimeout: 2 * time.Minute,
-		MaxRequestBodySize: int(w.cfg.MaxBody), ReadBufferSize: 32 << 10,
-		StreamRequestBody: true, DisablePreParseMultipartForm: true,
-		CloseOnShutdown: true, Logger: quiet{}, ErrorHandler: w.httpError, Concurrency: w.fitConns(scarce.Files()),
+func (w *Worker) newHTTP() *h1.Server {
+	bounds := h1.Bounds{MaxConns: w.fitConns(scarce.Files()), MaxBodyBytes: int(w.cfg.MaxBody), MaxHeaderBytes: 32 << 10,
+		ReadTimeout: w.cfg.ReadTimeout, IdleTimeout: 2 * time.Minute, StallTimeout: w.cfg.StallTimeout}
+	refuse := func(ctx *fasthttp.RequestCtx, err error) { writeError(ctx, bounds.Refusal(err)) }
+	routes := w.routes(fasthttpadaptor.NewFastHTTPHandler(promhttp.HandlerFor(w.registry, promhttp.HandlerOpts{})))
+	return h1.NewServer(h1.ServerConfig{Bounds: bounds, TLS: w.tls.Server(), Refuse: refuse, LastWords: lastWords, Who: "the worker",
+		Failed: func(err error) { w.fail(fmt.Errorf("http listener: %w", err)) },
 		Handler: func(ctx *fasthttp.RequestCtx) {
+			ctx.Response.Header.SetServer("xpyd")
 			r, ok := routes[string(ctx.Method())+" "+string(ctx.Path())]
 			if !ok {
 				r = route{to: forUsers, serve: serveNothing}
 			}
-			if err := w.guard.check(ctx, r.to); err != nil { // strangers' bodies are not read, nor where they would end
+			if err := w.guard.check(ctx, r.to); err != nil { // strangers' bodies are not read
 				writeError(ctx, err)
-				leaveUnread(ctx)
 				return
 			}
-			read := reqbody.Read
-			if r.to == forAnybody || r.to == forScrapers {
-				read = unread
-			}
-			if err := read(ctx, int(w.cfg.MaxBody)); err != nil {
-				w.httpError(ctx, err)
-				leaveUnread(ctx)
-				return
+			if r.to != forAnybody && r.to != forScrapers { // whose callers may be strangers
+				body, err := h1.ConnOf(ctx.Conn()).ReadBody()
+				if err != nil {
+					refuse(ctx, err)
+					return
+				}
+				ctx.Request.SetBodyRaw(body)
 			}
 			r.serve(ctx)
-		},
-	}
+		}})
 }
+
+// lastWords is how long a connection may take its last bytes once the worker
+// closes.
+const lastWords = time.Second
 
 // maxConns bounds the HTTP connections; more are answered 503 at once. Fewer than
 // fewConns are worth a warning: a router opens one for each request.
@@ -145,51 +146,6 @@ func newLobby(conns int) *lobby.Lobby { return lobby.New(min(maxGuests, conns/4)
 func serveNothing(ctx *fasthttp.RequestCtx) {
 	writeError(ctx, openai.NotFound("no %s %s here", ctx.Method(), ctx.Path()))
 }
-
-// unread stands for reqbody.Read where a stranger is answered, too: what he has to
-// say would take memory.
-func unread(ctx *fasthttp.RequestCtx, _ int) error {
-	err := reqbody.Framed(&ctx.Request.Header)
-	if err == nil && ctx.Request.IsBodyStream() {
-		leaveUnread(ctx)
-	}
-	return err
-}
-
-// leaveUnread ends the connection behind an answer to a request whose body was not
-// read, or of which nobody can say where it ends.
-func leaveUnread(ctx *fasthttp.RequestCtx) {
-	ctx.SetConnectionClose()
-	if c, ok := ctx.Conn().(*clientConn); ok && ctx.Request.IsBodyStream() {
-		c.linger.Store(true)
-	}
-}
-
-// httpError answers what is no proper HTTP request, or one beyond the bounds.
-func (w *Worker) httpError(ctx *fasthttp.RequestCtx, err error) {
-	var small *fasthttp.ErrSmallBuffer
-	var timeout interface{ Timeout() bool }
-	var framing reqbody.FramingError
-	switch {
-	case errors.Is(err, fasthttp.ErrBodyTooLarge):
-		writeError(ctx, openai.TooLarge("the body is over %d bytes", w.cfg.MaxBody))
-	case errors.As(err, &small):
-		writeError(ctx, &openai.Error{Status: 431, Type: openai.TypeInvalid, Code: "headers_too_large", Message: "the headers are too large"})
-	case errors.As(err, &timeout) && timeout.Timeout():
-		writeError(ctx, &openai.Error{Status: 408, Type: openai.TypeInvalid, Code: "request_timeout",
-			Message: "the request was not complete in time"})
-	case errors.As(err, &framing):
-		writeError(ctx, openai.BadRequest("", "%v", err))
-	default:
-		writeError(ctx, openai.BadRequest("", "malformed HTTP request"))
-	}
-}
-
-// quiet drops fasthttp's own log lines: errors of clients are answered, and
-// counted, not logged.
-type quiet struct{}
-
-func (quiet) Printf(string, ...any) {}
 
 func writeJSON(ctx *fasthttp.RequestCtx, status int, body []byte) {
 	ctx.SetStatusCode(status)
@@ -243,7 +199,7 @@ type call struct {
 
 // begin books a request. It is nil when the worker is closing; then the caller
 // has its answer: that another worker may try.
-func (w *Worker) begin(ctx *fasthttp.RequestCtx, in *jobs, kind, id string) *call {
+func (w *Worker) begin(ctx *fasthttp.RequestCtx, in *requests, kind, id string) *call {
 	run, ok := in.enter(kind, id)
 	if !ok {
 		writeFailure(ctx, closing())
@@ -258,8 +214,6 @@ func (w *Worker) begin(ctx *fasthttp.RequestCtx, in *jobs, kind, id string) *cal
 	}}
 }
 
-func closing() *failure { return &failure{openai.Unavailable("%v", errClosing), ticket.NoSpace} }
-
 // serveLifeline holds the connection open for ever: its end tells the other
 // side that this process is gone.
 func (w *Worker) serveLifeline(ctx *fasthttp.RequestCtx) {
@@ -268,13 +222,11 @@ func (w *Worker) serveLifeline(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	ctx.SetContentType("text/plain")
-	conn := ctx.Conn()
-	ctx.SetBodyStreamWriter(func(out *bufio.Writer) {
+	h1.StreamWriter(ctx, func(out *bufio.Writer) {
 		defer c.leave()
 		if _, err := out.WriteString("\n"); err != nil || out.Flush() != nil {
 			return
 		}
 		<-c.Done()
-		_ = conn.SetWriteDeadline(time.Now().Add(lastWords)) // that of the begin is over; fails only on a closed one
 	})
 }

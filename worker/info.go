@@ -16,8 +16,8 @@ func (w *Worker) serveModels(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, 200, openai.AppendModels(nil, []openai.Model{{ID: w.served, Created: w.started.Unix(), MaxModelLen: w.engine.MaxModelLen()}}))
 }
 
-// tokenizeBytes of text may be tokenised whatever the model's length: people
-// count the tokens of what they are about to cut.
+// tokenizeBytes of text are tokenised whatever the model's length: people count tokens of
+// text that they are about to cut.
 const tokenizeBytes = 1 << 20
 
 func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) {
@@ -36,7 +36,7 @@ func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) {
 			return
 		}
 	} else {
-		if err := w.fits("prompt", t.Prompt, tokenizeBytes); err != nil {
+		if err := w.checkText("prompt", t.Prompt, tokenizeBytes); err != nil {
 			writeError(ctx, err)
 			return
 		}
@@ -72,7 +72,7 @@ func (w *Worker) serveVersion(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, 200, append(b, '}'))
 }
 
-// serveHealth says whether the engine works, and who it is that says so.
+// serveHealth answers whether the engine works, and names this run of the worker.
 func (w *Worker) serveHealth(ctx *fasthttp.RequestCtx) {
 	is := fleet.Instance{ID: w.identity.ID, Epoch: w.identity.Epoch}
 	ctx.Response.Header.Set(fleet.HeaderInstance, is.Is())
@@ -83,8 +83,7 @@ func (w *Worker) serveHealth(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, 200, []byte(`{"status":"ok"}`))
 }
 
-// Ledger is everything that this process holds for somebody; all empty when
-// nothing is going on.
+// Ledger is everything that this process holds for somebody; empty when it is idle.
 type Ledger struct {
 	ID       string           `json:"id"`
 	Epoch    uint64           `json:"epoch"`
@@ -95,7 +94,7 @@ type Ledger struct {
 	Held     []prefill.Entry  `json:"held"` // leases and links
 }
 
-// Empty says whether nothing is held, quarantined blocks aside.
+// Empty reports whether nothing is held, quarantined blocks aside.
 func (l *Ledger) Empty() bool {
 	for _, h := range l.Blocks {
 		if h.State != kvcache.StateQuarantined {
@@ -105,9 +104,9 @@ func (l *Ledger) Empty() bool {
 	return len(l.Requests)+len(l.Tickets)+len(l.Held) == 0
 }
 
-// Ledger returns what is held now.
+// Ledger returns what this process holds now.
 func (w *Worker) Ledger() *Ledger {
-	l := &Ledger{ID: w.identity.ID, Epoch: w.identity.Epoch, Role: w.Role(), Requests: w.jobs.ledger(),
+	l := &Ledger{ID: w.identity.ID, Epoch: w.identity.Epoch, Role: w.Role(), Requests: w.requests.ledger(),
 		Blocks: w.cache.Holders(), Held: w.prefill.Ledger(),
 		Tickets: append(w.recv.Ledger(), w.server.Ledger()...)}
 	if l.Blocks == nil {
@@ -123,12 +122,7 @@ func (w *Worker) Ledger() *Ledger {
 }
 
 func (w *Worker) serveLedger(ctx *fasthttp.RequestCtx) {
-	b, err := json.Marshal(w.Ledger())
-	if err != nil {
-		writeError(ctx, openai.Internal("%v", err))
-		return
-	}
-	writeJSON(ctx, 200, b)
+	writeJSON(ctx, 200, mustJSON(w.Ledger()))
 }
 
 // serveControl answers drain and undrain.
@@ -137,12 +131,7 @@ func (w *Worker) serveControl(ctx *fasthttp.RequestCtx, do func() error) {
 		writeError(ctx, openai.Internal("%v", err))
 		return
 	}
-	b, err := json.Marshal(w.instance())
-	if err != nil {
-		writeError(ctx, openai.Internal("%v", err))
-		return
-	}
-	writeJSON(ctx, 200, b)
+	writeJSON(ctx, 200, mustJSON(w.instance()))
 }
 
 func (w *Worker) serveRole(ctx *fasthttp.RequestCtx) {

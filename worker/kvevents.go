@@ -13,7 +13,7 @@ import (
 	"github.com/xpyd/xpyd/internal/kvevents"
 )
 
-// KVEvents says where the prefix cache's changes are published, as vLLM does.
+// KVEvents is where changes of the prefix cache are published, in vLLM's format.
 type KVEvents struct {
 	Listen string `koanf:"listen"` // host:port; empty: nowhere
 	Replay string `koanf:"replay"` // the same, of the replay socket; empty: none
@@ -21,15 +21,15 @@ type KVEvents struct {
 	Open   bool   `koanf:"open"` // nobody is asked for the fleet's secret
 }
 
-// maxPendingEvents bounds what waits for the publisher, in events; what does
-// not fit is lost, and readers are told so.
+// maxPendingEvents bounds the events that wait for the publisher. What does not fit is lost,
+// and readers are told.
 const maxPendingEvents = 1 << 16
 
-// eventWriter hands the cache's events to a publisher. It is the cache's
-// listener, which must not block, so a goroutine of its own encodes and sends.
+// eventWriter is the cache's listener, which must not block: a goroutine of its own encodes
+// and publishes the events.
 //
-// Prefixes under a cache salt are not published: the salt is their client's
-// secret, and without it they would look like others' prefixes.
+// Prefixes under a cache salt are not published: the salt is their client's secret, and
+// without it they would look like other prefixes.
 type eventWriter struct {
 	pub  *kvevents.Publisher
 	root kvcache.Hash // of unsalted prefixes
@@ -42,8 +42,7 @@ type eventWriter struct {
 	lost    bool
 }
 
-// startEvents opens the publisher, if one is configured: to the fleet alone, or to
-// whoever connects.
+// startEvents opens the publisher, if one is configured.
 func (w *Worker) startEvents() error {
 	if w.cfg.KVEvents.Listen == "" {
 		return nil
@@ -62,7 +61,7 @@ func (w *Worker) startEvents() error {
 	}
 	root := kvcache.Root(w.model.Fingerprint, w.backend.Info().Numerics, "")
 	e := &eventWriter{pub: pub, root: root, poke: make(chan struct{}, 1), quit: make(chan struct{})}
-	e.wg.Go(e.run)
+	e.wg.Go(e.sendBatches)
 	w.events = e
 	w.later("stop publishing KV events", func(context.Context) error {
 		close(e.quit)
@@ -73,11 +72,11 @@ func (w *Worker) startEvents() error {
 }
 
 func onLoopback(a net.Addr) bool {
-	tcp, ok := a.(*net.TCPAddr)
-	return ok && tcp.IP.IsLoopback()
+	at, ok := a.(*net.TCPAddr)
+	return ok && at.IP.IsLoopback()
 }
 
-// eventAddrs are the publisher's addresses as others dial them.
+// eventAddrs are where others dial the publisher.
 func (w *Worker) eventAddrs() (events, replay string) {
 	if w.events == nil {
 		return "", ""
@@ -94,15 +93,15 @@ func (w *Worker) eventAddrs() (events, replay string) {
 	return events, replay
 }
 
-// KVEvent takes one change of the index in.
+// KVEvent publishes a change of the prefix index.
 func (e *eventWriter) KVEvent(ev kvcache.Event) {
-	out := kvevents.Event{Hashes: []uint64{short(ev.Hash)}}
+	out := kvevents.Event{Hashes: []uint64{shortHash(ev.Hash)}}
 	switch ev.Kind {
 	case kvcache.Stored:
 		if ev.Root != e.root {
 			return
 		}
-		describe(&out, ev.Pos, ev.Parent, ev.Tokens)
+		describeUnit(&out, ev.Pos, ev.Parent, ev.Tokens)
 	case kvcache.Removed:
 		out.Kind = kvevents.Removed
 	case kvcache.Cleared:
@@ -113,33 +112,33 @@ func (e *eventWriter) KVEvent(ev kvcache.Event) {
 	e.publish(out)
 }
 
-// tierChange takes one change of a lower tier in. Units whose tokens are not
-// at hand were in the pool before, and are known.
+// tierChange publishes a change of a lower tier. Units without tokens were in the pool before,
+// so readers know them.
 func (e *eventWriter) tierChange(c tier.Change) {
 	if c.Stored && c.Root != e.root {
 		return
 	}
-	out := kvevents.Event{Kind: kvevents.Removed, Hashes: []uint64{short(c.Key)}, Tier: kvevents.Host}
+	out := kvevents.Event{Kind: kvevents.Removed, Hashes: []uint64{shortHash(c.Key)}, Tier: kvevents.Host}
 	if c.Tier != tier.Host {
 		out.Tier = kvevents.Disk
 	}
 	if c.Stored {
 		out.Kind = kvevents.Stored
 		if len(c.Tokens) > 0 {
-			describe(&out, c.Pos, c.Parent, c.Tokens)
+			describeUnit(&out, c.Pos, c.Parent, c.Tokens)
 		}
 	}
 	e.publish(out)
 }
 
-// describe says what a unit is that extends parent, if it is not the first.
-func describe(out *kvevents.Event, pos int, parent kvcache.Hash, tokens []int32) {
+// describeUnit adds a unit's tokens, and its parent unless it is the first.
+func describeUnit(out *kvevents.Event, pos int, parent kvcache.Hash, tokens []int32) {
 	out.Tokens, out.BlockSize = make([]uint32, len(tokens)), len(tokens)
 	for i, t := range tokens {
 		out.Tokens[i] = uint32(t)
 	}
 	if pos > 0 {
-		out.Parent, out.HasParent = short(parent), true
+		out.Parent, out.HasParent = shortHash(parent), true
 	}
 }
 
@@ -156,11 +155,11 @@ func (e *eventWriter) publish(out kvevents.Event) {
 	}
 }
 
-// short is a hash's last 8 bytes, as vLLM's integers are.
-func short(h kvcache.Hash) uint64 { return binary.BigEndian.Uint64(h[8:]) }
+// shortHash is a hash's last 8 bytes, as vLLM's integers are.
+func shortHash(h kvcache.Hash) uint64 { return binary.BigEndian.Uint64(h[8:]) }
 
-// run sends what has come in, as one batch a time.
-func (e *eventWriter) run() {
+// sendBatches publishes what has come in, a batch at a time, until quit.
+func (e *eventWriter) sendBatches() {
 	for {
 		select {
 		case <-e.poke:

@@ -12,14 +12,14 @@ import (
 
 // renewed answers POST /xpyd/v1/lease.
 type renewed struct {
-	ExpiresMS   int64 `json:"expires_ms"`   // from now, unless it is renewed again
-	RenewableMS int64 `json:"renewable_ms"` // from now, whatever is done
+	ExpiresMS   int64 `json:"expires_ms"`   // from now, unless renewed again
+	RenewableMS int64 `json:"renewable_ms"` // from now, however often it is renewed
 }
 
-// serveRenew makes the lease of a prompt longer that waits for a foreign proxy's
-// decode. The proxy sends the kv_transfer_params that it was answered, or those
-// with the transfer_id that it chose; vLLM's own connectors renew from decode, by
-// messages of their transports, which we do not speak.
+// serveRenew extends the lease of a prompt that a foreign proxy's decode has not collected
+// yet. The proxy sends the kv_transfer_params of prefill's answer, or those with the
+// transfer_id that it chose. vLLM's own connectors renew from decode, by messages of their
+// transports, which we do not speak.
 func (w *Worker) serveRenew(ctx *fasthttp.RequestCtx) {
 	var p transferParams
 	if err := json.Unmarshal(ctx.PostBody(), &p); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// servePrefillLeg is our router's leg to prefill: it waits for the exchange of
-// one link to end, and its own end ends the exchange.
+// servePrefillLeg is our router's leg to prefill. It answers when the link's prompt has been
+// pushed or has failed; when the router hangs up, the push ends too.
 func (w *Worker) servePrefillLeg(ctx *fasthttp.RequestCtx) {
 	var leg struct {
 		Link       string `json:"link"`
@@ -32,7 +32,7 @@ func (w *Worker) servePrefillLeg(ctx *fasthttp.RequestCtx) {
 		writeError(ctx, openai.BadRequest("deadline_ms", "deadline_ms is %d", leg.DeadlineMS))
 		return
 	}
-	c := w.begin(ctx, w.jobs, "prefill", leg.RequestID)
+	c := w.begin(ctx, w.requests, "prefill", leg.RequestID)
 	if c == nil {
 		return
 	}
@@ -65,7 +65,7 @@ func legStatus(o ticket.Outcome) int {
 	return 502
 }
 
-// milliseconds is a peer's duration, at most a day.
+// milliseconds is a duration that a peer named, cut to a day.
 func milliseconds(n int64) time.Duration {
 	return time.Duration(min(n, int64(24*time.Hour/time.Millisecond))) * time.Millisecond
 }

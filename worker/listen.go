@@ -13,26 +13,26 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/prefill"
 )
 
 func (w *Worker) startKV(d Deps) error {
-	near := w.near(d)
-	tr := transports{d.Transport, []kvconn.Transport{near.transport, near.linked, near.pinned}}
+	ways, err := way.Open(d.Ways, w.cfg.KV.Transport, way.Pool{Backend: w.backend}, w.log)
+	if err != nil {
+		return bad("kv.transport", "%v", err)
+	}
 	metrics, err := kvconn.NewMetrics(w.registry)
 	if err != nil {
 		return err
 	}
 	cfg := w.cfg.kvconn(w.identity)
-	if near.private != nil && w.cfg.KV.Transport == near.name {
-		return &config.KeyError{Key: "kv.transport", Msg: fmt.Sprintf("%s is not possible here: %v", near.name, near.private)}
-	}
-	cfg.Shared, cfg.Ring = near.pool, w.ring
-	if w.recv, err = kvconn.NewReceiver(cfg, tr, w.log, metrics); err != nil {
+	cfg.Shared, cfg.Ring = ways.Shared(), w.ring
+	if w.recv, err = kvconn.NewReceiver(cfg, ways, w.log, metrics); err != nil {
 		return err
 	}
 	dcfg := decode.DefaultConfig(w.cache.Blocks())
-	dcfg.ReserveTimeout, dcfg.Warm = w.cfg.ReserveWait, w.warm
+	dcfg.ReserveTimeout, dcfg.Warm = w.cfg.ReserveWait, w.loadPrefix
 	if w.cfg.KV.Peers == "on" {
 		dcfg.Self = w.self
 	}
@@ -42,17 +42,13 @@ func (w *Worker) startKV(d Deps) error {
 	if w.cfg.KV.MaxQuarantined > 0 {
 		dcfg.MaxQuarantined = w.cfg.KV.MaxQuarantined
 	}
-	if t := w.cfg.KV.Transport; (t == transportNCCL || t == transportPinned) && near.linked == nil && near.pinned == nil {
-		return &config.KeyError{Key: "kv.transport", Msg: t + " is not possible here"}
-	}
-	ways, err := newPaths(w.recv, w.cfg.KV.Transport, near.name, text(near.private), w.members, w.publishPaths, w.log, w.registry)
+	chooser, err := way.NewChooser(way.Config{Ways: ways, Recv: w.recv, Find: func(addr string, id kvconn.PeerID) way.Peer { return w.fleet.reachedBy(addr, id) }, Publish: w.publishPaths, Log: w.log, Register: w.registry})
 	if err != nil {
 		return err
 	}
-	ways.staged = near.staged
-	w.decode = decode.New(dcfg, ways, w.cache, w.backend, w.log)
+	w.decode = decode.New(dcfg, chooser, w.cache, w.backend, w.log)
 	w.later("close sessions to prefill", func(ctx context.Context) error {
-		ways.Close()
+		chooser.Close()
 		err := w.recv.Close(ctx)
 		w.decode.Close()
 		return err
@@ -62,26 +58,22 @@ func (w *Worker) startKV(d Deps) error {
 	}
 	pcfg := prefill.DefaultConfig()
 	pcfg.Lease, pcfg.MaxLease, pcfg.TicketWait = w.cfg.LeaseTime, w.cfg.LeaseMax, w.cfg.TicketWait
-	pcfg.Warm, pcfg.Give, pcfg.GiveTime = w.wanted, w.give, 2*w.cfg.KV.LoadTimeout
+	pcfg.Warm, pcfg.Give, pcfg.GiveTime = w.bringPrefix, w.givePrefix, 2*w.cfg.KV.LoadTimeout
 	pcfg.Ran = w.vllm.prefilled
 	w.prefill = prefill.New(pcfg, w.engine, w.backend, w.backend.Layout(), w.log)
 	if w.server, err = kvconn.NewServer(cfg, w.log, metrics); err != nil {
 		return err
 	}
-	listen := tr.Listen
-	if near.linked != nil { // serves callers over tcp alone as well
-		listen = near.linked.Listen
-	}
-	ln, err := listen(w.cfg.KVListen)
+	ln, err := ways.Listen(w.cfg.KVListen)
 	if err != nil {
 		return fmt.Errorf("kv_listen: %w", err)
 	}
 	if w.kvAddr, err = w.advertised(ln.Addr()); err != nil {
 		return errors.Join(err, ln.Close())
 	}
-	listeners, err := w.listenNear(near)
-	if err != nil {
-		return errors.Join(err, ln.Close())
+	var listeners []net.Listener
+	if listeners, w.kvWays, err = ways.Offer(w.kvAddr); err != nil {
+		return errors.Join(bad("kv.transport", "%v", err), ln.Close())
 	}
 	listeners = append(listeners, ln)
 	serve, stop := context.WithCancel(context.Background())
@@ -112,54 +104,6 @@ func (w *Worker) startKV(d Deps) error {
 	return nil
 }
 
-// listenNear opens the listeners for workers of this machine.
-func (w *Worker) listenNear(near nearWay) (listeners []net.Listener, err error) {
-	if near.transport == nil && near.pinned == nil {
-		return nil, nil
-	}
-	addr := "" // of the near transport: any
-	if near.transport != nil {
-		ln, err := near.transport.Listen("")
-		switch {
-		case err == nil:
-			listeners, addr = append(listeners, ln), ln.Addr().String()
-			w.announceNear(near.name, addr)
-		case w.cfg.KV.Transport == near.name:
-			return nil, &config.KeyError{Key: "kv.transport", Msg: fmt.Sprintf("%s: %v", near.name, err)}
-		default:
-			w.log.Warn("peers on this machine must use another way", "near", near.name, "error", err)
-		}
-	}
-	if near.pinned == nil {
-		return listeners, nil
-	}
-	if addr == "" { // none is listened on; peers derive the other from it
-		addr = fmt.Sprintf("%s:xpyd-kv-%s", transportIPC, randomID()) // which nobody can have taken beforehand
-		w.announceNear(transportIPC, addr)
-	}
-	ln, err := near.pinned.Listen(pinnedAddr(addr))
-	if err != nil {
-		w.log.Warn("peers on this machine must use another way", "near", transportPinned, "error", err)
-		return listeners, nil
-	}
-	return append(listeners, ln), nil
-}
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
-// members is the fleet as this worker sees it; nil without one.
-func (w *Worker) members() []fleet.Member {
-	if w.fleet == nil || w.fleet.watcher == nil {
-		return nil
-	}
-	return w.fleet.watcher.Snapshot().Members
-}
-
 // publishPaths announces how prefill workers are reached.
 func (w *Worker) publishPaths(summary string) {
 	if err := w.fleet.update(func(i *fleet.Instance) { i.KVPaths = summary }); err != nil {
@@ -167,7 +111,7 @@ func (w *Worker) publishPaths(summary string) {
 	}
 }
 
-// listenHTTP opens the HTTP listener; serveHTTP answers on it.
+// listenHTTP opens the HTTP listener; w.http answers on it once started.
 func (w *Worker) listenHTTP() (net.Listener, error) {
 	var err error
 	if w.clients, err = clientwatch.New(); err != nil {
@@ -181,31 +125,22 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 	ln = scarce.Listener(ln, w.log, w.failedAccepts.WithLabelValues("http"))
 	ln = newLobby(mostConns(scarce.Files())).Listener(ln, guestPatience)
 	w.http = w.newHTTP()
-	w.unused.set = map[*clientConn]struct{}{}
 	w.later("close the HTTP listener", func(ctx context.Context) error {
 		// Streams and lifelines hold their connections for as long as they
 		// like: what has not ended by itself is ended now.
-		w.jobs.close()
+		w.requests.close()
 		w.lifelines.close()
 		w.cancel(errClosing)
-		w.unused.close()
-		err := w.http.ShutdownWithContext(ctx) // knows ln only once it is served
+		err := w.http.Drain(ctx) // knows ln only once it is served
+		w.http.Cut()
 		if e := ln.Close(); e != nil && !errors.Is(e, net.ErrClosed) {
 			err = errors.Join(err, e)
 		}
-		return errors.Join(err, w.jobs.wait(ctx), w.lifelines.wait(ctx))
+		return errors.Join(err, w.requests.wait(ctx), w.lifelines.wait(ctx))
 	})
 	addr, err := w.advertised(ln.Addr())
 	w.url = w.scheme() + "://" + addr
 	return ln, err
-}
-
-func (w *Worker) serveHTTP(ln net.Listener) {
-	w.wg.Go(func() {
-		if err := w.http.Serve(&listener{Listener: ln, unused: &w.unused, tls: w.tls.Server()}); err != nil && w.ctx.Err() == nil {
-			w.fail(fmt.Errorf("http listener: %w", err))
-		}
-	})
 }
 
 // scheme is that of the URLs of this worker and its peers.

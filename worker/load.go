@@ -9,6 +9,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
@@ -16,7 +17,7 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// loadTokenizer makes the model's tokenizer, whatever kind of files it has.
+// loadTokenizer makes the model's tokenizer, from GGUF or tokenizer.json.
 func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 	if meta := m.GGUFMeta(); meta != nil {
 		return tokenizer.FromGGUF(meta)
@@ -32,55 +33,8 @@ func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 	return tok.WithChatTemplate(string(template)) // chat_template.jinja wins
 }
 
-// arch maps the reader's architecture to the backend's.
-func arch(c *model.Config) kernels.Arch {
-	return kernels.Arch{
-		Layers: c.Layers, Hidden: c.Hidden, Intermediate: c.Intermediate,
-		Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Vocab: c.Vocab,
-		MaxPositions: c.MaxPositions, NormEps: c.NormEps, RopeTheta: c.RopeTheta,
-		Rope: kernels.RopeScaling(c.Rope), RopeFreqFactors: c.RopeFreqFactors,
-		QKVBias: c.QKVBias, QKNorm: c.QKNorm, TiedHead: c.TiedHead,
-	}
-}
-
-// weights maps tensor names to the backend's places. Absent ones stay empty;
-// the reader has already checked that what the architecture needs is there.
-// Projections in FP8 stay so if fp8, and are widened else.
-func weights(m *model.Model, fp8 bool) kernels.Weights {
-	get := func(name string) kernels.Tensor {
-		if t, scale, ok := m.F8(name); ok && fp8 {
-			return kernels.Tensor{DType: kernels.F8, Shape: t.Shape, Data: t.Data, Scale: scale}
-		}
-		t, ok := m.Tensor(name)
-		if !ok {
-			return kernels.Tensor{}
-		}
-		return kernels.Tensor{DType: kernels.DType(t.DType), Shape: t.Shape, Data: t.Data}
-	}
-	w := kernels.Weights{
-		Embed: get("model.embed_tokens.weight"), Norm: get("model.norm.weight"),
-		Layers: make([]kernels.LayerWeights, m.Config.Layers),
-	}
-	if !m.Config.TiedHead {
-		w.Head = get("lm_head.weight")
-	}
-	for i := range w.Layers {
-		layer := func(name string) kernels.Tensor { return get(fmt.Sprintf("model.layers.%d.%s", i, name)) }
-		w.Layers[i] = kernels.LayerWeights{
-			AttnNorm: layer("input_layernorm.weight"), MLPNorm: layer("post_attention_layernorm.weight"),
-			Q: layer("self_attn.q_proj.weight"), K: layer("self_attn.k_proj.weight"), V: layer("self_attn.v_proj.weight"),
-			QBias: layer("self_attn.q_proj.bias"), KBias: layer("self_attn.k_proj.bias"), VBias: layer("self_attn.v_proj.bias"),
-			QNorm: layer("self_attn.q_norm.weight"), KNorm: layer("self_attn.k_norm.weight"),
-			O: layer("self_attn.o_proj.weight"), Gate: layer("mlp.gate_proj.weight"),
-			Up: layer("mlp.up_proj.weight"), Down: layer("mlp.down_proj.weight"),
-		}
-	}
-	return w
-}
-
-// newBackend puts the model on the device that cfg names. "auto" takes a GPU
-// where there is one that can be used, else the CPU, and says so. share asks
-// for a pool that other processes can map.
+// newBackend puts the model on the device that cfg names; "auto" is a GPU if one can be used,
+// else the CPU. share asks for a pool that other processes can map.
 func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kernels.Backend, error) {
 	if cfg.Device != "cpu" {
 		b, err := newCUDA(cfg, m)
@@ -102,7 +56,7 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 		}
 		log.Log(context.Background(), level, "device auto: taking the CPU", "reason", err)
 	}
-	a := arch(&m.Config)
+	a := m.Config
 	threads := cfg.Threads
 	if threads == 0 {
 		threads = runtime.GOMAXPROCS(0)
@@ -115,15 +69,15 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 	if err != nil {
 		return nil, err
 	}
-	b, err := cpu.New(a, weights(m, false), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: threads, Share: share})
+	b, err := cpu.New(a, m.Weights(false), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: threads, Share: share})
 	if err != nil {
 		return nil, poolError(cfg, fmt.Errorf("model %s: %w", m.Name, err))
 	}
 	return b, nil
 }
 
-// populate takes the memory of a pool that is the host's, so that no request is the
-// first to learn that the machine has less.
+// populate takes all memory of a pool on the host now, so that a lack of it shows at start
+// and not with a request.
 func (w *Worker) populate(ctx context.Context) error {
 	pool, ok := w.backend.(interface{ Populate(context.Context) error })
 	if !ok {
@@ -135,8 +89,8 @@ func (w *Worker) populate(ctx context.Context) error {
 	return poolError(&w.cfg, pool.Populate(ctx))
 }
 
-// poolError is err; of a pool that the machine has no memory for, with the key that
-// has made it so large.
+// poolError adds to the error of a pool that is too large for the machine which key asked
+// for it.
 func poolError(cfg *Config, err error) error {
 	var large *cpu.PoolError
 	if !errors.As(err, &large) {
@@ -149,8 +103,8 @@ func poolError(cfg *Config, err error) error {
 	return bad(key, "%s", large)
 }
 
-// fp16 tells whether a GPU computes in fp16: as asked, and where the checkpoint's
-// makers do and nothing is asked for that has no fp16 form.
+// fp16 reports whether a GPU computes in fp16: if asked to, or if the checkpoint is fp16 and
+// nothing is asked for that has no fp16 form.
 func fp16(cfg *Config, m *model.Model) bool {
 	if cfg.DType != dtypeAuto {
 		return cfg.DType == dtypeFP16
@@ -158,16 +112,14 @@ func fp16(cfg *Config, m *model.Model) bool {
 	return m.TorchDType == "float16" && cfg.KVCacheDType == kvAuto && !fp8Weights(cfg, m)
 }
 
-// fp8Weights tells whether the layers' projections are kept in FP8: as asked, and
-// where the checkpoint has them so and the promise of equal bits, which FP8 has
-// not, is not asked for.
+// fp8Weights reports whether the layers' projections are kept in FP8: if asked for, or if the
+// checkpoint has them so, unless batch_invariant rules FP8 out.
 func fp8Weights(cfg *Config, m *model.Model) bool {
-	_, _, stored := m.F8("model.layers.0.self_attn.q_proj.weight")
-	return cfg.Quantization == quantFP8 || stored && cfg.Quantization == quantAuto && !cfg.BatchInvariant
+	return cfg.Quantization == quantFP8 || m.StoredF8() && cfg.Quantization == quantAuto && !cfg.BatchInvariant
 }
 
 func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
-	a := arch(&m.Config)
+	a := m.Config
 	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8, WeightsFP8: fp8Weights(cfg, m), FP16: fp16(cfg, m),
 		MaxSeqs: cfg.MaxBatch}
 	steps := engineConfig(cfg, &a, true)
@@ -182,19 +134,19 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 			return nil, err
 		}
 	}
-	b, err := cuda.New(a, weights(m, opt.WeightsFP8), opt)
+	b, err := cuda.New(a, m.Weights(opt.WeightsFP8), opt)
 	if err != nil {
 		return nil, fmt.Errorf("model %s: device cuda: %w", m.Name, err)
 	}
 	return b, nil
 }
 
-// cpuMemory is what kv_memory is on the CPU when nobody says.
+// cpuMemory is kv_memory on the CPU by default.
 const cpuMemory = 256 << 20
 
-// poolBlocks is the pool's size: as set, or what size bytes hold of rows of that
+// poolBlocks is the pool's size in blocks: as set, or what size bytes hold of rows of that
 // dtype, at most 64 whole contexts.
-func poolBlocks(cfg *Config, a *kernels.Arch, dtype kvlayout.DType, size int64) (int, error) {
+func poolBlocks(cfg *Config, a *arch.Config, dtype kvlayout.DType, size int64) (int, error) {
 	if cfg.Blocks != 0 {
 		return cfg.Blocks, nil
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/xpyd/xpyd/engine"
 )
 
-// registerMetrics adds the process's own metrics, and vLLM's names beside
-// ours so that existing dashboards and pickers work.
+// registerMetrics adds the process's metrics; some have vLLM's names too, for its dashboards
+// and pickers.
 func (w *Worker) registerMetrics() error {
 	label := prometheus.Labels{"model_name": w.served, "engine": "0"}
 	gauge := func(name, help string, f func() float64) prometheus.Collector {

@@ -20,10 +20,10 @@ import (
 	"github.com/xpyd/xpyd/prefill"
 )
 
-// Mooncake's bootstrap, as vLLM's MooncakeConnector speaks it: prefill serves
-// GET /query, which says per data-parallel rank who it is and where its KV
-// listener is; decode asks it, then claims the transfer id that the proxy gave
-// to both. We have one rank, and a new engine_id with every epoch.
+// mooncakeRank is a data-parallel rank in Mooncake's bootstrap, as vLLM's MooncakeConnector
+// speaks it. Prefill serves GET /query: per rank, who it is and where its KV listener is.
+// Decode asks it, then claims the transfer id that the proxy gave to both. We have one rank,
+// and a new engine_id with every epoch.
 type mooncakeRank struct {
 	EngineID   string                       `json:"engine_id"`
 	WorkerAddr map[string]map[string]string `json:"worker_addr"` // tp rank -> pp rank -> tcp://host:port
@@ -42,11 +42,11 @@ func (w *Worker) serveQuery(ctx *fasthttp.RequestCtx) {
 	}}))
 }
 
-// mooncakeExchange asks prefill's bootstrap where to dial.
-func (w *Worker) mooncakeExchange(ctx context.Context, p *transferParams) (*exchange, *failure) {
+// mooncakeOrigin asks prefill's bootstrap where to dial it.
+func (w *Worker) mooncakeOrigin(ctx context.Context, p *transferParams) (*origin, *failure) {
 	u, err := url.Parse(p.RemoteBootstrapAddr)
 	if err != nil || u.Scheme != w.scheme() || u.Host == "" {
-		return nil, &failure{Error: openai.BadRequest(fieldTransfer, "remote_bootstrap_addr %q is no %s URL", p.RemoteBootstrapAddr, w.scheme())}
+		return nil, badRequest(fieldTransfer, "remote_bootstrap_addr %q is no %s URL", p.RemoteBootstrapAddr, w.scheme())
 	}
 	if err := w.allowPeer(fieldTransfer, u.Host); err != nil {
 		return nil, &failure{Error: err}
@@ -64,16 +64,10 @@ func (w *Worker) mooncakeExchange(ctx context.Context, p *transferParams) (*exch
 		}
 		peer, ok := parseEngineID(r.EngineID)
 		if !ok {
-			return nil, &failure{Error: openai.BadRequest(fieldTransfer, "%s has engine_id %q, which is none of ours", u.Host, r.EngineID)}
+			return nil, badRequest(fieldTransfer, "%s has engine_id %q, which is none of ours", u.Host, r.EngineID)
 		}
-		if f := w.refuseRevoked(peer.ID); f != nil {
-			return nil, f
-		}
-		addr := strings.TrimPrefix(r.WorkerAddr["0"]["0"], "tcp://")
-		if err := w.allowPeer(fieldTransfer, addr); err != nil {
-			return nil, &failure{Error: err}
-		}
-		return &exchange{link: ticket.NewLink(), leaseID: prefill.EarlyClaim + p.TransferID, addr: addr, peer: peer}, nil
+		return w.checkOrigin(&origin{link: ticket.NewLink(), leaseID: prefill.EarlyClaim + p.TransferID,
+			addr: strings.TrimPrefix(r.WorkerAddr["0"]["0"], "tcp://"), peer: peer})
 	}
 	return nil, &failure{openai.Upstream("%s has not the engine that was asked for: it restarted, or the proxy's knowledge is old", u.Host), ticket.Dead}
 }
@@ -99,10 +93,9 @@ func (w *Worker) queryBootstrap(ctx context.Context, u *url.URL) (map[string]moo
 	return ranks, nil
 }
 
-// askBootstrap shows the fleet's secrets one after the other, as which of two the
-// other has is not known. Whoever the address belongs to learns tokens that are
-// good for this question alone: a proxy's client named it, and a token for all
-// routes would be for the first that has it named.
+// askBootstrap tries a token of each of the fleet's secrets, because which one the other
+// worker has is not known. The tokens are good for this question alone: a proxy's client
+// named the address, and whoever listens there learns them.
 func (w *Worker) askBootstrap(ctx context.Context, url string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -124,8 +117,8 @@ func (w *Worker) askBootstrap(ctx context.Context, url string) (*http.Response, 
 	}
 }
 
-// newClient asks other workers. It follows nobody elsewhere: hosts are checked
-// before.
+// newClient is for requests to other workers. It follows no redirect: only the first host was
+// checked.
 func newClient(t *trust.TLS) *http.Client {
 	return &http.Client{
 		Transport:     &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute, TLSClientConfig: t.Client()},

@@ -16,6 +16,7 @@ import (
 	"github.com/xpyd/xpyd/internal/trust/trusttest"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -39,7 +40,7 @@ func secured(t testing.TB, ring *trust.Ring, creds *trust.TLS) func(*worker.Deps
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(d *worker.Deps) { d.Ring, d.TLS, d.Transport = ring, creds, tr }
+	return func(d *worker.Deps) { d.Ring, d.TLS, d.Ways = ring, creds, []way.Kind{way.Network(tr)} }
 }
 
 // over is a client with those certificates; nil: with none.

@@ -17,7 +17,7 @@ import (
 func spoilt(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "spoilt")
-	if err := os.CopyFS(dir, os.DirFS(filepath.Join("..", "model", "stories260k"))); err != nil {
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join("..", "internal", "model", "stories260k"))); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "model.safetensors")

@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -23,14 +22,14 @@ type job struct {
 	echo     bool
 	logprobs int // alternatives listed with each token; -1: none
 	urgent   bool
-	peers    []handoff.Peer // who have the beginning of the prompt, as the router says
+	peers    []handoff.Peer // workers that have the beginning of the prompt, by the router
 
 	requestID string // the client's
 	items     []item
 	stops     *tokenizer.Stops // nil until the first choice
 }
 
-// source is the request's field that the prompts come from.
+// source is the request's field with the prompts.
 func (j *job) source() string {
 	if j.chat {
 		return "messages"
@@ -38,15 +37,15 @@ func (j *job) source() string {
 	return "prompt"
 }
 
-// echoOnly says that the prompt is all the answer: max_tokens 0 with echo. One
-// token is drawn all the same, and not shown.
+// echoOnly reports whether the answer is the prompt alone: max_tokens 0 with echo. One token
+// is drawn all the same, and not shown.
 func (j *job) echoOnly() bool { return j.echo && j.MaxTokens != nil && *j.MaxTokens == 0 }
 
 // item is one prompt.
 type item struct {
 	tokens []int32
-	text   string             // as the client sent it, or decoded when echo asks for it
-	info   *engine.PromptInfo // known from its first event on
+	text   string             // as sent, or decoded for echo
+	info   *engine.PromptInfo // nil before its first event
 	had    int                // tokens of it in this worker's prefix cache
 	waited time.Duration      // for blocks, before the engine
 
@@ -67,7 +66,7 @@ func (w *Worker) completionJob(body []byte) (*job, *openai.Error) {
 	for i, p := range c.Prompts {
 		it := item{tokens: p.Tokens, text: p.Text}
 		if !p.IsTokens {
-			if err := w.fits("prompt", p.Text, 0); err != nil {
+			if err := w.checkText("prompt", p.Text, 0); err != nil {
 				return nil, err
 			}
 			it.tokens = w.tok.Encode(p.Text, c.AddSpecial)
@@ -79,11 +78,11 @@ func (w *Worker) completionJob(body []byte) (*job, *openai.Error) {
 		}
 		j.items = append(j.items, it)
 	}
-	return j, w.check(j)
+	return j, w.checkJob(j)
 }
 
-// echoed is the text of a prompt of tokens as far as it is whole characters, and who
-// knows the rest: the answer may complete it.
+// echoed is the text of a prompt of tokens, up to its last whole character. The detokenizer
+// has the rest: the answer may complete it.
 func (w *Worker) echoed(tokens []int32) (string, *tokenizer.Detokenizer) {
 	var text []byte
 	d := w.tok.NewDetokenizer(false, nil)
@@ -115,7 +114,7 @@ func (w *Worker) chatJob(ctx *fasthttp.RequestCtx) (*job, *openai.Error) {
 	if c.Logprobs {
 		j.logprobs = c.TopLogprobs
 	}
-	return j, w.check(j)
+	return j, w.checkJob(j)
 }
 
 func plainText(format json.RawMessage) bool {
@@ -125,8 +124,8 @@ func plainText(format json.RawMessage) bool {
 	return json.Unmarshal(format, &f) == nil && f.Type == "text"
 }
 
-// renderChat turns messages into the model's prompt. A template may take
-// seconds, but not longer than the client waits.
+// renderChat turns messages into the model's prompt. A template may run for seconds; the
+// client's leaving ends it.
 func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat) ([]int32, *openai.Error) {
 	if !w.tok.HasChatTemplate() {
 		return nil, openai.BadRequest("messages", "model %s has no chat template; use /v1/completions", w.served)
@@ -148,7 +147,7 @@ func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat) ([]int32, 
 	case err != nil:
 		return nil, openai.BadRequest("messages", "chat template: %v", err)
 	}
-	if err := w.fits("messages", text, 0); err != nil {
+	if err := w.checkText("messages", text, 0); err != nil {
 		return nil, err
 	}
 	tokens := w.tok.Encode(text, c.AddSpecial)
@@ -162,14 +161,13 @@ func (w *Worker) limits() openai.Limits {
 	return openai.Limits{VocabSize: w.backend.Arch().Vocab}
 }
 
-// shrink is how much shorter than a text its normalised form may be: NFC makes
-// one syllable of three jamo.
+// shrink is how many times shorter than a text its normalised form can be: NFC makes one
+// syllable of three jamo.
 const shrink = 4
 
-// fits refuses text of which no tokenisation is short enough for the model.
-// Text is what a request has most of, and tokenising takes a hundred times
-// its size, so this comes first. least is accepted in any case.
-func (w *Worker) fits(field, text string, least int) *openai.Error {
+// checkText refuses text that no tokenisation makes short enough for the model, before it is
+// tokenised: that takes a hundred times its size. least bytes are always accepted.
+func (w *Worker) checkText(field, text string, least int) *openai.Error {
 	most := w.engine.MaxModelLen()
 	if limit := max(shrink*w.longest*most, least); len(text) > limit {
 		return openai.BadRequest(field, "%s has %d bytes of text; %d is the limit where %d tokens are", field, len(text), limit, most)
@@ -180,11 +178,11 @@ func (w *Worker) fits(field, text string, least int) *openai.Error {
 const (
 	maxSalt    = 1024    // bytes: it travels with every ticket
 	maxChoices = 4096    // of all prompts
-	maxListed  = 1 << 19 // log probabilities of one prompt: they come from prefill in one piece
+	maxListed  = 1 << 19 // log probabilities of a prompt: prefill sends them in one piece
 )
 
-// check refuses what cannot run here, with numbers.
-func (w *Worker) check(j *job) *openai.Error {
+// checkJob refuses what cannot run here, with numbers.
+func (w *Worker) checkJob(j *job) *openai.Error {
 	if j.Model != "" && j.Model != w.served {
 		return openai.ModelNotFound(j.Model)
 	}
@@ -236,8 +234,8 @@ func (j *job) checkListed() *openai.Error {
 	return nil
 }
 
-// sampling maps the request's parameters to the engine's, filling what the
-// client left out from the model's generation_config.json.
+// sampling maps the request's parameters to the engine's. What the client left out is from
+// the model's generation_config.json.
 func (w *Worker) sampling(s *openai.Sampling, seed uint64) engine.Sampling {
 	out := engine.Sampling{
 		Seed: seed, Temperature: s.Temperature, TopK: s.TopK, TopP: s.TopP, MinP: s.MinP,
@@ -261,7 +259,7 @@ func fill[T any](dst *T, def *T, given bool) {
 	}
 }
 
-// seedStride parts the seeds of a list's prompts (2^64 over the golden ratio).
+// seedStride separates the seeds of a list's prompts (2^64 over the golden ratio).
 const seedStride = 0x9e3779b97f4a7c15
 
 // request builds the engine's request for one prompt.
@@ -285,24 +283,4 @@ func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request 
 		r.PromptLogprobs = max(r.PromptLogprobs, *j.PromptLogprobs)
 	}
 	return r
-}
-
-// engineError maps what the engine refuses to the API's shape.
-func engineError(err error) *openai.Error {
-	var bad *engine.RequestError
-	var long *engine.TooLongError
-	var spoilt *engine.OutputError
-	switch {
-	case errors.As(err, &bad):
-		return openai.BadRequest(bad.Field, "%s", bad.Msg)
-	case errors.As(err, &spoilt):
-		return openai.InvalidOutput("%v", err)
-	case errors.As(err, &long):
-		return openai.BadRequest("prompt", "%v", err)
-	case errors.Is(err, engine.ErrQueueFull):
-		return openai.Unavailable("%v", err)
-	case errors.Is(err, engine.ErrClosed):
-		return openai.Unavailable("this worker is shutting down")
-	}
-	return openai.Upstream("%v", err)
 }

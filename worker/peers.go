@@ -24,11 +24,11 @@ import (
 	"github.com/xpyd/xpyd/prefill"
 )
 
-// headerPeer names a worker besides the pair that has the beginning of the
-// prompt: handoff.ParsePeer. Our router sets it.
+// headerPeer names a worker besides the pair that has the beginning of the prompt, as
+// handoff.ParsePeer reads it. Our router sets it.
 const headerPeer = "x-xpyd-kv-peer"
 
-// openPeers makes the tier of other workers, over decode's way of collecting.
+// openPeers makes the tier of other workers, which fetches through decode.
 func (w *Worker) openPeers() error {
 	if w.cfg.KV.Peers == "off" {
 		return nil
@@ -47,15 +47,15 @@ func (w *Worker) self() handoff.Peer {
 	return handoff.Peer{ID: w.identity.ID, Epoch: w.identity.Epoch, KV: w.kvAddr}
 }
 
-// wanted brings what the tiers and the peers of a prompt that is about to be
-// computed have into the pool: memory, SSD, peers, shared store. What is in host
-// memory may be left for the engine to bring from the source.
-func (w *Worker) wanted(ctx context.Context, p prefill.Wanted) engine.Source {
+// bringPrefix brings what tiers and peers have of a prompt into the pool before it is
+// computed: from host memory, SSD, peers and the shared store. The engine itself may bring
+// what is in host memory, from the source that is returned.
+func (w *Worker) bringPrefix(ctx context.Context, p prefill.Wanted) engine.Source {
 	ctx, cancel := context.WithTimeout(ctx, w.cfg.KV.LoadTimeout) // for all of them together
 	defer cancel()
 	var s source
 	if w.peers != nil && len(p.Peers) > 0 {
-		s.ahead = w.ask(ctx, p)
+		s.ahead = w.askPeers(ctx, p)
 	}
 	if w.tiers != nil && s.ahead == nil { // they have nothing of what comes from the peer
 		w.tiers.Stage(ctx, p.Tokens, p.Salt, len(p.Tokens)-1) // the last one is computed, for its logits
@@ -67,12 +67,12 @@ func (w *Worker) wanted(ctx context.Context, p prefill.Wanted) engine.Source {
 	return s
 }
 
-// ask fetches what peers have, or returns what one is to bring when the request has
-// its blocks.
-func (w *Worker) ask(ctx context.Context, p prefill.Wanted) *tier.Ahead {
+// askPeers fetches what peers have of a prompt, or returns what one will bring once the
+// request has its blocks.
+func (w *Worker) askPeers(ctx context.Context, p prefill.Wanted) *tier.Ahead {
 	list := make([]tier.Peer, 0, len(p.Peers))
 	for i := range p.Peers {
-		if known, ok := w.known(&p.Peers[i]); ok {
+		if known, ok := w.resolvePeer(&p.Peers[i]); ok {
 			list = append(list, known)
 		}
 	}
@@ -87,15 +87,15 @@ func (w *Worker) ask(ctx context.Context, p prefill.Wanted) *tier.Ahead {
 	return nil
 }
 
-// known resolves a peer that a request names: the fleet's word counts for where
-// it is. Without a fleet it must be where allowPeer allows.
-func (w *Worker) known(p *handoff.Peer) (tier.Peer, bool) {
+// resolvePeer resolves a peer that a request names. Where it is, the fleet says; without a
+// fleet it must be where allowPeer allows.
+func (w *Worker) resolvePeer(p *handoff.Peer) (tier.Peer, bool) {
 	out := tier.Peer(*p)
 	if p.ID == w.identity.ID || w.revoked(p.ID) {
 		return out, false
 	}
 	if w.fleet != nil && w.fleet.watcher != nil {
-		m := w.fleet.watcher.Snapshot().Get(p.ID)
+		m := w.fleet.member(p.ID)
 		if m == nil || m.Epoch != p.Epoch || !m.Serves() {
 			return out, false
 		}
@@ -116,9 +116,8 @@ func (w *Worker) known(p *handoff.Peer) (tier.Peer, bool) {
 	return out, true
 }
 
-// hint reads the router's word about a peer; nil when there is none, or it
-// makes no sense, which is no reason to fail.
-func (w *Worker) hint(h *fasthttp.RequestHeader) []handoff.Peer {
+// peerHint reads headerPeer; nil if it is absent or malformed, which fails no request.
+func (w *Worker) peerHint(h *fasthttp.RequestHeader) []handoff.Peer {
 	v := h.Peek(headerPeer)
 	if len(v) == 0 || w.peers == nil {
 		return nil
@@ -131,7 +130,7 @@ func (w *Worker) hint(h *fasthttp.RequestHeader) []handoff.Peer {
 	return []handoff.Peer{*p}
 }
 
-// collector is decode's service as the tier of peers sees it.
+// collector adapts decode's service to the tier of peers.
 type collector struct{ w *Worker }
 
 // Collect implements tier.Collector.
@@ -160,14 +159,14 @@ func (c collector) prefix(f *tier.Fetch) *decode.Prefix {
 		Tokens: f.Tokens, Salt: f.Salt, Chain: f.Chain, Upto: f.Upto, Least: f.Least, Most: f.Blocks, Deadline: f.Deadline}
 	if f.Peer.URL != "" {
 		p.Reach = func(ctx context.Context, chain *kvcache.Chain, unit, from, upto int) (int, error) {
-			return c.w.reach(ctx, &f.Peer, chain, unit, from, upto)
+			return c.w.askReach(ctx, &f.Peer, chain, unit, from, upto)
 		}
 	}
 	return p
 }
 
-// tierError is what a fetch's error counts as. A peer that says it does not have a
-// prefix has not failed, unless it has just told us otherwise (Fetch.Peer.URL).
+// tierError maps an error of decode's to the tier's. A peer that refuses because it does not
+// have a prefix has not failed, unless it just said that it has it (Fetch.Peer.URL).
 func tierError(f *tier.Fetch, err error) error {
 	var e *decode.Error
 	switch {
@@ -184,9 +183,9 @@ func tierError(f *tier.Fetch, err error) error {
 	return err
 }
 
-// reach asks a peer how far it has a chain from token from on. The token that it is
-// shown is good for that run of that worker alone, whoever is at the URL.
-func (w *Worker) reach(ctx context.Context, p *tier.Peer, chain *kvcache.Chain, unit, from, upto int) (int, error) {
+// askReach asks a peer how far beyond token from it has a chain. The token sent along is
+// good for that run of that worker alone, whoever listens at the URL.
+func (w *Worker) askReach(ctx context.Context, p *tier.Peer, chain *kvcache.Chain, unit, from, upto int) (int, error) {
 	var units []kvcache.Hash
 	for at := from + unit; at <= upto && len(units) < tier.ReachUnits; at += unit {
 		units = append(units, chain.Name(at))
@@ -218,18 +217,15 @@ func (w *Worker) reach(ctx context.Context, p *tier.Peer, chain *kvcache.Chain, 
 	return from + n*unit, err
 }
 
-// secretsOf names the secrets of a worker of the fleet; "" where it is not known.
+// secretsOf names the secrets of a worker of the fleet; "": it is not known.
 func (w *Worker) secretsOf(id string) string {
-	if w.fleet == nil || w.fleet.watcher == nil {
-		return ""
-	}
-	if m := w.fleet.watcher.Snapshot().Get(id); m != nil {
+	if m := w.fleet.member(id); m != nil {
 		return m.Secrets
 	}
 	return ""
 }
 
-// serveReach says how much of a chain is here.
+// serveReach answers how much of a chain this worker has.
 func (w *Worker) serveReach(ctx *fasthttp.RequestCtx) {
 	units, err := tier.ParseReach(ctx.PostBody())
 	if err != nil {
@@ -243,12 +239,12 @@ func (w *Worker) serveReach(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, 200, tier.AppendReached(nil, n))
 }
 
-// give is what prefill's tickets for cached prefixes ask for.
-func (w *Worker) give(ctx context.Context, a prefill.Asked) ([]int32, func(), error) {
+// givePrefix hands out cached blocks for a ticket that asks for a prefix.
+func (w *Worker) givePrefix(ctx context.Context, a prefill.Asked) ([]int32, func(), error) {
 	if w.peers == nil {
 		return nil, nil, prefill.ErrNotCached
 	}
-	blocks, release, err := w.peers.Give(ctx, &tier.Asked{Peer: a.Peer.ID, Trusted: a.Private && w.member(a.Peer),
+	blocks, release, err := w.peers.Give(ctx, &tier.Asked{Peer: a.Peer.ID, Trusted: a.Private && w.isMember(a.Peer),
 		Tokens: a.Tokens, Salt: a.Salt, Bytes: a.Bytes})
 	switch {
 	case errors.Is(err, tier.ErrEnough):
@@ -259,11 +255,8 @@ func (w *Worker) give(ctx context.Context, a prefill.Asked) ([]int32, func(), er
 	return blocks, release, err
 }
 
-// member says whether the fleet has that run of a worker.
-func (w *Worker) member(p kvconn.PeerID) bool {
-	if w.fleet == nil || w.fleet.watcher == nil {
-		return false
-	}
-	m := w.fleet.watcher.Snapshot().Get(p.ID)
+// isMember reports whether that run of a worker is in the fleet.
+func (w *Worker) isMember(p kvconn.PeerID) bool {
+	m := w.fleet.member(p.ID)
 	return m != nil && m.Epoch == p.Epoch && (m.Serves() || m.State == fleet.Suspect)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -31,7 +32,7 @@ func start(t *testing.T, change func(*worker.Config), given ...func(*worker.Deps
 	if err != nil {
 		t.Fatal(err)
 	}
-	deps := worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Transport: tr, Build: "test"}
+	deps := worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tr)}, Build: "test"}
 	for _, give := range given {
 		give(&deps)
 	}

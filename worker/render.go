@@ -11,9 +11,9 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// choice renders one choice's tokens into text and log probabilities. It holds
-// back what may still become part of a character or of a stop string, and the
-// log probabilities of held tokens with it.
+// choice renders one choice's tokens into text and log probabilities. It holds back text that
+// may still become part of a character or of a stop string, and the log probabilities of
+// its tokens.
 type choice struct {
 	j      *job
 	tok    *tokenizer.Tokenizer
@@ -50,9 +50,9 @@ func newChoice(w *Worker, j *job, it *item, index int) *choice {
 		detok: it.detok.Continue(j.SkipSpecial), stop: j.stops.Stopper()}
 }
 
-// push takes one event. It returns true when the choice hit a stop string and
-// the engine should stop it.
-func (c *choice) push(e *engine.Event) (stopped bool) {
+// addToken renders one event. It returns true when the choice hit a stop string, so that the
+// engine should stop it.
+func (c *choice) addToken(e *engine.Event) (stopped bool) {
 	if c.done {
 		return false
 	}
@@ -77,11 +77,11 @@ func (c *choice) push(e *engine.Event) (stopped bool) {
 	}
 	ended := e.Finish == engine.FinishStop
 	if !ended || c.j.IncludeStop { // the token that ends it is no text
-		if c.show(c.detok.Push(id)) {
+		if c.addText(c.detok.Push(id)) {
 			return e.Finish == engine.FinishNone
 		}
 	}
-	if e.Finish == engine.FinishNone || c.show(c.detok.Flush()) {
+	if e.Finish == engine.FinishNone || c.addText(c.detok.Flush()) {
 		return false
 	}
 	c.text = append(c.text, c.stop.Flush()...)
@@ -92,9 +92,9 @@ func (c *choice) push(e *engine.Event) (stopped bool) {
 	return false
 }
 
-// show adds text, and says whether a stop string ends the choice in it. None
-// does before min_tokens.
-func (c *choice) show(text string) (stopped bool) {
+// addText adds text, and reports whether a stop string in it ends the choice. None does before
+// min_tokens.
+func (c *choice) addText(text string) (stopped bool) {
 	if c.tokens <= c.j.MinTokens {
 		c.text = append(c.text, c.stop.Skip(text)...)
 		return false
@@ -107,8 +107,7 @@ func (c *choice) show(text string) (stopped bool) {
 	return stopped
 }
 
-// echoPrompt puts the prompt in front of the answer, with its log
-// probabilities when the request has them.
+// echoPrompt puts the prompt in front of the answer, with log probabilities if asked for.
 func (c *choice) echoPrompt() {
 	c.text = append(c.text, c.item.text...)
 	if c.j.logprobs >= 0 {
@@ -120,8 +119,8 @@ func (c *choice) echoPrompt() {
 	}
 }
 
-// logprobs lists the prompt's tokens, once for all choices; the first has no
-// distribution, nor has one that nobody computed (the prompt came from elsewhere).
+// logprobs lists the prompt's tokens, once for all choices. The first has no distribution, nor
+// has one that was not computed here.
 func (it *item) logprobs(tok *tokenizer.Tokenizer, made *[]openai.TokenLogprob, most int) []openai.TokenLogprob {
 	if *made != nil {
 		return *made
@@ -145,10 +144,10 @@ func (it *item) logprobs(tok *tokenizer.Tokenizer, made *[]openai.TokenLogprob, 
 	return list
 }
 
-// runes is how many characters a token's text has.
+// runes counts the characters of a token's text.
 func (c *choice) runes(id int32) int32 { return int32(utf8.RuneCountInString(c.tok.TokenText(id))) }
 
-// logprob is one position as answers have it.
+// logprob converts one position to the answer's form.
 func logprob(self kernels.TokenLogprob, top []kernels.TokenLogprob) openai.TokenLogprob {
 	lp := openai.TokenLogprob{TopLogprob: openai.TopLogprob{ID: self.ID, Logprob: self.Logprob}}
 	if len(top) > 0 {
@@ -169,17 +168,17 @@ func (c *choice) usage() openai.Usage {
 	return u
 }
 
-// ready says whether there is something to send: text, and what else there is
-// with it, unless the text does not come.
+// ready reports whether there is something to send: text, the end, or as many held back
+// tokens as may be.
 func (c *choice) ready() bool {
 	return !c.sent && (len(c.text) > 0 || c.done || max(len(c.logprobs), len(c.ids)) >= unsaid)
 }
 
-// keptText is how much room for text a choice keeps for what comes next.
+// keptText is the capacity for text that a choice keeps between chunks.
 const keptText = 1 << 10
 
-// take returns what is ready as one chunk, valid until the next push.
-func (c *choice) take() openai.Choice {
+// takeChunk returns what is ready as one chunk, valid until the next addToken.
+func (c *choice) takeChunk() openai.Choice {
 	out := openai.Choice{Index: c.index, Text: string(c.text), Role: !c.begun, Finish: c.finish,
 		StopString: c.hit, StopToken: c.stopID}
 	if c.j.logprobs >= 0 {

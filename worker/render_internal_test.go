@@ -54,9 +54,9 @@ func play(c *choice, ids []int32, last engine.Finish) (chunks []openai.Choice, c
 		if i == len(ids)-1 {
 			e.Finish = last
 		}
-		cancelled = c.push(e) || cancelled
+		cancelled = c.addToken(e) || cancelled
 		if c.ready() {
-			out := c.take()
+			out := c.takeChunk()
 			c.sent = c.done
 			out.TokenIDs, out.Logprobs = slices.Clone(out.TokenIDs), slices.Clone(out.Logprobs)
 			chunks = append(chunks, out)
@@ -196,8 +196,8 @@ func TestChoiceMemory(t *testing.T) {
 	var out []openai.Choice
 	made := func() {
 		c := newChoice(w, j, &j.items[0], 0)
-		c.push(&engine.Event{Sampled: kernels.Sampled{Token: 403}, Finish: engine.FinishLength})
-		out = append(out, c.take())
+		c.addToken(&engine.Event{Sampled: kernels.Sampled{Token: 403}, Finish: engine.FinishLength})
+		out = append(out, c.takeChunk())
 	}
 	made()
 	var before, after runtime.MemStats
@@ -236,8 +236,8 @@ func BenchmarkToken(b *testing.B) {
 			var buf []byte
 			b.ReportAllocs()
 			for b.Loop() {
-				c.push(e)
-				out := c.take()
+				c.addToken(e)
+				out := c.takeChunk()
 				buf = enc.AppendChunk(buf[:0], &out, nil)
 			}
 		})
@@ -253,8 +253,8 @@ func TestTokenAllocations(t *testing.T) {
 	e := &engine.Event{Sampled: kernels.Sampled{Token: w.tok.Encode("once", false)[0]}}
 	buf := make([]byte, 0, 4096)
 	if n := testing.AllocsPerRun(1000, func() {
-		c.push(e)
-		out := c.take()
+		c.addToken(e)
+		out := c.takeChunk()
 		buf = enc.AppendChunk(buf[:0], &out, nil)
 	}); n > 1 {
 		t.Errorf("%v allocations a token", n)

@@ -7,9 +7,8 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// Revoke has no more to do with the workers of these ids, and only these: sessions
-// that move KV to or from them end, and none is made, whoever names them. See
-// kvconn.Server.Revoke.
+// Revoke shuts out the workers of these ids, and only these: their sessions end, and no new
+// one is made, whoever names them. See kvconn.Server.Revoke.
 func (w *Worker) Revoke(ids []string) {
 	w.shutOut.Store(&ids)
 	w.recv.Revoke(ids)
@@ -32,7 +31,7 @@ func (w *Worker) revoked(id string) bool {
 	return ids != nil && slices.Contains(*ids, id)
 }
 
-// refuseRevoked is why nothing is taken from a worker that is shut out.
+// refuseRevoked refuses a worker that is shut out; nil: it is not.
 func (w *Worker) refuseRevoked(id string) *failure {
 	if !w.revoked(id) {
 		return nil

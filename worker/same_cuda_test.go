@@ -7,7 +7,8 @@ import (
 
 	"github.com/xpyd/xpyd/e2e/tiers"
 	"github.com/xpyd/xpyd/engine/tier/redis/redistest"
-	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -16,7 +17,7 @@ import (
 //
 //	go test -tags cuda ./worker -run GPUSameTokens
 func TestGPUSameTokens(t *testing.T) {
-	dir := tiers.RandomModel(t, model.BF16, func(c *model.Config) {
+	dir := tiers.RandomModel(t, kernels.BF16, func(c *arch.Config) {
 		c.Layers, c.Hidden, c.Intermediate, c.Heads, c.KVHeads, c.HeadDim, c.MaxPositions = 4, 512, 1024, 8, 4, 64, 2048
 	})
 	tiers.SameTokens(t, tiers.Bed{

@@ -2,17 +2,16 @@ package worker
 
 import (
 	"bufio"
-	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
-	"net"
 	"strconv"
 	"time"
 
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/h1"
 )
 
 func (w *Worker) serveCompletion(ctx *fasthttp.RequestCtx) {
@@ -41,9 +40,9 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 		return
 	}
 	if len(j.items) > 1 {
-		// A transfer carries one prompt. Proxies that send a batch through both
-		// sides all the same find nothing kept at prefill, and decode does it
-		// alone, as with vLLM's engines for all prompts but the first.
+		// A transfer carries one prompt. For a proxy that sends a batch through both sides,
+		// prefill keeps nothing and decode computes it alone, as vLLM's engines do for all
+		// prompts but the first.
 		params = nil
 	}
 	seed, err := seedOf(j, ctx.Request.Header.Peek(headerSeed))
@@ -60,16 +59,16 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 	if keep {
 		kind = "keep"
 	}
-	// The client's id may come again while it is in use; ours may not.
+	// Clients may reuse an id while it is in use; ours is unique.
 	public := requestID(&ctx.Request.Header)
 	id := fmt.Sprintf("%s#%d", public, w.sequence.Add(1))
-	c := w.begin(ctx, w.jobs, kind, id)
+	c := w.begin(ctx, w.requests, kind, id)
 	if c == nil {
 		return
 	}
 	j.urgent = string(ctx.Request.Header.Peek(headerProbe)) == "1"
-	needs := w.takes(j, unsure)
-	mem, fail := w.room(c, j, needs)
+	needs := w.answerNeeds(j, unsure)
+	mem, fail := w.reserveAnswer(c, j, needs)
 	if fail != nil {
 		writeFailure(ctx, fail)
 		c.leave()
@@ -83,20 +82,20 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 		w.serveKeep(ctx, c, j, params, enc, id, seed)
 		return
 	}
-	ex, fail := w.exchangeOf(c, &ctx.Request.Header, params)
+	from, fail := w.originOf(c, &ctx.Request.Header, params)
 	if fail != nil {
 		writeFailure(ctx, fail)
 		c.leave()
 		return
 	}
-	if ex != nil {
-		ex.requestID = public
+	if from != nil {
+		from.requestID = public
 	}
-	j.requestID, j.peers = public, w.hint(&ctx.Request.Header)
-	if ex != nil && ex.leaseID == "" {
-		ex.peers = j.peers
+	j.requestID, j.peers = public, w.peerHint(&ctx.Request.Header)
+	if from != nil && from.leaseID == "" {
+		from.peers = j.peers
 	}
-	g := w.generate(c, j, ex, id, seed)
+	g := w.generate(c, j, from, id, seed)
 	g.mem, g.needs = mem, needs
 	if j.Stream {
 		w.stream(ctx, c, g, enc)
@@ -105,7 +104,7 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
 	w.whole(ctx, c, g, enc)
 }
 
-// encoder writes the answer to j.
+// encoder makes the encoder of the answer to j.
 func (w *Worker) encoder(j *job, id string) *openai.Encoder {
 	prefix := "cmpl-"
 	if j.chat {
@@ -137,19 +136,19 @@ func (w *Worker) whole(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *op
 	leave := c.leave
 	defer func() { leave() }()
 	defer g.close()
-	for first := true; g.next(c); first = false {
+	for first := true; g.nextEvent(c); first = false {
 		if first {
-			w.jobs.answering(c.run)
+			w.requests.answering(c.run)
 		}
 	}
 	if g.err != nil {
 		writeFailure(ctx, g.err)
 		return
 	}
-	n := w.encoded(g)
+	n := w.encodedSize(g)
 	choices := make([]openai.Choice, len(g.choices))
 	for i, c := range g.choices {
-		choices[i] = c.take()
+		choices[i] = c.takeChunk()
 	}
 	ctx.Response.Header.Set("Server-Timing", g.timings().header())
 	if n <= pieceBytes || n <= wholeBytes && g.mem.grow(int64(n)) {
@@ -160,14 +159,9 @@ func (w *Worker) whole(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *op
 	}
 	leave = func() {} // the writer's
 	ctx.SetContentType("application/json")
-	conn := ctx.Conn()
-	ctx.SetBodyStreamWriter(func(out *bufio.Writer) {
+	h1.StreamWriter(ctx, func(out *bufio.Writer) {
 		defer c.leave()
-		defer w.hurry(conn)()
 		_ = enc.WriteFull(func(piece []byte) error { // fails when the client left: nobody is left to tell
-			if w.ctx.Err() == nil {
-				_ = conn.SetWriteDeadline(time.Now().Add(w.cfg.StallTimeout)) // fails only with the write
-			}
 			if _, err := out.Write(piece); err != nil {
 				return err
 			}
@@ -181,13 +175,12 @@ const (
 	wholeBytes = 256 << 10 // an answer of more is sent as it is encoded
 )
 
-// stream answers with server-sent events, one a token as far as its text is
-// whole characters. The status waits for the first token, so that a failure
-// before it has a real one.
+// stream answers with server-sent events, one a token as far as its text is whole characters.
+// The status waits for the first token, so that an early failure has a status of its own.
 func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) {
 	var buf []byte
 	g.emit = func(c *choice) {
-		out := c.take()
+		out := c.takeChunk()
 		c.sent = c.done
 		if g.j.IncludeUsage && g.j.ContinuousUsage {
 			u := c.usage()
@@ -196,32 +189,27 @@ func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *o
 		}
 		buf = enc.AppendChunk(buf, &out, nil)
 	}
-	if !g.next(c) && g.err != nil {
+	if !g.nextEvent(c) && g.err != nil {
 		writeFailure(ctx, g.err)
 		g.close()
 		c.leave()
 		return
 	}
-	w.jobs.answering(c.run)
+	w.requests.answering(c.run)
 	ctx.SetContentType("text/event-stream; charset=utf-8")
 	ctx.Response.Header.Set("Cache-Control", "no-cache")
 	ctx.Response.Header.Set("Server-Timing", g.timings().header())
-	conn := ctx.Conn()
-	ctx.SetBodyStreamWriter(func(out *bufio.Writer) {
+	h1.StreamWriter(ctx, func(out *bufio.Writer) {
 		defer c.leave()
 		defer g.close()
-		defer w.hurry(conn)()
 		flush := func() error {
 			if _, err := out.Write(buf); err != nil {
 				return err
 			}
-			if w.ctx.Err() == nil {
-				_ = conn.SetWriteDeadline(time.Now().Add(w.cfg.StallTimeout)) // fails only with the write
-			}
 			buf = buf[:0]
 			return out.Flush()
 		}
-		for more := true; more; more = g.next(c) {
+		for more := true; more; more = g.nextEvent(c) {
 			if len(buf) > 0 && (len(g.events) == 0 || len(buf) >= pieceBytes) && flush() != nil {
 				return // the client left or takes nothing; close cancels the rest
 			}
@@ -237,17 +225,4 @@ func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *o
 		}
 		_ = flush() // nobody is left to tell
 	})
-}
-
-// lastWords is how long a connection may take its last bytes once the worker
-// closes.
-const lastWords = time.Second
-
-// hurry makes a client that takes nothing not hold up the worker's end. The
-// caller calls what it returns when it writes no more.
-func (w *Worker) hurry(conn net.Conn) (stop func()) {
-	undo := context.AfterFunc(w.ctx, func() {
-		_ = conn.SetWriteDeadline(time.Now().Add(lastWords)) // fails only on a closed one
-	})
-	return func() { undo() }
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/xpyd/xpyd/prefill"
 )
 
-// openTiers opens what is configured below the pool.
+// openTiers opens the tiers that are configured below the pool.
 func (w *Worker) openTiers(ctx context.Context) error {
 	k := w.cfg.KV
 	if k.HostMemory == 0 {
@@ -42,7 +42,7 @@ func (w *Worker) openTiers(ctx context.Context) error {
 	return nil
 }
 
-// settingError names the key of a setting that this machine does not allow.
+// settingError adds the key of a setting that this machine does not allow.
 func settingError(err error) error {
 	keys := map[tier.Setting]string{tier.HostBytes: "kv.host_memory", tier.Dir: "kv.ssd_dir", tier.DirBytes: "kv.ssd_size", tier.DirIO: "kv.ssd_io"}
 	var e *tier.SettingError
@@ -52,8 +52,8 @@ func settingError(err error) error {
 	return bad(keys[e.Setting], "%s", strings.TrimPrefix(e.Error(), "tier: "))
 }
 
-// openStore connects to nothing yet: a store that is down is no reason not to
-// start.
+// openStore makes the client of the shared store. It does not connect yet: a worker starts
+// also when the store is down.
 func (w *Worker) openStore() (store.Store, error) {
 	k := w.cfg.KV
 	addr, err := redis.ParseURL(k.Store)
@@ -64,12 +64,12 @@ func (w *Worker) openStore() (store.Store, error) {
 		MaxValue: tier.ValueBytes(w.backend, kvcache.UnitBlocks(w.cfg.BlockTokens))})
 }
 
-// warm brings what the tiers have of a prompt into the pool; see tier.Load.
-func (w *Worker) warm(ctx context.Context, tokens []int32, salt string) {
+// loadPrefix brings what the tiers have of a prompt into the pool (tier.Load).
+func (w *Worker) loadPrefix(ctx context.Context, tokens []int32, salt string) {
 	w.tiers.Load(ctx, tokens, salt, len(tokens)-1) // the last one is computed, for its logits
 }
 
-// source is the tiers, or a peer, as the engine sees them.
+// source adapts the tiers, or a peer, to the engine.
 type source struct {
 	tiers *tier.Tiers
 	ahead *tier.Ahead
@@ -91,16 +91,16 @@ func (s source) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 	return a, false
 }
 
-// submit gives the engine a request whose prefix is in the pool, or in host memory
-// for the engine to bring, as far as any tier, or one of these peers, has it.
-func (w *Worker) submit(ctx context.Context, r *engine.Request, requestID string, peers []handoff.Peer) (*engine.Handle, error) {
+// submitRequest submits a request to the engine after its prefix has come from the tiers and
+// these peers, as far as they have it.
+func (w *Worker) submitRequest(ctx context.Context, r *engine.Request, requestID string, peers []handoff.Peer) (*engine.Handle, error) {
 	if r.Prefilled == nil && r.PromptLogprobs < 0 {
-		r.Source = w.wanted(ctx, prefill.Wanted{RequestID: requestID, Tokens: r.Prompt, Salt: r.Salt, Peers: peers})
+		r.Source = w.bringPrefix(ctx, prefill.Wanted{RequestID: requestID, Tokens: r.Prompt, Salt: r.Salt, Peers: peers})
 	}
 	return w.engine.Submit(ctx, r)
 }
 
-// listeners hear of the prefix index's changes, each in turn.
+// listeners pass each change of the prefix index to all.
 type listeners []kvcache.Listener
 
 // KVEvent implements kvcache.Listener.
@@ -110,7 +110,7 @@ func (l listeners) KVEvent(ev kvcache.Event) {
 	}
 }
 
-// listener is what the cache tells its changes; nil if nobody is told.
+// listener is the cache's listener; nil: there is none.
 func (w *Worker) listener() kvcache.Listener {
 	var all listeners
 	if w.events != nil {

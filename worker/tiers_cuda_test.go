@@ -20,7 +20,7 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
-	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
@@ -228,10 +228,10 @@ func (r *gpuRig) saved() {
 // TestGPUTiers: what host memory gives back is what the pool had: the same
 // tokens as with a warm pool, at every block size, and after evictions.
 func TestGPUTiers(t *testing.T) {
-	arch := kernels.Arch{Layers: 4, Hidden: 512, Intermediate: 1024, Heads: 8, KVHeads: 4, HeadDim: 64, Vocab: 4096, MaxPositions: 8192, NormEps: 1e-5, RopeTheta: 10000}
+	shape := arch.Config{ModelType: "llama", Layers: 4, Hidden: 512, Intermediate: 1024, Heads: 8, KVHeads: 4, HeadDim: 64, Vocab: 4096, MaxPositions: 8192, NormEps: 1e-5, RopeTheta: 10000}
 	for _, blockTokens := range []int{1, 16, 64, 256} {
 		t.Run(fmt.Sprint(blockTokens), func(t *testing.T) {
-			b, err := cuda.NewRandom(arch, 1, cuda.Options{BlockTokens: blockTokens, Blocks: 16384 / blockTokens, MaxTokens: 2048, MaxSeqs: 256})
+			b, err := cuda.NewRandom(shape, 1, cuda.Options{BlockTokens: blockTokens, Blocks: 16384 / blockTokens, MaxTokens: 2048, MaxSeqs: 256})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -239,7 +239,7 @@ func TestGPUTiers(t *testing.T) {
 			r := newGPURig(t, b, 256<<20)
 			defer r.end()
 			const n = 3000
-			prompt := randomPrompt(1, n, arch.Vocab)
+			prompt := randomPrompt(1, n, shape.Vocab)
 			unit := max(blockTokens, kvcache.Grain)
 			whole := (n - 1) / unit * unit
 			r.ask(prompt, 1)
@@ -248,7 +248,7 @@ func TestGPUTiers(t *testing.T) {
 				r.saved()
 				r.cache.Clear()
 				for i := range uint64(round) { // other rows where its own lay
-					r.ask(randomPrompt(100+i, n, arch.Vocab), 8)
+					r.ask(randomPrompt(100+i, n, shape.Vocab), 8)
 				}
 				if a := r.ask(prompt, 32); a.loaded < whole-unit || !slices.Equal(a.tokens, warm.tokens) {
 					t.Errorf("round %d: %d of %d tokens loaded, tokens %v, want %v", round, a.loaded, whole, a.tokens, warm.tokens)
@@ -262,10 +262,10 @@ func TestGPUTiers(t *testing.T) {
 // from the pool, from host memory, from the SSD, with its parts in both, and beside
 // others, at every block size.
 func TestGPUTiersInvariant(t *testing.T) {
-	arch := kernels.Arch{Layers: 4, Hidden: 512, Intermediate: 1024, Heads: 8, KVHeads: 4, HeadDim: 64, Vocab: 4096, MaxPositions: 8192, NormEps: 1e-5, RopeTheta: 10000}
+	shape := arch.Config{ModelType: "llama", Layers: 4, Hidden: 512, Intermediate: 1024, Heads: 8, KVHeads: 4, HeadDim: 64, Vocab: 4096, MaxPositions: 8192, NormEps: 1e-5, RopeTheta: 10000}
 	for _, blockTokens := range []int{1, 16, 64, 256} {
 		t.Run(fmt.Sprint(blockTokens), func(t *testing.T) {
-			b, err := cuda.NewRandom(arch, 1, cuda.Options{BlockTokens: blockTokens, Blocks: 16384 / blockTokens, MaxTokens: 2048, MaxSeqs: 256, BatchInvariant: true})
+			b, err := cuda.NewRandom(shape, 1, cuda.Options{BlockTokens: blockTokens, Blocks: 16384 / blockTokens, MaxTokens: 2048, MaxSeqs: 256, BatchInvariant: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -273,7 +273,7 @@ func TestGPUTiersInvariant(t *testing.T) {
 			const n = 3000
 			dir := t.TempDir()
 			r := newGPURigOn(t, b, 256<<20, dir)
-			prompt := randomPrompt(1, n, arch.Vocab)
+			prompt := randomPrompt(1, n, shape.Vocab)
 			unit := max(blockTokens, kvcache.Grain)
 			whole := (n - 1) / unit * unit
 			cold := r.ask(prompt, 32)
@@ -299,7 +299,7 @@ func TestGPUTiersInvariant(t *testing.T) {
 			r.cache.Clear()
 			others := make(chan reply)
 			for i := range uint64(8) {
-				go func() { others <- r.ask(randomPrompt(100+i, 700, arch.Vocab), 64) }()
+				go func() { others <- r.ask(randomPrompt(100+i, 700, shape.Vocab), 64) }()
 			}
 			same("host memory, beside others", whole)
 			for range 8 {
@@ -318,13 +318,13 @@ func TestHiCache(t *testing.T) {
 	if len(what) == 0 {
 		t.Skip("XPYD_CUDA_BENCH is not set")
 	}
-	arch := kernels.Arch{Layers: 32, Hidden: 4096, Intermediate: 14336, Heads: 32, KVHeads: 8, HeadDim: 128, Vocab: 128256, MaxPositions: 40960,
+	shape := arch.Config{ModelType: "llama", Layers: 32, Hidden: 4096, Intermediate: 14336, Heads: 32, KVHeads: 8, HeadDim: 128, Vocab: 128256, MaxPositions: 40960,
 		NormEps: 1e-5, RopeTheta: 500000}
 	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 256}
 	if slices.Contains(what, "multiturn") { // on its own: the pool is capped
 		opt.Blocks = 12 << 30 / (16 * 131072)
 	}
-	b, err := cuda.NewRandom(arch, 1, opt)
+	b, err := cuda.NewRandom(shape, 1, opt)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,10 +10,9 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// vllmMetrics are what vLLM's engines measure of requests, by its names, labels
-// and buckets (vllm/v1/metrics, 0.33), so that dashboards and pickers made for
-// it work. Each choice counts as a request, as in vLLM. A router's probes do
-// not count.
+// vllmMetrics measure requests by vLLM's names, labels and buckets (vllm/v1/metrics, 0.33), so
+// that dashboards and pickers made for it work. Each choice counts as a request, as in vLLM.
+// A router's probes do not count.
 type vllmMetrics struct {
 	ttft, itl, tpot, e2e, queue       prometheus.Histogram
 	prefill, decode, inference        prometheus.Histogram
@@ -29,7 +28,7 @@ const (
 	reasonError = "error"
 )
 
-// newVLLMMetrics makes them for a model of that context length.
+// newVLLMMetrics makes the metrics for a context length.
 func newVLLMMetrics(labels prometheus.Labels, maxModelLen int) *vllmMetrics {
 	lengths := upTo(maxModelLen)
 	latency := []float64{.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
@@ -145,8 +144,8 @@ func (m *vllmMetrics) times(prefill, decode time.Duration) {
 	m.inference.Observe((prefill + decode).Seconds())
 }
 
-// prefilled notes a prompt that was run for a decode worker: of each choice the
-// first token, which is all that is asked for here.
+// prefilled notes a prompt that was run for a decode worker: its choices end here with their
+// first token.
 func (m *vllmMetrics) prefilled(info *engine.PromptInfo, choices int, took time.Duration) {
 	m.prompted(info.Tokens, info.CachedTokens, info.Queued)
 	for range choices {
@@ -160,7 +159,7 @@ func (m *vllmMetrics) prefilled(info *engine.PromptInfo, choices int, took time.
 	}
 }
 
-// endOf is how a choice ended that had no end of its own; "" for what was refused.
+// endOf is the reason of choices that the generation's end cut off; "": they were refused.
 func (g *generation) endOf() string {
 	switch {
 	case g.err == nil || g.err.outcome == ticket.Cancelled:
@@ -171,8 +170,8 @@ func (g *generation) endOf() string {
 	return reasonError
 }
 
-// older shows the times between tokens by the name that vLLM gave them before
-// 0.11 too, without observing them twice.
+// older exports the times between tokens by vLLM's name before 0.11, too, from the same
+// histogram.
 type older struct{ itl prometheus.Histogram }
 
 func (o older) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(o, ch) }

@@ -1,12 +1,18 @@
-// Package worker is one worker process: a model on a device, an engine, both
-// halves of a pair (prefill and decode), the HTTP listener, and its place in
-// the fleet. The role is only what it announces: every worker can do either
-// phase, and both for a plain request.
+// Package worker is one worker process: a model on a device, an engine, both halves of a
+// pair (prefill and decode), the HTTP listener, and a place in the fleet. The role is only
+// what it announces: every worker can do either phase, and does both for a plain request.
 //
-// A request travels http.go (bounds, watch the client), params.go (to engine
-// terms), exchange.go and foreign.go (where its KV comes from), generate.go
-// (one goroutine a prompt: collect KV, submit, events), render.go (text, stops,
-// log probabilities), and out through serve.go.
+// A request's path:
+//
+//	http.go        bounds, who may ask; watches the client
+//	params.go      the request in the engine's terms: a job of one or more prompts
+//	answersize.go  how large its answer can become, and the memory for it
+//	origin.go      where its KV comes from: prefill named by our router,
+//	foreign.go,    or by a foreign proxy
+//	mooncake.go
+//	generate.go    a goroutine a prompt: collect KV, submit, events
+//	render.go      text, stops, log probabilities
+//	serve.go       the answer, whole or streamed
 package worker
 
 import (
@@ -22,7 +28,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/engine"
@@ -33,37 +38,30 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/gpustat"
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
-	"github.com/xpyd/xpyd/kvlayout"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/prefill"
+	"github.com/xpyd/xpyd/router/h1"
 )
 
-// Deps are what a worker is given rather than makes.
+// Deps are what a worker is given.
 type Deps struct {
-	Log       *slog.Logger
-	Registry  *prometheus.Registry
-	Transport kvconn.Transport
-	Local     kvconn.Transport // between processes of this machine; nil: there is none
-	NoLocal   error            // why there is none
-	// Device makes the transport between GPUs of this machine; nil: there is none.
-	// With refill it fills blocks of another size.
-	Device func(ours kernels.Exporter, opener kernels.PeerOpener, refill bool) (kvconn.Transport, error)
-	// Linked makes the transport between GPUs by NCCL, over another; nil: there is none.
-	Linked func(base kvconn.Transport, ours, theirs kernels.Linker, l kvlayout.Layout) kvconn.Transport
-	// Pinned makes that through pinned host memory of this machine; nil: there is none.
-	Pinned func(ours, theirs kernels.HostMover, l kvlayout.Layout) (kvconn.Transport, error)
-	Build  string
+	Log      *slog.Logger
+	Registry *prometheus.Registry
+	Ways     []way.Kind // the transports for KV: fastest first, the network's last
+	Build    string
 	// Ring is the fleet's secrets; nil: the worker trusts everyone.
 	Ring *trust.Ring
 	// TLS is what the HTTP listener and calls to other workers use; nil: plain HTTP.
 	TLS *trust.TLS
-	// NATS opens the fleet's NATS, also for a worker that trusts everyone; nil:
-	// Fleet.URL has what it takes.
+	// NATS opens the fleet's NATS, also for a worker that trusts everyone; nil: Fleet.URL
+	// is enough.
 	NATS     *trust.Ring
 	Progress func(model.Progress) // of a download or a fingerprint; may be nil
 }
@@ -82,14 +80,13 @@ type Worker struct {
 	identity kvconn.Identity
 	url      string
 	kvAddr   string
-	kvLocal  string // "": it is only reached over the network
-	kvDevice string // "": its GPU pushes to no other
+	kvWays   map[string]string // where the faster ways reach it; see fleet.Instance
 
 	model   *model.Model
 	tok     *tokenizer.Tokenizer
 	longest int // bytes of the longest token
 	sizes   openai.TokenSizes
-	answers *memory
+	answers *answerMemory
 	eos     []int32 // ids that end an answer
 	backend kernels.Backend
 	gpu     *gpustat.Poller   // nil: none, or nothing can be read
@@ -110,14 +107,13 @@ type Worker struct {
 	ring          *trust.Ring  // nil: it trusts everyone
 	clients       *clientwatch.Watcher
 	client        *http.Client // to a foreign prefill's bootstrap
-	http          *fasthttp.Server
-	unused        unused
+	http          *h1.Server
 
 	ctx       context.Context // ends when requests must: every request's parent
 	cancel    context.CancelCauseFunc
 	wg        sync.WaitGroup // the listeners' goroutines
-	jobs      *jobs
-	lifelines *jobs
+	requests  *requests
+	lifelines *requests
 	sequence  atomic.Uint64
 	shutOut   atomic.Pointer[[]string] // see Revoke
 	failed    chan error               // a listener that ended by itself
@@ -126,15 +122,16 @@ type Worker struct {
 	endErr    error
 }
 
-// Start loads the model, opens the listeners and joins the fleet. The caller
-// closes the worker, also when Start's ctx has ended.
+// Start loads the model, opens the listeners and joins the fleet. The caller closes the
+// worker; the end of ctx does not.
 func Start(ctx context.Context, cfg Config, d Deps) (*Worker, error) {
+	cfg.KV.Ways = way.Names(d.Ways)
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	w := &Worker{cfg: cfg, ring: d.Ring, log: d.Log, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 1),
-		answers: newMemory(int64(cfg.AnswerMemory), cfg.MaxWaiting, cfg.ReserveWait),
-		tokens:  trust.NewTokens(d.Ring), tls: d.TLS, client: newClient(d.TLS), jobs: newJobs(), lifelines: newJobs()}
+		answers: newAnswerMemory(int64(cfg.AnswerMemory), cfg.MaxWaiting, cfg.ReserveWait),
+		tokens:  trust.NewTokens(d.Ring), tls: d.TLS, client: newClient(d.TLS), requests: newRequests(), lifelines: newRequests()}
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
 	if err := w.start(ctx, d); err != nil {
 		return nil, errors.Join(err, w.close(ctx))
@@ -175,13 +172,13 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	if err != nil {
 		return err
 	}
-	// Callers that come before Serve wait in the listener's queue, so the
-	// fleet may hear of us first; handlers may then rely on w.fleet.
+	// Join before serving, so that handlers can rely on w.fleet. Early callers wait in the
+	// listener's queue.
 	if w.fleet, err = join(w, d.NATS); err != nil {
 		return err
 	}
 	w.later("leave the fleet", w.fleet.close)
-	w.serveHTTP(ln)
+	w.http.Start(ln)
 	w.log.Info("worker is up", "id", w.identity.ID, "role", w.cfg.Role, "url", w.url, "kv", w.kvAddr, "model", w.served,
 		"device", w.backend.Info().Device, "simd", w.backend.Info().SIMD, "threads", w.backend.Info().Threads,
 		"blocks", w.backend.Blocks(), "block_tokens", w.identity.Layout.BlockTokens, "kv_memory", config.Size(w.poolBytes()).String(), "max_model_len", w.engine.MaxModelLen())
@@ -207,7 +204,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
 	}
 	w.sizes = openai.MeasureTokens(w.tok, w.tok.VocabSize())
-	if w.backend, err = newBackend(&w.cfg, m, d.Local != nil && w.cfg.KV.local(transportSHM), w.log); err != nil {
+	if w.backend, err = newBackend(&w.cfg, m, way.MapPool(d.Ways, w.cfg.KV.Transport), w.log); err != nil {
 		return err
 	}
 	w.free("free the backend", func(context.Context) error { return w.backend.Close() })
@@ -253,9 +250,8 @@ func (w *Worker) startEngine(ctx context.Context) error {
 	return nil
 }
 
-// engineConfig is how the engine steps a model. The sizes of a GPU's buffers follow
-// from it.
-func engineConfig(c *Config, a *kernels.Arch, gpu bool) engine.Config {
+// engineConfig is how the engine steps a model. A GPU's buffers are sized by it.
+func engineConfig(c *Config, a *arch.Config, gpu bool) engine.Config {
 	cfg := engine.DefaultConfig()
 	cfg.MaxRunning, cfg.MaxWaiting, cfg.MaxModelLen = c.MaxBatch, c.MaxWaiting, c.MaxModelLen
 	cfg.StepTokens, cfg.MaxStepTime = c.StepTokens, c.MaxStepTime
@@ -265,12 +261,12 @@ func engineConfig(c *Config, a *kernels.Arch, gpu bool) engine.Config {
 	return cfg
 }
 
-// poolBytes is the size of the KV pool's rows.
+// poolBytes is the size of the KV pool.
 func (w *Worker) poolBytes() int64 {
 	return int64(w.backend.Layout().BlockBytes()) * int64(w.backend.Blocks())
 }
 
-// ends joins what a model's configuration and its tokenizer call the end.
+// ends returns the token ids that end an answer, by the model's configuration or its tokenizer.
 func ends(m *model.Model, tok *tokenizer.Tokenizer) []int32 {
 	list := append(slices.Clone(m.Config.EOS), tok.EOS()...)
 	slices.Sort(list)
@@ -286,7 +282,7 @@ func (w *Worker) instance() fleet.Instance {
 	}
 	events, replay := w.eventAddrs()
 	return fleet.Instance{
-		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVLocal: w.kvLocal, KVDevice: w.kvDevice, Machine: machineID(), Secrets: w.ring.IDs(),
+		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVWays: w.kvWays, Machine: way.Machine(), Secrets: w.ring.IDs(),
 		Draining: w.cfg.Drained,
 		Dialect:  "native", Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
 		ModelFingerprint: w.identity.ModelFingerprint, TokenizerFingerprint: w.identity.TokenizerFingerprint, Numerics: w.identity.Numerics,
@@ -315,11 +311,11 @@ func (w *Worker) ID() string { return w.identity.ID }
 // Role is what the worker announces now.
 func (w *Worker) Role() fleet.Role { return w.instance().Role }
 
-// Rejoin is for a join line that has changed: it announces the secrets that are in
-// force now, and goes over to NATS at url.
+// Rejoin applies a changed join line: it moves to NATS at url and announces the secrets
+// now in force.
 func (w *Worker) Rejoin(url string) error { return errors.Join(w.fleet.rejoin(url), w.renew()) }
 
-// renew is for a ring that has changed.
+// renew applies a changed ring.
 func (w *Worker) renew() error {
 	w.recv.Renew()
 	w.server.Renew()
@@ -342,10 +338,10 @@ func (w *Worker) SetRole(r fleet.Role) error {
 	return w.fleet.update(func(i *fleet.Instance) { i.Role = r })
 }
 
-// Failed yields an error when a listener ended by itself.
+// Failed yields an error when a listener has ended by itself.
 func (w *Worker) Failed() <-chan error { return w.failed }
 
-// fail is for Failed: the first one is reason enough to end the worker.
+// fail reports an error by Failed. One is enough to end the worker; others are dropped.
 func (w *Worker) fail(err error) {
 	select {
 	case w.failed <- err:

@@ -54,9 +54,6 @@ most vocabularies; --calibrate measures what they are in the server's.`,
 		return b.run(cmd, phases, func(text *workload.Text) (loadgen.Source, error) { return s.source(b, text) })
 	}
 	cmd.AddCommand(benchCommands()...)
-	for _, c := range cmd.Commands() {
-		c.Args = usageArgs(c.Args)
-	}
 	return cmd
 }
 

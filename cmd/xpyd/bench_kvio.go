@@ -17,6 +17,7 @@ import (
 	"github.com/xpyd/xpyd/internal/kvbench"
 	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 	"github.com/xpyd/xpyd/kernels/cuda"
@@ -50,7 +51,7 @@ once. A unit is 16 tokens, or a block if that has more.
 
 With --ssd-dir it also writes units through an SSD tier, then reads them in random
 order, headers checked, past the page cache where the file system allows. The folder
-must be empty or new; it is deleted at the end. scripts/bench-kvio runs that
+must be empty or new; it is deleted at the end. scripts/bench kvio runs that
 beside fio. --device none leaves the pool out. GB are 10^9 bytes.`,
 		Example: `  xpyd bench kvio                                       this machine's GPU, or CPU; Llama-3-8B's shape
   xpyd bench kvio --block-tokens 16 --layers 28 --kv-heads 4 --plot kvio.html
@@ -240,7 +241,7 @@ func (b *benchKVIO) pool(tokens int, total int64) (kernels.Pool, kvlayout.Layout
 		if err := b.room(l, total, false, memfd.Available()); err != nil {
 			return nil, l, "", nil, usageError{err}
 		}
-		a := kernels.Arch{Layers: b.layers, Hidden: 256, Intermediate: 64, Heads: b.heads, KVHeads: b.heads, HeadDim: b.headDim,
+		a := arch.Config{ModelType: "llama", Layers: b.layers, Hidden: 256, Intermediate: 64, Heads: b.heads, KVHeads: b.heads, HeadDim: b.headDim,
 			Vocab: 64, MaxPositions: 1024, NormEps: 1e-5, RopeTheta: 1e4, TiedHead: true}
 		g, err := cuda.NewRandom(a, 1, cuda.Options{Device: b.gpu, BlockTokens: tokens, Blocks: tier.HostBlocks(l, total), MaxTokens: 256, MaxSeqs: 4, NoGraphs: true})
 		if err == nil {

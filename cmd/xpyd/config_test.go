@@ -183,11 +183,11 @@ func TestPrintConfig(t *testing.T) {
 
 // TestUpDividesGPU: workers of one `up` share a GPU, and each is told its part.
 func TestUpDividesGPU(t *testing.T) {
-	c := upConfig{Prefill: 1, Decode: 3, GPUMemory: 0.9, BatchInvariant: true}
-	args := strings.Join(c.child("xpyd", fleet.Decode, &front{})(0).Args, " ")
-	for _, want := range []string{"--gpu-memory 0.225 ", "--kv-memory auto ", "--batch-invariant"} {
-		if !strings.Contains(args+" ", want) {
-			t.Errorf("%q is not in %q", want, args)
-		}
+	w := workerDefaults(fleet.Decode)
+	c := upConfig{Prefill: 1, Decode: 3, Compute: w.Compute, KV: w.KV, RouterConfig: RouterConfig{Log: w.Log}}
+	c.GPUMemory, c.BatchInvariant = 0.9, true
+	env, err := c.environ([]string{"HOME=/h", "XPYD_KV_MEMORY=1GiB", "XPYD_CUDA_LIB=/l.so"})
+	if want := []string{"HOME=/h", "XPYD_CUDA_LIB=/l.so", "XPYD_GPU_MEMORY=0.225", "XPYD_BATCH_INVARIANT=true"}; err != nil || !slices.Equal(env, want) {
+		t.Errorf("%v, %q, want %q", err, env, want)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/trust"
-	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/console"
 )
 
 // fleetSecret keeps the fleet's secret of one router: in its data folder, which
@@ -272,7 +272,7 @@ func (s *fleetSecret) mounts() map[string]fasthttp.RequestHandler {
 	change := func(ctx *fasthttp.RequestCtx, do func() error) {
 		was := s.ring.IDs()
 		err := do()
-		router.NoteChange(ctx, was, s.ring.IDs())
+		console.NoteChange(ctx, was, s.ring.IDs())
 		answer(ctx, err)
 	}
 	return map[string]fasthttp.RequestHandler{

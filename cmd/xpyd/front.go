@@ -96,14 +96,6 @@ func (c *fleetConfig) server(secrets *trust.Ring) fleet.ServerConfig {
 		ClusterUser: c.ClusterUser, ClusterPassword: c.ClusterPassword, Insecure: c.Insecure}
 }
 
-// env tells the workers of `up` the files of TLS.
-func (c *fleetConfig) env() []string {
-	if c.TLSCert == "" {
-		return nil
-	}
-	return []string{"XPYD_FLEET__TLS_CERT=" + c.TLSCert, "XPYD_FLEET__TLS_KEY=" + c.TLSKey, "XPYD_FLEET__TLS_CA=" + c.TLSCA}
-}
-
 func defaultRouterConfig() RouterConfig {
 	c := RouterConfig{Config: router.DefaultConfig(), Data: datadir.Default(), Log: worker.Log{Level: "info", Format: "text"}}
 	c.Fleet.Listen = "127.0.0.1:4222"
@@ -209,7 +201,7 @@ func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how fro
 	}
 	f.secret.watch = f.watcher
 	who := &revoker{Watcher: f.watcher, data: f.data, nats: f.nats, heed: f.secret.heed, log: log}
-	f.keep(who)
+	f.endKeep = background(who.follow)
 	ring := f.secret.ring
 	if cfg.TrustEveryone {
 		ring = nil
@@ -308,30 +300,9 @@ func natsAddrs(listen string, before trust.Join) []string {
 
 // follow takes what another router's join file says, until close.
 func (f *front) follow(joined *joining) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	f.endFollow = background(func(ctx context.Context) {
 		joined.follow(ctx, nil, f.log, func(j trust.Join) error { return f.secret.follow(j, f.conn) })
-	}()
-	f.endFollow = func() {
-		cancel()
-		<-done
-	}
-}
-
-// keep has the revocations kept, until close.
-func (f *front) keep(who *revoker) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		who.follow(ctx)
-	}()
-	f.endKeep = func() {
-		cancel()
-		<-done
-	}
+	})
 }
 
 // letGo gives the data folder back. It may be called again, and meanwhile.
@@ -374,16 +345,7 @@ func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error))
 		}
 		return nil
 	}, log)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		reload.Run(ctx)
-	}()
-	return func() {
-		cancel()
-		<-done
-	}
+	return background(reload.Run)
 }
 
 // url is the public listener's.

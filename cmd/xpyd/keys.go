@@ -22,9 +22,6 @@ router whose api_keys_file names it reads it again when it changes.`,
 		RunE:    func(cmd *cobra.Command, args []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newKeysNew(), newKeysList())
-	for _, c := range cmd.Commands() {
-		c.Args = usageArgs(c.Args)
-	}
 	return cmd
 }
 

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -83,19 +84,21 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newUp(), newRouter(), newWorker("prefill"), newWorker("decode"),
 		newScale(), newStatus(), newDrain(), newUndrain(), newRole(), newMock(), newBench(), newKeys(), newSecret(), newRevoke(), newUnrevoke(), newAdmin(), newVersion(),
 	)
-	for _, c := range root.Commands() {
-		c.Args = usageArgs(c.Args)
-	}
+	usageArgs(root)
 	return root
 }
 
-// usageArgs makes a wrong number of arguments bad usage.
-func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if err := check(cmd, args); err != nil {
-			return usageError{fmt.Errorf("%s: %w; see `%s --help`", cmd.CommandPath(), err, cmd.CommandPath())}
+// usageArgs makes a wrong number of arguments bad usage, of all commands below parent.
+func usageArgs(parent *cobra.Command) {
+	for _, c := range parent.Commands() {
+		check := c.Args
+		c.Args = func(cmd *cobra.Command, args []string) error {
+			if err := check(cmd, args); err != nil {
+				return usageError{fmt.Errorf("%s: %w; see `%s --help`", cmd.CommandPath(), err, cmd.CommandPath())}
+			}
+			return nil
 		}
-		return nil
+		usageArgs(c)
 	}
 }
 
@@ -140,6 +143,17 @@ func shutdownContext(exit func(int)) (context.Context, func()) {
 		<-finished
 		cancel()
 		cut()
+	}
+}
+
+// background runs f until end is called, which waits for it.
+func background(f func(context.Context)) (end func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { f(ctx) })
+	return func() {
+		cancel()
+		running.Wait()
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,8 +17,6 @@ const dataHelp = "folder of the secrets, and of where the router is found; nobod
 
 // newRouter is `xpyd router`: the front door, alone.
 func newRouter() *cobra.Command {
-	var file string
-	var printConfig bool
 	cmd := &cobra.Command{
 		Use:   "router --config FILE",
 		Short: "Run the front door, alone",
@@ -37,54 +34,33 @@ environment variable: tls_cert is XPYD_TLS_CERT.`,
 	}
 	f := cmd.Flags()
 	def := defaultRouterConfig()
-	f.StringVar(&file, "config", "", "YAML file; see configs/samples/router.yaml")
-	f.BoolVar(&printConfig, "print-config", false, "print the configuration in force and exit")
 	f.String("listen", def.Listen, "public address")
 	f.String("admin", def.AdminListen, "admin address; \"\" leaves it out")
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
 	f.String("join-file", "", "of another router of the fleet, for its secret and NATS, which is followed. Or the same text in XPYD_JOIN")
 	f.Bool("trust-everyone", false, trustHelp)
 	f.String("data", def.Data, dataHelp)
-	f.String("log-level", def.Log.Level, "debug, info, warn or error")
-	f.String("log-format", def.Log.Format, "text or json")
-	load := func(sources config.Sources) (*RouterConfig, error) {
-		cfg := defaultRouterConfig()
-		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, Sources: sources, FlagKeys: map[string]string{
-			"listen": "listen", "admin": "admin_listen", "nats": "fleet.url", "data": "data",
-			"join-file": "join_file", "trust-everyone": "trust_everyone",
-			"log-level": "log.level", "log-format": "log.format",
-		}})
-		return &cfg, err
-	}
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		sources := config.Sources{}
-		cfg, err := load(sources)
-		if err != nil {
-			return usageError{err}
-		}
-		if printConfig {
-			return config.Print(cmd.OutOrStdout(), cfg)
-		}
+	logFlags(f, &def.Log)
+	configured(cmd, "; see configs/samples/router.yaml", &def, func(cmd *cobra.Command, cfg *RouterConfig, sources config.Sources, load func() (*RouterConfig, error)) error {
 		log, flush := newLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
 		defer flush()
-		front, err := openFront(cmd.Context(), cfg, log, frontConfig{mounts: startsNone(), sources: sources})
+		ctx := cmd.Context()
+		front, err := openFront(ctx, cfg, log, frontConfig{mounts: startsNone(), sources: sources})
 		if errors.Is(err, context.Canceled) { // stopped while nobody has written into a pipe
 			return nil
 		}
 		if err != nil {
-			return wrongSetting(sources, err)
+			return err
 		}
-		ctx := cmd.Context()
 		lastly(ctx, front.letGo)
-		endReloads := front.reloading(cfg, func() (*RouterConfig, error) { return load(nil) })
-		out := cmd.OutOrStdout()
-		fmt.Fprintf(out, "listening %s\njoin with: xpyd prefill --join-file %s\n", front.url(cfg), front.joinFile)
+		endReloads := front.reloading(cfg, load)
+		fmt.Fprintf(cmd.OutOrStdout(), "listening %s\njoin with: xpyd prefill --join-file %s\n", front.url(cfg), front.joinFile)
 		<-ctx.Done()
 		endReloads()
 		stop, cancel := draining(ctx, shutdownTimeout)
 		defer cancel()
 		front.close(stop)
 		return nil
-	}
+	})
 	return cmd
 }

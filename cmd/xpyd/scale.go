@@ -15,7 +15,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/supervise"
-	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/console"
 )
 
 // scaler answers POST /admin/v1/scale on the router of an `up`. The listener
@@ -86,7 +86,7 @@ func noteScale(ctx *fasthttp.RequestCtx, changes map[string]supervise.Scaled) {
 		was = append(was, fmt.Sprintf("%s=%d", role, len(c.Kept)+len(c.Removed)))
 		is = append(is, fmt.Sprintf("%s=%d", role, len(c.Kept)+len(c.Added)))
 	}
-	router.NoteChange(ctx, strings.Join(was, " "), strings.Join(is, " "))
+	console.NoteChange(ctx, strings.Join(was, " "), strings.Join(is, " "))
 }
 
 // coming says whether a worker runs or will: the fleet is yet to hear of it, if it

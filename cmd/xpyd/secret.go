@@ -31,9 +31,6 @@ not got the new one then is shut out.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return secretCall(cmd, &admin, "GET", "", nil) }
 	admin.register(cmd)
 	cmd.AddCommand(newRotate(), newRetire(), newScrapeToken(), newJoinLine())
-	for _, c := range cmd.Commands() {
-		c.Args = usageArgs(c.Args)
-	}
 	return cmd
 }
 

@@ -15,7 +15,7 @@ import (
 )
 
 // TestWorkersSettings: what this machine does not allow a worker is refused as bad
-// configuration, with the key, and where that was set: of `up`, with its own name.
+// configuration, with the key, and where that was set.
 func TestWorkersSettings(t *testing.T) {
 	dir := t.TempDir()
 	taken := filepath.Join(dir, "file")
@@ -24,20 +24,17 @@ func TestWorkersSettings(t *testing.T) {
 	}
 	up := []string{"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", filepath.Join(dir, "data"), "--device", "cpu"}
 	alone := alone(t)
-	for i, c := range []struct{ flags, yaml, want string }{ // %s is the prefix of the keys
-		{"--kv-host-memory 5TiB", "%shost_memory: 5TiB", "%shost_memory: "},
-		{"--kv-host-memory 1KiB", "%shost_memory: 1KiB", "1024 bytes of host memory: want room for"},
-		{"--kv-host-memory 1MiB --kv-ssd-dir " + dir + " --kv-ssd-size 1KiB", "%shost_memory: 1MiB\n%sssd_dir: " + dir + "\n%sssd_size: 1KiB", "want room for 8 units of 16 tokens at least"},
-		{"--kv-host-memory 1MiB --kv-ssd-dir " + taken, "%shost_memory: 1MiB\n%sssd_dir: " + taken, "not a directory"},
+	for i, c := range []struct{ flags, yaml, want string }{
+		{"--kv-host-memory 5TiB", "  host_memory: 5TiB", "kv.host_memory: "},
+		{"--kv-host-memory 1KiB", "  host_memory: 1KiB", "1024 bytes of host memory: want room for"},
+		{"--kv-host-memory 1MiB --kv-ssd-dir " + dir + " --kv-ssd-size 1KiB", "  host_memory: 1MiB\n  ssd_dir: " + dir + "\n  ssd_size: 1KiB", "want room for 8 units of 16 tokens at least"},
+		{"--kv-host-memory 1MiB --kv-ssd-dir " + taken, "  host_memory: 1MiB\n  ssd_dir: " + taken, "not a directory"},
 	} {
 		lines := strings.Split(c.yaml, "\n")
-		name, _, _ := strings.Cut(strings.TrimPrefix(lines[len(lines)-1], "%s"), ":")
+		name, _, _ := strings.Cut(strings.TrimSpace(lines[len(lines)-1]), ":")
 		flag := "--kv-" + strings.ReplaceAll(name, "_", "-")
-		for role, prefix := range map[string]string{"up": "kv_", "decode": "  "} {
-			key, text := "kv_"+name, strings.ReplaceAll(c.yaml, "%s", prefix)
-			if role == "decode" {
-				key, text = "kv."+name, "kv:\n"+text
-			}
+		for _, role := range []string{"up", "decode"} {
+			key, text := "kv."+name, "kv:\n"+c.yaml
 			file := filepath.Join(dir, fmt.Sprint(role, i, ".yaml"))
 			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
@@ -51,9 +48,8 @@ func TestWorkersSettings(t *testing.T) {
 					args = append(args, alone...)
 				}
 				_, errs, code := xpyd(t, args...)
-				want := strings.ReplaceAll(c.want, "%s", key[:3])
-				if code != exitUsage || !strings.HasPrefix(errs, "xpyd: "+source+": "+key+": ") || !strings.Contains(errs, want) || strings.Count(errs, "\n") != 1 {
-					t.Errorf("%v: exit code %d, %q lacks %s: %s or %q", args, code, errs, source, key, want)
+				if code != exitUsage || !strings.HasPrefix(errs, "xpyd: "+source+": "+key+": ") || !strings.Contains(errs, c.want) || strings.Count(errs, "\n") != 1 {
+					t.Errorf("%v: exit code %d, %q lacks %s: %s or %q", args, code, errs, source, key, c.want)
 				}
 			}
 		}
@@ -77,8 +73,8 @@ func TestStartError(t *testing.T) {
 		line, want string
 		bad        bool
 	}{
-		{2, "xpyd: --kv-ssd-dir: kv.ssd_dir: mkdir /a/kv.d: no", "kv_ssd_dir: decode-0: mkdir /a/kv.d: no", true},
-		{2, "xpyd: XPYD_KV__STORE: kv.store: is bad", "kv_store: decode-0: is bad", true},
+		{2, "xpyd: --kv-ssd-dir: kv.ssd_dir: mkdir /a/kv.d: no", "kv.ssd_dir: decode-0: mkdir /a/kv.d: no", true},
+		{2, "xpyd: XPYD_KV__STORE: kv.store: is bad", "kv.store: decode-0: is bad", true},
 		{2, "xpyd: kv_memory: holds nothing", "kv_memory: decode-0: holds nothing", true},
 		{2, "xpyd: unknown flag: --x; see help", "decode-0: unknown flag: --x; see help", false},
 		{1, "xpyd: tier: --x: no", "decode-0: tier: --x: no", false},

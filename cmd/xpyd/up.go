@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -27,19 +27,10 @@ import (
 // upConfig is `xpyd up`: a router and the workers it starts.
 type upConfig struct {
 	RouterConfig
-	Prefill        int             `koanf:"prefill"` // workers of each role
-	Decode         int             `koanf:"decode"`
-	Model          string          `koanf:"model"`
-	Device         string          `koanf:"device"`
-	Threads        int             `koanf:"threads"`
-	BlockTokens    int             `koanf:"block_tokens"`
-	KVMemory       config.AutoSize `koanf:"kv_memory"`  // of each worker
-	GPUMemory      float64         `koanf:"gpu_memory"` // part of the GPU's memory for all workers together
-	BatchInvariant bool            `koanf:"batch_invariant"`
-	DType          string          `koanf:"dtype"`          // auto, bf16 or fp16
-	KVCacheDType   string          `koanf:"kv_cache_dtype"` // auto, bf16 or fp8
-	Quantization   string          `koanf:"quantization"`   // auto, none or fp8
-	UpKV
+	Prefill        int       `koanf:"prefill"` // workers of each role
+	Decode         int       `koanf:"decode"`
+	worker.Compute           // of each worker, but that all together take gpu_memory
+	KV             worker.KV `koanf:"kv"` // of each worker, which has a folder of its own in ssd_dir
 }
 
 const maxWorkers = 64 // of a role, on one machine
@@ -51,22 +42,33 @@ func (c *upConfig) Validate() error {
 			return &config.KeyError{Key: key, Msg: fmt.Sprintf("%d is not in 1..%d", n, maxWorkers)}
 		}
 	}
-	w := worker.DefaultConfig(fleet.Prefill)
-	w.Device, w.Threads, w.BlockTokens, w.KVMemory, w.GPUMemory, w.Log = c.Device, c.Threads, c.BlockTokens, c.KVMemory, c.GPUMemory, c.Log
-	w.BatchInvariant, w.DType, w.KVCacheDType, w.Quantization = c.BatchInvariant, c.DType, c.KVCacheDType, c.Quantization
-	c.set(&w.KV)
-	return errors.Join(c.RouterConfig.Validate(), upKey(w.Validate()))
+	w := c.workers()
+	w.GPUMemory = c.GPUMemory
+	return errors.Join(c.RouterConfig.Validate(), w.Validate())
+}
+
+// workers is what the configurations of its workers have in common.
+func (c *upConfig) workers() worker.Config {
+	w := workerDefaults(fleet.Prefill)
+	w.TrustEveryone, w.Compute, w.KV, w.Log = c.TrustEveryone, c.Compute, c.KV, c.Log
+	w.Fleet.TLSCert, w.Fleet.TLSKey, w.Fleet.TLSCA = c.Fleet.TLSCert, c.Fleet.TLSKey, c.Fleet.TLSCA
+	w.GPUMemory /= float64(c.Prefill + c.Decode)
+	return w
+}
+
+// environ is what tells each worker of that, behind what this process has from others.
+func (c *upConfig) environ(environ []string) ([]string, error) {
+	unset, set := workerDefaults(fleet.Prefill), c.workers()
+	vars, err := config.Environ(&unset, &set)
+	return append(childEnv(environ), vars...), err
 }
 
 // newUp is `xpyd up`: a whole xPyD on this machine.
 func newUp() *cobra.Command {
-	wdef := worker.DefaultConfig(fleet.Prefill)
-	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Device: wdef.Device,
-		BlockTokens: wdef.BlockTokens, KVMemory: wdef.KVMemory, GPUMemory: wdef.GPUMemory, DType: wdef.DType, KVCacheDType: wdef.KVCacheDType, Quantization: wdef.Quantization, UpKV: upKVOf(&wdef.KV)}
+	w := workerDefaults(fleet.Prefill)
+	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Compute: w.Compute, KV: w.KV}
 	def.Fleet.Listen = "127.0.0.1:0"
 	def.Log.Level = "warn"
-	var file string
-	var printConfig bool
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Start a whole xPyD on this machine: router, prefill and decode workers",
@@ -81,55 +83,36 @@ only reads, or admin-token.`,
 		Args:    cobra.NoArgs,
 	}
 	f := cmd.Flags()
-	f.StringVar(&file, "config", "", "YAML file: the router's keys, and prefill, decode, model, …")
-	f.BoolVar(&printConfig, "print-config", false, "print the configuration in force and exit")
 	f.Int("prefill", def.Prefill, "prefill workers")
 	f.Int("decode", def.Decode, "decode workers")
-	f.String("model", "", "a directory, a .gguf file or hf:OWNER/NAME; default: the embedded stories260k")
 	f.String("listen", def.Listen, "public address")
 	f.String("admin", def.AdminListen, "admin address")
-	f.String("device", def.Device, "auto, cpu or cuda")
-	f.Int("threads", 0, "CPU threads of each worker; 0: all cores")
-	f.Int("block-tokens", def.BlockTokens, "positions a KV block, 1 to 256; best 16, or a divisor or multiple of it")
-	f.String("kv-memory", def.KVMemory.String(), "size of each worker's KV pool; auto: 256MiB on the CPU, what --gpu-memory leaves on a GPU")
-	f.Float64("gpu-memory", def.GPUMemory, "part of the GPU's memory that the workers take, divided evenly among those of the start")
-	f.Bool("batch-invariant", false, batchInvariantHelp)
-	f.String("kv-cache-dtype", def.KVCacheDType, kvCacheDTypeHelp)
-	f.String("dtype", def.DType, dtypeHelp)
-	f.String("quantization", def.Quantization, quantizationHelp)
 	f.Bool("trust-everyone", false, trustHelp)
 	f.String("data", def.Data, dataHelp)
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
-	f.String("log-level", def.Log.Level, "debug, info, warn or error")
-	f.String("log-format", def.Log.Format, "text or json")
-	keys := map[string]string{
-		"prefill": "prefill", "decode": "decode", "model": "model", "listen": "listen", "admin": "admin_listen",
-		"device": "device", "threads": "threads", "block-tokens": "block_tokens", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory",
-		"batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization", "dtype": "dtype",
-		"data": "data", "nats": "fleet.url", "trust-everyone": "trust_everyone", "log-level": "log.level", "log-format": "log.format",
-	}
-	kvFlags(f, keys, "kv_", &wdef.KV)
-	load := func(sources config.Sources) (*upConfig, error) {
-		cfg := def
-		err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), EnvAllow: foreignEnv, Flags: f, FlagKeys: keys, Sources: sources})
-		return &cfg, err
-	}
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		sources := config.Sources{}
-		cfg, err := load(sources)
-		if err != nil {
-			return usageError{err}
+	computeFlags(f, &def.Compute, "the workers take, divided evenly among those of the start")
+	kvFlags(f, &def.KV)
+	logFlags(f, &def.Log)
+	configured(cmd, ": the router's keys, and prefill, decode, model, …", &def, func(cmd *cobra.Command, cfg *upConfig, sources config.Sources, load func() (*upConfig, error)) error {
+		if err := cfg.fits(memfd.Available()); err != nil {
+			return err
 		}
-		if printConfig {
-			return config.Print(cmd.OutOrStdout(), cfg)
-		}
-		if err := cfg.fits(cfg.Prefill+cfg.Decode, int64(cfg.KVMemory), memfd.Available()); err != nil {
-			return wrongSetting(sources, err)
-		}
-		reload := func() (*upConfig, error) { return load(nil) }
-		return wrongSetting(sources, runUp(cmd.Context(), cfg, sources, reload, cmd.OutOrStdout(), cmd.ErrOrStderr()))
-	}
+		return runUp(cmd.Context(), cfg, sources, load, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
 	return cmd
+}
+
+// fits reports, before any worker starts, whether so many bytes are enough for the host
+// memory of all; each checks for itself, too. A multiple of pools whose size nobody knows
+// yet is left to them, and so is a machine of which nothing is known (0 bytes).
+func (c *upConfig) fits(available int64) error {
+	workers, each := c.Prefill+c.Decode, c.KV.HostMemory.Of(int64(c.KVMemory))
+	all := int64(workers) * each
+	if available == 0 || all <= available {
+		return nil
+	}
+	return &config.KeyError{Key: "kv.host_memory", Msg: fmt.Sprintf("%s for each of %d workers is %s, and this machine has %s to give: take less, or start fewer",
+		c.KV.HostMemory, workers, config.Size(all), config.Size(available>>20<<20))}
 }
 
 // runUp runs until ctx ends.
@@ -137,6 +120,10 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 	log, flush := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
 	defer flush()
 	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	env, err := cfg.environ(os.Environ())
 	if err != nil {
 		return err
 	}
@@ -155,7 +142,7 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 	})
 	output := &startOutput{w: stderr, held: map[string][]byte{}}
 	sup, err := supervise.New(supervise.Config{
-		Env: slices.Concat(childEnv(os.Environ()), cfg.env(), cfg.Fleet.env()), Output: output, Log: log,
+		Env: env, Output: output, Log: log,
 		StopOrder: []string{"decode", "prefill"}, // a stream needs its decode, nothing needs its prefill
 		Templates: map[string]func(int) supervise.Child{
 			"prefill": cfg.child(exe, fleet.Prefill, front),
@@ -169,12 +156,7 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 		return err
 	}
 	scale.set(sup)
-	pulseCtx, endPulse := context.WithCancel(context.WithoutCancel(ctx)) // the workers are watched while they drain, too
-	pulse := make(chan struct{})
-	go func() {
-		defer close(pulse)
-		forwardPulse(pulseCtx, front.watcher, sup)
-	}()
+	endPulse := background(func(ctx context.Context) { forwardPulse(ctx, front.watcher, sup) }) // also while the workers drain
 	err = startAll(ctx, cfg, sup, front, stdout, stderr)
 	if err == nil {
 		output.release()
@@ -197,7 +179,6 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 		log.Warn("workers did not stop", "error", serr)
 	}
 	endPulse()
-	<-pulse
 	front.close(stop)
 	return err
 }
@@ -231,13 +212,13 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 // its own flag or environment, the key, and what is wrong with it.
 var settingLine = regexp.MustCompile(`^(?:(?:--[a-z-]+|XPYD_[A-Z_]+): )?([a-z_]+(?:\.[a-z_]+)*): (.*)$`)
 
-// startError is why a worker did not start: a *config.KeyError with `up`'s own
-// name of the key, where the worker found a setting wrong.
+// startError is why a worker did not start: a *config.KeyError where the worker found a
+// setting wrong.
 func startError(s *supervise.Status) error {
 	said := strings.TrimPrefix(s.LastLine, "xpyd: ")
 	if s.Exit != nil && s.Exit.Code == exitUsage {
 		if m := settingLine.FindStringSubmatch(said); m != nil {
-			return &config.KeyError{Key: strings.Replace(m[1], "kv.", "kv_", 1), Msg: s.Name + ": " + m[2]}
+			return &config.KeyError{Key: m[1], Msg: s.Name + ": " + m[2]}
 		}
 	}
 	return fmt.Errorf("%s: %s", s.Name, said)
@@ -290,33 +271,15 @@ func waitReady(ctx context.Context, front *front) error {
 	return nil
 }
 
-// child makes the i-th worker of a role. It is ready when the fleet knows it.
+// child makes the i-th worker of a role: its arguments are what is its alone. It is ready
+// when the fleet knows it.
 func (c *upConfig) child(exe string, role fleet.Role, front *front) func(int) supervise.Child {
 	w := front.watcher
 	return func(i int) supervise.Child {
 		id := fmt.Sprintf("%s-%d", role, i)
-		args := []string{string(role), "--id", id, "--device", c.Device, "--threads", strconv.Itoa(c.Threads),
-			"--block-tokens", strconv.Itoa(c.BlockTokens), "--kv-memory", c.KVMemory.String(), "--gpu-memory", strconv.FormatFloat(c.GPUMemory/float64(c.Prefill+c.Decode), 'g', 4, 64),
-			"--log-level", c.Log.Level, "--log-format", c.Log.Format}
-		args = append(args, "--join-file", front.joinFile)
-		if c.TrustEveryone {
-			args = append(args, "--trust-everyone")
-		}
-		if c.BatchInvariant {
-			args = append(args, "--batch-invariant")
-		}
-		if c.DType != "auto" {
-			args = append(args, "--dtype", c.DType)
-		}
-		if c.Quantization != "auto" {
-			args = append(args, "--quantization", c.Quantization)
-		}
-		if c.KVCacheDType != "auto" {
-			args = append(args, "--kv-cache-dtype", c.KVCacheDType)
-		}
-		args = append(args, c.UpKV.args(id)...)
-		if c.Model != "" {
-			args = append(args, "--model", c.Model)
+		args := []string{string(role), "--id", id, "--join-file", front.joinFile}
+		if c.KV.SSDDir != "" {
+			args = append(args, "--kv-ssd-dir", filepath.Join(c.KV.SSDDir, id))
 		}
 		return supervise.Child{Name: id, Role: string(role), Path: exe, Args: args, Again: again(front, id, args),
 			Ready: func(ctx context.Context, pid int) error {

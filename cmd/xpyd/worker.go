@@ -20,22 +20,13 @@ import (
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/trust"
-	"github.com/xpyd/xpyd/kernels"
-	"github.com/xpyd/xpyd/kvconn"
-	"github.com/xpyd/xpyd/kvconn/cudaipc"
-	"github.com/xpyd/xpyd/kvconn/nccl"
-	"github.com/xpyd/xpyd/kvconn/pinned"
-	"github.com/xpyd/xpyd/kvconn/shm"
 	"github.com/xpyd/xpyd/kvconn/tcp"
-	"github.com/xpyd/xpyd/kvlayout"
 	"github.com/xpyd/xpyd/worker"
 )
 
 // newWorker is `xpyd prefill` or `xpyd decode`: one worker process.
 func newWorker(role fleet.Role) *cobra.Command {
-	cfg := worker.DefaultConfig(role)
-	var file string
-	var printConfig bool
+	def := workerDefaults(role)
 	cmd := &cobra.Command{
 		Use:   fmt.Sprintf("%s (--join-file FILE [--model M] | --config FILE)", role),
 		Short: fmt.Sprintf("Run one %s worker", role),
@@ -49,91 +40,32 @@ and answers those who have the secret, as behind a proxy made for vLLM.`, role),
 		Args:    cobra.NoArgs,
 	}
 	f := cmd.Flags()
-	f.StringVar(&file, "config", "", "YAML file; see configs/samples")
-	f.BoolVar(&printConfig, "print-config", false, "print the configuration in force and exit")
 	f.String("join-file", "", joinFileHelp)
 	f.Bool("trust-everyone", false, trustHelp)
-	f.String("model", "", "a directory, a .gguf file or hf:OWNER/NAME; default: the embedded stories260k")
 	f.String("served-name", "", "what clients call the model")
 	f.String("id", "", "name in the fleet; default: the role and a random suffix")
-	f.String("listen", cfg.Listen, "HTTP address")
-	f.String("kv-listen", cfg.KVListen, "KV connector address")
+	f.String("listen", def.Listen, "HTTP address")
+	f.String("kv-listen", def.KVListen, "KV connector address")
 	f.String("advertise", "", "host that others dial, when it is not the listen host")
-	f.String("device", cfg.Device, "auto, cpu or cuda")
-	f.Int("threads", 0, "CPU threads; 0: all cores")
-	f.Int("block-tokens", cfg.BlockTokens, "positions a KV block, 1 to 256; best 16, or a divisor or multiple of it")
 	f.Int("blocks", 0, "blocks of the KV pool; 0: from --kv-memory")
-	f.String("kv-memory", cfg.KVMemory.String(), "size of the KV pool; auto: 256MiB on the CPU, what --gpu-memory leaves on a GPU")
-	f.Float64("gpu-memory", cfg.GPUMemory, "part of the GPU's memory that this process takes in all")
-	f.Bool("batch-invariant", false, batchInvariantHelp)
-	f.String("kv-cache-dtype", cfg.KVCacheDType, kvCacheDTypeHelp)
-	f.String("dtype", cfg.DType, dtypeHelp)
-	f.String("quantization", cfg.Quantization, quantizationHelp)
 	f.Bool("drained", false, "start drained: it gets no work before xpyd undrain ID")
-	f.String("log-level", cfg.Log.Level, "debug, info, warn or error")
-	f.String("log-format", cfg.Log.Format, "text or json")
-	keys := map[string]string{
-		"drained":   "drained",
-		"join-file": "join_file", "trust-everyone": "trust_everyone", "model": "model", "served-name": "served_name", "id": "id", "listen": "listen",
-		"kv-listen": "kv_listen", "advertise": "advertise", "device": "device", "threads": "threads",
-		"block-tokens": "block_tokens", "blocks": "blocks", "kv-memory": "kv_memory", "gpu-memory": "gpu_memory",
-		"batch-invariant": "batch_invariant", "kv-cache-dtype": "kv_cache_dtype", "quantization": "quantization", "dtype": "dtype",
-		"log-level": "log.level", "log-format": "log.format",
-	}
-	kvFlags(f, keys, "kv.", &cfg.KV)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		sources := config.Sources{}
-		if err := config.Load(&cfg, config.Options{File: file, Environ: os.Environ(), Flags: f, EnvAllow: foreignEnv, FlagKeys: keys, Sources: sources}); err != nil {
-			return usageError{err}
-		}
-		if printConfig {
-			return config.Print(cmd.OutOrStdout(), &cfg)
-		}
+	computeFlags(f, &def.Compute, "this process takes in all")
+	kvFlags(f, &def.KV)
+	logFlags(f, &def.Log)
+	configured(cmd, "; see configs/samples", &def, func(cmd *cobra.Command, cfg *worker.Config, _ config.Sources, _ func() (*worker.Config, error)) error {
 		joined, err := readJoining(cmd.Context(), cfg.Join, cfg.JoinFile)
 		if errors.Is(err, context.Canceled) { // stopped while nobody has written into a pipe
 			return nil
 		}
 		if err != nil {
-			return wrongSetting(sources, err)
+			return err
 		}
-		if err := answersWhom(&cfg, &joined); err != nil {
+		if err := answersWhom(cfg, &joined); err != nil {
 			return usageError{err}
 		}
-		return wrongSetting(sources, runWorker(cmd.Context(), cfg, &joined, cmd.ErrOrStderr()))
-	}
+		return runWorker(cmd.Context(), *cfg, &joined, cmd.ErrOrStderr())
+	})
 	return cmd
-}
-
-// wrongSetting makes bad configuration of an error that names a key: of what this
-// machine or the model does not allow.
-func wrongSetting(sources config.Sources, err error) error {
-	var e *config.KeyError
-	if !errors.As(err, &e) {
-		return err
-	}
-	return usageError{sources.Locate(e)}
-}
-
-// What these settings cost, in a line each.
-const (
-	batchInvariantHelp = "the same tokens whatever the batch, the chunks or the split; costs a GPU some speed, and is always so on the CPU"
-
-	dtypeHelp        = "auto (fp16 for checkpoints that say torch_dtype float16, else bf16), bf16 or fp16: weights, activations and KV on a GPU. Workers that differ are not paired unless kv.convert allows it"
-	quantizationHelp = "auto (as the checkpoint is), none or fp8 (E4M3, a scale a channel, made when loading; half the memory, faster, small errors): the weights of the layers, on a GPU"
-	kvCacheDTypeHelp = "auto (as --dtype), bf16 or fp8 (E4M3, a scale a row: half the memory, faster decoding, small errors); a GPU only. Workers that differ are not paired unless kv.convert allows it"
-)
-
-// foreignEnv are XPYD_ variables that belong to other commands, or to the CUDA
-// library's search.
-var foreignEnv = []string{"XPYD_DATA", "XPYD_ADMIN*", "XPYD_NATS_PASSWORD", "XPYD_CUDA_*"}
-
-// linked and staged are the ways between GPUs that do not reach each other's memory.
-func linked(base kvconn.Transport, ours, theirs kernels.Linker, l kvlayout.Layout) kvconn.Transport {
-	return nccl.New(base, ours, theirs, l, nccl.DefaultRing())
-}
-
-func staged(ours, theirs kernels.HostMover, l kvlayout.Layout) (kvconn.Transport, error) {
-	return pinned.New(ours, theirs, l, pinned.DefaultRing())
 }
 
 // runWorker runs until ctx ends, the parent goes away, or a listener fails.
@@ -157,7 +89,7 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(buildInfo())
 	deps := worker.Deps{Log: log, Registry: reg, TLS: tcfg.TLS,
-		Transport: transport, Device: cudaipc.New, Linked: linked, Pinned: staged, Build: build(), Progress: progress(stderr)}
+		Ways: ways(transport, &cfg.KV), Build: build(), Progress: progress(stderr)}
 	ring, err := joined.ring()
 	if err != nil {
 		return err
@@ -169,11 +101,6 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 	}
 	if joined.open {
 		log.Warn("everybody on this machine can read the fleet's secret: run `chmod 600 " + joined.file + "`")
-	}
-	if local, err := shm.New(); err != nil {
-		deps.NoLocal = err
-	} else {
-		deps.Local = local
 	}
 	w, err := worker.Start(ctx, cfg, deps)
 	if err != nil && ctx.Err() != nil {
@@ -221,21 +148,14 @@ func fleetTLS(cert, key, ca string, log *slog.Logger) (*trust.TLS, error) {
 // followJoin has the worker's join file in force as it is, until end is called. On
 // SIGHUP it looks at once; there is nothing else to reload.
 func followJoin(w *worker.Worker, joined *joining, ring *trust.Ring, hup <-chan os.Signal, log *slog.Logger) (end func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	return background(func(ctx context.Context) {
 		joined.follow(ctx, hup, log, func(next trust.Join) error {
 			if err := ring.Set(next.Secrets...); err != nil {
 				return err
 			}
 			return w.Rejoin(next.URL)
 		})
-	}()
-	return func() {
-		cancel()
-		<-done
-	}
+	})
 }
 
 // newLogger makes the process's log. Lines of single requests are written in

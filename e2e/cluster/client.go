@@ -78,7 +78,7 @@ func Post(ctx context.Context, client *http.Client, url, body string) *Reply {
 	}
 	var c chunk
 	if r.Err = json.NewDecoder(in).Decode(&c); r.Err == nil {
-		r.take(&c)
+		r.addChunk(&c)
 	}
 	return r
 }
@@ -102,13 +102,13 @@ func (r *Reply) stream(in *bufio.Reader) {
 		if r.Err = json.Unmarshal([]byte(data), &c); r.Err != nil {
 			return
 		}
-		if r.take(&c); r.Problem != "" {
+		if r.addChunk(&c); r.Problem != "" {
 			return
 		}
 	}
 }
 
-func (r *Reply) take(c *chunk) {
+func (r *Reply) addChunk(c *chunk) {
 	if c.Error != nil {
 		r.Problem = c.Error.Message
 		return

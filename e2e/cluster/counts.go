@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,8 +16,7 @@ type Counts struct {
 	Goroutines, FDs int
 }
 
-// Counts reads the counts of the router and of every live worker, by id; the
-// router's name is "router". A restarted worker counts as another one.
+// Counts is Usage without the memory.
 func (r *Router) Counts() (map[string]Counts, error) {
 	all, err := r.Usage()
 	out := map[string]Counts{}
@@ -36,7 +36,8 @@ func (u Usage) String() string {
 	return fmt.Sprintf("%d MiB, %d goroutines, %d descriptors", u.RSS>>20, u.Goroutines, u.FDs)
 }
 
-// Usage is of the same processes as Counts.
+// Usage is what the router and every live worker have, by id; the router's name is
+// "router". A restarted worker counts as another one.
 func (r *Router) Usage() (map[string]Usage, error) {
 	f, err := r.Fleet()
 	if err != nil {
@@ -85,12 +86,15 @@ func metric(text, name string) (sum float64) {
 	return sum
 }
 
-// Metric is one of the router's metrics, summed over its labels.
-func (r *Router) Metric(name string) (float64, error) {
+// ReadMetric reads a process's GET /metrics; see metric.
+func ReadMetric(client *http.Client, url, name string) (float64, error) {
 	var text string
-	err := get(r.client, r.Admin+"/metrics", &text)
+	err := get(client, url+"/metrics", &text)
 	return metric(text, name), err
 }
+
+// Metric is one of the router's metrics, summed over its labels.
+func (r *Router) Metric(name string) (float64, error) { return ReadMetric(r.client, r.Admin, name) }
 
 // Goroutines is the router's goroutine profile, stacks and counts, for the
 // message of a test that found a leak.
@@ -113,7 +117,5 @@ func (r *Router) WorkerMetric(id, name string) (float64, error) {
 	if m == nil {
 		return 0, fmt.Errorf("no worker %s", id)
 	}
-	var text string
-	err = get(r.client, m.URL+"/metrics", &text)
-	return metric(text, name), err
+	return ReadMetric(r.client, m.URL, name)
 }

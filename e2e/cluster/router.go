@@ -38,10 +38,7 @@ type Router struct {
 // Up starts `xpyd up` on free ports and returns when it is ready.
 func Up(t testing.TB, args ...string) *Router {
 	t.Helper()
-	r := Launch(t, "up", args...)
-	r.URL = r.Line(t, time.Minute, "ready ")
-	r.find(t)
-	return r
+	return Launch(t, "up", args...).serves(t, "ready ")
 }
 
 // Alone starts `xpyd router` with an embedded NATS on free ports and returns
@@ -55,22 +52,16 @@ func Alone(t testing.TB, args ...string) *Router {
 	if !strings.Contains(strings.Join(args, " "), "--config") {
 		args = append([]string{"--config", config}, args...)
 	}
-	r := Launch(t, "router", args...)
-	r.URL = r.Line(t, time.Minute, "listening ")
-	r.find(t)
-	return r
+	return Launch(t, "router", args...).serves(t, "listening ")
 }
 
 // UpWithFiles is Up where each process may have so many files open.
 func UpWithFiles(t testing.TB, files int, args ...string) *Router {
 	t.Helper()
-	r := launch(t, func(args []string) *Process {
+	return launch(t, func(args []string) *Process {
 		limited := []string{"-c", `ulimit -n "$0" && exec "$@"`, strconv.Itoa(files), Binary(t)}
 		return StartCommand(t, exec.Command("sh", append(limited, args...)...), nil)
-	}, "up", args...)
-	r.URL = r.Line(t, time.Minute, "ready ")
-	r.find(t)
-	return r
+	}, "up", args...).serves(t, "ready ")
 }
 
 // Again starts `xpyd router` in the data folder of one that has ended.
@@ -78,9 +69,7 @@ func (r *Router) Again(t testing.TB, args ...string) *Router {
 	t.Helper()
 	args = append([]string{"router", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", r.Data}, args...)
 	n := &Router{Process: Start(t, nil, args...), Data: r.Data, client: NewClient(t)}
-	n.URL = n.Line(t, time.Minute, "listening ")
-	n.find(t)
-	return n
+	return n.serves(t, "listening ")
 }
 
 // Launch starts `xpyd up` or `xpyd router` on free ports, and waits for
@@ -97,9 +86,10 @@ func launch(t testing.TB, start func(args []string) *Process, command string, ar
 	return &Router{Process: start(args), Data: data, client: NewClient(t)}
 }
 
-// find reads what the router left in its data folder.
-func (r *Router) find(t testing.TB) {
+// serves waits for the line with its URL, and reads what it left in its data folder.
+func (r *Router) serves(t testing.TB, line string) *Router {
 	t.Helper()
+	r.URL = r.Line(t, time.Minute, line)
 	r.Join = filepath.Join(r.Data, "join-url")
 	for name, to := range map[string]*string{"admin-url": &r.Admin, "admin-token": &r.Token} {
 		b, err := os.ReadFile(filepath.Join(r.Data, name))
@@ -109,6 +99,7 @@ func (r *Router) find(t testing.TB) {
 		*to = strings.TrimSpace(string(b))
 	}
 	r.NATS = r.JoinLine(t).URL
+	return r
 }
 
 // Worker starts one worker that joins r with one flag.

@@ -16,8 +16,8 @@ import (
 
 	"github.com/xpyd/xpyd/e2e/cluster"
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // embedded copies the embedded model to a folder, with changed files.
@@ -41,7 +41,7 @@ func tiny(t *testing.T) string {
 	c := modeltest.Tiny("llama")
 	c.Vocab, c.MaxPositions = 512, 512
 	dir := embedded(t, nil)
-	if err := modeltest.WriteHF(dir, c, modeltest.HFOptions{Seed: 3, DType: model.F32}); err != nil {
+	if err := modeltest.WriteHF(dir, c, modeltest.HFOptions{Seed: 3, DType: kernels.F32}); err != nil {
 		t.Fatal(err)
 	}
 	return dir

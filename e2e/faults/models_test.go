@@ -5,8 +5,9 @@ import (
 	"path/filepath"
 
 	"github.com/xpyd/xpyd/e2e/cluster"
-	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 var (
@@ -17,7 +18,7 @@ var (
 )
 
 // random writes a model with random weights and the tokenizer of stories260k.
-func random(c model.Config) func(dir string) error {
+func random(c arch.Config) func(dir string) error {
 	return func(dir string) error {
 		files := map[string][]byte{}
 		for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
@@ -28,6 +29,6 @@ func random(c model.Config) func(dir string) error {
 			files[name] = b
 		}
 		c.Vocab, c.MaxPositions = 512, 4096
-		return modeltest.WriteHF(dir, c, modeltest.HFOptions{Seed: 1, DType: model.F16, Files: files})
+		return modeltest.WriteHF(dir, c, modeltest.HFOptions{Seed: 1, DType: kernels.F16, Files: files})
 	}
 }

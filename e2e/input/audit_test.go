@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/e2e/cluster"
-	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/console"
 )
 
 // TestAudit: what commands, a reload and a scale change is in the audit file, also
@@ -29,13 +29,13 @@ func TestAudit(t *testing.T) {
 	}
 	write("")
 	r := cluster.Up(t, "--config", file)
-	read := func(path string) (out []router.Audited) {
+	read := func(path string) (out []console.Audited) {
 		b, err := os.ReadFile(path)
 		if err != nil {
 			return nil
 		}
 		for line := range strings.Lines(string(b)) {
-			var a router.Audited
+			var a console.Audited
 			if err := json.Unmarshal([]byte(line), &a); err != nil {
 				t.Fatalf("%v in %q", err, line)
 			}
@@ -43,7 +43,7 @@ func TestAudit(t *testing.T) {
 		}
 		return out
 	}
-	want := func(what string, ok func(a *router.Audited) bool) {
+	want := func(what string, ok func(a *console.Audited) bool) {
 		t.Helper()
 		cluster.Wait(t, 10*time.Second, what, func() error {
 			lines := read(audit)
@@ -58,12 +58,12 @@ func TestAudit(t *testing.T) {
 	if _, stderr, code := r.CLI(t, "scale", "prefill=2"); code != 0 {
 		t.Fatal(stderr)
 	}
-	want("a scale", func(a *router.Audited) bool {
+	want("a scale", func(a *console.Audited) bool {
 		return a.Action == "POST /admin/v1/scale" && a.By == "admin" && a.Status == 200 && a.Was == "prefill=1" && a.Is == "prefill=2"
 	})
 	write("read_timeout: 7s\nlimits: {max_queue: 77}\n")
 	r.Signal(syscall.SIGHUP)
-	want("a reload", func(a *router.Audited) bool {
+	want("a reload", func(a *console.Audited) bool {
 		return a.Action == "reload" && a.By == "SIGHUP" && strings.HasPrefix(a.Is, "limits.max_queue: ") && strings.HasSuffix(a.Is, " -> 77")
 	})
 
@@ -76,7 +76,7 @@ func TestAudit(t *testing.T) {
 	if _, stderr, code := r.CLI(t, "secret", "rotate"); code != 0 {
 		t.Fatal(stderr)
 	}
-	want("a rotation", func(a *router.Audited) bool {
+	want("a rotation", func(a *console.Audited) bool {
 		return a.Action == "POST /admin/v1/secret/rotate" && len(a.Was) == 8 && strings.HasSuffix(a.Is, "+"+a.Was)
 	})
 	if n := len(read(audit)); n != 1 {
@@ -102,7 +102,7 @@ func TestAudit(t *testing.T) {
 	if out, code := looker("drain", "prefill-0"); code != 1 || !strings.Contains(out, "this token only reads") {
 		t.Errorf("drain: %d %s", code, out)
 	}
-	want("a refusal", func(a *router.Audited) bool {
+	want("a refusal", func(a *console.Audited) bool {
 		return a.Action == "POST /admin/v1/instances/prefill-0/drain" && a.By == "reader" && a.Status == 403
 	})
 	for _, f := range []string{audit, audit + ".1"} {

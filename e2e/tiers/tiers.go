@@ -3,7 +3,6 @@
 package tiers
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,7 +12,6 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -21,11 +19,15 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/xpyd/xpyd/e2e/cluster"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -44,7 +46,7 @@ type Bed struct {
 
 // RandomModel writes a model of random weights with the embedded one's tokens, and
 // returns its folder.
-func RandomModel(t *testing.T, d model.DType, change func(*model.Config)) string {
+func RandomModel(t *testing.T, d kernels.DType, change func(*arch.Config)) string {
 	t.Helper()
 	tiny, err := model.Open(t.Context(), "", model.Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -83,7 +85,7 @@ func (b *Bed) start(t *testing.T, blockTokens, blocks int, change func(*worker.C
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := worker.Start(t.Context(), cfg, worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Transport: tr, Build: "test"})
+	w, err := worker.Start(t.Context(), cfg, worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tr)}, Build: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +108,7 @@ func (n *node) end() {
 // holdsNothing waits until all blocks are given back.
 func (n *node) holdsNothing() {
 	n.t.Helper()
-	n.until(func() error {
+	n.until("an empty ledger", func() error {
 		if l := n.Ledger(); !l.Empty() {
 			return fmt.Errorf("ledger: %+v", l)
 		}
@@ -114,18 +116,9 @@ func (n *node) holdsNothing() {
 	})
 }
 
-// until waits for f, generously.
-func (n *node) until(f func() error) {
+func (n *node) until(what string, f func() error) {
 	n.t.Helper()
-	for by := time.Now().Add(time.Minute); ; time.Sleep(2 * time.Millisecond) {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(by) {
-			n.t.Fatal(err)
-		}
-	}
+	cluster.Wait(n.t, time.Minute, what, f)
 }
 
 // ask completes a prompt, and says how much of it was cached.
@@ -162,19 +155,11 @@ func (n *node) ask(prompt []int32, header string) (tokens []int32, cached int, e
 }
 
 // counter reads a metric; 0 where there is none.
-func (n *node) counter(name string) (v float64) {
+func (n *node) counter(name string) float64 {
 	n.t.Helper()
-	resp, err := http.Get(n.URL() + "/metrics")
+	v, err := cluster.ReadMetric(http.DefaultClient, n.URL(), name)
 	if err != nil {
 		n.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
-		if rest, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
-			if v, err = strconv.ParseFloat(rest, 64); err != nil {
-				n.t.Fatal(err)
-			}
-		}
 	}
 	return v
 }
@@ -201,7 +186,7 @@ func (n *node) loaded(least int, do func()) (tokens int) {
 // flush empties the pool, of which all must then be free, and this worker's own tiers.
 func (n *node) flush() {
 	n.t.Helper()
-	n.until(func() error {
+	n.until("a flush", func() error {
 		resp, err := http.Post(n.URL()+"/xpyd/v1/cache/flush", "", nil)
 		if err != nil {
 			return err
@@ -218,7 +203,7 @@ func (n *node) flush() {
 // settled waits until nothing is on its way into a tier.
 func (n *node) settled() {
 	n.t.Helper()
-	n.until(func() error {
+	n.until("nothing on its way to a tier", func() error {
 		if n.counter("xpyd_kvtier_waiting_units") > 0 {
 			return errors.New("units wait for a minute")
 		}
@@ -229,7 +214,7 @@ func (n *node) settled() {
 // gaveAll waits until nothing is held for peers.
 func (n *node) gaveAll() {
 	n.t.Helper()
-	n.until(func() error {
+	n.until("nothing held for peers", func() error {
 		if v := n.counter(`xpyd_kvtier_peer_blocks{for="give"}`); v > 0 {
 			return fmt.Errorf("%v blocks are held for peers", v)
 		}

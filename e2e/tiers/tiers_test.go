@@ -4,7 +4,8 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/engine/tier/redis/redistest"
-	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -16,7 +17,7 @@ func TestSameTokens(t *testing.T) {
 // TestSameTokensAsOnGPU is what worker's TestGPUSameTokens does, with a
 // smaller model.
 func TestSameTokensAsOnGPU(t *testing.T) {
-	dir := RandomModel(t, model.BF16, func(c *model.Config) {
+	dir := RandomModel(t, kernels.BF16, func(c *arch.Config) {
 		c.Layers, c.Hidden, c.Intermediate, c.Heads, c.KVHeads, c.HeadDim, c.MaxPositions = 2, 64, 128, 4, 2, 16, 2048
 	})
 	SameTokens(t, Bed{Change: func(c *worker.Config) { c.Model = dir }, Store: func(t *testing.T) string { return redistest.StartFake(t).URL() },

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvlayout"
 )
@@ -67,8 +68,8 @@ func New(cfg Config) *Backend {
 func (b *Backend) Info() kernels.Info { return kernels.Info{Name: "fake", Numerics: "fake-1"} }
 
 // Arch implements kernels.Backend.
-func (b *Backend) Arch() kernels.Arch {
-	return kernels.Arch{
+func (b *Backend) Arch() arch.Config {
+	return arch.Config{
 		Layers: b.cfg.Layers, Hidden: 1, Heads: 1, KVHeads: 1, HeadDim: 2,
 		Vocab: b.cfg.Vocab, MaxPositions: b.cfg.MaxPositions,
 	}

@@ -21,7 +21,7 @@ const (
 
 // crossover is the size of records, bytes, from which IOAuto is IOPread. Of 64
 // KiB io_uring writes more and takes a fifth less processor time, of 2 MiB it
-// moves as much and takes a tenth to a fifth more (scripts/bench-kvio).
+// moves as much and takes a tenth to a fifth more (scripts/bench kvio).
 const crossover = 256 << 10
 
 // diskIO is the way in force. The zero value is IOPread.

@@ -66,7 +66,7 @@ func (w *Watcher) Watch(conn net.Conn, gone func()) (stop func()) {
 	// Stopping does not disarm: an event with a forgotten key is ignored, and
 	// the next Watch arms the descriptor anew. It saves a system call for
 	// every request on a kept-alive connection.
-	return func() { w.take(key) }
+	return func() { w.forget(key) }
 }
 
 // start registers gone and arms rc; key is 0 when nothing is watched. The lock
@@ -101,8 +101,8 @@ func (w *Watcher) arm(rc syscall.RawConn, key uint64) error {
 	return err
 }
 
-// take forgets key and returns its function, nil if it is forgotten already.
-func (w *Watcher) take(key uint64) func() {
+// forget drops key and returns its function, nil if it is forgotten already.
+func (w *Watcher) forget(key uint64) func() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f := w.gone[key]
@@ -123,7 +123,7 @@ func (w *Watcher) loop() {
 			if key == 0 {
 				return // Close
 			}
-			if f := w.take(key); f != nil {
+			if f := w.forget(key); f != nil {
 				f()
 			}
 		}

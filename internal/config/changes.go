@@ -4,15 +4,16 @@ import (
 	"fmt"
 	"reflect"
 	"strconv"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
 
 const maxChanges = 32
 
-// Changes lists where two configurations of one type differ, by keys as Print has
-// them: "limits.max_queue: 1024 -> 4096". What is secret is masked, and told to have
-// changed only where its mask has. Of many the first are listed.
+// Changes lists the differences of two configurations of one type, with keys as in Print:
+// "limits.max_queue: 1024 -> 4096". Secrets are masked; a change that the mask hides is not
+// listed. Only the first maxChanges are listed.
 func Changes(old, next any) ([]string, error) {
 	a, err := node(reflect.Indirect(reflect.ValueOf(old)), unit{})
 	if err != nil {
@@ -32,7 +33,7 @@ func Changes(old, next any) ([]string, error) {
 
 type differ struct{ out []string }
 
-// compare looks at two values of one key; nil is one that is not there.
+// compare compares two values of a key; nil: not there.
 func (d *differ) compare(key string, a, b *yaml.Node) {
 	if a != nil && b != nil && a.Kind == b.Kind && a.Kind != yaml.ScalarNode {
 		below, keys := parts(key, a)
@@ -51,7 +52,7 @@ func (d *differ) compare(key string, a, b *yaml.Node) {
 	}
 }
 
-// parts are the values below a key, by their own keys.
+// parts returns the values below a key, by their own keys.
 func parts(key string, n *yaml.Node) (by map[string]*yaml.Node, keys []string) {
 	by = map[string]*yaml.Node{}
 	for i := 0; i < len(n.Content); i++ {
@@ -78,19 +79,11 @@ func text(n *yaml.Node) string {
 		}
 		return n.Value
 	}
-	by, keys := parts("", n)
-	out := ""
-	for i, k := range keys {
-		if i > 0 {
-			out += ", "
-		}
-		if n.Kind == yaml.MappingNode {
-			out += k + ": "
-		}
-		out += text(by[k])
+	flow := *n
+	flow.Style = yaml.FlowStyle
+	b, err := yaml.Marshal(&flow)
+	if err != nil {
+		return err.Error()
 	}
-	if n.Kind == yaml.MappingNode {
-		return "{" + out + "}"
-	}
-	return "[" + out + "]"
+	return strings.TrimSpace(string(b))
 }

@@ -1,16 +1,14 @@
-// Package config loads a role's Config struct from its defaults, a YAML file,
-// XPYD_* environment variables and flags; later ones win. What it does not
-// know it refuses, naming place and key. It knows no role's settings: fields
-// are found by their `koanf:"name"` tags.
+// Package config loads a role's Config struct from its defaults, a YAML file, XPYD_*
+// environment variables and flags; later ones win. Fields are found by their
+// `koanf:"name"` tags. Unknown keys are refused, with their place.
 //
-// A field's type decides what is accepted: bool, integers, floats, strings,
-// time.Duration ("3s"), Size ("64MiB"), types with UnmarshalText, and slices,
-// pointers, structs and string-keyed maps of those.
+// A field's type decides what is accepted: bool, integers, floats, strings, time.Duration
+// ("3s"), Size ("64MiB"), types with UnmarshalText, and slices, pointers, structs and
+// string-keyed maps of those.
 //
-// The environment variable of the key limits.max_body is XPYD_LIMITS_MAX_BODY;
-// XPYD_LIMITS__MAX_BODY is the same. What Kubernetes sets for a service that is
-// called xpyd is nobody's setting. A list is comma separated; lists, maps
-// and structs may also be YAML ("[a, b]", "{a: 1}").
+// The variable of the key limits.max_body is XPYD_LIMITS_MAX_BODY or XPYD_LIMITS__MAX_BODY.
+// What Kubernetes sets for a service called xpyd is ignored. A list is comma separated;
+// lists, maps and structs may also be YAML ("[a, b]", "{a: 1}").
 package config
 
 import (
@@ -22,37 +20,30 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/knadh/koanf/providers/confmap"
-	"github.com/knadh/koanf/v2"
 	"github.com/spf13/pflag"
 )
 
 // Options says where a configuration comes from.
 type Options struct {
-	// File is a YAML file; empty means none.
-	File string
-	// EnvPrefix is of the variables that are read; empty means "XPYD_".
-	EnvPrefix string
-	// Environ is os.Environ(), or what a test wants; nil reads none.
-	Environ []string
-	// EnvAllow are variables with the prefix that belong to somebody else;
-	// a trailing * matches the rest. XPYD_ADMIN_TOKEN and XPYD_PARENT_FD
-	// are always allowed, unless a key claims them.
+	File    string   // YAML; empty: none
+	Environ []string // os.Environ(); nil: none
+	// EnvAllow are XPYD_ variables that belong to somebody else; a trailing * matches the
+	// rest. XPYD_ADMIN_TOKEN and XPYD_PARENT_FD are always allowed, unless a key claims them.
 	EnvAllow []string
-	// Flags that were set win over all else; FlagKeys maps a flag's name to
-	// its key. Flags without a key are not configuration.
+	// Flags that were set win over all else. FlagKeys maps a flag to its key; flags without
+	// one are not configuration.
 	Flags    *pflag.FlagSet
 	FlagKeys map[string]string
 	// Sources, unless nil, is told where each key was set.
 	Sources Sources
 }
 
-// Sources is where each key was set last, as Error has it: for what shows to be
-// wrong only when it is used.
+// Sources is where each key was set last (as Error.Source), for settings that turn out wrong
+// only in use.
 type Sources map[string]string
 
-// Locate makes an *Error of an error that names a key (see KeyError), and returns
-// others as they are.
+// Locate turns an error that names a key (see KeyError) into an *Error. It returns others as
+// they are.
 func (s Sources) Locate(err error) error {
 	if key, msg, ok := keyed(err); ok {
 		return &Error{Source: s.where(key), Key: key, Msg: msg}
@@ -60,21 +51,20 @@ func (s Sources) Locate(err error) error {
 	return err
 }
 
-// KeyError is for Validate methods: what is wrong with the value of a key,
-// relative to the struct that is validated. Load adds where it was set.
-// Packages that cannot import this one return any error with the method
-// ConfigKey; a message that begins with the key is shown without it.
+// KeyError is for Validate methods: it says what is wrong with a key of the validated struct.
+// Load adds where it was set. Packages that cannot import this one may return any error with
+// the method ConfigKey; a message that begins with the key is shown without it.
 type KeyError struct{ Key, Msg string }
 
 func (e *KeyError) Error() string { return e.Key + ": " + e.Msg }
 
-// ConfigKey is the key that the error is about.
+// ConfigKey is the key.
 func (e *KeyError) ConfigKey() string { return e.Key }
 
 // Error is one refused setting. Load joins all that it finds.
 type Error struct {
 	Source string // "router.yaml:12", "XPYD_LISTEN", "--listen", or "" for a default
-	Key    string // dotted; "" when the file as a whole is meant
+	Key    string // dotted; "": the file as a whole
 	Msg    string
 }
 
@@ -92,41 +82,27 @@ func (e *Error) Error() string {
 // maxFileBytes bounds a configuration file.
 const maxFileBytes = 4 << 20
 
-// delim separates keys inside koanf; a map's keys may hold dots.
-const delim = "\x00"
-
-// Load fills dst, a pointer to a struct that holds the defaults, and calls
-// Validate() error of dst and of every struct in it that has one. On error
-// dst is unchanged but for what Validate did, and every problem is in the
-// joined error as an *Error.
+// Load fills dst, a pointer to a struct with the defaults, and calls Validate() error of
+// every struct in it that has it. On error, dst is unchanged except by Validate, and the
+// error joins an *Error for each problem.
 func Load(dst any, o Options) error {
 	v := reflect.ValueOf(dst)
 	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
 		return fmt.Errorf("load configuration: want a pointer to a struct, not %T", dst)
 	}
-	l := &loader{root: v.Elem().Type(), origin: o.Sources}
+	next := reflect.New(v.Elem().Type())
+	next.Elem().Set(v.Elem())
+	l := &loader{root: next.Elem(), origin: o.Sources}
 	if l.origin == nil {
 		l.origin = Sources{}
 	}
-	file, err := l.file(o.File)
-	if err != nil {
+	if err := l.file(o.File); err != nil {
 		return err
 	}
-	// The layers hold plain text, lists and maps, already checked against the
-	// types; what no layer sets stays as dst has it.
-	k := koanf.New(delim)
-	for _, layer := range []map[string]any{file, l.environ(o), l.flags(o)} {
-		if err := k.Load(confmap.Provider(layer, ""), nil); err != nil {
-			return fmt.Errorf("merge configuration: %w", err)
-		}
-	}
+	l.environ(o)
+	l.flags(o)
 	if len(l.errs) > 0 {
 		return l.err()
-	}
-	next := reflect.New(l.root)
-	next.Elem().Set(v.Elem())
-	if err := assign(next.Elem(), k.Raw(), unit{}); err != nil {
-		return fmt.Errorf("load configuration: %w", err)
 	}
 	l.validate(next.Elem(), "", 0)
 	if len(l.errs) > 0 {
@@ -136,9 +112,9 @@ func Load(dst any, o Options) error {
 	return nil
 }
 
-// loader collects problems, and where each key was set last.
+// loader sets root, and collects problems and where each key was set last.
 type loader struct {
-	root   reflect.Type
+	root   reflect.Value
 	origin Sources
 	errs   []*Error
 }
@@ -158,13 +134,13 @@ func (l *loader) err() error {
 	return errors.Join(errs...)
 }
 
-func (l *loader) file(path string) (map[string]any, error) {
+func (l *loader) file(path string) error {
 	if path == "" {
-		return nil, nil
+		return nil
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("open configuration: %w", err)
+		return fmt.Errorf("open configuration: %w", err)
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
@@ -172,16 +148,16 @@ func (l *loader) file(path string) (map[string]any, error) {
 		err = fmt.Errorf("more than %d bytes", maxFileBytes)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read configuration %s: %w", path, err)
+		return fmt.Errorf("read configuration %s: %w", path, err)
 	}
-	return l.yaml(path, text), nil
+	l.yaml(path, text)
+	return nil
 }
 
 // set notes where a key was set.
 func (l *loader) set(key, source string) { l.origin[key] = source }
 
-// where is the source of a key, or of the nearest section around it that has
-// one.
+// where is the source of a key, or of the nearest section around it that has one.
 func (s Sources) where(key string) string {
 	for key != "" {
 		if source, ok := s[key]; ok {
@@ -195,7 +171,7 @@ func (s Sources) where(key string) string {
 // maxDepth bounds the nesting of configuration types.
 const maxDepth = 16
 
-// validate calls Validate on every struct in v, the innermost first.
+// validate calls Validate on every struct in v, innermost first.
 func (l *loader) validate(v reflect.Value, key string, depth int) {
 	if depth > maxDepth {
 		return
@@ -230,7 +206,7 @@ func (l *loader) validate(v reflect.Value, key string, depth int) {
 	}
 }
 
-// invalid adds what a Validate method returned.
+// invalid adds the result of a Validate method.
 func (l *loader) invalid(err error, section string) {
 	if err == nil {
 		return
@@ -248,7 +224,7 @@ func (l *loader) invalid(err error, section string) {
 	l.fail(l.origin.where(key), key, "%s", msg)
 }
 
-// keyed is the key that an error names, and its message without it.
+// keyed returns the key that an error names, and its message without it.
 func keyed(err error) (key, msg string, ok bool) {
 	var e interface {
 		error

@@ -11,22 +11,29 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// leaf is a setting that one variable or flag can hold.
-type leaf struct {
-	path []string
-	field
+// leaf is a setting for one variable or flag: the sections that lead to it, and itself.
+type leaf []field
+
+func (l leaf) field() field { return l[len(l)-1] }
+
+func (l leaf) names(sep string) string {
+	var names []string
+	for _, f := range l {
+		names = append(names, f.name)
+	}
+	return strings.Join(names, sep)
 }
 
-func (l leaf) key() string { return strings.Join(l.path, ".") }
+func (l leaf) key() string { return l.names(".") }
 
-// leaves are all settings below a struct type but its sections.
-func leaves(t reflect.Type, path []string) []leaf {
+// leaves returns all settings below a struct type, without the sections themselves.
+func leaves(t reflect.Type, path leaf) []leaf {
 	if len(path) > maxDepth {
 		return nil
 	}
 	var out []leaf
 	for _, f := range fields(t) {
-		at := append(slices.Clone(path), f.name)
+		at := append(slices.Clone(path), f)
 		inner := f.typ
 		for inner.Kind() == reflect.Pointer {
 			inner = inner.Elem()
@@ -34,29 +41,26 @@ func leaves(t reflect.Type, path []string) []leaf {
 		if inner.Kind() == reflect.Struct && !isScalar(inner) {
 			out = append(out, leaves(inner, at)...)
 		} else {
-			out = append(out, leaf{at, f})
+			out = append(out, at)
 		}
 	}
 	return out
 }
 
-// environ is the layer of the environment.
-func (l *loader) environ(o Options) map[string]any {
-	prefix := o.EnvPrefix
-	if prefix == "" {
-		prefix = "XPYD_"
-	}
+// environ reads the environment.
+func (l *loader) environ(o Options) {
+	const prefix = "XPYD_"
 	byName := map[string]leaf{}
 	var names []field
-	for _, lf := range leaves(l.root, nil) {
-		name := strings.ToUpper(strings.Join(lf.path, "_"))
+	for _, lf := range leaves(l.root.Type(), nil) {
+		name := strings.ToUpper(lf.names("_"))
 		if other, ok := byName[name]; ok {
 			l.fail(prefix+name, lf.key(), "the variable is ambiguous: it is also %s", other.key())
 		}
 		byName[name] = lf
 		names = append(names, field{name: prefix + name})
 	}
-	out, used := map[string]any{}, map[string]string{}
+	used := map[string]string{}
 	environ := slices.Clone(o.Environ)
 	sort.Strings(environ)
 	for _, kv := range environ {
@@ -77,9 +81,8 @@ func (l *loader) environ(o Options) map[string]any {
 			continue
 		}
 		used[short] = name
-		l.text(out, lf, name, text)
+		l.text(lf, name, text)
 	}
-	return out
 }
 
 func allowed(name string, more []string) bool {
@@ -91,27 +94,26 @@ func allowed(name string, more []string) bool {
 	return false
 }
 
-// links are what Kubernetes puts into every container for each service of its
-// namespace, behind the service's name and _; of the last the value is a URL.
+// Kubernetes gives every container these variables for each service of its namespace, behind
+// the service's name and _. The value of linkPort is a URL.
 var (
 	links    = regexp.MustCompile(`^([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
 	linkPort = regexp.MustCompile(`^([A-Z0-9_]+_)?PORT$`)
 	linkURL  = regexp.MustCompile(`^(tcp|udp|sctp)://`)
 )
 
-// serviceLink says whether a variable is there because a service is called xpyd,
-// or xpyd- and something. name is without the prefix.
+// serviceLink reports whether a variable, without the prefix, exists because a service is
+// called xpyd or xpyd-something.
 func serviceLink(name, text string) bool {
 	return links.MatchString(name) || linkPort.MatchString(name) && linkURL.MatchString(text)
 }
 
-// flags is the layer of the flags that were set.
-func (l *loader) flags(o Options) map[string]any {
-	out := map[string]any{}
+// flags reads the flags that were given.
+func (l *loader) flags(o Options) {
 	if o.Flags == nil {
-		return out
+		return
 	}
-	all := leaves(l.root, nil)
+	all := leaves(l.root.Type(), nil)
 	o.Flags.Visit(func(f *pflag.Flag) {
 		key, ok := o.FlagKeys[f.Name]
 		if !ok {
@@ -128,17 +130,16 @@ func (l *loader) flags(o Options) map[string]any {
 			for _, e := range s.GetSlice() {
 				n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: e})
 			}
-			l.node(out, all[i], source, n)
+			l.node(all[i], source, n)
 			return
 		}
-		l.text(out, all[i], source, f.Value.String())
+		l.text(all[i], source, f.Value.String())
 	})
-	return out
 }
 
-// text adds a setting that was given as text to a layer.
-func (l *loader) text(out map[string]any, lf leaf, source, text string) {
-	t := lf.typ
+// text reads a setting given as text.
+func (l *loader) text(lf leaf, source, text string) {
+	t := lf.field().typ
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
@@ -160,31 +161,25 @@ func (l *loader) text(out map[string]any, lf leaf, source, text string) {
 			}
 		}
 	}
-	l.node(out, lf, source, n)
+	l.node(lf, source, n)
 }
 
-// node adds a setting to a layer.
-func (l *loader) node(out map[string]any, lf leaf, source string, n *yaml.Node) {
+// node sets one setting.
+func (l *loader) node(lf leaf, source string, n *yaml.Node) {
 	key := lf.key()
-	for k := range l.origin { // what an earlier layer set is no more
+	for k := range l.origin { // its former elements are gone
 		if strings.HasPrefix(k, key+"[") {
 			delete(l.origin, k)
 		}
 	}
-	r := &reader{loader: l, source: func(*yaml.Node) string { return source }}
-	value := r.value(n, lf.typ, key, lf.unit)
-	l.set(key, source)
-	if value == nil {
-		return
-	}
-	at := out
-	for _, section := range lf.path[:len(lf.path)-1] {
-		next, ok := at[section].(map[string]any)
-		if !ok {
-			next = map[string]any{}
-			at[section] = next
+	v := l.root
+	for _, f := range lf {
+		for v.Kind() == reflect.Pointer {
+			v = renew(v)
 		}
-		at = next
+		v = v.FieldByIndex(f.index)
 	}
-	at[lf.path[len(lf.path)-1]] = value
+	r := &reader{loader: l, source: func(*yaml.Node) string { return source }}
+	r.assign(v, n, key, lf.field().unit)
+	l.set(key, source)
 }

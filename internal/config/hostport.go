@@ -6,8 +6,7 @@ import (
 	"strconv"
 )
 
-// HostPort refuses what no listener can be opened on: an address that is not
-// host:port, or a port beyond 65535.
+// HostPort checks a listener's address: host:port, with a port up to 65535.
 func HostPort(addr string) error {
 	_, port, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -15,9 +15,8 @@ import (
 
 const mask = "********"
 
-// Print writes a configuration as YAML that Load accepts, in the order of
-// its fields. Values tagged secret:"true" are masked; of those tagged
-// secret:"url" the passwords are.
+// Print writes a configuration as YAML that Load accepts, in the order of its fields. It
+// masks values tagged secret:"true", and the passwords in those tagged secret:"url".
 func Print(w io.Writer, v any) error {
 	rv := reflect.Indirect(reflect.ValueOf(v))
 	if rv.Kind() != reflect.Struct {
@@ -35,12 +34,12 @@ func Print(w io.Writer, v any) error {
 	return e.Close()
 }
 
-// nextURL is where a URL with a scheme follows another in a list.
+// nextURL matches where the next URL begins in a list.
 var nextURL = regexp.MustCompile(`,\s*[a-zA-Z][a-zA-Z0-9+.-]*://`)
 
-// Redact hides the passwords in a URL or a list of them, with commas between; a
-// user without a password is a token and hidden too. What is before the last @
-// of a URL counts as its user and password, whatever they are made of.
+// Redact hides the passwords in a URL or a comma-separated list of them. A user without a
+// password is a token, and is hidden too. All before a URL's last @ counts as user and
+// password.
 func Redact(text string) string {
 	rest := ""
 	if at := nextURL.FindStringIndex(text); at != nil {
@@ -127,7 +126,7 @@ func node(v reflect.Value, u unit) (*yaml.Node, error) {
 	return n, nil
 }
 
-// format is the text of a scalar, as parse reads it, and its YAML tag.
+// format returns a scalar's text, as parse reads it, and its YAML tag.
 func format(v reflect.Value, u unit) (text, tag string, err error) {
 	if m, ok := v.Interface().(encoding.TextMarshaler); ok {
 		b, err := m.MarshalText()

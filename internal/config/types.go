@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// unit is what a field's tags say about its text.
+// unit is what a field's tags say of its text.
 type unit struct {
 	bytes  bool   // unit:"bytes": an integer is a size, as Size is
 	secret string // secret:"true" or secret:"url", see Print
@@ -26,8 +26,8 @@ type field struct {
 	unit  unit
 }
 
-// fields are the settings of a struct type: its exported fields with a koanf
-// tag, those of embedded structs among them, in order.
+// fields lists a struct type's settings in order: its exported fields with a koanf tag, and
+// those of embedded structs.
 func fields(t reflect.Type) []field {
 	var out []field
 	for i := range t.NumField() {
@@ -116,7 +116,7 @@ func (s *Size) UnmarshalText(text []byte) (err error) {
 // MarshalText is String.
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// AutoSize is a Size of which 0 stands for a size that is worked out: "auto".
+// AutoSize is a Size in which 0 means "auto": worked out by its user.
 type AutoSize int64
 
 // UnmarshalText is ParseSize, and takes "auto".
@@ -141,7 +141,7 @@ func (s AutoSize) String() string {
 // MarshalText is String.
 func (s AutoSize) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// PoolSize is a Size, or, below 0, so many thousandths of a pool's: "64GiB" or "2x".
+// PoolSize is a Size ("64GiB") or, below 0, thousandths of a pool's size ("2x").
 type PoolSize int64
 
 // UnmarshalText reads a size, or a multiple between 0.001x and 1000x.
@@ -174,7 +174,7 @@ func (s PoolSize) String() string {
 // MarshalText implements encoding.TextMarshaler.
 func (s PoolSize) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// Of is the size beside a pool of so many bytes.
+// Of is the size in bytes, given the pool's.
 func (s PoolSize) Of(pool int64) int64 {
 	if s >= 0 {
 		return int64(s)
@@ -258,71 +258,6 @@ func parseInt(text string, u unit) (int64, error) {
 		return 0, errors.New("want a whole number")
 	}
 	return n, nil
-}
-
-// check says what is wrong with text as a scalar of type t.
-func check(t reflect.Type, text string, u unit) error { return parse(reflect.New(t).Elem(), text, u) }
-
-// assign sets v from a layer's value: a string for a scalar, []any, or
-// map[string]any. What it writes to is never shared with the old v.
-func assign(v reflect.Value, from any, u unit) error {
-	t := v.Type()
-	if isScalar(t) {
-		text, ok := from.(string)
-		if !ok {
-			return fmt.Errorf("want one value, not %T", from)
-		}
-		return parse(v, text, u)
-	}
-	if t.Kind() == reflect.Pointer {
-		next := reflect.New(t.Elem())
-		if !v.IsNil() {
-			next.Elem().Set(v.Elem())
-		}
-		v.Set(next)
-		return assign(next.Elem(), from, u)
-	}
-	if list, ok := from.([]any); ok && t.Kind() == reflect.Slice {
-		next := reflect.MakeSlice(t, len(list), len(list))
-		for i, e := range list {
-			if err := assign(next.Index(i), e, u); err != nil {
-				return err
-			}
-		}
-		v.Set(next)
-		return nil
-	}
-	m, ok := from.(map[string]any)
-	switch {
-	case ok && t.Kind() == reflect.Struct:
-		for _, f := range fields(t) {
-			if e, ok := m[f.name]; ok {
-				if err := assign(v.FieldByIndex(f.index), e, f.unit); err != nil {
-					return fmt.Errorf("%s: %w", f.name, err)
-				}
-			}
-		}
-	case ok && t.Kind() == reflect.Map:
-		next := reflect.MakeMap(t)
-		for _, k := range v.MapKeys() {
-			next.SetMapIndex(k, v.MapIndex(k))
-		}
-		for name, e := range m {
-			k := reflect.ValueOf(name).Convert(t.Key())
-			elem := reflect.New(t.Elem()).Elem()
-			if old := v.MapIndex(k); old.IsValid() {
-				elem.Set(old)
-			}
-			if err := assign(elem, e, u); err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-			next.SetMapIndex(k, elem)
-		}
-		v.Set(next)
-	default:
-		return fmt.Errorf("%v from %T", t, from)
-	}
-	return nil
 }
 
 func sortedKeys(m reflect.Value) []reflect.Value {

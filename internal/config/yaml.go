@@ -12,25 +12,24 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxNodes bounds the values of one file, aliases counted as often as used.
+// maxNodes bounds the values of a file; an alias counts each time it is used.
 const maxNodes = 100_000
 
-// reader turns YAML nodes into a layer and checks them against types.
+// reader sets values from YAML nodes.
 type reader struct {
 	*loader
 	source func(*yaml.Node) string
 	nodes  int
 }
 
-// The parser leaves out the line of what it finds in the first one; other
-// messages never have any.
+// For an error in the first line the parser leaves out the line number (yamlFirst).
 var (
 	yamlLine  = regexp.MustCompile(`^yaml: (?:unmarshal errors:\s+)?(?:line (\d+): )?`)
 	yamlFirst = regexp.MustCompile(`^(mapping|block|found|did not find|could not find) `)
 )
 
-// yaml reads a file's text.
-func (l *loader) yaml(path string, text []byte) map[string]any {
+// yaml sets root from a file's text.
+func (l *loader) yaml(path string, text []byte) {
 	doc, err := parseYAML(text)
 	if err != nil {
 		source, msg := path, err.Error()
@@ -44,17 +43,16 @@ func (l *loader) yaml(path string, text []byte) map[string]any {
 			}
 		}
 		l.fail(source, "", "%s", msg)
-		return nil
+		return
 	}
 	if doc == nil {
-		return nil
+		return
 	}
 	r := &reader{loader: l, source: func(n *yaml.Node) string { return fmt.Sprintf("%s:%d", path, n.Line) }}
-	m, _ := r.value(doc, l.root, "", unit{}).(map[string]any)
-	return m
+	r.assign(l.root, doc, "", unit{})
 }
 
-// parseYAML reads exactly one document; none is nil.
+// parseYAML reads one document; without any it returns nil.
 func parseYAML(text []byte) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	var doc, more yaml.Node
@@ -75,40 +73,49 @@ func parseYAML(text []byte) (*yaml.Node, error) {
 	return doc.Content[0], nil
 }
 
-// value checks a node against a type and returns the layer's value, or nil
-// when the node is null or refused.
-func (r *reader) value(n *yaml.Node, t reflect.Type, key string, u unit) any {
+// assign sets v from a node. It reports false if the node is null or was refused. Pointers,
+// lists and maps are made anew, since the defaults may share them.
+func (r *reader) assign(v reflect.Value, n *yaml.Node, key string, u unit) bool {
+	refused := len(r.errs)
 	if r.nodes++; r.nodes > maxNodes {
 		r.fail(r.source(n), key, "more than %d values", maxNodes)
-		return nil
+		return false
 	}
 	for n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
-		return nil
+		return false
 	}
+	for v.Kind() == reflect.Pointer {
+		v = renew(v)
+	}
+	t := v.Type()
 	switch {
 	case isScalar(t):
 		if n.Kind != yaml.ScalarNode {
 			r.fail(r.source(n), key, "want one value")
-			return nil
-		}
-		if err := check(t, n.Value, u); err != nil {
+		} else if err := parse(v, n.Value, u); err != nil {
 			r.refuse(n, key, u, err)
-			return nil
 		}
-		return n.Value
 	case t.Kind() == reflect.Slice:
-		return r.list(n, t, key, u)
+		r.list(v, n, key, u)
 	case t.Kind() == reflect.Struct || t.Kind() == reflect.Map && t.Key().Kind() == reflect.String:
-		return r.mapping(n, t, key, u)
+		r.mapping(v, n, key, u)
+	default:
+		r.fail(r.source(n), key, "cannot be configured")
 	}
-	r.fail(r.source(n), key, "cannot be configured")
-	return nil
+	return len(r.errs) == refused
+}
+
+// renew points v at a copy of its target, and returns the copy.
+func renew(v reflect.Value) reflect.Value {
+	next := reflect.New(v.Type().Elem())
+	if !v.IsNil() {
+		next.Elem().Set(v.Elem())
+	}
+	v.Set(next)
+	return next.Elem()
 }
 
 func (r *reader) refuse(n *yaml.Node, key string, u unit, err error) {
@@ -119,40 +126,44 @@ func (r *reader) refuse(n *yaml.Node, key string, u unit, err error) {
 	r.fail(r.source(n), key, "%q: %v", clip(n.Value), err)
 }
 
-func (r *reader) list(n *yaml.Node, t reflect.Type, key string, u unit) any {
+func (r *reader) list(v reflect.Value, n *yaml.Node, key string, u unit) {
 	if n.Kind != yaml.SequenceNode {
 		r.fail(r.source(n), key, "want a list")
-		return nil
+		return
 	}
-	out := make([]any, 0, len(n.Content))
+	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
 	for i, c := range n.Content {
 		at := fmt.Sprintf("%s[%d]", key, i)
 		r.set(at, r.source(c))
 		refused := len(r.errs)
-		if v := r.value(c, t.Elem(), at, u); v != nil {
-			out = append(out, v)
-		} else if len(r.errs) == refused {
+		if !r.assign(v.Index(i), c, at, u) && len(r.errs) == refused {
 			r.fail(r.source(c), at, "is empty")
 		}
 	}
-	return out
 }
 
-func (r *reader) mapping(n *yaml.Node, t reflect.Type, key string, u unit) any {
+// mapping sets a struct's fields, or adds to a map.
+func (r *reader) mapping(v reflect.Value, n *yaml.Node, key string, u unit) {
 	if n.Kind != yaml.MappingNode {
 		r.fail(r.source(n), key, "want a section of keys")
-		return nil
+		return
 	}
+	isMap := v.Kind() == reflect.Map
 	var known []field
-	if t.Kind() == reflect.Struct {
-		known = fields(t)
+	if !isMap {
+		known = fields(v.Type())
+	} else {
+		next := reflect.MakeMap(v.Type())
+		for _, k := range v.MapKeys() {
+			next.SetMapIndex(k, v.MapIndex(k))
+		}
+		v.Set(next)
 	}
 	lines := map[string]int{}
-	out := map[string]any{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		k, v := n.Content[i], n.Content[i+1]
+		k, value := n.Content[i], n.Content[i+1]
 		name := k.Value
-		if k.Kind != yaml.ScalarNode || strings.Contains(name, delim) {
+		if k.Kind != yaml.ScalarNode {
 			r.fail(r.source(k), key, "want a plain key")
 			continue
 		}
@@ -162,22 +173,24 @@ func (r *reader) mapping(n *yaml.Node, t reflect.Type, key string, u unit) any {
 			continue
 		}
 		lines[name] = k.Line
-		f := field{typ: nil, unit: u}
-		if t.Kind() == reflect.Map {
-			f.typ = t.Elem()
-		} else {
-			var ok bool
-			if f, ok = find(known, name); !ok {
+		if !isMap {
+			if f, ok := find(known, name); ok {
+				r.set(full, r.source(k))
+				r.assign(v.FieldByIndex(f.index), value, full, f.unit)
+			} else {
 				r.fail(r.source(k), full, "unknown key%s", didYouMean(name, known))
-				continue
 			}
+			continue
 		}
 		r.set(full, r.source(k))
-		if value := r.value(v, f.typ, full, f.unit); value != nil {
-			out[name] = value
+		at, elem := reflect.ValueOf(name).Convert(v.Type().Key()), reflect.New(v.Type().Elem()).Elem()
+		if old := v.MapIndex(at); old.IsValid() {
+			elem.Set(old)
+		}
+		if r.assign(elem, value, full, u) {
+			v.SetMapIndex(at, elem)
 		}
 	}
-	return out
 }
 
 // didYouMean suggests the nearest known key, if one is near.
@@ -194,7 +207,7 @@ func didYouMean(name string, known []field) string {
 	return fmt.Sprintf(" (did you mean %q?)", best)
 }
 
-// distance is Levenshtein's, with a swap of neighbours counted once.
+// distance is Levenshtein's, where a swap of neighbours counts once.
 func distance(a, b string) int {
 	if len(a) > 64 {
 		return len(a)

@@ -1,7 +1,6 @@
-// Package datadir is the folder that a router owns: its secrets, and where it is
-// found. Nobody else may look into it or have put it there, so what is read from
-// it can be believed and what is written into it stays secret. Where that is not
-// so it is refused, with what to do. Nothing in it is ever followed.
+// Package datadir is the folder that a router owns, with its secrets and its addresses. Only
+// this user may read it or have put it there, so its content can be trusted and stays secret;
+// any other folder is refused, with advice. Symbolic links in it are never followed.
 package datadir
 
 import (
@@ -18,17 +17,16 @@ import (
 // maxFile bounds what is read: these files are a line or two.
 const maxFile = 64 << 10
 
-// Dir is a folder that was found to be this user's alone.
+// Dir is a folder that is this user's alone.
 type Dir struct {
 	path string
-	root *os.Root // the folder that was checked, whatever is put in its place
-	lock *os.File // nil of a folder that was only opened
+	root *os.Root // the folder that was checked, even if another is put in its place
+	lock *os.File // nil if only opened
 	made bool
 }
 
-// Default is where the folder is unless it is said: XPYD_DATA, else below
-// XDG_RUNTIME_DIR, XDG_STATE_HOME or ~/.local/state; without a home in the folder
-// for temporary files.
+// Default is the default folder: XPYD_DATA, else below XDG_RUNTIME_DIR, XDG_STATE_HOME,
+// ~/.local/state or, without a home, the folder for temporary files.
 func Default() string {
 	if d := os.Getenv("XPYD_DATA"); d != "" {
 		return d
@@ -41,8 +39,7 @@ func Default() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("xpyd-%d", os.Geteuid()))
 }
 
-// Open opens a folder to read what is in it. The error is fs.ErrNotExist if there
-// is none.
+// Open opens a folder for reading. The error is fs.ErrNotExist if there is none.
 func Open(path string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -69,7 +66,7 @@ func Open(path string) (*Dir, error) {
 	return &Dir{path: path, root: root}, nil
 }
 
-// mine says why a folder is not this user's alone.
+// mine returns an error if a folder is not this user's alone.
 func mine(path string, info fs.FileInfo) error {
 	if info.Mode()&fs.ModeSymlink != 0 {
 		return fmt.Errorf("data folder %s is a symbolic link, which is not followed: name the folder that it leads to", path)
@@ -88,7 +85,7 @@ func mine(path string, info fs.FileInfo) error {
 	return nil
 }
 
-// kept is Kept, with what to do of a data folder.
+// kept is Kept, with advice.
 func kept(path string) error {
 	if err := Kept(path); err != nil {
 		return fmt.Errorf("data folder %w, with --data or XPYD_DATA", err)
@@ -107,8 +104,8 @@ func Owner(info fs.FileInfo) int {
 // fileLock is held by the router that owns the folder.
 const fileLock = "lock"
 
-// Own makes the folder, if there is none, and takes it until Close. A folder that
-// another process has is refused.
+// Own makes the folder, if there is none, and locks it until Close. It refuses a folder that
+// another process has.
 func Own(path string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -131,20 +128,19 @@ func Own(path string) (*Dir, error) {
 		return nil, openErr
 	}
 	d.made = err == nil
-	if err := d.take(); err != nil {
+	if err := d.acquireLock(); err != nil {
 		d.root.Close()
 		return nil, err
 	}
 	return d, nil
 }
 
-// lookers is how long take waits for those who only look whether the folder is taken,
-// as Taken does for an instant.
+// lookers is how long acquireLock waits for processes that only look (Taken).
 const lookers = 200 * time.Millisecond
 
-// take locks the folder. The one who lets go removes the lock file, so the one who
-// got it looks whether it is still the folder's.
-func (d *Dir) take() error {
+// acquireLock locks the folder. Since the former owner removes the lock file, it checks that
+// what it locked is still the folder's.
+func (d *Dir) acquireLock() error {
 	until := time.Now().Add(lookers)
 	for range 100 {
 		if err := d.noLink(fileLock); err != nil {
@@ -174,7 +170,7 @@ func (d *Dir) take() error {
 	return fmt.Errorf("data folder %s: its lock is being replaced all the time", d.path)
 }
 
-// Taken reports whether a process owns the folder. One that was killed does not.
+// Taken reports whether a running process owns the folder.
 func (d *Dir) Taken() (bool, error) {
 	if err := d.noLink(fileLock); err != nil {
 		return false, err
@@ -186,25 +182,24 @@ func (d *Dir) Taken() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("data folder %s: %w", d.path, err)
 	}
-	defer f.Close() // and with it goes the lock, if it was got
-	err = syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)
-	if err != nil && !errors.Is(err, syscall.EWOULDBLOCK) {
-		err = fmt.Errorf("data folder %s: whether its %s is held: %w", d.path, fileLock, err)
-	}
-	if errors.Is(err, syscall.EWOULDBLOCK) {
+	defer f.Close() // and the lock with it
+	switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB); {
+	case errors.Is(err, syscall.EWOULDBLOCK):
 		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("data folder %s: whether its %s is held: %w", d.path, fileLock, err)
 	}
-	return false, err
+	return false, nil
 }
 
-// Path is the folder's, absolute.
+// Path is the folder's absolute path.
 func (d *Dir) Path() string { return d.path }
 
 // Made reports whether Own made the folder.
 func (d *Dir) Made() bool { return d.made }
 
-// Read returns what Write wrote. The error is fs.ErrNotExist if there is no such
-// file; a file that others own or may read is refused.
+// Read returns what Write wrote. The error is fs.ErrNotExist if there is no such file. It
+// refuses a file that others own or may read.
 func (d *Dir) Read(name string) ([]byte, error) {
 	if err := d.noLink(name); err != nil {
 		return nil, err
@@ -220,7 +215,7 @@ func (d *Dir) Read(name string) ([]byte, error) {
 	}
 	path := filepath.Join(d.path, name)
 	if !info.Mode().IsRegular() || Owner(info) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s is not believed: it has mode %v and belongs to uid %d, where a file of mode 0600 and uid %d is wanted", path, info.Mode(), Owner(info), os.Geteuid())
+		return nil, fmt.Errorf("%s is not believed: it has mode %v and belongs to uid %d; want a file of mode 0600 and uid %d", path, info.Mode(), Owner(info), os.Geteuid())
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(text) > maxFile {
@@ -229,7 +224,7 @@ func (d *Dir) Read(name string) ([]byte, error) {
 	return text, err
 }
 
-// noLink refuses a symbolic link with more words than the opening would have.
+// noLink refuses a symbolic link with a better error than opening it would give.
 func (d *Dir) noLink(name string) error {
 	if info, err := d.root.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
 		path := filepath.Join(d.path, name)
@@ -238,11 +233,11 @@ func (d *Dir) noLink(name string) error {
 	return nil
 }
 
-// Write puts a file for this user's eyes only, whole or not at all. Only who owns
-// the folder calls it.
+// Write writes a file for this user's eyes only, whole or not at all. Only the folder's
+// owner calls it.
 func (d *Dir) Write(name string, text []byte) error {
 	fresh := "." + name
-	if err := d.root.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) { // of one that was killed
+	if err := d.root.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a killed process
 		return fmt.Errorf("data folder %s: %w", d.path, err)
 	}
 	f, err := d.root.OpenFile(fresh, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o600)
@@ -259,22 +254,21 @@ func (d *Dir) Write(name string, text []byte) error {
 	return nil
 }
 
-// Close lets go of the folder. Of what is in it these files go, and if it was made
-// by Own and nothing is left in it, so does the folder. It may be called again, and
-// meanwhile.
+// Close gives up the folder. It removes these files, and the folder if Own made it and it is
+// empty. It may be called again, also concurrently.
 func (d *Dir) Close(remove ...string) {
 	if d.lock == nil {
 		d.root.Close()
 		return
 	}
 	for _, name := range remove {
-		_ = d.root.Remove(name) // it may be gone already
+		_ = d.root.Remove(name) // may be gone already
 	}
 	_ = d.root.Remove(fileLock)
 	if d.made {
 		_ = syscall.Rmdir(d.path) // what others put there stays
 	}
-	_ = syscall.Flock(int(d.lock.Fd()), syscall.LOCK_UN) // also for a child that was just forked and has a copy
+	_ = syscall.Flock(int(d.lock.Fd()), syscall.LOCK_UN) // a child that was just forked may hold a copy
 	d.lock.Close()
 	d.root.Close()
 }

@@ -13,10 +13,10 @@ import (
 // maxLinks is how many symbolic links a path may lead through, as in Linux.
 const maxLinks = 40
 
-// Kept reports an error for a path in whose place another user could put something of
-// his own. It goes the way that the kernel goes from the root: each folder that has a
-// name of the path, and each link on it, must be ours or root's, and others may write
-// to none, unless it is sticky as /tmp. What is not there yet is nobody's.
+// Kept returns an error if another user could put something of his own in path's place. It
+// walks the path as the kernel does: each folder and link on it must be ours or root's, and
+// no folder may be writable by others, unless sticky like /tmp. What does not exist yet is
+// fine.
 func Kept(path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -31,7 +31,7 @@ func Kept(path string) error {
 		case "", ".":
 			continue
 		case "..":
-			at = filepath.Dir(at) // no link is left in it
+			at = filepath.Dir(at) // at has no links
 			continue
 		}
 		if err := keeper(path, at); err != nil {
@@ -69,7 +69,7 @@ func Kept(path string) error {
 
 func trusted(uid int) bool { return uid == 0 || uid == os.Geteuid() }
 
-// keeper reports an error for a folder in which another user may rename what is there.
+// keeper returns an error for a folder in which another user may rename files.
 func keeper(path, dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -80,7 +80,7 @@ func keeper(path, dir string) error {
 			path, dir, uid, os.Geteuid())
 	}
 	others := fs.FileMode(0o022)
-	if s, ok := info.Sys().(*syscall.Stat_t); ok && int(s.Gid) == os.Getegid() { // our own group is ours alone where umask lets it write
+	if s, ok := info.Sys().(*syscall.Stat_t); ok && int(s.Gid) == os.Getegid() { // our own group may write, as some umasks allow
 		others = 0o002
 	}
 	if mode := info.Mode(); mode.Perm()&others != 0 && mode&fs.ModeSticky == 0 {

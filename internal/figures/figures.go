@@ -29,8 +29,9 @@ type Figure struct {
 	PeerValue float64 `json:"peer_value"` // the peer's or the limit, in Unit
 	Ratio     float64 `json:"ratio"`      // ours over the peer
 	Device    string  `json:"device"`
-	Model     string  `json:"model"`
-	Command   string  `json:"command"`
+	Model     string  `json:"model"`         // and the load: what was measured
+	Command   string  `json:"command"`       // repeats it, from the repository's root
+	Was       string  `json:"was,omitempty"` // what measured it, where that was not Command
 	Commit    string  `json:"commit"`
 	Date      string  `json:"date"`
 	Runs      int     `json:"runs"`
@@ -40,15 +41,18 @@ type Figure struct {
 
 // Book takes the figures of one run of a benchmark.
 type Book struct {
-	lines, raw            *os.File
+	lines, raw            *os.File // nil: nothing is kept
 	rawPath, date, commit string
 	device                string
 }
 
 // Open appends to DIR/results/NAME.jsonl and DIR/raw/DATE-NAME.log, and begins
-// this run's part of the log.
+// this run's part of the log. Without a DIR the book keeps nothing.
 func Open(dir, name string) (*Book, error) {
 	b := &Book{date: time.Now().UTC().Format("2006-01-02"), device: Device()}
+	if dir == "" {
+		return b, nil
+	}
 	b.rawPath = filepath.Join(dir, "raw", b.date+"-"+name+".log")
 	commit, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output()
 	if err != nil {
@@ -66,14 +70,14 @@ func Open(dir, name string) (*Book, error) {
 	return b, nil
 }
 
-// On says that the figures are of another device than this machine's processor.
+// On names another device than this machine's processor for the figures to come.
 func (b *Book) On(device string) {
 	b.device = device
 	b.Logf("# on %s", device)
 }
 
-// Here says which figures of DIR/results/NAME.jsonl were measured of what is
-// checked out, as far as paths go: no commit since has changed anything there.
+// Here reports which figures of DIR/results/NAME.jsonl were measured at a commit
+// since which nothing under paths has changed.
 func Here(dir, name string, paths ...string) (map[string]bool, error) {
 	lines, err := os.Open(filepath.Join(dir, "results", name+".jsonl"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -105,19 +109,25 @@ func appendTo(path string) (*os.File, error) {
 
 // Close closes both files.
 func (b *Book) Close() error {
+	if b.lines == nil {
+		return nil
+	}
 	b.raw.Close()
 	return b.lines.Close()
 }
 
-// Logf adds a line to the log; one that cannot be written shows when the
-// figure that follows it is written.
-func (b *Book) Logf(format string, args ...any) { fmt.Fprintf(b.raw, format+"\n", args...) }
+// Logf adds a line to the log. An error of the disk shows at the next Add.
+func (b *Book) Logf(format string, args ...any) {
+	if b.raw != nil {
+		fmt.Fprintf(b.raw, format+"\n", args...)
+	}
+}
 
 // Add writes f with this run's device, commit, date and log.
 func (b *Book) Add(f Figure) error {
 	f.Device, f.Commit, f.Raw, f.Date = b.device, b.commit, b.rawPath, b.date
 	line, err := json.Marshal(f)
-	if err != nil {
+	if err != nil || b.lines == nil {
 		return err
 	}
 	_, err = b.lines.Write(append(line, '\n'))
@@ -137,9 +147,9 @@ func (f Figure) Ratios(ours, peer []float64) Figure {
 	return f
 }
 
-// Compare measures two ways in turn, ours and its peer, for so many rounds, and
-// shows what each round came to; what disturbs the machine disturbs both.
-func Compare[R fmt.Stringer](b *Book, rounds int, ways [2]string, measure func(round int, way string) (R, error)) (runs [2][]R, err error) {
+// Compare measures two ways in turn, ours and its peer, for so many rounds, and says
+// what each came to: what disturbs the machine disturbs both.
+func Compare[R fmt.Stringer](say func(format string, args ...any), rounds int, ways [2]string, measure func(round int, way string) (R, error)) (runs [2][]R, err error) {
 	for n := range rounds {
 		for i, way := range ways {
 			r, err := measure(n, way)
@@ -147,23 +157,21 @@ func Compare[R fmt.Stringer](b *Book, rounds int, ways [2]string, measure func(r
 				return runs, err
 			}
 			runs[i] = append(runs[i], r)
-			line := fmt.Sprintf("round %d, %s: %v", n+1, way, r)
-			b.Logf("%s", line)
-			fmt.Fprintln(os.Stdout, line)
+			say("round %d, %s: %v", n+1, way, r)
 		}
 	}
 	return runs, nil
 }
 
-// AddRatio writes f of one number of each of the runs that Compare returned.
-func AddRatio[R any](b *Book, f Figure, runs [2][]R, of func(R) float64) error {
+// RatiosOf fills in f from one number of each of the runs that Compare returned.
+func RatiosOf[R any](f Figure, runs [2][]R, of func(R) float64) Figure {
 	var v [2][]float64
 	for i := range v {
 		for _, r := range runs[i] {
 			v[i] = append(v[i], of(r))
 		}
 	}
-	return b.Add(f.Ratios(v[0], v[1]))
+	return f.Ratios(v[0], v[1])
 }
 
 // Newest returns the newest figure of each name in r's lines and earlier's.
@@ -188,9 +196,8 @@ func Median(v []float64) float64 {
 	return s[len(s)/2]
 }
 
-// MedianWithin is the interval in which the median of what v was drawn from lies
-// with at least 95 %, from v's order alone (the sign test's): with fewer than six
-// values it is all of v.
+// MedianWithin is the 95 % confidence interval of the median, by the sign test:
+// it assumes nothing about the distribution of v. Fewer than six values give all of v.
 func MedianWithin(v []float64) (low, high float64) {
 	s := slices.Sorted(slices.Values(v))
 	n := len(s)

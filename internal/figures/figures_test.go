@@ -63,13 +63,13 @@ func TestCompare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	runs, err := Compare(b, 3, [2]string{"on", "off"}, func(round int, way string) (run, error) {
+	runs, err := Compare(b.Logf, 3, [2]string{"on", "off"}, func(round int, way string) (run, error) {
 		return run(map[string]int{"on": 1, "off": 2}[way] * (round + 1)), nil
 	})
 	if err != nil || len(runs[0]) != 3 || runs[0][2] != 3 || runs[1][2] != 6 {
 		t.Fatalf("%v, %v", runs, err)
 	}
-	if err := AddRatio(b, Figure{Name: "unit.x", Unit: "ms"}, runs, func(r run) float64 { return 1000 * float64(r) }); err != nil {
+	if err := b.Add(RatiosOf(Figure{Name: "unit.x", Unit: "ms"}, runs, func(r run) float64 { return 1000 * float64(r) })); err != nil {
 		t.Fatal(err)
 	}
 	line, err := os.ReadFile(filepath.Join(dir, "results", "unit.jsonl"))
@@ -84,7 +84,7 @@ func TestCompare(t *testing.T) {
 		t.Errorf("%s, %v", raw, err)
 	}
 	broken := errors.New("broken")
-	if _, err := Compare(b, 1, [2]string{}, func(int, string) (run, error) { return 0, broken }); err != broken {
+	if _, err := Compare(b.Logf, 1, [2]string{}, func(int, string) (run, error) { return 0, broken }); err != broken {
 		t.Errorf("%v", err)
 	}
 }

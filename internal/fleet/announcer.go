@@ -14,16 +14,16 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// NewEpoch is a worker's epoch for this start: microseconds since 1970, so
-// that it rises over restarts and survives JSON readers with 53 bits.
+// NewEpoch returns a worker's epoch for this start: microseconds since 1970, which rise
+// over restarts and fit the 53 bits of JSON readers.
 func NewEpoch() uint64 { return uint64(time.Now().UnixMicro()) }
 
 // AnnouncerConfig configures an Announcer.
 type AnnouncerConfig struct {
 	Conn     *Conn    // required
 	Instance Instance // required; its epoch must not be zero
-	// Load is called for every heartbeat, when set; else the instance's own
-	// Load is sent. It must not block.
+	// Load, if set, is called for every heartbeat and must not block. Otherwise the
+	// instance's own Load is sent.
 	Load func() Load
 	// Heartbeat is the interval of heartbeats; default 250 ms, at most 1 s.
 	Heartbeat time.Duration
@@ -34,12 +34,12 @@ type AnnouncerConfig struct {
 const (
 	defaultHeartbeat = 250 * time.Millisecond
 	maxHeartbeat     = time.Second
-	reannounce       = 5 * time.Second // repairs what a lost message broke
+	reannounce       = 5 * time.Second // makes up for lost messages
 	queryBacklog     = 64
 )
 
-// Announcer makes one worker known for as long as it is open: it announces
-// it, beats for it, and answers queries.
+// Announcer makes a worker known until it is closed: it announces it, sends heartbeats
+// and answers queries.
 type Announcer struct {
 	cfg    AnnouncerConfig
 	log    *slog.Logger
@@ -55,8 +55,8 @@ type Announcer struct {
 	closeErr  error
 }
 
-// Announce makes the instance known now, and again whenever NATS is reached
-// anew. The caller closes the Announcer before its Conn.
+// Announce makes the instance known, again whenever NATS is back. The caller closes the
+// Announcer before its Conn.
 func Announce(cfg AnnouncerConfig) (*Announcer, error) {
 	if cfg.Heartbeat == 0 {
 		cfg.Heartbeat = defaultHeartbeat
@@ -91,7 +91,7 @@ func Announce(cfg AnnouncerConfig) (*Announcer, error) {
 	go func() {
 		defer close(a.done)
 		defer stop()
-		a.run(queries)
+		a.announceLoop(queries)
 		if err := sub.Unsubscribe(); err != nil {
 			a.log.Debug("unsubscribe from queries", "err", err)
 		}
@@ -99,7 +99,7 @@ func Announce(cfg AnnouncerConfig) (*Announcer, error) {
 	return a, nil
 }
 
-// Instance returns what is announced now, with the present load.
+// Instance returns what is announced, with the current load.
 func (a *Announcer) Instance() Instance {
 	a.mu.Lock()
 	inst := a.inst
@@ -110,8 +110,8 @@ func (a *Announcer) Instance() Instance {
 	return inst
 }
 
-// Update changes the instance and announces it at once. ID and epoch cannot
-// change; an invalid instance is refused and nothing changes.
+// Update changes the instance and announces it at once. It refuses an invalid instance,
+// and changes of id or epoch.
 func (a *Announcer) Update(change func(*Instance)) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -135,9 +135,8 @@ func (a *Announcer) due() {
 	}
 }
 
-func (a *Announcer) run(queries <-chan *nats.Msg) {
-	// The first beat comes at a random phase: workers that were started
-	// together need not beat together.
+func (a *Announcer) announceLoop(queries <-chan *nats.Msg) {
+	// A random phase, so that workers that started together do not beat together.
 	beat := time.NewTimer(rand.N(a.cfg.Heartbeat))
 	defer beat.Stop()
 	again := time.NewTicker(reannounce)
@@ -147,7 +146,7 @@ func (a *Announcer) run(queries <-chan *nats.Msg) {
 		case <-a.quit:
 			return
 		case m := <-queries:
-			a.answer(m)
+			a.answerQuery(m)
 		case <-a.wake:
 			a.announce()
 		case <-again.C:
@@ -166,8 +165,8 @@ func (a *Announcer) beat() beat {
 
 func (a *Announcer) announce() { a.publish(subjectAnnounce, a.Instance()) }
 
-// publish sends v on the worker's own subject. While NATS is away this
-// fails, which needs no care: the link's return triggers an announcement.
+// publish sends v on the worker's own subject. While NATS is away this fails; when the
+// link is back, the worker is announced again.
 func (a *Announcer) publish(prefix string, v any) {
 	a.send(prefix+a.cfg.Instance.ID, v)
 }
@@ -185,7 +184,7 @@ func (a *Announcer) send(subject string, v any) {
 	}
 }
 
-func (a *Announcer) answer(m *nats.Msg) {
+func (a *Announcer) answerQuery(m *nats.Msg) {
 	if len(m.Data) > maxMessageBytes {
 		return
 	}
@@ -202,8 +201,8 @@ func (a *Announcer) answer(m *nats.Msg) {
 	}
 }
 
-// Close says goodbye and waits until the server has it, or ctx ends. Later
-// calls return the same error.
+// Close says goodbye and waits until the server has it, or ctx ends. Later calls return
+// the same error.
 func (a *Announcer) Close(ctx context.Context) error {
 	a.closeOnce.Do(func() {
 		close(a.quit)

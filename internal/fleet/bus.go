@@ -15,7 +15,7 @@ const (
 	busBacklogBytes = 8 << 20
 )
 
-// Bus carries messages among the routers of a fleet. What cannot be sent at
+// Bus carries messages among the routers of a fleet. A message that cannot be sent at
 // once is lost.
 type Bus struct{ c *Conn }
 
@@ -42,7 +42,7 @@ func (b Bus) Subscribe(f func(msg []byte)) (stop func(), err error) {
 		return nil, fmt.Errorf("subscribe to %s: %w", subjectShare, err)
 	}
 	return func() {
-		_ = sub.Unsubscribe() // fails when the connection is closed, which does as well
+		_ = sub.Unsubscribe() // fails only if the connection is closed
 		<-idle                // f is not running
 		close(idle)
 	}, nil

@@ -9,27 +9,27 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Mismatch is the first field in which a prefill and a decode instance
-// differ so that they must not be paired.
+// Mismatch is the first difference that keeps a prefill and a decode instance from being
+// paired.
 type Mismatch struct {
 	Field   string `json:"field"`
 	Prefill string `json:"prefill"`
 	Decode  string `json:"decode"`
 }
 
-// Error makes a Mismatch usable as the reason of a refused pair.
+// Error implements error.
 func (m *Mismatch) Error() string {
 	return fmt.Sprintf("%s differs: prefill has %s, decode has %s", m.Field, m.Prefill, m.Decode)
 }
 
-// Alone says that the instance serves whole requests and has no partner.
+// Alone reports whether the instance serves whole requests, without a partner.
 func (i *Instance) Alone() bool { return i.Dialect == "openai" }
 
-// Compatible returns nil when the KV blocks of p can serve requests on d,
-// else the first difference. Build and load are never compared; the block
-// size is only SGLang's, because kvconn converts between block sizes; dtype and numerics
-// may differ where both allow a conversion, as kvconn's handshake has it. Who trusts
-// everyone has nothing to prove to who does not.
+// Compatible returns nil if the KV blocks of p can serve requests on d, else the first
+// difference. Build and load are never compared. Block sizes are compared for SGLang
+// only, because kvconn converts them. As in kvconn's handshake, dtype and numerics may
+// differ if both sides allow conversion. A member without secrets pairs only with others
+// without.
 func Compatible(p, d *Instance) *Mismatch {
 	diff := func(field, prefill, decode string) *Mismatch {
 		return &Mismatch{Field: field, Prefill: shown(prefill), Decode: shown(decode)}
@@ -59,7 +59,7 @@ func Compatible(p, d *Instance) *Mismatch {
 	case layout != nil: // builds of other protocols may announce it otherwise
 		return layout
 	case p.Dialect == "sglang" && a.BlockTokens != b.BlockTokens && a.BlockTokens > 0 && b.BlockTokens > 0:
-		return num("layout.block_tokens", a.BlockTokens, b.BlockTokens) // its decode fails then
+		return num("layout.block_tokens", a.BlockTokens, b.BlockTokens) // decode would fail
 	}
 	return nil
 }
@@ -82,7 +82,7 @@ func compareLayouts(p, d *Instance) (m *Mismatch, converts bool) {
 	return m, convert && kvlayout.Differ(a, b)
 }
 
-// shareSecret reports whether two members name a secret in common, or neither has one.
+// shareSecret reports whether two members have a secret in common, or none at all.
 func shareSecret(a, b string) bool {
 	if a == b {
 		return true
@@ -104,14 +104,13 @@ func shown(v string) string {
 	return v
 }
 
-// Refusal is a live member that cannot be paired with every, or with most,
-// of its counterparts.
+// Refusal is a live member that is incompatible with all or most of its counterparts.
 type Refusal struct {
 	ID       string   `json:"id"`
 	Role     Role     `json:"role"`
-	Against  string   `json:"against"` // one counterpart with that difference
+	Against  string   `json:"against"` // a counterpart with that difference
 	Mismatch Mismatch `json:"mismatch"`
-	Refused  int      `json:"refused"` // counterparts it cannot be paired with
+	Refused  int      `json:"refused"` // incompatible counterparts
 	Of       int      `json:"of"`      // live counterparts
 }
 
@@ -120,11 +119,10 @@ func (r Refusal) String() string {
 		r.Role, r.ID, r.Refused, r.Of, r.Against, r.Mismatch.Error())
 }
 
-// Refusals names every live member that has no compatible counterpart, or is
-// incompatible with more than half of them, with the difference that it has
-// most often. A role without counterparts is not refused, and fleets of
-// several dialects side by side do not refuse each other. Order is by ID.
-// For status and the log, not for the request path.
+// Refusals lists, by ID, every live member that is incompatible with more than half of
+// its counterparts, with its most frequent difference. A role without counterparts is not
+// refused, nor are fleets of several dialects side by side. It is for status and the log,
+// not for the request path.
 func (s *Snapshot) Refusals() []Refusal {
 	classes := s.classes()
 	var out []Refusal
@@ -138,29 +136,32 @@ func (s *Snapshot) Refusals() []Refusal {
 	return out
 }
 
-// class is all live members that agree in everything Compatible looks at.
-// Fleets have few, so members are compared with classes, not with members.
+// class is all live members that Compatible cannot tell apart. A fleet has few of them,
+// so members are compared with classes.
 type class struct {
 	*Member // the first by ID
 	size    int
 }
 
 func (s *Snapshot) classes() []*class {
-	byKey := map[Instance]*class{}
+	type shared struct {
+		role                                                               Role
+		dialect, model, version, fingerprint, tokenizer, numerics, secrets string
+		layout                                                             kvlayout.Form
+		convert                                                            bool
+		protocolMin, protocolMax                                           int
+	}
+	byKey := map[shared]*class{}
 	var out []*class
 	for i := range s.Members {
 		m := &s.Members[i]
 		if m.State != Live {
 			continue
 		}
-		key := Instance{
-			Role: m.Role, Dialect: m.Dialect, Model: m.Model, Version: m.Version,
-			ModelFingerprint: m.ModelFingerprint, TokenizerFingerprint: m.TokenizerFingerprint,
-			Numerics: m.Numerics, Layout: m.Layout, Convert: m.Convert, Secrets: m.Secrets,
-			ProtocolMin: m.ProtocolMin, ProtocolMax: m.ProtocolMax,
-		}
+		key := shared{m.Role, m.Dialect, m.Model, m.Version, m.ModelFingerprint, m.TokenizerFingerprint, m.Numerics, m.Secrets,
+			m.Layout, m.Convert, m.ProtocolMin, m.ProtocolMax}
 		if m.Dialect != "sglang" {
-			key.Layout.BlockTokens = 0
+			key.layout.BlockTokens = 0
 		}
 		c := byKey[key]
 		if c == nil {
@@ -179,7 +180,7 @@ func (m *Member) refusal(classes []*class) Refusal {
 	kin := slices.ContainsFunc(classes, func(c *class) bool { return c.Role != m.Role && c.Dialect == m.Dialect })
 	for _, c := range classes {
 		if c.Role == m.Role || c.Alone() || kin && c.Dialect != m.Dialect {
-			continue // of other dialects only one without its own kind is told
+			continue // another dialect matters only to a member without its own kind
 		}
 		r.Of += c.size
 		p, d := &m.Instance, &c.Instance

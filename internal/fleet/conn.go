@@ -19,16 +19,14 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// ConnConfig says how to reach NATS. The zero value of every field but URL
-// is a usable default.
+// ConnConfig says how to reach NATS. Only URL is required.
 type ConnConfig struct {
-	// URL is one or more nats:// or tls:// URLs, comma separated, which may
-	// hold user:password. They are the servers of one cluster; one of them
-	// is used at a time.
+	// URL is a comma-separated list of nats:// or tls:// URLs, maybe with user:password:
+	// the servers of one cluster, of which one is used at a time.
 	URL string
-	// Ring is the fleet's secrets. With one, a nats:// URL without user:password
-	// is a router's embedded server, which is reached through its door; the
-	// secrets are nothing to other servers. nil: there are none.
+	// Ring is the fleet's secrets, or nil. With one, a nats:// URL without user:password
+	// means a router's embedded server, which is entered through its door. Other servers
+	// are not shown secrets.
 	Ring *trust.Ring
 	// Name is shown in the server's connection list.
 	Name string
@@ -36,21 +34,21 @@ type ConnConfig struct {
 	CredsFile string
 	// TLSCert, TLSKey and TLSCA are PEM files; setting any turns TLS on.
 	TLSCert, TLSKey, TLSCA string
-	// Insecure allows a URL off this machine without credentials and TLS: a
-	// server without user:password is then nobody's embedded one.
+	// Insecure allows a URL off this machine without credentials or TLS. A server without
+	// user:password then counts as external.
 	Insecure bool
 
 	Log *slog.Logger
 }
 
-// Validate checks the URLs and the rule that NATS off this machine needs
-// credentials or TLS. Its errors never show a password or token.
+// Validate checks the URLs, and that NATS off this machine has credentials or TLS. Its
+// errors show no password or token.
 func (c *ConnConfig) Validate() error {
 	_, _, err := c.urls()
 	return err
 }
 
-// urls are the servers; door reports whether they are embedded ones.
+// urls returns the servers; door reports whether they are embedded ones.
 func (c *ConnConfig) urls() (out []string, door bool, err error) {
 	doors := 0
 	for _, raw := range strings.Split(c.URL, ",") {
@@ -92,19 +90,18 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// Timing of the link. Three missed pings end it, well before the three
-// seconds after which silence kills. So must a server that is back be found.
+// Timing of the link. Three missed pings end it, and a server that is back is found, well
+// before silence kills (deadAfter).
 const (
 	pingInterval = 500 * time.Millisecond
 	maxPingsOut  = 2
 	dialTimeout  = 2 * time.Second
-	firstRetry   = 100 * time.Millisecond // doubles with each
+	firstRetry   = 100 * time.Millisecond // then doubling
 	lastRetry    = 1600 * time.Millisecond
-	refusedRetry = 5 * time.Second // of a server that does not know our secret
+	refusedRetry = 5 * time.Second // the longest, at a server that does not know our secret
 )
 
-// retryDelay is the wait before the nth attempt in a row at all servers: up to a
-// quarter more or less than in step with others.
+// retryDelay is the wait before the nth attempt in a row, with a jitter of a quarter.
 func retryDelay(n int, refused bool) time.Duration {
 	limit := lastRetry
 	if refused {
@@ -117,13 +114,13 @@ func retryDelay(n int, refused bool) time.Duration {
 	return d*3/4 + rand.N(d/2)
 }
 
-// Conn is one process's connection to NATS. It reconnects for ever, and
-// buffers nothing while it is down: old news of liveness is worse than none.
+// Conn is a process's connection to NATS. It reconnects for ever. While it is down it
+// buffers nothing: old signs of life are worse than none.
 type Conn struct {
 	nc     *nats.Conn
 	cfg    ConnConfig
 	log    *slog.Logger
-	closed chan struct{} // closed when the client has let go
+	closed chan struct{} // closed when the NATS client has ended
 
 	ring *trust.Ring
 
@@ -133,16 +130,15 @@ type Conn struct {
 	listeners  map[int]func(Link) // called in order, with mu held
 	next       int
 	complained time.Time
-	hosts      string // of the URLs
-	refused    int    // attempts in a row that a server turned away
+	hosts      string // of the URLs, for the log
+	refused    int    // attempts in a row that were refused
 
-	door  bool       // to embedded servers
-	outer *trust.TLS // around what they are told; nil: none
+	door  bool       // the servers are embedded ones
+	outer *trust.TLS // around the pinned connection; nil: none
 }
 
-// Connect returns at once when NATS is not there yet and keeps trying; only
-// a bad configuration is an error. The caller closes the Conn after every
-// Announcer and Watcher on it.
+// Connect connects in the background; only a bad configuration is an error. The caller
+// closes the Conn after every Announcer and Watcher on it.
 func Connect(cfg ConnConfig) (*Conn, error) {
 	urls, door, err := cfg.urls()
 	if err != nil {
@@ -198,13 +194,13 @@ func Connect(cfg ConnConfig) (*Conn, error) {
 	return c, nil
 }
 
-// refusal is a server that does not have our secret, or does not accept it.
+// refusal is the error of a server that does not know or accept our secret.
 type refusal struct{ error }
 
 func (r *refusal) Unwrap() error { return r.error }
 
-// Dial implements nats.CustomDialer, for doors. Of two secrets in force the other one
-// is tried where one was refused: a server may know the older or the newer alone.
+// Dial implements nats.CustomDialer, for doors. While two secrets are in force, it tries
+// the other one after a refusal: a server may know only one of them.
 func (c *Conn) Dial(_, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
 	defer cancel()
@@ -223,19 +219,19 @@ func (c *Conn) Dial(_, addr string) (net.Conn, error) {
 	return conn, err
 }
 
-// Rejoin is for a join line that has changed: it goes over to these servers, if it
-// is not at one of them, and where it was refused it tries at once.
+// Rejoin follows a changed join line. It moves to these servers, unless it is at one of
+// them, and tries again at once if it was refused.
 func (c *Conn) Rejoin(url string) error {
 	cfg := c.cfg
 	cfg.URL = url
 	urls, door, err := cfg.urls()
 	if err == nil && door != c.door {
-		err = errors.New("nats url: to go from a router's own server to another one, or back, takes a restart")
+		err = errors.New("nats url: a change between a router's own server and another one takes a restart")
 	}
 	if err != nil {
 		return err
 	}
-	at := c.nc.ConnectedUrl() // the new pool changes what this says
+	at := c.nc.ConnectedUrl() // before the new pool changes it
 	if err := c.nc.SetServerPool(urls); err != nil {
 		return fmt.Errorf("nats url: %w", err)
 	}
@@ -251,10 +247,10 @@ func (c *Conn) Rejoin(url string) error {
 	return nil
 }
 
-// sameServer compares two valid URLs without what is secret in them.
+// sameServer compares two valid URLs without their credentials.
 func sameServer(a, b string) bool { return hosts([]string{a}) == hosts([]string{b}) }
 
-// hosts is what logs show of URLs.
+// hosts lists the hosts of URLs, for logs.
 func hosts(urls []string) string {
 	var out []string
 	for _, raw := range urls {
@@ -271,15 +267,15 @@ func (c *Conn) delay(n int) time.Duration {
 	return retryDelay(n, c.refused > 0)
 }
 
-// Link reports whether NATS is reachable, and since when that is so.
+// Link returns the state of the connection.
 func (c *Conn) Link() Link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.link
 }
 
-// listen calls f with the present state and then with every change, one call
-// at a time, until stop has returned. f must not block nor call c.
+// listen calls f with the current state and then with every change, one at a time,
+// until stop has returned. f must not block or call c.
 func (c *Conn) listen(f func(Link)) (stop func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -309,7 +305,7 @@ func (c *Conn) set(up bool, err error) {
 	case up:
 		c.complained, c.refused = time.Time{}, 0
 		c.log.Info("nats link is up")
-	case err == nil: // our own Close, or the server's farewell
+	case err == nil: // closed by us or by the server
 		c.log.Info("nats link is closed")
 	default:
 		c.log.Warn("nats link is down", "err", err)
@@ -319,7 +315,7 @@ func (c *Conn) set(up bool, err error) {
 	}
 }
 
-// complain logs an error of the link, now and then.
+// complain logs an error of the link, at most one per interval.
 func (c *Conn) complain(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -343,8 +339,7 @@ func (c *Conn) complain(err error) {
 	c.complained = now
 }
 
-// Close sends what is buffered, ends all subscriptions and closes, at the
-// latest when ctx ends.
+// Close flushes, ends all subscriptions and closes, at the latest when ctx ends.
 func (c *Conn) Close(ctx context.Context) error {
 	if err := c.nc.Drain(); err != nil && !errors.Is(err, nats.ErrConnectionReconnecting) && !errors.Is(err, nats.ErrConnectionClosed) {
 		c.nc.Close()

@@ -16,14 +16,14 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// door is where members come in to the embedded server, which itself listens to no
-// port: a pinned connection shows that they have one of the ring's secrets, before a
-// byte of them reaches the server, and a byte of the server them.
+// door is where members enter the embedded server, which itself listens on no port. They
+// prove in a pinned connection that they have one of the ring's secrets, before a byte
+// passes between them and the server.
 type door struct {
 	ln      net.Listener
 	ns      *server.Server
 	ring    *trust.Ring
-	outer   *trust.TLS // around it; nil: none
+	outer   *trust.TLS // around the pinned connection; nil: none
 	pinned  *tls.Config
 	refused *refusals
 	hall    *lobby.Lobby
@@ -39,7 +39,7 @@ type door struct {
 // visit is a member's connection.
 type visit struct {
 	net.Conn
-	by trust.Secret // that it was opened with
+	by trust.Secret // used to open it
 }
 
 const (
@@ -47,10 +47,10 @@ const (
 	visitBuffer  = 8 << 10
 )
 
-// openDoor takes ln over.
+// openDoor owns ln from now on.
 func openDoor(ln net.Listener, ns *server.Server, ring *trust.Ring, outer *trust.TLS, log *slog.Logger) *door {
-	// A quarter of what this process may open is for members, an eighth for those
-	// who are not known yet: the rest is for users.
+	// A quarter of the file descriptors is for members, an eighth for strangers, and the
+	// rest for users.
 	files := scarce.Files()
 	d := &door{ln: scarce.Listener(ln, log, nil), ns: ns, ring: ring, outer: outer, pinned: ring.PinnedServer(),
 		refused: &refusals{log: log, from: map[string]int{}}, hall: lobby.New(min(maxGuests, files/8)), most: min(maxClients, files/4),
@@ -60,7 +60,7 @@ func openDoor(ln net.Listener, ns *server.Server, ring *trust.Ring, outer *trust
 	return d
 }
 
-// receive takes connections until close.
+// receive accepts connections until close.
 func (d *door) receive() {
 	for {
 		c, err := d.ln.Accept()
@@ -88,7 +88,7 @@ func (d *door) receive() {
 	}
 }
 
-// meet is the handshake.
+// meet does the handshake.
 func (d *door) meet(c net.Conn) (*visit, error) {
 	if err := c.SetDeadline(time.Now().Add(doorPatience)); err != nil {
 		return nil, err
@@ -107,8 +107,8 @@ func (d *door) meet(c net.Conn) (*visit, error) {
 	return &visit{t, by}, c.SetDeadline(time.Time{})
 }
 
-// admit counts a member in; false where there are too many, and once its secret
-// is no longer in force.
+// admit counts a member in. It reports false if there are too many, or if its secret is
+// no longer in force.
 func (d *door) admit(v *visit) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -125,20 +125,20 @@ func (d *door) leave(v *visit) {
 	delete(d.open, v)
 }
 
-// host passes bytes between a member and the server until either has enough.
+// host passes bytes between a member and the server until either closes.
 func (d *door) host(v *visit) {
 	inside, err := d.ns.InProcessConn()
 	if err != nil {
-		return // it is shut down
+		return // the server is shut down
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { pump(inside, v, 0) })
-	pump(v, inside, writeDeadline) // who does not read is cut off, as by the server
+	pump(v, inside, writeDeadline) // as the server, cut off whoever does not read
 	wg.Wait()
 }
 
-// pump copies until an end has closed, and closes the other. A write takes at most
-// limit, if there is one.
+// pump copies until one end closes, then closes the other. A limit above 0 bounds each
+// write.
 func pump(to, from net.Conn, limit time.Duration) {
 	defer to.Close()
 	defer from.Close()
@@ -172,14 +172,14 @@ func (d *door) renew() {
 	}
 }
 
-// close ends all connections, and waits for them.
+// close ends all connections and waits for them.
 func (d *door) close() {
 	d.end()
 	d.ln.Close()
 	d.wg.Wait()
 }
 
-// dial opens a member's connection to a door at addr.
+// dial opens a member's connection to the door at addr.
 func dial(ctx context.Context, addr string, s trust.Secret, outer *trust.TLS) (net.Conn, error) {
 	var dialer net.Dialer
 	c, err := dialer.DialContext(ctx, "tcp", addr)

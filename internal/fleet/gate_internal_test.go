@@ -22,19 +22,19 @@ func TestRoute(t *testing.T) {
 			t.Errorf("%s %s: %t", user, password, got)
 		}
 	}
-	token := s.Token(trust.Cluster, "")
-	bySecret := &gate{ring: ring}
+	token, routes := s.Token(trust.Cluster, ""), ring.Gate(trust.Cluster, "")
+	bySecret := &gate{routes: routes}
 	f(bySecret, "", token, true)
 	f(bySecret, "", other.Token(trust.Cluster, ""), false)
 	f(bySecret, "", s.Token(trust.HTTP, ""), false)
 	f(bySecret, "", "", false)
-	byName := &gate{ring: ring, user: "u", password: "p"}
+	byName := &gate{routes: routes, user: "u", password: "p"}
 	f(byName, "u", "p", true)
 	f(byName, "u", "q", false)
 	f(byName, "v", "p", false)
 	f(byName, "u\x00p", "", false)
 	f(byName, "", "", false)
 	f(byName, "", token, false)
-	f(&gate{ring: ring, password: "p"}, "", "p", true)
-	f(&gate{ring: ring, password: "p"}, "", "", false)
+	f(&gate{routes: routes, password: "p"}, "", "p", true)
+	f(&gate{routes: routes, password: "p"}, "", "", false)
 }

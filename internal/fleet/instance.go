@@ -1,9 +1,13 @@
-// Package fleet is who is there: workers announce themselves on NATS, and
-// every reader holds an immutable snapshot of them. It decides liveness
-// (live, suspect, dead) and pair compatibility; it never routes.
+// Package fleet knows who is there. Workers announce themselves on NATS, and every
+// reader holds an immutable snapshot of them. The package decides liveness (live,
+// suspect, dead) and which pairs are compatible. It never routes.
 package fleet
 
-import "github.com/xpyd/xpyd/kvlayout"
+import (
+	"reflect"
+
+	"github.com/xpyd/xpyd/kvlayout"
+)
 
 // Role is what a worker does now; it can change while the worker runs.
 type Role string
@@ -23,10 +27,10 @@ type Load struct {
 	GPU          GPU     `json:"gpu,omitzero"`
 }
 
-// GPU is what a worker's GPU says of itself, whoever uses it; 0 is what it does
-// not say. Shown, never compared.
+// GPU is the load of a worker's GPU, by all its users; 0 means unknown. It is shown,
+// never compared.
 type GPU struct {
-	Busy        float64 `json:"busy"` // 0..1 of the last moment
+	Busy        float64 `json:"busy"` // 0..1, just now
 	MemoryUsed  int64   `json:"memory_used"`
 	MemoryTotal int64   `json:"memory_total"`
 	Watts       float64 `json:"watts"`
@@ -35,18 +39,19 @@ type GPU struct {
 
 // Instance is one worker's announcement.
 type Instance struct {
-	ID       string `json:"id"`    // stable across restarts when configured, e.g. "prefill-0"
-	Epoch    uint64 `json:"epoch"` // new at every start
-	Role     Role   `json:"role"`
-	URL      string `json:"url"`                 // http://host:port of its HTTP listener
-	KVAddr   string `json:"kv_addr"`             // host:port of its kvconn listener
-	KVLocal  string `json:"kv_local,omitempty"`  // "shm:NAME": the same, for workers with the same Machine
-	KVDevice string `json:"kv_device,omitempty"` // "cudaipc:NAME": the same, between their GPUs
-	Machine  string `json:"machine,omitempty"`   // boot id and user of its process
-	// Secrets names the fleet secrets that it accepts, the newest first
-	// (trust.Ring.IDs); empty: it trusts everyone.
+	ID     string `json:"id"`    // stable across restarts when configured, e.g. "prefill-0"
+	Epoch  uint64 `json:"epoch"` // new at every start
+	Role   Role   `json:"role"`
+	URL    string `json:"url"`     // http://host:port of its HTTP listener
+	KVAddr string `json:"kv_addr"` // host:port of its kvconn listener, by which requests name it
+	// KVWays is where the same worker is reached by faster ways than the network
+	// (kvconn/way): way → address.
+	KVWays  map[string]string `json:"kv_ways,omitempty"`
+	Machine string            `json:"machine,omitempty"` // boot id and user of its process
+	// Secrets are the IDs of the fleet secrets that it accepts, newest first
+	// (trust.Ring.IDs). Empty means that it trusts everyone.
 	Secrets  string `json:"secrets,omitempty"`
-	KVPaths  string `json:"kv_paths,omitempty"` // how it reaches its prefill workers, in words
+	KVPaths  string `json:"kv_paths,omitempty"` // how it reaches its prefill workers, for people
 	Dialect  string `json:"dialect"`            // "native", or of a foreign engine: router/dialect
 	Model    string `json:"model"`              // the name clients use
 	Build    string `json:"build"`              // shown, never compared
@@ -62,23 +67,22 @@ type Instance struct {
 	Convert              bool          `json:"kv_convert,omitempty"`   // rows of another dtype may be converted
 	Unchecked            bool          `json:"kv_unchecked,omitempty"` // digests are not checked where the peer says so too; shown, never compared
 
-	// What a foreign engine's dialect needs to know of it.
-	Version   string `json:"version,omitempty"`   // of the engine; both of a pair must agree if both are known
+	// For the dialects of foreign engines.
+	Version   string `json:"version,omitempty"`   // engine version; a pair's must be equal where both are known
 	Bootstrap string `json:"bootstrap,omitempty"` // host:port where the other role finds it
 	EngineID  string `json:"engine_id,omitempty"`
 	TP        int    `json:"tp,omitempty"`       // tensor-parallel ranks, 0 means 1
 	PP        int    `json:"pp,omitempty"`       // pipeline stages, 0 means 1
 	DPRanks   int    `json:"dp_ranks,omitempty"` // data-parallel ranks, 0 means 1
 
-	// Where its KV events are published and repeated, host:port of rank 0; the
-	// ranks after it are at the ports after that.
+	// Where it publishes and replays KV events: host:port of rank 0. Rank n is at port+n.
 	KVEvents string `json:"kv_events,omitempty"`
 	KVReplay string `json:"kv_replay,omitempty"`
-	KVTopic  string `json:"kv_topic,omitempty"` // prefix of the topics that are its own
-	// KVEventsOpen: whoever connects gets them, though it has Secrets.
+	KVTopic  string `json:"kv_topic,omitempty"` // prefix of its topics
+	// KVEventsOpen means that anyone may subscribe, although it has Secrets.
 	KVEventsOpen bool `json:"kv_events_open,omitempty"`
-	// Topology is where it is, from the widest label to the narrowest:
-	// "zone-a/rack-3". It is never compared for compatibility.
+	// Topology is its place, widest label first: "zone-a/rack-3". It plays no part in
+	// compatibility.
 	Topology string `json:"topology,omitempty"`
 
 	MaxModelLen int   `json:"max_model_len"`      // tokens, prompt and output
@@ -88,3 +92,6 @@ type Instance struct {
 	PID         int   `json:"pid"`
 	Load        Load  `json:"load"`
 }
+
+// Equal reports whether two announcements say the same.
+func (i *Instance) Equal(j *Instance) bool { return reflect.DeepEqual(i, j) }

@@ -1,18 +1,15 @@
 package fleet
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
-	"net/textproto"
-	"net/url"
-	"os"
+	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,46 +17,28 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// lifelinePath is held open for ever by a native worker.
+// lifelinePath is a route that a native worker answers without end.
 const lifelinePath = "/xpyd/v1/lifeline"
 
 // LifelineConfig configures a Lifeline; zero fields take their defaults.
 type LifelineConfig struct {
-	Dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 	TLS     *tls.Config   // for https URLs
-	Ring    *trust.Ring   // the fleet's secrets; nil: members are shown none
+	Ring    *trust.Ring   // the fleet's secrets; nil: none
 	Timeout time.Duration // to dial and to get the response head; default 2 s
 	Backoff time.Duration // first wait before dialling again, doubling; default 250 ms
 	Most    time.Duration // longest wait; default 5 s
 	Log     *slog.Logger
 }
 
-func (c *LifelineConfig) defaults() {
-	if c.Timeout == 0 {
-		c.Timeout = 2 * time.Second
-	}
-	if c.Backoff == 0 {
-		c.Backoff = 250 * time.Millisecond
-	}
-	if c.Most == 0 {
-		c.Most = 5 * time.Second
-	}
-	if c.Dial == nil {
-		d := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
-			Enable: true, Idle: time.Second, Interval: time.Second, Count: 3,
-		}}
-		c.Dial = d.DialContext
-	}
-}
-
-// Lifeline holds one TCP connection to each live member, so that the end of
-// its process is known at once, without asking: the kernel closes what a
-// dead process held. A member that has no lifeline is merely not watched.
+// Lifeline holds one TCP connection to each live member, so that the end of its process
+// is known at once: the kernel closes a dead process's connections. A member without a
+// lifeline is merely not watched this way.
 type Lifeline struct {
 	fleet  *Watcher
 	cfg    LifelineConfig
 	log    *slog.Logger
 	tokens *trust.Tokens
+	client *http.Client
 
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -68,10 +47,13 @@ type Lifeline struct {
 // WatchLifeline reports the end of members' processes to w. The caller
 // closes the Lifeline before w.
 func WatchLifeline(w *Watcher, cfg LifelineConfig) *Lifeline {
-	cfg.defaults()
+	orDefault(&cfg.Timeout, 2*time.Second)
+	orDefault(&cfg.Backoff, 250*time.Millisecond)
+	orDefault(&cfg.Most, 5*time.Second)
+	dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 3}}
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &Lifeline{fleet: w, cfg: cfg, log: logger(cfg.Log), tokens: trust.NewTokens(cfg.Ring), cancel: cancel}
-	l.wg.Go(func() { l.run(ctx) })
+	l := &Lifeline{fleet: w, cfg: cfg, log: logger(cfg.Log), tokens: trust.NewTokens(cfg.Ring), client: askOnce(cfg.TLS, dialer.DialContext), cancel: cancel}
+	l.wg.Go(func() { l.follow(ctx) })
 	return l
 }
 
@@ -81,7 +63,7 @@ func (l *Lifeline) Close() {
 	l.wg.Wait()
 }
 
-// target is what one lifeline goroutine is for.
+// target is the member that one goroutine holds a lifeline to.
 type target struct {
 	id     string
 	epoch  uint64
@@ -89,7 +71,8 @@ type target struct {
 	source Source
 }
 
-func (l *Lifeline) run(ctx context.Context) {
+// follow holds a lifeline to every member that has one.
+func (l *Lifeline) follow(ctx context.Context) {
 	held := map[target]context.CancelFunc{}
 	defer func() {
 		for _, cancel := range held {
@@ -106,10 +89,9 @@ func (l *Lifeline) run(ctx context.Context) {
 		for i := range s.Members {
 			m := &s.Members[i]
 			if m.Dialect != "native" {
-				continue // its 200 would mean nothing
+				continue // it does not know the route
 			}
-			// A dead static member is dialled on: nothing else would notice
-			// that it is back.
+			// Nothing else would notice that a dead static member is back.
 			if !over(m.State) || m.State == Dead && m.Source != NATS {
 				want[target{m.ID, m.Epoch, m.URL, m.Source}] = true
 			}
@@ -124,146 +106,76 @@ func (l *Lifeline) run(ctx context.Context) {
 			if held[t] == nil {
 				tctx, cancel := context.WithCancel(ctx)
 				held[t] = cancel
-				l.wg.Go(func() { l.watch(tctx, t) })
+				l.wg.Go(func() { l.keep(tctx, t) })
 			}
 		}
 	}
 }
 
-// watch holds a lifeline to t for as long as ctx lasts.
-func (l *Lifeline) watch(ctx context.Context, t target) {
+// keep opens a lifeline to t again and again for as long as ctx lasts.
+func (l *Lifeline) keep(ctx context.Context, t target) {
 	wait := l.cfg.Backoff
 	for ctx.Err() == nil {
-		conn, err := l.open(ctx, t)
-		if err != nil {
+		opened, err := l.hold(ctx, t)
+		switch {
+		case !opened:
 			l.log.Debug("no lifeline", "id", t.id, "err", err)
-		} else {
+		case ctx.Err() == nil:
 			wait = l.cfg.Backoff
-			if err = l.hold(ctx, conn, t); ctx.Err() == nil {
-				l.fleet.ReportDead(t.id, t.epoch, fmt.Sprintf("lifeline ended: %v", err))
-			}
+			l.fleet.ReportDead(t.id, t.epoch, fmt.Sprintf("lifeline ended: %v", err))
 		}
 		// Jitter: many watchers lose the same worker at the same time.
-		pause := time.NewTimer(wait/2 + rand.N(wait/2+1))
-		select {
-		case <-ctx.Done():
-		case <-pause.C:
-		}
-		pause.Stop()
+		pause(ctx, wait/2+rand.N(wait/2+1))
 		wait = min(2*wait, l.cfg.Most)
 	}
 }
 
-// open dials and asks; the response head is read when it returns.
-func (l *Lifeline) open(ctx context.Context, t target) (net.Conn, error) {
-	u, err := url.Parse(t.url)
-	if err != nil {
-		return nil, err
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
 	}
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"https": "443"}[u.Scheme]
-	}
-	if port == "" {
-		port = "80"
-	}
-	dialCtx, cancel := context.WithTimeout(ctx, l.cfg.Timeout)
+}
+
+// hold opens a lifeline and reads it until it ends; err says how. For members that send
+// no other signs of life, an open lifeline is one. It is repeated until it counts, because
+// a reported death makes the fleet deaf for a while.
+func (l *Lifeline) hold(ctx context.Context, t target) (opened bool, err error) {
+	var signs sync.WaitGroup
+	defer signs.Wait()
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	conn, err := l.cfg.Dial(dialCtx, "tcp", net.JoinHostPort(u.Hostname(), port))
+	late := time.AfterFunc(l.cfg.Timeout, cancel)
+	defer late.Stop()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(t.url, "/")+lifelinePath, nil)
 	if err != nil {
-		return nil, err
+		return false, err
 	}
-	stop := context.AfterFunc(dialCtx, func() { conn.Close() })
-	defer stop()
-	if u.Scheme == "https" {
-		conn, err = l.secure(dialCtx, conn, u.Hostname())
-		if err != nil {
-			return nil, err
+	req.Header.Set("User-Agent", "xpyd")
+	if m := l.fleet.Snapshot().Get(t.id); m != nil { // its secrets may change while it lives
+		if token := l.tokens.HTTP(t.id, t.epoch, m.Secrets); token != "" {
+			req.Header.Set(trust.Header, token)
 		}
 	}
-	if err := ask(conn, u.Host, l.header(t)); err != nil {
-		conn.Close()
-		return nil, err
-	}
-	if !stop() {
-		return nil, dialCtx.Err()
-	}
-	return conn, nil
-}
-
-// header is the line by which t knows us; its secrets may change while it lives.
-func (l *Lifeline) header(t target) string {
-	m := l.fleet.Snapshot().Get(t.id)
-	if m == nil {
-		return ""
-	}
-	token := l.tokens.HTTP(t.id, t.epoch, m.Secrets)
-	if token == "" {
-		return ""
-	}
-	return trust.Header + ": " + token + "\r\n"
-}
-
-func (l *Lifeline) secure(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
-	conf := &tls.Config{MinVersion: tls.VersionTLS12}
-	if l.cfg.TLS != nil {
-		conf = l.cfg.TLS.Clone()
-	}
-	if conf.ServerName == "" {
-		conf.ServerName = host
-	}
-	t := tls.Client(conn, conf)
-	if err := t.HandshakeContext(ctx); err != nil {
-		conn.Close()
-		return nil, err
-	}
-	return t, nil
-}
-
-const maxHeadBytes = 8 << 10
-
-// ask sends the request and reads the response head: 200 means that the
-// worker holds the line. Bytes of the body that came along are dropped.
-func ask(conn net.Conn, host, header string) error {
-	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: xpyd\r\nConnection: close\r\n%s\r\n", lifelinePath, host, header); err != nil {
-		return err
-	}
-	r := textproto.NewReader(bufio.NewReader(io.LimitReader(conn, maxHeadBytes)))
-	status, err := r.ReadLine()
+	resp, err := l.client.Do(req)
 	if err != nil {
-		return err
+		return false, err
 	}
-	if f := strings.Fields(status); len(f) < 2 || !strings.HasPrefix(f[0], "HTTP/1.") || f[1] != "200" {
-		return fmt.Errorf("answer %q", clip(status))
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK || !slices.Contains(resp.TransferEncoding, "chunked") || !late.Stop() {
+		return false, fmt.Errorf("answer %q", clip(resp.Status))
 	}
-	head, err := r.ReadMIMEHeader()
-	if err != nil {
-		return err
+	if t.source != NATS {
+		signs.Go(func() {
+			for ctx.Err() == nil && !l.fleet.ReportAlive(t.id, t.epoch) {
+				pause(ctx, l.cfg.Backoff)
+			}
+		})
 	}
-	if !strings.EqualFold(head.Get("Transfer-Encoding"), "chunked") {
-		return errors.New("answer is not chunked")
+	if _, err = io.Copy(io.Discard, resp.Body); err == nil {
+		err = io.EOF
 	}
-	return nil
-}
-
-// hold reads until the line ends, and says how. That the line was opened is
-// a sign of life of those that send no others; it is repeated until it counts,
-// because a reported death makes the fleet deaf for a while.
-func (l *Lifeline) hold(ctx context.Context, conn net.Conn, t target) error {
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer conn.Close()
-	defer stop()
-	buf := make([]byte, 64)
-	for heard := t.source == NATS; ; {
-		var until time.Time
-		if heard = heard || l.fleet.ReportAlive(t.id, t.epoch); !heard {
-			until = time.Now().Add(l.cfg.Backoff)
-		}
-		if err := conn.SetReadDeadline(until); err != nil {
-			return err
-		}
-		if _, err := conn.Read(buf); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			return err
-		}
-	}
+	return true, err
 }

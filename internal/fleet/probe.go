@@ -5,29 +5,26 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
 )
 
-// HeaderInstance is in a worker's answer to GET /health, from whatever state it
-// is in: ID@EPOCH, so that another process at its address is not taken for it.
+// HeaderInstance is ID@EPOCH in a worker's answers to GET /health, so that another process
+// at its address is not taken for it.
 const HeaderInstance = "x-xpyd-instance"
 
 // Is is the value of HeaderInstance.
 func (i *Instance) Is() string { return i.ID + "@" + strconv.FormatUint(i.Epoch, 10) }
 
-// ProbeHealth returns a WatcherConfig.Probe that asks members' GET /health, each
-// time on a connection of its own: a process that is stopped would take the
-// connection, and not answer. conf is for https URLs, and may be nil.
+// ProbeHealth returns a WatcherConfig.Probe that asks members' GET /health, each time on
+// a new connection. conf is for https URLs and may be nil.
 func ProbeHealth(conf *tls.Config) func(context.Context, *Instance) error {
-	client := &http.Client{
-		Transport:     &http.Transport{DisableKeepAlives: true, TLSClientConfig: conf, MaxResponseHeaderBytes: maxHeadBytes},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
+	client := askOnce(conf, nil)
 	return func(ctx context.Context, m *Instance) error {
 		if m.Dialect != "native" {
-			return errors.New("it would not say who it is")
+			return errors.New("a foreign engine does not say who it is")
 		}
 		req, err := http.NewRequestWithContext(ctx, "GET", strings.TrimSuffix(m.URL, "/")+"/health", nil)
 		if err != nil {
@@ -42,5 +39,15 @@ func ProbeHealth(conf *tls.Config) func(context.Context, *Instance) error {
 			return fmt.Errorf("%q answers in its place", clip(is))
 		}
 		return nil
+	}
+}
+
+const maxHeadBytes = 8 << 10
+
+// askOnce returns a client whose connections serve one request each. dial may be nil.
+func askOnce(conf *tls.Config, dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Client {
+	return &http.Client{
+		Transport:     &http.Transport{DisableKeepAlives: true, DisableCompression: true, DialContext: dial, TLSClientConfig: conf, MaxResponseHeaderBytes: maxHeadBytes},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }

@@ -18,16 +18,17 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// gate is what the embedded server asks. A ring that changes counts at once.
+// gate authenticates connections for the embedded server. A change of the ring counts at
+// once.
 type gate struct {
-	ring *trust.Ring
-	// User and password of routes, where they are configured.
+	routes *trust.Gate
+	// User and password of routes, if configured.
 	user, password string
-	revoked        atomic.Pointer[[]string] // clients of these names are refused; nil: none
+	revoked        atomic.Pointer[[]string] // names of refused clients; nil: none
 }
 
-// Check implements server.Authentication. Clients have come through the door, and
-// proved there that they have the secret; routes show a token.
+// Check implements server.Authentication. Clients have proved at the door that they have
+// the secret; routes show a token.
 func (g *gate) Check(c server.ClientAuthentication) bool {
 	o := c.GetOpts()
 	if c.Kind() == server.ROUTER {
@@ -41,10 +42,10 @@ func (g *gate) route(o *server.ClientOpts) bool {
 	if g.user != "" || g.password != "" {
 		return hmac.Equal([]byte(o.Username+"\x00"+o.Password), []byte(g.user+"\x00"+g.password))
 	}
-	return g.ring.Accepts(trust.Cluster, "", []byte(o.Password))
+	return g.routes.Accepts([]byte(o.Password))
 }
 
-// refusals counts who was turned away, and says so once a minute.
+// refusals counts refused connections, and logs them once a minute.
 type refusals struct {
 	log *slog.Logger
 

@@ -6,60 +6,50 @@ import (
 	"time"
 )
 
-// rules are the settings of a registry.
-type rules struct {
-	suspectAfter time.Duration
-	deadAfter    time.Duration
-	grace        time.Duration // after the link is back, silence kills nobody
-	forgetAfter  time.Duration
-	answerTime   time.Duration // a probe is answered by then, or not at all
-	maxStep      time.Duration // see registry.witnessed
-	maxMembers   int
-}
-
 // registry is the state machine of a watcher: no I/O, no clock, no locks.
 // Time comes in with every call and must not run backwards.
 //
-// Silence is measured on the witnessed clock, which advances only when an
-// echo that the watcher sent to itself comes back through NATS: by the time
-// between two echoes' sending, and by maxStep at most. Everything published
-// before an echo arrives before it, so silence is never blamed on a worker
-// while the link is cut without notice, while it is down, or while the
-// watcher's own process was stopped. Whether it is the worker's own link that
-// is cut, a probe of its HTTP tells.
+// Silence is measured on the witnessed clock. It advances only when an echo that the
+// watcher sent to itself comes back through NATS: by the time between the sending of
+// two echoes, at most echoStep. Whatever was published before an echo arrives before it.
+// So a worker is never blamed for silence while the link is down or cut, or while the
+// watcher's own process was stopped. An HTTP probe shows whether only the worker's own
+// link is cut.
 type registry struct {
-	rules
+	grace      time.Duration // after the link is back, silence kills nobody
+	maxMembers int
+
 	members   map[string]*record
 	revoked   revocations
-	asked     map[string]time.Time // when an unknown id was last queried
+	asked     map[string]time.Time // last query, by unknown id
 	witnessed time.Duration
 	proved    time.Time // send time of the newest echo that came back
 	link      Link
-	judgeFrom time.Time // silence is not judged before
+	judgeFrom time.Time // silence is not judged earlier
 	version   uint64
 	stale     bool    // Load or Heard changed since the last snapshot
-	events    []event // since the last drain, for log and metrics
+	events    []event // since the last change, for log and metrics
 }
 
-// record is a member and what the registry alone needs to know of it.
+// record is a member, with what only the registry needs.
 type record struct {
 	Member
 	heard     time.Duration // witnessed clock at the last message
-	proof     time.Duration // witnessed clock when the last probe that it answered was sent
+	proof     time.Duration // witnessed clock when the last answered probe was sent
 	probed    time.Time     // when the last probe was sent
-	probing   bool          // it is not over
-	seen      time.Time     // the last message, also an ignored one
+	probing   bool          // a probe is running
+	seen      time.Time     // the last message, even an ignored one
 	deafUntil time.Time     // signs of life are ignored until then
-	reports   int           // reported deaths, each doubling the deafness
-	lived     time.Time     // when it was live first, before it lapsed
+	reports   int           // reported deaths; each doubles the deafness
+	lived     time.Time     // when it became live, before it lapsed
 	removed   bool          // by an operator
-	owes      bool          // a message over NATS, since a fleet secret was retired; until then nothing else shows that it may be here
+	owes      bool          // a message over NATS: a fleet secret was retired, and no other sign of life counts
 }
 
-// underWay is for how long what was sent before a connection ended may still come in.
+// underWay is how long messages may still arrive that were sent before a connection ended.
 const underWay = 500 * time.Millisecond
 
-// Causes of an event; a closed set, used as a metric label.
+// Causes of an event, a closed set: they are metric labels.
 const (
 	causeJoin    = "join"
 	causeBack    = "back"
@@ -86,9 +76,9 @@ type event struct {
 
 const maxDoublings = 3
 
-func newRegistry(r rules, now time.Time) *registry {
+func newRegistry(grace time.Duration, maxMembers int, now time.Time) *registry {
 	return &registry{
-		rules:   r,
+		grace: grace, maxMembers: maxMembers,
 		members: map[string]*record{},
 		revoked: revocations{},
 		asked:   map[string]time.Time{},
@@ -97,8 +87,8 @@ func newRegistry(r rules, now time.Time) *registry {
 	}
 }
 
-// apply takes one message in. It returns an id that should be asked to
-// announce itself, or "".
+// apply handles one message. It returns an id that should be asked to announce itself,
+// or "".
 func (r *registry) apply(m *message, now time.Time) (ask string) {
 	if id := cmp.Or(m.inst.ID, m.beat.ID); r.revoked.has(id) {
 		return ""
@@ -116,10 +106,9 @@ func (r *registry) apply(m *message, now time.Time) (ask string) {
 	return ""
 }
 
-// announce adds or replaces a member. Older epochs lose, unless the newer one has
-// ended meanwhile (yields); of equal epochs the later announcement wins, but for a
-// member that has left or was removed: only a newer epoch brings that back, whoever
-// adds it.
+// announce adds or replaces a member. An older epoch loses, unless the newer one has
+// ended (yields). Of equal epochs the later announcement wins, except for a member that
+// left or was removed: only a newer epoch brings it back.
 func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 	rec := r.members[inst.ID]
 	if rec != nil {
@@ -134,7 +123,7 @@ func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 			rec.owes = false
 			load := rec.Load
 			rec.Load = inst.Load
-			if rec.Instance != *inst {
+			if !rec.Instance.Equal(inst) {
 				rec.Instance = *inst
 				r.version++
 			} else if load != inst.Load {
@@ -161,9 +150,7 @@ func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 	return true
 }
 
-// learn replaces what is known of a member that does not announce itself, if it
-// still is what was read, but for its load and whether it drains: both stay as
-// they are, and so does its state. A member that was taken out stays out.
+// learn is Watcher.Learn. The member's state stays, too.
 func (r *registry) learn(was, is *Instance) bool {
 	rec := r.members[was.ID]
 	if rec == nil || rec.Source == NATS || rec.State == Gone {
@@ -172,7 +159,7 @@ func (r *registry) learn(was, is *Instance) bool {
 	now, next := *was, *is
 	now.Draining, now.Load = rec.Draining, rec.Load
 	next.Draining, next.Load = rec.Draining, rec.Load
-	if rec.Instance != now {
+	if !rec.Instance.Equal(&now) {
 		return false
 	}
 	rec.Instance = next
@@ -180,8 +167,8 @@ func (r *registry) learn(was, is *Instance) bool {
 	return true
 }
 
-// room makes sure that one more member fits, if need be by forgetting the
-// one that has been dead or gone the longest.
+// room makes room for one more member, if need be by forgetting the one that has been
+// dead or gone longest.
 func (r *registry) room() bool {
 	if len(r.members) < r.maxMembers {
 		return true
@@ -220,15 +207,14 @@ func (r *registry) beat(b *beat, now time.Time) (ask string) {
 	return ""
 }
 
-// yields reports whether the member has ended in a way that leaves its id to an older
-// epoch that goes on: a second process was started with the id of one that is well,
-// which is more than a message that was under way.
+// yields reports whether the member has ended and leaves its id to an older epoch that
+// goes on, as when a second process was started by mistake with the id of a running one.
 func (rec *record) yields(now time.Time) bool {
 	return rec.Source == NATS && over(rec.State) && !rec.removed && !rec.Revoked && !now.Before(rec.deafUntil)
 }
 
 func (r *registry) unknown(id string, now time.Time) (ask string) {
-	if last, ok := r.asked[id]; ok && now.Sub(last) < r.suspectAfter {
+	if last, ok := r.asked[id]; ok && now.Sub(last) < suspectAfter {
 		return ""
 	} else if !ok && len(r.asked) >= r.maxMembers {
 		return ""
@@ -244,9 +230,8 @@ func (r *registry) bye(b *beat, now time.Time) {
 	}
 }
 
-// alive notes a sign of life and reports whether it counts: one that a gone
-// member sent, or that may have been under way when the member's death was
-// reported, does not.
+// alive notes a sign of life and reports whether it counts. It does not if the member is
+// gone, or if it may have been under way when the member's death was reported.
 func (r *registry) alive(rec *record, now time.Time) bool {
 	if rec.State == Gone || now.Before(rec.deafUntil) {
 		return false
@@ -264,9 +249,9 @@ func (r *registry) reportAlive(id string, epoch uint64, now time.Time) bool {
 	return rec != nil && rec.Epoch == epoch && !rec.owes && r.alive(rec, now)
 }
 
-// retired is for a fleet secret that is out of force. Who announced no other is dead,
-// until it announces one. All others have to be heard again by NATS, which only
-// those with a secret in force reach: that they answer a probe shows nothing.
+// retired handles the end of a fleet secret. A member that announced no other is dead
+// until it announces one. NATS has to hear all others again, since it admits only secrets
+// in force; an answered probe proves nothing.
 func (r *registry) retired(id string, now time.Time) {
 	for _, rec := range r.members {
 		if rec.Source != NATS || over(rec.State) {
@@ -279,26 +264,25 @@ func (r *registry) retired(id string, now time.Time) {
 	}
 }
 
-// reportDead is a death that the data path saw. Signs of life are ignored
-// for a while after it, longer each time, so that neither messages under way
-// nor a half-dead worker make it flap.
+// reportDead is a death seen by the data path. Signs of life are ignored for a while
+// after it, longer each time, so that neither messages under way nor a half-dead worker
+// make it flap.
 func (r *registry) reportDead(id string, epoch uint64, reason string, now time.Time) {
 	rec := r.members[id]
 	if rec == nil || rec.Epoch != epoch || over(rec.State) {
 		return
 	}
-	if now.Sub(rec.deafUntil) > r.forgetAfter {
+	if now.Sub(rec.deafUntil) > forgetAfter {
 		rec.reports = 0
 	}
-	rec.deafUntil = now.Add(r.suspectAfter << min(rec.reports, maxDoublings))
+	rec.deafUntil = now.Add(suspectAfter << min(rec.reports, maxDoublings))
 	rec.reports++
 	r.end(rec, Dead, causeReport, reason, now)
 }
 
-// left says whether a death that was reported at that time was a leave: the
-// member was draining, or its goodbye has come. Until that is settled it may
-// still come: what was sent before the death is here when an echo is that was
-// sent after it.
+// left reports whether a reported death was a proper exit: the member was draining, or
+// said goodbye. That is settled once an echo sent after the death is back, since a
+// goodbye would have come before it.
 func (r *registry) left(e *event, reported, now time.Time) (left, settled bool) {
 	rec := r.members[e.id]
 	if e.draining || rec != nil && rec.Epoch == e.epoch && rec.State == Gone {
@@ -308,8 +292,7 @@ func (r *registry) left(e *event, reported, now time.Time) (left, settled bool) 
 	return false, !waits
 }
 
-// remove ends a member for good: messages of its epoch are ignored for as
-// long as they keep coming.
+// remove ends a member for good: further messages of its epoch are ignored.
 func (r *registry) remove(id, reason string, now time.Time) bool {
 	rec := r.members[id]
 	if rec == nil || rec.State == Gone {
@@ -320,16 +303,16 @@ func (r *registry) remove(id, reason string, now time.Time) bool {
 	return true
 }
 
-// echo is proof that the link worked at the time sent.
+// echo proves that the link worked at the time sent.
 func (r *registry) echo(sent time.Time) {
 	if sent.After(r.proved) {
-		r.witnessed += min(sent.Sub(r.proved), r.maxStep)
+		r.witnessed += min(sent.Sub(r.proved), echoStep)
 		r.proved = sent
 	}
 }
 
-// setLink notes that the link went up or down. When it comes up, everybody
-// counts as just heard, and nobody's silence is judged for the grace time.
+// setLink notes that the link went up or down. When it comes up, everybody counts as
+// just heard, and silence is not judged for the grace time.
 func (r *registry) setLink(l Link, now time.Time) {
 	if l.Up {
 		r.judgeFrom = now.Add(r.grace)
@@ -347,7 +330,7 @@ func (r *registry) tick(now time.Time) {
 	judge := r.link.Up && !now.Before(r.judgeFrom)
 	for _, rec := range r.members {
 		if over(rec.State) {
-			if (rec.Source == NATS || rec.State == Gone) && now.Sub(later(rec.Since, rec.seen)) > r.forgetAfter {
+			if (rec.Source == NATS || rec.State == Gone) && now.Sub(later(rec.Since, rec.seen)) > forgetAfter {
 				r.forget(rec)
 			}
 			continue
@@ -357,27 +340,26 @@ func (r *registry) tick(now time.Time) {
 		}
 	}
 	for id, at := range r.asked {
-		if now.Sub(at) > r.deadAfter {
+		if now.Sub(at) > deadAfter {
 			delete(r.asked, id)
 		}
 	}
 }
 
-// judge looks at the silence of a member. NATS may hear nothing of one that is
-// well: what it answers to a probe counts as well, until the next answer is
-// overdue.
+// judge judges a member's silence. If NATS does not hear it, an answered probe counts
+// until the next answer is overdue.
 func (r *registry) judge(rec *record, now time.Time) {
-	unheard, silent, allowed := r.witnessed-rec.heard, r.witnessed-rec.heard, r.suspectAfter
+	unheard, silent, allowed := r.witnessed-rec.heard, r.witnessed-rec.heard, suspectAfter
 	if rec.proof > rec.heard && !rec.owes {
-		silent, allowed = r.witnessed-rec.proof, r.suspectAfter+r.answerTime
+		silent, allowed = r.witnessed-rec.proof, suspectAfter+answerTime
 	}
 	state, reason := rec.State, fmt.Sprintf("silent for %.1f s", silent.Seconds())
 	switch {
-	case silent > r.deadAfter:
+	case silent > deadAfter:
 		state = Dead
 	case silent > allowed:
 		state = Suspect
-	case unheard > r.suspectAfter:
+	case unheard > suspectAfter:
 		state, reason = Unheard, "NATS does not hear it, its HTTP answers"
 	}
 	if state != rec.State {
@@ -391,8 +373,8 @@ type doubt struct {
 	at   time.Duration // witnessed clock
 }
 
-// doubts returns the members that are about to be suspected for their silence, or
-// live on what they answered: each at most once in suspectAfter, and at most n.
+// doubts returns at most n members to probe: those about to be suspected of silence, and
+// those that live on probes. Each is probed at most once in suspectAfter.
 func (r *registry) doubts(now time.Time, n int) (out []doubt) {
 	if !r.link.Up {
 		return nil
@@ -401,7 +383,7 @@ func (r *registry) doubts(now time.Time, n int) (out []doubt) {
 		if len(out) == n {
 			break
 		}
-		if rec.Source != NATS || over(rec.State) || rec.probing || now.Sub(rec.probed) < r.suspectAfter || r.witnessed-rec.heard <= r.suspectAfter/2 {
+		if rec.Source != NATS || over(rec.State) || rec.probing || now.Sub(rec.probed) < suspectAfter || r.witnessed-rec.heard <= suspectAfter/2 {
 			continue
 		}
 		rec.probing, rec.probed = true, now
@@ -410,7 +392,7 @@ func (r *registry) doubts(now time.Time, n int) (out []doubt) {
 	return out
 }
 
-// settle notes how a probe ended.
+// settle notes the result of a probe.
 func (r *registry) settle(d *doubt, answered bool, now time.Time) {
 	rec := r.members[d.inst.ID]
 	if rec == nil || rec.Epoch != d.inst.Epoch {

@@ -22,10 +22,7 @@ type clock struct {
 
 func newClock(t *testing.T, maxMembers int) *clock {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	r := newRegistry(rules{
-		suspectAfter: time.Second, deadAfter: 3 * time.Second, grace: 3 * time.Second, answerTime: 800 * time.Millisecond,
-		forgetAfter: time.Minute, maxStep: 500 * time.Millisecond, maxMembers: maxMembers,
-	}, start)
+	r := newRegistry(3*time.Second, maxMembers, start)
 	c := &clock{t: t, r: r, now: start, probes: map[string]int{}}
 	r.setLink(Link{Up: true, Since: start}, start)
 	c.run(3 * time.Second) // past the grace
@@ -46,7 +43,7 @@ func (c *clock) run(d time.Duration, beating ...*Instance) {
 			c.r.echo(sent)
 		}
 		for i := range c.asked {
-			if d := &c.asked[i]; c.answers[d.inst.ID] || c.now.Sub(c.r.members[d.inst.ID].probed) >= c.r.answerTime {
+			if d := &c.asked[i]; c.answers[d.inst.ID] || c.now.Sub(c.r.members[d.inst.ID].probed) >= answerTime {
 				c.r.settle(d, c.answers[d.inst.ID], c.now)
 				c.asked[i].inst.ID = ""
 			}

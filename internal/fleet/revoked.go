@@ -12,27 +12,27 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// Revocation is the newest word on whether an id is shut out of the fleet. Each
-// router keeps all of them and repeats them; of two on one id the later counts.
+// Revocation is the newest decision on whether an id is shut out of the fleet. Every
+// router keeps and repeats all of them. Of two about one id, the later counts.
 type Revocation struct {
 	ID   string `json:"id"`
 	At   int64  `json:"at"`             // microseconds since 1970
-	Back bool   `json:"back,omitempty"` // it may come back
+	Back bool   `json:"back,omitempty"` // no longer shut out
 }
 
 const (
 	maxRevocations = 128
-	maxAhead       = 5 * time.Minute // that another's clock may be
-	repeatRevoked  = 5 * time.Second // for who has not heard of them
+	maxAhead       = 5 * time.Minute // of another router's clock
+	repeatRevoked  = 5 * time.Second // for those who have not heard of them
 )
 
 // Errors of Revoke and Unrevoke.
 var (
-	ErrManyRevoked = fmt.Errorf("%d ids are revoked, the most that can be: replace the fleet's secret instead", maxRevocations)
+	ErrManyRevoked = fmt.Errorf("%d ids are revoked, which is the limit: replace the fleet's secret instead", maxRevocations)
 	ErrNotRevoked  = errors.New("it is not revoked")
 )
 
-// revocations is the table of them by id.
+// revocations are all of them, by id.
 type revocations map[string]Revocation
 
 // has reports whether an id is shut out.
@@ -41,7 +41,7 @@ func (t revocations) has(id string) bool {
 	return ok && !r.Back
 }
 
-// merge takes in what is newer, and returns it.
+// merge adds those that are newer, and returns them.
 func (t revocations) merge(list []Revocation, now time.Time) (news []Revocation) {
 	for _, r := range list {
 		old, known := t[r.ID]
@@ -57,7 +57,7 @@ func (t revocations) merge(list []Revocation, now time.Time) (news []Revocation)
 	return news
 }
 
-// room forgets the oldest that may come back.
+// room forgets the oldest one that no longer shuts out.
 func (t revocations) room() bool {
 	var oldest Revocation
 	for _, r := range t {
@@ -69,12 +69,12 @@ func (t revocations) room() bool {
 	return oldest.ID != ""
 }
 
-// list is all of them, by id.
+// list returns all of them, sorted by id.
 func (t revocations) list() []Revocation {
 	return slices.SortedFunc(maps.Values(t), func(a, b Revocation) int { return strings.Compare(a.ID, b.ID) })
 }
 
-// shutOut lists the ids that are, ascending.
+// shutOut lists the ids that are shut out, ascending.
 func (t revocations) shutOut() (ids []string) {
 	for _, r := range t.list() {
 		if !r.Back {
@@ -84,8 +84,8 @@ func (t revocations) shutOut() (ids []string) {
 	return ids
 }
 
-// revoke takes revocations in. Members that are shut out end, and those that may
-// come back are forgotten, so that their next sign of life is news.
+// revoke applies revocations. Members that are shut out end. Those that may come back
+// are forgotten, so that their next sign of life is news.
 func (r *registry) revoke(list []Revocation, now time.Time) (changed bool) {
 	for _, n := range r.revoked.merge(list, now) {
 		changed = true
@@ -98,7 +98,7 @@ func (r *registry) revoke(list []Revocation, now time.Time) (changed bool) {
 		case rec == nil:
 		case n.Back && rec.Revoked && rec.Source == NATS:
 			r.forget(rec)
-		case n.Back && rec.Revoked: // it does not announce itself, but is looked for
+		case n.Back && rec.Revoked: // does not announce itself: others look for it
 			rec.Revoked = false
 			r.end(rec, Dead, causeRevoked, "not revoked any more", now)
 		case !n.Back:
@@ -109,7 +109,7 @@ func (r *registry) revoke(list []Revocation, now time.Time) (changed bool) {
 	return changed
 }
 
-// revokedMessage is what routers tell everybody.
+// revokedMessage is what routers repeat.
 type revokedMessage struct {
 	Revoked []Revocation `json:"revoked"`
 }
@@ -130,12 +130,12 @@ func decodeRevoked(payload []byte) ([]Revocation, error) {
 	return m.Revoked, nil
 }
 
-// Revoke shuts an id out of the fleet, in all routers and workers: what it
-// announces is ignored, and what it does ends. Whoever is at that machine still
-// knows the fleet's secret, and may take another id.
+// Revoke shuts an id out of the fleet, in all routers and workers: its announcements are
+// ignored and its work ends. That machine still knows the fleet's secret, and may come
+// back under another id.
 func (w *Watcher) Revoke(id string) error { return w.revocation(id, false) }
 
-// Unrevoke lets it come back.
+// Unrevoke lets an id come back.
 func (w *Watcher) Unrevoke(id string) error { return w.revocation(id, true) }
 
 func (w *Watcher) revocation(id string, back bool) (err error) {
@@ -152,7 +152,7 @@ func (w *Watcher) revocation(id string, back bool) (err error) {
 			return
 		default:
 			at := now.UnixMicro()
-			if known { // another router's clock may be ahead
+			if known { // maybe by a router whose clock is ahead
 				at = max(at, old.At+1)
 			}
 			if !w.reg.revoke([]Revocation{{ID: id, At: at, Back: back}}, now) {
@@ -164,15 +164,15 @@ func (w *Watcher) revocation(id string, back bool) (err error) {
 	return err
 }
 
-// Revocations is every word on them, for WatcherConfig.Revoked of the next time.
+// Revocations returns all of them, for the WatcherConfig.Revoked of the next start.
 func (w *Watcher) Revocations() []Revocation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.reg.revoked.list()
 }
 
-// tellRevoked repeats the revocations when it is time, or a member has joined who
-// may not know of them.
+// tellRevoked repeats the revocations when it is time, or when a member has joined that
+// may not know them.
 func (w *Watcher) tellRevoked() {
 	w.mu.Lock()
 	now, list := time.Now(), w.reg.revoked.list()

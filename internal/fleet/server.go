@@ -19,33 +19,29 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// ServerConfig configures the NATS server that a router embeds. The zero
-// value listens on a free loopback port with generated credentials.
-//
-// With a Ring clients come in through a door, and routes prove that they have one of
-// its secrets.
+// ServerConfig configures the NATS server that a router embeds. The zero value listens
+// on a free loopback port with generated credentials. With a Ring, clients enter through
+// a door, and routes prove that they have one of its secrets.
 type ServerConfig struct {
-	// Listen is host:port; default 127.0.0.1:0, which is any free port.
+	// Listen is host:port; default 127.0.0.1:0, any free port.
 	Listen string
-	// Advertise is the host that ClientURL names when Listen binds every
-	// address.
+	// Advertise is the host in ClientURL when Listen binds every address.
 	Advertise string
-	// Ring is the fleet's secrets. Call Renew when it has changed.
+	// Ring is the fleet's secrets. Call Renew after a change.
 	Ring *trust.Ring
-	// User and Password of workers and routers, without a Ring. When none are
-	// given they are generated, unless Insecure.
+	// User and Password of workers and routers, without a Ring. By default they are
+	// generated, unless Insecure.
 	User, Password string
-	// TLSCert, TLSKey and TLSCA are PEM files for clients and routes; with a
-	// CA, peers must show a certificate.
+	// TLSCert, TLSKey and TLSCA are PEM files for clients and routes. With a CA, peers
+	// must show a certificate.
 	TLSCert, TLSKey, TLSCA string
 
-	// ClusterListen is host:port for the servers of other routers; empty
-	// means none. ClusterRoutes are the ClusterURLs of those.
+	// ClusterListen is host:port for the servers of other routers, whose ClusterURLs are
+	// ClusterRoutes. Empty: no cluster.
 	ClusterListen string
 	ClusterRoutes []string
-	// ClusterUser and ClusterPassword must be the same in every router; when
-	// none are given they come from the Ring. Without one they are generated,
-	// unless Insecure.
+	// ClusterUser and ClusterPassword must be the same in every router. By default they
+	// come from the Ring; without one they are generated, unless Insecure.
 	ClusterUser, ClusterPassword string
 
 	// Insecure allows a server without credentials, also off this machine.
@@ -54,8 +50,8 @@ type ServerConfig struct {
 	Log *slog.Logger
 }
 
-// Validate checks addresses and the rule that a listener off this machine
-// needs configured credentials or TLS.
+// Validate checks the addresses, and that a listener off this machine has credentials or
+// TLS.
 func (c *ServerConfig) Validate() error {
 	check := func(what, addr string, secured bool) error {
 		host, port, err := net.SplitHostPort(addr)
@@ -97,7 +93,7 @@ func (c *ServerConfig) listen() string {
 	return c.Listen
 }
 
-// clusterTLSInsecureWarning is the server's, which has no name for it outside.
+// clusterTLSInsecureWarning is a text of nats-server, which does not export it.
 const clusterTLSInsecureWarning = "TLS certificate chain and hostname of solicited routes will not be verified. DO NOT USE IN PRODUCTION!"
 
 // Limits of the embedded server; the fleet's messages are small and few.
@@ -105,7 +101,7 @@ const (
 	maxClients    = 16 << 10
 	maxPayload    = 64 << 10
 	maxPending    = 16 << 20
-	maxGuests     = 512 // connections that have not shown the secret yet
+	maxGuests     = 512 // connections that have not yet shown the secret
 	writeDeadline = 2 * time.Second
 	startDeadline = 5 * time.Second
 	clusterName   = "xpyd"
@@ -120,8 +116,7 @@ type Server struct {
 	door *door
 }
 
-// StartServer returns when the server accepts clients. The caller closes it
-// after everything that uses it.
+// StartServer returns when the server accepts clients. The caller closes it last.
 func StartServer(cfg ServerConfig) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -143,7 +138,7 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	return s, nil
 }
 
-// startServer takes ln, of the door, over unless it fails.
+// startServer owns ln, the door's listener, unless it fails.
 func startServer(cfg ServerConfig, ln net.Listener) (*Server, error) {
 	opts, err := cfg.options(ln)
 	if err != nil {
@@ -180,19 +175,20 @@ func startServer(cfg ServerConfig, ln net.Listener) (*Server, error) {
 	return s, nil
 }
 
-// ready waits a little for the server to take clients, and routes if it is to.
+// ready waits a little for the server to accept clients and, in a cluster, routes.
 func (s *Server) ready(wait time.Duration) bool {
 	if s.opts.CustomClientAuthentication == nil || s.opts.DontListen {
 		return s.ns.ReadyForConnections(wait)
 	}
-	if s.ns.ClusterAddr() != nil { // it has no listener for clients
+	if s.ns.ClusterAddr() != nil { // no listener for clients
 		return true
 	}
-	time.Sleep(wait) // it tells nobody
+	time.Sleep(wait) // there is nothing to wait on
 	return false
 }
 
-// options are the server's. With ln, the door's listener, it has none for clients.
+// options makes the server's options. With ln, the door's listener, the server itself
+// does not listen for clients.
 func (c *ServerConfig) options(ln net.Listener) (*server.Options, error) {
 	token := rand.Text()
 	o := &server.Options{
@@ -207,10 +203,10 @@ func (c *ServerConfig) options(ln net.Listener) (*server.Options, error) {
 	if c.Ring == nil {
 		o.Username, o.Password = c.credentials(c.User, c.Password)
 	} else {
-		g := &gate{ring: c.Ring, user: c.ClusterUser, password: c.ClusterPassword}
+		g := &gate{routes: c.Ring.Gate(trust.Cluster, ""), user: c.ClusterUser, password: c.ClusterPassword}
 		o.CustomClientAuthentication, o.CustomRouterAuthentication = g, g
-		// A server that is not to listen for clients does not for routes either: it is
-		// given the door's port, which it cannot have.
+		// With DontListen a server does not listen for routes either. So in a cluster it
+		// is given the door's port, where it cannot listen.
 		o.DontListen = c.ClusterListen == ""
 		o.Host, o.Port = splitListen(ln.Addr().String())
 	}
@@ -252,8 +248,8 @@ func (c *ServerConfig) options(ln net.Listener) (*server.Options, error) {
 	return o, err
 }
 
-// routes are the other servers', with what they are shown. While two secrets are
-// in force that is the older one: theirs may not have the newer yet.
+// routes returns the other servers, with our credentials. While two secrets are in force
+// the older one is shown: others may not have the newer yet.
 func (c *ServerConfig) routes() (out []*url.URL, err error) {
 	for _, r := range c.ClusterRoutes {
 		u, err := url.Parse(r)
@@ -274,8 +270,8 @@ func (c *ServerConfig) routes() (out []*url.URL, err error) {
 	return out, nil
 }
 
-// Renew is for a Ring that has changed: clients that came in with a secret which
-// is no longer in force are disconnected, and routes made with one that is.
+// Renew follows a change of the Ring: it disconnects clients whose secret is no longer in
+// force, and makes routes with one that is.
 func (s *Server) Renew() error {
 	if s.cfg.Ring == nil {
 		return nil
@@ -286,7 +282,7 @@ func (s *Server) Renew() error {
 	}
 	next := s.opts.Clone()
 	if s.cfg.TLSCert == "" {
-		next.Cluster.TLSConfig = s.cfg.Ring.PinnedPeers() // it offers what the ring has
+		next.Cluster.TLSConfig = s.cfg.Ring.PinnedPeers() // offers the ring's secrets
 	}
 	var err error
 	if next.Routes, err = s.cfg.routes(); err == nil {
@@ -298,7 +294,7 @@ func (s *Server) Renew() error {
 	return nil
 }
 
-// Revoke turns away the clients of these names, and no others any more. Without a
+// Revoke turns away the clients of these names from now on, and only these. Without a
 // Ring it only ends their connections.
 func (s *Server) Revoke(names []string) error {
 	if s.gate != nil {
@@ -313,7 +309,7 @@ func (s *Server) Revoke(names []string) error {
 	}
 	for _, c := range list.Conns {
 		if slices.Contains(names, c.Name) {
-			_ = s.ns.DisconnectClientByID(c.Cid) // it has gone by itself
+			_ = s.ns.DisconnectClientByID(c.Cid) // fails if it has left
 		}
 	}
 	return nil
@@ -326,7 +322,7 @@ func (c *ServerConfig) credentials(user, password string) (string, string) {
 	return "xpyd", rand.Text()
 }
 
-// splitListen splits a validated address; the server calls any free port -1.
+// splitListen splits a valid address. For the server, any free port is -1.
 func splitListen(addr string) (string, int) {
 	host, port, _ := net.SplitHostPort(addr)
 	n, _ := strconv.Atoi(port)
@@ -336,8 +332,7 @@ func splitListen(addr string) (string, int) {
 	return host, n
 }
 
-// ClientURL is the URL for ConnConfig. Without a Ring the credentials are in it: a
-// secret.
+// ClientURL is the URL for ConnConfig. Without a Ring it holds credentials.
 func (s *Server) ClientURL() string {
 	scheme := "nats"
 	if s.opts.TLSConfig != nil {
@@ -346,8 +341,8 @@ func (s *Server) ClientURL() string {
 	return s.url(scheme, s.addr(), s.opts.Username, s.opts.Password)
 }
 
-// ClusterURL is the route for ClusterRoutes of other routers, or "" without
-// a cluster. Without a Ring the credentials are in it: a secret.
+// ClusterURL is the URL for other routers' ClusterRoutes, "" without a cluster. Without a
+// Ring it holds credentials.
 func (s *Server) ClusterURL() string {
 	if s.opts.Cluster.Name == "" {
 		return ""
@@ -369,10 +364,10 @@ func (s *Server) url(scheme string, addr net.Addr, user, password string) string
 	return u.String()
 }
 
-// Routes is the number of route connections to other servers of the cluster.
+// Routes counts the connections to other servers of the cluster.
 func (s *Server) Routes() int { return s.ns.NumRoutes() }
 
-// addr is where clients come in.
+// addr is where clients connect.
 func (s *Server) addr() net.Addr {
 	if s.door != nil {
 		return s.door.ln.Addr()
@@ -380,7 +375,7 @@ func (s *Server) addr() net.Addr {
 	return s.ns.Addr()
 }
 
-// Close disconnects everybody and waits until the server has ended.
+// Close disconnects everybody and waits for the server's end.
 func (s *Server) Close() {
 	if s.door != nil {
 		s.door.close()
@@ -389,11 +384,11 @@ func (s *Server) Close() {
 	s.ns.WaitForShutdown()
 }
 
-// serverLog passes the server's log on, and keeps what the server calls
-// fatal instead of ending the process.
+// serverLog passes on the server's log. It keeps a fatal error instead of ending the
+// process.
 type serverLog struct {
 	log  *slog.Logger
-	door bool // there is one, and clients are not for the server to listen to
+	door bool // clients enter by a door: the server cannot listen for them
 
 	mu    sync.Mutex
 	fatal error
@@ -419,7 +414,7 @@ func (l *serverLog) Fatalf(format string, v ...any) {
 	}
 }
 
-// fatal keeps the cause beside the server's words, which have it already.
+// fatal is the server's words, which name the cause, with the cause for errors.Is.
 type fatal struct {
 	error
 	cause error
@@ -427,7 +422,7 @@ type fatal struct {
 
 func (f *fatal) Unwrap() error { return f.cause }
 
-// keyOf is the setting behind what ends the server.
+// keyOf names the setting behind a fatal error.
 func keyOf(format string) string {
 	switch {
 	case strings.HasPrefix(format, "Error listening on port"):
@@ -438,17 +433,16 @@ func keyOf(format string) string {
 	return ""
 }
 
-// Errorf leaves out who was turned away: they are counted elsewhere, and the revoked
-// were to be expected.
+// Errorf leaves out refused clients: they are counted elsewhere, and revoked ones are
+// expected.
 func (l *serverLog) Errorf(format string, v ...any) {
 	if text := fmt.Sprintf(format, v...); !strings.Contains(text, server.ErrAuthentication.Error()) {
 		l.log.Error("nats", "says", text)
 	}
 }
 
-// Warnf leaves out the server's advice to hash passwords (ours is random, made at
-// start, and in this process's memory only) and to verify routes by a CA (which are
-// pinned).
+// Warnf leaves out the advice to hash passwords (ours is random, and only in this
+// process's memory) and to verify routes by a CA (they are pinned).
 func (l *serverLog) Warnf(format string, v ...any) {
 	if !strings.HasPrefix(format, "Plaintext passwords") && format != clusterTLSInsecureWarning {
 		l.log.Warn("nats", "says", fmt.Sprintf(format, v...))

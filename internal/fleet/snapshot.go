@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// State is what a reader may do with a member.
+// State says what a reader may do with a member.
 type State string
 
-// States. New work goes to live and unheard members only; a suspect one keeps
-// what it has; whatever a dead or gone one had is lost.
+// States. New work goes only to live and unheard members. A suspect one keeps its work;
+// a dead or gone one has lost it.
 const (
 	Live    State = "live"
-	Unheard State = "unheard" // NATS does not hear it, but it answers probes; role, load and drain are as last heard
-	Suspect State = "suspect" // silent for longer than SuspectAfter
-	Dead    State = "dead"    // silent for longer than DeadAfter, or reported
+	Unheard State = "unheard" // not heard by NATS, but answers probes; role, load and drain are as last heard
+	Suspect State = "suspect" // silent for longer than suspectAfter
+	Dead    State = "dead"    // silent for longer than deadAfter, or reported
 	Gone    State = "gone"    // said goodbye, or was removed
 )
 
 // Source says how a member became known.
 type Source string
 
-// Sources. Only members of source NATS send heartbeats, so only they can die
-// of silence; the others live until somebody reports them.
+// Sources. Only members of source NATS send heartbeats and can die of silence. The others
+// live until somebody reports them dead.
 const (
 	NATS   Source = "nats"
 	Static Source = "static" // a list in the configuration
@@ -42,10 +42,10 @@ type Member struct {
 	Reason string    `json:"reason,omitempty"` // why it is not live
 	Source Source    `json:"source"`
 
-	// Revoked says that it is gone because it was shut out; see Watcher.Revoke.
+	// Revoked means gone because shut out; see Watcher.Revoke.
 	Revoked bool `json:"revoked,omitempty"`
-	// Lapses counts how often it was suspect or unheard and came back: its
-	// heartbeats were late, as those of a machine that has too much to do are.
+	// Lapses counts how often it was suspect or unheard and came back, as on an
+	// overloaded machine.
 	Lapses int       `json:"lapses,omitempty"`
 	Lapsed time.Time `json:"lapsed,omitzero"` // the end of the last
 }
@@ -63,12 +63,9 @@ type Link struct {
 	Reconnects uint64    `json:"reconnects"`
 }
 
-// Snapshot is the fleet at one moment. It is immutable and may be kept; its
-// members must not be written to.
+// Snapshot is the fleet at one moment. It is immutable and may be kept.
 type Snapshot struct {
-	// Version rises with every change of membership, state, role, drain or
-	// announced field. Two snapshots of one version differ at most in Load
-	// and Heard.
+	// Version rises with every change, except of Load and Heard.
 	Version uint64    `json:"version"`
 	At      time.Time `json:"at"`
 	Link    Link      `json:"link"`

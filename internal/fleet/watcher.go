@@ -1,10 +1,10 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -18,23 +18,17 @@ import (
 
 // WatcherConfig configures a Watcher; zero fields take their defaults.
 type WatcherConfig struct {
-	// Conn is the link to NATS. Without one only members that are added by
-	// AddStatic are known.
+	// Conn is the link to NATS. Without one, the only members are those of AddStatic.
 	Conn *Conn
 
-	SuspectAfter time.Duration // silence until a member is suspect; default 1 s
-	DeadAfter    time.Duration // silence until it is dead; default 3 s
-	Grace        time.Duration // mercy after the link is back; default 3 s
-	ForgetAfter  time.Duration // a dead member is shown for so long; default 60 s
-	MaxMembers   int           // size of the table; default 4096
+	Grace time.Duration // after the link is back, nobody dies of silence; default 3 s
 
-	// Probe asks a member whose silence is about to be held against it whether
-	// it is there; see ProbeHealth. One that answers is not dead. It ends with
-	// ctx. Nil: what NATS does not hear is silent.
+	// Probe asks a silent member directly before it is suspected; see ProbeHealth. A
+	// member that answers is not dead. If nil, only NATS counts.
 	Probe func(ctx context.Context, m *Instance) error
 
-	// Revoked is what Revocations returned before. A watcher that Leads, as a
-	// router's does, tells all others.
+	// Revoked is the result of an earlier Revocations. A watcher that Leads (a
+	// router's) repeats them to all others.
 	Revoked []Revocation
 	Leads   bool
 
@@ -42,46 +36,26 @@ type WatcherConfig struct {
 	Registerer prometheus.Registerer
 }
 
-func (c *WatcherConfig) defaults() {
-	set := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	set(&c.SuspectAfter, time.Second)
-	set(&c.DeadAfter, 3*time.Second)
-	set(&c.Grace, 3*time.Second)
-	set(&c.ForgetAfter, time.Minute)
-	if c.MaxMembers == 0 {
-		c.MaxMembers = 4096
-	}
-}
-
-// Validate checks the settings, after defaults.
-func (c WatcherConfig) Validate() error {
-	c.defaults()
-	if c.SuspectAfter < 0 || c.DeadAfter <= c.SuspectAfter {
-		return fmt.Errorf("watch fleet: dead after %v must be more than suspect after %v", c.DeadAfter, c.SuspectAfter)
-	}
-	if c.Grace < 0 || c.ForgetAfter < 0 || c.MaxMembers < 1 {
-		return errors.New("watch fleet: grace, forget after and the table size must be positive")
-	}
-	return nil
-}
+func orDefault[T comparable](v *T, def T) { *v = cmp.Or(*v, def) }
 
 const (
+	suspectAfter = time.Second          // of silence
+	answerTime   = suspectAfter * 4 / 5 // a probe is answered by then, or not at all
+	deadAfter    = 3 * time.Second      // of silence
+	forgetAfter  = time.Minute          // a dead member is shown for so long
+	maxMembers   = 4096                 // in the table
 	echoInterval = 100 * time.Millisecond
-	echoStep     = 500 * time.Millisecond // most that one echo proves
+	echoStep     = 500 * time.Millisecond // the longest stretch that one echo proves
 	backlog      = 8192                   // messages between NATS and the watcher
 	batch        = 256                    // messages between two snapshots
-	echoPatience = 5 * time.Second        // until missing echoes are complained of
+	echoPatience = 5 * time.Second        // until missing echoes are logged
 	noResponders = "503"                  // a NATS status
-	complaints   = 10 * time.Second       // between two of a kind
-	probesAtOnce = 64                     // a stopped member holds one for answerTime
+	complaints   = 10 * time.Second       // between two log lines of a kind
+	probesAtOnce = 64                     // a stopped member occupies one for answerTime
 )
 
-// Watcher keeps the fleet's snapshot. Its methods are safe for concurrent
-// use; what they change is in the snapshot when they return.
+// Watcher keeps the fleet's snapshot. Its methods are safe for concurrent use. When
+// one returns, its change is in the snapshot.
 type Watcher struct {
 	cfg     WatcherConfig
 	log     *slog.Logger
@@ -90,41 +64,35 @@ type Watcher struct {
 	token   string // last word of this watcher's own subjects
 
 	snap  atomic.Pointer[Snapshot]
-	query chan struct{} // everybody should be asked to announce itself
+	query chan struct{} // ask everybody to announce itself
 	quit  chan struct{}
 	done  chan struct{}
 
 	probing context.Context // ends the probes
-	slots   chan struct{}   // one a probe that runs
+	slots   chan struct{}   // one per running probe
 	probes  sync.WaitGroup
 
-	mu       sync.Mutex // after Conn.mu in order
+	mu       sync.Mutex // taken after Conn.mu
 	reg      *registry
 	untold   []untold
-	changed  chan struct{} // closed and renewed with each version
+	changed  chan struct{} // closed and replaced with each version
 	refusals map[string]Refusal
-	repeat   time.Time // when the revocations are told again
-	mute     time.Time // no complaint about bad messages before
-	muteEcho time.Time // nor about missing echoes
+	repeat   time.Time // when to repeat the revocations
+	mute     time.Time // bad messages are not logged before
+	muteEcho time.Time // missing echoes are not logged before
 
 	closeOnce sync.Once
 }
 
 // Watch starts watching. The caller closes the Watcher before its Conn.
 func Watch(cfg WatcherConfig) (*Watcher, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	cfg.defaults()
+	orDefault(&cfg.Grace, 3*time.Second)
 	now := time.Now()
 	w := &Watcher{
 		cfg: cfg, log: logger(cfg.Log), start: now, token: rand.Text(),
 		query: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
 		changed: make(chan struct{}), refusals: map[string]Refusal{},
-		reg: newRegistry(rules{
-			suspectAfter: cfg.SuspectAfter, deadAfter: cfg.DeadAfter, grace: cfg.Grace,
-			answerTime: cfg.SuspectAfter * 4 / 5, forgetAfter: cfg.ForgetAfter, maxStep: echoStep, maxMembers: cfg.MaxMembers,
-		}, now),
+		reg:   newRegistry(cfg.Grace, maxMembers, now),
 		slots: make(chan struct{}, probesAtOnce),
 	}
 	w.reg.revoked.merge(cfg.Revoked, now)
@@ -147,13 +115,13 @@ func Watch(cfg WatcherConfig) (*Watcher, error) {
 		defer stop()
 		defer w.probes.Wait()
 		defer cancel()
-		w.run(msgs)
+		w.watchLoop(msgs)
 	}()
 	return w, nil
 }
 
-// subscribe brings all subjects into one channel: the server delivers them
-// in the order of publication, which the witnessed clock relies on.
+// subscribe puts all subjects into one channel, because the witnessed clock relies on
+// their order of publication.
 func (w *Watcher) subscribe(msgs chan *nats.Msg) (stop func(), err error) {
 	if w.cfg.Conn == nil {
 		return func() {}, nil
@@ -191,7 +159,7 @@ func (w *Watcher) setLink(l Link) {
 	}
 }
 
-func (w *Watcher) run(msgs <-chan *nats.Msg) {
+func (w *Watcher) watchLoop(msgs <-chan *nats.Msg) {
 	tick := time.NewTicker(echoInterval)
 	defer tick.Stop()
 	for {
@@ -211,7 +179,7 @@ func (w *Watcher) run(msgs <-chan *nats.Msg) {
 	}
 }
 
-// tick passes time; w.mu is held.
+// tick advances the registry's time; w.mu is held.
 func (w *Watcher) tick(now time.Time) {
 	w.reg.tick(now)
 	if w.reg.stale {
@@ -229,10 +197,10 @@ func (w *Watcher) doubt() {
 	doubts := w.reg.doubts(time.Now(), cap(w.slots)-len(w.slots))
 	w.mu.Unlock()
 	for _, d := range doubts {
-		w.slots <- struct{}{} // there is one: only this goroutine takes them
+		w.slots <- struct{}{} // does not block: only this goroutine takes slots
 		w.probes.Go(func() {
 			defer func() { <-w.slots }()
-			ctx, cancel := context.WithTimeout(w.probing, w.reg.answerTime)
+			ctx, cancel := context.WithTimeout(w.probing, answerTime)
 			defer cancel()
 			err := w.cfg.Probe(ctx, &d.inst)
 			if err != nil {
@@ -243,8 +211,8 @@ func (w *Watcher) doubt() {
 	}
 }
 
-// checkEcho complains, now and then, of a link on which the watcher's own
-// messages do not come back: then silence is not judged. w.mu is held.
+// checkEcho logs now and then that the watcher's own messages do not come back, in
+// which case silence is not judged. w.mu is held.
 func (w *Watcher) checkEcho(now time.Time) {
 	if w.reg.link.Up && now.Sub(w.reg.proved) > echoPatience && now.After(w.muteEcho) {
 		w.muteEcho = now.Add(complaints)
@@ -252,7 +220,7 @@ func (w *Watcher) checkEcho(now time.Time) {
 	}
 }
 
-// receive applies m and what else is waiting, then shows the result once.
+// receive applies m and the messages waiting behind it, then publishes one snapshot.
 func (w *Watcher) receive(m *nats.Msg, more <-chan *nats.Msg) {
 	var asks []string
 	w.change(func(now time.Time) {
@@ -272,10 +240,10 @@ func (w *Watcher) receive(m *nats.Msg, more <-chan *nats.Msg) {
 	}
 }
 
-// apply takes one message in; w.mu is held.
+// apply handles one message; w.mu is held.
 func (w *Watcher) apply(m *nats.Msg, now time.Time) (ask string) {
 	if len(m.Data) == 0 && m.Header.Get("Status") == noResponders {
-		return "" // the server's answer to a query that no worker heard
+		return "" // the server says that nobody heard our query
 	}
 	d, err := decode(m.Subject, m.Data)
 	if err != nil {
@@ -303,8 +271,8 @@ func (w *Watcher) ask(q query) {
 	w.publish(subjectQuery, subjectReply+w.token, payload)
 }
 
-// publish drops the message while NATS is away; the link's return repeats
-// what matters.
+// publish drops the message while NATS is away. When the link is back, whatever
+// matters is sent again.
 func (w *Watcher) publish(subject, reply string, payload []byte) {
 	if w.cfg.Conn == nil {
 		return
@@ -314,7 +282,7 @@ func (w *Watcher) publish(subject, reply string, payload []byte) {
 	}
 }
 
-// change runs f on the registry and shows what it changed.
+// change runs f on the registry and publishes what it changed.
 func (w *Watcher) change(f func(now time.Time)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -345,9 +313,9 @@ type untold struct {
 	at time.Time
 }
 
-// tell logs e, unless it is too early to say whether that is a warning. Whoever
-// is suspect comes back, or is warned of when dead; the end of a process that
-// leaves may be seen before the news that it does.
+// tell logs e. It reports false if it is too early to choose the level: the end of a
+// process may be seen before its goodbye. A suspect member is not worth a warning: it
+// comes back, or is logged when dead.
 func (w *Watcher) tell(e *untold, now time.Time) bool {
 	level := slog.LevelWarn
 	switch {
@@ -385,16 +353,16 @@ func (w *Watcher) tellRefusals() {
 // Snapshot is the fleet now; it never blocks.
 func (w *Watcher) Snapshot() *Snapshot { return w.snap.Load() }
 
-// Changed returns a channel that is closed when a version after the present
-// one is there. Take it before the snapshot that it is to guard.
+// Changed returns a channel that is closed at the next version. Call it before
+// Snapshot.
 func (w *Watcher) Changed() <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.changed
 }
 
-// Wait returns a snapshot with a version above the given one, or ctx's error
-// with the present snapshot.
+// Wait returns a snapshot newer than version. If ctx ends first, it returns the current
+// one and ctx's error.
 func (w *Watcher) Wait(ctx context.Context, version uint64) (*Snapshot, error) {
 	for {
 		changed := w.Changed()
@@ -409,24 +377,22 @@ func (w *Watcher) Wait(ctx context.Context, version uint64) (*Snapshot, error) {
 	}
 }
 
-// ReportDead is for the data path: the member of that epoch exited, reset or
-// broke a connection. It is dead at once. Its heartbeats bring it back, but
-// only those that come well after.
+// ReportDead is for the data path: the member of that epoch exited, reset or broke a
+// connection. It is dead at once; only heartbeats that come well after bring it back.
 func (w *Watcher) ReportDead(id string, epoch uint64, reason string) {
 	w.change(func(now time.Time) { w.reg.reportDead(id, epoch, reason, now) })
 }
 
-// ReportAlive is for the data path: the member of that epoch answered. It
-// reports whether that counts, which it does not soon after ReportDead.
+// ReportAlive is for the data path: the member of that epoch answered. It reports
+// whether that counts; soon after ReportDead it does not.
 func (w *Watcher) ReportAlive(id string, epoch uint64) (counts bool) {
 	w.change(func(now time.Time) { counts = w.reg.reportAlive(id, epoch, now) })
 	return counts
 }
 
-// AddStatic adds a member that does not announce itself, or replaces an
-// earlier static one of that id. An id that announces itself is refused
-// while it lives, unless the epoch is newer; one that was removed is refused at
-// the epoch that it had then.
+// AddStatic adds a member that does not announce itself, or replaces an earlier static
+// one. It refuses an id that announces itself and lives, unless the epoch is newer, and
+// an id that was removed at this epoch.
 func (w *Watcher) AddStatic(inst Instance, source Source) (err error) {
 	if source == NATS || source == "" {
 		return fmt.Errorf("add %s: source %q announces itself", clip(inst.ID), source)
@@ -443,7 +409,7 @@ func (w *Watcher) AddStatic(inst Instance, source Source) (err error) {
 			err = fmt.Errorf("add %s: the id is taken by a worker that announced itself", inst.ID)
 		case w.reg.announce(&inst, source, now):
 		case rec == nil:
-			err = fmt.Errorf("add %s: the table of %d members is full", inst.ID, w.cfg.MaxMembers)
+			err = fmt.Errorf("add %s: the table of %d members is full", inst.ID, maxMembers)
 		case rec.Epoch == inst.Epoch:
 			err = fmt.Errorf("add %s: it was taken out at epoch %d (%s); only a newer one brings it back", inst.ID, rec.Epoch, rec.Reason)
 		default:
@@ -453,10 +419,9 @@ func (w *Watcher) AddStatic(inst Instance, source Source) (err error) {
 	return err
 }
 
-// Learn notes what has been found out about a member that does not announce
-// itself: is is was, as it was read, with more in it. It reports false, and
-// nothing has changed, when the member was taken out or changed meanwhile, but
-// for its load and whether it drains, which are left alone.
+// Learn replaces was, a member that does not announce itself, by is, which knows more
+// about it. Load and Draining stay as they are. It reports false, and changes nothing,
+// if the member was removed or is no longer as in was.
 func (w *Watcher) Learn(was, is Instance) (ok bool, err error) {
 	if err := is.Validate(); err != nil {
 		return false, fmt.Errorf("learn %s: %w", clip(is.ID), err)
@@ -465,20 +430,20 @@ func (w *Watcher) Learn(was, is Instance) (ok bool, err error) {
 	return ok, nil
 }
 
-// Remove ends a member, of any source, until it starts anew. It reports
-// whether there was one.
+// Remove ends a member of any source until it starts anew. It reports whether there
+// was one.
 func (w *Watcher) Remove(id, reason string) (ok bool) {
 	w.change(func(now time.Time) { ok = w.reg.remove(id, reason, now) })
 	return ok
 }
 
-// Connected reports whether NATS is reachable, and since when that is so.
+// Connected reports whether NATS is reachable, and since when.
 func (w *Watcher) Connected() (up bool, since time.Time) {
 	l := w.Snapshot().Link
 	return l.Up, l.Since
 }
 
-// Close stops watching and waits; the last snapshot stays.
+// Close stops watching and waits. The last snapshot stays.
 func (w *Watcher) Close() {
 	w.closeOnce.Do(func() { close(w.quit) })
 	<-w.done

@@ -7,15 +7,18 @@ import (
 	"math"
 	"net"
 	"net/url"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Subjects. The word after announce, heartbeat and bye is the worker's id,
-// which may hold dots; echo and reply end in a token of the watcher.
+// NATS subjects. announce, heartbeat and bye end in the worker's id, which may hold
+// dots; echo and reply end in a token of the watcher.
 const (
 	subjectAnnounce  = "xpyd.fleet.announce."
 	subjectHeartbeat = "xpyd.fleet.heartbeat."
@@ -26,15 +29,16 @@ const (
 	subjectRevoked   = "xpyd.fleet.revoked"
 )
 
-// Bounds of what peers may send.
+// Limits on messages from peers.
 const (
 	maxMessageBytes = 16 << 10
 	maxIDBytes      = 64
 	maxFieldBytes   = 512
-	maxCount        = 1 << 40 // any count in an announcement
+	maxWays         = 16
+	maxCount        = 1 << 40 // largest count in an announcement
 )
 
-// beat is a worker's sign of life; a bye is a beat whose load nobody reads.
+// beat is a heartbeat. A bye has the same form; its load is ignored.
 type beat struct {
 	ID       string `json:"id"`
 	Epoch    uint64 `json:"epoch"`
@@ -43,7 +47,7 @@ type beat struct {
 	Load     Load   `json:"load"`
 }
 
-// query asks one worker, or with no id all of them, to announce itself.
+// query asks a worker to announce itself; without an id it asks all of them.
 type query struct {
 	ID string `json:"id,omitempty"`
 }
@@ -58,8 +62,7 @@ const (
 	kindRevoked
 )
 
-// message is one decoded message to a watcher: exactly the field of its kind
-// is set.
+// message is a decoded message to a watcher. Only the field of its kind is set.
 type message struct {
 	kind kind
 	inst Instance
@@ -69,8 +72,7 @@ type message struct {
 	revoked []Revocation
 }
 
-// decode checks and decodes one message from the bus. Nothing is returned on
-// error.
+// decode checks and decodes a message from the bus.
 func decode(subject string, payload []byte) (message, error) {
 	if len(payload) > maxMessageBytes {
 		return message{}, fmt.Errorf("%d bytes, at most %d allowed", len(payload), maxMessageBytes)
@@ -118,6 +120,9 @@ func decodeInstance(payload []byte) (Instance, error) {
 	if i.Epoch == 0 {
 		return Instance{}, errors.New("epoch is zero")
 	}
+	if len(i.KVWays) == 0 {
+		i.KVWays = nil
+	}
 	return i, i.Validate()
 }
 
@@ -143,14 +148,13 @@ func decodeEcho(payload []byte) (time.Duration, error) {
 	}
 	n, err := strconv.ParseInt(string(payload), 10, 64)
 	if err != nil || n < 0 {
-		return 0, errors.New("echo is no time")
+		return 0, errors.New("echo is not a time")
 	}
 	return time.Duration(n), nil
 }
 
-// ValidID checks the id of an instance: 1 to 64 characters of
-// [A-Za-z0-9._-], with no dot at either end and no two in a row, because an
-// id is part of a NATS subject.
+// ValidID checks an instance's id: 1 to 64 characters of [A-Za-z0-9._-], with no dot
+// at either end and no two in a row. An id is part of a NATS subject.
 func ValidID(id string) error {
 	if id == "" || len(id) > maxIDBytes {
 		return fmt.Errorf("id: length %d, want 1 to %d", len(id), maxIDBytes)
@@ -168,9 +172,8 @@ func ValidID(id string) error {
 	return nil
 }
 
-// Validate checks an instance that a peer, a file or an administrator
-// describes. A static instance may have no KV address, no fingerprints and
-// epoch zero.
+// Validate checks an instance from a peer, a file or an administrator. A static
+// instance may lack a KV address, fingerprints and an epoch.
 func (i *Instance) Validate() error {
 	if err := errors.Join(ValidID(i.ID), validRole(i.Role)); err != nil {
 		return err
@@ -179,12 +182,7 @@ func (i *Instance) Validate() error {
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil {
 		return fmt.Errorf("url %q: want http://host:port", clip(i.URL))
 	}
-	if i.KVAddr != "" {
-		if err := validHostPort(i.KVAddr); err != nil {
-			return fmt.Errorf("kv_addr %q: %w", clip(i.KVAddr), err)
-		}
-	}
-	for _, f := range []struct{ name, addr string }{{"bootstrap", i.Bootstrap}, {"kv_events", i.KVEvents}, {"kv_replay", i.KVReplay}} {
+	for _, f := range []struct{ name, addr string }{{"kv_addr", i.KVAddr}, {"bootstrap", i.Bootstrap}, {"kv_events", i.KVEvents}, {"kv_replay", i.KVReplay}} {
 		if f.addr == "" {
 			continue
 		}
@@ -192,29 +190,19 @@ func (i *Instance) Validate() error {
 			return fmt.Errorf("%s %q: %w", f.name, clip(f.addr), err)
 		}
 	}
+	if len(i.KVWays) > maxWays {
+		return fmt.Errorf("kv_ways: %d, at most %d allowed", len(i.KVWays), maxWays)
+	}
+	for name, addr := range i.KVWays {
+		if ValidID(name) != nil || addr == "" || !validText(addr) {
+			return fmt.Errorf("kv_ways: %q: want an id, and at most %d printable bytes", clip(name), maxFieldBytes)
+		}
+	}
 	if i.Alone() && i.Role != Decode {
 		return fmt.Errorf("role: an engine of dialect %q has no other half; its role is decode", i.Dialect)
 	}
-	for _, f := range []struct{ name, value string }{
-		{"version", i.Version}, {"engine_id", i.EngineID}, {"url", i.URL}, {"kv_addr", i.KVAddr}, {"dialect", i.Dialect}, {"model", i.Model}, {"build", i.Build},
-		{"model_fingerprint", i.ModelFingerprint}, {"tokenizer_fingerprint", i.TokenizerFingerprint},
-		{"numerics", i.Numerics}, {"kv_local", i.KVLocal}, {"kv_device", i.KVDevice}, {"machine", i.Machine}, {"kv_paths", i.KVPaths}, {"kv_topic", i.KVTopic}, {"topology", i.Topology}, {"secrets", i.Secrets},
-	} {
-		if !validText(f.value) {
-			return fmt.Errorf("%s: want at most %d printable bytes", f.name, maxFieldBytes)
-		}
-	}
-	for _, f := range []struct {
-		name  string
-		value int
-	}{
-		{"layout.block_tokens", i.Layout.BlockTokens}, {"max_model_len", i.MaxModelLen}, {"blocks", i.Blocks},
-		{"tp", i.TP}, {"pp", i.PP}, {"dp_ranks", i.DPRanks},
-		{"max_batch", i.MaxBatch}, {"pid", i.PID}, {"protocol_min", i.ProtocolMin}, {"protocol_max", i.ProtocolMax},
-	} {
-		if f.value < 0 || f.value > maxCount {
-			return fmt.Errorf("%s: %d is out of range", f.name, f.value)
-		}
+	if err := bounded("", reflect.ValueOf(i).Elem()); err != nil {
+		return err
 	}
 	if i.Layout.Groups != "" { // else it is a foreign engine's
 		if _, err := i.Layout.Layout(); err != nil {
@@ -227,11 +215,37 @@ func (i *Instance) Validate() error {
 	return i.Load.validate()
 }
 
-func (l *Load) validate() error {
-	for _, n := range []int{l.Running, l.Waiting, l.QueuedTokens} {
-		if n < 0 || n > maxCount {
-			return fmt.Errorf("load: %d is out of range", n)
+// bounded checks every string and int field of a struct. Errors use JSON names.
+func bounded(section string, v reflect.Value) error {
+	for i, t := 0, v.Type(); i < t.NumField(); i++ {
+		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		name = section + name
+		switch f := v.Field(i); f.Kind() {
+		case reflect.String:
+			if !validText(f.String()) {
+				return fmt.Errorf("%s: want at most %d printable bytes", name, maxFieldBytes)
+			}
+		case reflect.Int:
+			if n := f.Int(); n < 0 || n > maxCount {
+				return fmt.Errorf("%s: %d is out of range", name, n)
+			}
+		case reflect.Struct:
+			if l, ok := f.Interface().(kvlayout.Form); ok { // its groups have bounds of their own
+				f = reflect.ValueOf(struct {
+					BlockTokens int `json:"block_tokens"`
+				}{l.BlockTokens})
+			}
+			if err := bounded(name+".", f); err != nil {
+				return err
+			}
 		}
+	}
+	return nil
+}
+
+func (l *Load) validate() error {
+	if err := bounded("load.", reflect.ValueOf(l).Elem()); err != nil {
+		return err
 	}
 	if math.IsNaN(l.KVUsed) || l.KVUsed < 0 || l.KVUsed > 1 {
 		return fmt.Errorf("load: kv_used %g is not in 0..1", l.KVUsed)

@@ -37,6 +37,17 @@ func TestValidate(t *testing.T) {
 	f("url", func(i *Instance) { i.URL = "http://u:p@x:1" })
 	f("kv_addr", func(i *Instance) { i.KVAddr = "nowhere" })
 	f("kv_addr", func(i *Instance) { i.KVAddr = "host:70000" })
+	f("", func(i *Instance) { i.KVWays = map[string]string{"near": "near:x", "far-2": "far-2:10.0.0.1:9"} })
+	f("kv_ways", func(i *Instance) { i.KVWays = map[string]string{"near": ""} })
+	f("kv_ways", func(i *Instance) { i.KVWays = map[string]string{"near": "near:\n"} })
+	f("kv_ways", func(i *Instance) { i.KVWays = map[string]string{"near": strings.Repeat("x", 513)} })
+	f("kv_ways", func(i *Instance) { i.KVWays = map[string]string{"a b": "x"} })
+	f("kv_ways", func(i *Instance) {
+		i.KVWays = map[string]string{}
+		for n := range maxWays + 1 {
+			i.KVWays[strings.Repeat("w", n+1)] = "x"
+		}
+	})
 	f("model", func(i *Instance) { i.Model = strings.Repeat("m", 513) })
 	f("build", func(i *Instance) { i.Build = "a\x1b[2J" })
 	f("numerics", func(i *Instance) { i.Numerics = "\xff" })
@@ -79,6 +90,8 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Add(subjectAnnounce+"a.b", inst)
 	f.Add(subjectReply+"t", inst)
+	f.Add(subjectReply+"t", []byte(`{"id":"a","epoch":1,"role":"decode","url":"http://h:1","kv_ways":{}}`))
+	f.Add(subjectReply+"t", []byte(`{"id":"a","epoch":1,"role":"decode","url":"http://h:1","kv_ways":{"near":"near:x"}}`))
 	f.Add(subjectHeartbeat+"a", []byte(`{"id":"a","epoch":1,"role":"decode","load":{"kv_used":0.5}}`))
 	f.Add(subjectBye+"a", []byte(`{"id":"a","epoch":1,"role":"prefill"}`))
 	f.Add(subjectEcho+"t", []byte("123"))

@@ -73,13 +73,13 @@ func Poll(dev Device, log *slog.Logger) *Poller {
 	p := &Poller{dev: dev, log: log, shown: metrics(), cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
-		p.run(ctx)
+		p.readLoop(ctx)
 		p.err = dev.Close()
 	}()
 	return p
 }
 
-func (p *Poller) run(ctx context.Context) {
+func (p *Poller) readLoop(ctx context.Context) {
 	tick := time.NewTicker(Interval)
 	defer tick.Stop()
 	failing := false

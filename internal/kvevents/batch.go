@@ -1,5 +1,7 @@
 package kvevents
 
+import "github.com/tinylib/msgp/msgp"
+
 // Kind says what happened.
 type Kind uint8
 
@@ -64,48 +66,32 @@ const (
 // events that are not known are skipped. Nothing is returned on error. The
 // batch does not alias b.
 func Decode(b []byte) (*Batch, error) {
-	r := &reader{b}
-	n, err := r.list()
-	if err != nil {
-		return nil, err
-	}
+	r, out := &reader{b: b}, &Batch{}
+	n := r.list()
 	if n < 2 {
-		return nil, malformed("a batch of %d fields", n)
+		r.fail("a batch of %d fields", n)
 	}
-	out := &Batch{}
-	if out.Time, err = r.float(); err != nil {
-		return nil, err
-	}
-	events, err := r.list()
-	if err != nil {
-		return nil, err
-	}
+	out.Time = r.float()
+	events := r.list()
 	if events > maxEvents {
-		return nil, malformed("%d events", events)
+		r.fail("%d events", events)
 	}
-	for range events {
-		ev, known, err := r.event()
-		if err != nil {
-			return nil, err
-		}
-		if known {
+	for i := 0; i < events && r.err == nil; i++ {
+		if ev, known := r.event(); known {
 			out.Events = append(out.Events, ev)
 		} else {
 			out.Unknown++
 		}
 	}
-	for i := 2; i < n; i++ {
-		if i == 2 && r.peek() == kindInt {
-			out.Rank, err = r.count(maxRank)
+	for i := 2; i < n && r.err == nil; i++ {
+		if i == 2 && r.isInteger() {
+			out.Rank = r.count(maxRank)
 		} else {
-			err = r.skip()
-		}
-		if err != nil {
-			return nil, err
+			r.skip()
 		}
 	}
-	if len(r.b) > 0 {
-		return nil, malformed("%d bytes after the batch", len(r.b))
+	if err := r.end(); err != nil {
+		return nil, err
 	}
 	return out, nil
 }
@@ -120,69 +106,35 @@ var places = map[string][]string{
 
 // event reads one event: a map with its type among the fields, or a list that
 // begins with it.
-func (r *reader) event() (ev Event, known bool, err error) {
-	if r.peek() == kindMap {
-		return r.named()
-	}
-	n, err := r.list()
-	if err != nil {
-		return ev, false, err
-	}
-	if n == 0 {
-		return ev, false, malformed("an event without a type")
-	}
-	tag, err := r.text()
-	if err != nil {
-		return ev, false, err
-	}
-	names, known := places[string(tag)]
-	d := draft{}
-	for i := range n - 1 {
-		switch {
-		case i >= len(names):
-			err = r.skip()
-		case names[i] == "lora_name" && r.peek() == kindMap:
-			err = d.metadata(r) // SGLang's, at the place where vLLM has a name
-		default:
-			err = d.field(r, names[i])
-		}
-		if err != nil {
-			return ev, false, err
-		}
-	}
-	if !known {
-		return ev, false, nil
-	}
-	return d.event(string(tag))
-}
-
-func (r *reader) named() (ev Event, known bool, err error) {
-	n, err := r.fields()
-	if err != nil {
-		return ev, false, err
-	}
+func (r *reader) event() (ev Event, known bool) {
 	d, tag := draft{}, ""
-	for range n {
-		key, err := r.text()
-		if err != nil {
-			return ev, false, err
+	if msgp.NextType(r.b) == msgp.MapType {
+		for n := r.fields(); n > 0 && r.err == nil; n-- {
+			if key := r.text(); key == "type" {
+				tag = r.text()
+			} else {
+				d.field(r, key)
+			}
 		}
-		if string(key) == "type" {
-			var b []byte
-			b, err = r.text()
-			tag = string(b)
-		} else {
-			err = d.field(r, string(key))
-		}
-		if err != nil {
-			return ev, false, err
+	} else if n := r.list(); n > 0 {
+		tag = r.text()
+		names := places[tag]
+		for i := 0; i < n-1 && r.err == nil; i++ {
+			switch {
+			case i >= len(names):
+				r.skip()
+			case names[i] == "lora_name" && msgp.NextType(r.b) == msgp.MapType:
+				d.metadata(r) // SGLang's, at the place where vLLM has a name
+			default:
+				d.field(r, names[i])
+			}
 		}
 	}
-	if _, known = places[tag]; !known {
-		if tag == "" {
-			err = malformed("an event without a type")
-		}
-		return ev, false, err
+	if tag == "" {
+		r.fail("an event without a type")
 	}
-	return d.event(tag)
+	if _, known = places[tag]; !known || r.err != nil {
+		return Event{}, false
+	}
+	return d.event(r, tag), true
 }

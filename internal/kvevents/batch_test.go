@@ -146,3 +146,17 @@ func TestCopied(t *testing.T) {
 		}
 	}
 }
+
+// TestDeep: nesting costs a hostile publisher's reader little, and is bounded.
+func TestDeep(t *testing.T) {
+	f := func(levels int) error {
+		_, err := kvevents.Decode([]byte("\x92\x01\x91\x92\xa1x" + strings.Repeat("\x91", levels) + "\xc0"))
+		return err
+	}
+	if err := f(10_000); err != nil {
+		t.Error(err)
+	}
+	if err := f(10_000_000); !errors.Is(err, kvevents.ErrMalformed) {
+		t.Errorf("%v", err)
+	}
+}

@@ -20,4 +20,8 @@
 // say. Both ends then derive Curve25519 private keys from it, trust.Secret.Key
 // with trust.Events for "publisher" and "subscriber", and speak ZMTP's CURVE. A
 // publisher has one key for each secret in force and knows one client of each.
+//
+// The msgpack is read and written by tinylib/msgp, whose functions on byte slices
+// need no generated code. What they leave to the caller is here: a list or map may
+// claim no more elements than there are bytes, before room is made for them.
 package kvevents

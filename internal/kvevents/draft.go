@@ -4,6 +4,8 @@ import (
 	"hash/fnv"
 	"strconv"
 	"strings"
+
+	"github.com/tinylib/msgp/msgp"
 )
 
 // draft is an event while its fields are read, in any order.
@@ -15,62 +17,45 @@ type draft struct {
 }
 
 // field reads one field; those that are not known are skipped.
-func (d *draft) field(r *reader, name string) (err error) {
+func (d *draft) field(r *reader, name string) {
 	if r.null() {
-		return nil
+		return
 	}
-	switch name {
-	case "block_hashes":
+	ev := &d.ev
+	switch {
+	case name == "block_hashes":
 		d.hashes = true
-		err = d.readHashes(r)
-	case "parent_block_hash":
-		d.ev.HasParent = true
-		d.ev.Parent, err = r.hash()
-	case "token_ids":
-		err = d.readTokens(r)
-	case "block_size":
-		d.ev.BlockSize, err = r.count(maxBlockSize)
-	case "lora_id":
-		if r.peek() != kindInt {
-			return r.skip()
+		ev.Hashes = make([]uint64, r.list())
+		for i := 0; i < len(ev.Hashes) && r.err == nil; i++ {
+			ev.Hashes[i] = r.hash()
 		}
-		var v uint64
-		v, _, err = r.integer()
-		d.loraID = strconv.FormatUint(v, 10)
-	case "lora_name":
-		if r.peek() != kindText {
-			return r.skip()
+	case name == "parent_block_hash":
+		ev.HasParent = true
+		ev.Parent = r.hash()
+	case name == "token_ids":
+		ev.Tokens = make([]uint32, r.list())
+		for i := 0; i < len(ev.Tokens) && r.err == nil; i++ {
+			ev.Tokens[i] = uint32(r.count(1<<32 - 1))
 		}
-		var b []byte
-		b, err = r.text()
-		d.ev.LoRA = string(b)
-	case "medium":
-		if r.peek() != kindText {
-			return r.skip()
-		}
-		var b []byte
-		b, err = r.text()
-		d.ev.Tier = tierOf(string(b))
-	case "extra_keys":
-		err = d.readExtra(r)
-	case "group_idx":
-		if r.peek() != kindInt {
-			return r.skip()
-		}
-		d.ev.Group, err = r.count(1 << 16)
-	case "kv_cache_spec_kind":
-		if r.peek() != kindText {
-			return r.skip()
-		}
-		var b []byte
-		b, err = r.text()
-		d.ev.Window = forgets(string(b))
-	case "metadata":
-		err = d.metadata(r)
+	case name == "block_size":
+		ev.BlockSize = r.count(maxBlockSize)
+	case name == "lora_id" && r.isInteger():
+		d.loraID = strconv.FormatUint(r.integer(), 10)
+	case name == "lora_name" && r.isText():
+		ev.LoRA = r.text()
+	case name == "medium" && r.isText():
+		ev.Tier = tierOf(r.text())
+	case name == "extra_keys":
+		d.readExtra(r)
+	case name == "group_idx" && r.isInteger():
+		ev.Group = r.count(1 << 16)
+	case name == "kv_cache_spec_kind" && r.isText():
+		ev.Window = forgets(r.text())
+	case name == "metadata":
+		d.metadata(r)
 	default:
-		err = r.skip()
+		r.skip()
 	}
-	return err
 }
 
 // tierOf reads vLLM's GPU, CPU, STORAGE and SGLang's GPU, CPU_PINNED, DISK,
@@ -92,94 +77,41 @@ func forgets(spec string) bool {
 }
 
 // hash reads a block's name.
-func (r *reader) hash() (uint64, error) {
-	if r.peek() == kindInt {
-		v, _, err := r.integer()
-		return v, err
+func (r *reader) hash() (v uint64) {
+	if r.isInteger() {
+		return r.integer()
 	}
-	b, err := r.text()
-	if err != nil {
-		return 0, err
-	}
+	b := r.bytes()
 	if len(b) == 0 || len(b) > 64 {
-		return 0, malformed("a block hash of %d bytes", len(b))
+		r.fail("a block hash of %d bytes", len(b))
 	}
-	var v uint64
 	for _, c := range b[max(0, len(b)-8):] {
 		v = v<<8 | uint64(c)
 	}
-	return v, nil
-}
-
-func (d *draft) readHashes(r *reader) error {
-	n, err := r.list()
-	if err != nil {
-		return err
-	}
-	d.ev.Hashes = make([]uint64, n)
-	for i := range d.ev.Hashes {
-		if d.ev.Hashes[i], err = r.hash(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (d *draft) readTokens(r *reader) error {
-	n, err := r.list()
-	if err != nil {
-		return err
-	}
-	d.ev.Tokens = make([]uint32, n)
-	for i := range d.ev.Tokens {
-		v, err := r.count(1<<32 - 1)
-		if err != nil {
-			return err
-		}
-		d.ev.Tokens[i] = uint32(v)
-	}
-	return nil
+	return v
 }
 
 // readExtra reads what each block depends on beside its tokens: for each nil,
 // or a list. Only equality matters, so what is not nil is hashed as it came.
-func (d *draft) readExtra(r *reader) error {
-	if r.peek() != kindList {
-		return r.skip()
+func (d *draft) readExtra(r *reader) {
+	if msgp.NextType(r.b) != msgp.ArrayType {
+		r.skip()
+		return
 	}
-	n, err := r.list()
-	if err != nil {
-		return err
-	}
-	d.ev.Extra = make([]uint64, n)
-	any := false
-	for i := range d.ev.Extra {
-		if r.null() {
-			continue
+	extra := make([]uint64, r.list())
+	for i := 0; i < len(extra) && r.err == nil; i++ {
+		if !r.null() {
+			extra[i] = ExtraOf(r.skip())
+			d.ev.Extra = extra
 		}
-		before := r.b
-		if err := r.skip(); err != nil {
-			return err
-		}
-		d.ev.Extra[i] = ExtraOf(before[:len(before)-len(r.b)])
-		any = true
 	}
-	if !any {
-		d.ev.Extra = nil
-	}
-	return nil
 }
 
 // metadata reads SGLang's map of what a block depends on.
-func (d *draft) metadata(r *reader) error {
-	before := r.b
-	if err := r.skip(); err != nil {
-		return err
-	}
-	if raw := before[:len(before)-len(r.b)]; len(raw) > 1 { // not the empty map
+func (d *draft) metadata(r *reader) {
+	if raw := r.skip(); len(raw) > 1 { // not the empty map
 		d.common = ExtraOf(raw)
 	}
-	return nil
 }
 
 // ExtraOf hashes the msgpack of extra keys; never 0.
@@ -192,33 +124,28 @@ func ExtraOf(raw []byte) uint64 {
 // SaltExtra is the Extra of the first block of a prompt with that cache salt
 // and no other extra keys, as vLLM has it.
 func SaltExtra(salt string) uint64 {
-	return ExtraOf(appendText(appendList(nil, 1), salt))
+	return ExtraOf(msgp.AppendString(msgp.AppendArrayHeader(nil, 1), salt))
 }
 
 // event checks what has been read.
-func (d *draft) event(tag string) (Event, bool, error) {
+func (d *draft) event(r *reader, tag string) Event {
 	ev := &d.ev
-	switch tag {
-	case "AllBlocksCleared":
-		return Event{Kind: Cleared}, true, nil
-	case "BlockRemoved":
-		ev.Kind = Removed
-		if !d.hashes {
-			return Event{}, false, malformed("%s without block_hashes", tag)
-		}
-		return Event{Kind: Removed, Hashes: ev.Hashes, Tier: ev.Tier, Group: ev.Group, Window: ev.Window}, true, nil
+	if !d.hashes && tag != "AllBlocksCleared" {
+		r.fail("%s without block_hashes", tag)
 	}
 	switch {
-	case !d.hashes:
-		return Event{}, false, malformed("%s without block_hashes", tag)
+	case tag == "AllBlocksCleared":
+		return Event{Kind: Cleared}
+	case tag == "BlockRemoved":
+		return Event{Kind: Removed, Hashes: ev.Hashes, Tier: ev.Tier, Group: ev.Group, Window: ev.Window}
 	case len(ev.Tokens) == 0 && len(ev.Hashes) > 0 && ev.Tier != GPU:
 		// Offloading engines name what they copy to a lower tier, and no more.
 	case ev.BlockSize == 0:
-		return Event{}, false, malformed("%s without a block size", tag)
+		r.fail("%s without a block size", tag)
 	case len(ev.Tokens) != len(ev.Hashes)*ev.BlockSize:
-		return Event{}, false, malformed("%d tokens in %d blocks of %d", len(ev.Tokens), len(ev.Hashes), ev.BlockSize)
+		r.fail("%d tokens in %d blocks of %d", len(ev.Tokens), len(ev.Hashes), ev.BlockSize)
 	case ev.Extra != nil && len(ev.Extra) != len(ev.Hashes):
-		return Event{}, false, malformed("%d extra keys of %d blocks", len(ev.Extra), len(ev.Hashes))
+		r.fail("%d extra keys of %d blocks", len(ev.Extra), len(ev.Hashes))
 	}
 	if ev.LoRA == "" {
 		ev.LoRA = d.loraID
@@ -229,5 +156,5 @@ func (d *draft) event(tag string) (Event, bool, error) {
 			ev.Extra[i] = d.common
 		}
 	}
-	return *ev, true, nil
+	return *ev
 }

@@ -1,12 +1,11 @@
-// Package loadgen drives load against an OpenAI-compatible server and reports
-// what it was like. The parts: workload makes prompts, arrival the times of an
-// open loop, client posts and takes the times, record gathers them, report
-// shows them. This package runs the phases.
+// Package loadgen puts an OpenAI-compatible server under load and reports how it did.
+// workload makes prompts, arrival the times of an open loop, client posts and takes the
+// times, record gathers them, report shows them. This package runs the phases.
 //
-// A closed loop keeps a number of requests in flight: a slow server gets fewer
-// of them, so its latencies leave out those who would have come meanwhile
-// (coordinated omission). An open loop sends at its times whatever the server
-// does, and every latency is also given from the scheduled time.
+// A closed loop keeps a number of requests in flight. A slow server gets fewer of them, so
+// its latencies leave out requests that would have come meanwhile (coordinated omission). An
+// open loop sends on time whatever the server does, and every latency is also given from the
+// scheduled time.
 package loadgen
 
 import (
@@ -24,15 +23,15 @@ import (
 
 // Source makes requests, for any number of goroutines.
 type Source interface {
-	// Next returns the next request, maybe after a wait; false when there is
-	// none any more or ctx ends.
+	// Next returns the next request, maybe after a wait; false when there are no more, or
+	// ctx ends.
 	Next(ctx context.Context) (*workload.Item, bool)
-	// Done gives back an item of Next with its result, which it does not keep.
+	// Done returns an item of Next with its result, which it must not keep.
 	Done(*workload.Item, *client.Result)
 }
 
-// Poster posts one request and returns when its answer is over. Abort ends
-// what runs; it is called when the context has ended.
+// Poster posts a request and returns when its answer is over. Abort ends those that run; it
+// is called when the context has ended.
 type Poster interface {
 	Do(context.Context, *client.Request, *client.Result)
 	Abort()
@@ -41,26 +40,23 @@ type Poster interface {
 // Phase is one stretch of load.
 type Phase struct {
 	Name string
-	// Clients is how many requests are in flight in a closed loop, and the most
-	// of an open one: beyond it requests are late, which shows in what counts
-	// from the scheduled time.
+	// Clients is the number of requests in flight: always in a closed loop, at most in an
+	// open one, where further requests are late.
 	Clients int
 	Open    bool
 	// Arrival is when an open loop sends; nil: when its items say (a trace).
 	Arrival *arrival.Config
 	Seed    uint64
-	// Requests and Duration end the phase, whichever is first; 0 is no end.
-	// A closed loop starts no request after Duration; an open one none that is due
-	// after it: those that are late by then are still sent, until the drain ends.
+	// Requests or Duration ends the phase, whichever is first; 0 means no end. After
+	// Duration a closed loop starts no request. An open one still sends those that were due
+	// before, until the drain ends.
 	Requests int
 	Duration time.Duration
-	// Ramp is how long the clients of a closed loop take to begin, one after
-	// another. What starts before the end of the ramp is not counted. An open
-	// loop's is in its Arrival as well.
+	// Ramp is how long the clients of a closed loop take to begin, one after another; an
+	// open loop's is also in its Arrival. Requests that start in the ramp are not counted.
 	Ramp time.Duration
-	// Drain is how long requests may still run after Duration; then they are
-	// broken off, and counted as cancelled. What an open loop has not sent by then
-	// is counted as unsent.
+	// Drain is how long requests may still run after Duration. Then they are broken off and
+	// counted as cancelled, and what an open loop has not sent is counted as unsent.
 	Drain time.Duration
 }
 
@@ -83,7 +79,7 @@ func (p *Phase) Validate() error {
 type Runner struct {
 	Post   Poster
 	Encode *workload.Encoder
-	// Answers keeps the texts of answers, for a Source that needs them.
+	// Answers keeps the texts of answers, for Sources that need them.
 	Answers bool
 	jobs    sync.Pool // *job
 }
@@ -96,8 +92,8 @@ type job struct {
 	due  time.Time // zero in a closed loop
 }
 
-// Run sends a phase's requests and returns when all are over. When ctx ends
-// it sends no more and breaks off those that run.
+// Run sends a phase's requests and returns when all are over. When ctx ends it breaks off
+// those that run and sends no more.
 func (r *Runner) Run(ctx context.Context, p *Phase, src Source, rec *record.Phase) {
 	begin := time.Now()
 	whole, sending := ctx, ctx
@@ -125,7 +121,7 @@ type run struct {
 	src   Source
 	rec   *record.Phase
 	begin time.Time
-	// posting outlives the sending of requests by the time to drain.
+	// posting ends when the drain does.
 	posting context.Context
 }
 
@@ -157,8 +153,8 @@ func (r *run) closed(ctx context.Context) {
 // prepared is how many requests an open loop makes ahead of their time.
 const prepared = 32
 
-// open sends at the scheduled times, or late, but leaves nothing out: when the
-// drain is over, what was due and could not be sent is counted. ctx ends all.
+// open sends at the scheduled times, or late. At the end of the drain it counts the requests
+// that were due and not sent. ctx ends all.
 func (r *run) open(ctx context.Context) {
 	jobs := make(chan *job, prepared)
 	var running sync.WaitGroup
@@ -168,7 +164,7 @@ func (r *run) open(ctx context.Context) {
 	})
 	slots := make(chan struct{}, r.phase.Clients)
 	for j := range jobs {
-		if until(r.posting, j.due) && take(r.posting, slots) {
+		if until(r.posting, j.due) && waitSlot(r.posting, slots) {
 			running.Go(func() {
 				r.do(j)
 				<-slots
@@ -181,8 +177,8 @@ func (r *run) open(ctx context.Context) {
 	running.Wait()
 }
 
-// take waits for a slot; false when ctx has ended.
-func take(ctx context.Context, slots chan struct{}) bool {
+// waitSlot waits for a slot; false if ctx ends first.
+func waitSlot(ctx context.Context, slots chan struct{}) bool {
 	select {
 	case slots <- struct{}{}:
 		if ctx.Err() == nil {
@@ -237,7 +233,7 @@ func (r *run) next(ctx context.Context) *job {
 	return j
 }
 
-// do sends a request and gives the result to whom it concerns.
+// do sends a request and passes on the result.
 func (r *run) do(j *job) {
 	r.rec.Start(time.Now())
 	r.Post.Do(r.posting, &j.req, &j.res)
@@ -258,7 +254,7 @@ func (r *run) over(j *job, res *client.Result) {
 	r.jobs.Put(j)
 }
 
-// until waits for a time; false when ctx ends before.
+// until waits for a time; false if ctx ends first.
 func until(ctx context.Context, at time.Time) bool {
 	wait := time.Until(at)
 	if wait <= 0 {

@@ -1,6 +1,7 @@
 package mock
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -20,21 +21,29 @@ const (
 	legPlain   = "plain"
 )
 
-// sight is what a request turned out to be.
+// sight is what a request was recognised as.
 type sight struct {
 	leg    string
-	links  []string // one a prompt
-	peer   string   // of decode: where prefill is
-	engine string   // of decode: who prefill is believed to be
+	links  []string // one per prompt
+	peer   string   // at decode: where prefill is
+	engine string   // at decode: the expected engine id of prefill
 	disagg string   // TensorRT-LLM's id
 }
 
 type fieldsOf map[string]json.RawMessage
 
-// has says whether a field is there and not null.
+// has reports whether a field is there and not null.
 func (f fieldsOf) has(name string) bool { return f[name] != nil && string(f[name]) != "null" }
 
-// is wants the exact raw value.
+// needs wants the field there.
+func (f fieldsOf) needs(name string) error {
+	if !f.has(name) {
+		return fmt.Errorf("%s is absent", name)
+	}
+	return nil
+}
+
+// is wants this raw value.
 func (f fieldsOf) is(name, want string) error {
 	if string(f[name]) != want {
 		return fmt.Errorf("%s is %s, want %s", name, shown(f[name]), want)
@@ -97,25 +106,16 @@ func shown(raw json.RawMessage) string {
 	return string(raw)
 }
 
-func first(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// oneToken is how vLLM's prefill is asked.
+// oneToken checks how vLLM's prefill is asked.
 func oneToken(f fieldsOf) error {
-	err := first(f.is("stream", "false"), f.is("max_tokens", "1"), f.none("stream_options", "min_tokens", "min_completion_tokens"))
+	err := cmp.Or(f.is("stream", "false"), f.is("max_tokens", "1"), f.none("stream_options", "min_tokens", "min_completion_tokens"))
 	if err == nil && f["max_completion_tokens"] != nil {
 		err = f.is("max_completion_tokens", "1")
 	}
 	return err
 }
 
-// check finds out what leg the request is, and refuses a wrong field.
+// check finds out which leg the request is, and refuses wrong fields.
 func (e *Engine) check(h http.Header, f fieldsOf) (s sight, err error) {
 	switch e.cfg.Dialect {
 	case "openai":
@@ -124,7 +124,7 @@ func (e *Engine) check(h http.Header, f fieldsOf) (s sight, err error) {
 	case "storage":
 		s.leg = e.cfg.Role
 		if s.leg == legPrefill {
-			err = first(oneToken(f), f.none("kv_transfer_params"))
+			err = cmp.Or(oneToken(f), f.none("kv_transfer_params"))
 		}
 	case "vllm-p2pnccl":
 		s, err = e.checkNccl(h, f)
@@ -161,49 +161,44 @@ func (e *Engine) checkVLLM(h http.Header, f fieldsOf) (sight, error) {
 		if e.cfg.Dialect == "vllm-mooncake" {
 			id, err := p.text("transfer_id")
 			s.links = []string{id}
-			return s, first(err, oneToken(f), p.is("do_remote_prefill", "false"), p.only("do_remote_decode", "do_remote_prefill", "transfer_id"))
+			return s, cmp.Or(err, oneToken(f), p.is("do_remote_prefill", "false"), p.only("do_remote_decode", "do_remote_prefill", "transfer_id"))
 		}
-		return s, first(oneToken(f), p.is("do_remote_prefill", "false"), p.is("remote_engine_id", "null"), p.is("remote_block_ids", "null"),
+		return s, cmp.Or(oneToken(f), p.is("do_remote_prefill", "false"), p.is("remote_engine_id", "null"), p.is("remote_block_ids", "null"),
 			p.is("remote_host", "null"), p.is("remote_port", "null"),
 			p.only("do_remote_decode", "do_remote_prefill", "remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
 	}
 	s := sight{leg: legDecode}
-	if err := first(p.is("do_remote_prefill", "true"), p.is("do_remote_decode", "false")); err != nil {
+	if err := cmp.Or(p.is("do_remote_prefill", "true"), p.is("do_remote_decode", "false")); err != nil {
 		return s, err
 	}
 	if s.engine, err = p.text("remote_engine_id"); err != nil {
 		return s, err
 	}
-	switch e.cfg.Dialect {
-	case "vllm-mooncake":
+	if e.cfg.Dialect == "vllm-mooncake" {
 		link, err1 := p.text("transfer_id")
 		addr, err2 := p.text("remote_bootstrap_addr")
 		u, err3 := url.Parse(addr)
-		if err := first(err1, err2, err3); err != nil {
+		if err := cmp.Or(err1, err2, err3); err != nil {
 			return s, err
 		}
 		s.links, s.peer = []string{link}, u.Host
 		return s, p.only("do_remote_decode", "do_remote_prefill", "remote_bootstrap_addr", "remote_engine_id", "transfer_id")
-	case "vllm-nixl-push":
-		link, err1 := p.text("remote_request_id")
-		if err1 == nil && link != id {
-			err1 = fmt.Errorf("remote_request_id is %s, X-Request-Id is %s", link, id)
-		}
-		s.links = []string{link}
-		var err2 error
-		s.peer, err2 = p.hostPort("remote_host", "remote_port")
-		return s, first(err1, err2, p.only("do_remote_decode", "do_remote_prefill", "remote_engine_id", "remote_host", "remote_port",
-			"tp_size", "pp_size", "remote_request_id"))
 	}
 	link, err1 := p.text("remote_request_id")
 	s.links = []string{link}
 	var err2 error
 	s.peer, err2 = p.hostPort("remote_host", "remote_port")
-	return s, first(err1, err2, p.is("remote_num_tokens", "9"), p.opaque())
+	if e.cfg.Dialect != "vllm-nixl-push" {
+		return s, cmp.Or(err1, err2, p.is("remote_num_tokens", "9"), p.opaque())
+	}
+	if err1 == nil && link != id {
+		err1 = fmt.Errorf("remote_request_id is %s, X-Request-Id is %s", link, id)
+	}
+	return s, cmp.Or(err1, err2, p.only("do_remote_decode", "do_remote_prefill", "remote_engine_id", "remote_host", "remote_port",
+		"tp_size", "pp_size", "remote_request_id"))
 }
 
-// opaque wants what prefill's answer had, verbatim or as a proxy writes it that
-// takes JSON apart and puts it together again.
+// opaque wants the value from prefill's answer, verbatim or re-encoded by a proxy.
 func (f fieldsOf) opaque() error {
 	if f.is("mock_opaque", "1.5") == nil {
 		return nil
@@ -214,7 +209,7 @@ func (f fieldsOf) opaque() error {
 func checkOffloading(f, p fieldsOf) (sight, error) {
 	if d, err := p.object("remote_decoder"); err == nil {
 		link, err := d.text("kv_request_id")
-		return sight{leg: legPrefill, links: []string{link}}, first(err, oneToken(f), p.only("remote_decoder"))
+		return sight{leg: legPrefill, links: []string{link}}, cmp.Or(err, oneToken(f), p.only("remote_decoder"))
 	}
 	d, err := p.object("remote_prefiller")
 	if err != nil {
@@ -222,7 +217,7 @@ func checkOffloading(f, p fieldsOf) (sight, error) {
 	}
 	link, err1 := d.text("kv_request_id")
 	peer, err2 := d.hostPort("remote_host", "remote_port")
-	return sight{leg: legDecode, links: []string{link}, peer: peer}, first(err1, err2, p.only("remote_prefiller"))
+	return sight{leg: legDecode, links: []string{link}, peer: peer}, cmp.Or(err1, err2, p.only("remote_prefiller"))
 }
 
 var ncclID = regexp.MustCompile(`^___prefill_addr_(.*:\d+)___decode_addr_(.*:\d+)_[0-9a-f]{32}$`)
@@ -242,23 +237,11 @@ func (e *Engine) checkNccl(h http.Header, f fieldsOf) (sight, error) {
 func (e *Engine) checkSGLang(f fieldsOf) (sight, error) {
 	s := sight{leg: e.cfg.Role}
 	prompts := promptsOf(f)
-	if !f.has("bootstrap_room") {
-		return s, fmt.Errorf("bootstrap_room is absent")
-	}
-	var rooms []json.Number
-	var hosts []string
-	var ports []*uint16
-	if prompts > 1 {
-		err := first(json.Unmarshal(f["bootstrap_room"], &rooms), json.Unmarshal(f["bootstrap_host"], &hosts), json.Unmarshal(f["bootstrap_port"], &ports))
-		if err != nil || len(rooms) != prompts || len(hosts) != prompts || len(ports) != prompts {
-			return s, fmt.Errorf("a batch of %d needs as many bootstrap_room, _host and _port: %s %s %s", prompts, f["bootstrap_room"], f["bootstrap_host"], f["bootstrap_port"])
-		}
-	} else {
-		rooms, hosts, ports = make([]json.Number, 1), make([]string, 1), make([]*uint16, 1)
-		err := first(json.Unmarshal(f["bootstrap_room"], &rooms[0]), json.Unmarshal(f["bootstrap_host"], &hosts[0]), json.Unmarshal(f["bootstrap_port"], &ports[0]))
-		if err != nil {
-			return s, fmt.Errorf("bootstrap fields: %v", err)
-		}
+	rooms, err1 := perPrompt[json.Number](f, "bootstrap_room", prompts)
+	hosts, err2 := perPrompt[string](f, "bootstrap_host", prompts)
+	ports, err3 := perPrompt[*uint16](f, "bootstrap_port", prompts)
+	if err := cmp.Or(f.needs("bootstrap_room"), err1, err2, err3); err != nil {
+		return s, err
 	}
 	for _, r := range rooms {
 		if _, err := strconv.ParseInt(string(r), 10, 64); err != nil || r[0] == '-' {
@@ -274,6 +257,19 @@ func (e *Engine) checkSGLang(f fieldsOf) (sight, error) {
 	}
 	s.peer = net.JoinHostPort(hosts[0], strconv.Itoa(int(*ports[0])))
 	return s, nil
+}
+
+// perPrompt reads a field with one value or, for a batch, a list with one per prompt.
+func perPrompt[T any](f fieldsOf, name string, prompts int) ([]T, error) {
+	list := make([]T, 1)
+	var to any = &list[0]
+	if prompts > 1 {
+		to = &list
+	}
+	if err := json.Unmarshal(f[name], to); err != nil || len(list) != prompts {
+		return nil, fmt.Errorf("%s is %s, want what a batch of %d needs: %v", name, shown(f[name]), prompts, err)
+	}
+	return list, nil
 }
 
 func (e *Engine) checkTRT(f fieldsOf) (sight, error) {
@@ -292,7 +288,7 @@ func (e *Engine) checkTRT(f fieldsOf) (sight, error) {
 	s := sight{links: []string{id}, disagg: id}
 	if string(p["request_type"]) == `"context_only"` {
 		s.leg = legPrefill
-		return s, first(f.is("stream", "false"), f.none("stream_options"), p.is("schedule_style", style), p.only("request_type", "disagg_request_id", "schedule_style"))
+		return s, cmp.Or(f.is("stream", "false"), f.none("stream_options"), p.is("schedule_style", style), p.only("request_type", "disagg_request_id", "schedule_style"))
 	}
 	s.leg = legDecode
 	if err := p.is("request_type", `"generation_only"`); err != nil {
@@ -307,17 +303,10 @@ func (e *Engine) checkTRT(f fieldsOf) (sight, error) {
 		if err == nil && !strings.HasPrefix(string(f[field]), "[") {
 			err = fmt.Errorf("%s is %s, want prefill's token ids", field, shown(f[field]))
 		}
-		return s, first(err, p.is("ctx_request_id", "77"), p.is("first_gen_tokens", "[5]"), needs(p, "ctx_usage"))
+		return s, cmp.Or(err, p.is("ctx_request_id", "77"), p.is("first_gen_tokens", "[5]"), p.needs("ctx_usage"))
 	}
 	s.peer, err = p.text("ctx_info_endpoint")
-	return s, first(err, p.is("ctx_request_id", id), p.is("schedule_style", style))
-}
-
-func needs(f fieldsOf, name string) error {
-	if !f.has(name) {
-		return fmt.Errorf("%s is absent", name)
-	}
-	return nil
+	return s, cmp.Or(err, p.is("ctx_request_id", id), p.is("schedule_style", style))
 }
 
 // promptsOf counts the prompts of a request.

@@ -2,7 +2,6 @@ package mock
 
 import (
 	"encoding/json"
-	"hash/fnv"
 	"io"
 	"net/http"
 )
@@ -10,31 +9,22 @@ import (
 // embedDims is the length of a mock's vectors.
 const embedDims = 8
 
-// Vector is the embedding of an input, given as raw JSON without white space.
+// Vector is the embedding of an input, which is raw JSON without white space.
 func Vector(input string) []float32 {
-	h := fnv.New64a()
-	_, _ = io.WriteString(h, input) // never fails
-	x := h.Sum64()
-	out := make([]float32, embedDims)
+	out, draw := make([]float32, embedDims), drawsOf(input, 0)
 	for i := range out {
-		x = x*6364136223846793005 + 1442695040888963407
-		out[i] = float32(int8(x>>56)) / 128
+		out[i] = float32(int8(draw()>>56)) / 128
 	}
 	return out
 }
 
-// embed answers one vector an input.
+// embed answers with one vector per input.
 func (e *Engine) embed(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
 	if err != nil {
 		return
 	}
-	rec := &Record{Leg: legPlain, Path: r.URL.Path, Header: r.Header, Body: string(body), Probe: r.Header.Get("x-xpyd-probe") != "", Over: true}
-	e.mu.Lock()
-	if e.records = append(e.records, rec); len(e.records) > maxRecords {
-		e.records = e.records[len(e.records)-maxRecords:]
-	}
-	e.mu.Unlock()
+	e.record(&Record{Leg: legPlain, Over: true}, r, body)
 	var ask struct {
 		Model string
 		Input json.RawMessage

@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// Fault is what goes wrong with requests; a router's probes are exempt unless
-// Probes is set.
+// Fault is what goes wrong with requests. A router's probes are exempt unless Probes is set.
 type Fault struct {
 	Status   int  // answer with it; 0: no
 	Hang     bool // never answer
@@ -16,49 +15,30 @@ type Fault struct {
 	Cut      int  // break the connection after so many chunks; 0: no
 	Freeze   int  // say nothing more after so many chunks; 0: no
 	Mute     bool // prefill: do the work, and never answer
-	NoParams bool // prefill: answer without what decode needs, as an engine without its connector
+	NoParams bool // prefill: answer without what decode needs, like an engine without its connector
 	Probes   bool // probes suffer it too
 }
 
-// ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3",
-// "freeze=3", "mute", "no-params", or "" for none; "probes" beside one, with a
-// comma, makes probes suffer it too.
+// ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3", "freeze=3",
+// "mute", "no-params", or "" for none. With ",probes" behind it, probes suffer it too.
 func ParseFault(s string) (Fault, error) {
 	if s == "" {
 		return Fault{}, nil
 	}
 	var f Fault
+	flags := map[string]*bool{"hang": &f.Hang, "refuse": &f.Refuse, "error-event": &f.Event, "mute": &f.Mute, "no-params": &f.NoParams, "probes": &f.Probes}
+	counts := map[string]*int{"status": &f.Status, "cut": &f.Cut, "freeze": &f.Freeze}
 	for part := range strings.SplitSeq(s, ",") {
 		name, value, given := strings.Cut(part, "=")
 		n, err := strconv.Atoi(value)
-		switch {
-		case name == "status" && err == nil && n >= 300 && n < 600:
-			f.Status = n
-		case name == "cut" && err == nil && n > 0:
-			f.Cut = n
-		case name == "freeze" && err == nil && n > 0:
-			f.Freeze = n
-		case given:
-			return Fault{}, badFault(s)
-		case name == "hang":
-			f.Hang = true
-		case name == "refuse":
-			f.Refuse = true
-		case name == "error-event":
-			f.Event = true
-		case name == "mute":
-			f.Mute = true
-		case name == "no-params":
-			f.NoParams = true
-		case name == "probes":
-			f.Probes = true
+		switch flag, count := flags[name], counts[name]; {
+		case flag != nil && !given:
+			*flag = true
+		case count != nil && err == nil && n > 0 && (name != "status" || n >= 300 && n < 600):
+			*count = n
 		default:
-			return Fault{}, badFault(s)
+			return Fault{}, fmt.Errorf("fault %q is none of status=CODE, hang, refuse, error-event, cut=CHUNKS, freeze=CHUNKS, mute, no-params, and probes beside one", s)
 		}
 	}
 	return f, nil
-}
-
-func badFault(s string) error {
-	return fmt.Errorf("fault %q is none of status=CODE, hang, refuse, error-event, cut=CHUNKS, freeze=CHUNKS, mute, no-params, and probes beside one", s)
 }

@@ -11,14 +11,14 @@ import (
 	"github.com/xpyd/xpyd/internal/kvevents"
 )
 
-// KVEvents makes a mock publish what it would have cached: blocks of prompts
-// it has seen, least recently used out first.
+// KVEvents makes a mock publish what it would cache: blocks of the prompts it has seen, least
+// recently used out first.
 type KVEvents struct {
 	Listen string // host:port; "" publishes nothing
 	Replay string // the same, for the replay socket
 	Topic  string
-	Arrays bool // events in the older shape, as SGLang's
-	Block  int  // tokens a block; 0 means 16
+	Arrays bool // events in the older form, like SGLang's
+	Block  int  // tokens per block; 0 means 16
 	Blocks int  // that fit; 0 means 1,024
 }
 
@@ -32,7 +32,7 @@ type blocks struct {
 	lru  list.List                // least recent first
 }
 
-// newBlocks returns nil if nothing is to be published.
+// newBlocks returns nil if there is nothing to publish.
 func newBlocks(cfg KVEvents) (*blocks, error) {
 	if cfg.Listen == "" {
 		return nil, nil
@@ -60,8 +60,7 @@ func (b *blocks) close() error {
 	return b.pub.Close()
 }
 
-// tokensOf is how the mock tokenises for its cache: ids as they are, of text a
-// token a byte.
+// tokensOf tokenises for the cache: ids as they are, text as one token per byte.
 func tokensOf(prompt string) []uint32 {
 	var ids []uint32
 	if json.Unmarshal([]byte(prompt), &ids) == nil {
@@ -133,14 +132,14 @@ func (e *Engine) ClearKV() {
 	b.pub.Send(&kvevents.Batch{Events: []kvevents.Event{{Kind: kvevents.Cleared}}})
 }
 
-// LoseKV loses a batch of events that nobody can repeat.
+// LoseKV loses a batch of events for good.
 func (e *Engine) LoseKV() {
 	if e.blocks != nil {
 		e.blocks.pub.Lose()
 	}
 }
 
-// KVAddrs is where events are published and repeated; "" for nowhere.
+// KVAddrs is where events are published and replayed; "" for nowhere.
 func (e *Engine) KVAddrs() (events, replay string) {
 	if e.blocks == nil {
 		return "", ""

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// kept is one prompt at prefill, by its link; Engine.mu guards it.
+// kept is a prompt at prefill, by its link; Engine.mu guards it.
 type kept struct {
 	prompt string // as prefill got it
 	ids    string // its token ids, for dialects that hand them on
@@ -18,11 +18,10 @@ type kept struct {
 	taken  bool
 	failed bool
 	since  time.Time     // when it became ready or failed
-	change chan struct{} // closed and renewed with the above
+	change chan struct{} // closed and replaced with each change
 }
 
-// linkTimeout is how long one side waits for the other; real engines wait for
-// minutes.
+// linkTimeout is how long one side waits for the other. Real engines wait for minutes.
 const linkTimeout = 20 * time.Second
 
 // link returns the entry; e.mu is held.
@@ -83,10 +82,10 @@ func (e *Engine) wait(ctx context.Context, key string, cond func(*kept) bool) bo
 	}
 }
 
-// claim is what a decode mock asks of a prefill mock.
+// claim is a decode mock's request to a prefill mock.
 type claim struct {
 	Link   string `json:"link"`
-	Engine string `json:"engine,omitempty"` // which it believes to talk to
+	Engine string `json:"engine,omitempty"` // the expected engine id
 	Prompt string `json:"prompt"`
 }
 
@@ -127,7 +126,7 @@ func (e *Engine) serveClaim(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// collect claims from the peer, and returns the prompt as prefill got it.
+// collect claims a link from the peer, and returns the prompt as prefill got it.
 func (e *Engine) collect(ctx context.Context, peer string, c claim) (string, error) {
 	body, err := json.Marshal(c)
 	if err != nil {

@@ -1,16 +1,13 @@
-// Package mock is a fake engine for tests and demonstrations: it speaks one
-// dialect as prefill, decode or both, checks strictly what it is sent, and
-// answers a deterministic text with latencies and faults of the user's choice.
-// Its checks are written from the engines' behaviour, not from our router's
-// code. A decode mock collects from the prefill mock that its request names,
-// over HTTP, so that a wrong address, link or prompt is noticed also between
-// processes.
+// Package mock is a fake engine for tests and demonstrations. It speaks one dialect as
+// prefill, decode or both, checks requests strictly, and answers a deterministic text with
+// chosen latencies and faults. Its checks are written from the engines' behaviour, not from
+// our router's code. A decode mock collects over HTTP from the prefill mock that its request
+// names, so that a wrong address, link or prompt shows even between processes.
 package mock
 
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -35,16 +32,15 @@ type Config struct {
 	Role    string // prefill, decode or both
 	Model   string
 	Version string        // of GET /version
-	Embeds  bool          // it has embeddings and generates nothing; of dialect openai
+	Embeds  bool          // it only makes embeddings; dialect openai
 	TTFT    time.Duration // before the first token, or prefill's answer
 	ITL     time.Duration // between tokens
 	Fault   Fault
-	// Lease is how long prefill keeps what no decode collects; 0: as long as
-	// it runs.
+	// Lease is how long prefill keeps what no decode collects; 0: for ever.
 	Lease time.Duration
 	KV    KVEvents
-	// Register is the ZMQ address, host:port, at which a vllm-p2pnccl mock
-	// registers every 3 s; "" for nowhere.
+	// Register is the ZMQ address, host:port, at which a vllm-p2pnccl mock registers every
+	// 3 s; "": nowhere.
 	Register string
 	Log      *slog.Logger
 }
@@ -52,10 +48,10 @@ type Config struct {
 // Validate refuses what Start cannot work with.
 func (c *Config) Validate() error {
 	if !slices.Contains(Dialects, c.Dialect) {
-		return fmt.Errorf("dialect %q is none of %s", c.Dialect, strings.Join(Dialects, ", "))
+		return fmt.Errorf("dialect %q is not one of %s", c.Dialect, strings.Join(Dialects, ", "))
 	}
 	if !slices.Contains([]string{"prefill", "decode", "both"}, c.Role) {
-		return fmt.Errorf("role %q is none of prefill, decode, both", c.Role)
+		return fmt.Errorf("role %q is not prefill, decode or both", c.Role)
 	}
 	if c.Embeds && (c.Dialect != "openai" || c.Role != legDecode) {
 		return errors.New("only a decode engine of dialect openai embeds")
@@ -66,15 +62,15 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// Record is one generation request that an Engine got.
+// Record is a request that an Engine got.
 type Record struct {
 	Leg    string // prefill, decode or plain
 	Path   string
 	Header http.Header
 	Body   string
 	Probe  bool
-	Status int  // of the answer, 0 while there is none
-	Left   bool // the caller closed the connection before the answer's end
+	Status int  // of the answer, 0 before it
+	Left   bool // the caller left before the answer's end
 	Over   bool
 }
 
@@ -99,8 +95,7 @@ type Engine struct {
 	blocks *blocks // nil when no events are published
 }
 
-// maxRecords bounds what an Engine remembers; the oldest go first, and of
-// links those that are over.
+// maxRecords bounds an Engine's records, oldest out first, and its links, finished ones out.
 const maxRecords = 4096
 
 // Start listens and serves until Close.
@@ -119,10 +114,8 @@ func Start(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen: %w", err), kv.close())
 	}
-	var id [8]byte
-	rand.Read(id[:]) // never fails
-	e := &Engine{cfg: cfg, ln: ln, id: hex.EncodeToString(id[:]), fault: cfg.Fault, lease: cfg.Lease, links: map[string]*kept{}, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
-	e.blocks = kv
+	e := &Engine{cfg: cfg, ln: ln, id: rand.Text(), fault: cfg.Fault, lease: cfg.Lease, links: map[string]*kept{},
+		client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, blocks: kv}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.srv = &http.Server{Handler: e.mux(), ReadHeaderTimeout: 10 * time.Second}
 	if cfg.Register != "" {
@@ -136,7 +129,7 @@ func Start(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// Close cuts what runs, and waits.
+// Close cuts running requests, and waits.
 func (e *Engine) Close() error {
 	e.cancel()
 	err := e.srv.Close()
@@ -145,7 +138,7 @@ func (e *Engine) Close() error {
 	return errors.Join(err, e.blocks.close())
 }
 
-// Addr is where it listens; also what a configuration gives as its bootstrap.
+// Addr is where it listens; it is also its bootstrap address.
 func (e *Engine) Addr() string { return e.ln.Addr().String() }
 
 // URL is its address as a URL.
@@ -161,14 +154,14 @@ func (e *Engine) Renew() {
 	e.id += "'"
 }
 
-// SetFault changes what goes wrong from now on.
+// SetFault changes the fault.
 func (e *Engine) SetFault(f Fault) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.fault = f
 }
 
-// SetLease changes Config.Lease, also for what prefill keeps already.
+// SetLease changes Config.Lease, also for prompts that are kept already.
 func (e *Engine) SetLease(d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -188,7 +181,7 @@ func (e *Engine) Records() []Record {
 	return out
 }
 
-// Held is how many prompts a prefill mock keeps that no decode has collected.
+// Held counts the prompts that a prefill mock keeps for decode.
 func (e *Engine) Held() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 // registerEvery is how often vLLM's P2pNccl connector registers.
 const registerEvery = 3 * time.Second
 
-// register tells a router's ZMQ listener about the mock until it is closed, as
-// engines with the P2pNccl connector do.
+// register tells a router's ZMQ listener about the mock until it is closed, like engines with
+// the P2pNccl connector.
 func (e *Engine) register() {
 	kind := "P"
 	if e.cfg.Role == legDecode {

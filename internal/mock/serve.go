@@ -22,8 +22,8 @@ func (e *Engine) mux() http.Handler {
 	if e.cfg.Embeds {
 		m.HandleFunc("POST /v1/embeddings", e.embed)
 	} else {
-		m.HandleFunc("POST /v1/completions", e.serve)
-		m.HandleFunc("POST /v1/chat/completions", e.serve)
+		m.HandleFunc("POST /v1/completions", e.serveCompletion)
+		m.HandleFunc("POST /v1/chat/completions", e.serveCompletion)
 	}
 	m.HandleFunc("POST /mock/claim", e.serveClaim)
 	m.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
@@ -51,8 +51,17 @@ func (e *Engine) mux() http.Handler {
 }
 
 func writeJSON(w http.ResponseWriter, v any) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // the mock's own types
+	}
+	writeBody(w, http.StatusOK, body)
+}
+
+func writeBody(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(v) // the reader may have left
+	w.WriteHeader(status)
+	_, _ = w.Write(body) // the reader may have left
 }
 
 func fail(w http.ResponseWriter, status int, format string, args ...any) {
@@ -60,9 +69,7 @@ func fail(w http.ResponseWriter, status int, format string, args ...any) {
 	if err.Status = status; status >= 500 {
 		err.Type = openai.TypeServer
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_, _ = w.Write(err.Append(nil)) // the reader may have left
+	writeBody(w, status, err.Append(nil))
 }
 
 // job is one generation.
@@ -83,18 +90,15 @@ type job struct {
 	chunks  int
 }
 
-// serve answers one request for tokens.
-func (e *Engine) serve(w http.ResponseWriter, r *http.Request) {
+// serveCompletion answers a request for tokens.
+func (e *Engine) serveCompletion(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
 	if err != nil {
 		return
 	}
-	rec := &Record{Path: r.URL.Path, Header: r.Header, Body: string(body), Probe: r.Header.Get("x-xpyd-probe") != ""}
+	rec := e.record(&Record{}, r, body)
 	sw := &statusWriter{ResponseWriter: w, e: e, rec: rec}
 	e.mu.Lock()
-	if e.records = append(e.records, rec); len(e.records) > maxRecords {
-		e.records = e.records[len(e.records)-maxRecords:]
-	}
 	j := &job{e: e, w: sw, ctx: r.Context(), chat: r.URL.Path == "/v1/chat/completions", n: 1, max: 16, fault: e.fault}
 	e.mu.Unlock()
 	if rec.Probe && !j.fault.Probes {
@@ -105,18 +109,15 @@ func (e *Engine) serve(w http.ResponseWriter, r *http.Request) {
 		rec.Over, rec.Left = true, r.Context().Err() != nil
 		e.mu.Unlock()
 	}()
-	var oerr error
-	if err := json.Unmarshal(body, &j.f); err == nil {
-		j.s, oerr = e.check(r.Header, j.f)
-	} else {
-		oerr = err
+	if err = json.Unmarshal(body, &j.f); err == nil {
+		j.s, err = e.check(r.Header, j.f)
 	}
 	e.mu.Lock()
 	rec.Leg = j.s.leg
 	e.mu.Unlock()
-	if oerr != nil {
-		e.cfg.Log.Warn("refused", "path", r.URL.Path, "err", oerr, "body", string(body))
-		fail(sw, 400, "mock %s %s: %v", e.cfg.Dialect, e.cfg.Role, oerr)
+	if err != nil {
+		e.cfg.Log.Warn("refused", "path", r.URL.Path, "err", err, "body", string(body))
+		fail(sw, 400, "mock %s %s: %v", e.cfg.Dialect, e.cfg.Role, err)
 		return
 	}
 	e.cfg.Log.Info("request", "leg", j.s.leg, "path", r.URL.Path, "links", j.s.links)
@@ -124,7 +125,17 @@ func (e *Engine) serve(w http.ResponseWriter, r *http.Request) {
 		fail(sw, 400, "%v", err)
 		return
 	}
-	j.run()
+	j.respond()
+}
+
+// record remembers a request.
+func (e *Engine) record(rec *Record, r *http.Request, body []byte) *Record {
+	rec.Path, rec.Header, rec.Body, rec.Probe = r.URL.Path, r.Header, string(body), r.Header.Get("x-xpyd-probe") != ""
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.records = append(e.records, rec)
+	e.records = e.records[max(0, len(e.records)-maxRecords):]
+	return rec
 }
 
 // statusWriter notes the status.
@@ -186,8 +197,8 @@ func compact(raw json.RawMessage) string {
 	return b.String()
 }
 
-// run does the leg with its faults.
-func (j *job) run() {
+// respond does the leg, with the fault.
+func (j *job) respond() {
 	switch {
 	case j.fault.Hang:
 		<-j.ctx.Done()
@@ -197,8 +208,7 @@ func (j *job) run() {
 		fail(j.w, j.fault.Status, "mock: status %d was ordered", j.fault.Status)
 	case j.fault.Event:
 		j.header()
-		_, _ = j.w.Write(openai.AppendErrorEvent(nil, openai.Upstream("mock: an error event was ordered")))
-		_, _ = j.w.Write(openai.AppendDone(nil))
+		j.errorEvent("mock: an error event was ordered")
 	case j.s.leg == legPrefill:
 		j.prefill()
 		return
@@ -223,7 +233,7 @@ func (j *job) cut() {
 	_ = conn.Close() // it is broken on purpose
 }
 
-// pause returns false when the caller left.
+// pause returns false if the caller has left.
 func (j *job) pause(d time.Duration) bool {
 	if d == 0 {
 		return j.ctx.Err() == nil
@@ -240,15 +250,15 @@ func (j *job) pause(d time.Duration) bool {
 	}
 }
 
-// promptIDs is how the mock tokenises.
+// promptIDs are the mock's token ids of a prompt.
 func promptIDs(prompt string) string {
 	h := fnv.New32a()
 	_, _ = io.WriteString(h, prompt) // never fails
 	return fmt.Sprintf("[1,%d,3]", h.Sum32()%1000+10)
 }
 
-// Tokens that the mocks count: prefill finds a part of the prompt cached, and
-// decode, as vLLM's does, reports all that it was sent as cached.
+// Token counts of mocks. Prefill finds a part of the prompt cached; decode, like vLLM's,
+// reports all that it was sent as cached.
 const (
 	promptTokens = 9
 	cachedTokens = 3
@@ -262,7 +272,7 @@ func (j *job) prefill() {
 	}
 	e.blocks.store(j.prompt)
 	e.keep(j.s.links, j.prompt, ids, true)
-	if e.cfg.Dialect == "sglang" { // it answers when the transfer is over
+	if e.cfg.Dialect == "sglang" { // answers when the transfer is over
 		for _, link := range j.s.links {
 			if !e.wait(j.ctx, link, func(k *kept) bool { return k.taken }) {
 				e.keep(j.s.links, "", "", false)
@@ -292,9 +302,7 @@ func (j *job) prefill() {
 		choices = append(append(append([]byte{}, choices...), `,"disaggregated_params":`...), params+"}]"...)
 		body = openai.With(body, [2]string{"choices", string(choices)}, [2]string{"prompt_token_ids", ids})
 	}
-	j.w.Header().Set("Content-Type", "application/json")
-	j.w.WriteHeader(200)
-	_, _ = j.w.Write(body) // the reader may have left
+	writeBody(j.w, http.StatusOK, body)
 }
 
 func (j *job) encoder() *openai.Encoder {
@@ -314,19 +322,23 @@ func (j *job) header() {
 	}
 }
 
-// decode collects, and tells.
+// errorEvent ends the stream.
+func (j *job) errorEvent(format string, args ...any) {
+	_, _ = j.w.Write(openai.AppendDone(openai.AppendErrorEvent(nil, openai.Upstream(format, args...)))) // the reader may have left
+}
+
+// decode collects, and answers.
 func (j *job) decode() {
 	e := j.e
 	if j.stream && e.cfg.Dialect != "openai" {
-		j.header() // as vLLM does, long before there is a token
+		j.header() // like vLLM, long before the first token
 	}
 	if j.s.leg == legDecode && j.s.peer != "" {
 		for _, link := range j.s.links {
 			prompt, err := e.collect(j.ctx, j.s.peer, claim{Link: link, Engine: j.s.engine, Prompt: j.prompt})
 			if err != nil {
 				if j.headers {
-					_, _ = j.w.Write(openai.AppendErrorEvent(nil, openai.Upstream("%v", err)))
-					_, _ = j.w.Write(openai.AppendDone(nil))
+					j.errorEvent("%v", err)
 				} else {
 					fail(j.w, 500, "%v", err)
 				}
@@ -338,24 +350,31 @@ func (j *job) decode() {
 		return
 	}
 	e.blocks.store(j.prompt)
-	j.tell()
+	j.writeAnswer()
 }
 
-// Words are the text of choice for a prompt, as raw JSON without white space.
+// Words is the text of a choice for a prompt, which is raw JSON without white space.
 func Words(prompt string, choice, n int) []string {
-	h := fnv.New64a()
-	_, _ = io.WriteString(h, prompt) // never fails
-	x := h.Sum64() + uint64(choice)
 	list := []string{" once", " upon", " a", " time", " there", " was", " one", " small", " mock"}
-	out := make([]string, n)
+	out, draw := make([]string, n), drawsOf(prompt, choice)
 	for i := range out {
-		x = x*6364136223846793005 + 1442695040888963407
-		out[i] = list[x>>33%uint64(len(list))]
+		out[i] = list[draw()>>33%uint64(len(list))]
 	}
 	return out
 }
 
-func (j *job) tell() {
+// drawsOf returns a sequence of numbers that depends on a text and a choice.
+func drawsOf(text string, choice int) func() uint64 {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, text) // never fails
+	x := h.Sum64() + uint64(choice)
+	return func() uint64 {
+		x = x*6364136223846793005 + 1442695040888963407
+		return x
+	}
+}
+
+func (j *job) writeAnswer() {
 	enc := j.encoder()
 	count := j.n * promptsOf(j.f)
 	texts := make([][]string, count)
@@ -381,9 +400,7 @@ func (j *job) tell() {
 			j.cut()
 			return
 		}
-		j.w.Header().Set("Content-Type", "application/json")
-		j.w.WriteHeader(200)
-		_, _ = j.w.Write(enc.AppendFull(nil, choices, usage)) // the reader may have left
+		writeBody(j.w, http.StatusOK, enc.AppendFull(nil, choices, usage))
 		return
 	}
 	j.header()

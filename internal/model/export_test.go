@@ -3,11 +3,13 @@ package model
 import (
 	"context"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // The decoders of foreign bytes, for tests and fuzzers.
 var (
-	ParseConfig     = parseConfig
 	ParseGeneration = parseGeneration
 	ParseIndex      = parseIndex
 	TorchDType      = torchDType
@@ -26,16 +28,16 @@ func ParseSafetensors(b []byte) (map[string][]int, error) {
 }
 
 // ParseGGUF parses a file, derives its configuration and reads all it can.
-func ParseGGUF(b []byte) (meta map[string]any, tensors map[string]Tensor, c Config, err error) {
+func ParseGGUF(b []byte) (meta map[string]any, tensors map[string]kernels.Tensor, c arch.Config, err error) {
 	g, err := parseGGUF(b)
 	if err != nil {
-		return nil, nil, Config{}, err
+		return nil, nil, arch.Config{}, err
 	}
 	if c, err = g.config(); err != nil {
-		return g.meta, nil, Config{}, err
+		return g.meta, nil, arch.Config{}, err
 	}
-	ts, err := c.choose("test.gguf", g.canonical("test.gguf", &c))
-	tensors = map[string]Tensor{}
+	ts, err := choose(&c, "test.gguf", g.stored("test.gguf"), true)
+	tensors = map[string]kernels.Tensor{}
 	for n, e := range ts {
 		tensors[n] = e.tensor()
 	}

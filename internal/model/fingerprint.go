@@ -52,10 +52,11 @@ func (m *Model) hash(ctx context.Context, report func(Progress)) (string, error)
 		total += int64(len(e.raw))
 	}
 	meter := newMeter(report, "fingerprint", m.source, total)
-	digests := make([][sha256.Size]byte, len(m.names))
+	names := m.Names()
+	digests := make([][sha256.Size]byte, len(names))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
-	for i, name := range m.names {
+	for i, name := range names {
 		g.Go(func() (err error) {
 			digests[i], err = hashTensor(ctx, name, m.tensors[name], meter)
 			return err
@@ -65,7 +66,7 @@ func (m *Model) hash(ctx context.Context, report func(Progress)) (string, error)
 		return "", err
 	}
 	meter.finish()
-	b := appendString([]byte(fingerprintMagic), m.Config.canonical())
+	b := appendString([]byte(fingerprintMagic), m.Config.Canonical())
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(digests)))
 	for _, d := range digests {
 		b = append(b, d[:]...)

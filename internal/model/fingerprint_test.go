@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // The embedded model's fingerprint is part of what peers compare: it changes
@@ -16,6 +18,32 @@ func TestFingerprintIsStable(t *testing.T) {
 	const want = "b11084bb12b24b59a5880849cf3b6389c111cf89c17147059668107ec3b7ea96"
 	if m := open(t, ""); m.Fingerprint != want {
 		t.Errorf("fingerprint %s, want %s", m.Fingerprint, want)
+	}
+}
+
+// So are those of every family, from either kind of file.
+func TestFingerprintsOfFamilies(t *testing.T) {
+	want := map[string][2]string{ // in BF16 of seed 1, and as Q8_0 of seed 2
+		"llama":   {"750313cba66ecacb469a4c0e1040eb814c0cdb6dfbe2017fa1ebdb4f00999e28", "4886a5835abecd795720448e136a37968c98d8b3c0a94867cc4ec36dc442287f"},
+		"mistral": {"82ec08f24f905acb6810bd522dac6a083e1f9da8aa293f72822747eb650657ae", ""},
+		"qwen2":   {"ef599730cea95092d91e223ac77f53dfff6de755d652474b135b4dcabfdd134f", "18dad7affa82d36fb8598410036a27389651ded4a770224cf1e8ee52582046b4"},
+		"qwen3":   {"d4d9f2dcb5243883f644aca3f159daa04d2217d73a5d2a74fec640061cd353ad", "60d2915cef0c6cde4bf01b4470331973827e8b29eedf305ec0b87e05e109cefd"},
+	}
+	for _, family := range arch.Families() {
+		c := modeltest.Tiny(family.Name)
+		if got := open(t, writeHF(t, c, modeltest.HFOptions{Seed: 1, DType: kernels.BF16})).Fingerprint; got != want[family.Name][0] {
+			t.Errorf("%s: fingerprint %s", family.Name, got)
+		}
+		if family.GGUF == "" {
+			continue
+		}
+		path := filepath.Join(t.TempDir(), "m.gguf")
+		if err := modeltest.WriteGGUF(path, c, modeltest.GGUFOptions{Seed: 2, Type: "Q8_0"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := open(t, path).Fingerprint; got != want[family.Name][1] {
+			t.Errorf("%s.gguf: fingerprint %s", family.Name, got)
+		}
 	}
 }
 
@@ -33,7 +61,7 @@ func TestFingerprintTellsModelsApart(t *testing.T) {
 	}
 	f("first", writeHF(t, c, modeltest.HFOptions{Seed: 1}))
 	f("other weights", writeHF(t, c, modeltest.HFOptions{Seed: 2}))
-	f("other dtype", writeHF(t, c, modeltest.HFOptions{Seed: 1, DType: model.BF16}))
+	f("other dtype", writeHF(t, c, modeltest.HFOptions{Seed: 1, DType: kernels.BF16}))
 	f("other configuration", writeHF(t, other, modeltest.HFOptions{Seed: 1}))
 	again := open(t, writeHF(t, c, modeltest.HFOptions{Seed: 1, Shards: 4})).Fingerprint
 	if seen[again] != "first" {

@@ -3,11 +3,12 @@ package model
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
-	"strings"
+
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // Checkpoints with FP8 weights: the layers' projections are F8_E4M3 and have a
@@ -22,109 +23,28 @@ const (
 	scaleSuffix = "_scale"
 )
 
-// checkQuantization accepts what FP8 checkpoints say of themselves. What the
-// tensors must be like is checked with them.
-func checkQuantization(raw json.RawMessage) error {
-	var q struct {
-		Method string          `json:"quant_method"`
-		Format string          `json:"format"`            // compressed-tensors
-		Block  json.RawMessage `json:"weight_block_size"` // fp8
-		Groups map[string]struct {
-			Weights *struct {
-				Bits      int    `json:"num_bits"`
-				Type      string `json:"type"`
-				Strategy  string `json:"strategy"`
-				Symmetric *bool  `json:"symmetric"`
-			} `json:"weights"`
-		} `json:"config_groups"`
-	}
-	if err := json.Unmarshal(raw, &q); err != nil {
-		return fmt.Errorf("quantization_config: %w", err)
-	}
-	switch q.Method {
-	case "fp8":
-		if set(q.Block) {
-			return fmt.Errorf("quantization_config: weight_block_size is not supported (scales a tensor or a channel are)")
-		}
-		return nil
-	case "compressed-tensors":
-		for name, g := range q.Groups {
-			w := g.Weights
-			if w == nil || w.Bits != 8 || w.Type != "float" || w.Strategy != "tensor" && w.Strategy != "channel" || w.Symmetric != nil && !*w.Symmetric {
-				return fmt.Errorf("quantization_config: weights of %.40q are not supported (8 bits of type float, symmetric, a scale a tensor or a channel, are)", name)
-			}
-		}
-		if len(q.Groups) > 0 && (q.Format == "" || q.Format == "float-quantized" || q.Format == "naive-quantized") {
-			return nil
-		}
-	}
-	return fmt.Errorf("quantization_config: quantised safetensors of method %.40q are not supported (F32, F16, BF16, and FP8 by \"fp8\" or \"compressed-tensors\" are; or a GGUF file)", q.Method)
-}
-
-// projection tells whether a tensor is one of those that may be FP8.
-func projection(name string) bool {
-	return strings.HasPrefix(name, "model.layers.") && strings.HasSuffix(name, "_proj.weight")
-}
-
-// findScale gives the FP8 tensor its scales, and returns their own entry.
+// findScale gives the FP8 tensor of that name its scales, and returns their own entry.
 func (s *stored) findScale(name string, have map[string]stored) (entry, error) {
-	fail := func(format string, args ...any) (entry, error) {
-		return entry{}, fmt.Errorf("%s: tensor %s: %s", s.file, name, fmt.Sprintf(format, args...))
-	}
-	if !projection(name) {
-		return fail("dtype %s is not supported here (for the projections of the layers it is)", storedF8)
-	}
 	t, ok := have[name+scaleSuffix]
 	if !ok {
-		return fail("%s without its scale, %s", storedF8, name+scaleSuffix)
+		return entry{}, fmt.Errorf("%s without its scale, %s", storedF8, name+scaleSuffix)
 	}
 	rows := s.shape[0]
 	if n := elements(t.shape); t.why != "" || t.stored == storedF8 || n != 1 && (n != rows || !slices.Equal(t.shape, []int{rows}) && !slices.Equal(t.shape, []int{rows, 1})) {
-		return fail("its scale is %s %v, want one number or %d", t.stored, t.shape, rows)
+		return entry{}, fmt.Errorf("its scale is %s %v, want one number or %d", t.stored, t.shape, rows)
 	}
-	s.scale = widenScales(t.entry)
-	for i, v := range s.scale {
+	s.scale = make([]float32, elements(t.shape))
+	for i := range s.scale {
+		v := kernels.Widen(t.dtype, t.raw, i)
 		if !(v >= 0) || math.IsInf(float64(v), 0) {
-			return fail("scale %d is %v", i, v)
+			return entry{}, fmt.Errorf("scale %d is %v", i, v)
 		}
+		s.scale[i] = v
 	}
 	if bytes.IndexByte(s.raw, 0x7f) >= 0 || bytes.IndexByte(s.raw, 0xff) >= 0 {
-		return fail("an element is not a number")
+		return entry{}, errors.New("an element is not a number")
 	}
 	return t.entry, nil
-}
-
-// checkF8 refuses checkpoints in which only some projections are FP8.
-func (c *Config) checkF8(source string, ts map[string]entry) error {
-	var is, isNot string
-	for _, w := range c.Tensors() {
-		switch {
-		case !projection(w.Name):
-		case ts[w.Name].scale != nil:
-			is = w.Name
-		default:
-			isNot = w.Name
-		}
-	}
-	if is != "" && isNot != "" {
-		return fmt.Errorf("%s: tensor %s is %s and %s is %s: all projections of the layers or none can be", source, is, storedF8, isNot, ts[isNot].stored)
-	}
-	return nil
-}
-
-func widenScales(e entry) []float32 {
-	out := make([]float32, elements(e.shape))
-	for i := range out {
-		switch e.dtype {
-		case F32:
-			out[i] = math.Float32frombits(binary.LittleEndian.Uint32(e.raw[4*i:]))
-		case F16:
-			out[i] = half(e.raw[2*i:])
-		default:
-			out[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(e.raw[2*i:])) << 16)
-		}
-	}
-	return out
 }
 
 // e4m3 are the values of the 256 codes; those of the two NaNs do not occur.
@@ -156,13 +76,37 @@ func widenF8(raw []byte, rows int, scale []float32) []byte {
 	return out
 }
 
-// F8 returns a tensor that the file has in E4M3 as it lies there, and what its
-// rows are multiplied by: one number each, or one for all. Tensor widens the same
-// to F32. False: it is stored otherwise.
-func (m *Model) F8(name string) (t Tensor, scale []float32, ok bool) {
+// F8 returns a tensor that the file has in E4M3 as it lies there, with its
+// scales; false if it is stored otherwise. Tensor widens it to F32.
+func (m *Model) F8(name string) (kernels.Tensor, bool) {
 	e := m.tensors[name]
 	if e.scale == nil {
-		return Tensor{}, nil, false
+		return kernels.Tensor{}, false
 	}
-	return Tensor{DType: F8, Shape: slices.Clone(e.shape), Data: e.raw}, e.scale, true
+	return kernels.Tensor{DType: kernels.F8, Shape: slices.Clone(e.shape), Data: e.raw, Scale: e.scale}, true
+}
+
+// StoredF8 reports whether the layers' projections are stored in E4M3: all of
+// them are, or none.
+func (m *Model) StoredF8() bool {
+	for _, e := range m.tensors {
+		if e.scale != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Weights returns all tensors, with those that are stored in E4M3 as they are
+// if f8 is set, else widened. They are valid until Close.
+func (m *Model) Weights(f8 bool) kernels.Weights {
+	w := kernels.Weights{}
+	for _, t := range m.Config.Tensors() {
+		as, ok := m.F8(t.Name)
+		if !f8 || !ok {
+			as, _ = m.Tensor(t.Name)
+		}
+		w[t.Place] = as
+	}
+	return w
 }

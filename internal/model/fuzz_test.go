@@ -6,7 +6,9 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 func FuzzSafetensors(f *testing.F) {
@@ -69,8 +71,8 @@ func FuzzGGUF(f *testing.F) {
 func FuzzConfig(f *testing.F) {
 	for _, kind := range []string{"llama", "qwen2", "qwen3"} {
 		c := modeltest.Tiny(kind)
-		c.Rope = model.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 64}
-		b, err := json.Marshal(modeltest.ConfigJSON(c, model.F32))
+		c.Rope = arch.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 64}
+		b, err := json.Marshal(modeltest.ConfigJSON(c, kernels.F32))
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -88,7 +90,7 @@ func FuzzConfig(f *testing.F) {
 				}
 			}
 		}
-		c, err := model.ParseConfig(b)
+		c, err := arch.ReadHF(b)
 		if err != nil {
 			return
 		}

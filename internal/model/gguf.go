@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // Bounds on GGUF headers, beside maxHeaderBytes and maxTensors.
@@ -30,50 +32,33 @@ type ggufTensor struct {
 	raw  []byte   // nil when the type is not supported
 }
 
-// ggmlType describes a tensor type. Plain ones are kept in their dtype.
+// ggmlType is a tensor type. Those that are not blocks are kept in their dtype.
 type ggmlType struct {
 	name  string
-	quant quant
-	plain bool
-	dtype DType
+	quant quant // without a decoder: elements of dtype
+	dtype kernels.DType
 }
 
-// ggmlTypeOf returns what is known of a ggml type id, and whether it is read.
-func ggmlTypeOf(id uint32) (ggmlType, bool) {
-	q := func(name string, block, size int, one func([]float32, []byte)) (ggmlType, bool) {
-		return ggmlType{name: name, quant: quant{block, size, one}}, true
+// ggmlTypes are ggml's types by id. Those without a size are not supported.
+var ggmlTypes = map[uint32]ggmlType{
+	0: {"F32", quant{1, 4, nil}, kernels.F32}, 1: {"F16", quant{1, 2, nil}, kernels.F16}, 30: {"BF16", quant{1, 2, nil}, kernels.BF16},
+	2: {name: "Q4_0", quant: quant{32, 18, q40}}, 3: {name: "Q4_1", quant: quant{32, 20, q41}},
+	6: {name: "Q5_0", quant: quant{32, 22, q50}}, 7: {name: "Q5_1", quant: quant{32, 24, q51}},
+	8: {name: "Q8_0", quant: quant{32, 34, q80}}, 12: {name: "Q4_K", quant: quant{256, 144, q4K}},
+	13: {name: "Q5_K", quant: quant{256, 176, q5K}}, 14: {name: "Q6_K", quant: quant{256, 210, q6K}},
+	9: {name: "Q8_1"}, 10: {name: "Q2_K"}, 11: {name: "Q3_K"}, 15: {name: "Q8_K"}, 16: {name: "IQ2_XXS"}, 17: {name: "IQ2_XS"},
+	18: {name: "IQ3_XXS"}, 19: {name: "IQ1_S"}, 20: {name: "IQ4_NL"}, 21: {name: "IQ3_S"}, 22: {name: "IQ2_S"}, 23: {name: "IQ4_XS"},
+	24: {name: "I8"}, 25: {name: "I16"}, 26: {name: "I32"}, 27: {name: "I64"}, 28: {name: "F64"}, 29: {name: "IQ1_M"},
+	34: {name: "TQ1_0"}, 35: {name: "TQ2_0"}, 39: {name: "MXFP4"},
+}
+
+// ggmlTypeOf returns what is known of a type id, and whether it is supported.
+func ggmlTypeOf(id uint32) (t ggmlType, ok bool) {
+	t, ok = ggmlTypes[id]
+	if !ok {
+		t.name = fmt.Sprintf("number %d", id)
 	}
-	switch id {
-	case 0:
-		return ggmlType{name: "F32", quant: quant{block: 1, size: 4}, plain: true, dtype: F32}, true
-	case 1:
-		return ggmlType{name: "F16", quant: quant{block: 1, size: 2}, plain: true, dtype: F16}, true
-	case 30:
-		return ggmlType{name: "BF16", quant: quant{block: 1, size: 2}, plain: true, dtype: BF16}, true
-	case 2:
-		return q("Q4_0", 32, 18, q40)
-	case 3:
-		return q("Q4_1", 32, 20, q41)
-	case 6:
-		return q("Q5_0", 32, 22, q50)
-	case 7:
-		return q("Q5_1", 32, 24, q51)
-	case 8:
-		return q("Q8_0", 32, 34, q80)
-	case 12:
-		return q("Q4_K", 256, 144, q4K)
-	case 13:
-		return q("Q5_K", 256, 176, q5K)
-	case 14:
-		return q("Q6_K", 256, 210, q6K)
-	}
-	names := map[uint32]string{9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
-		19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
-		28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
-	if n, ok := names[id]; ok {
-		return ggmlType{name: n}, false
-	}
-	return ggmlType{name: fmt.Sprintf("number %d", id)}, false
+	return t, t.quant.size > 0
 }
 
 // parseGGUF reads versions 2 and 3. Layout: "GGUF", uint32 version, uint64

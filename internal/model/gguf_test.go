@@ -14,7 +14,9 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // TestDequantise compares every block format with an independent
@@ -43,7 +45,7 @@ func TestDequantise(t *testing.T) {
 
 func TestOpenGGUFGolden(t *testing.T) {
 	m := open(t, "testdata/tiny-llama.gguf")
-	want := model.Config{
+	want := arch.Config{
 		ModelType: "llama", Layers: 1, Hidden: 256, Intermediate: 32, Heads: 2, KVHeads: 1, HeadDim: 8, Vocab: 16,
 		MaxPositions: 64, NormEps: 1e-5, RopeTheta: 500000, TiedHead: true, BOS: []int32{1}, EOS: []int32{2},
 	}
@@ -69,7 +71,7 @@ func TestOpenGGUFGolden(t *testing.T) {
 	}
 	for name, g := range golden {
 		tn, ok := m.Tensor(name)
-		if sum := sha256.Sum256(tn.Data); !ok || tn.DType != model.F32 || !slices.Equal(tn.Shape, g.Shape) || hex.EncodeToString(sum[:]) != g.SHA256 {
+		if sum := sha256.Sum256(tn.Data); !ok || tn.DType != kernels.F32 || !slices.Equal(tn.Shape, g.Shape) || hex.EncodeToString(sum[:]) != g.SHA256 {
 			t.Errorf("%s differs (%v, shape %v, want %v)", name, tn.DType, tn.Shape, g.Shape)
 		}
 	}
@@ -93,7 +95,7 @@ func TestOpenGGUFGolden(t *testing.T) {
 
 // TestGGUFEqualsHF: the same model in both formats gives the same tensors.
 func TestGGUFEqualsHF(t *testing.T) {
-	f := func(c model.Config, kind string, tolerance float64) {
+	f := func(c arch.Config, kind string, tolerance float64) {
 		t.Run(c.ModelType+" "+kind, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "m.gguf")
 			if err := modeltest.WriteGGUF(path, c, modeltest.GGUFOptions{Seed: 3, Type: kind}); err != nil {
@@ -108,7 +110,7 @@ func TestGGUFEqualsHF(t *testing.T) {
 				if !ok || !slices.Equal(tn.Shape, s.Shape) {
 					t.Fatalf("%s: %v %v", s.Name, ok, tn.Shape)
 				}
-				got, want := floats(t, tn), modeltest.Values(3, s.Name, s.Shape)
+				got, want := floats(t, tn), modeltest.Values(3, s)
 				for i := range want {
 					if math.Abs(float64(got[i]-want[i])) > tolerance {
 						t.Fatalf("%s[%d] is %v, want %v", s.Name, i, got[i], want[i])
@@ -117,7 +119,11 @@ func TestGGUFEqualsHF(t *testing.T) {
 			}
 		})
 	}
-	f(modeltest.Tiny("llama"), "F32", 0)
+	for _, family := range arch.Families() {
+		if family.GGUF != "" {
+			f(modeltest.Tiny(family.Name), "F32", 0)
+		}
+	}
 	f(modeltest.Tiny("llama"), "F16", 1e-3)
 	f(modeltest.Tiny("llama"), "BF16", 4e-3)
 	f(modeltest.Tiny("qwen2"), "Q8_0", 5e-3)
@@ -147,7 +153,7 @@ func metaGGUF(t *testing.T, arch string, change map[string]any) []byte {
 }
 
 func TestGGUFConfig(t *testing.T) {
-	f := func(change map[string]any, want func(*model.Config)) {
+	f := func(change map[string]any, want func(*arch.Config)) {
 		t.Helper()
 		c := modeltest.Tiny("llama")
 		want(&c)
@@ -159,18 +165,18 @@ func TestGGUFConfig(t *testing.T) {
 		}
 	}
 	type m = map[string]any
-	same := func(*model.Config) {}
+	same := func(*arch.Config) {}
 	f(m{"llama.attention.key_length": nil, "llama.attention.value_length": nil, "llama.rope.freq_base": nil}, same)
 	f(m{"llama.attention.head_count_kv": []uint32{2, 2}, "llama.block_count": uint64(2)}, same)
 	f(m{"x.all": []any{uint8(1), uint8(2)}, "x.i8": int8(-1), "x.u16": uint16(1), "x.i16": int16(-1), "x.u64": uint64(1), "x.f64": 0.5, "x.empty": []string{}}, same)
 	f(m{"general.alignment": uint32(64)}, same)
 	f(m{"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": float32(1)}, same)
-	f(m{"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": float32(4)}, func(c *model.Config) { c.Rope = model.RopeScaling{Kind: "linear", Factor: 4} })
-	f(m{"llama.rope.scale_linear": float32(2)}, func(c *model.Config) { c.Rope = model.RopeScaling{Kind: "linear", Factor: 2} })
+	f(m{"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": float32(4)}, func(c *arch.Config) { c.Rope = arch.RopeScaling{Kind: "linear", Factor: 4} })
+	f(m{"llama.rope.scale_linear": float32(2)}, func(c *arch.Config) { c.Rope = arch.RopeScaling{Kind: "linear", Factor: 2} })
 	f(m{"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": float32(4), "llama.rope.scaling.original_context_length": uint32(64)},
-		func(c *model.Config) { c.Rope = model.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 64} })
+		func(c *arch.Config) { c.Rope = arch.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 64} })
 	f(m{"tokenizer.ggml.bos_token_id": nil, "tokenizer.ggml.eos_token_id": uint32(5), "tokenizer.ggml.eot_token_id": uint32(6)},
-		func(c *model.Config) { c.BOS, c.EOS = nil, []int32{5, 6} })
+		func(c *arch.Config) { c.BOS, c.EOS = nil, []int32{5, 6} })
 }
 
 func TestGGUFRefuses(t *testing.T) {
@@ -198,7 +204,7 @@ func TestGGUFRefuses(t *testing.T) {
 	meta("general.alignment", "general.alignment", uint32(3))
 	meta("has shape", "llama.feed_forward_length", uint32(95))
 	meta("has no place", "llama.block_count", uint32(1))
-	meta("layers.2.input_layernorm.weight is missing", "llama.block_count", uint32(3))
+	meta("tensor blk.2.attn_norm.weight is missing", "llama.block_count", uint32(3))
 
 	good := metaGGUF(t, "llama", nil)
 	f("magic", append([]byte("GGML"), good[4:]...))
@@ -233,9 +239,13 @@ func TestGGUFRefuses(t *testing.T) {
 	tensor("type Q2_K is not supported", func(g *modeltest.GGUF) { g.Tensors[0].Type = 10 })
 	tensor("type number 99 is not supported", func(g *modeltest.GGUF) { g.Tensors[0].Type = 99 })
 	tensor("needs rows of a multiple of 32", func(g *modeltest.GGUF) { g.Tensors[0].Type, g.Tensors[0].Dims = 8, []uint64{63, 128} })
-	tensor("input_layernorm.weight is missing", func(g *modeltest.GGUF) { g.Tensors[1].Name = "blk.0.other.weight" })
-	tensor("two names", func(g *modeltest.GGUF) { g.Tensors[1].Name = "model.embed_tokens.weight" })
-	tensor("o_proj.bias has no place", func(g *modeltest.GGUF) {
+	tensor("tensor blk.0.attn_norm.weight is missing", func(g *modeltest.GGUF) { g.Tensors[1].Name = "blk.0.other.weight" })
+	tensor("tensor model.layers.0.input_layernorm.weight has no place", func(g *modeltest.GGUF) {
+		twin := g.Tensors[1]
+		twin.Name = "model.layers.0.input_layernorm.weight"
+		g.Tensors = append(g.Tensors, twin)
+	})
+	tensor("attn_output.bias has no place", func(g *modeltest.GGUF) {
 		g.Tensors = append(g.Tensors, modeltest.GGUFTensor{Name: "blk.0.attn_output.bias", Dims: []uint64{1}, Data: []byte{0, 0, 1, 0}})
 	})
 

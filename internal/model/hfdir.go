@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/xpyd/xpyd/internal/model/arch"
 )
 
 // Sizes that the small files of a model may have.
@@ -106,7 +109,7 @@ func openFolder(d folder) (_ *Model, err error) {
 		return nil, err
 	}
 	m := &Model{source: d.root}
-	if m.Config, err = parseConfig(b); err != nil {
+	if m.Config, err = arch.ReadHF(b); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.path("config.json"), err)
 	}
 	m.TorchDType = torchDType(b)
@@ -117,7 +120,7 @@ func openFolder(d folder) (_ *Model, err error) {
 		if m.Generation, err = parseGeneration(b); err != nil {
 			return nil, fmt.Errorf("%s: %w", d.path("generation_config.json"), err)
 		}
-		m.Config.EOS = union(m.Config.EOS, m.Generation.EOS)
+		m.Config.EOS = arch.IDs(m.Config.EOS).With(m.Generation.EOS...)
 	}
 	for i, name := range []string{"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} {
 		if m.tokenizer[i], err = d.optional(name, maxTokenizerBytes); err != nil {
@@ -133,61 +136,70 @@ func openFolder(d folder) (_ *Model, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.Config.TiedHead {
-		delete(have, "lm_head.weight") // some exporters save the embedding twice
-	}
-	if m.tensors, err = m.Config.choose(d.path("*.safetensors"), have); err != nil {
-		return nil, err
-	}
-	m.names = sortedNames(m.tensors)
-	return m, nil
+	m.tensors, err = choose(&m.Config, d.path("*.safetensors"), have, false)
+	return m, err
 }
 
-func sortedNames(ts map[string]entry) []string {
-	names := make([]string, 0, len(ts))
-	for n := range ts {
-		names = append(names, n)
+// torchDType reads what config.json says of the type to compute in: dtype, which
+// was torch_dtype before transformers 5. It is a hint: what is no name is none.
+func torchDType(b []byte) string {
+	var c struct {
+		Old any `json:"torch_dtype"`
+		New any `json:"dtype"`
 	}
-	slices.Sort(names)
-	return names
-}
-
-// union appends to a the ids of b that it lacks.
-func union(a, b []int32) []int32 {
-	a = slices.Clone(a)
-	for _, id := range b {
-		if !slices.Contains(a, id) {
-			a = append(a, id)
-		}
+	if json.Unmarshal(b, &c) != nil {
+		return ""
 	}
-	return a
+	name, _ := c.New.(string)
+	old, _ := c.Old.(string)
+	return cmp.Or(name, old)
 }
 
 const indexName = "model.safetensors.index.json"
 
-// mapSafetensors maps the directory's weight files and lists their tensors:
-// those of the index, of model.safetensors, or of every *.safetensors.
-func (m *Model) mapSafetensors(d folder) (map[string]stored, error) {
-	var owner map[string]string // tensor -> file; nil without an index
-	var files []string
+// weightFiles returns those of a model's files that hold its weights: those of
+// the index, model.safetensors, or every *.safetensors. From an index it also
+// returns in which file each tensor lies.
+func weightFiles(all []string, readIndex func() ([]byte, error)) (files []string, owner map[string]string, err error) {
 	switch {
-	case d.exists(indexName):
-		b, err := d.read(indexName, maxHeaderBytes)
+	case slices.Contains(all, indexName):
+		b, err := readIndex()
+		if err == nil {
+			owner, err = parseIndex(b)
+		}
 		if err != nil {
-			return nil, err
+			return nil, nil, fmt.Errorf("%s: %w", indexName, err)
 		}
-		if owner, err = parseIndex(b); err != nil {
-			return nil, fmt.Errorf("%s: %w", d.path(indexName), err)
+		return filesOf(owner), owner, nil
+	case slices.Contains(all, "model.safetensors"):
+		return []string{"model.safetensors"}, nil, nil
+	}
+	for _, f := range all {
+		if bareName(f) && strings.HasSuffix(f, ".safetensors") && !strings.HasPrefix(f, "consolidated") {
+			files = append(files, f)
 		}
-		files = filesOf(owner)
-	case d.exists("model.safetensors"):
-		files = []string{"model.safetensors"}
-	default:
-		all, err := fs.Glob(d.fs, "*.safetensors")
-		if err != nil {
-			return nil, err
-		}
-		files = slices.DeleteFunc(all, func(n string) bool { return strings.HasPrefix(n, "consolidated") })
+	}
+	return files, nil, nil
+}
+
+// weights is weightFiles of the folder.
+func (d folder) weights() (files []string, owner map[string]string, err error) {
+	entries, err := fs.ReadDir(d.fs, ".")
+	if err != nil {
+		return nil, nil, err
+	}
+	var all []string
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return weightFiles(all, func() ([]byte, error) { return d.read(indexName, maxHeaderBytes) })
+}
+
+// mapSafetensors maps the directory's weight files and lists their tensors.
+func (m *Model) mapSafetensors(d folder) (map[string]stored, error) {
+	files, owner, err := d.weights()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", d.root, err)
 	}
 	if len(files) == 0 {
 		return nil, fmt.Errorf("%s: no .safetensors file (weights in other formats, such as pytorch_model.bin, are not supported)", d.root)
@@ -222,11 +234,23 @@ func (m *Model) mapSafetensors(d folder) (map[string]stored, error) {
 	return have, nil
 }
 
+// GenerationConfig holds generation_config.json's sampling defaults; nil means
+// that the file does not say. Its end ids are merged into Config.EOS.
+type GenerationConfig struct {
+	Temperature       *float32 `json:"temperature"`
+	TopP              *float32 `json:"top_p"`
+	TopK              *int     `json:"top_k"`
+	MinP              *float32 `json:"min_p"`
+	RepetitionPenalty *float32 `json:"repetition_penalty"`
+	EOS               []int32  `json:"-"`
+	Ignored           []string `json:"-"` // keys with values out of range, which are left out
+}
+
 // parseGeneration reads generation_config.json.
 func parseGeneration(b []byte) (GenerationConfig, error) {
 	var g struct {
 		GenerationConfig
-		EOS ids `json:"eos_token_id"`
+		EOS arch.IDs `json:"eos_token_id"`
 	}
 	if err := json.Unmarshal(b, &g); err != nil {
 		return GenerationConfig{}, err
@@ -252,27 +276,4 @@ func (g *GenerationConfig) check() {
 		g.Ignored = append(g.Ignored, fmt.Sprintf("top_k: %d", *g.TopK))
 		g.TopK = nil
 	}
-}
-
-// ids is a token id, a list of them, or null.
-type ids []int32
-
-func (v *ids) UnmarshalJSON(b []byte) error {
-	var list []int64
-	var one *int64
-	if err := json.Unmarshal(b, &one); err == nil {
-		if one != nil {
-			list = []int64{*one}
-		}
-	} else if err := json.Unmarshal(b, &list); err != nil {
-		return fmt.Errorf("token id %.40q is neither a number nor a list of numbers", b)
-	}
-	*v = nil
-	for _, id := range list {
-		if id < 0 || id > math.MaxInt32 {
-			return fmt.Errorf("token id %d is out of range", id)
-		}
-		*v = union(*v, []int32{int32(id)})
-	}
-	return nil
 }

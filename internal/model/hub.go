@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -65,24 +66,10 @@ const (
 	maxAttempts   = 6 // without any progress
 )
 
-// fetch makes sure that a snapshot of the repository lies in the hub's cache
-// and returns its directory. Files already there are not downloaded again; a
-// complete snapshot is used when the hub cannot be reached.
-func fetch(ctx context.Context, r repo, opts Options) (string, error) {
-	h, err := newHub(r, opts)
-	if err != nil {
-		return "", err
-	}
-	return h.snapshot(ctx)
-}
-
 func newHub(r repo, opts Options) (*hub, error) {
 	h := &hub{repo: r, opts: opts, token: opts.Getenv("HF_TOKEN"), stall: 30 * time.Second}
 	h.pause = func(attempt int) time.Duration { return min(500*time.Millisecond<<(attempt-1), 8*time.Second) }
-	raw := strings.TrimRight(opts.Getenv("HF_ENDPOINT"), "/")
-	if raw == "" {
-		raw = "https://huggingface.co"
-	}
+	raw := cmp.Or(strings.TrimRight(opts.Getenv("HF_ENDPOINT"), "/"), "https://huggingface.co")
 	u, err := url.Parse(raw)
 	if err != nil || (u.Scheme != "https" && u.Scheme != "http") || u.Host == "" {
 		return nil, fmt.Errorf("HF_ENDPOINT %.200q is not an http(s) URL", raw)
@@ -91,18 +78,7 @@ func newHub(r repo, opts Options) (*hub, error) {
 	if h.cache, err = newHubCache(r, opts.Getenv); err != nil {
 		return nil, err
 	}
-	client := http.Client{Transport: newTransport()}
-	if opts.HTTP != nil {
-		client = *opts.HTTP
-	}
-	client.Timeout = 0 // bodies are long; get watches for silence
-	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	h.http = &client
-	return h, nil
-}
-
-func newTransport() *http.Transport {
-	return &http.Transport{
+	client := http.Client{Transport: &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
 		DialContext:           (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
 		TLSHandshakeTimeout:   10 * time.Second,
@@ -110,7 +86,13 @@ func newTransport() *http.Transport {
 		IdleConnTimeout:       30 * time.Second,
 		MaxIdleConnsPerHost:   parallelFiles,
 		ForceAttemptHTTP2:     true,
+	}}
+	if opts.HTTP != nil {
+		client = *opts.HTTP
 	}
+	client.Timeout = 0 // bodies are long; get watches for silence
+	h.http = &client
+	return h, nil
 }
 
 // listing is what the API says of a revision.
@@ -121,23 +103,17 @@ type listing struct {
 	} `json:"siblings"`
 }
 
-func (l listing) names() []string {
-	var out []string
-	for _, f := range l.Files {
-		out = append(out, f.Name)
-	}
-	return out
-}
-
-// snapshot resolves the revision and completes its snapshot.
+// snapshot returns the directory of the revision's snapshot in the hub's cache.
+// What it lacks is downloaded; a complete one is used when the hub cannot be
+// reached.
 func (h *hub) snapshot(ctx context.Context) (string, error) {
 	defer h.http.CloseIdleConnections()
 	cached, complete := h.cache.find(h.rev)
-	offline := h.opts.Getenv("HF_HUB_OFFLINE")
-	if complete && (commitID.MatchString(h.rev) || (offline != "" && offline != "0")) {
+	offline := !slices.Contains([]string{"", "0"}, h.opts.Getenv("HF_HUB_OFFLINE"))
+	if complete && (commitID.MatchString(h.rev) || offline) {
 		return cached, nil
 	}
-	if offline != "" && offline != "0" {
+	if offline {
 		return "", fmt.Errorf("HF_HUB_OFFLINE is set and %s has no complete snapshot of revision %s", h.cache.dir, h.rev)
 	}
 	list, err := h.list(ctx, complete)
@@ -195,52 +171,33 @@ func (h *hub) list(ctx context.Context, once bool) (listing, error) {
 }
 
 // wantedFiles are downloaded when the repository has them.
-var wantedFiles = []string{"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+var wantedFiles = []string{"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", indexName}
 
 // download completes the snapshot: small files first, because the index says
 // which weights belong to the model.
 func (h *hub) download(ctx context.Context, list listing) error {
-	all := list.names()
-	var small, weights []string
-	for _, f := range wantedFiles {
-		if slices.Contains(all, f) {
-			small = append(small, f)
+	var all, small []string
+	for _, f := range list.Files {
+		if all = append(all, f.Name); slices.Contains(wantedFiles, f.Name) {
+			small = append(small, f.Name)
 		}
 	}
 	if !slices.Contains(small, "config.json") {
 		return errors.New("the repository has no config.json: it is not a transformers model")
 	}
-	switch {
-	case slices.Contains(all, indexName):
-		small = append(small, indexName)
-	case slices.Contains(all, "model.safetensors"):
-		weights = []string{"model.safetensors"}
-	default:
-		for _, f := range all {
-			if bareName(f) && strings.HasSuffix(f, ".safetensors") && !strings.HasPrefix(f, "consolidated") {
-				weights = append(weights, f)
-			}
-		}
-		if len(weights) == 0 {
-			return errors.New("the repository has no .safetensors files: other weight formats are not supported" + ggufHint(all))
-		}
-		if len(weights) > maxShards {
-			return fmt.Errorf("the repository has %d .safetensors files", len(weights))
-		}
-	}
 	if err := h.downloadAll(ctx, list.Commit, small); err != nil {
 		return err
 	}
-	if weights == nil {
-		b, err := os.ReadFile(filepath.Join(h.cache.snapshot(list.Commit), indexName))
-		if err != nil {
-			return err
-		}
-		owner, err := parseIndex(b)
-		if err != nil {
-			return fmt.Errorf("%s: %w", indexName, err)
-		}
-		weights = filesOf(owner)
+	weights, _, err := weightFiles(all, func() ([]byte, error) {
+		return os.ReadFile(filepath.Join(h.cache.snapshot(list.Commit), indexName))
+	})
+	switch {
+	case err != nil:
+		return err
+	case len(weights) == 0:
+		return errors.New("the repository has no .safetensors files: other weight formats are not supported" + ggufHint(all))
+	case len(weights) > maxShards:
+		return fmt.Errorf("the repository has %d .safetensors files", len(weights))
 	}
 	return h.downloadAll(ctx, list.Commit, weights)
 }

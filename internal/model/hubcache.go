@@ -1,13 +1,17 @@
 package model
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // hubCache is one repository's folder in the cache that every Hugging Face
@@ -26,19 +30,15 @@ type hubCache struct {
 func newHubCache(r repo, getenv func(string) string) (hubCache, error) {
 	root := getenv("HF_HUB_CACHE")
 	if root == "" {
-		home := getenv("HF_HOME")
-		if home == "" {
-			base := getenv("XDG_CACHE_HOME")
-			if base == "" {
-				user, err := os.UserHomeDir()
-				if err != nil {
-					return hubCache{}, fmt.Errorf("no place for the hub's cache, set HF_HOME: %w", err)
-				}
-				base = filepath.Join(user, ".cache")
+		home, base := getenv("HF_HOME"), getenv("XDG_CACHE_HOME")
+		if home == "" && base == "" {
+			user, err := os.UserHomeDir()
+			if err != nil {
+				return hubCache{}, fmt.Errorf("no place for the hub's cache, set HF_HOME: %w", err)
 			}
-			home = filepath.Join(base, "huggingface")
+			base = filepath.Join(user, ".cache")
 		}
-		root = filepath.Join(home, "hub")
+		root = filepath.Join(cmp.Or(home, filepath.Join(base, "huggingface")), "hub")
 	}
 	name := "models--" + r.owner + "--" + r.name
 	return hubCache{dir: filepath.Join(root, name), locks: filepath.Join(root, ".locks", name)}, nil
@@ -61,22 +61,12 @@ func (c hubCache) find(rev string) (dir string, complete bool) {
 	}
 	dir = c.snapshot(commit)
 	d := folder{fs: os.DirFS(dir), root: dir}
-	if !d.exists("config.json") {
+	files, owner, err := d.weights()
+	lacks := func(name string) bool { return !d.exists(name) }
+	if err != nil || lacks("config.json") || owner == nil && lacks("model.safetensors") || slices.ContainsFunc(files, lacks) {
 		return dir, false
 	}
-	if b, err := d.read(indexName, maxHeaderBytes); err == nil {
-		owner, err := parseIndex(b)
-		if err != nil {
-			return dir, false
-		}
-		for _, f := range filesOf(owner) {
-			if !d.exists(f) {
-				return dir, false
-			}
-		}
-		return dir, true
-	}
-	return dir, d.exists("model.safetensors")
+	return dir, true
 }
 
 // setRef remembers the commit that a branch or tag stood for.
@@ -104,15 +94,10 @@ func (c hubCache) link(commit, name, etag string) error {
 	if err := os.Remove(to); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	err := os.Symlink(filepath.Join("..", "..", "blobs", etag), to)
-	if err != nil && !errors.Is(err, os.ErrExist) {
-		// Where links need a privilege (Windows), a second name does too.
-		err = os.Link(c.blob(etag), to)
+	if err := os.Symlink(filepath.Join("..", "..", "blobs", etag), to); err != nil && !errors.Is(err, os.ErrExist) {
+		return err // where it exists another process was quicker
 	}
-	if errors.Is(err, os.ErrExist) {
-		return nil // another process was quicker
-	}
-	return err
+	return nil
 }
 
 // lockEvery is how often a lock that is held elsewhere is tried again.
@@ -140,3 +125,24 @@ func (c hubCache) lock(ctx context.Context, etag string) (unlock func(), err err
 }
 
 var errLocked = errors.New("locked")
+
+// tryLock takes an flock on path, as Python's filelock does, or returns
+// errLocked. The file stays: removing it would let two holders in.
+func tryLock(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return func() {
+			_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // also for a child that was just forked and has a copy of f
+			f.Close()
+		}, nil
+	}
+	f.Close()
+	if err == unix.EWOULDBLOCK || err == unix.EINTR {
+		return nil, errLocked
+	}
+	return nil, fmt.Errorf("lock %s: %w", path, err)
+}

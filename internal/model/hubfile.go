@@ -24,6 +24,11 @@ type job struct {
 	etag         string // set by head: the blob's name
 	size         int64  // set by head; 0 when the hub does not state it
 	sized        bool   // it did
+
+	f       *os.File // being filled
+	have    int64    // bytes in f
+	resumed bool     // f had some when filling began
+	meter   *meter
 }
 
 var (
@@ -72,25 +77,18 @@ func (h *hub) bring(ctx context.Context, j *job, meter *meter) error {
 		return err
 	}
 	part := blob + ".incomplete"
-	resumed, err := h.fill(ctx, j, part, meter)
-	if err != nil {
-		return err
-	}
-	err = verify(ctx, part, j.etag)
-	if bad := (*checksumError)(nil); errors.As(err, &bad) && resumed {
-		// What was there from an earlier run may have been bad: once more, whole.
-		h.opts.Log.Warn("resumed download has a wrong checksum: downloading it whole", "file", j.name)
-		if err := os.Remove(part); err != nil {
-			return err
+	err = h.fill(ctx, j, part, meter)
+	if errors.Is(err, errChecksum) {
+		if rerr := os.Remove(part); rerr != nil {
+			return rerr
 		}
-		meter.add(-j.size)
-		if _, err := h.fill(ctx, j, part, meter); err != nil {
-			return err
+		if j.resumed { // what an earlier run left may have been bad: once more, whole
+			h.opts.Log.Warn("resumed download has a wrong checksum: downloading it whole", "file", j.name)
+			meter.add(-j.size)
+			if err = h.fill(ctx, j, part, meter); errors.Is(err, errChecksum) {
+				os.Remove(part)
+			}
 		}
-		err = verify(ctx, part, j.etag)
-	}
-	if bad := (*checksumError)(nil); errors.As(err, &bad) {
-		os.Remove(part)
 	}
 	if err != nil {
 		return err
@@ -104,52 +102,43 @@ func (h *hub) bring(ctx context.Context, j *job, meter *meter) error {
 	return h.cache.link(j.commit, j.name, j.etag)
 }
 
-// fill downloads what part lacks. resumed tells that it had something.
-func (h *hub) fill(ctx context.Context, j *job, part string, meter *meter) (resumed bool, err error) {
-	f, err := os.OpenFile(part, os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		return false, err
+// fill downloads what part lacks, and verifies it.
+func (h *hub) fill(ctx context.Context, j *job, part string, meter *meter) (err error) {
+	if j.f, err = os.OpenFile(part, os.O_RDWR|os.O_CREATE, 0o644); err != nil {
+		return err
 	}
 	defer func() {
-		if cerr := f.Close(); err == nil {
+		if cerr := j.f.Close(); err == nil {
 			err = cerr
 		}
 	}()
-	have, err := f.Seek(0, io.SeekEnd)
-	if err != nil {
-		return false, err
+	if j.have, err = j.f.Seek(0, io.SeekEnd); err != nil {
+		return err
 	}
-	d := &fileDownload{job: j, f: f, meter: meter}
-	if have > j.size { // also where no size is stated: size is 0 then
-		if err := f.Truncate(0); err != nil {
-			return false, err
-		}
-		have = 0
-	}
-	if d.have, resumed = have, have > 0; resumed {
-		meter.add(have)
-	}
-	if !j.sized || d.have < j.size {
-		if err := h.retry(ctx, false, func() (bool, error) { return h.pull(ctx, d) }); err != nil {
-			return resumed, err
+	j.meter = meter
+	meter.add(j.have)
+	if j.have > j.size { // also where no size is stated: size is 0 then
+		if err := j.restart(); err != nil {
+			return err
 		}
 	}
-	return resumed, f.Sync()
-}
-
-// fileDownload is a file being filled.
-type fileDownload struct {
-	*job
-	f     *os.File
-	have  int64 // bytes in f
-	meter *meter
+	j.resumed = j.have > 0
+	if !j.sized || j.have < j.size {
+		if err := h.retry(ctx, false, func() (bool, error) { return h.pull(ctx, j) }); err != nil {
+			return err
+		}
+	}
+	if err := j.f.Sync(); err != nil {
+		return err
+	}
+	return verify(ctx, j.f, j.have, j.etag)
 }
 
 // restart forgets the bytes in the file.
-func (d *fileDownload) restart() error {
-	d.meter.add(-d.have)
-	d.have = 0
-	if err := d.f.Truncate(0); err != nil {
+func (j *job) restart() error {
+	j.meter.add(-j.have)
+	j.have = 0
+	if err := j.f.Truncate(0); err != nil {
 		return fatal{err}
 	}
 	return nil
@@ -159,99 +148,81 @@ func (d *fileDownload) restart() error {
 const enoughProgress = 64 << 10
 
 // pull makes one request for the rest of the file and stores what comes.
-func (h *hub) pull(ctx context.Context, d *fileDownload) (progress bool, err error) {
-	resp, err := h.get(ctx, http.MethodGet, h.url(d.job), d.have)
-	if status := (*statusError)(nil); errors.As(err, &status) && status.status == http.StatusRequestedRangeNotSatisfiable && d.have > 0 {
+func (h *hub) pull(ctx context.Context, j *job) (progress bool, err error) {
+	resp, err := h.get(ctx, http.MethodGet, h.url(j), j.have)
+	if status := (*statusError)(nil); errors.As(err, &status) && status.status == http.StatusRequestedRangeNotSatisfiable && j.have > 0 {
 		status.retryable = true
-		return false, errors.Join(err, d.restart())
+		return false, errors.Join(err, j.restart())
 	}
 	if err != nil {
 		return false, err
 	}
 	defer resp.body.Close()
-	if d.have > 0 {
-		want := "bytes " + strconv.FormatInt(d.have, 10) + "-"
+	if j.have > 0 {
+		want := "bytes " + strconv.FormatInt(j.have, 10) + "-"
 		if resp.status != http.StatusPartialContent {
-			if err := d.restart(); err != nil { // a server without ranges
+			if err := j.restart(); err != nil { // a server without ranges
 				return false, err
 			}
 		} else if got := resp.header.Get("Content-Range"); !strings.HasPrefix(got, want) {
 			return false, fatal{fmt.Errorf("content range %.80q where %q was asked", got, want)}
 		}
 	}
-	start := d.have
+	start := j.have
 	buf := make([]byte, 256<<10)
 	for {
 		n, rerr := resp.body.Read(buf)
-		if d.sized && d.have+int64(n) > d.size {
-			return false, fatal{fmt.Errorf("more than the stated %d bytes arrive", d.size)}
+		if j.sized && j.have+int64(n) > j.size {
+			return false, fatal{fmt.Errorf("more than the stated %d bytes arrive", j.size)}
 		}
-		if _, err := d.f.WriteAt(buf[:n], d.have); err != nil {
+		if _, err := j.f.WriteAt(buf[:n], j.have); err != nil {
 			return false, fatal{err}
 		}
-		d.have += int64(n)
-		d.meter.add(int64(n))
+		j.have += int64(n)
+		j.meter.add(int64(n))
 		if rerr == nil {
 			continue
 		}
-		if rerr == io.EOF && (!d.sized || d.have == d.size) {
+		if rerr == io.EOF && (!j.sized || j.have == j.size) {
 			return true, nil
 		}
 		if rerr == io.EOF {
 			rerr = io.ErrUnexpectedEOF
 		}
-		if !d.sized { // cannot be resumed
-			return false, errors.Join(rerr, d.restart())
+		if !j.sized { // cannot be resumed
+			return false, errors.Join(rerr, j.restart())
 		}
-		return d.have-start >= enoughProgress, rerr
+		return j.have-start >= enoughProgress, rerr
 	}
 }
 
-// checksumError is content that is not what its ETag says.
-type checksumError struct{ want, got string }
-
-func (e *checksumError) Error() string {
-	return fmt.Sprintf("checksum is %s, the hub states %s", e.got, e.want)
-}
+var errChecksum = errors.New("checksum differs")
 
 // verify compares the file with its ETag: SHA-256 for files in large-file
 // storage, git's blob SHA-1 for others. Other ETags say nothing.
-func verify(ctx context.Context, path, etag string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
+func verify(ctx context.Context, f *os.File, size int64, etag string) error {
 	var sum hash.Hash
 	switch {
 	case sha256Re.MatchString(etag):
 		sum = sha256.New()
 	case sha1Tag.MatchString(etag):
-		st, err := f.Stat()
-		if err != nil {
-			return err
-		}
 		sum = sha1.New()
-		sum.Write(fmt.Appendf(nil, "blob %d\x00", st.Size()))
+		fmt.Fprintf(sum, "blob %d\x00", size)
 	default:
 		return nil
 	}
-	buf := make([]byte, 1<<20)
+	r := io.NewSectionReader(f, 0, size)
 	for {
-		n, err := f.Read(buf)
-		sum.Write(buf[:n])
+		_, err := io.CopyN(sum, r, hashStep)
 		if err == io.EOF {
 			break
 		}
-		if err == nil {
-			err = ctx.Err()
-		}
-		if err != nil {
+		if err = errors.Join(err, ctx.Err()); err != nil {
 			return err
 		}
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != etag {
-		return &checksumError{want: etag, got: got}
+		return fmt.Errorf("%w: it is %s, the hub states %s", errChecksum, got, etag)
 	}
 	return nil
 }

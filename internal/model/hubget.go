@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,97 +23,91 @@ type response struct {
 	header http.Header
 	body   io.ReadCloser
 	etag   string // of the content, as the hub itself states it; not cleaned
-	size   int64  // -1 when not stated
+	size   int64  // -1 if not stated
 }
 
-// get requests u from offset on and follows redirects itself, because the
-// hub states checksum and size on the first answer, because the token must
-// not leave the hub's host, and because HEAD must not reach signed storage
-// URLs. An answer other than 200 or 206 is a *statusError.
-func (h *hub) get(ctx context.Context, method string, u *url.URL, offset int64) (*response, error) {
+// get requests u, which is the hub's, from offset on. The hub states checksum
+// and size on its own answer, before it redirects to storage; the token stays on
+// the hub's host, and HEAD does not go to signed storage URLs. An answer other
+// than 200 or 206 is a *statusError.
+func (h *hub) get(ctx context.Context, method string, u *url.URL, offset int64) (_ *response, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	watch := time.AfterFunc(h.stall, func() { cancel(errStalled) })
 	stop := func() { watch.Stop(); cancel(nil) }
-	out := &response{size: -1}
-	for range maxRedirects {
-		req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
+	defer func() {
 		if err != nil {
 			stop()
-			return nil, fatal{unsigned(err)}
 		}
-		home := u.Host == h.endpoint.Host && u.Scheme == h.endpoint.Scheme
-		if home && h.token != "" {
-			req.Header.Set("Authorization", "Bearer "+h.token)
-		}
-		req.Header.Set("User-Agent", "xpyd")
-		req.Header.Set("Accept-Encoding", "identity")
-		if offset > 0 {
-			req.Header.Set("Range", "bytes="+strconv.FormatInt(offset, 10)+"-")
-		}
-		resp, err := h.http.Do(req)
-		if err != nil {
-			err = stalledOr(ctx, unsigned(err))
-			stop()
-			return nil, err
-		}
-		if home {
-			out.note(resp.Header)
-		}
-		next, err := redirect(resp, u)
-		if err == nil && next != nil && (method != http.MethodHead || next.Host == h.endpoint.Host) {
-			resp.Body.Close()
-			u = next
-			continue
-		}
-		if err != nil {
-			resp.Body.Close()
-			stop()
-			return nil, err
-		}
-		if next == nil && resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusPartialContent {
-			err := h.refusal(resp, home)
-			resp.Body.Close()
-			stop()
-			return nil, err
-		}
-		out.status, out.header = resp.StatusCode, resp.Header
-		if next == nil && out.size < 0 && resp.StatusCode == http.StatusOK {
-			out.size = resp.ContentLength
-		}
-		out.body = &watchedBody{ReadCloser: resp.Body, ctx: ctx, watch: watch, stall: h.stall, stop: stop}
-		return out, nil
+	}()
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
+	if err != nil {
+		return nil, fatal{unsigned(err)}
 	}
-	stop()
-	return nil, fatal{fmt.Errorf("more than %d redirects", maxRedirects)}
+	h.authorize(req)
+	req.Header.Set("User-Agent", "xpyd")
+	req.Header.Set("Accept-Encoding", "identity")
+	if offset > 0 {
+		req.Header.Set("Range", "bytes="+strconv.FormatInt(offset, 10)+"-")
+	}
+	out := &response{size: -1}
+	client := *h.http
+	client.CheckRedirect = func(next *http.Request, via []*http.Request) error {
+		from := next.Response.Request.URL
+		if h.home(from) {
+			out.note(next.Response.Header)
+		}
+		switch to := next.URL; {
+		case len(via) == maxRedirects:
+			return fatal{fmt.Errorf("more than %d redirects", maxRedirects)}
+		case to.Scheme != "https" && (to.Scheme != "http" || from.Scheme == "https"):
+			return fatal{fmt.Errorf("redirect from %s to %s is refused", from.Scheme, to.Scheme)}
+		case method == http.MethodHead && to.Host != h.endpoint.Host:
+			return http.ErrUseLastResponse
+		}
+		next.Header.Del("Referer")
+		h.authorize(next)
+		return nil
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, stalledOr(ctx, unsigned(err))
+	}
+	home := h.home(resp.Request.URL)
+	if home {
+		out.note(resp.Header)
+	}
+	switch {
+	case resp.StatusCode == http.StatusOK && out.size < 0:
+		out.size = resp.ContentLength
+	case resp.StatusCode == http.StatusOK, resp.StatusCode == http.StatusPartialContent:
+	case method == http.MethodHead && resp.StatusCode/100 == 3:
+	default:
+		resp.Body.Close()
+		return nil, h.refusal(resp, home)
+	}
+	out.status, out.header = resp.StatusCode, resp.Header
+	out.body = &watchedBody{ReadCloser: resp.Body, ctx: ctx, watch: watch, stall: h.stall, stop: stop}
+	return out, nil
+}
+
+func (h *hub) home(u *url.URL) bool {
+	return u.Host == h.endpoint.Host && u.Scheme == h.endpoint.Scheme
+}
+
+// authorize gives a request the token if it goes to the hub, and else none.
+func (h *hub) authorize(req *http.Request) {
+	req.Header.Del("Authorization")
+	if h.token != "" && h.home(req.URL) {
+		req.Header.Set("Authorization", "Bearer "+h.token)
+	}
 }
 
 // note keeps what the hub says of the content behind a redirect.
 func (r *response) note(h http.Header) {
-	if v := h.Get("X-Linked-Etag"); v != "" {
-		r.etag = v
-	} else if v := h.Get("Etag"); v != "" && r.etag == "" {
-		r.etag = v
-	}
+	r.etag = cmp.Or(h.Get("X-Linked-Etag"), r.etag, h.Get("Etag"))
 	if n, err := strconv.ParseInt(h.Get("X-Linked-Size"), 10, 64); err == nil && n >= 0 {
 		r.size = n
 	}
-}
-
-// redirect returns where resp leads, nil when it is no redirect.
-func redirect(resp *http.Response, from *url.URL) (*url.URL, error) {
-	switch resp.StatusCode {
-	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
-	default:
-		return nil, nil
-	}
-	to, err := from.Parse(resp.Header.Get("Location"))
-	if err != nil {
-		return nil, fatal{fmt.Errorf("redirect: %w", unsigned(err))}
-	}
-	if to.Scheme != "https" && (to.Scheme != "http" || from.Scheme == "https") {
-		return nil, fatal{fmt.Errorf("redirect from %s to %s is refused", from.Scheme, to.Scheme)}
-	}
-	return to, nil
 }
 
 // unsigned takes the query out of the URL that err names: that of a storage link

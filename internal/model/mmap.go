@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // mapping is a file's bytes, for reading only. A file that shrinks while it
@@ -14,10 +16,10 @@ type mapping struct {
 	path    string // absolute, links resolved; "" for embedded bytes
 	data    []byte
 	modTime time.Time
-	unmap   func() error // nil when data is on the heap
+	mapped  bool // else data is on the heap
 }
 
-// mapFile maps path, or reads it where there is no mmap.
+// mapFile maps a file that is not empty.
 func mapFile(path string) (*mapping, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -37,11 +39,11 @@ func mapFile(path string) (*mapping, error) {
 	if int64(int(st.Size())) != st.Size() {
 		return nil, fmt.Errorf("%s: %d bytes do not fit this machine's address space", path, st.Size())
 	}
-	m := &mapping{path: resolve(path), modTime: st.ModTime()}
-	if m.data, m.unmap, err = mapBytes(f, int(st.Size())); err != nil {
+	data, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
 		return nil, fmt.Errorf("map %s: %w", path, err)
 	}
-	return m, nil
+	return &mapping{path: resolve(path), data: data, modTime: st.ModTime(), mapped: true}, nil
 }
 
 // resolve makes a path absolute and follows links, as far as that goes.
@@ -55,12 +57,10 @@ func resolve(path string) string {
 	return path
 }
 
-func (m *mapping) close() error {
-	if m.unmap == nil {
-		m.data = nil
-		return nil
+func (m *mapping) close() (err error) {
+	if m.mapped {
+		err = unix.Munmap(m.data)
 	}
-	err := m.unmap()
-	m.data, m.unmap = nil, nil
+	m.data, m.mapped = nil, false
 	return err
 }

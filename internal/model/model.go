@@ -2,12 +2,10 @@
 // directories (config.json and safetensors), GGUF files, and Hugging Face
 // hub repositories, which it downloads into the hub's own cache layout.
 //
-// Whatever the source, a [Model] has one shape: a [Config] that says which
-// Llama-family decoder this is, and tensors under their Hugging Face names
-// ("model.layers.0.self_attn.q_proj.weight") in the rotate-half RoPE
-// convention. Open checks that every tensor the architecture needs is there
-// with the right shape, and refuses what would compute something else: a
-// model that opens is one that can be served.
+// Whatever the source, a [Model] has an [arch.Config] and the tensors that its
+// architecture lists, under Hugging Face's names and with rows in rotate-half
+// order. Open checks that each is there with the right shape, and refuses what
+// would compute something else: a model that opens can be served.
 //
 // Non-goals: computing with the weights, tokenising, writing models (tests
 // find a writer in modeltest), formats that can execute code (pickle).
@@ -17,11 +15,15 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // EmbeddedName is the name of the model inside the binary.
@@ -62,7 +64,7 @@ type Model struct {
 	// Name is what clients call the model: "stories260k", the directory's
 	// base name, the file's without ".gguf", or "OWNER/NAME" on the hub.
 	Name   string
-	Config Config
+	Config arch.Config
 	// TorchDType is what the model's makers compute in ("float16", "bfloat16",
 	// "float32"), "" where nobody says. It is no part of the fingerprint, which
 	// has what the weights are stored as.
@@ -75,7 +77,6 @@ type Model struct {
 
 	source    string // what errors name: a path, or "embedded stories260k"
 	tensors   map[string]entry
-	names     []string // sorted
 	maps      []*mapping
 	gguf      map[string]any
 	tokenizer [3][]byte // tokenizer.json, tokenizer_config.json, chat_template.jinja
@@ -109,7 +110,11 @@ func open(ctx context.Context, ref string, opts Options) (*Model, error) {
 		if err != nil {
 			return nil, err
 		}
-		dir, err := fetch(ctx, repo, opts)
+		h, err := newHub(repo, opts)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", ref, err)
+		}
+		dir, err := h.snapshot(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", ref, err)
 		}
@@ -144,16 +149,16 @@ func joinClose(err error, m *Model) error {
 // Tensor returns the named tensor. Its Data is read-only and valid until
 // Close. Quantised GGUF tensors are dequantised to F32 and re-ordered ones
 // copied anew on each call; all else is a window on the mapped file.
-func (m *Model) Tensor(name string) (Tensor, bool) {
+func (m *Model) Tensor(name string) (kernels.Tensor, bool) {
 	e, ok := m.tensors[name]
 	if !ok {
-		return Tensor{}, false
+		return kernels.Tensor{}, false
 	}
 	return e.tensor(), true
 }
 
 // Names lists the tensors that Config's architecture uses, sorted.
-func (m *Model) Names() []string { return slices.Clone(m.names) }
+func (m *Model) Names() []string { return slices.Sorted(maps.Keys(m.tensors)) }
 
 // TokenizerFiles returns tokenizer.json, tokenizer_config.json and
 // chat_template.jinja as they are; nil for each that the model lacks. A GGUF
@@ -176,6 +181,6 @@ func (m *Model) Close() error {
 			first = fmt.Errorf("unmap %s: %w", mp.path, err)
 		}
 	}
-	m.maps, m.tensors, m.names = nil, nil, nil
+	m.maps, m.tensors = nil, nil
 	return first
 }

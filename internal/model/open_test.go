@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -17,7 +19,9 @@ import (
 	"unsafe"
 
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 func open(t *testing.T, ref string) *model.Model {
@@ -34,7 +38,7 @@ func open(t *testing.T, ref string) *model.Model {
 	return m
 }
 
-func writeHF(t *testing.T, c model.Config, o modeltest.HFOptions) string {
+func writeHF(t *testing.T, c arch.Config, o modeltest.HFOptions) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "my-model")
 	if err := modeltest.WriteHF(dir, c, o); err != nil {
@@ -44,16 +48,16 @@ func writeHF(t *testing.T, c model.Config, o modeltest.HFOptions) string {
 }
 
 // floats widens any tensor to float32.
-func floats(t *testing.T, tn model.Tensor) []float32 {
+func floats(t *testing.T, tn kernels.Tensor) []float32 {
 	t.Helper()
 	var out []float32
 	for b := tn.Data; len(b) > 0; b = b[tn.DType.Bytes():] {
 		switch tn.DType {
-		case model.F32:
+		case kernels.F32:
 			out = append(out, math.Float32frombits(binary.LittleEndian.Uint32(b)))
-		case model.BF16:
+		case kernels.BF16:
 			out = append(out, math.Float32frombits(uint32(binary.LittleEndian.Uint16(b))<<16))
-		case model.F16:
+		case kernels.F16:
 			h := binary.LittleEndian.Uint16(b)
 			v := math.Ldexp(float64(h&0x3ff|0x400), int(h>>10&31)-25)
 			if h>>10&31 == 0 {
@@ -70,7 +74,7 @@ func floats(t *testing.T, tn model.Tensor) []float32 {
 
 func TestOpenEmbedded(t *testing.T) {
 	m := open(t, "")
-	want := model.Config{
+	want := arch.Config{
 		ModelType: "llama", Layers: 5, Hidden: 64, Intermediate: 172, Heads: 8, KVHeads: 4, HeadDim: 8, Vocab: 512,
 		MaxPositions: 512, NormEps: 1e-5, RopeTheta: 10000, TiedHead: true, BOS: []int32{1}, EOS: []int32{2},
 	}
@@ -93,13 +97,13 @@ func TestOpenEmbedded(t *testing.T) {
 }
 
 func TestOpenHF(t *testing.T) {
-	f := func(name string, c model.Config, o modeltest.HFOptions) {
+	f := func(name string, c arch.Config, o modeltest.HFOptions) {
 		t.Run(name, func(t *testing.T) {
 			m := open(t, writeHF(t, c, o))
 			if !reflect.DeepEqual(m.Config, c) {
 				t.Errorf("config\n%+v, want\n%+v", m.Config, c)
 			}
-			if want := map[model.DType]string{model.F32: "float32", model.F16: "float16", model.BF16: "bfloat16"}[o.DType]; m.TorchDType != want {
+			if want := map[kernels.DType]string{kernels.F32: "float32", kernels.F16: "float16", kernels.BF16: "bfloat16"}[o.DType]; m.TorchDType != want {
 				t.Errorf("torch_dtype %q, want %q", m.TorchDType, want)
 			}
 			if m.Name != "my-model" {
@@ -114,9 +118,9 @@ func TestOpenHF(t *testing.T) {
 				if !ok || tn.DType != o.DType || !slices.Equal(tn.Shape, s.Shape) {
 					t.Fatalf("%s: %v %v %v", s.Name, ok, tn.DType, tn.Shape)
 				}
-				got, want := floats(t, tn), modeltest.Values(o.Seed, s.Name, s.Shape)
+				got, want := floats(t, tn), modeltest.Values(o.Seed, s)
 				for i := range want {
-					tolerance := map[model.DType]float64{model.F16: 1. / 2048, model.BF16: 1. / 256}[o.DType]
+					tolerance := map[kernels.DType]float64{kernels.F16: 1. / 2048, kernels.BF16: 1. / 256}[o.DType]
 					if math.Abs(float64(got[i]-want[i])) > tolerance*math.Abs(float64(want[i]))+tolerance*1e-4 {
 						t.Fatalf("%s[%d] is %v, want %v", s.Name, i, got[i], want[i])
 					}
@@ -124,16 +128,45 @@ func TestOpenHF(t *testing.T) {
 			}
 		})
 	}
-	f("llama f32", modeltest.Tiny("llama"), modeltest.HFOptions{Seed: 1})
-	f("llama bf16 in shards", modeltest.Tiny("llama"), modeltest.HFOptions{Seed: 2, DType: model.BF16, Shards: 3})
-	f("qwen2 f16", modeltest.Tiny("qwen2"), modeltest.HFOptions{Seed: 3, DType: model.F16})
-	f("qwen3", modeltest.Tiny("qwen3"), modeltest.HFOptions{Seed: 4})
+	for i, family := range arch.Families() {
+		f(family.Name+" f32", modeltest.Tiny(family.Name), modeltest.HFOptions{Seed: uint64(i)})
+		f(family.Name+" bf16 in shards", modeltest.Tiny(family.Name), modeltest.HFOptions{Seed: uint64(i), DType: kernels.BF16, Shards: 3})
+	}
+	f("qwen2 f16", modeltest.Tiny("qwen2"), modeltest.HFOptions{Seed: 3, DType: kernels.F16})
 	biased := modeltest.Tiny("llama")
 	biased.QKVBias = true
 	f("llama with attention bias", biased, modeltest.HFOptions{Seed: 5})
 	scaled := modeltest.Tiny("llama")
-	scaled.Rope = model.RopeScaling{Kind: "llama3", Factor: 32, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPos: 64}
+	scaled.Rope = arch.RopeScaling{Kind: "llama3", Factor: 32, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPos: 64}
 	f("llama 3 scaling", scaled, modeltest.HFOptions{Seed: 6})
+}
+
+// What a config.json says of the type to compute in, in old and new files; what is
+// no name stops nobody.
+func TestTorchDType(t *testing.T) {
+	f := func(want string, change map[string]any) {
+		t.Helper()
+		j := modeltest.ConfigJSON(modeltest.Tiny("llama"), kernels.F32)
+		maps.Copy(j, change)
+		maps.DeleteFunc(j, func(_ string, v any) bool { return v == nil })
+		b, err := json.Marshal(j)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := model.TorchDType(b); got != want {
+			t.Errorf("%v: %q, want %q", change, got, want)
+		}
+		if _, err := arch.ReadHF(b); err != nil {
+			t.Error(err)
+		}
+	}
+	f("float32", nil)
+	f("float16", map[string]any{"torch_dtype": "float16"})
+	f("bfloat16", map[string]any{"torch_dtype": nil, "dtype": "bfloat16"})
+	f("float16", map[string]any{"torch_dtype": "bfloat16", "dtype": "float16"})
+	f("", map[string]any{"torch_dtype": nil})
+	f("", map[string]any{"torch_dtype": 16})
+	f("float16", map[string]any{"torch_dtype": "float16", "dtype": map[string]any{"text": "float32"}})
 }
 
 func TestOpenHFFiles(t *testing.T) {
@@ -193,7 +226,7 @@ func TestOpenSnapshotName(t *testing.T) {
 
 func TestOpenErrors(t *testing.T) {
 	type files map[string]string // file -> new content; "-" removes it
-	f := func(name, want string, c func(*model.Config), o modeltest.HFOptions, change files) {
+	f := func(name, want string, c func(*arch.Config), o modeltest.HFOptions, change files) {
 		t.Run(name, func(t *testing.T) {
 			stored := modeltest.Tiny("llama")
 			dir := writeHF(t, stored, o)
@@ -235,10 +268,10 @@ func TestOpenErrors(t *testing.T) {
 	f("index leads outside", "is not a plain", nil, sharded, files{"model.safetensors.index.json": `{"weight_map":{"a":"../a.safetensors"}}`})
 	f("tensor not in its shard", "model-00001-of-00002.safetensors: tensor a is missing", nil, sharded,
 		files{"model.safetensors.index.json": `{"weight_map":{"a":"model-00001-of-00002.safetensors"}}`})
-	f("missing tensor", "tensor model.layers.0.self_attn.q_norm.weight is missing", func(c *model.Config) { c.ModelType, c.QKNorm = "qwen3", true }, modeltest.HFOptions{}, nil)
-	f("missing bias", "tensor model.layers.0.self_attn.q_proj.bias is missing", func(c *model.Config) { c.QKVBias = true }, modeltest.HFOptions{}, nil)
-	f("wrong shape", "tensor model.embed_tokens.weight has shape [128 64], the configuration needs [127 64]", func(c *model.Config) { c.Vocab-- }, modeltest.HFOptions{}, nil)
-	f("layers beyond", "tensor model.layers.1.input_layernorm.weight has no place", func(c *model.Config) { c.Layers-- }, modeltest.HFOptions{}, nil)
+	f("missing tensor", "tensor model.layers.0.self_attn.q_norm.weight is missing", func(c *arch.Config) { c.ModelType, c.QKNorm = "qwen3", true }, modeltest.HFOptions{}, nil)
+	f("missing bias", "tensor model.layers.0.self_attn.q_proj.bias is missing", func(c *arch.Config) { c.QKVBias = true }, modeltest.HFOptions{}, nil)
+	f("wrong shape", "tensor model.embed_tokens.weight has shape [128 64], the configuration needs [127 64]", func(c *arch.Config) { c.Vocab-- }, modeltest.HFOptions{}, nil)
+	f("layers beyond", "tensor model.layers.1.input_layernorm.weight has no place", func(c *arch.Config) { c.Layers-- }, modeltest.HFOptions{}, nil)
 	f("config cut", "config.json: unexpected end of JSON input", nil, modeltest.HFOptions{}, files{"config.json": "{"})
 	f("generation config", "generation_config.json: token id", nil, modeltest.HFOptions{}, files{"generation_config.json": `{"eos_token_id":"x"}`})
 

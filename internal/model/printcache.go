@@ -36,7 +36,7 @@ func newPrintCache(m *Model, opts Options) printCache {
 	}
 	var c printCache
 	files, state := sha256.New(), sha256.New()
-	state.Write([]byte(fingerprintMagic + m.Config.canonical()))
+	state.Write([]byte(fingerprintMagic + m.Config.Canonical()))
 	for _, mp := range m.maps {
 		if mp.path == "" {
 			return printCache{} // embedded: hashing it is quicker than a file

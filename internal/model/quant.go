@@ -3,6 +3,8 @@ package model
 import (
 	"encoding/binary"
 	"math"
+
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // quant is a block format of GGUF: block values lie in size bytes.
@@ -31,18 +33,7 @@ func (q *quant) decode(dst, src []byte) {
 }
 
 // half widens the F16 at b[0:2].
-func half(b []byte) float32 {
-	h := uint32(binary.LittleEndian.Uint16(b))
-	sign, exp, frac := h&0x8000<<16, h>>10&0x1f, h&0x3ff
-	switch {
-	case exp == 0x1f:
-		return math.Float32frombits(sign | 0x7f800000 | frac<<13)
-	case exp != 0:
-		return math.Float32frombits(sign | (exp+112)<<23 | frac<<13)
-	}
-	v := float32(frac) * (1.0 / (1 << 24)) // subnormal: exact
-	return math.Float32frombits(sign | math.Float32bits(v))
-}
+func half(b []byte) float32 { return kernels.FromF16(binary.LittleEndian.Uint16(b)) }
 
 // f16 d, 32 x int8
 func q80(out []float32, b []byte) {

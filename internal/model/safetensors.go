@@ -11,6 +11,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // Bounds on foreign headers. The safetensors format allows 100 MB.
@@ -117,13 +119,13 @@ func readTensor(dec *json.Decoder, body []byte) (stored, span, error) {
 	}
 	switch h.DType {
 	case "F32":
-		s.dtype = F32
+		s.dtype = kernels.F32
 	case "F16":
-		s.dtype = F16
+		s.dtype = kernels.F16
 	case "BF16":
-		s.dtype = BF16
+		s.dtype = kernels.BF16
 	case storedF8:
-		s.dtype = F32 // widened, once choose has found its scales
+		s.dtype = kernels.F32 // widened, once choose has found its scales
 	default:
 		s.why = fmt.Sprintf("dtype %s is not supported (F32, F16, BF16 and F8_E4M3 are)", h.DType)
 	}

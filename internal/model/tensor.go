@@ -1,59 +1,16 @@
 package model
 
 import (
-	"fmt"
 	"math"
 	"unsafe"
+
+	"github.com/xpyd/xpyd/kernels"
 )
-
-// DType is the element type of a tensor as Tensor returns it.
-type DType uint8
-
-// Element types, in the order of kernels.DType.
-const (
-	F32 DType = iota
-	F16
-	BF16
-	F8 // E4M3, of Model.F8 alone
-)
-
-// Bytes is the size of one element.
-func (d DType) Bytes() int {
-	switch d {
-	case F32:
-		return 4
-	case F8:
-		return 1
-	}
-	return 2
-}
-
-func (d DType) String() string {
-	switch d {
-	case F32:
-		return "f32"
-	case F16:
-		return "f16"
-	case BF16:
-		return "bf16"
-	case F8:
-		return "f8e4m3"
-	}
-	return fmt.Sprintf("dtype(%d)", uint8(d))
-}
-
-// Tensor is a row-major, little-endian array. Projections are [out, in].
-// Data begins at an address that is a multiple of the element size.
-type Tensor struct {
-	DType DType
-	Shape []int
-	Data  []byte // product(Shape) * DType.Bytes()
-}
 
 // entry is a tensor as it lies in its file.
 type entry struct {
-	stored string // dtype in the file: "F32", "Q4_K"; part of the fingerprint
-	dtype  DType  // dtype that Tensor yields
+	stored string        // dtype in the file: "F32", "Q4_K"; part of the fingerprint
+	dtype  kernels.DType // dtype that Tensor yields
 	shape  []int
 	raw    []byte    // stored bytes
 	quant  *quant    // set when stored in quantised blocks
@@ -62,8 +19,8 @@ type entry struct {
 }
 
 // tensor yields e in canonical form.
-func (e entry) tensor() Tensor {
-	t := Tensor{DType: e.dtype, Shape: append([]int(nil), e.shape...)}
+func (e entry) tensor() kernels.Tensor {
+	t := kernels.Tensor{DType: e.dtype, Shape: append([]int(nil), e.shape...)}
 	if e.scale != nil {
 		t.Data = widenF8(e.raw, e.shape[0], e.scale)
 		return t

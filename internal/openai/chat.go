@@ -7,13 +7,19 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
 // ParseChat reads and validates a chat body. Nothing of body is kept.
 func ParseChat(body []byte, lim Limits) (*Chat, *Error) {
 	c := &Chat{Sampling: defaults(), AddGenerationPrompt: true}
 	p := parser{lim: lim.withDefaults()}
-	if err := p.body(body, func(key []byte) *Error { return p.chatField(c, key) }); err != nil {
+	p.begin(body)
+	for p.Next() == jsonscan.Key {
+		p.chatField(c, p.Decoded())
+	}
+	if err := p.end(); err != nil {
 		return nil, err
 	}
 	if err := p.checkChat(c); err != nil {
@@ -22,74 +28,55 @@ func ParseChat(body []byte, lim Limits) (*Chat, *Error) {
 	return c, nil
 }
 
-func (p *parser) chatField(c *Chat, key []byte) (err *Error) {
-	r := &p.r
+// chatField reads one field of a chat.
+func (p *parser) chatField(c *Chat, key []byte) {
+	p.values = 0
 	switch string(key) {
 	case "messages":
-		c.Messages, err = p.messages()
+		c.Messages = p.messages()
 	case "max_tokens":
-		var n *int
-		if n, err = p.optInt("max_tokens", 1, math.MaxInt32); !p.completionTokens {
+		if n := p.optInt("max_tokens", 1, math.MaxInt32); !p.completionTokens {
 			c.MaxTokens = n
 		}
 	case "max_completion_tokens": // wins over max_tokens, which it replaced
-		var n *int
-		if n, err = p.optInt("max_completion_tokens", 1, math.MaxInt32); n != nil {
+		if n := p.optInt("max_completion_tokens", 1, math.MaxInt32); n != nil {
 			c.MaxTokens, p.completionTokens = n, true
 		}
 	case "logprobs":
-		c.Logprobs, _, err = r.readBool("logprobs")
+		c.Logprobs = p.bool("logprobs", false)
 	case "top_logprobs":
-		var n *int
-		n, err = p.optInt("top_logprobs", 0, int64(p.lim.MaxLogprobs))
-		p.topLogprobs = n != nil && *n > 0
-		if c.TopLogprobs = 0; n != nil {
-			c.TopLogprobs = *n
-		}
+		c.TopLogprobs = p.intOr("top_logprobs", 0, 0, int64(p.lim.MaxLogprobs))
+		p.topLogprobs = c.TopLogprobs > 0
 	case "tools":
-		c.Tools, err = p.tools()
+		c.Tools = p.tools()
 	case "tool_choice":
-		if k := r.peek(); k != '"' && k != '{' && k != 'n' {
-			return r.wrong("tool_choice", "a string or an object")
+		if k := p.Peek(); k != jsonscan.String && k != jsonscan.Object && k != jsonscan.Null {
+			p.wrong("tool_choice", "a string or an object")
 		}
-		c.ToolChoice, err = p.keep()
+		c.ToolChoice = bytes.Clone(p.raw())
 	case "response_format":
-		if c.ResponseFormat, err = p.keep(); err == nil && c.ResponseFormat != nil {
-			var kind string
-			kind, err = objectType(c.ResponseFormat, "response_format", p.lim.MaxDepth)
-			if err == nil && kind == "" {
-				err = BadRequest("response_format", "response_format.type is required")
-			}
-			if kind == "text" {
-				c.ResponseFormat = nil
-			}
-		}
+		c.ResponseFormat = p.responseFormat()
 	case "add_generation_prompt":
-		c.AddGenerationPrompt, p.generationGiven, err = r.readBool("add_generation_prompt")
-		if !p.generationGiven {
-			c.AddGenerationPrompt = true
-		}
+		p.generationGiven = p.Peek() != jsonscan.Null
+		c.AddGenerationPrompt = p.bool("add_generation_prompt", true)
 	case "continue_final_message":
-		c.ContinueFinalMessage, _, err = r.readBool("continue_final_message")
+		c.ContinueFinalMessage = p.bool("continue_final_message", false)
 	case "add_special_tokens":
-		c.AddSpecial, _, err = r.readBool("add_special_tokens")
+		c.AddSpecial = p.bool("add_special_tokens", false)
 	case "chat_template_kwargs":
-		c.TemplateKwargs, err = p.templateKwargs()
+		c.TemplateKwargs = p.templateKwargs()
 	case "functions", "function_call", "audio", "chat_template":
 		name := string(key)
-		var raw []byte
-		if raw, err = r.raw(); err == nil && raw != nil {
-			err = BadRequest(name, "%s is not supported", name)
+		if p.raw() != nil {
+			p.refuse(name, "%s is not supported", name)
 		}
 	case "modalities":
-		var raw []byte
-		if raw, err = r.raw(); err == nil && strings.Contains(string(raw), "audio") {
-			err = BadRequest("modalities", "only text is supported")
+		if bytes.Contains(p.raw(), []byte("audio")) {
+			p.refuse("modalities", "only text is supported")
 		}
 	default:
-		err = p.sampling(&c.Sampling, key)
+		p.sampling(&c.Sampling, key)
 	}
-	return err
 }
 
 func (p *parser) checkChat(c *Chat) *Error {
@@ -107,238 +94,207 @@ func (p *parser) checkChat(c *Chat) *Error {
 	return c.check()
 }
 
-func (p *parser) keep() ([]byte, *Error) {
-	raw, err := p.r.raw()
-	return clone(raw), err
+// responseFormat keeps a format; nil for plain text.
+func (p *parser) responseFormat() json.RawMessage {
+	p.Peek()
+	from := p.Pos()
+	switch kind, given := p.objectType("response_format"); {
+	case !given || kind == "text":
+		return nil
+	case kind == "":
+		p.refuse("response_format", "response_format.type is required")
+	}
+	return bytes.Clone(p.Since(from))
 }
 
 // tools checks that tools is a list of objects with a type and keeps its text;
 // order of keys matters to templates.
-func (p *parser) tools() ([]byte, *Error) {
-	if k := p.r.peek(); k != '[' && k != 'n' {
-		return nil, p.r.wrong("tools", "a list")
+func (p *parser) tools() json.RawMessage {
+	p.Peek()
+	from, n := p.Pos(), 0
+	if !p.is("tools", jsonscan.Array, "a list") {
+		return nil
 	}
-	p.values = 0
-	raw, err := p.value("tools")
-	if err != nil || string(raw) == "null" {
-		return nil, err
+	for ; p.Item(); n++ {
+		if p.Peek() == jsonscan.Null {
+			p.wrong("tools", "an object")
+		}
+		if kind, _ := p.objectType("tools"); kind == "" {
+			p.refuse("tools", "tools[%d].type is required", n)
+		}
 	}
-	raw = clone(raw)
-	r := reader{b: raw, maxDepth: p.lim.MaxDepth}
-	r.peek()
-	n := 0
-	err = r.array(func(i int) *Error {
-		n++
-		item, err := r.raw()
-		if err != nil {
-			return err
-		}
-		kind, err := objectType(item, "tools", p.lim.MaxDepth)
-		if err == nil && kind == "" {
-			err = BadRequest("tools", "tools[%d].type is required", i)
-		}
-		return err
-	})
 	if n == 0 {
-		raw = nil
+		return nil
 	}
-	return raw, err
+	return bytes.Clone(p.Since(from))
 }
 
 // templateKwargs reads what the client wants to tell the template.
-func (p *parser) templateKwargs() (map[string]json.RawMessage, *Error) {
+func (p *parser) templateKwargs() map[string]json.RawMessage {
 	const name = "chat_template_kwargs"
-	if null, err := p.r.null(); null || err != nil {
-		return nil, err
+	if !p.is(name, jsonscan.Object, "an object") {
+		return nil
 	}
-	if p.r.peek() != '{' {
-		return nil, p.r.wrong(name, "an object")
-	}
-	p.values = 0
 	out := map[string]json.RawMessage{}
-	err := p.r.object(func(key []byte) *Error {
-		k := string(key)
-		raw, err := p.value(name)
-		out[k] = clone(raw)
-		return err
-	})
-	return out, err
+	for p.Next() == jsonscan.Key {
+		key := string(p.Decoded())
+		p.Peek()
+		from := p.Pos()
+		p.walk(name)
+		out[key] = bytes.Clone(p.Since(from))
+	}
+	return out
 }
 
 // messages reads the conversation.
-func (p *parser) messages() ([]json.RawMessage, *Error) {
-	if null, err := p.r.null(); null || err != nil {
-		return nil, err
+func (p *parser) messages() (out []json.RawMessage) {
+	if !p.is("messages", jsonscan.Array, "a list") {
+		return nil
 	}
-	if p.r.peek() != '[' {
-		return nil, p.r.wrong("messages", "a list")
+	for p.Item() {
+		out = append(out, p.message(fmt.Sprintf("messages[%d]", len(out))))
 	}
-	p.values = 0
-	var out []json.RawMessage
-	err := p.r.array(func(i int) *Error {
-		m, err := p.message(fmt.Sprintf("messages[%d]", i))
-		out = append(out, m)
-		return err
-	})
-	if err != nil {
-		err.Param = paramRoot(err.Param)
+	return out
+}
+
+// openMessage opens an object within messages, where nothing may be null.
+func (p *parser) openMessage(name string) bool {
+	if p.Peek() != jsonscan.Object {
+		p.wrong(name, "an object")
 	}
-	return out, err
+	p.count("messages")
+	return p.Next() == jsonscan.Object
 }
 
 // message checks one message and brings it to the form that templates expect.
-func (p *parser) message(name string) (json.RawMessage, *Error) {
-	r := &p.r
-	if r.peek() != '{' {
-		return nil, r.wrong(name, "an object")
+func (p *parser) message(name string) json.RawMessage {
+	p.Peek()
+	start := p.Pos()
+	if !p.openMessage(name) {
+		return nil
 	}
-	if err := p.count("messages"); err != nil {
-		return nil, err
-	}
-	start := r.i
-	role, content := "", byte(0) // of the content, what it begins with
-	var from, to int             // where it is, if it is a list of parts
-	var text string              // which make this
-	err := r.object(func(key []byte) (err *Error) {
-		switch string(key) {
+	role, content := "", jsonscan.None
+	var from, to int // where content is, if it is a list of parts
+	var text string  // which make this
+	for p.Next() == jsonscan.Key {
+		switch string(p.Decoded()) {
 		case "role":
-			role, err = p.stringOr("messages")
+			role = p.stringOr("messages")
 		case "content":
-			switch content = r.peek(); content {
-			case '"', 'n':
-				err = p.walk("messages")
-			case '[':
-				from = r.i
-				text, err = p.joinParts(name)
-				to = r.i
+			switch content = p.Peek(); content {
+			case jsonscan.String, jsonscan.Null:
+				p.walk("messages")
+			case jsonscan.Array:
+				from = p.Pos()
+				text = p.joinParts(name)
+				to = p.Pos()
 			default:
-				err = r.wrong(name+".content", "a string or a list of parts")
+				p.wrong(name+".content", "a string or a list of parts")
 			}
 		case "tool_calls":
-			err = p.toolCalls(name + ".tool_calls")
+			p.toolCalls(name + ".tool_calls")
 		default:
-			err = p.walk("messages")
+			p.walk("messages")
 		}
-		return err
-	})
-	raw := r.b[start:r.i]
-	switch {
-	case err != nil:
-		return nil, err
-	case role == "":
-		return nil, BadRequest("messages", "%s.role is required and must be a string", name)
-	case content == '[':
-		out := append(make([]byte, 0, len(raw)), r.b[start:from]...)
-		return append(AppendString(out, text), r.b[to:r.i]...), nil
-	case (content == 0 || content == 'n') && role != "assistant":
-		return nil, BadRequest("messages", "%s.content is required", name)
-	case content == 0: // the object is not empty: it has a role
-		return append(clone(raw[:len(raw)-1]), `,"content":null}`...), nil
 	}
-	return clone(raw), nil
+	raw := p.Since(start)
+	switch {
+	case raw == nil:
+	case role == "":
+		p.refuse("messages", "%s.role is required and must be a string", name)
+	case content == jsonscan.Array:
+		from, to = from-start, to-start
+		out := append(make([]byte, 0, len(raw)), raw[:from]...)
+		return append(AppendString(out, text), raw[to:]...)
+	case (content == jsonscan.None || content == jsonscan.Null) && role != "assistant":
+		p.refuse("messages", "%s.content is required", name)
+	case content == jsonscan.None: // the object is not empty: it has a role
+		return append(bytes.Clone(raw[:len(raw)-1]), `,"content":null}`...)
+	}
+	return bytes.Clone(raw)
 }
 
 // toolCalls checks the calls that an assistant made. Templates want their
 // arguments as JSON, and get them so also where they are text that holds it.
-func (p *parser) toolCalls(name string) *Error {
-	r := &p.r
-	switch r.peek() {
-	case 'n':
-		return p.walk("messages")
-	case '[':
-	default:
-		return r.wrong(name, "a list")
+func (p *parser) toolCalls(name string) {
+	if !p.is(name, jsonscan.Array, "a list") {
+		return
 	}
-	object := func(name string, field func(key []byte) *Error) *Error {
-		if r.peek() != '{' {
-			return r.wrong(name, "an object")
-		}
-		if err := p.count("messages"); err != nil {
-			return err
-		}
-		return r.object(field)
-	}
-	return r.array(func(i int) *Error {
+	for i := 0; p.Item(); i++ {
 		name, called := fmt.Sprintf("%s[%d]", name, i), false
-		err := object(name, func(key []byte) *Error {
-			if string(key) != "function" {
-				return p.walk("messages")
+		if !p.openMessage(name) {
+			return
+		}
+		for p.Next() == jsonscan.Key {
+			if string(p.Decoded()) != "function" {
+				p.walk("messages")
+				continue
 			}
 			called = true
-			return object(name+".function", func(key []byte) *Error {
-				if string(key) == "arguments" && r.peek() == '"' {
-					return p.argumentText(name)
+			if !p.openMessage(name + ".function") {
+				return
+			}
+			for p.Next() == jsonscan.Key {
+				if string(p.Decoded()) == "arguments" && p.Peek() == jsonscan.String {
+					p.argumentText(name)
+				} else {
+					p.walk("messages")
 				}
-				return p.walk("messages")
-			})
-		})
-		if err == nil && !called {
-			err = BadRequest("messages", "%s.function must be an object", name)
+			}
 		}
-		return err
-	})
+		if !called {
+			p.refuse("messages", "%s.function must be an object", name)
+		}
+	}
 }
 
 // argumentText checks arguments of a call that are JSON in a string, or an
 // empty one.
-func (p *parser) argumentText(name string) *Error {
-	text, err := p.stringOr("messages")
-	if err != nil || text == "" {
-		return err
+func (p *parser) argumentText(name string) {
+	text := p.stringOr("messages")
+	if text == "" {
+		return
 	}
-	in := parser{r: reader{b: []byte(text), maxDepth: p.lim.MaxDepth}, values: p.values}
-	if err = in.walk("messages"); err == nil {
-		err = in.r.end()
-	}
+	in := parser{values: p.values}
+	in.Reset([]byte(text))
+	in.walk("messages")
 	p.values = in.values
-	if err != nil && err.Param == "" {
-		err = BadRequest("messages", "%s.function.arguments is not valid JSON", name)
+	if err := in.end(); err != nil {
+		if err.Param == "" {
+			err = BadRequest("messages", "%s.function.arguments is not valid JSON", name)
+		}
+		p.Fail(err)
 	}
-	return err
 }
 
 // joinParts makes one text of a list of text parts.
-func (p *parser) joinParts(name string) (string, *Error) {
-	r := &p.r
+func (p *parser) joinParts(name string) string {
 	var texts []string
-	err := r.array(func(i int) *Error {
-		if err := p.count("messages"); err != nil {
-			return err
-		}
+	p.Next() // the bracket
+	for p.Item() {
+		p.count("messages")
+		name := fmt.Sprintf("%s.content[%d]", name, len(texts))
 		var kind string
 		var text, refusal *string
-		var err *Error
-		read := func(to **string) *Error {
-			*to = nil
-			if r.peek() != '"' {
-				return p.walk("messages")
-			}
-			s, err := p.stringOr("messages")
-			*to = &s
-			return err
-		}
-		switch r.peek() {
-		case '"':
-			err = read(&text)
-		case '{':
-			err = r.object(func(key []byte) (err *Error) {
-				switch string(key) {
+		switch p.Peek() {
+		case jsonscan.String:
+			text = p.stringOrNil()
+		case jsonscan.Object:
+			p.Next()
+			for p.Next() == jsonscan.Key {
+				switch string(p.Decoded()) {
 				case "type":
-					kind, err = p.stringOr("messages")
+					kind = p.stringOr("messages")
 				case "text":
-					err = read(&text)
+					text = p.stringOrNil()
 				case "refusal":
-					err = read(&refusal)
+					refusal = p.stringOrNil()
 				default:
-					err = p.walk("messages")
+					p.walk("messages")
 				}
-				return err
-			})
+			}
 		default:
-			err = r.wrong(fmt.Sprintf("%s.content[%d]", name, i), "an object")
-		}
-		if err != nil {
-			return err
+			p.wrong(name, "an object")
 		}
 		switch kind {
 		case "refusal":
@@ -347,15 +303,15 @@ func (p *parser) joinParts(name string) (string, *Error) {
 			}
 		case "text", "input_text", "output_text", "":
 		default:
-			return BadRequest("messages", "%s.content[%d] has type %q; only text is supported", name, i, clip(kind, 40))
+			p.refuse("messages", "%s has type %q; only text is supported", name, clip(kind, 40))
 		}
 		if text == nil {
-			return BadRequest("messages", "%s.content[%d].text must be a string", name, i)
+			p.refuse("messages", "%s.text must be a string", name)
+			break
 		}
 		texts = append(texts, *text)
-		return nil
-	})
-	return strings.Join(texts, "\n"), err
+	}
+	return strings.Join(texts, "\n")
 }
 
 // maxValues bounds what templates are given: a value takes memory by its
@@ -363,53 +319,55 @@ func (p *parser) joinParts(name string) (string, *Error) {
 const maxValues = 100_000
 
 // count counts a JSON value of field.
-func (p *parser) count(field string) *Error {
+func (p *parser) count(field string) {
 	if p.values++; p.values > maxValues {
-		return BadRequest(field, "%s has more than %d JSON values", field, maxValues)
+		p.refuse(field, "%s has more than %d JSON values", field, maxValues)
 	}
-	return nil
 }
 
-// value returns the text of a JSON value that templates are given.
-func (p *parser) value(field string) ([]byte, *Error) {
-	p.r.peek()
-	start := p.r.i
-	err := p.walk(field)
-	return p.r.b[start:p.r.i], err
-}
-
-// walk steps over a value, as skip does, and counts it and those in it.
-func (p *parser) walk(field string) *Error {
-	r := &p.r
-	if err := p.count(field); err != nil {
-		return err
-	}
-	switch c := r.peek(); {
-	case c == '{':
-		return r.object(func([]byte) *Error { return p.walk(field) })
-	case c == '[':
-		return r.array(func(int) *Error { return p.walk(field) })
-	case c == '-' || c >= '0' && c <= '9':
-		text, err := r.num()
-		if err != nil || !bytes.ContainsAny(text, ".eE") { // integers may have any size
-			return err
+// walk is Skip for what templates are given: it counts the values, and refuses
+// numbers that no float holds. Integers may have any size.
+func (p *parser) walk(field string) {
+	for depth := p.Depth(); ; {
+		switch p.Next() {
+		case jsonscan.None:
+			return
+		case jsonscan.Key:
+			continue
+		case jsonscan.ObjectEnd, jsonscan.ArrayEnd:
+		case jsonscan.Number:
+			text := p.Text()
+			if bytes.ContainsAny(text, ".eE") {
+				if _, err := strconv.ParseFloat(string(text), 64); err != nil {
+					p.Fail(&jsonscan.SyntaxError{What: "number out of range", At: p.Pos()})
+				}
+			}
+			p.count(field)
+		default:
+			p.count(field)
 		}
-		if _, perr := strconv.ParseFloat(string(text), 64); perr != nil {
-			return r.syntax("number out of range")
+		if p.Depth() <= depth {
+			return
 		}
-		return nil
 	}
-	return r.skip()
 }
 
 // stringOr reads a string, or steps over what is none.
-func (p *parser) stringOr(field string) (string, *Error) {
-	if p.r.peek() != '"' {
-		return "", p.walk(field)
+func (p *parser) stringOr(field string) string {
+	if p.Peek() != jsonscan.String {
+		p.walk(field)
+		return ""
 	}
-	if err := p.count(field); err != nil {
-		return "", err
+	p.count(field)
+	return p.string(field)
+}
+
+// stringOrNil is stringOr within messages, with nil for what is no string.
+func (p *parser) stringOrNil() *string {
+	is := p.Peek() == jsonscan.String
+	s := p.stringOr("messages")
+	if !is {
+		return nil
 	}
-	s, _, err := p.r.readString(field)
-	return s, err
+	return &s
 }

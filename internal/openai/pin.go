@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
 // LongestPin bounds ttl_s.
@@ -24,27 +26,26 @@ type Pin struct {
 func ParsePin(body []byte, ends bool) (pin Pin, _ *Error) {
 	p := parser{lim: Limits{}.withDefaults()}
 	var prompt, ttl bool
-	err := p.body(body, func(key []byte) (err *Error) {
-		switch string(key) {
+	p.begin(body)
+	for p.Next() == jsonscan.Key {
+		switch name := string(p.Decoded()); name {
 		case "ttl_s":
-			pin.TTL, ttl, err = p.seconds("ttl_s", LongestPin)
+			pin.TTL, ttl = p.seconds("ttl_s", LongestPin)
 		case "id":
-			pin.ID, _, err = p.r.readString("id")
+			pin.ID = p.string("id")
 		case "prompt", "messages":
-			name := string(key)
-			if p.r.peek() != 'n' { // null is none
+			if p.raw() != nil {
 				prompt, pin.Chat = true, pin.Chat || name == "messages"
 			}
-			err = p.r.skip()
 		default:
-			if !known(key) {
-				name := clip(string(key), 40)
-				return BadRequest(name, "%s is unknown; send %s, and what else the completion or the chat has", name, wanted(ends))
+			if !known(name) {
+				name = clip(name, 40)
+				p.refuse(name, "%s is unknown; send %s, and what else the completion or the chat has", name, wanted(ends))
 			}
-			err = p.r.skip()
+			p.Skip()
 		}
-		return err
-	})
+	}
+	err := p.end()
 	switch {
 	case err != nil && err.Param == "" && strings.TrimSpace(string(body)) == "":
 		err = BadRequest("", "the body must be JSON: it is empty; send %s", wanted(ends))
@@ -69,38 +70,37 @@ func wanted(ends bool) string {
 	return `{"prompt": "You are …", "ttl_s": 3600}`
 }
 
-// seconds reads a number of seconds above 0.
-func (p *parser) seconds(field string, most time.Duration) (d time.Duration, given bool, err *Error) {
-	if null, err := p.r.null(); null || err != nil {
-		return 0, false, err
+// seconds reads a number of seconds above 0; given is false for null.
+func (p *parser) seconds(field string, most time.Duration) (d time.Duration, given bool) {
+	text := p.number(field, "a number of seconds")
+	if text == nil {
+		return 0, false
 	}
-	if c := p.r.peek(); c != '-' && (c < '0' || c > '9') {
-		return 0, false, p.r.wrong(field, "a number of seconds")
+	f, err := strconv.ParseFloat(string(text), 64)
+	if err != nil || f <= 0 || f > most.Seconds() {
+		p.refuse(field, "%s must be above 0 and at most %d, not %s", field, int(most.Seconds()), clip(string(text), 40))
 	}
-	text, err := p.r.num()
-	if err != nil {
-		return 0, false, err
-	}
-	f, perr := strconv.ParseFloat(string(text), 64)
-	if perr != nil || f <= 0 || f > most.Seconds() {
-		return 0, false, BadRequest(field, "%s must be above 0 and at most %d, not %s", field, int(most.Seconds()), clip(string(text), 40))
-	}
-	return time.Duration(f * float64(time.Second)), true, nil
+	return time.Duration(f * float64(time.Second)), true
 }
 
 // elsewhere are fields of requests that a worker has no use for.
 var elsewhere = []string{"metadata", "parallel_tool_calls", "priority", "prompt_cache_key", "reasoning_effort",
 	"safety_identifier", "service_tier", "store", "verbosity"}
 
-// known says whether a completion or a chat has such a field: whether its parser
-// does more than skip it.
-func known(key []byte) bool {
-	p := parser{r: reader{b: []byte("null")}, lim: Limits{}.withDefaults()}
-	_ = p.completionField(&Completion{}, key)
+// known reports whether a completion or a chat has such a field: whether its
+// parser does more than skip it.
+func known(name string) bool {
+	if slices.Contains(elsewhere, name) {
+		return true
+	}
+	p := parser{lim: Limits{}.withDefaults()}
+	p.Reset([]byte("null"))
+	p.completionField(&Completion{}, []byte(name))
 	if !p.unknown {
 		return true
 	}
-	p = parser{r: reader{b: []byte("null")}, lim: p.lim}
-	_ = p.chatField(&Chat{}, key)
-	return !p.unknown || slices.Contains(elsewhere, string(key))
+	p = parser{lim: p.lim}
+	p.Reset([]byte("null"))
+	p.chatField(&Chat{}, []byte(name))
+	return !p.unknown
 }

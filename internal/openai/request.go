@@ -10,7 +10,6 @@ type Limits struct {
 	MaxStops     int // stop strings; 16
 	MaxStopBytes int // bytes of one stop string; 1024
 	MaxBias      int // logit_bias and stop_token_ids entries; 1024
-	MaxDepth     int // JSON nesting; 64
 	VocabSize    int // token ids must be below it; 0 leaves them unchecked
 }
 
@@ -26,7 +25,6 @@ func (l Limits) withDefaults() Limits {
 	def(&l.MaxStops, 16)
 	def(&l.MaxStopBytes, 1024)
 	def(&l.MaxBias, 1024)
-	def(&l.MaxDepth, 64)
 	return l
 }
 

@@ -4,10 +4,9 @@ import (
 	"bytes"
 	"slices"
 	"strconv"
-)
 
-// maxResponseDepth bounds the nesting of engines' answers.
-const maxResponseDepth = 64
+	"github.com/xpyd/xpyd/internal/jsonscan"
+)
 
 // Member returns the raw value of a top-level member of a JSON object, nil
 // when body is no valid object or the member is absent or null. It aliases
@@ -27,20 +26,17 @@ func Member(body []byte, name string) []byte {
 // members calls f with each top-level member of a JSON object and where its
 // value is; false when body is no valid object.
 func members(body []byte, f func(key, value []byte, from, to int)) bool {
-	r, err := newReader(body, maxResponseDepth)
-	if err != nil || r.peek() != '{' {
-		return false
-	}
-	err = r.object(func(key []byte) *Error {
-		r.peek()
-		from := r.i
-		if err := r.skip(); err != nil {
-			return err
+	var r reader
+	r.begin(body)
+	for r.Next() == jsonscan.Key {
+		key := r.Decoded()
+		value := r.Raw()
+		if value == nil {
+			return false
 		}
-		f(key, body[from:r.i:r.i], from, r.i)
-		return nil
-	})
-	return err == nil && r.end() == nil
+		f(key, value, r.Pos()-len(value), r.Pos())
+	}
+	return r.End() == nil
 }
 
 // With returns the JSON object with the members set to raw JSON values: those

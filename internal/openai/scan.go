@@ -3,6 +3,8 @@ package openai
 import (
 	"bytes"
 	"math"
+
+	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
 // Top is what a router reads of a request body. Raw fields alias the body.
@@ -60,157 +62,114 @@ func (t *Top) PromptTokens() int {
 func Scan(body []byte, lim Limits) (Top, *Error) {
 	lim = lim.withDefaults()
 	t := Top{N: 1, Prompts: 1}
-	r, err := newReader(body, lim.MaxDepth)
-	if err != nil {
-		return Top{}, err
+	var r reader
+	r.begin(body)
+	for r.Next() == jsonscan.Key {
+		key := r.Decoded()
+		f, known := fieldOf(key)
+		if !known {
+			t.field(&r, key, lim)
+			continue
+		}
+		if t.Has(f) {
+			t.Twice = f.String()
+		}
+		at := span{key: r.Start()}
+		r.Peek()
+		at.val = r.Pos()
+		t.field(&r, key, lim)
+		at.end = r.Pos()
+		t.at[f] = at
 	}
-	if r.peek() != '{' {
-		return Top{}, r.notObject()
-	}
-	err = r.object(func(key []byte) *Error { return t.spanned(&r, key, lim) })
-	if err == nil {
-		t.close = r.i - 1
-		err = r.end()
-	}
-	if err != nil {
+	t.close = r.Pos() - 1
+	if err := r.end(); err != nil {
 		return Top{}, err
 	}
 	return t, nil
 }
 
-func (r *reader) notObject() *Error {
-	if err := r.skip(); err != nil {
-		return err
-	}
-	if err := r.end(); err != nil {
-		return err
-	}
-	return BadRequest("", "the body must be a JSON object")
-}
-
-// spanned reads a field and remembers where it is if it is a known one.
-func (t *Top) spanned(r *reader, key []byte, lim Limits) *Error {
-	f, known := fieldOf(key)
-	if !known {
-		return t.field(r, key, lim)
-	}
-	if t.at[f].end != 0 {
-		t.Twice = f.String()
-	}
-	s := span{key: r.keyAt}
-	r.peek()
-	s.val = r.i
-	err := t.field(r, key, lim)
-	s.end = r.i
-	t.at[f] = s
-	return err
-}
-
-func (t *Top) field(r *reader, key []byte, lim Limits) (err *Error) {
+// field reads the value of a field. The key is good until then.
+func (t *Top) field(r *reader, key []byte, lim Limits) {
 	switch string(key) {
 	case "model":
-		t.Model, _, err = r.readString("model")
+		t.Model = r.string("model")
 	case "stream":
-		t.Stream, _, err = r.readBool("stream")
+		t.Stream = r.bool("stream", false)
 	case "seed":
-		_, t.HasSeed, err = r.readInt("seed", math.MinInt64, math.MaxInt64)
+		_, t.HasSeed = r.int("seed", math.MinInt64, math.MaxInt64)
 	case "n":
-		var n int64
-		var given bool
-		if n, given, err = r.readInt("n", 1, int64(lim.MaxN)); !given {
-			n = 1
-		}
-		t.N = int(n)
-	case "max_tokens", "max_completion_tokens":
-		var n int64
-		n, _, err = r.readInt(string(key), 0, math.MaxInt32)
-		t.MaxTokens = int(n)
+		t.N = r.intOr("n", 1, 1, int64(lim.MaxN))
+	case "max_tokens":
+		t.MaxTokens = r.intOr("max_tokens", 0, 0, math.MaxInt32)
+	case "max_completion_tokens":
+		t.MaxTokens = r.intOr("max_completion_tokens", 0, 0, math.MaxInt32)
 	case "prompt":
-		if r.peek() == '[' {
-			t.Prompt, t.Prompts, err = r.rawList()
-		} else {
-			t.Prompt, err = r.raw()
-			t.Prompts = 1
-		}
-		if err == nil && len(t.Prompt) > 0 {
+		if t.Prompt, t.Prompts = t.prompts(r); len(t.Prompt) > 0 {
 			t.Messages = false
 		}
 	case "echo":
-		t.Echo, err = r.truth()
+		t.Echo = truth(r.raw())
 	case "logprobs", "top_logprobs":
-		var raw []byte
-		raw, err = r.raw()
-		t.Logprobs = t.Logprobs || raw != nil && raw[0] != 'f'
+		raw := r.raw()
+		t.Logprobs = t.Logprobs || truth(raw)
 		if n, ok := atoi(raw); ok {
 			t.TopLogprobs = max(t.TopLogprobs, min(n, lim.MaxLogprobs))
 		}
 	case "prompt_logprobs":
-		var raw []byte
-		raw, err = r.raw()
-		t.PromptLogprobs = raw != nil
+		t.PromptLogprobs = r.raw() != nil
 	case "messages":
-		if t.Prompt, err = t.fetched(r, isMediaURL); err == nil && len(t.Prompt) > 0 {
+		if t.Prompt = t.fetched(r, isMediaURL); len(t.Prompt) > 0 {
 			t.Messages = true
 		}
 	case "input": // of embeddings and responses
-		_, err = t.fetched(r, isMediaURL)
+		t.fetched(r, isMediaURL)
 	case "tools":
-		t.Tools, err = t.fetched(r, isServerURL)
+		t.Tools = t.fetched(r, isServerURL)
 	case "priority":
-		t.Priority, t.HasPriority, err = r.readInt("priority", math.MinInt64, math.MaxInt64)
+		t.Priority, t.HasPriority = r.int("priority", math.MinInt64, math.MaxInt64)
 	case "service_tier":
-		t.Tier, _, err = r.readString("service_tier")
+		t.Tier = r.string("service_tier")
 	case "cache_salt":
-		t.Salt, err = r.raw()
+		t.Salt = r.raw()
 	default:
-		link := LinkField(key)
-		var raw []byte
-		if raw, err = r.raw(); link != "" && raw != nil && t.Link == "" {
+		if link := LinkField(key); r.raw() != nil && t.Link == "" {
 			t.Link = link
 		}
 	}
-	return err
 }
 
-// raw steps over a value and returns its text, nil for null.
-func (r *reader) raw() ([]byte, *Error) {
-	if null, err := r.null(); null || err != nil {
-		return nil, err
-	}
-	start := r.i
-	if err := r.skip(); err != nil {
-		return nil, err
-	}
-	return r.b[start:r.i:r.i], nil
-}
+// truth reports whether a value asks for something: it is neither false nor null.
+// Whether a number may stand there is a worker's to say.
+func truth(raw []byte) bool { return raw != nil && raw[0] != 'f' }
 
-// rawList is raw for an array, and counts its prompts: strings or lists of
+// prompts reads prompt as raw does, and counts what is in it: strings and lists of
 // token ids count each, token ids together are one.
-func (r *reader) rawList() (raw []byte, prompts int, err *Error) {
-	start, n, ids := r.i, 0, false
-	err = r.array(func(int) *Error {
-		c := r.peek()
-		if n++; c == '-' || c >= '0' && c <= '9' {
-			ids = true
+func (t *Top) prompts(r *reader) (raw []byte, n int) {
+	if r.Peek() != jsonscan.Array {
+		return r.raw(), 1
+	}
+	from, ids := r.Pos(), false
+	r.Next()
+	for inside := r.Depth(); r.Depth() >= inside; {
+		switch k := r.Next(); k {
+		case jsonscan.None:
+			return nil, 1
+		case jsonscan.ObjectEnd, jsonscan.ArrayEnd, jsonscan.Key:
+		case jsonscan.Object, jsonscan.Array:
+			if r.Depth() == inside+1 {
+				n++
+			}
+		default:
+			if r.Depth() == inside {
+				ids = ids || k == jsonscan.Number
+				n++
+			}
 		}
-		return r.skip()
-	})
-	if err != nil {
-		return nil, 0, err
 	}
 	if ids {
 		n = 1
 	}
-	return r.b[start:r.i:r.i], n, nil
-}
-
-// truth steps over a value of any kind and says whether it asks for
-// something: it is neither false nor null, and of a number that counts, not
-// what a worker's parser will refuse.
-func (r *reader) truth() (bool, *Error) {
-	c := r.peek()
-	err := r.skip()
-	return c != 'f' && c != 'n', err
+	return r.Since(from), n
 }
 
 // LinkField names the field if it is one that engines link legs with, "" if not.

@@ -3,30 +3,33 @@ package openai
 import (
 	"math"
 	"strconv"
+
+	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
 // ParseTokenize reads a POST /tokenize body, in either of vLLM's forms:
 // prompt, or messages with the chat fields.
 func ParseTokenize(body []byte, lim Limits) (*Tokenize, *Error) {
-	lim = lim.withDefaults()
 	t := &Tokenize{}
 	c := &Chat{Sampling: defaults(), AddGenerationPrompt: true}
 	hasPrompt, special, specialGiven := false, false, false
-	p := parser{lim: lim}
-	err := p.body(body, func(key []byte) (err *Error) {
-		switch string(key) {
+	p := parser{lim: lim.withDefaults()}
+	p.begin(body)
+	for p.Next() == jsonscan.Key {
+		switch key := p.Decoded(); string(key) {
 		case "prompt":
-			t.Prompt, hasPrompt, err = p.r.readString("prompt")
+			hasPrompt = p.Peek() != jsonscan.Null
+			t.Prompt = p.string("prompt")
 		case "add_special_tokens":
-			special, specialGiven, err = p.r.readBool("add_special_tokens")
+			specialGiven = p.Peek() != jsonscan.Null
+			special = p.bool("add_special_tokens", false)
 		case "return_token_strs":
-			t.ReturnStrs, _, err = p.r.readBool("return_token_strs")
+			t.ReturnStrs = p.bool("return_token_strs", false)
 		default:
-			err = p.chatField(c, key)
+			p.chatField(c, key)
 		}
-		return err
-	})
-	if err != nil {
+	}
+	if err := p.end(); err != nil {
 		return nil, err
 	}
 	t.Model = c.Model
@@ -56,17 +59,18 @@ func ParseTokenize(body []byte, lim Limits) (*Tokenize, *Error) {
 func ParseDetokenize(body []byte, lim Limits) (*Detokenize, *Error) {
 	d := &Detokenize{}
 	p := parser{lim: lim.withDefaults()}
-	err := p.body(body, func(key []byte) (err *Error) {
-		switch string(key) {
+	p.begin(body)
+	for p.Next() == jsonscan.Key {
+		switch string(p.Decoded()) {
 		case "model":
-			d.Model, _, err = p.r.readString("model")
+			d.Model = p.string("model")
 		case "tokens":
-			d.Tokens, err = p.tokenIDs("tokens", math.MaxInt32)
+			d.Tokens = p.tokenIDs("tokens", math.MaxInt32)
 		default:
-			err = p.r.skip()
+			p.Skip()
 		}
-		return err
-	})
+	}
+	err := p.end()
 	if err == nil && d.Tokens == nil {
 		err = BadRequest("tokens", "tokens is required")
 	}

@@ -1,16 +1,48 @@
 package openai
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/xpyd/xpyd/internal/jsonscan"
+)
+
+// maxURLs bounds the addresses of one request.
+const maxURLs = 1024
 
 // fetched is raw for a value in which members that isURL names are addresses
 // for the engine to fetch. They are found by their decoded names, wherever they
 // are in it.
-func (t *Top) fetched(r *reader, isURL func(key []byte) bool) ([]byte, *Error) {
-	r.isURL, r.urls = isURL, t.URLs
-	raw, err := r.raw()
-	t.URLs = r.urls
-	r.isURL, r.urls = nil, nil
-	return raw, err
+func (t *Top) fetched(r *reader, isURL func(key []byte) bool) []byte {
+	if r.Peek() == jsonscan.Null {
+		return r.raw()
+	}
+	from, depth := r.Pos(), r.Depth()
+	for {
+		k := r.Next()
+		if k == jsonscan.Key {
+			if isURL(r.Decoded()) && r.Peek() == jsonscan.String {
+				r.Next()
+				t.address(r)
+			}
+			continue
+		}
+		if k == jsonscan.None || r.Depth() <= depth {
+			return r.Since(from)
+		}
+	}
+}
+
+// address keeps a string, unless it is the content itself, which can be large.
+func (t *Top) address(r *reader) {
+	url := r.Decoded()
+	if bytes.HasPrefix(url, []byte("data:")) {
+		return
+	}
+	if len(t.URLs) == maxURLs {
+		r.refuse("", "the body has more than %d addresses to fetch", maxURLs)
+		return
+	}
+	t.URLs = append(t.URLs, string(url))
 }
 
 // isMediaURL names what content parts give addresses in: url, image_url,
@@ -23,28 +55,3 @@ func isMediaURL(key []byte) bool {
 // isServerURL names where a tool of type mcp has its server. Schemas of
 // functions may have any other name in them.
 func isServerURL(key []byte) bool { return string(key) == "server_url" }
-
-// member steps over a member's value, and keeps it if it is an address.
-func (r *reader) member(key []byte) *Error {
-	if r.isURL == nil || !r.isURL(key) || r.peek() != '"' {
-		return r.skip()
-	}
-	raw, escaped, err := r.str()
-	if err != nil {
-		return err
-	}
-	if len(r.urls) >= maxURLs {
-		return BadRequest("", "the body has more than %d addresses to fetch", maxURLs)
-	}
-	if escaped {
-		raw = unquote(nil, raw)
-	}
-	if bytes.HasPrefix(raw, []byte("data:")) { // it is the content itself, and can be large
-		return nil
-	}
-	r.urls = append(r.urls, string(raw))
-	return nil
-}
-
-// maxURLs bounds the addresses of one request.
-const maxURLs = 1024

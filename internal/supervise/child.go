@@ -10,13 +10,13 @@ import (
 
 // backoff is the wait before each restart.
 type backoff struct {
-	min, max, reset time.Duration
-	last            time.Duration
+	min, max time.Duration
+	last     time.Duration
 }
 
-// next takes how long the ended process was ready.
+// next returns the wait after a process that was ready for so long.
 func (b *backoff) next(ready time.Duration) time.Duration {
-	if b.last == 0 || ready >= b.reset {
+	if b.last == 0 || ready >= resetAfter {
 		b.last = b.min
 	} else {
 		b.last = min(2*b.last, b.max)
@@ -24,7 +24,7 @@ func (b *backoff) next(ready time.Duration) time.Duration {
 	return b.last
 }
 
-// child is a Child that is kept running by its goroutine.
+// child is a Child with the goroutine that keeps it running.
 type child struct {
 	Child
 	s     *Supervisor
@@ -32,8 +32,8 @@ type child struct {
 	beats atomic.Uint64
 
 	endOnce, killOnce sync.Once
-	endNow, killNow   chan struct{} // closed when it shall exit, or die
-	done              chan struct{} // closed when it ended for good
+	endNow, killNow   chan struct{} // closed to make it exit, or die
+	done              chan struct{} // closed when it has ended for good
 
 	status Status // guarded by s.mu
 }
@@ -41,7 +41,7 @@ type child struct {
 func newChild(s *Supervisor, c Child) *child {
 	return &child{
 		Child: c, s: s,
-		wait:   backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax, reset: s.cfg.ResetAfter},
+		wait:   backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax},
 		endNow: make(chan struct{}), killNow: make(chan struct{}),
 		done:   make(chan struct{}),
 		status: Status{Name: c.Name, Role: c.Role, State: Starting, Since: time.Now()},
@@ -85,10 +85,10 @@ func (c *child) set(change func(*Status)) {
 	}
 }
 
-// run keeps the child running until it shall end.
-func (c *child) run() {
+// keepRunning restarts the child until it is to end.
+func (c *child) keepRunning() {
 	for !c.over() {
-		exit, ready := c.once()
+		exit, ready := c.runOnce()
 		over := c.over()
 		var wait time.Duration
 		if !over {
@@ -113,7 +113,7 @@ func (c *child) run() {
 	c.set(func(s *Status) { s.State, s.Wait = Stopped, 0 })
 }
 
-// over reports whether the child shall not be started again.
+// over reports whether the child is not to be started again.
 func (c *child) over() bool {
 	c.s.mu.Lock()
 	stopping := c.s.stopping
@@ -121,8 +121,8 @@ func (c *child) over() bool {
 	return stopping || c.ending()
 }
 
-// once runs one process to its end, and says for how long it was ready.
-func (c *child) once() (exit Exit, ready time.Duration) {
+// runOnce runs one process to its end, and returns how long it was ready.
+func (c *child) runOnce() (exit Exit, ready time.Duration) {
 	lines := c.s.out.lines(c.Name)
 	args := c.Args
 	if c.status.Starts > 0 && c.Again != nil { // only this goroutine writes it
@@ -133,7 +133,7 @@ func (c *child) once() (exit Exit, ready time.Duration) {
 		c.s.mu.Unlock()
 	}
 	p, err := c.s.cfg.Launcher.Launch(Spec{
-		Path: c.Path, Args: args, Dir: c.Dir, Env: c.Env, Base: c.s.cfg.Env, Output: lines,
+		Path: c.Path, Args: args, Env: c.Env, Base: c.s.cfg.Env, Output: lines,
 	})
 	if err != nil {
 		c.set(func(s *Status) { s.Starts++; s.Reason, s.LastLine = "", "" })
@@ -151,7 +151,7 @@ func (c *child) once() (exit Exit, ready time.Duration) {
 	return exit, ready
 }
 
-// attend serves a running process until it has exited.
+// attend looks after a running process until it has exited.
 func (c *child) attend(p Process) (exit Exit, ready time.Duration) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var helpers sync.WaitGroup
@@ -159,7 +159,13 @@ func (c *child) attend(p Process) (exit Exit, ready time.Duration) {
 	defer cancel()
 	exited, isReady := make(chan Exit, 1), make(chan error, 1)
 	helpers.Go(func() { exited <- p.Wait() })
-	helpers.Go(func() { isReady <- c.ready(ctx, p.PID()) })
+	helpers.Go(func() {
+		var err error
+		if c.Ready != nil {
+			err = c.Ready(ctx, p.PID())
+		}
+		isReady <- err
+	})
 
 	kill := func(reason string) {
 		c.s.mu.Lock()
@@ -174,7 +180,7 @@ func (c *child) attend(p Process) (exit Exit, ready time.Duration) {
 	endNow, killNow := c.endNow, c.killNow
 	var drained <-chan time.Time
 	var readySince time.Time
-	pulse := newPulse(c.s.cfg.SilentAfter, c.beats.Load())
+	pulse := newPulse(c.beats.Load())
 	defer pulse.stop()
 	for {
 		select {
@@ -211,21 +217,14 @@ func (c *child) attend(p Process) (exit Exit, ready time.Duration) {
 			kill("stopped at once")
 		case <-pulse.tick():
 			if pulse.lost(c.beats.Load()) {
-				kill(fmt.Sprintf("silent for %v", c.s.cfg.SilentAfter))
+				kill(fmt.Sprintf("silent for %v", silentAfter))
 			}
 		}
 	}
 }
 
-func (c *child) ready(ctx context.Context, pid int) error {
-	if c.Ready == nil {
-		return nil
-	}
-	return c.Ready(ctx, pid)
-}
-
-// pulse notices that heartbeats stopped. It counts ticks, not time, so that
-// a supervisor that was itself stopped blames nobody.
+// pulse notices that heartbeats have stopped. It counts ticks, not time, so that a
+// supervisor that was itself stopped blames nobody.
 type pulse struct {
 	ticker *time.Ticker
 	beats  uint64
@@ -233,11 +232,11 @@ type pulse struct {
 	ticks  int  // since the last beat
 }
 
-// pulseTicks is how many ticks make SilentAfter.
+// pulseTicks make silentAfter.
 const pulseTicks = 12
 
-func newPulse(silentAfter time.Duration, beats uint64) *pulse {
-	return &pulse{ticker: time.NewTicker(max(silentAfter/pulseTicks, 1)), beats: beats}
+func newPulse(beats uint64) *pulse {
+	return &pulse{ticker: time.NewTicker(silentAfter / pulseTicks), beats: beats}
 }
 
 func (p *pulse) tick() <-chan time.Time { return p.ticker.C }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"runtime"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -15,7 +16,6 @@ import (
 type Spec struct {
 	Path   string
 	Args   []string
-	Dir    string
 	Base   []string // environment; nil is the parent's own
 	Env    []string // added to it
 	Output io.Writer
@@ -26,9 +26,8 @@ type Launcher interface {
 	Launch(Spec) (Process, error)
 }
 
-// Process is a running process. Wait is called once, by one goroutine, and
-// returns when the process is gone, reaped and its output is read; the other
-// methods may be called at any time, also after that.
+// Process is a running process. Wait is called once, and returns when the process is
+// reaped and its output is read. The other methods may be called at any time.
 type Process interface {
 	PID() int
 	Wait() Exit
@@ -52,14 +51,13 @@ func (e *Exit) String() string {
 	return fmt.Sprintf("exit status %d", e.Code)
 }
 
-// outputDelay is how long output is read after the exit, when something else
-// holds the pipe.
+// outputDelay is how long output is read after the exit, if another process holds the pipe.
 const outputDelay = time.Second
 
-// launcher starts real processes, all from one OS thread: the kernel sends
-// the parent death signal when the thread that forked ends, not the process.
+// launcher starts real processes, all from one OS thread, because the kernel sends the
+// parent death signal when the thread that forked ends.
 type launcher struct {
-	pipe  [2]*os.File // children hold [0]; [1] is closed by the parent's end
+	pipe  [2]*os.File // children hold [0]; the parent's end closes [1]
 	start chan func()
 	done  chan struct{}
 	close sync.Once
@@ -93,7 +91,7 @@ func (l *launcher) Close() (err error) {
 
 func (l *launcher) Launch(s Spec) (Process, error) {
 	cmd := exec.Command(s.Path, s.Args...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = s.Dir, s.Output, s.Output, outputDelay
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = s.Output, s.Output, outputDelay
 	cmd.Env = s.Base
 	if cmd.Env == nil {
 		cmd.Env = os.Environ()
@@ -108,13 +106,12 @@ func (l *launcher) Launch(s Spec) (Process, error) {
 	return &process{cmd: cmd}, nil
 }
 
-// process is a child process, the leader of its group where there are
-// groups.
+// process is a child process, the leader of its group.
 type process struct {
 	cmd *exec.Cmd
 
 	mu     sync.Mutex
-	exited bool // its pid may be somebody else's soon
+	exited bool // its pid may be reused
 }
 
 func (p *process) PID() int { return p.cmd.Process.Pid }
@@ -153,4 +150,28 @@ func (p *process) signal(f func(*os.Process) error) error {
 		return nil
 	}
 	return f(p.cmd.Process)
+}
+
+// prepare gives the command its own process group, and the pipe whose end tells it that
+// the parent is gone.
+func (l *launcher) prepare(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	dieWithParent(cmd.SysProcAttr)
+	const first = 3 // descriptor of ExtraFiles[0] in the child
+	cmd.ExtraFiles = []*os.File{l.pipe[0]}
+	cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d", parentFD, first))
+}
+
+func terminate(p *os.Process) error {
+	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+func killGroup(p *os.Process) error {
+	if err := syscall.Kill(-p.Pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return err
+	}
+	return nil
 }

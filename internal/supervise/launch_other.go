@@ -1,24 +1,11 @@
-//go:build !unix
+//go:build !linux
 
 package supervise
 
-import (
-	"errors"
-	"os"
-	"os/exec"
-)
+import "syscall"
 
-// prepare has nothing to do: there are no groups, and no inherited pipe.
-func (l *launcher) prepare(*exec.Cmd) {}
+// dieWithParent has no means here; the child watches ParentGone.
+func dieWithParent(*syscall.SysProcAttr) {}
 
 // awaitExit leaves the waiting to Wait.
 func (p *process) awaitExit() bool { return false }
-
-func terminate(p *os.Process) error { return killGroup(p) }
-
-func killGroup(p *os.Process) error {
-	if err := p.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
-	}
-	return nil
-}

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// output is where the lines of all children meet.
+// output collects the lines of all children.
 type output struct {
 	max int
 
@@ -19,8 +19,8 @@ func (o *output) lines(name string) *lines {
 	return &lines{out: o, prefix: "[" + name + "] "}
 }
 
-// lines cuts a stream into lines of at most out.max bytes and passes each on
-// with a prefix. One goroutine uses it at a time.
+// lines cuts a stream into lines of at most out.max bytes and passes on each with a prefix.
+// One goroutine uses it at a time.
 type lines struct {
 	out    *output
 	prefix string
@@ -28,7 +28,7 @@ type lines struct {
 	last   string // the last line that was not empty
 }
 
-// Write never fails: a child must not die of its parent's terminal.
+// Write never fails: a child must not die because of its parent's terminal.
 func (l *lines) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 {

@@ -7,15 +7,16 @@ import (
 	"io"
 	"os"
 	"strconv"
+
+	"golang.org/x/sys/unix"
 )
 
-// parentFD names the variable that holds the descriptor of the parent's pipe.
+// parentFD is the variable with the descriptor of the parent's pipe.
 const parentFD = "XPYD_PARENT_FD"
 
-// ParentGone is for children: the channel is closed when the supervising
-// parent has ended, however it did. Without a parent it is nil, which never
-// fires. The one goroutine behind it ends with ctx. Call it once, early: it
-// keeps the descriptor from processes that the child starts.
+// ParentGone is for children: the channel is closed when the supervising parent has ended.
+// Without a parent it is nil. Its goroutine ends with ctx. Call it once, early: it also keeps
+// the descriptor from processes that the child starts.
 func ParentGone(ctx context.Context) (<-chan struct{}, error) {
 	text := os.Getenv(parentFD)
 	if text == "" {
@@ -45,4 +46,20 @@ func ParentGone(ctx context.Context) (<-chan struct{}, error) {
 		}
 	}()
 	return gone, nil
+}
+
+// adopt takes over an inherited pipe, and makes it non-blocking so that Close ends Read.
+func adopt(fd int) (*os.File, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFIFO {
+		return nil, errors.New("not a pipe")
+	}
+	unix.CloseOnExec(fd)
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "parent"), nil
 }

@@ -1,13 +1,11 @@
-// Package supervise keeps the child processes of `xpyd up` running: it
-// starts them, restarts what fails, kills what is silent, scales, and stops
-// all in order. Children die with their parent, however that ends. It knows
-// nothing of what the children do; the caller says when they are ready and
-// feeds it their signs of life.
+// Package supervise keeps the child processes of `xpyd up` running: it starts them,
+// restarts those that fail, kills those that are silent, scales, and stops all in order.
+// Children die with their parent, however that ends. The caller says when children are
+// ready and passes on their signs of life.
 //
-// Goroutines: one a child, owned by the Supervisor and waited for by Stop;
-// while the process runs it has two helpers (waiting for its exit, waiting
-// until it is ready) that end with it. The launcher has one more, tied to
-// the OS thread that starts all processes.
+// Goroutines: one per child, owned by the Supervisor and awaited by Stop. While the
+// process runs it has two helpers, which wait for its exit and for it to be ready. The
+// launcher has one more, tied to the OS thread that starts all processes.
 package supervise
 
 import (
@@ -30,18 +28,15 @@ type Child struct {
 	Path string   // of the executable
 	Args []string // without the executable
 	Env  []string // added to Config.Env
-	Dir  string
-	// Ready blocks until the process of that pid serves; then the child is
-	// ready. An error means that it never will, and it is killed. ctx ends
-	// with the process. No Ready means ready at once.
+	// Ready blocks until the process with that pid serves. On an error it is killed. ctx
+	// ends with the process. Nil: ready at once.
 	Ready func(ctx context.Context, pid int) error
-	// Again gives role and arguments for a start after the first. Nil: they
-	// stay as they were.
+	// Again returns role and arguments for a restart. Nil: they stay the same.
 	Again func() (role string, args []string)
 }
 
-// Use is what a child is good for at the moment. Of those that are too many the
-// ones of least use go first.
+// Use is how useful a child is at the moment. If there are too many, the least useful go
+// first.
 type Use int
 
 // Uses, the least first.
@@ -53,52 +48,41 @@ const (
 
 // Config of a Supervisor; zero fields take their defaults.
 type Config struct {
-	Env    []string  // of all children; nil is the parent's own
-	Output io.Writer // gets the children's lines, one Write each; nil drops them
+	Env    []string  // of all children; nil: the parent's own
+	Output io.Writer // gets the children's lines, one per Write; nil drops them
 	// Templates make the i-th child of a role, for Scale.
 	Templates map[string]func(i int) Child
-	// Doing says which role a child has now, and of what use it is there; nil:
-	// its own, and whoever is ready works. It is called under the Supervisor's
-	// lock and must neither block nor call it.
+	// Doing returns a child's current role and its use in it. Nil: its original role, where
+	// it works once ready. It is called under the Supervisor's lock and must neither block
+	// nor call the Supervisor.
 	Doing func(Status) (role string, use Use)
-	// StopOrder is the order of roles in Stop: each is stopped when those
-	// before it have exited. Roles not named stop last, together.
+	// StopOrder is the order of roles in Stop: each stops when those before it have
+	// exited. Other roles stop last, together.
 	StopOrder []string
 
 	BackoffMin   time.Duration // first wait before a restart, doubling; default 100 ms
 	BackoffMax   time.Duration // longest wait; default 5 s
-	ResetAfter   time.Duration // ready for so long, the wait starts over; default 5 s
-	SilentAfter  time.Duration // from the last Heartbeat to the kill; default 3 s
 	DrainTimeout time.Duration // from SIGTERM to SIGKILL; default 30 s
-	KillTimeout  time.Duration // from SIGKILL until Stop gives up; default 5 s
-	MaxLine      int           // bytes of output that stay one line; default 16 KiB
 	MaxChildren  int           // default 256
 
-	// OnEvent is called at each change of a child, in order for each child.
-	// It must not block.
+	// OnEvent is called at each change of a child, in order per child. It must not block.
 	OnEvent  func(Event)
 	Launcher Launcher // for tests; default starts real processes
 	Log      *slog.Logger
 }
 
+const (
+	resetAfter  = 5 * time.Second // of being ready; then the wait before a restart starts over
+	silentAfter = 3 * time.Second // from the last Heartbeat to the kill
+	killTimeout = 5 * time.Second // from SIGKILL until Stop gives up
+	maxLine     = 16 << 10        // bytes; longer lines of output are split
+)
+
 func (c *Config) defaults() {
-	duration := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	duration(&c.BackoffMin, 100*time.Millisecond)
-	duration(&c.BackoffMax, 5*time.Second)
-	duration(&c.ResetAfter, 5*time.Second)
-	duration(&c.SilentAfter, 3*time.Second)
-	duration(&c.DrainTimeout, 30*time.Second)
-	duration(&c.KillTimeout, 5*time.Second)
-	if c.MaxLine == 0 {
-		c.MaxLine = 16 << 10
-	}
-	if c.MaxChildren == 0 {
-		c.MaxChildren = 256
-	}
+	c.BackoffMin = cmp.Or(c.BackoffMin, 100*time.Millisecond)
+	c.BackoffMax = cmp.Or(c.BackoffMax, 5*time.Second)
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Second)
+	c.MaxChildren = cmp.Or(c.MaxChildren, 256)
 	if c.Output == nil {
 		c.Output = io.Discard
 	}
@@ -148,10 +132,10 @@ type Status struct {
 	Wait     time.Duration `json:"wait,omitempty"`      // in state Backoff: until the next start
 }
 
-// StartError says that a child ended before it was ever ready.
+// StartError means that a child ended before it was ever ready.
 type StartError struct{ Status Status }
 
-// Error is one line: the child's own last words, if it had any.
+// Error is one line: the child's last output, if any.
 func (e *StartError) Error() string {
 	if e.Status.LastLine != "" {
 		return fmt.Sprintf("%s: %s", e.Status.Name, e.Status.LastLine)
@@ -165,12 +149,11 @@ var (
 	ErrTooMany  = errors.New("too many children")
 )
 
-// Supervisor runs children until Stop. Its methods are safe for concurrent
-// use.
+// Supervisor runs children until Stop. It is safe for concurrent use.
 type Supervisor struct {
 	cfg Config
 	out *output
-	own io.Closer // the launcher, when it is ours
+	own io.Closer // the launcher, if ours
 	wg  sync.WaitGroup
 
 	mu       sync.Mutex
@@ -179,12 +162,12 @@ type Supervisor struct {
 	changed  chan struct{} // closed and renewed at each event
 }
 
-// New makes a supervisor without children. The caller must Stop it.
+// New makes a supervisor without children; the caller must Stop it.
 func New(cfg Config) (*Supervisor, error) {
 	cfg.defaults()
 	s := &Supervisor{
 		cfg:      cfg,
-		out:      &output{w: cfg.Output, max: cfg.MaxLine},
+		out:      &output{w: cfg.Output, max: maxLine},
 		children: map[string]*child{},
 		changed:  make(chan struct{}),
 	}
@@ -211,14 +194,13 @@ func (s *Supervisor) add(c Child) error {
 	ch := newChild(s, c)
 	s.children[c.Name] = ch
 	s.wg.Go(func() {
-		ch.run()
+		ch.keepRunning()
 		s.forget(ch)
 	})
 	return nil
 }
 
-// forget drops a child that ended because it was removed; after Stop the
-// last status stays readable.
+// forget drops a removed child that has ended. After Stop the last status stays.
 func (s *Supervisor) forget(ch *child) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -230,15 +212,13 @@ func (s *Supervisor) forget(ch *child) {
 
 // Scaled is what Scale did to a role's children, by name.
 type Scaled struct {
-	Added, Removed []string
-	Kept           []string // were there, and stay
+	Added, Removed, Kept []string
 }
 
-// Scale starts or drains children of a role until n are wanted, and returns at
-// once. Whoever has the role now counts, also one that is idle, but for those
-// that have been asked to end. Those of least use go first, then those that
-// began in another role, then those with the highest index; an index is taken
-// again when its last process has exited.
+// Scale starts or drains children of a role until n are wanted, and returns at once. All
+// that have the role now count, even idle ones, except those asked to end. The least useful
+// go first, then those that began in another role, then those with the highest index. An
+// index is free again when its last process has exited.
 func (s *Supervisor) Scale(role string, n int) (Scaled, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -274,8 +254,8 @@ func (s *Supervisor) Scale(role string, n int) (Scaled, error) {
 	return done, nil
 }
 
-// wanted are the children that have a role and have not been asked to end, the
-// first to go first.
+// wanted returns the children that have a role and have not been asked to end, in the order
+// in which they would go.
 func (s *Supervisor) wanted(role string) []*child {
 	var out []*child
 	use, strange := map[*child]Use{}, map[*child]int{}
@@ -297,8 +277,8 @@ func (s *Supervisor) wanted(role string) []*child {
 	return out
 }
 
-// Heartbeat is a sign of life of a child. From its first one on, a process
-// is killed when it is silent for SilentAfter.
+// Heartbeat is a child's sign of life. After its first one, a process is killed when it is
+// silent for silentAfter.
 func (s *Supervisor) Heartbeat(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -314,7 +294,7 @@ func (s *Supervisor) Status() []Status {
 	out := make([]Status, 0, len(s.children))
 	for _, ch := range s.children {
 		st := ch.status
-		if ch.ending() && (st.State == Starting || st.State == Ready) { // its goroutine is about to say so
+		if ch.ending() && (st.State == Starting || st.State == Ready) { // its goroutine will say so soon
 			st.State = Draining
 		}
 		out = append(out, st)
@@ -323,8 +303,8 @@ func (s *Supervisor) Status() []Status {
 	return out
 }
 
-// WaitReady waits until all present children have been ready, and fails with
-// a *StartError as soon as one of them ends before.
+// WaitReady waits until all children have been ready. It fails with a *StartError as soon
+// as one ends before.
 func (s *Supervisor) WaitReady(ctx context.Context) error {
 	for {
 		s.mu.Lock()
@@ -353,9 +333,9 @@ func (s *Supervisor) WaitReady(ctx context.Context) error {
 	}
 }
 
-// Stop asks the children to exit, role after role, kills what is left when
-// ctx ends, and waits for all. It returns an error only if a process could
-// not be killed. Nothing can be added from now on, and nothing is restarted.
+// Stop asks the children to exit, role after role, kills those left when ctx ends, and
+// waits for all. Nothing is started from now on. An error means that a process could not be
+// killed.
 func (s *Supervisor) Stop(ctx context.Context) error {
 	s.mu.Lock()
 	s.stopping = true
@@ -387,7 +367,7 @@ func (s *Supervisor) Stop(ctx context.Context) error {
 	return s.finish(all)
 }
 
-// role is the one that a child has now.
+// role is a child's current role.
 func (s *Supervisor) role(ch *child) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -395,9 +375,9 @@ func (s *Supervisor) role(ch *child) string {
 	return role
 }
 
-// finish waits for children that were killed or have exited.
+// finish waits for all children, which have exited or were killed.
 func (s *Supervisor) finish(all []*child) error {
-	limit := time.NewTimer(s.cfg.KillTimeout)
+	limit := time.NewTimer(killTimeout)
 	defer limit.Stop()
 	for _, ch := range all {
 		select {
@@ -415,8 +395,7 @@ func (s *Supervisor) finish(all []*child) error {
 	return nil
 }
 
-// Kill ends all processes at once, for a second signal: a Stop that waits
-// then returns soon.
+// Kill kills all processes at once, so that a waiting Stop returns soon.
 func (s *Supervisor) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

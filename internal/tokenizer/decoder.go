@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 )
 
 // decoder says what each token stands for: what it does to one token alone,
@@ -70,61 +69,33 @@ func readDecoder(raw json.RawMessage) (decoder, error) {
 	return d, nil
 }
 
-// Byte-level vocabularies write each byte as one printable character: itself
-// where it is printable in Latin-1, else 256 and up in order (GPT-2's
-// bytes_to_unicode).
-func byteChar(b byte) rune {
-	switch {
-	case b <= ' ':
-		return 0x100 + rune(b)
-	case b >= 0x7f && b <= 0xa0:
-		return 0x121 + rune(b) - 0x7f
-	case b == 0xad:
-		return 0x143
+// byteChars are the characters by which byte-level vocabularies write bytes:
+// the byte itself where that is printable in Latin-1, else 256 and up in order
+// (GPT-2's bytes_to_unicode). charBytes is the inverse, -1 for no byte.
+var byteChars, charBytes = func() (chars [256]rune, bytes [0x144]int16) {
+	for i := range bytes {
+		bytes[i] = -1
 	}
-	return rune(b)
-}
-
-// charByte is the inverse of byteChar.
-func charByte(r rune) (byte, bool) {
-	var b byte
-	switch {
-	case r >= 0x100 && r <= 0x120:
-		b = byte(r - 0x100)
-	case r >= 0x121 && r <= 0x142:
-		b = byte(r - 0x121 + 0x7f)
-	case r == 0x143:
-		b = 0xad
-	case r >= 0 && r < 0x100:
-		b = byte(r)
-	default:
-		return 0, false
+	next := rune(0x100)
+	for b := range rune(256) {
+		if chars[b] = b; b <= ' ' || b >= 0x7f && b <= 0xa0 || b == 0xad {
+			chars[b] = next
+			next++
+		}
+		bytes[chars[b]] = int16(b)
 	}
-	return b, byteChar(b) == r
-}
+	return chars, bytes
+}()
 
 // fromByteLevel returns the bytes that piece writes; it fails if a character
 // stands for none.
 func fromByteLevel(piece string) (string, bool) {
-	plain := true
-	for i := range len(piece) {
-		if c := piece[i]; c <= ' ' || c >= 0x7f {
-			plain = false
-			break
-		}
-	}
-	if plain {
-		return piece, true
-	}
 	out := make([]byte, 0, len(piece))
-	for i := 0; i < len(piece); {
-		r, n := utf8.DecodeRuneInString(piece[i:])
-		b, ok := charByte(r)
-		if !ok || r == utf8.RuneError {
+	for _, r := range piece {
+		if int(r) >= len(charBytes) || charBytes[r] < 0 {
 			return "", false
 		}
-		out = append(out, b)
-		i += n
+		out = append(out, byte(charBytes[r]))
 	}
 	return string(out), true
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -297,22 +298,13 @@ func (g *gguf) specials(t *Tokenizer) {
 	t.chat = newChat(sources, named)
 }
 
+// toInt widens an integer of any width.
 func toInt(v any) (int64, bool) {
-	switch n := v.(type) {
-	case uint32:
-		return int64(n), true
-	case int32:
-		return int64(n), true
-	case uint64:
-		return int64(n), true
-	case int64:
-		return n, true
-	case uint16:
-		return int64(n), true
-	case uint8:
-		return int64(n), true
-	case int:
-		return int64(n), true
+	switch n := reflect.ValueOf(v); {
+	case n.CanInt():
+		return n.Int(), true
+	case n.CanUint():
+		return int64(n.Uint()), true
 	}
 	return 0, false
 }

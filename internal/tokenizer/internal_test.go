@@ -114,16 +114,14 @@ func TestMergeLong(t *testing.T) {
 
 func TestByteChars(t *testing.T) {
 	seen := map[rune]bool{}
-	for i := range 256 {
-		r := byteChar(byte(i))
-		b, ok := charByte(r)
-		if !ok || b != byte(i) || seen[r] {
-			t.Errorf("byte %#x is %q is %#x", i, r, b)
+	for i, r := range byteChars {
+		if got, ok := fromByteLevel(string(r)); !ok || got != string([]byte{byte(i)}) || seen[r] {
+			t.Errorf("byte %#x is %q is %q", i, r, got)
 		}
 		seen[r] = true
 	}
 	for r := rune(0); r < 0x400; r++ {
-		if _, ok := charByte(r); ok != seen[r] {
+		if _, ok := fromByteLevel(string(r)); ok != seen[r] {
 			t.Errorf("%q: %v", r, ok)
 		}
 	}

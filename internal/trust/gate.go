@@ -6,12 +6,12 @@ import (
 	"sync/atomic"
 )
 
-// Header is what carries a token of HTTP, Query or the like to a worker.
+// Header carries a token of purpose HTTP or Query to a worker.
 const Header = "x-xpyd-fleet"
 
-// Gate is Ring.Accepts for one purpose and audience, for those who are asked
-// often: what it accepts is derived once for each change of the ring. It is safe
-// for concurrent use; a nil *Gate belongs to a process that trusts everyone.
+// Gate checks tokens for one purpose and audience. What it accepts is derived once
+// for each change of the ring. It is safe for concurrent use; a nil *Gate belongs to
+// a process that trusts everyone.
 type Gate struct {
 	ring     *Ring
 	purpose  Purpose
@@ -19,13 +19,13 @@ type Gate struct {
 	now      atomic.Pointer[accepted]
 }
 
-// accepted is what a gate accepts of one version of a ring.
+// accepted are the tokens for one version of a ring.
 type accepted struct {
 	of     *[]Secret
 	tokens [][]byte
 }
 
-// Gate returns a gate; nil of a nil ring.
+// Gate returns a gate; a nil ring has a nil gate.
 func (r *Ring) Gate(p Purpose, audience string) *Gate {
 	if r == nil {
 		return nil
@@ -33,8 +33,7 @@ func (r *Ring) Gate(p Purpose, audience string) *Gate {
 	return &Gate{ring: r, purpose: p, audience: audience}
 }
 
-// Accepts reports whether token is that of one of the ring's secrets. It takes
-// the same time whatever the token is.
+// Accepts reports whether token is that of one of the ring's secrets, in constant time.
 func (g *Gate) Accepts(token []byte) bool {
 	if g == nil {
 		return true
@@ -54,32 +53,31 @@ func (g *Gate) Accepts(token []byte) bool {
 	return ok == 1
 }
 
-// maxTokens is how many tokens are kept: those of a whole fleet, and of members
-// that are no more until then.
+// maxTokens bounds the tokens kept: a whole fleet's, and some of former members.
 const maxTokens = 4096
 
-// Tokens are what a process shows to members over HTTP, each made once for one
-// run of a member. It is safe for concurrent use; those of a nil ring are empty.
+// Tokens makes the tokens that a process shows to members over HTTP, once for each run of
+// a member. It is safe for concurrent use. With a nil ring they are empty.
 type Tokens struct {
 	ring *Ring
 
 	mu   sync.RWMutex
-	of   *[]Secret // the ring's version that made is of
+	of   *[]Secret // the ring's version of made
 	made map[shown]string
 }
 
-// shown is to whom a token is.
+// shown is whom a token is shown to.
 type shown struct {
 	id      string
 	epoch   uint64
 	secrets string
 }
 
-// NewTokens makes an empty set of a ring's.
+// NewTokens makes an empty set for a ring.
 func NewTokens(r *Ring) *Tokens { return &Tokens{ring: r} }
 
-// HTTP returns the token for one run of a member whose announcement names its
-// secrets; "" if it has none of ours.
+// HTTP returns the token for one run of a member that announced these secrets, "" if none
+// of them is ours.
 func (t *Tokens) HTTP(id string, epoch uint64, secrets string) string {
 	if t.ring == nil {
 		return ""

@@ -12,18 +12,18 @@ import (
 	"strings"
 )
 
-// Greeting is the first line of either end of a connection that wants the other
-// to prove itself. Who does not know it shows it in its error, and so says what is
-// wrong. The digit is the version of the exchange.
+// Greeting is the first line from an end of a connection that wants the other to prove
+// itself. A peer that does not know it shows it in its error, which explains the problem.
+// The digit is the version of the exchange.
 const Greeting = "xpyd-kv wants a fleet secret 1\n"
 
 const (
-	maxLine   = 32 // bytes of a first line, with the line feed
+	maxLine   = 32 // bytes of a first line, including the line feed
 	idBytes   = 4
 	nonceSize = 32
 	proofSize = sha256.Size
 
-	// A challenge: Greeting, how many secrets (u8), their IDs, who sends it, a nonce.
+	// A challenge: Greeting, number of secrets (u8), their IDs, hash of the sender's name, nonce.
 	countAt       = len(Greeting)
 	idsAt         = countAt + 1
 	memberAt      = idsAt + maxSecrets*idBytes
@@ -31,40 +31,40 @@ const (
 	challengeSize = nonceAt + nonceSize
 )
 
-// What a proof is for, so that neither end's can be sent back to it as the other's.
+// Labels of proofs, so that an end's proof cannot be sent back to it as the other's.
 const (
 	ofListener = "xpyd-kv listener\x00"
 	ofDialler  = "xpyd-kv dialler\x00"
 )
 
-// Proven is what a peer has proved to be: a member of the fleet, of one name.
+// Proven is a peer that has proved to be a member of the fleet, with a name.
 type Proven struct {
 	member [sha256.Size]byte
 	by     string // ID of the secret
 }
 
-// Is reports whether that name is member; see Member.
+// Is reports whether its name is member; see Member.
 func (p Proven) Is(member string) bool { return p.member == nameOf(member) }
 
-// Same reports whether q is the same member, by whichever secret.
+// Same reports whether q is the same member, by any secret.
 func (p Proven) Same(q Proven) bool { return p.member == q.member }
 
-// In reports whether the secret is in force. Of a nil ring nobody has proved anything.
+// In reports whether its secret is in force. With a nil ring, it is.
 func (p Proven) In(r *Ring) bool {
 	return r == nil || slices.ContainsFunc(r.Secrets(), func(s Secret) bool { return s.ID() == p.by })
 }
 
-// Newest reports whether the secret is the newest in force, or there are none.
+// Newest reports whether its secret is the newest in force. With a nil ring, it is.
 func (p Proven) Newest(r *Ring) bool { return r == nil || r.Secrets()[0].ID() == p.by }
 
 func nameOf(member string) [sha256.Size]byte { return sha256.Sum256([]byte(member)) }
 
-// Stranger is the error of an exchange with a peer that is not of our fleet, or
-// does not prove that it is. Nothing secret shows in it.
+// Stranger is the error of an exchange with a peer that did not prove to be of our fleet.
+// It shows nothing secret.
 type Stranger struct {
-	Ours, Theirs string // IDs of the secrets at either end; "": none, or none named
-	Said         []byte // the peer's first line, where it did not ask for a proof
-	Wrong        bool   // the proof that came is none
+	Ours, Theirs string // IDs of the secrets of either end; "": none
+	Said         []byte // the peer's first line, if it was not Greeting
+	Wrong        bool   // its proof is wrong
 }
 
 func (e *Stranger) Error() string {
@@ -77,9 +77,9 @@ func (e *Stranger) Error() string {
 	return fmt.Sprintf("no fleet secret in common: ours %s, the peer's %s", e.Ours, e.Theirs)
 }
 
-// Dial proves to who listens at the other end of a new connection that we have a
-// secret of the fleet, and sees the same proved. self is our Member; more is sent
-// right behind our proof. It costs one round trip.
+// Dial is the dialler's end of a new connection: both ends prove that they have a secret
+// of the fleet. self is our Member; more is sent right behind our proof. It costs one
+// round trip.
 func (r *Ring) Dial(in io.Reader, out io.Writer, self string, more []byte) (Proven, error) {
 	secrets := r.Secrets()
 	ours := challenge(secrets, self)
@@ -105,7 +105,7 @@ func (r *Ring) Dial(in io.Reader, out io.Writer, self string, more []byte) (Prov
 	return proven(theirs, s), err
 }
 
-// Accept is Dial's other end: more is sent behind our proof, before the peer has
+// Accept is the other end of Dial. more is sent behind our proof, before the peer has
 // shown its own.
 func (r *Ring) Accept(in io.Reader, out io.Writer, self string, more []byte) (Proven, error) {
 	secrets := r.Secrets()
@@ -119,7 +119,7 @@ func (r *Ring) Accept(in io.Reader, out io.Writer, self string, more []byte) (Pr
 	}
 	s, ok := common(secrets, theirs, ours)
 	if !ok {
-		_, err := out.Write(ours) // its IDs say the rest
+		_, err := out.Write(ours) // its IDs explain it
 		return Proven{}, errors.Join(&Stranger{Ours: idsOf(ours), Theirs: idsOf(theirs)}, err)
 	}
 	proof := prove(s, ofListener, theirs, ours)
@@ -136,7 +136,7 @@ func (r *Ring) Accept(in io.Reader, out io.Writer, self string, more []byte) (Pr
 	return proven(theirs, s), nil
 }
 
-// Line reads a peer's first line, or as much of it as a first line may have.
+// Line reads a peer's first line, up to the most that one may have.
 func Line(in io.Reader) ([]byte, error) {
 	line := make([]byte, 0, maxLine)
 	for len(line) < maxLine {
@@ -151,8 +151,8 @@ func Line(in io.Reader) ([]byte, error) {
 	return line, nil
 }
 
-// Named reads the IDs of a peer's secrets, which stand behind a first line that is
-// Greeting: for who has no secret to answer with.
+// Named reads the IDs of a peer's secrets, which follow a Greeting, for a process that has
+// no secret itself.
 func Named(in io.Reader) (string, error) {
 	c, err := readRest(in)
 	if err != nil {
@@ -161,7 +161,7 @@ func Named(in io.Reader) (string, error) {
 	return idsOf(c), nil
 }
 
-// challenge makes a new one.
+// challenge makes a new challenge.
 func challenge(secrets []Secret, self string) []byte {
 	c := make([]byte, challengeSize)
 	copy(c, Greeting)
@@ -175,7 +175,7 @@ func challenge(secrets []Secret, self string) []byte {
 	return c
 }
 
-// readChallenge reads the peer's; ours is for the error.
+// readChallenge reads the peer's challenge; ours is for the error.
 func readChallenge(in io.Reader, ours []byte) ([]byte, error) {
 	line, err := Line(in)
 	if err != nil {
@@ -187,7 +187,7 @@ func readChallenge(in io.Reader, ours []byte) ([]byte, error) {
 	return readRest(in)
 }
 
-// ErrChallenge is of bytes behind a Greeting that are no challenge.
+// ErrChallenge means that the bytes behind a Greeting are not a challenge.
 var ErrChallenge = errors.New("handshake: not a challenge")
 
 func readRest(in io.Reader) ([]byte, error) {
@@ -214,7 +214,7 @@ func readProof(in io.Reader) ([]byte, error) {
 	return p, cut(err)
 }
 
-// cut is err of an exchange that has begun.
+// cut is err in an exchange that has begun.
 func cut(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -222,8 +222,8 @@ func cut(err error) error {
 	return err
 }
 
-// common returns the first of the dialler's secrets that the listener has, too.
-// secrets are either's: both choose the same.
+// common returns the first of the dialler's secrets that the listener has too. Both ends
+// choose the same one, each from its own secrets.
 func common(secrets []Secret, dialler, listener []byte) (Secret, bool) {
 	theirs := strings.Split(idsOf(listener), "+")
 	for id := range strings.SplitSeq(idsOf(dialler), "+") {

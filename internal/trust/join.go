@@ -5,19 +5,19 @@ import (
 	"strings"
 )
 
-// Join is what a worker needs to enter a fleet, as one line of text that is kept
-// secret: where NATS is, and the fleet's secrets.
+// Join is what a worker needs to enter a fleet: where NATS is, and the fleet's secrets. It
+// is one line of text, to be kept secret.
 //
 //	nats://user:password@10.0.0.1:4222,nats://user:password@10.0.0.2:4222#SECRET+OLDER
 //
-// Without a URL ("#SECRET") it is for workers that a foreign proxy fronts: they
-// are in no fleet, but know each other.
+// Without a URL ("#SECRET") it is for workers behind a foreign proxy, which are in no
+// fleet but trust each other.
 type Join struct {
 	URL     string // of NATS, comma separated; may be empty
 	Secrets []Secret
 }
 
-// ParseJoin reads a line. The error never shows what is secret in it.
+// ParseJoin reads a line. Its errors show nothing secret.
 func ParseJoin(text string) (Join, error) {
 	text = strings.TrimSpace(text)
 	url, tail, found := strings.Cut(text, "#")
@@ -39,7 +39,7 @@ func ParseJoin(text string) (Join, error) {
 	return j, err
 }
 
-// Reveal returns the line.
+// Reveal returns the line, with its secrets.
 func (j Join) Reveal() string {
 	var b strings.Builder
 	b.WriteString(j.URL)

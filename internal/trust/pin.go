@@ -12,15 +12,13 @@ import (
 	"slices"
 )
 
-// A pinned connection is TLS 1.3 in which both ends show a key that is derived from
-// a secret of the fleet, and accept no other. Who listens in a member's place, or
-// passes bytes on between two of them, has neither key: he can neither read nor
-// write, nor enter by what he has heard. There is no CA, no name and no date.
+// A pinned connection is TLS 1.3 in which both ends show a key derived from a secret of
+// the fleet, and accept no other. An impostor or a man in the middle has no such key, so he
+// can neither read nor write, nor use what he has heard. There is no CA, name or date.
 
 const pinHost = ".xpyd" // behind the secret's ID, in the name that the client asks for
 
-// Ends of a pinned connection. Each has its own key, so that none can be shown
-// what it has shown itself.
+// Ends of a pinned connection. Each has its own key, so that nobody can reflect a proof.
 const (
 	pinServer = "server"
 	pinClient = "client"
@@ -32,7 +30,7 @@ func (s Secret) pin(end string) ed25519.PrivateKey {
 	return ed25519.NewKeyFromSeed(s.Key(pinned, end, ed25519.SeedSize))
 }
 
-// certificate has the key in the form that TLS wants.
+// certificate wraps the key as TLS wants it.
 func (s Secret) certificate(end string) (*tls.Certificate, error) {
 	key := s.pin(end)
 	form := &x509.Certificate{SerialNumber: big.NewInt(1)}
@@ -43,12 +41,12 @@ func (s Secret) certificate(end string) (*tls.Certificate, error) {
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
 
-// PinError is a peer that shows another key than the fleet's.
+// PinError means that the peer does not show the fleet's key.
 type PinError struct{}
 
 func (*PinError) Error() string { return "the other end does not have the fleet secret" }
 
-// holds accepts a peer that shows the key of one of these secrets.
+// holds returns a check that the peer shows the key of one of these secrets.
 func holds(end string, secrets ...Secret) func(tls.ConnectionState) error {
 	return func(c tls.ConnectionState) error {
 		if len(c.PeerCertificates) > 0 {
@@ -64,7 +62,7 @@ func holds(end string, secrets ...Secret) func(tls.ConnectionState) error {
 	}
 }
 
-// PinnedClient is for a connection that is dialled: both ends show s.
+// PinnedClient is for dialled connections: both ends show the key of s.
 func PinnedClient(s Secret) (*tls.Config, error) {
 	cert, err := s.certificate(pinClient)
 	if err != nil {
@@ -79,8 +77,8 @@ func PinnedClient(s Secret) (*tls.Config, error) {
 	}, nil
 }
 
-// PinnedServer is for connections that are accepted: the client asks for one of the
-// ring's secrets, and both ends show it.
+// PinnedServer is for accepted connections: the client asks for one of the ring's secrets,
+// and both ends show its key.
 func (r *Ring) PinnedServer() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
@@ -89,19 +87,26 @@ func (r *Ring) PinnedServer() *tls.Config {
 			if !ok {
 				return nil, &PinError{}
 			}
-			cert, err := s.certificate(pinServer)
-			if err != nil {
-				return nil, err
-			}
-			return &tls.Config{
-				MinVersion:             tls.VersionTLS13,
-				ClientAuth:             tls.RequireAnyClientCert, // the key is looked at
-				VerifyConnection:       holds(pinClient, s),
-				Certificates:           []tls.Certificate{*cert},
-				SessionTicketsDisabled: true, // every connection proves itself
-			}, nil
+			return s.accepts(pinServer, holds(pinClient, s))
 		},
 	}
+}
+
+// accepts is for one connection: this end shows the secret's key, and verify looks
+// at the other's.
+func (s Secret) accepts(end string, verify func(tls.ConnectionState) error, protos ...string) (*tls.Config, error) {
+	cert, err := s.certificate(end)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{
+		MinVersion:             tls.VersionTLS13,
+		ClientAuth:             tls.RequireAnyClientCert, // verify looks at the key
+		VerifyConnection:       verify,
+		Certificates:           []tls.Certificate{*cert},
+		NextProtos:             protos,
+		SessionTicketsDisabled: true, // every connection proves itself
+	}, nil
 }
 
 // pinnedTo is the secret that a client asks for.
@@ -113,13 +118,13 @@ func (r *Ring) pinnedTo(name string) (Secret, bool) {
 	return Secret{}, false
 }
 
-// PinnedBy is the secret that both ends of a PinnedServer's connection have shown;
-// false if it is none of the ring's, or not any more.
+// PinnedBy returns the secret of a PinnedServer's connection; false if it is not, or no
+// longer, in the ring.
 func (r *Ring) PinnedBy(c tls.ConnectionState) (Secret, bool) { return r.pinnedTo(c.ServerName) }
 
-// PinnedPeers is for servers that dial each other by names of their own. Who dials
-// offers the secrets that the ring has now, and shows the older of two, which the
-// other has for longer; who is dialled shows one that was offered.
+// PinnedPeers is for servers that dial each other under names of their own. The dialler
+// offers the ring's secrets and shows the older of two, which the other has had longer; the
+// listener shows one that was offered.
 func (r *Ring) PinnedPeers() *tls.Config {
 	accept := func(c tls.ConnectionState) error { return holds(pinPeer, r.Secrets()...)(c) }
 	conf := &tls.Config{
@@ -132,22 +137,9 @@ func (r *Ring) PinnedPeers() *tls.Config {
 		},
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 			for _, name := range hello.SupportedProtos {
-				s, ok := r.pinnedTo(name)
-				if !ok {
-					continue
+				if s, ok := r.pinnedTo(name); ok {
+					return s.accepts(pinPeer, accept, name)
 				}
-				cert, err := s.certificate(pinPeer)
-				if err != nil {
-					return nil, err
-				}
-				return &tls.Config{
-					MinVersion:             tls.VersionTLS13,
-					ClientAuth:             tls.RequireAnyClientCert, // the key is looked at
-					VerifyConnection:       accept,
-					Certificates:           []tls.Certificate{*cert},
-					NextProtos:             []string{name},
-					SessionTicketsDisabled: true, // every connection proves itself
-				}, nil
 			}
 			return nil, &PinError{}
 		},
@@ -158,8 +150,8 @@ func (r *Ring) PinnedPeers() *tls.Config {
 	return conf
 }
 
-// Refused reports whether a handshake has failed because an end does not have, or
-// does not accept, the secret.
+// Refused reports whether a handshake failed because one end lacks the secret or does not
+// accept it.
 func Refused(err error) bool {
 	var pin *PinError
 	var header tls.RecordHeaderError // it does not speak TLS

@@ -1,7 +1,6 @@
 package trust
 
 import (
-	"crypto/subtle"
 	"errors"
 	"slices"
 	"strconv"
@@ -10,12 +9,12 @@ import (
 	"sync/atomic"
 )
 
-// maxSecrets may be in force at once: the newest, and the one that it replaces.
+// maxSecrets may be in force at once: the newest, and the one it replaces.
 const maxSecrets = 2
 
-// Ring is the secrets in force in one process. The first is shown to others,
-// each of them is accepted. It is safe for concurrent use; a nil *Ring belongs
-// to a process that trusts everyone.
+// Ring is the secrets in force in a process. The first is shown to others, and each is
+// accepted. It is safe for concurrent use. A nil *Ring belongs to a process that trusts
+// everyone.
 type Ring struct {
 	now atomic.Pointer[[]Secret]
 
@@ -32,8 +31,8 @@ func NewRing(secrets ...Secret) (*Ring, error) {
 	return r, r.Set(secrets...)
 }
 
-// Set puts other secrets in force. Who has let connections in by one that is not
-// among them any more has a method Renew, which ends these.
+// Set puts other secrets in force. Servers have a method Renew, which ends the connections
+// of secrets that no longer are.
 func (r *Ring) Set(secrets ...Secret) error {
 	if len(secrets) < 1 || len(secrets) > maxSecrets {
 		return errCount
@@ -48,10 +47,10 @@ func (r *Ring) Set(secrets ...Secret) error {
 	return nil
 }
 
-// Retire keeps the secrets of these names (Secret.String), and no others, out of
-// force, whoever sets them: a join line that was copied may name one for years. The
-// only one that a process has stays; it opens nothing elsewhere. Retire reports
-// whether other secrets are in force now.
+// Retire keeps the secrets of these names (Secret.String), and only these, out of force
+// even if Set names them: an old copy of a join line may do so for years. A process's only
+// secret stays; it opens nothing elsewhere. Retire reports whether the secrets in force
+// have changed.
 func (r *Ring) Retire(names []string) (changed bool) {
 	if r == nil {
 		return false
@@ -62,7 +61,7 @@ func (r *Ring) Retire(names []string) (changed bool) {
 	return r.sift()
 }
 
-// sift puts in force what was given and is not retired; needs mu.
+// sift puts in force what was given and is not retired; mu is held.
 func (r *Ring) sift() (changed bool) {
 	next := slices.DeleteFunc(slices.Clone(r.given), func(s Secret) bool { return slices.Contains(r.retired, s.String()) })
 	if len(next) == 0 {
@@ -75,11 +74,11 @@ func (r *Ring) sift() (changed bool) {
 	return true
 }
 
-// Secrets returns those in force, the newest first. The caller does not change it.
+// Secrets returns those in force, newest first. It must not be changed.
 func (r *Ring) Secrets() []Secret { return *r.now.Load() }
 
-// IDs names the secrets in force, the newest first: "3238efab+0c55e1f0"; "" of a
-// nil ring.
+// IDs lists the IDs of the secrets in force, newest first: "3238efab+0c55e1f0". A nil ring
+// has "".
 func (r *Ring) IDs() string {
 	if r == nil {
 		return ""
@@ -91,8 +90,8 @@ func (r *Ring) IDs() string {
 	return strings.Join(ids, "+")
 }
 
-// Shared returns the first of our secrets that a member who holds theirs has,
-// too. Without their IDs it is our first.
+// Shared returns the first of our secrets that is among theirs, a list of IDs. If theirs is
+// empty, it returns our first.
 func (r *Ring) Shared(theirs string) (Secret, bool) {
 	all := r.Secrets()
 	if theirs == "" {
@@ -106,17 +105,6 @@ func (r *Ring) Shared(theirs string) (Secret, bool) {
 	return Secret{}, false
 }
 
-// Accepts reports whether token is that of one of our secrets for a purpose and
-// an audience. It takes the same time whatever the token is.
-func (r *Ring) Accepts(p Purpose, audience string, token []byte) bool {
-	ok := 0
-	for _, s := range r.Secrets() {
-		ok |= subtle.ConstantTimeCompare([]byte(s.Token(p, audience)), token)
-	}
-	return ok == 1
-}
-
-// Member is the audience of tokens that are shown to one run of one member. A
-// token that a stranger was tricked into getting, in the place of a member that
-// has died, opens nothing.
+// Member is the audience of tokens for one run of one member. So a token that reaches a
+// stranger in place of a dead member opens nothing.
 func Member(id string, epoch uint64) string { return id + "@" + strconv.FormatUint(epoch, 10) }

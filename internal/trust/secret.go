@@ -1,10 +1,7 @@
-// Package trust is who belongs to the fleet: one secret that the router makes at
-// its first start and every member holds. What members show each other is
-// derived from it, for one purpose and one audience at a time, so that what one
-// connection gives away opens no other. Two secrets may be in force at once,
-// while one replaces the other.
-//
-// It knows nothing of who dials whom.
+// Package trust decides who belongs to the fleet: whoever holds the secret that the router
+// made at its first start. What members show each other is derived from it, for one purpose
+// and one audience, so that what one connection gives away opens no other. Two secrets may
+// be in force while one replaces the other.
 package trust
 
 import (
@@ -19,7 +16,7 @@ import (
 
 const secretBytes = 32
 
-// Secret is what the members of one fleet share. It prints as its ID.
+// Secret is shared by the members of a fleet. It prints as its ID.
 type Secret struct{ raw [secretBytes]byte }
 
 // NewSecret returns a random one.
@@ -31,7 +28,7 @@ func NewSecret() Secret {
 
 var errSecret = errors.New("a fleet secret is 43 characters of base64url, as in what join-url holds")
 
-// ParseSecret reads what Reveal returned. The error never shows the text.
+// ParseSecret reads what Reveal returned. Its error does not show the text.
 func ParseSecret(text string) (Secret, error) {
 	var s Secret
 	b, err := base64.RawURLEncoding.Strict().DecodeString(text)
@@ -42,17 +39,16 @@ func ParseSecret(text string) (Secret, error) {
 	return s, nil
 }
 
-// Reveal returns the secret itself, for the files and the environment that hand
-// it on.
+// Reveal returns the secret itself, for files and the environment.
 func (s Secret) Reveal() string { return base64.RawURLEncoding.EncodeToString(s.raw[:]) }
 
-// ID names the secret without telling it: 8 hexadecimal characters.
+// ID names the secret without revealing it, in 8 hexadecimal characters.
 func (s Secret) ID() string {
 	id := s.Key(purposeID, "", 4)
 	return hex.EncodeToString(id)
 }
 
-// SecretName is how a Secret's String begins.
+// SecretName is the beginning of a Secret's String.
 const SecretName = "fleet-secret-"
 
 // String returns the ID, so that no log shows the secret.
@@ -64,16 +60,16 @@ func (s Secret) GoString() string { return s.String() }
 // LogValue is String, for slog.
 func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
-// Purpose is what a derived key or token is good for.
+// Purpose is what a derived key or token is for.
 type Purpose string
 
-// Purposes. Keys of different purposes tell nothing of each other.
+// Purposes. Keys of different purposes reveal nothing about each other.
 const (
 	purposeID Purpose = "id"
 	pinned    Purpose = "pinned" // keys of TLS; the audience is an end
 
 	HTTP    Purpose = "http"    // a worker's HTTP routes; the audience is Member's
-	Query   Purpose = "query"   // GET /query of a worker, by one that does not know yet whom it asks; no audience
+	Query   Purpose = "query"   // a worker's GET /query, by a peer that does not know it yet; no audience
 	Scrape  Purpose = "scrape"  // /metrics, from other hosts; no audience
 	KV      Purpose = "kv"      // kvconn's handshake; no audience
 	Events  Purpose = "events"  // KV events; the audience is the end that holds the key
@@ -92,8 +88,7 @@ func (s Secret) Key(p Purpose, audience string, n int) []byte {
 
 const tokenBytes = 24
 
-// Token is what is shown, as it is, to the audience: the secret's ID, which says
-// which of two it comes from, a dot, and 32 characters.
+// Token is shown to the audience as it is: the ID of the secret, a dot, and 32 characters.
 func (s Secret) Token(p Purpose, audience string) string {
 	return s.ID() + "." + base64.RawURLEncoding.EncodeToString(s.Key(p, audience, tokenBytes))
 }

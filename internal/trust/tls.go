@@ -12,12 +12,11 @@ import (
 	"github.com/xpyd/xpyd/internal/reread"
 )
 
-// TLS is mutual TLS 1.3 between the members of a fleet: each side of a
-// connection shows a certificate of the fleet's CA, for server or client use as
-// its side is. Names are not compared: the CA is the fleet's own, and its
-// members move between hosts. Who they are is for the fleet's secret to say,
-// which is asked for all the same. The files are read again when they change;
-// connections that are open stay. A nil *TLS is plain TCP.
+// TLS is mutual TLS 1.3 between the members of a fleet: each side of a connection shows a
+// certificate of the fleet's CA, for server or client use. Names are not compared, since the
+// CA is the fleet's own and its members move between hosts; the fleet's secret is still
+// asked for. The files are read again when they change; open connections stay. A nil *TLS is
+// plain TCP.
 type TLS struct{ files *reread.Value[*shownCert] }
 
 // shownCert is what the three files hold.
@@ -26,7 +25,7 @@ type shownCert struct {
 	ca   *x509.CertPool
 }
 
-// TLSError says which of the three settings is wrong.
+// TLSError names the setting that is wrong.
 type TLSError struct {
 	Key string // "tls_cert", "tls_key" or "tls_ca"
 	Err error
@@ -35,8 +34,8 @@ type TLSError struct {
 func (e *TLSError) Error() string { return e.Err.Error() }
 func (e *TLSError) Unwrap() error { return e.Err }
 
-// ValidTLS refuses some of the three files of NewTLS: all are there, or none. The
-// error is a *TLSError of one that is there.
+// ValidTLS refuses a part of NewTLS's three files: want all or none. The error is a
+// *TLSError that names a given one.
 func ValidTLS(cert, key, ca string) error {
 	if (cert == "") == (key == "") && (cert == "") == (ca == "") {
 		return nil
@@ -51,8 +50,8 @@ func ValidTLS(cert, key, ca string) error {
 	return e
 }
 
-// NewTLS reads PEM files: this process's certificate and key, and the CA of all;
-// nil without them. The error is a *TLSError.
+// NewTLS reads PEM files: this process's certificate and key, and the fleet's CA. Without
+// files it returns nil. The error is a *TLSError.
 func NewTLS(cert, key, ca string, log *slog.Logger) (*TLS, error) {
 	if err := ValidTLS(cert, key, ca); err != nil || cert == "" {
 		return nil, err
@@ -70,10 +69,10 @@ func NewTLS(cert, key, ca string, log *slog.Logger) (*TLS, error) {
 	}
 	told := func(err error) {
 		if err != nil {
-			log.Error("the fleet's TLS files have changed and cannot be used: the old ones stay in force", "error", err)
+			log.Error("the fleet's TLS files have changed but cannot be used; the old ones stay in force", "error", err)
 			return
 		}
-		log.Info("the fleet's TLS files are read again")
+		log.Info("the fleet's TLS files have been read again")
 	}
 	files, err := reread.New(load, told, cert, key, ca)
 	if err != nil {
@@ -82,14 +81,14 @@ func NewTLS(cert, key, ca string, log *slog.Logger) (*TLS, error) {
 	return &TLS{files}, nil
 }
 
-// Client is for connections that are dialled; nil of a nil TLS.
+// Client is for dialled connections; a nil TLS has nil.
 func (t *TLS) Client() *tls.Config {
 	if t == nil {
 		return nil
 	}
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
-		InsecureSkipVerify: true, // which would want a name; verify looks at the chain
+		InsecureSkipVerify: true, // would compare names; verify checks the chain
 		VerifyConnection:   t.verify(x509.ExtKeyUsageServerAuth),
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return &t.files.Get().pair, nil
@@ -97,7 +96,7 @@ func (t *TLS) Client() *tls.Config {
 	}
 }
 
-// Server is for connections that are accepted; nil of a nil TLS.
+// Server is for accepted connections; a nil TLS has nil.
 func (t *TLS) Server() *tls.Config {
 	if t == nil {
 		return nil

@@ -68,7 +68,7 @@ func TestRing(t *testing.T) {
 	old, fresh := []byte(s.Token(trust.HTTP, aud)), []byte(next.Token(trust.HTTP, aud))
 	accepts := func(want bool, token []byte) {
 		t.Helper()
-		if r.Accepts(trust.HTTP, aud, token) != want {
+		if r.Gate(trust.HTTP, aud).Accepts(token) != want {
 			t.Errorf("accepts %.12s…: %t, want %t", token, !want, want)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"math"
 	"runtime"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvlayout"
 )
@@ -38,7 +39,7 @@ type Options struct {
 // must not run during a Step.
 type Backend struct {
 	*pool
-	arch kernels.Arch
+	arch arch.Config
 	ops  *ops
 	team *team
 	work func(member int) // b.member, made once
@@ -72,7 +73,7 @@ type pvPass struct {
 
 // New packs the weights and allocates the pool. The caller may release w when
 // it returns.
-func New(a kernels.Arch, w kernels.Weights, opt Options) (*Backend, error) {
+func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
 	if opt.BlockTokens == 0 {
 		opt.BlockTokens = 16
 	}
@@ -82,7 +83,7 @@ func New(a kernels.Arch, w kernels.Weights, opt Options) (*Backend, error) {
 	if err := checkOptions(opt); err != nil {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
-	if err := checkArch(a, w); err != nil {
+	if err := checkArch(&a, w); err != nil {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
 	o, err := chooseOps(opt.SIMD, simdOps())
@@ -94,7 +95,9 @@ func New(a kernels.Arch, w kernels.Weights, opt Options) (*Backend, error) {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
 	b.choosePV()
-	b.load(w)
+	if err := b.load(w); err != nil {
+		return nil, fmt.Errorf("cpu backend: %w", err)
+	}
 	layout := kvlayout.Plain(a.Layers, a.KVHeads, a.HeadDim, opt.BlockTokens, kvlayout.F32)
 	_, size := layerOffsets(layout, opt.Blocks)
 	mem, private, err := poolMemory(size, opt.Share)
@@ -124,84 +127,62 @@ func chooseOps(name string, have []*ops) (*ops, error) {
 	return nil, fmt.Errorf("simd %q: this machine has %q", name, have[0].name)
 }
 
-// maxWidth bounds each dimension so that products stay inside an int.
-const maxWidth = 1 << 24
-
-func checkArch(a kernels.Arch, w kernels.Weights) error {
-	for _, d := range []int{a.Layers, a.Hidden, a.Intermediate, a.Heads, a.KVHeads, a.HeadDim, a.Vocab, a.MaxPositions} {
-		if d < 1 || d > maxWidth {
-			return fmt.Errorf("bad architecture %+v", a)
-		}
+func checkArch(a *arch.Config, w kernels.Weights) error {
+	if err := a.Validate(); err != nil {
+		return fmt.Errorf("bad architecture: %w", err)
 	}
-	if a.Heads%a.KVHeads != 0 || a.HeadDim%2 != 0 || a.Layers >= 1<<16 || a.KVHeads >= 1<<15 {
-		return fmt.Errorf("bad architecture %+v", a)
-	}
-	if len(w.Layers) != a.Layers {
-		return fmt.Errorf("weights of %d layers, want %d", len(w.Layers), a.Layers)
-	}
-	q, kv := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim
-	errs := []error{
-		check("embed", w.Embed, a.Vocab, a.Hidden),
-		check("norm", w.Norm, a.Hidden),
-	}
-	if !a.TiedHead {
-		errs = append(errs, check("head", w.Head, a.Vocab, a.Hidden))
-	}
-	for i, l := range w.Layers {
-		name := func(s string) string { return fmt.Sprintf("layer %d %s", i, s) }
-		errs = append(errs,
-			check(name("attn norm"), l.AttnNorm, a.Hidden),
-			check(name("q"), l.Q, q, a.Hidden),
-			check(name("k"), l.K, kv, a.Hidden),
-			check(name("v"), l.V, kv, a.Hidden),
-			check(name("o"), l.O, a.Hidden, q),
-			check(name("mlp norm"), l.MLPNorm, a.Hidden),
-			check(name("gate"), l.Gate, a.Intermediate, a.Hidden),
-			check(name("up"), l.Up, a.Intermediate, a.Hidden),
-			check(name("down"), l.Down, a.Hidden, a.Intermediate))
-		if a.QKVBias {
-			errs = append(errs, check(name("q bias"), l.QBias, q), check(name("k bias"), l.KBias, kv), check(name("v bias"), l.VBias, kv))
-		}
-		if a.QKNorm {
-			errs = append(errs, check(name("q norm"), l.QNorm, a.HeadDim), check(name("k norm"), l.KNorm, a.HeadDim))
-		}
+	var errs []error
+	for _, t := range a.Tensors() {
+		errs = append(errs, check(t.Name, w[t.Place], t.Shape...))
 	}
 	return errors.Join(errs...)
 }
 
-func (b *Backend) load(w kernels.Weights) {
-	a := b.arch
+// load packs the weights, after checkArch.
+func (b *Backend) load(w kernels.Weights) error {
+	a := &b.arch
 	q, kv := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim
 	b.layers = make([]layer, a.Layers)
-	for i, lw := range w.Layers {
-		l := layer{
-			attnNorm: vector(lw.AttnNorm, a.Hidden),
-			mlpNorm:  vector(lw.MLPNorm, a.Hidden),
-			qkv:      pack(a.Hidden, source{lw.Q, q}, source{lw.K, kv}, source{lw.V, kv}),
-			o:        pack(q, source{lw.O, a.Hidden}),
-			gated:    packGated(a.Hidden, a.Intermediate, lw.Gate, lw.Up),
-			down:     pack(a.Intermediate, source{lw.Down, a.Hidden}),
-		}
-		if a.QKVBias {
-			for _, s := range []source{{lw.QBias, q}, {lw.KBias, kv}, {lw.VBias, kv}} {
-				l.bias = append(l.bias, vector(s.t, s.rows)[:s.rows]...)
+	for i := range b.layers {
+		get := func(r arch.Role) kernels.Tensor { return w[r.At(i)] }
+		l := &b.layers[i]
+		l.attnNorm, l.mlpNorm = vector(get(arch.AttnNorm), a.Hidden), vector(get(arch.MLPNorm), a.Hidden)
+		attention, feed := a.Layer(i)
+		switch attention {
+		case arch.GQA:
+			l.qkv = pack(a.Hidden, source{get(arch.Q), q}, source{get(arch.K), kv}, source{get(arch.V), kv})
+			l.o = pack(q, source{get(arch.O), a.Hidden})
+			if a.QKVBias {
+				for _, s := range []source{{get(arch.QBias), q}, {get(arch.KBias), kv}, {get(arch.VBias), kv}} {
+					l.bias = append(l.bias, vector(s.t, s.rows)[:s.rows]...)
+				}
 			}
+			if a.QKNorm {
+				l.qNorm, l.kNorm = vector(get(arch.QNorm), a.HeadDim), vector(get(arch.KNorm), a.HeadDim)
+			}
+		default:
+			return fmt.Errorf("layer %d: attention %q is not served on the CPU", i, attention)
 		}
-		if a.QKNorm {
-			l.qNorm, l.kNorm = vector(lw.QNorm, a.HeadDim), vector(lw.KNorm, a.HeadDim)
+		switch feed {
+		case arch.SwiGLU:
+			l.gated = packGated(a.Hidden, a.Intermediate, get(arch.Gate), get(arch.Up))
+			l.down = pack(a.Intermediate, source{get(arch.Down), a.Hidden})
+		default:
+			return fmt.Errorf("layer %d: feed-forward %q is not served on the CPU", i, feed)
 		}
-		b.layers[i] = l
 	}
-	b.norm = vector(w.Norm, a.Hidden)
+	b.norm = vector(w[arch.Norm.At(0)], a.Hidden)
+	embed := w[arch.Embed.At(0)]
 	if a.TiedHead {
-		b.head = pack(a.Hidden, source{w.Embed, a.Vocab})
+		b.head = pack(a.Hidden, source{embed, a.Vocab})
 	} else {
-		b.head = pack(a.Hidden, source{w.Head, a.Vocab})
-		b.embed = w.Embed
-		b.embed.Data = alloc(len(w.Embed.Data))
-		copy(b.embed.Data, w.Embed.Data)
+		b.head = pack(a.Hidden, source{w[arch.Head.At(0)], a.Vocab})
+		b.embed = embed
+		b.embed.Data = alloc(len(embed.Data))
+		copy(b.embed.Data, embed.Data)
 	}
 	b.layerMACs = a.Layers * a.Hidden * (2*q + 2*kv + 3*a.Intermediate)
+	return nil
 }
 
 // choosePV divides head_dim among the value kernels.
@@ -243,7 +224,7 @@ func (b *Backend) Info() kernels.Info {
 }
 
 // Arch implements kernels.Backend.
-func (b *Backend) Arch() kernels.Arch { return b.arch }
+func (b *Backend) Arch() arch.Config { return b.arch }
 
 // Layout implements kernels.Backend.
 func (b *Backend) Layout() kvlayout.Layout { return b.layout }

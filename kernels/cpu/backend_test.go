@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
@@ -20,14 +21,14 @@ var (
 )
 
 // shape makes small architectures readable.
-func shape(layers, hidden, ff, heads, kv, dim, vocab int) kernels.Arch {
-	return kernels.Arch{
-		Layers: layers, Hidden: hidden, Intermediate: ff, Heads: heads, KVHeads: kv, HeadDim: dim,
+func shape(layers, hidden, ff, heads, kv, dim, vocab int) arch.Config {
+	return arch.Config{
+		ModelType: "llama", Layers: layers, Hidden: hidden, Intermediate: ff, Heads: heads, KVHeads: kv, HeadDim: dim,
 		Vocab: vocab, MaxPositions: 640, NormEps: 1e-5, RopeTheta: 10000, TiedHead: true,
 	}
 }
 
-func open(t testing.TB, a kernels.Arch, w kernels.Weights, opt cpu.Options) *cpu.Backend {
+func open(t testing.TB, a arch.Config, w kernels.Weights, opt cpu.Options) *cpu.Backend {
 	t.Helper()
 	b, err := cpu.New(a, w, opt)
 	if err != nil {
@@ -38,8 +39,8 @@ func open(t testing.TB, a kernels.Arch, w kernels.Weights, opt cpu.Options) *cpu
 }
 
 // families are architectures that together use every feature and head size.
-func families() map[string]kernels.Arch {
-	f := map[string]kernels.Arch{
+func families() map[string]arch.Config {
+	f := map[string]arch.Config{
 		"llama mha 64":   shape(2, 128, 300, 2, 2, 64, 100),
 		"llama gqa2 8":   shape(3, 64, 172, 8, 4, 8, 512),
 		"llama gqa4 128": shape(2, 96, 200, 4, 1, 128, 77),
@@ -50,9 +51,9 @@ func families() map[string]kernels.Arch {
 		"head 20 norm":   shape(2, 40, 50, 4, 4, 20, 40),
 	}
 	kerneltest.Features(f)
-	kerneltest.Change(f, "qwen3 gqa2 80", func(a *kernels.Arch) { a.QKNorm, a.NormEps, a.RopeTheta = true, 1e-6, 1e6 })
-	kerneltest.Change(f, "head 20 norm", func(a *kernels.Arch) { a.QKNorm, a.QKVBias = true, true })
-	kerneltest.Change(f, "gqa3 96", func(a *kernels.Arch) { a.Rope = kernels.RopeScaling{Kind: "linear", Factor: 2} })
+	kerneltest.Change(f, "qwen3 gqa2 80", func(a *arch.Config) { a.QKNorm, a.NormEps, a.RopeTheta = true, 1e-6, 1e6 })
+	kerneltest.Change(f, "head 20 norm", func(a *arch.Config) { a.QKNorm, a.QKVBias = true, true })
+	kerneltest.Change(f, "gqa3 96", func(a *arch.Config) { a.Rope = arch.RopeScaling{Kind: "linear", Factor: 2} })
 	return f
 }
 

@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 )
 
 // Shapes of the figures: stories260K, and random weights in the shapes of
 // stories15M and stories110M (tied heads, as llama2.c has them).
-func benchShape(name string) (a kernels.Arch, context int) {
+func benchShape(name string) (a arch.Config, context int) {
 	switch name {
 	case "260k":
 		return shape(5, 64, 172, 8, 4, 8, 512), 256

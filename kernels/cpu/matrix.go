@@ -76,7 +76,7 @@ func (m *matrix) putRow(panel, lane int, t kernels.Tensor, row int) {
 	switch {
 	case m.dtype != t.DType:
 		for i := range m.k {
-			v := math.Float32bits(widen(t.DType, t.Data, row*m.k+i))
+			v := math.Float32bits(kernels.Widen(t.DType, t.Data, row*m.k+i))
 			binary.NativeEndian.PutUint32(m.data[4*(base+i*panelRows):], v)
 		}
 	case m.dtype == kernels.F32:
@@ -142,7 +142,7 @@ func (m *matrix) mul(o *ops, x []float32, xs int, out []float32, os, t, lo, hi i
 func widenNative(d kernels.DType, w []byte, i int) float32 {
 	switch d {
 	case kernels.F16:
-		return f16to32(binary.NativeEndian.Uint16(w[2*i:]))
+		return kernels.FromF16(binary.NativeEndian.Uint16(w[2*i:]))
 	case kernels.BF16:
 		return math.Float32frombits(uint32(binary.NativeEndian.Uint16(w[2*i:])) << 16)
 	}
@@ -153,7 +153,7 @@ func widenNative(d kernels.DType, w []byte, i int) float32 {
 func vector(t kernels.Tensor, n int) []float32 {
 	v := make([]float32, roundUp(n, 16))
 	for i := range n {
-		v[i] = widen(t.DType, t.Data, i)
+		v[i] = kernels.Widen(t.DType, t.Data, i)
 	}
 	return v
 }

@@ -248,7 +248,7 @@ func testAttention(t *testing.T, o *ops, r *rand.Rand, eq func(string, []float32
 
 func TestWidenF16(t *testing.T) {
 	for h := range 1 << 16 {
-		got := float64(f16to32(uint16(h)))
+		got := float64(kernels.FromF16(uint16(h)))
 		e, m := h>>10&31, float64(h&1023)
 		want := math.Ldexp(m, -24)
 		if e > 0 {

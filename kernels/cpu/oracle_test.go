@@ -3,19 +3,19 @@ package cpu_test
 import (
 	"encoding/binary"
 	"encoding/json"
-	"fmt"
 	"math"
 	"os"
 	"slices"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 )
 
 // stories260k reads the embedded model's weights; the safetensors format is 8
 // bytes of length, a JSON header, then the tensors.
-func stories260k(t testing.TB) (kernels.Arch, kernels.Weights) {
+func stories260k(t testing.TB) (arch.Config, kernels.Weights) {
 	t.Helper()
 	raw, err := os.ReadFile("../../internal/model/stories260k/model.safetensors")
 	if err != nil {
@@ -26,28 +26,18 @@ func stories260k(t testing.TB) (kernels.Arch, kernels.Weights) {
 	if err := json.Unmarshal(raw[8:8+n], &header); err != nil {
 		t.Fatal(err)
 	}
-	get := func(format string, a ...any) kernels.Tensor {
+	a := shape(5, 64, 172, 8, 4, 8, 512)
+	a.MaxPositions = 512
+	w := kernels.Weights{}
+	for _, tensor := range a.Tensors() {
 		var h struct {
 			Shape   []int
 			Offsets [2]int `json:"data_offsets"`
 		}
-		name := fmt.Sprintf(format, a...)
-		if err := json.Unmarshal(header[name], &h); err != nil {
-			t.Fatalf("%s: %v", name, err)
+		if err := json.Unmarshal(header[tensor.Name], &h); err != nil {
+			t.Fatalf("%s: %v", tensor.Name, err)
 		}
-		body := raw[8+n:]
-		return kernels.Tensor{DType: kernels.F32, Shape: h.Shape, Data: body[h.Offsets[0]:h.Offsets[1]]}
-	}
-	a := shape(5, 64, 172, 8, 4, 8, 512)
-	a.MaxPositions = 512
-	w := kernels.Weights{Embed: get("model.embed_tokens.weight"), Norm: get("model.norm.weight")}
-	for i := range a.Layers {
-		l := func(s string) kernels.Tensor { return get("model.layers.%d.%s.weight", i, s) }
-		w.Layers = append(w.Layers, kernels.LayerWeights{
-			AttnNorm: l("input_layernorm"), MLPNorm: l("post_attention_layernorm"),
-			Q: l("self_attn.q_proj"), K: l("self_attn.k_proj"), V: l("self_attn.v_proj"), O: l("self_attn.o_proj"),
-			Gate: l("mlp.gate_proj"), Up: l("mlp.up_proj"), Down: l("mlp.down_proj"),
-		})
+		w[tensor.Place] = kernels.Tensor{DType: kernels.F32, Shape: h.Shape, Data: raw[8+n:][h.Offsets[0]:h.Offsets[1]]}
 	}
 	return a, w
 }

@@ -1,7 +1,6 @@
 package cpu
 
 import (
-	"encoding/binary"
 	"math"
 	"unsafe"
 
@@ -90,31 +89,6 @@ func portableOps() *ops {
 }
 
 func floats(p unsafe.Pointer, n int) []float32 { return unsafe.Slice((*float32)(p), n) }
-
-// widen returns element i of a weight array as float32, exactly.
-func widen(d kernels.DType, w []byte, i int) float32 {
-	switch d {
-	case kernels.F16:
-		return f16to32(binary.LittleEndian.Uint16(w[2*i:]))
-	case kernels.BF16:
-		return math.Float32frombits(uint32(binary.LittleEndian.Uint16(w[2*i:])) << 16)
-	}
-	return math.Float32frombits(binary.LittleEndian.Uint32(w[4*i:]))
-}
-
-func f16to32(h uint16) float32 {
-	sign, e, m := uint32(h>>15)<<31, uint32(h>>10&31), uint32(h&1023)
-	switch e {
-	case 0: // zero or subnormal: m * 2^-24, exact
-		return math.Float32frombits(sign | math.Float32bits(float32(m)*(1.0/(1<<24))))
-	case 31:
-		if m != 0 {
-			m |= 512 // quiet, as VCVTPH2PS does
-		}
-		return math.Float32frombits(sign | 0x7f800000 | m<<13)
-	}
-	return math.Float32frombits(sign | (e+112)<<23 | m<<13)
-}
 
 func gemmPortable(d kernels.DType) gemmFunc {
 	return func(w, x unsafe.Pointer, _ uintptr, out unsafe.Pointer, _ uintptr, k, n int) {

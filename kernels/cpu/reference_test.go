@@ -5,6 +5,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -51,14 +52,14 @@ func naiveNorm(w kernels.Tensor, x []float64, eps float64) []float64 {
 
 // naiveForward is a whole forward pass in float64, written from the papers:
 // it returns the logits after every token. rope gives a position's rotation.
-func naiveForward(a kernels.Arch, w kernels.Weights, tokens []int32, freq []float64, factor float64) [][]float64 {
+func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float64, factor float64) [][]float64 {
 	d, group := a.HeadDim, a.Heads/a.KVHeads
 	keys, vals := make([][][]float64, a.Layers), make([][][]float64, a.Layers)
 	var all [][]float64
 	for pos, id := range tokens {
 		x := make([]float64, a.Hidden)
 		for i := range x {
-			x[i] = value(w.Embed, int(id)*a.Hidden+i)
+			x[i] = value(w[arch.Embed.At(0)], int(id)*a.Hidden+i)
 		}
 		finish := func(v []float64, bias, norm kernels.Tensor, turn bool) []float64 {
 			for i := range v {
@@ -80,11 +81,12 @@ func naiveForward(a kernels.Arch, w kernels.Weights, tokens []int32, freq []floa
 			}
 			return v
 		}
-		for li, l := range w.Layers {
-			n := naiveNorm(l.AttnNorm, x, float64(a.NormEps))
-			q := finish(naiveMul(l.Q, a.Heads*d, n), l.QBias, l.QNorm, true)
-			keys[li] = append(keys[li], finish(naiveMul(l.K, a.KVHeads*d, n), l.KBias, l.KNorm, true))
-			vals[li] = append(vals[li], finish(naiveMul(l.V, a.KVHeads*d, n), l.VBias, kernels.Tensor{}, false))
+		for li := range a.Layers {
+			l := func(r arch.Role) kernels.Tensor { return w[r.At(li)] }
+			n := naiveNorm(l(arch.AttnNorm), x, float64(a.NormEps))
+			q := finish(naiveMul(l(arch.Q), a.Heads*d, n), l(arch.QBias), l(arch.QNorm), true)
+			keys[li] = append(keys[li], finish(naiveMul(l(arch.K), a.KVHeads*d, n), l(arch.KBias), l(arch.KNorm), true))
+			vals[li] = append(vals[li], finish(naiveMul(l(arch.V), a.KVHeads*d, n), l(arch.VBias), kernels.Tensor{}, false))
 			out := make([]float64, a.Heads*d)
 			for h := range a.Heads {
 				at := h / group * d
@@ -104,31 +106,34 @@ func naiveForward(a kernels.Arch, w kernels.Weights, tokens []int32, freq []floa
 					}
 				}
 			}
-			for i, v := range naiveMul(l.O, a.Hidden, out) {
+			for i, v := range naiveMul(l(arch.O), a.Hidden, out) {
 				x[i] += v
 			}
-			n = naiveNorm(l.MLPNorm, x, float64(a.NormEps))
-			g, u := naiveMul(l.Gate, a.Intermediate, n), naiveMul(l.Up, a.Intermediate, n)
+			n = naiveNorm(l(arch.MLPNorm), x, float64(a.NormEps))
+			g, u := naiveMul(l(arch.Gate), a.Intermediate, n), naiveMul(l(arch.Up), a.Intermediate, n)
 			for i := range g {
 				g[i] = g[i] / (1 + math.Exp(-g[i])) * u[i]
 			}
-			for i, v := range naiveMul(l.Down, a.Hidden, g) {
+			for i, v := range naiveMul(l(arch.Down), a.Hidden, g) {
 				x[i] += v
 			}
 		}
-		head := w.Head
+		head := w[arch.Head.At(0)]
 		if a.TiedHead {
-			head = w.Embed
+			head = w[arch.Embed.At(0)]
 		}
-		all = append(all, naiveMul(head, a.Vocab, naiveNorm(w.Norm, x, float64(a.NormEps))))
+		all = append(all, naiveMul(head, a.Vocab, naiveNorm(w[arch.Norm.At(0)], x, float64(a.NormEps))))
 	}
 	return all
 }
 
 // reference compares logits with the naive forward.
-func reference(t *testing.T, a kernels.Arch, w kernels.Weights, tokens []int32, got [][]float32) {
+func reference(t *testing.T, a arch.Config, w kernels.Weights, tokens []int32, got [][]float32) {
 	t.Helper()
-	freq, factor := ropeOf(t, a)
+	freq, factor, err := a.RopeFrequencies()
+	if err != nil {
+		t.Fatal(err)
+	}
 	want := naiveForward(a, w, tokens, freq, factor)
 	worst := 0.0
 	for i := range want {

@@ -321,7 +321,7 @@ func (b *Backend) embedding(id int, dst []float32) {
 	}
 	k := b.arch.Hidden
 	for i := range dst[:k] {
-		dst[i] = widen(b.embed.DType, b.embed.Data, id*k+i)
+		dst[i] = kernels.Widen(b.embed.DType, b.embed.Data, id*k+i)
 	}
 }
 

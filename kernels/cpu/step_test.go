@@ -2,6 +2,7 @@ package cpu_test
 
 import (
 	"errors"
+	"maps"
 	"math"
 	"runtime"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 )
@@ -45,11 +47,11 @@ func TestStepRefuses(t *testing.T) {
 func TestNewRefuses(t *testing.T) {
 	ok := shape(1, 16, 16, 2, 1, 8, 8)
 	w := randomWeights(ok, kernels.F32, 1)
-	f := func(part string, change func(a *kernels.Arch, w *kernels.Weights, o *cpu.Options)) {
+	f := func(part string, change func(a *arch.Config, w kernels.Weights, o *cpu.Options)) {
 		t.Helper()
 		a, w, o := ok, w, cpu.Options{Blocks: 1}
-		w.Layers = slices.Clone(w.Layers)
-		change(&a, &w, &o)
+		w = maps.Clone(w)
+		change(&a, w, &o)
 		b, err := cpu.New(a, w, o)
 		if err == nil {
 			b.Close()
@@ -58,19 +60,24 @@ func TestNewRefuses(t *testing.T) {
 			t.Errorf("%q: got %v", part, err)
 		}
 	}
-	f("0 blocks", func(_ *kernels.Arch, _ *kernels.Weights, o *cpu.Options) { o.Blocks = 0 })
-	f("of 257 tokens", func(_ *kernels.Arch, _ *kernels.Weights, o *cpu.Options) { o.BlockTokens = 257 })
-	f("-1 threads", func(_ *kernels.Arch, _ *kernels.Weights, o *cpu.Options) { o.Threads = -1 })
-	f(`simd "neon"`, func(_ *kernels.Arch, _ *kernels.Weights, o *cpu.Options) { o.SIMD = "neon" })
-	f("bad architecture", func(a *kernels.Arch, _ *kernels.Weights, _ *cpu.Options) { a.KVHeads = 3 })
-	f("bad architecture", func(a *kernels.Arch, _ *kernels.Weights, _ *cpu.Options) { a.HeadDim = 7 })
-	f("bad architecture", func(a *kernels.Arch, _ *kernels.Weights, _ *cpu.Options) { a.Hidden = math.MaxInt32 })
-	f("weights of 0 layers", func(_ *kernels.Arch, w *kernels.Weights, _ *cpu.Options) { w.Layers = nil })
-	f("layer 0 down", func(_ *kernels.Arch, w *kernels.Weights, _ *cpu.Options) { w.Layers[0].Down.Data = nil })
-	f("q bias", func(a *kernels.Arch, _ *kernels.Weights, _ *cpu.Options) { a.QKVBias = true })
-	f("weight head", func(a *kernels.Arch, _ *kernels.Weights, _ *cpu.Options) { a.TiedHead = false })
-	f("unknown type", func(_ *kernels.Arch, w *kernels.Weights, _ *cpu.Options) { w.Norm.DType = 9 })
-	f("rope", func(a *kernels.Arch, _ *kernels.Weights, _ *cpu.Options) { a.Rope.Kind = "dynamic" })
+	f("0 blocks", func(_ *arch.Config, _ kernels.Weights, o *cpu.Options) { o.Blocks = 0 })
+	f("of 257 tokens", func(_ *arch.Config, _ kernels.Weights, o *cpu.Options) { o.BlockTokens = 257 })
+	f("-1 threads", func(_ *arch.Config, _ kernels.Weights, o *cpu.Options) { o.Threads = -1 })
+	f(`simd "neon"`, func(_ *arch.Config, _ kernels.Weights, o *cpu.Options) { o.SIMD = "neon" })
+	f("bad architecture", func(a *arch.Config, _ kernels.Weights, _ *cpu.Options) { a.KVHeads = 3 })
+	f("bad architecture", func(a *arch.Config, _ kernels.Weights, _ *cpu.Options) { a.HeadDim = 7 })
+	f("bad architecture", func(a *arch.Config, _ kernels.Weights, _ *cpu.Options) { a.Hidden = math.MaxInt32 })
+	f(`bad architecture: architecture "other"`, func(a *arch.Config, _ kernels.Weights, _ *cpu.Options) { a.ModelType = "other" })
+	f("weight model.layers.0.input_layernorm.weight", func(_ *arch.Config, w kernels.Weights, _ *cpu.Options) { clear(w) })
+	f("layers.0.mlp.down_proj", func(_ *arch.Config, w kernels.Weights, _ *cpu.Options) { delete(w, arch.Down.At(0)) })
+	f("q_proj.bias", func(a *arch.Config, _ kernels.Weights, _ *cpu.Options) { a.QKVBias = true })
+	f("weight lm_head", func(a *arch.Config, _ kernels.Weights, _ *cpu.Options) { a.TiedHead = false })
+	f("unknown type", func(_ *arch.Config, w kernels.Weights, _ *cpu.Options) {
+		norm := w[arch.Norm.At(0)]
+		norm.DType = 9
+		w[arch.Norm.At(0)] = norm
+	})
+	f("rope", func(a *arch.Config, _ kernels.Weights, _ *cpu.Options) { a.Rope.Kind = "dynamic" })
 }
 
 // OnLayer sees each layer once, in order, with its rows and digests in place

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/links"
 	"github.com/xpyd/xpyd/kvlayout"
@@ -21,7 +22,7 @@ import (
 type Backend struct {
 	lib       *library
 	ctx       *C.xk_ctx
-	arch      kernels.Arch
+	arch      arch.Config
 	layout    kvlayout.Layout
 	rows      kvlayout.Rows // of every layer
 	blocks    int
@@ -46,7 +47,7 @@ type Backend struct {
 
 // New opens the library and the device, copies the weights there (rounded as
 // opt says) and allocates the pool. The caller may release w when it returns.
-func New(a kernels.Arch, w kernels.Weights, opt Options) (*Backend, error) {
+func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
 	b, err := open(a, opt)
 	if err != nil {
 		return nil, fmt.Errorf("cuda backend: %w", err)
@@ -63,7 +64,7 @@ func New(a kernels.Arch, w kernels.Weights, opt Options) (*Backend, error) {
 }
 
 // NewRandom is New with random weights made on the device, for benchmarks.
-func NewRandom(a kernels.Arch, seed uint64, opt Options) (*Backend, error) {
+func NewRandom(a arch.Config, seed uint64, opt Options) (*Backend, error) {
 	b, err := open(a, opt)
 	if err != nil {
 		return nil, fmt.Errorf("cuda backend: %w", err)
@@ -80,7 +81,7 @@ func NewRandom(a kernels.Arch, seed uint64, opt Options) (*Backend, error) {
 }
 
 // open makes a context with room for the weights.
-func open(a kernels.Arch, opt Options) (*Backend, error) {
+func open(a arch.Config, opt Options) (*Backend, error) {
 	if err := opt.fill(); err != nil {
 		return nil, err
 	}
@@ -136,9 +137,6 @@ func flag(b bool) C.int32_t {
 
 // load copies the weights to the device. The library checks their sizes.
 func (b *Backend) load(w kernels.Weights) error {
-	if len(w.Layers) != b.arch.Layers {
-		return fmt.Errorf("weights of %d layers, want %d", len(w.Layers), b.arch.Layers)
-	}
 	put := func(which C.int32_t, layer int, t kernels.Tensor) error {
 		if len(t.Data) == 0 || len(t.Data)%t.DType.Bytes() != 0 {
 			return fmt.Errorf("weight %d of layer %d has %d bytes", which, layer, len(t.Data))
@@ -157,34 +155,19 @@ func (b *Backend) load(w kernels.Weights) error {
 				unsafe.Pointer(&t.Data[0]), C.int64_t(len(t.Data)/t.DType.Bytes()))
 		})
 	}
-	type part struct {
-		which C.int32_t
-		t     kernels.Tensor
-	}
-	all := func(layer int, parts ...part) error {
-		for _, p := range parts {
-			if err := put(p.which, layer, p.t); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	err := all(0, part{C.XK_EMBED, w.Embed}, part{C.XK_NORM, w.Norm})
-	if err == nil && !b.arch.TiedHead {
-		err = put(C.XK_HEAD, 0, w.Head)
-	}
-	for i := 0; err == nil && i < len(w.Layers); i++ {
-		l := &w.Layers[i]
-		err = all(i, part{C.XK_ATTN_NORM, l.AttnNorm}, part{C.XK_Q, l.Q}, part{C.XK_K, l.K}, part{C.XK_V, l.V}, part{C.XK_O, l.O},
-			part{C.XK_MLP_NORM, l.MLPNorm}, part{C.XK_GATE, l.Gate}, part{C.XK_UP, l.Up}, part{C.XK_DOWN, l.Down})
-		if err == nil && b.arch.QKVBias {
-			err = all(i, part{C.XK_Q_BIAS, l.QBias}, part{C.XK_K_BIAS, l.KBias}, part{C.XK_V_BIAS, l.VBias})
-		}
-		if err == nil && b.arch.QKNorm {
-			err = all(i, part{C.XK_Q_NORM, l.QNorm}, part{C.XK_K_NORM, l.KNorm})
+	for _, t := range b.arch.Tensors() {
+		if err := put(places[t.Role], t.Layer, w[t.Place]); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
+}
+
+// places are the library's names of tensors.
+var places = map[arch.Role]C.int32_t{
+	arch.Embed: C.XK_EMBED, arch.Norm: C.XK_NORM, arch.Head: C.XK_HEAD, arch.AttnNorm: C.XK_ATTN_NORM, arch.MLPNorm: C.XK_MLP_NORM,
+	arch.Q: C.XK_Q, arch.K: C.XK_K, arch.V: C.XK_V, arch.O: C.XK_O, arch.Gate: C.XK_GATE, arch.Up: C.XK_UP, arch.Down: C.XK_DOWN,
+	arch.QBias: C.XK_Q_BIAS, arch.KBias: C.XK_K_BIAS, arch.VBias: C.XK_V_BIAS, arch.QNorm: C.XK_Q_NORM, arch.KNorm: C.XK_K_NORM,
 }
 
 // memory asks the device; free is what nobody has.
@@ -282,7 +265,7 @@ func (b *Backend) Info() kernels.Info {
 }
 
 // Arch implements kernels.Backend.
-func (b *Backend) Arch() kernels.Arch { return b.arch }
+func (b *Backend) Arch() arch.Config { return b.arch }
 
 // Layout implements kernels.Backend.
 func (b *Backend) Layout() kvlayout.Layout { return b.layout }

@@ -12,12 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
 // llama8B is Llama-3-8B's shape.
-func llama8B() kernels.Arch {
+func llama8B() arch.Config {
 	a := shape(32, 4096, 14336, 32, 8, 128, 128256)
 	a.MaxPositions, a.RopeTheta, a.TiedHead = 40960, 500000, false
 	return a

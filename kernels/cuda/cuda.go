@@ -17,7 +17,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
@@ -184,7 +184,7 @@ func bucketFor(n, most int) int {
 }
 
 // layout is the pool's.
-func (o *Options) layout(a *kernels.Arch) kvlayout.Layout {
+func (o *Options) layout(a *arch.Config) kvlayout.Layout {
 	dtype := kvlayout.BF16
 	switch {
 	case o.KVFP8:
@@ -207,7 +207,7 @@ func served(l kvlayout.Layout) (kvlayout.Rows, error) {
 	return r, nil
 }
 
-func checkArch(a *kernels.Arch, opt *Options) error {
+func checkArch(a *arch.Config, opt *Options) error {
 	if opt.WeightsFP8 && (a.Hidden%16 != 0 || a.Heads*a.HeadDim%16 != 0) {
 		return fmt.Errorf("FP8 weights need widths %d and %d to be multiples of 16", a.Hidden, a.Heads*a.HeadDim)
 	}
@@ -217,8 +217,16 @@ func checkArch(a *kernels.Arch, opt *Options) error {
 	if a.HeadDim%8 != 0 || a.HeadDim > 256 || a.Hidden%8 != 0 {
 		return fmt.Errorf("head_dim %d and hidden %d: want multiples of 8, head_dim at most 256", a.HeadDim, a.Hidden)
 	}
-	if a.Layers < 1 || a.Layers >= 1<<16 || a.KVHeads < 1 || a.KVHeads >= 1<<15 || a.Heads%a.KVHeads != 0 {
-		return fmt.Errorf("bad architecture %+v", *a)
+	if err := a.Validate(); err != nil {
+		return fmt.Errorf("bad architecture: %w", err)
+	}
+	for i := range a.Layers {
+		switch attention, feed := a.Layer(i); {
+		case attention != arch.GQA:
+			return fmt.Errorf("layer %d: attention %q is not served on a GPU", i, attention)
+		case feed != arch.SwiGLU:
+			return fmt.Errorf("layer %d: feed-forward %q is not served on a GPU", i, feed)
+		}
 	}
 	return nil
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
 )
 
@@ -40,7 +40,7 @@ func TestPoolBlocks(t *testing.T) {
 // What the forms of weights and KV need, how they look, and what they are called:
 // blocks of different numerics are never mixed.
 func TestForms(t *testing.T) {
-	a := kernels.Arch{Layers: 2, Hidden: 64, Heads: 4, KVHeads: 2, HeadDim: 128}
+	a := arch.Config{ModelType: "llama", Layers: 2, Hidden: 64, Intermediate: 64, Heads: 4, KVHeads: 2, HeadDim: 128, Vocab: 64, MaxPositions: 64, NormEps: 1e-5, RopeTheta: 1e4}
 	f := func(want string, opt Options, headDim int) {
 		t.Helper()
 		a.HeadDim = headDim

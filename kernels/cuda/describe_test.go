@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvlayout"
 )
@@ -16,7 +17,7 @@ import (
 // library panics.
 func describing(vocab, arena int) *Backend {
 	b := &Backend{blocks: 8, opt: Options{MaxTokens: 64, MaxSeqs: 8, NoGraphs: true},
-		arch: kernels.Arch{Layers: 1, Vocab: vocab, MaxPositions: 128}, layout: kvlayout.Layout{BlockTokens: 16}}
+		arch: arch.Config{Layers: 1, Vocab: vocab, MaxPositions: 128}, layout: kvlayout.Layout{BlockTokens: 16}}
 	fold := newFolder(vocab)
 	for i := range b.steps {
 		s := &b.steps[i]

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
@@ -43,9 +44,9 @@ func TestFP16Range(t *testing.T) {
 	for _, invariant := range []bool{false, true} {
 		opt.BatchInvariant = invariant
 		w := kerneltest.Weights(a, kernels.F16, 3)
-		timesPower(t, w.Embed, 14) // of deviation 11,000
-		for _, l := range w.Layers {
-			timesPower(t, l.Down, 16) // adds some 20,000 to each
+		timesPower(t, w[arch.Embed.At(0)], 14) // of deviation 11,000
+		for l := range a.Layers {
+			timesPower(t, w[arch.Down.At(l)], 16) // adds some 20,000 to each
 		}
 		want := forced(t, openCPU(t, a, w, 100, 16), tokens, chunks, 0)
 		for i, l := range forced(t, open(t, a, w, opt), tokens, chunks, 2) {
@@ -53,9 +54,9 @@ func TestFP16Range(t *testing.T) {
 				t.Errorf("invariant %v: logits of chunk %d are off by %.5f", invariant, i, e)
 			}
 		}
-		for _, l := range w.Layers { // gates, ups, keys and values of 100,000. Were queries so, too, fp32 would not have the bits for scores
-			for _, m := range []kernels.Tensor{l.Gate, l.Up, l.K, l.V} {
-				timesPower(t, m, 17)
+		for l := range a.Layers { // gates, ups, keys and values of 100,000. Were queries so, too, fp32 would not have the bits for scores
+			for _, r := range []arch.Role{arch.Gate, arch.Up, arch.K, arch.V} {
+				timesPower(t, w[r.At(l)], 17)
 			}
 		}
 		b := open(t, a, w, opt)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -13,7 +14,7 @@ import (
 // one after the other, to the last layer: it never waits for the launch. What a launch
 // holds is freed behind it, once, and no later step waits for it.
 func TestGatesOfOneReader(t *testing.T) {
-	b := &Backend{arch: kernels.Arch{Layers: 2}}
+	b := &Backend{arch: arch.Config{Layers: 2}}
 	var told []int
 	freed := 0
 	newGate := func() *gate {

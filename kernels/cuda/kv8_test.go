@@ -8,13 +8,14 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
 	"github.com/xpyd/xpyd/kvconn/convert"
 )
 
 // fp8Families are those whose rows FP8 takes.
-func fp8Families() map[string]kernels.Arch {
+func fp8Families() map[string]arch.Config {
 	f := families()
 	for name, a := range f {
 		if a.HeadDim%16 != 0 {

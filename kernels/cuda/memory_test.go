@@ -7,13 +7,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 )
 
 // Backends that share the GPU keep to their parts whoever is first, the one too
 // many is refused with the numbers, and steps take nothing more.
 func TestMemory(t *testing.T) {
-	a := kernels.Arch{Layers: 4, Hidden: 1024, Intermediate: 4096, Heads: 8, KVHeads: 2, HeadDim: 128,
+	a := arch.Config{ModelType: "llama", Layers: 4, Hidden: 1024, Intermediate: 4096, Heads: 8, KVHeads: 2, HeadDim: 128,
 		Vocab: 32000, MaxPositions: 8192, NormEps: 1e-5, RopeTheta: 10000}
 	opt := Options{MemoryPart: 0.3, MaxTokens: 1024, MaxSeqs: 64}
 	var open []*Backend

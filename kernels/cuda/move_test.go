@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/memfd"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
@@ -88,12 +89,12 @@ func soon(t testing.TB) context.Context {
 // geometries are pools that differ in what the kernels branch on: bytes of a
 // block (32 to 256 KiB), lanes of a row, heads.
 func geometries() map[string]struct {
-	arch        kernels.Arch
+	arch        arch.Config
 	blockTokens int
 	fp8         bool
 } {
 	type g = struct {
-		arch        kernels.Arch
+		arch        arch.Config
 		blockTokens int
 		fp8         bool
 	}
@@ -110,7 +111,7 @@ func geometries() map[string]struct {
 	}
 }
 
-func openPair(t *testing.T, a kernels.Arch, opt cuda.Options, srcBlocks, dstBlocks int) (src, dst *cuda.Backend, p kernels.Peer) {
+func openPair(t *testing.T, a arch.Config, opt cuda.Options, srcBlocks, dstBlocks int) (src, dst *cuda.Backend, p kernels.Peer) {
 	t.Helper()
 	w := randomWeights(a, 1)
 	opt.MaxTokens, opt.MaxSeqs, opt.NoGraphs, opt.Blocks = 256, 4, true, srcBlocks

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
@@ -25,7 +26,7 @@ import (
 // receiver can compute what it should get.
 const peerPrompt = 16*20 + 7
 
-func peerModel() (kernels.Arch, kernels.Weights, []int32) {
+func peerModel() (arch.Config, kernels.Weights, []int32) {
 	a := families()["llama gqa4 128"]
 	return a, randomWeights(a, 1), randomTokens(rand.New(rand.NewPCG(5, 6)), peerPrompt, a.Vocab)
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
@@ -112,7 +113,7 @@ func (m image) refilled(src image, from, to *cuda.Backend, a *kernels.Push) imag
 // there are two.
 func refillPair(t testing.TB, fp8 bool, layers, dim int, from, to [2]int, srcBlocks, dstBlocks int) (src, dst *cuda.Backend, p kernels.Peer) {
 	t.Helper()
-	model := func(kv int) kernels.Arch { return shape(layers, 128, 64, 2*kv, kv, dim, 64) }
+	model := func(kv int) arch.Config { return shape(layers, 128, 64, 2*kv, kv, dim, 64) }
 	a, b := model(from[1]), model(to[1])
 	opt := cuda.Options{MaxTokens: 256, MaxSeqs: 4, NoGraphs: true, KVFP8: fp8}
 	opt.BlockTokens, opt.Blocks = from[0], srcBlocks

@@ -8,6 +8,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 	"github.com/xpyd/xpyd/kernels/cuda"
@@ -34,23 +35,23 @@ func tolerance() float64 {
 }
 
 // randomWeights are of the backend's type, so that the CPU has the same.
-func randomWeights(a kernels.Arch, seed uint64) kernels.Weights {
+func randomWeights(a arch.Config, seed uint64) kernels.Weights {
 	if inFP16() {
 		return kerneltest.Weights(a, kernels.F16, seed)
 	}
 	return kerneltest.Weights(a, kernels.BF16, seed)
 }
 
-func shape(layers, hidden, ff, heads, kv, dim, vocab int) kernels.Arch {
-	return kernels.Arch{
-		Layers: layers, Hidden: hidden, Intermediate: ff, Heads: heads, KVHeads: kv, HeadDim: dim,
+func shape(layers, hidden, ff, heads, kv, dim, vocab int) arch.Config {
+	return arch.Config{
+		ModelType: "llama", Layers: layers, Hidden: hidden, Intermediate: ff, Heads: heads, KVHeads: kv, HeadDim: dim,
 		Vocab: vocab, MaxPositions: 4096, NormEps: 1e-5, RopeTheta: 10000, TiedHead: true,
 	}
 }
 
 // families together use every feature, group size and attention kernel.
-func families() map[string]kernels.Arch {
-	f := map[string]kernels.Arch{
+func families() map[string]arch.Config {
+	f := map[string]arch.Config{
 		"llama mha 64":    shape(2, 128, 300, 2, 2, 64, 100),
 		"llama gqa4 128":  shape(2, 512, 1024, 8, 2, 128, 777),
 		"llama gqa8 128":  shape(2, 256, 512, 8, 1, 128, 515),
@@ -63,12 +64,12 @@ func families() map[string]kernels.Arch {
 		"llama gqa4 256x": shape(1, 128, 96, 4, 1, 256, 99),
 	}
 	kerneltest.Features(f)
-	kerneltest.Change(f, "qwen3 gqa2 128", func(a *kernels.Arch) { a.QKNorm, a.NormEps, a.RopeTheta = true, 1e-6, 1e6 })
-	kerneltest.Change(f, "qwen3 gqa2 80", func(a *kernels.Arch) { a.QKNorm, a.QKVBias = true, true })
+	kerneltest.Change(f, "qwen3 gqa2 128", func(a *arch.Config) { a.QKNorm, a.NormEps, a.RopeTheta = true, 1e-6, 1e6 })
+	kerneltest.Change(f, "qwen3 gqa2 80", func(a *arch.Config) { a.QKNorm, a.QKVBias = true, true })
 	return f
 }
 
-func open(t testing.TB, a kernels.Arch, w kernels.Weights, opt cuda.Options) *cuda.Backend {
+func open(t testing.TB, a arch.Config, w kernels.Weights, opt cuda.Options) *cuda.Backend {
 	t.Helper()
 	if opt.Blocks == 0 {
 		opt.Blocks = 64
@@ -85,7 +86,7 @@ func open(t testing.TB, a kernels.Arch, w kernels.Weights, opt cuda.Options) *cu
 	return b
 }
 
-func openCPU(t testing.TB, a kernels.Arch, w kernels.Weights, blocks, blockTokens int) *cpu.Backend {
+func openCPU(t testing.TB, a arch.Config, w kernels.Weights, blocks, blockTokens int) *cpu.Backend {
 	t.Helper()
 	b, err := cpu.New(a, w, cpu.Options{Blocks: blocks, BlockTokens: blockTokens})
 	if err != nil {

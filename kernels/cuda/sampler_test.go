@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
@@ -175,7 +176,7 @@ func TestDraws(t *testing.T) {
 func TestDrawsAmongEquals(t *testing.T) {
 	a := shape(1, 64, 64, 1, 1, 64, 20000)
 	w := randomWeights(a, 1)
-	clear(w.Embed.Data) // tied head: all logits are 0
+	clear(w[arch.Embed.At(0)].Data) // tied head: all logits are 0
 	b := open(t, a, w, cuda.Options{})
 	for _, c := range []struct {
 		p     kernels.Sample
@@ -308,8 +309,7 @@ func TestDrawOfNaN(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := families()[name]
 			w := randomWeights(a, 5)
-			w.Embed.Data = slices.Clone(w.Embed.Data)
-			row := w.Embed.Data[bad*a.Hidden*2 : (bad+1)*a.Hidden*2]
+			row := w[arch.Embed.At(0)].Data[bad*a.Hidden*2 : (bad+1)*a.Hidden*2]
 			for i := range row {
 				row[i] = 0xff
 			}

@@ -5,6 +5,7 @@ package cuda
 import (
 	"fmt"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -12,11 +13,11 @@ import (
 type Backend struct{ kernels.Backend }
 
 // NewRandom fails: this build cannot open libraries.
-func NewRandom(a kernels.Arch, _ uint64, opt Options) (*Backend, error) {
+func NewRandom(a arch.Config, _ uint64, opt Options) (*Backend, error) {
 	return New(a, kernels.Weights{}, opt)
 }
 
 // New fails: this build cannot open libraries.
-func New(kernels.Arch, kernels.Weights, Options) (*Backend, error) {
+func New(arch.Config, kernels.Weights, Options) (*Backend, error) {
 	return nil, fmt.Errorf("%w: %w: xpyd was built without cgo", ErrUnavailable, ErrAbsent)
 }

@@ -3,9 +3,12 @@
 package cuda_test
 
 import (
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
@@ -71,15 +74,16 @@ func TestW8Loads(t *testing.T) {
 	a := families()["llama gqa4 128"]
 	plain := randomWeights(a, 7)
 	f8, _ := kerneltest.F8Weights(plain)
-	one := f8
-	one.Layers = append([]kernels.LayerWeights(nil), f8.Layers...)
-	one.Layers[0].Gate.Scale = []float32{0.01}
-	all := one
-	all.Layers = append([]kernels.LayerWeights(nil), one.Layers...)
-	all.Layers[0].Gate.Scale = make([]float32, a.Intermediate)
-	for i := range all.Layers[0].Gate.Scale {
-		all.Layers[0].Gate.Scale[i] = 0.01
+	// scaled is f8 with other scales of one tensor.
+	scaled := func(p arch.Place, scale []float32) kernels.Weights {
+		w := maps.Clone(f8)
+		t := w[p]
+		t.Scale = scale
+		w[p] = t
+		return w
 	}
+	one := scaled(arch.Gate.At(0), []float32{0.01})
+	all := scaled(arch.Gate.At(0), slices.Repeat([]float32{0.01}, a.Intermediate))
 	tokens := randomTokens(rand.New(rand.NewPCG(11, 1)), 60, a.Vocab)
 	opt := cuda.Options{WeightsFP8: true, KVFP8: true}
 	x, y := forced(t, open(t, a, one, opt), tokens, []int{40, 1}, 1), forced(t, open(t, a, all, opt), tokens, []int{40, 1}, 1)
@@ -96,12 +100,8 @@ func TestW8Loads(t *testing.T) {
 			t.Errorf("%s: loaded", what)
 		}
 	}
-	bad := f8
-	bad.Layers = append([]kernels.LayerWeights(nil), f8.Layers...)
-	bad.Layers[1].Down.Scale = make([]float32, 3)
-	refuse("three scales", bad, opt)
-	bad.Layers[1].Down.Scale = nil
-	refuse("no scale", bad, opt)
+	refuse("three scales", scaled(arch.Down.At(1), make([]float32, 3)), opt)
+	refuse("no scale", scaled(arch.Down.At(1), nil), opt)
 	refuse("FP8 weights without WeightsFP8", f8, cuda.Options{})
 	refuse("batch invariance", plain, cuda.Options{WeightsFP8: true, BatchInvariant: true})
 }

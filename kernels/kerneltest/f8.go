@@ -2,6 +2,7 @@ package kerneltest
 
 import (
 	"encoding/binary"
+	"maps"
 	"math"
 	"sort"
 
@@ -76,17 +77,11 @@ func F8Tensor(t kernels.Tensor) (f8, widened kernels.Tensor) {
 
 // F8Weights is w with the layers' projections in FP8, and widened.
 func F8Weights(w kernels.Weights) (f8, widened kernels.Weights) {
-	f8, widened = w, w
-	f8.Layers, widened.Layers = nil, nil
-	for _, l := range w.Layers {
-		a, b := l, l
-		for _, p := range []struct{ src, f8, widened *kernels.Tensor }{
-			{&l.Q, &a.Q, &b.Q}, {&l.K, &a.K, &b.K}, {&l.V, &a.V, &b.V}, {&l.O, &a.O, &b.O},
-			{&l.Gate, &a.Gate, &b.Gate}, {&l.Up, &a.Up, &b.Up}, {&l.Down, &a.Down, &b.Down},
-		} {
-			*p.f8, *p.widened = F8Tensor(*p.src)
+	f8, widened = maps.Clone(w), maps.Clone(w)
+	for p, t := range w {
+		if p.Role.Projection() {
+			f8[p], widened[p] = F8Tensor(t)
 		}
-		f8.Layers, widened.Layers = append(f8.Layers, a), append(widened.Layers, b)
 	}
 	return f8, widened
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -40,46 +41,46 @@ func tensor(r *rand.Rand, dt kernels.DType, scale, base float64, dims ...int) ke
 }
 
 // Weights makes a model whose activations stay near one, its matrices in dt.
-func Weights(a kernels.Arch, dt kernels.DType, seed uint64) kernels.Weights {
+func Weights(a arch.Config, dt kernels.DType, seed uint64) kernels.Weights {
 	r := rand.New(rand.NewPCG(seed, 99))
-	proj := func(rows, k int) kernels.Tensor { return tensor(r, dt, 1/math.Sqrt(float64(k)), 0, rows, k) }
-	norm := func(n int) kernels.Tensor { return tensor(r, kernels.F32, 0.1, 1, n) }
-	q, kv := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim
-	w := kernels.Weights{Embed: tensor(r, dt, 0.7, 0, a.Vocab, a.Hidden), Norm: norm(a.Hidden)}
-	if !a.TiedHead {
-		w.Head = proj(a.Vocab, a.Hidden)
+	ts := a.Tensors()
+	order := func(t arch.Tensor) int { // the whole model's first
+		if t.Role <= arch.Head {
+			return int(t.Role) - 1<<8
+		}
+		return t.Layer<<8 + int(t.Role)
 	}
-	for range a.Layers {
-		l := kernels.LayerWeights{
-			AttnNorm: norm(a.Hidden), MLPNorm: norm(a.Hidden),
-			Q: proj(q, a.Hidden), K: proj(kv, a.Hidden), V: proj(kv, a.Hidden), O: proj(a.Hidden, q),
-			Gate: proj(a.Intermediate, a.Hidden), Up: proj(a.Intermediate, a.Hidden), Down: proj(a.Hidden, a.Intermediate),
+	slices.SortFunc(ts, func(x, y arch.Tensor) int { return order(x) - order(y) })
+	w := kernels.Weights{}
+	for _, t := range ts {
+		switch last := t.Shape[len(t.Shape)-1]; {
+		case t.Role == arch.Embed:
+			w[t.Place] = tensor(r, dt, 0.7, 0, t.Shape...)
+		case len(t.Shape) == 2:
+			w[t.Place] = tensor(r, dt, 1/math.Sqrt(float64(last)), 0, t.Shape...)
+		case t.Role == arch.QBias || t.Role == arch.KBias || t.Role == arch.VBias:
+			w[t.Place] = tensor(r, dt, 0.3, 0, t.Shape...)
+		default: // a norm
+			w[t.Place] = tensor(r, kernels.F32, 0.1, 1, t.Shape...)
 		}
-		if a.QKVBias {
-			l.QBias, l.KBias, l.VBias = tensor(r, dt, 0.3, 0, q), tensor(r, dt, 0.3, 0, kv), tensor(r, dt, 0.3, 0, kv)
-		}
-		if a.QKNorm {
-			l.QNorm, l.KNorm = norm(a.HeadDim), norm(a.HeadDim)
-		}
-		w.Layers = append(w.Layers, l)
 	}
 	return w
 }
 
 // Features gives the families of these names what only some models have.
-func Features(f map[string]kernels.Arch) {
-	Change(f, "llama mha 64", func(a *kernels.Arch) { a.TiedHead = false })
-	Change(f, "llama gqa4 128", func(a *kernels.Arch) {
-		a.Rope = kernels.RopeScaling{Kind: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPos: 64}
+func Features(f map[string]arch.Config) {
+	Change(f, "llama mha 64", func(a *arch.Config) { a.TiedHead = false })
+	Change(f, "llama gqa4 128", func(a *arch.Config) {
+		a.Rope = arch.RopeScaling{Kind: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPos: 64}
 	})
-	Change(f, "qwen2 gqa7 64", func(a *kernels.Arch) {
+	Change(f, "qwen2 gqa7 64", func(a *arch.Config) {
 		a.QKVBias = true
-		a.Rope = kernels.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 64}
+		a.Rope = arch.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 64}
 	})
 }
 
 // Change changes one entry.
-func Change(f map[string]kernels.Arch, name string, g func(a *kernels.Arch)) {
+func Change(f map[string]arch.Config, name string, g func(a *arch.Config)) {
 	a := f[name]
 	g(&a)
 	f[name] = a

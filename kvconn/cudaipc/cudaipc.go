@@ -23,6 +23,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/local"
+	"github.com/xpyd/xpyd/kvconn/way"
 )
 
 // ErrUnsupported is what New's error is where the kernel lacks what is needed.
@@ -37,6 +38,24 @@ const Name = "cudaipc"
 func New(ours kernels.Exporter, opener kernels.PeerOpener, refill bool) (kvconn.Transport, error) {
 	d := &device{ours: ours, opener: opener, refill: refill}
 	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c, d} })
+}
+
+// Way describes the transport to a worker: it serves pools in a GPU's memory.
+func Way(refill bool) way.Kind {
+	type gpu interface {
+		kernels.Exporter
+		kernels.PeerOpener
+	}
+	return way.Kind{Name: Name, Local: true, PoolIn: "a GPU's memory",
+		Suits: func(b kernels.Backend) bool { _, ok := b.(gpu); return ok },
+		Open: func(p way.Pool) (kvconn.Transport, *kvconn.Shared, error) {
+			b := p.Backend.(gpu)
+			if _, err := b.Export(); err != nil {
+				return nil, nil, err
+			}
+			t, err := New(b, b, refill)
+			return t, p.OnDevice(), err
+		}}
 }
 
 // device is both halves of this process's GPU.

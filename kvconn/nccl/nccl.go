@@ -23,6 +23,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/stage"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
@@ -38,6 +39,17 @@ func DefaultRing() stage.Ring { return stage.Ring{Slots: 8, SlotBytes: 8 << 20} 
 // only the listening end of it also serves callers of base.
 func New(base kvconn.Transport, ours, theirs kernels.Linker, l kvlayout.Layout, r stage.Ring) kvconn.Transport {
 	return &transport{base, &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, r)}}
+}
+
+// Way describes the transport to a worker, over the network's: it serves pools in a GPU's
+// memory.
+func Way(network kvconn.Transport) way.Kind {
+	return way.Kind{Name: Name, OverNetwork: true, PoolIn: "a GPU's memory",
+		Suits: func(b kernels.Backend) bool { _, ok := b.(kernels.Linker); return ok },
+		Open: func(p way.Pool) (kvconn.Transport, *kvconn.Shared, error) {
+			l := p.Backend.(kernels.Linker)
+			return New(network, l, l, p.Backend.Layout(), DefaultRing()), p.OnDevice(), nil
+		}}
 }
 
 // device is both halves of this process's GPU.

@@ -18,6 +18,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/local"
 	"github.com/xpyd/xpyd/kvconn/stage"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
@@ -32,6 +33,17 @@ func DefaultRing() stage.Ring { return stage.Ring{Slots: 8, SlotBytes: 8 << 20} 
 func New(ours, theirs kernels.HostMover, l kvlayout.Layout, r stage.Ring) (kvconn.Transport, error) {
 	d := &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, r)}
 	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c, d} })
+}
+
+// Way describes the transport to a worker: it serves pools in a GPU's memory.
+func Way() way.Kind {
+	return way.Kind{Name: Name, Local: true, PoolIn: "a GPU's memory",
+		Suits: func(b kernels.Backend) bool { _, ok := b.(kernels.HostMover); return ok },
+		Open: func(p way.Pool) (kvconn.Transport, *kvconn.Shared, error) {
+			m := p.Backend.(kernels.HostMover)
+			t, err := New(m, m, p.Backend.Layout(), DefaultRing())
+			return t, p.OnDevice(), err
+		}}
 }
 
 // device is both halves of this process's GPU.

@@ -14,8 +14,10 @@ package shm
 import (
 	"net"
 
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/local"
+	"github.com/xpyd/xpyd/kvconn/way"
 )
 
 // ErrUnsupported is what New's error is where the kernel lacks what is needed.
@@ -26,6 +28,28 @@ const Name = "shm"
 
 // New makes a transport; see local.New.
 func New() (kvconn.Transport, error) { return local.New(Name, dress) }
+
+// Way describes the transport to a worker: it serves pools in host memory that others can
+// map.
+func Way() way.Kind {
+	t, err := New()
+	return way.Kind{Name: Name, Local: true, MapsPool: err == nil, PoolIn: "shared memory",
+		Suits: func(b kernels.Backend) bool { _, ok := b.(kernels.Sharer); return ok },
+		Open: func(p way.Pool) (kvconn.Transport, *kvconn.Shared, error) {
+			if err != nil {
+				return nil, nil, err
+			}
+			s, err := p.Backend.(kernels.Sharer).Shared()
+			if err != nil {
+				return nil, nil, err
+			}
+			pool := &kvconn.Shared{FD: s.FD, Bytes: s.Bytes, Blocks: p.Backend.Blocks()}
+			for i, layer := range p.Backend.Layout().Resolve() {
+				pool.Layers = append(pool.Layers, kvconn.Span{Offset: s.Layers[i], Stride: int64(layer.BlockBytes())})
+			}
+			return t, pool, nil
+		}}
+}
 
 // dress makes one of our connections of a socket.
 func dress(c *local.Conn) net.Conn { return &conn{c} }

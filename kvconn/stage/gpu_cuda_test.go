@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xpyd/xpyd/internal/memfd"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
 	"github.com/xpyd/xpyd/kvconn"
@@ -189,7 +190,7 @@ func TestStagedOnGPUs(t *testing.T) {
 	if os.Getenv("XPYD_CUDA_PUSH") == "" {
 		t.Skip("XPYD_CUDA_PUSH is not set")
 	}
-	a := kernels.Arch{Layers: gpuLayers, Hidden: 1024, Intermediate: 64, Heads: 8, KVHeads: 8, HeadDim: 128, Vocab: 64, MaxPositions: 65536, NormEps: 1e-5, RopeTheta: 10000, TiedHead: true}
+	a := arch.Config{ModelType: "llama", Layers: gpuLayers, Hidden: 1024, Intermediate: 64, Heads: 8, KVHeads: 8, HeadDim: 128, Vocab: 64, MaxPositions: 65536, NormEps: 1e-5, RopeTheta: 10000, TiedHead: true}
 	ends := [2]*end{}
 	for n := range ends {
 		b, err := cuda.NewRandom(a, 1, cuda.Options{Device: n, Blocks: gpuBlocks, MaxTokens: 256, MaxSeqs: 4, NoGraphs: true})

@@ -54,32 +54,28 @@ type File struct {
 	Keys []Key `koanf:"keys"`
 }
 
-func bad(key, format string, args ...any) error {
-	return &config.KeyError{Key: key, Msg: fmt.Sprintf(format, args...)}
-}
-
 // Validate returns the first *config.KeyError.
 func (k *Key) Validate() error {
 	if !PlainName(k.Name) {
-		return bad("name", "%q is not of 1 to 64 letters, digits and ._-@:/", k.Name)
+		return config.Bad("name", "%q is not of 1 to 64 letters, digits and ._-@:/", k.Name)
 	}
 	if b, err := hex.DecodeString(k.SHA256); err != nil || len(b) != sha256.Size {
-		return bad("sha256", "want the 64 hexadecimal digits of the key's SHA-256")
+		return config.Bad("sha256", "want the 64 hexadecimal digits of the key's SHA-256")
 	}
 	if k.RequestsPerMinute < 0 {
-		return bad("requests_per_minute", "%d is below 0", k.RequestsPerMinute)
+		return config.Bad("requests_per_minute", "%d is below 0", k.RequestsPerMinute)
 	}
 	if k.TokensPerMinute < 0 {
-		return bad("tokens_per_minute", "%d is below 0", k.TokensPerMinute)
+		return config.Bad("tokens_per_minute", "%d is below 0", k.TokensPerMinute)
 	}
 	if k.MaxInFlight < 0 {
-		return bad("max_in_flight", "%d is below 0", k.MaxInFlight)
+		return config.Bad("max_in_flight", "%d is below 0", k.MaxInFlight)
 	}
 	if !(k.Weight == 0 || k.Weight >= 0.001 && k.Weight <= 1000) {
-		return bad("weight", "%v is not within 0.001 and 1000", k.Weight)
+		return config.Bad("weight", "%v is not within 0.001 and 1000", k.Weight)
 	}
 	if _, ok := limit.ParseClass(k.Priority); k.Priority != "" && !ok {
-		return bad("priority", "%q is not high, normal or low", k.Priority)
+		return config.Bad("priority", "%q is not high, normal or low", k.Priority)
 	}
 	return nil
 }
@@ -91,9 +87,9 @@ func (f *File) Validate() error {
 		hash := strings.ToLower(k.SHA256)
 		switch other, twice := hashes[hash]; {
 		case names[k.Name]:
-			return bad(fmt.Sprintf("keys[%d].name", i), "%q is there twice", k.Name)
+			return config.Bad(fmt.Sprintf("keys[%d].name", i), "%q is there twice", k.Name)
 		case twice:
-			return bad(fmt.Sprintf("keys[%d].sha256", i), "%q and %q have the same key", other, k.Name)
+			return config.Bad(fmt.Sprintf("keys[%d].sha256", i), "%q and %q have the same key", other, k.Name)
 		}
 		names[k.Name], hashes[hash] = true, k.Name
 	}

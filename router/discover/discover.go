@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
@@ -42,28 +43,20 @@ type Config struct {
 // DefaultConfig looks nowhere.
 func DefaultConfig() Config { return Config{P2PExpiry: 10 * time.Second} }
 
-// keyError is a value that Validate refuses.
-type keyError struct{ key, msg string }
-
-func (e *keyError) Error() string     { return e.key + ": " + e.msg }
-func (e *keyError) ConfigKey() string { return e.key }
-
-func bad(key, format string, args ...any) error { return &keyError{key, fmt.Sprintf(format, args...)} }
-
 // Validate refuses what Start cannot work with; the error's ConfigKey method
 // names the key.
 func (c Config) Validate() error {
 	if c.P2PListen != "" {
 		if _, _, err := net.SplitHostPort(c.P2PListen); err != nil {
-			return bad("p2p_listen", "%q is not host:port", c.P2PListen)
+			return config.Bad("p2p_listen", "%q is not host:port", c.P2PListen)
 		}
 	}
 	if c.P2PExpiry < 3*time.Second {
-		return bad("p2p_expiry", "%v is below the 3s between two registrations", c.P2PExpiry)
+		return config.Bad("p2p_expiry", "%v is below the 3s between two registrations", c.P2PExpiry)
 	}
 	for _, n := range c.P2PAllow {
 		if _, err := netip.ParsePrefix(n); err != nil {
-			return bad("p2p_allow", "%q is no network such as 10.0.0.0/8", n)
+			return config.Bad("p2p_allow", "%q is no network such as 10.0.0.0/8", n)
 		}
 	}
 	return c.Kubernetes.validate()

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
@@ -49,21 +50,21 @@ type Service struct {
 func (k Kubernetes) validate() error {
 	if k.API != "" {
 		if u, err := url.Parse(k.API); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil {
-			return bad("kubernetes.api", "%q is not https://host:port", k.API)
+			return config.Bad("kubernetes.api", "%q is not https://host:port", k.API)
 		}
 	}
 	for n, s := range k.Services {
 		switch {
 		case s.Name == "":
-			return bad("kubernetes.services", "entry %d: name is required", n+1)
+			return config.Bad("kubernetes.services", "entry %d: name is required", n+1)
 		case s.Role != fleet.Prefill && s.Role != fleet.Decode:
-			return bad("kubernetes.services", "entry %d: role %q is neither prefill nor decode", n+1, s.Role)
+			return config.Bad("kubernetes.services", "entry %d: role %q is neither prefill nor decode", n+1, s.Role)
 		case s.Dialect == "":
-			return bad("kubernetes.services", "entry %d: dialect is required", n+1)
+			return config.Bad("kubernetes.services", "entry %d: dialect is required", n+1)
 		}
 		for _, p := range []int{s.BootstrapPort, s.KVEventsPort, s.KVReplayPort} {
 			if p < 0 || p > 65535 {
-				return bad("kubernetes.services", "entry %d: port %d is not in 0..65535", n+1, p)
+				return config.Bad("kubernetes.services", "entry %d: port %d is not in 0..65535", n+1, p)
 			}
 		}
 	}
@@ -103,14 +104,14 @@ func FollowKube(cfg Kubernetes, f Fleet, log *slog.Logger) (*Kube, error) {
 	if k.base == "" {
 		host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 		if host == "" || port == "" {
-			return nil, bad("kubernetes.api", "it is required outside a cluster")
+			return nil, config.Bad("kubernetes.api", "it is required outside a cluster")
 		}
 		k.base = "https://" + net.JoinHostPort(host, port)
 	}
 	if k.cfg.Namespace == "" {
 		b, err := os.ReadFile(cfg.Credentials + "/namespace")
 		if err != nil {
-			return nil, bad("kubernetes.namespace", "%v", err)
+			return nil, config.Bad("kubernetes.namespace", "%v", err)
 		}
 		k.cfg.Namespace = strings.TrimSpace(string(b))
 	}
@@ -119,11 +120,11 @@ func FollowKube(cfg Kubernetes, f Fleet, log *slog.Logger) (*Kube, error) {
 	if strings.HasPrefix(k.base, "https:") {
 		pem, err := os.ReadFile(cfg.Credentials + "/ca.crt")
 		if err != nil {
-			return nil, bad("kubernetes.credentials", "%v", err)
+			return nil, config.Bad("kubernetes.credentials", "%v", err)
 		}
 		pool := x509.NewCertPool()
 		if !pool.AppendCertsFromPEM(pem) {
-			return nil, bad("kubernetes.credentials", "there is no certificate in ca.crt")
+			return nil, config.Bad("kubernetes.credentials", "there is no certificate in ca.crt")
 		}
 		tr.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}

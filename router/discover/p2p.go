@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/internal/zmtp"
@@ -62,7 +63,7 @@ func ListenP2P(cfg Config, f Fleet, log *slog.Logger) (*P2P, error) {
 	for _, n := range cfg.P2PAllow {
 		prefix, err := netip.ParsePrefix(n)
 		if err != nil {
-			return nil, bad("p2p_allow", "%v", err)
+			return nil, config.Bad("p2p_allow", "%v", err)
 		}
 		p.allow = append(p.allow, prefix)
 	}

@@ -1,9 +1,11 @@
 package pick
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
@@ -26,15 +28,7 @@ func DefaultBreaker() Breaker {
 }
 
 func (b *Breaker) validate() error {
-	switch {
-	case b.Failures < 0:
-		return &keyError{"breaker.failures", fmt.Sprintf("%d is negative", b.Failures)}
-	case b.Open <= 0:
-		return &keyError{"breaker.open", fmt.Sprintf("%v is not a positive duration", b.Open)}
-	case b.MaxOpen < b.Open:
-		return &keyError{"breaker.max_open", fmt.Sprintf("%v is below breaker.open, %v", b.MaxOpen, b.Open)}
-	}
-	return nil
+	return cmp.Or(config.AtLeast("failures", b.Failures, 0), config.Positive("open", b.Open), config.AtLeast("max_open", b.MaxOpen, b.Open))
 }
 
 // GuardState says whether a worker gets requests.

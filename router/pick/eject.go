@@ -1,10 +1,13 @@
 package pick
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/config"
 )
 
 // Ways to eject.
@@ -47,22 +50,13 @@ func DefaultEjection() Ejection {
 
 func (e *Ejection) validate() error {
 	switch {
-	case e.Mode != EjectOff && e.Mode != EjectErrors && e.Mode != EjectAll:
-		return &keyError{"ejection.mode", fmt.Sprintf("%q is none of %s, %s, %s", e.Mode, EjectOff, EjectErrors, EjectAll)}
-	case e.Interval <= 0:
-		return &keyError{"ejection.interval", fmt.Sprintf("%v is not a positive duration", e.Interval)}
-	case e.Windows < 1:
-		return &keyError{"ejection.windows", fmt.Sprintf("%d is below 1", e.Windows)}
 	case !(e.Deviations > 0):
-		return &keyError{"ejection.deviations", fmt.Sprintf("%v is not above 0", e.Deviations)}
+		return config.Bad("deviations", "%v is not above 0", e.Deviations)
 	case !(e.MaxShare > 0 && e.MaxShare < 1):
-		return &keyError{"ejection.max_share", fmt.Sprintf("%v is not within 0 and 1", e.MaxShare)}
-	case e.Time <= 0:
-		return &keyError{"ejection.time", fmt.Sprintf("%v is not a positive duration", e.Time)}
-	case e.MaxTime < e.Time:
-		return &keyError{"ejection.max_time", fmt.Sprintf("%v is below ejection.time, %v", e.MaxTime, e.Time)}
+		return config.Bad("max_share", "%v is not within 0 and 1", e.MaxShare)
 	}
-	return nil
+	return cmp.Or(config.OneOf("mode", e.Mode, EjectOff, EjectErrors, EjectAll), config.Positive("interval", e.Interval),
+		config.AtLeast("windows", e.Windows, 1), config.Positive("time", e.Time), config.AtLeast("max_time", e.MaxTime, e.Time))
 }
 
 // Least differences that count, however alike the peers are.

@@ -1,10 +1,10 @@
 package pick
 
 import (
-	"fmt"
-	"slices"
-	"strings"
+	"cmp"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/config"
 )
 
 // Policies.
@@ -57,40 +57,16 @@ func DefaultConfig() Config {
 		Breaker: DefaultBreaker(), Ejection: DefaultEjection()}
 }
 
-// keyError is a value that Validate refuses.
-type keyError struct{ key, msg string }
-
-func (e *keyError) Error() string     { return e.key + ": " + e.msg }
-func (e *keyError) ConfigKey() string { return e.key }
-
 // ValidPolicy refuses what SetPolicy cannot work with.
-func ValidPolicy(policy string) error {
-	if !slices.Contains(Policies, policy) {
-		return &keyError{"policy", fmt.Sprintf("%q is none of %s", policy, strings.Join(Policies, ", "))}
-	}
-	return nil
-}
+func ValidPolicy(policy string) error { return config.OneOf("policy", policy, Policies...) }
 
 // Validate refuses what New cannot work with; the error's ConfigKey method
 // names the key.
 func (c Config) Validate() error {
-	if err := ValidPolicy(c.Policy); err != nil {
-		return err
+	if c.TopologyLevel < 0 || c.TopologyLevel > maxLabels {
+		return config.Bad("topology_level", "%d is not in 0..%d", c.TopologyLevel, maxLabels)
 	}
-	switch {
-	case c.AffinityBytes < 0:
-		return &keyError{"affinity_bytes", fmt.Sprintf("%d is negative", c.AffinityBytes)}
-	case c.SlowStart < 0:
-		return &keyError{"slow_start", fmt.Sprintf("%v is negative", c.SlowStart)}
-	case c.TopologyLevel < 0 || c.TopologyLevel > maxLabels:
-		return &keyError{"topology_level", fmt.Sprintf("%d is not in 0..%d", c.TopologyLevel, maxLabels)}
-	case c.Disaggregate != Always && c.Disaggregate != ByCost:
-		return &keyError{"disaggregate", fmt.Sprintf("%q is none of %s, %s", c.Disaggregate, Always, ByCost)}
-	case c.LocalMaxTokens < 0:
-		return &keyError{"local_max_tokens", fmt.Sprintf("%d is negative", c.LocalMaxTokens)}
-	}
-	if err := c.Breaker.validate(); err != nil {
-		return err
-	}
-	return c.Ejection.validate()
+	return cmp.Or(ValidPolicy(c.Policy), config.AtLeast("affinity_bytes", c.AffinityBytes, 0), config.AtLeast("slow_start", c.SlowStart, 0),
+		config.OneOf("disaggregate", c.Disaggregate, Always, ByCost), config.AtLeast("local_max_tokens", c.LocalMaxTokens, 0),
+		config.Within("breaker", c.Breaker.validate()), config.Within("ejection", c.Ejection.validate()))
 }

@@ -2,7 +2,6 @@ package share
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
@@ -25,21 +25,12 @@ type Config struct {
 // DefaultConfig is 50 words a second at most.
 func DefaultConfig() Config { return Config{Interval: 20 * time.Millisecond, Expire: 3 * time.Second} }
 
-// keyError is a value that Validate refuses.
-type keyError struct{ key, msg string }
-
-func (e *keyError) Error() string     { return e.key + ": " + e.msg }
-func (e *keyError) ConfigKey() string { return e.key }
-
-// Validate returns an error whose ConfigKey method names the key.
+// Validate returns a *config.KeyError.
 func (c Config) Validate() error {
-	switch {
-	case c.Interval < 0 || c.Interval > time.Second:
-		return &keyError{"interval", fmt.Sprintf("%v is not within 0 and 1s", c.Interval)}
-	case c.Expire < 2*snapshotEvery:
-		return &keyError{"expire", fmt.Sprintf("%v is below %v", c.Expire, 2*snapshotEvery)}
+	if c.Interval < 0 || c.Interval > time.Second {
+		return config.Bad("interval", "%v is not within 0 and 1s", c.Interval)
 	}
-	return nil
+	return config.AtLeast("expire", c.Expire, 2*snapshotEvery)
 }
 
 const (

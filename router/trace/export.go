@@ -2,6 +2,7 @@ package trace
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -42,27 +43,15 @@ func DefaultConfig() Config {
 
 // Validate returns the first *config.KeyError.
 func (c Config) Validate() error {
-	bad := func(key, format string, args ...any) error {
-		return &config.KeyError{Key: key, Msg: fmt.Sprintf(format, args...)}
-	}
 	if c.Endpoint != "" {
 		if u, err := url.Parse(c.Endpoint); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			return bad("endpoint", "%q is no http or https URL", c.Endpoint)
+			return config.Bad("endpoint", "%q is no http or https URL", c.Endpoint)
 		}
 	}
-	switch {
-	case !(c.Ratio >= 0 && c.Ratio <= 1):
-		return bad("ratio", "%v is not within 0 and 1", c.Ratio)
-	case c.Service == "":
-		return bad("service", "it is empty")
-	case c.Queue < 1:
-		return bad("queue", "%d is below 1", c.Queue)
-	case c.Interval <= 0:
-		return bad("interval", "%v is not a positive duration", c.Interval)
-	case c.Timeout <= 0:
-		return bad("timeout", "%v is not a positive duration", c.Timeout)
+	if c.Service == "" {
+		return config.Bad("service", "it is empty")
 	}
-	return nil
+	return cmp.Or(config.Portion("ratio", c.Ratio), config.AtLeast("queue", c.Queue, 1), config.Positive("interval", c.Interval), config.Positive("timeout", c.Timeout))
 }
 
 // batch is how many spans go in one export.

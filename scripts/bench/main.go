@@ -1,106 +1,189 @@
-// Command bench makes the figures of bench/results that need no GPU: CPU
-// decode against llama2.c's run, and what a pair costs over a single worker.
-// Peer and ours run in turn, and a figure is the median of the pairs' ratios.
+// Command bench makes the figures of bench/results: each of its commands measures xpyd
+// beside a peer, a limit or an earlier build of itself, in turn, so that what disturbs the
+// machine disturbs both.
 //
-//	go run ./scripts/bench -run /tmp/llama2c/run -run-omp /tmp/llama2c/runomp
+//	go run ./scripts/bench                       lists the commands
+//	go run ./scripts/bench kv -rounds 3          one of them; -h lists its flags
+//	go run ./scripts/bench kv -out '' -only shm  a look at a part of it, nothing is kept
+//	go run ./scripts/bench report                bench/README.md from bench/results
 //
-// run and run-omp are karpathy/llama2.c's run.c built with
-// "gcc -Ofast -march=native run.c -lm", the second with "-fopenmp" too.
+// It builds the xpyd that it measures, and installs the programs that it compares with, or
+// says what is missing. A machine with nothing else to do, please.
 package main
 
 import (
+	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"os"
+	"os/signal"
+	"runtime"
+	"slices"
 	"strings"
+	"syscall"
 
-	"github.com/xpyd/xpyd/internal/figures"
+	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// bench holds what all figures share.
-type bench struct {
-	runs        int
-	run, runOMP string
-	tmp         string
-	book        *figures.Book
+// A benchmark is what a command runs.
+type benchmark interface {
+	flags(*flag.FlagSet)        // its own
+	open(context.Context) error // what all of its parts need
+	parts() []part
 }
+
+// part is what -only chooses among.
+type part struct {
+	name string
+	run  func(context.Context) error
+}
+
+// command is a benchmark as it is called.
+type command struct {
+	name, about string
+	book        string // its figures go to results/BOOK.jsonl
+	out         string // where, if nothing else is said
+	rounds      int
+	of          func(*harness.Bench) benchmark
+}
+
+var commands = []command{
+	{"cpu", "decode on the CPU beside llama2.c's run; what prefill and decode apart cost", "cpu", "bench", 7, func(b *harness.Bench) benchmark { return &cpuBench{Bench: b} }},
+	{"router", "the router beside nginx and other P/D routers: fifteen minutes", "router", "bench", 5, newRouter},
+	{"pick", "the router's choice among 4,000 workers beside that among 8", "pick", "bench", 5, func(b *harness.Bench) benchmark { return &pickBench{Bench: b} }},
+	{"builds", "this tree beside an earlier commit: router and CPU decode", "router", "bench", 20, func(b *harness.Bench) benchmark { return &builds{router: *newRouter(b).(*router)} }},
+	{"kv", "xpyd bench kv beside memcpy, NIXL, Mooncake and iperf3: four minutes", "kv", "bench", 7, newKV},
+	{"kvio", "the SSD tier beside fio: three minutes", "kvio", "bench", 7, func(b *harness.Bench) benchmark { return &kvioBench{Bench: b} }},
+	{"loadgen", "xpyd bench beside aiperf and other HTTP clients: fifteen minutes", "loadgen", "bench", 5, func(b *harness.Bench) benchmark { return &loadgen{Bench: b} }},
+	{"mooncake", "tiers below the pool, on the conversations of a Mooncake trace", "mooncake", "bench", 3, func(b *harness.Bench) benchmark { return &mooncake{Bench: b} }},
+	{"peer", "the first token over another worker's KV beside a computed one; a rehearsal, without -gpus", "hicache", "", 24, func(b *harness.Bench) benchmark { return &peer{Bench: b} }},
+	{"turns", "kv.peers on and off in conversations of two turns: two minutes", "turns", "bench", 9, func(b *harness.Bench) benchmark { return &turnsBench{Bench: b} }},
+}
+
+func newRouter(b *harness.Bench) benchmark { return &router{Bench: b, done: map[string]bool{}} }
 
 func main() {
-	log.SetFlags(0)
-	b := &bench{}
-	var only, out string
-	flag.StringVar(&b.run, "run", "", "llama2.c's run, one thread; without it the decode figures are left out")
-	flag.StringVar(&b.runOMP, "run-omp", "", "the same with OpenMP")
-	flag.IntVar(&b.runs, "n", 7, "pairs of runs a figure")
-	flag.StringVar(&only, "only", "", "only figures whose name contains this")
-	flag.StringVar(&out, "out", "bench", "folder for results/ and raw/")
-	flag.Parse()
-	if err := b.open(out); err != nil {
+	runtime.LockOSThread() // children die with the thread that started them
+	log.SetFlags(log.Ltime)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		log.Fatal(err)
 	}
-	defer os.RemoveAll(b.tmp)
-	defer b.book.Close()
-	for _, step := range []struct {
-		name string
-		run  func() error
-	}{
-		{"cpu.decode_ratio.260k", func() error { return b.decode("260k", 1) }},
-		{"cpu.decode_ratio.15m", func() error { return b.decode("15m", 1) }},
-		{"cpu.decode_ratio.110m", func() error { return b.decode("110m", 1) }},
-		{"cpu.two_thread_ratio", func() error { return b.decode("110m", 2) }},
-		{"cpu.batch8_ratio", b.batch8},
-		{"e2e.ready_s", b.ready},
-		{"e2e.ttft_overhead_ms", b.ttft},
-	} {
-		if !strings.Contains(step.name, only) {
-			continue
-		}
-		if strings.HasPrefix(step.name, "cpu.") && step.name != "cpu.batch8_ratio" && b.run == "" {
-			log.Printf("%s: left out, -run is not given", step.name)
-			continue
-		}
-		log.Printf("%s …", step.name)
-		if err := step.run(); err != nil {
-			log.Fatalf("%s: %v", step.name, err)
-		}
-	}
 }
 
-func (b *bench) open(out string) (err error) {
-	if b.tmp, err = os.MkdirTemp("", "xpyd-bench"); err != nil {
+func run(ctx context.Context, args []string, say io.Writer) error {
+	if len(args) == 0 {
+		for _, c := range commands {
+			fmt.Fprintf(say, "%-9s %s\n", c.name, c.about)
+		}
+		fmt.Fprintf(say, "%-9s bench/README.md from bench/results\n", "report")
+		return nil
+	}
+	switch args[0] {
+	case "report":
+		return writeReport(".", say)
+	case "engine": // the helpers that this program starts of itself
+		return serveEngine(args[1], args[2], say)
+	case "bare":
+		return serveBare(args[1], args[2], args[3])
+	}
+	c, err := find(args[0])
+	if err != nil {
 		return err
 	}
-	b.book, err = figures.Open(out, "cpu")
-	return err
+	return c.run(ctx, args[1:])
 }
 
-// pairs runs ours and the peer in turn and writes a figure: values are the
-// medians, the ratio is the median of the pairs' ratios ours/peer.
-func (b *bench) pairs(f figures.Figure, ours, peer func() (float64, error)) error {
-	var mine, theirs []float64
-	for i := range b.runs + 1 {
-		p, err := peer()
-		if err != nil {
-			return fmt.Errorf("peer: %w", err)
+func find(name string) (*command, error) {
+	for i := range commands {
+		if commands[i].name == name {
+			return &commands[i], nil
 		}
-		o, err := ours()
-		if err != nil {
+	}
+	return nil, fmt.Errorf("no command %q; without one they are listed", name)
+}
+
+// parse reads a command's flags.
+func (c *command) parse(args []string) (*harness.Bench, benchmark, error) {
+	b := &harness.Bench{}
+	m := c.of(b)
+	f := flag.NewFlagSet(c.name, flag.ContinueOnError)
+	var only []string
+	for _, p := range m.parts() {
+		only = append(only, p.name)
+	}
+	f.StringVar(&b.XPYD, "xpyd", "", "the binary to measure; it is built, if none is given")
+	f.StringVar(&b.Out, "out", c.out, "folder of results/ and raw/; '' keeps nothing")
+	f.StringVar(&b.Only, "only", "", "only parts whose name contains one of these, comma separated: "+strings.Join(only, ", "))
+	f.IntVar(&b.Rounds, "rounds", c.rounds, "rounds of each measurement")
+	m.flags(f)
+	if err := f.Parse(args); err != nil {
+		return nil, nil, err
+	}
+	for _, word := range strings.Split(b.Only, ",") {
+		if !strings.Contains(strings.Join(only, " "), word) {
+			return nil, nil, fmt.Errorf("%s has no part %q, but %s", c.name, word, strings.Join(only, ", "))
+		}
+	}
+	if f.NArg() > 0 || b.Rounds < 1 {
+		return nil, nil, fmt.Errorf("%s: %d rounds, and %q is no flag", c.name, b.Rounds, f.Args())
+	}
+	b.Command = c.line(f)
+	return b, m, nil
+}
+
+// line is the command that repeats a call: without what is only this machine's.
+func (c *command) line(f *flag.FlagSet) string {
+	line := "go run ./scripts/bench " + c.name
+	f.Visit(func(f *flag.Flag) {
+		switch value := f.Value.String(); {
+		case slices.Contains([]string{"xpyd", "out", "venv", "library", "dir", "cpuprofile", "reports"}, f.Name):
+		case strings.Contains(value, "/"):
+			line += " -" + f.Name + " " + strings.ToUpper(f.Name) // a file of this machine's
+		default:
+			line += " -" + f.Name + " " + value
+		}
+	})
+	return line
+}
+
+// run runs the parts that are wanted.
+func (c *command) run(ctx context.Context, args []string) (err error) {
+	b, m, err := c.parse(args)
+	if err != nil {
+		return err
+	}
+	if p, ok := m.(interface{ pin() error }); ok {
+		if err := p.pin(); err != nil {
 			return err
 		}
-		b.book.Logf("%s run %d: ours %.4f peer %.4f %s ratio %.4f", f.Name, i, o, p, f.Unit, o/p)
-		if i == 0 {
-			continue // warm-up
+	}
+	if err := b.Open(c.book); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	if closer, ok := m.(interface{ close() error }); ok {
+		defer func() { err = errors.Join(err, closer.close()) }()
+	}
+	if err := m.open(ctx); err != nil {
+		return fmt.Errorf("%s: %w", c.name, err)
+	}
+	if m, ok := m.(interface{ rounds(context.Context) error }); ok { // its parts take turns
+		return m.rounds(ctx)
+	}
+	for _, p := range m.parts() {
+		if !b.Wants(p.name) {
+			continue
 		}
-		mine, theirs = append(mine, o), append(theirs, p)
+		log.Printf("== %s", p.name)
+		if err := p.run(ctx); err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
 	}
-	return b.write(f.Ratios(mine, theirs))
-}
-
-func (b *bench) write(f figures.Figure) error {
-	if f.Command == "" {
-		f.Command = "go run ./scripts/bench -only " + f.Name + " -run RUN -run-omp RUN_OMP"
-	}
-	log.Printf("%s = %.4g %s, peer %.4g (%s), ratio %.3f; %s", f.Name, f.Value, f.Unit, f.PeerValue, f.Peer, f.Ratio, f.Spread)
-	return b.book.Add(f)
+	return nil
 }

@@ -28,7 +28,7 @@ var goTests = []struct{ name, path string }{
 }
 
 var (
-	compiled = []string{"libxpyd_cuda.so", "probe", "moves", "cuda.test", "worker.test", "stage.test", "xpyd", "benchpeer"}
+	compiled = []string{"libxpyd_cuda.so", "probe", "moves", "cuda.test", "worker.test", "stage.test", "xpyd", "bench"}
 	// texts lie beside the programs under their own names: scripts, and a tokenizer for
 	// models of random weights.
 	texts = []string{"scripts/cuda-test", "scripts/cuda-hf", "scripts/cuda-peers.py", "scripts/fleet.py", "scripts/push-test", "scripts/push-faults",
@@ -92,7 +92,7 @@ func build(ctx context.Context, say io.Writer, dir string) error {
 			return err
 		}
 	}
-	for _, p := range []struct{ cgo, name, path string }{{"1", "xpyd", "./cmd/xpyd"}, {"0", "benchpeer", "./scripts/benchpeer"}, {"0", "cudatest", "./scripts/cudatest"}} {
+	for _, p := range []struct{ cgo, name, path string }{{"1", "xpyd", "./cmd/xpyd"}, {"0", "bench", "./scripts/bench"}, {"0", "cudatest", "./scripts/cudatest"}} {
 		// Without the commit: of other commits the same program is the same.
 		if err := command([]string{"CGO_ENABLED=" + p.cgo}, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", in(p.name), p.path); err != nil {
 			return err

@@ -207,6 +207,6 @@ func plan() []stage {
 		{name: "faults", about: "2P2D under load: clients leave, workers join, drain, are killed and stopped, decode is full", seconds: 360, gpus: 2, python: "torch safetensors",
 			parts: []part{faults("cudaipc"), faults("nccl"), faults("pinned"), faults("tcp")}},
 		{name: "peer", about: "an 8k prefix from another GPU's pool, two workers of an 8B shape", seconds: 140, gpus: 2, parts: []part{
-			{name: "8k", run: []string{"benchpeer", "-xpyd", "xpyd", "-gpus", "0,1", "-model", "8b"}}}},
+			{name: "8k", run: []string{"bench", "peer", "-xpyd", "xpyd", "-library", "libxpyd_cuda.so", "-gpus", "0,1"}}}},
 	}
 }

@@ -29,7 +29,7 @@ import (
 var targets = []string{
 	"decode", "engine", "internal/fleet", "engine/kvcache", "internal/openai", "internal/supervise", "engine/tier",
 	"internal/tokenizer", "worker", "kernels/cpu/logprobs.go", "kernels/cpu/philox.go", "kernels/cpu/sample.go", "prefill",
-	"router", "router/limit", "router/pick",
+	"router", "router/console", "router/flight", "router/h1", "router/limit", "router/pick", "router/sense",
 }
 
 type options struct {

@@ -21,6 +21,7 @@ import (
 	"github.com/xpyd/xpyd/internal/gpustat"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/router"
 	"github.com/xpyd/xpyd/worker"
 )
@@ -81,7 +82,7 @@ func metrics() (text string, err error) {
 		if err := cfg.KV.HostMemory.UnmarshalText([]byte("16MiB")); err != nil {
 			return "", err
 		}
-		w, err := worker.Start(ctx, cfg, worker.Deps{Ring: ring, NATS: ring, Log: quiet, Registry: reg, Transport: transport})
+		w, err := worker.Start(ctx, cfg, worker.Deps{Ring: ring, NATS: ring, Log: quiet, Registry: reg, Ways: []way.Kind{way.Network(transport)}})
 		if err != nil {
 			return "", err
 		}

@@ -11,10 +11,9 @@ import (
 // Config is an arrival process.
 type Config struct {
 	Rate float64 // requests a second, in the mean, after the ramp
-	// Burstiness is the shape of the gamma distribution of the times between
-	// arrivals, whose mean is 1/Rate: 1 is a Poisson process, less comes in
-	// bursts, more comes evenly, and +Inf comes at fixed times. The coefficient
-	// of variation is 1/√Burstiness.
+	// Burstiness is the shape of the gamma distribution of the times between arrivals, whose
+	// mean is 1/Rate: 1 is a Poisson process, less is burstier, more is more even, +Inf is
+	// at fixed times. The coefficient of variation is 1/√Burstiness.
 	Burstiness float64
 	// Ramp is how long the rate grows linearly from 0 to Rate.
 	Ramp time.Duration
@@ -46,11 +45,9 @@ func New(cfg Config, seed uint64) *Process {
 	return &Process{cfg: cfg, rng: rand.New(rand.NewPCG(seed, 0x61727269))}
 }
 
-// Next is when the next request is due, from the start of the process.
-//
-// The gaps are made for rate 1 and then stretched: where Λ(t) is the integral
-// of the rate, an arrival at u of the unit process is due at Λ⁻¹(u). So a
-// ramp keeps the process's character.
+// Next is when the next request is due, from the start of the process. Gaps are drawn for
+// rate 1 and stretched, so that a ramp keeps the process's character: with Λ(t) the integral
+// of the rate, an arrival at u of the unit process is due at Λ⁻¹(u).
 func (p *Process) Next() time.Duration {
 	p.sum += p.gap()
 	return time.Duration(p.cfg.inverse(p.sum) * float64(time.Second))

@@ -1,7 +1,6 @@
-// Package client posts requests to OpenAI-compatible servers and notes when
-// what arrived. It is made for load: one goroutine and no other a request, its
-// own HTTP/1.1 connections, no allocation an event. What it cannot do: HTTP/2,
-// proxies, compression, redirects.
+// Package client posts requests to OpenAI-compatible servers and notes what arrives when. It
+// is made for load: one goroutine per request, its own HTTP/1.1 connections, no allocation
+// per event. It cannot do HTTP/2, proxies, compression or redirects.
 package client
 
 import (
@@ -23,15 +22,14 @@ import (
 
 // Config says where and how to post.
 type Config struct {
-	// URLs are the servers' addresses, with or without a final /v1. Requests
-	// go to them in turn.
+	// URLs are the servers, with or without a final /v1. Requests go to them in turn.
 	URLs []string
 	// Path is where to post, below /v1: chat/completions or completions.
 	Path    string
 	Header  [][2]string
 	Stream  bool          // the answers are event streams
 	Timeout time.Duration // of a whole request
-	// Insecure takes any certificate of a https server.
+	// Insecure accepts any certificate of an https server.
 	Insecure bool
 }
 
@@ -54,6 +52,7 @@ type scratch struct {
 	header fasthttp.ResponseHeader
 	out    []byte
 	whole  []byte
+	body   body
 	sse    sse
 	event  event
 }
@@ -112,18 +111,17 @@ func newServer(raw string, cfg *Config) (*server, error) {
 	return &server{pool: newPool(addr, config), head: []byte(head + "Content-Length: ")}, nil
 }
 
-// Abort breaks off what runs; those requests end as Cancelled. It also closes
-// the idle connections, so it is what ends a Client.
+// Abort breaks off running requests, which end as Cancelled, and closes idle connections. It
+// ends a Client.
 func (c *Client) Abort() {
 	for _, s := range c.servers {
 		s.pool.abort()
 	}
 }
 
-// Do posts req, reads the answer and notes in res what came when. It returns
-// when the answer is over or the deadline passed. The end of ctx keeps it from
-// beginning, but what runs is only ended by Abort, so whoever ends ctx calls
-// that after it.
+// Do posts req, reads the answer to its end or to the deadline, and notes in res what came
+// when. After the end of ctx it does not begin; but only Abort ends a running request, so
+// call that after ending ctx.
 func (c *Client) Do(ctx context.Context, req *Request, res *Result) {
 	res.reset()
 	s := c.servers[int(c.turn.Add(1)-1)%len(c.servers)]
@@ -139,8 +137,8 @@ func (c *Client) Do(ctx context.Context, req *Request, res *Result) {
 	res.End = time.Since(res.Start)
 }
 
-// try is one attempt. It returns true when an idle connection turned out to
-// be closed, before any byte of an answer.
+// try is one attempt. It returns true if an idle connection turned out to be closed before
+// any byte of an answer.
 func (c *Client) try(ctx context.Context, s *server, sc *scratch, req *Request, res *Result, fresh bool) bool {
 	deadline := res.Start.Add(c.cfg.Timeout)
 	conn, reused, err := s.pool.get(ctx, time.Until(deadline), fresh)
@@ -183,30 +181,22 @@ func (c *Client) try(ctx context.Context, s *server, sc *scratch, req *Request, 
 	}
 	res.Header = time.Since(res.Start)
 	res.Status = sc.header.StatusCode()
-	b := body{br: conn.br}
-	switch n := sc.header.ContentLength(); {
-	case n >= 0:
-		b.left = int64(n)
-	case n == -1:
-		b.chunked = true
-	default:
-		b.toEnd = true
-	}
+	length := sc.header.ContentLength()
+	sc.body.begin(conn.br, length)
 	var ok bool
 	switch {
 	case res.Status != fasthttp.StatusOK:
-		ok = c.refused(&b, sc, res)
+		ok = c.refused(sc, res)
 	case c.cfg.Stream:
-		ok = c.stream(&b, sc, req, res)
+		ok = c.stream(sc, req, res)
 	default:
-		ok = c.whole(&b, sc, req, res)
+		ok = c.whole(sc, req, res)
 	}
-	keep = ok && !b.toEnd && !sc.header.ConnectionClose() && conn.br.Buffered() == 0
+	keep = ok && length >= -1 && !sc.header.ConnectionClose() && conn.br.Buffered() == 0
 	return false
 }
 
-// stale says whether err is what writing to or reading from a connection gives
-// that the server has closed meanwhile.
+// stale reports whether err means that the server has closed the connection meanwhile.
 func stale(err error) bool {
 	var n net.Error
 	if errors.As(err, &n) && n.Timeout() {
@@ -215,7 +205,7 @@ func stale(err error) bool {
 	return !errors.Is(err, net.ErrClosed)
 }
 
-// copyUpTo is the size of a body that goes out in one write with the header.
+// copyUpTo is the largest body that goes out in one write with the header.
 const copyUpTo = 64 << 10
 
 func send(conn *conn, head []byte, sc *scratch, body []byte) error {
@@ -234,11 +224,11 @@ func send(conn *conn, head []byte, sc *scratch, body []byte) error {
 	return err
 }
 
-// read reads a body of at most most bytes.
-func (sc *scratch) read(b *body, most int) ([]byte, error) {
+// read reads the body, up to most bytes.
+func (sc *scratch) read(most int) ([]byte, error) {
 	sc.whole = sc.whole[:0]
 	for {
-		p, err := b.next()
+		p, err := sc.body.next()
 		if err == io.EOF {
 			return sc.whole, nil
 		}
@@ -253,8 +243,8 @@ func (sc *scratch) read(b *body, most int) ([]byte, error) {
 }
 
 // refused reads an answer that is not 200; true leaves the connection usable.
-func (c *Client) refused(b *body, sc *scratch, res *Result) bool {
-	text, err := sc.read(b, maxEvent)
+func (c *Client) refused(sc *scratch, res *Result) bool {
+	text, err := sc.read(maxEvent)
 	res.Kind = Kind("http_" + strconv.Itoa(res.Status))
 	res.Message = clip(message(&sc.event, text))
 	return err == nil
@@ -269,14 +259,14 @@ func message(e *event, text []byte) string {
 }
 
 // whole reads an answer that is not streamed.
-func (c *Client) whole(b *body, sc *scratch, req *Request, res *Result) bool {
-	text, err := sc.read(b, maxEvent*16)
+func (c *Client) whole(sc *scratch, req *Request, res *Result) bool {
+	text, err := sc.read(maxEvent * 16)
 	if err != nil {
 		res.broke(err, Truncated)
 		return false
 	}
 	res.LastToken = time.Since(res.Start)
-	if err := sc.event.parse(text, res.answer(req)); err != nil {
+	if err := sc.event.parse(text, res.answerBuf(req)); err != nil {
 		res.fail(Malformed, err)
 		return true
 	}
@@ -294,8 +284,8 @@ func (c *Client) whole(b *body, sc *scratch, req *Request, res *Result) bool {
 	return true
 }
 
-// answer is where an answer's text goes, nil if nobody wants it.
-func (r *Result) answer(req *Request) *[]byte {
+// answerBuf is where an answer's text goes; nil if nobody wants it.
+func (r *Result) answerBuf(req *Request) *[]byte {
 	if req.WantAnswer {
 		return &r.Answer
 	}

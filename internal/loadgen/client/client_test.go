@@ -164,7 +164,7 @@ func TestKinds(t *testing.T) {
 	f(Connection, "before an answer", hijack(""))
 	f(Malformed, "", hijack("garbage\r\n\r\n"))
 	f(Truncated, "after 1 chunks", hijack("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n22\r\n"+chunkText+"\r\n"))
-	f(Truncated, "malformed chunk", hijack("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"))
+	f(Truncated, "invalid byte in chunk length", hijack("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"))
 	f("", "", hijack("HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"+chunkText+"data: [DONE]\n\n"))
 
 	c := newClient(t, Config{URLs: []string{"http://127.0.0.1:1"}}) // where nobody listens
@@ -259,7 +259,8 @@ func FuzzBody(f *testing.F) {
 	f.Add([]byte("5\r\nhello\r\n3;x=y\r\nabc\r\n0\r\nTrailer: x\r\n\r\n"))
 	f.Add([]byte("fffffffffffffff\r\nx"))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		b := body{br: bufio.NewReaderSize(strings.NewReader(string(in)), 64), chunked: true}
+		var b body
+		b.begin(bufio.NewReaderSize(strings.NewReader(string(in)), 64), -1)
 		var got []byte
 		var err error
 		for {

@@ -9,15 +9,14 @@ import (
 	"time"
 )
 
-// idleFor is how long a connection may wait for its next request: less than
-// uvicorn's keep-alive of 5 s, which closes without a word.
+// idleFor is how long a connection may idle: less than the 5 s after which uvicorn closes it.
 const idleFor = 4 * time.Second
 
-// readBuffer also bounds the header of an answer.
+// readBuffer is the size of reads, and bounds an answer's header.
 const readBuffer = 8 << 10
 
-// pool is the connections to one server. A request owns a connection from its
-// first byte to the answer's last, so that breaking off is closing.
+// pool is the connections to one server. A request owns its connection until the last byte
+// of the answer, so closing it breaks the request off.
 type pool struct {
 	addr string
 	tls  *tls.Config // nil: none
@@ -37,9 +36,8 @@ func newPool(addr string, config *tls.Config) *pool {
 	return &pool{addr: addr, tls: config, open: map[*conn]struct{}{}}
 }
 
-// get takes the newest idle connection, unless fresh asks for a new one.
-// reused says that it may turn out to be closed. Once ctx has ended and abort
-// was called, no connection is handed out any more: net.ErrClosed.
+// get returns the newest idle connection, which may turn out to be closed (reused), or a new
+// one. After the end of ctx and abort, the error is net.ErrClosed.
 func (p *pool) get(ctx context.Context, timeout time.Duration, fresh bool) (c *conn, reused bool, err error) {
 	for !fresh {
 		p.mu.Lock()
@@ -88,7 +86,7 @@ func (p *pool) dial(ctx context.Context, timeout time.Duration) (net.Conn, error
 	return t, nil
 }
 
-// put takes back a connection whose answer was read to its end.
+// put returns a connection whose answer was read to its end.
 func (p *pool) put(c *conn) {
 	c.since = time.Now()
 	p.mu.Lock()
@@ -105,7 +103,7 @@ func (p *pool) drop(c *conn) {
 	p.mu.Unlock()
 }
 
-// abort breaks off what runs and closes what idles.
+// abort closes all connections.
 func (p *pool) abort() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,9 +1,11 @@
 package client
 
 import (
-	"bytes"
 	"errors"
+	"fmt"
 	"strconv"
+
+	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
 // Usage is the token counts that the server reports.
@@ -20,271 +22,132 @@ type event struct {
 	err      []byte // raw JSON of "error"; nil without one
 }
 
-var (
-	errSyntax = errors.New("no valid JSON")
-	errDepth  = errors.New("JSON nested too deep")
-)
-
-// maxDepth bounds the nesting of what is skipped.
-const maxDepth = 64
-
 // parse reads an event, in one pass and without allocating. The raw JSON text
 // (escapes as they came, without quotes) of the choices' content is appended
-// to *answer, if that is not nil. Numbers, escapes and UTF-8 inside skipped
-// values are not checked.
+// to *answer, if that is not nil.
 func (e *event) parse(b []byte, answer *[]byte) error {
 	*e = event{}
-	s := scanner{b: b}
-	if err := s.object(func(key []byte) error { return e.member(&s, key, answer) }); err != nil {
-		return err
+	s := jsonscan.Scanner{Lenient: true}
+	if s.Reset(b); !s.Enter(jsonscan.Object) {
+		s.Fail(errors.New("not an object"))
 	}
-	if s.peek() != 0 || s.i < len(b) {
-		return errSyntax
+	for s.Next() == jsonscan.Key {
+		switch string(s.Decoded()) {
+		case "choices":
+			if s.Enter(jsonscan.Array) {
+				for s.Item() {
+					e.choice(&s, answer)
+				}
+			}
+		case "usage":
+			e.readUsage(&s)
+		case "error":
+			if raw := s.Raw(); string(raw) != "null" {
+				e.err = raw
+			}
+		default:
+			s.Skip()
+		}
+	}
+	if err := s.End(); err != nil {
+		return fmt.Errorf("no valid JSON: %w", err)
 	}
 	return nil
 }
 
-func (e *event) member(s *scanner, key []byte, answer *[]byte) error {
-	switch string(key) {
-	case "choices":
-		if s.peek() != '[' {
-			return s.skip(0)
-		}
-		return s.array(func() error {
-			if s.peek() != '{' {
-				return s.skip(0)
-			}
-			return s.object(func(key []byte) error { return e.choice(s, key, answer) })
-		})
-	case "usage":
-		if s.peek() != '{' {
-			return s.skip(0)
-		}
-		e.hasUsage = true
-		return s.object(func(key []byte) error { return e.count(s, key) })
-	case "error":
-		s.peek()
-		from := s.i
-		if err := s.skip(0); err != nil {
-			return err
-		}
-		if raw := s.b[from:s.i]; string(raw) != "null" {
-			e.err = raw
-		}
-		return nil
+// choice reads the tokens of a choice: a delta (a chat stream), a message (a
+// whole chat answer) or text.
+func (e *event) choice(s *jsonscan.Scanner, answer *[]byte) {
+	if !s.Enter(jsonscan.Object) {
+		return
 	}
-	return s.skip(0)
+	for s.Next() == jsonscan.Key {
+		switch string(s.Decoded()) {
+		case "text":
+			e.text(s, answer)
+		case "finish_reason":
+			e.finish = e.finish || s.Peek() == jsonscan.String
+			s.Skip()
+		case "delta", "message":
+			e.message(s, answer)
+		default:
+			s.Skip()
+		}
+	}
 }
 
-// choice reads a member of a choice: delta (a chat stream), message (a whole
-// chat answer) or text.
-func (e *event) choice(s *scanner, key []byte, answer *[]byte) error {
-	switch string(key) {
-	case "text":
-		return e.text(s, answer)
-	case "finish_reason":
-		if s.peek() == '"' {
-			e.finish = true
-		}
-	case "delta", "message":
-		if s.peek() == '{' {
-			return s.object(func(key []byte) error {
-				switch string(key) {
-				case "content":
-					return e.text(s, answer)
-				case "reasoning_content", "reasoning", "refusal":
-					return e.text(s, nil)
-				case "tool_calls":
-					if s.peek() == '[' {
-						return s.array(func() error { e.tokens = true; return s.skip(0) })
-					}
+func (e *event) message(s *jsonscan.Scanner, answer *[]byte) {
+	if !s.Enter(jsonscan.Object) {
+		return
+	}
+	for s.Next() == jsonscan.Key {
+		switch string(s.Decoded()) {
+		case "content":
+			e.text(s, answer)
+		case "reasoning_content", "reasoning", "refusal":
+			e.text(s, nil)
+		case "tool_calls":
+			if s.Enter(jsonscan.Array) {
+				for s.Item() {
+					e.tokens = true
+					s.Skip()
 				}
-				return s.skip(0)
-			})
+			}
+		default:
+			s.Skip()
 		}
 	}
-	return s.skip(0)
 }
 
 // text reads a string that counts as tokens when it is not empty; null and
 // other types do not.
-func (e *event) text(s *scanner, answer *[]byte) error {
-	if s.peek() != '"' {
-		return s.skip(0)
+func (e *event) text(s *jsonscan.Scanner, answer *[]byte) {
+	if !s.Enter(jsonscan.String) {
+		return
 	}
-	raw, err := s.str()
-	if err != nil {
-		return err
-	}
-	if len(raw) > 0 {
+	if raw := s.Text(); len(raw) > 0 && s.Err() == nil {
 		e.tokens = true
 		if answer != nil {
 			*answer = append(*answer, raw...)
 		}
 	}
-	return nil
 }
 
-func (e *event) count(s *scanner, key []byte) error {
-	switch string(key) {
-	case "prompt_tokens":
-		return s.count(&e.usage.Prompt)
-	case "completion_tokens":
-		return s.count(&e.usage.Completion)
-	case "prompt_tokens_details":
-		if s.peek() == '{' {
-			return s.object(func(key []byte) error {
-				if string(key) == "cached_tokens" {
-					return s.count(&e.usage.Cached)
+func (e *event) readUsage(s *jsonscan.Scanner) {
+	if !s.Enter(jsonscan.Object) {
+		return
+	}
+	e.hasUsage = true
+	for s.Next() == jsonscan.Key {
+		switch string(s.Decoded()) {
+		case "prompt_tokens":
+			count(s, &e.usage.Prompt)
+		case "completion_tokens":
+			count(s, &e.usage.Completion)
+		case "prompt_tokens_details":
+			if !s.Enter(jsonscan.Object) {
+				continue
+			}
+			for s.Next() == jsonscan.Key {
+				if string(s.Decoded()) == "cached_tokens" {
+					count(s, &e.usage.Cached)
+				} else {
+					s.Skip()
 				}
-				return s.skip(0)
-			})
-		}
-	}
-	return s.skip(0)
-}
-
-// scanner walks JSON.
-type scanner struct {
-	b []byte
-	i int
-}
-
-// peek returns the next byte that is no white space, 0 at the end.
-func (s *scanner) peek() byte {
-	for ; s.i < len(s.b); s.i++ {
-		switch c := s.b[s.i]; c {
-		case ' ', '\t', '\r', '\n':
+			}
 		default:
-			return c
-		}
-	}
-	return 0
-}
-
-// str reads a string and returns what is between its quotes.
-func (s *scanner) str() ([]byte, error) {
-	if s.peek() != '"' {
-		return nil, errSyntax
-	}
-	s.i++
-	from := s.i
-	for {
-		n := bytes.IndexByte(s.b[s.i:], '"')
-		if n < 0 {
-			return nil, errSyntax
-		}
-		s.i += n + 1
-		slashes := 0
-		for j := s.i - 2; j >= from && s.b[j] == '\\'; j-- {
-			slashes++
-		}
-		if slashes%2 == 0 {
-			return s.b[from : s.i-1 : s.i-1], nil
+			s.Skip()
 		}
 	}
 }
 
 // count reads a number of tokens; anything but an integer within bounds is
 // ignored.
-func (s *scanner) count(to *int) error {
-	s.peek()
-	from := s.i
-	if err := s.skip(0); err != nil {
-		return err
-	}
+func count(s *jsonscan.Scanner, to *int) {
 	const digits = 10
-	if raw := s.b[from:s.i]; len(raw) <= digits {
+	if raw := s.Raw(); len(raw) <= digits {
 		if n, err := strconv.ParseUint(string(raw), 10, 32); err == nil {
 			*to = int(n)
 		}
 	}
-	return nil
-}
-
-// object calls f at each value; f must consume it.
-func (s *scanner) object(f func(key []byte) error) error {
-	if s.peek() != '{' {
-		return errSyntax
-	}
-	s.i++
-	if s.peek() == '}' {
-		s.i++
-		return nil
-	}
-	for {
-		key, err := s.str()
-		if err != nil {
-			return err
-		}
-		if s.peek() != ':' {
-			return errSyntax
-		}
-		s.i++
-		if err := f(key); err != nil {
-			return err
-		}
-		if done, err := s.comma('}'); done || err != nil {
-			return err
-		}
-	}
-}
-
-// array calls f at each value; f must consume it.
-func (s *scanner) array(f func() error) error {
-	s.i++ // '['
-	if s.peek() == ']' {
-		s.i++
-		return nil
-	}
-	for {
-		if err := f(); err != nil {
-			return err
-		}
-		if done, err := s.comma(']'); done || err != nil {
-			return err
-		}
-	}
-}
-
-func (s *scanner) comma(end byte) (done bool, err error) {
-	switch s.peek() {
-	case ',':
-		s.i++
-		return false, nil
-	case end:
-		s.i++
-		return true, nil
-	}
-	return false, errSyntax
-}
-
-// skip passes one value.
-func (s *scanner) skip(depth int) error {
-	if depth > maxDepth {
-		return errDepth
-	}
-	switch c := s.peek(); c {
-	case '"':
-		_, err := s.str()
-		return err
-	case '{':
-		return s.object(func([]byte) error { return s.skip(depth + 1) })
-	case '[':
-		return s.array(func() error { return s.skip(depth + 1) })
-	default:
-		from := s.i
-		for s.i < len(s.b) && isScalar(s.b[s.i]) {
-			s.i++
-		}
-		if s.i == from {
-			return errSyntax
-		}
-		return nil
-	}
-}
-
-// isScalar says whether c is part of a number, true, false or null.
-func isScalar(c byte) bool {
-	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c == '-' || c == '+' || c == '.' || c == 'E'
 }

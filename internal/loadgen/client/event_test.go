@@ -2,12 +2,15 @@ package client
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
 func TestEvent(t *testing.T) {
@@ -62,7 +65,7 @@ func FuzzEvent(f *testing.F) {
 		if json.Unmarshal(in, &ref) != nil || ref == nil {
 			return
 		}
-		if err != nil && err != errDepth {
+		if err != nil && !errors.Is(err, jsonscan.ErrDepth) {
 			t.Fatalf("%q: %v", in, err)
 		}
 		if err == nil && json.Valid(e.err) == (e.err == nil) {

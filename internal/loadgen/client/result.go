@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Kind is how a request ended. "" is a whole answer.
+// Kind is how a request ended; "" is a whole answer.
 type Kind string
 
 // The kinds of failure. HTTP statuses are their own kinds, http_503 and so on.
@@ -16,11 +16,11 @@ const (
 	Connect    Kind = "connect"     // no connection
 	Timeout    Kind = "timeout"     // the deadline passed
 	Connection Kind = "connection"  // the connection broke before an answer
-	Truncated  Kind = "truncated"   // the answer began and then just stopped
-	ErrorEvent Kind = "error_event" // the stream told of an error
-	Malformed  Kind = "malformed"   // what came is no HTTP, no event stream, no JSON
+	Truncated  Kind = "truncated"   // the answer just stopped
+	ErrorEvent Kind = "error_event" // the stream reported an error
+	Malformed  Kind = "malformed"   // not HTTP, not an event stream, or not JSON
 	Empty      Kind = "empty"       // a whole answer without a token
-	Cancelled  Kind = "cancelled"   // we broke it off: the run was ended. No failure
+	Cancelled  Kind = "cancelled"   // broken off at the end of the run; not a failure
 )
 
 // Request is one body to post.
@@ -30,28 +30,27 @@ type Request struct {
 	WantAnswer bool
 }
 
-// Result is what became of one request. Durations count from Start. The zero
-// value is ready; one that is used again keeps its memory.
+// Result is what became of a request. Durations count from Start. The zero value is ready to
+// use; a reused one keeps its memory.
 type Result struct {
-	Start      time.Time     // before connecting, if there was no idle connection
-	Connected  time.Duration // 0: an idle connection was there
+	Start      time.Time     // before connecting, if it had to
+	Connected  time.Duration // 0: there was an idle connection
 	Header     time.Duration // the answer's header was read
 	FirstToken time.Duration // the first event with text, reasoning or a tool call
-	LastToken  time.Duration // the last one, or the whole answer of one that is not streamed
+	LastToken  time.Duration // the last one, or the end of an answer that is not streamed
 	End        time.Duration // nothing more to read
 
-	// Gaps are the times between events with tokens. An event may hold more
-	// than one token.
+	// Gaps are the times between events with tokens. An event may hold several tokens.
 	Gaps     []time.Duration
 	Chunks   int // events with tokens
 	HasUsage bool
 	Usage    Usage
-	Answer   []byte // with WantAnswer: the text as it stood in JSON, escapes and all
+	Answer   []byte // with WantAnswer: the text as in JSON, with its escapes
 
 	Status  int // HTTP status, 0 without an answer
 	Kind    Kind
 	Message string // what failed
-	Retried bool   // an idle connection turned out to be closed, and another was taken
+	Retried bool   // an idle connection turned out to be closed
 	Sent    int    // bytes of the body
 }
 
@@ -60,11 +59,11 @@ func (r *Result) reset() {
 	*r = Result{Gaps: r.Gaps[:0], Answer: r.Answer[:0]}
 }
 
-// OK says whether a whole answer came.
+// OK reports whether a whole answer came.
 func (r *Result) OK() bool { return r.Kind == "" }
 
-// Tokens is the length of the answer: what the server reports, or else the
-// number of events with tokens.
+// Tokens is the answer's length as the server reports it, or else the number of events with
+// tokens.
 func (r *Result) Tokens() int {
 	if r.HasUsage {
 		return r.Usage.Completion
@@ -72,8 +71,8 @@ func (r *Result) Tokens() int {
 	return r.Chunks
 }
 
-// TPOT is the time per output token after the first; false with less than two
-// tokens or without a stream.
+// TPOT is the time per output token after the first; false without a stream or with fewer
+// than two tokens.
 func (r *Result) TPOT() (time.Duration, bool) {
 	n := r.Tokens()
 	if n < 2 || r.Chunks < 2 {
@@ -105,7 +104,7 @@ func (r *Result) broke(err error, otherwise Kind) {
 	}
 }
 
-// phase says how far the request came.
+// phase says how far the request got.
 func (r *Result) phase() string {
 	switch {
 	case r.Chunks > 0:
@@ -116,7 +115,7 @@ func (r *Result) phase() string {
 	return "before an answer"
 }
 
-// clip bounds what a server says about its error.
+// clip bounds a server's error text.
 func clip(s string) string {
 	const most = 300
 	if len(s) > most {

@@ -10,15 +10,14 @@ const maxEvent = 4 << 20
 
 var errEventTooLong = errors.New("an event of the stream is longer than 4 MiB")
 
-// sse splits an event stream (the WHATWG HTML standard, section 9.2) into the
-// data of its events. Lines end with LF or CRLF. It keeps one buffer, so that
-// a stream costs no allocation an event.
+// sse splits an event stream (WHATWG HTML standard, section 9.2) into the data of its events.
+// Lines end with LF or CRLF. Its buffers are reused, so events cost no allocation.
 type sse struct {
-	line  []byte // the beginning of a line whose end has not come
-	data  []byte // lines of data of the event that is being read
+	line  []byte // the beginning of an unfinished line
+	data  []byte // data lines of the current event
 	any   bool   // data has a line
-	isErr bool   // the event is named error
-	done  bool   // data was handed out
+	isErr bool   // the event's name is error
+	done  bool   // data was returned
 }
 
 // reset makes s ready for another stream.
@@ -26,8 +25,8 @@ func (s *sse) reset() {
 	*s = sse{line: s.line[:0], data: s.data[:0]}
 }
 
-// next consumes p up to the end of an event. With ok, data is the event's,
-// until the next call, and rest what follows it in p.
+// next consumes p up to the end of an event. If ok, data is the event's until the next call,
+// and rest is what follows it in p.
 func (s *sse) next(p []byte) (data, rest []byte, named, ok bool, err error) {
 	if s.done {
 		s.data, s.any, s.isErr, s.done = s.data[:0], false, false, false

@@ -5,22 +5,23 @@ import (
 	"errors"
 	"io"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
 var errTooMany = errors.New("more than 2^20 chunks in one answer")
 
-// stream reads an event stream to its end. Events that arrive together have
-// the same time.
-func (c *Client) stream(b *body, sc *scratch, req *Request, res *Result) bool {
+// stream reads an event stream to its end. Events that arrive together have the same time.
+func (c *Client) stream(sc *scratch, req *Request, res *Result) bool {
 	if ct := sc.header.ContentType(); !bytes.HasPrefix(ct, []byte("text/event-stream")) {
-		text, err := sc.read(b, maxEvent)
+		text, err := sc.read(maxEvent)
 		res.Kind, res.Message = Malformed, clip("Content-Type "+string(ct)+", not text/event-stream: "+string(text))
 		return err == nil
 	}
 	sc.sse.reset()
-	t := streamed{res: res, answer: res.answer(req)}
+	t := streamed{res: res, answer: res.answerBuf(req)}
 	for {
-		p, err := b.next()
+		p, err := sc.body.next()
 		if err == io.EOF {
 			break
 		}
@@ -49,14 +50,14 @@ func (c *Client) stream(b *body, sc *scratch, req *Request, res *Result) bool {
 	return true
 }
 
-// streamed is how far a stream has come.
+// streamed is the state of a stream.
 type streamed struct {
 	res            *Result
 	answer         *[]byte
 	finished, done bool // a finish_reason came; [DONE] came
 }
 
-// event takes one event's data, which arrived at now.
+// event handles the data of an event that arrived at now.
 func (t *streamed) event(e *event, data []byte, named bool, now time.Duration) error {
 	res := t.res
 	if string(data) == "[DONE]" {
@@ -86,14 +87,14 @@ func (t *streamed) event(e *event, data []byte, named bool, now time.Duration) e
 		}
 		res.Chunks++
 		res.LastToken = now
-	} else if e.finish && res.Chunks == 0 && !t.finished { // the first token ended it
+	} else if e.finish && res.Chunks == 0 && !t.finished { // it ended with the first token
 		res.FirstToken, res.LastToken = now, now
 	}
 	t.finished = t.finished || e.finish
 	return nil
 }
 
-// over judges the stream at its end.
+// over judges the whole stream.
 func (t *streamed) over() {
 	res := t.res
 	switch {
@@ -107,18 +108,13 @@ func (t *streamed) over() {
 
 // errorText is the message in the raw JSON of an error, or else the JSON.
 func errorText(raw []byte) string {
-	s := scanner{b: raw}
-	var text []byte
-	if s.peek() == '{' {
-		if err := s.object(func(key []byte) error {
-			if string(key) == "message" && s.peek() == '"' {
-				var err error
-				text, err = s.str()
-				return err
-			}
-			return s.skip(0)
-		}); err == nil && text != nil {
-			return clip(string(text))
+	var s jsonscan.Scanner
+	s.Reset(raw)
+	for ok := s.Enter(jsonscan.Object); ok && s.Next() == jsonscan.Key; {
+		if string(s.Decoded()) != "message" {
+			s.Skip()
+		} else if s.Enter(jsonscan.String) {
+			return clip(string(s.Text()))
 		}
 	}
 	return clip(string(raw))

@@ -1,5 +1,5 @@
-// Package record gathers what became of requests, in memory that does not grow
-// with their number.
+// Package record gathers the results of requests, in memory that does not grow with their
+// number.
 package record
 
 import (
@@ -7,11 +7,10 @@ import (
 	"math/bits"
 )
 
-// Hist counts values, which are not negative, in buckets that are at most
-// 1/256 of their value wide. Count, mean, deviation, least and greatest are
-// exact.
+// Hist counts values, at least 0, in buckets at most 1/256 of their value wide. Count, mean,
+// deviation, minimum and maximum are exact.
 type Hist struct {
-	counts   []uint64 // by bucket, as far as there are any
+	counts   []uint64 // by bucket
 	n        uint64
 	sum      float64
 	mean, m2 float64 // Welford's: the mean, and the sum of squared differences from it
@@ -23,8 +22,8 @@ const (
 	sub     = 1 << subBits
 )
 
-// bucket is the index of v's bucket: values below 2·sub have one each, and
-// from there on each power of two is cut in sub.
+// bucket is the index of v's bucket. Values below 2·sub have one each; above, each power of
+// two is cut in sub.
 func bucket(v int64) int {
 	shift := max(0, bits.Len64(uint64(v))-subBits-1)
 	return shift*sub + int(v>>shift)
@@ -39,7 +38,7 @@ func lower(i int) int64 {
 	return int64(i-shift*sub) << shift
 }
 
-// Add counts v; what is negative counts as 0.
+// Add counts v; negative values count as 0.
 func (h *Hist) Add(v int64) {
 	v = max(v, 0)
 	i := bucket(v)
@@ -81,8 +80,7 @@ func (h *Hist) Min() int64 { return h.min }
 // Max is the greatest value.
 func (h *Hist) Max() int64 { return h.max }
 
-// Quantile is the value at rank ⌈q·n⌉, to within its bucket's width; 0 without
-// values.
+// Quantile is the value at rank ⌈q·n⌉, to within its bucket's width; 0 without values.
 func (h *Hist) Quantile(q float64) float64 {
 	rank := max(1, uint64(math.Ceil(q*float64(h.n))))
 	before := uint64(0)
@@ -100,9 +98,8 @@ func (h *Hist) Quantile(q float64) float64 {
 	return float64(h.max)
 }
 
-// Bins cuts the values into n bins of equal width from least to the quantile
-// top; the last bin also has what is above. It returns the bins' edges, one
-// more than bins, and the counts.
+// Bins cuts the values into n bins of equal width, from the minimum to the quantile top. The
+// last bin also counts what is above. It returns the n+1 edges and the counts.
 func (h *Hist) Bins(n int, top float64) (edges []float64, counts []float64) {
 	if h.n == 0 {
 		return nil, nil
@@ -121,7 +118,7 @@ func (h *Hist) Bins(n int, top float64) (edges []float64, counts []float64) {
 		if c == 0 {
 			continue
 		}
-		// A bucket may be wider than a bin: it is spread over those it covers.
+		// A bucket wider than a bin is spread over those it covers.
 		lo, hi := at(max(float64(lower(i)), from)), at(min(float64(lower(i+1)), float64(h.max)))
 		if hi <= lo {
 			counts[min(int(lo), n-1)] += float64(c)

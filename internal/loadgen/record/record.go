@@ -8,14 +8,14 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
-// SLO is what makes a request good: limits that it must keep, all of them; 0
-// is no limit. In an open loop TTFT and E2E count from the scheduled time.
+// SLO is the limits that make a request good; 0 is no limit. In an open loop TTFT and E2E
+// count from the scheduled time.
 type SLO struct {
 	TTFT, TPOT, E2E time.Duration
 	ITL             time.Duration // of the longest gap
 }
 
-// Any says whether there is a limit.
+// Any reports whether there is a limit.
 func (s *SLO) Any() bool { return *s != SLO{} }
 
 // good judges a whole answer.
@@ -39,12 +39,11 @@ func (s *SLO) good(res *client.Result, late time.Duration) bool {
 
 // Observation is one request that is over.
 type Observation struct {
-	Result *client.Result
-	// Scheduled is when an open loop meant to send it; zero in a closed one.
-	Scheduled time.Time
-	Ramp      bool // it began before the load was whole: it counts only in the timeline
-	In, Out   int  // tokens that were asked for
-	Turn      int  // of a conversation, 0 without one
+	Result    *client.Result
+	Scheduled time.Time // when an open loop meant to send it; zero in a closed one
+	Ramp      bool      // it began in the ramp: it counts only in the timeline
+	In, Out   int       // tokens that were asked for
+	Turn      int       // of a conversation, 0 without one
 }
 
 // Point is one request of the sample.
@@ -56,15 +55,27 @@ type Point struct {
 
 const (
 	maxPoints = 4000 // of the sample
-	maxTurns  = 64   // turns that are told apart; later ones count as the last
-	maxKinds  = 64   // of errors that are told apart
+	maxTurns  = 64   // later turns count as the last
+	maxKinds  = 64   // of errors
 )
 
 // Error is one kind of failure.
 type Error struct {
-	Kind    client.Kind
-	Count   int
-	Example string // the first one's message
+	Kind    client.Kind `json:"kind"`
+	Count   int         `json:"count"`
+	Example string      `json:"example"` // the first one's message
+}
+
+// Requests counts requests. Started is all that were sent; those of the ramp
+// are in no other figure.
+type Requests struct {
+	Started   int `json:"started"`
+	Ramped    int `json:"ramp"`      // over, but began in the ramp
+	Completed int `json:"completed"` // whole answers
+	Failed    int `json:"failed"`
+	Cancelled int `json:"cancelled"`        // broken off when the run ended
+	Unsent    int `json:"unsent,omitempty"` // open loop: due, but not sent when the run ended; not in Started
+	Retried   int `json:"retried"`          // sent again because the idle connection was closed
 }
 
 // Turn is the requests of one turn.
@@ -75,37 +86,29 @@ type Turn struct {
 
 // Stats is what a phase's requests were like. Times are in ns.
 type Stats struct {
-	Started   int // all, those of the ramp too
-	Ramped    int // over, but began in the ramp
-	Completed int // whole answers, without the ramp's; so are all that follow
-	Failed    int
-	Cancelled int // broken off at the end of the run
-	Unsent    int // of an open loop: due, and never sent
-	Good      int // kept the SLO
-	Retried   int // found their idle connection closed
+	Requests
+	Good int // kept the SLO
 
 	TTFT, ITL, TPOT, E2E Hist
-	// From the scheduled time: what a user waits who did not know that the
-	// server, or this client, was busy.
+	// From the scheduled time: what a user waits, whether the server or this client is busy.
 	SchedTTFT, SchedE2E Hist
 	Late                Hist // from the scheduled time to the start
 	Connect             Hist // of those that had to connect
 
 	In, Out, Asked           Hist // tokens: of prompts, answers, prompts as asked for
 	Cached                   int  // of the prompts' tokens
-	Usage, Counted, Estimate int  // answers with usage; answers whose chunks were counted; prompts whose length is only what was asked for
+	Usage, Counted, Estimate int  // answers with usage; answers with counted chunks; prompts of assumed length
 
 	Errors   []Error
 	Turns    []Turn // [0] is turn 1
 	First    time.Time
-	Last     time.Time // the window: first start to last end of those that count
+	Last     time.Time // the window: first start to last end of counted requests
 	BinWidth time.Duration
 	Bins     []Bin
 	Points   []Point // a uniform sample
 }
 
-// Phase gathers the requests of one phase. Its methods are safe for any number
-// of goroutines.
+// Phase gathers a phase's requests. It is safe for concurrent use.
 type Phase struct {
 	slo   SLO
 	begin time.Time
@@ -113,7 +116,7 @@ type Phase struct {
 	mu       sync.Mutex
 	s        Stats
 	line     timeline
-	seen     int // requests offered to the sample
+	seen     int // requests that the sample was drawn from
 	rng      *rand.Rand
 	inFlight int
 }
@@ -132,7 +135,7 @@ func (p *Phase) Start(at time.Time) {
 	p.line.at(at.Sub(p.begin)).Started++
 }
 
-// Unsent counts a request that was due, and could not be sent before the end.
+// Unsent counts a request that was due and not sent before the end.
 func (p *Phase) Unsent() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -268,7 +271,7 @@ func (p *Phase) sample(o *Observation, start time.Duration) {
 	}
 }
 
-// Stats is the phase's figures; it is called once, when all requests are over.
+// Stats returns the phase's figures. Call it once, when all requests are over.
 func (p *Phase) Stats() *Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -276,7 +279,7 @@ func (p *Phase) Stats() *Stats {
 	return &p.s
 }
 
-// Now is a phase at one moment, for those who watch.
+// Now is a phase at one moment, for progress.
 type Now struct {
 	Elapsed                         time.Duration
 	Done, Failed, InFlight, Started int
@@ -284,7 +287,7 @@ type Now struct {
 	TTFT, E2E                       float64 // p50 so far, ns
 }
 
-// Now looks at the phase.
+// Now returns the phase's present state.
 func (p *Phase) Now(at time.Time) Now {
 	p.mu.Lock()
 	defer p.mu.Unlock()

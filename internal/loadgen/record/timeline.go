@@ -2,7 +2,7 @@ package record
 
 import "time"
 
-// maxBins bounds a timeline: when a run lasts longer, bins are merged.
+// maxBins bounds a timeline: in longer runs, bins are merged.
 const maxBins = 512
 
 // firstBin is the width of the bins of a short run.
@@ -20,7 +20,7 @@ type timeline struct {
 	bins  []Bin
 }
 
-// at is the bin of t; it makes room for it.
+// at returns the bin of t, and makes room for it.
 func (l *timeline) at(t time.Duration) *Bin {
 	if l.width == 0 {
 		l.width = firstBin
@@ -44,7 +44,7 @@ func (l *timeline) at(t time.Duration) *Bin {
 	return &l.bins[i]
 }
 
-// tokens spreads n tokens from one time to another; the first one is at from.
+// tokens spreads n tokens over a time; the first is at from.
 func (l *timeline) tokens(from, to time.Duration, n int) {
 	from, to = max(from, 0), max(to, 0)
 	if n == 0 {

@@ -1,29 +1,24 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/xpyd/xpyd/internal/loadgen/record"
 )
 
-// Fill sets p's figures from what was recorded; slo says whether there is a
-// goodput.
+// Fill sets p's figures from a record; slo asks for a goodput.
 func (p *Phase) Fill(s *record.Stats, slo bool) {
 	p.Window = s.Last.Sub(s.First).Seconds()
-	p.Requests = Requests{Started: s.Started, Ramp: s.Ramped, Completed: s.Completed, Failed: s.Failed, Cancelled: s.Cancelled, Unsent: s.Unsent, Retried: s.Retried}
-	p.Errors = make([]Error, 0, len(s.Errors))
-	for _, e := range s.Errors {
-		p.Errors = append(p.Errors, Error{Kind: string(e.Kind), Count: e.Count, Example: e.Example})
-	}
-	slices.SortStableFunc(p.Errors, func(a, b Error) int {
-		if a.Count != b.Count {
-			return b.Count - a.Count
-		}
-		return strings.Compare(a.Kind, b.Kind)
+	p.Requests = s.Requests
+	p.Errors = slices.SortedStableFunc(slices.Values(s.Errors), func(a, b record.Error) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Kind, b.Kind))
 	})
+	if p.Errors == nil {
+		p.Errors = []record.Error{} // a list in JSON, too
+	}
 	p.Tokens = Tokens{Input: values(&s.In, 1), Output: values(&s.Out, 1), Asked: values(&s.Asked, 1), Cached: s.Cached, FromUsage: s.Usage, FromChunks: s.Counted}
 	p.Latency = Latency{TTFT: values(&s.TTFT, ms), ITL: values(&s.ITL, ms), TPOT: values(&s.TPOT, ms), E2E: values(&s.E2E, ms),
 		SchedTTFT: some(&s.SchedTTFT), SchedE2E: some(&s.SchedE2E), Late: some(&s.Late), Connect: some(&s.Connect)}
@@ -108,11 +103,10 @@ func some(h *record.Hist) *Values {
 	return &v
 }
 
-// round leaves three decimals, so that a page with thousands of numbers stays
-// small.
+// round keeps three decimals, so that a page with thousands of numbers stays small.
 func round(x float64) float64 { return math.Round(x*1000) / 1000 }
 
-// Remark adds to r.Notes what a reader of the figures should know.
+// Remark adds the Notes.
 func (r *Report) Remark() {
 	note := func(format string, args ...any) { r.Notes = append(r.Notes, fmt.Sprintf(format, args...)) }
 	for i := range r.Phases {

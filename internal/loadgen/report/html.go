@@ -13,14 +13,14 @@ var page string
 //go:embed page.js
 var script string
 
-// WriteHTML writes one page that needs nothing else: the figures as JSON and
-// the script that draws them.
+// WriteHTML writes a page that needs nothing else: the figures as JSON, and the script that
+// draws them.
 func (r *Report) WriteHTML(w io.Writer) error {
 	data, err := json.Marshal(r) // escapes <, > and &, so it cannot end its element
 	if err != nil {
 		return err
 	}
-	// One pass: what the data holds is never taken for a placeholder.
+	// In one pass, so that the data is never taken for a placeholder.
 	_, err = strings.NewReplacer("{{DATA}}", string(data), "{{SCRIPT}}", script).WriteString(w, page)
 	return err
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/record"
 )
 
-// Progress writes how far a phase is: on a terminal one line that is written
-// over, elsewhere a line now and then.
+// Progress writes how far a phase is: on a terminal in one line, elsewhere in a line now and
+// then.
 type Progress struct {
 	W        io.Writer
 	Terminal bool
@@ -44,10 +44,10 @@ func (p *Progress) Show(now record.Now) {
 	p.length = len(line)
 }
 
-// columns that any terminal has, less one so that the line does not wrap.
+// columns of any terminal, less one so that the line does not wrap.
 const columns = 79
 
-// End writes the last line, and on a terminal goes on to the next.
+// End writes the last line and, on a terminal, a line feed.
 func (p *Progress) End(now record.Now) {
 	p.Show(now)
 	if p.Terminal {

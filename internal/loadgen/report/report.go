@@ -10,8 +10,8 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/record"
 )
 
-// Schema names the JSON form. Fields may be added under the same name; what is
-// there keeps its meaning and unit.
+// Schema names the JSON form. New fields may come under the same name; old ones keep their
+// meaning and unit.
 const Schema = "xpyd.bench/1"
 
 // Report is a whole benchmark. Every time is in milliseconds (_ms) or seconds
@@ -24,14 +24,13 @@ type Report struct {
 	Target  Target    `json:"target"`
 	Load    Workload  `json:"workload"`
 	SLO     *SLO      `json:"slo,omitempty"`
-	// Phases are in the order in which they ran. Those that only warm up are
-	// not measured and stand in no comparison.
+	// Phases are in the order in which they ran. A warm-up is not measured.
 	Phases []Phase `json:"phases"`
 	// Notes are what a reader of the figures should know.
 	Notes []string `json:"notes"`
 }
 
-// Target is what was put under load.
+// Target is the servers under load.
 type Target struct {
 	URLs     []string `json:"urls"`
 	Endpoint string   `json:"endpoint"` // chat/completions or completions
@@ -79,37 +78,18 @@ type Phase struct {
 	Ramp        float64 `json:"ramp_s,omitempty"`
 	// Window is from the first measured request's start to the last one's end;
 	// rates are over it.
-	Window     float64    `json:"window_s"`
-	Requests   Requests   `json:"requests"`
-	Errors     []Error    `json:"errors"`
-	Throughput Throughput `json:"throughput"`
-	Tokens     Tokens     `json:"tokens"`
-	Latency    Latency    `json:"latency"`
-	Goodput    *Goodput   `json:"goodput,omitempty"`
-	Turns      []Turn     `json:"turns,omitempty"`
-	Timeline   Timeline   `json:"timeline"`
-	// Sample is requests chosen at random, a row each, in the order of Columns.
+	Window     float64         `json:"window_s"`
+	Requests   record.Requests `json:"requests"`
+	Errors     []record.Error  `json:"errors"`
+	Throughput Throughput      `json:"throughput"`
+	Tokens     Tokens          `json:"tokens"`
+	Latency    Latency         `json:"latency"`
+	Goodput    *Goodput        `json:"goodput,omitempty"`
+	Turns      []Turn          `json:"turns,omitempty"`
+	Timeline   Timeline        `json:"timeline"`
+	// Sample is random requests, a row each, in the order of Columns.
 	Columns []string     `json:"sample_columns"`
 	Sample  [][8]float64 `json:"sample"`
-}
-
-// Requests counts requests. Started is all that were sent; those of the ramp
-// are in no other figure.
-type Requests struct {
-	Started   int `json:"started"`
-	Ramp      int `json:"ramp"`
-	Completed int `json:"completed"`
-	Failed    int `json:"failed"`
-	Cancelled int `json:"cancelled"`        // broken off when the run ended
-	Unsent    int `json:"unsent,omitempty"` // of an open loop: due, but not sent when the run ended; not in Started
-	Retried   int `json:"retried"`          // sent again as the idle connection was closed
-}
-
-// Error is one kind of failure.
-type Error struct {
-	Kind    string `json:"kind"` // connect, timeout, connection, truncated, error_event, malformed, empty, http_STATUS
-	Count   int    `json:"count"`
-	Example string `json:"example"`
 }
 
 // Throughput is rates of whole answers.
@@ -125,10 +105,9 @@ type Tokens struct {
 	Input  Values `json:"input"`  // of a prompt
 	Output Values `json:"output"` // of an answer
 	Asked  Values `json:"input_asked"`
-	Cached int    `json:"cached"` // of the prompts' tokens, by the server's word
-	// FromUsage and FromChunks say how many answers' tokens the server counted,
-	// and how many answers have their events counted instead, and their
-	// prompts' tokens assumed to be those asked for.
+	Cached int    `json:"cached"` // of the prompts' tokens, as the server reports
+	// FromUsage is the number of answers whose tokens the server counted. FromChunks is that
+	// of the others: their events are counted, and their prompts' length is assumed.
 	FromUsage  int `json:"from_usage"`
 	FromChunks int `json:"from_chunks"`
 }
@@ -146,8 +125,7 @@ type Latency struct {
 	Connect   *Values `json:"connect_ms,omitempty"` // of requests that opened a connection; part of TTFT
 }
 
-// Values is a distribution. Percentiles are by nearest rank and within 0.2 %;
-// the other figures are exact.
+// Values is a distribution. Percentiles are by nearest rank, within 0.2 %; all else is exact.
 type Values struct {
 	Count  uint64  `json:"count"`
 	Mean   float64 `json:"mean"`
@@ -158,8 +136,8 @@ type Values struct {
 	P95    float64 `json:"p95"`
 	P99    float64 `json:"p99"`
 	Max    float64 `json:"max"`
-	// Bins are counts in bins of equal width from From to To, which is p99.5;
-	// the last bin has what is above, too.
+	// Bins are counts in bins of equal width from From to To (p99.5); the last also counts
+	// what is above.
 	From float64   `json:"bins_from"`
 	To   float64   `json:"bins_to"`
 	Bins []float64 `json:"bins,omitempty"`
@@ -172,8 +150,7 @@ type Goodput struct {
 	Rate     float64 `json:"requests_per_s"`
 }
 
-// Turn is the requests of one turn of the conversations; the last row has all
-// later turns too.
+// Turn is the requests of one turn of the conversations; the last row has all later turns.
 type Turn struct {
 	Turn           int     `json:"turn"`
 	TTFT           Values  `json:"ttft_ms"`
@@ -182,7 +159,7 @@ type Turn struct {
 	CachedFraction float64 `json:"cached_fraction"`
 }
 
-// Timeline is what happened when; each list has a number a bin.
+// Timeline is what happened when; each list has one number per bin.
 type Timeline struct {
 	Bin          float64   `json:"bin_s"`
 	Started      []int     `json:"started"`
@@ -197,7 +174,7 @@ func (r *Report) WriteJSON(w io.Writer) error { return json.NewEncoder(w).Encode
 
 const ms = float64(time.Millisecond)
 
-// NewSLO is s as a report has it; nil without a limit.
+// NewSLO converts s; nil without a limit.
 func NewSLO(s record.SLO) *SLO {
 	if !s.Any() {
 		return nil

@@ -32,8 +32,8 @@ func (p *Phase) text(b *strings.Builder) {
 	if q.Unsent > 0 {
 		fmt.Fprintf(b, ", %d unsent", q.Unsent)
 	}
-	if q.Ramp > 0 {
-		fmt.Fprintf(b, ", %d in the ramp", q.Ramp)
+	if q.Ramped > 0 {
+		fmt.Fprintf(b, ", %d in the ramp", q.Ramped)
 	}
 	fmt.Fprintln(b)
 	for _, e := range p.Errors {
@@ -79,7 +79,7 @@ func (p *Phase) text(b *strings.Builder) {
 	b.WriteByte('\n')
 }
 
-// load says how the phase pressed.
+// load describes the phase's load.
 func (p *Phase) load() string {
 	switch {
 	case p.Mode == "closed":

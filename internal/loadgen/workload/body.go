@@ -17,11 +17,11 @@ type Encoder struct {
 	model  []byte // as JSON
 }
 
-// reserved are the members that an Encoder writes itself.
+// reserved are members that an Encoder writes itself.
 var reserved = []string{"model", "messages", "prompt", "max_tokens", "stream", "stream_options"}
 
-// NewEncoder prepares the members that all bodies share. extra is a JSON
-// object whose members are added, or "".
+// NewEncoder prepares the members that all bodies share. extra is a JSON object of further
+// members, or "".
 func NewEncoder(model, extra string) (*Encoder, error) {
 	e := &Encoder{}
 	var err error
@@ -53,7 +53,7 @@ func NewEncoder(model, extra string) (*Encoder, error) {
 	return e, nil
 }
 
-// Append adds it's body.
+// Append appends the item's body.
 func (e *Encoder) Append(dst []byte, it *Item) []byte {
 	dst = append(dst, `{"model":`...)
 	dst = append(dst, e.model...)

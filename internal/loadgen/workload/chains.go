@@ -5,33 +5,28 @@ import (
 	"context"
 	"encoding/binary"
 	"hash/maphash"
-	"sync"
 
 	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
-// Chains is a trace as conversations, for a closed loop: a request whose prompt
-// begins with all whole blocks of an earlier one is a later turn of it, and goes
-// after that one's answer. Otherwise requests go in the trace's order, whatever
-// its times were. The longest such beginning counts, of equals the latest.
-//
-// Prompts are the trace's own, so its answers stand where the server's would.
+// Chains is a trace as conversations, for a closed loop. A request whose prompt begins with
+// all whole blocks of an earlier one is a later turn of it, and goes after its answer; the
+// longest such beginning counts, of equals the latest. Otherwise requests go in the trace's
+// order, whatever its times. Prompts are the trace's own, including its answers.
 type Chains struct {
 	trace *Trace
 	turn  []int   // by entry, from 1
 	next  [][]int // by entry: those that follow it
 
-	mu     sync.Mutex
-	wake   *sync.Cond
-	ready  indexes
-	active int
+	queue
+	ready indexes
 }
 
-// NewChains orders a trace's requests; entries without block ids are
-// conversations of one turn.
+// NewChains orders a trace's requests. Entries without block ids are conversations of one
+// turn.
 func NewChains(trace *Trace) *Chains {
 	c := &Chains{trace: trace, turn: make([]int, len(trace.entries)), next: make([][]int, len(trace.entries))}
-	c.wake = sync.NewCond(&c.mu)
+	c.wake.L = &c.mu
 	seed := maphash.MakeSeed()
 	last := map[uint64]int{} // by the whole blocks of a prompt
 	var sum maphash.Hash
@@ -64,39 +59,27 @@ func NewChains(trace *Trace) *Chains {
 	return c
 }
 
-// Next waits for a request that may go; false when all have gone or ctx ends.
+// Next waits for a request that may go; false if all have gone, or ctx ends.
 func (c *Chains) Next(ctx context.Context) (*Item, bool) {
-	stop := context.AfterFunc(ctx, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.wake.Broadcast()
-	})
-	defer stop()
-	c.mu.Lock()
+	ok := c.lock(ctx, func() bool { return len(c.ready) == 0 })
 	defer c.mu.Unlock()
-	for len(c.ready) == 0 && c.active > 0 && ctx.Err() == nil {
-		c.wake.Wait()
-	}
-	if len(c.ready) == 0 || ctx.Err() != nil {
+	if !ok {
 		return nil, false
 	}
 	i := heap.Pop(&c.ready).(int)
-	c.active++
 	it := c.trace.item(i)
 	it.At, it.Turn, it.entry = 0, c.turn[i], i
 	return it, true
 }
 
-// Done lets the turns after this one go, answered or not: they are the trace's.
+// Done lets the turns after this one go, whatever the answer: they are the trace's.
 func (c *Chains) Done(it *Item, _ *client.Result) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.active--
-	for _, i := range c.next[it.entry] {
-		heap.Push(&c.ready, i)
-	}
-	c.next[it.entry] = nil
-	c.wake.Broadcast()
+	c.over(func() {
+		for _, i := range c.next[it.entry] {
+			heap.Push(&c.ready, i)
+		}
+		c.next[it.entry] = nil
+	})
 }
 
 // indexes is a heap of entries, the earliest first.
@@ -113,9 +96,8 @@ func (h *indexes) Pop() any {
 	return i
 }
 
-// Scale makes a trace's blocks so many tokens, and prompts and answers shorter
-// or longer in proportion, for models and machines that its lengths are too
-// much for; what is shared stays shared.
+// Scale makes a trace's blocks so many tokens, and its prompts and answers shorter in
+// proportion, for small models and machines. Shared prefixes stay shared.
 func Scale(entries []Entry, blockTokens int) []Entry {
 	part := func(n int) int { return max(1, (n*blockTokens+BlockTokens-1)/BlockTokens) }
 	for i := range entries {

@@ -9,16 +9,15 @@ import (
 	"time"
 )
 
-// Dist is a distribution of lengths or times that are not negative.
+// Dist is a distribution of lengths or times, at least 0.
 type Dist struct {
 	kind string // "", uniform, normal, lognormal, exp
 	a, b float64
 	text string
 }
 
-// ParseLengths reads a distribution of numbers of tokens, at least least:
-// 512, 100-200 (uniform), normal:MEAN,STDDEV, lognormal:MEDIAN,SIGMA or
-// exp:MEAN.
+// ParseLengths reads a distribution of numbers of tokens, of at least least: 512, 100-200
+// (uniform), normal:MEAN,STDDEV, lognormal:MEDIAN,SIGMA or exp:MEAN.
 func ParseLengths(s string, least int) (Dist, error) {
 	d, err := parse(s, func(s string) (float64, error) {
 		n, err := strconv.ParseUint(s, 10, 24)
@@ -30,8 +29,8 @@ func ParseLengths(s string, least int) (Dist, error) {
 	return d, err
 }
 
-// ParseTimes reads a distribution of times as ParseLengths does: 2s, 1s-3s,
-// normal:2s,500ms, lognormal:2s,0.5, exp:2s.
+// ParseTimes reads a distribution of times: 2s, 1s-3s, normal:2s,500ms, lognormal:2s,0.5 or
+// exp:2s.
 func ParseTimes(s string) (Dist, error) {
 	return parse(s, func(s string) (float64, error) {
 		d, err := time.ParseDuration(s)
@@ -85,7 +84,7 @@ func parse(s string, one func(string) (float64, error)) (Dist, error) {
 // String is the distribution as it was given.
 func (d Dist) String() string { return d.text }
 
-// maxDraw bounds what distributions with a tail give.
+// maxDraw cuts the tails of distributions.
 const maxDraw = 1 << 24
 
 // Draw draws.
@@ -104,7 +103,7 @@ func (d Dist) Draw(rng *rand.Rand) float64 {
 	return min(max(x, 0), maxDraw)
 }
 
-// Tokens draws a whole number, at least least. Uniform bounds are both in.
+// Tokens draws a whole number, at least least. Uniform bounds are inclusive.
 func (d Dist) Tokens(rng *rand.Rand, least int) int {
 	if d.kind == "uniform" {
 		return max(least, int(d.a)+rng.IntN(int(d.b-d.a)+1))

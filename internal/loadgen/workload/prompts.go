@@ -9,21 +9,19 @@ import (
 	"io"
 	"math/rand/v2"
 	"sync/atomic"
-
-	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
 // Prompts is requests with prompts of the user's own, over and over.
 type Prompts struct {
+	unrelated
 	items []Item // Out 0: drawn
 	out   Dist
 	text  *Text
 	next  atomic.Uint64
 }
 
-// ReadPrompts reads JSON lines, each with a prompt (a string), messages (as of
-// a chat) or turns (of which the first is taken), and maybe max_tokens.
-// Answers without one get a length from out.
+// ReadPrompts reads JSON lines, each with a prompt (a string), messages (a chat) or turns
+// (the first is taken), and maybe max_tokens. Otherwise out gives the answer's length.
 func ReadPrompts(r io.Reader, text *Text, out Dist) (*Prompts, error) {
 	p := &Prompts{text: text, out: out}
 	lines := bufio.NewScanner(r)
@@ -104,6 +102,3 @@ func (p *Prompts) Next(context.Context) (*Item, bool) {
 }
 
 func (p *Prompts) rng(n uint64) *rand.Rand { return p.text.rng(streamPrompt, n) }
-
-// Done is for those whose next request depends on an answer.
-func (p *Prompts) Done(*Item, *client.Result) {}

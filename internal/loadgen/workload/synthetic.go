@@ -3,23 +3,21 @@ package workload
 import (
 	"context"
 	"sync/atomic"
-
-	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
-// Shape is what prompts of no trace look like.
+// Shape is the lengths of prompts that come from no trace.
 type Shape struct {
 	In, Out Dist // tokens of a prompt, without its prefix, and of an answer
-	// Prefix tokens come before each prompt: one of Groups texts, or for the
-	// part of the prompts that Share leaves a text of its own.
+	// Prefix tokens come before each prompt: one of Groups texts for a Share of the prompts,
+	// for the others a text of their own.
 	Prefix int
 	Groups int
 	Share  float64 // 0..1
 }
 
-// Synthetic is requests without a relation to each other, but for a shared
-// prefix. It never ends.
+// Synthetic is requests that have nothing in common but a prefix. It never ends.
 type Synthetic struct {
+	unrelated
 	text  *Text
 	shape Shape
 	next  atomic.Uint64
@@ -44,11 +42,7 @@ func (s *Synthetic) Next(context.Context) (*Item, bool) {
 	return it, true
 }
 
-// Done is for those whose next request depends on an answer.
-func (s *Synthetic) Done(*Item, *client.Result) {}
-
-// prefix is the text before prompt number; draw, from 0 to 1, decides whether
-// it is a shared one.
+// prefix is the text before a prompt; draw, from 0 to 1, decides whether it is shared.
 func (s *Shape) prefix(t *Text, number uint64, draw float64) []byte {
 	if s.Prefix == 0 {
 		return nil

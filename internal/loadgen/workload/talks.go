@@ -3,7 +3,6 @@ package workload
 import (
 	"context"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/loadgen/client"
@@ -11,26 +10,23 @@ import (
 
 // TalkShape is what conversations look like.
 type TalkShape struct {
-	Shape      // In and Out are those of a turn; the prefix is a system message
+	Shape      // In and Out are of a turn; the prefix is a system message
 	Turns Dist // of a conversation
 	Think Dist // time between an answer and the next turn
-	Open  int  // conversations that are open at once: the working set
+	Open  int  // conversations open at once: the working set
 	Total int  // conversations in all; 0: no end
 	Chat  bool // messages; else one text that grows
 }
 
-// Talks is conversations. Whoever calls Next takes the open conversation that
-// has waited longest, so with more of them open than clients each has been out
-// of use for a while when its next turn comes.
+// Talks is conversations. Next takes the one that has waited longest. So, with more open
+// conversations than clients, each has idled for a while before its next turn.
 type Talks struct {
 	text  *Text
 	shape TalkShape
 
-	mu     sync.Mutex
-	wake   *sync.Cond
-	queue  []*talk // that may go on, longest waiting first
-	begun  int     // conversations
-	active int     // turns handed out
+	queue
+	open  []*talk // may go on, longest waiting first
+	begun int     // conversations
 }
 
 // talk is one conversation, owned by the queue or by a turn.
@@ -38,25 +34,25 @@ type talk struct {
 	number   uint64
 	rng      *rand.Rand
 	turns    int
-	turn     int // the last one that was handed out
+	turn     int // last handed out
 	messages []Message
-	tokens   int       // of all messages, as far as we know
+	tokens   int       // of all messages, as far as known
 	ready    time.Time // when the next turn may go
 }
 
 // NewTalks opens the first conversations.
 func NewTalks(text *Text, shape TalkShape) *Talks {
 	t := &Talks{text: text, shape: shape}
-	t.wake = sync.NewCond(&t.mu)
+	t.wake.L = &t.mu
 	for range shape.Open {
 		if c := t.begin(); c != nil {
-			t.queue = append(t.queue, c)
+			t.open = append(t.open, c)
 		}
 	}
 	return t
 }
 
-// begin opens a conversation; nil when there have been enough.
+// begin opens a conversation; nil if there have been enough. mu is held.
 func (t *Talks) begin() *talk {
 	if t.shape.Total > 0 && t.begun == t.shape.Total {
 		return nil
@@ -73,10 +69,10 @@ func (t *Talks) begin() *talk {
 	return c
 }
 
-// Next waits for a conversation and for its user to have thought, and makes
-// its next turn. It returns false when all conversations are over or ctx ends.
+// Next waits for a conversation and its user's thinking, and makes the next turn. It returns
+// false when all conversations are over, or ctx ends.
 func (t *Talks) Next(ctx context.Context) (*Item, bool) {
-	c := t.take(ctx)
+	c := t.longest(ctx)
 	if c == nil {
 		return nil, false
 	}
@@ -86,7 +82,7 @@ func (t *Talks) Next(ctx context.Context) (*Item, bool) {
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
-			t.give(nil)
+			t.over(func() {})
 			return nil, false
 		}
 	}
@@ -103,53 +99,31 @@ func (t *Talks) Next(ctx context.Context) (*Item, bool) {
 	return &Item{Messages: c.messages, In: c.tokens, Out: out, Turn: c.turn, talk: c}, true
 }
 
-// take pops the queue; nil when nothing will ever be there again.
-func (t *Talks) take(ctx context.Context) *talk {
-	stop := context.AfterFunc(ctx, func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.wake.Broadcast()
-	})
-	defer stop()
-	t.mu.Lock()
+// longest is the conversation that has waited longest; nil when there will be none.
+func (t *Talks) longest(ctx context.Context) *talk {
+	ok := t.lock(ctx, func() bool { return len(t.open) == 0 })
 	defer t.mu.Unlock()
-	for len(t.queue) == 0 && t.active > 0 && ctx.Err() == nil {
-		t.wake.Wait()
-	}
-	if len(t.queue) == 0 || ctx.Err() != nil {
+	if !ok {
 		return nil
 	}
-	c := t.queue[0]
-	t.queue[0] = nil
-	t.queue = t.queue[1:]
-	t.active++
+	c := t.open[0]
+	t.open[0] = nil
+	t.open = t.open[1:]
 	return c
 }
 
-// give ends a turn: next, unless it is nil, waits for its own.
-func (t *Talks) give(next *talk) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.active--; next != nil {
-		t.queue = append(t.queue, next)
-	}
-	t.wake.Broadcast()
-}
-
-// Done takes a turn's answer into its conversation. One whose turn failed, or
-// was its last, is over, and another begins.
+// Done adds a turn's answer to its conversation. After a failed or last turn another
+// conversation begins.
 func (t *Talks) Done(it *Item, res *client.Result) {
-	c := it.talk
-	if res.OK() && c.turn < c.turns {
-		c.messages = append(c.messages, Message{Role: "assistant", Content: append([]byte(nil), res.Answer...)})
-		c.tokens += res.Tokens()
-	} else {
-		t.mu.Lock()
-		c = t.begin()
-		t.mu.Unlock()
-	}
-	if c != nil {
+	t.over(func() {
+		c := it.talk
+		if res.OK() && c.turn < c.turns {
+			c.messages = append(c.messages, Message{Role: "assistant", Content: append([]byte(nil), res.Answer...)})
+			c.tokens += res.Tokens()
+		} else if c = t.begin(); c == nil {
+			return
+		}
 		c.ready = time.Now().Add(t.shape.Think.Time(c.rng))
-	}
-	t.give(c)
+		t.open = append(t.open, c)
+	})
 }

@@ -8,9 +8,8 @@ import (
 	"strings"
 )
 
-// words.txt has 2,048 English words that are one token each, with and without
-// a space before them, in the vocabularies of GPT-2, Qwen3 and SmolLM2; so with
-// these and their relatives a prompt of n words has n tokens.
+// words.txt has 2,048 English words of one token each, with and without a space before them,
+// in the vocabularies of GPT-2, Qwen3 and SmolLM2. So there n words are n tokens.
 //
 //go:embed words.txt
 var wordList string
@@ -22,14 +21,13 @@ type Text struct {
 	seed  uint64
 	words []string
 
-	// IDs make the prompts token ids, drawn from LowID to HighID, instead of
-	// words; then their length is exact.
+	// IDs makes prompts of token ids from LowID to HighID instead of words. Then their
+	// length is exact.
 	IDs           bool
 	LowID, HighID int
 
-	// PerWord are the tokens of a word, and Overhead those that the server
-	// adds to each prompt (beginning of text, chat template). Calibrate
-	// measures them.
+	// PerWord is tokens per word. Overhead is the tokens that the server adds to each prompt
+	// (beginning of text, chat template). Calibrate measures both.
 	PerWord  float64
 	Overhead int
 }
@@ -39,8 +37,8 @@ func NewText(seed uint64) *Text {
 	return &Text{seed: seed, words: strings.Fields(wordList), PerWord: 1}
 }
 
-// Kinds of streams of random numbers, so that a prompt's number and a block's
-// id never name the same text.
+// Streams of random numbers, so that a prompt's number and a block's id never name the same
+// text.
 const (
 	streamPrompt uint64 = iota << 60
 	streamPrefix
@@ -50,7 +48,7 @@ const (
 	streamProbe
 )
 
-// rng is the random numbers of one thing.
+// rng is the random numbers of one prompt, prefix, block, conversation, turn or probe.
 func (t *Text) rng(stream, number uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(t.seed, stream^number))
 }
@@ -63,8 +61,7 @@ func (t *Text) count(tokens int) int {
 	return max(1, int(math.Round(float64(tokens)/t.PerWord)))
 }
 
-// append adds n words, or ids, from rng. What follows something is separated
-// from it.
+// append adds n words or ids from rng, with separators.
 func (t *Text) append(dst []byte, rng *rand.Rand, n int) []byte {
 	if t.IDs {
 		for range n {
@@ -91,7 +88,7 @@ func (t *Text) append(dst []byte, rng *rand.Rand, n int) []byte {
 	return dst
 }
 
-// bytes is about how much room tokens take.
+// bytes estimates the room for tokens.
 func (t *Text) bytes(tokens int) int { return 7*tokens + 16 }
 
 // Probe is a prompt of n words, or ids, for Calibrate.
@@ -99,9 +96,9 @@ func (t *Text) Probe(number uint64, n int) []byte {
 	return t.append(make([]byte, 0, t.bytes(n)), t.rng(streamProbe, number), n)
 }
 
-// Calibrate sets PerWord and Overhead from the prompt tokens that a server
-// reported for prompts of few and of many words. It returns false, and changes
-// nothing, when the numbers cannot be true.
+// Calibrate sets PerWord and Overhead from the prompt tokens that a server reported for
+// prompts of few and of many words. If the numbers cannot be true, it returns false and
+// changes nothing.
 func (t *Text) Calibrate(few, fewTokens, many, manyTokens int) bool {
 	slope := float64(manyTokens-fewTokens) / float64(many-few)
 	overhead := float64(fewTokens) - slope*float64(few)

@@ -14,16 +14,14 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-
-	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
 // Entry is one request of a trace.
 type Entry struct {
 	At      time.Duration // from the first request
 	In, Out int           // tokens
-	// Blocks are the ids of the prompt's blocks of BlockTokens; requests that
-	// begin with the same ids share that prefix. nil: nothing is shared.
+	// Blocks are the ids of the prompt's blocks of BlockTokens. Requests that begin with the
+	// same ids share that prefix. nil: nothing is shared.
 	Blocks []uint64
 }
 
@@ -34,8 +32,7 @@ const (
 	maxEntries = 10_000_000
 )
 
-// ReadTrace reads a Mooncake trace (JSON lines) or an Azure one (CSV),
-// whichever it is, sorted by time.
+// ReadTrace reads a Mooncake trace (JSON lines) or an Azure trace (CSV), and sorts it by time.
 func ReadTrace(r io.Reader) ([]Entry, error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 64<<10), maxLine)
@@ -81,8 +78,8 @@ func ReadTrace(r io.Reader) ([]Entry, error) {
 	return entries, nil
 }
 
-// mooncake reads a line as kvcache-ai/Mooncake publishes them: timestamp in
-// ms, lengths in tokens, and an id for each block of 512.
+// mooncake reads a line of a kvcache-ai/Mooncake trace: timestamp in ms, lengths in tokens,
+// and an id for each block of 512.
 func mooncake(line []byte) (Entry, error) {
 	var m struct {
 		Timestamp *float64 `json:"timestamp"`
@@ -126,8 +123,7 @@ func azureHead(line string) error {
 	return nil
 }
 
-// azure reads lines as AzurePublicDataset has them: a time of day, and two
-// lengths.
+// azure reads lines of an AzurePublicDataset trace: a time and two lengths.
 type azure struct{ first time.Time }
 
 func (a *azure) line(line []byte) (Entry, error) {
@@ -158,9 +154,9 @@ func (a *azure) line(line []byte) (Entry, error) {
 
 const maxSpan = 365 * 24 * time.Hour
 
-// Trace is the requests of a trace, with prompts that share exactly what the
-// trace's blocks share.
+// Trace is a trace's requests. Prompts share exactly what the trace's blocks share.
 type Trace struct {
+	unrelated
 	text    *Text
 	entries []Entry
 	speed   float64
@@ -168,8 +164,8 @@ type Trace struct {
 	next    atomic.Int64
 }
 
-// NewTrace replays entries, which stay the caller's, speed times as fast;
-// blockTokens is what their block ids name, BlockTokens unless they were Scaled.
+// NewTrace replays entries, which stay the caller's, speed times as fast. blockTokens is the
+// size of their blocks: BlockTokens, unless they were Scaled.
 func NewTrace(text *Text, entries []Entry, speed float64, blockTokens int) *Trace {
 	return &Trace{text: text, entries: entries, speed: speed, block: blockTokens}
 }
@@ -195,7 +191,7 @@ func (t *Trace) item(i int) *Item {
 	for _, id := range e.Blocks {
 		n := min(left, t.block)
 		left -= n
-		if left == 0 { // the last block gives way to what the server adds
+		if left == 0 { // leave room for what the server adds
 			n = max(1, n-t.text.Overhead)
 		}
 		dst = t.text.append(dst, t.text.rng(streamBlock, id), t.text.count(n))
@@ -204,11 +200,7 @@ func (t *Trace) item(i int) *Item {
 	return it
 }
 
-// Done is for those whose next request depends on an answer.
-func (t *Trace) Done(*Item, *client.Result) {}
-
-// Within leaves out the entries whose prompt and answer are longer than most
-// tokens; 0 is no bound.
+// Within leaves out entries of more than most tokens, prompt and answer; 0 is no bound.
 func Within(entries []Entry, most int) []Entry {
 	if most <= 0 {
 		return entries

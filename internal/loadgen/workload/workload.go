@@ -1,22 +1,24 @@
-// Package workload makes the prompts of a load test: synthetic ones with
-// lengths from a distribution, those of a trace with the trace's shared
-// prefixes, and conversations whose next turn holds the last answer. All of it
-// is made from a seed: the same seed, the same bytes.
+// Package workload makes the prompts of a load test: synthetic ones with lengths from a
+// distribution, those of a trace with its shared prefixes, and conversations, whose next turn
+// holds the last answer. The same seed gives the same bytes.
 package workload
 
 import (
+	"context"
+	"sync"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
 // Item is one request to make.
 type Item struct {
 	// At is when a trace's request is due, from the trace's start.
 	At time.Duration
-	// Messages are the chat; a completion's prompt is their content, one after
-	// the other.
+	// Messages are the chat. A completion's prompt is their contents, joined.
 	Messages []Message
-	In       int // tokens that the prompt is meant to have; 0: not known
-	Out      int // tokens that the answer may have
+	In       int // intended tokens of the prompt; 0: unknown
+	Out      int // most tokens of the answer
 	Turn     int // of a conversation, from 1; 0 without one
 
 	talk  *talk
@@ -26,10 +28,51 @@ type Item struct {
 // Message is one message of a chat.
 type Message struct {
 	Role string // system, user or assistant
-	// Content is raw JSON: the inside of a string or, with token ids, of an
-	// array.
+	// Content is raw JSON: the inside of a string or, with token ids, of an array.
 	Content []byte
 }
 
 // BlockTokens is the size of the blocks that a Mooncake trace's hash ids name.
 const BlockTokens = 512
+
+// unrelated is part of a source whose next request depends on no answer.
+type unrelated struct{}
+
+// Done does nothing.
+func (unrelated) Done(*Item, *client.Result) {}
+
+// queue hands out what may go now. What is handed out may bring more when it is over.
+type queue struct {
+	mu     sync.Mutex
+	wake   sync.Cond
+	active int // handed out, and not over
+}
+
+// lock waits for something to hand out, and returns with mu held. It reports false
+// when nothing will come any more, or ctx ends.
+func (q *queue) lock(ctx context.Context, empty func() bool) bool {
+	stop := context.AfterFunc(ctx, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.wake.Broadcast()
+	})
+	defer stop()
+	q.mu.Lock()
+	for empty() && q.active > 0 && ctx.Err() == nil {
+		q.wake.Wait()
+	}
+	if empty() || ctx.Err() != nil {
+		return false
+	}
+	q.active++
+	return true
+}
+
+// over ends one that was handed out, after add has put in what follows it.
+func (q *queue) over(add func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.active--
+	add()
+	q.wake.Broadcast()
+}

@@ -8,15 +8,14 @@ import (
 	"hash/fnv"
 	"math"
 	"math/rand/v2"
-	"strings"
 
-	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 )
 
 // Tiny is a model of two layers whose width allows every GGUF block format of
-// 32 values. modelType is "llama", "qwen2" (biases) or "qwen3" (head norms,
-// and heads wider than the model).
-func Tiny(modelType string) model.Config {
+// 32 values, of any family: "qwen2" has biases, "qwen3" head norms and heads
+// wider than the model.
+func Tiny(modelType string) arch.Config {
 	c := shape(64, 96, 2, 4, 2, 128, 256)
 	c.ModelType = modelType
 	switch modelType {
@@ -29,18 +28,18 @@ func Tiny(modelType string) model.Config {
 }
 
 // Stories15M is the shape of llama2.c's stories15M.
-func Stories15M() model.Config { return tied(shape(288, 768, 6, 6, 6, 32000, 256)) }
+func Stories15M() arch.Config { return tied(shape(288, 768, 6, 6, 6, 32000, 256)) }
 
 // Stories110M is the shape of llama2.c's stories110M.
-func Stories110M() model.Config { return tied(shape(768, 2048, 12, 12, 12, 32000, 1024)) }
+func Stories110M() arch.Config { return tied(shape(768, 2048, 12, 12, 12, 32000, 1024)) }
 
-func tied(c model.Config) model.Config {
+func tied(c arch.Config) arch.Config {
 	c.TiedHead = true
 	return c
 }
 
-func shape(hidden, inner, layers, heads, kvHeads, vocab, positions int) model.Config {
-	return model.Config{
+func shape(hidden, inner, layers, heads, kvHeads, vocab, positions int) arch.Config {
+	return arch.Config{
 		ModelType: "llama", Layers: layers, Hidden: hidden, Intermediate: inner, Heads: heads, KVHeads: kvHeads,
 		HeadDim: hidden / heads, Vocab: vocab, MaxPositions: positions, NormEps: 1e-5, RopeTheta: 10000,
 		BOS: []int32{1}, EOS: []int32{2},
@@ -50,21 +49,21 @@ func shape(hidden, inner, layers, heads, kvHeads, vocab, positions int) model.Co
 // Values are the weights of one tensor: norms around 1, biases small, the
 // embedding and the head wide enough that logits spread over a few units,
 // projections with a gain of about 1.
-func Values(seed uint64, name string, shape []int) []float32 {
+func Values(seed uint64, t arch.Tensor) []float32 {
 	h := fnv.New64a()
-	h.Write([]byte(name))
+	h.Write([]byte(t.Name))
 	rng := rand.New(rand.NewPCG(seed, h.Sum64()))
-	n, in := 1, shape[len(shape)-1]
-	for _, d := range shape {
+	n, in := 1, t.Shape[len(t.Shape)-1]
+	for _, d := range t.Shape {
 		n *= d
 	}
 	center, spread := float32(0), float32(math.Sqrt(3/float64(in)))
-	switch {
-	case strings.HasSuffix(name, "norm.weight"):
+	switch t.Role {
+	case arch.Norm, arch.AttnNorm, arch.MLPNorm, arch.QNorm, arch.KNorm:
 		center, spread = 1, 0.2
-	case strings.HasSuffix(name, ".bias"):
+	case arch.QBias, arch.KBias, arch.VBias:
 		spread = 0.1
-	case len(shape) == 2 && (name == "lm_head.weight" || name == "model.embed_tokens.weight"):
+	case arch.Embed, arch.Head:
 		spread *= 3
 	}
 	out := make([]float32, n)

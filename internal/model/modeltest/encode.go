@@ -4,19 +4,19 @@ import (
 	"encoding/binary"
 	"math"
 
-	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // encode appends v to dst, little-endian, rounded to nearest even.
-func encode(dst []byte, v []float32, d model.DType) []byte {
+func encode(dst []byte, v []float32, d kernels.DType) []byte {
 	for _, x := range v {
 		switch d {
-		case model.F32:
+		case kernels.F32:
 			dst = binary.LittleEndian.AppendUint32(dst, math.Float32bits(x))
-		case model.BF16:
+		case kernels.BF16:
 			b := math.Float32bits(x)
 			dst = binary.LittleEndian.AppendUint16(dst, uint16((b+0x7fff+(b>>16&1))>>16))
-		case model.F16:
+		case kernels.F16:
 			dst = binary.LittleEndian.AppendUint16(dst, half(x))
 		}
 	}

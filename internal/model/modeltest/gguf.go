@@ -4,12 +4,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
-	"math"
 	"os"
+	"reflect"
 	"slices"
-	"strings"
 
-	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // GGUFOptions say how WriteGGUF writes.
@@ -23,7 +23,7 @@ type GGUFOptions struct {
 }
 
 // WriteGGUF writes a model with c's shape, in memory first: for small shapes.
-func WriteGGUF(path string, c model.Config, o GGUFOptions) error {
+func WriteGGUF(path string, c arch.Config, o GGUFOptions) error {
 	b, err := ModelGGUF(c, o).Encode()
 	if err != nil {
 		return err
@@ -50,7 +50,7 @@ type GGUFTensor struct {
 }
 
 // ModelGGUF is the file of a model with c's shape.
-func ModelGGUF(c model.Config, o GGUFOptions) GGUF {
+func ModelGGUF(c arch.Config, o GGUFOptions) GGUF {
 	a := c.ModelType
 	g := GGUF{Meta: map[string]any{
 		"general.architecture": a, "general.alignment": uint32(32),
@@ -68,10 +68,10 @@ func ModelGGUF(c model.Config, o GGUFOptions) GGUF {
 	}
 	maps.Copy(g.Meta, o.Meta)
 	for _, s := range c.Tensors() {
-		v := Values(o.Seed, s.Name, s.Shape)
-		t := GGUFTensor{Name: ggufName(s.Name)}
-		if a == "llama" && (strings.Contains(s.Name, ".q_proj.") || strings.Contains(s.Name, ".k_proj.")) {
-			v = interleave(v, s.Shape[0], c.HeadDim)
+		v := Values(o.Seed, s)
+		t := GGUFTensor{Name: s.GGUF}
+		if s.PairedHeads > 0 {
+			v = pair(v, s.Shape[0], s.Shape[0]/s.PairedHeads)
 		}
 		for _, d := range slices.Backward(s.Shape) {
 			t.Dims = append(t.Dims, uint64(d))
@@ -82,27 +82,27 @@ func ModelGGUF(c model.Config, o GGUFOptions) GGUF {
 		}
 		switch kind {
 		case "F16":
-			t.Type, t.Data = 1, encode(nil, v, model.F16)
+			t.Type, t.Data = 1, encode(nil, v, kernels.F16)
 		case "BF16":
-			t.Type, t.Data = 30, encode(nil, v, model.BF16)
+			t.Type, t.Data = 30, encode(nil, v, kernels.BF16)
 		case "Q8_0":
 			t.Type, t.Data = 8, quantise(v, kind)
 		case "Q4_0":
 			t.Type, t.Data = 2, quantise(v, kind)
 		default:
-			t.Data = encode(nil, v, model.F32)
+			t.Data = encode(nil, v, kernels.F32)
 		}
 		g.Tensors = append(g.Tensors, t)
 	}
 	if n := len(c.RopeFreqFactors); n > 0 {
-		g.Tensors = append(g.Tensors, GGUFTensor{Name: "rope_freqs.weight", Dims: []uint64{uint64(n)}, Data: encode(nil, c.RopeFreqFactors, model.F32)})
+		g.Tensors = append(g.Tensors, GGUFTensor{Name: arch.RopeFreqs, Dims: []uint64{uint64(n)}, Data: encode(nil, c.RopeFreqFactors, kernels.F32)})
 	}
 	return g
 }
 
-// interleave puts the two halves of each head's rows side by side, as
-// llama.cpp's converter does: stored row 2i+s is row i+s*dim/2.
-func interleave(v []float32, rows, dim int) []float32 {
+// pair puts the two halves of each head's rows side by side, as llama.cpp's
+// converter does: stored row 2i+s is row i+s*dim/2.
+func pair(v []float32, rows, dim int) []float32 {
 	out := make([]float32, 0, len(v))
 	in := len(v) / rows
 	for r := range rows {
@@ -111,13 +111,6 @@ func interleave(v []float32, rows, dim int) []float32 {
 		out = append(out, v[src*in:][:in]...)
 	}
 	return out
-}
-
-func ggufName(hf string) string {
-	return strings.NewReplacer("model.layers.", "blk.", "model.embed_tokens", "token_embd", "model.norm", "output_norm",
-		"lm_head", "output", "input_layernorm", "attn_norm", "post_attention_layernorm", "ffn_norm", "self_attn.q_norm", "attn_q_norm",
-		"self_attn.k_norm", "attn_k_norm", "self_attn.q_proj", "attn_q", "self_attn.k_proj", "attn_k", "self_attn.v_proj", "attn_v",
-		"self_attn.o_proj", "attn_output", "mlp.gate_proj", "ffn_gate", "mlp.up_proj", "ffn_up", "mlp.down_proj", "ffn_down").Replace(hf)
 }
 
 // Encode renders the file. Keys are written in order of their names.
@@ -160,64 +153,35 @@ func (g GGUF) Encode() ([]byte, error) {
 	return append(pad(b), data...), nil
 }
 
+// ggufKinds are the type ids of values. An empty []any is one of uint8.
+var ggufKinds = map[reflect.Kind]uint32{reflect.Uint8: 0, reflect.Interface: 0, reflect.Int8: 1, reflect.Uint16: 2, reflect.Int16: 3,
+	reflect.Uint32: 4, reflect.Int32: 5, reflect.Float32: 6, reflect.Bool: 7, reflect.String: 8, reflect.Slice: 9,
+	reflect.Uint64: 10, reflect.Int64: 11, reflect.Float64: 12}
+
 // ggufValue returns the type id and the bytes of one value.
 func ggufValue(v any) (uint32, []byte, error) {
-	le := binary.LittleEndian
-	switch v := v.(type) {
-	case uint8:
-		return 0, []byte{v}, nil
-	case int8:
-		return 1, []byte{byte(v)}, nil
-	case uint16:
-		return 2, le.AppendUint16(nil, v), nil
-	case int16:
-		return 3, le.AppendUint16(nil, uint16(v)), nil
-	case uint32:
-		return 4, le.AppendUint32(nil, v), nil
-	case int32:
-		return 5, le.AppendUint32(nil, uint32(v)), nil
-	case float32:
-		return 6, le.AppendUint32(nil, math.Float32bits(v)), nil
-	case bool:
-		if v {
-			return 7, []byte{1}, nil
-		}
-		return 7, []byte{0}, nil
-	case string:
-		return 8, append(le.AppendUint64(nil, uint64(len(v))), v...), nil
-	case uint64:
-		return 10, le.AppendUint64(nil, v), nil
-	case int64:
-		return 11, le.AppendUint64(nil, uint64(v)), nil
-	case float64:
-		return 12, le.AppendUint64(nil, math.Float64bits(v)), nil
-	case []string:
-		return ggufArray(v, 8)
-	case []int32:
-		return ggufArray(v, 5)
-	case []uint32:
-		return ggufArray(v, 4)
-	case []float32:
-		return ggufArray(v, 6)
-	case []any:
-		return ggufArray(v, 0)
+	le, rv := binary.LittleEndian, reflect.ValueOf(v)
+	kind, ok := ggufKinds[rv.Kind()]
+	switch {
+	case !ok:
+		return 0, nil, fmt.Errorf("type %T is not supported", v)
+	case rv.Kind() == reflect.String:
+		return kind, append(le.AppendUint64(nil, uint64(rv.Len())), rv.String()...), nil
+	case rv.Kind() != reflect.Slice:
+		b, err := binary.Append(nil, le, v)
+		return kind, b, err
 	}
-	return 0, nil, fmt.Errorf("type %T is not supported", v)
-}
-
-// ggufArray encodes a list; kind is the type of an empty one's elements.
-func ggufArray[T any](list []T, kind uint32) (uint32, []byte, error) {
 	var body []byte
-	for i, x := range list {
-		k, b, err := ggufValue(x)
+	of := ggufKinds[rv.Type().Elem().Kind()]
+	for i := range rv.Len() {
+		k, b, err := ggufValue(rv.Index(i).Interface())
 		if err != nil {
 			return 0, nil, err
 		}
-		if i > 0 && k != kind {
-			return 0, nil, fmt.Errorf("array of type %d holds type %d", kind, k)
+		if i > 0 && k != of {
+			return 0, nil, fmt.Errorf("array of type %d holds type %d", of, k)
 		}
-		kind, body = k, append(body, b...)
+		of, body = k, append(body, b...)
 	}
-	head := binary.LittleEndian.AppendUint32(nil, kind)
-	return 9, append(binary.LittleEndian.AppendUint64(head, uint64(len(list))), body...), nil
+	return kind, append(le.AppendUint64(le.AppendUint32(nil, of), uint64(rv.Len())), body...), nil
 }

@@ -11,20 +11,21 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // HFOptions say how WriteHF writes.
 type HFOptions struct {
 	Seed   uint64
-	DType  model.DType       // of every tensor
+	DType  kernels.DType     // of every tensor
 	Shards int               // > 1: that many files and an index
 	Files  map[string][]byte // more files, such as tokenizer.json
 }
 
 // WriteHF makes dir a Hugging Face directory of a model with c's shape. As many
 // files are written at once as there are processors, each with one tensor in memory.
-func WriteHF(dir string, c model.Config, o HFOptions) error {
+func WriteHF(dir string, c arch.Config, o HFOptions) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -69,9 +70,9 @@ func WriteHF(dir string, c model.Config, o HFOptions) error {
 	return nil
 }
 
-func writeSafetensors(path string, specs []model.TensorSpec, o HFOptions) (err error) {
+func writeSafetensors(path string, specs []arch.Tensor, o HFOptions) (err error) {
 	header, at := map[string]any{"__metadata__": map[string]string{"format": "pt"}}, 0
-	dtype := map[model.DType]string{model.F32: "F32", model.F16: "F16", model.BF16: "BF16"}[o.DType]
+	dtype := map[kernels.DType]string{kernels.F32: "F32", kernels.F16: "F16", kernels.BF16: "BF16"}[o.DType]
 	for _, s := range specs {
 		n := o.DType.Bytes()
 		for _, d := range s.Shape {
@@ -101,18 +102,23 @@ func writeSafetensors(path string, specs []model.TensorSpec, o HFOptions) (err e
 	_, _ = w.Write(h)
 	var buf []byte
 	for _, s := range specs {
-		buf = encode(buf[:0], Values(o.Seed, s.Name, s.Shape), o.DType)
+		buf = encode(buf[:0], Values(o.Seed, s), o.DType)
 		_, _ = w.Write(buf)
 	}
 	return w.Flush()
 }
 
 // ConfigJSON is c as the object of a config.json.
-func ConfigJSON(c model.Config, d model.DType) map[string]any {
-	class := map[string]string{"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[c.ModelType]
+func ConfigJSON(c arch.Config, d kernels.DType) map[string]any {
+	class := ""
+	for _, f := range arch.Families() {
+		if f.Name == c.ModelType {
+			class = f.Class
+		}
+	}
 	j := map[string]any{
-		"architectures": []string{class + "ForCausalLM"}, "model_type": c.ModelType, "hidden_act": "silu",
-		"torch_dtype":       map[model.DType]string{model.F32: "float32", model.F16: "float16", model.BF16: "bfloat16"}[d],
+		"architectures": []string{class}, "model_type": c.ModelType, "hidden_act": "silu",
+		"torch_dtype":       map[kernels.DType]string{kernels.F32: "float32", kernels.F16: "float16", kernels.BF16: "bfloat16"}[d],
 		"num_hidden_layers": c.Layers, "hidden_size": c.Hidden, "intermediate_size": c.Intermediate,
 		"num_attention_heads": c.Heads, "num_key_value_heads": c.KVHeads, "head_dim": c.HeadDim,
 		"vocab_size": c.Vocab, "max_position_embeddings": c.MaxPositions, "rms_norm_eps": c.NormEps,
@@ -125,18 +131,10 @@ func ConfigJSON(c model.Config, d model.DType) map[string]any {
 		j["eos_token_id"] = c.EOS
 	}
 	if r := c.Rope; r.Kind != "" {
-		s := map[string]any{"rope_type": r.Kind, "factor": r.Factor}
-		for k, v := range map[string]float64{"low_freq_factor": r.LowFreqFactor, "high_freq_factor": r.HighFreqFactor,
-			"original_max_position_embeddings": float64(r.OriginalMaxPos), "attention_factor": r.AttentionFactor,
-			"beta_fast": r.BetaFast, "beta_slow": r.BetaSlow, "mscale": r.MScale, "mscale_all_dim": r.MScaleAllDim} {
-			if v != 0 {
-				s[k] = v
-			}
-		}
-		if r.NoTruncate {
-			s["truncate"] = false
-		}
-		j["rope_scaling"] = s
+		j["rope_scaling"] = struct {
+			arch.RopeScaling
+			Truncate bool `json:"truncate"`
+		}{r, !r.NoTruncate}
 	}
 	return j
 }

@@ -1,0 +1,134 @@
+// Package arch describes the models that xpyd serves: one file an architecture.
+// Such a file says by which names config.json and GGUF files call it, how its
+// sizes are read from them, what its layers compute, and which tensors it has.
+// Readers, fingerprints, backends and the writers of test models all ask here.
+//
+// To add an architecture, write a file like qwen3.go and list it in Families. A
+// layer that computes something new is a new Attention or FeedForward: a
+// backend has a case for it, or refuses the model.
+package arch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Family is one architecture.
+type Family struct {
+	Name  string   // "model_type" in config.json; Config.ModelType
+	Also  []string // other model_types that mean the same
+	Class string   // its name among config.json's "architectures"
+	GGUF  string   // "general.architecture"; "" where GGUF files call it another family
+
+	readHF   func(configJSON []byte) (Config, error)
+	readGGUF func(m *metadata) Config
+	tensors  func(c *Config) []Tensor
+	layer    func(c *Config, layer int) (Attention, FeedForward)
+}
+
+// Families lists what is served, in the order in which errors name it.
+func Families() []*Family { return []*Family{&llama, &mistral, &qwen2, &qwen3} }
+
+// Attention is how a layer attends. Sizes are Config's.
+type Attention string
+
+// GQA is causal attention of grouped query heads, rotated by halves, over all
+// positions; with Config's biases and head norms.
+const GQA Attention = "grouped-query"
+
+// FeedForward is what a layer does with each position alone.
+type FeedForward string
+
+// SwiGLU is down(silu(gate(x)) * up(x)).
+const SwiGLU FeedForward = "SwiGLU"
+
+// Role is what a tensor is for.
+type Role uint8
+
+// Roles: of the whole model, and of a layer.
+const (
+	Embed Role = iota // [vocab, hidden]
+	Norm              // [hidden], before the head
+	Head              // [vocab, hidden]; absent if Config.TiedHead
+
+	AttnNorm // [hidden]
+	MLPNorm  // [hidden]
+	Q        // [heads*head_dim, hidden]
+	K        // [kv_heads*head_dim, hidden]
+	V        // [kv_heads*head_dim, hidden]
+	O        // [hidden, heads*head_dim]
+	Gate     // [intermediate, hidden]
+	Up       // [intermediate, hidden]
+	Down     // [hidden, intermediate]
+	QBias    // [rows of Q]; Config.QKVBias
+	KBias    // [rows of K]
+	VBias    // [rows of V]
+	QNorm    // [head_dim]; Config.QKNorm
+	KNorm    // [head_dim]
+)
+
+// Projection reports whether a checkpoint may have the tensor in FP8.
+func (r Role) Projection() bool { return r >= Q && r <= Down }
+
+// Place is where a tensor belongs in a model. Layer is 0 for those of the
+// whole model.
+type Place struct {
+	Role  Role
+	Layer int
+}
+
+// At is the place of r in a layer.
+func (r Role) At(layer int) Place { return Place{Role: r, Layer: layer} }
+
+// Tensor is one weight that a model has.
+type Tensor struct {
+	Place
+	Name  string // Hugging Face's
+	GGUF  string // llama.cpp's
+	Shape []int  // row-major; projections are [out, in]
+	// PairedHeads, if not 0, is the number of heads whose rows i and
+	// i + head_dim/2 lie side by side in GGUF files. Elsewhere, and in what
+	// readers return, rows are in rotate-half order.
+	PairedHeads int
+}
+
+// InLayer reports whether a file's tensor of that name belongs to a layer.
+func InLayer(name string) bool {
+	return strings.HasPrefix(name, "model.layers.") || strings.HasPrefix(name, "blk.")
+}
+
+// find returns the family that goes by name, or an error that lists those served.
+func find(key, name string, names func(*Family) []string) (*Family, error) {
+	var served []string
+	for _, f := range Families() {
+		if slices.Contains(names(f), name) {
+			return f, nil
+		}
+		served = append(served, names(f)...)
+	}
+	return nil, fmt.Errorf("%s %.60q is not supported (%s are)", key, name, strings.Join(served, ", "))
+}
+
+func (c *Config) family() (*Family, error) {
+	return find("architecture", c.ModelType, func(f *Family) []string { return []string{f.Name} })
+}
+
+// Tensors lists every tensor of the model, in forward order. It is empty if no
+// family has the model's type.
+func (c *Config) Tensors() []Tensor {
+	f, err := c.family()
+	if err != nil {
+		return nil
+	}
+	return f.tensors(c)
+}
+
+// Layer says what a layer computes; nothing if no family has the model's type.
+func (c *Config) Layer(l int) (Attention, FeedForward) {
+	f, err := c.family()
+	if err != nil {
+		return "", ""
+	}
+	return f.layer(c, l)
+}

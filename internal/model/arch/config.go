@@ -1,0 +1,149 @@
+package arch
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// Config is a model's architecture with its sizes, and the ids that begin and
+// end its texts. What an architecture does not have is zero.
+type Config struct {
+	ModelType    string // Name of its Family
+	Layers       int
+	Hidden       int // model width
+	Intermediate int // SwiGLU width
+	Heads        int // query heads
+	KVHeads      int // divides Heads
+	HeadDim      int // even; may differ from Hidden/Heads
+	Vocab        int
+	MaxPositions int // longest context, tokens
+	NormEps      float32
+	RopeTheta    float64
+	Rope         RopeScaling
+	// RopeFreqFactors, if set, are HeadDim/2 divisors of the rotary frequencies:
+	// Llama 3's scaling, precomputed, as GGUF files have it. Rope.Kind is then "".
+	RopeFreqFactors []float32
+	QKVBias         bool // q, k and v have biases
+	QKNorm          bool // RMSNorm over each head of q and k before they are rotated
+	TiedHead        bool // the head is the embedding
+	BOS             []int32
+	EOS             []int32
+}
+
+// Bounds of what is taken for a model at all. They keep every product of two
+// or three of them inside an int64.
+const (
+	maxLayers    = 1 << 12
+	maxWidth     = 1 << 20
+	maxHeads     = 1<<15 - 1 // a row's digest has 15 bits for its head
+	maxVocab     = 1 << 24
+	maxPositions = 1 << 30
+)
+
+// Validate checks the architecture, ranges and divisibility. Errors name the field.
+func (c *Config) Validate() error {
+	if _, err := c.family(); err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name    string
+		v, high int
+	}{
+		{"number of layers", c.Layers, maxLayers},
+		{"hidden size", c.Hidden, maxWidth},
+		{"intermediate size", c.Intermediate, maxWidth},
+		{"number of attention heads", c.Heads, maxHeads},
+		{"number of key/value heads", c.KVHeads, maxHeads},
+		{"head dimension", c.HeadDim, 1 << 14},
+		{"vocabulary size", c.Vocab, maxVocab},
+		{"maximum position", c.MaxPositions, maxPositions},
+	} {
+		if f.v < 1 || f.v > f.high {
+			return fmt.Errorf("%s %d is not in 1..%d", f.name, f.v, f.high)
+		}
+	}
+	if c.Heads%c.KVHeads != 0 {
+		return fmt.Errorf("%d attention heads are no multiple of %d key/value heads", c.Heads, c.KVHeads)
+	}
+	if c.HeadDim%2 != 0 {
+		return fmt.Errorf("head dimension %d is odd", c.HeadDim)
+	}
+	if !(c.NormEps > 0) || math.IsInf(float64(c.NormEps), 0) {
+		return fmt.Errorf("norm epsilon %v is not positive", c.NormEps)
+	}
+	if !(c.RopeTheta > 0) || math.IsInf(c.RopeTheta, 0) {
+		return fmt.Errorf("rope theta %v is not positive", c.RopeTheta)
+	}
+	for _, f := range c.RopeFreqFactors {
+		if !(f > 0) || math.IsInf(float64(f), 0) {
+			return fmt.Errorf("rope frequency factor %v is not positive", f)
+		}
+	}
+	for _, id := range append(c.BOS[:len(c.BOS):len(c.BOS)], c.EOS...) {
+		if id < 0 {
+			return fmt.Errorf("token id %d is negative", id)
+		}
+	}
+	_, _, err := c.RopeFrequencies()
+	return err
+}
+
+// Canonical is the Config's part of a fingerprint: one "key=value" line a field,
+// in this order, without those of zero value: a field added later does not
+// change the fingerprints of models that lack it.
+func (c *Config) Canonical() string {
+	var b strings.Builder
+	str := func(k, v string) {
+		if v != "" {
+			b.WriteString(k + "=" + strconv.Quote(v) + "\n")
+		}
+	}
+	num := func(k string, v float64) {
+		if v != 0 {
+			b.WriteString(k + "=" + strconv.FormatFloat(v, 'g', -1, 64) + "\n")
+		}
+	}
+	flag := func(k string, v bool) {
+		if v {
+			b.WriteString(k + "=true\n")
+		}
+	}
+	list := func(k string, v []int32) {
+		if len(v) > 0 {
+			b.WriteString(k + "=" + strings.Trim(fmt.Sprint(v), "[]") + "\n")
+		}
+	}
+	str("model_type", c.ModelType)
+	num("layers", float64(c.Layers))
+	num("hidden", float64(c.Hidden))
+	num("intermediate", float64(c.Intermediate))
+	num("heads", float64(c.Heads))
+	num("kv_heads", float64(c.KVHeads))
+	num("head_dim", float64(c.HeadDim))
+	num("vocab", float64(c.Vocab))
+	num("max_positions", float64(c.MaxPositions))
+	num("norm_eps", float64(c.NormEps))
+	num("rope_theta", c.RopeTheta)
+	str("rope.kind", c.Rope.Kind)
+	num("rope.factor", c.Rope.Factor)
+	num("rope.low_freq_factor", c.Rope.LowFreqFactor)
+	num("rope.high_freq_factor", c.Rope.HighFreqFactor)
+	num("rope.original_max_pos", c.Rope.OriginalMaxPos)
+	num("rope.attention_factor", c.Rope.AttentionFactor)
+	num("rope.beta_fast", c.Rope.BetaFast)
+	num("rope.beta_slow", c.Rope.BetaSlow)
+	num("rope.mscale", c.Rope.MScale)
+	num("rope.mscale_all_dim", c.Rope.MScaleAllDim)
+	flag("rope.no_truncate", c.Rope.NoTruncate)
+	for i, f := range c.RopeFreqFactors {
+		num("rope.freq_factor."+strconv.Itoa(i), float64(f))
+	}
+	flag("qkv_bias", c.QKVBias)
+	flag("qk_norm", c.QKNorm)
+	flag("tied_head", c.TiedHead)
+	list("bos", c.BOS)
+	list("eos", c.EOS)
+	return b.String()
+}

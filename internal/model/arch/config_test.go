@@ -1,0 +1,134 @@
+package arch_test
+
+import (
+	"encoding/json"
+	"maps"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// configWith is a llama config.json with changed keys; nil removes one.
+func configWith(t *testing.T, change map[string]any) []byte {
+	t.Helper()
+	c := modeltest.Tiny("llama")
+	c.MaxPositions = 1024
+	j := modeltest.ConfigJSON(c, kernels.F32)
+	maps.Copy(j, change)
+	maps.DeleteFunc(j, func(_ string, v any) bool { return v == nil })
+	b, err := json.Marshal(j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestParseConfig(t *testing.T) {
+	f := func(name string, change map[string]any, want func(*arch.Config)) {
+		t.Run(name, func(t *testing.T) {
+			c := modeltest.Tiny("llama")
+			c.MaxPositions = 1024
+			want(&c)
+			got, err := arch.ReadHF(configWith(t, change))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(got, c) {
+				t.Errorf("got\n%+v, want\n%+v", got, c)
+			}
+		})
+	}
+	type m = map[string]any
+	f("defaults", m{"num_key_value_heads": nil, "head_dim": nil, "rms_norm_eps": nil, "rope_theta": nil, "bos_token_id": nil, "eos_token_id": nil, "tie_word_embeddings": nil},
+		func(c *arch.Config) { c.KVHeads, c.NormEps, c.BOS, c.EOS = 4, 1e-6, nil, nil })
+	f("one end id", m{"eos_token_id": 7}, func(c *arch.Config) { c.EOS = []int32{7} })
+	f("null window", m{"model_type": "mistral", "sliding_window": json.RawMessage("null")}, func(c *arch.Config) { c.ModelType = "mistral" })
+	f("wide window", m{"model_type": "mistral", "sliding_window": 1024}, func(c *arch.Config) { c.ModelType = "mistral" })
+	f("smollm", m{"model_type": "smollm"}, func(*arch.Config) {})
+	f("window switched off", m{"model_type": "qwen2", "use_sliding_window": false, "sliding_window": 16},
+		func(c *arch.Config) { c.ModelType, c.QKVBias = "qwen2", true })
+	f("qwen2 never loses its bias", m{"model_type": "qwen2", "attention_bias": false}, func(c *arch.Config) { c.ModelType, c.QKVBias = "qwen2", true })
+	f("qwen3 head_dim", m{"model_type": "qwen3", "head_dim": nil}, func(c *arch.Config) { c.ModelType, c.QKNorm, c.HeadDim = "qwen3", true, 128 })
+	f("legacy linear", m{"rope_scaling": m{"type": "linear", "factor": 2.0}}, func(c *arch.Config) {
+		c.Rope, c.MaxPositions = arch.RopeScaling{Kind: "linear", Factor: 2}, 2048
+	})
+	f("rope_parameters", m{"rope_theta": nil, "rope_parameters": m{"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}},
+		func(c *arch.Config) {
+			c.RopeTheta = 5e5
+			c.Rope = arch.RopeScaling{Kind: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPos: 512}
+		})
+	f("rope_parameters default", m{"rope_parameters": m{"rope_theta": 7, "rope_type": "default"}}, func(c *arch.Config) { c.RopeTheta = 7 })
+	f("yarn", m{"rope_scaling": m{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "beta_fast": 24, "mscale": 0.7, "truncate": false}},
+		func(c *arch.Config) {
+			c.Rope = arch.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 1024, BetaFast: 24, MScale: 0.7, NoTruncate: true}
+			c.MaxPositions = 4096
+		})
+	f("yarn of all", m{"rope_scaling": m{"type": "yarn", "factor": 2}}, func(c *arch.Config) {
+		c.Rope, c.MaxPositions = arch.RopeScaling{Kind: "yarn", Factor: 2, OriginalMaxPos: 1024}, 2048
+	})
+}
+
+func TestParseConfigRefuses(t *testing.T) {
+	f := func(want string, change map[string]any) {
+		t.Helper()
+		_, err := arch.ReadHF(configWith(t, change))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: error %v, want one with %q", change, err, want)
+		}
+	}
+	type m = map[string]any
+	f(`model_type "gemma2" is not supported (llama`, m{"model_type": "gemma2"})
+	f("model_type", m{"model_type": nil})
+	f("hidden_act", m{"hidden_act": "gelu"})
+	f("mlp_bias", m{"mlp_bias": true})
+	f("quantization_config", m{"quantization_config": m{"quant_method": "gptq"}})
+	f("sliding_window 16", m{"use_sliding_window": true, "sliding_window": 16})
+	f("sliding_window 16", m{"model_type": "mistral", "sliding_window": 16})
+	f("layer_types", m{"layer_types": []string{"full_attention", "sliding_attention"}})
+	f("partial_rotary_factor", m{"partial_rotary_factor": 0.5})
+	f("partial_rotary_factor", m{"rope_parameters": m{"rope_type": "default", "partial_rotary_factor": 0.5}})
+	f(`type "dynamic"`, m{"rope_scaling": m{"type": "dynamic", "factor": 2}})
+	f(`type "longrope"`, m{"rope_scaling": m{"rope_type": "longrope"}})
+	f("original_max_position_embeddings", m{"rope_scaling": m{"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}})
+	f("low_freq_factor", m{"rope_scaling": m{"rope_type": "llama3", "factor": 8, "original_max_position_embeddings": 8}})
+	f("factor", m{"rope_scaling": m{"type": "linear"}})
+	f("number of layers 0", m{"num_hidden_layers": nil})
+	f("number of layers", m{"num_hidden_layers": 1 << 30})
+	f("hidden_size", m{"hidden_size": "64"})
+	f("no multiple", m{"num_key_value_heads": 3})
+	f("odd", m{"head_dim": 15})
+	f("head_dim", m{"head_dim": nil, "hidden_size": 63})
+	f("epsilon", m{"rms_norm_eps": 0})
+	f("theta", m{"rope_theta": -1})
+	f("maximum position", m{"max_position_embeddings": nil})
+	f("token id", m{"eos_token_id": m{}})
+	f("token id", m{"bos_token_id": -3})
+}
+
+func TestQuantizationConfig(t *testing.T) {
+	type m = map[string]any
+	f := func(want string, q m) {
+		t.Helper()
+		_, err := arch.ReadHF(configWith(t, m{"quantization_config": q}))
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v: %v, want %q", q, err, want)
+		}
+	}
+	weights := func(bits int, kind, strategy string) m {
+		return m{"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": m{"group_0": m{"weights": m{"num_bits": bits, "type": kind, "strategy": strategy}}}}
+	}
+	f("", m{"quant_method": "fp8", "activation_scheme": "static"})
+	f("", weights(8, "float", "tensor"))
+	f("", weights(8, "float", "channel"))
+	f("weight_block_size", m{"quant_method": "fp8", "weight_block_size": []int{128, 128}})
+	f("group_0", weights(4, "float", "channel"))
+	f("group_0", weights(8, "int", "channel"))
+	f("group_0", weights(8, "float", "group"))
+	f(`method "gptq"`, m{"quant_method": "gptq"})
+	f(`method "compressed-tensors"`, m{"quant_method": "compressed-tensors"})
+	f("quantization_config", m{"quant_method": 3})
+}

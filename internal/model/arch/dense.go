@@ -1,0 +1,69 @@
+package arch
+
+import (
+	"strconv"
+	"strings"
+)
+
+// What decoders of the Llama kind share: every layer is grouped-query attention
+// and a SwiGLU, each with a norm before it.
+
+func denseLayer(*Config, int) (Attention, FeedForward) { return GQA, SwiGLU }
+
+// denseNames are what Hugging Face and llama.cpp call the tensors. {} is the layer.
+var denseNames = map[Role]struct{ hf, gguf string }{
+	Embed:    {"model.embed_tokens.weight", "token_embd.weight"},
+	AttnNorm: {"model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight"},
+	Q:        {"model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight"},
+	K:        {"model.layers.{}.self_attn.k_proj.weight", "blk.{}.attn_k.weight"},
+	V:        {"model.layers.{}.self_attn.v_proj.weight", "blk.{}.attn_v.weight"},
+	QBias:    {"model.layers.{}.self_attn.q_proj.bias", "blk.{}.attn_q.bias"},
+	KBias:    {"model.layers.{}.self_attn.k_proj.bias", "blk.{}.attn_k.bias"},
+	VBias:    {"model.layers.{}.self_attn.v_proj.bias", "blk.{}.attn_v.bias"},
+	QNorm:    {"model.layers.{}.self_attn.q_norm.weight", "blk.{}.attn_q_norm.weight"},
+	KNorm:    {"model.layers.{}.self_attn.k_norm.weight", "blk.{}.attn_k_norm.weight"},
+	O:        {"model.layers.{}.self_attn.o_proj.weight", "blk.{}.attn_output.weight"},
+	MLPNorm:  {"model.layers.{}.post_attention_layernorm.weight", "blk.{}.ffn_norm.weight"},
+	Gate:     {"model.layers.{}.mlp.gate_proj.weight", "blk.{}.ffn_gate.weight"},
+	Up:       {"model.layers.{}.mlp.up_proj.weight", "blk.{}.ffn_up.weight"},
+	Down:     {"model.layers.{}.mlp.down_proj.weight", "blk.{}.ffn_down.weight"},
+	Norm:     {"model.norm.weight", "output_norm.weight"},
+	Head:     {"lm_head.weight", "output.weight"},
+}
+
+func denseTensors(c *Config) []Tensor {
+	var ts []Tensor
+	layer := 0
+	add := func(r Role, shape ...int) {
+		name := func(s string) string { return strings.Replace(s, "{}", strconv.Itoa(layer), 1) }
+		ts = append(ts, Tensor{Place: r.At(layer), Name: name(denseNames[r].hf), GGUF: name(denseNames[r].gguf), Shape: shape})
+	}
+	q, kv := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim
+	add(Embed, c.Vocab, c.Hidden)
+	for layer = range c.Layers {
+		add(AttnNorm, c.Hidden)
+		add(Q, q, c.Hidden)
+		add(K, kv, c.Hidden)
+		add(V, kv, c.Hidden)
+		if c.QKVBias {
+			add(QBias, q)
+			add(KBias, kv)
+			add(VBias, kv)
+		}
+		if c.QKNorm {
+			add(QNorm, c.HeadDim)
+			add(KNorm, c.HeadDim)
+		}
+		add(O, c.Hidden, q)
+		add(MLPNorm, c.Hidden)
+		add(Gate, c.Intermediate, c.Hidden)
+		add(Up, c.Intermediate, c.Hidden)
+		add(Down, c.Hidden, c.Intermediate)
+	}
+	layer = 0
+	add(Norm, c.Hidden)
+	if !c.TiedHead {
+		add(Head, c.Vocab, c.Hidden)
+	}
+	return ts
+}

@@ -1,0 +1,75 @@
+package model
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/xpyd/xpyd/internal/model/arch"
+)
+
+// stored is a tensor that a file offers, before it is known to be needed.
+type stored struct {
+	entry
+	file string // for errors
+	why  string // non-empty: it cannot be read, and why
+}
+
+// choose takes from have what c's architecture needs, by Hugging Face's names,
+// and checks shapes. It refuses other tensors of a layer: a model that has them
+// computes something else. The names in have are llama.cpp's if gguf.
+func choose(c *arch.Config, source string, have map[string]stored, gguf bool) (map[string]entry, error) {
+	out, used := make(map[string]entry), make(map[string]bool)
+	var f8, wide string // a projection that is FP8, and one that is not
+	for _, t := range c.Tensors() {
+		name := t.Name
+		if gguf {
+			name = t.GGUF
+		}
+		s, ok := have[name]
+		switch {
+		case !ok:
+			return nil, fmt.Errorf("%s: tensor %s is missing", source, name)
+		case s.why != "":
+			return nil, fmt.Errorf("%s: tensor %s: %s", s.file, name, s.why)
+		case !slices.Equal(s.shape, t.Shape):
+			return nil, fmt.Errorf("%s: tensor %s has shape %v, the configuration needs %v", s.file, name, s.shape, t.Shape)
+		case s.stored == storedF8:
+			if !t.Role.Projection() {
+				return nil, fmt.Errorf("%s: tensor %s: dtype %s is not supported here (for the projections of the layers it is)", s.file, name, storedF8)
+			}
+			scale, err := s.findScale(name, have)
+			if err != nil {
+				return nil, fmt.Errorf("%s: tensor %s: %w", s.file, name, err)
+			}
+			out[name+scaleSuffix] = scale // of the fingerprint, too
+			used[name+scaleSuffix] = true
+			f8 = name
+		case t.Role.Projection():
+			wide = name
+		}
+		if gguf {
+			s.heads = t.PairedHeads
+		}
+		out[t.Name], used[name] = s.entry, true
+	}
+	if f8 != "" && wide != "" {
+		return nil, fmt.Errorf("%s: tensor %s is %s and %s is %s: all projections of the layers or none can be", source, f8, storedF8, wide, have[wide].stored)
+	}
+	for _, name := range slices.Sorted(maps.Keys(have)) {
+		s := have[name]
+		zeroBias := strings.HasSuffix(name, ".bias") && s.why == "" && len(bytes.TrimLeft(s.raw, "\x00")) == 0
+		if arch.InLayer(name) && !used[name] && !zeroBias && !harmless.MatchString(name) {
+			return nil, fmt.Errorf("%s: tensor %s has no place in a %s decoder of %d layers: this architecture is not supported", s.file, name, c.ModelType, c.Layers)
+		}
+	}
+	return out, nil
+}
+
+// harmless matches what some exporters save and nobody needs: rotary tables,
+// masks, and an FP8 checkpoint's scales of activations and KV, which are found
+// anew, a row at a time.
+var harmless = regexp.MustCompile(`\.rotary_emb\.|\.attn_rot_embd\.|\.masked_bias$|\.attn\.bias$|\.(input|output|k|v|q|kv)_scale$`)

@@ -1,0 +1,172 @@
+package openai
+
+import (
+	"errors"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/xpyd/xpyd/internal/jsonscan"
+)
+
+// reader reads the fields of a body, which is a JSON object. Its first error
+// stays: after it there are no more tokens, and every method returns nothing.
+// A null is as good as an absent field.
+type reader struct{ jsonscan.Scanner }
+
+// begin starts a body; the members are next.
+func (r *reader) begin(body []byte) {
+	r.Reset(body)
+	if !r.Enter(jsonscan.Object) && r.End() == nil {
+		r.refuse("", "the body must be a JSON object")
+	}
+}
+
+// refuse ends the reading with an error of field, or of the body if that is "".
+func (r *reader) refuse(field, format string, args ...any) {
+	root, _, _ := strings.Cut(field, "[") // the index is in the message
+	r.Fail(BadRequest(root, format, args...))
+}
+
+// fault is what went wrong so far.
+func (r *reader) fault() *Error {
+	var refused *Error
+	switch err := r.Err(); {
+	case err == nil:
+		return nil
+	case errors.As(err, &refused):
+		return refused
+	case err == jsonscan.ErrUTF8:
+		return BadRequest("", "the body is not valid UTF-8")
+	case err == jsonscan.ErrDepth:
+		return BadRequest("", "the body nests deeper than %d levels", jsonscan.MaxDepth)
+	default:
+		return BadRequest("", "the body is not valid JSON: %v", err)
+	}
+}
+
+// end is what was wrong with the body, now that all of it has been read.
+func (r *reader) end() *Error {
+	_ = r.End() // of which fault tells
+	return r.fault()
+}
+
+// kindNames are what messages call values.
+var kindNames = map[jsonscan.Kind]string{
+	jsonscan.String: "a string", jsonscan.Object: "an object", jsonscan.Array: "an array", jsonscan.True: "a boolean",
+	jsonscan.False: "a boolean", jsonscan.Null: "null", jsonscan.Number: "a number",
+}
+
+// wrong refuses the next value, which is not what field wants. If it is no JSON
+// at all, that stays the error.
+func (r *reader) wrong(field, want string) {
+	depth := r.Depth()
+	k := r.Next()
+	r.Leave(depth)
+	r.refuse(field, "%s must be %s, not %s", field, want, kindNames[k])
+}
+
+// is reads a token of kind k, which is what field wants, and reports whether
+// it is there: not for null, and not for what is refused.
+func (r *reader) is(field string, k jsonscan.Kind, want string) bool {
+	switch r.Peek() {
+	case k, jsonscan.Null:
+		return r.Next() == k
+	}
+	r.wrong(field, want)
+	return false
+}
+
+// raw reads a value and returns its text, nil for null.
+func (r *reader) raw() []byte {
+	raw := r.Raw()
+	if string(raw) == "null" {
+		return nil
+	}
+	return raw
+}
+
+func (r *reader) string(field string) string {
+	if !r.is(field, jsonscan.String, "a string") {
+		return ""
+	}
+	return string(r.Decoded())
+}
+
+// bool reads a boolean, def for null.
+func (r *reader) bool(field string, def bool) bool {
+	switch k := r.Peek(); k {
+	case jsonscan.True, jsonscan.False:
+		r.Next()
+		return k == jsonscan.True
+	case jsonscan.Null:
+		r.Next()
+		return def
+	}
+	r.wrong(field, "a boolean")
+	return def
+}
+
+// number reads the text of a number; nil for null.
+func (r *reader) number(field, want string) []byte {
+	if !r.is(field, jsonscan.Number, want) {
+		return nil
+	}
+	return r.Text()
+}
+
+// int reads an integer; given is false for null.
+func (r *reader) int(field string, lo, hi int64) (v int64, given bool) {
+	text := r.number(field, "an integer")
+	if text == nil {
+		return 0, false
+	}
+	v, err := strconv.ParseInt(string(text), 10, 64)
+	outside := false
+	if err != nil {
+		// 1.0 and 1e3 are integers too (JSON Schema); 1.5 is not.
+		f, _ := strconv.ParseFloat(string(text), 64)
+		if f != math.Trunc(f) {
+			r.refuse(field, "%s must be an integer, not %s", field, clip(string(text), 40))
+			return 0, false
+		}
+		v = int64(f)
+		outside = f < -(1<<53) || f > 1<<53
+	}
+	if outside || v < lo || v > hi {
+		r.refuse(field, "%s must be between %d and %d, not %s", field, lo, hi, clip(string(text), 40))
+		return 0, false
+	}
+	return v, true
+}
+
+// intOr is int, with def for null.
+func (r *reader) intOr(field string, def int, lo, hi int64) int {
+	v, given := r.int(field, lo, hi)
+	if !given {
+		return def
+	}
+	return int(v)
+}
+
+// optInt is int, with nil for null.
+func (r *reader) optInt(field string, lo, hi int64) *int {
+	v, given := r.int(field, lo, hi)
+	if !given {
+		return nil
+	}
+	return new(int(v))
+}
+
+func (r *reader) float(field string, lo, hi float64) (v float32, given bool) {
+	text := r.number(field, "a number")
+	if text == nil {
+		return 0, false
+	}
+	f, err := strconv.ParseFloat(string(text), 64)
+	if err != nil || f < lo || f > hi {
+		r.refuse(field, "%s must be between %v and %v, not %s", field, lo, hi, clip(string(text), 40))
+		return 0, false
+	}
+	return float32(f), true
+}

@@ -1,0 +1,304 @@
+// Package console answers the admin listener: who is there, orders to workers,
+// what is held and why, and the audit log of changes.
+package console
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
+	"github.com/valyala/fasthttp"
+	"github.com/valyala/fasthttp/pprofhandler"
+
+	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/lobby"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/profile"
+	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/discover"
+	"github.com/xpyd/xpyd/router/flight"
+	"github.com/xpyd/xpyd/router/h1"
+	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/sense"
+	"github.com/xpyd/xpyd/router/share"
+)
+
+// Deps is what the console is given.
+type Deps struct {
+	Token   string // may do all
+	TokenRO string // opens what only reads; "" for none
+	// AuditFile gets a line of JSON for each change, besides the log's.
+	AuditFile string
+
+	Log            *slog.Logger
+	Gatherer       prometheus.Gatherer // for /metrics; nil leaves the path out
+	Fleet          sense.Fleet
+	Members        *sense.Members
+	Feeds          *sense.Feeds
+	Flights        *flight.Service
+	Picker         *pick.Picker
+	TopologyLevel  int           // of pairs
+	Share          *share.Sharer // nil without a bus
+	Revoker        Revoker       // nil: nothing is revoked here
+	TrustsEveryone bool          // no worker is shown the fleet's secret
+	Ready          func() bool
+	// Coming reports whether a worker that the fleet does not know, or knows as
+	// dead, is about to start: orders for it wait. It must not block; nil: none is.
+	Coming func(id string) bool
+	// Mounts adds handlers behind the token: "POST /admin/v1/scale" and the like.
+	Mounts map[string]fasthttp.RequestHandler
+	// Refuse answers what is no proper HTTP request.
+	Refuse func(*fasthttp.RequestCtx, error)
+	Ctx    context.Context //nolint:containedctx // ends when everything must
+}
+
+// Console answers the admin listener.
+type Console struct {
+	Deps
+	audit    *auditor
+	profiler *profile.Profiler
+
+	// orders is held while an order is judged: two at once would each find the
+	// other's worker still serving.
+	orders sync.Mutex
+}
+
+// New opens the audit file.
+func New(d Deps) (*Console, error) {
+	audit, err := newAuditor(d.AuditFile, d.Log)
+	return &Console{Deps: d, audit: audit, profiler: profile.New(nil)}, err
+}
+
+// Close ends profiling and the audit log.
+func (c *Console) Close() error {
+	c.profiler.Close()
+	return c.audit.close()
+}
+
+// Serve routes the admin listener: all but /metrics and /health are
+// behind a token, before which no body is read, and what is asked besides is written
+// down.
+func (c *Console) Serve(ctx *fasthttp.RequestCtx) {
+	id := h1.RequestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
+	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
+	verb, path := h1.Method(ctx), string(ctx.Path())
+	switch {
+	case path == "/metrics" && c.Gatherer != nil:
+		ServeMetrics(ctx, c.Gatherer)
+		return
+	case path == "/health":
+		h1.WriteJSON(ctx, 200, []byte(`{"status":"ok"}`))
+		return
+	}
+	by := c.holder(ctx, verb, path)
+	if by != nobody {
+		lobby.Admit(ctx.Conn())
+	}
+	switch {
+	case by == nobody:
+		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
+		if path == "/dashboard" {
+			ctx.Response.Header.Set("WWW-Authenticate", dashboardRealm)
+		}
+		h1.WriteError(ctx, openai.Unauthorized("the admin token is missing or wrong"))
+	case by == reader && (verb != "GET" || !readable(path)):
+		h1.WriteError(ctx, onlyReads(verb))
+	default:
+		body, err := h1.ConnOf(ctx.Conn()).ReadBody()
+		if err != nil {
+			c.Refuse(ctx, err)
+			return
+		}
+		ctx.Request.SetBodyRaw(body)
+		c.administer(ctx, id, verb, path)
+	}
+	c.audited(ctx, id, verb, path, by)
+}
+
+// holder is whose token a request shows.
+type holder int
+
+const (
+	nobody holder = iota
+	reader
+	admin
+)
+
+func (h holder) String() string { return [...]string{"nobody", "reader", "admin"}[h] }
+
+// holder looks for a token: as a bearer, or as a password where that is enough.
+func (c *Console) holder(ctx *fasthttp.RequestCtx, verb, path string) holder {
+	shown, ok := flight.Bearer(&ctx.Request.Header)
+	if !ok && dashboardReads(verb, path) {
+		shown, ok = basic(&ctx.Request.Header)
+	}
+	is := func(token string) bool { // in constant time
+		got, want := sha256.Sum256(shown), sha256.Sum256([]byte(token))
+		return subtle.ConstantTimeCompare(got[:], want[:]) == 1
+	}
+	full, reads := is(c.Token), is(c.TokenRO)
+	switch {
+	case !ok:
+		return nobody
+	case full:
+		return admin
+	case reads && c.TokenRO != "":
+		return reader
+	}
+	return nobody
+}
+
+// readable reports whether the token that only reads is enough for a path: not for
+// profiles, which show memory and take time.
+func readable(path string) bool {
+	return !strings.HasPrefix(path, "/debug/pprof") && path != "/admin/v1/profile"
+}
+
+func onlyReads(verb string) *openai.Error {
+	e := openai.BadRequest("", "this token only reads")
+	if verb == "GET" {
+		e.Message += ", and no profiles"
+	}
+	e.Status, e.Type, e.Code = 403, "permission_error", "read_only_token"
+	return e
+}
+
+// ServeMetrics writes the text format.
+func ServeMetrics(ctx *fasthttp.RequestCtx, g prometheus.Gatherer) {
+	families, err := g.Gather()
+	if err != nil && len(families) == 0 {
+		h1.WriteError(ctx, openai.Internal("gather metrics: %v", err))
+		return
+	}
+	var buf bytes.Buffer
+	format := expfmt.NewFormat(expfmt.TypeTextPlain)
+	enc := expfmt.NewEncoder(&buf, format)
+	for _, f := range families {
+		if err := enc.Encode(f); err != nil {
+			h1.WriteError(ctx, openai.Internal("encode metrics: %v", err))
+			return
+		}
+	}
+	ctx.SetContentType(string(format))
+	ctx.SetBody(buf.Bytes())
+}
+
+// servePprof is Go's, but that nothing takes longer than a profile may.
+func servePprof(ctx *fasthttp.RequestCtx, path string) {
+	if path != "/debug/pprof/symbol" { // else a form could say how long, too
+		ctx.Request.ResetBody()
+	}
+	if _, err := profile.Duration(ctx.QueryArgs()); err != nil {
+		h1.WriteError(ctx, err)
+		return
+	}
+	pprofhandler.PprofHandler(ctx)
+}
+
+// instanceInfo is one member as the admin API lists it.
+type instanceInfo struct {
+	*fleet.Member
+	Probed     bool            `json:"probed"`
+	ProbeError string          `json:"probe_error,omitempty"`
+	Embeds     bool            `json:"embeds_only,omitempty"` // it generates nothing
+	Draining   bool            `json:"draining"`              // announced, or asked for here
+	InFlight   pick.Loads      `json:"in_flight"`
+	Breaker    pick.Guard      `json:"breaker"`
+	KVEvents   *sense.FeedInfo `json:"kv_feed,omitempty"`
+}
+
+type fleetInfo struct {
+	Version uint64       `json:"version"`
+	At      time.Time    `json:"at"` // the router's clock, for all that is said of times here
+	Ready   bool         `json:"ready"`
+	Link    fleet.Link   `json:"link"`
+	Router  string       `json:"router,omitempty"`  // its id, as others know it
+	Routers []share.Peer `json:"routers,omitempty"` // the others, if they share
+	// TrustsEveryone says that no worker is shown the fleet's secret.
+	TrustsEveryone bool            `json:"trusts_everyone"`
+	Instances      []instanceInfo  `json:"instances"`
+	Revoked        []string        `json:"revoked,omitempty"` // ids that are shut out
+	Refusals       []fleet.Refusal `json:"refusals"`
+	// Strangers are engines that were found and not added.
+	Strangers []discover.Refusal `json:"strangers"`
+}
+
+func (c *Console) listInstances(ctx *fasthttp.RequestCtx) {
+	s := c.Fleet.Snapshot()
+	info := fleetInfo{Version: s.Version, At: time.Now(), Ready: c.Ready(), Link: s.Link, TrustsEveryone: c.TrustsEveryone, Revoked: s.Revoked, Instances: []instanceInfo{}, Refusals: s.Refusals(), Strangers: c.Members.Refusals()}
+	if c.Share != nil {
+		info.Router, info.Routers = c.Share.ID(), c.Share.List()
+	}
+	for i := range s.Members {
+		m := &s.Members[i]
+		ok, err := c.Members.ProbeState(m)
+		info.Instances = append(info.Instances, instanceInfo{Member: m, Probed: ok, ProbeError: err, Embeds: slices.Contains(c.Members.Embedders(), m.ID),
+			Draining: m.Draining || c.Members.Drained(m), InFlight: c.Picker.Loads(m.ID, m.Epoch), Breaker: c.Picker.Guard(m.ID, m.Epoch), KVEvents: c.Feeds.Info(m)})
+	}
+	reply(ctx, 200, info)
+}
+
+func (c *Console) addInstance(ctx *fasthttp.RequestCtx) {
+	ed, ok := c.Fleet.(sense.Editor)
+	if !ok {
+		h1.WriteError(ctx, openai.BadRequest("", "this fleet cannot be added to"))
+		return
+	}
+	var inst fleet.Instance
+	dec := json.NewDecoder(bytes.NewReader(ctx.PostBody()))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&inst); err != nil {
+		param, wrong := "", (*json.UnmarshalTypeError)(nil)
+		if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+			param = strings.Trim(name, `"`)
+		} else if errors.As(err, &wrong) {
+			param = wrong.Field
+		}
+		h1.WriteError(ctx, openai.BadRequest(h1.Clip(param), "read instance: %v", err))
+		return
+	}
+	if inst.Dialect == "" {
+		inst.Dialect = "native"
+	}
+	if inst.Epoch == 0 {
+		inst.Epoch = c.Members.NextEpoch(inst.ID)
+	}
+	NoteChange(ctx, c.state(inst.ID), fmt.Sprintf("%s %s", inst.Role, inst.URL))
+	err := sense.CheckInstance(&inst)
+	if err == nil {
+		err = ed.AddStatic(inst, fleet.Admin)
+	}
+	if err != nil {
+		param := ""
+		if key := (*config.KeyError)(nil); errors.As(err, &key) {
+			param = key.Key
+		}
+		h1.WriteError(ctx, openai.BadRequest(param, "%v", err))
+		return
+	}
+	reply(ctx, 201, inst)
+}
+
+// describe is a member for the audit log.
+func describe(m *fleet.Member) string { return fmt.Sprintf("%s %s %s", m.State, m.Role, m.URL) }
+
+func reply(ctx *fasthttp.RequestCtx, status int, v any) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		h1.WriteError(ctx, openai.Internal("encode answer: %v", err))
+		return
+	}
+	h1.WriteJSON(ctx, status, b)
+}

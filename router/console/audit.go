@@ -1,0 +1,222 @@
+package console
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/router/h1"
+)
+
+// Audited is one line of the audit log: who changed what, or tried to. It has no
+// token, nor anybody's prompts.
+type Audited struct {
+	Time    time.Time `json:"time"`
+	Action  string    `json:"action"`                   // "POST /admin/v1/instances/decode-0/drain", "reload"
+	By      string    `json:"by"`                       // whose token: admin, reader, nobody; or SIGHUP
+	Peer    string    `json:"peer,omitempty"`           // its address
+	Request string    `json:"request_id,omitempty"`     //
+	Status  int       `json:"status,omitempty"`         // it was answered
+	Asked   string    `json:"asked,omitempty"`          // query and body
+	Was     string    `json:"was,omitempty"`            // before, as far as that is known
+	Is      string    `json:"is,omitempty"`             // behind it
+	LeftOut int       `json:"refused_before,omitempty"` // refusals that have no line of their own
+}
+
+// auditor writes the audit log: to the log, and to a file if there is one.
+type auditor struct {
+	log  *slog.Logger
+	path string
+
+	mu      sync.Mutex
+	file    *os.File // nil without a path
+	tokens  float64  // lines of refusals that may be written
+	earned  time.Time
+	leftOut int
+}
+
+// What strangers try has auditBurst lines at once, and one more every auditEvery.
+const (
+	auditBurst = 10
+	auditEvery = 6 * time.Second
+	maxAsked   = 512 // bytes
+)
+
+func newAuditor(path string, log *slog.Logger) (*auditor, error) {
+	a := &auditor{log: log, path: path, tokens: auditBurst, earned: time.Now()}
+	return a, a.reopen()
+}
+
+// reopen opens the file anew, which may have been moved away.
+func (a *auditor) reopen() error {
+	if a.path == "" {
+		return nil
+	}
+	next, err := openAudit(a.path)
+	if err != nil {
+		return &config.KeyError{Key: "audit_file", Msg: err.Error()}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.file != nil {
+		err = a.file.Close()
+	}
+	a.file = next
+	return err
+}
+
+// openAudit opens a file that this user alone writes, and never another in its
+// place.
+func openAudit(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	if errors.Is(err, syscall.ELOOP) {
+		return nil, fmt.Errorf("%s is a symbolic link, which is not followed", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		switch s, ok := info.Sys().(*syscall.Stat_t); {
+		case !info.Mode().IsRegular():
+			err = fmt.Errorf("%s is no file", path)
+		case ok && int(s.Uid) != os.Geteuid():
+			err = fmt.Errorf("%s belongs to uid %d, and this is uid %d", path, s.Uid, os.Geteuid())
+		case info.Mode()&0o022 != 0:
+			err = fmt.Errorf("%s has mode %04o, so that others may change it: run `chmod 600 %s`", path, info.Mode().Perm(), path)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func (a *auditor) close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.file == nil {
+		return nil
+	}
+	defer func() { a.file = nil }()
+	return a.file.Close()
+}
+
+// write is for what was done.
+func (a *auditor) write(e *Audited) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e.LeftOut, a.leftOut = a.leftOut, 0
+	a.put(e)
+}
+
+// refused is for what was not allowed, which anybody can try as often as he likes.
+func (a *auditor) refused(e *Audited) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.tokens = min(auditBurst, a.tokens+float64(e.Time.Sub(a.earned))/float64(auditEvery))
+	a.earned = e.Time
+	if a.tokens < 1 {
+		a.leftOut++
+		return
+	}
+	a.tokens--
+	e.LeftOut, a.leftOut = a.leftOut, 0
+	a.put(e)
+}
+
+// put writes a line; a.mu is held.
+func (a *auditor) put(e *Audited) {
+	attrs := []any{"audit", true, "action", e.Action, "by", e.By}
+	for _, x := range []struct{ key, value string }{{"peer", e.Peer}, {"request_id", e.Request}, {"asked", e.Asked}, {"was", e.Was}, {"is", e.Is}} {
+		if x.value != "" {
+			attrs = append(attrs, x.key, x.value)
+		}
+	}
+	if e.Status != 0 {
+		attrs = append(attrs, "status", e.Status)
+	}
+	if e.LeftOut != 0 {
+		attrs = append(attrs, "refused_before", e.LeftOut)
+	}
+	a.log.Info("audit", attrs...)
+	if a.file == nil {
+		return
+	}
+	line, err := json.Marshal(e)
+	if err == nil {
+		_, err = a.file.Write(append(line, '\n'))
+	}
+	if err != nil && !errors.Is(err, fs.ErrClosed) {
+		a.log.Error("audit_file: the line above is not in it", "err", err)
+	}
+}
+
+// Audit is for changes that come by other ways than the admin listener.
+func (c *Console) Audit(action, by, is string) {
+	c.audit.write(&Audited{Time: time.Now(), Action: action, By: by, Is: is})
+}
+
+// ReopenAudit opens the audit file anew, for who moves it away. On an error the old
+// one is written on.
+func (c *Console) ReopenAudit() error { return c.audit.reopen() }
+
+type auditKey struct{}
+
+// NoteChange says for the audit log what an admin request changes: how it was, and
+// how it is when the request is answered well.
+func NoteChange(ctx *fasthttp.RequestCtx, was, is string) {
+	ctx.SetUserValue(auditKey{}, [2]string{was, is})
+}
+
+// audited writes down a request that is answered, unless it only read.
+func (c *Console) audited(ctx *fasthttp.RequestCtx, id, verb, path string, by holder) {
+	status := ctx.Response.StatusCode()
+	denied := status == 401 || status == 403
+	if verb == "GET" && !denied {
+		return
+	}
+	e := &Audited{Time: time.Now(), Action: h1.Clip(verb + " " + path), By: by.String(), Peer: ctx.RemoteAddr().String(), Request: id, Status: status}
+	if denied {
+		c.audit.refused(e)
+		return
+	}
+	e.Asked = asked(ctx, path)
+	if change, ok := ctx.UserValue(auditKey{}).([2]string); ok && status < 300 {
+		e.Was, e.Is = change[0], change[1]
+	}
+	c.audit.write(e)
+}
+
+// asked is what an admin request asks for, where that is nobody's words.
+func asked(ctx *fasthttp.RequestCtx, path string) string {
+	body := ctx.PostBody()
+	known := false
+	for _, p := range []string{"/admin/v1/instances", "/admin/v1/scale", "/admin/v1/profile", "/admin/v1/secret", "/admin/v1/revocations"} {
+		known = known || strings.HasPrefix(path, p)
+	}
+	if !known {
+		if len(body) == 0 {
+			return ""
+		}
+		return fmt.Sprintf("%d bytes", len(body))
+	}
+	text := string(body[:min(len(body), maxAsked)])
+	if query := ctx.QueryArgs().QueryString(); len(query) > 0 {
+		text = strings.TrimSpace("?" + string(query[:min(len(query), maxAsked)]) + " " + text)
+	}
+	if len(body) > maxAsked {
+		text += "…"
+	}
+	return config.Redact(strings.ToValidUTF8(text, "?"))
+}

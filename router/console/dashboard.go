@@ -1,0 +1,64 @@
+package console
+
+import (
+	"bytes"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
+	"fmt"
+	"strings"
+
+	"github.com/valyala/fasthttp"
+)
+
+// dashboard is one page that only reads: what it shows it fetches from
+// /admin/v1/instances and /metrics.
+//
+//go:embed dashboard.html
+var dashboard []byte
+
+const dashboardRealm = `Basic realm="xpyd: any name, and the admin token as password", charset="UTF-8"`
+
+// dashboardReads says where a browser may show the token its own way, besides
+// a bearer's: the page, what it fetches, and the latest requests. A browser
+// sends it by itself, for other sites' pages too, so that nothing there changes
+// anything or takes long.
+func dashboardReads(verb, path string) bool {
+	return verb == "GET" && (path == "/dashboard" || path == "/admin/v1/instances" ||
+		path == "/debug/requests" || strings.HasPrefix(path, "/debug/requests/"))
+}
+
+// basic is the password that a request shows.
+func basic(h *fasthttp.RequestHeader) ([]byte, bool) {
+	const scheme = "basic "
+	v := h.Peek("Authorization")
+	if len(v) <= len(scheme) || !bytes.EqualFold(v[:len(scheme)], []byte(scheme)) {
+		return nil, false
+	}
+	pair, err := base64.StdEncoding.DecodeString(string(bytes.TrimSpace(v[len(scheme):])))
+	_, password, ok := bytes.Cut(pair, []byte(":"))
+	return password, ok && err == nil
+}
+
+func serveDashboard(ctx *fasthttp.RequestCtx) {
+	h := &ctx.Response.Header
+	h.Set("Content-Security-Policy", dashboardPolicy(dashboard))
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cache-Control", "no-store")
+	ctx.SetContentType("text/html; charset=utf-8")
+	ctx.Response.SetBodyRaw(dashboard)
+}
+
+// dashboardPolicy lets the page run its own script and style, by their hashes,
+// and fetch from where it came from; nothing else.
+func dashboardPolicy(page []byte) string {
+	hash := func(tag string) string {
+		_, rest, _ := bytes.Cut(page, []byte("<"+tag+">"))
+		text, _, _ := bytes.Cut(rest, []byte("</"+tag+">"))
+		sum := sha256.Sum256(text)
+		return base64.StdEncoding.EncodeToString(sum[:])
+	}
+	return fmt.Sprintf("default-src 'none'; script-src 'sha256-%s'; style-src 'sha256-%s'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+		hash("script"), hash("style"))
+}

@@ -1,0 +1,197 @@
+package console
+
+import (
+	"bytes"
+	"encoding/json"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/flight"
+	"github.com/xpyd/xpyd/router/h1"
+	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/sense"
+)
+
+const (
+	orderTimeout = 10 * time.Second
+	comingWait   = 30 * time.Second       // for a worker that is starting
+	comingLook   = 100 * time.Millisecond // whether it still is
+	shownWait    = 2 * time.Second        // for the fleet to show what a worker has done
+)
+
+// last refuses to take m from where it is, if no pair of its model is left
+// without it.
+func (c *Console) last(m *fleet.Member) *openai.Error {
+	without := func(id string) bool {
+		v := c.Members.View()
+		eligible := v.Eligible
+		v.Eligible = func(o *fleet.Member) bool { return o.ID != id && eligible(o) }
+		own := pick.New(pick.Config{Policy: pick.RoundRobin, TopologyLevel: c.TopologyLevel}, nil)
+		return own.Ready(v, func(model string) bool { return model == m.Model })
+	}
+	if without(m.ID) || !without("") {
+		return nil
+	}
+	e := openai.BadRequest("force", "%s is the last %s worker that serves %s; requests would get 503 until another one does. "+
+		"--force, or \"force\": true in the API, does it all the same", m.ID, m.Role, m.Model)
+	e.Status, e.Code = 409, "last_worker"
+	return e
+}
+
+// removeInstance serves DELETE; ?force=true will do for a body.
+func (c *Console) removeInstance(ctx *fasthttp.RequestCtx, name string) {
+	ed, ok := c.Fleet.(sense.Editor)
+	if !ok {
+		h1.WriteError(ctx, openai.BadRequest("", "this fleet cannot be removed from"))
+		return
+	}
+	o, err := readOrder(ctx, "")
+	if err != nil {
+		h1.WriteError(ctx, err)
+		return
+	}
+	c.orders.Lock()
+	defer c.orders.Unlock()
+	if m := c.Fleet.Snapshot().Get(name); m != nil {
+		NoteChange(ctx, describe(m), string(fleet.Gone))
+		if !o.Force && !ctx.QueryArgs().GetBool("force") {
+			if err := c.last(m); err != nil {
+				h1.WriteError(ctx, err)
+				return
+			}
+		}
+	}
+	if !ed.Remove(name, "removed by the admin API") {
+		h1.WriteError(ctx, openai.NotFound("there is no instance %q", h1.Clip(name)))
+		return
+	}
+	ctx.SetStatusCode(204)
+}
+
+// orderBody is the body of a drain, an undrain, a role or a removal; of all but
+// a role it may be left out.
+type orderBody struct {
+	Role  fleet.Role `json:"role,omitempty"`
+	Force bool       `json:"force,omitempty"`
+}
+
+func readOrder(ctx *fasthttp.RequestCtx, action string) (o orderBody, err *openai.Error) {
+	if body := bytes.TrimSpace(ctx.PostBody()); len(body) > 0 || action == "role" {
+		if jerr := json.Unmarshal(body, &o); jerr != nil {
+			return o, openai.BadRequest("", "read the body: %v", jerr)
+		}
+	}
+	if action == "role" && o.Role != fleet.Prefill && o.Role != fleet.Decode {
+		return o, openai.BadRequest("role", "want prefill or decode, not %q", h1.Clip(string(o.Role)))
+	}
+	return o, nil
+}
+
+// order hands a drain, undrain or role to the worker.
+func (c *Console) order(ctx *fasthttp.RequestCtx, id, name, action string) {
+	o, err := readOrder(ctx, action)
+	if err != nil {
+		h1.WriteError(ctx, err)
+		return
+	}
+	m := c.await(name)
+	if m == nil {
+		h1.WriteError(ctx, openai.NotFound("there is no instance %q", h1.Clip(name)))
+		return
+	}
+	if action == "role" && m.Dialect != "native" {
+		h1.WriteError(ctx, openai.BadRequest("", "%s is an engine of dialect %s: only native workers change their role", m.ID, m.Dialect))
+		return
+	}
+	drained := map[bool]string{false: "not drained", true: "drained"}
+	if action == "role" {
+		NoteChange(ctx, string(m.Role), string(o.Role))
+	} else {
+		NoteChange(ctx, drained[m.Draining || c.Members.Drained(m)], drained[action == "drain"])
+	}
+	release, err := c.mark(m, action, o)
+	if err != nil {
+		h1.WriteError(ctx, err)
+		return
+	}
+	defer release()
+	if m.Dialect != "native" { // engines have no such path; the drain is the router's
+		reply(ctx, 200, m.Instance)
+		return
+	}
+	x := flight.Question{ID: id, Method: "POST", Path: "/xpyd/v1/" + action, Timeout: orderTimeout, Limit: maxLedger}
+	if action == "role" {
+		x.Body = []byte(`{"role":"` + o.Role + `"}`)
+	}
+	said, aerr := c.Flights.Ask(m, x)
+	if aerr != nil {
+		h1.WriteError(ctx, openai.Upstream("%s: %v", action, aerr))
+		return
+	}
+	if said.Status == 200 && action == "role" && m.Source == fleet.NATS {
+		c.awaitMember(m.ID, shownWait, func(now *fleet.Member) bool { return now == nil || now.Epoch != m.Epoch || now.Role == o.Role })
+	}
+	said.Write(ctx)
+}
+
+// mark marks m as an order will leave it, or refuses the order. Until release a
+// worker whose role changes is marked as drained: it gets no requests meanwhile,
+// and another order does not count on it.
+func (c *Console) mark(m *fleet.Member, action string, o orderBody) (release func(), err *openai.Error) {
+	c.orders.Lock()
+	defer c.orders.Unlock()
+	turns := action == "role" && m.Role != o.Role
+	if (turns || action == "drain") && !o.Force {
+		if err := c.last(m); err != nil {
+			return nil, err
+		}
+	}
+	was := c.Members.Drained(m)
+	if turns || action != "role" {
+		c.Members.SetMark(m.ID, m.Epoch, action != "undrain")
+	}
+	if turns && !was {
+		return func() { c.Members.SetMark(m.ID, m.Epoch, false) }, nil
+	}
+	return func() {}, nil
+}
+
+// await returns the member of that id, nil if there is none. For one that is
+// about to start it waits.
+func (c *Console) await(id string) *fleet.Member {
+	there := func(m *fleet.Member) bool { return m != nil && m.State != fleet.Gone && m.State != fleet.Dead }
+	m := c.awaitMember(id, comingWait, func(m *fleet.Member) bool {
+		return there(m) || c.Coming == nil || !c.Coming(id)
+	})
+	if m == nil || m.State == fleet.Gone {
+		return nil
+	}
+	return m
+}
+
+// awaitMember returns the member of that id, nil if there is none, once until is
+// true of it, and after limit at the latest.
+func (c *Console) awaitMember(id string, limit time.Duration, until func(*fleet.Member) bool) *fleet.Member {
+	end := time.NewTimer(limit)
+	defer end.Stop()
+	look := time.NewTicker(comingLook)
+	defer look.Stop()
+	for {
+		changed := c.Fleet.Changed()
+		m := c.Fleet.Snapshot().Get(id)
+		if until(m) {
+			return m
+		}
+		select {
+		case <-changed:
+		case <-look.C:
+		case <-end.C:
+			return m
+		case <-c.Ctx.Done():
+			return m
+		}
+	}
+}

@@ -1,0 +1,265 @@
+package flight
+
+import (
+	"errors"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/jsonscan"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/limit"
+)
+
+// gate admits requests: so many run, so many more wait by priority and tenant,
+// the rest are refused.
+type gate struct {
+	*limit.Gate
+	limits atomic.Pointer[Limits]
+}
+
+func newGate(l Limits) *gate {
+	g := &gate{Gate: limit.NewGate(l.gate())}
+	g.limits.Store(&l)
+	return g
+}
+
+func (l *Limits) gate() limit.Limits {
+	w := l.PriorityWeights
+	return limit.Limits{InFlight: l.MaxInFlight, Wait: l.QueueWait, Bounds: limit.Bounds{Items: l.MaxQueue, Bytes: l.MaxQueueBytes,
+		Weights: [limit.Classes]float64{w.High, w.Normal, w.Low}}}
+}
+
+// set changes the limits; more places are given out at once.
+func (g *gate) set(l Limits) {
+	g.limits.Store(&l)
+	g.Set(l.gate())
+}
+
+// get returns the limits in force, which must not be written to.
+func (g *gate) get() *Limits { return g.limits.Load() }
+
+func (g *gate) counts() (running, waiting int) { return g.Counts() }
+
+// admission is what a request holds that waited, or whose tenant is known;
+// most requests have none while no keys are configured.
+type admission struct {
+	tenant *tenant     // nil if nobody asked who it is
+	item   *limit.Item // nil if it did not wait
+	since  time.Time   // when it got its place
+	tokens float64     // estimate
+	taken  bool        // from the tenant's account
+	prompt int         // tokens, of the estimate
+
+	size    int // of the body, in bytes
+	prompts int
+	seqs    int // choices of all prompts
+	asked   int // tokens to generate for all of them; 0 leaves it to the engine
+}
+
+// admit lets a request through its tenant's limits and takes a place for it,
+// waiting for one if need be. finish gives all back.
+func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error {
+	s := q.s
+	if err := s.hosts.check("messages", top.URLs...); err != nil {
+		return err
+	}
+	if s.PassAuthorization {
+		q.auth = string(ctx.Request.Header.Peek("Authorization"))
+	}
+	t := tenantOf(ctx)
+	class, err := q.priority(ctx, t, top)
+	if err != nil {
+		return err
+	}
+	if t != nil {
+		if open := top == &q.top && top.Model == ""; !open && !t.key.May(top.Model) {
+			return openai.ModelNotFound(top.Model)
+		}
+		q.adm = &admission{tenant: t, size: ctx.Request.Header.ContentLength()}
+		if q.forwarded && q.adm.size == -1 { // in chunks, and not read yet
+			q.adm.size = s.MaxBodyBytes
+		}
+		q.estimate(top)
+		if err := q.charge(ctx); err != nil {
+			return err
+		}
+	}
+	s.budget.earn()
+	if !s.gate.TryEnter() {
+		if err := q.queue(t, class, top); err != nil {
+			q.settle(false)
+			return err
+		}
+	}
+	q.placed = true
+	q.mu.Lock()
+	q.admitted = time.Now()
+	q.mu.Unlock()
+	return nil
+}
+
+// estimate is what the request will cost, as far as can be told now.
+func (q *request) estimate(top *openai.Top) {
+	a := q.adm
+	if a.tokens > 0 {
+		return
+	}
+	a.prompt, a.tokens = 0, 1 // tokenizing and the like
+	if top == &q.top {
+		a.prompt = top.PromptTokens()
+		a.tokens = float64(a.prompt + q.output())
+		a.size = max(a.size, len(q.body), len(top.Prompt))
+		a.prompts, a.seqs = max(top.Prompts, 1), max(top.Prompts, 1)*top.N
+		a.asked = top.MaxTokens * a.seqs
+	}
+}
+
+// charge takes the estimate from the tenant's account, if it has one, and tells
+// the client how much is left there.
+func (q *request) charge(ctx *fasthttp.RequestCtx) *openai.Error {
+	a, t := q.adm, q.adm.tenant
+	if t.account == nil {
+		return nil
+	}
+	now := time.Now()
+	over := t.account.Take(now, a.tokens)
+	t.headers(&ctx.Response.Header, now)
+	if over == nil {
+		a.taken = true
+		return nil
+	}
+	t.stats.limited(over.What)
+	return t.over(over, a.tokens)
+}
+
+// queue waits for a place.
+func (q *request) queue(t *tenant, class limit.Class, top *openai.Top) *openai.Error {
+	if q.adm == nil {
+		q.adm = &admission{}
+	}
+	a := q.adm
+	q.estimate(top)
+	a.item = &limit.Item{Class: class, Cost: a.tokens, Bytes: int64(max(len(q.body), len(top.Prompt)))}
+	if t != nil {
+		a.item.Tenant, a.item.Weight = t.name, t.key.Weight
+	}
+	err := q.s.gate.Wait(&q.ctx, a.item, q.end)
+	if err == nil {
+		a.since = time.Now()
+		return nil
+	}
+	var no *limit.Refusal
+	if !errors.As(err, &no) {
+		return contextError(&q.ctx)
+	}
+	if t != nil {
+		t.stats.limited("queue")
+	}
+	return shedError(no)
+}
+
+// leave gives the place back, and settles.
+func (q *request) leave() {
+	since := q.start
+	if q.adm != nil && !q.adm.since.IsZero() {
+		since = q.adm.since
+	}
+	q.s.gate.Leave(since, q.status == 200)
+	q.settle(true)
+}
+
+// settle corrects the estimate by what the request used in fact: nothing, if
+// it failed before an answer.
+func (q *request) settle(ran bool) {
+	a := q.adm
+	if a == nil {
+		return
+	}
+	used, generated := 0, 0
+	if ran {
+		used, generated = q.used()
+	}
+	more := float64(used) - a.tokens
+	if a.item != nil && ran {
+		q.s.gate.Settle(a.item, more)
+	}
+	if a.tenant == nil {
+		return
+	}
+	if a.taken {
+		a.tenant.account.Release(time.Now(), more, time.Since(q.start))
+	}
+	if ran {
+		a.tenant.stats.count(q.status, used-generated, generated)
+	}
+}
+
+// used is how many tokens the request has used, those of the prompt too, and how
+// many of them it generated.
+func (q *request) used() (all, generated int) {
+	a, u := q.adm, &q.usage
+	switch {
+	case u.told:
+		prompt, most := q.most()
+		generated = min(u.generated, most)
+		return min(u.prompt, prompt) + generated, generated
+	case q.status == 200 || q.status == statusClientGone && u.events > 0:
+		// It did not say. An event has about one token.
+		return a.prompt + u.events, u.events
+	}
+	return 0, 0
+}
+
+// unseen is tokens that no byte of a request or an answer stands for: a chat
+// template's, those of images that are fetched, of a conversation that the engine
+// has stored, reasoning that is not shown.
+const unseen = 256 << 10
+
+// most is how many tokens the request can have used: an engine's wrong number
+// would otherwise lock its key out for years.
+func (q *request) most() (prompt, generated int) {
+	a := q.adm
+	prompt, generated = a.size+unseen, int(q.bytes)+unseen
+	if n := len(q.attempts); n > 0 && !q.forwarded {
+		if context := q.attempts[n-1].d.inst.MaxModelLen; context > 0 {
+			prompt, generated = context*a.prompts, context*a.seqs
+		}
+	}
+	if a.asked > 0 {
+		generated = min(generated, a.asked)
+	}
+	return prompt, generated
+}
+
+// skims makes pass look for the usage in what passes, if somebody pays for that.
+func (q *request) skims() {
+	if q.adm != nil && (q.adm.tenant != nil || q.adm.item != nil) {
+		q.usage.answer = &skim{scan: jsonscan.Scanner{Lenient: true}}
+	}
+}
+
+// shedError is the answer for a request that got no place.
+func shedError(no *limit.Refusal) *openai.Error {
+	l := &no.Limits
+	var e *openai.Error
+	switch no.Why {
+	case limit.Full:
+		e = openai.TooMany("%d requests are running and the queue of %d is full; try again later", l.InFlight, l.Items)
+	case limit.Displaced:
+		e = openai.TooMany("the queue of %d is full, and others have fewer requests in it; try again later", l.Items)
+	case limit.Hopeless:
+		e = openai.Unavailable("the queue is too long: about %v, more than there is time for; try again later", no.After.Round(time.Second))
+	case limit.Deadline:
+		return openai.Deadline("no place became free in time for the request's deadline")
+	default:
+		e = openai.Unavailable("no place became free within %v; try again later", l.Wait)
+	}
+	e.RetryAfter = seconds(no.After)
+	return e
+}
+
+// seconds rounds up, 1 at least.
+func seconds(d time.Duration) int { return max(int(math.Ceil(d.Seconds())), 1) }

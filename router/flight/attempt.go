@@ -1,0 +1,215 @@
+package flight
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/sense"
+)
+
+// attempt is one exchange of a request with one pair. Its link is fresh.
+type attempt struct {
+	q      *request
+	choice *pick.Choice
+	speak  dialect.Dialect
+	rules  *dialect.Rules
+	link   ticket.Link
+	start  time.Time
+	p, d   *leg
+	alone  bool          // decode does it all, and p is not used,
+	falls  dialect.Shape // because of this; "" for engines without a partner
+	asked  bool          // for the usage; the handler's own
+	hedge  *hedge        // whose other attempt may be first; mostly nil
+	peer   *dialect.Peer // who has more of the prompt than the pair; mostly nil
+
+	pDone chan struct{} // prefill's goroutine is over
+	dDone chan struct{} // decode has answered or failed
+
+	mu        sync.Mutex
+	committed bool // decode answers: prefill's fate matters no more
+	outcome   ticket.Outcome
+	failed    *failure
+	usage     openai.PromptUsage // prefill's, if counted
+	counted   bool
+	unwatch   func() // see watch; nil when nothing is watched
+	unlinger  func() bool
+	closed    bool
+}
+
+func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
+	a := &attempt{q: q, choice: c, speak: dialect.For(c.Decode.Dialect), link: ticket.NewLink(), start: time.Now(), pDone: make(chan struct{}), dDone: make(chan struct{})}
+	if a.speak != nil {
+		a.rules = a.speak.Rules()
+		if a.rules.Order == dialect.Alone {
+			a.alone = true
+		} else if c.Local != "" {
+			a.alone = true
+		} else if a.falls = a.rules.Cannot(&q.top); a.falls != "" {
+			a.alone = true
+		}
+	}
+	a.p = newLeg(fleet.Prefill, &c.Prefill.Instance, version)
+	a.d = newLeg(fleet.Decode, &c.Decode.Instance, version)
+	a.p.span, a.d.span = q.spanOf(), q.spanOf()
+	a.peer = a.findPeer()
+	q.mu.Lock()
+	q.attempts = append(q.attempts, a)
+	q.state, q.since = stateWaiting, a.start
+	if q.dispatched.IsZero() {
+		q.dispatched = a.start
+	}
+	q.mu.Unlock()
+	if a.lingers() {
+		a.unlinger = a.p.Within(q.s.Ctx)
+	}
+	if cause := q.ctx.Cause(); cause != nil { // its end may have missed this attempt
+		a.end(cause)
+	}
+	return a
+}
+
+// lingers reports whether prefill's leg may outlive the request.
+func (a *attempt) lingers() bool { return a.rules != nil && a.rules.Linger > 0 }
+
+// leg is one of the two.
+func (a *attempt) leg(role fleet.Role) *leg {
+	if role == fleet.Prefill {
+		return a.p
+	}
+	return a.d
+}
+
+// end ends the legs, because the request is over.
+func (a *attempt) end(cause error) {
+	a.d.End(cause)
+	if !a.lingers() {
+		a.p.End(cause)
+	}
+}
+
+// endLegs ends the legs of all attempts with the request.
+func (q *request) endLegs() {
+	q.mu.Lock()
+	attempts := slices.Clone(q.attempts)
+	q.mu.Unlock()
+	for _, a := range attempts {
+		a.end(q.ctx.Cause())
+	}
+}
+
+// generate makes the attempt, up to decode's first event or a failure.
+func (a *attempt) generate() (*answer, *failure) {
+	s := a.q.s
+	if a.speak == nil {
+		close(a.pDone)
+		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Incompatible, reason: reasonOutcome + string(ticket.Incompatible),
+			err: fmt.Errorf("its dialect %q is unknown", a.d.inst.Dialect)}
+	}
+	if n, most := a.q.top.Surely(), s.MaxResponseBytes; a.d.inst.Dialect == sense.NativeDialect && !a.q.top.Stream && n > most {
+		close(a.pDone)
+		field := largest(&a.q.top)
+		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Refused, reason: reasonOutcome + string(ticket.Refused),
+			err: errLargeAnswer, api: openai.AnswerTooLarge(field, "the answer could have %d bytes and more; %d is the limit: lower %s, or ask for a stream", n, most, field)}
+	}
+	x := &dialect.Exchange{RequestID: a.q.id, Link: a.link, Path: a.q.path, Body: a.q.body, Top: &a.q.top, Seed: a.q.seed,
+		Prefill: a.p.inst, Decode: a.d.inst, PrefillRank: a.choice.PrefillRank, DecodeRank: a.choice.DecodeRank,
+		Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace, Authorization: a.q.auth, Peer: a.peer}
+	a.open()
+	var ans *answer
+	f := a.ask(x)
+	switch {
+	case f != nil:
+		close(a.pDone)
+	case a.alone:
+		ans, f = a.runAlone(x)
+	case a.rules.Order == dialect.PrefillFirst:
+		ans, f = a.runInOrder(x)
+	default:
+		ans, f = a.runTogether(x)
+	}
+	close(a.dDone)
+	if f == nil {
+		return ans, nil
+	}
+	return nil, a.blame(f)
+}
+
+// open has the legs end with their workers.
+func (a *attempt) open() {
+	s := a.q.s
+	s.legs.add(a.d)
+	if !a.alone {
+		s.legs.add(a.p)
+	}
+	now := s.fleet.Snapshot() // a death between the choice and add
+	for _, l := range []*leg{a.p, a.d} {
+		if err := lost(now.Get(l.inst.ID), l.inst); err != nil && l.version <= now.Version {
+			l.End(err)
+		}
+	}
+}
+
+// close ends what is left of the attempt and waits for prefill's goroutine,
+// but for a leg that must not be cut: that one is given its time.
+func (a *attempt) close() {
+	a.mu.Lock()
+	again := a.closed
+	a.closed = true
+	a.endWatch()
+	a.mu.Unlock()
+	if again {
+		return
+	}
+	cut := a.q.ctx.Err() != nil
+	settle := func(l *leg) {
+		if l.finish(cut) {
+			a.q.s.metrics.cancelled.WithLabelValues(string(l.role)).Inc()
+		}
+	}
+	prefill := func() {
+		settle(a.p)
+		a.p.End(errOver)
+		if a.unlinger != nil {
+			a.unlinger()
+		}
+		<-a.pDone
+		a.q.s.legs.remove(a.p)
+		a.choice.EndPrefill()
+	}
+	settle(a.d)
+	a.d.End(errOver)
+	a.q.s.legs.remove(a.d)
+	a.choice.EndDecode()
+	if a.rules == nil || a.rules.Linger == 0 || !a.p.sent.Load() || !a.prefillOpen() ||
+		!a.q.s.Spawn(func() { a.linger(); prefill() }) {
+		prefill()
+	}
+}
+
+// linger waits for prefill's leg for as long as the dialect wants.
+func (a *attempt) linger() {
+	timer := time.NewTimer(a.rules.Linger)
+	defer timer.Stop()
+	select {
+	case <-a.pDone:
+	case <-timer.C:
+	case <-a.q.s.Ctx.Done():
+	}
+}
+
+// prefillOpen reports whether prefill's leg is still to be answered.
+func (a *attempt) prefillOpen() bool {
+	select {
+	case <-a.pDone:
+		return false
+	default:
+		return true
+	}
+}

@@ -1,0 +1,142 @@
+package flight
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/scarce"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/h1"
+	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/sense"
+)
+
+// blame returns what really ended the attempt: a leg often only reports what
+// happened to the other, whose own word is about to come.
+func (a *attempt) blame(f *failure) *failure {
+	a.d.fail()
+	if f.hearsay() {
+		await(a.pDone)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.failed == nil || a.failed.hearsay() && !f.hearsay() {
+		a.failed = f
+	}
+	return a.failed
+}
+
+// broken is the failure of a leg whose connection broke, timed out, or was
+// closed because its worker is dead or the other leg failed.
+func (a *attempt) broken(l *leg, err error) *failure {
+	f := &failure{role: l.role, id: l.inst.ID, outcome: ticket.Dead, retry: true, exclude: []string{l.inst.ID}, err: err, reason: reasonTransport}
+	cause := l.Cause()
+	var other *failure
+	var large *h1.LargeError
+	switch {
+	case errors.As(cause, &other):
+		return other
+	case errors.Is(cause, errInstanceDead):
+		f.err, f.reason = cause, reasonDead
+	case cause != nil: // the request is over
+		f.err, f.retry = cause, false
+	case scarce.Ours(err):
+		return shortage(l, err)
+	case errors.Is(err, sense.ErrRefusesUs):
+		f.outcome, f.reason = ticket.Incompatible, reasonOutcome+string(ticket.Incompatible)
+	case errors.As(err, &large): // it works, and another's answer is as large
+		f.outcome, f.retry, f.exclude, f.api = ticket.Refused, false, nil, tooLarge(large, &a.q.top)
+	default:
+		var le *h1.Error
+		a.fault(l, pick.Broken)
+		if errors.As(err, &le) && !le.Gone() {
+			f.outcome, f.reason = ticket.Late, reasonTimeout
+			if a.rules != nil && a.rules.Order == dialect.Together { // each may have waited for the other
+				f.avoid = []string{a.p.inst.ID, a.d.inst.ID}
+			}
+			break
+		}
+		a.q.s.Members.Suspect(l.inst, err)
+	}
+	if l == a.p && f.outcome == ticket.Dead && f.retry && a.rules != nil && a.rules.Typed {
+		f.holds = a.d.inst.ID
+	}
+	return f
+}
+
+// shortage is the failure of a leg that the router could not open for want of
+// its own: descriptors, ports, memory of sockets. No worker is at fault, and one
+// with an idle connection can be asked all the same.
+func shortage(l *leg, err error) *failure {
+	return &failure{role: l.role, id: l.inst.ID, outcome: ticket.NoSpace, reason: reasonShortage, retry: true, avoid: []string{l.inst.ID},
+		err: fmt.Errorf("the router lacks what a connection takes: %w", err)}
+}
+
+// maxReason is how many bytes of a worker's reason go into answers and the log.
+const maxReason = 1 << 10
+
+// told is the failure that a worker reported in words; they are mostly about
+// its partner.
+func (a *attempt) told(by, partner *leg, o ticket.Outcome, message string) *failure {
+	if message == "" {
+		message = "no reason given"
+	} else if len(message) > maxReason {
+		message = strings.ToValidUTF8(message[:maxReason], "") + "…"
+	}
+	f := &failure{role: by.role, id: by.inst.ID, outcome: o, retry: o.Retryable() || o == ticket.Cancelled, reason: reasonOutcome + string(o),
+		err: fmt.Errorf("%s: %s", o, message)}
+	if !slices.Contains(retryReasons, f.reason) {
+		f.reason = reasonStatus
+	}
+	switch {
+	case o == ticket.Invalid: // whoever computes it; but a device may be broken
+		f.api = openai.InvalidOutput("%s", f.Error())
+		a.fault(by, pick.Poor)
+	case o == ticket.NoSpace:
+		f.avoid = []string{by.inst.ID}
+	case f.hearsay():
+		f.avoid = []string{partner.inst.ID, partner.inst.ID, by.inst.ID}
+		if by.role == fleet.Decode && o == ticket.Dead {
+			f.avoid, f.holds = f.avoid[:2], by.inst.ID
+		}
+	default: // either may be at fault
+		f.avoid = []string{partner.inst.ID, by.inst.ID}
+	}
+	return f
+}
+
+// fault counts against a leg's worker. It is called where a leg shows a fault of
+// its own: not for what the router cut, what a worker says about its partner,
+// what the client did wrong, or a worker that has no room.
+func (a *attempt) fault(l *leg, kind pick.Fault) { a.choice.Failed(l.role, kind, time.Now()) }
+
+// brokeOff notes that decode's stream broke after its first byte.
+func (a *attempt) brokeOff(err error) {
+	a.fault(a.d, pick.Broken)
+	var le *h1.Error
+	if errors.As(err, &le) && le.Gone() || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) {
+		a.q.s.Members.Suspect(a.d.inst, err)
+	}
+}
+
+// faultOf is what a status says for or against a worker. A 503 mostly says that
+// there is no room, which a breaker would make worse; but one that says so more
+// often than its peers is an outlier.
+func (a *attempt) faultOf(l *leg, status int) {
+	switch {
+	case status == 503:
+		a.fault(l, pick.Poor)
+	case status >= 500:
+		a.fault(l, pick.Broken)
+	case status != 429: // it works, whatever it thinks of the request
+		a.choice.Succeeded(l.role)
+	}
+}

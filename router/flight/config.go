@@ -1,0 +1,90 @@
+package flight
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/trace"
+)
+
+// Policy is what a request meets between its admission and its answer.
+type Policy struct {
+	// APIKeys, when there are any, are the bearer tokens that the public
+	// listener's /v1 and tokenizer paths take; APIKeysFile has more, with
+	// limits (package apikey), and is read again when it changes.
+	APIKeys     []string `koanf:"api_keys" secret:"true"`
+	APIKeysFile string   `koanf:"api_keys_file"`
+	// TenantHeader names the header by which a trusted gateway in front says
+	// for whom a request is: anybody may set it while there are no keys, else
+	// those whose key has names_tenants. "" is none.
+	TenantHeader string `koanf:"tenant_header"`
+	// MediaHosts is from where engines may fetch what requests name by
+	// address, such as images: host, host:port, *.domain, or * for anywhere.
+	MediaHosts []string `koanf:"media_hosts"`
+	// MaxResponseBytes bounds an answer that does not stream, which is held
+	// in memory until it is whole.
+	MaxResponseBytes int `koanf:"max_response_bytes" unit:"bytes"`
+	// DecodeSilence is how long a foreign decode engine may say nothing after
+	// prefill's answer: some wait in vain, and for minutes.
+	DecodeSilence time.Duration `koanf:"decode_silence"`
+	// Fallback lets decode serve alone what its dialect cannot split.
+	// Otherwise such requests are refused.
+	Fallback bool `koanf:"fallback"`
+	// Attempts is how many pairs a request may be tried on.
+	Attempts int `koanf:"attempts"`
+	// RetryRatio is how many retries each request earns for all, RetryBurst
+	// how many can be saved up, and RetryMin how many come with each second.
+	RetryRatio float64 `koanf:"retry_ratio"`
+	RetryBurst int     `koanf:"retry_burst"`
+	RetryMin   float64 `koanf:"retry_min"`
+	// Hedge is second requests for slow ones; off by default.
+	Hedge Hedge `koanf:"hedge"`
+	// History is how many finished requests /debug/requests remembers.
+	History int `koanf:"history"`
+	// SessionHeader names the header by which clients say what belongs
+	// together, for the policies session and consistent_hash.
+	SessionHeader string `koanf:"session_header"`
+	Limits        Limits `koanf:"limits"` // reloadable
+	// Tracing is where spans of requests go.
+	Tracing trace.Config `koanf:"tracing"`
+}
+
+// DefaultPolicy is for one machine.
+func DefaultPolicy() Policy {
+	return Policy{
+		MaxResponseBytes: openai.MaxAnswer, DecodeSilence: time.Minute, Fallback: true,
+		Attempts: 3, RetryRatio: 0.2, RetryBurst: 256, RetryMin: 1, Hedge: DefaultHedge(), History: 1024, SessionHeader: "x-session-id",
+		Limits: Limits{MaxInFlight: 1024, MaxQueue: 1024, MaxQueueBytes: 256 << 20, QueueWait: 30 * time.Second,
+			PriorityWeights: Weights{High: 16, Normal: 4, Low: 1},
+			PairWait:        time.Second, RequestTimeout: 10 * time.Minute},
+		Tracing: trace.DefaultConfig(),
+	}
+}
+
+// Validate returns a *config.KeyError.
+func (c *Policy) Validate() error {
+	for i, key := range c.APIKeys {
+		if key == "" {
+			return config.Bad(fmt.Sprintf("api_keys[%d]", i), "an empty key lets nobody in")
+		}
+	}
+	for i, h := range c.MediaHosts {
+		if !validHost(h) {
+			return config.Bad(fmt.Sprintf("media_hosts[%d]", i), "%q is not host, host:port, *.domain or *, in lower case", h)
+		}
+	}
+	switch {
+	case strings.EqualFold(c.TenantHeader, "authorization") || strings.ContainsAny(c.TenantHeader, ": \r\n"):
+		return config.Bad("tenant_header", "%q is no name of a header for this", c.TenantHeader)
+	case !(c.RetryMin >= 0 && c.RetryMin <= 1e6):
+		return config.Bad("retry_min", "%v is not within 0 and 1000000", c.RetryMin)
+	}
+	return cmp.Or(config.AtLeast("max_response_bytes", c.MaxResponseBytes, 1024), config.AtLeast("attempts", c.Attempts, 1),
+		config.Portion("retry_ratio", c.RetryRatio), config.AtLeast("retry_burst", c.RetryBurst, 0),
+		config.AtLeast("history", c.History, 0), config.Positive("decode_silence", c.DecodeSilence),
+		config.Within("hedge", c.Hedge.Validate()), config.Within("limits", c.Limits.Validate()), config.Within("tracing", c.Tracing.Validate()))
+}

@@ -1,0 +1,221 @@
+package flight
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/h1"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// answer is what decode said, once nothing more can be repeated: a whole
+// body, or a stream whose first events are here.
+type answer struct {
+	status      int
+	contentType string
+	timing      string // decode's Server-Timing
+	body        []byte
+	stream      *events // nil for a whole body
+	first       []byte
+	// merge is where the prompt's usage is found, nil if decode knows it.
+	merge func() (openai.PromptUsage, bool)
+	// passed is another API's answer, as it comes; length is its body's, -1 if
+	// that is not announced.
+	forwarded bool
+	length    int
+}
+
+// dispatch has attempts made, each with another pair, until one answers or
+// nothing is left to try.
+func (q *request) dispatch(try func(*attempt) (*answer, *failure)) (*answer, *openai.Error) {
+	var exclude, avoid []string
+	prefer := ""
+	var last *failure
+	for n := 1; ; n++ {
+		choice, version, oerr := q.choose(exclude, avoid, prefer, last != nil)
+		if oerr != nil {
+			if last != nil && q.ctx.Err() == nil {
+				oerr.Message += "; " + last.Error()
+			}
+			return nil, oerr
+		}
+		again := slices.Contains(avoid, choice.Prefill.ID) || slices.Contains(avoid, choice.Decode.ID)
+		if again && !q.pause(backoff(n-1)) {
+			choice.EndPrefill()
+			choice.EndDecode()
+			return nil, contextError(&q.ctx)
+		}
+		a := q.newAttempt(choice, version)
+		ans, f := try(a)
+		if f == nil {
+			return ans, nil
+		}
+		a = q.attempts[len(q.attempts)-1]
+		a.close()
+		if q.ctx.Err() != nil {
+			return nil, contextError(&q.ctx)
+		}
+		if q.forwarded && f.api != nil { // the client's own, which broke
+			return nil, f.api
+		}
+		if f.relay != nil { // the client's own fault, in an engine's words
+			q.firstByte()
+			return f.relay, nil
+		}
+		q.s.facts.forget(a.p.inst)
+		tried := []any{"link", a.link.String(), "prefill", a.p.inst.ID, "decode", a.d.inst.ID}
+		if q.forwarded {
+			tried = []any{"worker", a.d.inst.ID}
+		}
+		q.s.Log.With(tried...).Warn("attempt failed", "request_id", q.id, "attempt", n, "err", f.Error())
+		if !f.retry || q.probe || n >= q.s.Attempts {
+			return nil, f.httpError()
+		}
+		if !q.s.affords(f) {
+			oerr := f.httpError()
+			oerr.Message += "; the retry budget is used up"
+			return nil, oerr
+		}
+		q.s.metrics.retries.WithLabelValues(f.reason).Inc()
+		last = f
+		exclude, avoid = append(exclude, f.exclude...), append(avoid, f.avoid...)
+		if f.holds != "" && f.holds == prefer { // it lost two in a row: perhaps it is the one
+			avoid, f.holds = append(avoid, f.holds), ""
+		}
+		prefer = f.holds
+	}
+}
+
+// Back-off, which only an attempt waits for that has to try a worker again:
+// another one may be free now.
+const (
+	backoffFirst = 10 * time.Millisecond
+	backoffMost  = 500 * time.Millisecond
+)
+
+// backoff is the wait before retry n: it doubles, and half of it is drawn, so
+// that those who failed together do not come back together.
+func backoff(n int) time.Duration {
+	d := min(backoffFirst<<min(n-1, 16), backoffMost)
+	return d/2 + rand.N(d/2+1)
+}
+
+// pause waits d, unless the request ends before.
+func (q *request) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-q.ctx.Done():
+		return false
+	}
+}
+
+// retryPairWait bounds a retry's wait for another pair.
+const retryPairWait = 500 * time.Millisecond
+
+// choose picks a pair, waiting up to PairWait for one to come.
+func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*pick.Choice, uint64, *openai.Error) {
+	s := q.s
+	if q.ctx.Err() != nil {
+		return nil, 0, contextError(&q.ctx)
+	}
+	req := q.pickRequest(exclude, avoid, prefer)
+	var timeout <-chan time.Time
+	for {
+		changed, probed := s.fleet.Changed(), s.Members.Probed()
+		if q.top.Model == "" {
+			if err := q.named(); err != nil {
+				return nil, 0, err
+			}
+			req = q.pickRequest(exclude, avoid, prefer)
+		}
+		view := s.Members.View()
+		choice, err := s.Picker.Pick(view, req)
+		if err == nil {
+			return choice, view.Snapshot.Version, nil
+		}
+		if !q.forwarded && s.Members.OnlyEmbeds(view.Snapshot, q.top.Model) {
+			return nil, 0, openai.BadRequest("model", "the model %q does not generate text: its engines have /v1/embeddings and the like", h1.Clip(q.top.Model))
+		}
+		wait := s.gate.get().PairWait
+		if again { // it has a failure to report
+			wait = min(wait, retryPairWait)
+		}
+		if !errors.Is(err, pick.ErrNoPair) && len(view.Snapshot.Members) > 0 {
+			wait = 0 // an unknown model will not come
+		}
+		if len(view.Snapshot.Members) == 0 {
+			err = fmt.Errorf("%w: there are no workers", pick.ErrNoPair)
+		}
+		if wait == 0 {
+			return nil, 0, pickError(err, q.top.Model)
+		}
+		reopened, reopens := reopening(err)
+		if timeout == nil {
+			timer := time.NewTimer(wait)
+			defer timer.Stop()
+			timeout = timer.C
+			q.set(statePicking)
+		}
+		select {
+		case <-changed:
+		case <-probed:
+		case <-reopened:
+		case <-reopens:
+		case <-timeout:
+			return nil, 0, pickError(err, q.top.Model)
+		case <-q.ctx.Done():
+			return nil, 0, contextError(&q.ctx)
+		}
+	}
+}
+
+// pickRequest is what a choice of a pair depends on.
+func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Request {
+	if !q.forwarded {
+		exclude = append(exclude[:len(exclude):len(exclude)], q.s.Members.Embedders()...)
+	}
+	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
+		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.ex}
+	q.enrich(req)
+	return req
+}
+
+// reopening returns when a pair may come because a guard of its workers lets
+// somebody in: when that changes, and when its time is over. Both are nil if no
+// guard is why there is no pair.
+func reopening(err error) (changed <-chan struct{}, due <-chan time.Time) {
+	var shut *pick.Shut
+	if !errors.As(err, &shut) {
+		return nil, nil
+	}
+	if !shut.Until.IsZero() {
+		due = time.After(time.Until(shut.Until))
+	}
+	return shut.Changed, due
+}
+
+// output estimates how many tokens may be generated.
+func (q *request) output() int {
+	n := q.top.MaxTokens
+	if n == 0 {
+		if n = 16; q.top.Messages {
+			n = 256
+		}
+	}
+	return n * q.top.N
+}
+
+// firstByte notes the time of the answer's first byte.
+func (q *request) firstByte() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.first = time.Now()
+	q.state, q.since = stateRelay, q.first
+}

@@ -1,0 +1,143 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/h1"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// Causes of a request's or a leg's end.
+var (
+	errClientGone = errors.New("the client left")
+	errDeadline   = errors.New("the request's deadline passed")
+	ErrShutdown   = errors.New("the router is shutting down")
+	errOver       = errors.New("the exchange is over")
+	errStalled    = errors.New("the client stopped reading")
+)
+
+// statusClientGone is nginx's 499: logged, never sent.
+const statusClientGone = 499
+
+// failure is how one attempt ended without an answer.
+type failure struct {
+	role    fleet.Role     // the leg that failed first
+	id      string         // its worker
+	outcome ticket.Outcome // Dead for a broken connection
+	reason  string         // for retries' metric: a closed set
+	err     error
+	status  int // that an engine answered instead, if that is it
+	retry   bool
+	exclude []string // ids that must not be tried again
+	avoid   []string // ids to try again only when no others are left
+	holds   string   // a decode that keeps what has arrived of the prompt, and is not at fault
+	relay   *answer  // what an engine has to say to the client: it is the client's fault, or see lastResort
+	api     *openai.Error
+}
+
+func (f *failure) Error() string {
+	return fmt.Sprintf("%s worker %s: %v", f.role, f.id, f.err)
+}
+
+// cause is the error below the failure.
+func (f *failure) cause() error { return f.err }
+
+// lastResort reports whether the failure is an engine's 5xx that the client gets
+// unless a second attempt does better.
+func (f *failure) lastResort() bool { return f.relay != nil && f.relay.status >= 500 }
+
+// hearsay reports whether the failure is a worker's report that its partner is
+// gone: the partner's own leg knows better.
+func (f *failure) hearsay() bool {
+	return f.reason == reasonOutcome+string(ticket.Cancelled) || f.reason == reasonOutcome+string(ticket.Dead)
+}
+
+// budgeted reports whether another attempt counts against the retry budget, which
+// keeps overload from feeding itself. What a lost worker had in flight does
+// not: it is repeated wherever another pair lives, and bounded by itself.
+func (f *failure) budgeted() bool {
+	return f.outcome != ticket.Dead && f.outcome != ticket.Cancelled
+}
+
+// Reasons of retries and cancelled legs.
+const (
+	reasonTransport = "transport"
+	reasonTimeout   = "timeout"
+	reasonDead      = "dead"
+	reasonOutcome   = "outcome_" // with the outcome
+	reasonStatus    = "status"
+	reasonShortage  = "shortage" // of the router's own; see shortage
+)
+
+// retryReasons is the label set of the retry metric.
+var retryReasons = []string{
+	reasonTransport, reasonTimeout, reasonDead, reasonStatus, reasonShortage,
+	reasonOutcome + string(ticket.NoSpace), reasonOutcome + string(ticket.Late), reasonOutcome + string(ticket.Dead),
+	reasonOutcome + string(ticket.Incompatible), reasonOutcome + string(ticket.Corrupt), reasonOutcome + string(ticket.Cancelled),
+}
+
+// httpError is the answer for a request whose attempts all failed.
+func (f *failure) httpError() *openai.Error {
+	switch {
+	case f.api != nil:
+		return f.api
+	case f.outcome == ticket.NoSpace || f.outcome == ticket.Incompatible:
+		return openai.Unavailable("%s", f.Error())
+	case f.outcome == ticket.Late || f.reason == reasonTimeout:
+		return openai.Deadline("%s", f.Error())
+	}
+	return openai.Upstream("%s", f.Error())
+}
+
+// tooLarge tells the client which of its fields make an answer that large.
+func tooLarge(e *h1.LargeError, top *openai.Top) *openai.Error {
+	field := largest(top)
+	if top.Stream {
+		return openai.AnswerTooLarge(field, "%v: lower %s", e, field)
+	}
+	return openai.AnswerTooLarge(field, "%v: lower %s, or ask for a stream", e, field)
+}
+
+// errLargeAnswer is an answer that is not even asked for.
+var errLargeAnswer = errors.New("its answer would be too large")
+
+// largest is the field that does most to make an answer large, as far as can be
+// told without a tokenizer.
+func largest(top *openai.Top) string {
+	switch {
+	case top.PromptLogprobs:
+		return "prompt_logprobs"
+	case top.Logprobs && top.Messages:
+		return "top_logprobs"
+	case top.Logprobs:
+		return "logprobs"
+	case top.N*top.Prompts > 1:
+		return "n"
+	}
+	return "max_tokens"
+}
+
+// contextError is the answer for a request whose context ended.
+func contextError(ctx context.Context) *openai.Error {
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, errClientGone) || errors.Is(cause, errStalled):
+		return &openai.Error{Status: statusClientGone, Type: openai.TypeInvalid, Code: "client_gone", Message: cause.Error()}
+	case errors.Is(cause, ErrShutdown):
+		return openai.Unavailable("%v", cause)
+	default:
+		return openai.Deadline("%v", errDeadline)
+	}
+}
+
+// pickError is the answer when no pair can be chosen.
+func pickError(err error, model string) *openai.Error {
+	if errors.Is(err, pick.ErrNoModel) {
+		return openai.ModelNotFound(model)
+	}
+	return openai.Unavailable("%v", err)
+}

@@ -1,0 +1,223 @@
+package flight
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/h1"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// Generate serves completions and chat.
+func (s *Service) Generate(ctx *fasthttp.RequestCtx, id string) {
+	q := s.newRequest(id, string(ctx.Method()), string(ctx.Path()))
+	q.watch(ctx.Conn())
+	ans, err := q.serve(ctx)
+	if err != nil {
+		q.refuse(ctx, err)
+		return
+	}
+	q.reply(ctx, ans)
+}
+
+// refuse answers with an error, and ends the request.
+func (q *request) refuse(ctx *fasthttp.RequestCtx, err *openai.Error) {
+	h1.WriteError(ctx, err)
+	q.describe(ctx, "")
+	q.finish(err.Status, err.Message)
+}
+
+// reply answers. A whole answer ends the request; a stream does when it ends.
+func (q *request) reply(ctx *fasthttp.RequestCtx, ans *answer) {
+	ctx.SetStatusCode(ans.status)
+	ctx.SetContentType(ans.contentType)
+	q.describe(ctx, ans.timing)
+	if ans.stream == nil {
+		if s := h1.RetryAfter(ans.status); s > 0 {
+			ctx.Response.Header.Set("Retry-After", strconv.Itoa(s))
+		}
+		q.bytes = int64(len(ans.body))
+		ctx.Response.SetBodyRaw(ans.body)
+		q.finish(ans.status, "")
+		return
+	}
+	if !ans.stream.raw {
+		ctx.Response.Header.Set("Cache-Control", "no-cache")
+		ctx.Response.Header.Set("X-Accel-Buffering", "no")
+	}
+	q.slim()
+	length := -1
+	if ans.forwarded {
+		length = ans.length
+	}
+	h1.ConnOf(ctx.Conn()).Stream(length, &stream{q: q, events: ans.stream, body: ans.stream.body, first: ans.first, merge: ans.merge,
+		status: ans.status, forwarded: ans.forwarded, pace: q.pacer(ans)})
+}
+
+// serve takes the request through scan, admission and dispatch.
+func (q *request) serve(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
+	if err := q.read(ctx); err != nil {
+		return nil, err
+	}
+	if err := q.admit(ctx, &q.top); err != nil {
+		return nil, err
+	}
+	ans, err := q.dispatch(q.hedged)
+	if ans != nil && ans.stream == nil {
+		q.usage.tally(ans.body, 0)
+	}
+	q.learned(ans)
+	if !q.dispatched.IsZero() {
+		q.s.metrics.queued.Observe(q.dispatched.Sub(q.start).Seconds())
+	}
+	return ans, err
+}
+
+// opened reads what the header says, and starts the clock.
+func (q *request) opened(ctx *fasthttp.RequestCtx) *openai.Error {
+	s, h := q.s, &ctx.Request.Header
+	if enc := h.ContentEncoding(); len(enc) > 0 && string(enc) != "identity" {
+		e := openai.BadRequest("", "the content encoding %q is not supported", h1.Clip(string(enc)))
+		e.Status, e.Code = 415, "unsupported_encoding"
+		return e
+	}
+	life, err := lifetime(h.Peek(headerTimeout), s.gate.get().RequestTimeout)
+	if err != nil {
+		return err
+	}
+	q.deadline(life)
+	q.ex = string(h.Peek(headerExplain)) == "1"
+	q.session = string(h.Peek(s.SessionHeader))
+	q.traced(string(h.Peek("traceparent")), string(h.Peek("tracestate")))
+	return nil
+}
+
+// read checks what the router itself decides, and takes what it needs.
+func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
+	err := q.opened(ctx)
+	if err != nil {
+		return err
+	}
+	q.body = ctx.PostBody()
+	if q.top, err = openai.Scan(q.body, openai.Limits{}); err != nil {
+		return err
+	}
+	switch {
+	case q.top.Link != "":
+		return linked(q.top.Link)
+	case q.top.Messages != (q.path == "/v1/chat/completions") && q.top.Prompt != nil:
+		return openai.BadRequest(wanted(q.path), "%s is required here", wanted(q.path))
+	case q.top.Prompt == nil:
+		return openai.BadRequest(wanted(q.path), "%s is required", wanted(q.path))
+	}
+	q.tenant = tenantOf(ctx)
+	return q.named()
+}
+
+// named settles which model is meant: without a name the only one that is
+// served. While none is, it stays open, and the choice of a pair asks again.
+func (q *request) named() *openai.Error {
+	if q.top.Model == "" {
+		models := q.s.servedTo(q.tenant)
+		switch {
+		case len(models) > 1 && q.forwarded:
+			return openai.BadRequest("model", "model is required, within the first %d bytes: %d are served", forwardHead, len(models))
+		case len(models) > 1:
+			return openai.BadRequest("model", "model is required: %d are served", len(models))
+		case len(models) == 1:
+			q.top.Model = models[0].ID
+		}
+	}
+	q.shown(h1.Clip(q.top.Model), q.top.Stream)
+	if !q.forwarded {
+		q.chain = pick.NewChain(q.top.Prompt, q.top.Model, string(q.top.Salt), string(q.top.Tools))
+	}
+	return nil
+}
+
+func wanted(path string) string {
+	if path == "/v1/chat/completions" {
+		return "messages"
+	}
+	return "prompt"
+}
+
+// lifetime is the configured one, or what the client's header shortens it to.
+func lifetime(header []byte, most time.Duration) (time.Duration, *openai.Error) {
+	if len(header) == 0 {
+		return most, nil
+	}
+	ms, err := strconv.ParseInt(string(header), 10, 64)
+	if err != nil || ms <= 0 {
+		return 0, openai.BadRequest(headerTimeout, "the header %s must be a positive number of milliseconds", headerTimeout)
+	}
+	if ms > most.Milliseconds() {
+		return most, nil
+	}
+	return time.Duration(ms) * time.Millisecond, nil
+}
+
+// appendMS writes milliseconds with three decimals.
+func appendMS(b []byte, d time.Duration) []byte {
+	us := max(d.Microseconds(), 0)
+	b = append(strconv.AppendInt(b, us/1000, 10), '.')
+	return append(b, byte('0'+us/100%10), byte('0'+us/10%10), byte('0'+us%10))
+}
+
+const maxExplain = 8 << 10
+
+// describe sets the headers that say what happened: the pair, the timings and,
+// if asked for, the choice.
+func (q *request) describe(ctx *fasthttp.RequestCtx, timing string) {
+	h := &ctx.Response.Header
+	if len(q.attempts) == 0 {
+		return
+	}
+	a := q.attempts[len(q.attempts)-1]
+	if !a.alone {
+		h.Set(dialect.HeaderPrefill, a.p.inst.ID)
+	}
+	if a.falls != "" {
+		h.Set(headerFallback, string(a.falls))
+	}
+	if a.choice.Local != "" {
+		h.Set(headerLocal, a.choice.Local)
+	}
+	h.Set(headerDecode, a.d.inst.ID)
+	var space [128]byte
+	line := appendMS(append(space[:0], "queue;dur="...), q.dispatched.Sub(q.start))
+	if timing != "" && len(timing) < 1024 { // decode's prefill and kv
+		line = append(append(line, ", "...), timing...)
+	} else if begun, ended := a.p.times(); !begun.IsZero() && !ended.IsZero() { // a foreign engine's, as seen from here
+		line = appendMS(append(line, ", prefill;dur="...), ended.Sub(begun))
+	}
+	if !q.first.IsZero() {
+		line = appendMS(append(line, ", ttft;dur="...), q.first.Sub(q.start))
+	}
+	h.SetBytesV("Server-Timing", line)
+	if !q.ex {
+		return
+	}
+	type shown struct {
+		*pick.Explain
+		Attempts int      `json:"attempts"`
+		Failed   []string `json:"failed,omitempty"`
+	}
+	s := shown{Explain: a.choice.Explain, Attempts: len(q.attempts)}
+	for _, old := range q.attempts {
+		old.mu.Lock()
+		if old.failed != nil {
+			s.Failed = append(s.Failed, h1.Clip(fmt.Sprintf("%s/%s: %v", old.p.inst.ID, old.d.inst.ID, old.failed)))
+		}
+		old.mu.Unlock()
+	}
+	if b, err := json.Marshal(s); err == nil && len(b) <= maxExplain {
+		h.SetBytesV(headerExplain, b)
+	}
+}

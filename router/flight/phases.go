@@ -1,0 +1,133 @@
+package flight
+
+import (
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/trace"
+)
+
+// phase is a part of a request's life: what a waterfall and a trace show.
+type phase struct {
+	name       string
+	start, end time.Time // end is zero while it lasts
+	attempt    int       // 1 for the first; 0 for what is before and behind
+	role       fleet.Role
+	leg        *legRecord // of a phase at a worker
+}
+
+// phases are a request's so far, in order of their begin: admit; for each
+// attempt pick, prefill and decode; then first_byte, from decode's request to
+// its answer, and relay. What was not reached is left out.
+func (rec *record) phases() []phase {
+	var over time.Time
+	if rec.over {
+		over = rec.since
+	}
+	admitted := rec.admitted
+	if admitted.IsZero() {
+		admitted = over
+	}
+	out := append(make([]phase, 0, 3*rec.n+3), phase{name: "admit", start: rec.start, end: admitted})
+	from := rec.admitted
+	for i := range rec.n {
+		a := rec.at(i)
+		if from.Before(a.Start) {
+			out = append(out, phase{name: "pick", start: from, end: a.Start, attempt: i + 1})
+		}
+		for _, l := range []*legRecord{&a.Prefill, &a.Decode} {
+			if l.begun.IsZero() {
+				continue
+			}
+			role := fleet.Prefill
+			if l == &a.Decode {
+				role = fleet.Decode
+			}
+			out = append(out, phase{name: string(role), start: l.begun, end: l.ended, attempt: i + 1, role: role, leg: l})
+			if l.ended.After(from) {
+				from = l.ended
+			}
+		}
+	}
+	if rec.n == 0 || rec.first.IsZero() {
+		return out
+	}
+	if begun := rec.at(rec.n - 1).Decode.begun; !begun.IsZero() {
+		out = append(out, phase{name: "first_byte", start: begun, end: rec.first})
+	}
+	return append(out, phase{name: "relay", start: rec.first, end: over})
+}
+
+// traced takes up the client's trace, or begins one.
+func (q *request) traced(parent, state string) {
+	q.trace = [2]string{parent, state}
+	if q.s.Tracer == nil {
+		return
+	}
+	from, ok := trace.Parse(parent, state)
+	own := from.Child()
+	if !ok {
+		own = trace.Root(q.s.Tracing.Ratio)
+	}
+	q.trace = [2]string{own.Parent(), own.State}
+	if own.Sampled {
+		q.span = &span{Context: own, from: from.Span}
+	}
+}
+
+// span is a sampled request's own, and the one that it came from.
+type span struct {
+	trace.Context
+	from [8]byte
+}
+
+// spanOf is a leg's span; nil without one.
+func (q *request) spanOf() *trace.Context {
+	if q.span == nil {
+		return nil
+	}
+	c := q.span.Child()
+	return &c
+}
+
+// emit exports the request's spans.
+func (q *request) emit() {
+	var rec record
+	q.note(&rec)
+	phases := rec.phases()
+	q.mu.Lock()
+	end := q.since
+	root := trace.Span{Context: q.span.Context, Parent: q.span.from, Name: q.method + " " + q.path, Kind: trace.Server, Start: q.start, End: end,
+		Attrs: []trace.Attr{
+			{Key: "http.request.method", Text: q.method}, {Key: "http.route", Text: q.path},
+			{Key: "http.response.status_code", Int: int64(q.status)}, {Key: "gen_ai.request.model", Text: q.model},
+			{Key: "xpyd.request_id", Text: q.id}, {Key: "xpyd.attempts", Int: int64(len(q.attempts))},
+		}}
+	if q.status >= 500 || q.status == 200 && q.failed != "" {
+		root.Error = q.failed
+	}
+	attempts := q.attempts // it is over: they do not change any more
+	q.mu.Unlock()
+	spans := append(make([]trace.Span, 0, len(phases)+1), root)
+	for i := range phases {
+		p := &phases[i]
+		s := trace.Span{Context: q.span.Child(), Parent: q.span.Span, Name: p.name, Kind: trace.Internal, Start: p.start, End: p.end}
+		if s.End.IsZero() {
+			s.End = end
+		}
+		if p.leg != nil {
+			l := attempts[p.attempt-1].leg(p.role)
+			if l.span != nil { // a hedge may have begun before there was a trace
+				s.Context = *l.span
+			}
+			s.Kind = trace.Client
+			s.Attrs = []trace.Attr{{Key: "xpyd.worker", Text: p.leg.ID}, {Key: "server.address", Text: l.inst.URL},
+				{Key: "xpyd.attempt", Int: int64(p.attempt)}, {Key: "xpyd.leg.state", Text: p.leg.State}}
+			if p.leg.State == legFailed {
+				s.Error = p.leg.State
+			}
+		}
+		spans = append(spans, s)
+	}
+	q.s.Tracer.Add(spans)
+}

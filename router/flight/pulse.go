@@ -1,0 +1,113 @@
+package flight
+
+import (
+	"bytes"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// gapEdges are the buckets of the time between two tokens.
+var gapEdges = [...]time.Duration{time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
+	50 * time.Millisecond, 75 * time.Millisecond, 100 * time.Millisecond, 150 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond,
+	500 * time.Millisecond, time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second}
+
+// pulse is when the tokens of one stream came. They are counted here, and once for
+// all streams when it ends: that is a look at the clock for each run of events.
+type pulse struct {
+	first, last time.Duration // from the request's arrival; 0 before there is one
+	gaps        [len(gapEdges) + 1]uint32
+	sum         time.Duration
+}
+
+// beat notes a run of n tokens of a stream with so many choices at a time.
+func (p *pulse) beat(at time.Duration, n, choices int) {
+	if n <= 0 {
+		return
+	}
+	if p.first == 0 {
+		p.first, n = at, n-1
+	}
+	gap := at - p.last
+	if p.last = at; n == 0 {
+		return
+	}
+	if p.first == at { // more came with the first
+		gap = 0
+	}
+	gap *= time.Duration(choices)
+	p.sum += gap
+	gap /= time.Duration(n)
+	i := 0
+	for i < len(gapEdges) && gap > gapEdges[i] {
+		i++
+	}
+	p.gaps[i] += uint32(n)
+}
+
+// tokens is how many of the events that next has returned stand for tokens.
+func (e *events) tokens() int {
+	if e.n > 0 && e.size < len(e.last) && bytes.HasPrefix(dataOf(e.last[:e.size]), []byte("[DONE]")) {
+		return e.n - 1
+	}
+	return e.n
+}
+
+// gaps is the histogram of them all, by path.
+type gaps struct {
+	desc *prometheus.Desc
+	mu   sync.Mutex
+	all  map[string]*gapCounts
+}
+
+// gapCounts are one path's.
+type gapCounts struct {
+	n   [len(gapEdges) + 1]atomic.Uint64
+	sum atomic.Int64 // nanoseconds
+}
+
+func newGaps() *gaps {
+	return &gaps{all: map[string]*gapCounts{}, desc: prometheus.NewDesc("xpyd_router_itl_seconds",
+		"Between the tokens of a stream, as they are relayed: of what comes at once, in equal parts.", []string{"path"}, nil)}
+}
+
+func (g *gaps) of(path string) *gapCounts {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	c := g.all[path]
+	if c == nil {
+		c = &gapCounts{}
+		g.all[path] = c
+	}
+	return c
+}
+
+// add takes in a stream's.
+func (c *gapCounts) add(p *pulse) {
+	for i, n := range p.gaps {
+		if n > 0 {
+			c.n[i].Add(uint64(n))
+		}
+	}
+	c.sum.Add(int64(p.sum))
+}
+
+// Describe is prometheus.Collector's.
+func (g *gaps) Describe(ch chan<- *prometheus.Desc) { ch <- g.desc }
+
+// Collect is prometheus.Collector's.
+func (g *gaps) Collect(ch chan<- prometheus.Metric) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for path, c := range g.all {
+		buckets, n := make(map[float64]uint64, len(gapEdges)), uint64(0)
+		for i := range c.n {
+			if n += c.n[i].Load(); i < len(gapEdges) {
+				buckets[gapEdges[i].Seconds()] = n
+			}
+		}
+		ch <- prometheus.MustNewConstHistogram(g.desc, n, time.Duration(c.sum.Load()).Seconds(), buckets, path)
+	}
+}

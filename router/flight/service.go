@@ -1,0 +1,124 @@
+// Package flight takes a request from its admission to the end of its answer: it
+// picks pairs, sends both legs, tries again where nothing has reached the
+// client, and relays. DESIGN.md has the rules.
+package flight
+
+import (
+	"context"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/clientwatch"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/h1"
+	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/sense"
+	"github.com/xpyd/xpyd/router/trace"
+)
+
+// Deps is what requests in flight need of the rest of the router.
+type Deps struct {
+	Policy
+	h1.Bounds
+	PassAuthorization bool          // the client's Authorization goes to engines
+	PeerTokens        int           // see Events
+	Paced             bool          // workers are compared by the pace of their streams
+	AskTimeout        time.Duration // of requests that any worker answers by itself
+
+	Log     *slog.Logger
+	Members *sense.Members
+	Feeds   *sense.Feeds
+	Picker  *pick.Picker
+	Client  *h1.Client
+	Watcher *clientwatch.Watcher // of clients that leave
+	Tracer  *trace.Exporter      // nil without tracing
+	Paths   []string             // that have metrics of their own
+	Ctx     context.Context      //nolint:containedctx // ends when everything must
+	Spawn   func(func()) bool    // runs what shutdown waits for; false when it is too late
+}
+
+// Service takes requests from admission to the end of their answer.
+type Service struct {
+	Deps
+	fleet   sense.Fleet
+	metrics *metrics
+	gate    *gate
+	keys    *keyring
+	hosts   hosts
+	// maxAnswer is MaxResponseBytes, as native workers are told.
+	maxAnswer string
+	budget    *budget
+	hedges    *hedger
+	legs      legs
+	facts     facts
+
+	mu       sync.Mutex // guards the following; never held while calling out
+	requests map[*request]struct{}
+	history  history
+}
+
+// New makes the service; the keys of APIKeysFile are not loaded yet.
+func New(d Deps) (*Service, error) {
+	s := &Service{Deps: d, fleet: d.Members.Fleet, gate: newGate(d.Limits), hosts: d.MediaHosts, maxAnswer: strconv.Itoa(d.MaxResponseBytes),
+		budget: newBudget(d.RetryRatio, d.RetryBurst, d.RetryMin), hedges: newHedger(d.Hedge),
+		legs: legs{byID: map[string]map[*leg]struct{}{}}, facts: facts{byID: map[string]known{}},
+		requests: map[*request]struct{}{}, history: newHistory(d.History)}
+	s.metrics = newMetrics(s)
+	var err error
+	s.keys, err = newKeyring(&d.Policy, s.metrics.tenants)
+	return s, err
+}
+
+// Collectors are the metrics.
+func (s *Service) Collectors() []prometheus.Collector { return s.metrics.all }
+
+// LoadKeys reads APIKeysFile; on an error the old keys stay in force.
+func (s *Service) LoadKeys() error { return s.keys.load() }
+
+// SetLimits puts new limits in force; requests go on.
+func (s *Service) SetLimits(l Limits) { s.gate.set(l) }
+
+// Sweep follows the fleet: it ends the legs of workers that died, and forgets
+// what engines said that are no more.
+func (s *Service) Sweep(now *fleet.Snapshot) {
+	s.legs.sweep(now)
+	s.facts.prune(now)
+}
+
+// End ends what runs.
+func (s *Service) End(why error) {
+	for _, q := range s.running() {
+		q.cancel(why)
+	}
+}
+
+// InFlight is how many requests run.
+func (s *Service) InFlight() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.requests)
+}
+
+// Brief accounts for a request that has no life of its own. Health checks and the
+// like are logged at debug level only.
+func (s *Service) Brief(ctx *fasthttp.RequestCtx, id, path string) {
+	status := ctx.Response.StatusCode()
+	s.metrics.request(path, status)
+	level := slog.LevelInfo
+	if status < 400 || path == "/ready" {
+		level = slog.LevelDebug
+	}
+	s.Log.Log(s.Ctx, level, "request", "request_id", id, "method", h1.Clip(string(ctx.Method())), "path", h1.Clip(string(ctx.Path())), "status", status)
+}
+
+// Refuse answers a request that has no life of its own.
+func (s *Service) Refuse(ctx *fasthttp.RequestCtx, id, path string, e *openai.Error) {
+	h1.WriteError(ctx, e)
+	s.Brief(ctx, id, path)
+}

@@ -1,0 +1,155 @@
+package flight
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/xpyd/xpyd/internal/jsonscan"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/limit"
+)
+
+// skim reads a JSON object that passes by: at its top level who the model is,
+// and whether a field is there that a client may not set; anywhere in it, what
+// the engine would fetch. Whoever has it read a piece looks at what it found, and
+// at scan.Err: nothing behind an error is read, and so it may not pass.
+type skim struct {
+	model  string
+	named  bool               // the key model was there
+	twice  bool               // it was there again, or with another name than model, if that was set
+	link   string             // the first field that links legs, "" when none
+	urls   []string           // as openai.Top.URLs; whoever has looked at them empties it
+	worded bool               // priority is a string, which some engines take for a number
+	best   limit.Class        // the highest priority that may be asked for
+	better []priorityAt       // where the last piece asks for more
+	num    map[string]float64 // the numbers of countedField and countedUsage that were there
+
+	scan  jsonscan.Scanner
+	piece int    // offset of the last piece
+	top   string // key at the top level
+	key   string // the last one, anywhere
+	value bool   // the next token is its value
+}
+
+// priorityAt is where a piece has a priority, or a part of one, that is above the
+// best: all of it in [from, to), and the first digit, which another piece may have.
+type priorityAt struct{ from, to, digit int }
+
+const maxToken = jsonscan.MaxToken // bounds what is kept of a string
+
+// counted reports whether the present key's value is a number that is wanted: of a
+// request what it may cost and its priority, of an answer the tokens it used.
+func (s *skim) counted() bool {
+	if depth := s.scan.Depth(); depth == 1 {
+		switch s.key {
+		case "priority", "max_tokens", "max_completion_tokens", "max_output_tokens":
+			return true
+		}
+	} else if depth == 2 && s.top == "usage" {
+		switch s.key {
+		case "prompt_tokens", "input_tokens", "completion_tokens", "output_tokens":
+			return true
+		}
+	}
+	return false
+}
+
+// read takes the next bytes of the body.
+func (s *skim) read(p []byte) {
+	s.scan.Feed(p)
+	s.piece, s.better = s.scan.Pos(), s.better[:0]
+	for {
+		k := s.scan.Next()
+		if s.value && (k == jsonscan.Number || s.scan.Cut() == jsonscan.Number) {
+			s.number(k == jsonscan.Number)
+		}
+		switch {
+		case k == jsonscan.None:
+			return
+		case k == jsonscan.Key:
+			s.member()
+		case k == jsonscan.String && s.value:
+			s.text()
+		}
+		s.value = k == jsonscan.Key
+	}
+}
+
+// number takes a number, or as much of it as there is: a priority that is better
+// than the best, where the lower number is the higher, may not pass.
+func (s *skim) number(whole bool) {
+	if !s.counted() {
+		return
+	}
+	text := s.scan.Text()
+	if s.key == "priority" && s.best != limit.High && (text[0] == '-' || s.best == limit.Low) {
+		at := priorityAt{max(s.scan.Start()-s.piece, 0), s.scan.Pos() - s.piece, s.scan.Start() - s.piece}
+		if text[0] == '-' {
+			at.digit++
+		}
+		s.better = append(s.better, at)
+	}
+	if n, err := strconv.ParseFloat(string(text), 64); whole && err == nil {
+		if s.num == nil {
+			s.num = map[string]float64{}
+		}
+		s.num[s.key] = n
+	}
+}
+
+// kept is the last string, as far as it is kept.
+func (s *skim) kept() (text string, overlong bool) {
+	raw := s.scan.Text()
+	if overlong = len(raw) >= maxToken; overlong {
+		raw = raw[:maxToken]
+	}
+	return string(jsonscan.AppendDecoded(nil, raw)), overlong
+}
+
+// member takes a key.
+func (s *skim) member() {
+	var overlong bool
+	if s.key, overlong = s.kept(); overlong {
+		s.key = ""
+	}
+	if s.scan.Depth() != 1 {
+		return
+	}
+	s.top = s.key
+	if s.link == "" {
+		s.link = openai.LinkField([]byte(s.key))
+	}
+	if s.key == "model" {
+		s.twice, s.named = s.twice || s.named, true
+	}
+}
+
+// text takes a string that is a member's value.
+func (s *skim) text() {
+	atTop := s.scan.Depth() == 1
+	switch {
+	case atTop && s.key == "priority":
+		s.worded = true
+	case atTop && s.key == "model":
+		name, overlong := s.kept()
+		s.twice = s.twice || s.model != "" && (overlong || s.model != name)
+		if !overlong {
+			s.model = name
+		}
+	case s.fetched():
+		if url, _ := s.kept(); !strings.HasPrefix(url, "data:") {
+			s.urls = append(s.urls, url)
+		}
+	}
+}
+
+// fetched reports whether the present key is one whose value an engine fetches.
+func (s *skim) fetched() bool {
+	switch s.top {
+	case "metadata":
+		return false
+	case "tools": // schemas have any names
+		return s.key == "server_url"
+	}
+	return s.key == "url" || strings.HasSuffix(s.key, "_url")
+}

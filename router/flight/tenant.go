@@ -1,0 +1,189 @@
+package flight
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/apikey"
+	"github.com/xpyd/xpyd/router/limit"
+)
+
+// tenant is for whom a request is: the owner of its API key, or who a trusted
+// header names.
+type tenant struct {
+	name    string
+	key     *apikey.Key    // with which it came; never nil
+	account *limit.Account // nil without limits
+	stats   *tenantStats
+}
+
+// keyring is the keys in force. While there are none, and no header names
+// tenants, nobody is asked who they are.
+type keyring struct {
+	path   string   // of the file of keys, "" for none
+	plain  []string // keys of the configuration
+	header string   // that names tenants, "" for none
+	stats  *statsByName
+
+	now atomic.Pointer[keys] // nil: no keys are needed
+
+	mu       sync.Mutex
+	accounts map[string]*limit.Account // by tenant; what was used survives a reload
+}
+
+// keys is one version of them. It is immutable.
+type keys struct {
+	ring    *apikey.Ring
+	tenants map[string]*tenant
+}
+
+func newKeyring(cfg *Policy, stats *statsByName) (*keyring, error) {
+	k := &keyring{path: cfg.APIKeysFile, plain: cfg.APIKeys, header: cfg.TenantHeader, stats: stats, accounts: map[string]*limit.Account{}}
+	if k.path != "" {
+		return k, nil // files.add loads it
+	}
+	return k, k.load()
+}
+
+// load reads the file and puts it in force; on an error nothing changes.
+func (k *keyring) load() error {
+	if k.path == "" && len(k.plain) == 0 {
+		return nil
+	}
+	var list []apikey.Key
+	if k.path != "" {
+		var err error
+		if list, err = apikey.Load(k.path); err != nil {
+			return err
+		}
+	}
+	for i, secret := range k.plain {
+		list = append(list, apikey.Plain(fmt.Sprintf("api_keys/%d", i), secret))
+	}
+	next := &keys{ring: apikey.NewRing(list), tenants: make(map[string]*tenant, len(list))}
+	now := time.Now()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	old := k.accounts
+	k.accounts = make(map[string]*limit.Account, len(list))
+	for i := range list {
+		key := &list[i]
+		t := &tenant{name: key.Name, key: key, stats: k.stats.of(key.Name)}
+		if rates := key.Rates(); rates.Limits() {
+			if t.account = old[key.Name]; t.account == nil {
+				t.account = limit.NewAccount(now, rates)
+			}
+			t.account.Set(now, rates)
+			k.accounts[key.Name] = t.account
+		}
+		next.tenants[key.Name] = t
+	}
+	k.now.Store(next)
+	return nil
+}
+
+// open is the key of those who need none.
+var anyone = apikey.Key{Priority: "high", NamesTenants: true}
+
+// identify finds out for whom a request is; nil if nobody asks. ok is false
+// for a key that is missing, wrong or has ended.
+func (k *keyring) identify(h *fasthttp.RequestHeader) (t *tenant, ok bool) {
+	now := k.now.Load()
+	if now == nil && k.header == "" {
+		return nil, true
+	}
+	key := &anyone
+	if now != nil {
+		secret, ok := Bearer(h)
+		if !ok {
+			return nil, false
+		}
+		if key = now.ring.Find(secret); key == nil || key.Expired(time.Now()) {
+			return nil, false
+		}
+		t = now.tenants[key.Name]
+	}
+	if k.header == "" || !key.NamesTenants {
+		return t, true
+	}
+	name := string(h.Peek(k.header))
+	if !apikey.PlainName(name) {
+		return t, true // nobody in particular
+	}
+	named := &tenant{name: name, key: key, stats: k.stats.of(name)}
+	if t != nil {
+		named.account = t.account
+	}
+	return named, true
+}
+
+// Bearer is the key that a request shows.
+func Bearer(h *fasthttp.RequestHeader) ([]byte, bool) {
+	const scheme = "bearer "
+	v := h.Peek("Authorization")
+	if len(v) <= len(scheme) || !bytes.EqualFold(v[:len(scheme)], []byte(scheme)) {
+		return nil, false
+	}
+	return bytes.TrimSpace(v[len(scheme):]), true
+}
+
+type tenantKey struct{}
+
+// Keyed finds out for whom the request is; false if its key will not do.
+func (s *Service) Keyed(ctx *fasthttp.RequestCtx) bool {
+	t, ok := s.keys.identify(&ctx.Request.Header)
+	switch {
+	case !ok:
+		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
+		s.metrics.unauthorized.Inc()
+	case t != nil:
+		ctx.SetUserValue(tenantKey{}, t)
+	}
+	return ok
+}
+
+// tenantOf is what keyed found out.
+func tenantOf(ctx *fasthttp.RequestCtx) *tenant {
+	t, _ := ctx.UserValue(tenantKey{}).(*tenant)
+	return t
+}
+
+// headers tells the client its limits by the names that OpenAI gives them.
+func (t *tenant) headers(h *fasthttp.ResponseHeader, now time.Time) {
+	requests, tokens := t.account.Levels(now)
+	set := func(what string, l limit.Level) {
+		if l.Limit == 0 {
+			return
+		}
+		h.Set("x-ratelimit-limit-"+what, strconv.FormatInt(l.Limit, 10))
+		h.Set("x-ratelimit-remaining-"+what, strconv.FormatInt(l.Left, 10))
+		h.Set("x-ratelimit-reset-"+what, l.Full.Round(time.Millisecond).String())
+	}
+	set("requests", requests)
+	set("tokens", tokens)
+}
+
+// over is the answer for a request that goes beyond the tenant's limits.
+func (t *tenant) over(o *limit.Over, tokens float64) *openai.Error {
+	var e *openai.Error
+	switch o.What {
+	case limit.OverSize:
+		return openai.BadRequest("max_tokens", "the request may take %.0f tokens, and %s has %d a minute; shorten the prompt or lower max_tokens",
+			tokens, t.key.Name, o.Limit)
+	case limit.OverInFlight:
+		e = openai.TooMany("%s may have %d requests at once; try again when one is answered", t.key.Name, o.Limit)
+	case limit.OverTokens:
+		e = openai.TooMany("%s may use %d tokens a minute, and the request may take %.0f; try again in %v", t.key.Name, o.Limit, tokens, o.After.Round(time.Millisecond))
+	default:
+		e = openai.TooMany("%s may send %d requests a minute; try again in %v", t.key.Name, o.Limit, o.After.Round(time.Millisecond))
+	}
+	e.RetryAfter = seconds(o.After)
+	return e
+}

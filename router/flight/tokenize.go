@@ -1,0 +1,151 @@
+package flight
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/scarce"
+	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/h1"
+)
+
+// Tokenize serves /tokenize and /detokenize: any live worker of the model can
+// answer, but those that drain get this no more than other work; a second is
+// tried if the first's connection breaks.
+func (s *Service) Tokenize(ctx *fasthttp.RequestCtx, id string) {
+	q := s.newRequest(id, string(ctx.Method()), string(ctx.Path()))
+	q.watch(ctx.Conn())
+	q.body = ctx.PostBody()
+	q.deadline(min(s.gate.get().RequestTimeout, s.AskTimeout))
+	ans, err := q.ask(ctx)
+	if err != nil {
+		h1.WriteError(ctx, err)
+		q.finish(err.Status, err.Message)
+		return
+	}
+	ans.Write(ctx)
+	q.bytes = int64(len(ans.Body))
+	q.finish(ans.Status, "")
+}
+
+// ask sends the request to one worker, then to another.
+func (q *request) ask(ctx *fasthttp.RequestCtx) (*Reply, *openai.Error) {
+	top, err := openai.Scan(q.body, openai.Limits{})
+	if err != nil {
+		return nil, err
+	}
+	if top.Link != "" {
+		return nil, linked(top.Link)
+	}
+	q.shown(h1.Clip(top.Model), false)
+	if err := q.admit(ctx, &top); err != nil {
+		return nil, err
+	}
+	now := q.s.fleet.Snapshot()
+	known, last := len(now.Members) == 0, errors.New("no worker is live")
+	tries := 0
+	for _, role := range []fleet.Role{fleet.Decode, fleet.Prefill} {
+		for i := range now.Members {
+			m := &now.Members[i]
+			if m.Role != role || top.Model != "" && m.Model != top.Model {
+				continue
+			}
+			known = true
+			switch {
+			case !m.Serves() || tries == 2:
+				continue
+			case m.Draining || q.s.Members.Drained(m):
+				if tries == 0 {
+					last = errors.New("every worker that is live drains")
+				}
+				continue
+			}
+			tries++
+			ans, err := q.askOne(m, now.Version, q.s.MaxResponseBytes)
+			if err == nil {
+				return ans, nil
+			}
+			if q.ctx.Err() != nil {
+				return nil, contextError(&q.ctx)
+			}
+			last = err
+		}
+	}
+	if !known {
+		return nil, openai.ModelNotFound(top.Model)
+	}
+	if tries == 0 || scarce.Ours(last) {
+		return nil, openai.Unavailable("%v", last)
+	}
+	return nil, openai.Upstream("%v", last)
+}
+
+// Question is a request of the router's own to one worker.
+type Question struct {
+	ID           string // of the request; "" makes one
+	Method, Path string
+	Body         []byte
+	Timeout      time.Duration
+	Limit        int // bytes of the answer
+}
+
+// Reply is a worker's answer to one.
+type Reply struct {
+	Status      int
+	ContentType string
+	Body        []byte
+}
+
+// Write answers with it.
+func (r *Reply) Write(ctx *fasthttp.RequestCtx) {
+	ctx.SetStatusCode(r.Status)
+	ctx.SetContentType(r.ContentType)
+	ctx.Response.SetBodyRaw(r.Body)
+}
+
+// Ask sends one request to a worker.
+func (s *Service) Ask(m *fleet.Member, x Question) (*Reply, error) {
+	q := s.newRequest(h1.RequestID([]byte(x.ID)), x.Method, x.Path)
+	q.internal()
+	q.body = x.Body
+	q.deadline(x.Timeout)
+	defer q.finish(200, "")
+	return q.askOne(m, s.fleet.Snapshot().Version, x.Limit)
+}
+
+// askOne sends the request to one worker.
+func (q *request) askOne(m *fleet.Member, version uint64, limit int) (*Reply, error) {
+	l := newLeg(m.Role, &m.Instance, version)
+	defer l.End(errOver)
+	defer l.Within(&q.ctx)()
+	q.s.legs.add(l)
+	defer q.s.legs.remove(l)
+	var h fasthttp.RequestHeader
+	h.SetMethod(q.method)
+	h.SetRequestURI(q.path)
+	h.SetContentType("application/json")
+	h.Set(dialect.HeaderRequestID, q.id)
+	if q.auth != "" {
+		h.Set("Authorization", q.auth)
+	}
+	b, err := q.s.send(l, &h, [][]byte{q.body}, nil)
+	if err != nil {
+		if l.Cause() == nil {
+			q.s.Members.Suspect(&m.Instance, err)
+		}
+		return nil, fmt.Errorf("worker %s: %w", m.ID, err)
+	}
+	body, err := b.All(limit)
+	if err != nil {
+		b.Abort()
+		return nil, fmt.Errorf("worker %s: %w", m.ID, err)
+	}
+	r := &Reply{b.Header.StatusCode(), string(b.Header.ContentType()), body}
+	b.Finish()
+	return r, nil
+}

@@ -1,0 +1,73 @@
+package flight
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/h1"
+	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/sense"
+)
+
+// Try implements Trier: the probe is a request that is marked and bound to its pair.
+func (s *Service) Try(pr *sense.Pair, path, fields string) error {
+	q := s.newRequest(h1.RequestID(nil), "POST", path)
+	q.internal()
+	q.shown(pr.D.Model, false)
+	q.body = openai.AppendString([]byte(`{"model":`), pr.D.Model)
+	q.body = append(append(append(q.body, ','), fields...), '}')
+	q.deadline(s.Members.ProbeTimeout)
+	var serr *openai.Error
+	if q.top, serr = openai.Scan(q.body, openai.Limits{}); serr != nil {
+		q.finish(serr.Status, serr.Message)
+		return serr
+	}
+	members := make([]fleet.Member, 0, 2)
+	for _, m := range pr.Members() {
+		members = append(members, *m)
+	}
+	view := pick.View{Snapshot: fleet.NewSnapshot(pr.Version, time.Time{}, members)}
+	// A picker of its own: probes are no load, and no user's choice.
+	own := pick.New(pick.Config{Policy: pick.RoundRobin}, nil)
+	choice, err := own.Pick(view, &pick.Request{Model: pr.D.Model})
+	if err != nil {
+		q.finish(503, err.Error())
+		return err
+	}
+	a := q.newAttempt(choice, pr.Version)
+	ans, f := a.generate()
+	switch {
+	case f != nil:
+		err = f.probe()
+	case ans.status != 200:
+		err = fmt.Errorf("status %d: %s", ans.status, errorMessage(ans.body))
+	default: // prefill's word too: both must have passed
+		select {
+		case <-a.pDone:
+			err = a.prefillError()
+		case <-q.ctx.Done(): // the leg may linger
+			err = (&failure{role: fleet.Prefill, id: a.p.inst.ID, err: q.ctx.Cause()}).probe()
+		}
+	}
+	q.finish(200, "")
+	return err
+}
+
+// prefillError reports whether prefill's leg ended other than done.
+func (a *attempt) prefillError() error {
+	if state, _ := a.p.get(); state != legDone && state != legUnused {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return (&failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: a.outcome, err: fmt.Errorf("its leg ended %s %s", state, a.outcome)}).probe()
+	}
+	return nil
+}
+
+// probe is the failure as the prober knows it.
+func (f *failure) probe() error {
+	return &sense.ProbeError{Err: f, Status: f.status, Full: f.outcome == ticket.NoSpace, Refuses: errors.Is(f.err, sense.ErrRefusesUs), Shortage: f.reason == reasonShortage}
+}

@@ -1,0 +1,87 @@
+package h1
+
+import (
+	crand "crypto/rand"
+	"encoding/hex"
+	"log/slog"
+	"strconv"
+	"strings"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/openai"
+)
+
+// WriteError answers with an error.
+func WriteError(ctx *fasthttp.RequestCtx, e *openai.Error) {
+	ctx.Response.ResetBody()
+	ctx.SetStatusCode(e.Status)
+	ctx.SetContentType("application/json")
+	if s := max(e.RetryAfter, RetryAfter(e.Status)); s > 0 {
+		ctx.Response.Header.Set("Retry-After", strconv.Itoa(s))
+	}
+	ctx.Response.SetBodyRaw(e.Append(nil))
+}
+
+// WriteJSON answers with a body of JSON.
+func WriteJSON(ctx *fasthttp.RequestCtx, status int, body []byte) {
+	ctx.SetStatusCode(status)
+	ctx.SetContentType("application/json")
+	ctx.Response.SetBodyRaw(body)
+}
+
+// RetryAfter is in seconds; 0 means no Retry-After.
+func RetryAfter(status int) int {
+	if status == 429 || status == 503 {
+		return 1
+	}
+	return 0
+}
+
+// Method treats HEAD as GET: the server leaves the body out.
+func Method(ctx *fasthttp.RequestCtx) string {
+	if ctx.IsHead() {
+		return "GET"
+	}
+	return string(ctx.Method())
+}
+
+// logAdapter takes what the HTTP server has to say about broken connections,
+// which is a client's doing and no warning.
+type logAdapter struct{ log *slog.Logger }
+
+func (l logAdapter) Printf(format string, args ...any) {
+	l.log.Debug("http", "text", strings.TrimSpace(format))
+}
+
+// RequestID is the client's if it is a plain name, else a fresh one.
+func RequestID(client []byte) string {
+	if plainID(client) {
+		return string(client)
+	}
+	var b [12]byte
+	crand.Read(b[:]) // never fails
+	return "req-" + hex.EncodeToString(b[:])
+}
+
+func plainID(id []byte) bool {
+	if len(id) == 0 || len(id) > 128 {
+		return false
+	}
+	for _, c := range id {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// Clip bounds foreign text in messages and logs.
+func Clip(s string) string {
+	if len(s) > 200 {
+		return strings.ToValidUTF8(s[:200], "") + "…"
+	}
+	return s
+}

@@ -1,0 +1,68 @@
+package h1
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"net/http/httputil"
+	"testing"
+	"testing/iotest"
+	"time"
+)
+
+// deadConn reads from r.
+type deadConn struct {
+	net.Conn
+	r io.Reader
+}
+
+func (deadConn) SetReadDeadline(time.Time) error { return nil }
+
+func (c deadConn) Read(p []byte) (int, error) { return c.r.Read(p) }
+
+func bodyOf(r io.Reader, chunked bool, length int64) *Response {
+	c := &workerConn{Conn: deadConn{r: r}, u: NewClient(DefaultTimeouts(), Upstream{}, nil)}
+	c.in.init(c.Conn, c.u.bufs)
+	if chunked {
+		length = -1
+	}
+	return &Response{conn: c, httpBody: newBody(&c.in, int(length))}
+}
+
+// FuzzChunked: what our chunk reader accepts, the standard library's accepts
+// and reads the same.
+func FuzzChunked(f *testing.F) {
+	f.Add([]byte("3\r\nabc\r\n0\r\n\r\n"))
+	f.Add([]byte("A;x=y\r\n0123456789\r\n0\r\nT: x\r\n\r\n"))
+	f.Add([]byte("ffffffffffffffff\r\n"))
+	f.Add([]byte("1\r\nab\r\n0\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		got, err := bodyOf(bytes.NewReader(in), true, 0).All(1 << 20)
+		slow, serr := bodyOf(iotest.OneByteReader(bytes.NewReader(in)), true, 0).All(1 << 20)
+		if (err == nil) != (serr == nil) || !bytes.Equal(got, slow) {
+			t.Fatalf("%q: %v and %v", in, err, serr)
+		}
+		if err != nil {
+			return
+		}
+		want, werr := io.ReadAll(httputil.NewChunkedReader(bytes.NewReader(in)))
+		if werr == nil && !bytes.Equal(got, want) {
+			t.Fatalf("%q: %q, want %q", in, got, want)
+		}
+	})
+}
+
+// TestBodyAllocations: a read costs no allocation.
+func TestBodyAllocations(t *testing.T) {
+	b, p := bodyOf(bytes.NewReader(make([]byte, 1<<20)), false, 1<<20), make([]byte, 64)
+	if n := testing.AllocsPerRun(10000, func() {
+		if err := b.Await(); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := b.Read(p); err != nil || n != len(p) {
+			t.Fatal(n, err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations a read", n)
+	}
+}

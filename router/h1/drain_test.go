@@ -1,0 +1,165 @@
+package h1_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/router/h1"
+)
+
+// started is a server with a handler, on a listener of its own.
+func started(t *testing.T, cfg h1.ServerConfig) (*h1.Server, net.Listener) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := h1.DefaultBounds()
+	if cfg.MaxConns > 0 {
+		b.MaxConns = cfg.MaxConns
+	}
+	cfg.Bounds, cfg.Refuse = b, func(ctx *fasthttp.RequestCtx, err error) { h1.WriteError(ctx, b.Refusal(err)) }
+	s := h1.NewServer(cfg)
+	s.Start(ln)
+	t.Cleanup(func() {
+		s.Cut()
+		s.Wait()
+	})
+	return s, ln
+}
+
+// ask sends a GET and returns the answer's reader.
+func ask(t *testing.T, conn net.Conn, version string) *bufio.Reader {
+	t.Helper()
+	if _, err := fmt.Fprintf(conn, "GET / HTTP/%s\r\nHost: x\r\n\r\n", version); err != nil {
+		t.Fatal(err)
+	}
+	return bufio.NewReader(conn)
+}
+
+// TestStreamWriter: each flush is a chunk, and the connection goes on behind the
+// last; HTTP/1.0 has no chunks, and the body ends with the connection.
+func TestStreamWriter(t *testing.T) {
+	_, ln := started(t, h1.ServerConfig{Handler: func(ctx *fasthttp.RequestCtx) {
+		h1.StreamWriter(ctx, func(out *bufio.Writer) {
+			for _, s := range []string{"one", "two"} {
+				out.WriteString(s)
+				out.Flush()
+			}
+			out.WriteString("!")
+		})
+	}})
+	conn, old := dial(t, ln), dial(t, ln)
+	defer conn.Close()
+	defer old.Close()
+	const chunks = "3\r\none\r\n3\r\ntwo\r\n1\r\n!\r\n0\r\n\r\n"
+	for range 2 {
+		in := ask(t, conn, "1.1")
+		for line := ""; line != "\r\n"; {
+			var err error
+			if line, err = in.ReadString('\n'); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got := make([]byte, len(chunks))
+		if _, err := io.ReadFull(in, got); err != nil || string(got) != chunks {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	raw, err := io.ReadAll(ask(t, old, "1.0"))
+	if err != nil || !strings.HasSuffix(string(raw), "\r\n\r\nonetwo!") {
+		t.Errorf("1.0: %q, %v", raw, err)
+	}
+}
+
+// TestDrain: what is idle is closed at once, a request is answered, and nothing
+// is accepted any more.
+func TestDrain(t *testing.T) {
+	begun, go1 := make(chan struct{}), make(chan struct{})
+	s, ln := started(t, h1.ServerConfig{Handler: func(ctx *fasthttp.RequestCtx) {
+		close(begun)
+		<-go1
+		h1.WriteJSON(ctx, 200, []byte(`{}`))
+	}})
+	idle, busy := dial(t, ln), dial(t, ln)
+	defer idle.Close()
+	defer busy.Close()
+	in := ask(t, busy, "1.1")
+	<-begun
+	late, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := s.Drain(late); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("it did not wait for the request: %v", err)
+	}
+	if _, err := idle.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the idle connection: %v", err)
+	}
+	if conn, err := net.Dial("tcp", ln.Addr().String()); err == nil {
+		conn.Close()
+		t.Error("it still listens")
+	}
+	close(go1)
+	resp, err := http.ReadResponse(in, nil)
+	if err != nil || resp.StatusCode != 200 || !resp.Close {
+		t.Fatalf("%+v, %v", resp, err)
+	}
+	for end := time.Now().Add(10 * time.Second); s.Count() > 0 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	if n := s.Count(); n != 0 {
+		t.Errorf("%d connections are left", n)
+	}
+}
+
+// TestLastWords: behind Drain a client that takes nothing holds nobody up.
+func TestLastWords(t *testing.T) {
+	begun := make(chan struct{})
+	s, ln := started(t, h1.ServerConfig{LastWords: 100 * time.Millisecond, Handler: func(ctx *fasthttp.RequestCtx) {
+		h1.StreamWriter(ctx, func(out *bufio.Writer) {
+			close(begun)
+			for piece := strings.Repeat("x", 1<<20); ; {
+				if _, err := out.WriteString(piece); err != nil {
+					return
+				}
+			}
+		})
+	}})
+	conn := dial(t, ln)
+	defer conn.Close()
+	ask(t, conn, "1.1")
+	<-begun
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := s.Drain(ctx); err != nil {
+		t.Errorf("the stream goes on: %v", err)
+	}
+}
+
+// TestFull: beyond the bound a connection is told so.
+func TestFull(t *testing.T) {
+	_, ln := started(t, h1.ServerConfig{Bounds: h1.Bounds{MaxConns: 1}, Who: "it", Handler: func(ctx *fasthttp.RequestCtx) { h1.WriteJSON(ctx, 200, []byte(`{}`)) }})
+	first, second := dial(t, ln), dial(t, ln)
+	defer first.Close()
+	defer second.Close()
+	resp, err := http.ReadResponse(bufio.NewReader(second), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != 503 || !resp.Close || !strings.Contains(string(body), "it has its 1 connections") {
+		t.Errorf("%d %s, %v", resp.StatusCode, body, err)
+	}
+	if resp, err := http.ReadResponse(ask(t, first, "1.1"), nil); err != nil || resp.StatusCode != 200 {
+		t.Errorf("the first: %+v, %v", resp, err)
+	}
+}

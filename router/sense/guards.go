@@ -1,0 +1,86 @@
+package sense
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// memberMetrics are those of who may get requests.
+type memberMetrics struct {
+	sent      *prometheus.CounterVec // probes, by result
+	opened    *prometheus.CounterVec // role
+	ejections *prometheus.CounterVec // role
+}
+
+func newMemberMetrics() memberMetrics {
+	g := memberMetrics{
+		sent: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_probes_total",
+			Help: "One-token probes sent, by result."}, []string{"result"}),
+		opened: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_breaker_opened_total",
+			Help: "Times that a worker's breaker opened, also after a try that failed. `xpyd status` says whose and why."}, []string{"role"}),
+		ejections: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_ejections_total",
+			Help: "Times that a worker was ejected because it did worse than its peers. `xpyd status` says whose and why."}, []string{"role"}),
+	}
+	for _, role := range []fleet.Role{fleet.Prefill, fleet.Decode} {
+		g.opened.WithLabelValues(string(role))
+		g.ejections.WithLabelValues(string(role))
+	}
+	return g
+}
+
+// Collectors are the metrics.
+func (ms *Members) Collectors() []prometheus.Collector {
+	gauge := func(name, help string, f func() int) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(f()) })
+	}
+	return []prometheus.Collector{ms.sent, ms.opened, ms.ejections,
+		gauge("xpyd_router_breakers_open", "Workers whose breaker is open or half open: they are live, and fail what they are given.",
+			func() int { n, _ := ms.Picker.Guarded(); return n }),
+		gauge("xpyd_router_workers_ejected", "Workers that get no requests because they do worse than their peers.",
+			func() int { _, n := ms.Picker.Guarded(); return n }),
+		gauge("xpyd_router_prefix_bytes", "Memory of where prefixes went, by their text. At pick.affinity_bytes the oldest are forgotten; 0 long after a start: other routers told nothing, and no prompt is long enough.", func() int { return int(ms.Picker.AffinityBytes()) }),
+	}
+}
+
+// followGuards logs and counts what happens to the guards of workers, and
+// compares the workers now and then.
+func (ms *Members) followGuards() {
+	tick := time.NewTicker(ms.Judge)
+	defer tick.Stop()
+	for {
+		events, changed := ms.Picker.Events()
+		for i := range events {
+			ms.guarded(&events[i])
+		}
+		select {
+		case <-changed:
+		case now := <-tick.C:
+			ms.Picker.Judge(now)
+		case <-ms.Ctx.Done():
+			return
+		}
+	}
+}
+
+func (ms *Members) guarded(ev *pick.Event) {
+	log := ms.Log.With("worker", ev.ID, "role", ev.Role, "was", ev.Was)
+	switch ev.State {
+	case pick.Open:
+		if ev.Until == nil || !ev.Until.After(time.Now()) {
+			return // a try that was not made
+		}
+		ms.opened.WithLabelValues(string(ev.Role)).Inc()
+		log.Warn("breaker opened", "until", *ev.Until, "why", ev.Why)
+	case pick.HalfOpen:
+		log.Debug("breaker is half open: one request tries the worker")
+	case pick.Ejected:
+		ms.ejections.WithLabelValues(string(ev.Role)).Inc()
+		log.Warn("worker ejected", "until", *ev.Until, "why", ev.Why)
+	default:
+		log.Info("worker gets requests again")
+	}
+}

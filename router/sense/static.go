@@ -1,0 +1,155 @@
+package sense
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/h1"
+)
+
+// Static is one worker or engine of the configuration.
+type Static struct {
+	ID   string     `koanf:"id"`
+	Role fleet.Role `koanf:"role"` // prefill or decode; decode for dialect openai
+	URL  string     `koanf:"url"`  // http://host:port
+	// Dialect is one of dialect.Names, but not native: native workers announce
+	// themselves.
+	Dialect string `koanf:"dialect"`
+	Model   string `koanf:"model"` // the name clients use
+
+	// Version is the engine's; empty asks GET /version.
+	Version string `koanf:"version"`
+	// Bootstrap is host:port where decode finds this prefill engine; empty
+	// means the URL's host and the dialect's usual port. For vllm-p2pnccl it
+	// is the ZMQ address, of both roles.
+	Bootstrap   string `koanf:"bootstrap"`
+	EngineID    string `koanf:"engine_id"` // vllm-nixl-push
+	TP          int    `koanf:"tp"`        // vllm-nixl-push
+	PP          int    `koanf:"pp"`        // vllm-nixl-push
+	DPRanks     int    `koanf:"dp_ranks"`  // data-parallel ranks behind the URL
+	MaxModelLen int    `koanf:"max_model_len"`
+	// KVEvents and KVReplay are host:port of rank 0's publisher of KV events
+	// and of its replay socket; KVTopic is the prefix of its topics.
+	KVEvents string `koanf:"kv_events"`
+	KVReplay string `koanf:"kv_replay"`
+	KVTopic  string `koanf:"kv_topic"`
+	Topology string `koanf:"topology"`  // "zone-a/rack-3", for pick.topology_level
+	MaxBatch int    `koanf:"max_batch"` // sequences that decode runs at once; 0: unknown
+}
+
+func (s *Static) instance() fleet.Instance {
+	i := fleet.Instance{ID: s.ID, Role: s.Role, URL: s.URL, Dialect: s.Dialect, Model: s.Model, Version: s.Version,
+		Bootstrap: s.Bootstrap, EngineID: s.EngineID, TP: s.TP, PP: s.PP, DPRanks: s.DPRanks, MaxModelLen: s.MaxModelLen, MaxBatch: s.MaxBatch,
+		KVEvents: s.KVEvents, KVReplay: s.KVReplay, KVTopic: s.KVTopic, Topology: s.Topology}
+	if i.Role == "" && i.Alone() {
+		i.Role = fleet.Decode
+	}
+	return i
+}
+
+// validStatics returns a *config.KeyError.
+func validStatics(list []Static) error {
+	seen := map[string]bool{}
+	for n, s := range list {
+		i := s.instance()
+		err := i.Validate()
+		switch {
+		case err != nil:
+		case !slices.Contains(foreignNames(), s.Dialect):
+			err = fmt.Errorf("dialect: want one of %s; native workers announce themselves, with --join-file", strings.Join(foreignNames(), ", "))
+		case seen[s.ID]:
+			err = fmt.Errorf("id: %q is there twice", s.ID)
+		default:
+			err = CheckInstance(&i)
+		}
+		if err != nil {
+			return config.Bad("static", "entry %d: %v", n+1, err)
+		}
+		seen[s.ID] = true
+	}
+	return nil
+}
+
+func foreignNames() []string {
+	return slices.DeleteFunc(dialect.Names(), func(n string) bool { return n == "native" })
+}
+
+// SetStatic makes the list the static members of the fleet: new and changed
+// ones are probed anew, those that are gone from it end, the others are left
+// alone with their requests.
+func (ms *Members) SetStatic(list []Static) error {
+	if err := validStatics(list); err != nil {
+		return err
+	}
+	ms.staticMu.Lock()
+	defer ms.staticMu.Unlock()
+	if len(list) == 0 && len(ms.statics) == 0 {
+		return nil
+	}
+	ed, ok := ms.Fleet.(Editor)
+	if !ok {
+		return config.Bad("static", "this fleet cannot be added to")
+	}
+	next := map[string]Static{}
+	var errs []error
+	for _, s := range list {
+		next[s.ID] = s
+		if old, ok := ms.statics[s.ID]; ok && old == s {
+			continue
+		}
+		inst := s.instance()
+		inst.Epoch = ms.NextEpoch(s.ID)
+		if err := ed.AddStatic(inst, fleet.Static); err != nil {
+			errs = append(errs, err)
+			delete(next, s.ID)
+		}
+	}
+	for id := range ms.statics {
+		if _, ok := next[id]; !ok {
+			ed.Remove(id, "taken out of the configuration")
+		}
+	}
+	ms.statics = next
+	return errors.Join(errs...)
+}
+
+// configured reports whether the operator has told the version.
+func (p *prober) configured(m *fleet.Member) bool {
+	p.ms.staticMu.Lock()
+	defer p.ms.staticMu.Unlock()
+	return p.ms.statics[m.ID].Version != ""
+}
+
+// NextEpoch is one for an instance that does not tell its own: newer than what is
+// known of that id, so that who was removed can be added again.
+func (ms *Members) NextEpoch(id string) uint64 {
+	now := fleet.NewEpoch()
+	if m := ms.Fleet.Snapshot().Get(id); m != nil {
+		return max(now, m.Epoch+1)
+	}
+	return now
+}
+
+// CheckInstance refuses what the router could not reach, or would not know what
+// for. The error is a *config.KeyError.
+func CheckInstance(inst *fleet.Instance) error {
+	_, err := h1.Address(inst.URL)
+	switch {
+	case inst.ID == "" || strings.ContainsAny(inst.ID, "/? \r\n"):
+		return config.Bad("id", "%q is no id", h1.Clip(inst.ID))
+	case inst.Role != fleet.Prefill && inst.Role != fleet.Decode:
+		return config.Bad("role", "want prefill or decode, not %q", h1.Clip(string(inst.Role)))
+	case inst.Model == "":
+		return config.Bad("model", "it is required: what clients call it")
+	case dialect.For(inst.Dialect) == nil:
+		return config.Bad("dialect", "%q is unknown", h1.Clip(inst.Dialect))
+	case err != nil:
+		return config.Bad("url", "%v", err)
+	}
+	return nil
+}

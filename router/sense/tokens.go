@@ -1,0 +1,121 @@
+package sense
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/tokenizer"
+)
+
+// Prompt is a request's prompt.
+type Prompt struct {
+	Top  *openai.Top
+	Body []byte
+}
+
+// tokens returns the ids of a request's first prompt: as the client sent them,
+// or made by a tokenizer of the configuration; nil if they cannot be known.
+func (e *Feeds) tokens(ctx context.Context, q *Prompt) []uint32 {
+	if !q.Top.Messages {
+		if ids := tokenIDs(q.Top.Prompt); ids != nil {
+			return ids
+		}
+	}
+	tok := e.toks[q.Top.Model]
+	if tok == nil || e.isAlien(q.Top.Model) {
+		return nil
+	}
+	if q.Top.Messages {
+		return chatTokens(ctx, tok, q.Body)
+	}
+	c, err := openai.ParseCompletion(q.Body, openai.Limits{})
+	if err != nil || len(c.Prompts) == 0 {
+		return nil // the worker will say what is wrong with it
+	}
+	return unsigned(tok.Encode(c.Prompts[0].Text, c.AddSpecial))
+}
+
+func (e *Feeds) isAlien(model string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.alien[model]
+}
+
+func chatTokens(ctx context.Context, tok *tokenizer.Tokenizer, body []byte) []uint32 {
+	c, err := openai.ParseChat(body, openai.Limits{})
+	if err != nil || !tok.HasChatTemplate() {
+		return nil
+	}
+	in := tokenizer.ChatInput{Messages: c.Messages, AddGenerationPrompt: c.AddGenerationPrompt,
+		ContinueFinalMessage: c.ContinueFinalMessage, Kwargs: c.TemplateKwargs}
+	if c.Tools != nil && string(c.ToolChoice) != `"none"` {
+		if json.Unmarshal(c.Tools, &in.Tools) != nil {
+			return nil
+		}
+	}
+	text, rerr := tok.RenderChat(ctx, in)
+	if rerr != nil {
+		return nil
+	}
+	return unsigned(tok.Encode(text, c.AddSpecial))
+}
+
+func unsigned(ids []int32) []uint32 {
+	out := make([]uint32, len(ids))
+	for i, id := range ids {
+		out[i] = uint32(id)
+	}
+	return out
+}
+
+// tokenIDs reads a JSON list of ids, or the first of a list of such lists; nil
+// for anything else. The text is known to be JSON.
+func tokenIDs(raw []byte) []uint32 {
+	i := 0
+	space := func() {
+		for i < len(raw) && (raw[i] == ' ' || raw[i] == '\n' || raw[i] == '\t' || raw[i] == '\r') {
+			i++
+		}
+	}
+	depth := 0
+	for space(); i < len(raw) && raw[i] == '[' && depth < 2; space() {
+		depth++
+		i++
+	}
+	if depth == 0 {
+		return nil
+	}
+	out := make([]uint32, 0, len(raw)/6)
+	for i < len(raw) {
+		space()
+		id, digits := uint64(0), 0
+		for ; i < len(raw) && raw[i] >= '0' && raw[i] <= '9' && digits < 10; i++ {
+			id = id*10 + uint64(raw[i]-'0')
+			digits++
+		}
+		space()
+		if digits == 0 || id > 1<<32-1 || i == len(raw) {
+			return nil
+		}
+		out = append(out, uint32(id))
+		switch raw[i] {
+		case ',':
+			i++
+		case ']':
+			return out
+		default:
+			return nil
+		}
+	}
+	return nil
+}
+
+// saltOf reads the cache salt, raw JSON or nothing.
+func saltOf(raw []byte) string {
+	var s string
+	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
+		return ""
+	}
+	return s
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/figures"
+	"github.com/xpyd/xpyd/scripts/bench/harness"
+)
+
+// turns is how often the two routers take turns in a round. A machine that others use
+// too is slower for some seconds at times; that meets both then.
+const turns = 10
+
+// builds compares this tree with an earlier commit, of which it builds what it needs: the
+// router's processor time of a request, and decode on the CPU.
+type builds struct {
+	router                      // for its engines
+	before, routerName, cpuName string
+	tree                        string    // of the commit before
+	routerBefore                string    // its xpyd
+	decoders                    [2]string // decode benchmarks: of this tree, and of before
+}
+
+func (b *builds) flags(f *flag.FlagSet) {
+	f.StringVar(&b.before, "before", "", "the earlier commit")
+	f.StringVar(&b.routerName, "router-name", "router.build_ratio", "of the router's figures, less .nonstream and .stream16")
+	f.StringVar(&b.cpuName, "cpu-name", "cpu.build_ratio", "of decode's figure, less .110m")
+	f.IntVar(&b.requests, "requests", 6000, "to each router in a round")
+}
+
+func (b *builds) parts() []part {
+	routers := func(name string, stream bool) part {
+		return part{"router." + name, func(ctx context.Context) error { return b.routers(ctx, name, stream) }}
+	}
+	return []part{routers("nonstream", false), routers("stream16", true), {"cpu.110m", b.decoding}}
+}
+
+// open builds the commit before in a work tree of its own.
+func (b *builds) open(ctx context.Context) error {
+	if b.before == "" {
+		return errors.New("name the earlier commit: -before")
+	}
+	commit, err := exec.CommandContext(ctx, "git", "rev-parse", "--short=12", b.before+"^{commit}").Output()
+	if err != nil {
+		return fmt.Errorf("-before %s is no commit: %w", b.before, err)
+	}
+	hash := strings.TrimSpace(string(commit))
+	b.Command = strings.Replace(b.Command, "-before "+b.before, "-before "+hash, 1)
+	b.before = hash
+	b.tree = filepath.Join(b.Dir, "before")
+	if text, err := exec.CommandContext(ctx, "git", "worktree", "add", "--detach", b.tree, b.before).CombinedOutput(); err != nil {
+		return fmt.Errorf("git worktree add %s: %w: %s", b.before, err, text)
+	}
+	b.routerBefore, b.decoders = filepath.Join(b.Dir, "xpyd-before"), [2]string{filepath.Join(b.Dir, "decode"), filepath.Join(b.Dir, "decode-before")}
+	if b.Wants("router.nonstream") || b.Wants("router.stream16") {
+		if err := errors.Join(harness.Build(ctx, b.tree, b.routerBefore, "./cmd/xpyd", "CGO_ENABLED=0"), b.engines(ctx)); err != nil {
+			return err
+		}
+	}
+	if b.Wants("cpu.110m") {
+		return errors.Join(buildDecode(ctx, b.tree, b.decoders[1]), buildDecode(ctx, ".", b.decoders[0]))
+	}
+	return nil
+}
+
+func (b *builds) close() error {
+	text, err := exec.Command("git", "worktree", "remove", "--force", b.tree).CombinedOutput()
+	if err != nil && b.tree != "" {
+		return fmt.Errorf("git worktree remove: %w: %s", err, text)
+	}
+	return nil
+}
+
+// add writes the ratio of now over before: its median's 95 % interval, of which the upper
+// end is the figure where less is better, and the lower end where more is.
+func (b *builds) add(name, unit, model string, now, before []float64, more bool) error {
+	f := figures.Figure{Name: name}.Ratios(now, before)
+	ratios := make([]float64, len(now))
+	for i := range ratios {
+		ratios[i] = now[i] / before[i]
+	}
+	low, high := figures.MedianWithin(ratios)
+	end, which := high, "upper"
+	if more {
+		end, which = low, "lower"
+	}
+	return b.Add(figures.Figure{Name: name, Value: end, PeerValue: 1, Ratio: end, Unit: "x", Peer: "the build before, " + b.before, Runs: f.Runs,
+		Model:  fmt.Sprintf("%s; %s end of the median's 95 %% interval", model, which),
+		Spread: fmt.Sprintf("median %.4f, 95 %% interval %.4f..%.4f; now %.4g %s, before %.4g %s", f.Ratio, low, high, f.Value, unit, f.PeerValue, unit)})
+}
+
+// routers compares the processor time of a request. Each round starts both builds anew.
+func (b *builds) routers(ctx context.Context, name string, stream bool) error {
+	now, err := b.Binary(ctx)
+	if err != nil {
+		return err
+	}
+	req := post("/v1/completions", completion(words(2<<10), stream, 16, ""))
+	n := max(b.requests/turns, 1)
+	us := map[string][]float64{}
+	for round := range b.Rounds {
+		used, err := b.inTurns(ctx, []string{b.routerBefore, now}, round, n, req)
+		if err != nil {
+			return err
+		}
+		for binary, took := range used {
+			us[binary] = append(us[binary], float64(took.Nanoseconds())/1e3/float64(turns*n))
+		}
+		b.Sayf("%s round %d: now %.2f, before %.2f us of processor a request, %d requests in %d turns", name, round, us[now][round], us[b.routerBefore][round], turns*n, turns)
+	}
+	return b.add(b.routerName+"."+name, "us", "mock engines, 2 KB prompt, c=32", us[now], us[b.routerBefore], false)
+}
+
+// inTurns starts routers and drives one after the other, n requests in each turn; another
+// is first each time. It returns the processor time of each.
+func (b *builds) inTurns(ctx context.Context, binaries []string, round, n int, req []byte) (map[string]time.Duration, error) {
+	var started []*harness.Process
+	used := map[string]time.Duration{}
+	for _, binary := range binaries {
+		p, err := b.routerOf(ctx, binary)
+		if err == nil {
+			defer p.Kill()
+			_, err = drive(p.Addr, 32, max(b.requests/5, 1), req)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", binary, err)
+		}
+		started = append(started, p)
+	}
+	for turn := range turns * len(started) {
+		at := (turn + turn/len(started) + round) % len(started)
+		p := started[at]
+		before := p.CPU()
+		if _, err := drive(p.Addr, 32, n, req); err != nil {
+			return nil, fmt.Errorf("%s: %w", binaries[at], err)
+		}
+		used[binaries[at]] += p.CPU() - before
+	}
+	return used, nil
+}
+
+// decoding compares decode of the 110M shape, one thread, batch 1, by kernels/cpu's
+// BenchmarkDecode of both trees; the one that is first changes from round to round.
+func (b *builds) decoding(ctx context.Context) error {
+	speeds := map[string][]float64{}
+	for round := range b.Rounds + 1 {
+		for i := range b.decoders {
+			binary := b.decoders[(i+round)%2]
+			v, err := shapes[2].decode(ctx, binary, proxyCPU, 1, 1)
+			if err != nil {
+				return err
+			}
+			if round > 0 { // the first one warms up
+				speeds[binary] = append(speeds[binary], v)
+			}
+		}
+		if round > 0 {
+			b.Sayf("decode round %d: now %.2f, before %.2f tokens/s", round, speeds[b.decoders[0]][round-1], speeds[b.decoders[1]][round-1])
+		}
+	}
+	return b.add(b.cpuName+".110m", "tokens/s", "110M shape, random f32 weights, 1 thread, batch 1", speeds[b.decoders[0]], speeds[b.decoders[1]], true)
+}

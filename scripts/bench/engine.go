@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The mock engine's answers. A chunk's "created" is when it was written, in nanoseconds.
+const (
+	prefillAnswer = `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" a","finish_reason":"length"}],"usage":{"prompt_tokens":512,"completion_tokens":1,"total_tokens":513},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],"remote_engine_id":"e-1","remote_request_id":"r-1","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}`
+	wholeAnswer   = `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" and sixteen words of an answer that a model could have given to somebody","finish_reason":"length"}],"usage":{"prompt_tokens":512,"completion_tokens":16,"total_tokens":528}}`
+	chunkAnswer   = `data: {"id":"cmpl-1","object":"text_completion","created":%d,"model":"m","choices":[{"index":0,"text":" word","finish_reason":null}]}` + "\n\n"
+	usageAnswer   = `data: {"id":"cmpl-1","choices":[],"usage":{"prompt_tokens":512,"completion_tokens":%d,"total_tokens":528}}` + "\n\n"
+	serverInfo    = `{"model_path":"m","served_model_name":"m","tp_size":1,"dp_size":1,"version":"0.5.0","disaggregation_mode":"null","internal_states":[{}]}`
+)
+
+// asked are the answers to what routers ask of an engine besides completions; {} to the rest.
+var asked = map[string]string{
+	"/v1/models":       `{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"vllm","max_model_len":131072}]}`,
+	"/version":         `{"version":"0.12.0"}`,
+	"/get_server_info": serverInfo, "/server_info": serverInfo, "/get_model_info": serverInfo, "/model_info": serverInfo,
+	"/load": `[]`, "/get_load": `[]`, "/v1/loads": `[]`,
+}
+
+// burst as an engine's pace sends the first chunk of a stream, and then all others at once.
+const burst = -1
+
+// pacePrefix in a request's "user" spaces the chunks of a stream by so many milliseconds.
+const pacePrefix = "pace-"
+
+// mockEngine is the cheapest server that a P/D router or a load generator takes for an
+// engine: it answers at once, as prefill when it is asked to decode elsewhere. pace spaces
+// the chunks of streams whose request does not say it.
+type mockEngine struct{ pace time.Duration }
+
+// serveEngine serves at addr, and says where.
+func serveEngine(addr, pace string, say io.Writer) (err error) {
+	e := mockEngine{burst}
+	if pace != "burst" {
+		if e.pace, err = time.ParseDuration(pace); err != nil {
+			return err
+		}
+	}
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(say, "listening http://%s\n", ln.Addr())
+	for {
+		conn, err := ln.Accept()
+		if err != nil {
+			return err
+		}
+		go func() { // ends with the connection
+			defer conn.Close()
+			_ = e.serve(conn) // the client left
+		}()
+	}
+}
+
+func (e mockEngine) serve(conn net.Conn) error {
+	r := bufio.NewReaderSize(conn, 16<<10)
+	var body []byte
+	for {
+		path, length, err := readHead(r)
+		if err != nil {
+			return err
+		}
+		body = append(body[:0], make([]byte, length)...)
+		if _, err := io.ReadFull(r, body); err != nil {
+			return err
+		}
+		if err := e.answer(conn, path, body); err != nil {
+			return err
+		}
+	}
+}
+
+// readHead reads a request up to its body.
+func readHead(r *bufio.Reader) (path string, length int, err error) {
+	for first := true; ; first = false {
+		line, err := r.ReadSlice('\n')
+		if err != nil {
+			return "", 0, err
+		}
+		line = bytes.TrimSpace(line)
+		if first {
+			_, after, _ := strings.Cut(string(line), " ")
+			path, _, _ = strings.Cut(after, " ")
+			path, _, _ = strings.Cut(path, "?")
+			continue
+		}
+		if len(line) == 0 {
+			return path, length, nil
+		}
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		switch {
+		case bytes.EqualFold(name, []byte("Content-Length")):
+			if length, err = strconv.Atoi(string(bytes.TrimSpace(value))); err != nil || length < 0 || length > 64<<20 {
+				return "", 0, fmt.Errorf("content length %q: %w", value, err)
+			}
+		case bytes.EqualFold(name, []byte("Transfer-Encoding")):
+			return "", 0, errors.New("a body in chunks")
+		}
+	}
+}
+
+func (e mockEngine) answer(w io.Writer, path string, body []byte) error {
+	head, end := body[:min(len(body), 4<<10)], body[max(0, len(body)-4<<10):]
+	has := func(field string) bool {
+		for _, s := range []string{`"` + field + `":true`, `"` + field + `": true`} {
+			if bytes.Contains(head, []byte(s)) || bytes.Contains(end, []byte(s)) {
+				return true
+			}
+		}
+		return false
+	}
+	text, ok := asked[path]
+	switch {
+	case path != "/v1/completions" && path != "/v1/chat/completions":
+		if !ok {
+			text = "{}"
+		}
+	case has("do_remote_decode"):
+		text = prefillAnswer
+	case has("stream"):
+		pace := e.pace
+		if ms := numberAfter(body, pacePrefix, -1); ms >= 0 {
+			pace = time.Duration(ms) * time.Millisecond
+		}
+		return stream(w, numberAfter(body, `"max_tokens":`, 16), pace, has("include_usage"))
+	default:
+		text = wholeAnswer
+	}
+	_, err := fmt.Fprintf(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(text), text)
+	return err
+}
+
+// numberAfter is the number behind the last place of a text in a body.
+func numberAfter(body []byte, after string, otherwise int) int {
+	i := bytes.LastIndex(body, []byte(after))
+	if i < 0 {
+		return otherwise
+	}
+	digits := bytes.TrimLeft(body[i+len(after):], " ")
+	digits = digits[:len(digits)-len(bytes.TrimLeft(digits, "0123456789"))]
+	v, err := strconv.Atoi(string(digits))
+	if err != nil {
+		return otherwise
+	}
+	return v
+}
+
+// stream writes an answer of so many chunks; without a pace, each by itself and at once.
+func stream(w io.Writer, chunks int, pace time.Duration, usage bool) error {
+	out := []byte("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n")
+	put := func(text string) { out = fmt.Appendf(out, "%x\r\n%s\r\n", len(text), text) }
+	var tick *time.Ticker
+	if pace > 0 {
+		tick = time.NewTicker(pace)
+		defer tick.Stop()
+	}
+	for i := range chunks {
+		if tick != nil {
+			<-tick.C
+		}
+		put(fmt.Sprintf(chunkAnswer, time.Now().UnixNano()))
+		if i == 0 || pace != burst {
+			if _, err := w.Write(out); err != nil {
+				return err
+			}
+			out = out[:0]
+		}
+	}
+	if usage {
+		put(fmt.Sprintf(usageAnswer, chunks))
+	}
+	put("data: [DONE]\n\n")
+	_, err := w.Write(append(out, "0\r\n\r\n"...))
+	return err
+}

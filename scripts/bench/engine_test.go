@@ -1,0 +1,75 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+// ask sends a request to a mock engine, and returns its answer and how many writes it took.
+func ask(t *testing.T, e mockEngine, method, path, body string) (*fasthttp.Response, int) {
+	t.Helper()
+	here, there := net.Pipe()
+	done := make(chan error, 1)
+	go func() { done <- e.serve(there) }()
+	defer func() { here.Close(); <-done }()
+	if err := here.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	req := bytes.Replace(post(path, body), []byte("POST"), []byte(method), 1)
+	go func() { _, _ = here.Write(req) }() // a failure shows in the answer
+	n := &counted{Conn: here}
+	var resp fasthttp.Response
+	if err := resp.Read(bufio.NewReaderSize(n, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	return &resp, n.reads
+}
+
+// counted counts reads: a pipe has one of each write, into a buffer that is large enough.
+type counted struct {
+	net.Conn
+	reads int
+}
+
+func (c *counted) Read(p []byte) (int, error) { c.reads++; return c.Conn.Read(p) }
+
+func TestEngine(t *testing.T) {
+	f := func(e mockEngine, method, path, body, want string) int {
+		t.Helper()
+		resp, reads := ask(t, e, method, path, body)
+		if got := string(resp.Body()); resp.StatusCode() != 200 || !strings.Contains(got, want) {
+			t.Errorf("%s %s: %d %q, want %q", path, body, resp.StatusCode(), got, want)
+		}
+		return reads
+	}
+	const path = "/v1/completions"
+	f(mockEngine{}, "GET", "/v1/models?x", "", `"max_model_len"`)
+	f(mockEngine{}, "GET", "/health", "", `{}`)
+	f(mockEngine{}, "POST", path, completion("words", false, 4, ""), wholeAnswer)
+	f(mockEngine{}, "POST", path, `{"stream":true,"kv_transfer_params":{"do_remote_decode":true}}`, `"remote_block_ids"`)
+	if n := f(mockEngine{}, "POST", path, completion(words(9<<10), true, 5, ""), "data: [DONE]"); n < 6 {
+		t.Errorf("five chunks in %d writes", n)
+	}
+	if n := f(mockEngine{burst}, "POST", path, `{"stream":true,"max_tokens":5,"stream_options":{"include_usage":true}}`, `"completion_tokens":5`); n != 2 {
+		t.Errorf("a burst in %d writes, want 2", n)
+	}
+	began := time.Now()
+	f(mockEngine{}, "POST", path, completion("words", true, 3, pacePrefix+"20"), "data: [DONE]")
+	if took := time.Since(began); took < 50*time.Millisecond {
+		t.Errorf("three chunks, 20 ms apart, took %v", took)
+	}
+}
+
+func TestEngineRefuses(t *testing.T) {
+	for _, head := range []string{"Content-Length: x", "Content-Length: -1", "Content-Length: 99999999999", "Transfer-Encoding: chunked"} {
+		if _, _, err := readHead(bufio.NewReader(strings.NewReader("POST / HTTP/1.1\r\n" + head + "\r\n\r\n"))); err == nil {
+			t.Errorf("%q is taken", head)
+		}
+	}
+}

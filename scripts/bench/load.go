@@ -1,0 +1,171 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+// words is a prompt of n bytes.
+func words(n int) string {
+	var b strings.Builder
+	for i := 0; b.Len() < n; i++ {
+		fmt.Fprintf(&b, "word%d of the story ", i%977)
+	}
+	return b.String()[:n]
+}
+
+// completion is the body of a request that the mock engine answers: see pacePrefix for user.
+func completion(prompt string, stream bool, chunks int, user string) string {
+	return fmt.Sprintf(`{"model":"m","stream":%v,"max_tokens":%d,"user":%q,"prompt":%q}`, stream, chunks, user, prompt)
+}
+
+// post is the bytes of one POST.
+func post(path, body string) []byte {
+	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", path, len(body), body)
+}
+
+// rawClient is one keep-alive connection: it costs less than any HTTP client.
+type rawClient struct {
+	conn net.Conn
+	r    *bufio.Reader
+	resp fasthttp.Response
+}
+
+func dial(addr string) (*rawClient, error) {
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	return &rawClient{conn: c, r: bufio.NewReaderSize(c, 16<<10)}, nil
+}
+
+// do sends the request and reads the whole answer.
+func (c *rawClient) do(req []byte) error {
+	if err := c.conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		return err
+	}
+	if _, err := c.conn.Write(req); err != nil {
+		return err
+	}
+	if err := c.resp.Read(c.r); err != nil {
+		return err
+	}
+	if c.resp.StatusCode() != 200 {
+		return fmt.Errorf("status %d: %s", c.resp.StatusCode(), c.resp.Body())
+	}
+	if bytes.HasPrefix(c.resp.Header.ContentType(), []byte("text/event-stream")) && !bytes.Contains(c.resp.Body(), []byte("[DONE]")) {
+		return fmt.Errorf("the stream was cut: %s", c.resp.Body())
+	}
+	if c.resp.ConnectionClose() {
+		c.conn.Close()
+		again, err := dial(c.conn.RemoteAddr().String())
+		if err != nil {
+			return err
+		}
+		c.conn, c.r = again.conn, again.r
+	}
+	return nil
+}
+
+// drive sends n requests over conns connections and returns how long it took.
+func drive(addr string, conns, n int, reqs ...[]byte) (time.Duration, error) {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	var once sync.Once
+	var failed error
+	start := time.Now()
+	for range conns {
+		c, err := dial(addr)
+		if err != nil {
+			return 0, err
+		}
+		wg.Go(func() {
+			defer func() { c.conn.Close() }()
+			for {
+				i := next.Add(1) - 1
+				if i >= int64(n) {
+					return
+				}
+				if err := c.do(reqs[int(i)%len(reqs)]); err != nil {
+					once.Do(func() { failed = err })
+					next.Store(int64(n))
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return time.Since(start), failed
+}
+
+// latencies are the seconds of n requests sent one after the other, each to
+// all addresses in turn; a tenth more of them come first, to warm up.
+func latencies(n int, req [][]byte, addrs ...string) ([]float64, error) {
+	var clients []*rawClient
+	for _, a := range addrs {
+		c, err := dial(a)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { c.conn.Close() }()
+		clients = append(clients, c)
+	}
+	out := make([]float64, 0, n)
+	for i := range n + n/10 {
+		start := time.Now()
+		for k, c := range clients {
+			if err := c.do(req[k]); err != nil {
+				return nil, err
+			}
+		}
+		if i >= n/10 {
+			out = append(out, time.Since(start).Seconds())
+		}
+	}
+	return out, nil
+}
+
+// chunkAges reads one paced stream and gives each chunk's age in seconds.
+func chunkAges(c *rawClient, req []byte, each func(float64)) error {
+	if err := c.conn.SetDeadline(time.Now().Add(3 * time.Minute)); err != nil {
+		return err
+	}
+	if _, err := c.conn.Write(req); err != nil {
+		return err
+	}
+	for first := true; ; first = false {
+		line, err := c.r.ReadSlice('\n')
+		if err != nil {
+			return err
+		}
+		if first && !bytes.Contains(line, []byte(" 200 ")) {
+			rest, _ := c.r.Peek(c.r.Buffered()) // cannot fail
+			return fmt.Errorf("it answers %s%s", line, rest)
+		}
+		if bytes.HasPrefix(line, []byte("data: [DONE]")) {
+			return nil
+		}
+		if bytes.HasPrefix(line, []byte(`data: {"error"`)) {
+			return fmt.Errorf("the stream was ended: %s", bytes.TrimSpace(line))
+		}
+		_, after, ok := bytes.Cut(line, []byte(`"created":`))
+		if !ok {
+			continue
+		}
+		digits, _, _ := bytes.Cut(after, []byte(","))
+		at, err := strconv.ParseInt(string(digits), 10, 64)
+		if err != nil {
+			return err
+		}
+		each(time.Since(time.Unix(0, at)).Seconds())
+	}
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/scripts/bench/harness"
+)
+
+// peerSite is a router, for its NATS, and two workers.
+type peerSite struct {
+	o            *peer
+	procs        []*harness.Process
+	admin, token string
+	secret       trust.Secret
+	giver, taker *fleet.Member
+	exact        bool // answers have to be those computed, to the token
+}
+
+// patience bounds what has to come: loading a model, and a fetch on a starved machine.
+const patience = 3 * time.Minute
+
+// start starts all of it; close also ends what a failed start has left.
+func (o *peer) start(ctx context.Context, invariant bool) (*peerSite, error) {
+	s := &peerSite{o: o, exact: invariant}
+	data, config := filepath.Join(o.Dir, "data"), filepath.Join(o.Dir, "router.yaml")
+	if err := errors.Join(os.RemoveAll(data), os.WriteFile(config, []byte("fleet: {listen: \"127.0.0.1:0\"}\n"), 0o600)); err != nil {
+		return s, err
+	}
+	if err := s.run("router", nil, "router", "--config", config, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", data); err != nil {
+		return s, err
+	}
+	join := filepath.Join(data, "join-url")
+	var line string
+	if err := s.until(ctx, func() (err error) {
+		for name, to := range map[string]*string{"join-url": &line, "admin-url": &s.admin, "admin-token": &s.token} {
+			text, e := os.ReadFile(filepath.Join(data, name))
+			*to, err = strings.TrimSpace(string(text)), errors.Join(err, e)
+		}
+		return err
+	}); err != nil {
+		return s, err
+	}
+	joined, err := trust.ParseJoin(line)
+	if err != nil {
+		return s, err
+	}
+	s.secret = joined.Secrets[0]
+	for i, id := range []string{"giver", "taker"} {
+		args := []string{"prefill", "--id", id, "--join-file", join, "--kv-load-timeout", patience.String()}
+		env := []string{"XPYD_KV__PEER_SILENCE=" + patience.String(), "XPYD_KV__DIAL_TIMEOUT=" + patience.String(), "XPYD_KV__HANDSHAKE_TIMEOUT=" + patience.String()}
+		for _, e := range os.Environ() {
+			if strings.HasPrefix(e, "XPYD_KV__") { // for the workers alone: a router knows no such settings
+				env = append(env, e)
+			}
+		}
+		if o.model != "" {
+			args = append(args, "--model", o.model)
+		}
+		if len(o.gpus) > 0 {
+			args = append(args, "--device", "cuda", "--kv-memory", "32GiB", fmt.Sprintf("--batch-invariant=%t", invariant))
+			env = append(env, "CUDA_VISIBLE_DEVICES="+o.gpus[i], "XPYD_CUDA_LIB="+o.library)
+		} else {
+			args = append(args, "--device", "cpu", "--threads", "1")
+		}
+		if err := s.run(id, env, args...); err != nil {
+			return s, err
+		}
+	}
+	return s, s.until(ctx, func() (err error) {
+		if s.giver, err = s.member("giver"); err == nil {
+			s.taker, err = s.member("taker")
+		}
+		return err
+	})
+}
+
+func (s *peerSite) run(name string, env []string, args ...string) error {
+	own := slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "XPYD_") && !strings.HasPrefix(e, "XPYD_CUDA_") })
+	p, err := s.o.Bench.Start(harness.Spec{Name: name, Argv: append([]string{s.o.XPYD}, args...), Env: append(own, env...)})
+	if err == nil {
+		s.procs = append(s.procs, p)
+	}
+	return err
+}
+
+// close ends the processes, the router last.
+func (s *peerSite) close() {
+	for _, p := range slices.Backward(s.procs) {
+		_ = p.Stop() // what counts was measured before
+	}
+	s.procs = nil
+}
+
+// until tries f until it succeeds, within patience, and while all processes run.
+func (s *peerSite) until(ctx context.Context, f func() error) error {
+	return harness.Until(ctx, patience, f, s.procs...)
+}
+
+func (s *peerSite) member(id string) (*fleet.Member, error) {
+	req, err := http.NewRequest(http.MethodGet, s.admin+"/admin/v1/instances", nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+s.token)
+	var all struct{ Instances []fleet.Member }
+	if err := call(req, func(r io.Reader, _ http.Header) error { return json.NewDecoder(r).Decode(&all) }); err != nil {
+		return nil, err
+	}
+	for i := range all.Instances {
+		if m := &all.Instances[i]; m.ID == id && m.State == fleet.Live {
+			return m, nil
+		}
+	}
+	return nil, fmt.Errorf("%s is not there", id)
+}
+
+// show gives a request to a worker the fleet's token for it.
+func (s *peerSite) show(req *http.Request, m *fleet.Member) {
+	req.Header.Set(trust.Header, s.secret.Token(trust.HTTP, trust.Member(m.ID, m.Epoch)))
+}
+
+// call does a request that must be answered with 200.
+func call(req *http.Request, read func(io.Reader, http.Header) error) error {
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
+		return fmt.Errorf("%s %s: %s: %s", req.Method, req.URL.Path, resp.Status, text)
+	}
+	return read(resp.Body, resp.Header)
+}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/xpyd/xpyd/internal/figures"
+)
+
+// topics are the tables of bench/README.md. A figure belongs to the first that has a
+// beginning of its name.
+var topics = []struct {
+	title, about string
+	names        []string
+}{
+	{"Builds", "This build beside an earlier one, in alternating rounds. The figure is the worse end of the median's 95 % interval.", []string{"edge.cpu_ratio.", "house."}},
+	{"Router", "Processor time, latency and memory that the router adds, in front of mock engines.", []string{"router."}},
+	{"Soak, faults, tests", "Wrong answers and errors under kills, stops, lost networks and full disks; how many drawn bugs the tests notice.", []string{"edge.", "kv.partition"}},
+	{"CPU", "Decode beside llama2.c's run; what prefill and decode in two processes cost a small model.", []string{"cpu.", "e2e."}},
+	{"KV transfer between processes", "`xpyd bench kv` beside memcpy, a bare socket loop, NIXL, Mooncake and iperf3.", []string{"kv."}},
+	{"Tiers and peers", "KV in host memory, on an SSD and in other workers' pools.", []string{"hicache.", "kvio.", "mooncake.", "peers."}},
+	{"Between GPUs", "Pushes over NVLink, what a remote prefill costs, and goodput of prefill and decode apart ([GOODPUT.md](GOODPUT.md)).", []string{"push."}},
+	{"GPU: single kernels", "Attention, sampling and small kernels beside PyTorch's, cuDNN's, and the memory's bandwidth.", []string{"gpu.attn_", "gpu.kv8_attn", "gpu.small_", "gpu.sampler_", "gpu.projections", "gpu.w8_projections"}},
+	{"GPU: whole steps", "Decode and prefill steps of Llama-3-8B's shape, and how far logits are from transformers'.", []string{"gpu."}},
+	{"Load generator", "`xpyd bench` beside aiperf, and what it can drive.", []string{"loadgen."}},
+	{"Other", "", []string{""}},
+}
+
+// retired is a figure that counts no longer, a line of bench/retired.jsonl.
+type retired struct {
+	figures.Figure
+	Reason string `json:"reason"`
+}
+
+// newest reads the newest figure of each name under ROOT/bench/results.
+func newest(root string) (map[string]figures.Figure, error) {
+	paths, err := filepath.Glob(filepath.Join(root, "bench/results/*.jsonl"))
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]figures.Figure{}
+	for _, path := range paths {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		err = figures.Newest(all, f)
+		f.Close()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return all, nil
+}
+
+// writeReport writes bench/README.md, unless a figure cannot be repeated.
+func writeReport(root string, to io.Writer) error {
+	all, err := newest(root)
+	if err != nil {
+		return err
+	}
+	if err := check(root, slices.Collect(maps.Values(all))); err != nil {
+		return err
+	}
+	old, err := os.ReadFile(filepath.Join(root, "bench/retired.jsonl"))
+	if err != nil {
+		return err
+	}
+	fmt.Fprint(to, head)
+	for i, t := range topics {
+		var rows []figures.Figure
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			if topicOf(name) == i {
+				rows = append(rows, all[name])
+			}
+		}
+		if len(rows) > 0 {
+			fmt.Fprintf(to, "\n## %s\n\n%s ", t.title, t.about)
+			table(to, rows)
+		}
+	}
+	return retirees(to, old)
+}
+
+func topicOf(name string) int {
+	return slices.IndexFunc(topics, func(t struct {
+		title, about string
+		names        []string
+	}) bool {
+		return slices.ContainsFunc(t.names, func(begin string) bool { return strings.HasPrefix(name, begin) })
+	})
+}
+
+// table writes a topic's figures, and under them how to repeat each.
+func table(to io.Writer, rows []figures.Figure) {
+	devices := map[string]bool{}
+	for i := range rows {
+		devices[rows[i].Device] = true
+	}
+	on, rule := " on |", "---|"
+	if len(devices) == 1 {
+		fmt.Fprintf(to, "On: %s.\n", rows[0].Device)
+		on, rule = "", ""
+	}
+	fmt.Fprintf(to, "\n| figure | ours | beside it | ratio | spread |%s log |\n|---|---|---|---|---|%s---|\n", on, rule)
+	by := map[string]map[string][]string{} // names by command and load
+	for i := range rows {
+		f := &rows[i]
+		device := ""
+		if len(devices) > 1 {
+			device = strings.ReplaceAll(f.Device, "NVIDIA ", "") + " | "
+		}
+		fmt.Fprintf(to, "| `%s` | %.4g %s | %.4g, %s | %s | %s | %s[%s](../%s) |\n", f.Name, f.Value, f.Unit, f.PeerValue, f.Peer, ratio(f), spread(f), device, f.Date, f.Raw)
+		command := "`" + f.Command + "`"
+		if f.Was != "" {
+			command += " (measured by " + f.Was + ")"
+		}
+		if by[command] == nil {
+			by[command] = map[string][]string{}
+		}
+		by[command][f.Model] = append(by[command][f.Model], "`"+f.Name+"`")
+	}
+	fmt.Fprintln(to)
+	for _, command := range slices.Sorted(maps.Keys(by)) {
+		fmt.Fprintf(to, "- %s\n", command)
+		for _, load := range slices.Sorted(maps.Keys(by[command])) {
+			names := by[command][load]
+			if len(names) > 3 {
+				names = []string{names[0], "to", names[len(names)-1]}
+			}
+			fmt.Fprintf(to, "  - %s: %s\n", strings.Join(names, " "), load)
+		}
+	}
+}
+
+var ofRatio = regexp.MustCompile(`ratio (\S+\.\.[0-9.]+)`)
+
+// spread is that of the ratio, or the beginning of what the figure says of it.
+func spread(f *figures.Figure) string {
+	if m := ofRatio.FindStringSubmatch(f.Spread); m != nil {
+		return m[1]
+	}
+	begin, _, _ := strings.Cut(f.Spread, ";")
+	return begin
+}
+
+// ratio is ours over the peer. A figure without a unit is one itself, whatever stands
+// beside it, but where that is a limit of the same kind.
+func ratio(f *figures.Figure) string {
+	v := f.Ratio
+	if (f.Unit == "" || f.Unit == "x") && !strings.HasPrefix(f.Peer, "limit") {
+		v = f.Value
+	}
+	if v == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.3g", v)
+}
+
+// retirees lists the figures that count no longer, by their reasons.
+func retirees(to io.Writer, lines []byte) error {
+	by := map[string][]string{}
+	for line := range strings.Lines(string(lines)) {
+		var r retired
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			return fmt.Errorf("bench/retired.jsonl: %w", err)
+		}
+		by[r.Reason] = append(by[r.Reason], "`"+r.Name+"`")
+	}
+	fmt.Fprint(to, "\n## Retired\n\nThese were measured once and do not count; their lines are in [retired.jsonl](retired.jsonl).\n\n")
+	for _, reason := range slices.Sorted(maps.Keys(by)) {
+		fmt.Fprintf(to, "- %s: %s\n", reason, strings.Join(by[reason], ", "))
+	}
+	return nil
+}
+
+const head = `# Measured
+
+Each figure stands beside a peer's, a limit or an earlier build's from the same run. Rounds
+alternate between ours and the other. *Ours* and *beside it* are medians of the rounds,
+*ratio* is the median of the rounds' ratios, ours over the other. Where the unit is a time, memory
+or an error, less is better.
+
+To repeat a figure, run the command under its table on a machine with nothing else to do;
+without arguments ` + "`go run ./scripts/bench`" + ` lists them. Figures are lines of
+` + "`results/*.jsonl`" + `, which also have the commit and the whole spread; the newest line of a name
+counts. ` + "`make bench-report`" + ` makes this page, and fails if a figure names a command or a commit
+that does not exist. GPU figures come from ` + "`scripts/cuda-test --record bench`" + `.
+`

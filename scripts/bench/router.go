@@ -1,0 +1,300 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xpyd/xpyd/internal/figures"
+	"github.com/xpyd/xpyd/scripts/bench/harness"
+)
+
+// The proxy under test has a processor to itself; the load generator, which is this
+// program, and the mock engines share another one.
+const proxyCPU, loadCPU = "0", "1"
+
+// router measures the router beside nginx, a bare two-leg fasthttp loop and other P/D
+// routers, all in front of the same mock engines.
+type router struct {
+	*harness.Bench
+	venv, proxy, peers string
+	requests           int
+	resume             bool
+
+	done   map[string]bool // figures that -resume found
+	python string          // the folder of the Python peers; "" leaves them out
+	p, d   string          // addresses of the mock engines
+}
+
+func (b *router) flags(f *flag.FlagSet) {
+	f.StringVar(&b.venv, "venv", "", "Python environment with the peers, made if they are not there (the user's cache); none leaves them out")
+	f.StringVar(&b.proxy, "vllm-proxy", "", "vLLM's tests/v1/kv_connector/nixl_integration/toy_proxy_server.py; without it that peer is left out")
+	f.StringVar(&b.peers, "peers", "", "only these, comma separated: nginx, bare, vllm-router, smg, sglang-router, vllm-proxy")
+	f.IntVar(&b.requests, "requests", 6000, "of one measurement")
+	f.BoolVar(&b.resume, "resume", false, "leave out what was measured since the router was changed")
+}
+
+func (b *router) parts() []part {
+	short := post("/v1/completions", completion(words(2<<10), false, 16, ""))
+	streamed := post("/v1/completions", completion(words(2<<10), true, 16, ""))
+	all := []part{
+		{"nonstream", func(ctx context.Context) error { return b.short(ctx, "nonstream", short) }},
+		{"stream16", func(ctx context.Context) error { return b.short(ctx, "stream16", streamed) }},
+		{"added", b.added},
+		{"100k", func(ctx context.Context) error {
+			return b.long(ctx, "100k", load{req: post("/v1/completions", completion(words(400<<10), false, 16, ""))})
+		}},
+		{"turn40", b.turn40},
+		{"slow", func(ctx context.Context) error { return b.manyStreams(ctx, "slow", min(10_000, mostStreams()), 4) }},
+		{"fast", func(ctx context.Context) error { return b.manyStreams(ctx, "fast", min(2000, mostStreams()), 20) }},
+		{"stalled", b.stalled},
+		{"pick", b.pick},
+	}
+	return slices.DeleteFunc(all, func(p part) bool { return b.done["router."+lastFigure[p.name]] })
+}
+
+// lastFigure is the last figure that each part writes.
+var lastFigure = map[string]string{"nonstream": "cpu_over_bare.nonstream", "stream16": "cpu_over_bare.stream16", "added": "added_ratio.p99", "100k": "cpu_ratio.100k", "turn40": "cpu_ratio.turn40",
+	"slow": "stream_delay_p99_ms.slow", "fast": "stream_delay_p99_ms.fast", "stalled": "stalled_client_kb", "pick": "index_bytes_per_block"}
+
+// open brings the peers and the engines.
+func (b *router) open(ctx context.Context) error {
+	if err := harness.Install(ctx, "nginx", "nginx-light"); err != nil {
+		return err
+	}
+	if b.venv != "none" {
+		packages := [][]string{{"--no-deps", "vllm-router==0.1.17", "smg==1.13.0", "sglang-router==0.3.2"}, {"setproctitle", "requests", "aiohttp", "uvicorn", "fastapi", "httpx", "orjson"}}
+		venv, err := harness.Python{Venv: b.venv, Name: "router-peers", Imports: "vllm_router, smg, sglang_router, fastapi, httpx", Pip: packages}.Open(ctx)
+		if err != nil {
+			return err
+		}
+		b.python = venv
+	}
+	for _, book := range []string{"router", "pick"} {
+		if !b.resume {
+			break
+		}
+		done, err := figures.Here(b.Out, book, "router", "internal", "scripts/bench")
+		if err != nil {
+			return err
+		}
+		maps.Copy(b.done, done)
+	}
+	return b.engines(ctx)
+}
+
+// pin runs this program anew on its processor alone, with as many descriptors as it may have.
+func (b *router) pin() error {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	limit.Cur = limit.Max
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil { // else what it starts gets fewer
+		return err
+	}
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil || set.Count() == 1 {
+		return err
+	}
+	taskset, err := exec.LookPath("taskset")
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return syscall.Exec(taskset, append([]string{"taskset", "-c", loadCPU, self}, os.Args[1:]...), os.Environ())
+}
+
+// load is what one measurement sends.
+type load struct {
+	before   [][]byte // each once, before all
+	req      []byte
+	conns, n int
+}
+
+// cost starts t, warms it up, and measures: microseconds of processor a request, requests
+// a second, resident bytes.
+func (b *router) cost(ctx context.Context, t target, l load) (us, rate float64, rss int, err error) {
+	p, err := t.start(ctx)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	defer p.Kill()
+	for _, req := range l.before {
+		if _, err := drive(p.Addr, 1, 1, req); err != nil {
+			return 0, 0, 0, err
+		}
+	}
+	if _, err := drive(p.Addr, l.conns, max(l.n/5, 1), l.req); err != nil {
+		return 0, 0, 0, err
+	}
+	before := p.CPU()
+	took, err := drive(p.Addr, l.conns, l.n, l.req)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	used := p.CPU() - before
+	return float64(used.Nanoseconds()) / 1e3 / float64(l.n), float64(l.n) / took.Seconds(), p.RSS(), nil
+}
+
+// costs measures targets in turn, each round in fresh processes. A peer that fails is
+// left out.
+func (b *router) costs(ctx context.Context, name string, targets []target, l load) (map[string][]float64, error) {
+	us := map[string][]float64{}
+	for round := range b.Rounds {
+		for _, t := range slices.Clone(targets) {
+			of := l
+			of.n = max(l.n/t.fewer, l.conns)
+			v, rate, rss, err := b.cost(ctx, t, of)
+			if err != nil && t.must {
+				return nil, fmt.Errorf("%s: %w", t.name, err)
+			}
+			if err != nil {
+				targets = slices.DeleteFunc(targets, func(o target) bool { return o.name == t.name })
+				b.Sayf("%s: %s left out: %v", name, t.name, err)
+				continue
+			}
+			us[t.name] = append(us[t.name], v)
+			b.Sayf("%s round %d %-14s %7.2f us of processor a request, %6.0f requests/s, %d MiB, %d requests", name, round, t.name, v, rate, rss>>20, of.n)
+		}
+	}
+	return us, nil
+}
+
+// short compares the processor time of a request, 32 at a time.
+func (b *router) short(ctx context.Context, name string, req []byte) error {
+	targets := b.targets()
+	us, err := b.costs(ctx, name, slices.Clone(targets), load{req: req, conns: 32, n: b.requests})
+	if err != nil {
+		return err
+	}
+	add := func(of, peer, with string) error {
+		f := figures.Figure{Name: "router." + of + "." + name, Unit: "us of processor a request", Model: "mock engines, 2 KB prompt, c=32", Peer: peer}
+		n := min(len(us["xpyd"]), len(us[with]))
+		return b.Add(f.Ratios(us["xpyd"][:n], us[with][:n]))
+	}
+	best := target{}
+	for _, t := range targets {
+		if len(us[t.name]) == 0 || t.name == "xpyd" {
+			continue
+		}
+		of := "cpu_over_" + t.name
+		if t.name == "nginx" {
+			of = "cpu_ratio"
+		} else if t.name != "bare" && (best.name == "" || figures.Median(us[t.name]) < figures.Median(us[best.name])) {
+			best = t
+		}
+		if err := add(of, t.what, t.name); err != nil {
+			return err
+		}
+	}
+	if best.name == "" {
+		return nil
+	}
+	return add("cpu_over_best_peer", "best P/D peer: "+best.name, best.name)
+}
+
+// long compares the processor time of a long request, 4 at a time, with nginx's; the bare
+// loop's is for the log.
+func (b *router) long(ctx context.Context, name string, l load) error {
+	l.conns, l.n = 4, max(b.requests/15, 20)
+	us, err := b.costs(ctx, name, slices.DeleteFunc(b.targets(), func(t target) bool { return !t.must }), l)
+	if err != nil || us["nginx"] == nil {
+		return err
+	}
+	f := figures.Figure{Name: "router.cpu_ratio." + name, Unit: "us of processor a request", Peer: "nginx, one leg",
+		Model: fmt.Sprintf("mock engines, body of %d bytes, c=4, prefix-aware choice", len(l.req))}
+	return b.Add(f.Ratios(us["xpyd"], us["nginx"]))
+}
+
+// turn40 measures turn 40 of a chat whose every turn was sent before.
+func (b *router) turn40(ctx context.Context) error {
+	var turns [][]byte
+	messages := ""
+	for i := range 40 {
+		messages += fmt.Sprintf(`{"role":"user","content":%q},`, fmt.Sprint(i, " ", words(4<<10)))
+		turns = append(turns, post("/v1/chat/completions", `{"model":"m","max_tokens":16,"messages":[`+messages[:len(messages)-1]+`]}`))
+		messages += fmt.Sprintf(`{"role":"assistant","content":%q},`, words(2<<10))
+	}
+	return b.long(ctx, "turn40", load{before: turns[:39], req: turns[39]})
+}
+
+// added compares the latency that is added at one request at a time: ours over
+// the two legs sent direct, in units of what nginx adds to one.
+func (b *router) added(ctx context.Context) error {
+	n := b.requests / 2
+	two := [][]byte{
+		post("/v1/completions", `{"kv_transfer_params":{"do_remote_decode":true},`+completion(words(2<<10), false, 1, "")[1:]),
+		post("/v1/completions", completion(words(2<<10), false, 16, "")),
+	}
+	one := two[1:]
+	through := func(start func(context.Context) (*harness.Process, error)) ([]float64, error) {
+		p, err := start(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer p.Kill()
+		return latencies(n, one, p.Addr)
+	}
+	var p50, p99, unit []float64
+	for round := range b.Rounds {
+		legs, err := latencies(n, two, b.p, b.d)
+		leg, e := latencies(n, one, b.d)
+		if err := errors.Join(err, e); err != nil {
+			return err
+		}
+		ours, err := through(b.ours)
+		if err != nil {
+			return err
+		}
+		nginx, err := through(b.nginx)
+		if err != nil {
+			return err
+		}
+		us := func(v, over []float64, q float64) float64 {
+			return 1e6 * (figures.Quantile(v, q) - figures.Quantile(over, q))
+		}
+		a, z, u := us(ours, legs, 0.5), us(ours, legs, 0.99), us(nginx, leg, 0.5)
+		p50, p99, unit = append(p50, a), append(p99, z), append(unit, u)
+		b.Sayf("added round %d: ours p50 %.2f p99 %.2f us, nginx p50 %.2f p99 %.2f us; direct two legs p50 %.2f p99 %.2f, one leg p50 %.2f",
+			round, a, z, u, us(nginx, leg, 0.99), 1e6*figures.Quantile(legs, 0.5), 1e6*figures.Quantile(legs, 0.99), 1e6*figures.Quantile(leg, 0.5))
+	}
+	for name, v := range map[string][]float64{"p50": p50, "p99": p99} {
+		f := figures.Figure{Name: "router.added_ratio." + name, Unit: "us", Peer: "nginx's added p50", Model: "mock engines, 2 KB prompt, c=1, over the legs direct"}
+		if err := b.Add(f.Ratios(v, unit)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pick runs the benchmark of that name on both processors, a small one in a try.
+func (b *router) pick(ctx context.Context) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	args := []string{"-c", proxyCPU + "," + loadCPU, self, "pick", "-out", b.Out, "-rounds", strconv.Itoa(b.Rounds)}
+	if b.requests < 1000 {
+		args = append(args, "-blocks", "200000")
+	}
+	cmd := exec.CommandContext(ctx, "taskset", args...)
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w", strings.Join(args[2:], " "), err)
+	}
+	return nil
+}

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/xpyd/xpyd/scripts/bench/harness"
+)
+
+// target is one proxy under test.
+type target struct {
+	name  string
+	what  string // in a figure's peer field
+	must  bool   // it cannot be left out
+	fewer int    // a measurement has so many times fewer requests
+	start func(context.Context) (*harness.Process, error)
+}
+
+// engines starts the mock engines.
+func (b *router) engines(ctx context.Context) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	for _, addr := range []*string{&b.p, &b.d} {
+		if *addr, err = harness.FreeAddr(); err != nil {
+			return err
+		}
+		if _, err = b.Listening(ctx, *addr, harness.Spec{Name: "engine", Argv: []string{self, "engine", *addr, "0s"}, CPU: loadCPU}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// targets are what there is to measure here.
+func (b *router) targets() []target {
+	all := []target{
+		{"nginx", "nginx, one leg", true, 1, b.nginx},
+		{"bare", "bare two-leg fasthttp loop", true, 1, b.bareLoop},
+		{"xpyd", "xpyd", true, 1, b.ours},
+	}
+	if b.python != "" {
+		all = append(all,
+			target{"vllm-router", "vllm-router, NIXL", false, 1, b.vllmRouter},
+			target{"smg", "SMG, SGLang bootstrap", false, 1, b.smg},
+			target{"sglang-router", "sglang-router, SGLang bootstrap", false, 1, b.sglangRouter})
+	}
+	if b.proxy != "" {
+		all = append(all, target{"vllm-proxy", "vLLM's example proxy, NIXL", false, 40, b.vllmProxy})
+	}
+	if b.peers == "" {
+		return all
+	}
+	return slices.DeleteFunc(all, func(t target) bool { return !slices.Contains(append(strings.Split(b.peers, ","), "xpyd"), t.name) })
+}
+
+// proxied starts argv, made for a free address, on a processor of its own.
+func (b *router) proxied(ctx context.Context, name string, argv func(addr, host, port string) ([]string, error)) (*harness.Process, error) {
+	addr, err := harness.FreeAddr()
+	if err != nil {
+		return nil, err
+	}
+	host, port, _ := net.SplitHostPort(addr)
+	args, err := argv(addr, host, port)
+	if err != nil {
+		return nil, err
+	}
+	p, err := b.Listening(ctx, addr, harness.Spec{Name: name, Argv: args, CPU: proxyCPU})
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Until(ctx, 30*time.Second, func() error { return completes(addr) }); err != nil {
+		p.Kill()
+		return nil, err
+	}
+	return p, nil
+}
+
+// completes reports whether a completion through addr succeeds.
+func completes(addr string) error {
+	client := http.Client{Timeout: 10 * time.Second}
+	resp, err := client.Post("http://"+addr+"/v1/completions", "application/json", strings.NewReader(completion("hello", false, 1, "")))
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("a completion: %s", resp.Status)
+	}
+	return nil
+}
+
+// file writes a configuration file of a proxy.
+func (b *router) file(name, text string) (string, error) {
+	path := filepath.Join(b.Dir, name)
+	return path, os.WriteFile(path, []byte(text), 0o644)
+}
+
+func (b *router) nginx(ctx context.Context) (*harness.Process, error) {
+	return b.proxied(ctx, "nginx", func(addr, _, _ string) ([]string, error) {
+		conf, err := b.file("nginx.conf", fmt.Sprintf(`daemon off; worker_processes 1; pid %[1]s/nginx.pid; error_log %[1]s/nginx-error.log;
+worker_rlimit_nofile 60000;
+events { worker_connections 30000; }
+http {
+  access_log %[1]s/nginx-access.log;
+  client_body_temp_path %[1]s/nginx-body; proxy_temp_path %[1]s/nginx-proxy; fastcgi_temp_path %[1]s/nginx-f; uwsgi_temp_path %[1]s/nginx-u; scgi_temp_path %[1]s/nginx-s;
+  client_max_body_size 64m; keepalive_requests 1000000;
+  upstream d { server %[3]s; keepalive 256; keepalive_requests 1000000; }
+  server { listen %[2]s; location / { proxy_pass http://d; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_request_buffering off; proxy_buffering off; } }
+}`, b.Dir, addr, b.d))
+		return []string{"nginx", "-c", conf}, err
+	})
+}
+
+func (b *router) bareLoop(ctx context.Context) (*harness.Process, error) {
+	return b.proxied(ctx, "bare", func(addr, _, _ string) ([]string, error) {
+		self, err := os.Executable()
+		return []string{self, "bare", addr, b.p, b.d}, err
+	})
+}
+
+func (b *router) ours(ctx context.Context) (*harness.Process, error) {
+	binary, err := b.Binary(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return b.routerOf(ctx, binary)
+}
+
+// routerOf is a build of xpyd's router with its metrics and its access log on.
+func (b *router) routerOf(ctx context.Context, binary string) (*harness.Process, error) {
+	return b.proxied(ctx, "xpyd", func(addr, _, _ string) ([]string, error) {
+		data, err := os.MkdirTemp(b.Dir, "data") // its own: two builds run at once
+		if err != nil {
+			return nil, err
+		}
+		conf, err := b.file("xpyd.yaml", fmt.Sprintf(`listen: %s
+data: %s
+admin_listen: ""
+public_metrics: true
+static:
+  - {id: p0, role: prefill, url: "http://%s", dialect: vllm-nixl, model: m}
+  - {id: d0, role: decode, url: "http://%s", dialect: vllm-nixl, model: m, max_batch: 100000}
+limits: {max_in_flight: 20000}
+max_conns: 20000
+`, addr, data, b.p, b.d))
+		return []string{binary, "router", "--config", conf}, err
+	})
+}
+
+func (b *router) vllmRouter(ctx context.Context) (*harness.Process, error) {
+	return b.proxied(ctx, "vllm-router", func(_, host, port string) ([]string, error) {
+		return []string{b.venv + "/bin/vllm-router", "--vllm-pd-disaggregation", "--kv-connector", "nixl",
+			"--prefill", "http://" + b.p, "--decode", "http://" + b.d, "--prefill-policy", "round_robin", "--decode-policy", "round_robin",
+			"--host", host, "--port", port, "--worker-startup-check-interval", "1", "--disable-retries"}, nil
+	})
+}
+
+func (b *router) smg(ctx context.Context) (*harness.Process, error) {
+	return b.proxied(ctx, "smg", func(_, host, port string) ([]string, error) {
+		return []string{b.venv + "/bin/python", "-m", "smg", "launch", "--pd-disaggregation", "--prefill", "http://" + b.p, "8998", "--decode", "http://" + b.d,
+			"--policy", "round_robin", "--host", host, "--port", port, "--worker-startup-check-interval", "1", "--disable-tokenizer-autoload"}, nil
+	})
+}
+
+func (b *router) sglangRouter(ctx context.Context) (*harness.Process, error) {
+	return b.proxied(ctx, "sglang-router", func(_, host, port string) ([]string, error) {
+		return []string{b.venv + "/bin/python", "-m", "sglang_router.launch_router", "--pd-disaggregation", "--prefill", "http://" + b.p, "8998",
+			"--decode", "http://" + b.d, "--policy", "round_robin", "--host", host, "--port", port}, nil
+	})
+}
+
+func (b *router) vllmProxy(ctx context.Context) (*harness.Process, error) {
+	_, pPort, _ := net.SplitHostPort(b.p)
+	_, dPort, _ := net.SplitHostPort(b.d)
+	return b.proxied(ctx, "vllm-proxy", func(_, host, port string) ([]string, error) {
+		return []string{b.venv + "/bin/python", b.proxy, "--host", host, "--port", port, "--prefiller-hosts", "127.0.0.1", "--prefiller-ports", pPort,
+			"--decoder-hosts", "127.0.0.1", "--decoder-ports", dPort}, nil
+	})
+}

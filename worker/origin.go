@@ -1,0 +1,110 @@
+package worker
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/handoff"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// Headers by which our router links the two legs of a request (ARCHITECTURE.md).
+const (
+	headerLink         = "x-xpyd-link"
+	headerPrefill      = "x-xpyd-prefill"
+	headerPrefillEpoch = "x-xpyd-prefill-epoch"
+	headerPrefillKV    = "x-xpyd-prefill-kv"
+	headerSeed         = "x-xpyd-seed"
+	headerDeadline     = "x-xpyd-deadline-ms"
+	headerRequestID    = "x-request-id"
+	headerProbe        = "x-xpyd-probe" // "1": the router's own; it overtakes what waits
+	headerOutcome      = "x-xpyd-outcome"
+	headerMaxAnswer    = "x-xpyd-max-answer" // bytes that the router takes of an answer
+)
+
+// origin is where the KV of a request's prompts comes from.
+type origin struct {
+	addr      string
+	peer      kvconn.PeerID
+	link      ticket.Link
+	leaseID   string
+	requestID string
+	deadline  time.Time
+	peers     []handoff.Peer // besides the pair
+}
+
+// claim is what decode asks of prefill for prompt i of n.
+func (from *origin) claim(r *engine.Request, i, n int) *decode.Claim {
+	return &decode.Claim{
+		Addr: from.addr, Peer: from.peer, Link: from.link, LeaseID: from.leaseID, RequestID: from.requestID,
+		Owner: r.Owner, Tokens: r.Prompt, Deadline: from.deadline,
+		Order: handoff.Order{Sampling: r.Sampling, N: max(r.N, 1), Urgent: r.Urgent, MinTokens: r.MinTokens, StopTokens: r.StopTokens,
+			IgnoreEOS: r.IgnoreEOS, Logprobs: r.Logprobs, PromptLogprobs: r.PromptLogprobs, Salt: r.Salt, Priority: r.Priority, Peers: from.peers, Index: i, Of: n},
+	}
+}
+
+// originOf reads where a request's KV comes from; nil: it is computed here.
+func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *transferParams) (*origin, *failure) {
+	if link := h.Peek(headerLink); len(link) > 0 {
+		return w.routerOrigin(h, string(link))
+	}
+	if p == nil || !p.DoRemotePrefill {
+		return nil, nil
+	}
+	return w.foreignOrigin(ctx, p)
+}
+
+// routerOrigin is named by our router's headers.
+func (w *Worker) routerOrigin(h *fasthttp.RequestHeader, raw string) (*origin, *failure) {
+	link, err := ticket.ParseLink(raw)
+	if err != nil {
+		return nil, badRequest(headerLink, "%v", err)
+	}
+	from := &origin{link: link, addr: string(h.Peek(headerPrefillKV)),
+		peer: kvconn.PeerID{ID: string(h.Peek(headerPrefill))}}
+	if from.peer.Epoch, err = strconv.ParseUint(string(h.Peek(headerPrefillEpoch)), 10, 64); err != nil {
+		return nil, badRequest(headerPrefillEpoch, "%v", err)
+	}
+	if ms := string(h.Peek(headerDeadline)); ms != "" {
+		n, err := strconv.ParseInt(ms, 10, 64)
+		if err != nil || n <= 0 {
+			return nil, badRequest(headerDeadline, "%q is not a positive number of milliseconds", ms)
+		}
+		from.deadline = time.Now().Add(milliseconds(n))
+	}
+	if f := w.refuseRevoked(from.peer.ID); f != nil {
+		return nil, f
+	}
+	if err := w.allowPeer(headerPrefillKV, from.addr); err != nil {
+		// The router knows it and we do not, or not yet: another pair may work.
+		return nil, &failure{openai.Upstream("%s", err.Message), ticket.Incompatible}
+	}
+	return from, nil
+}
+
+// allowPeer refuses addresses that a request has no business naming. Allowed are the hosts of
+// the fleet's workers, this machine, and the configured hosts.
+//
+// Another user may listen on such a host. He gets no ticket and no prompt, and nothing of his
+// is used: kvconn's handshake has both ends prove that they know the fleet's secret before
+// the first frame. A worker that trusts everyone has given that up.
+func (w *Worker) allowPeer(param, addr string) *openai.Error {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return openai.BadRequest(param, "%q is not host:port", addr)
+	}
+	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() ||
+		slices.Contains(w.cfg.AllowHosts, host) || w.fleet.knows(addr) {
+		return nil
+	}
+	return openai.BadRequest(param, "%s is no worker of this fleet and not in allow_hosts", addr)
+}
