@@ -11,6 +11,7 @@ import (
 
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // HostRates is how fast the tiers moved units between a pool and host memory, bytes
@@ -25,8 +26,8 @@ type HostRates struct {
 }
 
 // HostBlocks is how many blocks of a layout MeasureHost needs for so many bytes each way.
-func HostBlocks(l kernels.Layout, total int64) int {
-	s := shape{l, kvcache.UnitBlocks(l.BlockTokens)}
+func HostBlocks(l kvlayout.Layout, total int64) int {
+	s := newShape(l, kvcache.UnitBlocks(l.BlockTokens))
 	return 2 * hostUnits(s, total) * s.blocks
 }
 
@@ -36,8 +37,8 @@ func hostUnits(s shape, total int64) int { return max(1, int(total/int64(s.recor
 // it makes, into host memory, as saving does, and back into others of its blocks, as
 // loading does; then both at once. Each is done once before it is timed. progress may
 // be nil.
-func MeasureHost(ctx context.Context, l kernels.Layout, pool kernels.Pool, total int64, rounds int, progress Progress) (r HostRates, err error) {
-	s := shape{l, kvcache.UnitBlocks(l.BlockTokens)}
+func MeasureHost(ctx context.Context, l kvlayout.Layout, pool kernels.Pool, total int64, rounds int, progress Progress) (r HostRates, err error) {
+	s := newShape(l, kvcache.UnitBlocks(l.BlockTokens))
 	n := hostUnits(s, total)
 	r = HostRates{BlockTokens: s.BlockTokens, UnitBytes: s.record(), Units: n}
 	if rounds < 1 {
@@ -145,23 +146,27 @@ func scattered(m mover, units []moving, moved func(units int) error) error {
 // makeRows fills the blocks of the first n units of a pool, and sets their digests, as if
 // each were the first of a prompt.
 func makeRows(ctx context.Context, s shape, pool kernels.Pool, n int, progress Progress) error {
-	made := meter{tell: progress, what: "fill", total: int64(n*s.blocks) * int64(s.Layers*s.BlockBytes())}
-	rows, sums := make([]byte, s.BlockBytes()), make([]uint64, s.KVHeads)
-	gen := rand.New(rand.NewPCG(1, 2))
-	for at := 0; at+8 <= len(rows); at += 8 {
-		binary.LittleEndian.PutUint64(rows[at:], gen.Uint64())
+	made := meter{tell: progress, what: "fill", total: int64(n*s.blocks) * int64(s.BlockBytes())}
+	all, gen := make([][]byte, len(s.layers)), rand.New(rand.NewPCG(1, 2))
+	for layer := range all {
+		all[layer] = make([]byte, s.layers[layer].BlockBytes())
+		for at := 0; at+8 <= len(all[layer]); at += 8 {
+			binary.LittleEndian.PutUint64(all[layer][at:], gen.Uint64())
+		}
 	}
+	sums := make([]uint64, s.heads)
 	for block := range n * s.blocks {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		binary.LittleEndian.PutUint32(rows, uint32(block))
-		for layer := range s.Layers {
-			kernels.DigestRows(s.Layout, layer, block%s.blocks*s.BlockTokens, s.BlockTokens, rows, sums)
+		for layer, rows := range all {
+			l := &s.layers[layer]
+			binary.LittleEndian.PutUint32(rows, uint32(block))
+			kernels.DigestRows(&l.Layer, block%s.blocks*s.BlockTokens, s.BlockTokens, rows, sums[:l.Heads])
 			pool.Scatter(layer, int32(block), 0, s.BlockTokens, rows)
-			pool.SetDigest(layer, int32(block), s.BlockTokens, sums)
+			pool.SetDigest(layer, int32(block), s.BlockTokens, sums[:l.Heads])
 		}
-		made.add(int64(s.Layers * s.BlockBytes()))
+		made.add(int64(s.BlockBytes()))
 	}
 	return nil
 }

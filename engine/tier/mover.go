@@ -40,10 +40,11 @@ type moving struct {
 	pos    int // of its first token
 }
 
-// newMover takes the pool's own way to move many blocks, if it has one.
+// newMover takes the pool's own way to move many blocks, if it has one: a device, all
+// of whose layers are alike.
 func newMover(s shape, pool kernels.Pool, h *host) (mover, error) {
 	device, ok := pool.(bulkPool)
-	if !ok {
+	if _, alike := s.Uniform(); !ok || !alike {
 		return plainMover{s, pool}, nil
 	}
 	touch(h.mem.Bytes)
@@ -130,14 +131,14 @@ func (m *bulkMover) close() error { return m.memory.Close() }
 
 // move describes the units: all layers of each block.
 func (m *bulkMover) move(units []moving) *kernels.HostMove {
-	s := m.shape
-	rows, sums := int64(s.BlockBytes()), int64(8*s.KVHeads)
-	v := &kernels.HostMove{Memory: m.memory, Layers: s.Layers, LayerStride: rows * int64(s.blocks), DigestStride: sums * int64(s.blocks),
+	s := &m.shape
+	rows, sums := int64(s.layers[0].BlockBytes()), int64(s.layers[0].DigestBytes())
+	v := &kernels.HostMove{Memory: m.memory, Layers: len(s.layers), LayerStride: rows * int64(s.blocks), DigestStride: sums * int64(s.blocks),
 		Blocks: make([]kernels.HostBlock, 0, len(units)*s.blocks)}
 	for _, u := range units {
-		at := int64(u.i)*int64(s.record()) + headerSize
+		at := int64(u.i) * int64(s.record())
 		for i, id := range u.ids {
-			v.Blocks = append(v.Blocks, kernels.HostBlock{Block: id, Rows: at + int64(i)*rows, Digests: at + int64(s.rows()) + int64(i)*sums,
+			v.Blocks = append(v.Blocks, kernels.HostBlock{Block: id, Rows: at + headerSize + int64(i)*rows, Digests: at + int64(s.end.rows) + int64(i)*sums,
 				Filled: s.BlockTokens, FirstPos: u.pos + i*s.BlockTokens})
 		}
 	}
@@ -187,7 +188,7 @@ func (m *bulkMover) verify(units []moving) (int, error) {
 	var list []kernels.Landed
 	for _, u := range units {
 		for i, id := range u.ids {
-			for layer := range m.shape.Layers {
+			for layer := range m.shape.layers {
 				list = append(list, kernels.Landed{Layer: layer, Block: id, FirstPos: u.pos + i*m.shape.BlockTokens, Rows: m.shape.BlockTokens})
 			}
 		}
@@ -198,7 +199,7 @@ func (m *bulkMover) verify(units []moving) (int, error) {
 	}
 	for i, ok := range good {
 		if !ok {
-			return i / (m.shape.Layers * m.shape.blocks), nil
+			return i / (len(m.shape.layers) * m.shape.blocks), nil
 		}
 	}
 	return len(units), nil

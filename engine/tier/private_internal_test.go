@@ -17,7 +17,7 @@ import (
 func TestPrivate(t *testing.T) {
 	refuses := func(dir, want string) {
 		t.Helper()
-		d, err := openDisk(dir, 512<<10, shape{blocks: 1}, "identity", 0, nil, slog.New(slog.DiscardHandler))
+		d, err := openDisk(dir, 512<<10, newShape(newMemPool(1, 16).layout, 1), "identity", 0, nil, slog.New(slog.DiscardHandler))
 		var setting *SettingError
 		if !errors.As(err, &setting) || setting.Setting != Dir || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", dir, err, want)

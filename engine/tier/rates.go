@@ -14,7 +14,7 @@ import (
 
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier/uring"
-	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Rates is how fast the SSD tier wrote and read units, bytes a second.
@@ -62,7 +62,7 @@ func MeasureDisk(ctx context.Context, dir string, unitBytes int, total int64, de
 		return r, bad(0)
 	}
 	rows := (unitBytes - headerSize - 8) / 32 // of [2][1 head][16 tokens]
-	s := shape{kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 1, BlockTokens: 16, DType: "u8", RowBytes: rows}, 1}
+	s := newShape(kvlayout.Plain(1, 1, rows, 16, kvlayout.U8), 1)
 	units := int(total / int64(unitBytes))
 	if rows < 1 || s.record() != unitBytes || units < LeastUnits || depth < 1 || depth > MostDepth {
 		return r, bad(units)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // A record is one unit, in host memory as on the SSD:
@@ -24,8 +25,8 @@ import (
 //	56      4     CRC-32C of bytes 0..55
 //	60      4     CRC-32C of the digests: those of this header's rows
 //	64      64    zeros
-//	128           rows [layer][block][2][kv_head][block_tokens][head_dim]
-//	...           digests [layer][block][kv_head], uint64
+//	128           rows [layer][block], each packed as its kvlayout.Rows says
+//	...           digests [layer][block][head], uint64
 //
 // padded to a multiple of page; numbers are little-endian. Rows begin where a line of 128
 // bytes does: a GPU reads them at 51 GB/s so, and at 43 when they begin in the middle of one. Segment and slot
@@ -91,22 +92,43 @@ func parseHeader(b []byte) (h header, err error) {
 
 // shape is what a unit of the pool looks like.
 type shape struct {
-	kernels.Layout
+	kvlayout.Layout
 	blocks int // of a unit
+	layers []unitLayer
+	heads  int // the most that a layer has
+	end    unitLayer
 }
 
-func (s shape) rows() int    { return s.Layers * s.blocks * s.BlockBytes() }
-func (s shape) payload() int { return s.rows() + s.Layers*s.blocks*s.KVHeads*8 }
-func (s shape) record() int  { return (headerSize + s.payload() + page - 1) / page * page }
+// unitLayer is one layer of a unit, and where its rows and digests lie in a record.
+type unitLayer struct {
+	kvlayout.Layer
+	rows, digests int
+}
+
+func newShape(l kvlayout.Layout, blocks int) shape {
+	s := shape{Layout: l, blocks: blocks, end: unitLayer{rows: headerSize}}
+	s.end.digests = headerSize + blocks*l.BlockBytes()
+	for _, layer := range l.Resolve() {
+		s.end.Layer = layer
+		s.layers = append(s.layers, s.end)
+		s.heads = max(s.heads, layer.Heads)
+		s.end.rows += blocks * layer.BlockBytes()
+		s.end.digests += blocks * layer.DigestBytes()
+	}
+	return s
+}
+
+func (s *shape) payload() int { return s.end.digests - headerSize }
+func (s *shape) record() int  { return (s.end.digests + page - 1) / page * page }
 
 // sum is the checksum of a record's digests.
-func (s shape) sum(rec []byte) uint32 {
-	return crc32.Checksum(rec[headerSize+s.rows():headerSize+s.payload()], castagnoli)
+func (s *shape) sum(rec []byte) uint32 {
+	return crc32.Checksum(rec[s.end.rows:s.end.digests], castagnoli)
 }
 
 // whole reads the header of a record, and sees that the rest is its own. Whether
 // the rows are what the digests say is seen when they come into the pool.
-func (s shape) whole(rec []byte) (header, error) {
+func (s *shape) whole(rec []byte) (header, error) {
 	h, err := parseHeader(rec)
 	if err == nil && (len(rec) < headerSize+s.payload() || h.payload != s.payload() || h.sum != s.sum(rec)) {
 		err = errRecord
@@ -115,22 +137,22 @@ func (s shape) whole(rec []byte) (header, error) {
 }
 
 // block returns the rows and the digests of one layer of the unit's i-th block.
-func (s shape) block(rec []byte, layer, i int) (rows, digests []byte) {
-	n := layer*s.blocks + i
-	rows = rec[headerSize+n*s.BlockBytes():][:s.BlockBytes()]
-	return rows, rec[headerSize+s.rows()+n*s.KVHeads*8:][:s.KVHeads*8]
+func (s *shape) block(rec []byte, layer, i int) (rows, digests []byte) {
+	l := &s.layers[layer]
+	size, sums := l.BlockBytes(), l.DigestBytes()
+	return rec[l.rows+i*size:][:size], rec[l.digests+i*sums:][:sums]
 }
 
 // gather copies a unit out of the pool.
-func (s shape) gather(pool kernels.Pool, ids []int32, rec []byte) {
-	sums := make([]uint64, s.KVHeads)
-	for layer := range s.Layers {
+func (s *shape) gather(pool kernels.Pool, ids []int32, rec []byte) {
+	sums := make([]uint64, s.heads)
+	for layer := range s.layers {
 		for i, id := range ids {
 			rows, digests := s.block(rec, layer, i)
 			pool.Gather(layer, id, 0, s.BlockTokens, rows)
-			pool.Digest(layer, id, sums)
-			for h, d := range sums {
-				binary.LittleEndian.PutUint64(digests[8*h:], d)
+			pool.Digest(layer, id, sums[:len(digests)/8])
+			for h := range len(digests) / 8 {
+				binary.LittleEndian.PutUint64(digests[8*h:], sums[h])
 			}
 		}
 	}
@@ -138,11 +160,11 @@ func (s shape) gather(pool kernels.Pool, ids []int32, rec []byte) {
 
 // scatter puts a unit, whose first token has position pos, into blocks that
 // nobody reads. False: its rows are not what the digests were made of.
-func (s shape) scatter(pool kernels.Pool, ids []int32, pos int, rec []byte) bool {
-	made := make([]uint64, s.KVHeads)
-	for layer := range s.Layers {
+func (s *shape) scatter(pool kernels.Pool, ids []int32, pos int, rec []byte) bool {
+	sums := make([]uint64, s.heads)
+	for layer := range s.layers {
 		for i, id := range ids {
-			rows, good := s.verify(pos, rec, layer, i, made)
+			rows, made, good := s.verify(pos, rec, layer, i, sums)
 			if !good {
 				return false
 			}
@@ -153,25 +175,27 @@ func (s shape) scatter(pool kernels.Pool, ids []int32, pos int, rec []byte) bool
 	return true
 }
 
-// verify makes the digests of one layer of the unit's i-th block from its rows,
-// and says whether they are those that came with them.
-func (s shape) verify(pos int, rec []byte, layer, i int, made []uint64) (rows []byte, good bool) {
+// verify makes the digests of one layer of the unit's i-th block from its rows, in
+// sums, and reports whether they are those that came with them.
+func (s *shape) verify(pos int, rec []byte, layer, i int, sums []uint64) (rows []byte, made []uint64, good bool) {
+	l := &s.layers[layer]
 	rows, digests := s.block(rec, layer, i)
-	kernels.DigestRows(s.Layout, layer, pos+i*s.BlockTokens, s.BlockTokens, rows, made)
+	made = sums[:l.Heads]
+	kernels.DigestRows(&l.Layer, pos+i*s.BlockTokens, s.BlockTokens, rows, made)
 	for h, d := range made {
 		if d != binary.LittleEndian.Uint64(digests[8*h:]) {
-			return rows, false
+			return rows, made, false
 		}
 	}
-	return rows, true
+	return rows, made, true
 }
 
-// right says whether all rows of a unit are what its digests were made of.
-func (s shape) right(pos int, rec []byte) bool {
-	made := make([]uint64, s.KVHeads)
-	for layer := range s.Layers {
+// right reports whether all rows of a unit are what its digests were made of.
+func (s *shape) right(pos int, rec []byte) bool {
+	sums := make([]uint64, s.heads)
+	for layer := range s.layers {
 		for i := range s.blocks {
-			if _, good := s.verify(pos, rec, layer, i, made); !good {
+			if _, _, good := s.verify(pos, rec, layer, i, sums); !good {
 				return false
 			}
 		}

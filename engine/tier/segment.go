@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // A segment is a file of slots of one record each, written from the front and
@@ -40,19 +41,20 @@ type preamble struct {
 	Record   int    `json:"record_bytes"`
 	Payload  int    `json:"payload_bytes"`
 	Blocks   int    `json:"unit_blocks"`
-	Tokens   int    `json:"block_tokens"`
-	Layers   int    `json:"layers"`
-	Heads    int    `json:"kv_heads"`
-	RowBytes int    `json:"row_bytes"`
-	DType    string `json:"dtype"`
+	// Layout is part of what names a unit: another layout's are never read.
+	Layout kvlayout.Layout `json:"layout"`
 }
 
-func (d *disk) preamble(id uint64) preamble {
-	return d.shape.preamble("xpyd KV segment 3", id, d.identity)
+func (d *disk) preamble(id uint64) []byte {
+	return d.shape.preamble("xpyd KV segment 4", id, d.identity)
 }
 
-func (s shape) preamble(format string, id uint64, identity string) preamble {
-	return preamble{format, id, identity, s.record(), s.payload(), s.blocks, s.BlockTokens, s.Layers, s.KVHeads, s.RowBytes, s.DType}
+func (s *shape) preamble(format string, id uint64, identity string) []byte {
+	text, err := json.Marshal(preamble{format, id, identity, s.record(), s.payload(), s.blocks, s.Layout})
+	if err != nil { // it has nothing that JSON cannot hold
+		panic(err)
+	}
+	return text
 }
 
 func segmentPath(dir string, id uint64) string {
@@ -61,15 +63,12 @@ func segmentPath(dir string, id uint64) string {
 
 // create makes a new segment file.
 func (d *disk) create(id uint64) (*segment, error) {
-	p := d.preamble(id)
-	text, err := json.Marshal(&p)
-	if err != nil {
-		return nil, err
-	}
+	text := d.preamble(id)
 	if len(text) > page {
-		return nil, fmt.Errorf("identity of %d bytes", len(d.identity))
+		return nil, fmt.Errorf("identity and layout of %d bytes", len(text))
 	}
 	s := &segment{id: id, path: segmentPath(d.dir, id), users: 1}
+	var err error
 	if s.file, err = d.open(s.path, os.O_RDWR|os.O_CREATE|os.O_EXCL); err != nil {
 		return nil, err
 	}
@@ -147,8 +146,7 @@ func (d *disk) cut(path string) error {
 }
 
 func (d *disk) recognise(id uint64, b []byte) error {
-	var p preamble
-	if json.Unmarshal(bytes.TrimRight(b, "\x00"), &p) != nil || p != d.preamble(id) {
+	if !bytes.Equal(bytes.TrimRight(b, "\x00"), d.preamble(id)) {
 		return errForeign
 	}
 	return nil

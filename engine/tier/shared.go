@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -56,16 +55,12 @@ type share struct {
 
 // ValueBytes is the size of a unit's value in a shared store.
 func ValueBytes(b Backend, unitBlocks int) int {
-	return headerSize + shape{b.Layout(), unitBlocks}.payload()
+	s := newShape(b.Layout(), unitBlocks)
+	return headerSize + s.payload()
 }
 
 func newShared(st store.Store, s shape, identity string, writes bool) (*shared, error) {
-	p := s.preamble("xpyd KV store 2", 0, identity)
-	text, err := json.Marshal(&p)
-	if err != nil {
-		return nil, err
-	}
-	sum := sha256.Sum256(text)
+	sum := sha256.Sum256(s.preamble("xpyd KV store 3", 0, identity))
 	sh := &shared{store: st, shape: s, prefix: fmt.Sprintf("xpyd:kv1:%x:", sum[:16]), mark: binary.LittleEndian.Uint64(sum[16:]),
 		writes: writes, flights: make(chan struct{}, flights), queue: make(chan share, shareQueue)}
 	sh.breaker.probe = func(ctx context.Context) error {

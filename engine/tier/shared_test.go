@@ -290,12 +290,12 @@ func TestSharedRandom(t *testing.T) {
 // FuzzValue: a value has the unit's own rows and digests, or is not used.
 func FuzzValue(f *testing.F) {
 	r := rig{pool: newMemPool(2, 16)}
-	s := shape{r.pool.layout, 1}
+	s := newShape(r.pool.layout, 1)
 	sh, err := newShared(nil, s, identity, true)
 	if err != nil {
 		f.Fatal(err)
 	}
-	for layer := range s.Layers {
+	for layer := range s.layers {
 		r.fill(layer, 0, prompt(1, 16), 0)
 	}
 	rec, value := make([]byte, s.record()), make([]byte, sh.bytes())

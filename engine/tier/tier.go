@@ -41,6 +41,7 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/store"
 	"github.com/xpyd/xpyd/engine/tier/uring"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Config says how much is kept, and where.
@@ -122,7 +123,7 @@ func (c *Config) Validate() error {
 // Backend is what the tiers need of kernels.Backend.
 type Backend interface {
 	kernels.Pool
-	Layout() kernels.Layout
+	Layout() kvlayout.Layout
 }
 
 const (
@@ -209,7 +210,7 @@ func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *
 	if cfg.Eviction == "" {
 		cfg.Eviction = LRU
 	}
-	s := shape{backend.Layout(), unitBlocks}
+	s := newShape(backend.Layout(), unitBlocks)
 	if s.payload() >= 1<<32 {
 		return nil, fmt.Errorf("tier: a unit of %d bytes, want less than 4 GiB", s.payload())
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
-	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // TestHost: what the pool lost comes back from host memory.
@@ -130,7 +130,7 @@ func testCorrupt(t *testing.T, policy WritePolicy) {
 		},
 		"host digest": func(r *rig, unit kvcache.Hash) {
 			l := r.tiers.host.get(unit)
-			l.record()[headerSize+r.tiers.shape.rows()] ^= 1
+			l.record()[r.tiers.shape.end.rows] ^= 1
 			l.release()
 		},
 		"ssd": func(r *rig, unit kvcache.Hash) {
@@ -323,7 +323,7 @@ func FuzzHeader(f *testing.F) {
 }
 
 func FuzzPreamble(f *testing.F) {
-	d := &disk{shape: shape{newMemPool(1, 16).layout, 1}, identity: identity}
+	d := &disk{shape: newShape(newMemPool(1, 16).layout, 1), identity: identity}
 	f.Add([]byte(`{"format":"xpyd KV segment 1","segment":1}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if d.recognise(1, b) == nil && len(b) < 50 {
@@ -336,7 +336,7 @@ func FuzzPreamble(f *testing.F) {
 // a block.
 func TestMeasureHost(t *testing.T) {
 	for _, bt := range []int{1, 16, 64} {
-		l := kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 8, BlockTokens: bt, DType: "f32", RowBytes: 32}
+		l := kvlayout.Plain(2, 2, 8, bt, "f32")
 		pool, err := cpu.NewPool(l, HostBlocks(l, 64<<10))
 		if err != nil {
 			t.Fatal(err)
@@ -357,7 +357,7 @@ func TestMeasureHost(t *testing.T) {
 	}
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	l := kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 8, BlockTokens: 16, DType: "f32", RowBytes: 32}
+	l := kvlayout.Plain(1, 1, 8, 16, "f32")
 	pool, err := cpu.NewPool(l, HostBlocks(l, 1))
 	if err != nil {
 		t.Fatal(err)
@@ -371,7 +371,7 @@ func TestMeasureHost(t *testing.T) {
 // it is.
 func TestMeasureProgress(t *testing.T) {
 	const total = 2 * meterStep
-	l := kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 64, BlockTokens: 16, DType: "f32", RowBytes: 256}
+	l := kvlayout.Plain(2, 2, 64, 16, "f32")
 	measure := map[string]func(context.Context, Progress) error{
 		"disk": func(ctx context.Context, p Progress) error {
 			_, err := MeasureDisk(ctx, filepath.Join(t.TempDir(), "kv"), 1<<20, total, 2, ssdIO, p)
@@ -536,10 +536,8 @@ func TestTTLAhead(t *testing.T) {
 // hugePool says that a unit has 4 GiB.
 type hugePool struct{ *memPool }
 
-func (p hugePool) Layout() kernels.Layout {
-	l := p.memPool.Layout()
-	l.RowBytes = 1 << 30
-	return l
+func (p hugePool) Layout() kvlayout.Layout {
+	return kvlayout.Plain(2, 2, 1<<28, 16, kvlayout.F32)
 }
 
 // TestHugeUnit: units that are too large are refused before anything is taken.
